@@ -1,0 +1,77 @@
+// Package cc holds congestion-control algorithms: signals come in, a window
+// and a pacing rate go out. It does no I/O, reads no clock and starts no
+// goroutine, so one implementation runs on every datapath and in virtual time.
+package cc
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// Algorithm decides how much may be in flight on one path. It never asks,
+// sends, logs or sleeps; whoever drives it serialises the calls.
+type Algorithm interface {
+	OnAck(Ack)        // bytes were acknowledged
+	OnLoss(Loss)      // bytes were lost, or the transport's retransmission timer fired
+	OnTick(State)     // Control.NextTick has come; may be late, never early
+	Control() Control // the limits now in force; no side effects
+}
+
+// Control is what an algorithm allows from now on.
+type Control struct {
+	Cwnd       Bytes  // ceiling on bytes in flight; always finite and at least one MSS
+	PacingRate Rate   // 0: not paced
+	NextTick   Time   // when OnTick is due; 0: no tick wanted
+	Phase      string // "slow_start", "probe_rtt", …; for traces only
+}
+
+// State is what the sender knows about its path, estimated once for all
+// algorithms; every event embeds it, as of after that event.
+type State struct {
+	Now                  Time
+	MSS                  Bytes
+	Inflight             Bytes // taken by the sender and not yet acknowledged
+	Delivered            Bytes // acknowledged since the start
+	SRTT, RTTVar, MinRTT time.Duration
+	// SRTT and RTTVar follow RFC 6298; MinRTT is over the flow's life, so an
+	// algorithm that wants it windowed keeps a filter of its own. All are 0
+	// before the first sample.
+	CwndLimited bool // the window, not the application, held the sender back
+}
+
+// Ack reports newly acknowledged bytes.
+type Ack struct {
+	State
+	Acked, Marked Bytes         // newly acknowledged; of those, ECN-CE marked
+	RTT           time.Duration // of the newest acknowledged byte; 0: no sample
+	DeliveryRate  Rate          // over that byte's flight; 0: no sample
+	Sent          Sent          // the flow as it was when that byte left
+}
+
+// Sent is the state of a flow at the moment one of its bytes left.
+type Sent struct {
+	At, DeliveredAt           Time // when it left; when Delivered was last raised before that
+	Cwnd, Inflight, Delivered Bytes
+	AppLimited                bool // the delivery rate over this byte's flight understates the path
+}
+
+// Loss reports bytes that the transport found lost.
+type Loss struct {
+	State
+	Lost    Bytes
+	SentAt  Time // when the newest lost byte left; Now−SRTT where the transport hides it
+	Timeout bool // the transport's retransmission timer fired
+}
+
+// Config is what an algorithm starts from.
+type Config struct {
+	MSS, InitialCwnd Bytes
+	Params           Params     // complete: the Spec's defaults, overridden by policy
+	Rand             *rand.Rand // the only randomness an algorithm may use
+}
+
+// NoTick is embedded by algorithms that need no clock of their own.
+type NoTick struct{}
+
+// OnTick does nothing.
+func (NoTick) OnTick(State) {}

@@ -1,0 +1,66 @@
+package cc
+
+import "time"
+
+// filterSlots bounds a windowed filter's memory. Samples closer together than
+// window/filterSlots share a slot, so expiry is exact to that fraction.
+const filterSlots = 64
+
+// windowedFilter keeps the extreme of the samples of a sliding window as a
+// monotonic deque. Old samples go, but the newest always stays, so that a long
+// silence leaves something usable. The zero value with less set is ready.
+type windowedFilter struct {
+	less func(a, b time.Duration) bool // a is more extreme than b
+	ring [2 * filterSlots]filterSample
+	head int // index of the oldest sample, which is the extreme
+	n    int
+}
+
+type filterSample struct {
+	at Time
+	v  time.Duration
+}
+
+func minFilter() windowedFilter {
+	return windowedFilter{less: func(a, b time.Duration) bool { return a < b }}
+}
+
+func maxFilter() windowedFilter {
+	return windowedFilter{less: func(a, b time.Duration) bool { return a > b }}
+}
+
+func (f *windowedFilter) slot(i int) *filterSample { return &f.ring[(f.head+i)%len(f.ring)] }
+
+// add takes a sample and forgets those older than window.
+func (f *windowedFilter) add(now Time, v time.Duration, window time.Duration) {
+	for f.n > 0 && !f.less(f.slot(f.n-1).v, v) {
+		f.n--
+	}
+	f.expire(now, window)
+	// A sample right behind a more extreme one is covered by it.
+	covered := f.n > 1 && now.Sub(f.slot(f.n-1).at) < window/filterSlots
+	if covered || f.n == len(f.ring) {
+		return
+	}
+	*f.slot(f.n) = filterSample{now, v}
+	f.n++
+	f.expire(now, window)
+}
+
+// expire forgets samples older than window, but never the newest.
+func (f *windowedFilter) expire(now Time, window time.Duration) {
+	for f.n > 1 && now.Sub(f.slot(0).at) > window {
+		f.head = (f.head + 1) % len(f.ring)
+		f.n--
+	}
+}
+
+// get returns the extreme of the window; 0 before the first sample.
+func (f *windowedFilter) get() time.Duration {
+	if f.n == 0 {
+		return 0
+	}
+	return f.slot(0).v
+}
+
+func (f *windowedFilter) reset() { f.head, f.n = 0, 0 }

@@ -1,0 +1,52 @@
+// Package flow turns what a transport reports about its bytes into the events
+// of a congestion-control algorithm, and the algorithm's limits into grants.
+// Flows of one group form a macroflow that shares one algorithm instance, one
+// window and one pacer; a lone flow is a macroflow of one.
+//
+// It does no I/O and reads no clock: time comes in with every call.
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Report is what became of a flow's bytes so far. All counters are cumulative
+// and zero at Open, so a datapath may report every acknowledgement or every few
+// milliseconds and nothing is lost in between.
+type Report struct {
+	At       cc.Time
+	Written  cc.Bytes      // accepted by the transport; those taken beyond it are still on their way there
+	Acked    cc.Bytes      // delivered to the peer; selectively acknowledged bytes count
+	Newest   cc.Bytes      // stream offset up to which a first transmission is known to have arrived, holes below it notwithstanding; 0: Acked
+	Lost     cc.Bytes      // retransmitted by the transport; they stay in flight until acknowledged
+	Marked   cc.Bytes      // acknowledged with ECN-CE
+	Timeouts int           // retransmission timeouts; after one, offsets in flight give no RTT (Karn)
+	RTT      time.Duration // newest raw sample, never a smoothed one; 0: the send ledger measures
+	Unsent   cc.Bytes      // gauge: accepted by the transport, not on the wire yet
+	Pipe     cc.Bytes      // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
+	MSS      cc.Bytes      // gauge: payload of a full segment; 0: unchanged
+	RwndFull bool          // gauge: the peer's receive window, not ours, holds the flow back
+}
+
+// Limit is what a flow may use from now on. A transport that can holds it by
+// itself; for any other the relay asks Take before every write.
+type Limit struct {
+	Cwnd       cc.Bytes // this flow's share of the macroflow's window
+	PacingRate cc.Rate  // 0: not paced
+}
+
+// Terms are what policy grants a flow.
+type Terms struct {
+	Group            string // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
+	Algorithm        string
+	Params           cc.Params
+	MaxRate          cc.Rate // pacing never exceeds it; 0: the algorithm alone
+	Priority, Weight int     // lower Priority first; Weight shares within it; Weight 0 counts as 1
+}
+
+// Grant is the answer to Take.
+type Grant struct {
+	Bytes cc.Bytes // counted in flight from now on; 0: wait for wake, which comes when asking again may help
+}

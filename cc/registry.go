@@ -1,0 +1,180 @@
+package cc
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Params are an algorithm's settings by name. A setting with Choices holds the
+// index of the choice.
+type Params map[string]float64
+
+// Param describes one setting.
+type Param struct {
+	Name     string
+	About    string
+	Unit     string // "packets", "ms", "1/packet", …; empty: a plain number
+	Default  float64
+	Min, Max float64  // inclusive; ignored where there are Choices
+	Choices  []string // the named values; the number is an index into them
+}
+
+// Profile is a named set of settings that belong together.
+type Profile struct {
+	Name, About string
+	Params      Params
+}
+
+// Spec is one registered algorithm.
+type Spec struct {
+	Name     string
+	About    string // one sentence
+	Source   string // paper or RFC with section
+	Params   []Param
+	Profiles []Profile
+	New      func(Config) Algorithm
+}
+
+var registry = map[string]Spec{}
+
+// Register adds an algorithm. It is called from init and panics on a name that is taken.
+func Register(s Spec) {
+	if _, taken := registry[s.Name]; taken || s.Name == "" || s.New == nil {
+		panic("cc: cannot register algorithm " + strconv.Quote(s.Name))
+	}
+	registry[s.Name] = s
+}
+
+// Specs returns every algorithm, sorted by name.
+func Specs() []Spec {
+	return slices.SortedFunc(maps.Values(registry), func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// Lookup returns the algorithm with that name; the error lists the names there are.
+func Lookup(name string) (Spec, error) {
+	if s, ok := registry[name]; ok {
+		return s, nil
+	}
+	return Spec{}, fmt.Errorf("no algorithm %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(registry)), ", "))
+}
+
+// New builds an algorithm. Params may be partial; MSS and InitialCwnd default
+// to DefaultMSS and ten segments of it (RFC 6928).
+func New(name string, cfg Config) (Algorithm, error) {
+	s, err := Lookup(name)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Params, err = s.Resolve(cfg.Params); err != nil {
+		return nil, err
+	}
+	if cfg.MSS <= 0 {
+		cfg.MSS = DefaultMSS
+	}
+	if cfg.InitialCwnd <= 0 {
+		cfg.InitialCwnd = InitialCwndPackets * cfg.MSS
+	}
+	return s.New(cfg), nil
+}
+
+// Resolve returns a complete set of settings: the defaults, overridden by
+// over. A name the algorithm lacks or a value out of range is an error.
+func (s Spec) Resolve(over Params) (Params, error) {
+	p := make(Params, len(s.Params))
+	for _, d := range s.Params {
+		p[d.Name] = d.Default
+	}
+	for _, name := range slices.Sorted(maps.Keys(over)) {
+		d, err := s.param(name)
+		if err != nil {
+			return nil, err
+		}
+		if err := d.check(over[name]); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Name, err)
+		}
+		p[name] = over[name]
+	}
+	return p, nil
+}
+
+func (s Spec) param(name string) (Param, error) {
+	i := slices.IndexFunc(s.Params, func(d Param) bool { return d.Name == name })
+	if i >= 0 {
+		return s.Params[i], nil
+	}
+	if len(s.Params) == 0 {
+		return Param{}, fmt.Errorf("%s has no parameter %q: it takes none", s.Name, name)
+	}
+	var names []string
+	for _, d := range s.Params {
+		names = append(names, d.Name)
+	}
+	return Param{}, fmt.Errorf("%s has no parameter %q; it takes %s", s.Name, name, strings.Join(names, ", "))
+}
+
+func (d Param) check(v float64) error {
+	lo, hi := d.Min, d.Max
+	if len(d.Choices) > 0 {
+		lo, hi = 0, float64(len(d.Choices)-1)
+		if v != math.Trunc(v) {
+			return fmt.Errorf("parameter %s is one of %s", d.Name, strings.Join(d.Choices, ", "))
+		}
+	}
+	if math.IsNaN(v) || v < lo || v > hi {
+		return fmt.Errorf("parameter %s is %v, but must be between %v and %v", d.Name, v, lo, hi)
+	}
+	return nil
+}
+
+// ParseParam reads one setting: a number, or the name of a choice.
+func (s Spec) ParseParam(name, value string) (float64, error) {
+	d, err := s.param(name)
+	if err != nil {
+		return 0, err
+	}
+	if i := slices.Index(d.Choices, value); i >= 0 {
+		return float64(i), nil
+	}
+	if len(d.Choices) > 0 {
+		return 0, fmt.Errorf("%s: parameter %s is %q, but must be one of %s", s.Name, name, value, strings.Join(d.Choices, ", "))
+	}
+	v, err := strconv.ParseFloat(value, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: parameter %s is %q, but must be a number", s.Name, name, value)
+	}
+	return v, d.check(v)
+}
+
+// Parse reads an algorithm with settings as one writes it on a command line or
+// in a rule: "copa", "copa:delta=0.1,mode=auto", "copa:alcc" (a profile), or a
+// profile with settings on top. The returned Params hold only what was named.
+func Parse(ref string) (name string, p Params, err error) {
+	name, rest, has := strings.Cut(ref, ":")
+	s, err := Lookup(name)
+	if err != nil {
+		return "", nil, err
+	}
+	p = Params{}
+	if !has {
+		return name, p, nil
+	}
+	for item := range strings.SplitSeq(rest, ",") {
+		key, value, isParam := strings.Cut(item, "=")
+		if isParam {
+			if p[key], err = s.ParseParam(key, value); err != nil {
+				return "", nil, err
+			}
+			continue
+		}
+		i := slices.IndexFunc(s.Profiles, func(f Profile) bool { return f.Name == item })
+		if i < 0 {
+			return "", nil, fmt.Errorf("%s has no profile %q; write settings as %s:name=value", name, item, name)
+		}
+		maps.Copy(p, s.Profiles[i].Params)
+	}
+	return name, p, nil
+}
