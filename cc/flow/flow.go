@@ -1,20 +1,307 @@
 package flow
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"time"
 
-// Flow is one sending direction of one connection.
-type Flow struct{}
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Flow is one sending direction of one connection. Its methods may be called
+// from any goroutine.
+type Flow struct {
+	id    uint64
+	macro *macroflow
+	terms Terms
+	wake  func()
+
+	// Guarded by macro.mu.
+	ledger   ledger
+	last     Report
+	newest   cc.Bytes // highest offset known to have arrived
+	taken    cc.Bytes
+	inflight cc.Bytes
+	want     cc.Bytes // asked for and not granted: the flow wants to send
+	parked   bool     // waits for wake
+	ready    cc.Time  // not before this does its own rate let it send
+	above    bool     // scratch of level: has more than the common level
+	pacer    pacer    // the policy's maximum rate
+	rtt      rttEstimator
+	rate     cc.Rate // newest delivery-rate sample
+	losses   int
+	limits   limits
+	closed   bool
+}
+
+func (f *Flow) weight() int { return max(1, f.terms.Weight) }
+
+func (f *Flow) mss() cc.Bytes {
+	if f.last.MSS > 0 {
+		return f.last.MSS
+	}
+	return cc.DefaultMSS
+}
+
+// quantum is the least worth waking for: a segment, or all it wants; never more
+// than a window that is smaller than a segment.
+func (f *Flow) quantum() cc.Bytes {
+	return min(f.want, f.mss(), max(f.macro.ctl.Cwnd, 1))
+}
+
+// roundUp rounds to whole segments, so that shares of a fraction of one are of use.
+func (f *Flow) roundUp(n cc.Bytes) cc.Bytes {
+	mss := f.mss()
+	return (n + mss - 1) / mss * mss
+}
 
 // Take asks to send want bytes and accounts for what it grants in the same
-// step. Grants are whole segments unless want is smaller.
-func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant { return Grant{} }
+// step. Grants are whole segments unless want is smaller. After a Grant of 0
+// the flow's wake is called when asking again may help.
+func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
+	m := f.macro
+	m.mu.Lock()
+	if f.closed || want <= 0 {
+		m.mu.Unlock()
+		return Grant{}
+	}
+	m.start()
+	f.want, f.parked = want, false
+	n := f.grant(now, want)
+	if n > 0 {
+		f.charge(now, n)
+	}
+	f.want = want - n
+	f.parked = n == 0
+	m.mu.Unlock()
+	return Grant{Bytes: n}
+}
+
+// grant decides how much of want may go now.
+func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
+	m := f.macro
+	quantum := f.quantum()
+	room := m.room(f)
+	if room < want {
+		m.cwndFullAt = now
+	}
+	if room < quantum {
+		f.limits.enter(now, LimitedByCwnd)
+		return 0
+	}
+	credit := m.pacer.credit(now, m.mss)
+	own := f.pacer.credit(now, f.mss())
+	if min(credit, own) < quantum {
+		f.limits.enter(now, LimitedByPacing)
+		f.ready = f.pacer.ready(now, quantum, f.mss())
+		m.mgr.schedule(m, max(f.ready, m.pacer.ready(now, quantum, m.mss)))
+		return 0
+	}
+	n := min(want, room, credit, own)
+	if n == want {
+		f.limits.enter(now, LimitedByApplication)
+		return n
+	}
+	return n - n%quantum
+}
+
+// charge counts n granted bytes in flight.
+func (f *Flow) charge(now cc.Time, n cc.Bytes) {
+	m := f.macro
+	granule := max(f.mss(), m.ctl.Cwnd/(ledgerChunks/2))
+	f.ledger.push(n, f.roundUp(min(granule, cc.MaxCwnd/ledgerChunks)), m.sent(now))
+	f.taken += n
+	f.inflight += n
+	m.inflight += n
+	m.pacer.spend(now, n)
+	f.pacer.spend(now, n)
+	f.ready = 0
+}
 
 // Report tells what became of the bytes and returns the limits now in force.
 // Stale and repeated reports are ignored.
-func (f *Flow) Report(r Report) Limit { return Limit{} }
+func (f *Flow) Report(r Report) Limit {
+	m := f.macro
+	m.mu.Lock()
+	if f.closed {
+		m.mu.Unlock()
+		return Limit{}
+	}
+	var events [2]Event // at most a loss, then an acknowledgement
+	n := 0
+	if r.At >= f.last.At {
+		n = f.absorb(r, events[:])
+	}
+	limit := Limit{Cwnd: m.share(f), PacingRate: m.ctl.PacingRate}
+	if f.terms.MaxRate > 0 && (limit.PacingRate == 0 || f.terms.MaxRate < limit.PacingRate) {
+		limit.PacingRate = f.terms.MaxRate
+	}
+	m.unlockAndWake(r.At)
+	m.mgr.trace(events[:n])
+	return limit
+}
 
-// Snapshot returns the flow's present state.
-func (f *Flow) Snapshot() Snapshot { return Snapshot{} }
+// absorb takes in what changed since the last report and tells the algorithm.
+func (f *Flow) absorb(r Report, events []Event) (n int) {
+	m := f.macro
+	before := f.last
+	f.last = r
+	if r.MSS == 0 {
+		f.last.MSS = before.MSS
+	}
+	m.start()
+	if r.Written > f.taken { // a transport that holds the window itself is not asked for grants
+		f.charge(r.At, r.Written-f.taken)
+	}
+
+	acked := max(0, r.Acked-before.Acked)
+	lost := max(0, r.Lost-before.Lost)
+	marked := max(0, r.Marked-before.Marked)
+	timeouts := max(0, r.Timeouts-before.Timeouts)
+	f.last.Acked = max(r.Acked, before.Acked)
+	if timeouts > 0 || lost > 0 && r.Newest == 0 {
+		f.ledger.taint()
+	}
+	f.ledger.waiting(r.Written-r.Unsent, r.At)
+	f.setInflight(r)
+	m.heldBelow = r.RwndFull || r.Unsent > max(4*f.mss(), f.inflight/4)
+	f.noteLimit(r)
+
+	if lost > 0 || timeouts > 0 {
+		f.losses++
+		loss := cc.Loss{State: m.state(r.At), Lost: lost, SentAt: max(1, r.At.Add(-m.rtt.srtt)), Timeout: timeouts > 0}
+		m.alg.OnLoss(loss)
+		m.adopt()
+		events[n] = m.event(f, KindLoss, loss.State, 0, lost)
+		n++
+	}
+	if acked > 0 {
+		ack := f.ack(r, acked, marked)
+		m.alg.OnAck(ack)
+		m.adopt()
+		events[n] = m.event(f, KindAck, ack.State, ack.RTT, acked)
+		n++
+	}
+	m.noteAppLimited()
+	return n
+}
+
+// setInflight recounts f's bytes in flight. What the transport holds, on the
+// wire or before it, is its word; what was taken but has not reached it yet is
+// ours. Counting by acknowledgements alone would stall in every recovery and
+// then release a burst.
+func (f *Flow) setInflight(r Report) {
+	inflight := f.taken - r.Acked
+	if r.Pipe >= 0 {
+		inflight = f.taken - r.Written + r.Pipe + r.Unsent
+	}
+	inflight = max(0, inflight)
+	f.macro.inflight += inflight - f.inflight
+	f.inflight = inflight
+}
+
+// ack composes the event for acked newly delivered bytes.
+func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
+	m := f.macro
+	m.delivered += acked
+	f.newest = max(f.newest, r.Newest, r.Acked)
+	c, ok := f.ledger.advance(f.newest)
+	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: c.sent}
+	if ok && !c.resent {
+		ev.RTT = r.At.Sub(c.sent.At)
+		ev.DeliveryRate = m.deliveryRate(r.At, c)
+		m.firstSent = c.sent.At
+	}
+	if r.RTT > 0 {
+		ev.RTT = r.RTT
+	}
+	m.deliveredAt = r.At
+	if ev.RTT > 0 {
+		f.rtt.add(ev.RTT)
+		m.rtt.add(ev.RTT)
+	}
+	if ev.DeliveryRate > 0 {
+		f.rate = ev.DeliveryRate
+	}
+	ev.State = m.state(r.At)
+	return ev
+}
+
+// noteLimit records what holds the flow back, as far as a report shows it.
+func (f *Flow) noteLimit(r Report) {
+	switch {
+	case r.RwndFull:
+		f.limits.enter(r.At, LimitedByReceiver)
+	case f.macro.heldBelow:
+		f.limits.enter(r.At, LimitedByTransport)
+	case f.want > 0 && (f.limits.by == LimitedByReceiver || f.limits.by == LimitedByTransport):
+		f.limits.enter(r.At, LimitedByCwnd)
+	case f.want == 0:
+		f.limits.enter(r.At, LimitedByApplication)
+	}
+}
 
 // Close leaves the macroflow; what was in flight no longer counts.
-func (f *Flow) Close(now cc.Time) {}
+func (f *Flow) Close(now cc.Time) {
+	m := f.macro
+	m.mu.Lock()
+	if f.closed {
+		m.mu.Unlock()
+		return
+	}
+	f.closed = true
+	m.inflight -= f.inflight
+	for i, g := range m.members {
+		if g == f {
+			m.members = append(m.members[:i], m.members[i+1:]...)
+			break
+		}
+	}
+	if len(m.members) == 0 {
+		m.idleSince = now
+	}
+	m.unlockAndWake(now)
+	m.mgr.left(f, now)
+}
+
+// wakeBatch is how many flows are woken between two acquisitions of the lock.
+const wakeBatch = 16
+
+// unlockAndWake releases the lock and wakes whoever may send now.
+func (m *macroflow) unlockAndWake(now cc.Time) {
+	for {
+		var wakes [wakeBatch]func()
+		n := 0
+		if m.alg != nil {
+			n = m.wakeable(now, wakes[:])
+		}
+		m.mu.Unlock()
+		for _, wake := range wakes[:n] {
+			wake()
+		}
+		if n < wakeBatch {
+			return
+		}
+		m.mu.Lock()
+	}
+}
+
+// limits tells what held a flow back, and for how long so far.
+type limits struct {
+	by    LimitedBy
+	since cc.Time
+	spent [numLimits]time.Duration
+}
+
+func (l *limits) enter(now cc.Time, by LimitedBy) {
+	if by == l.by {
+		return
+	}
+	l.settle(now)
+	l.by = by
+}
+
+func (l *limits) settle(now cc.Time) {
+	if now > l.since {
+		l.spent[l.by] += now.Sub(l.since)
+	}
+	l.since = max(now, l.since)
+}

@@ -1,25 +1,229 @@
 package flow
 
 import (
-	"errors"
+	"cmp"
+	"container/heap"
+	"container/list"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
 
+// linger is how long a macroflow outlives its last member, so that the next
+// connection of a host need not find the path's window again: the longer of
+// this and three retransmission timeouts.
+const linger = 10 * time.Second
+
+// maxLingering bounds the macroflows that are kept without members.
+const maxLingering = 4096
+
 // Manager keeps the macroflows. Its zero value is ready.
-type Manager struct{}
+type Manager struct {
+	// Arm, if set, is told when Tick wants to be called earlier than it last
+	// asked for. It must neither block nor call back.
+	Arm func(at cc.Time)
+	// Trace, if set, sees every event an algorithm saw, outside all locks.
+	Trace func(Event)
+	// Seed feeds the algorithms' randomness.
+	Seed uint64
+
+	mu     sync.Mutex // taken before any macroflow's
+	groups map[string]*macroflow
+	flows  map[uint64]*Flow
+	idle   list.List // of *macroflow without members, the longest idle first
+	nextID uint64
+
+	dueMu sync.Mutex // taken last
+	due   dueHeap
+}
 
 // Open adds a flow to its macroflow. wake is called, from any goroutine and
 // outside all locks, when a Take that was refused may now succeed; it must
 // neither block nor call back.
 func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
-	return nil, errors.New("flow: not built")
+	spec, err := cc.Lookup(t.Algorithm)
+	if err != nil {
+		return nil, fmt.Errorf("flow: %w", err)
+	}
+	params, err := spec.Resolve(t.Params)
+	if err != nil {
+		return nil, fmt.Errorf("flow: %w", err)
+	}
+	key := groupKey(t.Group, spec.Name, params)
+
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.groups == nil {
+		m.groups, m.flows = map[string]*macroflow{}, map[uint64]*Flow{}
+	}
+	m.forget(now)
+	m.nextID++
+	g := m.groups[key]
+	if g == nil {
+		g = &macroflow{mgr: m, key: key, spec: spec, prm: params, seed: m.Seed + m.nextID, queued: -1}
+		m.groups[key] = g
+	}
+	f := &Flow{
+		id: m.nextID, macro: g, terms: t, wake: wake,
+		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
+	}
+	g.mu.Lock()
+	g.members = append(g.members, f)
+	g.mu.Unlock()
+	if g.idle != nil {
+		m.idle.Remove(g.idle)
+		g.idle = nil
+	}
+	m.flows[f.id] = f
+	return f, nil
 }
 
-// Tick serves what time alone brings about: pacing credit and algorithms'
-// own clocks. It returns when it wants to be called next; cc.Never: not before
-// another call into the package.
-func (m *Manager) Tick(now cc.Time) cc.Time { return cc.Never }
+// groupKey tells macroflows apart: flows share a window only when they would
+// run it the same way.
+func groupKey(group, algorithm string, p cc.Params) string {
+	var b strings.Builder
+	b.WriteString(group)
+	b.WriteByte(0)
+	b.WriteString(algorithm)
+	for _, name := range slices.Sorted(maps.Keys(p)) {
+		b.WriteByte(0)
+		b.WriteString(strconv.FormatFloat(p[name], 'g', -1, 64))
+	}
+	return b.String()
+}
+
+// left takes note that f has gone.
+func (m *Manager) left(f *Flow, now cc.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.flows, f.id)
+	g := f.macro
+	g.mu.Lock()
+	empty := len(g.members) == 0
+	g.mu.Unlock()
+	if empty && g.idle == nil {
+		g.idle = m.idle.PushBack(g)
+	}
+	m.forget(now)
+}
+
+// forget drops the macroflows that have been without members for long enough.
+func (m *Manager) forget(now cc.Time) {
+	for e := m.idle.Front(); e != nil; e = m.idle.Front() {
+		g := e.Value.(*macroflow)
+		g.mu.Lock()
+		expired := now.Sub(g.idleSince) > max(linger, 3*g.rtt.rto())
+		g.mu.Unlock()
+		if !expired && m.idle.Len() <= maxLingering {
+			return
+		}
+		m.idle.Remove(e)
+		g.idle = nil
+		delete(m.groups, g.key)
+	}
+}
 
 // Snapshots returns the state of every open flow, ordered by ID.
-func (m *Manager) Snapshots() []Snapshot { return nil }
+func (m *Manager) Snapshots() []Snapshot {
+	m.mu.Lock()
+	flows := slices.SortedFunc(maps.Values(m.flows), func(a, b *Flow) int { return cmp.Compare(a.id, b.id) })
+	m.mu.Unlock()
+	all := make([]Snapshot, len(flows))
+	for i, f := range flows {
+		all[i] = f.Snapshot()
+	}
+	return all
+}
+
+// schedule notes that g wants a tick at t, unless it has an earlier one due.
+// The caller holds g.mu.
+func (m *Manager) schedule(g *macroflow, t cc.Time) {
+	m.dueMu.Lock()
+	defer m.dueMu.Unlock()
+	if g.queued >= 0 && g.due <= t {
+		return
+	}
+	g.due = t
+	if g.queued < 0 {
+		heap.Push(&m.due, g)
+	} else {
+		heap.Fix(&m.due, g.queued)
+	}
+	if m.Arm != nil && m.due[0] == g {
+		m.Arm(t)
+	}
+}
+
+// Tick serves what time alone brings about: pacing credit and algorithms' own
+// clocks. It returns when it wants to be called next; cc.Never: not before Arm
+// says so.
+func (m *Manager) Tick(now cc.Time) cc.Time {
+	for {
+		m.dueMu.Lock()
+		if len(m.due) == 0 || m.due[0].due > now {
+			next := cc.Never
+			if len(m.due) > 0 {
+				next = m.due[0].due
+			}
+			m.dueMu.Unlock()
+			return next
+		}
+		g := heap.Pop(&m.due).(*macroflow)
+		m.dueMu.Unlock()
+		g.tick(now)
+	}
+}
+
+// tick serves what has become due.
+func (m *macroflow) tick(now cc.Time) {
+	m.mu.Lock()
+	var events [1]Event
+	n := 0
+	if len(m.members) > 0 && m.ctl.NextTick != 0 {
+		if m.ctl.NextTick <= now {
+			state := m.state(now)
+			m.alg.OnTick(state)
+			m.adopt()
+			events[0] = m.event(nil, KindTick, state, 0, 0)
+			n = 1
+		} else {
+			m.mgr.schedule(m, m.ctl.NextTick)
+		}
+	}
+	for _, f := range m.members {
+		if f.parked && f.ready > now {
+			m.mgr.schedule(m, f.ready)
+		}
+	}
+	m.unlockAndWake(now)
+	m.mgr.trace(events[:n])
+}
+
+// dueHeap orders macroflows by when they want a tick; each is in it at most once.
+type dueHeap []*macroflow
+
+func (h dueHeap) Len() int           { return len(h) }
+func (h dueHeap) Less(i, j int) bool { return h[i].due < h[j].due }
+func (h dueHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].queued, h[j].queued = i, j
+}
+
+func (h *dueHeap) Push(x any) {
+	g := x.(*macroflow)
+	g.queued = len(*h)
+	*h = append(*h, g)
+}
+
+func (h *dueHeap) Pop() any {
+	g := (*h)[len(*h)-1]
+	g.queued = -1
+	*h = (*h)[:len(*h)-1]
+	return g
+}

@@ -7,16 +7,25 @@ import (
 )
 
 // LimitedBy names what holds a flow back at the moment.
-type LimitedBy string
+type LimitedBy uint8
 
 // The reasons a flow is not sending more.
 const (
-	LimitedByApplication LimitedBy = "application" // nothing to send
-	LimitedByCwnd        LimitedBy = "cwnd"        // the algorithm's window, or this flow's share of it
-	LimitedByPacing      LimitedBy = "pacing"      // the algorithm's pacing rate or the policy's maximum rate
-	LimitedByTransport   LimitedBy = "transport"   // the transport below holds bytes back: its own window or pacing
-	LimitedByReceiver    LimitedBy = "receiver"    // the peer's receive window
+	LimitedByApplication LimitedBy = iota // nothing to send
+	LimitedByCwnd                         // the algorithm's window, or this flow's share of it
+	LimitedByPacing                       // the algorithm's pacing rate or the policy's maximum rate
+	LimitedByTransport                    // the transport below holds bytes back: its own window or pacing
+	LimitedByReceiver                     // the peer's receive window
+	numLimits
 )
+
+// String returns the name used in metrics, logs and JSON.
+func (l LimitedBy) String() string {
+	return [...]string{"application", "cwnd", "pacing", "transport", "receiver"}[l]
+}
+
+// MarshalText returns String.
+func (l LimitedBy) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
 // Snapshot is the state of one flow at one moment.
 type Snapshot struct {
@@ -40,5 +49,29 @@ type Snapshot struct {
 	Timeouts                       int
 	LossEvents                     int // OnLoss calls
 	LimitedBy                      LimitedBy
-	Limited                        map[LimitedBy]time.Duration // time spent in each state so far
+	Limited                        map[LimitedBy]time.Duration // time spent in each state until the last change
+}
+
+// Snapshot returns the flow's present state.
+func (f *Flow) Snapshot() Snapshot {
+	m := f.macro
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := Snapshot{
+		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members),
+		Cwnd: m.ctl.Cwnd, Share: m.share(f), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
+		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
+		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
+		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,
+		Limited: make(map[LimitedBy]time.Duration, numLimits),
+	}
+	if f.rtt.latest > 0 {
+		s.QueueingDelay = max(0, f.rtt.latest-m.rtt.min)
+	}
+	for by, d := range f.limits.spent {
+		if d > 0 {
+			s.Limited[LimitedBy(by)] = d
+		}
+	}
+	return s
 }

@@ -1,0 +1,110 @@
+package flow
+
+import "github.com/penstock-net/penstock/cc"
+
+// ledgerChunks bounds the memory of one flow's send ledger.
+const ledgerChunks = 512
+
+// ledger remembers when which bytes of the stream left. A transport that
+// acknowledges a byte stream shows no packets, so chunks of at least a segment
+// stand in for them. When the ledger is full neighbours merge: it forgets
+// detail, never bytes.
+type ledger struct {
+	ring  []chunk
+	head  int // index of the oldest
+	n     int
+	start cc.Bytes // stream offset at which the oldest chunk begins
+}
+
+type chunk struct {
+	end    cc.Bytes // stream offset just past the chunk
+	sent   cc.Sent
+	first  cc.Time // when the newest byte delivered at sent.At had itself left
+	resent bool    // maybe retransmitted: no round-trip sample (Karn)
+}
+
+func (l *ledger) at(i int) *chunk { return &l.ring[(l.head+i)%len(l.ring)] }
+
+// end is the stream offset of everything taken so far.
+func (l *ledger) end() cc.Bytes {
+	if l.n == 0 {
+		return l.start
+	}
+	return l.at(l.n - 1).end
+}
+
+// push records n bytes in chunks of about granule.
+func (l *ledger) push(n, granule cc.Bytes, c chunk) {
+	if l.ring == nil {
+		l.ring = make([]chunk, 32)
+	}
+	for n > 0 {
+		size := n
+		if n >= 2*granule {
+			size = granule
+		}
+		if l.n == len(l.ring) {
+			l.makeRoom()
+		}
+		c.end = l.end() + size
+		l.n++
+		*l.at(l.n - 1) = c
+		n -= size
+	}
+}
+
+// makeRoom grows the ring up to its bound, then halves its resolution. A merged
+// pair keeps the later chunk's record, which is exact for its newest byte.
+func (l *ledger) makeRoom() {
+	if len(l.ring) < ledgerChunks {
+		ring := make([]chunk, 2*len(l.ring))
+		for i := range l.n {
+			ring[i] = *l.at(i)
+		}
+		l.ring, l.head = ring, 0
+		return
+	}
+	for i := range l.n / 2 {
+		first, second := l.at(2*i), *l.at(2*i + 1)
+		second.resent = second.resent || first.resent
+		*l.at(i) = second
+	}
+	l.n /= 2
+}
+
+// waiting notes that the bytes from stream offset sent on had still not left
+// at now, however long ago the transport took them.
+func (l *ledger) waiting(sent cc.Bytes, now cc.Time) {
+	for i := l.n - 1; i >= 0; i-- {
+		begins := l.start
+		if i > 0 {
+			begins = l.at(i - 1).end
+		}
+		if begins < sent {
+			return
+		}
+		l.at(i).sent.At = now
+	}
+}
+
+// taint notes that anything in flight may have been sent twice.
+func (l *ledger) taint() {
+	for i := range l.n {
+		l.at(i).resent = true
+	}
+}
+
+// advance forgets the chunks that have arrived up to stream offset newest and
+// returns the last of them. It counts as resent when any of them may have been:
+// a hole that was filled holds back the news of all that lay behind it.
+func (l *ledger) advance(newest cc.Bytes) (c chunk, ok bool) {
+	for l.n > 0 && l.at(0).end <= newest {
+		resent := c.resent
+		c, ok = *l.at(0), true
+		c.resent = c.resent || resent
+		l.start = c.end
+		l.head = (l.head + 1) % len(l.ring)
+		l.n--
+	}
+	return c, ok
+}

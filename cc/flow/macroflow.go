@@ -1,0 +1,137 @@
+package flow
+
+import (
+	"container/list"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// macroflow is the flows that share one algorithm, one window and one pacer
+// (RFC 3124). Its mutex guards everything in it and in its members.
+type macroflow struct {
+	mgr  *Manager
+	key  string
+	spec cc.Spec
+	prm  cc.Params
+	seed uint64
+
+	mu      sync.Mutex
+	alg     cc.Algorithm // built with the first event, when the segment size is known
+	ctl     cc.Control   // alg's newest word
+	mss     cc.Bytes
+	members []*Flow
+	pacer   pacer
+	rtt     rttEstimator
+
+	inflight    cc.Bytes // sum of the members'
+	delivered   cc.Bytes // by members past and present
+	deliveredAt cc.Time
+	firstSent   cc.Time  // when the newest delivered byte had left
+	appLimited  cc.Bytes // deliveries up to this count understate the path; 0: none do
+	cwndFullAt  cc.Time  // when the window last cut a grant short
+	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
+	idleSince   cc.Time  // when the last member left
+
+	idle   *list.Element // in the manager's list, while without members; guarded by its mu
+	due    cc.Time       // when the manager will call tick; guarded by its dueMu
+	queued int           // place in the manager's heap, -1 outside; guarded by its dueMu
+}
+
+// start builds the algorithm on first use.
+func (m *macroflow) start() {
+	if m.alg != nil {
+		return
+	}
+	m.mss = cc.DefaultMSS
+	for _, f := range m.members {
+		if f.last.MSS > 0 {
+			m.mss = f.last.MSS
+			break
+		}
+	}
+	m.alg = m.spec.New(cc.Config{
+		MSS:         m.mss,
+		InitialCwnd: cc.InitialCwndPackets * m.mss,
+		Params:      m.prm,
+		Rand:        rand.New(rand.NewPCG(m.seed, 0)),
+	})
+	m.adopt()
+}
+
+// adopt takes over the algorithm's limits after it has seen an event.
+func (m *macroflow) adopt() {
+	m.ctl = m.alg.Control()
+	m.pacer.rate = m.ctl.PacingRate
+	if m.ctl.NextTick != 0 {
+		m.mgr.schedule(m, m.ctl.NextTick)
+	}
+}
+
+func (m *macroflow) state(now cc.Time) cc.State {
+	return cc.State{
+		Now:         now,
+		MSS:         m.mss,
+		Inflight:    m.inflight,
+		Delivered:   m.delivered,
+		SRTT:        m.rtt.srtt,
+		RTTVar:      m.rtt.rttvar,
+		MinRTT:      m.rtt.min,
+		CwndLimited: m.cwndLimited(now),
+	}
+}
+
+// cwndLimited tells whether the window was what held the sender back within
+// the last round trip. Bytes piling up below us mean that it was not.
+func (m *macroflow) cwndLimited(now cc.Time) bool {
+	return m.cwndFullAt != 0 && !m.heldBelow && now.Sub(m.cwndFullAt) <= max(m.rtt.srtt, 10*time.Millisecond)
+}
+
+// sent describes the macroflow to the bytes that leave now.
+func (m *macroflow) sent(now cc.Time) chunk {
+	if m.inflight == 0 { // idle: measure rates from here
+		m.deliveredAt, m.firstSent = now, now
+	}
+	return chunk{
+		sent: cc.Sent{
+			At:          now,
+			DeliveredAt: m.deliveredAt,
+			Cwnd:        m.ctl.Cwnd,
+			Inflight:    m.inflight,
+			Delivered:   m.delivered,
+			AppLimited:  m.appLimited != 0,
+		},
+		first: m.firstSent,
+	}
+}
+
+// deliveryRate is the rate over the flight of chunk c: bytes delivered since it
+// left, over the longer of the time it took to send and to acknowledge them
+// (the BBR draft's §4.1.2.3), so that bunched acknowledgements do not inflate
+// it; 0 for a burst shorter than a round trip.
+func (m *macroflow) deliveryRate(now cc.Time, c chunk) cc.Rate {
+	d := max(now.Sub(c.sent.DeliveredAt), c.sent.At.Sub(c.first))
+	if d < m.rtt.min {
+		return 0
+	}
+	return cc.RateOf(m.delivered-c.sent.Delivered, d)
+}
+
+// noteAppLimited marks what is in flight as too little to probe the path, when
+// there is room in the window and nobody wants it.
+func (m *macroflow) noteAppLimited() {
+	if m.delivered > m.appLimited {
+		m.appLimited = 0
+	}
+	if m.inflight+m.mss > m.ctl.Cwnd {
+		return
+	}
+	for _, f := range m.members {
+		if f.want > 0 {
+			return
+		}
+	}
+	m.appLimited = max(m.delivered+m.inflight, 1)
+}

@@ -1,0 +1,44 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// pacerBurst is how much sending time a pacer lets accumulate: a driver that
+// ticks every millisecond, and is sometimes late, must not lose rate.
+const pacerBurst = 4 * time.Millisecond
+
+// pacer spreads bytes over time: a virtual-scheduling leaky bucket, which
+// needs no correction when the rate changes. Rate 0 does not pace.
+type pacer struct {
+	rate cc.Rate
+	tat  cc.Time // when the bytes sent so far would have left at exactly rate
+}
+
+func (p *pacer) burst(mss cc.Bytes) time.Duration {
+	return max(pacerBurst, p.rate.TimeFor(2*mss))
+}
+
+// credit returns how many bytes may leave now.
+func (p *pacer) credit(now cc.Time, mss cc.Bytes) cc.Bytes {
+	if p.rate == 0 {
+		return cc.MaxCwnd
+	}
+	return p.rate.BytesIn(now.Add(p.burst(mss)).Sub(max(p.tat, now)))
+}
+
+// ready returns when n bytes may leave.
+func (p *pacer) ready(now cc.Time, n, mss cc.Bytes) cc.Time {
+	if p.rate == 0 {
+		return now
+	}
+	return max(now, max(p.tat, now).Add(p.rate.TimeFor(n)-p.burst(mss)))
+}
+
+func (p *pacer) spend(now cc.Time, n cc.Bytes) {
+	if p.rate != 0 {
+		p.tat = max(p.tat, now).Add(p.rate.TimeFor(n))
+	}
+}
