@@ -1,0 +1,118 @@
+// Command penstock is a transparent TCP proxy that decides, with a
+// congestion-control algorithm of its own choosing, how much each connection
+// through it may have in flight. This package only wires: flags, configuration
+// and signals; the work is done below it.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Exit codes.
+const (
+	exitOK    = 0
+	exitFail  = 1 // something went wrong while running
+	exitInput = 2 // the command line or the configuration is wrong
+)
+
+// started is when the process began. Time enters the program here and in now;
+// everything below is handed a Clock.
+var started = time.Now()
+
+// now reads the monotonic clock: the time since the process started, plus one
+// second so that it is never zero, which means "unset".
+func now() cc.Time { return cc.Time(time.Since(started) + time.Second) }
+
+// inputError is a mistake in what the user wrote, as opposed to something that
+// failed: it ends the process with exit code 2.
+type inputError struct{ error }
+
+func (e inputError) Unwrap() error { return e.error }
+
+// badInput marks err as the user's to fix; nil stays nil.
+func badInput(err error) error {
+	if err == nil {
+		return nil
+	}
+	return inputError{err}
+}
+
+func main() {
+	os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// execute runs one command line and returns its exit code.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	began := markBegin(root)
+
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitOK
+	}
+	fmt.Fprintf(stderr, "penstock: %v\n", err)
+	var input inputError
+	if *began && !errors.As(err, &input) {
+		return exitFail
+	}
+	if !*began {
+		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
+	return exitInput
+}
+
+// markBegin notes when a command's own code begins: an error before that is
+// about the command line (an unknown command or flag, a wrong argument).
+func markBegin(cmd *cobra.Command) *bool {
+	began := new(bool)
+	var wrap func(*cobra.Command)
+	wrap = func(c *cobra.Command) {
+		if run := c.RunE; run != nil {
+			c.RunE = func(c *cobra.Command, args []string) error {
+				*began = true
+				return run(c, args)
+			}
+		}
+		for _, sub := range c.Commands() {
+			wrap(sub)
+		}
+	}
+	wrap(cmd)
+	return began
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "penstock",
+		Short: "A TCP proxy that keeps the queues of the path empty",
+		Long: `Penstock splits TCP connections and decides, with a congestion-control
+algorithm of your choice, how much each direction may have in flight. It needs
+no kernel module and nothing at the far ends.
+
+Exit codes:
+  0  it worked
+  1  something failed while running
+  2  the command line or the configuration is wrong`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	root.AddCommand(
+		algorithmsCommand(),
+		versionCommand(),
+	)
+	return root
+}
