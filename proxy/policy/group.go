@@ -1,0 +1,115 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// direction is the way bytes go: down to the client, up to the server.
+type direction string
+
+const (
+	down direction = "down"
+	up   direction = "up"
+)
+
+// groupBy is what members of one group have in common.
+type groupBy uint8
+
+const (
+	byPeer groupBy = iota // the host the bytes go to
+	bySource
+	byDestination
+	byListener
+	byFlow
+	byName
+)
+
+// Group is a template for flow.Terms.Group: which flows share one window. All
+// but a literal name keep listeners apart, since behind different listeners
+// lie different last hops; directions never share.
+type Group struct {
+	by     groupBy
+	v4, v6 int // prefix lengths for bySource; 0: the whole address
+	name   string
+}
+
+// GroupForms lists what ParseGroup understands, for help and error messages.
+const GroupForms = "peer, source, source/24, source/24/64, destination, listener, flow, or a name of your own"
+
+// ParseGroup reads a template: "peer" (or nothing) is the host the bytes go to,
+// so the client's for downloads and the server's for uploads; "source" the
+// client's host in both directions; "source/24" its network, with /64 for IPv6
+// unless a second length is given; any other word is a group by that name.
+func ParseGroup(s string) (Group, error) {
+	switch s {
+	case "", "peer":
+		return Group{}, nil
+	case "source":
+		return Group{by: bySource}, nil
+	case "destination":
+		return Group{by: byDestination}, nil
+	case "listener":
+		return Group{by: byListener}, nil
+	case "flow":
+		return Group{by: byFlow}, nil
+	}
+	lengths, ok := strings.CutPrefix(s, "source/")
+	if !ok {
+		if strings.ContainsAny(s, "/|{} \t\r\n") {
+			return Group{}, fmt.Errorf("%q is no group; write %s", s, GroupForms)
+		}
+		return Group{by: byName, name: s}, nil
+	}
+	first, second, both := strings.Cut(lengths, "/")
+	if !both {
+		second = "64"
+	}
+	v4, err4 := strconv.ParseUint(first, 10, 8)
+	v6, err6 := strconv.ParseUint(second, 10, 8)
+	if err4 != nil || err6 != nil || v4 < 1 || v4 > 32 || v6 < 1 || v6 > 128 {
+		return Group{}, fmt.Errorf("%q is no group; prefix lengths go from 1 to 32 (IPv4) and 1 to 128 (IPv6), as in source/24/64", s)
+	}
+	return Group{by: bySource, v4: int(v4), v6: int(v6)}, nil
+}
+
+func (g Group) expand(f Facts, d direction) string {
+	by := g.by
+	if by == byPeer {
+		by = byDestination
+		if d == down {
+			by = bySource
+		}
+	}
+	key := ""
+	switch by {
+	case byName:
+		return string(d) + "|" + g.name
+	case bySource:
+		key = g.mask(f.Source.Addr())
+	case byDestination:
+		key = "to " + f.Target.Addr().WithZone("").String()
+	case byFlow:
+		key = f.Source.String() + " to " + f.Target.String()
+	case byListener, byPeer:
+	}
+	return string(d) + "|" + f.Listener + "|" + key
+}
+
+// mask keeps the zone: link-local clients on two interfaces are two hosts.
+func (g Group) mask(a netip.Addr) string {
+	bits := g.v4
+	if a.Is6() {
+		bits = g.v6
+	}
+	if bits == 0 {
+		return a.String()
+	}
+	p, err := a.Prefix(bits)
+	if err != nil { // only an invalid address
+		return a.String()
+	}
+	return p.String()
+}

@@ -1,0 +1,86 @@
+package policy_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+func TestGuard(t *testing.T) {
+	for _, row := range []struct{ addr, says string }{
+		{"8.8.8.8", ""},
+		{"192.168.1.1", ""},
+		{"10.0.0.1", ""},
+		{"172.16.0.1", ""},
+		{"100.63.255.255", ""},
+		{"100.128.0.0", ""},
+		{"223.255.255.255", ""},
+		{"2001:4860:4860::8888", ""},
+		{"fd12:3456::1", ""},
+		{"64:ff9b::808:808", ""},
+
+		{"127.0.0.1", "loopback"},
+		{"127.255.255.254", "loopback"},
+		{"::1", "loopback"},
+		{"::ffff:127.0.0.1", "loopback"},
+		{"64:ff9b::7f00:1", "loopback"},
+		{"2002:7f00:1::", "loopback"},
+		{"::7f00:1", "loopback"},
+		{"0.0.0.0", "unspecified"},
+		{"0.1.2.3", "unspecified"},
+		{"::", "unspecified"},
+		{"::ffff:0.0.0.0", "unspecified"},
+		{"169.254.1.1", "link-local"},
+		{"fe80::1", "link-local"},
+		{"fe80::1%eth0", "link-local"},
+		{"169.254.169.254", "metadata"},
+		{"::ffff:169.254.169.254", "metadata"},
+		{"64:ff9b::a9fe:a9fe", "metadata"},
+		{"fd00:ec2::254", "metadata"},
+		{"100.100.100.200", "metadata"},
+		{"100.64.0.0", "NAT"},
+		{"100.127.255.255", "NAT"},
+		{"224.0.0.1", "multicast"},
+		{"239.255.255.250", "multicast"},
+		{"ff02::1", "multicast"},
+		{"240.0.0.1", "broadcast"},
+		{"255.255.255.255", "broadcast"},
+	} {
+		t.Run(row.addr, func(t *testing.T) {
+			err := policy.Guard{}.Check(netip.MustParseAddr(row.addr))
+			if row.says == "" {
+				assert.NoError(t, err)
+				return
+			}
+			assert.ErrorContains(t, err, row.says)
+		})
+	}
+	assert.Error(t, policy.Guard{}.Check(netip.Addr{}), "no address at all")
+}
+
+func TestGuardAllowsWhatIsListed(t *testing.T) {
+	g := policy.Guard{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("fe80::/10")}}
+	for _, addr := range []string{"127.0.0.1", "::ffff:127.0.0.1", "fe80::1%eth0", "64:ff9b::7f00:1"} {
+		assert.NoError(t, g.Check(netip.MustParseAddr(addr)), addr)
+	}
+	assert.Error(t, g.Check(netip.MustParseAddr("::1")), "IPv4's loopback was listed, not IPv6's")
+}
+
+// However an address is written, the guard sees the same host.
+func TestGuardSeesThroughMapping(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		v4 := netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "address")))
+		plain := policy.Guard{}.Check(v4)
+		mapped := policy.Guard{}.Check(netip.AddrFrom16(v4.As16()))
+		require.Equal(t, plain == nil, mapped == nil)
+		six := [16]byte{0, 0x64, 0xff, 0x9b}
+		copy(six[12:], v4.AsSlice())
+		translated := policy.Guard{}.Check(netip.AddrFrom16(six))
+		require.Equal(t, plain == nil, translated == nil)
+	})
+}

@@ -1,0 +1,96 @@
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Match says which connections a rule is for. Every field that is set must
+// match; within a field one entry is enough. The zero Match matches everything.
+type Match struct {
+	Listeners    []string
+	Sources      []netip.Prefix
+	Destinations []netip.Prefix
+	Ports        []PortRange // of the destination
+	Hosts        []string    // "example.com", or ".example.com" for every name below it; needs a client that names its target
+}
+
+// PortRange is an inclusive range of ports.
+type PortRange struct{ First, Last uint16 }
+
+// ParsePorts reads "443" or "8000-8100".
+func ParsePorts(s string) (PortRange, error) {
+	first, last, isRange := strings.Cut(s, "-")
+	if !isRange {
+		last = first
+	}
+	a, errA := strconv.ParseUint(strings.TrimSpace(first), 10, 16)
+	b, errB := strconv.ParseUint(strings.TrimSpace(last), 10, 16)
+	if errA != nil || errB != nil || a == 0 || b < a {
+		return PortRange{}, fmt.Errorf("%q is no port (1 to 65535) or range of ports such as 8000-8100", s)
+	}
+	return PortRange{uint16(a), uint16(b)}, nil
+}
+
+func (r PortRange) contains(port uint16) bool { return r.First <= port && port <= r.Last }
+
+// String writes the range so that ParsePorts reads it.
+func (r PortRange) String() string {
+	if r.First == r.Last {
+		return strconv.Itoa(int(r.First))
+	}
+	return fmt.Sprintf("%d-%d", r.First, r.Last)
+}
+
+func (m Match) check() error {
+	for _, p := range slices.Concat(m.Sources, m.Destinations) {
+		if !p.IsValid() || p.Addr().Is4In6() {
+			return fmt.Errorf("%v is no prefix", p)
+		}
+	}
+	for _, r := range m.Ports {
+		if r.Last < r.First {
+			return fmt.Errorf("ports %v are back to front", r)
+		}
+	}
+	return nil
+}
+
+// matches has one case per matcher.
+func (m *Match) matches(f Facts) bool {
+	switch {
+	case len(m.Listeners) > 0 && !slices.Contains(m.Listeners, f.Listener):
+		return false
+	case len(m.Sources) > 0 && !containsAddr(m.Sources, f.Source.Addr()):
+		return false
+	case len(m.Destinations) > 0 && !containsAddr(m.Destinations, f.Target.Addr()):
+		return false
+	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports, func(r PortRange) bool { return r.contains(f.Target.Port()) }):
+		return false
+	case len(m.Hosts) > 0 && !slices.ContainsFunc(m.Hosts, func(pattern string) bool { return hostMatches(pattern, f.Host) }):
+		return false
+	}
+	return true
+}
+
+// containsAddr ignores the zone, which netip.Prefix never matches.
+func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
+	a = a.WithZone("")
+	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// hostMatches compares names the way DNS does: without case or a final dot.
+func hostMatches(pattern, host string) bool {
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	pattern = strings.ToLower(strings.TrimSuffix(pattern, "."))
+	if host == "" || pattern == "" {
+		return false
+	}
+	if strings.HasPrefix(pattern, ".") {
+		return strings.HasSuffix(host, pattern)
+	}
+	return host == pattern
+}

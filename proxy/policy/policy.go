@@ -1,0 +1,154 @@
+// Package policy decides what happens to a connection: whether it may pass, and
+// on which terms each of its directions sends. It is pure: facts come in, a
+// verdict goes out. It neither dials nor resolves.
+package policy
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// Facts are what is known about a connection before its server leg is dialled.
+type Facts struct {
+	Listener string
+	Source   netip.AddrPort // the client
+	Target   netip.AddrPort // the server, resolved
+	Host     string         // the name the client asked for, without its port; empty when it gave an address
+}
+
+// Verdict is what a connection may do.
+type Verdict struct {
+	Rule      string     // the rule that matched; empty: the defaults
+	Refuse    string     // why it may not pass; empty: it may
+	Down, Up  flow.Terms // towards the client, towards the server
+	SendProxy int        // version of the PROXY protocol header sent to the server; 0: none
+}
+
+// Algorithm that leaves a direction to the kernel alone.
+const Unmanaged = "none"
+
+// Rule gives terms to the connections it matches.
+type Rule struct {
+	Name      string
+	Match     Match
+	Refuse    string // not empty: refuse, and this is why
+	Down, Up  Terms
+	SendProxy int
+}
+
+// Terms are flow.Terms whose group is still a template.
+type Terms struct {
+	Algorithm        string // empty: Unmanaged
+	Params           cc.Params
+	MaxRate          cc.Rate // 0: the algorithm alone
+	Priority, Weight int
+	Group            Group // the zero value groups by the host the bytes go to
+}
+
+// Policy is an ordered list of rules. It is immutable and safe for concurrent use.
+type Policy struct {
+	rules    []Rule
+	defaults Rule
+}
+
+// New checks the rules and returns their policy. A connection that no rule
+// matches gets what defaults says; its Match and Name are ignored.
+func New(rules []Rule, defaults Rule) (*Policy, error) {
+	p := &Policy{rules: make([]Rule, len(rules)), defaults: defaults}
+	p.defaults.Name, p.defaults.Match = "", Match{}
+	copy(p.rules, rules)
+	names := map[string]bool{}
+	for i, r := range p.rules {
+		if r.Name == "" || names[r.Name] {
+			return nil, fmt.Errorf("policy: rule %d: the name %q is empty or taken; every rule needs its own", i+1, r.Name)
+		}
+		names[r.Name] = true
+		if err := r.check(); err != nil {
+			return nil, fmt.Errorf("policy: rule %q: %w", r.Name, err)
+		}
+	}
+	if err := p.defaults.check(); err != nil {
+		return nil, fmt.Errorf("policy: defaults: %w", err)
+	}
+	return p, nil
+}
+
+func (r Rule) check() error {
+	if r.SendProxy < 0 || r.SendProxy > 2 {
+		return fmt.Errorf("PROXY protocol version %d; there are 1 and 2", r.SendProxy)
+	}
+	if err := r.Match.check(); err != nil {
+		return err
+	}
+	if err := r.Down.check(); err != nil {
+		return fmt.Errorf("down: %w", err)
+	}
+	if err := r.Up.check(); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	return nil
+}
+
+func (t Terms) check() error {
+	if t.Weight < 0 || t.MaxRate < 0 {
+		return fmt.Errorf("weight and maximum rate cannot be negative")
+	}
+	if t.Algorithm == "" {
+		return nil
+	}
+	spec, err := cc.Lookup(t.Algorithm)
+	if err != nil {
+		return err
+	}
+	_, err = spec.Resolve(t.Params)
+	return err
+}
+
+// Decide returns the verdict of the first rule that matches.
+func (p *Policy) Decide(f Facts) Verdict {
+	f.Source, f.Target = unmap(f.Source), unmap(f.Target)
+	for i := range p.rules {
+		if p.rules[i].Match.matches(f) {
+			return p.rules[i].verdict(f)
+		}
+	}
+	return p.defaults.verdict(f)
+}
+
+func (r *Rule) verdict(f Facts) Verdict {
+	v := Verdict{Rule: r.Name, Refuse: r.Refuse, SendProxy: r.SendProxy}
+	if r.Refuse == "" {
+		v.Down = r.Down.terms(f, down)
+		v.Up = r.Up.terms(f, up)
+	}
+	return v
+}
+
+func (t Terms) terms(f Facts, d direction) flow.Terms {
+	name := t.Algorithm
+	if name == "" {
+		name = Unmanaged
+	}
+	return flow.Terms{
+		Group:     t.Group.expand(f, d),
+		Algorithm: name,
+		Params:    t.Params,
+		MaxRate:   t.MaxRate,
+		Priority:  t.Priority,
+		Weight:    t.Weight,
+	}
+}
+
+// Rules returns the names of the rules in order.
+func (p *Policy) Rules() []string {
+	names := make([]string, len(p.rules))
+	for i, r := range p.rules {
+		names[i] = r.Name
+	}
+	return names
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

@@ -1,0 +1,221 @@
+package policy_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// fixed stands in for the real algorithms: the policy only needs its name and parameters.
+type fixed struct{ cc.NoTick }
+
+func (fixed) OnAck(cc.Ack)        {}
+func (fixed) OnLoss(cc.Loss)      {}
+func (fixed) Control() cc.Control { return cc.Control{Cwnd: cc.MaxCwnd} }
+
+func TestMain(m *testing.M) {
+	cc.Register(cc.Spec{
+		Name:   "fixed",
+		Params: []cc.Param{{Name: "window", Default: 10, Min: 1, Max: 100}},
+		New:    func(cc.Config) cc.Algorithm { return fixed{} },
+	})
+	m.Run()
+}
+
+func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+func prefix(s string) []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix(s)} }
+
+func ports(t *testing.T, s string) []policy.PortRange {
+	t.Helper()
+	r, err := policy.ParsePorts(s)
+	require.NoError(t, err)
+	return []policy.PortRange{r}
+}
+
+func TestTheFirstMatchingRuleWins(t *testing.T) {
+	p, err := policy.New([]policy.Rule{
+		{Name: "mail is refused", Match: policy.Match{Ports: ports(t, "25")}, Refuse: "no mail from here"},
+		{Name: "phones", Match: policy.Match{Listeners: []string{"lan"}, Sources: prefix("10.0.0.0/8")}, Down: policy.Terms{Algorithm: "fixed", Weight: 2}},
+		{Name: "video", Match: policy.Match{Hosts: []string{".video.example"}, Ports: ports(t, "443-445")}, Up: policy.Terms{Algorithm: "fixed"}},
+		{Name: "v6", Match: policy.Match{Destinations: prefix("2001:db8::/32")}},
+	}, policy.Rule{Name: "ignored", SendProxy: 2})
+	require.NoError(t, err)
+	for _, row := range []struct {
+		name   string
+		facts  policy.Facts
+		rule   string
+		refuse bool
+	}{
+		{"a phone fetching a page", policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "phones", false},
+		{"an IPv4-mapped phone", policy.Facts{Listener: "lan", Source: addrPort("[::ffff:10.1.2.3]:999"), Target: addrPort("192.0.2.1:443")}, "phones", false},
+		{"a phone sending mail", policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:25")}, "mail is refused", true},
+		{"a phone on another listener", policy.Facts{Listener: "guest", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "", false},
+		{"a named host below the domain", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:444"), Host: "CDN.Video.Example."}, "video", false},
+		{"the domain itself", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:444"), Host: "video.example"}, "", false},
+		{"a port above the range", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:446"), Host: "a.video.example"}, "", false},
+		{"a destination in the prefix", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("[2001:db8::7]:80")}, "v6", false},
+		{"nothing known at all", policy.Facts{}, "", false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			v := p.Decide(row.facts)
+			assert.Equal(t, row.rule, v.Rule)
+			assert.Equal(t, row.refuse, v.Refuse != "")
+			if row.rule == "" {
+				assert.Equal(t, 2, v.SendProxy, "the defaults apply")
+				assert.Equal(t, policy.Unmanaged, v.Down.Algorithm)
+			}
+		})
+	}
+}
+
+func TestGroups(t *testing.T) {
+	facts := policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}
+	sixth := facts
+	sixth.Source = addrPort("[2001:db8:1:2:3:4:5:6]:999")
+	for _, row := range []struct {
+		group, down, up string
+		facts           policy.Facts
+	}{
+		{"", "down|lan|10.1.2.3", "up|lan|to 192.0.2.1", facts},
+		{"peer", "down|lan|10.1.2.3", "up|lan|to 192.0.2.1", facts},
+		{"source", "down|lan|10.1.2.3", "up|lan|10.1.2.3", facts},
+		{"source/24", "down|lan|10.1.2.0/24", "up|lan|10.1.2.0/24", facts},
+		{"source/24", "down|lan|2001:db8:1:2::/64", "up|lan|2001:db8:1:2::/64", sixth},
+		{"source/24/48", "down|lan|2001:db8:1::/48", "up|lan|2001:db8:1::/48", sixth},
+		{"destination", "down|lan|to 192.0.2.1", "up|lan|to 192.0.2.1", facts},
+		{"listener", "down|lan|", "up|lan|", facts},
+		{"flow", "down|lan|10.1.2.3:999 to 192.0.2.1:443", "up|lan|10.1.2.3:999 to 192.0.2.1:443", facts},
+		{"satellite", "down|satellite", "up|satellite", facts},
+	} {
+		t.Run(row.group+" "+row.facts.Source.String(), func(t *testing.T) {
+			g, err := policy.ParseGroup(row.group)
+			require.NoError(t, err)
+			terms := policy.Terms{Algorithm: "fixed", Group: g}
+			p, err := policy.New(nil, policy.Rule{Down: terms, Up: terms})
+			require.NoError(t, err)
+			v := p.Decide(row.facts)
+			assert.Equal(t, row.down, v.Down.Group)
+			assert.Equal(t, row.up, v.Up.Group)
+		})
+	}
+	for _, bad := range []string{"source/0", "source/33", "source/24/129", "source/", "source/a", "a/b", "two words", "{client}"} {
+		_, err := policy.ParseGroup(bad)
+		assert.Error(t, err, bad)
+	}
+}
+
+func TestBadRulesAreNamed(t *testing.T) {
+	for _, row := range []struct {
+		name, says string
+		rules      []policy.Rule
+	}{
+		{"no name", "needs its own", []policy.Rule{{}}},
+		{"the same name twice", "taken", []policy.Rule{{Name: "a"}, {Name: "a"}}},
+		{"an unknown algorithm", `no algorithm "warp"`, []policy.Rule{{Name: "a", Down: policy.Terms{Algorithm: "warp"}}}},
+		{"an unknown parameter", `no parameter "speed"`, []policy.Rule{{Name: "a", Up: policy.Terms{Algorithm: "fixed", Params: cc.Params{"speed": 1}}}}},
+		{"a negative weight", "negative", []policy.Rule{{Name: "a", Up: policy.Terms{Weight: -1}}}},
+		{"a PROXY protocol that does not exist", "version 3", []policy.Rule{{Name: "a", SendProxy: 3}}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			_, err := policy.New(row.rules, policy.Rule{})
+			assert.ErrorContains(t, err, row.says)
+		})
+	}
+}
+
+func TestPortRanges(t *testing.T) {
+	r, err := policy.ParsePorts("8000-8100")
+	require.NoError(t, err)
+	assert.Equal(t, policy.PortRange{First: 8000, Last: 8100}, r)
+	assert.Equal(t, "8000-8100", r.String())
+	for _, bad := range []string{"", "0", "-1", "65536", "9-8", "http", "1-2-3"} {
+		_, err := policy.ParsePorts(bad)
+		assert.Error(t, err, bad)
+	}
+}
+
+func anyAddr(t *rapid.T) netip.Addr {
+	switch rapid.IntRange(0, 3).Draw(t, "family") {
+	case 0:
+		return netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "v4")))
+	case 1:
+		return netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "v6")))
+	case 2:
+		v4 := netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "mapped")))
+		return netip.AddrFrom16(v4.As16())
+	default:
+		return netip.Addr{}
+	}
+}
+
+func anyFacts(t *rapid.T) policy.Facts {
+	return policy.Facts{
+		Listener: rapid.SampledFrom([]string{"", "lan", "wan"}).Draw(t, "listener"),
+		Source:   netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "source port")),
+		Target:   netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "target port")),
+		Host:     rapid.SampledFrom([]string{"", "a.example", "b.a.example", "."}).Draw(t, "host"),
+	}
+}
+
+func anyPrefix(t *rapid.T) netip.Prefix {
+	if rapid.Bool().Draw(t, "is v4") {
+		a := netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, "prefix v4")))
+		return netip.PrefixFrom(a, rapid.IntRange(0, 32).Draw(t, "bits")).Masked()
+	}
+	a := netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "prefix v6"))).Unmap()
+	return netip.PrefixFrom(a, rapid.IntRange(0, a.BitLen()).Draw(t, "bits")).Masked()
+}
+
+func anyMatch(t *rapid.T) policy.Match {
+	var m policy.Match
+	if rapid.Bool().Draw(t, "by listener") {
+		m.Listeners = []string{"lan"}
+	}
+	if rapid.Bool().Draw(t, "by source") {
+		m.Sources = []netip.Prefix{anyPrefix(t)}
+	}
+	if rapid.Bool().Draw(t, "by destination") {
+		m.Destinations = []netip.Prefix{anyPrefix(t)}
+	}
+	if rapid.Bool().Draw(t, "by port") {
+		m.Ports = []policy.PortRange{{First: 1, Last: rapid.Uint16Min(1).Draw(t, "last port")}}
+	}
+	if rapid.Bool().Draw(t, "by host") {
+		m.Hosts = []string{rapid.SampledFrom([]string{"a.example", ".a.example"}).Draw(t, "pattern")}
+	}
+	return m
+}
+
+// Every decision is that of the first rule that would match were it alone.
+func TestDecideIsFirstMatchAndDeterministic(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var rules []policy.Rule
+		for i := range rapid.IntRange(0, 6).Draw(t, "rules") {
+			rules = append(rules, policy.Rule{Name: string(rune('a' + i)), Match: anyMatch(t), Down: policy.Terms{Algorithm: "fixed"}})
+		}
+		p, err := policy.New(rules, policy.Rule{})
+		require.NoError(t, err)
+		facts := anyFacts(t)
+		want := ""
+		for _, r := range rules {
+			alone, err := policy.New([]policy.Rule{r}, policy.Rule{})
+			require.NoError(t, err)
+			if alone.Decide(facts).Rule != "" {
+				want = r.Name
+				break
+			}
+		}
+		got := p.Decide(facts)
+		assert.Equal(t, want, got.Rule)
+		assert.Equal(t, got, p.Decide(facts), "asked twice")
+		assert.NotEmpty(t, got.Down.Algorithm)
+		assert.NotEqual(t, got.Down.Group, got.Up.Group, "directions never share")
+	})
+}
