@@ -1,0 +1,123 @@
+package layout
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const root = "../.."
+
+func TestTopLevelHasOnlyWhatTheHouseHas(t *testing.T) {
+	entries, err := os.ReadDir(root)
+	require.NoError(t, err)
+	var dirs []string
+	for _, e := range entries {
+		name := e.Name()
+		switch {
+		case e.IsDir() && strings.HasPrefix(name, "."), slices.Contains(ignored, name):
+		case e.IsDir():
+			dirs = append(dirs, name)
+		default:
+			assert.Contains(t, files, name, "a file at the top level")
+		}
+	}
+	assert.Equal(t, directories, dirs)
+}
+
+func TestImportsFollowTheTable(t *testing.T) {
+	units := listUnits(t)
+	require.Greater(t, len(units), 5, "go list found too little to mean anything")
+	for _, u := range units {
+		for _, wrong := range check(u, table, homes) {
+			assert.Fail(t, wrong)
+		}
+	}
+}
+
+func TestPurePartUsesNoClockNoGlobalRandomnessNoGoroutines(t *testing.T) {
+	pure := purity{clock: true, globalRand: true, goroutines: true}
+	assert.NotZero(t, walk(t, "cc", func(path string) {
+		wrong, err := impurities(path, nil, pure)
+		require.NoError(t, err)
+		assert.Empty(t, wrong)
+	}), "no files seen")
+}
+
+func TestNothingIsNamedAfterNothing(t *testing.T) {
+	empty := []string{"util", "utils", "common", "helpers", "types", "pkg"}
+	walk(t, ".", func(path string) {
+		for _, part := range strings.Split(filepath.ToSlash(path), "/") {
+			assert.NotContains(t, empty, strings.TrimSuffix(part, ".go"), path)
+		}
+	})
+}
+
+func TestFilesStayReadable(t *testing.T) {
+	const most = 450 // lines; around 400 is the habit
+	walk(t, ".", func(path string) {
+		src, err := os.ReadFile(path)
+		require.NoError(t, err)
+		lines := bytes.Count(src, []byte("\n"))
+		assert.LessOrEqual(t, lines, most, "%s has too many lines", path)
+	})
+}
+
+// walk calls visit for every Go file below dir that is not a test, and counts them.
+func walk(t *testing.T, dir string, visit func(path string)) (n int) {
+	t.Helper()
+	err := filepath.WalkDir(filepath.Join(root, dir), func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && d.Name() != "..":
+			return fs.SkipDir
+		case d.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		n++
+		visit(path)
+		return nil
+	})
+	require.NoError(t, err)
+	return n
+}
+
+// listUnits asks the go command for every package and its direct imports.
+func listUnits(t *testing.T) []unit {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports,TestImports,XTestImports", "./...")
+	cmd.Dir = root
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, "go list: %s", stderr.String())
+	var units []unit
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath                         string
+			Imports, TestImports, XTestImports []string
+		}
+		err := dec.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return units
+		}
+		require.NoError(t, err)
+		units = append(units, unit{
+			path:    strings.TrimPrefix(p.ImportPath, module+"/"),
+			imports: p.Imports,
+			tests:   slices.Concat(p.TestImports, p.XTestImports),
+		})
+	}
+}

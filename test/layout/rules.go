@@ -1,0 +1,134 @@
+// Package layout checks that the tree is the house docs/architecture.md draws:
+// which directories there are, which package may import which, and which calls
+// are kept out of the pure part. A linter checks some of it too; this needs
+// nothing but Go.
+package layout
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const module = "github.com/penstock-net/penstock"
+
+// directories are all there are at the top level; hidden ones aside.
+var directories = []string{"cc", "cmd", "deploy", "docs", "internal", "proxy", "telemetry", "test"}
+
+// files are all that may stand at the top level.
+var files = []string{
+	".dockerignore", ".gitignore", ".golangci.yml", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "go.mod", "go.sum",
+}
+
+// ignored are what builds and measurements leave behind (see .gitignore), and
+// the .git file of a worktree.
+var ignored = []string{".git", "bin", "penstock", "results"}
+
+// rule says what the packages that match it may import.
+type rule struct {
+	packages string   // below the module: "cc", or "proxy/datapath/..." for a folder and all below it
+	module   []string // packages of this module they may import, in the same notation; others are forbidden
+	banned   []string // packages of the standard library or of others they may not import, in the same notation
+}
+
+// impure is what has no place where time is an argument and nothing waits.
+var impure = []string{
+	"context", "io/fs", "log/...", "math/rand", "net/...", "os/...", "syscall", "golang.org/x/sys/...",
+}
+
+// table is the import table; the first match counts.
+var table = []rule{
+	{packages: "cc", banned: append([]string{"sync/..."}, impure...)},
+	{packages: "cc/flow", module: []string{"cc"}, banned: append([]string{"sync/atomic"}, impure...)},
+	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
+	{packages: "proxy/capture"},
+	{packages: "proxy/policy", module: []string{"cc", "cc/flow"}},
+	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
+	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
+	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
+	{packages: "proxy", module: []string{
+		"cc", "cc/flow", "proxy/capture", "proxy/policy", "proxy/datapath/...", "proxy/ingress",
+	}},
+	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy"}},
+	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
+	{packages: "cmd/...", module: []string{
+		"cc", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/netlab", "cmd/...",
+	}},
+	{packages: "test/...", module: []string{"..."}},
+	{packages: "deploy"},
+}
+
+// homes names the only places that may import a heavy dependency. Tests may
+// import any.
+var homes = map[string][]string{
+	"github.com/spf13/...":               {"cmd/..."},
+	"github.com/prometheus/...":          {"telemetry"},
+	"github.com/coreos/go-systemd/...":   {"cmd/..."},
+	"github.com/goccy/go-yaml/...":       {"proxy", "cmd/..."},
+	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
+	"github.com/vishvananda/...":         {"proxy/capture", "internal/netlab"},
+	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
+	"gonum.org/...":                      {"cmd/..."},
+}
+
+// unit is one package with what it imports directly.
+type unit struct {
+	path    string   // below the module
+	imports []string // of its code
+	tests   []string // of its tests
+}
+
+// matches tells whether path is what pattern means: itself, or for "x/..."
+// itself and everything below.
+func matches(pattern, path string) bool {
+	prefix, below := strings.CutSuffix(pattern, "...")
+	if !below {
+		return pattern == path
+	}
+	return strings.HasPrefix(path+"/", prefix)
+}
+
+func matchesAny(patterns []string, path string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool { return matches(p, path) })
+}
+
+// check returns what is wrong with u, one sentence each.
+func check(u unit, table []rule, homes map[string][]string) []string {
+	i := slices.IndexFunc(table, func(r rule) bool { return matches(r.packages, u.path) })
+	if i < 0 {
+		return []string{fmt.Sprintf("%s is in no row of the import table", u.path)}
+	}
+	var wrong []string
+	for _, imp := range u.imports {
+		if complaint := table[i].complaint(imp); complaint != "" {
+			wrong = append(wrong, u.path+" "+complaint)
+		}
+		for heavy, at := range homes {
+			if matches(heavy, imp) && !matchesAny(at, u.path) {
+				wrong = append(wrong, fmt.Sprintf("%s imports %s, which stays in %s", u.path, imp, strings.Join(at, " and ")))
+			}
+		}
+	}
+	for _, imp := range u.tests {
+		own, ours := strings.CutPrefix(imp, module+"/")
+		upward := ours && (matches("cmd/...", own) || matches("internal/netlab", own))
+		if upward && own != u.path && !matches("cmd/...", u.path) && !matches("test/...", u.path) {
+			wrong = append(wrong, fmt.Sprintf("%s's tests import %s, which only cmd and test may", u.path, own))
+		}
+	}
+	return wrong
+}
+
+// complaint says why a package under r may not import imp; empty: it may.
+func (r rule) complaint(imp string) string {
+	if own, ours := strings.CutPrefix(imp, module+"/"); ours {
+		if !matchesAny(r.module, own) {
+			return "may not import " + own
+		}
+		return ""
+	}
+	if matchesAny(r.banned, imp) {
+		return "may not import " + imp
+	}
+	return ""
+}
