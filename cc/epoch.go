@@ -7,9 +7,35 @@ type epoch struct{ reacted Time }
 // begin reports whether a loss opens a new event, and if so closes it for
 // everything that left until now.
 func (e *epoch) begin(l Loss) bool {
-	if e.reacted != 0 && l.SentAt <= e.reacted {
+	if e.covers(l.SentAt) {
 		return false
 	}
 	e.reacted = l.Now
+	return true
+}
+
+// covers reports whether a byte that left then belongs to the last event: while
+// such bytes are being acknowledged the sender is in recovery.
+func (e *epoch) covers(left Time) bool { return e.reacted != 0 && left <= e.reacted }
+
+// left tells when the newest acknowledged byte left: a smoothed round trip ago
+// where there is no record of it.
+func (a Ack) left() Time {
+	if a.Sent.At != 0 {
+		return a.Sent.At
+	}
+	return a.Now.Add(-a.SRTT)
+}
+
+// round divides time into round trips: one ends when a byte that left after its
+// start is acknowledged. The first acknowledgement of all ends an empty one.
+type round struct{ start Time }
+
+// ended reports whether a ends the round, and if so starts the next.
+func (r *round) ended(a Ack) bool {
+	if a.left() < r.start {
+		return false
+	}
+	r.start = a.Now
 	return true
 }

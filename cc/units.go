@@ -42,7 +42,7 @@ func RateOf(n Bytes, d time.Duration) Rate {
 	if n <= 0 || d <= 0 {
 		return 0
 	}
-	return Rate(muldiv(uint64(n)*8, uint64(time.Second), uint64(d)))
+	return Rate(muldiv(uint64(n), 8*uint64(time.Second), uint64(d)))
 }
 
 // BytesIn returns how many whole bytes the rate moves in d.
@@ -62,7 +62,7 @@ func (r Rate) TimeFor(n Bytes) time.Duration {
 	if r <= 0 {
 		return math.MaxInt64
 	}
-	d := muldiv(uint64(n)*8, uint64(time.Second), uint64(r))
+	d := muldiv(uint64(n), 8*uint64(time.Second), uint64(r))
 	if d == math.MaxInt64 {
 		return math.MaxInt64
 	}

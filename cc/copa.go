@@ -1,0 +1,296 @@
+package cc
+
+import (
+	"time"
+)
+
+// Copa (Arun & Balakrishnan, NSDI 2018). The window moves towards the one whose
+// rate is 1/(delta·dq), dq being the standing queueing delay:
+//
+//	slow start ──(cwnd above target)──▶ ±n·velocity/(delta·cwnd) per ack
+//	     ▲                                           │
+//	     └──────(timeout, or 2 s of silence)─────────┘
+//
+// What the paper leaves open follows its authors' genericCC and mvfst's Copa.
+
+// copaDefaultDelta is the paper's delta (§2.1), in 1/packet.
+const copaDefaultDelta = 0.5
+
+func init() {
+	Register(Spec{
+		Name:   "copa",
+		About:  "Copa: keeps about 1/delta packets in the queue, and so the delay short.",
+		Source: "Arun & Balakrishnan, NSDI 2018",
+		Params: []Param{
+			{
+				Name: "delta", Unit: "1/packet", Default: copaDefaultDelta, Min: 0.001, Max: 5,
+				About: "weight of delay against throughput: the queue holds about 1/delta packets",
+			},
+			{
+				Name: "mode", Default: float64(copaConstant), Choices: []string{"constant", "auto", "coop"},
+				About: "delta as set; lowered against flows that fill the queue; or always as against such flows",
+			},
+		},
+		Profiles: []Profile{{
+			Name:   "alcc",
+			About:  "as the ALCC and MDI experiments ran it: do_ss:auto:0.02",
+			Params: Params{"delta": 0.02, "mode": float64(copaAuto)},
+		}},
+		New: func(cfg Config) Algorithm { return newCopa(cfg) },
+	})
+}
+
+const (
+	copaMinCwnd = 2.0 // packets; genericCC
+	copaGain    = 2.0 // windows per standing round trip; NSDI 2018 §2.1
+	// copaSameDirection is the number of round trips in one direction after
+	// which the velocity doubles (NSDI 2018 §2.2).
+	copaSameDirection = 3
+	// copaMinWindow and copaMinWindowRTTs: the longer of the two is how long the
+	// least round trip is remembered (genericCC).
+	copaMinWindow     = 10 * time.Second
+	copaMinWindowRTTs = 20
+	copaSilence       = 2 * time.Second // without an acknowledgement: start anew; genericCC
+	copaSilenceRTTs   = 2               // but never less, or a slow path would start anew for ever
+	// Above copaMaxLoss, over at least copaLossRTTs and copaLossPackets, the
+	// window shrinks by copaLossCut; genericCC.
+	copaMaxLoss     = 0.3
+	copaLossCut     = 0.7
+	copaLossRTTs    = 2
+	copaLossPackets = 20.0
+	noQueue         = time.Microsecond // a queueing delay up to this is none
+)
+
+// direction is where the window has been moving.
+type direction int8
+
+const (
+	still direction = iota
+	rising
+	falling
+)
+
+type copa struct {
+	segments
+	initial float64 // packets
+	compete copaCompete
+
+	cwnd      float64 // packets
+	slowStart bool
+	velocity  float64
+	dir       direction
+	agreed    int     // round trips that kept dir
+	snapAt    Time    // start of the round trip in which dir is being judged
+	snapCwnd  float64 // packets, then
+
+	minRTT, standing windowedFilter
+	sampled          Time // newest round-trip sample; 0: none
+	deadline         Time // when the silence has lasted too long; 0: no acknowledgement since the start
+
+	lossSince   Time    // start of the period below; 0: none
+	acked, lost float64 // packets in it
+}
+
+func newCopa(cfg Config) *copa {
+	c := &copa{
+		segments: segments{cfg.MSS},
+		compete:  newCopaCompete(copaMode(cfg.Params["mode"]), cfg.Params["delta"]),
+		minRTT:   minFilter(),
+		standing: minFilter(),
+	}
+	c.initial = c.packets(cfg.InitialCwnd)
+	c.restart()
+	return c
+}
+
+// restart forgets the path.
+func (c *copa) restart() {
+	c.cwnd, c.slowStart = c.clamp(c.initial, copaMinCwnd), true
+	c.calm(0)
+	c.snapAt = 0
+	c.minRTT.reset()
+	c.standing.reset()
+	c.sampled, c.deadline = 0, 0
+	c.lossSince, c.acked, c.lost = 0, 0, 0
+	c.compete.reset()
+}
+
+// calm takes the momentum out of the window.
+func (c *copa) calm(now Time) {
+	c.velocity, c.dir, c.agreed = 1, still, 0
+	c.snapAt, c.snapCwnd = now, c.cwnd
+}
+
+func (c *copa) OnAck(a Ack) {
+	c.OnTick(a.State) // which may be late
+	c.deadline = a.Now.Add(max(copaSilence, copaSilenceRTTs*a.SRTT))
+	// One event never moves the window by more than a round trip's worth.
+	n := min(c.packets(a.Acked), c.cwnd)
+	c.acked += n
+	c.guardLoss(a.State)
+	if !c.sample(a) {
+		return
+	}
+	c.step(a, n)
+	if !c.slowStart {
+		c.compete.onAck(a.State, c.minRTT.get())
+	}
+}
+
+// sample feeds the filters and reports whether they say enough to act on.
+func (c *copa) sample(a Ack) bool {
+	if a.RTT <= 0 {
+		// Bytes that may have been sent twice carry no sample (Karn). What was
+		// last known stands for a round trip.
+		return c.sampled != 0 && a.Now.Sub(c.sampled) <= a.SRTT
+	}
+	rtt := max(a.RTT, minDivisor)
+	least := rtt
+	if c.sampled != 0 {
+		least = min(least, c.minRTT.get())
+	}
+	c.minRTT.add(a.Now, rtt, max(copaMinWindow, copaMinWindowRTTs*least))
+	if c.sampled != 0 && a.Inflight+a.Acked <= c.mss {
+		// A lone segment: the receiver may have held its acknowledgement back,
+		// which would read as a queue.
+		return false
+	}
+	c.sampled = a.Now
+	c.standing.add(a.Now, rtt, a.SRTT/2)
+	c.compete.sample(a.State, rtt)
+	return true
+}
+
+// target is the window at which the rate is 1/(delta·dq); infinite without a queue.
+func (c *copa) target() float64 {
+	standing := c.standing.get()
+	dq := standing - c.minRTT.get()
+	if dq <= noQueue {
+		return infinite
+	}
+	return float64(standing) / (c.compete.delta * float64(dq))
+}
+
+// step moves the window for n acknowledged packets.
+func (c *copa) step(a Ack, n float64) {
+	if c.standing.get() < c.minRTT.get() {
+		return // the filters' windows differ: the least has expired first
+	}
+	target := c.target()
+	up := c.cwnd <= target
+	// A window that is not used says nothing about the path, and the missing
+	// queue would make it grow for ever.
+	grow := a.CwndLimited && c.packets(a.Inflight)+n >= c.cwnd/2
+	switch {
+	case c.slowStart && up:
+		if grow {
+			c.cwnd = c.clamp(c.cwnd+n, copaMinCwnd)
+		}
+		return
+	case c.slowStart:
+		c.slowStart = false
+		c.calm(a.Now)
+		c.compete.started()
+	case a.Now.Sub(c.snapAt) >= a.SRTT:
+		c.turn(a.Now)
+	}
+	if up && !grow {
+		return
+	}
+	dir := falling
+	if up {
+		dir = rising
+	}
+	if c.velocity > 1 && dir != c.dir {
+		c.calm(a.Now)
+		c.dir = dir
+	}
+	// Beyond this an acknowledgement would move the window by more than a packet.
+	c.velocity = min(c.velocity, max(1, c.cwnd*c.compete.delta))
+	unit := c.velocity / (c.compete.delta * c.cwnd)
+	move := n * unit
+	// Packet by packet, the window would turn around at the target: many in one
+	// event do not carry it further than one of them.
+	if up {
+		c.cwnd = min(c.cwnd+move, max(target, c.cwnd+unit))
+	} else {
+		c.cwnd = max(c.cwnd-move, min(target, c.cwnd-unit))
+	}
+	c.cwnd = c.clamp(c.cwnd, copaMinCwnd)
+}
+
+// turn judges, once per round trip, where the window has been moving, and
+// doubles the velocity once it has kept its direction.
+func (c *copa) turn(now Time) {
+	dir := still // unused, or at its floor: nothing to speed up
+	switch {
+	case c.cwnd > c.snapCwnd:
+		dir = rising
+	case c.cwnd < c.snapCwnd:
+		dir = falling
+	}
+	if dir != c.dir || dir == still {
+		c.calm(now)
+		c.dir = dir
+		return
+	}
+	c.agreed++
+	if c.agreed >= copaSameDirection {
+		c.velocity *= 2
+	}
+	c.snapAt, c.snapCwnd = now, c.cwnd
+}
+
+func (c *copa) OnLoss(l Loss) {
+	c.learn(l.MSS)
+	if l.Timeout {
+		c.restart()
+		return
+	}
+	c.lost += c.packets(l.Lost)
+	c.guardLoss(l.State)
+	c.compete.onLoss(l)
+}
+
+// guardLoss shrinks the window when a good part of it is lost: a policer or a
+// very short queue shows no delay.
+func (c *copa) guardLoss(s State) {
+	if c.lossSince == 0 {
+		c.lossSince = s.Now
+	}
+	total := c.acked + c.lost
+	if s.Now.Sub(c.lossSince) < copaLossRTTs*s.SRTT || total <= copaLossPackets {
+		return
+	}
+	if c.lost > copaMaxLoss*total {
+		c.cwnd = c.clamp(copaLossCut*c.cwnd, copaMinCwnd)
+		// Slow start, or momentum, would undo the cut within the period.
+		if c.slowStart {
+			c.slowStart = false
+			c.compete.started()
+		}
+		c.calm(s.Now)
+	}
+	c.lossSince, c.acked, c.lost = s.Now, 0, 0
+}
+
+// OnTick ends a silence.
+func (c *copa) OnTick(s State) {
+	c.learn(s.MSS)
+	if c.deadline != 0 && s.Now >= c.deadline {
+		c.restart()
+	}
+}
+
+func (c *copa) Control() Control {
+	ctl := Control{
+		Cwnd:       c.bytes(c.cwnd),
+		PacingRate: c.pace(copaGain, c.cwnd, c.standing.get()),
+		NextTick:   c.deadline,
+		Phase:      c.compete.phase(),
+	}
+	if c.slowStart {
+		ctl.Phase = "slow_start"
+	}
+	return ctl
+}

@@ -1,0 +1,164 @@
+package cc
+
+import "time"
+
+// Copa's mode switching (NSDI 2018 §2.2): against flows that fill the queue,
+// 1/delta grows by one per round trip and halves at a loss, as Reno's window
+// would. Such a flow is there when the queue is never nearly empty.
+
+type copaMode int
+
+const (
+	copaConstant copaMode = iota // delta as set
+	copaAuto                     // competitive while the queue is not emptied
+	copaCoop                     // always competitive; genericCC's do_ss:tcp_coop
+)
+
+const (
+	copaMinDelta = 0.004 // 1/packet; the bound of 250 on 1/delta keeps a wrong guess from taking long to drain
+	copaEmpty    = 0.1   // of the highest queueing delay; NSDI 2018 §2.2
+
+	copaEmptyRTTs = 5 // in which the queue is emptied at least once; NSDI 2018 §2.2
+	copaMaxRTTs   = 4 // over which the highest delay is taken; genericCC
+
+	// Copa's own oscillation is as slow as five round trips, so one window of
+	// five without an empty queue proves nothing: it takes two in a row. The
+	// first is over at the first round that finds its window without one.
+	copaBusyRounds = 1 + copaEmptyRTTs
+	// copaSettleRounds is how long a flow's start keeps the queue filled.
+	copaSettleRounds = 10
+	// A low delta that meets no loss may be filling the queue by itself:
+	// above copaProbeScale times the usual 1/delta, after copaProbeAfter rounds
+	// without a loss, the default mode gets copaProbeRounds to empty it.
+	copaProbeScale  = 4
+	copaProbeAfter  = 20
+	copaProbeRounds = 10
+)
+
+// copaCompete chooses delta.
+type copaCompete struct {
+	mode        copaMode
+	base, delta float64 // 1/packet: as set, and in force
+	competitive bool
+
+	high, low windowedFilter // extremes of the last 4 and 5 round trips
+	peak      time.Duration  // highest queueing delay so far
+	roundAt   Time           // start of this round trip
+
+	loss     epoch
+	lossy    bool // a loss in this round trip
+	busy     int  // rounds since the queue was last seen nearly empty
+	settle   int  // rounds left in which a flow's start disturbs the picture
+	lossFree int  // rounds far above the usual 1/delta and without a loss
+	probe    int  // rounds left in which the default mode is kept to see whether the queue empties
+}
+
+func newCopaCompete(mode copaMode, delta float64) copaCompete {
+	return copaCompete{mode: mode, base: delta, high: maxFilter(), low: minFilter()}
+}
+
+func (c *copaCompete) reset() {
+	c.competitive = c.mode == copaCoop
+	c.delta = c.base
+	c.high.reset()
+	c.low.reset()
+	c.peak, c.roundAt = 0, 0
+	c.loss, c.lossy = epoch{}, false
+	c.busy, c.settle, c.lossFree, c.probe = 0, 0, 0, 0
+}
+
+// started tells that slow start, with the queue it leaves behind, is over.
+func (c *copaCompete) started() { c.settle = copaSettleRounds }
+
+func (c *copaCompete) sample(s State, rtt time.Duration) {
+	if c.mode != copaAuto {
+		return
+	}
+	c.high.add(s.Now, rtt, copaMaxRTTs*s.SRTT)
+	c.low.add(s.Now, rtt, copaEmptyRTTs*s.SRTT)
+}
+
+// onAck acts once per round trip.
+func (c *copaCompete) onAck(s State, minRTT time.Duration) {
+	if c.mode == copaConstant || c.roundAt != 0 && s.Now.Sub(c.roundAt) < s.SRTT {
+		return
+	}
+	c.roundAt = s.Now
+	lossy := c.lossy
+	c.lossy = false
+	was := c.competitive
+	if c.mode == copaAuto {
+		c.detect(minRTT)
+	}
+	if was && c.competitive && !lossy {
+		c.delta = max(1/(1/c.delta+1), min(copaMinDelta, c.base))
+	}
+	c.watch(lossy)
+}
+
+// onLoss doubles delta, once per round trip.
+func (c *copaCompete) onLoss(l Loss) {
+	c.lossy = true
+	if c.competitive && c.loss.begin(l) {
+		c.delta = min(2*c.delta, c.base)
+	}
+}
+
+// detect switches between the modes.
+func (c *copaCompete) detect(minRTT time.Duration) {
+	high := c.high.get()
+	queue := high - minRTT
+	if c.peak != 0 && queue > 2*c.peak {
+		c.started() // as when another flow is in its slow start
+	}
+	c.peak = max(c.peak, queue)
+	c.probe = max(0, c.probe-1)
+	switch {
+	case c.settle > 0:
+		c.settle--
+		c.busy = 0
+	case nearlyEmpty(minRTT, c.low.get(), high):
+		c.busy = 0
+		c.leave()
+	default:
+		c.busy++
+		if c.busy >= copaBusyRounds && c.probe == 0 {
+			c.competitive = true
+		}
+	}
+}
+
+// nearlyEmpty reports whether the lowest of the recent round trips is within a
+// tenth of the way from the least ever to the highest of the recent ones.
+func nearlyEmpty(minRTT, low, high time.Duration) bool {
+	return low <= minRTT+noQueue || float64(low) < float64(minRTT)+copaEmpty*float64(high-minRTT)
+}
+
+func (c *copaCompete) leave() {
+	c.competitive = false
+	c.delta = c.base
+}
+
+// watch starts a probe when the queue may be our own doing.
+func (c *copaCompete) watch(lossy bool) {
+	if c.mode != copaAuto || !c.competitive || lossy || 1/c.delta <= copaProbeScale/c.base {
+		c.lossFree = 0
+		return
+	}
+	c.lossFree++
+	if c.lossFree >= copaProbeAfter {
+		c.lossFree = 0
+		c.probe = copaProbeRounds
+		c.leave()
+	}
+}
+
+func (c *copaCompete) phase() string {
+	switch {
+	case c.competitive:
+		return "competitive"
+	case c.probe > 0:
+		return "probe"
+	}
+	return "default"
+}

@@ -1,0 +1,162 @@
+package cc
+
+import (
+	"math"
+	"time"
+)
+
+// CUBIC as in RFC 9438, with HyStart++ (RFC 9406) for the first slow start.
+// Linux's extra growth before the first loss is a setting.
+
+func init() {
+	offOn := []string{"off", "on"}
+	Register(Spec{
+		Name:   "cubic",
+		About:  "CUBIC: the window follows a cubic in the time since the last loss; needs losses to stop growing.",
+		Source: "RFC 9438; slow start RFC 9406",
+		Params: []Param{
+			{Name: "hystart", About: "leave the first slow start when the round trip rises (RFC 9406)", Default: 1, Choices: offOn},
+			{Name: "pre_loss_growth", About: "growth before the first loss and after a timeout: the RFC's, or Linux's of at least 5 % per round trip", Default: 0, Choices: []string{"rfc", "linux"}},
+			{Name: "pacing", About: "pace at 1.2 windows per round trip, 2 in slow start, as Linux does", Default: 0, Choices: offOn},
+		},
+		New: func(cfg Config) Algorithm {
+			return &cubic{
+				lossWindow:  newLossWindow(cfg),
+				linuxGrowth: cfg.Params["pre_loss_growth"] == 1,
+				hystart:     cfg.Params["hystart"] == 1,
+				paced:       cfg.Params["pacing"] == 1,
+			}
+		},
+	})
+}
+
+const (
+	cubicBeta     = 0.7                                   // RFC 9438 §4.6
+	cubicC        = 0.4                                   // packets/s³; RFC 9438 §5
+	cubicAlpha    = 3 * (1 - cubicBeta) / (1 + cubicBeta) // packets per round trip; RFC 9438 §4.3
+	cubicMaxRise  = 1.5                                   // windows per round trip; RFC 9438 §4.2
+	linuxMinRise  = 0.05                                  // of a window per round trip; tcp_cubic.c, cnt ≤ 20
+	cubicGain     = 1.2                                   // windows per round trip; tcp_pacing_ca_ratio
+	slowStartGain = 2.0                                   // windows per round trip; tcp_pacing_ss_ratio
+)
+
+type cubic struct {
+	NoTick
+	lossWindow
+	linuxGrowth, hystart, paced bool
+
+	hy    hystart
+	srtt  time.Duration
+	heard Time // last acknowledgement
+	idle  Time // since when nothing was in flight; 0: something is
+
+	epochStart Time    // 0: no epoch yet
+	wMax       float64 // window the cubic levels off at; 0: no loss yet, or a timeout since
+	hasLost    bool    // wMax stems from a loss
+	k          float64 // seconds from the epoch's start to wMax
+	wEst       float64 // what Reno would have by now
+	cwndPrior  float64 // at the last cut
+}
+
+func (c *cubic) OnAck(a Ack) {
+	n := c.credit(a)
+	c.srtt = a.SRTT
+	c.skipIdle(a)
+	if c.inSlowStart() {
+		if c.hystart && math.IsInf(c.ssthresh, 1) {
+			slower, exit := c.hy.observe(a)
+			n /= slower
+			if exit {
+				c.ssthresh = c.cwnd
+			}
+		}
+		n = c.slowStart(n)
+	}
+	if n > 0 && !c.recovering {
+		c.follow(a.Now, n)
+	}
+}
+
+// skipIdle moves the epoch by the time in which the application, not the
+// window, held the sender back (RFC 9438 §5.8).
+func (c *cubic) skipIdle(a Ack) {
+	if c.epochStart != 0 {
+		switch left := a.left(); {
+		case !a.CwndLimited:
+			c.epochStart += a.Now - c.heard
+		case c.idle != 0 && left > c.idle:
+			c.epochStart += left - c.idle
+		}
+		c.epochStart = min(c.epochStart, a.Now)
+	}
+	c.heard, c.idle = a.Now, 0
+	if a.Inflight <= 0 {
+		c.idle = a.Now
+	}
+}
+
+// at is W_cubic (RFC 9438 §4.2, equation 1), t seconds into the epoch.
+func (c *cubic) at(t float64) float64 {
+	d := t - c.k
+	return cubicC*d*d*d + c.wMax
+}
+
+// follow is congestion avoidance for n acknowledged packets.
+func (c *cubic) follow(now Time, n float64) {
+	if c.epochStart == 0 {
+		c.epochStart, c.wEst, c.k = now, c.cwnd, 0
+		if c.cwnd < c.wMax {
+			c.k = math.Cbrt((c.wMax - c.cwnd) / cubicC)
+		} else {
+			c.wMax = c.cwnd
+		}
+	}
+	n = min(n, c.cwnd)
+	t := now.Sub(c.epochStart).Seconds()
+	alpha := cubicAlpha
+	if c.wEst >= c.cwndPrior {
+		alpha = 1
+	}
+	c.wEst = c.clamp(c.wEst+alpha*n/c.cwnd, timeoutWindow)
+	if c.at(t) < c.wEst { // Reno would be ahead
+		c.cwnd = max(c.cwnd, c.wEst)
+		return
+	}
+	target := min(max(c.at(t+c.srtt.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
+	rise := (target - c.cwnd) / c.cwnd
+	if c.linuxGrowth && !c.hasLost {
+		rise = max(rise, linuxMinRise)
+	}
+	c.cwnd = c.clamp(c.cwnd+n*rise, timeoutWindow)
+}
+
+func (c *cubic) OnLoss(l Loss) {
+	before := c.cwnd
+	if c.lose(l, cubicBeta) {
+		c.cwndPrior = before
+		if before < c.wMax { // fast convergence: make room for newcomers (RFC 9438 §4.7)
+			before *= (1 + cubicBeta) / 2
+		}
+		c.wMax, c.hasLost = before, true
+		c.epochStart = 0
+	}
+	if l.Timeout { // the next epoch starts at its own plateau (RFC 9438 §4.8)
+		c.wMax, c.hasLost = 0, false
+		c.epochStart = 0
+	}
+}
+
+func (c *cubic) Control() Control {
+	ctl := Control{Cwnd: c.bytes(c.cwnd), Phase: c.phase()}
+	if c.paced {
+		gain := cubicGain
+		if c.inSlowStart() {
+			gain = slowStartGain
+		}
+		ctl.PacingRate = c.pace(gain, c.cwnd, c.srtt)
+	}
+	if ctl.Phase == "slow_start" && c.hy.conservative() {
+		ctl.Phase = "conservative_slow_start"
+	}
+	return ctl
+}

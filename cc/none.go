@@ -1,0 +1,17 @@
+package cc
+
+func init() {
+	Register(Spec{
+		Name:   "none",
+		About:  "No limit of ours: the transport's own congestion control decides alone.",
+		Source: "baseline",
+		New:    func(Config) Algorithm { return none{} },
+	})
+}
+
+type none struct{ NoTick }
+
+func (none) OnAck(Ack)   {}
+func (none) OnLoss(Loss) {}
+
+func (none) Control() Control { return Control{Cwnd: MaxCwnd, Phase: "unlimited"} }

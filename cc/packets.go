@@ -1,0 +1,53 @@
+package cc
+
+import (
+	"math"
+	"time"
+)
+
+// minDivisor stands in for any shorter time in a quotient; clocks below are coarse.
+const minDivisor = time.Microsecond
+
+// segments converts between the bytes of the seam and the packets of one
+// segment each in which the literature counts windows.
+type segments struct{ mss Bytes }
+
+// learn adopts the sender's segment size; 0 leaves it as it is.
+func (s *segments) learn(mss Bytes) {
+	if mss > 0 {
+		s.mss = mss
+	}
+}
+
+// packets converts bytes; a fraction of a segment counts as that fraction.
+func (s segments) packets(b Bytes) float64 { return float64(max(b, 0)) / float64(s.mss) }
+
+// bytes converts a window and keeps it within what Control allows.
+func (s segments) bytes(packets float64) Bytes {
+	b := packets * float64(s.mss)
+	switch {
+	case b >= float64(MaxCwnd):
+		return max(MaxCwnd, s.mss)
+	case b > float64(s.mss):
+		return Bytes(b)
+	default: // also NaN
+		return s.mss
+	}
+}
+
+// clamp keeps a window between floor and the largest one there is, so that it
+// never grows out of what a float counts exactly.
+func (s segments) clamp(packets, floor float64) float64 {
+	return min(max(packets, floor), max(float64(MaxCwnd)/float64(s.mss), floor))
+}
+
+// pace returns the rate that sends gain windows per round trip; 0 without a round trip.
+func (s segments) pace(gain, packets float64, rtt time.Duration) Rate {
+	if rtt <= 0 {
+		return 0
+	}
+	return RateOf(s.bytes(gain*packets), max(rtt, minDivisor))
+}
+
+// infinite is the slow-start threshold before the first congestion event.
+var infinite = math.Inf(1)

@@ -1,0 +1,34 @@
+package cc
+
+func init() {
+	Register(Spec{
+		Name:   "static",
+		About:  "A fixed window and, if wanted, a fixed pacing rate, whatever the path says: for experiments.",
+		Source: "the fixed-window experiment of ALCC §3.1",
+		Params: []Param{
+			{Name: "cwnd_packets", About: "window", Unit: "packets", Default: 22, Min: 1, Max: 1e6},
+			{Name: "pacing_mbit", About: "pacing rate; 0: not paced", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e6},
+		},
+		New: func(cfg Config) Algorithm {
+			return &static{
+				segments: segments{cfg.MSS},
+				cwnd:     cfg.Params["cwnd_packets"],
+				rate:     Rate(cfg.Params["pacing_mbit"] * 1e6),
+			}
+		},
+	})
+}
+
+type static struct {
+	NoTick
+	segments
+	cwnd float64
+	rate Rate
+}
+
+func (s *static) OnAck(a Ack)   { s.learn(a.MSS) }
+func (s *static) OnLoss(l Loss) { s.learn(l.MSS) }
+
+func (s *static) Control() Control {
+	return Control{Cwnd: s.bytes(s.cwnd), PacingRate: s.rate, Phase: "static"}
+}
