@@ -23,7 +23,10 @@ type Flow struct {
 	want     cc.Bytes // asked for and not granted: the flow wants to send
 	parked   bool     // waits for wake
 	ready    cc.Time  // not before this does its own rate let it send
-	above    bool     // scratch of level: has more than the common level
+	asked    cc.Time  // when it last called Take
+	served   float64  // bytes granted, over weight; see serve
+	rival    bool     // scratch of pool
+	pass     uint64   // scratch of wakeable
 	pacer    pacer    // the policy's maximum rate
 	rtt      rttEstimator
 	rate     cc.Rate // newest delivery-rate sample
@@ -32,7 +35,7 @@ type Flow struct {
 	closed   bool
 }
 
-func (f *Flow) weight() int { return max(1, f.terms.Weight) }
+func (f *Flow) weight() cc.Bytes { return cc.Bytes(max(1, f.terms.Weight)) }
 
 func (f *Flow) mss() cc.Bytes {
 	if f.last.MSS > 0 {
@@ -64,7 +67,10 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 		return Grant{}
 	}
 	m.start()
-	f.want, f.parked = want, false
+	if f.want == 0 {
+		f.served = max(f.served, m.served)
+	}
+	f.want, f.parked, f.asked = want, false, now
 	n := f.grant(now, want)
 	if n > 0 {
 		f.charge(now, n)
@@ -79,28 +85,29 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	m := f.macro
 	quantum := f.quantum()
-	room := m.room(f)
+	room := m.room(f, now)
 	if room < want {
 		m.cwndFullAt = now
 	}
-	if room < quantum {
-		f.limits.enter(now, LimitedByCwnd)
-		return 0
-	}
-	credit := m.pacer.credit(now, m.mss)
-	own := f.pacer.credit(now, f.mss())
-	if min(credit, own) < quantum {
-		f.limits.enter(now, LimitedByPacing)
-		f.ready = f.pacer.ready(now, quantum, f.mss())
-		m.mgr.schedule(m, max(f.ready, m.pacer.ready(now, quantum, m.mss)))
-		return 0
-	}
-	n := min(want, room, credit, own)
-	if n == want {
+	credit := min(m.pacer.credit(now, m.mss), f.pacer.credit(now, f.mss()))
+	n := min(want, room, credit)
+	switch {
+	case n == want:
 		f.limits.enter(now, LimitedByApplication)
 		return n
+	case n == room:
+		f.limits.enter(now, LimitedByCwnd)
+	default:
+		f.limits.enter(now, LimitedByPacing)
 	}
-	return n - n%quantum
+	if n >= quantum {
+		return n - n%quantum
+	}
+	if room >= quantum {
+		f.ready = f.pacer.ready(now, quantum, f.mss())
+		m.mgr.schedule(m, max(f.ready, m.pacer.ready(now, quantum, m.mss)))
+	}
+	return 0
 }
 
 // charge counts n granted bytes in flight.
@@ -114,6 +121,7 @@ func (f *Flow) charge(now cc.Time, n cc.Bytes) {
 	m.pacer.spend(now, n)
 	f.pacer.spend(now, n)
 	f.ready = 0
+	m.serve(f, n)
 }
 
 // Report tells what became of the bytes and returns the limits now in force.

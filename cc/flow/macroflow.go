@@ -31,6 +31,8 @@ type macroflow struct {
 	deliveredAt cc.Time
 	firstSent   cc.Time  // when the newest delivered byte had left
 	appLimited  cc.Bytes // deliveries up to this count understate the path; 0: none do
+	served      float64  // virtual time: what the flow served last had been served before
+	pass        uint64   // counts calls of wakeable
 	cwndFullAt  cc.Time  // when the window last cut a grant short
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
 	idleSince   cc.Time  // when the last member left

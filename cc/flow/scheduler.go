@@ -7,68 +7,11 @@ import "github.com/penstock-net/penstock/cc"
 // member above the window).
 const floorSegments = 2
 
-// room returns how many bytes f may still put in flight under the window.
-//
-// Flows that want to send share what the others leave unused, in proportion to
-// their weights (weighted max-min): a flow that does not use its share lends
-// it, and has it back within a round trip of asking, since from then on those
-// above the common level get nothing until they have fallen below it.
-// A flow with a lower Priority number goes first, all of it.
-func (m *macroflow) room(f *Flow) cc.Bytes {
-	free := m.ctl.Cwnd - m.inflight
-	if len(m.members) == 1 {
-		return free
-	}
-	floor := floorSegments*f.mss() - f.inflight
-	return max(min(free, f.roundUp(m.level(f)-f.inflight)), floor)
-}
-
-// level returns how much f may have in flight in all.
-func (m *macroflow) level(f *Flow) cc.Bytes {
-	pool, weights := m.ctl.Cwnd, 0
-	for _, g := range m.members {
-		switch {
-		case g == f || g.want > 0 && g.terms.Priority == f.terms.Priority:
-			weights += g.weight()
-		case g.want > 0 && g.terms.Priority < f.terms.Priority:
-			return 0
-		default:
-			pool -= g.inflight
-		}
-	}
-	// Those already above the level keep what they have; the rest share less.
-	for {
-		over, overWeights := cc.Bytes(0), 0
-		for _, g := range m.members {
-			if g != f && g.want > 0 && g.terms.Priority == f.terms.Priority && !g.above &&
-				g.inflight*cc.Bytes(weights) > pool*cc.Bytes(g.weight()) {
-				g.above = true
-				over += g.inflight
-				overWeights += g.weight()
-			}
-		}
-		if overWeights == 0 {
-			break
-		}
-		pool -= over
-		weights -= overWeights
-	}
-	for _, g := range m.members {
-		g.above = false
-	}
-	return max(0, pool*cc.Bytes(f.weight())/cc.Bytes(weights))
-}
-
-// share is the part of the window that is f's by right, were all active
-// members to use theirs.
-func (m *macroflow) share(f *Flow) cc.Bytes {
-	weights := 0
-	for _, g := range m.members {
-		if g == f || g.want > 0 || g.inflight > 0 {
-			weights += g.weight()
-		}
-	}
-	return max(m.ctl.Cwnd*cc.Bytes(f.weight())/cc.Bytes(weights), min(m.ctl.Cwnd, floorSegments*f.mss()))
+// contends reports whether f wants more than it was granted. One that was
+// granted a part and has not come back for a round trip is stuck in its
+// transport, and lends what it cannot use.
+func (f *Flow) contends(now cc.Time) bool {
+	return f.parked || f.want > 0 && now.Sub(f.asked) <= f.macro.rtt.rto()
 }
 
 // starved reports whether f may send below its floor.
@@ -76,12 +19,98 @@ func (f *Flow) starved() bool {
 	return len(f.macro.members) > 1 && f.inflight+f.quantum() <= floorSegments*f.mss()
 }
 
-// next returns the parked flow that is owed most: those below their floor
-// first, then the lowest Priority, then the least in flight for its weight.
-func (m *macroflow) next(now cc.Time) *Flow {
+// room returns how many bytes f may still put in flight under the window.
+//
+// Flows that want to send share what the others leave unused, in proportion to
+// their weights (weighted max-min): a flow that does not use its share lends
+// it, and has it back within a round trip of asking, since from then on those
+// above the common level get nothing until they have fallen below it. Shares
+// are whole segments; the odd ones go round, to whoever got least so far.
+// A flow with a lower Priority number goes first, all of it.
+func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
+	free := m.ctl.Cwnd - m.inflight
+	if len(m.members) == 1 {
+		return free
+	}
+	floor := floorSegments*f.mss() - f.inflight
+	if free <= 0 {
+		return floor
+	}
+	pool, weights := m.pool(f, now)
+	level := pool * cc.Bytes(f.weight()) / weights
+	part := level - f.inflight
+	if odd := level % f.mss(); odd > 0 && part > 0 && part < f.mss() && m.leastServed(f, pool, weights) {
+		part += f.mss() - odd
+	}
+	return max(min(free, part), floor)
+}
+
+// pool returns what f and those it contends with may have in flight together,
+// and the sum of their weights; each is due pool·weight/weights.
+func (m *macroflow) pool(f *Flow, now cc.Time) (pool, weights cc.Bytes) {
+	pool = m.ctl.Cwnd
+	for _, g := range m.members {
+		g.rival = g == f || g.terms.Priority == f.terms.Priority && g.contends(now)
+		switch {
+		case g.rival:
+			weights += g.weight()
+		case g.terms.Priority < f.terms.Priority && g.contends(now):
+			return 0, f.weight()
+		default:
+			pool -= g.inflight
+		}
+	}
+	// Those already above the level keep what they have; the rest share less.
+	for changed := true; changed; {
+		changed = false
+		for _, g := range m.members {
+			if g != f && g.rival && g.inflight*weights > pool*g.weight() {
+				g.rival, changed = false, true
+				pool -= g.inflight
+				weights -= g.weight()
+			}
+		}
+	}
+	return max(0, pool), weights
+}
+
+// leastServed reports whether no rival of f that could use another segment has
+// had less for its weight. It goes by the marks that pool left.
+func (m *macroflow) leastServed(f *Flow, pool, weights cc.Bytes) bool {
+	for _, g := range m.members {
+		if g.rival && g != f && g.served < f.served && g.inflight*weights < pool*g.weight() {
+			return false
+		}
+	}
+	return true
+}
+
+// share is the part of the window that is f's by right, were all active
+// members to use theirs.
+func (m *macroflow) share(f *Flow) cc.Bytes {
+	var weights cc.Bytes
+	for _, g := range m.members {
+		if g == f || g.want > 0 || g.inflight > 0 {
+			weights += g.weight()
+		}
+	}
+	return max(m.ctl.Cwnd*f.weight()/weights, min(m.ctl.Cwnd, floorSegments*f.mss()))
+}
+
+// serve notes that f is granted n bytes. Service is counted by weight as in
+// start-time fair queueing: who has been away starts level with the rest.
+func (m *macroflow) serve(f *Flow, n cc.Bytes) {
+	m.served = f.served
+	f.served += float64(n) / float64(f.weight())
+}
+
+// next returns the parked flow that is owed most among those not yet seen in
+// this pass: those below their floor first, then the lowest Priority, then the
+// least served.
+func (m *macroflow) next(now cc.Time, pass uint64) *Flow {
 	var best *Flow
 	for _, f := range m.members {
-		if f.parked && f.ready <= now && (best == nil || f.before(best)) {
+		if f.parked && f.pass != pass && f.ready <= now && (best == nil || f.before(best)) {
 			best = f
 		}
 	}
@@ -95,23 +124,29 @@ func (f *Flow) before(g *Flow) bool {
 	if f.terms.Priority != g.terms.Priority {
 		return f.terms.Priority < g.terms.Priority
 	}
-	return f.inflight*cc.Bytes(g.weight()) < g.inflight*cc.Bytes(f.weight())
+	return f.served < g.served
 }
 
 // wakeable unparks the flows that may take something now, until what is free
 // has been promised, and puts their wake functions into out; the caller calls
 // them once the lock is released.
 func (m *macroflow) wakeable(now cc.Time, out []func()) int {
+	m.pass++
 	n := 0
 	promised := cc.Bytes(0)
 	for n < len(out) {
-		f := m.next(now)
+		f := m.next(now, m.pass)
 		if f == nil {
 			break
 		}
+		f.pass = m.pass
 		need := f.quantum()
-		if m.room(f)-promised < need && !f.starved() {
-			break
+		starved := f.starved()
+		if m.ctl.Cwnd-m.inflight-promised < need && !starved {
+			break // nothing is left, and whoever comes next is not starved either
+		}
+		if m.room(f, now) < need {
+			continue
 		}
 		if m.pacer.credit(now, m.mss)-promised < need {
 			m.mgr.schedule(m, m.pacer.ready(now, promised+need, m.mss))
