@@ -132,7 +132,7 @@ func TestAnIdleMemberLendsItsShareAndHasItBack(t *testing.T) {
 		return greedy(i, now)
 	}
 	c.run(100*time.Millisecond, wants)
-	assert.InDelta(t, 100*mss, c.legs[0].inflight(), float64(mss), "alone it has the whole window")
+	assert.InDelta(t, float64(100*mss), float64(c.legs[0].inflight()), float64(mss), "alone it has the whole window")
 	idle = false
 	c.run(45*time.Millisecond, wants)
 	assert.InDelta(t, 50, float64(c.legs[1].inflight()/mss), 1)
@@ -140,7 +140,7 @@ func TestAnIdleMemberLendsItsShareAndHasItBack(t *testing.T) {
 	c.legs[0].Close(c.now)
 	c.legs[0] = nil
 	c.run(45*time.Millisecond, wants)
-	assert.InDelta(t, 100*mss, c.legs[1].inflight(), float64(mss), "what a member leaves behind goes to the others")
+	assert.InDelta(t, float64(100*mss), float64(c.legs[1].inflight()), float64(mss), "what a member leaves behind goes to the others")
 }
 
 func TestPriorityComesFirstButNobodyStarves(t *testing.T) {
