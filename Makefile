@@ -1,0 +1,78 @@
+# Everything anyone runs here, CI included, is a target of this file. It needs
+# Go and make; what else a target can use (a C compiler for the race detector,
+# root or user namespaces for the end-to-end tests) it says when it is missing.
+
+GO            ?= go
+GOLANGCI_LINT ?= golangci-lint
+GOLANGCI_LINT_VERSION = v2.15.0
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+LDFLAGS  = -s -w -X main.version=$(VERSION)
+
+# Packages with goroutines, or that are called from several.
+CONCURRENT = ./cc/flow/... ./cmd/... ./internal/... ./proxy/... ./telemetry/...
+# All but the end-to-end tests, which run by themselves so that nothing beside
+# them takes the processor that they measure on.
+UNIT     = $(shell $(GO) list ./... | grep -v /test/e2e)
+FUZZTIME ?= 10s
+BENCH    ?= .
+TIMEOUT   = 10m
+
+.DEFAULT_GOAL = all
+.PHONY: all build lint test test-unit test-race test-e2e fuzz bench golden docs demo clean
+
+all: build lint test ## build, lint and test
+
+build: ## bin/penstock, static
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/penstock ./cmd/penstock
+
+lint: ## golangci-lint; gofmt and go vet where it is not installed
+	@if command -v $(GOLANGCI_LINT) >/dev/null; then \
+		echo $(GOLANGCI_LINT) run ./...; $(GOLANGCI_LINT) run ./...; \
+	else \
+		echo "lint: $(GOLANGCI_LINT) is not installed, so only gofmt and go vet run; for the rest:"; \
+		echo "  $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)"; \
+		unformatted=$$(gofmt -l .); \
+		if [ -n "$$unformatted" ]; then echo "lint: not formatted:"; echo "$$unformatted"; exit 1; fi; \
+		$(GO) vet ./...; \
+	fi
+
+test: test-unit test-race test-e2e ## everything that can be checked without judging it
+
+test-unit: ## unit and property tests, scenarios, fuzz corpora
+	$(GO) test -timeout $(TIMEOUT) $(UNIT)
+
+test-race: ## the concurrent packages under the race detector
+	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $$($(GO) env CC) >/dev/null; then \
+		echo $(GO) test -race -timeout $(TIMEOUT) $(CONCURRENT); \
+		$(GO) test -race -timeout $(TIMEOUT) $(CONCURRENT); \
+	else \
+		echo "test-race: SKIPPED: the race detector needs a C compiler (CC=$$($(GO) env CC), CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
+	fi
+
+test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
+	$(GO) test -count=1 -timeout $(TIMEOUT) -v ./test/e2e/...
+
+fuzz: ## every fuzz target for FUZZTIME each
+	@set -e; for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+			echo "fuzz $$pkg $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg; \
+		done; \
+	done
+
+bench: ## benchmarks that match BENCH
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 30m ./...
+
+golden: ## rewrite the golden files of the scenarios; review the difference
+	$(GO) test ./test/scenarios/... -update
+
+docs: ## rewrite the pages that are generated
+	$(GO) run ./cmd/penstock algorithms --markdown > docs/algorithms.md.new
+	mv docs/algorithms.md.new docs/algorithms.md
+
+demo: build ## the main job on an emulated cellular link, measured
+	bin/penstock demo
+
+clean:
+	rm -rf bin

@@ -1,0 +1,195 @@
+package telemetry
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+const (
+	// traceBacklog is how many events may wait for the writer: at 10,000
+	// acknowledgements a second, a disk may stall for 0.8 s.
+	traceBacklog = 8192
+	// traceFlush is how long an event may stay in our buffer.
+	traceFlush = time.Second
+)
+
+// ErrTraceClosed is what a second Close returns.
+var ErrTraceClosed = errors.New("telemetry: trace is closed")
+
+// Trace writes what the algorithms see and answer as JSON lines. It never makes
+// them wait: when the writer cannot keep up, events are dropped and counted.
+type Trace struct {
+	events  chan flow.Event
+	dropped atomic.Uint64
+	done    chan struct{}
+
+	mu     sync.RWMutex // read while an event goes in
+	closed bool
+	err    error // the first failed write; read after done
+}
+
+// NewTrace starts writing to w, until Close.
+func NewTrace(w io.Writer) *Trace {
+	t := &Trace{events: make(chan flow.Event, traceBacklog), done: make(chan struct{})}
+	go t.run(w)
+	return t
+}
+
+// Event takes one event; it is made for flow.Manager.Trace.
+func (t *Trace) Event(e flow.Event) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	if t.closed {
+		return
+	}
+	select {
+	case t.events <- e:
+	default:
+		t.dropped.Add(1)
+	}
+}
+
+// Dropped returns how many events were lost so far: to a full backlog, or to a
+// file that took no more.
+func (t *Trace) Dropped() uint64 { return t.dropped.Load() }
+
+// Close writes what is left and returns the first error of all writes. It does
+// not close the writer.
+func (t *Trace) Close() error {
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		return ErrTraceClosed
+	}
+	t.closed = true
+	close(t.events)
+	t.mu.Unlock()
+	<-t.done
+	return t.err
+}
+
+func (t *Trace) run(w io.Writer) {
+	defer close(t.done)
+	out := bufio.NewWriterSize(w, 64<<10)
+	flush := time.NewTicker(traceFlush)
+	defer flush.Stop()
+	var line []byte
+	fail := func(err error) {
+		if t.err == nil && err != nil {
+			t.err = fmt.Errorf("telemetry: write trace: %w", err)
+		}
+	}
+	for {
+		select {
+		case e, more := <-t.events:
+			if !more {
+				fail(out.Flush())
+				return
+			}
+			if t.err != nil {
+				t.dropped.Add(1)
+				continue
+			}
+			line = appendEvent(line[:0], e)
+			_, err := out.Write(line)
+			fail(err)
+		case <-flush.C:
+			fail(out.Flush())
+		}
+	}
+}
+
+// appendEvent writes e as one line. By hand, since a reflecting encoder takes
+// longer than the acknowledgement it tells of.
+func appendEvent(b []byte, e flow.Event) []byte {
+	b = append(b, `{"t_seconds":`...)
+	b = appendSeconds(b, time.Duration(e.State.Now))
+	b = append(b, `,"event":"`...)
+	b = append(b, e.Kind...)
+	b = append(b, `","flow":`...)
+	b = strconv.AppendUint(b, e.Flow, 10)
+	b = append(b, `,"group":`...)
+	b = appendString(b, e.Group)
+	b = append(b, `,"algorithm":"`...)
+	b = append(b, e.Algorithm...)
+	b = append(b, '"')
+	for _, n := range [...]struct {
+		key string
+		v   cc.Bytes
+	}{
+		{"bytes", e.Bytes},
+		{"inflight_bytes", e.State.Inflight},
+		{"delivered_bytes", e.State.Delivered},
+		{"cwnd_bytes", e.Control.Cwnd},
+	} {
+		b = appendKey(b, n.key)
+		b = strconv.AppendInt(b, int64(n.v), 10)
+	}
+	b = appendKey(b, "pacing_bits_per_second")
+	b = strconv.AppendInt(b, int64(e.Control.PacingRate), 10)
+	for _, d := range [...]struct {
+		key string
+		v   time.Duration
+	}{
+		{"rtt_seconds", e.RTT},
+		{"srtt_seconds", e.State.SRTT},
+		{"min_rtt_seconds", e.State.MinRTT},
+	} {
+		b = appendKey(b, d.key)
+		b = appendSeconds(b, d.v)
+	}
+	b = appendKey(b, "cwnd_limited")
+	b = strconv.AppendBool(b, e.State.CwndLimited)
+	b = append(b, `,"phase":"`...)
+	b = append(b, e.Control.Phase...)
+	return append(b, "\"}\n"...)
+}
+
+func appendKey(b []byte, key string) []byte {
+	b = append(b, `,"`...)
+	b = append(b, key...)
+	return append(b, `":`...)
+}
+
+// appendString writes s as JSON; addresses, which groups are made of, take the
+// short way.
+func appendString(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c > '~' || c == '"' || c == '\\' {
+			quoted, _ := json.Marshal(s) // a string always has a form
+			return append(b, quoted...)
+		}
+	}
+	b = append(b, '"')
+	b = append(b, s...)
+	return append(b, '"')
+}
+
+// appendSeconds writes d exactly, to the nanosecond.
+func appendSeconds(b []byte, d time.Duration) []byte {
+	if d < 0 {
+		b = append(b, '-')
+		d = -d
+	}
+	b = strconv.AppendInt(b, int64(d/time.Second), 10)
+	frac := int64(d % time.Second)
+	if frac == 0 {
+		return b
+	}
+	b = append(b, '.')
+	for unit := int64(time.Second / 10); frac > 0; unit /= 10 {
+		b = append(b, byte('0'+frac/unit))
+		frac %= unit
+	}
+	return b
+}
