@@ -1,0 +1,238 @@
+//go:build linux
+
+package netlab
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+const (
+	readyPackets = 2048    // made beforehand
+	slabPackets  = 256     // made at once when those are not enough
+	maxPackets   = 1 << 16 // bound on what a path holds: 100 MB
+	readBatch    = 16      // packets read from one side before deliveries get their turn
+)
+
+// packet is one IP packet on its way.
+type packet struct {
+	due  cc.Time
+	rec  *entry // nil before the start
+	n    int
+	data [MTU]byte
+}
+
+// pipe is one direction: in, through the link's schedule, out.
+type pipe struct {
+	dir     Direction
+	cfg     sim.LinkConfig
+	in, out int
+	link    *sim.Link // nil before the start
+	line    queue     // packets by due time, which is also the order of arrival
+}
+
+// queue is a growing ring of packets.
+type queue struct {
+	ring       []*packet // length a power of two
+	head, tail uint
+}
+
+func (q *queue) empty() bool    { return q.head == q.tail }
+func (q *queue) first() *packet { return q.ring[q.head&uint(len(q.ring)-1)] }
+
+func (q *queue) push(p *packet) {
+	if q.tail-q.head == uint(len(q.ring)) {
+		ring := make([]*packet, max(readyPackets, 2*len(q.ring)))
+		for i := q.head; i != q.tail; i++ {
+			ring[i&uint(len(ring)-1)] = q.ring[i&uint(len(q.ring)-1)]
+		}
+		q.ring = ring
+	}
+	q.ring[q.tail&uint(len(q.ring)-1)] = p
+	q.tail++
+}
+
+func (q *queue) pop() *packet {
+	p := q.first()
+	q.head++
+	return p
+}
+
+// emulator is the state of the one thread that moves a path's packets.
+type emulator struct {
+	*Path
+	free []*packet
+	made int
+	fds  [3]unix.PollFd // by direction, then the eventfd
+}
+
+func newEmulator(p *Path) *emulator {
+	e := &emulator{Path: p, free: make([]*packet, 0, maxPackets)}
+	for e.made < readyPackets {
+		e.makeSlab()
+	}
+	for d := range p.dirs {
+		e.fds[d] = unix.PollFd{Fd: int32(p.dirs[d].in), Events: unix.POLLIN}
+		p.dirs[d].line.ring = make([]*packet, readyPackets)
+	}
+	e.fds[2] = unix.PollFd{Fd: int32(p.wake), Events: unix.POLLIN}
+	return e
+}
+
+func (e *emulator) makeSlab() {
+	slab := make([]packet, slabPackets)
+	for i := range slab {
+		e.free = append(e.free, &slab[i])
+	}
+	e.made += slabPackets
+}
+
+// run moves packets until the path closes. It never unlocks its thread: the
+// thread's timer slack is not fit for others, and ends with it.
+func (e *emulator) run() {
+	runtime.LockOSThread()
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
+		e.err = fmt.Errorf("netlab: set timer slack: %w", err)
+		return
+	}
+	for !e.stopping.Load() {
+		e.deliver(&e.dirs[Down])
+		e.deliver(&e.dirs[Up])
+		if !e.wait() {
+			continue
+		}
+		for d := range e.dirs {
+			switch r := e.fds[d].Revents; {
+			case r&unix.POLLIN != 0:
+				e.receive(&e.dirs[d])
+			case r != 0:
+				e.err = fmt.Errorf("netlab: path: the device of direction %s is gone", Direction(d))
+				return
+			}
+		}
+	}
+}
+
+// wait sleeps until a packet arrives or the next is nearly due, and tells
+// whether one arrived.
+func (e *emulator) wait() bool {
+	next := cc.Never
+	for d := range e.dirs {
+		if line := &e.dirs[d].line; !line.empty() {
+			next = min(next, line.first().due)
+		}
+	}
+	var timeout *unix.Timespec // nil: for ever
+	if next != cc.Never {
+		ts := unix.NsecToTimespec(int64(max(0, next.Sub(e.now())-e.spin)))
+		timeout = &ts
+	}
+	n, errno := ppoll(e.fds[:], timeout)
+	return errno == 0 && n > 0
+}
+
+func ppoll(fds []unix.PollFd, timeout *unix.Timespec) (int, unix.Errno) {
+	n, _, errno := unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(len(fds)),
+		uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
+	return int(n), errno
+}
+
+// receive takes a batch of packets into the link.
+func (e *emulator) receive(d *pipe) {
+	for range readBatch {
+		p := e.take()
+		if p == nil {
+			e.refuse(d)
+			return
+		}
+		n, errno := readPacket(d.in, p.data[:])
+		if errno != 0 || n <= 0 {
+			e.free = append(e.free, p)
+			return // nothing left, or interrupted: poll tells
+		}
+		p.n = n
+		if e.admit(d, p) {
+			d.line.push(p)
+		} else {
+			e.free = append(e.free, p)
+		}
+	}
+}
+
+// take returns an empty packet; nil when the path holds as many as it may.
+func (e *emulator) take() *packet {
+	if len(e.free) == 0 {
+		if e.made >= maxPackets {
+			return nil
+		}
+		e.makeSlab()
+	}
+	p := e.free[len(e.free)-1]
+	e.free = e.free[:len(e.free)-1]
+	return p
+}
+
+// refuse reads one packet that there is no room for and records it as dropped.
+func (e *emulator) refuse(d *pipe) {
+	var scratch [MTU]byte
+	if n, errno := readPacket(d.in, scratch[:]); errno == 0 && n > 0 && e.zero.Load() != 0 {
+		e.record.add(entry{at: e.now(), size: uint16(n), dir: d.dir, drop: dropHeld})
+	}
+}
+
+// admit settles the packet's fate and records it; false: it is lost.
+func (e *emulator) admit(d *pipe, p *packet) bool {
+	now := e.now()
+	if d.link == nil && !e.begin(d, now, p.n) {
+		p.due, p.rec = now.Add(d.cfg.Delay), nil
+		return true
+	}
+	now = max(now, cc.Time(e.zero.Load()))
+	v := d.link.Send(now, cc.Bytes(p.n))
+	rec := entry{at: now, size: uint16(p.n), dir: d.dir, drop: v.Dropped, late: latePending}
+	if v.Dropped == sim.DropNone {
+		rec.departs, rec.arrives = v.Departs, v.Arrives
+	}
+	p.due, p.rec = v.Arrives, e.record.add(rec)
+	return v.Dropped == sim.DropNone
+}
+
+// begin makes the direction's link if the path has started, or starts with this packet.
+func (e *emulator) begin(d *pipe, now cc.Time, size int) bool {
+	if size >= DataSize && e.armed.Load() {
+		e.zero.CompareAndSwap(0, int64(now))
+	}
+	zero := cc.Time(e.zero.Load())
+	if zero == 0 {
+		return false
+	}
+	d.link = sim.NewLink(d.cfg, zero)
+	return true
+}
+
+// deliver hands over what is due.
+func (e *emulator) deliver(d *pipe) {
+	for !d.line.empty() {
+		now := e.now()
+		if d.line.first().due > now {
+			return
+		}
+		p := d.line.pop()
+		errno := writePacket(d.out, p.data[:p.n])
+		if p.rec != nil {
+			if errno == 0 {
+				p.rec.settle(now.Sub(p.due))
+			} else {
+				p.rec.fail()
+			}
+		}
+		p.rec = nil
+		e.free = append(e.free, p)
+	}
+}

@@ -1,0 +1,156 @@
+//go:build linux
+
+package netlab
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// roles are what this test binary does when a test starts it again.
+const roleEnv = "PENSTOCK_NETLAB_TEST_ROLE"
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(play(role))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// needNamespaces skips a test where labs cannot be built.
+func needNamespaces(t testing.TB) {
+	t.Helper()
+	if err := probeNamespaces(); err != nil {
+		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN (run as root, or unshare -rn go test): ", err)
+	}
+}
+
+// needPath skips a test where a path cannot be opened.
+func needPath(t testing.TB) {
+	t.Helper()
+	needNamespaces(t)
+	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("needs %s: %v", tunDevice, err)
+	}
+	require.NoError(t, unix.Close(fd))
+}
+
+func newCellular(t testing.TB, cfg CellularConfig) *Cellular {
+	t.Helper()
+	needPath(t)
+	c, err := NewCellular(cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+func port(a netip.Addr, p uint16) string { return netip.AddrPortFrom(a, p).String() }
+
+// connect returns both ends of a TCP connection from one node to another's address.
+func connect(t testing.TB, from, to *Node, addr netip.Addr) (dialled, accepted *net.TCPConn) {
+	t.Helper()
+	ln, err := to.Listen("tcp", port(addr, 0))
+	require.NoError(t, err)
+	defer ln.Close()
+	type result struct {
+		net.Conn
+		error
+	}
+	got := make(chan result, 1)
+	go func() {
+		c, err := ln.Accept()
+		got <- result{c, err}
+	}()
+	out, err := from.Dial("tcp", ln.Addr().String())
+	require.NoError(t, err)
+	in := <-got
+	require.NoError(t, in.error)
+	t.Cleanup(func() {
+		_ = out.Close()
+		_ = in.Close()
+	})
+	return out.(*net.TCPConn), in.Conn.(*net.TCPConn)
+}
+
+// congestion selects the kernel's congestion control for one socket.
+func congestion(t testing.TB, c *net.TCPConn, name string) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	require.NoError(t, err)
+	var set error
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		set = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+	}))
+	require.NoError(t, set, "the kernel must offer "+name)
+}
+
+// transfer sends n random bytes, half-closes, and returns what was sent and what
+// came out, as hashes.
+func transfer(from, to *net.TCPConn, n int64, seed uint64) (sent, received [sha256.Size]byte, err error) {
+	var key [32]byte
+	key[0] = byte(seed)
+	errs := make(chan error, 1)
+	go func() {
+		h := sha256.New()
+		_, err := io.CopyN(io.MultiWriter(from, h), rand.NewChaCha8(key), n)
+		if err == nil {
+			err = from.CloseWrite()
+		}
+		h.Sum(sent[:0])
+		errs <- err
+	}()
+	h := sha256.New()
+	got, err := io.Copy(h, to)
+	h.Sum(received[:0])
+	if e := <-errs; err == nil {
+		err = e
+	}
+	if err == nil && got != n {
+		err = fmt.Errorf("received %d bytes of %d", got, n)
+	}
+	return sent, received, err
+}
+
+// play is the other end of the tests that start this binary again.
+func play(role string) int {
+	err := func() error {
+		switch role {
+		case "lab":
+			return playLab()
+		case "enter":
+			return playEnter(playLab)
+		case "enter-without-quota":
+			return playWithoutQuota()
+		case "wait":
+			fmt.Println("ready")
+			_, err := io.Copy(io.Discard, os.Stdin)
+			return err
+		default:
+			return fmt.Errorf("no role %q", role)
+		}
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// self prepares this test binary for another role, inside a node.
+func self(ctx context.Context, n *Node, role string) *Cmd {
+	c := n.Command(ctx, "/proc/self/exe")
+	c.Env = append(os.Environ(), roleEnv+"="+role)
+	return c
+}
