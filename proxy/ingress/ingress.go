@@ -4,6 +4,7 @@ package ingress
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 
@@ -13,7 +14,9 @@ import (
 // Listener takes connections in two steps, so that a client that is slow to
 // say what it wants never delays the next one.
 type Listener interface {
-	// Accept returns the next connection, not yet understood.
+	// Accept returns the next connection, not yet understood. Where
+	// descriptors or memory are short it waits and tries again; its error
+	// means that no further connection will come.
 	Accept() (datapath.Conn, error)
 
 	// Greet finds out where the connection is meant to go. It runs on the
@@ -27,15 +30,50 @@ type Listener interface {
 
 // Client is the client leg, and where it meant to go.
 type Client struct {
+	// Conn is the connection Accept returned, or a thin layer over it while
+	// bytes wait that the client sent behind its handshake (see Detach).
 	datapath.Conn
 	Listener string
 	Source   netip.AddrPort // the client's own address: from PROXY protocol where it was used
-	Target   netip.AddrPort // invalid when the client named a Host
+	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
-	// local address of the server leg, err why there is none. Call it once.
+	// local address of the server leg, err why there is none (wrap
+	// ErrNotAllowed where policy refused). Call it once.
 	// After an error the connection is closed: with RST where it was captured,
 	// since its handshake was answered before the dial could be tried.
 	Answer func(bound netip.AddrPort, err error) error
+}
+
+// ErrNotAllowed is wrapped by the error given to Answer when policy refused
+// the destination; SOCKS5 and HTTP have an answer of their own for it.
+var ErrNotAllowed = errors.New("destination not allowed")
+
+// Detach returns the bytes that the client sent behind its handshake, already
+// read from the connection, and the transport's connection itself. A relay
+// writes early to the server first and then works on conn, which it may splice.
+// Without it, Read returns the early bytes before any others; a byte comes out
+// only once, through the one way or the other.
+func (c Client) Detach() (early []byte, conn datapath.Conn) {
+	if p, ok := c.Conn.(*prefixed); ok {
+		early, p.rest = p.rest, nil
+		return early, p.Conn
+	}
+	return nil, c.Conn
+}
+
+// prefixed is a connection of which the first bytes have been read already.
+type prefixed struct {
+	datapath.Conn
+	rest []byte
+}
+
+func (p *prefixed) Read(b []byte) (int, error) {
+	if len(p.rest) == 0 {
+		return p.Conn.Read(b)
+	}
+	n := copy(b, p.rest)
+	p.rest = p.rest[n:]
+	return n, nil
 }

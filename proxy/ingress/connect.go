@@ -1,0 +1,82 @@
+package ingress
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// maxConnectHeader bounds request line and headers of a CONNECT.
+const maxConnectHeader = 16 << 10
+
+// connect reads an HTTP CONNECT request. Whatever follows its empty line is
+// early data: a CONNECT has no content (RFC 9110 §9.3.6).
+func (l *listener) connect(in *input, c *Client) error {
+	in.left = maxConnectHeader
+	req, err := http.ReadRequest(in.Reader)
+	if err != nil {
+		switch {
+		case errors.Is(in.err, errTooLong):
+			_ = refuseHTTP(in, http.StatusRequestHeaderFieldsTooLarge, "", "the request header is too long")
+			err = errTooLong
+		case in.err != nil: // the client is gone; what is wrong with a torn line is no news
+			err = in.err
+		default:
+			_ = refuseHTTP(in, http.StatusBadRequest, "", "this is not an HTTP request")
+		}
+		return fmt.Errorf("connect: %w", err)
+	}
+	if req.Method != http.MethodConnect {
+		_ = refuseHTTP(in, http.StatusMethodNotAllowed, "Allow: CONNECT\r\n",
+			"only CONNECT is served here (curl: --proxytunnel)")
+		return fmt.Errorf("connect: method %q", req.Method)
+	}
+	if len(l.users) > 0 && !l.httpUser(req) {
+		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
+			"a name and a password are needed")
+		return errors.New("connect: no name, or unknown name or wrong password")
+	}
+	// The request line alone says where to; a Host header is ignored.
+	host, port, err := net.SplitHostPort(req.RequestURI)
+	if err == nil {
+		c.Target, c.Host, err = destination(host, port)
+	}
+	if err == nil && (req.ContentLength != 0 || len(req.TransferEncoding) > 0) {
+		err = errors.New("a CONNECT cannot have content")
+	}
+	if err != nil {
+		_ = refuseHTTP(in, http.StatusBadRequest, "", "CONNECT needs host:port and no content")
+		return fmt.Errorf("connect: %w", err)
+	}
+	c.Answer = func(_ netip.AddrPort, err error) error {
+		if err == nil {
+			_, err = in.conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
+			return err
+		}
+		f := failureOf(err)
+		err = refuseHTTP(in, f.status, "Proxy-Status: penstock; error="+f.token+"\r\n", f.reason)
+		return errors.Join(err, linger(in.conn))
+	}
+	return nil
+}
+
+func (l *listener) httpUser(req *http.Request) bool {
+	// BasicAuth reads the one header; a proxy's credentials are in the other.
+	asked := http.Request{Header: http.Header{"Authorization": req.Header["Proxy-Authorization"]}}
+	name, password, ok := asked.BasicAuth()
+	return ok && l.users.allow([]byte(name), []byte(password))
+}
+
+// refuseHTTP writes an answer after which the connection is closed. header is
+// whole lines.
+func refuseHTTP(in *input, status int, header, reason string) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n%s", status, http.StatusText(status), header)
+	fmt.Fprintf(&b, "Content-Type: text/plain; charset=utf-8\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s\n",
+		len(reason)+1, reason)
+	_, err := in.conn.Write([]byte(b.String()))
+	return err
+}

@@ -1,0 +1,52 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"syscall"
+)
+
+// failure is a dial error in the words that SOCKS5 and HTTP have for it.
+type failure struct {
+	socks  byte   // RFC 1928 §6
+	status int    // HTTP
+	token  string // RFC 9209 §2.3
+	reason string // for people; says nothing about our network beyond the status
+}
+
+var (
+	failedOther    = failure{1, 502, "proxy_internal_error", "the connection could not be made"}
+	failedPolicy   = failure{2, 403, "destination_ip_prohibited", "this destination is not allowed"}
+	failedNetwork  = failure{3, 502, "destination_ip_unroutable", "the network is unreachable"}
+	failedHost     = failure{4, 502, "destination_ip_unroutable", "the host is unreachable"}
+	failedName     = failure{4, 502, "dns_error", "the name could not be resolved"}
+	failedRefused  = failure{5, 502, "connection_refused", "the server refused the connection"}
+	failedOnTime   = failure{6, 504, "connection_timeout", "the server did not answer in time"}
+	failedResource = failure{1, 503, "proxy_internal_error", "the proxy has no room for another connection"}
+)
+
+// failureOf finds the words for err. SOCKS5 knows no timeout; 6, "TTL
+// expired", is what other servers send for one.
+func failureOf(err error) failure {
+	var dns *net.DNSError
+	var timeout net.Error
+	switch {
+	case errors.Is(err, ErrNotAllowed), errors.Is(err, fs.ErrPermission):
+		return failedPolicy
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return failedRefused
+	case errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.ENETDOWN):
+		return failedNetwork
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
+		return failedHost
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS):
+		return failedResource
+	case errors.As(err, &dns) && !dns.IsTimeout:
+		return failedName
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return failedOnTime
+	}
+	return failedOther
+}

@@ -1,0 +1,235 @@
+package ingress
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Bounds of what a client may make us read and hold before it is understood.
+const (
+	inputBuffer  = 4096        // read at once
+	maxHandshake = 4096        // SOCKS5: its longest is 255+2, 513 and 262 bytes
+	lingerTime   = time.Second // for a refused client to take its answer
+	lingerBytes  = 256 << 10   // of unread input thrown away meanwhile
+)
+
+// expired is a deadline in the past.
+var expired = time.Unix(1, 0)
+
+var errTooLong = errors.New("handshake too long")
+
+// input is the client's side of a handshake: buffered, and within a budget.
+type input struct {
+	*bufio.Reader
+	conn datapath.Conn
+	left int   // bytes that may still be read from conn
+	err  error // why conn gives no more
+}
+
+func newInput(conn datapath.Conn) *input {
+	in := &input{conn: conn, left: maxHandshake}
+	in.Reader = bufio.NewReaderSize(source{in}, inputBuffer)
+	return in
+}
+
+// source is what input's buffer fills from.
+type source struct{ in *input }
+
+func (s source) Read(b []byte) (int, error) {
+	if s.in.left <= 0 {
+		s.in.err = errTooLong
+		return 0, errTooLong
+	}
+	n, err := s.in.conn.Read(b[:min(len(b), s.in.left)])
+	s.in.left -= n
+	if err != nil {
+		s.in.err = err
+	}
+	return n, err
+}
+
+// rest is the connection as the relay should see it.
+func (in *input) rest() datapath.Conn {
+	n := in.Buffered()
+	if n == 0 {
+		return in.conn
+	}
+	early, _ := in.Peek(n)
+	return &prefixed{Conn: in.conn, rest: append([]byte(nil), early...)}
+}
+
+func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
+	original := netip.AddrPort{}
+	if r, ok := conn.(*redirected); ok {
+		conn, original = r.Conn, r.original
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.cfg.HandshakeTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(expired) })
+
+	client, err := l.understand(conn, original)
+	if err != nil {
+		if l.cfg.Mode.asks() {
+			_ = linger(conn)
+		} else {
+			_ = conn.Reset()
+		}
+		stop()
+		if ctx.Err() != nil {
+			err = errors.Join(context.Cause(ctx), err)
+		}
+		return Client{}, fmt.Errorf("ingress: listener %q: %w", l.cfg.Name, err)
+	}
+	if !stop() { // the deadline is set or about to be
+		_ = conn.Reset()
+		return Client{}, fmt.Errorf("ingress: listener %q: %w", l.cfg.Name, context.Cause(ctx))
+	}
+	return client, nil
+}
+
+// understand runs the handshake of the listener's mode. Where it fails the
+// client has its answer, if the protocol has one, and the connection is open.
+func (l *listener) understand(conn datapath.Conn, original netip.AddrPort) (Client, error) {
+	c := Client{Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr())}
+	var in *input
+	if l.trusts(c.Source.Addr()) {
+		in = newInput(conn)
+		source, err := readProxyHeader(in)
+		if err != nil {
+			return c, err
+		}
+		if source.IsValid() {
+			c.Source = source
+		}
+	}
+	var err error
+	switch l.cfg.Mode {
+	case TPROXY:
+		err = l.captured(&c, addrPort(conn.LocalAddr()))
+	case Redirect:
+		err = l.captured(&c, original)
+	case Forward:
+		c.Target, c.Host, c.Answer = l.target, l.host, answerWithReset(conn)
+	default:
+		if in == nil {
+			in = newInput(conn)
+		}
+		switch l.cfg.Mode {
+		case SOCKS5:
+			err = l.socks5(in, &c)
+		case Connect:
+			err = l.connect(in, &c)
+		default:
+			err = l.mixed(in, &c)
+		}
+	}
+	if err != nil {
+		return c, err
+	}
+	if in != nil {
+		c.Conn = in.rest()
+	}
+	return c, nil
+}
+
+func (l *listener) trusts(peer netip.Addr) bool {
+	for _, p := range l.cfg.TrustedProxies {
+		if p.Contains(peer) {
+			return true
+		}
+	}
+	return false
+}
+
+// captured sets the destination of a connection whose client did not ask.
+func (l *listener) captured(c *Client, target netip.AddrPort) error {
+	if !target.IsValid() {
+		return fmt.Errorf("%s: no original destination: the connection came here without a capture rule", l.cfg.Mode)
+	}
+	if l.own(target) {
+		return fmt.Errorf("%s: destination %v is this listener: dialling it would loop", l.cfg.Mode, target)
+	}
+	c.Target, c.Answer = target, answerWithReset(c.Conn)
+	return nil
+}
+
+// own reports whether dialling target would reach this listener, which would
+// dial it again, without end.
+func (l *listener) own(target netip.AddrPort) bool {
+	if target.Port() != l.self.Port() {
+		return false
+	}
+	if !l.self.Addr().IsUnspecified() {
+		return target.Addr() == l.self.Addr()
+	}
+	if target.Addr().IsLoopback() || target.Addr().IsUnspecified() {
+		return true
+	}
+	// Only for connections to our very port, so the cost does not matter.
+	local, err := net.InterfaceAddrs()
+	if err != nil {
+		return true // cannot tell: a refused connection is cheaper than a loop
+	}
+	for _, a := range local {
+		if n, ok := a.(*net.IPNet); ok {
+			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == target.Addr() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// answerWithReset is Answer for clients that speak no protocol with us: their
+// handshake was completed by the kernel, and RST is the only refusal left.
+func answerWithReset(conn datapath.Conn) func(netip.AddrPort, error) error {
+	return func(_ netip.AddrPort, err error) error {
+		if err == nil {
+			return nil
+		}
+		return conn.Reset()
+	}
+}
+
+// linger closes conn so that the answer just written arrives: closing with
+// unread input would send RST, and that makes the client drop the answer.
+func linger(conn datapath.Conn) error {
+	if conn.CloseWrite() == nil {
+		timer := time.AfterFunc(lingerTime, func() { _ = conn.SetReadDeadline(expired) })
+		_, _ = io.CopyN(io.Discard, conn, lingerBytes)
+		timer.Stop()
+	}
+	return conn.Close()
+}
+
+// destination splits what a client asked for into an address or a name: an
+// address written as a name must not look like a name to policy.
+func destination(host, port string) (netip.AddrPort, string, error) {
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || n == 0 || port[0] == '+' {
+		return netip.AddrPort{}, "", fmt.Errorf("port %q is not in 1..65535", port)
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return plain(netip.AddrPortFrom(addr, uint16(n))), "", nil
+	}
+	if len(host) == 0 || len(host) > 255 {
+		return netip.AddrPort{}, "", fmt.Errorf("host name of %d bytes", len(host))
+	}
+	for _, b := range []byte(host) {
+		switch {
+		case b >= 'a' && b <= 'z', b >= 'A' && b <= 'Z', b >= '0' && b <= '9', b == '-', b == '.', b == '_':
+		default:
+			return netip.AddrPort{}, "", fmt.Errorf("host name %q has a byte that no host name has", host)
+		}
+	}
+	return netip.AddrPort{}, net.JoinHostPort(host, strconv.FormatUint(n, 10)), nil
+}

@@ -1,0 +1,215 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Waits after an accept that failed for want of a resource: doubling from the
+// first to the last. The kernel keeps the connection in its queue meanwhile.
+const (
+	firstDelay      = 5 * time.Millisecond
+	lastDelay       = time.Second
+	complaintPeriod = 10 * time.Second // at most one log line in this time
+)
+
+// listener is every mode's accept loop and handshake frame; understand, in
+// greet.go, is where the modes differ.
+type listener struct {
+	cfg     Config
+	ln      acceptor
+	wrap    Wrap
+	users   users
+	target  netip.AddrPort // of mode forward
+	host    string
+	self    netip.AddrPort // where we listen; unspecified: every local address
+	closed  chan struct{}
+	closing sync.Once
+	quiet   atomic.Bool // a complaint was logged less than complaintPeriod ago
+}
+
+// acceptor is what is needed of a *net.TCPListener.
+type acceptor interface {
+	AcceptTCP() (*net.TCPConn, error)
+	Addr() net.Addr
+	Close() error
+}
+
+// Listen opens a listener. ctx bounds only the opening.
+func Listen(ctx context.Context, cfg Config, wrap Wrap) (Listener, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+	}
+	lc := net.ListenConfig{
+		// Off: it would cost four setsockopts for each connection, and the
+		// relay's idle timeouts find dead peers.
+		KeepAlive: -1,
+	}
+	// Socket options and TCP_INFO must mean one path.
+	lc.SetMultipathTCP(false)
+	if cfg.Mode == TPROXY {
+		lc.Control = func(network, _ string, c syscall.RawConn) error { return setTransparent(network, c) }
+	}
+	ln, err := lc.Listen(ctx, "tcp", cfg.Addr)
+	if err != nil {
+		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+	}
+	l, err := newListener(cfg, ln.(*net.TCPListener), wrap)
+	if err != nil {
+		_ = ln.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {
+	if cfg.HandshakeTimeout == 0 {
+		cfg.HandshakeTimeout = defaultHandshakeTimeout
+	}
+	l := &listener{
+		cfg: cfg, ln: ln, wrap: wrap, users: newUsers(cfg.Auth),
+		self: addrPort(ln.Addr()), closed: make(chan struct{}),
+	}
+	if cfg.Mode == Forward {
+		host, port, err := net.SplitHostPort(cfg.Target)
+		if err == nil {
+			l.target, l.host, err = destination(host, port)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ingress: listener %q: target %q: %w", cfg.Name, cfg.Target, err)
+		}
+	}
+	return l, nil
+}
+
+// explain names the capability that a listener lacks and how to grant it.
+func explain(mode Mode, err error) error {
+	var what, capability string
+	switch {
+	case mode == TPROXY && errors.Is(err, syscall.EPERM):
+		what, capability = "TPROXY", "CAP_NET_ADMIN"
+	case errors.Is(err, syscall.EACCES):
+		what, capability = "a port this low", "CAP_NET_BIND_SERVICE"
+	default:
+		return err
+	}
+	return fmt.Errorf("%s needs %s: run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the systemd unit: %w",
+		what, capability, strings.ToLower(capability), capability, err)
+}
+
+func (l *listener) Addr() net.Addr { return l.ln.Addr() }
+
+func (l *listener) Close() error {
+	l.closing.Do(func() { close(l.closed) })
+	return l.ln.Close()
+}
+
+func (l *listener) Accept() (datapath.Conn, error) {
+	delay := firstDelay
+	for {
+		conn, accepted, err := l.take()
+		if err == nil {
+			return conn, nil
+		}
+		if !accepted && !transient(err) {
+			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.cfg.Name, err)
+		}
+		l.complain(err)
+		if !transient(err) {
+			continue // this connection was at fault; it is closed and gone
+		}
+		if err := l.wait(delay); err != nil {
+			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.cfg.Name, err)
+		}
+		delay = min(2*delay, lastDelay)
+	}
+}
+
+// take accepts one connection and wraps it; accepted says which part failed.
+func (l *listener) take() (conn datapath.Conn, accepted bool, err error) {
+	raw, err := l.ln.AcceptTCP()
+	if err != nil {
+		return nil, false, err
+	}
+	var original netip.AddrPort
+	if l.cfg.Mode == Redirect {
+		// Asked for now, because a wrapped connection need not show its
+		// descriptor.
+		if original, err = originalDestination(raw); err != nil {
+			original = netip.AddrPort{}
+		}
+	}
+	conn, err = l.wrap(raw)
+	if err != nil {
+		_ = raw.Close()
+		return nil, true, err
+	}
+	if l.cfg.Mode == Redirect {
+		conn = &redirected{Conn: conn, original: original}
+	}
+	return conn, true, nil
+}
+
+// redirected carries the original destination from Accept to Greet.
+type redirected struct {
+	datapath.Conn
+	original netip.AddrPort // invalid: the kernel knows of none
+}
+
+// wait sleeps unless the listener is closed.
+func (l *listener) wait(d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-l.closed:
+		return net.ErrClosed
+	}
+}
+
+// transient reports an accept error that passes: resources are short, or one
+// connection was refused by the firewall (accept(2)).
+func transient(err error) bool {
+	for _, e := range []error{
+		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
+		syscall.EPERM, syscall.ECONNABORTED, syscall.EPROTO, syscall.ENETDOWN,
+	} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (l *listener) complain(err error) {
+	if l.cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
+		return
+	}
+	l.cfg.Log.Warn("cannot accept a connection", "listener", l.cfg.Name, "err", err)
+	time.AfterFunc(complaintPeriod, func() { l.quiet.Store(false) })
+}
+
+// addrPort is addr without the two disguises that would slip past a prefix:
+// IPv4 mapped into IPv6, and zones.
+func addrPort(addr net.Addr) netip.AddrPort {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok || tcp == nil {
+		return netip.AddrPort{}
+	}
+	return plain(tcp.AddrPort())
+}
+
+func plain(ap netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
+}

@@ -1,0 +1,244 @@
+package ingress
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+func TestConfigurationErrorsNameTheKey(t *testing.T) {
+	for _, row := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Mode: "sock5"}, `mode "sock5" is not one of tproxy, redirect, socks5`},
+		{Config{Mode: TPROXY, Auth: []User{{"a", "b"}}}, "auth: mode tproxy cannot ask"},
+		{Config{Mode: SOCKS5, Auth: []User{{"a", ""}}}, "auth[0]"},
+		{Config{Mode: SOCKS5, Auth: []User{{"a", "b"}, {strings.Repeat("a", 256), "b"}}}, "auth[1]"},
+		{Config{Mode: Forward}, "target: mode forward needs"},
+		{Config{Mode: Forward, Target: "nowhere"}, `target "nowhere"`},
+		{Config{Mode: Connect, Target: "a:1"}, "target: only mode forward"},
+		{Config{Mode: Connect, HandshakeTimeout: -1}, "handshake_timeout"},
+		{Config{Mode: Connect, TrustedProxies: make([]netip.Prefix, 1)}, "trusted_proxies[0]"},
+		{Config{Mode: Connect, Addr: "nonsense"}, "missing port"},
+	} {
+		row.cfg.Name = "lan"
+		if row.cfg.Addr == "" {
+			row.cfg.Addr = "127.0.0.1:0"
+		}
+		_, err := Listen(t.Context(), row.cfg, wrapTCP)
+		assert.ErrorContains(t, err, `ingress: listener "lan": `)
+		assert.ErrorContains(t, err, row.want)
+	}
+}
+
+func TestAMissingCapabilityIsNamedWithItsRemedy(t *testing.T) {
+	err := explain(TPROXY, os.NewSyscallError("setsockopt", syscall.EPERM))
+	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep")
+	err = explain(SOCKS5, os.NewSyscallError("bind", syscall.EACCES))
+	assert.ErrorContains(t, err, "needs CAP_NET_BIND_SERVICE")
+	assert.ErrorIs(t, err, syscall.EACCES)
+	assert.Equal(t, syscall.EADDRINUSE, explain(TPROXY, syscall.EADDRINUSE))
+}
+
+func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began, failures := time.Now(), 0
+		var at []time.Duration
+		ln := &fakeAcceptor{next: func() (*net.TCPConn, error) {
+			at = append(at, time.Since(began))
+			if failures++; failures <= 12 {
+				return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+			}
+			return &net.TCPConn{}, nil
+		}}
+		var log bytes.Buffer
+		l, err := newListener(Config{
+			Name: "lan", Mode: SOCKS5,
+			Log: slog.New(slog.NewTextHandler(&log, nil)),
+		}, ln, wrapTCP)
+		require.NoError(t, err)
+		_, err = l.Accept()
+		require.NoError(t, err)
+
+		var gaps []time.Duration
+		for i := 1; i < len(at); i++ {
+			gaps = append(gaps, at[i]-at[i-1])
+		}
+		assert.Equal(t, "[5ms 10ms 20ms 40ms 80ms 160ms 320ms 640ms 1s 1s 1s 1s]", fmt.Sprint(gaps))
+		assert.Equal(t, 1, strings.Count(log.String(), "\n"), "one line in ten seconds: %s", log.String())
+		assert.Contains(t, log.String(), "too many open files")
+
+		// A new shortage after the period is worth a new line.
+		time.Sleep(complaintPeriod)
+		failures = 11
+		_, err = l.Accept()
+		require.NoError(t, err)
+		assert.Equal(t, 2, strings.Count(log.String(), "\n"))
+		time.Sleep(complaintPeriod) // let the timer go
+	})
+}
+
+func TestCloseEndsAWaitingAccept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := newListener(Config{Mode: SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
+			return nil, syscall.ENFILE
+		}}, wrapTCP)
+		require.NoError(t, err)
+		ended := make(chan error)
+		go func() {
+			_, err := l.Accept()
+			ended <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, l.Close())
+		assert.ErrorIs(t, <-ended, net.ErrClosed)
+	})
+}
+
+func TestOneBadConnectionDoesNotStopTheListener(t *testing.T) {
+	n := 0
+	l, err := Listen(t.Context(), Config{Name: "lan", Mode: Forward, Addr: "127.0.0.1:0", Target: "a.test:1"},
+		func(c *net.TCPConn) (datapath.Conn, error) {
+			if n++; n == 1 {
+				return nil, errors.New("dead already")
+			}
+			return wrapTCP(c)
+		})
+	require.NoError(t, err)
+	defer l.Close()
+	for range 2 {
+		c, err := net.Dial("tcp", l.Addr().String())
+		require.NoError(t, err)
+		defer c.Close()
+	}
+	c, err := l.Accept()
+	require.NoError(t, err)
+	assert.Equal(t, 2, n)
+	assert.NoError(t, c.Close())
+}
+
+func TestPermanentAcceptErrorIsReturned(t *testing.T) {
+	l, err := newListener(Config{Name: "lan", Mode: SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
+		return nil, syscall.EINVAL
+	}}, wrapTCP)
+	require.NoError(t, err)
+	_, err = l.Accept()
+	assert.ErrorIs(t, err, syscall.EINVAL)
+}
+
+func TestRefusedClientGetsItsAnswerThoughItWroteMore(t *testing.T) {
+	l, err := Listen(t.Context(), Config{Name: "lan", Mode: SOCKS5, Addr: "127.0.0.1:0"}, wrapTCP)
+	require.NoError(t, err)
+	defer l.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	defer client.Close()
+	_, err = client.Write([]byte("\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x00\x50" + strings.Repeat("early", 10_000)))
+	require.NoError(t, err)
+	conn, err := l.Accept()
+	require.NoError(t, err)
+	c, err := l.Greet(t.Context(), conn)
+	require.NoError(t, err)
+
+	answered := make(chan error)
+	go func() { answered <- c.Answer(netip.AddrPort{}, ErrNotAllowed) }()
+	// Closing with unread bytes would turn the FIN into RST, and lose this.
+	got := make([]byte, 64)
+	n := 0
+	for n < 12 {
+		m, err := client.Read(got[n:])
+		require.NoError(t, err)
+		n += m
+	}
+	assert.Equal(t, "\x05\x00\x05\x02\x00\x01\x00\x00\x00\x00\x00\x00", string(got[:n]))
+	require.NoError(t, client.Close())
+	assert.NoError(t, <-answered)
+}
+
+// childEnv makes the test binary run starvedChild, which may lower its own
+// descriptor limit without taking other tests with it.
+const childEnv = "PENSTOCK_TEST_STARVED"
+
+func TestRealDescriptorLimit(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+}
+
+func starvedChild() int {
+	if err := starve(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return 0
+}
+
+func starve() error {
+	var log bytes.Buffer
+	l, err := Listen(context.Background(), Config{
+		Name: "lan", Mode: SOCKS5, Addr: "127.0.0.1:0",
+		Log: slog.New(slog.NewTextHandler(&log, nil)),
+	}, wrapTCP)
+	if err != nil {
+		return err
+	}
+	client, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	// Descriptors are given lowest first: the next one is the limit.
+	next, err := unix.Dup(0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Close(next); err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: limit.Max}); err != nil {
+		return err
+	}
+	accepted := make(chan error)
+	go func() {
+		_, err := l.Accept()
+		accepted <- err
+	}()
+	select {
+	case err := <-accepted:
+		return fmt.Errorf("accepted beyond the limit: %w", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return err
+	}
+	if err := <-accepted; err != nil {
+		return fmt.Errorf("the waiting connection was lost: %w", err)
+	}
+	if n := strings.Count(log.String(), "too many open files"); n != 1 {
+		return fmt.Errorf("%d complaints, want 1: %s", n, log.String())
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+package ingress
+
+import "fmt"
+
+// mixed serves SOCKS5 and HTTP CONNECT on one port: a SOCKS5 client opens with
+// its version, an HTTP client with the first letter of a method.
+func (l *listener) mixed(in *input, c *Client) error {
+	first, err := in.Peek(1)
+	if err != nil {
+		return fmt.Errorf("mixed: %w", err)
+	}
+	switch b := first[0]; {
+	case b == socksVersion:
+		return l.socks5(in, c)
+	case b >= 'A' && b <= 'Z', b >= 'a' && b <= 'z':
+		return l.connect(in, c)
+	default:
+		return fmt.Errorf("mixed: first byte %#02x is neither SOCKS5 nor HTTP", b)
+	}
+}

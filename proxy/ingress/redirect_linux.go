@@ -1,0 +1,50 @@
+package ingress
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// soOriginalDst is SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST, the same number
+// at two levels (linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h).
+const soOriginalDst = 80
+
+// originalDestination asks conntrack where a redirected connection was going.
+// A connection that came straight to us has its own local address, or none.
+func originalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("redirect: %w", err)
+	}
+	var dst netip.AddrPort
+	v4 := addrPort(conn.LocalAddr()).Addr().Is4()
+	ctrlErr := raw.Control(func(fd uintptr) {
+		if v4 {
+			// Here and below, a structure of x/sys large enough for the
+			// sockaddr that the kernel writes is borrowed.
+			var m *unix.IPv6Mreq
+			if m, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); err == nil {
+				dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(m.Multiaddr[4:8])),
+					binary.BigEndian.Uint16(m.Multiaddr[2:4]))
+			}
+			return
+		}
+		var m *unix.IPv6MTUInfo
+		if m, err = unix.GetsockoptIPv6MTUInfo(int(fd), unix.SOL_IPV6, soOriginalDst); err == nil {
+			port := binary.NativeEndian.AppendUint16(nil, m.Addr.Port) // network order in a native field
+			dst = netip.AddrPortFrom(netip.AddrFrom16(m.Addr.Addr), binary.BigEndian.Uint16(port))
+		}
+	})
+	if ctrlErr != nil {
+		err = ctrlErr
+	}
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("redirect: %w", os.NewSyscallError("getsockopt SO_ORIGINAL_DST", err))
+	}
+	return plain(dst), nil
+}
