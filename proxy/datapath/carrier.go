@@ -1,0 +1,171 @@
+package datapath
+
+import (
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Carrier moves the bytes of one direction from one leg to the other through a
+// store that it holds only while bytes are in it, so an idle connection costs
+// none. One goroutine uses it; closing either leg, or a deadline on it, ends a
+// call that waits.
+type Carrier interface {
+	// Fill waits until the source has something and takes up to limit bytes of
+	// it into the store: io.EOF once the source has ended. With bytes still in
+	// the store it takes nothing.
+	Fill(limit int) (int, error)
+
+	// Drain passes up to limit of the stored bytes on, waiting while the
+	// destination takes none. Without an error it passes at least one.
+	Drain(limit int) (int, error)
+
+	// Buffered returns how many bytes are in the store.
+	Buffered() int
+
+	// Release gives the store back, and what is still in it up. The carrier is
+	// not used after it.
+	Release()
+}
+
+// Carriage is implemented by legs that know a cheaper way than copying through
+// memory of ours.
+type Carriage interface {
+	// CarryFrom returns a carrier from src to this leg; nil where src is of
+	// another kind. buffers serve when the cheaper way is exhausted.
+	CarryFrom(src net.Conn, buffers *Buffers) Carrier
+}
+
+// NewCarrier returns the cheapest carrier from src to dst: the destination's
+// own where it has one, else a copy.
+func NewCarrier(dst, src net.Conn, buffers *Buffers) Carrier {
+	if c, ok := dst.(Carriage); ok {
+		if carrier := c.CarryFrom(src, buffers); carrier != nil {
+			return carrier
+		}
+	}
+	return NewCopy(dst, src, buffers)
+}
+
+// ReadyReader is a source that can wait for bytes without memory to put them in.
+type ReadyReader interface {
+	// ReadReady reads, as Read does, into memory from take. While it has to
+	// wait it returns the memory through back and takes it anew afterwards.
+	ReadReady(take func() []byte, back func()) (int, error)
+}
+
+// Sizes of the copy's buffers. A quarter of a mebibyte costs no more CPU per
+// byte than splice; the small one keeps a connection going when memory is short.
+const (
+	LargeBuffer = 256 << 10
+	SmallBuffer = 16 << 10
+)
+
+// Buffers lends memory to copies. The zero value lends without a bound.
+type Buffers struct {
+	bound        int64 // large buffers out at most; 0: no bound
+	out          atomic.Int64
+	large, small sync.Pool
+}
+
+// NewBuffers returns buffers of which the large ones never exceed limit in
+// total; beyond it every borrower gets a small one.
+func NewBuffers(limit cc.Bytes) *Buffers {
+	return &Buffers{bound: max(1, int64(limit)/LargeBuffer)}
+}
+
+func (b *Buffers) take() []byte {
+	if n := b.out.Add(1); b.bound == 0 || n <= b.bound {
+		if p, ok := b.large.Get().(*[LargeBuffer]byte); ok {
+			return p[:]
+		}
+		return make([]byte, LargeBuffer)
+	}
+	b.out.Add(-1)
+	if p, ok := b.small.Get().(*[SmallBuffer]byte); ok {
+		return p[:]
+	}
+	return make([]byte, SmallBuffer)
+}
+
+func (b *Buffers) put(buf []byte) {
+	if len(buf) == LargeBuffer {
+		b.large.Put((*[LargeBuffer]byte)(buf))
+		b.out.Add(-1)
+		return
+	}
+	b.small.Put((*[SmallBuffer]byte)(buf))
+}
+
+// copier is the carrier through our own memory; it works between any two conns.
+type copier struct {
+	dst     io.Writer
+	src     io.Reader
+	ready   ReadyReader // src, where it can wait without memory
+	buffers *Buffers
+	buf     []byte // nil while nothing is stored
+	r, w    int    // buf[r:w] is to be written
+	limit   int    // of the Fill underway
+
+	take func() []byte // borrow and back, bound once: Fill allocates nothing
+	back func()
+}
+
+// NewCopy returns the carrier that copies. From a ReadyReader it holds a
+// buffer only while bytes are in it; from any other source also while it waits.
+func NewCopy(dst io.Writer, src io.Reader, buffers *Buffers) Carrier {
+	c := &copier{dst: dst, src: src, buffers: buffers}
+	c.ready, _ = src.(ReadyReader)
+	c.take, c.back = c.borrow, c.giveBack
+	return c
+}
+
+func (c *copier) borrow() []byte {
+	if c.buf == nil {
+		c.buf = c.buffers.take()
+	}
+	return c.buf[:min(c.limit, len(c.buf))]
+}
+
+func (c *copier) giveBack() {
+	if c.buf != nil {
+		c.buffers.put(c.buf)
+		c.buf = nil
+	}
+	c.r, c.w = 0, 0
+}
+
+func (c *copier) Fill(limit int) (n int, err error) {
+	if c.Buffered() > 0 || limit <= 0 {
+		return 0, nil
+	}
+	c.limit = limit
+	if c.ready != nil {
+		n, err = c.ready.ReadReady(c.take, c.back)
+	} else {
+		n, err = c.src.Read(c.borrow())
+	}
+	if c.w = n; n == 0 {
+		c.giveBack()
+	}
+	return n, err
+}
+
+func (c *copier) Drain(limit int) (int, error) {
+	limit = min(limit, c.Buffered())
+	if limit <= 0 {
+		return 0, nil
+	}
+	n, err := c.dst.Write(c.buf[c.r : c.r+limit])
+	if c.r += n; c.r == c.w {
+		c.giveBack()
+	}
+	return n, err
+}
+
+func (c *copier) Buffered() int { return c.w - c.r }
+
+func (c *copier) Release() { c.giveBack() }

@@ -1,0 +1,250 @@
+package kernel
+
+import (
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// TCP states in tcpi_state that matter here (include/net/tcp_states.h).
+const (
+	tcpFinWait1 = 4
+	tcpFinWait2 = 5
+	tcpClose    = 7
+	tcpLastAck  = 9
+	tcpClosing  = 11
+)
+
+// tcpCALoss is tcpi_ca_state while the kernel recovers from a timeout.
+const tcpCALoss = 4
+
+// noMinRTT is tcpi_min_rtt before the first sample.
+const noMinRTT = 1<<32 - 1
+
+// How long TCP_INFO must be for a field to be in it; kernels append to it.
+const (
+	uptoNotsent      = unsafe.Offsetof(unix.TCPInfo{}.Notsent_bytes) + 4 // Linux 4.6
+	uptoRwndLimited  = unsafe.Offsetof(unix.TCPInfo{}.Rwnd_limited) + 8  // Linux 4.10
+	uptoDeliveredCE  = unsafe.Offsetof(unix.TCPInfo{}.Delivered_ce) + 4  // Linux 4.18
+	uptoBytesRetrans = unsafe.Offsetof(unix.TCPInfo{}.Bytes_retrans) + 8 // Linux 4.19
+	uptoSndWnd       = unsafe.Offsetof(unix.TCPInfo{}.Snd_wnd) + 4       // Linux 5.4
+	uptoTotalRTO     = unsafe.Offsetof(unix.TCPInfo{}.Total_rto) + 2     // Linux 6.7
+	wholeTCPInfo     = unsafe.Sizeof(unix.TCPInfo{})
+)
+
+// tcpi_delivery_rate_app_limited is the first bit of a bit field that
+// unix.TCPInfo leaves unnamed behind Options and the window scales.
+const (
+	appLimitedAt  = unsafe.Offsetof(unix.TCPInfo{}.Options) + 2
+	appLimitedBit = 1
+)
+
+// lacking says in words what a TCP_INFO of that length leaves out.
+func lacking(size uintptr) []string {
+	var words []string
+	for _, f := range []struct {
+		upto  uintptr
+		words string
+	}{
+		{uptoRwndLimited, "TCP_INFO has no rwnd_limited before Linux 4.10: a full receive window may go unnoticed"},
+		{uptoDeliveredCE, "TCP_INFO has no delivered_ce before Linux 4.18: ECN marks are not seen"},
+		{uptoBytesRetrans, "TCP_INFO has no bytes_sent before Linux 4.19: bytes on the wire are estimated from packets"},
+		{uptoSndWnd, "TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen"},
+		{uptoTotalRTO, "TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state"},
+	} {
+		if size < f.upto {
+			words = append(words, f.words)
+		}
+	}
+	return words
+}
+
+// account turns successive TCP_INFO readings of one socket into reports.
+//
+//	offset  0 ........ una ............................ nxt ......... end
+//	        acked      on the wire: acked out of order, not sent
+//	                   lost, or underway
+//
+// The kernel counts acknowledged bytes exactly (bytes_acked) and unsent ones
+// too (notsent_bytes). Between them lie bytes_sent − bytes_retrans − una bytes,
+// which is exact but for transmissions that a local queue refused: those are in
+// bytes_sent and will be again. Such drift is taken out as soon as the packets
+// in flight could not hold that many bytes.
+type account struct {
+	size uintptr // length of TCP_INFO on this kernel
+	syn  int64   // bytes_acked counts the SYN of a dialled connection
+
+	drift  int64
+	maxMSS int64 // no packet in flight is larger
+
+	// What was there when observation began.
+	origin     int64
+	retransAt  uint64
+	retransPkt uint32
+
+	report flow.Report // the last one; its counters only grow
+	newest cc.Bytes    // the largest Newest so far
+
+	ce          uint32
+	rto         uint16
+	caState     uint8
+	backoff     uint8
+	rwndLimited uint64
+}
+
+// position is where a socket stands in its stream; offsets count from its first byte.
+type position struct {
+	una, nxt, end int64
+	unsent        int64
+	packets       int64 // on the wire or lost, as the kernel counts them
+}
+
+func (p position) outstanding() int64 { return p.nxt - p.una }
+
+// bytes converts packets of those outstanding at their mean size, which is the
+// MSS in bulk and less where small writes went out one by one.
+func (p position) bytes(packets int64) int64 {
+	if p.packets == 0 {
+		return 0
+	}
+	return p.outstanding() * packets / p.packets
+}
+
+// calibrate learns from a socket nothing is in flight on whether its SYN is
+// counted; with data in flight the caller's word has to do.
+func (a *account) calibrate(i *unix.TCPInfo, size uintptr, dialled bool) {
+	a.size = size
+	if dialled {
+		a.syn = 1
+	}
+	if i.Unacked == 0 && a.has(uptoBytesRetrans) {
+		a.syn = min(max(0, int64(i.Bytes_acked)-int64(i.Bytes_sent-i.Bytes_retrans)), 1)
+	}
+}
+
+func (a *account) has(upto uintptr) bool { return a.size >= upto }
+
+// start sets all counters to zero: what was written before is not reported,
+// though while it is in flight it is part of the gauges.
+func (a *account) start(i *unix.TCPInfo) {
+	a.origin = a.locate(i).end
+	a.retransAt, a.retransPkt = i.Bytes_retrans, i.Total_retrans
+	a.ce, a.rto = i.Delivered_ce, i.Total_rto
+	a.caState, a.backoff = i.Ca_state, i.Backoff
+	a.rwndLimited = i.Rwnd_limited
+	a.report, a.newest = flow.Report{}, 0
+}
+
+func (a *account) locate(i *unix.TCPInfo) position {
+	p := position{una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes), packets: int64(i.Unacked)}
+	fin := finQueued(i.State)
+	if fin && p.unsent > 0 {
+		p.unsent-- // the FIN takes a sequence number, and goes last
+	}
+	a.maxMSS = max(a.maxMSS, int64(i.Snd_mss))
+	most := p.packets * a.maxMSS
+	if !a.has(uptoBytesRetrans) {
+		p.nxt = p.una + most
+		p.end = p.nxt + p.unsent
+		return p
+	}
+	p.nxt = int64(i.Bytes_sent-i.Bytes_retrans) - a.drift
+	switch beyond := p.nxt - p.una; {
+	case beyond > most:
+		a.drift += beyond - most
+		p.nxt = p.una + most
+	case beyond < 0 && fin:
+		p.una = p.nxt // the FIN has been acknowledged
+	case beyond < 0:
+		a.drift += beyond
+		p.nxt = p.una
+	}
+	p.end = p.nxt + p.unsent
+	return p
+}
+
+// finQueued says whether the FIN has its place in the send queue.
+func finQueued(state uint8) bool {
+	switch state {
+	case tcpFinWait1, tcpFinWait2, tcpClosing, tcpLastAck, tcpClose:
+		return true
+	}
+	return false
+}
+
+// step returns the report of one reading.
+func (a *account) step(i *unix.TCPInfo, at cc.Time) flow.Report {
+	p := a.locate(i)
+	sacked, lost := int64(i.Sacked), int64(i.Lost)
+	r := &a.report
+	since := func(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-a.origin)) }
+
+	r.At = at
+	r.MSS = cc.Bytes(i.Snd_mss)
+	r.Unsent = cc.Bytes(p.unsent)
+	r.Pipe = cc.Bytes(max(0, p.bytes(p.packets-sacked-lost+int64(i.Retrans))))
+	r.Written = max(r.Written, since(p.end))
+	r.Acked = max(r.Acked, since(min(p.una+p.bytes(sacked), p.nxt)))
+	r.Newest = 0
+	if sacked > 0 && i.Ca_state != tcpCALoss {
+		// Holes below the highest selectively acknowledged byte are mostly
+		// marked lost, so both together reach up to about that byte. After a
+		// timeout everything is marked, and it would say nothing.
+		a.newest = max(a.newest, since(min(p.una+p.bytes(sacked+lost), p.nxt)))
+		r.Newest = a.newest
+	}
+	r.Lost = max(r.Lost, a.lost(i))
+	r.Marked = min(r.Marked+cc.Bytes(i.Delivered_ce-a.ce)*r.MSS, r.Acked)
+	r.Timeouts += a.timeouts(i)
+	r.RwndFull = a.rwndFull(i, p)
+
+	a.ce, a.rto = i.Delivered_ce, i.Total_rto
+	a.caState, a.backoff = i.Ca_state, i.Backoff
+	a.rwndLimited = i.Rwnd_limited
+	return *r
+}
+
+// lost returns what was retransmitted since observation began.
+func (a *account) lost(i *unix.TCPInfo) cc.Bytes {
+	if a.has(uptoBytesRetrans) {
+		return cc.Bytes(i.Bytes_retrans - a.retransAt)
+	}
+	return cc.Bytes(i.Total_retrans-a.retransPkt) * cc.Bytes(i.Snd_mss)
+}
+
+// timeouts returns how many retransmission timeouts there were since the last reading.
+func (a *account) timeouts(i *unix.TCPInfo) int {
+	if a.has(uptoTotalRTO) {
+		return int(i.Total_rto - a.rto)
+	}
+	if i.Ca_state == tcpCALoss && (a.caState != tcpCALoss || i.Backoff > a.backoff) {
+		return 1
+	}
+	return 0
+}
+
+// rwndFull says whether the peer's receive window holds the sender back.
+func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
+	if a.has(uptoRwndLimited) && i.Rwnd_limited > a.rwndLimited {
+		return true
+	}
+	// The window counts from una, so what the peer has out of order fills it too.
+	return a.has(uptoSndWnd) && p.outstanding()+int64(i.Snd_mss) > int64(i.Snd_wnd)
+}
+
+// drained says whether nothing more will happen to what was written.
+func drained(i *unix.TCPInfo) bool {
+	return i.Unacked == 0 && i.Notsent_bytes == 0 || i.State == tcpClose
+}
+
+// appLimited says whether tcpi_delivery_rate understates the path.
+func appLimited(i *unix.TCPInfo) bool {
+	bits := *(*uint8)(unsafe.Add(unsafe.Pointer(i), appLimitedAt))
+	return bits&appLimitedBit != 0
+}
+
+func micros(us uint32) time.Duration { return time.Duration(us) * time.Microsecond }

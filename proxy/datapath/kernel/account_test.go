@@ -1,0 +1,283 @@
+//go:build linux
+
+package kernel
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+const (
+	mss     = 1000
+	wideWnd = 1 << 30
+	now     = cc.Time(7e9)
+)
+
+// socket is a TCP_INFO as it reads with the given state; segments are full.
+func socket(change func(*unix.TCPInfo)) *unix.TCPInfo {
+	i := &unix.TCPInfo{State: 1, Snd_mss: mss, Snd_wnd: wideWnd}
+	if change != nil {
+		change(i)
+	}
+	return i
+}
+
+// sent is a socket that sent n segments of which the first acked are acknowledged.
+func sent(n, acked int, change func(*unix.TCPInfo)) *unix.TCPInfo {
+	return socket(func(i *unix.TCPInfo) {
+		i.Bytes_sent = uint64(n * mss)
+		i.Bytes_acked = uint64(acked * mss)
+		i.Unacked = uint32(n - acked)
+		if change != nil {
+			change(i)
+		}
+	})
+}
+
+func observed(t *testing.T, first *unix.TCPInfo, dialled bool) *account {
+	t.Helper()
+	a := &account{}
+	a.calibrate(first, wholeTCPInfo, dialled)
+	a.start(first)
+	r := a.step(first, now)
+	require.Zero(t, r.Written, "counters start at zero")
+	require.Zero(t, r.Acked, "counters start at zero")
+	return a
+}
+
+func TestOneReadingBecomesAReport(t *testing.T) {
+	for name, row := range map[string]struct {
+		first *unix.TCPInfo // nil: a fresh socket
+		then  *unix.TCPInfo
+		want  flow.Report
+	}{
+		"nothing written": {
+			then: socket(nil),
+		},
+		"ten segments sent, four acknowledged, and 500 bytes still unsent": {
+			then: sent(10, 4, func(i *unix.TCPInfo) { i.Notsent_bytes = 500 }),
+			want: flow.Report{Written: 10_500, Acked: 4_000, Pipe: 6_000, Unsent: 500},
+		},
+		"a hole of one segment with three acknowledged behind it": {
+			then: sent(10, 4, func(i *unix.TCPInfo) { i.Sacked, i.Lost, i.Ca_state = 3, 1, 3 }),
+			want: flow.Report{Written: 10_000, Acked: 7_000, Newest: 8_000, Pipe: 2_000},
+		},
+		"the hole is repaired but not acknowledged yet": {
+			then: sent(10, 4, func(i *unix.TCPInfo) {
+				i.Sacked, i.Lost, i.Retrans, i.Ca_state = 3, 1, 1, 3
+				i.Bytes_sent += mss
+				i.Bytes_retrans, i.Total_retrans = mss, 1
+			}),
+			want: flow.Report{Written: 10_000, Acked: 7_000, Newest: 8_000, Pipe: 3_000, Lost: 1_000},
+		},
+		"after a timeout everything is marked lost, and nothing is known to have arrived": {
+			then: sent(10, 4, func(i *unix.TCPInfo) {
+				i.Sacked, i.Lost, i.Retrans, i.Ca_state, i.Total_rto = 2, 4, 1, tcpCALoss, 1
+				i.Bytes_sent += mss
+				i.Bytes_retrans = mss
+			}),
+			want: flow.Report{Written: 10_000, Acked: 6_000, Pipe: 1_000, Lost: 1_000, Timeouts: 1},
+		},
+		"a tail probe repeats a segment that is not lost": {
+			then: sent(2, 0, func(i *unix.TCPInfo) {
+				i.Retrans = 1
+				i.Bytes_sent += mss
+				i.Bytes_retrans = mss
+			}),
+			want: flow.Report{Written: 2_000, Pipe: 3_000, Lost: 1_000},
+		},
+		"small writes count at their own size": {
+			then: socket(func(i *unix.TCPInfo) {
+				i.Bytes_sent, i.Unacked, i.Sacked, i.Lost = 400, 4, 2, 1
+			}),
+			want: flow.Report{Written: 400, Acked: 200, Newest: 300, Pipe: 100},
+		},
+		"the SYN of a dialled connection is no byte": {
+			first: socket(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
+			then:  sent(3, 3, func(i *unix.TCPInfo) { i.Bytes_acked++ }),
+			want:  flow.Report{Written: 3_000, Acked: 3_000},
+		},
+		"the SYN with a segment in flight": {
+			first: socket(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
+			then:  sent(3, 2, func(i *unix.TCPInfo) { i.Bytes_acked++ }),
+			want:  flow.Report{Written: 3_000, Acked: 2_000, Pipe: 1_000},
+		},
+		"a FIN waits behind unsent bytes": {
+			then: sent(3, 3, func(i *unix.TCPInfo) { i.State, i.Notsent_bytes = tcpFinWait1, 501 }),
+			want: flow.Report{Written: 3_500, Acked: 3_000, Unsent: 500},
+		},
+		"a FIN is in flight": {
+			then: sent(3, 3, func(i *unix.TCPInfo) { i.State, i.Unacked = tcpFinWait1, 1 }),
+			want: flow.Report{Written: 3_000, Acked: 3_000},
+		},
+		"an acknowledged FIN is no byte": {
+			then: sent(3, 3, func(i *unix.TCPInfo) { i.State = tcpFinWait2; i.Bytes_acked++ }),
+			want: flow.Report{Written: 3_000, Acked: 3_000},
+		},
+		"what was written before observation is in the gauges only": {
+			first: sent(2, 0, nil),
+			then:  sent(5, 1, nil),
+			want:  flow.Report{Written: 3_000, Pipe: 4_000},
+		},
+		"and its acknowledgement is not reported": {
+			first: sent(2, 0, func(i *unix.TCPInfo) { i.Delivered_ce, i.Total_rto, i.Bytes_retrans = 5, 2, 0 }),
+			then:  sent(5, 3, func(i *unix.TCPInfo) { i.Delivered_ce, i.Total_rto = 6, 2 }),
+			want:  flow.Report{Written: 3_000, Acked: 1_000, Pipe: 2_000, Marked: 1_000},
+		},
+		"the 32-bit count of marks wraps": {
+			first: socket(func(i *unix.TCPInfo) { i.Delivered_ce = math.MaxUint32 }),
+			then:  sent(3, 3, func(i *unix.TCPInfo) { i.Delivered_ce = 1 }),
+			want:  flow.Report{Written: 3_000, Acked: 3_000, Marked: 2_000},
+		},
+		"the 16-bit count of timeouts wraps": {
+			first: socket(func(i *unix.TCPInfo) { i.Total_rto = math.MaxUint16 }),
+			then:  socket(func(i *unix.TCPInfo) { i.Total_rto = 2 }),
+			want:  flow.Report{Timeouts: 3},
+		},
+		"what a local queue refused is counted twice by the kernel and once here": {
+			then: sent(10, 4, func(i *unix.TCPInfo) { i.Bytes_sent += 2 * mss }),
+			want: flow.Report{Written: 10_000, Acked: 4_000, Pipe: 6_000},
+		},
+		"a retransmission that never left is not in bytes_sent": {
+			then: sent(3, 3, func(i *unix.TCPInfo) { i.Bytes_retrans = mss }),
+			want: flow.Report{Written: 3_000, Acked: 3_000, Lost: 1_000},
+		},
+		"the receive window counts from the first hole": {
+			then: sent(10, 4, func(i *unix.TCPInfo) { i.Snd_wnd = 6_500 }),
+			want: flow.Report{Written: 10_000, Acked: 4_000, Pipe: 6_000, RwndFull: true},
+		},
+		"the kernel was held by the receive window since the last reading": {
+			then: sent(1, 1, func(i *unix.TCPInfo) { i.Rwnd_limited = 4000 }),
+			want: flow.Report{Written: 1_000, Acked: 1_000, RwndFull: true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first := row.first
+			if first == nil {
+				first = socket(nil)
+			}
+			a := observed(t, first, false)
+			row.want.At, row.want.MSS = now.Add(5), mss
+			assert.Equal(t, row.want, a.step(row.then, now.Add(5)))
+		})
+	}
+}
+
+func TestCountersNeverFallBack(t *testing.T) {
+	a := observed(t, socket(nil), false)
+	holes := sent(10, 0, func(i *unix.TCPInfo) { i.Sacked, i.Lost = 5, 2 })
+	require.Equal(t, flow.Report{
+		At: now, MSS: mss, Written: 10_000, Acked: 5_000, Newest: 7_000, Pipe: 3_000,
+	}, a.step(holes, now))
+
+	t.Run("when the receiver takes a selective acknowledgement back", func(t *testing.T) {
+		r := a.step(sent(10, 1, func(i *unix.TCPInfo) { i.Sacked = 1 }), now)
+		assert.Equal(t, cc.Bytes(5_000), r.Acked)
+		assert.Equal(t, cc.Bytes(7_000), r.Newest)
+	})
+	t.Run("when the last hole closes", func(t *testing.T) {
+		r := a.step(sent(10, 8, nil), now)
+		assert.Equal(t, cc.Bytes(8_000), r.Acked)
+		assert.Zero(t, r.Newest, "no holes: Acked says it")
+	})
+	t.Run("when the connection is aborted", func(t *testing.T) {
+		r := a.step(sent(10, 8, func(i *unix.TCPInfo) { i.State, i.Unacked = tcpClose, 0 }), now)
+		assert.Equal(t, cc.Bytes(8_000), r.Acked, "what was in flight has not arrived")
+		assert.Equal(t, cc.Bytes(10_000), r.Written)
+		assert.Zero(t, r.Pipe)
+	})
+}
+
+func TestALateCalibrationTrustsTheCaller(t *testing.T) {
+	inFlight := sent(2, 0, func(i *unix.TCPInfo) { i.Bytes_acked = 1 })
+	a := observed(t, inFlight, true)
+	r := a.step(sent(4, 4, func(i *unix.TCPInfo) { i.Bytes_acked++ }), now)
+	assert.Equal(t, cc.Bytes(2_000), r.Written)
+	assert.Equal(t, cc.Bytes(2_000), r.Acked)
+}
+
+func TestOlderKernelsAreReadWithWhatTheyHave(t *testing.T) {
+	step := func(size uintptr, readings ...*unix.TCPInfo) (r flow.Report) {
+		a := &account{}
+		a.calibrate(socket(nil), size, false)
+		a.start(socket(nil))
+		for _, i := range readings {
+			r = a.step(i, now)
+		}
+		return r
+	}
+	t.Run("without bytes_sent the wire holds full segments", func(t *testing.T) {
+		r := step(uptoDeliveredCE, socket(func(i *unix.TCPInfo) {
+			i.Bytes_acked, i.Unacked, i.Notsent_bytes, i.Total_retrans, i.Lost = 4_000, 6, 500, 2, 1
+		}))
+		assert.Equal(t, flow.Report{
+			At: now, MSS: mss, Written: 10_500, Acked: 4_000, Pipe: 5_000, Unsent: 500, Lost: 2_000,
+		}, r)
+	})
+	t.Run("without total_rto each back-off in recovery is a timeout", func(t *testing.T) {
+		in := func(state, backoff uint8) *unix.TCPInfo {
+			return sent(2, 0, func(i *unix.TCPInfo) { i.Ca_state, i.Backoff = state, backoff })
+		}
+		r := step(uptoSndWnd, in(tcpCALoss, 1), in(tcpCALoss, 1), in(tcpCALoss, 2), in(0, 0), in(tcpCALoss, 1))
+		assert.Equal(t, 3, r.Timeouts)
+	})
+	t.Run("without snd_wnd the receive window is not judged", func(t *testing.T) {
+		r := step(uptoBytesRetrans, sent(2, 0, func(i *unix.TCPInfo) { i.Snd_wnd = 0 }))
+		assert.False(t, r.RwndFull)
+	})
+	assert.Empty(t, lacking(wholeTCPInfo))
+	assert.Len(t, lacking(uptoSndWnd), 1)
+	assert.Len(t, lacking(uptoNotsent), 5)
+}
+
+func TestAppLimitedIsTheFirstBitBehindTheWindowScales(t *testing.T) {
+	// As the kernel lays it out: state, ca_state, retransmits, probes,
+	// backoff, options, window scales, then this bit.
+	assert.EqualValues(t, 7, appLimitedAt)
+	var i unix.TCPInfo
+	assert.False(t, appLimited(&i))
+	i.Options = 0xff
+	assert.False(t, appLimited(&i), "the options are another byte")
+}
+
+func TestLimitsTellTheSocketOnlyWhatMoved(t *testing.T) {
+	for name, row := range map[string]struct {
+		told, rate cc.Rate
+		want       bool
+	}{
+		"unlimited stays unlimited":        {0, 0, false},
+		"a first rate":                     {0, 1_000_000, true},
+		"a rate is lifted":                 {1_000_000, 0, true},
+		"two percent up is within bounds":  {1_000_000, 1_020_000, false},
+		"three percent up":                 {1_000_000, 1_030_000, true},
+		"three percent down":               {1_000_000, 970_000, true},
+		"two percent down is within bound": {1_000_000, 980_000, false},
+	} {
+		assert.Equal(t, row.want, rateMoved(row.told, row.rate), name)
+	}
+	assert.EqualValues(t, uint64(math.MaxUint64), pacingOption(0))
+	assert.EqualValues(t, 125_000, pacingOption(1_000_000))
+	assert.EqualValues(t, 1, pacingOption(7), "a rate is never rounded to none")
+
+	assert.Equal(t, leastUnsent, unsentFor(2*mss))
+	assert.Equal(t, 50_000, unsentFor(100_000))
+	assert.Equal(t, mostUnsent, unsentFor(cc.MaxCwnd))
+	assert.True(t, unsentMoved(0, leastUnsent))
+	assert.False(t, unsentMoved(100_000, 149_000))
+	assert.True(t, unsentMoved(100_000, 151_000))
+	assert.False(t, unsentMoved(100_000, 50_000))
+	assert.True(t, unsentMoved(100_000, 49_000))
+}
+
+func TestAQuietConnIsPolledLessOften(t *testing.T) {
+	for quiet, want := range map[uint64]uint64{0: 1, 63: 1, 64: 1, 128: 2, 640: 10, 5000: 16} {
+		assert.Equal(t, want, pause(quiet), "after %d quiet polls", quiet)
+	}
+}

@@ -1,0 +1,66 @@
+// Package kernel is the datapath over the kernel's own TCP, without privilege:
+// it reads TCP_INFO of all busy connections on one shared tick and leaves the
+// window to the relay. It decides nothing and never waits for a connection.
+package kernel
+
+import (
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Tier names this datapath in datapath.Info.
+const Tier = "kernel"
+
+// Tick is the period of the shared tick.
+const Tick = time.Millisecond
+
+// DefaultPollsPerTick bounds what polling can cost: at about 1 µs a poll, a
+// quarter of a core however many flows there are. With more busy flows than
+// that, each is polled every ⌈flows/256⌉ ms: 10,000 of them every 40 ms.
+const DefaultPollsPerTick = 256
+
+// DefaultKeepAlive finds a vanished peer in four minutes, and its first probe
+// comes late enough not to hold a phone's radio awake.
+var DefaultKeepAlive = net.KeepAliveConfig{
+	Enable:   true,
+	Idle:     2 * time.Minute,
+	Interval: 30 * time.Second,
+	Count:    4,
+}
+
+// Config is what a Datapath starts from.
+type Config struct {
+	Clock func() cc.Time // required; monotonic
+
+	// OnTick is called on every tick and says when it wants the next call, for
+	// which an otherwise idle datapath wakes up; cc.Never: after Wake only.
+	OnTick func(now cc.Time) cc.Time
+
+	// Envelope is the kernel's congestion control under our window, set on
+	// each socket. Empty: bbr where available, since the others shrink below
+	// our window at the first losses, else cubic.
+	Envelope string
+
+	KeepAlive    net.KeepAliveConfig // zero: DefaultKeepAlive; Enable false with anything else set: off
+	PollsPerTick int                 // 0: DefaultPollsPerTick
+	Pipes        int                 // pipes in use for splicing at most; 0: 256
+	Log          *slog.Logger        // nil: silent
+}
+
+// DialConfig says where a leg goes and as whom.
+type DialConfig struct {
+	Target netip.AddrPort // used when valid
+	Host   string         // "name:port", resolved, otherwise
+
+	// Source is the address to dial from, with port 0 for any. One that is not
+	// this host's own, such as the client's, needs CAP_NET_ADMIN.
+	Source netip.AddrPort
+
+	Mark    uint32                     // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
+	Guard   func(netip.AddrPort) error // may refuse each address, after resolution; nil: all are fine
+	Timeout time.Duration              // for resolution and handshake; 0: the context's alone
+}

@@ -1,0 +1,293 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Conn is a leg over kernel TCP.
+type Conn struct {
+	dp  *Datapath
+	tcp *net.TCPConn // kept here, so that the descriptor behind raw stays open
+	raw syscall.RawConn
+
+	// Writers and the tick settle through these three, without a lock, whether
+	// the conn must be polled; see leave.
+	writing atomic.Int32
+	writes  atomic.Uint32
+	active  atomic.Bool
+
+	observed atomic.Bool
+
+	mu       sync.Mutex // held while exchange runs
+	exchange func(flow.Report) flow.Limit
+	closed   bool
+	account  account
+	envelope string
+	missing  []string
+	errors   uint64
+	limit    limits
+
+	reader reader
+
+	info  unix.TCPInfo
+	size  uint32 // in: room in info; out: how much of it the kernel filled
+	errno syscall.Errno
+	read  func(fd uintptr) // readInfo, made once: polling allocates nothing
+
+	// Only the tick touches these.
+	due   uint64 // tick at which to poll again
+	quiet uint64 // polls in a row in which nothing changed
+	seen  uint32 // writes at the last poll
+}
+
+var (
+	_ datapath.Conn        = (*Conn)(nil)
+	_ datapath.ReadyReader = (*Conn)(nil)
+	_ datapath.Carriage    = (*Conn)(nil)
+)
+
+// Wrap makes a leg of a connection; after an error the connection is still the
+// caller's. Wrap it before anything is written to it.
+func (d *Datapath) Wrap(tcp *net.TCPConn) (*Conn, error) { return d.wrap(tcp, false) }
+
+func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("kernel: wrap: %w", err)
+	}
+	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing}
+	c.read = c.readInfo
+	if err := errors.Join(tcp.SetNoDelay(true), tcp.SetKeepAliveConfig(d.keepAlive)); err != nil {
+		return nil, fmt.Errorf("kernel: wrap: %w", err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		if d.envelope != "" {
+			if err := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, d.envelope); err != nil {
+				c.missing = append(c.missing[:len(c.missing):len(c.missing)], envelopeRefused(d.envelope, err))
+			}
+		}
+		c.envelope = envelopeOf(int(fd))
+	})
+	if err != nil {
+		return nil, fmt.Errorf("kernel: wrap: %w", err)
+	}
+	if err := c.refresh(); err != nil {
+		return nil, err
+	}
+	c.account.calibrate(&c.info, uintptr(c.size), dialled)
+	return c, nil
+}
+
+// readInfo runs inside RawConn.Control.
+func (c *Conn) readInfo(fd uintptr) { c.size, c.errno = tcpInfo(fd, &c.info) }
+
+// tcpInfo reads TCP_INFO and returns how much of it this kernel has. The
+// system call goes through the scheduler, since it can wait for the socket's lock.
+func tcpInfo(fd uintptr, info *unix.TCPInfo) (uint32, syscall.Errno) {
+	size := uint32(wholeTCPInfo)
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
+		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
+	return size, errno
+}
+
+// refresh reads TCP_INFO into c.info.
+func (c *Conn) refresh() error {
+	if err := c.raw.Control(c.read); err != nil {
+		return fmt.Errorf("kernel: read TCP_INFO: %w", err)
+	}
+	if c.errno != 0 {
+		c.errors++
+		return fmt.Errorf("kernel: read TCP_INFO: %w", c.errno)
+	}
+	return nil
+}
+
+// Observe implements datapath.Conn. exchange runs once before Observe returns,
+// so that the limit is in force before the first byte. It must not call back.
+func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
+	c.mu.Lock()
+	if !c.closed && c.refresh() == nil {
+		c.account.start(&c.info)
+		c.exchange = exchange
+		c.observed.Store(true)
+		c.report()
+	}
+	idle := drained(&c.info)
+	c.mu.Unlock()
+	if !idle {
+		c.activate()
+	}
+}
+
+// report hands what c.info holds to the observer, and its limit to the socket.
+func (c *Conn) report() {
+	limit := c.exchange(c.account.step(&c.info, c.dp.clock()))
+	c.errors += c.limit.apply(c.raw, limit)
+}
+
+// outcome is what a poll found.
+type outcome uint8
+
+const (
+	polledIdle  outcome = iota // nothing more will happen until the next write
+	polledQuiet                // nothing happened since the last poll
+	polledBusy
+	polledGone // closed, or not readable any more
+)
+
+func (c *Conn) poll() outcome {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return polledGone
+	}
+	before := c.account.report
+	if err := c.refresh(); err != nil {
+		if errors.Is(err, net.ErrClosed) {
+			return polledGone
+		}
+		return polledQuiet
+	}
+	c.report()
+	after := &c.account.report
+	switch {
+	case drained(&c.info):
+		return polledIdle
+	case before.Written == after.Written && before.Acked == after.Acked && before.Unsent == after.Unsent &&
+		before.Pipe == after.Pipe && before.Lost == after.Lost && before.Timeouts == after.Timeouts:
+		return polledQuiet
+	}
+	return polledBusy
+}
+
+// begin and end frame everything that hands bytes to the socket.
+func (c *Conn) begin() {
+	if c.observed.Load() {
+		c.writing.Add(1)
+		c.activate() // already now: a write may block half-way for long
+	}
+}
+
+func (c *Conn) end() {
+	if c.observed.Load() {
+		c.writes.Add(1)
+		c.writing.Add(-1)
+		c.activate()
+	}
+}
+
+// activate has the tick poll the conn until it is drained.
+func (c *Conn) activate() {
+	if !c.active.Load() && c.active.CompareAndSwap(false, true) {
+		c.dp.join(c)
+	}
+}
+
+// leave ends polling unless a writer came in between. Either the writer sees
+// active unset and sets it, or its write is seen here.
+func (c *Conn) leave() (left bool) {
+	if c.writing.Load() != 0 || c.writes.Load() != c.seen {
+		return false
+	}
+	c.active.Store(false)
+	if c.writing.Load() == 0 && c.writes.Load() == c.seen {
+		return true
+	}
+	return !c.active.CompareAndSwap(false, true)
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(b []byte) (int, error) {
+	c.begin()
+	n, err := c.tcp.Write(b)
+	c.end()
+	return n, err
+}
+
+// Close implements net.Conn. A last report tells what is known by now; what is
+// still underway the kernel goes on delivering.
+func (c *Conn) Close() error {
+	c.mu.Lock()
+	if !c.closed {
+		if c.exchange != nil && c.refresh() == nil {
+			c.report()
+		}
+		c.closed = true
+		c.exchange = nil
+	}
+	c.mu.Unlock()
+	return c.tcp.Close()
+}
+
+// Reset implements datapath.Conn.
+func (c *Conn) Reset() error {
+	// It fails on a socket that is closed already, and so does Close.
+	_ = c.tcp.SetLinger(0)
+	return c.Close()
+}
+
+// CloseWrite implements datapath.Conn.
+func (c *Conn) CloseWrite() error { return c.tcp.CloseWrite() }
+
+// LocalAddr implements net.Conn; on a captured connection it is the address
+// the client meant to reach.
+func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
+
+// RemoteAddr implements net.Conn.
+func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
+
+// SetDeadline implements net.Conn.
+func (c *Conn) SetDeadline(t time.Time) error { return c.tcp.SetDeadline(t) }
+
+// SetReadDeadline implements net.Conn.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.tcp.SetReadDeadline(t) }
+
+// SetWriteDeadline implements net.Conn.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadline(t) }
+
+// SyscallConn gives access to the socket, to read options from it. Bytes
+// written through it are reported late or, on an idle leg, not until the next
+// write through the Conn.
+func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
+
+// Info implements datapath.Conn with a fresh reading; of a closed leg it
+// returns the last one.
+func (c *Conn) Info() datapath.Info {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		_ = c.refresh() // counted in errors; the last reading then serves
+	}
+	i := &c.info
+	info := datapath.Info{
+		Tier:          Tier,
+		Envelope:      c.envelope,
+		Holds:         datapath.HoldRate,
+		Missing:       c.missing,
+		Cwnd:          cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss),
+		SRTT:          micros(i.Rtt),
+		Unsent:        cc.Bytes(i.Notsent_bytes),
+		Retransmitted: cc.Bytes(i.Bytes_retrans),
+		SignalErrors:  c.errors,
+	}
+	if i.Min_rtt != noMinRTT {
+		info.MinRTT = micros(i.Min_rtt)
+	}
+	if !appLimited(i) {
+		info.DeliveryRate = cc.Rate(i.Delivery_rate) * 8
+	}
+	return info
+}

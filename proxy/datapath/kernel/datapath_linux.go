@@ -1,0 +1,310 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Datapath makes legs over kernel TCP and polls the busy ones.
+type Datapath struct {
+	clock     func() cc.Time
+	onTick    func(cc.Time) cc.Time
+	keepAlive net.KeepAliveConfig
+	envelope  string   // set on each socket; empty: the system's default stays
+	inUse     string   // what sockets then have
+	missing   []string // what this kernel, or our privilege, does not give
+	budget    int
+	log       *slog.Logger
+	pipes     *pipes
+	done      chan struct{}
+
+	mu      sync.Mutex
+	timer   *timer
+	mode    mode
+	wake    cc.Time // in mode sleeping: until when
+	kicked  bool    // Wake was called since OnTick last ran
+	joining []*Conn
+	closed  bool
+
+	busy atomic.Int64 // len(active), for Status
+
+	// Only the goroutine touches these.
+	active []*Conn
+	cursor int    // in active: whose turn it is
+	ticks  uint64 // since the start, missed ones included
+	warned bool
+}
+
+// mode is what the timer is set to.
+type mode uint8
+
+const (
+	disarmed mode = iota // nothing is busy: no CPU is used
+	sleeping             // until the hook wants to be called
+	ticking
+)
+
+// New checks what this kernel offers and starts the tick's goroutine, which
+// Close ends.
+func New(cfg Config) (*Datapath, error) {
+	if cfg.Clock == nil {
+		return nil, errors.New("kernel: Config.Clock is required")
+	}
+	d := &Datapath{
+		clock: cfg.Clock, onTick: cfg.OnTick, keepAlive: cfg.KeepAlive, budget: cfg.PollsPerTick, log: cfg.Log,
+		done: make(chan struct{}),
+	}
+	if d.keepAlive == (net.KeepAliveConfig{}) {
+		d.keepAlive = DefaultKeepAlive
+	}
+	if d.budget <= 0 {
+		d.budget = DefaultPollsPerTick
+	}
+	if d.log == nil {
+		d.log = slog.New(slog.DiscardHandler)
+	}
+	d.pipes = newPipes(cfg.Pipes)
+	if err := d.probe(cfg.Envelope); err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	var err error
+	if d.timer, err = newTimer(); err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	go d.run()
+	return d, nil
+}
+
+// probe asks a socket that goes nowhere what this kernel has.
+func (d *Datapath) probe(envelope string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if errors.Is(err, unix.EAFNOSUPPORT) {
+		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("probe: %w", err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing is in it
+
+	var info unix.TCPInfo
+	size, errno := tcpInfo(uintptr(fd), &info)
+	if errno != 0 {
+		return fmt.Errorf("probe TCP_INFO: %w", errno)
+	}
+	if uintptr(size) < uptoNotsent {
+		return errors.New("TCP_INFO has no notsent_bytes: Linux 4.6 or later is needed")
+	}
+	d.missing = lacking(uintptr(size))
+	var why string
+	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
+		d.missing = append(d.missing, why)
+	}
+	d.missing = slices.Clip(d.missing) // conns append to it
+	d.inUse = envelopeOf(fd)
+	return nil
+}
+
+// Close ends the tick and waits for it. Legs stay open, but nothing is
+// reported of them any more.
+func (d *Datapath) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	err := d.timer.close()
+	d.mu.Unlock()
+	<-d.done
+	d.pipes.close()
+	return err
+}
+
+// Envelope returns the congestion control that new legs get.
+func (d *Datapath) Envelope() string { return d.inUse }
+
+// Missing says in words what was asked for, or is useful, and cannot be had.
+func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }
+
+// String names the tier and the envelope, for the start-up log.
+func (d *Datapath) String() string {
+	return fmt.Sprintf("%s: window held by the relay, pacing by the kernel, envelope %s", Tier, d.inUse)
+}
+
+// Status is the load of the shared tick.
+type Status struct {
+	Busy     int           // legs polled, those with bytes unsent or unacknowledged
+	Interval time.Duration // between two polls of one leg
+}
+
+// Status returns the load of the shared tick.
+func (d *Datapath) Status() Status {
+	busy := int(d.busy.Load())
+	rounds := max(1, (busy+d.budget-1)/d.budget)
+	return Status{Busy: busy, Interval: time.Duration(rounds) * Tick}
+}
+
+// Wake has OnTick called at the next tick, even when nothing is busy.
+func (d *Datapath) Wake() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.kicked = true
+	d.set(ticking, 0)
+}
+
+// join has the tick poll c.
+func (d *Datapath) join(c *Conn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	d.joining = append(d.joining, c)
+	d.set(ticking, 0)
+}
+
+// set sets the timer; wake is until when to sleep. d.mu is held.
+func (d *Datapath) set(m mode, wake cc.Time) {
+	if d.closed || m == d.mode && wake == d.wake {
+		return
+	}
+	var err error
+	switch m {
+	case disarmed:
+		err = d.timer.set(0, 0)
+	case sleeping:
+		err = d.timer.set(max(Tick, wake.Sub(d.clock())), 0)
+	case ticking:
+		err = d.timer.set(Tick, Tick)
+	}
+	if err != nil {
+		d.log.Error("kernel: set timer", "err", err)
+		return
+	}
+	d.mode, d.wake = m, wake
+}
+
+func (d *Datapath) run() {
+	defer close(d.done)
+	for {
+		n, err := d.timer.wait()
+		if err != nil {
+			d.mu.Lock()
+			closed := d.closed
+			d.mu.Unlock()
+			if !closed {
+				d.log.Error("kernel: the shared tick has stopped", "err", err)
+			}
+			return
+		}
+		d.ticks += n
+		d.tick()
+	}
+}
+
+func (d *Datapath) tick() {
+	d.mu.Lock()
+	if d.mode == sleeping {
+		d.mode = disarmed // it fired once
+	}
+	for _, c := range d.joining {
+		c.due, c.quiet = 0, 0
+	}
+	d.active = append(d.active, d.joining...)
+	clear(d.joining)
+	d.joining = d.joining[:0]
+	d.kicked = false
+	d.mu.Unlock()
+
+	d.poll()
+	d.busy.Store(int64(len(d.active)))
+	d.overload()
+
+	next := cc.Never
+	if d.onTick != nil {
+		next = d.onTick(d.clock())
+	}
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.kicked || len(d.active)+len(d.joining) > 0 || next <= d.clock().Add(Tick):
+		d.set(ticking, 0)
+	case next == cc.Never:
+		d.set(disarmed, 0)
+	default:
+		d.set(sleeping, next)
+	}
+}
+
+// poll serves the conns whose turn it is, up to the budget, and drops those
+// that have drained.
+func (d *Datapath) poll() {
+	budget := d.budget
+	for scan := len(d.active); scan > 0 && budget > 0; scan-- {
+		if d.cursor >= len(d.active) {
+			d.cursor = 0
+		}
+		c := d.active[d.cursor]
+		writes := c.writes.Load()
+		if d.ticks < c.due && writes == c.seen {
+			d.cursor++
+			continue
+		}
+		budget--
+		if c.seen != writes {
+			c.seen, c.quiet = writes, 0
+		}
+		switch c.poll() {
+		case polledGone:
+			d.drop()
+			continue
+		case polledIdle:
+			if c.leave() {
+				d.drop()
+				continue
+			}
+			c.quiet = 0
+		case polledBusy:
+			c.quiet = 0
+		case polledQuiet:
+			c.quiet++
+		}
+		c.due = d.ticks + pause(c.quiet)
+		d.cursor++
+	}
+}
+
+// drop takes the conn under the cursor out; the last one takes its place.
+func (d *Datapath) drop() {
+	last := len(d.active) - 1
+	d.active[d.cursor] = d.active[last]
+	d.active[last] = nil
+	d.active = d.active[:last]
+}
+
+// pause returns in how many ticks to poll again a conn on which nothing
+// happened for so many polls: a stalled reader should not cost a poll every
+// millisecond. Below 64 ms of silence it is one tick, above it the poll comes
+// late by at most 1/64 of the silence, and by no more than 16 ms.
+func pause(quiet uint64) uint64 { return min(max(1, quiet/64), 16) }
+
+// overload tells once that the budget is what sets the polling interval.
+func (d *Datapath) overload() {
+	if d.warned || len(d.active) <= d.budget {
+		return
+	}
+	d.warned = true
+	d.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
+		"busy", len(d.active), "polls_per_tick", d.budget)
+}

@@ -1,0 +1,139 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// errTransparent says what IP_TRANSPARENT takes.
+var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP_NET_RAW")
+
+// Dial opens a leg to a target. The guard sees every address before it is
+// tried, so a name cannot lead where an address may not.
+func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
+	target := cfg.Host
+	if cfg.Target.IsValid() {
+		target = cfg.Target.String()
+	}
+	var foreign error // why Source may only be one of this host's addresses
+	dialer := net.Dialer{
+		Timeout:   cfg.Timeout,
+		KeepAlive: -1, // Wrap sets it
+		Control: func(network, address string, raw syscall.RawConn) error {
+			if err := guard(cfg.Guard, address); err != nil {
+				return err
+			}
+			return control(raw, func(fd int) (err error) {
+				foreign, err = prepare(fd, network, cfg)
+				return err
+			})
+		},
+	}
+	dialer.SetMultipathTCP(false)
+	if cfg.Source.IsValid() {
+		dialer.LocalAddr = net.TCPAddrFromAddrPort(cfg.Source)
+	}
+	nc, err := dialer.DialContext(ctx, "tcp", target)
+	if err != nil {
+		if foreign != nil && errors.Is(err, unix.EADDRNOTAVAIL) {
+			return nil, fmt.Errorf("kernel: dial %s from %s: %w: %w", target, cfg.Source.Addr(), err, foreign)
+		}
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	c, err := d.wrap(nc.(*net.TCPConn), true)
+	if err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// guard shows an address in the form the dialler uses to the caller's guard.
+func guard(allow func(netip.AddrPort) error, address string) error {
+	if allow == nil {
+		return nil
+	}
+	ap, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("dial guard: %w", err)
+	}
+	return allow(netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port()))
+}
+
+// prepare sets what must be set before the socket is bound. Without the
+// privilege for transparency the source may still be an address of this host,
+// so that failure is handed back for the case that it is not.
+func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
+	if cfg.Mark != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(cfg.Mark)); err != nil {
+			return nil, fmt.Errorf("set SO_MARK: %w (needs CAP_NET_ADMIN)", err)
+		}
+	}
+	if !cfg.Source.IsValid() {
+		return nil, nil
+	}
+	foreign = setTransparent(fd, network)
+	if cfg.Source.Port() == 0 {
+		// The port is then chosen at connect, when it need only be unique for
+		// this target: a client has as many connections as it likes.
+		err = unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	} else {
+		// One client port may be in use towards several targets.
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if err != nil {
+		return foreign, fmt.Errorf("bind as %s: %w", cfg.Source, err)
+	}
+	return foreign, nil
+}
+
+// setTransparent lets a socket use addresses that are not this host's.
+func setTransparent(fd int, network string) error {
+	// On an IPv6 socket, the IPv4 option covers its IPv4 side.
+	err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+	if strings.HasSuffix(network, "6") {
+		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+	}
+	if errors.Is(err, unix.EPERM) {
+		return errTransparent
+	}
+	return err
+}
+
+// control runs f on the socket behind raw.
+func control(raw syscall.RawConn, f func(fd int) error) error {
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// Listen returns a listener with MPTCP off. A transparent one also accepts
+// connections to addresses that are not this host's, as TPROXY delivers them.
+func (d *Datapath) Listen(ctx context.Context, network, addr string, transparent bool) (*net.TCPListener, error) {
+	lc := net.ListenConfig{KeepAlive: -1} // Wrap sets it
+	lc.SetMultipathTCP(false)
+	if transparent {
+		lc.Control = func(network, _ string, raw syscall.RawConn) error {
+			return control(raw, func(fd int) error { return setTransparent(fd, network) })
+		}
+	}
+	ln, err := lc.Listen(ctx, network, addr)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	tcp, ok := ln.(*net.TCPListener)
+	if !ok {
+		_ = ln.Close()
+		return nil, fmt.Errorf("kernel: listen on %s: %q is no TCP network", addr, network)
+	}
+	return tcp, nil
+}

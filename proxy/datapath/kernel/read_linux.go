@@ -1,0 +1,74 @@
+package kernel
+
+import (
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// reader reads from a socket without holding memory while it waits.
+type reader struct {
+	mu   sync.Mutex // one call at a time, as the poller has it anyway
+	take func() []byte
+	back func()
+	n    int
+	err  error
+	try  func(fd uintptr) bool // attempt, made once: reading allocates nothing
+}
+
+func (r *reader) attempt(fd uintptr) bool {
+	buf := r.take()
+	for {
+		r.n, r.err = unix.Read(int(fd), buf)
+		switch r.err {
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			r.back()
+			return false
+		}
+		return true
+	}
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(b []byte) (int, error) { return c.tcp.Read(b) }
+
+// ReadReady implements datapath.ReadyReader.
+func (c *Conn) ReadReady(take func() []byte, back func()) (int, error) {
+	r := &c.reader
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.take, r.back = take, back
+	if r.try == nil {
+		r.try = r.attempt
+	}
+	poll := c.raw.Read(r.try)
+	r.take, r.back = nil, nil
+	return c.moved(r.n, poll, r.err, "read")
+}
+
+// moved is the outcome of a raw read, or of a splice out of the socket: what
+// the poller said comes first, nothing and no error is the end of the stream.
+func (c *Conn) moved(n int, poll, call error, op string) (int, error) {
+	switch {
+	case poll != nil:
+		return 0, poll
+	case call != nil:
+		return 0, c.opError(op, call)
+	case n <= 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// opError dresses a failed system call as package net does.
+func (c *Conn) opError(op string, err error) error {
+	return &net.OpError{
+		Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(),
+		Err: os.NewSyscallError(op, err),
+	}
+}

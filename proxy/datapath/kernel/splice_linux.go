@@ -1,0 +1,208 @@
+package kernel
+
+import (
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+const (
+	pipeSize     = 256 << 10 // asked for; a user over its pipe quota gets less
+	defaultPipes = 256       // two descriptors each
+	idlePipes    = 32        // kept for the next user
+	spliceFlags  = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
+)
+
+// pipes lends kernel pipes to splices, a bounded number at a time.
+type pipes struct {
+	mu     sync.Mutex
+	bound  int
+	out    int
+	idle   []*pipe
+	closed bool
+}
+
+// pipe is the store of a splice.
+type pipe struct {
+	r, w int
+	n    int // bytes in it
+}
+
+func newPipes(bound int) *pipes {
+	if bound <= 0 {
+		bound = defaultPipes
+	}
+	return &pipes{bound: bound}
+}
+
+// take returns an empty pipe; nil when there is none to be had.
+func (p *pipes) take() *pipe {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.out >= p.bound {
+		return nil
+	}
+	if last := len(p.idle) - 1; last >= 0 {
+		pp := p.idle[last]
+		p.idle = p.idle[:last]
+		p.out++
+		return pp
+	}
+	var fds [2]int
+	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
+		return nil
+	}
+	_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize) // the default size serves as well
+	p.out++
+	return &pipe{r: fds[0], w: fds[1]}
+}
+
+// put takes a pipe back; one with bytes in it is of no more use.
+func (p *pipes) put(pp *pipe) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.out--
+	if pp.n > 0 || p.closed || len(p.idle) >= idlePipes {
+		pp.close()
+		return
+	}
+	p.idle = append(p.idle, pp)
+}
+
+func (p *pipes) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, pp := range p.idle {
+		pp.close()
+	}
+	p.idle = nil
+}
+
+func (pp *pipe) close() {
+	_ = unix.Close(pp.r)
+	_ = unix.Close(pp.w)
+}
+
+// splicer is the carrier in which bytes never leave the kernel. When no pipe
+// is to be had it copies instead, until its store is empty again.
+type splicer struct {
+	dst, src *Conn
+	pool     *pipes
+	pipe     *pipe // nil while nothing is stored in one
+	copy     datapath.Carrier
+	noPipe   bool
+
+	limit, n int // of the call underway
+	err      error
+	in, out  func(fd uintptr) bool // made once: moving bytes allocates nothing
+}
+
+// CarryFrom implements datapath.Carriage: between two legs of this package
+// bytes are spliced.
+func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carrier {
+	from, ok := src.(*Conn)
+	if !ok {
+		return nil
+	}
+	s := &splicer{dst: c, src: from, pool: c.dp.pipes, copy: datapath.NewCopy(c, from, buffers)}
+	s.in, s.out = s.spliceIn, s.spliceOut
+	return s
+}
+
+func (s *splicer) Fill(limit int) (int, error) {
+	if s.Buffered() > 0 || limit <= 0 {
+		return 0, nil
+	}
+	s.limit, s.n, s.err, s.noPipe = limit, 0, nil, false
+	poll := s.src.raw.Read(s.in)
+	if s.noPipe && poll == nil {
+		return s.copy.Fill(limit)
+	}
+	n, err := s.src.moved(s.n, poll, s.err, "splice")
+	if s.pipe != nil {
+		if s.pipe.n = n; n == 0 {
+			s.giveBack()
+		}
+	}
+	return n, err
+}
+
+// spliceIn runs inside RawConn.Read.
+func (s *splicer) spliceIn(fd uintptr) bool {
+	if s.pipe == nil {
+		if s.pipe = s.pool.take(); s.pipe == nil {
+			s.noPipe = true
+			return true
+		}
+	}
+	s.n, s.err = splice(int(fd), s.pipe.w, s.limit)
+	if s.err == unix.EAGAIN { // the pipe is empty, so it is the socket that is
+		s.giveBack()
+		return false
+	}
+	return true
+}
+
+func (s *splicer) Drain(limit int) (int, error) {
+	if s.pipe == nil {
+		return s.copy.Drain(limit)
+	}
+	s.limit, s.n, s.err = min(limit, s.pipe.n), 0, nil
+	if s.limit <= 0 {
+		return 0, nil
+	}
+	s.dst.begin()
+	poll := s.dst.raw.Write(s.out)
+	s.dst.end()
+	if s.pipe.n -= s.n; s.pipe.n == 0 {
+		s.giveBack()
+	}
+	switch {
+	case poll != nil:
+		return s.n, poll
+	case s.err != nil:
+		return s.n, s.dst.opError("splice", s.err)
+	case s.n == 0:
+		return 0, s.dst.opError("splice", io.ErrNoProgress)
+	}
+	return s.n, nil
+}
+
+// spliceOut runs inside RawConn.Write.
+func (s *splicer) spliceOut(fd uintptr) bool {
+	s.n, s.err = splice(s.pipe.r, int(fd), s.limit)
+	return s.err != unix.EAGAIN // the pipe has bytes, so it is the socket that is full
+}
+
+func (s *splicer) giveBack() {
+	s.pool.put(s.pipe)
+	s.pipe = nil
+}
+
+func (s *splicer) Buffered() int {
+	if s.pipe != nil {
+		return s.pipe.n
+	}
+	return s.copy.Buffered()
+}
+
+func (s *splicer) Release() {
+	if s.pipe != nil {
+		s.giveBack()
+	}
+	s.copy.Release()
+}
+
+func splice(from, to, limit int) (int, error) {
+	for {
+		n, err := unix.Splice(from, nil, to, nil, limit, spliceFlags)
+		if err != unix.EINTR {
+			return int(max(0, n)), err
+		}
+	}
+}
