@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -39,18 +40,145 @@ const (
 // Link is one direction of a path: a drop-tail queue in front of a server, then
 // a delay line. The schedule of departures is known in advance, so a packet's
 // fate is settled when it arrives and lateness never adds up.
-type Link struct{ cfg LinkConfig }
+//
+// A trace is played as Mahimahi plays it: an opportunity serves those that were
+// in the queue before it, up to 1500 bytes of them; a packet may need several,
+// several packets may share one, and what is left of one when the queue runs
+// empty is lost.
+type Link struct {
+	cfg     LinkConfig
+	start   cc.Time // of the trace
+	rng     *rand.Rand
+	waiting ring
+	queued  cc.Bytes // sum over waiting
+	now     cc.Time  // the latest seen
+	departs cc.Time  // when the last packet accepted leaves
+
+	// With a fixed rate: the present busy period. Counting from its start keeps
+	// rounding from adding up.
+	busyFrom  cc.Time
+	busyBytes cc.Bytes
+
+	// With a trace: the opportunity that sends the last byte accepted.
+	opportunity int64
+	left        cc.Bytes // what it can still carry
+}
+
+// lossStream keeps a link's draws apart from those of other users of its seed.
+const lossStream = 0x6c696e6b
 
 // NewLink returns a link that starts at time zero of its trace at start.
-func NewLink(cfg LinkConfig, start cc.Time) *Link { return &Link{cfg: cfg} }
+func NewLink(cfg LinkConfig, start cc.Time) *Link {
+	return &Link{cfg: cfg, start: start, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
+}
+
+// SetDelay changes the propagation delay for the packets sent from now on. They
+// may overtake earlier ones when it becomes shorter.
+func (l *Link) SetDelay(d time.Duration) { l.cfg.Delay = d }
 
 // Send puts a packet of size bytes (IP length) into the queue at now, which
 // never goes backwards.
-func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict { return Verdict{} }
+func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
+	now = l.advance(now)
+	if l.cfg.Loss > 0 && l.rng.Float64() < l.cfg.Loss {
+		return Verdict{Dropped: DropLoss}
+	}
+	if l.cfg.QueueBytes > 0 && l.queued+size > l.cfg.QueueBytes ||
+		l.cfg.QueuePackets > 0 && l.waiting.n >= l.cfg.QueuePackets {
+		return Verdict{Dropped: DropQueue}
+	}
+	switch {
+	case l.cfg.Trace != nil:
+		l.departs = l.serveByTrace(now, size)
+	case l.cfg.Rate > 0:
+		l.departs = l.serveAtRate(now, size)
+	default:
+		l.departs = now
+	}
+	if l.departs > now {
+		l.waiting.push(queuedPacket{l.departs, size})
+		l.queued += size
+	}
+	return Verdict{Departs: l.departs, Arrives: l.departs.Add(l.cfg.Delay)}
+}
 
-// Backlog returns what waits in the queue at now.
-func (l *Link) Backlog(now cc.Time) (bytes cc.Bytes, packets int) { return 0, 0 }
+func (l *Link) serveAtRate(now cc.Time, size cc.Bytes) cc.Time {
+	if l.departs <= now {
+		l.busyFrom, l.busyBytes = now, 0
+	}
+	l.busyBytes += size
+	return l.busyFrom.Add(l.cfg.Rate.TimeFor(l.busyBytes))
+}
+
+func (l *Link) serveByTrace(now cc.Time, size cc.Bytes) cc.Time {
+	if l.departs <= now {
+		l.opportunity, l.left = l.cfg.Trace.until(now.Sub(l.start)), OpportunityBytes
+	}
+	if more := size - l.left; more > 0 {
+		opportunities := (more + OpportunityBytes - 1) / OpportunityBytes
+		l.opportunity += int64(opportunities)
+		l.left += opportunities * OpportunityBytes
+	}
+	l.left -= size
+	return l.start.Add(l.cfg.Trace.at(l.opportunity))
+}
+
+// Backlog returns what waits in the queue at now, with the packet that is being
+// sent.
+func (l *Link) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {
+	l.advance(now)
+	return l.queued, l.waiting.n
+}
 
 // Offered returns how many bytes the link could have delivered from one moment
-// to another: 1500 for each opportunity of a trace.
-func (l *Link) Offered(from, to cc.Time) cc.Bytes { return 0 }
+// up to another: 1500 for each opportunity of a trace. An infinitely fast link
+// has no such number and returns 0.
+func (l *Link) Offered(from, to cc.Time) cc.Bytes {
+	from, to = max(from, l.start), max(to, l.start)
+	if t := l.cfg.Trace; t != nil {
+		before := func(at cc.Time) int64 { return t.until(at.Sub(l.start) - 1) }
+		return cc.Bytes(max(0, before(to)-before(from))) * OpportunityBytes
+	}
+	return l.cfg.Rate.BytesIn(to.Sub(from))
+}
+
+// advance lets go of the packets that have left by now.
+func (l *Link) advance(now cc.Time) cc.Time {
+	l.now = max(l.now, now)
+	for l.waiting.n > 0 && l.waiting.first().departs <= l.now {
+		l.queued -= l.waiting.pop().size
+	}
+	return l.now
+}
+
+type queuedPacket struct {
+	departs cc.Time
+	size    cc.Bytes
+}
+
+// ring is a queue that grows to what it once held and allocates no more.
+type ring struct {
+	buf  []queuedPacket // its length is a power of two
+	head int
+	n    int
+}
+
+func (r *ring) first() *queuedPacket { return &r.buf[r.head] }
+
+func (r *ring) push(p queuedPacket) {
+	if r.n == len(r.buf) {
+		grown := make([]queuedPacket, max(64, 2*len(r.buf)))
+		k := copy(grown, r.buf[r.head:])
+		copy(grown[k:], r.buf[:r.head])
+		r.buf, r.head = grown, 0
+	}
+	r.buf[(r.head+r.n)&(len(r.buf)-1)] = p
+	r.n++
+}
+
+func (r *ring) pop() queuedPacket {
+	p := r.buf[r.head]
+	r.head = (r.head + 1) & (len(r.buf) - 1)
+	r.n--
+	return p
+}

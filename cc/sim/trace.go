@@ -1,7 +1,12 @@
 package sim
 
 import (
+	"bufio"
+	"errors"
+	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -10,19 +15,118 @@ import (
 // OpportunityBytes is what one line of a trace may carry.
 const OpportunityBytes cc.Bytes = 1500
 
+// The bounds of a trace: 96 MB of numbers, and a day.
+const (
+	maxOpportunities = 12 << 20
+	maxTraceMillis   = 24 * 60 * 60 * 1000
+	maxTraceLine     = 32 // bytes
+)
+
 // Trace is a recorded link in Mahimahi's format: each line is the millisecond,
 // from the start, at which 1500 bytes may leave; a line repeats when more may.
-// A player loops it at its end.
+// A player loops it at its end: the last line is also the length of the loop.
 type Trace struct {
 	Name  string
-	times []int64 // milliseconds, ascending
+	times []int64 // milliseconds, ascending; the last is above zero
 }
 
+var errTraceLine = errors.New("too long for a number of milliseconds")
+
 // ReadTrace parses a trace; an error names the line.
-func ReadTrace(name string, r io.Reader) (*Trace, error) { return nil, nil }
+func ReadTrace(name string, r io.Reader) (*Trace, error) {
+	lines := bufio.NewScanner(r)
+	var times []int64
+	last := int64(0)
+	n := 0
+	for lines.Scan() {
+		n++
+		at, err := parseMillis(lines.Bytes())
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("sim: trace %s: line %d: %w", name, n, err)
+		case at < last:
+			return nil, fmt.Errorf("sim: trace %s: line %d: %d comes after %d; times must not go back", name, n, at, last)
+		case n > maxOpportunities:
+			return nil, fmt.Errorf("sim: trace %s: line %d: a trace may have at most %d lines", name, n, maxOpportunities)
+		}
+		last = at
+		times = append(times, at)
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return nil, fmt.Errorf("sim: trace %s: line %d: %w", name, n+1, errTraceLine)
+	} else if err != nil {
+		return nil, fmt.Errorf("sim: read trace %s: %w", name, err)
+	}
+	if len(times) == 0 {
+		return nil, fmt.Errorf("sim: trace %s is empty; it needs one line, a number of milliseconds, per 1500 bytes", name)
+	}
+	if last == 0 {
+		return nil, fmt.Errorf("sim: trace %s: line %d: the last line is the length of the loop and must be above 0", name, n)
+	}
+	return &Trace{Name: name, times: slices.Clip(times)}, nil
+}
+
+// parseMillis reads a line: decimal digits, nothing else.
+func parseMillis(line []byte) (int64, error) {
+	if len(line) == 0 {
+		return 0, errors.New("is empty; it must hold a number of milliseconds")
+	}
+	if len(line) > maxTraceLine {
+		return 0, errTraceLine
+	}
+	v := int64(0)
+	for _, c := range line {
+		if c < '0' || c > '9' {
+			return 0, fmt.Errorf("%q is not a whole number of milliseconds", line)
+		}
+		if v = v*10 + int64(c-'0'); v > maxTraceMillis {
+			return 0, fmt.Errorf("%s ms is beyond the %d h a trace may last", line, maxTraceMillis/3_600_000)
+		}
+	}
+	return v, nil
+}
+
+// WriteTo writes the trace in the format that ReadTrace reads.
+func (t *Trace) WriteTo(w io.Writer) (int64, error) {
+	buf := bufio.NewWriter(w)
+	var line [maxTraceLine]byte
+	n := int64(0)
+	for _, at := range t.times {
+		k, err := buf.Write(append(strconv.AppendInt(line[:0], at, 10), '\n'))
+		n += int64(k)
+		if err != nil {
+			return n, fmt.Errorf("sim: write trace %s: %w", t.Name, err)
+		}
+	}
+	if err := buf.Flush(); err != nil {
+		return n - int64(buf.Buffered()), fmt.Errorf("sim: write trace %s: %w", t.Name, err)
+	}
+	return n, nil
+}
+
+// loop is the length of one loop in milliseconds.
+func (t *Trace) loop() int64 { return t.times[len(t.times)-1] }
 
 // Duration is the length of one loop.
-func (t *Trace) Duration() time.Duration { return 0 }
+func (t *Trace) Duration() time.Duration { return time.Duration(t.loop()) * time.Millisecond }
 
 // MeanRate is the mean capacity of one loop.
-func (t *Trace) MeanRate() cc.Rate { return 0 }
+func (t *Trace) MeanRate() cc.Rate {
+	return cc.RateOf(cc.Bytes(len(t.times))*OpportunityBytes, t.Duration())
+}
+
+// at returns when opportunity k comes, counted from the first of the first loop.
+func (t *Trace) at(k int64) time.Duration {
+	n := int64(len(t.times))
+	return time.Duration(k/n*t.loop()+t.times[k%n]) * time.Millisecond
+}
+
+// until counts the opportunities that have come at d, inclusive.
+func (t *Trace) until(d time.Duration) int64 {
+	if d < 0 {
+		return 0
+	}
+	ms := int64(d / time.Millisecond)
+	within, _ := slices.BinarySearch(t.times, ms%t.loop()+1)
+	return ms/t.loop()*int64(len(t.times)) + int64(within)
+}
