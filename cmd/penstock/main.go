@@ -56,8 +56,12 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	began := markBegin(root)
+	return finish(ctx, root, stderr)
+}
 
+// finish runs root, reports its error once and tells whose fault it was.
+func finish(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
+	began := markBegin(root)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK

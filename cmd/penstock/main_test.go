@@ -1,0 +1,119 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// run executes one command line.
+func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = execute(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestExitCodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string // in standard error
+	}{
+		"nothing at all prints the help":   {nil, exitOK, ""},
+		"help is no error":                 {[]string{"algorithms", "--help"}, exitOK, ""},
+		"an unknown command is bad usage":  {[]string{"frobnicate"}, exitInput, `unknown command "frobnicate"`},
+		"an unknown flag is bad usage":     {[]string{"algorithms", "--frob"}, exitInput, "unknown flag: --frob"},
+		"too many arguments are bad usage": {[]string{"algorithms", "copa", "reno"}, exitInput, "accepts at most 1 arg"},
+		"an unknown name is bad input":     {[]string{"algorithms", "frob"}, exitInput, `no algorithm "frob"`},
+		"a good command succeeds":          {[]string{"algorithms", "copa"}, exitOK, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := run(t, c.args...)
+			assert.Equal(t, c.code, code)
+			if c.says == "" {
+				assert.Empty(t, stderr)
+				assert.NotEmpty(t, stdout)
+				return
+			}
+			assert.Contains(t, stderr, c.says)
+			assert.Empty(t, stdout)
+		})
+	}
+}
+
+func TestOnlyInputErrorsAreTheUsers(t *testing.T) {
+	root := &cobra.Command{Use: "x", SilenceErrors: true}
+	for name, err := range map[string]error{"fail": errors.New("disk full"), "input": fmt.Errorf("read: %w", badInput(errors.New("no such key")))} {
+		root.AddCommand(&cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error { return err }})
+	}
+	for name, want := range map[string]int{"fail": exitFail, "input": exitInput} {
+		root.SetArgs([]string{name})
+		var stderr bytes.Buffer
+		assert.Equal(t, want, finish(t.Context(), root, &stderr), name)
+	}
+}
+
+func TestClockIsNeverZeroAndNeverGoesBack(t *testing.T) {
+	first := now()
+	assert.Positive(t, first)
+	assert.GreaterOrEqual(t, now(), first)
+}
+
+func TestVersionNamesTheProgram(t *testing.T) {
+	code, stdout, _ := run(t, "version")
+	require.Equal(t, exitOK, code)
+	assert.Regexp(t, `^penstock \S+ .*go1\.\d+\S* linux/\w+\n$`, stdout)
+}
+
+func TestAlgorithmsListsTheRegistry(t *testing.T) {
+	code, stdout, _ := run(t, "algorithms")
+	require.Equal(t, exitOK, code)
+	for _, s := range cc.Specs() {
+		assert.Regexp(t, `(?m)^`+s.Name+` `, stdout)
+	}
+}
+
+func TestEveryAlgorithmExplainsItself(t *testing.T) {
+	for _, s := range cc.Specs() {
+		code, stdout, _ := run(t, "algorithms", s.Name)
+		require.Equal(t, exitOK, code)
+		assert.Contains(t, stdout, s.About)
+		for _, p := range s.Params {
+			assert.Regexp(t, `(?m)^`+p.Name+` `, stdout)
+		}
+		for _, f := range s.Profiles {
+			assert.Regexp(t, `(?m)^`+f.Name+` `, stdout)
+		}
+	}
+}
+
+func TestDefaultsAndProfilesReadBackAsWritten(t *testing.T) {
+	for _, s := range cc.Specs() {
+		for _, p := range s.Params {
+			v, err := s.ParseParam(p.Name, formatValue(p, p.Default))
+			require.NoError(t, err, "%s %s", s.Name, p.Name)
+			assert.Equal(t, p.Default, v, "%s %s", s.Name, p.Name)
+		}
+		for _, f := range s.Profiles {
+			_, params, err := cc.Parse(s.Name + ":" + settings(s, f.Params))
+			require.NoError(t, err, "%s %s", s.Name, f.Name)
+			assert.Equal(t, f.Params, params, "%s %s", s.Name, f.Name)
+		}
+	}
+}
+
+func TestAlgorithmsPageIsCurrent(t *testing.T) {
+	page, err := os.ReadFile("../../docs/algorithms.md")
+	require.NoError(t, err)
+	_, stdout, _ := run(t, "algorithms", "--markdown")
+	assert.Equal(t, stdout, string(page), "docs/algorithms.md is not what the registry says; run: make docs")
+}
