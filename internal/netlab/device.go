@@ -111,8 +111,8 @@ func (e End) tun() (fd int, err error) {
 	if err != nil {
 		return -1, err
 	}
-	// Without a link-local address the device sends nothing of its own accord.
-	// Veth devices need theirs: a router asks for its neighbours with it.
+	// Without a link-local address and multicast the device sends nothing of its
+	// own accord. Veth devices need both: a router asks for its neighbours so.
 	err = e.Node.Sysctl("net.ipv6.conf."+e.Device+".addr_gen_mode", "1")
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))
@@ -122,7 +122,7 @@ func (e End) tun() (fd int, err error) {
 		if err != nil {
 			return fmt.Errorf("netlab: find %s in %s: %w", e.Device, e.Node.name, err)
 		}
-		if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets)); err != nil {
+		if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets), h.LinkSetMulticastOff(link)); err != nil {
 			return fmt.Errorf("netlab: configure %s in %s: %w", e.Device, e.Node.name, err)
 		}
 		return e.up(h)

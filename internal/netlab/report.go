@@ -115,9 +115,9 @@ func (t *tally) count(e *entry, lo, hi cc.Time) {
 	}
 }
 
-// within tells whether t lies in (lo, hi]: a packet that departs at the end of
-// an opportunity belongs to the window that holds the opportunity.
-func within(t, lo, hi cc.Time) bool { return t > lo && t <= hi }
+// within tells whether t lies in the window; a moment between two windows belongs
+// to the later.
+func within(t, lo, hi cc.Time) bool { return t >= lo && t < hi }
 
 func (t *tally) report(cfg sim.LinkConfig, zero, lo, hi cc.Time) DirectionReport {
 	r := t.DirectionReport

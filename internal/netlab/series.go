@@ -38,12 +38,11 @@ func (p *Path) Series(dir Direction, from, to, step time.Duration) []Point {
 	points := make([]Point, (to-from)/step)
 	bytes := make([]cc.Bytes, len(points))
 	left := make([]time.Duration, len(points))
-	// A step, like a report's window, holds its end and not its start.
 	index := func(t cc.Time) int {
-		if t <= zero.Add(from) {
+		if t < zero.Add(from) {
 			return -1
 		}
-		return int((t.Sub(zero.Add(from)) - 1) / step)
+		return int(t.Sub(zero.Add(from)) / step)
 	}
 	p.record.all(func(e *entry) bool {
 		if e.dir != dir {

@@ -89,13 +89,14 @@ func (r *Routed) build(near func(r *Routed, client, edge End) error) (err error)
 			return err
 		}
 	}
-	if err := r.Edge.Forward(); err != nil {
-		return err
-	}
 	if err := near(r, End{r.Client, NearDevice, r.ClientAddr.prefixes()}, End{r.Edge, NearDevice, r.EdgeNear.prefixes()}); err != nil {
 		return err
 	}
 	if err := r.Veth(End{r.Edge, FarDevice, r.EdgeFar.prefixes()}, End{r.Server, FarDevice, r.ServerAddr.prefixes()}); err != nil {
+		return err
+	}
+	// Last, as a router's device is born into multicast groups, which it reports.
+	if err := r.Edge.Forward(); err != nil {
 		return err
 	}
 	for _, route := range []struct {

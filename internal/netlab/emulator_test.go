@@ -1,0 +1,204 @@
+//go:build linux
+
+package netlab
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// bench is an emulator between two socket pairs, driven by hand: no namespace
+// and no thread.
+type bench struct {
+	*emulator
+	client, server int
+}
+
+func newBench(t testing.TB, down, up sim.LinkConfig) *bench {
+	t.Helper()
+	near, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	far, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	p := &Path{record: newRecord(), epoch: time.Now(), quit: make(chan struct{})}
+	p.cfg.Down, p.cfg.Up = down, up
+	p.dirs[Down] = pipe{dir: Down, cfg: down, in: far[1], out: near[1]}
+	p.dirs[Up] = pipe{dir: Up, cfg: up, in: near[1], out: far[1]}
+	p.done.Add(1)
+	go func() {
+		defer p.done.Done()
+		p.record.supply(p.quit)
+	}()
+	t.Cleanup(func() {
+		close(p.quit)
+		p.done.Wait()
+		for _, fd := range append(near[:], far[:]...) {
+			assert.NoError(t, unix.Close(fd))
+		}
+	})
+	return &bench{emulator: newEmulator(p), client: near[0], server: far[0]}
+}
+
+func TestEmulatorAllocatesNothingPerPacket(t *testing.T) {
+	b := newBench(t, sim.LinkConfig{Rate: 1e9, QueuePackets: 100}, sim.LinkConfig{})
+	b.Start()
+	data, sink := make([]byte, MTU), make([]byte, MTU)
+	round := func() {
+		for range 10 {
+			require.Zero(t, writePacket(b.server, data))
+		}
+		b.receive(&b.dirs[Down])
+		for !b.dirs[Down].line.empty() {
+			b.deliver(&b.dirs[Down])
+		}
+		for range 10 {
+			n, errno := readPacket(b.client, sink)
+			require.Zero(t, errno)
+			require.Equal(t, MTU, n)
+		}
+	}
+	round()
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		for range 10 {
+			writePacket(b.server, data)
+		}
+		b.receive(&b.dirs[Down])
+		for !b.dirs[Down].line.empty() {
+			b.deliver(&b.dirs[Down])
+		}
+		for range 10 {
+			readPacket(b.client, sink)
+		}
+	}))
+	r := b.Report(0, time.Hour).Down
+	assert.Equal(t, 1020, r.Sent)
+	assert.Equal(t, 1020, r.Lateness.Count)
+}
+
+func TestEmulatorHoldsNoMoreThanItMay(t *testing.T) {
+	b := newBench(t, sim.LinkConfig{Delay: time.Hour}, sim.LinkConfig{})
+	b.Start()
+	for range maxPackets {
+		p := b.take()
+		require.NotNil(t, p)
+		b.dirs[Down].line.push(p)
+	}
+	require.Nil(t, b.take())
+	require.Zero(t, writePacket(b.server, make([]byte, 600)))
+	b.receive(&b.dirs[Down])
+	r := b.Report(0, time.Hour).Down
+	assert.Equal(t, 1, r.Sent)
+	assert.Equal(t, Drops{Held: 1}, r.Drops, "what does not fit is dropped, and said to be")
+}
+
+func TestEmulatorReportsRefusedPackets(t *testing.T) {
+	b := newBench(t, sim.LinkConfig{}, sim.LinkConfig{})
+	b.Start()
+	require.Zero(t, writePacket(b.server, make([]byte, 600)))
+	b.receive(&b.dirs[Down])
+	b.dirs[Down].out = -1
+	for !b.dirs[Down].line.empty() {
+		b.deliver(&b.dirs[Down])
+	}
+	r := b.Report(0, time.Hour).Down
+	assert.Equal(t, Drops{Failed: 1}, r.Drops)
+	assert.Zero(t, r.Lateness.Count)
+}
+
+func TestQueueIsFirstInFirstOut(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := queue{ring: make([]*packet, 2)}
+		var model []*packet
+		for range rapid.IntRange(1, 5000).Draw(t, "operations") {
+			if rapid.IntRange(0, 2).Draw(t, "op") > 0 {
+				p := new(packet)
+				q.push(p)
+				model = append(model, p)
+			} else if len(model) > 0 {
+				require.Same(t, model[0], q.first())
+				require.Same(t, model[0], q.pop())
+				model = model[1:]
+			}
+			require.Equal(t, len(model) == 0, q.empty())
+		}
+	})
+}
+
+// history is a record written by hand.
+func history(t testing.TB, down sim.LinkConfig, entries ...entry) *Path {
+	t.Helper()
+	p := &Path{record: newRecord()}
+	p.cfg.Down = down
+	p.zero.Store(1)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() { p.record.supply(quit); close(done) }()
+	for _, e := range entries {
+		p.record.add(e)
+	}
+	close(quit)
+	<-done
+	return p
+}
+
+func at(ms float64) cc.Time { return 1 + cc.Time(ms*1e6) }
+
+func TestReport(t *testing.T) {
+	const ms = time.Millisecond
+	p := history(
+		t, sim.LinkConfig{Rate: 12e6, Delay: 10 * ms},
+		entry{at: at(1), departs: at(2), arrives: at(12), size: 1500, late: int32(ms)},
+		entry{at: at(1), departs: at(3), arrives: at(13), size: 1500, late: int32(2 * ms)},
+		entry{at: at(2), departs: at(4), arrives: at(14), size: 60, late: int32(3 * ms)},
+		entry{at: at(3), size: 1500, drop: sim.DropQueue},
+		entry{at: at(4), size: 1500, drop: sim.DropLoss},
+		entry{at: at(5), size: 1500, drop: dropHeld},
+		entry{at: at(5), departs: at(9), arrives: at(19), size: 1000, late: lateFailed},
+		entry{at: at(5), departs: at(6), arrives: at(6), size: 70, dir: Up, late: latePending},
+		entry{at: at(6), departs: at(20), arrives: at(30), size: 1500, late: latePending},
+	)
+	r := p.Report(0, 10*ms)
+	assert.Equal(t, 8, r.Down.Sent)
+	assert.Equal(t, Drops{Queue: 1, Loss: 1, Held: 1, Failed: 1}, r.Down.Drops)
+	assert.Equal(t, 4, r.Down.Delivered, "the last packet leaves after the window")
+	assert.Equal(t, cc.Bytes(4060), r.Down.Bytes)
+	assert.Equal(t, cc.Rate(4060*8*100), r.Down.Throughput)
+	assert.Equal(t, Quantiles{Count: 4, Mean: 2250 * time.Microsecond, P50: 2 * ms, P90: 4 * ms, P95: 4 * ms, P99: 4 * ms, Max: 4 * ms}, r.Down.Queueing)
+	assert.Equal(t, 3, r.Down.DataQueueing.Count)
+	assert.Equal(t, 14*ms, r.Down.OneWay.Max)
+	assert.Equal(t, Quantiles{Count: 3, Mean: 2 * ms, P50: 2 * ms, P90: 3 * ms, P95: 3 * ms, P99: 3 * ms, Max: 3 * ms}, r.Down.Lateness)
+	assert.Equal(t, cc.Bytes(15_000), r.Down.Offered)
+	assert.InDelta(t, 4060.0/15000, r.Down.Utilisation, 1e-9)
+	assert.Equal(t, 1, r.Up.Sent)
+	assert.Zero(t, r.Up.Offered, "an unlimited link offers no number")
+	assert.Zero(t, r.Up.Utilisation)
+
+	// Windows side by side share nothing and lose nothing.
+	rapid.Check(t, func(t *rapid.T) {
+		cut := time.Duration(rapid.Int64Range(1, int64(39*ms)).Draw(t, "cut"))
+		whole, a, b := p.Report(0, 40*ms).Down, p.Report(0, cut).Down, p.Report(cut, 40*ms).Down
+		assert.Equal(t, whole.Sent, a.Sent+b.Sent)
+		assert.Equal(t, whole.Bytes, a.Bytes+b.Bytes)
+		assert.Equal(t, whole.Drops.Total(), a.Drops.Total()+b.Drops.Total())
+		assert.Equal(t, whole.Queueing.Count, a.Queueing.Count+b.Queueing.Count)
+	})
+	assert.Equal(t, Report{From: 5, To: 5}, p.Report(5, 5), "no window, no numbers")
+}
+
+func TestQuantiles(t *testing.T) {
+	var v []time.Duration
+	for i := 100; i >= 1; i-- {
+		v = append(v, time.Duration(i))
+	}
+	assert.Equal(t, Quantiles{Count: 100, Mean: 50, P50: 50, P90: 90, P95: 95, P99: 99, Max: 100}, quantiles(v))
+	assert.Equal(t, Quantiles{Count: 1, Mean: 7, P50: 7, P90: 7, P95: 7, P99: 7, Max: 7}, quantiles([]time.Duration{7}))
+	assert.Zero(t, quantiles(nil))
+	assert.Zero(t, Quantiles{}.plus(time.Second), "no packet has no delay")
+}
