@@ -118,16 +118,17 @@ func (c *cubic) follow(now Time, n float64) {
 		alpha = 1
 	}
 	c.wEst = c.clamp(c.wEst+alpha*n/c.cwnd, timeoutWindow)
-	if c.at(t) < c.wEst { // Reno would be ahead
-		c.cwnd = max(c.cwnd, c.wEst)
-		return
-	}
-	target := min(max(c.at(t+c.srtt.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
-	rise := (target - c.cwnd) / c.cwnd
+	next := c.cwnd
 	if c.linuxGrowth && !c.hasLost {
-		rise = max(rise, linuxMinRise)
+		next += n * linuxMinRise
 	}
-	c.cwnd = c.clamp(c.cwnd+n*rise, timeoutWindow)
+	if c.at(t) < c.wEst { // Reno would be ahead
+		next = max(next, c.wEst)
+	} else {
+		target := min(max(c.at(t+c.srtt.Seconds()), c.cwnd), cubicMaxRise*c.cwnd)
+		next = max(next, c.cwnd+n*(target-c.cwnd)/c.cwnd)
+	}
+	c.cwnd = c.clamp(next, timeoutWindow)
 }
 
 func (c *cubic) OnLoss(l Loss) {

@@ -146,7 +146,10 @@ func (s Spec) ParseParam(name, value string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%s: parameter %s is %q, but must be a number", s.Name, name, value)
 	}
-	return v, d.check(v)
+	if err := d.check(v); err != nil {
+		return 0, fmt.Errorf("%s: %w", s.Name, err)
+	}
+	return v, nil
 }
 
 // Parse reads an algorithm with settings as one writes it on a command line or
