@@ -35,6 +35,18 @@ func TestNothingIsGrantedAfterClose(t *testing.T) {
 	assert.Empty(t, p.mgr.Snapshots())
 }
 
+func TestAClosedFlowCanStillBeLookedAt(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	require.NotZero(t, l.send(3*mss))
+	l.ack(2 * mss)
+	l.Close(p.now)
+
+	s := l.Snapshot()
+	assert.Equal(t, 2*mss, s.Delivered)
+	assert.Zero(t, s.Members)
+}
+
 func TestOpenRefusesUnknownAlgorithmsAndParameters(t *testing.T) {
 	var m Manager
 	_, err := m.Open(1, Terms{Algorithm: "nope"}, nil)

@@ -88,9 +88,9 @@ func (m *macroflow) leastServed(f *Flow, pool, weights cc.Bytes) bool {
 // share is the part of the window that is f's by right, were all active
 // members to use theirs.
 func (m *macroflow) share(f *Flow) cc.Bytes {
-	var weights cc.Bytes
+	weights := f.weight() // by itself, since a closed flow is no member any more
 	for _, g := range m.members {
-		if g == f || g.want > 0 || g.inflight > 0 {
+		if g != f && (g.want > 0 || g.inflight > 0) {
 			weights += g.weight()
 		}
 	}
