@@ -77,6 +77,7 @@ func lacking(size uintptr) []string {
 type account struct {
 	size uintptr // length of TCP_INFO on this kernel
 	syn  int64   // bytes_acked counts the SYN of a dialled connection
+	fin  bool    // a FIN may be queued: tcpi_state is read before the socket's lock is taken, so it can lag behind the numbers
 
 	drift  int64
 	maxMSS int64 // no packet in flight is larger
@@ -141,7 +142,7 @@ func (a *account) start(i *unix.TCPInfo) {
 
 func (a *account) locate(i *unix.TCPInfo) position {
 	p := position{una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes), packets: int64(i.Unacked)}
-	fin := finQueued(i.State)
+	fin := a.fin || finQueued(i.State)
 	if fin && p.unsent > 0 {
 		p.unsent-- // the FIN takes a sequence number, and goes last
 	}
@@ -194,7 +195,7 @@ func (a *account) step(i *unix.TCPInfo, at cc.Time) flow.Report {
 		// Holes below the highest selectively acknowledged byte are mostly
 		// marked lost, so both together reach up to about that byte. After a
 		// timeout everything is marked, and it would say nothing.
-		a.newest = max(a.newest, since(min(p.una+p.bytes(sacked+lost), p.nxt)))
+		a.newest = max(a.newest, r.Acked, since(min(p.una+p.bytes(sacked+lost), p.nxt)))
 		r.Newest = a.newest
 	}
 	r.Lost = max(r.Lost, a.lost(i))

@@ -195,6 +195,25 @@ func TestCountersNeverFallBack(t *testing.T) {
 	})
 }
 
+func TestTheStateMayLagBehindTheNumbers(t *testing.T) {
+	established := func(change func(*unix.TCPInfo)) *unix.TCPInfo { return sent(3, 3, change) }
+	for name, row := range map[string]struct {
+		then    *unix.TCPInfo
+		written cc.Bytes
+	}{
+		"a FIN is acknowledged": {established(func(i *unix.TCPInfo) { i.Bytes_acked++ }), 3_000},
+		"a FIN is unsent":       {established(func(i *unix.TCPInfo) { i.Notsent_bytes = 501 }), 3_500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := observed(t, socket(nil), false)
+			a.fin = true
+			r := a.step(row.then, now)
+			assert.Equal(t, row.written, r.Written)
+			assert.Equal(t, cc.Bytes(3_000), r.Acked)
+		})
+	}
+}
+
 func TestALateCalibrationTrustsTheCaller(t *testing.T) {
 	inFlight := sent(2, 0, func(i *unix.TCPInfo) { i.Bytes_acked = 1 })
 	a := observed(t, inFlight, true)

@@ -30,6 +30,7 @@ type Conn struct {
 	active  atomic.Bool
 
 	observed atomic.Bool
+	ending   atomic.Bool // CloseWrite was called
 
 	mu       sync.Mutex // held while exchange runs
 	exchange func(flow.Report) flow.Limit
@@ -112,6 +113,7 @@ func (c *Conn) refresh() error {
 		c.errors++
 		return fmt.Errorf("kernel: read TCP_INFO: %w", c.errno)
 	}
+	c.account.fin = c.ending.Load()
 	return nil
 }
 
@@ -240,7 +242,10 @@ func (c *Conn) Reset() error {
 }
 
 // CloseWrite implements datapath.Conn.
-func (c *Conn) CloseWrite() error { return c.tcp.CloseWrite() }
+func (c *Conn) CloseWrite() error {
+	c.ending.Store(true)
+	return c.tcp.CloseWrite()
+}
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
 // the client meant to reach.

@@ -57,8 +57,18 @@ const (
 // New checks what this kernel offers and starts the tick's goroutine, which
 // Close ends.
 func New(cfg Config) (*Datapath, error) {
+	d, err := prepared(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	go d.run()
+	return d, nil
+}
+
+// prepared returns a datapath that does not tick yet.
+func prepared(cfg Config) (*Datapath, error) {
 	if cfg.Clock == nil {
-		return nil, errors.New("kernel: Config.Clock is required")
+		return nil, errors.New("Config.Clock is required")
 	}
 	d := &Datapath{
 		clock: cfg.Clock, onTick: cfg.OnTick, keepAlive: cfg.KeepAlive, budget: cfg.PollsPerTick, log: cfg.Log,
@@ -75,14 +85,11 @@ func New(cfg Config) (*Datapath, error) {
 	}
 	d.pipes = newPipes(cfg.Pipes)
 	if err := d.probe(cfg.Envelope); err != nil {
-		return nil, fmt.Errorf("kernel: %w", err)
+		return nil, err
 	}
 	var err error
-	if d.timer, err = newTimer(); err != nil {
-		return nil, fmt.Errorf("kernel: %w", err)
-	}
-	go d.run()
-	return d, nil
+	d.timer, err = newTimer()
+	return d, err
 }
 
 // probe asks a socket that goes nowhere what this kernel has.

@@ -1,0 +1,397 @@
+// Package datapathtest is the conformance suite of datapath.Conn: what the
+// relay relies on, whatever transport is below. It tests no speed.
+package datapathtest
+
+import (
+	"crypto/sha256"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// patience bounds every wait; only a hang reaches it.
+const patience = 30 * time.Second
+
+// Pair returns two legs connected to each other and a datapath each, or one in
+// common, that lives until the test ends. Closing the legs is the suite's part.
+type Pair func(t *testing.T) (a, b datapath.Conn)
+
+// Run checks one datapath.
+func Run(t *testing.T, pair Pair) {
+	for _, test := range []struct {
+		name string
+		run  func(t *testing.T, pair Pair)
+	}{
+		{"bytes arrive intact both ways at once", bothWays},
+		{"a half-close ends one direction only", halfClose},
+		{"a reset is seen as one", reset},
+		{"reports grow and add up", reports},
+		{"what was written before Observe is not reported", lateObserve},
+		{"a stalled reader shows as unsent bytes", stalledReader},
+		{"no report follows Close", afterClose},
+		{"closing under load ends everything", closeUnderLoad},
+		{"a held rate is kept", heldRate},
+		{"a held window is kept", heldWindow},
+		{"a carrier moves every byte", carry},
+		{"an idle carrier is ended by a deadline", idleCarrier},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			// First in, last out: the datapath's own clean-up runs before it.
+			t.Cleanup(func() { goleak.VerifyNone(t) })
+			test.run(t, pair)
+		})
+	}
+}
+
+// connect returns a pair that is closed with the test.
+func connect(t *testing.T, pair Pair) (a, b datapath.Conn) {
+	t.Helper()
+	a, b = pair(t)
+	for _, c := range []datapath.Conn{a, b} {
+		require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
+		t.Cleanup(func() { _ = c.Close() })
+	}
+	return a, b
+}
+
+// payload returns n bytes that repeat nowhere near a buffer's size.
+func payload(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	r := rand.NewChaCha8([32]byte{byte(seed)})
+	_, _ = r.Read(b)
+	return b
+}
+
+// observer collects the reports of a leg.
+type observer struct {
+	mu      sync.Mutex
+	changed *sync.Cond
+	reports []flow.Report
+	limit   flow.Limit
+	inside  bool
+	overlap bool
+	closed  bool
+	late    int
+}
+
+func observe(c datapath.Conn, limit flow.Limit) *observer {
+	o := &observer{limit: limit}
+	o.changed = sync.NewCond(&o.mu)
+	c.Observe(o.exchange)
+	return o
+}
+
+func (o *observer) exchange(r flow.Report) flow.Limit {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.overlap = o.overlap || o.inside
+	if o.closed {
+		o.late++
+	}
+	o.inside = true
+	o.reports = append(o.reports, r)
+	o.inside = false
+	o.changed.Broadcast()
+	return o.limit
+}
+
+// until waits for a report and returns it.
+func (o *observer) until(t *testing.T, what string, ok func(flow.Report) bool) flow.Report {
+	t.Helper()
+	expired := time.AfterFunc(patience, func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.closed = true
+		o.changed.Broadcast()
+	})
+	defer expired.Stop()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for {
+		var last flow.Report
+		if n := len(o.reports); n > 0 {
+			if last = o.reports[n-1]; ok(last) {
+				return last
+			}
+		}
+		if o.closed {
+			require.FailNow(t, "no report says "+what, "the last one is %+v", last)
+		}
+		o.changed.Wait()
+	}
+}
+
+// all returns what was reported, after checking what holds for every report.
+func (o *observer) all(t *testing.T) []flow.Report {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	assert.False(t, o.overlap, "exchange ran twice at a time")
+	var before flow.Report
+	for i, r := range o.reports {
+		grew := r.At >= before.At && r.Written >= before.Written && r.Acked >= before.Acked && r.Lost >= before.Lost &&
+			r.Marked >= before.Marked && r.Timeouts >= before.Timeouts
+		bounded := r.Acked <= r.Written && r.Newest <= r.Written && r.Unsent >= 0
+		if !grew || !bounded || r.Newest != 0 && r.Newest < r.Acked {
+			assert.Fail(t, "reports contradict each other", "report %d after %+v is %+v", i, before, r)
+			break
+		}
+		before = r
+	}
+	return o.reports
+}
+
+// arrived says whether n bytes are through and nothing is left behind.
+func arrived(n int) func(flow.Report) bool {
+	return func(r flow.Report) bool {
+		return r.Acked == cc.Bytes(n) && r.Written == cc.Bytes(n) && r.Unsent == 0 && r.Pipe <= 0
+	}
+}
+
+// inBackground runs f and returns a wait for its error.
+func inBackground(f func() error) (wait func() error) {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	return func() error { return <-done }
+}
+
+func send(c datapath.Conn, data []byte) error {
+	if _, err := c.Write(data); err != nil {
+		return err
+	}
+	return c.CloseWrite()
+}
+
+func bothWays(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	oa, ob := observe(a, flow.Limit{Cwnd: cc.MaxCwnd}), observe(b, flow.Limit{Cwnd: cc.MaxCwnd})
+	down, up := payload(3<<20, 1), payload(2<<20, 2)
+
+	sentDown := inBackground(func() error { return send(a, down) })
+	sentUp := inBackground(func() error { return send(b, up) })
+	gotUp := make(chan []byte, 1)
+	readUp := inBackground(func() error {
+		got, err := io.ReadAll(a)
+		gotUp <- got
+		return err
+	})
+	got, err := io.ReadAll(b)
+	require.NoError(t, err)
+	require.NoError(t, sentDown())
+	require.NoError(t, sentUp())
+	require.NoError(t, readUp())
+	assert.Equal(t, sha256.Sum256(down), sha256.Sum256(got))
+	assert.Equal(t, sha256.Sum256(up), sha256.Sum256(<-gotUp))
+
+	oa.until(t, "everything arrived", arrived(len(down)))
+	ob.until(t, "everything arrived", arrived(len(up)))
+	oa.all(t)
+	ob.all(t)
+}
+
+func halfClose(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	require.NoError(t, send(a, []byte("question")))
+	got, err := io.ReadAll(b)
+	require.NoError(t, err)
+	require.Equal(t, "question", string(got))
+
+	require.NoError(t, send(b, []byte("answer")))
+	got, err = io.ReadAll(a)
+	require.NoError(t, err)
+	assert.Equal(t, "answer", string(got))
+	_, err = a.Write([]byte("more"))
+	assert.Error(t, err, "after CloseWrite")
+}
+
+func reset(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	_, err := a.Write([]byte("x"))
+	require.NoError(t, err)
+	_, err = io.ReadFull(b, make([]byte, 1))
+	require.NoError(t, err)
+
+	require.NoError(t, a.Reset())
+	_, err = b.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, syscall.ECONNRESET)
+	assert.Error(t, a.Close(), "it is closed already")
+}
+
+func reports(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
+	first := o.until(t, "a start", func(flow.Report) bool { return true })
+	assert.Zero(t, first.Written)
+	assert.Zero(t, first.Acked)
+
+	data := payload(4<<20, 3)
+	wrote := inBackground(func() error { return send(a, data) })
+	got, err := io.ReadAll(b)
+	require.NoError(t, err)
+	require.NoError(t, wrote())
+	require.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
+
+	last := o.until(t, "everything arrived", arrived(len(data)))
+	assert.Positive(t, last.MSS)
+	assert.Positive(t, len(o.all(t)), "reports")
+	assert.Zero(t, a.Info().Unsent)
+	assert.NotEmpty(t, a.Info().Tier)
+	assert.Zero(t, a.Info().SignalErrors)
+
+	// The end of the stream is no byte, whenever it is acknowledged.
+	_, err = b.Write([]byte("y"))
+	require.NoError(t, err)
+	_, err = io.ReadFull(a, make([]byte, 1))
+	require.NoError(t, err)
+	require.NoError(t, a.Close())
+	for _, r := range o.all(t) {
+		assert.LessOrEqual(t, r.Acked, cc.Bytes(len(data)))
+		assert.LessOrEqual(t, r.Written, cc.Bytes(len(data)))
+	}
+}
+
+func lateObserve(t *testing.T, pair Pair) {
+	for _, swap := range []bool{false, true} { // the end that dialled, and the one that accepted
+		a, b := connect(t, pair)
+		if swap {
+			a, b = b, a
+		}
+		_, err := a.Write([]byte("greeting"))
+		require.NoError(t, err)
+		o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
+		_, err = a.Write([]byte("body"))
+		require.NoError(t, err)
+		_, err = io.ReadFull(b, make([]byte, len("greetingbody")))
+		require.NoError(t, err)
+		o.until(t, "the body arrived", arrived(len("body")))
+		for _, r := range o.all(t) {
+			assert.LessOrEqual(t, r.Written, cc.Bytes(len("body")))
+		}
+	}
+}
+
+func stalledReader(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
+	data := payload(32<<20, 4) // more than buffers on the way hold
+	wrote := inBackground(func() error { return send(a, data) })
+	o.until(t, "the receiver holds it back", func(r flow.Report) bool { return r.RwndFull && r.Unsent > 0 })
+	got, err := io.ReadAll(b)
+	require.NoError(t, err)
+	require.NoError(t, wrote())
+	require.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
+	o.until(t, "everything arrived", arrived(len(data)))
+	o.all(t)
+}
+
+func afterClose(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	oa, ob := observe(a, flow.Limit{Cwnd: cc.MaxCwnd}), observe(b, flow.Limit{Cwnd: cc.MaxCwnd})
+	_, err := a.Write(payload(64<<10, 5))
+	require.NoError(t, err)
+	require.NoError(t, a.Close())
+	oa.mu.Lock()
+	oa.closed = true
+	oa.mu.Unlock()
+
+	// The other end's reports show that the datapath has gone on meanwhile.
+	_, err = io.Copy(io.Discard, b)
+	require.NoError(t, err)
+	for range 3 {
+		_, err = b.Write([]byte("z"))
+		if err != nil {
+			break // the closed end may answer with a reset
+		}
+	}
+	ob.until(t, "time passed", func(flow.Report) bool { return true })
+	require.NoError(t, b.Close())
+	oa.mu.Lock()
+	defer oa.mu.Unlock()
+	assert.Zero(t, oa.late, "reports after Close")
+}
+
+func closeUnderLoad(t *testing.T, pair Pair) {
+	var all sync.WaitGroup
+	for range 8 {
+		a, b := connect(t, pair)
+		oa, ob := observe(a, flow.Limit{Cwnd: cc.MaxCwnd}), observe(b, flow.Limit{Cwnd: cc.MaxCwnd})
+		for _, c := range []datapath.Conn{a, b} {
+			all.Go(func() {
+				buf := make([]byte, 64<<10)
+				for {
+					if _, err := c.Write(buf); err != nil {
+						return
+					}
+				}
+			})
+			all.Go(func() { _, _ = io.Copy(io.Discard, struct{ io.Reader }{c}) })
+			all.Go(func() {
+				for range 100 {
+					_ = c.Info()
+				}
+			})
+		}
+		oa.until(t, "bytes arrive", func(r flow.Report) bool { return r.Acked > 256<<10 })
+		ob.until(t, "bytes arrive", func(r flow.Report) bool { return r.Acked > 256<<10 })
+		all.Go(func() { _ = a.Reset() })
+		all.Go(func() { _ = b.Close() })
+	}
+	all.Wait()
+}
+
+func heldRate(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	if a.Info().Holds&datapath.HoldRate == 0 {
+		t.Skip("this datapath does not hold a rate by itself")
+	}
+	const rate = cc.Rate(160_000_000)
+	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
+	data := payload(4<<20, 6)
+	start := time.Now()
+	wrote := inBackground(func() error { return send(a, data) })
+	_, err := io.Copy(io.Discard, b)
+	took := time.Since(start)
+	require.NoError(t, err)
+	require.NoError(t, wrote())
+	last := o.until(t, "everything arrived", arrived(len(data)))
+	// Kernels do not pace a connection's first ten segments. Lateness can only
+	// make the rest slower.
+	paced := cc.Bytes(len(data)) - 10*last.MSS
+	require.Positive(t, paced)
+	assert.Greater(t, took, rate.TimeFor(paced)*3/4)
+}
+
+func heldWindow(t *testing.T, pair Pair) {
+	a, b := connect(t, pair)
+	if a.Info().Holds&datapath.HoldWindow == 0 {
+		t.Skip("this datapath does not hold a window by itself: the relay does")
+	}
+	const window = 128 << 10
+	o := observe(a, flow.Limit{Cwnd: window})
+	data := payload(4<<20, 7)
+	wrote := inBackground(func() error { return send(a, data) })
+	_, err := io.Copy(io.Discard, b)
+	require.NoError(t, err)
+	require.NoError(t, wrote())
+	o.until(t, "everything arrived", arrived(len(data)))
+	for _, r := range o.all(t) {
+		assert.LessOrEqual(t, r.Pipe, window+r.MSS)
+	}
+}
+
+func isTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
+}

@@ -1,0 +1,17 @@
+package datapath
+
+import "github.com/penstock-net/penstock/cc"
+
+// Ending is implemented by legs that can tell how a connection ends. A relay
+// needs it to pass on a RST as a RST, after what came before it.
+type Ending interface {
+	// Undelivered returns how many of the bytes written the peer has not
+	// acknowledged. Reset throws them away.
+	Undelivered() (cc.Bytes, error)
+
+	// Aborted tells a connection that the peer, or a timeout, has torn down
+	// from one that the peer has finished sending on: once a write has
+	// collected the error, Read says io.EOF for both. It is meaningful until
+	// CloseWrite.
+	Aborted() bool
+}

@@ -1,0 +1,190 @@
+//go:build linux
+
+package kernel
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+var errRefused = errors.New("refused by the guard")
+
+func TestTheGuardSeesWhatIsDialled(t *testing.T) {
+	d := still(t, Config{})
+	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	target := ln.Addr().(interface{ AddrPort() netip.AddrPort }).AddrPort()
+
+	for name, cfg := range map[string]DialConfig{
+		"an address":           {Target: target},
+		"an address as a name": {Host: target.String()},
+		"a name, resolved":     {Host: netip.AddrPortFrom(target.Addr(), target.Port()).String()},
+		"an IPv4 address written as IPv6": {
+			Target: netip.AddrPortFrom(netip.AddrFrom16(target.Addr().As16()), target.Port()),
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var seen []netip.AddrPort
+			cfg.Guard = func(ap netip.AddrPort) error {
+				seen = append(seen, ap)
+				return errRefused
+			}
+			_, err := d.Dial(t.Context(), cfg)
+			require.ErrorIs(t, err, errRefused)
+			assert.Equal(t, []netip.AddrPort{target}, seen)
+
+			cfg.Guard = func(netip.AddrPort) error { return nil }
+			c, err := d.Dial(t.Context(), cfg)
+			require.NoError(t, err)
+			require.NoError(t, c.Close())
+		})
+	}
+}
+
+func TestANameIsGuardedByItsAddresses(t *testing.T) {
+	d := still(t, Config{})
+	var seen []netip.AddrPort
+	_, err := d.Dial(t.Context(), DialConfig{Host: "localhost:9", Guard: func(ap netip.AddrPort) error {
+		seen = append(seen, ap)
+		return errRefused
+	}})
+	require.ErrorIs(t, err, errRefused)
+	require.NotEmpty(t, seen)
+	for _, ap := range seen {
+		assert.True(t, ap.Addr().IsLoopback(), "%v", ap)
+	}
+}
+
+func TestDialErrorsKeepTheirCause(t *testing.T) {
+	d := still(t, Config{})
+	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	_, err = d.Dial(t.Context(), DialConfig{Host: ln.Addr().String()})
+	assert.ErrorIs(t, err, unix.ECONNREFUSED)
+}
+
+func TestALegIsDialledFromItsSource(t *testing.T) {
+	d := still(t, Config{})
+	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	c, err := d.Dial(t.Context(), DialConfig{
+		Host: ln.Addr().String(), Source: netip.MustParseAddrPort("127.0.0.9:0"),
+	})
+	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // tested elsewhere
+	from, err := ln.AcceptTCP()
+	require.NoError(t, err)
+	defer from.Close() //nolint:errcheck // tested elsewhere
+	assert.Equal(t, c.LocalAddr().String(), from.RemoteAddr().String())
+	assert.Contains(t, c.LocalAddr().String(), "127.0.0.9:")
+}
+
+// netAdmin skips a test that needs the capability.
+func netAdmin(t *testing.T) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd) //nolint:errcheck // nothing is in it
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, 1) != nil {
+		t.Skip("needs CAP_NET_ADMIN")
+	}
+}
+
+func TestPrivilegedOptionsAreSet(t *testing.T) {
+	netAdmin(t)
+	d := still(t, Config{})
+	for name, loopback := range map[string]string{"IPv4": loopback4, "IPv6": loopback6} {
+		t.Run(name, func(t *testing.T) {
+			level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+			source := netip.MustParseAddrPort("127.0.0.9:0")
+			if name == "IPv6" {
+				needsIPv6(t)
+				level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+				source = netip.MustParseAddrPort(loopback6)
+			}
+			ln, err := d.Listen(t.Context(), "tcp", loopback, true)
+			require.NoError(t, err)
+			defer ln.Close() //nolint:errcheck // it only listened
+			raw, err := ln.SyscallConn()
+			require.NoError(t, err)
+			var value int
+			require.NoError(t, control(raw, func(fd int) (err error) {
+				value, err = unix.GetsockoptInt(fd, level, option)
+				return err
+			}))
+			assert.Equal(t, 1, value, "the listener takes foreign addresses")
+
+			c, err := d.Dial(t.Context(), DialConfig{Host: ln.Addr().String(), Source: source, Mark: 77})
+			require.NoError(t, err)
+			defer c.Close() //nolint:errcheck // tested elsewhere
+			assert.Equal(t, 1, c.option(t, level, option), "the leg may use foreign addresses")
+			assert.Equal(t, 77, c.option(t, unix.SOL_SOCKET, unix.SO_MARK))
+			const mptcp = 262 // IPPROTO_MPTCP
+			assert.NotEqual(t, mptcp, c.option(t, unix.SOL_SOCKET, unix.SO_PROTOCOL))
+		})
+	}
+}
+
+// option reads an option of a leg's socket.
+func (c *Conn) option(t *testing.T, level, name int) (value int) {
+	t.Helper()
+	require.NoError(t, control(c.raw, func(fd int) (err error) {
+		value, err = unix.GetsockoptInt(fd, level, name)
+		return err
+	}))
+	return value
+}
+
+// unprivileged runs f on a thread without capabilities.
+func unprivileged(t *testing.T, f func(t *testing.T)) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		if os.Geteuid() == 0 {
+			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+			var none [2]unix.CapUserData
+			if !assert.NoError(t, unix.Capset(&header, &none[0])) {
+				return
+			}
+		}
+		f(t)
+	}()
+	<-done
+}
+
+func TestAMissingCapabilityIsNamed(t *testing.T) {
+	d := still(t, Config{})
+	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	unprivileged(t, func(t *testing.T) {
+		_, err := d.Dial(t.Context(), DialConfig{Host: ln.Addr().String(), Mark: 7})
+		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a mark")
+
+		_, err = d.Dial(t.Context(), DialConfig{
+			Host: ln.Addr().String(), Source: netip.MustParseAddrPort("192.0.2.7:0"),
+		})
+		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a foreign source")
+
+		c, err := d.Dial(t.Context(), DialConfig{
+			Host: ln.Addr().String(), Source: netip.MustParseAddrPort("127.0.0.9:0"),
+		})
+		if assert.NoError(t, err, "a source of this host's own") {
+			assert.NoError(t, c.Close())
+		}
+		_, err = d.Listen(t.Context(), "tcp", loopback4, true)
+		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a transparent listener")
+	})
+}

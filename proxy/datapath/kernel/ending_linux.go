@@ -1,0 +1,39 @@
+package kernel
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+var _ datapath.Ending = (*Conn)(nil)
+
+// Undelivered implements datapath.Ending.
+func (c *Conn) Undelivered() (cc.Bytes, error) {
+	var n int
+	err := control(c.raw, func(fd int) (err error) {
+		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("kernel: read send queue: %w", err)
+	}
+	return cc.Bytes(n), nil
+}
+
+// Aborted implements datapath.Ending. A peer's FIN leaves CLOSE_WAIT; only a
+// connection that is no more is in CLOSE.
+func (c *Conn) Aborted() bool {
+	var state uint8
+	err := control(c.raw, func(fd int) error {
+		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+		if err == nil {
+			state = info.State
+		}
+		return err
+	})
+	return err != nil || state == unix.BPF_TCP_CLOSE
+}

@@ -1,0 +1,158 @@
+//go:build linux
+
+package kernel
+
+import (
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+func TestPipesAreBoundedAndReused(t *testing.T) {
+	p := newPipes(2)
+	t.Cleanup(p.close)
+	first, second := p.take(), p.take()
+	require.NotNil(t, first)
+	require.NotNil(t, second)
+	assert.Nil(t, p.take(), "two are lent")
+
+	p.put(first)
+	assert.Same(t, first, p.take())
+
+	second.n = 1
+	p.put(second)
+	_, err := unix.FcntlInt(uintptr(second.r), unix.F_GETFD, 0)
+	assert.ErrorIs(t, err, unix.EBADF, "what is in it would come out at the next user's")
+
+	p.close()
+	assert.Nil(t, p.take())
+	p.put(first)
+	_, err = unix.FcntlInt(uintptr(first.r), unix.F_GETFD, 0)
+	assert.ErrorIs(t, err, unix.EBADF, "nobody is left to use it")
+	assert.Zero(t, p.out)
+}
+
+// carried is source → in, carrier, out → sink.
+type carried struct {
+	datapath.Carrier
+	source, in, out, sink *Conn
+}
+
+func (d *Datapath) carried(t testing.TB) carried {
+	t.Helper()
+	source, in := d.pair(t, loopback4)
+	out, sink := d.pair(t, loopback4)
+	c := datapath.NewCarrier(out, in, datapath.NewBuffers(1<<20))
+	require.IsType(t, &splicer{}, c)
+	return carried{c, source, in, out, sink}
+}
+
+func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
+	d := still(t, Config{})
+	t.Cleanup(d.pipes.close)
+	c := d.carried(t)
+	require.NoError(t, c.in.SetReadDeadline(time.Now().Add(time.Millisecond)))
+	_, err := c.Fill(1 << 20)
+	require.Error(t, err)
+	assert.Zero(t, d.pipes.out)
+
+	require.NoError(t, c.in.SetReadDeadline(time.Time{}))
+	_, err = c.source.Write([]byte("abcdef"))
+	require.NoError(t, err)
+	n, err := c.Fill(4)
+	require.NoError(t, err)
+	assert.Equal(t, 4, n)
+	assert.Equal(t, 1, d.pipes.out)
+	n, err = c.Drain(3)
+	require.NoError(t, err)
+	assert.Equal(t, 3, n)
+	assert.Equal(t, 1, c.Buffered())
+	c.Release()
+	assert.Zero(t, c.Buffered())
+	assert.Zero(t, d.pipes.out)
+	assert.Empty(t, d.pipes.idle, "a byte was left in it")
+
+	require.NoError(t, c.source.CloseWrite())
+	n, err = c.Fill(100)
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	_, err = c.Drain(100)
+	require.NoError(t, err)
+	_, err = c.Fill(100)
+	assert.ErrorIs(t, err, io.EOF)
+	assert.Zero(t, d.pipes.out)
+	assert.Len(t, d.pipes.idle, 1)
+}
+
+func TestWithoutAPipeASpliceCopies(t *testing.T) {
+	d := still(t, Config{Pipes: 1})
+	t.Cleanup(d.pipes.close)
+	hog := d.pipes.take()
+	c := d.carried(t)
+	_, err := c.source.Write([]byte("abcdef"))
+	require.NoError(t, err)
+	n, err := c.Fill(100)
+	require.NoError(t, err)
+	assert.Equal(t, 6, n)
+	d.pipes.put(hog)
+
+	n, err = c.Drain(100)
+	require.NoError(t, err)
+	assert.Equal(t, 6, n, "what was copied in is copied out, pipe or none")
+	got := make([]byte, 6)
+	_, err = io.ReadFull(c.sink, got)
+	require.NoError(t, err)
+	assert.Equal(t, "abcdef", string(got))
+
+	_, err = c.source.Write([]byte("x"))
+	require.NoError(t, err)
+	_, err = c.Fill(100)
+	require.NoError(t, err)
+	assert.Equal(t, 1, d.pipes.out, "there is one again")
+	c.Release()
+}
+
+func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
+	d := still(t, Config{})
+	t.Cleanup(d.pipes.close)
+	t.Run("of the source", func(t *testing.T) {
+		c := d.carried(t)
+		require.NoError(t, c.source.Reset())
+		_, err := c.Fill(100)
+		assert.ErrorIs(t, err, unix.ECONNRESET)
+		c.Release()
+	})
+	t.Run("of the destination", func(t *testing.T) {
+		c := d.carried(t)
+		_, err := c.source.Write([]byte("abc"))
+		require.NoError(t, err)
+		_, err = c.Fill(100)
+		require.NoError(t, err)
+		require.NoError(t, c.sink.Reset())
+		_, err = c.out.Read(make([]byte, 1)) // waits for the reset to be here
+		require.ErrorIs(t, err, unix.ECONNRESET)
+		_, err = c.Drain(100)
+		assert.ErrorIs(t, err, unix.EPIPE)
+		c.Release()
+	})
+	assert.Zero(t, d.pipes.out)
+}
+
+func TestSplicingAllocatesNothing(t *testing.T) {
+	d := still(t, Config{})
+	t.Cleanup(d.pipes.close)
+	c := d.carried(t)
+	msg, got := make([]byte, 1000), make([]byte, 1000)
+	assert.Zero(t, testing.AllocsPerRun(100, func() {
+		_, _ = c.source.Write(msg)
+		_, _ = c.Fill(1 << 20)
+		_, _ = c.Drain(1 << 20)
+		_, _ = io.ReadFull(c.sink, got)
+	}))
+}
