@@ -93,14 +93,18 @@ func (e *emulator) makeSlab() {
 	e.made += slabPackets
 }
 
-// run moves packets until the path closes. It never unlocks its thread: the
-// thread's timer slack is not fit for others, and ends with it.
+// run moves packets until the path closes. It never unlocks its thread, whose
+// timer slack and priority are not for others: the thread ends with it.
 func (e *emulator) run() {
 	runtime.LockOSThread()
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0); err != nil {
 		e.err = fmt.Errorf("netlab: set timer slack: %w", err)
 		return
 	}
+	// Allowed to root only, and then worth it: beside busy neighbours the 99th
+	// percentile of lateness falls from milliseconds to tens of microseconds.
+	// A real-time class would starve the endpoints instead.
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, -20) // 0: this thread
 	for !e.stopping.Load() {
 		e.deliver(&e.dirs[Down])
 		e.deliver(&e.dirs[Up])

@@ -28,18 +28,17 @@ func newBench(t testing.TB, down, up sim.LinkConfig) *bench {
 	require.NoError(t, err)
 	far, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
-	p := &Path{record: newRecord(), epoch: time.Now(), quit: make(chan struct{})}
+	p := &Path{record: newRecord(), epoch: time.Now(), quit: make(chan struct{}), supplied: make(chan struct{})}
 	p.cfg.Down, p.cfg.Up = down, up
 	p.dirs[Down] = pipe{dir: Down, cfg: down, in: far[1], out: near[1]}
 	p.dirs[Up] = pipe{dir: Up, cfg: up, in: near[1], out: far[1]}
-	p.done.Add(1)
 	go func() {
-		defer p.done.Done()
+		defer close(p.supplied)
 		p.record.supply(p.quit)
 	}()
 	t.Cleanup(func() {
 		close(p.quit)
-		p.done.Wait()
+		<-p.supplied
 		for _, fd := range append(near[:], far[:]...) {
 			assert.NoError(t, unix.Close(fd))
 		}

@@ -3,6 +3,7 @@
 package netlab
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -44,10 +45,11 @@ type Path struct {
 
 	wake     int // eventfd that ends the emulator's sleep
 	stopping atomic.Bool
-	quit     chan struct{}
-	done     sync.WaitGroup
+	moved    chan struct{} // closed when the emulator has ended
+	err      error         // why it ended by itself; read after moved
+	quit     chan struct{} // ends the record's supply, which must outlive the emulator
+	supplied chan struct{}
 	once     sync.Once
-	err      error // why the emulator ended by itself; read after done
 	closeErr error
 }
 
@@ -63,7 +65,8 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 			return nil, fmt.Errorf("netlab: path, %s: %w", dir, err)
 		}
 	}
-	p := &Path{cfg: cfg, spin: cfg.Spin, record: newRecord(), epoch: time.Now(), quit: make(chan struct{}), wake: -1}
+	p := &Path{cfg: cfg, spin: cfg.Spin, record: newRecord(), epoch: time.Now(), wake: -1}
+	p.moved, p.quit, p.supplied = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	switch {
 	case p.spin == 0:
 		p.spin = DefaultSpin
@@ -75,14 +78,14 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 	if err := p.open(); err != nil {
 		return nil, errors.Join(err, p.closeFDs())
 	}
-	p.done.Add(2)
+	e := newEmulator(p)
 	go func() {
-		defer p.done.Done()
+		defer close(p.supplied)
 		p.record.supply(p.quit)
 	}()
 	go func() {
-		defer p.done.Done()
-		newEmulator(p).run()
+		defer close(p.moved)
+		e.run()
 	}()
 	l.paths = append(l.paths, p)
 	return p, nil
@@ -154,11 +157,10 @@ func (p *Path) Missed() (uint64, error) {
 func (p *Path) close() error {
 	p.once.Do(func() {
 		p.stopping.Store(true)
-		var one [8]byte
-		one[0] = 1
-		_, err := unix.Write(p.wake, one[:])
+		_, err := unix.Write(p.wake, binary.NativeEndian.AppendUint64(nil, 1))
+		<-p.moved
 		close(p.quit)
-		p.done.Wait()
+		<-p.supplied
 		p.closeErr = errors.Join(err, p.err, p.closeFDs())
 	})
 	return p.closeErr
