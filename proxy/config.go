@@ -1,0 +1,155 @@
+package proxy
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// Config is the configuration file. The about tags become the descriptions of
+// its JSON Schema.
+type Config struct {
+	Listeners []ListenerConfig `yaml:"listeners" about:"Where connections come from; at least one."`
+	Rules     []RuleConfig     `yaml:"rules" about:"Tried in order; the first that matches a connection decides."`
+	Defaults  TermsConfig      `yaml:"defaults" about:"What rules leave open, and all of it where no rule matches."`
+	Limits    LimitsConfig     `yaml:"limits" about:"Bounds on connections, times and memory."`
+	Envelope  Envelope         `yaml:"envelope" about:"The kernel's congestion control under our window; auto is bbr where the kernel offers it."`
+	Mark      Mark             `yaml:"mark" about:"Firewall mark of the proxy's own connections, so that capture rules let them pass; 0: none. Setting it needs CAP_NET_ADMIN."`
+	Telemetry TelemetryConfig  `yaml:"telemetry" about:"Metrics, health and the list of flows over HTTP."`
+	Log       LogConfig        `yaml:"log" about:"What is logged to standard error."`
+	Shutdown  ShutdownConfig   `yaml:"shutdown" about:"How the proxy ends."`
+}
+
+// ListenerConfig is one way in.
+type ListenerConfig struct {
+	Name          string       `yaml:"name" about:"For rules, logs and metrics; unique."`
+	Mode          Mode         `yaml:"mode" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), or all to one target (forward)."`
+	Address       string       `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families."`
+	Target        string       `yaml:"target" about:"host:port that mode forward connects to."`
+	Users         []UserConfig `yaml:"users" about:"Who may use a listener that asks; none: everybody who reaches it."`
+	ProxyProtocol HeaderConfig `yaml:"proxy_protocol" about:"PROXY protocol v1 or v2 in front of incoming connections."`
+	KeepClient    bool         `yaml:"keep_client" about:"Connect to the server from the client's own address; mode tproxy only, and replies must come back through this machine."`
+	Connections   int          `yaml:"connections" about:"At most this many at once; 0: only the global limit."`
+	Allow         []Prefix     `yaml:"allow" about:"Destinations that clients of an asking listener may reach although they are loopback, link-local, metadata, multicast or carrier-grade NAT addresses."`
+}
+
+// UserConfig is one account.
+type UserConfig struct {
+	Name         string `yaml:"name" about:"1 to 255 bytes."`
+	Password     string `yaml:"password" about:"1 to 255 bytes."`
+	PasswordFile string `yaml:"password_file" about:"A file whose first line is the password; relative to the configuration file."`
+}
+
+// HeaderConfig says who may tell us a client's address.
+type HeaderConfig struct {
+	From []Prefix `yaml:"from" about:"Peers that must open with a PROXY protocol header; from all others it is plain data."`
+}
+
+// RuleConfig gives terms to the connections it matches.
+type RuleConfig struct {
+	Name        string      `yaml:"name" about:"For logs and metrics; unique."`
+	Match       MatchConfig `yaml:"match" about:"All that is set must match; nothing set matches every connection."`
+	Refuse      Refuse      `yaml:"refuse" about:"Refuse the connection: true, or the reason for the log."`
+	TermsConfig `yaml:",inline"`
+}
+
+// MatchConfig selects connections.
+type MatchConfig struct {
+	Listener    []string `yaml:"listener" about:"Names of listeners."`
+	Source      []Prefix `yaml:"source" about:"Addresses or prefixes of clients."`
+	Destination []Prefix `yaml:"destination" about:"Addresses or prefixes of servers."`
+	Ports       []Ports  `yaml:"ports" about:"Server ports and ranges, such as 443 or 8000-8100."`
+	Host        []string `yaml:"host" about:"Names the client asked for: example.com, or .example.com for all names below it. Only listeners that ask know names."`
+}
+
+// TermsConfig is how a connection sends: for both directions, and what differs in one.
+type TermsConfig struct {
+	DirectionConfig `yaml:",inline"`
+	Down            DirectionConfig `yaml:"down" about:"Towards the client, where it differs."`
+	Up              DirectionConfig `yaml:"up" about:"Towards the server, where it differs."`
+	SendProxy       SendProxy       `yaml:"send_proxy" about:"Open the connection to the server with a PROXY protocol header."`
+}
+
+// DirectionConfig is how one direction sends. What it leaves out comes from
+// the next wider scope; parameters belong to the algorithm they stand beside.
+type DirectionConfig struct {
+	Algorithm Algorithm        `yaml:"algorithm" about:"Congestion control, optionally with settings or a profile: copa, copa:delta=0.1. none leaves it to the kernel."`
+	Params    map[string]Param `yaml:"params" about:"Settings of the algorithm by name."`
+	MaxRate   Rate             `yaml:"max_rate" about:"Never faster than this, such as 20mbit."`
+	Weight    int              `yaml:"weight" about:"Share within the group; 1 where not set."`
+	Priority  *int             `yaml:"priority" about:"Lower goes first within the group; 0 where not set."`
+	Group     string           `yaml:"group" about:"Which flows share one window: peer (the host the bytes go to), source, source/24, destination, listener, flow, or a name of your own."`
+}
+
+// LimitsConfig bounds what connections may use.
+type LimitsConfig struct {
+	Connections       int      `yaml:"connections" about:"At most this many at once; 0: as many as the descriptor limit has room for."`
+	PerSource         int      `yaml:"per_source" about:"At most this many at once from one client host (IPv6: /64); 0: no limit."`
+	IdleTimeout       Duration `yaml:"idle_timeout" about:"Reset a connection on which nothing moved for this long; 0s: never."`
+	HalfClosedTimeout Duration `yaml:"half_closed_timeout" about:"The same once one side has finished; 0s: never."`
+	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
+	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
+	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other."`
+	Memory            Size     `yaml:"memory" about:"Memory for such pieces over all connections; beyond it pieces are 16 KiB."`
+}
+
+// TelemetryConfig is where the proxy can be watched.
+type TelemetryConfig struct {
+	Address string `yaml:"address" about:"host:port for /metrics, /healthz, /readyz and /flows; off: none. /flows shows addresses: keep it on loopback or behind a firewall."`
+}
+
+// LogConfig is what is logged.
+type LogConfig struct {
+	Level  LogLevel  `yaml:"level" about:"The least severe level that is logged."`
+	Format LogFormat `yaml:"format" about:"auto is text on a terminal and JSON elsewhere."`
+	Flows  bool      `yaml:"flows" about:"One line for every closed or refused connection."`
+}
+
+// ShutdownConfig is how the proxy ends.
+type ShutdownConfig struct {
+	Drain Duration `yaml:"drain" about:"How long open connections may go on once no new ones are accepted; then they are reset."`
+}
+
+// DefaultTelemetry is where telemetry listens unless told otherwise.
+const DefaultTelemetry = "127.0.0.1:9464"
+
+// defaults is what a file leaves out.
+func defaults() Config {
+	return Config{
+		Defaults: TermsConfig{DirectionConfig: DirectionConfig{Algorithm: "copa"}},
+		Limits: LimitsConfig{
+			IdleTimeout:       Duration(time.Hour),
+			HalfClosedTimeout: Duration(5 * time.Minute),
+			HandshakeTimeout:  Duration(10 * time.Second),
+			DialTimeout:       Duration(10 * time.Second),
+			Buffer:            Size(256 << 10),
+			Memory:            Size(256 << 20),
+		},
+		Envelope:  "auto",
+		Telemetry: TelemetryConfig{Address: DefaultTelemetry},
+		Log:       LogConfig{Level: "info", Format: "auto", Flows: true},
+		Shutdown:  ShutdownConfig{Drain: Duration(30 * time.Second)},
+	}
+}
+
+// DefaultConfig is what runs without a file: SOCKS5 and HTTP CONNECT on one
+// loopback port, Copa in both directions. It needs no privilege.
+func DefaultConfig() Config {
+	c := defaults()
+	c.Listeners = []ListenerConfig{{Name: "local", Mode: Mode(ingress.Mixed), Address: "127.0.0.1:1080"}}
+	return c
+}
+
+// Chunk is the largest piece a relay moves at once.
+func (l LimitsConfig) chunk() cc.Bytes { return cc.Bytes(l.Buffer) }
+
+// asks reports whether clients of the listener may name any destination.
+func (l ListenerConfig) asks() bool {
+	switch ingress.Mode(l.Mode) {
+	case ingress.SOCKS5, ingress.Connect, ingress.Mixed:
+		return true
+	case ingress.TPROXY, ingress.Redirect, ingress.Forward:
+	}
+	return false
+}

@@ -1,0 +1,254 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// maxName bounds names that become metric labels.
+const maxName = 64
+
+// check finds what the shape alone does not show. It returns a *keyError.
+func (c *Config) check() error {
+	if len(c.Listeners) == 0 {
+		return keyErrorf("listeners", "at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
+	}
+	names, addresses := map[string]string{}, map[string]string{}
+	for i := range c.Listeners {
+		key := fmt.Sprintf("listeners[%d]", i)
+		if err := c.Listeners[i].check(key); err != nil {
+			return err
+		}
+		if err := unique(names, key+".name", c.Listeners[i].Name); err != nil {
+			return err
+		}
+		if err := unique(addresses, key+".address", c.Listeners[i].Address); err != nil && !strings.HasSuffix(c.Listeners[i].Address, ":0") {
+			return err
+		}
+	}
+	rules := map[string]string{}
+	for i, r := range c.Rules {
+		key := fmt.Sprintf("rules[%d]", i)
+		if err := checkName(key+".name", r.Name); err != nil {
+			return err
+		}
+		if err := unique(rules, key+".name", r.Name); err != nil {
+			return err
+		}
+		for j, l := range r.Match.Listener {
+			if _, ok := names[l]; !ok {
+				return keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)
+			}
+		}
+		for j, h := range r.Match.Host {
+			if strings.Trim(h, ".") == "" || strings.ContainsAny(h, "*:/ ") {
+				return keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j), "%q is no host name; write example.com, or .example.com for all names below it", h)
+			}
+		}
+	}
+	if _, err := c.policy(); err != nil {
+		return err
+	}
+	if err := c.Limits.check(); err != nil {
+		return err
+	}
+	if c.Telemetry.Address != "off" {
+		if err := checkAddress("telemetry.address", c.Telemetry.Address); err != nil {
+			return err
+		}
+		if err := unique(addresses, "telemetry.address", c.Telemetry.Address); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *ListenerConfig) check(key string) error {
+	if err := checkName(key+".name", l.Name); err != nil {
+		return err
+	}
+	if l.Mode == "" {
+		return keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(modeValues(), ", "))
+	}
+	if err := checkAddress(key+".address", l.Address); err != nil {
+		return err
+	}
+	mode := ingress.Mode(l.Mode)
+	switch {
+	case mode == ingress.Forward && l.Target == "":
+		return keyErrorf(key+".target", "missing; mode forward needs the host:port to connect to")
+	case mode == ingress.Forward:
+		if err := checkTarget(key+".target", l.Target); err != nil {
+			return err
+		}
+	case l.Target != "":
+		return keyErrorf(key+".target", "only mode forward has a target; remove it or change the mode")
+	}
+	switch {
+	case l.KeepClient && mode != ingress.TPROXY:
+		return keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address")
+	case len(l.Users) > 0 && !l.asks():
+		return keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode)
+	case len(l.Allow) > 0 && !l.asks():
+		return keyErrorf(key+".allow", "mode %s refuses no destination by itself; write a rule with refuse instead", mode)
+	case l.Connections < 0:
+		return keyErrorf(key+".connections", "%d is negative; 0 is no limit", l.Connections)
+	}
+	return l.checkUsers(key)
+}
+
+func (l *ListenerConfig) checkUsers(key string) error {
+	seen := map[string]string{}
+	for i, u := range l.Users {
+		at := fmt.Sprintf("%s.users[%d]", key, i)
+		switch {
+		case len(u.Name) < 1 || len(u.Name) > 255:
+			return keyErrorf(at+".name", "a name has 1 to 255 bytes, not %d", len(u.Name))
+		case u.Password != "" && u.PasswordFile != "":
+			return keyErrorf(at+".password_file", "give password or password_file, not both")
+		case u.Password == "" && u.PasswordFile == "":
+			return keyErrorf(at, "needs a password or a password_file")
+		case len(u.Password) > 255:
+			return keyErrorf(at+".password", "a password has at most 255 bytes, not %d", len(u.Password))
+		}
+		if err := unique(seen, at+".name", u.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l LimitsConfig) check() error {
+	switch {
+	case l.Connections < 0:
+		return keyErrorf("limits.connections", "%d is negative; 0 is as many as descriptors allow", l.Connections)
+	case l.PerSource < 0:
+		return keyErrorf("limits.per_source", "%d is negative; 0 is no limit", l.PerSource)
+	case l.HandshakeTimeout == 0:
+		return keyErrorf("limits.handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
+	case l.DialTimeout == 0:
+		return keyErrorf("limits.dial_timeout", "0s would let no connection be made; write a time such as 10s")
+	case l.Buffer < datapath.SmallBuffer || l.Buffer > 16<<20:
+		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
+	case l.Memory < datapath.LargeBuffer:
+		return keyErrorf("limits.memory", "%v is not enough; at least 256KiB", cc.Bytes(l.Memory))
+	}
+	return nil
+}
+
+func checkName(key, name string) error {
+	if name == "" {
+		return keyErrorf(key, "missing; give it a name of letters, digits, - and _")
+	}
+	ok := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_'
+	}
+	if len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool { return !ok(r) }) {
+		return keyErrorf(key, "%q: a name has at most %d letters, digits, - and _", name, maxName)
+	}
+	return nil
+}
+
+func unique(seen map[string]string, key, value string) error {
+	if other, taken := seen[value]; taken {
+		return keyErrorf(key, "%q is already %s", value, other)
+	}
+	seen[value] = key
+	return nil
+}
+
+// checkAddress wants an address literal: a name would be resolved to who knows which.
+func checkAddress(key, s string) error {
+	if s == "" {
+		return keyErrorf(key, "missing; write host:port, such as 127.0.0.1:1080 or [::]:7000")
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return keyErrorf(key, "%q is not host:port, such as 127.0.0.1:1080 or [::]:7000", s)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return keyErrorf(key, "port %q is not a number up to 65535", port)
+	}
+	if host == "" || host == "localhost" {
+		return nil
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return keyErrorf(key, "%q is not an address of this machine, such as 127.0.0.1 or [::]", host)
+	}
+	return nil
+}
+
+func checkTarget(key, s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || host == "" {
+		return keyErrorf(key, "%q is not host:port, such as server.example:443", s)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return keyErrorf(key, "port %q is not a number from 1 to 65535", port)
+	}
+	return nil
+}
+
+// readPasswords reads the password files, relative to dir.
+func (c *Config) readPasswords(dir string) error {
+	for i, l := range c.Listeners {
+		for j := range l.Users {
+			u := &c.Listeners[i].Users[j]
+			if u.PasswordFile == "" {
+				continue
+			}
+			key := fmt.Sprintf("listeners[%d].users[%d].password_file", i, j)
+			path := u.PasswordFile
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(dir, path)
+			}
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return keyErrorf(key, "%v", errors.Unwrap(err))
+			}
+			first, _, _ := strings.Cut(string(data), "\n")
+			u.Password = strings.TrimSuffix(first, "\r")
+			if len(u.Password) < 1 || len(u.Password) > 255 {
+				return keyErrorf(key, "the first line has %d bytes; a password has 1 to 255", len(u.Password))
+			}
+		}
+	}
+	return nil
+}
+
+// Warnings names what is allowed and probably not meant.
+func (c Config) Warnings() []string {
+	var out []string
+	for i, l := range c.Listeners {
+		if l.asks() && len(l.Users) == 0 && !onLoopback(l.Address) {
+			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users, or listen on loopback", i, l.Name, l.Address))
+		}
+		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
+			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
+		}
+	}
+	if c.Telemetry.Address != "off" && !onLoopback(c.Telemetry.Address) {
+		out = append(out, fmt.Sprintf("telemetry.address: /flows shows who talks to whom to everybody who can reach %s", c.Telemetry.Address))
+	}
+	return out
+}
+
+func onLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}

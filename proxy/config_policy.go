@@ -1,0 +1,138 @@
+package proxy
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// scope is a DirectionConfig and where it stands.
+type scope struct {
+	key string
+	DirectionConfig
+}
+
+// policy compiles the rules. Its errors are *keyError.
+func (c *Config) policy() (*policy.Policy, error) {
+	base := policy.Rule{SendProxy: c.Defaults.SendProxy.version()}
+	var err error
+	if base.Down, err = merge(c.Defaults.scopes("defaults", "down")...); err != nil {
+		return nil, err
+	}
+	if base.Up, err = merge(c.Defaults.scopes("defaults", "up")...); err != nil {
+		return nil, err
+	}
+	rules := make([]policy.Rule, len(c.Rules))
+	for i, r := range c.Rules {
+		key := fmt.Sprintf("rules[%d]", i)
+		out := policy.Rule{
+			Name: r.Name, Refuse: string(r.Refuse), SendProxy: base.SendProxy,
+			Match: policy.Match{
+				Listeners:    r.Match.Listener,
+				Sources:      prefixes(r.Match.Source),
+				Destinations: prefixes(r.Match.Destination),
+				Hosts:        r.Match.Host,
+			},
+		}
+		for _, p := range r.Match.Ports {
+			out.Match.Ports = append(out.Match.Ports, policy.PortRange(p))
+		}
+		if r.SendProxy != "" {
+			out.SendProxy = r.SendProxy.version()
+		}
+		if out.Down, err = merge(slices.Concat(c.Defaults.scopes("defaults", "down"), r.scopes(key, "down"))...); err != nil {
+			return nil, err
+		}
+		if out.Up, err = merge(slices.Concat(c.Defaults.scopes("defaults", "up"), r.scopes(key, "up"))...); err != nil {
+			return nil, err
+		}
+		rules[i] = out
+	}
+	p, err := policy.New(rules, base)
+	if err != nil {
+		return nil, keyErrorf("rules", "%v", err)
+	}
+	return p, nil
+}
+
+// scopes are what t says about a direction, the widest first.
+func (t TermsConfig) scopes(key, direction string) []scope {
+	narrow := t.Down
+	if direction == "up" {
+		narrow = t.Up
+	}
+	return []scope{{key, t.DirectionConfig}, {key + "." + direction, narrow}}
+}
+
+// merge lets each scope override what the wider ones before it said. An
+// algorithm brings its own parameters and drops those of another.
+func merge(scopes ...scope) (policy.Terms, error) {
+	t := policy.Terms{Algorithm: policy.Unmanaged}
+	for _, s := range scopes {
+		if s.Algorithm != "" {
+			name, params, err := cc.Parse(string(s.Algorithm))
+			if err != nil {
+				return t, keyErrorf(s.key+".algorithm", "%v", err)
+			}
+			t.Algorithm, t.Params = name, params
+		}
+		if err := s.params(&t); err != nil {
+			return t, err
+		}
+		if s.Group != "" {
+			g, err := policy.ParseGroup(s.Group)
+			if err != nil {
+				return t, keyErrorf(s.key+".group", "%v", err)
+			}
+			t.Group = g
+		}
+		if s.Weight < 0 {
+			return t, keyErrorf(s.key+".weight", "%d is negative; write a share such as 1 or 4", s.Weight)
+		}
+		if s.Weight > 0 {
+			t.Weight = s.Weight
+		}
+		if s.Priority != nil {
+			t.Priority = *s.Priority
+		}
+		if s.MaxRate > 0 {
+			t.MaxRate = cc.Rate(s.MaxRate)
+		}
+	}
+	return t, nil
+}
+
+func (s scope) params(t *policy.Terms) error {
+	if len(s.Params) == 0 {
+		return nil
+	}
+	spec, err := cc.Lookup(t.Algorithm)
+	if err != nil {
+		return keyErrorf(s.key+".params", "%v", err)
+	}
+	params := maps.Clone(t.Params)
+	if params == nil {
+		params = cc.Params{}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.Params)) {
+		v, err := spec.ParseParam(name, string(s.Params[name]))
+		if err != nil {
+			return keyErrorf(s.key+".params."+name, "%v", err)
+		}
+		params[name] = v
+	}
+	t.Params = params
+	return nil
+}
+
+func prefixes(list []Prefix) []netip.Prefix {
+	out := make([]netip.Prefix, len(list))
+	for i, p := range list {
+		out[i] = netip.Prefix(p)
+	}
+	return out
+}

@@ -1,0 +1,175 @@
+package proxy
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+)
+
+var (
+	configType      = reflect.TypeFor[Config]()
+	unmarshalerType = reflect.TypeFor[yaml.NodeUnmarshaler]()
+)
+
+// walk checks the shape of node against t before any value is read, so that a
+// mistake is told in the words of the file and not of Go, the first one first.
+// It notes where each value stands.
+func (p places) walk(key string, node ast.Node, t reflect.Type) error {
+	p[key] = node.GetToken()
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch node.Type() {
+	case ast.AnchorType, ast.AliasType, ast.MergeKeyType, ast.TagType:
+		return at(node, "anchors, aliases and tags are not supported; write the value out")
+	case ast.NullType:
+		return at(node, "no value; leave the key out for its default")
+	}
+	if reflect.PointerTo(t).Implements(unmarshalerType) {
+		return nil
+	}
+	switch t.Kind() {
+	case reflect.Struct, reflect.Map:
+		return p.walkMapping(key, node, t)
+	case reflect.Slice:
+		seq, ok := node.(*ast.SequenceNode)
+		if !ok {
+			return at(node, "expected a list, not %s", describe(node))
+		}
+		for i, item := range seq.Values {
+			if err := p.walk(fmt.Sprintf("%s[%d]", key, i), item, t.Elem()); err != nil {
+				return err
+			}
+		}
+	case reflect.Bool:
+		if node.Type() != ast.BoolType {
+			return at(node, "expected true or false, not %s", describe(node))
+		}
+	case reflect.Int:
+		if node.Type() != ast.IntegerType {
+			return at(node, "expected a whole number, not %s", describe(node))
+		}
+	case reflect.String:
+		if _, err := text(node); err != nil {
+			return at(node, "expected a text, not %s", describe(node))
+		}
+	default:
+		panic("proxy: configuration field of a kind nobody reads: " + t.String())
+	}
+	return nil
+}
+
+func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
+	m, ok := node.(ast.MapNode)
+	if !ok {
+		return at(node, "expected keys with values, not %s", describe(node))
+	}
+	var fields map[string]reflect.Type
+	if t.Kind() == reflect.Struct {
+		fields = fieldsOf(t)
+	}
+	for it := m.MapRange(); it.Next(); {
+		if it.Key().IsMergeKey() {
+			return at(it.Key(), "anchors, aliases and tags are not supported; write the value out")
+		}
+		name, err := text(it.Key())
+		if err != nil {
+			return err
+		}
+		full := strings.TrimPrefix(key+"."+name, ".")
+		ft := fields[name]
+		if fields == nil {
+			ft = t.Elem()
+		}
+		if ft == nil {
+			return &ConfigError{
+				Line: it.Key().GetToken().Position.Line, Column: it.Key().GetToken().Position.Column,
+				Key: full, Message: "unknown key; " + suggest(name, fields), Excerpt: excerpt(it.Key()),
+			}
+		}
+		if err := p.walk(full, it.Value(), ft); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func excerpt(node ast.Node) string {
+	var e ConfigError
+	e.mark(node.GetToken())
+	return e.Excerpt
+}
+
+// fieldsOf returns the keys a struct reads, those of inlined structs among them.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	fields := map[string]reflect.Type{}
+	for f := range t.Fields() {
+		name, opts, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if opts == "inline" {
+			maps.Copy(fields, fieldsOf(f.Type))
+			continue
+		}
+		fields[name] = f.Type
+	}
+	return fields
+}
+
+// suggest helps after a key that does not exist.
+func suggest(name string, fields map[string]reflect.Type) string {
+	names := slices.Sorted(maps.Keys(fields))
+	best, distance := "", 3
+	for _, n := range names {
+		if d := edits(name, n); d < distance || d == distance && strings.HasPrefix(n, name) {
+			best, distance = n, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("did you mean %s?", best)
+	}
+	return "there are " + strings.Join(names, ", ")
+}
+
+// edits is the Levenshtein distance; long strings are simply far apart.
+func edits(a, b string) int {
+	if len(a) > 64 || len(b) > 64 {
+		return 64
+	}
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// describe names a node's kind for people.
+func describe(node ast.Node) string {
+	switch node.Type() {
+	case ast.MappingType, ast.MappingValueType:
+		return "keys with values"
+	case ast.SequenceType:
+		return "a list"
+	case ast.NullType:
+		return "nothing"
+	}
+	if tk := node.GetToken(); tk != nil && len(tk.Value) <= 64 {
+		return fmt.Sprintf("%q", tk.Value)
+	}
+	return "this"
+}

@@ -1,0 +1,292 @@
+package proxy
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// State is how far a connection has come.
+type State string
+
+// greeting ──▶ dialing ──▶ open ──▶ half_closed ──▶ (gone)
+//
+//	└─────▶ closing ─────▶ (gone)
+const (
+	StateGreeting   State = "greeting"    // where does it want to go?
+	StateDialing    State = "dialing"     // the server leg is being made
+	StateOpen       State = "open"        // both directions move
+	StateHalfClosed State = "half_closed" // one side has finished sending
+	StateClosing    State = "closing"     // one leg has failed; what it sent before is being delivered
+)
+
+// connection is one accepted client on its way through the proxy.
+type connection struct {
+	id       uint64
+	srv      *Server
+	lane     *listenerState
+	started  cc.Time
+	cancel   context.CancelFunc // ends greeting and dialing
+	stop     chan struct{}      // closed by tearDown
+	active   atomic.Int64       // cc.Time when a byte last moved
+	accepted datapath.Conn
+
+	client, server leg
+	down, up       direction
+	chosen         ingress.Client
+	verdict        policy.Verdict
+	opened         cc.Time
+	counted        netip.Addr     // client host this counts against; invalid: none yet
+	dialledFrom    netip.AddrPort // noted in the loop guard; invalid: not
+
+	mu       sync.Mutex // guards what follows, and leg's fields
+	state    State
+	stopped  bool
+	cause    Cause
+	causeErr error
+}
+
+// leg is one of the two legs, as far as ending it goes; connection.mu guards
+// all but conn.
+type leg struct {
+	side   Side
+	conn   datapath.Conn
+	ended  bool // it has sent us all it will
+	failed bool // it takes nothing more
+	closed bool // we have sent it our end
+}
+
+// relay runs both directions until the connection is over.
+func (c *connection) relay() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.finish(&c.down, c.down.run())
+	}()
+	c.finish(&c.up, c.up.run())
+	<-done
+}
+
+// finish draws the consequences of one direction's end.
+//
+// A FIN is passed on as a FIN, once all that came before it is written. A leg
+// that fails is different: what it had sent is still delivered, and then the
+// other leg is reset, since a FIN there would make a cut transfer look whole.
+func (c *connection) finish(d *direction, e end) {
+	defer d.finished.Store(true)
+	switch {
+	case e.stopped:
+	case e.writeErr != nil:
+		c.writeFailed(d.dst, d.src, e.writeErr)
+	case e.readErr != nil:
+		c.readFailed(d.src, d.dst, e.readErr)
+	default:
+		c.sourceEnded(d)
+	}
+}
+
+// sourceEnded passes the source's FIN on, if it was one.
+func (c *connection) sourceEnded(d *direction) {
+	c.mu.Lock()
+	// A write to src may have met a RST and collected the error, so that the
+	// read saw a plain end.
+	if d.src.failed || !d.src.closed && aborted(d.src.conn) {
+		c.mu.Unlock()
+		c.readFailed(d.src, d.dst, nil)
+		return
+	}
+	d.src.ended = true
+	c.note(Cause{d.src.side, ClosedEOF}, nil)
+	if c.state == StateOpen {
+		c.state = StateHalfClosed
+	}
+	d.dst.closed = true
+	err := d.dst.conn.CloseWrite()
+	c.mu.Unlock()
+	if err != nil {
+		c.writeFailed(d.dst, d.src, err)
+	}
+}
+
+// writeFailed handles a leg that takes no more. What it sent before may still
+// be on its way through the other direction, which then ends the connection;
+// only if that is over already, it is done here.
+func (c *connection) writeFailed(failed, other *leg, err error) {
+	c.mu.Lock()
+	c.fail(failed, err)
+	over := failed.ended
+	c.mu.Unlock()
+	if over {
+		c.abort(other)
+	}
+}
+
+// readFailed handles a leg that gives no more and did not say so.
+func (c *connection) readFailed(failed, other *leg, err error) {
+	c.mu.Lock()
+	c.fail(failed, err)
+	c.mu.Unlock()
+	c.abort(other)
+}
+
+// fail notes that a leg has failed; c.mu is held.
+func (c *connection) fail(l *leg, err error) {
+	l.failed = true
+	c.state = StateClosing
+	reason := ClosedReset
+	if err != nil {
+		reason = legReason(err)
+	}
+	// Whoever had finished in good order before is not the cause of this.
+	if c.cause.How == ClosedEOF {
+		c.cause = Cause{}
+	}
+	c.note(Cause{l.side, reason}, err)
+}
+
+// note remembers the first cause; c.mu is held.
+func (c *connection) note(cause Cause, err error) {
+	if c.cause == (Cause{}) {
+		c.cause, c.causeErr = cause, err
+	}
+}
+
+// abort waits until l has acknowledged what it was sent, then tears all down.
+func (c *connection) abort(l *leg) {
+	c.deliver(l.conn)
+	c.tearDown(Cause{}, nil)
+}
+
+// reap ends a half-closed connection of which the finished side has gone away
+// altogether: nobody reads from that leg any more, so nobody else would notice.
+func (c *connection) reap() {
+	for _, l := range []struct{ gone, other *leg }{{&c.client, &c.server}, {&c.server, &c.client}} {
+		c.mu.Lock()
+		idle := l.gone.ended && !l.gone.closed && !l.gone.failed
+		c.mu.Unlock()
+		if !idle || !aborted(l.gone.conn) {
+			continue
+		}
+		if e, ok := l.other.conn.(datapath.Ending); ok {
+			if n, err := e.Undelivered(); err == nil && n > 0 {
+				return // the next look, once it has arrived
+			}
+		}
+		c.tearDown(Cause{l.gone.side, ClosedReset}, nil)
+	}
+}
+
+// How often an aborted connection is asked whether its last bytes have arrived.
+const (
+	deliverFirst = time.Millisecond
+	deliverLast  = 100 * time.Millisecond
+)
+
+// deliver waits for acknowledgements; the half-closed timeout, through stop,
+// bounds how long without any.
+func (c *connection) deliver(conn datapath.Conn) {
+	e, ok := conn.(datapath.Ending)
+	if !ok {
+		return
+	}
+	wait := deliverFirst
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	for last := cc.Bytes(-1); ; {
+		n, err := e.Undelivered()
+		if n == 0 || err != nil {
+			return
+		}
+		if n != last {
+			last = n
+			c.active.Store(int64(c.srv.clock()))
+		}
+		select {
+		case <-timer.C:
+		case <-c.stop:
+			return
+		}
+		wait = min(2*wait, deliverLast)
+		timer.Reset(wait)
+	}
+}
+
+func aborted(conn datapath.Conn) bool {
+	e, ok := conn.(datapath.Ending)
+	return ok && e.Aborted()
+}
+
+// tearDown resets what there is and makes everything of this connection
+// return. The first call counts.
+func (c *connection) tearDown(cause Cause, err error) {
+	c.mu.Lock()
+	if c.stopped {
+		c.mu.Unlock()
+		return
+	}
+	c.stopped = true
+	if cause.How != "" {
+		if c.cause.How == ClosedEOF {
+			c.cause = Cause{}
+		}
+		c.note(cause, err)
+	}
+	client, server := c.client.conn, c.server.conn
+	if client == nil {
+		client = c.accepted
+	}
+	close(c.stop)
+	c.mu.Unlock()
+	c.cancel()
+	_ = client.Reset()
+	if server != nil {
+		_ = server.Reset()
+	}
+}
+
+// setServer attaches the server leg, unless the connection is being torn down.
+func (c *connection) setServer(conn datapath.Conn) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return false
+	}
+	c.server = leg{side: ServerSide, conn: conn}
+	return true
+}
+
+// isStopped reports whether it was torn down from our side.
+func (c *connection) isStopped() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stopped
+}
+
+// close ends both legs in good order and the flows after them: a leg's last
+// report still has somebody to go to.
+func (c *connection) close() {
+	_ = c.client.conn.Close()
+	_ = c.server.conn.Close()
+	now := c.srv.clock()
+	for _, f := range []*flow.Flow{c.down.flow, c.up.flow} {
+		if f != nil {
+			f.Close(now)
+		}
+	}
+}
+
+// source is the client's address as far as it is known.
+func (c *connection) source() netip.AddrPort {
+	if c.chosen.Source.IsValid() {
+		return c.chosen.Source
+	}
+	return addrPort(c.accepted.RemoteAddr())
+}

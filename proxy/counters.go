@@ -1,0 +1,207 @@
+package proxy
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Counters are the server's totals since it started. They move while
+// connections live, and never go back.
+type Counters struct {
+	Listeners []ListenerCounters // in the order of the configuration
+	Routes    []RouteCounters    // by listener, then rule; only those that were used
+	Active    int                // connections, in whatever state
+	Sources   int                // client hosts that have connections
+	Limit     int                // connections at most
+	Draining  bool
+}
+
+// ListenerCounters are what happened at one listener.
+type ListenerCounters struct {
+	Listener string
+	Mode     string
+	Accepted uint64
+	Active   int // connections, in whatever state
+	Rejected map[Reason]uint64
+	Dial     Histogram // of successful dials
+	Setup    Histogram // from accepted to relaying
+}
+
+// RouteCounters are what happened to the relayed connections of one listener
+// and one rule.
+type RouteCounters struct {
+	Listener, Rule string // Rule is empty where only the defaults applied
+	Opened         uint64
+	Active         int
+	Closed         map[Cause]uint64
+	Down, Up       DirectionCounters
+	Duration       Histogram // of closed connections
+}
+
+// DirectionCounters count what became of the bytes of one direction.
+type DirectionCounters struct {
+	Algorithm string
+	Read      cc.Bytes // from the leg it comes from
+	Written   cc.Bytes // to the leg it goes to
+	Spliced   cc.Bytes // of those, moved inside the kernel
+
+	Retransmitted cc.Bytes // by the leg it goes to
+	SignalErrors  uint64   // failed reads of that leg's state
+	LossEvents    uint64   // the algorithm was told of; 0 where unmanaged
+	Limited       map[flow.LimitedBy]time.Duration
+}
+
+// add counts a direction in, and what is known of the leg it goes to.
+func (d *DirectionCounters) add(i DirectionInfo, leg datapath.Info) {
+	d.Read += i.Read
+	d.Written += i.Written
+	d.Spliced += i.Spliced
+	d.Retransmitted += leg.Retransmitted
+	d.SignalErrors += leg.SignalErrors
+	d.LossEvents += uint64(i.Flow.LossEvents)
+	for by, t := range i.Flow.Limited {
+		if d.Limited == nil {
+			d.Limited = map[flow.LimitedBy]time.Duration{}
+		}
+		d.Limited[by] += t
+	}
+}
+
+func (d DirectionCounters) clone() DirectionCounters {
+	d.Limited = maps.Clone(d.Limited)
+	return d
+}
+
+// rejections count connections that were not relayed.
+type rejections struct {
+	mu sync.Mutex
+	n  map[Reason]uint64
+}
+
+func (r *rejections) add(reason Reason) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.n == nil {
+		r.n = map[Reason]uint64{}
+	}
+	r.n[reason]++
+}
+
+func (r *rejections) snapshot() map[Reason]uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.n)
+}
+
+// totals are the counters of the connections that are over, and how many
+// were opened. A nil map is ready.
+type totals struct {
+	mu     sync.Mutex
+	routes map[routeKey]*route
+}
+
+type routeKey struct{ listener, rule string }
+
+type route struct {
+	opened   uint64
+	active   int
+	closed   map[Cause]uint64
+	down, up DirectionCounters
+	duration *histogram
+}
+
+func keyOf(c *connection) routeKey { return routeKey{c.lane.cfg.Name, c.verdict.Rule} }
+
+func (t *totals) open(c *connection) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := keyOf(c)
+	if t.routes == nil {
+		t.routes = map[routeKey]*route{}
+	}
+	r := t.routes[k]
+	if r == nil {
+		r = &route{closed: map[Cause]uint64{}, duration: newHistogram(durationBounds)}
+		r.down.Algorithm, r.up.Algorithm = c.verdict.Down.Algorithm, c.verdict.Up.Algorithm
+		t.routes[k] = r
+	}
+	r.opened++
+	r.active++
+}
+
+func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.routes[keyOf(c)]
+	r.active--
+	r.closed[cause]++
+	r.down.add(last.Down, last.Client)
+	r.up.add(last.Up, last.Server)
+	r.duration.observe(lived)
+}
+
+// Counters returns the totals, those of live connections included.
+func (s *Server) Counters() Counters {
+	counters, _ := s.Snapshot()
+	return counters
+}
+
+// Snapshot returns the totals together with the live connections, oldest
+// first, that are counted in them.
+func (s *Server) Snapshot() (Counters, []FlowInfo) {
+	active, sources := s.limits.counts()
+	out := Counters{Active: active, Sources: sources, Limit: s.limits.global, Draining: s.draining.Load()}
+	for _, l := range s.lanes {
+		out.Listeners = append(out.Listeners, ListenerCounters{
+			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
+			Active: s.limits.laneActive(&l.lane), Rejected: l.refused.snapshot(),
+			Dial: l.dial.snapshot(), Setup: l.setup.snapshot(),
+		})
+	}
+	// A connection moves from the live ones to the totals under s.mu, and only
+	// then: it is in exactly one of both here. What it counts after this copy
+	// only makes the next one larger.
+	s.mu.Lock()
+	conns := s.sorted()
+	rows := s.totals.snapshot()
+	s.mu.Unlock()
+
+	now := s.clock()
+	flows := make([]FlowInfo, len(conns))
+	for i, c := range conns {
+		flows[i] = c.info(now)
+		if row := rows[keyOf(c)]; row != nil && flows[i].relayed() {
+			row.Down.add(flows[i].Down, flows[i].Client)
+			row.Up.add(flows[i].Up, flows[i].Server)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(rows), routeKey.compare) {
+		out.Routes = append(out.Routes, *rows[k])
+	}
+	return out, flows
+}
+
+func (k routeKey) compare(l routeKey) int {
+	return cmp.Or(strings.Compare(k.listener, l.listener), strings.Compare(k.rule, l.rule))
+}
+
+func (t *totals) snapshot() map[routeKey]*RouteCounters {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rows := map[routeKey]*RouteCounters{}
+	for k, r := range t.routes {
+		rows[k] = &RouteCounters{
+			Listener: k.listener, Rule: k.rule, Opened: r.opened, Active: r.active,
+			Closed: maps.Clone(r.closed), Down: r.down.clone(), Up: r.up.clone(), Duration: r.duration.snapshot(),
+		}
+	}
+	return rows
+}

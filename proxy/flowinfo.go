@@ -1,0 +1,133 @@
+package proxy
+
+import (
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// FlowInfo is one live connection at one moment. What is not known yet in its
+// state is zero.
+type FlowInfo struct {
+	ID             uint64
+	Listener, Rule string
+	Source, Target netip.AddrPort // Target is where the server leg goes
+	Host           string         // "name:port" when the client named it
+	State          State
+	Start          cc.Time
+	Age            time.Duration
+	Setup          time.Duration // from accepted to relaying
+	Idle           time.Duration // since a byte last moved
+	Down, Up       DirectionInfo
+	Client, Server datapath.Info
+}
+
+// DirectionInfo is one direction of a live connection.
+type DirectionInfo struct {
+	Algorithm string
+	Read      cc.Bytes // from the leg it comes from
+	Written   cc.Bytes // to the leg it goes to
+	Spliced   cc.Bytes // of those, moved inside the kernel
+	Finished  bool
+	Managed   bool          // Flow is meaningful
+	Flow      flow.Snapshot // of the window that holds it
+}
+
+// relayed reports whether its directions are in place.
+func (f FlowInfo) relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
+
+// Flows returns the live connections, oldest first.
+func (s *Server) Flows() []FlowInfo {
+	now := s.clock()
+	conns := s.live()
+	out := make([]FlowInfo, len(conns))
+	for i, c := range conns {
+		out[i] = c.info(now)
+	}
+	return out
+}
+
+func (c *connection) info(now cc.Time) FlowInfo {
+	c.mu.Lock()
+	out := FlowInfo{
+		ID: c.id, Listener: c.lane.cfg.Name, State: c.state,
+		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host,
+		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
+	}
+	client, server := c.client.conn, c.server.conn
+	c.mu.Unlock()
+	if !out.relayed() {
+		return out
+	}
+	out.Rule = c.verdict.Rule
+	out.Setup = age(c.opened, c.started)
+	out.Target = addrPort(server.RemoteAddr())
+	out.Down, out.Up = c.down.info(), c.up.info()
+	out.Client, out.Server = client.Info(), server.Info()
+	return out
+}
+
+func (d *direction) info() DirectionInfo {
+	out := DirectionInfo{
+		Algorithm: d.terms.Algorithm,
+		Read:      cc.Bytes(d.read.Load()), Written: cc.Bytes(d.written.Load()), Spliced: cc.Bytes(d.spliced.Load()),
+		Finished: d.finished.Load(), Managed: d.flow != nil,
+	}
+	if d.flow != nil {
+		out.Flow = d.flow.Snapshot()
+	}
+	return out
+}
+
+// logClosed writes the one line of a connection that was relayed.
+func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
+	if !s.cfg.Log.Flows {
+		return
+	}
+	attrs := []any{
+		"id", f.ID, "listener", f.Listener, "rule", f.Rule,
+		"client", f.Source, "target", f.Target, "host", f.Host,
+		"closed_by", cause.Who, "reason", cause.How,
+		"duration", f.Age.Round(time.Millisecond), "setup", f.Setup.Round(time.Microsecond),
+		f.Down.attrs("down", f.Client), f.Up.attrs("up", f.Server),
+	}
+	if err != nil {
+		attrs = append(attrs, "err", err)
+	}
+	s.log.Info("flow closed", attrs...)
+}
+
+// attrs describes a direction and the leg it sent to.
+func (d DirectionInfo) attrs(name string, leg datapath.Info) slog.Attr {
+	attrs := []any{"algorithm", d.Algorithm, "bytes", int64(d.Written)}
+	if unwritten := d.Read - d.Written; unwritten > 0 {
+		attrs = append(attrs, "undelivered", int64(unwritten))
+	}
+	srtt, minRTT := leg.SRTT, leg.MinRTT
+	if d.Managed {
+		srtt, minRTT = d.Flow.SRTT, d.Flow.MinRTT
+		attrs = append(attrs, "group", d.Flow.Group, "lost", int64(d.Flow.Lost), "timeouts", d.Flow.Timeouts)
+		for by, t := range d.Flow.Limited {
+			if t > 0 {
+				attrs = append(attrs, "limited_"+by.String(), t.Round(time.Millisecond))
+			}
+		}
+	}
+	attrs = append(attrs, "srtt", srtt.Round(time.Microsecond), "min_rtt", minRTT.Round(time.Microsecond),
+		"retransmitted", int64(leg.Retransmitted))
+	return slog.Group(name, attrs...)
+}
+
+// logRejected writes the one line of a connection that was not.
+func (s *Server) logRejected(c *connection, r *rejection) {
+	if !s.cfg.Log.Flows {
+		return
+	}
+	s.log.Info("flow refused", "id", c.id, "listener", c.lane.cfg.Name, "client", c.source(),
+		"target", c.chosen.Target, "host", c.chosen.Host, "reason", r.reason,
+		"duration", s.clock().Sub(c.started).Round(time.Microsecond), "err", r.err)
+}

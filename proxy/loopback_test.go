@@ -1,0 +1,344 @@
+package proxy_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// The tests here run a whole server over the kernel's TCP on the loopback
+// interface:
+//
+//	test's client ──▶ forward listener ──▶ Server ──▶ test's server
+//
+// Nothing in them waits for a time to pass; patience only bounds a failure.
+const patience = 20 * time.Second
+
+var epoch = time.Now()
+
+func clock() cc.Time { return cc.Time(time.Since(epoch)) + 1 }
+
+// rig is a proxy in front of a listener of the test's.
+type rig struct {
+	tb      testing.TB
+	proxy   *proxy.Kernel
+	backend *net.TCPListener
+	logs    *lockedBuffer
+	stop    func() error // ends Serve and returns its error
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// newRig starts a proxy whose one listener forwards to the backend. change may
+// edit the configuration.
+func newRig(tb testing.TB, change func(*proxy.Config)) *rig {
+	tb.Helper()
+	backend, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(tb, err)
+	cfg := proxy.DefaultConfig()
+	cfg.Listeners = []proxy.ListenerConfig{{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: backend.Addr().String()}}
+	cfg.Shutdown.Drain = 0
+	if change != nil {
+		change(&cfg)
+	}
+	r := &rig{tb: tb, backend: backend, logs: &lockedBuffer{}}
+	log := slog.New(slog.NewTextHandler(r.logs, nil))
+	ctx, cancel := context.WithCancel(context.Background())
+	r.proxy, err = proxy.Open(ctx, cfg, &flow.Manager{}, clock, log)
+	require.NoError(tb, err)
+	served := make(chan error, 1)
+	go func() { served <- r.proxy.Serve(ctx) }()
+	r.stop = sync.OnceValue(func() error {
+		cancel()
+		err := <-served
+		if r.backend != nil {
+			err = errors.Join(err, r.backend.Close())
+		}
+		return errors.Join(err, r.proxy.Close())
+	})
+	tb.Cleanup(func() { assert.NoError(tb, r.stop()) })
+	return r
+}
+
+func (r *rig) addr() string { return r.proxy.Addrs()["fwd"].String() }
+
+// pair is a client's connection and the one it led to at the backend.
+func (r *rig) pair() (client, server *net.TCPConn) {
+	r.tb.Helper()
+	c, err := net.Dial("tcp", r.addr())
+	require.NoError(r.tb, err)
+	require.NoError(r.tb, r.backend.SetDeadline(time.Now().Add(patience)))
+	server, err = r.backend.AcceptTCP()
+	require.NoError(r.tb, err)
+	client = c.(*net.TCPConn)
+	for _, conn := range []*net.TCPConn{client, server} {
+		require.NoError(r.tb, conn.SetDeadline(time.Now().Add(patience)))
+		r.tb.Cleanup(func() { _ = conn.Close() })
+	}
+	return client, server
+}
+
+// unmanaged leaves both directions to the kernel.
+func unmanaged(cfg *proxy.Config) { cfg.Defaults.Algorithm = "none" }
+
+func TestBothDirectionsCarryTheSameBytes(t *testing.T) {
+	for _, algorithm := range []proxy.Algorithm{"copa", "none", "cubic", "static:cwnd_packets=64"} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			r := newRig(t, func(cfg *proxy.Config) { cfg.Defaults.Algorithm = algorithm })
+			client, server := r.pair()
+			const size = 16 << 20
+			up, down := random(1, size), random(2, size)
+			var wg sync.WaitGroup
+			exchange := func(conn *net.TCPConn, send, want []byte) {
+				wg.Go(func() {
+					_, err := conn.Write(send)
+					assert.NoError(t, err)
+					assert.NoError(t, conn.CloseWrite())
+				})
+				wg.Go(func() {
+					got, err := io.ReadAll(conn)
+					assert.NoError(t, err)
+					assert.Equal(t, sha256.Sum256(want), sha256.Sum256(got), "%d of %d bytes", len(got), len(want))
+				})
+			}
+			exchange(client, up, down)
+			exchange(server, down, up)
+			wg.Wait()
+			require.NoError(t, r.stop())
+			route := r.proxy.Counters().Routes[0]
+			assert.Equal(t, cc.Bytes(size), route.Up.Written)
+			assert.Equal(t, cc.Bytes(size), route.Down.Written)
+			assert.Contains(t, r.logs.String(), "reason=eof")
+		})
+	}
+}
+
+func random(seed uint64, n int) []byte {
+	b := make([]byte, n)
+	src := rand.NewChaCha8([32]byte{byte(seed)})
+	_, _ = src.Read(b)
+	return b
+}
+
+func TestHalfCloses(t *testing.T) {
+	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+		t.Run(name+": the answer comes after the client's end", func(t *testing.T) {
+			client, server := newRig(t, change).pair()
+			send(t, client, "question")
+			require.NoError(t, client.CloseWrite())
+			assert.Equal(t, "question", receive(t, server))
+			send(t, server, "answer")
+			require.NoError(t, server.Close())
+			assert.Equal(t, "answer", receive(t, client))
+		})
+		t.Run(name+": the client goes on after the server's end", func(t *testing.T) {
+			client, server := newRig(t, change).pair()
+			send(t, server, "hello")
+			require.NoError(t, server.CloseWrite())
+			assert.Equal(t, "hello", receive(t, client))
+			send(t, client, "and goodbye")
+			require.NoError(t, client.Close())
+			assert.Equal(t, "and goodbye", receive(t, server))
+		})
+	}
+}
+
+func TestResetsArriveAsResetsAfterTheData(t *testing.T) {
+	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+		for _, from := range []string{"client", "server"} {
+			t.Run(name+" from the "+from, func(t *testing.T) {
+				r := newRig(t, change)
+				sender, receiver := r.pair()
+				if from == "server" {
+					sender, receiver = receiver, sender
+				}
+				want := random(3, 100_000)
+				_, err := sender.Write(want)
+				require.NoError(t, err)
+				// A reset before the proxy has read everything takes the rest with it.
+				first := make([]byte, len(want))
+				_, err = io.ReadFull(receiver, first)
+				require.NoError(t, err)
+				require.NoError(t, sender.SetLinger(0))
+				require.NoError(t, sender.Close())
+				rest, err := io.ReadAll(receiver)
+				require.ErrorIs(t, err, syscall.ECONNRESET, "a FIN would make a cut transfer look whole")
+				assert.Empty(t, rest)
+				assert.Equal(t, want, first)
+				require.NoError(t, r.stop())
+				assert.Contains(t, r.logs.String(), "closed_by="+from+" reason=reset")
+			})
+		}
+	}
+}
+
+// A reset reaches the other side although the proxy was writing to the leg
+// that was reset and so met the error in its write: the read then sees a
+// plain end of stream.
+func TestResetWhileWritingIsNotTakenForAnEnd(t *testing.T) {
+	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, change)
+			for range 20 {
+				client, server := r.pair()
+				written := make(chan error)
+				go func() { // keeps the proxy writing to the client
+					_, err := io.Copy(server, neverEnding{})
+					written <- err
+				}()
+				_, err := io.CopyN(io.Discard, client, 1<<20)
+				require.NoError(t, err)
+				require.NoError(t, client.SetLinger(0))
+				require.NoError(t, client.Close())
+				_, err = io.Copy(io.Discard, server)
+				// Here too the write may be the one that learns of it. After a
+				// FIN it would say EPIPE.
+				assert.ErrorIs(t, errors.Join(err, <-written), syscall.ECONNRESET)
+			}
+		})
+	}
+}
+
+type neverEnding struct{}
+
+func (neverEnding) Read(b []byte) (int, error) { return len(b), nil }
+
+func TestAServerThatRefusesResetsACapturedClient(t *testing.T) {
+	r := newRig(t, nil)
+	require.NoError(t, r.backend.Close())
+	r.backend = nil
+	refused(t, r.addr())
+	require.NoError(t, r.stop())
+	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDialRefused])
+	assert.Contains(t, r.logs.String(), "reason=dial_refused")
+}
+
+func TestCountersMoveWhileAConnectionLives(t *testing.T) {
+	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, change)
+			client, server := r.pair()
+			send(t, client, "ping")
+			buf := make([]byte, 4)
+			_, err := io.ReadFull(server, buf)
+			require.NoError(t, err)
+			require.Eventually(t, func() bool {
+				c := r.proxy.Counters()
+				return len(c.Routes) == 1 && c.Routes[0].Up.Written == 4
+			}, patience, time.Millisecond)
+			c := r.proxy.Counters()
+			assert.Equal(t, 1, c.Active)
+			assert.Equal(t, 1, c.Routes[0].Active)
+			flows := r.proxy.Flows()
+			require.Len(t, flows, 1)
+			assert.Equal(t, proxy.StateOpen, flows[0].State)
+			assert.Equal(t, cc.Bytes(4), flows[0].Up.Written)
+			assert.Equal(t, change == nil, flows[0].Up.Managed)
+			assert.Equal(t, server.LocalAddr().String(), flows[0].Target.String())
+			assert.Equal(t, client.LocalAddr().String(), flows[0].Source.String())
+		})
+	}
+}
+
+func TestShutdownResetsWhatIsLeft(t *testing.T) {
+	r := newRig(t, nil)
+	client, server := r.pair()
+	require.NoError(t, r.stop())
+	for _, conn := range []net.Conn{client, server} {
+		_, err := conn.Read(make([]byte, 1))
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+	}
+	assert.Contains(t, r.logs.String(), "reason=shutdown")
+}
+
+func TestLimits(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(*proxy.Config)
+		reason proxy.Reason
+	}{
+		{"all together", func(c *proxy.Config) { c.Limits.Connections = 1 }, proxy.RejectedGlobalLimit},
+		{"one listener", func(c *proxy.Config) { c.Listeners[0].Connections = 1 }, proxy.RejectedListenerLimit},
+		{"one client host", func(c *proxy.Config) { c.Limits.PerSource = 1 }, proxy.RejectedSourceLimit},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			r := newRig(t, row.change)
+			client, server := r.pair()
+			refused(t, r.addr())
+			assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[row.reason])
+			require.NoError(t, client.Close())
+			require.NoError(t, server.Close())
+			require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
+			r.pair() // there is room again
+		})
+	}
+}
+
+// A forward listener whose target is the listener itself dials itself once.
+func TestTheProxyDoesNotTalkToItself(t *testing.T) {
+	probe, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	addr := probe.Addr().String()
+	require.NoError(t, probe.Close())
+	r := newRig(t, func(c *proxy.Config) { c.Listeners[0].Address, c.Listeners[0].Target = addr, addr })
+	refused(t, addr)
+	require.NoError(t, r.stop())
+	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedLoop])
+	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Accepted)
+}
+
+// refused expects a connection to be reset, be it before connect returns.
+func refused(t *testing.T, addr string) {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	if err == nil {
+		defer conn.Close() //nolint:errcheck // it is gone already
+		require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+		_, err = conn.Read(make([]byte, 1))
+	}
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+}
+
+func send(t *testing.T, conn net.Conn, s string) {
+	t.Helper()
+	_, err := io.WriteString(conn, s)
+	require.NoError(t, err)
+}
+
+func receive(t *testing.T, conn net.Conn) string {
+	t.Helper()
+	b, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	return string(b)
+}

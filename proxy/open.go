@@ -1,0 +1,86 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// Kernel is a Server over kernel TCP, with what it stands on.
+type Kernel struct {
+	*Server
+	Datapath *kernel.Datapath
+}
+
+// Open starts the kernel datapath, opens the listeners and puts the Server
+// together. flows may have its Trace and Seed set; Open sets Arm. End it with
+// Close once Serve has returned, or without Serve.
+func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.Time, log *slog.Logger) (*Kernel, error) {
+	dp, err := kernel.New(kernel.Config{
+		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(),
+		Pipes: DescriptorBudget().Pipes, Log: log,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	flows.Arm = func(cc.Time) { dp.Wake() }
+	wrap := func(tcp *net.TCPConn) (datapath.Conn, error) { return dp.Wrap(tcp) }
+	listeners := map[string]ingress.Listener{}
+	fail := func(err error) (*Kernel, error) {
+		for _, l := range listeners {
+			_ = l.Close()
+		}
+		return nil, errors.Join(err, dp.Close())
+	}
+	for _, l := range cfg.Listeners {
+		in, err := ingress.Listen(ctx, l.ingress(cfg.Limits, log), wrap)
+		if err != nil {
+			return fail(err)
+		}
+		listeners[l.Name] = in
+	}
+	dial := func(ctx context.Context, d kernel.DialConfig) (datapath.Conn, error) {
+		conn, err := dp.Dial(ctx, d)
+		if err != nil {
+			return nil, err // not a nil *kernel.Conn in an interface
+		}
+		return conn, nil
+	}
+	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Listeners: listeners, Log: log})
+	if err != nil {
+		return fail(err)
+	}
+	return &Kernel{Server: s, Datapath: dp}, nil
+}
+
+// Close ends what Open started; the listeners are closed already if Serve ran.
+func (k *Kernel) Close() error {
+	for _, l := range k.lanes {
+		_ = l.in.Close()
+	}
+	return k.Datapath.Close()
+}
+
+// ingress is the listener's part of the configuration in the ingress's terms.
+func (l ListenerConfig) ingress(limits LimitsConfig, log *slog.Logger) ingress.Config {
+	out := ingress.Config{
+		Name: l.Name, Mode: ingress.Mode(l.Mode), Addr: l.Address, Target: l.Target,
+		HandshakeTimeout: limits.HandshakeTimeout.std(), Log: log,
+	}
+	for _, u := range l.Users {
+		out.Auth = append(out.Auth, ingress.User{Name: u.Name, Password: u.Password})
+	}
+	for _, p := range l.ProxyProtocol.From {
+		out.TrustedProxies = append(out.TrustedProxies, netip.Prefix(p))
+	}
+	return out
+}

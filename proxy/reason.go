@@ -1,0 +1,105 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// Side is who brought something about.
+type Side string
+
+// The sides of a connection.
+const (
+	ClientSide Side = "client"
+	ServerSide Side = "server"
+	ProxySide  Side = "proxy"
+)
+
+// Reason is why a connection ended, or never came to be. The values are
+// metric labels: they are not changed, only added to.
+type Reason string
+
+// Why a connection that was relayed ended.
+const (
+	ClosedEOF        Reason = "eof"   // both sides had finished; Cause.Who finished first
+	ClosedReset      Reason = "reset" // a RST arrived
+	ClosedError      Reason = "error" // any other failure of a leg: timed out, unreachable, …
+	ClosedIdle       Reason = "idle_timeout"
+	ClosedHalfClosed Reason = "half_closed_timeout" // one side had finished and nothing came from the other
+	ClosedShutdown   Reason = "shutdown"
+)
+
+// Why a connection was never relayed.
+const (
+	RejectedGlobalLimit   Reason = "limit"
+	RejectedListenerLimit Reason = "listener_limit"
+	RejectedSourceLimit   Reason = "source_limit"
+	RejectedHandshake     Reason = "handshake" // malformed, refused or too slow
+	RejectedDenied        Reason = "denied"    // the destination guard
+	RejectedRule          Reason = "rule"      // a rule with refuse
+	RejectedLoop          Reason = "loop"      // it would have come back to us
+	RejectedDialRefused   Reason = "dial_refused"
+	RejectedDialTimeout   Reason = "dial_timeout"
+	RejectedUnreachable   Reason = "dial_unreachable"
+	RejectedName          Reason = "dial_name" // the host name has no address
+	RejectedDescriptors   Reason = "descriptors"
+	RejectedDialError     Reason = "dial_error"
+	RejectedClientGone    Reason = "client_gone" // before it could be told of success
+	RejectedShutdown      Reason = "shutdown"
+)
+
+// Cause says who ended a connection, and how.
+type Cause struct {
+	Who Side
+	How Reason
+}
+
+// refusal is an error of our own making about where a connection may go.
+type refusal struct {
+	reason Reason
+	err    error
+}
+
+func (r *refusal) Error() string { return r.err.Error() }
+
+// Unwrap lets the ingress find the words its protocol has for "not allowed".
+func (r *refusal) Unwrap() []error { return []error{r.err, ingress.ErrNotAllowed} }
+
+// dialReason sorts a failed dial.
+func dialReason(err error) Reason {
+	var own *refusal
+	var dns *net.DNSError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &own):
+		return own.reason
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		return RejectedDialRefused
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH),
+		errors.Is(err, syscall.ENETDOWN), errors.Is(err, syscall.EHOSTDOWN), errors.Is(err, syscall.EADDRNOTAVAIL):
+		return RejectedUnreachable
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS):
+		return RejectedDescriptors
+	case errors.As(err, &dns) && !dns.IsTimeout:
+		return RejectedName
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded),
+		errors.As(err, &timeout) && timeout.Timeout():
+		return RejectedDialTimeout
+	}
+	return RejectedDialError
+}
+
+// legReason sorts the failure of a leg that was in use.
+func legReason(err error) Reason {
+	switch {
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE), errors.Is(err, io.ErrUnexpectedEOF):
+		return ClosedReset
+	}
+	return ClosedError
+}

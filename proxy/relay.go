@@ -1,0 +1,179 @@
+package proxy
+
+import (
+	"errors"
+	"io"
+	"sync/atomic"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// unmanagedChunk is moved at once where nothing asks for less.
+const unmanagedChunk = 1 << 20
+
+// errStopped ends a relay whose connection was ended by somebody else.
+var errStopped = errors.New("proxy: relay stopped")
+
+// direction moves the bytes of one direction from one leg to the other. One
+// goroutine runs it.
+type direction struct {
+	name     string // "up" or "down"
+	src, dst *leg
+	terms    flow.Terms
+	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
+	held     bool       // the transport holds the window itself: ask for no grants
+	carrier  datapath.Carrier
+	splicing splicing // carrier, where it may splice
+	early    []byte   // read from src already, goes first
+	chunk    int
+	clock    func() cc.Time
+	stop     <-chan struct{} // closed when the connection is torn down
+	wake     chan struct{}   // a refused Take may now succeed
+	active   *atomic.Int64   // cc.Time of the last byte moved, of the whole connection
+
+	read, written, spliced atomic.Int64
+	finished               atomic.Bool
+}
+
+// managed reports whether terms need a flow of ours.
+func managed(t flow.Terms) bool { return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 }
+
+// end is how a direction came to its end; exactly one of the errors is set,
+// none after the source's orderly end.
+type end struct {
+	readErr, writeErr error
+	stopped           bool
+}
+
+// wakeUp is flow.Manager's wake: it neither blocks nor calls back.
+func (d *direction) wakeUp() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run moves bytes until the source ends, a leg fails or the connection stops.
+func (d *direction) run() end {
+	defer d.carrier.Release()
+	if err := d.sendEarly(); err != nil {
+		return writeEnd(err)
+	}
+	for {
+		n, err := d.carrier.Fill(d.chunk)
+		if n > 0 {
+			d.read.Add(int64(n))
+			d.touch()
+			if err := d.drain(); err != nil {
+				return writeEnd(err)
+			}
+		}
+		switch {
+		case err == nil:
+		case d.isStopped():
+			return end{stopped: true}
+		case errors.Is(err, io.EOF):
+			return end{}
+		default:
+			return end{readErr: err}
+		}
+	}
+}
+
+func writeEnd(err error) end {
+	if errors.Is(err, errStopped) {
+		return end{stopped: true}
+	}
+	return end{writeErr: err}
+}
+
+// drain passes on what the carrier holds, as fast as the flow grants.
+func (d *direction) drain() error {
+	for n := d.carrier.Buffered(); n > 0; n = d.carrier.Buffered() {
+		granted, err := d.take(n)
+		if err != nil {
+			return err
+		}
+		for granted > 0 {
+			inKernel := d.splicing != nil && d.splicing.Splicing()
+			n, err := d.carrier.Drain(granted)
+			d.wrote(n)
+			if inKernel {
+				d.spliced.Add(int64(n))
+			}
+			if err != nil {
+				return d.unlessStopped(err)
+			}
+			granted -= n
+		}
+	}
+	return nil
+}
+
+// splicing is implemented by carriers that may pass bytes on inside the kernel.
+type splicing interface {
+	Splicing() bool // the next Drain will
+}
+
+func (d *direction) sendEarly() error {
+	d.read.Add(int64(len(d.early)))
+	for len(d.early) > 0 {
+		granted, err := d.take(len(d.early))
+		if err != nil {
+			return err
+		}
+		n, err := d.dst.conn.Write(d.early[:granted])
+		d.wrote(n)
+		if err != nil {
+			return d.unlessStopped(err)
+		}
+		d.early = d.early[granted:]
+	}
+	d.early = nil
+	return nil
+}
+
+// take returns how many of n bytes may be written, waiting until some may.
+func (d *direction) take(n int) (int, error) {
+	if d.flow == nil || d.held {
+		return n, nil
+	}
+	for {
+		if g := d.flow.Take(d.clock(), cc.Bytes(n)); g.Bytes > 0 {
+			return int(g.Bytes), nil
+		}
+		select {
+		case <-d.wake:
+		case <-d.stop:
+			return 0, errStopped
+		}
+	}
+}
+
+func (d *direction) wrote(n int) {
+	if n > 0 {
+		d.written.Add(int64(n))
+		d.touch()
+	}
+}
+
+func (d *direction) touch() { d.active.Store(int64(d.clock())) }
+
+func (d *direction) isStopped() bool {
+	select {
+	case <-d.stop:
+		return true
+	default:
+		return false
+	}
+}
+
+func (d *direction) unlessStopped(err error) error {
+	if d.isStopped() {
+		return errStopped
+	}
+	return err
+}

@@ -1,0 +1,357 @@
+// Package proxy splits TCP connections in two and moves the bytes of each
+// direction as fast as its congestion controller grants. It decides nothing
+// about rates: policy names the terms, package flow holds them.
+package proxy
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// Parts are what a Server is put together from.
+type Parts struct {
+	Clock     func() cc.Time
+	Flows     *flow.Manager
+	Dial      func(context.Context, kernel.DialConfig) (datapath.Conn, error)
+	Listeners map[string]ingress.Listener // by the names in the configuration; the Server closes them
+	Log       *slog.Logger                // nil: silent
+}
+
+// Server accepts, splits and relays connections.
+type Server struct {
+	cfg     Config
+	parts   Parts
+	log     *slog.Logger
+	clock   func() cc.Time
+	policy  *policy.Policy
+	lanes   []*listenerState // in the order of the configuration
+	limits  limiter
+	loops   *loopGuard
+	buffers *datapath.Buffers
+	totals  totals
+
+	draining atomic.Bool
+	handlers sync.WaitGroup
+
+	mu     sync.Mutex
+	nextID uint64
+	conns  map[uint64]*connection
+}
+
+// listenerState is one listener at work.
+type listenerState struct {
+	lane
+	cfg     ListenerConfig
+	in      ingress.Listener
+	guard   policy.Guard
+	setup   *histogram
+	dial    *histogram
+	taken   atomic.Uint64
+	refused rejections
+}
+
+func (l *listenerState) trustsProxies() bool { return len(l.cfg.ProxyProtocol.From) > 0 }
+
+// New puts a Server together. Connections are limited to what the process's
+// descriptors allow, whatever the configuration says.
+func New(cfg Config, parts Parts) (*Server, error) {
+	rules, err := cfg.policy()
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	s := &Server{
+		cfg: cfg, parts: parts, log: parts.Log, clock: parts.Clock, policy: rules,
+		buffers: datapath.NewBuffers(cc.Bytes(cfg.Limits.Memory)),
+		conns:   map[uint64]*connection{},
+	}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	s.limits.perSource = cfg.Limits.PerSource
+	s.limits.global = DescriptorBudget().Connections
+	if cfg.Limits.Connections > 0 {
+		s.limits.global = min(s.limits.global, cfg.Limits.Connections)
+	}
+	var own []netip.AddrPort
+	for _, lc := range cfg.Listeners {
+		in := parts.Listeners[lc.Name]
+		if in == nil {
+			return nil, fmt.Errorf("proxy: listener %q was not opened", lc.Name)
+		}
+		own = append(own, addrPort(in.Addr()))
+		s.lanes = append(s.lanes, &listenerState{
+			lane: lane{max: lc.Connections}, cfg: lc, in: in,
+			guard: policy.Guard{Allow: prefixes(lc.Allow)},
+			setup: newHistogram(setupBounds), dial: newHistogram(setupBounds),
+		})
+	}
+	s.loops = newLoopGuard(own)
+	return s, nil
+}
+
+// Serve accepts connections until ctx is done, then drains: connections may go
+// on for the configured time and are then reset. It closes the listeners and
+// returns when everything it started has ended; nil after a shutdown.
+func (s *Server) Serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var accepting sync.WaitGroup
+	for _, l := range s.lanes {
+		accepting.Go(func() {
+			if err := s.accept(l); err != nil {
+				cancel(err)
+			}
+		})
+	}
+	sweeping := make(chan struct{})
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		s.sweep(sweeping)
+	}()
+
+	<-ctx.Done()
+	s.draining.Store(true)
+	for _, l := range s.lanes {
+		_ = l.in.Close()
+	}
+	accepting.Wait()
+	s.drain()
+	close(sweeping)
+	<-swept
+	if err := context.Cause(ctx); err != nil && !errors.Is(err, ctx.Err()) {
+		return err
+	}
+	return nil
+}
+
+// accept takes a listener's connections until it is closed.
+func (s *Server) accept(l *listenerState) error {
+	for {
+		conn, err := l.in.Accept()
+		switch {
+		case err == nil:
+		case s.draining.Load() || errors.Is(err, net.ErrClosed):
+			return nil
+		default:
+			return fmt.Errorf("proxy: %w", err)
+		}
+		l.taken.Add(1)
+		if reason, ok := s.admit(l, conn); !ok {
+			l.refused.add(reason)
+			s.log.Debug("connection refused", "listener", l.cfg.Name, "client", conn.RemoteAddr(), "reason", reason)
+			_ = conn.Reset()
+		}
+	}
+}
+
+// admit starts a connection's goroutine unless a limit is in the way.
+func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
+	if reason, ok := s.limits.enter(&l.lane); !ok {
+		return reason, false
+	}
+	remote := addrPort(conn.RemoteAddr())
+	var counted netip.Addr
+	if !l.trustsProxies() {
+		if !s.limits.enterSource(remote.Addr()) {
+			s.limits.leave(&l.lane)
+			return RejectedSourceLimit, false
+		}
+		counted = remote.Addr()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := &connection{
+		srv: s, lane: l, started: s.clock(), cancel: cancel, stop: make(chan struct{}),
+		accepted: conn, state: StateGreeting, counted: counted,
+	}
+	c.active.Store(int64(c.started))
+	s.mu.Lock()
+	s.nextID++
+	c.id = s.nextID
+	s.conns[c.id] = c
+	s.mu.Unlock()
+	s.loops.accepted(remote)
+	s.handlers.Go(func() { s.handle(ctx, c) })
+	return "", true
+}
+
+// handle is the life of one connection.
+func (s *Server) handle(ctx context.Context, c *connection) {
+	defer c.cancel()
+	defer s.forget(c)
+	if r := c.setUp(ctx); r != nil {
+		s.rejected(c, r)
+		return
+	}
+	if err := c.open(); err != nil { // only a bug in the policy check can cause it
+		c.tearDown(Cause{ProxySide, ClosedError}, err)
+		c.close()
+		s.rejected(c, &rejection{RejectedDialError, err})
+		return
+	}
+	c.opened = s.clock()
+	c.lane.setup.observe(c.opened.Sub(c.started))
+	s.totals.open(c)
+	c.mu.Lock()
+	if c.state == StateDialing {
+		c.state = StateOpen
+	}
+	c.mu.Unlock()
+	c.relay()
+	s.closed(c)
+}
+
+// closed accounts for a relayed connection that is over.
+func (s *Server) closed(c *connection) {
+	c.mu.Lock()
+	cause, err := c.cause, c.causeErr
+	c.mu.Unlock()
+	c.close()
+	last := c.info(s.clock()) // after close, since a leg's last report comes with it
+	s.mu.Lock()
+	delete(s.conns, c.id) // in one step with the totals: no byte is counted twice or not at all
+	s.totals.close(c, last, cause, s.clock().Sub(c.opened))
+	s.mu.Unlock()
+	s.logClosed(last, cause, err)
+}
+
+func (s *Server) rejected(c *connection, r *rejection) {
+	if c.isStopped() {
+		r.reason = RejectedShutdown
+	}
+	c.lane.refused.add(r.reason)
+	s.logRejected(c, r)
+}
+
+// forget gives back what admit and dial took.
+func (s *Server) forget(c *connection) {
+	s.mu.Lock()
+	delete(s.conns, c.id)
+	s.mu.Unlock()
+	s.loops.gone(addrPort(c.accepted.RemoteAddr()), c.dialledFrom)
+	if c.counted.IsValid() {
+		s.limits.leaveSource(c.counted)
+	}
+	s.limits.leave(&c.lane.lane)
+}
+
+// live returns the connections, oldest first.
+func (s *Server) live() []*connection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sorted()
+}
+
+// sorted is live for those who hold s.mu.
+func (s *Server) sorted() []*connection {
+	return slices.SortedFunc(maps.Values(s.conns), func(a, b *connection) int { return cmp.Compare(a.id, b.id) })
+}
+
+// sweepBounds are how often connections are looked at for timeouts: often
+// enough for the shortest timeout, and never busily.
+const (
+	sweepMin = 50 * time.Millisecond
+	sweepMax = 5 * time.Second
+)
+
+// sweep resets the connections on which nothing has moved for too long. One
+// look at all of them now and then replaces a timer reset for every byte.
+func (s *Server) sweep(done <-chan struct{}) {
+	idle, half := s.cfg.Limits.IdleTimeout.std(), s.cfg.Limits.HalfClosedTimeout.std()
+	period := sweepMax
+	for _, d := range []time.Duration{idle, half} {
+		if d > 0 {
+			period = min(period, d/8)
+		}
+	}
+	ticker := time.NewTicker(max(period, sweepMin))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-ticker.C:
+		}
+		now := s.clock()
+		for _, c := range s.live() {
+			quiet := now.Sub(cc.Time(c.active.Load()))
+			c.mu.Lock()
+			state := c.state
+			c.mu.Unlock()
+			switch {
+			case state == StateOpen && idle > 0 && quiet >= idle:
+				c.tearDown(Cause{ProxySide, ClosedIdle}, nil)
+			case (state == StateHalfClosed || state == StateClosing) && half > 0 && quiet >= half:
+				c.tearDown(Cause{ProxySide, ClosedHalfClosed}, nil)
+			case state == StateHalfClosed:
+				c.reap()
+			}
+		}
+	}
+}
+
+// drainReport is how often a drain tells how many connections are left.
+const drainReport = 5 * time.Second
+
+// drain waits for the connections to end, and resets those that do not in time.
+func (s *Server) drain() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.handlers.Wait()
+	}()
+	limit := s.cfg.Shutdown.Drain.std()
+	began := s.clock()
+	deadline := time.NewTimer(limit)
+	defer deadline.Stop()
+	progress := time.NewTicker(drainReport)
+	defer progress.Stop()
+	if n := len(s.live()); n > 0 {
+		s.log.Info("draining: no new connections", "open", n, "for_at_most", limit)
+	}
+	for {
+		select {
+		case <-done:
+			return
+		case <-progress.C:
+			s.log.Info("draining", "open", len(s.live()), "remaining", limit-s.clock().Sub(began))
+		case <-deadline.C:
+			left := s.live()
+			s.log.Info("drain is over: resetting what is left", "open", len(left))
+			for _, c := range left {
+				c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
+			}
+			<-done
+			return
+		}
+	}
+}
+
+// Ready reports whether the server accepts connections.
+func (s *Server) Ready() bool { return !s.draining.Load() }
+
+// Addrs returns where the listeners listen, by name.
+func (s *Server) Addrs() map[string]net.Addr {
+	out := map[string]net.Addr{}
+	for _, l := range s.lanes {
+		out[l.cfg.Name] = l.in.Addr()
+	}
+	return out
+}

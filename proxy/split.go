@@ -1,0 +1,207 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// rejection is why a connection was not relayed.
+type rejection struct {
+	reason Reason
+	err    error
+}
+
+// setUp greets the client, dials the server and answers the client.
+func (c *connection) setUp(ctx context.Context) *rejection {
+	greet, cancel := context.WithTimeout(ctx, c.srv.cfg.Limits.HandshakeTimeout.std())
+	chosen, err := c.lane.in.Greet(greet, c.accepted)
+	cancel()
+	if err != nil {
+		return &rejection{RejectedHandshake, err}
+	}
+	early, conn := chosen.Detach()
+	c.mu.Lock()
+	c.chosen = chosen
+	c.client = leg{side: ClientSide, conn: conn}
+	c.up.early = early
+	c.state = StateDialing
+	c.mu.Unlock()
+	if c.lane.trustsProxies() {
+		if !c.srv.limits.enterSource(chosen.Source.Addr()) {
+			return c.refuse(&refusal{RejectedSourceLimit, fmt.Errorf("too many connections from %v", chosen.Source.Addr())})
+		}
+		c.counted = chosen.Source.Addr()
+	}
+	return c.connect(ctx)
+}
+
+// connect dials the server leg and tells the client.
+func (c *connection) connect(ctx context.Context) *rejection {
+	began := c.srv.clock()
+	server, err := c.dial(ctx)
+	if err != nil {
+		return c.refuse(err)
+	}
+	c.lane.dial.observe(c.srv.clock().Sub(began))
+	if !c.setServer(server) {
+		_ = server.Reset()
+		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
+	}
+	// Once more, for now it is known which of a name's addresses answered.
+	c.verdict = c.srv.policy.Decide(c.facts(addrPort(server.RemoteAddr())))
+	if v := c.verdict.SendProxy; v > 0 {
+		if err := c.sendProxyHeader(v); err != nil {
+			_ = server.Reset()
+			return c.refuse(err)
+		}
+	}
+	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
+		_ = server.Reset()
+		_ = c.client.conn.Reset()
+		return &rejection{RejectedClientGone, err}
+	}
+	return nil
+}
+
+// refuse tells the client in its protocol, which closes the connection.
+func (c *connection) refuse(err error) *rejection {
+	_ = c.chosen.Answer(netip.AddrPort{}, err)
+	return &rejection{dialReason(err), err}
+}
+
+// facts are what policy decides on, if target is where it goes.
+func (c *connection) facts(target netip.AddrPort) policy.Facts {
+	host, _, err := net.SplitHostPort(c.chosen.Host)
+	if err != nil {
+		host = c.chosen.Host
+	}
+	return policy.Facts{Listener: c.lane.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
+}
+
+// dial makes the server leg. Every address, resolved or given, is shown to the
+// guards right before it is tried.
+func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
+	cfg := kernel.DialConfig{
+		Target:  c.chosen.Target,
+		Host:    c.chosen.Host,
+		Mark:    uint32(c.srv.cfg.Mark),
+		Guard:   c.permit,
+		Timeout: c.srv.cfg.Limits.DialTimeout.std(),
+	}
+	if c.lane.cfg.KeepClient {
+		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
+	}
+	conn, err := c.srv.parts.Dial(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if c.lane.cfg.KeepClient {
+		return conn, nil // a leg with the client's address may have the port of another connection of that client
+	}
+	local := addrPort(conn.LocalAddr())
+	if c.dialledFrom = local; !c.srv.loops.dialled(local) {
+		c.dialledFrom = netip.AddrPort{}
+		_ = conn.Reset()
+		return nil, &refusal{RejectedLoop, errors.New("the connection came back to this proxy; exempt the proxy's own connections from capture, by mark")}
+	}
+	return conn, nil
+}
+
+// permit is asked about each address before it is tried.
+func (c *connection) permit(target netip.AddrPort) error {
+	if c.lane.cfg.asks() {
+		if err := c.lane.guard.Check(target.Addr()); err != nil {
+			return &refusal{RejectedDenied, err}
+		}
+	}
+	if err := c.srv.loops.check(addrPort(c.accepted.RemoteAddr()), target); err != nil {
+		return &refusal{RejectedLoop, err}
+	}
+	if v := c.srv.policy.Decide(c.facts(target)); v.Refuse != "" {
+		return &refusal{RejectedRule, fmt.Errorf("rule %s: %s", v.Rule, v.Refuse)}
+	}
+	return nil
+}
+
+// sendProxyHeader tells the server who the client is.
+func (c *connection) sendProxyHeader(version int) error {
+	target := c.chosen.Target
+	if !target.IsValid() {
+		target = addrPort(c.server.conn.RemoteAddr())
+	}
+	h := proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(c.chosen.Source), net.TCPAddrFromAddrPort(target))
+	if c.chosen.Source.Addr().Is4() != target.Addr().Is4() {
+		// Neither version has a form for two families; a name may lead to one.
+		h = &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
+	}
+	b, err := h.Format()
+	if err != nil {
+		return fmt.Errorf("proxy: PROXY protocol header: %w", err)
+	}
+	// A fresh connection has room for it, so this does not wait.
+	if _, err := c.server.conn.Write(b); err != nil {
+		return fmt.Errorf("proxy: PROXY protocol header: %w", err)
+	}
+	return nil
+}
+
+// open joins the legs: a flow for each managed direction, a carrier for both.
+func (c *connection) open() error {
+	c.active.Store(int64(c.srv.clock()))
+	if err := c.openDirection(&c.down, "down", &c.server, &c.client, c.verdict.Down); err != nil {
+		return err
+	}
+	return c.openDirection(&c.up, "up", &c.client, &c.server, c.verdict.Up)
+}
+
+func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms flow.Terms) error {
+	d.name, d.src, d.dst, d.terms = name, src, dst, terms
+	d.clock, d.stop, d.active = c.srv.clock, c.stop, &c.active
+	d.chunk = unmanagedChunk
+	d.wake = make(chan struct{}, 1)
+	d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
+	d.splicing, _ = d.carrier.(splicing)
+	if !managed(terms) {
+		return nil
+	}
+	d.chunk = int(c.srv.cfg.Limits.chunk())
+	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, d.wakeUp)
+	if err != nil {
+		return fmt.Errorf("proxy: %s: %w", name, err)
+	}
+	d.flow = f
+	dst.conn.Observe(f.Report)
+	d.held = dst.conn.Info().Holds&datapath.HoldWindow != 0
+	return nil
+}
+
+// addrPort is the address without the disguise of IPv4 in IPv6, and without
+// a zone.
+func addrPort(a net.Addr) netip.AddrPort {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok || tcp == nil {
+		return netip.AddrPort{}
+	}
+	ap := tcp.AddrPort()
+	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
+}
+
+// age is how long ago t was; 0 for a time that is not set.
+func age(now, t cc.Time) time.Duration {
+	if t == 0 {
+		return 0
+	}
+	return now.Sub(t)
+}
