@@ -1,0 +1,72 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Step is a rate that holds from a moment on.
+type Step struct {
+	At   time.Duration
+	Rate cc.Rate // 0: an outage
+}
+
+// Steps returns a trace that lasts d and follows the steps, which are in order;
+// the first is at zero. Each opportunity comes when the link has had the time
+// for its bytes, in the first whole millisecond after.
+func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
+	if len(steps) == 0 || steps[0].At != 0 {
+		return nil, fmt.Errorf("sim: trace %s: the first step must be at 0 s", name)
+	}
+	if d < time.Millisecond || d > maxGenerated || d%time.Millisecond != 0 {
+		return nil, fmt.Errorf("sim: trace %s must last a whole number of milliseconds, between 1 and %d, not %v", name, maxGenerated.Milliseconds(), d)
+	}
+	t := &Trace{Name: name}
+	for i, s := range steps {
+		end := d
+		if i+1 < len(steps) {
+			end = min(d, steps[i+1].At)
+			if steps[i+1].At < s.At {
+				return nil, fmt.Errorf("sim: trace %s: the step at %v comes after the one at %v", name, steps[i+1].At, s.At)
+			}
+		}
+		if s.Rate == 0 {
+			continue
+		}
+		if n := int64(s.Rate.BytesIn(end-s.At) / OpportunityBytes); n > maxOpportunities-int64(len(t.times)) {
+			return nil, fmt.Errorf("sim: trace %s has more than %d opportunities; lower the rate or shorten it", name, maxOpportunities)
+		}
+		for n := cc.Bytes(1); ; n++ {
+			at := s.At + s.Rate.TimeFor(n*OpportunityBytes)
+			if at > end {
+				break
+			}
+			t.times = append(t.times, int64((at+time.Millisecond-1)/time.Millisecond))
+		}
+	}
+	if end := d.Milliseconds(); len(t.times) == 0 || t.times[len(t.times)-1] < end {
+		t.times = append(t.times, end)
+	}
+	return t, nil
+}
+
+// Without returns the trace, played for the length d, with the opportunities
+// after from and up to to taken out of it.
+func (t *Trace) Without(from, to, d time.Duration) *Trace {
+	cut := &Trace{Name: t.Name}
+	for k := int64(0); ; k++ {
+		at := t.at(k)
+		if at > d {
+			break
+		}
+		if at <= from || at > to {
+			cut.times = append(cut.times, int64(at/time.Millisecond))
+		}
+	}
+	if end := d.Milliseconds(); len(cut.times) == 0 || cut.times[len(cut.times)-1] < end {
+		cut.times = append(cut.times, end)
+	}
+	return cut
+}

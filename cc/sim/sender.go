@@ -1,0 +1,298 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// Sizes on the wire: 20 bytes of IPv4 and 32 of TCP with timestamps.
+const (
+	headerBytes cc.Bytes = 52
+	ackBytes    cc.Bytes = 52
+)
+
+// sendBatch is how much a sender asks its flow for at once.
+const sendBatch = 64 * cc.DefaultMSS
+
+// sender is a transport below a flow, packet by packet: it keeps no window of
+// its own for new data, which is the flow's to grant, and retransmits within
+// the limit that the flow's last answer named. Its acknowledgements are those
+// of TCP with selective acknowledgement and as many blocks as it takes.
+type sender struct {
+	w    *world
+	cfg  FlowConfig
+	flow *flow.Flow // nil before it opens
+	src  source
+	rcv  receiver
+
+	closed   bool
+	closedAt cc.Time
+	waking   bool     // a pump is planned because the flow called
+	resumes  cc.Time  // when the application will have something again
+	limit    cc.Bytes // the flow's word on the window, for retransmissions
+
+	segs  []segment // sent and not yet cumulatively acknowledged
+	base  int64     // number of segs[0]
+	pipe  cc.Bytes  // on the wire as far as the sender knows
+	sent  cc.Bytes  // stream offset of what comes next
+	acked cc.Bytes  // known to have arrived, holes or not
+	told  int       // of the receiver's log, how much the sender has seen
+
+	recovery recovery
+	report   flow.Report
+	stats    stats
+}
+
+// segment is a piece of the stream in one packet.
+type segment struct {
+	end     cc.Bytes // stream offset just past it
+	size    cc.Bytes
+	state   segState
+	resent  bool
+	givenUp bool    // lost only by the timer's word, which may prove wrong
+	tx      int64   // its last transmission, counted over the flow
+	sentAt  cc.Time // of the last transmission
+}
+
+type segState uint8
+
+const (
+	onWire segState = iota
+	lost            // and waiting to be sent again
+	arrived
+)
+
+func newSender(w *world, cfg FlowConfig) *sender {
+	s := &sender{w: w, cfg: cfg, limit: cc.InitialCwndPackets * cc.DefaultMSS}
+	s.src = source{cfg: cfg, started: w.origin.Add(cfg.Start)}
+	s.rcv = receiver{every: w.scenario.AckEvery}
+	s.stats = newStats(w, cfg)
+	s.report.MSS = cc.DefaultMSS
+	return s
+}
+
+func (s *sender) open(t flow.Terms) {
+	f, err := s.w.manager.Open(s.w.now, t, s.wake)
+	if err != nil {
+		s.w.err = err
+		return
+	}
+	s.flow = f
+	s.pump()
+}
+
+// close ends the flow; what is still on the wire is no longer listened for.
+func (s *sender) close() {
+	if s.closed || s.flow == nil {
+		return
+	}
+	s.closed, s.closedAt = true, s.w.now
+	s.stats.final = s.flow.Snapshot()
+	s.flow.Close(s.w.now)
+}
+
+// wake is the flow's to call, from within the manager: it only plans.
+func (s *sender) wake() {
+	if s.waking || s.closed {
+		return
+	}
+	s.waking = true
+	s.w.at(s.w.now, func() {
+		s.waking = false
+		s.pump()
+	})
+}
+
+// pump sends new data as far as the application and the flow allow.
+func (s *sender) pump() {
+	for !s.closed && !s.recovery.pending() {
+		n, next := s.src.available(s.w.now)
+		if n == 0 {
+			s.resumeAt(next)
+			return
+		}
+		g := s.flow.Take(s.w.now, min(n, sendBatch))
+		if g.Bytes == 0 {
+			return
+		}
+		s.src.taken += g.Bytes
+		for left := g.Bytes; left > 0; {
+			size := min(left, cc.DefaultMSS)
+			left -= size
+			s.sent += size
+			s.segs = append(s.segs, segment{end: s.sent, size: size})
+			s.transmit(s.base + int64(len(s.segs)) - 1)
+		}
+		s.report.Written = s.sent
+	}
+}
+
+// resumeAt plans a pump for when the application has something again.
+func (s *sender) resumeAt(at cc.Time) {
+	if at == cc.Never || at == s.resumes {
+		return
+	}
+	s.resumes = at
+	s.w.at(at, s.pump)
+}
+
+// transmit puts segment number n on the wire.
+func (s *sender) transmit(n int64) {
+	seg := &s.segs[n-s.base]
+	now := s.w.now
+	seg.tx, seg.sentAt, seg.state = s.recovery.sending(n), now, onWire
+	if s.pipe == 0 {
+		s.recovery.rtoFrom = now
+	}
+	s.pipe += seg.size
+	tx := seg.tx
+	v := s.w.down.Send(now, seg.size+headerBytes)
+	s.stats.packet(now, seg.size+headerBytes, v)
+	if v.Dropped == DropNone {
+		size := seg.size
+		s.w.at(v.Arrives, func() { s.arrive(arrival{n, tx, size}) })
+	}
+	s.setAlarm()
+}
+
+// retransmit sends segment number n again.
+func (s *sender) retransmit(n int64) {
+	seg := &s.segs[n-s.base]
+	seg.resent, seg.givenUp = true, false
+	s.report.Lost += seg.size
+	s.stats.retransmit(s.w.now)
+	s.transmit(n)
+}
+
+// repair retransmits what is lost as far as the window allows, and at least
+// atLeast segments of it.
+func (s *sender) repair(atLeast int) {
+	for !s.closed && s.recovery.pending() {
+		n := s.recovery.repairs[0]
+		if n < s.base || s.segs[n-s.base].state != lost {
+			s.recovery.repairs = s.recovery.repairs[1:]
+			continue
+		}
+		if atLeast <= 0 && (s.recovery.probing || s.pipe+s.segs[n-s.base].size > s.limit) {
+			return
+		}
+		atLeast--
+		s.recovery.repairs = s.recovery.repairs[1:]
+		s.retransmit(n)
+	}
+}
+
+// arrive is the packet's arrival at the receiver.
+func (s *sender) arrive(a arrival) {
+	if s.closed {
+		return
+	}
+	if s.rcv.take(a) {
+		s.stats.delivered(s.w.now, a.size)
+	}
+	at, ok := s.rcv.acknowledges(s.w.now)
+	if !ok {
+		return
+	}
+	s.w.at(at, func() {
+		s.rcv.planned = false
+		news := s.rcv.logged()
+		v := s.w.up.Send(s.w.now, ackBytes)
+		if v.Dropped == DropNone {
+			s.w.at(v.Arrives, func() { s.hear(news) })
+		}
+	})
+}
+
+// hear takes in an acknowledgement that tells of the first upTo arrivals.
+func (s *sender) hear(upTo int) {
+	if s.closed || upTo <= s.told {
+		return
+	}
+	raw := time.Duration(0)
+	newest := int64(-1)
+	for _, a := range s.rcv.since(s.told, upTo) {
+		if rtt := s.acknowledge(a); rtt > 0 && a.tx > newest {
+			raw, newest = rtt, a.tx
+		}
+	}
+	s.told = upTo
+	s.rcv.forget(upTo)
+	s.trim()
+	s.recovery.heard(s.w.now, raw)
+	if s.recovery.probing {
+		s.settleProbe()
+	}
+	found := s.detect()
+	if s.src.done() && len(s.segs) == 0 {
+		s.tell(raw)
+		s.stats.completed = s.w.now
+		s.close()
+		return
+	}
+	atLeast := 0
+	if found {
+		atLeast = 1 // the flow learns of a loss from what is sent again
+	}
+	s.repair(atLeast)
+	s.tell(raw)
+	s.repair(0)
+	s.setAlarm()
+	s.pump()
+}
+
+// acknowledge notes one arrival and returns the round trip it shows; 0: none.
+func (s *sender) acknowledge(a arrival) time.Duration {
+	s.recovery.delivered(a.tx)
+	if a.n < s.base {
+		return 0
+	}
+	seg := &s.segs[a.n-s.base]
+	if seg.state == arrived {
+		return 0
+	}
+	if seg.state == onWire {
+		s.pipe -= seg.size
+	}
+	seg.state = arrived
+	s.acked += seg.size
+	if !seg.resent {
+		s.report.Newest = max(s.report.Newest, seg.end)
+	}
+	if a.tx != seg.tx {
+		return 0 // an earlier transmission, whose time is forgotten
+	}
+	return s.w.now.Sub(seg.sentAt)
+}
+
+// trim forgets what has been acknowledged without a hole.
+func (s *sender) trim() {
+	k := 0
+	for k < len(s.segs) && s.segs[k].state == arrived {
+		k++
+	}
+	s.segs = s.segs[k:]
+	s.base += int64(k)
+}
+
+// tell reports to the flow.
+func (s *sender) tell(raw time.Duration) {
+	s.report.At = s.w.now
+	s.report.Acked = s.acked
+	s.report.Pipe = s.pipe
+	s.report.RTT = 0
+	if s.w.scenario.RawRTT {
+		s.report.RTT = raw
+	}
+	s.limit = s.flow.Report(s.report).Cwnd
+}
+
+// record samples the flow's state.
+func (s *sender) record() {
+	if s.flow == nil || s.closed {
+		return
+	}
+	s.stats.sample(s.w, s.flow.Snapshot())
+}
