@@ -11,6 +11,7 @@ import (
 // copaAt returns a Copa flow past slow start with the given window, on a path
 // whose least round trip is 50 ms and whose standing one is given.
 func copaAt(t *testing.T, ref string, cwnd float64, standing time.Duration) (*path, *copa) {
+	t.Helper()
 	p := newPath(t, ref)
 	c := as[*copa](p)
 	p.srtt = 50 * ms
@@ -82,6 +83,7 @@ func TestCopaSlowStart(t *testing.T) {
 	p.Wait(60 * ms)
 	p.Ack(10, 60*ms)
 	assert.False(t, c.slowStart, "10 ms of queue at delta 0.5 is a target of 12: over")
+	assert.Equal(t, copaSettleRounds, c.compete.settle, "mode switching waits for the start's queue to drain")
 	assert.InDelta(t, 39.5, p.Cwnd(), 0.01, "and the same acknowledgement already takes a step")
 	p.Wait(60 * ms)
 	p.Ack(1, 50*ms)
@@ -150,7 +152,12 @@ func TestCopaUnusedWindow(t *testing.T) {
 	assert.InDelta(t, 100, p.Cwnd(), 0, "40 of 100 packets in flight are too few, whatever else is said")
 	p.state.Inflight = 40 * DefaultMSS
 	p.alg.OnAck(Ack{State: p.state, Acked: 10 * DefaultMSS, RTT: 50 * ms})
-	assert.Greater(t, p.Cwnd(), 100.0, "50 are enough")
+	grown := p.Cwnd()
+	assert.Greater(t, grown, 100.0, "50 are enough")
+	p.state.CwndLimited = false
+	p.state.Inflight = 90 * DefaultMSS
+	p.alg.OnAck(Ack{State: p.state, Acked: 10 * DefaultMSS, RTT: 50 * ms})
+	assert.InDelta(t, grown, p.Cwnd(), 0, "unless something else than the window holds the sender back")
 }
 
 func TestCopaSamples(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 
 // cubicAt returns a CUBIC flow in congestion avoidance.
 func cubicAt(t *testing.T, ref string, cwnd float64) (*path, *cubic) {
+	t.Helper()
 	p := newPath(t, ref)
 	c := as[*cubic](p)
 	c.cwnd, c.ssthresh, c.wMax = cwnd, cwnd, cwnd
@@ -177,7 +178,7 @@ func TestHystart(t *testing.T) {
 	for range 7 {
 		p.Round(130 * ms)
 	}
-	assert.False(t, math.IsInf(c.ssthresh, 1), "five rounds of it end slow start")
+	assert.False(t, math.IsInf(c.ssthresh, 1), "several rounds of it end slow start")
 	assert.Equal(t, "congestion_avoidance", p.alg.Control().Phase)
 
 	q := newPath(t, "cubic:hystart=off")
@@ -187,6 +188,31 @@ func TestHystart(t *testing.T) {
 	q.Round(200 * ms)
 	q.Round(300 * ms)
 	assert.InDelta(t, 320, q.Cwnd(), 0.01, "off, only a loss ends slow start")
+}
+
+func TestHystartEndsAfterFiveConservativeRounds(t *testing.T) {
+	h := hystart{}
+	now := Time(time.Hour)
+	slow := 0 // rounds begun in the conservative phase
+	for rounds := range 20 {
+		now = now.Add(50 * ms)
+		rtt := 50 * ms
+		if rounds >= 2 {
+			rtt = 70 * ms
+		}
+		if h.conservative() {
+			slow++
+		}
+		sent := now - 1 // after the start of the round that ends here, before that of the next
+		for range 10 {
+			if _, exit := h.observe(Ack{State: State{Now: now}, RTT: rtt, Sent: Sent{At: sent}}); exit {
+				assert.Equal(t, 5, slow, "the round in which the phase began counts, and four more")
+				return
+			}
+			now++
+		}
+	}
+	t.Error("slow start goes on")
 }
 
 func TestHystartThresholds(t *testing.T) {

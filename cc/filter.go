@@ -41,7 +41,7 @@ func (f *windowedFilter) add(now Time, v time.Duration, window time.Duration) {
 	}
 	f.expire(now, window)
 	// A sample right behind a more extreme one is covered by it.
-	if f.n > 1 && now.Sub(f.slot(f.n-1).at) < window/filterSlots {
+	if f.n > 0 && now.Sub(f.slot(f.n-1).at) < window/filterSlots {
 		return
 	}
 	if f.n == len(f.ring) {

@@ -68,8 +68,8 @@ func (h *eventHeap) Pop() any {
 const linkStart = Time(time.Second)
 
 // run lets the flows, each started at its time, share the link until the end.
-func (l *bottleneck) run(t testing.TB, until time.Duration, flows ...*sender) {
-	t.Helper()
+func (l *bottleneck) run(tb testing.TB, until time.Duration, flows ...*sender) {
+	tb.Helper()
 	l.rng = rand.New(rand.NewPCG(7, 7))
 	l.flows = flows
 	for _, s := range flows {
@@ -87,8 +87,9 @@ func (l *bottleneck) run(t testing.TB, until time.Duration, flows ...*sender) {
 }
 
 // from starts a flow after d.
-func from(t testing.TB, d time.Duration, ref string) *sender {
-	p := newPath(t, ref)
+func from(tb testing.TB, d time.Duration, ref string) *sender {
+	tb.Helper()
+	p := newPath(tb, ref)
 	return &sender{alg: p.alg, state: p.state, starts: linkStart.Add(d)}
 }
 

@@ -23,12 +23,12 @@ type path struct {
 }
 
 // newPath starts the algorithm that ref names, as Parse reads it.
-func newPath(t testing.TB, ref string) *path {
-	t.Helper()
+func newPath(tb testing.TB, ref string) *path {
+	tb.Helper()
 	name, params, err := Parse(ref)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	alg, err := New(name, Config{Params: params, Rand: rand.New(rand.NewPCG(1, 2))})
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return &path{alg: alg, state: State{Now: Time(time.Second), MSS: DefaultMSS}}
 }
 

@@ -9,6 +9,7 @@ import (
 
 // renoAt returns a Reno flow in congestion avoidance.
 func renoAt(t *testing.T, cwnd float64) (*path, *reno) {
+	t.Helper()
 	p := newPath(t, "reno")
 	r := as[*reno](p)
 	r.cwnd, r.ssthresh = cwnd, cwnd
@@ -90,6 +91,9 @@ func TestRenoTimeout(t *testing.T) {
 	p.alg.OnLoss(Loss{State: p.state, SentAt: p.state.Now.Add(-time.Second), Timeout: true})
 	assert.InDelta(t, 10, r.ssthresh, 0, "the next one of the same flight leaves the threshold alone")
 	assert.InDelta(t, 1, p.Cwnd(), 0)
+
+	p.loseSent(1, p.state.Now.Add(-ms))
+	assert.InDelta(t, 10, r.ssthresh, 0, "nor do losses of what left between the two")
 
 	r.cwnd = 4
 	p.Ack(50, 500*ms)
