@@ -1,0 +1,193 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// benchFlags are the flags of bench as written.
+type benchFlags struct {
+	senders, envelopes, links, buffers []string
+	up                                 string
+	delay, duration, sample            time.Duration
+	loss                               float64
+	seeds                              []uint
+	runs                               int
+	ingress                            string
+	retry                              bool
+	outputs                            benchOutputs
+}
+
+// benchOutputs is where results go beside the table.
+type benchOutputs struct {
+	json, plot string
+	windows    bool // with what the kernel made of our window
+}
+
+func benchCommand() *cobra.Command {
+	var f benchFlags
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure senders over emulated links",
+		Long: `Bench downloads in bulk over an emulated link, once for each sender, link,
+buffer, seed and run, and prints medians side by side.
+
+A sender is the kernel's cubic, bbr or reno at the server, with the edge only
+routing; or any algorithm of Penstock's ("penstock algorithms" lists them)
+through a real proxy process at the edge, client and server untouched. Write
+ALGORITHM@ENVELOPE to choose the kernel's congestion control under Penstock, as
+in copa@cubic; Penstock's own cubic and reno need it to be told from the
+kernel's.
+
+A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
+trace (generate:lte, generate:lte:7 with a seed). It carries the same in both
+directions unless --up says otherwise.
+
+Throughput and delays are those of the link's own record, from the first data
+packet on; queueing is from a packet's arrival at the queue until its last byte
+has left it. The network is made of namespaces: run it as root, or as a user
+where user namespaces are allowed.`,
+		Example: `  penstock bench --sender cubic --sender bbr --sender copa --link generate:lte --buffer 2MB
+  penstock bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down --runs 5 --json runs.jsonl --plot out.png
+  penstock bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
+  penstock bench --sender cubic --sender bbr --sender copa --envelope bbr --envelope cubic --link 12mbit --loss 0.01`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			plan, err := f.plan()
+			if err != nil {
+				return badInput(err)
+			}
+			results, err := runPlan(cmd, plan, f.outputs)
+			return errors.Join(err, f.outputs.write(cmd, results))
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", "copa"}, "who sends; repeat for several")
+	flags.StringSliceVar(&f.envelopes, "envelope", nil, "kernel congestion control under Penstock: bbr, cubic, reno; several for each in turn (default: the proxy's)")
+	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
+	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
+	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"}, "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
+	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
+	flags.Float64Var(&f.loss, "loss", 0, "probability that a packet towards the client is lost at random")
+	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run, from the first data packet")
+	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
+	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
+	flags.StringVar(&f.ingress, "ingress", string(bench.IngressTPROXY), "how the download gets into the proxy: tproxy (captured) or forward")
+	flags.DurationVar(&f.sample, "sample", 50*time.Millisecond, "how often to look at the proxy's window and the kernel's, which costs the proxy a little CPU; 0: never")
+	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
+	f.outputs.register(cmd)
+	f.outputs.windows = true
+	return cmd
+}
+
+func (o *benchOutputs) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&o.json, "json", "", "write one JSON line for each run to this file")
+	cmd.Flags().StringVar(&o.plot, "plot", "", "draw throughput and queueing delay over time into this .png file")
+}
+
+// check finds mistakes that would otherwise show after a long run.
+func (o *benchOutputs) check() error {
+	if o.plot != "" && !strings.HasSuffix(o.plot, ".png") {
+		return fmt.Errorf("--plot %s: the name must end in .png", o.plot)
+	}
+	return nil
+}
+
+// plan reads the flags.
+func (f *benchFlags) plan() (bench.Plan, error) {
+	p := bench.Plan{
+		Delay: f.delay, Loss: f.loss, Duration: f.duration, Runs: f.runs, Ingress: bench.Ingress(f.ingress),
+		Sample: f.sample, Late: bench.DefaultLate, Retry: f.retry,
+	}
+	var err error
+	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {
+		return p, err
+	}
+	for _, spec := range f.links {
+		link, err := bench.ParseLink(spec)
+		if err != nil {
+			return p, fmt.Errorf("--link: %w", err)
+		}
+		p.Links = append(p.Links, link)
+	}
+	if f.up != "" {
+		up, err := bench.ParseLink(f.up)
+		if err != nil {
+			return p, fmt.Errorf("--up: %w", err)
+		}
+		p.Up = &up
+	}
+	for _, spec := range f.buffers {
+		buffer, err := bench.ParseBuffer(spec)
+		if err != nil {
+			return p, fmt.Errorf("--buffer: %w", err)
+		}
+		p.Buffers = append(p.Buffers, buffer)
+	}
+	for _, s := range f.seeds {
+		p.Seeds = append(p.Seeds, uint64(s))
+	}
+	return p, errors.Join(p.Validate(), f.outputs.check())
+}
+
+// runPlan carries the plan out, with progress on standard error, and returns
+// what was finished even when it was interrupted.
+func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []bench.Result, err error) {
+	// Without the rights this runs the whole program again inside a user
+	// namespace; that run has printed everything by then.
+	code, ran, err := netlab.Enter()
+	if err != nil {
+		return nil, err
+	}
+	if ran {
+		os.Exit(code)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the penstock program: %w", err)
+	}
+	var record io.Writer = io.Discard
+	if out.json != "" {
+		f, err := os.Create(out.json)
+		if err != nil {
+			return nil, badInput(fmt.Errorf("--json: %w", err))
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		record = f
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	printer := bench.NewPrinter(cmd.ErrOrStderr())
+	defer printer.Break()
+	b := bench.Bench{Executable: exe, Version: readBuild().String(), Progress: printer.Show}
+	return b.Run(ctx, plan, func(r bench.Result) error { return bench.WriteJSON(record, r) })
+}
+
+// write prints the tables and draws the plots of what was finished.
+func (o *benchOutputs) write(cmd *cobra.Command, results []bench.Result) error {
+	if len(results) == 0 {
+		return nil
+	}
+	if err := bench.WriteTables(cmd.OutOrStdout(), results, o.windows); err != nil {
+		return err
+	}
+	if o.plot == "" {
+		return nil
+	}
+	names, err := bench.WritePlots(o.plot, results)
+	for _, name := range names {
+		fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
+	}
+	return err
+}

@@ -1,0 +1,42 @@
+package bench
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Conclusion says in one sentence how the first proxied sender of the first
+// table compares with its first direct one; empty when either is missing.
+func Conclusion(results []Result) string {
+	all := tables(results)
+	if len(all) == 0 {
+		return ""
+	}
+	base := all[0].baseline()
+	var ours *row
+	for i := range all[0].rows {
+		if w := &all[0].rows[i]; !w.kernel && len(w.counted()) > 0 && ours == nil {
+			ours = w
+		}
+	}
+	if base == nil || ours == nil {
+		return ""
+	}
+	median := func(w *row, figure func(Result) float64) float64 { s, _ := w.of(figure); return s.Median }
+	throughput := func(r Result) float64 { return r.Throughput }
+	p95 := func(r Result) float64 { return r.Queueing.P95 }
+	a, b := median(ours, p95), median(base, p95)
+	share := 0.0
+	if t := median(base, throughput); t > 0 {
+		share = median(ours, throughput) / t
+	}
+	return fmt.Sprintf("%s through Penstock: %.0f %% of %s's throughput, and one packet in twenty waits longer than %s ms instead of %s ms (%s).",
+		capital(ours.sender), share*100, capital(base.sender), number(a), number(b), ratio(a, b))
+}
+
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}

@@ -1,0 +1,71 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Printer shows progress to a person: on a terminal one line that keeps
+// changing, elsewhere a line for each run that is over.
+type Printer struct {
+	w        io.Writer
+	terminal bool
+	open     bool // a line stands there unfinished
+}
+
+// NewPrinter prints to w.
+func NewPrinter(w io.Writer) *Printer {
+	f, ok := w.(*os.File)
+	return &Printer{w: w, terminal: ok && isTerminal(f)}
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// Show prints one step.
+func (p *Printer) Show(s Progress) {
+	switch {
+	case p.terminal:
+		fmt.Fprintf(p.w, "\r\x1b[K%s", s)
+		p.open = true
+		if s.Result != nil {
+			p.Break()
+		}
+	case s.Result != nil:
+		fmt.Fprintln(p.w, s)
+	}
+}
+
+// Break ends a line that stands unfinished.
+func (p *Printer) Break() {
+	if p.open {
+		fmt.Fprintln(p.w)
+		p.open = false
+	}
+}
+
+// String is the step in words.
+func (s Progress) String() string {
+	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name, s.Trial.Buffer.Name)
+	if s.Trial.Run > 1 || s.Trial.Seed != 1 {
+		out += fmt.Sprintf(", seed %d, run %d", s.Trial.Seed, s.Trial.Run)
+	}
+	if s.Attempt > 1 {
+		out += " (again, the first was noisy)"
+	}
+	if r := s.Result; r != nil {
+		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput, number(r.Queueing.P50), number(r.Queueing.P95))
+		if r.Noisy {
+			out += ", noisy"
+		}
+		return out
+	}
+	return out + fmt.Sprintf(": %2.0f of %.0f s, %5.2f Mbit/s, queueing %4.0f ms",
+		s.Elapsed.Seconds(), s.Of.Seconds(), s.Throughput.Mbps(), float64(s.Queueing)/float64(time.Millisecond))
+}

@@ -1,0 +1,154 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// TestMain runs the tests where labs can be built: as root, or inside a user
+// namespace. Where neither is to be had, the tests that need one skip.
+func TestMain(m *testing.M) {
+	code, ran, err := netlab.Enter()
+	if ran {
+		os.Exit(code)
+	}
+	noLab = err
+	goleak.VerifyTestMain(m)
+}
+
+var noLab error
+
+func needLab(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs in real time, left out with -short")
+	}
+	if noLab != nil {
+		t.Skip(noLab)
+	}
+	l := netlab.New()
+	_, err := l.Node("probe")
+	require.NoError(t, errors.Join(err, l.Close()))
+	if _, err := os.Stat("/dev/net/tun"); err != nil {
+		t.Skip(err)
+	}
+}
+
+// penstock builds the program under test.
+func penstock(t *testing.T) string {
+	t.Helper()
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("the go command is missing, which builds the proxy")
+	}
+	exe := filepath.Join(t.TempDir(), "penstock")
+	out, err := exec.CommandContext(t.Context(), goTool, "build", "-o", exe, "..").CombinedOutput()
+	require.NoError(t, err, string(out))
+	return exe
+}
+
+// What is asserted here follows from the link's virtual schedule and holds on
+// a slow machine too; how well the senders do is for measurements to say.
+func TestRealRun(t *testing.T) {
+	needLab(t)
+	for name, ingress := range map[string]Ingress{"captured": IngressTPROXY, "forwarded": IngressForward} {
+		t.Run(name, func(t *testing.T) {
+			plan := testPlan(t)
+			plan.Ingress, plan.Sample = ingress, 50*time.Millisecond
+			var steps []Progress
+			b := Bench{Executable: penstock(t), Version: "test", Progress: func(p Progress) { steps = append(steps, p) }}
+			var told []Result
+			results, err := b.Run(t.Context(), plan, func(r Result) error { told = append(told, r); return nil })
+			require.NoError(t, err)
+			require.Len(t, results, 2)
+			assert.Equal(t, results, told)
+			assert.GreaterOrEqual(t, len(steps), 4, "progress while it runs, and at each end")
+
+			cubic, static := results[0], results[1]
+			for _, r := range results {
+				assert.InDelta(t, 12, r.Offered, 0.1)
+				assert.LessOrEqual(t, r.Throughput, r.Offered+0.1)
+				assert.Greater(t, r.Throughput, 1.0, "%s moved data", r.Sender)
+				assert.InDelta(t, r.Queueing.P95+10, r.OneWay.P95, 0.01)
+				assert.Positive(t, r.Lateness.P99)
+				assert.Len(t, r.series, 30)
+				assert.Empty(t, r.Spoilt)
+			}
+			assert.Nil(t, cubic.CPUPerGB, "there is no proxy")
+			assert.Nil(t, cubic.Window)
+			// Nothing waits behind more than 250 packets of 1500 bytes.
+			assert.LessOrEqual(t, cubic.Queueing.Max, 251.0)
+
+			require.NotNil(t, static.CPUPerGB)
+			assert.Positive(t, *static.CPUPerGB)
+			assert.Equal(t, ingress, static.Ingress)
+			assert.NotEmpty(t, static.Envelope)
+			require.NotNil(t, static.Window)
+			assert.Positive(t, static.Window.Samples)
+			assert.InDelta(t, 22, static.Window.Cwnd.Median, 0.5)
+			// A window of 22 packets cannot queue more than itself.
+			assert.LessOrEqual(t, static.Queueing.P95, 40.0)
+			assert.Zero(t, static.QueueDrops)
+		})
+	}
+}
+
+func TestInterruptedRunKeepsWhatIsFinished(t *testing.T) {
+	needLab(t)
+	plan := testPlan(t)
+	plan.Senders, plan.Runs = plan.Senders[:1], 3
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	b := Bench{Progress: func(p Progress) {
+		if p.Number == 2 {
+			cancel(errors.New("enough"))
+		}
+	}}
+	results, err := b.Run(ctx, plan, func(Result) error { return nil })
+	require.ErrorContains(t, err, "stopped after 1 of 3 runs: enough")
+	assert.Len(t, results, 1)
+}
+
+func TestProxyThatDoesNotStartIsExplained(t *testing.T) {
+	needLab(t)
+	exe := filepath.Join(t.TempDir(), "penstock")
+	require.NoError(t, os.WriteFile(exe, []byte("#!/bin/sh\necho cannot do that >&2\nexit 3\n"), 0o700)) //nolint:gosec // a program
+	plan := testPlan(t)
+	plan.Senders = plan.Senders[1:]
+	b := Bench{Executable: exe}
+	_, err := b.Run(t.Context(), plan, func(Result) error { return nil })
+	require.ErrorContains(t, err, "exit status 3")
+	assert.ErrorContains(t, err, "cannot do that")
+	assert.ErrorContains(t, err, "static:cwnd_packets=22 on 12mbit")
+}
+
+func TestCPUTimeOfAnotherProcess(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; read x")
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = out.Read(make([]byte, 8))
+	require.NoError(t, err)
+	used, err := cpuTime(cmd.Process.Pid)
+	require.NoError(t, err)
+	assert.Positive(t, used)
+	require.NoError(t, in.Close())
+	_ = cmd.Wait() // its read met the end of the input
+	total := (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	assert.InDelta(t, total, used, 0.1, "what the parent is told in the end")
+	_, err = cpuTime(1 << 21)
+	assert.Error(t, err)
+}

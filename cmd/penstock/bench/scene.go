@@ -1,0 +1,221 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+const (
+	serverPort  = 80
+	forwardPort = 8080 // of the edge, with IngressForward
+
+	firstData     = 15 * time.Second // for the first data packet to show up
+	progressEvery = 500 * time.Millisecond
+)
+
+// socketLimits keep the ends from being the bottleneck on systems with small
+// defaults: they allow what a 2 MB queue needs, and 4 MB in flight.
+var socketLimits = []struct{ key, value string }{
+	{"net.ipv4.tcp_rmem", "4096 131072 33554432"},
+	{"net.ipv4.tcp_wmem", "4096 16384 4194304"},
+}
+
+// scene is one run's network, with a bulk download through it:
+//
+//	client ════ emulated link ════ edge ──── veth ──── server
+//	 reads                    routes, or is the         writes
+//	                          proxy that sends
+type scene struct {
+	lab      *netlab.Cellular
+	server   *server
+	proxy    *proxy // nil: the server sends directly
+	download *download
+
+	remote  netip.AddrPort // the client's end of the connection across the link
+	samples []windowSample
+	last    socket        // the transport that sends into the link, at the end
+	cpu     float64       // seconds the proxy used during the run
+	leg     telemetry.Leg // the proxy's, towards the client, at the end
+}
+
+func newScene(ctx context.Context, executable string, plan Plan, t Trial) (*scene, error) {
+	down, up, err := plan.directions(t)
+	if err != nil {
+		return nil, err
+	}
+	s := &scene{}
+	if s.lab, err = netlab.NewCellular(netlab.CellularConfig{Down: down, Up: up}); err != nil {
+		return nil, err
+	}
+	if err := s.set(ctx, executable, plan, t); err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	return s, nil
+}
+
+// set puts server, proxy and download in place; data may flow when it returns.
+func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) (err error) {
+	for _, node := range []*netlab.Node{s.lab.Client, s.lab.Edge, s.lab.Server} {
+		for _, l := range socketLimits {
+			if err := node.Sysctl(l.key, l.value); err != nil {
+				return err
+			}
+		}
+	}
+	// What the server runs towards a proxy does not matter: that leg has no
+	// bottleneck.
+	algorithm := t.Sender.Kernel
+	if algorithm == "" {
+		algorithm = "cubic"
+	}
+	if s.server, err = serve(s.lab.Server, algorithm); err != nil {
+		return err
+	}
+	target := netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort)
+	if t.Sender.Proxied() {
+		if s.proxy, err = startProxy(ctx, executable, s.lab, t.Sender, plan.Ingress, target); err != nil {
+			return err
+		}
+		if plan.Ingress == IngressForward {
+			target = netip.AddrPortFrom(s.lab.EdgeNear.V4, forwardPort)
+		}
+	}
+	s.lab.Path.StartOnData()
+	if s.download, err = startDownload(ctx, s.lab.Client, target); err != nil {
+		return s.explain(err)
+	}
+	s.remote = s.download.local
+	return nil
+}
+
+// explain adds what the proxy said last.
+func (s *scene) explain(err error) error {
+	if s.proxy == nil {
+		return err
+	}
+	return s.proxy.explain(err)
+}
+
+// play waits until the run is over, looks at the sockets and tells how it goes.
+func (s *scene) play(ctx context.Context, plan Plan, tell func(elapsed time.Duration)) error {
+	var before float64
+	if s.proxy != nil {
+		var err error
+		if before, err = s.proxy.cpuTime(); err != nil {
+			return err
+		}
+	}
+	if err := s.awaitData(ctx); err != nil {
+		return s.explain(err)
+	}
+	end := time.NewTimer(plan.Duration - s.lab.Path.Elapsed())
+	defer end.Stop()
+	progress := time.NewTicker(progressEvery)
+	defer progress.Stop()
+	var sample <-chan time.Time
+	if s.proxy != nil && plan.Sample > 0 {
+		ticker := time.NewTicker(plan.Sample)
+		defer ticker.Stop()
+		sample = ticker.C
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-s.download.ended:
+			return s.explain(fmt.Errorf("the download ended after %s: %w", s.lab.Path.Elapsed().Round(time.Millisecond), err))
+		case <-progress.C:
+			tell(s.lab.Path.Elapsed())
+		case <-sample:
+			if err := s.look(ctx); err != nil {
+				return s.explain(err)
+			}
+		case <-end.C:
+			return s.finish(ctx, before)
+		}
+	}
+}
+
+func (s *scene) awaitData(ctx context.Context) error {
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	late := time.NewTimer(firstData)
+	defer late.Stop()
+	for s.lab.Path.Elapsed() == 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-s.download.ended:
+			return fmt.Errorf("the download ended before any data came: %w", err)
+		case <-late.C:
+			return fmt.Errorf("no data came within %s", firstData)
+		case <-poll.C:
+		}
+	}
+	return nil
+}
+
+// look takes one sample of our window and the kernel's.
+func (s *scene) look(ctx context.Context) error {
+	f, err := s.proxy.flow(ctx, s.remote)
+	if err != nil {
+		return err
+	}
+	c := f.Down.Control
+	if c == nil || c.Cwnd >= cc.MaxCwnd { // no window of ours
+		return nil
+	}
+	k, err := readSocket(s.lab.Edge, s.remote)
+	if err != nil {
+		return err
+	}
+	s.samples = append(s.samples, windowSample{ours: c.Cwnd, kernel: k})
+	return nil
+}
+
+// finish takes the figures that are gone once the connections are.
+func (s *scene) finish(ctx context.Context, cpuBefore float64) (err error) {
+	sender := s.lab.Server
+	if s.proxy != nil {
+		sender = s.lab.Edge
+		now, err := s.proxy.cpuTime()
+		if err != nil {
+			return err
+		}
+		s.cpu = now - cpuBefore
+		f, err := s.proxy.flow(ctx, s.remote)
+		if err != nil {
+			return err
+		}
+		s.leg = *f.ClientLeg
+	}
+	s.last, err = readSocket(sender, s.remote)
+	return err
+}
+
+// close ends everything, the client first, so that nobody sees an error that
+// the end of the run itself made.
+func (s *scene) close() error {
+	var errs []error
+	if s.download != nil {
+		errs = append(errs, s.download.close())
+	}
+	if s.proxy != nil {
+		errs = append(errs, s.proxy.stop())
+	}
+	if s.server != nil {
+		errs = append(errs, s.server.close())
+	}
+	return errors.Join(append(errs, s.lab.Close())...)
+}
+
+func portText(port int) string { return net.JoinHostPort("", strconv.Itoa(port)) }

@@ -1,0 +1,102 @@
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// KernelAlgorithms are the kernel's congestion controls that may send directly
+// or lie under Penstock.
+var KernelAlgorithms = []string{"cubic", "bbr", "reno"}
+
+// Sender is who decides how fast the data come: the kernel at the server, or
+// Penstock at the edge.
+type Sender struct {
+	Name      string // as tables show it: "cubic", "copa", "copa:delta=0.1@cubic"
+	Kernel    string // congestion control of the server's own socket; empty: through Penstock
+	Algorithm string // as cc.Parse reads it; empty: direct
+	Envelope  string // kernel congestion control under Penstock; empty: the proxy's default
+}
+
+// Proxied tells whether the data pass through Penstock.
+func (s Sender) Proxied() bool { return s.Algorithm != "" }
+
+// ParseSenders reads senders as the command line has them. A bare cubic, bbr or
+// reno is the kernel's own, sending directly; everything else goes through
+// Penstock, over the envelope after its "@" or over each of envelopes in turn.
+func ParseSenders(specs, envelopes []string) ([]Sender, error) {
+	for _, e := range envelopes {
+		if err := checkKernel(e); err != nil {
+			return nil, fmt.Errorf("--envelope: %w", err)
+		}
+	}
+	if len(specs) == 0 {
+		return nil, errors.New("--sender: name at least one, such as --sender cubic --sender copa")
+	}
+	var senders []Sender
+	for _, spec := range specs {
+		more, err := parseSender(spec, envelopes)
+		if err != nil {
+			return nil, fmt.Errorf("--sender %q: %w", spec, err)
+		}
+		for _, s := range more {
+			if !slices.Contains(senders, s) {
+				senders = append(senders, s)
+			}
+		}
+	}
+	return senders, nil
+}
+
+func parseSender(spec string, envelopes []string) ([]Sender, error) {
+	if slices.Contains(KernelAlgorithms, spec) {
+		return []Sender{{Name: spec, Kernel: spec}}, nil
+	}
+	ref, envelope, chosen := strings.Cut(spec, "@")
+	if _, _, err := cc.Parse(ref); err != nil {
+		if first, _, several := strings.Cut(ref, ","); several && !strings.Contains(first, ":") {
+			return nil, fmt.Errorf("%w (repeat --sender for each)", err)
+		}
+		return nil, err
+	}
+	switch {
+	case chosen:
+		if err := checkKernel(envelope); err != nil {
+			return nil, err
+		}
+		envelopes = []string{envelope}
+	case len(envelopes) == 0:
+		return []Sender{{Name: ref, Algorithm: ref}}, nil
+	}
+	senders := make([]Sender, 0, len(envelopes))
+	for _, e := range envelopes {
+		senders = append(senders, Sender{Name: ref + "@" + e, Algorithm: ref, Envelope: e})
+	}
+	return senders, nil
+}
+
+func checkKernel(name string) error {
+	if !slices.Contains(KernelAlgorithms, name) {
+		return fmt.Errorf("no kernel congestion control %q; use one of %s", name, strings.Join(KernelAlgorithms, ", "))
+	}
+	return nil
+}
+
+// missingAlgorithms returns what the senders need of the kernel and available,
+// the contents of tcp_available_congestion_control, lacks.
+func missingAlgorithms(senders []Sender, available string) []string {
+	has := strings.Fields(available)
+	var missing []string
+	for _, s := range senders {
+		for _, name := range []string{s.Kernel, s.Envelope} {
+			if name != "" && !slices.Contains(has, name) && !slices.Contains(missing, name) {
+				missing = append(missing, name)
+			}
+		}
+	}
+	return missing
+}

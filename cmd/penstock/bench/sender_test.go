@@ -1,0 +1,87 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestParseSenders(t *testing.T) {
+	for name, c := range map[string]struct {
+		specs, envelopes []string
+		want             []Sender
+	}{
+		"a bare kernel name sends directly": {
+			[]string{"cubic", "bbr", "reno"},
+			nil,
+			[]Sender{{Name: "cubic", Kernel: "cubic"}, {Name: "bbr", Kernel: "bbr"}, {Name: "reno", Kernel: "reno"}},
+		},
+		"a kernel name over an envelope is Penstock's": {
+			[]string{"cubic@bbr"},
+			nil,
+			[]Sender{{Name: "cubic@bbr", Algorithm: "cubic", Envelope: "bbr"}},
+		},
+		"an algorithm leaves the envelope to the proxy": {
+			[]string{"copa", "static:cwnd_packets=22"},
+			nil,
+			[]Sender{{Name: "copa", Algorithm: "copa"}, {Name: "static:cwnd_packets=22", Algorithm: "static:cwnd_packets=22"}},
+		},
+		"several envelopes are several senders, and the kernel's own stay one": {
+			[]string{"cubic", "copa:delta=0.1"},
+			[]string{"bbr", "cubic"},
+			[]Sender{
+				{Name: "cubic", Kernel: "cubic"},
+				{Name: "copa:delta=0.1@bbr", Algorithm: "copa:delta=0.1", Envelope: "bbr"},
+				{Name: "copa:delta=0.1@cubic", Algorithm: "copa:delta=0.1", Envelope: "cubic"},
+			},
+		},
+		"an envelope of its own goes before the flag": {
+			[]string{"copa@reno"},
+			[]string{"bbr"},
+			[]Sender{{Name: "copa@reno", Algorithm: "copa", Envelope: "reno"}},
+		},
+		"the same twice is once": {
+			[]string{"cubic", "cubic", "none@bbr", "none"},
+			[]string{"bbr"},
+			[]Sender{{Name: "cubic", Kernel: "cubic"}, {Name: "none@bbr", Algorithm: "none", Envelope: "bbr"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := ParseSenders(c.specs, c.envelopes)
+			require.NoError(t, err)
+			assert.Equal(t, c.want, got)
+		})
+	}
+}
+
+func TestParseSendersNamesTheMistake(t *testing.T) {
+	for name, c := range map[string]struct {
+		specs, envelopes []string
+		says             []string
+	}{
+		"nobody":                     {nil, nil, []string{"--sender", "at least one"}},
+		"an unknown algorithm":       {[]string{"kopa"}, nil, []string{`--sender "kopa"`, "copa"}},
+		"an unknown setting":         {[]string{"copa:dalte=1"}, nil, []string{"--sender", "dalte", "delta"}},
+		"an unknown envelope":        {[]string{"copa@vegas"}, nil, []string{`--sender "copa@vegas"`, "cubic, bbr, reno"}},
+		"an unknown envelope flag":   {[]string{"copa"}, []string{"hybla"}, []string{"--envelope", `"hybla"`}},
+		"several in one, as a list":  {[]string{"cubic,bbr"}, nil, []string{"repeat --sender"}},
+		"an empty name":              {[]string{""}, nil, []string{`--sender ""`}},
+		"nothing before an envelope": {[]string{"@bbr"}, nil, []string{`--sender "@bbr"`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := ParseSenders(c.specs, c.envelopes)
+			require.Error(t, err)
+			for _, s := range c.says {
+				assert.ErrorContains(t, err, s)
+			}
+		})
+	}
+}
+
+func TestMissingAlgorithms(t *testing.T) {
+	senders := []Sender{{Kernel: "cubic"}, {Algorithm: "copa", Envelope: "bbr"}, {Algorithm: "none", Envelope: "bbr"}, {Algorithm: "copa"}}
+	assert.Empty(t, missingAlgorithms(senders, "reno bbr cubic\n"))
+	assert.Equal(t, []string{"bbr"}, missingAlgorithms(senders, "reno cubic\n"))
+	assert.Equal(t, []string{"cubic", "bbr"}, missingAlgorithms(senders, "bbr2"))
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cmd/penstock/bench"
+)
+
+// demoLink is the link of the demo: a seeded model, so that no recorded trace
+// is needed.
+const demoLink = "generate:lte:1"
+
+func demoCommand() *cobra.Command {
+	f := benchFlags{
+		senders: []string{"cubic", "bbr"}, buffers: []string{"2MB"}, seeds: []uint{1},
+		delay: 10 * time.Millisecond, ingress: string(bench.IngressTPROXY), sample: 0,
+	}
+	var trace string
+	var algorithms []string
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "Show what Penstock does for a download over a cellular link",
+		Long: `Demo downloads over an emulated cellular link: first with the kernel's Cubic and
+BBR at the server, then with Copa in Penstock at the edge, and compares. The
+link's queue holds 2 MB and its propagation delay is 10 ms each way. Without
+--trace its capacity is generated, the same each time.
+
+It is a preset of "penstock bench", which has all the choices. Run it as root,
+or as a user where user namespaces are allowed.`,
+		Example: `  penstock demo
+  penstock demo --trace Verizon-LTE-short.down --plot demo.png
+  penstock demo --algorithm copa --algorithm copa:delta=0.5 --duration 10s`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.links = []string{demoLink}
+			if trace != "" {
+				f.links = []string{trace}
+			}
+			f.senders = append(f.senders, algorithms...)
+			plan, err := f.plan()
+			if err != nil {
+				// The preset's own flags go by other names here.
+				return badInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ", "--algorithm ").Replace(err.Error())))
+			}
+			results, err := runPlan(cmd, plan, f.outputs)
+			if err := errors.Join(err, f.outputs.write(cmd, results)); err != nil {
+				return err
+			}
+			if s := bench.Conclusion(results); s != "" {
+				fmt.Fprintf(cmd.OutOrStdout(), "\n%s\n", s)
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
+	flags.StringArrayVar(&algorithms, "algorithm", []string{"copa"}, "algorithm of Penstock's to show; repeat for several")
+	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of each download")
+	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
+	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")
+	f.outputs.register(cmd)
+	return cmd
+}
