@@ -20,6 +20,7 @@ type bottleneck struct {
 
 	now, free Time // free: when the server has sent all it holds
 	events    eventHeap
+	seq       int // keeps events of the same time in order
 	flows     []*sender
 	rng       *rand.Rand
 	queue     []float64 // packets, once per millisecond
@@ -93,11 +94,9 @@ func from(tb testing.TB, d time.Duration, ref string) *sender {
 	return &sender{alg: p.alg, state: p.state, starts: linkStart.Add(d)}
 }
 
-var sequence int
-
 func (l *bottleneck) at(at Time, run func()) {
-	sequence++
-	heap.Push(&l.events, event{at, sequence, run})
+	l.seq++
+	heap.Push(&l.events, event{at, l.seq, run})
 }
 
 func (l *bottleneck) backlog() float64 { return max(0, l.free.Sub(l.now).Seconds()*l.rate) }
