@@ -1,0 +1,330 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/capture"
+)
+
+// patience bounds every wait; nothing that works needs a tenth of it.
+const patience = 30 * time.Second
+
+const (
+	telemetryAddr = "127.0.0.1:9464" // of the edge
+	servicePort   = 8080             // of the server
+)
+
+// scene is a network with a proxy at its edge.
+type scene struct {
+	*netlab.Routed
+	t     *testing.T
+	proxy *program
+}
+
+// newScene builds the network; start adds the proxy.
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	lab, err := netlab.NewRouted()
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	return &scene{Routed: lab, t: t}
+}
+
+// program is a running penstock.
+type program struct {
+	t      *testing.T
+	cmd    *netlab.Cmd
+	edge   *netlab.Node
+	said   *output
+	ended  chan struct{}
+	client *http.Client
+}
+
+// output collects what a program prints.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// start runs the proxy at the edge with a configuration and waits until it is
+// ready. command, if given, is put in front of the program.
+func (s *scene) start(config string, command ...string) *program {
+	s.t.Helper()
+	s.proxy = s.launch(append(command, executable, "run", "--config", s.write(config))...)
+	return s.proxy
+}
+
+// write puts a configuration into a file that any user can read.
+func (s *scene) write(config string) string {
+	s.t.Helper()
+	dir, err := os.MkdirTemp("", "penstock-e2e-")
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { os.RemoveAll(dir) })
+	require.NoError(s.t, os.Chmod(dir, 0o755)) //nolint:gosec // read by another user
+	path := filepath.Join(dir, "penstock.yaml")
+	require.NoError(s.t, os.WriteFile(path, []byte(config), 0o644)) //nolint:gosec // as above
+	return path
+}
+
+// launch runs a command line at the edge and waits until telemetry says ready.
+func (s *scene) launch(args ...string) *program {
+	s.t.Helper()
+	p := &program{t: s.t, edge: s.Edge, said: &output{}, ended: make(chan struct{})}
+	p.client = &http.Client{Transport: &http.Transport{DialContext: s.Edge.DialContext, DisableKeepAlives: true}, Timeout: patience}
+	p.cmd = s.Edge.Command(context.Background(), args[0], args[1:]...)
+	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
+	p.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66")
+	require.NoError(s.t, p.cmd.Start())
+	go func() {
+		_ = p.cmd.Wait() // how it ended is read from ProcessState
+		close(p.ended)
+	}()
+	s.t.Cleanup(p.stop)
+	require.Eventually(s.t, func() bool {
+		select {
+		case <-p.ended:
+			s.t.Fatalf("the proxy ended at once:\n%s", p.said)
+		default:
+		}
+		resp, err := p.client.Get("http://" + telemetryAddr + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}, patience, 20*time.Millisecond, "the proxy is not ready")
+	return p
+}
+
+// stop ends the program and checks what it left behind.
+func (p *program) stop() {
+	select {
+	case <-p.ended:
+		return
+	default:
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = p.cmd.Process.Signal(syscall.SIGINT) // a second signal ends the drain
+	p.wait()
+	require.NotContains(p.t, p.said.String(), "DATA RACE")
+	require.NotContains(p.t, p.said.String(), "panic:")
+	if p.t.Failed() {
+		p.t.Logf("the proxy said:\n%s", p.said)
+	}
+}
+
+func (p *program) wait() {
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		_ = p.cmd.Process.Kill()
+		p.t.Errorf("the proxy did not end:\n%s", p.said)
+	}
+}
+
+// metric sums the samples of a metric whose labels contain all of the given
+// "name=\"value\"" pairs.
+func (p *program) metric(name string, labels ...string) float64 {
+	p.t.Helper()
+	sum := 0.0
+next:
+	for line := range strings.Lines(p.page("/metrics")) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || series != name && !strings.HasPrefix(series, name+"{") {
+			continue
+		}
+		for _, l := range labels {
+			if !strings.Contains(series, l) {
+				continue next
+			}
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		require.NoError(p.t, err)
+		sum += v
+	}
+	return sum
+}
+
+func (p *program) page(path string) string {
+	p.t.Helper()
+	resp, err := p.client.Get("http://" + telemetryAddr + path)
+	require.NoError(p.t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(p.t, err)
+	return string(body)
+}
+
+// flows reads /flows.
+func (p *program) flows() []map[string]any {
+	p.t.Helper()
+	var page any
+	require.NoError(p.t, json.Unmarshal([]byte(p.page("/flows")), &page))
+	if m, ok := page.(map[string]any); ok {
+		page = m["flows"]
+	}
+	var flows []map[string]any
+	for _, f := range page.([]any) {
+		flows = append(flows, f.(map[string]any))
+	}
+	return flows
+}
+
+// rss is the program's resident memory in bytes.
+func (p *program) rss() int {
+	p.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	require.NoError(p.t, err)
+	_, rest, ok := strings.Cut(string(status), "VmRSS:")
+	require.True(p.t, ok)
+	kb, err := strconv.Atoi(strings.Fields(rest)[0])
+	require.NoError(p.t, err)
+	return kb << 10
+}
+
+// way is one way from the client through the proxy to a server.
+type way struct {
+	name   string
+	config string // of the listener
+	// capture is what brings packets to the listener; nil for explicit ways.
+	capture *capture.Rules
+	v6      bool
+	// dial connects through the proxy; nil: straight to the target.
+	dial func(s *scene, target netip.AddrPort) (net.Conn, error)
+	// forwards tells that the listener knows one target only.
+	forwards bool
+	// sees is the address the server sees: "client" or "edge".
+	sees string
+}
+
+const port = 7000
+
+var ways = []way{
+	{name: "tproxy over IPv4", config: "mode: tproxy\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "edge"},
+	{name: "tproxy over IPv6", config: "mode: tproxy\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, v6: true, sees: "edge"},
+	{name: "tproxy keeping the client's address over IPv4", config: "mode: tproxy\n    address: \"[::]:7000\"\n    keep_client: true", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "client"},
+	{name: "tproxy keeping the client's address over IPv6", config: "mode: tproxy\n    address: \"[::]:7000\"\n    keep_client: true", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, v6: true, sees: "client"},
+	{name: "redirect over IPv4", config: "mode: redirect\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.Redirect, Port: port}, sees: "edge"},
+	{name: "redirect over IPv6", config: "mode: redirect\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.Redirect, Port: port}, v6: true, sees: "edge"},
+	{name: "socks5", config: "mode: socks5\n    address: \"[::]:7000\"\n    users: [{name: ann, password: secret}]", dial: dialSOCKS, sees: "edge"},
+	{name: "connect", config: "mode: connect\n    address: \"[::]:7000\"", dial: dialConnect, sees: "edge"},
+	{name: "socks5 on the mixed port over IPv6", config: "mode: mixed\n    address: \"[::]:7000\"", dial: dialSOCKS, v6: true, sees: "edge"},
+	{name: "forward", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080", dial: dialEdge, forwards: true, sees: "edge"},
+	{name: "forward behind a load balancer with PROXY protocol", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080\n    proxy_protocol: {from: [10.77.1.0/24]}", dial: dialWithProxyHeader, forwards: true, sees: "edge"},
+}
+
+func (w way) yaml(extra string) string {
+	return "listeners:\n  - name: way\n    " + w.config + "\ntelemetry: {address: \"" + telemetryAddr + "\"}\n" +
+		"limits: {dial_timeout: 1s, handshake_timeout: 5s}\nlog: {level: debug}\nshutdown: {drain: 10s}\n" + extra
+}
+
+// open builds the network with a proxy that is reached this way.
+func (w way) open(t *testing.T, extra string) *scene {
+	t.Helper()
+	s := newScene(t)
+	s.start(w.yaml(extra))
+	s.capture(w)
+	return s
+}
+
+func (s *scene) capture(w way) {
+	s.t.Helper()
+	if w.capture == nil {
+		return
+	}
+	rules := *w.capture
+	rules.Interfaces = []string{netlab.NearDevice}
+	require.NoError(s.t, s.Edge.Do(func() error { return rules.Apply(s.t.Context()) }))
+}
+
+// target is the server's address as this way reaches it.
+func (w way) target(s *scene, port uint16) netip.AddrPort {
+	if w.v6 {
+		return netip.AddrPortFrom(s.ServerAddr.V6, port)
+	}
+	return netip.AddrPortFrom(s.ServerAddr.V4, port)
+}
+
+// connect opens a connection through the proxy.
+func (w way) connect(s *scene, target netip.AddrPort) (*net.TCPConn, error) {
+	dial := w.dial
+	if dial == nil {
+		dial = func(s *scene, target netip.AddrPort) (net.Conn, error) {
+			return s.Client.Dial("tcp", target.String())
+		}
+	}
+	conn, err := dial(s, target)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.TCPConn), conn.SetDeadline(time.Now().Add(2 * patience))
+}
+
+// pair opens a connection and returns both ends.
+func (w way) pair(s *scene) (client, server *net.TCPConn) {
+	s.t.Helper()
+	ln := s.listen(w.target(s, servicePort))
+	type accepted struct {
+		net.Conn
+		error
+	}
+	got := make(chan accepted, 1)
+	go func() {
+		c, err := ln.Accept()
+		got <- accepted{c, err}
+	}()
+	client, err := w.connect(s, w.target(s, servicePort))
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { client.Close() })
+	select {
+	case a := <-got:
+		require.NoError(s.t, a.error)
+		server = a.Conn.(*net.TCPConn)
+	case <-time.After(patience):
+		require.Fail(s.t, "no connection reached the server")
+	}
+	require.NoError(s.t, server.SetDeadline(time.Now().Add(2*patience)))
+	s.t.Cleanup(func() { server.Close() })
+	return client, server
+}
+
+// listen listens at the server until the test ends.
+func (s *scene) listen(at netip.AddrPort) net.Listener {
+	s.t.Helper()
+	ln, err := s.Server.Listen("tcp", at.String())
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { ln.Close() })
+	return ln
+}

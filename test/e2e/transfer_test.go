@@ -1,0 +1,187 @@
+//go:build linux
+
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const megabyte = 1 << 20
+
+// random is n bytes of a seeded stream.
+func random(seed uint64, n int64) io.Reader {
+	var key [32]byte
+	key[0], key[1] = byte(seed), byte(seed>>8)
+	return io.LimitReader(rand.NewChaCha8(key), n)
+}
+
+func digest(r io.Reader) (string, int64, error) {
+	h := sha256.New()
+	n, err := io.Copy(h, r)
+	return hex.EncodeToString(h.Sum(nil)), n, err
+}
+
+func digestOf(seed uint64, n int64) string {
+	d, _, _ := digest(random(seed, n))
+	return d
+}
+
+// exchange sends n bytes each way at once and checks what arrives.
+func exchange(t *testing.T, a, b *net.TCPConn, n int64) {
+	t.Helper()
+	var wg sync.WaitGroup
+	send := func(c *net.TCPConn, seed uint64) {
+		_, err := io.Copy(struct{ io.Writer }{c}, random(seed, n))
+		assert.NoError(t, err)
+		assert.NoError(t, c.CloseWrite())
+	}
+	receive := func(c *net.TCPConn, seed uint64) {
+		got, size, err := digest(c)
+		assert.NoError(t, err)
+		assert.Equal(t, n, size)
+		assert.Equal(t, digestOf(seed, n), got)
+	}
+	wg.Go(func() { send(a, 1) })
+	wg.Go(func() { send(b, 2) })
+	wg.Go(func() { receive(a, 2) })
+	wg.Go(func() { receive(b, 1) })
+	wg.Wait()
+}
+
+func TestBytesArriveIntactBothWaysAtOnce(t *testing.T) {
+	for _, w := range ways {
+		t.Run(w.name, func(t *testing.T) {
+			s := w.open(t, "")
+			client, server := w.pair(s)
+			seen := server.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+			want := map[string]netip.Addr{"client": s.ClientAddr.V4, "edge": s.EdgeFar.V4}[w.sees]
+			if w.v6 {
+				want = map[string]netip.Addr{"client": s.ClientAddr.V6, "edge": s.EdgeFar.V6}[w.sees]
+			}
+			assert.Equal(t, want, seen, "the address the server sees")
+			exchange(t, client, server, 100*megabyte)
+		})
+	}
+}
+
+func TestUnmanagedBytesArriveIntact(t *testing.T) {
+	w := ways[0]
+	s := w.open(t, "defaults: {algorithm: none}\n")
+	client, server := w.pair(s)
+	exchange(t, client, server, 100*megabyte)
+}
+
+func TestEveryAlgorithmCarriesBytes(t *testing.T) {
+	for _, algorithm := range []string{"copa", "copa:alcc", "cubic", "reno", "vegas", "static:cwnd_packets=100"} {
+		for _, envelope := range []string{"auto", "cubic", "reno"} {
+			t.Run(algorithm+" over "+envelope, func(t *testing.T) {
+				w := ways[0]
+				s := w.open(t, fmt.Sprintf("defaults: {algorithm: %q}\nenvelope: %s\n", algorithm, envelope))
+				client, server := w.pair(s)
+				exchange(t, client, server, 5*megabyte)
+			})
+		}
+	}
+}
+
+func TestManyFlowsAtOnce(t *testing.T) {
+	const flows, size = 200, megabyte
+	w := ways[0]
+	s := w.open(t, "")
+	ln := s.listen(w.target(s, servicePort))
+	go func() {
+		for i := uint64(0); ; i++ {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() { // echo
+				_, _ = io.Copy(conn, conn)
+				conn.Close()
+			}()
+		}
+	}()
+	var wg sync.WaitGroup
+	for i := range flows {
+		wg.Go(func() {
+			conn, err := w.connect(s, w.target(s, servicePort))
+			if !assert.NoError(t, err) {
+				return
+			}
+			defer conn.Close()
+			go func() {
+				_, _ = io.Copy(struct{ io.Writer }{conn}, random(uint64(i), size))
+				_ = conn.CloseWrite()
+			}()
+			got, n, err := digest(conn)
+			assert.NoError(t, err)
+			assert.Equal(t, int64(size), n)
+			assert.Equal(t, digestOf(uint64(i), size), got, "flow %d", i)
+		})
+	}
+	wg.Wait()
+	assert.GreaterOrEqual(t, s.proxy.metric("penstock_flows_total"), float64(flows))
+}
+
+func TestRealCurlAgainstARealServer(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Skip("needs curl in PATH")
+	}
+	const size = 20 * megabyte
+	edge := fmt.Sprintf("10.77.1.1:%d", port)
+	tests := []struct {
+		way  way
+		args []string
+	}{
+		{ways[0], nil},
+		{ways[1], nil},
+		{ways[4], nil},
+		{ways[6], []string{"--socks5", edge, "--proxy-user", "ann:secret"}},
+		{ways[7], []string{"--proxytunnel", "--proxy", "http://" + edge}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.way.name, func(t *testing.T) {
+			s := tt.way.open(t, "")
+			target := tt.way.target(s, servicePort)
+			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodPut {
+					got, _, _ := digest(r.Body)
+					fmt.Fprint(w, got)
+					return
+				}
+				w.Header().Set("Content-Length", fmt.Sprint(size))
+				_, _ = io.Copy(w, random(5, size))
+			})}
+			ln := s.listen(target)
+			go func() { _ = server.Serve(ln) }()
+			t.Cleanup(func() { server.Close() })
+
+			args := append([]string{"--silent", "--show-error", "--fail", "--max-time", "60", "--noproxy", ""}, tt.args...)
+			down := s.Client.Command(t.Context(), "curl", append(args, "http://"+target.String()+"/")...)
+			body, err := down.Output()
+			require.NoError(t, err)
+			got, _, _ := digest(strings.NewReader(string(body)))
+			assert.Equal(t, digestOf(5, size), got)
+
+			up := s.Client.Command(t.Context(), "curl", append(args, "--upload-file", "-", "http://"+target.String()+"/x")...)
+			up.Stdin = random(6, size)
+			answer, err := up.Output()
+			require.NoError(t, err)
+			assert.Equal(t, digestOf(6, size), string(answer))
+		})
+	}
+}
