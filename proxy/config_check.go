@@ -19,6 +19,15 @@ import (
 // maxName bounds names that become metric labels.
 const maxName = 64
 
+// Check finds what is wrong with a configuration that did not come whole from
+// a file, since flags changed it. The error is a *ConfigError.
+func (c Config) Check() error {
+	if err := c.check(); err != nil {
+		return places(nil).locate(err)
+	}
+	return nil
+}
+
 // check finds what the shape alone does not show. It returns a *keyError.
 func (c *Config) check() error {
 	if len(c.Listeners) == 0 {

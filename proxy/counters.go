@@ -178,7 +178,7 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	flows := make([]FlowInfo, len(conns))
 	for i, c := range conns {
 		flows[i] = c.info(now)
-		if row := rows[keyOf(c)]; row != nil && flows[i].relayed() {
+		if row := rows[keyOf(c)]; row != nil && flows[i].Relayed() {
 			row.Down.add(flows[i].Down, flows[i].Client)
 			row.Up.add(flows[i].Up, flows[i].Server)
 		}

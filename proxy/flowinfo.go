@@ -37,8 +37,8 @@ type DirectionInfo struct {
 	Flow      flow.Snapshot // of the window that holds it
 }
 
-// relayed reports whether its directions are in place.
-func (f FlowInfo) relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
+// Relayed reports whether the directions and legs are in place.
+func (f FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
 
 // Flows returns the live connections, oldest first.
 func (s *Server) Flows() []FlowInfo {
@@ -60,7 +60,7 @@ func (c *connection) info(now cc.Time) FlowInfo {
 	}
 	client, server := c.client.conn, c.server.conn
 	c.mu.Unlock()
-	if !out.relayed() {
+	if !out.Relayed() {
 		return out
 	}
 	out.Rule = c.verdict.Rule

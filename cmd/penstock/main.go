@@ -115,7 +115,13 @@ Exit codes:
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.AddCommand(
+		runCommand(),
+		checkCommand(),
+		rulesCommand(),
+		benchCommand(),
+		demoCommand(),
 		algorithmsCommand(),
+		schemaCommand(),
 		versionCommand(),
 	)
 	return root

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+func runCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the proxy",
+		Long: `Run starts the proxy. Without a configuration file it offers SOCKS5 and HTTP
+CONNECT on 127.0.0.1:1080, paces both directions with Copa, and needs no
+privilege. Flags override the file.
+
+SIGTERM and SIGINT end it: no new connections are taken, open ones may go on for
+the time of --drain, and a second signal ends it at once.`,
+		Example: `  penstock run
+  penstock run --config /etc/penstock/penstock.yaml
+  penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := f.load(cmd.Flags())
+			if err != nil {
+				return badConfig(cmd.ErrOrStderr(), err)
+			}
+			log := newLogger(cmd.ErrOrStderr(), cfg.Log)
+			return (&house{cfg: cfg, flags: f, log: log}).run(cmd.Context())
+		},
+	}
+	f.register(cmd.Flags())
+	return cmd
+}
+
+// house is the proxy with all that stands around it.
+type house struct {
+	cfg   proxy.Config
+	flags runFlags
+	log   *slog.Logger
+
+	flows flow.Manager
+	trace *telemetry.Trace
+	pages net.Listener // where telemetry is; nil: nowhere
+	proxy *proxy.Kernel
+}
+
+// run builds everything, serves until a signal comes, and takes it down again.
+func (h *house) run(ctx context.Context) (err error) {
+	h.log.Info("penstock starts", "version", readBuild().Version, "pid", os.Getpid())
+	for _, w := range h.cfg.Warnings() {
+		h.log.Warn(w)
+	}
+	if err := mayMark(uint32(h.cfg.Mark)); err != nil {
+		return err
+	}
+	if h.flags.trace != "" {
+		closeTrace, err := h.openTrace()
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, closeTrace()) }()
+	}
+	if h.cfg.Telemetry.Address != "off" {
+		if h.pages, err = net.Listen("tcp", h.cfg.Telemetry.Address); err != nil {
+			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
+		}
+	}
+	h.flows.Seed = uint64(started.UnixNano())
+	if h.proxy, err = proxy.Open(ctx, h.cfg, &h.flows, now, h.log); err != nil {
+		if h.pages != nil {
+			_ = h.pages.Close()
+		}
+		return err
+	}
+	h.announce()
+	return errors.Join(h.serve(ctx), h.proxy.Close())
+}
+
+// openTrace starts writing events to the file of --trace.
+func (h *house) openTrace() (done func() error, err error) {
+	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	h.trace = telemetry.NewTrace(file)
+	h.flows.Trace = h.trace.Event
+	return func() error {
+		err := errors.Join(h.trace.Close(), file.Close())
+		if n := h.trace.Dropped(); n > 0 {
+			h.log.Warn("events are missing from the trace: the disk was too slow", "dropped", n)
+		}
+		return err
+	}, nil
+}
+
+// announce logs what is in use, and what is missing.
+func (h *house) announce() {
+	h.log.Info("datapath", "tier", kernel.Tier, "envelope", h.proxy.Datapath.Envelope())
+	for _, words := range h.proxy.Datapath.Missing() {
+		h.log.Warn("datapath: " + words)
+	}
+	addrs := h.proxy.Addrs()
+	for _, l := range h.cfg.Listeners {
+		h.log.Info("listening", "listener", l.Name, "mode", l.Mode, "address", addrs[l.Name])
+	}
+	routes, err := h.cfg.Routes()
+	if err != nil { // the configuration has been checked
+		h.log.Error("cannot describe the rules", "err", err)
+	}
+	for _, r := range routes {
+		name := r.Rule
+		if name == "" {
+			name = "(otherwise)"
+		}
+		if r.Refuse != "" {
+			h.log.Info("rule", "rule", name, "refuse", r.Refuse)
+			continue
+		}
+		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up))
+	}
+	if h.pages == nil {
+		h.log.Info("telemetry is off")
+		return
+	}
+	h.log.Info("telemetry", "metrics", "http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
+}
+
+// errStoppedAtOnce says that connections were cut because somebody was in a hurry.
+var errStoppedAtOnce = errors.New("stopped at once by a second signal; open connections were cut")
+
+// serve runs until a signal or a failure ends it. A second signal does not
+// wait for connections that drain.
+func (h *house) serve(ctx context.Context) error {
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pagesCtx, endPages := context.WithCancel(context.WithoutCancel(ctx)) // telemetry watches the drain
+	var others sync.WaitGroup
+	defer others.Wait()
+	defer endPages()
+
+	ended := make(chan error, 1)
+	go func() { ended <- h.proxy.Serve(ctx) }()
+	pagesEnded := make(chan error, 1)
+	if h.pages != nil {
+		others.Go(func() { pagesEnded <- h.telemetryPages().Serve(pagesCtx, h.pages) })
+	}
+	others.Go(func() { h.watchdog(pagesCtx) })
+	h.tell(daemon.SdNotifyReady)
+
+	for stopping := false; ; {
+		select {
+		case err := <-ended:
+			if err == nil {
+				h.log.Info("penstock ends")
+			}
+			return err
+		case err := <-pagesEnded:
+			cancel()
+			return errors.Join(err, <-ended)
+		case <-ctx.Done():
+			return <-ended
+		case s := <-signals:
+			if stopping {
+				return errStoppedAtOnce
+			}
+			stopping = true
+			h.log.Info("ending: no new connections", "signal", s.String())
+			h.tell(daemon.SdNotifyStopping)
+			cancel()
+		}
+	}
+}
+
+// telemetryPages puts the HTTP pages together.
+func (h *house) telemetryPages() telemetry.Pages {
+	b := readBuild()
+	o := telemetry.Options{
+		Facts: telemetry.Facts{
+			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),
+			Start: float64(started.UnixNano()) / 1e9,
+			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
+			ConfigHash: h.flags.hash,
+		},
+		Clock: now,
+		Load: func() (int, float64) {
+			s := h.proxy.Datapath.Status()
+			return s.Busy, s.Interval.Seconds()
+		},
+	}
+	if h.trace != nil {
+		o.Dropped = h.trace.Dropped
+	}
+	return telemetry.Pages{
+		Source:  h.proxy,
+		Metrics: telemetry.NewRegistry(h.proxy, o),
+		Ready: func() error {
+			if !h.proxy.Ready() {
+				return errors.New("draining: no new connections are accepted")
+			}
+			return nil
+		},
+		Profile: h.flags.pprof,
+		Log:     h.log,
+	}
+}
+
+// watchdog tells systemd, if it asked, that we are alive: that every lock on
+// the way to every connection can still be had.
+func (h *house) watchdog(ctx context.Context) {
+	every, err := daemon.SdWatchdogEnabled(false)
+	if err != nil || every <= 0 {
+		return
+	}
+	tick := time.NewTicker(every / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			h.proxy.Snapshot()
+			h.tell(daemon.SdNotifyWatchdog)
+		}
+	}
+}
+
+// tell notifies systemd where it waits for that.
+func (h *house) tell(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
+	}
+}
+
+// mayMark tries whether our connections can carry the firewall mark, since
+// finding out with the first connection would be late.
+func mayMark(mark uint32) error {
+	if mark == 0 {
+		return nil
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("mark: %w", err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing is in it
+	switch err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); {
+	case errors.Is(err, unix.EPERM):
+		return fmt.Errorf("mark %#x needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep on the binary, "+
+			"or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit; mark: 0 does without: %w", mark, err)
+	case err != nil:
+		return fmt.Errorf("mark %#x: %w", mark, err)
+	}
+	return nil
+}

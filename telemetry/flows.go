@@ -1,0 +1,129 @@
+package telemetry
+
+import (
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Flow is one connection as /flows lists it. Durations are in seconds; what is
+// not known yet is 0.
+type Flow struct {
+	ID       uint64  `json:"id"`
+	State    string  `json:"state"`
+	Listener string  `json:"listener"`
+	Rule     string  `json:"rule"`             // empty: the defaults
+	Client   string  `json:"client"`           // address and port
+	Target   string  `json:"target,omitempty"` // address and port; empty until it is dialled
+	Host     string  `json:"host,omitempty"`   // as the client named it
+	Age      float64 `json:"age_seconds"`
+	Setup    float64 `json:"setup_seconds"` // from accepted to relaying
+	Idle     float64 `json:"idle_seconds"`  // since a byte last moved
+
+	Down *Direction `json:"down,omitempty"` // towards the client; absent until relaying
+	Up   *Direction `json:"up,omitempty"`   // towards the server
+
+	ClientLeg *Leg `json:"client_leg,omitempty"`
+	ServerLeg *Leg `json:"server_leg,omitempty"`
+}
+
+// Direction is one direction of a connection: what has moved, and what its
+// congestion control holds.
+type Direction struct {
+	Algorithm string   `json:"algorithm"`
+	Read      cc.Bytes `json:"read_bytes"`
+	Written   cc.Bytes `json:"written_bytes"`
+	Spliced   cc.Bytes `json:"spliced_bytes"`
+	Finished  bool     `json:"finished"`
+
+	// Control is absent where the kernel alone decides.
+	Control *Control `json:"control,omitempty"`
+}
+
+// Control is the congestion control of a direction. The window and the rate
+// are those of all flows in the group together.
+type Control struct {
+	Group         string   `json:"group"`
+	Members       int      `json:"members"`
+	Phase         string   `json:"phase"`
+	Cwnd          cc.Bytes `json:"cwnd_bytes"`
+	Share         cc.Bytes `json:"share_bytes"` // this flow's part of the window
+	PacingRate    cc.Rate  `json:"pacing_bits_per_second"`
+	Inflight      cc.Bytes `json:"inflight_bytes"`
+	Unsent        cc.Bytes `json:"unsent_bytes"`
+	SRTT          float64  `json:"srtt_seconds"`
+	MinRTT        float64  `json:"min_rtt_seconds"`
+	LatestRTT     float64  `json:"latest_rtt_seconds"`
+	QueueingDelay float64  `json:"queueing_delay_seconds"`
+	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
+	Delivered     cc.Bytes `json:"delivered_bytes"`
+	Lost          cc.Bytes `json:"lost_bytes"`
+	Marked        cc.Bytes `json:"marked_bytes"`
+	LossEvents    int      `json:"loss_events"`
+	Timeouts      int      `json:"timeouts"`
+	LimitedBy     string   `json:"limited_by"`
+	// Limited is the time spent limited by each cause, in seconds.
+	Limited map[string]float64 `json:"limited_seconds"`
+}
+
+// Leg is one leg as its transport sees it.
+type Leg struct {
+	Tier          string   `json:"tier"`
+	Envelope      string   `json:"envelope"`
+	Missing       []string `json:"missing,omitempty"`
+	Cwnd          cc.Bytes `json:"cwnd_bytes"`
+	SRTT          float64  `json:"srtt_seconds"`
+	MinRTT        float64  `json:"min_rtt_seconds"`
+	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
+	Unsent        cc.Bytes `json:"unsent_bytes"`
+	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
+	SignalErrors  uint64   `json:"signal_errors"`
+}
+
+// describe turns the proxy's account of a connection into ours.
+func describe(f proxy.FlowInfo) Flow {
+	out := Flow{
+		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Host: f.Host,
+		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),
+	}
+	if f.Source.IsValid() {
+		out.Client = f.Source.String()
+	}
+	if f.Target.IsValid() {
+		out.Target = f.Target.String()
+	}
+	if f.Relayed() {
+		out.Down, out.Up = describeDirection(f.Down), describeDirection(f.Up)
+		out.ClientLeg, out.ServerLeg = describeLeg(f.Client), describeLeg(f.Server)
+	}
+	return out
+}
+
+func describeLeg(i datapath.Info) *Leg {
+	return &Leg{
+		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
+		Cwnd: i.Cwnd, SRTT: i.SRTT.Seconds(), MinRTT: i.MinRTT.Seconds(), DeliveryRate: i.DeliveryRate,
+		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors,
+	}
+}
+
+func describeDirection(d proxy.DirectionInfo) *Direction {
+	out := &Direction{
+		Algorithm: d.Algorithm, Read: d.Read, Written: d.Written, Spliced: d.Spliced, Finished: d.Finished,
+	}
+	if !d.Managed {
+		return out
+	}
+	s := d.Flow
+	out.Control = &Control{
+		Group: s.Group, Members: s.Members, Phase: s.Phase, Cwnd: s.Cwnd, Share: s.Share, PacingRate: s.PacingRate,
+		Inflight: s.Inflight, Unsent: s.Unsent,
+		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
+		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,
+		LossEvents: s.LossEvents, Timeouts: s.Timeouts, LimitedBy: s.LimitedBy.String(), Limited: make(map[string]float64, len(s.Limited)),
+	}
+	for by, d := range s.Limited {
+		out.Control.Limited[by.String()] = d.Seconds()
+	}
+	return out
+}

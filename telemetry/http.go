@@ -1,0 +1,191 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+const (
+	// defaultFlows is how many flows /flows lists unless asked for more.
+	defaultFlows = 1000
+	// headerTimeout bounds how long a client may take over its request.
+	headerTimeout = 5 * time.Second
+	// answerTimeout bounds how long it may take over our answer; a CPU profile
+	// runs for 30 s unless told otherwise.
+	answerTimeout = 2 * time.Minute
+	// goodbye is how long answers underway may go on once the server is to end.
+	goodbye = 2 * time.Second
+)
+
+// Pages is what the HTTP server shows.
+type Pages struct {
+	Source  Source
+	Metrics prometheus.Gatherer
+	// Ready says what keeps the proxy from serving new connections; nil: it serves.
+	Ready func() error
+	// Profile adds /debug/pprof, which lets whoever reaches it read the
+	// program's memory and slow it down.
+	Profile bool
+	Log     *slog.Logger
+}
+
+// Handler returns the pages. Where the listener is on loopback, pass local:
+// requests that name another host are then refused, so that a web page in a
+// browser on this machine cannot read them by pointing its own name here.
+func (p Pages) Handler(local bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{
+		ErrorLog: scrapeLog{p.Log},
+		// A scraper that cannot wait has gone; a pile of them must not form.
+		MaxRequestsInFlight: 4,
+	}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", p.ready)
+	mux.HandleFunc("GET /flows", p.flows)
+	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
+	})
+	if p.Profile {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if local && !namesThisHost(r.Host) {
+			http.Error(w, "this server answers to localhost and to addresses only", http.StatusMisdirectedRequest)
+			return
+		}
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// namesThisHost tells whether a Host header could not be somebody's domain.
+func namesThisHost(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	if host == "localhost" {
+		return true
+	}
+	if len(host) > 1 && host[0] == '[' {
+		host = host[1 : len(host)-1]
+	}
+	_, err := netip.ParseAddr(host)
+	return err == nil
+}
+
+func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
+	if p.Ready != nil {
+		if err := p.Ready(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+func (p Pages) flows(w http.ResponseWriter, r *http.Request) {
+	limit := defaultFlows
+	if text := r.URL.Query().Get("limit"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 {
+			http.Error(w, fmt.Sprintf("limit is %q, but must be a number of flows; 0 lists all", text), http.StatusBadRequest)
+			return
+		}
+		limit = n
+	}
+	flows := p.Source.Flows()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Total-Count", strconv.Itoa(len(flows)))
+	if limit > 0 {
+		flows = flows[:min(limit, len(flows))]
+	}
+	if err := writeFlows(w, flows); err != nil && p.Log != nil {
+		p.Log.Debug("telemetry: list of flows not sent", "client", r.RemoteAddr, "err", err)
+	}
+}
+
+// writeFlows writes an array with one flow a line, for people and for jq.
+func writeFlows(w io.Writer, flows []proxy.FlowInfo) error {
+	sep := "[\n"
+	for _, f := range flows {
+		line, err := json.Marshal(describe(f))
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintf(w, "%s%s", sep, line); err != nil {
+			return err
+		}
+		sep = ",\n"
+	}
+	end := "\n]\n"
+	if len(flows) == 0 {
+		end = "[]\n"
+	}
+	_, err := io.WriteString(w, end)
+	return err
+}
+
+// Serve answers on ln until ctx ends, then lets answers underway finish, but
+// not for long.
+func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
+	local := false
+	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
+		local = tcp.IP.IsLoopback()
+	}
+	srv := &http.Server{
+		Handler:           p.Handler(local),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       headerTimeout,
+		WriteTimeout:      answerTimeout,
+		IdleTimeout:       answerTimeout,
+		MaxHeaderBytes:    16 << 10,
+	}
+	if p.Log != nil {
+		srv.ErrorLog = slog.NewLogLogger(p.Log.Handler(), slog.LevelDebug)
+	}
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ln) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("telemetry: serve: %w", err)
+	case <-ctx.Done():
+	}
+	wait, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+	defer cancel()
+	if err := srv.Shutdown(wait); err != nil {
+		_ = srv.Close() // whoever is still reading has had time enough
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("telemetry: serve: %w", err)
+	}
+	return nil
+}
+
+// scrapeLog passes what goes wrong with a scrape on.
+type scrapeLog struct{ log *slog.Logger }
+
+func (l scrapeLog) Println(v ...any) {
+	if l.log != nil {
+		l.log.Warn("telemetry: scrape", "err", fmt.Sprint(v...))
+	}
+}

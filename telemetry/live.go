@@ -1,0 +1,87 @@
+package telemetry
+
+import (
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// live is what the open flows hold at the moment. Windows, rates and queues
+// add up over flows; what does not add up, such as round-trip times, is
+// sampled into histograms instead.
+type live struct {
+	control  map[controlKey]*control
+	legs     map[string]*legs // by leg
+	buffered map[string]cc.Bytes
+}
+
+type controlKey struct{ algorithm, direction string }
+
+type control struct {
+	flows            int
+	window, inflight float64 // bytes
+	pacing           float64 // bytes per second
+}
+
+type legs struct{ cwnd, unsent cc.Bytes }
+
+func sumLive(flows []proxy.FlowInfo) live {
+	l := live{
+		control:  map[controlKey]*control{},
+		legs:     map[string]*legs{"client": {}, "server": {}},
+		buffered: map[string]cc.Bytes{"down": 0, "up": 0},
+	}
+	for _, f := range flows {
+		if !f.Relayed() {
+			continue
+		}
+		l.direction("down", f.Down)
+		l.direction("up", f.Up)
+		l.leg("client", f.Client)
+		l.leg("server", f.Server)
+	}
+	return l
+}
+
+func (l live) direction(name string, d proxy.DirectionInfo) {
+	l.buffered[name] += max(0, d.Read-d.Written)
+	if !d.Managed {
+		return
+	}
+	k := controlKey{d.Algorithm, name}
+	c := l.control[k]
+	if c == nil {
+		c = &control{}
+		l.control[k] = c
+	}
+	c.flows++
+	c.inflight += float64(d.Flow.Inflight)
+	// Members of a group share one window and one rate; each stands for its
+	// part of it, whoever is active, so that together they make up the whole.
+	members := float64(max(1, d.Flow.Members))
+	if d.Flow.Cwnd < cc.MaxCwnd {
+		c.window += float64(d.Flow.Cwnd) / members
+	}
+	c.pacing += float64(d.Flow.PacingRate) / 8 / members
+}
+
+func (l live) leg(name string, i datapath.Info) {
+	l.legs[name].cwnd += i.Cwnd
+	l.legs[name].unsent += i.Unsent
+}
+
+func (l live) write(out sink) {
+	for k, c := range l.control {
+		out.put(ccFlows, float64(c.flows), k.algorithm, k.direction)
+		out.put(ccWindow, c.window, k.algorithm, k.direction)
+		out.put(ccInflight, c.inflight, k.algorithm, k.direction)
+		out.put(ccPacing, c.pacing, k.algorithm, k.direction)
+	}
+	for name, g := range l.legs {
+		out.put(tcpCwnd, float64(g.cwnd), name)
+		out.put(tcpUnsent, float64(g.unsent), name)
+	}
+	for name, n := range l.buffered {
+		out.put(buffered, float64(n), name)
+	}
+}

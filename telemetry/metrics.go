@@ -1,0 +1,228 @@
+// Package telemetry shows what the proxy does: Prometheus metrics, a list of
+// flows and health over HTTP, and traces of what the algorithms see. It pulls
+// snapshots when asked and changes nothing; no address is ever a label.
+package telemetry
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// Source is what a proxy.Server tells of itself.
+type Source interface {
+	Flows() []proxy.FlowInfo
+	// Snapshot returns the totals and the flows that are counted in them.
+	Snapshot() (proxy.Counters, []proxy.FlowInfo)
+}
+
+// Facts do not change while the process lives.
+type Facts struct {
+	Version, Revision, GoVersion string
+	Start                        float64 // Unix time in seconds
+	Tier, Envelope               string  // of the datapath
+	Missing                      []string
+	ConfigHash                   string // of the configuration file; empty: built-in
+}
+
+// Options are what a collector shows besides the source.
+type Options struct {
+	Facts Facts
+	Clock func() cc.Time
+	// Load returns how many legs the datapath polls and how often it looks at
+	// each, in seconds; nil: not shown.
+	Load func() (busy int, interval float64)
+	// Dropped returns the trace events lost so far; nil: not shown.
+	Dropped func() uint64
+}
+
+// NewRegistry returns a registry with all metrics of src and of the process.
+func NewRegistry(src Source, o Options) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(
+		newCollector(src, o),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	return r
+}
+
+// metric is a description and the kind of what it describes.
+type metric struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+}
+
+func counter(name, help string, labels ...string) metric {
+	return metric{prometheus.NewDesc("penstock_"+name, help, labels, nil), prometheus.CounterValue}
+}
+
+func gauge(name, help string, labels ...string) metric {
+	return metric{prometheus.NewDesc("penstock_"+name, help, labels, nil), prometheus.GaugeValue}
+}
+
+// The metrics, but for the sampled ones. A histogram uses the description alone.
+var (
+	buildInfo    = gauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
+	startTime    = gauge("start_time_seconds", "When the process started, in Unix time.")
+	configInfo   = gauge("config_info", "SHA-256 of the configuration in use, empty for the built-in one; always 1.", "hash")
+	datapathInfo = gauge("datapath_info", "The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
+	missing      = gauge("datapath_missing", "What was asked for or is useful and cannot be had, in words; always 1.", "reason")
+	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged, which are polled.")
+	pollInterval = gauge("datapath_poll_interval_seconds", "Time between two looks at the same busy leg.")
+	traceDropped = counter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
+
+	draining    = gauge("draining", "1 while no new connections are accepted and open ones may end.")
+	hostsActive = gauge("hosts_active", "Client hosts with connections.")
+	limit       = gauge("connections_limit", "Connections accepted at most, by configuration and by descriptors.")
+	conns       = gauge("connections_active", "Connections in whatever state, those not yet relayed included.", "listener")
+	accepted    = counter("connections_accepted_total", "Connections accepted.", "listener")
+	rejections  = counter("flow_rejections_total", "Connections that were accepted and never relayed, by why.", "listener", "reason")
+	setup       = gauge("flow_setup_seconds", "From accepting a connection to relaying it.", "listener")
+	dial        = gauge("flow_dial_seconds", "Resolving and reaching the server, where it worked.", "listener")
+
+	flowsActive = gauge("flows_active", "Connections being relayed.", "listener", "rule")
+	flowsTotal  = counter("flows_total", "Connections relayed since the start.", "listener", "rule")
+	closes      = counter("flow_closes_total", "Relayed connections that ended, by why and by whom.", "listener", "rule", "reason", "by")
+	duration    = gauge("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
+	bytesTotal  = counter("bytes_total", "Bytes read from the leg they come from and written to the leg they go to.", "listener", "rule", "direction", "leg")
+	spliced     = counter("splice_bytes_total", "Of the bytes written, those moved inside the kernel.", "listener", "rule", "direction")
+	buffered    = gauge("buffered_bytes", "Bytes read from one leg and not yet written to the other.", "direction")
+
+	retransmitted = counter("tcp_retransmitted_bytes_total", "Bytes that TCP sent again.", "listener", "rule", "leg")
+	signalErrors  = counter("tcp_signal_errors_total", "Failed reads of a leg's state.", "listener", "rule", "leg")
+	tcpCwnd       = gauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
+	tcpUnsent     = gauge("tcp_unsent_bytes", "Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
+
+	ccFlows    = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
+	ccWindow   = gauge("cc_window_bytes", "Windows of our congestion control, summed over groups; those without a bound are left out.", "algorithm", "direction")
+	ccInflight = gauge("cc_inflight_bytes", "Bytes in flight under our congestion control.", "algorithm", "direction")
+	ccPacing   = gauge("cc_pacing_rate_bytes_per_second", "Pacing rates of our congestion control, summed over groups; those without one are left out.", "algorithm", "direction")
+	ccLosses   = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
+	ccLimited  = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
+)
+
+// all lists what Describe announces.
+var all = []metric{
+	buildInfo, startTime, configInfo, datapathInfo, missing, busyLegs, pollInterval, traceDropped,
+	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
+	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
+	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
+	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
+}
+
+// collector turns snapshots into metrics.
+type collector struct {
+	src    Source
+	o      Options
+	sample *sampler
+}
+
+func newCollector(src Source, o Options) *collector {
+	return &collector{src: src, o: o, sample: newSampler()}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range all {
+		ch <- m.desc
+	}
+	c.sample.Describe(ch)
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	counters, flows := c.src.Snapshot()
+	out := sink(ch)
+	c.facts(out)
+	out.put(draining, oneIf(counters.Draining))
+	out.put(hostsActive, float64(counters.Sources))
+	out.put(limit, float64(counters.Limit))
+	for _, l := range counters.Listeners {
+		out.listener(l)
+	}
+	for _, r := range counters.Routes {
+		out.route(r)
+	}
+	sumLive(flows).write(out)
+	c.sample.take(c.o.Clock(), flows)
+	c.sample.Collect(ch)
+}
+
+func (c *collector) facts(out sink) {
+	f := c.o.Facts
+	out.put(buildInfo, 1, f.Version, f.Revision, f.GoVersion)
+	out.put(startTime, f.Start)
+	out.put(configInfo, 1, f.ConfigHash)
+	out.put(datapathInfo, 1, f.Tier, f.Envelope)
+	for _, words := range f.Missing {
+		out.put(missing, 1, words)
+	}
+	if c.o.Load != nil {
+		busy, interval := c.o.Load()
+		out.put(busyLegs, float64(busy))
+		out.put(pollInterval, interval)
+	}
+	if c.o.Dropped != nil {
+		out.put(traceDropped, float64(c.o.Dropped()))
+	}
+}
+
+// sink writes metrics where the registry wants them.
+type sink chan<- prometheus.Metric
+
+func (s sink) put(m metric, v float64, labels ...string) {
+	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+}
+
+func (s sink) histogram(m metric, h proxy.Histogram, labels ...string) {
+	cumulative := make(map[float64]uint64, len(h.Bounds))
+	n := uint64(0)
+	for i, bound := range h.Bounds {
+		n += h.Counts[i]
+		cumulative[bound] = n
+	}
+	s <- prometheus.MustNewConstHistogram(m.desc, h.Count(), h.Sum, cumulative, labels...)
+}
+
+func (s sink) listener(l proxy.ListenerCounters) {
+	s.put(conns, float64(l.Active), l.Listener)
+	s.put(accepted, float64(l.Accepted), l.Listener)
+	for reason, n := range l.Rejected {
+		s.put(rejections, float64(n), l.Listener, string(reason))
+	}
+	s.histogram(setup, l.Setup, l.Listener)
+	s.histogram(dial, l.Dial, l.Listener)
+}
+
+func (s sink) route(r proxy.RouteCounters) {
+	s.put(flowsActive, float64(r.Active), r.Listener, r.Rule)
+	s.put(flowsTotal, float64(r.Opened), r.Listener, r.Rule)
+	for cause, n := range r.Closed {
+		s.put(closes, float64(n), r.Listener, r.Rule, string(cause.How), string(cause.Who))
+	}
+	s.histogram(duration, r.Duration, r.Listener, r.Rule)
+	s.direction(r, r.Down, "down", "server", "client")
+	s.direction(r, r.Up, "up", "client", "server")
+}
+
+func (s sink) direction(r proxy.RouteCounters, d proxy.DirectionCounters, name, from, to string) {
+	s.put(bytesTotal, float64(d.Read), r.Listener, r.Rule, name, from)
+	s.put(bytesTotal, float64(d.Written), r.Listener, r.Rule, name, to)
+	s.put(spliced, float64(d.Spliced), r.Listener, r.Rule, name)
+	s.put(retransmitted, float64(d.Retransmitted), r.Listener, r.Rule, to)
+	s.put(signalErrors, float64(d.SignalErrors), r.Listener, r.Rule, to)
+	s.put(ccLosses, float64(d.LossEvents), r.Listener, r.Rule, d.Algorithm, name)
+	for by, t := range d.Limited {
+		s.put(ccLimited, t.Seconds(), r.Listener, r.Rule, d.Algorithm, name, by.String())
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

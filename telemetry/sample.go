@@ -1,0 +1,125 @@
+package telemetry
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// sampleEvery is the least time between two samples, so that a second scraper
+// does not count everything twice.
+const sampleEvery = time.Second
+
+// sampler keeps the distributions of what does not add up over flows. At each
+// scrape every leg that has moved bytes since the last one adds one
+// observation: a mean would hide the one phone in a cellar, a series per flow
+// would drown the database, and idle connections would only repeat what was
+// true when they fell silent. The counts never go back, so rates and quantiles
+// over time work as for any histogram.
+type sampler struct {
+	rtt, minRTT, queueing, delivery *prometheus.HistogramVec // by leg
+	delay                           *prometheus.HistogramVec // by algorithm and direction
+
+	mu   sync.Mutex
+	last cc.Time
+	seen map[uint64]moved // by flow
+}
+
+// moved is how far each direction had come at the last sample.
+type moved struct{ down, up cc.Bytes }
+
+// Delays from a local network to a bloated cellular buffer.
+var delayBuckets = []float64{.0005, .001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1, 2, 5, 10}
+
+// Rates from 80 kbit/s to 8 Gbit/s, four a decade.
+var rateBuckets = []float64{
+	1e4, 1.8e4, 3.2e4, 5.6e4, 1e5, 1.8e5, 3.2e5, 5.6e5, 1e6, 1.8e6, 3.2e6, 5.6e6,
+	1e7, 1.8e7, 3.2e7, 5.6e7, 1e8, 1.8e8, 3.2e8, 5.6e8, 1e9,
+}
+
+func newSampler() *sampler {
+	// Both kinds: native where the database takes it, classic for all others.
+	h := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Namespace: "penstock", Name: name, Help: help, Buckets: buckets,
+			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
+		}, labels)
+	}
+	return &sampler{
+		rtt:      h("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", delayBuckets, "leg"),
+		minRTT:   h("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", delayBuckets, "leg"),
+		queueing: h("tcp_queueing_delay_seconds", "Smoothed round-trip time above the smallest of busy legs, sampled at scrapes.", delayBuckets, "leg"),
+		delivery: h("tcp_delivery_rate_bytes_per_second", "Delivery rate of busy legs, sampled at scrapes.", rateBuckets, "leg"),
+		delay:    h("cc_queueing_delay_seconds", "Newest round-trip time above the smallest of busy directions, as our congestion control sees it, sampled at scrapes.", delayBuckets, "algorithm", "direction"),
+		seen:     map[uint64]moved{},
+	}
+}
+
+func (s *sampler) vecs() []*prometheus.HistogramVec {
+	return []*prometheus.HistogramVec{s.rtt, s.minRTT, s.queueing, s.delivery, s.delay}
+}
+
+// Describe implements prometheus.Collector.
+func (s *sampler) Describe(ch chan<- *prometheus.Desc) {
+	for _, v := range s.vecs() {
+		v.Describe(ch)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (s *sampler) Collect(ch chan<- prometheus.Metric) {
+	for _, v := range s.vecs() {
+		v.Collect(ch)
+	}
+}
+
+// take adds one observation for each busy leg, unless that was done just now.
+func (s *sampler) take(now cc.Time, flows []proxy.FlowInfo) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.last != 0 && now.Sub(s.last) < sampleEvery {
+		return
+	}
+	s.last = now
+	seen := make(map[uint64]moved, len(flows))
+	for _, f := range flows {
+		if !f.Relayed() {
+			continue
+		}
+		was, is := s.seen[f.ID], moved{f.Down.Written, f.Up.Written}
+		seen[f.ID] = is
+		if is.down > was.down {
+			s.direction("down", f.Down)
+			s.leg("client", f.Client)
+		}
+		if is.up > was.up {
+			s.direction("up", f.Up)
+			s.leg("server", f.Server)
+		}
+	}
+	s.seen = seen
+}
+
+func (s *sampler) direction(name string, d proxy.DirectionInfo) {
+	if d.Managed && d.Flow.LatestRTT > 0 {
+		s.delay.WithLabelValues(d.Algorithm, name).Observe(d.Flow.QueueingDelay.Seconds())
+	}
+}
+
+func (s *sampler) leg(name string, i datapath.Info) {
+	if i.SRTT > 0 {
+		s.rtt.WithLabelValues(name).Observe(i.SRTT.Seconds())
+	}
+	if i.MinRTT > 0 {
+		s.minRTT.WithLabelValues(name).Observe(i.MinRTT.Seconds())
+		s.queueing.WithLabelValues(name).Observe(max(0, i.SRTT-i.MinRTT).Seconds())
+	}
+	if i.DeliveryRate > 0 {
+		s.delivery.WithLabelValues(name).Observe(float64(i.DeliveryRate) / 8)
+	}
+}
