@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,6 +57,23 @@ func TestAMissingCapabilityIsNamedWithItsRemedy(t *testing.T) {
 	assert.ErrorContains(t, err, "needs CAP_NET_BIND_SERVICE")
 	assert.ErrorIs(t, err, syscall.EACCES)
 	assert.Equal(t, syscall.EADDRINUSE, explain(TPROXY, syscall.EADDRINUSE))
+}
+
+func TestTPROXYListenWithoutTheCapability(t *testing.T) {
+	failed := make(chan error)
+	go func() {
+		// Capabilities are the thread's, which ends with this goroutine.
+		runtime.LockOSThread()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		err := unix.Capset(&header, &(&[2]unix.CapUserData{})[0])
+		if err == nil {
+			_, err = Listen(t.Context(), Config{Name: "lan", Mode: TPROXY, Addr: ":0"}, wrapTCP)
+		}
+		failed <- err
+	}()
+	err := <-failed
+	assert.ErrorIs(t, err, syscall.EPERM)
+	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root")
 }
 
 func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {

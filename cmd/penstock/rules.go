@@ -1,0 +1,140 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/proxy/capture"
+)
+
+func rulesCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "rules",
+		Short: "Install, remove or print the rules that capture connections",
+		Long: fmt.Sprintf(`Rules make the kernel hand the connections that this machine forwards to a
+transparent listener of "penstock run". They are one nftables table (inet %s)
+and, for mode tproxy, a policy rule and a local route for each address family,
+of protocol %d. Nothing else is touched, and no nft or ip program is needed.
+
+The rules stay when the proxy ends: with mode tproxy new connections then go
+past it, with mode redirect they are refused. Connections that are open when
+rules are applied are not captured.
+
+apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
+		Example: `  # What comes in from the home network for the web, over IPv4 and IPv6:
+  penstock rules apply --interface lan0 --port 1081 --dport 80,443
+
+  # All but what stays at home; see it first:
+  penstock rules print --interface lan0 --port 1081 --not-destination 192.168.0.0/16,fd00::/8
+
+  # For a listener of mode redirect:
+  penstock rules apply --mode redirect --interface lan0 --port 1082
+
+  # Whatever was applied, and however:
+  penstock rules remove`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	cmd.AddCommand(
+		rulesFor(&cobra.Command{
+			Use:   "apply",
+			Short: "Make the installed rules exactly these",
+			Long: `Replaces what an earlier apply installed, whatever its settings; applying the
+same rules again changes nothing. Needs CAP_NET_ADMIN.`,
+		}, func(c *cobra.Command, r capture.Rules) error { return r.Apply(c.Context()) }),
+		&cobra.Command{
+			Use:   "remove",
+			Short: "Remove everything that apply has ever installed",
+			Long: `Needs no settings: it finds what apply made by its names and numbers, also
+after a crash. Without anything to remove it does nothing. Needs CAP_NET_ADMIN.`,
+			Args: cobra.NoArgs,
+			RunE: func(c *cobra.Command, _ []string) error { return capture.Remove(c.Context()) },
+		},
+		rulesFor(&cobra.Command{
+			Use:   "print",
+			Short: "Print these rules as a script for nft and ip",
+			Long:  `Installs nothing and needs no privilege.`,
+		}, func(c *cobra.Command, r capture.Rules) error { return r.Print(c.OutOrStdout()) }),
+	)
+	return cmd
+}
+
+// rulesFor gives cmd the flags that describe rules, and do the rules.
+func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) *cobra.Command {
+	var (
+		r                             capture.Rules
+		mode                          string
+		ports                         []string
+		sources, notSources           []string
+		destinations, notDestinations []string
+	)
+	f := cmd.Flags()
+	f.StringVar(&mode, "mode", string(capture.TPROXY), "the listener's mode: tproxy or redirect")
+	f.Uint16Var(&r.Port, "port", 0, "the listener's port")
+	f.BoolVar(&r.IPv4, "ipv4", true, "capture IPv4")
+	f.BoolVar(&r.IPv6, "ipv6", true, "capture IPv6")
+	f.StringSliceVarP(&r.Interfaces, "interface", "i", nil, "where connections come in, such as lan0 (default anywhere, also from outside)")
+	f.StringSliceVar(&ports, "dport", nil, "destination ports, such as 80,443,8000-8099 (default all)")
+	f.StringSliceVar(&sources, "source", nil, "only from these prefixes")
+	f.StringSliceVar(&notSources, "not-source", nil, "not from these prefixes")
+	f.StringSliceVar(&destinations, "destination", nil, "only to these prefixes")
+	f.StringSliceVar(&notDestinations, "not-destination", nil, "not to these prefixes")
+	f.Uint32Var(&r.Mark, "mark", capture.DefaultMark, "bits that mark captured packets, for tproxy")
+	f.Uint32Var(&r.OwnMark, "own-mark", capture.DefaultOwnMark, `bits that mark the proxy's own connections ("mark" in its configuration)`)
+	f.IntVar(&r.RouteTable, "route-table", capture.DefaultRouteTable, "routing table for captured packets, for tproxy; only ours")
+
+	cmd.Args = cobra.NoArgs
+	cmd.RunE = func(c *cobra.Command, _ []string) error {
+		r.Mode = capture.Mode(mode)
+		r.Ports = nil
+		for _, text := range ports {
+			var p capture.PortRange
+			if err := p.UnmarshalText([]byte(text)); err != nil {
+				return badInput(fmt.Errorf("--dport: %w", err))
+			}
+			r.Ports = append(r.Ports, p)
+		}
+		var err error
+		for _, list := range []struct {
+			flag  string
+			texts []string
+			out   *[]netip.Prefix
+		}{
+			{"source", sources, &r.Sources.Include},
+			{"not-source", notSources, &r.Sources.Exclude},
+			{"destination", destinations, &r.Destinations.Include},
+			{"not-destination", notDestinations, &r.Destinations.Exclude},
+		} {
+			if *list.out, err = parsePrefixes(list.texts); err != nil {
+				return badInput(fmt.Errorf("--%s: %w", list.flag, err))
+			}
+		}
+		if !r.IPv4 && !r.IPv6 {
+			return badInput(errors.New("--ipv4 and --ipv6: both are off, so there is nothing to capture"))
+		}
+		if err := r.Validate(); err != nil {
+			return badInput(err)
+		}
+		return do(c, r)
+	}
+	return cmd
+}
+
+// parsePrefixes reads prefixes; an address alone is a prefix of its full length.
+func parsePrefixes(texts []string) ([]netip.Prefix, error) {
+	var prefixes []netip.Prefix
+	for _, text := range texts {
+		p, err := netip.ParsePrefix(text)
+		if addr, addrErr := netip.ParseAddr(text); addrErr == nil && addr.Zone() == "" {
+			p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%q is no prefix such as 192.0.2.0/24 or 2001:db8::/32", text)
+		}
+		prefixes = append(prefixes, p)
+	}
+	return prefixes, nil
+}

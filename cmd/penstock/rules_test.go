@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// runRules runs "penstock rules …" by itself.
+func runRules(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	cmd := rulesCommand()
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestRulesPrintSaysWhatTheFlagsSay(t *testing.T) {
+	out, err := runRules(t, "print", "--port", "1081", "-i", "lan0", "--dport", "80,8000-8099",
+		"--source", "192.168.0.0/16", "--not-destination", "192.168.1.1", "--ipv6=false",
+		"--mark", "0x10", "--own-mark", "0x20", "--route-table", "7")
+	require.NoError(t, err)
+	for _, want := range []string{
+		"fwmark 0x10/0x10 lookup 7", `{ "lan0" }`, "{ 80, 8000-8099 }", "{ 192.168.0.0/16 }", "{ 192.168.1.1/32 }",
+		"meta mark & 0x00000020 == 0x00000020 return", "tproxy ip to :1081",
+	} {
+		assert.Contains(t, out, want)
+	}
+	assert.NotContains(t, out, "ip6")
+	out, err = runRules(t, "print", "--port", "1082", "--mode", "redirect")
+	require.NoError(t, err)
+	assert.Contains(t, out, "redirect to :1082")
+	assert.NotContains(t, out, "ip rule")
+}
+
+func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
+	for want, args := range map[string][]string{
+		"port: the port of the":          {"print"},
+		`mode "tun" is neither`:          {"apply", "--port", "1", "--mode", "tun"},
+		`--dport: capture: port "https"`: {"apply", "--port", "1", "--dport", "https"},
+		`--not-source: "10/8"`:           {"print", "--port", "1", "--not-source", "10/8"},
+		"both are off":                   {"apply", "--port", "1", "--ipv4=false", "--ipv6=false"},
+		"share bits":                     {"print", "--port", "1", "--mark", "3", "--own-mark", "1"},
+		`interface "lan*"`:               {"print", "--port", "1", "-i", "lan*"},
+	} {
+		_, err := runRules(t, args...)
+		var input inputError
+		assert.ErrorAs(t, err, &input, "exit code 2")
+		assert.ErrorContains(t, err, want)
+	}
+}

@@ -1,0 +1,156 @@
+package capture
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// clause is a part of a rule, as nft writes it and as the kernel runs it: side
+// by side, so that what is printed for review is what is installed.
+type clause struct {
+	text  string
+	exprs []expr.Any
+}
+
+// reg is the one register that all clauses load into and compare.
+const reg = unix.NFT_REG_1
+
+// family is one of the two address families.
+type family struct {
+	name           string // in nft
+	af, proto      byte   // AF_…, NFPROTO_…
+	source, target uint32 // offsets of the addresses in the header
+	length         uint32 // of an address
+}
+
+var (
+	ipv4 = family{"ip", unix.AF_INET, unix.NFPROTO_IPV4, 12, 16, 4}
+	ipv6 = family{"ip6", unix.AF_INET6, unix.NFPROTO_IPV6, 8, 24, 16}
+)
+
+func (f family) v4() bool { return f.proto == unix.NFPROTO_IPV4 }
+
+func equal(data ...byte) expr.Any {
+	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
+}
+
+func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+func ofFamily(f family) clause {
+	text := "meta nfproto ipv4"
+	if !f.v4() {
+		text = "meta nfproto ipv6"
+	}
+	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equal(f.proto)}}
+}
+
+func isTCP() clause {
+	return clause{"meta l4proto tcp", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(unix.IPPROTO_TCP),
+	}}
+}
+
+func notTCP() clause {
+	return clause{"meta l4proto != tcp", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{unix.IPPROTO_TCP}},
+	}}
+}
+
+// hasMark matches packets that bear all bits of mark.
+func hasMark(mark uint32) clause {
+	return clause{fmt.Sprintf("meta mark & 0x%08x == 0x%08x", mark, mark), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(mark), Xor: native(0)},
+		equal(native(mark)...),
+	}}
+}
+
+// addMark sets the bits of mark and keeps the others: they are not ours.
+func addMark(mark uint32) clause {
+	return clause{fmt.Sprintf("meta mark set meta mark | 0x%08x", mark), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(^mark), Xor: native(mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
+	}}
+}
+
+// notFirst matches all packets of a connection but the client's first.
+func notFirst() clause {
+	const syn, ack = 0x02, 0x10 // RFC 9293 §3.1, byte 13 of the header
+	return clause{"tcp flags & (syn | ack) != syn", []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{syn | ack}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: []byte{syn}},
+	}}
+}
+
+// ofTransparentSocket matches what a transparent socket of this machine fits.
+func ofTransparentSocket() clause {
+	return clause{"socket transparent 1", []expr.Any{
+		&expr.Socket{Key: expr.SocketKeyTransparent, Register: reg}, equal(1),
+	}}
+}
+
+// ofWildcardSocket matches what merely fits a listener on every address. It
+// never matches a half-open or closing connection: those are no full sockets.
+func ofWildcardSocket() clause {
+	return clause{"socket wildcard 1", []expr.Any{
+		&expr.Socket{Key: expr.SocketKeyWildcard, Register: reg}, equal(1),
+	}}
+}
+
+func toThisMachine() clause {
+	return clause{"fib daddr type local", []expr.Any{
+		&expr.Fib{Register: reg, FlagDADDR: true, ResultADDRTYPE: true}, equal(native(unix.RTN_LOCAL)...),
+	}}
+}
+
+func notFromInterfaces(s set) clause {
+	return clause{"iifname != @" + s.name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+		&expr.Lookup{SourceRegister: reg, SetName: s.name, Invert: true},
+	}}
+}
+
+func sourceIn(f family, s set) clause {
+	return clause{f.name + " saddr @" + s.name, inSet(expr.PayloadBaseNetworkHeader, f.source, f.length, s)}
+}
+
+func targetIn(f family, s set) clause {
+	return clause{f.name + " daddr @" + s.name, inSet(expr.PayloadBaseNetworkHeader, f.target, f.length, s)}
+}
+
+func portIn(s set) clause {
+	return clause{"tcp dport @" + s.name, inSet(expr.PayloadBaseTransportHeader, 2, 2, s)}
+}
+
+func inSet(base expr.PayloadBase, offset, length uint32, s set) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: base, Offset: offset, Len: length},
+		&expr.Lookup{SourceRegister: reg, SetName: s.name},
+	}
+}
+
+func counted() clause { return clause{"counter", []expr.Any{&expr.Counter{}}} }
+
+func toProxy(f family, port uint16) clause {
+	return clause{fmt.Sprintf("tproxy %s to :%d", f.name, port), []expr.Any{
+		&expr.Immediate{Register: reg, Data: binary.BigEndian.AppendUint16(nil, port)},
+		&expr.TProxy{Family: f.proto, TableFamily: unix.NFPROTO_INET, RegPort: reg},
+	}}
+}
+
+func redirect(port uint16) clause {
+	return clause{fmt.Sprintf("redirect to :%d", port), []expr.Any{
+		&expr.Immediate{Register: reg, Data: binary.BigEndian.AppendUint16(nil, port)},
+		&expr.Redir{RegisterProtoMin: reg},
+	}}
+}
+
+func accept() clause { return clause{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}} }
+
+func pass() clause { return clause{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}} }

@@ -1,0 +1,302 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// The network of these tests:
+//
+//	client .2 ─── 10.1.0.0/24, fd01::/64 ─── .1 router .1 ─── 10.2.0.0/24, fd02::/64 ─── .2 server
+//
+// The server tells every client the address it sees; the router runs the
+// proxy. The client's .3 is excluded from capture, and so is port 81.
+type network struct {
+	client, router, server namespace
+}
+
+const proxyPort = 1081
+
+func newNetwork(t *testing.T) network {
+	t.Helper()
+	n := network{newNamespace(t), newNamespace(t), newNamespace(t)}
+	veth(t, n.client, "up", []string{"10.1.0.2/24", "10.1.0.3/24", "fd01::2/64", "fd01::3/64"},
+		n.router, "lan", []string{"10.1.0.1/24", "fd01::1/64"})
+	veth(t, n.router, "wan", []string{"10.2.0.1/24", "fd02::1/64"},
+		n.server, "up", []string{"10.2.0.2/24", "fd02::2/64"})
+	n.client.via(t, "10.1.0.1", "fd01::1")
+	n.server.via(t, "10.2.0.1", "fd02::1")
+	n.router.do(t, func() error {
+		return errors.Join(
+			os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0))
+	})
+	n.server.do(t, func() error {
+		for _, port := range []string{":80", ":81"} {
+			ln, err := net.Listen("tcp", port)
+			if err != nil {
+				return err
+			}
+			serve(t, ln.Close, func() error {
+				conn, err := ln.Accept()
+				if err == nil {
+					fmt.Fprint(conn, conn.RemoteAddr())
+					conn.Close()
+				}
+				return err
+			})
+		}
+		return nil
+	})
+	return n
+}
+
+// serve repeats next until it fails, which it does when the test closes.
+func serve(t *testing.T, stop func() error, next func() error) {
+	t.Helper()
+	var running sync.WaitGroup
+	running.Go(func() {
+		for next() == nil {
+		}
+	})
+	t.Cleanup(func() {
+		_ = stop()
+		running.Wait()
+	})
+}
+
+// leg is a socket as a datapath.Conn, no more.
+type leg struct{ *net.TCPConn }
+
+func (leg) Observe(func(flow.Report) flow.Limit) {}
+func (leg) Info() datapath.Info                  { return datapath.Info{} }
+func (l leg) Reset() error {
+	_ = l.SetLinger(0)
+	return l.Close()
+}
+
+// proxy runs a listener on the router and joins each client to its target,
+// from the client's address if keep says so. It tells targets where clients
+// were going.
+func (n network) proxy(t *testing.T, mode ingress.Mode, keep bool, targets chan<- netip.AddrPort) {
+	t.Helper()
+	var l ingress.Listener
+	n.router.do(t, func() (err error) {
+		l, err = ingress.Listen(t.Context(), ingress.Config{Name: "lan", Mode: mode, Addr: fmt.Sprintf(":%d", proxyPort)},
+			func(c *net.TCPConn) (datapath.Conn, error) { return leg{c}, nil })
+		return err
+	})
+	serve(t, l.Close, func() error {
+		conn, err := l.Accept()
+		if err != nil {
+			return err
+		}
+		var client ingress.Client
+		if n.router.in(func() (err error) { // where the local addresses are the router's
+			client, err = l.Greet(t.Context(), conn)
+			return err
+		}) != nil {
+			return nil // refused, and closed
+		}
+		defer client.Close()
+		targets <- client.Target
+		var server net.Conn
+		if err := n.router.in(func() (err error) {
+			server, err = dialer(client.Source.Addr(), keep).DialContext(t.Context(), "tcp", client.Target.String())
+			return err
+		}); err != nil {
+			return client.Answer(netip.AddrPort{}, err)
+		}
+		defer server.Close()
+		_, _ = io.Copy(client, server)
+		return nil
+	})
+}
+
+// dialer dials as the proxy does: marked, and from any address if keep.
+func dialer(source netip.Addr, keep bool) *net.Dialer {
+	d := &net.Dialer{Timeout: 5 * time.Second}
+	if keep {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
+	}
+	d.Control = func(network, _ string, c syscall.RawConn) error {
+		var err error
+		ctrl := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, DefaultOwnMark)
+			if err == nil && keep && network == "tcp4" {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+			}
+			if err == nil && keep && network == "tcp6" {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+			}
+		})
+		return errors.Join(ctrl, err)
+	}
+	return d
+}
+
+// ask connects the client from one of its addresses and returns what the
+// server saw.
+func (n network) ask(from, target string) (local, seen netip.AddrPort, err error) {
+	err = n.client.in(func() error {
+		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))}
+		conn, err := d.Dial("tcp", target)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		local = netip.MustParseAddrPort(conn.LocalAddr().String())
+		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+			return err
+		}
+		said, err := io.ReadAll(conn)
+		if err != nil {
+			return err
+		}
+		seen, err = netip.ParseAddrPort(string(said))
+		seen = netip.AddrPortFrom(seen.Addr().Unmap(), seen.Port())
+		return err
+	})
+	return local, seen, err
+}
+
+func TestConnectionsAreCaptured(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		mode Mode
+		keep bool
+	}{
+		{"tproxy", TPROXY, false},
+		{"tproxy, client's address kept", TPROXY, true},
+		{"redirect", Redirect, false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			n := newNetwork(t)
+			targets := make(chan netip.AddrPort, 10)
+			n.proxy(t, ingress.Mode(row.mode), row.keep, targets)
+			rules := Rules{
+				Mode: row.mode, Port: proxyPort,
+				Ports: []PortRange{{80, 80}, {proxyPort, proxyPort}, {1024, 65535}}, // also the clients' own
+				Sources: Match{Exclude: []netip.Prefix{
+					netip.MustParsePrefix("10.1.0.3/32"), netip.MustParsePrefix("fd01::3/128"),
+				}},
+			}
+			n.router.do(t, func() error { return rules.Apply(t.Context()) })
+
+			for _, family := range []struct{ client, other, server, router, near string }{
+				{"10.1.0.2", "10.1.0.3", "10.2.0.2", "10.2.0.1", "10.1.0.1"},
+				{"fd01::2", "fd01::3", "fd02::2", "fd02::1", "fd01::1"},
+			} {
+				target := net.JoinHostPort(family.server, "80")
+				want := family.router
+				if row.keep {
+					want = family.client
+				}
+				// From the same port again: the proxy closed first and is in
+				// TIME_WAIT.
+				for range 3 {
+					_, seen, err := n.ask(net.JoinHostPort(family.client, "3000"), target)
+					require.NoError(t, err)
+					assert.Equal(t, target, (<-targets).String(), "the proxy knows the original destination")
+					assert.Equal(t, want, seen.Addr().String(), "as the server sees it")
+				}
+
+				// Not captured, so end to end, ports and all.
+				for from, target := range map[string]string{
+					net.JoinHostPort(family.other, "0"):  target,
+					net.JoinHostPort(family.client, "0"): net.JoinHostPort(family.server, "81"),
+				} {
+					local, seen, err := n.ask(from, target)
+					require.NoError(t, err)
+					assert.Equal(t, local, seen, "%s to %s goes past the proxy", from, target)
+				}
+
+				// To the proxy itself: refused, not dialled in a circle.
+				_, _, err := n.ask(net.JoinHostPort(family.client, "0"), net.JoinHostPort(family.near, fmt.Sprint(proxyPort)))
+				assert.ErrorIs(t, err, syscall.ECONNRESET)
+			}
+			assert.Empty(t, targets, "nothing else came to the proxy")
+
+			n.router.do(t, func() error { return Remove(t.Context()) })
+			local, seen, err := n.ask("10.1.0.2:0", "10.2.0.2:80")
+			require.NoError(t, err)
+			assert.Equal(t, local, seen, "without rules everything goes past")
+		})
+	}
+}
+
+func TestWithoutAListenerTPROXYCapturesNothing(t *testing.T) {
+	n := newNetwork(t)
+	n.router.do(t, func() error { return Rules{Mode: TPROXY, Port: proxyPort}.Apply(t.Context()) })
+	for from, target := range map[string]string{"10.1.0.2:0": "10.2.0.2:80", "[fd01::2]:0": "[fd02::2]:80"} {
+		local, seen, err := n.ask(from, target)
+		require.NoError(t, err)
+		assert.Equal(t, local, seen)
+	}
+}
+
+func TestOwnPacketsAreNeverCaptured(t *testing.T) {
+	n := newNetwork(t)
+	targets := make(chan netip.AddrPort, 10)
+	n.proxy(t, ingress.TPROXY, false, targets)
+	// The client bears our mark here, standing for a proxy behind this one on
+	// the same machine: its packets pass through prerouting marked.
+	n.router.do(t, func() error { return Rules{Mode: TPROXY, Port: proxyPort, OwnMark: 0x4}.Apply(t.Context()) })
+	n.router.do(t, func() error { return markFrom("lan", 0x4) })
+	local, seen, err := n.ask("10.1.0.2:0", "10.2.0.2:80")
+	require.NoError(t, err)
+	assert.Equal(t, local, seen)
+	assert.Empty(t, targets)
+}
+
+func TestOpenConnectionsSurviveTheRules(t *testing.T) {
+	for _, mode := range []Mode{TPROXY, Redirect} {
+		n := newNetwork(t)
+		targets := make(chan netip.AddrPort, 10)
+		n.proxy(t, ingress.Mode(mode), false, targets)
+		var ln net.Listener
+		n.server.do(t, func() (err error) {
+			ln, err = net.Listen("tcp", fmt.Sprintf(":%d", proxyPort)) // the port our listener has, too
+			return err
+		})
+		defer ln.Close()
+		var client net.Conn
+		n.client.do(t, func() (err error) {
+			client, err = net.Dial("tcp", fmt.Sprintf("10.2.0.2:%d", proxyPort))
+			return err
+		})
+		defer client.Close()
+		server, err := ln.Accept()
+		require.NoError(t, err)
+		defer server.Close()
+
+		n.router.do(t, func() error { return Rules{Mode: mode, Port: proxyPort}.Apply(t.Context()) })
+		for range 2 {
+			for _, leg := range [][2]net.Conn{{client, server}, {server, client}} {
+				_, err = fmt.Fprint(leg[0], "still here")
+				require.NoError(t, err)
+				require.NoError(t, leg[1].SetDeadline(time.Now().Add(5*time.Second)))
+				got := make([]byte, 10)
+				_, err = io.ReadFull(leg[1], got)
+				require.NoError(t, err, "mode %s", mode)
+			}
+		}
+		assert.Empty(t, targets)
+	}
+}

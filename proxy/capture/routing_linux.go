@@ -1,0 +1,194 @@
+package capture
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// object is a policy rule or a route that bears our protocol number.
+type object struct {
+	rule  *netlink.Rule
+	route *netlink.Route
+}
+
+// routing is what sends marked packets to this machine: per family a policy
+// rule for the mark, and in its table a default route of type local.
+type routing struct {
+	handle *netlink.Handle
+	added  []object // by this call, oldest first
+}
+
+func policyRule(r Rules, f family) *netlink.Rule {
+	rule := netlink.NewRule()
+	mask := r.Mark
+	rule.Family, rule.Priority, rule.Table = int(f.af), RulePriority, r.RouteTable
+	rule.Mark, rule.Mask, rule.Protocol = r.Mark, &mask, RouteProtocol
+	return rule
+}
+
+func localRoute(table int, f family, lo int) *netlink.Route {
+	everything := &net.IPNet{IP: make(net.IP, f.length), Mask: make(net.IPMask, f.length)}
+	return &netlink.Route{
+		Family: int(f.af), Table: table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		Dst: everything, LinkIndex: lo, Protocol: RouteProtocol,
+	}
+}
+
+// add installs what is not there yet.
+func (g *routing) add(r Rules) error {
+	lo, err := g.handle.LinkByName("lo")
+	if err != nil {
+		return explain("find lo", err)
+	}
+	have, err := g.list()
+	if err != nil {
+		return err
+	}
+	for _, f := range r.families() {
+		route := object{route: localRoute(r.RouteTable, f, lo.Attrs().Index)}
+		if !contains(have, route) {
+			if err := g.handle.RouteAdd(route.route); errors.Is(err, syscall.EEXIST) {
+				return fmt.Errorf("capture: route-table %d already has a default route that is not ours: choose another table", r.RouteTable)
+			} else if err != nil {
+				return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, r.RouteTable), err)
+			}
+			g.added = append(g.added, route)
+		}
+		rule := object{rule: policyRule(r, f)}
+		if !contains(have, rule) {
+			if err := g.handle.RuleAdd(rule.rule); errors.Is(err, syscall.EEXIST) {
+				return fmt.Errorf("capture: another program has the same %s policy rule for mark %#x: choose another mark", f.name, r.Mark)
+			} else if err != nil {
+				return explain(fmt.Sprintf("add the %s policy rule for mark %#x", f.name, r.Mark), err)
+			}
+			g.added = append(g.added, rule)
+		}
+	}
+	return nil
+}
+
+func (g *routing) undo() error {
+	var errs error
+	for i := len(g.added) - 1; i >= 0; i-- {
+		errs = errors.Join(errs, g.delete(g.added[i]))
+	}
+	g.added = nil
+	return errs
+}
+
+// remove deletes all that is ours but what keep wants: policy rules first, so
+// that none ever points to an empty table.
+func (g *routing) remove(keep func(object) bool) error {
+	objects, err := g.list()
+	if err != nil {
+		return err
+	}
+	for _, o := range objects {
+		if !keep(o) {
+			err = errors.Join(err, g.delete(o))
+		}
+	}
+	return err
+}
+
+// list finds what bears our protocol number, in every table: policy rules,
+// then routes.
+func (g *routing) list() ([]object, error) {
+	var objects []object
+	for _, f := range []family{ipv4, ipv6} {
+		rules, err := retry(func() ([]netlink.Rule, error) { return g.handle.RuleList(int(f.af)) })
+		if err != nil {
+			return nil, explain("list the policy rules", err)
+		}
+		for _, rule := range rules {
+			// A kernel without the family answers for all of them.
+			if rule.Protocol == RouteProtocol && rule.Family == int(f.af) {
+				objects = append(objects, object{rule: &rule})
+			}
+		}
+	}
+	for _, f := range []family{ipv4, ipv6} {
+		routes, err := retry(func() ([]netlink.Route, error) {
+			return g.handle.RouteListFiltered(int(f.af),
+				&netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: RouteProtocol, Type: unix.RTN_LOCAL},
+				netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
+		})
+		if err != nil {
+			return nil, explain("list the routes", err)
+		}
+		for _, route := range routes {
+			objects = append(objects, object{route: &route})
+		}
+	}
+	return objects, nil
+}
+
+// retry repeats a dump that changes interrupted.
+func retry[T any](list func() ([]T, error)) ([]T, error) {
+	for range 10 {
+		all, err := list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return all, err
+		}
+	}
+	return list()
+}
+
+func (g *routing) delete(o object) error {
+	if o.rule != nil {
+		if err := g.handle.RuleDel(o.rule); err != nil && !errors.Is(err, syscall.ENOENT) {
+			return explain("delete a policy rule", err)
+		}
+		return nil
+	}
+	if err := g.handle.RouteDel(o.route); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return explain("delete a local route", err)
+	}
+	return nil
+}
+
+// wanted reports whether o is one of those that r needs.
+func (o object) wanted(r Rules) bool {
+	for _, f := range r.families() {
+		if o.same(object{rule: policyRule(r, f)}) || o.same(object{route: localRoute(r.RouteTable, f, 0)}) {
+			return true
+		}
+	}
+	return false
+}
+
+func contains(have []object, o object) bool {
+	for _, h := range have {
+		if h.same(o) {
+			return true
+		}
+	}
+	return false
+}
+
+// same compares what we set; all routes listed are ours, and of type local.
+func (o object) same(p object) bool {
+	switch {
+	case o.rule != nil && p.rule != nil:
+		a, b := o.rule, p.rule
+		return a.Family == b.Family && a.Priority == b.Priority && a.Table == b.Table &&
+			a.Mark == b.Mark && a.Mask != nil && *a.Mask == *b.Mask
+	case o.route != nil && p.route != nil:
+		a, b := o.route, p.route
+		return a.Family == b.Family && a.Table == b.Table && isDefault(a.Dst) && isDefault(b.Dst)
+	}
+	return false
+}
+
+func isDefault(n *net.IPNet) bool {
+	if n == nil {
+		return true
+	}
+	ones, _ := n.Mask.Size()
+	return ones == 0 && n.IP.IsUnspecified()
+}

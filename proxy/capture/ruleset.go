@@ -1,0 +1,146 @@
+package capture
+
+import (
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+)
+
+// ruleset is our table: what it looks things up in, and its one chain.
+type ruleset struct {
+	sets     []set
+	kind     nftables.ChainType
+	priority *nftables.ChainPriority
+	words    string // kind, hook and priority in nft's words
+	rules    [][]clause
+}
+
+type set struct {
+	name     string
+	kind     nftables.SetDatatype
+	interval bool
+	order    binaryutil.ByteOrder
+	elements []element
+}
+
+// ruleset builds the table of rules that were normalised.
+//
+//	our own packets, other protocols         pass
+//	not first, of a connection we captured   to us     TPROXY; NAT sees to it by itself
+//	not first                                pass
+//	not from Interfaces, to this machine     pass
+//	excluded                                 pass
+//	included                                 to us
+//
+// Only first packets come as far as the filters. Past them, the answers in
+// connections that were excluded would seem to be new connections.
+func (r Rules) ruleset() ruleset {
+	t := ruleset{
+		kind: nftables.ChainTypeFilter, priority: nftables.ChainPriorityMangle,
+		words: "type filter hook prerouting priority mangle",
+	}
+	if r.Mode == Redirect {
+		t.kind, t.priority = nftables.ChainTypeNAT, nftables.ChainPriorityNATDest
+		t.words = "type nat hook prerouting priority dstnat"
+	}
+	t.rule(hasMark(r.OwnMark), pass())
+	t.rule(notTCP(), pass())
+	if r.Mode == TPROXY {
+		// First packets are left to tproxy, which knows what to do where they
+		// reopen a connection in TIME_WAIT.
+		t.rule(notFirst(), ofWildcardSocket(), pass())
+		t.rule(notFirst(), ofTransparentSocket(), addMark(r.Mark), accept())
+	}
+	t.rule(notFirst(), pass())
+	if len(r.Interfaces) > 0 {
+		t.rule(notFromInterfaces(t.set("interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))), pass())
+	}
+	t.rule(toThisMachine(), pass())
+
+	var ports []clause
+	if len(r.Ports) > 0 {
+		ports = append(ports, portIn(t.set("ports", nftables.TypeInetService, portElements(r.Ports))))
+	}
+	for _, f := range r.families() {
+		t.capture(r, f, ports)
+	}
+	return t
+}
+
+func (r Rules) families() []family {
+	var fs []family
+	if r.IPv4 {
+		fs = append(fs, ipv4)
+	}
+	if r.IPv6 {
+		fs = append(fs, ipv6)
+	}
+	return fs
+}
+
+// capture adds what is excluded and what is included of one family.
+func (t *ruleset) capture(r Rules, f family, ports []clause) {
+	suffix, kind := "4", nftables.TypeIPAddr
+	if !f.v4() {
+		suffix, kind = "6", nftables.TypeIP6Addr
+	}
+	rule := []clause{ofFamily(f)}
+	for _, part := range []struct {
+		name  string
+		in    func(family, set) clause
+		match Match
+	}{
+		{"sources", sourceIn, r.Sources},
+		{"destinations", targetIn, r.Destinations},
+	} {
+		if excluded := addressElements(part.match.Exclude, f.v4()); len(excluded) > 0 {
+			t.rule(ofFamily(f), part.in(f, t.set("not_"+part.name+suffix, kind, excluded)), pass())
+		}
+		if len(part.match.Include) == 0 {
+			continue
+		}
+		included := addressElements(part.match.Include, f.v4())
+		if len(included) == 0 {
+			return // what is wanted is all of the other family
+		}
+		rule = append(rule, part.in(f, t.set(part.name+suffix, kind, included)))
+	}
+	if len(ports) == 0 {
+		rule = append(rule, isTCP()) // the statements below ask for it
+	}
+	rule = append(append(rule, ports...), counted())
+	if r.Mode == Redirect {
+		t.rule(append(rule, redirect(r.Port))...)
+		return
+	}
+	t.rule(append(rule, toProxy(f, r.Port), addMark(r.Mark), accept())...)
+}
+
+func (t *ruleset) set(name string, kind nftables.SetDatatype, elements []element) set {
+	s := set{name: name, kind: kind, elements: elements, interval: kind != nftables.TypeIFName, order: binaryutil.BigEndian}
+	if kind == nftables.TypeIFName {
+		s.order = binaryutil.NativeEndian
+	}
+	t.sets = append(t.sets, s)
+	return s
+}
+
+func (t *ruleset) rule(clauses ...clause) { t.rules = append(t.rules, clauses) }
+
+func ruleText(clauses []clause) string {
+	words := make([]string, 0, len(clauses))
+	for _, c := range clauses {
+		words = append(words, c.text)
+	}
+	return strings.Join(words, " ")
+}
+
+func ruleExprs(clauses []clause) []expr.Any {
+	var exprs []expr.Any
+	for _, c := range clauses {
+		exprs = append(exprs, c.exprs...)
+	}
+	return exprs
+}
