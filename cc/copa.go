@@ -13,8 +13,12 @@ import (
 //
 // What the paper leaves open follows its authors' genericCC and mvfst's Copa.
 
-// copaDefaultDelta is the paper's delta (§2.1), in 1/packet.
-const copaDefaultDelta = 0.5
+// copaDefaultDelta, in 1/packet, keeps a queue that outlasts the pauses of a
+// cellular scheduler; docs/decisions/0002-copa-default.md has the sweep.
+const copaDefaultDelta = 0.03
+
+// copaPaperDelta is the paper's choice (NSDI 2018 §2.1).
+const copaPaperDelta = 0.5
 
 func init() {
 	Register(Spec{
@@ -31,11 +35,18 @@ func init() {
 				About: "delta as set; lowered against flows that fill the queue; or always as against such flows",
 			},
 		},
-		Profiles: []Profile{{
-			Name:   "alcc",
-			About:  "as the ALCC and MDI experiments ran it: do_ss:auto:0.02",
-			Params: Params{"delta": 0.02, "mode": float64(copaAuto)},
-		}},
+		Profiles: []Profile{
+			{
+				Name:   "paper",
+				About:  "as its paper has it, for links that serve packet by packet",
+				Params: Params{"delta": copaPaperDelta, "mode": float64(copaConstant)},
+			},
+			{
+				Name:   "alcc",
+				About:  "as the ALCC and MDI experiments ran it: do_ss:auto:0.02",
+				Params: Params{"delta": 0.02, "mode": float64(copaAuto)},
+			},
+		},
 		New: func(cfg Config) Algorithm { return newCopa(cfg) },
 	})
 }
