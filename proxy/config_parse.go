@@ -135,6 +135,15 @@ func positioned(err error, found places) error {
 		return &ConfigError{Message: oneLine(err.Error())}
 	}
 	out := &ConfigError{Message: oneLine(ye.GetMessage())}
+	var syntax *yaml.SyntaxError
+	var overflow *yaml.OverflowError
+	var twice *yaml.DuplicateKeyError
+	switch {
+	case errors.As(err, &overflow):
+		out.Message = fmt.Sprintf("%s is too large", overflow.SrcNum)
+	case !errors.As(err, &syntax) && !errors.As(err, &twice): // they speak of Go's types
+		out.Message = "this kind of value does not fit here"
+	}
 	if tk := ye.GetToken(); tk != nil {
 		out.mark(tk)
 		out.Key = found.at(tk)

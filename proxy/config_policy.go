@@ -136,3 +136,13 @@ func prefixes(list []Prefix) []netip.Prefix {
 	}
 	return out
 }
+
+// Routes returns what each rule gives in order, and last what the defaults
+// give to the rest. Groups are those of a connection about which nothing is known.
+func (c *Config) Routes() ([]policy.Verdict, error) {
+	p, err := c.policy()
+	if err != nil {
+		return nil, err
+	}
+	return p.Verdicts(), nil
+}

@@ -239,7 +239,7 @@ func TestAServerThatRefusesResetsACapturedClient(t *testing.T) {
 	require.NoError(t, r.backend.Close())
 	r.backend = nil
 	refused(t, r.addr())
-	require.NoError(t, r.stop())
+	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
 	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDialRefused])
 	assert.Contains(t, r.logs.String(), "reason=dial_refused")
 }
@@ -313,7 +313,7 @@ func TestTheProxyDoesNotTalkToItself(t *testing.T) {
 	require.NoError(t, probe.Close())
 	r := newRig(t, func(c *proxy.Config) { c.Listeners[0].Address, c.Listeners[0].Target = addr, addr })
 	refused(t, addr)
-	require.NoError(t, r.stop())
+	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
 	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedLoop])
 	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Accepted)
 }

@@ -142,13 +142,14 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 	}
 }
 
-// Rules returns the names of the rules in order.
-func (p *Policy) Rules() []string {
-	names := make([]string, len(p.rules))
-	for i, r := range p.rules {
-		names[i] = r.Name
+// Verdicts returns the verdict of each rule in order, and last that of the
+// defaults, for a connection about which nothing is known.
+func (p *Policy) Verdicts() []Verdict {
+	out := make([]Verdict, 0, len(p.rules)+1)
+	for i := range p.rules {
+		out = append(out, p.rules[i].verdict(Facts{}))
 	}
-	return names
+	return append(out, p.defaults.verdict(Facts{}))
 }
 
 func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }

@@ -1,0 +1,32 @@
+package proxy_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// Whatever the file holds: a configuration that works, or one line that says
+// what is wrong.
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(whole))
+	f.Add([]byte(lan))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		cfg, err := proxy.Parse(data)
+		if err != nil {
+			var ce *proxy.ConfigError
+			require.ErrorAs(t, err, &ce)
+			assert.NotEmpty(t, ce.Message)
+			assert.False(t, strings.ContainsAny(err.Error(), "\n"), "one line: %q", err)
+			return
+		}
+		routes, err := cfg.Routes()
+		require.NoError(t, err)
+		assert.Len(t, routes, len(cfg.Rules)+1)
+		cfg.Warnings()
+	})
+}

@@ -1,0 +1,244 @@
+package proxy_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// lan is a listener that is fine; what a test adds comes behind it.
+const lan = "listeners:\n- {name: lan, mode: mixed, address: '127.0.0.1:1080'}\n"
+
+const whole = `
+listeners:
+- name: lan
+  mode: tproxy
+  address: "[::]:7000"
+  keep_client: true
+  connections: 1000
+- name: socks
+  mode: mixed
+  address: 127.0.0.1:1080
+  users:
+  - {name: alice, password: secret}
+  proxy_protocol: {from: [10.0.0.1]}
+  allow: [127.0.0.0/8]
+- name: fwd
+  mode: forward
+  address: 127.0.0.1:8443
+  target: server.example:443
+rules:
+- name: no-mail
+  match: {ports: [25, "465-587"]}
+  refuse: no mail from here
+- name: phones
+  match:
+    listener: [lan]
+    source: [10.0.0.0/8, "2001:db8::/32"]
+    destination: [192.0.2.1]
+    host: [.example.com]
+  algorithm: copa:delta=0.1
+  weight: 2
+  down: {max_rate: 20mbit, group: source/24, priority: -1}
+  up: {algorithm: none}
+  send_proxy: v2
+- name: tuned
+  params: {delta: 0.25}
+defaults: {algorithm: copa, group: peer}
+limits:
+  connections: 5000
+  per_source: 100
+  idle_timeout: 30m
+  half_closed_timeout: 0s
+  handshake_timeout: 5s
+  dial_timeout: 3s
+  buffer: 128KiB
+  memory: 1GiB
+envelope: cubic
+mark: 0x70656e
+telemetry: {address: "off"}
+log: {level: debug, format: json, flows: false}
+shutdown: {drain: 1m}
+`
+
+func TestAWholeConfigurationIsRead(t *testing.T) {
+	cfg, err := proxy.Parse([]byte(whole))
+	require.NoError(t, err)
+	assert.Len(t, cfg.Listeners, 3)
+	assert.Equal(t, proxy.Mark(0x70656e), cfg.Mark)
+	assert.Equal(t, proxy.Duration(30*time.Minute), cfg.Limits.IdleTimeout)
+	assert.Equal(t, proxy.Duration(0), cfg.Limits.HalfClosedTimeout)
+	assert.Equal(t, proxy.Size(1<<30), cfg.Limits.Memory)
+	assert.Equal(t, "cubic", cfg.Envelope.Kernel())
+	assert.False(t, cfg.Log.Flows)
+
+	routes, err := cfg.Routes()
+	require.NoError(t, err)
+	require.Len(t, routes, 4)
+	assert.Equal(t, "no mail from here", routes[0].Refuse)
+	phones := routes[1]
+	assert.Equal(t, "phones", phones.Rule)
+	assert.Equal(t, cc.Params{"delta": 0.1}, phones.Down.Params)
+	assert.Equal(t, 20_000_000, int(phones.Down.MaxRate))
+	assert.Equal(t, -1, phones.Down.Priority)
+	assert.Equal(t, 2, phones.Down.Weight)
+	assert.Equal(t, policy.Unmanaged, phones.Up.Algorithm)
+	assert.Empty(t, phones.Up.Params, "parameters belong to the algorithm they stand beside")
+	assert.Equal(t, 2, phones.Up.Weight, "what the rule says for both directions holds for each")
+	assert.Equal(t, 2, phones.SendProxy)
+	assert.Equal(t, "copa", routes[2].Up.Algorithm, "the defaults fill in what a rule leaves out")
+	assert.Equal(t, cc.Params{"delta": 0.25}, routes[2].Up.Params)
+	assert.Equal(t, "copa", routes[3].Down.Algorithm)
+}
+
+func TestLeftOutIsDefault(t *testing.T) {
+	cfg, err := proxy.Parse([]byte(lan))
+	require.NoError(t, err)
+	want := proxy.DefaultConfig()
+	want.Listeners[0].Name = "lan"
+	assert.Equal(t, want, cfg)
+}
+
+func TestTheDefaultRunsWithoutPrivilege(t *testing.T) {
+	cfg := proxy.DefaultConfig()
+	assert.Empty(t, cfg.Warnings())
+	assert.Zero(t, cfg.Mark, "setting a mark needs a capability")
+	routes, err := cfg.Routes()
+	require.NoError(t, err)
+	require.Len(t, routes, 1)
+	assert.Equal(t, "copa", routes[0].Down.Algorithm)
+	assert.Equal(t, "copa", routes[0].Up.Algorithm)
+}
+
+// Every mistake is one line that names the place, the key and the way out.
+func TestMistakes(t *testing.T) {
+	for _, row := range []struct {
+		name, config string
+		place, says  string
+	}{
+		{"nothing at all", "", "", "listeners: at least one listener is needed"},
+		{"only a comment", "# hello\n", "", "at least one listener"},
+		{"no YAML", "listeners: [", "1:12", ""},
+		{"a list where keys belong", "- a\n", "1:1", "expected keys with values, not a list"},
+		{"two documents", lan + "---\nmark: 1\n", "", "a second document"},
+		{"a misspelt key", lan + "limts: {}\n", "3:1", "limts: unknown key; did you mean limits?"},
+		{"a misspelt key further in", "listeners:\n- {name: a, mod: mixed}\n", "2:13", "listeners[0].mod: unknown key; did you mean mode?"},
+		{"a key from nowhere", lan + "log: {colour: red}\n", "3:7", "log.colour: unknown key; there are flows, format, level"},
+		{"the same key twice", lan + "mark: 1\nmark: 2\n", "4:1", "mark"},
+		{"a key without value", lan + "mark:\n", "3:7", "no value"},
+		{"an anchor", lan + "defaults: &a {algorithm: copa}\n", "", "anchors"},
+		{"an alias", lan + "defaults: *a\n", "", ""},
+		{"a merge key", lan + "defaults: {<<: {algorithm: copa}}\n", "3:12", "anchors"},
+		{"a word where a list belongs", "listeners: all\n", "1:12", "listeners: expected a list, not \"all\""},
+		{"a word where a number belongs", lan + "limits: {connections: many}\n", "3:23", "limits.connections: expected a whole number, not \"many\""},
+		{"a fraction where a whole number belongs", lan + "limits: {connections: 1.5}\n", "3:23", "expected a whole number"},
+		{"a word where yes or no belongs", lan + "log: {flows: 'on'}\n", "3:14", "log.flows: expected true or false"},
+		{"a list where a text belongs", lan + "telemetry: {address: [a]}\n", "", "telemetry.address: expected"},
+
+		{"a listener without name", "listeners: [{mode: mixed, address: '127.0.0.1:1'}]\n", "", "listeners[0].name: missing"},
+		{"a name that no label takes", "listeners: [{name: 'my lan', mode: mixed, address: '127.0.0.1:1'}]\n", "1:20", "listeners[0].name"},
+		{"two listeners by one name", lan + "- {name: lan, mode: mixed, address: '127.0.0.1:2'}\n", "3:10", "\"lan\" is already listeners[0].name"},
+		{"two listeners on one address", lan + "- {name: b, mode: mixed, address: '127.0.0.1:1080'}\n", "3:35", "already listeners[0].address"},
+		{"no mode", "listeners: [{name: a, address: '127.0.0.1:1'}]\n", "", "listeners[0].mode: missing; it is one of tproxy"},
+		{"an unknown mode", "listeners: [{name: a, mode: http}]\n", "1:29", "listeners[0].mode: \"http\" is not one of"},
+		{"no address", "listeners: [{name: a, mode: mixed}]\n", "", "listeners[0].address: missing"},
+		{"an address without port", "listeners: [{name: a, mode: mixed, address: 127.0.0.1}]\n", "1:45", "is not host:port"},
+		{"a port too high", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:99999'}]\n", "1:45", "port \"99999\""},
+		{"a host name to listen on", "listeners: [{name: a, mode: mixed, address: 'example.com:1'}]\n", "1:45", "is not an address of this machine"},
+		{"forward to nowhere", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1'}]\n", "", "listeners[0].target: missing"},
+		{"forward to no port", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: host}]\n", "1:70", "listeners[0].target"},
+		{"a target without forward", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', target: 'h:1'}]\n", "1:68", "only mode forward has a target"},
+		{"keeping the address of a client that asked", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', keep_client: true}]\n", "1:74", "only mode tproxy"},
+		{"passwords for those who cannot be asked", "listeners: [{name: a, mode: tproxy, address: '127.0.0.1:1', users: [{name: x, password: y}]}]\n", "1:68", "cannot ask for a password"},
+		{"allow where nothing is denied", "listeners: [{name: a, mode: redirect, address: '127.0.0.1:1', allow: ['::1']}]\n", "1:70", "refuses no destination by itself"},
+		{"a user without password", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x}]}]\n", "", "listeners[0].users[0]: needs a password"},
+		{"a user with two", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password: y, password_file: z}]}]\n", "1:107", "not both"},
+		{"a negative limit", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', connections: -1}]\n", "", "-1 is negative"},
+		{"a prefix that is none", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.0/33]}]\n", "1:68", "listeners[0].allow[0]"},
+		{"a prefix with bits behind it", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.1/8]}]\n", "1:68", "write 10.0.0.0/8"},
+
+		{"a rule without name", lan + "rules: [{refuse: true}]\n", "", "rules[0].name: missing"},
+		{"two rules by one name", lan + "rules: [{name: a}, {name: a}]\n", "3:27", "already rules[0].name"},
+		{"a rule for a listener that is not there", lan + "rules: [{name: a, match: {listener: [lna]}}]\n", "3:38", "rules[0].match.listener[0]: there is no listener \"lna\""},
+		{"ports back to front", lan + "rules: [{name: a, match: {ports: [9-8]}}]\n", "3:35", "rules[0].match.ports[0]"},
+		{"a wildcard host", lan + "rules: [{name: a, match: {host: ['*.example.com']}}]\n", "3:34", "write example.com, or .example.com"},
+		{"an unknown algorithm", lan + "defaults: {algorithm: warp}\n", "3:23", "defaults.algorithm: no algorithm \"warp\"; there are"},
+		{"an unknown parameter", lan + "defaults: {algorithm: 'copa:speed=9'}\n", "3:23", "no parameter \"speed\""},
+		{"a parameter out of range", lan + "rules: [{name: a, up: {params: {delta: -1}}}]\n", "3:40", "rules[0].up.params.delta"},
+		{"parameters where there is no algorithm for them", lan + "rules: [{name: a, algorithm: none, params: {delta: 1}}]\n", "3:52", "rules[0].params.delta: none has no parameter"},
+		{"a rate without unit", lan + "defaults: {max_rate: 20}\n", "3:22", "defaults.max_rate: \"20\" needs a unit, such as 20mbit"},
+		{"a rate of zero", lan + "defaults: {max_rate: 0mbit}\n", "3:22", "leave the key out"},
+		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
+		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is negative"},
+		{"a group with spaces", lan + "defaults: {group: my group}\n", "3:19", "defaults.group"},
+		{"a PROXY protocol that does not exist", lan + "defaults: {send_proxy: v3}\n", "3:24", "defaults.send_proxy: \"v3\" is not one of off, v1, v2"},
+
+		{"a size without unit", lan + "limits: {buffer: 65536}\n", "3:18", "limits.buffer: \"65536\" needs a unit, such as 64KiB"},
+		{"a buffer too small", lan + "limits: {buffer: 1KiB}\n", "3:18", "limits.buffer: 1KiB is outside"},
+		{"a time without unit", lan + "limits: {idle_timeout: 3600}\n", "3:24", "limits.idle_timeout: \"3600\" is not a time with a unit"},
+		{"a negative time", lan + "limits: {idle_timeout: -1s}\n", "3:24", "limits.idle_timeout"},
+		{"no time for a handshake", lan + "limits: {handshake_timeout: 0s}\n", "3:29", "limits.handshake_timeout"},
+		{"no time to dial", lan + "limits: {dial_timeout: 0s}\n", "3:24", "limits.dial_timeout"},
+		{"too little memory", lan + "limits: {memory: 1KiB}\n", "3:18", "limits.memory"},
+		{"an envelope nobody has", lan + "envelope: vegas\n", "3:11", "envelope: \"vegas\" is not one of auto, bbr, cubic, reno"},
+		{"a mark too wide", lan + "mark: 0x1ffffffff\n", "3:7", "mark: \"0x1ffffffff\" is no firewall mark"},
+		{"telemetry on a listener's port", lan + "telemetry: {address: '127.0.0.1:1080'}\n", "3:22", "telemetry.address: \"127.0.0.1:1080\" is already listeners[0].address"},
+		{"a level that does not exist", lan + "log: {level: trace}\n", "3:14", "log.level: \"trace\" is not one of debug, info, warn, error"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			_, err := proxy.Parse([]byte(row.config))
+			var ce *proxy.ConfigError
+			require.ErrorAs(t, err, &ce)
+			assert.Contains(t, err.Error(), row.says)
+			assert.NotContains(t, err.Error(), "\n")
+			assert.NotContains(t, err.Error(), "unmarshal")
+			if row.place != "" {
+				assert.True(t, strings.HasPrefix(err.Error(), row.place+":"), "%q is at %s", err, row.place)
+				assert.Contains(t, ce.Excerpt, "^", "the place is shown")
+			}
+		})
+	}
+}
+
+func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "penstock.yaml")
+	write := func(name, content string) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	write("penstock.yaml", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: secret}]}]\n")
+
+	_, err := proxy.Load(file)
+	require.ErrorContains(t, err, file+":1:", "the file that is missing is named where it is asked for")
+	require.ErrorContains(t, err, "listeners[0].users[0].password_file: no such file")
+
+	write("secret", "hunter2\nsecond line\n")
+	cfg, err := proxy.Load(file)
+	require.NoError(t, err)
+	assert.Equal(t, "hunter2", cfg.Listeners[0].Users[0].Password)
+
+	write("secret", "\n")
+	_, err = proxy.Load(file)
+	require.ErrorContains(t, err, "a password has 1 to 255")
+
+	_, err = proxy.Load(filepath.Join(dir, "absent.yaml"))
+	var ce *proxy.ConfigError
+	require.True(t, errors.As(err, &ce))
+	assert.Contains(t, err.Error(), "absent.yaml")
+}
+
+func TestWarnings(t *testing.T) {
+	cfg, err := proxy.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: {from: [0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
+	require.NoError(t, err)
+	assert.Len(t, cfg.Warnings(), 3, "an open proxy, addresses anybody may claim, telemetry for all")
+}

@@ -1,0 +1,107 @@
+package proxy
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		total := rapid.IntRange(16, 1<<20).Draw(t, "total")
+		d := divideDescriptors(total)
+		assert.Positive(t, d.Connections)
+		assert.Positive(t, d.Pipes)
+		assert.LessOrEqual(t, descriptorsPerConnection*d.Connections+2*d.Pipes, total)
+		if total >= 1024 {
+			assert.GreaterOrEqual(t, total-descriptorsPerConnection*d.Connections-2*d.Pipes, descriptorHeadroom)
+		}
+	})
+}
+
+func TestLimiterCountsBothWays(t *testing.T) {
+	l := limiter{global: 3, perSource: 2}
+	a, b := &lane{max: 2}, &lane{}
+	for range 2 {
+		_, ok := l.enter(a)
+		require.True(t, ok)
+	}
+	reason, ok := l.enter(a)
+	assert.False(t, ok)
+	assert.Equal(t, RejectedListenerLimit, reason)
+	_, ok = l.enter(b)
+	require.True(t, ok)
+	reason, ok = l.enter(b)
+	assert.False(t, ok)
+	assert.Equal(t, RejectedGlobalLimit, reason)
+	l.leave(a)
+	_, ok = l.enter(b)
+	assert.True(t, ok)
+
+	host := netip.MustParseAddr("2001:db8:1:2::1")
+	neighbour := netip.MustParseAddr("2001:db8:1:2::ffff")
+	assert.True(t, l.enterSource(host))
+	assert.True(t, l.enterSource(neighbour))
+	assert.False(t, l.enterSource(host), "a /64 is one host")
+	assert.True(t, l.enterSource(netip.MustParseAddr("2001:db8:1:3::1")))
+	assert.True(t, l.enterSource(netip.MustParseAddr("192.0.2.1")))
+	assert.True(t, l.enterSource(netip.MustParseAddr("::ffff:192.0.2.1")))
+	assert.False(t, l.enterSource(netip.MustParseAddr("192.0.2.1")))
+	for _, s := range []string{"2001:db8:1:2::1", "2001:db8:1:2::1", "2001:db8:1:3::1", "192.0.2.1", "192.0.2.1"} {
+		l.leaveSource(netip.MustParseAddr(s))
+	}
+	_, sources := l.counts()
+	assert.Zero(t, sources, "hosts without connections are forgotten")
+}
+
+func TestLoopGuard(t *testing.T) {
+	ap := netip.MustParseAddrPort
+	g := newLoopGuard([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
+	g.localAddrs = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }
+	client := ap("198.51.100.1:4000")
+	for _, row := range []struct {
+		target string
+		loop   bool
+	}{
+		{"192.0.2.1:7000", true},
+		{"127.0.0.1:7000", true},
+		{"[::1]:7000", true},
+		{"0.0.0.0:7000", true},
+		{"192.0.2.1:1080", true},
+		{"127.0.0.1:1080", false}, // another service may be there
+		{"192.0.2.1:22", false},   // other services of this machine are fine
+		{"203.0.113.5:7000", false},
+		{"203.0.113.5:443", false},
+	} {
+		assert.Equal(t, row.loop, g.check(client, ap(row.target)) != nil, row.target)
+	}
+	g.localAddrs = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
+	assert.Error(t, g.check(client, ap("203.0.113.5:7000")), "when in doubt, no loop")
+
+	leg := ap("192.0.2.1:50000")
+	require.True(t, g.dialled(leg))
+	assert.Error(t, g.check(leg, ap("203.0.113.5:443")), "our own connection has come back")
+	g.gone(client, leg)
+	assert.NoError(t, g.check(leg, ap("203.0.113.5:443")))
+	g.accepted(leg)
+	assert.False(t, g.dialled(leg), "we have accepted our own connection")
+	g.gone(leg, netip.AddrPort{})
+	assert.Empty(t, g.clients)
+	assert.Empty(t, g.dialling)
+}
+
+func TestHistogram(t *testing.T) {
+	h := newHistogram([]float64{0.1, 1})
+	for _, d := range []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, time.Second, time.Minute} {
+		h.observe(d)
+	}
+	s := h.snapshot()
+	assert.Equal(t, []uint64{2, 2, 1}, s.Counts, "bounds are inclusive")
+	assert.Equal(t, uint64(5), s.Count())
+	assert.InDelta(t, 61.3, s.Sum, 1e-9)
+}

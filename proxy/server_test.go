@@ -1,0 +1,302 @@
+package proxy_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+func TestAnIdleConnectionIsReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(c *proxy.Config, _ *bench) { c.Limits.IdleTimeout = proxy.Duration(time.Minute) })
+		defer b.end()
+		client, server := b.connect()
+		for range 5 { // a little now and then keeps it alive
+			time.Sleep(50 * time.Second)
+			client.send([]byte("x"))
+			got, err := server.take(1)
+			require.NoError(t, err)
+			require.Equal(t, "x", string(got))
+		}
+		began := time.Now()
+		_, err := client.take(1)
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.InDelta(t, time.Minute.Seconds(), time.Since(began).Seconds(), 8)
+		synctest.Wait()
+		assert.True(t, server.wasReset())
+		assert.Contains(t, b.logs.String(), "closed_by=proxy reason=idle_timeout")
+	})
+}
+
+func TestAHalfClosedConnectionIsResetSooner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil) // an hour idle, five minutes half-closed
+		defer b.end()
+		client, server := b.connect()
+		client.sendFin()
+		_, err := server.take(1)
+		require.ErrorIs(t, err, io.EOF, "the end is passed on")
+		began := time.Now()
+		_, err = client.take(1)
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.InDelta(t, (5 * time.Minute).Seconds(), time.Since(began).Seconds(), 10)
+		synctest.Wait()
+		assert.Contains(t, b.logs.String(), "closed_by=proxy reason=half_closed_timeout")
+	})
+}
+
+func TestAHalfClosedConnectionLivesWhileTheOtherSideSends(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		defer b.end()
+		client, server := b.connect()
+		client.sendFin()
+		for range 10 {
+			time.Sleep(4 * time.Minute)
+			server.send([]byte("x"))
+			_, err := client.take(1)
+			require.NoError(t, err)
+		}
+		server.sendFin()
+		_, err := client.take(1)
+		assert.ErrorIs(t, err, io.EOF)
+	})
+}
+
+func TestASilentClientRunsOutOfTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *proxy.Config, b *bench) {
+			b.listener.greet = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
+		})
+		defer b.end()
+		client := newFakeLeg(b.clock, 1, 1)
+		began := time.Now()
+		b.listener.legs <- client
+		_, err := client.take(1)
+		require.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.Equal(t, 10*time.Second, time.Since(began))
+		synctest.Wait()
+		assert.Equal(t, uint64(1), b.server.Counters().Listeners[0].Rejected[proxy.RejectedHandshake])
+		assert.Zero(t, b.server.Counters().Active)
+	})
+}
+
+func TestADrainLetsConnectionsFinishAndThenResetsThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil) // thirty seconds
+		quick, quickServer := b.connect()
+		stuck, _ := b.connect()
+		began := time.Now()
+		synctest.Wait()
+		b.cancel()
+		time.Sleep(20 * time.Second)
+		assert.True(t, b.server.Counters().Draining)
+		quick.send([]byte("still served"))
+		quick.sendFin()
+		got, err := quickServer.takeAll(100)
+		require.NoError(t, err)
+		assert.Equal(t, "still served", string(got))
+		quickServer.sendFin()
+		require.NoError(t, <-b.served)
+		assert.Equal(t, 30*time.Second, time.Since(began))
+		assert.True(t, stuck.wasReset())
+		assert.False(t, quick.wasReset())
+		assert.Contains(t, b.logs.String(), "reason=shutdown")
+		assert.Contains(t, b.logs.String(), "draining", "progress is told")
+	})
+}
+
+func TestADrainEndsWithItsLastConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		client, server := b.connect()
+		began := time.Now()
+		b.cancel()
+		time.Sleep(time.Second)
+		client.sendFin()
+		server.sendFin()
+		require.NoError(t, <-b.served)
+		assert.Equal(t, time.Second, time.Since(began))
+	})
+}
+
+func TestAFailedDialResetsTheClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *proxy.Config, b *bench) { b.dialErr = errors.Join(syscall.ECONNREFUSED) })
+		defer b.end()
+		client := newFakeLeg(b.clock, 1, 1)
+		b.listener.legs <- client
+		_, err := client.take(1)
+		require.ErrorIs(t, err, syscall.ECONNRESET)
+		synctest.Wait()
+		assert.Equal(t, uint64(1), b.server.Counters().Listeners[0].Rejected[proxy.RejectedDialRefused])
+	})
+}
+
+// A reader that takes nothing: the proxy holds a window and a piece, however
+// much the other side has to say.
+func TestAStalledReaderCostsAWindowAndAPiece(t *testing.T) {
+	const window, piece, plenty = 20 * cc.DefaultMSS, 64 << 10, 64 << 20
+	for _, row := range []struct {
+		name      string
+		algorithm proxy.Algorithm
+		atMost    int
+	}{
+		{"managed", "static:cwnd_packets=20", int(window) + piece},
+		{"unmanaged", "none", 4<<20 + 256<<10}, // the leg's own buffer and a piece
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, func(c *proxy.Config, b *bench) {
+					c.Defaults.Algorithm, c.Limits.Buffer = row.algorithm, piece
+					c.Shutdown.Drain = 0
+					b.capacity = 4 << 20
+				})
+				client, server := b.connect()
+				server.send(make([]byte, plenty))
+				synctest.Wait()
+				assert.LessOrEqual(t, plenty-server.unread(), row.atMost, "read from the server")
+				if row.algorithm != "none" {
+					assert.LessOrEqual(t, client.maxOut, int(window), "written to the client")
+				}
+				b.end()
+				assert.True(t, client.wasReset())
+			})
+		})
+	}
+}
+
+func TestTheWindowIsNeverExceeded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const window = 10 * cc.DefaultMSS
+		b := newBench(t, func(c *proxy.Config, b *bench) {
+			c.Defaults.Algorithm = "static:cwnd_packets=10"
+			b.capacity = 1 << 20
+		})
+		defer b.end()
+		client, server := b.connect()
+		want := random(7, 2<<20)
+		server.send(want)
+		server.sendFin()
+		got, err := client.takeAll(3000)
+		require.NoError(t, err)
+		assert.True(t, bytes.Equal(want, got))
+		assert.Equal(t, int(window), client.maxOut, "the window is used, and not exceeded")
+		client.sendFin()
+	})
+}
+
+// A transport that holds the window is not gated: it would be gated twice.
+func TestATransportThatHoldsTheWindowIsNotGated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(c *proxy.Config, b *bench) {
+			c.Defaults.Algorithm = "static:cwnd_packets=10"
+			b.capacity, b.holds = 1<<20, datapath.HoldWindow
+			c.Shutdown.Drain = 0
+		})
+		defer b.end()
+		client, server := b.connect()
+		server.send(make([]byte, 1<<20))
+		synctest.Wait()
+		assert.Equal(t, 1<<20, client.maxOut)
+	})
+}
+
+// What came before a RST is delivered before the RST is passed on, however
+// slowly it is taken.
+func TestAResetWaitsForWhatCameBeforeIt(t *testing.T) {
+	for _, algorithm := range []proxy.Algorithm{"none", "static:cwnd_packets=10"} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, func(c *proxy.Config, _ *bench) { c.Defaults.Algorithm = algorithm })
+				defer b.end()
+				client, server := b.connect()
+				want := random(5, 200_000)
+				server.send(want)
+				server.sendReset()
+				var got []byte
+				for len(got) < len(want) {
+					time.Sleep(time.Second)
+					piece, err := client.take(5000)
+					require.NoError(t, err)
+					got = append(got, piece...)
+				}
+				_, err := client.take(1)
+				assert.ErrorIs(t, err, syscall.ECONNRESET, "and not a FIN")
+				assert.True(t, bytes.Equal(want, got))
+				synctest.Wait()
+				assert.Contains(t, b.logs.String(), "closed_by=server reason=reset")
+			})
+		})
+	}
+}
+
+func TestDeliveryBeforeAResetIsNotWaitedForForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		defer b.end()
+		client, server := b.connect()
+		server.send([]byte("nobody takes this"))
+		server.sendReset()
+		began := time.Now()
+		for !client.wasReset() {
+			time.Sleep(time.Second)
+		}
+		assert.InDelta(t, (5 * time.Minute).Seconds(), time.Since(began).Seconds(), 10)
+	})
+}
+
+// The proxy is writing to a leg when that is reset: the write learns of it,
+// and the read of the same leg sees an end like any other.
+func TestAResetThatAWriteHasLearntOfIsStillAReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *proxy.Config, b *bench) { b.capacity = 1000 })
+		defer b.end()
+		client, server := b.connect()
+		client.send([]byte("last words"))
+		server.send(make([]byte, 100_000)) // more than the client takes: a write is waiting
+		synctest.Wait()
+		client.mu.Lock()
+		client.robbed = true // as when the write comes first
+		client.mu.Unlock()
+		client.sendReset()
+		got, err := server.takeAll(100)
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.Equal(t, "last words", string(got))
+		synctest.Wait()
+		assert.Contains(t, b.logs.String(), "closed_by=client reason=reset")
+	})
+}
+
+// The client has sent its end and gone away: nobody reads from it any more and
+// the server is silent, so only a look can find out.
+func TestAHalfClosedClientThatVanishesIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		defer b.end()
+		client, server := b.connect()
+		client.sendFin()
+		_, err := server.take(1)
+		require.ErrorIs(t, err, io.EOF)
+		client.sendReset()
+		began := time.Now()
+		for !server.wasReset() {
+			time.Sleep(time.Second)
+		}
+		assert.Less(t, time.Since(began), 15*time.Second)
+		synctest.Wait()
+		assert.Contains(t, b.logs.String(), "closed_by=client reason=reset")
+	})
+}
