@@ -1,0 +1,114 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+func checkCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "check FILE",
+		Short: "Check a configuration file and print what it would run",
+		Long: `Check reads a configuration file as "run" would, password files included, but
+opens nothing. It exits with 2 and one line when the file is wrong.`,
+		Example: "  penstock check /etc/penstock/penstock.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cfg, err := proxy.Load(args[0])
+			if err != nil {
+				return badConfig(cmd.ErrOrStderr(), err)
+			}
+			for _, w := range cfg.Warnings() {
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+			}
+			return describeConfig(cmd.OutOrStdout(), cfg)
+		},
+	}
+}
+
+// badConfig shows the place of a mistake; its one line is the returned error.
+func badConfig(w io.Writer, err error) error {
+	var ce *proxy.ConfigError
+	if errors.As(err, &ce) && ce.Excerpt != "" {
+		fmt.Fprintln(w, strings.TrimRight(ce.Excerpt, "\n"))
+	}
+	return badInput(err)
+}
+
+// describeConfig prints what cfg would run.
+func describeConfig(w io.Writer, cfg proxy.Config) error {
+	var b strings.Builder
+	for _, l := range cfg.Listeners {
+		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, l.Address)
+		if l.Target != "" {
+			fmt.Fprintf(&b, " to %s", l.Target)
+		}
+		if len(l.Users) > 0 {
+			fmt.Fprintf(&b, ", %d users", len(l.Users))
+		}
+		if l.KeepClient {
+			b.WriteString(", keeps the client's address")
+		}
+		b.WriteByte('\n')
+	}
+	routes, err := cfg.Routes()
+	if err != nil {
+		return err
+	}
+	for _, r := range routes {
+		name := "rule " + r.Rule
+		if r.Rule == "" {
+			name = "otherwise"
+		}
+		if r.Refuse != "" {
+			fmt.Fprintf(&b, "%s: refuse (%s)\n", name, r.Refuse)
+			continue
+		}
+		fmt.Fprintf(&b, "%s: down %s, up %s", name, describeTerms(r.Down), describeTerms(r.Up))
+		if r.SendProxy > 0 {
+			fmt.Fprintf(&b, ", PROXY protocol v%d to the server", r.SendProxy)
+		}
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "telemetry: %s\n", cfg.Telemetry.Address)
+	_, err = io.WriteString(w, b.String())
+	return err
+}
+
+// describeTerms writes the algorithm as one would in a rule, and what bounds it.
+func describeTerms(t flow.Terms) string {
+	out := t.Algorithm
+	if s := paramsOf(t); s != "" {
+		out += ":" + s
+	}
+	if t.MaxRate > 0 {
+		out += " at most " + t.MaxRate.String()
+	}
+	if t.Weight > 1 {
+		out += fmt.Sprintf(" weight %d", t.Weight)
+	}
+	return out
+}
+
+// paramsOf writes the settings that differ from the defaults.
+func paramsOf(t flow.Terms) string {
+	spec, err := cc.Lookup(t.Algorithm)
+	if err != nil {
+		return ""
+	}
+	var items []string
+	for _, p := range spec.Params {
+		if v, ok := t.Params[p.Name]; ok && v != p.Default {
+			items = append(items, p.Name+"="+formatValue(p, v))
+		}
+	}
+	return strings.Join(items, ",")
+}
