@@ -59,7 +59,7 @@ func TestCountersMoveWhileAFlowLives(t *testing.T) {
 	flows := s.proxy.flows()
 	require.Len(t, flows, 1)
 	page := s.proxy.page("/flows")
-	for _, key := range []string{"cwnd", "inflight", "srtt", "min_rtt", "queueing_delay", "delivery_rate", "limited_by"} {
+	for _, key := range []string{"cwnd", "inflight", "srtt", "min_rtt", "queueing_delay", "delivery_bits_per_second", "limited_by"} {
 		assert.Contains(t, page, key)
 	}
 	assert.NotRegexp(t, regexp.MustCompile(`="[^"]*(10\.77|fd77)[^"]*"`), s.proxy.page("/metrics"), "an address in a label")
