@@ -118,6 +118,7 @@ type route struct {
 	duration *histogram
 }
 
+// keyOf is for connections that are, or were, relayed: the verdict is final then.
 func keyOf(c *connection) routeKey { return routeKey{c.lane.cfg.Name, c.verdict.Rule} }
 
 func (t *totals) open(c *connection) {
@@ -178,7 +179,10 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	flows := make([]FlowInfo, len(conns))
 	for i, c := range conns {
 		flows[i] = c.info(now)
-		if row := rows[keyOf(c)]; row != nil && flows[i].Relayed() {
+		if !flows[i].Relayed() {
+			continue
+		}
+		if row := rows[keyOf(c)]; row != nil {
 			row.Down.add(flows[i].Down, flows[i].Client)
 			row.Up.add(flows[i].Up, flows[i].Server)
 		}

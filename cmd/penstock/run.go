@@ -121,7 +121,7 @@ func (h *house) announce() {
 	}
 	addrs := h.proxy.Addrs()
 	for _, l := range h.cfg.Listeners {
-		h.log.Info("listening", "listener", l.Name, "mode", l.Mode, "address", addrs[l.Name])
+		h.log.Info("listening", "listener", l.Name, "mode", l.Mode, "address", addrs[l.Name].String())
 	}
 	routes, err := h.cfg.Routes()
 	if err != nil { // the configuration has been checked

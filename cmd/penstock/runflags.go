@@ -116,7 +116,16 @@ func newLogger(w io.Writer, cfg proxy.LogConfig) *slog.Logger {
 	if cfg.Format == "text" || cfg.Format == "auto" && file != nil && isTerminal(file) {
 		return slog.New(slog.NewTextHandler(w, o))
 	}
+	o.ReplaceAttr = inSeconds
 	return slog.New(slog.NewJSONHandler(w, o))
+}
+
+// inSeconds names the unit of a duration, which JSON would show as a bare number.
+func inSeconds(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
+	}
+	return a
 }
 
 func isTerminal(f *os.File) bool {

@@ -49,7 +49,7 @@ var table = []rule{
 	{packages: "proxy", module: []string{
 		"cc", "cc/flow", "proxy/capture", "proxy/policy", "proxy/datapath/...", "proxy/ingress",
 	}},
-	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy"}},
+	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/datapath"}},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
 	{packages: "cmd/...", module: []string{
 		"cc", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/netlab", "cmd/...",

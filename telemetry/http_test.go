@@ -1,0 +1,175 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+func pages(src Source) Pages {
+	return Pages{Source: src, Metrics: NewRegistry(src, busyOptions(&handClock{t: 1}))}
+}
+
+func TestPages(t *testing.T) {
+	draining := errors.New("draining")
+	for name, c := range map[string]struct {
+		pages  func(*Pages)
+		method string
+		path   string
+		host   string
+		code   int
+		says   string // part of the body
+	}{
+		"metrics are there":                         {path: "/metrics", code: 200, says: "penstock_flows_total"},
+		"metrics are only read":                     {method: "POST", path: "/metrics", code: 405},
+		"flows are only read":                       {method: "DELETE", path: "/flows", code: 405},
+		"a living process is healthy":               {path: "/healthz", code: 200, says: "ok"},
+		"a serving proxy is ready":                  {path: "/readyz", code: 200, says: "ready"},
+		"a draining proxy is not ready":             {pages: func(p *Pages) { p.Ready = func() error { return draining } }, path: "/readyz", code: 503, says: "draining"},
+		"a draining proxy is healthy":               {pages: func(p *Pages) { p.Ready = func() error { return draining } }, path: "/healthz", code: 200},
+		"the root tells what there is":              {path: "/", code: 200, says: "/flows"},
+		"anything else is not found":                {path: "/nope", code: 404},
+		"profiles are off":                          {path: "/debug/pprof/", code: 404},
+		"profiles are on when asked for":            {pages: func(p *Pages) { p.Profile = true }, path: "/debug/pprof/", code: 200, says: "goroutine"},
+		"a limit that is no number is refused":      {path: "/flows?limit=many", code: 400, says: `limit is "many"`},
+		"a negative limit is refused":               {path: "/flows?limit=-1", code: 400},
+		"localhost with a port is this host":        {path: "/healthz", host: "localhost:9464", code: 200},
+		"an address is this host":                   {path: "/healthz", host: "127.0.0.1:9464", code: 200},
+		"an IPv6 address is this host":              {path: "/healthz", host: "[::1]:9464", code: 200},
+		"somebody's domain is not this host":        {path: "/flows", host: "rebind.example:9464", code: 421},
+		"a domain that begins like one is not":      {path: "/flows", host: "localhost.example", code: 421},
+		"a bracket alone does not upset the server": {path: "/flows", host: "[", code: 421},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pages(busyProxy())
+			if c.pages != nil {
+				c.pages(&p)
+			}
+			if c.method == "" {
+				c.method = http.MethodGet
+			}
+			req := httptest.NewRequest(c.method, c.path, http.NoBody)
+			if req.Host = "127.0.0.1"; c.host != "" {
+				req.Host = c.host
+			}
+			rec := httptest.NewRecorder()
+			p.Handler(true).ServeHTTP(rec, req)
+			assert.Equal(t, c.code, rec.Code)
+			assert.Contains(t, rec.Body.String(), c.says)
+		})
+	}
+}
+
+func TestAServerInsideANetworkAnswersToItsName(t *testing.T) {
+	req := httptest.NewRequest(http.MethodGet, "/healthz", http.NoBody)
+	req.Host = "router.lan:9464"
+	rec := httptest.NewRecorder()
+	pages(busyProxy()).Handler(false).ServeHTTP(rec, req)
+	assert.Equal(t, http.StatusOK, rec.Code)
+}
+
+// listFlows asks the page for flows.
+func listFlows(t *testing.T, p Pages, path string) (flows []Flow, total string) {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	p.Handler(false).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+	require.Equal(t, http.StatusOK, rec.Code)
+	assert.Equal(t, "application/json", rec.Header().Get("Content-Type"))
+	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &flows), rec.Body.String())
+	return flows, rec.Header().Get("X-Total-Count")
+}
+
+func TestFlowsShowEveryField(t *testing.T) {
+	flows, total := listFlows(t, pages(busyProxy()), "/flows")
+	assert.Equal(t, "2", total)
+	leg := &Leg{
+		Tier: "kernel", Envelope: "bbr", Missing: []string{"a thing"}, Cwnd: 14480, SRTT: .041, MinRTT: .019,
+		DeliveryRate: 11e6, Unsent: 52, Retransmitted: 1448, SignalErrors: 1,
+	}
+	assert.Equal(t, []Flow{
+		{
+			ID: 1, State: "open", Listener: "lan", Rule: "all", Client: "192.0.2.7:1234", Target: "198.51.100.1:443",
+			Host: "server.example:443", Age: 90, Setup: .03, Idle: .001,
+			Down: &Direction{
+				Algorithm: "copa", Read: 700, Written: 500, Spliced: 100,
+				Control: &Control{
+					Group: "down|lan|192.0.2.7", Members: 2, Phase: "steady", Cwnd: 40000, Share: 20000, PacingRate: 8e6,
+					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
+					Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
+					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},
+				},
+			},
+			Up:        &Direction{Algorithm: "none", Read: 10, Written: 10},
+			ClientLeg: leg, ServerLeg: leg,
+		},
+		{ID: 2, State: "greeting", Listener: "lan", Client: "192.0.2.8:99"},
+	}, flows)
+}
+
+func TestFlowsAreLimited(t *testing.T) {
+	many := &still{}
+	for i := range defaultFlows + 500 {
+		many.flows = append(many.flows, proxy.FlowInfo{ID: uint64(i), State: proxy.StateGreeting})
+	}
+	for path, want := range map[string]int{
+		"/flows": defaultFlows, "/flows?limit=2": 2, "/flows?limit=0": defaultFlows + 500, "/flows?limit=99999": defaultFlows + 500,
+	} {
+		flows, total := listFlows(t, pages(many), path)
+		assert.Len(t, flows, want, path)
+		assert.Equal(t, "1500", total, path)
+	}
+	none, total := listFlows(t, pages(&still{}), "/flows")
+	assert.Empty(t, none)
+	assert.NotNil(t, none, "an empty array, not null")
+	assert.Equal(t, "0", total)
+}
+
+func TestServeEndsWithItsContext(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- pages(busyProxy()).Serve(ctx, ln) }()
+
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	url := "http://" + ln.Addr().String()
+	resp, err := client.Get(url + "/healthz")
+	require.NoError(t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(t, resp.Body.Close())
+	require.NoError(t, err)
+	assert.Equal(t, "ok", strings.TrimSpace(string(body)))
+
+	// On loopback, the page of another site in a browser gets nothing.
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/flows", http.NoBody)
+	require.NoError(t, err)
+	req.Host = "rebind.example"
+	resp, err = client.Do(req)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	assert.Equal(t, http.StatusMisdirectedRequest, resp.StatusCode)
+
+	cancel()
+	assert.NoError(t, <-served)
+	_, err = net.Dial("tcp", ln.Addr().String())
+	assert.Error(t, err, "still listening")
+}
+
+func TestServeReportsABrokenListener(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	assert.ErrorContains(t, pages(busyProxy()).Serve(t.Context(), ln), "telemetry: serve")
+}

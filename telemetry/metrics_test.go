@@ -1,0 +1,182 @@
+package telemetry
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+func busyOptions(clock *handClock) Options {
+	return Options{
+		Facts: Facts{
+			Version: "v1.2.3", Revision: "abc", GoVersion: "go1.26", Start: 1.7e9,
+			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded"}, ConfigHash: "d00f",
+		},
+		Clock:   clock.now,
+		Load:    func() (int, float64) { return 6, 0.002 },
+		Dropped: func() uint64 { return 8 },
+	}
+}
+
+// gather returns the families by name.
+func gather(t *testing.T, g prometheus.Gatherer) map[string]*dto.MetricFamily {
+	t.Helper()
+	families, err := g.Gather()
+	require.NoError(t, err)
+	byName := map[string]*dto.MetricFamily{}
+	for _, f := range families {
+		byName[f.GetName()] = f
+	}
+	return byName
+}
+
+func TestMetricsFollowTheConventions(t *testing.T) {
+	problems, err := testutil.GatherAndLint(NewRegistry(busyProxy(), busyOptions(&handClock{t: 1})))
+	require.NoError(t, err)
+	for _, p := range problems {
+		assert.Fail(t, p.Metric+": "+p.Text)
+	}
+}
+
+func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
+	c := newCollector(busyProxy(), busyOptions(&handClock{t: 1}))
+	shown := map[string]bool{}
+	ch := make(chan prometheus.Metric, 1000)
+	c.Collect(ch)
+	close(ch)
+	for m := range ch {
+		shown[m.Desc().String()] = true
+	}
+	for _, m := range all {
+		assert.True(t, shown[m.desc.String()], "%s", m.desc)
+	}
+}
+
+func TestLabelsAreBounded(t *testing.T) {
+	// An address, a port or a flow's number as a label would grow without end.
+	allowed := []string{
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", // told of by the configuration and the code
+		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
+	}
+	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {
+		if !strings.HasPrefix(name, "penstock_") {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			for _, l := range m.GetLabel() {
+				assert.True(t, slices.Contains(allowed, l.GetName()), "%s has label %s", name, l.GetName())
+				assert.NotContains(t, l.GetValue(), "192.0.2.", "%s shows an address", name)
+			}
+		}
+	}
+}
+
+func TestMetricsShowWhatTheSnapshotsSay(t *testing.T) {
+	want := `
+# HELP penstock_buffered_bytes Bytes read from one leg and not yet written to the other.
+# TYPE penstock_buffered_bytes gauge
+penstock_buffered_bytes{direction="down"} 200
+penstock_buffered_bytes{direction="up"} 0
+# HELP penstock_bytes_total Bytes read from the leg they come from and written to the leg they go to.
+# TYPE penstock_bytes_total counter
+penstock_bytes_total{direction="down",leg="client",listener="lan",rule="all"} 2000
+penstock_bytes_total{direction="down",leg="server",listener="lan",rule="all"} 3000
+penstock_bytes_total{direction="up",leg="client",listener="lan",rule="all"} 3000
+penstock_bytes_total{direction="up",leg="server",listener="lan",rule="all"} 2000
+# HELP penstock_cc_limited_seconds_total Time that directions under our congestion control were held back, by what.
+# TYPE penstock_cc_limited_seconds_total counter
+penstock_cc_limited_seconds_total{algorithm="copa",by="cwnd",direction="down",listener="lan",rule="all"} 1.5
+penstock_cc_limited_seconds_total{algorithm="copa",by="cwnd",direction="up",listener="lan",rule="all"} 1.5
+penstock_cc_limited_seconds_total{algorithm="copa",by="receiver",direction="down",listener="lan",rule="all"} 1
+penstock_cc_limited_seconds_total{algorithm="copa",by="receiver",direction="up",listener="lan",rule="all"} 1
+# HELP penstock_cc_pacing_rate_bytes_per_second Pacing rates of our congestion control, summed over groups; those without one are left out.
+# TYPE penstock_cc_pacing_rate_bytes_per_second gauge
+penstock_cc_pacing_rate_bytes_per_second{algorithm="copa",direction="down"} 500000
+# HELP penstock_cc_window_bytes Windows of our congestion control, summed over groups; those without a bound are left out.
+# TYPE penstock_cc_window_bytes gauge
+penstock_cc_window_bytes{algorithm="copa",direction="down"} 20000
+# HELP penstock_datapath_missing What was asked for or is useful and cannot be had, in words; always 1.
+# TYPE penstock_datapath_missing gauge
+penstock_datapath_missing{reason="bbr: not loaded"} 1
+# HELP penstock_flow_closes_total Relayed connections that ended, by why and by whom.
+# TYPE penstock_flow_closes_total counter
+penstock_flow_closes_total{by="client",listener="lan",reason="eof",rule="all"} 5
+# HELP penstock_flow_duration_seconds How long relayed connections lived.
+# TYPE penstock_flow_duration_seconds histogram
+penstock_flow_duration_seconds_bucket{listener="lan",rule="all",le="0.1"} 3
+penstock_flow_duration_seconds_bucket{listener="lan",rule="all",le="1"} 5
+penstock_flow_duration_seconds_bucket{listener="lan",rule="all",le="+Inf"} 6
+penstock_flow_duration_seconds_sum{listener="lan",rule="all"} 12.5
+penstock_flow_duration_seconds_count{listener="lan",rule="all"} 6
+# HELP penstock_flow_rejections_total Connections that were accepted and never relayed, by why.
+# TYPE penstock_flow_rejections_total counter
+penstock_flow_rejections_total{listener="lan",reason="dial_refused"} 5
+# HELP penstock_tcp_retransmitted_bytes_total Bytes that TCP sent again.
+# TYPE penstock_tcp_retransmitted_bytes_total counter
+penstock_tcp_retransmitted_bytes_total{leg="client",listener="lan",rule="all"} 1448
+penstock_tcp_retransmitted_bytes_total{leg="server",listener="lan",rule="all"} 1448
+`
+	var names []string
+	for line := range strings.Lines(want) {
+		if name, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			names = append(names, strings.Fields(name)[0])
+		}
+	}
+	registry := NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))
+	assert.NoError(t, testutil.GatherAndCompare(registry, strings.NewReader(want), names...))
+}
+
+func TestBusyLegsAreSampledOnceASecond(t *testing.T) {
+	clock := &handClock{t: cc.Time(time.Second)}
+	src := busyProxy()
+	registry := NewRegistry(src, busyOptions(clock))
+	// rtt counts the observations of the client's leg.
+	rtt := func() uint64 {
+		for _, m := range gather(t, registry)["penstock_tcp_rtt_seconds"].GetMetric() {
+			if m.GetLabel()[0].GetValue() == "client" {
+				return m.GetHistogram().GetSampleCount()
+			}
+		}
+		return 0
+	}
+
+	assert.EqualValues(t, 1, rtt(), "bytes have moved since the start")
+	clock.t = clock.t.Add(sampleEvery - 1)
+	src.flows[0].Down.Written += 1000
+	assert.EqualValues(t, 1, rtt(), "a second scraper right after the first")
+	clock.t = clock.t.Add(1)
+	assert.EqualValues(t, 2, rtt(), "a second later, with bytes moved")
+	clock.t = clock.t.Add(sampleEvery)
+	assert.EqualValues(t, 2, rtt(), "an idle leg says nothing new")
+	src.flows = nil
+	clock.t = clock.t.Add(sampleEvery)
+	assert.EqualValues(t, 2, rtt(), "what was seen stays when the flow has gone")
+}
+
+func TestWindowsOfAGroupCountOnce(t *testing.T) {
+	src := busyProxy()
+	second := src.flows[0]
+	second.ID = 3
+	src.flows = append(src.flows, second) // the other member of the same group
+	got := sumLive(src.flows).control[controlKey{"copa", "down"}]
+	require.NotNil(t, got)
+	assert.Equal(t, 2, got.flows)
+	assert.InDelta(t, 40000, got.window, 1e-6)
+	assert.InDelta(t, 1e6, got.pacing, 1e-6) // 8 Mbit/s
+	assert.InDelta(t, 2*1448, got.inflight, 1e-6)
+}
+
+func TestAWindowWithoutBoundIsLeftOut(t *testing.T) {
+	src := busyProxy()
+	src.flows[0].Down.Flow.Cwnd = cc.MaxCwnd
+	assert.Zero(t, sumLive(src.flows).control[controlKey{"copa", "down"}].window)
+}

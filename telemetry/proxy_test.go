@@ -1,0 +1,204 @@
+package telemetry
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// startProxy runs a real proxy for CONNECT on loopback and returns it with the
+// address of its listener.
+func startProxy(t *testing.T) (p *proxy.Kernel, clock func() cc.Time, addr string) {
+	t.Helper()
+	cfg, err := proxy.Parse([]byte(`
+listeners:
+  - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
+rules:
+  - {name: bulk, match: {destination: [127.0.0.0/8]}, algorithm: "static:cwnd_packets=64"}
+shutdown: {drain: 0s}
+`))
+	require.NoError(t, err)
+	begin := time.Now()
+	clock = func() cc.Time { return cc.Time(time.Since(begin) + time.Second) }
+	p, err = proxy.Open(t.Context(), cfg, &flow.Manager{}, clock, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error, 1)
+	go func() { served <- p.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		assert.NoError(t, <-served)
+		assert.NoError(t, p.Close())
+	})
+	return p, clock, p.Addrs()["local"].String()
+}
+
+// tunnel opens a connection to target through the proxy at addr.
+func tunnel(t *testing.T, addr, target string) net.Conn {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", target)
+	require.NoError(t, err)
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	require.Zero(t, r.Buffered())
+	return conn
+}
+
+// echo serves connections that send back what they get.
+func echo(t *testing.T) (addr string) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			serving.Go(func() {
+				defer conn.Close()
+				_, _ = io.Copy(conn, conn)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = ln.Close()
+		serving.Wait()
+	})
+	return ln.Addr().String()
+}
+
+// totals returns every counter, and the count and sum of every histogram, by
+// name and labels.
+func totals(t *testing.T, g prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	out := map[string]float64{}
+	for name, family := range gather(t, g) {
+		for _, m := range family.GetMetric() {
+			key := fmt.Sprint(name, m.GetLabel())
+			switch family.GetType() {
+			case dto.MetricType_COUNTER:
+				out[key] = m.GetCounter().GetValue()
+			case dto.MetricType_HISTOGRAM:
+				out[key+" count"] = float64(m.GetHistogram().GetSampleCount())
+				out[key+" sum"] = m.GetHistogram().GetSampleSum()
+			}
+		}
+	}
+	return out
+}
+
+func TestCountersMoveWhileFlowsLiveAndNeverGoBack(t *testing.T) {
+	p, clock, addr := startProxy(t)
+	registry := NewRegistry(p, Options{Clock: clock})
+	target := echo(t)
+
+	const (
+		connections = 20
+		size        = 256 << 10
+	)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var clients sync.WaitGroup
+		for range connections {
+			conn := tunnel(t, addr, target)
+			clients.Go(func() {
+				defer conn.Close()
+				go func() { _, _ = conn.Write(make([]byte, size)) }()
+				_, err := io.ReadFull(conn, make([]byte, size))
+				assert.NoError(t, err)
+			})
+		}
+		clients.Wait()
+	}()
+
+	// Scrape until all flows have ended and been accounted for.
+	for before, closed := totals(t, registry), 0; closed < connections; {
+		after := totals(t, registry)
+		for key, was := range before {
+			is, still := after[key]
+			require.True(t, still, "%s has gone", key)
+			require.GreaterOrEqual(t, is, was, "%s went back", key)
+		}
+		before, closed = after, 0
+		for _, m := range gather(t, registry)["penstock_flow_closes_total"].GetMetric() {
+			closed += int(m.GetCounter().GetValue())
+		}
+	}
+	<-done
+	for _, direction := range []string{"down", "up"} {
+		assert.EqualValues(t, connections*size, bytesTotalOf(t, registry, direction), direction)
+	}
+}
+
+// bytesTotalOf returns what has been written in one direction.
+func bytesTotalOf(t *testing.T, g prometheus.Gatherer, direction string) float64 {
+	t.Helper()
+	to := map[string]string{"down": "client", "up": "server"}[direction]
+	for _, m := range gather(t, g)["penstock_bytes_total"].GetMetric() {
+		labels := map[string]string{}
+		for _, l := range m.GetLabel() {
+			labels[l.GetName()] = l.GetValue()
+		}
+		if labels["direction"] == direction && labels["leg"] == to {
+			assert.Equal(t, "bulk", labels["rule"])
+			return m.GetCounter().GetValue()
+		}
+	}
+	return 0
+}
+
+func TestAnOpenFlowIsListedAndCounted(t *testing.T) {
+	p, clock, addr := startProxy(t)
+	pages := Pages{Source: p, Metrics: NewRegistry(p, Options{Clock: clock})}
+	server := httptest.NewServer(pages.Handler(true))
+	defer server.Close()
+
+	conn := tunnel(t, addr, echo(t))
+	defer conn.Close()
+	// Bytes are counted once they are written on, which is after the far end may
+	// have them; but before any that come later.
+	for _, n := range []int{5000, 1} {
+		_, err := conn.Write(make([]byte, n))
+		require.NoError(t, err)
+		_, err = io.ReadFull(conn, make([]byte, n))
+		require.NoError(t, err)
+	}
+
+	assert.GreaterOrEqual(t, bytesTotalOf(t, pages.Metrics, "up"), 5000.0, "counted while open")
+	flows, _ := listFlows(t, pages, "/flows")
+	require.Len(t, flows, 1)
+	f := flows[0]
+	assert.Equal(t, "bulk", f.Rule)
+	assert.Equal(t, conn.LocalAddr().String(), f.Client)
+	require.NotNil(t, f.Down)
+	assert.GreaterOrEqual(t, f.Down.Written, cc.Bytes(5000))
+	require.NotNil(t, f.Down.Control)
+	assert.Equal(t, "static", f.Down.Algorithm)
+	assert.Positive(t, f.Down.Control.Cwnd)
+	assert.Equal(t, "kernel", f.ClientLeg.Tier)
+	assert.NotEmpty(t, f.ClientLeg.Envelope)
+}

@@ -1,0 +1,73 @@
+package telemetry
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// still is a proxy that stands still.
+type still struct {
+	counters proxy.Counters
+	flows    []proxy.FlowInfo
+}
+
+func (s *still) Flows() []proxy.FlowInfo                      { return s.flows }
+func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counters, s.flows }
+
+// busyProxy has something in every field that is shown.
+func busyProxy() *still {
+	histogram := proxy.Histogram{Bounds: []float64{.1, 1}, Counts: []uint64{3, 2, 1}, Sum: 12.5}
+	direction := proxy.DirectionCounters{
+		Algorithm: "copa", Read: 3000, Written: 2000, Spliced: 1000, Retransmitted: 1448, SignalErrors: 1, LossEvents: 4,
+		Limited: map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond, flow.LimitedByReceiver: time.Second},
+	}
+	managed := proxy.DirectionInfo{
+		Algorithm: "copa", Read: 700, Written: 500, Spliced: 100, Managed: true,
+		Flow: flow.Snapshot{
+			ID: 9, Group: "down|lan|192.0.2.7", Algorithm: "copa", Phase: "steady", Members: 2,
+			Cwnd: 40000, Share: 20000, PacingRate: 8e6, Inflight: 1448, Unsent: 52,
+			SRTT: 40 * time.Millisecond, MinRTT: 20 * time.Millisecond, LatestRTT: 45 * time.Millisecond,
+			QueueingDelay: 25 * time.Millisecond, DeliveryRate: 12e6,
+			Taken: 600, Delivered: 450, Lost: 48, Marked: 1, Timeouts: 2, LossEvents: 3,
+			LimitedBy: flow.LimitedByCwnd,
+			Limited:   map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond},
+		},
+	}
+	leg := datapath.Info{
+		Tier: "kernel", Envelope: "bbr", Missing: []string{"a thing"}, Cwnd: 14480, SRTT: 41 * time.Millisecond,
+		MinRTT: 19 * time.Millisecond, DeliveryRate: 11e6, Unsent: 52, Retransmitted: 1448, SignalErrors: 1,
+	}
+	return &still{
+		counters: proxy.Counters{
+			Listeners: []proxy.ListenerCounters{{
+				Listener: "lan", Mode: "tproxy", Accepted: 12, Active: 3,
+				Rejected: map[proxy.Reason]uint64{proxy.RejectedDialRefused: 5}, Dial: histogram, Setup: histogram,
+			}},
+			Routes: []proxy.RouteCounters{{
+				Listener: "lan", Rule: "all", Opened: 7, Active: 2,
+				Closed: map[proxy.Cause]uint64{{Who: "client", How: proxy.ClosedEOF}: 5},
+				Down:   direction, Up: direction, Duration: histogram,
+			}},
+			Active: 3, Sources: 2, Limit: 100, Draining: true,
+		},
+		flows: []proxy.FlowInfo{
+			{
+				ID: 1, Listener: "lan", Rule: "all", State: proxy.StateOpen, Host: "server.example:443",
+				Source: netip.MustParseAddrPort("192.0.2.7:1234"), Target: netip.MustParseAddrPort("198.51.100.1:443"),
+				Age: 90 * time.Second, Setup: 30 * time.Millisecond, Idle: time.Millisecond,
+				Down: managed, Up: proxy.DirectionInfo{Algorithm: "none", Read: 10, Written: 10}, Client: leg, Server: leg,
+			},
+			{ID: 2, Listener: "lan", State: proxy.StateGreeting, Source: netip.MustParseAddrPort("192.0.2.8:99")},
+		},
+	}
+}
+
+// handClock is a clock moved by hand.
+type handClock struct{ t cc.Time }
+
+func (c *handClock) now() cc.Time { return c.t }
