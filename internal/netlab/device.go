@@ -26,8 +26,8 @@ const ringPackets = 20_000
 // firstIndex is above any index that a node of a few devices counts up to.
 const firstIndex = 1000
 
-// carrierTimeout is far longer than the kernel takes, even on a busy machine.
-const carrierTimeout = 10 * time.Second
+// readyTimeout is far longer than the kernel takes, even on a busy machine.
+const readyTimeout = 10 * time.Second
 
 // tunDevice is the kernel's door to TUN devices; a test stands in its own.
 var tunDevice = "/dev/net/tun"
@@ -56,7 +56,7 @@ func (l *Lab) Veth(a, b End) error {
 			if err := errors.Join(a.up(ha), b.up(hb)); err != nil {
 				return err
 			}
-			return errors.Join(a.awaitCarrier(ha), b.awaitCarrier(hb))
+			return errors.Join(a.await(ha), b.await(hb))
 		})
 	})
 }
@@ -81,19 +81,41 @@ func (e End) up(h *netlink.Handle) error {
 	return nil
 }
 
-// awaitCarrier waits until the kernel has taken notice that both ends are up.
-func (e End) awaitCarrier(h *netlink.Handle) error {
-	for deadline := time.Now().Add(carrierTimeout); ; time.Sleep(time.Millisecond) {
-		link, err := h.LinkByName(e.Device)
+// await waits until the kernel has taken notice that the device's peer is up, and
+// has let go of the last doubt about its addresses: a worker of its own does both,
+// and a neighbour asked before then is asked again a second later.
+func (e End) await(h *netlink.Handle) error {
+	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(time.Millisecond) {
+		ready, err := e.ready(h)
 		switch {
 		case err != nil:
-			return fmt.Errorf("netlab: find %s in %s: %w", e.Device, e.Node.name, err)
-		case link.Attrs().OperState == netlink.OperUp:
+			return fmt.Errorf("netlab: look at %s in %s: %w", e.Device, e.Node.name, err)
+		case ready:
 			return nil
 		case time.Now().After(deadline):
-			return fmt.Errorf("netlab: %s in %s has no carrier after %s", e.Device, e.Node.name, carrierTimeout)
+			return fmt.Errorf("netlab: %s in %s is not ready after %s", e.Device, e.Node.name, readyTimeout)
 		}
 	}
+}
+
+func (e End) ready(h *netlink.Handle) (bool, error) {
+	link, err := h.LinkByName(e.Device)
+	if err != nil {
+		return false, err
+	}
+	alone := link.Attrs().RawFlags&unix.IFF_NOARP != 0 // a TUN device: no carrier, no neighbours
+	if !alone && link.Attrs().OperState != netlink.OperUp {
+		return false, nil
+	}
+	addrs, err := h.AddrList(link, netlink.FAMILY_V6)
+	linkLocal := alone
+	for _, a := range addrs {
+		if a.Flags&unix.IFA_F_TENTATIVE != 0 {
+			return false, err
+		}
+		linkLocal = linkLocal || a.IP.IsLinkLocalUnicast()
+	}
+	return linkLocal, err
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
@@ -125,7 +147,10 @@ func (e End) tun() (fd int, err error) {
 		if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets), h.LinkSetMulticastOff(link)); err != nil {
 			return fmt.Errorf("netlab: configure %s in %s: %w", e.Device, e.Node.name, err)
 		}
-		return e.up(h)
+		if err := e.up(h); err != nil {
+			return err
+		}
+		return e.await(h)
 	})
 	if err != nil {
 		return -1, errors.Join(err, unix.Close(fd))

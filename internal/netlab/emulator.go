@@ -101,10 +101,7 @@ func (e *emulator) run() {
 		e.err = fmt.Errorf("netlab: set timer slack: %w", err)
 		return
 	}
-	// Allowed to root only, and then worth it: beside busy neighbours the 99th
-	// percentile of lateness falls from milliseconds to tens of microseconds.
-	// A real-time class would starve the endpoints instead.
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, -20) // 0: this thread
+	hurry()
 	for !e.stopping.Load() {
 		e.deliver(&e.dirs[Down])
 		e.deliver(&e.dirs[Up])
@@ -120,6 +117,23 @@ func (e *emulator) run() {
 				return
 			}
 		}
+	}
+}
+
+// hurry lifts the calling thread above the machine's other work, where that is
+// allowed: to root. Beside busy neighbours it takes the 99th percentile of
+// lateness at 12 Mbit/s from milliseconds to tenths of one. The thread sleeps
+// most of the time at such rates; at hundreds of Mbit/s the kernel's guard
+// against starvation may stop it for 50 ms, which lateness shows.
+func hurry() {
+	attr := unix.SchedAttr{
+		Size:     unix.SizeofSchedAttr,
+		Policy:   unix.SCHED_FIFO,
+		Priority: 1,
+		Flags:    unix.SCHED_FLAG_RESET_ON_FORK,
+	}
+	if unix.SchedSetAttr(0, &attr, 0) != nil {
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, -20) // 0: this thread
 	}
 }
 

@@ -22,12 +22,12 @@ type bench struct {
 	client, server int
 }
 
-func newBench(t testing.TB, down, up sim.LinkConfig) *bench {
-	t.Helper()
+func newBench(tb testing.TB, down, up sim.LinkConfig) *bench {
+	tb.Helper()
 	near, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	far, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	p := &Path{record: newRecord(), epoch: time.Now(), quit: make(chan struct{}), supplied: make(chan struct{})}
 	p.cfg.Down, p.cfg.Up = down, up
 	p.dirs[Down] = pipe{dir: Down, cfg: down, in: far[1], out: near[1]}
@@ -36,11 +36,11 @@ func newBench(t testing.TB, down, up sim.LinkConfig) *bench {
 		defer close(p.supplied)
 		p.record.supply(p.quit)
 	}()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		close(p.quit)
 		<-p.supplied
 		for _, fd := range append(near[:], far[:]...) {
-			assert.NoError(t, unix.Close(fd))
+			assert.NoError(tb, unix.Close(fd))
 		}
 	})
 	return &bench{emulator: newEmulator(p), client: near[0], server: far[0]}
@@ -132,8 +132,8 @@ func TestQueueIsFirstInFirstOut(t *testing.T) {
 }
 
 // history is a record written by hand.
-func history(t testing.TB, down sim.LinkConfig, entries ...entry) *Path {
-	t.Helper()
+func history(tb testing.TB, down sim.LinkConfig, entries ...entry) *Path {
+	tb.Helper()
 	p := &Path{record: newRecord()}
 	p.cfg.Down = down
 	p.zero.Store(1)

@@ -21,18 +21,18 @@ import (
 )
 
 // inode identifies the calling thread's network namespace.
-func inode(t testing.TB) string {
-	t.Helper()
+func inode(tb testing.TB) string {
+	tb.Helper()
 	s, err := os.Readlink("/proc/thread-self/ns/net")
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return s
 }
 
 // namespaces returns the network namespaces this process's threads are in.
-func namespaces(t testing.TB) map[string]bool {
-	t.Helper()
+func namespaces(tb testing.TB) map[string]bool {
+	tb.Helper()
 	links, err := filepath.Glob("/proc/self/task/*/ns/net")
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	got := map[string]bool{}
 	for _, l := range links {
 		if s, err := os.Readlink(l); err == nil { // the thread may have ended
@@ -42,10 +42,10 @@ func namespaces(t testing.TB) map[string]bool {
 	return got
 }
 
-func fds(t testing.TB) int {
-	t.Helper()
+func fds(tb testing.TB) int {
+	tb.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	return len(entries)
 }
 

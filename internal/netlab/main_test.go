@@ -29,40 +29,40 @@ func TestMain(m *testing.M) {
 }
 
 // needNamespaces skips a test where labs cannot be built.
-func needNamespaces(t testing.TB) {
-	t.Helper()
+func needNamespaces(tb testing.TB) {
+	tb.Helper()
 	if err := probeNamespaces(); err != nil {
-		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN (run as root, or unshare -rn go test): ", err)
+		tb.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN (run as root, or unshare -rn go test): ", err)
 	}
 }
 
 // needPath skips a test where a path cannot be opened.
-func needPath(t testing.TB) {
-	t.Helper()
-	needNamespaces(t)
+func needPath(tb testing.TB) {
+	tb.Helper()
+	needNamespaces(tb)
 	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		t.Skipf("needs %s: %v", tunDevice, err)
+		tb.Skipf("needs %s: %v", tunDevice, err)
 	}
-	require.NoError(t, unix.Close(fd))
+	require.NoError(tb, unix.Close(fd))
 }
 
-func newCellular(t testing.TB, cfg CellularConfig) *Cellular {
-	t.Helper()
-	needPath(t)
+func newCellular(tb testing.TB, cfg CellularConfig) *Cellular {
+	tb.Helper()
+	needPath(tb)
 	c, err := NewCellular(cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, c.Close()) })
 	return c
 }
 
 func port(a netip.Addr, p uint16) string { return netip.AddrPortFrom(a, p).String() }
 
 // connect returns both ends of a TCP connection from one node to another's address.
-func connect(t testing.TB, from, to *Node, addr netip.Addr) (dialled, accepted *net.TCPConn) {
-	t.Helper()
+func connect(tb testing.TB, from, to *Node, addr netip.Addr) (dialled, accepted *net.TCPConn) {
+	tb.Helper()
 	ln, err := to.Listen("tcp", port(addr, 0))
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	defer ln.Close()
 	type result struct {
 		net.Conn
@@ -74,10 +74,10 @@ func connect(t testing.TB, from, to *Node, addr netip.Addr) (dialled, accepted *
 		got <- result{c, err}
 	}()
 	out, err := from.Dial("tcp", ln.Addr().String())
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	in := <-got
-	require.NoError(t, in.error)
-	t.Cleanup(func() {
+	require.NoError(tb, in.error)
+	tb.Cleanup(func() {
 		_ = out.Close()
 		_ = in.Close()
 	})
@@ -85,15 +85,15 @@ func connect(t testing.TB, from, to *Node, addr netip.Addr) (dialled, accepted *
 }
 
 // congestion selects the kernel's congestion control for one socket.
-func congestion(t testing.TB, c *net.TCPConn, name string) {
-	t.Helper()
+func congestion(tb testing.TB, c *net.TCPConn, name string) {
+	tb.Helper()
 	raw, err := c.SyscallConn()
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	var set error
-	require.NoError(t, raw.Control(func(fd uintptr) {
+	require.NoError(tb, raw.Control(func(fd uintptr) {
 		set = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
 	}))
-	require.NoError(t, set, "the kernel must offer "+name)
+	require.NoError(tb, set, "the kernel must offer "+name)
 }
 
 // transfer sends n random bytes, half-closes, and returns what was sent and what

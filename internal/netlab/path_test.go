@@ -29,9 +29,9 @@ func twelve(queue int) CellularConfig {
 
 // settled waits until every packet so far has been handed over, and returns the
 // whole record's report.
-func settled(t testing.TB, p *Path) Report {
-	t.Helper()
-	require.Eventually(t, func() bool {
+func settled(tb testing.TB, p *Path) Report {
+	tb.Helper()
+	require.Eventually(tb, func() bool {
 		done := true
 		p.record.all(func(e *entry) bool {
 			if late, _ := e.lateness(); e.drop == sim.DropNone && late == time.Duration(latePending) {
@@ -42,8 +42,8 @@ func settled(t testing.TB, p *Path) Report {
 		return done
 	}, 20*time.Second, 5*time.Millisecond, "the path never drains")
 	missed, err := p.Missed()
-	require.NoError(t, err)
-	require.Zero(t, missed, "a device dropped packets before the emulator saw them")
+	require.NoError(tb, err)
+	require.Zero(tb, missed, "a device dropped packets before the emulator saw them")
 	return p.Report(0, p.Elapsed())
 }
 
