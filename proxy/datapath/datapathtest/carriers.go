@@ -56,13 +56,13 @@ func forward(c datapath.Carrier, dst datapath.Conn, fill, grant int) error {
 			}
 			left -= k
 			if c.Buffered() != left {
-				return errors.New("Buffered does not say what is left")
+				return errors.New("what is left is not what Buffered says")
 			}
 		}
 	}
 }
 
-func carry(t *testing.T, pair Pair) {
+func (s suite) carry() {
 	for name := range carriers(nil, nil) {
 		for _, sizes := range []struct {
 			name        string
@@ -72,51 +72,52 @@ func carry(t *testing.T, pair Pair) {
 			{"in grants of a few segments", 256 << 10, 4344},
 			{"in odd pieces", 10_007, 3_001},
 		} {
-			t.Run(name+" "+sizes.name, func(t *testing.T) {
-				source, in := connect(t, pair)
-				out, sink := connect(t, pair)
-				o := observe(out, flow.Limit{Cwnd: cc.MaxCwnd})
+			s.Run(name+" "+sizes.name, func(t *testing.T) {
+				s := suite{t, s.pair}
+				source, src := s.connect()
+				dst, sink := s.connect()
+				o := observe(dst, flow.Limit{Cwnd: cc.MaxCwnd})
 				data := payload(1<<20, 8)
 				wrote := inBackground(func() error { return send(source, data) })
 				forwarded := inBackground(func() error {
-					return forward(carriers(out, in)[name], out, sizes.fill, sizes.grant)
+					return forward(carriers(dst, src)[name], dst, sizes.fill, sizes.grant)
 				})
 				got, err := io.ReadAll(sink)
-				require.NoError(t, err)
-				require.NoError(t, wrote())
-				require.NoError(t, forwarded())
-				require.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
-				o.until(t, "everything arrived", arrived(len(data)))
-				o.all(t)
+				require.NoError(s, err)
+				require.NoError(s, wrote())
+				require.NoError(s, forwarded())
+				require.Equal(s, sha256.Sum256(data), sha256.Sum256(got))
+				o.until(s.T, "everything arrived", arrived(len(data)))
+				o.all(s.T)
 			})
 		}
 	}
 }
 
-func idleCarrier(t *testing.T, pair Pair) {
-	source, in := connect(t, pair)
-	out, sink := connect(t, pair)
-	for name, c := range carriers(out, in) {
-		require.NoError(t, in.SetReadDeadline(time.Now().Add(time.Millisecond)))
+func (s suite) idleCarrier() {
+	source, src := s.connect()
+	dst, sink := s.connect()
+	for name, c := range carriers(dst, src) {
+		require.NoError(s, src.SetReadDeadline(in(time.Millisecond)))
 		_, err := c.Fill(1 << 20)
-		assert.True(t, isTimeout(err), "%s: %v", name, err)
-		assert.Zero(t, c.Buffered(), name)
+		assert.True(s, isTimeout(err), "%s: %v", name, err)
+		assert.Zero(s, c.Buffered(), name)
 
 		// And it works on when there is something after all.
-		require.NoError(t, in.SetReadDeadline(time.Now().Add(patience)))
+		require.NoError(s, src.SetReadDeadline(in(patience)))
 		_, err = source.Write([]byte("late"))
-		require.NoError(t, err)
+		require.NoError(s, err)
 		n, err := c.Fill(1 << 20)
-		require.NoError(t, err, name)
-		require.Equal(t, 4, n, name)
+		require.NoError(s, err, name)
+		require.Equal(s, 4, n, name)
 		n, err = c.Fill(1 << 20)
-		require.NoError(t, err, name)
-		assert.Zero(t, n, "%s: the store is not empty", name)
+		require.NoError(s, err, name)
+		assert.Zero(s, n, "%s: the store is not empty", name)
 		n, err = c.Drain(1 << 20)
-		require.NoError(t, err, name)
-		assert.Equal(t, 4, n, name)
+		require.NoError(s, err, name)
+		assert.Equal(s, 4, n, name)
 		_, err = io.ReadFull(sink, make([]byte, 4))
-		require.NoError(t, err, name)
+		require.NoError(s, err, name)
 		c.Release()
 	}
 }

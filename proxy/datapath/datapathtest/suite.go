@@ -30,41 +30,51 @@ type Pair func(t *testing.T) (a, b datapath.Conn)
 
 // Run checks one datapath.
 func Run(t *testing.T, pair Pair) {
+	t.Helper()
 	for _, test := range []struct {
 		name string
-		run  func(t *testing.T, pair Pair)
+		run  func(suite)
 	}{
-		{"bytes arrive intact both ways at once", bothWays},
-		{"a half-close ends one direction only", halfClose},
-		{"a reset is seen as one", reset},
-		{"reports grow and add up", reports},
-		{"what was written before Observe is not reported", lateObserve},
-		{"a stalled reader shows as unsent bytes", stalledReader},
-		{"no report follows Close", afterClose},
-		{"closing under load ends everything", closeUnderLoad},
-		{"a held rate is kept", heldRate},
-		{"a held window is kept", heldWindow},
-		{"a carrier moves every byte", carry},
-		{"an idle carrier is ended by a deadline", idleCarrier},
+		{"bytes arrive intact both ways at once", suite.bothWays},
+		{"a half-close ends one direction only", suite.halfClose},
+		{"a reset is seen as one", suite.reset},
+		{"reports grow and add up", suite.reports},
+		{"what was written before Observe is not reported", suite.lateObserve},
+		{"a stalled reader shows as unsent bytes", suite.stalledReader},
+		{"no report follows Close", suite.afterClose},
+		{"closing under load ends everything", suite.closeUnderLoad},
+		{"a held rate is kept", suite.heldRate},
+		{"a held window is kept", suite.heldWindow},
+		{"a carrier moves every byte", suite.carry},
+		{"an idle carrier is ended by a deadline", suite.idleCarrier},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			// First in, last out: the datapath's own clean-up runs before it.
 			t.Cleanup(func() { goleak.VerifyNone(t) })
-			test.run(t, pair)
+			test.run(suite{t, pair})
 		})
 	}
 }
 
+// suite is one check underway.
+type suite struct {
+	*testing.T
+	pair Pair
+}
+
 // connect returns a pair that is closed with the test.
-func connect(t *testing.T, pair Pair) (a, b datapath.Conn) {
-	t.Helper()
-	a, b = pair(t)
+func (s suite) connect() (a, b datapath.Conn) {
+	s.Helper()
+	a, b = s.pair(s.T)
 	for _, c := range []datapath.Conn{a, b} {
-		require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
-		t.Cleanup(func() { _ = c.Close() })
+		require.NoError(s, c.SetDeadline(in(patience)))
+		s.Cleanup(func() { _ = c.Close() })
 	}
 	return a, b
 }
+
+// in returns a deadline: sockets know real time only.
+func in(d time.Duration) time.Time { return time.Now().Add(d) } //nolint:forbidigo // see above
 
 // payload returns n bytes that repeat nowhere near a buffer's size.
 func payload(n int, seed uint64) []byte {
@@ -174,8 +184,8 @@ func send(c datapath.Conn, data []byte) error {
 	return c.CloseWrite()
 }
 
-func bothWays(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) bothWays() {
+	a, b := s.connect()
 	oa, ob := observe(a, flow.Limit{Cwnd: cc.MaxCwnd}), observe(b, flow.Limit{Cwnd: cc.MaxCwnd})
 	down, up := payload(3<<20, 1), payload(2<<20, 2)
 
@@ -188,144 +198,144 @@ func bothWays(t *testing.T, pair Pair) {
 		return err
 	})
 	got, err := io.ReadAll(b)
-	require.NoError(t, err)
-	require.NoError(t, sentDown())
-	require.NoError(t, sentUp())
-	require.NoError(t, readUp())
-	assert.Equal(t, sha256.Sum256(down), sha256.Sum256(got))
-	assert.Equal(t, sha256.Sum256(up), sha256.Sum256(<-gotUp))
+	require.NoError(s, err)
+	require.NoError(s, sentDown())
+	require.NoError(s, sentUp())
+	require.NoError(s, readUp())
+	assert.Equal(s, sha256.Sum256(down), sha256.Sum256(got))
+	assert.Equal(s, sha256.Sum256(up), sha256.Sum256(<-gotUp))
 
-	oa.until(t, "everything arrived", arrived(len(down)))
-	ob.until(t, "everything arrived", arrived(len(up)))
-	oa.all(t)
-	ob.all(t)
+	oa.until(s.T, "everything arrived", arrived(len(down)))
+	ob.until(s.T, "everything arrived", arrived(len(up)))
+	oa.all(s.T)
+	ob.all(s.T)
 }
 
-func halfClose(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
-	require.NoError(t, send(a, []byte("question")))
+func (s suite) halfClose() {
+	a, b := s.connect()
+	require.NoError(s, send(a, []byte("question")))
 	got, err := io.ReadAll(b)
-	require.NoError(t, err)
-	require.Equal(t, "question", string(got))
+	require.NoError(s, err)
+	require.Equal(s, "question", string(got))
 
-	require.NoError(t, send(b, []byte("answer")))
+	require.NoError(s, send(b, []byte("answer")))
 	got, err = io.ReadAll(a)
-	require.NoError(t, err)
-	assert.Equal(t, "answer", string(got))
+	require.NoError(s, err)
+	assert.Equal(s, "answer", string(got))
 	_, err = a.Write([]byte("more"))
-	assert.Error(t, err, "after CloseWrite")
+	assert.Error(s, err, "after CloseWrite")
 }
 
-func reset(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) reset() {
+	a, b := s.connect()
 	_, err := a.Write([]byte("x"))
-	require.NoError(t, err)
+	require.NoError(s, err)
 	_, err = io.ReadFull(b, make([]byte, 1))
-	require.NoError(t, err)
+	require.NoError(s, err)
 
-	require.NoError(t, a.Reset())
+	require.NoError(s, a.Reset())
 	_, err = b.Read(make([]byte, 1))
-	assert.ErrorIs(t, err, syscall.ECONNRESET)
-	assert.Error(t, a.Close(), "it is closed already")
+	assert.ErrorIs(s, err, syscall.ECONNRESET)
+	assert.Error(s, a.Close(), "it is closed already")
 }
 
-func reports(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) reports() {
+	a, b := s.connect()
 	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
-	first := o.until(t, "a start", func(flow.Report) bool { return true })
-	assert.Zero(t, first.Written)
-	assert.Zero(t, first.Acked)
+	first := o.until(s.T, "a start", func(flow.Report) bool { return true })
+	assert.Zero(s, first.Written)
+	assert.Zero(s, first.Acked)
 
 	data := payload(4<<20, 3)
 	wrote := inBackground(func() error { return send(a, data) })
 	got, err := io.ReadAll(b)
-	require.NoError(t, err)
-	require.NoError(t, wrote())
-	require.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
+	require.NoError(s, err)
+	require.NoError(s, wrote())
+	require.Equal(s, sha256.Sum256(data), sha256.Sum256(got))
 
-	last := o.until(t, "everything arrived", arrived(len(data)))
-	assert.Positive(t, last.MSS)
-	assert.Positive(t, len(o.all(t)), "reports")
-	assert.Zero(t, a.Info().Unsent)
-	assert.NotEmpty(t, a.Info().Tier)
-	assert.Zero(t, a.Info().SignalErrors)
+	last := o.until(s.T, "everything arrived", arrived(len(data)))
+	assert.Positive(s, last.MSS)
+	assert.Positive(s, len(o.all(s.T)), "reports")
+	assert.Zero(s, a.Info().Unsent)
+	assert.NotEmpty(s, a.Info().Tier)
+	assert.Zero(s, a.Info().SignalErrors)
 
 	// The end of the stream is no byte, whenever it is acknowledged.
 	_, err = b.Write([]byte("y"))
-	require.NoError(t, err)
+	require.NoError(s, err)
 	_, err = io.ReadFull(a, make([]byte, 1))
-	require.NoError(t, err)
-	require.NoError(t, a.Close())
-	for _, r := range o.all(t) {
-		assert.LessOrEqual(t, r.Acked, cc.Bytes(len(data)))
-		assert.LessOrEqual(t, r.Written, cc.Bytes(len(data)))
+	require.NoError(s, err)
+	require.NoError(s, a.Close())
+	for _, r := range o.all(s.T) {
+		assert.LessOrEqual(s, r.Acked, cc.Bytes(len(data)))
+		assert.LessOrEqual(s, r.Written, cc.Bytes(len(data)))
 	}
 }
 
-func lateObserve(t *testing.T, pair Pair) {
+func (s suite) lateObserve() {
 	for _, swap := range []bool{false, true} { // the end that dialled, and the one that accepted
-		a, b := connect(t, pair)
+		a, b := s.connect()
 		if swap {
 			a, b = b, a
 		}
 		_, err := a.Write([]byte("greeting"))
-		require.NoError(t, err)
+		require.NoError(s, err)
 		o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
 		_, err = a.Write([]byte("body"))
-		require.NoError(t, err)
+		require.NoError(s, err)
 		_, err = io.ReadFull(b, make([]byte, len("greetingbody")))
-		require.NoError(t, err)
-		o.until(t, "the body arrived", arrived(len("body")))
-		for _, r := range o.all(t) {
-			assert.LessOrEqual(t, r.Written, cc.Bytes(len("body")))
+		require.NoError(s, err)
+		o.until(s.T, "the body arrived", arrived(len("body")))
+		for _, r := range o.all(s.T) {
+			assert.LessOrEqual(s, r.Written, cc.Bytes(len("body")))
 		}
 	}
 }
 
-func stalledReader(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) stalledReader() {
+	a, b := s.connect()
 	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
 	data := payload(32<<20, 4) // more than buffers on the way hold
 	wrote := inBackground(func() error { return send(a, data) })
-	o.until(t, "the receiver holds it back", func(r flow.Report) bool { return r.RwndFull && r.Unsent > 0 })
+	o.until(s.T, "the receiver holds it back", func(r flow.Report) bool { return r.RwndFull && r.Unsent > 0 })
 	got, err := io.ReadAll(b)
-	require.NoError(t, err)
-	require.NoError(t, wrote())
-	require.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
-	o.until(t, "everything arrived", arrived(len(data)))
-	o.all(t)
+	require.NoError(s, err)
+	require.NoError(s, wrote())
+	require.Equal(s, sha256.Sum256(data), sha256.Sum256(got))
+	o.until(s.T, "everything arrived", arrived(len(data)))
+	o.all(s.T)
 }
 
-func afterClose(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) afterClose() {
+	a, b := s.connect()
 	oa, ob := observe(a, flow.Limit{Cwnd: cc.MaxCwnd}), observe(b, flow.Limit{Cwnd: cc.MaxCwnd})
 	_, err := a.Write(payload(64<<10, 5))
-	require.NoError(t, err)
-	require.NoError(t, a.Close())
+	require.NoError(s, err)
+	require.NoError(s, a.Close())
 	oa.mu.Lock()
 	oa.closed = true
 	oa.mu.Unlock()
 
 	// The other end's reports show that the datapath has gone on meanwhile.
 	_, err = io.Copy(io.Discard, b)
-	require.NoError(t, err)
+	require.NoError(s, err)
 	for range 3 {
 		_, err = b.Write([]byte("z"))
 		if err != nil {
 			break // the closed end may answer with a reset
 		}
 	}
-	ob.until(t, "time passed", func(flow.Report) bool { return true })
-	require.NoError(t, b.Close())
+	ob.until(s.T, "time passed", func(flow.Report) bool { return true })
+	require.NoError(s, b.Close())
 	oa.mu.Lock()
 	defer oa.mu.Unlock()
-	assert.Zero(t, oa.late, "reports after Close")
+	assert.Zero(s, oa.late, "reports after Close")
 }
 
-func closeUnderLoad(t *testing.T, pair Pair) {
+func (s suite) closeUnderLoad() {
 	var all sync.WaitGroup
 	for range 8 {
-		a, b := connect(t, pair)
+		a, b := s.connect()
 		oa, ob := observe(a, flow.Limit{Cwnd: cc.MaxCwnd}), observe(b, flow.Limit{Cwnd: cc.MaxCwnd})
 		for _, c := range []datapath.Conn{a, b} {
 			all.Go(func() {
@@ -343,51 +353,50 @@ func closeUnderLoad(t *testing.T, pair Pair) {
 				}
 			})
 		}
-		oa.until(t, "bytes arrive", func(r flow.Report) bool { return r.Acked > 256<<10 })
-		ob.until(t, "bytes arrive", func(r flow.Report) bool { return r.Acked > 256<<10 })
+		oa.until(s.T, "bytes arrive", func(r flow.Report) bool { return r.Acked > 256<<10 })
+		ob.until(s.T, "bytes arrive", func(r flow.Report) bool { return r.Acked > 256<<10 })
 		all.Go(func() { _ = a.Reset() })
 		all.Go(func() { _ = b.Close() })
 	}
 	all.Wait()
 }
 
-func heldRate(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) heldRate() {
+	a, b := s.connect()
 	if a.Info().Holds&datapath.HoldRate == 0 {
-		t.Skip("this datapath does not hold a rate by itself")
+		s.Skip("this datapath does not hold a rate by itself")
 	}
 	const rate = cc.Rate(160_000_000)
 	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
 	data := payload(4<<20, 6)
-	start := time.Now()
 	wrote := inBackground(func() error { return send(a, data) })
 	_, err := io.Copy(io.Discard, b)
-	took := time.Since(start)
-	require.NoError(t, err)
-	require.NoError(t, wrote())
-	last := o.until(t, "everything arrived", arrived(len(data)))
+	require.NoError(s, err)
+	require.NoError(s, wrote())
+	last := o.until(s.T, "everything arrived", arrived(len(data)))
 	// Kernels do not pace a connection's first ten segments. Lateness can only
 	// make the rest slower.
 	paced := cc.Bytes(len(data)) - 10*last.MSS
-	require.Positive(t, paced)
-	assert.Greater(t, took, rate.TimeFor(paced)*3/4)
+	require.Positive(s, paced)
+	took := last.At.Sub(o.all(s.T)[0].At)
+	assert.Greater(s, took, rate.TimeFor(paced)*3/4)
 }
 
-func heldWindow(t *testing.T, pair Pair) {
-	a, b := connect(t, pair)
+func (s suite) heldWindow() {
+	a, b := s.connect()
 	if a.Info().Holds&datapath.HoldWindow == 0 {
-		t.Skip("this datapath does not hold a window by itself: the relay does")
+		s.Skip("this datapath does not hold a window by itself: the relay does")
 	}
 	const window = 128 << 10
 	o := observe(a, flow.Limit{Cwnd: window})
 	data := payload(4<<20, 7)
 	wrote := inBackground(func() error { return send(a, data) })
 	_, err := io.Copy(io.Discard, b)
-	require.NoError(t, err)
-	require.NoError(t, wrote())
-	o.until(t, "everything arrived", arrived(len(data)))
-	for _, r := range o.all(t) {
-		assert.LessOrEqual(t, r.Pipe, window+r.MSS)
+	require.NoError(s, err)
+	require.NoError(s, wrote())
+	o.until(s.T, "everything arrived", arrived(len(data)))
+	for _, r := range o.all(s.T) {
+		assert.LessOrEqual(s, r.Pipe, window+r.MSS)
 	}
 }
 

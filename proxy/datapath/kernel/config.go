@@ -47,7 +47,7 @@ type Config struct {
 
 	KeepAlive    net.KeepAliveConfig // zero: DefaultKeepAlive; Enable false with anything else set: off
 	PollsPerTick int                 // 0: DefaultPollsPerTick
-	Pipes        int                 // pipes in use for splicing at most; 0: 256
+	Pipes        int                 // pipes in use for splicing at most; 0: 128
 	Log          *slog.Logger        // nil: silent
 }
 

@@ -17,31 +17,31 @@ import (
 )
 
 // still returns a datapath whose ticks the test makes.
-func still(t testing.TB, cfg Config) *Datapath {
-	t.Helper()
+func still(tb testing.TB, cfg Config) *Datapath {
+	tb.Helper()
 	if cfg.Clock == nil {
 		cfg.Clock = clock()
 	}
 	d, err := prepared(cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, d.timer.close()) })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, d.timer.close()) })
 	return d
 }
 
 // next waits for the timer and makes the tick.
-func (d *Datapath) next(t testing.TB) {
-	t.Helper()
+func (d *Datapath) next(tb testing.TB) {
+	tb.Helper()
 	n, err := d.timer.wait()
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	d.ticks += n
 	d.tick()
 }
 
 // remaining is what the timerfd itself says.
-func (d *Datapath) remaining(t testing.TB) (first, period time.Duration) {
-	t.Helper()
+func (d *Datapath) remaining(tb testing.TB) (first, period time.Duration) {
+	tb.Helper()
 	var spec unix.ItimerSpec
-	require.NoError(t, unix.TimerfdGettime(d.timer.fd, &spec))
+	require.NoError(tb, unix.TimerfdGettime(d.timer.fd, &spec))
 	return time.Duration(spec.Value.Nano()), time.Duration(spec.Interval.Nano())
 }
 
@@ -290,4 +290,23 @@ func BenchmarkPoll(b *testing.B) {
 	for b.Loop() {
 		a.poll()
 	}
+}
+
+// BenchmarkTick is a second of ticking with one busy leg, told as CPU time.
+func BenchmarkTick(b *testing.B) {
+	ticks := make(chan struct{})
+	n := 0
+	d := start(b, Config{OnTick: func(cc.Time) cc.Time {
+		if n++; n == b.N {
+			close(ticks)
+		}
+		return cc.Never
+	}})
+	a, _ := d.pair(b, loopback4)
+	watched(a)
+	before := cpu(b)
+	a.begin()
+	<-ticks
+	b.ReportMetric((cpu(b)-before).Seconds()*1e6/float64(b.N), "cpu-µs/tick")
+	a.end()
 }

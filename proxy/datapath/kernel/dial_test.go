@@ -146,7 +146,7 @@ func (c *Conn) option(t *testing.T, level, name int) (value int) {
 }
 
 // unprivileged runs f on a thread without capabilities.
-func unprivileged(t *testing.T, f func(t *testing.T)) {
+func unprivileged(t *testing.T, f func()) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -159,7 +159,7 @@ func unprivileged(t *testing.T, f func(t *testing.T)) {
 				return
 			}
 		}
-		f(t)
+		f()
 	}()
 	<-done
 }
@@ -169,7 +169,7 @@ func TestAMissingCapabilityIsNamed(t *testing.T) {
 	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
 	require.NoError(t, err)
 	defer ln.Close() //nolint:errcheck // it only listened
-	unprivileged(t, func(t *testing.T) {
+	unprivileged(t, func() {
 		_, err := d.Dial(t.Context(), DialConfig{Host: ln.Addr().String(), Mark: 7})
 		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a mark")
 

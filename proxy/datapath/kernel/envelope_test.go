@@ -60,7 +60,7 @@ func TestAForbiddenEnvelopeNamesTheSysctl(t *testing.T) {
 		assert.Contains(t, envelopeRefused("dctcp", unix.EPERM), "tcp_allowed_congestion_control")
 		t.Skip("needs a congestion control that is available and not allowed for all")
 	}
-	unprivileged(t, func(t *testing.T) {
+	unprivileged(t, func() {
 		d := still(t, Config{Envelope: available[i]})
 		if assert.Len(t, d.Missing(), 1) {
 			assert.Contains(t, d.Missing()[0], "sysctl -w net.ipv4.tcp_allowed_congestion_control=")

@@ -22,20 +22,20 @@ func clock() func() cc.Time {
 }
 
 // start returns a datapath that ends with the test.
-func start(t testing.TB, cfg Config) *Datapath {
-	t.Helper()
+func start(tb testing.TB, cfg Config) *Datapath {
+	tb.Helper()
 	cfg.Clock = clock()
 	d, err := New(cfg)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	require.NoError(tb, err)
+	tb.Cleanup(func() { require.NoError(tb, d.Close()) })
 	return d
 }
 
 // pair returns a dialled and an accepted leg on loopback, closed with the test.
-func (d *Datapath) pair(t testing.TB, addr string) (dialled, accepted *Conn) {
-	t.Helper()
-	ln, err := d.Listen(t.Context(), "tcp", addr, false)
-	require.NoError(t, err)
+func (d *Datapath) pair(tb testing.TB, addr string) (dialled, accepted *Conn) {
+	tb.Helper()
+	ln, err := d.Listen(tb.Context(), "tcp", addr, false)
+	require.NoError(tb, err)
 	defer ln.Close() //nolint:errcheck // it only listened
 	type dial struct {
 		conn *Conn
@@ -47,12 +47,12 @@ func (d *Datapath) pair(t testing.TB, addr string) (dialled, accepted *Conn) {
 		dials <- dial{c, err}
 	}()
 	tcp, err := ln.AcceptTCP()
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	accepted, err = d.Wrap(tcp)
-	require.NoError(t, err)
+	require.NoError(tb, err)
 	got := <-dials
-	require.NoError(t, got.err)
-	t.Cleanup(func() { _, _ = got.conn.Close(), accepted.Close() })
+	require.NoError(tb, got.err)
+	tb.Cleanup(func() { _, _ = got.conn.Close(), accepted.Close() })
 	return got.conn, accepted
 }
 
@@ -77,6 +77,7 @@ func TestConformance(t *testing.T) {
 				needsIPv6(t)
 			}
 			datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
+				t.Helper()
 				return start(t, Config{}).pair(t, addr)
 			})
 		})

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -21,17 +22,15 @@ type reader struct {
 
 func (r *reader) attempt(fd uintptr) bool {
 	buf := r.take()
-	for {
+	r.n, r.err = unix.Read(int(fd), buf)
+	for errors.Is(r.err, unix.EINTR) {
 		r.n, r.err = unix.Read(int(fd), buf)
-		switch r.err {
-		case unix.EINTR:
-			continue
-		case unix.EAGAIN:
-			r.back()
-			return false
-		}
-		return true
 	}
+	if errors.Is(r.err, unix.EAGAIN) {
+		r.back()
+		return false
+	}
+	return true
 }
 
 // Read implements net.Conn.

@@ -44,12 +44,12 @@ type carried struct {
 	source, in, out, sink *Conn
 }
 
-func (d *Datapath) carried(t testing.TB) carried {
-	t.Helper()
-	source, in := d.pair(t, loopback4)
-	out, sink := d.pair(t, loopback4)
+func (d *Datapath) carried(tb testing.TB) carried {
+	tb.Helper()
+	source, in := d.pair(tb, loopback4)
+	out, sink := d.pair(tb, loopback4)
 	c := datapath.NewCarrier(out, in, datapath.NewBuffers(1<<20))
-	require.IsType(t, &splicer{}, c)
+	require.IsType(tb, &splicer{}, c)
 	return carried{c, source, in, out, sink}
 }
 
