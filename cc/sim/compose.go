@@ -46,27 +46,32 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 			t.times = append(t.times, int64((at+time.Millisecond-1)/time.Millisecond))
 		}
 	}
-	if end := d.Milliseconds(); len(t.times) == 0 || t.times[len(t.times)-1] < end {
-		t.times = append(t.times, end)
-	}
+	t.closeAt(d)
 	return t, nil
 }
 
 // Without returns the trace, played for the length d, with the opportunities
 // after from and up to to taken out of it.
-func (t *Trace) Without(from, to, d time.Duration) *Trace {
+func (t *Trace) Without(from, to, d time.Duration) (*Trace, error) {
+	if d < time.Millisecond || d > maxGenerated {
+		return nil, fmt.Errorf("sim: trace %s cannot be cut for a run of %v", t.Name, d)
+	}
 	cut := &Trace{Name: t.Name}
-	for k := int64(0); ; k++ {
-		at := t.at(k)
-		if at > d {
-			break
+	for k := int64(0); t.at(k) <= d; k++ {
+		if len(cut.times) == maxOpportunities-1 {
+			return nil, fmt.Errorf("sim: trace %s has more than %d opportunities in %v", t.Name, maxOpportunities, d)
 		}
-		if at <= from || at > to {
+		if at := t.at(k); at <= from || at > to {
 			cut.times = append(cut.times, int64(at/time.Millisecond))
 		}
 	}
-	if end := d.Milliseconds(); len(cut.times) == 0 || cut.times[len(cut.times)-1] < end {
-		cut.times = append(cut.times, end)
+	cut.closeAt(d)
+	return cut, nil
+}
+
+// closeAt makes the loop last d: its last line is its length.
+func (t *Trace) closeAt(d time.Duration) {
+	if end := d.Milliseconds(); len(t.times) == 0 || t.times[len(t.times)-1] < end {
+		t.times = append(t.times, end)
 	}
-	return cut
 }

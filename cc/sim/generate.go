@@ -140,9 +140,7 @@ func (g GenConfig) Generate(seed uint64, d time.Duration) (*Trace, error) {
 			t.times = append(t.times, int64(i+1))
 		}
 	}
-	if end := d.Milliseconds(); len(t.times) == 0 || t.times[len(t.times)-1] < end {
-		t.times = append(t.times, end) // the last line is the length of the loop
-	}
+	t.closeAt(d)
 	return t, nil
 }
 

@@ -45,20 +45,21 @@ func (s *source) worked(since time.Duration) (worked, resumes time.Duration) {
 		return since, 0
 	}
 	period := s.cfg.On + s.cfg.Off
-	cycles, within := since/period, since%period
+	cycles, within := int64(since/period), since%period
 	if within >= s.cfg.On {
-		return (cycles + 1) * s.cfg.On, (cycles + 1) * period
+		return times(cycles+1, s.cfg.On), times(cycles+1, period)
 	}
-	return cycles*s.cfg.On + within, 0
+	return times(cycles, s.cfg.On) + within, 0
 }
+
+func times(n int64, d time.Duration) time.Duration { return time.Duration(n) * d }
 
 // elapsed is the inverse of worked: when the application has produced for d.
 func (s *source) elapsed(d time.Duration) time.Duration {
 	if s.cfg.On == 0 || s.cfg.Off == 0 || d <= 0 {
 		return d
 	}
-	cycles := (d - 1) / s.cfg.On
-	return cycles*(s.cfg.On+s.cfg.Off) + d - cycles*s.cfg.On
+	return d + times(int64((d-1)/s.cfg.On), s.cfg.Off)
 }
 
 // done reports whether all there ever was has been taken.

@@ -1,0 +1,409 @@
+package sim
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Case is a scenario and what is expected of it, as one text file says it:
+//
+//	link 12mbit rtt 40ms queue 100pkt loss 0.01   # delay: one way; queue: bytes or packets
+//	trace lte seed 1                              # a built-in model or a file, in place of the rate
+//	up 2mbit queue 64KiB loss 0.01                # acknowledgements; without it: no limit
+//	up trace FILE
+//	acks every 10ms                               # in batches
+//	timestamps                                    # each packet's own round trip, not the ledger's
+//	step 10s 6mbit                                # the rate from then on
+//	outage 10s 20s                                # from, to
+//	delay 30s rtt 80ms                            # from then on
+//	flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
+//	flow cubic bytes 1MB rate 2mbit on 1s off 1s
+//	run 30s warmup 5s seed 1 sample 100ms
+//	expect utilisation >= 0.9
+//	expect a.throughput_mbit from 20s to 30s >= 5
+//
+// The order of the lines does not matter, but for flows.
+type Case struct {
+	Scenario
+	Expect []Expectation
+}
+
+// The bounds of a case file.
+const (
+	maxCaseLines = 1000
+	maxFlows     = 256
+)
+
+// caseReader collects the lines of a file.
+type caseReader struct {
+	c        Case
+	open     func(name string) (*Trace, error)
+	once     map[string]bool // directives seen
+	trace    traceRef
+	upTrace  traceRef
+	steps    []Step
+	outages  [][2]time.Duration
+	declared map[string]bool // names of flows
+}
+
+// traceRef names a model or a file.
+type traceRef struct {
+	name string // empty: no trace
+	seed uint64
+}
+
+// ReadCase parses a case; an error names the line. open reads a trace that is
+// not a built-in model; nil allows none.
+func ReadCase(name string, r io.Reader, open func(name string) (*Trace, error)) (Case, error) {
+	p := &caseReader{open: open, once: map[string]bool{}, declared: map[string]bool{}}
+	p.c.Sample = 100 * time.Millisecond
+	lines := bufio.NewScanner(r)
+	n := 0
+	for lines.Scan() {
+		if n++; n > maxCaseLines {
+			return Case{}, fmt.Errorf("%s:%d: a scenario may have at most %d lines", name, n, maxCaseLines)
+		}
+		text, _, _ := strings.Cut(lines.Text(), "#")
+		words := strings.Fields(text)
+		if len(words) == 0 {
+			continue
+		}
+		if err := p.line(words); err != nil {
+			return Case{}, fmt.Errorf("%s:%d: %w", name, n, err)
+		}
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return Case{}, fmt.Errorf("%s:%d: the line is too long", name, n+1)
+	} else if err != nil {
+		return Case{}, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := p.finish(); err != nil {
+		return Case{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return p.c, nil
+}
+
+// line takes in one directive.
+func (p *caseReader) line(words []string) error {
+	args := &arguments{directive: words[0], words: words[1:]}
+	switch words[0] {
+	case "link", "trace", "acks", "timestamps", "run":
+		if p.once[words[0]] {
+			return fmt.Errorf("a second %q; one is all a scenario has", words[0])
+		}
+		p.once[words[0]] = true
+	}
+	switch words[0] {
+	case "link":
+		return p.link(args, &p.c.Down, &p.c.Up)
+	case "trace":
+		return p.traceLine(args, &p.trace)
+	case "up":
+		if len(args.words) > 0 && args.words[0] == "trace" {
+			args.words = args.words[1:]
+			return p.traceLine(args, &p.upTrace)
+		}
+		return p.link(args, &p.c.Up, nil)
+	case "acks":
+		return args.each(map[string]func(string) error{"every": set(&p.c.AckEvery, parseSpan)})
+	case "timestamps":
+		p.c.RawRTT = true
+		return args.end()
+	case "step":
+		var s Step
+		if err := args.next(set(&s.At, parseSpan)); err != nil {
+			return err
+		}
+		if err := args.next(set(&s.Rate, cc.ParseRate)); err != nil {
+			return err
+		}
+		p.steps = append(p.steps, s)
+		return args.end()
+	case "outage":
+		var from, to time.Duration
+		if err := args.next(set(&from, parseSpan)); err != nil {
+			return err
+		}
+		if err := args.next(set(&to, parseSpan)); err != nil {
+			return err
+		}
+		if to <= from {
+			return fmt.Errorf("an outage ends after it begins; write outage 10s 20s")
+		}
+		p.outages = append(p.outages, [2]time.Duration{from, to})
+		return args.end()
+	case "delay":
+		var c Change
+		if err := args.next(set(&c.At, parseSpan)); err != nil {
+			return err
+		}
+		p.c.Changes = append(p.c.Changes, c)
+		return args.each(delayKeys(&p.c.Changes[len(p.c.Changes)-1].Delay))
+	case "flow":
+		return p.flow(args)
+	case "run":
+		if err := args.next(set(&p.c.Duration, parseSpan)); err != nil {
+			return err
+		}
+		return args.each(map[string]func(string) error{
+			"warmup": set(&p.c.Warmup, parseSpan),
+			"seed":   set(&p.c.Seed, parseSeed),
+			"sample": set(&p.c.Sample, parseSpan),
+		})
+	case "expect":
+		e, err := parseExpectation(args.words)
+		p.c.Expect = append(p.c.Expect, e)
+		return err
+	}
+	return fmt.Errorf("%q is not something a scenario says; lines begin with link, trace, up, acks, timestamps, step, outage, delay, flow, run or expect", words[0])
+}
+
+// link reads a link's properties; its delay is also that of other, if there is one.
+func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
+	if len(args.words) > 0 && args.words[0][0] >= '0' && args.words[0][0] <= '9' {
+		if err := args.next(set(&l.Rate, cc.ParseRate)); err != nil {
+			return err
+		}
+	}
+	keys := map[string]func(string) error{
+		"queue": func(s string) (err error) {
+			l.QueueBytes, l.QueuePackets, err = ParseQueue(s)
+			return err
+		},
+		"loss": set(&l.Loss, parseFraction),
+	}
+	if other != nil {
+		for key, f := range delayKeys(&l.Delay) {
+			keys[key] = f
+		}
+	}
+	if err := args.each(keys); err != nil {
+		return err
+	}
+	if other != nil {
+		other.Delay = l.Delay
+	}
+	return nil
+}
+
+// delayKeys read a propagation delay one way or as a round trip.
+func delayKeys(d *time.Duration) map[string]func(string) error {
+	return map[string]func(string) error{
+		"delay": set(d, parseSpan),
+		"rtt": func(s string) (err error) {
+			*d, err = parseSpan(s)
+			*d /= 2
+			return err
+		},
+	}
+}
+
+func (p *caseReader) traceLine(args *arguments, ref *traceRef) error {
+	if err := args.next(set(&ref.name, parseWord)); err != nil {
+		return err
+	}
+	return args.each(map[string]func(string) error{"seed": set(&ref.seed, parseSeed)})
+}
+
+func (p *caseReader) flow(args *arguments) error {
+	var f FlowConfig
+	if len(p.c.Flows) == maxFlows {
+		return fmt.Errorf("a scenario may have at most %d flows", maxFlows)
+	}
+	algorithm := func(s string) (err error) {
+		f.Algorithm, f.Params, err = cc.Parse(s)
+		return err
+	}
+	if err := args.next(algorithm); err != nil {
+		return err
+	}
+	if err := args.each(map[string]func(string) error{
+		"name":     set(&f.Name, parseWord),
+		"group":    set(&f.Group, parseWord),
+		"weight":   set(&f.Weight, parseCount),
+		"priority": set(&f.Priority, parseCount),
+		"maxrate":  set(&f.MaxRate, cc.ParseRate),
+		"start":    set(&f.Start, parseSpan),
+		"stop":     set(&f.Stop, parseSpan),
+		"bytes":    set(&f.Bytes, cc.ParseBytes),
+		"rate":     set(&f.Rate, cc.ParseRate),
+		"on":       set(&f.On, parseSpan),
+		"off":      set(&f.Off, parseSpan),
+	}); err != nil {
+		return err
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	name := f.name(len(p.c.Flows))
+	if p.declared[name] {
+		return fmt.Errorf("a second flow %q", name)
+	}
+	p.declared[name] = true
+	p.c.Flows = append(p.c.Flows, f)
+	return nil
+}
+
+// finish builds the traces and checks the whole.
+func (p *caseReader) finish() (err error) {
+	if p.c.Duration <= 0 || p.c.Duration > maxDuration {
+		return fmt.Errorf("it needs a line such as \"run 30s\", of at most %v", maxDuration)
+	}
+	if p.c.Down.Trace, err = p.load(p.trace); err != nil {
+		return err
+	}
+	if p.c.Up.Trace, err = p.load(p.upTrace); err != nil {
+		return err
+	}
+	if len(p.steps) > 0 {
+		if p.c.Down.Trace != nil || p.c.Down.Rate == 0 {
+			return errors.New("steps need a link with a rate")
+		}
+		steps := append([]Step{{Rate: p.c.Down.Rate}}, p.steps...)
+		if p.c.Down.Trace, err = Steps("steps", p.c.Duration, steps...); err != nil {
+			return err
+		}
+	}
+	for _, o := range p.outages {
+		if p.c.Down.Trace == nil {
+			if p.c.Down.Trace, err = Steps("outage", p.c.Duration, Step{Rate: p.c.Down.Rate}); err != nil {
+				return err
+			}
+		}
+		if p.c.Down.Trace, err = p.c.Down.Trace.Without(o[0], o[1], p.c.Duration); err != nil {
+			return err
+		}
+	}
+	for _, e := range p.c.Expect {
+		if e.Flow != "" && !p.declared[e.Flow] {
+			return fmt.Errorf("%q is expected of flow %q, which is not there", e, e.Flow)
+		}
+	}
+	return p.c.check()
+}
+
+func (p *caseReader) load(ref traceRef) (*Trace, error) {
+	if ref.name == "" {
+		return nil, nil
+	}
+	m, err := Model(ref.name)
+	if err == nil {
+		return m.Generate(ref.seed, p.c.Duration.Round(time.Millisecond))
+	}
+	if p.open == nil {
+		return nil, err
+	}
+	return p.open(ref.name)
+}
+
+// arguments are the words of a line after the first.
+type arguments struct {
+	directive string
+	words     []string
+}
+
+// next reads a word that stands in its place.
+func (a *arguments) next(take func(string) error) error {
+	if len(a.words) == 0 {
+		return fmt.Errorf("%s lacks a word", a.directive)
+	}
+	word := a.words[0]
+	a.words = a.words[1:]
+	return take(word)
+}
+
+// each reads the rest: pairs of a key and its value.
+func (a *arguments) each(keys map[string]func(string) error) error {
+	seen := map[string]bool{}
+	for len(a.words) > 0 {
+		key := a.words[0]
+		take := keys[key]
+		switch {
+		case take == nil:
+			return fmt.Errorf("%s has no %q; it has %s", a.directive, key, sortedKeys(keys))
+		case seen[key]:
+			return fmt.Errorf("%s has %q twice", a.directive, key)
+		case len(a.words) == 1:
+			return fmt.Errorf("%s: %s lacks its value", a.directive, key)
+		}
+		seen[key] = true
+		if err := take(a.words[1]); err != nil {
+			return fmt.Errorf("%s: %s: %w", a.directive, key, err)
+		}
+		a.words = a.words[2:]
+	}
+	return nil
+}
+
+func (a *arguments) end() error {
+	if len(a.words) > 0 {
+		return fmt.Errorf("%s: %q is too much", a.directive, strings.Join(a.words, " "))
+	}
+	return nil
+}
+
+// set returns a function that parses a word into v.
+func set[T any](v *T, parse func(string) (T, error)) func(string) error {
+	return func(s string) (err error) {
+		*v, err = parse(s)
+		return err
+	}
+}
+
+func parseWord(s string) (string, error) { return s, nil }
+
+func parseSpan(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 || d > 24*time.Hour {
+		return 0, fmt.Errorf("%q is not a time such as 40ms or 30s", s)
+	}
+	return d, nil
+}
+
+func parseSeed(s string) (uint64, error) {
+	v, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a seed: a whole number, 0 or above", s)
+	}
+	return v, nil
+}
+
+func parseCount(s string) (int, error) {
+	v, err := strconv.ParseUint(s, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a whole number from 0 to 65535", s)
+	}
+	return int(v), nil
+}
+
+func parseFraction(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsNaN(v) || v < 0 || v >= 1 {
+		return 0, fmt.Errorf("%q is not a fraction from 0 to less than 1", s)
+	}
+	return v, nil
+}
+
+// ParseQueue reads the limit of a queue: packets ("100pkt") or bytes ("2MB").
+func ParseQueue(s string) (bytes cc.Bytes, packets int, err error) {
+	if n, ok := strings.CutSuffix(s, "pkt"); ok {
+		v, err := strconv.ParseUint(n, 10, 31)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%q is not a number of packets such as 100pkt", s)
+		}
+		return 0, int(v), nil
+	}
+	bytes, err = cc.ParseBytes(s)
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w or 100pkt", err)
+	}
+	return bytes, 0, nil
+}

@@ -1,0 +1,135 @@
+// Package scenarios runs the text files in testdata, one case each, in virtual
+// time: their expectations must hold, and the course of every flow must be the
+// one in the golden file beside them. After a wanted change, run
+//
+//	go test ./test/scenarios -update
+//
+// and review the difference.
+package scenarios
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	require.NoError(t, err)
+	require.NotEmpty(t, files)
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			t.Parallel()
+			play(t, file)
+		})
+	}
+}
+
+func play(t *testing.T, file string) {
+	t.Helper()
+	c := read(t, file)
+	require.NotEmpty(t, c.Expect, "a case without expectation tests nothing")
+	result, err := sim.Run(c.Scenario)
+	require.NoError(t, err)
+	for _, e := range c.Expect {
+		got, ok := e.Check(result)
+		assert.True(t, ok, "expect %v: it is %.4g", e, got)
+	}
+
+	course := courseOf(result)
+	golden := strings.TrimSuffix(file, ".txt") + ".golden"
+	if *update {
+		require.NoError(t, os.WriteFile(golden, course, 0o644))
+		return
+	}
+	if runtime.GOARCH != "amd64" {
+		t.Skip("the golden files were written on amd64; elsewhere a fused multiply-add may round otherwise")
+	}
+	want, err := os.ReadFile(golden)
+	require.NoError(t, err, "run with -update to write it")
+	compare(t, string(want), string(course))
+}
+
+func read(t *testing.T, file string) sim.Case {
+	t.Helper()
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	c, err := sim.ReadCase(file, f, nil)
+	require.NoError(t, err)
+	return c
+}
+
+// courseOf writes the samples of all flows, one line each, and what the run
+// came to.
+func courseOf(r sim.Result) []byte {
+	var b bytes.Buffer
+	b.WriteString("seconds flow cwnd_packets inflight_packets srtt_ms phase\n")
+	for _, f := range r.Flows {
+		for _, s := range f.Samples {
+			const mss = 1448.
+			fmt.Fprintf(&b, "%.1f %s %.1f %.1f %.1f %s\n", s.At.Seconds(), f.Name,
+				float64(s.Share)/mss, float64(s.Inflight)/mss, float64(s.SRTT)/float64(time.Millisecond), s.Phase)
+		}
+	}
+	for _, f := range r.Flows {
+		fmt.Fprintf(&b, "flow %s: %.3f Mbit/s, queueing %v p50 %v p95, %d packets, %d drops, %d losses, %d retransmits, %d timeouts\n",
+			f.Name, f.Throughput.Mbps(), f.Queueing.P50, f.Queueing.P95, f.Packets, f.Drops, f.Losses, f.Retransmits, f.Timeouts)
+	}
+	fmt.Fprintf(&b, "utilisation %.4f, queue %.2f packets, jain %.4f\n", r.Utilisation, r.QueuePackets, r.Jain)
+	return b.Bytes()
+}
+
+// compare shows the first lines that differ, not all of them.
+func compare(t *testing.T, want, got string) {
+	t.Helper()
+	if want == got {
+		return
+	}
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	shown := 0
+	for i := 0; i < max(len(w), len(g)) && shown < 5; i++ {
+		a, b := line(w, i), line(g, i)
+		if a != b {
+			t.Errorf("line %d\n golden: %s\n now:    %s", i+1, a, b)
+			shown++
+		}
+	}
+	t.Error("the course differs from the golden file; if it should, run with -update and review the difference")
+}
+
+func line(lines []string, i int) string {
+	if i < len(lines) {
+		return lines[i]
+	}
+	return "(nothing)"
+}
+
+// One seed gives one result, to the last bit.
+func TestScenariosRepeat(t *testing.T) {
+	c := read(t, "testdata/copa-lte.txt")
+	c.Down.Loss = 0.01
+	first, err := sim.Run(c.Scenario)
+	require.NoError(t, err)
+	again, err := sim.Run(c.Scenario)
+	require.NoError(t, err)
+	assert.Equal(t, first, again)
+
+	c.Seed++
+	other, err := sim.Run(c.Scenario)
+	require.NoError(t, err)
+	assert.NotEqual(t, first.Flows, other.Flows)
+}
