@@ -77,7 +77,10 @@ func lacking(size uintptr) []string {
 type account struct {
 	size uintptr // length of TCP_INFO on this kernel
 	syn  int64   // bytes_acked counts the SYN of a dialled connection
-	fin  bool    // a FIN may be queued: tcpi_state is read before the socket's lock is taken, so it can lag behind the numbers
+
+	// A FIN may be queued. tcpi_state alone does not say: the kernel reads it
+	// before it takes the socket's lock, so it can lag behind the numbers.
+	fin bool
 
 	drift  int64
 	maxMSS int64 // no packet in flight is larger

@@ -18,8 +18,8 @@ const Tier = "kernel"
 // Tick is the period of the shared tick.
 const Tick = time.Millisecond
 
-// DefaultPollsPerTick bounds what polling can cost: at about 1 µs a poll, a
-// quarter of a core however many flows there are. With more busy flows than
+// DefaultPollsPerTick bounds what polling can cost: at 1 to 2 µs a poll with its
+// report, half a core however many flows there are. With more busy flows than
 // that, each is polled every ⌈flows/256⌉ ms: 10,000 of them every 40 ms.
 const DefaultPollsPerTick = 256
 

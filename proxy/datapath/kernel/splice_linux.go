@@ -192,6 +192,9 @@ func (s *splicer) Buffered() int {
 	return s.copy.Buffered()
 }
 
+// Splicing says whether what is stored never came out of the kernel.
+func (s *splicer) Splicing() bool { return s.pipe != nil }
+
 func (s *splicer) Release() {
 	if s.pipe != nil {
 		s.giveBack()

@@ -69,6 +69,7 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 4, n)
 	assert.Equal(t, 1, d.pipes.out)
+	assert.True(t, c.Carrier.(*splicer).Splicing())
 	n, err = c.Drain(3)
 	require.NoError(t, err)
 	assert.Equal(t, 3, n)
@@ -100,6 +101,7 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 	n, err := c.Fill(100)
 	require.NoError(t, err)
 	assert.Equal(t, 6, n)
+	assert.False(t, c.Carrier.(*splicer).Splicing())
 	d.pipes.put(hog)
 
 	n, err = c.Drain(100)
