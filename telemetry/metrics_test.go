@@ -1,6 +1,8 @@
 package telemetry
 
 import (
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -179,4 +181,27 @@ func TestAWindowWithoutBoundIsLeftOut(t *testing.T) {
 	src := busyProxy()
 	src.flows[0].Down.Flow.Cwnd = cc.MaxCwnd
 	assert.Zero(t, sumLive(src.flows).control[controlKey{"copa", "down"}].window)
+}
+
+// TestDashboardAndAlertsAskForMetricsThatThereAre catches what a renamed metric
+// leaves behind.
+func TestDashboardAndAlertsAskForMetricsThatThereAre(t *testing.T) {
+	names := map[string]bool{}
+	ch := make(chan *prometheus.Desc, 1000)
+	newCollector(nil, Options{}).Describe(ch)
+	close(ch)
+	for d := range ch {
+		name := regexp.MustCompile(`fqName: "(\w+)"`).FindStringSubmatch(d.String())
+		require.NotNil(t, name)
+		names[name[1]] = true
+	}
+	for _, path := range []string{"../deploy/grafana.json", "../deploy/alerts.yaml"} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		asked := regexp.MustCompile(`\bpenstock_\w+`).FindAllString(string(text), -1)
+		require.NotEmpty(t, asked, path)
+		for _, name := range asked {
+			assert.True(t, names[name] || names[strings.TrimSuffix(name, "_bucket")], "%s asks for %s", path, name)
+		}
+	}
 }

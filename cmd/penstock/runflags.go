@@ -44,7 +44,7 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.Var(scalar{&f.level, "LEVEL"}, "log-level", "debug, info, warn or error (default info)")
 	flags.Var(scalar{&f.format, "FORMAT"}, "log-format", "text, json, or auto: text on a terminal (default auto)")
 	flags.Var(scalar{&f.drain, "TIME"}, "drain", "how long open connections may go on after a signal (default 30s)")
-	flags.Var(scalar{&f.mark, "MARK"}, "mark", "firewall mark of the proxy's own connections, such as 0x70656e")
+	flags.Var(scalar{&f.mark, "MARK"}, "mark", "firewall mark of the proxy's own connections, such as 0x2000000")
 }
 
 // scalar is a flag that reads what the configuration's key of its type reads.

@@ -66,7 +66,7 @@ var homes = map[string][]string{
 	"github.com/coreos/go-systemd/...":   {"cmd/..."},
 	"github.com/goccy/go-yaml/...":       {"proxy", "cmd/..."},
 	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
-	"github.com/vishvananda/...":         {"proxy/capture", "internal/netlab"},
+	"github.com/vishvananda/...":         {"proxy/capture", "internal/netlab", "cmd/penstock/bench"},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"gonum.org/...":                      {"cmd/..."},
 }

@@ -1,0 +1,142 @@
+// Package deploy_test checks what is shipped for operating the proxy: that the
+// examples are valid and that systemd understands the units.
+package deploy_test
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/capture"
+)
+
+func TestExamplesAreValid(t *testing.T) {
+	paths, err := filepath.Glob("*.yaml")
+	require.NoError(t, err)
+	require.NotEmpty(t, paths)
+	for _, path := range paths {
+		if path == "alerts.yaml" {
+			continue // Prometheus's
+		}
+		t.Run(path, func(t *testing.T) {
+			c, err := proxy.Load(path)
+			require.NoError(t, err)
+			for _, warning := range c.Warnings() {
+				// The router's inside address is meant to serve its network.
+				assert.Equal(t, "edge-router.yaml", path, "an example that warns: %s", warning)
+				assert.Contains(t, warning, "192.168.1.1:1080")
+			}
+		})
+	}
+}
+
+func TestRouterMarksItsConnectionsAsTheRulesExpect(t *testing.T) {
+	c, err := proxy.Load("edge-router.yaml")
+	require.NoError(t, err)
+	assert.EqualValues(t, capture.DefaultOwnMark, c.Mark)
+}
+
+func TestUnitGivesTheDrainItsTime(t *testing.T) {
+	unit, err := os.ReadFile("penstock.service")
+	require.NoError(t, err)
+	match := regexp.MustCompile(`(?m)^TimeoutStopSec=(\d+)s$`).FindSubmatch(unit)
+	require.NotNil(t, match)
+	stop, err := strconv.Atoi(string(match[1]))
+	require.NoError(t, err)
+	drain := time.Duration(proxy.DefaultConfig().Shutdown.Drain)
+	assert.Greater(t, time.Duration(stop)*time.Second, drain, "systemd would kill what is still being drained")
+}
+
+func TestSystemdUnderstandsTheUnits(t *testing.T) {
+	path := unitElsewhere(t)
+	out, err := exec.Command("systemd-analyze", "verify", path).CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+	for line := range strings.Lines(string(out)) {
+		// It tells of every unit it happens to load.
+		assert.NotContains(t, line, filepath.Dir(path))
+	}
+}
+
+func TestUnitIsHardened(t *testing.T) {
+	const most = 20 // tenths: systemd calls up to 4.9 "OK"
+	path := unitElsewhere(t)
+	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+strconv.Itoa(most), path).CombinedOutput()
+	if err != nil && strings.Contains(string(out), "unrecognized option") {
+		t.Skip("this systemd-analyze knows no security --offline; systemd 250 does")
+	}
+	assert.NoError(t, err, "%s", out)
+}
+
+// unitElsewhere copies the units to where systemd-analyze finds the program
+// they start, and returns the path of the service.
+func unitElsewhere(t *testing.T) string {
+	t.Helper()
+	if _, err := exec.LookPath("systemd-analyze"); err != nil {
+		t.Skip("systemd-analyze is not installed")
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "penstock")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755))
+	unit, err := os.ReadFile("penstock.service")
+	require.NoError(t, err)
+	drop, err := os.ReadFile("penstock-capture.conf")
+	require.NoError(t, err)
+	place := func(text []byte) []byte {
+		return []byte(strings.ReplaceAll(string(text), "/usr/bin/penstock", program))
+	}
+	path := filepath.Join(dir, "penstock.service")
+	require.NoError(t, os.WriteFile(path, place(unit), 0o644))
+	require.NoError(t, os.Mkdir(path+".d", 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(path+".d", "capture.conf"), place(drop), 0o644))
+	return path
+}
+
+func TestDashboardIsValid(t *testing.T) {
+	data, err := os.ReadFile("grafana.json")
+	require.NoError(t, err)
+	var dashboard struct {
+		Title  string
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &dashboard))
+	assert.NotEmpty(t, dashboard.Title)
+	require.NotEmpty(t, dashboard.Panels)
+	for _, p := range dashboard.Panels {
+		assert.NotEmpty(t, p.Targets, p.Title)
+	}
+}
+
+func TestAlertsAreValid(t *testing.T) {
+	data, err := os.ReadFile("alerts.yaml")
+	require.NoError(t, err)
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []struct {
+				Alert, Expr, For    string
+				Labels, Annotations map[string]string
+			}
+		}
+	}
+	require.NoError(t, yaml.UnmarshalWithOptions(data, &file, yaml.Strict()))
+	require.Len(t, file.Groups, 1)
+	for _, r := range file.Groups[0].Rules {
+		assert.NotEmpty(t, r.Expr, r.Alert)
+		assert.NotEmpty(t, r.Annotations["summary"], r.Alert)
+		assert.Contains(t, []string{"warning", "critical"}, r.Labels["severity"], r.Alert)
+	}
+}
