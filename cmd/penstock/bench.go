@@ -157,7 +157,7 @@ func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []b
 	if err != nil {
 		return nil, fmt.Errorf("find the penstock program: %w", err)
 	}
-	var record io.Writer = io.Discard
+	record := io.Discard
 	if out.json != "" {
 		f, err := os.Create(out.json)
 		if err != nil {

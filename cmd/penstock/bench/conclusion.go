@@ -30,7 +30,7 @@ func Conclusion(results []Result) string {
 	if t := median(base, throughput); t > 0 {
 		share = median(ours, throughput) / t
 	}
-	return fmt.Sprintf("%s through Penstock: %.0f %% of %s's throughput, and one packet in twenty waits longer than %s ms instead of %s ms (%s).",
+	return fmt.Sprintf("%s through Penstock has %.0f %% of %s's throughput, and 19 of 20 packets spend less than %s ms in the queue instead of %s ms (%s).",
 		capital(ours.sender), share*100, capital(base.sender), number(a), number(b), ratio(a, b))
 }
 

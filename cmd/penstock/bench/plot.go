@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	plotWidth   = 28 * vg.Centimeter
-	plotHeight  = 18 * vg.Centimeter
-	legendWidth = 5 * vg.Centimeter
-	plotDPI     = 110
-	textSize    = 11
+	plotWidth  = 24 * vg.Centimeter // the legend beside it not counted
+	plotHeight = 18 * vg.Centimeter
+	plotDPI    = 110
+	textSize   = 11
+	keyWidth   = 7 * vg.Millimeter // of a line's sample in the legend
 
 	plotStep = 500 * time.Millisecond // steps of 100 ms are merged into these
 	// leastDelay is where the logarithmic axis begins: one packet's own
@@ -79,6 +79,7 @@ func (t table) plot(name string) (bool, error) {
 	delay.X.Label.Text = "seconds since the first data packet"
 	delay.Y.Scale, delay.Y.Tick.Marker = plot.LogScale{}, decades{}
 	delay.Y.Min = leastDelay
+	widest := vg.Length(0)
 
 	drawn := 0
 	for _, w := range t.rows {
@@ -99,15 +100,20 @@ func (t table) plot(name string) (bool, error) {
 			return false, err
 		}
 		legend.Add(w.sender, line)
+		widest = max(widest, legend.TextStyle.Width(w.sender))
 		drawn++
 	}
 	if drawn == 0 {
 		return false, nil
 	}
+	rate.X.Max, delay.X.Max = t.seconds(), t.seconds()
 	rate.Y.Max *= 1.05
 	delay.Y.Max = max(delay.Y.Max*1.3, 10*leastDelay)
-	return true, save(name, rate, delay, legend)
+	return true, save(name, rate, delay, legend, widest)
 }
+
+// seconds is the length of the table's runs.
+func (t table) seconds() float64 { return t.rows[0].results[0].Duration }
 
 func newPlot(title, y string) *plot.Plot {
 	p := plot.New()
@@ -130,7 +136,7 @@ func newPlot(title, y string) *plot.Plot {
 func newLegend() plot.Legend {
 	l := plot.NewLegend()
 	l.Top, l.Left = true, true
-	l.ThumbnailWidth = 7 * vg.Millimeter
+	l.ThumbnailWidth = keyWidth
 	l.Padding = 1.5 * vg.Millimeter
 	plain(&l.TextStyle)
 	return l
@@ -239,17 +245,18 @@ func (decades) Ticks(lo, hi float64) []plot.Tick {
 }
 
 // save draws the two plots one above the other, their axes aligned, and the
-// legend beside them, where it hides nothing.
-func save(name string, upper, lower *plot.Plot, legend plot.Legend) error {
-	img := vgimg.NewWith(vgimg.UseWH(plotWidth, plotHeight), vgimg.UseDPI(plotDPI), vgimg.UseBackgroundColor(color.White))
+// legend, whose widest name is given, beside them, where it hides nothing.
+func save(name string, upper, lower *plot.Plot, legend plot.Legend, widest vg.Length) error {
+	beside := max(widest, 2*vg.Centimeter) + keyWidth + vg.Centimeter
+	img := vgimg.NewWith(vgimg.UseWH(plotWidth+beside, plotHeight), vgimg.UseDPI(plotDPI), vgimg.UseBackgroundColor(color.White))
 	whole := draw.New(img)
 	plots := [][]*plot.Plot{{upper}, {lower}}
 	pad := 5 * vg.Millimeter
 	tiles := draw.Tiles{Rows: 2, Cols: 1, PadTop: pad, PadBottom: pad, PadLeft: pad, PadRight: pad, PadY: pad}
-	for i, row := range plot.Align(plots, tiles, draw.Crop(whole, 0, -legendWidth, 0, 0)) {
+	for i, row := range plot.Align(plots, tiles, draw.Crop(whole, 0, -beside, 0, 0)) {
 		plots[i][0].Draw(row[0])
 	}
-	legend.Draw(draw.Crop(whole, plotWidth-legendWidth, 0, 0, -15*vg.Millimeter))
+	legend.Draw(draw.Crop(whole, plotWidth, 0, 0, -15*vg.Millimeter))
 	f, err := os.Create(filepath.Clean(name))
 	if err != nil {
 		return err

@@ -32,7 +32,7 @@ func isTerminal(f *os.File) bool {
 func (p *Printer) Show(s Progress) {
 	switch {
 	case p.terminal:
-		fmt.Fprintf(p.w, "\r\x1b[K%s", s)
+		fmt.Fprintf(p.w, "\r\x1b[K%s", fit(s.String(), p.columns()))
 		p.open = true
 		if s.Result != nil {
 			p.Break()
@@ -40,6 +40,31 @@ func (p *Printer) Show(s Progress) {
 	case s.Result != nil:
 		fmt.Fprintln(p.w, s)
 	}
+}
+
+// columns is the terminal's width; 0: unknown.
+func (p *Printer) columns() int {
+	f, ok := p.w.(*os.File)
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}
+
+// fit cuts a line that would break, as a broken one cannot be written over.
+// What changes stands at its end, so the middle goes.
+func fit(line string, columns int) string {
+	r := []rune(line)
+	if columns <= 0 || len(r) < columns {
+		return line
+	}
+	keep := max(0, columns-2)
+	tail := min(keep, len(" 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms"))
+	return string(r[:keep-tail]) + "…" + string(r[len(r)-tail:])
 }
 
 // Break ends a line that stands unfinished.

@@ -80,6 +80,7 @@ func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, se
 	}
 	p.cmd = lab.Edge.Command(ctx, executable, "run", "--config", config)
 	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
+	p.cmd.SysProcAttr.Setpgid = true // the terminal's Ctrl-C is for us, who end it in its turn
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
 	p.cmd.WaitDelay = proxyStop
 	if err := p.cmd.Start(); err != nil {
@@ -195,7 +196,7 @@ func (p *proxy) stop() error {
 	if p.cmd != nil {
 		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended just now
 		kill := time.AfterFunc(proxyStop, func() { _ = p.cmd.Process.Kill() })
-		for range p.ended { //nolint:revive // how it ended does not matter any more
+		for range p.ended { // how it ended does not matter any more
 		}
 		kill.Stop()
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -104,7 +105,7 @@ func TestJSONKeepsEverything(t *testing.T) {
 }
 
 func TestConclusion(t *testing.T) {
-	assert.Equal(t, "Copa through Penstock: 97 % of Cubic's throughput, and one packet in twenty waits longer than 89.1 ms instead of 3000 ms (1/33.7).",
+	assert.Equal(t, "Copa through Penstock has 97 % of Cubic's throughput, and 19 of 20 packets spend less than 89.1 ms in the queue instead of 3000 ms (1/33.7).",
 		Conclusion(someResults()))
 	assert.Empty(t, Conclusion(nil))
 	assert.Empty(t, Conclusion(someResults()[:2]), "there is nothing of ours")
@@ -209,6 +210,16 @@ func TestPrinter(t *testing.T) {
 	assert.Equal(t, "\r\x1b[K[1/2] cubic on 12mbit, buffer 250pkt:  2 of 3 s, 11.90 Mbit/s, queueing  170 ms", terminal.String())
 	p.Break()
 	assert.True(t, strings.HasSuffix(terminal.String(), "ms\n"), "what follows begins on a line of its own")
+}
+
+func TestLinesFitTheTerminal(t *testing.T) {
+	line := "[1/9] static:cwnd_packets=22@cubic on Verizon-LTE-short.down, buffer 250pkt: 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms"
+	assert.Equal(t, line, fit(line, 0), "the width is not known")
+	assert.Equal(t, line, fit(line, 200))
+	assert.Equal(t, "[1/9] static:cwnd_packets=22@cubic … 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms", fit(line, 80))
+	for columns := 1; columns < 130; columns++ {
+		assert.Less(t, utf8.RuneCountInString(fit(line, columns)), max(columns, 2))
+	}
 }
 
 func TestTailKeepsTheEnd(t *testing.T) {

@@ -62,12 +62,13 @@ func penstock(t *testing.T) string {
 // a slow machine too; how well the senders do is for measurements to say.
 func TestRealRun(t *testing.T) {
 	needLab(t)
+	exe := penstock(t)
 	for name, ingress := range map[string]Ingress{"captured": IngressTPROXY, "forwarded": IngressForward} {
 		t.Run(name, func(t *testing.T) {
 			plan := testPlan(t)
 			plan.Ingress, plan.Sample = ingress, 50*time.Millisecond
 			var steps []Progress
-			b := Bench{Executable: penstock(t), Version: "test", Progress: func(p Progress) { steps = append(steps, p) }}
+			b := Bench{Executable: exe, Version: "test", Progress: func(p Progress) { steps = append(steps, p) }}
 			var told []Result
 			results, err := b.Run(t.Context(), plan, func(r Result) error { told = append(told, r); return nil })
 			require.NoError(t, err)
@@ -123,7 +124,7 @@ func TestInterruptedRunKeepsWhatIsFinished(t *testing.T) {
 func TestProxyThatDoesNotStartIsExplained(t *testing.T) {
 	needLab(t)
 	exe := filepath.Join(t.TempDir(), "penstock")
-	require.NoError(t, os.WriteFile(exe, []byte("#!/bin/sh\necho cannot do that >&2\nexit 3\n"), 0o700)) //nolint:gosec // a program
+	require.NoError(t, os.WriteFile(exe, []byte("#!/bin/sh\necho cannot do that >&2\nexit 3\n"), 0o700))
 	plan := testPlan(t)
 	plan.Senders = plan.Senders[1:]
 	b := Bench{Executable: exe}

@@ -1,0 +1,46 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+func FuzzParseSender(f *testing.F) {
+	for _, s := range []string{"cubic", "copa", "copa@bbr", "copa:delta=0.1,mode=auto@cubic", "cubic@", "@", "static:cwnd_packets=22", "copa:alcc", "cubic,bbr", "none@none"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, spec string) {
+		senders, err := ParseSenders([]string{spec}, []string{"bbr", "reno"})
+		if err != nil {
+			assert.ErrorContains(t, err, "--sender")
+			return
+		}
+		for _, s := range senders {
+			assert.NotEqual(t, s.Kernel == "", s.Algorithm == "", "either the kernel or Penstock")
+			again, err := ParseSenders([]string{s.Name}, nil)
+			require.NoError(t, err)
+			assert.Equal(t, []Sender{s}, again, "a table's name can be typed in again")
+		}
+	})
+}
+
+func FuzzParseBuffer(f *testing.F) {
+	for _, s := range []string{"2MB", "250pkt", "none", "64KiB", "0pkt", "1e3kb", "NaNMB", "-1B", "pkt"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, spec string) {
+		b, err := ParseBuffer(spec)
+		if err != nil {
+			return
+		}
+		assert.Equal(t, spec, b.Name)
+		assert.GreaterOrEqual(t, b.bytes, cc.Bytes(0))
+		assert.GreaterOrEqual(t, b.packets, 0)
+		assert.False(t, b.bytes > 0 && b.packets > 0)
+		assert.Equal(t, spec == bufferNone, b.bytes == 0 && b.packets == 0)
+	})
+}

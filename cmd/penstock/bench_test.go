@@ -1,0 +1,44 @@
+package main
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestBenchNamesTheWrongFlag(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		says []string
+	}{
+		"an unknown sender":            {[]string{"bench", "--sender", "kopa"}, []string{`--sender "kopa"`, "copa"}},
+		"a setting out of range":       {[]string{"bench", "--sender", "copa:delta=-1"}, []string{`--sender "copa:delta=-1"`, "delta"}},
+		"an unknown envelope":          {[]string{"bench", "--envelope", "hybla"}, []string{"--envelope", "cubic, bbr, reno"}},
+		"a link that is nothing":       {[]string{"bench", "--link", "none.down"}, []string{"--link", "12mbit", "generate:"}},
+		"a model that is not there":    {[]string{"bench", "--link", "generate:moon"}, []string{"--link", "moon", "lte"}},
+		"a way back that is nothing":   {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
+		"a buffer without a unit":      {[]string{"bench", "--buffer", "2"}, []string{"--buffer", "2MB", "250pkt"}},
+		"loss in per cent":             {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
+		"no time at all":               {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
+		"no runs":                      {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
+		"a way in that is none":        {[]string{"bench", "--ingress", "socks5"}, []string{"--ingress", "tproxy", "forward"}},
+		"a picture of another kind":    {[]string{"bench", "--plot", "out.pdf"}, []string{"--plot", ".png"}},
+		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},
+		"the demo's algorithm":         {[]string{"demo", "--algorithm", "kopa"}, []string{`--algorithm "kopa"`}},
+		"the demo's time":              {[]string{"demo", "--duration", "1ms"}, []string{"--duration"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Chdir(t.TempDir())
+			code, stdout, stderr := run(t, c.args...)
+			assert.Equal(t, exitInput, code)
+			assert.Empty(t, stdout)
+			for _, s := range c.says {
+				assert.Contains(t, stderr, s)
+			}
+			left, err := filepath.Glob("*")
+			assert.NoError(t, err)
+			assert.Empty(t, left, "a refused command leaves no files")
+		})
+	}
+}
