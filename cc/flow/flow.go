@@ -91,11 +91,11 @@ func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	}
 	credit := min(m.pacer.credit(now, m.mss), f.pacer.credit(now, f.mss()))
 	n := min(want, room, credit)
-	switch {
-	case n == want:
+	switch n {
+	case want:
 		f.limits.enter(now, LimitedByApplication)
 		return n
-	case n == room:
+	case room:
 		f.limits.enter(now, LimitedByCwnd)
 	default:
 		f.limits.enter(now, LimitedByPacing)

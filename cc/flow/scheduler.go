@@ -37,7 +37,7 @@ func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
 		return floor
 	}
 	pool, weights := m.pool(f, now)
-	level := pool * cc.Bytes(f.weight()) / weights
+	level := pool * f.weight() / weights
 	part := level - f.inflight
 	if odd := level % f.mss(); odd > 0 && part > 0 && part < f.mss() && m.leastServed(f, pool, weights) {
 		part += f.mss() - odd

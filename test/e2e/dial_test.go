@@ -108,6 +108,7 @@ func dialConnect(s *scene, target netip.AddrPort) (net.Conn, error) {
 		conn.Close()
 		return nil, err
 	}
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		conn.Close()
 		return nil, httpError(resp.StatusCode)

@@ -43,7 +43,7 @@ func run(m *testing.M) int {
 		fmt.Println(err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	executable = filepath.Join(dir, "penstock")
 	if err := build(); err != nil {
 		fmt.Println(err)

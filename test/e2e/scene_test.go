@@ -91,7 +91,7 @@ func (s *scene) write(config string) string {
 	s.t.Helper()
 	dir, err := os.MkdirTemp("", "penstock-e2e-")
 	require.NoError(s.t, err)
-	s.t.Cleanup(func() { os.RemoveAll(dir) })
+	s.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(s.t, os.Chmod(dir, 0o755)) //nolint:gosec // read by another user
 	path := filepath.Join(dir, "penstock.yaml")
 	require.NoError(s.t, os.WriteFile(path, []byte(config), 0o644)) //nolint:gosec // as above
