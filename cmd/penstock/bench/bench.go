@@ -142,6 +142,8 @@ func (s *scene) fill(r *Result, plan Plan) error {
 			perGB := s.cpu / gb
 			r.CPUPerGB = &perGB
 		}
+		share := s.cpu / plan.Duration.Seconds()
+		r.CPUShare = &share
 		r.Window = window(s.samples)
 		if s.leg.Envelope != "" {
 			r.Envelope = s.leg.Envelope

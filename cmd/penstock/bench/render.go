@@ -36,8 +36,8 @@ func (t table) write(b *strings.Builder) {
 	b.WriteString("\n\n")
 	base := t.baseline()
 	g := grid{
-		{"", "", "Mbit/s", "used", "queueing, ms", spans, spans, "one-way, ms", spans, "dropped", "resent", "proxy CPU"},
-		{"sender", "runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB"},
+		{"", "", "Mbit/s", "used", "queueing, ms", spans, spans, "one-way, ms", spans, "dropped", "resent", "proxy CPU", spans},
+		{"sender", "runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"},
 	}
 	if base != nil {
 		g[0] = append(g[0], "against "+base.sender, spans)
@@ -72,7 +72,7 @@ func (w row) cells(base *row) []string {
 	}
 	throughput, ok := w.of(func(r Result) float64 { return r.Throughput })
 	if !ok {
-		return []string{w.sender, runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
+		return []string{w.sender, runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 	}
 	median := func(figure func(Result) float64) float64 { s, _ := w.of(figure); return s.Median }
 	p95, _ := w.of(func(r Result) float64 { return r.Queueing.P95 })
@@ -88,7 +88,8 @@ func (w row) cells(base *row) []string {
 		number(median(func(r Result) float64 { return r.OneWay.P95 })),
 		percent(median(Result.dropShare), 2),
 		percent(median(func(r Result) float64 { return r.Retransmitted }), 2),
-		w.cpu(),
+		w.cpu(func(r Result) *float64 { return r.CPUPerGB }, 1),
+		w.cpu(func(r Result) *float64 { return r.CPUShare }, 100),
 	}
 	if base != nil {
 		baseThroughput, _ := base.of(func(r Result) float64 { return r.Throughput })
@@ -98,18 +99,18 @@ func (w row) cells(base *row) []string {
 	return cells
 }
 
-// cpu is the median of the proxy's CPU time per GB; "-" without a proxy.
-func (w row) cpu() string {
+// cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
+func (w row) cpu(figure func(Result) *float64, scale float64) string {
 	var values []float64
 	for _, r := range w.counted() {
-		if r.CPUPerGB != nil {
-			values = append(values, *r.CPUPerGB)
+		if v := figure(r); v != nil {
+			values = append(values, *v*scale)
 		}
 	}
 	if len(values) == 0 {
 		return "-"
 	}
-	return strconv.FormatFloat(spread(values).Median, 'f', 2, 64)
+	return number(spread(values).Median)
 }
 
 // dropShare is the share of packets that the link lost on the way to the

@@ -50,9 +50,13 @@ type Result struct {
 	RandomLosses  int     `json:"random_losses"`
 	Retransmitted float64 `json:"retransmitted"` // share of the bytes sent by the transport that sends into the link
 
-	CPUPerGB *float64 `json:"proxy_cpu_seconds_per_gb,omitempty"` // start-up left out; absent without a proxy
-	Window   *Window  `json:"window,omitempty"`                   // absent without a proxy, a window of its or samples
-	Missing  []string `json:"proxy_missing,omitempty"`            // what the proxy asked of the kernel and did not get
+	// The proxy's processor time without its start-up: for each GB of IP bytes,
+	// and as a share of one core. At a few Mbit/s the tick that watches the
+	// transport is most of it, so that only the second says what it costs.
+	CPUPerGB *float64 `json:"proxy_cpu_seconds_per_gb,omitempty"` // absent without a proxy
+	CPUShare *float64 `json:"proxy_cpu_share,omitempty"`
+	Window   *Window  `json:"window,omitempty"`        // absent without a proxy, a window of its or samples
+	Missing  []string `json:"proxy_missing,omitempty"` // what the proxy asked of the kernel and did not get
 
 	// How late the emulator handed packets over: the error of the measurement.
 	Lateness Percentiles `json:"lateness_ms"`

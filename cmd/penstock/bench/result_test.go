@@ -47,7 +47,9 @@ func result(sender, kernel string, run int, mbit, p95 float64) Result {
 
 func proxied(sender string, run int, mbit, p95, cpu float64) Result {
 	r := result(sender, "", run, mbit, p95)
-	r.Algorithm, r.Envelope, r.Ingress, r.CPUPerGB, r.QueueDrops, r.Retransmitted = sender, "bbr", IngressTPROXY, &cpu, 0, 0
+	r.Algorithm, r.Envelope, r.Ingress, r.QueueDrops, r.Retransmitted = sender, "bbr", IngressTPROXY, 0, 0
+	share := cpu / 100
+	r.CPUPerGB, r.CPUShare = &cpu, &share
 	r.Window = &Window{
 		Samples: 600, KernelCovers: 0.9951,
 		KernelCwnd: Spread{Median: 44, Min: 20, Max: 60}, Cwnd: Spread{Median: 22, Min: 10, Max: 40}, Pipe: Spread{Median: 21.5, Min: 3, Max: 41},

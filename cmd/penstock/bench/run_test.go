@@ -93,6 +93,8 @@ func TestRealRun(t *testing.T) {
 
 			require.NotNil(t, static.CPUPerGB)
 			assert.Positive(t, *static.CPUPerGB)
+			require.NotNil(t, static.CPUShare)
+			assert.Less(t, *static.CPUShare, float64(static.System.CPUs), "no more than there is")
 			assert.Equal(t, ingress, static.Ingress)
 			assert.NotEmpty(t, static.Envelope)
 			require.NotNil(t, static.Window)
