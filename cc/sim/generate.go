@@ -99,6 +99,11 @@ func Model(name string) (GenConfig, error) {
 	return GenConfig{}, fmt.Errorf("no model %q of a link; there are %s", name, strings.Join(names, ", "))
 }
 
+// GeneratedLength is how long the traces are that commands and case files draw,
+// so that a model and a seed name one trace. It is the length of most recorded
+// ones.
+const GeneratedLength = 5 * time.Minute
+
 // Generate draws a trace of the length d, a whole number of milliseconds, from
 // the built-in model with that name.
 func Generate(model string, seed uint64, d time.Duration) (*Trace, error) {

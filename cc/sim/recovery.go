@@ -34,7 +34,7 @@ type recovery struct {
 	// After a timeout the first retransmission is a probe (RFC 5682): should an
 	// original arrive after all, the rest was not lost either.
 	probing  bool
-	probeTx  int64 // the probe's transmission
+	probeTx  int64 // the last probe's transmission; 0: there was none
 	spurious bool  // an original has arrived
 }
 
@@ -165,8 +165,9 @@ func (s *sender) timeout() {
 	s.pipe = 0
 	s.report.Timeouts++
 	s.stats.timeout(s.w.now)
+	r.probing = true
 	s.repair(1)
-	r.probing, r.probeTx = true, r.count
+	r.probeTx = r.count
 	s.tell(0)
 	s.setAlarm()
 }

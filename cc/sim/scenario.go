@@ -53,8 +53,8 @@ type Change struct {
 // maxDuration bounds a run: statistics are kept for every packet.
 const maxDuration = time.Hour
 
-// check tells what is wrong with the scenario.
-func (s Scenario) check() error {
+// Check tells what is wrong with the scenario; Run asks it, too.
+func (s Scenario) Check() error {
 	switch {
 	case s.Duration <= 0 || s.Duration > maxDuration:
 		return fmt.Errorf("sim: duration is %v, but must be above 0 and at most %v", s.Duration, maxDuration)
@@ -143,7 +143,7 @@ func (f FlowConfig) terms(i int) flow.Terms {
 
 // Run plays a scenario from its start to its end.
 func Run(s Scenario) (Result, error) {
-	if err := s.check(); err != nil {
+	if err := s.Check(); err != nil {
 		return Result{}, err
 	}
 	w := newWorld(s)

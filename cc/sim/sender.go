@@ -261,8 +261,10 @@ func (s *sender) acknowledge(a arrival) time.Duration {
 	if !seg.resent {
 		s.report.Newest = max(s.report.Newest, seg.end)
 	}
-	if a.tx != seg.tx {
-		return 0 // an earlier transmission, whose time is forgotten
+	if a.tx != seg.tx || a.tx < s.recovery.probeTx {
+		// The time of an earlier transmission is forgotten; and what waited out a
+		// timeout would stretch the timer for a path that is back to normal.
+		return 0
 	}
 	return s.w.now.Sub(seg.sentAt)
 }

@@ -118,6 +118,7 @@ Exit codes:
 		runCommand(),
 		checkCommand(),
 		rulesCommand(),
+		simCommand(),
 		benchCommand(),
 		demoCommand(),
 		algorithmsCommand(),

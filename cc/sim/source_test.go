@@ -1,0 +1,116 @@
+package sim
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+const mss = cc.DefaultMSS
+
+func TestSource(t *testing.T) {
+	at := func(d time.Duration) cc.Time { return start.Add(d) }
+	for _, c := range []struct {
+		what  string
+		cfg   FlowConfig
+		taken cc.Bytes
+		now   time.Duration
+		n     cc.Bytes
+		next  cc.Time
+	}{
+		{"an endless one always has something", FlowConfig{}, 1 << 30, 0, cc.MaxCwnd, 0},
+		{"a finite one has what is left", FlowConfig{Bytes: 5000}, 4000, 0, 1000, 0},
+		{"and then nothing, ever", FlowConfig{Bytes: 5000}, 5000, 0, 0, cc.Never},
+		{"a paced one waits for a segment", FlowConfig{Rate: 8 * 1448 * 100}, 0, 5 * ms, 0, at(10 * ms)},
+		{"and has whole segments", FlowConfig{Rate: 8 * 1448 * 100}, 0, 25 * ms, 2 * mss, 0},
+		{"its last segment may be short", FlowConfig{Rate: 8e6, Bytes: 2000}, 1448, 2 * ms, 552, 0},
+		{"in a pause there is nothing until it ends", FlowConfig{On: 10 * ms, Off: 5 * ms}, 0, 12 * ms, 0, at(15 * ms)},
+		{"after a pause there is again", FlowConfig{On: 10 * ms, Off: 5 * ms}, 0, 15 * ms, cc.MaxCwnd, 0},
+		{"a pause produces nothing", FlowConfig{Rate: 8 * 1448 * 100, On: 10 * ms, Off: 5 * ms}, mss, 14 * ms, 0, at(25 * ms)},
+	} {
+		s := source{cfg: c.cfg, started: start, taken: c.taken}
+		n, next := s.available(at(c.now))
+		assert.Equal(t, c.n, n, c.what)
+		assert.Equal(t, c.next, next, c.what)
+	}
+}
+
+// A source that says when it will have something has it then, and not before.
+func TestSourceKeepsItsWord(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := source{started: start, cfg: FlowConfig{
+			Rate: cc.Rate(rapid.Int64Range(0, 100_000_000).Draw(t, "rate")),
+			On:   time.Duration(rapid.Int64Range(1, 50).Draw(t, "on")) * ms,
+			Off:  time.Duration(rapid.Int64Range(0, 50).Draw(t, "off")) * ms,
+		}}
+		now := start
+		for range 50 {
+			n, next := s.available(now)
+			if n > 0 {
+				s.taken += min(n, 10*mss)
+				now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*ms)).Draw(t, "wait")))
+				continue
+			}
+			if next <= now {
+				t.Fatalf("at %d it has nothing, and promises some for %d", now, next)
+			}
+			if n, _ := s.available(next - 1); n > 0 {
+				t.Fatalf("it has %d bytes before the time it named", n)
+			}
+			if n, _ := s.available(next); n == 0 {
+				t.Fatalf("it has nothing at the time it named")
+			}
+			now = next
+		}
+	})
+}
+
+func TestReceiver(t *testing.T) {
+	r := receiver{}
+	for _, c := range []struct {
+		n     int64
+		fresh bool
+		next  int64
+	}{{0, true, 1}, {2, true, 1}, {2, false, 1}, {4, true, 1}, {1, true, 3}, {0, false, 3}, {3, true, 5}} {
+		assert.Equal(t, c.fresh, r.take(arrival{n: c.n}), "segment %d", c.n)
+		assert.Equal(t, c.next, r.next, "segment %d", c.n)
+	}
+	assert.Empty(t, r.above)
+	assert.Equal(t, 7, r.logged())
+	r.forget(5)
+	assert.Equal(t, []arrival{{n: 0}, {n: 3}}, r.since(5, 7))
+}
+
+func TestReceiverBatchesAcknowledgements(t *testing.T) {
+	r := receiver{every: 10 * ms}
+	at, ok := r.acknowledges(start.Add(ms))
+	assert.True(t, ok)
+	assert.Equal(t, start.Add(10*ms), at)
+	_, ok = r.acknowledges(start.Add(2 * ms))
+	assert.False(t, ok, "one is on its way")
+	r.planned = false
+	at, _ = r.acknowledges(start.Add(20 * ms))
+	assert.Equal(t, start.Add(20*ms), at)
+}
+
+func TestJain(t *testing.T) {
+	assert.InDelta(t, 1, Jain(3, 3, 3), 1e-9)
+	assert.InDelta(t, 0.25, Jain(5, 0, 0, 0), 1e-9)
+	assert.InDelta(t, 0.8, Jain(1, 3), 1e-9)
+	assert.Zero(t, Jain())
+	assert.Zero(t, Jain(0, 0))
+}
+
+func TestDelaysAreNearestRanks(t *testing.T) {
+	var all []time.Duration
+	for i := 200; i > 0; i-- {
+		all = append(all, time.Duration(i)*ms)
+	}
+	assert.Equal(t, Delays{Mean: 100*ms + ms/2, P50: 100 * ms, P95: 190 * ms, P99: 198 * ms, Max: 200 * ms}, delaysOf(all))
+	assert.Equal(t, Delays{Mean: ms, P50: ms, P95: ms, P99: ms, Max: ms}, delaysOf([]time.Duration{ms}))
+	assert.Zero(t, delaysOf(nil))
+}

@@ -1,0 +1,131 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestSimPrintsATable(t *testing.T) {
+	args := []string{"sim", "--algorithm", "copa:delta=0.5", "--algorithm", "cubic", "--rate", "12mbit", "--generate", "lte", "--buffer", "100pkt", "--duration", "10s"}
+	code, stdout, stderr := run(t, args...)
+	require.Equal(t, exitOK, code, stderr)
+	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
+	require.Len(t, lines, 5)
+	assert.Equal(t, []string{"ALGORITHM", "LINK", "MBIT/S", "UTILISATION", "%", "QUEUEING", "MS", "P50", "P95", "P99", "DROPS", "RETRANSMITS", "JAIN"}, strings.Fields(lines[0]))
+	for i, want := range [][]string{{"copa:delta=0.5", "12mbit"}, {"cubic", "12mbit"}, {"copa:delta=0.5", "lte"}, {"cubic", "lte"}} {
+		fields := strings.Fields(lines[i+1])
+		require.Len(t, fields, 10)
+		assert.Equal(t, want, fields[:2])
+	}
+	assert.Equal(t, strings.Index(lines[0], "MBIT/S"), strings.Index(lines[1], "11."), "columns are aligned")
+
+	_, again, _ := run(t, args...)
+	assert.Equal(t, stdout, again, "one seed, one result")
+}
+
+func TestSimPrintsJSON(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "samples.jsonl")
+	code, stdout, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant", "--flows", "2",
+		"--duration", "5s", "--warmup", "2s", "--json", "--trace-out", trace, "--trace-every", "100ms")
+	require.Equal(t, exitOK, code, stderr)
+	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
+	require.Len(t, lines, 2)
+	for i, name := range []string{"copa:delta=0.5,mode=constant", "copa:delta=0.1,mode=constant"} {
+		var rec simRecord
+		d := json.NewDecoder(strings.NewReader(lines[i]))
+		d.DisallowUnknownFields()
+		require.NoError(t, d.Decode(&rec))
+		assert.Equal(t, name, rec.Algorithm)
+		assert.Equal(t, "12mbit", rec.Link)
+		assert.EqualValues(t, 4_500_000, rec.Offered)
+		assert.Greater(t, rec.Utilisation, 0.9)
+		assert.Less(t, rec.Queueing.P50, rec.OneWay.P50)
+		require.Len(t, rec.Flows, 2)
+		assert.Equal(t, rec.Throughput, rec.Flows[0].Throughput+rec.Flows[1].Throughput)
+		assert.Len(t, rec.Flows[0].PerSecond, 5)
+	}
+
+	f, err := os.Open(trace)
+	require.NoError(t, err)
+	defer f.Close()
+	samples := 0
+	for s := bufio.NewScanner(f); s.Scan(); samples++ {
+		var line simSample
+		require.NoError(t, json.Unmarshal(s.Bytes(), &line))
+		assert.NotEmpty(t, line.Phase)
+		assert.Positive(t, line.Cwnd)
+	}
+	assert.Equal(t, 2*2*50, samples)
+}
+
+func TestSimReadsFiles(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	write("constant", "1\n")
+	good := write("good.txt", "link rtt 40ms\ntrace constant\nflow static:cwnd_packets=45 name a\nrun 5s warmup 1s\nexpect a.utilisation >= 0.99\n")
+	bad := write("bad.txt", "link 12mbit rtt 40ms\nflow static\nflow static\nrun 5s\nexpect utilisation >= 2\n")
+
+	code, stdout, stderr := run(t, "sim", good)
+	assert.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stdout, "good.txt")
+
+	code, stdout, stderr = run(t, "sim", good, bad)
+	assert.Equal(t, exitFail, code, "an expectation that does not hold is a failure, not a mistake")
+	assert.Contains(t, stderr, "bad.txt: expected utilisation >= 2, but it is 0.99")
+	assert.Contains(t, stdout, "1 static", "one row for each flow")
+}
+
+func TestSimRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "case.txt")
+	require.NoError(t, os.WriteFile(file, []byte("link 12mbit\nfrob\n"), 0o600))
+	for complaint, args := range map[string]string{
+		`--rate: "12" needs a unit`:                      "--rate 12",
+		`--rate: "0mbit" carries nothing`:                "--rate 0mbit",
+		"--trace: open /nope":                            "--trace /nope",
+		"--trace: sim: trace case.txt: line 1":           "--trace " + file,
+		`--generate: sim: no model "x"`:                  "--generate x",
+		`--sweep "delta" must be a parameter`:            "--sweep delta",
+		`--algorithm with --sweep: copa has no`:          "--sweep gamma=1",
+		`--algorithm: no algorithm "foo"; there are`:     "-a foo",
+		"none leaves the window to the transport below":  "-a none",
+		"--loss and --up-loss must be fractions":         "--up-loss 2",
+		`--buffer: "1x" needs a unit, such as 64KiB or`:  "--buffer 1x",
+		"--flows is 0, but must be from 1":               "--flows 0",
+		"--warmup 30s leaves nothing of --duration 30s":  "--warmup 30s",
+		"--duration is -1s; write a time such as 30s":    "--duration -1s",
+		"duration is 2h0m0s, but must be":                "--duration 2h",
+		"--delay, --ack-every and --warmup must not be":  "--delay -1s",
+		"--up-rate and --up-trace exclude each other":    "--up-rate 1mbit --up-trace " + writeTrace(t, dir),
+		"--up-trace: open /nope":                         "--up-trace /nope",
+		"--trace-every must be above 0":                  "--trace-every 0s",
+		"--trace-out: open /nope/x":                      "--trace-out /nope/x",
+		"case.txt:2: \"frob\" is not something":          file,
+		"--seed does not go with a file: write it there": "--seed 3 " + file,
+		"open /nope: no such file":                       "/nope",
+	} {
+		code, stdout, stderr := run(t, append([]string{"sim"}, strings.Fields(args)...)...)
+		assert.Equal(t, exitInput, code, args)
+		assert.Contains(t, stderr, complaint, args)
+		assert.Empty(t, stdout, args)
+		assert.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line", args)
+	}
+}
+
+func writeTrace(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "12mbps")
+	require.NoError(t, os.WriteFile(path, []byte("1\n"), 0o600))
+	return path
+}
