@@ -23,7 +23,7 @@ type Flow struct {
 	want     cc.Bytes // asked for and not granted: the flow wants to send
 	parked   bool     // waits for wake
 	ready    cc.Time  // not before this does its own rate let it send
-	asked    cc.Time  // when it last called Take
+	asked    cc.Time  // when it last called Take; 0: never
 	served   float64  // bytes granted, over weight; see serve
 	rival    bool     // scratch of pool
 	pass     uint64   // scratch of wakeable
@@ -31,6 +31,8 @@ type Flow struct {
 	rtt      rttEstimator
 	rate     cc.Rate // newest delivery-rate sample
 	losses   int
+	recover  cc.Bytes // what had been sent when the present loss event began
+	lossAt   cc.Time  // when it did
 	limits   limits
 	closed   bool
 }
@@ -89,7 +91,7 @@ func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	if room < want {
 		m.cwndFullAt = now
 	}
-	credit := min(m.pacer.credit(now, m.mss), f.pacer.credit(now, f.mss()))
+	credit := min(m.pacer.credit(now, m.segment(f)), f.pacer.credit(now, f.mss()))
 	n := min(want, room, credit)
 	switch n {
 	case want:
@@ -105,7 +107,7 @@ func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	}
 	if room >= quantum {
 		f.ready = f.pacer.ready(now, quantum, f.mss())
-		m.mgr.schedule(m, max(f.ready, m.pacer.ready(now, quantum, m.mss)))
+		m.mgr.schedule(m, max(f.ready, m.pacer.ready(now, quantum, m.segment(f))))
 	}
 	return 0
 }
@@ -156,8 +158,12 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 		f.last.MSS = before.MSS
 	}
 	m.start()
-	if r.Written > f.taken { // a transport that holds the window itself is not asked for grants
+	switch {
+	case r.Written <= f.taken:
+	case f.asked == 0: // a transport that holds the window itself is not asked for grants
 		f.charge(r.At, r.Written-f.taken)
+	default: // it has got no more than was granted; the rest is its estimate's, and would stay in flight for ever
+		r.Written = f.taken
 	}
 
 	acked := max(0, r.Acked-before.Acked)
@@ -175,7 +181,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 
 	if lost > 0 || timeouts > 0 {
 		f.losses++
-		loss := cc.Loss{State: m.state(r.At), Lost: lost, SentAt: max(1, r.At.Add(-m.rtt.srtt)), Timeout: timeouts > 0}
+		loss := cc.Loss{State: m.state(r.At), Lost: lost, SentAt: f.lostSince(r), Timeout: timeouts > 0}
 		m.alg.OnLoss(loss)
 		m.adopt()
 		events[n] = m.event(f, KindLoss, loss.State, 0, lost)
@@ -190,6 +196,18 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	}
 	m.noteAppLimited()
 	return n
+}
+
+// lostSince says when the newest lost byte left. The transport hides it: a round
+// trip ago, unless the hole of an earlier loss is still open. Then it is one
+// event until all that had been sent when it began has arrived (RFC 6582's
+// recovery point), however many round trips that takes.
+func (f *Flow) lostSince(r Report) cc.Time {
+	if f.lossAt != 0 && r.Acked-r.Sacked < f.recover {
+		return f.lossAt
+	}
+	f.recover, f.lossAt = r.Written-r.Unsent, r.At
+	return max(1, r.At.Add(-f.macro.rtt.srtt))
 }
 
 // setInflight recounts f's bytes in flight. What the transport holds, on the
@@ -235,6 +253,7 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 
 // noteLimit records what holds the flow back, as far as a report shows it.
 func (f *Flow) noteLimit(r Report) {
+	f.limits.settle(r.At)
 	switch {
 	case r.RwndFull:
 		f.limits.enter(r.At, LimitedByReceiver)

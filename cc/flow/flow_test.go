@@ -336,6 +336,50 @@ func TestASegmentLargerThanTheWindowIsStillSent(t *testing.T) {
 	assert.Equal(t, cc.Bytes(20000), f.send(1<<20))
 }
 
+// A transport that cannot count the bytes on the wire exactly estimates from
+// packets, and so may claim more than it was given.
+func TestATransportsOverestimateIsNotInFlightForEver(t *testing.T) {
+	p := newPath(t)
+	f := p.open(static(10))
+	f.report()
+	require.Equal(t, cc.Bytes(100), f.send(100))
+	f.r.Written = 10 * mss
+	f.report()
+	f.ack(100)
+	require.Zero(t, f.inflight())
+
+	require.Equal(t, 10*mss, f.send(10*mss), "the whole window is free")
+	f.r.Written = 100 + 10*mss
+	f.report()
+	f.ack(10 * mss)
+	assert.Zero(t, f.inflight(), "everything has arrived")
+	assert.Equal(t, 10*mss, f.send(10*mss))
+}
+
+// A macroflow's paths may differ in their segments; its pacer, built for the
+// first one's, must let the larger ones through as well.
+func TestASegmentLargerThanThePacersBurstIsStillSent(t *testing.T) {
+	p := newPath(t)
+	terms := Terms{Group: "host", Algorithm: "static", Params: cc.Params{"cwnd_packets": 100, "pacing_mbit": 2}}
+	small, large := p.open(terms), p.open(terms)
+	small.report()
+	large.r.MSS = 8948 // jumbo frames: 36 ms at this rate
+	large.report()
+	require.Equal(t, 2*mss, small.send(2*mss))
+	var sent cc.Bytes
+	for end := p.now.Add(200 * time.Millisecond); p.now < end; p.wait(time.Millisecond) {
+		p.mgr.Tick(p.now)
+		if large.woken == 0 && sent > 0 {
+			continue
+		}
+		large.woken = 0
+		for n := large.send(1 << 20); n > 0; n = large.send(1 << 20) {
+			sent += n
+		}
+	}
+	assert.InDelta(t, 50_000, int64(sent), 2*8948, "a fifth of a second's worth")
+}
+
 // watched is an algorithm with a fixed window that shows what it is told.
 type watched struct{ cc.NoTick }
 
@@ -382,4 +426,53 @@ func TestLossesAreToldOncePerReport(t *testing.T) {
 	assert.False(t, losses[0].Timeout)
 	assert.True(t, losses[1].Timeout)
 	assert.Equal(t, 2, f.Snapshot().LossEvents)
+}
+
+func TestALossEventLastsUntilItsHolesAreFilled(t *testing.T) {
+	var losses []cc.Loss
+	onLoss = func(l cc.Loss) { losses = append(losses, l) }
+	defer func() { onLoss = func(cc.Loss) {} }()
+	p := newPath(t)
+	f := p.open(Terms{Algorithm: "watched"})
+	f.send(10 * mss)
+	p.wait(20 * time.Millisecond)
+	f.ack(mss)
+
+	// Two segments of one window are lost; the second is found a round trip later.
+	f.r.Acked, f.r.Sacked, f.r.Newest, f.r.Lost = 5*mss, 4*mss, 7*mss, mss
+	f.report()
+	first := p.now
+	f.send(4 * mss)
+	p.wait(25 * time.Millisecond)
+	f.r.Acked, f.r.Sacked, f.r.Lost = 9*mss, 2*mss, 2*mss
+	f.report()
+	require.Len(t, losses, 2)
+	assert.Equal(t, first, losses[1].SentAt, "before the sender had reacted to the first")
+
+	// Once all that had been sent by then has arrived, a loss is a new one.
+	p.wait(25 * time.Millisecond)
+	f.r.Acked, f.r.Sacked, f.r.Newest = 11*mss, 0, 0
+	f.report()
+	p.wait(25 * time.Millisecond)
+	f.r.Sacked, f.r.Acked, f.r.Newest, f.r.Lost = mss, 12*mss, 13*mss, 3*mss
+	f.report()
+	require.Len(t, losses, 3)
+	assert.Greater(t, losses[2].SentAt, first)
+}
+
+func TestBatchedAcknowledgementsFindTheWindowFull(t *testing.T) {
+	limited := 0
+	watch(t, func(a cc.Ack) {
+		if a.CwndLimited {
+			limited++
+		}
+	})
+	p := newPath(t)
+	f := p.open(Terms{Algorithm: "watched"})
+	for range 10 { // a whole window leaves, and is acknowledged, at once
+		f.send(100 * mss)
+		p.wait(50 * time.Millisecond)
+		f.ack(10 * mss)
+	}
+	assert.Equal(t, 10, limited)
 }

@@ -4,7 +4,6 @@ import (
 	"container/list"
 	"math/rand/v2"
 	"sync"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -63,6 +62,10 @@ func (m *macroflow) start() {
 	m.adopt()
 }
 
+// segment is what the pacer's burst must hold for f: its path may take larger
+// segments than the one the algorithm was built for.
+func (m *macroflow) segment(f *Flow) cc.Bytes { return max(m.mss, f.mss()) }
+
 // adopt takes over the algorithm's limits after it has seen an event.
 func (m *macroflow) adopt() {
 	m.ctl = m.alg.Control()
@@ -81,14 +84,15 @@ func (m *macroflow) state(now cc.Time) cc.State {
 		SRTT:        m.rtt.srtt,
 		RTTVar:      m.rtt.rttvar,
 		MinRTT:      m.rtt.min,
-		CwndLimited: m.cwndLimited(now),
+		CwndLimited: m.cwndLimited(),
 	}
 }
 
-// cwndLimited tells whether the window was what held the sender back within
-// the last round trip. Bytes piling up below us mean that it was not.
-func (m *macroflow) cwndLimited(now cc.Time) bool {
-	return m.cwndFullAt != 0 && !m.heldBelow && now.Sub(m.cwndFullAt) <= max(m.rtt.srtt, 10*time.Millisecond)
+// cwndLimited tells whether the window was what held the sender back since the
+// newest delivered byte left, a round trip ago. Bytes piling up below us mean
+// that it was not.
+func (m *macroflow) cwndLimited() bool {
+	return m.cwndFullAt != 0 && !m.heldBelow && m.cwndFullAt >= m.firstSent
 }
 
 // sent describes the macroflow to the bytes that leave now.

@@ -20,6 +20,7 @@ type Report struct {
 	Written  cc.Bytes      // accepted by the transport; those taken beyond it are still on their way there
 	Acked    cc.Bytes      // delivered to the peer; selectively acknowledged bytes count
 	Newest   cc.Bytes      // stream offset up to which a first transmission is known to have arrived, holes below it notwithstanding; 0: Acked
+	Sacked   cc.Bytes      // gauge: of Acked, what lies beyond a hole; a loss found before the hole is filled belongs to the same event
 	Lost     cc.Bytes      // retransmitted by the transport; they stay in flight until acknowledged
 	Marked   cc.Bytes      // acknowledged with ECN-CE
 	Timeouts int           // retransmission timeouts; after one, offsets in flight give no RTT (Karn)

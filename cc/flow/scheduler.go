@@ -148,8 +148,8 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 		if m.room(f, now) < need {
 			continue
 		}
-		if m.pacer.credit(now, m.mss)-promised < need {
-			m.mgr.schedule(m, m.pacer.ready(now, promised+need, m.mss))
+		if m.pacer.credit(now, m.segment(f))-promised < need {
+			m.mgr.schedule(m, m.pacer.ready(now, promised+need, m.segment(f)))
 			break
 		}
 		f.parked = false

@@ -49,7 +49,7 @@ type Snapshot struct {
 	Timeouts                       int
 	LossEvents                     int // OnLoss calls
 	LimitedBy                      LimitedBy
-	Limited                        map[LimitedBy]time.Duration // time spent in each state until the last change
+	Limited                        map[LimitedBy]time.Duration // time spent in each state, up to the last report
 }
 
 // Snapshot returns the flow's present state.

@@ -279,10 +279,19 @@ func (s *sender) trim() {
 	s.base += int64(k)
 }
 
+// una is the stream offset below which everything has arrived.
+func (s *sender) una() cc.Bytes {
+	if len(s.segs) == 0 {
+		return s.acked
+	}
+	return s.segs[0].end - s.segs[0].size
+}
+
 // tell reports to the flow.
 func (s *sender) tell(raw time.Duration) {
 	s.report.At = s.w.now
 	s.report.Acked = s.acked
+	s.report.Sacked = s.acked - s.una()
 	s.report.Pipe = s.pipe
 	s.report.RTT = 0
 	if s.w.scenario.RawRTT {

@@ -193,6 +193,7 @@ func (a *account) step(i *unix.TCPInfo, at cc.Time) flow.Report {
 	r.Pipe = cc.Bytes(max(0, p.bytes(p.packets-sacked-lost+int64(i.Retrans))))
 	r.Written = max(r.Written, since(p.end))
 	r.Acked = max(r.Acked, since(min(p.una+p.bytes(sacked), p.nxt)))
+	r.Sacked = r.Acked - since(min(p.una, p.nxt))
 	r.Newest = 0
 	if sacked > 0 && i.Ca_state != tcpCALoss {
 		// Holes below the highest selectively acknowledged byte are mostly

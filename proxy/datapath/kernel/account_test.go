@@ -67,7 +67,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 		},
 		"a hole of one segment with three acknowledged behind it": {
 			then: sent(10, 4, func(i *unix.TCPInfo) { i.Sacked, i.Lost, i.Ca_state = 3, 1, 3 }),
-			want: flow.Report{Written: 10_000, Acked: 7_000, Newest: 8_000, Pipe: 2_000},
+			want: flow.Report{Written: 10_000, Acked: 7_000, Sacked: 3_000, Newest: 8_000, Pipe: 2_000},
 		},
 		"the hole is repaired but not acknowledged yet": {
 			then: sent(10, 4, func(i *unix.TCPInfo) {
@@ -75,7 +75,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 				i.Bytes_sent += mss
 				i.Bytes_retrans, i.Total_retrans = mss, 1
 			}),
-			want: flow.Report{Written: 10_000, Acked: 7_000, Newest: 8_000, Pipe: 3_000, Lost: 1_000},
+			want: flow.Report{Written: 10_000, Acked: 7_000, Sacked: 3_000, Newest: 8_000, Pipe: 3_000, Lost: 1_000},
 		},
 		"after a timeout everything is marked lost, and nothing is known to have arrived": {
 			then: sent(10, 4, func(i *unix.TCPInfo) {
@@ -83,7 +83,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 				i.Bytes_sent += mss
 				i.Bytes_retrans = mss
 			}),
-			want: flow.Report{Written: 10_000, Acked: 6_000, Pipe: 1_000, Lost: 1_000, Timeouts: 1},
+			want: flow.Report{Written: 10_000, Acked: 6_000, Sacked: 2_000, Pipe: 1_000, Lost: 1_000, Timeouts: 1},
 		},
 		"a tail probe repeats a segment that is not lost": {
 			then: sent(2, 0, func(i *unix.TCPInfo) {
@@ -97,7 +97,7 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 			then: socket(func(i *unix.TCPInfo) {
 				i.Bytes_sent, i.Unacked, i.Sacked, i.Lost = 400, 4, 2, 1
 			}),
-			want: flow.Report{Written: 400, Acked: 200, Newest: 300, Pipe: 100},
+			want: flow.Report{Written: 400, Acked: 200, Sacked: 200, Newest: 300, Pipe: 100},
 		},
 		"the SYN of a dialled connection is no byte": {
 			first: socket(func(i *unix.TCPInfo) { i.Bytes_acked = 1 }),
@@ -174,7 +174,7 @@ func TestCountersNeverFallBack(t *testing.T) {
 	a := observed(t, socket(nil), false)
 	holes := sent(10, 0, func(i *unix.TCPInfo) { i.Sacked, i.Lost = 5, 2 })
 	require.Equal(t, flow.Report{
-		At: now, MSS: mss, Written: 10_000, Acked: 5_000, Newest: 7_000, Pipe: 3_000,
+		At: now, MSS: mss, Written: 10_000, Acked: 5_000, Sacked: 5_000, Newest: 7_000, Pipe: 3_000,
 	}, a.step(holes, now))
 
 	t.Run("when the receiver takes a selective acknowledgement back", func(t *testing.T) {
