@@ -3,7 +3,6 @@ package proxy
 import (
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
@@ -90,8 +89,8 @@ type LimitsConfig struct {
 	HalfClosedTimeout Duration `yaml:"half_closed_timeout" about:"The same once one side has finished; 0s: never."`
 	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
 	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
-	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other."`
-	Memory            Size     `yaml:"memory" about:"Memory for such pieces over all connections; beyond it pieces are 16 KiB."`
+	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
+	Memory            Size     `yaml:"memory" about:"Memory for pieces that have to be copied, over all connections; beyond it they are 16 KiB."`
 }
 
 // TelemetryConfig is where the proxy can be watched.
@@ -123,7 +122,7 @@ func defaults() Config {
 			HalfClosedTimeout: Duration(5 * time.Minute),
 			HandshakeTimeout:  Duration(10 * time.Second),
 			DialTimeout:       Duration(10 * time.Second),
-			Buffer:            Size(256 << 10),
+			Buffer:            Size(1 << 20),
 			Memory:            Size(256 << 20),
 		},
 		Envelope:  "auto",
@@ -141,9 +140,6 @@ func DefaultConfig() Config {
 	return c
 }
 
-// Chunk is the largest piece a relay moves at once.
-func (l LimitsConfig) chunk() cc.Bytes { return cc.Bytes(l.Buffer) }
-
 // asks reports whether clients of the listener may name any destination.
 func (l ListenerConfig) asks() bool {
 	switch ingress.Mode(l.Mode) {
@@ -152,4 +148,9 @@ func (l ListenerConfig) asks() bool {
 	case ingress.TPROXY, ingress.Redirect, ingress.Forward:
 	}
 	return false
+}
+
+// captures reports whether clients of the listener do not know of it.
+func (l ListenerConfig) captures() bool {
+	return ingress.Mode(l.Mode) == ingress.TPROXY || ingress.Mode(l.Mode) == ingress.Redirect
 }

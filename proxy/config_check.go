@@ -42,7 +42,7 @@ func (c *Config) check() error {
 		if err := unique(names, key+".name", c.Listeners[i].Name); err != nil {
 			return err
 		}
-		if err := unique(addresses, key+".address", c.Listeners[i].Address); err != nil && !strings.HasSuffix(c.Listeners[i].Address, ":0") {
+		if err := uniqueAddress(addresses, key+".address", c.Listeners[i].Address); err != nil {
 			return err
 		}
 	}
@@ -76,7 +76,7 @@ func (c *Config) check() error {
 		if err := checkAddress("telemetry.address", c.Telemetry.Address); err != nil {
 			return err
 		}
-		if err := unique(addresses, "telemetry.address", c.Telemetry.Address); err != nil {
+		if err := uniqueAddress(addresses, "telemetry.address", c.Telemetry.Address); err != nil {
 			return err
 		}
 	}
@@ -175,6 +175,14 @@ func unique(seen map[string]string, key, value string) error {
 	}
 	seen[value] = key
 	return nil
+}
+
+// uniqueAddress is unique, but for port 0: the kernel picks another each time.
+func uniqueAddress(seen map[string]string, key, address string) error {
+	if strings.HasSuffix(address, ":0") {
+		return nil
+	}
+	return unique(seen, key, address)
 }
 
 // checkAddress wants an address literal: a name would be resolved to who knows which.

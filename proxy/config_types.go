@@ -171,7 +171,7 @@ func (m *Mark) UnmarshalYAML(node ast.Node) error {
 	return read(node, m, func(s string) (Mark, error) {
 		v, err := strconv.ParseUint(s, 0, 32)
 		if err != nil {
-			return 0, fmt.Errorf("%q is no firewall mark; write a number such as 0x70656e", s)
+			return 0, fmt.Errorf("%q is no firewall mark; write a number such as 0x2000000", s)
 		}
 		return Mark(v), nil
 	})

@@ -44,8 +44,9 @@ type connection struct {
 	chosen         ingress.Client
 	verdict        policy.Verdict
 	opened         cc.Time
-	counted        netip.Addr     // client host this counts against; invalid: none yet
-	dialledFrom    netip.AddrPort // noted in the loop guard; invalid: not
+	counted        netip.Addr // client host this counts against; invalid: none yet
+	captured       wire       // as noted in the loop guard; zero: not
+	dialled        wire       // likewise
 
 	mu       sync.Mutex // guards what follows, and leg's fields
 	state    State

@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -225,7 +226,7 @@ func (l *fakeLeg) takeAll(n int) ([]byte, error) {
 	var all []byte
 	for {
 		b, err := l.take(n)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return all, nil
 		}
 		if err != nil {
@@ -253,7 +254,6 @@ type fakeListener struct {
 	closed chan struct{}
 	once   sync.Once
 	greet  func(context.Context) error // nil: at once
-	early  []byte
 }
 
 func newFakeListener() *fakeListener {

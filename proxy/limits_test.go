@@ -63,7 +63,6 @@ func TestLoopGuard(t *testing.T) {
 	ap := netip.MustParseAddrPort
 	g := newLoopGuard([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
 	g.localAddrs = func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }
-	client := ap("198.51.100.1:4000")
 	for _, row := range []struct {
 		target string
 		loop   bool
@@ -78,20 +77,25 @@ func TestLoopGuard(t *testing.T) {
 		{"203.0.113.5:7000", false},
 		{"203.0.113.5:443", false},
 	} {
-		assert.Equal(t, row.loop, g.check(client, ap(row.target)) != nil, row.target)
+		assert.Equal(t, row.loop, g.check(ap(row.target)) != nil, row.target)
 	}
 	g.localAddrs = func() ([]netip.Addr, error) { return nil, errors.New("no netlink") }
-	assert.Error(t, g.check(client, ap("203.0.113.5:7000")), "when in doubt, no loop")
+	assert.Error(t, g.check(ap("203.0.113.5:7000")), "when in doubt, no loop")
+}
 
-	leg := ap("192.0.2.1:50000")
-	require.True(t, g.dialled(leg))
-	assert.Error(t, g.check(leg, ap("203.0.113.5:443")), "our own connection has come back")
-	g.gone(client, leg)
-	assert.NoError(t, g.check(leg, ap("203.0.113.5:443")))
-	g.accepted(leg)
-	assert.False(t, g.dialled(leg), "we have accepted our own connection")
-	g.gone(leg, netip.AddrPort{})
-	assert.Empty(t, g.clients)
+func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
+	ap := netip.MustParseAddrPort
+	g := newLoopGuard(nil)
+	leg := wire{ap("192.0.2.1:50000"), ap("203.0.113.5:443")}
+	other := wire{leg.from, ap("203.0.113.6:443")} // one port may serve two destinations
+	require.NoError(t, g.dialled(leg))
+	assert.Error(t, g.capture(leg), "our own connection has come back")
+	assert.NoError(t, g.capture(other))
+	assert.Error(t, g.dialled(other), "it was captured before we knew it")
+	g.gone(other, leg)
+	assert.NoError(t, g.capture(leg))
+	g.gone(leg, wire{})
+	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
 }
 

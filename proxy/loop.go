@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,15 +13,20 @@ import (
 type loopGuard struct {
 	listening  []netip.AddrPort             // where our listeners are
 	localAddrs func() ([]netip.Addr, error) // of this machine
-	mu         sync.Mutex
-	dialling   map[netip.AddrPort]int // local addresses of our server legs
-	clients    map[netip.AddrPort]int // remote addresses of our client legs
+
+	mu       sync.Mutex
+	dialling map[wire]int // our server legs, from us to the server
+	captured map[wire]int // captured client legs, from the client to where it meant to go
 }
+
+// wire is a connection as it is on the wire. Addresses alone would not do: on
+// one machine, a client and we may use one port for different destinations.
+type wire struct{ from, to netip.AddrPort }
 
 func newLoopGuard(listening []netip.AddrPort) *loopGuard {
 	return &loopGuard{
 		listening: listening, localAddrs: interfaceAddrs,
-		dialling: map[netip.AddrPort]int{}, clients: map[netip.AddrPort]int{},
+		dialling: map[wire]int{}, captured: map[wire]int{},
 	}
 }
 
@@ -40,15 +46,9 @@ func interfaceAddrs() ([]netip.Addr, error) {
 	return out, nil
 }
 
-// check refuses a connection that is one of our own come back, or that would
-// go to one of our listeners. Other services of this machine are fine.
-func (g *loopGuard) check(client, target netip.AddrPort) error {
-	g.mu.Lock()
-	ours := g.dialling[client] > 0
-	g.mu.Unlock()
-	if ours {
-		return fmt.Errorf("connection from %v is the proxy's own; exempt them from capture, by mark", client)
-	}
+// check refuses a destination that is one of our listeners. Other services of
+// this machine are fine.
+func (g *loopGuard) check(target netip.AddrPort) error {
 	for _, l := range g.listening {
 		if l.Port() == target.Port() && g.same(l.Addr(), target.Addr()) {
 			return fmt.Errorf("destination %v is the proxy itself", target)
@@ -74,34 +74,40 @@ func (g *loopGuard) same(l, target netip.Addr) bool {
 	return false
 }
 
-func (g *loopGuard) accepted(client netip.AddrPort) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.clients[client]++
-}
+var errLoop = errors.New("the connection is one of the proxy's own, captured; exempt those from capture, by mark")
 
-// dialled notes a server leg and reports whether it is fine: not if we have
-// accepted it ourselves in the meantime.
-func (g *loopGuard) dialled(local netip.AddrPort) bool {
+// capture notes a captured connection, unless it is one of our own come back.
+func (g *loopGuard) capture(w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.clients[local] > 0 {
-		return false
+	if g.dialling[w] > 0 {
+		return errLoop
 	}
-	g.dialling[local]++
-	return true
+	g.captured[w]++
+	return nil
 }
 
-// gone forgets a connection; either address may be invalid.
-func (g *loopGuard) gone(client, local netip.AddrPort) {
+// dialled notes a server leg, unless it has been captured in the meantime.
+func (g *loopGuard) dialled(w wire) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	forget(g.clients, client)
-	forget(g.dialling, local)
+	if g.captured[w] > 0 {
+		return errLoop
+	}
+	g.dialling[w]++
+	return nil
 }
 
-func forget(m map[netip.AddrPort]int, k netip.AddrPort) {
-	if m[k]--; m[k] <= 0 {
-		delete(m, k)
+// gone forgets a connection; a zero wire was never noted.
+func (g *loopGuard) gone(captured, dialled wire) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	forget(g.captured, captured)
+	forget(g.dialling, dialled)
+}
+
+func forget(m map[wire]int, w wire) {
+	if m[w]--; m[w] <= 0 {
+		delete(m, w)
 	}
 }

@@ -274,6 +274,8 @@ func TestCountersMoveWhileAConnectionLives(t *testing.T) {
 func TestShutdownResetsWhatIsLeft(t *testing.T) {
 	r := newRig(t, nil)
 	client, server := r.pair()
+	// A connection whose dial is not back yet has nothing that could be cut.
+	require.Eventually(t, func() bool { f := r.proxy.Flows(); return len(f) == 1 && f[0].State == proxy.StateOpen }, patience, time.Millisecond)
 	require.NoError(t, r.stop())
 	for _, conn := range []net.Conn{client, server} {
 		_, err := conn.Read(make([]byte, 1))

@@ -1,9 +1,21 @@
 package proxy_test
 
 import (
+	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if role := os.Getenv(peerEnv); role != "" {
+		if err := runPeer(strings.Fields(role)); err != nil {
+			fmt.Fprintln(os.Stderr, "peer:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}

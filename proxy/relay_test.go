@@ -87,8 +87,8 @@ func TestRelayDeliversWhatWasSentOrSaysThatItDidNot(t *testing.T) {
 			if s.ending == withReset {
 				return // it has thrown away what was on its way
 			}
-			switch {
-			case s.err == nil:
+			switch s.err {
+			case nil:
 				require.Equal(rt, withFin, other.ending, "%s sees an end, but the other side had reset", name)
 				require.Len(rt, s.got, len(sent), "%s sees an end before all has come", name)
 			default:

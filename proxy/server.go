@@ -187,7 +187,6 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	c.id = s.nextID
 	s.conns[c.id] = c
 	s.mu.Unlock()
-	s.loops.accepted(remote)
 	s.handlers.Go(func() { s.handle(ctx, c) })
 	return "", true
 }
@@ -245,7 +244,7 @@ func (s *Server) forget(c *connection) {
 	s.mu.Lock()
 	delete(s.conns, c.id)
 	s.mu.Unlock()
-	s.loops.gone(addrPort(c.accepted.RemoteAddr()), c.dialledFrom)
+	s.loops.gone(c.captured, c.dialled)
 	if c.counted.IsValid() {
 		s.limits.leaveSource(c.counted)
 	}

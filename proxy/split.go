@@ -44,6 +44,13 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 		}
 		c.counted = chosen.Source.Addr()
 	}
+	if c.lane.cfg.captures() {
+		w := wire{addrPort(c.accepted.RemoteAddr()), chosen.Target}
+		if err := c.srv.loops.capture(w); err != nil {
+			return c.refuse(&refusal{RejectedLoop, err})
+		}
+		c.captured = w
+	}
 	return c.connect(ctx)
 }
 
@@ -108,14 +115,14 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 		return nil, err
 	}
 	if c.lane.cfg.KeepClient {
-		return conn, nil // a leg with the client's address may have the port of another connection of that client
+		return conn, nil // on the wire it may look like another connection of that client
 	}
-	local := addrPort(conn.LocalAddr())
-	if c.dialledFrom = local; !c.srv.loops.dialled(local) {
-		c.dialledFrom = netip.AddrPort{}
+	leg := wire{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())}
+	if err := c.srv.loops.dialled(leg); err != nil {
 		_ = conn.Reset()
-		return nil, &refusal{RejectedLoop, errors.New("the connection came back to this proxy; exempt the proxy's own connections from capture, by mark")}
+		return nil, &refusal{RejectedLoop, err}
 	}
+	c.dialled = leg
 	return conn, nil
 }
 
@@ -126,7 +133,7 @@ func (c *connection) permit(target netip.AddrPort) error {
 			return &refusal{RejectedDenied, err}
 		}
 	}
-	if err := c.srv.loops.check(addrPort(c.accepted.RemoteAddr()), target); err != nil {
+	if err := c.srv.loops.check(target); err != nil {
 		return &refusal{RejectedLoop, err}
 	}
 	if v := c.srv.policy.Decide(c.facts(target)); v.Refuse != "" {
@@ -169,14 +176,15 @@ func (c *connection) open() error {
 func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms flow.Terms) error {
 	d.name, d.src, d.dst, d.terms = name, src, dst, terms
 	d.clock, d.stop, d.active = c.srv.clock, c.stop, &c.active
-	d.chunk = unmanagedChunk
+	d.maxPiece = int(c.srv.cfg.Limits.Buffer)
+	d.piece = d.maxPiece
 	d.wake = make(chan struct{}, 1)
 	d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
 	d.splicing, _ = d.carrier.(splicing)
 	if !managed(terms) {
 		return nil
 	}
-	d.chunk = int(c.srv.cfg.Limits.chunk())
+	d.piece = min(minPiece, d.maxPiece)
 	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, d.wakeUp)
 	if err != nil {
 		return fmt.Errorf("proxy: %s: %w", name, err)

@@ -145,6 +145,9 @@ func (a *account) start(i *unix.TCPInfo) {
 
 func (a *account) locate(i *unix.TCPInfo) position {
 	p := position{una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes), packets: int64(i.Unacked)}
+	if i.State == tcpClose {
+		p.unsent = 0 // thrown away, though the kernel goes on counting it
+	}
 	fin := a.fin || finQueued(i.State)
 	if fin && p.unsent > 0 {
 		p.unsent-- // the FIN takes a sequence number, and goes last

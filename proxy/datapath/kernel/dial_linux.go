@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -22,7 +23,9 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	if cfg.Target.IsValid() {
 		target = cfg.Target.String()
 	}
-	var foreign error // why Source may only be one of this host's addresses
+	// Why Source may only be one of this host's addresses. Two attempts may be
+	// under way at a time, one for each family.
+	var foreign atomic.Pointer[error]
 	dialer := net.Dialer{
 		Timeout:   cfg.Timeout,
 		KeepAlive: -1, // Wrap sets it
@@ -30,8 +33,11 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 			if err := guard(cfg.Guard, address); err != nil {
 				return err
 			}
-			return control(raw, func(fd int) (err error) {
-				foreign, err = prepare(fd, network, cfg)
+			return control(raw, func(fd int) error {
+				why, err := prepare(fd, network, cfg)
+				if why != nil {
+					foreign.Store(&why)
+				}
 				return err
 			})
 		},
@@ -42,8 +48,8 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	}
 	nc, err := dialer.DialContext(ctx, "tcp", target)
 	if err != nil {
-		if foreign != nil && errors.Is(err, unix.EADDRNOTAVAIL) {
-			return nil, fmt.Errorf("kernel: dial %s from %s: %w: %w", target, cfg.Source.Addr(), err, foreign)
+		if why := foreign.Load(); why != nil && errors.Is(err, unix.EADDRNOTAVAIL) {
+			return nil, fmt.Errorf("kernel: dial %s from %s: %w: %w", target, cfg.Source.Addr(), err, *why)
 		}
 		return nil, fmt.Errorf("kernel: %w", err)
 	}

@@ -4,9 +4,12 @@ package kernel
 
 import (
 	"errors"
+	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -61,6 +64,27 @@ func TestANameIsGuardedByItsAddresses(t *testing.T) {
 	for _, ap := range seen {
 		assert.True(t, ap.Addr().IsLoopback(), "%v", ap)
 	}
+}
+
+// A name with addresses of both families has two attempts under way at a time.
+func TestAttemptsOfBothFamiliesMayOverlap(t *testing.T) {
+	found, err := net.DefaultResolver.LookupNetIP(t.Context(), "ip", "localhost")
+	require.NoError(t, err)
+	if !slices.ContainsFunc(found, func(a netip.Addr) bool { return a.Unmap().Is4() }) ||
+		!slices.ContainsFunc(found, func(a netip.Addr) bool { return !a.Unmap().Is4() }) {
+		t.Skip("localhost has no address of one of the families")
+	}
+	var together sync.WaitGroup
+	together.Add(2)
+	_, err = still(t, Config{}).Dial(t.Context(), DialConfig{
+		Host: "localhost:1",
+		Guard: func(netip.AddrPort) error {
+			together.Done()
+			together.Wait()
+			return nil
+		},
+	})
+	require.ErrorIs(t, err, unix.ECONNREFUSED)
 }
 
 func TestDialErrorsKeepTheirCause(t *testing.T) {
