@@ -310,3 +310,26 @@ func BenchmarkTick(b *testing.B) {
 	b.ReportMetric((cpu(b)-before).Seconds()*1e6/float64(b.N), "cpu-µs/tick")
 	a.end()
 }
+
+func TestAConnectionTornDownHasNothingUnderway(t *testing.T) {
+	d := still(t, Config{})
+	a, b := d.pair(t, loopback4)
+	var last flow.Report
+	a.Observe(func(r flow.Report) flow.Limit {
+		last = r
+		return flow.Limit{Cwnd: cc.MaxCwnd}
+	})
+	written := make(chan error, 1)
+	go func() {
+		_, err := a.Write(make([]byte, 64<<20)) // more than the buffers hold
+		written <- err
+	}()
+	for last.Unsent == 0 {
+		d.next(t)
+	}
+	require.NoError(t, b.Reset())
+	require.Error(t, <-written)
+	d.next(t)
+	assert.Zero(t, last.Unsent)
+	assert.Zero(t, last.Pipe)
+}
