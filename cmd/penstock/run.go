@@ -155,6 +155,7 @@ func (h *house) serve(ctx context.Context) error {
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 
+	asked := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	pagesCtx, endPages := context.WithCancel(context.WithoutCancel(ctx)) // telemetry watches the drain
@@ -181,8 +182,8 @@ func (h *house) serve(ctx context.Context) error {
 		case err := <-pagesEnded:
 			cancel()
 			return errors.Join(err, <-ended)
-		case <-ctx.Done():
-			return <-ended
+		case <-asked:
+			asked, stopping = nil, true
 		case s := <-signals:
 			if stopping {
 				return errStoppedAtOnce

@@ -1,0 +1,298 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+// journal keeps what is logged.
+type journal struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.buf.Write(p)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.buf.String()
+}
+
+// line returns the first logged object with that message.
+func (j *journal) line(t *testing.T, msg string) map[string]any {
+	t.Helper()
+	for text := range strings.Lines(j.String()) {
+		var line map[string]any
+		require.NoError(t, json.Unmarshal([]byte(text), &line), text)
+		if line["msg"] == msg {
+			return line
+		}
+	}
+	require.Fail(t, "nothing logged as "+msg, j.String())
+	return nil
+}
+
+// instance is one running proxy, with systemd played by the test.
+type instance struct {
+	t      *testing.T
+	log    journal
+	code   chan int
+	notify *net.UnixConn
+}
+
+const runConfig = `
+listeners: [{name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}]
+telemetry: {address: "127.0.0.1:0"}
+`
+
+// startRun runs the command with config and flags, and returns when it has
+// told systemd that it is ready.
+func startRun(t *testing.T, config string, flags ...string) *instance {
+	t.Helper()
+	dir := t.TempDir()
+	path := filepath.Join(dir, "penstock.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
+	conn, err := net.ListenUnixgram("unixgram", socket)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	t.Setenv("NOTIFY_SOCKET", socket.Name)
+	in := &instance{t: t, code: make(chan int, 1), notify: conn}
+	args := append([]string{"run", "--config", path}, flags...)
+	go func() { in.code <- execute(t.Context(), args, io.Discard, &in.log) }()
+	in.expect("READY=1")
+	return in
+}
+
+// expect waits for a notification.
+func (in *instance) expect(state string) {
+	in.t.Helper()
+	require.NoError(in.t, in.notify.SetReadDeadline(time.Now().Add(10*time.Second)))
+	buf := make([]byte, 256)
+	n, err := in.notify.Read(buf)
+	require.NoError(in.t, err, "systemd was not told %s; log:\n%s", state, in.log.String())
+	require.Equal(in.t, state, strings.TrimSpace(string(buf[:n])))
+}
+
+func (in *instance) signal() {
+	in.t.Helper()
+	require.NoError(in.t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+}
+
+// get reads one of the pages.
+func (in *instance) get(page string) (int, string) {
+	in.t.Helper()
+	metrics, ok := in.log.line(in.t, "telemetry")["metrics"].(string)
+	require.True(in.t, ok)
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get(strings.TrimSuffix(metrics, "/metrics") + page)
+	require.NoError(in.t, err)
+	body, err := io.ReadAll(resp.Body)
+	require.NoError(in.t, err)
+	require.NoError(in.t, resp.Body.Close())
+	return resp.StatusCode, string(body)
+}
+
+// connect opens a connection through the proxy to a server that echoes.
+func (in *instance) connect() net.Conn {
+	in.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(in.t, err)
+	in.t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		_, _ = io.Copy(conn, conn)
+		_ = conn.Close()
+	}()
+	address, ok := in.log.line(in.t, "listening")["address"].(string)
+	require.True(in.t, ok)
+	conn, err := net.Dial("tcp", address)
+	require.NoError(in.t, err)
+	in.t.Cleanup(func() { _ = conn.Close() })
+	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n", ln.Addr())
+	require.NoError(in.t, err)
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	require.NoError(in.t, err)
+	require.NoError(in.t, resp.Body.Close())
+	require.Equal(in.t, http.StatusOK, resp.StatusCode)
+	return conn
+}
+
+func echoes(t *testing.T, conn net.Conn) {
+	t.Helper()
+	_, err := conn.Write([]byte("hello"))
+	require.NoError(t, err)
+	got := make([]byte, 5)
+	_, err = io.ReadFull(conn, got)
+	require.NoError(t, err)
+	assert.Equal(t, "hello", string(got))
+}
+
+func TestRunDrainsOnASignal(t *testing.T) {
+	in := startRun(t, runConfig)
+	conn := in.connect()
+	echoes(t, conn)
+	code, body := in.get("/flows")
+	require.Equal(t, http.StatusOK, code)
+	var flows []telemetry.Flow
+	require.NoError(t, json.Unmarshal([]byte(body), &flows))
+	require.Len(t, flows, 1)
+	assert.Equal(t, conn.LocalAddr().String(), flows[0].Client)
+
+	in.signal()
+	in.expect("STOPPING=1")
+	echoes(t, conn) // what is open goes on
+	require.Eventually(t, func() bool {
+		code, _ := in.get("/readyz")
+		return code == http.StatusServiceUnavailable
+	}, 5*time.Second, time.Millisecond, "ready while draining")
+	require.NoError(t, conn.Close())
+	assert.Equal(t, exitOK, <-in.code, in.log.String())
+
+	assert.NotEmpty(t, in.log.line(t, "penstock starts")["version"])
+	assert.NotEmpty(t, in.log.line(t, "datapath")["envelope"])
+	closed := in.log.line(t, "flow closed")
+	assert.Equal(t, "eof", closed["reason"])
+	assert.IsType(t, 0.0, closed["duration_seconds"])
+}
+
+func TestASecondSignalDoesNotWait(t *testing.T) {
+	in := startRun(t, runConfig, "--drain", "1h")
+	conn := in.connect()
+	in.signal()
+	in.expect("STOPPING=1")
+	in.signal()
+	assert.Equal(t, exitFail, <-in.code)
+	assert.Contains(t, in.log.String(), "second signal")
+	require.NoError(t, conn.Close())
+}
+
+func TestRunFeedsTheWatchdog(t *testing.T) {
+	t.Setenv("WATCHDOG_USEC", "20000")
+	t.Setenv("WATCHDOG_PID", fmt.Sprint(os.Getpid()))
+	in := startRun(t, runConfig)
+	for range 3 {
+		in.expect("WATCHDOG=1")
+	}
+	in.signal()
+	assert.Equal(t, exitOK, <-in.code)
+}
+
+func TestRunWritesATrace(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	in := startRun(t, runConfig, "--trace", path, "--pprof", "--algorithm", "reno")
+	conn := in.connect()
+	echoes(t, conn)
+	code, _ := in.get("/debug/pprof/cmdline")
+	assert.Equal(t, http.StatusOK, code)
+	// The acknowledgement of what was echoed comes with one of the next ticks.
+	require.Eventually(t, func() bool {
+		_, body := in.get("/flows")
+		var flows []telemetry.Flow
+		return json.Unmarshal([]byte(body), &flows) == nil && len(flows) == 1 && flows[0].Down.Control.Delivered == 5
+	}, 5*time.Second, time.Millisecond)
+	require.NoError(t, conn.Close())
+	in.signal()
+	require.Equal(t, exitOK, <-in.code, in.log.String())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var line map[string]any
+	require.NoError(t, json.Unmarshal(bytes.SplitN(text, []byte("\n"), 2)[0], &line))
+	assert.Equal(t, "reno", line["algorithm"])
+	assert.Equal(t, "ack", line["event"])
+}
+
+func TestRunRefusesWhatCannotWork(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer taken.Close()
+	broken := filepath.Join(t.TempDir(), "broken.yaml")
+	require.NoError(t, os.WriteFile(broken, []byte("listeners: []\nfrob: 1\n"), 0o600))
+	good := filepath.Join(t.TempDir(), "good.yaml")
+	require.NoError(t, os.WriteFile(good, []byte(runConfig), 0o600))
+
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, exitInput, "/nonexistent.yaml"},
+		"an unknown key":                        {[]string{"-c", broken}, exitInput, "frob"},
+		"an unknown envelope":                   {[]string{"--envelope", "frob"}, exitInput, `"frob" is not one of auto, bbr, cubic, reno`},
+		"an unknown algorithm":                  {[]string{"--algorithm", "frob"}, exitInput, `no algorithm "frob"`},
+		"a time without its unit":               {[]string{"--drain", "30"}, exitInput, "--drain"},
+		"an address without a port":             {[]string{"--listen", "localhost"}, exitInput, "is not host:port"},
+		"a listener beside a file":              {[]string{"-c", good, "--listen", "127.0.0.1:1"}, exitInput, "--listen"},
+		"a listener on a taken port":            {[]string{"--listen", taken.Addr().String(), "--telemetry", "off"}, exitFail, "address already in use"},
+		"telemetry on a taken port":             {[]string{"-c", good, "--telemetry", taken.Addr().String()}, exitFail, "--telemetry"},
+		"a trace into nowhere":                  {[]string{"-c", good, "--trace", "/nonexistent/trace"}, exitFail, "--trace"},
+		"a word in the place of a log level":    {[]string{"--log-level", "loud"}, exitInput, "debug, info, warn, error"},
+		"a word with quotes is shown as it was": {[]string{"--mark", `a"b`}, exitInput, `a\"b`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := run(t, append([]string{"run"}, c.args...)...)
+			assert.Equal(t, c.code, code, stderr)
+			assert.Contains(t, stderr, c.says)
+		})
+	}
+}
+
+func TestFlagsOverrideTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "penstock.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(runConfig+`
+envelope: cubic
+defaults: {algorithm: "copa:delta=0.1", down: {algorithm: reno}}
+log: {level: debug}
+`), 0o600))
+	load := func(args ...string) (proxy.Config, *runFlags) {
+		t.Helper()
+		var f runFlags
+		flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
+		f.register(flags)
+		require.NoError(t, flags.Parse(append([]string{"--config", path}, args...)))
+		cfg, err := f.load(flags)
+		require.NoError(t, err)
+		return cfg, &f
+	}
+
+	cfg, f := load()
+	assert.EqualValues(t, "cubic", cfg.Envelope)
+	assert.EqualValues(t, "reno", cfg.Defaults.Down.Algorithm)
+	assert.EqualValues(t, "debug", cfg.Log.Level)
+	assert.Len(t, f.hash, 64)
+
+	cfg, _ = load("--envelope", "auto", "--algorithm", "vegas", "--log-level", "error", "--telemetry", "off", "--drain", "1m30s", "--mark", "0")
+	assert.EqualValues(t, "auto", cfg.Envelope)
+	assert.EqualValues(t, "vegas", cfg.Defaults.Algorithm)
+	assert.Empty(t, cfg.Defaults.Down.Algorithm, "the flag is for both directions")
+	assert.EqualValues(t, "error", cfg.Log.Level)
+	assert.Equal(t, "off", cfg.Telemetry.Address)
+	assert.Equal(t, 90*time.Second, time.Duration(cfg.Shutdown.Drain))
+}
