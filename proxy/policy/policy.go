@@ -27,7 +27,7 @@ type Verdict struct {
 	SendProxy int        // version of the PROXY protocol header sent to the server; 0: none
 }
 
-// Algorithm that leaves a direction to the kernel alone.
+// Unmanaged is the algorithm that leaves a direction to the kernel alone.
 const Unmanaged = "none"
 
 // Rule gives terms to the connections it matches.

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func checkFile(t *testing.T, content string) (code int, stdout, stderr string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "penstock.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(content), 0o600))
+	var out, errs bytes.Buffer
+	code = execute(context.Background(), []string{"check", file}, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestCheckPrintsWhatWouldRun(t *testing.T) {
+	code, out, errs := checkFile(t, `
+listeners:
+- {name: lan, mode: socks5, address: "192.168.1.1:1080"}
+rules:
+- {name: mail, match: {ports: [25]}, refuse: no mail}
+- {name: video, match: {ports: [443]}, down: {algorithm: "copa:delta=0.1", max_rate: 20mbit, weight: 2}, up: {algorithm: none}}
+`)
+	require.Equal(t, exitOK, code, errs)
+	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
+	assert.Contains(t, out, "rule mail: refuse (no mail)")
+	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit weight 2, up none")
+	assert.Contains(t, out, "otherwise: down copa, up copa")
+	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
+}
+
+func TestCheckShowsWhereAMistakeIs(t *testing.T) {
+	code, out, errs := checkFile(t, "listeners:\n- name: lan\n  adress: 127.0.0.1:1\n")
+	assert.Equal(t, exitInput, code)
+	assert.Empty(t, out)
+	lines := strings.Split(strings.TrimSpace(errs), "\n")
+	assert.Contains(t, errs, ">  3 |   adress: 127.0.0.1:1")
+	assert.Regexp(t, `^penstock: .*penstock\.yaml:3:3: listeners\[0\]\.adress: unknown key; did you mean address\?$`, lines[len(lines)-1])
+}
+
+func TestCheckOfAFileThatIsNotThere(t *testing.T) {
+	var out, errs bytes.Buffer
+	code := execute(context.Background(), []string{"check", filepath.Join(t.TempDir(), "absent.yaml")}, &out, &errs)
+	assert.Equal(t, exitInput, code)
+	assert.Contains(t, errs.String(), "absent.yaml: no such file")
+}
+
+func TestSchemaIsJSON(t *testing.T) {
+	var out, errs bytes.Buffer
+	require.Equal(t, exitOK, execute(context.Background(), []string{"schema"}, &out, &errs), errs.String())
+	var schema map[string]any
+	require.NoError(t, json.Unmarshal(out.Bytes(), &schema))
+	assert.Equal(t, "object", schema["type"])
+}

@@ -1,0 +1,141 @@
+package proxy_test
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/pires/go-proxyproto"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// loopbackAllowed lets clients of the asking listener reach the test's servers.
+var loopbackAllowed = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
+
+// asking makes the rig's listener one that is asked.
+func asking(change func(*proxy.Config)) func(*proxy.Config) {
+	return func(cfg *proxy.Config) {
+		cfg.Listeners[0].Mode, cfg.Listeners[0].Target = "connect", ""
+		if change != nil {
+			change(cfg)
+		}
+	}
+}
+
+// ask sends a CONNECT with early data behind it and returns the status.
+func (r *rig) ask(target, early string) (net.Conn, *bufio.Reader, int) {
+	r.tb.Helper()
+	conn, err := net.Dial("tcp", r.addr())
+	require.NoError(r.tb, err)
+	r.tb.Cleanup(func() { _ = conn.Close() })
+	require.NoError(r.tb, conn.SetDeadline(time.Now().Add(patience)))
+	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n%s", target, target, early)
+	require.NoError(r.tb, err)
+	in := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(in, &http.Request{Method: http.MethodConnect})
+	require.NoError(r.tb, err)
+	return conn, in, resp.StatusCode
+}
+
+func (r *rig) rejected(reason proxy.Reason) func() bool {
+	return func() bool { return r.proxy.Counters().Listeners[0].Rejected[reason] == 1 }
+}
+
+func TestWhereAskingClientsMayGo(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(*proxy.Config)
+		target func(backend string) string
+		status int
+		reason proxy.Reason
+	}{
+		{"loopback is denied", nil, func(b string) string { return b }, http.StatusForbidden, proxy.RejectedDenied},
+		{"also under a name", nil, func(b string) string { return "localhost:" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
+		{"also mapped into IPv6", nil, func(b string) string { return "[::ffff:127.0.0.1]:" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
+		{"metadata is denied", nil, func(string) string { return "169.254.169.254:80" }, http.StatusForbidden, proxy.RejectedDenied},
+		{"what is listed is allowed", func(c *proxy.Config) { c.Listeners[0].Allow = loopbackAllowed }, func(b string) string { return b }, http.StatusOK, ""},
+		{"a rule refuses", func(c *proxy.Config) {
+			c.Listeners[0].Allow = loopbackAllowed
+			c.Rules = []proxy.RuleConfig{{Name: "no", Refuse: "not today"}}
+		}, func(b string) string { return b }, http.StatusForbidden, proxy.RejectedRule},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			r := newRig(t, asking(row.change))
+			_, _, status := r.ask(row.target(r.backend.Addr().String()), "")
+			assert.Equal(t, row.status, status)
+			if row.reason != "" {
+				require.Eventually(t, r.rejected(row.reason), patience, time.Millisecond)
+			}
+		})
+	}
+}
+
+func port(addr string) string { return netip.MustParseAddrPort(addr).String()[len("127.0.0.1:"):] }
+
+func TestEarlyBytesArriveFirst(t *testing.T) {
+	for _, algorithm := range []proxy.Algorithm{"copa", "none"} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			r := newRig(t, asking(func(c *proxy.Config) {
+				c.Listeners[0].Allow, c.Defaults.Algorithm = loopbackAllowed, algorithm
+			}))
+			conn, _, status := r.ask(r.backend.Addr().String(), "early, ")
+			require.Equal(t, http.StatusOK, status)
+			send(t, conn, "then late")
+			require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+			server, err := r.backend.AcceptTCP()
+			require.NoError(t, err)
+			defer server.Close() //nolint:errcheck // read to its end
+			assert.Equal(t, "early, then late", receive(t, server))
+		})
+	}
+}
+
+func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
+	for _, version := range []proxy.SendProxy{"v1", "v2"} {
+		t.Run(string(version), func(t *testing.T) {
+			r := newRig(t, func(c *proxy.Config) { c.Defaults.SendProxy = version })
+			client, server := r.pair()
+			send(t, client, "hello")
+			require.NoError(t, client.CloseWrite())
+			in := bufio.NewReader(server)
+			header, err := proxyproto.Read(in)
+			require.NoError(t, err)
+			assert.Equal(t, string(version), fmt.Sprintf("v%d", header.Version))
+			assert.Equal(t, client.LocalAddr().String(), header.SourceAddr.String())
+			assert.Equal(t, server.LocalAddr().String(), header.DestinationAddr.String())
+			rest, err := io.ReadAll(in)
+			require.NoError(t, err)
+			assert.Equal(t, "hello", string(rest))
+		})
+	}
+}
+
+// A load balancer in front tells who the client is; limits are for that host.
+func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
+	r := newRig(t, func(c *proxy.Config) {
+		c.Listeners[0].ProxyProtocol.From = loopbackAllowed
+		c.Limits.PerSource = 1
+	})
+	connect := func(source string) *net.TCPConn {
+		conn, err := net.Dial("tcp", r.addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+		send(t, conn, "PROXY TCP4 "+source+" 192.0.2.1 1000 443\r\n")
+		return conn.(*net.TCPConn)
+	}
+	connect("203.0.113.1")
+	connect("203.0.113.2")
+	require.Eventually(t, func() bool { return len(r.proxy.Counters().Routes) == 1 && r.proxy.Counters().Routes[0].Active == 2 }, patience, time.Millisecond)
+	assert.Equal(t, "203.0.113.1:1000", r.proxy.Flows()[0].Source.String())
+	connect("203.0.113.1")
+	require.Eventually(t, r.rejected(proxy.RejectedSourceLimit), patience, time.Millisecond)
+}
