@@ -73,19 +73,21 @@ func (g Guard) Check(addr netip.Addr) error {
 
 var (
 	nat64     = netip.MustParsePrefix("64:ff9b::/96")
-	nat64Priv = netip.MustParsePrefix("64:ff9b:1::/96")
+	nat64Priv = netip.MustParsePrefix("64:ff9b:1::/48") // any /96 of it is a translator's
 	sixToFour = netip.MustParsePrefix("2002::/16")
 	v4Compat  = netip.MustParsePrefix("::/96")
+	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
 )
 
 // embedded returns the IPv4 address that a translator or tunnel on the way
-// would turn addr into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1).
+// would turn addr into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1, and
+// RFC 2765's form, which translators still know).
 func embedded(addr netip.Addr) (netip.Addr, bool) {
 	b := addr.As16()
 	switch {
 	case !addr.Is6():
 		return netip.Addr{}, false
-	case nat64.Contains(addr), nat64Priv.Contains(addr), v4Compat.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
+	case nat64.Contains(addr), nat64Priv.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
 		return netip.AddrFrom4([4]byte(b[12:16])), true
 	case sixToFour.Contains(addr):
 		return netip.AddrFrom4([4]byte(b[2:6])), true
