@@ -67,7 +67,11 @@ type listenerState struct {
 	refused rejections
 }
 
-func (l *listenerState) trustsProxies() bool { return len(l.cfg.ProxyProtocol.From) > 0 }
+// trusts reports whether a peer opens with a PROXY header, so that whom it
+// counts against is not known before.
+func (l *listenerState) trusts(peer netip.Addr) bool {
+	return slices.ContainsFunc(l.cfg.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Contains(peer) })
+}
 
 // New puts a Server together. Connections are limited to what the process's
 // descriptors allow, whatever the configuration says.
@@ -169,7 +173,7 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	}
 	remote := addrPort(conn.RemoteAddr())
 	var counted netip.Addr
-	if !l.trustsProxies() {
+	if !l.trusts(remote.Addr()) {
 		if !s.limits.enterSource(remote.Addr()) {
 			s.limits.leave(&l.lane)
 			return RejectedSourceLimit, false

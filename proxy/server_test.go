@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/netip"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -91,6 +92,37 @@ func TestASilentClientRunsOutOfTime(t *testing.T) {
 		assert.Equal(t, uint64(1), b.server.Counters().Listeners[0].Rejected[proxy.RejectedHandshake])
 		assert.Zero(t, b.server.Counters().Active)
 	})
+}
+
+// Whom a connection counts against is known late only behind a trusted proxy.
+// Everybody else's silence would otherwise be free.
+func TestSilentClientsCountAgainstTheirSource(t *testing.T) {
+	for name, row := range map[string]struct {
+		trusted string
+		refused uint64
+	}{
+		"who is no trusted proxy": {"192.0.2.99/32", 1},
+		"a trusted proxy":         {"0.0.0.0/0", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, func(cfg *proxy.Config, b *bench) {
+					cfg.Limits.PerSource = 1
+					cfg.Listeners[0].ProxyProtocol.From = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix(row.trusted))}
+					b.listener.greet = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
+				})
+				defer b.end()
+				for range 2 {
+					b.listener.legs <- newFakeLeg(b.clock, 1, 1)
+				}
+				synctest.Wait()
+				assert.Equal(t, row.refused, b.server.Counters().Listeners[0].Rejected[proxy.RejectedSourceLimit])
+				time.Sleep(10 * time.Second) // the handshakes' time
+				synctest.Wait()
+				assert.Zero(t, b.server.Counters().Active)
+			})
+		})
+	}
 }
 
 func TestADrainLetsConnectionsFinishAndThenResetsThem(t *testing.T) {

@@ -38,7 +38,7 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 	c.up.early = early
 	c.state = StateDialing
 	c.mu.Unlock()
-	if c.lane.trustsProxies() {
+	if !c.counted.IsValid() {
 		if !c.srv.limits.enterSource(chosen.Source.Addr()) {
 			return c.refuse(&refusal{RejectedSourceLimit, fmt.Errorf("too many connections from %v", chosen.Source.Addr())})
 		}
