@@ -70,6 +70,9 @@ golden: ## rewrite the golden files of the scenarios; review the difference
 docs: ## rewrite the pages that are generated
 	$(GO) run ./cmd/penstock algorithms --markdown > docs/algorithms.md.new
 	mv docs/algorithms.md.new docs/algorithms.md
+	sed '/^<!-- Generated/q' docs/configuration.md > docs/configuration.md.new
+	$(GO) run ./cmd/penstock schema --markdown >> docs/configuration.md.new
+	mv docs/configuration.md.new docs/configuration.md
 
 demo: build ## the main job on an emulated cellular link, measured
 	bin/penstock demo

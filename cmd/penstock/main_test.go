@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -51,7 +50,7 @@ func TestExitCodes(t *testing.T) {
 }
 
 func TestOnlyInputErrorsAreTheUsers(t *testing.T) {
-	root := &cobra.Command{Use: "x", SilenceErrors: true}
+	root := &cobra.Command{Use: "x", SilenceErrors: true, SilenceUsage: true}
 	for name, err := range map[string]error{"fail": errors.New("disk full"), "input": fmt.Errorf("read: %w", badInput(errors.New("no such key")))} {
 		root.AddCommand(&cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error { return err }})
 	}
@@ -109,11 +108,4 @@ func TestDefaultsAndProfilesReadBackAsWritten(t *testing.T) {
 			assert.Equal(t, f.Params, params, "%s %s", s.Name, f.Name)
 		}
 	}
-}
-
-func TestAlgorithmsPageIsCurrent(t *testing.T) {
-	page, err := os.ReadFile("../../docs/algorithms.md")
-	require.NoError(t, err)
-	_, stdout, _ := run(t, "algorithms", "--markdown")
-	assert.Equal(t, stdout, string(page), "docs/algorithms.md is not what the registry says; run: make docs")
 }

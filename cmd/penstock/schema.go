@@ -9,7 +9,8 @@ import (
 )
 
 func schemaCommand() *cobra.Command {
-	return &cobra.Command{
+	var markdown bool
+	cmd := &cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file",
 		Long: `Schema prints a JSON Schema (draft 2020-12) that editors use to complete and
@@ -17,10 +18,15 @@ check a configuration while it is written.`,
 		Example: "  penstock schema > penstock.schema.json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if markdown {
+				return writeReference(cmd.OutOrStdout(), proxy.Schema())
+			}
 			enc := json.NewEncoder(cmd.OutOrStdout())
 			enc.SetEscapeHTML(false)
 			enc.SetIndent("", "  ")
 			return enc.Encode(proxy.Schema())
 		},
 	}
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print the tables of docs/configuration.md instead")
+	return cmd
 }

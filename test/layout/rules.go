@@ -47,7 +47,7 @@ var table = []rule{
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy", module: []string{
-		"cc", "cc/flow", "proxy/capture", "proxy/policy", "proxy/datapath/...", "proxy/ingress",
+		"cc", "cc/flow", "proxy/policy", "proxy/datapath/...", "proxy/ingress",
 	}},
 	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/datapath"}},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// writeReference prints every key of a configuration schema as tables, one for
+// each top-level key.
+func writeReference(w io.Writer, schema map[string]any) error {
+	var b strings.Builder
+	properties, _ := schema["properties"].(map[string]any)
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		part, _ := properties[name].(map[string]any)
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n", name, part["description"])
+		rows := referenceRows(name, part)
+		if len(rows) == 0 {
+			fmt.Fprintf(&b, "\nValue: %s.\n", valueKind(part))
+			continue
+		}
+		b.WriteString("\n| key | value | meaning |\n|---|---|---|\n" + strings.Join(rows, ""))
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// referenceRows returns the rows of what lies below path.
+func referenceRows(path string, schema map[string]any) []string {
+	if items, ok := schema["items"].(map[string]any); ok {
+		path, schema = path+"[]", items
+	}
+	properties, _ := schema["properties"].(map[string]any)
+	required, _ := schema["required"].([]string)
+	var rows []string
+	for _, name := range slices.Sorted(maps.Keys(properties)) {
+		part, _ := properties[name].(map[string]any)
+		about, _ := part["description"].(string)
+		if slices.Contains(required, name) {
+			about += " Required."
+		}
+		at := path + "." + name
+		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s |\n", at, cell(valueKind(part)), cell(about)))
+		rows = append(rows, referenceRows(at, part)...)
+	}
+	return rows
+}
+
+// valueKind says in words what a key takes.
+func valueKind(schema map[string]any) string {
+	if list, ok := schema["enum"].([]string); ok {
+		return strings.Join(list, ", ")
+	}
+	if examples, ok := schema["examples"].([]string); ok {
+		return "such as " + strings.Join(examples, ", ")
+	}
+	if items, ok := schema["items"].(map[string]any); ok {
+		if items["type"] == "object" {
+			return "list"
+		}
+		return "list; " + valueKind(items)
+	}
+	switch t := schema["type"].(type) {
+	case string:
+		return map[string]string{
+			"object": "keys", "string": "text", "integer": "number", "boolean": "true or false",
+		}[t]
+	case []string:
+		return strings.Join(t, " or ")
+	}
+	return "number or range"
+}
