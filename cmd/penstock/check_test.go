@@ -39,12 +39,12 @@ rules:
 }
 
 func TestCheckShowsWhereAMistakeIs(t *testing.T) {
-	code, out, errs := checkFile(t, "listeners:\n- name: lan\n  adress: 127.0.0.1:1\n")
+	code, out, errs := checkFile(t, "listeners:\n- name: lan\n  mod: mixed\n")
 	assert.Equal(t, exitInput, code)
 	assert.Empty(t, out)
 	lines := strings.Split(strings.TrimSpace(errs), "\n")
-	assert.Contains(t, errs, ">  3 |   adress: 127.0.0.1:1")
-	assert.Regexp(t, `^penstock: .*penstock\.yaml:3:3: listeners\[0\]\.adress: unknown key; did you mean address\?$`, lines[len(lines)-1])
+	assert.Contains(t, errs, ">  3 |   mod: mixed")
+	assert.Regexp(t, `^penstock: .*penstock\.yaml:3:3: listeners\[0\]\.mod: unknown key; did you mean mode\?$`, lines[len(lines)-1])
 }
 
 func TestCheckOfAFileThatIsNotThere(t *testing.T) {
