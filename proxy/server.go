@@ -48,6 +48,8 @@ type Server struct {
 	totals  totals
 
 	draining atomic.Bool
+	aborting sync.Once
+	aborted  chan struct{} // closed: the drain is over
 	handlers sync.WaitGroup
 
 	mu     sync.Mutex
@@ -84,6 +86,7 @@ func New(cfg Config, parts Parts) (*Server, error) {
 		cfg: cfg, parts: parts, log: parts.Log, clock: parts.Clock, policy: rules,
 		buffers: datapath.NewBuffers(cc.Bytes(cfg.Limits.Memory)),
 		conns:   map[uint64]*connection{},
+		aborted: make(chan struct{}),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -336,9 +339,11 @@ func (s *Server) drain() {
 		case <-progress.C:
 			s.log.Info("draining", "open", len(s.live()), "remaining", limit-s.clock().Sub(began))
 		case <-deadline.C:
-			left := s.live()
-			s.log.Info("drain is over: resetting what is left", "open", len(left))
-			for _, c := range left {
+			s.log.Info("drain is over: resetting what is left", "open", len(s.live()))
+			s.Abort()
+		case <-s.aborted:
+			// Reset, so that nobody takes a cut transfer for a whole one.
+			for _, c := range s.live() {
 				c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 			}
 			<-done
@@ -346,6 +351,9 @@ func (s *Server) drain() {
 		}
 	}
 }
+
+// Abort ends the drain of a Serve that was told to end, now or when it begins.
+func (s *Server) Abort() { s.aborting.Do(func() { close(s.aborted) }) }
 
 // Ready reports whether the server accepts connections.
 func (s *Server) Ready() bool { return !s.draining.Load() }

@@ -145,8 +145,8 @@ func (h *house) announce() {
 	h.log.Info("telemetry", "metrics", "http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
 }
 
-// errStoppedAtOnce says that connections were cut because somebody was in a hurry.
-var errStoppedAtOnce = errors.New("stopped at once by a second signal; open connections were cut")
+// errStoppedAtOnce says that connections were reset because somebody was in a hurry.
+var errStoppedAtOnce = errors.New("stopped at once by a second signal; open connections were reset")
 
 // serve runs until a signal or a failure ends it. A second signal does not
 // wait for connections that drain.
@@ -186,6 +186,8 @@ func (h *house) serve(ctx context.Context) error {
 			asked, stopping = nil, true
 		case s := <-signals:
 			if stopping {
+				h.proxy.Abort()
+				<-ended
 				return errStoppedAtOnce
 			}
 			stopping = true
