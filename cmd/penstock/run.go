@@ -187,8 +187,7 @@ func (h *house) serve(ctx context.Context) error {
 		case s := <-signals:
 			if stopping {
 				h.proxy.Abort()
-				<-ended
-				return errStoppedAtOnce
+				return errors.Join(errStoppedAtOnce, <-ended)
 			}
 			stopping = true
 			h.log.Info("ending: no new connections", "signal", s.String())
