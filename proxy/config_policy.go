@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -90,8 +91,8 @@ func merge(scopes ...scope) (policy.Terms, error) {
 			}
 			t.Group = g
 		}
-		if s.Weight < 0 {
-			return t, keyErrorf(s.key+".weight", "%d is negative; write a share such as 1 or 4", s.Weight)
+		if s.Weight < 0 || s.Weight > flow.MaxWeight {
+			return t, keyErrorf(s.key+".weight", "%d is no share; write a number from 1 to %d", s.Weight, flow.MaxWeight)
 		}
 		if s.Weight > 0 {
 			t.Weight = s.Weight

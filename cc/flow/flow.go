@@ -20,6 +20,7 @@ type Flow struct {
 	newest   cc.Bytes // highest offset known to have arrived
 	taken    cc.Bytes
 	inflight cc.Bytes
+	stuck    cc.Bytes // of those, unsent behind a closed receive window
 	want     cc.Bytes // asked for and not granted: the flow wants to send
 	parked   bool     // waits for wake
 	ready    cc.Time  // not before this does its own rate let it send
@@ -68,7 +69,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 		m.mu.Unlock()
 		return Grant{}
 	}
-	m.start()
+	m.start(now)
 	if f.want == 0 {
 		f.served = max(f.served, m.served)
 	}
@@ -157,7 +158,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	if r.MSS == 0 {
 		f.last.MSS = before.MSS
 	}
-	m.start()
+	m.start(r.At)
 	switch {
 	case r.Written <= f.taken:
 	case f.asked == 0: // a transport that holds the window itself is not asked for grants
@@ -183,14 +184,14 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 		f.losses++
 		loss := cc.Loss{State: m.state(r.At), Lost: lost, SentAt: f.lostSince(r), Timeout: timeouts > 0}
 		m.alg.OnLoss(loss)
-		m.adopt()
+		m.adopt(r.At)
 		events[n] = m.event(f, KindLoss, loss.State, 0, lost)
 		n++
 	}
 	if acked > 0 {
 		ack := f.ack(r, acked, marked)
 		m.alg.OnAck(ack)
-		m.adopt()
+		m.adopt(r.At)
 		events[n] = m.event(f, KindAck, ack.State, ack.RTT, acked)
 		n++
 	}
@@ -219,10 +220,17 @@ func (f *Flow) setInflight(r Report) {
 	if r.Pipe >= 0 {
 		inflight = f.taken - r.Written + r.Pipe + r.Unsent
 	}
-	inflight = max(0, inflight)
-	f.macro.inflight += inflight - f.inflight
-	f.inflight = inflight
+	before := f.counted()
+	f.inflight, f.stuck = max(0, inflight), 0
+	if r.RwndFull {
+		f.stuck = min(r.Unsent, f.inflight)
+	}
+	f.macro.inflight += f.counted() - before
 }
+
+// counted is what f takes of the macroflow's window. Bytes that wait for the
+// peer to open its own load no path, and must not keep the others from theirs.
+func (f *Flow) counted() cc.Bytes { return f.inflight - f.stuck }
 
 // ack composes the event for acked newly delivered bytes.
 func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
@@ -275,7 +283,7 @@ func (f *Flow) Close(now cc.Time) {
 		return
 	}
 	f.closed = true
-	m.inflight -= f.inflight
+	m.inflight -= f.counted()
 	for i, g := range m.members {
 		if g == f {
 			m.members = append(m.members[:i], m.members[i+1:]...)

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -25,7 +26,7 @@ type macroflow struct {
 	pacer   pacer
 	rtt     rttEstimator
 
-	inflight    cc.Bytes // sum of the members'
+	inflight    cc.Bytes // sum of what the members count
 	delivered   cc.Bytes // by members past and present
 	deliveredAt cc.Time
 	firstSent   cc.Time  // when the newest delivered byte had left
@@ -42,7 +43,7 @@ type macroflow struct {
 }
 
 // start builds the algorithm on first use.
-func (m *macroflow) start() {
+func (m *macroflow) start(now cc.Time) {
 	if m.alg != nil {
 		return
 	}
@@ -59,19 +60,23 @@ func (m *macroflow) start() {
 		Params:      m.prm,
 		Rand:        rand.New(rand.NewPCG(m.seed, 0)),
 	})
-	m.adopt()
+	m.adopt(now)
 }
 
 // segment is what the pacer's burst must hold for f: its path may take larger
 // segments than the one the algorithm was built for.
 func (m *macroflow) segment(f *Flow) cc.Bytes { return max(m.mss, f.mss()) }
 
-// adopt takes over the algorithm's limits after it has seen an event.
-func (m *macroflow) adopt() {
+// leastTick keeps an algorithm that asks for ticks in the past from having
+// nothing else happen.
+const leastTick = 100 * time.Microsecond
+
+// adopt takes over the algorithm's limits after it has seen an event at now.
+func (m *macroflow) adopt(now cc.Time) {
 	m.ctl = m.alg.Control()
 	m.pacer.rate = m.ctl.PacingRate
 	if m.ctl.NextTick != 0 {
-		m.mgr.schedule(m, m.ctl.NextTick)
+		m.mgr.schedule(m, max(m.ctl.NextTick, now.Add(leastTick)))
 	}
 }
 

@@ -20,6 +20,9 @@ import (
 // this and three retransmission timeouts.
 const linger = 10 * time.Second
 
+// MaxWeight bounds Terms.Weight: a window times all weights fits an int64.
+const MaxWeight = 1000
+
 // maxLingering bounds the macroflows that are kept without members.
 const maxLingering = 4096
 
@@ -54,6 +57,9 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	params, err := spec.Resolve(t.Params)
 	if err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
+	}
+	if t.Weight < 0 || t.Weight > MaxWeight {
+		return nil, fmt.Errorf("flow: weight %d is not between 0 and %d", t.Weight, MaxWeight)
 	}
 	key := groupKey(t.Group, spec.Name, params)
 
@@ -189,7 +195,7 @@ func (m *macroflow) tick(now cc.Time) {
 		if m.ctl.NextTick <= now {
 			state := m.state(now)
 			m.alg.OnTick(state)
-			m.adopt()
+			m.adopt(now)
 			events[0] = m.event(nil, KindTick, state, 0, 0)
 			n = 1
 		} else {

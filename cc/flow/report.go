@@ -44,7 +44,7 @@ type Terms struct {
 	Algorithm        string
 	Params           cc.Params
 	MaxRate          cc.Rate // pacing never exceeds it; 0: the algorithm alone
-	Priority, Weight int     // lower Priority first; Weight shares within it; Weight 0 counts as 1
+	Priority, Weight int     // lower Priority first; Weight, up to MaxWeight, shares within it; 0 counts as 1
 }
 
 // Grant is the answer to Take.

@@ -28,7 +28,7 @@ func (f *Flow) starved() bool {
 // are whole segments; the odd ones go round, to whoever got least so far.
 // A flow with a lower Priority number goes first, all of it.
 func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
-	free := m.ctl.Cwnd - m.inflight
+	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-f.inflight)
 	if len(m.members) == 1 {
 		return free
 	}
@@ -57,16 +57,16 @@ func (m *macroflow) pool(f *Flow, now cc.Time) (pool, weights cc.Bytes) {
 		case g.terms.Priority < f.terms.Priority && g.contends(now):
 			return 0, f.weight()
 		default:
-			pool -= g.inflight
+			pool -= g.counted()
 		}
 	}
 	// Those already above the level keep what they have; the rest share less.
 	for changed := true; changed; {
 		changed = false
 		for _, g := range m.members {
-			if g != f && g.rival && g.inflight*weights > pool*g.weight() {
+			if g != f && g.rival && g.counted()*weights > pool*g.weight() {
 				g.rival, changed = false, true
-				pool -= g.inflight
+				pool -= g.counted()
 				weights -= g.weight()
 			}
 		}
@@ -78,7 +78,7 @@ func (m *macroflow) pool(f *Flow, now cc.Time) (pool, weights cc.Bytes) {
 // had less for its weight. It goes by the marks that pool left.
 func (m *macroflow) leastServed(f *Flow, pool, weights cc.Bytes) bool {
 	for _, g := range m.members {
-		if g.rival && g != f && g.served < f.served && g.inflight*weights < pool*g.weight() {
+		if g.rival && g != f && g.served < f.served && g.counted()*weights < pool*g.weight() {
 			return false
 		}
 	}

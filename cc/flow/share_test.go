@@ -262,3 +262,32 @@ func TestAccountingHolds(t *testing.T) {
 		}
 	})
 }
+
+func TestAMemberWithAClosedReceiveWindowDoesNotTakeTheOthersShare(t *testing.T) {
+	c := &crowd{path: newPath(t)}
+	paused := c.open(static(40))
+	require.Equal(t, 40*mss, paused.send(100*mss))
+	paused.r.Pipe, paused.r.Acked, paused.r.Unsent, paused.r.RwndFull = 0, 10*mss, 30*mss, true
+	paused.report()
+	assert.Equal(t, 10*mss, paused.send(100*mss), "its own bytes still count for itself")
+	paused.r.Pipe, paused.r.Unsent = 0, 40*mss // and go where the others are
+	paused.report()
+
+	other := c.join(static(40))
+	c.run(100*time.Millisecond, greedy)
+	assert.GreaterOrEqual(t, c.legs[other].inflight(), 19*mss, "half, while the paused one may still come back")
+	c.run(2*time.Second, greedy)
+	assert.GreaterOrEqual(t, c.legs[other].inflight(), 39*mss, "all, once it has not for a while")
+
+	paused.r.RwndFull = false
+	paused.report()
+	assert.Equal(t, 40*mss, paused.inflight(), "once the window opens they are on their way")
+}
+
+func TestWeightsAreBounded(t *testing.T) {
+	var m Manager
+	terms := static(10)
+	terms.Weight = MaxWeight + 1
+	_, err := m.Open(1, terms, nil)
+	require.ErrorContains(t, err, "weight")
+}
