@@ -141,7 +141,7 @@ func (f *Flow) Report(r Report) Limit {
 	if r.At >= f.last.At {
 		n = f.absorb(r, events[:])
 	}
-	limit := Limit{Cwnd: m.share(f), PacingRate: m.ctl.PacingRate}
+	limit := Limit{Cwnd: m.share(f), PacingRate: m.ctl.PacingRate, Waiting: f.want > 0}
 	if f.terms.MaxRate > 0 && (limit.PacingRate == 0 || f.terms.MaxRate < limit.PacingRate) {
 		limit.PacingRate = f.terms.MaxRate
 	}

@@ -36,6 +36,7 @@ type Report struct {
 type Limit struct {
 	Cwnd       cc.Bytes // this flow's share of the macroflow's window
 	PacingRate cc.Rate  // 0: not paced
+	Waiting    bool     // the flow wants more than the window leaves it: the next report is awaited
 }
 
 // Terms are what policy grants a flow.

@@ -40,6 +40,7 @@ type Conn struct {
 	missing  []string
 	errors   uint64
 	limit    limits
+	waiting  bool // the last report's answer: a sender waits for the next
 
 	reader reader
 
@@ -51,6 +52,7 @@ type Conn struct {
 	// Only the tick touches these.
 	due   uint64 // tick at which to poll again
 	quiet uint64 // polls in a row in which nothing changed
+	easy  uint64 // polls in a row in which much moved and nobody waited for it
 	seen  uint32 // writes at the last poll
 }
 
@@ -138,6 +140,7 @@ func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
 func (c *Conn) report() {
 	limit := c.exchange(c.account.step(&c.info, c.dp.clock()))
 	c.errors += c.limit.apply(c.raw, limit)
+	c.waiting = limit.Waiting
 }
 
 // outcome is what a poll found.
@@ -146,6 +149,7 @@ type outcome uint8
 const (
 	polledIdle  outcome = iota // nothing more will happen until the next write
 	polledQuiet                // nothing happened since the last poll
+	polledEasy                 // much moved, and no sender waits for what comes of it
 	polledBusy
 	polledGone // closed, or not readable any more
 )
@@ -165,8 +169,11 @@ func (c *Conn) poll() outcome {
 	}
 	c.report()
 	after := &c.account.report
+	moved := after.Written - before.Written
 	switch {
-	case drained(&c.info):
+	case !c.waiting && moved >= easyBytes:
+		return polledEasy
+	case moved == 0 && drained(&c.info): // what has just moved is rarely the last
 		return polledIdle
 	case before.Written == after.Written && before.Acked == after.Acked && before.Unsent == after.Unsent &&
 		before.Pipe == after.Pipe && before.Lost == after.Lost && before.Timeouts == after.Timeouts:

@@ -31,8 +31,9 @@ type Datapath struct {
 	mu      sync.Mutex
 	timer   *timer
 	mode    mode
-	wake    cc.Time // in mode sleeping: until when
-	kicked  bool    // Wake was called since OnTick last ran
+	period  time.Duration // in mode ticking
+	wake    cc.Time       // in mode sleeping: until when
+	kicked  bool          // Wake was called since OnTick last ran
 	joining []*Conn
 	closed  bool
 
@@ -182,7 +183,12 @@ func (d *Datapath) join(c *Conn) {
 
 // set sets the timer; wake is until when to sleep. d.mu is held.
 func (d *Datapath) set(m mode, wake cc.Time) {
-	if d.closed || m == d.mode && wake == d.wake {
+	d.setPeriod(m, wake, Tick)
+}
+
+// setPeriod is set with the period of mode ticking.
+func (d *Datapath) setPeriod(m mode, wake cc.Time, period time.Duration) {
+	if d.closed || m == d.mode && wake == d.wake && (m != ticking || period == d.period) {
 		return
 	}
 	var err error
@@ -192,13 +198,13 @@ func (d *Datapath) set(m mode, wake cc.Time) {
 	case sleeping:
 		err = d.timer.set(max(Tick, wake.Sub(d.clock())), 0)
 	case ticking:
-		err = d.timer.set(Tick, Tick)
+		err = d.timer.set(period, period)
 	}
 	if err != nil {
 		d.log.Error("kernel: set timer", "err", err)
 		return
 	}
-	d.mode, d.wake = m, wake
+	d.mode, d.period, d.wake = m, period, wake
 }
 
 func (d *Datapath) run() {
@@ -214,9 +220,19 @@ func (d *Datapath) run() {
 			}
 			return
 		}
-		d.ticks += n
+		d.pass(n)
 		d.tick()
 	}
+}
+
+// pass counts n firings of the timer.
+func (d *Datapath) pass(n uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.mode == ticking {
+		n *= uint64(d.period / Tick)
+	}
+	d.ticks += n
 }
 
 func (d *Datapath) tick() {
@@ -225,7 +241,7 @@ func (d *Datapath) tick() {
 		d.mode = disarmed // it fired once
 	}
 	for _, c := range d.joining {
-		c.due, c.quiet = 0, 0
+		c.due, c.quiet, c.easy = 0, 0, 0
 	}
 	d.active = append(d.active, d.joining...)
 	clear(d.joining)
@@ -233,7 +249,7 @@ func (d *Datapath) tick() {
 	d.kicked = false
 	d.mu.Unlock()
 
-	d.poll()
+	easy := d.poll()
 	d.busy.Store(int64(len(d.active)))
 	d.overload()
 
@@ -245,6 +261,8 @@ func (d *Datapath) tick() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
+	case easy && !d.kicked && len(d.joining) == 0 && next > d.clock().Add(easyPause*Tick):
+		d.setPeriod(ticking, 0, easyPause*Tick)
 	case d.kicked || len(d.active)+len(d.joining) > 0 || next <= d.clock().Add(Tick):
 		d.set(ticking, 0)
 	case next == cc.Never:
@@ -255,16 +273,18 @@ func (d *Datapath) tick() {
 }
 
 // poll serves the conns whose turn it is, up to the budget, and drops those
-// that have drained.
-func (d *Datapath) poll() {
+// that have drained. It reports whether all that are left are easy.
+func (d *Datapath) poll() (easy bool) {
 	budget := d.budget
+	easy = len(d.active) > 0
 	for scan := len(d.active); scan > 0 && budget > 0; scan-- {
 		if d.cursor >= len(d.active) {
 			d.cursor = 0
 		}
 		c := d.active[d.cursor]
 		writes := c.writes.Load()
-		if d.ticks < c.due && writes == c.seen {
+		if d.ticks < c.due && (writes == c.seen || c.isEasy()) {
+			easy = easy && c.isEasy()
 			d.cursor++
 			continue
 		}
@@ -281,16 +301,37 @@ func (d *Datapath) poll() {
 				d.drop()
 				continue
 			}
-			c.quiet = 0
+			c.quiet, c.easy = 0, 0
 		case polledBusy:
-			c.quiet = 0
+			c.quiet, c.easy = 0, 0
 		case polledQuiet:
 			c.quiet++
+			c.easy = 0
+		case polledEasy:
+			c.quiet = 0
+			c.easy++
 		}
 		c.due = d.ticks + pause(c.quiet)
+		if c.isEasy() {
+			c.due = d.ticks + easyPause
+		}
+		easy = easy && c.isEasy()
 		d.cursor++
 	}
+	return easy && len(d.active) > 0 && budget > 0
 }
+
+// A leg on which much moves although no sender waits for room is held back by
+// its source or its receiver. What its window would be matters little then, and
+// a poll each millisecond is the larger part of what it costs. After easyPolls
+// of easyBytes each it is polled every easyPause ticks, until somebody waits.
+const (
+	easyBytes = 32 << 10
+	easyPolls = 20
+	easyPause = 4
+)
+
+func (c *Conn) isEasy() bool { return c.easy >= easyPolls }
 
 // drop takes the conn under the cursor out; the last one takes its place.
 func (d *Datapath) drop() {

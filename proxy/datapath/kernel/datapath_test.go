@@ -33,7 +33,7 @@ func (d *Datapath) next(tb testing.TB) {
 	tb.Helper()
 	n, err := d.timer.wait()
 	require.NoError(tb, err)
-	d.ticks += n
+	d.pass(n)
 	d.tick()
 }
 
@@ -332,4 +332,38 @@ func TestAConnectionTornDownHasNothingUnderway(t *testing.T) {
 	d.next(t)
 	assert.Zero(t, last.Unsent)
 	assert.Zero(t, last.Pipe)
+}
+
+func TestALegWithoutAWaitingSenderIsPolledLessOften(t *testing.T) {
+	d := still(t, Config{})
+	a, b := d.pair(t, loopback4)
+	waiting := false
+	reports := 0
+	a.Observe(func(flow.Report) flow.Limit {
+		reports++
+		return flow.Limit{Cwnd: cc.MaxCwnd, Waiting: waiting}
+	})
+	chunk := make([]byte, easyBytes)
+	move := func() {
+		_, err := a.Write(chunk)
+		require.NoError(t, err)
+		_, err = io.ReadFull(b, chunk)
+		require.NoError(t, err)
+	}
+	for range easyPolls {
+		move()
+		d.next(t)
+	}
+	_, period := d.remaining(t)
+	require.Equal(t, easyPause*Tick, period)
+	before := reports
+	move()
+	d.next(t)
+	assert.Equal(t, before+1, reports, "one firing of the slow timer, one report")
+
+	waiting = true
+	move()
+	d.next(t)
+	_, period = d.remaining(t)
+	assert.Equal(t, Tick, period, "as soon as somebody waits every tick counts")
 }
