@@ -15,7 +15,7 @@ import (
 
 // copaDefaultDelta, in 1/packet, keeps a queue that outlasts the pauses of a
 // cellular scheduler; docs/decisions/0002-copa-default.md has the sweep.
-const copaDefaultDelta = 0.025
+const copaDefaultDelta = 0.02
 
 // copaPaperDelta is the paper's choice (NSDI 2018 §2.1).
 const copaPaperDelta = 0.5

@@ -54,7 +54,7 @@ too, against all it offered; Mbit/s is payload that arrived.
 A FILE describes path, flows and expectations line by line; it takes the place
 of the flags, and an expectation that does not hold is a failure.`,
 		Example: `  penstock sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
-  penstock sim --algorithm copa --sweep delta=0.5,0.1,0.03 --generate lte --generate highway
+  penstock sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
   penstock sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
   penstock sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
   penstock sim test/scenarios/testdata/outage.txt`,

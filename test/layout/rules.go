@@ -17,7 +17,7 @@ var directories = []string{"cc", "cmd", "deploy", "docs", "internal", "proxy", "
 
 // files are all that may stand at the top level.
 var files = []string{
-	".dockerignore", ".gitignore", ".golangci.yml", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "go.mod", "go.sum",
+	".gitignore", ".golangci.yml", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "go.mod", "go.sum",
 }
 
 // ignored are what builds and measurements leave behind (see .gitignore), and
