@@ -179,7 +179,8 @@ func TestMistakes(t *testing.T) {
 		{"a rate without unit", lan + "defaults: {max_rate: 20}\n", "3:22", "defaults.max_rate: \"20\" needs a unit, such as 20mbit"},
 		{"a rate of zero", lan + "defaults: {max_rate: 0mbit}\n", "3:22", "leave the key out"},
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
-		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is negative"},
+		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is no share; write a number from 1 to 1000"},
+		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is no share"},
 		{"a group with spaces", lan + "defaults: {group: my group}\n", "3:19", "defaults.group"},
 		{"a PROXY protocol that does not exist", lan + "defaults: {send_proxy: v3}\n", "3:24", "defaults.send_proxy: \"v3\" is not one of off, v1, v2"},
 
