@@ -52,7 +52,8 @@ type Conn struct {
 	// Only the tick touches these.
 	due   uint64 // tick at which to poll again
 	quiet uint64 // polls in a row in which nothing changed
-	easy  uint64 // polls in a row in which much moved and nobody waited for it
+	easy  uint64 // polls in a row in which much moved and nobody waited for it, lulls aside
+	lull  uint64 // polls in a row in which nothing moved after such
 	seen  uint32 // writes at the last poll
 }
 
@@ -150,6 +151,7 @@ const (
 	polledIdle  outcome = iota // nothing more will happen until the next write
 	polledQuiet                // nothing happened since the last poll
 	polledEasy                 // much moved, and no sender waits for what comes of it
+	polledLull                 // nothing moved, as happens between much that does
 	polledBusy
 	polledGone // closed, or not readable any more
 )
@@ -174,6 +176,9 @@ func (c *Conn) poll() outcome {
 	case !c.waiting && moved >= easyBytes:
 		return polledEasy
 	case moved == 0 && drained(&c.info): // what has just moved is rarely the last
+		if c.easy > 0 && c.lull < lullPolls {
+			return polledLull
+		}
 		return polledIdle
 	case before.Written == after.Written && before.Acked == after.Acked && before.Unsent == after.Unsent &&
 		before.Pipe == after.Pipe && before.Lost == after.Lost && before.Timeouts == after.Timeouts:

@@ -241,7 +241,7 @@ func (d *Datapath) tick() {
 		d.mode = disarmed // it fired once
 	}
 	for _, c := range d.joining {
-		c.due, c.quiet, c.easy = 0, 0, 0
+		c.due, c.quiet, c.easy, c.lull = 0, 0, 0, 0
 	}
 	d.active = append(d.active, d.joining...)
 	clear(d.joining)
@@ -301,15 +301,17 @@ func (d *Datapath) poll() (easy bool) {
 				d.drop()
 				continue
 			}
-			c.quiet, c.easy = 0, 0
+			c.quiet, c.easy, c.lull = 0, 0, 0
 		case polledBusy:
-			c.quiet, c.easy = 0, 0
+			c.quiet, c.easy, c.lull = 0, 0, 0
 		case polledQuiet:
 			c.quiet++
-			c.easy = 0
+			c.easy, c.lull = 0, 0
 		case polledEasy:
-			c.quiet = 0
+			c.quiet, c.lull = 0, 0
 			c.easy++
+		case polledLull:
+			c.lull++
 		}
 		c.due = d.ticks + pause(c.quiet)
 		if c.isEasy() {
@@ -324,11 +326,14 @@ func (d *Datapath) poll() (easy bool) {
 // A leg on which much moves although no sender waits for room is held back by
 // its source or its receiver. What its window would be matters little then, and
 // a poll each millisecond is the larger part of what it costs. After easyPolls
-// of easyBytes each it is polled every easyPause ticks, until somebody waits.
+// of easyBytes each it is polled every easyPause ticks, until somebody waits. A
+// source that writes about once a tick leaves out a poll now and then: up to
+// lullPolls are forgiven, and the leg stays with the tick meanwhile.
 const (
 	easyBytes = 32 << 10
 	easyPolls = 20
 	easyPause = 4
+	lullPolls = 3
 )
 
 func (c *Conn) isEasy() bool { return c.easy >= easyPolls }

@@ -350,9 +350,12 @@ func TestALegWithoutAWaitingSenderIsPolledLessOften(t *testing.T) {
 		_, err = io.ReadFull(b, chunk)
 		require.NoError(t, err)
 	}
-	for range easyPolls {
+	for i := range easyPolls {
 		move()
 		d.next(t)
+		if i%3 == 0 {
+			d.next(t) // a source that writes a little less often than the tick comes
+		}
 	}
 	_, period := d.remaining(t)
 	require.Equal(t, easyPause*Tick, period)
