@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
@@ -64,7 +63,7 @@ func parseGenerated(spec, rest string) (Link, error) {
 		return Link{}, fmt.Errorf("%q: %w", spec, err)
 	}
 	if seeded {
-		trace, err := sim.Generate(preset, seed, generatedLength)
+		trace, err := sim.Generate(preset, seed, sim.GeneratedLength)
 		if err != nil {
 			return Link{}, fmt.Errorf("%q: %w", spec, err)
 		}
@@ -73,15 +72,11 @@ func parseGenerated(spec, rest string) (Link, error) {
 	return l, nil
 }
 
-// generatedLength is the length of one loop of a generated trace, that of most
-// recorded ones.
-const generatedLength = 5 * time.Minute
-
 // config returns the link as the emulator wants it, delay and queue left open.
 func (l Link) config(seed uint64) (sim.LinkConfig, error) {
 	cfg := sim.LinkConfig{Rate: l.rate, Trace: l.trace, Seed: seed}
 	if l.preset != "" {
-		trace, err := sim.Generate(l.preset, seed, generatedLength)
+		trace, err := sim.Generate(l.preset, seed, sim.GeneratedLength)
 		if err != nil {
 			return cfg, fmt.Errorf("%s: %w", l.Name, err)
 		}

@@ -27,13 +27,12 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 // Aborted implements datapath.Ending. A peer's FIN leaves CLOSE_WAIT; only a
 // connection that is no more is in CLOSE.
 func (c *Conn) Aborted() bool {
-	var state uint8
+	var info unix.TCPInfo
 	err := control(c.raw, func(fd int) error {
-		info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-		if err == nil {
-			state = info.State
+		if _, errno := tcpInfo(uintptr(fd), &info); errno != 0 {
+			return errno
 		}
-		return err
+		return nil
 	})
-	return err != nil || state == unix.BPF_TCP_CLOSE
+	return err != nil || info.State == tcpClose
 }
