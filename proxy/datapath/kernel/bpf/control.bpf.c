@@ -1,0 +1,471 @@
+//go:build ignore
+
+// SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
+//
+// A congestion control that decides nothing: it holds the window and the pacing
+// rate that a process writes into a shared cell, and writes there what every
+// acknowledgement told. The kernel goes on doing loss detection, SACK,
+// retransmission and timeouts.
+//
+// A process that no longer answers must not leave an uncontrolled sender behind:
+// a socket whose acknowledgements go unanswered for a few round trips runs Reno
+// (RFC 5681) from where it stands, until it is answered again.
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#define NSEC_PER_USEC 1000ULL
+#define NSEC_PER_MSEC 1000000ULL
+
+// How long acknowledgements may go unanswered: four round trips, but not less
+// than a busy machine may keep a process waiting, nor more than a queue that
+// nobody controls should have to grow.
+#define SILENCE_RTTS 4
+#define SILENCE_LEAST (100 * NSEC_PER_MSEC)
+#define SILENCE_MOST (2000 * NSEC_PER_MSEC)
+
+// Kernel constants (include/net/tcp.h, include/net/sock.h).
+#define TCP_CONG_NON_RESTRICTED 1
+#define SK_PACING_NEEDED 1
+#define MIN_CWND 2
+
+enum tcp_ca_event { CA_EVENT_TX_START };
+enum { TCP_CA_OPEN, TCP_CA_DISORDER, TCP_CA_CWR, TCP_CA_RECOVERY, TCP_CA_LOSS };
+
+// The kernel's structures, as far as they are used; offsets are found when the
+// program is loaded.
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct sock {
+	unsigned long sk_pacing_rate; // bytes per second
+	unsigned long sk_max_pacing_rate;
+	__u32 sk_pacing_status;
+};
+
+struct inet_sock {
+	struct sock sk;
+};
+
+struct inet_connection_sock {
+	struct inet_sock icsk_inet;
+	__u64 icsk_ca_priv[13];
+};
+
+struct tcp_sock {
+	struct inet_connection_sock inet_conn;
+	__u64 bytes_acked;
+	__u32 snd_una, snd_nxt, write_seq;
+	__u32 packets_out, sacked_out, lost_out, retrans_out;
+	__u32 delivered, delivered_ce, lost;
+	__u32 srtt_us; // times 8
+	__u32 mss_cache, snd_wnd;
+	__u32 snd_cwnd, snd_cwnd_clamp, snd_ssthresh, prior_cwnd;
+};
+
+struct rate_sample {
+	long rtt_us; // -1: no sample
+	__u32 acked_sacked;
+	__u32 last_end_seq;
+};
+
+struct tcp_congestion_ops {
+	__u32 (*ssthresh)(struct sock *sk);
+	void (*set_state)(struct sock *sk, __u8 state);
+	__u32 (*min_tso_segs)(struct sock *sk);
+	void (*cong_control)(struct sock *sk, __u32 ack, int flag, const struct rate_sample *rs);
+	__u32 (*undo_cwnd)(struct sock *sk);
+	char name[16];
+	__u32 flags;
+	void (*init)(struct sock *sk);
+};
+
+#pragma clang attribute pop
+
+extern void tcp_reno_cong_avoid(struct sock *sk, __u32 ack, __u32 acked) __ksym;
+
+// told is what the process says. Every field is written by itself, so a mix of
+// old and new ones is possible, and harmless: each is right or a moment old.
+struct told {
+	__u32 generation; // the binding it is for; a socket of any other has nobody
+	__u32 cwnd;       // bytes; 0: nothing said yet
+	__u64 rate;       // bytes per second; 0: not paced
+	__u64 answers;    // `at` of the newest acknowledgement that is taken into account
+	__u32 timeouts;   // how many of them are taken into account
+	__u32 each;       // 1: every acknowledgement goes into the ring
+	__u32 unused[8];
+};
+
+// seen is what the socket says, all of it cumulative or a gauge, so that nothing
+// is lost when the process looks late. Stream offsets count from snd_una at the
+// time of binding.
+struct seen {
+	__u32 sequence; // odd while the rest is being written
+	__u32 generation;
+	__u64 at;    // CLOCK_MONOTONIC ns of the newest event
+	__u64 acked; // offset of snd_una
+	__u64 newest; // highest offset known to have arrived, holes below it notwithstanding
+	__u64 sent;  // offset of snd_nxt
+	__u64 end;   // offset of write_seq
+	__u64 lag;   // ns from an event until the window computed from it was in force, of the newest one
+	__u32 rtt_us, srtt_us; // newest raw sample, 0: none yet; smoothed
+	__u32 packets_out, sacked_out, lost_out, retrans_out;
+	__u32 delivered, marked, lost, timeouts; // packets, packets, packets, events
+	__u32 acks;
+	__u32 mss, snd_wnd, cwnd; // bytes, bytes, packets
+	__u32 falls;  // how often the socket had to help itself
+	__u32 missed; // acknowledgements for which the ring had no room
+	__u32 fallen; // 1: it does so now
+	__u32 samples; // how many there were of rtt_us
+};
+
+// A cell is three cache lines; only the first is written by the process.
+struct cell {
+	struct told told;
+	struct seen seen;
+};
+
+struct binding {
+	__u32 cell, generation;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1); // set when loaded
+	__type(key, __u32);
+	__type(value, struct cell);
+} cells SEC(".maps");
+
+// bindings tells a socket its cell; the process writes it with the descriptor as
+// the key, before it selects this congestion control.
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct binding);
+} bindings SEC(".maps");
+
+// acks has every acknowledgement of the sockets that are asked for it. Nobody is
+// woken for it: the process reads it when it reads the cells.
+struct ack {
+	__u32 cell, unused;
+	struct seen seen;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096); // set when loaded
+} acks SEC(".maps");
+
+// state is what a socket keeps for itself, in the kernel's room for congestion
+// controls (104 bytes).
+struct state {
+	__u32 cell, generation; // cell counts from 1; 0: bound to none
+	__u64 base;             // bytes_acked when bound
+	__u64 newest;
+	__u64 at;      // the newest acknowledgement or timeout
+	__u64 since;   // the oldest one that is not answered
+	__u64 answers; // told.answers when last looked at
+	__u64 lag;
+	__u32 delivered, marked, lost; // when bound
+	__u32 acks, timeouts, rtt_us, samples, falls, missed;
+	__u8 ca_state, fallen, idle;
+};
+_Static_assert(sizeof(struct state) <= 13 * 8, "no room in icsk_ca_priv");
+_Static_assert(sizeof(struct told) == 64 && sizeof(struct seen) == 128, "cells are whole cache lines");
+
+static __always_inline struct tcp_sock *tcp_sk(struct sock *sk) { return (struct tcp_sock *)sk; }
+
+static __always_inline struct state *state_of(struct sock *sk)
+{
+	return (struct state *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
+}
+
+// cell_of returns the socket's cell, or NULL when nobody speaks for it any more.
+static __always_inline struct cell *cell_of(struct state *s)
+{
+	__u32 i = s->cell - 1;
+	struct cell *c = bpf_map_lookup_elem(&cells, &i);
+
+	return c && c->told.generation == s->generation ? c : NULL;
+}
+
+// bump steps the sequence number; it orders what comes before and after it, for
+// which the result has to be used.
+static __always_inline void bump(__u32 *sequence)
+{
+	__u32 before = __sync_fetch_and_add(sequence, 1);
+
+	asm volatile("" ::"r"(before) : "memory");
+}
+
+static __always_inline void describe(struct tcp_sock *tp, struct state *s, struct seen *to, __u64 now)
+{
+	__u64 acked = tp->bytes_acked - s->base;
+	__u32 una = tp->snd_una;
+
+	to->generation = s->generation;
+	to->at = now;
+	to->acked = acked;
+	to->newest = s->newest;
+	to->sent = acked + (tp->snd_nxt - una);
+	to->end = acked + (tp->write_seq - una);
+	to->lag = s->lag;
+	to->rtt_us = s->rtt_us;
+	to->srtt_us = tp->srtt_us >> 3;
+	to->packets_out = tp->packets_out;
+	to->sacked_out = tp->sacked_out;
+	to->lost_out = tp->lost_out;
+	to->retrans_out = tp->retrans_out;
+	to->delivered = tp->delivered - s->delivered;
+	to->marked = tp->delivered_ce - s->marked;
+	to->lost = tp->lost - s->lost;
+	to->timeouts = s->timeouts;
+	to->acks = s->acks;
+	to->mss = tp->mss_cache;
+	to->snd_wnd = tp->snd_wnd;
+	to->cwnd = tp->snd_cwnd;
+	to->falls = s->falls;
+	to->missed = s->missed;
+	to->fallen = s->fallen;
+	to->samples = s->samples;
+}
+
+static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct cell *c, __u64 now)
+{
+	bump(&c->seen.sequence);
+	describe(tp, s, &c->seen, now);
+	bump(&c->seen.sequence);
+}
+
+// obey puts into force what the process told. After a timeout the kernel's
+// window of one packet may grow up to that, as in slow start, until the process
+// has taken the timeout into account.
+static __always_inline void obey(struct sock *sk, struct state *s, struct cell *c, __u32 acked)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	__u64 rate = c->told.rate;
+	__u32 told = c->told.cwnd, mss = tp->mss_cache, cwnd;
+
+	if (!told || !mss)
+		return;
+	cwnd = told / mss;
+	if (cwnd < 1)
+		cwnd = 1;
+	if (cwnd > tp->snd_cwnd_clamp)
+		cwnd = tp->snd_cwnd_clamp;
+	if (c->told.timeouts != s->timeouts && cwnd > tp->snd_cwnd + acked)
+		cwnd = tp->snd_cwnd + acked;
+	tp->snd_cwnd = cwnd;
+	sk->sk_pacing_rate = rate ? rate : ~0UL;
+}
+
+// help is Reno, for a socket that nobody speaks for. In recovery the kernel
+// leaves the window to a control that has cong_control: it is cut at once.
+static __always_inline void help(struct sock *sk, struct state *s, __u32 ack, __u32 acked)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	__u64 rate;
+
+	if (s->ca_state == TCP_CA_CWR || s->ca_state == TCP_CA_RECOVERY) {
+		if (tp->snd_cwnd > tp->snd_ssthresh)
+			tp->snd_cwnd = tp->snd_ssthresh;
+	} else if (acked) {
+		tcp_reno_cong_avoid(sk, ack, acked);
+	}
+	// Twice the window a round trip in slow start, 1.2 times afterwards, as the
+	// kernel paces its own. 8 undoes the scale of srtt_us.
+	rate = (__u64)tp->mss_cache * tp->snd_cwnd * 8 * 10000;
+	rate *= tp->snd_cwnd < tp->snd_ssthresh / 2 ? 200 : 120;
+	rate = tp->srtt_us ? rate / tp->srtt_us : ~0UL;
+	if (rate > sk->sk_max_pacing_rate)
+		rate = sk->sk_max_pacing_rate;
+	sk->sk_pacing_rate = rate;
+}
+
+static __always_inline void fall(struct tcp_sock *tp, struct state *s)
+{
+	s->fallen = 1;
+	s->falls++;
+	tp->snd_ssthresh = tp->snd_cwnd > MIN_CWND ? tp->snd_cwnd : MIN_CWND;
+}
+
+// hear notes that the process has spoken, if it has.
+static __always_inline void hear(struct state *s, struct cell *c)
+{
+	__u64 answers = c->told.answers, now;
+
+	if (answers == s->answers)
+		return;
+	now = bpf_ktime_get_ns();
+	s->answers = answers;
+	s->since = now;
+	if (!s->idle) // else there was nothing to put it into force for
+		s->lag = now - answers;
+}
+
+// answered tells whether the process keeps up with the acknowledgements; this
+// one came at now.
+static __always_inline bool answered(struct tcp_sock *tp, struct state *s, struct cell *c, __u64 now)
+{
+	__u64 patience = tp->srtt_us / 8 * NSEC_PER_USEC * SILENCE_RTTS;
+
+	hear(s, c);
+	if (s->answers == s->at)
+		s->since = now; // this is the first one to answer
+	if (patience < SILENCE_LEAST)
+		patience = SILENCE_LEAST;
+	if (patience > SILENCE_MOST)
+		patience = SILENCE_MOST;
+	return (__s64)(now - s->since) <= (__s64)patience;
+}
+
+SEC("struct_ops")
+void BPF_PROG(penstock_init, struct sock *sk)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	struct state *s = state_of(sk);
+	struct binding *b = bpf_sk_storage_get(&bindings, sk, 0, 0);
+	__u64 now = bpf_ktime_get_ns();
+	struct cell *c;
+
+	__builtin_memset(s, 0, sizeof(*s));
+	sk->sk_pacing_status = SK_PACING_NEEDED; // without it only an fq queue paces
+	s->base = tp->bytes_acked;
+	s->delivered = tp->delivered;
+	s->marked = tp->delivered_ce;
+	s->lost = tp->lost;
+	s->at = s->since = now;
+	if (b) {
+		s->cell = b->cell + 1;
+		s->generation = b->generation;
+	}
+	c = cell_of(s);
+	if (c)
+		publish(tp, s, c, now);
+	else
+		fall(tp, s);
+}
+
+SEC("struct_ops")
+void BPF_PROG(penstock_cong_control, struct sock *sk, __u32 ack, int flag, const struct rate_sample *rs)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	struct state *s = state_of(sk);
+	struct cell *c = cell_of(s);
+	__u64 now = bpf_ktime_get_ns(), newest;
+
+	if (!c) {
+		if (!s->fallen)
+			fall(tp, s);
+		help(sk, s, ack, rs->acked_sacked);
+		return;
+	}
+	if (answered(tp, s, c, now)) {
+		s->fallen = 0;
+		obey(sk, s, c, rs->acked_sacked);
+	} else {
+		if (!s->fallen)
+			fall(tp, s);
+		help(sk, s, ack, rs->acked_sacked);
+	}
+
+	s->at = now;
+	s->idle = !tp->packets_out;
+	s->acks++;
+	if (rs->rtt_us > 0) {
+		s->rtt_us = rs->rtt_us;
+		s->samples++;
+	}
+	newest = tp->bytes_acked - s->base;
+	if (rs->acked_sacked && (__s32)(rs->last_end_seq - tp->snd_una) > 0)
+		newest += rs->last_end_seq - tp->snd_una;
+	if (newest > s->newest)
+		s->newest = newest;
+	publish(tp, s, c, now);
+	if (c->told.each) {
+		struct ack a = {.cell = s->cell - 1};
+
+		describe(tp, s, &a.seen, now);
+		if (bpf_ringbuf_output(&acks, &a, sizeof(a), BPF_RB_NO_WAKEUP))
+			s->missed++;
+	}
+}
+
+// Called before anything is sent, so a window told while nothing comes back, on
+// an idle connection or between acknowledgements, is in force at once. A packet
+// at a time keeps paced packets evenly apart; at higher rates the kernel makes
+// bursts of a millisecond of its own accord.
+SEC("struct_ops")
+__u32 BPF_PROG(penstock_min_tso_segs, struct sock *sk)
+{
+	struct state *s = state_of(sk);
+	struct cell *c = cell_of(s);
+
+	if (c && !s->fallen) {
+		hear(s, c);
+		obey(sk, s, c, 0);
+	}
+	return 1;
+}
+
+SEC("struct_ops")
+void BPF_PROG(penstock_set_state, struct sock *sk, __u8 new_state)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+	struct state *s = state_of(sk);
+	struct cell *c;
+
+	s->ca_state = new_state;
+	if (new_state != TCP_CA_LOSS)
+		return;
+	// A smaller MTU leads here as well; only a timeout sets the window to what
+	// is in flight and one.
+	if (tp->snd_cwnd + tp->sacked_out + tp->lost_out != tp->packets_out + tp->retrans_out + 1)
+		return;
+	s->timeouts++;
+	c = cell_of(s);
+	if (c) {
+		s->at = bpf_ktime_get_ns();
+		publish(tp, s, c, s->at);
+	}
+}
+
+SEC("struct_ops")
+__u32 BPF_PROG(penstock_ssthresh, struct sock *sk)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+
+	if (!state_of(sk)->fallen)
+		return tp->snd_ssthresh; // loss is the process's to answer
+	return tp->snd_cwnd / 2 > MIN_CWND ? tp->snd_cwnd / 2 : MIN_CWND;
+}
+
+SEC("struct_ops")
+__u32 BPF_PROG(penstock_undo_cwnd, struct sock *sk)
+{
+	struct tcp_sock *tp = tcp_sk(sk);
+
+	if (!state_of(sk)->fallen || tp->snd_cwnd > tp->prior_cwnd)
+		return tp->snd_cwnd;
+	return tp->prior_cwnd;
+}
+
+SEC(".struct_ops.link")
+struct tcp_congestion_ops penstock = {
+	.init = (void *)penstock_init,
+	.cong_control = (void *)penstock_cong_control,
+	.min_tso_segs = (void *)penstock_min_tso_segs,
+	.set_state = (void *)penstock_set_state,
+	.ssthresh = (void *)penstock_ssthresh,
+	.undo_cwnd = (void *)penstock_undo_cwnd,
+	.flags = TCP_CONG_NON_RESTRICTED,
+	.name = "penstock", // with the process's own suffix when loaded
+};
+
+char _license[] SEC("license") = "GPL";

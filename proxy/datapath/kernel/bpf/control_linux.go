@@ -1,0 +1,192 @@
+//go:build linux && (amd64 || arm64)
+
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+)
+
+// Control is the congestion control, registered with the kernel under a name of
+// its own until Close, or until the process ends in whatever way. Sockets that
+// use it go on by themselves after that; see control.bpf.c.
+type Control struct {
+	name     string
+	objects  controlObjects
+	link     link.Link
+	memory   []byte
+	cells    []controlCell
+	acks     *ringbuf.Reader
+	record   ringbuf.Record
+	mu       sync.Mutex
+	free     []uint32 // cells that nobody is bound to
+	sequence uint32   // of generations
+}
+
+// Check tells whether this process could open a Control here, and what is
+// missing if not. It leaves nothing behind.
+func Check() error {
+	c, err := Open(Config{Cells: 1, Ring: os.Getpagesize()})
+	if err != nil {
+		return err
+	}
+	return c.Close()
+}
+
+// Open loads the program and registers it. It needs CAP_BPF and CAP_PERFMON,
+// which may be dropped afterwards. An error that is ErrUnsupported says what to
+// do about it.
+func Open(cfg Config) (*Control, error) {
+	if cfg.Cells <= 0 {
+		cfg.Cells = DefaultCells
+	}
+	if cfg.Ring <= 0 {
+		cfg.Ring = DefaultRing
+	}
+	c := &Control{}
+	if err := c.open(cfg); err != nil {
+		_ = c.Close()
+		return nil, explain(err)
+	}
+	return c, nil
+}
+
+func (c *Control) open(cfg Config) error {
+	spec, err := loadControl()
+	if err != nil {
+		return err
+	}
+	spec.Maps[controlMapCells].MaxEntries = uint32(cfg.Cells)
+	spec.Maps[controlMapAcks].MaxEntries = uint32(cfg.Ring)
+	name, err := nameField(spec.Maps[controlMapPenstock])
+	if err != nil {
+		return err
+	}
+	// Another process may have our number, in another namespace.
+	for suffix := strconv.Itoa(os.Getpid()); ; suffix = strconv.FormatUint(uint64(rand.Uint32()), 36) { //nolint:forbidigo // only has to differ
+		clear(name)
+		copy(name[:len(name)-1], namePrefix+suffix)
+		c.name = unix.ByteSliceToString(name)
+		if err := c.register(spec); !errors.Is(err, unix.EEXIST) {
+			if err != nil {
+				return err
+			}
+			break
+		}
+	}
+	size := cfg.Cells * int(unsafe.Sizeof(controlCell{}))
+	if c.memory, err = unix.Mmap(c.objects.Cells.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map the cells: %w", err)
+	}
+	c.cells = unsafe.Slice((*controlCell)(unsafe.Pointer(&c.memory[0])), cfg.Cells)
+	if c.acks, err = ringbuf.NewReader(c.objects.Acks); err != nil {
+		return fmt.Errorf("map the ring: %w", err)
+	}
+	c.free = make([]uint32, cfg.Cells)
+	for i := range c.free {
+		c.free[i] = uint32(len(c.free) - 1 - i)
+	}
+	return nil
+}
+
+// register loads the objects and puts them into the kernel's list.
+func (c *Control) register(spec *ebpf.CollectionSpec) error {
+	if err := spec.LoadAndAssign(&c.objects, nil); err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	l, err := link.AttachStructOps(link.StructOpsOptions{Map: c.objects.Penstock})
+	if err != nil {
+		_ = c.objects.Close()
+		return fmt.Errorf("register %q: %w", c.name, err)
+	}
+	c.link = l
+	return nil
+}
+
+// nameField returns where the name lies in what the kernel is given.
+func nameField(ops *ebpf.MapSpec) ([]byte, error) {
+	layout, ok := ops.Value.(*btf.Struct)
+	if ok && len(ops.Contents) == 1 {
+		if value, ok := ops.Contents[0].Value.([]byte); ok {
+			for _, m := range layout.Members {
+				if size, err := btf.Sizeof(m.Type); m.Name == "name" && err == nil {
+					return value[m.Offset.Bytes():][:size], nil
+				}
+			}
+		}
+	}
+	return nil, errors.New("the object has no congestion control in it")
+}
+
+// Name is what the kernel knows the control by.
+func (c *Control) Name() string { return c.name }
+
+// Close takes the control off the kernel's list. Sockets that are still bound
+// help themselves from then on.
+func (c *Control) Close() error {
+	var errs []error
+	if c.link != nil {
+		errs = append(errs, c.link.Close())
+		c.link = nil
+	}
+	if c.acks != nil {
+		errs = append(errs, c.acks.Close())
+		c.acks = nil
+	}
+	if c.objects.Cells != nil {
+		errs = append(errs, c.objects.Close())
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Cells that are still held point into the memory; then it goes with the process.
+	if c.memory != nil && len(c.free) == len(c.cells) {
+		errs = append(errs, unix.Munmap(c.memory))
+	}
+	c.memory, c.free = nil, nil
+	return errors.Join(errs...)
+}
+
+// explain says what an error means, and what to do about it.
+func explain(err error) error {
+	var u unix.Utsname
+	release := ""
+	if unix.Uname(&u) == nil {
+		release = unix.ByteSliceToString(u.Release[:])
+	}
+	why := ""
+	switch _, btfErr := os.Stat("/sys/kernel/btf/vmlinux"); {
+	case release != "" && !atLeast(release, 6, 10):
+		why = "needs Linux 6.10 or later, this is " + release
+	case errors.Is(btfErr, fs.ErrNotExist):
+		why = "needs the kernel's type information in /sys/kernel/btf/vmlinux: use a kernel with CONFIG_DEBUG_INFO_BTF=y"
+	case errors.Is(err, unix.EPERM):
+		why = "needs CAP_BPF and CAP_PERFMON at the start: run as root, or setcap cap_bpf,cap_perfmon+ep on the binary, " +
+			"or AmbientCapabilities=CAP_BPF CAP_PERFMON in the systemd unit"
+	case errors.Is(err, ebpf.ErrNotSupported):
+		why = "needs a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y"
+	default:
+		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+	}
+	return fmt.Errorf("%w: %s: %w", ErrUnsupported, why, err)
+}
+
+// atLeast compares a kernel release such as "6.10.3-amd64" with a version.
+func atLeast(release string, major, minor int) bool {
+	var a, b int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {
+		return true // a scheme of its own; loading will tell
+	}
+	return a > major || a == major && b >= minor
+}
