@@ -93,6 +93,7 @@ func (h *house) run(ctx context.Context) (err error) {
 		return err
 	}
 	h.announce()
+	h.dropPrivileges()
 	return errors.Join(h.serve(ctx), h.proxy.Close())
 }
 

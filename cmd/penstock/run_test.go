@@ -82,7 +82,8 @@ func startRun(t *testing.T, config string, flags ...string) *instance {
 	t.Cleanup(func() { _ = conn.Close() })
 	t.Setenv("NOTIFY_SOCKET", socket.Name)
 	in := &instance{t: t, code: make(chan int, 1), notify: conn}
-	args := append([]string{"run", "--config", path}, flags...)
+	// The process is the test's: other tests need what it may do.
+	args := append([]string{"run", "--config", path, "--keep-privileges"}, flags...)
 	go func() { in.code <- execute(t.Context(), args, io.Discard, &in.log) }()
 	in.expect("READY=1")
 	return in

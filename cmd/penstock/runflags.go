@@ -21,7 +21,7 @@ import (
 type runFlags struct {
 	config, listen, telemetry string
 	trace                     string
-	pprof                     bool
+	pprof, keepPrivileges     bool
 
 	algorithm proxy.Algorithm
 	envelope  proxy.Envelope
@@ -39,6 +39,7 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off (default "+proxy.DefaultTelemetry+")")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
+	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false, "keep the capabilities that are of no use once all sockets are open; for debuggers and profilers that need them in this process")
 	flags.Var(scalar{&f.algorithm, "ALGORITHM"}, "algorithm", "congestion control where no rule names another, in both directions (default copa)")
 	flags.Var(scalar{&f.envelope, "NAME"}, "envelope", "the kernel's congestion control under our window: auto, bbr, cubic or reno (default auto)")
 	flags.Var(scalar{&f.level, "LEVEL"}, "log-level", "debug, info, warn or error (default info)")

@@ -1,0 +1,386 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+)
+
+func TestCapabilitiesHaveTheKernelsNames(t *testing.T) {
+	assert.Len(t, capabilityNames, unix.CAP_LAST_CAP+1)
+	assert.Equal(t, "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_NET_RAW", (capNetBindService | capNetAdmin | capNetRaw).String())
+	assert.Equal(t, "CAP_SYS_ADMIN CAP_BPF", (capSysAdmin | capBPF).String())
+	assert.Equal(t, "CAP_CHECKPOINT_RESTORE capability 41", capabilities(1<<unix.CAP_CHECKPOINT_RESTORE|1<<41).String())
+	assert.Empty(t, capabilities(0).String())
+}
+
+func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
+	const all = 1<<(unix.CAP_LAST_CAP+1) - 1
+	marks := func(c *proxy.Config) { c.Mark = 7 }
+	keeps := func(c *proxy.Config) { c.Listeners[0].KeepClient = true }
+	captures := func(c *proxy.Config) { c.Listeners[0].Mode = "tproxy" }
+	for name, c := range map[string]struct {
+		change    func(*proxy.Config)
+		envelope  string
+		has, want capabilities
+	}{
+		"a proxy that everybody may run":                           {nil, "reno", all, capNetBindService},
+		"a transparent listener, which is open by then":            {captures, "reno", all, capNetBindService},
+		"a mark on each connection":                                {marks, "reno", all, capNetAdmin | capNetBindService},
+		"the client's address on each connection":                  {keeps, "reno", all, capNetAdmin | capNetBindService},
+		"an envelope that is not for everybody":                    {nil, "cubic", all, capNetAdmin | capNetBindService},
+		"a mark by CAP_NET_RAW alone":                              {marks, "reno", capNetRaw | capBPF, capNetRaw},
+		"the client's address by CAP_NET_RAW alone":                {keeps, "reno", capNetRaw, capNetRaw},
+		"an envelope that CAP_NET_RAW is no help with":             {nil, "cubic", capNetRaw, 0},
+		"a process with the one capability that it needs":          {marks, "reno", capNetAdmin, capNetAdmin},
+		"a process with the one capability that it can do without": {nil, "reno", capNetAdmin, 0},
+		"a process without any":                                    {marks, "cubic", 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := proxy.DefaultConfig()
+			if c.change != nil {
+				c.change(&cfg)
+			}
+			assert.Equal(t, c.want.String(), needed(cfg, c.envelope, []string{"reno", "bbr"}, c.has).String())
+		})
+	}
+}
+
+func TestWhyPrivilegesStayIsSaid(t *testing.T) {
+	assert.Contains(t, whyTheyStay(fmt.Errorf("x: %w", syscall.ENOTSUP)), "build it with CGO_ENABLED=0")
+	assert.Contains(t, whyTheyStay(fmt.Errorf("x: %w", syscall.EPERM)), "SystemCallFilter=capset")
+	assert.Contains(t, whyTheyStay(syscall.EINVAL), "the kernel refused")
+}
+
+// programEnv makes this test binary the program itself.
+const programEnv = "PENSTOCK_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programEnv) != "" {
+		main()
+	}
+	code := m.Run()
+	if builds != "" {
+		_ = os.RemoveAll(builds)
+	}
+	os.Exit(code)
+}
+
+// builds is the directory of static; empty: nothing was built.
+var builds string
+
+// static is the program as it is released, without cgo, built once.
+var static = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "penstock-static-")
+	if err != nil {
+		return "", err
+	}
+	builds = dir
+	path := filepath.Join(dir, "penstock")
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, os.Chmod(dir, 0o755) //nolint:gosec // run by another user, too
+})
+
+// child is a proxy in a process of its own.
+type child struct {
+	t    *testing.T
+	log  journal
+	proc *os.Process
+	done chan struct{}
+}
+
+// starter is an exec.Cmd, or one inside a namespace.
+type starter interface {
+	Start() error
+	Wait() error
+}
+
+// launch starts the program with a configuration as prepare has it and waits
+// until it has said what it does with its privileges.
+func launch(t *testing.T, config string, prepare func(args []string) (starter, *exec.Cmd)) *child {
+	t.Helper()
+	path, err := static()
+	require.NoError(t, err)
+	dir := t.TempDir()
+	for d := dir; d != "/" && d != os.TempDir(); d = filepath.Dir(d) {
+		require.NoError(t, os.Chmod(d, 0o755)) //nolint:gosec // read by another user, too
+	}
+	file := filepath.Join(dir, "penstock.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(config+"\nlog: {format: json}\nshutdown: {drain: 0s}\n"), 0o644)) //nolint:gosec // as above
+	c := &child{t: t, done: make(chan struct{})}
+	start, cmd := prepare([]string{path, "run", "--config", file})
+	cmd.Stderr = &c.log
+	require.NoError(t, start.Start())
+	c.proc = cmd.Process
+	go func() {
+		_ = start.Wait() // a signal ends it
+		close(c.done)
+	}()
+	t.Cleanup(func() {
+		_ = c.proc.Signal(syscall.SIGTERM)
+		<-c.done
+	})
+	return c
+}
+
+// says waits for a line of the log.
+func (c *child) says(msg string) map[string]any {
+	c.t.Helper()
+	require.Eventually(c.t, func() bool {
+		select {
+		case <-c.done:
+			return true
+		default:
+			return strings.Contains(c.log.String(), `"msg":"`+msg)
+		}
+	}, 20*time.Second, time.Millisecond)
+	for text := range strings.Lines(c.log.String()) {
+		var line map[string]any
+		if json.Unmarshal([]byte(text), &line) == nil && strings.HasPrefix(fmt.Sprint(line["msg"]), msg) {
+			return line
+		}
+	}
+	require.Fail(c.t, "nothing logged as "+msg, c.log.String())
+	return nil
+}
+
+// tasks reads a line of the status of each thread.
+func (c *child) tasks(key string) []string {
+	c.t.Helper()
+	dir := fmt.Sprintf("/proc/%d/task", c.proc.Pid)
+	entries, err := os.ReadDir(dir)
+	require.NoError(c.t, err)
+	var values []string
+	for _, e := range entries {
+		text, err := os.ReadFile(filepath.Join(dir, e.Name(), "status"))
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // it has ended
+		}
+		require.NoError(c.t, err)
+		_, rest, found := strings.Cut(string(text), "\n"+key+":\t")
+		require.True(c.t, found)
+		value, _, _ := strings.Cut(rest, "\n")
+		values = append(values, value)
+	}
+	require.NotEmpty(c.t, values)
+	return values
+}
+
+// hasOnly checks the capabilities of every thread.
+func (c *child) hasOnly(want capabilities) {
+	c.t.Helper()
+	for _, set := range []string{"CapEff", "CapPrm"} {
+		for _, value := range c.tasks(set) {
+			bits, err := strconv.ParseUint(value, 16, 64)
+			require.NoError(c.t, err)
+			assert.Equal(c.t, want.String(), capabilities(bits).String(), set)
+		}
+	}
+	for _, set := range []string{"CapInh", "CapAmb"} {
+		for _, value := range c.tasks(set) {
+			assert.Equal(c.t, "0000000000000000", value, set)
+		}
+	}
+	for _, value := range c.tasks("NoNewPrivs") {
+		assert.Equal(c.t, "1", value)
+	}
+}
+
+// forwards sends bytes through a listener of mode forward to a server that
+// echoes, and returns the address that the server saw.
+func forwards(t *testing.T, dial func() (net.Conn, error), ln net.Listener) netip.AddrPort {
+	t.Helper()
+	saw := make(chan net.Addr, 1)
+	go func() {
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		saw <- conn.RemoteAddr()
+		_, _ = io.Copy(conn, conn)
+		_ = conn.Close()
+	}()
+	conn, err := dial()
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(20*time.Second)))
+	echoes(t, conn)
+	return netip.MustParseAddrPort((<-saw).String())
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	effective, _, err := held()
+	require.NoError(t, err)
+	if os.Getuid() != 0 || !effective.has(capNetAdmin|capNetBindService) {
+		t.Skip("needs root with CAP_NET_ADMIN and CAP_NET_BIND_SERVICE, to have something to drop")
+	}
+}
+
+func TestARunningProxyHasOnlyThePrivilegesItNeeds(t *testing.T) {
+	needRoot(t)
+	available, allowed, err := kernel.Envelopes()
+	require.NoError(t, err)
+	restricted := slices.DeleteFunc(slices.Clone(available), func(name string) bool {
+		return slices.Contains(allowed, name) || !slices.Contains([]string{"bbr", "cubic", "reno"}, name)
+	})
+	asRoot := func(args []string) (starter, *exec.Cmd) {
+		cmd := exec.Command(args[0], args[1:]...)
+		return cmd, cmd
+	}
+	// As systemd starts it with User= and AmbientCapabilities=.
+	asUser := func(args []string) (starter, *exec.Cmd) {
+		cmd := exec.Command(args[0], args[1:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Credential:  &syscall.Credential{Uid: 65534, Gid: 65534},
+			AmbientCaps: []uintptr{unix.CAP_NET_ADMIN, unix.CAP_NET_RAW},
+		}
+		return cmd, cmd
+	}
+	type row struct {
+		start    func([]string) (starter, *exec.Cmd)
+		settings string
+		want     capabilities
+	}
+	rows := map[string]row{
+		"root needs nothing but low ports":     {asRoot, "envelope: reno", capNetBindService},
+		"root with a mark":                     {asRoot, "envelope: reno\nmark: 0x2000000", capNetAdmin | capNetBindService},
+		"a user who needs none of what he has": {asUser, "envelope: reno", 0},
+		"a user with a mark":                   {asUser, "envelope: reno\nmark: 0x2000000", capNetAdmin},
+	}
+	if len(restricted) > 0 {
+		rows["root with an envelope that is not for everybody"] = row{
+			asRoot, "envelope: " + restricted[0], capNetAdmin | capNetBindService,
+		}
+	}
+	for name, c := range rows {
+		t.Run(name, func(t *testing.T) {
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer ln.Close()
+			p := launch(t, fmt.Sprintf("%s\ntelemetry: {address: \"off\"}\nlisteners: [{name: f, mode: forward, address: \"127.0.0.1:0\", target: %q}]\n",
+				c.settings, ln.Addr()), c.start)
+			line := p.says("privileges")
+			assert.Equal(t, "privileges", line["msg"])
+			assert.Equal(t, "INFO", line["level"])
+			assert.Equal(t, c.want.String(), line["kept"])
+			assert.NotEmpty(t, line["dropped"])
+			p.hasOnly(c.want)
+			address := fmt.Sprint(p.says("listening")["address"])
+			forwards(t, func() (net.Conn, error) { return net.Dial("tcp", address) }, ln)
+			p.hasOnly(c.want) // also on the threads that the connection may have brought
+		})
+	}
+}
+
+func TestPrivilegesCanBeKept(t *testing.T) {
+	needRoot(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	p := launch(t, fmt.Sprintf("telemetry: {address: \"off\"}\nlisteners: [{name: f, mode: forward, address: \"127.0.0.1:0\", target: %q}]\n", ln.Addr()),
+		func(args []string) (starter, *exec.Cmd) {
+			cmd := exec.Command(args[0], append(args[1:], "--keep-privileges")...)
+			return cmd, cmd
+		})
+	address := fmt.Sprint(p.says("listening")["address"])
+	// It serves only after it would have dropped them.
+	forwards(t, func() (net.Conn, error) { return net.Dial("tcp", address) }, ln)
+	_, all, err := held()
+	require.NoError(t, err)
+	for _, value := range p.tasks("CapPrm") {
+		bits, err := strconv.ParseUint(value, 16, 64)
+		require.NoError(t, err)
+		assert.Equal(t, all.String(), capabilities(bits).String())
+	}
+	assert.NotContains(t, p.log.String(), `"msg":"privileges`)
+}
+
+// TestCapturingGoesOnWithoutPrivileges has the proxy at the edge of
+//
+//	client ── cell0 ── edge ── wan0 ── server
+//
+// take what the client sends to the server, and send it on as the client.
+func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
+	lab, err := netlab.NewRouted()
+	if errors.Is(err, os.ErrPermission) {
+		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make network namespaces")
+	}
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lab.Close()) }()
+	for name, c := range map[string]struct {
+		settings, own string
+		want          capabilities
+		sees          netip.Addr
+	}{
+		"as the proxy":  {"", "", capNetBindService, lab.EdgeFar.V4},
+		"as the client": {"mark: 0x2000000\n", ", keep_client: true", capNetAdmin | capNetBindService, lab.ClientAddr.V4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := launch(t, fmt.Sprintf("envelope: reno\n%stelemetry: {address: \"off\"}\nlisteners: [{name: t, mode: tproxy, address: \"[::]:7000\"%s}]\n",
+				c.settings, c.own), func(args []string) (starter, *exec.Cmd) {
+				cmd := lab.Edge.Command(context.Background(), args[0], args[1:]...)
+				return cmd, cmd.Cmd
+			})
+			p.says("privileges")
+			p.hasOnly(c.want)
+			rules := capture.Rules{Mode: capture.TPROXY, Port: 7000, Interfaces: []string{netlab.NearDevice}}
+			require.NoError(t, lab.Edge.Do(func() error { return rules.Apply(t.Context()) }))
+			target := netip.AddrPortFrom(lab.ServerAddr.V4, 8080).String()
+			ln, err := lab.Server.Listen("tcp", target)
+			require.NoError(t, err)
+			defer ln.Close()
+			saw := forwards(t, func() (net.Conn, error) { return lab.Client.Dial("tcp", target) }, ln)
+			assert.Equal(t, c.sees, saw.Addr())
+			p.hasOnly(c.want)
+		})
+	}
+}
+
+func TestADropThatCannotReachAllThreadsIsToldNotFatal(t *testing.T) {
+	if !cgo() {
+		t.Skip("needs a test binary with cgo, where the runtime does not know all threads")
+	}
+	_, all, err := held()
+	require.NoError(t, err)
+	dropped, err := drop(0)
+	assert.ErrorIs(t, err, syscall.ENOTSUP)
+	assert.Zero(t, dropped)
+	_, still, err := held()
+	require.NoError(t, err)
+	assert.Equal(t, all, still)
+}
+
+// cgo tells whether this binary has C threads: the same call then refuses to
+// do something harmless, asking for the process's number.
+func cgo() bool {
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_GETPPID, 0, 0, 0)
+	return errno == syscall.ENOTSUP
+}
