@@ -3,6 +3,7 @@ package proxy
 import (
 	"time"
 
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
@@ -13,7 +14,7 @@ type Config struct {
 	Rules     []RuleConfig     `yaml:"rules" about:"Tried in order; the first that matches a connection decides."`
 	Defaults  TermsConfig      `yaml:"defaults" about:"What rules leave open, and all of it where no rule matches."`
 	Limits    LimitsConfig     `yaml:"limits" about:"Bounds on connections, times and memory."`
-	Envelope  Envelope         `yaml:"envelope" about:"The kernel's congestion control under our window; auto is bbr where the kernel offers it."`
+	Envelope  Envelope         `yaml:"envelope" about:"What holds our window in the kernel. ebpf: a congestion control of ours, exactly (Linux 6.10, CAP_BPF and CAP_PERFMON at the start). bbr, cubic, reno: that control's own window, with ours held above it. auto: the first of these that can be had."`
 	Mark      Mark             `yaml:"mark" about:"Firewall mark of the proxy's own connections, so that capture rules let them pass; 0: none. Setting it needs CAP_NET_ADMIN."`
 	Telemetry TelemetryConfig  `yaml:"telemetry" about:"Metrics, health and the list of flows over HTTP."`
 	Log       LogConfig        `yaml:"log" about:"What is logged to standard error."`
@@ -90,6 +91,7 @@ type LimitsConfig struct {
 	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
 	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
 	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
+	HeldLegs          int      `yaml:"held_legs" about:"Windows that the kernel holds at once with envelope ebpf, one for each managed direction; the rest are held above the kernel. 192 bytes each."`
 	Memory            Size     `yaml:"memory" about:"Memory for pieces that have to be copied, over all connections; beyond it they are 16 KiB."`
 }
 
@@ -123,6 +125,7 @@ func defaults() Config {
 			HandshakeTimeout:  Duration(10 * time.Second),
 			DialTimeout:       Duration(10 * time.Second),
 			Buffer:            Size(1 << 20),
+			HeldLegs:          kernel.DefaultCells,
 			Memory:            Size(256 << 20),
 		},
 		Envelope:  "auto",

@@ -138,6 +138,9 @@ func (l *ListenerConfig) checkUsers(key string) error {
 	return nil
 }
 
+// maxHeldLegs is 192 MiB of cells, for more connections than there are ports.
+const maxHeldLegs = 1 << 20
+
 func (l LimitsConfig) check() error {
 	switch {
 	case l.Connections < 0:
@@ -150,6 +153,8 @@ func (l LimitsConfig) check() error {
 		return keyErrorf("limits.dial_timeout", "0s would let no connection be made; write a time such as 10s")
 	case l.Buffer < datapath.SmallBuffer || l.Buffer > 16<<20:
 		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
+	case l.HeldLegs < 1 || l.HeldLegs > maxHeldLegs:
+		return keyErrorf("limits.held_legs", "%d is outside 1 to %d; envelope: bbr holds none in the kernel", l.HeldLegs, maxHeldLegs)
 	case l.Memory < datapath.LargeBuffer:
 		return keyErrorf("limits.memory", "%v is not enough; at least 256KiB", cc.Bytes(l.Memory))
 	}

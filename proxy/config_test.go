@@ -191,7 +191,7 @@ func TestMistakes(t *testing.T) {
 		{"no time for a handshake", lan + "limits: {handshake_timeout: 0s}\n", "3:29", "limits.handshake_timeout"},
 		{"no time to dial", lan + "limits: {dial_timeout: 0s}\n", "3:24", "limits.dial_timeout"},
 		{"too little memory", lan + "limits: {memory: 1KiB}\n", "3:18", "limits.memory"},
-		{"an envelope nobody has", lan + "envelope: vegas\n", "3:11", "envelope: \"vegas\" is not one of auto, bbr, cubic, reno"},
+		{"an envelope nobody has", lan + "envelope: vegas\n", "3:11", "envelope: \"vegas\" is not one of auto, ebpf, bbr, cubic, reno"},
 		{"a mark too wide", lan + "mark: 0x1ffffffff\n", "3:7", "mark: \"0x1ffffffff\" is no firewall mark"},
 		{"telemetry on a listener's port", lan + "telemetry: {address: '127.0.0.1:1080'}\n", "3:22", "telemetry.address: \"127.0.0.1:1080\" is already listeners[0].address"},
 		{"a level that does not exist", lan + "log: {level: trace}\n", "3:14", "log.level: \"trace\" is not one of debug, info, warn, error"},

@@ -52,7 +52,7 @@ type (
 
 var (
 	sendProxyValues = []string{"off", "v1", "v2"}
-	envelopeValues  = []string{"auto", "bbr", "cubic", "reno"}
+	envelopeValues  = []string{"auto", "ebpf", "bbr", "cubic", "reno"}
 	levelValues     = []string{"debug", "info", "warn", "error"}
 	formatValues    = []string{"auto", "text", "json"}
 )

@@ -13,6 +13,13 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
+// Bounds of the histograms, in seconds: connection set-up from a fast LAN to a
+// dial timeout, connection lives from a request to a day.
+var (
+	setupBounds    = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+	durationBounds = []float64{.01, .05, .1, .5, 1, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400}
+)
+
 // Counters are the server's totals since it started. They move while
 // connections live, and never go back.
 type Counters struct {
@@ -31,8 +38,8 @@ type ListenerCounters struct {
 	Accepted uint64
 	Active   int // connections, in whatever state
 	Rejected map[Reason]uint64
-	Dial     Histogram // of successful dials
-	Setup    Histogram // from accepted to relaying
+	Dial     datapath.Histogram // of successful dials
+	Setup    datapath.Histogram // from accepted to relaying
 }
 
 // RouteCounters are what happened to the relayed connections of one listener
@@ -43,7 +50,7 @@ type RouteCounters struct {
 	Active         int
 	Closed         map[Cause]uint64
 	Down, Up       DirectionCounters
-	Duration       Histogram // of closed connections
+	Duration       datapath.Histogram // of closed connections
 }
 
 // DirectionCounters count what became of the bytes of one direction.
@@ -115,7 +122,7 @@ type route struct {
 	active   int
 	closed   map[Cause]uint64
 	down, up DirectionCounters
-	duration *histogram
+	duration *datapath.Durations
 }
 
 // keyOf is for connections that are, or were, relayed: the verdict is final then.
@@ -130,7 +137,7 @@ func (t *totals) open(c *connection) {
 	}
 	r := t.routes[k]
 	if r == nil {
-		r = &route{closed: map[Cause]uint64{}, duration: newHistogram(durationBounds)}
+		r = &route{closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
 		r.down.Algorithm, r.up.Algorithm = c.verdict.Down.Algorithm, c.verdict.Up.Algorithm
 		t.routes[k] = r
 	}
@@ -146,7 +153,7 @@ func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Dur
 	r.closed[cause]++
 	r.down.add(last.Down, last.Client)
 	r.up.add(last.Up, last.Server)
-	r.duration.observe(lived)
+	r.duration.Observe(lived)
 }
 
 // Counters returns the totals, those of live connections included.
@@ -164,7 +171,7 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 		out.Listeners = append(out.Listeners, ListenerCounters{
 			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
 			Active: s.limits.laneActive(&l.lane), Rejected: l.refused.snapshot(),
-			Dial: l.dial.snapshot(), Setup: l.setup.snapshot(),
+			Dial: l.dial.Snapshot(), Setup: l.setup.Snapshot(),
 		})
 	}
 	// A connection moves from the live ones to the totals under s.mu, and only
@@ -204,7 +211,7 @@ func (t *totals) snapshot() map[routeKey]*RouteCounters {
 	for k, r := range t.routes {
 		rows[k] = &RouteCounters{
 			Listener: k.listener, Rule: k.rule, Opened: r.opened, Active: r.active,
-			Closed: maps.Clone(r.closed), Down: r.down.clone(), Up: r.up.clone(), Duration: r.duration.snapshot(),
+			Closed: maps.Clone(r.closed), Down: r.down.clone(), Up: r.up.clone(), Duration: r.duration.Snapshot(),
 		}
 	}
 	return rows

@@ -156,6 +156,7 @@ func (l *fakeLeg) report() {
 		l.exchange(flow.Report{
 			At: l.clock(), Written: cc.Bytes(l.written - l.observed), Acked: cc.Bytes(max(0, l.acked-l.observed)),
 			Pipe: cc.Bytes(l.written - l.acked), MSS: cc.DefaultMSS,
+			Held: l.holds&datapath.HoldWindow != 0,
 		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -97,15 +96,4 @@ func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	g.gone(leg, wire{})
 	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
-}
-
-func TestHistogram(t *testing.T) {
-	h := newHistogram([]float64{0.1, 1})
-	for _, d := range []time.Duration{0, 100 * time.Millisecond, 200 * time.Millisecond, time.Second, time.Minute} {
-		h.observe(d)
-	}
-	s := h.snapshot()
-	assert.Equal(t, []uint64{2, 2, 1}, s.Counts, "bounds are inclusive")
-	assert.Equal(t, uint64(5), s.Count())
-	assert.InDelta(t, 61.3, s.Sum, 1e-9)
 }

@@ -26,7 +26,7 @@ type Kernel struct {
 // Close once Serve has returned, or without Serve.
 func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.Time, log *slog.Logger) (*Kernel, error) {
 	dp, err := kernel.New(kernel.Config{
-		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(),
+		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
 		Pipes: DescriptorBudget().Pipes, Log: log,
 	})
 	if err != nil {

@@ -118,6 +118,7 @@ func (d *direction) drain() (waited bool, err error) {
 			inKernel := d.splicing != nil && d.splicing.Splicing()
 			n, err := d.carrier.Drain(granted)
 			d.wrote(n)
+			waited = waited || n < granted
 			if inKernel {
 				d.spliced.Add(int64(n))
 			}

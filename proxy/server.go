@@ -63,8 +63,8 @@ type listenerState struct {
 	cfg     ListenerConfig
 	in      ingress.Listener
 	guard   policy.Guard
-	setup   *histogram
-	dial    *histogram
+	setup   *datapath.Durations
+	dial    *datapath.Durations
 	taken   atomic.Uint64
 	refused rejections
 }
@@ -106,7 +106,7 @@ func New(cfg Config, parts Parts) (*Server, error) {
 		s.lanes = append(s.lanes, &listenerState{
 			lane: lane{max: lc.Connections}, cfg: lc, in: in,
 			guard: policy.Guard{Allow: prefixes(lc.Allow)},
-			setup: newHistogram(setupBounds), dial: newHistogram(setupBounds),
+			setup: datapath.NewDurations(setupBounds), dial: datapath.NewDurations(setupBounds),
 		})
 	}
 	s.loops = newLoopGuard(own)
@@ -213,7 +213,7 @@ func (s *Server) handle(ctx context.Context, c *connection) {
 		return
 	}
 	c.opened = s.clock()
-	c.lane.setup.observe(c.opened.Sub(c.started))
+	c.lane.setup.Observe(c.opened.Sub(c.started))
 	s.totals.open(c)
 	c.mu.Lock()
 	if c.state == StateDialing {

@@ -61,7 +61,7 @@ func (c *connection) connect(ctx context.Context) *rejection {
 	if err != nil {
 		return c.refuse(err)
 	}
-	c.lane.dial.observe(c.srv.clock().Sub(began))
+	c.lane.dial.Observe(c.srv.clock().Sub(began))
 	if !c.setServer(server) {
 		_ = server.Reset()
 		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})

@@ -78,6 +78,7 @@ type Leg struct {
 	Unsent        cc.Bytes `json:"unsent_bytes"`
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
 	SignalErrors  uint64   `json:"signal_errors"`
+	Falls         uint64   `json:"falls"` // times the kernel controlled the leg by itself
 }
 
 // describe turns the proxy's account of a connection into ours.
@@ -103,7 +104,7 @@ func describeLeg(i datapath.Info) *Leg {
 	return &Leg{
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
 		Cwnd: i.Cwnd, SRTT: i.SRTT.Seconds(), MinRTT: i.MinRTT.Seconds(), DeliveryRate: i.DeliveryRate,
-		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors,
+		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors, Falls: i.Falls,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Source is what a proxy.Server tells of itself.
@@ -31,11 +32,24 @@ type Facts struct {
 type Options struct {
 	Facts Facts
 	Clock func() cc.Time
-	// Load returns how many legs the datapath polls and how often it looks at
-	// each, in seconds; nil: not shown.
-	Load func() (busy int, interval float64)
+	Load  func() Load // of the datapath; nil: not shown
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
+}
+
+// Load is how busy the datapath is.
+type Load struct {
+	Busy     int     // legs polled
+	Interval float64 // seconds between two looks at each
+	Held     *Held   // nil: the kernel holds no windows
+}
+
+// Held is how it goes with the windows that the kernel holds.
+type Held struct {
+	Legs, Limit  int
+	Full, Failed uint64 // legs that were to be held and are not, for lack of room or for another reason
+	Falls        uint64 // times a socket had to control itself
+	Answers      datapath.Histogram
 }
 
 // NewRegistry returns a registry with all metrics of src and of the process.
@@ -72,6 +86,11 @@ var (
 	missing      = gauge("datapath_missing", "What was asked for or is useful and cannot be had, in words; always 1.", "reason")
 	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged, which are polled.")
 	pollInterval = gauge("datapath_poll_interval_seconds", "Time between two looks at the same busy leg.")
+	heldLegs     = gauge("datapath_held_legs", "Legs whose window the kernel holds for us.")
+	heldLimit    = gauge("datapath_held_legs_limit", "Legs whose window the kernel can hold for us at once.")
+	unheld       = counter("datapath_unheld_legs_total", "Legs whose window the kernel was to hold and does not, by why.", "reason")
+	falls        = counter("datapath_falls_total", "Times the kernel controlled a leg by itself, since we did not answer it for a few round trips.")
+	answers      = gauge("datapath_answer_seconds", "From an acknowledgement until the window computed from it was in force in the kernel.")
 	traceDropped = counter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
 
 	draining    = gauge("draining", "1 while no new connections are accepted and open ones may end.")
@@ -106,7 +125,8 @@ var (
 
 // all lists what Describe announces.
 var all = []metric{
-	buildInfo, startTime, configInfo, datapathInfo, missing, busyLegs, pollInterval, traceDropped,
+	buildInfo, startTime, configInfo, datapathInfo, missing, busyLegs, pollInterval,
+	heldLegs, heldLimit, unheld, falls, answers, traceDropped,
 	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
 	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
@@ -161,9 +181,7 @@ func (c *collector) facts(out sink) {
 		out.put(missing, 1, words)
 	}
 	if c.o.Load != nil {
-		busy, interval := c.o.Load()
-		out.put(busyLegs, float64(busy))
-		out.put(pollInterval, interval)
+		out.load(c.o.Load())
 	}
 	if c.o.Dropped != nil {
 		out.put(traceDropped, float64(c.o.Dropped()))
@@ -177,7 +195,7 @@ func (s sink) put(m metric, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }
 
-func (s sink) histogram(m metric, h proxy.Histogram, labels ...string) {
+func (s sink) histogram(m metric, h datapath.Histogram, labels ...string) {
 	cumulative := make(map[float64]uint64, len(h.Bounds))
 	n := uint64(0)
 	for i, bound := range h.Bounds {
@@ -185,6 +203,19 @@ func (s sink) histogram(m metric, h proxy.Histogram, labels ...string) {
 		cumulative[bound] = n
 	}
 	s <- prometheus.MustNewConstHistogram(m.desc, h.Count(), h.Sum, cumulative, labels...)
+}
+
+func (s sink) load(l Load) {
+	s.put(busyLegs, float64(l.Busy))
+	s.put(pollInterval, l.Interval)
+	if h := l.Held; h != nil {
+		s.put(heldLegs, float64(h.Legs))
+		s.put(heldLimit, float64(h.Limit))
+		s.put(unheld, float64(h.Full), "full")
+		s.put(unheld, float64(h.Failed), "failed")
+		s.put(falls, float64(h.Falls))
+		s.histogram(answers, h.Answers)
+	}
 }
 
 func (s sink) listener(l proxy.ListenerCounters) {

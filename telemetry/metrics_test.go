@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 func busyOptions(clock *handClock) Options {
@@ -23,8 +24,13 @@ func busyOptions(clock *handClock) Options {
 			Version: "v1.2.3", Revision: "abc", GoVersion: "go1.26", Start: 1.7e9,
 			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded"}, ConfigHash: "d00f",
 		},
-		Clock:   clock.now,
-		Load:    func() (int, float64) { return 6, 0.002 },
+		Clock: clock.now,
+		Load: func() Load {
+			return Load{Busy: 6, Interval: 0.002, Held: &Held{
+				Legs: 5, Limit: 9, Full: 2, Failed: 1, Falls: 3,
+				Answers: datapath.Histogram{Bounds: []float64{.001}, Counts: []uint64{4, 1}, Sum: .004},
+			}}
+		},
 		Dropped: func() uint64 { return 8 },
 	}
 }

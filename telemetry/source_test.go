@@ -21,7 +21,7 @@ func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counter
 
 // busyProxy has something in every field that is shown.
 func busyProxy() *still {
-	histogram := proxy.Histogram{Bounds: []float64{.1, 1}, Counts: []uint64{3, 2, 1}, Sum: 12.5}
+	histogram := datapath.Histogram{Bounds: []float64{.1, 1}, Counts: []uint64{3, 2, 1}, Sum: 12.5}
 	direction := proxy.DirectionCounters{
 		Algorithm: "copa", Read: 3000, Written: 2000, Spliced: 1000, Retransmitted: 1448, SignalErrors: 1, LossEvents: 4,
 		Limited: map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond, flow.LimitedByReceiver: time.Second},

@@ -116,7 +116,15 @@ func (h *house) openTrace() (done func() error, err error) {
 
 // announce logs what is in use, and what is missing.
 func (h *house) announce() {
-	h.log.Info("datapath", "tier", kernel.Tier, "envelope", h.proxy.Datapath.Envelope())
+	d := h.proxy.Datapath
+	switch {
+	case d.Control() != "":
+		h.log.Info("datapath: the kernel holds our windows", "tier", kernel.Tier, "envelope", d.Envelope(), "control", d.Control(), "beneath", d.Beneath())
+	case d.Why() != "":
+		h.log.Info("datapath: we hold our windows above the kernel's", "tier", kernel.Tier, "envelope", d.Envelope(), "why", d.Why())
+	default:
+		h.log.Info("datapath: we hold our windows above the kernel's", "tier", kernel.Tier, "envelope", d.Envelope())
+	}
 	for _, words := range h.proxy.Datapath.Missing() {
 		h.log.Warn("datapath: " + words)
 	}
@@ -209,10 +217,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 			ConfigHash: h.flags.hash,
 		},
 		Clock: now,
-		Load: func() (int, float64) {
-			s := h.proxy.Datapath.Status()
-			return s.Busy, s.Interval.Seconds()
-		},
+		Load:  h.load,
 	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
@@ -229,6 +234,16 @@ func (h *house) telemetryPages() telemetry.Pages {
 		Profile: h.flags.pprof,
 		Log:     h.log,
 	}
+}
+
+// load is the datapath's, in telemetry's terms.
+func (h *house) load() telemetry.Load {
+	s := h.proxy.Datapath.Status()
+	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
+	if k := s.Held; k != nil {
+		l.Held = &telemetry.Held{Legs: k.Legs, Limit: k.Limit, Full: k.Full, Failed: k.Failed, Falls: k.Falls, Answers: k.Answers}
+	}
+	return l
 }
 
 // watchdog tells systemd, if it asked, that we are alive: that every lock on

@@ -247,7 +247,7 @@ func TestRunRefusesWhatCannotWork(t *testing.T) {
 	}{
 		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, exitInput, "/nonexistent.yaml"},
 		"an unknown key":                        {[]string{"-c", broken}, exitInput, "frob"},
-		"an unknown envelope":                   {[]string{"--envelope", "frob"}, exitInput, `"frob" is not one of auto, bbr, cubic, reno`},
+		"an unknown envelope":                   {[]string{"--envelope", "frob"}, exitInput, `"frob" is not one of auto, ebpf, bbr, cubic, reno`},
 		"an unknown algorithm":                  {[]string{"--algorithm", "frob"}, exitInput, `no algorithm "frob"`},
 		"a time without its unit":               {[]string{"--drain", "30"}, exitInput, "--drain"},
 		"an address without a port":             {[]string{"--listen", "localhost"}, exitInput, "is not host:port"},

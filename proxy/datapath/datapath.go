@@ -43,8 +43,8 @@ const (
 // Info is a leg as its transport sees it; zero fields are unknown.
 type Info struct {
 	Tier     string   // "kernel"
-	Envelope string   // congestion control of the transport itself: "bbr", "cubic", …
-	Holds    Hold     // what the transport enforces by itself
+	Envelope string   // congestion control of the transport itself: "ebpf" (ours), "bbr", "cubic", …
+	Holds    Hold     // what the transport enforces by itself; settled by Observe
 	Missing  []string // what was asked for and could not be had, in words
 
 	Cwnd          cc.Bytes // the transport's own window
@@ -53,4 +53,5 @@ type Info struct {
 	Unsent        cc.Bytes
 	Retransmitted cc.Bytes
 	SignalErrors  uint64 // failed reads of the transport's state
+	Falls         uint64 // times the transport controlled itself, since nobody answered it
 }

@@ -363,11 +363,11 @@ func (s suite) closeUnderLoad() {
 
 func (s suite) heldRate() {
 	a, b := s.connect()
+	const rate = cc.Rate(160_000_000)
+	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
 	if a.Info().Holds&datapath.HoldRate == 0 {
 		s.Skip("this datapath does not hold a rate by itself")
 	}
-	const rate = cc.Rate(160_000_000)
-	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
 	data := payload(4<<20, 6)
 	wrote := inBackground(func() error { return send(a, data) })
 	_, err := io.Copy(io.Discard, b)
@@ -384,11 +384,11 @@ func (s suite) heldRate() {
 
 func (s suite) heldWindow() {
 	a, b := s.connect()
+	const window = 128 << 10
+	o := observe(a, flow.Limit{Cwnd: window})
 	if a.Info().Holds&datapath.HoldWindow == 0 {
 		s.Skip("this datapath does not hold a window by itself: the relay does")
 	}
-	const window = 128 << 10
-	o := observe(a, flow.Limit{Cwnd: window})
 	data := payload(4<<20, 7)
 	wrote := inBackground(func() error { return send(a, data) })
 	_, err := io.Copy(io.Discard, b)

@@ -75,6 +75,7 @@ func lacking(size uintptr) []string {
 // bytes_sent and will be again. Such drift is taken out as soon as the packets
 // in flight could not hold that many bytes.
 type account struct {
+	tally
 	size uintptr // length of TCP_INFO on this kernel
 	syn  int64   // bytes_acked counts the SYN of a dialled connection
 
@@ -86,36 +87,14 @@ type account struct {
 	maxMSS int64 // no packet in flight is larger
 
 	// What was there when observation began.
-	origin     int64
 	retransAt  uint64
 	retransPkt uint32
-
-	report flow.Report // the last one; its counters only grow
-	newest cc.Bytes    // the largest Newest so far
 
 	ce          uint32
 	rto         uint16
 	caState     uint8
 	backoff     uint8
 	rwndLimited uint64
-}
-
-// position is where a socket stands in its stream; offsets count from its first byte.
-type position struct {
-	una, nxt, end int64
-	unsent        int64
-	packets       int64 // on the wire or lost, as the kernel counts them
-}
-
-func (p position) outstanding() int64 { return p.nxt - p.una }
-
-// bytes converts packets of those outstanding at their mean size, which is the
-// MSS in bulk and less where small writes went out one by one.
-func (p position) bytes(packets int64) int64 {
-	if p.packets == 0 {
-		return 0
-	}
-	return p.outstanding() * packets / p.packets
 }
 
 // calibrate learns from a socket nothing is in flight on whether its SYN is
@@ -135,16 +114,18 @@ func (a *account) has(upto uintptr) bool { return a.size >= upto }
 // start sets all counters to zero: what was written before is not reported,
 // though while it is in flight it is part of the gauges.
 func (a *account) start(i *unix.TCPInfo) {
-	a.origin = a.locate(i).end
+	a.begin(a.locate(i))
 	a.retransAt, a.retransPkt = i.Bytes_retrans, i.Total_retrans
 	a.ce, a.rto = i.Delivered_ce, i.Total_rto
 	a.caState, a.backoff = i.Ca_state, i.Backoff
 	a.rwndLimited = i.Rwnd_limited
-	a.report, a.newest = flow.Report{}, 0
 }
 
 func (a *account) locate(i *unix.TCPInfo) position {
-	p := position{una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes), packets: int64(i.Unacked)}
+	p := position{
+		una: int64(i.Bytes_acked) - a.syn, unsent: int64(i.Notsent_bytes),
+		packets: int64(i.Unacked), sacked: int64(i.Sacked), lost: int64(i.Lost), retrans: int64(i.Retrans),
+	}
 	if i.State == tcpClose {
 		p.unsent = 0 // thrown away, though the kernel goes on counting it
 	}
@@ -186,24 +167,13 @@ func finQueued(state uint8) bool {
 // step returns the report of one reading.
 func (a *account) step(i *unix.TCPInfo, at cc.Time) flow.Report {
 	p := a.locate(i)
-	sacked, lost := int64(i.Sacked), int64(i.Lost)
-	r := &a.report
-	since := func(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-a.origin)) }
-
-	r.At = at
-	r.MSS = cc.Bytes(i.Snd_mss)
-	r.Unsent = cc.Bytes(p.unsent)
-	r.Pipe = cc.Bytes(max(0, p.bytes(p.packets-sacked-lost+int64(i.Retrans))))
-	r.Written = max(r.Written, since(p.end))
-	r.Acked = max(r.Acked, since(min(p.una+p.bytes(sacked), p.nxt)))
-	r.Sacked = r.Acked - since(min(p.una, p.nxt))
+	r := a.place(p, cc.Bytes(i.Snd_mss), at)
 	r.Newest = 0
-	if sacked > 0 && i.Ca_state != tcpCALoss {
+	if p.sacked > 0 && i.Ca_state != tcpCALoss {
 		// Holes below the highest selectively acknowledged byte are mostly
 		// marked lost, so both together reach up to about that byte. After a
 		// timeout everything is marked, and it would say nothing.
-		a.newest = max(a.newest, r.Acked, since(min(p.una+p.bytes(sacked+lost), p.nxt)))
-		r.Newest = a.newest
+		r.Newest = a.arrived(min(p.una+p.bytes(p.sacked+p.lost), p.nxt))
 	}
 	r.Lost = max(r.Lost, a.lost(i))
 	r.Marked = min(r.Marked+cc.Bytes(i.Delivered_ce-a.ce)*r.MSS, r.Acked)

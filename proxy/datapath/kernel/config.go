@@ -1,6 +1,8 @@
-// Package kernel is the datapath over the kernel's own TCP, without privilege:
-// it reads TCP_INFO of all busy connections on one shared tick and leaves the
-// window to the relay. It decides nothing and never waits for a connection.
+// Package kernel is the datapath over the kernel's own TCP. Where it may, it has
+// the kernel hold the windows by a congestion control of our own (package bpf);
+// otherwise, without privilege, it reads TCP_INFO of all busy connections on one
+// shared tick and leaves the window to the relay. It decides nothing and never
+// waits for a connection.
 package kernel
 
 import (
@@ -23,6 +25,9 @@ const Tick = time.Millisecond
 // that, each is polled every ⌈flows/256⌉ ms: 10,000 of them every 40 ms.
 const DefaultPollsPerTick = 256
 
+// DefaultCells is how many windows the kernel holds at a time, in 3 MiB.
+const DefaultCells = 16 << 10
+
 // DefaultKeepAlive finds a vanished peer in four minutes, and its first probe
 // comes late enough not to hold a phone's radio awake.
 var DefaultKeepAlive = net.KeepAliveConfig{
@@ -40,10 +45,13 @@ type Config struct {
 	// which an otherwise idle datapath wakes up; cc.Never: after Wake only.
 	OnTick func(now cc.Time) cc.Time
 
-	// Envelope is the kernel's congestion control under our window, set on
-	// each socket. Empty: bbr where available, since the others shrink below
-	// our window at the first losses, else cubic.
+	// Envelope is the kernel's congestion control under our window. EBPF is
+	// ours, which holds the window itself; New fails where it cannot be had.
+	// Empty: EBPF, else bbr, since the others shrink below our window at the
+	// first losses, else cubic.
 	Envelope string
+
+	Cells int // legs whose window EBPF holds at a time; 0: DefaultCells
 
 	KeepAlive    net.KeepAliveConfig // zero: DefaultKeepAlive; Enable false with anything else set: off
 	PollsPerTick int                 // 0: DefaultPollsPerTick

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
 // Conn is a leg over kernel TCP.
@@ -32,10 +33,14 @@ type Conn struct {
 	observed atomic.Bool
 	ending   atomic.Bool // CloseWrite was called
 
+	wrote atomic.Int64 // bytes the socket took, since there is a leg
+	piece atomic.Int64 // written at once at most; 0: no bound
+
 	mu       sync.Mutex // held while exchange runs
 	exchange func(flow.Report) flow.Limit
 	closed   bool
-	account  account
+	account  account // what TCP_INFO tells, unless the kernel holds the window
+	held     *held   // then this; nil otherwise. Set before the tick knows the conn
 	envelope string
 	missing  []string
 	errors   uint64
@@ -125,23 +130,90 @@ func (c *Conn) refresh() error {
 func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
 	c.mu.Lock()
 	if !c.closed && c.refresh() == nil {
-		c.account.start(&c.info)
+		if c.hold(); c.held == nil {
+			c.account.start(&c.info)
+		}
 		c.exchange = exchange
 		c.observed.Store(true)
 		c.report()
 	}
-	idle := drained(&c.info)
+	idle := c.drained()
 	c.mu.Unlock()
 	if !idle {
 		c.activate()
 	}
 }
 
-// report hands what c.info holds to the observer, and its limit to the socket.
+// hold has the kernel hold the window, where it can. Otherwise the leg keeps the
+// congestion control it has, and says why.
+func (c *Conn) hold() {
+	if c.dp.holder == nil {
+		return
+	}
+	h, err := c.dp.holder.bind(c)
+	if err != nil {
+		c.missing = append(c.missing[:len(c.missing):len(c.missing)], err.Error())
+		return
+	}
+	c.held = h
+	c.envelope = EBPF
+}
+
+// look takes a reading of the socket.
+func (c *Conn) look() error {
+	if c.held == nil {
+		return c.refresh()
+	}
+	c.held.cell.Read(&c.held.next) // else the last one serves once more
+	return nil
+}
+
+// report hands the last reading to the observer, and its limit to the socket.
 func (c *Conn) report() {
-	limit := c.exchange(c.account.step(&c.info, c.dp.clock()))
-	c.errors += c.limit.apply(c.raw, limit)
+	now := c.dp.clock()
+	var limit flow.Limit
+	if h := c.held; h != nil {
+		o := c.dp.holder
+		o.note(h)
+		limit = c.exchange(h.step(c.wrote.Load(), c.ending.Load(), o.when(h.next.At), now))
+		h.tell(limit)
+		o.follow(c)
+		unsent := h.unsent()
+		c.piece.Store(int64(unsent))
+		c.errors += c.limit.apply(c.raw, 0, unsent)
+	} else {
+		limit = c.exchange(c.account.step(&c.info, now))
+		c.errors += c.limit.apply(c.raw, limit.PacingRate, unsentFor(limit.Cwnd))
+	}
 	c.waiting = limit.Waiting
+}
+
+// acknowledged reports one acknowledgement by itself.
+func (c *Conn) acknowledged(a *bpf.Ack) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// The cell, which is ahead of the ring, may have been read in between.
+	if h := c.held; !c.closed && h.cell.Is(a) && int32(a.Seen.Acks-h.seen.Acks) > 0 {
+		h.next = a.Seen
+		c.report()
+	}
+}
+
+// drained says whether nothing more will happen to what was written.
+func (c *Conn) drained() bool {
+	if c.held == nil {
+		return drained(&c.info)
+	}
+	r := &c.held.report
+	return r.Unsent == 0 && r.Acked == r.Written
+}
+
+// last is the report that was made last.
+func (c *Conn) last() *flow.Report {
+	if c.held != nil {
+		return &c.held.report
+	}
+	return &c.account.report
 }
 
 // outcome is what a poll found.
@@ -162,20 +234,20 @@ func (c *Conn) poll() outcome {
 	if c.closed {
 		return polledGone
 	}
-	before := c.account.report
-	if err := c.refresh(); err != nil {
+	before := *c.last()
+	if err := c.look(); err != nil {
 		if errors.Is(err, net.ErrClosed) {
 			return polledGone
 		}
 		return polledQuiet
 	}
 	c.report()
-	after := &c.account.report
+	after := c.last()
 	moved := after.Written - before.Written
 	switch {
 	case !c.waiting && moved >= easyBytes:
 		return polledEasy
-	case moved == 0 && drained(&c.info): // what has just moved is rarely the last
+	case moved == 0 && c.drained(): // what has just moved is rarely the last
 		if c.easy > 0 && c.lull < lullPolls {
 			return polledLull
 		}
@@ -224,11 +296,25 @@ func (c *Conn) leave() (left bool) {
 }
 
 // Write implements net.Conn.
-func (c *Conn) Write(b []byte) (int, error) {
+func (c *Conn) Write(b []byte) (n int, err error) {
 	c.begin()
-	n, err := c.tcp.Write(b)
-	c.end()
-	return n, err
+	defer c.end()
+	for {
+		wrote, err := c.tcp.Write(b[n:c.upTo(n, len(b))])
+		c.wrote.Add(int64(wrote))
+		if n += wrote; err != nil || n == len(b) {
+			return n, err
+		}
+	}
+}
+
+// upTo is how far a write of what lies between n and end goes at once. The
+// kernel checks what it may park only every 64 KiB within a write.
+func (c *Conn) upTo(n, end int) int {
+	if piece := int(c.piece.Load()); piece > 0 {
+		return min(end, n+piece)
+	}
+	return end
 }
 
 // Close implements net.Conn. A last report tells what is known by now; what is
@@ -236,11 +322,14 @@ func (c *Conn) Write(b []byte) (int, error) {
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if !c.closed {
-		if c.exchange != nil && c.refresh() == nil {
+		if c.exchange != nil && c.look() == nil {
 			c.report()
 		}
 		c.closed = true
 		c.exchange = nil
+		if c.held != nil { // what is still underway goes on under Reno
+			c.dp.holder.release(c)
+		}
 	}
 	c.mu.Unlock()
 	return c.tcp.Close()
@@ -292,13 +381,16 @@ func (c *Conn) Info() datapath.Info {
 	info := datapath.Info{
 		Tier:          Tier,
 		Envelope:      c.envelope,
-		Holds:         datapath.HoldRate,
+		Holds:         c.holds(),
 		Missing:       c.missing,
 		Cwnd:          cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss),
 		SRTT:          micros(i.Rtt),
 		Unsent:        cc.Bytes(i.Notsent_bytes),
 		Retransmitted: cc.Bytes(i.Bytes_retrans),
 		SignalErrors:  c.errors,
+	}
+	if c.held != nil {
+		info.Falls = uint64(c.held.seen.Falls)
 	}
 	if i.Min_rtt != noMinRTT {
 		info.MinRTT = micros(i.Min_rtt)
@@ -307,4 +399,11 @@ func (c *Conn) Info() datapath.Info {
 		info.DeliveryRate = cc.Rate(i.Delivery_rate) * 8
 	}
 	return info
+}
+
+func (c *Conn) holds() datapath.Hold {
+	if c.held != nil {
+		return datapath.HoldRate | datapath.HoldWindow
+	}
+	return datapath.HoldRate
 }

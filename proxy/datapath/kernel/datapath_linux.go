@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Datapath makes legs over kernel TCP and polls the busy ones.
@@ -20,8 +21,10 @@ type Datapath struct {
 	clock     func() cc.Time
 	onTick    func(cc.Time) cc.Time
 	keepAlive net.KeepAliveConfig
-	envelope  string   // set on each socket; empty: the system's default stays
+	holder    *holder  // has the kernel hold windows; nil: the relay does
+	envelope  string   // set on each socket that is not held so; empty: the system's default stays
 	inUse     string   // what sockets then have
+	why       string   // windows are not held by the kernel; empty: they are, or need not be
 	missing   []string // what this kernel, or our privilege, does not give
 	budget    int
 	log       *slog.Logger
@@ -85,12 +88,36 @@ func prepared(cfg Config) (*Datapath, error) {
 		d.log = slog.New(slog.DiscardHandler)
 	}
 	d.pipes = newPipes(cfg.Pipes)
-	if err := d.probe(cfg.Envelope); err != nil {
+	if err := d.settle(cfg); err != nil {
 		return nil, err
 	}
 	var err error
-	d.timer, err = newTimer()
+	if d.timer, err = newTimer(); err != nil && d.holder != nil {
+		err = errors.Join(err, d.holder.control.Close())
+	}
 	return d, err
+}
+
+// settle chooses the tier and the envelope.
+func (d *Datapath) settle(cfg Config) (err error) {
+	envelope := cfg.Envelope
+	if envelope == EBPF {
+		envelope = "" // for the legs that it has no room for
+	}
+	if err := d.probe(envelope); err != nil {
+		return err
+	}
+	if cfg.Envelope != "" && cfg.Envelope != EBPF {
+		return nil
+	}
+	d.holder, err = newHolder(cfg.Cells, d.clock)
+	if err != nil && cfg.Envelope == EBPF {
+		return fmt.Errorf("envelope %q: %w", EBPF, err)
+	}
+	if err != nil {
+		d.why = err.Error()
+	}
+	return nil
 }
 
 // probe asks a socket that goes nowhere what this kernel has.
@@ -135,17 +162,45 @@ func (d *Datapath) Close() error {
 	d.mu.Unlock()
 	<-d.done
 	d.pipes.close()
+	if d.holder != nil {
+		err = errors.Join(err, d.holder.control.Close())
+	}
 	return err
 }
 
-// Envelope returns the congestion control that new legs get.
-func (d *Datapath) Envelope() string { return d.inUse }
+// Envelope returns the congestion control that new managed legs get.
+func (d *Datapath) Envelope() string {
+	if d.holder != nil {
+		return EBPF
+	}
+	return d.inUse
+}
+
+// Beneath returns the congestion control of legs whose window the kernel does
+// not hold for us.
+func (d *Datapath) Beneath() string { return d.inUse }
+
+// Control is the name under which the kernel lists our congestion control; empty:
+// it has none.
+func (d *Datapath) Control() string {
+	if d.holder == nil {
+		return ""
+	}
+	return d.holder.control.Name()
+}
+
+// Why says why the kernel does not hold our windows although it was to if it
+// can; empty: it does, or was not to.
+func (d *Datapath) Why() string { return d.why }
 
 // Missing says in words what was asked for, or is useful, and cannot be had.
 func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }
 
 // String names the tier and the envelope, for the start-up log.
 func (d *Datapath) String() string {
+	if d.holder != nil {
+		return fmt.Sprintf("%s: window and pacing held by the kernel, as %s; envelope %s where it has no room", Tier, d.Control(), d.inUse)
+	}
 	return fmt.Sprintf("%s: window held by the relay, pacing by the kernel, envelope %s", Tier, d.inUse)
 }
 
@@ -153,13 +208,30 @@ func (d *Datapath) String() string {
 type Status struct {
 	Busy     int           // legs polled, those with bytes unsent or unacknowledged
 	Interval time.Duration // between two polls of one leg
+
+	Held *HeldStatus // nil: the kernel holds no windows
+}
+
+// HeldStatus is how it goes with the windows that the kernel holds.
+type HeldStatus struct {
+	Legs, Limit  int                // held now, and at most
+	Full, Failed uint64             // legs that were to be held and are not: for lack of room, for another reason
+	Falls        uint64             // times a socket had to control itself, since nobody answered it
+	Answers      datapath.Histogram // from an acknowledgement until the window computed from it was in force
 }
 
 // Status returns the load of the shared tick.
 func (d *Datapath) Status() Status {
 	busy := int(d.busy.Load())
 	rounds := max(1, (busy+d.budget-1)/d.budget)
-	return Status{Busy: busy, Interval: time.Duration(rounds) * Tick}
+	s := Status{Busy: busy, Interval: time.Duration(rounds) * Tick}
+	if o := d.holder; o != nil {
+		s.Held = &HeldStatus{
+			Legs: int(o.held.Load()), Limit: len(o.legs), Full: o.full.Load(), Failed: o.failed.Load(),
+			Falls: o.falls.Load(), Answers: o.answers.Snapshot(),
+		}
+	}
+	return s
 }
 
 // Wake has OnTick called at the next tick, even when nothing is busy.
@@ -249,6 +321,11 @@ func (d *Datapath) tick() {
 	d.kicked = false
 	d.mu.Unlock()
 
+	if d.holder != nil {
+		if err := d.holder.acks(); err != nil {
+			d.log.Error("kernel: single acknowledgements are missing", "err", err)
+		}
+	}
 	easy := d.poll()
 	d.busy.Store(int64(len(d.active)))
 	d.overload()
@@ -283,7 +360,7 @@ func (d *Datapath) poll() (easy bool) {
 		}
 		c := d.active[d.cursor]
 		writes := c.writes.Load()
-		if d.ticks < c.due && (writes == c.seen || c.isEasy()) {
+		if d.ticks < c.due && (c.isEasy() || writes == c.seen && !c.fresh()) {
 			easy = easy && c.isEasy()
 			d.cursor++
 			continue
@@ -314,6 +391,9 @@ func (d *Datapath) poll() (easy bool) {
 			c.lull++
 		}
 		c.due = d.ticks + pause(c.quiet)
+		if c.held != nil {
+			c.due = d.ticks + heldPause // or when there is news
+		}
 		if c.isEasy() {
 			c.due = d.ticks + easyPause
 		}
@@ -337,6 +417,10 @@ const (
 )
 
 func (c *Conn) isEasy() bool { return c.easy >= easyPolls }
+
+// fresh reports whether the socket has told something new, as far as that can be
+// known without asking it.
+func (c *Conn) fresh() bool { return c.held != nil && c.held.cell.Fresh() }
 
 // drop takes the conn under the cursor out; the last one takes its place.
 func (d *Datapath) drop() {

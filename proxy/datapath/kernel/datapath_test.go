@@ -16,15 +16,24 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// still returns a datapath whose ticks the test makes.
+// still returns a datapath whose ticks the test makes; without a choice of
+// envelope it is one that holds no window.
 func still(tb testing.TB, cfg Config) *Datapath {
 	tb.Helper()
+	if cfg.Envelope == "" {
+		cfg.Envelope = "cubic"
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = clock()
 	}
 	d, err := prepared(cfg)
 	require.NoError(tb, err)
-	tb.Cleanup(func() { require.NoError(tb, d.timer.close()) })
+	tb.Cleanup(func() {
+		require.NoError(tb, d.timer.close())
+		if d.holder != nil {
+			require.NoError(tb, d.holder.control.Close())
+		}
+	})
 	return d
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/datapathtest"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
 // clock starts above zero, as cc.Time wants.
@@ -70,16 +71,31 @@ func needsIPv6(t *testing.T) {
 	require.NoError(t, ln.Close())
 }
 
+// needsEBPF skips where the kernel does not hold windows for this process.
+func needsEBPF(t testing.TB) {
+	t.Helper()
+	if err := bpf.Check(); err != nil {
+		t.Skip(err)
+	}
+}
+
 func TestConformance(t *testing.T) {
-	for name, addr := range map[string]string{"IPv4": loopback4, "IPv6": loopback6} {
-		t.Run(name, func(t *testing.T) {
-			if addr == loopback6 {
-				needsIPv6(t)
+	for _, envelope := range []string{EBPF, "bbr", "cubic"} {
+		t.Run(envelope, func(t *testing.T) {
+			if envelope == EBPF {
+				needsEBPF(t)
 			}
-			datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
-				t.Helper()
-				return start(t, Config{}).pair(t, addr)
-			})
+			for name, addr := range map[string]string{"IPv4": loopback4, "IPv6": loopback6} {
+				t.Run(name, func(t *testing.T) {
+					if addr == loopback6 {
+						needsIPv6(t)
+					}
+					datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
+						t.Helper()
+						return start(t, Config{Envelope: envelope, Cells: 64}).pair(t, addr)
+					})
+				})
+			}
 		})
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
 )
 
 // What the kernel may park unsent on an observed socket (TCP_NOTSENT_LOWAT):
@@ -33,9 +32,10 @@ type limits struct {
 	control              func(fd uintptr) // tell, made once
 }
 
-// apply brings the socket in line with limit and returns how many options it refused.
-func (l *limits) apply(raw syscall.RawConn, limit flow.Limit) (refused uint64) {
-	rate, unsent := max(0, limit.PacingRate), unsentFor(limit.Cwnd)
+// apply has the socket pace at rate, 0: as it likes, and park no more than unsent
+// bytes. It returns how many options the socket refused.
+func (l *limits) apply(raw syscall.RawConn, rate cc.Rate, unsent int) (refused uint64) {
+	rate = max(0, rate)
 	newRate, newUnsent := rateMoved(l.rate, rate), unsentMoved(l.unsent, unsent)
 	if !newRate && !newUnsent {
 		return 0

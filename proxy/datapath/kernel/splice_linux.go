@@ -153,12 +153,13 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if s.pipe == nil {
 		return s.copy.Drain(limit)
 	}
-	s.limit, s.n, s.err = min(limit, s.pipe.n), 0, nil
+	s.limit, s.n, s.err = s.dst.upTo(0, min(limit, s.pipe.n)), 0, nil
 	if s.limit <= 0 {
 		return 0, nil
 	}
 	s.dst.begin()
 	poll := s.dst.raw.Write(s.out)
+	s.dst.wrote.Add(int64(s.n))
 	s.dst.end()
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.giveBack()

@@ -14,16 +14,12 @@ var (
 
 // Config is what a Control starts from.
 type Config struct {
-	Cells int // sockets bound at a time; 0: DefaultCells
+	Cells int // sockets bound at a time, of 192 bytes each
 	Ring  int // bytes of the ring of single acknowledgements; 0: DefaultRing
 }
 
-// Sizes that serve 16,384 managed legs, in 3 MiB, and some 3,800 acknowledgements
-// between two looks at the ring.
-const (
-	DefaultCells = 16 << 10
-	DefaultRing  = 512 << 10
-)
+// DefaultRing has room for some 3,600 acknowledgements between two looks at it.
+const DefaultRing = 512 << 10
 
 // namePrefix is followed by the process's number: the kernel keeps one list of
 // congestion controls for the whole host.

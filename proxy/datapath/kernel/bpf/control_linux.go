@@ -1,5 +1,3 @@
-//go:build linux && (amd64 || arm64)
-
 package bpf
 
 import (
@@ -49,9 +47,6 @@ func Check() error {
 // which may be dropped afterwards. An error that is ErrUnsupported says what to
 // do about it.
 func Open(cfg Config) (*Control, error) {
-	if cfg.Cells <= 0 {
-		cfg.Cells = DefaultCells
-	}
 	if cfg.Ring <= 0 {
 		cfg.Ring = DefaultRing
 	}
@@ -165,7 +160,7 @@ func explain(err error) error {
 	if unix.Uname(&u) == nil {
 		release = unix.ByteSliceToString(u.Release[:])
 	}
-	why := ""
+	var why string
 	switch _, btfErr := os.Stat("/sys/kernel/btf/vmlinux"); {
 	case release != "" && !atLeast(release, 6, 10):
 		why = "needs Linux 6.10 or later, this is " + release
