@@ -24,7 +24,10 @@ const (
 	capNetRaw         capabilities = 1 << unix.CAP_NET_RAW
 	capNetBindService capabilities = 1 << unix.CAP_NET_BIND_SERVICE
 	capBPF            capabilities = 1 << unix.CAP_BPF
+	capPerfmon        capabilities = 1 << unix.CAP_PERFMON
 	capSysAdmin       capabilities = 1 << unix.CAP_SYS_ADMIN
+
+	allCapabilities capabilities = 1<<(unix.CAP_LAST_CAP+1) - 1
 )
 
 // capabilityNames are the names without CAP_, by number.
@@ -55,6 +58,18 @@ func (c capabilities) String() string {
 	return strings.Join(names, " ")
 }
 
+// words is String in short: of nearly all, those that are not there are of interest.
+func (c capabilities) words() string {
+	rest := allCapabilities &^ c
+	switch {
+	case rest == 0:
+		return "all"
+	case bits.OnesCount64(uint64(rest)) < 10:
+		return "all but " + rest.String()
+	}
+	return c.String()
+}
+
 // header is for every call about the calling thread's capabilities.
 func header() unix.CapUserHeader {
 	return unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -75,7 +90,7 @@ func held() (effective, all capabilities, err error) {
 }
 
 // needed returns what a proxy with all its sockets open still needs of what it
-// has. allowed are the congestion controls that anybody may set.
+// has. envelope is set on each socket; allowed are those that anybody may set.
 func needed(cfg proxy.Config, envelope string, allowed []string, has capabilities) capabilities {
 	foreign := cfg.Mark != 0 // what either of two capabilities permits
 	for _, l := range cfg.Listeners {
@@ -132,15 +147,15 @@ func (h *house) dropPrivileges() {
 	if err != nil { // then nothing counts as allowed
 		h.log.Debug("which congestion controls are for everybody is unknown", "err", err)
 	}
-	keep := needed(h.cfg, h.proxy.Datapath.Envelope(), allowed, has)
+	keep := needed(h.cfg, h.proxy.Datapath.Beneath(), allowed, has)
 	dropped, err := drop(keep)
 	switch {
 	case err == nil:
-		h.log.Info("privileges", "kept", keep.String(), "dropped", dropped.String())
+		h.log.Info("privileges", "kept", keep.words(), "dropped", dropped.words())
 	case has&^keep == 0:
 		h.log.Debug("no_new_privs is not set", "err", err)
 	default:
-		h.log.Warn("privileges stay: "+whyTheyStay(err), "kept", has.String(), "err", err)
+		h.log.Warn("privileges stay: "+whyTheyStay(err), "kept", has.words(), "err", err)
 	}
 }
 

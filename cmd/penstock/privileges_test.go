@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -27,6 +28,8 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+	"github.com/penstock-net/penstock/telemetry"
 )
 
 func TestCapabilitiesHaveTheKernelsNames(t *testing.T) {
@@ -298,6 +301,44 @@ func TestARunningProxyHasOnlyThePrivilegesItNeeds(t *testing.T) {
 			p.hasOnly(c.want) // also on the threads that the connection may have brought
 		})
 	}
+}
+
+func TestTheKernelHoldsWindowsAfterPrivilegesAreGone(t *testing.T) {
+	needRoot(t)
+	if err := bpf.Check(); err != nil {
+		t.Skip("needs a kernel and rights for the ebpf envelope: ", err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	p := launch(t, fmt.Sprintf("envelope: ebpf\ntelemetry: {address: \"127.0.0.1:0\"}\nlisteners: [{name: f, mode: forward, address: \"127.0.0.1:0\", target: %q}]\n", ln.Addr()),
+		func(args []string) (starter, *exec.Cmd) {
+			cmd := exec.Command(args[0], args[1:]...)
+			return cmd, cmd
+		})
+	kept := fmt.Sprint(p.says("privileges")["kept"])
+	assert.NotContains(t, kept, "CAP_BPF")
+	assert.NotContains(t, kept, "CAP_SYS_ADMIN")
+	address, page := fmt.Sprint(p.says("listening")["address"]), fmt.Sprint(p.says("telemetry")["flows"])
+	forwards(t, func() (net.Conn, error) {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			return nil, err
+		}
+		echoes(t, conn) // then both legs are there
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Get(page)
+		require.NoError(t, err)
+		defer resp.Body.Close()
+		var flows []telemetry.Flow
+		require.NoError(t, json.NewDecoder(resp.Body).Decode(&flows))
+		require.Len(t, flows, 1)
+		for _, leg := range []*telemetry.Leg{flows[0].ClientLeg, flows[0].ServerLeg} {
+			assert.Equal(t, kernel.EBPF, leg.Envelope)
+			assert.Empty(t, leg.Missing)
+		}
+		return conn, nil
+	}, ln)
 }
 
 func TestPrivilegesCanBeKept(t *testing.T) {
