@@ -117,6 +117,7 @@ Exit codes:
 	root.AddCommand(
 		runCommand(),
 		checkCommand(),
+		doctorCommand(),
 		rulesCommand(),
 		simCommand(),
 		benchCommand(),

@@ -1,0 +1,364 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+)
+
+// judge turns facts into checks, group by group, and the verdict.
+func judge(f facts) report {
+	r := report{Version: f.version, Kernel: f.release, Envelope: f.envelope, fatal: f.datapath}
+	if f.datapath == nil {
+		r.Tier = f.tier()
+	}
+	for _, group := range []struct {
+		name   string
+		checks []check
+	}{
+		{"kernel", f.judgeKernel()},
+		{"datapath", f.judgeDatapath()},
+		{"capture", f.judgeCapture()},
+		{"lab", []check{f.judgeUserNamespaces(), f.judgeTUN()}},
+		{"limits", append([]check{f.judgeDescriptors()}, f.judgeSettings()...)},
+		{"process", []check{f.judgeCapabilities()}},
+	} {
+		for _, c := range group.checks {
+			c.Group = group.name
+			r.Checks = append(r.Checks, c)
+		}
+	}
+	r.verdict = f.verdict(r)
+	return r
+}
+
+// tier is the kernel datapath's that run would use.
+func (f facts) tier() string {
+	if f.envelope == kernel.EBPF {
+		return "ebpf"
+	}
+	return "unprivileged"
+}
+
+func fine(name, format string, args ...any) check {
+	return check{Name: name, State: stateOK, Found: fmt.Sprintf(format, args...)}
+}
+
+// grant is how the process comes to have capabilities. setcap replaces what a
+// file had, so those of use that are there already are named again.
+func (f facts) grant(c capabilities) string {
+	if f.guest && f.capabilities.has(c) {
+		return "run outside of the user namespace (a rootless container is one), which cannot grant " + c.String()
+	}
+	names := strings.Fields((c | f.capabilities&(capNetAdmin|capNetBindService|ebpfNeeds)).String())
+	return fmt.Sprintf("run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the systemd unit",
+		strings.ToLower(strings.Join(names, ",")), strings.Join(names, " "))
+}
+
+func (f facts) judgeKernel() []check {
+	release := fine("release", "Linux %s on %s", f.release, f.machine)
+	if f.datapath != nil {
+		release.State, release.Fix = stateMissing, "boot Linux 4.6 or later; in a sandbox that emulates Linux, leave it"
+		release.Found += ": " + f.datapath.Error()
+	}
+	info := fine("tcp_info", "%d bytes, with all that is used", f.infoSize)
+	if less := f.lack("TCP_INFO"); less != "" {
+		info = check{
+			Name: "tcp_info", State: stateWarn, Found: fmt.Sprintf("%d bytes: %s", f.infoSize, less),
+			Fix: "boot Linux 6.7 or later, which has all of it",
+		}
+	}
+	return []check{release, info}
+}
+
+// lack joins what the datapath misses of one kind.
+func (f facts) lack(kind string) string {
+	var words []string
+	for _, w := range f.lacking {
+		if strings.HasPrefix(w, kind) {
+			words = append(words, w)
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+func (f facts) judgeDatapath() []check {
+	tier := fine("tier", "%s: the relay holds the windows, with %s beneath them", f.tier(), f.beneath)
+	if f.tier() == "ebpf" {
+		tier.Found = fmt.Sprintf("ebpf: the kernel holds the windows; %s where it has no room for more", f.beneath)
+	}
+	if f.datapath != nil {
+		tier = check{Name: "tier", State: stateMissing, Found: "none: " + f.datapath.Error(), Fix: "see release"}
+	}
+	return append([]check{tier, f.judgeEBPF()}, f.judgeControls()...)
+}
+
+// ebpfNeeds is what loading the congestion control takes (kernel/bpf).
+const ebpfNeeds = capBPF | capPerfmon
+
+func (f facts) judgeEBPF() check {
+	c := fine("ebpf", "a congestion control of ours loads and registers")
+	if f.ebpf == nil {
+		return c
+	}
+	c.State, c.Found = stateWarn, f.ebpf.Error()
+	lacks := ebpfNeeds &^ f.capabilities
+	switch {
+	case before(f.release, 6, 10):
+		c.Found = "a congestion control of ours needs Linux 6.10"
+		c.Fix = "boot Linux 6.10 or later"
+	case !f.btf:
+		c.Found = "the kernel has no type information of its own"
+		c.Fix = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, so that there is /sys/kernel/btf/vmlinux"
+	case lacks != 0 && !f.capabilities.has(capSysAdmin):
+		c.Found = fmt.Sprintf("a congestion control of ours may not be loaded: missing %s", strings.ReplaceAll(lacks.String(), " ", " and "))
+		c.Fix = f.grant(lacks)
+	case errors.Is(f.ebpf, unix.EPERM) && f.guest:
+		c.Found = "a congestion control of ours may not be loaded from a user namespace"
+		c.Fix = f.grant(ebpfNeeds)
+	case errors.Is(f.ebpf, unix.EPERM):
+		c.Found = "a congestion control of ours may not be loaded, although the capabilities are held"
+		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: SystemCallFilter=bpf, after the other filters)"
+	default:
+		c.Fix = "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y; until then the unprivileged tier serves"
+	}
+	return c
+}
+
+// before compares a release such as "6.10.3-amd64" with a version.
+func before(release string, major, minor int) bool {
+	var a, b int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n != 2 {
+		return false
+	}
+	return a < major || a == major && b < minor
+}
+
+// judgeControls is about the kernel's congestion controls, bbr before all:
+// the others shrink below our window at the first losses.
+func (f facts) judgeControls() []check {
+	if f.controls != nil {
+		return []check{{
+			Name: "congestion_controls", State: stateWarn, Found: f.controls.Error(),
+			Fix: "let /proc/sys be read (under systemd: without ProcSubset=pid)",
+		}}
+	}
+	list := fine("congestion_controls", "loaded: %s; for everybody: %s", words(f.available), words(f.allowed))
+	permit := fmt.Sprintf("sysctl -w net.ipv4.tcp_allowed_congestion_control=%q", strings.Join(with(f.allowed, "bbr"), " "))
+	bbr := check{Name: "bbr", State: stateWarn}
+	admin := f.capabilities.has(capNetAdmin)
+	switch {
+	case !slices.Contains(f.available, "bbr"):
+		bbr.Found, bbr.Fix = "not loaded", "modprobe tcp_bbr"
+		if !admin {
+			bbr.Fix += " && " + permit
+		}
+	case slices.Contains(f.allowed, "bbr"):
+		bbr.State, bbr.Found = stateOK, "loaded, for everybody"
+	case admin:
+		bbr.Found, bbr.Fix = "loaded, but only for CAP_NET_ADMIN, which penstock run then has to keep", permit
+	default:
+		bbr.Found, bbr.Fix = "loaded, but only for CAP_NET_ADMIN", permit
+	}
+	return []check{list, bbr}
+}
+
+func words(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, " ")
+}
+
+func with(names []string, name string) []string {
+	if slices.Contains(names, name) {
+		return names
+	}
+	return append(slices.Clone(names), name)
+}
+
+func (f facts) judgeCapture() []check {
+	admin := fine("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may be used")
+	if !f.capabilities.has(capNetAdmin) {
+		admin = check{
+			Name: "net_admin", State: stateMissing,
+			Found: "CAP_NET_ADMIN is not held: no tproxy listeners, no keep_client, no mark, no penstock rules",
+			Fix:   f.grant(capNetAdmin),
+		}
+	}
+	checks := []check{
+		admin,
+		f.judgeTransparent("tproxy_ipv4", "IP_TRANSPARENT", f.transparent[0]),
+		f.judgeTransparent("tproxy_ipv6", "IPV6_TRANSPARENT", f.transparent[1]),
+	}
+	for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
+		for _, v6 := range []bool{false, true} {
+			checks = append(checks, f.judgeRules(mode, v6))
+		}
+	}
+	return checks
+}
+
+func (f facts) judgeTransparent(name, option string, err error) check {
+	c := fine(name, "%s can be set: listeners of mode tproxy and keep_client work", option)
+	if err == nil {
+		return c
+	}
+	c.State, c.Found = stateMissing, fmt.Sprintf("%s: %v", option, err)
+	switch {
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		c.Fix = f.grant(capNetAdmin)
+	case errors.Is(err, unix.EAFNOSUPPORT):
+		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it on, or listen on 0.0.0.0"
+	default:
+		c.Fix = "boot a kernel with CONFIG_INET and CONFIG_IPV6"
+	}
+	return c
+}
+
+// judgeRules is about one kind of capture rules, as applied for a trial.
+func (f facts) judgeRules(mode capture.Mode, v6 bool) check {
+	c := check{Name: rulesCheck(mode, v6)}
+	t, made := f.trials[c.Name]
+	err := t.err()
+	switch {
+	case !made:
+		return f.untried(c)
+	case err == nil:
+		where := "in a network namespace of their own"
+		if f.inUserTrials {
+			where += " (and a user namespace, which has the rights that this process has not)"
+		}
+		return fine(c.Name, "rules applied and removed %s", where)
+	}
+	c.State, c.Found = stateMissing, err.Error()
+	modules := "nft_fib_inet nft_tproxy nft_socket"
+	if mode == capture.Redirect {
+		modules = "nft_fib_inet nft_redir nft_chain_nat"
+	}
+	switch {
+	case errors.Is(err, unix.EPERM):
+		c.Fix = f.grant(capNetAdmin)
+	case v6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT)):
+		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the kernel's command line)"
+	default:
+		c.Fix = "modprobe -a " + modules + "; where there are no such modules, boot a kernel that has them"
+	}
+	return c
+}
+
+// untried is a check that needs a namespace where none can be made.
+func (f facts) untried(c check) check {
+	c.State = stateWarn
+	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
+	c.Fix = "run penstock doctor as root, outside of any container; or make user_namespaces (below) work"
+	return c
+}
+
+func (f facts) judgeUserNamespaces() check {
+	c := check{Name: "user_namespaces", State: stateWarn}
+	limits := func() string {
+		switch {
+		case f.sysctls["user.max_user_namespaces"] == "0":
+			return "user.max_user_namespaces=10000"
+		case f.sysctls["kernel.unprivileged_userns_clone"] == "0":
+			return "kernel.unprivileged_userns_clone=1"
+		case f.sysctls["kernel.apparmor_restrict_unprivileged_userns"] == "1":
+			return "kernel.apparmor_restrict_unprivileged_userns=0"
+		}
+		return ""
+	}()
+	switch err := f.user; {
+	case err == nil && (!f.root || limits == ""):
+		return fine(c.Name, "may be made: penstock bench and penstock demo need no root")
+	case err == nil:
+		c.Found, c.Fix = "for root only: other users may not run penstock bench and penstock demo", "sysctl -w "+limits
+	default:
+		c.State, c.Found = stateMissing, fmt.Sprintf("may not be made: %v; penstock bench and penstock demo need root then", err)
+		switch {
+		case limits != "":
+			c.Fix = "sysctl -w " + limits
+		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
+			c.Fix = "too many are in use or nested: sysctl -w user.max_user_namespaces=" + f.more("user.max_user_namespaces")
+		case !f.traceable:
+			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command -v penstock)\" ~/penstock"
+		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+			c.Fix = "refused, most likely by a container's seccomp profile or by RestrictNamespaces= of a systemd unit: run outside of it, or start the container with --security-opt seccomp=unconfined"
+		default:
+			c.Fix = "boot a kernel with CONFIG_USER_NS=y and CONFIG_NET_NS=y, or run as root"
+		}
+	}
+	return c
+}
+
+// more is twice a setting, and enough where it is unknown.
+func (f facts) more(name string) string {
+	var n int
+	if _, err := fmt.Sscan(f.sysctls[name], &n); err != nil || n < 5000 {
+		n = 5000
+	}
+	return fmt.Sprint(2 * n)
+}
+
+func (f facts) judgeTUN() check {
+	c := check{Name: "tun"}
+	t, made := f.trials["tun"]
+	err := t.err()
+	switch {
+	case !made:
+		return f.untried(c)
+	case err == nil:
+		return fine(c.Name, "%s makes devices: emulated links work", tunDevice)
+	}
+	c.State, c.Found = stateMissing, fmt.Sprintf("%v; penstock bench and penstock demo need it", err)
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
+		c.Fix = "modprobe tun; into a container the device comes by --device " + tunDevice
+	case errors.Is(err, unix.EACCES):
+		c.Fix = "run as root, or chmod 0666 " + tunDevice
+	case errors.Is(err, unix.EPERM):
+		c.Fix = "let the container or the systemd unit use the device: --device " + tunDevice + ", or DeviceAllow=" + tunDevice
+	default:
+		c.Fix = "boot a kernel with CONFIG_TUN"
+	}
+	return c
+}
+
+func (f facts) judgeCapabilities() check {
+	switch {
+	case f.capabilityLoss != nil:
+		return check{Name: "capabilities", State: stateWarn, Found: f.capabilityLoss.Error(), Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)"}
+	case f.capabilities == 0:
+		return fine("capabilities", "none: what needs no privilege works")
+	}
+	return fine("capabilities", "%s", f.capabilities.words())
+}
+
+// verdict is what all of it comes to, in a sentence.
+func (f facts) verdict(r report) string {
+	if f.datapath != nil {
+		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapath)
+	}
+	able := func(names ...string) bool {
+		return !slices.ContainsFunc(r.Checks, func(c check) bool {
+			return c.State == stateMissing && slices.Contains(names, c.Name)
+		})
+	}
+	// A redirect listener is open to everybody; its rules are not.
+	capturing := "can capture connections by tproxy and by redirect"
+	switch tproxy, redirect := able("net_admin", "tproxy_ipv4", "tproxy_rules_ipv4"), able("net_admin", "redirect_rules_ipv4"); {
+	case tproxy && !redirect:
+		capturing = "can capture connections by tproxy"
+	case redirect && !tproxy:
+		capturing = "can capture connections by redirect"
+	case !tproxy:
+		capturing = "cannot capture connections as it is; SOCKS5, CONNECT and forward listeners work"
+	}
+	return fmt.Sprintf("penstock run will use the %s tier of the kernel datapath with envelope %s, and %s.", r.Tier, r.Envelope, capturing)
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// leastBuffer is what the largest buffer of a connection should be at least:
+// Linux's own default.
+const leastBuffer cc.Bytes = 4 << 20
+
+// fewConnections is where the room for connections is worth a word.
+const fewConnections = 1000
+
+func (f facts) judgeDescriptors() check {
+	c := fine("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total, f.descriptors.Connections, f.descriptors.Pipes)
+	if f.descriptors.Connections < fewConnections {
+		c.State = stateWarn
+		c.Fix = "ulimit -Hn 1048576 (as root), or LimitNOFILE=1048576 in the systemd unit"
+	}
+	return c
+}
+
+// judgeSettings is about what the kernel's TCP is told, where it is told.
+func (f facts) judgeSettings() []check {
+	var checks []check
+	for _, s := range []struct {
+		name  string
+		judge func(name, value string) check
+	}{
+		{"net.ipv4.tcp_wmem", judgeBuffer("in flight towards a client or server")},
+		{"net.ipv4.tcp_rmem", judgeBuffer("in flight towards this machine")},
+		{"net.ipv4.tcp_sack", judgeSwitch("losses are found one in a round trip, and the datapath sees less of them")},
+		{"net.ipv4.tcp_timestamps", judgeSwitch("round trips are measured more rarely, and retransmissions blur them")},
+		{"net.ipv4.tcp_window_scaling", judgeSwitch("at most 64 KiB are in flight, 5 Mbit/s at 100 ms")},
+		{"net.ipv4.tcp_slow_start_after_idle", inform("the kernel's window starts over after a pause (cubic and reno only)", "the kernel's window stays as it was over a pause")},
+		{"net.ipv4.ip_forward", inform("IPv4 is routed, as capturing other machines' connections needs", "IPv4 is not routed; a router that captures needs 1")},
+		{"net.ipv6.conf.all.forwarding", inform("IPv6 is routed, as capturing other machines' connections needs", "IPv6 is not routed; a router that captures needs 1")},
+	} {
+		if value, ok := f.sysctls[s.name]; ok {
+			checks = append(checks, s.judge(s.name, value))
+		}
+	}
+	return checks
+}
+
+// judgeBuffer is about the three sizes of a buffer that tunes itself.
+func judgeBuffer(what string) func(name, value string) check {
+	return func(name, value string) check {
+		sizes := strings.Fields(value)
+		if len(sizes) != 3 {
+			return fine(name, "%s", value)
+		}
+		n, err := strconv.ParseInt(sizes[2], 10, 64)
+		most := cc.Bytes(n)
+		if err != nil || most >= leastBuffer {
+			return fine(name, "at most %s bytes of a connection", sizes[2])
+		}
+		return check{
+			Name: name, State: stateWarn,
+			Found: fmt.Sprintf("at most %s bytes of a connection %s: %.3g Mbit/s at a round trip of 100 ms",
+				sizes[2], what, float64(cc.RateOf(most, 100*time.Millisecond))/1e6),
+			Fix: fmt.Sprintf("sysctl -w %s=\"%s %s %d\"", name, sizes[0], sizes[1], leastBuffer),
+		}
+	}
+}
+
+// judgeSwitch is about what should be on.
+func judgeSwitch(off string) func(name, value string) check {
+	return func(name, value string) check {
+		if value != "0" {
+			return fine(name, "on")
+		}
+		return check{Name: name, State: stateWarn, Found: "off: " + off, Fix: "sysctl -w " + name + "=1"}
+	}
+}
+
+// inform is about what is right for some and wrong for others.
+func inform(on, off string) func(name, value string) check {
+	return func(name, value string) check {
+		if value == "0" {
+			return fine(name, "0: %s", off)
+		}
+		return fine(name, "%s: %s", value, on)
+	}
+}

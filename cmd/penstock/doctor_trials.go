@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/capture"
+)
+
+// trialsFlag makes doctor the child that tries things in a user namespace.
+const trialsFlag = "namespace-trials"
+
+// tunDevice is the kernel's door to TUN devices.
+const tunDevice = "/dev/net/tun"
+
+// trialsPatience bounds the child; it needs a hundredth of it.
+const trialsPatience = 20 * time.Second
+
+// attempt is how something went that was tried for real.
+type attempt struct {
+	Failed string        `json:"failed"` // empty: it worked
+	Errno  syscall.Errno `json:"errno"`  // the system's reason; 0: none
+}
+
+// outcome is what the child prints.
+type outcome struct {
+	Namespace attempt            `json:"namespace"`
+	Trials    map[string]attempt `json:"trials"`
+}
+
+func tried(err error) attempt {
+	if err == nil {
+		return attempt{}
+	}
+	return attempt{Failed: err.Error(), Errno: errnoOf(err)}
+}
+
+// err is the trial's failure as an error again, for errors.Is as it was.
+func (t attempt) err() error {
+	if t.Failed == "" {
+		return nil
+	}
+	return failure(t)
+}
+
+// failure is what went wrong in another process.
+type failure attempt
+
+func (f failure) Error() string { return f.Failed }
+
+func (f failure) Unwrap() error { return f.Errno }
+
+// tryInNamespace applies capture rules and makes a TUN device in a network
+// namespace of their own, with the rights of this process.
+func tryInNamespace(ctx context.Context) (trials map[string]attempt, err error) {
+	lab := netlab.New()
+	defer func() { err = errors.Join(err, lab.Close()) }()
+	node, err := lab.Node("doctor")
+	if err != nil {
+		return nil, err
+	}
+	trials = map[string]attempt{}
+	err = node.Do(func() error {
+		for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
+			for _, v6 := range []bool{false, true} {
+				rules := capture.Rules{Mode: mode, Port: 1, IPv4: !v6, IPv6: v6}
+				trials[rulesCheck(mode, v6)] = tried(rules.Apply(ctx))
+				if err := capture.Remove(ctx); err != nil {
+					return err
+				}
+			}
+		}
+		trials["tun"] = tried(tryTUN())
+		return nil
+	})
+	return trials, err
+}
+
+// rulesCheck names the check of a kind of capture rules.
+func rulesCheck(mode capture.Mode, v6 bool) string {
+	if v6 {
+		return string(mode) + "_rules_ipv6"
+	}
+	return string(mode) + "_rules_ipv4"
+}
+
+// tryTUN makes a TUN device where the calling thread is, and lets it go.
+func tryTUN() error {
+	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", tunDevice, err)
+	}
+	req, err := unix.NewIfreq("doctor0")
+	if err == nil {
+		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		err = os.NewSyscallError("TUNSETIFF", unix.IoctlIfreq(fd, unix.TUNSETIFF, req))
+	}
+	return errors.Join(err, unix.Close(fd))
+}
+
+// tryInUserNamespace does the same as root of a user namespace, in a child,
+// since a process with threads cannot enter one.
+func tryInUserNamespace(ctx context.Context) (map[string]attempt, error) {
+	runtime.LockOSThread() // the child dies with the thread that starts it
+	defer runtime.UnlockOSThread()
+	ctx, cancel := context.WithTimeout(ctx, trialsPatience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", "doctor", "--"+trialsFlag)
+	cmd.Args[0] = os.Args[0]
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}},
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	var o outcome
+	if err := json.Unmarshal(out, &o); err != nil {
+		return nil, fmt.Errorf("what the trials printed: %w", err)
+	}
+	return o.Trials, o.Namespace.err()
+}
+
+// printTrials is the child's whole work.
+func printTrials(ctx context.Context, w io.Writer) error {
+	trials, err := tryInNamespace(ctx)
+	return json.NewEncoder(w).Encode(outcome{Namespace: tried(err), Trials: trials})
+}
