@@ -62,7 +62,8 @@ var table = []rule{
 // import any.
 var homes = map[string][]string{
 	"github.com/spf13/...":               {"cmd/..."},
-	"github.com/prometheus/...":          {"telemetry"},
+	"github.com/prometheus/...":          {"telemetry", "cmd/penstock/bench"},
+	"github.com/gopacket/...":            {"internal/netlab"},
 	"github.com/coreos/go-systemd/...":   {"cmd/..."},
 	"github.com/goccy/go-yaml/...":       {"proxy", "cmd/..."},
 	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
