@@ -37,6 +37,7 @@ type Spec struct {
 	Params   []Param
 	Profiles []Profile
 	New      func(Config) Algorithm
+	EveryAck bool // wants each acknowledgement by itself where the transport can tell them apart, not one event per millisecond of them
 }
 
 var registry = map[string]Spec{}
