@@ -24,9 +24,13 @@ type Flow struct {
 	want     cc.Bytes // asked for and not granted: the flow wants to send
 	parked   bool     // waits for wake
 	ready    cc.Time  // not before this does its own rate let it send
-	asked    cc.Time  // when it last called Take; 0: never
+	asked    cc.Time  // when it last called Take, or its transport told what it wants; 0: never
+	freely   bool     // its transport has held the window: bytes may be written without asking
+	measured bool     // and has measured round trips: where it has no sample, the ledger's would be worse
+	told     Limit    // the answer to the last report
 	served   float64  // bytes granted, over weight; see serve
-	rival    bool     // scratch of pool
+	rival    bool     // scratch of pool and share
+	lends    bool     // scratch of share
 	pass     uint64   // scratch of wakeable
 	pacer    pacer    // the policy's maximum rate
 	rtt      rttEstimator
@@ -61,13 +65,18 @@ func (f *Flow) roundUp(n cc.Bytes) cc.Bytes {
 
 // Take asks to send want bytes and accounts for what it grants in the same
 // step. Grants are whole segments unless want is smaller. After a Grant of 0
-// the flow's wake is called when asking again may help.
+// the flow's wake is called when asking again may help. A transport that holds
+// the window takes all it is given, which counts once it leaves.
 func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	m := f.macro
 	m.mu.Lock()
 	if f.closed || want <= 0 {
 		m.mu.Unlock()
 		return Grant{}
+	}
+	if f.last.Held {
+		m.mu.Unlock()
+		return Grant{Bytes: want}
 	}
 	m.start(now)
 	if f.want == 0 {
@@ -113,17 +122,22 @@ func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	return 0
 }
 
-// charge counts n granted bytes in flight.
+// charge counts n granted bytes in flight and against the pacers.
 func (f *Flow) charge(now cc.Time, n cc.Bytes) {
+	f.count(now, n)
+	f.macro.pacer.spend(now, n)
+	f.pacer.spend(now, n)
+	f.ready = 0
+}
+
+// count counts n bytes in flight that leave now.
+func (f *Flow) count(now cc.Time, n cc.Bytes) {
 	m := f.macro
 	granule := max(f.mss(), m.ctl.Cwnd/(ledgerChunks/2))
 	f.ledger.push(n, f.roundUp(min(granule, cc.MaxCwnd/ledgerChunks)), m.sent(now))
 	f.taken += n
 	f.inflight += n
 	m.inflight += n
-	m.pacer.spend(now, n)
-	f.pacer.spend(now, n)
-	f.ready = 0
 	m.serve(f, n)
 }
 
@@ -137,15 +151,17 @@ func (f *Flow) Report(r Report) Limit {
 		return Limit{}
 	}
 	var events [2]Event // at most a loss, then an acknowledgement
-	n := 0
+	n, parked := 0, f.parked
 	if r.At >= f.last.At {
 		n = f.absorb(r, events[:])
 	}
-	limit := Limit{Cwnd: m.share(f), PacingRate: m.ctl.PacingRate, Waiting: f.want > 0}
-	if f.terms.MaxRate > 0 && (limit.PacingRate == 0 || f.terms.MaxRate < limit.PacingRate) {
-		limit.PacingRate = f.terms.MaxRate
-	}
+	freed := parked && !f.parked
+	limit := f.limit(r.At)
+	f.told = limit
 	m.unlockAndWake(r.At)
+	if freed { // it waits for a grant that its transport no longer needs
+		f.wake()
+	}
 	m.mgr.trace(events[:n])
 	return limit
 }
@@ -159,12 +175,14 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 		f.last.MSS = before.MSS
 	}
 	m.start(r.At)
-	switch {
-	case r.Written <= f.taken:
-	case f.asked == 0: // a transport that holds the window itself is not asked for grants
-		f.charge(r.At, r.Written-f.taken)
-	default: // it has got no more than was granted; the rest is its estimate's, and would stay in flight for ever
-		r.Written = f.taken
+	if r.Held {
+		f.hold(r, before)
+	} else {
+		if over := max(r.Written, r.Acked) - f.taken; f.freely && over > 0 {
+			f.count(r.At, over)
+		}
+		// It has got no more than was granted; the rest is its estimate's, and would stay in flight for ever.
+		r.Written = min(r.Written, f.taken)
 	}
 
 	acked := max(0, r.Acked-before.Acked)
@@ -177,7 +195,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	}
 	f.ledger.waiting(r.Written-r.Unsent, r.At)
 	f.setInflight(r)
-	m.heldBelow = r.RwndFull || r.Unsent > max(4*f.mss(), f.inflight/4)
+	m.heldBelow = r.RwndFull || !r.Held && r.Unsent > max(4*f.mss(), f.inflight/4)
 	f.noteLimit(r)
 
 	if lost > 0 || timeouts > 0 {
@@ -213,16 +231,19 @@ func (f *Flow) lostSince(r Report) cc.Time {
 
 // setInflight recounts f's bytes in flight. What the transport holds, on the
 // wire or before it, is its word; what was taken but has not reached it yet is
-// ours. Counting by acknowledgements alone would stall in every recovery and
+// ours. Where it holds the window, only what is on the wire counts. Counting by acknowledgements alone would stall in every recovery and
 // then release a burst.
 func (f *Flow) setInflight(r Report) {
 	inflight := f.taken - r.Acked
-	if r.Pipe >= 0 {
+	switch {
+	case r.Held && r.Pipe >= 0:
+		inflight = r.Pipe
+	case r.Pipe >= 0:
 		inflight = f.taken - r.Written + r.Pipe + r.Unsent
 	}
 	before := f.counted()
 	f.inflight, f.stuck = max(0, inflight), 0
-	if r.RwndFull {
+	if r.RwndFull && !r.Held {
 		f.stuck = min(r.Unsent, f.inflight)
 	}
 	f.macro.inflight += f.counted() - before
@@ -238,9 +259,15 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 	m.delivered += acked
 	f.newest = max(f.newest, r.Newest, r.Acked)
 	c, ok := f.ledger.advance(f.newest)
+	if ok && r.RTT > 0 { // known exactly, where the ledger knows the report that first showed it
+		c.sent.At = min(r.At, max(m.firstSent, r.At.Add(-r.RTT)))
+		m.firstSent = c.sent.At
+	}
 	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: c.sent}
 	if ok && !c.resent {
-		ev.RTT = r.At.Sub(c.sent.At)
+		if !r.Held || !f.measured {
+			ev.RTT = r.At.Sub(c.sent.At)
+		}
 		ev.DeliveryRate = m.deliveryRate(r.At, c)
 		m.firstSent = c.sent.At
 	}
@@ -263,6 +290,8 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 func (f *Flow) noteLimit(r Report) {
 	f.limits.settle(r.At)
 	switch {
+	case r.Held:
+		f.limits.enter(r.At, f.heldBy(r))
 	case r.RwndFull:
 		f.limits.enter(r.At, LimitedByReceiver)
 	case f.macro.heldBelow:

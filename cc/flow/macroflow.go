@@ -33,7 +33,7 @@ type macroflow struct {
 	appLimited  cc.Bytes // deliveries up to this count understate the path; 0: none do
 	served      float64  // virtual time: what the flow served last had been served before
 	pass        uint64   // counts calls of wakeable
-	cwndFullAt  cc.Time  // when the window last cut a grant short
+	cwndFullAt  cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
 	idleSince   cc.Time  // when the last member left
 

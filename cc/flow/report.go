@@ -24,19 +24,22 @@ type Report struct {
 	Lost     cc.Bytes      // retransmitted by the transport; they stay in flight until acknowledged
 	Marked   cc.Bytes      // acknowledged with ECN-CE
 	Timeouts int           // retransmission timeouts; after one, offsets in flight give no RTT (Karn)
-	RTT      time.Duration // newest raw sample, never a smoothed one; 0: the send ledger measures
+	RTT      time.Duration // newest raw sample, never a smoothed one; 0: the send ledger measures, unless a Held flow has had samples before
 	Unsent   cc.Bytes      // gauge: accepted by the transport, not on the wire yet
 	Pipe     cc.Bytes      // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
 	MSS      cc.Bytes      // gauge: payload of a full segment; 0: unchanged
 	RwndFull bool          // gauge: the peer's receive window, not ours, holds the flow back
+	Held     bool          // gauge: the transport holds Limit by itself; bytes count in flight from when they leave, and Unsent ones wait for the window
 }
 
 // Limit is what a flow may use from now on. A transport that can holds it by
-// itself; for any other the relay asks Take before every write.
+// itself, and says so in its reports; for any other the relay asks Take before
+// every write.
 type Limit struct {
-	Cwnd       cc.Bytes // this flow's share of the macroflow's window
-	PacingRate cc.Rate  // 0: not paced
+	Cwnd       cc.Bytes // this flow's part of the macroflow's window: all that the other members leave it
+	PacingRate cc.Rate  // 0: not paced; where the transport holds the window, the same part of the rate
 	Waiting    bool     // the flow wants more than the window leaves it: the next report is awaited
+	EveryAck   bool     // the algorithm wants each acknowledgement in a report of its own, where the transport can tell them apart
 }
 
 // Terms are what policy grants a flow.
@@ -50,5 +53,5 @@ type Terms struct {
 
 // Grant is the answer to Take.
 type Grant struct {
-	Bytes cc.Bytes // counted in flight from now on; 0: wait for wake, which comes when asking again may help
+	Bytes cc.Bytes // counted in flight from now on, or once they leave where the transport holds the window; 0: wait for wake, which comes when asking again may help
 }

@@ -7,6 +7,8 @@ import "github.com/penstock-net/penstock/cc"
 // member above the window).
 const floorSegments = 2
 
+func (f *Flow) floor() cc.Bytes { return floorSegments * f.mss() }
+
 // contends reports whether f wants more than it was granted. One that was
 // granted a part and has not come back for a round trip is stuck in its
 // transport, and lends what it cannot use.
@@ -16,7 +18,7 @@ func (f *Flow) contends(now cc.Time) bool {
 
 // starved reports whether f may send below its floor.
 func (f *Flow) starved() bool {
-	return len(f.macro.members) > 1 && f.inflight+f.quantum() <= floorSegments*f.mss()
+	return len(f.macro.members) > 1 && f.inflight+f.quantum() <= f.floor()
 }
 
 // room returns how many bytes f may still put in flight under the window.
@@ -32,7 +34,7 @@ func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
 	if len(m.members) == 1 {
 		return free
 	}
-	floor := floorSegments*f.mss() - f.inflight
+	floor := f.floor() - f.inflight
 	if free <= 0 {
 		return floor
 	}
@@ -83,18 +85,6 @@ func (m *macroflow) leastServed(f *Flow, pool, weights cc.Bytes) bool {
 		}
 	}
 	return true
-}
-
-// share is the part of the window that is f's by right, were all active
-// members to use theirs.
-func (m *macroflow) share(f *Flow) cc.Bytes {
-	weights := f.weight() // by itself, since a closed flow is no member any more
-	for _, g := range m.members {
-		if g != f && (g.want > 0 || g.inflight > 0) {
-			weights += g.weight()
-		}
-	}
-	return max(m.ctl.Cwnd*f.weight()/weights, min(m.ctl.Cwnd, floorSegments*f.mss()))
 }
 
 // serve notes that f is granted n bytes. Service is counted by weight as in

@@ -36,16 +36,16 @@ type Snapshot struct {
 	Members   int // flows in the macroflow
 
 	Cwnd       cc.Bytes // the macroflow's window
-	Share      cc.Bytes // this flow's part of it
+	Share      cc.Bytes // this flow's part of it: what its transport was told, where that holds the window
 	PacingRate cc.Rate  // 0: not paced
 	Inflight   cc.Bytes // this flow's
-	Unsent     cc.Bytes // of those, still in the transport's own queue
+	Unsent     cc.Bytes // in the transport's own queue; part of Inflight unless the transport holds the window
 
 	SRTT, MinRTT, LatestRTT time.Duration // 0: no sample yet
 	QueueingDelay           time.Duration // LatestRTT − MinRTT
 	DeliveryRate            cc.Rate       // newest sample
 
-	Taken, Delivered, Lost, Marked cc.Bytes
+	Taken, Delivered, Lost, Marked cc.Bytes // Taken: granted, or gone where the transport holds the window
 	Timeouts                       int
 	LossEvents                     int // OnLoss calls
 	LimitedBy                      LimitedBy
@@ -59,7 +59,7 @@ func (f *Flow) Snapshot() Snapshot {
 	defer m.mu.Unlock()
 	s := Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members),
-		Cwnd: m.ctl.Cwnd, Share: m.share(f), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
+		Cwnd: m.ctl.Cwnd, Share: f.part(), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
 		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,

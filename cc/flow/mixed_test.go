@@ -1,0 +1,257 @@
+package flow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// mixed is a macroflow of members whose transports hold the window, or do not,
+// or change their minds, against a model that counts every byte.
+type mixed struct {
+	*path
+	legs []*transport
+}
+
+// transport is a leg's model: written = acked + pipe + lost + unsent.
+type transport struct {
+	*leg
+	rt                                 *rapid.T
+	written, acked, pipe, lost, unsent cc.Bytes
+	retransmitted                      cc.Bytes
+	timeouts                           int
+	held, rwndFull, hidden             bool // hidden: it cannot tell its pipe
+	limit                              Limit
+}
+
+// write hands the transport up to n bytes, as far as the flow lets the relay.
+func (s *transport) write(n cc.Bytes) {
+	switch {
+	case s.last.Held: // what it last said, and the relay knows
+		n = max(0, min(n, 64*mss-s.unsent)) // the transport's own queue is short
+	case s.want > 0 && s.parked: // the relay waits to be woken
+		return
+	default:
+		asked := n
+		n = s.Take(s.p.now, asked).Bytes
+		if 0 < n && n < asked {
+			defer s.write(asked - n) // until it is refused
+		}
+	}
+	s.written += n
+	s.unsent += n
+	s.transmit()
+}
+
+// transmit sends what the transport may: repairs first.
+func (s *transport) transmit() {
+	room := cc.MaxCwnd
+	if s.held {
+		room = s.limit.Cwnd - s.pipe
+	}
+	if s.rwndFull || room <= 0 {
+		return
+	}
+	again := min(s.lost, room)
+	s.lost -= again
+	s.retransmitted += again
+	fresh := min(s.unsent, room-again)
+	s.unsent -= fresh
+	s.pipe += again + fresh
+}
+
+func (s *transport) tell(rtt time.Duration) {
+	pipe := s.pipe
+	if s.hidden {
+		pipe = -1
+	}
+	s.limit = s.Report(Report{
+		At: s.p.now, Written: s.written, Acked: s.acked, Lost: s.retransmitted, Timeouts: s.timeouts, RTT: rtt,
+		Unsent: s.unsent, Pipe: pipe, MSS: mss, RwndFull: s.rwndFull, Held: s.held,
+	})
+	require.Equal(s.rt, s.counts(), s.Snapshot().Inflight)
+	s.transmit()
+}
+
+// arrive lets n bytes reach the peer.
+func (s *transport) arrive(n cc.Bytes, rtt time.Duration) {
+	n = min(n, s.pipe)
+	s.pipe -= n
+	s.acked += n
+	s.transmit()
+	s.tell(rtt)
+}
+
+// counts is what the flow should have in flight after a report.
+func (s *transport) counts() cc.Bytes {
+	switch {
+	case s.held && !s.hidden:
+		return s.pipe
+	case !s.hidden:
+		return s.pipe + s.unsent
+	default:
+		return s.taken - s.acked
+	}
+}
+
+func (m *mixed) check(rt *rapid.T) {
+	var sum, limits, floors, window cc.Bytes
+	for i, s := range m.legs {
+		if s == nil {
+			continue
+		}
+		window = s.macro.ctl.Cwnd
+		sum += s.counted()
+		snap := s.Snapshot()
+		require.GreaterOrEqual(rt, snap.Taken, snap.Delivered, "member %d", i)
+		require.LessOrEqual(rt, snap.Taken, s.written, "member %d: nothing counts that was never written", i)
+		require.GreaterOrEqual(rt, snap.Inflight, cc.Bytes(0))
+		if s.last.Held {
+			require.False(rt, s.parked, "member %d", i)
+		}
+		if s.last.Held && s.contends(m.now) {
+			share := s.macro.share(s.Flow, m.now)
+			limits += share
+			floors += s.floor()
+			require.GreaterOrEqual(rt, share, min(window, s.floor()), "member %d", i)
+		}
+	}
+	for _, s := range m.legs {
+		if s != nil {
+			require.Equal(rt, sum, s.macro.inflight, "the macroflow counts what its members do")
+			require.LessOrEqual(rt, limits, max(window, floors), "the shares add up to no more than there is")
+			break
+		}
+	}
+}
+
+// TestHeldAndGatedMembersShareOneWindow drives random mixes of transports.
+func TestHeldAndGatedMembersShareOneWindow(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		m := &mixed{path: newPath(t)}
+		terms := rapid.SampledFrom([]Terms{
+			static(rapid.Float64Range(1, 80).Draw(rt, "window")),
+			{Group: "host", Algorithm: "cubic"},
+			{Group: "host", Algorithm: "copa"},
+		}).Draw(rt, "algorithm")
+		join := func() {
+			terms.Weight = rapid.IntRange(0, 5).Draw(rt, "weight")
+			terms.Priority = rapid.IntRange(0, 1).Draw(rt, "priority")
+			m.legs = append(m.legs, &transport{
+				leg: m.open(terms), rt: rt, held: rapid.Bool().Draw(rt, "held"), hidden: rapid.IntRange(0, 4).Draw(rt, "hidden") == 0,
+				limit: Limit{Cwnd: cc.InitialCwndPackets * mss},
+			})
+		}
+		for range rapid.IntRange(1, 5).Draw(rt, "members") {
+			join()
+		}
+		// A relay knows how it shall write from the first report on.
+		for _, s := range m.legs {
+			s.tell(0)
+		}
+		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+			m.wait(time.Duration(rapid.IntRange(0, 20_000).Draw(rt, "µs")) * time.Microsecond)
+			i := rapid.IntRange(0, len(m.legs)-1).Draw(rt, "member")
+			s := m.legs[i]
+			if s == nil {
+				continue
+			}
+			rtt := time.Duration(rapid.IntRange(0, 1).Draw(rt, "measured")*rapid.IntRange(1, 60).Draw(rt, "rtt")) * time.Millisecond
+			switch rapid.IntRange(0, 9).Draw(rt, "what") {
+			case 0, 1, 2:
+				s.write(cc.Bytes(rapid.IntRange(1, 100_000).Draw(rt, "bytes")))
+				if rapid.Bool().Draw(rt, "and tells") {
+					s.tell(0)
+				}
+			case 3, 4, 5:
+				s.arrive(cc.Bytes(rapid.IntRange(1, 40_000).Draw(rt, "acked")), rtt)
+			case 6:
+				n := min(mss, s.pipe)
+				s.pipe -= n
+				s.lost += n
+				s.timeouts += rapid.IntRange(0, 1).Draw(rt, "timeout")
+				s.transmit()
+				s.tell(0)
+			case 7:
+				s.rwndFull = !s.rwndFull
+				s.transmit()
+				s.tell(0)
+			case 8:
+				s.held = !s.held
+				s.tell(0)
+			case 9:
+				switch rapid.IntRange(0, 2).Draw(rt, "rarely") {
+				case 0:
+					s.Close(m.now)
+					m.legs[i] = nil
+				case 1:
+					join()
+					m.legs[len(m.legs)-1].tell(0)
+				case 2:
+					m.wait(5 * time.Second)
+				}
+			}
+			m.check(rt)
+		}
+		m.settleDown(rt)
+	})
+}
+
+// settleDown lets everybody send until each has got something through, then
+// drains the path.
+func (m *mixed) settleDown(rt *rapid.T) {
+	const rtt = 10 * time.Millisecond
+	before := make([]cc.Bytes, len(m.legs))
+	for i, s := range m.legs {
+		if s != nil {
+			before[i], s.rwndFull = s.acked, false
+		}
+	}
+	waiting := func() (some []int) {
+		for i, s := range m.legs {
+			if s != nil && s.acked == before[i] {
+				some = append(some, i)
+			}
+		}
+		return some
+	}
+	// A pacer takes seconds to forget a round trip of seconds.
+	for round := 0; round < 200 || len(waiting()) > 0 && round < 20_000; round++ {
+		m.wait(time.Millisecond)
+		m.mgr.Tick(m.now)
+		for i := range m.legs { // goroutines that are woken together run in any order
+			s := m.legs[(i+round)%len(m.legs)]
+			if s == nil {
+				continue
+			}
+			if round%10 == 0 {
+				s.arrive(s.pipe, rtt)
+			}
+			s.write(64 * mss)
+		}
+		m.check(rt)
+	}
+	require.Empty(rt, waiting(), "members starve")
+	for range 150 { // a queue of 64 segments, and as many lost, by a window of one
+		m.wait(rtt)
+		for _, s := range m.legs {
+			if s != nil {
+				s.arrive(s.pipe, rtt)
+			}
+		}
+	}
+	for i, s := range m.legs {
+		if s == nil {
+			continue
+		}
+		snap := s.Snapshot()
+		require.Equal(rt, s.written, snap.Taken, "member %d", i)
+		require.Equal(rt, s.written, snap.Delivered, "member %d", i)
+		require.Zero(rt, snap.Inflight, "member %d", i)
+		require.Zero(rt, s.macro.inflight)
+	}
+}
