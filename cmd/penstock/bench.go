@@ -21,11 +21,11 @@ type benchFlags struct {
 	senders, envelopes, links, buffers []string
 	up                                 string
 	delay, duration, sample            time.Duration
-	loss                               float64
+	losses                             []float64
 	seeds                              []uint
 	runs                               int
 	ingress                            string
-	retry                              bool
+	retry, packets                     bool
 	outputs                            benchOutputs
 }
 
@@ -41,27 +41,36 @@ func benchCommand() *cobra.Command {
 		Use:   "bench",
 		Short: "Measure senders over emulated links",
 		Long: `Bench downloads in bulk over an emulated link, once for each sender, link,
-buffer, seed and run, and prints medians side by side.
+buffer, loss, seed and run, and prints medians side by side.
 
 A sender is the kernel's cubic, bbr or reno at the server, with the edge only
 routing; or any algorithm of Penstock's ("penstock algorithms" lists them)
 through a real proxy process at the edge, client and server untouched. Write
-ALGORITHM@ENVELOPE to choose the kernel's congestion control under Penstock, as
-in copa@cubic; Penstock's own cubic and reno need it to be told from the
-kernel's.
+ALGORITHM@ENVELOPE to choose what holds the window in the kernel, as in
+copa@ebpf or copa@cubic: ebpf is Penstock's own congestion control, which needs
+Linux 6.10, CAP_BPF and CAP_PERFMON, and so root; the others are the kernel's.
+Penstock's own cubic and reno need an envelope to be told from the kernel's.
 
 A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
 trace (generate:lte, generate:lte:7 with a seed). It carries the same in both
-directions unless --up says otherwise.
+directions unless --up says otherwise. Several values of --loss share one table,
+each sender beside what it has without.
 
 Throughput and delays are those of the link's own record, from the first data
 packet on; queueing is from a packet's arrival at the queue until its last byte
-has left it. The network is made of namespaces: run it as root, or as a user
+has left it. With --packets what leaves towards the client is recorded too. In
+flight is what was sent and not acknowledged, selectively or not; the pipe leaves
+out what is lost (RFC 6675). Of a sender with a fixed pacing rate, as in
+static:cwnd_packets=50,pacing_mbit=8, gaps are also given as multiples of the
+one that rate asks for.
+
+The network is made of namespaces: run it as root, or as a user
 where user namespaces are allowed.`,
 		Example: `  penstock bench --sender cubic --sender bbr --sender copa --link generate:lte --buffer 2MB
   penstock bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down --runs 5 --json runs.jsonl --plot out.png
   penstock bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
-  penstock bench --sender cubic --sender bbr --sender copa --envelope bbr --envelope cubic --link 12mbit --loss 0.01`,
+  penstock bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
+  penstock bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			plan, err := f.plan()
@@ -74,17 +83,19 @@ where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", "copa"}, "who sends; repeat for several")
-	flags.StringSliceVar(&f.envelopes, "envelope", nil, "kernel congestion control under Penstock: bbr, cubic, reno; several for each in turn (default: the proxy's)")
+	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
 	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
 	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"}, "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
-	flags.Float64Var(&f.loss, "loss", 0, "probability that a packet towards the client is lost at random")
+	flags.Float64SliceVar(&f.losses, "loss", []float64{0}, "probability that a packet towards the client is lost at random; several for each in turn")
+	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run, from the first data packet")
 	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
 	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
 	flags.StringVar(&f.ingress, "ingress", string(bench.IngressTPROXY), "how the download gets into the proxy: tproxy (captured) or forward")
 	flags.DurationVar(&f.sample, "sample", 50*time.Millisecond, "how often to look at the proxy's window and the kernel's, which costs the proxy a little CPU; 0: never")
+	flags.BoolVar(&f.packets, "packets", false, "record each packet at the edge's device towards the client: how many are in flight, and the gaps between them")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
 	f.outputs.windows = true
@@ -107,8 +118,8 @@ func (o *benchOutputs) check() error {
 // plan reads the flags.
 func (f *benchFlags) plan() (bench.Plan, error) {
 	p := bench.Plan{
-		Delay: f.delay, Loss: f.loss, Duration: f.duration, Runs: f.runs, Ingress: bench.Ingress(f.ingress),
-		Sample: f.sample, Late: bench.DefaultLate, Retry: f.retry,
+		Delay: f.delay, Losses: f.losses, Duration: f.duration, Runs: f.runs, Ingress: bench.Ingress(f.ingress),
+		Sample: f.sample, Late: bench.DefaultLate, Retry: f.retry, Packets: f.packets,
 	}
 	var err error
 	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {

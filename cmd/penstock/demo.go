@@ -18,7 +18,7 @@ const demoLink = "generate:lte:1"
 func demoCommand() *cobra.Command {
 	f := benchFlags{
 		senders: []string{"cubic", "bbr"}, buffers: []string{"2MB"}, seeds: []uint{1},
-		delay: 10 * time.Millisecond, ingress: string(bench.IngressTPROXY), sample: 0,
+		delay: 10 * time.Millisecond, ingress: string(bench.IngressTPROXY), sample: 0, losses: []float64{0},
 	}
 	var trace string
 	var algorithms []string

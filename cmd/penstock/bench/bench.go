@@ -111,7 +111,7 @@ func (b *Bench) measure(ctx context.Context, plan Plan, t Trial, p Progress) (Re
 func (b *Bench) describe(plan Plan, t Trial) Result {
 	r := Result{
 		Sender: t.Sender.Name, Kernel: t.Sender.Kernel, Algorithm: t.Sender.Algorithm, Envelope: t.Sender.Envelope,
-		Link: t.Link.Name, Up: upSame, Buffer: t.Buffer.Name, Delay: millis(plan.Delay), Loss: plan.Loss,
+		Link: t.Link.Name, Up: upSame, Buffer: t.Buffer.Name, Delay: millis(plan.Delay), Loss: t.Loss,
 		Duration: plan.Duration.Seconds(), Seed: t.Seed, Run: t.Run,
 		StartedAt: time.Now().UTC().Truncate(time.Second), Version: b.Version, System: readSystem(),
 	}
@@ -145,11 +145,15 @@ func (s *scene) fill(r *Result, plan Plan) error {
 		share := s.cpu / plan.Duration.Seconds()
 		r.CPUShare = &share
 		r.Window = window(s.samples)
+		if s.managed {
+			r.Spoilt = mistaken(r.Envelope, s.leg.Envelope)
+		}
 		if s.leg.Envelope != "" {
 			r.Envelope = s.leg.Envelope
 		}
 		r.Missing = s.leg.Missing
 	}
+	r.Answer, r.Departures = s.answer, s.departures
 	r.Lateness = percentiles(worse(down.Lateness, report.Up.Lateness))
 	r.Noisy = r.Lateness.P99 > millis(plan.Late)
 	missed, err := s.lab.Path.Missed()
@@ -162,6 +166,15 @@ func (s *scene) fill(r *Result, plan Plan) error {
 	}
 	r.series = s.lab.Path.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep)
 	return nil
+}
+
+// mistaken says that a leg did not get the envelope that was asked for; empty: it
+// did, or nobody asked.
+func mistaken(asked, got string) string {
+	if asked == "" || got == "" || asked == got {
+		return ""
+	}
+	return fmt.Sprintf("it went over %s and not over %s", got, asked)
 }
 
 func worse(a, b netlab.Quantiles) netlab.Quantiles {

@@ -6,16 +6,18 @@ import (
 )
 
 // Conclusion says in one sentence how the first proxied sender of the first
-// table compares with its first direct one; empty when either is missing.
+// table, and there of the first probability of loss, compares with its first
+// direct one; empty when either is missing.
 func Conclusion(results []Result) string {
-	all := tables(results)
+	all := tables(results, false)
 	if len(all) == 0 {
 		return ""
 	}
-	base := all[0].baseline()
+	rows := all[0].blocks()[0]
+	base := all[0].find(all[0].baseline(), all[0].losses[0])
 	var ours *row
-	for i := range all[0].rows {
-		if w := &all[0].rows[i]; !w.kernel && len(w.counted()) > 0 && ours == nil {
+	for i := range rows {
+		if w := &rows[i]; !w.kernel && len(w.counted()) > 0 && ours == nil {
 			ours = w
 		}
 	}

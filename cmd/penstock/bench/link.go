@@ -136,6 +136,6 @@ func (p Plan) directions(t Trial) (down, up sim.LinkConfig, err error) {
 	for _, c := range []*sim.LinkConfig{&down, &up} {
 		c.Delay, c.QueueBytes, c.QueuePackets = p.Delay, t.Buffer.bytes, t.Buffer.packets
 	}
-	down.Loss = p.Loss
+	down.Loss = t.Loss
 	return down, up, nil
 }

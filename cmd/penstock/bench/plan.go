@@ -16,20 +16,21 @@ const (
 	IngressForward Ingress = "forward"
 )
 
-// Plan is every sender on every link through every buffer, with every seed,
-// Runs times.
+// Plan is every sender on every link through every buffer, with every loss and
+// every seed, Runs times.
 type Plan struct {
 	Senders  []Sender
 	Links    []Link
 	Up       *Link // towards the server; nil: as the link itself
 	Buffers  []Buffer
 	Delay    time.Duration // propagation, each way
-	Loss     float64       // probability that a data packet is lost at random; towards the client only
+	Losses   []float64     // probabilities that a data packet is lost at random; towards the client only
 	Duration time.Duration // from the first data packet
 	Seeds    []uint64      // of random loss, and of generated traces that name none
 	Runs     int           // for each seed
 	Ingress  Ingress
 	Sample   time.Duration // between looks at the proxy's window; 0: never
+	Packets  bool          // record the packets towards the link
 	Late     time.Duration // p99 of the emulator's lateness above which a run is noisy
 	Retry    bool          // repeat a noisy run once
 }
@@ -39,6 +40,7 @@ type Trial struct {
 	Sender Sender
 	Link   Link
 	Buffer Buffer
+	Loss   float64
 	Seed   uint64
 	Run    int // from 1
 }
@@ -53,20 +55,23 @@ const shortest = time.Second
 // Validate tells what is wrong with the plan, naming the flag.
 func (p Plan) Validate() error {
 	switch {
-	case len(p.Senders) == 0 || len(p.Links) == 0 || len(p.Buffers) == 0 || len(p.Seeds) == 0:
-		return errors.New("nothing to run: give at least one --sender, --link, --buffer and one of --seeds")
+	case len(p.Senders) == 0 || len(p.Links) == 0 || len(p.Buffers) == 0 || len(p.Losses) == 0 || len(p.Seeds) == 0:
+		return errors.New("nothing to run: give at least one --sender, --link, --buffer, --loss and one of --seeds")
 	case p.Duration < shortest:
 		return fmt.Errorf("--duration %s: must be at least %s", p.Duration, shortest)
 	case p.Delay < 0:
 		return fmt.Errorf("--delay %s: must not be negative", p.Delay)
-	case !(p.Loss >= 0 && p.Loss < 1):
-		return fmt.Errorf("--loss %v: must be a probability below 1, such as 0.01 for one packet in a hundred", p.Loss)
 	case p.Runs < 1:
 		return fmt.Errorf("--runs %d: must be at least 1", p.Runs)
 	case p.Ingress != IngressTPROXY && p.Ingress != IngressForward:
 		return fmt.Errorf("--ingress %q: must be %s or %s", p.Ingress, IngressTPROXY, IngressForward)
 	case p.Sample < 0:
 		return fmt.Errorf("--sample %s: must not be negative; 0 switches sampling off", p.Sample)
+	}
+	for _, loss := range p.Losses {
+		if !(loss >= 0 && loss < 1) {
+			return fmt.Errorf("--loss %v: must be a probability below 1, such as 0.01 for one packet in a hundred", loss)
+		}
 	}
 	return nil
 }
@@ -79,8 +84,10 @@ func (p Plan) Trials() []Trial {
 		for _, buffer := range p.Buffers {
 			for run := range p.Runs {
 				for _, seed := range p.Seeds {
-					for _, sender := range p.Senders {
-						trials = append(trials, Trial{Sender: sender, Link: link, Buffer: buffer, Seed: seed, Run: run + 1})
+					for _, loss := range p.Losses {
+						for _, sender := range p.Senders {
+							trials = append(trials, Trial{Sender: sender, Link: link, Buffer: buffer, Loss: loss, Seed: seed, Run: run + 1})
+						}
 					}
 				}
 			}

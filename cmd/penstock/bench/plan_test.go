@@ -105,7 +105,7 @@ func testPlan(t *testing.T) Plan {
 	senders, err := ParseSenders([]string{"cubic", "static:cwnd_packets=22"}, nil)
 	require.NoError(t, err)
 	return Plan{
-		Senders: senders, Links: []Link{link}, Buffers: []Buffer{buffer}, Seeds: []uint64{1}, Runs: 1,
+		Senders: senders, Links: []Link{link}, Buffers: []Buffer{buffer}, Losses: []float64{0}, Seeds: []uint64{1}, Runs: 1,
 		Delay: 10 * time.Millisecond, Duration: 3 * time.Second, Ingress: IngressTPROXY, Late: DefaultLate,
 	}
 }
@@ -116,8 +116,9 @@ func TestPlanValidate(t *testing.T) {
 		"--sender":   func(p *Plan) { p.Senders = nil },
 		"--seeds":    func(p *Plan) { p.Seeds = nil },
 		"--duration": func(p *Plan) { p.Duration = 10 * time.Millisecond },
+		"--loss and": func(p *Plan) { p.Losses = nil },
 		"--delay":    func(p *Plan) { p.Delay = -1 },
-		"--loss":     func(p *Plan) { p.Loss = 1 },
+		"--loss":     func(p *Plan) { p.Losses = []float64{0, 1} },
 		"--runs":     func(p *Plan) { p.Runs = 0 },
 		"--ingress":  func(p *Plan) { p.Ingress = "socks5" },
 		"--sample":   func(p *Plan) { p.Sample = -1 },
@@ -139,9 +140,19 @@ func TestSendersTakeTurns(t *testing.T) {
 	assert.Equal(t, []string{"c15", "s15", "c16", "s16", "c25", "s25", "c26", "s26"}, order)
 }
 
+func TestLossesTakeTurnsWithinARun(t *testing.T) {
+	p := testPlan(t)
+	p.Senders, p.Losses, p.Runs = p.Senders[:1], []float64{0, 0.01}, 2
+	var losses []float64
+	for _, trial := range p.Trials() {
+		losses = append(losses, trial.Loss)
+	}
+	assert.Equal(t, []float64{0, 0.01, 0, 0.01}, losses)
+}
+
 func TestDirections(t *testing.T) {
 	p := testPlan(t)
-	p.Loss = 0.01
+	p.Losses = []float64{0.01}
 	trial := p.Trials()[0]
 	t.Run("the link carries the same both ways, random loss hits data only", func(t *testing.T) {
 		down, up, err := p.directions(trial)

@@ -55,7 +55,7 @@ func WritePlots(path string, results []Result) ([]string, error) {
 		return nil, fmt.Errorf("--plot %s: the name must end in .png", path)
 	}
 	var names []string
-	all := tables(results)
+	all := tables(results, true)
 	for i, t := range all {
 		name := path
 		if len(all) > 1 {

@@ -78,6 +78,9 @@ func (p *Printer) Break() {
 // String is the step in words.
 func (s Progress) String() string {
 	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name, s.Trial.Buffer.Name)
+	if s.Trial.Loss > 0 {
+		out += fmt.Sprintf(", loss %s %%", number(s.Trial.Loss*100))
+	}
 	if s.Trial.Run > 1 || s.Trial.Seed != 1 {
 		out += fmt.Sprintf(", seed %d, run %d", s.Trial.Seed, s.Trial.Run)
 	}

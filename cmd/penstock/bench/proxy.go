@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/netip"
 	"os"
@@ -153,8 +154,8 @@ func (p *proxy) awaitReady(ctx context.Context) error {
 	}
 }
 
-// get reads one of the proxy's telemetry pages; into may be nil.
-func (p *proxy) get(ctx context.Context, page string, into any) error {
+// get reads one of the proxy's telemetry pages; read may be nil.
+func (p *proxy) get(ctx context.Context, page string, read func(io.Reader) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+telemetryAddr+page, nil)
 	if err != nil {
 		return err
@@ -165,8 +166,8 @@ func (p *proxy) get(ctx context.Context, page string, into any) error {
 	}
 	if resp.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s: %s", page, resp.Status)
-	} else if into != nil {
-		err = json.NewDecoder(resp.Body).Decode(into)
+	} else if read != nil {
+		err = read(resp.Body)
 	}
 	return errors.Join(err, resp.Body.Close())
 }
@@ -174,7 +175,8 @@ func (p *proxy) get(ctx context.Context, page string, into any) error {
 // flow asks the proxy about the client's connection.
 func (p *proxy) flow(ctx context.Context, client netip.AddrPort) (telemetry.Flow, error) {
 	var flows []telemetry.Flow
-	if err := p.get(ctx, "/flows", &flows); err != nil {
+	decode := func(r io.Reader) error { return json.NewDecoder(r).Decode(&flows) }
+	if err := p.get(ctx, "/flows", decode); err != nil {
 		return telemetry.Flow{}, fmt.Errorf("ask the proxy for its flows: %w", err)
 	}
 	for _, f := range flows {
@@ -184,6 +186,15 @@ func (p *proxy) flow(ctx context.Context, client netip.AddrPort) (telemetry.Flow
 		}
 	}
 	return telemetry.Flow{}, fmt.Errorf("the proxy knows no flow of %s", client)
+}
+
+// answer asks the proxy how soon its windows came into force; nil: it does not say.
+func (p *proxy) answer(ctx context.Context) (a *Answer, err error) {
+	err = p.get(ctx, "/metrics", func(r io.Reader) error {
+		a, err = readAnswer(r)
+		return err
+	})
+	return a, err
 }
 
 // cpuTime is what the proxy has used so far, in seconds.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -11,16 +12,18 @@ import (
 
 // WriteTables writes results as one table for each path: medians over the runs
 // that count, with the range in parentheses where there are several. With
-// windows it adds how the kernel under the proxy kept to the proxy's window.
+// windows it adds how the kernel under the proxy kept to the proxy's window, and
+// how the packets left where they were recorded.
 func WriteTables(w io.Writer, results []Result, windows bool) error {
 	var b strings.Builder
-	for i, t := range tables(results) {
+	for i, t := range tables(results, false) {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
 		t.write(&b)
 		if windows {
 			t.writeWindows(&b)
+			t.writeDepartures(&b)
 		}
 	}
 	writeTrust(&b, results)
@@ -35,18 +38,60 @@ func (t table) write(b *strings.Builder) {
 	}
 	b.WriteString("\n\n")
 	base := t.baseline()
-	g := grid{
-		{"", "", "Mbit/s", "used", "queueing, ms", spans, spans, "one-way, ms", spans, "dropped", "resent", "proxy CPU", spans},
-		{"sender", "runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"},
-	}
-	if base != nil {
-		g[0] = append(g[0], "against "+base.sender, spans)
+	g := t.head(
+		[]string{"", "Mbit/s", "used", "queueing, ms", spans, spans, "one-way, ms", spans, "dropped", "resent", "proxy CPU", spans},
+		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"})
+	if base != "" {
+		g[0] = append(g[0], "against "+base, spans)
 		g[1] = append(g[1], "throughput", "p95 queueing")
 	}
-	for _, r := range t.rows {
-		g = append(g, r.cells(base))
+	faded := len(t.losses) > 1 && slices.Contains(t.losses, 0)
+	if faded {
+		g[0], g[1] = append(g[0], "of lossless"), append(g[1], "%")
 	}
+	t.fill(&g, func(w row) []string {
+		cells := w.cells()
+		if base != "" {
+			cells = append(cells, w.against(t.find(base, w.loss))...)
+		}
+		if faded {
+			cells = append(cells, w.share(t.find(w.sender, 0)))
+		}
+		return cells
+	})
 	g.write(b)
+}
+
+// head begins a grid whose rows are the table's: by sender, and by random loss
+// where it differs.
+func (t table) head(first, second []string) grid {
+	if len(t.losses) > 1 {
+		first, second = append([]string{"loss"}, first...), append([]string{"%"}, second...)
+	}
+	return grid{append([]string{""}, first...), append([]string{"sender"}, second...)}
+}
+
+// fill adds the rows for which there are cells, an empty line before each
+// further probability of loss.
+func (t table) fill(g *grid, cells func(row) []string) {
+	head := len(*g)
+	for _, rows := range t.blocks() {
+		first := len(*g)
+		for _, w := range rows {
+			c := cells(w)
+			if c == nil {
+				continue
+			}
+			if len(*g) == first && first > head {
+				*g = append(*g, nil)
+			}
+			line := []string{w.sender}
+			if len(t.losses) > 1 {
+				line = append(line, number(w.loss*100))
+			}
+			*g = append(*g, append(line, c...))
+		}
+	}
 }
 
 // offered is the median of what the link could carry.
@@ -59,7 +104,7 @@ func (t table) offered() (float64, bool) {
 	return s.Median, ok && s.Median > 0
 }
 
-func (w row) cells(base *row) []string {
+func (w row) cells() []string {
 	runs := strconv.Itoa(len(w.counted()))
 	if n := len(w.results); n > len(w.counted()) {
 		runs += "/" + strconv.Itoa(n)
@@ -72,13 +117,13 @@ func (w row) cells(base *row) []string {
 	}
 	throughput, ok := w.of(func(r Result) float64 { return r.Throughput })
 	if !ok {
-		return []string{w.sender, runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
+		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 	}
 	median := func(figure func(Result) float64) float64 { s, _ := w.of(figure); return s.Median }
 	p95, _ := w.of(func(r Result) float64 { return r.Queueing.P95 })
 	several := len(w.counted()) > 1
-	cells := []string{
-		w.sender, runs,
+	return []string{
+		runs,
 		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
 		percent(median(func(r Result) float64 { return r.Utilisation }), 1),
 		number(median(func(r Result) float64 { return r.Queueing.P50 })),
@@ -91,12 +136,36 @@ func (w row) cells(base *row) []string {
 		w.cpu(func(r Result) *float64 { return r.CPUPerGB }, 1),
 		w.cpu(func(r Result) *float64 { return r.CPUShare }, 100),
 	}
-	if base != nil {
-		baseThroughput, _ := base.of(func(r Result) float64 { return r.Throughput })
-		baseP95, _ := base.of(func(r Result) float64 { return r.Queueing.P95 })
-		cells = append(cells, ratio(throughput.Median, baseThroughput.Median), ratio(p95.Median, baseP95.Median))
+}
+
+// against compares throughput and delay with those of base.
+func (w row) against(base *row) []string {
+	if base == nil || len(w.counted()) == 0 {
+		return []string{"-", "-"}
 	}
-	return cells
+	compare := func(figure func(Result) float64) string {
+		ours, _ := w.of(figure)
+		theirs, _ := base.of(figure)
+		return ratio(ours.Median, theirs.Median)
+	}
+	return []string{
+		compare(func(r Result) float64 { return r.Throughput }),
+		compare(func(r Result) float64 { return r.Queueing.P95 }),
+	}
+}
+
+// share is the throughput in per cent of what the same sender has without random loss.
+func (w row) share(lossless *row) string {
+	if lossless == nil || len(w.counted()) == 0 {
+		return "-"
+	}
+	throughput := func(r Result) float64 { return r.Throughput }
+	ours, _ := w.of(throughput)
+	whole, _ := lossless.of(throughput)
+	if whole.Median <= 0 {
+		return "-"
+	}
+	return percent(ours.Median/whole.Median, 1)
 }
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
@@ -122,55 +191,6 @@ func (r Result) dropShare() float64 {
 	return float64(r.QueueDrops+r.RandomLosses) / float64(r.Packets)
 }
 
-// writeWindows adds the look at the seam, for the rows that have one.
-func (t table) writeWindows(b *strings.Builder) {
-	g := grid{
-		{"", "", "our cwnd", "kernel cwnd", "pipe", "kernel ≥ ours", "pipe above ours"},
-		{"sender", "samples", "packets", "packets", "packets", "% of samples", "packets, at most"},
-	}
-	for _, w := range t.rows {
-		samples := 0
-		var windows []Window
-		for _, r := range w.counted() {
-			if r.Window != nil {
-				windows = append(windows, *r.Window)
-				samples += r.Window.Samples
-			}
-		}
-		if len(windows) == 0 {
-			continue
-		}
-		over := func(figure func(Window) float64) []float64 {
-			var v []float64
-			for _, w := range windows {
-				v = append(v, figure(w))
-			}
-			return v
-		}
-		// Over several runs: the median of medians, the outermost of the ranges.
-		whole := func(part func(Window) Spread) string {
-			s := Spread{
-				Median: spread(over(func(w Window) float64 { return part(w).Median })).Median,
-				Min:    spread(over(func(w Window) float64 { return part(w).Min })).Min,
-				Max:    spread(over(func(w Window) float64 { return part(w).Max })).Max,
-			}
-			return withRange(s, true, number)
-		}
-		g = append(g, []string{
-			w.sender, strconv.Itoa(samples),
-			whole(func(w Window) Spread { return w.Cwnd }),
-			whole(func(w Window) Spread { return w.KernelCwnd }),
-			whole(func(w Window) Spread { return w.Pipe }),
-			percent(spread(over(func(w Window) float64 { return w.KernelCovers })).Min, 1),
-			signed(spread(over(func(w Window) float64 { return w.PipeExcess })).Max),
-		})
-	}
-	if len(g) > 2 {
-		b.WriteByte('\n')
-		g.write(b)
-	}
-}
-
 // writeTrust adds what says how far to trust the figures.
 func writeTrust(b *strings.Builder, results []Result) {
 	if len(results) == 0 {
@@ -192,12 +212,24 @@ func writeTrust(b *strings.Builder, results []Result) {
 	}
 	for _, r := range results {
 		if r.Spoilt != "" {
-			fmt.Fprintf(b, "Not counted: %s, seed %d, run %d: %s.\n", r.Sender, r.Seed, r.Run, r.Spoilt)
+			fmt.Fprintf(b, "Not counted: %s: %s.\n", r.which(), r.Spoilt)
 		}
 		for _, m := range r.Missing {
-			fmt.Fprintf(b, "The proxy could not have: %s (%s, seed %d, run %d).\n", m, r.Sender, r.Seed, r.Run)
+			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, r.which())
+		}
+		if d := r.Departures; d != nil && d.Missed > 0 {
+			fmt.Fprintf(b, "The record of packets lacks %d: %s.\n", d.Missed, r.which())
 		}
 	}
+}
+
+// which says which run it is.
+func (r Result) which() string {
+	loss := ""
+	if r.Loss > 0 {
+		loss = fmt.Sprintf(", %s %% random loss", number(r.Loss*100))
+	}
+	return fmt.Sprintf("%s%s, seed %d, run %d", r.Sender, loss, r.Seed, r.Run)
 }
 
 // grid is a table of cells; the first two lines are its head.

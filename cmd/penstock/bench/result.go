@@ -58,6 +58,9 @@ type Result struct {
 	Window   *Window  `json:"window,omitempty"`        // absent without a proxy, a window of its or samples
 	Missing  []string `json:"proxy_missing,omitempty"` // what the proxy asked of the kernel and did not get
 
+	Answer     *Answer     `json:"answer_ms,omitempty"`  // absent where the proxy does not say
+	Departures *Departures `json:"departures,omitempty"` // absent unless packets were recorded
+
 	// How late the emulator handed packets over: the error of the measurement.
 	Lateness Percentiles `json:"lateness_ms"`
 	Noisy    bool        `json:"noisy"`            // lateness above the plan's limit at p99
@@ -80,8 +83,8 @@ func percentiles(q netlab.Quantiles) Percentiles {
 }
 
 // path says in words what the run's packets went through. Runs with the same
-// path stand in one table.
-func (r Result) path() string {
+// path stand in one table, where random loss may differ.
+func (r Result) path(withLoss bool) string {
 	var b strings.Builder
 	b.WriteString(r.Link)
 	if r.Up == upSame {
@@ -95,7 +98,7 @@ func (r Result) path() string {
 	} else {
 		b.WriteString(", buffer " + r.Buffer)
 	}
-	if r.Loss > 0 {
+	if withLoss && r.Loss > 0 {
 		fmt.Fprintf(&b, ", %s %% random loss", number(r.Loss*100))
 	}
 	fmt.Fprintf(&b, ", %s s", number(r.Duration))

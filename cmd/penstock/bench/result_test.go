@@ -72,12 +72,38 @@ func someResults() []Result {
 	}
 }
 
+// faded makes up runs of the same senders with and without random loss.
+func faded() []Result {
+	at := func(r Result, loss float64) Result {
+		r.Loss = loss
+		return r
+	}
+	ours := proxied("copa", 1, 9.4, 87, 1.25)
+	ours.Answer = &Answer{Count: 9000, P50: 0.0812, P99: 1.25}
+	ours.Departures = &Departures{
+		Packets: 25000, Again: 3, Inflight: Occupancy{P50: 21, P95: 22, Max: 22}, Pipe: Occupancy{P50: 21, P95: 22, Max: 23},
+		Gaps: Tails{P5: 1.5, P50: 1001.2, P95: 2010}, IdealGap: 1448, Ratio: &Tails{P5: 0.001, P50: 0.692, P95: 1.39},
+	}
+	poor := ours
+	poor.Throughput, poor.Answer = 4.7, nil
+	gone := result("bbr", "bbr", 1, 9, 200)
+	gone.Spoilt = mistaken("ebpf", "bbr")
+	direct := result("cubic", "cubic", 1, 9.9, 3000)
+	direct.Departures = &Departures{Packets: 26000, Missed: 5, Inflight: Occupancy{P50: 200, P95: 280, Max: 290}, Gaps: Tails{P50: 990}}
+	return []Result{
+		direct, result("bbr", "bbr", 1, 9.5, 230), ours,
+		at(result("cubic", "cubic", 1, 5.5, 20), 0.01), at(gone, 0.01), at(poor, 0.01),
+		at(result("reno", "reno", 1, 3, 20), 0.001),
+	}
+}
+
 func TestTables(t *testing.T) {
 	for name, c := range map[string]struct {
 		results []Result
 		windows bool
 	}{
 		"several runs, two paths":  {someResults(), true},
+		"three losses":             {faded(), true},
 		"one run of each":          {someResults()[:3], false},
 		"nobody to compare with":   {[]Result{proxied("copa", 1, 9.4, 87, 1.25)}, true},
 		"nothing that counts":      {[]Result{someResults()[5]}, true},
@@ -92,7 +118,7 @@ func TestTables(t *testing.T) {
 }
 
 func TestJSONKeepsEverything(t *testing.T) {
-	want := someResults()
+	want := append(someResults(), faded()...)
 	var b bytes.Buffer
 	for _, r := range want {
 		require.NoError(t, WriteJSON(&b, r))
@@ -112,6 +138,13 @@ func TestConclusion(t *testing.T) {
 	assert.Empty(t, Conclusion(nil))
 	assert.Empty(t, Conclusion(someResults()[:2]), "there is nothing of ours")
 	assert.Empty(t, Conclusion(someResults()[2:3]), "there is nothing to compare with")
+}
+
+func TestARunOverAnotherEnvelopeIsNotCounted(t *testing.T) {
+	assert.Equal(t, "it went over bbr and not over ebpf", mistaken("ebpf", "bbr"))
+	assert.Empty(t, mistaken("ebpf", "ebpf"))
+	assert.Empty(t, mistaken("", "bbr"), "the proxy chose")
+	assert.Empty(t, mistaken("bbr", ""), "the proxy did not say")
 }
 
 func TestWindow(t *testing.T) {
@@ -184,6 +217,11 @@ func TestPlots(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, "\x89PNG", string(b[:4]))
 	}
+
+	other.Buffer, other.Loss = r.Buffer, 0.01
+	names, err = WritePlots(filepath.Join(dir, "loss.png"), []Result{r, other})
+	require.NoError(t, err)
+	assert.Len(t, names, 2, "a picture for each probability of loss")
 
 	names, err = WritePlots(filepath.Join(dir, "three.png"), []Result{result("cubic", "cubic", 1, 9.9, 3000)})
 	require.NoError(t, err)

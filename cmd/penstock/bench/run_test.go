@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
 // TestMain runs the tests where labs can be built: as root, or inside a user
@@ -66,7 +67,7 @@ func TestRealRun(t *testing.T) {
 	for name, ingress := range map[string]Ingress{"captured": IngressTPROXY, "forwarded": IngressForward} {
 		t.Run(name, func(t *testing.T) {
 			plan := testPlan(t)
-			plan.Ingress, plan.Sample = ingress, 50*time.Millisecond
+			plan.Ingress, plan.Sample, plan.Packets = ingress, 50*time.Millisecond, true
 			var steps []Progress
 			b := Bench{Executable: exe, Version: "test", Progress: func(p Progress) { steps = append(steps, p) }}
 			var told []Result
@@ -85,6 +86,12 @@ func TestRealRun(t *testing.T) {
 				assert.Positive(t, r.Lateness.P99)
 				assert.Len(t, r.series, 30)
 				assert.Empty(t, r.Spoilt)
+				d := r.Departures
+				require.NotNil(t, d)
+				assert.Zero(t, d.Missed)
+				assert.InEpsilon(t, r.Packets, d.Packets, 0.2, "what left arrived at the queue, however late the emulator looked")
+				assert.LessOrEqual(t, d.Inflight.P95, d.Inflight.Max)
+				assert.Nil(t, d.Ratio, "nobody asked for a rate")
 			}
 			assert.Nil(t, cubic.CPUPerGB, "there is no proxy")
 			assert.Nil(t, cubic.Window)
@@ -100,11 +107,44 @@ func TestRealRun(t *testing.T) {
 			require.NotNil(t, static.Window)
 			assert.Positive(t, static.Window.Samples)
 			assert.InDelta(t, 22, static.Window.Cwnd.Median, 0.5)
+			assert.LessOrEqual(t, static.Departures.Inflight.Max, 23.0, "the window, and a probe")
 			// A window of 22 packets cannot queue more than itself.
 			assert.LessOrEqual(t, static.Queueing.P95, 40.0)
 			assert.Zero(t, static.QueueDrops)
 		})
 	}
+}
+
+func TestRealRunOverOurOwnControl(t *testing.T) {
+	needLab(t)
+	if err := bpf.Check(); err != nil {
+		t.Skip(err)
+	}
+	plan := testPlan(t)
+	var err error
+	plan.Senders, err = ParseSenders([]string{"static:cwnd_packets=40,pacing_mbit=6@ebpf"}, nil)
+	require.NoError(t, err)
+	plan.Packets, plan.Losses, plan.Sample = true, []float64{0, 0.01}, 50*time.Millisecond
+	b := Bench{Executable: penstock(t)}
+	results, err := b.Run(t.Context(), plan, func(Result) error { return nil })
+	require.NoError(t, err)
+	require.Len(t, results, 2)
+	for i, r := range results {
+		assert.Equal(t, "ebpf", r.Envelope)
+		assert.Empty(t, r.Spoilt)
+		assert.InDelta(t, plan.Losses[i], r.Loss, 0)
+		require.NotNil(t, r.Answer)
+		assert.Positive(t, r.Answer.Count)
+		assert.Positive(t, r.Answer.P50)
+		assert.LessOrEqual(t, r.Answer.P50, r.Answer.P99)
+		require.NotNil(t, r.Departures)
+		require.NotNil(t, r.Departures.Ratio)
+		assert.InDelta(t, 1448*8/6., r.Departures.IdealGap, 1, "a full segment's payload at 6 Mbit/s, in µs")
+		assert.Positive(t, r.Departures.Ratio.P50)
+	}
+	assert.Zero(t, results[0].RandomLosses)
+	assert.LessOrEqual(t, results[0].Departures.Inflight.Max, 41.0, "the window, and a probe")
+	assert.Positive(t, results[1].Departures.Again)
 }
 
 func TestInterruptedRunKeepsWhatIsFinished(t *testing.T) {

@@ -39,12 +39,18 @@ type scene struct {
 	server   *server
 	proxy    *proxy // nil: the server sends directly
 	download *download
+	sniffer  *netlab.Sniffer // nil: packets are not recorded
 
+	pacing  cc.Rate        // that the sender was told to keep; 0: none
 	remote  netip.AddrPort // the client's end of the connection across the link
 	samples []windowSample
 	last    socket        // the transport that sends into the link, at the end
 	cpu     float64       // seconds the proxy used during the run
 	leg     telemetry.Leg // the proxy's, towards the client, at the end
+	managed bool          // that leg has a window of ours
+
+	answer     *Answer
+	departures *Departures
 }
 
 func newScene(ctx context.Context, executable string, plan Plan, t Trial) (*scene, error) {
@@ -52,7 +58,7 @@ func newScene(ctx context.Context, executable string, plan Plan, t Trial) (*scen
 	if err != nil {
 		return nil, err
 	}
-	s := &scene{}
+	s := &scene{pacing: t.Sender.pacing()}
 	if s.lab, err = netlab.NewCellular(netlab.CellularConfig{Down: down, Up: up}); err != nil {
 		return nil, err
 	}
@@ -87,6 +93,13 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 		}
 		if plan.Ingress == IngressForward {
 			target = netip.AddrPortFrom(s.lab.EdgeNear.V4, forwardPort)
+		}
+	}
+	if plan.Packets {
+		// The edge's device, whoever sends: there each packet is one by itself,
+		// where the server's own hands over what is yet to be segmented.
+		if s.sniffer, err = s.lab.Edge.Sniff(netlab.NearDevice); err != nil {
+			return err
 		}
 	}
 	s.lab.Path.StartOnData()
@@ -140,7 +153,7 @@ func (s *scene) play(ctx context.Context, plan Plan, tell func(elapsed time.Dura
 				return s.explain(err)
 			}
 		case <-end.C:
-			return s.finish(ctx, before)
+			return s.finish(ctx, plan, before)
 		}
 	}
 }
@@ -183,7 +196,7 @@ func (s *scene) look(ctx context.Context) error {
 }
 
 // finish takes the figures that are gone once the connections are.
-func (s *scene) finish(ctx context.Context, cpuBefore float64) (err error) {
+func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore float64) (err error) {
 	sender := s.lab.Server
 	if s.proxy != nil {
 		sender = s.lab.Edge
@@ -196,7 +209,18 @@ func (s *scene) finish(ctx context.Context, cpuBefore float64) (err error) {
 		if err != nil {
 			return err
 		}
-		s.leg = *f.ClientLeg
+		s.leg, s.managed = *f.ClientLeg, f.Down.Control != nil
+		if s.answer, err = s.proxy.answer(ctx); err != nil {
+			return err
+		}
+	}
+	if s.sniffer != nil {
+		capture, err := s.sniffer.Stop()
+		if err != nil {
+			return err
+		}
+		sending := netlab.SendingTo(capture.Packets, netip.AddrPort{}, s.remote)
+		s.departures = departures(sending, capture.Missed, plan.Duration, s.pacing)
 	}
 	s.last, err = readSocket(sender, s.remote)
 	return err
@@ -206,6 +230,10 @@ func (s *scene) finish(ctx context.Context, cpuBefore float64) (err error) {
 // the end of the run itself made.
 func (s *scene) close() error {
 	var errs []error
+	if s.sniffer != nil {
+		_, err := s.sniffer.Stop()
+		errs = append(errs, err)
+	}
 	if s.download != nil {
 		errs = append(errs, s.download.close())
 	}

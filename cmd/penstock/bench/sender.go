@@ -13,13 +13,21 @@ import (
 // or lie under Penstock.
 var KernelAlgorithms = []string{"cubic", "bbr", "reno"}
 
+// envelopeEBPF is Penstock's own congestion control in the kernel, which the
+// proxy brings along: nothing sends with it directly, and the kernel does not
+// list it before.
+const envelopeEBPF = "ebpf"
+
+// Envelopes are what may lie under Penstock.
+var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF)
+
 // Sender is who decides how fast the data come: the kernel at the server, or
 // Penstock at the edge.
 type Sender struct {
 	Name      string // as tables show it: "cubic", "copa", "copa:delta=0.1@cubic"
 	Kernel    string // congestion control of the server's own socket; empty: through Penstock
 	Algorithm string // as cc.Parse reads it; empty: direct
-	Envelope  string // kernel congestion control under Penstock; empty: the proxy's default
+	Envelope  string // one of Envelopes, under Penstock; empty: the proxy's default
 }
 
 // Proxied tells whether the data pass through Penstock.
@@ -30,7 +38,7 @@ func (s Sender) Proxied() bool { return s.Algorithm != "" }
 // Penstock, over the envelope after its "@" or over each of envelopes in turn.
 func ParseSenders(specs, envelopes []string) ([]Sender, error) {
 	for _, e := range envelopes {
-		if err := checkKernel(e); err != nil {
+		if err := checkEnvelope(e); err != nil {
 			return nil, fmt.Errorf("--envelope: %w", err)
 		}
 	}
@@ -65,7 +73,7 @@ func parseSender(spec string, envelopes []string) ([]Sender, error) {
 	}
 	switch {
 	case chosen:
-		if err := checkKernel(envelope); err != nil {
+		if err := checkEnvelope(envelope); err != nil {
 			return nil, err
 		}
 		envelopes = []string{envelope}
@@ -79,24 +87,34 @@ func parseSender(spec string, envelopes []string) ([]Sender, error) {
 	return senders, nil
 }
 
-func checkKernel(name string) error {
-	if !slices.Contains(KernelAlgorithms, name) {
-		return fmt.Errorf("no kernel congestion control %q; use one of %s", name, strings.Join(KernelAlgorithms, ", "))
+func checkEnvelope(name string) error {
+	if !slices.Contains(Envelopes, name) {
+		return fmt.Errorf("no envelope %q; use one of %s", name, strings.Join(Envelopes, ", "))
 	}
 	return nil
 }
 
 // missingAlgorithms returns what the senders need of the kernel and available,
-// the contents of tcp_available_congestion_control, lacks.
+// the contents of tcp_available_congestion_control, lacks. Whether our own
+// control can be loaded only the proxy can tell.
 func missingAlgorithms(senders []Sender, available string) []string {
 	has := strings.Fields(available)
 	var missing []string
 	for _, s := range senders {
 		for _, name := range []string{s.Kernel, s.Envelope} {
-			if name != "" && !slices.Contains(has, name) && !slices.Contains(missing, name) {
+			if name != "" && name != envelopeEBPF && !slices.Contains(has, name) && !slices.Contains(missing, name) {
 				missing = append(missing, name)
 			}
 		}
 	}
 	return missing
+}
+
+// pacing is the fixed rate that the sender's algorithm was told; 0: none.
+func (s Sender) pacing() cc.Rate {
+	name, params, err := cc.Parse(s.Algorithm)
+	if err != nil || name != "static" {
+		return 0
+	}
+	return cc.Rate(params["pacing_mbit"] * 1e6)
 }

@@ -5,6 +5,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 func TestParseSenders(t *testing.T) {
@@ -41,6 +43,15 @@ func TestParseSenders(t *testing.T) {
 			[]string{"bbr"},
 			[]Sender{{Name: "copa@reno", Algorithm: "copa", Envelope: "reno"}},
 		},
+		"our own control in the kernel is an envelope": {
+			[]string{"copa@ebpf", "static:cwnd_packets=23"},
+			[]string{"ebpf", "reno"},
+			[]Sender{
+				{Name: "copa@ebpf", Algorithm: "copa", Envelope: "ebpf"},
+				{Name: "static:cwnd_packets=23@ebpf", Algorithm: "static:cwnd_packets=23", Envelope: "ebpf"},
+				{Name: "static:cwnd_packets=23@reno", Algorithm: "static:cwnd_packets=23", Envelope: "reno"},
+			},
+		},
 		"the same twice is once": {
 			[]string{"cubic", "cubic", "none@bbr", "none"},
 			[]string{"bbr"},
@@ -60,14 +71,15 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 		specs, envelopes []string
 		says             []string
 	}{
-		"nobody":                     {nil, nil, []string{"--sender", "at least one"}},
-		"an unknown algorithm":       {[]string{"kopa"}, nil, []string{`--sender "kopa"`, "copa"}},
-		"an unknown setting":         {[]string{"copa:dalte=1"}, nil, []string{"--sender", "dalte", "delta"}},
-		"an unknown envelope":        {[]string{"copa@vegas"}, nil, []string{`--sender "copa@vegas"`, "cubic, bbr, reno"}},
-		"an unknown envelope flag":   {[]string{"copa"}, []string{"hybla"}, []string{"--envelope", `"hybla"`}},
-		"several in one, as a list":  {[]string{"cubic,bbr"}, nil, []string{"repeat --sender"}},
-		"an empty name":              {[]string{""}, nil, []string{`--sender ""`}},
-		"nothing before an envelope": {[]string{"@bbr"}, nil, []string{`--sender "@bbr"`}},
+		"nobody":                       {nil, nil, []string{"--sender", "at least one"}},
+		"an unknown algorithm":         {[]string{"kopa"}, nil, []string{`--sender "kopa"`, "copa"}},
+		"an unknown setting":           {[]string{"copa:dalte=1"}, nil, []string{"--sender", "dalte", "delta"}},
+		"an unknown envelope":          {[]string{"copa@vegas"}, nil, []string{`--sender "copa@vegas"`, "cubic, bbr, reno, ebpf"}},
+		"ours sends nothing by itself": {[]string{"ebpf"}, nil, []string{`--sender "ebpf"`}},
+		"an unknown envelope flag":     {[]string{"copa"}, []string{"hybla"}, []string{"--envelope", `"hybla"`}},
+		"several in one, as a list":    {[]string{"cubic,bbr"}, nil, []string{"repeat --sender"}},
+		"an empty name":                {[]string{""}, nil, []string{`--sender ""`}},
+		"nothing before an envelope":   {[]string{"@bbr"}, nil, []string{`--sender "@bbr"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ParseSenders(c.specs, c.envelopes)
@@ -82,6 +94,21 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 func TestMissingAlgorithms(t *testing.T) {
 	senders := []Sender{{Kernel: "cubic"}, {Algorithm: "copa", Envelope: "bbr"}, {Algorithm: "none", Envelope: "bbr"}, {Algorithm: "copa"}}
 	assert.Empty(t, missingAlgorithms(senders, "reno bbr cubic\n"))
+	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "ebpf"}}, "cubic"), "the proxy brings it along")
 	assert.Equal(t, []string{"bbr"}, missingAlgorithms(senders, "reno cubic\n"))
 	assert.Equal(t, []string{"cubic", "bbr"}, missingAlgorithms(senders, "bbr2"))
+}
+
+func TestPacingIsThatOfTheFixedSender(t *testing.T) {
+	for spec, want := range map[string]cc.Rate{
+		"static:cwnd_packets=50,pacing_mbit=8@bbr": 8_000_000,
+		"static:pacing_mbit=0.5":                   500_000,
+		"static":                                   0,
+		"copa@bbr":                                 0, // it paces as it likes
+		"cubic":                                    0,
+	} {
+		senders, err := ParseSenders([]string{spec}, nil)
+		require.NoError(t, err)
+		assert.Equal(t, want, senders[0].pacing(), spec)
+	}
 }
