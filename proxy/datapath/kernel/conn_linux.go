@@ -60,6 +60,7 @@ type Conn struct {
 	easy  uint64 // polls in a row in which much moved and nobody waited for it, lulls aside
 	lull  uint64 // polls in a row in which nothing moved after such
 	seen  uint32 // writes at the last poll
+	place int    // in the datapath's awake, where it holds the window
 }
 
 var (
@@ -160,7 +161,7 @@ func (c *Conn) hold() {
 }
 
 // look takes a reading of the socket.
-func (c *Conn) look() error {
+func (c *Conn) measure() error {
 	if c.held == nil {
 		return c.refresh()
 	}
@@ -176,8 +177,8 @@ func (c *Conn) report() {
 		o := c.dp.holder
 		o.note(h)
 		limit = c.exchange(h.step(c.wrote.Load(), c.ending.Load(), o.when(h.next.At), now))
+		o.ask(h, limit.EveryAck)
 		h.tell(limit)
-		o.follow(c)
 		unsent := h.unsent()
 		c.piece.Store(int64(unsent))
 		c.errors += c.limit.apply(c.raw, 0, unsent)
@@ -235,7 +236,7 @@ func (c *Conn) poll() outcome {
 		return polledGone
 	}
 	before := *c.last()
-	if err := c.look(); err != nil {
+	if err := c.measure(); err != nil {
 		if errors.Is(err, net.ErrClosed) {
 			return polledGone
 		}
@@ -272,6 +273,9 @@ func (c *Conn) end() {
 		c.writes.Add(1)
 		c.writing.Add(-1)
 		c.activate()
+		if c.held != nil { // its cell may have to be told
+			c.held.cell.Mark()
+		}
 	}
 }
 
@@ -322,7 +326,7 @@ func (c *Conn) upTo(n, end int) int {
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	if !c.closed {
-		if c.exchange != nil && c.look() == nil {
+		if c.exchange != nil && c.measure() == nil {
 			c.report()
 		}
 		c.closed = true

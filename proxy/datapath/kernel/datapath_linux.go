@@ -43,9 +43,12 @@ type Datapath struct {
 	busy atomic.Int64 // len(active), for Status
 
 	// Only the goroutine touches these.
-	active []*Conn
-	cursor int    // in active: whose turn it is
-	ticks  uint64 // since the start, missed ones included
+	active []*Conn // polled in turns
+	cursor int     // in active: whose turn it is
+	awake  []*Conn // held by the kernel: looked at when they have news
+	turn   int     // in awake: who is looked at without
+	easy   int     // how many of awake are
+	ticks  uint64  // since the start, missed ones included
 	warned bool
 }
 
@@ -314,20 +317,25 @@ func (d *Datapath) tick() {
 	}
 	for _, c := range d.joining {
 		c.due, c.quiet, c.easy, c.lull = 0, 0, 0, 0
+		if c.held != nil {
+			c.place = len(d.awake)
+			d.awake = append(d.awake, c)
+		} else {
+			d.active = append(d.active, c)
+		}
 	}
-	d.active = append(d.active, d.joining...)
 	clear(d.joining)
 	d.joining = d.joining[:0]
 	d.kicked = false
 	d.mu.Unlock()
 
 	if d.holder != nil {
-		if err := d.holder.acks(); err != nil {
+		if err := d.attend(); err != nil {
 			d.log.Error("kernel: single acknowledgements are missing", "err", err)
 		}
 	}
-	easy := d.poll()
-	d.busy.Store(int64(len(d.active)))
+	easy := d.poll() && d.easy == len(d.awake)
+	d.busy.Store(int64(len(d.active) + len(d.awake)))
 	d.overload()
 
 	next := cc.Never
@@ -338,9 +346,9 @@ func (d *Datapath) tick() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
-	case easy && !d.kicked && len(d.joining) == 0 && next > d.clock().Add(easyPause*Tick):
+	case easy && len(d.active)+len(d.awake) > 0 && !d.kicked && len(d.joining) == 0 && next > d.clock().Add(easyPause*Tick):
 		d.setPeriod(ticking, 0, easyPause*Tick)
-	case d.kicked || len(d.active)+len(d.joining) > 0 || next <= d.clock().Add(Tick):
+	case d.kicked || len(d.active)+len(d.awake)+len(d.joining) > 0 || next <= d.clock().Add(Tick):
 		d.set(ticking, 0)
 	case next == cc.Never:
 		d.set(disarmed, 0)
@@ -348,93 +356,6 @@ func (d *Datapath) tick() {
 		d.set(sleeping, next)
 	}
 }
-
-// poll serves the conns whose turn it is, up to the budget, and drops those
-// that have drained. It reports whether all that are left are easy.
-func (d *Datapath) poll() (easy bool) {
-	budget := d.budget
-	easy = len(d.active) > 0
-	for scan := len(d.active); scan > 0 && budget > 0; scan-- {
-		if d.cursor >= len(d.active) {
-			d.cursor = 0
-		}
-		c := d.active[d.cursor]
-		writes := c.writes.Load()
-		if d.ticks < c.due && (c.isEasy() || writes == c.seen && !c.fresh()) {
-			easy = easy && c.isEasy()
-			d.cursor++
-			continue
-		}
-		budget--
-		if c.seen != writes {
-			c.seen, c.quiet = writes, 0
-		}
-		switch c.poll() {
-		case polledGone:
-			d.drop()
-			continue
-		case polledIdle:
-			if c.leave() {
-				d.drop()
-				continue
-			}
-			c.quiet, c.easy, c.lull = 0, 0, 0
-		case polledBusy:
-			c.quiet, c.easy, c.lull = 0, 0, 0
-		case polledQuiet:
-			c.quiet++
-			c.easy, c.lull = 0, 0
-		case polledEasy:
-			c.quiet, c.lull = 0, 0
-			c.easy++
-		case polledLull:
-			c.lull++
-		}
-		c.due = d.ticks + pause(c.quiet)
-		if c.held != nil {
-			c.due = d.ticks + heldPause // or when there is news
-		}
-		if c.isEasy() {
-			c.due = d.ticks + easyPause
-		}
-		easy = easy && c.isEasy()
-		d.cursor++
-	}
-	return easy && len(d.active) > 0 && budget > 0
-}
-
-// A leg on which much moves although no sender waits for room is held back by
-// its source or its receiver. What its window would be matters little then, and
-// a poll each millisecond is the larger part of what it costs. After easyPolls
-// of easyBytes each it is polled every easyPause ticks, until somebody waits. A
-// source that writes about once a tick leaves out a poll now and then: up to
-// lullPolls are forgiven, and the leg stays with the tick meanwhile.
-const (
-	easyBytes = 32 << 10
-	easyPolls = 20
-	easyPause = 4
-	lullPolls = 3
-)
-
-func (c *Conn) isEasy() bool { return c.easy >= easyPolls }
-
-// fresh reports whether the socket has told something new, as far as that can be
-// known without asking it.
-func (c *Conn) fresh() bool { return c.held != nil && c.held.cell.Fresh() }
-
-// drop takes the conn under the cursor out; the last one takes its place.
-func (d *Datapath) drop() {
-	last := len(d.active) - 1
-	d.active[d.cursor] = d.active[last]
-	d.active[last] = nil
-	d.active = d.active[:last]
-}
-
-// pause returns in how many ticks to poll again a conn on which nothing
-// happened for so many polls: a stalled reader should not cost a poll every
-// millisecond. Below 64 ms of silence it is one tick, above it the poll comes
-// late by at most 1/64 of the silence, and by no more than 16 ms.
-func pause(quiet uint64) uint64 { return min(max(1, quiet/64), 16) }
 
 // overload tells once that the budget is what sets the polling interval.
 func (d *Datapath) overload() {

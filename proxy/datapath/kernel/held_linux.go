@@ -21,20 +21,21 @@ type held struct {
 	base int64 // what the socket had taken when observation began
 }
 
-// heldPause is after how many ticks a leg that told nothing new is looked at:
-// its share may have changed by what others did.
-const heldPause = 8
-
 // start takes the first reading of a socket that has taken wrote bytes so far;
 // false: there is none.
 func (h *held) start(wrote int64) bool {
 	if !h.cell.Read(&h.next) {
 		return false
 	}
+	h.from(wrote)
+	return true
+}
+
+// from has the counters start at the newest reading.
+func (h *held) from(wrote int64) {
 	h.seen = h.next
 	h.begin(h.position(0, false, 0))
 	h.base = wrote
-	return true
 }
 
 // position is where the newest reading puts a socket that has taken wrote bytes
@@ -57,7 +58,7 @@ func (h *held) position(wrote int64, fin bool, since time.Duration) position {
 	if more := min(p.unsent, h.room(p, since)); more > 0 {
 		p.nxt += more
 		p.unsent -= more
-		p.packets += (more + int64(s.Mss) - 1) / max(1, int64(s.Mss))
+		p.more = more
 	}
 	return p
 }
@@ -67,16 +68,14 @@ const pacedBurst = 2
 
 // room is how much the limits in force have let out since the reading, at most.
 func (h *held) room(p position, since time.Duration) int64 {
-	mss := int64(h.next.Mss)
-	if h.next.Fallen != 0 || h.told.Cwnd == 0 {
-		return int64(h.next.Cwnd)*mss - p.outstanding()
+	s, mss := &h.next, max(1, int64(h.next.Mss))
+	itself := s.Fallen != 0 || h.told.Cwnd == 0
+	window := max(1, int64(h.told.Cwnd)/mss)
+	if itself {
+		window = int64(s.Cwnd)
 	}
-	pipe := p.bytes(p.packets - p.sacked - p.lost + p.retrans)
-	room := int64(h.told.Cwnd)/mss*mss - pipe
-	if window := int64(h.next.SndWnd) - p.outstanding(); room > window {
-		room = window
-	}
-	if h.told.PacingRate > 0 {
+	room := min(window*mss-p.pipe(), int64(s.SndWnd)-p.outstanding())
+	if h.told.PacingRate > 0 && !itself {
 		room = min(room, int64(h.told.PacingRate.BytesIn(since))+pacedBurst*mss)
 	}
 	return room
@@ -114,11 +113,19 @@ func (h *held) tell(limit flow.Limit) {
 	h.told = limit
 	h.cell.Tell(bpf.Told{
 		Cwnd:     uint32(min(max(1, limit.Cwnd), math.MaxInt32)),
-		Rate:     uint64(max(0, limit.PacingRate) / 8),
+		Rate:     perSecond(limit.PacingRate),
 		Answers:  h.seen.At,
 		Timeouts: h.seen.Timeouts,
 		Each:     limit.EveryAck,
 	})
+}
+
+// perSecond is a pacing rate in bytes; only what is not paced is 0.
+func perSecond(rate cc.Rate) uint64 {
+	if rate <= 0 {
+		return 0
+	}
+	return uint64(max(1, rate/8))
 }
 
 // parkedFor is how long what waits unsent in the kernel lasts at the rate the

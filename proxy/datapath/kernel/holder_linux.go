@@ -20,8 +20,8 @@ const EBPF = "ebpf"
 type holder struct {
 	control *bpf.Control
 	offset  time.Duration          // what the Clock is ahead of the kernel's
-	legs    []atomic.Pointer[Conn] // by cell: those whose every acknowledgement is asked for
-	each    atomic.Int64           // how many those are
+	legs    []atomic.Pointer[Conn] // by cell
+	each    atomic.Int64           // how many are asked for every acknowledgement
 
 	held                atomic.Int64
 	full, failed, falls atomic.Uint64
@@ -76,28 +76,36 @@ func (o *holder) bind(c *Conn) (*held, error) {
 		return nil, fmt.Errorf("kernel: it does not hold this leg's window: %w", err)
 	}
 	o.held.Add(1)
+	o.legs[h.cell.Index()].Store(c)
 	return h, nil
 }
 
-// follow has what the limit asks of single acknowledgements done.
-func (o *holder) follow(c *Conn) {
-	leg := &o.legs[c.held.cell.Index()]
-	switch on := leg.Load() == c; {
-	case c.held.told.EveryAck && !on:
-		leg.Store(c)
+// ask has every acknowledgement of a leg told by itself, or not.
+func (o *holder) ask(h *held, each bool) {
+	switch {
+	case each && !h.told.EveryAck:
 		o.each.Add(1)
-	case !c.held.told.EveryAck && on:
-		leg.Store(nil)
+	case !each && h.told.EveryAck:
 		o.each.Add(-1)
 	}
 }
 
 // release lets c's socket go.
 func (o *holder) release(c *Conn) {
+	o.ask(c.held, false)
 	c.held.told.EveryAck = false
-	o.follow(c)
+	o.legs[c.held.cell.Index()].Store(nil)
 	c.held.cell.Free()
 	o.held.Add(-1)
+}
+
+// news calls yield for legs that have told something, up to a budget.
+func (o *holder) news(budget int, yield func(*Conn)) {
+	o.control.News(budget, func(cell uint32) {
+		if c := o.legs[cell].Load(); c != nil {
+			yield(c)
+		}
+	})
 }
 
 // acks reports single acknowledgements to those who want each.

@@ -13,6 +13,10 @@ type position struct {
 
 	packets               int64 // on the wire or lost
 	sacked, lost, retrans int64 // of those
+
+	// Bytes below nxt that no packet counts: they have left since the packets
+	// were counted, as far as the limits tell.
+	more int64
 }
 
 func (p position) outstanding() int64 { return p.nxt - p.una }
@@ -23,8 +27,11 @@ func (p position) bytes(packets int64) int64 {
 	if p.packets == 0 {
 		return 0
 	}
-	return p.outstanding() * packets / p.packets
+	return (p.outstanding() - p.more) * packets / p.packets
 }
+
+// pipe is what is on the wire, and neither there nor lost.
+func (p position) pipe() int64 { return p.bytes(p.packets-p.sacked-p.lost+p.retrans) + p.more }
 
 // tally turns successive positions into reports, whoever told them.
 type tally struct {
@@ -45,7 +52,7 @@ func (t *tally) place(p position, mss cc.Bytes, at cc.Time) *flow.Report {
 	r.At = at
 	r.MSS = mss
 	r.Unsent = cc.Bytes(p.unsent)
-	r.Pipe = cc.Bytes(max(0, p.bytes(p.packets-p.sacked-p.lost+p.retrans)))
+	r.Pipe = cc.Bytes(max(0, p.pipe()))
 	r.Written = max(r.Written, t.since(p.end))
 	r.Acked = max(r.Acked, t.since(min(p.una+p.bytes(p.sacked), p.nxt)))
 	r.Sacked = r.Acked - t.since(min(p.una, p.nxt))

@@ -3,6 +3,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"sync/atomic"
 	"time"
@@ -25,13 +26,12 @@ type Told struct {
 }
 
 // Cell is one socket's part of the shared memory. One goroutine at a time uses
-// it, but for Fresh.
+// it, but for Mark.
 type Cell struct {
 	control    *Control
 	cell       *controlCell
 	index      uint32
 	generation uint32
-	read       atomic.Uint32 // sequence that was read last
 }
 
 // Bind makes the control that of a connected socket and returns the cell through
@@ -64,6 +64,7 @@ func (c *Control) take() (*Cell, error) {
 	}
 	index := c.free[last]
 	c.free = c.free[:last]
+	c.used.Store(max(c.used.Load(), index+1))
 	if c.sequence++; c.sequence == 0 {
 		c.sequence++ // 0 is nobody's
 	}
@@ -92,29 +93,58 @@ func (c *Cell) Free() {
 // Index tells the cell from others in use, as Ack.Cell does.
 func (c *Cell) Index() uint32 { return c.index }
 
-// Fresh tells whether there is something that has not been read.
-func (c *Cell) Fresh() bool { return atomic.LoadUint32(&c.cell.Seen.Sequence) != c.read.Load() }
+// Mark makes news of the cell, as if its socket had told something.
+func (c *Cell) Mark() {
+	word, bit := &c.control.news[c.index/64], uint64(1)<<(c.index%64)
+	if atomic.LoadUint64(word)&bit == 0 {
+		atomic.OrUint64(word, bit)
+	}
+}
+
+// News calls yield with the index of every cell in which there is something new,
+// up to limit of them; the rest come first the next time.
+func (c *Control) News(limit int, yield func(cell uint32)) {
+	used := int(c.used.Load()+63) / 64
+	for range used {
+		if c.turn++; c.turn >= used {
+			c.turn = 0
+		}
+		word := &c.news[c.turn]
+		if atomic.LoadUint64(word) == 0 {
+			continue
+		}
+		if limit <= 0 {
+			c.turn--
+			return
+		}
+		for left := atomic.SwapUint64(word, 0); left != 0; left &= left - 1 {
+			yield(uint32(c.turn*64 + bits.TrailingZeros64(left)))
+			limit--
+		}
+	}
+}
 
 // readTries is how often a reading that the kernel was writing meanwhile is
 // repeated at once; the next tick comes soon enough.
 const readTries = 8
 
 // Read copies what the socket told last; false: nothing yet, or it is telling
-// just now.
+// just now, and s is as it was.
 func (c *Cell) Read(s *Seen) bool {
 	const words = int(unsafe.Sizeof(Seen{}) / 8)
+	var whole Seen // until it is known to be, it is not s
 	from := (*[words]uint64)(unsafe.Pointer(&c.cell.Seen))
-	to := (*[words]uint64)(unsafe.Pointer(s))
+	to := (*[words]uint64)(unsafe.Pointer(&whole))
 	for range readTries {
 		before := atomic.LoadUint32(&c.cell.Seen.Sequence)
 		for i := range from {
 			to[i] = atomic.LoadUint64(&from[i])
 		}
 		if before%2 == 0 && atomic.LoadUint32(&c.cell.Seen.Sequence) == before {
-			if s.Generation != c.generation {
+			if whole.Generation != c.generation {
 				return false
 			}
-			c.read.Store(before)
+			*s = whole
 			return true
 		}
 	}

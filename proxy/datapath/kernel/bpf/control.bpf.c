@@ -141,6 +141,16 @@ struct {
 	__type(value, struct cell);
 } cells SEC(".maps");
 
+// news has a bit for every cell in which there is something new, so that the
+// process need not look at each; it clears them.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1); // set when loaded
+	__type(key, __u32);
+	__type(value, __u64);
+} news SEC(".maps");
+
 // bindings tells a socket its cell; the process writes it with the descriptor as
 // the key, before it selects this congestion control.
 struct {
@@ -238,9 +248,15 @@ static __always_inline void describe(struct tcp_sock *tp, struct state *s, struc
 
 static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct cell *c, __u64 now)
 {
+	__u32 cell = s->cell - 1, word = cell / 64;
+	__u64 bit = 1ULL << (cell % 64), *bits;
+
 	bump(&c->seen.sequence);
 	describe(tp, s, &c->seen, now);
 	bump(&c->seen.sequence);
+	bits = bpf_map_lookup_elem(&news, &word);
+	if (bits && !(*bits & bit))
+		__sync_fetch_and_or(bits, bit);
 }
 
 // obey puts into force what the process told. After a timeout the kernel's
@@ -309,15 +325,21 @@ static __always_inline void hear(struct state *s, struct cell *c)
 		s->lag = now - answers;
 }
 
+// listen is for an event at now, before it becomes the newest one.
+static __always_inline void listen(struct state *s, struct cell *c, __u64 now)
+{
+	hear(s, c);
+	if (s->answers == s->at)
+		s->since = now; // this is the first one to answer
+}
+
 // answered tells whether the process keeps up with the acknowledgements; this
 // one came at now.
 static __always_inline bool answered(struct tcp_sock *tp, struct state *s, struct cell *c, __u64 now)
 {
 	__u64 patience = tp->srtt_us / 8 * NSEC_PER_USEC * SILENCE_RTTS;
 
-	hear(s, c);
-	if (s->answers == s->at)
-		s->since = now; // this is the first one to answer
+	listen(s, c, now);
 	if (patience < SILENCE_LEAST)
 		patience = SILENCE_LEAST;
 	if (patience > SILENCE_MOST)
@@ -431,8 +453,11 @@ void BPF_PROG(penstock_set_state, struct sock *sk, __u8 new_state)
 	s->timeouts++;
 	c = cell_of(s);
 	if (c) {
-		s->at = bpf_ktime_get_ns();
-		publish(tp, s, c, s->at);
+		__u64 now = bpf_ktime_get_ns();
+
+		listen(s, c, now);
+		s->at = now;
+		publish(tp, s, c, now);
 	}
 }
 

@@ -73,6 +73,7 @@ const (
 	controlMapAcks                 = "acks"
 	controlMapBindings             = "bindings"
 	controlMapCells                = "cells"
+	controlMapNews                 = "news"
 	controlMapPenstock             = "penstock"
 	controlProgPenstockCongControl = "penstock_cong_control"
 	controlProgPenstockInit        = "penstock_init"
@@ -139,6 +140,7 @@ type controlMapSpecs struct {
 	Acks     *ebpf.MapSpec `ebpf:"acks"`
 	Bindings *ebpf.MapSpec `ebpf:"bindings"`
 	Cells    *ebpf.MapSpec `ebpf:"cells"`
+	News     *ebpf.MapSpec `ebpf:"news"`
 	Penstock *ebpf.MapSpec `ebpf:"penstock"`
 }
 
@@ -171,6 +173,7 @@ type controlMaps struct {
 	Acks     *ebpf.Map `ebpf:"acks"`
 	Bindings *ebpf.Map `ebpf:"bindings"`
 	Cells    *ebpf.Map `ebpf:"cells"`
+	News     *ebpf.Map `ebpf:"news"`
 	Penstock *ebpf.Map `ebpf:"penstock"`
 }
 
@@ -179,6 +182,7 @@ func (m *controlMaps) Close() error {
 		m.Acks,
 		m.Bindings,
 		m.Cells,
+		m.News,
 		m.Penstock,
 	)
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -26,11 +27,15 @@ type Control struct {
 	link     link.Link
 	memory   []byte
 	cells    []controlCell
+	newsRoom []byte   // the memory of news
+	news     []uint64 // a bit for each cell that has not been looked at since it changed
+	turn     int      // in news: where to go on
 	acks     *ringbuf.Reader
 	record   ringbuf.Record
 	mu       sync.Mutex
-	free     []uint32 // cells that nobody is bound to
-	sequence uint32   // of generations
+	free     []uint32      // cells that nobody is bound to, the lowest last
+	used     atomic.Uint32 // no cell from this one on was ever bound
+	sequence uint32        // of generations
 }
 
 // Check tells whether this process could open a Control here, and what is
@@ -53,7 +58,8 @@ func Open(cfg Config) (*Control, error) {
 	c := &Control{}
 	if err := c.open(cfg); err != nil {
 		_ = c.Close()
-		return nil, explain(err)
+		_, btf := os.Stat("/sys/kernel/btf/vmlinux")
+		return nil, explain(err, release(), btf)
 	}
 	return c, nil
 }
@@ -63,7 +69,9 @@ func (c *Control) open(cfg Config) error {
 	if err != nil {
 		return err
 	}
+	words := (cfg.Cells + 63) / 64
 	spec.Maps[controlMapCells].MaxEntries = uint32(cfg.Cells)
+	spec.Maps[controlMapNews].MaxEntries = uint32(words)
 	spec.Maps[controlMapAcks].MaxEntries = uint32(cfg.Ring)
 	name, err := nameField(spec.Maps[controlMapPenstock])
 	if err != nil {
@@ -85,6 +93,10 @@ func (c *Control) open(cfg Config) error {
 	if c.memory, err = unix.Mmap(c.objects.Cells.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map the cells: %w", err)
 	}
+	if c.newsRoom, err = unix.Mmap(c.objects.News.FD(), 0, words*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return fmt.Errorf("map the news: %w", err)
+	}
+	c.news = unsafe.Slice((*uint64)(unsafe.Pointer(&c.newsRoom[0])), words)
 	c.cells = unsafe.Slice((*controlCell)(unsafe.Pointer(&c.memory[0])), cfg.Cells)
 	if c.acks, err = ringbuf.NewReader(c.objects.Acks); err != nil {
 		return fmt.Errorf("map the ring: %w", err)
@@ -147,24 +159,29 @@ func (c *Control) Close() error {
 	defer c.mu.Unlock()
 	// Cells that are still held point into the memory; then it goes with the process.
 	if c.memory != nil && len(c.free) == len(c.cells) {
-		errs = append(errs, unix.Munmap(c.memory))
+		errs = append(errs, unix.Munmap(c.memory), unix.Munmap(c.newsRoom))
 	}
 	c.memory, c.free = nil, nil
 	return errors.Join(errs...)
 }
 
-// explain says what an error means, and what to do about it.
-func explain(err error) error {
+// release is the running kernel's; empty: it does not say.
+func release() string {
 	var u unix.Utsname
-	release := ""
-	if unix.Uname(&u) == nil {
-		release = unix.ByteSliceToString(u.Release[:])
+	if unix.Uname(&u) != nil {
+		return ""
 	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// explain says what an error means on a kernel of that release, and what to do
+// about it; btf is why there is no type information of the kernel, if so.
+func explain(err error, release string, btf error) error {
 	var why string
-	switch _, btfErr := os.Stat("/sys/kernel/btf/vmlinux"); {
+	switch {
 	case release != "" && !atLeast(release, 6, 10):
 		why = "needs Linux 6.10 or later, this is " + release
-	case errors.Is(btfErr, fs.ErrNotExist):
+	case errors.Is(btf, fs.ErrNotExist):
 		why = "needs the kernel's type information in /sys/kernel/btf/vmlinux: use a kernel with CONFIG_DEBUG_INFO_BTF=y"
 	case errors.Is(err, unix.EPERM):
 		why = "needs CAP_BPF and CAP_PERFMON at the start: run as root, or setcap cap_bpf,cap_perfmon+ep on the binary, " +
