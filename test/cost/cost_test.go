@@ -1,0 +1,430 @@
+//go:build linux
+
+// Package cost measures what proxying costs in processor time, between network
+// namespaces:
+//
+//	client ──── veth ──── edge ──── veth ──── server
+//	reads               the proxy             writes
+//
+//	go test -run '^$' -bench . -benchtime 1x ./test/cost
+//
+// Each load is carried by the plainest proxy there is (accept, dial, two
+// io.Copy, which package net turns into splice) and by Penstock; ratios are to
+// the former. The processor time is the proxy's own, but all share the machine.
+package cost
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+const (
+	proxyPort     = 8080 // of the edge
+	serverPort    = 80
+	telemetryAddr = "127.0.0.1:9464"
+
+	warmUp  = 3 * time.Second // slow start, and the first round of every flow
+	measure = 10 * time.Second
+)
+
+// copyEnv makes this test binary the plain proxy: "listen address, backend".
+const copyEnv = "PENSTOCK_COST_COPY"
+
+func TestMain(m *testing.M) {
+	if args := strings.Fields(os.Getenv(copyEnv)); len(args) == 2 {
+		fmt.Fprintln(os.Stderr, runCopy(args[0], args[1]))
+		os.Exit(1)
+	}
+	code, ran, err := netlab.Enter()
+	switch {
+	case ran:
+		os.Exit(code)
+	case err != nil:
+		fmt.Println("SKIPPED: measuring the cost needs network namespaces:", err)
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// load is what the clients download.
+type load struct {
+	name  string
+	flows int
+	rate  float64 // bits per second over all flows; 0: as fast as it goes
+	paced bool    // by the proxy, each flow at its part of the rate; else the server is
+}
+
+// carrier is a proxy under test.
+type carrier struct {
+	name      string
+	envelope  string
+	algorithm string // empty: the plain proxy
+}
+
+func BenchmarkCost(b *testing.B) {
+	executable := build(b)
+	for _, l := range []load{
+		{name: "1flow-1gbit", flows: 1, rate: 1e9},
+		{name: "1flow", flows: 1},
+		{name: "16flows", flows: 16},
+	} {
+		compare(b, executable, l, []carrier{
+			{name: "iocopy"},
+			{name: "none", envelope: "bbr", algorithm: "none"},
+			{name: "static-bbr", envelope: "bbr", algorithm: "static:cwnd_packets=100000"},
+			{name: "static-ebpf", envelope: "ebpf", algorithm: "static:cwnd_packets=100000"},
+			{name: "copa-bbr", envelope: "bbr", algorithm: "copa"},
+			{name: "copa-ebpf", envelope: "ebpf", algorithm: "copa"},
+		})
+	}
+}
+
+// BenchmarkManyPacedFlows has every flow paced at its part of 500 Mbit/s, by the
+// server where the proxy does not pace.
+func BenchmarkManyPacedFlows(b *testing.B) {
+	executable := build(b)
+	for _, l := range []load{
+		{name: "1000flows", flows: 1000, rate: 500e6, paced: true},
+		{name: "10000flows", flows: 10000, rate: 500e6, paced: true},
+	} {
+		l.flows = enough(l.flows)
+		paced := fmt.Sprintf("static:cwnd_packets=40,pacing_mbit=%g", l.rate/1e6/float64(l.flows))
+		compare(b, executable, l, []carrier{
+			{name: "iocopy"},
+			{name: "none", envelope: "bbr", algorithm: "none"},
+			{name: "static-bbr", envelope: "bbr", algorithm: paced},
+			{name: "static-ebpf", envelope: "ebpf", algorithm: paced},
+		})
+	}
+}
+
+func compare(b *testing.B, executable string, l load, carriers []carrier) {
+	var plain usage
+	for _, c := range carriers {
+		b.Run(l.name+"/"+c.name, func(b *testing.B) {
+			var u usage
+			for range b.N {
+				u.add(run(b, executable, l, c))
+			}
+			if c.algorithm == "" {
+				plain = u
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(u.mbps(), "Mbit/s")
+			b.ReportMetric(u.perGB(), "CPU-s/GB")
+			if plain.bytes > 0 {
+				b.ReportMetric(u.mbps()/plain.mbps(), "x-rate")
+				b.ReportMetric(u.perGB()/plain.perGB(), "x-CPU")
+			}
+			b.ReportMetric(float64(l.flows), "flows")
+			for unit, v := range u.seen {
+				b.ReportMetric(v, unit)
+			}
+		})
+	}
+}
+
+// usage is what moving bytes took.
+type usage struct {
+	bytes int64
+	wall  time.Duration
+	cpu   time.Duration
+	seen  map[string]float64 // what the proxy says of itself, by unit; of the last run
+}
+
+func (u *usage) add(v usage) {
+	u.bytes += v.bytes
+	u.wall += v.wall
+	u.cpu += v.cpu
+	u.seen = v.seen
+}
+
+func (u usage) mbps() float64  { return float64(u.bytes) * 8 / u.wall.Seconds() / 1e6 }
+func (u usage) perGB() float64 { return u.cpu.Seconds() / (float64(u.bytes) / 1e9) }
+
+// run carries the load once.
+func run(b *testing.B, executable string, l load, c carrier) usage {
+	lab, err := netlab.NewRouted()
+	require.NoError(b, err)
+	defer func() { require.NoError(b, lab.Close()) }()
+	for _, n := range []*netlab.Node{lab.Client, lab.Edge, lab.Server} {
+		require.NoError(b, n.Sysctl("net.ipv4.ip_local_port_range", "1024 65000"))
+		require.NoError(b, n.Sysctl("net.core.somaxconn", "16384"))
+	}
+
+	perFlow := 0.0
+	if l.rate > 0 && (!l.paced || c.algorithm == "" || c.algorithm == "none") {
+		perFlow = l.rate / float64(l.flows)
+	}
+	source := startSource(b, lab, perFlow)
+	defer source.close()
+	edge := startProxy(b, lab, executable, c)
+	defer edge.stop(b)
+	sink := startSink(b, lab, l.flows)
+	defer sink.close()
+
+	time.Sleep(warmUp)
+	before, cpuBefore, at := sink.got.Load(), cpuTime(b, edge.pid()), time.Now()
+	time.Sleep(measure)
+	u := usage{bytes: sink.got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
+	if c.algorithm != "" {
+		u.seen = edge.telemetry(b)
+	}
+	return u
+}
+
+// enough returns as many flows as the descriptor limit has room for, here and in
+// the proxy, at most n.
+func enough(n int) int { return min(n, proxy.DescriptorBudget().Connections-8) }
+
+func build(b *testing.B) string {
+	executable := filepath.Join(b.TempDir(), "penstock")
+	cmd := exec.Command("go", "build", "-o", executable, "github.com/penstock-net/penstock/cmd/penstock")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.CombinedOutput()
+	require.NoError(b, err, string(out))
+	return executable
+}
+
+// source is the server: it writes to everybody, each at a rate in bits per
+// second if that is not 0.
+type source struct {
+	ln    net.Listener
+	conns sync.Map
+	all   sync.WaitGroup
+}
+
+func startSource(b *testing.B, lab *netlab.Routed, rate float64) *source {
+	s := &source{}
+	ln, err := lab.Server.Listen("tcp4", fmt.Sprintf(":%d", serverPort))
+	require.NoError(b, err)
+	s.ln = ln
+	s.all.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			if prepare(conn.(*net.TCPConn), rate) != nil {
+				_ = conn.Close() // the sink has gone
+				continue
+			}
+			s.conns.Store(conn, true)
+			s.all.Go(func() {
+				piece := make([]byte, 64<<10)
+				if rate > 0 && rate < 50e6 {
+					piece = piece[:16<<10] // ten thousand of them wait here
+				}
+				for {
+					if _, err := conn.Write(piece); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	return s
+}
+
+// prepare gives every source the same congestion control, and its rate.
+func prepare(conn *net.TCPConn, rate float64) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	err = raw.Control(func(fd uintptr) {
+		inner = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic")
+		if rate > 0 {
+			inner = errors.Join(inner, unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, uint64(rate/8)))
+		}
+	})
+	return errors.Join(err, inner)
+}
+
+func (s *source) close() {
+	_ = s.ln.Close()
+	s.conns.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
+	s.all.Wait()
+}
+
+// sink is the clients.
+type sink struct {
+	conns []net.Conn
+	got   atomic.Int64
+	all   sync.WaitGroup
+}
+
+func startSink(b *testing.B, lab *netlab.Routed, flows int) *sink {
+	s := &sink{}
+	addr := netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort).String()
+	size := max(8<<10, (1<<20)/flows)
+	for range flows {
+		conn, err := lab.Client.Dial("tcp4", addr)
+		require.NoError(b, err)
+		s.conns = append(s.conns, conn)
+		s.all.Go(func() {
+			buf := make([]byte, size)
+			for {
+				n, err := conn.Read(buf)
+				s.got.Add(int64(n))
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	return s
+}
+
+func (s *sink) close() {
+	for _, c := range s.conns {
+		_ = c.Close()
+	}
+	s.all.Wait()
+}
+
+// program is what runs at the edge.
+type program struct {
+	cmd  *netlab.Cmd
+	edge *netlab.Node
+	said bytes.Buffer
+}
+
+func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) *program {
+	listen := netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort).String()
+	backend := netip.AddrPortFrom(lab.ServerAddr.V4, serverPort).String()
+	p := &program{edge: lab.Edge}
+	ready := func() bool {
+		conn, err := lab.Client.Dial("tcp4", listen)
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	}
+	if c.algorithm == "" {
+		self, err := os.Executable()
+		require.NoError(b, err)
+		p.cmd = lab.Edge.Command(context.Background(), self)
+		p.cmd.Env = append(os.Environ(), copyEnv+"="+listen+" "+backend)
+	} else {
+		config := filepath.Join(b.TempDir(), "penstock.yaml")
+		require.NoError(b, os.WriteFile(config, fmt.Appendf(nil, `envelope: %s
+listeners: [{name: bench, mode: forward, address: %q, target: %q}]
+defaults: {algorithm: %q, group: flow, up: {algorithm: none}}
+limits: {held_legs: 32768}
+telemetry: {address: %q}
+log: {level: warn, flows: false}
+shutdown: {drain: 0s}
+`, c.envelope, listen, backend, c.algorithm, telemetryAddr), 0o600))
+		p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--config", config)
+	}
+	p.cmd.Stderr = &p.said
+	require.NoError(b, p.cmd.Start())
+	require.Eventually(b, ready, 20*time.Second, 50*time.Millisecond, "the proxy does not listen")
+	return p
+}
+
+func (p *program) pid() int { return p.cmd.Process.Pid }
+
+func (p *program) stop(b *testing.B) {
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	_ = p.cmd.Wait() // the plain one ends by the signal
+	if said := p.said.String(); b.Failed() || strings.Contains(said, "level=ERROR") {
+		b.Log(said)
+	}
+}
+
+// telemetry reads what the proxy says of itself.
+func (p *program) telemetry(b *testing.B) map[string]float64 {
+	client := http.Client{Transport: &http.Transport{DialContext: p.edge.DialContext, DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	resp, err := client.Get("http://" + telemetryAddr + "/metrics")
+	require.NoError(b, err)
+	defer resp.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(resp.Body)
+	require.NoError(b, err)
+	seen := map[string]float64{}
+	for name, unit := range map[string]string{
+		"penstock_datapath_held_legs": "held", "penstock_datapath_falls_total": "falls", "penstock_datapath_poll_interval_seconds": "poll-s",
+	} {
+		if f := families[name]; f != nil {
+			m := f.GetMetric()[0]
+			seen[unit] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	if f := families["penstock_datapath_answer_seconds"]; f != nil {
+		h := f.GetMetric()[0].GetHistogram()
+		for unit, q := range map[string]float64{"answer-p50-ms": .5, "answer-p99-ms": .99} {
+			for _, bucket := range h.GetBucket() {
+				if float64(bucket.GetCumulativeCount()) >= q*float64(h.GetSampleCount()) && h.GetSampleCount() > 0 {
+					seen[unit] = bucket.GetUpperBound() * 1e3
+					break
+				}
+			}
+		}
+	}
+	return seen
+}
+
+// cpuTime is the processor time a process has used so far.
+func cpuTime(b *testing.B, pid int) time.Duration {
+	const schedulerAccount = 2 // the clock of another process: its complemented id above the account
+	var ts unix.Timespec
+	require.NoError(b, unix.ClockGettime(int32(^pid<<3|schedulerAccount), &ts))
+	return time.Duration(ts.Nano())
+}
+
+// runCopy is the plain proxy; it ends with its process.
+func runCopy(listen, backend string) error {
+	ln, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	for {
+		client, err := ln.Accept()
+		if err != nil {
+			return err
+		}
+		go func() {
+			defer client.Close()
+			server, err := net.Dial("tcp", backend)
+			if err != nil {
+				return
+			}
+			defer server.Close()
+			up := make(chan struct{})
+			go func() {
+				defer close(up)
+				_, _ = io.Copy(server, client)
+				_ = server.Close()
+			}()
+			_, _ = io.Copy(client, server)
+			_ = client.Close()
+			<-up
+		}()
+	}
+}
