@@ -5,6 +5,7 @@ package netlab
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,8 +33,11 @@ type Sniffer struct {
 	fd     int
 	ring   []byte
 	next   int // frame that the kernel fills next
-	zero   int64
 	decode *decoder
+
+	began         time.Time
+	ahead, before int64         // what the wall clock is ahead of the record's, in ns: now, and when last read
+	looked        time.Duration // when it was last read, on the record's clock
 
 	mu      sync.Mutex
 	packets []Packet
@@ -92,7 +96,8 @@ func (s *Sniffer) open(index int) (err error) {
 	if s.ring, err = unix.Mmap(s.fd, 0, sniffBlock*sniffBlocks, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map the ring: %w", err)
 	}
-	s.zero = time.Now().UnixNano()
+	s.began = time.Now()
+	s.ahead = s.wallAhead()
 	if err := unix.Bind(s.fd, &unix.SockaddrLinklayer{Protocol: allProtocols, Ifindex: index}); err != nil {
 		return fmt.Errorf("bind the packet socket: %w", err)
 	}
@@ -104,7 +109,22 @@ func (s *Sniffer) open(index int) (err error) {
 const allProtocols = unix.ETH_P_ALL << 8
 
 // Elapsed is the time on the record's clock.
-func (s *Sniffer) Elapsed() time.Duration { return time.Duration(time.Now().UnixNano() - s.zero) }
+func (s *Sniffer) Elapsed() time.Duration { return time.Since(s.began) }
+
+// wallAhead is what the wall clock, which the kernel stamps packets with, is
+// ahead of the record's: the reading in whose middle least time passed.
+func (s *Sniffer) wallAhead() (ahead int64) {
+	tightest := time.Duration(math.MaxInt64)
+	for range 3 {
+		from := time.Since(s.began)
+		wall := time.Now().UnixNano()
+		to := time.Since(s.began)
+		if to-from < tightest {
+			tightest, ahead = to-from, wall-int64(from+to)/2
+		}
+	}
+	return ahead
+}
 
 // Packets returns what has been recorded so far, but for the last 10 ms.
 func (s *Sniffer) Packets() []Packet {
@@ -163,6 +183,8 @@ func (s *Sniffer) run() {
 func (s *Sniffer) read() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.before, s.ahead = s.ahead, s.wallAhead()
+	defer func(now time.Duration) { s.looked = now }(s.Elapsed())
 	for {
 		frame := s.ring[s.next*sniffFrame:][:sniffFrame]
 		header := (*unix.Tpacket2Hdr)(unsafe.Pointer(&frame[0]))
@@ -182,12 +204,26 @@ func (s *Sniffer) add(frame []byte, header *unix.Tpacket2Hdr) {
 	}
 	from := (*unix.RawSockaddrLinklayer)(unsafe.Pointer(&frame[tpacketAddr]))
 	p.Out = from.Pkttype == unix.PACKET_OUTGOING
-	p.At = time.Duration(int64(header.Sec)*int64(time.Second) + int64(header.Nsec) - s.zero)
+	p.At = s.at(int64(header.Sec)*int64(time.Second) + int64(header.Nsec))
 	if n := len(s.packets); n > 0 {
 		// Two processors that write at once may stamp out of their turn.
 		p.At = max(p.At, s.packets[n-1].At)
 	}
 	s.packets = append(s.packets, p)
+}
+
+// at is when a packet with that stamp passed. The wall clock may have been set
+// since the ring was last read: then it is the reading before that puts a packet
+// into the time from then on.
+func (s *Sniffer) at(stamp int64) time.Duration {
+	at := time.Duration(stamp - s.ahead)
+	if step := s.ahead - s.before; max(step, -step) > int64(time.Millisecond) {
+		earlier := time.Duration(stamp - s.before)
+		if at < s.looked-time.Millisecond || at > s.Elapsed() && earlier <= s.Elapsed() {
+			return earlier
+		}
+	}
+	return at
 }
 
 // tpacketAddr is where a frame has its link-layer address: behind the header,
