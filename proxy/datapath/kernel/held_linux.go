@@ -18,7 +18,8 @@ type held struct {
 	next bpf.Seen // the one to be reported
 	lost cc.Bytes // packets at the size they had when they were lost
 	told flow.Limit
-	base int64 // what the socket had taken when observation began
+	let  cc.Bytes // the largest window told since the newest reading, or in force then
+	base int64    // what the socket had taken when observation began
 }
 
 // start takes the first reading of a socket that has taken wrote bytes so far;
@@ -70,9 +71,9 @@ const pacedBurst = 2
 func (h *held) room(p position, since time.Duration) int64 {
 	s, mss := &h.next, max(1, int64(h.next.Mss))
 	itself := s.Fallen != 0 || h.told.Cwnd == 0
-	window := max(1, int64(h.told.Cwnd)/mss)
-	if itself {
-		window = int64(s.Cwnd)
+	window := int64(s.Cwnd)
+	if !itself {
+		window = max(window, int64(h.let)/mss, 1)
 	}
 	room := min(window*mss-p.pipe(), int64(s.SndWnd)-p.outstanding())
 	if h.told.PacingRate > 0 && !itself {
@@ -88,6 +89,7 @@ func (h *held) step(wrote int64, fin bool, happened, now cc.Time) flow.Report {
 	at := now
 	if s.At != h.seen.At { // else nothing has happened since
 		at = min(happened, now)
+		h.let = h.told.Cwnd
 	}
 	at = max(at, h.report.At)
 	mss := cc.Bytes(s.Mss)
@@ -110,7 +112,7 @@ func (h *held) step(wrote int64, fin bool, happened, now cc.Time) flow.Report {
 
 // tell puts the limit into force from the next acknowledgement or transmission on.
 func (h *held) tell(limit flow.Limit) {
-	h.told = limit
+	h.grant(limit)
 	h.cell.Tell(bpf.Told{
 		Cwnd:     uint32(min(max(1, limit.Cwnd), math.MaxInt32)),
 		Rate:     perSecond(limit.PacingRate),
@@ -118,6 +120,12 @@ func (h *held) tell(limit flow.Limit) {
 		Timeouts: h.seen.Timeouts,
 		Each:     limit.EveryAck,
 	})
+}
+
+// grant has the limit be in force as far as the books go.
+func (h *held) grant(limit flow.Limit) {
+	h.told = limit
+	h.let = max(h.let, limit.Cwnd)
 }
 
 // perSecond is a pacing rate in bytes; only what is not paced is 0.
