@@ -1,0 +1,257 @@
+//go:build linux
+
+package bpf
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestASocketTellsWhereItStandsAtOnce(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	sender, receiver := connect(t)
+	pass(t, sender, receiver, 50_000) // is no part of it
+	until(t, "all of it is acknowledged", func() bool { return info(t, sender).Unacked == 0 })
+	deafen(t, receiver)
+	_, err := sender.Write(make([]byte, 10))
+	require.NoError(t, err)
+	was := info(t, sender)
+
+	l := bind(t, c, sender, receiver)
+	var s Seen
+	require.True(t, l.Read(&s))
+	assert.EqualValues(t, was.Snd_cwnd, s.Cwnd, "the window is what it was")
+	assert.EqualValues(t, was.Snd_mss, s.Mss)
+	assert.EqualValues(t, was.Snd_wnd, s.SndWnd)
+	assert.InDelta(t, was.Rtt, s.SrttUs, 1)
+	assert.EqualValues(t, 0, s.Acked)
+	assert.EqualValues(t, 10, s.Sent)
+	assert.EqualValues(t, 10, s.End)
+	assert.EqualValues(t, 1, s.PacketsOut)
+	for name, count := range map[string]uint32{
+		"acks": s.Acks, "delivered": s.Delivered, "lost": s.Lost, "marked": s.Marked, "timeouts": s.Timeouts,
+		"falls": s.Falls, "fallen": s.Fallen, "missed": s.Missed, "samples": s.Samples,
+	} {
+		assert.Zero(t, count, name)
+	}
+}
+
+func TestNoMoreIsOutstandingThanTheWindow(t *testing.T) {
+	c := open(t, Config{Cells: 1, Ring: 8 << 20})
+	l := bound(t, c)
+	for _, window := range []uint32{20, 40, 5, 2, 13} {
+		told := Told{Cwnd: window*l.reading(t).Mss + 1, Each: true}
+		before := l.told(t, told)
+		var acks, most uint64
+		check := func(a *Ack) {
+			if int32(a.Seen.Acks-before.Acks) <= 0 {
+				return
+			}
+			onTime(t, a.Seen)
+			assert.Equal(t, window, a.Seen.Cwnd)
+			assert.LessOrEqual(t, a.Seen.PacketsOut, window)
+			out := a.Seen.Sent - before.Acked // when the acknowledgement came
+			assert.LessOrEqual(t, out, uint64(told.Cwnd))
+			most = max(most, out)
+			before = a.Seen
+			acks++
+		}
+		l.transfer(t, 1<<20, func(Seen) {
+			l.told(t, told)
+			require.NoError(t, c.Acks(check))
+		})
+		assert.Greater(t, acks, uint64(10))
+		assert.Greater(t, most, uint64(told.Cwnd/2), "it is made use of")
+	}
+	assert.Zero(t, l.reading(t).Missed)
+}
+
+func TestAWindowIsInForceWithoutAnAcknowledgement(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	l.pass(t, 10_000)
+	l.settled(t)
+	deafen(t, l.receiver)
+	// While something is underway the kernel waits for an acknowledgement with
+	// the last third of a window.
+	for _, step := range []struct {
+		told, least, most uint32
+		write             int
+	}{
+		{3, 3, 3, 45_000},
+		{12, 8, 12, 1},
+		{4, 8, 12, 1}, // what is out is out
+		{24, 16, 24, 1},
+	} {
+		before := l.window(t, step.told)
+		require.NoError(t, produce(l.sender, step.write))
+		i := info(t, l.sender)
+		if l.reading(t).Timeouts > 0 {
+			t.Skip("this machine stood still for long enough for a retransmission timeout")
+		}
+		assert.GreaterOrEqual(t, i.Unacked, step.least, "a window of %d", step.told)
+		assert.LessOrEqual(t, i.Unacked, step.most, "a window of %d", step.told)
+		assert.Equal(t, step.told, i.Snd_cwnd)
+		assert.Equal(t, before.Acks, l.reading(t).Acks, "nobody answered")
+	}
+}
+
+func TestARateIsInForceWithTheWindow(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	s := l.reading(t)
+	l.Tell(Told{Cwnd: 10 * s.Mss, Rate: 7_654_321, Answers: s.At})
+	l.transfer(t, 10*int(s.Mss), func(Seen) {})
+	onTime(t, l.reading(t))
+	assert.EqualValues(t, 7_654_321, info(t, l.sender).Pacing_rate)
+	s = l.reading(t)
+	l.Tell(Told{Cwnd: 10 * s.Mss, Answers: s.At})
+	l.transfer(t, 10*int(s.Mss), func(Seen) {})
+	onTime(t, l.reading(t))
+	assert.EqualValues(t, uint64(math.MaxUint64), info(t, l.sender).Pacing_rate, "not paced")
+}
+
+func TestAFullTableLeavesTheSocketAsItIs(t *testing.T) {
+	c := open(t, Config{Cells: 2})
+	first, second := bound(t, c), bound(t, c)
+	assert.NotEqual(t, first.Index(), second.Index())
+	sender, receiver := connect(t)
+	was := controlOf(t, sender)
+	for range 3 {
+		err := tryOn(sender, func(fd int) error {
+			cell, err := c.Bind(fd)
+			assert.Nil(t, cell)
+			return err
+		})
+		require.ErrorIs(t, err, ErrFull)
+	}
+	assert.Equal(t, was, controlOf(t, sender))
+	pass(t, sender, receiver, 100_000)
+
+	first.Free()
+	l := bind(t, c, sender, receiver)
+	assert.Equal(t, c.Name(), controlOf(t, sender))
+	assert.Equal(t, first.Index(), l.Index())
+	assert.Zero(t, l.reading(t).Acked)
+}
+
+func TestASocketThatCannotBeBoundGivesItsCellBack(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer unix.Close(fd) //nolint:errcheck // nothing is in it
+	for range 2 {
+		_, err := c.Bind(fd)
+		require.Error(t, err)
+		require.NotErrorIs(t, err, ErrFull)
+		_, err = c.Bind(-1)
+		require.Error(t, err)
+		require.NotErrorIs(t, err, ErrFull)
+	}
+	bound(t, c)
+}
+
+// TestAFreedSocketHasNoPartInItsCellAnyMore: neither does it obey what its
+// successor is told, nor is what it does taken for the successor's.
+func TestAFreedSocketHasNoPartInItsCellAnyMore(t *testing.T) {
+	c := open(t, Config{Cells: 1, Ring: 1 << 20})
+	old := bound(t, c)
+	old.window(t, 10)
+	old.pass(t, 100_000)
+	onTime(t, old.reading(t))
+	require.EqualValues(t, 10, info(t, old.sender).Snd_cwnd)
+	old.Free()
+
+	next := bound(t, c)
+	require.Equal(t, old.Index(), next.Index())
+	next.told(t, Told{Cwnd: segment, Each: true})
+	before := next.reading(t)
+	old.pass(t, 2<<20)
+	assert.Equal(t, before, next.reading(t))
+	require.NoError(t, c.Acks(func(a *Ack) { assert.Fail(t, "an acknowledgement of the old socket", "%+v", a) }))
+	assert.Greater(t, info(t, old.sender).Snd_cwnd, uint32(10), "it grows as Reno does")
+}
+
+// TestAReadingIsOfOneMoment: every field belongs to the same publication.
+func TestAReadingIsOfOneMoment(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	before := l.reading(t)
+	base := before.Sequence/2 - before.Acks
+	readings := 0
+	for deadline := time.Now().Add(patience); readings < 100 && time.Now().Before(deadline); {
+		l.transfer(t, 8<<20, func(s Seen) {
+			if s.Sequence != before.Sequence {
+				readings++
+			}
+			require.Zero(t, s.Sequence%2)
+			require.Equal(t, base, s.Sequence/2-s.Acks-s.Timeouts, "as many publications as events")
+			require.LessOrEqual(t, s.Acked, s.Newest)
+			require.LessOrEqual(t, s.Newest, s.Sent)
+			require.LessOrEqual(t, s.Sent, s.End)
+			require.Equal(t, s.Sent == s.Acked, s.PacketsOut == 0)
+			require.LessOrEqual(t, s.Sent-s.Acked, uint64(s.PacketsOut)*uint64(s.Mss))
+			require.LessOrEqual(t, s.SackedOut+s.LostOut, s.PacketsOut)
+			require.LessOrEqual(t, s.Samples, s.Acks)
+			for _, grew := range []bool{
+				s.At >= before.At, s.Acked >= before.Acked, s.Newest >= before.Newest, s.Sent >= before.Sent, s.End >= before.End,
+				s.Acks >= before.Acks, s.Samples >= before.Samples, s.Delivered >= before.Delivered, s.Falls >= before.Falls,
+			} {
+				require.True(t, grew, "%+v after %+v", s, before)
+			}
+			before = s
+			l.window(t, 8)
+		})
+	}
+	assert.GreaterOrEqual(t, readings, 100)
+}
+
+func TestAReadingThatCannotBeHadLeavesTheLastOne(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	last := l.reading(t)
+	s := last
+	l.cell.Seen.Sequence++ // as it is while the kernel writes
+	l.cell.Seen.Acked = 99
+	assert.False(t, l.Read(&s))
+	assert.Equal(t, last, s)
+	l.cell.Seen.Sequence++
+	l.cell.Seen.Generation++ // as it is until a new socket has written
+	assert.False(t, l.Read(&s))
+	assert.Equal(t, last, s)
+	l.cell.Seen.Generation--
+	require.True(t, l.Read(&s))
+	assert.EqualValues(t, 99, s.Acked)
+}
+
+// TestOffsetsGoOnPast32Bits crosses, with 4 GiB, every sequence number there is.
+func TestOffsetsGoOnPast32Bits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs some seconds for 4 GiB")
+	}
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	const total = 4<<30 + 12_345
+	window := uint32(math.MaxInt32)
+	var before Seen
+	for left := total; left > 0; {
+		n := min(left, 1<<30)
+		l.transfer(t, n, func(s Seen) {
+			require.True(t, s.Acked >= before.Acked && s.Newest >= s.Acked && s.Sent >= s.Newest && s.End >= s.Sent, "%+v after %+v", s, before)
+			require.LessOrEqual(t, s.End-s.Acked, uint64(1<<30))
+			before = s
+			l.told(t, Told{Cwnd: window})
+		})
+		left -= n
+	}
+	s := l.reading(t)
+	assert.EqualValues(t, uint64(total), s.Acked)
+	assert.EqualValues(t, uint64(total), s.Newest)
+	assert.EqualValues(t, uint64(total), s.Sent)
+	assert.EqualValues(t, uint64(total), s.End)
+}
