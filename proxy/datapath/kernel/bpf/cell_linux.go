@@ -85,7 +85,7 @@ func (c *Cell) Free() {
 	atomic.StoreUint32(&c.cell.Told.Generation, 0)
 	c.control.mu.Lock()
 	defer c.control.mu.Unlock()
-	if c.control.memory != nil {
+	if !c.control.closed {
 		c.control.free = append(c.control.free, c.index)
 	}
 }

@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"math"
+	"runtime"
 	"testing"
 	"time"
 
@@ -227,6 +228,56 @@ func TestAReadingThatCannotBeHadLeavesTheLastOne(t *testing.T) {
 	l.cell.Seen.Generation--
 	require.True(t, l.Read(&s))
 	assert.EqualValues(t, 99, s.Acked)
+}
+
+func TestACellOutlivesItsControl(t *testing.T) {
+	open(t, Config{Cells: 1}) // skips where there is none
+	c, err := Open(Config{Cells: 1})
+	require.NoError(t, err)
+	l := bound(t, c)
+	require.NoError(t, c.Close())
+	err = tryOn(l.sender, func(fd int) error {
+		_, err := c.Bind(fd)
+		return err
+	})
+	require.ErrorIs(t, err, ErrFull)
+	l.Free()
+	runtime.GC()
+	l.Mark() // as a writer does that was underway
+	l.Tell(Told{Cwnd: 1})
+	assert.Positive(t, l.reading(t).Mss)
+}
+
+func TestOnlyCellsWithNewsAreNamed(t *testing.T) {
+	c := open(t, Config{Cells: 200})
+	var all []*leg
+	for range 70 { // more than there are in a word
+		all = append(all, bound(t, c))
+	}
+	news := func(limit int) (named []uint32) {
+		c.News(limit, func(cell uint32) { named = append(named, cell) })
+		return named
+	}
+	first := news(200)
+	assert.Len(t, first, len(all), "each is new")
+	for _, l := range all {
+		assert.Contains(t, first, l.Index())
+	}
+	assert.Empty(t, news(200), "and told once")
+
+	all[69].pass(t, 100_000)
+	all[69].settled(t)
+	assert.Equal(t, []uint32{all[69].Index()}, news(200))
+	assert.EqualValues(t, 100_000, all[69].reading(t).Acked)
+	all[3].Mark()
+	all[3].Mark()
+	assert.Equal(t, []uint32{all[3].Index()}, news(200))
+
+	all[3].Mark()
+	all[69].Mark()
+	both := append(news(1), news(1)...)
+	assert.ElementsMatch(t, []uint32{all[3].Index(), all[69].Index()}, both, "what a limit leaves over comes next")
+	assert.Empty(t, news(0))
 }
 
 // TestOffsetsGoOnPast32Bits crosses, with 4 GiB, every sequence number there is.

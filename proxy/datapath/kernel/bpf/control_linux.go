@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -25,9 +26,7 @@ type Control struct {
 	name     string
 	objects  controlObjects
 	link     link.Link
-	memory   []byte
 	cells    []controlCell
-	newsRoom []byte   // the memory of news
 	news     []uint64 // a bit for each cell that has not been looked at since it changed
 	turn     int      // in news: where to go on
 	acks     *ringbuf.Reader
@@ -36,6 +35,7 @@ type Control struct {
 	free     []uint32      // cells that nobody is bound to, the lowest last
 	used     atomic.Uint32 // no cell from this one on was ever bound
 	sequence uint32        // of generations
+	closed   bool
 }
 
 // Check tells whether this process could open a Control here, and what is
@@ -90,14 +90,18 @@ func (c *Control) open(cfg Config) error {
 		}
 	}
 	size := cfg.Cells * int(unsafe.Sizeof(controlCell{}))
-	if c.memory, err = unix.Mmap(c.objects.Cells.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	memory, err := unix.Mmap(c.objects.Cells.FD(), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
 		return fmt.Errorf("map the cells: %w", err)
 	}
-	if c.newsRoom, err = unix.Mmap(c.objects.News.FD(), 0, words*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	runtime.AddCleanup(c, unmap, memory)
+	news, err := unix.Mmap(c.objects.News.FD(), 0, words*8, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
 		return fmt.Errorf("map the news: %w", err)
 	}
-	c.news = unsafe.Slice((*uint64)(unsafe.Pointer(&c.newsRoom[0])), words)
-	c.cells = unsafe.Slice((*controlCell)(unsafe.Pointer(&c.memory[0])), cfg.Cells)
+	runtime.AddCleanup(c, unmap, news)
+	c.news = unsafe.Slice((*uint64)(unsafe.Pointer(&news[0])), words)
+	c.cells = unsafe.Slice((*controlCell)(unsafe.Pointer(&memory[0])), cfg.Cells)
 	if c.acks, err = ringbuf.NewReader(c.objects.Acks); err != nil {
 		return fmt.Errorf("map the ring: %w", err)
 	}
@@ -107,6 +111,10 @@ func (c *Control) open(cfg Config) error {
 	}
 	return nil
 }
+
+// unmap is for when nobody has the control, nor a cell of it, any more: a writer
+// that was underway at Close may still come to its cell.
+func unmap(memory []byte) { _ = unix.Munmap(memory) }
 
 // register loads the objects and puts them into the kernel's list.
 func (c *Control) register(spec *ebpf.CollectionSpec) error {
@@ -157,11 +165,7 @@ func (c *Control) Close() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Cells that are still held point into the memory; then it goes with the process.
-	if c.memory != nil && len(c.free) == len(c.cells) {
-		errs = append(errs, unix.Munmap(c.memory), unix.Munmap(c.newsRoom))
-	}
-	c.memory, c.free = nil, nil
+	c.closed, c.free = true, nil
 	return errors.Join(errs...)
 }
 
