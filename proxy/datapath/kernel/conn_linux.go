@@ -52,7 +52,9 @@ type Conn struct {
 	info  unix.TCPInfo
 	size  uint32 // in: room in info; out: how much of it the kernel filled
 	errno syscall.Errno
-	read  func(fd uintptr) // readInfo, made once: polling allocates nothing
+	read  func(fd uintptr)      // readInfo, made once: polling allocates nothing
+	roomy func(fd uintptr) bool // hasRoom, made once
+	asked [1]unix.PollFd        // of hasRoom, under the write lock of raw
 
 	// Only the tick touches these.
 	due   uint64 // tick at which to poll again
@@ -79,7 +81,7 @@ func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
 		return nil, fmt.Errorf("kernel: wrap: %w", err)
 	}
 	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing}
-	c.read = c.readInfo
+	c.read, c.roomy = c.readInfo, c.hasRoom
 	if err := errors.Join(tcp.SetNoDelay(true), tcp.SetKeepAliveConfig(d.keepAlive)); err != nil {
 		return nil, fmt.Errorf("kernel: wrap: %w", err)
 	}
@@ -304,6 +306,9 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	c.begin()
 	defer c.end()
 	for {
+		if err := c.await(); err != nil {
+			return n, err
+		}
 		wrote, err := c.tcp.Write(b[n:c.upTo(n, len(b))])
 		c.wrote.Add(int64(wrote))
 		if n += wrote; err != nil || n == len(b) {
@@ -312,13 +317,28 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	}
 }
 
-// upTo is how far a write of what lies between n and end goes at once. The
-// kernel checks what it may park only every 64 KiB within a write.
+// upTo is how far a write of what lies between n and end goes at once, await
+// waits until it may. The kernel checks what it may park only when it begins a
+// buffer of up to 64 KiB, whether writes are small or large.
 func (c *Conn) upTo(n, end int) int {
 	if piece := int(c.piece.Load()); piece > 0 {
 		return min(end, n+piece)
 	}
 	return end
+}
+
+func (c *Conn) await() error {
+	if c.piece.Load() == 0 {
+		return nil
+	}
+	return c.raw.Write(c.roomy)
+}
+
+// hasRoom runs inside RawConn.Write. Asking has the kernel wake us when there is.
+func (c *Conn) hasRoom(fd uintptr) bool {
+	c.asked[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLOUT}
+	n, err := unix.Poll(c.asked[:], 0)
+	return n > 0 || err != nil // the write then says what is wrong
 }
 
 // Close implements net.Conn. A last report tells what is known by now; what is

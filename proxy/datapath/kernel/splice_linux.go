@@ -158,7 +158,10 @@ func (s *splicer) Drain(limit int) (int, error) {
 		return 0, nil
 	}
 	s.dst.begin()
-	poll := s.dst.raw.Write(s.out)
+	poll := s.dst.await()
+	if poll == nil {
+		poll = s.dst.raw.Write(s.out)
+	}
 	s.dst.wrote.Add(int64(s.n))
 	s.dst.end()
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
