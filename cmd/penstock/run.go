@@ -117,14 +117,14 @@ func (h *house) openTrace() (done func() error, err error) {
 // announce logs what is in use, and what is missing.
 func (h *house) announce() {
 	d := h.proxy.Datapath
-	switch {
-	case d.Control() != "":
-		h.log.Info("datapath: the kernel holds our windows", "tier", kernel.Tier, "envelope", d.Envelope(), "control", d.Control(), "beneath", d.Beneath())
-	case d.Why() != "":
-		h.log.Info("datapath: we hold our windows above the kernel's", "tier", kernel.Tier, "envelope", d.Envelope(), "why", d.Why())
-	default:
-		h.log.Info("datapath: we hold our windows above the kernel's", "tier", kernel.Tier, "envelope", d.Envelope())
+	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
+	if control := d.Control(); control != "" {
+		attrs = []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "kernel", "control", control, "otherwise", d.Beneath()}
 	}
+	if why := d.Why(); why != "" {
+		attrs = append(attrs, "why", why)
+	}
+	h.log.Info("datapath", attrs...)
 	for _, words := range h.proxy.Datapath.Missing() {
 		h.log.Warn("datapath: " + words)
 	}
