@@ -222,9 +222,10 @@ func (c everyAck) Observe(exchange func(flow.Report) flow.Limit) {
 
 func TestConformanceWithEachAcknowledgementByItself(t *testing.T) {
 	needsEBPF(t)
+	pair := pairs(Config{Envelope: EBPF, Cells: 64}, loopback4)
 	datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
 		t.Helper()
-		dialled, accepted := start(t, Config{Envelope: EBPF, Cells: 64}).pair(t, loopback4)
-		return everyAck{dialled}, everyAck{accepted}
+		dialled, accepted := pair(t)
+		return everyAck{dialled.(*Conn)}, everyAck{accepted.(*Conn)}
 	})
 }

@@ -79,6 +79,19 @@ func needsEBPF(t testing.TB) {
 	}
 }
 
+// pairs returns pairs of legs; those of one test have a datapath in common.
+func pairs(cfg Config, addr string) datapathtest.Pair {
+	var of *testing.T
+	var d *Datapath
+	return func(t *testing.T) (a, b datapath.Conn) {
+		t.Helper()
+		if of != t {
+			of, d = t, start(t, cfg)
+		}
+		return d.pair(t, addr)
+	}
+}
+
 func TestConformance(t *testing.T) {
 	for _, envelope := range []string{EBPF, "bbr", "cubic"} {
 		t.Run(envelope, func(t *testing.T) {
@@ -90,10 +103,7 @@ func TestConformance(t *testing.T) {
 					if addr == loopback6 {
 						needsIPv6(t)
 					}
-					datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
-						t.Helper()
-						return start(t, Config{Envelope: envelope, Cells: 64}).pair(t, addr)
-					})
+					datapathtest.Run(t, pairs(Config{Envelope: envelope, Cells: 64}, addr))
 				})
 			}
 		})
