@@ -17,16 +17,20 @@ UNIT     = $(shell $(GO) list ./... | grep -v /test/e2e)
 FUZZTIME ?= 10s
 BENCH    ?= .
 TIMEOUT   = 10m
+BPF       = proxy/datapath/kernel/bpf
+# Word sizes and byte orders of every kind; ingress and the lab, so the command too,
+# are for Linux.
+CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
 
 .DEFAULT_GOAL = all
-.PHONY: all build lint test test-unit test-race test-e2e fuzz bench golden docs demo clean
+.PHONY: all build lint test test-unit test-race test-e2e fuzz bench golden docs bpf bpf-check cross demo clean
 
 all: build lint test ## build, lint and test
 
 build: ## bin/penstock, static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/penstock ./cmd/penstock
 
-lint: ## golangci-lint; gofmt and go vet where it is not installed
+lint: bpf-check ## bpf-check and golangci-lint; gofmt and go vet where that is not installed
 	@if command -v $(GOLANGCI_LINT) >/dev/null; then \
 		echo $(GOLANGCI_LINT) run ./...; $(GOLANGCI_LINT) run ./...; \
 	else \
@@ -73,6 +77,28 @@ docs: ## rewrite the pages that are generated
 	sed '/^<!-- Generated/q' docs/configuration.md > docs/configuration.md.new
 	$(GO) run ./cmd/penstock schema --markdown >> docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
+
+bpf: ## rewrite the eBPF objects; with clang-14, llvm-14 and libbpf-dev
+	$(GO) generate ./$(BPF)
+
+bpf-check: ## whether the eBPF objects are those of their source
+	@missing=; \
+	command -v clang-14 >/dev/null || missing="$$missing clang-14"; \
+	command -v llvm-strip-14 >/dev/null || missing="$$missing llvm-14"; \
+	[ -e /usr/include/bpf/bpf_helpers.h ] || missing="$$missing libbpf-dev"; \
+	if [ -n "$$missing" ]; then echo "bpf-check: SKIPPED: the eBPF objects cannot be rebuilt; install$$missing"; exit 0; fi; \
+	set -e; again=$$(mktemp -d); trap 'rm -r "$$again"' EXIT; \
+	echo BPF_OUTPUT="$$again" $(GO) generate ./$(BPF); BPF_OUTPUT="$$again" $(GO) generate ./$(BPF); \
+	for file in $(BPF)/control_bpfe[bl].go $(BPF)/control_bpfe[bl].o; do \
+		cmp "$$file" "$$again/$${file##*/}" || { echo "bpf-check: $$file is not what its source gives; run: make bpf"; exit 1; }; \
+	done
+
+cross: ## compile for other processors, and what is not bound to Linux for another system
+	@set -e; for target in $(CROSS); do \
+		packages=./...; case $$target in linux/*) ;; *) packages="./cc/... ./proxy/datapath/...";; esac; \
+		echo GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build $$packages; \
+		CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build $$packages; \
+	done
 
 demo: build ## the main job on an emulated cellular link, measured
 	bin/penstock demo
