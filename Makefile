@@ -54,7 +54,7 @@ test-race: ## the concurrent packages under the race detector
 		echo "test-race: SKIPPED: the race detector needs a C compiler (CC=$$($(GO) env CC), CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
 	fi
 
-test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
+test-e2e: ## real clients and servers in network namespaces, over each tier (one: PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged); as root or with user namespaces
 	$(GO) test -count=1 -timeout $(TIMEOUT) -v ./test/e2e/...
 
 fuzz: ## every fuzz target for FUZZTIME each

@@ -28,12 +28,8 @@ func download(t *testing.T, algorithm, kernel string) netlab.DirectionReport {
 	trace, err := sim.Generate("lte", 1, downloadTime)
 	require.NoError(t, err)
 	link := sim.LinkConfig{Trace: trace, Delay: 10 * time.Millisecond, QueueBytes: 2_000_000}
-	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: link, Up: sim.LinkConfig{Delay: 10 * time.Millisecond}})
-	if err != nil {
-		t.Skipf("needs /dev/net/tun: %v", err)
-	}
-	defer lab.Close()
-	s := &scene{Routed: lab.Routed, t: t}
+	s, path := newCellular(t, link)
+	defer s.Close()
 	w := ways[0]
 	if algorithm != "" {
 		s.start(w.yaml("defaults: {algorithm: " + algorithm + "}\n"))
@@ -56,11 +52,11 @@ func download(t *testing.T, algorithm, kernel string) netlab.DirectionReport {
 		}
 		_, _ = io.Copy(struct{ io.Writer }{c}, random(1, 1<<40))
 	}()
-	lab.Path.StartOnData()
+	path.StartOnData()
 	conn, err := s.Client.Dial("tcp", netip.AddrPortFrom(s.ServerAddr.V4, servicePort).String())
 	require.NoError(t, err)
 	defer conn.Close()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(downloadTime)))
 	_, _ = io.Copy(io.Discard, conn)
-	return lab.Path.Report(0, downloadTime).Down
+	return path.Report(0, downloadTime).Down
 }

@@ -20,6 +20,11 @@ func dialEdge(s *scene, _ netip.AddrPort) (net.Conn, error) {
 	return s.Client.Dial("tcp", netip.AddrPortFrom(s.EdgeNear.V4, port).String())
 }
 
+// dialSecond reaches the second proxy of a scene.
+func dialSecond(s *scene, _ netip.AddrPort) (net.Conn, error) {
+	return s.Client.Dial("tcp", netip.AddrPortFrom(s.EdgeNear.V4, secondPort).String())
+}
+
 func trickle(w io.Writer, b []byte) error {
 	for i := range b {
 		if _, err := w.Write(b[i : i+1]); err != nil {

@@ -22,7 +22,11 @@ import (
 // executable is the program under test, built once.
 var executable string
 
-// raced tells whether it was built with the race detector.
+// released is the program as it is shipped: without cgo, where alone privileges
+// can be dropped on all threads. It is executable where there is no C compiler.
+var released string
+
+// raced tells whether executable was built with the race detector.
 var raced bool
 
 func TestMain(m *testing.M) {
@@ -44,23 +48,31 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	executable = filepath.Join(dir, "penstock")
-	if err := build(); err != nil {
+	if err := errors.Join(os.Chmod(dir, 0o755), build(dir)); err != nil { //nolint:gosec // run by another user
 		fmt.Println(err)
 		return 1
 	}
-	return m.Run()
+	return eachTier(m.Run)
 }
 
-// build builds the program, with the race detector where there is a C compiler
-// for it: then a race anywhere fails the test in which it happens.
-func build() error {
-	args := []string{"build", "-o", executable}
-	if _, err := exec.LookPath("gcc"); err == nil {
+// build builds the program, also with the race detector where there is a C
+// compiler for it: then a race anywhere fails the test in which it happens.
+func build(dir string) error {
+	released = filepath.Join(dir, "penstock")
+	executable = released
+	err := compile(released, "CGO_ENABLED=0")
+	if _, missing := exec.LookPath("gcc"); missing == nil {
 		raced = true
-		args = append(args, "-race")
+		executable = filepath.Join(dir, "penstock-race")
+		err = errors.Join(err, compile(executable, "CGO_ENABLED=1", "-race"))
 	}
+	return err
+}
+
+func compile(to, env string, flags ...string) error {
+	args := append([]string{"build", "-o", to}, flags...)
 	cmd := exec.Command("go", append(args, "github.com/penstock-net/penstock/cmd/penstock")...)
+	cmd.Env = append(os.Environ(), env)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return errors.Join(fmt.Errorf("build the program: %w", err), errors.New(string(out)))
 	}

@@ -10,9 +10,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T) {
+	onceIsEnough(t)
 	s := newScene(t)
 	p := s.launch("sh", "-c", `exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all --inh-caps=-all "$@"`, "sh", executable, "run")
 	ln := s.listen(netip.AddrPortFrom(s.ServerAddr.V4, servicePort))
@@ -34,6 +37,7 @@ func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T)
 }
 
 func TestATransparentListenerWithoutPrivilegesSaysWhatIsMissing(t *testing.T) {
+	onceIsEnough(t)
 	s := newScene(t)
 	config := s.write(ways[0].yaml(""))
 	cmd := s.Edge.Command(t.Context(), "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--regid=65534", "--clear-groups",
@@ -44,7 +48,7 @@ func TestATransparentListenerWithoutPrivilegesSaysWhatIsMissing(t *testing.T) {
 }
 
 func TestCountersMoveWhileAFlowLives(t *testing.T) {
-	w := ways[0]
+	w := present.way()
 	s := w.open(t, "")
 	client, server := w.pair(s)
 	moved := func() float64 { return s.proxy.metric("penstock_bytes_total", `direction="down"`) }
@@ -65,13 +69,27 @@ func TestCountersMoveWhileAFlowLives(t *testing.T) {
 	assert.NotRegexp(t, regexp.MustCompile(`="[^"]*(10\.77|fd77)[^"]*"`), s.proxy.page("/metrics"), "an address in a label")
 }
 
+// straight is what the link recorded without a proxy, which is the same over
+// every tier.
+var straight *netlab.DirectionReport
+
+func plainCubic(t *testing.T) netlab.DirectionReport {
+	t.Helper()
+	if straight == nil {
+		r := download(t, "", "cubic")
+		straight = &r
+	}
+	return *straight
+}
+
 // TestCopaKeepsAnEmulatedCellularQueueShort is the main job in small: the same
 // download straight from the kernel's Cubic and through the proxy.
 func TestCopaKeepsAnEmulatedCellularQueueShort(t *testing.T) {
+	needsPrivilege(t)
 	if raced {
 		t.Log("the proxy is built with the race detector, which slows it down")
 	}
-	cubic := download(t, "", "cubic")
+	cubic := plainCubic(t)
 	copa := download(t, "copa", "")
 	t.Logf("cubic %v, queueing p95 %v; copa %v, queueing p95 %v", cubic.Throughput, cubic.DataQueueing.P95, copa.Throughput, copa.DataQueueing.P95)
 	assert.Less(t, copa.DataQueueing.P95, cubic.DataQueueing.P95/4)

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
@@ -30,15 +32,17 @@ import (
 const patience = 30 * time.Second
 
 const (
-	telemetryAddr = "127.0.0.1:9464" // of the edge
-	servicePort   = 8080             // of the server
+	telemetryAddr       = "127.0.0.1:9464" // of the edge
+	secondTelemetryAddr = "127.0.0.1:9465" // of a second proxy there
+	servicePort         = 8080             // of the server
 )
 
 // scene is a network with a proxy at its edge.
 type scene struct {
 	*netlab.Routed
-	t     *testing.T
-	proxy *program
+	t          *testing.T
+	proxy      *program
+	cloneflags uintptr // namespaces that programs get for themselves
 }
 
 // newScene builds the network; start adds the proxy.
@@ -50,11 +54,24 @@ func newScene(t *testing.T) *scene {
 	return &scene{Routed: lab, t: t}
 }
 
+// newCellular builds the network with an emulated link towards the client, whose
+// other direction only delays, by as much.
+func newCellular(t *testing.T, down sim.LinkConfig) (*scene, *netlab.Path) {
+	t.Helper()
+	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: down, Up: sim.LinkConfig{Delay: down.Delay}})
+	if err != nil {
+		t.Skipf("needs /dev/net/tun: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	return &scene{Routed: lab.Routed, t: t}, lab.Path
+}
+
 // program is a running penstock.
 type program struct {
 	t      *testing.T
 	cmd    *netlab.Cmd
 	edge   *netlab.Node
+	pages  string // where its telemetry is
 	said   *output
 	ended  chan struct{}
 	client *http.Client
@@ -78,11 +95,24 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// start runs the proxy at the edge with a configuration and waits until it is
-// ready. command, if given, is put in front of the program.
+// start runs the proxy at the edge with a configuration, over the present tier
+// unless that names an envelope, and waits until it is ready. command, if given,
+// is put in front of the program.
 func (s *scene) start(config string, command ...string) *program {
 	s.t.Helper()
-	s.proxy = s.launch(append(command, executable, "run", "--config", s.write(config))...)
+	command = append(slices.Clone(present.command), command...)
+	s.proxy = s.launch(append(command, executable, "run", "--config", s.write(present.configure(config)))...)
+	if !strings.Contains(config, "envelope:") {
+		present.check(s.proxy)
+	}
+	return s.proxy
+}
+
+// startSecond runs another proxy at the edge, beside the first.
+func (s *scene) startSecond(config string) *program {
+	s.t.Helper()
+	config = strings.ReplaceAll(config, telemetryAddr, secondTelemetryAddr)
+	s.proxy = s.launchAt(secondTelemetryAddr, executable, "run", "--config", s.write(present.configure(config)))
 	return s.proxy
 }
 
@@ -101,11 +131,18 @@ func (s *scene) write(config string) string {
 // launch runs a command line at the edge and waits until telemetry says ready.
 func (s *scene) launch(args ...string) *program {
 	s.t.Helper()
-	p := &program{t: s.t, edge: s.Edge, said: &output{}, ended: make(chan struct{})}
+	return s.launchAt(telemetryAddr, args...)
+}
+
+// launchAt is launch with telemetry elsewhere.
+func (s *scene) launchAt(pages string, args ...string) *program {
+	s.t.Helper()
+	p := &program{t: s.t, edge: s.Edge, pages: pages, said: &output{}, ended: make(chan struct{})}
 	p.client = &http.Client{Transport: &http.Transport{DialContext: s.Edge.DialContext, DisableKeepAlives: true}, Timeout: patience}
 	p.cmd = s.Edge.Command(context.Background(), args[0], args[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
 	p.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66")
+	p.cmd.SysProcAttr.Cloneflags |= s.cloneflags
 	require.NoError(s.t, p.cmd.Start())
 	go func() {
 		_ = p.cmd.Wait() // how it ended is read from ProcessState
@@ -118,7 +155,7 @@ func (s *scene) launch(args ...string) *program {
 			s.t.Fatalf("the proxy ended at once:\n%s", p.said)
 		default:
 		}
-		resp, err := p.client.Get("http://" + telemetryAddr + "/readyz")
+		resp, err := p.client.Get("http://" + pages + "/readyz")
 		if err != nil {
 			return false
 		}
@@ -179,7 +216,7 @@ next:
 
 func (p *program) page(path string) string {
 	p.t.Helper()
-	resp, err := p.client.Get("http://" + telemetryAddr + path)
+	resp, err := p.client.Get("http://" + p.pages + path)
 	require.NoError(p.t, err)
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
@@ -201,6 +238,36 @@ func (p *program) flows() []map[string]any {
 	}
 	return flows
 }
+
+// relaying waits until there are so many flows, all with both legs, and returns
+// them.
+func (p *program) relaying(n int) (flows []map[string]any) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool {
+		flows = p.flows()
+		return len(flows) == n && !slices.ContainsFunc(flows, func(f map[string]any) bool { return f["client_leg"] == nil })
+	}, patience, 5*time.Millisecond)
+	return flows
+}
+
+// announced is what the program said at its start under a key of the datapath's.
+func (p *program) announced(key string) string {
+	p.t.Helper()
+	var said map[string]any
+	require.Eventually(p.t, func() bool {
+		for line := range strings.Lines(p.said.String()) {
+			if said = nil; json.Unmarshal([]byte(line), &said) == nil && said["tier"] != nil {
+				return true
+			}
+		}
+		return false
+	}, patience, time.Millisecond, "nothing is said about the datapath")
+	value, _ := said[key].(string)
+	return value
+}
+
+// envelope is what managed legs get.
+func (p *program) envelope() string { return p.announced("envelope") }
 
 // rss is the program's resident memory in bytes.
 func (p *program) rss() int {
@@ -229,7 +296,11 @@ type way struct {
 	sees string
 }
 
-const port = 7000
+// port is where a scene's proxy listens, and secondPort where a second one does.
+const (
+	port       = 7000
+	secondPort = 7001
+)
 
 var ways = []way{
 	{name: "tproxy over IPv4", config: "mode: tproxy\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "edge"},
@@ -253,6 +324,9 @@ func (w way) yaml(extra string) string {
 // open builds the network with a proxy that is reached this way.
 func (w way) open(t *testing.T, extra string) *scene {
 	t.Helper()
+	if w.capture != nil {
+		needsPrivilege(t)
+	}
 	s := newScene(t)
 	s.start(w.yaml(extra))
 	s.capture(w)
@@ -296,6 +370,7 @@ func (w way) connect(s *scene, target netip.AddrPort) (*net.TCPConn, error) {
 func (w way) pair(s *scene) (client, server *net.TCPConn) {
 	s.t.Helper()
 	ln := s.listen(w.target(s, servicePort))
+	defer ln.Close() // the next pair listens there again
 	type accepted struct {
 		net.Conn
 		error

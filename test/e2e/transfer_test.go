@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 const megabyte = 1 << 20
@@ -73,12 +75,20 @@ func TestBytesArriveIntactBothWaysAtOnce(t *testing.T) {
 				want = map[string]netip.Addr{"client": s.ClientAddr.V6, "edge": s.EdgeFar.V6}[w.sees]
 			}
 			assert.Equal(t, want, seen, "the address the server sees")
-			exchange(t, client, server, 100*megabyte)
+			flow := s.proxy.relaying(1)[0]
+			assert.Equal(t, s.proxy.envelope(), leg(t, flow, "client")["envelope"])
+			assert.Equal(t, s.proxy.envelope(), leg(t, flow, "server")["envelope"])
+			size := int64(20 * megabyte)
+			if w.name == ways[0].name {
+				size = 100 * megabyte
+			}
+			exchange(t, client, server, size)
 		})
 	}
 }
 
 func TestUnmanagedBytesArriveIntact(t *testing.T) {
+	onceIsEnough(t)
 	w := ways[0]
 	s := w.open(t, "defaults: {algorithm: none}\n")
 	client, server := w.pair(s)
@@ -86,10 +96,14 @@ func TestUnmanagedBytesArriveIntact(t *testing.T) {
 }
 
 func TestEveryAlgorithmCarriesBytes(t *testing.T) {
+	envelopes := []string{present.envelope}
+	if present.envelope == "bbr" { // those that the relay can stand above
+		envelopes = []string{"bbr", "cubic", "reno"}
+	}
 	for _, algorithm := range []string{"copa", "copa:alcc", "cubic", "reno", "vegas", "static:cwnd_packets=100"} {
-		for _, envelope := range []string{"auto", "cubic", "reno"} {
+		for _, envelope := range envelopes {
 			t.Run(algorithm+" over "+envelope, func(t *testing.T) {
-				w := ways[0]
+				w := present.way()
 				s := w.open(t, fmt.Sprintf("defaults: {algorithm: %q}\nenvelope: %s\n", algorithm, envelope))
 				client, server := w.pair(s)
 				exchange(t, client, server, 5*megabyte)
@@ -99,7 +113,11 @@ func TestEveryAlgorithmCarriesBytes(t *testing.T) {
 }
 
 func TestManyFlowsAtOnce(t *testing.T) {
-	const flows, size = 200, megabyte
+	const flows = 200
+	size := int64(megabyte)
+	if raced && present.envelope != kernel.EBPF {
+		size /= 8 // the race detector makes polling so many sockets the most of the work
+	}
 	w := ways[0]
 	s := w.open(t, "")
 	ln := s.listen(w.target(s, servicePort))
@@ -129,7 +147,7 @@ func TestManyFlowsAtOnce(t *testing.T) {
 			}()
 			got, n, err := digest(conn)
 			assert.NoError(t, err)
-			assert.Equal(t, int64(size), n)
+			assert.Equal(t, size, n)
 			assert.Equal(t, digestOf(uint64(i), size), got, "flow %d", i)
 		})
 	}
@@ -141,7 +159,7 @@ func TestRealCurlAgainstARealServer(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
 		t.Skip("needs curl in PATH")
 	}
-	const size = 20 * megabyte
+	const size = 10 * megabyte
 	edge := fmt.Sprintf("10.77.1.1:%d", port)
 	tests := []struct {
 		way  way
