@@ -192,8 +192,12 @@ func TestASleepingReaderCostsBoundedMemory(t *testing.T) {
 				}
 				time.Sleep(50 * time.Millisecond)
 			}
+			most := 24 * megabyte
+			if raced {
+				most = 40 * megabyte // the race detector remembers who used it
+			}
 			grown := s.proxy.rss() - before
-			assert.Less(t, grown, 24*megabyte, "resident memory grew by %d bytes", grown)
+			assert.Less(t, grown, most, "resident memory grew by %d bytes", grown)
 			sum, n, err := digest(client)
 			require.NoError(t, err)
 			assert.Equal(t, int64(size), n, "nothing is lost when it wakes")

@@ -44,7 +44,7 @@ func TestAnUpgradeLetsTheOldFlowsFinishUnderTheirOwnControl(t *testing.T) {
 	patiently := func(window int) string { return strings.Replace(w.yaml(fixed(window)), "drain: 10s", "drain: 60s", 1) }
 	first := s.start(patiently(before))
 	s.capture(w)
-	record := s.record(path)
+	record := s.record(path).answered()
 	path.Start()
 	a := w.download(s, 1, 2*megabyte)
 	b := w.download(s, 2, 2*megabyte)
@@ -86,7 +86,7 @@ func TestTwoProxiesAtOnceHoldTheirOwnWindows(t *testing.T) {
 			w := ways[9]
 			s, path := newCellular(t, slow(100))
 			s.cloneflags = flags
-			record := s.record(path)
+			record := s.record(path).answered()
 			path.Start()
 			first := s.start(w.yaml(fixed(12)))
 			a := w.download(s, 1, megabyte)

@@ -56,28 +56,34 @@ type record struct {
 	path    *netlab.Path
 	sniffer *netlab.Sniffer
 	packets []netlab.Packet // once it has ended
-	watch   *watch
+	watch   *watch          // nil: only what the kernel does matters
 }
 
 func (s *scene) record(path *netlab.Path) *record {
 	s.t.Helper()
 	sniffer, err := s.Edge.Sniff(netlab.NearDevice)
 	require.NoError(s.t, err)
-	r := &record{t: s.t, path: path, sniffer: sniffer, watch: newWatch()}
-	s.t.Cleanup(func() {
-		_, _ = sniffer.Stop()
-		r.watch.stop()
-	})
+	s.t.Cleanup(func() { _, _ = sniffer.Stop() })
+	return &record{t: s.t, path: path, sniffer: sniffer}
+}
+
+// How long a machine may stand still before what senders do has to do with that:
+// a socket takes a proxy for gone that does not answer for 100 ms, and a packet
+// for lost that is not acknowledged 200 ms late.
+const (
+	unanswered = 90 * time.Millisecond
+	late       = 150 * time.Millisecond
+)
+
+// answered is a record for which the proxy has to answer all along.
+func (r *record) answered() *record {
+	r.watch = newWatch()
+	r.t.Cleanup(func() { r.watch.stop() })
 	return r
 }
 
-// tooLong is how long a machine may stand still before what a sender does has to
-// do with that: two round trips without an answer have it probe for a lost tail,
-// and after 100 ms a socket takes the proxy for gone.
-const tooLong = 40 * time.Millisecond
-
-// end ends the record. On a machine that stood still while it was made, or whose
-// link did, it tells nothing, and the test is skipped.
+// end ends the record. On a machine that stood still while it was made it tells
+// nothing, and the test is skipped.
 func (r *record) end() {
 	r.t.Helper()
 	if r.packets != nil {
@@ -87,12 +93,12 @@ func (r *record) end() {
 	require.NoError(r.t, err)
 	require.Zero(r.t, capture.Missed, "packets are missing from the record")
 	r.packets = capture.Packets
-	if still := r.watch.stop(); still > tooLong {
-		r.t.Skipf("the machine is too busy: it stood still for %v, and up to %v tell something", still, tooLong)
+	if r.watch != nil {
+		r.watch.skip(r.t, unanswered)
 	}
 	report := r.path.Report(0, r.path.Elapsed())
-	if late := max(report.Down.Lateness.Max, report.Up.Lateness.Max); late > tooLong {
-		r.t.Skipf("the machine is too busy: the link was %v late, and up to %v tell something", late, tooLong)
+	if was := max(report.Down.Lateness.Max, report.Up.Lateness.Max); was > late {
+		r.t.Skipf("the machine is too busy: the link was %v late, and a record with more than %v tells nothing", was, late)
 	}
 }
 
@@ -122,6 +128,14 @@ func newWatch() *watch {
 		}
 	}()
 	return w
+}
+
+// skip skips a test during which the machine stood still for longer than most.
+func (w *watch) skip(t *testing.T, most time.Duration) {
+	t.Helper()
+	if still := w.stop(); still > most {
+		t.Skipf("the machine is too busy: it stood still for %v, and a record with more than %v tells nothing", still, most)
+	}
 }
 
 // stop returns the longest time between two runs.

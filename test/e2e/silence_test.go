@@ -43,7 +43,7 @@ func assertLossBased(t *testing.T, rs []round, window int) {
 			if assert.LessOrEqual(t, least, most/2+2, "a loss halves the window: round trips from %d on: %+v", i, rs[i:i+4]) {
 				halved++
 			}
-			most, from, since = 0, most/2, i
+			most, from, since = most/2, most/2, i
 		}
 		if i-since < 3 && since >= patient {
 			continue // the old window is still coming back
@@ -70,7 +70,7 @@ func TestAStoppedProxyLeavesALossBasedSender(t *testing.T) {
 	path.StartOnData()
 	d := w.download(s, 1, 4*megabyte)
 	d.reaches(megabyte)
-	fd := p.fill(d.peer(), 1000*segment)
+	fd := p.fill(d.peer(), 700*segment)
 	defer unix.Close(fd) //nolint:errcheck // a copy
 
 	t.Cleanup(func() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }) // or it would not end
