@@ -92,6 +92,6 @@ func TestCopaKeepsAnEmulatedCellularQueueShort(t *testing.T) {
 	cubic := plainCubic(t)
 	copa := download(t, "copa", "")
 	t.Logf("cubic %v, queueing p95 %v; copa %v, queueing p95 %v", cubic.Throughput, cubic.DataQueueing.P95, copa.Throughput, copa.DataQueueing.P95)
-	assert.Less(t, copa.DataQueueing.P95, cubic.DataQueueing.P95/4)
+	assert.Less(t, copa.DataQueueing.P95, cubic.DataQueueing.P95/3)
 	assert.Greater(t, float64(copa.Throughput), 0.6*float64(cubic.Throughput))
 }
