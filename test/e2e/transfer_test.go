@@ -80,7 +80,7 @@ func TestBytesArriveIntactBothWaysAtOnce(t *testing.T) {
 			assert.Equal(t, s.proxy.envelope(), leg(t, flow, "server")["envelope"])
 			size := int64(20 * megabyte)
 			if w.name == ways[0].name {
-				size = 100 * megabyte
+				size = 50 * megabyte
 			}
 			exchange(t, client, server, size)
 		})
@@ -92,7 +92,7 @@ func TestUnmanagedBytesArriveIntact(t *testing.T) {
 	w := ways[0]
 	s := w.open(t, "defaults: {algorithm: none}\n")
 	client, server := w.pair(s)
-	exchange(t, client, server, 100*megabyte)
+	exchange(t, client, server, 50*megabyte)
 }
 
 func TestEveryAlgorithmCarriesBytes(t *testing.T) {

@@ -42,7 +42,7 @@ func TestTheKernelObeysAFixedWindowAtEachMoment(t *testing.T) {
 			s.capture(w)
 			record := s.record(path).answered()
 			path.StartOnData()
-			d := w.download(s, 1, 3*megabyte)
+			d := w.download(s, 1, 2*megabyte)
 			d.arrives()
 			falls := s.proxy.metric("penstock_datapath_falls_total")
 
@@ -161,7 +161,7 @@ func TestAFullTableLeavesTheOthersToTheRelay(t *testing.T) {
 	for range 2 { // the second time shows that the first gave back what it had
 		var downloads []*transfer
 		for seed := range 6 {
-			downloads = append(downloads, w.prepare(s, uint64(seed), megabyte/2))
+			downloads = append(downloads, w.prepare(s, uint64(seed), megabyte/3))
 		}
 		envelopes := map[any]int{}
 		for _, f := range p.relaying(6) {
