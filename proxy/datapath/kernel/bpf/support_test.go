@@ -335,6 +335,9 @@ func pass(t testing.TB, from, to *net.TCPConn, n int) {
 func produce(c *net.TCPConn, n int) error {
 	buf := make([]byte, min(n, 1<<20))
 	for ; n > 0; n -= min(n, len(buf)) {
+		if err := c.SetWriteDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
 		if _, err := c.Write(buf[:min(n, len(buf))]); err != nil {
 			return err
 		}
@@ -352,6 +355,9 @@ func discard(c *net.TCPConn, n int) error {
 	for n > 0 {
 		var got int
 		var inner error
+		if err := c.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			return err
+		}
 		err := raw.Read(func(fd uintptr) bool {
 			got, _, inner = unix.Recvfrom(int(fd), buf[:min(n, len(buf))], unix.MSG_TRUNC|unix.MSG_DONTWAIT)
 			return !errors.Is(inner, unix.EAGAIN)
