@@ -22,6 +22,7 @@ type world struct {
 	record bool // there is a record of when bytes left
 	alg    Algorithm
 	last   Control
+	hint   Hint
 }
 
 const longest = 10 * time.Minute // of a wait or a round trip
@@ -52,7 +53,7 @@ func (w *world) lose(n Bytes, timeout bool) {
 // step runs one operation with the number v.
 func (w *world) step(op, v byte) {
 	mss := w.state.MSS
-	switch op % 14 {
+	switch op % 15 {
 	case 0, 1: // the window's worth of single acknowledgements, up to 255
 		for range int(v) {
 			w.wait(w.rtt / 256)
@@ -90,6 +91,12 @@ func (w *world) step(op, v byte) {
 		w.ack(0, 0)
 	case 13:
 		w.record = v%2 == 0
+	case 14: // the network speaks, of anything, and is silent from then on
+		w.hint = Hint{
+			At: w.state.Now, Capacity: Rate(v) << (v % 32), FairShare: Rate(v) << 16, LinkRate: 1 << (v % 40), ArrivalRate: Rate(v) << (v % 24),
+			QueueRoom: Bytes(v) * mss, Flows: int(v % 9), RadioLost: w.hint.RadioLost + Bytes(v)*mss/8, Share: float64(v) / 255,
+		}
+		w.state.Hint = &w.hint
 	}
 }
 
@@ -123,20 +130,34 @@ func (p program) run(t require.TestingT, name string, params Params, seed uint64
 
 // requireNumbers looks for a NaN behind the limits, where clamping would hide it.
 func requireNumbers(t require.TestingT, alg Algorithm) {
-	var inside []float64
-	switch a := alg.(type) {
-	case *reno:
-		inside = []float64{a.cwnd, a.ssthresh}
-	case *vegas:
-		inside = []float64{a.cwnd, a.ssthresh, a.acks}
-	case *cubic:
-		inside = []float64{a.cwnd, a.ssthresh, a.wMax, a.k, a.wEst, a.cwndPrior}
-	case *copa:
-		inside = []float64{a.cwnd, a.velocity, a.compete.delta, a.snapCwnd, a.acked, a.lost, a.target()}
-		require.Positive(t, a.compete.delta)
+	a, ok := alg.(Inspector)
+	if !ok {
+		return
 	}
+	inside := a.Inspect()
+	require.Equal(t, inside, a.Inspect(), "looking changes nothing")
 	for _, v := range inside {
-		require.False(t, math.IsNaN(v) || v < 0, "%T holds %v", alg, inside)
+		require.False(t, math.IsNaN(v) || math.IsInf(v, 0), "%T holds %v", alg, inside)
+	}
+}
+
+func TestWhatAnAlgorithmShowsIsDescribed(t *testing.T) {
+	for _, s := range Specs() {
+		alg, err := New(s.Name, Config{Rand: rand.New(rand.NewPCG(1, 2))})
+		require.NoError(t, err)
+		a, shows := alg.(Inspector)
+		assert.Equal(t, len(s.Internals) > 0, shows, s.Name)
+		if !shows {
+			continue
+		}
+		shown := a.Inspect()
+		for _, v := range shown[len(s.Internals):] {
+			assert.Zero(t, v, "%s shows more than its Spec describes", s.Name)
+		}
+		for _, i := range s.Internals {
+			assert.NotEmpty(t, i.Name)
+			assert.NotEmpty(t, i.About, "%s: %s", s.Name, i.Name)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@
 package cc
 
 import (
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -16,6 +17,18 @@ type Algorithm interface {
 	OnTick(State)     // Control.NextTick has come; may be late, never early
 	Control() Control // the limits now in force; no side effects
 }
+
+// Inspector is an algorithm that shows what it reckons with, beside its limits.
+type Inspector interface {
+	Inspect() Internals // no side effects
+}
+
+// MaxInternals bounds what an algorithm may show.
+const MaxInternals = 8
+
+// Internals are values in the order of Spec.Internals, all finite; what is not
+// known yet, or infinite, is 0. They are for traces only.
+type Internals [MaxInternals]float64
 
 // Control is what an algorithm allows from now on.
 type Control struct {
@@ -37,6 +50,31 @@ type State struct {
 	// algorithm that wants it windowed keeps a filter of its own. All are 0
 	// before the first sample.
 	CwndLimited bool // the window, not the application, held the sender back
+	// Hint is the network's newest word about the path, to be read during the call
+	// only; nil where it says nothing.
+	Hint *Hint
+}
+
+// Hint is what the network itself, a base station or a router, says about the
+// path to a host. What it does not know is 0.
+type Hint struct {
+	At          Time    // when this was so, by the sender's clock
+	Capacity    Rate    // what the link would carry for this host now, headers left out: its own part and its share of what is idle
+	FairShare   Rate    // what it would if every host that is active had as much
+	LinkRate    Rate    // of the whole link
+	ArrivalRate Rate    // at the link's queue, of all flows
+	QueueRoom   Bytes   // free in that queue
+	Flows       int     // through it
+	RadioLost   Bytes   // of this host's, lost to bad reception and not to a full queue; cumulative
+	Share       float64 // of LinkRate, assigned to this host by priority: above 0, up to 1
+}
+
+// Age is how old the hint is at now; the longest duration for none.
+func (h *Hint) Age(now Time) time.Duration {
+	if h == nil {
+		return math.MaxInt64
+	}
+	return now.Sub(h.At)
 }
 
 // Ack reports newly acknowledged bytes.

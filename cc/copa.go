@@ -48,6 +48,15 @@ func init() {
 			},
 		},
 		New: func(cfg Config) Algorithm { return newCopa(cfg) },
+
+		Needs: []Signal{NeedsRTT, NeedsPacing},
+		Internals: []Internal{
+			{Name: "target_packets", About: "window that the standing queue allows; 0: there is no queue"},
+			{Name: "velocity", About: "packets per round trip and 1/delta by which the window moves"},
+			{Name: "delta", About: "weight of delay in force, 1/packet"},
+			{Name: "standing_rtt_ms", About: "least round trip of the last half smoothed one"},
+			{Name: "min_rtt_ms", About: "least round trip remembered"},
+		},
 	})
 }
 
@@ -291,6 +300,11 @@ func (c *copa) OnTick(s State) {
 	if c.deadline != 0 && s.Now >= c.deadline {
 		c.restart()
 	}
+}
+
+// Inspect shows what Spec.Internals lists.
+func (c *copa) Inspect() Internals {
+	return Internals{finite(c.target()), c.velocity, c.compete.delta, millis(c.standing.get()), millis(c.minRTT.get())}
 }
 
 func (c *copa) Control() Control {

@@ -27,6 +27,14 @@ func init() {
 				paced:       cfg.Params["pacing"] == 1,
 			}
 		},
+
+		Needs: []Signal{NeedsRTT, NeedsLoss},
+		Internals: []Internal{
+			showSsthresh,
+			{Name: "w_max_packets", About: "window at which the cubic levels off"},
+			{Name: "k_seconds", About: "from the start of the epoch until it is reached"},
+			{Name: "w_est_packets", About: "what Reno's window would be"},
+		},
 	})
 }
 
@@ -146,6 +154,9 @@ func (c *cubic) OnLoss(l Loss) {
 		c.epochStart = 0
 	}
 }
+
+// Inspect shows what Spec.Internals lists.
+func (c *cubic) Inspect() Internals { return Internals{finite(c.ssthresh), c.wMax, c.k, c.wEst} }
 
 func (c *cubic) Control() Control {
 	ctl := Control{Cwnd: c.bytes(c.cwnd), Phase: c.phase()}

@@ -49,5 +49,16 @@ func (s segments) pace(gain, packets float64, rtt time.Duration) Rate {
 	return RateOf(s.bytes(gain*packets), max(rtt, minDivisor))
 }
 
+// millis is d for Inspect.
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// finite is v for Inspect: 0 where it is infinite.
+func finite(v float64) float64 {
+	if math.IsInf(v, 0) {
+		return 0
+	}
+	return v
+}
+
 // infinite is the slow-start threshold before the first congestion event.
 var infinite = math.Inf(1)

@@ -29,6 +29,26 @@ type Profile struct {
 	Params      Params
 }
 
+// Internal describes one value that an algorithm shows in traces.
+type Internal struct {
+	Name  string // as in a trace, its unit last: "velocity", "target_packets"
+	About string
+}
+
+// Signal is something that an algorithm needs to be told, or to have done.
+type Signal string
+
+// The signals there are.
+const (
+	NeedsRTT    Signal = "rtt"           // a sample of the round trip with most acknowledgements
+	NeedsRate   Signal = "delivery_rate" // over the flight of each
+	NeedsLoss   Signal = "loss"          // and timeouts
+	NeedsSent   Signal = "sent"          // the window in force when the newest acknowledged byte left
+	NeedsTicks  Signal = "ticks"         // a clock of its own
+	NeedsPacing Signal = "pacing"        // its rate kept, not only its window
+	NeedsHints  Signal = "hints"         // the network's own word; it falls back without
+)
+
 // Spec is one registered algorithm.
 type Spec struct {
 	Name     string
@@ -37,7 +57,10 @@ type Spec struct {
 	Params   []Param
 	Profiles []Profile
 	New      func(Config) Algorithm
-	EveryAck bool // wants each acknowledgement by itself where the transport can tell them apart, not one event per millisecond of them
+
+	Needs     []Signal   // beyond acknowledged bytes
+	Internals []Internal // what its Inspect shows; empty: it is no Inspector
+	EveryAck  bool       // wants each acknowledgement by itself where the transport can tell them apart, not one event per millisecond of them
 }
 
 var registry = map[string]Spec{}

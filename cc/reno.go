@@ -9,6 +9,9 @@ func init() {
 		About:  "NewReno: one packet more per round trip, half the window at a loss.",
 		Source: "RFC 5681, RFC 6582, RFC 3465",
 		New:    func(cfg Config) Algorithm { return &reno{lossWindow: newLossWindow(cfg)} },
+
+		Needs:     []Signal{NeedsLoss},
+		Internals: []Internal{showSsthresh},
 	})
 }
 
@@ -52,6 +55,9 @@ func (w *lossWindow) credit(a Ack) float64 {
 	}
 	return n
 }
+
+// showSsthresh is the one value that all of them show.
+var showSsthresh = Internal{Name: "ssthresh_packets", About: "window at which slow start ends; 0: no congestion yet"}
 
 func (w *lossWindow) inSlowStart() bool { return w.cwnd < w.ssthresh }
 
@@ -117,5 +123,8 @@ type reno struct {
 
 func (r *reno) OnAck(a Ack)   { r.grow(r.credit(a)) }
 func (r *reno) OnLoss(l Loss) { r.lose(l, renoBeta) }
+
+// Inspect shows the slow-start threshold.
+func (r *reno) Inspect() Internals { return Internals{finite(r.ssthresh)} }
 
 func (r *reno) Control() Control { return Control{Cwnd: r.bytes(r.cwnd), Phase: r.phase()} }

@@ -14,6 +14,9 @@ func init() {
 		About:  "Vegas: keeps two to five packets of its own in the queue; yields to loss-based flows.",
 		Source: "Brakmo & Peterson, SIGCOMM 1994; Linux tcp_vegas.c",
 		New:    func(cfg Config) Algorithm { return &vegas{lossWindow: newLossWindow(cfg)} },
+
+		Needs:     []Signal{NeedsRTT, NeedsLoss},
+		Internals: []Internal{showSsthresh, {Name: "base_rtt_ms", About: "least round trip of all"}},
 	})
 }
 
@@ -112,5 +115,8 @@ func (v *vegas) OnLoss(l Loss) {
 	v.lose(l, renoBeta)
 	v.restart(l.Now)
 }
+
+// Inspect shows what Spec.Internals lists.
+func (v *vegas) Inspect() Internals { return Internals{finite(v.ssthresh), millis(v.base)} }
 
 func (v *vegas) Control() Control { return Control{Cwnd: v.bytes(v.cwnd), Phase: v.phase()} }

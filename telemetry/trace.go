@@ -148,11 +148,31 @@ func appendEvent(b []byte, e flow.Event) []byte {
 		b = appendKey(b, d.key)
 		b = appendSeconds(b, d.v)
 	}
+	b = appendInternals(b, e)
 	b = appendKey(b, "cwnd_limited")
 	b = strconv.AppendBool(b, e.State.CwndLimited)
 	b = append(b, `,"phase":"`...)
 	b = append(b, e.Control.Phase...)
 	return append(b, "\"}\n"...)
+}
+
+// appendInternals writes what the algorithm shows, if it shows anything.
+func appendInternals(b []byte, e flow.Event) []byte {
+	spec, err := cc.Lookup(e.Algorithm)
+	if err != nil || len(spec.Internals) == 0 {
+		return b
+	}
+	b = append(b, `,"internals":{`...)
+	for i, show := range spec.Internals {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(b, '"')
+		b = append(b, show.Name...)
+		b = append(b, `":`...)
+		b = strconv.AppendFloat(b, e.Internals[i], 'g', 6, 64)
+	}
+	return append(b, '}')
 }
 
 func appendKey(b []byte, key string) []byte {

@@ -33,7 +33,8 @@ type Snapshot struct {
 	Group     string
 	Algorithm string
 	Phase     string
-	Members   int // flows in the macroflow
+	Members   int          // flows in the macroflow
+	Internals cc.Internals // in the order of the algorithm's Spec
 
 	Cwnd       cc.Bytes // the macroflow's window
 	Share      cc.Bytes // this flow's part of it: what its transport was told, where that holds the window
@@ -58,7 +59,7 @@ func (f *Flow) Snapshot() Snapshot {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	s := Snapshot{
-		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members),
+		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members), Internals: m.inspect(),
 		Cwnd: m.ctl.Cwnd, Share: f.part(), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
 		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
