@@ -12,11 +12,12 @@ import (
 // macroflow is the flows that share one algorithm, one window and one pacer
 // (RFC 3124). Its mutex guards everything in it and in its members.
 type macroflow struct {
-	mgr  *Manager
-	key  string
-	spec cc.Spec
-	prm  cc.Params
-	seed uint64
+	mgr   *Manager
+	key   string
+	group string // the Terms.Group of all members
+	spec  cc.Spec
+	prm   cc.Params
+	seed  uint64
 
 	mu      sync.Mutex
 	alg     cc.Algorithm // built with the first event, when the segment size is known
@@ -36,6 +37,8 @@ type macroflow struct {
 	cwndFullAt  cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
 	idleSince   cc.Time  // when the last member left
+	hint        cc.Hint  // the network's newest word about the group
+	hinted      bool     // there has been one
 
 	idle   *list.Element // in the manager's list, while without members; guarded by its mu
 	due    cc.Time       // when the manager will call tick; guarded by its dueMu
@@ -81,7 +84,7 @@ func (m *macroflow) adopt(now cc.Time) {
 }
 
 func (m *macroflow) state(now cc.Time) cc.State {
-	return cc.State{
+	s := cc.State{
 		Now:         now,
 		MSS:         m.mss,
 		Inflight:    m.inflight,
@@ -91,6 +94,10 @@ func (m *macroflow) state(now cc.Time) cc.State {
 		MinRTT:      m.rtt.min,
 		CwndLimited: m.cwndLimited(),
 	}
+	if m.hinted {
+		s.Hint = &m.hint
+	}
+	return s
 }
 
 // cwndLimited tells whether the window was what held the sender back since the

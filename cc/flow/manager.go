@@ -38,6 +38,7 @@ type Manager struct {
 
 	mu     sync.Mutex // taken before any macroflow's
 	groups map[string]*macroflow
+	hosts  map[string][]*macroflow // by Terms.Group, which hints are about
 	flows  map[uint64]*Flow
 	idle   list.List // of *macroflow without members, the longest idle first
 	nextID uint64
@@ -66,14 +67,15 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.groups == nil {
-		m.groups, m.flows = map[string]*macroflow{}, map[uint64]*Flow{}
+		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[string][]*macroflow{}
 	}
 	m.forget(now)
 	m.nextID++
 	g := m.groups[key]
 	if g == nil {
-		g = &macroflow{mgr: m, key: key, spec: spec, prm: params, seed: m.Seed + m.nextID, queued: -1}
+		g = &macroflow{mgr: m, key: key, group: t.Group, spec: spec, prm: params, seed: m.Seed + m.nextID, queued: -1}
 		m.groups[key] = g
+		m.meet(g)
 	}
 	f := &Flow{
 		id: m.nextID, macro: g, terms: t, wake: wake,
@@ -132,6 +134,7 @@ func (m *Manager) forget(now cc.Time) {
 		m.idle.Remove(e)
 		g.idle = nil
 		delete(m.groups, g.key)
+		m.part(g)
 	}
 }
 

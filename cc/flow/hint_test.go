@@ -1,0 +1,168 @@
+package flow
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// listener is an algorithm that notes what the network says.
+type listener struct {
+	heard []cc.Hint
+	none  int // events without a hint
+}
+
+// listening makes the algorithm of l's macroflow one that notes hints.
+func listening(l *leg) *listener {
+	a := &listener{}
+	l.macro.mu.Lock()
+	defer l.macro.mu.Unlock()
+	l.macro.alg, l.macro.mss = a, mss
+	l.macro.adopt(l.p.now)
+	return a
+}
+
+func (a *listener) note(s cc.State) {
+	if s.Hint == nil {
+		a.none++
+		return
+	}
+	a.heard = append(a.heard, *s.Hint)
+}
+
+func (a *listener) OnAck(e cc.Ack)    { a.note(e.State) }
+func (a *listener) OnLoss(l cc.Loss)  { a.note(l.State) }
+func (a *listener) OnTick(s cc.State) { a.note(s) }
+
+func (a *listener) Control() cc.Control {
+	return cc.Control{Cwnd: 10 * mss, NextTick: cc.Time(5 * time.Second), Phase: "listening"}
+}
+
+func TestEveryEventCarriesTheNewestHint(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	a := listening(l)
+	l.send(4 * mss)
+	p.wait(time.Millisecond)
+	l.ack(mss)
+	assert.Equal(t, 1, a.none, "nothing was said yet")
+
+	assert.True(t, p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 7e6}))
+	p.wait(time.Millisecond)
+	l.ack(mss)
+	l.r.Lost = mss
+	l.report()
+	p.mgr.Tick(cc.Time(5 * time.Second))
+	require.Len(t, a.heard, 3, "an acknowledgement, a loss, a tick")
+	for _, h := range a.heard {
+		assert.EqualValues(t, 7e6, h.Capacity)
+	}
+}
+
+func TestAHintOlderThanTheLastIsIgnored(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	a := listening(l)
+	l.send(4 * mss)
+	for i, h := range []cc.Hint{{At: p.now, Capacity: 2}, {At: p.now - 1, Capacity: 1}, {At: p.now, Capacity: 3}} {
+		p.mgr.Hint("host", h)
+		p.wait(time.Millisecond)
+		l.ack(mss)
+		assert.Equal(t, []cc.Rate{2, 2, 3}[i], a.heard[i].Capacity)
+	}
+}
+
+func TestAHintIsForItsGroupAlone(t *testing.T) {
+	p := newPath(t)
+	one := p.open(static(10))
+	same := p.open(Terms{Group: "host", Algorithm: "reno"})
+	other := p.open(Terms{Group: "other", Algorithm: "static"})
+	for _, l := range []*leg{one, same, other} {
+		listening(l)
+	}
+	require.True(t, p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 5}))
+	for _, l := range []*leg{one, same, other} {
+		l.send(mss)
+		l.ack(mss)
+	}
+	assert.Len(t, one.macro.alg.(*listener).heard, 1)
+	assert.Len(t, same.macro.alg.(*listener).heard, 1, "whatever its algorithm")
+	assert.Empty(t, other.macro.alg.(*listener).heard)
+}
+
+func TestAMacroflowThatComesLaterKnowsWhatItsGroupHasHeard(t *testing.T) {
+	p := newPath(t)
+	p.open(static(10))
+	p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 5})
+	late := p.open(Terms{Group: "host", Algorithm: "reno"})
+	a := listening(late)
+	late.send(mss)
+	late.ack(mss)
+	require.Len(t, a.heard, 1)
+}
+
+func TestHintsForUnknownGroupsAreNotKept(t *testing.T) {
+	p := newPath(t)
+	assert.False(t, p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 5}))
+	l := p.open(static(10))
+	for i := range 1000 {
+		assert.False(t, p.mgr.Hint(fmt.Sprint("host ", i), cc.Hint{At: p.now}))
+	}
+	assert.Len(t, p.mgr.hosts, 1)
+
+	l.Close(p.now)
+	p.wait(linger + time.Second)
+	assert.True(t, p.mgr.Hint("host", cc.Hint{At: p.now}), "it lingers")
+	p.open(Terms{Group: "other", Algorithm: "static"})
+	assert.False(t, p.mgr.Hint("host", cc.Hint{At: p.now}), "it is forgotten with its last macroflow")
+	assert.Len(t, p.mgr.hosts, 1)
+}
+
+func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
+	var mgr Manager
+	var wg sync.WaitGroup
+	for k := range 4 {
+		wg.Go(func() {
+			for i := range 500 {
+				mgr.Hint(fmt.Sprint("host ", i%2), cc.Hint{At: cc.Time(i), Capacity: cc.Rate(i)})
+			}
+		})
+		wg.Go(func() {
+			for i := range 100 {
+				now := cc.Time(i + 1)
+				f, err := mgr.Open(now, Terms{Group: fmt.Sprint("host ", i%2), Algorithm: "reno"}, func() {})
+				if !assert.NoError(t, err) {
+					return
+				}
+				g := f.Take(now, mss)
+				f.Report(Report{At: now, Written: g.Bytes, Acked: g.Bytes, MSS: mss})
+				f.Close(now)
+				if k == 0 {
+					mgr.Tick(now)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	assert.Len(t, mgr.hosts, 2)
+	assert.True(t, mgr.Hint("host 0", cc.Hint{At: 1000, Capacity: 9}))
+	for _, g := range mgr.hosts["host 0"] {
+		assert.EqualValues(t, 9, g.hint.Capacity)
+	}
+}
+
+func TestAHintAllocatesNothing(t *testing.T) {
+	p := newPath(t)
+	p.open(static(10))
+	at := p.now
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		at++
+		p.mgr.Hint("host", cc.Hint{At: at, Capacity: cc.Rate(at)})
+	}))
+}
