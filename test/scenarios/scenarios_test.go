@@ -1,16 +1,19 @@
-// Package scenarios runs the text files in testdata, one case each, in virtual
-// time: their expectations must hold, and the course of every flow must be the
-// one in the golden file beside them. After a wanted change, run
+// Package scenarios runs the text files in testdata, one case each, and every
+// algorithm in each standard case, in virtual time: their expectations must hold,
+// and the course of every flow must be the one in its golden file. After a wanted
+// change, run
 //
-//	go test ./test/scenarios -update
+//	make golden
 //
 // and review the difference.
 package scenarios
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -49,9 +52,14 @@ func play(t *testing.T, file string) {
 		assert.True(t, ok, "expect %v: it is %.4g", e, got)
 	}
 
-	course := courseOf(result)
-	golden := strings.TrimSuffix(file, ".txt") + ".golden"
+	compareGolden(t, strings.TrimSuffix(file, ".txt")+".golden", courseOf(result))
+}
+
+// compareGolden compares a course with the golden file, or writes that with -update.
+func compareGolden(t *testing.T, golden string, course []byte) {
+	t.Helper()
 	if *update {
+		require.NoError(t, os.MkdirAll(filepath.Dir(golden), 0o755))
 		require.NoError(t, os.WriteFile(golden, course, 0o644))
 		return
 	}
@@ -59,7 +67,10 @@ func play(t *testing.T, file string) {
 		t.Skip("the golden files were written on amd64; elsewhere a fused multiply-add may round otherwise")
 	}
 	want, err := os.ReadFile(golden)
-	require.NoError(t, err, "run with -update to write it")
+	if errors.Is(err, fs.ErrNotExist) {
+		require.Fail(t, "there is no "+golden, "run make golden, which writes it, and review what it says")
+	}
+	require.NoError(t, err)
 	compare(t, string(want), string(course))
 }
 
@@ -108,7 +119,7 @@ func compare(t *testing.T, want, got string) {
 			shown++
 		}
 	}
-	t.Error("the course differs from the golden file; if it should, run with -update and review the difference")
+	t.Error("the course differs from the golden file; if it should, run make golden and review the difference")
 }
 
 func line(lines []string, i int) string {
