@@ -1,0 +1,436 @@
+package cc
+
+import (
+	"math"
+	"math/rand/v2"
+	"time"
+)
+
+// BBR (Cardwell et al., ACM Queue 2016), version 1 as Linux's tcp_bbr.c has it.
+// It models the path by the most it has delivered (BtlBw) and the least its
+// round trip has taken (RTprop), paces at a gain times the one, and keeps in
+// flight a gain times their product:
+//
+//	  Startup ──(3 round trips without a quarter more)──▶ Drain
+//	  ▲                                                   │ in flight ≤ BDP
+//	  │ the pipe was never full                           ▼
+//	ProbeRTT ◀──(RTprop not seen for 10 s)────────── ProbeBW: 1.25, 0.75, 1×6
+//	  └───────────────(200 ms, a round trip)──────────────▲
+//
+// What Linux's packets are, segments are here. It learns of restarts after a
+// pause from the transport; here the first acknowledgement tells.
+
+func init() {
+	Register(Spec{
+		Name:   "bbr",
+		About:  "BBR v1: sends at the rate that the path has delivered, and keeps up to twice what fills it in flight.",
+		Source: "Cardwell et al., ACM Queue 14(5) 2016; Linux tcp_bbr.c",
+		Params: []Param{
+			{
+				Name: "cwnd_gain", Default: 2, Min: 1, Max: 4,
+				About: "what may be in flight in ProbeBW, in bandwidth-delay products",
+			},
+			{
+				Name: "rtprop_window", Unit: "s", Default: 10, Min: 1, Max: 600,
+				About: "how long the least round trip is believed before all but four packets are drained to see it again",
+			},
+			{
+				Name: "policer", Default: 1, Choices: []string{"ignore", "detect"},
+				About: "send at the rate of a token bucket, where heavy losses tell of one",
+			},
+		},
+		New: func(cfg Config) Algorithm { return newBbr(cfg) },
+
+		Needs: []Signal{NeedsRTT, NeedsRate, NeedsLoss, NeedsPacing},
+		Internals: []Internal{
+			{Name: "btlbw_mbit", About: "most that the path delivered over ten round trips"},
+			{Name: "rtprop_ms", About: "least round trip, of the last ten seconds"},
+			{Name: "pacing_gain", About: "sending rate over BtlBw"},
+			{Name: "cwnd_gain", About: "in flight over the bandwidth-delay product"},
+			{Name: "extra_acked_packets", About: "by how much acknowledgements come in bunches"},
+			{Name: "policer_mbit", About: "rate of the token bucket found; 0: none"},
+			{Name: "bdp_packets", About: "what fills the path without a queue"},
+		},
+	})
+}
+
+// tcp_bbr.c, unless it says otherwise.
+const (
+	bbrHighGain          = 2 / math.Ln2 // doubles the rate each round trip
+	bbrDrainGain         = 1 / bbrHighGain
+	bbrPacingMargin      = 0.99 // of BtlBw, so that no queue builds up at its very rate
+	bbrProbeRTT          = 200 * time.Millisecond
+	bbrMinCwnd           = 4.0  // packets; what is in flight in ProbeRTT, too
+	bbrFullGrowth        = 1.25 // less growth than this, in
+	bbrFullRounds        = 3    // so many round trips: the pipe is full
+	bbrUnknownRTT        = time.Millisecond
+	bbrQuanta            = 3           // bursts that end hosts hold back: what they do not send waits, and is in flight
+	bbrLowRate      Rate = 1_200_000   // below, a burst may be a single packet; tcp_tso_autosize
+	bbrMaxBurst          = 65215 * 1.0 // bytes; GSO_MAX_SIZE−1−MAX_TCP_HEADER
+	bbrBurst             = time.Second / 1024
+)
+
+type bbrState uint8
+
+const (
+	bbrStartup bbrState = iota
+	bbrDrain
+	bbrProbingBW
+	bbrProbingRTT
+)
+
+var bbrPhases = [...]string{"startup", "drain", "probe_bw", "probe_rtt"}
+
+type bbr struct {
+	bbrModel
+	rng      *rand.Rand
+	initial  float64       // packets
+	gain     float64       // the parameter cwnd_gain
+	window   time.Duration // the parameter rtprop_window
+	policing bool          // the parameter policer
+	// maxRate bounds pacing while it asks for more than BtlBw; 0: nothing does.
+	maxRate Rate
+
+	state   bbrState
+	cycle   bbrCycle
+	policer policer
+	cwnd    float64 // packets
+	pacing  Rate    // 0: before the first round trip
+	seenRTT bool    // pacing follows from a round trip
+
+	fullBw     Rate // what a quarter more than is still growth
+	fullRounds int  // without
+	fullPipe   bool
+
+	probeRTTDone  Time // when ProbeRTT may end; 0: not yet drained
+	probeRTTRound bool // a round trip has passed since it was
+
+	// Bytes that left from lowFrom to lowTo did so with little in flight, for
+	// ProbeRTT's sake; their delivery rates understate the path. lowUntil is
+	// what must be delivered before that ends; 0: it has.
+	lowFrom, lowTo Time
+	lowUntil       Bytes
+
+	recovery   epoch
+	recovering bool
+	conserving bool    // the first round trip of it: send what is delivered
+	prior      float64 // packets; the window to return to
+	lost       float64 // packets since the last acknowledgement
+	idle       bool    // nothing was in flight, and nothing to send
+}
+
+func newBbr(cfg Config) *bbr {
+	b := &bbr{
+		bbrModel: bbrModel{segments: segments{cfg.MSS}},
+		rng:      cfg.Rand,
+		gain:     cfg.Params["cwnd_gain"],
+		window:   time.Duration(cfg.Params["rtprop_window"] * float64(time.Second)),
+		policing: cfg.Params["policer"] != 0,
+	}
+	b.initial = b.packets(cfg.InitialCwnd)
+	b.cwnd = b.clamp(b.initial, bbrMinCwnd)
+	b.startPacing(0)
+	return b
+}
+
+// startPacing sets the rate by the window, for want of a better one.
+func (b *bbr) startPacing(srtt time.Duration) {
+	b.seenRTT = srtt > 0
+	if srtt <= 0 {
+		srtt = bbrUnknownRTT
+	}
+	b.pacing = min(b.pace(bbrHighGain*bbrPacingMargin, b.cwnd, srtt), maxBbrRate)
+}
+
+func (b *bbr) OnAck(a Ack) {
+	b.learn(a.MSS)
+	restarted := b.idle && a.Sent.AppLimited
+	if restarted {
+		b.bunched.restart(a.left())
+	}
+	b.next(a)
+	if b.newRound {
+		b.conserving = false
+	}
+	lossy := b.lost > 0
+	understates := a.Sent.AppLimited || b.low(a)
+	b.sampleRate(a, understates)
+	b.police(a.State, b.newRound, lossy, understates)
+	b.bunched.onAck(a, &b.bbrModel, b.rate(), b.cwnd)
+
+	inflight := b.packets(a.Inflight + a.Acked)
+	if b.state == bbrProbingBW && b.cycle.over(a.Now, b.rtprop, inflight+b.lost, b.inflightAt(b.cycle.gain()), b.inflightAt(1), lossy) {
+		b.cycle.advance(a.Now)
+	}
+	if b.newRound && !understates {
+		b.checkFullPipe()
+	}
+	if b.state == bbrStartup && b.fullPipe {
+		b.state = bbrDrain
+	}
+	if b.state == bbrDrain && b.packets(a.Inflight) <= b.inflightAt(1) {
+		b.probeBW(a.Now)
+	}
+	b.checkRTprop(a, restarted)
+	b.setPacing(a.SRTT)
+	b.setCwnd(a)
+	b.lost = 0
+	b.idle = a.Inflight <= 0 && !a.CwndLimited
+}
+
+// low reports whether ProbeRTT keeps a's sample from meaning anything.
+func (b *bbr) low(a Ack) bool {
+	if b.lowUntil != 0 && b.state != bbrProbingRTT && a.Delivered > b.lowUntil {
+		b.lowUntil, b.lowTo = 0, a.Now
+	}
+	if b.lowFrom == 0 || a.left() < b.lowFrom {
+		return false
+	}
+	return b.lowUntil != 0 || a.left() < b.lowTo
+}
+
+// police looks for a token bucket, and ends the use of one that was found.
+func (b *bbr) police(s State, newRound, lossy, understates bool) {
+	switch {
+	case !b.policing:
+	case !b.policer.found:
+		b.policer.sample(s, newRound, lossy, understates)
+	case b.state == bbrProbingBW && newRound:
+		if b.policer.rounds++; b.policer.rounds >= policerUse {
+			b.policer.restart(s)
+			b.probeBW(s.Now)
+		}
+	}
+}
+
+// rate is BtlBw, or a token bucket's.
+func (b *bbr) rate() Rate {
+	if b.policer.found {
+		return b.policer.bw
+	}
+	return b.bw.get()
+}
+
+// gains are those of pacing and window that are in force.
+func (b *bbr) gains() (pacing, cwnd float64) {
+	switch b.state {
+	case bbrStartup:
+		return bbrHighGain, bbrHighGain
+	case bbrDrain:
+		return bbrDrainGain, bbrHighGain
+	case bbrProbingRTT:
+		return 1, 1
+	}
+	if b.policer.found {
+		return 1, b.gain
+	}
+	return b.cycle.gain(), b.gain
+}
+
+// probeBW begins the cycle.
+func (b *bbr) probeBW(now Time) {
+	b.state = bbrProbingBW
+	b.cycle.start(now, b.rng)
+}
+
+// checkFullPipe looks, once per round trip, for the plateau that ends Startup.
+func (b *bbr) checkFullPipe() {
+	if bw := b.bw.get(); float64(bw) >= bbrFullGrowth*float64(b.fullBw) {
+		b.fullBw, b.fullRounds = bw, 0
+		return
+	}
+	b.fullRounds++
+	b.fullPipe = b.fullPipe || b.fullRounds >= bbrFullRounds
+}
+
+// checkRTprop watches the least round trip, and drains the path to see it.
+func (b *bbr) checkRTprop(a Ack, restarted bool) {
+	if b.sampleRTT(a, b.window) && !restarted && b.state != bbrProbingRTT {
+		b.save()
+		b.state = bbrProbingRTT
+		b.probeRTTDone = 0
+		b.lowFrom = a.Now
+	}
+	if b.state != bbrProbingRTT {
+		return
+	}
+	b.lowUntil = max(a.Delivered+a.Inflight, 1)
+	switch {
+	case b.probeRTTDone == 0 && b.packets(a.Inflight) <= bbrMinCwnd:
+		b.probeRTTDone, b.probeRTTRound = a.Now.Add(bbrProbeRTT), false
+		b.round.start = a.Now
+	case b.probeRTTDone != 0:
+		b.probeRTTRound = b.probeRTTRound || b.newRound
+		if b.probeRTTRound {
+			b.endProbeRTT(a.Now)
+		}
+	}
+}
+
+// endProbeRTT returns to what was interrupted, once the time has come.
+func (b *bbr) endProbeRTT(now Time) {
+	if b.probeRTTDone == 0 || now <= b.probeRTTDone {
+		return
+	}
+	b.rtpropAt = now
+	b.cwnd = max(b.cwnd, b.prior)
+	if b.fullPipe {
+		b.probeBW(now)
+	} else {
+		b.state = bbrStartup
+	}
+}
+
+// setPacing follows the model; until the pipe has been full it only rises.
+func (b *bbr) setPacing(srtt time.Duration) {
+	if !b.seenRTT && srtt > 0 {
+		b.startPacing(srtt)
+	}
+	gain, _ := b.gains()
+	if r := b.rate().times(gain * bbrPacingMargin); r > b.pacing || b.fullPipe && r > 0 {
+		b.pacing = r
+	}
+}
+
+// inflightAt is gain times what fills the path at BtlBw, with the allowance
+// for bursts.
+func (b *bbr) inflightAt(gain float64) float64 { return b.allow(b.target(b.bw.get(), gain)) }
+
+// target is gain bandwidth-delay products, in whole packets.
+func (b *bbr) target(bw Rate, gain float64) float64 {
+	if bw <= 0 || b.rtprop <= 0 {
+		return b.initial
+	}
+	return math.Ceil(gain * b.bdp(bw))
+}
+
+// allow adds what bursts at the hosts hold back, and makes it even: receivers
+// acknowledge every second packet.
+func (b *bbr) allow(packets float64) float64 {
+	packets += bbrQuanta * b.quantum()
+	packets = 2 * math.Ceil(packets/2)
+	if b.state == bbrProbingBW && b.cycle.phase == 0 {
+		packets += 2 // so that a small window asks for more, too
+	}
+	return packets
+}
+
+// quantum is the burst of a host that paces, in packets.
+func (b *bbr) quantum() float64 {
+	least := 2.0
+	if b.pacing < bbrLowRate {
+		least = 1
+	}
+	burst := min(float64(b.pacing.BytesIn(bbrBurst)), bbrMaxBurst)
+	return max(math.Floor(burst/float64(b.mss)), least)
+}
+
+func (b *bbr) setCwnd(a Ack) {
+	acked := b.packets(a.Acked)
+	if b.recovering && !b.recovery.covers(a.left()) {
+		b.recovered()
+	}
+	if b.conserving {
+		b.cwnd = max(b.cwnd, b.packets(a.Inflight)+acked)
+	} else {
+		_, gain := b.gains()
+		bw := b.rate()
+		target := b.target(bw, gain)
+		if b.fullPipe {
+			target += b.bunched.packets(&b.bbrModel, bw)
+		}
+		target = b.allow(target)
+		switch {
+		case b.fullPipe:
+			b.cwnd = min(b.cwnd+acked, target)
+		case b.cwnd < target || b.packets(a.Delivered) < b.initial:
+			b.cwnd += acked
+		}
+	}
+	b.cwnd = b.clamp(b.cwnd, bbrMinCwnd)
+	if b.state == bbrProbingRTT {
+		b.cwnd = min(b.cwnd, bbrMinCwnd)
+	}
+}
+
+// save remembers the window that a recovery or ProbeRTT will take away.
+func (b *bbr) save() {
+	if b.recovering || b.state == bbrProbingRTT {
+		b.prior = max(b.prior, b.cwnd)
+		return
+	}
+	b.prior = b.cwnd
+}
+
+func (b *bbr) recovered() {
+	b.recovering, b.conserving = false, false
+	b.cwnd = max(b.cwnd, b.prior)
+}
+
+func (b *bbr) OnLoss(l Loss) {
+	b.learn(l.MSS)
+	lost := b.packets(l.Lost)
+	b.lost += lost
+	b.policer.lost += l.Lost
+	if l.Timeout {
+		b.timeout(l)
+		return
+	}
+	begins := b.recovery.begin(l)
+	if begins {
+		if b.recovering {
+			b.recovered()
+		}
+		b.save()
+		b.recovering, b.conserving = true, true
+		b.round.start = l.Now
+		b.cwnd = b.packets(l.Inflight)
+	} else {
+		b.cwnd -= lost
+	}
+	b.cwnd = b.clamp(b.cwnd, 1)
+}
+
+// timeout starts over with a packet, but not the model.
+func (b *bbr) timeout(l Loss) {
+	b.save()
+	b.recovery.reacted = l.Now
+	b.recovering, b.conserving = true, false
+	b.cwnd = 1
+	b.fullBw = 0
+	b.lost = max(b.lost, 1)
+	b.police(l.State, true, true, false)
+}
+
+// OnTick ends ProbeRTT where nothing is sent.
+func (b *bbr) OnTick(s State) {
+	b.learn(s.MSS)
+	if b.state == bbrProbingRTT && s.Inflight <= 0 {
+		b.endProbeRTT(s.Now)
+	}
+}
+
+// Inspect shows what Spec.Internals lists.
+func (b *bbr) Inspect() Internals {
+	pacing, cwnd := b.gains()
+	in := Internals{b.bw.get().Mbps(), millis(b.rtprop), pacing, cwnd, max(b.bunched.most[0], b.bunched.most[1]), 0, b.bdp(b.rate())}
+	if b.policer.found {
+		in[5] = b.policer.bw.Mbps()
+	}
+	return in
+}
+
+func (b *bbr) Control() Control {
+	ctl := Control{Cwnd: b.bytes(b.cwnd), PacingRate: max(b.pacing, 1), Phase: bbrPhases[b.state]}
+	gain, _ := b.gains()
+	switch {
+	case b.idle && b.state == bbrProbingBW: // a restart does not ask for more
+		ctl.PacingRate = max(b.rate().times(bbrPacingMargin), 1)
+	case gain > 1 && b.maxRate > 0:
+		ctl.PacingRate = min(ctl.PacingRate, b.maxRate)
+	}
+	if b.idle && b.state == bbrProbingRTT && b.probeRTTDone != 0 {
+		ctl.NextTick = b.probeRTTDone + 1
+	}
+	return ctl
+}
