@@ -27,6 +27,7 @@ type simFlags struct {
 	loss, upLoss              float64
 	seed                      uint64
 	flows                     int
+	all, markdown             bool
 	json                      bool
 	traceOut                  string
 }
@@ -52,13 +53,24 @@ it. Utilisation counts all that the link carried, headers and retransmissions
 too, against all it offered; Mbit/s is payload that arrived.
 
 A FILE describes path, flows and expectations line by line; it takes the place
-of the flags, and an expectation that does not hold is a failure.`,
+of the flags, and an expectation that does not hold is a failure.
+
+With --all every algorithm, or each that --algorithm names, is put through the
+standard cases:
+
+` + standardList() + `
+Where two flows share the link, Jain's index says how fairly they do (1: equally,
+0.5: one has everything), and the share is that of the algorithm in question.`,
 		Example: `  penstock sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
   penstock sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
   penstock sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
   penstock sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
-  penstock sim test/scenarios/testdata/outage.txt`,
+  penstock sim test/scenarios/testdata/outage.txt
+  penstock sim --all`,
 		RunE: func(cmd *cobra.Command, files []string) error {
+			if f.all || f.markdown {
+				return f.runAll(cmd, files)
+			}
 			trials, err := f.trials(cmd.Flags(), files)
 			if err != nil {
 				return badInput(err)
@@ -88,6 +100,8 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.IntVar(&f.flows, "flows", 1, "flows of the algorithm that share the link, each with its own window")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of generated traces, losses and algorithms")
 	flags.BoolVar(&f.json, "json", false, "print one JSON object for each run instead of the table")
+	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
+	flags.BoolVar(&f.markdown, "markdown", false, "with --all: print the table as Markdown")
 	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to `FILE`, as JSON lines")
 	flags.DurationVar(&f.sampled, "trace-every", 10*time.Millisecond, "how often --trace-out records")
 }

@@ -18,21 +18,16 @@ import (
 // run makes the runs and prints what they came to, one after the other with
 // --json, and as a table at the end otherwise.
 func (f *simFlags) run(out io.Writer, trials []trial) (err error) {
-	traces := io.Discard
-	if f.traceOut != "" {
-		file, err := os.Create(f.traceOut)
-		if err != nil {
-			return badInput(fmt.Errorf("--trace-out: %w", err))
-		}
-		buffered := bufio.NewWriter(file)
-		defer func() { err = errors.Join(err, buffered.Flush(), file.Close()) }()
-		traces = buffered
+	traces, closeTraces, err := f.openTraces()
+	if err != nil {
+		return err
 	}
+	defer func() { err = errors.Join(err, closeTraces()) }()
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	if !f.json {
 		fmt.Fprintln(t, "ALGORITHM\tLINK\tMBIT/S\tUTILISATION %\tQUEUEING MS P50\tP95\tP99\tDROPS\tRETRANSMITS\tJAIN")
 	}
-	var unmet []string
+	var unmet []error
 	for _, trial := range trials {
 		result, err := sim.Run(trial.Scenario)
 		if err != nil {
@@ -46,23 +41,39 @@ func (f *simFlags) run(out io.Writer, trials []trial) (err error) {
 		if err := errors.Join(err, writeSamples(traces, trial, result)); err != nil {
 			return err
 		}
-		for _, e := range trial.Expect {
-			if got, ok := e.Check(result); !ok {
-				unmet = append(unmet, fmt.Sprintf("%s: expected %v, but it is %.4g", trial.name, e, got))
-			}
-		}
+		unmet = append(unmet, trial.unmet(result)...)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	if len(unmet) == 0 {
-		return nil
+	return errors.Join(unmet...)
+}
+
+// openTraces opens the file of --trace-out, if there is to be one.
+func (f *simFlags) openTraces() (w io.Writer, done func() error, err error) {
+	if f.traceOut == "" {
+		return io.Discard, func() error { return nil }, nil
 	}
-	failures := make([]error, len(unmet))
-	for i, text := range unmet {
-		failures[i] = errors.New(text)
+	file, err := os.Create(f.traceOut)
+	if err != nil {
+		return nil, nil, badInput(fmt.Errorf("--trace-out: %w", err))
 	}
-	return errors.Join(failures...)
+	buffered := bufio.NewWriter(file)
+	return buffered, func() error { return errors.Join(buffered.Flush(), file.Close()) }, nil
+}
+
+// unmet are the expectations that do not hold.
+func (t trial) unmet(r sim.Result) (failures []error) {
+	name := t.name
+	if t.link != "" {
+		name += " in " + t.link
+	}
+	for _, e := range t.Expect {
+		if got, ok := e.Check(r); !ok {
+			failures = append(failures, fmt.Errorf("%s: expected %v, but it is %.4g", name, e, got))
+		}
+	}
+	return failures
 }
 
 // writeSimRows prints one row for a run; for a file with several flows, also

@@ -29,16 +29,19 @@ func isTerminal(f *os.File) bool {
 }
 
 // Show prints one step.
-func (p *Printer) Show(s Progress) {
+func (p *Printer) Show(s Progress) { p.Line(s.String(), s.Result != nil) }
+
+// Line prints one step, which over says is the last of a run.
+func (p *Printer) Line(step string, over bool) {
 	switch {
 	case p.terminal:
-		fmt.Fprintf(p.w, "\r\x1b[K%s", fit(s.String(), p.columns()))
+		fmt.Fprintf(p.w, "\r\x1b[K%s", fit(step, p.columns()))
 		p.open = true
-		if s.Result != nil {
+		if over {
 			p.Break()
 		}
-	case s.Result != nil:
-		fmt.Fprintln(p.w, s)
+	case over:
+		fmt.Fprintln(p.w, step)
 	}
 }
 

@@ -1,0 +1,118 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+func TestSimAllIsOfEveryAlgorithmInEveryStandardCase(t *testing.T) {
+	var f simFlags
+	flags := pflag.NewFlagSet("sim", pflag.ContinueOnError)
+	f.register(flags)
+	require.NoError(t, flags.Parse([]string{"--all"}))
+	runs, err := f.standardRuns(flags, nil)
+	require.NoError(t, err)
+	require.Len(t, runs, len(sim.Algorithms())*len(sim.Standard()))
+	for i, spec := range sim.Algorithms() {
+		for k, s := range sim.Standard() {
+			run := runs[i*len(sim.Standard())+k]
+			assert.Equal(t, spec.Name, run.name)
+			assert.Equal(t, s.Name, run.link)
+		}
+	}
+}
+
+func TestSimAllPrintsOneTable(t *testing.T) {
+	args := []string{"sim", "--all", "-a", "vegas", "-a", "copa", "--sweep", "delta=0.5"}
+	code, _, stderr := run(t, args...)
+	require.Equal(t, exitInput, code)
+	assert.Contains(t, stderr, "vegas has no parameter", "as without --all")
+
+	args = []string{"sim", "--all", "-a", "static:cwnd_packets=10", "-a", "copa:delta=0.5"}
+	code, stdout, stderr := run(t, args...)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Equal(t, 12, strings.Count(stderr, "\n"), "a line for each run that is over:\n%s", stderr)
+	assert.Contains(t, stderr, "[12/12] ")
+	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
+	require.Len(t, lines, 6)
+	assert.Equal(t, []string{"fixed", "lte", "steps", "loss", "beside-cubic", "two"}, strings.Fields(lines[0]))
+	assert.Equal(t, "ALGORITHM | USED P50 P95 | USED P50 P95 | USED P50 P95 | USED P50 P95 | USED P50 P95 JAIN SHARE | USED P50 P95 JAIN SHARE",
+		strings.Join(strings.Fields(lines[1]), " "))
+	for i, name := range []string{"static:cwnd_packets=10", "copa:delta=0.5"} {
+		cells := strings.Fields(lines[i+2])
+		require.Len(t, cells, 1+6+6*3+2*2, "the name, a bar for each case, and its figures")
+		assert.Equal(t, name, cells[0])
+		assert.Len(t, lines[i+2], len(lines[1]), "columns are aligned")
+	}
+
+	_, again, _ := run(t, args...)
+	assert.Equal(t, stdout, again, "whichever run is over first")
+
+	_, page, _ := run(t, append(args, "--markdown")...)
+	rows := strings.Split(page, "\n")
+	assert.Equal(t, "| algorithm | fixed | lte | steps | loss | beside-cubic | two |", rows[0])
+	for _, row := range rows[:4] {
+		assert.Equal(t, 8, strings.Count(row, "|"), row)
+	}
+	assert.True(t, strings.HasPrefix(rows[3], "| `copa:delta=0.5` | "), rows[3])
+	for _, s := range sim.Standard() {
+		assert.Contains(t, page, s.About)
+	}
+}
+
+func TestSimAllPrintsJSON(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "samples.jsonl")
+	code, stdout, stderr := run(t, "sim", "--all", "-a", "static", "--json", "--trace-out", trace, "--trace-every", "10s")
+	require.Equal(t, exitOK, code, stderr)
+	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
+	require.Len(t, lines, len(sim.Standard()))
+	for i, s := range sim.Standard() {
+		var rec simRecord
+		require.NoError(t, json.Unmarshal([]byte(lines[i]), &rec))
+		assert.Equal(t, "static", rec.Algorithm)
+		assert.Equal(t, s.Name, rec.Scenario)
+		assert.Empty(t, rec.Link)
+		assert.Positive(t, rec.Utilisation)
+	}
+	samples, err := os.ReadFile(trace)
+	require.NoError(t, err)
+	assert.Equal(t, 4*3+(6+6)+(6+6)-2, strings.Count(string(samples), "\n"), "every ten seconds of each flow; two of them come later")
+}
+
+func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {
+	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=1")
+	assert.Equal(t, exitFail, code)
+	assert.Contains(t, stderr, "static:cwnd_packets=1 in fixed: expected tested.throughput_mbit >= 1, but it is 0.5")
+	assert.Contains(t, stdout, "static:cwnd_packets=1 |", "the table is there all the same")
+}
+
+func TestSimAllRefuses(t *testing.T) {
+	for args, complaint := range map[string]string{
+		"--all --rate 12mbit":      "--rate does not go with --all",
+		"--all case.txt":           "--all does not go with a file",
+		"--markdown":               "--markdown goes with --all",
+		"--markdown --rate 1mbit":  "--markdown goes with --all",
+		"--all --json --markdown":  "--json and --markdown exclude each other",
+		"--all -a kopa":            `no algorithm "kopa"`,
+		"--all -a none":            "none leaves the window to the transport below",
+		"--all --trace-every 0s":   "--trace-every must be above 0",
+		"--all --trace-out /no/x":  "--trace-out: open /no/x",
+		"--all --sweep delta":      `--sweep "delta" must be a parameter`,
+		"--all --sweep cwnd=1,2,3": "has no parameter",
+	} {
+		code, stdout, stderr := run(t, append([]string{"sim"}, strings.Fields(args)...)...)
+		assert.Equal(t, exitInput, code, args)
+		assert.Contains(t, stderr, complaint, args)
+		assert.Empty(t, stdout, args)
+		assert.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line", args)
+	}
+}
