@@ -18,6 +18,7 @@ import (
 //	up 2mbit queue 64KiB loss 0.01                # acknowledgements; without it: no limit
 //	up trace FILE
 //	acks every 10ms                               # in batches
+//	hints every 10ms                              # the bottleneck tells of itself; without it: never
 //	timestamps                                    # each packet's own round trip, not the ledger's
 //	step 10s 6mbit                                # the rate from then on
 //	outage 10s 20s                                # from, to
@@ -93,7 +94,7 @@ func ReadCase(name string, r io.Reader, open func(name string) (*Trace, error)) 
 func (p *caseReader) line(words []string) error {
 	args := &arguments{directive: words[0], words: words[1:]}
 	switch words[0] {
-	case "link", "trace", "acks", "timestamps", "run":
+	case "link", "trace", "acks", "hints", "timestamps", "run":
 		if p.once[words[0]] {
 			return fmt.Errorf("a second %q; one is all a scenario has", words[0])
 		}
@@ -112,6 +113,8 @@ func (p *caseReader) line(words []string) error {
 		return p.link(args, &p.c.Up, nil)
 	case "acks":
 		return args.each(map[string]func(string) error{"every": set(&p.c.AckEvery, parseSpan)})
+	case "hints":
+		return args.each(map[string]func(string) error{"every": set(&p.c.Hints, parseSpan)})
 	case "timestamps":
 		p.c.RawRTT = true
 		return args.end()
@@ -161,7 +164,7 @@ func (p *caseReader) line(words []string) error {
 		p.c.Expect = append(p.c.Expect, e)
 		return err
 	}
-	return fmt.Errorf("%q is not something a scenario says; lines begin with link, trace, up, acks, timestamps, step, outage, delay, flow, run or expect", words[0])
+	return fmt.Errorf("%q is not something a scenario says; lines begin with link, trace, up, acks, hints, timestamps, step, outage, delay, flow, run or expect", words[0])
 }
 
 // link reads a link's properties; its delay is also that of other, if there is one.

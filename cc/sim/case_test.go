@@ -32,6 +32,7 @@ func TestReadCase(t *testing.T) {
 		"",
 		"up 2mbit queue 64KiB loss 0.5",
 		"acks every 10ms",
+		"hints every 20ms",
 		"timestamps",
 		"delay 30s rtt 80ms",
 		"flow copa:delta=0.1 name a group g weight 2 priority 1 maxrate 5mbit start 1s stop 20s",
@@ -44,7 +45,7 @@ func TestReadCase(t *testing.T) {
 	assert.Equal(t, Scenario{
 		Down:     LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
 		Up:       LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5},
-		AckEvery: 10 * ms, RawRTT: true,
+		AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true,
 		Flows: []FlowConfig{
 			{
 				Name: "a", Algorithm: "copa", Params: cc.Params{"delta": 0.1}, Group: "g", Priority: 1, Weight: 2,
@@ -95,6 +96,8 @@ func TestReadCaseRefuses(t *testing.T) {
 		"acks 10ms":                            `acks has no "10ms"; it has every`,
 		"acks every 10":                        `"10" is not a time such as 40ms`,
 		"timestamps on":                        `timestamps: "on" is too much`,
+		"hints every 10us":                     "the shortest period is 1ms",
+		"hints never":                          `hints has no "never"; it has every`,
 		"step 1s":                              "step lacks a word",
 		"step 2s 1mbit\nstep 1s 2mbit":         "the step at 1s comes after the one at 2s",
 		"outage 2s 1s":                         "an outage ends after it begins",

@@ -18,6 +18,9 @@ type Scenario struct {
 	// RawRTT reports each packet's own round trip, as a transport with timestamps
 	// can; otherwise the flow's send ledger measures.
 	RawRTT bool
+	// Hints is how often the bottleneck tells the senders of itself; their copy
+	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
+	Hints time.Duration
 
 	Flows   []FlowConfig
 	Changes []Change
@@ -62,6 +65,8 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("sim: warm-up is %v, but must be shorter than the run of %v", s.Warmup, s.Duration)
 	case s.AckEvery < 0 || s.Sample < 0:
 		return fmt.Errorf("sim: periods must not be negative")
+	case s.Hints != 0 && s.Hints < time.Millisecond:
+		return fmt.Errorf("sim: hints come every %v, but the shortest period is 1ms; 0: never", s.Hints)
 	case len(s.Flows) == 0:
 		return fmt.Errorf("sim: there is no flow")
 	case s.Down.Rate == 0 && s.Down.Trace == nil:
@@ -150,6 +155,9 @@ func Run(s Scenario) (Result, error) {
 	for i, f := range s.Flows {
 		snd := newSender(w, f)
 		w.senders = append(w.senders, snd)
+		if s.Hints > 0 {
+			w.hints.add(f.terms(i).Group, snd)
+		}
 		w.at(w.origin.Add(f.Start), func() { snd.open(f.terms(i)) })
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), snd.close)
@@ -160,6 +168,10 @@ func Run(s Scenario) (Result, error) {
 			w.down.SetDelay(c.Delay)
 			w.up.SetDelay(c.Delay)
 		})
+	}
+	if s.Hints > 0 {
+		w.hints.weigh()
+		w.at(w.origin.Add(s.Hints), w.hints.report)
 	}
 	if s.Sample > 0 {
 		w.at(w.origin, func() { w.sample(s.Sample) })

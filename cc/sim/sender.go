@@ -26,6 +26,7 @@ type sender struct {
 	flow *flow.Flow // nil before it opens
 	src  source
 	rcv  receiver
+	host *host // nil: the link keeps no account
 
 	closed   bool
 	closedAt cc.Time
@@ -150,6 +151,7 @@ func (s *sender) transmit(n int64) {
 	tx := seg.tx
 	v := s.w.down.Send(now, seg.size+headerBytes)
 	s.stats.packet(now, seg.size+headerBytes, v)
+	s.host.note(seg.size, v)
 	if v.Dropped == DropNone {
 		size := seg.size
 		s.w.at(v.Arrives, func() { s.arrive(arrival{n, tx, size}) })

@@ -18,6 +18,7 @@ type world struct {
 	seq      uint64
 
 	down, up *Link
+	hints    hints
 	manager  flow.Manager
 	armed    cc.Time // when the manager's next tick is planned
 	senders  []*sender
@@ -42,6 +43,7 @@ func newWorld(s Scenario) *world {
 		up.Seed = s.Seed ^ upSeed
 	}
 	w.down, w.up = NewLink(down, w.origin), NewLink(up, w.origin)
+	w.hints.w = w
 	w.manager.Seed = s.Seed
 	w.manager.Arm = w.arm
 	return w

@@ -22,7 +22,7 @@ type simFlags struct {
 	rates, traces, models     []string
 	upRate, upTrace           string
 	buffer                    string
-	delay, ackEvery           time.Duration
+	delay, ackEvery, hints    time.Duration
 	duration, warmup, sampled time.Duration
 	loss, upLoss              float64
 	seed                      uint64
@@ -95,6 +95,7 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
 	flags.Float64Var(&f.upLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.DurationVar(&f.ackEvery, "ack-every", 0, "acknowledge in batches, at multiples of this; 0: each packet")
+	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base station would; 0: never")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run")
 	flags.DurationVar(&f.warmup, "warmup", 0, "leave this much of the beginning out of the figures")
 	flags.IntVar(&f.flows, "flows", 1, "flows of the algorithm that share the link, each with its own window")
@@ -184,7 +185,7 @@ func (f *simFlags) base() (sim.Scenario, error) {
 	s := sim.Scenario{
 		Down:     sim.LinkConfig{Delay: f.delay, Loss: f.loss},
 		Up:       sim.LinkConfig{Delay: f.delay, Loss: f.upLoss},
-		AckEvery: f.ackEvery, Duration: f.duration, Warmup: f.warmup, Seed: f.seed,
+		AckEvery: f.ackEvery, Hints: f.hints, Duration: f.duration, Warmup: f.warmup, Seed: f.seed,
 	}
 	if f.traceOut != "" {
 		s.Sample = f.sampled
@@ -195,8 +196,8 @@ func (f *simFlags) base() (sim.Scenario, error) {
 	if f.duration <= 0 {
 		return s, fmt.Errorf("--duration is %v; write a time such as 30s", f.duration)
 	}
-	if f.delay < 0 || f.ackEvery < 0 || f.warmup < 0 {
-		return s, errors.New("--delay, --ack-every and --warmup must not be negative; write a time such as 20ms")
+	if f.delay < 0 || f.ackEvery < 0 || f.hints < 0 || f.warmup < 0 {
+		return s, errors.New("--delay, --ack-every, --hints and --warmup must not be negative; write a time such as 20ms")
 	}
 	if f.warmup >= f.duration {
 		return s, fmt.Errorf("--warmup %v leaves nothing of --duration %v", f.warmup, f.duration)

@@ -1,0 +1,254 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// hintWindow is the time that what a link tells of itself is an average over:
+// as many subframes of a millisecond as PBE-CC averages over on a path of 40 ms.
+const hintWindow = 40 * time.Millisecond
+
+// hints is the bottleneck's account of who uses it, by host, and tells each
+// host's senders of it. It answers as a base station would that keeps a queue for
+// each host and serves them equally (max-min), whatever order the packets of
+// the one queue there is really leave in: what it tells is what each may have,
+// not what the greediest took.
+type hints struct {
+	w       *world
+	hosts   []*host    // in the order of their first flow
+	offered []cc.Bytes // by the link in each period of the window, the oldest first
+}
+
+// host is a group of flows as the link sees it. A nil one keeps no account.
+type host struct {
+	group     string
+	flows     []member
+	radioLost cc.Bytes // payload
+
+	came    cc.Bytes // to the queue in this period, dropped there or not
+	waiting cc.Bytes // in the queue of its own
+	usage   []usage  // in each period of the window, the oldest first
+}
+
+// usage is what a host asked of the link in one period, and may have had.
+type usage struct {
+	came, wanted, part cc.Bytes
+}
+
+// member is one of a host's flows.
+type member struct {
+	*sender
+	claim float64 // see weigh
+}
+
+// underWay reports whether the flow is open.
+func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
+
+// add opens an account for s, with those of its group.
+func (h *hints) add(group string, s *sender) {
+	for _, account := range h.hosts {
+		if account.group == group {
+			account.flows = append(account.flows, member{sender: s})
+			s.host = account
+			return
+		}
+	}
+	s.host = &host{group: group, flows: []member{{sender: s}}}
+	h.hosts = append(h.hosts, s.host)
+}
+
+// note takes in what became of a packet with size bytes of payload.
+func (h *host) note(size cc.Bytes, v Verdict) {
+	if h == nil {
+		return
+	}
+	switch v.Dropped {
+	case DropLoss:
+		h.radioLost += size
+	case DropQueue:
+		h.came += size + headerBytes
+	case DropNone:
+		h.came += size + headerBytes
+		h.waiting += size + headerBytes
+	}
+}
+
+// running counts the host's flows that are under way.
+func (h *host) running() (n int) {
+	for _, f := range h.flows {
+		if f.underWay() {
+			n++
+		}
+	}
+	return n
+}
+
+// sum adds up what a host used in the window.
+func (h *host) sum() (u usage) {
+	for _, each := range h.usage {
+		u.came += each.came
+		u.wanted += each.wanted
+		u.part += each.part
+	}
+	return u
+}
+
+// report lets the link tell all hosts of itself, time and again.
+func (h *hints) report() {
+	now := h.w.now
+	h.measure(now)
+	span := time.Duration(len(h.offered)) * h.w.scenario.Hints
+	offered, came, part, active, flows := cc.Bytes(0), cc.Bytes(0), cc.Bytes(0), cc.Bytes(0), 0
+	for _, n := range h.offered {
+		offered += n
+	}
+	for _, host := range h.hosts {
+		u := host.sum()
+		came += u.came
+		part += u.part
+		if u.wanted > 0 {
+			active++
+		}
+		flows += host.running()
+	}
+	claims := h.claims(h.hosts...)
+	for _, host := range h.hosts {
+		if host.running() == 0 {
+			continue
+		}
+		u, sharers := host.sum(), active
+		if u.wanted == 0 {
+			sharers++
+		}
+		hint := cc.Hint{
+			At:          now,
+			Capacity:    known(cc.RateOf(payload(u.part+(offered-part)/sharers), span)),
+			FairShare:   known(cc.RateOf(payload(offered/sharers), span)),
+			LinkRate:    known(cc.RateOf(offered, span)),
+			ArrivalRate: known(cc.RateOf(came, span)),
+			QueueRoom:   known(h.room()),
+			Flows:       flows,
+			RadioLost:   host.radioLost,
+		}
+		if claims > 0 {
+			hint.Share = h.claims(host) / claims
+		}
+		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.group, hint) })
+	}
+	h.w.at(now.Add(h.w.scenario.Hints), h.report)
+}
+
+// measure closes a period that ends now.
+func (h *hints) measure(now cc.Time) {
+	period := h.w.scenario.Hints
+	periods := max(1, int(hintWindow/period))
+	n := h.w.down.Offered(now.Add(-period), now)
+	h.offered = append(h.offered, n)
+	h.offered = h.offered[max(0, len(h.offered)-periods):]
+	for _, host := range h.hosts {
+		host.usage = append(host.usage, usage{came: host.came, wanted: host.waiting})
+		host.usage = host.usage[max(0, len(host.usage)-periods):]
+		host.came = 0
+	}
+	h.serve(n)
+}
+
+// serve divides n bytes among the hosts for which something waits.
+func (h *hints) serve(n cc.Bytes) {
+	for {
+		waiting := cc.Bytes(0)
+		for _, host := range h.hosts {
+			if host.waiting > 0 {
+				waiting++
+			}
+		}
+		if waiting == 0 || n < waiting {
+			return
+		}
+		each := n / waiting
+		for _, host := range h.hosts {
+			served := min(each, host.waiting)
+			host.waiting -= served
+			host.usage[len(host.usage)-1].part += served
+			n -= served
+		}
+	}
+}
+
+// known keeps a value that is 0 apart from one that is not known.
+func known[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
+
+// payload is what is left of n bytes on the wire without headers, in full segments.
+func payload(n cc.Bytes) cc.Bytes { return n * cc.DefaultMSS / (cc.DefaultMSS + headerBytes) }
+
+// room is what is free in the queue.
+func (h *hints) room() cc.Bytes {
+	bytes, packets := h.w.down.Backlog(h.w.now)
+	room := cc.MaxCwnd
+	if limit := h.w.down.cfg.QueueBytes; limit > 0 {
+		room = limit - bytes
+	}
+	if limit := h.w.down.cfg.QueuePackets; limit > 0 {
+		room = min(room, cc.Bytes(limit-packets)*(cc.DefaultMSS+headerBytes))
+	}
+	return room
+}
+
+// claims adds up what open flows ask for by priority and traffic (NACC's
+// equation 8); 0 where no flow of the run has a priority.
+func (h *hints) claims(hosts ...*host) (sum float64) {
+	for _, host := range hosts {
+		for _, f := range host.flows {
+			if f.underWay() {
+				sum += f.claim
+			}
+		}
+	}
+	return sum
+}
+
+// weigh works out what each flow may claim: its priority times its
+// application's rate. Where some application has no rate, all count as equal.
+func (h *hints) weigh() {
+	stated, timed := false, true
+	each := func(do func(*member)) {
+		for _, host := range h.hosts {
+			for i := range host.flows {
+				do(&host.flows[i])
+			}
+		}
+	}
+	each(func(f *member) {
+		var has bool
+		f.claim, has = priority(f.cfg)
+		stated = stated || has
+		timed = timed && f.cfg.Rate > 0
+	})
+	each(func(f *member) {
+		if !stated {
+			f.claim = 0
+		}
+		if timed {
+			f.claim *= float64(f.cfg.Rate)
+		}
+	})
+}
+
+// priority is the importance that a flow's algorithm is set to, larger being
+// more. One that has no such setting counts as 1.
+func priority(f FlowConfig) (p float64, has bool) {
+	spec, err := cc.Lookup(f.Algorithm)
+	if err != nil {
+		return 1, false
+	}
+	params, err := spec.Resolve(f.Params)
+	if err != nil {
+		return 1, false
+	}
+	if p, has = params["priority"]; !has {
+		p = 1
+	}
+	return p, has
+}
