@@ -64,6 +64,8 @@ type Control struct {
 	LimitedBy     string   `json:"limited_by"`
 	// Limited is the time spent limited by each cause, in seconds.
 	Limited map[string]float64 `json:"limited_seconds"`
+	// Internals are absent where the algorithm shows none.
+	Internals Internals `json:"internals,omitempty"`
 }
 
 // Leg is one leg as its transport sees it.
@@ -122,6 +124,7 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
 		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,
 		LossEvents: s.LossEvents, Timeouts: s.Timeouts, LimitedBy: s.LimitedBy.String(), Limited: make(map[string]float64, len(s.Limited)),
+		Internals: InternalsOf(s.Algorithm, s.Internals),
 	}
 	for by, d := range s.Limited {
 		out.Control.Limited[by.String()] = d.Seconds()

@@ -108,6 +108,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
 					Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
 					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},
+					Internals: Internals{{"target_packets", 20.5}, {"velocity", 2}, {"delta", .02}, {"standing_rtt_ms", 41.25}, {"min_rtt_ms", 0}},
 				},
 			},
 			Up:        &Direction{Algorithm: "none", Read: 10, Written: 10},

@@ -36,6 +36,7 @@ func busyProxy() *still {
 			Taken: 600, Delivered: 450, Lost: 48, Marked: 1, Timeouts: 2, LossEvents: 3,
 			LimitedBy: flow.LimitedByCwnd,
 			Limited:   map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond},
+			Internals: cc.Internals{20.5, 2, 0.02, 41.25},
 		},
 	}
 	leg := datapath.Info{

@@ -164,13 +164,7 @@ func appendInternals(b []byte, e flow.Event) []byte {
 	}
 	b = append(b, `,"internals":{`...)
 	for i, show := range spec.Internals {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, '"')
-		b = append(b, show.Name...)
-		b = append(b, `":`...)
-		b = strconv.AppendFloat(b, e.Internals[i], 'g', 6, 64)
+		b = appendInternal(b, i, show.Name, e.Internals[i])
 	}
 	return append(b, '}')
 }
