@@ -61,6 +61,9 @@ func TestSimPrintsJSON(t *testing.T) {
 		require.NoError(t, json.Unmarshal(s.Bytes(), &line))
 		assert.NotEmpty(t, line.Phase)
 		assert.Positive(t, line.Cwnd)
+		require.Len(t, line.Internals, 5)
+		assert.Equal(t, "velocity", line.Internals[1].Name)
+		assert.GreaterOrEqual(t, line.Internals[1].Value, 1.0)
 	}
 	assert.Equal(t, 2*2*50, samples)
 }

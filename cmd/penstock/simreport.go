@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/telemetry"
 )
 
 // run makes the runs and prints what they came to, one after the other with
@@ -193,6 +194,8 @@ type simSample struct {
 	Delivered cc.Bytes `json:"delivered_bytes"`
 	Backlog   cc.Bytes `json:"queue_bytes"`
 	Phase     string   `json:"phase"`
+
+	Internals telemetry.Internals `json:"internals,omitempty"`
 }
 
 func writeSamples(w io.Writer, t trial, r sim.Result) error {
@@ -204,6 +207,7 @@ func writeSamples(w io.Writer, t trial, r sim.Result) error {
 				Cwnd: s.Cwnd, Share: s.Share, Inflight: s.Inflight, Pacing: s.PacingRate,
 				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(),
 				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,
+				Internals: telemetry.InternalsOf(s.Algorithm, s.Internals),
 			}); err != nil {
 				return fmt.Errorf("--trace-out: %w", err)
 			}
