@@ -3,7 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -47,10 +49,30 @@ func algorithmsCommand() *cobra.Command {
 	return cmd
 }
 
+// signals says what each thing is that an algorithm may need.
+var signals = map[cc.Signal]string{
+	cc.NeedsRTT:    "a sample of the round trip with most acknowledgements",
+	cc.NeedsRate:   "how fast bytes arrived over the flight of each acknowledged one",
+	cc.NeedsLoss:   "what was lost, and timeouts",
+	cc.NeedsSent:   "the window in force when the newest acknowledged byte left",
+	cc.NeedsTicks:  "a clock of its own",
+	cc.NeedsPacing: "that its rate is kept, not only its window",
+	cc.NeedsHints:  "the network's own word on the path; without it, it falls back",
+}
+
+// needs lists what s needs, each as format has it.
+func needs(s cc.Spec, format string) string {
+	var names []string
+	for _, n := range s.Needs {
+		names = append(names, fmt.Sprintf(format, n))
+	}
+	return strings.Join(names, ", ")
+}
+
 // listAlgorithms prints one line per algorithm.
 func listAlgorithms(w io.Writer, specs []cc.Spec) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tPARAMETERS\tPROFILES\tSOURCE")
+	fmt.Fprintln(t, "NAME\tPARAMETERS\tPROFILES\tNEEDS\tSOURCE")
 	for _, s := range specs {
 		var params, profiles []string
 		for _, p := range s.Params {
@@ -59,7 +81,8 @@ func listAlgorithms(w io.Writer, specs []cc.Spec) error {
 		for _, f := range s.Profiles {
 			profiles = append(profiles, f.Name)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, orDash(strings.Join(params, ",")), orDash(strings.Join(profiles, ",")), orDash(s.Source))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, orDash(strings.Join(params, ",")), orDash(strings.Join(profiles, ",")),
+			orDash(strings.ReplaceAll(needs(s, "%s"), " ", "")), orDash(s.Source))
 	}
 	return t.Flush()
 }
@@ -73,19 +96,33 @@ func explain(w io.Writer, s cc.Spec) error {
 	}
 	if len(s.Params) == 0 {
 		fmt.Fprintln(t, "\nIt takes no parameters.")
-		return t.Flush()
+	} else {
+		fmt.Fprintln(t, "\nPARAMETER\tDEFAULT\tUNIT\tVALUES\tMEANING")
 	}
-	fmt.Fprintln(t, "\nPARAMETER\tDEFAULT\tUNIT\tVALUES\tMEANING")
 	for _, p := range s.Params {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, formatValue(p, p.Default), orDash(p.Unit), valueRange(p), p.About)
 	}
 	if len(s.Profiles) > 0 {
 		fmt.Fprintln(t, "\nPROFILE\tSETS\tMEANING")
-		for _, f := range s.Profiles {
-			fmt.Fprintf(t, "%s\t%s\t%s\n", f.Name, settings(s, f.Params), f.About)
-		}
 	}
-	fmt.Fprintf(t, "\nWrite it in a rule or on a command line as %s.\n", exampleRef(s))
+	for _, f := range s.Profiles {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Name, settings(s, f.Params), f.About)
+	}
+	if len(s.Needs) > 0 {
+		fmt.Fprintln(t, "\nNEEDS\tMEANING")
+	}
+	for _, n := range s.Needs {
+		fmt.Fprintf(t, "%s\t%s\n", n, signals[n])
+	}
+	if len(s.Internals) > 0 {
+		fmt.Fprintln(t, "\nSHOWS\tMEANING")
+	}
+	for _, show := range s.Internals {
+		fmt.Fprintf(t, "%s\t%s\n", show.Name, show.About)
+	}
+	if len(s.Params) > 0 {
+		fmt.Fprintf(t, "\nWrite it in a rule or on a command line as %s.\n", exampleRef(s))
+	}
 	return t.Flush()
 }
 
@@ -100,34 +137,66 @@ An algorithm is written in a rule or on a command line as its name, optionally
 with settings or the name of a profile: ` + "`copa`, `copa:delta=0.1`, `copa:alcc`" + `.
 A profile may come first and settings after it override what it set.
 
+What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock sim --trace-out`" + `) and in
+` + "`/flows`" + `, below ` + "`internals`" + `; 0 is what it does not know yet.
+
 | name | what it does | source |
 |---|---|---|
 `)
 	for _, s := range specs {
 		fmt.Fprintf(&b, "| [%s](#%s) | %s | %s |\n", s.Name, s.Name, cell(s.About), cell(s.Source))
 	}
+	writeNeeds(&b, specs)
 	for _, s := range specs {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n", s.Name, s.About)
-		if s.Source != "" {
-			fmt.Fprintf(&b, "\nSource: %s.\n", strings.TrimSuffix(s.Source, "."))
-		}
-		if len(s.Params) == 0 {
-			b.WriteString("\nIt takes no parameters.\n")
-		} else {
-			b.WriteString("\n| parameter | default | unit | values | meaning |\n|---|---|---|---|---|\n")
-		}
-		for _, p := range s.Params {
-			fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), cell(orDash(p.Unit)), cell(valueRange(p)), cell(p.About))
-		}
-		if len(s.Profiles) > 0 {
-			b.WriteString("\n| profile | sets | meaning |\n|---|---|---|\n")
-		}
-		for _, f := range s.Profiles {
-			fmt.Fprintf(&b, "| `%s` | `%s` | %s |\n", f.Name, settings(s, f.Params), cell(f.About))
-		}
+		writeAlgorithm(&b, s)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// writeNeeds sets against each other what the algorithms need.
+func writeNeeds(b *strings.Builder, specs []cc.Spec) {
+	b.WriteString("\nBeside acknowledged bytes an algorithm may need:\n\n| signal | what it is | who needs it |\n|---|---|---|\n")
+	for _, n := range slices.Sorted(maps.Keys(signals)) {
+		var who []string
+		for _, s := range specs {
+			if slices.Contains(s.Needs, n) {
+				who = append(who, s.Name)
+			}
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s |\n", n, cell(signals[n]), orDash(strings.Join(who, ", ")))
+	}
+}
+
+// writeAlgorithm writes one algorithm's part of the page.
+func writeAlgorithm(b *strings.Builder, s cc.Spec) {
+	fmt.Fprintf(b, "\n## %s\n\n%s\n", s.Name, s.About)
+	if s.Source != "" {
+		fmt.Fprintf(b, "\nSource: %s.\n", strings.TrimSuffix(s.Source, "."))
+	}
+	if len(s.Needs) > 0 {
+		fmt.Fprintf(b, "\nNeeds: %s.\n", needs(s, "`%s`"))
+	}
+	if len(s.Params) == 0 {
+		b.WriteString("\nIt takes no parameters.\n")
+	} else {
+		b.WriteString("\n| parameter | default | unit | values | meaning |\n|---|---|---|---|---|\n")
+	}
+	for _, p := range s.Params {
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), cell(orDash(p.Unit)), cell(valueRange(p)), cell(p.About))
+	}
+	if len(s.Profiles) > 0 {
+		b.WriteString("\n| profile | sets | meaning |\n|---|---|---|\n")
+	}
+	for _, f := range s.Profiles {
+		fmt.Fprintf(b, "| `%s` | `%s` | %s |\n", f.Name, settings(s, f.Params), cell(f.About))
+	}
+	if len(s.Internals) > 0 {
+		b.WriteString("\n| shows | meaning |\n|---|---|\n")
+	}
+	for _, show := range s.Internals {
+		fmt.Fprintf(b, "| `%s` | %s |\n", show.Name, cell(show.About))
+	}
 }
 
 // settings writes params as one would on a command line, in the Spec's order.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"regexp"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -91,6 +92,13 @@ func TestEveryAlgorithmExplainsItself(t *testing.T) {
 		}
 		for _, f := range s.Profiles {
 			assert.Regexp(t, `(?m)^`+f.Name+` `, stdout)
+		}
+		for _, n := range s.Needs {
+			assert.NotEmpty(t, signals[n], "%s needs %q, which signals does not explain", s.Name, n)
+			assert.Contains(t, stdout, signals[n])
+		}
+		for _, show := range s.Internals {
+			assert.Regexp(t, `(?m)^`+show.Name+` .*`+regexp.QuoteMeta(show.About), stdout)
 		}
 	}
 }
