@@ -113,6 +113,7 @@ type bbr struct {
 
 	recovery   epoch
 	recovering bool
+	entering   bool    // since the last acknowledgement
 	conserving bool    // the first round trip of it: send what is delivered
 	prior      float64 // packets; the window to return to
 	lost       float64 // packets since the last acknowledgement
@@ -330,6 +331,10 @@ func (b *bbr) setCwnd(a Ack) {
 	if b.recovering && !b.recovery.covers(a.left()) {
 		b.recovered()
 	}
+	if b.entering {
+		b.entering, b.conserving = false, true
+		b.round.start = a.Now // for one round trip from here
+	}
 	if b.conserving {
 		b.cwnd = max(b.cwnd, b.packets(a.Inflight)+acked)
 	} else {
@@ -363,7 +368,7 @@ func (b *bbr) save() {
 }
 
 func (b *bbr) recovered() {
-	b.recovering, b.conserving = false, false
+	b.recovering, b.entering, b.conserving = false, false, false
 	b.cwnd = max(b.cwnd, b.prior)
 }
 
@@ -382,8 +387,7 @@ func (b *bbr) OnLoss(l Loss) {
 			b.recovered()
 		}
 		b.save()
-		b.recovering, b.conserving = true, true
-		b.round.start = l.Now
+		b.recovering, b.entering = true, true
 		b.cwnd = b.packets(l.Inflight)
 	} else {
 		b.cwnd -= lost
@@ -395,7 +399,7 @@ func (b *bbr) OnLoss(l Loss) {
 func (b *bbr) timeout(l Loss) {
 	b.save()
 	b.recovery.reacted = l.Now
-	b.recovering, b.conserving = true, false
+	b.recovering, b.entering, b.conserving = true, false, false
 	b.cwnd = 1
 	b.fullBw = 0
 	b.lost = max(b.lost, 1)
