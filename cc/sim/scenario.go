@@ -29,6 +29,17 @@ type Scenario struct {
 	Warmup   time.Duration // results count from here on
 	Sample   time.Duration // how often each flow's state is recorded; 0: never
 	Seed     uint64        // of the links' losses, where they have no seed, and of the algorithms
+
+	Watch func(Packet) // is told of each packet, in the order in which they are sent; nil: nobody is
+}
+
+// Packet is one packet at the moment at which it is sent into a link.
+type Packet struct {
+	Up               bool          // an acknowledgement
+	Size             cc.Bytes      // IP length
+	At               time.Duration // from the run's start, as the others
+	Departs, Arrives time.Duration // 0 when it is dropped
+	Dropped          Drop
 }
 
 // FlowConfig describes one flow and the application that feeds it.

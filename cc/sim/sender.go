@@ -152,6 +152,7 @@ func (s *sender) transmit(n int64) {
 	v := s.w.down.Send(now, seg.size+headerBytes)
 	s.stats.packet(now, seg.size+headerBytes, v)
 	s.host.note(seg.size, v)
+	s.w.show(false, seg.size+headerBytes, v)
 	if v.Dropped == DropNone {
 		size := seg.size
 		s.w.at(v.Arrives, func() { s.arrive(arrival{n, tx, size}) })
@@ -202,6 +203,7 @@ func (s *sender) arrive(a arrival) {
 		s.rcv.planned = false
 		news := s.rcv.logged()
 		v := s.w.up.Send(s.w.now, ackBytes)
+		s.w.show(true, ackBytes, v)
 		if v.Dropped == DropNone {
 			s.w.at(v.Arrives, func() { s.hear(news) })
 		}

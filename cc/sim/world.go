@@ -82,6 +82,18 @@ func (w *world) arm(at cc.Time) {
 	})
 }
 
+// show tells whoever watches of a packet that is sent now.
+func (w *world) show(up bool, size cc.Bytes, v Verdict) {
+	if w.scenario.Watch == nil {
+		return
+	}
+	p := Packet{Up: up, Size: size, At: w.now.Sub(w.origin), Dropped: v.Dropped}
+	if v.Dropped == DropNone {
+		p.Departs, p.Arrives = v.Departs.Sub(w.origin), v.Arrives.Sub(w.origin)
+	}
+	w.scenario.Watch(p)
+}
+
 // sample records the state of every flow, now and then.
 func (w *world) sample(every time.Duration) {
 	for _, s := range w.senders {
