@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -19,6 +20,7 @@ var standardFiles embed.FS
 const (
 	standardPlace  = "ALGORITHM"
 	standardTested = "tested"
+	standardHints  = 10 * time.Millisecond
 )
 
 // standardNames are the files in the order in which tables have them: alone on
@@ -47,11 +49,17 @@ func Standard() []StandardCase {
 }
 
 // Case returns the case for an algorithm, with settings as cc.Parse reads them.
+// One that needs the network's own word is given it.
 func (s StandardCase) Case(algorithm string) (Case, error) {
-	if _, _, err := cc.Parse(algorithm); err != nil {
+	name, _, err := cc.Parse(algorithm)
+	if err != nil {
 		return Case{}, fmt.Errorf("sim: standard case %s: %w", s.Name, err)
 	}
-	return ReadCase(s.Name, strings.NewReader(strings.ReplaceAll(s.text, standardPlace, algorithm)), nil)
+	c, err := ReadCase(s.Name, strings.NewReader(strings.ReplaceAll(s.text, standardPlace, algorithm)), nil)
+	if spec, _ := cc.Lookup(name); slices.Contains(spec.Needs, cc.NeedsHints) {
+		c.Hints = standardHints
+	}
+	return c, err
 }
 
 // Tested returns what came of the algorithm that the case was for: of the first
