@@ -3,6 +3,7 @@
 package netlab
 
 import (
+	"iter"
 	"math"
 	"slices"
 	"time"
@@ -62,20 +63,34 @@ type Report struct {
 // Report summarises the time between two moments since the start; the record
 // of a path that was not started is empty. It may be asked while packets flow
 // and after the lab closed.
-func (p *Path) Report(from, to time.Duration) Report {
+func (p *Path) Report(from, to time.Duration) Report { return p.account().report(from, to) }
+
+// account is a path's record with what it takes to read it.
+type account struct {
+	down, up sim.LinkConfig
+	zero     cc.Time // of the directions' schedules; 0: they have not begun
+	all      iter.Seq[*entry]
+}
+
+func (p *Path) account() account {
+	return account{down: p.cfg.Down, up: p.cfg.Up, zero: cc.Time(p.zero.Load()), all: p.record.all}
+}
+
+func (a account) report(from, to time.Duration) Report {
 	r := Report{From: from, To: to}
-	zero := cc.Time(p.zero.Load())
-	if zero == 0 || to <= from {
+	if a.zero == 0 || to <= from {
 		return r
 	}
-	lo, hi := zero.Add(from), zero.Add(to)
+	lo, hi := a.zero.Add(from), a.zero.Add(to)
 	var tallies [2]tally
-	p.record.all(func(e *entry) bool {
+	for e := range a.all {
 		tallies[e.dir].count(e, lo, hi)
-		return e.at < hi // entries are in order of arrival, so nothing after this one left before hi
-	})
-	r.Down = tallies[Down].report(p.cfg.Down, zero, lo, hi)
-	r.Up = tallies[Up].report(p.cfg.Up, zero, lo, hi)
+		if e.at >= hi { // entries are in order of arrival, so nothing after this one left before hi
+			break
+		}
+	}
+	r.Down = tallies[Down].report(a.down, a.zero, lo, hi)
+	r.Up = tallies[Up].report(a.up, a.zero, lo, hi)
 	return r
 }
 

@@ -28,10 +28,14 @@ const DefaultStep = 100 * time.Millisecond
 // Series cuts the time between two moments since the start into whole steps, for
 // plots; step 0 means DefaultStep.
 func (p *Path) Series(dir Direction, from, to, step time.Duration) []Point {
+	return p.account().series(dir, from, to, step)
+}
+
+func (a account) series(dir Direction, from, to, step time.Duration) []Point {
 	if step <= 0 {
 		step = DefaultStep
 	}
-	zero := cc.Time(p.zero.Load())
+	zero := a.zero
 	if zero == 0 || to-from < step {
 		return nil
 	}
@@ -44,15 +48,15 @@ func (p *Path) Series(dir Direction, from, to, step time.Duration) []Point {
 		}
 		return int(t.Sub(zero.Add(from)) / step)
 	}
-	p.record.all(func(e *entry) bool {
+	for e := range a.all {
 		if e.dir != dir {
-			return true
+			continue
 		}
 		if e.drop != sim.DropNone {
 			if i := index(e.at); i >= 0 && i < len(points) {
 				points[i].Drops++
 			}
-			return true
+			continue
 		}
 		if i := index(e.departs); i >= 0 && i < len(points) {
 			queued := e.departs.Sub(e.at)
@@ -61,11 +65,10 @@ func (p *Path) Series(dir Direction, from, to, step time.Duration) []Point {
 			points[i].Queueing += queued
 			points[i].MaxQueue = max(points[i].MaxQueue, queued)
 		}
-		return true
-	})
-	cfg := p.cfg.Down
+	}
+	cfg := a.down
 	if dir == Up {
-		cfg = p.cfg.Up
+		cfg = a.up
 	}
 	link := sim.NewLink(cfg, zero)
 	for i := range points {

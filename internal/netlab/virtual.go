@@ -1,0 +1,58 @@
+//go:build linux
+
+package netlab
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// Simulation is the record of a run in virtual time. It is read as a path's is,
+// by the same code, so that the two can stand side by side.
+type Simulation struct {
+	sim.Result
+	down, up sim.LinkConfig
+	packets  []entry
+}
+
+// simulationZero is where the record's clock is at the run's start; 0 would say
+// that it has not begun.
+const simulationZero = cc.Time(time.Second)
+
+// Simulate plays a scenario.
+func Simulate(s sim.Scenario) (*Simulation, error) {
+	r := &Simulation{down: s.Down, up: s.Up}
+	s.Watch = func(p sim.Packet) {
+		e := entry{at: simulationZero.Add(p.At), size: uint16(p.Size), drop: p.Dropped, late: latePending}
+		if p.Up {
+			e.dir = Up
+		}
+		if p.Dropped == sim.DropNone {
+			e.departs, e.arrives = simulationZero.Add(p.Departs), simulationZero.Add(p.Arrives)
+		}
+		r.packets = append(r.packets, e)
+	}
+	var err error
+	r.Result, err = sim.Run(s)
+	return r, err
+}
+
+// Report is as a path's; nothing is ever late.
+func (r *Simulation) Report(from, to time.Duration) Report { return r.account().report(from, to) }
+
+// Series is as a path's.
+func (r *Simulation) Series(dir Direction, from, to, step time.Duration) []Point {
+	return r.account().series(dir, from, to, step)
+}
+
+func (r *Simulation) account() account {
+	return account{down: r.down, up: r.up, zero: simulationZero, all: func(yield func(*entry) bool) {
+		for i := range r.packets {
+			if !yield(&r.packets[i]) {
+				return
+			}
+		}
+	}}
+}

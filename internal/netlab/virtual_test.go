@@ -1,0 +1,62 @@
+//go:build linux
+
+package netlab
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// A window of 20 packets on a link that has room for 8 in flight: 12 of them, and
+// the packet's own transmission, are its time in the queue.
+func TestASimulationIsReadAsAPathIs(t *testing.T) {
+	link := sim.LinkConfig{Rate: 12_000_000, Delay: 4 * time.Millisecond, QueuePackets: 100}
+	s := sim.Scenario{
+		Down: link, Up: link, Duration: 10 * time.Second,
+		Flows: []sim.FlowConfig{{Algorithm: "static", Params: cc.Params{"cwnd_packets": 20}}},
+	}
+	r, err := Simulate(s)
+	require.NoError(t, err)
+	report := r.Report(time.Second, 9*time.Second)
+	assert.Equal(t, cc.Bytes(12_000_000), report.Down.Offered)
+	assert.InDelta(t, 1, report.Down.Utilisation, 1e-3)
+	assert.Equal(t, 8000, report.Down.Delivered)
+	assert.Equal(t, report.Down.Queueing, report.Down.DataQueueing, "all of them carry data")
+	assert.InDelta(t, 11.966, report.Down.Queueing.P50.Seconds()*1e3, 0.05)
+	assert.Equal(t, report.Down.Queueing.P50+link.Delay, report.Down.OneWay.P50)
+	assert.Zero(t, report.Down.Lateness, "there is no emulator")
+	assert.Equal(t, 8000, report.Up.Delivered, "an acknowledgement for each")
+	assert.Zero(t, report.Up.DataQueueing.Count)
+	assert.Equal(t, link.Rate.TimeFor(52), report.Up.Queueing.P50, "its own transmission")
+
+	points := r.Series(Down, 0, s.Duration, 0)
+	require.Len(t, points, 100)
+	assert.Equal(t, cc.Rate(12_000_000), points[50].Offered)
+	assert.Equal(t, cc.Rate(12_000_000), points[50].Throughput)
+	assert.InDelta(t, 12, points[50].Queueing.Seconds()*1e3, 0.1)
+}
+
+// What still waits at the end has not left, whatever its schedule says.
+func TestASimulationCountsWhatHasLeft(t *testing.T) {
+	link := sim.LinkConfig{Rate: 1_200_000, Delay: time.Millisecond, QueuePackets: 1000}
+	s := sim.Scenario{Down: link, Duration: 5 * time.Second, Flows: []sim.FlowConfig{{Algorithm: "static", Params: cc.Params{"cwnd_packets": 400}}}}
+	s.Down.Loss, s.Down.Seed = 0.05, 3
+	r, err := Simulate(s)
+	require.NoError(t, err)
+	down := r.Report(0, s.Duration).Down
+	assert.Equal(t, r.Carried, down.Bytes)
+	assert.Equal(t, r.Losses, down.Drops.Loss)
+	assert.Positive(t, down.Drops.Loss)
+	assert.Equal(t, r.Flows[0].Packets, down.Sent)
+	assert.Less(t, down.Queueing.Count, r.Flows[0].Packets-r.Losses)
+	assert.Less(t, down.Queueing.P50, r.Queueing.P50, "the simulator's own figure has those that wait as well")
+
+	_, err = Simulate(sim.Scenario{})
+	assert.ErrorContains(t, err, "duration is 0s")
+}
