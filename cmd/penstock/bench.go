@@ -51,6 +51,11 @@ copa@ebpf or copa@cubic: ebpf is Penstock's own congestion control, which needs
 Linux 6.10, CAP_BPF and CAP_PERFMON, and so root; the others are the kernel's.
 Penstock's own cubic and reno need an envelope to be told from the kernel's.
 
+ALGORITHM@sim is the same algorithm over the same link, buffer, delay and loss in
+virtual time, for as long and counted alike, with a transport that acknowledges
+and reports every packet: what it comes to by itself, on any machine. Nothing is
+late there, and there is no proxy whose time or packets could be looked at.
+
 A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
 trace (generate:lte, generate:lte:7 with a seed). It carries the same in both
 directions unless --up says otherwise. Several values of --loss share one table,
@@ -70,6 +75,7 @@ where user namespaces are allowed.`,
   penstock bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down --runs 5 --json runs.jsonl --plot out.png
   penstock bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
   penstock bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
+  penstock bench --sender copa --sender copa@sim --link generate:lte
   penstock bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -83,7 +89,7 @@ where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", "copa"}, "who sends; repeat for several")
-	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno; several for each in turn (default: the proxy's)")
+	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno, or sim; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
 	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
 	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"}, "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
@@ -155,14 +161,16 @@ func (f *benchFlags) plan() (bench.Plan, error) {
 // runPlan carries the plan out, with progress on standard error, and returns
 // what was finished even when it was interrupted.
 func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []bench.Result, err error) {
-	// Without the rights this runs the whole program again inside a user
-	// namespace; that run has printed everything by then.
-	code, ran, err := netlab.Enter()
-	if err != nil {
-		return nil, err
-	}
-	if ran {
-		os.Exit(code)
+	if plan.Real() {
+		// Without the rights this runs the whole program again inside a user
+		// namespace; that run has printed everything by then.
+		code, ran, err := netlab.Enter()
+		if err != nil {
+			return nil, err
+		}
+		if ran {
+			os.Exit(code)
+		}
 	}
 	exe, err := os.Executable()
 	if err != nil {

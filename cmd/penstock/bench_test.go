@@ -1,10 +1,14 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cmd/penstock/bench"
 )
 
 func TestBenchNamesTheWrongFlag(t *testing.T) {
@@ -15,6 +19,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		"an unknown sender":            {[]string{"bench", "--sender", "kopa"}, []string{`--sender "kopa"`, "copa"}},
 		"a setting out of range":       {[]string{"bench", "--sender", "copa:delta=-1"}, []string{`--sender "copa:delta=-1"`, "delta"}},
 		"an unknown envelope":          {[]string{"bench", "--envelope", "hybla"}, []string{"--envelope", "cubic, bbr, reno"}},
+		"nobody in virtual time":       {[]string{"bench", "--sender", "none@sim"}, []string{`--sender "none@sim"`}},
 		"a link that is nothing":       {[]string{"bench", "--link", "none.down"}, []string{"--link", "12mbit", "generate:"}},
 		"a model that is not there":    {[]string{"bench", "--link", "generate:moon"}, []string{"--link", "moon", "lte"}},
 		"a way back that is nothing":   {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
@@ -41,4 +46,21 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 			assert.Empty(t, left, "a refused command leaves no files")
 		})
 	}
+}
+
+func TestBenchInVirtualTimeNeedsNoNetwork(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "runs.jsonl")
+	code, stdout, stderr := run(t, "bench", "--sender", "copa@sim", "--sender", "vegas", "--envelope", "sim",
+		"--link", "12mbit", "--duration", "2s", "--json", file)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Regexp(t, `(?m)^copa@sim +1 `, stdout)
+	assert.Regexp(t, `(?m)^vegas@sim +1 `, stdout)
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	results, err := bench.ReadJSON(f)
+	require.NoError(t, err)
+	require.Len(t, results, 2)
+	assert.Equal(t, "sim", results[1].Envelope)
+	assert.InDelta(t, 12, results[1].Offered, 1e-9)
 }

@@ -83,6 +83,9 @@ func (b *Bench) report(p Progress) {
 
 // measure makes one run.
 func (b *Bench) measure(ctx context.Context, plan Plan, t Trial, p Progress) (Result, error) {
+	if t.Sender.Virtual() {
+		return b.simulate(plan, t, p)
+	}
 	runtime.GC() // now, not in the middle of the run
 	r := b.describe(plan, t)
 	r.Attempt = p.Attempt
@@ -128,12 +131,7 @@ func (b *Bench) describe(plan Plan, t Trial) Result {
 func (s *scene) fill(r *Result, plan Plan) error {
 	report := s.lab.Path.Report(0, plan.Duration)
 	down := report.Down
-	r.Throughput = down.Throughput.Mbps()
-	r.Offered = cc.RateOf(down.Offered, plan.Duration).Mbps()
-	r.Utilisation = down.Utilisation
-	r.Queueing, r.OneWay = percentiles(down.DataQueueing), percentiles(down.DataOneWay)
-	r.UpQueueing = percentiles(report.Up.Queueing)
-	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
+	r.count(report, plan.Duration)
 	if s.last.sent > 0 {
 		r.Retransmitted = float64(s.last.resent) / float64(s.last.sent)
 	}

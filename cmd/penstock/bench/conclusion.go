@@ -17,7 +17,7 @@ func Conclusion(results []Result) string {
 	base := all[0].find(all[0].baseline(), all[0].losses[0])
 	var ours *row
 	for i := range rows {
-		if w := &rows[i]; !w.kernel && len(w.counted()) > 0 && ours == nil {
+		if w := &rows[i]; !w.kernel && !w.virtual && len(w.counted()) > 0 && ours == nil {
 			ours = w
 		}
 	}

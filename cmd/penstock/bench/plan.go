@@ -3,6 +3,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -74,6 +75,11 @@ func (p Plan) Validate() error {
 		}
 	}
 	return nil
+}
+
+// Real tells whether any run of the plan needs a network.
+func (p Plan) Real() bool {
+	return slices.ContainsFunc(p.Senders, func(s Sender) bool { return !s.Virtual() })
 }
 
 // Trials lists the runs in the order they are made. Within a table the senders

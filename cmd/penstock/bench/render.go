@@ -199,16 +199,25 @@ func writeTrust(b *strings.Builder, results []Result) {
 	var late []float64
 	noisy := 0
 	for _, r := range results {
+		if r.virtual() {
+			continue
+		}
 		late = append(late, r.Lateness.P99)
 		if r.Noisy {
 			noisy++
 		}
 	}
-	s := spread(late)
-	fmt.Fprintf(b, "\nEmulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. %s.\n",
-		s.Median, s.Min, s.Max, results[0].System, results[0].Version)
+	b.WriteByte('\n')
+	if len(late) > 0 {
+		s := spread(late)
+		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max, results[0].System)
+	}
+	fmt.Fprintf(b, "%s.\n", results[0].Version)
+	if len(late) < len(results) {
+		b.WriteString("@sim: in virtual time, where nothing is late.\n")
+	}
 	if noisy > 0 {
-		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, or use --retry-noisy.\n", noisy, len(results))
+		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, or use --retry-noisy.\n", noisy, len(late))
 	}
 	for _, r := range results {
 		if r.Spoilt != "" {

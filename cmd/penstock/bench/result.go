@@ -17,7 +17,7 @@ type Result struct {
 	Sender    string  `json:"sender"`
 	Kernel    string  `json:"kernel_algorithm,omitempty"` // of a direct sender
 	Algorithm string  `json:"algorithm,omitempty"`        // of Penstock
-	Envelope  string  `json:"envelope,omitempty"`         // as the proxy reports it, else as asked for
+	Envelope  string  `json:"envelope,omitempty"`         // as the proxy reports it, else as asked for; "sim": in virtual time
 	Ingress   Ingress `json:"ingress,omitempty"`
 
 	Link     string  `json:"link"`
@@ -62,7 +62,8 @@ type Result struct {
 	Departures *Departures `json:"departures,omitempty"` // absent unless packets were recorded
 
 	// How late the emulator handed packets over: the error of the measurement.
-	Lateness Percentiles `json:"lateness_ms"`
+	// Absent in virtual time.
+	Lateness Percentiles `json:"lateness_ms,omitzero"`
 	Noisy    bool        `json:"noisy"`            // lateness above the plan's limit at p99
 	Spoilt   string      `json:"spoilt,omitempty"` // why the run does not count, in words
 

@@ -97,6 +97,13 @@ func faded() []Result {
 	}
 }
 
+// virtual makes up a run in virtual time.
+func virtual(sender string, mbit, p95 float64) Result {
+	r := result(sender+"@sim", "", 1, mbit, p95)
+	r.Algorithm, r.Envelope, r.Lateness, r.QueueDrops, r.Retransmitted = sender, envelopeSim, Percentiles{}, 0, 0
+	return r
+}
+
 func TestTables(t *testing.T) {
 	for name, c := range map[string]struct {
 		results []Result
@@ -104,6 +111,8 @@ func TestTables(t *testing.T) {
 	}{
 		"several runs, two paths":  {someResults(), true},
 		"three losses":             {faded(), true},
+		"real beside virtual":      {[]Result{result("cubic", "cubic", 1, 9.9, 3000), proxied("copa", 1, 9.4, 87, 1.25), virtual("copa", 9.5, 85)}, true},
+		"virtual alone":            {[]Result{virtual("copa", 9.5, 85), virtual("cubic", 9.9, 3000)}, true},
 		"one run of each":          {someResults()[:3], false},
 		"nobody to compare with":   {[]Result{proxied("copa", 1, 9.4, 87, 1.25)}, true},
 		"nothing that counts":      {[]Result{someResults()[5]}, true},
@@ -118,7 +127,7 @@ func TestTables(t *testing.T) {
 }
 
 func TestJSONKeepsEverything(t *testing.T) {
-	want := append(someResults(), faded()...)
+	want := append(append(someResults(), faded()...), virtual("copa", 9.5, 85))
 	var b bytes.Buffer
 	for _, r := range want {
 		require.NoError(t, WriteJSON(&b, r))
@@ -127,6 +136,12 @@ func TestJSONKeepsEverything(t *testing.T) {
 	got, err := ReadJSON(&b)
 	require.NoError(t, err)
 	assert.Equal(t, want, got)
+
+	b.Reset()
+	require.NoError(t, WriteJSON(&b, virtual("copa", 9.5, 85)))
+	for _, absent := range []string{"lateness", "proxy_cpu", "window", "departures", "ingress"} {
+		assert.NotContains(t, b.String(), absent, "there is none in virtual time")
+	}
 
 	_, err = ReadJSON(strings.NewReader("{}\n{\"run\": \"x\"}\n"))
 	assert.ErrorContains(t, err, "line 2")
@@ -138,6 +153,7 @@ func TestConclusion(t *testing.T) {
 	assert.Empty(t, Conclusion(nil))
 	assert.Empty(t, Conclusion(someResults()[:2]), "there is nothing of ours")
 	assert.Empty(t, Conclusion(someResults()[2:3]), "there is nothing to compare with")
+	assert.Empty(t, Conclusion([]Result{someResults()[0], virtual("copa", 9.5, 85)}), "nothing went through Penstock")
 }
 
 func TestARunOverAnotherEnvelopeIsNotCounted(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // KernelAlgorithms are the kernel's congestion controls that may send directly
@@ -18,8 +19,12 @@ var KernelAlgorithms = []string{"cubic", "bbr", "reno"}
 // list it before.
 const envelopeEBPF = "ebpf"
 
+// envelopeSim is none in the kernel: the run is in virtual time, with nothing but
+// the algorithm, a simulated transport and the link.
+const envelopeSim = "sim"
+
 // Envelopes are what may lie under Penstock.
-var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF)
+var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeSim)
 
 // Sender is who decides how fast the data come: the kernel at the server, or
 // Penstock at the edge.
@@ -31,7 +36,10 @@ type Sender struct {
 }
 
 // Proxied tells whether the data pass through Penstock.
-func (s Sender) Proxied() bool { return s.Algorithm != "" }
+func (s Sender) Proxied() bool { return s.Algorithm != "" && !s.Virtual() }
+
+// Virtual tells whether there are data at all, or only virtual ones.
+func (s Sender) Virtual() bool { return s.Envelope == envelopeSim }
 
 // ParseSenders reads senders as the command line has them. A bare cubic, bbr or
 // reno is the kernel's own, sending directly; everything else goes through
@@ -65,7 +73,8 @@ func parseSender(spec string, envelopes []string) ([]Sender, error) {
 		return []Sender{{Name: spec, Kernel: spec}}, nil
 	}
 	ref, envelope, chosen := strings.Cut(spec, "@")
-	if _, _, err := cc.Parse(ref); err != nil {
+	name, _, err := cc.Parse(ref)
+	if err != nil {
 		if first, _, several := strings.Cut(ref, ","); several && !strings.Contains(first, ":") {
 			return nil, fmt.Errorf("%w (repeat --sender for each)", err)
 		}
@@ -79,6 +88,10 @@ func parseSender(spec string, envelopes []string) ([]Sender, error) {
 		envelopes = []string{envelope}
 	case len(envelopes) == 0:
 		return []Sender{{Name: ref, Algorithm: ref}}, nil
+	}
+	simulated := slices.ContainsFunc(sim.Algorithms(), func(s cc.Spec) bool { return s.Name == name })
+	if slices.Contains(envelopes, envelopeSim) && !simulated {
+		return nil, fmt.Errorf("%s leaves the window to the kernel, and in virtual time there is none", name)
 	}
 	senders := make([]Sender, 0, len(envelopes))
 	for _, e := range envelopes {
@@ -102,7 +115,7 @@ func missingAlgorithms(senders []Sender, available string) []string {
 	var missing []string
 	for _, s := range senders {
 		for _, name := range []string{s.Kernel, s.Envelope} {
-			if name != "" && name != envelopeEBPF && !slices.Contains(has, name) && !slices.Contains(missing, name) {
+			if name != "" && name != envelopeEBPF && name != envelopeSim && !slices.Contains(has, name) && !slices.Contains(missing, name) {
 				missing = append(missing, name)
 			}
 		}

@@ -52,6 +52,17 @@ func TestParseSenders(t *testing.T) {
 				{Name: "static:cwnd_packets=23@reno", Algorithm: "static:cwnd_packets=23", Envelope: "reno"},
 			},
 		},
+		"virtual time is in the place of an envelope": {
+			[]string{"copa", "cubic@sim", "vegas"},
+			[]string{"ebpf", "sim"},
+			[]Sender{
+				{Name: "copa@ebpf", Algorithm: "copa", Envelope: "ebpf"},
+				{Name: "copa@sim", Algorithm: "copa", Envelope: "sim"},
+				{Name: "cubic@sim", Algorithm: "cubic", Envelope: "sim"},
+				{Name: "vegas@ebpf", Algorithm: "vegas", Envelope: "ebpf"},
+				{Name: "vegas@sim", Algorithm: "vegas", Envelope: "sim"},
+			},
+		},
 		"the same twice is once": {
 			[]string{"cubic", "cubic", "none@bbr", "none"},
 			[]string{"bbr"},
@@ -75,6 +86,9 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 		"an unknown algorithm":         {[]string{"kopa"}, nil, []string{`--sender "kopa"`, "copa"}},
 		"an unknown setting":           {[]string{"copa:dalte=1"}, nil, []string{"--sender", "dalte", "delta"}},
 		"an unknown envelope":          {[]string{"copa@vegas"}, nil, []string{`--sender "copa@vegas"`, "cubic, bbr, reno, ebpf"}},
+		"none in virtual time":         {[]string{"none@sim"}, nil, []string{`--sender "none@sim"`, "leaves the window to the kernel"}},
+		"none in virtual time as well": {[]string{"none"}, []string{"bbr", "sim"}, []string{`--sender "none"`, "leaves the window to the kernel"}},
+		"virtual time by itself":       {[]string{"sim"}, nil, []string{`--sender "sim"`}},
 		"ours sends nothing by itself": {[]string{"ebpf"}, nil, []string{`--sender "ebpf"`}},
 		"an unknown envelope flag":     {[]string{"copa"}, []string{"hybla"}, []string{"--envelope", `"hybla"`}},
 		"several in one, as a list":    {[]string{"cubic,bbr"}, nil, []string{"repeat --sender"}},
@@ -95,6 +109,7 @@ func TestMissingAlgorithms(t *testing.T) {
 	senders := []Sender{{Kernel: "cubic"}, {Algorithm: "copa", Envelope: "bbr"}, {Algorithm: "none", Envelope: "bbr"}, {Algorithm: "copa"}}
 	assert.Empty(t, missingAlgorithms(senders, "reno bbr cubic\n"))
 	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "ebpf"}}, "cubic"), "the proxy brings it along")
+	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "sim"}}, "cubic"), "there is no kernel")
 	assert.Equal(t, []string{"bbr"}, missingAlgorithms(senders, "reno cubic\n"))
 	assert.Equal(t, []string{"cubic", "bbr"}, missingAlgorithms(senders, "bbr2"))
 }

@@ -28,6 +28,7 @@ type table struct {
 type row struct {
 	sender  string
 	kernel  bool
+	virtual bool
 	loss    float64
 	results []Result
 }
@@ -60,7 +61,7 @@ func (t *table) add(r Result) {
 	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == r.Sender && w.loss == r.Loss })
 	if i < 0 {
 		i = len(t.rows)
-		t.rows = append(t.rows, row{sender: r.Sender, kernel: r.Kernel != "", loss: r.Loss})
+		t.rows = append(t.rows, row{sender: r.Sender, kernel: r.Kernel != "", virtual: r.virtual(), loss: r.Loss})
 	}
 	t.rows[i].results = append(t.rows[i].results, r)
 }

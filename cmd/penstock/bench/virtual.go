@@ -1,0 +1,65 @@
+package bench
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// simulate makes a run in virtual time: the algorithm on the same link, buffers,
+// delays and losses, from the first data packet at the start of the trace on,
+// counted by the same code. It shows what the algorithm by itself comes to; the
+// rest of what a real run shows is the transport's, the proxy's and the machine's.
+//
+// The transport that it stands on acknowledges every packet, tells of every
+// acknowledgement and measures every packet's round trip, as Penstock's own
+// control in the kernel does; the window is kept to the byte.
+func (b *Bench) simulate(plan Plan, t Trial, p Progress) (Result, error) {
+	r := b.describe(plan, t)
+	r.Attempt = p.Attempt
+	scenario, err := plan.scenario(t)
+	if err != nil {
+		return r, err
+	}
+	run, err := netlab.Simulate(scenario)
+	if err != nil {
+		return r, err
+	}
+	r.count(run.Report(0, plan.Duration), plan.Duration)
+	if sent := run.Flows[0].Packets; sent > 0 {
+		r.Retransmitted = float64(run.Retransmits) / float64(sent) // all of one size
+	}
+	r.series = run.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep)
+	p.Elapsed, p.Result = plan.Duration, &r
+	b.report(p)
+	return r, nil
+}
+
+// scenario is the trial as the simulator has it.
+func (p Plan) scenario(t Trial) (sim.Scenario, error) {
+	down, up, err := p.directions(t)
+	if err != nil {
+		return sim.Scenario{}, err
+	}
+	algorithm, params, err := cc.Parse(t.Sender.Algorithm)
+	return sim.Scenario{
+		Down: down, Up: up, RawRTT: true, Duration: p.Duration, Seed: t.Seed,
+		Flows: []sim.FlowConfig{{Algorithm: algorithm, Params: params}},
+	}, err
+}
+
+// count takes the figures out of a report on the path.
+func (r *Result) count(report netlab.Report, over time.Duration) {
+	down := report.Down
+	r.Throughput = down.Throughput.Mbps()
+	r.Offered = cc.RateOf(down.Offered, over).Mbps()
+	r.Utilisation = down.Utilisation
+	r.Queueing, r.OneWay = percentiles(down.DataQueueing), percentiles(down.DataOneWay)
+	r.UpQueueing = percentiles(report.Up.Queueing)
+	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
+}
+
+// virtual tells whether the run was in virtual time.
+func (r Result) virtual() bool { return r.Envelope == envelopeSim }
