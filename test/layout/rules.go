@@ -69,7 +69,8 @@ var homes = map[string][]string{
 	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
 	"github.com/vishvananda/...":         {"proxy/capture", "internal/netlab", "cmd/penstock/bench"},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
-	"gonum.org/...":                      {"cmd/..."},
+	"gonum.org/v1/plot/...":              {"cmd/..."},
+	"gonum.org/v1/gonum/...":             {"cc"},
 }
 
 // unit is one package with what it imports directly.

@@ -1,0 +1,110 @@
+package cc
+
+import "time"
+
+// flightSlots bounds the memory of flightRates; acknowledgements closer
+// together than the span over flightSlots/4 share a mark.
+const flightSlots = 128
+
+// flightRates measures at which rate bytes left and at which rate the same
+// bytes arrived, from the marks that acknowledgements leave.
+type flightRates struct {
+	ring [flightSlots]flightMark
+	head int // index of the oldest
+	n    int
+}
+
+// flightMark says that the newest byte of the first delivered ones left and was
+// acknowledged then.
+type flightMark struct {
+	left, acked Time
+	delivered   Bytes
+}
+
+func (f *flightRates) at(i int) *flightMark { return &f.ring[(f.head+i)%flightSlots] }
+
+// add takes an acknowledgement. Bytes that may have left twice are counted with
+// those behind them.
+func (f *flightRates) add(a Ack, span time.Duration) {
+	m := flightMark{left: a.Sent.At, acked: a.Now, delivered: a.Delivered}
+	if m.left == 0 {
+		return
+	}
+	if f.n > 0 && m.left <= f.at(f.n-1).left {
+		return
+	}
+	if f.n > 1 && m.acked.Sub(f.at(f.n-2).acked) < span*4/flightSlots {
+		*f.at(f.n - 1) = m
+		return
+	}
+	if f.n == flightSlots {
+		f.head = (f.head + 1) % flightSlots
+		f.n--
+	}
+	f.n++
+	*f.at(f.n - 1) = m
+}
+
+func (f *flightRates) reset() { f.head, f.n = 0, 0 }
+
+// rates returns in bytes per second how fast the newest bytes left (S) and
+// arrived (R): those of at least span, and at least least of them.
+func (f *flightRates) rates(span time.Duration, least Bytes) (sent, received float64, ok bool) {
+	if f.n < 2 {
+		return 0, 0, false
+	}
+	newest := f.at(f.n - 1)
+	i := f.n - 2
+	for i > 0 && (newest.acked.Sub(f.at(i).acked) < span || newest.delivered-f.at(i).delivered < least) {
+		i--
+	}
+	first := f.at(i)
+	n, toLeave, toArrive := newest.delivered-first.delivered, newest.left.Sub(first.left), newest.acked.Sub(first.acked)
+	if n < least || toLeave < minDivisor || toArrive < minDivisor {
+		return 0, 0, false
+	}
+	return float64(n) / toLeave.Seconds(), float64(n) / toArrive.Seconds(), true
+}
+
+// crossTraffic is the rate of the other flows at a bottleneck of rate mu whose
+// queue does not run empty, where what was sent at the rate sent arrives at the
+// rate received: they share mu in the proportion in which they arrive at it.
+func crossTraffic(mu, sent, received float64) float64 {
+	if received <= 0 {
+		return 0
+	}
+	return min(max(mu*sent/received-sent, 0), mu)
+}
+
+// capacity is the largest rate at which bytes arrived within a window. What the
+// filter keeps are the times that a fixed amount took: a least time is a
+// largest rate.
+type capacity struct {
+	fixed   float64 // bytes/s; 0: measured
+	smooth  float64 // bytes/s
+	slowest windowedFilter
+}
+
+// capacityUnit is what the filter's times are for: a byte a second still takes
+// less than the longest duration.
+const capacityUnit = 1 << 30 // bytes
+
+// add takes a sample of the rate received, in bytes per second.
+func (c *capacity) add(now Time, received float64, window time.Duration) {
+	if c.smooth == 0 {
+		c.smooth = received
+	}
+	c.smooth += nimbusSmoothing * (received - c.smooth)
+	c.slowest.add(now, time.Duration(capacityUnit/max(c.smooth, 1)*float64(time.Second)), window)
+}
+
+// get returns it in bytes per second; 0: not known yet.
+func (c *capacity) get() float64 {
+	if c.fixed > 0 {
+		return c.fixed
+	}
+	if c.slowest.n == 0 {
+		return 0
+	}
+	return capacityUnit / max(c.slowest.get(), time.Nanosecond).Seconds()
+}
