@@ -109,7 +109,7 @@ func TestSimRefuses(t *testing.T) {
 		"--warmup 30s leaves nothing of --duration 30s":  "--warmup 30s",
 		"--duration is -1s; write a time such as 30s":    "--duration -1s",
 		"duration is 2h0m0s, but must be":                "--duration 2h",
-		"--delay, --ack-every and --warmup must not be":  "--delay -1s",
+		"--delay, --ack-every, --hints and --warmup":     "--delay -1s",
 		"--up-rate and --up-trace exclude each other":    "--up-rate 1mbit --up-trace " + writeTrace(t, dir),
 		"--up-trace: open /nope":                         "--up-trace /nope",
 		"--trace-every must be above 0":                  "--trace-every 0s",
