@@ -1,0 +1,316 @@
+package cc
+
+import "time"
+
+// Janus (Zhou, Choffnes & Chowdhury, IEEE TMC 2018): as aggressive as it takes
+// to get the rate the application wants, and no more. Two algorithms take turns
+// on one window, each starting afresh at every switch:
+//
+//	                ┌──────────(P above R')──────────┐
+//	guarantee ──▶ Cubic                              ▼
+//	            aggressive                      conservative ◀── bulk, delay_sensitive
+//	                ▲                              Vegas          (R' unknown until two round
+//	                └──────(P below (1−γ)·R')────────┘             trips after its slow start)
+//
+// R is the rate that was asked for, R' what Algorithm 1 has made of it, P the
+// throughput, smoothed once a round trip.
+
+func init() {
+	Register(Spec{
+		Name:   "janus",
+		About:  "Janus: Vegas while the flow has its target rate, CUBIC to regain it; lowers the target when the link is full.",
+		Source: "Zhou, Choffnes & Chowdhury, IEEE TMC 2018",
+		Params: []Param{
+			{
+				Name: "class", Default: float64(janusBulk), Choices: []string{"bulk", "delay_sensitive", "guarantee"},
+				About: "what the flow is for: bulk and delay_sensitive take the target from what the network has to spare and ignore target_mbit and min_mbit; guarantee brings its own",
+			},
+			{
+				Name: "target_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e5,
+				About: "with guarantee, payload that the application needs; 0: not known, so taken from the network as for bulk, but never lowered below min_mbit",
+			},
+			{
+				Name: "min_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e5,
+				About: "with guarantee, what the target is never lowered below; above target_mbit it counts as that; 0: as low as it takes",
+			},
+			{
+				Name: "gamma", Default: 0.2, Min: 0.01, Max: 0.9,
+				About: "how far throughput may fall short of the target, and by how much a target is lowered, each as a fraction of it",
+			},
+			{
+				Name: "epsilon", Default: 0.1, Min: 0, Max: 1,
+				About: "how far a guaranteed flow may exceed what it asked for, as a fraction of it",
+			},
+			{
+				Name: "queue_packets", Unit: "packets", Default: 4, Min: 0, Max: 100,
+				About: "what the conservative stage keeps in the queue, left out of the estimate of the propagation delay",
+			},
+			{
+				Name: "tau", Unit: "round trips", Default: 20, Min: 0, Max: 1000,
+				About: "in which the aggressive stage doubles the window; times gamma/(1-gamma) it is how long that stage lasts before the target is lowered",
+			},
+			{Name: "xi", Default: 0.125, Min: 0.01, Max: 1, About: "weight of the newest round trip in the smoothed throughput"},
+		},
+		New: func(cfg Config) Algorithm { return newJanus(cfg) },
+
+		Needs: []Signal{NeedsRTT, NeedsLoss},
+		Internals: []Internal{
+			{Name: "target_mbit", About: "rate aimed at now; 0: not known yet"},
+			{Name: "throughput_mbit", About: "smoothed over round trips"},
+			{Name: "propagation_ms", About: "round trip without queue, as estimated"},
+			{Name: "cap_packets", About: "window that keeps a guaranteed flow near its target; 0: not capped"},
+			showSsthresh,
+		},
+	})
+}
+
+// janusClass is what a flow is for; the values are those of Param class.
+type janusClass int
+
+const (
+	janusBulk janusClass = iota
+	janusDelaySensitive
+	janusGuarantee
+)
+
+const (
+	janusMinCwnd = 2.0 // packets; the floor of both stages
+	// janusSettle is how many round trips after Vegas' slow start the throughput
+	// becomes the target of a flow without one (TMC 2018 §4.2).
+	janusSettle = 2
+	// janusProbe is the round trip of a conservative stage whose least sample
+	// gives the propagation delay: in the one before it the queue still drains.
+	janusProbe = 2
+	// janusLeastBase bounds the estimate of the propagation delay from below, in
+	// least round trips: at small rates the queue of the estimate exceeds them.
+	janusLeastBase = 0.5
+)
+
+type janus struct {
+	NoTick
+	segments
+	epsilon, queue float64
+	guarantee      bool // R was given
+
+	target janusTarget
+	meter  janusMeter
+
+	aggressive bool
+	first      bool // no conservative stage has been entered yet
+	cubic      cubic
+	vegas      vegas
+
+	rounds      int           // ended in this conservative stage, or, without a target, since slow start
+	propagation time.Duration // D_p; 0: no sample yet
+	cap         float64       // packets; 0: none
+}
+
+func newJanus(cfg Config) *janus {
+	j := &janus{
+		segments: segments{cfg.MSS},
+		epsilon:  cfg.Params["epsilon"],
+		queue:    cfg.Params["queue_packets"],
+		target:   janusTarget{gamma: cfg.Params["gamma"], tau: cfg.Params["tau"]},
+		meter:    janusMeter{xi: cfg.Params["xi"]},
+	}
+	if janusClass(cfg.Params["class"]) == janusGuarantee {
+		j.target.set(bytesPerSecond(cfg.Params["target_mbit"]), bytesPerSecond(cfg.Params["min_mbit"]))
+	}
+	j.guarantee = j.target.original > 0
+	j.aggressive, j.first = j.guarantee, true
+	w := newLossWindow(cfg)
+	j.cubic = cubic{lossWindow: w, linuxGrowth: true}
+	j.vegas = vegas{lossWindow: w}
+	return j
+}
+
+func (j *janus) OnAck(a Ack) {
+	j.learn(a.MSS)
+	j.meter.add(a)
+	if j.first {
+		j.propagation = j.meter.base
+	}
+	if j.aggressive {
+		j.limitSlowStart()
+		j.cubic.OnAck(a)
+	} else {
+		j.vegas.OnAck(a)
+	}
+	if j.meter.ended(a) {
+		j.decide(a)
+	}
+	if j.cap > 0 {
+		j.vegas.cwnd = min(j.vegas.cwnd, j.cap)
+	}
+}
+
+// limitSlowStart ends the first slow start where the target is reached, as the
+// path has looked so far (TMC 2018 §4.4).
+func (j *janus) limitSlowStart() {
+	c := &j.cubic
+	if j.first && j.propagation > 0 && c.inSlowStart() && c.epoch.reacted == 0 {
+		c.ssthresh = max(j.inFlight(j.target.original, j.propagation), janusMinCwnd)
+	}
+}
+
+// inFlight is the window in packets that moves rate bytes/s over that round trip.
+func (j *janus) inFlight(rate float64, rtt time.Duration) float64 {
+	return rate * rtt.Seconds() / float64(j.mss)
+}
+
+// decide acts on the round trip that a has ended.
+func (j *janus) decide(a Ack) {
+	m, t := &j.meter, &j.target
+	switch {
+	case j.aggressive:
+		m.average()
+		p := m.avg
+		if j.first { // the average started at 0 and lags (TMC 2018 §4.3)
+			p = m.smp
+		}
+		switch {
+		case p > t.now:
+			j.relax(a)
+		case !m.limited:
+			if j.cubic.hasLost {
+				t.drained(m.rtt)
+			}
+			t.lower(a.Now, m.rtt, a.RTTVar, j.leastTarget())
+		}
+	case t.now == 0:
+		j.start()
+	default:
+		j.rounds++
+		if j.rounds == 1 {
+			return // the window was cut: a pause in sending is no loss of throughput
+		}
+		m.average()
+		if j.rounds == janusProbe {
+			j.estimate()
+		}
+		t.raise(m.avg)
+		j.limitRate()
+		if !m.limited && m.avg < t.unmet() {
+			j.contend(a.Now)
+		}
+	}
+}
+
+// leastTarget is a segment per second: a target of 0 could never be raised.
+func (j *janus) leastTarget() float64 { return float64(j.mss) }
+
+// start takes the target from the network: Vegas leaves slow start as soon as
+// a queue builds up, so its rate is what the others left over (TMC 2018 §4.2).
+func (j *janus) start() {
+	m := &j.meter
+	switch {
+	case j.vegas.inSlowStart():
+		j.rounds = 0
+	case m.limited: // says nothing about the network
+	default:
+		j.rounds++
+		if j.rounds > janusSettle && m.smp > 0 {
+			j.target.now = max(m.smp, j.target.floor, j.leastTarget())
+			m.avg = m.smp
+			j.clear(&j.vegas.lossWindow)
+		}
+	}
+}
+
+// relax enters the conservative stage: what exceeds the flow's rate times the
+// propagation delay stands in the queue, and is cleared (TMC 2018 §4.4). Vegas
+// learns its base from what comes after.
+func (j *janus) relax(a Ack) {
+	if j.first {
+		j.meter.avg = j.meter.smp
+	}
+	j.vegas = vegas{lossWindow: j.cubic.lossWindow}
+	j.clear(&j.vegas.lossWindow)
+	j.vegas.restart(a.Now)
+	j.aggressive, j.cap = false, 0
+}
+
+// clear takes out of the window what stands in the queue: all that exceeds the
+// flow's rate times the propagation delay (TMC 2018 §4.4).
+func (j *janus) clear(w *lossWindow) {
+	w.cwnd = max(min(w.cwnd, j.inFlight(j.meter.avg, j.propagation)), janusMinCwnd)
+	w.ssthresh = w.cwnd
+	j.first, j.rounds = false, 0
+}
+
+// contend enters the aggressive stage.
+func (j *janus) contend(now Time) {
+	w := j.vegas.lossWindow
+	w.ssthresh = min(w.ssthresh, w.cwnd)
+	j.cubic = cubic{lossWindow: w, linuxGrowth: true}
+	j.aggressive, j.cap = true, 0
+	j.target.contend(now, j.meter.rtt)
+}
+
+// estimate sets the propagation delay (TMC 2018 §4.4, equation 1).
+func (j *janus) estimate() {
+	m := &j.meter
+	if m.avg <= 0 || j.inFlight(m.avg, m.rtt) < j.queue {
+		return
+	}
+	own := time.Duration(j.queue * float64(j.mss) / m.avg * float64(time.Second))
+	j.propagation = min(max(m.rtt-own, time.Duration(janusLeastBase*float64(m.base))), m.rtt)
+}
+
+// limitRate keeps a guaranteed flow from taking more than it asked for (TMC
+// 2018 §4.4). The bound is R's: one of R' would stand in the way of the rise
+// beyond R'/(1−γ) by which a lowered target recovers.
+func (j *janus) limitRate() {
+	if !j.guarantee {
+		return
+	}
+	r := j.target.original
+	switch {
+	case j.meter.avg > (1+j.epsilon)*r, j.cap > 0 && j.meter.avg >= r:
+		j.cap = max(j.inFlight((1+j.epsilon)*r, j.meter.rtt), janusMinCwnd)
+	default:
+		j.cap = 0
+	}
+}
+
+func (j *janus) OnLoss(l Loss) {
+	j.learn(l.MSS)
+	if j.aggressive {
+		j.cubic.OnLoss(l)
+	} else {
+		j.vegas.OnLoss(l)
+	}
+}
+
+// window is that of the stage in force.
+func (j *janus) window() *lossWindow {
+	if j.aggressive {
+		return &j.cubic.lossWindow
+	}
+	return &j.vegas.lossWindow
+}
+
+// Inspect shows what Spec.Internals lists.
+func (j *janus) Inspect() Internals {
+	return Internals{megabits(j.target.now), megabits(j.meter.avg), millis(j.propagation), j.cap, finite(j.window().ssthresh)}
+}
+
+func (j *janus) Control() Control {
+	return Control{Cwnd: j.bytes(j.window().cwnd), Phase: j.phase()}
+}
+
+func (j *janus) phase() string {
+	switch {
+	case j.first && j.window().inSlowStart():
+		return "slow_start"
+	case j.aggressive:
+		return "aggressive"
+	case j.target.now == 0:
+		return "measuring"
+	case j.rounds == 0:
+		return "clearing"
+	case j.cap > 0:
+		return "capped"
+	}
+	return "conservative"
+}
