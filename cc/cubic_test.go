@@ -52,6 +52,32 @@ func TestCubicFollowsItsCurve(t *testing.T) {
 	assert.Greater(t, c.at(since), c.wEst, "beyond Reno's window")
 }
 
+func TestCubicThroughputLaw(t *testing.T) {
+	for _, tt := range []struct {
+		every, mean float64 // packets
+	}{
+		{1e6, 5926},
+		{1e8, 187_400},
+	} {
+		// From the cut to the plateau, C·K³ = (1−β)·W_max: the mean is a quarter of it below.
+		p, c := cubicAt(t, "cubic", tt.mean/(1-(1-cubicBeta)/4))
+		p.srtt = 100 * ms
+		p.Lose(1)
+		p.Wait(ms)
+		const steps = 10 // events per round trip
+		acked, n := 0.0, 0.0
+		for c.epochStart == 0 || p.state.Now.Sub(c.epochStart).Seconds() < c.k {
+			w := p.Cwnd() / steps
+			p.Wait(100 * ms / steps)
+			p.Ack(w, 100*ms)
+			acked, n = acked+w, n+1
+		}
+		assert.InEpsilon(t, c.wMax, p.Cwnd(), 0.001)
+		assert.InEpsilon(t, tt.every, acked, 0.02, "between two losses at 100 ms (RFC 9438 §5.1)")
+		assert.InEpsilon(t, tt.mean, acked/n*steps, 0.02, "1.054·(RTT³/p³)^¼ in the mean")
+	}
+}
+
 func TestCubicReachesNoFurtherThanHalfAWindowPerRoundTrip(t *testing.T) {
 	p, c := cubicAt(t, "cubic", 10)
 	p.srtt = 100 * ms

@@ -103,6 +103,27 @@ func TestRenoTimeout(t *testing.T) {
 	assert.InDelta(t, 9, p.Cwnd(), 0.01, "new data count in full")
 }
 
+func TestRenoThroughputLaw(t *testing.T) {
+	p, _ := renoAt(t, 100)
+	mean, rounds := 0.0, 0.0
+	for cycle := range 20 {
+		for acked := 0.0; acked < 10_000; rounds++ {
+			n := p.Cwnd()
+			if cycle >= 10 {
+				mean += n
+			} else {
+				rounds = 0
+			}
+			p.Wait(100 * ms)
+			p.Ack(n, 100*ms)
+			acked += n
+		}
+		p.Lose(1)
+		p.Wait(time.Second)
+	}
+	assert.InDelta(t, 122, mean/rounds, 3, "a loss every 10 000 packets: a window of sqrt(1.5/p) in the mean")
+}
+
 func TestRenoFollowsTheSawtooth(t *testing.T) {
 	l := &bottleneck{rate: 1000, base: 50 * ms, buffer: 50}
 	s := from(t, 0, "reno")

@@ -106,12 +106,15 @@ func TestVegasOnALink(t *testing.T) {
 	assert.GreaterOrEqual(t, alone.throughput(30*time.Second, 60*time.Second), 990.0)
 	assert.GreaterOrEqual(t, least(alone), 102.0, "one flow holds 2 to 5 packets beyond the BDP of 100")
 	assert.LessOrEqual(t, alone.cwnd[len(alone.cwnd)-1], 105.0)
+	mean, p99 := l.queued(60*time.Second, 90*time.Second)
+	assert.GreaterOrEqual(t, mean, 2.0)
+	assert.LessOrEqual(t, p99, 5.0+1, "and the one in service")
 
 	// Together: whoever comes later takes the others' queue for the path.
 	l = &bottleneck{rate: 1000, base: 100 * ms}
 	one, two := from(t, 0, "vegas"), from(t, 30*ms, "vegas")
 	l.run(t, 120*time.Second, one, two)
-	mean, p99 := l.queued(90*time.Second, 120*time.Second)
+	mean, p99 = l.queued(90*time.Second, 120*time.Second)
 	assert.GreaterOrEqual(t, mean, 3.5, "two flows hold 4 to 10 between them")
 	assert.LessOrEqual(t, p99, 10.0)
 	assert.InDelta(t, 1000, one.throughput(90*time.Second, 120*time.Second)+two.throughput(90*time.Second, 120*time.Second), 10)
