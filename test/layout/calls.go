@@ -20,6 +20,7 @@ type purity struct {
 	clock      bool // no real clock
 	globalRand bool // no unseeded randomness
 	goroutines bool // no go statements, no channels
+	shared     bool // of sync, nothing but OnceValue
 }
 
 // impurities returns where the file breaks p, one sentence each.
@@ -35,7 +36,7 @@ func impurities(name string, src any, p purity) ([]string, error) {
 		switch {
 		case imp.Name != nil:
 			imported[imp.Name.Name] = path
-		case path == "time" || path == "math/rand":
+		case path == "time" || path == "math/rand" || path == "sync":
 			imported[path[len(path)-4:]] = path
 		case path == "math/rand/v2":
 			imported["rand"] = path
@@ -68,6 +69,10 @@ func impurities(name string, src any, p purity) ([]string, error) {
 			case "math/rand", "math/rand/v2":
 				if p.globalRand && !slices.Contains(seeded, n.Sel.Name) {
 					complain(n, "draws from the global source: rand.%s", n.Sel.Name)
+				}
+			case "sync":
+				if p.shared && n.Sel.Name != "OnceValue" {
+					complain(n, "shares more than a value that is built once: sync.%s", n.Sel.Name)
 				}
 			}
 		}

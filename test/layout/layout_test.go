@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"go/parser"
+	"go/token"
 	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -53,6 +56,39 @@ func TestPurePartUsesNoClockNoGlobalRandomnessNoGoroutines(t *testing.T) {
 		require.NoError(t, err)
 		assert.Empty(t, wrong)
 	}), "no files seen")
+}
+
+func TestAlgorithmsShareNothingButOneTable(t *testing.T) {
+	seen := false
+	walk(t, "cc", func(path string) {
+		name, err := filepath.Rel(root, path)
+		require.NoError(t, err)
+		name = filepath.ToSlash(name)
+		switch {
+		case name == sharedTable:
+			seen = true
+			wrong, err := impurities(path, nil, purity{shared: true})
+			require.NoError(t, err)
+			assert.Empty(t, wrong)
+		case filepath.ToSlash(filepath.Dir(name)) == "cc":
+			assert.False(t, importsOf(t, path)["sync"], "%s imports sync, which is for %s alone", name, sharedTable)
+		}
+	})
+	assert.True(t, seen, "there is no %s: then cc may do without sync altogether", sharedTable)
+}
+
+// importsOf tells what a file imports.
+func importsOf(t *testing.T, path string) map[string]bool {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
+	require.NoError(t, err)
+	imports := map[string]bool{}
+	for _, imp := range file.Imports {
+		name, err := strconv.Unquote(imp.Path.Value)
+		require.NoError(t, err)
+		imports[name] = true
+	}
+	return imports
 }
 
 func TestNothingIsNamedAfterNothing(t *testing.T) {

@@ -43,7 +43,7 @@ func TestCheckFindsWhatTheTableForbids(t *testing.T) {
 }
 
 func TestImpuritiesFindsForbiddenCalls(t *testing.T) {
-	pure := purity{clock: true, globalRand: true, goroutines: true}
+	pure := purity{clock: true, globalRand: true, goroutines: true, shared: true}
 	for name, c := range map[string]struct {
 		src  string
 		want string // part of the only complaint; empty: none
@@ -58,6 +58,8 @@ func TestImpuritiesFindsForbiddenCalls(t *testing.T) {
 		"v1 counts as well":           {`import "math/rand"; var n = rand.Intn(3)`, "rand.Intn"},
 		"a goroutine fails":           {`func f() { go f() }`, "goroutine"},
 		"a channel fails":             {`var c chan int`, "channel"},
+		"a value built once passes":   {`import "sync"; var f = sync.OnceValue(func() int { return 1 })`, ""},
+		"a mutex fails":               {`import "sync"; var m sync.Mutex`, "sync.Mutex"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := impurities("x.go", "package x; "+c.src, pure)

@@ -1,0 +1,209 @@
+package cc
+
+import (
+	"math"
+	"time"
+)
+
+// Sprout between two ends that both speak it (NSDI 2013 §3.2 to §3.5): the
+// receiver counts arrivals and forecasts, the sender lets a forecast run down.
+// Each has a clock of its own; only ticks are compared.
+
+// SproutPacket is what a packet's header says to the receiver.
+type SproutPacket struct {
+	Seq    Bytes         // bytes sent before it, retransmissions included
+	Size   Bytes         // its own
+	Behind Bytes         // what left longer than the reordering limit ago, below Seq−Behind, has arrived by now or is lost
+	Pause  time.Duration // the sender means to be silent for so long
+}
+
+// SproutForecast is what the receiver answers.
+type SproutForecast struct {
+	ReceivedOrLost Bytes // of what the sender has sent
+	Counts         [sproutHorizons]int
+	// Counts are the units that the link will deliver within 1, 2, … ticks but for
+	// the quantile; cumulative.
+}
+
+// SproutReceiver infers a link's rate from what arrives. It is driven by
+// whoever receives, who serialises the calls.
+type SproutReceiver struct {
+	model    sproutModel
+	unit     float64
+	quantile float64
+	began    Time    // the tick under way
+	came     float64 // bytes in it
+	silent   Time    // until then the sender means to be silent
+
+	below Bytes          // everything before has arrived or is lost
+	above []SproutPacket // what arrived behind it
+}
+
+// NewSproutReceiver starts at now with sprout's settings; what is missing in
+// them is as by default.
+func NewSproutReceiver(now Time, over Params) (*SproutReceiver, error) {
+	spec, err := Lookup("sprout")
+	if err != nil {
+		return nil, err
+	}
+	p, err := spec.Resolve(over)
+	if err != nil {
+		return nil, err
+	}
+	return &SproutReceiver{
+		model: newSproutModel(sproutTableOf(p)), unit: p["unit_bytes"], quantile: p["quantile"], began: now,
+	}, nil
+}
+
+// OnPacket takes in a packet.
+func (r *SproutReceiver) OnPacket(now Time, p SproutPacket) {
+	r.advance(now)
+	r.came += float64(p.Size)
+	r.silent = max(r.silent, r.began.Add(p.Pause))
+	if p.Seq >= r.below {
+		r.above = append(r.above, p)
+	}
+	if p.Seq-p.Behind <= r.below {
+		return
+	}
+	r.below = p.Seq - p.Behind
+	kept := r.above[:0]
+	for _, q := range r.above {
+		if q.Seq >= r.below {
+			kept = append(kept, q)
+		}
+	}
+	r.above = kept
+}
+
+// Forecast says what the link will deliver from now on.
+func (r *SproutReceiver) Forecast(now Time) SproutForecast {
+	r.advance(now)
+	f := SproutForecast{ReceivedOrLost: r.below}
+	for _, p := range r.above {
+		f.ReceivedOrLost += p.Size
+	}
+	c := 0
+	for h := range f.Counts {
+		c = r.model.forecast(h+1, r.quantile, c)
+		f.Counts[h] = c
+	}
+	return f
+}
+
+// advance takes in the ticks that have ended. An empty one is evidence only
+// when the sender did not say that it would be silent.
+func (r *SproutReceiver) advance(now Time) {
+	if now.Sub(r.began) >= sproutRest {
+		r.model.forget()
+		r.began, r.came = now, 0
+	}
+	for ; r.began.Add(sproutTick) < now; r.began = r.began.Add(sproutTick) {
+		r.model.evolve()
+		if r.came == 0 && r.began < r.silent {
+			continue
+		}
+		n := int(math.Round(r.came / r.unit))
+		if r.came > 0 {
+			n = max(n, 1)
+		}
+		r.model.observe(n)
+		r.came = 0
+	}
+}
+
+// SproutSender is Sprout's algorithm where the other end forecasts. Its Cwnd is
+// what is in flight and what may follow at once.
+type SproutSender interface {
+	Algorithm
+	// OnForecast takes in a forecast that has arrived; next is what the sender has
+	// sent, as SproutPacket.Seq counts it.
+	OnForecast(s State, next Bytes, f SproutForecast)
+}
+
+// NewSproutSender builds it; cfg.Params may be partial. Cumulative lets a
+// forecast run down as the authors' program does, for comparison with what was
+// measured with it: each tick takes off all that was forecast until then, not
+// only what was for that tick, and the window leaves the first tick out. That
+// also sends more at rates of about a unit per tick, at which the forecast is
+// next to nothing: there the correct form may hear no more than a packet per
+// round trip, and stay at it.
+func NewSproutSender(cfg Config, cumulative bool) (SproutSender, error) {
+	alg, err := New("sprout", cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := alg.(*sprout)
+	s.fed.cumulative = cumulative
+	return s, nil
+}
+
+// sproutDrainer estimates what is queued from what was sent and what the
+// forecast says has left since.
+type sproutDrainer struct {
+	unit       float64 // bytes
+	target     int     // ticks
+	cumulative bool
+
+	forecast [sproutHorizons + 1]int // units; of no tick: none
+	came     Time                    // when it did; 0: none has
+	tick     int                     // since then
+	sent     Bytes                   // by the sender, at the last event
+	queue    float64                 // bytes
+	inflight Bytes                   // at the last event
+}
+
+// on tells whether there is a forecast.
+func (d *sproutDrainer) on() bool { return d.came != 0 }
+
+// take adopts a forecast.
+func (d *sproutDrainer) take(st State, next Bytes, f SproutForecast) {
+	copy(d.forecast[1:], f.Counts[:])
+	d.came, d.tick = max(st.Now, 1), 0
+	d.sent, d.inflight = st.Delivered+st.Inflight, st.Inflight
+	d.queue = float64(max(0, next-f.ReceivedOrLost))
+}
+
+// ends is when the tick does; 0: the forecast goes no further.
+func (d *sproutDrainer) ends() Time {
+	if d.tick == sproutHorizons-1 {
+		return 0
+	}
+	return d.came.Add(time.Duration(d.tick+1) * sproutTick)
+}
+
+// advance lets the queue fill by what has been sent, and drain.
+func (d *sproutDrainer) advance(st State) {
+	sent := st.Delivered + st.Inflight
+	d.queue += float64(max(0, sent-d.sent))
+	d.sent, d.inflight = sent, st.Inflight
+	for d.ends() != 0 && d.ends() <= st.Now {
+		d.tick++
+		left := d.forecast[d.tick]
+		if !d.cumulative {
+			left -= d.forecast[d.tick-1]
+		}
+		d.queue = max(0, d.queue-d.unit*float64(left))
+	}
+}
+
+// room is what may be sent at once, in bytes.
+func (d *sproutDrainer) room() float64 {
+	from := d.tick
+	if d.cumulative {
+		from++
+	}
+	to := min(from+d.target, sproutHorizons)
+	return max(0, d.unit*float64(d.forecast[to]-d.forecast[from])-d.queue)
+}
+
+// control is the algorithm's while it is fed. What may be sent goes out over a tick.
+func (d *sproutDrainer) control(seg segments) Control {
+	room := d.room()
+	return Control{
+		Cwnd:       seg.bytes((float64(d.inflight) + room) / float64(seg.mss)),
+		PacingRate: RateOf(Bytes(max(room, sproutLeast(d.unit))), sproutTick),
+		NextTick:   d.ends(),
+		Phase:      "fed",
+	}
+}
