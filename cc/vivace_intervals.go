@@ -1,0 +1,238 @@
+package cc
+
+import (
+	"math"
+	"time"
+)
+
+const (
+	// vivaceIntervalPackets is what an interval sends at the least, so that one
+	// loss is no verdict; PCC-Uspace's code.
+	vivaceIntervalPackets = 20
+	// vivaceMinSamples of the round trip make a slope.
+	vivaceMinSamples = 5
+	// vivaceGapsPerInterval keeps an interval long enough for them, where
+	// acknowledgements come in bunches.
+	vivaceGapsPerInterval = 6
+	// vivaceGuardPackets have to arrive from behind an interval before all its
+	// losses are known: a transport takes three to call one lost (RFC 6675).
+	vivaceGuardPackets = 4
+	// vivaceMinSent is the part of its rate that an interval must have sent to
+	// tell about it, and of which less coming through is an overrun.
+	vivaceMinSent = 0.75
+	// vivaceSignificance is how many standard errors a slope of the round trip
+	// must be from none to count: at 900 times the rate noise would outweigh all
+	// else.
+	vivaceSignificance = 2.0
+	vivaceGapWeight    = 8 // of the mean time between samples, as in SRTT
+	vivacePlan         = 4 // intervals judged together, at most
+)
+
+// interval is a time in which the sender keeps one rate; what becomes of the
+// bytes that left in it tells what the rate is worth.
+type interval struct {
+	rate          float64 // Mbit/s
+	from, due, to Time    // to 0: it lasts still
+	acked, lost   Bytes
+	before, heard Time // of the last acknowledgement before those of its bytes, and of the last of them
+	limited       bool // the application held the sender back
+	paused        bool // nothing left for a round trip
+	newest        Time // when the newest acknowledged byte left
+	slope         slope
+}
+
+// fits reports whether what left then belongs to it.
+func (i *interval) fits(left Time) bool {
+	return i.from != 0 && left >= i.from && (i.to == 0 || left < i.to)
+}
+
+// sent reports whether as much left as the rate calls for, or enough of it to
+// be lost. Where not, a policy, the receiver or the transport held it back.
+func (i *interval) sent(mbit float64) bool {
+	wanted := i.rate * mbit / 8 * i.to.Sub(i.from).Seconds()
+	return !i.limited && (i.lost > 0 || float64(i.acked) >= vivaceMinSent*wanted)
+}
+
+// usable reports whether the interval shows what its rate does. Loss speaks for
+// itself, however few samples came through.
+func (i *interval) usable(mbit float64) bool {
+	return i.sent(mbit) && !i.paused && (i.lost > 0 || i.slope.n >= vivaceMinSamples)
+}
+
+// through is the rate at which what was sent came through, in Mbit/s.
+func (i *interval) through(mbit float64) float64 {
+	return float64(RateOf(i.acked, max(i.heard.Sub(i.before), i.to.Sub(i.from)))) / mbit
+}
+
+// overruns reports whether far less came through than was sent.
+func (i *interval) overruns(mbit float64) bool {
+	return i.sent(mbit) && i.acked > 0 && i.through(mbit) < vivaceMinSent*i.rate
+}
+
+// lossRate is the part that was lost.
+func (i *interval) lossRate() float64 {
+	if i.lost <= 0 {
+		return 0
+	}
+	return float64(i.lost) / float64(i.lost+i.acked)
+}
+
+// growth is by how much the round trip grew, in seconds per second. Below
+// noise it is none. A shrinking one is none either: draining would be worth
+// something otherwise. What waits behind a hole gives no sample to begin with.
+func (i *interval) growth(noise float64) float64 {
+	if g := i.slope.value(); g >= noise {
+		return g
+	}
+	return 0
+}
+
+// slope is that of the least-squares line through points that come one by one.
+type slope struct {
+	n             float64
+	x, y          float64 // means
+	sxx, sxy, syy float64 // sums of squared deviations, and of products
+}
+
+func (s *slope) add(x, y float64) {
+	s.n++
+	dx, dy := x-s.x, y-s.y
+	s.x += dx / s.n
+	s.y += dy / s.n
+	s.sxx += dx * (x - s.x)
+	s.sxy += dx * (y - s.y)
+	s.syy += dy * (y - s.y)
+}
+
+// value is 0 where the points have no extent, or lie too far off their line to
+// tell its slope from none.
+func (s *slope) value() float64 {
+	if s.sxx <= 0 || s.n < 3 {
+		return 0
+	}
+	b := s.sxy / s.sxx
+	residual := max(0, s.syy-b*s.sxy) / (s.n - 2)
+	if math.Abs(b) < vivaceSignificance*math.Sqrt(residual/s.sxx) {
+		return 0
+	}
+	return b
+}
+
+// monitor runs a plan of intervals, one behind the other, and collects what
+// becomes of each. Behind the last, the sender coasts until all is known.
+type monitor struct {
+	segments
+	unit      float64 // bit/s in a Mbit/s
+	intervals [vivacePlan]interval
+	planned   int
+	sending   int           // the one that lasts; planned: it coasts
+	known     int           // of how many all is known
+	srtt      time.Duration // 0: unknown
+	gap       time.Duration // smoothed, between samples
+	sampled   Time          // the newest
+	heard     Time          // the newest acknowledgement
+	overrun   int           // intervals in a row that overran the path
+	through   float64       // Mbit/s, at which the last of them came through
+}
+
+// timeFor is how long n packets take at a rate in Mbit/s.
+func (m *monitor) timeFor(n, rate float64) time.Duration {
+	return time.Duration(n * float64(m.mss) * 8 / (rate * m.unit) * float64(time.Second))
+}
+
+// plan begins the intervals with the given rates.
+func (m *monitor) plan(now Time, rates ...float64) {
+	m.planned, m.sending, m.known = len(rates), 0, 0
+	for i, r := range rates {
+		m.intervals[i] = interval{rate: r}
+	}
+	m.open(now)
+}
+
+func (m *monitor) open(now Time) {
+	i := &m.intervals[m.sending]
+	i.from, i.newest = now, now
+	i.due = now.Add(max(m.srtt, m.timeFor(vivaceIntervalPackets, i.rate), vivaceGapsPerInterval*m.gap))
+}
+
+// due is when the interval that lasts shall end; 0: none does.
+func (m *monitor) due() Time {
+	if m.sending >= m.planned {
+		return 0
+	}
+	return m.intervals[m.sending].due
+}
+
+// advance ends the interval whose time has come.
+func (m *monitor) advance(now Time) {
+	if due := m.due(); due == 0 || now < due {
+		return
+	}
+	m.intervals[m.sending].to = now
+	if m.sending++; m.sending < m.planned {
+		m.open(now)
+	}
+}
+
+// onAck adds a to the interval in which its bytes left, and reports whether it
+// completes the plan.
+func (m *monitor) onAck(a Ack) (complete bool) {
+	if a.RTT > 0 {
+		if m.sampled != 0 {
+			m.gap += (min(a.Now.Sub(m.sampled), a.SRTT) - m.gap) / vivaceGapWeight
+		}
+		m.sampled = a.Now
+	}
+	left := a.left()
+	for k := m.known; k < m.planned; k++ {
+		i := &m.intervals[k]
+		if !i.fits(left) {
+			continue
+		}
+		i.acked += a.Acked
+		if i.before == 0 {
+			i.before = m.heard
+		}
+		i.heard = a.Now
+		i.limited = i.limited || a.Sent.AppLimited
+		i.paused = i.paused || left.Sub(i.newest) > a.SRTT
+		i.newest = max(i.newest, left)
+		if a.RTT > 0 {
+			i.slope.add(left.Sub(i.from).Seconds(), a.RTT.Seconds())
+		}
+	}
+	m.heard = a.Now
+	before := m.known
+	for m.known < m.planned {
+		i := &m.intervals[m.known]
+		if i.to == 0 || left < i.to.Add(m.timeFor(vivaceGuardPackets, i.rate)) {
+			return false
+		}
+		m.known++
+		if i.overruns(m.unit) {
+			m.overrun++
+			m.through = i.through(m.unit)
+		} else {
+			m.overrun = 0
+		}
+	}
+	return m.known > before
+}
+
+// onLoss gives what was lost to the oldest interval of which not all is known:
+// transports tell of a loss when what left behind it arrives.
+func (m *monitor) onLoss(lost Bytes) {
+	if m.known < m.planned && m.intervals[m.known].from != 0 {
+		m.intervals[m.known].lost += lost
+	}
+}
+
+// usable reports whether each interval of the plan shows what its rate does.
+func (m *monitor) usable() bool {
+	for k := range m.planned {
+		if !m.intervals[k].usable(m.unit) {
+			return false
+		}
+	}
+	return true
+}
