@@ -8,42 +8,42 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// told is a path over which the network speaks.
-type told struct {
+// naccPath is a path over which the network speaks.
+type naccPath struct {
 	*path
 	hint Hint
 }
 
-// newTold starts NACC as ref says on a path with a round trip of 20 ms, where
+// newNaccPath starts NACC as ref says on a path with a round trip of 20 ms, where
 // the network says h.
-func newTold(t *testing.T, ref string, h Hint) *told {
+func newNaccPath(t *testing.T, ref string, h Hint) *naccPath {
 	t.Helper()
-	p := &told{path: newPath(t, ref), hint: h}
+	p := &naccPath{path: newPath(t, ref), hint: h}
 	p.srtt = 20 * ms
 	p.Say()
 	return p
 }
 
 // Say lets the network speak, of now.
-func (p *told) Say() {
+func (p *naccPath) Say() {
 	p.hint.At = p.state.Now
 	h := p.hint
 	p.state.Hint = &h
 }
 
-func (p *told) nacc() *nacc { return as[*nacc](p.path) }
+func (p *naccPath) nacc() *nacc { return as[*nacc](p.path) }
 
 // At starts the window with that many packets, at the first acknowledgement.
-func (p *told) At(packets float64) *told {
+func (p *naccPath) At(packets float64) *naccPath {
 	p.Ack(0, 20*ms)
 	p.nacc().cwnd, p.nacc().cutAt = packets, 0
 	return p
 }
 
-const mbit Rate = 1_000_000
+const naccMbit Rate = 1_000_000
 
-// wide is a link on which no bound is near.
-var wide = Hint{LinkRate: 1000 * mbit, ArrivalRate: 5 * mbit, QueueRoom: 5 * DefaultMSS, Flows: 1}
+// naccWide is a link on which no bound is near.
+var naccWide = Hint{LinkRate: 1000 * naccMbit, ArrivalRate: 5 * naccMbit, QueueRoom: 5 * DefaultMSS, Flows: 1}
 
 func TestNaccBounds(t *testing.T) {
 	for _, tt := range []struct {
@@ -62,7 +62,7 @@ func TestNaccBounds(t *testing.T) {
 		{"a priority above the highest is the highest", "nacc:application,priority=8", 2. / 3, 40, 49.94, 8.64},
 		{"a wired link", "nacc:wired", 0, 10, 93.91, 48.6},
 	} {
-		p := newTold(t, tt.ref, Hint{LinkRate: 54 * mbit, ArrivalRate: mbit, Flows: 2, Share: tt.share})
+		p := newNaccPath(t, tt.ref, Hint{LinkRate: 54 * naccMbit, ArrivalRate: naccMbit, Flows: 2, Share: tt.share})
 		p.Ack(1, 20*ms)
 		in := p.nacc().Inspect()
 		assert.InDelta(t, tt.lower, in[0], 1e-9, tt.name)
@@ -73,7 +73,7 @@ func TestNaccBounds(t *testing.T) {
 }
 
 func TestNaccBoundsFollowTheLeastRoundTrip(t *testing.T) {
-	p := newTold(t, "nacc", Hint{LinkRate: 54 * mbit})
+	p := newNaccPath(t, "nacc", Hint{LinkRate: 54 * naccMbit})
 	p.Ack(1, 20*ms)
 	p.Wait(20 * ms)
 	p.Ack(1, 200*ms)
@@ -81,18 +81,18 @@ func TestNaccBoundsFollowTheLeastRoundTrip(t *testing.T) {
 }
 
 func TestNaccStaysWithinItsBounds(t *testing.T) {
-	p := newTold(t, "nacc", Hint{LinkRate: 54 * mbit, ArrivalRate: mbit, QueueRoom: 1 << 20})
+	p := newNaccPath(t, "nacc", Hint{LinkRate: 54 * naccMbit, ArrivalRate: naccMbit, QueueRoom: 1 << 20})
 	for range 10 {
 		p.Round(20 * ms)
 		p.Say()
 	}
 	assert.InDelta(t, 24.92, p.Cwnd(), 0.01)
-	p.hint.LinkRate = 18 * mbit
+	p.hint.LinkRate = 18 * naccMbit
 	p.Say()
 	p.Ack(1, 20*ms)
 	assert.InDelta(t, 10+18e6*0.16*0.02/11584, p.Cwnd(), 0.01, "a slower link binds at once")
 
-	p = newTold(t, "nacc:application,priority=4", Hint{LinkRate: 54 * mbit, Share: 0.5})
+	p = newNaccPath(t, "nacc:application,priority=4", Hint{LinkRate: 54 * naccMbit, Share: 0.5})
 	p.Ack(1, 20*ms)
 	assert.GreaterOrEqual(t, p.Cwnd(), 40.0, "what a priority guarantees")
 }
@@ -105,17 +105,17 @@ func TestNaccMakesRoomForNewFlows(t *testing.T) {
 		arrival      [2]Rate
 		before, want float64
 	}{
-		{"worked number: flows 1 to 2, arrivals 4 to 5 Mbit/s: 0.3, at least 0.5", "nacc", [2]int{1, 2}, [2]Rate{4 * mbit, 5 * mbit}, 40, 20},
-		{"flows unchanged", "nacc", [2]int{2, 2}, [2]Rate{4 * mbit, 5 * mbit}, 40, 40},
-		{"one went", "nacc", [2]int{2, 1}, [2]Rate{4 * mbit, 5 * mbit}, 40, 40},
-		{"9 to 10", "nacc", [2]int{9, 10}, [2]Rate{5 * mbit, 5 * mbit}, 40, 36},
-		{"9 to 10, and a tenth more arrives", "nacc", [2]int{9, 10}, [2]Rate{9 * mbit, 10 * mbit}, 40, 32},
-		{"the count was not known before", "nacc", [2]int{0, 2}, [2]Rate{4 * mbit, 5 * mbit}, 40, 40},
-		{"the network shares by priority", "nacc:application", [2]int{1, 2}, [2]Rate{4 * mbit, 5 * mbit}, 40, 40},
+		{"worked number: flows 1 to 2, arrivals 4 to 5 Mbit/s: 0.3, at least 0.5", "nacc", [2]int{1, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 20},
+		{"flows unchanged", "nacc", [2]int{2, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
+		{"one went", "nacc", [2]int{2, 1}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
+		{"9 to 10", "nacc", [2]int{9, 10}, [2]Rate{5 * naccMbit, 5 * naccMbit}, 40, 36},
+		{"9 to 10, and a tenth more arrives", "nacc", [2]int{9, 10}, [2]Rate{9 * naccMbit, 10 * naccMbit}, 40, 32},
+		{"the count was not known before", "nacc", [2]int{0, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
+		{"the network shares by priority", "nacc:application", [2]int{1, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
 	} {
-		h := wide
+		h := naccWide
 		h.Flows, h.ArrivalRate = tt.flows[0], tt.arrival[0]
-		p := newTold(t, tt.ref, h).At(tt.before)
+		p := newNaccPath(t, tt.ref, h).At(tt.before)
 		p.Wait(ms)
 		p.hint.Flows, p.hint.ArrivalRate = tt.flows[1], tt.arrival[1]
 		p.Say()
@@ -135,22 +135,22 @@ func TestNaccGrowsByTheRoomInTheQueue(t *testing.T) {
 		arrival Rate
 		want    float64 // packets per round trip
 	}{
-		{"worked number: 5 packets, 5 Mbit/s, 20 ms", "nacc", 5 * DefaultMSS, 5 * mbit, 0.5792},
-		{"equation 11: by priority", "nacc:application,priority=3", 5 * DefaultMSS, 5 * mbit, 3 * 0.5792},
-		{"at most a doubling", "nacc", 1 << 30, 5 * mbit, 40},
-		{"at most a doubling, at any priority", "nacc:application,priority=4", 1 << 30, 5 * mbit, 40},
+		{"worked number: 5 packets, 5 Mbit/s, 20 ms", "nacc", 5 * DefaultMSS, 5 * naccMbit, 0.5792},
+		{"equation 11: by priority", "nacc:application,priority=3", 5 * DefaultMSS, 5 * naccMbit, 3 * 0.5792},
+		{"at most a doubling", "nacc", 1 << 30, 5 * naccMbit, 40},
+		{"at most a doubling, at any priority", "nacc:application,priority=4", 1 << 30, 5 * naccMbit, 40},
 		{"nothing arrives", "nacc", DefaultMSS, 0, 40},
-		{"room not known: as Reno", "nacc", 0, 5 * mbit, 1},
+		{"room not known: as Reno", "nacc", 0, 5 * naccMbit, 1},
 	} {
-		h := wide
+		h := naccWide
 		h.QueueRoom, h.ArrivalRate = tt.room, tt.arrival
-		p := newTold(t, tt.ref, h).At(40)
+		p := newNaccPath(t, tt.ref, h).At(40)
 		p.Ack(0, 20*ms)
 		assert.InDelta(t, tt.want, p.nacc().step, 0.001, tt.name)
 		p.Ack(4, 20*ms)
 		assert.InDelta(t, 40+tt.want/10, p.nacc().cwnd, 0.01, "%s: a tenth of it for a tenth of the window", tt.name)
 	}
-	p := newTold(t, "nacc", wide).At(40)
+	p := newNaccPath(t, "nacc", naccWide).At(40)
 	p.idle = true
 	p.Ack(4, 20*ms)
 	assert.InDelta(t, 40, p.nacc().cwnd, 1e-9, "a window that is not used does not grow")
@@ -167,9 +167,9 @@ func TestNaccYieldsWhenTooMuchArrives(t *testing.T) {
 		{"priority 2 of 4", "nacc:application,priority=2", 40},
 		{"the highest priority keeps its window", "nacc:application,priority=4", 50},
 	} {
-		h := wide
-		h.ArrivalRate = 161 * mbit // the limit is 160
-		p := newTold(t, tt.ref, h).At(50)
+		h := naccWide
+		h.ArrivalRate = 161 * naccMbit // the limit is 160
+		p := newNaccPath(t, tt.ref, h).At(50)
 		p.Wait(ms)
 		cut := p.state.Now
 		p.Say()
@@ -211,7 +211,7 @@ func TestNaccTellsTheRadiosLossesFromCongestion(t *testing.T) {
 		if tt.want == 95 {
 			before = 100 // the lower bound is 80
 		}
-		p := newTold(t, tt.ref, wide).At(before)
+		p := newNaccPath(t, tt.ref, naccWide).At(before)
 		p.Wait(ms)
 		p.hint.RadioLost += tt.radio
 		p.Say()
@@ -227,7 +227,7 @@ func TestNaccTellsTheRadiosLossesFromCongestion(t *testing.T) {
 }
 
 func TestNaccCutsOncePerRoundTrip(t *testing.T) {
-	p := newTold(t, "nacc", wide).At(50)
+	p := newNaccPath(t, "nacc", naccWide).At(50)
 	sent := p.state.Now
 	p.Wait(20 * ms)
 	p.loseSent(1, sent)
@@ -240,7 +240,7 @@ func TestNaccCutsOncePerRoundTrip(t *testing.T) {
 }
 
 func TestNaccForgetsWhatTheRadioLostLongAgo(t *testing.T) {
-	p := newTold(t, "nacc", wide).At(30)
+	p := newNaccPath(t, "nacc", naccWide).At(30)
 	p.hint.RadioLost += 10 * DefaultMSS
 	p.Wait(ms)
 	p.Say()
@@ -254,7 +254,7 @@ func TestNaccForgetsWhatTheRadioLostLongAgo(t *testing.T) {
 }
 
 func TestNaccLowersItsCeilingUntilTheNextReport(t *testing.T) {
-	p := newTold(t, "nacc", Hint{LinkRate: 540 * mbit, ArrivalRate: mbit, QueueRoom: 1 << 20}).At(150)
+	p := newNaccPath(t, "nacc", Hint{LinkRate: 540 * naccMbit, ArrivalRate: naccMbit, QueueRoom: 1 << 20}).At(150)
 	p.Lose(1)
 	assert.InDelta(t, 0.9*159.17, p.nacc().upper, 0.01)
 	p.Wait(ms)
@@ -264,13 +264,13 @@ func TestNaccLowersItsCeilingUntilTheNextReport(t *testing.T) {
 }
 
 func TestNaccStartsOverAfterATimeout(t *testing.T) {
-	p := newTold(t, "nacc", wide).At(50)
+	p := newNaccPath(t, "nacc", naccWide).At(50)
 	p.Timeout()
 	assert.InDelta(t, 10, p.Cwnd(), 1e-9)
 }
 
 func TestNaccFreezesAndThenFendsForItself(t *testing.T) {
-	p := newTold(t, "nacc", wide).At(50)
+	p := newNaccPath(t, "nacc", naccWide).At(50)
 	p.Wait(99 * ms)
 	p.Ack(5, 20*ms)
 	grown := p.nacc().cwnd
@@ -300,7 +300,7 @@ func TestNaccFreezesAndThenFendsForItself(t *testing.T) {
 }
 
 func TestNaccPatienceGrowsWithTheRoundTrip(t *testing.T) {
-	p := newTold(t, "nacc", wide)
+	p := newNaccPath(t, "nacc", naccWide)
 	p.srtt = 200 * ms
 	p.Ack(1, 200*ms)
 	p.Wait(599 * ms)
@@ -312,7 +312,7 @@ func TestNaccPatienceGrowsWithTheRoundTrip(t *testing.T) {
 }
 
 func TestNaccWithoutHintsIsReno(t *testing.T) {
-	for _, h := range []*Hint{nil, {At: 1, Capacity: mbit}} { // or with hints that name no rate
+	for _, h := range []*Hint{nil, {At: 1, Capacity: naccMbit}} { // or with hints that name no rate
 		a, b := newPath(t, "nacc"), newPath(t, "reno")
 		for i := range 2000 {
 			for _, p := range []*path{a, b} {
