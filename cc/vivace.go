@@ -69,7 +69,7 @@ func init() {
 		}},
 		New: func(cfg Config) Algorithm { return newVivace(cfg) },
 
-		Needs: []Signal{NeedsRTT, NeedsLoss, NeedsSent, NeedsTicks, NeedsPacing},
+		Needs: []Signal{NeedsRTT, NeedsLoss, NeedsTicks, NeedsPacing},
 		Internals: []Internal{
 			{Name: "rate_mbit", About: "the rate around which it probes or from which it moves"},
 			{Name: "utility", About: "of the last interval"},
