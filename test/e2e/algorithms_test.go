@@ -63,7 +63,7 @@ func crosses(t *testing.T, link sim.LinkConfig, spec cc.Spec) {
 	took := virtual.Flows[0].Completed
 	require.Positive(t, took, "not even in virtual time it arrives within a minute")
 	simulated := virtual.Report(0, took).Down
-	t.Logf("%.2f Mbit/s and %v in the queue at the median; in virtual time %.2f Mbit/s and %v",
+	t.Logf("%s: %.2f Mbit/s and %v in the queue at the median; in virtual time %.2f Mbit/s and %v", spec.Name,
 		crossed.Throughput.Mbps(), crossed.DataQueueing.P50.Round(time.Millisecond),
 		simulated.Throughput.Mbps(), simulated.DataQueueing.P50.Round(time.Millisecond))
 }
