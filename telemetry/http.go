@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
 )
 
@@ -41,7 +42,12 @@ type Pages struct {
 	// Profile adds /debug/pprof, which lets whoever reaches it read the
 	// program's memory and slow it down.
 	Profile bool
-	Log     *slog.Logger
+	// Hint takes what the network says about the path to a host and returns how
+	// many groups of flows it was for; nil: there is no /v1/hints.
+	Hint func(host netip.Addr, h cc.Hint) (groups int)
+	// Clock is the flows' clock; needed with Hint.
+	Clock func() cc.Time
+	Log   *slog.Logger
 }
 
 // Handler returns the pages. Where the listener is on loopback, pass local:
@@ -59,7 +65,13 @@ func (p Pages) Handler(local bool) http.Handler {
 	mux.HandleFunc("GET /flows", p.flows)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
+		if p.Hint != nil {
+			fmt.Fprint(w, "/v1/hints takes what the network says about the path to a host; POST it as JSON\n")
+		}
 	})
+	if p.Hint != nil {
+		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.hint(w, r, local) })
+	}
 	if p.Profile {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)

@@ -232,6 +232,8 @@ func (h *house) telemetryPages() telemetry.Pages {
 			return nil
 		},
 		Profile: h.flags.pprof,
+		Hint:    h.proxy.Hint,
+		Clock:   now,
 		Log:     h.log,
 	}
 }
