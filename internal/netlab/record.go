@@ -121,6 +121,19 @@ func (e *entry) lateness() (time.Duration, bool) {
 	return time.Duration(v), v >= 0
 }
 
+// since calls note for each entry from number n on, in order of arrival, and
+// returns the number of the next.
+func (r *record) since(n int64, note func(*entry)) int64 {
+	end := r.count.Load()
+	r.mu.Lock()
+	blocks := r.blocks
+	r.mu.Unlock()
+	for ; n < end; n++ {
+		note(&blocks[n/entriesPerBlock][n%entriesPerBlock])
+	}
+	return n
+}
+
 // all calls yield for each entry in order of arrival.
 func (r *record) all(yield func(*entry) bool) {
 	n := r.count.Load()

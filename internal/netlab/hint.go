@@ -1,0 +1,104 @@
+//go:build linux
+
+package netlab
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+const (
+	// hintWindow is the time that what a link tells of itself is an average over,
+	// as in package sim.
+	hintWindow = 40 * time.Millisecond
+	// tcpHeaders, of IPv4 and TCP with timestamps, are no payload.
+	tcpHeaders cc.Bytes = 52
+)
+
+// Monitor watches a path's link towards its near end, as a base station would
+// that serves this one host: all that the link offers is for it. It is not for
+// several goroutines at once.
+type Monitor struct {
+	path *Path
+	next int64 // entry of the record
+	watch
+}
+
+// Monitor returns one that has seen nothing yet.
+func (p *Path) Monitor() *Monitor {
+	return &Monitor{path: p, watch: watch{cfg: p.cfg.Down}}
+}
+
+// Hint tells how the link is now; false: the path has not started. Its time is
+// the path's and means nothing elsewhere.
+func (m *Monitor) Hint() (cc.Hint, bool) {
+	m.zero = cc.Time(m.path.zero.Load())
+	if m.zero == 0 {
+		return cc.Hint{}, false
+	}
+	now := m.path.now()
+	m.next = m.path.record.since(m.next, m.note)
+	return m.hint(now), true
+}
+
+// watch is the state of a link as its packets tell it.
+type watch struct {
+	cfg    sim.LinkConfig
+	zero   cc.Time // when it started
+	recent []entry // in the queue, or that came within the window; the oldest first
+	lost   cc.Bytes
+}
+
+// note takes in a packet, in the order in which they came to the link.
+func (w *watch) note(e *entry) {
+	switch {
+	case e.dir != Down:
+	case e.drop == sim.DropLoss:
+		w.lost += max(0, cc.Bytes(e.size)-tcpHeaders)
+	default:
+		w.recent = append(w.recent, entry{at: e.at, departs: e.departs, size: e.size, drop: e.drop})
+	}
+}
+
+func (w *watch) hint(now cc.Time) cc.Hint {
+	from := max(w.zero, now.Add(-hintWindow))
+	span := max(now.Sub(from), time.Microsecond)
+	came, queued, packets := cc.Bytes(0), cc.Bytes(0), 0
+	keep := w.recent[:0]
+	for _, e := range w.recent {
+		waits := e.drop == sim.DropNone && e.departs > now
+		if e.at <= from && !waits {
+			continue
+		}
+		keep = append(keep, e)
+		if e.at > from {
+			came += cc.Bytes(e.size)
+		}
+		if waits {
+			queued += cc.Bytes(e.size)
+			packets++
+		}
+	}
+	w.recent = keep
+	h := cc.Hint{At: now, ArrivalRate: told(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
+	if w.cfg.Rate > 0 || w.cfg.Trace != nil {
+		offered := sim.NewLink(w.cfg, w.zero).Offered(from, now)
+		h.LinkRate = told(cc.RateOf(offered, span))
+		h.Capacity = told(cc.RateOf(offered*(sim.OpportunityBytes-tcpHeaders)/sim.OpportunityBytes, span))
+		h.FairShare = h.Capacity
+	}
+	h.QueueRoom = cc.MaxCwnd
+	if w.cfg.QueueBytes > 0 {
+		h.QueueRoom = w.cfg.QueueBytes - queued
+	}
+	if w.cfg.QueuePackets > 0 {
+		h.QueueRoom = min(h.QueueRoom, cc.Bytes(w.cfg.QueuePackets-packets)*sim.OpportunityBytes)
+	}
+	h.QueueRoom = told(h.QueueRoom)
+	return h
+}
+
+// told keeps what is 0 apart from what is not known.
+func told[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
