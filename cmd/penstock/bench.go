@@ -26,6 +26,7 @@ type benchFlags struct {
 	runs                               int
 	ingress                            string
 	retry, packets                     bool
+	hints                              time.Duration
 	outputs                            benchOutputs
 }
 
@@ -76,6 +77,7 @@ where user namespaces are allowed.`,
   penstock bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
   penstock bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
   penstock bench --sender copa --sender copa@sim --link generate:lte
+  penstock bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
   penstock bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -102,6 +104,7 @@ where user namespaces are allowed.`,
 	flags.StringVar(&f.ingress, "ingress", string(bench.IngressTPROXY), "how the download gets into the proxy: tproxy (captured) or forward")
 	flags.DurationVar(&f.sample, "sample", 50*time.Millisecond, "how often to look at the proxy's window and the kernel's, which costs the proxy a little CPU; 0: never")
 	flags.BoolVar(&f.packets, "packets", false, "record each packet at the edge's device towards the client: how many are in flight, and the gaps between them")
+	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station would, half a round trip late; 0: never")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
 	f.outputs.windows = true
@@ -125,7 +128,7 @@ func (o *benchOutputs) check() error {
 func (f *benchFlags) plan() (bench.Plan, error) {
 	p := bench.Plan{
 		Delay: f.delay, Losses: f.losses, Duration: f.duration, Runs: f.runs, Ingress: bench.Ingress(f.ingress),
-		Sample: f.sample, Late: bench.DefaultLate, Retry: f.retry, Packets: f.packets,
+		Sample: f.sample, Late: bench.DefaultLate, Retry: f.retry, Packets: f.packets, Hints: f.hints,
 	}
 	var err error
 	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {

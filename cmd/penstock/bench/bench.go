@@ -124,6 +124,9 @@ func (b *Bench) describe(plan Plan, t Trial) Result {
 	if t.Sender.Proxied() {
 		r.Ingress = plan.Ingress
 	}
+	if t.Sender.Algorithm != "" {
+		r.Hints = millis(plan.Hints)
+	}
 	return r
 }
 

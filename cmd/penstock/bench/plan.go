@@ -32,6 +32,7 @@ type Plan struct {
 	Ingress  Ingress
 	Sample   time.Duration // between looks at the proxy's window; 0: never
 	Packets  bool          // record the packets towards the link
+	Hints    time.Duration // how often the link tells the proxy of itself; 0: never
 	Late     time.Duration // p99 of the emulator's lateness above which a run is noisy
 	Retry    bool          // repeat a noisy run once
 }
@@ -66,6 +67,8 @@ func (p Plan) Validate() error {
 		return fmt.Errorf("--runs %d: must be at least 1", p.Runs)
 	case p.Ingress != IngressTPROXY && p.Ingress != IngressForward:
 		return fmt.Errorf("--ingress %q: must be %s or %s", p.Ingress, IngressTPROXY, IngressForward)
+	case p.Hints != 0 && p.Hints < leastHints:
+		return fmt.Errorf("--hints %s: must be at least %s; 0: never", p.Hints, leastHints)
 	case p.Sample < 0:
 		return fmt.Errorf("--sample %s: must not be negative; 0 switches sampling off", p.Sample)
 	}

@@ -122,6 +122,7 @@ func TestPlanValidate(t *testing.T) {
 		"--runs":     func(p *Plan) { p.Runs = 0 },
 		"--ingress":  func(p *Plan) { p.Ingress = "socks5" },
 		"--sample":   func(p *Plan) { p.Sample = -1 },
+		"--hints":    func(p *Plan) { p.Hints = time.Microsecond },
 	} {
 		p := testPlan(t)
 		spoil(&p)

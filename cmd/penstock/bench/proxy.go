@@ -72,7 +72,7 @@ func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, se
 	}
 	p := &proxy{edge: lab.Edge, dir: dir, said: &tail{}, ended: make(chan error, 1)}
 	p.client = &http.Client{
-		Transport: &http.Transport{DialContext: lab.Edge.DialContext, MaxIdleConns: 1},
+		Transport: &http.Transport{DialContext: lab.Edge.DialContext, MaxIdleConns: 2},
 		Timeout:   2 * time.Second,
 	}
 	config := filepath.Join(dir, "penstock.yaml")

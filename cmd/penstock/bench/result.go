@@ -23,8 +23,9 @@ type Result struct {
 	Link     string  `json:"link"`
 	Up       string  `json:"up"` // "same": as link
 	Buffer   string  `json:"buffer"`
-	Delay    float64 `json:"delay_ms"` // each way
-	Loss     float64 `json:"loss"`     // probability, towards the client
+	Delay    float64 `json:"delay_ms"`           // each way
+	Loss     float64 `json:"loss"`               // probability, towards the client
+	Hints    float64 `json:"hints_ms,omitempty"` // how often the link told the sender of itself
 	Duration float64 `json:"duration_seconds"`
 	Seed     uint64  `json:"seed"`
 	Run      int     `json:"run"`

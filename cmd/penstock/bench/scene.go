@@ -40,6 +40,7 @@ type scene struct {
 	proxy    *proxy // nil: the server sends directly
 	download *download
 	sniffer  *netlab.Sniffer // nil: packets are not recorded
+	feeder   *feeder         // nil: the link says nothing
 
 	pacing  cc.Rate        // that the sender was told to keep; 0: none
 	remote  netip.AddrPort // the client's end of the connection across the link
@@ -107,6 +108,9 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 		return s.explain(err)
 	}
 	s.remote = s.download.local
+	if plan.Hints > 0 && s.proxy != nil {
+		s.feeder = feed(ctx, s.proxy, s.lab.Path.Monitor(), s.remote.Addr(), plan.Hints, plan.Delay)
+	}
 	return nil
 }
 
@@ -198,6 +202,12 @@ func (s *scene) look(ctx context.Context) error {
 // finish takes the figures that are gone once the connections are.
 func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore float64) (err error) {
 	sender := s.lab.Server
+	if s.feeder != nil {
+		err := s.feeder.stop()
+		if s.feeder = nil; err != nil {
+			return s.explain(err)
+		}
+	}
 	if s.proxy != nil {
 		sender = s.lab.Edge
 		now, err := s.proxy.cpuTime()
@@ -230,6 +240,9 @@ func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore float64) (err e
 // the end of the run itself made.
 func (s *scene) close() error {
 	var errs []error
+	if s.feeder != nil {
+		errs = append(errs, s.feeder.stop())
+	}
 	if s.sniffer != nil {
 		_, err := s.sniffer.Stop()
 		errs = append(errs, err)

@@ -45,7 +45,7 @@ func (p Plan) scenario(t Trial) (sim.Scenario, error) {
 	}
 	algorithm, params, err := cc.Parse(t.Sender.Algorithm)
 	return sim.Scenario{
-		Down: down, Up: up, RawRTT: true, Duration: p.Duration, Seed: t.Seed,
+		Down: down, Up: up, RawRTT: true, Hints: p.Hints, Duration: p.Duration, Seed: t.Seed,
 		Flows: []sim.FlowConfig{{Algorithm: algorithm, Params: params}},
 	}, err
 }
