@@ -192,6 +192,7 @@ func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []b
 	defer stop()
 	printer := bench.NewPrinter(cmd.ErrOrStderr())
 	defer printer.Break()
+	plan.Models = mdiModelsOf(cmd)
 	b := bench.Bench{Executable: exe, Version: readBuild().String(), Progress: printer.Show}
 	return b.Run(ctx, plan, func(r bench.Result) error { return bench.WriteJSON(record, r) })
 }

@@ -114,6 +114,7 @@ Exit codes:
 		Args:          cobra.NoArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	root.PersistentFlags().Var(new(mdiModelFlag), "mdi-model", "add the model in FILE to mdi's choices by NAME, for the flags behind this one; repeat for several")
 	root.AddCommand(
 		runCommand(),
 		checkCommand(),
@@ -123,6 +124,7 @@ Exit codes:
 		benchCommand(),
 		demoCommand(),
 		algorithmsCommand(),
+		mdiCommand(),
 		schemaCommand(),
 		versionCommand(),
 	)

@@ -35,6 +35,7 @@ type Plan struct {
 	Hints    time.Duration // how often the link tells the proxy of itself; 0: never
 	Late     time.Duration // p99 of the emulator's lateness above which a run is noisy
 	Retry    bool          // repeat a noisy run once
+	Models   []string      // of the algorithm mdi, as NAME=FILE: the proxy is a process of its own
 }
 
 // Trial is one run to be made.

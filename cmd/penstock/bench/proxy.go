@@ -65,7 +65,7 @@ type proxy struct {
 }
 
 // startProxy starts the proxy and returns once it is ready for connections.
-func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, sender Sender, ingress Ingress, target netip.AddrPort) (*proxy, error) {
+func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, sender Sender, plan Plan, target netip.AddrPort) (*proxy, error) {
 	dir, err := os.MkdirTemp("", "penstock-bench-")
 	if err != nil {
 		return nil, fmt.Errorf("make a place for the proxy's configuration: %w", err)
@@ -76,10 +76,14 @@ func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, se
 		Timeout:   2 * time.Second,
 	}
 	config := filepath.Join(dir, "penstock.yaml")
-	if err := writeProxyConfig(config, lab, sender, ingress, target); err != nil {
+	if err := writeProxyConfig(config, lab, sender, plan.Ingress, target); err != nil {
 		return nil, errors.Join(err, p.stop())
 	}
-	p.cmd = lab.Edge.Command(ctx, executable, "run", "--config", config)
+	args := []string{"run", "--config", config}
+	for _, m := range plan.Models {
+		args = append(args, "--mdi-model", m)
+	}
+	p.cmd = lab.Edge.Command(ctx, executable, args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
 	p.cmd.SysProcAttr.Setpgid = true // the terminal's Ctrl-C is for us, who end it in its turn
 	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
@@ -93,7 +97,7 @@ func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, se
 		close(p.ended)
 	}()
 	err = p.awaitReady(ctx)
-	if err == nil && ingress == IngressTPROXY {
+	if err == nil && plan.Ingress == IngressTPROXY {
 		err = captureDownload(ctx, lab.Edge, target)
 	}
 	if err != nil {

@@ -89,7 +89,7 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 	}
 	target := netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort)
 	if t.Sender.Proxied() {
-		if s.proxy, err = startProxy(ctx, executable, s.lab, t.Sender, plan.Ingress, target); err != nil {
+		if s.proxy, err = startProxy(ctx, executable, s.lab, t.Sender, plan, target); err != nil {
 			return err
 		}
 		if plan.Ingress == IngressForward {

@@ -1,0 +1,146 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// runApart executes one command line in a process of its own: models that are
+// added stay.
+func runApart(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), programEnv+"=1")
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		var exit *exec.ExitError
+		require.ErrorAs(t, err, &exit)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "model.csv")
+	args := []string{"mdi", "train", "--algorithm", "copa:delta=0.5", "--generate", "lte", "--generate", "walk", "--runs", "3", "--duration", "10s", "--windows=-20,20,4"}
+	code, stdout, stderr := run(t, append(args, "--output", file)...)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Empty(t, stdout)
+	progress := strings.Split(strings.TrimSpace(stderr), "\n")
+	require.Len(t, progress, 4)
+	assert.Regexp(t, `^run 1 of 3: lte with seed 1, [\d.]+ Mbit/s, 1800 epochs$`, progress[0])
+	assert.Regexp(t, `^run 2 of 3: walk with seed 2, `, progress[1])
+	assert.Regexp(t, `^run 3 of 3: lte with seed 3, `, progress[2])
+	assert.Regexp(t, `model.csv: beyond the table the window goes to [\d.]+ of itself when the delay rises, [\d.]+ when it falls$`, progress[3])
+
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	lines := strings.Split(string(text), "\n")
+	assert.Equal(t, "11,-20,20,4,11,-10,10,2", lines[1])
+	require.True(t, strings.HasPrefix(lines[0], "# penstock "), lines[0])
+
+	again := filepath.Join(dir, "again.csv")
+	command := strings.Fields(strings.TrimPrefix(lines[0], "# penstock "))
+	code, _, stderr = run(t, append(command, "--output", again)...)
+	require.Equal(t, exitOK, code, stderr)
+	same, err := os.ReadFile(again)
+	require.NoError(t, err)
+	assert.Equal(t, string(text), string(same), "the command line in a model makes it again")
+
+	code, stdout, stderr = runApart(t, "sim", "--mdi-model", "trained="+file, "-a", "mdi:model=trained", "-a", "mdi", "--duration", "5s", "--json")
+	require.Equal(t, exitOK, code, stderr)
+	var records []simRecord
+	for d := json.NewDecoder(strings.NewReader(stdout)); d.More(); {
+		var r simRecord
+		require.NoError(t, d.Decode(&r))
+		records = append(records, r)
+	}
+	require.Len(t, records, 2)
+	assert.NotEqual(t, records[0].Throughput, records[1].Throughput, "another model, another walk")
+
+	config := filepath.Join(dir, "penstock.yaml")
+	require.NoError(t, os.WriteFile(config, []byte("listeners:\n  - {name: a, mode: socks5, address: '127.0.0.1:1080'}\ndefaults: {algorithm: 'mdi:model=configured'}\n"), 0o600))
+	code, _, stderr = run(t, "check", config)
+	assert.Equal(t, exitInput, code)
+	assert.Contains(t, stderr, `parameter model is "configured", but must be one of verus`)
+	code, stdout, stderr = runApart(t, "check", "--mdi-model", "configured="+file, config)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stdout, "mdi:model=configured")
+}
+
+func TestMDIRefuses(t *testing.T) {
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.csv")
+	require.NoError(t, os.WriteFile(bad, []byte("1,2,3\n"), 0o600))
+	for args, complaint := range map[string]string{
+		"mdi train":                                               `required flag(s) "output" not set`,
+		"mdi train -o x -a frob":                                  `--algorithm: no algorithm "frob"`,
+		"mdi train -o x --generate frob":                          `--generate: sim: no model "frob"`,
+		"mdi train -o x --runs 0":                                 "--runs is 0, but must be from 1 to 200",
+		"mdi train -o x --duration 1s":                            "--duration is 1s, but must be at least 2s",
+		"mdi train -o x --buffer 1x":                              `--buffer: "1x" needs a unit`,
+		"mdi train -o x --delay -1s":                              "the delay is -1s",
+		"mdi train -o x --windows 1,2":                            `--windows: "1,2" is not LEAST,LARGEST,STEP`,
+		"mdi train -o x --delays a,2,3":                           `--delays: "a" is not a number`,
+		"mdi train -o x --delays=-10,10,3":                        "--windows and --delays: the delay's changes do not reach from -10 to 10",
+		"algorithms --mdi-model x":                                "write NAME=FILE",
+		"algorithms --mdi-model x=/nope":                          "open /nope",
+		"algorithms --mdi-model x=" + bad:                         bad + ": cc: mdi model: line 1: a grid has 8 numbers",
+		"algorithms --mdi-model verus=" + bad:                     "the mdi model verus is built in",
+		"mdi train --runs 1 --duration 2s -o " + dir + "/no/file": "--output: open",
+	} {
+		code, stdout, stderr := run(t, strings.Fields(args)...)
+		assert.NotEqual(t, exitOK, code, args)
+		assert.Contains(t, stderr, complaint, args)
+		assert.Empty(t, stdout, args)
+	}
+	code, _, _ := run(t, "mdi", "train", "--runs", "1", "--duration", "2s", "-o", dir+"/no/file")
+	assert.Equal(t, exitFail, code, "a disk that does not take it is nobody's typing mistake")
+}
+
+func TestMDIModelsAreHandedOn(t *testing.T) {
+	root, sub := &cobra.Command{Use: "root"}, &cobra.Command{Use: "sub"}
+	root.AddCommand(sub)
+	assert.Empty(t, mdiModelsOf(sub))
+	root.PersistentFlags().Var(&mdiModelFlag{files: []string{"one=a", "two=b"}}, "mdi-model", "")
+	assert.Equal(t, []string{"one=a", "two=b"}, mdiModelsOf(sub))
+}
+
+func TestMDIEpochsOfSamples(t *testing.T) {
+	at := func(ms int, delivered cc.Bytes, rtt time.Duration, cwnd cc.Bytes) sim.Sample {
+		return sim.Sample{At: time.Second + time.Duration(ms)*time.Millisecond, Snapshot: flow.Snapshot{
+			Delivered: delivered, LatestRTT: rtt, Cwnd: cwnd * cc.DefaultMSS, Internals: cc.Internals{0, float64(cwnd) / 2},
+		}}
+	}
+	samples := []sim.Sample{
+		{Snapshot: flow.Snapshot{Cwnd: cc.DefaultMSS}}, // of the time that does not count
+		at(0, 1000, 50*time.Millisecond, 10),
+		at(5, 2000, 40*time.Millisecond, 12),
+		at(10, 2000, 40*time.Millisecond, 12), // nothing was heard
+		at(60, 2000, 40*time.Millisecond, 12), // for longer than the last delay
+		at(65, 3000, 45*time.Millisecond, 14),
+	}
+	assert.Equal(t, []cc.MDIEpoch{
+		{Delay: 50, Window: 10},
+		{Delay: 40, Window: 12},
+		{Delay: 40, Window: 12},
+		{Delay: 55, Window: 12},
+		{Delay: 45, Window: 14},
+	}, epochsOf(samples, -1))
+	assert.Equal(t, cc.MDIEpoch{Delay: 45, Window: 7}, epochsOf(samples, 1)[4], "the window behind the credits")
+}
