@@ -49,13 +49,14 @@ func init() {
 }
 
 const (
-	nimbusSmoothing = 0.2  // weight of a new rate in the one whose largest is the capacity
-	nimbusPulse     = 0.25 // height of the pulse, of the capacity
-	nimbusFloor     = 0.05 // least rate, of the capacity
-	nimbusCeiling   = 1.5  // largest rate, of the capacity, which may be more than what was seen of it
-	nimbusAlpha     = 0.8  // by how much of what is left over the rate changes
-	nimbusBeta      = 0.5  // of the capacity, per round trip of distance from the target
-	nimbusGain      = 2.0  // windows per round trip that the window allows
+	nimbusSmoothing = 0.2   // weight of a new rate in the one whose largest is the capacity
+	nimbusPulse     = 0.25  // height of the pulse, of the capacity
+	nimbusLow       = 0.125 // height of competitive mode's, of its rate
+	nimbusFloor     = 0.05  // least rate, of the capacity
+	nimbusCeiling   = 1.5   // largest rate, of the capacity, which may be more than what was seen of it
+	nimbusAlpha     = 0.8   // by how much of what is left over the rate changes
+	nimbusBeta      = 0.5   // of the capacity, per round trip of distance from the target
+	nimbusGain      = 2.0   // windows per round trip that the window allows
 	// nimbusSettle is by how much the target falls per sample towards its place
 	// after a switch that found a queue.
 	nimbusSettle = 0.005
@@ -195,15 +196,15 @@ func (n *nimbus) leaveStart(s State) {
 	case mu == 0 || n.received == 0 || n.base.n == 0:
 	case n.inSlowStart() && !full:
 	case n.first == nimbusDelay:
-		n.enterDelay(s)
+		n.enterDelay(s, n.aim) // the queue is our own, and in nobody's way to let out
 	default:
 		n.compete(s.Now, n.cwnd)
 	}
 }
 
-func (n *nimbus) enterDelay(s State) {
-	n.mode, n.switched = nimbusDelay, s.Now
-	n.ratio = max(n.aim, float64(n.rtt)/float64(n.base.get()))
+// enterDelay enters delay mode with a first target.
+func (n *nimbus) enterDelay(s State, ratio float64) {
+	n.mode, n.switched, n.ratio = nimbusDelay, s.Now, max(n.aim, ratio)
 	// What filled the queue may have hidden the least round trip.
 	n.near, n.drain = s.Now.Add(nimbusStay-nimbusDrainAfter), 0
 	n.steer(s)
@@ -276,13 +277,15 @@ func (n *nimbus) judge(s State, mu float64) {
 	switch n.mode {
 	case nimbusDelay:
 		if n.elastic.value > elasticAbove {
-			// What the elastic flows have taken since is to be had back.
-			before := n.elastic.ago(int(nimbusStay / nimbusGrid))
+			// What the elastic flows have taken since is to be had back. Those that were
+			// there before anything could be told have taken it earlier: a half is the
+			// share beside one of them.
+			before := max(n.elastic.ago(int(nimbusStay/nimbusGrid)), mu/2)
 			n.compete(s.Now, before*max(n.rtt, minDivisor).Seconds()/float64(n.mss))
 		}
 	case nimbusCompetitive:
 		if n.elastic.value < inelasticBelow && s.Now.Sub(n.switched) >= nimbusStay {
-			n.enterDelay(s)
+			n.enterDelay(s, float64(n.rtt)/float64(n.base.get()))
 		}
 	case nimbusStarting:
 	}
@@ -309,7 +312,7 @@ func (n *nimbus) steer(s State) {
 	// The window is CUBIC's and breathes with the pulse. A rate that is not
 	// clocked by acknowledgements runs on into a full queue and takes the losses;
 	// and a pulse that is high beside the flow's own rate does so, too.
-	height := nimbusPulse * min(mu, n.rate)
+	height := nimbusLow * min(mu, n.rate)
 	n.paced = cubicGain*n.rate + max(0, pulse(phase, height))
 	n.extra = pulsed(phase, height)
 }

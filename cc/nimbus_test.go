@@ -232,17 +232,27 @@ func TestNimbusSwitchesModes(t *testing.T) {
 }
 
 func TestNimbusTakesBackWhatItHadBeforeTheSwitch(t *testing.T) {
-	p, n := between(t, nimbusDelay, time.Minute)
-	for range 300 { // the last 3 s: little is left
-		n.elastic.push(1.4e6, 0.1e6, 50*ms)
+	for _, tt := range []struct {
+		name      string
+		had, want float64 // bytes/s
+	}{
+		{"the rate of 5 s ago", 1.2e6, 1.2e6},
+		{"or half the capacity, where that was less", 0.1e6, 0.75e6},
+	} {
+		p, n := between(t, nimbusDelay, time.Minute)
+		for range nimbusHistory {
+			n.elastic.push(1.4e6, tt.had, 50*ms)
+		}
+		for range 300 { // the last 3 s: little is left
+			n.elastic.push(1.4e6, 0.1e6, 50*ms)
+		}
+		n.elastic.n--
+		n.elastic.value, n.looks = 3, nimbusLook
+		n.judge(p.state, n.mu.get())
+		require.Equal(t, nimbusCompetitive, n.mode)
+		assert.InEpsilon(t, tt.want*0.05/float64(DefaultMSS), n.cwnd, 1e-6, tt.name)
+		assert.Equal(t, n.cwnd, n.ssthresh, "no slow start from there")
 	}
-	n.elastic.n--
-	n.elastic.value, n.looks = 3, nimbusLook
-	n.judge(p.state, n.mu.get())
-	require.Equal(t, nimbusCompetitive, n.mode)
-	want := 0.6e6 * 0.05 / float64(DefaultMSS)
-	assert.InEpsilon(t, want, n.cwnd, 1e-6, "the rate of 5 s ago, times the round trip")
-	assert.Equal(t, n.cwnd, n.ssthresh, "no slow start from there")
 }
 
 func TestNimbusCompetesAsCubicDoes(t *testing.T) {
@@ -260,8 +270,7 @@ func TestNimbusCompetesAsCubicDoes(t *testing.T) {
 
 func TestNimbusLowersItsTargetGently(t *testing.T) {
 	p, n := between(t, nimbusDelay, 5*time.Second)
-	n.rtt = 100 * ms
-	n.enterDelay(p.state)
+	n.enterDelay(p.state, 2)
 	assert.InDelta(t, 2, n.ratio, 1e-9, "a queue that is there")
 	n.grid = p.state.Now.Add(nimbusGrid)
 	p.Wait(100 * ms)
