@@ -2,6 +2,7 @@ package cc
 
 import (
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -28,9 +29,14 @@ func TestParse(t *testing.T) {
 }
 
 func TestParseNamesTheMistake(t *testing.T) {
+	var names []string
+	for _, s := range Specs() {
+		names = append(names, s.Name)
+	}
+	all := strings.Join(names, ", ")
 	for ref, want := range map[string]string{
-		"":                    `no algorithm ""; there are copa, cubic,`,
-		"bic":                 `no algorithm "bic"; there are copa, cubic,`,
+		"":                    `no algorithm ""; there are ` + all,
+		"bic":                 `no algorithm "bic"; there are ` + all,
 		"copa:dleta=1":        `copa has no parameter "dleta"; it takes delta, mode`,
 		"copa:delta=x":        `copa: parameter delta is "x", but must be a number`,
 		"copa:delta=NaN":      `copa: parameter delta is NaN, but must be between 0.001 and 5`,
