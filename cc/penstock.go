@@ -1,0 +1,314 @@
+package cc
+
+import "time"
+
+// Penstock's own algorithm, for links whose rate changes faster than a round
+// trip can tell. The window is what the path delivers in its least round trip,
+// and in a target more:
+//
+//	cwnd = rate · (base + target)
+//
+//	slow_start ──(a queue, or a loss)──▶ tracking ◀──▶ draining
+//	     ▲                                   │
+//	     └────────────(timeout)──────────────┘
+//
+// The rate is the mean of two windows': a short one follows the link, a long one
+// rides out the pauses of its scheduler. The target (penstock_target.go) adapts
+// to how often the queue runs empty. Draining empties the queue, so that the base
+// stays honest, and shows whether anybody else fills it; who does is met with
+// CUBIC's window (rival), as far as that is the larger.
+
+func init() {
+	Register(Spec{
+		Name:   "penstock",
+		About:  "Penstock's own: as much in flight as the link delivers in the least round trip and a target more, which adapts to how often the queue runs empty.",
+		Source: "docs/decisions/0004-own-algorithm.md",
+		Params: []Param{
+			{
+				Name: "target_ms", Unit: "ms", Default: 30, Min: 1, Max: 1000,
+				About: "queueing delay to ask for at 10 Mbit/s; in force is from half of it to 1.3 times, more at a lower rate and less at a higher",
+			},
+			{Name: "compete", Default: 1, Choices: []string{"off", "on"}, About: "keep up with flows that fill the queue"},
+		},
+		New:   func(cfg Config) Algorithm { return newPenstock(cfg) },
+		Needs: []Signal{NeedsRTT, NeedsLoss},
+		Internals: []Internal{
+			{Name: "rate_mbit", About: "delivery rate, the mean of a short and a long window's"},
+			{Name: "target_ms", About: "queueing delay asked for"},
+			{Name: "queue_ms", About: "queueing delay of the newest sample"},
+			{Name: "base_ms", About: "least round trip remembered"},
+			{Name: "empty_percent", About: "of the bytes of the last minute, those that found hardly any queue"},
+			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
+		},
+	})
+}
+
+const (
+	ownShort = 50 * time.Millisecond // or a base round trip, if that is longer
+	ownLong  = 500 * time.Millisecond
+	// ownLongBases bases are the long window of a longer path.
+	ownLongBases = 4
+	ownMinCwnd   = 4.0 // packets: what keeps acknowledgements coming
+
+	// The base is the least round trip of two draining intervals: the longer of
+	// ownDrainEvery and ownDrainBases of it without an empty queue.
+	ownDrainEvery = 5 * time.Second
+	ownBaseSeen   = time.Millisecond // above the base, and the base has been seen
+	ownDrainBases = 50
+	ownRejoin     = time.Second // between drainings that others began
+	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
+	ownProbeDepth = 0.75        // where the question is whether others fill the queue: they leave less than this of it
+	// ownStartQueue is how much of a base in the queue ends slow start, where it
+	// is more than half of the target.
+	ownStartQueue = 1. / 8
+)
+
+type ownPhase uint8
+
+const (
+	ownStarting ownPhase = iota
+	ownTracking
+	ownDraining
+)
+
+type penstock struct {
+	segments
+	initial  float64 // packets
+	competes bool
+
+	phase       ownPhase
+	cwnd        float64 // packets
+	short, long history
+	rate        float64 // bytes/s
+	held        float64 // bytes/s that the rate is held at after draining
+	until       Time    // then
+	target      float64 // seconds, in force
+	aim         queueTarget
+
+	base  windowedFilter
+	queue time.Duration // of the newest sample
+	empty Time          // when the queue was last seen empty, or was to be emptied
+
+	drainDepth float64
+	drainFrom  Time          // what left after this finds the queue drained
+	drainLeft  time.Duration // least round trip of that; 0: none yet
+
+	rival  cubic
+	rivals bool // it is in force, where it is the larger
+	losses epoch
+}
+
+func newPenstock(cfg Config) *penstock {
+	p := &penstock{
+		segments: segments{cfg.MSS},
+		competes: cfg.Params["compete"] == 1,
+		base:     minFilter(),
+		aim:      queueTarget{set: cfg.Params["target_ms"] / 1e3, excess: newLossGuard()},
+		rival:    cubic{lossWindow: newLossWindow(cfg)},
+	}
+	p.initial = p.packets(cfg.InitialCwnd)
+	p.restart()
+	return p
+}
+
+// restart looks for the rate anew; what the path's length is, and how its queue
+// behaves, is still known.
+func (p *penstock) restart() {
+	p.phase, p.rivals = ownStarting, false
+	p.cwnd = p.clamp(p.initial, ownMinCwnd)
+	p.short.reset()
+	p.long.reset()
+	p.rate, p.held = 0, 0
+	p.target = p.aim.set
+}
+
+func (p *penstock) OnAck(a Ack) {
+	p.learn(a.MSS)
+	p.rival.OnAck(a)
+	p.sample(a)
+	p.deliver(a)
+	p.aim.excess.judge(a.State, float64(a.Acked), p.target)
+	base := p.base.get()
+	if base == 0 || p.rate == 0 {
+		p.start(a)
+		return
+	}
+	counts := p.phase == ownTracking && a.CwndLimited
+	p.aim.observe(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyBelow(), counts && a.RTT > 0)
+	switch p.phase {
+	case ownStarting:
+		if p.start(a); p.queue > max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base))) {
+			p.track(a.Now)
+		}
+		return
+	case ownTracking:
+		if a.Now.Sub(p.empty) > p.drainEvery() {
+			p.drain(a.State, ownDrainDepth)
+		}
+	case ownDraining:
+		p.endDrain(a)
+	}
+	p.follow(a)
+}
+
+// sample takes in a round trip.
+func (p *penstock) sample(a Ack) {
+	if a.RTT <= 0 {
+		return
+	}
+	rtt := max(a.RTT, minDivisor)
+	if p.phase == ownTracking && rtt < p.base.get()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
+		p.drain(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
+	}
+	p.base.add(a.Now, rtt, 2*p.drainEvery())
+	p.queue = rtt - p.base.get()
+	if p.queue <= ownBaseSeen {
+		p.empty = a.Now
+	}
+	if p.queue <= p.emptyBelow() {
+		p.rivals = false
+	}
+}
+
+// deliver updates the delivery rate.
+func (p *penstock) deliver(a Ack) {
+	short, long := p.windows()
+	if p.long.n == 0 {
+		began := a.Now.Add(-max(a.RTT, a.SRTT))
+		p.short.add(began, a.Delivered-a.Acked, short)
+		p.long.add(began, a.Delivered-a.Acked, long)
+	}
+	p.short.add(a.Now, a.Delivered, short)
+	p.long.add(a.Now, a.Delivered, long)
+	p.rate = (p.short.rate(short) + p.long.rate(long)) / 2
+	switch {
+	case p.phase == ownDraining: // which sends less, not the link
+		p.rate, p.until = p.held, a.Now.Add(long)
+	case a.Now < p.until:
+		p.rate = max(p.rate, p.held)
+	}
+}
+
+// start grows the window by what is delivered.
+func (p *penstock) start(a Ack) {
+	if a.CwndLimited {
+		p.cwnd = p.clamp(p.cwnd+min(p.packets(a.Acked), p.cwnd), ownMinCwnd)
+	}
+}
+
+// track ends slow start: the rates before it are those of smaller windows.
+func (p *penstock) track(now Time) {
+	p.phase, p.empty = ownTracking, now
+	short, _ := p.windows()
+	p.long.keep(short)
+}
+
+// windows are those that the rate is measured over.
+func (p *penstock) windows() (short, long time.Duration) {
+	base := p.base.get()
+	return max(ownShort, base), max(ownLong, ownLongBases*base)
+}
+
+func (p *penstock) drainEvery() time.Duration { return max(ownDrainEvery, ownDrainBases*p.base.get()) }
+
+func (p *penstock) drain(s State, depth float64) {
+	p.drainDepth = depth
+	p.phase, p.held = ownDraining, p.rate
+	p.drainFrom, p.drainLeft = s.Now.Add(s.SRTT), 0
+	p.empty = s.Now
+}
+
+// endDrain ends it once a round trip has passed with the queue drained. Where it
+// is as long as ever, it is not ours, and part of the path.
+func (p *penstock) endDrain(a Ack) {
+	left := a.left()
+	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT < p.drainLeft) {
+		p.drainLeft = a.RTT
+	}
+	if left < p.drainFrom.Add(p.base.get()) {
+		return
+	}
+	p.phase, p.empty = ownTracking, a.Now
+	if p.drainLeft > p.base.get()+p.emptyBelow() {
+		p.base.reset()
+		p.base.add(a.Now, p.drainLeft, p.drainEvery())
+	}
+}
+
+func (p *penstock) emptyBelow() time.Duration { return emptyBelow(p.base.get(), p.rate, p.mss) }
+
+// follow sets the window by the rate.
+func (p *penstock) follow(a Ack) {
+	base := p.base.get().Seconds()
+	p.target = p.aim.seconds(p.rate, base)
+	cwnd := p.rate * (base + p.target)
+	if p.phase == ownDraining {
+		cwnd = p.drainDepth * p.rate * base
+	}
+	n := cwnd / float64(p.mss)
+	if p.rivals && p.phase != ownDraining {
+		n = max(n, p.rival.cwnd)
+	}
+	if !a.CwndLimited { // the rate is the application's
+		n = max(n, p.cwnd)
+	}
+	p.cwnd = p.clamp(n, ownMinCwnd)
+}
+
+func (p *penstock) OnLoss(l Loss) {
+	p.learn(l.MSS)
+	if l.Timeout {
+		p.rival.OnLoss(l)
+		p.restart()
+		return
+	}
+	p.aim.excess.lost += float64(l.Lost)
+	if p.phase == ownStarting && p.rate > 0 {
+		p.track(l.Now)
+	}
+	if p.competes && p.losses.begin(l) {
+		p.contend(l)
+	}
+	p.rival.OnLoss(l)
+}
+
+// contend answers a loss: somebody may be filling the queue. Draining our part of
+// it tells, once they have grown as large as we are.
+func (p *penstock) contend(l Loss) {
+	switch {
+	case !p.rivals:
+		p.rivals = true
+		p.rival.cwnd, p.rival.ssthresh = p.cwnd, p.cwnd
+	case p.phase == ownTracking && p.rival.cwnd >= p.cwnd && l.Now.Sub(p.drainFrom) > p.drainEvery():
+		p.drain(l.State, ownProbeDepth)
+	}
+}
+
+// OnTick does nothing: it is never asked for.
+func (p *penstock) OnTick(State) {}
+
+// Inspect shows what Spec.Internals lists.
+func (p *penstock) Inspect() Internals {
+	i := Internals{p.rate * 8 / 1e6, p.target * 1e3, millis(p.queue), millis(p.base.get()), 100 * p.aim.share()}
+	if p.rivals {
+		i[5] = p.rival.cwnd
+	}
+	return i
+}
+
+func (p *penstock) Control() Control {
+	return Control{Cwnd: p.bytes(p.cwnd), Phase: p.name()}
+}
+
+func (p *penstock) name() string {
+	switch {
+	case p.phase == ownStarting:
+		return "slow_start"
+	case p.phase == ownDraining:
+		return "draining"
+	case p.rivals && p.rival.cwnd >= p.cwnd:
+		return "competing"
+	default:
+		return "tracking"
+	}
+}

@@ -1,0 +1,73 @@
+package cc
+
+import "time"
+
+// history remembers how many bytes had been delivered by when, for as long as a
+// window, to tell the delivery rate over it.
+type history struct {
+	marks [historyMarks]deliveryMark
+	head  int // index of the oldest
+	n     int
+}
+
+const (
+	// historyMarks bounds its memory: 1 KiB.
+	historyMarks = 64
+	// historySpacing is the part of the window within which one note will do.
+	historySpacing = 50
+)
+
+type deliveryMark struct {
+	at        Time
+	delivered Bytes
+}
+
+func (h *history) mark(i int) *deliveryMark { return &h.marks[(h.head+i)%historyMarks] }
+
+// add notes the bytes delivered by now, for a window that may differ from call to call.
+func (h *history) add(now Time, delivered Bytes, window time.Duration) {
+	if h.n > 1 && now.Sub(h.mark(h.n-2).at) < window/historySpacing {
+		*h.mark(h.n - 1) = deliveryMark{now, delivered}
+		return
+	}
+	if h.n == historyMarks {
+		h.head = (h.head + 1) % historyMarks
+		h.n--
+	}
+	*h.mark(h.n) = deliveryMark{now, delivered}
+	h.n++
+}
+
+// rate returns the bytes per second delivered within the window before the
+// newest note; over less time where there is less to remember, and 0 where there
+// is nothing.
+func (h *history) rate(window time.Duration) float64 {
+	if h.n < 2 {
+		return 0
+	}
+	newest, from := h.mark(h.n-1), h.mark(0)
+	if since := newest.at.Add(-window); from.at <= since {
+		lo, hi := 0, h.n-1 // the last note at or before since is in [lo, hi)
+		for lo+1 < hi {
+			if mid := (lo + hi) / 2; h.mark(mid).at <= since {
+				lo = mid
+			} else {
+				hi = mid
+			}
+		}
+		from = h.mark(lo)
+	} else {
+		window = newest.at.Sub(from.at)
+	}
+	return float64(newest.delivered-from.delivered) / max(window, minDivisor).Seconds()
+}
+
+// keep forgets all but the last d.
+func (h *history) keep(d time.Duration) {
+	for h.n > 2 && h.mark(h.n-1).at.Sub(h.mark(1).at) >= d {
+		h.head = (h.head + 1) % historyMarks
+		h.n--
+	}
+}
+
+func (h *history) reset() { h.head, h.n = 0, 0 }

@@ -1,0 +1,219 @@
+package cc
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// tracking is a flow of 1000 packets/s over a path of 40 ms, past slow start.
+func tracking(t *testing.T) (*path, *penstock) {
+	t.Helper()
+	p := newPath(t, "penstock")
+	own := as[*penstock](p)
+	for own.phase == ownStarting {
+		p.Round(40 * ms)
+		p.Round(80 * ms) // a queue
+	}
+	for range 2000 {
+		p.Wait(ms)
+		p.Ack(1, 60*ms)
+	}
+	require.Equal(t, ownTracking, own.phase)
+	return p, own
+}
+
+func TestPenstockWindowIsRateTimesBaseAndTarget(t *testing.T) {
+	p, own := tracking(t)
+	assert.InDelta(t, 1000, own.rate/float64(DefaultMSS), 1)
+	assert.Equal(t, 40*ms, own.base.get())
+	assert.InDelta(t, 1000*(0.040+own.target), p.Cwnd(), 0.1)
+	assert.Equal(t, "tracking", p.alg.Control().Phase)
+}
+
+func TestPenstockSlowStartEndsWithAQueueOrALoss(t *testing.T) {
+	p := newPath(t, "penstock")
+	p.Round(40 * ms)
+	p.Round(40 * ms)
+	assert.InDelta(t, 40, p.Cwnd(), 0.1, "twice as much each round trip")
+	assert.Equal(t, "slow_start", p.alg.Control().Phase)
+	p.Ack(1, 60*ms)
+	assert.Equal(t, "tracking", p.alg.Control().Phase)
+
+	p = newPath(t, "penstock")
+	p.Round(40 * ms)
+	p.Lose(1)
+	assert.NotEqual(t, "slow_start", p.alg.Control().Phase)
+}
+
+func TestPenstockKeepsItsWindowWhileTheApplicationPauses(t *testing.T) {
+	p, _ := tracking(t)
+	before := p.Cwnd()
+	p.idle = true
+	for range 500 { // a tenth of the rate
+		p.Wait(10 * ms)
+		p.Ack(1, 40*ms)
+	}
+	assert.GreaterOrEqual(t, p.Cwnd(), before)
+}
+
+func TestPenstockStartsAnewAfterATimeout(t *testing.T) {
+	p, own := tracking(t)
+	p.Timeout()
+	assert.Equal(t, "slow_start", p.alg.Control().Phase)
+	assert.InDelta(t, InitialCwndPackets, p.Cwnd(), 0.1)
+	assert.Equal(t, 40*ms, own.base.get(), "the path is as long as it was")
+}
+
+func TestPenstockDrainsWhenTheBaseHasNotBeenSeen(t *testing.T) {
+	p, own := tracking(t)
+	waited := 0
+	for ; own.phase == ownTracking; waited++ {
+		p.Wait(ms)
+		p.Ack(1, 60*ms)
+		require.Less(t, waited, 5001, "five seconds without the base")
+	}
+	assert.InDelta(t, 1000*0.040/2, p.Cwnd(), 1, "half of what the path holds")
+	for own.phase == ownDraining {
+		p.Wait(ms)
+		p.Ack(1, 55*ms)
+	}
+	assert.Equal(t, 55*ms, own.base.get(), "what does not drain is part of the path")
+	p.Wait(ms)
+	p.Ack(1, 45*ms)
+	assert.Equal(t, 45*ms, own.base.get(), "until something shorter is seen")
+}
+
+func TestPenstockMeetsALossWithARivalAndLeavesItWhenTheQueueIsEmpty(t *testing.T) {
+	p, own := tracking(t)
+	tracked := p.Cwnd()
+	p.Lose(1)
+	require.True(t, own.rivals)
+	assert.InDelta(t, cubicBeta*tracked, own.rival.cwnd, 0.1)
+	p.Wait(ms)
+	p.Ack(1, 60*ms)
+	assert.InDelta(t, tracked, p.Cwnd(), 2, "one loss shows nothing: the window stays")
+	own.rival.cwnd = 3 * tracked
+	p.Ack(1, 60*ms)
+	assert.InDelta(t, 3*tracked, p.Cwnd(), 2)
+	assert.Equal(t, "competing", p.alg.Control().Phase)
+	p.Wait(ms)
+	p.Ack(1, 41*ms)
+	assert.False(t, own.rivals, "nobody fills the queue")
+	assert.InDelta(t, tracked, p.Cwnd(), 2)
+
+	p = newPath(t, "penstock:compete=off")
+	p.Round(40 * ms)
+	p.Ack(1, 80*ms)
+	p.Lose(1)
+	assert.False(t, as[*penstock](p).rivals)
+}
+
+func TestQueueTarget(t *testing.T) {
+	const mbit = 1e6 / 8
+	for _, tt := range []struct {
+		name       string
+		rate, base float64
+		empty      float64 // of the bytes
+		want       float64 // ms
+	}{
+		{"at 10 Mbit/s, as often empty as wanted: as set", 10 * mbit, 0.02, targetEmpty, 30},
+		{"never empty: half", 10 * mbit, 0.02, 0, 30 * math.Exp(targetLeast)},
+		{"empty more often than wanted: more", 10 * mbit, 0.02, targetEmpty + 0.01, 30 * math.Exp(0.01*targetGain)},
+		{"always empty: not without end", 10 * mbit, 0.02, 1, 30 * math.Exp(targetMost)},
+		{"a slower flow asks for more", 1 * mbit, 0.02, targetEmpty, 30 * math.Pow(10, targetPower)},
+		{"a faster for less", 100 * mbit, 0.02, targetEmpty, 30 / math.Pow(10, targetPower)},
+		{"a longer path needs more", 10 * mbit, 0.08, targetEmpty, 30 * math.Pow(4, targetBasePower)},
+		{"enough to grow by on the longest", 1000 * mbit, 0.6, 0, 600 * targetFloor},
+	} {
+		target := queueTarget{set: 0.030, empty: tt.empty * 1e6, all: 1e6, excess: newLossGuard()}
+		assert.InDelta(t, tt.want, 1e3*target.seconds(tt.rate, tt.base), 0.01, tt.name)
+	}
+}
+
+func TestQueueTargetCountsTheLastMinute(t *testing.T) {
+	target := queueTarget{set: 0.030, excess: newLossGuard()}
+	const rate = 1e6
+	now := Time(time.Second)
+	feed := func(d time.Duration, empty, counts bool) {
+		for range int(d / (10 * ms)) {
+			now = now.Add(10 * ms)
+			target.observe(now, rate/100, rate, empty, counts)
+		}
+	}
+	feed(ms*10, false, false)
+	assert.InDelta(t, targetEmpty, target.share(), 1e-9, "before anything is known")
+	feed(time.Minute, false, false)
+	assert.InDelta(t, targetEmpty, target.share(), 1e-9, "what says nothing changes nothing")
+	feed(4*time.Minute, false, true)
+	assert.Less(t, target.share(), 0.01)
+	feed(6*time.Second, true, true)
+	assert.InDelta(t, 0.1, target.share(), 0.02, "a tenth of it")
+}
+
+func TestQueueTargetCoversTheGapsBetweenAcknowledgements(t *testing.T) {
+	target := queueTarget{set: 0.010, excess: newLossGuard()}
+	now := Time(time.Second)
+	for range 200 {
+		now = now.Add(50 * ms)
+		target.observe(now, 50_000, 1e6, false, false)
+	}
+	assert.InDelta(t, 0.050, target.gap, 0.001)
+	assert.InDelta(t, 0.050, target.seconds(1e6, 0.02), 0.001)
+}
+
+func TestLossGuard(t *testing.T) {
+	play := func(periods int, loss func(bound float64) float64) *lossGuard {
+		g := newLossGuard()
+		s := State{Now: Time(time.Second), SRTT: 40 * ms, MSS: 1000}
+		for range 400 * periods {
+			s.Now = s.Now.Add(ms)
+			share := loss(min(g.bound, 0.030))
+			g.lost += 1000 * share
+			g.judge(s, 1000*(1-share), min(g.bound, 0.030))
+		}
+		return &g
+	}
+	overflow := func(bound float64) float64 { return max(0, bound-0.010) * 10 } // a queue of 10 ms
+	assert.InDelta(t, 0.012, play(40, overflow).bound, 0.005, "loss that a shorter queue ends bounds it")
+	constant := func(float64) float64 { return 0.10 }
+	assert.Equal(t, guardFree, play(6, constant).bound, "loss that it does not end lets it be")
+	assert.Equal(t, guardFree, play(20, func(float64) float64 { return 0.03 }).bound, "nor does a little")
+}
+
+// TestHistoryRate compares with the definition, within the spacing of its notes.
+func TestHistoryRate(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var h history
+		d := time.Duration(rapid.IntRange(20, 500).Draw(t, "window")) * ms
+		var at []Time
+		var total []Bytes
+		now, sum := Time(time.Second), Bytes(0)
+		for range rapid.IntRange(2, 800).Draw(t, "acks") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 20).Draw(t, "ms")) * ms)
+			sum += Bytes(rapid.IntRange(0, 10_000).Draw(t, "bytes"))
+			h.add(now, sum, d)
+			at, total = append(at, now), append(total, sum)
+		}
+		got := h.rate(d)
+		if now.Sub(at[0]) < d+10*ms {
+			require.False(t, math.IsNaN(got) || got < 0)
+			return
+		}
+		delivered := func(since Time) Bytes {
+			before := total[0]
+			for i := range at {
+				if at[i] <= since {
+					before = total[i]
+				}
+			}
+			return sum - before
+		}
+		require.GreaterOrEqual(t, got*d.Seconds(), float64(delivered(now.Add(-d)))-1)
+		require.LessOrEqual(t, got*d.Seconds(), float64(delivered(now.Add(-d-2*d/historySpacing)))+1)
+	})
+}
