@@ -7,8 +7,8 @@ const ledgerChunks = 512
 
 // ledger remembers when which bytes of the stream left. A transport that
 // acknowledges a byte stream shows no packets, so chunks of at least a segment
-// stand in for them. When the ledger is full neighbours merge: it forgets
-// detail, never bytes.
+// stand in for them, larger ones where more is in flight than there are chunks
+// for: it forgets detail, never bytes.
 type ledger struct {
 	ring  []chunk
 	head  int // index of the oldest
@@ -33,10 +33,28 @@ func (l *ledger) end() cc.Bytes {
 	return l.at(l.n - 1).end
 }
 
-// push records n bytes in chunks of about granule.
+// begin is the stream offset at which chunk i begins.
+func (l *ledger) begin(i int) cc.Bytes {
+	if i == 0 {
+		return l.start
+	}
+	return l.at(i - 1).end
+}
+
+// push records n bytes in chunks of about granule. Bytes that come little by
+// little join the last chunk while chunks as small could not hold all that is in
+// flight. To merge only once the ledger is full would not do for them: the oldest
+// chunk would grow faster than its bytes arrive.
 func (l *ledger) push(n, granule cc.Bytes, c chunk) {
 	if l.ring == nil {
 		l.ring = make([]chunk, 32)
+	}
+	if least := (l.end() + n - l.start) / ledgerChunks; l.n > 0 {
+		if size := l.end() - l.begin(l.n-1); size < least && size+n <= 2*least {
+			c.end, c.resent = l.end()+n, c.resent || l.at(l.n-1).resent
+			*l.at(l.n - 1) = c
+			return
+		}
 	}
 	for n > 0 {
 		size := n
@@ -76,11 +94,7 @@ func (l *ledger) makeRoom() {
 // at now, however long ago the transport took them.
 func (l *ledger) waiting(sent cc.Bytes, now cc.Time) {
 	for i := l.n - 1; i >= 0; i-- {
-		begins := l.start
-		if i > 0 {
-			begins = l.at(i - 1).end
-		}
-		if begins < sent {
+		if l.at(i).end <= sent {
 			return
 		}
 		l.at(i).sent.At = now
