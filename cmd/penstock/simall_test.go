@@ -83,14 +83,14 @@ func TestSimAllMakesOneTable(t *testing.T) {
 
 func TestSimAllPrintsJSON(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "samples.jsonl")
-	code, stdout, stderr := run(t, "sim", "--all", "-a", "static", "--json", "--trace-out", trace, "--trace-every", "10s")
+	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=4", "--json", "--trace-out", trace, "--trace-every", "10s")
 	require.Equal(t, exitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, len(sim.Standard()))
 	for i, s := range sim.Standard() {
 		var rec simRecord
 		require.NoError(t, json.Unmarshal([]byte(lines[i]), &rec))
-		assert.Equal(t, "static", rec.Algorithm)
+		assert.Equal(t, "static:cwnd_packets=4", rec.Algorithm)
 		assert.Equal(t, s.Name, rec.Scenario)
 		assert.Empty(t, rec.Link)
 		assert.Positive(t, rec.Utilisation)
@@ -118,7 +118,7 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all -a kopa":                            `no algorithm "kopa"`,
 		"--all -a none":                            "none leaves the window to the transport below",
 		"--all --trace-every 0s":                   "--trace-every must be above 0",
-		"--all --trace-out /no/x":                  "--trace-out: open /no/x",
+		"--all -a copa --trace-out /no/x":          "--trace-out: open /no/x",
 		"--all --sweep delta":                      `--sweep "delta" must be a parameter`,
 		"--all --sweep cwnd=1,2,3":                 "has no parameter",
 		"--all -a copa -a vegas --sweep delta=0.5": "vegas has no parameter",
