@@ -1,6 +1,10 @@
 package cc
 
-import "time"
+import (
+	"errors"
+	"fmt"
+	"time"
+)
 
 // Janus (Zhou, Choffnes & Chowdhury, IEEE TMC 2018): as aggressive as it takes
 // to get the rate the application wants, and no more. Two algorithms take turns
@@ -23,7 +27,7 @@ func init() {
 		Params: []Param{
 			{
 				Name: "class", Default: float64(janusBulk), Choices: []string{"bulk", "delay_sensitive", "guarantee"},
-				About: "what the flow is for: bulk and delay_sensitive take the target from what the network has to spare and ignore target_mbit and min_mbit; guarantee brings its own",
+				About: "what the flow is for: bulk and delay_sensitive take the target from what the network has to spare; guarantee brings its own",
 			},
 			{
 				Name: "target_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e5,
@@ -31,7 +35,7 @@ func init() {
 			},
 			{
 				Name: "min_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e5,
-				About: "with guarantee, what the target is never lowered below; above target_mbit it counts as that; 0: as low as it takes",
+				About: "with guarantee, what the target is never lowered below, at most target_mbit where that is known; 0: as low as it takes",
 			},
 			{
 				Name: "gamma", Default: 0.2, Min: 0.01, Max: 0.9,
@@ -51,7 +55,8 @@ func init() {
 			},
 			{Name: "xi", Default: 0.125, Min: 0.01, Max: 1, About: "weight of the newest round trip in the smoothed throughput"},
 		},
-		New: func(cfg Config) Algorithm { return newJanus(cfg) },
+		Check: checkJanus,
+		New:   func(cfg Config) Algorithm { return newJanus(cfg) },
 
 		Needs: []Signal{NeedsRTT, NeedsLoss},
 		Internals: []Internal{
@@ -72,6 +77,19 @@ const (
 	janusDelaySensitive
 	janusGuarantee
 )
+
+func checkJanus(p Params) error {
+	target, least := p["target_mbit"], p["min_mbit"]
+	switch guarantee := janusClass(p["class"]) == janusGuarantee; {
+	case target > 0 && !guarantee:
+		return errors.New("target_mbit goes with class=guarantee")
+	case least > 0 && !guarantee:
+		return errors.New("min_mbit goes with class=guarantee")
+	case target > 0 && least > target:
+		return fmt.Errorf("min_mbit is %v, but must not be above target_mbit, which is %v", least, target)
+	}
+	return nil
+}
 
 const (
 	janusMinCwnd = 2.0 // packets; the floor of both stages

@@ -398,7 +398,6 @@ func TestJanusTakesTheTargetOfABulkFlowFromTheNetwork(t *testing.T) {
 	for _, ref := range []string{
 		"janus",
 		"janus:class=delay_sensitive",
-		"janus:class=bulk,target_mbit=8,min_mbit=5",
 		"janus:class=guarantee",
 		"janus:class=guarantee,target_mbit=0,min_mbit=1",
 	} {
@@ -446,8 +445,6 @@ func TestJanusParameters(t *testing.T) {
 	assert.InDelta(t, 8, megabits(j.target.original), 1e-9)
 	assert.InDelta(t, 5, megabits(j.target.floor), 1e-9)
 	assert.Equal(t, Internals{8, 0, 0, 0, 0}, j.Inspect())
-	j = as[*janus](newPath(t, "janus:class=guarantee,target_mbit=8,min_mbit=50"))
-	assert.InDelta(t, 8, megabits(j.target.floor), 1e-9, "a least target above the target is the target")
 
 	for _, ref := range []string{
 		"janus:class=video", "janus:target_mbit=-1", "janus:min_mbit=-1", "janus:gamma=1", "janus:gamma=0", "janus:epsilon=-0.1",
@@ -455,6 +452,22 @@ func TestJanusParameters(t *testing.T) {
 	} {
 		_, _, err := Parse(ref)
 		assert.Error(t, err, ref)
+	}
+	for ref, want := range map[string]string{
+		"janus:class=bulk,target_mbit=8":                       "janus: target_mbit goes with class=guarantee",
+		"janus:target_mbit=8,min_mbit=5":                       "janus: target_mbit goes with class=guarantee",
+		"janus:class=delay_sensitive,min_mbit=5":               "janus: min_mbit goes with class=guarantee",
+		"janus:class=guarantee,target_mbit=8,min_mbit=8.1":     "janus: min_mbit is 8.1, but must not be above target_mbit, which is 8",
+		"janus:class=guarantee,target_mbit=8,min_mbit=8":       "",
+		"janus:class=guarantee,min_mbit=8":                     "",
+		"janus:min_mbit=5,target_mbit=8,class=guarantee,xi=.5": "",
+	} {
+		_, _, err := Parse(ref)
+		if want == "" {
+			assert.NoError(t, err, ref)
+		} else {
+			assert.EqualError(t, err, want, ref)
+		}
 	}
 }
 

@@ -56,6 +56,7 @@ type Spec struct {
 	Source   string // paper or RFC with section
 	Params   []Param
 	Profiles []Profile
+	Check    func(Params) error // of a complete set whose values are each in range: whether they go together; nil: they always do
 	New      func(Config) Algorithm
 
 	Needs     []Signal   // beyond acknowledged bytes
@@ -106,7 +107,8 @@ func New(name string, cfg Config) (Algorithm, error) {
 }
 
 // Resolve returns a complete set of settings: the defaults, overridden by
-// over. A name the algorithm lacks or a value out of range is an error.
+// over. A name the algorithm lacks, a value out of range and values that do not
+// go together are errors.
 func (s Spec) Resolve(over Params) (Params, error) {
 	p := make(Params, len(s.Params))
 	for _, d := range s.Params {
@@ -121,6 +123,11 @@ func (s Spec) Resolve(over Params) (Params, error) {
 			return nil, fmt.Errorf("%s: %w", s.Name, err)
 		}
 		p[name] = over[name]
+	}
+	if s.Check != nil {
+		if err := s.Check(p); err != nil {
+			return nil, fmt.Errorf("%s: %w", s.Name, err)
+		}
 	}
 	return p, nil
 }
@@ -202,6 +209,9 @@ func Parse(ref string) (name string, p Params, err error) {
 			return "", nil, fmt.Errorf("%s has no profile %q; write settings as %s:name=value", name, item, name)
 		}
 		maps.Copy(p, s.Profiles[i].Params)
+	}
+	if _, err := s.Resolve(p); err != nil {
+		return "", nil, err
 	}
 	return name, p, nil
 }

@@ -1,6 +1,7 @@
 package cc
 
 import (
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -76,6 +77,26 @@ func TestResolve(t *testing.T) {
 		_, err = s.Resolve(bad)
 		assert.ErrorContains(t, err, "copa", "%v", bad)
 	}
+}
+
+func TestResolveChecksWhatGoesTogether(t *testing.T) {
+	s := Spec{
+		Name:   "made-up",
+		Params: []Param{{Name: "least", Default: 1, Max: 9}, {Name: "most", Default: 5, Max: 9}},
+		Check: func(p Params) error {
+			if p["least"] > p["most"] {
+				return errors.New("least is above most")
+			}
+			return nil
+		},
+	}
+	p, err := s.Resolve(Params{"least": 5})
+	require.NoError(t, err)
+	assert.Equal(t, Params{"least": 5, "most": 5}, p)
+	_, err = s.Resolve(Params{"least": 6})
+	require.EqualError(t, err, "made-up: least is above most", "with the default of the other")
+	_, err = s.Resolve(Params{"least": 6, "most": 10})
+	assert.EqualError(t, err, "made-up: parameter most is 10, but must be between 0 and 9", "each by itself comes first")
 }
 
 func TestEverySpecIsComplete(t *testing.T) {
