@@ -195,7 +195,9 @@ func (m *monitor) onAck(a Ack) (complete bool) {
 		}
 		i.heard = a.Now
 		i.limited = i.limited || a.Sent.AppLimited
-		i.paused = i.paused || left.Sub(i.newest) > a.SRTT
+		// It takes time to send what one acknowledgement tells of, be it a batch or a
+		// packet at a slow rate: no pause is in that.
+		i.paused = i.paused || left.Sub(i.newest)-m.timeFor(m.packets(a.Acked), i.rate) > a.SRTT
 		i.newest = max(i.newest, left)
 		if a.RTT > 0 {
 			i.slope.add(left.Sub(i.from).Seconds(), a.RTT.Seconds())

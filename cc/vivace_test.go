@@ -209,6 +209,30 @@ func TestVivaceJudgesOnlyWhatTellsOfItsRate(t *testing.T) {
 	}
 }
 
+func TestVivaceTellsAPauseFromABatchOfAcknowledgements(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		rate   float64
+		acked  Bytes // every 50 ms, which is longer than the round trip
+		paused bool
+	}{
+		{"all that 10 Mbit/s send in that time", 10, 62_500, false},
+		{"a quarter of it, in one go", 10, 15_625, false},
+		{"one packet at 10 Mbit/s", 10, 1448, true},
+		{"one packet at a rate at which they are that far apart", 8 * 0.001448 / 0.05, 1448, false},
+	} {
+		m := monitor{segments: segments{DefaultMSS}, unit: 1e6, srtt: 40 * ms, gap: 40 * ms}
+		m.plan(linkStart, tt.rate)
+		for left := 50 * ms; left <= 200*ms; left += 50 * ms {
+			m.onAck(Ack{
+				State: State{Now: linkStart.Add(left + 40*ms), SRTT: 40 * ms},
+				RTT:   40 * ms, Acked: tt.acked, Sent: Sent{At: linkStart.Add(left)},
+			})
+		}
+		assert.Equal(t, tt.paused, m.intervals[0].paused, tt.name)
+	}
+}
+
 func TestVivaceSlope(t *testing.T) {
 	var line, flat, noisy slope
 	for k := range 40 {
