@@ -122,14 +122,14 @@ func TestTheHookIsCalledWhenItWants(t *testing.T) {
 	d.next(t)
 	assert.Equal(t, ticking, d.mode)
 	want = now.Add(5 * Tick)
-	real := clock()
-	since := real()
+	wall := clock()
+	since := wall()
 	d.next(t)
 	assert.Equal(t, sleeping, d.mode)
 	want = cc.Never
 	d.next(t)
 	assert.Equal(t, 4, calls)
-	assert.GreaterOrEqual(t, real().Sub(since), 5*Tick, "never early")
+	assert.GreaterOrEqual(t, wall().Sub(since), 5*Tick, "never early")
 	assert.Equal(t, disarmed, d.mode)
 }
 
