@@ -64,6 +64,9 @@ type Spec struct {
 	EveryAck  bool       // wants each acknowledgement by itself where the transport can tell them apart, not one event per millisecond of them
 }
 
+// Default is the algorithm where nobody names one; docs/decisions/0004-own-algorithm.md tells why.
+const Default = "penstock"
+
 var registry = map[string]Spec{}
 
 // Register adds an algorithm. It is called from init and panics on a name that is taken.

@@ -3,6 +3,7 @@ package proxy
 import (
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
@@ -74,7 +75,7 @@ type TermsConfig struct {
 // DirectionConfig is how one direction sends. What it leaves out comes from
 // the next wider scope; parameters belong to the algorithm they stand beside.
 type DirectionConfig struct {
-	Algorithm Algorithm        `yaml:"algorithm" about:"Congestion control, optionally with settings or a profile: copa, copa:delta=0.1. none leaves it to the kernel."`
+	Algorithm Algorithm        `yaml:"algorithm" about:"Congestion control, optionally with settings or a profile: penstock, copa:delta=0.1. none leaves it to the kernel."`
 	Params    map[string]Param `yaml:"params" about:"Settings of the algorithm by name."`
 	MaxRate   Rate             `yaml:"max_rate" about:"Never faster than this, such as 20mbit."`
 	Weight    int              `yaml:"weight" about:"Share within the group; 1 where not set."`
@@ -118,7 +119,7 @@ const DefaultTelemetry = "127.0.0.1:9464"
 // defaults is what a file leaves out.
 func defaults() Config {
 	return Config{
-		Defaults: TermsConfig{DirectionConfig: DirectionConfig{Algorithm: "copa"}},
+		Defaults: TermsConfig{DirectionConfig: DirectionConfig{Algorithm: cc.Default}},
 		Limits: LimitsConfig{
 			IdleTimeout:       Duration(time.Hour),
 			HalfClosedTimeout: Duration(5 * time.Minute),

@@ -116,8 +116,8 @@ func TestTheDefaultRunsWithoutPrivilege(t *testing.T) {
 	routes, err := cfg.Routes()
 	require.NoError(t, err)
 	require.Len(t, routes, 1)
-	assert.Equal(t, "copa", routes[0].Down.Algorithm)
-	assert.Equal(t, "copa", routes[0].Up.Algorithm)
+	assert.Equal(t, cc.Default, routes[0].Down.Algorithm)
+	assert.Equal(t, cc.Default, routes[0].Up.Algorithm)
 }
 
 // Every mistake is one line that names the place, the key and the way out.

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // schemaID is the dialect the schema is written in.
@@ -21,7 +23,7 @@ var scalars = map[reflect.Type]object{
 	reflect.TypeFor[Ports]():     {"anyOf": []any{object{"type": "integer", "minimum": 1, "maximum": 65535}, object{"type": "string", "pattern": `^\s*[0-9]+\s*(-\s*[0-9]+\s*)?$`}}},
 	reflect.TypeFor[Mark]():      {"type": []string{"integer", "string"}},
 	reflect.TypeFor[Mode]():      {"enum": modeValues()},
-	reflect.TypeFor[Algorithm](): {"type": "string", "examples": []string{"copa", "copa:delta=0.1", "none"}},
+	reflect.TypeFor[Algorithm](): {"type": "string", "examples": []string{cc.Default, "copa:delta=0.1", "none"}},
 	reflect.TypeFor[Param]():     {"type": []string{"number", "string"}},
 	reflect.TypeFor[Refuse]():    {"type": []string{"boolean", "string"}},
 	reflect.TypeFor[SendProxy](): {"enum": sendProxyValues},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cmd/penstock/bench"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -90,7 +91,7 @@ where user namespaces are allowed.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", "copa"}, "who sends; repeat for several")
+	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", cc.Default}, "who sends; repeat for several")
 	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno, or sim; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
 	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")

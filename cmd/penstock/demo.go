@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cmd/penstock/bench"
 )
 
@@ -26,7 +27,7 @@ func demoCommand() *cobra.Command {
 		Use:   "demo",
 		Short: "Show what Penstock does for a download over a cellular link",
 		Long: `Demo downloads over an emulated cellular link: first with the kernel's Cubic and
-BBR at the server, then with Copa in Penstock at the edge, and compares. The
+BBR at the server, then with Penstock's own algorithm at the edge, and compares. The
 link's queue holds 2 MB and its propagation delay is 10 ms each way. Without
 --trace its capacity is generated, the same each time.
 
@@ -59,7 +60,7 @@ or as a user where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
-	flags.StringArrayVar(&algorithms, "algorithm", []string{"copa"}, "algorithm of Penstock's to show; repeat for several")
+	flags.StringArrayVar(&algorithms, "algorithm", []string{cc.Default}, "algorithm of Penstock's to show; repeat for several")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of each download")
 	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")

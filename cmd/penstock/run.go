@@ -30,7 +30,7 @@ func runCommand() *cobra.Command {
 		Use:   "run",
 		Short: "Run the proxy",
 		Long: `Run starts the proxy. Without a configuration file it offers SOCKS5 and HTTP
-CONNECT on 127.0.0.1:1080, paces both directions with Copa, and needs no
+CONNECT on 127.0.0.1:1080, controls both directions with its own algorithm, and needs no
 privilege. Flags override the file.
 
 SIGTERM and SIGINT end it: no new connections are taken, open ones may go on for
