@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -33,7 +34,7 @@ func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T)
 	sum, _, err := digest(conn)
 	require.NoError(t, err)
 	assert.Equal(t, digestOf(4, megabyte), sum)
-	assert.Contains(t, p.said.String(), "copa")
+	assert.Contains(t, p.said.String(), `"down":"`+cc.Default+`"`)
 }
 
 func TestATransparentListenerWithoutPrivilegesSaysWhatIsMissing(t *testing.T) {
