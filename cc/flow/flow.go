@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -9,12 +10,13 @@ import (
 // Flow is one sending direction of one connection. Its methods may be called
 // from any goroutine.
 type Flow struct {
-	id    uint64
-	macro *macroflow
-	terms Terms
-	wake  func()
+	id   uint64
+	wake func()
+	home atomic.Pointer[macroflow] // macro, for those who do not hold its mu yet
 
-	// Guarded by macro.mu.
+	// Guarded by macro.mu; macro itself by that of the old and of the new one.
+	macro    *macroflow
+	terms    Terms
 	ledger   ledger
 	last     Report
 	newest   cc.Bytes // highest offset known to have arrived
@@ -40,6 +42,18 @@ type Flow struct {
 	lossAt   cc.Time  // when it did
 	limits   limits
 	closed   bool
+}
+
+// lock returns f's macroflow, locked.
+func (f *Flow) lock() *macroflow {
+	for {
+		m := f.home.Load()
+		m.mu.Lock()
+		if f.home.Load() == m {
+			return m
+		}
+		m.mu.Unlock() // f has moved in the meantime
+	}
 }
 
 func (f *Flow) weight() cc.Bytes { return cc.Bytes(max(1, f.terms.Weight)) }
@@ -68,8 +82,7 @@ func (f *Flow) roundUp(n cc.Bytes) cc.Bytes {
 // the flow's wake is called when asking again may help. A transport that holds
 // the window takes all it is given, which counts once it leaves.
 func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	if f.closed || want <= 0 {
 		m.mu.Unlock()
 		return Grant{}
@@ -144,8 +157,7 @@ func (f *Flow) count(now cc.Time, n cc.Bytes) {
 // Report tells what became of the bytes and returns the limits now in force.
 // Stale and repeated reports are ignored.
 func (f *Flow) Report(r Report) Limit {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	if f.closed {
 		m.mu.Unlock()
 		return Limit{}
@@ -263,7 +275,7 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 		c.sent.At = min(r.At, max(m.firstSent, r.At.Add(-r.RTT)))
 		m.firstSent = c.sent.At
 	}
-	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: c.sent}
+	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: m.seen(c.sent)}
 	if ok && !c.resent {
 		if !r.Held || !f.measured {
 			ev.RTT = r.At.Sub(c.sent.At)
@@ -305,23 +317,13 @@ func (f *Flow) noteLimit(r Report) {
 
 // Close leaves the macroflow; what was in flight no longer counts.
 func (f *Flow) Close(now cc.Time) {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	if f.closed {
 		m.mu.Unlock()
 		return
 	}
 	f.closed = true
-	m.inflight -= f.counted()
-	for i, g := range m.members {
-		if g == f {
-			m.members = append(m.members[:i], m.members[i+1:]...)
-			break
-		}
-	}
-	if len(m.members) == 0 {
-		m.idleSince = now
-	}
+	m.lose(f, now)
 	m.unlockAndWake(now)
 	m.mgr.left(f, now)
 }
