@@ -15,33 +15,34 @@ type Flow struct {
 	home atomic.Pointer[macroflow] // macro, for those who do not hold its mu yet
 
 	// Guarded by macro.mu; macro itself by that of the old and of the new one.
-	macro    *macroflow
-	terms    Terms
-	ledger   ledger
-	last     Report
-	newest   cc.Bytes // highest offset known to have arrived
-	taken    cc.Bytes
-	inflight cc.Bytes
-	stuck    cc.Bytes // of those, unsent behind a closed receive window
-	want     cc.Bytes // asked for and not granted: the flow wants to send
-	parked   bool     // waits for wake
-	ready    cc.Time  // not before this does its own rate let it send
-	asked    cc.Time  // when it last called Take, or its transport told what it wants; 0: never
-	freely   bool     // its transport has held the window: bytes may be written without asking
-	measured bool     // and has measured round trips: where it has no sample, the ledger's would be worse
-	told     Limit    // the answer to the last report
-	served   float64  // bytes granted, over weight; see serve
-	rival    bool     // scratch of pool and share
-	lends    bool     // scratch of share
-	pass     uint64   // scratch of wakeable
-	pacer    pacer    // the policy's maximum rate
-	rtt      rttEstimator
-	rate     cc.Rate // newest delivery-rate sample
-	losses   int
-	recover  cc.Bytes // what had been sent when the present loss event began
-	lossAt   cc.Time  // when it did
-	limits   limits
-	closed   bool
+	macro     *macroflow
+	terms     Terms
+	ledger    ledger
+	last      Report
+	newest    cc.Bytes // highest offset known to have arrived
+	inherited cc.Bytes // stream offset of what left before f came here: the algorithm is not told of it
+	taken     cc.Bytes
+	inflight  cc.Bytes
+	stuck     cc.Bytes // of those, unsent behind a closed receive window
+	want      cc.Bytes // asked for and not granted: the flow wants to send
+	parked    bool     // waits for wake
+	ready     cc.Time  // not before this does its own rate let it send
+	asked     cc.Time  // when it last called Take, or its transport told what it wants; 0: never
+	freely    bool     // its transport has held the window: bytes may be written without asking
+	measured  bool     // and has measured round trips: where it has no sample, the ledger's would be worse
+	told      Limit    // the answer to the last report
+	served    float64  // bytes granted, over weight; see serve
+	rival     bool     // scratch of pool and share
+	lends     bool     // scratch of share
+	pass      uint64   // scratch of wakeable
+	pacer     pacer    // the policy's maximum rate
+	rtt       rttEstimator
+	rate      cc.Rate // newest delivery-rate sample
+	losses    int
+	recover   cc.Bytes // what had been sent when the present loss event began
+	lossAt    cc.Time  // when it did
+	limits    limits
+	closed    bool
 }
 
 // lock returns f's macroflow, locked.
@@ -210,7 +211,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	m.heldBelow = r.RwndFull || !r.Held && r.Unsent > max(4*f.mss(), f.inflight/4)
 	f.noteLimit(r)
 
-	if lost > 0 || timeouts > 0 {
+	if timeouts > 0 || lost > 0 && r.Acked-r.Sacked >= f.inherited {
 		f.losses++
 		loss := cc.Loss{State: m.state(r.At), Lost: lost, SentAt: f.lostSince(r), Timeout: timeouts > 0}
 		m.alg.OnLoss(loss)
@@ -220,10 +221,13 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	}
 	if acked > 0 {
 		ack := f.ack(r, acked, marked)
-		m.alg.OnAck(ack)
-		m.adopt(r.At)
-		events[n] = m.event(f, KindAck, ack.State, ack.RTT, acked)
-		n++
+		if own := min(acked, f.last.Acked-f.inherited); own > 0 {
+			ack.Acked, ack.Marked = own, min(ack.Marked, own)
+			m.alg.OnAck(ack)
+			m.adopt(r.At)
+			events[n] = m.event(f, KindAck, ack.State, ack.RTT, own)
+			n++
+		}
 	}
 	m.noteAppLimited()
 	return n

@@ -110,12 +110,10 @@ func (l *ledger) taint() {
 
 // rebase has what is in flight be as though it had left a macroflow that had
 // delivered so much by now: rates are measured from here, round trips as before.
-// The window it left under is another's; what counts of it was in flight.
-func (l *ledger) rebase(now cc.Time, delivered, segment cc.Bytes) {
+func (l *ledger) rebase(now cc.Time, delivered cc.Bytes) {
 	for i := range l.n {
 		c := l.at(i)
 		c.sent.Delivered, c.sent.DeliveredAt, c.first = delivered, now, c.sent.At
-		c.sent.Cwnd = min(c.sent.Cwnd, c.sent.Inflight+segment)
 	}
 }
 

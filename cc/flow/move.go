@@ -6,7 +6,9 @@ import "github.com/penstock-net/penstock/cc"
 // parameters leads to another macroflow, made as Open makes it: what is in flight
 // goes along and counts there, f waits there for what it waited for, and an
 // algorithm that starts with it starts from the window and the round trips that
-// f had. Members that go there within one round trip bring their windows
+// f had. It hears only of what leaves from then on: acknowledgements of what
+// another window sent would open its own, which has to wait until what stood in a
+// queue has gone. Members that go there within one round trip bring their windows
 // together. Who stays behind keeps the whole of the old one. A closed flow stays
 // where it was.
 func (f *Flow) Move(now cc.Time, t Terms) error {
@@ -75,8 +77,9 @@ func (f *Flow) shift(now cc.Time, to *macroflow) {
 	}
 	to.members = append(to.members, f)
 	to.inflight += f.counted()
-	f.ledger.rebase(now, to.delivered, f.mss())
+	f.ledger.rebase(now, to.delivered)
 	f.served, f.pass = to.served, 0
+	f.inherited = f.taken
 	f.macro = to
 	f.home.Store(to)
 

@@ -150,6 +150,42 @@ func TestANewAlgorithmStartsFromWhatTheFlowHad(t *testing.T) {
 	}
 }
 
+func TestANewAlgorithmHearsOnlyOfWhatLeftUnderIt(t *testing.T) {
+	c := &crowd{path: newPath(t)}
+	c.join(static(40))
+	c.run(200*time.Millisecond, greedy)
+	f := c.legs[0]
+	var heard []Event
+	c.mgr.Trace = func(e Event) { heard = append(heard, e) }
+	f.moveTo(under("reno"))
+	start := f.Snapshot().Cwnd
+	f.r.Lost += mss // of what is in flight
+	f.report()
+	for range 38 {
+		f.ack(mss)
+		require.Zero(t, f.Snapshot().LossEvents)
+	}
+	require.Empty(t, heard)
+	assert.Equal(t, start, f.Snapshot().Cwnd, "acknowledgements of what another window sent do not open this one")
+
+	require.Positive(t, f.send(5*mss))
+	p := f.r.Pipe
+	f.ack(p - 2*mss)
+	require.Len(t, heard, 1)
+	assert.Equal(t, KindAck, heard[0].Kind)
+	assert.Less(t, heard[0].Bytes, p-2*mss, "of what comes together, only its own part")
+	f.r.Lost += mss
+	f.report()
+	assert.Equal(t, 1, f.Snapshot().LossEvents, "its own losses are told")
+
+	g := c.open(static(40))
+	require.Positive(t, g.send(10*mss))
+	g.moveTo(under("cubic"))
+	g.r.Timeouts++
+	g.report()
+	assert.Equal(t, 1, g.Snapshot().LossEvents, "and timeouts at once, since they say that nothing arrives at all")
+}
+
 func TestRatesAreRightAcrossAMove(t *testing.T) {
 	c := &crowd{path: newPath(t)}
 	c.join(static(40))
