@@ -57,11 +57,12 @@ type RuleConfig struct {
 
 // MatchConfig selects connections.
 type MatchConfig struct {
-	Listener    []string `yaml:"listener" about:"Names of listeners."`
-	Source      []Prefix `yaml:"source" about:"Addresses or prefixes of clients."`
-	Destination []Prefix `yaml:"destination" about:"Addresses or prefixes of servers."`
-	Ports       []Ports  `yaml:"ports" about:"Server ports and ranges, such as 443 or 8000-8100."`
-	Host        []string `yaml:"host" about:"Names the client asked for: example.com, or .example.com for all names below it. Only listeners that ask know names."`
+	Listener    []string     `yaml:"listener" about:"Names of listeners."`
+	Source      []Prefix     `yaml:"source" about:"Addresses or prefixes of clients."`
+	Destination []Prefix     `yaml:"destination" about:"Addresses or prefixes of servers."`
+	Ports       []Ports      `yaml:"ports" about:"Server ports and ranges, such as 443 or 8000-8100."`
+	Host        []string     `yaml:"host" about:"Names the client asked for: example.com, or .example.com for all names below it. Only listeners that ask know names."`
+	ServerName  []ServerName `yaml:"server_name" about:"Names in the client's first bytes (TLS server name, HTTP/1 host): example.com, or *.example.com for all names below it. Only where a rule needs them are those bytes looked at; limits.server_name_wait bounds for how long."`
 }
 
 // TermsConfig is how a connection sends: for both directions, and what differs in one.
@@ -91,6 +92,7 @@ type LimitsConfig struct {
 	HalfClosedTimeout Duration `yaml:"half_closed_timeout" about:"The same once one side has finished; 0s: never."`
 	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
 	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
+	ServerNameWait    Duration `yaml:"server_name_wait" about:"For the client's first bytes where a rule by server_name may apply; over as soon as the server speaks first. Without a name by then such rules do not match."`
 	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
 	HeldLegs          int      `yaml:"held_legs" about:"Windows that the kernel holds at once with envelope ebpf, one for each managed direction; the rest are held above the kernel. 192 bytes each."`
 	Memory            Size     `yaml:"memory" about:"Memory for pieces that have to be copied, over all connections; beyond it they are 16 KiB."`
@@ -125,6 +127,7 @@ func defaults() Config {
 			HalfClosedTimeout: Duration(5 * time.Minute),
 			HandshakeTimeout:  Duration(10 * time.Second),
 			DialTimeout:       Duration(10 * time.Second),
+			ServerNameWait:    Duration(time.Second),
 			Buffer:            Size(1 << 20),
 			HeldLegs:          kernel.DefaultCells,
 			Memory:            Size(256 << 20),

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -141,6 +142,9 @@ func (l *ListenerConfig) checkUsers(key string) error {
 // maxHeldLegs is 192 MiB of cells, for more connections than there are ports.
 const maxHeldLegs = 1 << 20
 
+// maxServerNameWait is longer than any client takes that is going to speak.
+const maxServerNameWait = Duration(time.Minute)
+
 func (l LimitsConfig) check() error {
 	switch {
 	case l.Connections < 0:
@@ -151,6 +155,8 @@ func (l LimitsConfig) check() error {
 		return keyErrorf("limits.handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
 	case l.DialTimeout == 0:
 		return keyErrorf("limits.dial_timeout", "0s would let no connection be made; write a time such as 10s")
+	case l.ServerNameWait == 0 || l.ServerNameWait > maxServerNameWait:
+		return keyErrorf("limits.server_name_wait", "%v is not above 0s and at most 1m; write a time such as 1s. Nothing waits where no rule has a server_name", l.ServerNameWait.std())
 	case l.Buffer < datapath.SmallBuffer || l.Buffer > 16<<20:
 		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
 	case l.HeldLegs < 1 || l.HeldLegs > maxHeldLegs:

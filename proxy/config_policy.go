@@ -42,6 +42,9 @@ func (c *Config) policy() (*policy.Policy, error) {
 		for _, p := range r.Match.Ports {
 			out.Match.Ports = append(out.Match.Ports, policy.PortRange(p))
 		}
+		for _, n := range r.Match.ServerName {
+			out.Match.ServerNames = append(out.Match.ServerNames, policy.NamePattern(n))
+		}
 		if r.SendProxy != "" {
 			out.SendProxy = r.SendProxy.version()
 		}

@@ -47,6 +47,7 @@ rules:
     source: [10.0.0.0/8, "2001:db8::/32"]
     destination: [192.0.2.1]
     host: [.example.com]
+    server_name: [example.com, "*.video.example"]
   algorithm: copa:delta=0.1
   weight: 2
   down: {max_rate: 20mbit, group: source/24, priority: -1}
@@ -62,6 +63,7 @@ limits:
   half_closed_timeout: 0s
   handshake_timeout: 5s
   dial_timeout: 3s
+  server_name_wait: 300ms
   buffer: 128KiB
   memory: 1GiB
 envelope: cubic
@@ -79,6 +81,8 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Equal(t, proxy.Duration(30*time.Minute), cfg.Limits.IdleTimeout)
 	assert.Equal(t, proxy.Duration(0), cfg.Limits.HalfClosedTimeout)
 	assert.Equal(t, proxy.Size(1<<30), cfg.Limits.Memory)
+	assert.Equal(t, proxy.Duration(300*time.Millisecond), cfg.Limits.ServerNameWait)
+	assert.Equal(t, "*.video.example", cfg.Rules[1].Match.ServerName[1].String())
 	assert.Equal(t, "cubic", cfg.Envelope.Kernel())
 	assert.False(t, cfg.Log.Flows)
 
@@ -172,6 +176,12 @@ func TestMistakes(t *testing.T) {
 		{"a rule for a listener that is not there", lan + "rules: [{name: a, match: {listener: [lna]}}]\n", "3:38", "rules[0].match.listener[0]: there is no listener \"lna\""},
 		{"ports back to front", lan + "rules: [{name: a, match: {ports: [9-8]}}]\n", "3:35", "rules[0].match.ports[0]"},
 		{"a wildcard host", lan + "rules: [{name: a, match: {host: ['*.example.com']}}]\n", "3:34", "write example.com, or .example.com"},
+		{"any server name", lan + "rules: [{name: a, match: {server_name: ['*']}}]\n", "3:41", "rules[0].match.server_name[0]: \"*\" is no server name; leave server_name out"},
+		{"a URL for a server name", lan + "rules: [{name: a, match: {server_name: ['https://example.com/a']}}]\n", "3:41", "write the name alone: example.com"},
+		{"a server name with a port", lan + "rules: [{name: a, match: {server_name: [b.example, 'example.com:8443']}}]\n", "3:52", "rules[0].match.server_name[1]: \"example.com:8443\" is no server name; write example.com here, and 8443 under ports"},
+		{"a server name that is an alias", lan + "rules: [{name: a, match: {server_name: [*.example.com]}}]\n", "3:41", "rules[0].match.server_name[0]: a value that begins with * is written in quotes"},
+		{"no time for a server name", lan + "limits: {server_name_wait: 0s}\n", "3:28", "limits.server_name_wait: 0s is not above 0s"},
+		{"a long time for a server name", lan + "limits: {server_name_wait: 2m}\n", "3:28", "limits.server_name_wait: 2m0s is not"},
 		{"an unknown algorithm", lan + "defaults: {algorithm: warp}\n", "3:23", "defaults.algorithm: no algorithm \"warp\"; there are"},
 		{"an unknown parameter", lan + "defaults: {algorithm: 'copa:speed=9'}\n", "3:23", "no parameter \"speed\""},
 		{"a parameter out of range", lan + "rules: [{name: a, up: {params: {delta: -1}}}]\n", "3:40", "rules[0].up.params.delta"},

@@ -30,6 +30,8 @@ type (
 	Prefix netip.Prefix
 	// Ports is one port or a range.
 	Ports policy.PortRange
+	// ServerName is a host name, or *. and a name for all below it.
+	ServerName policy.NamePattern
 	// Mark is a firewall mark, decimal or 0x….
 	Mark uint32
 	// Mode is an ingress.Mode.
@@ -165,6 +167,17 @@ func (p *Ports) UnmarshalYAML(node ast.Node) error {
 		return Ports(v), err
 	})
 }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (n *ServerName) UnmarshalYAML(node ast.Node) error {
+	return read(node, n, func(s string) (ServerName, error) {
+		v, err := policy.ParseNamePattern(s)
+		return ServerName(v), err
+	})
+}
+
+// String writes the name as the file has it.
+func (n ServerName) String() string { return policy.NamePattern(n).String() }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (m *Mark) UnmarshalYAML(node ast.Node) error {

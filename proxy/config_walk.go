@@ -25,7 +25,9 @@ func (p places) walk(key string, node ast.Node, t reflect.Type) error {
 		t = t.Elem()
 	}
 	switch node.Type() {
-	case ast.AnchorType, ast.AliasType, ast.MergeKeyType, ast.TagType:
+	case ast.AliasType:
+		return at(node, "a value that begins with * is written in quotes; aliases are not supported")
+	case ast.AnchorType, ast.MergeKeyType, ast.TagType:
 		return at(node, "anchors, aliases and tags are not supported; write the value out")
 	case ast.NullType:
 		return at(node, "no value; leave the key out for its default")

@@ -22,7 +22,7 @@ type State string
 //	└─────▶ closing ─────▶ (gone)
 const (
 	StateGreeting   State = "greeting"    // where does it want to go?
-	StateDialing    State = "dialing"     // the server leg is being made
+	StateDialing    State = "dialing"     // the server leg is being made, or a rule waits for a name
 	StateOpen       State = "open"        // both directions move
 	StateHalfClosed State = "half_closed" // one side has finished sending
 	StateClosing    State = "closing"     // one leg has failed; what it sent before is being delivered
@@ -44,6 +44,7 @@ type connection struct {
 	chosen         ingress.Client
 	decidedOn      policy.Facts // what the verdict was given on
 	route          routeKey     // what it is counted under: the rule it was opened by
+	serverName     string       // empty: nobody asked, or there was none
 	opened         cc.Time
 	counted        netip.Addr // client host this counts against; invalid: none yet
 	captured       wire       // as noted in the loop guard; zero: not

@@ -19,6 +19,7 @@ type FlowInfo struct {
 	Listener, Rule string
 	Source, Target netip.AddrPort // Target is where the server leg goes
 	Host           string         // "name:port" when the client named it
+	ServerName     string         // in the client's first bytes, where a rule asked for it
 	State          State
 	Start          cc.Time
 	Age            time.Duration
@@ -67,7 +68,7 @@ func (c *connection) info(now cc.Time) FlowInfo {
 		c.mu.Unlock()
 		return out
 	}
-	out.Rule = c.verdict.Rule
+	out.Rule, out.ServerName = c.verdict.Rule, c.serverName
 	out.Down, out.Up = c.down.info(), c.up.info()
 	c.mu.Unlock()
 	out.Setup = age(c.opened, c.started)

@@ -124,7 +124,7 @@ func (c *Config) fixed(next *Config) string {
 		}
 	}
 	if key := firstChange("limits.", c.Limits, next.Limits,
-		"connections", "per_source", "idle_timeout", "half_closed_timeout", "dial_timeout", "buffer"); key != "" {
+		"connections", "per_source", "idle_timeout", "half_closed_timeout", "dial_timeout", "server_name_wait", "buffer"); key != "" {
 		return key
 	}
 	if key := firstChange("telemetry.", c.Telemetry, next.Telemetry); key != "" {

@@ -16,20 +16,21 @@ type object = map[string]any
 
 // scalars are the schemas of the types that read themselves.
 var scalars = map[reflect.Type]object{
-	reflect.TypeFor[Rate]():      {"type": "string", "pattern": `^\s*[0-9.eE+]+\s*([gGmMkK]?[bB][iI][tT])\s*$`, "examples": []string{"20mbit", "1.5gbit"}},
-	reflect.TypeFor[Size]():      {"type": "string", "pattern": `^\s*[0-9.eE+]+\s*([gGmMkK][iI]?)?[bB]\s*$`, "examples": []string{"256KiB", "1GiB"}},
-	reflect.TypeFor[Duration]():  {"type": "string", "pattern": `^\+?([0-9.]+(ns|us|µs|μs|ms|s|m|h))+$`, "examples": []string{"10s", "1h30m"}},
-	reflect.TypeFor[Prefix]():    {"type": "string", "examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"}},
-	reflect.TypeFor[Ports]():     {"anyOf": []any{object{"type": "integer", "minimum": 1, "maximum": 65535}, object{"type": "string", "pattern": `^\s*[0-9]+\s*(-\s*[0-9]+\s*)?$`}}},
-	reflect.TypeFor[Mark]():      {"type": []string{"integer", "string"}},
-	reflect.TypeFor[Mode]():      {"enum": modeValues()},
-	reflect.TypeFor[Algorithm](): {"type": "string", "examples": []string{cc.Default, "copa:delta=0.1", "none"}},
-	reflect.TypeFor[Param]():     {"type": []string{"number", "string"}},
-	reflect.TypeFor[Refuse]():    {"type": []string{"boolean", "string"}},
-	reflect.TypeFor[SendProxy](): {"enum": sendProxyValues},
-	reflect.TypeFor[Envelope]():  {"enum": envelopeValues},
-	reflect.TypeFor[LogLevel]():  {"enum": levelValues},
-	reflect.TypeFor[LogFormat](): {"enum": formatValues},
+	reflect.TypeFor[Rate]():       {"type": "string", "pattern": `^\s*[0-9.eE+]+\s*([gGmMkK]?[bB][iI][tT])\s*$`, "examples": []string{"20mbit", "1.5gbit"}},
+	reflect.TypeFor[Size]():       {"type": "string", "pattern": `^\s*[0-9.eE+]+\s*([gGmMkK][iI]?)?[bB]\s*$`, "examples": []string{"256KiB", "1GiB"}},
+	reflect.TypeFor[Duration]():   {"type": "string", "pattern": `^\+?([0-9.]+(ns|us|µs|μs|ms|s|m|h))+$`, "examples": []string{"10s", "1h30m"}},
+	reflect.TypeFor[Prefix]():     {"type": "string", "examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"}},
+	reflect.TypeFor[Ports]():      {"anyOf": []any{object{"type": "integer", "minimum": 1, "maximum": 65535}, object{"type": "string", "pattern": `^\s*[0-9]+\s*(-\s*[0-9]+\s*)?$`}}},
+	reflect.TypeFor[ServerName](): {"type": "string", "pattern": `^(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?$`, "examples": []string{"example.com", "*.example.com"}},
+	reflect.TypeFor[Mark]():       {"type": []string{"integer", "string"}},
+	reflect.TypeFor[Mode]():       {"enum": modeValues()},
+	reflect.TypeFor[Algorithm]():  {"type": "string", "examples": []string{cc.Default, "copa:delta=0.1", "none"}},
+	reflect.TypeFor[Param]():      {"type": []string{"number", "string"}},
+	reflect.TypeFor[Refuse]():     {"type": []string{"boolean", "string"}},
+	reflect.TypeFor[SendProxy]():  {"enum": sendProxyValues},
+	reflect.TypeFor[Envelope]():   {"enum": envelopeValues},
+	reflect.TypeFor[LogLevel]():   {"enum": levelValues},
+	reflect.TypeFor[LogFormat]():  {"enum": formatValues},
 }
 
 // required are the keys without which an object means nothing.

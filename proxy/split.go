@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/pires/go-proxyproto"
@@ -69,19 +70,40 @@ func (c *connection) connect(ctx context.Context) *rejection {
 	}
 	// Once more, for now it is known which of a name's addresses answered.
 	c.decidedOn = c.facts(addrPort(server.RemoteAddr()))
-	c.verdict = c.decidedBy.policy.Decide(c.decidedOn)
-	if v := c.verdict.SendProxy; v > 0 {
-		if err := c.sendProxyHeader(v); err != nil {
+	prospects := c.decidedBy.policy.Prospects(c.decidedOn)
+	c.verdict = prospects[len(prospects)-1]
+	// A server that waits for a header before it speaks is not kept waiting for
+	// the client's first bytes, unless they decide about the header.
+	settled := !slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.SendProxy != c.verdict.SendProxy })
+	if settled {
+		if err := c.sendProxyHeader(); err != nil {
 			_ = server.Reset()
 			return c.refuse(err)
 		}
 	}
 	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
-		_ = server.Reset()
-		_ = c.client.conn.Reset()
-		return &rejection{RejectedClientGone, err}
+		return c.giveUp(RejectedClientGone, err)
+	}
+	if len(prospects) == 1 {
+		return nil
+	}
+	c.decidedOn.ServerName = c.awaitServerName()
+	if r := c.decide(); r != nil {
+		return r
+	}
+	if !settled {
+		if err := c.sendProxyHeader(); err != nil {
+			return c.giveUp(RejectedDialError, err)
+		}
 	}
 	return nil
+}
+
+// giveUp ends a connection to whose client nothing more can be said.
+func (c *connection) giveUp(reason Reason, err error) *rejection {
+	_ = c.server.conn.Reset()
+	_ = c.client.conn.Reset()
+	return &rejection{reason, err}
 }
 
 // refuse tells the client in its protocol, which closes the connection.
@@ -138,14 +160,23 @@ func (c *connection) permit(target netip.AddrPort) error {
 	if err := c.srv.loops.check(target); err != nil {
 		return &refusal{RejectedLoop, err}
 	}
-	if v := c.decidedBy.policy.Decide(c.facts(target)); v.Refuse != "" {
-		return &refusal{RejectedRule, fmt.Errorf("rule %s: %s", v.Rule, v.Refuse)}
+	prospects := c.decidedBy.policy.Prospects(c.facts(target))
+	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {
+		return nil
 	}
-	return nil
+	return refusedBy(prospects[len(prospects)-1])
 }
 
-// sendProxyHeader tells the server who the client is.
-func (c *connection) sendProxyHeader(version int) error {
+func refusedBy(v policy.Verdict) *refusal {
+	return &refusal{RejectedRule, fmt.Errorf("rule %s: %s", v.Rule, v.Refuse)}
+}
+
+// sendProxyHeader tells the server who the client is, where the verdict has it so.
+func (c *connection) sendProxyHeader() error {
+	version := c.verdict.SendProxy
+	if version == 0 {
+		return nil
+	}
 	target := c.chosen.Target
 	if !target.IsValid() {
 		target = addrPort(c.server.conn.RemoteAddr())

@@ -9,16 +9,18 @@ import (
 // Flow is one connection as /flows lists it. Durations are in seconds; what is
 // not known yet is 0.
 type Flow struct {
-	ID       uint64  `json:"id"`
-	State    string  `json:"state"`
-	Listener string  `json:"listener"`
-	Rule     string  `json:"rule"`             // empty: the defaults
-	Client   string  `json:"client"`           // address and port
-	Target   string  `json:"target,omitempty"` // address and port; empty until it is dialled
-	Host     string  `json:"host,omitempty"`   // as the client named it
-	Age      float64 `json:"age_seconds"`
-	Setup    float64 `json:"setup_seconds"` // from accepted to relaying
-	Idle     float64 `json:"idle_seconds"`  // since a byte last moved
+	ID       uint64 `json:"id"`
+	State    string `json:"state"`
+	Listener string `json:"listener"`
+	Rule     string `json:"rule"`             // empty: the defaults
+	Client   string `json:"client"`           // address and port
+	Target   string `json:"target,omitempty"` // address and port; empty until it is dialled
+	Host     string `json:"host,omitempty"`   // as the client named it
+	// ServerName is absent where no rule asked for it, and where there was none.
+	ServerName string  `json:"server_name,omitempty"`
+	Age        float64 `json:"age_seconds"`
+	Setup      float64 `json:"setup_seconds"` // from accepted to relaying
+	Idle       float64 `json:"idle_seconds"`  // since a byte last moved
 
 	Down *Direction `json:"down,omitempty"` // towards the client; absent until relaying
 	Up   *Direction `json:"up,omitempty"`   // towards the server
@@ -86,7 +88,7 @@ type Leg struct {
 // describe turns the proxy's account of a connection into ours.
 func describe(f proxy.FlowInfo) Flow {
 	out := Flow{
-		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Host: f.Host,
+		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Host: f.Host, ServerName: f.ServerName,
 		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),
 	}
 	if f.Source.IsValid() {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -63,10 +64,14 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range routes {
+	named := 0
+	for i, r := range routes {
 		name := "rule " + r.Rule
 		if r.Rule == "" {
 			name = "otherwise"
+		} else if names := cfg.Rules[i].Match.ServerName; len(names) > 0 {
+			named++
+			name += fmt.Sprintf(" (server name %s)", joined(names))
 		}
 		if r.Refuse != "" {
 			fmt.Fprintf(&b, "%s: refuse (%s)\n", name, r.Refuse)
@@ -78,9 +83,20 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 		}
 		b.WriteByte('\n')
 	}
+	if named > 0 {
+		fmt.Fprintf(&b, "server names: the client's first bytes are awaited for at most %v, until the server speaks\n", time.Duration(cfg.Limits.ServerNameWait))
+	}
 	fmt.Fprintf(&b, "telemetry: %s\n", cfg.Telemetry.Address)
 	_, err = io.WriteString(w, b.String())
 	return err
+}
+
+func joined(names []proxy.ServerName) string {
+	words := make([]string, len(names))
+	for i, n := range names {
+		words[i] = n.String()
+	}
+	return strings.Join(words, ", ")
 }
 
 // describeTerms writes the algorithm as one would in a rule, and what bounds it.

@@ -38,6 +38,21 @@ rules:
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
 }
 
+func TestCheckTellsWhichRulesNeedAServerName(t *testing.T) {
+	code, out, errs := checkFile(t, `
+listeners:
+- {name: lan, mode: mixed, address: "127.0.0.1:1080"}
+rules:
+- {name: ads, match: {server_name: ["*.Ads.example."]}, refuse: true}
+- {name: video, match: {server_name: [video.example, "*.video.example"], ports: [443]}, algorithm: copa}
+limits: {server_name_wait: 250ms}
+`)
+	require.Equal(t, exitOK, code, errs)
+	assert.Contains(t, out, "rule ads (server name *.ads.example): refuse (refused by rule)\n")
+	assert.Contains(t, out, "rule video (server name video.example, *.video.example): down copa, up copa\n")
+	assert.Contains(t, out, "server names: the client's first bytes are awaited for at most 250ms, until the server speaks\n")
+}
+
 func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 	code, out, errs := checkFile(t, "listeners:\n- name: lan\n  mod: mixed\n")
 	assert.Equal(t, exitInput, code)

@@ -100,7 +100,7 @@ func TestSimRefuses(t *testing.T) {
 		"--trace: sim: trace case.txt: line 1":           "--trace " + file,
 		`--generate: sim: no model "x"`:                  "--generate x",
 		`--sweep "delta" must be a parameter`:            "--sweep delta",
-		`--algorithm with --sweep: copa has no`:          "--sweep gamma=1",
+		`--algorithm with --sweep: penstock has no`:          "--sweep gamma=1",
 		`--algorithm: no algorithm "foo"; there are`:     "-a foo",
 		"none leaves the window to the transport below":  "-a none",
 		"--loss and --up-loss must be fractions":         "--up-loss 2",

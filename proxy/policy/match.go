@@ -16,6 +16,7 @@ type Match struct {
 	Destinations []netip.Prefix
 	Ports        []PortRange // of the destination
 	Hosts        []string    // "example.com", or ".example.com" for every name below it; needs a client that names its target
+	ServerNames  []NamePattern
 }
 
 // PortRange is an inclusive range of ports.
@@ -56,11 +57,21 @@ func (m Match) check() error {
 			return fmt.Errorf("ports %v are back to front", r)
 		}
 	}
+	if slices.Contains(m.ServerNames, NamePattern{}) {
+		return fmt.Errorf("an empty server name matches nothing")
+	}
 	return nil
 }
 
-// matches has one case per matcher.
+// matches reports whether the rule is for f.
 func (m *Match) matches(f Facts) bool {
+	return m.matchesBeforeName(f) &&
+		(len(m.ServerNames) == 0 || slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matches(f.ServerName) }))
+}
+
+// matchesBeforeName has one case per matcher; all but ServerNames, since that
+// name comes later than the rest.
+func (m *Match) matchesBeforeName(f Facts) bool {
 	switch {
 	case len(m.Listeners) > 0 && !slices.Contains(m.Listeners, f.Listener):
 		return false

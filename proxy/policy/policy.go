@@ -11,12 +11,14 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Facts are what is known about a connection before its server leg is dialled.
+// Facts are what is known about a connection, all but ServerName before its
+// server leg is dialled.
 type Facts struct {
-	Listener string
-	Source   netip.AddrPort // the client
-	Target   netip.AddrPort // the server, resolved
-	Host     string         // the name the client asked for, without its port; empty when it gave an address
+	Listener   string
+	Source     netip.AddrPort // the client
+	Target     netip.AddrPort // the server, resolved
+	Host       string         // the name the client asked for, without its port; empty when it gave an address
+	ServerName string         // as the function of that name found it; empty: there is none, or not yet
 }
 
 // Verdict is what a connection may do.
@@ -116,6 +118,25 @@ func (p *Policy) Decide(f Facts) Verdict {
 		}
 	}
 	return p.defaults.verdict(f)
+}
+
+// Prospects returns what Decide may say once the server name of f is known: the
+// verdicts of the rules that only wait for it, in their order, and last the one
+// without any of them. A single one is settled.
+func (p *Policy) Prospects(f Facts) []Verdict {
+	f.Source, f.Target, f.ServerName = unmap(f.Source), unmap(f.Target), ""
+	var out []Verdict
+	for i := range p.rules {
+		r := &p.rules[i]
+		if !r.Match.matchesBeforeName(f) {
+			continue
+		}
+		out = append(out, r.verdict(f))
+		if len(r.Match.ServerNames) == 0 {
+			return out
+		}
+	}
+	return append(out, p.defaults.verdict(f))
 }
 
 func (r *Rule) verdict(f Facts) Verdict {

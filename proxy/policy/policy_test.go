@@ -75,6 +75,51 @@ func TestTheFirstMatchingRuleWins(t *testing.T) {
 	}
 }
 
+func patterns(t require.TestingT, list ...string) []policy.NamePattern {
+	out := make([]policy.NamePattern, len(list))
+	for i, s := range list {
+		var err error
+		out[i], err = policy.ParseNamePattern(s)
+		require.NoError(t, err)
+	}
+	return out
+}
+
+func TestProspectsAreWhatAServerNameMayStillDecide(t *testing.T) {
+	p, err := policy.New([]policy.Rule{
+		{Name: "mail", Match: policy.Match{Ports: ports(t, "25")}, Refuse: "no mail"},
+		{Name: "ads", Match: policy.Match{ServerNames: patterns(t, "*.ads.example")}, Refuse: "no ads"},
+		{Name: "video", Match: policy.Match{ServerNames: patterns(t, "video.example", "*.video.example"), Ports: ports(t, "443")}},
+		{Name: "plain", Match: policy.Match{Ports: ports(t, "80-443")}},
+		{Name: "late", Match: policy.Match{ServerNames: patterns(t, "late.example")}},
+	}, policy.Rule{})
+	require.NoError(t, err)
+	for _, row := range []struct {
+		name, target, server string
+		prospects            []string
+		rule                 string
+	}{
+		{"settled by a rule before any name", "192.0.2.1:25", "x.ads.example", []string{"mail"}, "mail"},
+		{"a name that a rule has", "192.0.2.1:443", "video.example", []string{"ads", "video", "plain"}, "video"},
+		{"a name below", "192.0.2.1:443", "a.b.video.example", []string{"ads", "video", "plain"}, "video"},
+		{"a name that goes first", "192.0.2.1:443", "x.ads.example", []string{"ads", "video", "plain"}, "ads"},
+		{"no name", "192.0.2.1:443", "", []string{"ads", "video", "plain"}, "plain"},
+		{"a port of which another rule is", "192.0.2.1:80", "video.example", []string{"ads", "plain"}, "plain"},
+		{"the name behind the rule that ends it", "192.0.2.1:80", "late.example", []string{"ads", "plain"}, "plain"},
+		{"a port without a rule", "192.0.2.1:8443", "late.example", []string{"ads", "late", ""}, "late"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			f := policy.Facts{Target: addrPort(row.target), ServerName: row.server}
+			var names []string
+			for _, v := range p.Prospects(f) {
+				names = append(names, v.Rule)
+			}
+			assert.Equal(t, row.prospects, names)
+			assert.Equal(t, row.rule, p.Decide(f).Rule)
+		})
+	}
+}
+
 func TestGroups(t *testing.T) {
 	facts := policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}
 	sixth := facts
@@ -171,10 +216,11 @@ func anyAddr(t *rapid.T) netip.Addr {
 
 func anyFacts(t *rapid.T) policy.Facts {
 	return policy.Facts{
-		Listener: rapid.SampledFrom([]string{"", "lan", "wan"}).Draw(t, "listener"),
-		Source:   netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "source port")),
-		Target:   netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "target port")),
-		Host:     rapid.SampledFrom([]string{"", "a.example", "b.a.example", "."}).Draw(t, "host"),
+		Listener:   rapid.SampledFrom([]string{"", "lan", "wan"}).Draw(t, "listener"),
+		Source:     netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "source port")),
+		Target:     netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "target port")),
+		Host:       rapid.SampledFrom([]string{"", "a.example", "b.a.example", "."}).Draw(t, "host"),
+		ServerName: rapid.SampledFrom([]string{"", "a.example", "b.a.example"}).Draw(t, "server name"),
 	}
 }
 
@@ -204,6 +250,9 @@ func anyMatch(t *rapid.T) policy.Match {
 	if rapid.Bool().Draw(t, "by host") {
 		m.Hosts = []string{rapid.SampledFrom([]string{"a.example", ".a.example"}).Draw(t, "pattern")}
 	}
+	if rapid.Bool().Draw(t, "by server name") {
+		m.ServerNames = patterns(t, rapid.SampledFrom([]string{"a.example", "*.a.example"}).Draw(t, "name pattern"))
+	}
 	return m
 }
 
@@ -229,6 +278,11 @@ func TestDecideIsFirstMatchAndDeterministic(t *testing.T) {
 		got := p.Decide(facts)
 		assert.Equal(t, want, got.Rule)
 		assert.Equal(t, got, p.Decide(facts), "asked twice")
+		prospects := p.Prospects(facts)
+		assert.Contains(t, prospects, got, "whatever the name is, it was among the prospects")
+		nameless := facts
+		nameless.ServerName = ""
+		assert.Equal(t, p.Decide(nameless), prospects[len(prospects)-1])
 		assert.NotEmpty(t, got.Down.Algorithm)
 		assert.NotEqual(t, got.Down.Group, got.Up.Group, "directions never share")
 	})

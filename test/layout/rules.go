@@ -74,6 +74,7 @@ var homes = map[string][]string{
 	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
 	"github.com/vishvananda/...":         {"proxy/capture", "internal/netlab", "cmd/penstock/bench"},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
+	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gonum.org/v1/plot/...":              {"cmd/..."},
 	"gonum.org/v1/gonum/...":             {"cc"},
 }

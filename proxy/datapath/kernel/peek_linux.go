@@ -1,0 +1,56 @@
+package kernel
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+var _ datapath.Peeker = (*Conn)(nil)
+
+// Peek implements datapath.Peeker. Each segment that comes is an event of its
+// own to Go's edge-triggered poller, though those before it are still there.
+func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
+	var call error
+	seen := 0
+	poll := c.raw.Read(func(fd uintptr) bool {
+		var n int
+		var ended bool
+		if n, ended, call = peek(int(fd), b); call != nil {
+			return true
+		}
+		done := ended || n == len(b)
+		if n > seen {
+			seen = n
+			done = look(b[:n]) || done
+		}
+		return done
+	})
+	if poll != nil {
+		return poll
+	}
+	if call != nil {
+		return c.opError("peek", call)
+	}
+	return nil
+}
+
+// peek reads what there is and leaves it there. ended: no more will come.
+func peek(fd int, b []byte) (n int, ended bool, err error) {
+	asked := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN | unix.POLLRDHUP}}
+	if _, err := unix.Poll(asked[:], 0); err != nil && !errors.Is(err, unix.EINTR) {
+		return 0, false, err
+	}
+	events := asked[0].Revents
+	if events&unix.POLLERR != 0 {
+		return 0, true, nil // looking would collect the error, which is the reader's
+	}
+	ended = events&(unix.POLLRDHUP|unix.POLLHUP) != 0
+	n, _, err = unix.Recvfrom(fd, b, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return 0, ended, nil
+	}
+	return max(n, 0), ended, err
+}
