@@ -42,18 +42,21 @@ type connection struct {
 	client, server leg
 	down, up       direction
 	chosen         ingress.Client
-	verdict        policy.Verdict
-	serverName     string // empty: nobody asked, or there was none
+	decidedOn      policy.Facts // what the verdict was given on
+	route          routeKey     // what it is counted under: the rule it was opened by
+	serverName     string       // empty: nobody asked, or there was none
 	opened         cc.Time
 	counted        netip.Addr // client host this counts against; invalid: none yet
 	captured       wire       // as noted in the loop guard; zero: not
 	dialled        wire       // likewise
 
-	mu       sync.Mutex // guards what follows, and leg's fields
-	state    State
-	stopped  bool
-	cause    Cause
-	causeErr error
+	mu        sync.Mutex // guards what follows, and leg's fields
+	state     State
+	stopped   bool
+	cause     Cause
+	causeErr  error
+	verdict   policy.Verdict // and each direction's terms
+	decidedBy *settings      // whose rules gave it
 }
 
 // leg is one of the two legs, as far as ending it goes; connection.mu guards

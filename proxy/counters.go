@@ -55,15 +55,21 @@ type RouteCounters struct {
 
 // DirectionCounters count what became of the bytes of one direction.
 type DirectionCounters struct {
-	Algorithm string
-	Read      cc.Bytes // from the leg it comes from
-	Written   cc.Bytes // to the leg it goes to
-	Spliced   cc.Bytes // of those, moved inside the kernel
+	Read    cc.Bytes // from the leg it comes from
+	Written cc.Bytes // to the leg it goes to
+	Spliced cc.Bytes // of those, moved inside the kernel
 
 	Retransmitted cc.Bytes // by the leg it goes to
 	SignalErrors  uint64   // failed reads of that leg's state
-	LossEvents    uint64   // the algorithm was told of; 0 where unmanaged
-	Limited       map[flow.LimitedBy]time.Duration
+
+	Control map[string]AlgorithmCounters // by algorithm
+}
+
+// AlgorithmCounters count what happened to directions while they were under one algorithm.
+type AlgorithmCounters struct {
+	Algorithm  string
+	LossEvents uint64 // it was told of; 0 where unmanaged
+	Limited    map[flow.LimitedBy]time.Duration
 }
 
 // add counts a direction in, and what is known of the leg it goes to.
@@ -73,17 +79,34 @@ func (d *DirectionCounters) add(i DirectionInfo, leg datapath.Info) {
 	d.Spliced += i.Spliced
 	d.Retransmitted += leg.Retransmitted
 	d.SignalErrors += leg.SignalErrors
-	d.LossEvents += uint64(i.Flow.LossEvents)
-	for by, t := range i.Flow.Limited {
-		if d.Limited == nil {
-			d.Limited = map[flow.LimitedBy]time.Duration{}
-		}
-		d.Limited[by] += t
+	for _, c := range i.Control {
+		d.control(c)
 	}
 }
 
+// control counts what happened under an algorithm in.
+func (d *DirectionCounters) control(c AlgorithmCounters) {
+	if d.Control == nil {
+		d.Control = map[string]AlgorithmCounters{}
+	}
+	sum := d.Control[c.Algorithm]
+	sum.Algorithm = c.Algorithm
+	sum.LossEvents += c.LossEvents
+	if sum.Limited == nil && len(c.Limited) > 0 {
+		sum.Limited = map[flow.LimitedBy]time.Duration{}
+	}
+	for by, t := range c.Limited {
+		sum.Limited[by] += t
+	}
+	d.Control[c.Algorithm] = sum
+}
+
 func (d DirectionCounters) clone() DirectionCounters {
-	d.Limited = maps.Clone(d.Limited)
+	d.Control = maps.Clone(d.Control)
+	for name, c := range d.Control {
+		c.Limited = maps.Clone(c.Limited)
+		d.Control[name] = c
+	}
 	return d
 }
 
@@ -125,22 +148,21 @@ type route struct {
 	duration *datapath.Durations
 }
 
-// keyOf is for connections that are, or were, relayed: the verdict is final then.
-func keyOf(c *connection) routeKey { return routeKey{c.lane.cfg.Name, c.verdict.Rule} }
-
 func (t *totals) open(c *connection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := keyOf(c)
+	k := routeKey{c.lane.cfg.Name, c.verdict.Rule}
+	c.route = k
 	if t.routes == nil {
 		t.routes = map[routeKey]*route{}
 	}
 	r := t.routes[k]
 	if r == nil {
 		r = &route{closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
-		r.down.Algorithm, r.up.Algorithm = c.verdict.Down.Algorithm, c.verdict.Up.Algorithm
 		t.routes[k] = r
 	}
+	r.down.control(AlgorithmCounters{Algorithm: c.verdict.Down.Algorithm})
+	r.up.control(AlgorithmCounters{Algorithm: c.verdict.Up.Algorithm})
 	r.opened++
 	r.active++
 }
@@ -148,7 +170,7 @@ func (t *totals) open(c *connection) {
 func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.routes[keyOf(c)]
+	r := t.routes[c.route]
 	r.active--
 	r.closed[cause]++
 	r.down.add(last.Down, last.Client)
@@ -165,8 +187,8 @@ func (s *Server) Counters() Counters {
 // Snapshot returns the totals together with the live connections, oldest
 // first, that are counted in them.
 func (s *Server) Snapshot() (Counters, []FlowInfo) {
-	active, sources := s.limits.counts()
-	out := Counters{Active: active, Sources: sources, Limit: s.limits.global, Draining: s.draining.Load()}
+	active, sources, limit := s.limits.counts()
+	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
 	for _, l := range s.lanes {
 		out.Listeners = append(out.Listeners, ListenerCounters{
 			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
@@ -189,7 +211,7 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 		if !flows[i].Relayed() {
 			continue
 		}
-		if row := rows[keyOf(c)]; row != nil {
+		if row := rows[c.route]; row != nil {
 			row.Down.add(flows[i].Down, flows[i].Client)
 			row.Up.add(flows[i].Up, flows[i].Server)
 		}

@@ -300,6 +300,7 @@ func (l *fakeListener) Close() error {
 type bench struct {
 	tb       testing.TB
 	server   *proxy.Server
+	cfg      proxy.Config // it started with
 	listener *fakeListener
 	clock    func() cc.Time
 	dialled  chan *fakeLeg // server legs, in the order of dialling
@@ -309,6 +310,7 @@ type bench struct {
 	cancel   context.CancelFunc
 	served   chan error
 	dialErr  error
+	dialling func() // before each dial; nil: nothing happens
 }
 
 func newBench(tb testing.TB, change func(*proxy.Config, *bench)) *bench {
@@ -325,6 +327,7 @@ func newBench(tb testing.TB, change func(*proxy.Config, *bench)) *bench {
 	if change != nil {
 		change(&cfg, b)
 	}
+	b.cfg = cfg
 	var err error
 	b.server, err = proxy.New(cfg, proxy.Parts{
 		Clock: b.clock, Flows: &flow.Manager{}, Listeners: map[string]ingress.Listener{"fake": b.listener},
@@ -343,6 +346,9 @@ func (b *bench) dial(_ context.Context, cfg kernel.DialConfig) (datapath.Conn, e
 	}
 	if err := cfg.Guard(cfg.Target); err != nil {
 		return nil, err
+	}
+	if b.dialling != nil {
+		b.dialling()
 	}
 	leg := newFakeLeg(b.clock, 20000, b.capacity)
 	leg.holds = b.holds

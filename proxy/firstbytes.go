@@ -54,7 +54,7 @@ func (c *connection) awaitServerName() string {
 func (c *connection) hurry() (stop func()) {
 	client, server := c.client.conn, c.server.conn
 	fired := make(chan struct{})
-	timer := time.AfterFunc(c.srv.cfg.Limits.ServerNameWait.std(), func() {
+	timer := time.AfterFunc(c.decidedBy.cfg.Limits.ServerNameWait.std(), func() {
 		_ = client.SetReadDeadline(expired)
 		close(fired)
 	})
@@ -82,9 +82,10 @@ func (c *connection) hurry() (stop func()) {
 
 // decide gives the verdict now that the server name is known, or known to be
 // missing. Not a byte has moved yet.
-func (c *connection) decide(facts policy.Facts) *rejection {
+func (c *connection) decide() *rejection {
+	facts := c.decidedOn
 	c.serverName = facts.ServerName
-	c.verdict = c.srv.policy.Decide(facts)
+	c.verdict = c.decidedBy.policy.Decide(facts)
 	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.lane.cfg.Name, "client", c.source(),
 		"target", facts.Target, "server_name", facts.ServerName, "rule", c.verdict.Rule)
 	if c.verdict.Refuse == "" {

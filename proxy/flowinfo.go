@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -36,6 +38,8 @@ type DirectionInfo struct {
 	Finished  bool
 	Managed   bool          // Flow is meaningful
 	Flow      flow.Snapshot // of the window that holds it
+	// Control is what happened under each algorithm it has had, the present one last.
+	Control []AlgorithmCounters
 }
 
 // Relayed reports whether the directions and legs are in place.
@@ -60,18 +64,21 @@ func (c *connection) info(now cc.Time) FlowInfo {
 		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
 	}
 	client, server := c.client.conn, c.server.conn
-	c.mu.Unlock()
 	if !out.Relayed() {
+		c.mu.Unlock()
 		return out
 	}
 	out.Rule, out.ServerName = c.verdict.Rule, c.serverName
+	out.Down, out.Up = c.down.info(), c.up.info()
+	c.mu.Unlock()
 	out.Setup = age(c.opened, c.started)
 	out.Target = addrPort(server.RemoteAddr())
-	out.Down, out.Up = c.down.info(), c.up.info()
 	out.Client, out.Server = client.Info(), server.Info()
 	return out
 }
 
+// info is for those who hold the connection's mu: what is counted under an
+// algorithm does not change hands in between.
 func (d *direction) info() DirectionInfo {
 	out := DirectionInfo{
 		Algorithm: d.terms.Algorithm,
@@ -81,12 +88,30 @@ func (d *direction) info() DirectionInfo {
 	if d.flow != nil {
 		out.Flow = d.flow.Snapshot()
 	}
+	out.Control = append(slices.Clone(d.earlier), d.since(out.Algorithm, out.Flow))
 	return out
+}
+
+// since is what has happened up to s under the present algorithm.
+func (d *direction) since(algorithm string, s flow.Snapshot) AlgorithmCounters {
+	now := AlgorithmCounters{Algorithm: algorithm, LossEvents: uint64(s.LossEvents), Limited: maps.Clone(s.Limited)}
+	for _, e := range d.earlier {
+		now.LossEvents -= e.LossEvents
+		for by, t := range e.Limited {
+			now.Limited[by] -= t
+		}
+	}
+	return now
+}
+
+// under notes what has happened up to s under the algorithm that is left now.
+func (d *direction) under(algorithm string, s flow.Snapshot) {
+	d.earlier = append(d.earlier, d.since(algorithm, s))
 }
 
 // logClosed writes the one line of a connection that was relayed.
 func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
-	if !s.cfg.Log.Flows {
+	if !s.settings().cfg.Log.Flows {
 		return
 	}
 	attrs := []any{
@@ -125,7 +150,7 @@ func (d DirectionInfo) attrs(name string, leg datapath.Info) slog.Attr {
 
 // logRejected writes the one line of a connection that was not.
 func (s *Server) logRejected(c *connection, r *rejection) {
-	if !s.cfg.Log.Flows {
+	if !s.settings().cfg.Log.Flows {
 		return
 	}
 	s.log.Info("flow refused", "id", c.id, "listener", c.lane.cfg.Name, "client", c.source(),

@@ -53,6 +53,20 @@ type limiter struct {
 	sources map[netip.Addr]int
 }
 
+// change puts the limits of cfg into force. Who is in already stays.
+func (l *limiter) change(cfg Config, lanes []*listenerState) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.perSource = cfg.Limits.PerSource
+	l.global = DescriptorBudget().Connections
+	if cfg.Limits.Connections > 0 {
+		l.global = min(l.global, cfg.Limits.Connections)
+	}
+	for i, lane := range lanes {
+		lane.max = cfg.Listeners[i].Connections
+	}
+}
+
 // lane is the part of the limiter that belongs to one listener.
 type lane struct {
 	max    int // 0: no limit
@@ -105,10 +119,10 @@ func (l *limiter) leaveSource(addr netip.Addr) {
 	}
 }
 
-func (l *limiter) counts() (active, sources int) {
+func (l *limiter) counts() (active, sources, limit int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.active, len(l.sources)
+	return l.active, len(l.sources), l.global
 }
 
 func (l *limiter) laneActive(ln *lane) int {

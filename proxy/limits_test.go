@@ -54,7 +54,7 @@ func TestLimiterCountsBothWays(t *testing.T) {
 	for _, s := range []string{"2001:db8:1:2::1", "2001:db8:1:2::1", "2001:db8:1:3::1", "192.0.2.1", "192.0.2.1"} {
 		l.leaveSource(netip.MustParseAddr(s))
 	}
-	_, sources := l.counts()
+	_, sources, _ := l.counts()
 	assert.Zero(t, sources, "hosts without connections are forgotten")
 }
 

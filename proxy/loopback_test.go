@@ -38,6 +38,7 @@ func clock() cc.Time { return cc.Time(time.Since(epoch)) + 1 }
 type rig struct {
 	tb      testing.TB
 	proxy   *proxy.Kernel
+	cfg     proxy.Config // it started with
 	backend *net.TCPListener
 	logs    *lockedBuffer
 	stop    func() error // ends Serve and returns its error
@@ -72,7 +73,7 @@ func newRig(tb testing.TB, change func(*proxy.Config)) *rig {
 	if change != nil {
 		change(&cfg)
 	}
-	r := &rig{tb: tb, backend: backend, logs: &lockedBuffer{}}
+	r := &rig{tb: tb, cfg: cfg, backend: backend, logs: &lockedBuffer{}}
 	log := slog.New(slog.NewTextHandler(r.logs, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	r.proxy, err = proxy.Open(ctx, cfg, &flow.Manager{}, clock, log)

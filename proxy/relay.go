@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"sync/atomic"
 
 	"github.com/penstock-net/penstock/cc"
@@ -24,7 +25,9 @@ var errStopped = errors.New("proxy: relay stopped")
 type direction struct {
 	name     string // "up" or "down"
 	src, dst *leg
-	terms    flow.Terms
+	terms    flow.Terms          // of the moment; the connection's mu guards it once it is open
+	earlier  []AlgorithmCounters // of algorithms before, likewise
+	log      *slog.Logger
 	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
 	held     bool       // the transport holds the window itself: ask for no grants
 	carrier  datapath.Carrier

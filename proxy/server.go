@@ -22,7 +22,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
-	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // Parts are what a Server is put together from.
@@ -36,16 +35,17 @@ type Parts struct {
 
 // Server accepts, splits and relays connections.
 type Server struct {
-	cfg     Config
 	parts   Parts
 	log     *slog.Logger
 	clock   func() cc.Time
-	policy  *policy.Policy
 	lanes   []*listenerState // in the order of the configuration
 	limits  limiter
 	loops   *loopGuard
 	buffers *datapath.Buffers
 	totals  totals
+
+	inForce   atomic.Pointer[settings]
+	reloading sync.Mutex
 
 	draining atomic.Bool
 	aborting sync.Once
@@ -62,7 +62,6 @@ type listenerState struct {
 	lane
 	cfg     ListenerConfig
 	in      ingress.Listener
-	guard   policy.Guard
 	setup   *datapath.Durations
 	dial    *datapath.Durations
 	taken   atomic.Uint64
@@ -78,12 +77,12 @@ func (l *listenerState) trusts(peer netip.Addr) bool {
 // New puts a Server together. Connections are limited to what the process's
 // descriptors allow, whatever the configuration says.
 func New(cfg Config, parts Parts) (*Server, error) {
-	rules, err := cfg.policy()
+	first, err := newSettings(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
 	s := &Server{
-		cfg: cfg, parts: parts, log: parts.Log, clock: parts.Clock, policy: rules,
+		parts: parts, log: parts.Log, clock: parts.Clock,
 		buffers: datapath.NewBuffers(cc.Bytes(cfg.Limits.Memory)),
 		conns:   map[uint64]*connection{},
 		aborted: make(chan struct{}),
@@ -91,11 +90,7 @@ func New(cfg Config, parts Parts) (*Server, error) {
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	s.limits.perSource = cfg.Limits.PerSource
-	s.limits.global = DescriptorBudget().Connections
-	if cfg.Limits.Connections > 0 {
-		s.limits.global = min(s.limits.global, cfg.Limits.Connections)
-	}
+	s.inForce.Store(first)
 	var own []netip.AddrPort
 	for _, lc := range cfg.Listeners {
 		in := parts.Listeners[lc.Name]
@@ -104,11 +99,11 @@ func New(cfg Config, parts Parts) (*Server, error) {
 		}
 		own = append(own, addrPort(in.Addr()))
 		s.lanes = append(s.lanes, &listenerState{
-			lane: lane{max: lc.Connections}, cfg: lc, in: in,
-			guard: policy.Guard{Allow: prefixes(lc.Allow)},
+			cfg: lc, in: in,
 			setup: datapath.NewDurations(setupBounds), dial: datapath.NewDurations(setupBounds),
 		})
 	}
+	s.limits.change(cfg, s.lanes)
 	s.loops = newLoopGuard(own)
 	return s, nil
 }
@@ -220,6 +215,7 @@ func (s *Server) handle(ctx context.Context, c *connection) {
 		c.state = StateOpen
 	}
 	c.mu.Unlock()
+	c.reconsider(&Reloaded{}) // a reload since it was decided about has passed it over
 	c.relay()
 	s.closed(c)
 }
@@ -280,20 +276,19 @@ const (
 // sweep resets the connections on which nothing has moved for too long. One
 // look at all of them now and then replaces a timer reset for every byte.
 func (s *Server) sweep(done <-chan struct{}) {
-	idle, half := s.cfg.Limits.IdleTimeout.std(), s.cfg.Limits.HalfClosedTimeout.std()
-	period := sweepMax
-	for _, d := range []time.Duration{idle, half} {
-		if d > 0 {
-			period = min(period, d/8)
-		}
-	}
-	ticker := time.NewTicker(max(period, sweepMin))
+	_, _, period := s.timeouts()
+	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-done:
 			return
 		case <-ticker.C:
+		}
+		idle, half, next := s.timeouts()
+		if next != period {
+			period = next
+			ticker.Reset(period)
 		}
 		now := s.clock()
 		for _, c := range s.live() {
@@ -313,6 +308,19 @@ func (s *Server) sweep(done <-chan struct{}) {
 	}
 }
 
+// timeouts are how long a connection may be quiet, and how often to look.
+func (s *Server) timeouts() (idle, half, period time.Duration) {
+	limits := s.settings().cfg.Limits
+	idle, half = limits.IdleTimeout.std(), limits.HalfClosedTimeout.std()
+	period = sweepMax
+	for _, d := range []time.Duration{idle, half} {
+		if d > 0 {
+			period = min(period, d/8)
+		}
+	}
+	return idle, half, max(period, sweepMin)
+}
+
 // drainReport is how often a drain tells how many connections are left.
 const drainReport = 5 * time.Second
 
@@ -323,7 +331,7 @@ func (s *Server) drain() {
 		defer close(done)
 		s.handlers.Wait()
 	}()
-	limit := s.cfg.Shutdown.Drain.std()
+	limit := s.settings().cfg.Shutdown.Drain.std()
 	began := s.clock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()

@@ -26,7 +26,7 @@ type rejection struct {
 
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
-	greet, cancel := context.WithTimeout(ctx, c.srv.cfg.Limits.HandshakeTimeout.std())
+	greet, cancel := context.WithTimeout(ctx, c.srv.settings().cfg.Limits.HandshakeTimeout.std())
 	chosen, err := c.lane.in.Greet(greet, c.accepted)
 	cancel()
 	if err != nil {
@@ -58,6 +58,7 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 // connect dials the server leg and tells the client.
 func (c *connection) connect(ctx context.Context) *rejection {
 	began := c.srv.clock()
+	c.decidedBy = c.srv.settings()
 	server, err := c.dial(ctx)
 	if err != nil {
 		return c.refuse(err)
@@ -68,8 +69,8 @@ func (c *connection) connect(ctx context.Context) *rejection {
 		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
 	}
 	// Once more, for now it is known which of a name's addresses answered.
-	facts := c.facts(addrPort(server.RemoteAddr()))
-	prospects := c.srv.policy.Prospects(facts)
+	c.decidedOn = c.facts(addrPort(server.RemoteAddr()))
+	prospects := c.decidedBy.policy.Prospects(c.decidedOn)
 	c.verdict = prospects[len(prospects)-1]
 	// A server that waits for a header before it speaks is not kept waiting for
 	// the client's first bytes, unless they decide about the header.
@@ -86,8 +87,8 @@ func (c *connection) connect(ctx context.Context) *rejection {
 	if len(prospects) == 1 {
 		return nil
 	}
-	facts.ServerName = c.awaitServerName()
-	if r := c.decide(facts); r != nil {
+	c.decidedOn.ServerName = c.awaitServerName()
+	if r := c.decide(); r != nil {
 		return r
 	}
 	if !settled {
@@ -126,9 +127,9 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 	cfg := kernel.DialConfig{
 		Target:  c.chosen.Target,
 		Host:    c.chosen.Host,
-		Mark:    uint32(c.srv.cfg.Mark),
+		Mark:    uint32(c.decidedBy.cfg.Mark),
 		Guard:   c.permit,
-		Timeout: c.srv.cfg.Limits.DialTimeout.std(),
+		Timeout: c.decidedBy.cfg.Limits.DialTimeout.std(),
 	}
 	if c.lane.cfg.KeepClient {
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
@@ -152,14 +153,14 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 // permit is asked about each address before it is tried.
 func (c *connection) permit(target netip.AddrPort) error {
 	if c.lane.cfg.asks() {
-		if err := c.lane.guard.Check(target.Addr()); err != nil {
+		if err := c.decidedBy.guards[c.lane.cfg.Name].Check(target.Addr()); err != nil {
 			return &refusal{RejectedDenied, err}
 		}
 	}
 	if err := c.srv.loops.check(target); err != nil {
 		return &refusal{RejectedLoop, err}
 	}
-	prospects := c.srv.policy.Prospects(c.facts(target))
+	prospects := c.decidedBy.policy.Prospects(c.facts(target))
 	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {
 		return nil
 	}
@@ -207,8 +208,8 @@ func (c *connection) open() error {
 
 func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms flow.Terms) error {
 	d.name, d.src, d.dst, d.terms = name, src, dst, terms
-	d.clock, d.stop, d.active = c.srv.clock, c.stop, &c.active
-	d.maxPiece = int(c.srv.cfg.Limits.Buffer)
+	d.clock, d.stop, d.active, d.log = c.srv.clock, c.stop, &c.active, c.srv.log
+	d.maxPiece = int(c.decidedBy.cfg.Limits.Buffer)
 	d.piece = d.maxPiece
 	d.wake = make(chan struct{}, 1)
 	d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)

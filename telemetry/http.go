@@ -45,6 +45,10 @@ type Pages struct {
 	// Hint takes what the network says about the path to a host and returns how
 	// many groups of flows it was for; nil: there is no /v1/hints.
 	Hint func(host netip.Addr, h cc.Hint) (groups int)
+	// Reload rereads the configuration and tells in words what came of it, or why
+	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
+	// is no /-/reload.
+	Reload func() (string, error)
 	// Clock is the flows' clock; needed with Hint.
 	Clock func() cc.Time
 	Log   *slog.Logger
@@ -68,7 +72,13 @@ func (p Pages) Handler(local bool) http.Handler {
 		if p.Hint != nil {
 			fmt.Fprint(w, "/v1/hints takes what the network says about the path to a host; POST it as JSON\n")
 		}
+		if p.Reload != nil {
+			fmt.Fprint(w, "/-/reload rereads the configuration; POST\n")
+		}
 	})
+	if p.Reload != nil {
+		mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, r *http.Request) { p.reload(w, r, local) })
+	}
 	if p.Hint != nil {
 		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.hint(w, r, local) })
 	}

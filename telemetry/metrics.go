@@ -25,7 +25,6 @@ type Facts struct {
 	Start                        float64 // Unix time in seconds
 	Tier, Envelope               string  // of the datapath
 	Missing                      []string
-	ConfigHash                   string // of the configuration file; empty: built-in
 }
 
 // Options are what a collector shows besides the source.
@@ -33,6 +32,8 @@ type Options struct {
 	Facts Facts
 	Clock func() cc.Time
 	Load  func() Load // of the datapath; nil: not shown
+	// Config returns how it stands with the configuration; nil: not shown.
+	Config func() Config
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -82,6 +83,9 @@ var (
 	buildInfo    = gauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
 	startTime    = gauge("start_time_seconds", "When the process started, in Unix time.")
 	configInfo   = gauge("config_info", "SHA-256 of the configuration in use, empty for the built-in one; always 1.", "hash")
+	reloads      = counter("config_reloads_total", "Times the configuration was reread, by whether it was put into force.", "result")
+	reloadOK     = gauge("config_last_reload_successful", "1 unless the last attempt to reread the configuration failed; the one before is in force then.")
+	reloadTime   = gauge("config_last_reload_success_timestamp_seconds", "When the configuration in force was put there, in Unix time.")
 	datapathInfo = gauge("datapath_info", "The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
 	missing      = gauge("datapath_missing", "What was asked for or is useful and cannot be had, in words; always 1.", "reason")
 	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged, which are polled.")
@@ -125,7 +129,7 @@ var (
 
 // all lists what Describe announces.
 var all = []metric{
-	buildInfo, startTime, configInfo, datapathInfo, missing, busyLegs, pollInterval,
+	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, datapathInfo, missing, busyLegs, pollInterval,
 	heldLegs, heldLimit, unheld, falls, answers, traceDropped,
 	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
@@ -175,7 +179,9 @@ func (c *collector) facts(out sink) {
 	f := c.o.Facts
 	out.put(buildInfo, 1, f.Version, f.Revision, f.GoVersion)
 	out.put(startTime, f.Start)
-	out.put(configInfo, 1, f.ConfigHash)
+	if c.o.Config != nil {
+		out.config(c.o.Config())
+	}
 	out.put(datapathInfo, 1, f.Tier, f.Envelope)
 	for _, words := range f.Missing {
 		out.put(missing, 1, words)
@@ -203,6 +209,14 @@ func (s sink) histogram(m metric, h datapath.Histogram, labels ...string) {
 		cumulative[bound] = n
 	}
 	s <- prometheus.MustNewConstHistogram(m.desc, h.Count(), h.Sum, cumulative, labels...)
+}
+
+func (s sink) config(c Config) {
+	s.put(configInfo, 1, c.Hash)
+	s.put(reloads, float64(c.Succeeded), "success")
+	s.put(reloads, float64(c.Failed), "failure")
+	s.put(reloadOK, oneIf(c.OK))
+	s.put(reloadTime, c.Since)
 }
 
 func (s sink) load(l Load) {
@@ -245,9 +259,11 @@ func (s sink) direction(r proxy.RouteCounters, d proxy.DirectionCounters, name, 
 	s.put(spliced, float64(d.Spliced), r.Listener, r.Rule, name)
 	s.put(retransmitted, float64(d.Retransmitted), r.Listener, r.Rule, to)
 	s.put(signalErrors, float64(d.SignalErrors), r.Listener, r.Rule, to)
-	s.put(ccLosses, float64(d.LossEvents), r.Listener, r.Rule, d.Algorithm, name)
-	for by, t := range d.Limited {
-		s.put(ccLimited, t.Seconds(), r.Listener, r.Rule, d.Algorithm, name, by.String())
+	for algorithm, c := range d.Control {
+		s.put(ccLosses, float64(c.LossEvents), r.Listener, r.Rule, algorithm, name)
+		for by, t := range c.Limited {
+			s.put(ccLimited, t.Seconds(), r.Listener, r.Rule, algorithm, name, by.String())
+		}
 	}
 }
 

@@ -22,7 +22,7 @@ func busyOptions(clock *handClock) Options {
 	return Options{
 		Facts: Facts{
 			Version: "v1.2.3", Revision: "abc", GoVersion: "go1.26", Start: 1.7e9,
-			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded"}, ConfigHash: "d00f",
+			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded"},
 		},
 		Clock: clock.now,
 		Load: func() Load {
@@ -31,6 +31,7 @@ func busyOptions(clock *handClock) Options {
 				Answers: datapath.Histogram{Bounds: []float64{.001}, Counts: []uint64{4, 1}, Sum: .004},
 			}}
 		},
+		Config:  func() Config { return Config{Hash: "d00f", Succeeded: 3, Failed: 2, Since: 1.75e9} },
 		Dropped: func() uint64 { return 8 },
 	}
 }
@@ -72,7 +73,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
-		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", // told of by the configuration and the code
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", // told of by the configuration and the code
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
 	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {

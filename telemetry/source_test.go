@@ -23,8 +23,11 @@ func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counter
 func busyProxy() *still {
 	histogram := datapath.Histogram{Bounds: []float64{.1, 1}, Counts: []uint64{3, 2, 1}, Sum: 12.5}
 	direction := proxy.DirectionCounters{
-		Algorithm: "copa", Read: 3000, Written: 2000, Spliced: 1000, Retransmitted: 1448, SignalErrors: 1, LossEvents: 4,
-		Limited: map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond, flow.LimitedByReceiver: time.Second},
+		Read: 3000, Written: 2000, Spliced: 1000, Retransmitted: 1448, SignalErrors: 1,
+		Control: map[string]proxy.AlgorithmCounters{"copa": {
+			Algorithm: "copa", LossEvents: 4,
+			Limited: map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond, flow.LimitedByReceiver: time.Second},
+		}},
 	}
 	managed := proxy.DirectionInfo{
 		Algorithm: "copa", Read: 700, Written: 500, Spliced: 100, Managed: true,

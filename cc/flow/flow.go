@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -9,37 +10,51 @@ import (
 // Flow is one sending direction of one connection. Its methods may be called
 // from any goroutine.
 type Flow struct {
-	id    uint64
-	macro *macroflow
-	terms Terms
-	wake  func()
+	id   uint64
+	wake func()
+	home atomic.Pointer[macroflow] // macro, for those who do not hold its mu yet
 
-	// Guarded by macro.mu.
-	ledger   ledger
-	last     Report
-	newest   cc.Bytes // highest offset known to have arrived
-	taken    cc.Bytes
-	inflight cc.Bytes
-	stuck    cc.Bytes // of those, unsent behind a closed receive window
-	want     cc.Bytes // asked for and not granted: the flow wants to send
-	parked   bool     // waits for wake
-	ready    cc.Time  // not before this does its own rate let it send
-	asked    cc.Time  // when it last called Take, or its transport told what it wants; 0: never
-	freely   bool     // its transport has held the window: bytes may be written without asking
-	measured bool     // and has measured round trips: where it has no sample, the ledger's would be worse
-	told     Limit    // the answer to the last report
-	served   float64  // bytes granted, over weight; see serve
-	rival    bool     // scratch of pool and share
-	lends    bool     // scratch of share
-	pass     uint64   // scratch of wakeable
-	pacer    pacer    // the policy's maximum rate
-	rtt      rttEstimator
-	rate     cc.Rate // newest delivery-rate sample
-	losses   int
-	recover  cc.Bytes // what had been sent when the present loss event began
-	lossAt   cc.Time  // when it did
-	limits   limits
-	closed   bool
+	// Guarded by macro.mu; macro itself by that of the old and of the new one.
+	macro     *macroflow
+	terms     Terms
+	ledger    ledger
+	last      Report
+	newest    cc.Bytes // highest offset known to have arrived
+	inherited cc.Bytes // stream offset of what left before f came here: the algorithm is not told of it
+	taken     cc.Bytes
+	inflight  cc.Bytes
+	stuck     cc.Bytes // of those, unsent behind a closed receive window
+	want      cc.Bytes // asked for and not granted: the flow wants to send
+	parked    bool     // waits for wake
+	ready     cc.Time  // not before this does its own rate let it send
+	asked     cc.Time  // when it last called Take, or its transport told what it wants; 0: never
+	freely    bool     // its transport has held the window: bytes may be written without asking
+	measured  bool     // and has measured round trips: where it has no sample, the ledger's would be worse
+	told      Limit    // the answer to the last report
+	served    float64  // bytes granted, over weight; see serve
+	rival     bool     // scratch of pool and share
+	lends     bool     // scratch of share
+	pass      uint64   // scratch of wakeable
+	pacer     pacer    // the policy's maximum rate
+	rtt       rttEstimator
+	rate      cc.Rate // newest delivery-rate sample
+	losses    int
+	recover   cc.Bytes // what had been sent when the present loss event began
+	lossAt    cc.Time  // when it did
+	limits    limits
+	closed    bool
+}
+
+// lock returns f's macroflow, locked.
+func (f *Flow) lock() *macroflow {
+	for {
+		m := f.home.Load()
+		m.mu.Lock()
+		if f.home.Load() == m {
+			return m
+		}
+		m.mu.Unlock() // f has moved in the meantime
+	}
 }
 
 func (f *Flow) weight() cc.Bytes { return cc.Bytes(max(1, f.terms.Weight)) }
@@ -68,8 +83,7 @@ func (f *Flow) roundUp(n cc.Bytes) cc.Bytes {
 // the flow's wake is called when asking again may help. A transport that holds
 // the window takes all it is given, which counts once it leaves.
 func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	if f.closed || want <= 0 {
 		m.mu.Unlock()
 		return Grant{}
@@ -144,8 +158,7 @@ func (f *Flow) count(now cc.Time, n cc.Bytes) {
 // Report tells what became of the bytes and returns the limits now in force.
 // Stale and repeated reports are ignored.
 func (f *Flow) Report(r Report) Limit {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	if f.closed {
 		m.mu.Unlock()
 		return Limit{}
@@ -198,7 +211,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	m.heldBelow = r.RwndFull || !r.Held && r.Unsent > max(4*f.mss(), f.inflight/4)
 	f.noteLimit(r)
 
-	if lost > 0 || timeouts > 0 {
+	if timeouts > 0 || lost > 0 && r.Acked-r.Sacked >= f.inherited {
 		f.losses++
 		loss := cc.Loss{State: m.state(r.At), Lost: lost, SentAt: f.lostSince(r), Timeout: timeouts > 0}
 		m.alg.OnLoss(loss)
@@ -208,10 +221,13 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	}
 	if acked > 0 {
 		ack := f.ack(r, acked, marked)
-		m.alg.OnAck(ack)
-		m.adopt(r.At)
-		events[n] = m.event(f, KindAck, ack.State, ack.RTT, acked)
-		n++
+		if own := min(acked, f.last.Acked-f.inherited); own > 0 {
+			ack.Acked, ack.Marked = own, min(ack.Marked, own)
+			m.alg.OnAck(ack)
+			m.adopt(r.At)
+			events[n] = m.event(f, KindAck, ack.State, ack.RTT, own)
+			n++
+		}
 	}
 	m.noteAppLimited()
 	return n
@@ -263,7 +279,7 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 		c.sent.At = min(r.At, max(m.firstSent, r.At.Add(-r.RTT)))
 		m.firstSent = c.sent.At
 	}
-	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: c.sent}
+	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: m.seen(c.sent)}
 	if ok && !c.resent {
 		if !r.Held || !f.measured {
 			ev.RTT = r.At.Sub(c.sent.At)
@@ -305,23 +321,13 @@ func (f *Flow) noteLimit(r Report) {
 
 // Close leaves the macroflow; what was in flight no longer counts.
 func (f *Flow) Close(now cc.Time) {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	if f.closed {
 		m.mu.Unlock()
 		return
 	}
 	f.closed = true
-	m.inflight -= f.counted()
-	for i, g := range m.members {
-		if g == f {
-			m.members = append(m.members[:i], m.members[i+1:]...)
-			break
-		}
-	}
-	if len(m.members) == 0 {
-		m.idleSince = now
-	}
+	m.lose(f, now)
 	m.unlockAndWake(now)
 	m.mgr.left(f, now)
 }

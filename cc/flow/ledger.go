@@ -108,6 +108,15 @@ func (l *ledger) taint() {
 	}
 }
 
+// rebase has what is in flight be as though it had left a macroflow that had
+// delivered so much by now: rates are measured from here, round trips as before.
+func (l *ledger) rebase(now cc.Time, delivered cc.Bytes) {
+	for i := range l.n {
+		c := l.at(i)
+		c.sent.Delivered, c.sent.DeliveredAt, c.first = delivered, now, c.sent.At
+	}
+}
+
 // advance forgets the chunks that have arrived up to stream offset newest and
 // returns the last of them. It counts as resent when any of them may have been:
 // a hole that was filled holds back the news of all that lay behind it.

@@ -3,6 +3,7 @@ package flow
 import (
 	"container/list"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +38,13 @@ type macroflow struct {
 	cwndFullAt  cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
 	idleSince   cc.Time  // when the last member left
-	hint        cc.Hint  // the network's newest word about the group
-	hinted      bool     // there has been one
+	started     cc.Time  // when alg was built
+	base        cc.Bytes // what had been delivered then: alg counts from there
+	initial     cc.Bytes // window that members brought with them, for alg to start from; 0: none did
+	gone        float64  // part of the window that members have taken elsewhere, until a round trip after goneAt
+	goneAt      cc.Time
+	hint        cc.Hint // the network's newest word about the group
+	hinted      bool    // there has been one
 
 	idle   *list.Element // in the manager's list, while without members; guarded by its mu
 	due    cc.Time       // when the manager will call tick; guarded by its dueMu
@@ -57,9 +63,14 @@ func (m *macroflow) start(now cc.Time) {
 			break
 		}
 	}
+	initial := m.initial
+	if initial == 0 {
+		initial = cc.InitialCwndPackets * m.mss
+	}
+	m.started, m.base = now, m.delivered
 	m.alg = m.spec.New(cc.Config{
 		MSS:         m.mss,
-		InitialCwnd: cc.InitialCwndPackets * m.mss,
+		InitialCwnd: initial,
 		Params:      m.prm,
 		Rand:        rand.New(rand.NewPCG(m.seed, 0)),
 	})
@@ -88,7 +99,7 @@ func (m *macroflow) state(now cc.Time) cc.State {
 		Now:         now,
 		MSS:         m.mss,
 		Inflight:    m.inflight,
-		Delivered:   m.delivered,
+		Delivered:   m.delivered - m.base,
 		SRTT:        m.rtt.srtt,
 		RTTVar:      m.rtt.rttvar,
 		MinRTT:      m.rtt.min,
@@ -98,6 +109,23 @@ func (m *macroflow) state(now cc.Time) cc.State {
 		s.Hint = &m.hint
 	}
 	return s
+}
+
+// seen is s as the algorithm may see it, which counts from its own start.
+func (m *macroflow) seen(s cc.Sent) cc.Sent {
+	s.Delivered = max(0, s.Delivered-m.base)
+	return s
+}
+
+// lose has f be a member no more.
+func (m *macroflow) lose(f *Flow, now cc.Time) {
+	m.inflight -= f.counted()
+	if i := slices.Index(m.members, f); i >= 0 {
+		m.members = slices.Delete(m.members, i, i+1)
+	}
+	if len(m.members) == 0 {
+		m.idleSince = now
+	}
 }
 
 // cwndLimited tells whether the window was what held the sender back since the

@@ -51,45 +51,82 @@ type Manager struct {
 // outside all locks, when a Take that was refused may now succeed; it must
 // neither block nor call back.
 func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
-	spec, err := cc.Lookup(t.Algorithm)
+	r, err := t.resolve()
 	if err != nil {
-		return nil, fmt.Errorf("flow: %w", err)
+		return nil, err
 	}
-	params, err := spec.Resolve(t.Params)
-	if err != nil {
-		return nil, fmt.Errorf("flow: %w", err)
-	}
-	if t.Weight < 0 || t.Weight > MaxWeight {
-		return nil, fmt.Errorf("flow: weight %d is not between 0 and %d", t.Weight, MaxWeight)
-	}
-	key := groupKey(t.Group, spec.Name, params)
-
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.groups == nil {
-		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[string][]*macroflow{}
-	}
 	m.forget(now)
 	m.nextID++
-	g := m.groups[key]
-	if g == nil {
-		g = &macroflow{mgr: m, key: key, group: t.Group, spec: spec, prm: params, seed: m.Seed + m.nextID, queued: -1}
-		m.groups[key] = g
-		m.meet(g)
-	}
+	g := m.macroflow(r)
 	f := &Flow{
 		id: m.nextID, macro: g, terms: t, wake: wake,
 		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
 	}
+	f.home.Store(g)
 	g.mu.Lock()
 	g.members = append(g.members, f)
 	g.mu.Unlock()
+	m.occupied(g)
+	m.flows[f.id] = f
+	return f, nil
+}
+
+// resolved is what Terms say about the macroflow they lead to.
+type resolved struct {
+	key, group string
+	spec       cc.Spec
+	params     cc.Params
+}
+
+// resolve checks t and finds out where it leads.
+func (t Terms) resolve() (resolved, error) {
+	spec, err := cc.Lookup(t.Algorithm)
+	if err != nil {
+		return resolved{}, fmt.Errorf("flow: %w", err)
+	}
+	params, err := spec.Resolve(t.Params)
+	if err != nil {
+		return resolved{}, fmt.Errorf("flow: %w", err)
+	}
+	if t.Weight < 0 || t.Weight > MaxWeight {
+		return resolved{}, fmt.Errorf("flow: weight %d is not between 0 and %d", t.Weight, MaxWeight)
+	}
+	return resolved{groupKey(t.Group, spec.Name, params), t.Group, spec, params}, nil
+}
+
+// macroflow returns the one that r leads to, a new one if need be. The caller
+// holds m.mu, and no macroflow's.
+func (m *Manager) macroflow(r resolved) *macroflow {
+	if m.groups == nil {
+		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[string][]*macroflow{}
+	}
+	g := m.groups[r.key]
+	if g == nil {
+		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID, queued: -1}
+		m.groups[r.key] = g
+		m.meet(g)
+	}
+	return g
+}
+
+// occupied notes that g has members. The caller holds m.mu.
+func (m *Manager) occupied(g *macroflow) {
 	if g.idle != nil {
 		m.idle.Remove(g.idle)
 		g.idle = nil
 	}
-	m.flows[f.id] = f
-	return f, nil
+}
+
+// vacated notes that g has no members, if so. The caller holds m.mu, but not g's.
+func (m *Manager) vacated(g *macroflow) {
+	g.mu.Lock()
+	empty := len(g.members) == 0
+	g.mu.Unlock()
+	if empty && g.idle == nil {
+		g.idle = m.idle.PushBack(g)
+	}
 }
 
 // groupKey tells macroflows apart: flows share a window only when they would
@@ -111,13 +148,7 @@ func (m *Manager) left(f *Flow, now cc.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.flows, f.id)
-	g := f.macro
-	g.mu.Lock()
-	empty := len(g.members) == 0
-	g.mu.Unlock()
-	if empty && g.idle == nil {
-		g.idle = m.idle.PushBack(g)
-	}
+	m.vacated(f.home.Load())
 	m.forget(now)
 }
 

@@ -55,8 +55,7 @@ type Snapshot struct {
 
 // Snapshot returns the flow's present state.
 func (f *Flow) Snapshot() Snapshot {
-	m := f.macro
-	m.mu.Lock()
+	m := f.lock()
 	defer m.mu.Unlock()
 	s := Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members), Internals: m.inspect(),

@@ -16,6 +16,7 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
@@ -34,7 +35,9 @@ CONNECT on 127.0.0.1:1080, controls both directions with its own algorithm, and 
 privilege. Flags override the file.
 
 SIGTERM and SIGINT end it: no new connections are taken, open ones may go on for
-the time of --drain, and a second signal ends it at once.`,
+the time of --drain, and a second signal ends it at once. SIGHUP rereads the
+configuration file: running connections go on under the new rules, and what cannot
+change while running is refused.`,
 		Example: `  penstock run
   penstock run --config /etc/penstock/penstock.yaml
   penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128`,
@@ -44,8 +47,10 @@ the time of --drain, and a second signal ends it at once.`,
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
-			log := newLogger(cmd.ErrOrStderr(), cfg.Log)
-			return (&house{cfg: cfg, flags: f, log: log}).run(cmd.Context())
+			h := &house{cfg: cfg, flags: f, written: cmd.Flags()}
+			h.level.Set(cfg.Log.Level.Level())
+			h.log = newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level)
+			return h.run(cmd.Context())
 		},
 	}
 	f.register(cmd.Flags())
@@ -54,18 +59,25 @@ the time of --drain, and a second signal ends it at once.`,
 
 // house is the proxy with all that stands around it.
 type house struct {
-	cfg   proxy.Config
-	flags runFlags
-	log   *slog.Logger
+	cfg     proxy.Config   // at the start
+	flags   runFlags       // likewise
+	written *pflag.FlagSet // which of them were given
+	log     *slog.Logger
+	level   slog.LevelVar // of log
 
 	flows flow.Manager
 	trace *telemetry.Trace
 	pages net.Listener // where telemetry is; nil: nowhere
 	proxy *proxy.Kernel
+
+	reloads reloads
 }
 
 // run builds everything, serves until a signal comes, and takes it down again.
 func (h *house) run(ctx context.Context) (err error) {
+	rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
+	signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
+	defer signal.Stop(rereads)
 	h.log.Info("penstock starts", "version", readBuild().Version, "pid", os.Getpid())
 	for _, w := range h.cfg.Warnings() {
 		h.log.Warn(w)
@@ -92,9 +104,10 @@ func (h *house) run(ctx context.Context) (err error) {
 		}
 		return err
 	}
+	h.reloads.start(h.flags.hash)
 	h.announce()
 	h.dropPrivileges()
-	return errors.Join(h.serve(ctx), h.proxy.Close())
+	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
 }
 
 // openTrace starts writing events to the file of --trace.
@@ -159,7 +172,7 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 
 // serve runs until a signal or a failure ends it. A second signal does not
 // wait for connections that drain.
-func (h *house) serve(ctx context.Context) error {
+func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
@@ -193,6 +206,8 @@ func (h *house) serve(ctx context.Context) error {
 			return errors.Join(err, <-ended)
 		case <-asked:
 			asked, stopping = nil, true
+		case <-rereads:
+			h.reloadOnSignal()
 		case s := <-signals:
 			if stopping {
 				h.proxy.Abort()
@@ -214,10 +229,10 @@ func (h *house) telemetryPages() telemetry.Pages {
 			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),
 			Start: float64(started.UnixNano()) / 1e9,
 			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
-			ConfigHash: h.flags.hash,
 		},
-		Clock: now,
-		Load:  h.load,
+		Clock:  now,
+		Load:   h.load,
+		Config: h.reloads.status,
 	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
@@ -233,6 +248,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 		},
 		Profile: h.flags.pprof,
 		Hint:    h.proxy.Hint,
+		Reload:  func() (string, error) { return h.reload("http") },
 		Clock:   now,
 		Log:     h.log,
 	}

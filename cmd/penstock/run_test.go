@@ -62,6 +62,7 @@ type instance struct {
 	log    journal
 	code   chan int
 	notify *net.UnixConn
+	config string // the file
 }
 
 const runConfig = `
@@ -76,6 +77,15 @@ func startRun(t *testing.T, config string, flags ...string) *instance {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "penstock.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	in := startRunWithout(t, append([]string{"--config", path}, flags...)...)
+	in.config = path
+	return in
+}
+
+// startRunWithout is startRun without a configuration.
+func startRunWithout(t *testing.T, flags ...string) *instance {
+	t.Helper()
+	dir := t.TempDir()
 	socket := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
 	conn, err := net.ListenUnixgram("unixgram", socket)
 	require.NoError(t, err)
@@ -83,7 +93,7 @@ func startRun(t *testing.T, config string, flags ...string) *instance {
 	t.Setenv("NOTIFY_SOCKET", socket.Name)
 	in := &instance{t: t, code: make(chan int, 1), notify: conn}
 	// The process is the test's: other tests need what it may do.
-	args := append([]string{"run", "--config", path, "--keep-privileges"}, flags...)
+	args := append([]string{"run", "--keep-privileges"}, flags...)
 	go func() { in.code <- execute(t.Context(), args, io.Discard, &in.log) }()
 	in.expect("READY=1")
 	return in

@@ -111,11 +111,11 @@ func (f *runFlags) load(flags *pflag.FlagSet) (proxy.Config, error) {
 	return cfg, cfg.Check()
 }
 
-// newLogger returns the logger that cfg asks for.
-func newLogger(w io.Writer, cfg proxy.LogConfig) *slog.Logger {
-	o := &slog.HandlerOptions{Level: cfg.Level.Level()}
+// newLogger returns a logger of that format.
+func newLogger(w io.Writer, format proxy.LogFormat, level slog.Leveler) *slog.Logger {
+	o := &slog.HandlerOptions{Level: level}
 	file, _ := w.(*os.File)
-	if cfg.Format == "text" || cfg.Format == "auto" && file != nil && isTerminal(file) {
+	if format == "text" || format == "auto" && file != nil && isTerminal(file) {
 		return slog.New(slog.NewTextHandler(w, o))
 	}
 	o.ReplaceAttr = inSeconds

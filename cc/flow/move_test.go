@@ -1,0 +1,391 @@
+package flow
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+func (l *leg) moveTo(t Terms) {
+	l.p.t.Helper()
+	require.NoError(l.p.t, l.Move(l.p.now, t))
+}
+
+func under(algorithm string) Terms { return Terms{Group: "host", Algorithm: algorithm} }
+
+func TestWhatIsInFlightMovesAlong(t *testing.T) {
+	p := newPath(t)
+	f, other := p.open(static(10)), p.open(static(10))
+	require.Equal(t, 5*mss, f.send(5*mss))
+	require.Equal(t, 2*mss, other.send(2*mss))
+	from := f.macro
+
+	f.moveTo(static(30))
+	assert.Equal(t, 2*mss, from.inflight, "what stays is the other's")
+	assert.Equal(t, 5*mss, f.macro.inflight)
+	s := f.Snapshot()
+	assert.Equal(t, 30*mss, s.Cwnd)
+	assert.Equal(t, 5*mss, s.Inflight)
+	assert.Equal(t, 1, s.Members)
+	assert.Equal(t, 1, other.Snapshot().Members)
+
+	p.wait(20 * time.Millisecond)
+	f.ack(5 * mss)
+	assert.Zero(t, f.macro.inflight)
+	s = f.Snapshot()
+	assert.Equal(t, s.Taken, s.Delivered)
+	assert.Equal(t, 20*time.Millisecond, s.LatestRTT, "when a byte left does not change by moving")
+	assert.Equal(t, 30*mss, f.send(100*mss), "and the new window is its own")
+}
+
+func TestOtherTermsOfTheSameMacroflowChangeInPlace(t *testing.T) {
+	p := newPath(t)
+	f := p.open(static(100))
+	m := f.macro
+	terms := static(100)
+	terms.MaxRate, terms.Weight, terms.Priority = 8e6, 3, 1
+	f.moveTo(terms)
+	assert.Same(t, m, f.macro)
+	assert.Equal(t, cc.Bytes(3), f.weight())
+	assert.Less(t, f.send(100*mss), 10*mss, "the new rate is kept")
+	require.Zero(t, f.send(100*mss))
+
+	f.moveTo(static(100))
+	assert.Equal(t, 1, f.woken, "what no rate holds back any more may go at once")
+	assert.Greater(t, f.send(100*mss), 80*mss)
+	assert.Equal(t, cc.Rate(0), f.report().PacingRate)
+}
+
+func TestAFlowThatWaitsIsWokenWhereItIsLetSendMore(t *testing.T) {
+	p := newPath(t)
+	f := p.open(static(10))
+	f.send(10 * mss)
+	require.Zero(t, f.send(20*mss))
+	f.moveTo(static(5))
+	assert.Zero(t, f.woken, "a smaller window leaves it waiting")
+	f.moveTo(static(20))
+	assert.Equal(t, 1, f.woken)
+	assert.Equal(t, 10*mss, f.send(20*mss))
+
+	require.Zero(t, f.send(mss))
+	f.moveTo(static(5))
+	p.wait(20 * time.Millisecond)
+	f.ack(15 * mss)
+	assert.Equal(t, 1, f.woken, "what is left fills the smaller window")
+	f.ack(2 * mss)
+	assert.Equal(t, 2, f.woken, "and then it is its turn again")
+}
+
+func TestWhoStaysMayUseWhatTheOtherLeaves(t *testing.T) {
+	p := newPath(t)
+	a, b := p.open(static(10)), p.open(static(10))
+	a.send(10 * mss)
+	b.send(2 * mss)
+	require.Zero(t, b.send(mss))
+	a.moveTo(static(11))
+	assert.Equal(t, 1, b.woken)
+	assert.Equal(t, 8*mss, b.send(100*mss))
+}
+
+func TestANewAlgorithmStartsFromWhatTheFlowHad(t *testing.T) {
+	tests := []struct {
+		name   string
+		window float64 // packets, before
+		member int
+		least  cc.Bytes // of all windows together, after
+		most   cc.Bytes
+		wants  cc.Bytes // each at once
+	}{
+		{"one flow that fills its window", 40, 1, 39 * mss, 41 * mss, 64 * 1024},
+		{"five flows of one window, together", 100, 5, 95 * mss, 101 * mss, 64 * 1024},
+		{"a window of less than the usual first one", 4, 1, 4 * mss, 4 * mss, 64 * 1024},
+		{"a window without a bound, of which little is used", 1e6, 1, 20 * mss, 24 * mss, 22 * mss},
+		{"a flow that hardly sends: the usual first window", 1000, 1, 10 * mss, 10 * mss, mss},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := &crowd{path: newPath(t)}
+			for range tt.member {
+				c.join(static(tt.window))
+			}
+			wants := func(i int, _ cc.Time) cc.Bytes {
+				if tt.wants < 64*1024 && c.legs[i].inflight() > 0 {
+					return 0
+				}
+				return tt.wants
+			}
+			c.run(200*time.Millisecond, wants)
+			for i, l := range c.legs {
+				l.moveTo(under("reno"))
+				if i == 0 && tt.member > 1 { // the news of others does not wait
+					l.ack(0)
+					c.legs[1].ack(0)
+				}
+			}
+			s := c.legs[0].Snapshot()
+			assert.Equal(t, tt.member, s.Members)
+			assert.Equal(t, 20*time.Millisecond, s.MinRTT)
+			assert.GreaterOrEqual(t, s.Cwnd, tt.least)
+			assert.LessOrEqual(t, s.Cwnd, tt.most)
+
+			before := append([]cc.Bytes(nil), c.got...)
+			c.run(20*time.Millisecond, wants)
+			var sum cc.Bytes
+			for i := range c.got {
+				sum += c.got[i] - before[i]
+			}
+			if tt.wants == 64*1024 {
+				assert.GreaterOrEqual(t, sum, tt.least*9/10, "the round trip after the move carries as much as before")
+			}
+			s = c.legs[0].Snapshot()
+			assert.Equal(t, 20*time.Millisecond, s.MinRTT)
+			assert.InDelta(t, float64(20*time.Millisecond), float64(s.SRTT), float64(time.Millisecond))
+		})
+	}
+}
+
+func TestANewAlgorithmHearsOnlyOfWhatLeftUnderIt(t *testing.T) {
+	c := &crowd{path: newPath(t)}
+	c.join(static(40))
+	c.run(200*time.Millisecond, greedy)
+	f := c.legs[0]
+	var heard []Event
+	c.mgr.Trace = func(e Event) { heard = append(heard, e) }
+	f.moveTo(under("reno"))
+	start := f.Snapshot().Cwnd
+	f.r.Lost += mss // of what is in flight
+	f.report()
+	for range 38 {
+		f.ack(mss)
+		require.Zero(t, f.Snapshot().LossEvents)
+	}
+	require.Empty(t, heard)
+	assert.Equal(t, start, f.Snapshot().Cwnd, "acknowledgements of what another window sent do not open this one")
+
+	require.Positive(t, f.send(5*mss))
+	p := f.r.Pipe
+	f.ack(p - 2*mss)
+	require.Len(t, heard, 1)
+	assert.Equal(t, KindAck, heard[0].Kind)
+	assert.Less(t, heard[0].Bytes, p-2*mss, "of what comes together, only its own part")
+	f.r.Lost += mss
+	f.report()
+	assert.Equal(t, 1, f.Snapshot().LossEvents, "its own losses are told")
+
+	g := c.open(static(40))
+	require.Positive(t, g.send(10*mss))
+	g.moveTo(under("cubic"))
+	g.r.Timeouts++
+	g.report()
+	assert.Equal(t, 1, g.Snapshot().LossEvents, "and timeouts at once, since they say that nothing arrives at all")
+}
+
+func TestRatesAreRightAcrossAMove(t *testing.T) {
+	c := &crowd{path: newPath(t)}
+	c.join(static(40))
+	c.run(200*time.Millisecond, greedy)
+	rate := c.legs[0].Snapshot().DeliveryRate
+	require.InEpsilon(t, float64(cc.RateOf(40*mss, 20*time.Millisecond)), float64(rate), 0.1)
+	c.mgr.Trace = func(e Event) {
+		assert.GreaterOrEqual(t, e.State.Delivered, cc.Bytes(0))
+		assert.LessOrEqual(t, e.State.Delivered, c.got[0], "an algorithm counts from its own start")
+	}
+	c.got[0] = 0
+	c.legs[0].moveTo(static(41))
+	for range 100 {
+		c.run(time.Millisecond, greedy)
+		assert.InEpsilon(t, float64(rate), float64(c.legs[0].Snapshot().DeliveryRate), 0.15)
+	}
+}
+
+func TestAFlowThatJoinsOthersTakesItsShareThere(t *testing.T) {
+	c := &crowd{path: newPath(t)}
+	c.join(static(40))
+	c.run(100*time.Millisecond, greedy)
+	c.join(static(60))
+	c.run(100*time.Millisecond, greedy)
+	c.legs[1].moveTo(static(40))
+	assert.Equal(t, 40*mss, c.legs[0].Snapshot().Cwnd)
+	assert.InDelta(t, float64(100*mss), float64(c.legs[0].macro.inflight), float64(2*mss))
+	c.run(45*time.Millisecond, greedy)
+	for _, l := range c.legs {
+		assert.InDelta(t, 20, float64(l.inflight()/mss), 1)
+	}
+}
+
+func TestAHeldFlowIsToldTheNewLimitWithItsNextReport(t *testing.T) {
+	p := newPath(t)
+	f := p.openHeld(static(10))
+	f.fill()
+	p.wait(20 * time.Millisecond)
+	f.r.RTT = 20 * time.Millisecond
+	f.ack(mss)
+	f.moveTo(static(25))
+	s := f.Snapshot()
+	assert.Equal(t, 9*mss, s.Inflight)
+	assert.Equal(t, 20*time.Millisecond, s.SRTT)
+	limit := f.report()
+	assert.Equal(t, 25*mss, limit.Cwnd)
+	assert.True(t, limit.Waiting, "it still wants to send what its transport has")
+	f.fill()
+	assert.Equal(t, 25*mss, f.macro.inflight)
+	assert.Equal(t, f.r.Written-f.r.Unsent, f.Snapshot().Taken)
+}
+
+func TestMovesThatAreRefusedChangeNothing(t *testing.T) {
+	p := newPath(t)
+	f := p.open(static(10))
+	f.send(mss)
+	require.ErrorContains(t, f.Move(p.now, Terms{Algorithm: "nope"}), "nope")
+	bad := static(10)
+	bad.Weight = MaxWeight + 1
+	require.ErrorContains(t, f.Move(p.now, bad), "weight")
+	assert.Equal(t, 10*mss, f.Snapshot().Cwnd)
+
+	f.Close(p.now)
+	f.moveTo(static(20))
+	assert.Empty(t, p.mgr.Snapshots())
+	p.wait(linger + time.Second)
+	p.open(static(5))
+	assert.Len(t, p.mgr.groups, 1, "nothing is left of where it did not go")
+}
+
+func TestAMacroflowThatAllHaveLeftIsForgotten(t *testing.T) {
+	p := newPath(t)
+	f := p.open(static(10))
+	f.send(mss)
+	f.moveTo(static(20))
+	require.Len(t, p.mgr.groups, 2)
+	f.moveTo(static(10))
+	assert.Equal(t, 10*mss, f.Snapshot().Cwnd)
+	f.moveTo(static(20))
+	p.wait(linger + time.Second)
+	p.open(static(20))
+	assert.Len(t, p.mgr.groups, 1)
+}
+
+// TestAccountingHoldsAcrossMoves moves the members of random crowds between
+// groups and algorithms while they send.
+func TestAccountingHoldsAcrossMoves(t *testing.T) {
+	var names []string
+	for _, s := range cc.Specs() {
+		names = append(names, s.Name)
+	}
+	rapid.Check(t, func(rt *rapid.T) {
+		terms := func() Terms {
+			return Terms{
+				Group:     rapid.SampledFrom([]string{"a", "b"}).Draw(rt, "group"),
+				Algorithm: rapid.SampledFrom(names).Draw(rt, "algorithm"),
+				Weight:    rapid.IntRange(0, 3).Draw(rt, "weight"),
+				MaxRate:   rapid.SampledFrom([]cc.Rate{0, 0, 50e6}).Draw(rt, "rate"),
+			}
+		}
+		c := &crowd{path: newPath(t)}
+		wants := func(i int, _ cc.Time) cc.Bytes { // for some algorithms have no bound
+			return max(0, min(64*1024, 100*mss-c.legs[i].inflight()))
+		}
+		for range rapid.IntRange(1, 5).Draw(rt, "members") {
+			c.join(terms())
+		}
+		for range rapid.IntRange(1, 20).Draw(rt, "steps") {
+			i := rapid.IntRange(0, len(c.legs)-1).Draw(rt, "member")
+			l := c.legs[i]
+			switch rapid.IntRange(0, 4).Draw(rt, "what") {
+			case 0, 1:
+				c.run(time.Duration(rapid.IntRange(1, 50).Draw(rt, "ms"))*time.Millisecond, wants)
+			case 2:
+				if l != nil {
+					require.NoError(rt, l.Move(c.now, terms()))
+				}
+			case 3:
+				if l != nil && l.r.Pipe > 0 {
+					l.r.Lost += min(mss, l.r.Pipe)
+					l.report()
+				}
+			case 4:
+				if l != nil && rapid.Bool().Draw(rt, "close") {
+					l.Close(c.now)
+					c.legs[i] = nil
+				}
+			}
+			sums := map[*macroflow]cc.Bytes{}
+			members := 0
+			for _, l := range c.legs {
+				if l == nil {
+					continue
+				}
+				s := l.Snapshot()
+				sums[l.macro] += s.Inflight
+				members++
+				require.Equal(rt, s.Taken, s.Delivered+s.Inflight, "taken = acknowledged + in flight")
+				require.Equal(rt, l.r.Pipe, s.Inflight)
+				require.Contains(rt, l.macro.members, l.Flow)
+				require.Same(rt, l.macro, l.home.Load())
+				for j := range l.ledger.n {
+					require.LessOrEqual(rt, l.ledger.at(j).sent.Delivered, l.macro.delivered)
+				}
+			}
+			for _, g := range c.mgr.groups {
+				require.Equal(rt, sums[g], g.inflight, "a macroflow counts what its members do")
+				members -= len(g.members)
+				require.Equal(rt, len(g.members) == 0, g.idle != nil)
+			}
+			require.Zero(rt, members, "everybody is a member once")
+		}
+		// Whoever is left still gets through.
+		before := append([]cc.Bytes(nil), c.got...)
+		c.run(2*time.Second, wants)
+		for i, l := range c.legs {
+			if l != nil {
+				require.Greater(rt, c.got[i], before[i], "member %d starves", i)
+			}
+		}
+	})
+}
+
+func TestMovesTakesAndReportsMayRunAtOnce(t *testing.T) {
+	var mgr Manager
+	algorithms := []string{"cubic", "copa", "reno"}
+	const flows, rounds = 4, 2000
+	var wg sync.WaitGroup
+	for i := range flows {
+		f, err := mgr.Open(1, Terms{Group: "host", Algorithm: "cubic"}, func() {})
+		require.NoError(t, err)
+		moved := make(chan struct{})
+		wg.Go(func() {
+			defer close(moved)
+			for n := range rounds / 4 {
+				terms := Terms{Group: "host", Algorithm: algorithms[(n+i)%3], Weight: n % 4}
+				assert.NoError(t, f.Move(cc.Time(n+1)*cc.Time(time.Millisecond), terms))
+			}
+		})
+		wg.Go(func() {
+			r := Report{MSS: mss}
+			for n := range rounds {
+				now := cc.Time(n+1) * cc.Time(time.Millisecond)
+				g := f.Take(now, 4*mss)
+				r.Written += g.Bytes
+				r.Pipe += g.Bytes
+				r.At, r.Acked, r.Pipe = now, r.Acked+r.Pipe, 0
+				f.Report(r)
+				mgr.Tick(now)
+				_ = f.Snapshot()
+			}
+			<-moved
+			s := f.Snapshot()
+			assert.Equal(t, s.Taken, s.Delivered+s.Inflight)
+			f.Close(cc.Time(time.Hour))
+		})
+	}
+	wg.Wait()
+	for _, g := range mgr.groups {
+		assert.Zero(t, g.inflight)
+		assert.Empty(t, g.members)
+	}
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+// reloads remembers how rereading the configuration went.
+type reloads struct {
+	turn sync.Mutex // one at a time
+
+	mu  sync.Mutex
+	now telemetry.Config
+}
+
+// start notes that the first configuration is in force.
+func (r *reloads) start(hash string) {
+	r.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow()})
+}
+
+func (r *reloads) went(c telemetry.Config) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.now = c
+}
+
+func (r *reloads) status() telemetry.Config {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now
+}
+
+// unixNow is what the wall clock showed when the process began, plus the time since.
+func unixNow() float64 {
+	return float64(started.UnixNano()+int64(now().Sub(cc.Time(time.Second)))) / 1e9
+}
+
+// reload rereads the configuration file, lays the flags over it as at the start
+// and puts it into force. It logs one line and returns the same in words; on an
+// error nothing has changed.
+func (h *house) reload(by string) (string, error) {
+	h.reloads.turn.Lock()
+	defer h.reloads.turn.Unlock()
+	if h.flags.config == "" {
+		h.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
+		return "", telemetry.ErrNoFile
+	}
+	hash, done, err := h.reread()
+	status := h.reloads.status()
+	if err != nil {
+		status.Failed++
+		status.OK = false
+		h.reloads.went(status)
+		h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", err)
+		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w", err)
+	}
+	status.Succeeded++
+	h.reloads.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded, Failed: status.Failed})
+	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
+		"moved", done.Moved, "kept", done.Kept, "refused", done.Refused)
+	return describeReload(done), nil
+}
+
+// reread does what can fail.
+func (h *house) reread() (hash string, done proxy.Reloaded, err error) {
+	if !h.proxy.Ready() {
+		return "", done, errors.New("the proxy is ending")
+	}
+	flags := h.flags
+	cfg, err := flags.load(h.written)
+	if err != nil {
+		return "", done, err
+	}
+	if done, err = h.proxy.Reload(cfg); err != nil {
+		return "", done, err
+	}
+	h.level.Set(cfg.Log.Level.Level())
+	for _, w := range cfg.Warnings() {
+		h.log.Warn(w)
+	}
+	return flags.hash, done, nil
+}
+
+// describeReload tells what became of running connections.
+func describeReload(done proxy.Reloaded) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "reloaded: %d directions of running connections have other terms", done.Moved)
+	if done.Kept > 0 {
+		fmt.Fprintf(&b, "; %d keep theirs, since none and our own control cannot take over from each other", done.Kept)
+	}
+	if done.Refused > 0 {
+		fmt.Fprintf(&b, "; %d connections go on although new ones like them are refused", done.Refused)
+	}
+	return b.String()
+}
+
+// reloadOnSignal is reload for whoever sends SIGHUP, systemd among them.
+func (h *house) reloadOnSignal() {
+	tell := h.proxy.Ready() // else it has been told that we are stopping
+	if tell {
+		var t unix.Timespec
+		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which cannot fail
+		h.tell(fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
+	}
+	_, _ = h.reload("SIGHUP") // which has logged what came of it
+	if tell {
+		h.tell(daemon.SdNotifyReady)
+	}
+}

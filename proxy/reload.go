@@ -1,0 +1,160 @@
+package proxy
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// settings are the configuration in force and what is made of it. They are
+// replaced as a whole and never changed.
+type settings struct {
+	cfg    Config
+	policy *policy.Policy
+	guards map[string]policy.Guard // by listener
+}
+
+func newSettings(cfg Config) (*settings, error) {
+	rules, err := cfg.policy()
+	if err != nil {
+		return nil, err
+	}
+	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}}
+	for _, l := range cfg.Listeners {
+		s.guards[l.Name] = policy.Guard{Allow: prefixes(l.Allow)}
+	}
+	return s, nil
+}
+
+// Reloaded is what a Reload did to running connections.
+type Reloaded struct {
+	Moved   int // directions that send under other terms now
+	Kept    int // directions that keep theirs: ours cannot take over from the kernel's own control, or give up to it
+	Refused int // connections that go on although new ones like them are refused
+}
+
+// Reload puts cfg into force for new connections, and decides again about the
+// running ones, by what was known when they were let in: their flows move to
+// their new terms. What cannot change while running is refused, as is a
+// configuration with a mistake, with a *ConfigError; then nothing has changed.
+func (s *Server) Reload(cfg Config) (Reloaded, error) {
+	s.reloading.Lock()
+	defer s.reloading.Unlock()
+	if err := cfg.Check(); err != nil {
+		return Reloaded{}, err
+	}
+	if key := s.settings().cfg.fixed(&cfg); key != "" {
+		err := keyErrorf(key, "cannot change while running; put the old value back, or restart the proxy")
+		return Reloaded{}, places(nil).locate(err)
+	}
+	next, err := newSettings(cfg)
+	if err != nil {
+		return Reloaded{}, fmt.Errorf("proxy: %w", err) // the check has found it
+	}
+	s.limits.change(cfg, s.lanes)
+	// In this order: a connection that is not open yet looks itself, once it is.
+	s.inForce.Store(next)
+	var done Reloaded
+	for _, c := range s.live() {
+		c.reconsider(&done)
+	}
+	return done, nil
+}
+
+// settings are those in force.
+func (s *Server) settings() *settings { return s.inForce.Load() }
+
+// reconsider puts the terms into force that the present rules give c, unless it
+// has them already or is not open yet.
+func (c *connection) reconsider(done *Reloaded) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.srv.settings()
+	if c.state == StateGreeting || c.state == StateDialing || c.decidedBy == now {
+		return
+	}
+	c.decidedBy = now
+	v := now.policy.Decide(c.decidedOn)
+	if v.Refuse != "" {
+		done.Refused++
+		return
+	}
+	c.verdict = v
+	c.down.reconsider(v.Down, done)
+	c.up.reconsider(v.Up, done)
+}
+
+// reconsider has d send under other terms. The connection's mu is held.
+func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
+	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
+		return
+	}
+	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged || d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
+		// The kernel's own control has a window of its own by now, or would have none.
+		if managed(t) || managed(d.terms) {
+			done.Kept++
+		}
+		return
+	}
+	before := d.flow.Snapshot()
+	if err := d.flow.Move(d.clock(), t); err != nil { // the check has found it
+		d.log.Error("direction keeps its terms", "direction", d.name, "algorithm", t.Algorithm, "err", err)
+		done.Kept++
+		return
+	}
+	if t.Algorithm != d.terms.Algorithm {
+		d.under(d.terms.Algorithm, before)
+	}
+	d.terms = t
+	done.Moved++
+}
+
+// fixed returns the key of something that differs in next and cannot change
+// while running; empty: nothing does.
+func (c *Config) fixed(next *Config) string {
+	if len(c.Listeners) != len(next.Listeners) {
+		return "listeners"
+	}
+	for i := range c.Listeners {
+		if key := firstChange(fmt.Sprintf("listeners[%d].", i), c.Listeners[i], next.Listeners[i], "connections", "allow"); key != "" {
+			return key
+		}
+	}
+	if key := firstChange("limits.", c.Limits, next.Limits,
+		"connections", "per_source", "idle_timeout", "half_closed_timeout", "dial_timeout", "server_name_wait", "buffer"); key != "" {
+		return key
+	}
+	if key := firstChange("telemetry.", c.Telemetry, next.Telemetry); key != "" {
+		return key
+	}
+	if key := firstChange("log.", c.Log, next.Log, "level", "flows"); key != "" {
+		return key
+	}
+	return firstChange("", *c, *next, "listeners", "rules", "defaults", "limits", "telemetry", "log", "shutdown")
+}
+
+// firstChange returns the first key of a section that differs, but for those
+// that may.
+func firstChange[T any](section string, old, next T, may ...string) string {
+	a, b := reflect.ValueOf(old), reflect.ValueOf(next)
+fields:
+	for i := range a.NumField() {
+		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
+		for _, free := range may {
+			if name == free {
+				continue fields
+			}
+		}
+		x, y := a.Field(i), b.Field(i)
+		if x.Kind() == reflect.Slice && x.Len() == 0 && y.Len() == 0 { // left out, or written as empty
+			continue
+		}
+		if !reflect.DeepEqual(x.Interface(), y.Interface()) {
+			return section + name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,265 @@
+package proxy_test
+
+import (
+	"crypto/sha256"
+	"io"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// with is the configuration a rig started with, changed.
+func (r *rig) with(change func(*proxy.Config)) proxy.Config {
+	cfg := r.cfg
+	change(&cfg)
+	return cfg
+}
+
+func (r *rig) reload(change func(*proxy.Config)) proxy.Reloaded {
+	r.tb.Helper()
+	done, err := r.proxy.Reload(r.with(change))
+	require.NoError(r.tb, err)
+	return done
+}
+
+func under(algorithm proxy.Algorithm) func(*proxy.Config) {
+	return func(c *proxy.Config) { c.Defaults.Algorithm = algorithm }
+}
+
+func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
+	const size, switches = 32 << 20, 20
+	algorithms := []proxy.Algorithm{"copa", "cubic", "static:cwnd_packets=64", "copa:delta=0.1", "bbr"}
+	r := newRig(t, under("cubic"))
+	client, server := r.pair()
+	up, down := random(1, size), random(2, size)
+	var wg sync.WaitGroup
+	write := func(conn io.Writer, end func() error, b []byte) {
+		wg.Go(func() {
+			_, err := conn.Write(b)
+			assert.NoError(t, err)
+			assert.NoError(t, end())
+		})
+	}
+	write(server, server.CloseWrite, down)
+	write(client, client.CloseWrite, up)
+	wg.Go(func() {
+		got, err := io.ReadAll(server)
+		assert.NoError(t, err)
+		assert.Equal(t, sha256.Sum256(up), sha256.Sum256(got), "%d bytes", len(got))
+	})
+	sum := sha256.New()
+	for i := range switches {
+		_, err := io.CopyN(sum, client, size/switches/2)
+		require.NoError(t, err)
+		algorithm := algorithms[i%len(algorithms)]
+		done := r.reload(under(algorithm))
+		assert.Zero(t, done.Kept)
+		assert.Positive(t, done.Moved, "half of the download is still to come")
+		f := r.proxy.Flows()[0]
+		name := [...]string{"copa", "cubic", "static", "copa", "bbr"}[i%len(algorithms)]
+		assert.Equal(t, name, f.Down.Algorithm)
+		assert.Equal(t, name, f.Down.Flow.Algorithm)
+	}
+	_, err := io.Copy(sum, client)
+	require.NoError(t, err)
+	wg.Wait()
+	want := sha256.Sum256(down)
+	assert.Equal(t, want[:], sum.Sum(nil))
+	require.NoError(t, r.stop())
+
+	c := r.proxy.Counters()
+	require.Len(t, c.Routes, 1)
+	assert.EqualValues(t, size, c.Routes[0].Down.Written)
+	assert.EqualValues(t, size, c.Routes[0].Up.Written)
+	var spent time.Duration
+	for _, name := range []string{"cubic", "copa", "static", "bbr"} {
+		require.Contains(t, c.Routes[0].Down.Control, name)
+		for by, d := range c.Routes[0].Down.Control[name].Limited {
+			assert.GreaterOrEqual(t, d, time.Duration(0), "%s %v", name, by)
+			spent += d
+		}
+	}
+	assert.Positive(t, spent)
+	assert.Contains(t, r.logs.String(), "closed_by=")
+}
+
+func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
+	loopback := []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
+	rule := func(change func(*proxy.RuleConfig)) func(*proxy.Config) {
+		return func(c *proxy.Config) {
+			c.Rules = []proxy.RuleConfig{{Name: "new", Match: proxy.MatchConfig{Source: loopback}}}
+			change(&c.Rules[0])
+		}
+	}
+	for name, row := range map[string]struct {
+		before   proxy.Algorithm
+		change   func(*proxy.Config)
+		rule, up string // of the connection, after
+		done     proxy.Reloaded
+	}{
+		"by a rule that matches now": {
+			"cubic", rule(func(r *proxy.RuleConfig) { r.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 2},
+		},
+		"of which only one direction changes": {
+			"cubic", rule(func(r *proxy.RuleConfig) { r.Up.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 1},
+		},
+		"by a rule that changes nothing": {
+			"cubic", rule(func(*proxy.RuleConfig) {}), "new", "cubic", proxy.Reloaded{},
+		},
+		"by a rule that refuses: it goes on as it was": {
+			"cubic", rule(func(r *proxy.RuleConfig) { r.Refuse = "no more" }), "", "cubic", proxy.Reloaded{Refused: 1},
+		},
+		"in place, where only the rate changes": {
+			"cubic", func(c *proxy.Config) { c.Defaults.MaxRate = 1e9 }, "", "cubic", proxy.Reloaded{Moved: 2},
+		},
+		"but what was left to the kernel stays there": {
+			"none", under("copa"), "", "none", proxy.Reloaded{Kept: 2},
+		},
+		"and what is ours stays ours": {
+			"copa", under("none"), "", "copa", proxy.Reloaded{Kept: 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, under(row.before))
+			client, server := r.pair()
+			send(t, client, "ping")
+			_, err := io.ReadFull(server, make([]byte, 4))
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { return r.proxy.Flows()[0].State == proxy.StateOpen }, patience, time.Millisecond)
+			assert.Equal(t, row.done, r.reload(row.change))
+			f := r.proxy.Flows()[0]
+			assert.Equal(t, row.rule, f.Rule)
+			assert.Equal(t, row.up, f.Up.Algorithm)
+			again := r.reload(row.change)
+			assert.Zero(t, again.Moved, "once more, nothing changes")
+			assert.Equal(t, row.done.Kept, again.Kept)
+			require.Len(t, r.proxy.Counters().Routes, 1)
+			assert.Empty(t, r.proxy.Counters().Routes[0].Rule, "it is counted where it began")
+
+			send(t, server, "pong")
+			_, err = io.ReadFull(client, make([]byte, 4))
+			require.NoError(t, err)
+		})
+	}
+}
+
+func TestNewConnectionsHaveTheNewRules(t *testing.T) {
+	r := newRig(t, nil)
+	client, _ := r.pair()
+	r.reload(func(c *proxy.Config) { c.Rules = []proxy.RuleConfig{{Name: "closed", Refuse: "no more"}} })
+	refused(t, r.addr())
+	r.reload(func(c *proxy.Config) { c.Limits.Connections = 1 })
+	assert.Equal(t, 1, r.proxy.Counters().Limit)
+	refused(t, r.addr())
+	r.reload(func(c *proxy.Config) {
+		c.Listeners = append([]proxy.ListenerConfig(nil), c.Listeners...)
+		c.Listeners[0].Connections = 1
+	})
+	refused(t, r.addr())
+	r.reload(func(c *proxy.Config) { c.Defaults.Algorithm = "vegas" })
+	_, _ = r.pair()
+	assert.Equal(t, "vegas", r.proxy.Flows()[1].Down.Algorithm)
+	c := r.proxy.Counters()
+	for _, reason := range []proxy.Reason{proxy.RejectedRule, proxy.RejectedGlobalLimit, proxy.RejectedListenerLimit} {
+		assert.Equal(t, uint64(1), c.Listeners[0].Rejected[reason], reason)
+	}
+	require.NoError(t, client.Close())
+}
+
+func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
+	r := newRig(t, under("cubic"))
+	client, server := r.pair()
+	send(t, client, "ping")
+	_, err := io.ReadFull(server, make([]byte, 4))
+	require.NoError(t, err)
+	listener := func(change func(*proxy.ListenerConfig)) func(*proxy.Config) {
+		return func(c *proxy.Config) {
+			c.Listeners = append([]proxy.ListenerConfig(nil), c.Listeners...)
+			change(&c.Listeners[0])
+		}
+	}
+	for key, change := range map[string]func(*proxy.Config){
+		"listeners": func(c *proxy.Config) {
+			c.Listeners = append(c.Listeners[:1:1], proxy.ListenerConfig{Name: "more", Mode: "mixed", Address: "127.0.0.1:0"})
+		},
+		"listeners[0].name":    listener(func(l *proxy.ListenerConfig) { l.Name = "other" }),
+		"listeners[0].address": listener(func(l *proxy.ListenerConfig) { l.Address = "127.0.0.2:0" }),
+		"listeners[0].target":  listener(func(l *proxy.ListenerConfig) { l.Target = "127.0.0.1:9" }),
+		"listeners[0].proxy_protocol": listener(func(l *proxy.ListenerConfig) {
+			l.ProxyProtocol.From = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.0.0.0/8"))}
+		}),
+		"envelope":                 func(c *proxy.Config) { c.Envelope = "reno" },
+		"mark":                     func(c *proxy.Config) { c.Mark = 7 },
+		"limits.held_legs":         func(c *proxy.Config) { c.Limits.HeldLegs++ },
+		"limits.memory":            func(c *proxy.Config) { c.Limits.Memory *= 2 },
+		"limits.handshake_timeout": func(c *proxy.Config) { c.Limits.HandshakeTimeout *= 2 },
+		"telemetry.address":        func(c *proxy.Config) { c.Telemetry.Address = "off" },
+		"log.format":               func(c *proxy.Config) { c.Log.Format = "text" },
+	} {
+		t.Run(key, func(t *testing.T) {
+			_, err := r.proxy.Reload(r.with(func(c *proxy.Config) {
+				change(c)
+				c.Defaults.Algorithm = "copa"
+				c.Limits.Connections = 1
+			}))
+			var ce *proxy.ConfigError
+			require.ErrorAs(t, err, &ce)
+			assert.Equal(t, key, ce.Key)
+			assert.Contains(t, err.Error(), key+": cannot change while running")
+			assert.Contains(t, err.Error(), "restart")
+			assert.Equal(t, "cubic", r.proxy.Flows()[0].Down.Algorithm, "nothing else has changed either")
+			assert.NotEqual(t, 1, r.proxy.Counters().Limit)
+		})
+	}
+	_, err = r.proxy.Reload(r.with(func(c *proxy.Config) { c.Limits.Buffer = 1 }))
+	require.ErrorContains(t, err, "limits.buffer", "a mistake is one at a reload as well")
+	_, err = r.proxy.Reload(r.with(func(c *proxy.Config) { c.Defaults.Algorithm = "nope" }))
+	require.ErrorContains(t, err, "nope")
+}
+
+func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(c *proxy.Config, _ *bench) { c.Defaults.Algorithm = "cubic" })
+		defer b.end()
+		b.dialling = func() { // it has been decided about
+			cfg := b.cfg
+			cfg.Defaults.Algorithm = "copa"
+			done, err := b.server.Reload(cfg)
+			assert.NoError(t, err)
+			assert.Zero(t, done.Moved)
+		}
+		client, server := b.connect()
+		client.send([]byte("x"))
+		_, err := server.take(1)
+		require.NoError(t, err)
+		synctest.Wait()
+		f := b.server.Flows()[0]
+		assert.Equal(t, "copa", f.Down.Flow.Algorithm)
+		assert.Equal(t, "copa", f.Up.Algorithm)
+	})
+}
+
+func TestNewTimeoutsHoldForRunningConnections(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil) // an hour idle
+		defer b.end()
+		client, _ := b.connect()
+		time.Sleep(time.Second)
+		cfg := b.cfg
+		cfg.Limits.IdleTimeout = proxy.Duration(time.Minute)
+		_, err := b.server.Reload(cfg)
+		require.NoError(t, err)
+		began := time.Now()
+		_, err = client.take(1)
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.InDelta(t, time.Minute.Seconds(), time.Since(began).Seconds(), 8)
+	})
+}
