@@ -32,8 +32,12 @@ func Conclusion(results []Result) string {
 	if t := median(base, throughput); t > 0 {
 		share = median(ours, throughput) / t
 	}
-	return fmt.Sprintf("%s through Penstock has %.0f %% of %s's throughput, and 19 of 20 packets spend less than %s ms in the queue instead of %s ms (%s).",
-		capital(ours.sender), share*100, capital(base.sender), number(a), number(b), ratio(a, b))
+	who := capital(ours.sender) + " through Penstock"
+	if algorithm, _, _ := strings.Cut(ours.sender, "@"); algorithm == "penstock" {
+		who = "Penstock"
+	}
+	return fmt.Sprintf("%s has %.0f %% of %s's throughput, and 19 of 20 packets spend less than %s ms in the queue instead of %s ms (%s).",
+		who, share*100, capital(base.sender), number(a), number(b), ratio(a, b))
 }
 
 func capital(s string) string {

@@ -150,6 +150,7 @@ func TestJSONKeepsEverything(t *testing.T) {
 func TestConclusion(t *testing.T) {
 	assert.Equal(t, "Copa through Penstock has 97 % of Cubic's throughput, and 19 of 20 packets spend less than 89.1 ms in the queue instead of 3000 ms (1/33.7).",
 		Conclusion(someResults()))
+	assert.Regexp(t, "^Penstock has 94 %", Conclusion([]Result{someResults()[0], proxied("penstock", 1, 9.3, 70, 1.25)}))
 	assert.Empty(t, Conclusion(nil))
 	assert.Empty(t, Conclusion(someResults()[:2]), "there is nothing of ours")
 	assert.Empty(t, Conclusion(someResults()[2:3]), "there is nothing to compare with")
