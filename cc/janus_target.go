@@ -152,6 +152,3 @@ func (t *janusTarget) raise(avg float64) {
 		t.now = before
 	}
 }
-
-func bytesPerSecond(mbit float64) float64 { return mbit * 1e6 / 8 }
-func megabits(bytes float64) float64      { return bytes * 8 / 1e6 }

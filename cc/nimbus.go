@@ -135,7 +135,7 @@ func newNimbus(cfg Config) *nimbus {
 		cfg:     cfg,
 		auto:    cfg.Params["mode"] == 0,
 		first:   nimbusDelay,
-		mu:      capacity{fixed: cfg.Params["mu_mbit"] * 1e6 / 8, slowest: minFilter()},
+		mu:      capacity{fixed: bytesPerSecond(cfg.Params["mu_mbit"]), slowest: minFilter()},
 		window:  time.Duration(cfg.Params["mu_window_s"] * float64(time.Second)),
 		base:    minFilter(),
 		elastic: newElasticity(),

@@ -49,6 +49,11 @@ func (s segments) pace(gain, packets float64, rtt time.Duration) Rate {
 	return RateOf(s.bytes(gain*packets), max(rtt, minDivisor))
 }
 
+// bytesPerSecond and megabits convert between the Mbit/s of settings and traces
+// and the bytes per second that some algorithms reckon in.
+func bytesPerSecond(mbit float64) float64 { return mbit * 1e6 / 8 }
+func megabits(bytes float64) float64      { return bytes * 8 / 1e6 }
+
 // millis is d for Inspect.
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 

@@ -72,6 +72,7 @@ const (
 )
 
 type penstock struct {
+	NoTick
 	segments
 	initial  float64 // packets
 	competes bool
@@ -284,12 +285,9 @@ func (p *penstock) contend(l Loss) {
 	}
 }
 
-// OnTick does nothing: it is never asked for.
-func (p *penstock) OnTick(State) {}
-
 // Inspect shows what Spec.Internals lists.
 func (p *penstock) Inspect() Internals {
-	i := Internals{p.rate * 8 / 1e6, p.target * 1e3, millis(p.queue), millis(p.base.get()), 100 * p.aim.share()}
+	i := Internals{megabits(p.rate), p.target * 1e3, millis(p.queue), millis(p.base.get()), 100 * p.aim.share()}
 	if p.rivals {
 		i[5] = p.rival.cwnd
 	}

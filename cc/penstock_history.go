@@ -1,6 +1,9 @@
 package cc
 
-import "time"
+import (
+	"sort"
+	"time"
+)
 
 // history remembers how many bytes had been delivered by when, for as long as a
 // window, to tell the delivery rate over it.
@@ -47,15 +50,8 @@ func (h *history) rate(window time.Duration) float64 {
 	}
 	newest, from := h.mark(h.n-1), h.mark(0)
 	if since := newest.at.Add(-window); from.at <= since {
-		lo, hi := 0, h.n-1 // the last note at or before since is in [lo, hi)
-		for lo+1 < hi {
-			if mid := (lo + hi) / 2; h.mark(mid).at <= since {
-				lo = mid
-			} else {
-				hi = mid
-			}
-		}
-		from = h.mark(lo)
+		later := sort.Search(h.n-1, func(i int) bool { return h.mark(i).at > since })
+		from = h.mark(later - 1)
 	} else {
 		window = newest.at.Sub(from.at)
 	}

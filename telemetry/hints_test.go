@@ -2,7 +2,6 @@ package telemetry
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,8 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy"
 )
 
 // post sends a hint to the pages.
@@ -102,25 +99,7 @@ func TestWithoutATakerThereIsNoPageForHints(t *testing.T) {
 
 // A hint goes in by HTTP and comes out in the window of a connection.
 func TestAHintReachesTheAlgorithmsOfItsHost(t *testing.T) {
-	cfg, err := proxy.Parse([]byte(`
-listeners:
-  - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
-defaults: {algorithm: "nacc"}
-shutdown: {drain: 0s}
-`))
-	require.NoError(t, err)
-	begin := time.Now()
-	clock := func() cc.Time { return cc.Time(time.Since(begin) + time.Second) }
-	p, err := proxy.Open(t.Context(), cfg, &flow.Manager{}, clock, nil)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	served := make(chan error, 1)
-	go func() { served <- p.Serve(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		assert.NoError(t, <-served)
-		assert.NoError(t, p.Close())
-	})
+	p, clock, addr := startProxy(t, `defaults: {algorithm: "nacc"}`)
 	site := pages(p)
 	site.Hint, site.Clock = p.Hint, clock
 
@@ -134,10 +113,10 @@ shutdown: {drain: 0s}
 	}
 	assert.Zero(t, hint("127.0.0.1"), "it has no connection")
 
-	conn := tunnel(t, p.Addrs()["local"].String(), echo(t))
+	conn := tunnel(t, addr, echo(t))
 	defer conn.Close()
 	payload := bytes.Repeat([]byte("x"), 10_000)
-	require.NoError(t, conn.SetDeadline(begin.Add(30*time.Second)))
+	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
 	for guided := false; !guided; {
 		assert.Equal(t, 2, hint("127.0.0.1"), "the client, and the server beside it")
 		_, err := conn.Write(payload)

@@ -22,15 +22,18 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
+// bulk has everything go by a fixed window.
+const bulk = `rules:
+  - {name: bulk, match: {destination: [127.0.0.0/8]}, algorithm: "static:cwnd_packets=64"}`
+
 // startProxy runs a real proxy for CONNECT on loopback and returns it with the
-// address of its listener.
-func startProxy(t *testing.T) (p *proxy.Kernel, clock func() cc.Time, addr string) {
+// address of its listener; terms are the rules or defaults of its configuration.
+func startProxy(t *testing.T, terms string) (p *proxy.Kernel, clock func() cc.Time, addr string) {
 	t.Helper()
 	cfg, err := proxy.Parse([]byte(`
 listeners:
   - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
-rules:
-  - {name: bulk, match: {destination: [127.0.0.0/8]}, algorithm: "static:cwnd_packets=64"}
+` + terms + `
 shutdown: {drain: 0s}
 `))
 	require.NoError(t, err)
@@ -111,7 +114,7 @@ func totals(t *testing.T, g prometheus.Gatherer) map[string]float64 {
 }
 
 func TestCountersMoveWhileFlowsLiveAndNeverGoBack(t *testing.T) {
-	p, clock, addr := startProxy(t)
+	p, clock, addr := startProxy(t, bulk)
 	registry := NewRegistry(p, Options{Clock: clock})
 	target := echo(t)
 
@@ -172,7 +175,7 @@ func bytesTotalOf(t *testing.T, g prometheus.Gatherer, direction string) float64
 }
 
 func TestAnOpenFlowIsListedAndCounted(t *testing.T) {
-	p, clock, addr := startProxy(t)
+	p, clock, addr := startProxy(t, bulk)
 	pages := Pages{Source: p, Metrics: NewRegistry(p, Options{Clock: clock})}
 	server := httptest.NewServer(pages.Handler(true))
 	defer server.Close()
