@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/penstock-net/penstock/cc/flow"
@@ -140,13 +141,10 @@ func (c *Config) fixed(next *Config) string {
 // that may.
 func firstChange[T any](section string, old, next T, may ...string) string {
 	a, b := reflect.ValueOf(old), reflect.ValueOf(next)
-fields:
 	for i := range a.NumField() {
 		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
-		for _, free := range may {
-			if name == free {
-				continue fields
-			}
+		if slices.Contains(may, name) {
+			continue
 		}
 		x, y := a.Field(i), b.Field(i)
 		if x.Kind() == reflect.Slice && x.Len() == 0 && y.Len() == 0 { // left out, or written as empty

@@ -6,9 +6,9 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// hintWindow is the time that what a link tells of itself is an average over:
+// HintWindow is the time that what a link tells of itself is an average over:
 // as many subframes of a millisecond as PBE-CC averages over on a path of 40 ms.
-const hintWindow = 40 * time.Millisecond
+const HintWindow = 40 * time.Millisecond
 
 // hints is the bottleneck's account of who uses it, by host, and tells each
 // host's senders of it. It answers as a base station would that keeps a queue for
@@ -68,10 +68,10 @@ func (h *host) note(size cc.Bytes, v Verdict) {
 	case DropLoss:
 		h.radioLost += size
 	case DropQueue:
-		h.came += size + headerBytes
+		h.came += size + HeaderBytes
 	case DropNone:
-		h.came += size + headerBytes
-		h.waiting += size + headerBytes
+		h.came += size + HeaderBytes
+		h.waiting += size + HeaderBytes
 	}
 }
 
@@ -124,11 +124,11 @@ func (h *hints) report() {
 		}
 		hint := cc.Hint{
 			At:          now,
-			Capacity:    known(cc.RateOf(payload(u.part+(offered-part)/sharers), span)),
-			FairShare:   known(cc.RateOf(payload(offered/sharers), span)),
-			LinkRate:    known(cc.RateOf(offered, span)),
-			ArrivalRate: known(cc.RateOf(came, span)),
-			QueueRoom:   known(h.room()),
+			Capacity:    Known(cc.RateOf(Payload(u.part+(offered-part)/sharers), span)),
+			FairShare:   Known(cc.RateOf(Payload(offered/sharers), span)),
+			LinkRate:    Known(cc.RateOf(offered, span)),
+			ArrivalRate: Known(cc.RateOf(came, span)),
+			QueueRoom:   Known(h.room()),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
 		}
@@ -143,7 +143,7 @@ func (h *hints) report() {
 // measure closes a period that ends now.
 func (h *hints) measure(now cc.Time) {
 	period := h.w.scenario.Hints
-	periods := max(1, int(hintWindow/period))
+	periods := max(1, int(HintWindow/period))
 	n := h.w.down.Offered(now.Add(-period), now)
 	h.offered = append(h.offered, n)
 	h.offered = h.offered[max(0, len(h.offered)-periods):]
@@ -177,21 +177,26 @@ func (h *hints) serve(n cc.Bytes) {
 	}
 }
 
-// known keeps a value that is 0 apart from one that is not known.
-func known[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
+// Known keeps a value that is 0 apart from one that is not known, in a cc.Hint.
+func Known[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }
 
-// payload is what is left of n bytes on the wire without headers, in full segments.
-func payload(n cc.Bytes) cc.Bytes { return n * cc.DefaultMSS / (cc.DefaultMSS + headerBytes) }
+// Payload is what is left of n bytes on the wire without headers, in full segments.
+func Payload(n cc.Bytes) cc.Bytes { return n * cc.DefaultMSS / (cc.DefaultMSS + HeaderBytes) }
 
 // room is what is free in the queue.
 func (h *hints) room() cc.Bytes {
-	bytes, packets := h.w.down.Backlog(h.w.now)
+	return h.w.down.cfg.Room(h.w.down.Backlog(h.w.now))
+}
+
+// Room is what is free in the link's queue while so much waits in it;
+// cc.MaxCwnd where it has no limit.
+func (c LinkConfig) Room(waiting cc.Bytes, packets int) cc.Bytes {
 	room := cc.MaxCwnd
-	if limit := h.w.down.cfg.QueueBytes; limit > 0 {
-		room = limit - bytes
+	if c.QueueBytes > 0 {
+		room = c.QueueBytes - waiting
 	}
-	if limit := h.w.down.cfg.QueuePackets; limit > 0 {
-		room = min(room, cc.Bytes(limit-packets)*(cc.DefaultMSS+headerBytes))
+	if c.QueuePackets > 0 {
+		room = min(room, cc.Bytes(c.QueuePackets-packets)*OpportunityBytes)
 	}
 	return room
 }

@@ -7,10 +7,11 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Sizes on the wire: 20 bytes of IPv4 and 32 of TCP with timestamps.
+// Sizes on the wire.
 const (
-	headerBytes cc.Bytes = 52
-	ackBytes    cc.Bytes = 52
+	// HeaderBytes are 20 of IPv4 and 32 of TCP with timestamps.
+	HeaderBytes cc.Bytes = 52
+	ackBytes             = HeaderBytes
 )
 
 // sendBatch is how much a sender asks its flow for at once.
@@ -149,10 +150,10 @@ func (s *sender) transmit(n int64) {
 	}
 	s.pipe += seg.size
 	tx := seg.tx
-	v := s.w.down.Send(now, seg.size+headerBytes)
-	s.stats.packet(now, seg.size+headerBytes, v)
+	v := s.w.down.Send(now, seg.size+HeaderBytes)
+	s.stats.packet(now, seg.size+HeaderBytes, v)
 	s.host.note(seg.size, v)
-	s.w.show(false, seg.size+headerBytes, v)
+	s.w.show(false, seg.size+HeaderBytes, v)
 	if v.Dropped == DropNone {
 		size := seg.size
 		s.w.at(v.Arrives, func() { s.arrive(arrival{n, tx, size}) })

@@ -9,14 +9,6 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-const (
-	// hintWindow is the time that what a link tells of itself is an average over,
-	// as in package sim.
-	hintWindow = 40 * time.Millisecond
-	// tcpHeaders, of IPv4 and TCP with timestamps, are no payload.
-	tcpHeaders cc.Bytes = 52
-)
-
 // Monitor watches a path's link towards its near end, as a base station would
 // that serves this one host: all that the link offers is for it. It is not for
 // several goroutines at once.
@@ -56,14 +48,14 @@ func (w *watch) note(e *entry) {
 	switch {
 	case e.dir != Down:
 	case e.drop == sim.DropLoss:
-		w.lost += max(0, cc.Bytes(e.size)-tcpHeaders)
+		w.lost += max(0, cc.Bytes(e.size)-sim.HeaderBytes)
 	default:
 		w.recent = append(w.recent, entry{at: e.at, departs: e.departs, size: e.size, drop: e.drop})
 	}
 }
 
 func (w *watch) hint(now cc.Time) cc.Hint {
-	from := max(w.zero, now.Add(-hintWindow))
+	from := max(w.zero, now.Add(-sim.HintWindow))
 	span := max(now.Sub(from), time.Microsecond)
 	came, queued, packets := cc.Bytes(0), cc.Bytes(0), 0
 	keep := w.recent[:0]
@@ -82,23 +74,13 @@ func (w *watch) hint(now cc.Time) cc.Hint {
 		}
 	}
 	w.recent = keep
-	h := cc.Hint{At: now, ArrivalRate: told(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
+	h := cc.Hint{At: now, ArrivalRate: sim.Known(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
 	if w.cfg.Rate > 0 || w.cfg.Trace != nil {
 		offered := sim.NewLink(w.cfg, w.zero).Offered(from, now)
-		h.LinkRate = told(cc.RateOf(offered, span))
-		h.Capacity = told(cc.RateOf(offered*(sim.OpportunityBytes-tcpHeaders)/sim.OpportunityBytes, span))
+		h.LinkRate = sim.Known(cc.RateOf(offered, span))
+		h.Capacity = sim.Known(cc.RateOf(sim.Payload(offered), span))
 		h.FairShare = h.Capacity
 	}
-	h.QueueRoom = cc.MaxCwnd
-	if w.cfg.QueueBytes > 0 {
-		h.QueueRoom = w.cfg.QueueBytes - queued
-	}
-	if w.cfg.QueuePackets > 0 {
-		h.QueueRoom = min(h.QueueRoom, cc.Bytes(w.cfg.QueuePackets-packets)*sim.OpportunityBytes)
-	}
-	h.QueueRoom = told(h.QueueRoom)
+	h.QueueRoom = sim.Known(w.cfg.Room(queued, packets))
 	return h
 }
-
-// told keeps what is 0 apart from what is not known.
-func told[N cc.Bytes | cc.Rate](v N) N { return max(1, v) }

@@ -33,7 +33,7 @@ func TestALinkTellsOfItself(t *testing.T) {
 	w.note(&entry{at: at(129), size: 1500, drop: sim.DropLoss})
 	w.note(&entry{at: at(129), departs: at(400), size: 1500, dir: Up})
 	h = w.hint(at(130))
-	assert.Equal(t, cc.RateOf(31*1500, hintWindow), h.ArrivalRate, "what is dropped for want of room has come; what the radio lost has not")
+	assert.Equal(t, cc.RateOf(31*1500, sim.HintWindow), h.ArrivalRate, "what is dropped for want of room has come; what the radio lost has not")
 	assert.EqualValues(t, 5*1500, h.QueueRoom, "15 of 30 have left by then")
 	assert.EqualValues(t, 1448, h.RadioLost)
 
