@@ -104,8 +104,11 @@ type Loss struct {
 // Config is what an algorithm starts from.
 type Config struct {
 	MSS, InitialCwnd Bytes
-	Params           Params     // complete: the Spec's defaults, overridden by policy
-	Rand             *rand.Rand // the only randomness an algorithm may use
+	// Ssthresh is where slow start ends at the latest, for a flow whose path is
+	// known (RFC 5681 §3.1 leaves its first value open); 0: not known.
+	Ssthresh Bytes
+	Params   Params     // complete: the Spec's defaults, overridden by policy
+	Rand     *rand.Rand // the only randomness an algorithm may use
 }
 
 // NoTick is embedded by algorithms that need no clock of their own.

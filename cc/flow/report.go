@@ -7,6 +7,10 @@
 package flow
 
 import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -44,11 +48,39 @@ type Limit struct {
 
 // Terms are what policy grants a flow.
 type Terms struct {
-	Group            string // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
+	Group            string     // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
+	Host             netip.Addr // where the bytes go: flows to one host have one path, and hints are about hosts; invalid: not known
 	Algorithm        string
 	Params           cc.Params
 	MaxRate          cc.Rate // pacing never exceeds it; 0: the algorithm alone
 	Priority, Weight int     // lower Priority first; Weight, up to MaxWeight, shares within it; 0 counts as 1
+	Class            Class
+	Target           cc.Rate // payload that the application needs, of a Guarantee flow; 0: not known
+	MinRate          cc.Rate // what the flow has of its macroflow's window whatever the others want; 0: two segments
+	HintCap          float64 // with fresh hints, the macroflow sends no faster than this part of the capacity they tell; 0: as its algorithm will
+}
+
+// Class is what a flow is for (Janus, TMC 2018, §4.1).
+type Class uint8
+
+// The classes: who shares a window with others is served by them.
+const (
+	Bulk           Class = iota // takes what is left, at leisure
+	DelaySensitive              // short and awaited: has its share at once, before Bulk flows have fallen back to theirs
+	Guarantee                   // has its Target before others share the rest, and no more than a little above it
+)
+
+var classNames = [...]string{"bulk", "delay_sensitive", "guarantee"}
+
+// String returns the name used in configuration, metrics and JSON.
+func (c Class) String() string { return classNames[c] }
+
+// ParseClass is the inverse of String.
+func ParseClass(s string) (Class, error) {
+	if i := slices.Index(classNames[:], s); i >= 0 {
+		return Class(i), nil
+	}
+	return Bulk, fmt.Errorf("%q is not one of %s", s, strings.Join(classNames[:], ", "))
 }
 
 // Grant is the answer to Take.

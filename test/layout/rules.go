@@ -135,7 +135,7 @@ func (r rule) complaint(imp string) string {
 		}
 		return ""
 	}
-	if matchesAny(r.banned, imp) {
+	if matchesAny(r.banned, imp) && imp != "net/netip" { // which is values alone
 		return "may not import " + imp
 	}
 	return ""

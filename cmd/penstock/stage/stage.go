@@ -1,0 +1,137 @@
+// Package stage plays experiments: hosts behind one last hop, what their
+// applications do, what the edge makes of it, and what came of it. The same
+// experiment runs over real sockets between network namespaces, with a proxy
+// process at the edge, and in virtual time.
+package stage
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// Stage is one run.
+type Stage struct {
+	Name string // in tables: "one window per host"
+
+	Down, Up sim.LinkConfig  // the last hop, edge to hosts and back
+	Cell     *sim.CellConfig // in place of Down: a queue and a share of the air for each host; nil: none
+
+	// Edge is what the proxy's configuration says, listeners and telemetry left
+	// out: envelope, defaults, rules. Empty: there is no proxy, the edge routes.
+	Edge   string
+	Kernel string        // congestion control of the servers towards hosts that no proxy serves; empty: cubic
+	Hints  time.Duration // how often the last hop tells the proxy of itself; 0: never
+
+	Actors  []Actor
+	Changes []Change
+
+	Duration time.Duration // from the first data packet
+	Warmup   time.Duration // figures over the whole run count from here on
+	Seed     uint64        // of links and applications
+}
+
+// Change alters the stage while it plays.
+type Change struct {
+	At    time.Duration
+	Edge  string        // another configuration for the proxy, which rereads it; empty: none
+	Delay time.Duration // the last hop's propagation delay from now on, each way; 0: unchanged
+}
+
+// Kind is what an actor's application does.
+type Kind string
+
+// The kinds of applications.
+const (
+	Bulk     Kind = "bulk"     // one connection that downloads without end
+	Requests Kind = "requests" // a download of Size every Every, one after the other on one connection; how long each takes
+	Web      Kind = "web"      // as Requests, each on a connection of its own
+	Video    Kind = "video"    // a player: chunks of Every seconds' worth at Rate, ahead as far as its buffer holds
+	UDP      Kind = "udp"      // datagrams towards the host at Rate, whatever becomes of them
+)
+
+// Actor is one application on a host behind the last hop.
+type Actor struct {
+	Name   string
+	Kind   Kind
+	Host   int  // its host, from 0; hosts have an address each
+	Port   int  // of the server, for rules; 0: 80
+	Direct bool // past the proxy: the server's own congestion control, end to end
+
+	Start, Stop time.Duration // Stop 0: never
+	Size        cc.Bytes      // of a Requests or Web object; of a Bulk download: 0 without end
+	Every       time.Duration // Requests, Web: from one start to the next, or as soon as the last has ended; Video: a chunk's length
+	Rate        cc.Rate       // UDP: on the wire; Video: of the encoding; Bulk: what the server produces, 0: as fast as it is taken
+	Buffer      time.Duration // Video: played ahead at most; 0: 30 s
+
+	// On and Off let it run and rest in turns: means of exponential times drawn
+	// from the stage's seed where Random is set, else the times themselves. On 0: it never rests.
+	On, Off time.Duration
+	Random  bool
+}
+
+// Record is what came of a run.
+type Record struct {
+	Stage  string
+	Actors []ActorRecord // in the order of Stage.Actors
+
+	Throughput  cc.Rate       // IP bytes that left the last hop towards the hosts, after warm-up
+	Utilisation float64       // of what it could have carried; 0: no bound
+	Queueing    Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
+	Lateness    time.Duration // p99 of the emulator's own error; 0 in virtual time
+
+	Reloads []Reload // what the proxy answered to changes of its configuration
+}
+
+// Quantiles of a duration.
+type Quantiles struct{ Mean, P50, P95, Max time.Duration }
+
+// Reload is one change of the proxy's configuration.
+type Reload struct {
+	At    time.Duration
+	Error string // why the old one stayed; empty: the new one is in force
+}
+
+// Step is how finely records are cut.
+const Step = 100 * time.Millisecond
+
+// ActorRecord is what came of one application.
+type ActorRecord struct {
+	Name     string
+	Bytes    []cc.Bytes   // payload that the application read in each Step from the start of the run
+	Queueing Quantiles    // of its host's data packets in the last hop; zero where the queue is everybody's
+	Cwnd     []cc.Bytes   // of its macroflow at each Step, 0 where there is none; nil without a proxy
+	Share    []cc.Bytes   // its part of it, likewise
+	Requests []Request    // Requests and Web, in the order of their starts
+	Video    *VideoRecord // Video
+	Sent     cc.Bytes     // UDP
+	Corrupt  string       // what was wrong with the bytes that came; empty: nothing
+}
+
+// Request is one download of a Requests or Web application.
+type Request struct {
+	At   time.Duration
+	Took time.Duration // from the first byte asked, dialling included, to the last one read; 0: not ended
+}
+
+// VideoRecord is how a video played.
+type VideoRecord struct {
+	StartUp   time.Duration // until the first frame
+	Rebuffers int
+	Rebuffer  time.Duration // spent waiting, start-up aside
+	Played    time.Duration
+}
+
+// Rate is the actor's throughput between two moments.
+func (a ActorRecord) Rate(from, to time.Duration) cc.Rate {
+	first, last := int(from/Step), min(int(to/Step), len(a.Bytes))
+	if last <= first {
+		return 0
+	}
+	var sum cc.Bytes
+	for _, n := range a.Bytes[first:last] {
+		sum += n
+	}
+	return cc.RateOf(sum, time.Duration(last-first)*Step)
+}
