@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -50,7 +51,7 @@ rules:
     server_name: [example.com, "*.video.example"]
   algorithm: copa:delta=0.1
   weight: 2
-  down: {max_rate: 20mbit, group: source/24, priority: -1}
+  down: {max_rate: 20mbit, group: source/24, priority: -1, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}
   up: {algorithm: none}
   send_proxy: v2
 - name: tuned
@@ -96,6 +97,11 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Equal(t, 20_000_000, int(phones.Down.MaxRate))
 	assert.Equal(t, -1, phones.Down.Priority)
 	assert.Equal(t, 2, phones.Down.Weight)
+	assert.Equal(t, flow.Guarantee, phones.Down.Class)
+	assert.Equal(t, 5_000_000, int(phones.Down.Target))
+	assert.Equal(t, 500_000, int(phones.Down.MinRate))
+	assert.InDelta(t, .95, phones.Down.HintCap, 0)
+	assert.Equal(t, flow.Bulk, phones.Up.Class)
 	assert.Equal(t, policy.Unmanaged, phones.Up.Algorithm)
 	assert.Empty(t, phones.Up.Params, "parameters belong to the algorithm they stand beside")
 	assert.Equal(t, 2, phones.Up.Weight, "what the rule says for both directions holds for each")
@@ -103,6 +109,25 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Equal(t, "copa", routes[2].Up.Algorithm, "the defaults fill in what a rule leaves out")
 	assert.Equal(t, cc.Params{"delta": 0.25}, routes[2].Up.Params)
 	assert.Equal(t, "copa", routes[3].Down.Algorithm)
+}
+
+func TestARuleTakesBackWhatTheDefaultsPromise(t *testing.T) {
+	cfg, err := proxy.Parse([]byte(lan + `
+rules:
+- {name: rest, class: bulk, hint_cap: 0}
+- {name: more, target: 8mbit}
+defaults: {class: guarantee, target: 5mbit, hint_cap: 0.9}
+`))
+	require.NoError(t, err)
+	routes, err := cfg.Routes()
+	require.NoError(t, err)
+	rest, more := routes[0].Down, routes[1].Down
+	assert.Equal(t, flow.Bulk, rest.Class)
+	assert.Zero(t, rest.Target, "a class without a target drops it")
+	assert.Zero(t, rest.HintCap)
+	assert.Equal(t, flow.Guarantee, more.Class)
+	assert.Equal(t, 8_000_000, int(more.Target))
+	assert.InDelta(t, .9, more.HintCap, 0)
 }
 
 func TestLeftOutIsDefault(t *testing.T) {
@@ -191,6 +216,14 @@ func TestMistakes(t *testing.T) {
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
 		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is no share; write a number from 1 to 1000"},
 		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is no share"},
+		{"a class that does not exist", lan + "defaults: {class: video}\n", "3:19", "defaults.class: \"video\" is not one of bulk, delay_sensitive, guarantee"},
+		{"a target for nothing that has one", lan + "rules: [{name: a, down: {target: 5mbit}}]\n", "3:34", "rules[0].down.target: a flow of class bulk has no target; add class: guarantee"},
+		{"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n", "3:27", "rules[0].target: a flow of class bulk"},
+		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, target: 1mbit}]\n", "3:22", "defaults.min_rate: 2mbit is above the target, which is 1mbit"},
+		{"a target that max_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {max_rate: 1mbit}}\n", "3:38", "defaults.target: 2mbit is more than max_rate lets pass, which is 1mbit"},
+		{"a cap above the capacity", lan + "defaults: {hint_cap: 1.2}\n", "3:22", "defaults.hint_cap: \"1.2\" is no part of a whole; write a number above 0, up to 1"},
+		{"a cap in percent", lan + "defaults: {hint_cap: 95%}\n", "3:22", "defaults.hint_cap: \"95%\" is no part of a whole"},
+		{"Janus told twice", lan + "defaults: {algorithm: 'janus:class=guarantee', group: flow, down: {class: guarantee}}\n", "3:75", "defaults.down.class: guarantee, and janus is given class as well"},
 		{"a group with spaces", lan + "defaults: {group: my group}\n", "3:19", "defaults.group"},
 		{"a PROXY protocol that does not exist", lan + "defaults: {send_proxy: v3}\n", "3:24", "defaults.send_proxy: \"v3\" is not one of off, v1, v2"},
 
