@@ -2,7 +2,6 @@ package policy_test
 
 import (
 	"math"
-	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -34,22 +33,6 @@ func TestAPromiseReachesTheFlow(t *testing.T) {
 	assert.Equal(t, flow.Terms{
 		Group: "down||invalid IP", Algorithm: "fixed", Class: flow.Guarantee, Target: 5e6, MinRate: 5e5, HintCap: .95,
 	}, got)
-}
-
-func TestAFlowKnowsWhereItsBytesGo(t *testing.T) {
-	terms := policy.Terms{Algorithm: "fixed"}
-	p, err := policy.New(nil, policy.Rule{Down: terms, Up: terms})
-	require.NoError(t, err)
-	for name, row := range map[string]struct{ source, target, down, up string }{
-		"an address":      {"10.1.2.3:999", "192.0.2.1:443", "10.1.2.3", "192.0.2.1"},
-		"one mapped":      {"[::ffff:10.1.2.3]:999", "[::ffff:192.0.2.1]:443", "10.1.2.3", "192.0.2.1"},
-		"one with a zone": {"[fe80::1%lan0]:999", "[fe80::2%wan0]:443", "fe80::1", "fe80::2"},
-	} {
-		v := p.Decide(policy.Facts{Source: addrPort(row.source), Target: addrPort(row.target)})
-		assert.Equal(t, netip.MustParseAddr(row.down), v.Down.Host, name)
-		assert.Equal(t, netip.MustParseAddr(row.up), v.Up.Host, name)
-	}
-	assert.False(t, p.Decide(policy.Facts{}).Down.Host.IsValid(), "nothing is known")
 }
 
 func TestPromisesThatContradictThemselvesAreNamed(t *testing.T) {

@@ -15,15 +15,6 @@ const (
 	up   direction = "up"
 )
 
-// host is where the bytes go, as hints name it; invalid: not known.
-func (d direction) host(f Facts) netip.Addr {
-	to := f.Target
-	if d == down {
-		to = f.Source
-	}
-	return to.Addr().Unmap().WithZone("")
-}
-
 // groupBy is what members of one group have in common.
 type groupBy uint8
 
@@ -111,14 +102,6 @@ func (g Group) expand(f Facts, d direction) string {
 	case byListener, byPeer:
 	}
 	return string(d) + "|" + f.Listener + "|" + key
-}
-
-// PeerGroups returns the groups in which the default template puts the bytes to
-// host: behind a listener, as a client and as a server.
-func PeerGroups(listener string, host netip.Addr) [2]string {
-	at := netip.AddrPortFrom(host.Unmap(), 0)
-	f := Facts{Listener: listener, Source: at, Target: at}
-	return [2]string{Group{}.expand(f, down), Group{}.expand(f, up)}
 }
 
 // mask keeps the zone: link-local clients on two interfaces are two hosts.
