@@ -104,7 +104,15 @@ type LimitsConfig struct {
 
 // TelemetryConfig is where the proxy can be watched.
 type TelemetryConfig struct {
-	Address string `yaml:"address" about:"host:port for /metrics, /healthz, /readyz and /flows; off: none. /flows shows addresses: keep it on loopback or behind a firewall."`
+	Address string      `yaml:"address" about:"host:port for /metrics, /healthz, /readyz, /flows and /hosts; off: none. /flows and /hosts show addresses: keep them on loopback or behind a firewall."`
+	Hints   HintsConfig `yaml:"hints" about:"Who may tell what the network knows of a path (POST /v1/hints)."`
+}
+
+// HintsConfig is how hints come in.
+type HintsConfig struct {
+	Socket    string `yaml:"socket" about:"A Unix socket that takes hints as well, such as /run/penstock/hints.sock; who may is who can write to it (mode 0660). Not set: none."`
+	Token     string `yaml:"token" about:"What hints over TCP must carry as bearer token, 16 to 255 visible characters. Not set: hints are taken on a loopback address only, from everybody there."`
+	TokenFile string `yaml:"token_file" about:"A file whose first line is the token; relative to the configuration file, and reread with it."`
 }
 
 // LogConfig is what is logged.

@@ -237,6 +237,11 @@ func TestMistakes(t *testing.T) {
 		{"an envelope nobody has", lan + "envelope: vegas\n", "3:11", "envelope: \"vegas\" is not one of auto, ebpf, bbr, cubic, reno"},
 		{"a mark too wide", lan + "mark: 0x1ffffffff\n", "3:7", "mark: \"0x1ffffffff\" is no firewall mark"},
 		{"telemetry on a listener's port", lan + "telemetry: {address: '127.0.0.1:1080'}\n", "3:22", "telemetry.address: \"127.0.0.1:1080\" is already listeners[0].address"},
+		{"a socket somewhere", lan + "telemetry: {hints: {socket: hints.sock}}\n", "3:29", "telemetry.hints.socket: \"hints.sock\" is not a whole path, such as /run/penstock/hints.sock"},
+		{"a socket far away", lan + "telemetry: {hints: {socket: /" + strings.Repeat("x", 103) + "}}\n", "3:29", "telemetry.hints.socket: a path of 104 bytes; a socket's has at most 103"},
+		{"a token that is guessed", lan + "telemetry: {hints: {token: secret}}\n", "3:28", "telemetry.hints.token: a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 prints"},
+		{"a token of two words", lan + "telemetry: {hints: {token: 0123456789 0123456789}}\n", "3:28", "telemetry.hints.token: a token is"},
+		{"two tokens", lan + "telemetry: {hints: {token: 0123456789abcdef, token_file: t}}\n", "3:58", "telemetry.hints.token_file: give token or token_file, not both"},
 		{"a level that does not exist", lan + "log: {level: trace}\n", "3:14", "log.level: \"trace\" is not one of debug, info, warn, error"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -270,6 +275,7 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	cfg, err := proxy.Load(file)
 	require.NoError(t, err)
 	assert.Equal(t, "hunter2", cfg.Listeners[0].Users[0].Password)
+	assert.NoError(t, cfg.Check(), "as it is once more with the flags")
 
 	write("secret", "\n")
 	_, err = proxy.Load(file)
@@ -281,8 +287,32 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	assert.Contains(t, err.Error(), "absent.yaml")
 }
 
+func TestLoadReadsTheTokenOfHints(t *testing.T) {
+	dir := t.TempDir()
+	file, secret := filepath.Join(dir, "penstock.yaml"), filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(file, []byte(lan+"telemetry: {hints: {token_file: token}}\n"), 0o600))
+
+	_, err := proxy.Load(file)
+	require.ErrorContains(t, err, file+":3:33: telemetry.hints.token_file: no such file")
+
+	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\nnext\n"), 0o600))
+	cfg, err := proxy.Load(file)
+	require.NoError(t, err)
+	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.Hints.Token)
+	assert.NoError(t, cfg.Check(), "as it is once more with the flags")
+
+	require.NoError(t, os.WriteFile(secret, []byte("hunter2\n"), 0o600))
+	_, err = proxy.Load(file)
+	require.ErrorContains(t, err, "telemetry.hints.token_file: a token is 16 to 255 visible characters")
+	require.ErrorContains(t, err, "this has 7 bytes")
+	assert.NotContains(t, err.Error(), "hunter2", "it is a secret")
+}
+
 func TestWarnings(t *testing.T) {
 	cfg, err := proxy.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: {from: [0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
 	require.NoError(t, err)
 	assert.Len(t, cfg.Warnings(), 3, "an open proxy, addresses anybody may claim, telemetry for all")
+	cfg.Telemetry.Hints.Token = "0123456789abcdef"
+	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"), "telemetry.hints: hints to :9464 carry their token unencrypted")
+	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
