@@ -4,13 +4,22 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/telemetry"
 )
 
 // hint posts a hint, to the socket at path or, where that is empty, to the pages.
@@ -79,6 +88,83 @@ func TestHintsComeWithATokenOrThroughTheSocket(t *testing.T) {
 	in.signal()
 	assert.Equal(t, exitOK, <-in.code, in.log.String())
 	assert.NoFileExists(t, socket)
+}
+
+// What a driver and the neighbour table print, of a station that is this machine.
+const (
+	ipNeigh = `127.0.0.1 lladdr 02:00:00:00:00:07 REACHABLE
+192.0.2.9  FAILED
+192.0.2.8 lladdr 02:00:00:00:00:08 router STALE
+`
+	iwStations = `Station 02:00:00:00:00:07 (on wlan0)
+	inactive time:	304 ms
+	tx bitrate:	866.7 MBit/s VHT-MCS 9 80MHz short GI VHT-NSS 2
+	expected throughput:	4321.5Mbps
+Station 02:00:00:00:00:08 (on wlan0)
+	expected throughput:	32.0Mbps
+`
+)
+
+func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
+	for _, program := range []string{"sh", "awk", "curl", "sleep"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("%s is not installed, which the example on the page needs", program)
+		}
+	}
+	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(readDoc(t, "hints.md"))
+	require.NotNil(t, block)
+	dir := t.TempDir()
+	for name, prints := range map[string]string{"ip": ipNeigh, "iw": iwStations} {
+		script := "#!/bin/sh\ncat <<'END'\n" + prints + "END\n"
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
+	}
+	socket := filepath.Join(dir, "hints.sock")
+	in := startRun(t, strings.Replace(runConfig, `"127.0.0.1:0"}`+"\n", `"127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)+"defaults: {algorithm: cubic}\n")
+	conn := in.connect()
+	echoes(t, conn)
+
+	agent := exec.Command("sh", "-c", block[1], "hints.sh", "wlan0", "--unix-socket", socket, "http://penstock/v1/hints")
+	agent.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	agent.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, agent.Start())
+	assert.Eventually(t, func() bool {
+		_, hosts := in.get("/hosts")
+		return strings.Count(hosts, `"capacity_bits_per_second":4321500000`) == 2 // down and up
+	}, 30*time.Second, 20*time.Millisecond)
+	require.NoError(t, syscall.Kill(-agent.Process.Pid, syscall.SIGKILL)) // and what it waits for
+	assert.Error(t, agent.Wait())
+	_, metrics := in.get("/metrics")
+	assert.Contains(t, metrics, `penstock_hints_total{result="invalid"} 0`)
+
+	require.NoError(t, conn.Close())
+	in.signal()
+	assert.Equal(t, exitOK, <-in.code, in.log.String())
+}
+
+func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
+	page := readDoc(t, "hints.md")
+	config := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(page)
+	require.NotNil(t, config)
+	_, err := proxy.Parse([]byte(config[1]))
+	assert.NoError(t, err)
+
+	desk := &telemetry.HintDesk{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- desk.Serve(ctx, ln) }()
+	bodies := regexp.MustCompile(`(?s) -d '(.*?)'`).FindAllStringSubmatch(page, -1)
+	require.Len(t, bodies, 3)
+	for _, body := range bodies {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+		resp, err := client.Post("http://"+ln.Addr().String()+"/v1/hints", "application/json", strings.NewReader(body[1]))
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusOK, resp.StatusCode, body[1])
+		require.NoError(t, resp.Body.Close())
+	}
+	cancel()
+	assert.NoError(t, <-served)
 }
 
 func TestASocketThatCannotBeMadeIsNamed(t *testing.T) {
