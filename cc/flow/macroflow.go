@@ -28,6 +28,8 @@ type macroflow struct {
 	routes  []*route // changed under the manager's mu as well
 	pacer   pacer
 	rtt     rttEstimator
+	sampled cc.Time // when rtt had its newest sample
+	ref     *route  // whose round trips rtt's are; nil: no sample since the algorithm started
 	rate    cc.Rate // newest delivery-rate sample
 
 	inflight    cc.Bytes // sum of what the members count
@@ -169,9 +171,9 @@ func (m *macroflow) sent(now cc.Time) chunk {
 // left, over the longer of the time it took to send and to acknowledge them
 // (the BBR draft's §4.1.2.3), so that bunched acknowledgements do not inflate
 // it; 0 for a burst shorter than a round trip.
-func (m *macroflow) deliveryRate(now cc.Time, c chunk) cc.Rate {
+func (m *macroflow) deliveryRate(now cc.Time, c chunk, leastRTT time.Duration) cc.Rate {
 	d := max(now.Sub(c.sent.DeliveredAt), c.sent.At.Sub(c.first))
-	if d < m.rtt.min {
+	if d < leastRTT {
 		return 0
 	}
 	return cc.RateOf(m.delivered-c.sent.Delivered, d)
