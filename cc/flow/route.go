@@ -60,28 +60,45 @@ func (r *route) expand(n cc.Bytes) cc.Bytes {
 // along the reference.
 func (m *macroflow) sample(now cc.Time, r *route, rtt time.Duration) time.Duration {
 	rtt = max(rtt, time.Microsecond) // clocks are coarse; nothing may divide by zero
-	queue := time.Duration(0)
-	if now.Sub(m.sampled) <= m.rtt.srtt {
-		queue = m.rtt.queue()
-	}
 	switch {
 	case r.base > 0:
 		r.base = min(r.base, rtt)
-	case m.ref != nil && queue < rtt: // a queue that stands is not to be taken for a long way
-		r.base = rtt - queue
+	case m.ref != nil: // a queue that stands is not to be taken for a long way
+		r.base = rtt - m.queue.standing(now, rtt)
 	default:
-		r.base = rtt
+		m.ref, r.base = r, rtt
 	}
-	if m.ref == nil {
-		m.ref = r
-	}
+	m.queue.add(now, rtt-r.base)
 	m.fit(r)
 	if r.far() {
 		rtt = max(rtt-r.base+m.ref.base, time.Microsecond)
 	}
 	m.rtt.add(rtt)
-	m.sampled = now
 	return rtt
+}
+
+// queue is what members see of the queue that they share: how much longer their
+// round trips take than the least of their own.
+type queue struct {
+	latest, smoothed time.Duration
+	at               cc.Time // of the newest sample
+}
+
+func (q *queue) add(now cc.Time, sample time.Duration) {
+	q.latest, q.at = sample, now
+	q.smoothed += (sample - q.smoothed) / 8
+}
+
+// standing is how much of a round trip at now that is the first of its way the
+// queue is to blame for: rather less than more, since what is taken for the way
+// later on is only ever less. Nothing where the others saw more than there is, so
+// that it stood elsewhere, or have been silent for longer.
+func (q *queue) standing(now cc.Time, rtt time.Duration) time.Duration {
+	d := min(q.latest, q.smoothed)
+	if d >= rtt || now.Sub(q.at) > max(rtt, d) {
+		return 0
+	}
+	return d
 }
 
 // fit works out anew how bytes along r count.
@@ -91,8 +108,7 @@ func (m *macroflow) fit(r *route) {
 	}
 	scale := 0.0
 	if ratio := float64(r.base) / float64(m.ref.base); ratio > alike || ratio < 1/alike {
-		queue := max(0, m.rtt.srtt-m.ref.base)
-		scale = float64(m.ref.base+queue) / float64(r.base+queue)
+		scale = float64(m.ref.base+m.queue.smoothed) / float64(r.base+m.queue.smoothed)
 	}
 	if scale == r.scale || scale != 0 && math.Abs(scale-r.scale) <= rescale*r.scale {
 		return

@@ -19,10 +19,6 @@ func (e *rttEstimator) add(sample time.Duration) {
 	e.srtt += (sample - e.srtt) / 8
 }
 
-// queue is what stood in the way of the newest samples, taken low: a single one
-// may be an outlier.
-func (e *rttEstimator) queue() time.Duration { return max(0, min(e.latest, e.srtt)-e.min) }
-
 // along is e for a path whose base round trip is d longer.
 func (e rttEstimator) along(d time.Duration) rttEstimator {
 	for _, rtt := range []*time.Duration{&e.latest, &e.srtt, &e.min} {

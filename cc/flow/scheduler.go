@@ -133,8 +133,9 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 		}
 		f.pass = m.pass
 		need := f.quantum()
+		counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
 		starved := f.starved()
-		if m.ctl.Cwnd-m.inflight-promised < need && !starved {
+		if m.ctl.Cwnd-m.inflight-promised < counts && !starved {
 			break // nothing is left, and whoever comes next is not starved either
 		}
 		if f.usable(now) < need {
@@ -145,7 +146,7 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 			break
 		}
 		f.parked = false
-		promised += need
+		promised += counts
 		out[n] = f.wake
 		n++
 	}
