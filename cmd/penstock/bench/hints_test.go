@@ -35,7 +35,7 @@ func TestTheLinkTellsTheProxyOfItself(t *testing.T) {
 		return err == nil && json.Unmarshal(text, &internals) == nil && internals["capacity_mbit"] > 0
 	}, 20*time.Second, 10*time.Millisecond, "the algorithm never hears of the link")
 	assert.InDelta(t, 12*1448./1500, internals["capacity_mbit"], 0.01)
-	require.NoError(t, s.feeder.Stop())
+	require.NoError(t, s.feeder.stop())
 	s.feeder = nil
 
 	err = s.proxy.Hint(t.Context(), edge.Word{}, time.Now())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"time"
 
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -54,4 +55,30 @@ func answer(ctx context.Context, p *edge.Proxy) (a *Answer, err error) {
 		return err
 	})
 	return a, err
+}
+
+// feeder has the link tell the proxy of itself.
+type feeder struct {
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+func feed(ctx context.Context, p *edge.Proxy, m *netlab.Monitor, host netip.Addr, period, delay time.Duration) *feeder {
+	ctx, cancel := context.WithCancel(ctx)
+	f := &feeder{cancel: cancel, ended: make(chan error, 1)}
+	look := func() []edge.Word {
+		h, ok := m.Hint()
+		if !ok {
+			return nil
+		}
+		return []edge.Word{{Host: host, Hint: h}}
+	}
+	go func() { f.ended <- p.Feed(ctx, look, period, delay) }()
+	return f
+}
+
+// stop ends the feeding and returns what went wrong with it.
+func (f *feeder) stop() error {
+	f.cancel()
+	return <-f.ended
 }

@@ -35,7 +35,7 @@ type scene struct {
 	proxy    *edge.Proxy // nil: the server sends directly
 	download *download
 	sniffer  *netlab.Sniffer // nil: packets are not recorded
-	feeder   *edge.Feeder    // nil: the link says nothing
+	feeder   *feeder         // nil: the link says nothing
 
 	pacing  cc.Rate        // that the sender was told to keep; 0: none
 	remote  netip.AddrPort // the client's end of the connection across the link
@@ -100,14 +100,7 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 	}
 	s.remote = s.download.local
 	if plan.Hints > 0 && s.proxy != nil {
-		m := s.lab.Path.Monitor()
-		s.feeder = s.proxy.Feed(ctx, func() []edge.Word {
-			h, ok := m.Hint()
-			if !ok {
-				return nil
-			}
-			return []edge.Word{{Host: s.remote.Addr(), Hint: h}}
-		}, plan.Hints, plan.Delay)
+		s.feeder = feed(ctx, s.proxy, s.lab.Path.Monitor(), s.remote.Addr(), plan.Hints, plan.Delay)
 	}
 	return nil
 }
@@ -201,7 +194,7 @@ func (s *scene) look(ctx context.Context) error {
 func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore time.Duration) (err error) {
 	sender := s.lab.Server
 	if s.feeder != nil {
-		err := s.feeder.Stop()
+		err := s.feeder.stop()
 		if s.feeder = nil; err != nil {
 			return s.explain(err)
 		}
@@ -239,7 +232,7 @@ func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore time.Duration) 
 func (s *scene) close() error {
 	var errs []error
 	if s.feeder != nil {
-		errs = append(errs, s.feeder.Stop())
+		errs = append(errs, s.feeder.stop())
 	}
 	if s.sniffer != nil {
 		_, err := s.sniffer.Stop()

@@ -9,29 +9,16 @@ import (
 // LeastHints is the shortest period of hints: a subframe of a cellular link.
 const LeastHints = time.Millisecond
 
-// Feeder brings what the emulated link says of itself to the proxy, as a
-// monitor of the radio would: by HTTP, and as late as a report on the way back.
-type Feeder struct {
-	cancel context.CancelFunc
-	ended  chan error
-}
-
 // saying is a word on its way.
 type saying struct {
 	Word
 	made time.Time
 }
 
-// Feed asks the link each period what it has to say, and tells the proxy delay
-// later. look is called by one goroutine, until Stop.
-func (p *Proxy) Feed(ctx context.Context, look func() []Word, period, delay time.Duration) *Feeder {
-	ctx, cancel := context.WithCancel(ctx)
-	f := &Feeder{cancel: cancel, ended: make(chan error, 1)}
-	go func() { f.ended <- p.feed(ctx, look, period, delay) }()
-	return f
-}
-
-func (p *Proxy) feed(ctx context.Context, look func() []Word, period, delay time.Duration) error {
+// Feed brings what the emulated link says of itself to the proxy until ctx ends,
+// as a monitor of the radio would: by HTTP, and delay late, as a report on the
+// way back is. look is asked each period.
+func (p *Proxy) Feed(ctx context.Context, look func() []Word, period, delay time.Duration) error {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
 	arrive := time.NewTimer(0)
@@ -60,10 +47,4 @@ func (p *Proxy) feed(ctx context.Context, look func() []Word, period, delay time
 			arrive.Reset(delay - time.Since(way[0].made))
 		}
 	}
-}
-
-// Stop ends the feeding and returns what went wrong with it.
-func (f *Feeder) Stop() error {
-	f.cancel()
-	return <-f.ended
 }
