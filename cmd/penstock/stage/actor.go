@@ -130,7 +130,7 @@ func (a *actor) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer func() { _ = l.close() }() // what ended it is known
 	for {
 		if err := l.get(a.chunkSize()); err != nil {
 			return err
