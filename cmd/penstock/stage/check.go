@@ -3,10 +3,14 @@ package stage
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // maxHosts have room in the client's network beside the edge.
 const maxHosts = 250
+
+// defaultBuffer is how far a player downloads ahead that is not told.
+const defaultBuffer = 30 * time.Second
 
 // Check tells what is wrong with the stage.
 func (s Stage) Check() error {
@@ -69,7 +73,7 @@ func (a Actor) check(s Stage) error {
 		if a.Rate == 0 || a.Every == 0 || a.Rate.BytesIn(a.Every) == 0 {
 			return errors.New("it needs the Rate of the encoding and a chunk's length, Every")
 		}
-		if a.Buffer > 0 && a.Buffer < a.Every {
+		if a.buffer() < a.Every {
 			return fmt.Errorf("its buffer is %s, but must hold a chunk of %s; 0: %s", a.Buffer, a.Every, defaultBuffer)
 		}
 	case UDP:
