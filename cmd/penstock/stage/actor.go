@@ -30,7 +30,7 @@ type actor struct {
 
 func (r *run) newActor(number int) *actor {
 	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.turns(number)}
-	a.host = hostAddr(r.lab, a.Host)
+	a.host = r.lab.Hosts[a.Host].V4
 	a.proxied = r.stage.proxied(a.Actor)
 	a.server = netip.AddrPortFrom(r.direct, a.port())
 	if a.proxied {

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// maxHosts have room in the client's network beside the edge.
-const maxHosts = 250
+// maxHosts is what a lab has addresses for.
+const maxHosts = 100
 
 // defaultBuffer is how far a player downloads ahead that is not told.
 const defaultBuffer = 30 * time.Second
@@ -23,6 +25,8 @@ func (s Stage) Check() error {
 		wrong("its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
 	case s.Hints < 0:
 		wrong("its hints come every %s, but must not be negative; 0: never", s.Hints)
+	case s.Cell != nil && s.Down != (sim.LinkConfig{}):
+		wrong("a cell takes the place of the link down: there is one of them")
 	case len(s.Actors) == 0:
 		wrong("there is no actor")
 	}

@@ -96,7 +96,7 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"Size of what it requests is missing": func(s *Stage) { s.Actors[0].Kind = Web },
 		"it needs the Rate of the encoding":   func(s *Stage) { s.Actors[0].Kind = Video },
 		"its Rate is missing":                 func(s *Stage) { s.Actors[0].Kind = UDP },
-		"host is 250":                         func(s *Stage) { s.Actors[0].Host = 250 },
+		"host is 100":                         func(s *Stage) { s.Actors[0].Host = 100 },
 		"but no On":                           func(s *Stage) { s.Actors[0].Off = 1 },
 		"stop is 1ns, which is not":           func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
 		"there is none: give Edge":            func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
