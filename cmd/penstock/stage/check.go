@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/edge"
 )
 
 // maxHosts is what a lab has addresses for.
@@ -23,8 +24,8 @@ func (s Stage) Check() error {
 		wrong("its duration is %s, but must be above 0", s.Duration)
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
 		wrong("its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
-	case s.Hints < 0:
-		wrong("its hints come every %s, but must not be negative; 0: never", s.Hints)
+	case s.Hints != 0 && s.Hints < edge.LeastHints:
+		wrong("its hints come every %s, but the shortest period is %s; 0: never", s.Hints, edge.LeastHints)
 	case s.Cell != nil && s.Down != (sim.LinkConfig{}):
 		wrong("a cell takes the place of the link down: there is one of them")
 	case len(s.Actors) == 0:

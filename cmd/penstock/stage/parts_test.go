@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -100,8 +101,9 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"but no On":                           func(s *Stage) { s.Actors[0].Off = 1 },
 		"stop is 1ns, which is not":           func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
 		"there is none: give Edge":            func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
+		"there is one of them":                func(s *Stage) { s.Cell, s.Down.Rate = &sim.CellConfig{}, 1 },
 		"change 0 is at 1s":                   func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
-		"must not be negative; 0: n":          func(s *Stage) { s.Hints = -1 },
+		"shortest period is 1ms":              func(s *Stage) { s.Hints = -1 },
 	} {
 		s := good()
 		spoil(&s)
