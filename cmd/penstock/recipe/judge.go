@@ -148,3 +148,6 @@ func holds(what, paper, bound, got string, ok bool) Finding {
 func beside(what, paper, got string) Finding {
 	return Finding{What: what, Paper: paper, Bound: "for comparison", Got: got, OK: true}
 }
+
+// jain is the fairness index: 1 when all are equal.
+func jain(values ...float64) float64 { return sim.Jain(values...) }
