@@ -111,6 +111,18 @@ func describeTerms(t flow.Terms) string {
 	if t.Weight > 1 {
 		out += fmt.Sprintf(" weight %d", t.Weight)
 	}
+	if t.Class != flow.Bulk {
+		out += " class " + t.Class.String()
+	}
+	if t.Target > 0 {
+		out += " target " + t.Target.String()
+	}
+	if t.MinRate > 0 {
+		out += " at least " + t.MinRate.String()
+	}
+	if t.HintCap > 0 {
+		out += fmt.Sprintf(" within %g of hints", t.HintCap)
+	}
 	return out
 }
 

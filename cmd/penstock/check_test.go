@@ -28,12 +28,14 @@ listeners:
 - {name: lan, mode: socks5, address: "192.168.1.1:1080"}
 rules:
 - {name: mail, match: {ports: [25]}, refuse: no mail}
+- {name: call, match: {ports: [5061]}, down: {algorithm: cubic, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}, up: {algorithm: janus, group: flow, class: delay_sensitive}}
 - {name: video, match: {ports: [443]}, down: {algorithm: "copa:delta=0.1", max_rate: 20mbit, weight: 2}, up: {algorithm: none}}
 `)
 	require.Equal(t, exitOK, code, errs)
 	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
 	assert.Contains(t, out, "rule mail: refuse (no mail)")
 	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit weight 2, up none")
+	assert.Contains(t, out, "rule call: down cubic class guarantee target 5mbit at least 500kbit within 0.95 of hints, up janus:class=delay_sensitive\n")
 	assert.Contains(t, out, "otherwise: down penstock, up penstock")
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
 }
