@@ -301,4 +301,3 @@ func orElse(s, otherwise string) string {
 	}
 	return s
 }
-

@@ -161,3 +161,14 @@ func (s Stage) actorRecord(a Actor, f sim.FlowResult) ActorRecord {
 	note(f.To, f.Final)
 	return r
 }
+
+// Turn is a time in which an application runs.
+type Turn struct{ From, To time.Duration }
+
+// Turns are when the actor of that number runs.
+func (s Stage) Turns(number int) (all []Turn) {
+	for _, t := range s.turns(number) {
+		all = append(all, Turn{t.from, t.to})
+	}
+	return all
+}
