@@ -103,7 +103,7 @@ func janusFour(name string, mbit float64, config string) stage.Stage {
 // Who divides: each flow for itself, by Janus's rule, or the manager, which sees all.
 func janusEach(targets ...float64) string { return edge("janus", perFlow, guarantees(targets...)...) }
 
-func janusAll(targets ...float64) string { return edge("copa", perHost, guarantees(targets...)...) }
+func janusAll(targets ...float64) string { return edge("copa:paper", perHost, guarantees(targets...)...) }
 
 func janusSatisfaction() Recipe {
 	return Recipe{
@@ -232,7 +232,7 @@ func janusWeb() Recipe {
 			return []stage.Stage{
 				janusBeside(s, "janus, bulk", edge("janus", perFlow, janusShort), true, web),
 				janusBeside(s, "janus, R=12", edge("janus", perFlow, append(guarantees(12), janusShort)...), true, web),
-				janusBeside(s, "one window", edge("copa", perHost, janusShort), true, web),
+				janusBeside(s, "one window", edge("copa:paper", perHost, janusShort), true, web),
 				janusBeside(s, "vivace", edge("vivace", perFlow), true, web),
 				janusBeside(s, "cubic", "", true, web),
 			}
@@ -300,7 +300,7 @@ func janusPage() Recipe {
 		Name: "janus-c5", Source: janusSource + "§8.2.2",
 		About: "a page of six objects of 100 KB beside a long download over 15 Mbit/s: how long it takes to load",
 		Stages: func(s Scale) []stage.Stage {
-			each, one := edge("janus", perFlow, janusShort), edge("copa", perHost, janusShort)
+			each, one := edge("janus", perFlow, janusShort), edge("copa:paper", perHost, janusShort)
 			return []stage.Stage{
 				janusBeside(s, "janus, idle", each, false, page...),
 				janusBeside(s, "janus", each, true, page...),

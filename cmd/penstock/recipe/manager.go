@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cmd/penstock/figures"
 	"github.com/penstock-net/penstock/cmd/penstock/stage"
 )
@@ -54,7 +55,7 @@ func joinLeave() Recipe {
 		Name: "join-leave", Source: "Narayan, CCP thesis 2019, §2.3.3, Fig. 2-7",
 		About: "five flows of a host join one by one, then leave: shares are equal at once",
 		Stages: func(s Scale) (all []stage.Stage) {
-			for _, algorithm := range []string{"reno", "copa"} {
+			for _, algorithm := range []string{"reno", cc.Default} {
 				all = append(all,
 					play(s, "one window, "+algorithm, algorithm, perHost),
 					play(s, "five windows, "+algorithm, algorithm, perFlow))
@@ -62,7 +63,7 @@ func joinLeave() Recipe {
 			return all
 		},
 		Judge: func(o Outcome) (all []Finding) {
-			for _, algorithm := range []string{"reno", "copa"} {
+			for _, algorithm := range []string{"reno", cc.Default} {
 				one, five := o.of("one window, "+algorithm), o.of("five windows, "+algorithm)
 				all = append(all,
 					above("least Jain index of any second, one window, "+algorithm, "fair at once", least(one, every(o.Scale)), 0.99, ""),
@@ -77,7 +78,7 @@ func joinLeave() Recipe {
 func hosts() Recipe {
 	const many = 8
 	play := func(s Scale, name, group string, first, second int) stage.Stage {
-		st := stage.Stage{Name: name, Edge: edge("copa", group), Duration: pick(s, 60*time.Second, 20*time.Second), Warmup: 5 * time.Second}
+		st := stage.Stage{Name: name, Edge: edge(cc.Default, group), Duration: pick(s, 60*time.Second, 20*time.Second), Warmup: 5 * time.Second}
 		st.Down, st.Up = hop(24, 40*time.Millisecond, 160)
 		for host, n := range []int{first, second} {
 			for i := range n {
@@ -101,6 +102,8 @@ func hosts() Recipe {
 				play(s, "a window per host", perHost, many, 1),
 				play(s, "a window per flow", perFlow, many, 1),
 				play(s, "a flow per host", perHost, 1, 1),
+				play(s, "eight flows alone, one window", perHost, many, 0),
+				play(s, "eight flows alone, eight windows", perFlow, many, 0),
 				play(s, "one flow alone", perHost, 1, 0),
 			}
 		},
@@ -110,9 +113,11 @@ func hosts() Recipe {
 			return []Finding{
 				within("throughput of the host with eight flows over that of the other", "", ratio(ours), 0.9, 1.1, ""),
 				beside("the same, a window per flow", "", figures.Number(ratio(each))),
-				atMost("p95 queueing over that of one flow alone", "", ours.p95()/alone.p95(), 1, ""),
 				atMost("p95 queueing over that of a flow per host", "", ours.p95()/pair.p95(), 1, ""),
-				beside("p95 queueing, a window per flow, over that of one flow alone", "", figures.Number(each.p95()/alone.p95())),
+				beside("the same, a window per flow", "", figures.Number(each.p95()/pair.p95())),
+				atMost("p95 queueing of eight flows alone, one window, over that of one", "", o.of("eight flows alone, one window").p95()/alone.p95(), 1, ""),
+				beside("the same, eight windows", "", figures.Number(o.of("eight flows alone, eight windows").p95()/alone.p95())),
+				beside("p95 queueing of both hosts, a window for each, over that of one flow alone", "", figures.Number(ours.p95()/alone.p95())),
 				atLeast("utilisation", "", ours.Record.Utilisation, 0.9, ""),
 			}
 		},
@@ -124,7 +129,7 @@ func tunnel() Recipe {
 	rtt := 40 * time.Millisecond
 	play := func(s Scale, name string, cross stage.Actor) stage.Stage {
 		st := stage.Stage{
-			Name: name, Edge: edge("copa:mode=auto", perHost), Duration: pick(s, 120*time.Second, 40*time.Second), Warmup: 2 * time.Second, Seed: 7,
+			Name: name, Edge: edge("copa:alcc", perHost), Duration: pick(s, 120*time.Second, 40*time.Second), Warmup: 2 * time.Second, Seed: 7,
 		}
 		st.Down, st.Up = hop(mbit, rtt, int(rate(mbit).BytesIn(rtt)/1500)) // a BDP
 		cross.Name, cross.Start = "cross", 5*time.Second
