@@ -279,16 +279,3 @@ func TestLinesFitTheTerminal(t *testing.T) {
 		assert.Less(t, utf8.RuneCountInString(fit(line, columns)), max(columns, 2))
 	}
 }
-
-func TestTailKeepsTheEnd(t *testing.T) {
-	var tl tail
-	for range 1000 {
-		n, err := tl.Write([]byte("0123456789\n"))
-		require.NoError(t, err)
-		require.Equal(t, 11, n)
-	}
-	_, err := tl.Write([]byte("the end\n"))
-	require.NoError(t, err)
-	assert.LessOrEqual(t, len(tl.String()), tailBytes)
-	assert.True(t, strings.HasSuffix(tl.String(), "9\nthe end"))
-}

@@ -1,0 +1,107 @@
+package stage
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+func TestAPatternTellsItsPlace(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := patternOf(rapid.IntRange(0, 600).Draw(t, "actor"), rapid.IntRange(0, 1000).Draw(t, "stream"))
+		at := rapid.Uint64Range(0, 1<<40).Draw(t, "at")
+		b := make([]byte, rapid.IntRange(16, 4000).Draw(t, "length"))
+		p.fill(b, at)
+		assert.True(t, p.holds(b, at))
+		cut := rapid.IntRange(0, len(b)).Draw(t, "cut")
+		assert.True(t, p.holds(b[cut:], at+uint64(cut)), "however it is cut")
+		assert.False(t, p.holds(b, at+rapid.Uint64Range(1, 1<<30).Draw(t, "shift")), "shifted")
+		assert.False(t, (p+1).holds(b, at), "of another connection")
+		b[rapid.IntRange(0, len(b)-1).Draw(t, "hit")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
+		assert.False(t, p.holds(b, at), "a bit is wrong")
+	})
+}
+
+func TestQuestionsTravelAsTheyAre(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		q := question{
+			actor: rapid.IntRange(0, 1000).Draw(t, "actor"), stream: rapid.IntRange(0, 1<<30).Draw(t, "stream"),
+			size: cc.Bytes(rapid.Int64Range(0, 1<<50).Draw(t, "size")),
+		}
+		in := bufio.NewReader(bytes.NewReader(append(q.text(), q.text()...)))
+		for range 2 {
+			got, err := readQuestion(in)
+			require.NoError(t, err)
+			assert.Equal(t, q, got)
+		}
+		_, err := readQuestion(in)
+		assert.Equal(t, io.EOF, err)
+		_, err = readQuestion(bufio.NewReader(bytes.NewReader(q.text()[:len(q.text())-1])))
+		assert.Error(t, err, "cut short")
+	})
+	_, err := readQuestion(bufio.NewReader(bytes.NewBufferString("GET /index.html HTTP/1.1\r\n\r\n")))
+	assert.ErrorContains(t, err, "read question")
+}
+
+func TestTurnsCoverTheRunAlternately(t *testing.T) {
+	s := Stage{Duration: 10 * time.Second, Seed: 7, Actors: []Actor{
+		{Start: time.Second, On: 2 * time.Second, Off: time.Second},
+		{Start: time.Second, Stop: 5 * time.Second},
+		{On: time.Second, Off: time.Second, Random: true},
+		{On: time.Second, Off: time.Second, Random: true},
+	}}
+	assert.Equal(t, []turn{{time.Second, 3 * time.Second}, {4 * time.Second, 6 * time.Second}, {7 * time.Second, 9 * time.Second}}, s.turns(0))
+	assert.Equal(t, []turn{{time.Second, 5 * time.Second}}, s.turns(1))
+	assert.Equal(t, s.turns(2), s.turns(2), "the same seed")
+	assert.NotEqual(t, s.turns(2), s.turns(3), "each actor for itself")
+
+	turns := s.turns(0)
+	for _, c := range []struct{ now, ran, next time.Duration }{
+		{0, 0, time.Second},
+		{2 * time.Second, time.Second, 2 * time.Second},
+		{3 * time.Second, 2 * time.Second, 4 * time.Second},
+		{5 * time.Second, 3 * time.Second, 5 * time.Second},
+		{8999 * time.Millisecond, 5999 * time.Millisecond, 8999 * time.Millisecond},
+	} {
+		assert.Equal(t, c.ran, ranFor(turns, c.now), "ran by %s", c.now)
+		next, more := nextTurn(turns, c.now)
+		assert.True(t, more)
+		assert.Equal(t, c.next, next, "next after %s", c.now)
+	}
+	_, more := nextTurn(turns, 9*time.Second)
+	assert.False(t, more)
+}
+
+func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
+	good := func() Stage {
+		return Stage{Name: "x", Duration: time.Second, Actors: []Actor{{Name: "a", Kind: Bulk}}}
+	}
+	require.NoError(t, good().Check())
+	for want, spoil := range map[string]func(*Stage){
+		"Duration is 0s":             func(s *Stage) { s.Duration = 0 },
+		"Warmup is 1s":               func(s *Stage) { s.Warmup = time.Second },
+		"there is no actor":          func(s *Stage) { s.Actors = nil },
+		"Kind is \"\"":               func(s *Stage) { s.Actors[0].Kind = "" },
+		"Size is missing":            func(s *Stage) { s.Actors[0].Kind = Web },
+		"Rate and Every are needed":  func(s *Stage) { s.Actors[0].Kind = Video },
+		"Rate is missing":            func(s *Stage) { s.Actors[0].Kind = UDP },
+		"Host is 250":                func(s *Stage) { s.Actors[0].Host = 250 },
+		"Off needs On":               func(s *Stage) { s.Actors[0].Off = 1 },
+		"Stop is 1ns, which is not":  func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
+		"there is none: give Edge":   func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
+		"change 0 is at 1s":          func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
+		"must not be negative; 0: n": func(s *Stage) { s.Hints = -1 },
+	} {
+		s := good()
+		spoil(&s)
+		assert.ErrorContains(t, s.Check(), want)
+	}
+}
