@@ -57,6 +57,10 @@ type FlowConfig struct {
 	Priority  int
 	Weight    int
 	MaxRate   cc.Rate
+	Class     flow.Class
+	Target    cc.Rate // as in flow.Terms, as MinRate and HintCap
+	MinRate   cc.Rate
+	HintCap   float64
 	Host      int           // it leads to, counted from 1; 0: one of its group's own
 	Delay     time.Duration // propagation of its own, each way, added to the path's
 
@@ -253,6 +257,7 @@ func (s Scenario) terms(i, host int) flow.Terms {
 	return flow.Terms{
 		Group: s.group(i), Host: hostAddr(host), Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+		Class: f.Class, Target: f.Target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}
 }
 
