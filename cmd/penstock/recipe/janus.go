@@ -103,7 +103,9 @@ func janusFour(name string, mbit float64, config string) stage.Stage {
 // Who divides: each flow for itself, by Janus's rule, or the manager, which sees all.
 func janusEach(targets ...float64) string { return edge("janus", perFlow, guarantees(targets...)...) }
 
-func janusAll(targets ...float64) string { return edge("copa:paper", perHost, guarantees(targets...)...) }
+func janusAll(targets ...float64) string {
+	return edge("copa:paper", perHost, guarantees(targets...)...)
+}
 
 func janusSatisfaction() Recipe {
 	return Recipe{
@@ -278,7 +280,7 @@ func janusPage() Recipe {
 	const objects = 6
 	var page []stage.Actor
 	for i := range objects {
-		page = append(page, stage.Actor{Name: fmt.Sprint("object ", i+1), Size: 100_000, Every: 4 * time.Second})
+		page = append(page, stage.Actor{Name: fmt.Sprint("object ", i+1), Size: 50_000, Every: 4 * time.Second})
 	}
 	// load is the median over pages of the time until their last object is there.
 	load := func(r Run) float64 {
@@ -298,7 +300,7 @@ func janusPage() Recipe {
 	}
 	return Recipe{
 		Name: "janus-c5", Source: janusSource + "§8.2.2",
-		About: "a page of six objects of 100 KB beside a long download over 15 Mbit/s: how long it takes to load",
+		About: "a page of six objects of 50 KB beside a long download over 15 Mbit/s: how long it takes to load",
 		Stages: func(s Scale) []stage.Stage {
 			each, one := edge("janus", perFlow, janusShort), edge("copa:paper", perHost, janusShort)
 			return []stage.Stage{
@@ -318,6 +320,7 @@ func janusPage() Recipe {
 				beside("the same, cubic", "above 2", figures.Number(over("cubic"))),
 				beside("the same, janus on an idle link", "", figures.Number(over("janus, idle"))),
 				beside("the same, one window on an idle link", "", figures.Number(over("one window, idle"))),
+				beside("page load time of an idle link with cubic", "", figure(load(o.of("cubic, idle")), "s")),
 			}
 		},
 	}

@@ -27,7 +27,7 @@ const (
 const naccSource = "NACC, J. Commun. Netw. 2023, "
 
 func nacc() []Recipe {
-	return []Recipe{naccSteps(), naccLoad(), naccPriorities("nacc-d3", "§VII-C", 4, 2), naccPriorities("nacc-d4", "§VII-C", 2, 4, 1)}
+	return []Recipe{naccSteps(), naccLoad(), naccPriorities("nacc-d3", "4 and 2", 4, 2), naccPriorities("nacc-d4", "2, 4 and 1", 2, 4, 1)}
 }
 
 func naccStage(name, config string, loss float64, d time.Duration) stage.Stage {
@@ -128,23 +128,24 @@ func naccLoad() Recipe {
 			return all
 		},
 		Judge: func(o Outcome) (all []Finding) {
-			for i, size := range sizes(o.Scale) {
+			loads := sizes(o.Scale)
+			for i, size := range loads {
 				ours, cubic := o.of(name("nacc", size)), o.of(name("cubic", size))
-				paper := ""
-				if i == len(sizes(Full))-1 {
-					paper = "about 3"
+				faster, steadier := rateOf(ours)/rateOf(cubic), variation(ours)/variation(cubic)
+				if i < len(loads)-1 {
+					all = append(all, beside(name("throughput over cubic's", size), "", figures.Number(faster)))
+					continue
 				}
-				all = append(all, atLeast(fmt.Sprintf("throughput over cubic's, %d MB", size/1_000_000), paper, rateOf(ours)/rateOf(cubic), 1, ""))
-				if i > 0 {
-					all = append(all, atMost(fmt.Sprintf("variation of cwnd over cubic's, %d MB", size/1_000_000), "more stable", variation(ours)/variation(cubic), 0.5, ""))
-				}
+				all = append(all,
+					atLeast(name("throughput over cubic's", size), "about 3 at 50 MB", faster, 1, ""),
+					atMost(name("variation of cwnd over cubic's", size), "more stable", steadier, 0.5, ""))
 			}
 			return all
 		},
 	}
 }
 
-func naccPriorities(name, section string, priorities ...int) Recipe {
+func naccPriorities(name, listed string, priorities ...int) Recipe {
 	actor := func(p int) string { return fmt.Sprint("priority ", p) }
 	play := func(s Scale, name, config string) stage.Stage {
 		st := naccStage(name, config, naccLoss, pick(s, 60*time.Second, 20*time.Second))
@@ -154,8 +155,8 @@ func naccPriorities(name, section string, priorities ...int) Recipe {
 		return st
 	}
 	return Recipe{
-		Name: name, Source: naccSource + section,
-		About: fmt.Sprintf("%d flows of priorities %v: the higher, the faster", len(priorities), priorities),
+		Name: name, Source: naccSource + "§VII-C",
+		About: "flows of priorities " + listed + ": the higher, the faster",
 		Stages: func(s Scale) []stage.Stage {
 			var rules []string
 			for _, p := range priorities {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // actor is one application at play: the client's end, and what its server needs
@@ -18,7 +19,7 @@ type actor struct {
 	Actor
 	run     *run
 	number  int
-	turns   []turn
+	turns   []sim.Turn
 	host    netip.Addr
 	server  netip.AddrPort
 	proxied bool
@@ -28,7 +29,7 @@ type actor struct {
 }
 
 func (r *run) newActor(number int) *actor {
-	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.turns(number)}
+	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.Turns(number)}
 	a.host = hostAddr(r.lab, a.Host)
 	a.proxied = r.stage.proxied(a.Actor)
 	a.server = netip.AddrPortFrom(r.direct, a.port())
