@@ -1,10 +1,6 @@
 package flow
 
-import (
-	"net/netip"
-
-	"github.com/penstock-net/penstock/cc"
-)
+import "net/netip"
 
 // Claims is what flows may ask for of a link that they share (NACC, equation 8):
 // each its priority times what its application sends, where that is known of all,
@@ -33,7 +29,7 @@ func (m *Manager) claims(p netip.Prefix) (c Claims) {
 
 // claims adds up those of m's members. The caller holds m.mu.
 func (m *macroflow) claims() (c Claims) {
-	priority := cc.Params(m.prm)["priority"]
+	priority := m.prm["priority"]
 	if priority == 0 {
 		priority = 1
 	}

@@ -60,6 +60,9 @@ func (m *Manager) Groups(now cc.Time) []Group {
 func (m *macroflow) describe(now cc.Time) Group {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if len(m.members) == 0 {
+		m.fade(now)
+	}
 	g := Group{
 		Name: m.group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members),
 		Cwnd: m.ctl.Cwnd, Inflight: m.inflight, PacingRate: m.ctl.PacingRate,

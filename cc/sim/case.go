@@ -361,8 +361,7 @@ func (p *caseReader) finish() (err error) {
 	}
 	for i := range p.c.Changes {
 		if c := &p.c.Changes[i]; c.Flow != "" && p.declared[c.Flow] { // all but the algorithm stays
-			i := p.c.named(c.Flow)
-			own := p.c.terms(i, p.c.hosts()[i])
+			own := p.c.terms(p.c.named(c.Flow))
 			own.Algorithm, own.Params = c.Terms.Algorithm, c.Terms.Params
 			c.Terms = own
 		}

@@ -94,8 +94,8 @@ func NewCell(cfg CellConfig, start cc.Time) *Cell {
 	return &Cell{cfg: cfg, start: start, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, cellStream))}
 }
 
-// host returns host number i as the configuration has it, its defaults filled in.
-func (c CellConfig) host(i int) CellHost {
+// Host returns host number i, counted from 0, its defaults filled in.
+func (c CellConfig) Host(i int) CellHost {
 	var h CellHost
 	if n := len(c.Hosts); n > 0 {
 		h = c.Hosts[min(i, n-1)]
@@ -133,7 +133,7 @@ func (c CellConfig) Check() error {
 func (c *Cell) host(i int) *cellHost {
 	for len(c.hosts) <= i {
 		n := len(c.hosts)
-		c.hosts = append(c.hosts, &cellHost{CellHost: c.cfg.host(n), number: n})
+		c.hosts = append(c.hosts, &cellHost{CellHost: c.cfg.Host(n), number: n})
 	}
 	return c.hosts[i]
 }
@@ -192,7 +192,7 @@ func (c *Cell) Backlog(now cc.Time, host int) (bytes cc.Bytes, packets int) {
 // had it for itself, in the subframes that ended from one moment up to another.
 func (c *Cell) Offered(host int, from, to cc.Time) cc.Bytes {
 	ended := func(t cc.Time) int64 { return int64(max(0, t.Sub(c.start)-1) / Subframe) }
-	bits := cc.Bytes(c.cfg.Blocks) * cc.Bytes(c.cfg.host(host).BitsPerBlock)
+	bits := cc.Bytes(c.cfg.Blocks) * cc.Bytes(c.cfg.Host(host).BitsPerBlock)
 	return cc.Bytes(max(0, ended(to)-ended(from))) * bits / 8
 }
 

@@ -45,6 +45,9 @@ func (d *datagrams) open(flow.Terms) {
 
 func (d *datagrams) underWay() bool { return d.opened && d.closed == 0 }
 
+// move is not for them: Check refuses it.
+func (d *datagrams) move(flow.Terms) {}
+
 // plan waits until the next has been produced.
 func (d *datagrams) plan() {
 	d.src.taken += datagramBytes

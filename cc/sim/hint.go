@@ -113,9 +113,12 @@ func (h *hints) report() {
 	if h.w.cell == nil {
 		h.reportLink()
 	} else {
+		claims := h.w.manager.Claims(everyone)
 		for _, host := range h.hosts {
 			if host.running() > 0 {
-				h.tell(host, h.w.cell.Hint(h.w.now, host.number))
+				hint := h.w.cell.Hint(h.w.now, host.number)
+				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
+				h.tell(host, hint)
 			}
 		}
 	}

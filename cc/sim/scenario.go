@@ -145,6 +145,9 @@ func (s Scenario) Check() error {
 			return fmt.Errorf("sim: a move at %v of flow %q, which is not there", c.At, c.Flow)
 		}
 		f := s.Flows[i]
+		if f.Algorithm == UDP || c.Terms.Algorithm == UDP {
+			return fmt.Errorf("sim: the move of flow %s at %v: datagrams have no algorithm, before or after", c.Flow, c.At)
+		}
 		f.Algorithm, f.Params = c.Terms.Algorithm, c.Terms.Params
 		if err := f.check(); err != nil {
 			return fmt.Errorf("sim: the move of flow %s at %v: %w", c.Flow, c.At, err)
@@ -268,15 +271,15 @@ func (s Scenario) hosts() []int {
 	return numbers
 }
 
-// terms are those of the i-th flow, which leads to a host.
-func (s Scenario) terms(i, host int) flow.Terms {
+// terms are those of the i-th flow.
+func (s Scenario) terms(i int) flow.Terms {
 	f := s.Flows[i]
 	target := f.Target
 	if target == 0 {
 		target = f.Rate // what it produces is what it needs
 	}
 	return flow.Terms{
-		Group: s.group(i), Host: hostAddr(host), Algorithm: f.Algorithm, Params: f.Params,
+		Group: s.group(i), Host: hostAddr(s.hosts()[i]), Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
 		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}
@@ -292,9 +295,9 @@ func (s Scenario) named(name string) int {
 	return -1
 }
 
-// moved completes the terms that the i-th flow moves to, which leads to a host.
-func (s Scenario) moved(i, host int, t flow.Terms) flow.Terms {
-	own := s.terms(i, host)
+// moved completes the terms that the i-th flow moves to.
+func (s Scenario) moved(i int, t flow.Terms) flow.Terms {
+	own := s.terms(i)
 	if t.Group == "" {
 		t.Group = own.Group
 	}
@@ -330,7 +333,7 @@ func (w *world) plan() {
 	for i, f := range s.Flows {
 		e := w.newEndpoint(f, i)
 		w.endpoints = append(w.endpoints, e)
-		terms := s.terms(i, w.hosts[i])
+		terms := s.terms(i)
 		w.at(w.origin.Add(f.Start), func() { e.open(terms) })
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), e.close)
@@ -338,14 +341,12 @@ func (w *world) plan() {
 	}
 	for _, c := range s.Changes {
 		w.at(w.origin.Add(c.At), func() {
-			if c.Flow == "" {
-				w.setDelay(c.Delay)
+			if c.Flow != "" {
+				i := s.named(c.Flow)
+				w.endpoints[i].move(s.moved(i, c.Terms))
 				return
 			}
-			i := s.named(c.Flow)
-			if snd, ok := w.endpoints[i].(*sender); ok {
-				snd.move(s.moved(i, w.hosts[i], c.Terms))
-			}
+			w.setDelay(c.Delay)
 		})
 	}
 	if s.Hints > 0 {

@@ -47,6 +47,7 @@ func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 // endpoint is the sending end of a flow.
 type endpoint interface {
 	open(flow.Terms)
+	move(flow.Terms)
 	close()
 	underWay() bool // it is open
 	record()        // samples its state

@@ -100,7 +100,7 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 	}
 	s.remote = s.download.local
 	if plan.Hints > 0 && s.proxy != nil {
-		s.feeder = feed(ctx, s.proxy, s.lab.Path.Monitor(), s.remote.Addr(), plan.Hints, plan.Delay)
+		s.feeder = feed(ctx, s.proxy, s.lab.Path.Monitor(0), s.remote.Addr(), plan.Hints, plan.Delay)
 	}
 	return nil
 }
