@@ -248,14 +248,14 @@ func (h HintsConfig) check(key string) error {
 func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
-		if l.asks() && len(l.Users) == 0 && !onLoopback(l.Address) {
+		if l.asks() && len(l.Users) == 0 && !OnLoopback(l.Address) {
 			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users, or listen on loopback", i, l.Name, l.Address))
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
 		}
 	}
-	if c.Telemetry.Address != "off" && !onLoopback(c.Telemetry.Address) {
+	if c.Telemetry.Address != "off" && !OnLoopback(c.Telemetry.Address) {
 		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can reach %s", c.Telemetry.Address))
 		if c.Telemetry.Hints.Token != "" {
 			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever listens on the way may use it", c.Telemetry.Address))
@@ -264,7 +264,9 @@ func (c Config) Warnings() []string {
 	return out
 }
 
-func onLoopback(address string) bool {
+// OnLoopback reports whether nobody but this machine reaches an address of the
+// configuration.
+func OnLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return false

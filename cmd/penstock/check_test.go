@@ -40,6 +40,22 @@ rules:
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
 }
 
+func TestCheckTellsWhereHintsComeFrom(t *testing.T) {
+	const lan = "listeners: [{name: lan, mode: mixed, address: '127.0.0.1:1080'}]\n"
+	for config, says := range map[string]string{
+		"": "hints: on 127.0.0.1:9464\n",
+		"telemetry: {hints: {token: 0123456789abcdef, socket: /run/h.sock}}": "hints: on 127.0.0.1:9464 with the token, on /run/h.sock\n",
+		"telemetry: {address: '0.0.0.0:9464', hints: {socket: /run/h.sock}}": "hints: on /run/h.sock\n",
+	} {
+		code, out, errs := checkFile(t, lan+config)
+		require.Equal(t, exitOK, code, errs)
+		assert.Contains(t, out, says)
+		assert.NotContains(t, out, "0123456789abcdef")
+	}
+	_, out, _ := checkFile(t, lan+"telemetry: {address: 'off'}")
+	assert.NotContains(t, out, "hints")
+}
+
 func TestCheckTellsWhichRulesNeedAServerName(t *testing.T) {
 	code, out, errs := checkFile(t, `
 listeners:
