@@ -60,11 +60,14 @@ func (m *Manager) Groups(now cc.Time) []Group {
 func (m *macroflow) describe(now cc.Time) Group {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if len(m.members) == 0 {
+		m.fade(now)
+	}
 	g := Group{
 		Name: m.group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members),
 		Cwnd: m.ctl.Cwnd, Inflight: m.inflight, PacingRate: m.ctl.PacingRate,
 		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: m.rtt.latest, QueueingDelay: m.rtt.latest - m.rtt.min,
-		DeliveryRate: m.rate, Delivered: m.delivered, Internals: m.inspect(),
+		DeliveryRate: m.rate, Delivered: m.delivered, Capped: m.capped, Internals: m.inspect(),
 	}
 	for _, r := range m.routes {
 		if m.inUse(r) && r.host.IsValid() {
@@ -75,6 +78,9 @@ func (m *macroflow) describe(now cc.Time) Group {
 	g.Hosts = g.Hosts[:min(len(g.Hosts), maxGroupHosts)]
 	if len(m.members) == 0 {
 		g.Idle = max(0, now.Sub(m.idleSince))
+		if m.memory > 0 {
+			g.Cwnd = m.remembered(now)
+		}
 	}
 	if m.hinted {
 		hint := m.hint

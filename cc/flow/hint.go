@@ -10,13 +10,22 @@ import (
 // Hint takes the network's word about the path to the hosts in p. Every
 // macroflow all of whose members' bytes go to hosts in p hears it, and its
 // algorithm sees it with its next event; one older than the last is ignored.
+// Where it assigns no shares, the manager does, by Claims.
 // Hint returns how many macroflows there are; for others nothing is kept, since
 // who speaks of a path does so again soon. It may be called from any goroutine.
 func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (macroflows int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.eachIn(plainPrefix(p), func(g *macroflow) {
+	p = plainPrefix(p)
+	all, assigns := Claims{}, h.Share == 0
+	if assigns {
+		all = m.claims(p).among(h.Flows)
+	}
+	m.eachIn(p, func(g *macroflow) {
 		macroflows++
+		if assigns {
+			h.Share = g.claims().Of(all)
+		}
 		g.hear(h)
 	})
 	return macroflows
@@ -75,6 +84,9 @@ func (r *route) within(p netip.Prefix, do func(*macroflow)) {
 func (m *macroflow) hear(h cc.Hint) {
 	if !m.hinted || h.At >= m.hint.At {
 		m.hint, m.hinted = h, true
+		if m.hintCap > 0 { // which does not wait for an event
+			m.mgr.schedule(m, h.At)
+		}
 	}
 }
 
@@ -82,10 +94,10 @@ func (m *macroflow) hear(h cc.Hint) {
 // the longer of this and three smoothed round trips.
 const freshHint = time.Second
 
+func (m *macroflow) patience() time.Duration { return max(freshHint, 3*m.rtt.srtt) }
+
 // fresh reports whether m has heard of its path lately.
-func (m *macroflow) fresh(now cc.Time) bool {
-	return m.hinted && m.hint.Age(now) <= max(freshHint, 3*m.rtt.srtt)
-}
+func (m *macroflow) fresh(now cc.Time) bool { return m.hinted && m.hint.Age(now) <= m.patience() }
 
 // meet tells g, which is new, what others have heard lately whose bytes go along
 // its routes and no others. The caller holds m.mu, and no macroflow's.

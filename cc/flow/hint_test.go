@@ -128,8 +128,9 @@ func TestHintsForUnknownHostsAreNotKept(t *testing.T) {
 	assert.Len(t, p.mgr.hosts, 1)
 
 	l.Close(p.now)
-	p.wait(linger + time.Second)
+	p.wait(memoryLasts)
 	assert.Equal(t, 1, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it lingers")
+	p.wait(time.Second)
 	p.open(Terms{Group: "other", Host: addr("192.0.2.2"), Algorithm: "static"})
 	assert.Zero(t, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it is forgotten with its last macroflow")
 	assert.Len(t, p.mgr.hosts, 1)
@@ -177,3 +178,6 @@ func TestAHintAllocatesNothing(t *testing.T) {
 		p.mgr.Hint(host, cc.Hint{At: at, Capacity: cc.Rate(at)})
 	}))
 }
+
+// hostAt is the i-th host.
+func hostAt(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i + 1)}) }

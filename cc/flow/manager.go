@@ -16,10 +16,14 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// linger is how long a macroflow outlives its last member, so that the next
-// connection of a host need not find the path's window again: the longer of
-// this and three retransmission timeouts.
-const linger = 10 * time.Second
+// A macroflow outlives its last member, so that the next connection of a host
+// need not find the path's window again. It stays as it is for linger, or three
+// retransmission timeouts if those are longer; from then on its window halves with
+// every timeout, and after memoryLasts nothing is known of it any more.
+const (
+	linger      = 10 * time.Second
+	memoryLasts = 5 * time.Minute
+)
 
 // MaxWeight bounds Terms.Weight: a window times all weights fits an int64.
 const MaxWeight = 1000
@@ -42,6 +46,7 @@ type Manager struct {
 	hosts  map[netip.Addr][]*route // of all macroflows, which hints are about
 	flows  map[uint64]*Flow
 	idle   list.List // of *macroflow without members, the longest idle first
+	faded  list.List // likewise, of those whose algorithms are forgotten; they were idle before all others
 	nextID uint64
 
 	dueMu sync.Mutex // taken last
@@ -66,7 +71,9 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
 	}
 	g.mu.Lock()
-	g.join(f, m.route(g, t.Host))
+	along := m.route(g, t.Host)
+	g.revive(now, along)
+	g.join(f, along)
 	g.mu.Unlock()
 	if fresh {
 		m.meet(now, g)
@@ -116,7 +123,8 @@ func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
 // occupied notes that g has members. The caller holds m.mu.
 func (m *Manager) occupied(g *macroflow) {
 	if g.idle != nil {
-		m.idle.Remove(g.idle)
+		m.idle.Remove(g.idle) // it is in one of them
+		m.faded.Remove(g.idle)
 		g.idle = nil
 	}
 }
@@ -155,19 +163,29 @@ func (m *Manager) left(f *Flow, now cc.Time) {
 	m.forget(now)
 }
 
-// forget drops the macroflows that have been without members for long enough.
+// forget drops what is known of macroflows that have been without members for
+// long enough: first their algorithms, then all of it.
 func (m *Manager) forget(now cc.Time) {
 	for e := m.idle.Front(); e != nil; e = m.idle.Front() {
 		g := e.Value.(*macroflow)
 		g.mu.Lock()
-		expired := now.Sub(g.idleSince) > max(linger, 3*g.rtt.rto())
-		if !expired && m.idle.Len() <= maxLingering {
-			g.mu.Unlock()
-			return
+		faded := g.fade(now)
+		g.mu.Unlock()
+		if !faded && m.idle.Len() <= maxLingering {
+			break
 		}
 		m.idle.Remove(e)
+		g.idle = m.faded.PushBack(g)
+	}
+	for e := m.faded.Front(); e != nil; e = m.faded.Front() {
+		g := e.Value.(*macroflow)
+		if now.Sub(g.idleSince) <= memoryLasts && m.idle.Len()+m.faded.Len() <= maxLingering {
+			return
+		}
+		m.faded.Remove(e)
 		g.idle = nil
 		delete(m.groups, g.key)
+		g.mu.Lock()
 		for len(g.routes) > 0 {
 			m.dropRoute(g, len(g.routes)-1)
 		}
@@ -231,6 +249,7 @@ func (m *macroflow) tick(now cc.Time) {
 	m.mu.Lock()
 	var events [1]Event
 	n := 0
+	m.recap(now)
 	if len(m.members) > 0 && m.ctl.NextTick != 0 {
 		if m.ctl.NextTick <= now {
 			state := m.state(now)

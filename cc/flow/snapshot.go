@@ -60,13 +60,13 @@ func (f *Flow) Snapshot() Snapshot {
 	s := Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members), Internals: m.inspect(),
 		Cwnd: m.ctl.Cwnd, Share: f.part(), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
-		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
+		SRTT: f.srtt(), MinRTT: f.leastRTT(), LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,
 		Limited: make(map[LimitedBy]time.Duration, numLimits),
 	}
 	if f.rtt.latest > 0 {
-		s.QueueingDelay = max(0, f.rtt.latest-m.rtt.min)
+		s.QueueingDelay = max(0, f.rtt.latest-f.leastRTT())
 	}
 	for by, d := range f.limits.spent {
 		if d > 0 {

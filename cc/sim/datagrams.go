@@ -25,7 +25,9 @@ type datagrams struct {
 	host   int
 	src    source // of what they are on the wire
 	opened bool
-	closed cc.Time // 0: it is open, or will be
+	sent   cc.Bytes // of payload
+	got    cc.Bytes // likewise
+	closed cc.Time  // 0: it is open, or will be
 	stats  stats
 }
 
@@ -43,6 +45,9 @@ func (d *datagrams) open(flow.Terms) {
 
 func (d *datagrams) underWay() bool { return d.opened && d.closed == 0 }
 
+// move is not for them: Check refuses it.
+func (d *datagrams) move(flow.Terms) {}
+
 // plan waits until the next has been produced.
 func (d *datagrams) plan() {
 	d.src.taken += datagramBytes
@@ -54,6 +59,7 @@ func (d *datagrams) send() {
 		return
 	}
 	now := d.w.now
+	d.sent += datagramPayload
 	d.stats.sent(now)
 	d.w.send(d.host, datagramBytes, func(v Verdict) {
 		d.stats.settled(now, datagramBytes, d.cfg.Delay, v)
@@ -66,13 +72,22 @@ func (d *datagrams) send() {
 
 func (d *datagrams) arrive() {
 	if d.closed == 0 {
+		d.got += datagramPayload
 		d.stats.cameThrough(d.w.now)
 		d.stats.delivered(d.w.now, datagramPayload)
 	}
 }
 
-func (d *datagrams) close()  { d.closed = d.w.now }
-func (d *datagrams) record() {}
+func (d *datagrams) close() { d.closed = d.w.now }
+
+// state is what a flow's would be.
+func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, Delivered: d.got} }
+
+func (d *datagrams) record() {
+	if d.underWay() {
+		d.stats.sample(d.w, d.host, d.state())
+	}
+}
 
 func (d *datagrams) measured() *stats { return &d.stats }
 
@@ -81,5 +96,6 @@ func (d *datagrams) result(i int) FlowResult {
 	if d.closed != 0 {
 		to = d.closed
 	}
+	d.stats.final = d.state()
 	return d.stats.result(d.w, d.cfg, i, d.host, to)
 }

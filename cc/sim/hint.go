@@ -25,7 +25,7 @@ type hints struct {
 // host is where some flows lead, as the link sees it.
 type host struct {
 	number    int
-	flows     []member
+	flows     []endpoint
 	radioLost cc.Bytes // payload
 
 	came    cc.Bytes // to the queue in this period, dropped there or not
@@ -38,21 +38,14 @@ type usage struct {
 	came, wanted, part cc.Bytes
 }
 
-// member is one of a host's flows.
-type member struct {
-	endpoint
-	cfg   FlowConfig
-	claim float64 // see weigh
-}
-
 // add opens an account for a flow to a host, with the host's others.
-func (h *hints) add(number int, m member) {
+func (h *hints) add(number int, e endpoint) {
 	account := h.of(number)
 	if account == nil {
 		account = &host{number: number}
 		h.hosts = append(h.hosts, account)
 	}
-	account.flows = append(account.flows, m)
+	account.flows = append(account.flows, e)
 }
 
 // of returns the account of a host; nil: there is none.
@@ -82,6 +75,14 @@ func (h *hints) note(number int, size cc.Bytes, v Verdict) {
 	}
 }
 
+// everyone is all hosts there are.
+var everyone = netip.MustParsePrefix("0.0.0.0/0")
+
+func (h *host) prefix() netip.Prefix {
+	addr := hostAddr(h.number)
+	return netip.PrefixFrom(addr, addr.BitLen())
+}
+
 // running counts the host's flows that are under way.
 func (h *host) running() (n int) {
 	for _, f := range h.flows {
@@ -104,8 +105,7 @@ func (h *host) sum() (u usage) {
 
 // tell sends a host's senders a hint.
 func (h *hints) tell(host *host, hint cc.Hint) {
-	addr := hostAddr(host.number)
-	h.w.at(h.w.now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(netip.PrefixFrom(addr, addr.BitLen()), hint) })
+	h.w.at(h.w.now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
 }
 
 // report lets the bottleneck tell all hosts of itself, time and again.
@@ -113,9 +113,12 @@ func (h *hints) report() {
 	if h.w.cell == nil {
 		h.reportLink()
 	} else {
+		claims := h.w.manager.Claims(everyone)
 		for _, host := range h.hosts {
 			if host.running() > 0 {
-				h.tell(host, h.w.cell.Hint(h.w.now, host.number))
+				hint := h.w.cell.Hint(h.w.now, host.number)
+				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
+				h.tell(host, hint)
 			}
 		}
 	}
@@ -140,7 +143,7 @@ func (h *hints) reportLink() {
 		}
 		flows += host.running()
 	}
-	claims := h.claims(h.hosts...)
+	claims := h.w.manager.Claims(everyone)
 	for _, host := range h.hosts {
 		if host.running() == 0 {
 			continue
@@ -158,9 +161,7 @@ func (h *hints) reportLink() {
 			QueueRoom:   Known(h.room()),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
-		}
-		if claims > 0 {
-			hint.Share = h.claims(host) / claims
+			Share:       h.w.manager.Claims(host.prefix()).Of(claims),
 		}
 		h.tell(host, hint)
 	}
@@ -230,61 +231,4 @@ func roomOf(bytes cc.Bytes, packets int, waiting cc.Bytes, waitingPackets int) c
 		room = min(room, cc.Bytes(packets-waitingPackets)*OpportunityBytes)
 	}
 	return room
-}
-
-// claims adds up what open flows ask for by priority and traffic (NACC's
-// equation 8); 0 where no flow of the run has a priority.
-func (h *hints) claims(hosts ...*host) (sum float64) {
-	for _, host := range hosts {
-		for _, f := range host.flows {
-			if f.underWay() {
-				sum += f.claim
-			}
-		}
-	}
-	return sum
-}
-
-// weigh works out what each flow may claim: its priority times its
-// application's rate. Where some application has no rate, all count as equal.
-func (h *hints) weigh() {
-	stated, timed := false, true
-	each := func(do func(*member)) {
-		for _, host := range h.hosts {
-			for i := range host.flows {
-				do(&host.flows[i])
-			}
-		}
-	}
-	each(func(f *member) {
-		var has bool
-		f.claim, has = priority(f.cfg)
-		stated = stated || has
-		timed = timed && f.cfg.Rate > 0
-	})
-	each(func(f *member) {
-		if !stated {
-			f.claim = 0
-		}
-		if timed {
-			f.claim *= float64(f.cfg.Rate)
-		}
-	})
-}
-
-// priority is the importance that a flow's algorithm is set to, larger being
-// more. One that has no such setting counts as 1.
-func priority(f FlowConfig) (p float64, has bool) {
-	spec, err := cc.Lookup(f.Algorithm)
-	if err != nil {
-		return 1, false
-	}
-	params, err := spec.Resolve(f.Params)
-	if err != nil {
-		return 1, false
-	}
-	if p, has = params["priority"]; !has {
-		p = 1
-	}
-	return p, has
 }

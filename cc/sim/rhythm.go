@@ -98,3 +98,49 @@ func (r *rhythm) draw() (s stretch) {
 	r.stretches = append(r.stretches, s)
 	return s
 }
+
+// Turn is a time in which an application works, counted from the run's start.
+type Turn struct{ From, To time.Duration }
+
+// Turns returns when the application of flow number i works, counted from 0, in a
+// run with that seed, from its start until it stops or the run ends.
+func (f FlowConfig) Turns(i int, seed uint64, end time.Duration) (all []Turn) {
+	if f.Stop > 0 {
+		end = min(end, f.Stop)
+	}
+	r := newRhythm(f, i, seed)
+	for at := time.Duration(0); f.Start+at < end; {
+		from, to := r.stretchAt(at)
+		if f.Start+from >= end {
+			break
+		}
+		all = append(all, Turn{f.Start + from, min(f.Start+to, end)})
+		at = to
+	}
+	return all
+}
+
+// stretchAt is when it works, at that time or, if it rests then, next.
+func (r *rhythm) stretchAt(at time.Duration) (from, to time.Duration) {
+	switch {
+	case r.on == 0 || r.off == 0:
+		return 0, math.MaxInt64 / 2
+	case r.rng != nil:
+		s := r.find(func(s stretch) bool { return s.to > at })
+		return s.from, s.to
+	}
+	from = at.Truncate(r.on + r.off)
+	if at >= from+r.on {
+		from += r.on + r.off
+	}
+	return from, from + r.on
+}
+
+// newRhythm is that of flow number i.
+func newRhythm(f FlowConfig, i int, seed uint64) rhythm {
+	r := rhythm{on: f.On, off: f.Off}
+	if f.Random {
+		r.rng = rand.New(rand.NewPCG(seed^rhythmStream, uint64(i)))
+	}
+	return r
+}

@@ -57,6 +57,10 @@ type FlowConfig struct {
 	Priority  int
 	Weight    int
 	MaxRate   cc.Rate
+	Class     flow.Class
+	Target    cc.Rate // as in flow.Terms, as MinRate and HintCap
+	MinRate   cc.Rate
+	HintCap   float64
 	Host      int           // it leads to, counted from 1; 0: one of its group's own
 	Delay     time.Duration // propagation of its own, each way, added to the path's
 
@@ -79,10 +83,15 @@ type Video struct {
 	Buffer time.Duration // played ahead at most
 }
 
-// Change alters the path during the run.
+// Change alters the path, or moves a flow, during the run.
 type Change struct {
 	At    time.Duration
-	Delay time.Duration // the new propagation delay of each direction
+	Delay time.Duration // the new propagation delay of each direction; of the path
+	// Flow is the name of the one that gets the Terms; empty: the path changes. It
+	// stays in its group and with its host where the terms name none. A flow that is
+	// not open then, or no longer, keeps its own.
+	Flow  string
+	Terms flow.Terms
 }
 
 // maxDuration bounds a run: statistics are kept for every packet.
@@ -127,6 +136,21 @@ func (s Scenario) Check() error {
 	for _, c := range s.Changes {
 		if c.At < 0 || c.Delay < 0 {
 			return fmt.Errorf("sim: a change at %v to a delay of %v: neither may be negative", c.At, c.Delay)
+		}
+		if c.Flow == "" {
+			continue
+		}
+		i := s.named(c.Flow)
+		if i < 0 {
+			return fmt.Errorf("sim: a move at %v of flow %q, which is not there", c.At, c.Flow)
+		}
+		f := s.Flows[i]
+		if f.Algorithm == UDP || c.Terms.Algorithm == UDP {
+			return fmt.Errorf("sim: the move of flow %s at %v: datagrams have no algorithm, before or after", c.Flow, c.At)
+		}
+		f.Algorithm, f.Params = c.Terms.Algorithm, c.Terms.Params
+		if err := f.check(); err != nil {
+			return fmt.Errorf("sim: the move of flow %s at %v: %w", c.Flow, c.At, err)
 		}
 	}
 	return nil
@@ -247,13 +271,40 @@ func (s Scenario) hosts() []int {
 	return numbers
 }
 
-// terms are those of the i-th flow, which leads to a host.
-func (s Scenario) terms(i, host int) flow.Terms {
+// terms are those of the i-th flow.
+func (s Scenario) terms(i int) flow.Terms {
 	f := s.Flows[i]
-	return flow.Terms{
-		Group: s.group(i), Host: hostAddr(host), Algorithm: f.Algorithm, Params: f.Params,
-		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+	target := f.Target
+	if target == 0 {
+		target = f.Rate // what it produces is what it needs
 	}
+	return flow.Terms{
+		Group: s.group(i), Host: hostAddr(s.hosts()[i]), Algorithm: f.Algorithm, Params: f.Params,
+		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
+	}
+}
+
+// named is the index of the flow of that name, or -1.
+func (s Scenario) named(name string) int {
+	for i, f := range s.Flows {
+		if f.name(i) == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// moved completes the terms that the i-th flow moves to.
+func (s Scenario) moved(i int, t flow.Terms) flow.Terms {
+	own := s.terms(i)
+	if t.Group == "" {
+		t.Group = own.Group
+	}
+	if !t.Host.IsValid() {
+		t.Host = own.Host
+	}
+	return t
 }
 
 // hostAddr is the address of the i-th host.
@@ -282,17 +333,23 @@ func (w *world) plan() {
 	for i, f := range s.Flows {
 		e := w.newEndpoint(f, i)
 		w.endpoints = append(w.endpoints, e)
-		terms := s.terms(i, w.hosts[i])
+		terms := s.terms(i)
 		w.at(w.origin.Add(f.Start), func() { e.open(terms) })
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), e.close)
 		}
 	}
 	for _, c := range s.Changes {
-		w.at(w.origin.Add(c.At), func() { w.setDelay(c.Delay) })
+		w.at(w.origin.Add(c.At), func() {
+			if c.Flow != "" {
+				i := s.named(c.Flow)
+				w.endpoints[i].move(s.moved(i, c.Terms))
+				return
+			}
+			w.setDelay(c.Delay)
+		})
 	}
 	if s.Hints > 0 {
-		w.hints.weigh()
 		w.at(w.origin.Add(s.Hints), w.hints.report)
 	}
 	if s.Sample > 0 {

@@ -94,6 +94,16 @@ func (s *sender) open(t flow.Terms) {
 
 func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
 
+// move gives the flow other terms.
+func (s *sender) move(t flow.Terms) {
+	if s.flow == nil || s.closed {
+		return
+	}
+	if err := s.flow.Move(s.w.now, t); err != nil {
+		s.w.err = err
+	}
+}
+
 // close ends the flow; what is still on the wire is no longer listened for.
 func (s *sender) close() {
 	if s.closed || s.flow == nil {

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -19,11 +18,7 @@ type source struct {
 
 // newSource returns the source of flow number i, which opens at started.
 func newSource(cfg FlowConfig, i int, started cc.Time, seed uint64) source {
-	s := source{cfg: cfg, started: started, rhythm: rhythm{on: cfg.On, off: cfg.Off}}
-	if cfg.Random {
-		s.rhythm.rng = rand.New(rand.NewPCG(seed^rhythmStream, uint64(i)))
-	}
-	return s
+	return source{cfg: cfg, started: started, rhythm: newRhythm(cfg, i, seed)}
 }
 
 // available returns how many bytes may be taken now, whole segments unless they

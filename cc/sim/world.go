@@ -39,7 +39,7 @@ func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 		e = newSender(w, f, i, w.hosts[i])
 	}
 	if w.scenario.Hints > 0 {
-		w.hints.add(w.hosts[i], member{endpoint: e, cfg: f})
+		w.hints.add(w.hosts[i], e)
 	}
 	return e
 }
@@ -47,6 +47,7 @@ func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 // endpoint is the sending end of a flow.
 type endpoint interface {
 	open(flow.Terms)
+	move(flow.Terms)
 	close()
 	underWay() bool // it is open
 	record()        // samples its state

@@ -19,7 +19,7 @@ type actor struct {
 	Actor
 	run     *run
 	number  int
-	turns   []turn
+	turns   []sim.Turn
 	host    netip.Addr
 	server  netip.AddrPort
 	proxied bool
@@ -29,7 +29,7 @@ type actor struct {
 }
 
 func (r *run) newActor(number int) *actor {
-	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.turns(number)}
+	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.Turns(number)}
 	a.host = r.lab.Hosts[a.Host].V4
 	a.proxied = r.stage.proxied(a.Actor)
 	a.server = netip.AddrPortFrom(r.direct, a.port())

@@ -62,12 +62,12 @@ func TestTurnsCoverTheRunAlternately(t *testing.T) {
 		{On: time.Second, Off: time.Second, Random: true},
 		{On: time.Second, Off: time.Second, Random: true},
 	}}
-	assert.Equal(t, []turn{{time.Second, 3 * time.Second}, {4 * time.Second, 6 * time.Second}, {7 * time.Second, 9 * time.Second}}, s.turns(0))
-	assert.Equal(t, []turn{{time.Second, 5 * time.Second}}, s.turns(1))
-	assert.Equal(t, s.turns(2), s.turns(2), "the same seed")
-	assert.NotEqual(t, s.turns(2), s.turns(3), "each actor for itself")
+	assert.Equal(t, []sim.Turn{{From: time.Second, To: 3 * time.Second}, {From: 4 * time.Second, To: 6 * time.Second}, {From: 7 * time.Second, To: 9 * time.Second}}, s.Turns(0))
+	assert.Equal(t, []sim.Turn{{From: time.Second, To: 5 * time.Second}}, s.Turns(1))
+	assert.Equal(t, s.Turns(2), s.Turns(2), "the same seed")
+	assert.NotEqual(t, s.Turns(2), s.Turns(3), "each actor for itself")
 
-	turns := s.turns(0)
+	turns := s.Turns(0)
 	for _, c := range []struct{ now, ran, next time.Duration }{
 		{0, 0, time.Second},
 		{2 * time.Second, time.Second, 2 * time.Second},
