@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
-
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
 	"github.com/penstock-net/penstock/cmd/penstock/traffic"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -104,7 +102,7 @@ func (r *run) set(ctx context.Context, env Env) error {
 		return err
 	}
 	r.direct = r.lab.ServerAddr.V4.Next()
-	if err := addAddress(r.lab.Server, netlab.FarDevice, r.direct); err != nil {
+	if err := r.lab.Server.Address(netlab.FarDevice, netip.PrefixFrom(r.direct, 24)); err != nil {
 		return err
 	}
 	for i := range r.stage.Actors {
@@ -145,23 +143,6 @@ func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
 		r.servers = append(r.servers, s)
 	}
 	return captured, nil
-}
-
-// addAddress gives a node's device one more address.
-func addAddress(node *netlab.Node, device string, addr netip.Addr) error {
-	return node.Do(func() error {
-		link, err := netlink.LinkByName(device)
-		if err == nil {
-			var a *netlink.Addr
-			if a, err = netlink.ParseAddr(netip.PrefixFrom(addr, 24).String()); err == nil {
-				err = netlink.AddrAdd(link, a)
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("give %s of %s the address %s: %w", device, node.Name(), addr, err)
-		}
-		return nil
-	})
 }
 
 // now is the time since the first data packet; 0 before it.
