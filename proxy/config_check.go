@@ -65,7 +65,7 @@ func (c *Config) check() error {
 			}
 		}
 	}
-	if _, err := c.policy(); err != nil {
+	if _, err := c.Policy(); err != nil {
 		return err
 	}
 	if err := c.Limits.check(); err != nil {

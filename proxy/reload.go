@@ -19,7 +19,7 @@ type settings struct {
 }
 
 func newSettings(cfg Config) (*settings, error) {
-	rules, err := cfg.policy()
+	rules, err := cfg.Policy()
 	if err != nil {
 		return nil, err
 	}
