@@ -154,6 +154,7 @@ func TestReadCaseRefuses(t *testing.T) {
 		"expect joy > 1":                                 `a run has no "joy"; it has drops, jain`,
 		"expect 1.joy > 1":                               `a flow has no "joy"; it has arrived_packets, completed_s`,
 		"expect 7.drops > 1":                             `"7.drops > 1" is expected of flow "7", which is not there`,
+		"expect .drops > 1":                              `".drops" lacks the name of its flow`,
 		"expect drops ~ 1":                               `"~" is no comparison`,
 		"expect drops > few":                             `"few" is not a number`,
 		"expect 1.drops from 1s to 2s > 1":               "only throughput_mbit can be asked",

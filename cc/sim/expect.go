@@ -163,6 +163,9 @@ func parseExpectation(words []string) (e Expectation, err error) {
 	e.Metric = words[0]
 	if i := strings.LastIndexByte(words[0], '.'); i >= 0 {
 		e.Flow, e.Metric = words[0][:i], words[0][i+1:]
+		if e.Flow == "" {
+			return e, fmt.Errorf("%q lacks the name of its flow; %s", words[0], form)
+		}
 		if flowFigures[e.Metric] == nil {
 			return e, fmt.Errorf("a flow has no %q; it has %s", e.Metric, sortedKeys(flowFigures))
 		}

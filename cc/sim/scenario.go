@@ -33,8 +33,8 @@ type Scenario struct {
 	Seed     uint64        // of the links' losses, where they have no seed, and of the algorithms
 
 	// Watch is told of each packet as soon as its fate is certain: in the order in
-	// which they are sent into a link; those into a cell as they leave its queue.
-	// nil: nobody is.
+	// which they are sent into a link; those into a cell as they leave its queue,
+	// and not of those that wait there at the run's end. nil: nobody is.
 	Watch func(Packet)
 }
 
@@ -44,7 +44,7 @@ type Packet struct {
 	Host             int           // that it is for or from, counted from 0
 	Size             cc.Bytes      // IP length
 	At               time.Duration // from the run's start, as the others
-	Departs, Arrives time.Duration // 0 when it is dropped, or waits in a cell's queue at the run's end
+	Departs, Arrives time.Duration // 0 when it is dropped
 	Dropped          Drop
 }
 
@@ -245,15 +245,16 @@ func (s Scenario) group(i int) string {
 	return fmt.Sprintf("flow %d", i+1)
 }
 
-// hosts returns the number of each flow's host, counted from 0: those that flows
-// name, then one for each group of the others, in the order of its first flow.
+// hosts returns the number of each flow's host, counted from 0. Each group of those
+// that name none has the lowest number that is nobody's, in the order of their
+// first flows.
 func (s Scenario) hosts() []int {
 	numbers := make([]int, len(s.Flows))
-	next := 0
+	named := map[int]bool{}
 	for _, f := range s.Flows {
-		next = max(next, f.Host)
+		named[f.Host-1] = true
 	}
-	of := map[string]int{}
+	of, next := map[string]int{}, 0
 	for i, f := range s.Flows {
 		if f.Host > 0 {
 			numbers[i] = f.Host - 1
@@ -262,6 +263,9 @@ func (s Scenario) hosts() []int {
 		group := s.group(i)
 		number, known := of[group]
 		if !known {
+			for named[next] {
+				next++
+			}
 			number = next
 			of[group] = number
 			next++

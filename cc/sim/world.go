@@ -58,7 +58,6 @@ type endpoint interface {
 // holding is a packet in a cell's queue.
 type holding struct {
 	at      cc.Time
-	size    cc.Bytes
 	settled func(Verdict)
 }
 
@@ -109,7 +108,6 @@ func (w *world) run() {
 		e.do()
 	}
 	w.now = w.end
-	w.showHeld()
 }
 
 // send puts a packet of size bytes for a host into the bottleneck; settled hears
@@ -128,7 +126,7 @@ func (w *world) send(host int, size cc.Bytes, settled func(Verdict)) {
 		settled(v)
 		return
 	}
-	w.held[host] = append(w.held[host], holding{w.now, size, settled})
+	w.held[host] = append(w.held[host], holding{w.now, settled})
 	w.pulse()
 }
 
@@ -201,19 +199,10 @@ func (w *world) show(up bool, host int, size cc.Bytes, at cc.Time, v Verdict) {
 		return
 	}
 	p := Packet{Up: up, Host: host, Size: size, At: at.Sub(w.origin), Dropped: v.Dropped}
-	if v.Departs != 0 {
+	if v.Dropped == DropNone {
 		p.Departs, p.Arrives = v.Departs.Sub(w.origin), v.Arrives.Sub(w.origin)
 	}
 	w.scenario.Watch(p)
-}
-
-// showHeld tells of the packets that the run's end finds in a cell's queues.
-func (w *world) showHeld() {
-	for host, queue := range w.held {
-		for _, p := range queue {
-			w.show(false, host, p.size, p.at, Verdict{})
-		}
-	}
 }
 
 // sample records the state of every flow, now and then.

@@ -10,19 +10,20 @@ import (
 )
 
 // Monitor watches a path towards one host at its near end. Of a cell it tells
-// what the cell's own control channel says of that host; of a link, which has one
-// queue for all, as a base station would that serves this one host alone: all
-// that the link offers is for it. It is not for several goroutines at once.
+// what the cell's own control channel says of that host. A link has one queue for
+// all: to a lone host it tells what a base station would that serves it alone, and
+// where there are several the same of all of them, whose parts are left open
+// (Share 0) for whoever knows their claims. It is not for several goroutines at
+// once.
 type Monitor struct {
 	path *Path
-	host int
 	next int64 // entry of the record
 	watch
 }
 
 // Monitor returns one of a host, counted from 0, that has seen nothing yet.
 func (p *Path) Monitor(host int) *Monitor {
-	return &Monitor{path: p, host: host, watch: watch{cfg: p.cfg.Down}}
+	return &Monitor{path: p, watch: watch{cfg: p.cfg.Down, host: host, shared: len(p.cfg.Near.hosts()) > 2}}
 }
 
 // Hint tells how the link is now; false: the path has not started, or is closed.
@@ -53,6 +54,8 @@ func (p *Path) radioHint(host int) (h cc.Hint, ok bool) {
 // watch is the state of a link as its packets tell it.
 type watch struct {
 	cfg    sim.LinkConfig
+	host   int
+	shared bool    // with other hosts
 	zero   cc.Time // when it started
 	recent []entry // in the queue, or that came within the window; the oldest first
 	lost   cc.Bytes
@@ -62,10 +65,11 @@ type watch struct {
 func (w *watch) note(e *entry) {
 	switch {
 	case e.dir != Down:
+	case e.drop == sim.DropLoss && int(e.host) != w.host:
 	case e.drop == sim.DropLoss:
 		w.lost += max(0, cc.Bytes(e.size)-sim.HeaderBytes)
 	default:
-		w.recent = append(w.recent, entry{at: e.at, departs: e.departs, size: e.size, drop: e.drop})
+		w.recent = append(w.recent, entry{at: e.at, departs: e.departs, size: e.size, drop: e.drop, host: e.host})
 	}
 }
 
@@ -89,12 +93,20 @@ func (w *watch) hint(now cc.Time) cc.Hint {
 		}
 	}
 	w.recent = keep
+	hosts := map[uint16]bool{}
+	for _, e := range keep {
+		hosts[e.host] = true
+	}
 	h := cc.Hint{At: now, ArrivalRate: sim.Known(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
 	if w.cfg.Rate > 0 || w.cfg.Trace != nil {
 		offered := sim.NewLink(w.cfg, w.zero).Offered(from, now)
 		h.LinkRate = sim.Known(cc.RateOf(offered, span))
 		h.Capacity = sim.Known(cc.RateOf(sim.Payload(offered), span))
 		h.FairShare = h.Capacity
+	}
+	if w.shared {
+		h.Share, h.Flows = 0, max(1, len(hosts))
+		h.FairShare = sim.Known(h.FairShare / cc.Rate(h.Flows))
 	}
 	h.QueueRoom = sim.Known(w.cfg.Room(queued, packets))
 	return h

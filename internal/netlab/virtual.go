@@ -30,12 +30,10 @@ func Simulate(s sim.Scenario) (*Simulation, error) {
 		if p.Up {
 			e.dir = Up
 		}
-		if p.Departs != 0 {
+		if p.Dropped == sim.DropNone {
 			e.departs, e.arrives = simulationZero.Add(p.Departs), simulationZero.Add(p.Arrives)
 		}
-		if p.Departs != 0 || p.Dropped != sim.DropNone {
-			r.packets = append(r.packets, e)
-		}
+		r.packets = append(r.packets, e)
 	}
 	var err error
 	r.Result, err = sim.Run(s)
