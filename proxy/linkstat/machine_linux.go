@@ -1,0 +1,216 @@
+package linkstat
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/genetlink"
+	"github.com/mdlayher/netlink"
+	vnl "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// machine is the way to ask the kernel, in the network namespace in which it
+// was opened. It is not for several goroutines at once.
+type machine struct {
+	route   *netlink.Conn
+	links   *vnl.Handle
+	generic *genetlink.Conn
+}
+
+func openMachine() (m *machine, err error) {
+	m = &machine{}
+	if m.route, err = netlink.Dial(unix.NETLINK_ROUTE, nil); err == nil {
+		m.generic, err = genetlink.Dial(nil)
+	}
+	if err == nil {
+		m.links, err = vnl.NewHandle(unix.NETLINK_ROUTE)
+	}
+	if err != nil {
+		m.close()
+		return nil, fmt.Errorf("linkstat: %w (systemd: RestrictAddressFamilies needs AF_NETLINK)", err)
+	}
+	return m, nil
+}
+
+func (m *machine) close() {
+	if m.route != nil {
+		_ = m.route.Close()
+	}
+	if m.generic != nil {
+		_ = m.generic.Close()
+	}
+	if m.links != nil {
+		m.links.Close()
+	}
+}
+
+// device is an interface with what is behind it.
+type device struct {
+	link
+	index    int
+	above    int            // of the bridge that has its addresses and neighbours; its own where there is none
+	prefixes []netip.Prefix // of its addresses
+	queue    queueID        // at its root
+	radio    *radio         // nil: it is none
+}
+
+// device finds out all about an interface that changes rarely.
+func (m *machine) device(name string) (*device, error) {
+	l, err := m.links.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: %w", err)
+	}
+	attrs := l.Attrs()
+	d := &device{index: attrs.Index, above: attrs.Index, link: link{mtu: cc.Bytes(attrs.MTU)}}
+	if attrs.MasterIndex != 0 {
+		d.above = attrs.MasterIndex
+	}
+	qs, err := qdiscs(m.route, d.index, true)
+	if err != nil {
+		return nil, err
+	}
+	d.limit = limitOf(qs, attrs.TxQLen)
+	for _, q := range qs {
+		if q.parent != rootHandle {
+			continue
+		}
+		d.queue, d.rate = q.reading.queue, q.rate
+		if q.kind == "htb" {
+			if d.rate, err = m.topClasses(l); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if d.rate == 0 {
+		d.rate = m.speed(d.index)
+	}
+	if d.radio, err = m.radio(d.index); err != nil {
+		return nil, err
+	}
+	d.prefixes, err = m.prefixes(d.above)
+	return d, err
+}
+
+// topClasses is how much htb lets all of its classes send.
+func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
+	classes, err := m.links.ClassList(l, vnl.HANDLE_NONE)
+	if err != nil {
+		return 0, fmt.Errorf("linkstat: read classes: %w", err)
+	}
+	for _, c := range classes {
+		if htb, ok := c.(*vnl.HtbClass); ok && htb.Parent == rootHandle {
+			sum += bitsOf(htb.Ceil)
+		}
+	}
+	return sum, nil
+}
+
+// prefixes are those of an interface's addresses.
+func (m *machine) prefixes(index int) ([]netip.Prefix, error) {
+	addrs, err := m.links.AddrList(&vnl.Dummy{LinkAttrs: vnl.LinkAttrs{Index: index}}, vnl.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: read addresses: %w", err)
+	}
+	var out []netip.Prefix
+	for _, a := range addrs {
+		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.IsLinkLocalUnicast() {
+			bits, _ := a.Mask.Size()
+			out = append(out, netip.PrefixFrom(ip.Unmap(), bits).Masked())
+		}
+	}
+	return out, nil
+}
+
+// neighbours are the hosts on an interface, by hardware address.
+func (m *machine) neighbours(index int) (map[string][]netip.Addr, error) {
+	known, err := m.links.NeighList(index, vnl.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: read neighbours: %w", err)
+	}
+	out := map[string][]netip.Addr{}
+	for _, n := range known {
+		if ip, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) > 0 && n.State&vnl.NUD_FAILED == 0 {
+			mac := string(n.HardwareAddr)
+			out[mac] = append(out[mac], ip.Unmap())
+		}
+	}
+	return out, nil
+}
+
+// read takes a reading of an interface's queue. An interface that has none, or
+// keeps it where only its driver knows, counts what it sends.
+func (m *machine) read(d *device, at cc.Time) (reading, error) {
+	qs, err := qdiscs(m.route, d.index, false)
+	if err != nil {
+		return reading{}, err
+	}
+	r := qs[0].reading
+	r.at = at
+	if r.queue.kind != kindNone {
+		return r, nil
+	}
+	l, err := m.links.LinkByIndex(d.index)
+	if err != nil {
+		return reading{}, fmt.Errorf("linkstat: %w", err)
+	}
+	if s := l.Attrs().Statistics; s != nil {
+		r.sent, r.packets, r.dropped = cc.Bytes(s.TxBytes), uint32(s.TxPackets), uint32(s.TxDropped)
+	}
+	if d.radio != nil {
+		return r, m.waiting(d, &r)
+	}
+	return r, nil
+}
+
+// speed is what the other end of the cable has agreed to; 0: it is not known.
+func (m *machine) speed(index int) cc.Rate {
+	const unknown = 1<<32 - 1
+	family, err := m.generic.GetFamily(unix.ETHTOOL_GENL_NAME)
+	if err != nil {
+		return 0 // before Linux 5.6
+	}
+	ae := netlink.NewAttributeEncoder()
+	ae.Nested(unix.ETHTOOL_A_LINKMODES_HEADER, func(ae *netlink.AttributeEncoder) error {
+		ae.Uint32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(index))
+		return nil
+	})
+	replies, err := m.ask(family, unix.ETHTOOL_MSG_LINKMODES_GET, 0, ae)
+	if err != nil {
+		return 0 // its driver does not say
+	}
+	var mbit uint32
+	for _, reply := range replies {
+		ad, err := netlink.NewAttributeDecoder(reply.Data)
+		if err != nil {
+			return 0
+		}
+		for ad.Next() {
+			if ad.Type() == unix.ETHTOOL_A_LINKMODES_SPEED {
+				mbit = ad.Uint32()
+			}
+		}
+	}
+	if mbit == unknown {
+		return 0
+	}
+	return cc.Rate(mbit) * 1_000_000
+}
+
+// ask sends one request to a generic netlink family.
+func (m *machine) ask(f genetlink.Family, command uint8, flags netlink.HeaderFlags, ae *netlink.AttributeEncoder) ([]genetlink.Message, error) {
+	data, err := ae.Encode()
+	if err != nil {
+		return nil, err
+	}
+	msg := genetlink.Message{Header: genetlink.Header{Command: command, Version: f.Version}, Data: data}
+	return m.generic.Execute(msg, f.ID, netlink.Request|flags)
+}
+
+// missing tells whether what was asked for does not exist, or not for that interface.
+func missing(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP)
+}
