@@ -59,7 +59,7 @@ func (p Pages) hint(w http.ResponseWriter, r *http.Request, local bool) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	groups := p.Hint(host, h.at(p.Clock()))
+	groups := p.Hint(netip.PrefixFrom(host, host.BitLen()), h.at(p.Clock()))
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, "{\"groups\":%d}\n", groups)
 }

@@ -29,11 +29,11 @@ func post(p Pages, local bool, kind, body string) *httptest.ResponseRecorder {
 }
 
 func TestHintsArePassedOn(t *testing.T) {
-	var host netip.Addr
+	var host netip.Prefix
 	var got cc.Hint
 	p := pages(busyProxy())
 	p.Clock = func() cc.Time { return cc.Time(10 * time.Second) }
-	p.Hint = func(h netip.Addr, hint cc.Hint) int {
+	p.Hint = func(h netip.Prefix, hint cc.Hint) int {
 		host, got = h, hint
 		return 2
 	}
@@ -42,7 +42,7 @@ func TestHintsArePassedOn(t *testing.T) {
 		"arrival_rate_bits_per_second": 1, "queue_room_bytes": 150000, "flows": 3, "radio_lost_bytes": 1448, "share": 0.25}`)
 	require.Equal(t, http.StatusOK, rec.Code, rec.Body)
 	assert.JSONEq(t, `{"groups": 2}`, rec.Body.String())
-	assert.Equal(t, netip.MustParseAddr("192.0.2.7"), host)
+	assert.Equal(t, netip.MustParsePrefix("192.0.2.7/32"), host)
 	assert.Equal(t, cc.Hint{
 		At: cc.Time(10*time.Second - 12500*time.Microsecond), Capacity: 12e6, FairShare: 6e6, LinkRate: 24e6, ArrivalRate: 1,
 		QueueRoom: 150_000, Flows: 3, RadioLost: 1448, Share: 0.25,
@@ -79,7 +79,7 @@ func TestHintsThatAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := pages(busyProxy())
 			p.Clock = func() cc.Time { return 1 }
-			p.Hint = func(netip.Addr, cc.Hint) int {
+			p.Hint = func(netip.Prefix, cc.Hint) int {
 				assert.Fail(t, "it must not be passed on")
 				return 0
 			}

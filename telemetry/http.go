@@ -44,7 +44,7 @@ type Pages struct {
 	Profile bool
 	// Hint takes what the network says about the path to a host and returns how
 	// many groups of flows it was for; nil: there is no /v1/hints.
-	Hint func(host netip.Addr, h cc.Hint) (groups int)
+	Hint func(p netip.Prefix, h cc.Hint) (groups int)
 	// Reload rereads the configuration and tells in words what came of it, or why
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.

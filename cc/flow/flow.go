@@ -16,6 +16,7 @@ type Flow struct {
 
 	// Guarded by macro.mu; macro itself by that of the old and of the new one.
 	macro     *macroflow
+	route     *route // of macro
 	terms     Terms
 	ledger    ledger
 	last      Report
@@ -296,7 +297,7 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 		m.rtt.add(ev.RTT)
 	}
 	if ev.DeliveryRate > 0 {
-		f.rate = ev.DeliveryRate
+		f.rate, m.rate = ev.DeliveryRate, ev.DeliveryRate
 	}
 	ev.State = m.state(r.At)
 	return ev

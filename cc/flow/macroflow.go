@@ -25,8 +25,10 @@ type macroflow struct {
 	ctl     cc.Control   // alg's newest word
 	mss     cc.Bytes
 	members []*Flow
+	routes  []*route // changed under the manager's mu as well
 	pacer   pacer
 	rtt     rttEstimator
+	rate    cc.Rate // newest delivery-rate sample
 
 	inflight    cc.Bytes // sum of what the members count
 	delivered   cc.Bytes // by members past and present
@@ -43,7 +45,7 @@ type macroflow struct {
 	initial     cc.Bytes // window that members brought with them, for alg to start from; 0: none did
 	gone        float64  // part of the window that members have taken elsewhere, until a round trip after goneAt
 	goneAt      cc.Time
-	hint        cc.Hint // the network's newest word about the group
+	hint        cc.Hint // the network's newest word about the hosts
 	hinted      bool    // there has been one
 
 	idle   *list.Element // in the manager's list, while without members; guarded by its mu
@@ -117,9 +119,19 @@ func (m *macroflow) seen(s cc.Sent) cc.Sent {
 	return s
 }
 
+// join has f be a member, along r.
+func (m *macroflow) join(f *Flow, r *route) {
+	m.members = append(m.members, f)
+	r.members++
+	f.macro, f.route = m, r
+	f.home.Store(m)
+}
+
 // lose has f be a member no more.
 func (m *macroflow) lose(f *Flow, now cc.Time) {
 	m.inflight -= f.counted()
+	f.route.members--
+	f.route.left = now
 	if i := slices.Index(m.members, f); i >= 0 {
 		m.members = slices.Delete(m.members, i, i+1)
 	}

@@ -6,6 +6,7 @@ import (
 	"container/list"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,7 +39,7 @@ type Manager struct {
 
 	mu     sync.Mutex // taken before any macroflow's
 	groups map[string]*macroflow
-	hosts  map[string][]*macroflow // by Terms.Group, which hints are about
+	hosts  map[netip.Addr][]*route // of all macroflows, which hints are about
 	flows  map[uint64]*Flow
 	idle   list.List // of *macroflow without members, the longest idle first
 	nextID uint64
@@ -59,15 +60,17 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	defer m.mu.Unlock()
 	m.forget(now)
 	m.nextID++
-	g := m.macroflow(r)
+	g, fresh := m.macroflow(r)
 	f := &Flow{
-		id: m.nextID, macro: g, terms: t, wake: wake,
+		id: m.nextID, terms: t, wake: wake,
 		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
 	}
-	f.home.Store(g)
 	g.mu.Lock()
-	g.members = append(g.members, f)
+	g.join(f, m.route(g, t.Host))
 	g.mu.Unlock()
+	if fresh {
+		m.meet(now, g)
+	}
 	m.occupied(g)
 	m.flows[f.id] = f
 	return f, nil
@@ -97,18 +100,17 @@ func (t Terms) resolve() (resolved, error) {
 }
 
 // macroflow returns the one that r leads to, a new one if need be. The caller
-// holds m.mu, and no macroflow's.
-func (m *Manager) macroflow(r resolved) *macroflow {
+// holds m.mu.
+func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
 	if m.groups == nil {
-		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[string][]*macroflow{}
+		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[netip.Addr][]*route{}
 	}
-	g := m.groups[r.key]
-	if g == nil {
+	g = m.groups[r.key]
+	if fresh = g == nil; fresh {
 		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID, queued: -1}
 		m.groups[r.key] = g
-		m.meet(g)
 	}
-	return g
+	return g, fresh
 }
 
 // occupied notes that g has members. The caller holds m.mu.
@@ -119,9 +121,10 @@ func (m *Manager) occupied(g *macroflow) {
 	}
 }
 
-// vacated notes that g has no members, if so. The caller holds m.mu, but not g's.
+// vacated notes that g has fewer members, or none. The caller holds m.mu, but not g's.
 func (m *Manager) vacated(g *macroflow) {
 	g.mu.Lock()
+	m.trimRoutes(g)
 	empty := len(g.members) == 0
 	g.mu.Unlock()
 	if empty && g.idle == nil {
@@ -158,14 +161,17 @@ func (m *Manager) forget(now cc.Time) {
 		g := e.Value.(*macroflow)
 		g.mu.Lock()
 		expired := now.Sub(g.idleSince) > max(linger, 3*g.rtt.rto())
-		g.mu.Unlock()
 		if !expired && m.idle.Len() <= maxLingering {
+			g.mu.Unlock()
 			return
 		}
 		m.idle.Remove(e)
 		g.idle = nil
 		delete(m.groups, g.key)
-		m.part(g)
+		for len(g.routes) > 0 {
+			m.dropRoute(g, len(g.routes)-1)
+		}
+		g.mu.Unlock()
 	}
 }
 

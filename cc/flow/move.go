@@ -22,13 +22,17 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 	from := f.home.Load()
 	if from.key == r.key {
 		from.mu.Lock()
-		f.accept(t)
+		if !f.closed {
+			f.redirect(now, m.route(from, t.Host))
+			f.accept(t)
+			m.trimRoutes(from)
+		}
 		m.mu.Unlock()
 		from.unlockAndWake(now)
 		return nil
 	}
 	m.nextID++ // for the seed: an algorithm's luck is its own
-	to := m.macroflow(r)
+	to, fresh := m.macroflow(r)
 	from.mu.Lock()
 	if f.closed {
 		from.mu.Unlock()
@@ -37,10 +41,13 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 		return nil
 	}
 	to.mu.Lock()
-	f.shift(now, to)
+	f.shift(now, to, m.route(to, t.Host))
 	f.accept(t)
 	to.mu.Unlock()
 	from.mu.Unlock()
+	if fresh {
+		m.meet(now, to)
+	}
 	m.occupied(to)
 	m.vacated(from)
 	m.mu.Unlock()
@@ -59,8 +66,17 @@ func (f *Flow) accept(t Terms) {
 	f.terms, f.ready = t, 0 // it may ask once more than it needs to
 }
 
-// shift takes f from its macroflow to another. The caller holds the mutexes of both.
-func (f *Flow) shift(now cc.Time, to *macroflow) {
+// redirect has f's bytes go along another route of its macroflow.
+func (f *Flow) redirect(now cc.Time, r *route) {
+	f.route.members--
+	f.route.left = now
+	r.members++
+	f.route = r
+}
+
+// shift takes f from its macroflow to another, where it goes along r. The caller
+// holds the mutexes of both.
+func (f *Flow) shift(now cc.Time, to *macroflow, r *route) {
 	from := f.macro
 	window := from.takeAway(f, now)
 	from.lose(f, now)
@@ -75,13 +91,11 @@ func (f *Flow) shift(now cc.Time, to *macroflow) {
 	if to.inflight == 0 {
 		to.deliveredAt, to.firstSent, to.cwndFullAt = now, from.firstSent, 0
 	}
-	to.members = append(to.members, f)
+	to.join(f, r)
 	to.inflight += f.counted()
 	f.ledger.rebase(now, to.delivered)
 	f.served, f.pass = to.served, 0
 	f.inherited = f.taken
-	f.macro = to
-	f.home.Store(to)
 
 	if window > 0 && (to.alg == nil || now.Sub(to.started) <= to.rtt.srtt) {
 		// Within a round trip it has seen nothing come of its own doing: it forgets little.

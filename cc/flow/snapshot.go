@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -52,32 +51,6 @@ type Snapshot struct {
 	LossEvents                     int // OnLoss calls
 	LimitedBy                      LimitedBy
 	Limited                        map[LimitedBy]time.Duration // time spent in each state, up to the last report
-}
-
-// Group is the state of one macroflow at one moment.
-type Group struct {
-	Name      string // Terms.Group
-	Algorithm string
-	Phase     string
-	Hosts     []netip.Addr  // where its members' bytes go, at most maxGroupHosts of them
-	Members   int           // 0: it lingers, its window waits for the next
-	Active    int           // members that want to send
-	Idle      time.Duration // since the last member left; 0 with members
-
-	Cwnd       cc.Bytes // all members' together
-	Inflight   cc.Bytes
-	Lent       cc.Bytes // of the window, what members are due and leave to others
-	Unused     cc.Bytes // of the window, what nobody wants
-	PacingRate cc.Rate  // 0: not paced
-
-	SRTT, MinRTT, LatestRTT time.Duration // 0: no sample yet
-	QueueingDelay           time.Duration // newest sample above the least
-	DeliveryRate            cc.Rate       // newest sample
-	Delivered               cc.Bytes      // by members past and present
-	LimitedBy               LimitedBy
-	Hint                    *cc.Hint // the network's newest word; nil: none
-	Capped                  bool     // that word holds the window below what the algorithm asks for
-	Internals               cc.Internals
 }
 
 // Snapshot returns the flow's present state.

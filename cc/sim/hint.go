@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -21,9 +22,9 @@ type hints struct {
 	offered []cc.Bytes // by the link in each period of the window, the oldest first
 }
 
-// host is a group of flows as the link sees it. A nil one keeps no account.
+// host is where a group of flows lead, as the link sees it. A nil one keeps no account.
 type host struct {
-	group     string
+	addr      netip.Addr
 	flows     []member
 	radioLost cc.Bytes // payload
 
@@ -46,16 +47,16 @@ type member struct {
 // underWay reports whether the flow is open.
 func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
 
-// add opens an account for s, with those of its group.
-func (h *hints) add(group string, s *sender) {
+// add opens an account for s, with those of its host.
+func (h *hints) add(addr netip.Addr, s *sender) {
 	for _, account := range h.hosts {
-		if account.group == group {
+		if account.addr == addr {
 			account.flows = append(account.flows, member{sender: s})
 			s.host = account
 			return
 		}
 	}
-	s.host = &host{group: group, flows: []member{{sender: s}}}
+	s.host = &host{addr: addr, flows: []member{{sender: s}}}
 	h.hosts = append(h.hosts, s.host)
 }
 
@@ -135,7 +136,7 @@ func (h *hints) report() {
 		if claims > 0 {
 			hint.Share = h.claims(host) / claims
 		}
-		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.group, hint) })
+		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(netip.PrefixFrom(host.addr, host.addr.BitLen()), hint) })
 	}
 	h.w.at(now.Add(h.w.scenario.Hints), h.report)
 }

@@ -2,6 +2,8 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -146,15 +148,24 @@ func (f FlowConfig) name(i int) string {
 	return fmt.Sprint(i + 1)
 }
 
-func (f FlowConfig) terms(i int) flow.Terms {
-	group := f.Group
+// terms are those of the i-th flow. Each group is a host of its own.
+func (s Scenario) terms(i int) flow.Terms {
+	f, group, host := s.Flows[i], s.Flows[i].Group, i
 	if group == "" {
 		group = fmt.Sprintf("flow %d", i+1)
+	} else {
+		host = slices.IndexFunc(s.Flows, func(g FlowConfig) bool { return g.Group == f.Group })
 	}
 	return flow.Terms{
-		Group: group, Algorithm: f.Algorithm, Params: f.Params,
+		Group: group, Host: hostAddr(host), Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
 	}
+}
+
+// hostAddr is the address of the i-th host.
+func hostAddr(i int) netip.Addr {
+	i++
+	return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
 // Run plays a scenario from its start to its end.
@@ -167,9 +178,9 @@ func Run(s Scenario) (Result, error) {
 		snd := newSender(w, f)
 		w.senders = append(w.senders, snd)
 		if s.Hints > 0 {
-			w.hints.add(f.terms(i).Group, snd)
+			w.hints.add(s.terms(i).Host, snd)
 		}
-		w.at(w.origin.Add(f.Start), func() { snd.open(f.terms(i)) })
+		w.at(w.origin.Add(f.Start), func() { snd.open(s.terms(i)) })
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), snd.close)
 		}

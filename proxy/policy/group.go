@@ -98,14 +98,6 @@ func (g Group) expand(f Facts, d direction) string {
 	return string(d) + "|" + f.Listener + "|" + key
 }
 
-// PeerGroups returns the groups in which the default template puts the bytes to
-// host: behind a listener, as a client and as a server.
-func PeerGroups(listener string, host netip.Addr) [2]string {
-	at := netip.AddrPortFrom(host.Unmap(), 0)
-	f := Facts{Listener: listener, Source: at, Target: at}
-	return [2]string{Group{}.expand(f, down), Group{}.expand(f, up)}
-}
-
 // mask keeps the zone: link-local clients on two interfaces are two hosts.
 func (g Group) mask(a netip.Addr) string {
 	bits := g.v4

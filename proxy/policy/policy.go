@@ -153,8 +153,13 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 	if name == "" {
 		name = Unmanaged
 	}
+	host := f.Target
+	if d == down {
+		host = f.Source
+	}
 	return flow.Terms{
 		Group:     t.Group.expand(f, d),
+		Host:      host.Addr().WithZone(""),
 		Algorithm: name,
 		Params:    t.Params,
 		MaxRate:   t.MaxRate,

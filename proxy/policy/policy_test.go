@@ -156,17 +156,21 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-func TestPeerGroupsAreThoseOfTheDefaultTemplate(t *testing.T) {
-	host := netip.MustParseAddr("10.1.2.3")
-	assert.Equal(t, [2]string{"down|lan|10.1.2.3", "up|lan|to 10.1.2.3"}, policy.PeerGroups("lan", host))
-	assert.Equal(t, policy.PeerGroups("lan", host), policy.PeerGroups("lan", netip.MustParseAddr("::ffff:10.1.2.3")))
+func TestTermsNameTheHostThatBytesGoTo(t *testing.T) {
 	p, err := policy.New(nil, policy.Rule{Down: policy.Terms{Algorithm: "fixed"}, Up: policy.Terms{Algorithm: "fixed"}})
 	require.NoError(t, err)
-	for _, sixth := range []string{"2001:db8::7", "fe80::7%lan0"} {
-		host := netip.MustParseAddr(sixth)
-		at := netip.AddrPortFrom(host, 443)
-		v := p.Decide(policy.Facts{Listener: "lan", Source: at, Target: at})
-		assert.Equal(t, [2]string{v.Down.Group, v.Up.Group}, policy.PeerGroups("lan", host), sixth)
+	for _, row := range []struct{ client, down string }{
+		{"10.1.2.3", "10.1.2.3"},
+		{"::ffff:10.1.2.3", "10.1.2.3"},
+		{"fe80::7%lan0", "fe80::7"},
+	} {
+		v := p.Decide(policy.Facts{
+			Listener: "lan",
+			Source:   netip.AddrPortFrom(netip.MustParseAddr(row.client), 1234),
+			Target:   netip.MustParseAddrPort("[2001:db8::7]:443"),
+		})
+		assert.Equal(t, row.down, v.Down.Host.String(), row.client)
+		assert.Equal(t, "2001:db8::7", v.Up.Host.String())
 	}
 }
 
