@@ -36,6 +36,13 @@ func openMachine() (m *machine, err error) {
 	return m, nil
 }
 
+// interrupt ends what is being read, and all that would be later. It may be
+// called while others read.
+func (m *machine) interrupt() {
+	_ = m.route.Close()
+	_ = m.generic.Close()
+}
+
 func (m *machine) close() {
 	if m.route != nil {
 		_ = m.route.Close()
@@ -74,15 +81,14 @@ func (m *machine) device(name string) (*device, error) {
 		return nil, err
 	}
 	d.limit = limitOf(qs, attrs.TxQLen)
-	for _, q := range qs {
-		if q.parent != rootHandle {
-			continue
-		}
-		d.queue, d.rate = q.reading.queue, q.rate
-		if q.kind == "htb" {
-			if d.rate, err = m.topClasses(l); err != nil {
-				return nil, err
-			}
+	q, err := root(qs)
+	if err != nil {
+		return nil, err
+	}
+	d.queue, d.rate = q.queue, q.rate
+	if q.kind == "htb" {
+		if d.rate, err = m.topClasses(l); err != nil {
+			return nil, err
 		}
 	}
 	if d.rate == 0 {
@@ -148,7 +154,11 @@ func (m *machine) read(d *device, at cc.Time) (reading, error) {
 	if err != nil {
 		return reading{}, err
 	}
-	r := qs[0].reading
+	q, err := root(qs)
+	if err != nil {
+		return reading{}, err
+	}
+	r := q.reading
 	r.at = at
 	if r.queue.kind != kindNone {
 		return r, nil

@@ -2,6 +2,7 @@ package linkstat
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"time"
 
@@ -38,21 +39,19 @@ type qdisc struct {
 // isQueue tells whether it stands between the interface and what is sent.
 func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact" }
 
-// qdiscs reads the queueing disciplines of an interface with one request: the
-// one at its root, or all, hidden ones among them.
-func qdiscs(conn *netlink.Conn, index int, all bool) ([]qdisc, error) {
+// qdiscs reads the queueing disciplines of an interface: those that its owner
+// knows of, or the hidden ones too that the kernel has put into them. It asks for
+// those of all interfaces and picks: the kernel dumps no fewer, and would tell
+// everybody who listens to changes of each single one that is asked for.
+func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 	msg := nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)}
-	req := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request}}
-	if all {
-		hidden, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.TCA_DUMP_INVISIBLE}})
+	req := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request | netlink.Dump}, Data: msg.Serialize()}
+	if hidden {
+		flag, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.TCA_DUMP_INVISIBLE}})
 		if err != nil {
 			return nil, fmt.Errorf("linkstat: %w", err)
 		}
-		req.Header.Flags |= netlink.Dump
-		req.Data = append(msg.Serialize(), hidden...)
-	} else {
-		msg.Parent = rootHandle
-		req.Data = msg.Serialize()
+		req.Data = append(req.Data, flag...)
 	}
 	replies, err := conn.Execute(req)
 	if err != nil {
@@ -64,7 +63,7 @@ func qdiscs(conn *netlink.Conn, index int, all bool) ([]qdisc, error) {
 			continue
 		}
 		tc := nl.DeserializeTcMsg(m.Data)
-		if int(tc.Ifindex) != index { // a dump is of all interfaces
+		if int(tc.Ifindex) != index {
 			continue
 		}
 		q := qdisc{handle: tc.Handle, parent: tc.Parent}
@@ -74,11 +73,21 @@ func qdiscs(conn *netlink.Conn, index int, all bool) ([]qdisc, error) {
 		q.queue = queueID{link: index, handle: q.handle, kind: q.kind}
 		out = append(out, q)
 	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("linkstat: interface %d has no queueing discipline", index)
-	}
 	return out, nil
 }
+
+// root is the qdisc that all others of an interface are below.
+func root(qs []qdisc) (qdisc, error) {
+	for _, q := range qs {
+		if q.parent == rootHandle {
+			return q, nil
+		}
+	}
+	return qdisc{}, errNoQueue
+}
+
+// errNoQueue says that an interface is not there, or not yet.
+var errNoQueue = errors.New("linkstat: the interface has no queueing discipline")
 
 // rootHandle is where an interface's first qdisc and a qdisc's first classes are.
 const rootHandle = 0xffffffff

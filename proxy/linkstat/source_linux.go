@@ -49,10 +49,11 @@ func (s *Source) Stats() Stats {
 
 // Run reads until ctx is done. What does not work is tried again each second.
 func (s *Source) Run(ctx context.Context) {
+	defer context.AfterFunc(ctx, s.machine.interrupt)()
 	tick := time.NewTicker(s.cfg.Interval)
 	defer tick.Stop()
 	for {
-		s.turn(s.cfg.Clock())
+		s.turn(ctx, s.cfg.Clock())
 		select {
 		case <-ctx.Done():
 			return
@@ -62,12 +63,15 @@ func (s *Source) Run(ctx context.Context) {
 }
 
 // turn is one reading, or nothing while there is no hope of one.
-func (s *Source) turn(now cc.Time) {
-	waiting := s.device == nil && s.found != 0 && now.Sub(s.found) < linkEvery
-	if waiting {
+func (s *Source) turn(ctx context.Context, now cc.Time) {
+	if s.device == nil && s.found != 0 && now.Sub(s.found) < linkEvery {
 		return
 	}
-	if err := s.tell(now); err != nil {
+	err := s.tell(now)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
 		s.device, s.found = nil, now
 		s.errors.Add(1)
 		s.up.Store(false)
