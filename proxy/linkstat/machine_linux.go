@@ -3,6 +3,7 @@ package linkstat
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"github.com/mdlayher/genetlink"
@@ -53,6 +54,38 @@ func (m *machine) close() {
 	if m.links != nil {
 		m.links.Close()
 	}
+}
+
+// Interface is one that could be a source.
+type Interface struct {
+	Name  string
+	Queue string  // kind of its queueing discipline
+	Rate  cc.Rate // as it tells; 0: it does not
+	Radio bool
+}
+
+// Interfaces are those of the namespace that are up and lead somewhere.
+func Interfaces() ([]Interface, error) {
+	m, err := openMachine()
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	all, err := m.links.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: %w", err)
+	}
+	var out []Interface
+	for _, l := range all {
+		if attrs := l.Attrs(); attrs.Flags&net.FlagUp != 0 && attrs.Flags&net.FlagLoopback == 0 {
+			d, err := m.device(attrs.Name)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, Interface{Name: attrs.Name, Queue: d.queue.kind, Rate: d.rate, Radio: d.radio != nil})
+		}
+	}
+	return out, nil
 }
 
 // device is an interface with what is behind it.
