@@ -30,7 +30,7 @@ const (
 // Config is what one source watches and whom it tells.
 type Config struct {
 	Interface string
-	Prefixes  []netip.Prefix // whose path leads through it; none: those that are directly behind it
+	Prefixes  []netip.Prefix // whose path leads through it, but for who is on another interface; none: who is on this one
 	Capacity  cc.Rate        // it carries no more, whatever it tells of itself; 0: no such bound
 	Interval  time.Duration  // between readings; 0: DefaultInterval
 

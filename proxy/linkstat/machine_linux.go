@@ -94,6 +94,7 @@ type device struct {
 	index    int
 	above    int            // of the bridge that has its addresses and neighbours; its own where there is none
 	prefixes []netip.Prefix // of its addresses
+	others   []netip.Prefix // of other interfaces' addresses
 	queue    queueID        // at its root
 	radio    *radio         // nil: it is none
 }
@@ -130,7 +131,7 @@ func (m *machine) device(name string) (*device, error) {
 	if d.radio, err = m.radio(d.index); err != nil {
 		return nil, err
 	}
-	d.prefixes, err = m.prefixes(d.above)
+	d.prefixes, d.others, err = m.prefixes(d.above)
 	return d, err
 }
 
@@ -148,20 +149,26 @@ func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
 	return sum, nil
 }
 
-// prefixes are those of an interface's addresses.
-func (m *machine) prefixes(index int) ([]netip.Prefix, error) {
-	addrs, err := m.links.AddrList(&vnl.Dummy{LinkAttrs: vnl.LinkAttrs{Index: index}}, vnl.FAMILY_ALL)
+// prefixes are those of an interface's addresses, and of all others'.
+func (m *machine) prefixes(index int) (own, others []netip.Prefix, err error) {
+	addrs, err := m.links.AddrList(nil, vnl.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("linkstat: read addresses: %w", err)
+		return nil, nil, fmt.Errorf("linkstat: read addresses: %w", err)
 	}
-	var out []netip.Prefix
 	for _, a := range addrs {
-		if ip, ok := netip.AddrFromSlice(a.IP); ok && !ip.IsLinkLocalUnicast() {
-			bits, _ := a.Mask.Size()
-			out = append(out, netip.PrefixFrom(ip.Unmap(), bits).Masked())
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if !ok || ip.IsLinkLocalUnicast() {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		p := netip.PrefixFrom(ip.Unmap(), bits).Masked()
+		if a.LinkIndex == index {
+			own = append(own, p)
+		} else {
+			others = append(others, p)
 		}
 	}
-	return out, nil
+	return own, others, nil
 }
 
 // neighbours are the hosts on an interface, by hardware address.

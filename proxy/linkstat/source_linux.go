@@ -84,7 +84,7 @@ func (s *Source) turn(ctx context.Context, now cc.Time) {
 	s.readings.Add(1)
 	s.up.Store(true)
 	if !s.said {
-		s.cfg.Log.Info("hints from the interface", "interface", s.cfg.Interface, "prefixes", s.prefixes(),
+		s.cfg.Log.Info("hints from the interface", "interface", s.cfg.Interface, "prefixes", s.device.prefixes,
 			"queue", s.device.queue.kind, "link_rate", s.device.rate.String(), "radio", s.device.radio != nil)
 	}
 	s.said = true
@@ -125,7 +125,7 @@ func (s *Source) tell(now cc.Time) error {
 	for _, l := range s.stations { // the access point, or nobody
 		h = l.hint(h, s.users.Hosts)
 	}
-	for _, p := range s.prefixes() {
+	for _, p := range s.device.prefixes {
 		s.cfg.Hint(p, h)
 	}
 	return nil
@@ -141,21 +141,16 @@ func (s *Source) find(now cc.Time) error {
 	if d.radio != nil && d.queue.kind == kindNone {
 		d.limit.packets = d.radio.packets
 	}
+	if len(s.cfg.Prefixes) > 0 {
+		d.prefixes = behind(s.cfg.Prefixes, d.others)
+	}
 	s.device, s.found = d, now
 	return nil
 }
 
-// prefixes are those whose path this is.
-func (s *Source) prefixes() []netip.Prefix {
-	if len(s.cfg.Prefixes) > 0 {
-		return s.cfg.Prefixes
-	}
-	return s.device.prefixes
-}
-
 // ask finds out who uses the link and, of a radio, who listens.
 func (s *Source) ask() error {
-	prefixes := s.prefixes()
+	prefixes := s.device.prefixes
 	if s.cfg.Users != nil {
 		s.users = s.cfg.Users(prefixes)
 	}
