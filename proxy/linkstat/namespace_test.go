@@ -102,7 +102,7 @@ func (ns namespace) up(t testing.TB, name, address string) {
 
 // shape puts a qdisc at an interface's root, or skips the test where the kernel
 // does not have it.
-func (ns namespace) shape(t testing.TB, name string, make func(netlink.QdiscAttrs) netlink.Qdisc) {
+func (ns namespace) shape(t testing.TB, name string, build func(netlink.QdiscAttrs) netlink.Qdisc) {
 	t.Helper()
 	var kind string
 	err := error(nil)
@@ -111,7 +111,7 @@ func (ns namespace) shape(t testing.TB, name string, make func(netlink.QdiscAttr
 		if linkErr != nil {
 			return linkErr
 		}
-		q := make(netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
+		q := build(netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
 		kind, err = q.Type(), netlink.QdiscReplace(q)
 		return nil
 	})

@@ -120,9 +120,9 @@ func (ns namespace) listen(t *testing.T, cfg Config) *heard {
 func (h *heard) until(what string, ok func(cc.Hint) bool) (hint cc.Hint) {
 	h.t.Helper()
 	require.Eventually(h.t, func() bool {
-		var any bool
-		hint, _, any = h.last()
-		return any && ok(hint)
+		var told bool
+		hint, _, told = h.last()
+		return told && ok(hint)
 	}, patience, time.Millisecond, what)
 	return hint
 }
