@@ -17,6 +17,7 @@ type Config struct {
 	Limits    LimitsConfig     `yaml:"limits" about:"Bounds on connections, times and memory."`
 	Envelope  Envelope         `yaml:"envelope" about:"What holds our window in the kernel. ebpf: a congestion control of ours, exactly (Linux 6.10, CAP_BPF and CAP_PERFMON at the start). bbr, cubic, reno: that control's own window, with ours held above it. auto: the first of these that can be had."`
 	Mark      Mark             `yaml:"mark" about:"Firewall mark of the proxy's own connections, so that capture rules let them pass; 0: none. Setting it needs CAP_NET_ADMIN."`
+	Hints     []SourceConfig   `yaml:"hints" about:"Interfaces of this machine whose rate and queue, as netlink tells them, are hints for those who send through them."`
 	Telemetry TelemetryConfig  `yaml:"telemetry" about:"Metrics, health and the list of flows over HTTP."`
 	Log       LogConfig        `yaml:"log" about:"What is logged to standard error."`
 	Shutdown  ShutdownConfig   `yaml:"shutdown" about:"How the proxy ends."`

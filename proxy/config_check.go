@@ -68,6 +68,9 @@ func (c *Config) check() error {
 	if _, err := c.Policy(); err != nil {
 		return err
 	}
+	if err := c.checkSources(); err != nil {
+		return err
+	}
 	if err := c.Limits.check(); err != nil {
 		return err
 	}

@@ -40,6 +40,7 @@ var required = map[reflect.Type][]string{
 	reflect.TypeFor[Config]():         {"listeners"},
 	reflect.TypeFor[ListenerConfig](): {"address", "mode", "name"},
 	reflect.TypeFor[RuleConfig]():     {"name"},
+	reflect.TypeFor[SourceConfig]():   {"interface"},
 	reflect.TypeFor[UserConfig]():     {"name"},
 }
 

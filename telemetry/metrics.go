@@ -39,6 +39,8 @@ type Options struct {
 	Config func() Config
 	// Hints returns how many hints were posted, by what became of them; nil: not shown.
 	Hints func() map[HintOutcome]uint64
+	// HintSources returns the interfaces that tell hints; nil: not shown.
+	HintSources func() []HintSource
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -135,6 +137,9 @@ var (
 	groupsInformed = gauge("groups_informed", "Groups that have a hint not older than a second.", "algorithm")
 	groupsCapped   = gauge("groups_capped", "Groups whose window or rate is held below what the algorithm asks for, by hint_cap.", "algorithm")
 	hintsTotal     = counter("hints_total", "Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
+	hintReadings   = counter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
+	hintErrors     = counter("hint_source_errors_total", "Times an interface could not be read for hints; it is tried again each second.", "interface")
+	hintSourceUp   = gauge("hint_source_up", "1 while the last reading of an interface for hints worked.", "interface")
 
 	ccLosses  = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
 	ccLimited = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
@@ -149,6 +154,7 @@ var all = []metric{
 	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
 	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
+	hintReadings, hintErrors, hintSourceUp,
 }
 
 // collector turns snapshots into metrics.
@@ -203,6 +209,11 @@ func (c *collector) facts(out sink) {
 	}
 	if c.o.Load != nil {
 		out.load(c.o.Load())
+	}
+	if c.o.HintSources != nil {
+		for _, source := range c.o.HintSources() {
+			out.hintSource(source)
+		}
 	}
 	if c.o.Hints != nil {
 		for outcome, n := range c.o.Hints() {

@@ -35,6 +35,9 @@ func busyOptions(clock *handClock) Options {
 		Config:  func() Config { return Config{Hash: "d00f", Succeeded: 3, Failed: 2, Since: 1.75e9} },
 		Hints:   func() map[HintOutcome]uint64 { return map[HintOutcome]uint64{HintHeard: 6, HintRefused: 1} },
 		Dropped: func() uint64 { return 8 },
+		HintSources: func() []HintSource {
+			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}
+		},
 	}
 }
 
@@ -75,7 +78,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
-		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", // told of by the configuration and the code
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface", // told of by the configuration and the code
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
 	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {

@@ -25,6 +25,7 @@ func judge(f facts) report {
 		{"kernel", f.judgeKernel()},
 		{"datapath", f.judgeDatapath()},
 		{"capture", f.judgeCapture()},
+		{"hints", []check{f.judgeSources()}},
 		{"lab", []check{f.judgeUserNamespaces(), f.judgeTUN()}},
 		{"limits", append([]check{f.judgeDescriptors()}, f.judgeSettings()...)},
 		{"process", []check{f.judgeCapabilities()}},

@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/linkstat"
 )
 
 // healthy is a machine on which everything works, for root.
@@ -29,6 +30,9 @@ func healthy() facts {
 		version: "v1.2.3", release: "6.12.4-generic", machine: "x86_64",
 		envelope: kernel.EBPF, beneath: "bbr", infoSize: 280, btf: true,
 		available: []string{"reno", "cubic", "bbr"}, allowed: []string{"reno", "cubic", "bbr"},
+		sources: []linkstat.Interface{
+			{Name: "wlan0", Queue: "noqueue", Radio: true}, {Name: "lan0", Queue: "tbf", Rate: 40_000_000}, {Name: "wan0", Queue: "fq_codel"},
+		},
 		root: true, traceable: true,
 		capabilities: capNetAdmin | capNetBindService | capSysAdmin | capBPF | capPerfmon,
 		trials: map[string]attempt{
@@ -49,6 +53,7 @@ func healthy() facts {
 func limited() facts {
 	f := healthy()
 	f.release, f.infoSize = "5.3.0", 240
+	f.sources, f.sourceless = nil, unix.EAFNOSUPPORT
 	f.lacking = []string{"TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen", `envelope "bbr": not loaded`}
 	f.envelope, f.beneath = "cubic", "cubic"
 	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.3.0: %w", unix.EPERM)
