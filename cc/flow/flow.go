@@ -32,10 +32,10 @@ type Flow struct {
 	measured  bool     // and has measured round trips: where it has no sample, the ledger's would be worse
 	told      Limit    // the answer to the last report
 	served    float64  // bytes granted, over weight; see serve
-	rival     bool     // scratch of pool and share
-	lends     bool     // scratch of share
-	pass      uint64   // scratch of wakeable
-	pacer     pacer    // the policy's maximum rate
+	claim     claim
+	busy      cc.Time // when it last had something to send, or in flight; 0: never
+	ramp      cc.Time // until then it is paced to its share
+	pacer     pacer   // to its ownRate
 	rtt       rttEstimator
 	rate      cc.Rate // newest delivery-rate sample
 	losses    int
@@ -94,9 +94,9 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	}
 	m.start(now)
 	if f.want == 0 {
-		f.served = max(f.served, m.served)
+		f.join(now)
 	}
-	f.want, f.parked, f.asked = want, false, now
+	f.want, f.parked, f.asked, f.busy = want, false, now, now
 	n := f.grant(now, want)
 	if n > 0 {
 		f.charge(now, n)
@@ -111,10 +111,12 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	m := f.macro
 	quantum := f.quantum()
-	room := m.room(f, now)
-	if room < want {
+	m.allot(now, f)
+	room := m.room(f, 0)
+	if room < want && !f.content() {
 		m.cwndFullAt = now
 	}
+	f.pacer.rate = f.ownRate(now)
 	credit := min(m.pacer.credit(now, m.segment(f)), f.pacer.credit(now, f.mss()))
 	n := min(want, room, credit)
 	switch n {
@@ -229,7 +231,13 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 			n++
 		}
 	}
+	if acked > 0 {
+		f.arrived(r.At)
+	}
 	m.noteAppLimited()
+	if f.want > 0 || f.inflight > 0 {
+		f.busy = r.At
+	}
 	return n
 }
 

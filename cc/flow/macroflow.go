@@ -24,7 +24,7 @@ type macroflow struct {
 	alg     cc.Algorithm // built with the first event, when the segment size is known
 	ctl     cc.Control   // alg's newest word
 	mss     cc.Bytes
-	members []*Flow
+	members []*Flow // in no order that lasts: see line
 	pacer   pacer
 	rtt     rttEstimator
 
@@ -34,7 +34,6 @@ type macroflow struct {
 	firstSent   cc.Time  // when the newest delivered byte had left
 	appLimited  cc.Bytes // deliveries up to this count understate the path; 0: none do
 	served      float64  // virtual time: what the flow served last had been served before
-	pass        uint64   // counts calls of wakeable
 	cwndFullAt  cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
 	idleSince   cc.Time  // when the last member left

@@ -61,8 +61,7 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	m.nextID++
 	g := m.macroflow(r)
 	f := &Flow{
-		id: m.nextID, macro: g, terms: t, wake: wake,
-		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
+		id: m.nextID, macro: g, terms: t, wake: wake, limits: limits{since: now},
 	}
 	f.home.Store(g)
 	g.mu.Lock()
@@ -92,6 +91,9 @@ func (t Terms) resolve() (resolved, error) {
 	}
 	if t.Weight < 0 || t.Weight > MaxWeight {
 		return resolved{}, fmt.Errorf("flow: weight %d is not between 0 and %d", t.Weight, MaxWeight)
+	}
+	if err := t.checkClass(); err != nil {
+		return resolved{}, err
 	}
 	return resolved{groupKey(t.Group, spec.Name, params), t.Group, spec, params}, nil
 }

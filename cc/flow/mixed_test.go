@@ -114,7 +114,8 @@ func (m *mixed) check(rt *rapid.T) {
 			require.False(rt, s.parked, "member %d", i)
 		}
 		if s.last.Held && s.contends(m.now) {
-			share := s.macro.share(s.Flow, m.now)
+			s.macro.allot(m.now, s.Flow)
+			share := s.claim.share
 			limits += share
 			floors += s.floor()
 			require.GreaterOrEqual(rt, share, min(window, s.floor()), "member %d", i)

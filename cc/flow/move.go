@@ -53,9 +53,6 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 
 // accept puts terms into force within f's macroflow.
 func (f *Flow) accept(t Terms) {
-	if f.terms.MaxRate != t.MaxRate {
-		f.pacer = pacer{rate: t.MaxRate}
-	}
 	f.terms, f.ready = t, 0 // it may ask once more than it needs to
 }
 
@@ -78,7 +75,7 @@ func (f *Flow) shift(now cc.Time, to *macroflow) {
 	to.members = append(to.members, f)
 	to.inflight += f.counted()
 	f.ledger.rebase(now, to.delivered)
-	f.served, f.pass = to.served, 0
+	f.served = to.served
 	f.inherited = f.taken
 	f.macro = to
 	f.home.Store(to)
