@@ -28,20 +28,27 @@ func (t Terms) checkClass() error {
 	return nil
 }
 
-// guaranteed is what t's flow has before others share the rest; 0: nothing.
-func (t Terms) guaranteed() cc.Rate {
-	if t.Class != Guarantee || t.Target == 0 {
-		return 0
-	}
-	return lesser(t.Target, t.MaxRate)
+// standing is what Terms come to among the members of a macroflow.
+type standing struct {
+	weight  cc.Bytes
+	place   int     // in the line: those with lower ones come first
+	target  cc.Rate // what it has before others share the rest; 0: nothing
+	ceiling cc.Rate // what it never exceeds; 0: any
 }
 
-// ceiling is the rate that t's flow never exceeds; 0: there is none.
-func (t Terms) ceiling() cc.Rate {
-	if g := t.guaranteed(); g > 0 {
-		return lesser(t.MaxRate, above(g))
+// standing puts the lowest Priority first; within one, the flows with a Target,
+// which never want much, then those that do not wait, then the others.
+func (t Terms) standing() standing {
+	s := standing{weight: cc.Bytes(max(1, t.Weight)), place: 3*t.Priority + 2, ceiling: t.MaxRate}
+	switch {
+	case t.Class == Guarantee && t.Target > 0:
+		s.place -= 2
+		s.target = lesser(t.Target, t.MaxRate)
+		s.ceiling = lesser(t.MaxRate, above(s.target))
+	case t.Class == DelaySensitive:
+		s.place--
 	}
-	return t.MaxRate
+	return s
 }
 
 // lesser is the lesser of two rates, of which 0 stands for none.
@@ -63,7 +70,7 @@ func (f *Flow) known() bool { return f.macro.rtt.srtt > 0 }
 // content reports whether f has all it may by its terms, so that a wider window
 // would be none to it. It goes by the last division.
 func (f *Flow) content() bool {
-	return f.known() && f.terms.ceiling() > 0 && f.claim.share >= f.claim.most && f.claim.most < f.macro.ctl.Cwnd
+	return f.known() && f.ceiling > 0 && f.claim.share >= f.claim.most && f.claim.most < f.macro.ctl.Cwnd
 }
 
 // join notes that f begins to want to send. Service is counted from where the
@@ -103,22 +110,11 @@ func (f *Flow) new(now cc.Time) bool {
 // ownRate is the rate at which f may send whatever the macroflow's pacer says;
 // 0: any. It goes by the last division.
 func (f *Flow) ownRate(now cc.Time) cc.Rate {
-	rate := f.terms.ceiling()
+	rate := f.ceiling
 	if f.known() && (now < f.ramp || f.new(now)) {
 		rate = lesser(rate, max(1, cc.RateOf(f.claim.share, f.macro.rtt.srtt)))
 	}
 	return rate
-}
-
-// rank is t's place in the line, among flows of equal Priority.
-func (t Terms) rank() int {
-	switch {
-	case t.guaranteed() > 0:
-		return 0
-	case t.Class == DelaySensitive:
-		return 1
-	}
-	return 2
 }
 
 // part is what f's macroflow leaves it: what its transport was told, where that

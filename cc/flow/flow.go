@@ -17,6 +17,7 @@ type Flow struct {
 	// Guarded by macro.mu; macro itself by that of the old and of the new one.
 	macro     *macroflow
 	terms     Terms
+	standing  // what terms come to
 	ledger    ledger
 	last      Report
 	newest    cc.Bytes // highest offset known to have arrived
@@ -56,8 +57,6 @@ func (f *Flow) lock() *macroflow {
 		m.mu.Unlock() // f has moved in the meantime
 	}
 }
-
-func (f *Flow) weight() cc.Bytes { return cc.Bytes(max(1, f.terms.Weight)) }
 
 func (f *Flow) mss() cc.Bytes {
 	if f.last.MSS > 0 {

@@ -61,7 +61,7 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	m.nextID++
 	g := m.macroflow(r)
 	f := &Flow{
-		id: m.nextID, macro: g, terms: t, wake: wake, limits: limits{since: now},
+		id: m.nextID, macro: g, terms: t, standing: t.standing(), wake: wake, limits: limits{since: now},
 	}
 	f.home.Store(g)
 	g.mu.Lock()

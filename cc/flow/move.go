@@ -53,7 +53,7 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 
 // accept puts terms into force within f's macroflow.
 func (f *Flow) accept(t Terms) {
-	f.terms, f.ready = t, 0 // it may ask once more than it needs to
+	f.terms, f.standing, f.ready = t, t.standing(), 0 // it may ask once more than it needs to
 }
 
 // shift takes f from its macroflow to another. The caller holds the mutexes of both.
@@ -98,13 +98,13 @@ func (m *macroflow) takeAway(f *Flow, now cc.Time) cc.Bytes {
 	if now.Sub(m.goneAt) > m.rtt.rto() {
 		m.gone = 0
 	}
-	weights := f.weight()
+	weights := f.weight
 	for _, g := range m.members {
 		if g != f && (g.want > 0 || g.inflight > 0) {
-			weights += g.weight()
+			weights += g.weight
 		}
 	}
-	part := float64(f.weight()) / float64(weights) * (1 - m.gone)
+	part := float64(f.weight) / float64(weights) * (1 - m.gone)
 	m.gone, m.goneAt = m.gone+part, now
 	window := min(m.ctl.Cwnd, f.rate.BytesIn(m.rtt.min)) // f's samples of the rate are of all m delivers
 	least := min(cc.InitialCwndPackets*f.mss(), m.ctl.Cwnd)

@@ -1,10 +1,6 @@
 package flow
 
-import (
-	"cmp"
-
-	"github.com/penstock-net/penstock/cc"
-)
+import "github.com/penstock-net/penstock/cc"
 
 // contends reports whether f wants more than it was granted. One that was
 // granted a part and has not come back for a round trip is stuck in its
@@ -41,13 +37,12 @@ func (m *macroflow) room(f *Flow, promised cc.Bytes) cc.Bytes {
 // none, and would be as fair as its quantum, not as a segment.
 func (m *macroflow) serve(f *Flow, n cc.Bytes) {
 	m.served = f.served
-	f.served += float64(n) / float64(f.weight())
+	f.served += float64(n) / float64(f.weight)
 }
 
-// line has the members stand in line: the lowest Priority first; within one, the
-// flows with a Target, which never want much, then those that do not wait, then
-// the others; within these, who was served least. They stood so a moment ago,
-// but for one or two: this takes a step for each, and for each place that one goes.
+// line has the members stand in line: by their place, then by who was served
+// least. They stood so a moment ago, but for one or two: this takes a step for
+// each, and one for each place that somebody moves.
 func (m *macroflow) line() {
 	for i := 1; i < len(m.members); i++ {
 		f := m.members[i]
@@ -55,18 +50,17 @@ func (m *macroflow) line() {
 		for ; j > 0 && f.before(m.members[j-1]); j-- {
 			m.members[j] = m.members[j-1]
 		}
-		m.members[j] = f
+		if j < i {
+			m.members[j] = f
+		}
 	}
 }
 
 func (f *Flow) before(g *Flow) bool {
-	if f.terms.Priority != g.terms.Priority {
-		return f.terms.Priority < g.terms.Priority
+	if f.place != g.place {
+		return f.place < g.place
 	}
-	if a, b := f.terms.rank(), g.terms.rank(); a != b {
-		return a < b
-	}
-	return cmp.Or(cmp.Compare(f.served, g.served), cmp.Compare(f.id, g.id)) < 0
+	return f.served < g.served || f.served == g.served && f.id < g.id
 }
 
 // wakeable unparks the flows that may take something now, until what is free

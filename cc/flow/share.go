@@ -104,21 +104,19 @@ func (f *Flow) bound() {
 	if f.terms.MinRate > 0 {
 		c.least = max(c.least, f.roundUp(f.windowFor(f.terms.MinRate)))
 	}
-	if r := f.terms.MaxRate; r > 0 && f.known() {
-		c.most = f.roundUp(f.windowFor(r)) + f.floor() // what it is paced in bursts of
-	}
-	if r := f.terms.guaranteed(); r > 0 && f.known() {
-		c.target = f.roundUp(f.windowFor(r))
-		c.most = min(c.most, f.roundUp(f.windowFor(above(r))))
+	if f.ceiling > 0 && f.known() {
+		c.most = f.roundUp(f.windowFor(f.ceiling))
+		if f.target > 0 {
+			c.target = f.roundUp(f.windowFor(f.target))
+		} else {
+			c.most += f.floor() // its pacer lets that much go at once
+		}
+		c.most = max(c.most, f.floor())
 	}
 	if !c.contends {
 		c.most = min(c.most, f.counted())
 	}
 	c.most = min(c.most, window)
-	c.least = min(c.least, window)
-	if c.contends {
-		c.most = max(c.most, min(f.floor(), window))
-	}
 	c.least = min(c.least, c.most)
 }
 
@@ -141,6 +139,20 @@ func (c *claim) upTo(r round) cc.Bytes {
 	return 0
 }
 
+// level is what members are due for each weight; as a rule they are alike, and it
+// need not be computed again.
+type level struct {
+	pool, weights cc.Bytes
+	weight, of    cc.Bytes // of is the level of weight
+}
+
+func (l *level) due(weight cc.Bytes) cc.Bytes {
+	if weight != l.weight {
+		l.weight, l.of = weight, l.pool*weight/l.weights
+	}
+	return l.of
+}
+
 // fill raises what members are due by spare at most, and returns what it leaves:
 // to a common level, times their weights, but nobody below what it was due
 // before nor above its cap (water-filling). Each pass settles those on one side of
@@ -152,55 +164,46 @@ func fill(members []*Flow, r round, spare cc.Bytes) cc.Bytes {
 		c.cap = c.upTo(r)
 		if c.open = c.cap > c.due; c.open {
 			pool += c.due
-			weights += f.weight()
+			weights += f.weight
 		}
 	}
 	for weights > 0 {
+		l := level{pool: pool, weights: weights}
 		var below, above cc.Bytes // by how much the level misses their dues and exceeds their caps
 		for _, f := range members {
 			if c := &f.claim; c.open {
-				level := pool * f.weight() / weights
-				below += max(0, c.due-level)
-				above += max(0, level-c.cap)
+				due := l.due(f.weight)
+				below += max(0, c.due-due)
+				above += max(0, due-c.cap)
 			}
 		}
-		if below == 0 && above == 0 {
-			break
-		}
-		left, others := pool, weights
 		for _, f := range members {
 			c := &f.claim
 			if !c.open {
 				continue
 			}
-			level := pool * f.weight() / weights
-			switch {
-			case below >= above && level < c.due:
-			case below < above && level > c.cap:
+			switch due := l.due(f.weight); {
+			case below == 0 && above == 0:
+				c.due = due
+			case below >= above && due < c.due:
+			case below < above && due > c.cap:
 				c.due = c.cap
 			default:
 				continue
 			}
 			c.open = false
-			left -= c.due
-			others -= f.weight()
-		}
-		pool, weights = left, others
-	}
-	left := pool
-	for _, f := range members {
-		if c := &f.claim; c.open {
-			c.due = pool * f.weight() / weights
-			left -= c.due
+			pool -= c.due
+			weights -= f.weight
 		}
 	}
-	return max(0, left)
+	return max(0, pool)
 }
 
 // cut makes shares of the dues: whole segments, of which those that are left go
 // to the first in line.
 func (m *macroflow) cut() {
 	left := m.ctl.Cwnd
+	var due, mss, whole cc.Bytes // whole segments in due; as a rule members are alike
 	for _, f := range m.members {
 		c := &f.claim
 		c.share = 0
@@ -208,10 +211,17 @@ func (m *macroflow) cut() {
 			left -= c.due
 			continue
 		}
-		c.share = max(c.due-c.due%f.mss(), c.least)
+		if c.due != due || f.mss() != mss {
+			due, mss = c.due, f.mss()
+			whole = due - due%mss
+		}
+		c.share = max(whole, c.least)
 		left -= c.share
 	}
 	for _, f := range m.members {
+		if left < m.mss {
+			return
+		}
 		if c := &f.claim; c.contends && c.due > c.share && left >= f.mss() {
 			c.share += f.mss()
 			left -= f.mss()
