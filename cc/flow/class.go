@@ -15,15 +15,15 @@ func above(target cc.Rate) cc.Rate { return cc.Rate(satisfied * float64(target))
 func (t Terms) checkClass() error {
 	switch {
 	case int(t.Class) >= len(classNames):
-		return fmt.Errorf("flow: class %d is none of those there are", t.Class)
+		return fmt.Errorf("class %d is none of those there are", t.Class)
 	case t.Target < 0 || t.MinRate < 0:
-		return fmt.Errorf("flow: target %v and minimum rate %v must not be negative; 0: none", t.Target, t.MinRate)
+		return fmt.Errorf("target %v and minimum rate %v must not be negative; 0: none", t.Target, t.MinRate)
 	case t.Target > 0 && t.Class != Guarantee:
-		return fmt.Errorf("flow: a target of %v is for class %v, not for %v", t.Target, Guarantee, t.Class)
+		return fmt.Errorf("a target of %v is for class %v, not for %v", t.Target, Guarantee, t.Class)
 	case t.Target > 0 && t.MinRate > t.Target:
-		return fmt.Errorf("flow: a minimum rate of %v is above the target of %v", t.MinRate, t.Target)
+		return fmt.Errorf("a minimum rate of %v is above the target of %v", t.MinRate, t.Target)
 	case t.MaxRate > 0 && t.MinRate > t.MaxRate:
-		return fmt.Errorf("flow: a minimum rate of %v is above the maximum of %v", t.MinRate, t.MaxRate)
+		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.MaxRate)
 	}
 	return nil
 }

@@ -1,6 +1,10 @@
 package flow
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"fmt"
+
+	"github.com/penstock-net/penstock/cc"
+)
 
 // Move gives f other terms from now on. Another group, algorithm or set of
 // parameters leads to another macroflow, made as Open makes it: what is in flight
@@ -14,7 +18,7 @@ import "github.com/penstock-net/penstock/cc"
 func (f *Flow) Move(now cc.Time, t Terms) error {
 	r, err := t.resolve()
 	if err != nil {
-		return err
+		return fmt.Errorf("flow: %w", err)
 	}
 	m := f.home.Load().mgr
 	m.mu.Lock() // so that nobody else moves f

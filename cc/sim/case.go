@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 // Case is a scenario and what is expected of it, as one text file says it:
@@ -24,10 +25,12 @@ import (
 //	outage 10s 20s                                # from, to
 //	delay 30s rtt 80ms                            # from then on
 //	flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
+//	flow cubic group g class guarantee target 5mbit minrate 1mbit
 //	flow cubic bytes 1MB rate 2mbit on 1s off 1s
 //	run 30s warmup 5s seed 1 sample 100ms
 //	expect utilisation >= 0.9
 //	expect a.throughput_mbit from 20s to 30s >= 5
+//	expect jain from 20s to 30s >= 0.99           # in the worst of these seconds
 //
 // The order of the lines does not matter, but for flows.
 type Case struct {
@@ -232,6 +235,9 @@ func (p *caseReader) flow(args *arguments) error {
 		"weight":   set(&f.Weight, parseCount),
 		"priority": set(&f.Priority, parseCount),
 		"maxrate":  set(&f.MaxRate, cc.ParseRate),
+		"class":    set(&f.Class, flow.ParseClass),
+		"target":   set(&f.Target, cc.ParseRate),
+		"minrate":  set(&f.MinRate, cc.ParseRate),
 		"start":    set(&f.Start, parseSpan),
 		"stop":     set(&f.Stop, parseSpan),
 		"bytes":    set(&f.Bytes, cc.ParseBytes),

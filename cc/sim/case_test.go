@@ -115,7 +115,7 @@ func TestReadCaseRefuses(t *testing.T) {
 		"expect 7.drops > 1":                   `"7.drops > 1" is expected of flow "7", which is not there`,
 		"expect drops ~ 1":                     `"~" is no comparison`,
 		"expect drops > few":                   `"few" is not a number`,
-		"expect 1.drops from 1s to 2s > 1":     "only throughput_mbit can be asked",
+		"expect 1.drops from 1s to 2s > 1":     "only throughput_mbit and jain can be asked",
 		"expect 1.throughput_mbit from 1s > 1": "an expectation has three words, or seven",
 		"expect 1.throughput_mbit from 2s to 1s > 1":     "it must be whole seconds, and go forwards",
 		"expect 1.throughput_mbit from 1s to 1500ms > 1": "it must be whole seconds",

@@ -51,6 +51,9 @@ type FlowConfig struct {
 	Priority  int
 	Weight    int
 	MaxRate   cc.Rate
+	Class     flow.Class
+	Target    cc.Rate
+	MinRate   cc.Rate
 
 	Start, Stop time.Duration // Stop 0: never
 	Bytes       cc.Bytes      // what there is to send; 0: no end
@@ -119,11 +122,7 @@ func (c LinkConfig) check() error {
 }
 
 func (f FlowConfig) check() error {
-	spec, err := cc.Lookup(f.Algorithm)
-	if err != nil {
-		return err
-	}
-	if _, err := spec.Resolve(f.Params); err != nil {
+	if err := f.terms(0).Check(); err != nil {
 		return err
 	}
 	switch {
@@ -131,8 +130,8 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("none leaves the window to the transport below, and a simulated one has none; try cubic or reno")
 	case f.Start < 0 || f.Stop < 0 || f.Stop > 0 && f.Stop <= f.Start:
 		return fmt.Errorf("it must stop after it starts, at 0 or later")
-	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0 || f.Weight < 0:
-		return fmt.Errorf("bytes, rates and weights must not be negative")
+	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0:
+		return fmt.Errorf("bytes and rates must not be negative")
 	case f.On < 0 || f.Off < 0 || f.On == 0 && f.Off > 0:
 		return fmt.Errorf("a pause needs a time in which the application produces")
 	}
@@ -154,6 +153,7 @@ func (f FlowConfig) terms(i int) flow.Terms {
 	return flow.Terms{
 		Group: group, Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+		Class: f.Class, Target: f.Target, MinRate: f.MinRate,
 	}
 }
 
