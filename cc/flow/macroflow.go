@@ -97,7 +97,7 @@ func (m *macroflow) state(now cc.Time) cc.State {
 	s := cc.State{
 		Now:         now,
 		MSS:         m.mss,
-		Inflight:    m.inflight,
+		Inflight:    m.ownInflight(),
 		Delivered:   m.delivered - m.base,
 		SRTT:        m.rtt.srtt,
 		RTTVar:      m.rtt.rttvar,

@@ -9,6 +9,21 @@ const floorSegments = 2
 
 func (f *Flow) floor() cc.Bytes { return floorSegments * f.mss() }
 
+// ownInflight is what the algorithm's window has put in flight: where only the
+// members' floors keep more there, that is not the algorithm's to take back, and
+// one that waited for it to go (BBR's ProbeRTT) would wait for ever.
+func (m *macroflow) ownInflight() cc.Bytes {
+	if m.inflight <= m.ctl.Cwnd {
+		return m.inflight
+	}
+	for _, f := range m.members {
+		if f.counted() > f.floor() {
+			return m.inflight
+		}
+	}
+	return m.ctl.Cwnd
+}
+
 // claim is what a member may have of its macroflow's window, in bytes; scratch
 // of divide, valid until the next call.
 type claim struct {
@@ -62,12 +77,21 @@ func (m *macroflow) divide() {
 			spare = fill(equals, toTarget, spare)
 		}
 		spare = fill(equals, toMost, spare)
-		if targets {
-			spare = fill(equals, aboveTarget, spare)
+		if targets { // above them there is nothing to give where the rate, not the window, is what is short
+			idle := min(spare, m.unpaced())
+			spare = idle + fill(equals, aboveTarget, spare-idle)
 		}
 		from = to
 	}
 	m.cut()
+}
+
+// unpaced is the part of the window that the pacer does not let anybody fill.
+func (m *macroflow) unpaced() cc.Bytes {
+	if m.ctl.PacingRate == 0 || m.rtt.srtt == 0 {
+		return 0
+	}
+	return max(0, m.ctl.Cwnd-m.ctl.PacingRate.BytesIn(m.rtt.srtt))
 }
 
 // reserve sets the bounds of all claims, has each due its floor, and returns
