@@ -243,13 +243,25 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 // lostSince says when the newest lost byte left. The transport hides it: a round
 // trip ago, unless the hole of an earlier loss is still open. Then it is one
 // event until all that had been sent when it began has arrived (RFC 6582's
-// recovery point), however many round trips that takes.
+// recovery point), however many round trips that takes; and one for all members,
+// whose packets the same full queue drops, though the last of them learns of it
+// more than a round trip later than the first.
 func (f *Flow) lostSince(r Report) cc.Time {
 	if f.lossAt != 0 && r.Acked-r.Sacked < f.recover {
 		return f.lossAt
 	}
-	f.recover, f.lossAt = r.Written-r.Unsent, r.At
+	for _, g := range f.macro.members {
+		g.recover, g.lossAt = g.sent(), r.At
+	}
 	return max(1, r.At.Add(-f.macro.rtt.srtt))
+}
+
+// sent is the stream offset of what has left so far.
+func (f *Flow) sent() cc.Bytes {
+	if f.last.Held {
+		return f.taken
+	}
+	return f.taken - f.last.Unsent
 }
 
 // setInflight recounts f's bytes in flight. What the transport holds, on the
