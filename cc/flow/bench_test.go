@@ -12,7 +12,7 @@ import (
 
 // stream keeps a flow at its window: each step acknowledges a segment and
 // takes the next; held: the transport sends it, up to the window it was told.
-func stream(tb testing.TB, members int, held bool) func() {
+func stream(tb testing.TB, members, priorities int, held bool) func() {
 	tb.Helper()
 	var mgr Manager
 	flows := make([]*Flow, members)
@@ -20,7 +20,7 @@ func stream(tb testing.TB, members int, held bool) func() {
 	limits := make([]Limit, members)
 	now := cc.Time(time.Second)
 	for i := range flows {
-		f, err := mgr.Open(now, Terms{Group: "host", Algorithm: "copa"}, func() {})
+		f, err := mgr.Open(now, Terms{Group: "host", Algorithm: "copa", Priority: i % priorities}, func() {})
 		require.NoError(tb, err)
 		flows[i] = f
 	}
@@ -50,19 +50,21 @@ func stream(tb testing.TB, members int, held bool) func() {
 
 func BenchmarkTakeReport(b *testing.B) {
 	for _, bb := range []struct {
-		name    string
-		members int
-		held    bool
+		name                string
+		members, priorities int
+		held                bool
 	}{
-		{"lone flow", 1, false},
-		{"8 members", 8, false},
-		{"100 members", 100, false},
-		{"lone held flow", 1, true},
-		{"8 held members", 8, true},
-		{"100 held members", 100, true},
+		{"lone flow", 1, 1, false},
+		{"8 members", 8, 1, false},
+		{"100 members", 100, 1, false},
+		{"100 members of three priorities", 100, 3, false},
+		{"400 members of three priorities", 400, 3, false},
+		{"lone held flow", 1, 1, true},
+		{"8 held members", 8, 1, true},
+		{"100 held members", 100, 1, true},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			step := stream(b, bb.members, bb.held)
+			step := stream(b, bb.members, bb.priorities, bb.held)
 			for range 5000 {
 				step()
 			}
@@ -77,7 +79,7 @@ func BenchmarkTakeReport(b *testing.B) {
 func TestTakeAndReportDoNotAllocate(t *testing.T) {
 	for _, members := range []int{1, 8} {
 		for _, held := range []bool{false, true} {
-			step := stream(t, members, held)
+			step := stream(t, members, 2, held)
 			for range 20000 { // let the ledgers reach their size
 				step()
 			}

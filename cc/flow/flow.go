@@ -34,7 +34,7 @@ type Flow struct {
 	told      Limit    // the answer to the last report
 	served    float64  // bytes granted, over weight; see serve
 	claim     claim
-	busy      cc.Time // when it last had something to send, or in flight; 0: never
+	busy      cc.Time // when it last had something to send, or in flight, or acknowledged; 0: never
 	ramp      cc.Time // until then it is paced to its share
 	pacer     pacer   // to its ownRate
 	rtt       rttEstimator
@@ -234,7 +234,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 		f.arrived(r.At)
 	}
 	m.noteAppLimited()
-	if f.want > 0 || f.inflight > 0 {
+	if f.want > 0 || f.inflight > 0 || acked > 0 {
 		f.busy = r.At
 	}
 	return n
