@@ -110,7 +110,9 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	m := f.macro
 	quantum := f.quantum()
-	m.allot(now, f)
+	if m.concerned(f, 1) || now < f.ramp {
+		m.allot(now, f)
+	}
 	room := m.room(f, 0)
 	if room < want && !f.content() {
 		m.cwndFullAt = now

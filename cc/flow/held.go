@@ -54,6 +54,7 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 func (f *Flow) limit(now cc.Time) Limit {
 	m := f.macro
 	m.allot(now, f)
+	m.divided = f.contends(now) // then it is the division that wakeable needs, too
 	l := Limit{Cwnd: f.claim.share, PacingRate: m.ctl.PacingRate, Waiting: f.want > 0, EveryAck: m.spec.EveryAck}
 	if f.last.Held && l.Cwnd < m.ctl.Cwnd && m.ctl.PacingRate > 0 {
 		// The macroflow's pacer is not asked, so each has its part of the rate as well; 0 would not pace.

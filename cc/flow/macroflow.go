@@ -25,6 +25,7 @@ type macroflow struct {
 	ctl     cc.Control   // alg's newest word
 	mss     cc.Bytes
 	members []*Flow // in no order that lasts: see line
+	divided bool    // the window, for wakeable, which comes next: nothing has changed since
 	pacer   pacer
 	rtt     rttEstimator
 

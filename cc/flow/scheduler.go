@@ -31,6 +31,12 @@ func (m *macroflow) room(f *Flow, promised cc.Bytes) cc.Bytes {
 	return max(part, f.floor()-f.inflight)
 }
 
+// concerned reports whether room(f) depends on f's share: unless there are n
+// bytes left in the window, it does so for a DelaySensitive flow alone.
+func (m *macroflow) concerned(f *Flow, n cc.Bytes) bool {
+	return m.ctl.Cwnd-m.inflight >= n || f.terms.Class == DelaySensitive
+}
+
 // serve notes that f is granted n bytes. Service is counted by weight, as in
 // start-time fair queueing: who has been away starts level with the rest.
 // Deficit round robin would need a queue's head for each member, where there are
@@ -67,16 +73,30 @@ func (f *Flow) before(g *Flow) bool {
 // has been promised, and puts their wake functions into out; the caller calls
 // them once the lock is released. Those below their floor come first.
 func (m *macroflow) wakeable(now cc.Time, out []func()) (n int) {
+	divided := m.divided
+	m.divided = false
 	if !m.anyParked() {
 		return 0
 	}
-	m.allot(now, nil)
+	m.line()
 	promised := cc.Bytes(0)
 	for _, starved := range [...]bool{true, false} {
 		for _, f := range m.members {
-			need := f.quantum()
-			if !f.parked || f.ready > now || f.starved() != starved || m.room(f, promised) < need {
+			if !f.parked || f.ready > now || f.starved() != starved {
 				continue
+			}
+			need := f.quantum()
+			if !starved {
+				if !m.concerned(f, promised+need) {
+					continue
+				}
+				if !divided {
+					m.allot(now, nil)
+					divided = true
+				}
+				if m.room(f, promised) < need {
+					continue
+				}
 			}
 			if m.pacer.credit(now, m.segment(f))-promised < need {
 				m.mgr.schedule(m, m.pacer.ready(now, promised+need, m.segment(f)))
