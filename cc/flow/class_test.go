@@ -340,3 +340,21 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 		}
 	})
 }
+
+func TestOneFullQueueIsOneLossEventForAllMembers(t *testing.T) {
+	p, legs := measured(t, static(100), static(100))
+	a, b := legs[0], legs[1]
+	for _, l := range legs {
+		l.write(50*mss, 50*mss)
+		l.report()
+	}
+	p.wait(100 * time.Millisecond)
+	a.r.Lost, a.r.Sacked = mss, 3*mss
+	a.ack(3 * mss)
+	first := p.now
+	p.wait(150 * time.Millisecond)
+	b.r.At, b.r.Acked, b.r.Sacked = p.now, b.r.Acked+3*mss, 3*mss
+	assert.Equal(t, first, b.lostSince(b.r), "what it lost had left when the first loss was found")
+	b.r.Acked, b.r.Sacked = b.r.Acked+47*mss, 0
+	assert.Equal(t, p.now.Add(-b.macro.rtt.srtt), b.lostSince(b.r), "what left later is another")
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 func readCase(tb testing.TB, lines ...string) (Case, error) {
@@ -36,7 +37,7 @@ func TestReadCase(t *testing.T) {
 		"timestamps",
 		"delay 30s rtt 80ms",
 		"flow copa:delta=0.1 name a group g weight 2 priority 1 maxrate 5mbit start 1s stop 20s",
-		"flow cubic bytes 1MB rate 2mbit on 1s off 2s",
+		"flow cubic bytes 1MB rate 2mbit on 1s off 2s class guarantee target 2mbit minrate 1mbit",
 		"run 40s warmup 5s seed 9 sample 50ms",
 		"expect utilisation >= 0.9",
 		"expect a.throughput_mbit from 10s to 20s < 5.5",
@@ -51,7 +52,7 @@ func TestReadCase(t *testing.T) {
 				Name: "a", Algorithm: "copa", Params: cc.Params{"delta": 0.1}, Group: "g", Priority: 1, Weight: 2,
 				MaxRate: 5e6, Start: time.Second, Stop: 20 * time.Second,
 			},
-			{Algorithm: "cubic", Params: cc.Params{}, Bytes: 1e6, Rate: 2e6, On: time.Second, Off: 2 * time.Second},
+			{Algorithm: "cubic", Params: cc.Params{}, Bytes: 1e6, Rate: 2e6, On: time.Second, Off: 2 * time.Second, Class: flow.Guarantee, Target: 2e6, MinRate: 1e6},
 		},
 		Changes:  []Change{{At: 30 * time.Second, Delay: 40 * ms}},
 		Duration: 40 * time.Second, Warmup: 5 * time.Second, Sample: 50 * ms, Seed: 9,
@@ -108,6 +109,8 @@ func TestReadCaseRefuses(t *testing.T) {
 		"flow copa:gamma=1":                    `copa has no parameter "gamma"`,
 		"flow copa weight many":                `weight: "many" is not a whole number`,
 		"flow copa off 2s":                     "a pause needs a time",
+		"flow copa class best":                 `"best" is not one of bulk, delay_sensitive, guarantee`,
+		"flow copa target 1mbit":               "a target of 1mbit is for class guarantee",
 		"flow copa name 1":                     `a second flow "1"`,
 		"expect":                               "an expectation has three words",
 		"expect joy > 1":                       `a run has no "joy"; it has drops, jain`,
@@ -182,4 +185,14 @@ func FuzzReadCase(f *testing.F) {
 			e.Check(Result{}) // of flows that are not there
 		}
 	})
+}
+
+func TestFairnessOfAPartIsThatOfItsWorstSecond(t *testing.T) {
+	flows := []FlowResult{
+		{To: 4 * time.Second, PerSecond: []cc.Rate{9, 9, 3, 9}},
+		{From: time.Second, To: 3500 * ms, PerSecond: []cc.Rate{0, 9, 1, 1}},
+	}
+	assert.InDelta(t, 1, leastJain(flows, 0, 2*time.Second), 1e-9, "one that is not there yet does not count")
+	assert.InDelta(t, 0.8, leastJain(flows, 0, 3*time.Second), 1e-9)
+	assert.InDelta(t, 1, leastJain(flows, 3*time.Second, 4*time.Second), 1e-9, "nor one that leaves within the second")
 }
