@@ -17,8 +17,9 @@ type scope struct {
 	DirectionConfig
 }
 
-// policy compiles the rules. Its errors are *keyError.
-func (c *Config) policy() (*policy.Policy, error) {
+// Policy compiles the rules: what decides about connections. The configuration has been
+// checked, or the error names the key.
+func (c *Config) Policy() (*policy.Policy, error) {
 	base := policy.Rule{SendProxy: c.Defaults.SendProxy.version()}
 	var err error
 	if base.Down, err = merge(c.Defaults.scopes("defaults", "down")...); err != nil {
@@ -73,9 +74,11 @@ func (t TermsConfig) scopes(key, direction string) []scope {
 }
 
 // merge lets each scope override what the wider ones before it said. An
-// algorithm brings its own parameters and drops those of another.
+// algorithm brings its own parameters and drops those of another, and a class
+// that has no target drops one.
 func merge(scopes ...scope) (policy.Terms, error) {
 	t := policy.Terms{Algorithm: policy.Unmanaged}
+	said := map[string]string{} // by key: where what holds was said
 	for _, s := range scopes {
 		if s.Algorithm != "" {
 			name, params, err := cc.Parse(string(s.Algorithm))
@@ -106,8 +109,38 @@ func merge(scopes ...scope) (policy.Terms, error) {
 		if s.MaxRate > 0 {
 			t.MaxRate = cc.Rate(s.MaxRate)
 		}
+		if err := s.class(&t, said); err != nil {
+			return t, err
+		}
+	}
+	if key, err := t.CheckClass(); err != nil {
+		return t, keyErrorf(said[key]+"."+key, "%v", err)
 	}
 	return t, nil
+}
+
+// class adds what s promises the flow, and notes in said what it says.
+func (s scope) class(t *policy.Terms, said map[string]string) error {
+	if s.Class != "" {
+		c, err := flow.ParseClass(string(s.Class))
+		if err != nil {
+			return keyErrorf(s.key+".class", "%v", err)
+		}
+		if c != flow.Guarantee {
+			t.Target = 0
+		}
+		t.Class, said["class"] = c, s.key
+	}
+	if s.Target > 0 {
+		t.Target, said["target"] = cc.Rate(s.Target), s.key
+	}
+	if s.MinRate > 0 {
+		t.MinRate, said["min_rate"] = cc.Rate(s.MinRate), s.key
+	}
+	if s.HintCap != nil {
+		t.HintCap, said["hint_cap"] = float64(*s.HintCap), s.key
+	}
+	return nil
 }
 
 func (s scope) params(t *policy.Terms) error {
@@ -144,7 +177,7 @@ func prefixes(list []Prefix) []netip.Prefix {
 // Routes returns what each rule gives in order, and last what the defaults
 // give to the rest. Groups are those of a connection about which nothing is known.
 func (c *Config) Routes() ([]policy.Verdict, error) {
-	p, err := c.policy()
+	p, err := c.Policy()
 	if err != nil {
 		return nil, err
 	}

@@ -67,6 +67,7 @@ func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 		name := [...]string{"copa", "cubic", "static", "copa", "bbr"}[i%len(algorithms)]
 		assert.Equal(t, name, f.Down.Algorithm)
 		assert.Equal(t, name, f.Down.Flow.Algorithm)
+		assert.LessOrEqual(t, len(f.Down.Control), 5, "one for each algorithm, and the present one")
 	}
 	_, err := io.Copy(sum, client)
 	require.NoError(t, err)
@@ -202,6 +203,7 @@ func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
 		"limits.memory":            func(c *proxy.Config) { c.Limits.Memory *= 2 },
 		"limits.handshake_timeout": func(c *proxy.Config) { c.Limits.HandshakeTimeout *= 2 },
 		"telemetry.address":        func(c *proxy.Config) { c.Telemetry.Address = "off" },
+		"telemetry.hints.socket":   func(c *proxy.Config) { c.Telemetry.Hints.Socket = "/run/other.sock" },
 		"log.format":               func(c *proxy.Config) { c.Log.Format = "text" },
 	} {
 		t.Run(key, func(t *testing.T) {

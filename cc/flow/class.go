@@ -18,9 +18,7 @@ func (t Terms) checkClass() error {
 		return fmt.Errorf("class %d is none of those there are", t.Class)
 	case t.Target < 0 || t.MinRate < 0:
 		return fmt.Errorf("target %v and minimum rate %v must not be negative; 0: none", t.Target, t.MinRate)
-	case t.Target > 0 && t.Class != Guarantee:
-		return fmt.Errorf("a target of %v is for class %v, not for %v", t.Target, Guarantee, t.Class)
-	case t.Target > 0 && t.MinRate > t.Target:
+	case t.Class == Guarantee && t.Target > 0 && t.MinRate > t.Target:
 		return fmt.Errorf("a minimum rate of %v is above the target of %v", t.MinRate, t.Target)
 	case t.MaxRate > 0 && t.MinRate > t.MaxRate:
 		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.MaxRate)
@@ -129,9 +127,9 @@ func (f *Flow) part() (share, lent cc.Bytes) {
 		g.claim.contends = g == f || g.want > 0 || g.inflight > 0
 	}
 	m.divide()
-	share = f.claim.due
+	share = f.route.expand(f.claim.due)
 	if f.want == 0 {
-		lent = max(0, share-f.counted())
+		lent = f.route.expand(max(0, f.claim.due-f.counted()))
 	}
 	if f.last.Held {
 		share = f.told.Cwnd

@@ -254,7 +254,6 @@ func TestTermsThatContradictThemselvesAreRefused(t *testing.T) {
 	for want, change := range map[string]func(*Terms){
 		"class 7 is none":      func(t *Terms) { t.Class = 7 },
 		"must not be negative": func(t *Terms) { t.MinRate = -1 },
-		"a target of 5mbit is for class guarantee, not for bulk":  func(t *Terms) { t.Target = 5e6 },
 		"a minimum rate of 6mbit is above the target of 5mbit":    func(t *Terms) { *t = t.asGuarantee(5e6); t.MinRate = 6e6 },
 		"a minimum rate of 6mbit is above the maximum of 5mbit":   func(t *Terms) { t.MaxRate, t.MinRate = 5e6, 6e6 },
 		"target -1bit and minimum rate 0bit must not be negative": func(t *Terms) { *t = t.asGuarantee(-1) },

@@ -11,24 +11,25 @@ func (f *Flow) contends(now cc.Time) bool {
 
 // starved reports whether f may send below its floor.
 func (f *Flow) starved() bool {
-	return len(f.macro.members) > 1 && f.inflight+f.quantum() <= f.floor()
+	return len(f.macro.members) > 1 && f.route.shrink(f.inflight+f.quantum()) <= f.floor()
 }
 
-// room returns how many bytes f may still put in flight, by the last division
-// of the window, while so many are promised to others. Who has more in flight
-// than its share gets nothing until it has fallen below, so that a share is
-// there within a round trip of asking for it. A DelaySensitive flow does not
-// wait for that.
+// room returns how many bytes f may still put in flight, as they count in the
+// window and by its last division, while so many are promised to others. Who has
+// more in flight than its share gets nothing until it has fallen below, so that a
+// share is there within a round trip of asking for it. A DelaySensitive flow does
+// not wait for that.
 func (m *macroflow) room(f *Flow, promised cc.Bytes) cc.Bytes {
-	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-f.inflight) - promised
+	inflight := f.route.shrink(f.inflight)
+	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-inflight) - promised
 	if len(m.members) == 1 {
 		return free
 	}
-	part := f.claim.share - f.inflight
+	part := f.claim.share - inflight
 	if f.terms.Class != DelaySensitive {
 		part = min(part, free)
 	}
-	return max(part, f.floor()-f.inflight)
+	return max(part, f.floor()-inflight)
 }
 
 // concerned reports whether room(f) depends on f's share: unless there are n
@@ -86,15 +87,16 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) (n int) {
 				continue
 			}
 			need := f.quantum()
+			counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
 			if !starved {
-				if !m.concerned(f, promised+need) {
+				if !m.concerned(f, promised+counts) {
 					continue
 				}
 				if !divided {
 					m.allot(now, nil)
 					divided = true
 				}
-				if m.room(f, promised) < need {
+				if f.usable(promised) < need {
 					continue
 				}
 			}
@@ -103,7 +105,7 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) (n int) {
 				return n
 			}
 			f.parked = false
-			promised += need
+			promised += counts
 			out[n] = f.wake
 			if n++; n == len(out) {
 				return n

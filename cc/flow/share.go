@@ -7,7 +7,7 @@ import "github.com/penstock-net/penstock/cc"
 // member above the window).
 const floorSegments = 2
 
-func (f *Flow) floor() cc.Bytes { return floorSegments * f.mss() }
+func (f *Flow) floor() cc.Bytes { return f.route.shrink(floorSegments * f.mss()) }
 
 // ownInflight is what the algorithm's window has put in flight: where only the
 // members' floors keep more there, that is not the algorithm's to take back, and
@@ -57,7 +57,8 @@ func (m *macroflow) allot(now cc.Time, asking *Flow) {
 //
 // What a member that does not contend leaves unused is lent to the others. The
 // dues add up to the window, or to two segments for each; shares are the dues
-// in whole segments, and the odd ones go to who is first in line.
+// in whole segments, and the odd ones go to who is first in line. All of it is as
+// bytes count in the window.
 func (m *macroflow) divide() {
 	if len(m.members) == 1 {
 		c := &m.members[0].claim

@@ -60,6 +60,15 @@ var flowFigures = map[string]func(Result, FlowResult) float64{
 	"p95_queueing_ms":  func(_ Result, f FlowResult) float64 { return millis(f.Queueing.P95) },
 	"p95_delay_ms":     func(_ Result, f FlowResult) float64 { return millis(f.OneWay.P95) },
 	"completed_s":      func(_ Result, f FlowResult) float64 { return f.completed() },
+	"sent_packets":     func(_ Result, f FlowResult) float64 { return float64(f.Packets) },
+	"arrived_packets":  func(_ Result, f FlowResult) float64 { return float64(f.Arrived) },
+	"objects":          func(_ Result, f FlowResult) float64 { return float64(f.completions()) },
+	"fct_p50_ms":       func(_ Result, f FlowResult) float64 { return f.orForever(f.FCT.P50) },
+	"fct_p95_ms":       func(_ Result, f FlowResult) float64 { return f.orForever(f.FCT.P95) },
+	"fct_max_ms":       func(_ Result, f FlowResult) float64 { return f.orForever(f.FCT.Max) },
+	"startup_s":        func(_ Result, f FlowResult) float64 { return f.startUp() },
+	"rebuffers":        func(_ Result, f FlowResult) float64 { return float64(f.Video.Rebuffers) },
+	"rebuffer_s":       func(_ Result, f FlowResult) float64 { return f.Video.Rebuffer.Seconds() },
 }
 
 // inParts are the figures that there are of a part of the run, too.
@@ -85,6 +94,32 @@ func (f FlowResult) completed() float64 {
 		return math.Inf(1)
 	}
 	return f.Completed.Seconds()
+}
+
+// completions counts the objects that came.
+func (f FlowResult) completions() (n int) {
+	for _, o := range f.Objects {
+		if o.Took > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// orForever is a figure of the objects that came, in milliseconds; infinite where none did.
+func (f FlowResult) orForever(d time.Duration) float64 {
+	if f.completions() == 0 {
+		return math.Inf(1)
+	}
+	return millis(d)
+}
+
+// startUp is infinite for a video that has not begun.
+func (f FlowResult) startUp() float64 {
+	if f.Video.StartUp == 0 {
+		return math.Inf(1)
+	}
+	return f.Video.StartUp.Seconds()
 }
 
 var operators = map[string]func(got, want float64) bool{

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -21,10 +22,10 @@ type hints struct {
 	offered []cc.Bytes // by the link in each period of the window, the oldest first
 }
 
-// host is a group of flows as the link sees it. A nil one keeps no account.
+// host is where some flows lead, as the link sees it.
 type host struct {
-	group     string
-	flows     []member
+	number    int
+	flows     []endpoint
 	radioLost cc.Bytes // payload
 
 	came    cc.Bytes // to the queue in this period, dropped there or not
@@ -37,42 +38,49 @@ type usage struct {
 	came, wanted, part cc.Bytes
 }
 
-// member is one of a host's flows.
-type member struct {
-	*sender
-	claim float64 // see weigh
+// add opens an account for a flow to a host, with the host's others.
+func (h *hints) add(number int, e endpoint) {
+	account := h.of(number)
+	if account == nil {
+		account = &host{number: number}
+		h.hosts = append(h.hosts, account)
+	}
+	account.flows = append(account.flows, e)
 }
 
-// underWay reports whether the flow is open.
-func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
-
-// add opens an account for s, with those of its group.
-func (h *hints) add(group string, s *sender) {
+// of returns the account of a host; nil: there is none.
+func (h *hints) of(number int) *host {
 	for _, account := range h.hosts {
-		if account.group == group {
-			account.flows = append(account.flows, member{sender: s})
-			s.host = account
-			return
+		if account.number == number {
+			return account
 		}
 	}
-	s.host = &host{group: group, flows: []member{{sender: s}}}
-	h.hosts = append(h.hosts, s.host)
+	return nil
 }
 
-// note takes in what became of a packet with size bytes of payload.
-func (h *host) note(size cc.Bytes, v Verdict) {
-	if h == nil {
+// note takes in what became of a host's packet of size bytes.
+func (h *hints) note(number int, size cc.Bytes, v Verdict) {
+	account := h.of(number)
+	if account == nil {
 		return
 	}
 	switch v.Dropped {
 	case DropLoss:
-		h.radioLost += size
+		account.radioLost += max(0, size-HeaderBytes)
 	case DropQueue:
-		h.came += size + HeaderBytes
+		account.came += size
 	case DropNone:
-		h.came += size + HeaderBytes
-		h.waiting += size + HeaderBytes
+		account.came += size
+		account.waiting += size
 	}
+}
+
+// everyone is all hosts there are.
+var everyone = netip.MustParsePrefix("0.0.0.0/0")
+
+func (h *host) prefix() netip.Prefix {
+	addr := hostAddr(h.number)
+	return netip.PrefixFrom(addr, addr.BitLen())
 }
 
 // running counts the host's flows that are under way.
@@ -95,8 +103,30 @@ func (h *host) sum() (u usage) {
 	return u
 }
 
-// report lets the link tell all hosts of itself, time and again.
+// tell sends a host's senders a hint.
+func (h *hints) tell(host *host, hint cc.Hint) {
+	h.w.at(h.w.now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
+}
+
+// report lets the bottleneck tell all hosts of itself, time and again.
 func (h *hints) report() {
+	if h.w.cell == nil {
+		h.reportLink()
+	} else {
+		claims := h.w.manager.Claims(everyone)
+		for _, host := range h.hosts {
+			if host.running() > 0 {
+				hint := h.w.cell.Hint(h.w.now, host.number)
+				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
+				h.tell(host, hint)
+			}
+		}
+	}
+	h.w.at(h.w.now.Add(h.w.scenario.Hints), h.report)
+}
+
+// reportLink works out what each host may have of a link.
+func (h *hints) reportLink() {
 	now := h.w.now
 	h.measure(now)
 	span := time.Duration(len(h.offered)) * h.w.scenario.Hints
@@ -113,7 +143,7 @@ func (h *hints) report() {
 		}
 		flows += host.running()
 	}
-	claims := h.claims(h.hosts...)
+	claims := h.w.manager.Claims(everyone)
 	for _, host := range h.hosts {
 		if host.running() == 0 {
 			continue
@@ -131,13 +161,10 @@ func (h *hints) report() {
 			QueueRoom:   Known(h.room()),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
+			Share:       h.w.manager.Claims(host.prefix()).Of(claims),
 		}
-		if claims > 0 {
-			hint.Share = h.claims(host) / claims
-		}
-		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.group, hint) })
+		h.tell(host, hint)
 	}
-	h.w.at(now.Add(h.w.scenario.Hints), h.report)
 }
 
 // measure closes a period that ends now.
@@ -191,69 +218,17 @@ func (h *hints) room() cc.Bytes {
 // Room is what is free in the link's queue while so much waits in it;
 // cc.MaxCwnd where it has no limit.
 func (c LinkConfig) Room(waiting cc.Bytes, packets int) cc.Bytes {
+	return roomOf(c.QueueBytes, c.QueuePackets, waiting, packets)
+}
+
+// roomOf is what is free in a queue with such limits.
+func roomOf(bytes cc.Bytes, packets int, waiting cc.Bytes, waitingPackets int) cc.Bytes {
 	room := cc.MaxCwnd
-	if c.QueueBytes > 0 {
-		room = c.QueueBytes - waiting
+	if bytes > 0 {
+		room = bytes - waiting
 	}
-	if c.QueuePackets > 0 {
-		room = min(room, cc.Bytes(c.QueuePackets-packets)*OpportunityBytes)
+	if packets > 0 {
+		room = min(room, cc.Bytes(packets-waitingPackets)*OpportunityBytes)
 	}
 	return room
-}
-
-// claims adds up what open flows ask for by priority and traffic (NACC's
-// equation 8); 0 where no flow of the run has a priority.
-func (h *hints) claims(hosts ...*host) (sum float64) {
-	for _, host := range hosts {
-		for _, f := range host.flows {
-			if f.underWay() {
-				sum += f.claim
-			}
-		}
-	}
-	return sum
-}
-
-// weigh works out what each flow may claim: its priority times its
-// application's rate. Where some application has no rate, all count as equal.
-func (h *hints) weigh() {
-	stated, timed := false, true
-	each := func(do func(*member)) {
-		for _, host := range h.hosts {
-			for i := range host.flows {
-				do(&host.flows[i])
-			}
-		}
-	}
-	each(func(f *member) {
-		var has bool
-		f.claim, has = priority(f.cfg)
-		stated = stated || has
-		timed = timed && f.cfg.Rate > 0
-	})
-	each(func(f *member) {
-		if !stated {
-			f.claim = 0
-		}
-		if timed {
-			f.claim *= float64(f.cfg.Rate)
-		}
-	})
-}
-
-// priority is the importance that a flow's algorithm is set to, larger being
-// more. One that has no such setting counts as 1.
-func priority(f FlowConfig) (p float64, has bool) {
-	spec, err := cc.Lookup(f.Algorithm)
-	if err != nil {
-		return 1, false
-	}
-	params, err := spec.Resolve(f.Params)
-	if err != nil {
-		return 1, false
-	}
-	if p, has = params["priority"]; !has {
-		p = 1
-	}
-	return p, has
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -10,8 +11,9 @@ import (
 
 // Scenario is one run: flows that share a path.
 type Scenario struct {
-	Down LinkConfig // carries data; its queue is the bottleneck
-	Up   LinkConfig // carries acknowledgements
+	Down LinkConfig  // carries data; its queue is the bottleneck
+	Cell *CellConfig // in place of Down; nil: none
+	Up   LinkConfig  // carries acknowledgements
 	// AckEvery lets the receiver acknowledge only at multiples of it, as a link
 	// layer that aggregates does; 0: each packet by itself.
 	AckEvery time.Duration
@@ -30,41 +32,66 @@ type Scenario struct {
 	Sample   time.Duration // how often each flow's state is recorded; 0: never
 	Seed     uint64        // of the links' losses, where they have no seed, and of the algorithms
 
-	Watch func(Packet) // is told of each packet, in the order in which they are sent; nil: nobody is
+	// Watch is told of each packet as soon as its fate is certain: in the order in
+	// which they are sent into a link; those into a cell as they leave its queue.
+	// nil: nobody is.
+	Watch func(Packet)
 }
 
 // Packet is one packet at the moment at which it is sent into a link.
 type Packet struct {
 	Up               bool          // an acknowledgement
+	Host             int           // that it is for or from, counted from 0
 	Size             cc.Bytes      // IP length
 	At               time.Duration // from the run's start, as the others
-	Departs, Arrives time.Duration // 0 when it is dropped
+	Departs, Arrives time.Duration // 0 when it is dropped, or waits in a cell's queue at the run's end
 	Dropped          Drop
 }
 
 // FlowConfig describes one flow and the application that feeds it.
 type FlowConfig struct {
 	Name      string // for results; empty: its number, counted from 1
-	Algorithm string
+	Algorithm string // or UDP
 	Params    cc.Params
 	Group     string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority  int
 	Weight    int
 	MaxRate   cc.Rate
 	Class     flow.Class
-	Target    cc.Rate
+	Target    cc.Rate // as in flow.Terms, as MinRate and HintCap
 	MinRate   cc.Rate
+	HintCap   float64
+	Host      int           // it leads to, counted from 1; 0: one of its group's own
+	Delay     time.Duration // propagation of its own, each way, added to the path's
 
 	Start, Stop time.Duration // Stop 0: never
 	Bytes       cc.Bytes      // what there is to send; 0: no end
-	Rate        cc.Rate       // how fast the application produces it; 0: as fast as it is taken
+	Rate        cc.Rate       // how fast the application produces it, UDP: with headers; 0: as fast as it is taken
 	On, Off     time.Duration // it produces for On, then pauses for Off, and so on; On 0: always
+	Random      bool          // On and Off are means of exponential times, drawn from the run's seed
+
+	// Every makes Bytes an object that a client asks for, time and again: so long
+	// after it asked for the last, or when that has come, if it took longer. 0: once.
+	Every time.Duration
+	Video Video // in place of Bytes
 }
 
-// Change alters the path during the run.
+// Video is what a player at the receiving end asks for; see Player.
+type Video struct {
+	Rate   cc.Rate       // of the encoding; 0: there is none
+	Chunk  time.Duration // length of what it asks for at once
+	Buffer time.Duration // played ahead at most
+}
+
+// Change alters the path, or moves a flow, during the run.
 type Change struct {
 	At    time.Duration
-	Delay time.Duration // the new propagation delay of each direction
+	Delay time.Duration // the new propagation delay of each direction; of the path
+	// Flow is the name of the one that gets the Terms; empty: the path changes. It
+	// stays in its group and with its host where the terms name none. A flow that is
+	// not open then, or no longer, keeps its own.
+	Flow  string
+	Terms flow.Terms
 }
 
 // maxDuration bounds a run: statistics are kept for every packet.
@@ -83,8 +110,15 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("sim: hints come every %v, but the shortest period is 1ms; 0: never", s.Hints)
 	case len(s.Flows) == 0:
 		return fmt.Errorf("sim: there is no flow")
-	case s.Down.Rate == 0 && s.Down.Trace == nil:
+	case s.Cell != nil && s.Down != (LinkConfig{}):
+		return fmt.Errorf("sim: a cell takes the place of link down; a run has one of them")
+	case s.Cell == nil && s.Down.Rate == 0 && s.Down.Trace == nil:
 		return fmt.Errorf("sim: link down needs a rate or a trace: nothing else bounds what is sent")
+	}
+	if s.Cell != nil {
+		if err := s.Cell.Check(); err != nil {
+			return fmt.Errorf("sim: cell: %w", err)
+		}
 	}
 	for _, d := range []struct {
 		name string
@@ -102,6 +136,21 @@ func (s Scenario) Check() error {
 	for _, c := range s.Changes {
 		if c.At < 0 || c.Delay < 0 {
 			return fmt.Errorf("sim: a change at %v to a delay of %v: neither may be negative", c.At, c.Delay)
+		}
+		if c.Flow == "" {
+			continue
+		}
+		i := s.named(c.Flow)
+		if i < 0 {
+			return fmt.Errorf("sim: a move at %v of flow %q, which is not there", c.At, c.Flow)
+		}
+		f := s.Flows[i]
+		if f.Algorithm == UDP || c.Terms.Algorithm == UDP {
+			return fmt.Errorf("sim: the move of flow %s at %v: datagrams have no algorithm, before or after", c.Flow, c.At)
+		}
+		f.Algorithm, f.Params = c.Terms.Algorithm, c.Terms.Params
+		if err := f.check(); err != nil {
+			return fmt.Errorf("sim: the move of flow %s at %v: %w", c.Flow, c.At, err)
 		}
 	}
 	return nil
@@ -122,7 +171,7 @@ func (c LinkConfig) check() error {
 }
 
 func (f FlowConfig) check() error {
-	if err := f.terms(0).Check(); err != nil {
+	if err := f.checkAlgorithm(); err != nil {
 		return err
 	}
 	switch {
@@ -134,6 +183,44 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("bytes and rates must not be negative")
 	case f.On < 0 || f.Off < 0 || f.On == 0 && f.Off > 0:
 		return fmt.Errorf("a pause needs a time in which the application produces")
+	case f.Random && (f.On < minMean || f.Off < minMean):
+		return fmt.Errorf("at random needs means of at least %v: write on 10s off 10s random", minMean)
+	case f.Host < 0 || f.Host > maxFlows || f.Delay < 0:
+		return fmt.Errorf("hosts are counted from 1 to %d, and a delay must not be negative", maxFlows)
+	}
+	return f.checkClient()
+}
+
+func (f FlowConfig) checkAlgorithm() error {
+	if f.Algorithm == UDP {
+		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || len(f.Params) > 0 {
+			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit", minDatagramRate)
+		}
+		return nil
+	}
+	return Scenario{Flows: []FlowConfig{f}}.terms(0).Check()
+}
+
+// checkClient is about what a client asks for.
+func (f FlowConfig) checkClient() error {
+	switch {
+	case f.Video == (Video{}) && f.Every == 0:
+		return nil
+	case f.Every < 0 || f.Video.Rate < 0 || f.Video.Chunk < 0 || f.Video.Buffer < 0:
+		return fmt.Errorf("periods and rates must not be negative")
+	case f.Rate > 0 || f.On > 0:
+		return fmt.Errorf("what a client asks for is there at once: rate, on and off do not go with every and video")
+	case f.Video == (Video{}):
+		if f.Bytes == 0 {
+			return fmt.Errorf("an object every %v needs a size: write bytes 100KB every %v", f.Every, f.Every)
+		}
+		return nil
+	case f.Every > 0 || f.Bytes > 0:
+		return fmt.Errorf("a video has chunks; bytes and every do not go with it")
+	case f.request() == 0:
+		return fmt.Errorf("a video needs a rate and chunks: write video 4mbit chunk 4s buffer 30s")
+	case f.Video.Buffer < f.Video.Chunk:
+		return fmt.Errorf("a buffer of %v has no room for a chunk of %v", f.Video.Buffer, f.Video.Chunk)
 	}
 	return nil
 }
@@ -145,16 +232,80 @@ func (f FlowConfig) name(i int) string {
 	return fmt.Sprint(i + 1)
 }
 
-func (f FlowConfig) terms(i int) flow.Terms {
-	group := f.Group
-	if group == "" {
-		group = fmt.Sprintf("flow %d", i+1)
+// group is the name of the i-th flow's.
+func (s Scenario) group(i int) string {
+	if g := s.Flows[i].Group; g != "" {
+		return g
+	}
+	return fmt.Sprintf("flow %d", i+1)
+}
+
+// hosts returns the number of each flow's host, counted from 0: those that flows
+// name, then one for each group of the others, in the order of its first flow.
+func (s Scenario) hosts() []int {
+	numbers := make([]int, len(s.Flows))
+	next := 0
+	for _, f := range s.Flows {
+		next = max(next, f.Host)
+	}
+	of := map[string]int{}
+	for i, f := range s.Flows {
+		if f.Host > 0 {
+			numbers[i] = f.Host - 1
+			continue
+		}
+		group := s.group(i)
+		number, known := of[group]
+		if !known {
+			number = next
+			of[group] = number
+			next++
+		}
+		numbers[i] = number
+	}
+	return numbers
+}
+
+// terms are those of the i-th flow.
+func (s Scenario) terms(i int) flow.Terms {
+	f := s.Flows[i]
+	target := f.Target
+	if target == 0 {
+		target = f.Rate // what it produces is what it needs
 	}
 	return flow.Terms{
-		Group: group, Algorithm: f.Algorithm, Params: f.Params,
+		Group: s.group(i), Host: hostAddr(s.hosts()[i]), Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
-		Class: f.Class, Target: f.Target, MinRate: f.MinRate,
+		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}
+}
+
+// named is the index of the flow of that name, or -1.
+func (s Scenario) named(name string) int {
+	for i, f := range s.Flows {
+		if f.name(i) == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// moved completes the terms that the i-th flow moves to.
+func (s Scenario) moved(i int, t flow.Terms) flow.Terms {
+	own := s.terms(i)
+	if t.Group == "" {
+		t.Group = own.Group
+	}
+	if !t.Host.IsValid() {
+		t.Host = own.Host
+	}
+	return t
+}
+
+// hostAddr is the address of the i-th host.
+func hostAddr(i int) netip.Addr {
+	i++
+	return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
 // Run plays a scenario from its start to its end.
@@ -163,33 +314,40 @@ func Run(s Scenario) (Result, error) {
 		return Result{}, err
 	}
 	w := newWorld(s)
-	for i, f := range s.Flows {
-		snd := newSender(w, f)
-		w.senders = append(w.senders, snd)
-		if s.Hints > 0 {
-			w.hints.add(f.terms(i).Group, snd)
-		}
-		w.at(w.origin.Add(f.Start), func() { snd.open(f.terms(i)) })
-		if f.Stop > 0 {
-			w.at(w.origin.Add(f.Stop), snd.close)
-		}
-	}
-	for _, c := range s.Changes {
-		w.at(w.origin.Add(c.At), func() {
-			w.down.SetDelay(c.Delay)
-			w.up.SetDelay(c.Delay)
-		})
-	}
-	if s.Hints > 0 {
-		w.hints.weigh()
-		w.at(w.origin.Add(s.Hints), w.hints.report)
-	}
-	if s.Sample > 0 {
-		w.at(w.origin, func() { w.sample(s.Sample) })
-	}
+	w.plan()
 	w.run()
 	if w.err != nil {
 		return Result{}, fmt.Errorf("sim: %w", w.err)
 	}
 	return w.result(), nil
+}
+
+// plan makes the flows and plans all that the scenario has happen.
+func (w *world) plan() {
+	s := w.scenario
+	for i, f := range s.Flows {
+		e := w.newEndpoint(f, i)
+		w.endpoints = append(w.endpoints, e)
+		terms := s.terms(i)
+		w.at(w.origin.Add(f.Start), func() { e.open(terms) })
+		if f.Stop > 0 {
+			w.at(w.origin.Add(f.Stop), e.close)
+		}
+	}
+	for _, c := range s.Changes {
+		w.at(w.origin.Add(c.At), func() {
+			if c.Flow != "" {
+				i := s.named(c.Flow)
+				w.endpoints[i].move(s.moved(i, c.Terms))
+				return
+			}
+			w.setDelay(c.Delay)
+		})
+	}
+	if s.Hints > 0 {
+		w.at(w.origin.Add(s.Hints), w.hints.report)
+	}
+	if s.Sample > 0 {
+		w.at(w.origin, func() { w.sample(s.Sample) })
+	}
 }

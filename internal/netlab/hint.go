@@ -9,30 +9,45 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// Monitor watches a path's link towards its near end, as a base station would
-// that serves this one host: all that the link offers is for it. It is not for
-// several goroutines at once.
+// Monitor watches a path towards one host at its near end. Of a cell it tells
+// what the cell's own control channel says of that host; of a link, which has one
+// queue for all, as a base station would that serves this one host alone: all
+// that the link offers is for it. It is not for several goroutines at once.
 type Monitor struct {
 	path *Path
+	host int
 	next int64 // entry of the record
 	watch
 }
 
-// Monitor returns one that has seen nothing yet.
-func (p *Path) Monitor() *Monitor {
-	return &Monitor{path: p, watch: watch{cfg: p.cfg.Down}}
+// Monitor returns one of a host, counted from 0, that has seen nothing yet.
+func (p *Path) Monitor(host int) *Monitor {
+	return &Monitor{path: p, host: host, watch: watch{cfg: p.cfg.Down}}
 }
 
-// Hint tells how the link is now; false: the path has not started. Its time is
-// the path's and means nothing elsewhere.
+// Hint tells how the link is now; false: the path has not started, or is closed.
+// Its time is the path's and means nothing elsewhere.
 func (m *Monitor) Hint() (cc.Hint, bool) {
 	m.zero = cc.Time(m.path.zero.Load())
 	if m.zero == 0 {
 		return cc.Hint{}, false
 	}
+	if m.path.cfg.Cell != nil {
+		return m.path.radioHint(m.host)
+	}
 	now := m.path.now()
 	m.next = m.path.record.since(m.next, m.note)
 	return m.hint(now), true
+}
+
+// radioHint is what the cell tells a host now; false: nothing has come to it yet.
+func (p *Path) radioHint(host int) (h cc.Hint, ok bool) {
+	err := p.do(func() {
+		if cell := p.dirs[Down].cell; cell != nil {
+			h, ok = cell.Hint(p.now(), host), true
+		}
+	})
+	return h, ok && err == nil
 }
 
 // watch is the state of a link as its packets tell it.

@@ -57,7 +57,7 @@ func TestALinkThatPausesTellsSo(t *testing.T) {
 
 func TestAMonitorFollowsAPath(t *testing.T) {
 	c := newCellular(t, twelve(250))
-	m := c.Path.Monitor()
+	m := c.Path.Monitor(0)
 	_, ok := m.Hint()
 	assert.False(t, ok, "it has not started")
 	out, in := connect(t, c.Client, c.Server, c.ServerAddr.V4)
