@@ -286,7 +286,7 @@ func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
 			sum += b.got[i] - before[i]
 		}
 		for i, l := range b.legs {
-			want := float64(l.weight()) / float64(weights)
+			want := float64(l.weight) / float64(weights)
 			require.InEpsilon(rt, want, float64(b.got[i]-before[i])/float64(sum), 0.35, "member %d", i)
 		}
 		for i, l := range b.legs {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 // CaseFormat shows every line that a case file may have. Their order does not
@@ -28,6 +29,7 @@ outage 10s 20s                               # from, to
 delay 30s rtt 80ms                           # from then on
 move 10s NAME copa                           # the flow's algorithm from then on
 flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
+flow cubic group g class guarantee target 5mbit minrate 1mbit
 flow copa host 2 rtt 60ms                    # to the second host; propagation of its own, added to the path's
 flow cubic bytes 1MB rate 2mbit on 1s off 1s
 flow cubic on 10s off 10s random             # means of exponential times, drawn from the seed
@@ -37,6 +39,7 @@ flow udp rate 20mbit on 2s off 3s            # datagrams, whatever becomes of th
 run 30s warmup 5s seed 1 sample 100ms
 expect utilisation >= 0.9
 expect a.throughput_mbit from 20s to 30s >= 5
+expect jain from 20s to 30s >= 0.99          # in the worst of these seconds
 `
 
 // Case is a scenario and what is expected of it, as one text file says it: see
@@ -298,6 +301,9 @@ func (p *caseReader) flow(args *arguments) error {
 		"weight":   set(&f.Weight, parseCount),
 		"priority": set(&f.Priority, parseCount),
 		"maxrate":  set(&f.MaxRate, cc.ParseRate),
+		"class":    set(&f.Class, flow.ParseClass),
+		"target":   set(&f.Target, cc.ParseRate),
+		"minrate":  set(&f.MinRate, cc.ParseRate),
 		"start":    set(&f.Start, parseSpan),
 		"stop":     set(&f.Stop, parseSpan),
 		"bytes":    set(&f.Bytes, cc.ParseBytes),

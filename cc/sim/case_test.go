@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 func readCase(tb testing.TB, lines ...string) (Case, error) {
@@ -36,7 +37,7 @@ func TestReadCase(t *testing.T) {
 		"timestamps",
 		"delay 30s rtt 80ms",
 		"flow copa:delta=0.1 name a group g weight 2 priority 1 maxrate 5mbit start 1s stop 20s",
-		"flow cubic bytes 1MB rate 2mbit on 1s off 2s",
+		"flow cubic bytes 1MB rate 2mbit on 1s off 2s class guarantee target 2mbit minrate 1mbit",
 		"run 40s warmup 5s seed 9 sample 50ms",
 		"expect utilisation >= 0.9",
 		"expect a.throughput_mbit from 10s to 20s < 5.5",
@@ -51,7 +52,7 @@ func TestReadCase(t *testing.T) {
 				Name: "a", Algorithm: "copa", Params: cc.Params{"delta": 0.1}, Group: "g", Priority: 1, Weight: 2,
 				MaxRate: 5e6, Start: time.Second, Stop: 20 * time.Second,
 			},
-			{Algorithm: "cubic", Params: cc.Params{}, Bytes: 1e6, Rate: 2e6, On: time.Second, Off: 2 * time.Second},
+			{Algorithm: "cubic", Params: cc.Params{}, Bytes: 1e6, Rate: 2e6, On: time.Second, Off: 2 * time.Second, Class: flow.Guarantee, Target: 2e6, MinRate: 1e6},
 		},
 		Changes:  []Change{{At: 30 * time.Second, Delay: 40 * ms}},
 		Duration: 40 * time.Second, Warmup: 5 * time.Second, Sample: 50 * ms, Seed: 9,
@@ -137,32 +138,34 @@ func TestReadCaseRefuses(t *testing.T) {
 		"flow udp":                      "write flow udp rate 20mbit",
 		"flow udp rate 1mbit bytes 1MB": "without an end",
 		"flow udp:x=1 rate 1mbit":       `no algorithm "udp"`,
-		"flow udp rate 1mbit name u\nmove 1s u copa":     "datagrams have no algorithm",
-		"flow copa on 1s random":                         "random needs means of at least 10ms",
-		"flow copa host 300":                             "hosts are counted from 1 to 256",
-		"flow copa every 2s":                             "needs a size: write bytes 100KB every 2s",
-		"flow copa bytes 1KB every 2s on 1s":             "do not go with every and video",
-		"flow copa video 1mbit":                          "write video 4mbit chunk 4s buffer 30s",
-		"flow copa chunk 1s":                             "a video needs a rate",
-		"flow none":                                      "a simulated one has none",
-		"flow copa:gamma=1":                              `copa has no parameter "gamma"`,
-		"flow copa video 1mbit chunk 2s buffer 1s":       "a buffer of 1s has no room for a chunk of 2s",
-		"flow copa weight many":                          `weight: "many" is not a whole number`,
-		"flow copa off 2s":                               "a pause needs a time",
-		"flow copa name 1":                               `a second flow "1"`,
-		"expect":                                         "an expectation has three words",
-		"expect joy > 1":                                 `a run has no "joy"; it has drops, jain`,
-		"expect 1.joy > 1":                               `a flow has no "joy"; it has arrived_packets, completed_s`,
-		"expect 7.drops > 1":                             `"7.drops > 1" is expected of flow "7", which is not there`,
-		"expect .drops > 1":                              `".drops" lacks the name of its flow`,
-		"expect drops ~ 1":                               `"~" is no comparison`,
-		"expect drops > few":                             `"few" is not a number`,
-		"expect 1.drops from 1s to 2s > 1":               "only throughput_mbit can be asked",
-		"expect 1.throughput_mbit from 1s > 1":           "an expectation has three words, or seven",
-		"expect 1.throughput_mbit from 2s to 1s > 1":     "it must be whole seconds, and go forwards",
-		"expect 1.throughput_mbit from 1s to 1500ms > 1": "it must be whole seconds",
-		strings.Repeat("x", 100_000):                     "test:4: the line is too long",
-		strings.Repeat("\n", 1000):                       "at most 1000 lines",
+		"flow udp rate 1mbit name u\nmove 1s u copa":           "datagrams have no algorithm",
+		"flow copa on 1s random":                               "random needs means of at least 10ms",
+		"flow copa host 300":                                   "hosts are counted from 1 to 256",
+		"flow copa every 2s":                                   "needs a size: write bytes 100KB every 2s",
+		"flow copa bytes 1KB every 2s on 1s":                   "do not go with every and video",
+		"flow copa video 1mbit":                                "write video 4mbit chunk 4s buffer 30s",
+		"flow copa chunk 1s":                                   "a video needs a rate",
+		"flow none":                                            "a simulated one has none",
+		"flow copa:gamma=1":                                    `copa has no parameter "gamma"`,
+		"flow copa video 1mbit chunk 2s buffer 1s":             "a buffer of 1s has no room for a chunk of 2s",
+		"flow copa weight many":                                `weight: "many" is not a whole number`,
+		"flow copa off 2s":                                     "a pause needs a time",
+		"flow copa class best":                                 `"best" is not one of bulk, delay_sensitive, guarantee`,
+		"flow copa class guarantee target 1mbit minrate 2mbit": "a minimum rate of 2mbit is above the target of 1mbit",
+		"flow copa name 1":                                     `a second flow "1"`,
+		"expect":                                               "an expectation has three words",
+		"expect joy > 1":                                       `a run has no "joy"; it has drops, jain`,
+		"expect 1.joy > 1":                                     `a flow has no "joy"; it has arrived_packets, completed_s`,
+		"expect 7.drops > 1":                                   `"7.drops > 1" is expected of flow "7", which is not there`,
+		"expect .drops > 1":                                    `".drops" lacks the name of its flow`,
+		"expect drops ~ 1":                                     `"~" is no comparison`,
+		"expect drops > few":                                   `"few" is not a number`,
+		"expect 1.drops from 1s to 2s > 1":                     "only throughput_mbit and jain can be asked",
+		"expect 1.throughput_mbit from 1s > 1":                 "an expectation has three words, or seven",
+		"expect 1.throughput_mbit from 2s to 1s > 1":           "it must be whole seconds, and go forwards",
+		"expect 1.throughput_mbit from 1s to 1500ms > 1":       "it must be whole seconds",
+		strings.Repeat("x", 100_000):                           "test:4: the line is too long",
+		strings.Repeat("\n", 1000):                             "at most 1000 lines",
 	} {
 		_, err := readCase(t, "link 1mbit", "flow copa", "run 3s", line)
 		if complaint == "" {
@@ -224,4 +227,14 @@ func FuzzReadCase(f *testing.F) {
 			e.Check(Result{}) // of flows that are not there
 		}
 	})
+}
+
+func TestFairnessOfAPartIsThatOfItsWorstSecond(t *testing.T) {
+	flows := []FlowResult{
+		{To: 4 * time.Second, PerSecond: []cc.Rate{9, 9, 3, 9}},
+		{From: time.Second, To: 3500 * ms, PerSecond: []cc.Rate{0, 9, 1, 1}},
+	}
+	assert.InDelta(t, 1, leastJain(flows, 0, 2*time.Second), 1e-9, "one that is not there yet does not count")
+	assert.InDelta(t, 0.8, leastJain(flows, 0, 3*time.Second), 1e-9)
+	assert.InDelta(t, 1, leastJain(flows, 3*time.Second, 4*time.Second), 1e-9, "nor one that leaves within the second")
 }

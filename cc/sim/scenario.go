@@ -179,8 +179,8 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("none leaves the window to the transport below, and a simulated one has none; try cubic or reno")
 	case f.Start < 0 || f.Stop < 0 || f.Stop > 0 && f.Stop <= f.Start:
 		return fmt.Errorf("it must stop after it starts, at 0 or later")
-	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0 || f.Weight < 0:
-		return fmt.Errorf("bytes, rates and weights must not be negative")
+	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0:
+		return fmt.Errorf("bytes and rates must not be negative")
 	case f.On < 0 || f.Off < 0 || f.On == 0 && f.Off > 0:
 		return fmt.Errorf("a pause needs a time in which the application produces")
 	case f.Random && (f.On < minMean || f.Off < minMean):
@@ -198,12 +198,7 @@ func (f FlowConfig) checkAlgorithm() error {
 		}
 		return nil
 	}
-	spec, err := cc.Lookup(f.Algorithm)
-	if err != nil {
-		return err
-	}
-	_, err = spec.Resolve(f.Params)
-	return err
+	return Scenario{Flows: []FlowConfig{f}}.terms(0).Check()
 }
 
 // checkClient is about what a client asks for.
