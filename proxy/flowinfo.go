@@ -38,7 +38,8 @@ type DirectionInfo struct {
 	Finished  bool
 	Managed   bool          // Flow is meaningful
 	Flow      flow.Snapshot // of the window that holds it
-	// Control is what happened under each algorithm it has had, the present one last.
+	// Control is what happened under each algorithm it has had, and since the last
+	// change under the present one.
 	Control []AlgorithmCounters
 }
 
@@ -104,9 +105,21 @@ func (d *direction) since(algorithm string, s flow.Snapshot) AlgorithmCounters {
 	return now
 }
 
-// under notes what has happened up to s under the algorithm that is left now.
+// under notes what has happened up to s under the algorithm that is left now, once
+// for all the times it was in force: there may be no end of reloads.
 func (d *direction) under(algorithm string, s flow.Snapshot) {
-	d.earlier = append(d.earlier, d.since(algorithm, s))
+	now := d.since(algorithm, s)
+	i := slices.IndexFunc(d.earlier, func(e AlgorithmCounters) bool { return e.Algorithm == algorithm })
+	if i < 0 {
+		d.earlier = append(d.earlier, now)
+		return
+	}
+	before := d.earlier[i] // its map may be in others' hands
+	now.LossEvents += before.LossEvents
+	for by, t := range before.Limited {
+		now.Limited[by] += t
+	}
+	d.earlier[i] = now
 }
 
 // logClosed writes the one line of a connection that was relayed.

@@ -67,6 +67,7 @@ func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 		name := [...]string{"copa", "cubic", "static", "copa", "bbr"}[i%len(algorithms)]
 		assert.Equal(t, name, f.Down.Algorithm)
 		assert.Equal(t, name, f.Down.Flow.Algorithm)
+		assert.LessOrEqual(t, len(f.Down.Control), 5, "one for each algorithm, and the present one")
 	}
 	_, err := io.Copy(sum, client)
 	require.NoError(t, err)

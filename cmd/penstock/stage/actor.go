@@ -30,7 +30,7 @@ type actor struct {
 
 func (r *run) newActor(number int) *actor {
 	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.Turns(number)}
-	a.host = hostAddr(r.lab, a.Host)
+	a.host = r.lab.Hosts[a.Host].V4
 	a.proxied = r.stage.proxied(a.Actor)
 	a.server = netip.AddrPortFrom(r.direct, a.port())
 	if a.proxied {
@@ -122,23 +122,24 @@ func (a *actor) request(ctx context.Context) (err error) {
 }
 
 func (a *actor) watch(ctx context.Context) error {
-	p := newPlayer(a.Actor, a.run.now())
+	began := a.run.now()
+	since := func() time.Duration { return a.run.now() - began }
+	p := sim.Player{Chunk: a.Every, Buffer: a.buffer()}
 	defer func() {
-		p.at(min(a.run.now(), a.run.stage.Duration))
-		a.record.Video = &p.VideoRecord
+		v := VideoRecord(p.Playback(min(a.run.now(), a.run.stage.Duration) - began))
+		a.record.Video = &v
 	}()
 	l, err := a.open(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.close()
+	defer func() { _ = l.close() }() // what ended it is known
 	for {
-		if err := l.get(a.chunkSize()); err != nil {
+		if err := l.get(a.Rate.BytesIn(a.Every)); err != nil {
 			return err
 		}
-		now := a.run.now()
-		p.got(now)
-		next, more := nextTurn(a.turns, p.next(now))
+		p.Arrived(since())
+		next, more := nextTurn(a.turns, began+p.Room(since()))
 		if !more {
 			next = a.run.stage.Duration // to watch what is there
 		}
@@ -146,6 +147,14 @@ func (a *actor) watch(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// buffer is how far a player downloads ahead.
+func (a Actor) buffer() time.Duration {
+	if a.Buffer == 0 {
+		return defaultBuffer
+	}
+	return a.Buffer
 }
 
 // read counts payload that the application has read just now.

@@ -3,10 +3,16 @@ package stage
 import (
 	"errors"
 	"fmt"
+	"time"
+
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// maxHosts have room in the client's network beside the edge.
-const maxHosts = 250
+// maxHosts is what a lab has addresses for.
+const maxHosts = 100
+
+// defaultBuffer is how far a player downloads ahead that is not told.
+const defaultBuffer = 30 * time.Second
 
 // Check tells what is wrong with the stage.
 func (s Stage) Check() error {
@@ -14,11 +20,13 @@ func (s Stage) Check() error {
 	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	switch {
 	case s.Duration <= 0:
-		wrong("Duration is %s, but must be above 0", s.Duration)
+		wrong("its duration is %s, but must be above 0", s.Duration)
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
-		wrong("Warmup is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
+		wrong("its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
 	case s.Hints < 0:
-		wrong("Hints are %s, but must not be negative; 0: never", s.Hints)
+		wrong("its hints come every %s, but must not be negative; 0: never", s.Hints)
+	case s.Cell != nil && s.Down != (sim.LinkConfig{}):
+		wrong("a cell takes the place of the link down: there is one of them")
 	case len(s.Actors) == 0:
 		wrong("there is no actor")
 	}
@@ -46,38 +54,38 @@ func (s Stage) Check() error {
 func (a Actor) check(s Stage) error {
 	switch {
 	case a.Host < 0 || a.Host >= maxHosts:
-		return fmt.Errorf("Host is %d, but must be from 0 to %d", a.Host, maxHosts-1)
+		return fmt.Errorf("its host is %d, but must be from 0 to %d", a.Host, maxHosts-1)
 	case a.Port < 0 || a.Port > 65535:
-		return fmt.Errorf("Port is %d, but must be from 1 to 65535; 0: 80", a.Port)
+		return fmt.Errorf("its port is %d, but must be from 1 to 65535; 0: 80", a.Port)
 	case a.Start < 0 || a.Start >= s.Duration:
-		return fmt.Errorf("Start is %s, which is not in the run", a.Start)
+		return fmt.Errorf("its start is %s, which is not in the run", a.Start)
 	case a.Stop != 0 && a.Stop <= a.Start:
-		return fmt.Errorf("Stop is %s, which is not after Start; 0: never", a.Stop)
+		return fmt.Errorf("its stop is %s, which is not after its start; 0: never", a.Stop)
 	case a.Size < 0 || a.Every < 0 || a.Rate < 0 || a.Buffer < 0 || a.On < 0 || a.Off < 0:
-		return errors.New("Size, Every, Rate, Buffer, On and Off must not be negative")
+		return errors.New("sizes, rates and times must not be negative")
 	case a.On == 0 && a.Off > 0:
-		return errors.New("Off needs On")
+		return errors.New("it has rests, Off, but no On")
 	}
 	switch a.Kind {
 	case Bulk:
 		return nil
 	case Requests, Web:
 		if a.Size == 0 {
-			return errors.New("Size is missing: of what it requests")
+			return errors.New("the Size of what it requests is missing")
 		}
 	case Video:
 		if a.Rate == 0 || a.Every == 0 || a.Rate.BytesIn(a.Every) == 0 {
-			return errors.New("Rate and Every are needed: the encoding's, and a chunk's length")
+			return errors.New("it needs the Rate of the encoding and a chunk's length, Every")
 		}
-		if a.Buffer > 0 && a.Buffer < a.Every {
-			return fmt.Errorf("Buffer is %s, but must hold a chunk of %s; 0: %s", a.Buffer, a.Every, defaultBuffer)
+		if a.buffer() < a.Every {
+			return fmt.Errorf("its buffer is %s, but must hold a chunk of %s; 0: %s", a.Buffer, a.Every, defaultBuffer)
 		}
 	case UDP:
 		if a.Rate == 0 {
-			return errors.New("Rate is missing")
+			return errors.New("its Rate is missing")
 		}
 	default:
-		return fmt.Errorf("Kind is %q, but must be one of %s, %s, %s, %s, %s", a.Kind, Bulk, Requests, Web, Video, UDP)
+		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s", a.Kind, Bulk, Requests, Web, Video, UDP)
 	}
 	return nil
 }

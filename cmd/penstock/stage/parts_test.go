@@ -3,7 +3,9 @@ package stage
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
+	"net"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 func TestAPatternTellsItsPlace(t *testing.T) {
@@ -87,22 +90,47 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 	}
 	require.NoError(t, good().Check())
 	for want, spoil := range map[string]func(*Stage){
-		"Duration is 0s":             func(s *Stage) { s.Duration = 0 },
-		"Warmup is 1s":               func(s *Stage) { s.Warmup = time.Second },
-		"there is no actor":          func(s *Stage) { s.Actors = nil },
-		"Kind is \"\"":               func(s *Stage) { s.Actors[0].Kind = "" },
-		"Size is missing":            func(s *Stage) { s.Actors[0].Kind = Web },
-		"Rate and Every are needed":  func(s *Stage) { s.Actors[0].Kind = Video },
-		"Rate is missing":            func(s *Stage) { s.Actors[0].Kind = UDP },
-		"Host is 250":                func(s *Stage) { s.Actors[0].Host = 250 },
-		"Off needs On":               func(s *Stage) { s.Actors[0].Off = 1 },
-		"Stop is 1ns, which is not":  func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
-		"there is none: give Edge":   func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
-		"change 0 is at 1s":          func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
-		"must not be negative; 0: n": func(s *Stage) { s.Hints = -1 },
+		"duration is 0s":                      func(s *Stage) { s.Duration = 0 },
+		"warm-up is 1s":                       func(s *Stage) { s.Warmup = time.Second },
+		"there is no actor":                   func(s *Stage) { s.Actors = nil },
+		"kind is \"\"":                        func(s *Stage) { s.Actors[0].Kind = "" },
+		"Size of what it requests is missing": func(s *Stage) { s.Actors[0].Kind = Web },
+		"it needs the Rate of the encoding":   func(s *Stage) { s.Actors[0].Kind = Video },
+		"its Rate is missing":                 func(s *Stage) { s.Actors[0].Kind = UDP },
+		"host is 100":                         func(s *Stage) { s.Actors[0].Host = 100 },
+		"but no On":                           func(s *Stage) { s.Actors[0].Off = 1 },
+		"stop is 1ns, which is not":           func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
+		"there is none: give Edge":            func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
+		"change 0 is at 1s":                   func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
+		"must not be negative; 0: n":          func(s *Stage) { s.Hints = -1 },
 	} {
 		s := good()
 		spoil(&s)
 		assert.ErrorContains(t, s.Check(), want)
 	}
+}
+
+// A peer that sends one wrong byte, as a proxy would that mixes up two pieces.
+func TestBytesThatTheServerDidNotSendAreTold(t *testing.T) {
+	r := &run{stage: Stage{Duration: time.Second}, lab: &netlab.Cellular{Path: &netlab.Path{}}}
+	a := &actor{run: r, number: 3, record: ActorRecord{Bytes: make([]cc.Bytes, 10)}}
+	ours, theirs := net.Pipe()
+	l := &line{actor: a, Conn: ours, buf: make([]byte, 100)}
+	sent := make([]byte, 400)
+	patternOf(3, 0).fill(sent, 0)
+	sent[250]++
+	told := make(chan error, 1)
+	go func() {
+		_, err := readQuestion(bufio.NewReader(theirs))
+		if err == nil {
+			_, err = theirs.Write(sent[:300])
+		}
+		told <- err
+	}()
+	err := l.get(400)
+	require.NoError(t, <-told)
+	assert.EqualError(t, err, "connection 1, bytes 200 to 300 are not what the server sent")
+	assert.Equal(t, err.Error(), a.record.Corrupt)
+	assert.Equal(t, cc.Bytes(300), total(a.record))
+	require.NoError(t, errors.Join(ours.Close(), theirs.Close()))
 }

@@ -67,7 +67,11 @@ func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Dura
 
 func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) error {
 	var err error
-	if r.lab, err = netlab.NewCellular(netlab.CellularConfig{Down: r.stage.Down, Up: r.stage.Up}); err != nil {
+	cfg := netlab.CellularConfig{Down: r.stage.Down, Up: r.stage.Up, Cell: r.stage.Cell}
+	for _, a := range r.stage.Actors {
+		cfg.Hosts = max(cfg.Hosts, a.Host+1)
+	}
+	if r.lab, err = netlab.NewCellular(cfg); err != nil {
 		return err
 	}
 	// The servers' side outlives the actors, so that nobody sees an error that the
@@ -103,15 +107,8 @@ func (r *run) set(ctx context.Context, env Env) error {
 	if err := addAddress(r.lab.Server, netlab.FarDevice, r.direct); err != nil {
 		return err
 	}
-	hosts := 0
 	for i := range r.stage.Actors {
-		a := r.newActor(i)
-		r.actors = append(r.actors, a)
-		for ; hosts < a.Host; hosts++ {
-			if err := addAddress(r.lab.Client, netlab.NearDevice, hostAddr(r.lab, hosts+1)); err != nil {
-				return err
-			}
-		}
+		r.actors = append(r.actors, r.newActor(i))
 	}
 	ports, err := r.serve(ctx)
 	if err != nil || r.stage.Edge == "" {
@@ -148,13 +145,6 @@ func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
 		r.servers = append(r.servers, s)
 	}
 	return captured, nil
-}
-
-// hostAddr is the address of a host behind the last hop.
-func hostAddr(lab *netlab.Cellular, host int) netip.Addr {
-	b := lab.ClientAddr.V4.As4()
-	b[3] += byte(host)
-	return netip.AddrFrom4(b)
 }
 
 // addAddress gives a node's device one more address.

@@ -197,3 +197,28 @@ func TestAConnectionThatEndsEarlyIsRecorded(t *testing.T) {
 	assert.Contains(t, r.Actors[1].Error, "connection 1 ended after 0 bytes")
 	assert.Empty(t, r.Actors[1].Corrupt)
 }
+
+// A cell gives each host half of its blocks, whatever the other asks for, and a
+// queue of its own; and its word reaches the algorithm, which knows no capacity
+// without.
+func TestHostsOfACellHaveQueuesOfTheirOwnAndHints(t *testing.T) {
+	needLab(t)
+	s := short(
+		Actor{Name: "told", Kind: Bulk},
+		Actor{Name: "blaster", Kind: UDP, Host: 1, Rate: 20 * mbit},
+	)
+	s.Down, s.Up.QueuePackets = sim.LinkConfig{}, 0
+	s.Cell = &sim.CellConfig{Blocks: 20, Delay: 10 * time.Millisecond, Hosts: []sim.CellHost{{QueuePackets: 100}}} // 10 Mbit/s
+	s.Edge, s.Hints = "defaults: {algorithm: pbe}\n", 10*time.Millisecond
+	s.Changes = []Change{{At: 500 * time.Millisecond, Delay: 15 * time.Millisecond}}
+	r, err := Play(t.Context(), penstock(t), s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	told, blaster := r.Actors[0], r.Actors[1]
+	assert.Positive(t, total(told))
+	assert.Less(t, total(blaster), blaster.Sent)
+	assert.Positive(t, told.Queueing.P50)
+	assert.Greater(t, blaster.Queueing.P50, 150*time.Millisecond, "a full queue of 100 at 5 Mbit/s takes 240 ms")
+	assert.NotEqual(t, told.Queueing, blaster.Queueing)
+	assert.Positive(t, told.Cwnd[19])
+}

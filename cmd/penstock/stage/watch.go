@@ -3,7 +3,6 @@ package stage
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -72,8 +71,10 @@ func (w *watch) change() {
 			return
 		}
 		if c.Delay > 0 {
-			w.fail(errors.New("the last hop's delay cannot change while it is played in real time"))
-			return
+			if err := w.lab.Path.SetDelay(c.Delay); err != nil {
+				w.fail(err)
+				return
+			}
 		}
 		if c.Edge == "" {
 			continue
@@ -166,17 +167,17 @@ func (w *watch) finish() error {
 
 // words returns what asks the last hop about the hosts that the proxy serves.
 func (w *watch) words() func() []edge.Word {
-	m := w.lab.Path.Monitor()
-	var hosts []netip.Addr
+	monitors := map[netip.Addr]*netlab.Monitor{}
 	for _, a := range w.looked {
-		if !slices.Contains(hosts, a.host) {
-			hosts = append(hosts, a.host)
+		if monitors[a.host] == nil {
+			monitors[a.host] = w.lab.Path.Monitor(a.Host)
 		}
 	}
 	return func() (words []edge.Word) {
-		h, ok := m.Hint()
-		for i := 0; ok && i < len(hosts); i++ {
-			words = append(words, edge.Word{Host: hosts[i], Hint: h})
+		for host, m := range monitors {
+			if h, ok := m.Hint(); ok {
+				words = append(words, edge.Word{Host: host, Hint: h})
+			}
 		}
 		return words
 	}
@@ -188,7 +189,12 @@ func (r *run) account() error {
 	if err != nil {
 		return err
 	}
+	hosts := map[int]Quantiles{}
 	for _, a := range r.actors {
+		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
+			hosts[a.Host] = quantiles(r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing)
+		}
+		a.record.Queueing = hosts[a.Host]
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
 	whole := r.lab.Path.Report(0, r.stage.Duration)
