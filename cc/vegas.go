@@ -13,7 +13,7 @@ func init() {
 		Name:   "vegas",
 		About:  "Vegas: keeps two to five packets of its own in the queue; yields to loss-based flows.",
 		Source: "Brakmo & Peterson, SIGCOMM 1994; Linux tcp_vegas.c",
-		New:    func(cfg Config) Algorithm { return &vegas{lossWindow: newLossWindow(cfg)} },
+		New:    func(cfg Config) Algorithm { return &vegas{lossWindow: newLossWindow(cfg), beta: vegasBeta} },
 
 		Needs:     []Signal{NeedsRTT, NeedsLoss},
 		Internals: []Internal{showSsthresh, {Name: "base_rtt_ms", About: "least round trip of all"}},
@@ -37,6 +37,7 @@ const (
 type vegas struct {
 	NoTick
 	lossWindow
+	beta  float64       // queued packets; more: shrink
 	base  time.Duration // least sample of all; 0: none
 	round round
 	least time.Duration // least sample of this round; 0: none
@@ -101,7 +102,7 @@ func (v *vegas) evaluate(n float64, limited bool) {
 		v.ssthresh = min(v.ssthresh, v.cwnd)
 	case v.inSlowStart():
 		v.slowStart(n)
-	case queued > vegasBeta:
+	case queued > v.beta:
 		v.cwnd--
 		v.ssthresh = min(v.ssthresh, v.cwnd)
 	case queued < vegasAlpha && limited:
