@@ -366,7 +366,7 @@ func janusSpread() Recipe {
 	const flows, seeds = 4, 5
 	name := func(algorithm string, seed int) string { return fmt.Sprintf("%s, seed %d", algorithm, seed+1) }
 	settled := 3 * time.Second
-	play := func(s Scale, algorithm string, seed int) stage.Stage {
+	play := func(algorithm string, seed int) stage.Stage {
 		// Nothing but the starts is left to chance on a link without loss.
 		random := rand.New(rand.NewPCG(uint64(seed), 7))
 		st := stage.Stage{Name: name(algorithm, seed), Duration: 60*time.Second + settled, Warmup: settled}
@@ -391,9 +391,9 @@ func janusSpread() Recipe {
 	return Recipe{
 		Name: "janus-c7", Source: janusSource + "§8.3.2",
 		About: "four long downloads for a minute over 20 Mbit/s: how far apart their throughputs are",
-		Stages: func(s Scale) (all []stage.Stage) {
+		Stages: func(Scale) (all []stage.Stage) {
 			for seed := range seeds {
-				all = append(all, play(s, "janus", seed), play(s, "cubic", seed))
+				all = append(all, play("janus", seed), play("cubic", seed))
 			}
 			return all
 		},
