@@ -85,7 +85,7 @@ func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, 
 
 func (d *datagrams) record() {
 	if d.underWay() {
-		d.stats.sample(d.w, d.host, d.state())
+		d.stats.sample(d.w, d.host, d.state(), d.got)
 	}
 }
 
@@ -97,5 +97,7 @@ func (d *datagrams) result(i int) FlowResult {
 		to = d.closed
 	}
 	d.stats.final = d.state()
-	return d.stats.result(d.w, d.cfg, i, d.host, to)
+	f := d.stats.result(d.w, d.cfg, i, d.host, to)
+	f.Read = d.got
+	return f
 }

@@ -44,12 +44,14 @@ type FlowResult struct {
 	PerSecond        []cc.Rate     // throughput in each second of the run
 	Samples          []Sample
 	Final            flow.Snapshot // as it closed, or at the end
+	Read             cc.Bytes      // as in Sample, by then
 }
 
 // Sample is a flow's state at one moment.
 type Sample struct {
 	At time.Duration // from the run's start
 	flow.Snapshot
+	Read           cc.Bytes // payload that arrived with no hole before it: what an application can have; UDP: all
 	Backlog        cc.Bytes // in the bottleneck's queue, of all flows; a cell: in its host's
 	BacklogPackets int
 }
@@ -170,9 +172,9 @@ func (s *stats) timeout(now cc.Time) {
 	}
 }
 
-func (s *stats) sample(w *world, host int, state flow.Snapshot) {
+func (s *stats) sample(w *world, host int, state flow.Snapshot, read cc.Bytes) {
 	bytes, packets := w.backlog(host)
-	s.samples = append(s.samples, Sample{At: w.now.Sub(w.origin), Snapshot: state, Backlog: bytes, BacklogPackets: packets})
+	s.samples = append(s.samples, Sample{At: w.now.Sub(w.origin), Snapshot: state, Read: read, Backlog: bytes, BacklogPackets: packets})
 }
 
 // result sums up the run.
@@ -222,6 +224,7 @@ func (s *sender) result(i int) FlowResult {
 		to = s.closedAt
 	}
 	f := st.result(s.w, s.cfg, i, s.to, to)
+	f.Read = s.rcv.upTo
 	if st.completed != 0 {
 		f.Completed = st.completed.Sub(s.src.started)
 	}

@@ -332,5 +332,5 @@ func (s *sender) record() {
 	if s.flow == nil || s.closed {
 		return
 	}
-	s.stats.sample(s.w, s.to, s.flow.Snapshot())
+	s.stats.sample(s.w, s.to, s.flow.Snapshot(), s.rcv.upTo)
 }

@@ -294,22 +294,22 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 }
 
 // follow adds what a flow did step by step.
-func (r *ActorRecord) follow(f sim.FlowResult) {
-	var delivered cc.Bytes
-	note := func(at time.Duration, now flow.Snapshot) {
+func (a *ActorRecord) follow(f sim.FlowResult) {
+	var read cc.Bytes
+	note := func(at time.Duration, now cc.Bytes) {
 		if at <= 0 {
 			return
 		}
-		k := min(int((at-1)/Step), len(r.Bytes)-1) // what is sampled at a step's end belongs to it
-		r.Bytes[k] += now.Delivered - delivered
-		delivered = now.Delivered
+		k := min(int((at-1)/Step), len(a.Bytes)-1) // what is sampled at a step's end belongs to it
+		a.Bytes[k] += now - read
+		read = now
 	}
 	for _, sample := range f.Samples {
-		note(sample.At, sample.Snapshot)
-		if k := int(sample.At / Step); r.Cwnd != nil && k < len(r.Cwnd) {
-			r.Cwnd[k] = max(r.Cwnd[k], sample.Cwnd)
-			r.Share[k] += sample.Share
+		note(sample.At, sample.Read)
+		if k := int(sample.At / Step); a.Cwnd != nil && k < len(a.Cwnd) {
+			a.Cwnd[k] = max(a.Cwnd[k], sample.Cwnd)
+			a.Share[k] += sample.Share
 		}
 	}
-	note(f.To, f.Final)
+	note(f.To, f.Read)
 }
