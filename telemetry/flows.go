@@ -47,9 +47,12 @@ type Direction struct {
 type Control struct {
 	Group         string   `json:"group"`
 	Members       int      `json:"members"`
+	Class         string   `json:"class"`
+	Target        cc.Rate  `json:"target_bits_per_second"` // 0: none
 	Phase         string   `json:"phase"`
 	Cwnd          cc.Bytes `json:"cwnd_bytes"`
 	Share         cc.Bytes `json:"share_bytes"` // this flow's part of the window
+	Lent          cc.Bytes `json:"lent_bytes"`  // what it is due of the window and leaves to others
 	PacingRate    cc.Rate  `json:"pacing_bits_per_second"`
 	Inflight      cc.Bytes `json:"inflight_bytes"`
 	Unsent        cc.Bytes `json:"unsent_bytes"`
@@ -121,7 +124,8 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 	}
 	s := d.Flow
 	out.Control = &Control{
-		Group: s.Group, Members: s.Members, Phase: s.Phase, Cwnd: s.Cwnd, Share: s.Share, PacingRate: s.PacingRate,
+		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
+		Cwnd: s.Cwnd, Share: s.Share, Lent: s.Lent, PacingRate: s.PacingRate,
 		Inflight: s.Inflight, Unsent: s.Unsent,
 		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
 		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,

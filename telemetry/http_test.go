@@ -109,7 +109,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 			Down: &Direction{
 				Algorithm: "copa", Read: 700, Written: 500, Spliced: 100,
 				Control: &Control{
-					Group: "down|lan|192.0.2.7", Members: 2, Phase: "steady", Cwnd: 40000, Share: 20000, PacingRate: 8e6,
+					Group: "down|lan|192.0.2.7", Members: 2, Class: "guarantee", Target: 5e6, Phase: "steady", Cwnd: 40000, Share: 20000, Lent: 3000, PacingRate: 8e6,
 					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
 					Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
 					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},

@@ -35,7 +35,7 @@ func busyProxy() *still {
 		Algorithm: "copa", Read: 700, Written: 500, Spliced: 100, Managed: true,
 		Flow: flow.Snapshot{
 			ID: 9, Group: "down|lan|192.0.2.7", Algorithm: "copa", Phase: "steady", Members: 2,
-			Cwnd: 40000, Share: 20000, PacingRate: 8e6, Inflight: 1448, Unsent: 52,
+			Class: flow.Guarantee, Target: 5e6, Cwnd: 40000, Share: 20000, Lent: 3000, PacingRate: 8e6, Inflight: 1448, Unsent: 52,
 			SRTT: 40 * time.Millisecond, MinRTT: 20 * time.Millisecond, LatestRTT: 45 * time.Millisecond,
 			QueueingDelay: 25 * time.Millisecond, DeliveryRate: 12e6,
 			Taken: 600, Delivered: 450, Lost: 48, Marked: 1, Timeouts: 2, LossEvents: 3,
