@@ -19,13 +19,16 @@ import (
 // R is the rate that was asked for, R' what Algorithm 1 has made of it, P the
 // throughput, smoothed once a round trip.
 //
-// Two things are ours, for what the paper's flows come to where every round trip
-// is like the one before. Vegas keeps two packets in the queue, and is not content
-// with anything up to four: between these bounds flows stay as unequal as they
-// happen to be. And a conservative stage that lasts clears the buffer time and
-// again, as at its start: a flow that has taken a queue of the others for the path
-// adds its own, and all of them, being content, would keep it for good. When one
-// clears, the round trip falls for each, and each corrects its base.
+// Three things are ours, for what the paper's flows come to where every round trip
+// is like the one before, and for short flows beside long ones. Vegas keeps two
+// packets in the queue, and is not content with anything up to four: between these
+// bounds flows stay as unequal as they happen to be. A conservative stage that
+// lasts clears the buffer time and again, as at its start: a flow that has taken a
+// queue of the others for the path adds its own, and all of them, being content,
+// would keep it for good. When one clears, the round trip falls for each, and each
+// corrects its base. And Vegas' slow start grows by three packets for each ten that
+// arrive, where Linux doubles the window in a round trip: the burst of a short
+// download would stand in front of whoever shares the link with it.
 
 func init() {
 	Register(Spec{
@@ -100,6 +103,7 @@ func checkJanus(p Params) error {
 }
 
 const (
+	janusStart   = 0.3 // packets that Vegas' slow start adds for each that arrives; ours
 	janusMinCwnd = 2.0 // packets; the floor of both stages
 	// janusSettle is how many round trips after Vegas' slow start the throughput
 	// becomes the target of a flow without one (TMC 2018 §4.2).
@@ -149,7 +153,7 @@ func newJanus(cfg Config) *janus {
 	j.aggressive, j.first = j.guarantee, true
 	w := newLossWindow(cfg)
 	j.cubic = cubic{lossWindow: w, linuxGrowth: true}
-	j.vegas = vegas{lossWindow: w, beta: vegasAlpha}
+	j.vegas = vegas{lossWindow: w, beta: vegasAlpha, start: janusStart}
 	return j
 }
 
@@ -257,7 +261,7 @@ func (j *janus) relax(a Ack) {
 	if j.first {
 		j.meter.avg = j.meter.smp
 	}
-	j.vegas = vegas{lossWindow: j.cubic.lossWindow, beta: vegasAlpha}
+	j.vegas = vegas{lossWindow: j.cubic.lossWindow, beta: vegasAlpha, start: janusStart}
 	j.clear(&j.vegas.lossWindow)
 	j.vegas.restart(a.Now)
 	j.aggressive, j.cap = false, 0
