@@ -268,7 +268,7 @@ func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
 		c.stack.poller.add()
 	}
 	c.mu.Unlock()
-	c.signals.observe(c.stack.clock(), exchange)
+	c.signals.observe(c.stack.clock, exchange)
 }
 
 // timeouts counts the expiries of the retransmission timer.

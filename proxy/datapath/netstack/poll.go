@@ -48,10 +48,9 @@ func (p *poller) run(quit chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		now := p.stack.clock()
 		p.stack.conns.Range(func(_, v any) bool {
 			c := v.(*Conn)
-			c.signals.look(now, c.timeouts, c.ended() && !c.aborted.Load())
+			c.signals.look(p.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
 			return true
 		})
 	}

@@ -83,17 +83,18 @@ func (s *Stack) probe(state *tcp.TCPEndpointState) {
 		RemotePort: state.ID.RemotePort, RemoteAddress: state.ID.RemoteAddress,
 	}
 	if c, ok := s.conns.Load(id); ok {
-		c.(*Conn).signals.absorb(state, c.(*Conn).timeouts(), s.clock())
+		c.(*Conn).signals.absorb(state, c.(*Conn).timeouts(), s.clock)
 	}
 }
 
 // absorb takes in the stack's state and reports it.
-func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, now cc.Time) {
+func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.started || g.over {
 		return
 	}
+	now := clock() // with the lock held: reports are in the order of their times
 	snd := &state.Sender
 	sent := max(g.sndMax, g.written) // the end of the stream is no byte
 	una := min(g.offset(snd.SndUna), sent)
@@ -145,9 +146,10 @@ func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
 
 // look reports what shows without anything coming. The stack does not count the
 // acknowledgement that ends a connection: finished says that there was one.
-func (g *signals) look(now cc.Time, timeouts func() int, finished bool) {
+func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	now := clock()
 	if !g.started || g.written <= g.una || now.Sub(g.at) < pollEvery {
 		return
 	}
@@ -159,12 +161,12 @@ func (g *signals) look(now cc.Time, timeouts func() int, finished bool) {
 }
 
 // observe has exchange told from now on.
-func (g *signals) observe(now cc.Time, exchange func(flow.Report) flow.Limit) {
+func (g *signals) observe(clock func() cc.Time, exchange func(flow.Report) flow.Limit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.exchange, g.base = exchange, g.written
 	g.resent, g.lost = 0, 0
-	g.report(now, 0, 0)
+	g.report(clock(), 0, 0)
 }
 
 // end has nobody told any more.
