@@ -347,9 +347,10 @@ func (c *Conn) result(op string, err error) error {
 func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Target()) }
 
 // RemoteAddr implements net.Conn: the client.
-func (c *Conn) RemoteAddr() net.Addr {
-	return net.TCPAddrFromAddrPort(addrPort(c.id.RemoteAddress, c.id.RemotePort))
-}
+func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()) }
+
+// Source is the client.
+func (c *Conn) Source() netip.AddrPort { return addrPort(c.id.RemoteAddress, c.id.RemotePort) }
 
 // Target is where the client meant to go.
 func (c *Conn) Target() netip.AddrPort { return addrPort(c.id.LocalAddress, c.id.LocalPort) }
