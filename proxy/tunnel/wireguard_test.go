@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"sync"
 	"testing"
 	"time"
 
@@ -64,18 +65,26 @@ func keys(t *testing.T) (private, public Key) {
 
 // serve admits connections and answers each with answer, or refuses them with err.
 func serve(t *testing.T, l ingress.Listener, err error, use func(ingress.Client)) {
-	go func() {
+	var done sync.WaitGroup
+	done.Go(func() {
 		for {
 			c, acceptErr := l.Accept()
 			if acceptErr != nil {
 				return
 			}
 			client, greetErr := l.Greet(context.Background(), c)
-			if assert.NoError(t, greetErr) && assert.NoError(t, client.Answer(netip.AddrPort{}, err)) && err == nil {
+			if !assert.NoError(t, greetErr) {
+				return
+			}
+			if client.Answer(netip.AddrPort{}, err) == nil && err == nil { // else it has gone
 				use(client)
 			}
 		}
-	}()
+	})
+	t.Cleanup(func() {
+		assert.NoError(t, l.Close())
+		done.Wait()
+	})
 }
 
 func deadline(t *testing.T) context.Context {
