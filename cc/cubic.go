@@ -71,7 +71,7 @@ func (c *cubic) OnAck(a Ack) {
 	c.srtt = a.SRTT
 	c.skipIdle(a)
 	if c.inSlowStart() {
-		if c.hystart && math.IsInf(c.ssthresh, 1) {
+		if c.hystart && c.ssthresh == c.first {
 			slower, exit := c.hy.observe(a)
 			n /= slower
 			if exit {

@@ -25,6 +25,7 @@ const (
 type lossWindow struct {
 	segments
 	cwnd, ssthresh float64 // packets
+	first          float64 // ssthresh before any congestion
 	epoch          epoch
 	recovering     bool // bytes that left before the last cut are still being acknowledged
 	timedOut       bool // and that cut was a timeout's
@@ -32,6 +33,10 @@ type lossWindow struct {
 
 func newLossWindow(cfg Config) lossWindow {
 	w := lossWindow{segments: segments{cfg.MSS}, ssthresh: infinite}
+	if cfg.Ssthresh > 0 {
+		w.ssthresh = max(w.packets(cfg.Ssthresh), minLossWindow)
+	}
+	w.first = w.ssthresh
 	w.cwnd = w.clamp(w.packets(cfg.InitialCwnd), timeoutWindow)
 	return w
 }

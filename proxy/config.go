@@ -81,7 +81,11 @@ type DirectionConfig struct {
 	MaxRate   Rate             `yaml:"max_rate" about:"Never faster than this, such as 20mbit."`
 	Weight    int              `yaml:"weight" about:"Share within the group; 1 where not set."`
 	Priority  *int             `yaml:"priority" about:"Lower goes first within the group; 0 where not set."`
-	Group     string           `yaml:"group" about:"Which flows share one window: peer (the host the bytes go to), source, source/24, destination, listener, flow, or a name of your own."`
+	Class     Class            `yaml:"class" about:"What the flow is for: bulk takes what is left, delay_sensitive has its share at once, guarantee has its target before others share the rest. bulk where not set."`
+	Target    Rate             `yaml:"target" about:"With class guarantee, the payload that the application needs: its due, and a little above it its most. Not set: not known, so it shares with the rest."`
+	MinRate   Rate             `yaml:"min_rate" about:"What the flow has of its group's window whatever the others want; at most target."`
+	HintCap   *Fraction        `yaml:"hint_cap" about:"While the network tells a path's capacity (POST /v1/hints), send no faster than this part of it, above 0 up to 1, such as 0.95; 0: as fast as the algorithm will."`
+	Group     string           `yaml:"group" about:"Which flows share one window: peer (the host the bytes go to), source, source/24, destination, tunnel (who hands on what many clients send), listener, flow, or a name of your own."`
 }
 
 // LimitsConfig bounds what connections may use.
@@ -100,7 +104,15 @@ type LimitsConfig struct {
 
 // TelemetryConfig is where the proxy can be watched.
 type TelemetryConfig struct {
-	Address string `yaml:"address" about:"host:port for /metrics, /healthz, /readyz and /flows; off: none. /flows shows addresses: keep it on loopback or behind a firewall."`
+	Address string      `yaml:"address" about:"host:port for /metrics, /healthz, /readyz, /flows and /hosts; off: none. /flows and /hosts show addresses: keep them on loopback or behind a firewall."`
+	Hints   HintsConfig `yaml:"hints" about:"Who may tell what the network knows of a path (POST /v1/hints)."`
+}
+
+// HintsConfig is how hints come in.
+type HintsConfig struct {
+	Socket    string `yaml:"socket" about:"A Unix socket that takes hints as well, such as /run/penstock/hints.sock; who may is who can write to it (mode 0660). Not set: none."`
+	Token     string `yaml:"token" about:"What hints over TCP must carry as bearer token, 16 to 255 visible characters. Not set: hints are taken on a loopback address only, from everybody there."`
+	TokenFile string `yaml:"token_file" about:"A file whose first line is the token; relative to the configuration file, and reread with it."`
 }
 
 // LogConfig is what is logged.

@@ -1,11 +1,9 @@
 package proxy
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -81,7 +79,7 @@ func (c *Config) check() error {
 			return err
 		}
 	}
-	return nil
+	return c.Telemetry.Hints.check("telemetry.hints")
 }
 
 func (l *ListenerConfig) check(key string) error {
@@ -228,29 +226,20 @@ func checkTarget(key, s string) error {
 	return nil
 }
 
-// readPasswords reads the password files, relative to dir.
-func (c *Config) readPasswords(dir string) error {
-	for i, l := range c.Listeners {
-		for j := range l.Users {
-			u := &c.Listeners[i].Users[j]
-			if u.PasswordFile == "" {
-				continue
-			}
-			key := fmt.Sprintf("listeners[%d].users[%d].password_file", i, j)
-			path := u.PasswordFile
-			if !filepath.IsAbs(path) {
-				path = filepath.Join(dir, path)
-			}
-			data, err := os.ReadFile(path)
-			if err != nil {
-				return keyErrorf(key, "%v", errors.Unwrap(err))
-			}
-			first, _, _ := strings.Cut(string(data), "\n")
-			u.Password = strings.TrimSuffix(first, "\r")
-			if len(u.Password) < 1 || len(u.Password) > 255 {
-				return keyErrorf(key, "the first line has %d bytes; a password has 1 to 255", len(u.Password))
-			}
-		}
+// maxSocketPath is what an address of a Unix socket has room for (sun_path, with
+// its final zero), less what tells apart the one that is being made.
+const maxSocketPath = 107 - len(".new")
+
+func (h HintsConfig) check(key string) error {
+	switch {
+	case h.Socket != "" && !filepath.IsAbs(h.Socket):
+		return keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock", h.Socket)
+	case len(h.Socket) > maxSocketPath:
+		return keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket), maxSocketPath)
+	case h.Token != "" && h.TokenFile != "":
+		return keyErrorf(key+".token_file", "give token or token_file, not both")
+	case h.Token != "":
+		return checkToken(key+".token", h.Token)
 	}
 	return nil
 }
@@ -259,20 +248,25 @@ func (c *Config) readPasswords(dir string) error {
 func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
-		if l.asks() && len(l.Users) == 0 && !onLoopback(l.Address) {
+		if l.asks() && len(l.Users) == 0 && !OnLoopback(l.Address) {
 			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users, or listen on loopback", i, l.Name, l.Address))
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
 		}
 	}
-	if c.Telemetry.Address != "off" && !onLoopback(c.Telemetry.Address) {
-		out = append(out, fmt.Sprintf("telemetry.address: /flows shows who talks to whom to everybody who can reach %s", c.Telemetry.Address))
+	if c.Telemetry.Address != "off" && !OnLoopback(c.Telemetry.Address) {
+		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can reach %s", c.Telemetry.Address))
+		if c.Telemetry.Hints.Token != "" {
+			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever listens on the way may use it", c.Telemetry.Address))
+		}
 	}
 	return out
 }
 
-func onLoopback(address string) bool {
+// OnLoopback reports whether nobody but this machine reaches an address of the
+// configuration.
+func OnLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return false

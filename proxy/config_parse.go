@@ -43,7 +43,7 @@ func (e *ConfigError) Error() string {
 	return b.String() + e.Message
 }
 
-// Load reads and checks a configuration file and the password files it names.
+// Load reads and checks a configuration file and the files of secrets it names.
 // Every mistake is a *ConfigError.
 func Load(path string) (Config, error) {
 	fail := func(err error) (Config, error) {
@@ -69,13 +69,13 @@ func Load(path string) (Config, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := c.readPasswords(filepath.Dir(path)); err != nil {
+	if err := c.readSecrets(filepath.Dir(path)); err != nil {
 		return fail(places.locate(err))
 	}
 	return c, nil
 }
 
-// Parse reads and checks a configuration. Password files are not read.
+// Parse reads and checks a configuration. Files of secrets are not read.
 func Parse(data []byte) (Config, error) {
 	c, _, err := parse(data)
 	return c, err

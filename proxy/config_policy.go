@@ -73,9 +73,11 @@ func (t TermsConfig) scopes(key, direction string) []scope {
 }
 
 // merge lets each scope override what the wider ones before it said. An
-// algorithm brings its own parameters and drops those of another.
+// algorithm brings its own parameters and drops those of another, and a class
+// that has no target drops one.
 func merge(scopes ...scope) (policy.Terms, error) {
 	t := policy.Terms{Algorithm: policy.Unmanaged}
+	said := map[string]string{} // by key: where what holds was said
 	for _, s := range scopes {
 		if s.Algorithm != "" {
 			name, params, err := cc.Parse(string(s.Algorithm))
@@ -106,8 +108,38 @@ func merge(scopes ...scope) (policy.Terms, error) {
 		if s.MaxRate > 0 {
 			t.MaxRate = cc.Rate(s.MaxRate)
 		}
+		if err := s.class(&t, said); err != nil {
+			return t, err
+		}
+	}
+	if key, err := t.CheckClass(); err != nil {
+		return t, keyErrorf(said[key]+"."+key, "%v", err)
 	}
 	return t, nil
+}
+
+// class adds what s promises the flow, and notes in said what it says.
+func (s scope) class(t *policy.Terms, said map[string]string) error {
+	if s.Class != "" {
+		c, err := flow.ParseClass(string(s.Class))
+		if err != nil {
+			return keyErrorf(s.key+".class", "%v", err)
+		}
+		if c != flow.Guarantee {
+			t.Target = 0
+		}
+		t.Class, said["class"] = c, s.key
+	}
+	if s.Target > 0 {
+		t.Target, said["target"] = cc.Rate(s.Target), s.key
+	}
+	if s.MinRate > 0 {
+		t.MinRate, said["min_rate"] = cc.Rate(s.MinRate), s.key
+	}
+	if s.HintCap != nil {
+		t.HintCap, said["hint_cap"] = float64(*s.HintCap), s.key
+	}
+	return nil
 }
 
 func (s scope) params(t *policy.Terms) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -50,7 +51,7 @@ rules:
     server_name: [example.com, "*.video.example"]
   algorithm: copa:delta=0.1
   weight: 2
-  down: {max_rate: 20mbit, group: source/24, priority: -1}
+  down: {max_rate: 20mbit, group: source/24, priority: -1, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}
   up: {algorithm: none}
   send_proxy: v2
 - name: tuned
@@ -96,6 +97,11 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Equal(t, 20_000_000, int(phones.Down.MaxRate))
 	assert.Equal(t, -1, phones.Down.Priority)
 	assert.Equal(t, 2, phones.Down.Weight)
+	assert.Equal(t, flow.Guarantee, phones.Down.Class)
+	assert.Equal(t, 5_000_000, int(phones.Down.Target))
+	assert.Equal(t, 500_000, int(phones.Down.MinRate))
+	assert.InDelta(t, .95, phones.Down.HintCap, 0)
+	assert.Equal(t, flow.Bulk, phones.Up.Class)
 	assert.Equal(t, policy.Unmanaged, phones.Up.Algorithm)
 	assert.Empty(t, phones.Up.Params, "parameters belong to the algorithm they stand beside")
 	assert.Equal(t, 2, phones.Up.Weight, "what the rule says for both directions holds for each")
@@ -103,6 +109,25 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Equal(t, "copa", routes[2].Up.Algorithm, "the defaults fill in what a rule leaves out")
 	assert.Equal(t, cc.Params{"delta": 0.25}, routes[2].Up.Params)
 	assert.Equal(t, "copa", routes[3].Down.Algorithm)
+}
+
+func TestARuleTakesBackWhatTheDefaultsPromise(t *testing.T) {
+	cfg, err := proxy.Parse([]byte(lan + `
+rules:
+- {name: rest, class: bulk, hint_cap: 0}
+- {name: more, target: 8mbit}
+defaults: {class: guarantee, target: 5mbit, hint_cap: 0.9}
+`))
+	require.NoError(t, err)
+	routes, err := cfg.Routes()
+	require.NoError(t, err)
+	rest, more := routes[0].Down, routes[1].Down
+	assert.Equal(t, flow.Bulk, rest.Class)
+	assert.Zero(t, rest.Target, "a class without a target drops it")
+	assert.Zero(t, rest.HintCap)
+	assert.Equal(t, flow.Guarantee, more.Class)
+	assert.Equal(t, 8_000_000, int(more.Target))
+	assert.InDelta(t, .9, more.HintCap, 0)
 }
 
 func TestLeftOutIsDefault(t *testing.T) {
@@ -191,6 +216,14 @@ func TestMistakes(t *testing.T) {
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
 		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is no share; write a number from 1 to 1000"},
 		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is no share"},
+		{"a class that does not exist", lan + "defaults: {class: video}\n", "3:19", "defaults.class: \"video\" is not one of bulk, delay_sensitive, guarantee"},
+		{"a target for nothing that has one", lan + "rules: [{name: a, down: {target: 5mbit}}]\n", "3:34", "rules[0].down.target: a flow of class bulk has no target; add class: guarantee"},
+		{"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n", "3:27", "rules[0].target: a flow of class bulk"},
+		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, target: 1mbit}]\n", "3:22", "defaults.min_rate: 2mbit is above the target, which is 1mbit"},
+		{"a target that max_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {max_rate: 1mbit}}\n", "3:38", "defaults.target: 2mbit is more than max_rate lets pass, which is 1mbit"},
+		{"a cap above the capacity", lan + "defaults: {hint_cap: 1.2}\n", "3:22", "defaults.hint_cap: \"1.2\" is no part of a whole; write a number above 0, up to 1"},
+		{"a cap in percent", lan + "defaults: {hint_cap: 95%}\n", "3:22", "defaults.hint_cap: \"95%\" is no part of a whole"},
+		{"Janus told twice", lan + "defaults: {algorithm: 'janus:class=guarantee', group: flow, down: {class: guarantee}}\n", "3:75", "defaults.down.class: guarantee, and janus is given class as well"},
 		{"a group with spaces", lan + "defaults: {group: my group}\n", "3:19", "defaults.group"},
 		{"a PROXY protocol that does not exist", lan + "defaults: {send_proxy: v3}\n", "3:24", "defaults.send_proxy: \"v3\" is not one of off, v1, v2"},
 
@@ -204,6 +237,11 @@ func TestMistakes(t *testing.T) {
 		{"an envelope nobody has", lan + "envelope: vegas\n", "3:11", "envelope: \"vegas\" is not one of auto, ebpf, bbr, cubic, reno"},
 		{"a mark too wide", lan + "mark: 0x1ffffffff\n", "3:7", "mark: \"0x1ffffffff\" is no firewall mark"},
 		{"telemetry on a listener's port", lan + "telemetry: {address: '127.0.0.1:1080'}\n", "3:22", "telemetry.address: \"127.0.0.1:1080\" is already listeners[0].address"},
+		{"a socket somewhere", lan + "telemetry: {hints: {socket: hints.sock}}\n", "3:29", "telemetry.hints.socket: \"hints.sock\" is not a whole path, such as /run/penstock/hints.sock"},
+		{"a socket far away", lan + "telemetry: {hints: {socket: /" + strings.Repeat("x", 103) + "}}\n", "3:29", "telemetry.hints.socket: a path of 104 bytes; a socket's has at most 103"},
+		{"a token that is guessed", lan + "telemetry: {hints: {token: secret}}\n", "3:28", "telemetry.hints.token: a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 prints"},
+		{"a token of two words", lan + "telemetry: {hints: {token: 0123456789 0123456789}}\n", "3:28", "telemetry.hints.token: a token is"},
+		{"two tokens", lan + "telemetry: {hints: {token: 0123456789abcdef, token_file: t}}\n", "3:58", "telemetry.hints.token_file: give token or token_file, not both"},
 		{"a level that does not exist", lan + "log: {level: trace}\n", "3:14", "log.level: \"trace\" is not one of debug, info, warn, error"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -237,6 +275,7 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	cfg, err := proxy.Load(file)
 	require.NoError(t, err)
 	assert.Equal(t, "hunter2", cfg.Listeners[0].Users[0].Password)
+	assert.NoError(t, cfg.Check(), "as it is once more with the flags")
 
 	write("secret", "\n")
 	_, err = proxy.Load(file)
@@ -248,8 +287,32 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	assert.Contains(t, err.Error(), "absent.yaml")
 }
 
+func TestLoadReadsTheTokenOfHints(t *testing.T) {
+	dir := t.TempDir()
+	file, secret := filepath.Join(dir, "penstock.yaml"), filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(file, []byte(lan+"telemetry: {hints: {token_file: token}}\n"), 0o600))
+
+	_, err := proxy.Load(file)
+	require.ErrorContains(t, err, file+":3:33: telemetry.hints.token_file: no such file")
+
+	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\nnext\n"), 0o600))
+	cfg, err := proxy.Load(file)
+	require.NoError(t, err)
+	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.Hints.Token)
+	assert.NoError(t, cfg.Check(), "as it is once more with the flags")
+
+	require.NoError(t, os.WriteFile(secret, []byte("hunter2\n"), 0o600))
+	_, err = proxy.Load(file)
+	require.ErrorContains(t, err, "telemetry.hints.token_file: a token is 16 to 255 visible characters")
+	require.ErrorContains(t, err, "this has 7 bytes")
+	assert.NotContains(t, err.Error(), "hunter2", "it is a secret")
+}
+
 func TestWarnings(t *testing.T) {
 	cfg, err := proxy.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: {from: [0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
 	require.NoError(t, err)
 	assert.Len(t, cfg.Warnings(), 3, "an open proxy, addresses anybody may claim, telemetry for all")
+	cfg.Telemetry.Hints.Token = "0123456789abcdef"
+	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"), "telemetry.hints: hints to :9464 carry their token unencrypted")
+	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -40,6 +41,10 @@ type (
 	Algorithm string
 	// Param is the value of an algorithm's setting: a number or the name of a choice.
 	Param string
+	// Class names what a flow is for; empty: not set.
+	Class string
+	// Fraction is a part of a whole, above 0 up to 1, or 0 for none.
+	Fraction float64
 	// Refuse is why a rule refuses; empty: it does not.
 	Refuse string
 	// SendProxy is the version of the PROXY protocol header sent; empty: not set.
@@ -53,6 +58,7 @@ type (
 )
 
 var (
+	classValues     = []string{flow.Bulk.String(), flow.DelaySensitive.String(), flow.Guarantee.String()}
 	sendProxyValues = []string{"off", "v1", "v2"}
 	envelopeValues  = []string{"auto", "ebpf", "bbr", "cubic", "reno"}
 	levelValues     = []string{"debug", "info", "warn", "error"}
@@ -212,6 +218,20 @@ func (a *Algorithm) UnmarshalYAML(node ast.Node) error {
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (p *Param) UnmarshalYAML(node ast.Node) error {
 	return read(node, p, func(s string) (Param, error) { return Param(s), nil })
+}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (c *Class) UnmarshalYAML(node ast.Node) error { return read(node, c, oneOf[Class](classValues)) }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (f *Fraction) UnmarshalYAML(node ast.Node) error {
+	return read(node, f, func(s string) (Fraction, error) {
+		v, err := strconv.ParseFloat(s, 64)
+		if err != nil || !(v >= 0 && v <= 1) { // NaN is neither
+			return 0, fmt.Errorf("%q is no part of a whole; write a number above 0, up to 1, such as 0.95, or 0 for none", s)
+		}
+		return Fraction(v), nil
+	})
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.

@@ -4,20 +4,17 @@ import (
 	"net/netip"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Hint passes on what the network says about the path to a host, and reports
-// how many groups of flows have heard it: of each listener those whose bytes go
-// to that host, a client's downloads or uploads to a server, where the host is
-// what flows are grouped by. A group that is wider has no one path.
-func (s *Server) Hint(host netip.Addr, h cc.Hint) (groups int) {
-	for _, l := range s.lanes {
-		for _, group := range policy.PeerGroups(l.cfg.Name, host) {
-			if s.parts.Flows.Hint(group, h) {
-				groups++
-			}
-		}
-	}
-	return groups
+// Groups returns the flows that share a window, group by group, those that linger
+// without members included, by their names; and as of when.
+func (s *Server) Groups() ([]flow.Group, cc.Time) {
+	now := s.clock()
+	return s.parts.Flows.Groups(now), now
 }
+
+// Hint passes on what the network says about the path to the hosts in p, and
+// reports how many groups of flows have heard it: those whose bytes go nowhere
+// else, clients' downloads and uploads to servers.
+func (s *Server) Hint(p netip.Prefix, h cc.Hint) (groups int) { return s.parts.Flows.Hint(p, h) }

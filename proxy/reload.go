@@ -128,7 +128,10 @@ func (c *Config) fixed(next *Config) string {
 		"connections", "per_source", "idle_timeout", "half_closed_timeout", "dial_timeout", "server_name_wait", "buffer"); key != "" {
 		return key
 	}
-	if key := firstChange("telemetry.", c.Telemetry, next.Telemetry); key != "" {
+	if key := firstChange("telemetry.", c.Telemetry, next.Telemetry, "hints"); key != "" {
+		return key
+	}
+	if key := firstChange("telemetry.hints.", c.Telemetry.Hints, next.Telemetry.Hints, "token", "token_file"); key != "" {
 		return key
 	}
 	if key := firstChange("log.", c.Log, next.Log, "level", "flows"); key != "" {

@@ -202,6 +202,7 @@ func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
 		"limits.memory":            func(c *proxy.Config) { c.Limits.Memory *= 2 },
 		"limits.handshake_timeout": func(c *proxy.Config) { c.Limits.HandshakeTimeout *= 2 },
 		"telemetry.address":        func(c *proxy.Config) { c.Telemetry.Address = "off" },
+		"telemetry.hints.socket":   func(c *proxy.Config) { c.Telemetry.Hints.Socket = "/run/other.sock" },
 		"log.format":               func(c *proxy.Config) { c.Log.Format = "text" },
 	} {
 		t.Run(key, func(t *testing.T) {

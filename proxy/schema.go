@@ -26,6 +26,8 @@ var scalars = map[reflect.Type]object{
 	reflect.TypeFor[Mode]():       {"enum": modeValues()},
 	reflect.TypeFor[Algorithm]():  {"type": "string", "examples": []string{cc.Default, "copa:delta=0.1", "none"}},
 	reflect.TypeFor[Param]():      {"type": []string{"number", "string"}},
+	reflect.TypeFor[Class]():      {"enum": classValues},
+	reflect.TypeFor[Fraction]():   {"type": "number", "minimum": 0, "maximum": 1},
 	reflect.TypeFor[Refuse]():     {"type": []string{"boolean", "string"}},
 	reflect.TypeFor[SendProxy]():  {"enum": sendProxyValues},
 	reflect.TypeFor[Envelope]():   {"enum": envelopeValues},

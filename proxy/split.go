@@ -118,7 +118,11 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 	if err != nil {
 		host = c.chosen.Host
 	}
-	return policy.Facts{Listener: c.lane.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
+	f := policy.Facts{Listener: c.lane.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
+	if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
+		f.Peer = from.String()
+	}
+	return f
 }
 
 // dial makes the server leg. Every address, resolved or given, is shown to the

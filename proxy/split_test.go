@@ -141,3 +141,23 @@ func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
 	connect("203.0.113.1")
 	require.Eventually(t, r.rejected(proxy.RejectedSourceLimit), patience, time.Millisecond)
 }
+
+// All that a tunnel's far end hands on goes over the one way to it.
+func TestClientsBehindOnePeerShareAWindowWhereRulesSaySo(t *testing.T) {
+	r := newRig(t, func(c *proxy.Config) {
+		c.Listeners[0].ProxyProtocol.From = loopbackAllowed
+		c.Defaults.Algorithm, c.Defaults.Group = "cubic", "tunnel"
+	})
+	for _, header := range []string{"PROXY TCP4 203.0.113.1 192.0.2.1 1000 443\r\n", "PROXY TCP4 203.0.113.2 192.0.2.1 1000 443\r\n", "PROXY UNKNOWN\r\n"} {
+		conn, err := net.Dial("tcp", r.addr())
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		send(t, conn.(*net.TCPConn), header)
+	}
+	require.Eventually(t, func() bool { return len(r.proxy.Counters().Routes) == 1 && r.proxy.Counters().Routes[0].Active == 3 }, patience, time.Millisecond)
+	groups := map[string]int{}
+	for _, f := range r.proxy.Flows() {
+		groups[f.Down.Flow.Group]++
+	}
+	assert.Equal(t, map[string]int{"down|fwd|through 127.0.0.1": 2, "down|fwd|127.0.0.1": 1}, groups, "the peer's own connection is its own")
+}

@@ -1,12 +1,11 @@
 package telemetry
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"mime"
-	"net/http"
 	"net/netip"
 	"time"
 
@@ -14,7 +13,8 @@ import (
 )
 
 const (
-	maxHintBytes = 4 << 10
+	maxHintBytes = 64 << 10 // of a request
+	maxHints     = 256      // in a request
 	maxHintAge   = time.Minute
 	maxHintRate  = 1e15 // bit/s
 	maxHintSize  = 1e15 // bytes
@@ -23,7 +23,8 @@ const (
 
 // Hint is cc.Hint as /v1/hints takes it. What is left out is not known.
 type Hint struct {
-	Host        string  `json:"host"` // address of the host that the path leads to
+	Host        string  `json:"host"`   // address of the host that the path leads to
+	Prefix      string  `json:"prefix"` // or of the hosts
 	Age         float64 `json:"age_ms"`
 	Capacity    float64 `json:"capacity_bits_per_second"`
 	FairShare   float64 `json:"fair_share_bits_per_second"`
@@ -35,55 +36,75 @@ type Hint struct {
 	Share       float64 `json:"share"`            // of the link's rate
 }
 
-// hint takes one. Who may is whoever reaches a loopback listener; a page in a
-// browser there cannot send JSON here without asking first, and is not answered.
-func (p Pages) hint(w http.ResponseWriter, r *http.Request, local bool) {
-	if !local {
-		http.Error(w, "hints are taken on a loopback address only; move telemetry.address there", http.StatusForbidden)
-		return
-	}
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		http.Error(w, "a hint is JSON: send Content-Type: application/json", http.StatusUnsupportedMediaType)
-		return
-	}
-	h, err := readHint(http.MaxBytesReader(w, r.Body, maxHintBytes))
-	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
-		http.Error(w, fmt.Sprintf("a hint has at most %d bytes", maxHintBytes), http.StatusRequestEntityTooLarge)
-		return
-	}
-	var host netip.Addr
-	if err == nil {
-		host, err = h.check()
-	}
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	groups := p.Hint(host, h.at(p.Clock()))
-	w.Header().Set("Content-Type", "application/json")
-	fmt.Fprintf(w, "{\"groups\":%d}\n", groups)
-}
+// errTooMany is the answer to more hints than a request may have.
+var errTooMany = fmt.Errorf("a request has at most %d hints", maxHints)
 
-// readHint parses one hint and nothing else.
-func readHint(r io.Reader) (h Hint, err error) {
-	d := json.NewDecoder(r)
+// readHints parses one hint or an array of them, and nothing else.
+func readHints(r io.Reader) ([]Hint, error) {
+	in := bufio.NewReader(r)
+	many, err := opensArray(in)
+	if err != nil {
+		return nil, fmt.Errorf("read the hint: %w", err)
+	}
+	d := json.NewDecoder(in)
 	d.DisallowUnknownFields()
-	if err = d.Decode(&h); err == nil {
+	var hints []Hint
+	if many {
+		hints, err = readArray(d)
+	} else {
+		hints = make([]Hint, 1)
+		err = d.Decode(&hints[0])
+	}
+	if err == nil {
 		if _, err = d.Token(); errors.Is(err, io.EOF) {
-			return h, nil
+			return hints, nil
 		}
 		if err == nil {
 			err = errors.New("something follows it")
 		}
 	}
-	return h, fmt.Errorf("read the hint: %w", err)
+	return nil, fmt.Errorf("read the hint: %w", err)
 }
 
-// check returns the host, and what is wrong with the rest.
-func (h Hint) check() (netip.Addr, error) {
-	host, err := netip.ParseAddr(h.Host)
+// opensArray looks at the first byte that means something.
+func opensArray(in *bufio.Reader) (bool, error) {
+	for {
+		c, err := in.ReadByte()
+		if err != nil {
+			return false, err
+		}
+		switch c {
+		case ' ', '\t', '\r', '\n':
+		default:
+			return c == '[', in.UnreadByte()
+		}
+	}
+}
+
+func readArray(d *json.Decoder) ([]Hint, error) {
+	var hints []Hint
+	if _, err := d.Token(); err != nil {
+		return nil, err
+	}
+	for d.More() {
+		if len(hints) == maxHints {
+			return nil, errTooMany
+		}
+		var h Hint
+		if err := d.Decode(&h); err != nil {
+			return nil, err
+		}
+		hints = append(hints, h)
+	}
+	_, err := d.Token()
+	return hints, err
+}
+
+// check returns whom h is about, and what is wrong with it.
+func (h Hint) check() (netip.Prefix, error) {
+	about, err := h.about()
 	if err != nil {
-		return host, fmt.Errorf("host is %q, but must be an address such as 192.0.2.7", h.Host)
+		return about, err
 	}
 	for _, v := range []struct {
 		name        string
@@ -100,10 +121,30 @@ func (h Hint) check() (netip.Addr, error) {
 		{"share", h.Share, 1},
 	} {
 		if v.value < 0 || v.value > v.most {
-			return host, fmt.Errorf("%s is %v, but must be from 0 to %v", v.name, v.value, v.most)
+			return about, fmt.Errorf("%s is %v, but must be from 0 to %v", v.name, v.value, v.most)
 		}
 	}
-	return host, nil
+	return about, nil
+}
+
+// about returns the hosts that the path leads to.
+func (h Hint) about() (netip.Prefix, error) {
+	if h.Host != "" && h.Prefix != "" {
+		return netip.Prefix{}, errors.New("a hint is about a host or a prefix, not both")
+	}
+	if h.Prefix != "" {
+		p, err := netip.ParsePrefix(h.Prefix)
+		if err != nil || p.Addr().Is4In6() {
+			return p, fmt.Errorf("prefix is %q, but must be one such as 192.0.2.0/24 or 2001:db8:7::/48", h.Prefix)
+		}
+		return p.Masked(), nil
+	}
+	host, err := netip.ParseAddr(h.Host)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("host is %q, but must be an address such as 192.0.2.7", h.Host)
+	}
+	host = host.Unmap()
+	return netip.PrefixFrom(host, host.BitLen()), nil
 }
 
 // at is the hint as of now.

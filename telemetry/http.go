@@ -16,14 +16,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy"
 )
 
 const (
-	// defaultFlows is how many flows /flows lists unless asked for more.
-	defaultFlows = 1000
+	// defaultLimit is how many lines /flows and /hosts have unless asked for more.
+	defaultLimit = 1000
 	// headerTimeout bounds how long a client may take over its request.
 	headerTimeout = 5 * time.Second
 	// answerTimeout bounds how long it may take over our answer; a CPU profile
@@ -42,16 +39,13 @@ type Pages struct {
 	// Profile adds /debug/pprof, which lets whoever reaches it read the
 	// program's memory and slow it down.
 	Profile bool
-	// Hint takes what the network says about the path to a host and returns how
-	// many groups of flows it was for; nil: there is no /v1/hints.
-	Hint func(host netip.Addr, h cc.Hint) (groups int)
+	// Hints takes what the network says about paths; nil: there is no /v1/hints.
+	Hints *HintDesk
 	// Reload rereads the configuration and tells in words what came of it, or why
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.
 	Reload func() (string, error)
-	// Clock is the flows' clock; needed with Hint.
-	Clock func() cc.Time
-	Log   *slog.Logger
+	Log    *slog.Logger
 }
 
 // Handler returns the pages. Where the listener is on loopback, pass local:
@@ -67,9 +61,10 @@ func (p Pages) Handler(local bool) http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", p.ready)
 	mux.HandleFunc("GET /flows", p.flows)
+	mux.HandleFunc("GET /hosts", p.hosts)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
-		if p.Hint != nil {
+		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/hosts    groups of flows that share a window as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
+		if p.Hints != nil {
 			fmt.Fprint(w, "/v1/hints takes what the network says about the path to a host; POST it as JSON\n")
 		}
 		if p.Reload != nil {
@@ -79,8 +74,9 @@ func (p Pages) Handler(local bool) http.Handler {
 	if p.Reload != nil {
 		mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, r *http.Request) { p.reload(w, r, local) })
 	}
-	if p.Hint != nil {
-		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.hint(w, r, local) })
+	if p.Hints != nil {
+		permit := p.Hints.permitTCP(local)
+		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.Hints.answer(w, r, permit) })
 	}
 	if p.Profile {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -126,31 +122,40 @@ func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (p Pages) flows(w http.ResponseWriter, r *http.Request) {
-	limit := defaultFlows
+	flows := p.Source.Flows()
+	p.list(w, r, len(flows), func(i int) any { return describe(flows[i]) })
+}
+
+func (p Pages) hosts(w http.ResponseWriter, r *http.Request) {
+	groups, now := p.Source.Groups()
+	p.list(w, r, len(groups), func(i int) any { return describeGroup(groups[i], now) })
+}
+
+// list answers with the first of n items, as many as the request wants.
+func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, item func(i int) any) {
+	limit := defaultLimit
 	if text := r.URL.Query().Get("limit"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 0 {
-			http.Error(w, fmt.Sprintf("limit is %q, but must be a number of flows; 0 lists all", text), http.StatusBadRequest)
+		var err error
+		if limit, err = strconv.Atoi(text); err != nil || limit < 0 {
+			http.Error(w, fmt.Sprintf("limit is %q, but must be a number of lines; 0 lists all", text), http.StatusBadRequest)
 			return
 		}
-		limit = n
 	}
-	flows := p.Source.Flows()
 	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("X-Total-Count", strconv.Itoa(len(flows)))
+	w.Header().Set("X-Total-Count", strconv.Itoa(n))
 	if limit > 0 {
-		flows = flows[:min(limit, len(flows))]
+		n = min(limit, n)
 	}
-	if err := writeFlows(w, flows); err != nil && p.Log != nil {
-		p.Log.Debug("telemetry: list of flows not sent", "client", r.RemoteAddr, "err", err)
+	if err := writeList(w, n, item); err != nil && p.Log != nil {
+		p.Log.Debug("telemetry: list not sent", "page", r.URL.Path, "client", r.RemoteAddr, "err", err)
 	}
 }
 
-// writeFlows writes an array with one flow a line, for people and for jq.
-func writeFlows(w io.Writer, flows []proxy.FlowInfo) error {
+// writeList writes an array with one item a line, for people and for jq.
+func writeList(w io.Writer, n int, item func(i int) any) error {
 	sep := "[\n"
-	for _, f := range flows {
-		line, err := json.Marshal(describe(f))
+	for i := range n {
+		line, err := json.Marshal(item(i))
 		if err != nil {
 			return err
 		}
@@ -160,7 +165,7 @@ func writeFlows(w io.Writer, flows []proxy.FlowInfo) error {
 		sep = ",\n"
 	}
 	end := "\n]\n"
-	if len(flows) == 0 {
+	if n == 0 {
 		end = "[]\n"
 	}
 	_, err := io.WriteString(w, end)
@@ -174,16 +179,22 @@ func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
 		local = tcp.IP.IsLoopback()
 	}
+	return serve(ctx, ln, p.Handler(local), p.Log)
+}
+
+// serve answers on ln until ctx ends, then lets answers underway finish, but not
+// for long.
+func serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
-		Handler:           p.Handler(local),
+		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       headerTimeout,
 		WriteTimeout:      answerTimeout,
 		IdleTimeout:       answerTimeout,
 		MaxHeaderBytes:    16 << 10,
 	}
-	if p.Log != nil {
-		srv.ErrorLog = slog.NewLogLogger(p.Log.Handler(), slog.LevelDebug)
+	if log != nil {
+		srv.ErrorLog = slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()

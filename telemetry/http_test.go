@@ -8,12 +8,15 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 )
 
@@ -44,6 +47,8 @@ func TestPages(t *testing.T) {
 		"profiles are on when asked for":            {pages: func(p *Pages) { p.Profile = true }, path: "/debug/pprof/", code: 200, says: "goroutine"},
 		"a limit that is no number is refused":      {path: "/flows?limit=many", code: 400, says: `limit is "many"`},
 		"a negative limit is refused":               {path: "/flows?limit=-1", code: 400},
+		"of hosts as well":                          {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
+		"hosts are only read":                       {method: "POST", path: "/hosts", code: 405},
 		"localhost with a port is this host":        {path: "/healthz", host: "localhost:9464", code: 200},
 		"an address is this host":                   {path: "/healthz", host: "127.0.0.1:9464", code: 200},
 		"an IPv6 address is this host":              {path: "/healthz", host: "[::1]:9464", code: 200},
@@ -120,11 +125,11 @@ func TestFlowsShowEveryField(t *testing.T) {
 
 func TestFlowsAreLimited(t *testing.T) {
 	many := &still{}
-	for i := range defaultFlows + 500 {
+	for i := range defaultLimit + 500 {
 		many.flows = append(many.flows, proxy.FlowInfo{ID: uint64(i), State: proxy.StateGreeting})
 	}
 	for path, want := range map[string]int{
-		"/flows": defaultFlows, "/flows?limit=2": 2, "/flows?limit=0": defaultFlows + 500, "/flows?limit=99999": defaultFlows + 500,
+		"/flows": defaultLimit, "/flows?limit=2": 2, "/flows?limit=0": defaultLimit + 500, "/flows?limit=99999": defaultLimit + 500,
 	} {
 		flows, total := listFlows(t, pages(many), path)
 		assert.Len(t, flows, want, path)
@@ -173,4 +178,48 @@ func TestServeReportsABrokenListener(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, ln.Close())
 	assert.ErrorContains(t, pages(busyProxy()).Serve(t.Context(), ln), "telemetry: serve")
+}
+
+// listHosts asks the page for groups.
+func listHosts(t *testing.T, p Pages, path string) (groups []Group, body, total string) {
+	t.Helper()
+	rec := httptest.NewRecorder()
+	p.Handler(false).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+	require.Equal(t, http.StatusOK, rec.Code)
+	assert.Equal(t, "application/json", rec.Header().Get("Content-Type"))
+	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &groups), rec.Body.String())
+	return groups, rec.Body.String(), rec.Header().Get("X-Total-Count")
+}
+
+func TestHostsShowEveryField(t *testing.T) {
+	groups, body, total := listHosts(t, pages(busyProxy()), "/hosts")
+	assert.Equal(t, "2", total)
+	assert.Equal(t, []Group{
+		{
+			Name: "down|lan|192.0.2.7", Algorithm: "copa", Phase: "steady", Hosts: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
+			Members: 3, Active: 2, Cwnd: 40000, Inflight: 30000, Lent: 6000, Unused: 4000, PacingRate: 8e6,
+			SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6, Delivered: 1e6, LimitedBy: "cwnd",
+			Hint: &GroupHint{
+				Age: .5, Capacity: 20e6, FairShare: 10e6, LinkRate: 40e6, ArrivalRate: 30e6, QueueRoom: 15000, Flows: 4, RadioLost: 1448, Share: .5,
+			},
+			Capped:    true,
+			Internals: Internals{{"target_packets", 20.5}, {"velocity", 2}, {"delta", .02}, {"standing_rtt_ms", 41.25}, {"min_rtt_ms", 0}},
+		},
+		{Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Hosts: []netip.Addr{}, Idle: 7, Cwnd: 14480, Unused: 14480, LimitedBy: "application", Internals: InternalsOf("cubic", cc.Internals{})},
+	}, groups)
+	assert.Len(t, strings.Split(strings.TrimSpace(body), "\n"), 2+2, "a line for each, between the brackets")
+	assert.Contains(t, body, `"hosts":[]`, "an empty array, not null")
+}
+
+func TestHostsAreLimited(t *testing.T) {
+	many := &still{groups: make([]flow.Group, defaultLimit+500)}
+	for path, want := range map[string]int{"/hosts": defaultLimit, "/hosts?limit=2": 2, "/hosts?limit=0": defaultLimit + 500} {
+		groups, _, total := listHosts(t, pages(many), path)
+		assert.Len(t, groups, want, path)
+		assert.Equal(t, "1500", total, path)
+	}
+	none, _, total := listHosts(t, pages(&still{}), "/hosts")
+	assert.NotNil(t, none, "an empty array, not null")
+	assert.Empty(t, none)
+	assert.Equal(t, "0", total)
 }

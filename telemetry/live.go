@@ -1,7 +1,10 @@
 package telemetry
 
 import (
+	"time"
+
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
@@ -83,5 +86,59 @@ func (l live) write(out sink) {
 	}
 	for name, n := range l.buffered {
 		out.put(buffered, float64(n), name)
+	}
+}
+
+// groups are what groups of flows hold at the moment, by algorithm.
+type groups map[string]*groupSums
+
+type groupSums struct {
+	used, lingering, informed, capped int
+	active, idle                      int     // members
+	lent, unused                      float64 // bytes
+}
+
+// informedWithin is how old the word may be of which a group counts as informed.
+const informedWithin = time.Second
+
+func sumGroups(all []flow.Group, now cc.Time) groups {
+	sums := groups{}
+	for _, g := range all {
+		s := sums[g.Algorithm]
+		if s == nil {
+			s = &groupSums{}
+			sums[g.Algorithm] = s
+		}
+		if g.Members > 0 {
+			s.used++
+		} else {
+			s.lingering++
+		}
+		s.active += g.Active
+		s.idle += g.Members - g.Active
+		if g.Cwnd < cc.MaxCwnd {
+			s.lent += float64(g.Lent)
+			s.unused += float64(g.Unused)
+		}
+		if g.Hint.Age(now) <= informedWithin {
+			s.informed++
+		}
+		if g.Capped {
+			s.capped++
+		}
+	}
+	return sums
+}
+
+func (sums groups) write(out sink) {
+	for algorithm, s := range sums {
+		out.put(groupsOpen, float64(s.used), algorithm, "used")
+		out.put(groupsOpen, float64(s.lingering), algorithm, "lingering")
+		out.put(groupMembers, float64(s.active), algorithm, "active")
+		out.put(groupMembers, float64(s.idle), algorithm, "idle")
+		out.put(groupLent, s.lent, algorithm)
+		out.put(groupUnused, s.unused, algorithm)
+		out.put(groupsInformed, float64(s.informed), algorithm)
+		out.put(groupsCapped, float64(s.capped), algorithm)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
@@ -17,6 +18,8 @@ type Source interface {
 	Flows() []proxy.FlowInfo
 	// Snapshot returns the totals and the flows that are counted in them.
 	Snapshot() (proxy.Counters, []proxy.FlowInfo)
+	// Groups returns the flows that share a window, group by group, and as of when.
+	Groups() ([]flow.Group, cc.Time)
 }
 
 // Facts do not change while the process lives.
@@ -34,6 +37,8 @@ type Options struct {
 	Load  func() Load // of the datapath; nil: not shown
 	// Config returns how it stands with the configuration; nil: not shown.
 	Config func() Config
+	// Hints returns how many hints were posted, by what became of them; nil: not shown.
+	Hints func() map[HintOutcome]uint64
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -119,12 +124,20 @@ var (
 	tcpCwnd       = gauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
 	tcpUnsent     = gauge("tcp_unsent_bytes", "Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
 
-	ccFlows    = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
-	ccWindow   = gauge("cc_window_bytes", "Windows of our congestion control, summed over groups; those without a bound are left out.", "algorithm", "direction")
-	ccInflight = gauge("cc_inflight_bytes", "Bytes in flight under our congestion control.", "algorithm", "direction")
-	ccPacing   = gauge("cc_pacing_rate_bytes_per_second", "Pacing rates of our congestion control, summed over groups; those without one are left out.", "algorithm", "direction")
-	ccLosses   = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
-	ccLimited  = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
+	ccFlows        = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
+	ccWindow       = gauge("cc_window_bytes", "Windows of our congestion control, summed over groups; those without a bound are left out.", "algorithm", "direction")
+	ccInflight     = gauge("cc_inflight_bytes", "Bytes in flight under our congestion control.", "algorithm", "direction")
+	ccPacing       = gauge("cc_pacing_rate_bytes_per_second", "Pacing rates of our congestion control, summed over groups; those without one are left out.", "algorithm", "direction")
+	groupsOpen     = gauge("groups", "Groups of flows that share a window: in use, or lingering for the next member.", "algorithm", "state")
+	groupMembers   = gauge("group_members", "Flows in groups: active ones have something in flight or to send.", "algorithm", "state")
+	groupLent      = gauge("group_lent_bytes", "Parts of windows that members are due and leave to others, summed over groups.", "algorithm")
+	groupUnused    = gauge("group_unused_bytes", "Parts of windows that nobody wants, summed over groups; those of windows without a bound are left out.", "algorithm")
+	groupsInformed = gauge("groups_informed", "Groups that have a hint not older than a second.", "algorithm")
+	groupsCapped   = gauge("groups_capped", "Groups whose window or rate is held below what the algorithm asks for, by hint_cap.", "algorithm")
+	hintsTotal     = counter("hints_total", "Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
+
+	ccLosses  = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
+	ccLimited = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
 )
 
 // all lists what Describe announces.
@@ -135,6 +148,7 @@ var all = []metric{
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
 	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
+	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
 }
 
 // collector turns snapshots into metrics.
@@ -171,6 +185,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		out.route(r)
 	}
 	sumLive(flows).write(out)
+	sumGroups(c.src.Groups()).write(out)
 	c.sample.take(c.o.Clock(), flows)
 	c.sample.Collect(ch)
 }
@@ -188,6 +203,11 @@ func (c *collector) facts(out sink) {
 	}
 	if c.o.Load != nil {
 		out.load(c.o.Load())
+	}
+	if c.o.Hints != nil {
+		for outcome, n := range c.o.Hints() {
+			out.put(hintsTotal, float64(n), string(outcome))
+		}
 	}
 	if c.o.Dropped != nil {
 		out.put(traceDropped, float64(c.o.Dropped()))

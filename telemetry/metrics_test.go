@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -32,6 +33,7 @@ func busyOptions(clock *handClock) Options {
 			}}
 		},
 		Config:  func() Config { return Config{Hash: "d00f", Succeeded: 3, Failed: 2, Since: 1.75e9} },
+		Hints:   func() map[HintOutcome]uint64 { return map[HintOutcome]uint64{HintHeard: 6, HintRefused: 1} },
 		Dropped: func() uint64 { return 8 },
 	}
 }
@@ -73,7 +75,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
-		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", // told of by the configuration and the code
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", // told of by the configuration and the code
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
 	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {
@@ -129,6 +131,38 @@ penstock_flow_duration_seconds_count{listener="lan",rule="all"} 6
 # HELP penstock_flow_rejections_total Connections that were accepted and never relayed, by why.
 # TYPE penstock_flow_rejections_total counter
 penstock_flow_rejections_total{listener="lan",reason="dial_refused"} 5
+# HELP penstock_group_lent_bytes Parts of windows that members are due and leave to others, summed over groups.
+# TYPE penstock_group_lent_bytes gauge
+penstock_group_lent_bytes{algorithm="copa"} 6000
+penstock_group_lent_bytes{algorithm="cubic"} 0
+# HELP penstock_group_members Flows in groups: active ones have something in flight or to send.
+# TYPE penstock_group_members gauge
+penstock_group_members{algorithm="copa",state="active"} 2
+penstock_group_members{algorithm="copa",state="idle"} 1
+penstock_group_members{algorithm="cubic",state="active"} 0
+penstock_group_members{algorithm="cubic",state="idle"} 0
+# HELP penstock_group_unused_bytes Parts of windows that nobody wants, summed over groups; those of windows without a bound are left out.
+# TYPE penstock_group_unused_bytes gauge
+penstock_group_unused_bytes{algorithm="copa"} 4000
+penstock_group_unused_bytes{algorithm="cubic"} 14480
+# HELP penstock_groups Groups of flows that share a window: in use, or lingering for the next member.
+# TYPE penstock_groups gauge
+penstock_groups{algorithm="copa",state="lingering"} 0
+penstock_groups{algorithm="copa",state="used"} 1
+penstock_groups{algorithm="cubic",state="lingering"} 1
+penstock_groups{algorithm="cubic",state="used"} 0
+# HELP penstock_groups_capped Groups whose window or rate is held below what the algorithm asks for, by hint_cap.
+# TYPE penstock_groups_capped gauge
+penstock_groups_capped{algorithm="copa"} 1
+penstock_groups_capped{algorithm="cubic"} 0
+# HELP penstock_groups_informed Groups that have a hint not older than a second.
+# TYPE penstock_groups_informed gauge
+penstock_groups_informed{algorithm="copa"} 1
+penstock_groups_informed{algorithm="cubic"} 0
+# HELP penstock_hints_total Hints posted, by what became of them; a request that is refused before it is read counts as one.
+# TYPE penstock_hints_total counter
+penstock_hints_total{result="heard"} 6
+penstock_hints_total{result="unauthorized"} 1
 # HELP penstock_tcp_retransmitted_bytes_total Bytes that TCP sent again.
 # TYPE penstock_tcp_retransmitted_bytes_total counter
 penstock_tcp_retransmitted_bytes_total{leg="client",listener="lan",rule="all"} 1448
@@ -188,6 +222,13 @@ func TestAWindowWithoutBoundIsLeftOut(t *testing.T) {
 	src := busyProxy()
 	src.flows[0].Down.Flow.Cwnd = cc.MaxCwnd
 	assert.Zero(t, sumLive(src.flows).control[controlKey{"copa", "down"}].window)
+}
+
+func TestTheRestOfAWindowWithoutBoundIsLeftOut(t *testing.T) {
+	sums := sumGroups([]flow.Group{{Algorithm: "static", Members: 1, Cwnd: cc.MaxCwnd, Unused: cc.MaxCwnd - 5}}, 1)
+	assert.Zero(t, sums["static"].unused)
+	assert.Equal(t, 1, sums["static"].used)
+	assert.Zero(t, sums["static"].informed, "it has no hint")
 }
 
 // TestDashboardAndAlertsAskForMetricsThatThereAre catches what a renamed metric

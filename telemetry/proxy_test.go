@@ -30,16 +30,10 @@ const bulk = `rules:
 // address of its listener; terms are the rules or defaults of its configuration.
 func startProxy(t *testing.T, terms string) (p *proxy.Kernel, clock func() cc.Time, addr string) {
 	t.Helper()
-	cfg, err := proxy.Parse([]byte(`
-listeners:
-  - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
-` + terms + `
-shutdown: {drain: 0s}
-`))
-	require.NoError(t, err)
+	cfg := configure(t, terms)
 	begin := time.Now()
 	clock = func() cc.Time { return cc.Time(time.Since(begin) + time.Second) }
-	p, err = proxy.Open(t.Context(), cfg, &flow.Manager{}, clock, nil)
+	p, err := proxy.Open(t.Context(), cfg, &flow.Manager{}, clock, nil)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -50,6 +44,19 @@ shutdown: {drain: 0s}
 		assert.NoError(t, p.Close())
 	})
 	return p, clock, p.Addrs()["local"].String()
+}
+
+// configure returns the configuration of startProxy.
+func configure(t *testing.T, terms string) proxy.Config {
+	t.Helper()
+	cfg, err := proxy.Parse([]byte(`
+listeners:
+  - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
+` + terms + `
+shutdown: {drain: 0s}
+`))
+	require.NoError(t, err)
+	return cfg
 }
 
 // tunnel opens a connection to target through the proxy at addr.

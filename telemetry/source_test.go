@@ -14,10 +14,12 @@ import (
 type still struct {
 	counters proxy.Counters
 	flows    []proxy.FlowInfo
+	groups   []flow.Group
 }
 
 func (s *still) Flows() []proxy.FlowInfo                      { return s.flows }
 func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counters, s.flows }
+func (s *still) Groups() ([]flow.Group, cc.Time)              { return s.groups, cc.Time(time.Minute) }
 
 // busyProxy has something in every field that is shown.
 func busyProxy() *still {
@@ -67,6 +69,19 @@ func busyProxy() *still {
 				Down: managed, Up: proxy.DirectionInfo{Algorithm: "none", Read: 10, Written: 10}, Client: leg, Server: leg,
 			},
 			{ID: 2, Listener: "lan", State: proxy.StateGreeting, Source: netip.MustParseAddrPort("192.0.2.8:99")},
+		},
+		groups: []flow.Group{
+			{
+				Name: managed.Flow.Group, Algorithm: "copa", Phase: "steady", Hosts: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
+				Members: 3, Active: 2, Cwnd: 40000, Inflight: 30000, Lent: 6000, Unused: 4000, PacingRate: 8e6,
+				SRTT: managed.Flow.SRTT, MinRTT: managed.Flow.MinRTT, LatestRTT: managed.Flow.LatestRTT, QueueingDelay: managed.Flow.QueueingDelay,
+				DeliveryRate: 12e6, Delivered: 1e6, LimitedBy: flow.LimitedByCwnd, Capped: true, Internals: managed.Flow.Internals,
+				Hint: &cc.Hint{
+					At: cc.Time(time.Minute - time.Second/2), Capacity: 20e6, FairShare: 10e6, LinkRate: 40e6, ArrivalRate: 30e6,
+					QueueRoom: 15000, Flows: 4, RadioLost: 1448, Share: .5,
+				},
+			},
+			{Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Idle: 7 * time.Second, Cwnd: 14480, Unused: 14480},
 		},
 	}
 }

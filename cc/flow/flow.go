@@ -16,6 +16,7 @@ type Flow struct {
 
 	// Guarded by macro.mu; macro itself by that of the old and of the new one.
 	macro     *macroflow
+	route     *route // of macro
 	terms     Terms
 	ledger    ledger
 	last      Report
@@ -23,6 +24,7 @@ type Flow struct {
 	inherited cc.Bytes // stream offset of what left before f came here: the algorithm is not told of it
 	taken     cc.Bytes
 	inflight  cc.Bytes
+	counts    cc.Bytes // of the macroflow's window; see recount
 	stuck     cc.Bytes // of those, unsent behind a closed receive window
 	want      cc.Bytes // asked for and not granted: the flow wants to send
 	parked    bool     // waits for wake
@@ -111,7 +113,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	m := f.macro
 	quantum := f.quantum()
-	room := m.room(f, now)
+	room := f.usable(now)
 	if room < want {
 		m.cwndFullAt = now
 	}
@@ -136,6 +138,16 @@ func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	return 0
 }
 
+// usable is room in bytes of f's own path, where nothing in flight leaves room
+// for a segment.
+func (f *Flow) usable(now cc.Time) cc.Bytes {
+	room := f.route.expand(f.macro.room(f, now))
+	if f.route.far() && f.inflight == 0 {
+		room = max(room, f.mss())
+	}
+	return room
+}
+
 // charge counts n granted bytes in flight and against the pacers.
 func (f *Flow) charge(now cc.Time, n cc.Bytes) {
 	f.count(now, n)
@@ -151,7 +163,7 @@ func (f *Flow) count(now cc.Time, n cc.Bytes) {
 	f.ledger.push(n, f.roundUp(min(granule, cc.MaxCwnd/ledgerChunks)), m.sent(now))
 	f.taken += n
 	f.inflight += n
-	m.inflight += n
+	f.recount()
 	m.serve(f, n)
 }
 
@@ -242,7 +254,22 @@ func (f *Flow) lostSince(r Report) cc.Time {
 		return f.lossAt
 	}
 	f.recover, f.lossAt = r.Written-r.Unsent, r.At
-	return max(1, r.At.Add(-f.macro.rtt.srtt))
+	return max(1, r.At.Add(-f.srtt()))
+}
+
+// srtt and leastRTT are the round trips of f's own path.
+func (f *Flow) srtt() time.Duration {
+	if f.route.far() && f.rtt.srtt > 0 {
+		return f.rtt.srtt
+	}
+	return f.macro.rtt.srtt
+}
+
+func (f *Flow) leastRTT() time.Duration {
+	if f.route.far() {
+		return f.route.base
+	}
+	return f.macro.rtt.min
 }
 
 // setInflight recounts f's bytes in flight. What the transport holds, on the
@@ -257,17 +284,24 @@ func (f *Flow) setInflight(r Report) {
 	case r.Pipe >= 0:
 		inflight = f.taken - r.Written + r.Pipe + r.Unsent
 	}
-	before := f.counted()
 	f.inflight, f.stuck = max(0, inflight), 0
 	if r.RwndFull && !r.Held {
 		f.stuck = min(r.Unsent, f.inflight)
 	}
-	f.macro.inflight += f.counted() - before
+	f.recount()
 }
 
-// counted is what f takes of the macroflow's window. Bytes that wait for the
-// peer to open its own load no path, and must not keep the others from theirs.
-func (f *Flow) counted() cc.Bytes { return f.inflight - f.stuck }
+// counted is what f takes of the macroflow's window.
+func (f *Flow) counted() cc.Bytes { return f.counts }
+
+// recount works out anew what f takes of the macroflow's window. Bytes that wait
+// for the peer to open its own load no path, and must not keep the others from
+// theirs; those on a longer way count less.
+func (f *Flow) recount() {
+	before := f.counts
+	f.counts = f.route.shrink(f.inflight - f.stuck)
+	f.macro.inflight += f.counts - before
+}
 
 // ack composes the event for acked newly delivered bytes.
 func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
@@ -284,7 +318,7 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 		if !r.Held || !f.measured {
 			ev.RTT = r.At.Sub(c.sent.At)
 		}
-		ev.DeliveryRate = m.deliveryRate(r.At, c)
+		ev.DeliveryRate = m.deliveryRate(r.At, c, f.leastRTT())
 		m.firstSent = c.sent.At
 	}
 	if r.RTT > 0 {
@@ -293,10 +327,10 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 	m.deliveredAt = r.At
 	if ev.RTT > 0 {
 		f.rtt.add(ev.RTT)
-		m.rtt.add(ev.RTT)
+		ev.RTT = m.sample(r.At, f.route, ev.RTT)
 	}
 	if ev.DeliveryRate > 0 {
-		f.rate = ev.DeliveryRate
+		f.rate, m.rate = ev.DeliveryRate, ev.DeliveryRate
 	}
 	ev.State = m.state(r.At)
 	return ev

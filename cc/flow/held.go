@@ -27,7 +27,7 @@ func (f *Flow) hold(r, before Report) {
 // now, unless some of them have been acknowledged already. More than a window
 // cannot have left within one round trip.
 func (f *Flow) departure(r, before Report, left cc.Bytes) cc.Time {
-	if r.RTT == 0 || max(r.Acked, r.Newest) <= f.taken || left > f.macro.ctl.Cwnd {
+	if r.RTT == 0 || max(r.Acked, r.Newest) <= f.taken || left > f.route.expand(f.macro.ctl.Cwnd) {
 		return r.At
 	}
 	return min(r.At, max(before.At, r.At.Add(-r.RTT)))
@@ -50,9 +50,13 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 // limit is what f may use from now on.
 func (f *Flow) limit(now cc.Time) Limit {
 	m := f.macro
-	l := Limit{Cwnd: m.share(f, now), PacingRate: m.ctl.PacingRate, Waiting: f.want > 0, EveryAck: m.spec.EveryAck}
-	if f.last.Held && l.Cwnd < m.ctl.Cwnd { // the macroflow's pacer is not asked, so each has its part of the rate as well
-		l.PacingRate = cc.Rate(float64(l.PacingRate) * float64(l.Cwnd) / float64(m.ctl.Cwnd))
+	share := m.share(f, now)
+	l := Limit{Cwnd: share, PacingRate: m.ctl.PacingRate, Waiting: f.want > 0, EveryAck: m.spec.EveryAck}
+	if f.route.far() {
+		l.Cwnd = max(f.route.expand(share)/f.mss(), 1) * f.mss()
+	}
+	if f.last.Held && share < m.ctl.Cwnd { // the macroflow's pacer is not asked, so each has its part of the rate as well
+		l.PacingRate = cc.Rate(float64(l.PacingRate) * float64(share) / float64(m.ctl.Cwnd))
 		if m.ctl.PacingRate > 0 {
 			l.PacingRate = max(l.PacingRate, 1) // 0 would not pace
 		}

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"fmt"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -11,6 +12,16 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 )
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// to is a prefix, or that of a single address.
+func to(s string) netip.Prefix {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p
+	}
+	return netip.PrefixFrom(addr(s), addr(s).BitLen())
+}
 
 // listener is an algorithm that notes what the network says.
 type listener struct {
@@ -53,7 +64,7 @@ func TestEveryEventCarriesTheNewestHint(t *testing.T) {
 	l.ack(mss)
 	assert.Equal(t, 1, a.none, "nothing was said yet")
 
-	assert.True(t, p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 7e6}))
+	assert.Equal(t, 1, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 7e6}))
 	p.wait(time.Millisecond)
 	l.ack(mss)
 	l.r.Lost = mss
@@ -71,22 +82,22 @@ func TestAHintOlderThanTheLastIsIgnored(t *testing.T) {
 	a := listening(l)
 	l.send(4 * mss)
 	for i, h := range []cc.Hint{{At: p.now, Capacity: 2}, {At: p.now - 1, Capacity: 1}, {At: p.now, Capacity: 3}} {
-		p.mgr.Hint("host", h)
+		p.mgr.Hint(to("192.0.2.1"), h)
 		p.wait(time.Millisecond)
 		l.ack(mss)
 		assert.Equal(t, []cc.Rate{2, 2, 3}[i], a.heard[i].Capacity)
 	}
 }
 
-func TestAHintIsForItsGroupAlone(t *testing.T) {
+func TestAHintIsForItsHostAlone(t *testing.T) {
 	p := newPath(t)
 	one := p.open(static(10))
-	same := p.open(Terms{Group: "host", Algorithm: "reno"})
-	other := p.open(Terms{Group: "other", Algorithm: "static"})
+	same := p.open(Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "reno"})
+	other := p.open(Terms{Group: "other", Host: addr("192.0.2.2"), Algorithm: "static"})
 	for _, l := range []*leg{one, same, other} {
 		listening(l)
 	}
-	require.True(t, p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 5}))
+	require.Equal(t, 2, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 5}))
 	for _, l := range []*leg{one, same, other} {
 		l.send(mss)
 		l.ack(mss)
@@ -96,31 +107,32 @@ func TestAHintIsForItsGroupAlone(t *testing.T) {
 	assert.Empty(t, other.macro.alg.(*listener).heard)
 }
 
-func TestAMacroflowThatComesLaterKnowsWhatItsGroupHasHeard(t *testing.T) {
+func TestAMacroflowThatComesLaterKnowsWhatOthersOfItsHostHaveHeard(t *testing.T) {
 	p := newPath(t)
 	p.open(static(10))
-	p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 5})
-	late := p.open(Terms{Group: "host", Algorithm: "reno"})
+	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 5})
+	late := p.open(Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "reno"})
 	a := listening(late)
 	late.send(mss)
 	late.ack(mss)
 	require.Len(t, a.heard, 1)
 }
 
-func TestHintsForUnknownGroupsAreNotKept(t *testing.T) {
+func TestHintsForUnknownHostsAreNotKept(t *testing.T) {
 	p := newPath(t)
-	assert.False(t, p.mgr.Hint("host", cc.Hint{At: p.now, Capacity: 5}))
+	assert.Zero(t, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 5}))
 	l := p.open(static(10))
 	for i := range 1000 {
-		assert.False(t, p.mgr.Hint(fmt.Sprint("host ", i), cc.Hint{At: p.now}))
+		assert.Zero(t, p.mgr.Hint(to(fmt.Sprintf("198.51.%d.%d", i/250, i%250)), cc.Hint{At: p.now}))
 	}
 	assert.Len(t, p.mgr.hosts, 1)
 
 	l.Close(p.now)
-	p.wait(linger + time.Second)
-	assert.True(t, p.mgr.Hint("host", cc.Hint{At: p.now}), "it lingers")
-	p.open(Terms{Group: "other", Algorithm: "static"})
-	assert.False(t, p.mgr.Hint("host", cc.Hint{At: p.now}), "it is forgotten with its last macroflow")
+	p.wait(memoryLasts)
+	assert.Equal(t, 1, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it lingers")
+	p.wait(time.Second)
+	p.open(Terms{Group: "other", Host: addr("192.0.2.2"), Algorithm: "static"})
+	assert.Zero(t, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it is forgotten with its last macroflow")
 	assert.Len(t, p.mgr.hosts, 1)
 }
 
@@ -130,13 +142,13 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 	for k := range 4 {
 		wg.Go(func() {
 			for i := range 500 {
-				mgr.Hint(fmt.Sprint("host ", i%2), cc.Hint{At: cc.Time(i), Capacity: cc.Rate(i)})
+				mgr.Hint(to(fmt.Sprintf("192.0.2.%d", i%2)), cc.Hint{At: cc.Time(i), Capacity: cc.Rate(i)})
 			}
 		})
 		wg.Go(func() {
 			for i := range 100 {
 				now := cc.Time(i + 1)
-				f, err := mgr.Open(now, Terms{Group: fmt.Sprint("host ", i%2), Algorithm: "reno"}, func() {})
+				f, err := mgr.Open(now, Terms{Group: fmt.Sprint("host ", i%2), Host: addr(fmt.Sprintf("192.0.2.%d", i%2)), Algorithm: "reno"}, func() {})
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -151,18 +163,21 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 	}
 	wg.Wait()
 	assert.Len(t, mgr.hosts, 2)
-	assert.True(t, mgr.Hint("host 0", cc.Hint{At: 1000, Capacity: 9}))
-	for _, g := range mgr.hosts["host 0"] {
-		assert.EqualValues(t, 9, g.hint.Capacity)
+	assert.Equal(t, 1, mgr.Hint(to("192.0.2.0"), cc.Hint{At: 1000, Capacity: 9}))
+	for _, r := range mgr.hosts[addr("192.0.2.0")] {
+		assert.EqualValues(t, 9, r.macro.hint.Capacity)
 	}
 }
 
 func TestAHintAllocatesNothing(t *testing.T) {
 	p := newPath(t)
 	p.open(static(10))
-	at := p.now
+	at, host := p.now, to("192.0.2.1")
 	assert.Zero(t, testing.AllocsPerRun(1000, func() {
 		at++
-		p.mgr.Hint("host", cc.Hint{At: at, Capacity: cc.Rate(at)})
+		p.mgr.Hint(host, cc.Hint{At: at, Capacity: cc.Rate(at)})
 	}))
 }
+
+// hostAt is the i-th host.
+func hostAt(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i + 1)}) }

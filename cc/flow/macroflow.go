@@ -25,8 +25,12 @@ type macroflow struct {
 	ctl     cc.Control   // alg's newest word
 	mss     cc.Bytes
 	members []*Flow
+	routes  []*route // changed under the manager's mu as well
 	pacer   pacer
 	rtt     rttEstimator
+	queue   queue
+	ref     *route  // whose round trips rtt's are; nil: no sample since the algorithm started
+	rate    cc.Rate // newest delivery-rate sample
 
 	inflight    cc.Bytes // sum of what the members count
 	delivered   cc.Bytes // by members past and present
@@ -40,11 +44,15 @@ type macroflow struct {
 	idleSince   cc.Time  // when the last member left
 	started     cc.Time  // when alg was built
 	base        cc.Bytes // what had been delivered then: alg counts from there
-	initial     cc.Bytes // window that members brought with them, for alg to start from; 0: none did
+	initial     cc.Bytes // window that members brought with them or that is remembered, for alg to start from; 0: neither
+	ssthresh    cc.Bytes // window that the path is known to carry, for alg to start with; 0: not known
+	memory      cc.Bytes // the window as the last member left it, once alg is forgotten; 0: it is not
 	gone        float64  // part of the window that members have taken elsewhere, until a round trip after goneAt
 	goneAt      cc.Time
-	hint        cc.Hint // the network's newest word about the group
+	hint        cc.Hint // the network's newest word about the hosts
 	hinted      bool    // there has been one
+	hintCap     float64 // the least of the members' Terms.HintCap; 0: none has one
+	capped      bool    // it holds ctl below alg's word
 
 	idle   *list.Element // in the manager's list, while without members; guarded by its mu
 	due    cc.Time       // when the manager will call tick; guarded by its dueMu
@@ -71,6 +79,7 @@ func (m *macroflow) start(now cc.Time) {
 	m.alg = m.spec.New(cc.Config{
 		MSS:         m.mss,
 		InitialCwnd: initial,
+		Ssthresh:    m.ssthresh,
 		Params:      m.prm,
 		Rand:        rand.New(rand.NewPCG(m.seed, 0)),
 	})
@@ -88,6 +97,7 @@ const leastTick = 100 * time.Microsecond
 // adopt takes over the algorithm's limits after it has seen an event at now.
 func (m *macroflow) adopt(now cc.Time) {
 	m.ctl = m.alg.Control()
+	m.cap(now)
 	m.pacer.rate = m.ctl.PacingRate
 	if m.ctl.NextTick != 0 {
 		m.mgr.schedule(m, max(m.ctl.NextTick, now.Add(leastTick)))
@@ -117,22 +127,35 @@ func (m *macroflow) seen(s cc.Sent) cc.Sent {
 	return s
 }
 
+// join has f be a member, along r.
+func (m *macroflow) join(f *Flow, r *route) {
+	m.members = append(m.members, f)
+	r.members++
+	f.macro, f.route = m, r
+	f.home.Store(m)
+	m.noteCap()
+}
+
 // lose has f be a member no more.
 func (m *macroflow) lose(f *Flow, now cc.Time) {
 	m.inflight -= f.counted()
+	f.counts = 0
+	f.route.members--
+	f.route.left = now
 	if i := slices.Index(m.members, f); i >= 0 {
 		m.members = slices.Delete(m.members, i, i+1)
 	}
 	if len(m.members) == 0 {
 		m.idleSince = now
 	}
+	m.noteCap()
 }
 
 // cwndLimited tells whether the window was what held the sender back since the
 // newest delivered byte left, a round trip ago. Bytes piling up below us mean
-// that it was not.
+// that it was not; nor was it where a hint holds less.
 func (m *macroflow) cwndLimited() bool {
-	return m.cwndFullAt != 0 && !m.heldBelow && m.cwndFullAt >= m.firstSent
+	return m.cwndFullAt != 0 && !m.heldBelow && !m.capped && m.cwndFullAt >= m.firstSent
 }
 
 // sent describes the macroflow to the bytes that leave now.
@@ -157,26 +180,28 @@ func (m *macroflow) sent(now cc.Time) chunk {
 // left, over the longer of the time it took to send and to acknowledge them
 // (the BBR draft's §4.1.2.3), so that bunched acknowledgements do not inflate
 // it; 0 for a burst shorter than a round trip.
-func (m *macroflow) deliveryRate(now cc.Time, c chunk) cc.Rate {
+func (m *macroflow) deliveryRate(now cc.Time, c chunk, leastRTT time.Duration) cc.Rate {
 	d := max(now.Sub(c.sent.DeliveredAt), c.sent.At.Sub(c.first))
-	if d < m.rtt.min {
+	if d < leastRTT {
 		return 0
 	}
 	return cc.RateOf(m.delivered-c.sent.Delivered, d)
 }
 
 // noteAppLimited marks what is in flight as too little to probe the path, when
-// there is room in the window and nobody wants it.
+// there is room in the window and nobody wants it, or a hint does not let it be used.
 func (m *macroflow) noteAppLimited() {
 	if m.delivered > m.appLimited {
 		m.appLimited = 0
 	}
-	if m.inflight+m.mss > m.ctl.Cwnd {
-		return
-	}
-	for _, f := range m.members {
-		if f.want > 0 {
+	if !m.capped {
+		if m.inflight+m.mss > m.ctl.Cwnd {
 			return
+		}
+		for _, f := range m.members {
+			if f.want > 0 {
+				return
+			}
 		}
 	}
 	m.appLimited = max(m.delivered+m.inflight, 1)

@@ -6,6 +6,7 @@ import (
 	"container/list"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,10 +16,14 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// linger is how long a macroflow outlives its last member, so that the next
-// connection of a host need not find the path's window again: the longer of
-// this and three retransmission timeouts.
-const linger = 10 * time.Second
+// A macroflow outlives its last member, so that the next connection of a host
+// need not find the path's window again. It stays as it is for linger, or three
+// retransmission timeouts if those are longer; from then on its window halves with
+// every timeout, and after memoryLasts nothing is known of it any more.
+const (
+	linger      = 10 * time.Second
+	memoryLasts = 5 * time.Minute
+)
 
 // MaxWeight bounds Terms.Weight: a window times all weights fits an int64.
 const MaxWeight = 1000
@@ -38,9 +43,10 @@ type Manager struct {
 
 	mu     sync.Mutex // taken before any macroflow's
 	groups map[string]*macroflow
-	hosts  map[string][]*macroflow // by Terms.Group, which hints are about
+	hosts  map[netip.Addr][]*route // of all macroflows, which hints are about
 	flows  map[uint64]*Flow
 	idle   list.List // of *macroflow without members, the longest idle first
+	faded  list.List // likewise, of those whose algorithms are forgotten; they were idle before all others
 	nextID uint64
 
 	dueMu sync.Mutex // taken last
@@ -59,15 +65,19 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	defer m.mu.Unlock()
 	m.forget(now)
 	m.nextID++
-	g := m.macroflow(r)
+	g, fresh := m.macroflow(r)
 	f := &Flow{
-		id: m.nextID, macro: g, terms: t, wake: wake,
+		id: m.nextID, terms: t, wake: wake,
 		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
 	}
-	f.home.Store(g)
 	g.mu.Lock()
-	g.members = append(g.members, f)
+	along := m.route(g, t.Host)
+	g.revive(now, along)
+	g.join(f, along)
 	g.mu.Unlock()
+	if fresh {
+		m.meet(now, g)
+	}
 	m.occupied(g)
 	m.flows[f.id] = f
 	return f, nil
@@ -97,31 +107,32 @@ func (t Terms) resolve() (resolved, error) {
 }
 
 // macroflow returns the one that r leads to, a new one if need be. The caller
-// holds m.mu, and no macroflow's.
-func (m *Manager) macroflow(r resolved) *macroflow {
+// holds m.mu.
+func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
 	if m.groups == nil {
-		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[string][]*macroflow{}
+		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[netip.Addr][]*route{}
 	}
-	g := m.groups[r.key]
-	if g == nil {
+	g = m.groups[r.key]
+	if fresh = g == nil; fresh {
 		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID, queued: -1}
 		m.groups[r.key] = g
-		m.meet(g)
 	}
-	return g
+	return g, fresh
 }
 
 // occupied notes that g has members. The caller holds m.mu.
 func (m *Manager) occupied(g *macroflow) {
 	if g.idle != nil {
-		m.idle.Remove(g.idle)
+		m.idle.Remove(g.idle) // it is in one of them
+		m.faded.Remove(g.idle)
 		g.idle = nil
 	}
 }
 
-// vacated notes that g has no members, if so. The caller holds m.mu, but not g's.
+// vacated notes that g has fewer members, or none. The caller holds m.mu, but not g's.
 func (m *Manager) vacated(g *macroflow) {
 	g.mu.Lock()
+	m.trimRoutes(g)
 	empty := len(g.members) == 0
 	g.mu.Unlock()
 	if empty && g.idle == nil {
@@ -152,20 +163,33 @@ func (m *Manager) left(f *Flow, now cc.Time) {
 	m.forget(now)
 }
 
-// forget drops the macroflows that have been without members for long enough.
+// forget drops what is known of macroflows that have been without members for
+// long enough: first their algorithms, then all of it.
 func (m *Manager) forget(now cc.Time) {
 	for e := m.idle.Front(); e != nil; e = m.idle.Front() {
 		g := e.Value.(*macroflow)
 		g.mu.Lock()
-		expired := now.Sub(g.idleSince) > max(linger, 3*g.rtt.rto())
+		faded := g.fade(now)
 		g.mu.Unlock()
-		if !expired && m.idle.Len() <= maxLingering {
-			return
+		if !faded && m.idle.Len() <= maxLingering {
+			break
 		}
 		m.idle.Remove(e)
+		g.idle = m.faded.PushBack(g)
+	}
+	for e := m.faded.Front(); e != nil; e = m.faded.Front() {
+		g := e.Value.(*macroflow)
+		if now.Sub(g.idleSince) <= memoryLasts && m.idle.Len()+m.faded.Len() <= maxLingering {
+			return
+		}
+		m.faded.Remove(e)
 		g.idle = nil
 		delete(m.groups, g.key)
-		m.part(g)
+		g.mu.Lock()
+		for len(g.routes) > 0 {
+			m.dropRoute(g, len(g.routes)-1)
+		}
+		g.mu.Unlock()
 	}
 }
 
@@ -225,6 +249,7 @@ func (m *macroflow) tick(now cc.Time) {
 	m.mu.Lock()
 	var events [1]Event
 	n := 0
+	m.recap(now)
 	if len(m.members) > 0 && m.ctl.NextTick != 0 {
 		if m.ctl.NextTick <= now {
 			state := m.state(now)

@@ -22,13 +22,17 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 	from := f.home.Load()
 	if from.key == r.key {
 		from.mu.Lock()
-		f.accept(t)
+		if !f.closed {
+			f.redirect(now, m.route(from, t.Host))
+			f.accept(now, t)
+			m.trimRoutes(from)
+		}
 		m.mu.Unlock()
 		from.unlockAndWake(now)
 		return nil
 	}
 	m.nextID++ // for the seed: an algorithm's luck is its own
-	to := m.macroflow(r)
+	to, fresh := m.macroflow(r)
 	from.mu.Lock()
 	if f.closed {
 		from.mu.Unlock()
@@ -37,10 +41,13 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 		return nil
 	}
 	to.mu.Lock()
-	f.shift(now, to)
-	f.accept(t)
+	f.shift(now, to, m.route(to, t.Host))
+	f.accept(now, t)
 	to.mu.Unlock()
 	from.mu.Unlock()
+	if fresh {
+		m.meet(now, to)
+	}
 	m.occupied(to)
 	m.vacated(from)
 	m.mu.Unlock()
@@ -52,51 +59,75 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 }
 
 // accept puts terms into force within f's macroflow.
-func (f *Flow) accept(t Terms) {
+func (f *Flow) accept(now cc.Time, t Terms) {
 	if f.terms.MaxRate != t.MaxRate {
 		f.pacer = pacer{rate: t.MaxRate}
 	}
 	f.terms, f.ready = t, 0 // it may ask once more than it needs to
+	f.macro.noteCap()
+	f.macro.recap(now)
 }
 
-// shift takes f from its macroflow to another. The caller holds the mutexes of both.
-func (f *Flow) shift(now cc.Time, to *macroflow) {
+// redirect has f's bytes go along another route of its macroflow.
+func (f *Flow) redirect(now cc.Time, r *route) {
+	f.route.members--
+	f.route.left = now
+	r.members++
+	f.route = r
+	f.recount()
+}
+
+// shift takes f from its macroflow to another, where it goes along r. The caller
+// holds the mutexes of both.
+func (f *Flow) shift(now cc.Time, to *macroflow, r *route) {
 	from := f.macro
-	window := from.takeAway(f, now)
+	part, known := from.takeAway(f, now)
+	window := f.route.expand(part)
+	base, rtt := f.route.base, from.rtt
+	if f.route.far() {
+		rtt = rtt.along(base - from.ref.base)
+	}
 	from.lose(f, now)
 
+	if r.base == 0 && r.host == f.route.host {
+		r.base = base
+	}
 	if len(to.members) == 0 && from.alg != nil {
 		// What lingers there is older than what f knows.
-		to.alg, to.initial, to.gone, to.rtt = nil, 0, 0, from.rtt
+		to.alg, to.initial, to.memory, to.gone, to.rtt = nil, 0, 0, 0, rtt
+		to.anchor(r)
 	}
+	to.revive(now, r)
 	if to.rtt.srtt == 0 {
-		to.rtt = from.rtt
+		to.rtt = rtt
+		to.anchor(r)
 	}
 	if to.inflight == 0 {
 		to.deliveredAt, to.firstSent, to.cwndFullAt = now, from.firstSent, 0
 	}
-	to.members = append(to.members, f)
-	to.inflight += f.counted()
+	to.join(f, r)
+	f.recount()
 	f.ledger.rebase(now, to.delivered)
 	f.served, f.pass = to.served, 0
 	f.inherited = f.taken
-	f.macro = to
-	f.home.Store(to)
 
 	if window > 0 && (to.alg == nil || now.Sub(to.started) <= to.rtt.srtt) {
 		// Within a round trip it has seen nothing come of its own doing: it forgets little.
-		to.initial = min(to.initial+window, cc.MaxCwnd)
-		to.alg = nil
+		to.initial = min(to.initial+r.shrink(window), cc.MaxCwnd)
+		if to.alg, to.ssthresh = nil, 0; known {
+			to.ssthresh = to.initial
+		}
 		to.start(now)
 	}
 }
 
 // takeAway returns the window that f takes with it: its part of m's, were all
 // active members to use theirs, but no more than it needs by what has arrived of
-// late, or ten segments. Those that leave together take no part twice.
-func (m *macroflow) takeAway(f *Flow, now cc.Time) cc.Bytes {
+// late, or ten segments. Those that leave together take no part twice. The path is
+// known to carry that window if it is what has arrived.
+func (m *macroflow) takeAway(f *Flow, now cc.Time) (window cc.Bytes, known bool) {
 	if m.alg == nil {
-		return 0
+		return 0, false
 	}
 	if now.Sub(m.goneAt) > m.rtt.rto() {
 		m.gone = 0
@@ -109,7 +140,7 @@ func (m *macroflow) takeAway(f *Flow, now cc.Time) cc.Bytes {
 	}
 	part := float64(f.weight()) / float64(weights) * (1 - m.gone)
 	m.gone, m.goneAt = m.gone+part, now
-	window := min(m.ctl.Cwnd, f.rate.BytesIn(m.rtt.min)) // f's samples of the rate are of all m delivers
+	window = min(m.ctl.Cwnd, f.rate.BytesIn(m.rtt.min)) // f's samples of the rate are of all m delivers
 	least := min(cc.InitialCwndPackets*f.mss(), m.ctl.Cwnd)
-	return max(1, cc.Bytes(part*float64(max(window, least))))
+	return max(1, cc.Bytes(part*float64(max(window, least)))), window >= least
 }

@@ -251,7 +251,7 @@ func TestMovesThatAreRefusedChangeNothing(t *testing.T) {
 	f.Close(p.now)
 	f.moveTo(static(20))
 	assert.Empty(t, p.mgr.Snapshots())
-	p.wait(linger + time.Second)
+	p.wait(memoryLasts + time.Second)
 	p.open(static(5))
 	assert.Len(t, p.mgr.groups, 1, "nothing is left of where it did not go")
 }
@@ -265,7 +265,7 @@ func TestAMacroflowThatAllHaveLeftIsForgotten(t *testing.T) {
 	f.moveTo(static(10))
 	assert.Equal(t, 10*mss, f.Snapshot().Cwnd)
 	f.moveTo(static(20))
-	p.wait(linger + time.Second)
+	p.wait(memoryLasts + time.Second)
 	p.open(static(20))
 	assert.Len(t, p.mgr.groups, 1)
 }

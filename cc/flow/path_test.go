@@ -67,5 +67,5 @@ func (l *leg) report() Limit {
 func (l *leg) inflight() cc.Bytes { return l.Snapshot().Inflight }
 
 func static(packets float64) Terms {
-	return Terms{Group: "host", Algorithm: "static", Params: cc.Params{"cwnd_packets": packets}}
+	return Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "static", Params: cc.Params{"cwnd_packets": packets}}
 }

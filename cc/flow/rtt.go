@@ -19,6 +19,16 @@ func (e *rttEstimator) add(sample time.Duration) {
 	e.srtt += (sample - e.srtt) / 8
 }
 
+// along is e for a path whose base round trip is d longer.
+func (e rttEstimator) along(d time.Duration) rttEstimator {
+	for _, rtt := range []*time.Duration{&e.latest, &e.srtt, &e.min} {
+		if *rtt > 0 {
+			*rtt = max(*rtt+d, time.Microsecond)
+		}
+	}
+	return e
+}
+
 // rto is the retransmission timeout the samples suggest (RFC 6298 §2.3, with
 // Linux's 200 ms floor); one second before the first sample.
 func (e *rttEstimator) rto() time.Duration {

@@ -7,7 +7,7 @@ import "github.com/penstock-net/penstock/cc"
 // member above the window).
 const floorSegments = 2
 
-func (f *Flow) floor() cc.Bytes { return floorSegments * f.mss() }
+func (f *Flow) floor() cc.Bytes { return f.route.shrink(floorSegments * f.mss()) }
 
 // contends reports whether f wants more than it was granted. One that was
 // granted a part and has not come back for a round trip is stuck in its
@@ -18,10 +18,11 @@ func (f *Flow) contends(now cc.Time) bool {
 
 // starved reports whether f may send below its floor.
 func (f *Flow) starved() bool {
-	return len(f.macro.members) > 1 && f.inflight+f.quantum() <= f.floor()
+	return len(f.macro.members) > 1 && f.route.shrink(f.inflight+f.quantum()) <= f.floor()
 }
 
-// room returns how many bytes f may still put in flight under the window.
+// room returns how many bytes f may still put in flight under the window, as
+// they count in it.
 //
 // Flows that want to send share what the others leave unused, in proportion to
 // their weights (weighted max-min): a flow that does not use its share lends
@@ -30,17 +31,18 @@ func (f *Flow) starved() bool {
 // are whole segments; the odd ones go round, to whoever got least so far.
 // A flow with a lower Priority number goes first, all of it.
 func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
-	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-f.inflight)
+	inflight := f.route.shrink(f.inflight)
+	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-inflight)
 	if len(m.members) == 1 {
 		return free
 	}
-	floor := f.floor() - f.inflight
+	floor := f.floor() - inflight
 	if free <= 0 {
 		return floor
 	}
 	pool, weights := m.pool(f, now)
 	level := pool * f.weight() / weights
-	part := level - f.inflight
+	part := level - inflight
 	if odd := level % f.mss(); odd > 0 && part > 0 && part < f.mss() && m.leastServed(f, pool, weights) {
 		part += f.mss() - odd
 	}
@@ -131,11 +133,12 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 		}
 		f.pass = m.pass
 		need := f.quantum()
+		counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
 		starved := f.starved()
-		if m.ctl.Cwnd-m.inflight-promised < need && !starved {
+		if m.ctl.Cwnd-m.inflight-promised < counts && !starved {
 			break // nothing is left, and whoever comes next is not starved either
 		}
-		if m.room(f, now) < need {
+		if f.usable(now) < need {
 			continue
 		}
 		if m.pacer.credit(now, m.segment(f))-promised < need {
@@ -143,7 +146,7 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 			break
 		}
 		f.parked = false
-		promised += need
+		promised += counts
 		out[n] = f.wake
 		n++
 	}

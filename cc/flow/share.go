@@ -13,7 +13,8 @@ const lendPasses = 3
 // acts on a raise only when it next hears from its peer.
 //
 // The shares of the members that contend add up to the window, or to their
-// floors; the others are due what they use, but not more than their level.
+// floors; the others are due what they use, but not more than their level. All of
+// it is as bytes count in the window.
 func (m *macroflow) share(f *Flow, now cc.Time) cc.Bytes {
 	if len(m.members) == 1 {
 		return m.ctl.Cwnd
@@ -110,5 +111,5 @@ func (f *Flow) part() cc.Bytes {
 			weights += g.weight()
 		}
 	}
-	return max(m.ctl.Cwnd*f.weight()/weights, min(m.ctl.Cwnd, f.floor()))
+	return f.route.expand(max(m.ctl.Cwnd*f.weight()/weights, min(m.ctl.Cwnd, f.floor())))
 }

@@ -179,7 +179,7 @@ func TestAMacroflowOutlivesItsLastMemberForAWhile(t *testing.T) {
 	assert.Equal(t, 30*time.Millisecond, g.Snapshot().MinRTT, "the next flow finds the path known")
 	g.Close(p.now)
 
-	p.wait(linger + time.Second)
+	p.wait(memoryLasts + time.Second)
 	h := p.open(static(10))
 	h.send(mss)
 	assert.Zero(t, h.Snapshot().MinRTT)

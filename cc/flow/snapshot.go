@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -54,32 +53,6 @@ type Snapshot struct {
 	Limited                        map[LimitedBy]time.Duration // time spent in each state, up to the last report
 }
 
-// Group is the state of one macroflow at one moment.
-type Group struct {
-	Name      string // Terms.Group
-	Algorithm string
-	Phase     string
-	Hosts     []netip.Addr  // where its members' bytes go, at most maxGroupHosts of them
-	Members   int           // 0: it lingers, its window waits for the next
-	Active    int           // members that want to send
-	Idle      time.Duration // since the last member left; 0 with members
-
-	Cwnd       cc.Bytes // all members' together
-	Inflight   cc.Bytes
-	Lent       cc.Bytes // of the window, what members are due and leave to others
-	Unused     cc.Bytes // of the window, what nobody wants
-	PacingRate cc.Rate  // 0: not paced
-
-	SRTT, MinRTT, LatestRTT time.Duration // 0: no sample yet
-	QueueingDelay           time.Duration // newest sample above the least
-	DeliveryRate            cc.Rate       // newest sample
-	Delivered               cc.Bytes      // by members past and present
-	LimitedBy               LimitedBy
-	Hint                    *cc.Hint // the network's newest word; nil: none
-	Capped                  bool     // that word holds the window below what the algorithm asks for
-	Internals               cc.Internals
-}
-
 // Snapshot returns the flow's present state.
 func (f *Flow) Snapshot() Snapshot {
 	m := f.lock()
@@ -87,13 +60,13 @@ func (f *Flow) Snapshot() Snapshot {
 	s := Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members), Internals: m.inspect(),
 		Cwnd: m.ctl.Cwnd, Share: f.part(), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
-		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
+		SRTT: f.srtt(), MinRTT: f.leastRTT(), LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,
 		Limited: make(map[LimitedBy]time.Duration, numLimits),
 	}
 	if f.rtt.latest > 0 {
-		s.QueueingDelay = max(0, f.rtt.latest-m.rtt.min)
+		s.QueueingDelay = max(0, f.rtt.latest-f.leastRTT())
 	}
 	for by, d := range f.limits.spent {
 		if d > 0 {

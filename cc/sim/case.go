@@ -23,6 +23,7 @@ import (
 //	step 10s 6mbit                                # the rate from then on
 //	outage 10s 20s                                # from, to
 //	delay 30s rtt 80ms                            # from then on
+//	move 10s NAME copa                            # the flow's algorithm from then on
 //	flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
 //	flow cubic bytes 1MB rate 2mbit on 1s off 1s
 //	run 30s warmup 5s seed 1 sample 100ms
@@ -148,6 +149,22 @@ func (p *caseReader) line(words []string) error {
 		}
 		p.c.Changes = append(p.c.Changes, c)
 		return args.each(delayKeys(&p.c.Changes[len(p.c.Changes)-1].Delay))
+	case "move":
+		c := Change{}
+		for _, take := range []func(string) error{
+			set(&c.At, parseSpan),
+			set(&c.Flow, parseWord),
+			func(s string) (err error) {
+				c.Terms.Algorithm, c.Terms.Params, err = cc.Parse(s)
+				return err
+			},
+		} {
+			if err := args.next(take); err != nil {
+				return err
+			}
+		}
+		p.c.Changes = append(p.c.Changes, c)
+		return args.end()
 	case "flow":
 		return p.flow(args)
 	case "run":
@@ -164,7 +181,7 @@ func (p *caseReader) line(words []string) error {
 		p.c.Expect = append(p.c.Expect, e)
 		return err
 	}
-	return fmt.Errorf("%q is not something a scenario says; lines begin with link, trace, up, acks, hints, timestamps, step, outage, delay, flow, run or expect", words[0])
+	return fmt.Errorf("%q is not something a scenario says; lines begin with link, trace, up, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
 }
 
 // link reads a link's properties; its delay is also that of other, if there is one.
@@ -281,6 +298,13 @@ func (p *caseReader) finish() (err error) {
 		}
 		if p.c.Down.Trace, err = p.c.Down.Trace.Without(o[0], o[1], p.c.Duration); err != nil {
 			return err
+		}
+	}
+	for i := range p.c.Changes {
+		if c := &p.c.Changes[i]; c.Flow != "" && p.declared[c.Flow] { // all but the algorithm stays
+			own := p.c.terms(p.c.named(c.Flow))
+			own.Algorithm, own.Params = c.Terms.Algorithm, c.Terms.Params
+			c.Terms = own
 		}
 	}
 	for _, e := range p.c.Expect {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -21,10 +22,10 @@ type hints struct {
 	offered []cc.Bytes // by the link in each period of the window, the oldest first
 }
 
-// host is a group of flows as the link sees it. A nil one keeps no account.
+// host is where a group of flows lead, as the link sees it. A nil one keeps no account.
 type host struct {
-	group     string
-	flows     []member
+	addr      netip.Addr
+	flows     []*sender
 	radioLost cc.Bytes // payload
 
 	came    cc.Bytes // to the queue in this period, dropped there or not
@@ -37,25 +38,19 @@ type usage struct {
 	came, wanted, part cc.Bytes
 }
 
-// member is one of a host's flows.
-type member struct {
-	*sender
-	claim float64 // see weigh
-}
-
 // underWay reports whether the flow is open.
 func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
 
-// add opens an account for s, with those of its group.
-func (h *hints) add(group string, s *sender) {
+// add opens an account for s, with those of its host.
+func (h *hints) add(addr netip.Addr, s *sender) {
 	for _, account := range h.hosts {
-		if account.group == group {
-			account.flows = append(account.flows, member{sender: s})
+		if account.addr == addr {
+			account.flows = append(account.flows, s)
 			s.host = account
 			return
 		}
 	}
-	s.host = &host{group: group, flows: []member{{sender: s}}}
+	s.host = &host{addr: addr, flows: []*sender{s}}
 	h.hosts = append(h.hosts, s.host)
 }
 
@@ -74,6 +69,11 @@ func (h *host) note(size cc.Bytes, v Verdict) {
 		h.waiting += size + HeaderBytes
 	}
 }
+
+// everyone is all hosts there are.
+var everyone = netip.MustParsePrefix("0.0.0.0/0")
+
+func (h *host) prefix() netip.Prefix { return netip.PrefixFrom(h.addr, h.addr.BitLen()) }
 
 // running counts the host's flows that are under way.
 func (h *host) running() (n int) {
@@ -113,7 +113,7 @@ func (h *hints) report() {
 		}
 		flows += host.running()
 	}
-	claims := h.claims(h.hosts...)
+	claims := h.w.manager.Claims(everyone)
 	for _, host := range h.hosts {
 		if host.running() == 0 {
 			continue
@@ -131,11 +131,9 @@ func (h *hints) report() {
 			QueueRoom:   Known(h.room()),
 			Flows:       flows,
 			RadioLost:   host.radioLost,
+			Share:       h.w.manager.Claims(host.prefix()).Of(claims),
 		}
-		if claims > 0 {
-			hint.Share = h.claims(host) / claims
-		}
-		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.group, hint) })
+		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
 	}
 	h.w.at(now.Add(h.w.scenario.Hints), h.report)
 }
@@ -199,61 +197,4 @@ func (c LinkConfig) Room(waiting cc.Bytes, packets int) cc.Bytes {
 		room = min(room, cc.Bytes(c.QueuePackets-packets)*OpportunityBytes)
 	}
 	return room
-}
-
-// claims adds up what open flows ask for by priority and traffic (NACC's
-// equation 8); 0 where no flow of the run has a priority.
-func (h *hints) claims(hosts ...*host) (sum float64) {
-	for _, host := range hosts {
-		for _, f := range host.flows {
-			if f.underWay() {
-				sum += f.claim
-			}
-		}
-	}
-	return sum
-}
-
-// weigh works out what each flow may claim: its priority times its
-// application's rate. Where some application has no rate, all count as equal.
-func (h *hints) weigh() {
-	stated, timed := false, true
-	each := func(do func(*member)) {
-		for _, host := range h.hosts {
-			for i := range host.flows {
-				do(&host.flows[i])
-			}
-		}
-	}
-	each(func(f *member) {
-		var has bool
-		f.claim, has = priority(f.cfg)
-		stated = stated || has
-		timed = timed && f.cfg.Rate > 0
-	})
-	each(func(f *member) {
-		if !stated {
-			f.claim = 0
-		}
-		if timed {
-			f.claim *= float64(f.cfg.Rate)
-		}
-	})
-}
-
-// priority is the importance that a flow's algorithm is set to, larger being
-// more. One that has no such setting counts as 1.
-func priority(f FlowConfig) (p float64, has bool) {
-	spec, err := cc.Lookup(f.Algorithm)
-	if err != nil {
-		return 1, false
-	}
-	params, err := spec.Resolve(f.Params)
-	if err != nil {
-		return 1, false
-	}
-	if p, has = params["priority"]; !has {
-		p = 1
-	}
-	return p, has
 }

@@ -190,7 +190,7 @@ func TestRunKeepsItsBooks(t *testing.T) {
 		for i, f := range s.Flows {
 			snd := newSender(w, f)
 			w.senders = append(w.senders, snd)
-			w.at(w.origin.Add(f.Start), func() { snd.open(f.terms(i)) })
+			w.at(w.origin.Add(f.Start), func() { snd.open(s.terms(i)) })
 		}
 		w.run()
 		if w.err != nil {

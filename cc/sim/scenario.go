@@ -2,6 +2,8 @@ package sim
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -58,10 +60,15 @@ type FlowConfig struct {
 	On, Off     time.Duration // it produces for On, then pauses for Off, and so on; On 0: always
 }
 
-// Change alters the path during the run.
+// Change alters the path, or moves a flow, during the run.
 type Change struct {
 	At    time.Duration
-	Delay time.Duration // the new propagation delay of each direction
+	Delay time.Duration // the new propagation delay of each direction; of the path
+	// Flow is the name of the one that gets the Terms; empty: the path changes. It
+	// stays in its group and with its host where the terms name none. A flow that is
+	// not open then, or no longer, keeps its own.
+	Flow  string
+	Terms flow.Terms
 }
 
 // maxDuration bounds a run: statistics are kept for every packet.
@@ -99,6 +106,18 @@ func (s Scenario) Check() error {
 	for _, c := range s.Changes {
 		if c.At < 0 || c.Delay < 0 {
 			return fmt.Errorf("sim: a change at %v to a delay of %v: neither may be negative", c.At, c.Delay)
+		}
+		if c.Flow == "" {
+			continue
+		}
+		i := s.named(c.Flow)
+		if i < 0 {
+			return fmt.Errorf("sim: a move at %v of flow %q, which is not there", c.At, c.Flow)
+		}
+		f := s.Flows[i]
+		f.Algorithm, f.Params = c.Terms.Algorithm, c.Terms.Params
+		if err := f.check(); err != nil {
+			return fmt.Errorf("sim: the move of flow %s at %v: %w", c.Flow, c.At, err)
 		}
 	}
 	return nil
@@ -146,15 +165,46 @@ func (f FlowConfig) name(i int) string {
 	return fmt.Sprint(i + 1)
 }
 
-func (f FlowConfig) terms(i int) flow.Terms {
-	group := f.Group
+// terms are those of the i-th flow. Each group is a host of its own.
+func (s Scenario) terms(i int) flow.Terms {
+	f, group, host := s.Flows[i], s.Flows[i].Group, i
 	if group == "" {
 		group = fmt.Sprintf("flow %d", i+1)
+	} else {
+		host = slices.IndexFunc(s.Flows, func(g FlowConfig) bool { return g.Group == f.Group })
 	}
 	return flow.Terms{
-		Group: group, Algorithm: f.Algorithm, Params: f.Params,
-		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+		Group: group, Host: hostAddr(host), Algorithm: f.Algorithm, Params: f.Params,
+		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight, Target: f.Rate,
 	}
+}
+
+// named is the index of the flow of that name, or -1.
+func (s Scenario) named(name string) int {
+	for i, f := range s.Flows {
+		if f.name(i) == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// moved completes the terms that the i-th flow moves to.
+func (s Scenario) moved(i int, t flow.Terms) flow.Terms {
+	own := s.terms(i)
+	if t.Group == "" {
+		t.Group = own.Group
+	}
+	if !t.Host.IsValid() {
+		t.Host = own.Host
+	}
+	return t
+}
+
+// hostAddr is the address of the i-th host.
+func hostAddr(i int) netip.Addr {
+	i++
+	return netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 }
 
 // Run plays a scenario from its start to its end.
@@ -167,21 +217,25 @@ func Run(s Scenario) (Result, error) {
 		snd := newSender(w, f)
 		w.senders = append(w.senders, snd)
 		if s.Hints > 0 {
-			w.hints.add(f.terms(i).Group, snd)
+			w.hints.add(s.terms(i).Host, snd)
 		}
-		w.at(w.origin.Add(f.Start), func() { snd.open(f.terms(i)) })
+		w.at(w.origin.Add(f.Start), func() { snd.open(s.terms(i)) })
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), snd.close)
 		}
 	}
 	for _, c := range s.Changes {
 		w.at(w.origin.Add(c.At), func() {
+			if c.Flow != "" {
+				i := s.named(c.Flow)
+				w.senders[i].move(s.moved(i, c.Terms))
+				return
+			}
 			w.down.SetDelay(c.Delay)
 			w.up.SetDelay(c.Delay)
 		})
 	}
 	if s.Hints > 0 {
-		w.hints.weigh()
 		w.at(w.origin.Add(s.Hints), w.hints.report)
 	}
 	if s.Sample > 0 {

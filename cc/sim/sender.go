@@ -85,6 +85,16 @@ func (s *sender) open(t flow.Terms) {
 	s.pump()
 }
 
+// move gives the flow other terms.
+func (s *sender) move(t flow.Terms) {
+	if s.flow == nil || s.closed {
+		return
+	}
+	if err := s.flow.Move(s.w.now, t); err != nil {
+		s.w.err = err
+	}
+}
+
 // close ends the flow; what is still on the wire is no longer listened for.
 func (s *sender) close() {
 	if s.closed || s.flow == nil {

@@ -87,8 +87,27 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 		fmt.Fprintf(&b, "server names: the client's first bytes are awaited for at most %v, until the server speaks\n", time.Duration(cfg.Limits.ServerNameWait))
 	}
 	fmt.Fprintf(&b, "telemetry: %s\n", cfg.Telemetry.Address)
+	if ways := hintWays(cfg); len(ways) > 0 {
+		fmt.Fprintf(&b, "hints: %s\n", strings.Join(ways, ", "))
+	}
 	_, err = io.WriteString(w, b.String())
 	return err
+}
+
+// hintWays says who may tell what the network knows.
+func hintWays(cfg proxy.Config) (ways []string) {
+	hints := cfg.Telemetry.Hints
+	switch address := cfg.Telemetry.Address; {
+	case address == "off":
+	case hints.Token != "":
+		ways = append(ways, "on "+address+" with the token")
+	case proxy.OnLoopback(address):
+		ways = append(ways, "on "+address)
+	}
+	if hints.Socket != "" {
+		ways = append(ways, "on "+hints.Socket)
+	}
+	return ways
 }
 
 func joined(names []proxy.ServerName) string {
@@ -110,6 +129,18 @@ func describeTerms(t flow.Terms) string {
 	}
 	if t.Weight > 1 {
 		out += fmt.Sprintf(" weight %d", t.Weight)
+	}
+	if t.Class != flow.Bulk {
+		out += " class " + t.Class.String()
+	}
+	if t.Target > 0 {
+		out += " target " + t.Target.String()
+	}
+	if t.MinRate > 0 {
+		out += " at least " + t.MinRate.String()
+	}
+	if t.HintCap > 0 {
+		out += fmt.Sprintf(" within %g of hints", t.HintCap)
 	}
 	return out
 }

@@ -28,14 +28,32 @@ listeners:
 - {name: lan, mode: socks5, address: "192.168.1.1:1080"}
 rules:
 - {name: mail, match: {ports: [25]}, refuse: no mail}
+- {name: call, match: {ports: [5061]}, down: {algorithm: cubic, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}, up: {algorithm: janus, group: flow, class: delay_sensitive}}
 - {name: video, match: {ports: [443]}, down: {algorithm: "copa:delta=0.1", max_rate: 20mbit, weight: 2}, up: {algorithm: none}}
 `)
 	require.Equal(t, exitOK, code, errs)
 	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
 	assert.Contains(t, out, "rule mail: refuse (no mail)")
 	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit weight 2, up none")
+	assert.Contains(t, out, "rule call: down cubic class guarantee target 5mbit at least 500kbit within 0.95 of hints, up janus:class=delay_sensitive\n")
 	assert.Contains(t, out, "otherwise: down penstock, up penstock")
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
+}
+
+func TestCheckTellsWhereHintsComeFrom(t *testing.T) {
+	const lan = "listeners: [{name: lan, mode: mixed, address: '127.0.0.1:1080'}]\n"
+	for config, says := range map[string]string{
+		"": "hints: on 127.0.0.1:9464\n",
+		"telemetry: {hints: {token: 0123456789abcdef, socket: /run/h.sock}}": "hints: on 127.0.0.1:9464 with the token, on /run/h.sock\n",
+		"telemetry: {address: '0.0.0.0:9464', hints: {socket: /run/h.sock}}": "hints: on /run/h.sock\n",
+	} {
+		code, out, errs := checkFile(t, lan+config)
+		require.Equal(t, exitOK, code, errs)
+		assert.Contains(t, out, says)
+		assert.NotContains(t, out, "0123456789abcdef")
+	}
+	_, out, _ := checkFile(t, lan+"telemetry: {address: 'off'}")
+	assert.NotContains(t, out, "hints")
 }
 
 func TestCheckTellsWhichRulesNeedAServerName(t *testing.T) {

@@ -85,6 +85,7 @@ func (h *house) reread() (hash string, done proxy.Reloaded, err error) {
 		return "", done, err
 	}
 	h.level.Set(cfg.Log.Level.Level())
+	h.hints.SetToken(cfg.Telemetry.Hints.Token)
 	for _, w := range cfg.Warnings() {
 		h.log.Warn(w)
 	}

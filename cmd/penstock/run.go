@@ -68,6 +68,8 @@ type house struct {
 	flows flow.Manager
 	trace *telemetry.Trace
 	pages net.Listener // where telemetry is; nil: nowhere
+	radio net.Listener // the Unix socket for hints; nil: there is none
+	hints telemetry.HintDesk
 	proxy *proxy.Kernel
 
 	reloads reloads
@@ -92,22 +94,44 @@ func (h *house) run(ctx context.Context) (err error) {
 		}
 		defer func() { err = errors.Join(err, closeTrace()) }()
 	}
+	if err := h.openTelemetry(); err != nil {
+		return err
+	}
+	h.flows.Seed = uint64(started.UnixNano())
+	if h.proxy, err = proxy.Open(ctx, h.cfg, &h.flows, now, h.log); err != nil {
+		return errors.Join(err, h.closeTelemetry())
+	}
+	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
+	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
+	h.reloads.start(h.flags.hash)
+	h.announce()
+	h.dropPrivileges()
+	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
+}
+
+// openTelemetry opens what telemetry listens on.
+func (h *house) openTelemetry() (err error) {
 	if h.cfg.Telemetry.Address != "off" {
 		if h.pages, err = net.Listen("tcp", h.cfg.Telemetry.Address); err != nil {
 			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
 		}
 	}
-	h.flows.Seed = uint64(started.UnixNano())
-	if h.proxy, err = proxy.Open(ctx, h.cfg, &h.flows, now, h.log); err != nil {
-		if h.pages != nil {
-			_ = h.pages.Close()
+	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
+		if h.radio, err = telemetry.ListenSocket(path); err != nil {
+			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
 		}
-		return err
 	}
-	h.reloads.start(h.flags.hash)
-	h.announce()
-	h.dropPrivileges()
-	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
+	return nil
+}
+
+// closeTelemetry closes what openTelemetry opened, where nothing has been served.
+func (h *house) closeTelemetry() (err error) {
+	for _, ln := range []net.Listener{h.pages, h.radio} {
+		if ln != nil {
+			err = errors.Join(err, ln.Close())
+		}
+	}
+	return err
 }
 
 // openTrace starts writing events to the file of --trace.
@@ -160,6 +184,9 @@ func (h *house) announce() {
 		}
 		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up))
 	}
+	if h.radio != nil {
+		h.log.Info("taking hints", "socket", h.cfg.Telemetry.Hints.Socket)
+	}
 	if h.pages == nil {
 		h.log.Info("telemetry is off")
 		return
@@ -187,9 +214,12 @@ func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
 
 	ended := make(chan error, 1)
 	go func() { ended <- h.proxy.Serve(ctx) }()
-	pagesEnded := make(chan error, 1)
+	pagesEnded := make(chan error, 2)
 	if h.pages != nil {
 		others.Go(func() { pagesEnded <- h.telemetryPages().Serve(pagesCtx, h.pages) })
+	}
+	if h.radio != nil {
+		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.radio) })
 	}
 	others.Go(func() { h.watchdog(pagesCtx) })
 	h.tell(daemon.SdNotifyReady)
@@ -233,6 +263,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 		Clock:  now,
 		Load:   h.load,
 		Config: h.reloads.status,
+		Hints:  h.hints.Outcomes,
 	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
@@ -247,9 +278,8 @@ func (h *house) telemetryPages() telemetry.Pages {
 			return nil
 		},
 		Profile: h.flags.pprof,
-		Hint:    h.proxy.Hint,
+		Hints:   &h.hints,
 		Reload:  func() (string, error) { return h.reload("http") },
-		Clock:   now,
 		Log:     h.log,
 	}
 }

@@ -65,7 +65,7 @@ func valueKind(schema map[string]any) string {
 	switch t := schema["type"].(type) {
 	case string:
 		return map[string]string{
-			"object": "keys", "string": "text", "integer": "number", "boolean": "true or false",
+			"object": "keys", "string": "text", "integer": "number", "number": "number", "boolean": "true or false",
 		}[t]
 	case []string:
 		return strings.Join(t, " or ")

@@ -22,6 +22,7 @@ const (
 	byPeer groupBy = iota // the host the bytes go to
 	bySource
 	byDestination
+	byTunnel
 	byListener
 	byFlow
 	byName
@@ -37,12 +38,13 @@ type Group struct {
 }
 
 // GroupForms lists what ParseGroup understands, for help and error messages.
-const GroupForms = "peer, source, source/24, source/24/64, destination, listener, flow, or a name of your own"
+const GroupForms = "peer, source, source/24, source/24/64, destination, tunnel, listener, flow, or a name of your own"
 
 // ParseGroup reads a template: "peer" (or nothing) is the host the bytes go to,
 // so the client's for downloads and the server's for uploads; "source" the
 // client's host in both directions; "source/24" its network, with /64 for IPv6
-// unless a second length is given; any other word is a group by that name.
+// unless a second length is given; "tunnel" what the client comes through, or
+// else its host; any other word is a group by that name.
 func ParseGroup(s string) (Group, error) {
 	switch s {
 	case "", "peer":
@@ -51,6 +53,8 @@ func ParseGroup(s string) (Group, error) {
 		return Group{by: bySource}, nil
 	case "destination":
 		return Group{by: byDestination}, nil
+	case "tunnel":
+		return Group{by: byTunnel}, nil
 	case "listener":
 		return Group{by: byListener}, nil
 	case "flow":
@@ -77,11 +81,11 @@ func ParseGroup(s string) (Group, error) {
 
 func (g Group) expand(f Facts, d direction) string {
 	by := g.by
-	if by == byPeer {
+	switch {
+	case by == byPeer && d == up:
 		by = byDestination
-		if d == down {
-			by = bySource
-		}
+	case by == byPeer, by == byTunnel && f.Peer == "":
+		by = bySource
 	}
 	key := ""
 	switch by {
@@ -93,17 +97,11 @@ func (g Group) expand(f Facts, d direction) string {
 		key = "to " + f.Target.Addr().WithZone("").String()
 	case byFlow:
 		key = f.Source.String() + " to " + f.Target.String()
+	case byTunnel:
+		key = "through " + f.Peer
 	case byListener, byPeer:
 	}
 	return string(d) + "|" + f.Listener + "|" + key
-}
-
-// PeerGroups returns the groups in which the default template puts the bytes to
-// host: behind a listener, as a client and as a server.
-func PeerGroups(listener string, host netip.Addr) [2]string {
-	at := netip.AddrPortFrom(host.Unmap(), 0)
-	f := Facts{Listener: listener, Source: at, Target: at}
-	return [2]string{Group{}.expand(f, down), Group{}.expand(f, up)}
 }
 
 // mask keeps the zone: link-local clients on two interfaces are two hosts.

@@ -16,6 +16,7 @@ import (
 type Facts struct {
 	Listener   string
 	Source     netip.AddrPort // the client
+	Peer       string         // who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
 	Target     netip.AddrPort // the server, resolved
 	Host       string         // the name the client asked for, without its port; empty when it gave an address
 	ServerName string         // as the function of that name found it; empty: there is none, or not yet
@@ -47,7 +48,11 @@ type Terms struct {
 	Params           cc.Params
 	MaxRate          cc.Rate // 0: the algorithm alone
 	Priority, Weight int
-	Group            Group // the zero value groups by the host the bytes go to
+	Class            flow.Class
+	Target           cc.Rate // of flow.Guarantee; 0: not known
+	MinRate          cc.Rate // 0: none
+	HintCap          float64 // 0: none
+	Group            Group   // the zero value groups by the host the bytes go to
 }
 
 // Policy is an ordered list of rules. It is immutable and safe for concurrent use.
@@ -75,6 +80,10 @@ func New(rules []Rule, defaults Rule) (*Policy, error) {
 	if err := p.defaults.check(); err != nil {
 		return nil, fmt.Errorf("policy: defaults: %w", err)
 	}
+	for i := range p.rules {
+		p.rules[i].settle()
+	}
+	p.defaults.settle()
 	return p, nil
 }
 
@@ -97,6 +106,9 @@ func (r Rule) check() error {
 func (t Terms) check() error {
 	if t.Weight < 0 || t.MaxRate < 0 {
 		return fmt.Errorf("weight and maximum rate cannot be negative")
+	}
+	if key, err := t.CheckClass(); err != nil {
+		return fmt.Errorf("%s: %w", key, err)
 	}
 	if t.Algorithm == "" {
 		return nil
@@ -153,13 +165,22 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 	if name == "" {
 		name = Unmanaged
 	}
+	host := f.Target
+	if d == down {
+		host = f.Source
+	}
 	return flow.Terms{
 		Group:     t.Group.expand(f, d),
+		Host:      host.Addr().WithZone(""),
 		Algorithm: name,
 		Params:    t.Params,
 		MaxRate:   t.MaxRate,
 		Priority:  t.Priority,
 		Weight:    t.Weight,
+		Class:     t.Class,
+		Target:    t.Target,
+		MinRate:   t.MinRate,
+		HintCap:   t.HintCap,
 	}
 }
 

@@ -122,6 +122,8 @@ func TestProspectsAreWhatAServerNameMayStillDecide(t *testing.T) {
 
 func TestGroups(t *testing.T) {
 	facts := policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}
+	handed := facts
+	handed.Peer = "gateway"
 	sixth := facts
 	sixth.Source = addrPort("[2001:db8:1:2:3:4:5:6]:999")
 	for _, row := range []struct {
@@ -135,11 +137,14 @@ func TestGroups(t *testing.T) {
 		{"source/24", "down|lan|2001:db8:1:2::/64", "up|lan|2001:db8:1:2::/64", sixth},
 		{"source/24/48", "down|lan|2001:db8:1::/48", "up|lan|2001:db8:1::/48", sixth},
 		{"destination", "down|lan|to 192.0.2.1", "up|lan|to 192.0.2.1", facts},
+		{"tunnel", "down|lan|through gateway", "up|lan|through gateway", handed},
+		{"tunnel", "down|lan|10.1.2.3", "up|lan|10.1.2.3", facts},
+		{"source", "down|lan|10.1.2.3", "up|lan|10.1.2.3", handed},
 		{"listener", "down|lan|", "up|lan|", facts},
 		{"flow", "down|lan|10.1.2.3:999 to 192.0.2.1:443", "up|lan|10.1.2.3:999 to 192.0.2.1:443", facts},
 		{"satellite", "down|satellite", "up|satellite", facts},
 	} {
-		t.Run(row.group+" "+row.facts.Source.String(), func(t *testing.T) {
+		t.Run(row.group+" "+row.facts.Source.String()+row.facts.Peer, func(t *testing.T) {
 			g, err := policy.ParseGroup(row.group)
 			require.NoError(t, err)
 			terms := policy.Terms{Algorithm: "fixed", Group: g}
@@ -156,17 +161,21 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-func TestPeerGroupsAreThoseOfTheDefaultTemplate(t *testing.T) {
-	host := netip.MustParseAddr("10.1.2.3")
-	assert.Equal(t, [2]string{"down|lan|10.1.2.3", "up|lan|to 10.1.2.3"}, policy.PeerGroups("lan", host))
-	assert.Equal(t, policy.PeerGroups("lan", host), policy.PeerGroups("lan", netip.MustParseAddr("::ffff:10.1.2.3")))
+func TestTermsNameTheHostThatBytesGoTo(t *testing.T) {
 	p, err := policy.New(nil, policy.Rule{Down: policy.Terms{Algorithm: "fixed"}, Up: policy.Terms{Algorithm: "fixed"}})
 	require.NoError(t, err)
-	for _, sixth := range []string{"2001:db8::7", "fe80::7%lan0"} {
-		host := netip.MustParseAddr(sixth)
-		at := netip.AddrPortFrom(host, 443)
-		v := p.Decide(policy.Facts{Listener: "lan", Source: at, Target: at})
-		assert.Equal(t, [2]string{v.Down.Group, v.Up.Group}, policy.PeerGroups("lan", host), sixth)
+	for _, row := range []struct{ client, down string }{
+		{"10.1.2.3", "10.1.2.3"},
+		{"::ffff:10.1.2.3", "10.1.2.3"},
+		{"fe80::7%lan0", "fe80::7"},
+	} {
+		v := p.Decide(policy.Facts{
+			Listener: "lan",
+			Source:   netip.AddrPortFrom(netip.MustParseAddr(row.client), 1234),
+			Target:   netip.MustParseAddrPort("[2001:db8::7]:443"),
+		})
+		assert.Equal(t, row.down, v.Down.Host.String(), row.client)
+		assert.Equal(t, "2001:db8::7", v.Up.Host.String())
 	}
 }
 
@@ -216,6 +225,7 @@ func anyAddr(t *rapid.T) netip.Addr {
 
 func anyFacts(t *rapid.T) policy.Facts {
 	return policy.Facts{
+		Peer:       rapid.SampledFrom([]string{"", "gateway"}).Draw(t, "peer"),
 		Listener:   rapid.SampledFrom([]string{"", "lan", "wan"}).Draw(t, "listener"),
 		Source:     netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "source port")),
 		Target:     netip.AddrPortFrom(anyAddr(t), rapid.Uint16().Draw(t, "target port")),

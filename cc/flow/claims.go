@@ -1,0 +1,65 @@
+package flow
+
+import "net/netip"
+
+// Claims is what flows may ask for of a link that they share (NACC, equation 8):
+// each its priority times what its application sends, where that is known of all,
+// or else its priority alone. The priority is the setting of that name, or 1 for
+// an algorithm that has none.
+type Claims struct {
+	flows, rated int     // how many there are, and of those with a Target
+	priority     float64 // sum
+	traffic      float64 // sum of priority times Target, of those that have one
+}
+
+// Claims adds up those of all flows whose macroflows' bytes go to hosts in p and
+// nowhere else. With the address of a host it is for who tells of a link host by
+// host, and so has to divide it by itself.
+func (m *Manager) Claims(p netip.Prefix) Claims {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.claims(plainPrefix(p))
+}
+
+// claims is Claims for who holds m.mu.
+func (m *Manager) claims(p netip.Prefix) (c Claims) {
+	m.eachIn(p, func(g *macroflow) { c = c.plus(g.claims()) })
+	return c
+}
+
+// claims adds up those of m's members. The caller holds m.mu.
+func (m *macroflow) claims() (c Claims) {
+	priority := m.prm["priority"]
+	if priority == 0 {
+		priority = 1
+	}
+	c.flows, c.priority = len(m.members), priority*float64(len(m.members))
+	for _, f := range m.members {
+		if f.terms.Target > 0 {
+			c.rated++
+			c.traffic += priority * float64(f.terms.Target)
+		}
+	}
+	return c
+}
+
+func (c Claims) plus(d Claims) Claims {
+	return Claims{c.flows + d.flows, c.rated + d.rated, c.priority + d.priority, c.traffic + d.traffic}
+}
+
+// among is c with others of which nothing is known, for so many flows in all.
+func (c Claims) among(flows int) Claims {
+	others := max(0, flows-c.flows)
+	return c.plus(Claims{flows: others, priority: float64(others)})
+}
+
+// Of is c's part of all, which it is among; 0 where all is nothing.
+func (c Claims) Of(all Claims) float64 {
+	switch {
+	case all.flows == 0:
+		return 0
+	case all.rated == all.flows:
+		return c.traffic / all.traffic
+	}
+	return c.priority / all.priority
+}

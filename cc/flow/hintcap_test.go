@@ -1,0 +1,114 @@
+package flow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// capped is a static window of n segments, of which hints leave the part c.
+func capped(n, c float64) Terms {
+	t := static(n)
+	t.HintCap = c
+	return t
+}
+
+// warm lets l know its path's round trip of 40 ms.
+func (l *leg) warm() *leg {
+	l.send(mss)
+	l.p.wait(40 * time.Millisecond)
+	l.ack(mss)
+	return l
+}
+
+func TestAHintCapsAnAlgorithmThatKnowsNothingOfHints(t *testing.T) {
+	p := newPath(t)
+	l := p.open(capped(1000, 0.5)).warm()
+	require.Equal(t, 1000*mss, l.Snapshot().Cwnd)
+	host := to("192.0.2.1")
+	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 20e6})
+	p.mgr.Tick(p.now)
+
+	s := l.Snapshot()
+	assert.Equal(t, cc.Rate(10e6).BytesIn(40*time.Millisecond)+2*mss, s.Cwnd, "half of the capacity for a round trip, and two segments")
+	assert.Equal(t, cc.Rate(10e6), s.PacingRate)
+	assert.True(t, p.mgr.Groups(p.now)[0].Capped)
+	assert.LessOrEqual(t, l.send(1000*mss), s.Cwnd)
+
+	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 200e9})
+	p.mgr.Tick(p.now)
+	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd, "one that leaves more than the algorithm asks for")
+	assert.True(t, p.mgr.Groups(p.now)[0].Capped, "but for the rate, of which static asks for any")
+}
+
+func TestAStaleHintFreesTheWindowByItself(t *testing.T) {
+	p := newPath(t)
+	l := p.open(capped(1000, 1)).warm()
+	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 1e6})
+	p.mgr.Tick(p.now)
+	for l.send(1000*mss) > 0 {
+		p.wait(100 * time.Millisecond)
+		p.mgr.Tick(p.now)
+	}
+	require.True(t, l.parked)
+	woken := l.woken
+	next := p.mgr.Tick(p.now)
+	for next != cc.Never && p.now < cc.Time(10*time.Second) {
+		p.now = max(p.now, next)
+		next = p.mgr.Tick(p.now)
+	}
+	assert.Greater(t, l.woken, woken, "no acknowledgement has come")
+	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd)
+	assert.Zero(t, l.Snapshot().PacingRate)
+	assert.False(t, p.mgr.Groups(p.now)[0].Capped)
+	assert.Less(t, p.now, cc.Time(4*time.Second))
+}
+
+func TestWithoutACapHintsChangeNoWindow(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(1000)).warm()
+	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 1e6})
+	p.mgr.Tick(p.now)
+	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd)
+	assert.False(t, p.mgr.Groups(p.now)[0].Capped)
+
+	l.moveTo(capped(1000, 1))
+	assert.Less(t, l.Snapshot().Cwnd, 10*mss, "terms that bring one act at once")
+	l.moveTo(static(1000))
+	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd)
+}
+
+func TestTheLeastCapOfTheMembersCounts(t *testing.T) {
+	p := newPath(t)
+	a := p.open(capped(1000, 1)).warm()
+	b := p.open(capped(1000, 0.5))
+	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 20e6})
+	p.mgr.Tick(p.now)
+	assert.Equal(t, cc.Rate(10e6).BytesIn(40*time.Millisecond)+4*mss, a.Snapshot().Cwnd)
+	b.Close(p.now)
+	a.warm()
+	assert.Equal(t, cc.Rate(20e6).BytesIn(40*time.Millisecond)+2*mss, a.Snapshot().Cwnd)
+}
+
+func TestACapDoesNotLetAWindowGrowBehindIt(t *testing.T) {
+	terms := reno()
+	terms.HintCap = 1
+	p := newPath(t)
+	l := p.open(terms).warm()
+	host := to("192.0.2.1")
+	for range 200 {
+		p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 4e6})
+		p.mgr.Tick(p.now)
+		l.send(1000 * mss)
+		p.wait(40 * time.Millisecond)
+		p.mgr.Tick(p.now)
+		l.ack(l.r.Pipe)
+	}
+	p.wait(5 * time.Second)
+	p.mgr.Tick(p.now)
+	assert.Less(t, l.Snapshot().Cwnd, 40*mss, "what was held back by the hint proves nothing of the path")
+}

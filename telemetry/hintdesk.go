@@ -1,0 +1,210 @@
+package telemetry
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"mime"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// hintRate is how many hints are taken in a second, over all ways in, and at once.
+const hintRate = 1000
+
+// HintDesk takes what the network says about paths: over TCP from this machine or
+// with a token, and from a Unix socket by whoever can open that. It is safe for
+// concurrent use.
+type HintDesk struct {
+	// Pass hands a hint on and returns how many groups of flows it was for.
+	Pass  func(p netip.Prefix, h cc.Hint) (groups int)
+	Clock func() cc.Time // the flows'
+	Log   *slog.Logger   // nil: silent
+
+	mu       sync.Mutex
+	token    [sha256.Size]byte // of the token, if guarded
+	guarded  bool
+	allowed  float64 // hints that may come at once
+	filled   cc.Time // when that was so
+	outcomes map[HintOutcome]uint64
+}
+
+// HintOutcome is what became of a hint.
+type HintOutcome string
+
+// The outcomes. A request that is refused before it is read counts as one hint.
+const (
+	HintHeard    HintOutcome = "heard"        // by a group of flows at least
+	HintUnheard  HintOutcome = "unheard"      // nobody sends there
+	HintInvalid  HintOutcome = "invalid"      // not understood; none of the request's hints counts
+	HintRefused  HintOutcome = "unauthorized" // without the token, or from where none are taken
+	HintTooOften HintOutcome = "limited"      // more than hintRate
+)
+
+// SetToken has hints over TCP carry token from now on; empty: no longer.
+func (k *HintDesk) SetToken(token string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.token, k.guarded = sha256.Sum256([]byte(token)), token != ""
+}
+
+// Outcomes returns how many hints have come so far, by what became of them.
+func (k *HintDesk) Outcomes() map[HintOutcome]uint64 {
+	out := map[HintOutcome]uint64{HintHeard: 0, HintUnheard: 0, HintInvalid: 0, HintRefused: 0, HintTooOften: 0}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.Copy(out, k.outcomes)
+	return out
+}
+
+func (k *HintDesk) count(o HintOutcome, n int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.outcomes == nil {
+		k.outcomes = map[HintOutcome]uint64{}
+	}
+	k.outcomes[o] += uint64(n)
+}
+
+// refusal is an answer other than what was asked for.
+type refusal struct {
+	code    int
+	outcome HintOutcome
+	err     error
+}
+
+// answer takes the hints of a request for which permit says nothing else.
+func (k *HintDesk) answer(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
+	hints, no := k.receive(w, r, permit)
+	if no != nil {
+		k.count(no.outcome, max(1, len(hints)))
+		switch no.code {
+		case http.StatusUnauthorized:
+			w.Header().Set("WWW-Authenticate", "Bearer")
+		case http.StatusTooManyRequests:
+			w.Header().Set("Retry-After", "1")
+		}
+		http.Error(w, no.err.Error(), no.code)
+		return
+	}
+	total := 0
+	for _, h := range hints {
+		groups := k.Pass(h.about, h.hint)
+		total += groups
+		if groups > 0 {
+			k.count(HintHeard, 1)
+		} else {
+			k.count(HintUnheard, 1)
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	fmt.Fprintf(w, "{\"groups\":%d}\n", total)
+}
+
+// told is a hint, and about whom.
+type told struct {
+	about netip.Prefix
+	hint  cc.Hint
+}
+
+// receive returns the hints of a request, all of them or a refusal; with one for
+// coming too often also those that are refused.
+func (k *HintDesk) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]told, *refusal) {
+	if err := permit(r); err != nil {
+		code := http.StatusForbidden
+		if errors.Is(err, errToken) {
+			code = http.StatusUnauthorized
+		}
+		return nil, &refusal{code, HintRefused, err}
+	}
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return nil, &refusal{http.StatusUnsupportedMediaType, HintInvalid, errors.New("a hint is JSON: send Content-Type: application/json")}
+	}
+	hints, err := readHints(http.MaxBytesReader(w, r.Body, maxHintBytes))
+	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+		return nil, &refusal{http.StatusRequestEntityTooLarge, HintInvalid, fmt.Errorf("a request has at most %d bytes", maxHintBytes)}
+	}
+	if errors.Is(err, errTooMany) {
+		return nil, &refusal{http.StatusRequestEntityTooLarge, HintInvalid, errTooMany}
+	}
+	if err != nil {
+		return nil, &refusal{http.StatusBadRequest, HintInvalid, err}
+	}
+	now := k.Clock()
+	out := make([]told, len(hints))
+	for i, h := range hints {
+		about, err := h.check()
+		if err != nil && len(hints) > 1 {
+			err = fmt.Errorf("hint %d of %d: %w", i+1, len(hints), err)
+		}
+		if err != nil {
+			return nil, &refusal{http.StatusBadRequest, HintInvalid, err}
+		}
+		out[i] = told{about, h.at(now)}
+	}
+	if !k.admit(now, len(out)) {
+		return out, &refusal{http.StatusTooManyRequests, HintTooOften, fmt.Errorf("at most %d hints a second are taken", hintRate)}
+	}
+	return out, nil
+}
+
+// admit lets n hints pass, or none of them.
+func (k *HintDesk) admit(now cc.Time, n int) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.filled == 0 {
+		k.allowed = hintRate
+	}
+	k.allowed = min(hintRate, k.allowed+now.Sub(k.filled).Seconds()*hintRate)
+	k.filled = max(k.filled, now)
+	if k.allowed < float64(n) {
+		return false
+	}
+	k.allowed -= float64(n)
+	return true
+}
+
+// errToken is wrapped where a token is wanted.
+var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: Bearer TOKEN")
+
+// permitTCP wants the token where there is one, and a loopback listener where
+// there is none. A page in a browser there cannot send JSON here without asking
+// first, and is not answered.
+func (k *HintDesk) permitTCP(local bool) func(*http.Request) error {
+	return func(r *http.Request) error {
+		k.mu.Lock()
+		want, guarded := k.token, k.guarded
+		k.mu.Unlock()
+		if !guarded {
+			if local {
+				return nil
+			}
+			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only; set it, move telemetry.address there, or use telemetry.hints.socket")
+		}
+		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		got := sha256.Sum256([]byte(strings.TrimSpace(token))) // as long as the other, whatever was sent
+		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || !strings.EqualFold(scheme, "Bearer") {
+			return errToken
+		}
+		return nil
+	}
+}
+
+// Serve takes hints, and does nothing else, from ln until ctx ends: who may open
+// ln may hint.
+func (k *HintDesk) Serve(ctx context.Context, ln net.Listener) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
+		k.answer(w, r, func(*http.Request) error { return nil })
+	})
+	return serve(ctx, ln, mux, k.Log)
+}

@@ -1,0 +1,91 @@
+package telemetry
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// socketMode lets the owner's group write, which connecting takes.
+const socketMode = 0o660
+
+// ListenSocket listens on a Unix socket at path. One that a process left behind
+// is replaced; another file, or a socket that somebody answers, is not. The
+// listener's Close removes it, unless another has taken its place.
+func ListenSocket(path string) (net.Listener, error) {
+	if err := vacant(path); err != nil {
+		return nil, err
+	}
+	// Made beside its place and moved there: nobody finds it with another mode,
+	// or finds none while it is replaced.
+	fresh := path + ".new"
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("telemetry: there is no directory %s; make it, or let the service manager do so (RuntimeDirectory=)", filepath.Dir(path))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	ln.SetUnlinkOnClose(false) // it would look under its first name
+	s := &socket{Listener: ln, path: path}
+	if err := s.settle(fresh); err != nil {
+		return nil, errors.Join(fmt.Errorf("telemetry: %w", err), ln.Close(), os.Remove(fresh))
+	}
+	return s, nil
+}
+
+// vacant reports why nothing may be put at path.
+func vacant(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("telemetry: %w", err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("telemetry: %s is there and is no socket; remove it, or choose another path", path)
+	}
+	conn, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		_ = conn.Close()
+		return fmt.Errorf("telemetry: another process answers on %s; end it, or choose another path", path)
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist): // left behind, or gone by now
+		return nil
+	}
+	return fmt.Errorf("telemetry: %w", err)
+}
+
+// socket is a listener that removes its file.
+type socket struct {
+	net.Listener
+	path string
+	own  fs.FileInfo
+}
+
+// settle moves the socket to its place.
+func (s *socket) settle(from string) (err error) {
+	if err = os.Chmod(from, socketMode); err != nil {
+		return err
+	}
+	if s.own, err = os.Lstat(from); err != nil {
+		return err
+	}
+	return os.Rename(from, s.path)
+}
+
+// Close implements net.Listener.
+func (s *socket) Close() error {
+	err := s.Listener.Close()
+	if there, statErr := os.Lstat(s.path); statErr != nil || !os.SameFile(there, s.own) {
+		return err
+	}
+	return errors.Join(err, os.Remove(s.path))
+}
