@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -64,6 +65,8 @@ type Stack struct {
 	wire  *wire
 	conns sync.Map // of stack.TransportEndpointID to *Conn
 	syns  chan *Conn
+
+	received, collected atomic.Uint64 // bytes
 
 	closed  chan struct{}
 	closing sync.Once
@@ -162,6 +165,7 @@ func (s *Stack) Deliver(packets ...[]byte) {
 		default:
 			continue
 		}
+		s.received.Add(uint64(len(p)))
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(p)})
 		s.wire.InjectInbound(protocol, pkt)
 		pkt.DecRef()
@@ -184,6 +188,7 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 			}
 			sizes[n] = size
 			n++
+			s.collected.Add(uint64(size))
 		}
 		pkt.DecRef()
 		if n == len(bufs) {
@@ -198,6 +203,12 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 // queue was full, and SYNs beyond Config.Handshakes.
 func (s *Stack) Drops() (packets, handshakes uint64) {
 	return s.wire.drops.Load(), s.net.Stats().TCP.ForwardMaxInFlightDrop.Value()
+}
+
+// Traffic counts the bytes of the packets that came out of the tunnel and that
+// were collected for it, their headers included.
+func (s *Stack) Traffic() (received, collected uint64) {
+	return s.received.Load(), s.collected.Load()
 }
 
 // Close aborts every connection and ends the stack.
