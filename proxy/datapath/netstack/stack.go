@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -81,6 +82,8 @@ func New(cfg Config) (*Stack, error) {
 	if cfg.Handshakes == 0 {
 		cfg.Handshakes = defaultHandshakes
 	}
+	// The stack would tell of odd packets, and so whoever sends them, on standard error.
+	log.SetLevel(log.Warning)
 	s := &Stack{clock: cfg.Clock, closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
 	s.poller.stack = s
 	s.wire = newWire(s, cfg.MTU)
