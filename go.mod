@@ -58,6 +58,7 @@ require (
 	golang.zx2c4.com/wireguard v0.0.0-20260522210424-ecfc5a8d5446 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237 // indirect
+	rsc.io/qr v0.2.0 // indirect
 )
 
 tool github.com/cilium/ebpf/cmd/bpf2go
