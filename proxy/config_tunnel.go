@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -70,8 +72,8 @@ func (l ListenerConfig) tunnels() bool {
 	return ingress.Mode(l.Mode) == tunnel.ModeWireGuard || ingress.Mode(l.Mode) == tunnel.ModeTUN
 }
 
-// mtu is the tunnel's.
-func (l ListenerConfig) mtu() int {
+// MTU is the tunnel's.
+func (l ListenerConfig) MTU() int {
 	switch {
 	case l.Tunnel.MTU != 0:
 		return l.Tunnel.MTU
@@ -103,12 +105,17 @@ func (t TunnelConfig) Datagrams() tunnel.DatagramConfig {
 func (w WireGuardConfig) peers() []tunnel.Peer {
 	out := make([]tunnel.Peer, len(w.Peers))
 	for i, p := range w.Peers {
-		out[i] = tunnel.Peer{
-			Name: p.Name, PublicKey: tunnel.Key(p.PublicKey), Preshared: tunnel.Key(p.PresharedKey),
-			AllowedIPs: prefixes(p.AllowedIPs), Keepalive: p.Keepalive.std(),
-		}
+		out[i] = p.Tunnel()
 	}
 	return out
+}
+
+// Tunnel is the peer in the tunnel's terms.
+func (p PeerConfig) Tunnel() tunnel.Peer {
+	return tunnel.Peer{
+		Name: p.Name, PublicKey: tunnel.Key(p.PublicKey), Preshared: tunnel.Key(p.PresharedKey),
+		AllowedIPs: prefixes(p.AllowedIPs), Keepalive: p.Keepalive.std(),
+	}
 }
 
 // checkTunnel is about the keys of tunnels, in listeners that are and others.
@@ -345,6 +352,9 @@ func readQuick(key, dir, path string) (tunnel.QuickFile, error) {
 	var text []byte
 	if err == nil {
 		text, err = os.ReadFile(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return tunnel.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", path)
 	}
 	if err != nil {
 		return tunnel.QuickFile{}, keyErrorf(key, "%v", err)

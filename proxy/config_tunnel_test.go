@@ -152,7 +152,7 @@ func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 			}
 		}, "wireguard.private_key_file: "},
 		"no key in the file":   {func(_ string, f map[string]string) { f["vpn.key"] = "secret" }, "wireguard.private_key_file: vpn.key: this is no key"},
-		"no file":              {func(_ string, f map[string]string) { delete(f, "peers.conf") }, "wireguard.peers_file: "},
+		"no file":              {func(_ string, f map[string]string) { delete(f, "peers.conf") }, "penstock gateway peer add makes"},
 		"a peer without a key": {func(_ string, f map[string]string) { f["peers.conf"] = "[Peer]\n" }, "peers.conf: line 1: this peer has no PublicKey"},
 		"an address of another's": {func(_ string, f map[string]string) {
 			f["peers.conf"] = strings.Replace(f["peers.conf"], ".2/32", ".3/32", 1)

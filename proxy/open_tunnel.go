@@ -13,7 +13,7 @@ import (
 
 // openTunnel opens a listener that ends a tunnel in a stack of its own.
 func (l ListenerConfig) openTunnel(clock func() cc.Time, log *slog.Logger) (ingress.Listener, error) {
-	stack, err := netstack.New(netstack.Config{Clock: clock, MTU: l.mtu()})
+	stack, err := netstack.New(netstack.Config{Clock: clock, MTU: l.MTU()})
 	if err != nil {
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
 	}
@@ -28,7 +28,7 @@ func (l ListenerConfig) openTunnel(clock func() cc.Time, log *slog.Logger) (ingr
 // openOutside opens what carries the tunnel's packets.
 func (l ListenerConfig) openOutside(stack *netstack.Stack, log *slog.Logger) (tunnel.Outside, error) {
 	if ingress.Mode(l.Mode) == tunnel.ModeTUN {
-		t, err := tunnel.OpenTUN(tunnel.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.mtu(), Log: log}, stack)
+		t, err := tunnel.OpenTUN(tunnel.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
 		if err != nil {
 			return nil, err // not a nil *tunnel.TUN in an interface
 		}
@@ -39,7 +39,7 @@ func (l ListenerConfig) openOutside(stack *netstack.Stack, log *slog.Logger) (tu
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err) // the check has found it
 	}
 	w, err := tunnel.ListenWireGuard(tunnel.WireGuardConfig{
-		Name: l.Name, Port: uint16(n), PrivateKey: tunnel.Key(l.WireGuard.PrivateKey), Peers: l.WireGuard.peers(), MTU: l.mtu(), Log: log,
+		Name: l.Name, Port: uint16(n), PrivateKey: tunnel.Key(l.WireGuard.PrivateKey), Peers: l.WireGuard.peers(), MTU: l.MTU(), Log: log,
 	}, stack)
 	if err != nil {
 		return nil, err
