@@ -174,7 +174,7 @@ func (l ListenerConfig) asks() bool {
 
 // guarded reports whether the listener's clients are kept from what is the
 // proxy's own: those that name destinations, and those inside a tunnel.
-func (l ListenerConfig) guarded() bool { return l.asks() || l.tunnels() }
+func (l ListenerConfig) guarded() bool { return l.asks() || l.Tunnels() }
 
 // captures reports whether clients of the listener do not know of it.
 func (l ListenerConfig) captures() bool {

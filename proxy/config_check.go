@@ -93,7 +93,7 @@ func (l *ListenerConfig) check(key string) error {
 	if err := l.checkTunnel(key); err != nil {
 		return err
 	}
-	if !l.tunnels() {
+	if !l.Tunnels() {
 		if err := checkAddress(key+".address", l.Address); err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func (l *ListenerConfig) place(taken map[string]string, key string) error {
 		return unique(taken, key+".device", l.Device)
 	case l.Address == "": // known once its config_file is read
 		return nil
-	case l.tunnels(): // its UDP port is on every address
+	case l.Tunnels(): // its UDP port is on every address
 		return uniqueAddress(taken, key+".address", "UDP port :"+port(l.Address))
 	}
 	return uniqueAddress(taken, key+".address", l.Address)

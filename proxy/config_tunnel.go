@@ -67,8 +67,8 @@ const (
 	defaultUDPSessions = 1024
 )
 
-// tunnels reports whether clients of the listener are inside a tunnel.
-func (l ListenerConfig) tunnels() bool {
+// Tunnels reports whether clients of the listener are inside a tunnel.
+func (l ListenerConfig) Tunnels() bool {
 	return ingress.Mode(l.Mode) == tunnel.ModeWireGuard || ingress.Mode(l.Mode) == tunnel.ModeTUN
 }
 
@@ -126,9 +126,9 @@ func (l *ListenerConfig) checkTunnel(key string) error {
 		return keyErrorf(key+".wireguard", "only mode wireguard has this; remove it or change the mode")
 	case mode != tunnel.ModeTUN && l.Device != "":
 		return keyErrorf(key+".device", "only mode tun has a device; remove it or change the mode")
-	case !l.tunnels() && l.Tunnel != (TunnelConfig{}):
+	case !l.Tunnels() && l.Tunnel != (TunnelConfig{}):
 		return keyErrorf(key+".tunnel", "only modes wireguard and tun are tunnels; remove it or change the mode")
-	case !l.tunnels():
+	case !l.Tunnels():
 		return nil
 	case len(l.ProxyProtocol.From) > 0:
 		return keyErrorf(key+".proxy_protocol", "connections out of a tunnel carry no PROXY header; remove it")

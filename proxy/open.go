@@ -72,7 +72,7 @@ func (k *Kernel) Close() error {
 
 // open opens a listener of whatever kind.
 func (l ListenerConfig) open(ctx context.Context, limits LimitsConfig, clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger) (ingress.Listener, error) {
-	if l.tunnels() {
+	if l.Tunnels() {
 		return l.openTunnel(clock, log)
 	}
 	return ingress.Listen(ctx, l.ingress(limits, log), wrap)
