@@ -19,6 +19,7 @@ type FlowInfo struct {
 	Listener, Rule string
 	Source, Target netip.AddrPort // Target is where the server leg goes
 	Host           string         // "name:port" when the client named it
+	Peer           string         // of the tunnel that the client is inside; empty: none
 	ServerName     string         // in the client's first bytes, where a rule asked for it
 	State          State
 	Start          cc.Time
@@ -61,7 +62,7 @@ func (c *connection) info(now cc.Time) FlowInfo {
 	c.mu.Lock()
 	out := FlowInfo{
 		ID: c.id, Listener: c.lane.cfg.Name, State: c.state,
-		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host,
+		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
 		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
 	}
 	client, server := c.client.conn, c.server.conn

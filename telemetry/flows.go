@@ -14,6 +14,7 @@ type Flow struct {
 	Listener string `json:"listener"`
 	Rule     string `json:"rule"`             // empty: the defaults
 	Client   string `json:"client"`           // address and port
+	Peer     string `json:"peer,omitempty"`   // of the tunnel that the client is inside; absent: it is in none
 	Target   string `json:"target,omitempty"` // address and port; empty until it is dialled
 	Host     string `json:"host,omitempty"`   // as the client named it
 	// ServerName is absent where no rule asked for it, and where there was none.
@@ -91,7 +92,7 @@ type Leg struct {
 // describe turns the proxy's account of a connection into ours.
 func describe(f proxy.FlowInfo) Flow {
 	out := Flow{
-		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Host: f.Host, ServerName: f.ServerName,
+		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Peer: f.Peer, Host: f.Host, ServerName: f.ServerName,
 		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),
 	}
 	if f.Source.IsValid() {

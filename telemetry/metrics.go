@@ -4,6 +4,8 @@
 package telemetry
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -20,6 +22,8 @@ type Source interface {
 	Snapshot() (proxy.Counters, []proxy.FlowInfo)
 	// Groups returns the flows that share a window, group by group, and as of when.
 	Groups() ([]flow.Group, cc.Time)
+	// Tunnels returns how it goes with the listeners that end tunnels.
+	Tunnels() []proxy.TunnelInfo
 }
 
 // Facts do not change while the process lives.
@@ -34,7 +38,8 @@ type Facts struct {
 type Options struct {
 	Facts Facts
 	Clock func() cc.Time
-	Load  func() Load // of the datapath; nil: not shown
+	Wall  func() time.Time // what the date is
+	Load  func() Load      // of the datapath; nil: not shown
 	// Config returns how it stands with the configuration; nil: not shown.
 	Config func() Config
 	// Hints returns how many hints were posted, by what became of them; nil: not shown.
@@ -155,6 +160,7 @@ var all = []metric{
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
 	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
+	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes,
 }
 
 // collector turns snapshots into metrics.
@@ -189,6 +195,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, r := range counters.Routes {
 		out.route(r)
+	}
+	for _, t := range c.src.Tunnels() {
+		out.tunnel(t, c.o.Wall())
 	}
 	sumLive(flows).write(out)
 	sumGroups(c.src.Groups()).write(out)

@@ -36,7 +36,7 @@ func healthy() facts {
 		root: true, traceable: true,
 		capabilities: capNetAdmin | capNetBindService | capSysAdmin | capBPF | capPerfmon,
 		trials: map[string]attempt{
-			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {}, "tun": {},
+			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {}, "tun": {}, "kernel_wireguard": {},
 		},
 		descriptors: proxy.Descriptors{Total: 1048576, Connections: 458696, Pipes: 65528},
 		sysctls: map[string]string{
@@ -151,6 +151,9 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		"no TUN device":                          {refused("tun", unix.ENOENT), "tun", stateMissing, "modprobe tun"},
 		"a TUN device for root only":             {refused("tun", unix.EACCES), "tun", stateMissing, "chmod 0666 /dev/net/tun"},
 		"a TUN device behind a fence":            {refused("tun", unix.EPERM), "tun", stateMissing, "DeviceAllow=/dev/net/tun"},
+		"no WireGuard in the kernel":             {refused("kernel_wireguard", unix.EOPNOTSUPP), "kernel_wireguard", stateWarn, "modprobe wireguard"},
+		"WireGuard in the kernel for root only":  {refused("kernel_wireguard", unix.EPERM), "kernel_wireguard", stateWarn, "CAP_NET_ADMIN"},
+		"low ports are for information":          {without(capNetBindService), "ports", stateOK, ""},
 		"a TUN device without its ioctl":         {refused("tun", unix.EINVAL), "tun", stateMissing, "CONFIG_TUN"},
 
 		"user namespaces are switched off": {

@@ -268,6 +268,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
 		},
 		Clock:  now,
+		Wall:   time.Now,
 		Load:   h.load,
 		Config: h.reloads.status,
 		Hints:  h.hints.Outcomes,

@@ -37,6 +37,7 @@ type Client struct {
 	Source   netip.AddrPort // the client's own address: from PROXY protocol where it was used
 	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
+	Peer     string         // of the tunnel that it came through; empty: through none
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
 	// local address of the server leg, err why there is none (wrap

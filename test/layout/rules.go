@@ -47,8 +47,9 @@ var table = []rule{
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
+	{packages: "proxy/tunnel", module: []string{"cc", "proxy/datapath/...", "proxy/ingress"}},
 	{packages: "proxy", module: []string{
-		"cc", "cc/flow", "proxy/policy", "proxy/datapath/...", "proxy/ingress", "proxy/linkstat",
+		"cc", "cc/flow", "proxy/policy", "proxy/datapath/...", "proxy/ingress", "proxy/linkstat", "proxy/tunnel",
 	}},
 	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/datapath"}},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
@@ -77,6 +78,8 @@ var homes = map[string][]string{
 	"github.com/vishvananda/...":         {"proxy/capture", "proxy/linkstat", "internal/netlab", "cmd/penstock/bench"},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
+	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
+	"golang.zx2c4.com/...":               {"proxy/tunnel"},
 	"gonum.org/v1/plot/...":              {"cmd/..."},
 	"gonum.org/v1/gonum/...":             {"cc"},
 }

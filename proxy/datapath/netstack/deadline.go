@@ -1,0 +1,47 @@
+package netstack
+
+import (
+	"sync"
+	"time"
+)
+
+// deadline is a moment from which on waits end, for one direction.
+type deadline struct {
+	mu      sync.Mutex
+	timer   *time.Timer
+	expired chan struct{} // closed once the moment has come
+}
+
+func newDeadline() *deadline { return &deadline{expired: make(chan struct{})} }
+
+// wait returns what is closed when the present deadline has come.
+func (d *deadline) wait() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.expired
+}
+
+// set moves the deadline; the zero time is never.
+func (d *deadline) set(t time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.timer != nil && !d.timer.Stop() {
+		<-d.expired // its function has run, or is about to
+	}
+	d.timer = nil
+	select {
+	case <-d.expired:
+		d.expired = make(chan struct{})
+	default:
+	}
+	if t.IsZero() {
+		return
+	}
+	expired := d.expired
+	in := time.Until(t)
+	if in <= 0 {
+		close(expired)
+		return
+	}
+	d.timer = time.AfterFunc(in, func() { close(expired) })
+}

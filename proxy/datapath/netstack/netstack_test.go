@@ -1,0 +1,121 @@
+package netstack
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/datapathtest"
+)
+
+const mtu = 1420
+
+var (
+	client = netip.MustParseAddr("10.9.0.2")
+	server = netip.MustParseAddrPort("203.0.113.7:443")
+)
+
+func clock() func() cc.Time {
+	start := time.Now() //nolint:forbidigo // the stack under test runs on it
+	return func() cc.Time { return cc.Time(time.Since(start)) + 1 }
+}
+
+// join carries packets from one stack to the other until the test ends.
+func join(t *testing.T, a, b *Stack) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	for _, way := range [][2]*Stack{{a, b}, {b, a}} {
+		done.Go(func() {
+			bufs, sizes := make([][]byte, 64), make([]int, 64)
+			for i := range bufs {
+				bufs[i] = make([]byte, mtu)
+			}
+			for {
+				n, err := way[0].Collect(ctx, bufs, sizes, 0)
+				if err != nil {
+					return
+				}
+				for i := range n {
+					way[1].Deliver(bufs[i][:sizes[i]])
+				}
+			}
+		})
+	}
+	t.Cleanup(func() {
+		assert.NoError(t, a.Close())
+		assert.NoError(t, b.Close())
+		cancel()
+		done.Wait()
+	})
+}
+
+// dial connects from a stack's own side, which only a test's client does.
+func dial(t *testing.T, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
+	local := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(from.AsSlice()), Port: nextPort()}
+	remote := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(to.Addr().AsSlice()), Port: to.Port()}
+	c := newConn(s, stack.TransportEndpointID{
+		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
+	})
+	s.conns.Store(c.id, c)
+	protocol := header.IPv4ProtocolNumber
+	if from.Is6() {
+		protocol = header.IPv6ProtocolNumber
+	}
+	ep, err := s.net.NewEndpoint(tcp.ProtocolNumber, protocol, &c.queue)
+	require.Nil(t, err)
+	entry, connected := waiter.NewChannelEntry(waiter.WritableEvents)
+	c.queue.EventRegister(&entry)
+	defer c.queue.EventUnregister(&entry)
+	require.Nil(t, ep.Bind(local))
+	require.IsType(t, &tcpip.ErrConnectStarted{}, ep.Connect(remote))
+	<-connected
+	require.Nil(t, ep.LastError())
+	require.NoError(t, c.adopt(context.Background(), ep))
+	return c
+}
+
+var (
+	portMu sync.Mutex
+	port   uint16 = 20000
+)
+
+func nextPort() uint16 {
+	portMu.Lock()
+	defer portMu.Unlock()
+	port++
+	return port
+}
+
+func pair(t *testing.T) (a, b datapath.Conn) {
+	now := clock()
+	near, err := New(Config{Clock: now, MTU: mtu})
+	require.NoError(t, err)
+	far, err := New(Config{Clock: now, MTU: mtu})
+	require.NoError(t, err)
+	join(t, near, far)
+	admitted := make(chan *Conn, 1)
+	go func() {
+		c, err := near.Accept()
+		if assert.NoError(t, err) && assert.NoError(t, c.Admit(context.Background())) {
+			admitted <- c
+		}
+	}()
+	dialled := dial(t, far, client, server)
+	accepted := <-admitted
+	assert.Equal(t, server, accepted.Target())
+	return accepted, dialled
+}
+
+func TestNetstackConforms(t *testing.T) { datapathtest.Run(t, pair) }

@@ -1,0 +1,177 @@
+package netstack
+
+import (
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// signals is what is known of a connection's sending side. The stack tells it,
+// holding its own lock of the connection: when a segment leaves, and its whole
+// state after each segment that came.
+type signals struct {
+	mu       sync.Mutex
+	exchange func(flow.Report) flow.Limit // nil: nobody observes
+	over     bool                         // closed: nobody is told any more
+	base     cc.Bytes                     // written before Observe
+
+	first   seqnum.Value // of the stream's first byte
+	started bool         // first is known
+	una     cc.Bytes     // stream offset up to which all is acknowledged
+	unaSeq  seqnum.Value
+	sndMax  cc.Bytes // up to which all has been sent once
+	resent  cc.Bytes // highest offset sent more than once
+	written cc.Bytes // accepted by the stack
+	sacked  cc.Bytes // beyond una
+	newest  cc.Bytes // highest offset known to have arrived
+	lost    cc.Bytes // sent again
+	pipe    cc.Bytes
+	window  cc.Bytes // the peer's receive window, from una
+	mss     cc.Bytes
+	cwnd    cc.Bytes // the stack's own
+	srtt    time.Duration
+	minRTT  time.Duration
+	xmit    tcpip.MonotonicTime // when the newest segment left that has arrived
+	at      cc.Time             // of the newest probe
+}
+
+// offset is where seq lies in the stream.
+func (g *signals) offset(seq seqnum.Value) cc.Bytes {
+	return g.una + cc.Bytes(int32(seq-g.unaSeq))
+}
+
+// sent notes that n bytes from seq leave.
+func (g *signals) sent(seq uint32, n int, syn bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if syn {
+		g.first, g.started = seqnum.Value(seq)+1, true
+		g.unaSeq = g.first
+		return
+	}
+	if n == 0 || !g.started {
+		return
+	}
+	from := g.offset(seqnum.Value(seq))
+	end := from + cc.Bytes(n)
+	if again := min(end, g.sndMax) - from; again > 0 {
+		g.lost += again
+		g.resent = max(g.resent, from+again)
+	}
+	g.sndMax = max(g.sndMax, end)
+	g.pipe += cc.Bytes(n)
+}
+
+// took notes that the stack has accepted n bytes.
+func (g *signals) took(n int) {
+	g.mu.Lock()
+	g.written += cc.Bytes(n)
+	g.mu.Unlock()
+}
+
+// probe is called by the stack after each segment that came.
+func (s *Stack) probe(state *tcp.TCPEndpointState) {
+	id := stack.TransportEndpointID{
+		LocalPort: state.ID.LocalPort, LocalAddress: state.ID.LocalAddress,
+		RemotePort: state.ID.RemotePort, RemoteAddress: state.ID.RemoteAddress,
+	}
+	if c, ok := s.conns.Load(id); ok {
+		c.(*Conn).signals.absorb(state, c.(*Conn).timeouts(), s.clock)
+	}
+}
+
+// absorb takes in the stack's state and reports it.
+func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.started || g.over {
+		return
+	}
+	now := clock() // with the lock held: reports are in the order of their times
+	snd := &state.Sender
+	sent := max(g.sndMax, g.written) // the end of the stream is no byte
+	una := min(g.offset(snd.SndUna), sent)
+	if una > g.una {
+		g.una, g.unaSeq = una, g.first+seqnum.Value(una)
+	}
+	g.sacked = 0
+	for _, b := range state.SACK.ReceivedBlocks {
+		if end := g.offset(b.End); end > g.una {
+			g.sacked += end - max(g.una, g.offset(b.Start))
+		}
+	}
+	g.newest = 0
+	if g.sacked > 0 {
+		g.newest = g.offset(state.SACK.MaxSACKED)
+	} else if g.una > g.resent {
+		g.newest = g.una
+	}
+	g.mss = cc.Bytes(snd.MaxPayloadSize)
+	g.cwnd = cc.Bytes(snd.SndCwnd) * g.mss
+	g.pipe = max(0, min(cc.Bytes(snd.Outstanding)*g.mss, g.sndMax-g.una-g.sacked))
+	g.window = cc.Bytes(snd.SndWnd)
+	g.srtt = snd.RTTState.SRTT
+	rtt := time.Duration(0)
+	if r := &snd.RACKState; r.XmitTime != g.xmit && r.RTT > 0 {
+		g.xmit, rtt = r.XmitTime, r.RTT
+		if g.minRTT == 0 || rtt < g.minRTT {
+			g.minRTT = rtt
+		}
+	}
+	g.at = now
+	g.report(now, rtt, timeouts)
+}
+
+// report tells whoever observes; g.mu is held.
+func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
+	if g.exchange == nil || g.over {
+		return
+	}
+	after := func(offset cc.Bytes) cc.Bytes { return max(0, offset-g.base) }
+	written := max(g.written, g.sndMax)
+	unsent := written - max(g.sndMax, g.una)
+	g.exchange(flow.Report{
+		At: now, Written: after(written), Acked: after(g.una + g.sacked), Newest: after(g.newest), Sacked: g.sacked,
+		Lost: g.lost, Timeouts: timeouts, RTT: rtt, Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
+		RwndFull: unsent > 0 && g.sndMax-g.una+g.mss > g.window,
+	})
+}
+
+// look reports what shows without anything coming. The stack does not count the
+// acknowledgement that ends a connection: finished says that there was one.
+func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := clock()
+	if !g.started || g.written <= g.una || now.Sub(g.at) < pollEvery {
+		return
+	}
+	if finished {
+		g.una, g.unaSeq, g.sndMax = g.written, g.first+seqnum.Value(g.written), g.written
+		g.sacked, g.newest, g.pipe = 0, 0, 0
+	}
+	g.report(now, 0, timeouts())
+}
+
+// observe has exchange told from now on.
+func (g *signals) observe(clock func() cc.Time, exchange func(flow.Report) flow.Limit) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.exchange, g.base = exchange, g.written
+	g.resent, g.lost = 0, 0
+	g.report(clock(), 0, 0)
+}
+
+// end has nobody told any more.
+func (g *signals) end() {
+	g.mu.Lock()
+	g.over = true
+	g.mu.Unlock()
+}

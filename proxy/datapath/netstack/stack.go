@@ -1,0 +1,246 @@
+// Package netstack is TCP in user space, for what comes out of a tunnel: IP
+// packets go in and out, and every connection in them ends here, whatever
+// address it is for. It stands on gVisor's stack.
+//
+// The window below ours is that stack's cubic; its own probe and the packets it
+// sends say what became of each byte. It holds neither window nor rate, so the
+// relay asks flow.Take before every write.
+package netstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/log"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Config describes a Stack.
+type Config struct {
+	Clock func() cc.Time
+	MTU   int // of the tunnel, for IP packets: at least MinMTU
+	// Handshakes bounds the connections that wait for their server to be dialled
+	// or for the end of their handshake; further SYNs are dropped, and come
+	// again. 0: 1024.
+	Handshakes int
+}
+
+// MinMTU is the least that IPv6 works with (RFC 8200 §5).
+const MinMTU = 1280
+
+const (
+	nic               = 1
+	queuePackets      = 4096 // towards the tunnel; what comes beyond it is lost
+	defaultHandshakes = 1024
+
+	// A buffer holds what a fast tunnel with a long round trip has in flight,
+	// and no more: 4 MiB is 330 Mbit/s at 100 ms.
+	leastBuffer   = 4 << 10
+	defaultBuffer = 256 << 10
+	mostBuffer    = 4 << 20
+
+	// timeWait is short: ports of clients behind a tunnel come back soon.
+	timeWait = 5 * time.Second
+)
+
+// Stack ends the connections of one tunnel.
+type Stack struct {
+	clock func() cc.Time
+	net   *stack.Stack
+	wire  *wire
+	conns sync.Map // of stack.TransportEndpointID to *Conn
+	syns  chan *Conn
+
+	received, collected atomic.Uint64 // bytes
+
+	closed  chan struct{}
+	closing sync.Once
+	poller  poller
+}
+
+// New starts a stack that accepts TCP to any address. Close ends it.
+func New(cfg Config) (*Stack, error) {
+	if cfg.MTU < MinMTU || cfg.MTU > 65535 {
+		return nil, fmt.Errorf("netstack: an MTU of %d is not between %d and 65535", cfg.MTU, MinMTU)
+	}
+	if cfg.Handshakes == 0 {
+		cfg.Handshakes = defaultHandshakes
+	}
+	// The stack would tell of odd packets, and so whoever sends them, on standard error.
+	log.SetLevel(log.Warning)
+	s := &Stack{clock: cfg.Clock, closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
+	s.poller.stack = s
+	s.wire = newWire(s, cfg.MTU)
+	s.net = stack.New(stack.Options{
+		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
+		TransportProtocols: []stack.TransportProtocolFactory{
+			tcp.NewProtocolProbe(s.probe), udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6,
+		},
+	})
+	if err := s.set(cfg); err != nil {
+		s.net.Destroy()
+		return nil, fmt.Errorf("netstack: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Stack) set(cfg Config) error {
+	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
+	below := tcpip.CongestionControlOption(envelope)
+	recovery, wait := tcpip.TCPRecovery(tcpip.TCPRACKLossDetection), tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	sending := tcpip.TCPSendBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
+	receiving := tcpip.TCPReceiveBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &below, &recovery, &wait, &sending, &receiving} {
+		if err := s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
+			return fmt.Errorf("set %T: %w", o, failure(err))
+		}
+	}
+	if err := s.net.CreateNIC(nic, s.wire); err != nil {
+		return fmt.Errorf("create the interface: %w", failure(err))
+	}
+	// Every address is ours, to receive for and to send from.
+	if err := s.net.SetPromiscuousMode(nic, true); err != nil {
+		return failure(err)
+	}
+	if err := s.net.SetSpoofing(nic, true); err != nil {
+		return failure(err)
+	}
+	s.net.SetRouteTable([]tcpip.Route{
+		{Destination: header.IPv4EmptySubnet, NIC: nic},
+		{Destination: header.IPv6EmptySubnet, NIC: nic},
+	})
+	requests := tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.request)
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, requests.HandlePacket)
+	return nil
+}
+
+// request takes in a SYN.
+func (s *Stack) request(r *tcp.ForwarderRequest) {
+	c := newConn(s, r.ID())
+	c.request = r
+	select {
+	case s.syns <- c:
+	default: // as many wait as may
+		r.Complete(false)
+	}
+}
+
+// Accept returns the next connection that a client asks for, its SYN not
+// answered yet: Admit or Reset it.
+func (s *Stack) Accept() (*Conn, error) {
+	select {
+	case c := <-s.syns:
+		return c, nil
+	case <-s.closed:
+		return nil, fmt.Errorf("netstack: accept: %w", os.ErrClosed)
+	}
+}
+
+// Deliver takes IP packets that came out of the tunnel; the memory stays the
+// caller's. What is no IP packet is dropped.
+func (s *Stack) Deliver(packets ...[]byte) {
+	for _, p := range packets {
+		if len(p) == 0 {
+			continue
+		}
+		var protocol tcpip.NetworkProtocolNumber
+		switch p[0] >> 4 {
+		case 4:
+			protocol = header.IPv4ProtocolNumber
+		case 6:
+			protocol = header.IPv6ProtocolNumber
+		default:
+			continue
+		}
+		s.received.Add(uint64(len(p)))
+		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(p)})
+		s.wire.InjectInbound(protocol, pkt)
+		pkt.DecRef()
+	}
+}
+
+// Collect waits for packets that are to go into the tunnel and copies as many
+// as there are, at most len(bufs), each to offset of its buffer; sizes tells
+// their lengths.
+func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
+	pkt := s.wire.ReadContext(ctx)
+	if pkt == nil {
+		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
+	}
+	for pkt != nil {
+		if size := pkt.Size(); size <= len(bufs[n])-offset {
+			at := offset
+			for _, part := range pkt.AsSlices() {
+				at += copy(bufs[n][at:], part)
+			}
+			sizes[n] = size
+			n++
+			s.collected.Add(uint64(size))
+		}
+		pkt.DecRef()
+		if n == len(bufs) {
+			break
+		}
+		pkt = s.wire.Read()
+	}
+	return n, nil
+}
+
+// Drops counts packets that were lost in here: towards the tunnel since its
+// queue was full, and SYNs beyond Config.Handshakes.
+func (s *Stack) Drops() (packets, handshakes uint64) {
+	return s.wire.drops.Load(), s.net.Stats().TCP.ForwardMaxInFlightDrop.Value()
+}
+
+// Traffic counts the bytes of the packets that came out of the tunnel and that
+// were collected for it, their headers included.
+func (s *Stack) Traffic() (received, collected uint64) {
+	return s.received.Load(), s.collected.Load()
+}
+
+// Close aborts every connection and ends the stack.
+func (s *Stack) Close() error {
+	s.closing.Do(func() {
+		close(s.closed)
+		for done := false; !done; {
+			select {
+			case c := <-s.syns:
+				_ = c.Reset()
+			default:
+				done = true
+			}
+		}
+		s.conns.Range(func(_, c any) bool {
+			_ = c.(*Conn).Reset()
+			return true
+		})
+		s.poller.stop()
+		s.net.Destroy()
+		s.wire.Close()
+	})
+	return nil
+}
+
+// addrPort is one end of id.
+func addrPort(a tcpip.Address, port uint16) netip.AddrPort {
+	addr, _ := netip.AddrFromSlice(a.AsSlice())
+	return netip.AddrPortFrom(addr.Unmap(), port)
+}
+
+var errNotAdmitted = errors.New("the handshake has not been answered yet")

@@ -1,0 +1,130 @@
+// Package tunnel ends VPN tunnels: it takes IP packets out of them, whatever
+// carried them here, and gives the connections that are in these packets to the
+// proxy as any other ingress would, each with the peer it came from.
+//
+//	peer ══ WireGuard, TUN device, MASQUE ══▶ link ──▶ netstack ──▶ listener ──▶ proxy
+package tunnel
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// Outside is what carries a tunnel's packets.
+type Outside interface {
+	// Peer returns the name of the peer that an inner address is of; empty:
+	// nobody's.
+	Peer(inner netip.Addr) string
+	// Addr is where peers reach us; nil where they do not by themselves.
+	Addr() net.Addr
+	Close() error
+}
+
+// The modes of listeners that end tunnels.
+const (
+	ModeWireGuard ingress.Mode = "wireguard" // the WireGuard endpoint is in this process
+	ModeTUN       ingress.Mode = "tun"       // packets come from a device that others feed
+)
+
+// Modes lists them.
+var Modes = []ingress.Mode{ModeWireGuard, ModeTUN}
+
+// Listener is a tunnel as the proxy sees it.
+type Listener struct {
+	name    string
+	stack   *netstack.Stack
+	outside Outside
+	once    sync.Once
+	err     error
+}
+
+var _ ingress.Listener = (*Listener)(nil)
+
+// Listen makes an ingress of a tunnel. It owns both; Close ends them.
+func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
+	return &Listener{name: name, stack: stack, outside: outside}
+}
+
+// Accept implements ingress.Listener.
+func (l *Listener) Accept() (datapath.Conn, error) {
+	c, err := l.stack.Accept()
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+	}
+	return c, nil
+}
+
+// Greet implements ingress.Listener. The SYN is answered only by Answer, once
+// there is a server.
+func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
+	c, ok := conn.(*netstack.Conn)
+	if !ok {
+		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
+	}
+	return ingress.Client{
+		Conn: c, Listener: l.name, Source: c.Source(), Target: c.Target(), Peer: l.outside.Peer(c.Source().Addr()),
+		Answer: func(_ netip.AddrPort, err error) error {
+			if err != nil {
+				return c.Reset()
+			}
+			return c.Admit(context.WithoutCancel(ctx))
+		},
+	}, nil
+}
+
+// Addr implements ingress.Listener.
+func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
+
+// Close implements ingress.Listener.
+func (l *Listener) Close() error {
+	l.once.Do(func() {
+		l.err = l.outside.Close()
+		if err := l.stack.Close(); l.err == nil {
+			l.err = err
+		}
+	})
+	return l.err
+}
+
+// Status is how it goes with a tunnel.
+type Status struct {
+	Received, Sent uint64 // bytes of inner packets that came out of it and went into it
+	Refused        uint64 // packets that were no peer's, or not from the peer's addresses
+	Lost           uint64 // packets to peers that the queue had no room for
+	Handshakes     uint64 // SYNs dropped, since as many waited as may
+	Peers          []PeerState
+}
+
+// Status returns how it goes; peers are of those tunnels that know them.
+func (l *Listener) Status() (Status, error) {
+	var s Status
+	s.Received, s.Sent = l.stack.Traffic()
+	s.Lost, s.Handshakes = l.stack.Drops()
+	known, ok := l.outside.(interface {
+		Refused() uint64
+		States() ([]PeerState, error)
+	})
+	if !ok {
+		return s, nil
+	}
+	s.Refused = known.Refused()
+	var err error
+	s.Peers, err = known.States()
+	return s, err
+}
+
+// SetPeers replaces the peers of a tunnel whose peers are set by hand.
+func (l *Listener) SetPeers(peers []Peer) error {
+	w, ok := l.outside.(*WireGuard)
+	if !ok {
+		return fmt.Errorf("tunnel: listener %q: its peers are not set by hand", l.name)
+	}
+	return w.SetPeers(peers)
+}

@@ -1,0 +1,288 @@
+package tunnel
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+)
+
+// Peer is one client of a WireGuard tunnel.
+type Peer struct {
+	Name       string // for groups, logs and metrics
+	PublicKey  Key
+	Preshared  Key            // zero: none
+	AllowedIPs []netip.Prefix // its addresses inside the tunnel: no other is taken from it, or sent to it
+	Keepalive  time.Duration  // of ours, in whole seconds; 0: none, clients behind NAT send their own
+}
+
+// WireGuardConfig describes the endpoint of a WireGuard tunnel.
+type WireGuardConfig struct {
+	Name       string
+	Port       uint16 // UDP, on every address; 0: any
+	PrivateKey Key
+	Peers      []Peer
+	MTU        int // of the stack it feeds
+	Log        *slog.Logger
+}
+
+// WireGuard is the endpoint of a WireGuard tunnel, in this process.
+type WireGuard struct {
+	name    string
+	device  *device.Device
+	refused atomic.Uint64
+
+	mu    sync.Mutex
+	port  uint16
+	peers map[Key]Peer
+}
+
+// ListenWireGuard opens the endpoint and joins it to a stack.
+func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
+	w := &WireGuard{name: cfg.Name, peers: map[Key]Peer{}}
+	w.device = device.NewDevice(newLink(stack, cfg.MTU), conn.NewDefaultBind(), w.logger(cfg.Log))
+	setup := "private_key=" + cfg.PrivateKey.hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
+	err := w.device.IpcSet(setup)
+	if err == nil {
+		err = w.SetPeers(cfg.Peers)
+	}
+	if err == nil {
+		err = w.device.Up()
+	}
+	if err == nil {
+		err = w.learnPort()
+	}
+	if err != nil {
+		w.device.Close()
+		return nil, fmt.Errorf("tunnel: listener %q: WireGuard on UDP port %d: %w", cfg.Name, cfg.Port, err)
+	}
+	return w, nil
+}
+
+// logger passes on what goes wrong, and counts what is refused: the device
+// tells of neither in another way.
+func (w *WireGuard) logger(log *slog.Logger) *device.Logger {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	return &device.Logger{
+		Verbosef: func(format string, args ...any) {
+			if strings.Contains(format, "invalid") || strings.Contains(format, "disallowed") {
+				w.refused.Add(1)
+				log.Debug("tunnel: refused", "listener", w.name, "reason", fmt.Sprintf(format, args...))
+			}
+		},
+		Errorf: func(format string, args ...any) {
+			log.Warn("tunnel: WireGuard", "listener", w.name, "err", fmt.Sprintf(format, args...))
+		},
+	}
+}
+
+// CheckPeers finds what keeps peers from standing side by side.
+func CheckPeers(peers []Peer) error {
+	names, keys, owners := map[string]bool{}, map[Key]string{}, map[netip.Prefix]string{}
+	for _, p := range peers {
+		if other, twice := keys[p.PublicKey]; twice {
+			return fmt.Errorf("peers %q and %q have the same public key; each device needs a key of its own", other, p.Name)
+		}
+		keys[p.PublicKey] = p.Name
+		if names[p.Name] {
+			return fmt.Errorf("two peers are called %q; they would share one window", p.Name)
+		}
+		names[p.Name] = true
+		if len(p.AllowedIPs) == 0 {
+			return fmt.Errorf("peer %q has no address in the tunnel; give it allowed_ips such as 10.9.0.2/32", p.Name)
+		}
+		for _, a := range p.AllowedIPs {
+			if other, taken := owners[a.Masked()]; taken {
+				return fmt.Errorf("peers %q and %q both have %v in their allowed_ips; only one can", other, p.Name, a.Masked())
+			}
+			owners[a.Masked()] = p.Name
+		}
+	}
+	return nil
+}
+
+// Overlap returns a peer whose addresses lie within those of another; empty:
+// there is none. WireGuard lets the narrower one have them.
+func Overlap(peers []Peer) (inner, outer string) {
+	for i, p := range peers {
+		for _, q := range peers[i+1:] {
+			for _, a := range p.AllowedIPs {
+				for _, b := range q.AllowedIPs {
+					switch {
+					case !a.Overlaps(b):
+					case a.Bits() > b.Bits():
+						return p.Name, q.Name
+					default:
+						return q.Name, p.Name
+					}
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
+// SetPeers replaces the peers. Those that stay as they are keep their sessions,
+// and those that go lose theirs at once.
+func (w *WireGuard) SetPeers(peers []Peer) error {
+	if err := CheckPeers(peers); err != nil {
+		return fmt.Errorf("tunnel: %w", err)
+	}
+	next := make(map[Key]Peer, len(peers))
+	for _, p := range peers {
+		next[p.PublicKey] = p
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var b strings.Builder
+	for key := range w.peers {
+		if _, stays := next[key]; !stays {
+			fmt.Fprintf(&b, "public_key=%s\nremove=true\n", key.hex())
+		}
+	}
+	for key, p := range next {
+		if old, known := w.peers[key]; !known || !old.same(p) {
+			p.write(&b)
+		}
+	}
+	if err := w.device.IpcSet(b.String()); err != nil {
+		return fmt.Errorf("tunnel: set peers: %w", err)
+	}
+	w.peers = next
+	return nil
+}
+
+func (p Peer) same(q Peer) bool {
+	return p.Name == q.Name && p.Preshared == q.Preshared && p.Keepalive == q.Keepalive && slices.Equal(p.AllowedIPs, q.AllowedIPs)
+}
+
+// write adds the peer in the words of WireGuard's configuration protocol.
+func (p Peer) write(b *strings.Builder) {
+	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.hex())
+	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.hex(), int(p.Keepalive.Seconds()))
+	for _, a := range p.AllowedIPs {
+		fmt.Fprintf(b, "allowed_ip=%v\n", a)
+	}
+}
+
+// Peers returns the present peers, ordered by name.
+func (w *WireGuard) Peers() []Peer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.SortedFunc(maps.Values(w.peers), func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// Peer implements Outside: by the longest prefix, as packets are taken.
+func (w *WireGuard) Peer(inner netip.Addr) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	name, longest := "", -1
+	for _, p := range w.peers {
+		for _, a := range p.AllowedIPs {
+			if a.Contains(inner) && a.Bits() > longest {
+				name, longest = p.Name, a.Bits()
+			}
+		}
+	}
+	return name
+}
+
+// PeerState is a peer as the tunnel sees it.
+type PeerState struct {
+	Name      string
+	PublicKey Key
+	Addresses []netip.Prefix // inside the tunnel
+	Endpoint  string         // where it was last heard from; empty: never
+	Handshake time.Time      // the last; zero: none yet
+	Received  uint64         // bytes, with the tunnel's own
+	Sent      uint64
+}
+
+// States returns the peers' states, ordered by name.
+func (w *WireGuard) States() ([]PeerState, error) {
+	said, err := w.device.IpcGet()
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: read peers: %w", err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var states []PeerState
+	var seconds int64
+	lines := bufio.NewScanner(strings.NewReader(said))
+	for lines.Scan() {
+		key, value, _ := strings.Cut(lines.Text(), "=")
+		if key == "public_key" {
+			k, err := parseHexKey(value)
+			if err != nil {
+				return nil, fmt.Errorf("tunnel: read peers: %w", err)
+			}
+			states = append(states, PeerState{Name: w.peers[k].Name, PublicKey: k, Addresses: w.peers[k].AllowedIPs})
+			continue
+		}
+		if len(states) == 0 {
+			continue
+		}
+		s := &states[len(states)-1]
+		switch key {
+		case "endpoint":
+			s.Endpoint = value
+		case "last_handshake_time_sec":
+			seconds, _ = strconv.ParseInt(value, 10, 64)
+		case "last_handshake_time_nsec":
+			if ns, _ := strconv.ParseInt(value, 10, 64); seconds != 0 || ns != 0 {
+				s.Handshake = time.Unix(seconds, ns)
+			}
+		case "rx_bytes":
+			s.Received, _ = strconv.ParseUint(value, 10, 64)
+		case "tx_bytes":
+			s.Sent, _ = strconv.ParseUint(value, 10, 64)
+		}
+	}
+	slices.SortFunc(states, func(a, b PeerState) int { return strings.Compare(a.Name, b.Name) })
+	return states, nil
+}
+
+// Refused counts packets that were no peer's: a wrong key, or an address that
+// is not the peer's.
+func (w *WireGuard) Refused() uint64 { return w.refused.Load() }
+
+// learnPort finds out which port was chosen.
+func (w *WireGuard) learnPort() error {
+	said, err := w.device.IpcGet()
+	if err != nil {
+		return err
+	}
+	for line := range strings.SplitSeq(said, "\n") {
+		if text, ok := strings.CutPrefix(line, "listen_port="); ok {
+			n, err := strconv.ParseUint(text, 10, 16)
+			w.port = uint16(n)
+			return err
+		}
+	}
+	return errors.New("the endpoint has no port")
+}
+
+// Addr implements Outside.
+func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.port)} }
+
+// Close implements Outside.
+func (w *WireGuard) Close() error {
+	w.device.Close()
+	return nil
+}
