@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -32,27 +33,65 @@ type listener struct {
 	name    string
 	stack   *netstack.Stack
 	outside Outside
+	streams <-chan datapath.Conn // that come beside the packets; nil: none do
+	packets chan datapath.Conn   // what the stack accepts, where there are streams too
+	closed  chan struct{}
+	done    sync.WaitGroup
 	once    sync.Once
 	err     error
 }
 
 // Listen makes an ingress of a tunnel. It owns both; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) ingress.Listener {
-	return &listener{name: name, stack: stack, outside: outside}
+	l := &listener{name: name, stack: stack, outside: outside, closed: make(chan struct{})}
+	if s, both := outside.(interface{ Requests() <-chan datapath.Conn }); both {
+		l.streams, l.packets = s.Requests(), make(chan datapath.Conn)
+		l.done.Go(l.pass)
+	}
+	return l
+}
+
+// pass moves what the stack accepts to where Accept waits for streams too.
+func (l *listener) pass() {
+	for {
+		c, err := l.stack.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case l.packets <- c:
+		case <-l.closed:
+			_ = c.Reset()
+			return
+		}
+	}
 }
 
 // Accept implements ingress.Listener.
 func (l *listener) Accept() (datapath.Conn, error) {
-	c, err := l.stack.Accept()
-	if err != nil {
-		return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+	if l.streams == nil {
+		c, err := l.stack.Accept()
+		if err != nil {
+			return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+		}
+		return c, nil
 	}
-	return c, nil
+	select {
+	case c := <-l.packets:
+		return c, nil
+	case c := <-l.streams:
+		return c, nil
+	case <-l.closed:
+		return nil, fmt.Errorf("tunnel: listener %q: accept: %w", l.name, os.ErrClosed)
+	}
 }
 
 // Greet implements ingress.Listener. The SYN is answered only by Answer, once
 // there is a server.
 func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
+	if r, ok := conn.(*request); ok {
+		return r.client(l.name), nil
+	}
 	c, ok := conn.(*netstack.Conn)
 	if !ok {
 		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
@@ -74,10 +113,12 @@ func (l *listener) Addr() net.Addr { return l.outside.Addr() }
 // Close implements ingress.Listener.
 func (l *listener) Close() error {
 	l.once.Do(func() {
+		close(l.closed)
 		l.err = l.outside.Close()
 		if err := l.stack.Close(); l.err == nil {
 			l.err = err
 		}
+		l.done.Wait()
 	})
 	return l.err
 }
