@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 )
@@ -18,10 +19,11 @@ const (
 	unreachable    = 3                     // ICMP: type of "fragmentation needed"
 	needsFragments = 4                     // and its code
 	packetTooBig   = 2                     // ICMPv6: its type
-	firstErrors    = unreachable           // ICMP types below do not quote
-	lastErrors     = 12                    // ICMP: "parameter problem", the last that quotes
 	icmpv6Info     = 128                   // ICMPv6 types from here on are no errors
 )
+
+// icmpErrors are ICMP's types that are about another packet (RFC 1122 §3.2.2).
+var icmpErrors = []byte{unreachable, 4, 5, 11, 12}
 
 // addresses returns where an IP packet says that it comes from and goes to.
 func addresses(p []byte) (from, to netip.Addr, ok bool) {
@@ -40,7 +42,7 @@ func addresses(p []byte) (from, to netip.Addr, ok bool) {
 func tooBig(p []byte, mtu int) []byte {
 	if p[0]>>4 == 4 {
 		header := int(p[0]&0xf) * 4
-		if p[9] == protocolICMP && len(p) > header && p[header] >= firstErrors && p[header] <= lastErrors {
+		if p[9] == protocolICMP && len(p) > header && bytes.IndexByte(icmpErrors, p[header]) >= 0 {
 			return nil
 		}
 		quoted := p[:min(len(p), mostQuotedIPv4)]

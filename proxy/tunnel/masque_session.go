@@ -192,6 +192,7 @@ func (s *session) inward(ctx context.Context) {
 			return
 		}
 		if p, ok := s.accept(b); ok {
+			s.clamp(p)
 			s.received.Add(uint64(len(p)))
 			s.masque.stack.Deliver(p)
 		}
@@ -229,6 +230,7 @@ func (s *session) outward(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case b := <-s.queue:
+			s.clamp((*b)[contextID:])
 			err := s.stream.SendDatagram(*b)
 			var large *quic.DatagramTooLargeError
 			switch {
@@ -236,9 +238,7 @@ func (s *session) outward(ctx context.Context) {
 				s.sent.Add(uint64(len(*b) - contextID))
 			case errors.As(err, &large):
 				m.drops.large.Add(1)
-				// What is left of a datagram once the stream is named in it.
-				mtu := int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
-				if icmp := tooBig((*b)[contextID:], mtu); icmp != nil {
+				if icmp := tooBig((*b)[contextID:], s.room(large)); icmp != nil {
 					m.stack.Deliver(icmp)
 				}
 			}
@@ -247,6 +247,27 @@ func (s *session) outward(ctx context.Context) {
 				return // the connection has ended
 			}
 		}
+	}
+}
+
+// room is what a packet has in a datagram once stream and context are named in it.
+func (s *session) room(large *quic.DatagramTooLargeError) int {
+	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
+}
+
+// never fits: quic-go's packets end at 1452 bytes. It says what does fit then,
+// which it says nowhere else.
+var never [2048]byte
+
+// clamp has both ends of a connection that begins send what fits at present; the
+// path may turn out to carry more, never less.
+func (s *session) clamp(p []byte) {
+	if !isSYN(p) {
+		return
+	}
+	var large *quic.DatagramTooLargeError
+	if errors.As(s.stream.SendDatagram(never[:]), &large) {
+		clampMSS(p, s.room(large))
 	}
 }
 
