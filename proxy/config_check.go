@@ -129,7 +129,7 @@ func (l *ListenerConfig) place(taken map[string]string, key string) error {
 		return unique(taken, key+".device", l.Device)
 	case l.Address == "": // known once its config_file is read
 		return nil
-	case l.Tunnels(): // its UDP port is on every address
+	case l.Tunnels(): // WireGuard's UDP port is on every address
 		return uniqueAddress(taken, key+".address", "UDP port :"+port(l.Address))
 	}
 	return uniqueAddress(taken, key+".address", l.Address)

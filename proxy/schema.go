@@ -42,6 +42,7 @@ var required = map[reflect.Type][]string{
 	reflect.TypeFor[ListenerConfig](): {"mode", "name"},
 	reflect.TypeFor[RuleConfig]():     {"name"},
 	reflect.TypeFor[UserConfig]():     {"name"},
+	reflect.TypeFor[TokenConfig]():    {"name", "token"},
 	reflect.TypeFor[PeerConfig]():     {"allowed_ips", "name", "public_key"},
 }
 
