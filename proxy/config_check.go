@@ -267,8 +267,8 @@ func (h HintsConfig) check(key string) error {
 func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
-		if l.asks() && len(l.Users) == 0 && !OnLoopback(l.Address) {
-			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users, or listen on loopback", i, l.Name, l.Address))
+		if (l.asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
+			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or tokens), or listen on loopback", i, l.Name, l.Address))
 		}
 		if inner, outer := tunnel.Overlap(l.WireGuard.peers()); inner != "" {
 			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get what is sent there", i, inner, outer))

@@ -35,12 +35,12 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 
 func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "gateway.md"), -1)
-	require.Len(t, blocks, 5)
+	require.Len(t, blocks, 6)
 	for _, b := range blocks {
 		_, err := proxy.Parse([]byte(b[1]))
 		assert.NoError(t, err, b[1])
 	}
-	shown, err := proxy.Parse([]byte(blocks[4][1]))
+	shown, err := proxy.Parse([]byte(blocks[5][1]))
 	require.NoError(t, err)
 	shipped, err := proxy.Load("../../deploy/kernel-wireguard.yaml")
 	require.NoError(t, err)
