@@ -266,7 +266,7 @@ func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
 		}
 		p.PresharedKey, p.PresharedKeyFile = k, ""
 	}
-	from := ""
+	var from string
 	switch {
 	case w.ConfigFile != "":
 		from = at + ".config_file"

@@ -79,7 +79,7 @@ func stream(t *testing.T, at net.Addr, to, token string) (*http3.RequestStream, 
 	require.NoError(t, s.SendRequestHeader(&http.Request{
 		Method: http.MethodConnect, URL: &url.URL{Host: to}, Host: to, Header: http.Header{"Authorization": {"Bearer " + token}},
 	}))
-	answer, err := s.ReadResponse()
+	answer, err := s.ReadResponse() //nolint:bodyclose // the stream is the body
 	require.NoError(t, err)
 	return s, answer.StatusCode
 }

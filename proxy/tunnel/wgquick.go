@@ -67,10 +67,9 @@ type quickPeer struct {
 }
 
 func (p *quickParser) line(n int, line string) error {
-	comment := ""
 	if i := strings.IndexByte(line, '#'); i >= 0 {
-		line, comment = strings.TrimSpace(line[:i]), strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
-		if line == "" {
+		comment := strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
+		if line = strings.TrimSpace(line[:i]); line == "" {
 			if len(p.comments) == 0 {
 				p.above = n
 			}
