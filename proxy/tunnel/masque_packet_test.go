@@ -83,7 +83,7 @@ func TestPacketTooBigSaysWhatFitsToWhoSentIt(t *testing.T) {
 		assert.Equal(t, header.ICMPv4FragmentationNeeded, icmp.Code())
 		assert.Equal(t, uint16(1234), icmp.MTU())
 		assert.Equal(t, uint16(0xffff), gvsum.Checksum(icmp, 0))
-		assert.Equal(t, udp(server4, client4, size)[:len(icmp)-8], []byte(icmp.Payload()))
+		assert.Equal(t, udp(server4, client4, size)[:len(icmp)-8], icmp.Payload())
 
 		p := header.IPv6(tooBig(udp(server6, client6, size), 1300))
 		require.True(t, p.IsValid(len(p)))

@@ -26,9 +26,9 @@ func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
 	assert.Equal(t, "10.10.0.2/32", given[0].IPPrefix.String())
 
 	c := dialMASQUE(t, m)
-	_, answer, err := c.packets(tabletToken)
+	_, said, err := c.packets(tabletToken)
 	require.Error(t, err)
-	assert.Equal(t, http.StatusServiceUnavailable, answer.StatusCode)
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
 	require.NoError(t, first.Close())
 	var second *connectip.Conn
 	require.Eventually(t, func() bool {
@@ -115,9 +115,9 @@ func (c *client) raw(t testing.TB) *http3.RequestStream {
 	r.Proto, r.Header = "connect-ip", bearer(phoneToken)
 	r.Header.Set(http3.CapsuleProtocolHeader, "?1")
 	require.NoError(t, s.SendRequestHeader(r))
-	answer, err := s.ReadResponse()
+	said, err := read(s)
 	require.NoError(t, err)
-	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, http.StatusOK, said.status)
 	return s
 }
 

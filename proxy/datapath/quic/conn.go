@@ -258,7 +258,7 @@ func (c *Conn) Aborted() bool {
 
 // result is err as callers see it: as the kernel's sockets have it.
 func (c *Conn) result(op string, err error) error {
-	err, aborted := failure(err)
+	aborted, err := failure(err)
 	c.mu.Lock()
 	closed := c.closed
 	c.mu.Unlock()

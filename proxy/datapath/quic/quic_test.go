@@ -90,7 +90,7 @@ func newWire(t testing.TB, losing int64) *wire {
 		assert.NoError(t, w.conn.CloseWithError(0, ""))
 		assert.NoError(t, transport.Close())
 		assert.NoError(t, server.Close())
-		<-served
+		assert.ErrorIs(t, <-served, http.ErrServerClosed)
 		assert.NoError(t, udp.Close())
 	})
 	return w
@@ -104,7 +104,7 @@ func (w *wire) open(t testing.TB) (server, client *Conn) {
 	s, err := w.client.OpenRequestStream(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, s.SendRequestHeader(&http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1:443"}, Host: "192.0.2.1:443"}))
-	answer, err := s.ReadResponse()
+	answer, err := s.ReadResponse() //nolint:bodyclose // the body is the stream, which the leg closes
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, answer.StatusCode)
 	client = NewConn(w.conn.LocalAddr(), w.conn.RemoteAddr(), nil)
