@@ -49,6 +49,7 @@ const (
 	// path carries less finds that out by a Packet Too Big.
 	MASQUEMTU = 1300
 
+	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
 	maxHeader   = 16 << 10
 	maxStreams  = 1024 // of one client at a time
 	idleTimeout = 2 * time.Minute
@@ -76,6 +77,7 @@ type MASQUE struct {
 	tokens   []hashedToken
 	pool     *pool
 	sessions map[netip.Addr]*session
+	open     map[string]int                   // sessions of each peer, those that begin too
 	conns    map[*quicgo.Conn]map[digest]bool // the tokens that have been used on each
 }
 
@@ -106,7 +108,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*session{}, conns: map[*quicgo.Conn]map[digest]bool{},
+		closed: make(chan struct{}), sessions: map[netip.Addr]*session{}, open: map[string]int{}, conns: map[*quicgo.Conn]map[digest]bool{},
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:

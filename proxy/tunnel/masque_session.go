@@ -3,6 +3,7 @@ package tunnel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -91,12 +92,10 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		m.reject(w, r, http.StatusNotFound, "packets are taken at "+wellKnown)
 		return
 	}
-	m.mu.Lock()
-	addrs, err := m.pool.take()
-	m.mu.Unlock()
+	addrs, err := m.admit(who.name)
 	if err != nil {
 		m.log.Warn("tunnel: CONNECT-IP refused", "peer", who.name, "err", err)
-		m.reject(w, r, http.StatusServiceUnavailable, "no address is free")
+		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
 	s := &session{masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, queue: make(chan *[]byte, sessionQueue)}
@@ -104,9 +103,28 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.pool.give(addrs)
-	m.mu.Unlock()
+	if m.open[who.name]--; m.open[who.name] == 0 {
+		delete(m.open, who.name)
+	}
 }
+
+// admit takes addresses for one more session of a peer.
+func (m *MASQUE) admit(name string) ([]netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.open[name] >= maxSessions {
+		return nil, errTooManySessions
+	}
+	addrs, err := m.pool.take()
+	if err == nil {
+		m.open[name]++
+	}
+	return addrs, err
+}
+
+var errTooManySessions = fmt.Errorf("a peer may have %d sessions at a time", maxSessions)
 
 func (s *session) run(w http.ResponseWriter, r *http.Request) (err error) {
 	w.Header().Set(http3.CapsuleProtocolHeader, "?1")

@@ -38,6 +38,22 @@ func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
 	require.NoError(t, second.Close())
 }
 
+func TestAPeerCannotTakeAllAddresses(t *testing.T) {
+	m, _ := masque(t, nil)
+	c := dialMASQUE(t, m)
+	for range maxSessions {
+		ip, _, err := c.packets(phoneToken)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, ip.Close()) })
+	}
+	_, said, err := c.packets(phoneToken)
+	require.Error(t, err)
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
+	other, _, err := c.packets(tabletToken)
+	require.NoError(t, err)
+	require.NoError(t, other.Close())
+}
+
 func TestAClientThatAsksForAddressesGetsItsOwn(t *testing.T) {
 	m, _ := masque(t, nil)
 	ip, _, err := dialMASQUE(t, m).packets(phoneToken)

@@ -249,7 +249,11 @@ func (c *Conn) Aborted() bool {
 	if err != nil {
 		return false
 	}
-	if c.aborted.Load() {
+	t := c.signals.trace
+	t.mu.Lock()
+	gone := t.gone
+	t.mu.Unlock()
+	if gone || c.aborted.Load() {
 		return true
 	}
 	cause := context.Cause(s.Context()) // of the sending direction's end

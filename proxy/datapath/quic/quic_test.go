@@ -12,8 +12,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -212,6 +214,30 @@ func TestPeekShowsWhatReadReturnsAfterwards(t *testing.T) {
 	assert.Equal(t, "hello, world", string(got))
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
+}
+
+func TestWhatAConnectionTakesWithItIsNotAwaited(t *testing.T) {
+	w := newWire(t, 0)
+	server, client := w.open(t)
+	n, err := server.Undelivered()
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, server.SetWriteDeadline(time.Unix(1, 0)))
+	_, err = server.Write(make([]byte, 64<<10)) // the client does not read
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	n, err = server.Undelivered()
+	require.NoError(t, err)
+	assert.Positive(t, n)
+	assert.False(t, server.Aborted())
+	require.NoError(t, w.conn.CloseWithError(7, ""))
+	_, err = server.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+	assert.True(t, server.Aborted())
+	n, err = server.Undelivered()
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, server.Close())
+	require.NoError(t, client.Close())
 }
 
 func TestALegNeedsATraceOfOurs(t *testing.T) {
