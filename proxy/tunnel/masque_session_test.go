@@ -110,7 +110,7 @@ func TestSessionsAreKeptApart(t *testing.T) {
 	// One that says to be the other is not heard. The library of its client
 	// would not send it; the stream below does.
 	c := dialMASQUE(t, m)
-	raw := c.raw(t)
+	raw := c.raw(t, m, 3)
 	from := m.Sessions()[2].Addresses[0]
 	for _, p := range [][]byte{
 		udp(phone.addrs[0], server4, 100), udp(tablet.addrs[1], server6, 100), udp(server4, server4, 100),
@@ -122,8 +122,9 @@ func TestSessionsAreKeptApart(t *testing.T) {
 	require.Eventually(t, func() bool { return m.Sessions()[2].Received == 100 }, 10*time.Second, time.Millisecond)
 }
 
-// raw is a CONNECT-IP session without a library that would keep it in order.
-func (c *client) raw(t testing.TB) *http3.RequestStream {
+// raw is a CONNECT-IP session without a library that would keep it in order; it
+// is the last of so many.
+func (c *client) raw(t testing.TB, m *MASQUE, of int) *http3.RequestStream {
 	s, err := c.h3.OpenRequestStream(t.Context())
 	require.NoError(t, err)
 	r, err := http.NewRequest(http.MethodConnect, "https://vpn.test"+wellKnown, nil)
@@ -134,6 +135,7 @@ func (c *client) raw(t testing.TB) *http3.RequestStream {
 	said, err := read(s)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, said.status)
+	require.Eventually(t, func() bool { return len(m.Sessions()) == of }, 10*time.Second, time.Millisecond)
 	return s
 }
 
@@ -141,7 +143,7 @@ func TestMalformedPacketsAreCountedAndEndNothing(t *testing.T) {
 	m, l := masque(t, nil)
 	answering(t, l, nil, echo(t))
 	c := dialMASQUE(t, m)
-	s := c.raw(t)
+	s := c.raw(t, m, 1)
 	from := m.Sessions()[0].Addresses[0]
 	whole := syn(from, server4, 2, []byte{2, 4, 5, 180})
 	taken := func() uint64 { return m.Drops().Malformed*100_000 + m.Sessions()[0].Received }
