@@ -76,7 +76,7 @@ type MASQUE struct {
 	mu       sync.RWMutex
 	tokens   []hashedToken
 	pool     *pool
-	sessions map[netip.Addr]*session
+	sessions map[netip.Addr]*ipSession
 	open     map[string]int                   // sessions of each peer, those that begin too
 	conns    map[*quicgo.Conn]map[digest]bool // the tokens that have been used on each
 }
@@ -108,7 +108,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*session{}, open: map[string]int{}, conns: map[*quicgo.Conn]map[digest]bool{},
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, conns: map[*quicgo.Conn]map[digest]bool{},
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:
@@ -292,8 +292,8 @@ func (m *MASQUE) Close() (err error) {
 	return err
 }
 
-// addrPortOf reads an address as package net writes it.
-func addrPortOf(s string) netip.AddrPort {
+// clientAddr reads an address as package net writes it.
+func clientAddr(s string) netip.AddrPort {
 	a, _ := netip.ParseAddrPort(s)
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }

@@ -99,7 +99,7 @@ type identity struct {
 // verified; and by its address where everybody may come.
 func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 	if m.cfg.Open {
-		return identity{name: addrPortOf(r.RemoteAddr).Addr().String()}, true
+		return identity{name: clientAddr(r.RemoteAddr).Addr().String()}, true
 	}
 	given := r.Header.Get("Authorization")
 	if given == "" {

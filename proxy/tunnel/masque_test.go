@@ -179,30 +179,30 @@ func bearer(token string) http.Header {
 	return http.Header{"Authorization": {"Bearer " + token}}
 }
 
-// answer is what a server says to a request.
-type answer struct {
+// reply is what a server says to a request.
+type reply struct {
 	status int
 	header http.Header
 }
 
 // read reads the answer to a request.
-func read(s *http3.RequestStream) (answer, error) {
+func read(s *http3.RequestStream) (reply, error) {
 	r, err := s.ReadResponse() //nolint:bodyclose // the body is the stream, whose owner closes it
 	if err != nil {
-		return answer{}, err
+		return reply{}, err
 	}
-	return answer{r.StatusCode, r.Header}, nil
+	return reply{r.StatusCode, r.Header}, nil
 }
 
 // stream asks for a TCP connection.
-func (c *client) stream(to, token string) (*quic.Conn, answer, error) {
+func (c *client) stream(to, token string) (*quic.Conn, reply, error) {
 	s, err := c.h3.OpenRequestStream(context.Background())
 	if err != nil {
-		return nil, answer{}, err
+		return nil, reply{}, err
 	}
 	err = s.SendRequestHeader(&http.Request{Method: http.MethodConnect, URL: &url.URL{Host: to}, Host: to, Header: bearer(token)})
 	if err != nil {
-		return nil, answer{}, err
+		return nil, reply{}, err
 	}
 	said, err := read(s)
 	if err != nil || said.status != http.StatusOK {
@@ -220,7 +220,7 @@ func (c *client) mustStream(to string) *quic.Conn {
 }
 
 // packets asks for a CONNECT-IP session.
-func (c *client) packets(token string) (*connectip.Conn, answer, error) {
+func (c *client) packets(token string) (*connectip.Conn, reply, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	c.t.Cleanup(cancel)
 	r, err := connectip.NewRequest(ctx, uritemplate.MustNew("https://vpn.test"+wellKnown))
@@ -230,9 +230,9 @@ func (c *client) packets(token string) (*connectip.Conn, answer, error) {
 	}
 	conn, said, err := connectip.NewClientConn(c.h3).Dial(r) //nolint:bodyclose // the body is the session's stream
 	if said == nil {
-		return conn, answer{}, err
+		return conn, reply{}, err
 	}
-	return conn, answer{said.StatusCode, said.Header}, err
+	return conn, reply{said.StatusCode, said.Header}, err
 }
 
 // tunnelled is a client's machine: a stack of its own behind a CONNECT-IP session.
@@ -400,7 +400,7 @@ func TestAResetOfAStreamIsAResetAtTheOtherEnd(t *testing.T) {
 func TestARequestThatNobodyTakesUpIsAnswered(t *testing.T) {
 	m, l := masque(t, nil)
 	c := dialMASQUE(t, m)
-	answered := make(chan answer, 1)
+	answered := make(chan reply, 1)
 	go func() {
 		_, said, err := c.stream("192.0.2.80:443", phoneToken)
 		assert.NoError(t, err)
