@@ -49,6 +49,7 @@ const (
 	// path carries less finds that out by a Packet Too Big.
 	MASQUEMTU = 1300
 
+	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
 	maxHeader   = 16 << 10
 	maxStreams  = 1024 // of one client at a time
 	idleTimeout = 2 * time.Minute
@@ -75,7 +76,8 @@ type MASQUE struct {
 	mu       sync.RWMutex
 	tokens   []hashedToken
 	pool     *pool
-	sessions map[netip.Addr]*session
+	sessions map[netip.Addr]*ipSession
+	open     map[string]int                   // sessions of each peer, those that begin too
 	conns    map[*quicgo.Conn]map[digest]bool // the tokens that have been used on each
 }
 
@@ -106,7 +108,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*session{}, conns: map[*quicgo.Conn]map[digest]bool{},
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, conns: map[*quicgo.Conn]map[digest]bool{},
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:
@@ -290,8 +292,8 @@ func (m *MASQUE) Close() (err error) {
 	return err
 }
 
-// addrPortOf reads an address as package net writes it.
-func addrPortOf(s string) netip.AddrPort {
+// clientAddr reads an address as package net writes it.
+func clientAddr(s string) netip.AddrPort {
 	a, _ := netip.ParseAddrPort(s)
 	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
 }

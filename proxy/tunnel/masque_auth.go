@@ -94,9 +94,13 @@ type identity struct {
 	token digest // zero: came without one
 }
 
-// authenticate tells who r is from: by its token if it brings one, else by its
-// certificate, which TLS has verified.
+// authenticate tells who r is from: by its token if it brings one, in the header
+// for a server or the one for a proxy, else by its certificate, which TLS has
+// verified; and by its address where everybody may come.
 func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
+	if m.cfg.Open {
+		return identity{name: clientAddr(r.RemoteAddr).Addr().String()}, true
+	}
 	given := r.Header.Get("Authorization")
 	if given == "" {
 		given = r.Header.Get("Proxy-Authorization")
@@ -109,10 +113,8 @@ func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 		m.mu.RUnlock()
 		return identity{name, h}, ok && strings.EqualFold(scheme, "Bearer")
 	}
-	if name := certificateName(r.TLS); name != "" {
-		return identity{name: name}, true
-	}
-	return identity{name: addrPortOf(r.RemoteAddr).Addr().String()}, m.cfg.Open
+	name := certificateName(r.TLS)
+	return identity{name: name}, name != ""
 }
 
 // certificateName is the name in a client's certificate; empty: it has shown none.

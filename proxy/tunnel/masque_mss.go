@@ -10,7 +10,7 @@ const (
 	optionEnd, optionPad, optionMSS = 0, 1, 2 // RFC 9293 §3.1
 )
 
-// synOf returns the TCP segment of an IP packet that addresses has accepted and
+// synOf returns the TCP segment of an IP packet that endsOf has accepted and
 // the length of its headers, if it is a whole SYN.
 func synOf(p []byte) (segment []byte, header, end int) {
 	header = ipv6Header
@@ -39,7 +39,7 @@ func isSYN(p []byte) bool {
 
 // clampMSS lowers the segment size that a SYN asks for to what packets of mtu
 // bytes carry: a Packet Too Big costs a connection its first seconds, and
-// clients have been seen that ignore one. p is an IP packet that addresses has
+// clients have been seen that ignore one. p is an IP packet that endsOf has
 // accepted; anything but a SYN that asks for more is left alone.
 func clampMSS(p []byte, mtu int) {
 	segment, header, end := synOf(p)

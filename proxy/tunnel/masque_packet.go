@@ -25,8 +25,8 @@ const (
 // icmpErrors are ICMP's types that are about another packet (RFC 1122 §3.2.2).
 var icmpErrors = []byte{unreachable, 4, 5, 11, 12}
 
-// addresses returns where an IP packet says that it comes from and goes to.
-func addresses(p []byte) (from, to netip.Addr, ok bool) {
+// endsOf returns where an IP packet says that it comes from and goes to.
+func endsOf(p []byte) (from, to netip.Addr, ok bool) {
 	switch {
 	case len(p) >= ipv4Header && p[0]>>4 == 4:
 		return netip.AddrFrom4([4]byte(p[12:16])), netip.AddrFrom4([4]byte(p[16:20])), true
@@ -36,7 +36,7 @@ func addresses(p []byte) (from, to netip.Addr, ok bool) {
 	return netip.Addr{}, netip.Addr{}, false
 }
 
-// tooBig is the ICMP that tells the sender of p, which addresses has accepted,
+// tooBig is the ICMP that tells the sender of p, which endsOf has accepted,
 // that only packets of mtu bytes get through; nil where p is itself an ICMP
 // error, about which there is none.
 func tooBig(p []byte, mtu int) []byte {

@@ -55,17 +55,17 @@ func tcpSum(from, to netip.Addr, size int) uint16 {
 		tcpip.AddrFromSlice(from.AsSlice()), tcpip.AddrFromSlice(to.AsSlice()), uint16(size))
 }
 
-func TestAddresses(t *testing.T) {
+func TestEndsOfAPacket(t *testing.T) {
 	for _, p := range [][]byte{udp(client4, server4, 100), ip(client4, server4, 17, nil)} {
-		from, to, ok := addresses(p)
+		from, to, ok := endsOf(p)
 		assert.True(t, ok)
 		assert.Equal(t, [2]netip.Addr{client4, server4}, [2]netip.Addr{from, to})
 	}
-	from, to, ok := addresses(udp(client6, server6, 100))
+	from, to, ok := endsOf(udp(client6, server6, 100))
 	assert.True(t, ok)
 	assert.Equal(t, [2]netip.Addr{client6, server6}, [2]netip.Addr{from, to})
 	for _, p := range [][]byte{nil, {0x45}, udp(client4, server4, 100)[:19], udp(client6, server6, 100)[:39], append([]byte{0x55}, make([]byte, 60)...)} {
-		_, _, ok := addresses(p)
+		_, _, ok := endsOf(p)
 		assert.False(t, ok, p)
 	}
 }
@@ -83,7 +83,7 @@ func TestPacketTooBigSaysWhatFitsToWhoSentIt(t *testing.T) {
 		assert.Equal(t, header.ICMPv4FragmentationNeeded, icmp.Code())
 		assert.Equal(t, uint16(1234), icmp.MTU())
 		assert.Equal(t, uint16(0xffff), gvsum.Checksum(icmp, 0))
-		assert.Equal(t, udp(server4, client4, size)[:len(icmp)-8], []byte(icmp.Payload()))
+		assert.Equal(t, udp(server4, client4, size)[:len(icmp)-8], icmp.Payload())
 
 		p := header.IPv6(tooBig(udp(server6, client6, size), 1300))
 		require.True(t, p.IsValid(len(p)))
@@ -154,15 +154,15 @@ func FuzzPackets(f *testing.F) {
 	f.Add(tooBig(udp(client4, server4, 1000), 500), 68)
 	f.Add([]byte{0x4f}, 0)
 	f.Fuzz(func(t *testing.T, p []byte, mtu int) {
-		if _, _, ok := addresses(p); !ok {
+		if _, _, ok := endsOf(p); !ok {
 			return
 		}
 		size := len(p)
 		clampMSS(p, mtu)
 		assert.Len(t, p, size)
 		if icmp := tooBig(p, mtu); icmp != nil {
-			_, to, ok := addresses(icmp)
-			from, _, _ := addresses(p)
+			_, to, ok := endsOf(icmp)
+			from, _, _ := endsOf(p)
 			assert.True(t, ok)
 			assert.Equal(t, from, to)
 			assert.LessOrEqual(t, len(icmp), 1280)

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -24,8 +25,8 @@ const sessionQueue = 256
 // contextID goes before each packet: zero says that it is an IP packet (RFC 9484 §6).
 const contextID = 1 // byte
 
-// session is one client's CONNECT-IP.
-type session struct {
+// ipSession is one client's CONNECT-IP.
+type ipSession struct {
 	masque   *MASQUE
 	name     string
 	endpoint string
@@ -91,24 +92,41 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		m.reject(w, r, http.StatusNotFound, "packets are taken at "+wellKnown)
 		return
 	}
-	m.mu.Lock()
-	addrs, err := m.pool.take()
-	m.mu.Unlock()
+	addrs, err := m.admit(who.name)
 	if err != nil {
 		m.log.Warn("tunnel: CONNECT-IP refused", "peer", who.name, "err", err)
-		m.reject(w, r, http.StatusServiceUnavailable, "no address is free")
+		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
-	s := &session{masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, queue: make(chan *[]byte, sessionQueue)}
+	s := &ipSession{masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, queue: make(chan *[]byte, sessionQueue)}
 	if err := s.run(w, r); err != nil {
 		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
 	}
 	m.mu.Lock()
+	defer m.mu.Unlock()
 	m.pool.give(addrs)
-	m.mu.Unlock()
+	if m.open[who.name]--; m.open[who.name] == 0 {
+		delete(m.open, who.name)
+	}
 }
 
-func (s *session) run(w http.ResponseWriter, r *http.Request) (err error) {
+// admit takes addresses for one more session of a peer.
+func (m *MASQUE) admit(name string) ([]netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.open[name] >= maxSessions {
+		return nil, errTooManySessions
+	}
+	addrs, err := m.pool.take()
+	if err == nil {
+		m.open[name]++
+	}
+	return addrs, err
+}
+
+var errTooManySessions = fmt.Errorf("a peer may have %d sessions at a time", maxSessions)
+
+func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
 	w.WriteHeader(http.StatusOK)
 	if s.stream, err = w.(http3.HTTPStreamer).HTTPStream(); err != nil {
@@ -145,7 +163,7 @@ func (s *session) run(w http.ResponseWriter, r *http.Request) (err error) {
 }
 
 // assign tells the client its addresses, and that it may reach all there are.
-func (s *session) assign(capsules *connectip.Conn) error {
+func (s *ipSession) assign(capsules *connectip.Conn) error {
 	var prefixes []netip.Prefix
 	var routes []connectip.IPRoute
 	for _, a := range s.addrs {
@@ -165,7 +183,7 @@ func (s *session) assign(capsules *connectip.Conn) error {
 
 // answer gives a client that asks for addresses those that it has: an answer
 // takes the place of all before it (RFC 9484 §4.7.1).
-func (s *session) answer(asked *connectip.AddressRequest) error {
+func (s *ipSession) answer(asked *connectip.AddressRequest) error {
 	rest := slices.Clone(s.addrs)
 	given := make([]netip.Prefix, len(asked.Prefixes)) // zero: refused
 	for i, p := range asked.Prefixes {
@@ -185,7 +203,7 @@ func (s *session) answer(asked *connectip.AddressRequest) error {
 }
 
 // inward moves packets from the client into the stack.
-func (s *session) inward(ctx context.Context) {
+func (s *ipSession) inward(ctx context.Context) {
 	for {
 		b, err := s.stream.ReceiveDatagram(ctx)
 		if err != nil {
@@ -200,7 +218,7 @@ func (s *session) inward(ctx context.Context) {
 }
 
 // accept returns the packet in a datagram, if it is one that this client may send.
-func (s *session) accept(b []byte) ([]byte, bool) {
+func (s *ipSession) accept(b []byte) ([]byte, bool) {
 	drops := &s.masque.drops
 	id, n, err := quicvarint.Parse(b)
 	if err != nil {
@@ -210,7 +228,7 @@ func (s *session) accept(b []byte) ([]byte, bool) {
 	if id != 0 {
 		return nil, false // of an extension that we do not have
 	}
-	from, _, ok := addresses(b[n:])
+	from, _, ok := endsOf(b[n:])
 	if !ok {
 		drops.malformed.Add(1)
 		return nil, false
@@ -223,7 +241,7 @@ func (s *session) accept(b []byte) ([]byte, bool) {
 }
 
 // outward moves packets to the client.
-func (s *session) outward(ctx context.Context) {
+func (s *ipSession) outward(ctx context.Context) {
 	m := s.masque
 	for {
 		select {
@@ -251,7 +269,7 @@ func (s *session) outward(ctx context.Context) {
 }
 
 // room is what a packet has in a datagram once stream and context are named in it.
-func (s *session) room(large *quic.DatagramTooLargeError) int {
+func (s *ipSession) room(large *quic.DatagramTooLargeError) int {
 	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
 }
 
@@ -261,7 +279,7 @@ var never [2048]byte
 
 // clamp has both ends of a connection that begins send what fits at present; the
 // path may turn out to carry more, never less.
-func (s *session) clamp(p []byte) {
+func (s *ipSession) clamp(p []byte) {
 	if !isSYN(p) {
 		return
 	}
@@ -271,7 +289,7 @@ func (s *session) clamp(p []byte) {
 	}
 }
 
-func (m *MASQUE) add(s *session) {
+func (m *MASQUE) add(s *ipSession) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, a := range s.addrs {
@@ -279,7 +297,7 @@ func (m *MASQUE) add(s *session) {
 	}
 }
 
-func (m *MASQUE) remove(s *session) {
+func (m *MASQUE) remove(s *ipSession) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, a := range s.addrs {
@@ -304,7 +322,7 @@ func (m *MASQUE) outward(ctx context.Context) {
 			return
 		}
 		for i := range n {
-			_, to, ok := addresses(bufs[i][contextID : contextID+sizes[i]])
+			_, to, ok := endsOf(bufs[i][contextID : contextID+sizes[i]])
 			m.mu.RLock()
 			s := m.sessions[to]
 			m.mu.RUnlock()

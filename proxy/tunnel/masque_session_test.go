@@ -26,9 +26,9 @@ func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
 	assert.Equal(t, "10.10.0.2/32", given[0].IPPrefix.String())
 
 	c := dialMASQUE(t, m)
-	_, answer, err := c.packets(tabletToken)
+	_, said, err := c.packets(tabletToken)
 	require.Error(t, err)
-	assert.Equal(t, http.StatusServiceUnavailable, answer.StatusCode)
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
 	require.NoError(t, first.Close())
 	var second *connectip.Conn
 	require.Eventually(t, func() bool {
@@ -36,6 +36,22 @@ func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
 		return err == nil
 	}, 10*time.Second, 10*time.Millisecond)
 	require.NoError(t, second.Close())
+}
+
+func TestAPeerCannotTakeAllAddresses(t *testing.T) {
+	m, _ := masque(t, nil)
+	c := dialMASQUE(t, m)
+	for range maxSessions {
+		ip, _, err := c.packets(phoneToken)
+		require.NoError(t, err)
+		t.Cleanup(func() { assert.NoError(t, ip.Close()) })
+	}
+	_, said, err := c.packets(phoneToken)
+	require.Error(t, err)
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
+	other, _, err := c.packets(tabletToken)
+	require.NoError(t, err)
+	require.NoError(t, other.Close())
 }
 
 func TestAClientThatAsksForAddressesGetsItsOwn(t *testing.T) {
@@ -94,7 +110,7 @@ func TestSessionsAreKeptApart(t *testing.T) {
 	// One that says to be the other is not heard. The library of its client
 	// would not send it; the stream below does.
 	c := dialMASQUE(t, m)
-	raw := c.raw(t)
+	raw := c.raw(t, m, 3)
 	from := m.Sessions()[2].Addresses[0]
 	for _, p := range [][]byte{
 		udp(phone.addrs[0], server4, 100), udp(tablet.addrs[1], server6, 100), udp(server4, server4, 100),
@@ -106,8 +122,9 @@ func TestSessionsAreKeptApart(t *testing.T) {
 	require.Eventually(t, func() bool { return m.Sessions()[2].Received == 100 }, 10*time.Second, time.Millisecond)
 }
 
-// raw is a CONNECT-IP session without a library that would keep it in order.
-func (c *client) raw(t testing.TB) *http3.RequestStream {
+// raw is a CONNECT-IP session without a library that would keep it in order; it
+// is the last of so many.
+func (c *client) raw(t testing.TB, m *MASQUE, of int) *http3.RequestStream {
 	s, err := c.h3.OpenRequestStream(t.Context())
 	require.NoError(t, err)
 	r, err := http.NewRequest(http.MethodConnect, "https://vpn.test"+wellKnown, nil)
@@ -115,9 +132,10 @@ func (c *client) raw(t testing.TB) *http3.RequestStream {
 	r.Proto, r.Header = "connect-ip", bearer(phoneToken)
 	r.Header.Set(http3.CapsuleProtocolHeader, "?1")
 	require.NoError(t, s.SendRequestHeader(r))
-	answer, err := s.ReadResponse()
+	said, err := read(s)
 	require.NoError(t, err)
-	require.Equal(t, http.StatusOK, answer.StatusCode)
+	require.Equal(t, http.StatusOK, said.status)
+	require.Eventually(t, func() bool { return len(m.Sessions()) == of }, 10*time.Second, time.Millisecond)
 	return s
 }
 
@@ -125,7 +143,7 @@ func TestMalformedPacketsAreCountedAndEndNothing(t *testing.T) {
 	m, l := masque(t, nil)
 	answering(t, l, nil, echo(t))
 	c := dialMASQUE(t, m)
-	s := c.raw(t)
+	s := c.raw(t, m, 1)
 	from := m.Sessions()[0].Addresses[0]
 	whole := syn(from, server4, 2, []byte{2, 4, 5, 180})
 	taken := func() uint64 { return m.Drops().Malformed*100_000 + m.Sessions()[0].Received }

@@ -44,7 +44,7 @@ func (r *request) settle(how func() error) error {
 
 // serveStream passes a CONNECT to whoever accepts, and returns once it is answered.
 func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identity) {
-	req := &request{writer: w, peer: who.name, source: addrPortOf(r.RemoteAddr), done: make(chan struct{})}
+	req := &request{writer: w, peer: who.name, source: clientAddr(r.RemoteAddr), done: make(chan struct{})}
 	var err error
 	if req.target, req.host, err = ingress.Destination(r.Host); err != nil {
 		m.reject(w, r, http.StatusBadRequest, "CONNECT needs host:port")

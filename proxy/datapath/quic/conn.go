@@ -249,7 +249,11 @@ func (c *Conn) Aborted() bool {
 	if err != nil {
 		return false
 	}
-	if c.aborted.Load() {
+	t := c.signals.trace
+	t.mu.Lock()
+	gone := t.gone
+	t.mu.Unlock()
+	if gone || c.aborted.Load() {
 		return true
 	}
 	cause := context.Cause(s.Context()) // of the sending direction's end
@@ -258,7 +262,7 @@ func (c *Conn) Aborted() bool {
 
 // result is err as callers see it: as the kernel's sockets have it.
 func (c *Conn) result(op string, err error) error {
-	err, aborted := failure(err)
+	aborted, err := failure(err)
 	c.mu.Lock()
 	closed := c.closed
 	c.mu.Unlock()

@@ -11,23 +11,23 @@ import (
 )
 
 // failure is an error of quic-go's as the kernel's sockets have it, so that
-// whoever reads errors need not know which transport is below; and whether it
-// means that the peer, or a timeout, has ended the stream.
-func failure(err error) (_ error, aborted bool) {
+// whoever reads errors need not know which transport is below. It also tells
+// whether the peer, or a timeout, has ended the stream.
+func failure(err error) (aborted bool, _ error) {
 	var stream *quic.StreamError
 	var idle *quic.IdleTimeoutError
 	var timeout net.Error
 	switch {
 	case err == nil, err == io.EOF: //nolint:errorlint // as io.Reader's callers do
-		return err, false
+		return false, err
 	case errors.As(err, &stream) && !stream.Remote:
-		return net.ErrClosed, false
+		return false, net.ErrClosed
 	case errors.As(err, &idle):
-		return syscall.ETIMEDOUT, true
+		return true, syscall.ETIMEDOUT
 	case errors.As(err, &timeout) && timeout.Timeout():
-		return os.ErrDeadlineExceeded, false
+		return false, os.ErrDeadlineExceeded
 	case errors.Is(err, quic.ErrStreamClosed):
-		return syscall.EPIPE, false
+		return false, syscall.EPIPE
 	}
-	return syscall.ECONNRESET, true // by the peer, or for breaking the protocol
+	return true, syscall.ECONNRESET // by the peer, or for breaking the protocol
 }

@@ -12,8 +12,10 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,7 +92,7 @@ func newWire(t testing.TB, losing int64) *wire {
 		assert.NoError(t, w.conn.CloseWithError(0, ""))
 		assert.NoError(t, transport.Close())
 		assert.NoError(t, server.Close())
-		<-served
+		assert.ErrorIs(t, <-served, http.ErrServerClosed)
 		assert.NoError(t, udp.Close())
 	})
 	return w
@@ -104,7 +106,7 @@ func (w *wire) open(t testing.TB) (server, client *Conn) {
 	s, err := w.client.OpenRequestStream(context.Background())
 	require.NoError(t, err)
 	require.NoError(t, s.SendRequestHeader(&http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1:443"}, Host: "192.0.2.1:443"}))
-	answer, err := s.ReadResponse()
+	answer, err := s.ReadResponse() //nolint:bodyclose // the body is the stream, which the leg closes
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, answer.StatusCode)
 	client = NewConn(w.conn.LocalAddr(), w.conn.RemoteAddr(), nil)
@@ -212,6 +214,30 @@ func TestPeekShowsWhatReadReturnsAfterwards(t *testing.T) {
 	assert.Equal(t, "hello, world", string(got))
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
+}
+
+func TestWhatAConnectionTakesWithItIsNotAwaited(t *testing.T) {
+	w := newWire(t, 0)
+	server, client := w.open(t)
+	n, err := server.Undelivered()
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, server.SetWriteDeadline(time.Unix(1, 0)))
+	_, err = server.Write(make([]byte, 64<<10)) // the client does not read
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	n, err = server.Undelivered()
+	require.NoError(t, err)
+	assert.Positive(t, n)
+	assert.False(t, server.Aborted())
+	require.NoError(t, w.conn.CloseWithError(7, ""))
+	_, err = server.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+	assert.True(t, server.Aborted())
+	n, err = server.Undelivered()
+	require.NoError(t, err)
+	assert.Zero(t, n)
+	require.NoError(t, server.Close())
+	require.NoError(t, client.Close())
 }
 
 func TestALegNeedsATraceOfOurs(t *testing.T) {

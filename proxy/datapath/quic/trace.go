@@ -44,6 +44,7 @@ type Trace struct {
 	ce      uint64        // packets that the peer says arrived marked
 	mss     cc.Bytes      // the most that one packet has carried of a stream
 	blocked bool          // the peer's window for the whole connection is full
+	gone    bool          // the connection has ended
 	cwnd    cc.Bytes      // the connection's, as are the following
 	srtt    time.Duration // smoothed by quic-go
 	minRTT  time.Duration
@@ -89,6 +90,9 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	case h3log.FrameCreated:
 		t.framed(e)
 	case qlog.ConnectionClosed:
+		t.mu.Lock()
+		t.gone = true
+		t.mu.Unlock()
 		if t.refused != nil && e.ConnectionError != nil && aboutCertificate(uint64(*e.ConnectionError)) {
 			t.refused()
 		}
