@@ -105,6 +105,9 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	}
 	f.want = want - n
 	f.parked = n == 0
+	if f.want > 0 {
+		m.wantedAt = now
+	}
 	m.mu.Unlock()
 	return Grant{Bytes: n}
 }
@@ -306,7 +309,7 @@ func (f *Flow) recount() {
 // ack composes the event for acked newly delivered bytes.
 func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 	m := f.macro
-	m.delivered += acked
+	m.delivered += acked + m.alongside(r.At, acked)
 	f.newest = max(f.newest, r.Newest, r.Acked)
 	c, ok := f.ledger.advance(f.newest)
 	if ok && r.RTT > 0 { // known exactly, where the ledger knows the report that first showed it

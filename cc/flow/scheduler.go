@@ -32,7 +32,8 @@ func (f *Flow) starved() bool {
 // A flow with a lower Priority number goes first, all of it.
 func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
 	inflight := f.route.shrink(f.inflight)
-	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-inflight)
+	window := m.window()
+	free := min(window-m.inflight, window-inflight)
 	if len(m.members) == 1 {
 		return free
 	}
@@ -52,7 +53,7 @@ func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
 // pool returns what f and those it contends with may have in flight together,
 // and the sum of their weights; each is due pool·weight/weights.
 func (m *macroflow) pool(f *Flow, now cc.Time) (pool, weights cc.Bytes) {
-	pool = m.ctl.Cwnd
+	pool = m.window()
 	for _, g := range m.members {
 		g.rival = g == f || g.terms.Priority == f.terms.Priority && g.contends(now)
 		switch {
@@ -124,7 +125,7 @@ func (f *Flow) before(g *Flow) bool {
 // them once the lock is released.
 func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 	m.pass++
-	n := 0
+	n := m.wakeDatagrams(now, out)
 	promised := cc.Bytes(0)
 	for n < len(out) {
 		f := m.next(now, m.pass)
@@ -135,7 +136,7 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) int {
 		need := f.quantum()
 		counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
 		starved := f.starved()
-		if m.ctl.Cwnd-m.inflight-promised < counts && !starved {
+		if m.window()-m.inflight-promised < counts && !starved {
 			break // nothing is left, and whoever comes next is not starved either
 		}
 		if f.usable(now) < need {

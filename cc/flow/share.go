@@ -17,10 +17,10 @@ const lendPasses = 3
 // it is as bytes count in the window.
 func (m *macroflow) share(f *Flow, now cc.Time) cc.Bytes {
 	if len(m.members) == 1 {
-		return m.ctl.Cwnd
+		return m.window()
 	}
 	floor := min(m.ctl.Cwnd, f.floor())
-	pool, weights, lenders := m.ctl.Cwnd, cc.Bytes(0), 0
+	pool, weights, lenders := m.window(), cc.Bytes(0), 0
 	for _, g := range m.members {
 		contends := g == f || g.contends(now)
 		g.rival = g.terms.Priority == f.terms.Priority
