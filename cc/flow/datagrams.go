@@ -13,7 +13,7 @@ const unknownRTT = 100 * time.Millisecond
 
 // Datagrams are bytes in the window of a macroflow that nobody acknowledges: the
 // UDP and ICMP of the same peer. What was granted counts for one round trip of
-// the flows beside it, and is then taken as gone; the algorithm hears of none of it.
+// the flows beside it, and is then taken as gone, at the pace at which theirs arrive; they make no event.
 //
 // They are held back only while one of these flows wants more than it has: what
 // a window is worth that nobody wants to fill, nobody knows. Then they have their
@@ -110,6 +110,7 @@ func (d *Datagrams) Take(now cc.Time, n cc.Bytes) bool {
 		d.carry, d.carryAt = d.loose+n, now
 	case !d.fits(now, n):
 		d.waiting = n
+		m.cwndFullAt = now
 		m.mgr.schedule(m, d.next(now))
 		return false
 	case d.loose+n <= own:
@@ -229,32 +230,34 @@ func (m *macroflow) wanted(now cc.Time) bool {
 
 // window is what the members may have in flight together: what datagrams use, or
 // wait for, of their share is not theirs.
-func (m *macroflow) window() cc.Bytes {
-	if len(m.datagrams) == 0 {
-		return m.ctl.Cwnd
-	}
-	var taken, most cc.Bytes
+func (m *macroflow) window() cc.Bytes { return m.ctl.Cwnd - m.lent(true) }
+
+// lent is what datagrams have in flight of the window, with those that wait or not.
+func (m *macroflow) lent(waiting bool) cc.Bytes {
+	var loose, most cc.Bytes
 	for _, d := range m.datagrams {
-		taken += d.loose + d.waiting
+		loose += d.loose
+		if waiting {
+			loose += d.waiting
+		}
 		most = max(most, d.due())
 	}
-	return m.ctl.Cwnd - min(taken, most)
+	return min(loose, most)
 }
 
-// alongside is how many bytes of datagrams have been delivered while acked bytes
-// of the members were: on one path both fare alike. An algorithm that took the
-// members' rate for the path's would give the datagrams their share of that, and
-// then of what is left.
+// alongside is how many bytes of datagrams in the window have been delivered
+// while acked bytes of the members were: on one path both fare alike. An algorithm
+// that took the members' rate for the path's would give the datagrams their share
+// of that, and then of what is left; and one that grows by what is acknowledged
+// would hardly do so beside many of them.
 func (m *macroflow) alongside(now cc.Time, acked cc.Bytes) cc.Bytes {
-	var loose cc.Bytes
-	for _, d := range m.datagrams {
-		d.retire(now)
-		loose += d.loose
-	}
-	if loose == 0 {
+	if len(m.datagrams) == 0 {
 		return 0
 	}
-	return cc.Bytes(float64(acked) * float64(loose) / float64(max(m.inflight, 0)+acked))
+	for _, d := range m.datagrams {
+		d.retire(now)
+	}
+	return cc.Bytes(float64(acked) / float64(m.inflight+acked) * float64(m.lent(false)))
 }
 
 // wakeDatagrams puts into out the wake functions of datagrams that may go now.

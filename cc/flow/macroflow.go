@@ -110,7 +110,7 @@ func (m *macroflow) state(now cc.Time) cc.State {
 	s := cc.State{
 		Now:         now,
 		MSS:         m.mss,
-		Inflight:    m.inflight,
+		Inflight:    m.inflight + max(0, min(m.lent(false), m.ctl.Cwnd-m.inflight)), // never beyond the window: that is not the algorithm's to take back
 		Delivered:   m.delivered - m.base,
 		SRTT:        m.rtt.srtt,
 		RTTVar:      m.rtt.rttvar,

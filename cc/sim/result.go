@@ -13,14 +13,15 @@ import (
 // of the warm-up.
 type Result struct {
 	Flows        []FlowResult
-	Offered      cc.Bytes // what the bottleneck could have carried
-	Carried      cc.Bytes // what it did, with headers and retransmissions
-	Utilisation  float64  // Carried over Offered
-	Queueing     Delays   // of all flows' packets, in the queue
-	OneWay       Delays   // of all flows' packets, from sender to receiver
-	QueuePackets float64  // mean over time
-	Drops        int      // by the full queue
-	Losses       int      // at random
+	Datagrams    []FlowResult // in Carried, Utilisation and all delays; Drops are the gateway's, too
+	Offered      cc.Bytes     // what the bottleneck could have carried
+	Carried      cc.Bytes     // what it did, with headers and retransmissions
+	Utilisation  float64      // Carried over Offered
+	Queueing     Delays       // of all flows' packets, in the queue
+	OneWay       Delays       // of all flows' packets, from sender to receiver
+	QueuePackets float64      // mean over time
+	Drops        int          // by the full queue
+	Losses       int          // at random
 	Retransmits  int
 	Jain         float64 // fairness of the flows' throughputs
 }
@@ -173,6 +174,12 @@ func (w *world) result() Result {
 		oneWay = append(oneWay, s.stats.oneWay...)
 		throughputs = append(throughputs, float64(f.Throughput))
 	}
+	for _, b := range w.blasters {
+		r.Datagrams = append(r.Datagrams, b.result())
+		r.Carried += b.stats.carried
+		queueing = append(queueing, b.stats.queueing...)
+		oneWay = append(oneWay, b.stats.oneWay...)
+	}
 	r.Utilisation = ratio(r.Carried, r.Offered)
 	r.Jain = Jain(throughputs...)
 	waited := 0.0
@@ -205,11 +212,18 @@ func (s *sender) result(i int) FlowResult {
 	if st.completed != 0 {
 		f.Completed = st.completed.Sub(s.src.started)
 	}
-	for k, n := range st.perSecond {
-		length := min(time.Second, s.w.scenario.Duration-time.Duration(k)*time.Second)
-		f.PerSecond = append(f.PerSecond, cc.RateOf(n, length))
-	}
+	f.PerSecond = st.rates(s.w.scenario.Duration)
 	return f
+}
+
+// rates are the throughputs of each second of a run of that length.
+func (s *stats) rates(run time.Duration) []cc.Rate {
+	var all []cc.Rate
+	for k, n := range s.perSecond {
+		length := min(time.Second, run-time.Duration(k)*time.Second)
+		all = append(all, cc.RateOf(n, length))
+	}
+	return all
 }
 
 func ratio(part, whole cc.Bytes) float64 {

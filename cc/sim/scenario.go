@@ -24,8 +24,9 @@ type Scenario struct {
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
 	Hints time.Duration
 
-	Flows   []FlowConfig
-	Changes []Change
+	Flows     []FlowConfig
+	Datagrams []DatagramConfig
+	Changes   []Change
 
 	Duration time.Duration
 	Warmup   time.Duration // results count from here on
@@ -101,6 +102,11 @@ func (s Scenario) Check() error {
 	for i, f := range s.Flows {
 		if err := f.check(); err != nil {
 			return fmt.Errorf("sim: flow %s: %w", f.name(i), err)
+		}
+	}
+	for _, d := range s.Datagrams {
+		if err := d.check(s); err != nil {
+			return fmt.Errorf("sim: datagrams %s: %w", d.Name, err)
 		}
 	}
 	for _, c := range s.Changes {
@@ -223,6 +229,11 @@ func Run(s Scenario) (Result, error) {
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), snd.close)
 		}
+	}
+	for _, d := range s.Datagrams {
+		b := newBlaster(w, d)
+		w.blasters = append(w.blasters, b)
+		w.at(w.origin.Add(d.Start), b.start)
 	}
 	for _, c := range s.Changes {
 		w.at(w.origin.Add(c.At), func() {

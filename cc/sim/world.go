@@ -22,6 +22,7 @@ type world struct {
 	manager  flow.Manager
 	armed    cc.Time // when the manager's next tick is planned
 	senders  []*sender
+	blasters []*blaster
 	err      error
 }
 
