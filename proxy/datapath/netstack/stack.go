@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -64,6 +65,8 @@ type Stack struct {
 	wire  *wire
 	conns sync.Map // of stack.TransportEndpointID to *Conn
 	syns  chan *Conn
+
+	datagrams atomic.Pointer[Datagrams]
 
 	closed  chan struct{}
 	closing sync.Once
@@ -121,6 +124,7 @@ func (s *Stack) set(cfg Config) error {
 	})
 	requests := tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.request)
 	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, requests.HandlePacket)
+	s.intercept()
 	return nil
 }
 
