@@ -57,7 +57,10 @@ func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	// What lies behind the datagram is none of it (RFC 768 counts from the header).
 	payload := pkt.Data().AsRange().ToSlice()
 	payload = payload[:min(len(payload), int(segment.Length())-header.UDPMinimumSize)]
-	h.UDP(addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort), payload)
+	source, target := addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)
+	if oneFamily(source.Addr(), target.Addr()) {
+		h.UDP(source, target, payload)
+	}
 	return true
 }
 
@@ -65,11 +68,20 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 	message := stack.PayloadSince(pkt.TransportHeader())
 	defer message.Release()
 	b := message.AsSlice()
-	if h := s.handler(); h != nil && len(b) >= echoHeader && (b[0] == uint8(header.ICMPv4Echo) || b[0] == uint8(header.ICMPv6EchoRequest)) {
-		h.Echo(addrPort(id.RemoteAddress, 0).Addr(), addrPort(id.LocalAddress, 0).Addr(), append([]byte(nil), b...))
+	request := uint8(header.ICMPv4Echo)
+	if pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
+		request = uint8(header.ICMPv6EchoRequest)
+	}
+	source, target := addrPort(id.RemoteAddress, 0).Addr(), addrPort(id.LocalAddress, 0).Addr()
+	if h := s.handler(); h != nil && len(b) >= echoHeader && b[0] == request && oneFamily(source, target) {
+		h.Echo(source, target, append([]byte(nil), b...))
 	}
 	return true
 }
+
+// oneFamily is false where an IPv6 packet has an IPv4 address in it, as none on a
+// wire has (RFC 4291 §2.5.5.2 is for sockets), and would leave as something else.
+func oneFamily(source, target netip.Addr) bool { return source.Is4() == target.Is4() }
 
 // echoHeader is type, code, checksum, identifier and sequence number.
 const echoHeader = 8
