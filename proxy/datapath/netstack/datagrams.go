@@ -106,7 +106,7 @@ func (s *Stack) SendICMP(source, target netip.Addr, message []byte) error {
 	if len(message) < echoHeader {
 		return fmt.Errorf("netstack: an ICMP message of %d bytes", len(message))
 	}
-	protocol := tcpip.TransportProtocolNumber(icmp.ProtocolNumber4)
+	protocol := icmp.ProtocolNumber4
 	if target.Is6() {
 		protocol = icmp.ProtocolNumber6
 	}
