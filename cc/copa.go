@@ -96,6 +96,7 @@ type copa struct {
 	compete copaCompete
 
 	cwnd      float64 // packets
+	ssthresh  float64 // packets: slow start ends there at the latest; 0: at the first queue
 	slowStart bool
 	velocity  float64
 	dir       direction
@@ -120,6 +121,7 @@ func newCopa(cfg Config) *copa {
 	}
 	c.initial = c.packets(cfg.InitialCwnd)
 	c.restart()
+	c.ssthresh = c.packets(cfg.Ssthresh)
 	return c
 }
 
@@ -132,6 +134,7 @@ func (c *copa) restart() {
 	c.standing.reset()
 	c.sampled, c.deadline = 0, 0
 	c.lossSince, c.acked, c.lost = 0, 0, 0
+	c.ssthresh = 0
 	c.compete.reset()
 }
 
@@ -198,11 +201,12 @@ func (c *copa) step(a Ack, n float64) {
 	}
 	target := c.target()
 	up := c.cwnd <= target
+	known := c.ssthresh > 0 && c.cwnd >= c.ssthresh
 	// A window that is not used says nothing about the path, and the missing
 	// queue would make it grow for ever.
 	grow := a.CwndLimited && c.packets(a.Inflight)+n >= c.cwnd/2
 	switch {
-	case c.slowStart && up:
+	case c.slowStart && up && !known:
 		if grow {
 			c.cwnd = c.clamp(c.cwnd+n, copaMinCwnd)
 		}

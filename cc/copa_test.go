@@ -69,6 +69,20 @@ func TestCopaPacing(t *testing.T) {
 	assert.InDelta(t, 2000*8*1448, float64(p.alg.Control().PacingRate), 8, "52 packets at 52 ms leave at 2000 per second")
 }
 
+func TestCopaDoublesNoFurtherThanThePathIsKnownToCarry(t *testing.T) {
+	p := newPath(t, "copa:delta=0.02")
+	c := as[*copa](p)
+	c.ssthresh = 40
+	p.Round(50 * ms)
+	p.Round(50 * ms)
+	assert.InDelta(t, 40, p.Cwnd(), 0.01)
+	p.Ack(1, 50*ms)
+	assert.False(t, c.slowStart)
+	assert.InDelta(t, 41.25, p.Cwnd(), 0.01, "from there by steps of 1/delta over the window")
+	c.restart()
+	assert.Zero(t, c.ssthresh, "a path that fell silent is not known any more")
+}
+
 func TestCopaSlowStart(t *testing.T) {
 	p := newPath(t, "copa:delta=0.5")
 	c := as[*copa](p)

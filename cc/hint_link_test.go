@@ -1,6 +1,7 @@
 package cc_test
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -68,6 +69,35 @@ func TestNaccSharesByPriority(t *testing.T) {
 	r = playHints(t, change, app+"2", app+"4", app+"1")
 	assert.Greater(t, r.Flows[1].Throughput, r.Flows[0].Throughput, "priorities 2, 4 and 1")
 	assert.Greater(t, r.Flows[0].Throughput, r.Flows[2].Throughput)
+}
+
+// naccRadio is a radio link as in J. Commun. Netw. 25(6) §VII: it loses one packet
+// in a hundred, and says so.
+func naccRadio(s *sim.Scenario) {
+	s.Down = sim.LinkConfig{Rate: 54e6, Delay: 10 * ms, QueuePackets: 100, Loss: 0.01}
+	s.Up.Delay = 10 * ms
+	s.Duration, s.Warmup, s.Sample = 30*time.Second, 2*time.Second, 10*ms
+}
+
+// variation is the coefficient of variation of the first flow's window.
+func variation(r sim.Result) float64 {
+	n, sum, squares := 0.0, 0.0, 0.0
+	for _, s := range r.Flows[0].Samples {
+		if s.At >= r.Flows[0].From {
+			n, sum, squares = n+1, sum+float64(s.Share), squares+float64(s.Share)*float64(s.Share)
+		}
+	}
+	return math.Sqrt(n*squares-sum*sum) / sum
+}
+
+func TestNaccIsFasterAndSteadierThanCubicOverARadio(t *testing.T) {
+	cubic := playHints(t, naccRadio, "cubic")
+	for ref, faster := range map[string]float64{"nacc": 1, "nacc:wired": 3} {
+		r := playHints(t, naccRadio, ref)
+		assert.GreaterOrEqual(t, r.Flows[0].Throughput.Mbps(), faster*cubic.Flows[0].Throughput.Mbps(), ref)
+		assert.Less(t, variation(r), variation(cubic)/2, ref)
+		t.Logf("%s: %.2f Mbit/s, window varies by %.2f; cubic %.2f Mbit/s, %.2f", ref, r.Flows[0].Throughput.Mbps(), variation(r), cubic.Flows[0].Throughput.Mbps(), variation(cubic))
+	}
 }
 
 func TestNaccFollowsALinkThatChanges(t *testing.T) {

@@ -18,6 +18,17 @@ import (
 //
 // R is the rate that was asked for, R' what Algorithm 1 has made of it, P the
 // throughput, smoothed once a round trip.
+//
+// Three things are ours, for what the paper's flows come to where every round trip
+// is like the one before, and for short flows beside long ones. Vegas keeps two
+// packets in the queue, and is not content with anything up to four: between these
+// bounds flows stay as unequal as they happen to be. A conservative stage that
+// lasts clears the buffer time and again, as at its start: a flow that has taken a
+// queue of the others for the path adds its own, and all of them, being content,
+// would keep it for good. When one clears, the round trip falls for each, and each
+// corrects its base. And Vegas' slow start grows by three packets for each ten that
+// arrive, where Linux doubles the window in a round trip: the burst of a short
+// download would stand in front of whoever shares the link with it.
 
 func init() {
 	Register(Spec{
@@ -92,6 +103,7 @@ func checkJanus(p Params) error {
 }
 
 const (
+	janusStart   = 0.3 // packets that Vegas' slow start adds for each that arrives; ours
 	janusMinCwnd = 2.0 // packets; the floor of both stages
 	// janusSettle is how many round trips after Vegas' slow start the throughput
 	// becomes the target of a flow without one (TMC 2018 §4.2).
@@ -99,6 +111,9 @@ const (
 	// janusProbe is the round trip of a conservative stage whose least sample
 	// gives the propagation delay: in the one before it the queue still drains.
 	janusProbe = 2
+	// janusClearEvery is how many round trips a conservative stage that is not
+	// capped goes on before it clears the buffer again; ours.
+	janusClearEvery = 64
 	// janusLeastBase bounds the estimate of the propagation delay from below, in
 	// least round trips: at small rates the queue of the estimate exceeds them.
 	janusLeastBase = 0.5
@@ -118,7 +133,7 @@ type janus struct {
 	cubic      cubic
 	vegas      vegas
 
-	rounds      int           // ended in this conservative stage, or, without a target, since slow start
+	rounds      int           // ended since the buffer was cleared, or, without a target, since slow start
 	propagation time.Duration // D_p; 0: no sample yet
 	cap         float64       // packets; 0: none
 }
@@ -138,7 +153,7 @@ func newJanus(cfg Config) *janus {
 	j.aggressive, j.first = j.guarantee, true
 	w := newLossWindow(cfg)
 	j.cubic = cubic{lossWindow: w, linuxGrowth: true}
-	j.vegas = vegas{lossWindow: w}
+	j.vegas = vegas{lossWindow: w, beta: vegasAlpha, start: janusStart}
 	return j
 }
 
@@ -208,8 +223,12 @@ func (j *janus) decide(a Ack) {
 		}
 		t.raise(m.avg)
 		j.limitRate()
-		if !m.limited && m.avg < t.unmet() {
+		switch {
+		case m.limited: // neither a lack nor a queue is the network's
+		case m.avg < t.unmet():
 			j.contend(a.Now)
+		case j.rounds >= janusClearEvery && j.cap == 0: // a cap leaves no queue behind
+			j.clear(&j.vegas.lossWindow)
 		}
 	}
 }
@@ -242,7 +261,7 @@ func (j *janus) relax(a Ack) {
 	if j.first {
 		j.meter.avg = j.meter.smp
 	}
-	j.vegas = vegas{lossWindow: j.cubic.lossWindow}
+	j.vegas = vegas{lossWindow: j.cubic.lossWindow, beta: vegasAlpha, start: janusStart}
 	j.clear(&j.vegas.lossWindow)
 	j.vegas.restart(a.Now)
 	j.aggressive, j.cap = false, 0

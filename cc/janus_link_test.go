@@ -2,6 +2,7 @@ package cc_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -235,5 +236,59 @@ func TestJanusDoesWithAcknowledgementsInBatches(t *testing.T) {
 		assert.GreaterOrEqual(t, r.Flows[0].Throughput.Mbps(), 8*(1-janusGamma), "every %v", every)
 		assert.LessOrEqual(t, r.Flows[0].Throughput.Mbps(), 8.8, "every %v", every)
 		t.Logf("every %v: %.2f Mbit/s, queueing %v", every, r.Flows[0].Throughput.Mbps(), r.Queueing.P95)
+	}
+}
+
+// TMC 2018 §8.3.2: what lies between the fastest and the slowest of four flows that
+// are alike is less than with Cubic.
+func TestJanusBulkFlowsAreCloserToEachOtherThanCubics(t *testing.T) {
+	t.Parallel()
+	const runs = 5
+	apart := func(ref string) (sum float64) {
+		for seed := range uint64(runs) {
+			rng := rand.New(rand.NewPCG(seed, 0))
+			var flows []sim.FlowConfig
+			for range 4 {
+				flows = append(flows, janusFlow(t, time.Duration(rng.Int64N(int64(2*time.Second))), 0, ref))
+			}
+			r := janusShare(t, 20, 2*time.Second, 60*time.Second, flows...)
+			least, most := r.Flows[0].Throughput, r.Flows[0].Throughput
+			for _, f := range r.Flows {
+				least, most = min(least, f.Throughput), max(most, f.Throughput)
+			}
+			assert.GreaterOrEqual(t, r.Utilisation, 0.97, "%s, seed %d", ref, seed)
+			sum += (most - least).Mbps() / runs
+		}
+		return sum
+	}
+	janus, cubic := apart("janus"), apart("cubic")
+	assert.LessOrEqual(t, janus, 0.55*cubic)
+	t.Logf("%.2f Mbit/s, Cubic %.2f", janus, cubic)
+}
+
+// TMC 2018 §8.2.1: an object of 100 kB every two seconds beside a download.
+func TestJanusDownloadsLeaveTheQueueToShortFlows(t *testing.T) {
+	t.Parallel()
+	beside := func(ref string) (r sim.Result, slowest time.Duration) {
+		flows := []sim.FlowConfig{janusFlow(t, 0, 0, ref)}
+		for k := range 28 {
+			object := janusFlow(t, time.Duration(3+2*k)*time.Second, 0, "cubic")
+			object.Bytes = 100e3
+			flows = append(flows, object)
+		}
+		r = janusShare(t, 15, 2*time.Second, 60*time.Second, flows...)
+		for _, f := range r.Flows[1:] {
+			require.NotZero(t, f.Completed)
+			slowest = max(slowest, f.Completed)
+		}
+		t.Logf("%s: %.2f Mbit/s, p95 queueing %v, slowest object %v", ref, r.Flows[0].Throughput.Mbps(), r.Queueing.P95, slowest)
+		return r, slowest
+	}
+	cubic, slow := beside("cubic")
+	for ref, least := range map[string]float64{"janus": 0.9 * 15, "janus:class=guarantee,target_mbit=12": 12} {
+		r, slowest := beside(ref)
+		assert.LessOrEqual(t, 8*r.Queueing.P95, cubic.Queueing.P95, ref)
+		assert.Less(t, 2*slowest, slow, ref)
+		assert.GreaterOrEqual(t, r.Flows[0].Throughput.Mbps(), least, ref)
 	}
 }

@@ -138,6 +138,34 @@ func TestJanusClearsTheBuffer(t *testing.T) {
 	}
 }
 
+func TestJanusClearsTheBufferTimeAndAgain(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		packets float64 // a second; the target is 690.6
+		limited bool
+		want    float64
+	}{
+		{"what exceeds 600 a second over the 53.3 ms of equation 1", 600, false, 32},
+		{"with a cap, here of 1.1·690.6 packets/s over 60 ms, there is no queue to clear", 780, false, 45.58},
+		{"what the application leaves unused makes none", 600, true, 60},
+	} {
+		p, j := contentJanus(t, janus8, 700, 60*ms)
+		j.propagation, j.vegas.base = 53333*time.Microsecond, 60*ms
+		for j.rounds < janusClearEvery-1 {
+			j.meter.avg = tt.packets * float64(DefaultMSS)
+			j.meter.limited = tt.limited
+			janusTrip(p, tt.packets, 60*ms)
+			require.NotEqual(t, "clearing", p.alg.Control().Phase, "round trip %d", j.rounds)
+		}
+		j.vegas.cwnd = 60
+		p.Ack(1, 60*ms)
+		janusTrip(p, tt.packets, 60*ms)
+		assert.InDelta(t, tt.want, p.Cwnd(), 0.1, tt.name)
+		assert.Equal(t, 60*ms, j.vegas.base, "%s: the shortest round trip still counts", tt.name)
+		assert.False(t, j.aggressive, tt.name)
+	}
+}
+
 func TestJanusEstimatesThePropagationDelay(t *testing.T) {
 	for _, tt := range []struct {
 		name      string

@@ -331,3 +331,30 @@ func TestNaccWithoutHintsIsReno(t *testing.T) {
 		}
 	}
 }
+
+func TestNaccAnswersEachStepOfTheNetworkWithinARoundTrip(t *testing.T) {
+	steady := Hint{LinkRate: 540 * naccMbit, ArrivalRate: 50 * naccMbit, QueueRoom: 20 * DefaultMSS, Flows: 1}
+	for _, tt := range []struct {
+		name string
+		step func(*Hint)
+		want float64 // packets, at most, one round trip after the report
+	}{
+		{"more arrives than the link is good for", func(h *Hint) { h.ArrivalRate = 100 * naccMbit }, 0.9 * 100},
+		{"a fifth of the link rate", func(h *Hint) { h.LinkRate /= 5 }, 10 + 108e6*0.16*0.02/11584},
+		{"a second flow", func(h *Hint) { h.Flows = 2 }, 0.5*100 + 0.5},
+		{"a fifth of the room: growth slows as much", func(h *Hint) { h.QueueRoom /= 5 }, 100 + 0.24/5},
+	} {
+		p := newNaccPath(t, "nacc", steady).At(100)
+		p.Wait(20 * ms)
+		p.Say()
+		p.Ack(0, 20*ms)
+		require.InDelta(t, 100, p.nacc().cwnd, 1e-9)
+		require.InDelta(t, 0.23168, p.nacc().step, 1e-5, "20 packets of room, 50 Mbit/s, 20 ms")
+		p.Wait(ms)
+		tt.step(&p.hint)
+		p.Say()
+		p.Round(20 * ms)
+		assert.LessOrEqual(t, p.nacc().cwnd, tt.want, tt.name)
+		assert.LessOrEqual(t, p.nacc().cwnd, p.nacc().upper, tt.name)
+	}
+}

@@ -13,7 +13,7 @@ func init() {
 		Name:   "vegas",
 		About:  "Vegas: keeps two to five packets of its own in the queue; yields to loss-based flows.",
 		Source: "Brakmo & Peterson, SIGCOMM 1994; Linux tcp_vegas.c",
-		New:    func(cfg Config) Algorithm { return &vegas{lossWindow: newLossWindow(cfg)} },
+		New:    func(cfg Config) Algorithm { return &vegas{lossWindow: newLossWindow(cfg), beta: vegasBeta, start: 1} },
 
 		Needs:     []Signal{NeedsRTT, NeedsLoss},
 		Internals: []Internal{showSsthresh, {Name: "base_rtt_ms", About: "least round trip of all"}},
@@ -37,6 +37,8 @@ const (
 type vegas struct {
 	NoTick
 	lossWindow
+	beta  float64       // queued packets; more: shrink
+	start float64       // packets by which slow start grows for each that arrives
 	base  time.Duration // least sample of all; 0: none
 	round round
 	least time.Duration // least sample of this round; 0: none
@@ -57,7 +59,7 @@ func (v *vegas) OnAck(a Ack) {
 		v.grow(n)
 	case !v.round.ended(a):
 		if v.inSlowStart() {
-			v.slowStart(n)
+			v.slowStart(v.start * n)
 		}
 	default:
 		v.evaluate(n, a.CwndLimited)
@@ -100,8 +102,8 @@ func (v *vegas) evaluate(n float64, limited bool) {
 		v.cwnd = min(v.cwnd, target+1)
 		v.ssthresh = min(v.ssthresh, v.cwnd)
 	case v.inSlowStart():
-		v.slowStart(n)
-	case queued > vegasBeta:
+		v.slowStart(v.start * n)
+	case queued > v.beta:
 		v.cwnd--
 		v.ssthresh = min(v.ssthresh, v.cwnd)
 	case queued < vegasAlpha && limited:

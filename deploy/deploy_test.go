@@ -30,7 +30,7 @@ func TestExamplesAreValid(t *testing.T) {
 			continue // Prometheus's
 		}
 		t.Run(path, func(t *testing.T) {
-			c, err := proxy.Load(path)
+			c, err := proxy.Load(withFiles(t, path))
 			require.NoError(t, err)
 			for _, warning := range c.Warnings() {
 				// The router's inside address is meant to serve its network.
@@ -41,10 +41,26 @@ func TestExamplesAreValid(t *testing.T) {
 	}
 }
 
-func TestRouterMarksItsConnectionsAsTheRulesExpect(t *testing.T) {
-	c, err := proxy.Load("edge-router.yaml")
+// withFiles copies an example to where the files are that it names.
+func withFiles(t *testing.T, path string) string {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	assert.EqualValues(t, capture.DefaultOwnMark, c.Mark)
+	for name, content := range map[string]string{
+		path: string(text), "vpn.key": "EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=\n", "peers.conf": "",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
+	}
+	return filepath.Join(dir, path)
+}
+
+func TestRouterMarksItsConnectionsAsTheRulesExpect(t *testing.T) {
+	for _, path := range []string{"edge-router.yaml", "kernel-wireguard.yaml"} {
+		c, err := proxy.Load(path)
+		require.NoError(t, err)
+		assert.EqualValues(t, capture.DefaultOwnMark, c.Mark, path)
+	}
 }
 
 func TestUnitGivesTheDrainItsTime(t *testing.T) {
@@ -64,6 +80,18 @@ func TestSystemdUnderstandsTheUnits(t *testing.T) {
 	assert.NoError(t, err, "%s", out)
 	for line := range strings.Lines(string(out)) {
 		// It tells of every unit it happens to load.
+		assert.NotContains(t, line, filepath.Dir(path))
+	}
+}
+
+func TestSystemdUnderstandsTheUnitWithTUN(t *testing.T) {
+	path := unitElsewhere(t)
+	drop, err := os.ReadFile("penstock-tun.conf")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(path+".d", "tun.conf"), drop, 0o644))
+	out, err := exec.Command("systemd-analyze", "verify", path).CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+	for line := range strings.Lines(string(out)) {
 		assert.NotContains(t, line, filepath.Dir(path))
 	}
 }

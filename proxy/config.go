@@ -17,6 +17,7 @@ type Config struct {
 	Limits    LimitsConfig     `yaml:"limits" about:"Bounds on connections, times and memory."`
 	Envelope  Envelope         `yaml:"envelope" about:"What holds our window in the kernel. ebpf: a congestion control of ours, exactly (Linux 6.10, CAP_BPF and CAP_PERFMON at the start). bbr, cubic, reno: that control's own window, with ours held above it. auto: the first of these that can be had."`
 	Mark      Mark             `yaml:"mark" about:"Firewall mark of the proxy's own connections, so that capture rules let them pass; 0: none. Setting it needs CAP_NET_ADMIN."`
+	Hints     []SourceConfig   `yaml:"hints" about:"Interfaces of this machine whose rate and queue, as netlink tells them, are hints for those who send through them."`
 	Telemetry TelemetryConfig  `yaml:"telemetry" about:"Metrics, health and the list of flows over HTTP."`
 	Log       LogConfig        `yaml:"log" about:"What is logged to standard error."`
 	Shutdown  ShutdownConfig   `yaml:"shutdown" about:"How the proxy ends."`
@@ -24,15 +25,18 @@ type Config struct {
 
 // ListenerConfig is one way in.
 type ListenerConfig struct {
-	Name          string       `yaml:"name" about:"For rules, logs and metrics; unique."`
-	Mode          Mode         `yaml:"mode" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), or all to one target (forward)."`
-	Address       string       `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families."`
-	Target        string       `yaml:"target" about:"host:port that mode forward connects to."`
-	Users         []UserConfig `yaml:"users" about:"Who may use a listener that asks; none: everybody who reaches it."`
-	ProxyProtocol HeaderConfig `yaml:"proxy_protocol" about:"PROXY protocol v1 or v2 in front of incoming connections."`
-	KeepClient    bool         `yaml:"keep_client" about:"Connect to the server from the client's own address; mode tproxy only, and replies must come back through this machine."`
-	Connections   int          `yaml:"connections" about:"At most this many at once; 0: only the global limit."`
-	Allow         []Prefix     `yaml:"allow" about:"Destinations that clients of an asking listener may reach although they are loopback, link-local, metadata, multicast or carrier-grade NAT addresses."`
+	Name          string          `yaml:"name" about:"For rules, logs and metrics; unique."`
+	Mode          Mode            `yaml:"mode" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun)."`
+	Address       string          `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families. Mode wireguard has a UDP port, such as :51820, and mode tun none."`
+	Target        string          `yaml:"target" about:"host:port that mode forward connects to."`
+	Users         []UserConfig    `yaml:"users" about:"Who may use a listener that asks; none: everybody who reaches it."`
+	ProxyProtocol HeaderConfig    `yaml:"proxy_protocol" about:"PROXY protocol v1 or v2 in front of incoming connections."`
+	KeepClient    bool            `yaml:"keep_client" about:"Connect to the server from the client's own address; mode tproxy only, and replies must come back through this machine."`
+	Device        string          `yaml:"device" about:"The TUN device of mode tun; made unless it exists. Its addresses and routes are yours."`
+	Tunnel        TunnelConfig    `yaml:"tunnel" about:"What holds for the packets of a tunnel; modes wireguard and tun only."`
+	WireGuard     WireGuardConfig `yaml:"wireguard" about:"The endpoint of mode wireguard."`
+	Connections   int             `yaml:"connections" about:"At most this many at once; 0: only the global limit."`
+	Allow         []Prefix        `yaml:"allow" about:"Destinations that clients of an asking listener or inside a tunnel may reach although they are loopback, link-local, metadata, multicast or carrier-grade NAT addresses."`
 }
 
 // UserConfig is one account.
@@ -168,6 +172,10 @@ func (l ListenerConfig) asks() bool {
 	}
 	return false
 }
+
+// guarded reports whether the listener's clients are kept from what is the
+// proxy's own: those that name destinations, and those inside a tunnel.
+func (l ListenerConfig) guarded() bool { return l.asks() || l.Tunnels() }
 
 // captures reports whether clients of the listener do not know of it.
 func (l ListenerConfig) captures() bool {

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // maxName bounds names that become metric labels.
@@ -41,7 +42,7 @@ func (c *Config) check() error {
 		if err := unique(names, key+".name", c.Listeners[i].Name); err != nil {
 			return err
 		}
-		if err := uniqueAddress(addresses, key+".address", c.Listeners[i].Address); err != nil {
+		if err := c.Listeners[i].place(addresses, key); err != nil {
 			return err
 		}
 	}
@@ -65,7 +66,10 @@ func (c *Config) check() error {
 			}
 		}
 	}
-	if _, err := c.policy(); err != nil {
+	if _, err := c.Policy(); err != nil {
+		return err
+	}
+	if err := c.checkSources(); err != nil {
 		return err
 	}
 	if err := c.Limits.check(); err != nil {
@@ -89,8 +93,13 @@ func (l *ListenerConfig) check(key string) error {
 	if l.Mode == "" {
 		return keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(modeValues(), ", "))
 	}
-	if err := checkAddress(key+".address", l.Address); err != nil {
+	if err := l.checkTunnel(key); err != nil {
 		return err
+	}
+	if !l.Tunnels() {
+		if err := checkAddress(key+".address", l.Address); err != nil {
+			return err
+		}
 	}
 	mode := ingress.Mode(l.Mode)
 	switch {
@@ -108,12 +117,25 @@ func (l *ListenerConfig) check(key string) error {
 		return keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address")
 	case len(l.Users) > 0 && !l.asks():
 		return keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode)
-	case len(l.Allow) > 0 && !l.asks():
+	case len(l.Allow) > 0 && !l.guarded():
 		return keyErrorf(key+".allow", "mode %s refuses no destination by itself; write a rule with refuse instead", mode)
 	case l.Connections < 0:
 		return keyErrorf(key+".connections", "%d is negative; 0 is no limit", l.Connections)
 	}
 	return l.checkUsers(key)
+}
+
+// place notes where the listener is, unless another is there.
+func (l *ListenerConfig) place(taken map[string]string, key string) error {
+	switch {
+	case l.Device != "":
+		return unique(taken, key+".device", l.Device)
+	case l.Address == "": // known once its config_file is read
+		return nil
+	case l.Tunnels(): // its UDP port is on every address
+		return uniqueAddress(taken, key+".address", "UDP port :"+port(l.Address))
+	}
+	return uniqueAddress(taken, key+".address", l.Address)
 }
 
 func (l *ListenerConfig) checkUsers(key string) error {
@@ -250,6 +272,9 @@ func (c Config) Warnings() []string {
 	for i, l := range c.Listeners {
 		if l.asks() && len(l.Users) == 0 && !OnLoopback(l.Address) {
 			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users, or listen on loopback", i, l.Name, l.Address))
+		}
+		if inner, outer := tunnel.Overlap(l.WireGuard.peers()); inner != "" {
+			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get what is sent there", i, inner, outer))
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))

@@ -15,6 +15,7 @@ import (
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(whole))
 	f.Add([]byte(lan))
+	f.Add([]byte(vpn))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg, err := proxy.Parse(data)
 		if err != nil {

@@ -17,8 +17,9 @@ type scope struct {
 	DirectionConfig
 }
 
-// policy compiles the rules. Its errors are *keyError.
-func (c *Config) policy() (*policy.Policy, error) {
+// Policy compiles the rules: what decides about connections. The configuration has been
+// checked, or the error names the key.
+func (c *Config) Policy() (*policy.Policy, error) {
 	base := policy.Rule{SendProxy: c.Defaults.SendProxy.version()}
 	var err error
 	if base.Down, err = merge(c.Defaults.scopes("defaults", "down")...); err != nil {
@@ -176,7 +177,7 @@ func prefixes(list []Prefix) []netip.Prefix {
 // Routes returns what each rule gives in order, and last what the defaults
 // give to the rest. Groups are those of a connection about which nothing is known.
 func (c *Config) Routes() ([]policy.Verdict, error) {
-	p, err := c.policy()
+	p, err := c.Policy()
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -18,10 +17,7 @@ func checkToken(key, token string) error {
 
 // firstLine returns the first line of a file, relative to dir.
 func firstLine(key, dir, path string) (string, error) {
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(dir, path)
-	}
-	data, err := os.ReadFile(path)
+	data, err := os.ReadFile(inDir(dir, path))
 	if err != nil {
 		return "", keyErrorf(key, "%v", errors.Unwrap(err))
 	}
@@ -43,6 +39,9 @@ func (c *Config) readSecrets(dir string) error {
 		h.Token, h.TokenFile = token, ""
 	}
 	for i, l := range c.Listeners {
+		if err := c.Listeners[i].readTunnelFiles(fmt.Sprintf("listeners[%d]", i), dir); err != nil {
+			return err
+		}
 		for j := range l.Users {
 			u := &c.Listeners[i].Users[j]
 			if u.PasswordFile == "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // The types of the configuration's scalars. Each reads itself, so that the
@@ -35,7 +36,7 @@ type (
 	ServerName policy.NamePattern
 	// Mark is a firewall mark, decimal or 0x….
 	Mark uint32
-	// Mode is an ingress.Mode.
+	// Mode is an ingress.Mode, also one of package tunnel's.
 	Mode ingress.Mode
 	// Algorithm is a reference as cc.Parse reads it; empty: not set.
 	Algorithm string
@@ -66,9 +67,9 @@ var (
 )
 
 func modeValues() []string {
-	names := make([]string, len(ingress.Modes))
-	for i, m := range ingress.Modes {
-		names[i] = string(m)
+	var names []string
+	for _, m := range slices.Concat(ingress.Modes, tunnel.Modes) {
+		names = append(names, string(m))
 	}
 	return names
 }

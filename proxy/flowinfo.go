@@ -19,6 +19,7 @@ type FlowInfo struct {
 	Listener, Rule string
 	Source, Target netip.AddrPort // Target is where the server leg goes
 	Host           string         // "name:port" when the client named it
+	Peer           string         // of the tunnel that the client is inside; empty: none
 	ServerName     string         // in the client's first bytes, where a rule asked for it
 	State          State
 	Start          cc.Time
@@ -38,7 +39,8 @@ type DirectionInfo struct {
 	Finished  bool
 	Managed   bool          // Flow is meaningful
 	Flow      flow.Snapshot // of the window that holds it
-	// Control is what happened under each algorithm it has had, the present one last.
+	// Control is what happened under each algorithm it has had, and since the last
+	// change under the present one.
 	Control []AlgorithmCounters
 }
 
@@ -60,7 +62,7 @@ func (c *connection) info(now cc.Time) FlowInfo {
 	c.mu.Lock()
 	out := FlowInfo{
 		ID: c.id, Listener: c.lane.cfg.Name, State: c.state,
-		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host,
+		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
 		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
 	}
 	client, server := c.client.conn, c.server.conn
@@ -104,9 +106,21 @@ func (d *direction) since(algorithm string, s flow.Snapshot) AlgorithmCounters {
 	return now
 }
 
-// under notes what has happened up to s under the algorithm that is left now.
+// under notes what has happened up to s under the algorithm that is left now, once
+// for all the times it was in force: there may be no end of reloads.
 func (d *direction) under(algorithm string, s flow.Snapshot) {
-	d.earlier = append(d.earlier, d.since(algorithm, s))
+	now := d.since(algorithm, s)
+	i := slices.IndexFunc(d.earlier, func(e AlgorithmCounters) bool { return e.Algorithm == algorithm })
+	if i < 0 {
+		d.earlier = append(d.earlier, now)
+		return
+	}
+	before := d.earlier[i] // its map may be in others' hands
+	now.LossEvents += before.LossEvents
+	for by, t := range before.Limited {
+		now.Limited[by] += t
+	}
+	d.earlier[i] = now
 }
 
 // logClosed writes the one line of a connection that was relayed.

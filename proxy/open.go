@@ -42,7 +42,7 @@ func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.
 		return nil, errors.Join(err, dp.Close())
 	}
 	for _, l := range cfg.Listeners {
-		in, err := ingress.Listen(ctx, l.ingress(cfg.Limits, log), wrap)
+		in, err := l.open(ctx, cfg.Limits, clock, wrap, log)
 		if err != nil {
 			return fail(err)
 		}
@@ -68,6 +68,14 @@ func (k *Kernel) Close() error {
 		_ = l.in.Close()
 	}
 	return k.Datapath.Close()
+}
+
+// open opens a listener of whatever kind.
+func (l ListenerConfig) open(ctx context.Context, limits LimitsConfig, clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger) (ingress.Listener, error) {
+	if l.Tunnels() {
+		return l.openTunnel(clock, log)
+	}
+	return ingress.Listen(ctx, l.ingress(limits, log), wrap)
 }
 
 // ingress is the listener's part of the configuration in the ingress's terms.

@@ -19,7 +19,7 @@ type settings struct {
 }
 
 func newSettings(cfg Config) (*settings, error) {
-	rules, err := cfg.policy()
+	rules, err := cfg.Policy()
 	if err != nil {
 		return nil, err
 	}
@@ -54,6 +54,9 @@ func (s *Server) Reload(cfg Config) (Reloaded, error) {
 	next, err := newSettings(cfg)
 	if err != nil {
 		return Reloaded{}, fmt.Errorf("proxy: %w", err) // the check has found it
+	}
+	if err := s.setPeers(&cfg); err != nil {
+		return Reloaded{}, err
 	}
 	s.limits.change(cfg, s.lanes)
 	// In this order: a connection that is not open yet looks itself, once it is.
@@ -120,8 +123,12 @@ func (c *Config) fixed(next *Config) string {
 		return "listeners"
 	}
 	for i := range c.Listeners {
-		if key := firstChange(fmt.Sprintf("listeners[%d].", i), c.Listeners[i], next.Listeners[i], "connections", "allow"); key != "" {
-			return key
+		key := fmt.Sprintf("listeners[%d].", i)
+		if changed := firstChange(key, c.Listeners[i], next.Listeners[i], "connections", "allow", "wireguard"); changed != "" {
+			return changed
+		}
+		if changed := firstChange(key+"wireguard.", c.Listeners[i].WireGuard, next.Listeners[i].WireGuard, "peers", "peers_file", "pool"); changed != "" {
+			return changed
 		}
 	}
 	if key := firstChange("limits.", c.Limits, next.Limits,

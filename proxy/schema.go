@@ -23,6 +23,7 @@ var scalars = map[reflect.Type]object{
 	reflect.TypeFor[Ports]():      {"anyOf": []any{object{"type": "integer", "minimum": 1, "maximum": 65535}, object{"type": "string", "pattern": `^\s*[0-9]+\s*(-\s*[0-9]+\s*)?$`}}},
 	reflect.TypeFor[ServerName](): {"type": "string", "pattern": `^(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?$`, "examples": []string{"example.com", "*.example.com"}},
 	reflect.TypeFor[Mark]():       {"type": []string{"integer", "string"}},
+	reflect.TypeFor[Key]():        {"type": "string", "pattern": `^[A-Za-z0-9+/]{43}=$`},
 	reflect.TypeFor[Mode]():       {"enum": modeValues()},
 	reflect.TypeFor[Algorithm]():  {"type": "string", "examples": []string{cc.Default, "copa:delta=0.1", "none"}},
 	reflect.TypeFor[Param]():      {"type": []string{"number", "string"}},
@@ -38,9 +39,11 @@ var scalars = map[reflect.Type]object{
 // required are the keys without which an object means nothing.
 var required = map[reflect.Type][]string{
 	reflect.TypeFor[Config]():         {"listeners"},
-	reflect.TypeFor[ListenerConfig](): {"address", "mode", "name"},
+	reflect.TypeFor[ListenerConfig](): {"mode", "name"},
 	reflect.TypeFor[RuleConfig]():     {"name"},
+	reflect.TypeFor[SourceConfig]():   {"interface"},
 	reflect.TypeFor[UserConfig]():     {"name"},
+	reflect.TypeFor[PeerConfig]():     {"allowed_ips", "name", "public_key"},
 }
 
 // Schema returns the JSON Schema (draft 2020-12) of the configuration file,

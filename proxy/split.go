@@ -119,7 +119,9 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 		host = c.chosen.Host
 	}
 	f := policy.Facts{Listener: c.lane.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
-	if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
+	if c.chosen.Peer != "" {
+		f.Peer, f.Inside = c.chosen.Peer, true
+	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
 		f.Peer = from.String()
 	}
 	return f
@@ -156,7 +158,7 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 
 // permit is asked about each address before it is tried.
 func (c *connection) permit(target netip.AddrPort) error {
-	if c.lane.cfg.asks() {
+	if c.lane.cfg.guarded() {
 		if err := c.decidedBy.guards[c.lane.cfg.Name].Check(target.Addr()); err != nil {
 			return &refusal{RejectedDenied, err}
 		}

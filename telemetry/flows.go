@@ -14,6 +14,7 @@ type Flow struct {
 	Listener string `json:"listener"`
 	Rule     string `json:"rule"`             // empty: the defaults
 	Client   string `json:"client"`           // address and port
+	Peer     string `json:"peer,omitempty"`   // of the tunnel that the client is inside; absent: it is in none
 	Target   string `json:"target,omitempty"` // address and port; empty until it is dialled
 	Host     string `json:"host,omitempty"`   // as the client named it
 	// ServerName is absent where no rule asked for it, and where there was none.
@@ -47,9 +48,12 @@ type Direction struct {
 type Control struct {
 	Group         string   `json:"group"`
 	Members       int      `json:"members"`
+	Class         string   `json:"class"`
+	Target        cc.Rate  `json:"target_bits_per_second"` // 0: none
 	Phase         string   `json:"phase"`
 	Cwnd          cc.Bytes `json:"cwnd_bytes"`
 	Share         cc.Bytes `json:"share_bytes"` // this flow's part of the window
+	Lent          cc.Bytes `json:"lent_bytes"`  // what it is due of the window and leaves to others
 	PacingRate    cc.Rate  `json:"pacing_bits_per_second"`
 	Inflight      cc.Bytes `json:"inflight_bytes"`
 	Unsent        cc.Bytes `json:"unsent_bytes"`
@@ -88,7 +92,7 @@ type Leg struct {
 // describe turns the proxy's account of a connection into ours.
 func describe(f proxy.FlowInfo) Flow {
 	out := Flow{
-		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Host: f.Host, ServerName: f.ServerName,
+		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Peer: f.Peer, Host: f.Host, ServerName: f.ServerName,
 		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),
 	}
 	if f.Source.IsValid() {
@@ -121,7 +125,8 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 	}
 	s := d.Flow
 	out.Control = &Control{
-		Group: s.Group, Members: s.Members, Phase: s.Phase, Cwnd: s.Cwnd, Share: s.Share, PacingRate: s.PacingRate,
+		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
+		Cwnd: s.Cwnd, Share: s.Share, Lent: s.Lent, PacingRate: s.PacingRate,
 		Inflight: s.Inflight, Unsent: s.Unsent,
 		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
 		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,

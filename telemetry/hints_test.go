@@ -269,11 +269,11 @@ func TestAHintReachesTheAlgorithmsOfItsHost(t *testing.T) {
 	payload := bytes.Repeat([]byte("x"), 10_000)
 	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
 	for guided := false; !guided; {
-		assert.Equal(t, 2, hint("127.0.0.1"), "the client, and the server beside it")
 		_, err := conn.Write(payload)
 		require.NoError(t, err)
-		_, err = io.ReadFull(conn, payload)
+		_, err = io.ReadFull(conn, payload) // once it answers, both directions are open
 		require.NoError(t, err)
+		assert.Equal(t, 2, hint("127.0.0.1"), "the client, and the server beside it")
 		d := p.Flows()[0].Down.Flow
 		guided = d.Phase == "guided" && d.Internals[0] == 10
 	}

@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// defaultLimit is how many lines /flows and /hosts have unless asked for more.
+	// defaultLimit is how many lines a list has unless asked for more.
 	defaultLimit = 1000
 	// headerTimeout bounds how long a client may take over its request.
 	headerTimeout = 5 * time.Second
@@ -62,8 +62,9 @@ func (p Pages) Handler(local bool) http.Handler {
 	mux.HandleFunc("GET /readyz", p.ready)
 	mux.HandleFunc("GET /flows", p.flows)
 	mux.HandleFunc("GET /hosts", p.hosts)
+	mux.HandleFunc("GET /v1/peers", p.peers)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/hosts    groups of flows that share a window as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
+		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/hosts    groups of flows that share a window as JSON; ?limit=N\n/v1/peers peers of tunnels as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
 		if p.Hints != nil {
 			fmt.Fprint(w, "/v1/hints takes what the network says about the path to a host; POST it as JSON\n")
 		}

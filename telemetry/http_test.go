@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	vpn "github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 func pages(src Source) Pages {
@@ -48,6 +49,8 @@ func TestPages(t *testing.T) {
 		"a limit that is no number is refused":      {path: "/flows?limit=many", code: 400, says: `limit is "many"`},
 		"a negative limit is refused":               {path: "/flows?limit=-1", code: 400},
 		"of hosts as well":                          {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
+		"peers are listed":                          {path: "/v1/peers", code: 200, says: `"name":"phone"`},
+		"peers are only read":                       {method: "POST", path: "/v1/peers", code: 405},
 		"hosts are only read":                       {method: "POST", path: "/hosts", code: 405},
 		"localhost with a port is this host":        {path: "/healthz", host: "localhost:9464", code: 200},
 		"an address is this host":                   {path: "/healthz", host: "127.0.0.1:9464", code: 200},
@@ -109,7 +112,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 			Down: &Direction{
 				Algorithm: "copa", Read: 700, Written: 500, Spliced: 100,
 				Control: &Control{
-					Group: "down|lan|192.0.2.7", Members: 2, Phase: "steady", Cwnd: 40000, Share: 20000, PacingRate: 8e6,
+					Group: "down|lan|192.0.2.7", Members: 2, Class: "guarantee", Target: 5e6, Phase: "steady", Cwnd: 40000, Share: 20000, Lent: 3000, PacingRate: 8e6,
 					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
 					Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
 					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},
@@ -119,7 +122,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 			Up:        &Direction{Algorithm: "none", Read: 10, Written: 10},
 			ClientLeg: leg, ServerLeg: leg,
 		},
-		{ID: 2, State: "greeting", Listener: "lan", Client: "192.0.2.8:99"},
+		{ID: 2, State: "greeting", Listener: "lan", Client: "192.0.2.8:99", Peer: "phone"},
 	}, flows)
 }
 
@@ -222,4 +225,21 @@ func TestHostsAreLimited(t *testing.T) {
 	assert.NotNil(t, none, "an empty array, not null")
 	assert.Empty(t, none)
 	assert.Equal(t, "0", total)
+}
+
+func TestPeersShowEveryField(t *testing.T) {
+	rec := httptest.NewRecorder()
+	pages(busyProxy()).Handler(true).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "http://localhost/v1/peers", nil))
+	require.Equal(t, http.StatusOK, rec.Code)
+	var got []Peer
+	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &got))
+	phone := vpn.Key{1}
+	tablet := vpn.Key{2}
+	assert.Equal(t, []Peer{
+		{
+			Listener: "vpn", Name: "phone", PublicKey: phone.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},
+			Endpoint: "198.51.100.9:4000", Handshake: 1.7e9 + .5, Received: 1100, Sent: 9900,
+		},
+		{Listener: "vpn", Name: "tablet", PublicKey: tablet.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+	}, got)
 }

@@ -4,6 +4,8 @@
 package telemetry
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
@@ -20,6 +22,8 @@ type Source interface {
 	Snapshot() (proxy.Counters, []proxy.FlowInfo)
 	// Groups returns the flows that share a window, group by group, and as of when.
 	Groups() ([]flow.Group, cc.Time)
+	// Tunnels returns how it goes with the listeners that end tunnels.
+	Tunnels() []proxy.TunnelInfo
 }
 
 // Facts do not change while the process lives.
@@ -34,11 +38,14 @@ type Facts struct {
 type Options struct {
 	Facts Facts
 	Clock func() cc.Time
-	Load  func() Load // of the datapath; nil: not shown
+	Wall  func() time.Time // what the date is
+	Load  func() Load      // of the datapath; nil: not shown
 	// Config returns how it stands with the configuration; nil: not shown.
 	Config func() Config
 	// Hints returns how many hints were posted, by what became of them; nil: not shown.
 	Hints func() map[HintOutcome]uint64
+	// HintSources returns the interfaces that tell hints; nil: not shown.
+	HintSources func() []HintSource
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -135,6 +142,9 @@ var (
 	groupsInformed = gauge("groups_informed", "Groups that have a hint not older than a second.", "algorithm")
 	groupsCapped   = gauge("groups_capped", "Groups whose window or rate is held below what the algorithm asks for, by hint_cap.", "algorithm")
 	hintsTotal     = counter("hints_total", "Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
+	hintReadings   = counter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
+	hintErrors     = counter("hint_source_errors_total", "Times an interface could not be read for hints; it is tried again each second.", "interface")
+	hintSourceUp   = gauge("hint_source_up", "1 while the last reading of an interface for hints worked.", "interface")
 
 	ccLosses  = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
 	ccLimited = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
@@ -149,6 +159,8 @@ var all = []metric{
 	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
 	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
+	hintReadings, hintErrors, hintSourceUp,
+	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes,
 }
 
 // collector turns snapshots into metrics.
@@ -184,6 +196,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range counters.Routes {
 		out.route(r)
 	}
+	for _, t := range c.src.Tunnels() {
+		out.tunnel(t, c.o.Wall())
+	}
 	sumLive(flows).write(out)
 	sumGroups(c.src.Groups()).write(out)
 	c.sample.take(c.o.Clock(), flows)
@@ -203,6 +218,11 @@ func (c *collector) facts(out sink) {
 	}
 	if c.o.Load != nil {
 		out.load(c.o.Load())
+	}
+	if c.o.HintSources != nil {
+		for _, source := range c.o.HintSources() {
+			out.hintSource(source)
+		}
 	}
 	if c.o.Hints != nil {
 		for outcome, n := range c.o.Hints() {

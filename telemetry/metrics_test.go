@@ -26,6 +26,7 @@ func busyOptions(clock *handClock) Options {
 			Tier: "kernel", Envelope: "cubic", Missing: []string{"bbr: not loaded"},
 		},
 		Clock: clock.now,
+		Wall:  func() time.Time { return time.Unix(1.7e9+60, 0) },
 		Load: func() Load {
 			return Load{Busy: 6, Interval: 0.002, Held: &Held{
 				Legs: 5, Limit: 9, Full: 2, Failed: 1, Falls: 3,
@@ -35,6 +36,9 @@ func busyOptions(clock *handClock) Options {
 		Config:  func() Config { return Config{Hash: "d00f", Succeeded: 3, Failed: 2, Since: 1.75e9} },
 		Hints:   func() map[HintOutcome]uint64 { return map[HintOutcome]uint64{HintHeard: 6, HintRefused: 1} },
 		Dropped: func() uint64 { return 8 },
+		HintSources: func() []HintSource {
+			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}
+		},
 	}
 }
 
@@ -75,7 +79,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
-		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", // told of by the configuration and the code
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface", // told of by the configuration and the code
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
 	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {
@@ -167,6 +171,24 @@ penstock_hints_total{result="unauthorized"} 1
 # TYPE penstock_tcp_retransmitted_bytes_total counter
 penstock_tcp_retransmitted_bytes_total{leg="client",listener="lan",rule="all"} 1448
 penstock_tcp_retransmitted_bytes_total{leg="server",listener="lan",rule="all"} 1448
+# HELP penstock_tunnel_bytes_total Bytes of the packets inside the tunnel, their headers included, received from peers and sent to them.
+# TYPE penstock_tunnel_bytes_total counter
+penstock_tunnel_bytes_total{direction="received",listener="vpn"} 1000
+penstock_tunnel_bytes_total{direction="received",listener="vpn2"} 1
+penstock_tunnel_bytes_total{direction="sent",listener="vpn"} 9000
+penstock_tunnel_bytes_total{direction="sent",listener="vpn2"} 0
+# HELP penstock_tunnel_peers Peers that may use the tunnel.
+# TYPE penstock_tunnel_peers gauge
+penstock_tunnel_peers{listener="vpn"} 2
+penstock_tunnel_peers{listener="vpn2"} 0
+# HELP penstock_tunnel_peers_active Peers whose session has not run out: they made a handshake in the last three minutes.
+# TYPE penstock_tunnel_peers_active gauge
+penstock_tunnel_peers_active{listener="vpn"} 1
+penstock_tunnel_peers_active{listener="vpn2"} 0
+# HELP penstock_tunnel_refused_packets_total Packets that were no peer's, or not from its addresses.
+# TYPE penstock_tunnel_refused_packets_total counter
+penstock_tunnel_refused_packets_total{listener="vpn"} 3
+penstock_tunnel_refused_packets_total{listener="vpn2"} 0
 `
 	var names []string
 	for line := range strings.Lines(want) {

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	vpn "github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // still is a proxy that stands still.
@@ -15,11 +16,14 @@ type still struct {
 	counters proxy.Counters
 	flows    []proxy.FlowInfo
 	groups   []flow.Group
+	tunnels  []proxy.TunnelInfo
 }
 
 func (s *still) Flows() []proxy.FlowInfo                      { return s.flows }
 func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counters, s.flows }
 func (s *still) Groups() ([]flow.Group, cc.Time)              { return s.groups, cc.Time(time.Minute) }
+
+func (s *still) Tunnels() []proxy.TunnelInfo { return s.tunnels }
 
 // busyProxy has something in every field that is shown.
 func busyProxy() *still {
@@ -35,7 +39,7 @@ func busyProxy() *still {
 		Algorithm: "copa", Read: 700, Written: 500, Spliced: 100, Managed: true,
 		Flow: flow.Snapshot{
 			ID: 9, Group: "down|lan|192.0.2.7", Algorithm: "copa", Phase: "steady", Members: 2,
-			Cwnd: 40000, Share: 20000, PacingRate: 8e6, Inflight: 1448, Unsent: 52,
+			Class: flow.Guarantee, Target: 5e6, Cwnd: 40000, Share: 20000, Lent: 3000, PacingRate: 8e6, Inflight: 1448, Unsent: 52,
 			SRTT: 40 * time.Millisecond, MinRTT: 20 * time.Millisecond, LatestRTT: 45 * time.Millisecond,
 			QueueingDelay: 25 * time.Millisecond, DeliveryRate: 12e6,
 			Taken: 600, Delivered: 450, Lost: 48, Marked: 1, Timeouts: 2, LossEvents: 3,
@@ -68,7 +72,7 @@ func busyProxy() *still {
 				Age: 90 * time.Second, Setup: 30 * time.Millisecond, Idle: time.Millisecond,
 				Down: managed, Up: proxy.DirectionInfo{Algorithm: "none", Read: 10, Written: 10}, Client: leg, Server: leg,
 			},
-			{ID: 2, Listener: "lan", State: proxy.StateGreeting, Source: netip.MustParseAddrPort("192.0.2.8:99")},
+			{ID: 2, Listener: "lan", Peer: "phone", State: proxy.StateGreeting, Source: netip.MustParseAddrPort("192.0.2.8:99")},
 		},
 		groups: []flow.Group{
 			{
@@ -82,6 +86,19 @@ func busyProxy() *still {
 				},
 			},
 			{Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Idle: 7 * time.Second, Cwnd: 14480, Unused: 14480},
+		},
+		tunnels: []proxy.TunnelInfo{
+			{Listener: "vpn", Mode: "wireguard", Status: vpn.Status{
+				Received: 1000, Sent: 9000, Refused: 3, Lost: 2, Handshakes: 1,
+				Peers: []vpn.PeerState{
+					{
+						Name: "phone", PublicKey: vpn.Key{1}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},
+						Endpoint: "198.51.100.9:4000", Handshake: time.Unix(1.7e9, 5e8), Received: 1100, Sent: 9900,
+					},
+					{Name: "tablet", PublicKey: vpn.Key{2}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+				},
+			}},
+			{Listener: "vpn2", Mode: "tun", Status: vpn.Status{Received: 1}},
 		},
 	}
 }

@@ -10,9 +10,11 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
+var everyone = to("10.0.0.0/8")
+
 // stream keeps a flow at its window: each step acknowledges a segment and
 // takes the next; held: the transport sends it, up to the window it was told.
-func stream(tb testing.TB, members int, held bool) func() {
+func stream(tb testing.TB, members, priorities int, held, apart bool) func() {
 	tb.Helper()
 	var mgr Manager
 	flows := make([]*Flow, members)
@@ -20,7 +22,7 @@ func stream(tb testing.TB, members int, held bool) func() {
 	limits := make([]Limit, members)
 	now := cc.Time(time.Second)
 	for i := range flows {
-		f, err := mgr.Open(now, Terms{Group: "host", Algorithm: "copa"}, func() {})
+		f, err := mgr.Open(now, Terms{Group: "host", Host: hostAt(i), Algorithm: "copa", HintCap: 1, Priority: i % priorities}, func() {})
 		require.NoError(tb, err)
 		flows[i] = f
 	}
@@ -43,6 +45,11 @@ func stream(tb testing.TB, members int, held bool) func() {
 			r.Pipe -= n
 		}
 		r.At, r.MSS = now, mss
+		if apart { // on ways of their own, and with hints
+			r.RTT = time.Duration(20*(i+1)) * time.Millisecond
+			mgr.Hint(everyone, cc.Hint{At: now, Capacity: 1e9, Share: 1})
+			mgr.Tick(now)
+		}
 		limits[i] = f.Report(*r)
 		i = (i + 1) % members
 	}
@@ -50,19 +57,21 @@ func stream(tb testing.TB, members int, held bool) func() {
 
 func BenchmarkTakeReport(b *testing.B) {
 	for _, bb := range []struct {
-		name    string
-		members int
-		held    bool
+		name                string
+		members, priorities int
+		held                bool
 	}{
-		{"lone flow", 1, false},
-		{"8 members", 8, false},
-		{"100 members", 100, false},
-		{"lone held flow", 1, true},
-		{"8 held members", 8, true},
-		{"100 held members", 100, true},
+		{"lone flow", 1, 1, false},
+		{"8 members", 8, 1, false},
+		{"100 members", 100, 1, false},
+		{"100 members of three priorities", 100, 3, false},
+		{"400 members of three priorities", 400, 3, false},
+		{"lone held flow", 1, 1, true},
+		{"8 held members", 8, 1, true},
+		{"100 held members", 100, 1, true},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			step := stream(b, bb.members, bb.held)
+			step := stream(b, bb.members, bb.priorities, bb.held, false)
 			for range 5000 {
 				step()
 			}
@@ -77,11 +86,13 @@ func BenchmarkTakeReport(b *testing.B) {
 func TestTakeAndReportDoNotAllocate(t *testing.T) {
 	for _, members := range []int{1, 8} {
 		for _, held := range []bool{false, true} {
-			step := stream(t, members, held)
-			for range 20000 { // let the ledgers reach their size
-				step()
+			for _, apart := range []bool{false, true} {
+				step := stream(t, members, 2, held, apart)
+				for range 20000 { // let the ledgers reach their size
+					step()
+				}
+				assert.Zero(t, testing.AllocsPerRun(2000, step), "%d members, held: %v, apart: %v", members, held, apart)
 			}
-			assert.Zero(t, testing.AllocsPerRun(2000, step), "%d members, held: %v", members, held)
 		}
 	}
 }

@@ -18,6 +18,7 @@ type Flow struct {
 	macro     *macroflow
 	route     *route // of macro
 	terms     Terms
+	standing  // what terms come to
 	ledger    ledger
 	last      Report
 	newest    cc.Bytes // highest offset known to have arrived
@@ -34,10 +35,10 @@ type Flow struct {
 	measured  bool     // and has measured round trips: where it has no sample, the ledger's would be worse
 	told      Limit    // the answer to the last report
 	served    float64  // bytes granted, over weight; see serve
-	rival     bool     // scratch of pool and share
-	lends     bool     // scratch of share
-	pass      uint64   // scratch of wakeable
-	pacer     pacer    // the policy's maximum rate
+	claim     claim
+	busy      cc.Time // when it last had something to send, or in flight, or acknowledged; 0: never
+	ramp      cc.Time // until then it is paced to its share
+	pacer     pacer   // to its ownRate
 	rtt       rttEstimator
 	rate      cc.Rate // newest delivery-rate sample
 	losses    int
@@ -58,8 +59,6 @@ func (f *Flow) lock() *macroflow {
 		m.mu.Unlock() // f has moved in the meantime
 	}
 }
-
-func (f *Flow) weight() cc.Bytes { return cc.Bytes(max(1, f.terms.Weight)) }
 
 func (f *Flow) mss() cc.Bytes {
 	if f.last.MSS > 0 {
@@ -96,9 +95,9 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	}
 	m.start(now)
 	if f.want == 0 {
-		f.served = max(f.served, m.served)
+		f.join(now)
 	}
-	f.want, f.parked, f.asked = want, false, now
+	f.want, f.parked, f.asked, f.busy = want, false, now, now
 	n := f.grant(now, want)
 	if n > 0 {
 		f.charge(now, n)
@@ -116,10 +115,14 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 	m := f.macro
 	quantum := f.quantum()
-	room := f.usable(now)
-	if room < want {
+	if m.concerned(f, 1) || now < f.ramp {
+		m.allot(now, f)
+	}
+	room := f.usable(0)
+	if room < want && !f.content() {
 		m.cwndFullAt = now
 	}
+	f.pacer.rate = f.ownRate(now)
 	credit := min(m.pacer.credit(now, m.segment(f)), f.pacer.credit(now, f.mss()))
 	n := min(want, room, credit)
 	switch n {
@@ -143,8 +146,8 @@ func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
 
 // usable is room in bytes of f's own path, where nothing in flight leaves room
 // for a segment.
-func (f *Flow) usable(now cc.Time) cc.Bytes {
-	room := f.route.expand(f.macro.room(f, now))
+func (f *Flow) usable(promised cc.Bytes) cc.Bytes {
+	room := f.route.expand(f.macro.room(f, promised))
 	if f.route.far() && f.inflight == 0 {
 		room = max(room, f.mss())
 	}
@@ -244,19 +247,29 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 			n++
 		}
 	}
+	if acked > 0 {
+		f.arrived(r.At)
+	}
 	m.noteAppLimited()
+	if f.want > 0 || f.inflight > 0 || acked > 0 {
+		f.busy = r.At
+	}
 	return n
 }
 
 // lostSince says when the newest lost byte left. The transport hides it: a round
 // trip ago, unless the hole of an earlier loss is still open. Then it is one
 // event until all that had been sent when it began has arrived (RFC 6582's
-// recovery point), however many round trips that takes.
+// recovery point), however many round trips that takes; and one for all members,
+// whose packets the same full queue drops, though the last of them learns of it
+// more than a round trip later than the first.
 func (f *Flow) lostSince(r Report) cc.Time {
 	if f.lossAt != 0 && r.Acked-r.Sacked < f.recover {
 		return f.lossAt
 	}
-	f.recover, f.lossAt = r.Written-r.Unsent, r.At
+	for _, g := range f.macro.members {
+		g.recover, g.lossAt = g.sent(), r.At
+	}
 	return max(1, r.At.Add(-f.srtt()))
 }
 
@@ -273,6 +286,14 @@ func (f *Flow) leastRTT() time.Duration {
 		return f.route.base
 	}
 	return f.macro.rtt.min
+}
+
+// sent is the stream offset of what has left so far.
+func (f *Flow) sent() cc.Bytes {
+	if f.last.Held {
+		return f.taken
+	}
+	return f.taken - f.last.Unsent
 }
 
 // setInflight recounts f's bytes in flight. What the transport holds, on the

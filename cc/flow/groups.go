@@ -94,13 +94,13 @@ func (m *macroflow) describe(now cc.Time) Group {
 func (m *macroflow) account(now cc.Time, g *Group) {
 	weights := cc.Bytes(0)
 	for _, f := range m.members {
-		weights += f.weight()
+		weights += f.weight
 	}
 	var over, under cc.Bytes
 	var held [numLimits]int
 	waiting := false
 	for _, f := range m.members {
-		due := m.ctl.Cwnd * f.weight() / weights
+		due := m.ctl.Cwnd * f.weight / weights
 		over += max(0, f.counted()-due)
 		under += max(0, due-f.counted())
 		waiting = waiting || f.contends(now)

@@ -8,17 +8,18 @@ import "github.com/penstock-net/penstock/cc"
 func (f *Flow) hold(r, before Report) {
 	m := f.macro
 	f.freely, f.measured = true, f.measured || r.RTT > 0
-	if f.want == 0 {
-		f.served = max(f.served, m.served)
+	left := max(r.Written-r.Unsent, r.Acked) - f.taken
+	if f.want == 0 && (left > 0 || r.Unsent > 0) {
+		f.join(r.At)
 	}
-	if left := max(r.Written-r.Unsent, r.Acked) - f.taken; left > 0 {
+	if left > 0 {
 		f.count(f.departure(r, before, left), left)
 	}
 	f.want, f.asked, f.parked = r.Unsent, r.At, false
 	switch {
 	case r.RwndFull: // no share of the window would help
 		f.want = 0
-	case r.Unsent >= f.mss():
+	case r.Unsent >= f.mss() && !f.content():
 		m.cwndFullAt, m.wantedAt = r.At, r.At
 	}
 }
@@ -47,22 +48,22 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 	}
 }
 
-// limit is what f may use from now on.
+// limit is what f may use from now on. A transport that holds the window has its
+// share at once, whatever the others still have in flight: it acts on a raise
+// only when it next hears from its peer.
 func (f *Flow) limit(now cc.Time) Limit {
 	m := f.macro
-	share := m.share(f, now)
+	m.allot(now, f)
+	m.divided = f.contends(now) // then it is the division that wakeable needs, too
+	share := f.claim.share
 	l := Limit{Cwnd: share, PacingRate: m.ctl.PacingRate, Waiting: f.want > 0, EveryAck: m.spec.EveryAck}
 	if f.route.far() {
 		l.Cwnd = max(f.route.expand(share)/f.mss(), 1) * f.mss()
 	}
-	if f.last.Held && share < m.ctl.Cwnd { // the macroflow's pacer is not asked, so each has its part of the rate as well
-		l.PacingRate = cc.Rate(float64(l.PacingRate) * float64(share) / float64(m.ctl.Cwnd))
-		if m.ctl.PacingRate > 0 {
-			l.PacingRate = max(l.PacingRate, 1) // 0 would not pace
-		}
+	if f.last.Held && share < m.ctl.Cwnd && m.ctl.PacingRate > 0 {
+		// The macroflow's pacer is not asked, so each has its part of the rate as well; 0 would not pace.
+		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(share)/float64(m.ctl.Cwnd)))
 	}
-	if f.terms.MaxRate > 0 && (l.PacingRate == 0 || f.terms.MaxRate < l.PacingRate) {
-		l.PacingRate = f.terms.MaxRate
-	}
+	l.PacingRate = lesser(l.PacingRate, f.ownRate(now))
 	return l
 }

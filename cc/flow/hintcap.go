@@ -15,20 +15,22 @@ func (m *macroflow) noteCap() {
 // cap keeps the limits below the members' part of the capacity that a fresh hint
 // tells, whatever the algorithm makes of it: the rate itself, and as a window what
 // that has in flight without a queue and two segments of each member, without
-// which a late acknowledgement would leave the path idle. Before the first round
-// trip there is only the rate. A hint that grows old frees both by itself.
+// which a late acknowledgement would leave the path idle. So much may leave while
+// the hint holds even where there is no capacity: who is paced by next to nothing
+// would not notice when there is some again. Before the first round trip there is
+// only the rate. A hint that grows old frees both by itself.
 func (m *macroflow) cap(now cc.Time) {
 	m.capped = false
 	if m.hintCap == 0 || m.hint.Capacity == 0 || !m.fresh(now) {
 		return
 	}
 	own := m.ctl
-	rate := max(1, cc.Rate(m.hintCap*float64(m.hint.Capacity)))
+	slack := floorSegments * m.mss * cc.Bytes(max(1, len(m.members)))
+	rate := max(cc.Rate(m.hintCap*float64(m.hint.Capacity)), cc.RateOf(slack, m.patience()))
 	if own.PacingRate == 0 || own.PacingRate > rate {
 		m.ctl.PacingRate = rate
 	}
 	if m.rtt.min > 0 {
-		slack := floorSegments * m.mss * cc.Bytes(max(1, len(m.members)))
 		m.ctl.Cwnd = min(own.Cwnd, rate.BytesIn(m.rtt.min)+slack)
 	}
 	m.capped = own.Cwnd > m.ctl.Cwnd || own.PacingRate != m.ctl.PacingRate

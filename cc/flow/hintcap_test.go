@@ -68,6 +68,25 @@ func TestAStaleHintFreesTheWindowByItself(t *testing.T) {
 	assert.Less(t, p.now, cc.Time(4*time.Second))
 }
 
+func TestACellWithoutCapacityDoesNotStopAFlowForLong(t *testing.T) {
+	p := newPath(t)
+	terms := Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "copa", HintCap: 1}
+	l := p.open(terms).warm()
+	host := to("192.0.2.1")
+	for range 100 {
+		p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 1}) // nothing, as told
+		p.mgr.Tick(p.now)
+		l.send(mss)
+		p.wait(10 * time.Millisecond)
+	}
+	assert.Less(t, l.r.Pipe, 10*mss)
+	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 100e6})
+	p.wait(time.Second)
+	p.mgr.Tick(p.now)
+	l.ack(l.r.Pipe)
+	assert.Positive(t, l.send(100*mss))
+}
+
 func TestWithoutACapHintsChangeNoWindow(t *testing.T) {
 	p := newPath(t)
 	l := p.open(static(1000)).warm()

@@ -24,7 +24,8 @@ type macroflow struct {
 	alg       cc.Algorithm // built with the first event, when the segment size is known
 	ctl       cc.Control   // alg's newest word
 	mss       cc.Bytes
-	members   []*Flow
+	members   []*Flow      // in no order that lasts: see line
+	divided   bool         // the window, for wakeable, which comes next: nothing has changed since
 	routes    []*route     // changed under the manager's mu as well
 	datagrams []*Datagrams // beside the members, in their window; likewise
 	pacer     pacer
@@ -39,7 +40,6 @@ type macroflow struct {
 	firstSent   cc.Time  // when the newest delivered byte had left
 	appLimited  cc.Bytes // deliveries up to this count understate the path; 0: none do
 	served      float64  // virtual time: what the flow served last had been served before
-	pass        uint64   // counts calls of wakeable
 	cwndFullAt  cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
 	wantedAt    cc.Time  // when a member last got less than it wanted; 0: never
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
@@ -110,7 +110,7 @@ func (m *macroflow) state(now cc.Time) cc.State {
 	s := cc.State{
 		Now:         now,
 		MSS:         m.mss,
-		Inflight:    m.inflight + max(0, min(m.lent(false), m.ctl.Cwnd-m.inflight)), // never beyond the window: that is not the algorithm's to take back
+		Inflight:    m.ownInflight(),
 		Delivered:   m.delivered - m.base,
 		SRTT:        m.rtt.srtt,
 		RTTVar:      m.rtt.rttvar,

@@ -60,7 +60,7 @@ type Manager struct {
 func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	r, err := t.resolve()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("flow: %w", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -68,8 +68,7 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	m.nextID++
 	g, fresh := m.macroflow(r)
 	f := &Flow{
-		id: m.nextID, terms: t, wake: wake,
-		pacer: pacer{rate: t.MaxRate}, limits: limits{since: now},
+		id: m.nextID, terms: t, standing: t.standing(), wake: wake, limits: limits{since: now},
 	}
 	g.mu.Lock()
 	along := m.route(g, t.Host)
@@ -95,16 +94,25 @@ type resolved struct {
 func (t Terms) resolve() (resolved, error) {
 	spec, err := cc.Lookup(t.Algorithm)
 	if err != nil {
-		return resolved{}, fmt.Errorf("flow: %w", err)
+		return resolved{}, err
 	}
 	params, err := spec.Resolve(t.Params)
 	if err != nil {
-		return resolved{}, fmt.Errorf("flow: %w", err)
+		return resolved{}, err
 	}
 	if t.Weight < 0 || t.Weight > MaxWeight {
-		return resolved{}, fmt.Errorf("flow: weight %d is not between 0 and %d", t.Weight, MaxWeight)
+		return resolved{}, fmt.Errorf("weight %d is not between 0 and %d", t.Weight, MaxWeight)
+	}
+	if err := t.checkClass(); err != nil {
+		return resolved{}, err
 	}
 	return resolved{groupKey(t.Group, spec.Name, params), t.Group, spec, params}, nil
+}
+
+// Check tells what Open would refuse of t.
+func (t Terms) Check() error {
+	_, err := t.resolve()
+	return err
 }
 
 // macroflow returns the one that r leads to, a new one if need be. The caller

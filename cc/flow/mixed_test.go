@@ -114,7 +114,8 @@ func (m *mixed) check(rt *rapid.T) {
 			require.False(rt, s.parked, "member %d", i)
 		}
 		if s.last.Held && s.contends(m.now) {
-			share := s.macro.share(s.Flow, m.now)
+			s.macro.allot(m.now, s.Flow)
+			share := s.claim.share
 			limits += share
 			floors += s.floor()
 			require.GreaterOrEqual(rt, share, min(window, s.floor()), "member %d", i)
@@ -141,6 +142,11 @@ func TestHeldAndGatedMembersShareOneWindow(t *testing.T) {
 		join := func() {
 			terms.Weight = rapid.IntRange(0, 5).Draw(rt, "weight")
 			terms.Priority = rapid.IntRange(0, 1).Draw(rt, "priority")
+			terms.Class, terms.Target = Class(rapid.IntRange(0, 2).Draw(rt, "class")), 0
+			if terms.Class == Guarantee {
+				terms.Target = cc.Rate(rapid.IntRange(1, 100).Draw(rt, "target")) * 1e6
+			}
+			terms.MinRate = min(terms.Target, cc.Rate(rapid.IntRange(0, 20).Draw(rt, "minimum"))*1e6)
 			m.legs = append(m.legs, &transport{
 				leg: m.open(terms), rt: rt, held: rapid.Bool().Draw(rt, "held"), hidden: rapid.IntRange(0, 4).Draw(rt, "hidden") == 0,
 				limit: Limit{Cwnd: cc.InitialCwndPackets * mss},

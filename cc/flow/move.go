@@ -1,6 +1,10 @@
 package flow
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"fmt"
+
+	"github.com/penstock-net/penstock/cc"
+)
 
 // Move gives f other terms from now on. Another group, algorithm or set of
 // parameters leads to another macroflow, made as Open makes it: what is in flight
@@ -14,7 +18,7 @@ import "github.com/penstock-net/penstock/cc"
 func (f *Flow) Move(now cc.Time, t Terms) error {
 	r, err := t.resolve()
 	if err != nil {
-		return err
+		return fmt.Errorf("flow: %w", err)
 	}
 	m := f.home.Load().mgr
 	m.mu.Lock() // so that nobody else moves f
@@ -60,10 +64,7 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 
 // accept puts terms into force within f's macroflow.
 func (f *Flow) accept(now cc.Time, t Terms) {
-	if f.terms.MaxRate != t.MaxRate {
-		f.pacer = pacer{rate: t.MaxRate}
-	}
-	f.terms, f.ready = t, 0 // it may ask once more than it needs to
+	f.terms, f.standing, f.ready = t, t.standing(), 0 // it may ask once more than it needs to
 	f.macro.noteCap()
 	f.macro.recap(now)
 }
@@ -108,7 +109,7 @@ func (f *Flow) shift(now cc.Time, to *macroflow, r *route) {
 	to.join(f, r)
 	f.recount()
 	f.ledger.rebase(now, to.delivered)
-	f.served, f.pass = to.served, 0
+	f.served = to.served
 	f.inherited = f.taken
 
 	if window > 0 && (to.alg == nil || now.Sub(to.started) <= to.rtt.srtt) {
@@ -132,13 +133,13 @@ func (m *macroflow) takeAway(f *Flow, now cc.Time) (window cc.Bytes, known bool)
 	if now.Sub(m.goneAt) > m.rtt.rto() {
 		m.gone = 0
 	}
-	weights := f.weight()
+	weights := f.weight
 	for _, g := range m.members {
 		if g != f && (g.want > 0 || g.inflight > 0) {
-			weights += g.weight()
+			weights += g.weight
 		}
 	}
-	part := float64(f.weight()) / float64(weights) * (1 - m.gone)
+	part := float64(f.weight) / float64(weights) * (1 - m.gone)
 	m.gone, m.goneAt = m.gone+part, now
 	window = min(m.ctl.Cwnd, f.rate.BytesIn(m.rtt.min)) // f's samples of the rate are of all m delivers
 	least := min(cc.InitialCwndPackets*f.mss(), m.ctl.Cwnd)

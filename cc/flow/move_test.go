@@ -52,7 +52,7 @@ func TestOtherTermsOfTheSameMacroflowChangeInPlace(t *testing.T) {
 	terms.MaxRate, terms.Weight, terms.Priority = 8e6, 3, 1
 	f.moveTo(terms)
 	assert.Same(t, m, f.macro)
-	assert.Equal(t, cc.Bytes(3), f.weight())
+	assert.Equal(t, cc.Bytes(3), f.weight)
 	assert.Less(t, f.send(100*mss), 10*mss, "the new rate is kept")
 	require.Zero(t, f.send(100*mss))
 

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"slices"
@@ -15,6 +16,9 @@ const maxIdleRoutes = 16
 
 // alike is by how much base round trips may differ and still be taken for one.
 const alike = 1.2
+
+// learnFor is for how many round trips a route learns its base from others.
+const learnFor = 3
 
 // rescale is by how much the ratio of two round trips has to change before what
 // is in flight is counted anew.
@@ -32,6 +36,8 @@ type route struct {
 	members int
 	left    cc.Time       // when the last of them did
 	base    time.Duration // least round trip, less what a queue made of it that others knew; 0: no sample yet
+	learnt  cc.Time       // until when base is an average of samples less what a queue makes of them
+	samples time.Duration // how many of those there have been
 	scale   float64       // reference's round trip over this one's; 0: they are alike
 	slot    int           // in the manager's index of hosts; guarded by its mu, the others by the macroflow's
 }
@@ -61,14 +67,16 @@ func (r *route) expand(n cc.Bytes) cc.Bytes {
 func (m *macroflow) sample(now cc.Time, r *route, rtt time.Duration) time.Duration {
 	rtt = max(rtt, time.Microsecond) // clocks are coarse; nothing may divide by zero
 	switch {
-	case r.base > 0:
-		r.base = min(r.base, rtt)
-	case m.ref != nil: // a queue that stands is not to be taken for a long way
-		r.base = rtt - m.queue.standing(now, rtt)
+	case m.ref == nil:
+		m.ref, r.base = r, cmp.Or(min(r.base, rtt), rtt)
+	case r.base == 0 || now < r.learnt:
+		r.learn(now, rtt, m.queue)
 	default:
-		m.ref, r.base = r, rtt
+		r.base = min(r.base, rtt)
 	}
-	m.queue.add(now, rtt-r.base)
+	if now >= r.learnt {
+		m.queue = queue{rtt - r.base, now}
+	}
 	m.fit(r)
 	if r.far() {
 		rtt = max(rtt-r.base+m.ref.base, time.Microsecond)
@@ -80,25 +88,24 @@ func (m *macroflow) sample(now cc.Time, r *route, rtt time.Duration) time.Durati
 // queue is what members see of the queue that they share: how much longer their
 // round trips take than the least of their own.
 type queue struct {
-	latest, smoothed time.Duration
-	at               cc.Time // of the newest sample
+	latest time.Duration
+	at     cc.Time
 }
 
-func (q *queue) add(now cc.Time, sample time.Duration) {
-	q.latest, q.at = sample, now
-	q.smoothed += (sample - q.smoothed) / 8
-}
-
-// standing is how much of a round trip at now that is the first of its way the
-// queue is to blame for: rather less than more, since what is taken for the way
-// later on is only ever less. Nothing where the others saw more than there is, so
-// that it stood elsewhere, or have been silent for longer.
-func (q *queue) standing(now cc.Time, rtt time.Duration) time.Duration {
-	d := min(q.latest, q.smoothed)
-	if d >= rtt || now.Sub(q.at) > max(rtt, d) {
-		return 0
+// learn takes in a round trip that is among the first of r, while others know the
+// queue that stands: the base is what the samples are longer by than that, on
+// average, since neither sees it at the same moment; and something is left of each
+// for the way. Where the others are silent, there is only the sample.
+func (r *route) learn(now cc.Time, rtt time.Duration, q queue) {
+	if r.base == 0 {
+		r.learnt = now.Add(learnFor * rtt)
 	}
-	return d
+	base := max(rtt-q.latest, rtt/8)
+	if now.Sub(q.at) > max(rtt, q.latest) {
+		base, r.learnt = rtt, now
+	}
+	r.samples++
+	r.base = min(r.base+(base-r.base)/r.samples, rtt)
 }
 
 // fit works out anew how bytes along r count.
@@ -108,7 +115,8 @@ func (m *macroflow) fit(r *route) {
 	}
 	scale := 0.0
 	if ratio := float64(r.base) / float64(m.ref.base); ratio > alike || ratio < 1/alike {
-		scale = float64(m.ref.base+m.queue.smoothed) / float64(r.base+m.queue.smoothed)
+		queue := max(0, m.rtt.srtt-m.ref.base)
+		scale = float64(m.ref.base+queue) / float64(r.base+queue)
 	}
 	if scale == r.scale || scale != 0 && math.Abs(scale-r.scale) <= rescale*r.scale {
 		return

@@ -20,7 +20,7 @@ type bottleneck struct {
 	busy cc.Time // until when what has been sent keeps the link
 	legs []*leg
 	ways []time.Duration
-	wire []arrival
+	wire [][]arrival // of each leg, in order
 	got  []cc.Bytes
 }
 
@@ -29,19 +29,20 @@ func (b *bottleneck) host(t Terms, d time.Duration) *leg {
 	t.Host = hostAt(len(b.legs))
 	l := b.open(t)
 	b.legs, b.ways, b.got = append(b.legs, l), append(b.ways, d), append(b.got, 0)
+	b.wire = append(b.wire, nil)
 	return l
 }
 
 // run lets all send as much as they may.
 func (b *bottleneck) run(d time.Duration) {
 	for end := b.now.Add(d); b.now < end; b.wait(time.Millisecond) {
-		for k := 0; k < len(b.wire); k++ {
-			if a := b.wire[k]; a.at <= b.now {
-				b.wire = append(b.wire[:k], b.wire[k+1:]...)
-				k--
-				if b.legs[a.leg] != nil {
-					b.got[a.leg] += a.n
-					b.legs[a.leg].ack(a.n)
+		for i, l := range b.legs {
+			for len(b.wire[i]) > 0 && b.wire[i][0].at <= b.now {
+				n := b.wire[i][0].n
+				b.wire[i] = b.wire[i][1:]
+				if l != nil {
+					b.got[i] += n
+					l.ack(n)
 				}
 			}
 		}
@@ -61,7 +62,7 @@ func (b *bottleneck) put(i int, n cc.Bytes) cc.Bytes {
 	for left := n; left > 0; left -= mss {
 		size := min(left, mss)
 		b.busy = max(b.busy, b.now).Add(b.rate.TimeFor(size))
-		b.wire = append(b.wire, arrival{b.busy.Add(b.ways[i]), i, size})
+		b.wire[i] = append(b.wire[i], arrival{b.busy.Add(b.ways[i]), i, size})
 	}
 	return n
 }
@@ -237,6 +238,61 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 			if l != nil {
 				require.Greater(rt, b.got[i], before[i], "member %d starves", i)
 			}
+		}
+	})
+}
+
+func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
+	const ms = time.Millisecond
+	for _, algorithm := range []string{"copa", "vegas", "bbr", "penstock"} {
+		for _, ways := range [][]time.Duration{{20 * ms, 100 * ms}, {100 * ms, 20 * ms}, {20 * ms, 60 * ms, 60 * ms, 200 * ms}} {
+			b := &bottleneck{path: newPath(t), rate: 20e6}
+			for _, d := range ways {
+				b.host(Terms{Group: "host", Algorithm: algorithm}, d)
+				b.run(time.Second)
+			}
+			b.run(5 * time.Second)
+			before := append([]cc.Bytes(nil), b.got...)
+			b.run(10 * time.Second)
+			var sum cc.Bytes
+			for i := range b.got {
+				sum += b.got[i] - before[i]
+			}
+			for i := range b.got {
+				assert.InEpsilon(t, 1/float64(len(ways)), float64(b.got[i]-before[i])/float64(sum), 0.25, "%s, %v: member %d", algorithm, ways, i)
+			}
+			assert.Greater(t, cc.RateOf(sum, 10*time.Second).Mbps(), 17.0, "%s, %v: the link is used", algorithm, ways)
+		}
+	}
+}
+
+func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		b := &bottleneck{path: newPath(t), rate: 20e6}
+		window := float64(rapid.IntRange(300, 600).Draw(rt, "window")) // with a queue that stands, or without; never so small that two segments are more than a share
+		weights := 0
+		for range rapid.IntRange(2, 3).Draw(rt, "members") {
+			terms := static(window)
+			terms.Weight = rapid.IntRange(1, 2).Draw(rt, "weight")
+			weights += terms.Weight
+			b.host(terms, time.Duration(rapid.IntRange(20, 200).Draw(rt, "way"))*time.Millisecond)
+			b.run(time.Second)
+		}
+		b.run(2 * time.Second)
+		before := append([]cc.Bytes(nil), b.got...)
+		b.run(3 * time.Second)
+		var sum cc.Bytes
+		for i := range b.got {
+			sum += b.got[i] - before[i]
+		}
+		for i, l := range b.legs {
+			want := float64(l.weight) / float64(weights)
+			require.InEpsilon(rt, want, float64(b.got[i]-before[i])/float64(sum), 0.35, "member %d", i)
+		}
+		for i, l := range b.legs {
+			way := float64(b.ways[i]) / 1e6
+			queue := float64(b.rate.TimeFor(cc.Bytes(window)*mss)) / 1e6 // at most
+			require.InDelta(rt, way, float64(l.route.base)/1e6, 5+0.2*way+0.15*queue, "member %d: a queue is not taken for a way", i)
 		}
 	})
 }

@@ -2,13 +2,6 @@ package flow
 
 import "github.com/penstock-net/penstock/cc"
 
-// floorSegments is what every member of a macroflow may have in flight however
-// small its share: nobody starves (at the price of at most that much per
-// member above the window).
-const floorSegments = 2
-
-func (f *Flow) floor() cc.Bytes { return f.route.shrink(floorSegments * f.mss()) }
-
 // contends reports whether f wants more than it was granted. One that was
 // granted a part and has not come back for a round trip is stuck in its
 // transport, and lends what it cannot use.
@@ -21,135 +14,114 @@ func (f *Flow) starved() bool {
 	return len(f.macro.members) > 1 && f.route.shrink(f.inflight+f.quantum()) <= f.floor()
 }
 
-// room returns how many bytes f may still put in flight under the window, as
-// they count in it.
-//
-// Flows that want to send share what the others leave unused, in proportion to
-// their weights (weighted max-min): a flow that does not use its share lends
-// it, and has it back within a round trip of asking, since from then on those
-// above the common level get nothing until they have fallen below it. Shares
-// are whole segments; the odd ones go round, to whoever got least so far.
-// A flow with a lower Priority number goes first, all of it.
-func (m *macroflow) room(f *Flow, now cc.Time) cc.Bytes {
+// room returns how many bytes f may still put in flight, as they count in the
+// window and by its last division, while so many are promised to others. Who has
+// more in flight than its share gets nothing until it has fallen below, so that a
+// share is there within a round trip of asking for it. A DelaySensitive flow does
+// not wait for that.
+func (m *macroflow) room(f *Flow, promised cc.Bytes) cc.Bytes {
 	inflight := f.route.shrink(f.inflight)
 	window := m.window()
-	free := min(window-m.inflight, window-inflight)
+	free := min(window-m.inflight, window-inflight) - promised
 	if len(m.members) == 1 {
 		return free
 	}
-	floor := f.floor() - inflight
-	if free <= 0 {
-		return floor
+	part := f.claim.share - inflight
+	if f.terms.Class != DelaySensitive {
+		part = min(part, free)
 	}
-	pool, weights := m.pool(f, now)
-	level := pool * f.weight() / weights
-	part := level - inflight
-	if odd := level % f.mss(); odd > 0 && part > 0 && part < f.mss() && m.leastServed(f, pool, weights) {
-		part += f.mss() - odd
-	}
-	return max(min(free, part), floor)
+	return max(part, f.floor()-inflight)
 }
 
-// pool returns what f and those it contends with may have in flight together,
-// and the sum of their weights; each is due pool·weight/weights.
-func (m *macroflow) pool(f *Flow, now cc.Time) (pool, weights cc.Bytes) {
-	pool = m.window()
-	for _, g := range m.members {
-		g.rival = g == f || g.terms.Priority == f.terms.Priority && g.contends(now)
-		switch {
-		case g.rival:
-			weights += g.weight()
-		case g.terms.Priority < f.terms.Priority && g.contends(now):
-			return 0, f.weight()
-		default:
-			pool -= g.counted()
-		}
-	}
-	// Those already above the level keep what they have; the rest share less.
-	for changed := true; changed; {
-		changed = false
-		for _, g := range m.members {
-			if g != f && g.rival && g.counted()*weights > pool*g.weight() {
-				g.rival, changed = false, true
-				pool -= g.counted()
-				weights -= g.weight()
-			}
-		}
-	}
-	return max(0, pool), weights
+// concerned reports whether room(f) depends on f's share: unless there are n
+// bytes left in the window, it does so for a DelaySensitive flow alone.
+func (m *macroflow) concerned(f *Flow, n cc.Bytes) bool {
+	return m.window()-m.inflight >= n || f.terms.Class == DelaySensitive
 }
 
-// leastServed reports whether no rival of f that could use another segment has
-// had less for its weight. It goes by the marks that pool left.
-func (m *macroflow) leastServed(f *Flow, pool, weights cc.Bytes) bool {
-	for _, g := range m.members {
-		if g.rival && g != f && g.served < f.served && g.counted()*weights < pool*g.weight() {
-			return false
-		}
-	}
-	return true
-}
-
-// serve notes that f is granted n bytes. Service is counted by weight as in
+// serve notes that f is granted n bytes. Service is counted by weight, as in
 // start-time fair queueing: who has been away starts level with the rest.
+// Deficit round robin would need a queue's head for each member, where there are
+// none, and would be as fair as its quantum, not as a segment.
 func (m *macroflow) serve(f *Flow, n cc.Bytes) {
 	m.served = f.served
-	f.served += float64(n) / float64(f.weight())
+	f.served += float64(n) / float64(f.weight)
 }
 
-// next returns the parked flow that is owed most among those not yet seen in
-// this pass: those below their floor first, then the lowest Priority, then the
-// least served.
-func (m *macroflow) next(now cc.Time, pass uint64) *Flow {
-	var best *Flow
-	for _, f := range m.members {
-		if f.parked && f.pass != pass && f.ready <= now && (best == nil || f.before(best)) {
-			best = f
+// line has the members stand in line: by their place, then by who was served
+// least. They stood so a moment ago, but for one or two: this takes a step for
+// each, and one for each place that somebody moves.
+func (m *macroflow) line() {
+	for i := 1; i < len(m.members); i++ {
+		f := m.members[i]
+		j := i
+		for ; j > 0 && f.before(m.members[j-1]); j-- {
+			m.members[j] = m.members[j-1]
+		}
+		if j < i {
+			m.members[j] = f
 		}
 	}
-	return best
 }
 
 func (f *Flow) before(g *Flow) bool {
-	if a, b := f.starved(), g.starved(); a != b {
-		return a
+	if f.place != g.place {
+		return f.place < g.place
 	}
-	if f.terms.Priority != g.terms.Priority {
-		return f.terms.Priority < g.terms.Priority
-	}
-	return f.served < g.served
+	return f.served < g.served || f.served == g.served && f.id < g.id
 }
 
 // wakeable unparks the flows that may take something now, until what is free
 // has been promised, and puts their wake functions into out; the caller calls
-// them once the lock is released.
-func (m *macroflow) wakeable(now cc.Time, out []func()) int {
-	m.pass++
-	n := m.wakeDatagrams(now, out)
+// them once the lock is released. Those below their floor come first.
+func (m *macroflow) wakeable(now cc.Time, out []func()) (n int) {
+	divided := m.divided
+	m.divided = false
+	n = m.wakeDatagrams(now, out)
+	if n == len(out) || !m.anyParked() {
+		return n
+	}
+	m.line()
 	promised := cc.Bytes(0)
-	for n < len(out) {
-		f := m.next(now, m.pass)
-		if f == nil {
-			break
+	for _, starved := range [...]bool{true, false} {
+		for _, f := range m.members {
+			if !f.parked || f.ready > now || f.starved() != starved {
+				continue
+			}
+			need := f.quantum()
+			counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
+			if !starved {
+				if !m.concerned(f, promised+counts) {
+					continue
+				}
+				if !divided {
+					m.allot(now, nil)
+					divided = true
+				}
+				if f.usable(promised) < need {
+					continue
+				}
+			}
+			if m.pacer.credit(now, m.segment(f))-promised < need {
+				m.mgr.schedule(m, m.pacer.ready(now, promised+need, m.segment(f)))
+				return n
+			}
+			f.parked = false
+			promised += counts
+			out[n] = f.wake
+			if n++; n == len(out) {
+				return n
+			}
 		}
-		f.pass = m.pass
-		need := f.quantum()
-		counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
-		starved := f.starved()
-		if m.window()-m.inflight-promised < counts && !starved {
-			break // nothing is left, and whoever comes next is not starved either
-		}
-		if f.usable(now) < need {
-			continue
-		}
-		if m.pacer.credit(now, m.segment(f))-promised < need {
-			m.mgr.schedule(m, m.pacer.ready(now, promised+need, m.segment(f)))
-			break
-		}
-		f.parked = false
-		promised += counts
-		out[n] = f.wake
-		n++
 	}
 	return n
+}
+
+func (m *macroflow) anyParked() bool {
+	for _, f := range m.members {
+		if f.parked {
+			return true
+		}
+	}
+	return false
 }

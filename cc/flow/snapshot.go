@@ -35,9 +35,12 @@ type Snapshot struct {
 	Phase     string
 	Members   int          // flows in the macroflow
 	Internals cc.Internals // in the order of the algorithm's Spec
+	Class     Class
+	Target    cc.Rate // 0: none
 
 	Cwnd       cc.Bytes // the macroflow's window
 	Share      cc.Bytes // this flow's part of it: what its transport was told, where that holds the window
+	Lent       cc.Bytes // what it is due of the window, does not want and leaves to others
 	PacingRate cc.Rate  // 0: not paced
 	Inflight   cc.Bytes // this flow's
 	Unsent     cc.Bytes // in the transport's own queue; part of Inflight unless the transport holds the window
@@ -57,9 +60,11 @@ type Snapshot struct {
 func (f *Flow) Snapshot() Snapshot {
 	m := f.lock()
 	defer m.mu.Unlock()
+	share, lent := f.part()
 	s := Snapshot{
 		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members), Internals: m.inspect(),
-		Cwnd: m.ctl.Cwnd, Share: f.part(), PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
+		Class: f.terms.Class, Target: f.terms.Target,
+		Cwnd: m.ctl.Cwnd, Share: share, Lent: lent, PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
 		SRTT: f.srtt(), MinRTT: f.leastRTT(), LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,

@@ -5,32 +5,46 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"strings"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// Case is a scenario and what is expected of it, as one text file says it:
-//
-//	link 12mbit rtt 40ms queue 100pkt loss 0.01   # delay: one way; queue: bytes or packets
-//	trace lte seed 1                              # a built-in model or a file, in place of the rate
-//	up 2mbit queue 64KiB loss 0.01                # acknowledgements; without it: no limit
-//	up trace FILE
-//	acks every 10ms                               # in batches
-//	hints every 10ms                              # the bottleneck tells of itself; without it: never
-//	timestamps                                    # each packet's own round trip, not the ledger's
-//	step 10s 6mbit                                # the rate from then on
-//	outage 10s 20s                                # from, to
-//	delay 30s rtt 80ms                            # from then on
-//	move 10s NAME copa                            # the flow's algorithm from then on
-//	flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
-//	flow cubic bytes 1MB rate 2mbit on 1s off 1s
-//	run 30s warmup 5s seed 1 sample 100ms
-//	expect utilisation >= 0.9
-//	expect a.throughput_mbit from 20s to 30s >= 5
-//
-// The order of the lines does not matter, but for flows.
+// CaseFormat shows every line that a case file may have. Their order does not
+// matter, but for flows and hosts.
+const CaseFormat = `link 12mbit rtt 40ms queue 100pkt loss 0.01  # delay: one way; queue: bytes or packets
+trace lte seed 1                             # a built-in model or a file, in place of the rate
+cell rtt 40ms blocks 100                     # in place of a link: hosts with queues and equal parts of the air
+host bits 500 queue 100pkt loss 0.01 delay 5ms # its first, second...; those beyond are as the last
+up 2mbit queue 64KiB loss 0.01               # acknowledgements; without it: no limit
+up trace FILE
+acks every 10ms                              # in batches
+hints every 10ms                             # the bottleneck tells of itself; without it: never
+timestamps                                   # each packet's own round trip, not the ledger's
+step 10s 6mbit                               # the rate from then on
+outage 10s 20s                               # from, to
+delay 30s rtt 80ms                           # from then on
+move 10s NAME copa                           # the flow's algorithm from then on
+flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
+flow cubic group g class guarantee target 5mbit minrate 1mbit
+flow copa host 2 rtt 60ms                    # to the second host; propagation of its own, added to the path's
+flow cubic bytes 1MB rate 2mbit on 1s off 1s
+flow cubic on 10s off 10s random             # means of exponential times, drawn from the seed
+flow cubic bytes 100KB every 2s              # an object asked for every so often; how long each takes
+flow cubic video 4mbit chunk 4s buffer 30s   # chunks asked for as the player's buffer has room
+flow udp rate 20mbit on 2s off 3s            # datagrams, whatever becomes of them
+//	flow udp rate 20mbit group g share 0.5       # in the window of the group, through a gateway
+run 30s warmup 5s seed 1 sample 100ms
+expect utilisation >= 0.9
+expect a.throughput_mbit from 20s to 30s >= 5
+expect jain from 20s to 30s >= 0.99          # in the worst of these seconds
+`
+
+// Case is a scenario and what is expected of it, as one text file says it: see
+// CaseFormat.
 type Case struct {
 	Scenario
 	Expect []Expectation
@@ -52,6 +66,7 @@ type caseReader struct {
 	steps    []Step
 	outages  [][2]time.Duration
 	declared map[string]bool // names of flows
+	hosts    []CellHost
 }
 
 // traceRef names a model or a file.
@@ -95,7 +110,7 @@ func ReadCase(name string, r io.Reader, open func(name string) (*Trace, error)) 
 func (p *caseReader) line(words []string) error {
 	args := &arguments{directive: words[0], words: words[1:]}
 	switch words[0] {
-	case "link", "trace", "acks", "hints", "timestamps", "run":
+	case "link", "cell", "trace", "acks", "hints", "timestamps", "run":
 		if p.once[words[0]] {
 			return fmt.Errorf("a second %q; one is all a scenario has", words[0])
 		}
@@ -104,6 +119,10 @@ func (p *caseReader) line(words []string) error {
 	switch words[0] {
 	case "link":
 		return p.link(args, &p.c.Down, &p.c.Up)
+	case "cell":
+		return p.cell(args)
+	case "host":
+		return p.host(args)
 	case "trace":
 		return p.traceLine(args, &p.trace)
 	case "up":
@@ -181,7 +200,7 @@ func (p *caseReader) line(words []string) error {
 		p.c.Expect = append(p.c.Expect, e)
 		return err
 	}
-	return fmt.Errorf("%q is not something a scenario says; lines begin with link, trace, up, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
+	return fmt.Errorf("%q is not something a scenario says; lines begin with link, cell, host, trace, up, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
 }
 
 // link reads a link's properties; its delay is also that of other, if there is one.
@@ -192,16 +211,11 @@ func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
 		}
 	}
 	keys := map[string]func(string) error{
-		"queue": func(s string) (err error) {
-			l.QueueBytes, l.QueuePackets, err = ParseQueue(s)
-			return err
-		},
-		"loss": set(&l.Loss, parseFraction),
+		"queue": queueKey(&l.QueueBytes, &l.QueuePackets),
+		"loss":  set(&l.Loss, parseFraction),
 	}
 	if other != nil {
-		for key, f := range delayKeys(&l.Delay) {
-			keys[key] = f
-		}
+		maps.Copy(keys, delayKeys(&l.Delay))
 	}
 	if err := args.each(keys); err != nil {
 		return err
@@ -210,6 +224,40 @@ func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
 		other.Delay = l.Delay
 	}
 	return nil
+}
+
+// cell reads a cell's properties; its delay is also that of acknowledgements.
+func (p *caseReader) cell(args *arguments) error {
+	p.c.Cell = &CellConfig{}
+	keys := delayKeys(&p.c.Cell.Delay)
+	keys["blocks"] = set(&p.c.Cell.Blocks, parseCount)
+	err := args.each(keys)
+	p.c.Up.Delay = p.c.Cell.Delay
+	return err
+}
+
+// host reads the properties of a cell's next host.
+func (p *caseReader) host(args *arguments) error {
+	if len(p.hosts) == maxFlows {
+		return fmt.Errorf("a cell may have at most %d hosts", maxFlows)
+	}
+	var h CellHost
+	err := args.each(map[string]func(string) error{
+		"bits":  set(&h.BitsPerBlock, parseCount),
+		"queue": queueKey(&h.QueueBytes, &h.QueuePackets),
+		"loss":  set(&h.Loss, parseFraction),
+		"delay": set(&h.Delay, parseSpan),
+	})
+	p.hosts = append(p.hosts, h)
+	return err
+}
+
+// queueKey reads the limit of a queue.
+func queueKey(bytes *cc.Bytes, packets *int) func(string) error {
+	return func(s string) (err error) {
+		*bytes, *packets, err = ParseQueue(s)
+		return err
+	}
 }
 
 // delayKeys read a propagation delay one way or as a round trip.
@@ -237,25 +285,41 @@ func (p *caseReader) flow(args *arguments) error {
 		return fmt.Errorf("a scenario may have at most %d flows", maxFlows)
 	}
 	algorithm := func(s string) (err error) {
+		if s == UDP {
+			f.Algorithm = s
+			return nil
+		}
 		f.Algorithm, f.Params, err = cc.Parse(s)
 		return err
 	}
 	if err := args.next(algorithm); err != nil {
 		return err
 	}
-	if err := args.each(map[string]func(string) error{
+	f.Random = args.flag("random")
+	keys := map[string]func(string) error{
 		"name":     set(&f.Name, parseWord),
 		"group":    set(&f.Group, parseWord),
 		"weight":   set(&f.Weight, parseCount),
 		"priority": set(&f.Priority, parseCount),
 		"maxrate":  set(&f.MaxRate, cc.ParseRate),
+		"share":    set(&f.Share, parseShare),
+		"class":    set(&f.Class, flow.ParseClass),
+		"target":   set(&f.Target, cc.ParseRate),
+		"minrate":  set(&f.MinRate, cc.ParseRate),
 		"start":    set(&f.Start, parseSpan),
 		"stop":     set(&f.Stop, parseSpan),
 		"bytes":    set(&f.Bytes, cc.ParseBytes),
 		"rate":     set(&f.Rate, cc.ParseRate),
 		"on":       set(&f.On, parseSpan),
 		"off":      set(&f.Off, parseSpan),
-	}); err != nil {
+		"host":     set(&f.Host, parseCount),
+		"every":    set(&f.Every, parseSpan),
+		"video":    set(&f.Video.Rate, cc.ParseRate),
+		"chunk":    set(&f.Video.Chunk, parseSpan),
+		"buffer":   set(&f.Video.Buffer, parseSpan),
+	}
+	maps.Copy(keys, delayKeys(&f.Delay))
+	if err := args.each(keys); err != nil {
 		return err
 	}
 	if err := f.check(); err != nil {
@@ -276,6 +340,9 @@ func (p *caseReader) finish() (err error) {
 		return fmt.Errorf("it needs a line such as \"run 30s\", of at most %v", maxDuration)
 	}
 	if p.c.Down.Trace, err = p.load(p.trace); err != nil {
+		return err
+	}
+	if err := p.finishCell(); err != nil {
 		return err
 	}
 	if p.c.Up.Trace, err = p.load(p.upTrace); err != nil {
@@ -313,6 +380,17 @@ func (p *caseReader) finish() (err error) {
 		}
 	}
 	return p.c.Check()
+}
+
+// finishCell puts a cell's hosts into it.
+func (p *caseReader) finishCell() error {
+	switch {
+	case p.c.Cell != nil:
+		p.c.Cell.Hosts = p.hosts
+	case len(p.hosts) > 0:
+		return errors.New("hosts are those of a cell; write a line such as \"cell rtt 40ms\"")
+	}
+	return nil
 }
 
 func (p *caseReader) load(ref traceRef) (*Trace, error) {

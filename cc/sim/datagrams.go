@@ -9,122 +9,167 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// DatagramConfig describes datagrams of 1200 bytes that somebody sends at a
+// minDatagramRate has the next datagram come within the hour.
+const minDatagramRate cc.Rate = 1000
+
+// UDP in place of an algorithm makes a flow cross traffic: datagrams at a
 // constant rate, whatever becomes of them.
-type DatagramConfig struct {
-	Name   string
-	Rate   cc.Rate // of payload
-	Beside string  // the flow in whose macroflow they have a share; empty: they pass unseen
-	Share  float64 // of its window, at most
-	Start  time.Duration
-	Stop   time.Duration // 0: never
-}
+const UDP = "udp"
 
-func (c DatagramConfig) check(s Scenario) error {
-	switch {
-	case c.Name == "" || s.named(c.Name) >= 0:
-		return fmt.Errorf("they need a name of their own")
-	case c.Rate <= 0:
-		return fmt.Errorf("they need a rate")
-	case c.Start < 0 || c.Stop < 0 || c.Stop > 0 && c.Stop <= c.Start:
-		return fmt.Errorf("they must stop after they start, at 0 or later")
-	case c.Beside != "" && s.named(c.Beside) < 0:
-		return fmt.Errorf("there is no flow %q", c.Beside)
-	case c.Beside != "" && !(c.Share > 0 && c.Share <= 1):
-		return fmt.Errorf("their share is %v, but must be above 0 and at most 1", c.Share)
-	}
-	return nil
-}
-
+// Of a datagram.
 const (
-	datagramBytes   cc.Bytes = 1200
-	datagramHeaders cc.Bytes = 28 // of IPv4 and UDP
-	// A gateway keeps so many that may not go yet, and none for longer.
-	datagramQueue = 64
-	datagramWait  = 50 * time.Millisecond
+	datagramPayload cc.Bytes = 1400
+	datagramBytes            = datagramPayload + 28 // with the headers of IPv4 and UDP
 )
 
-// blaster sends datagrams, by way of a gateway that asks for them.
-type blaster struct {
+// A gateway keeps so many that the window has no room for, each for so long.
+const (
+	datagramsQueued = 64
+	datagramsWait   = 50 * time.Millisecond
+)
+
+// datagrams sends them.
+type datagrams struct {
 	w      *world
-	cfg    DatagramConfig
-	member *flow.Datagrams // nil: nobody is asked
-	queue  []cc.Time       // when those came that wait
+	cfg    FlowConfig
+	host   int
+	window *flow.Datagrams // of its group; nil: it passes unseen
+	queue  []cc.Time       // when those came that wait for room there
+	src    source          // of what they are on the wire
+	opened bool
+	sent   cc.Bytes // of payload
+	got    cc.Bytes // likewise
+	closed cc.Time  // 0: it is open, or will be
 	stats  stats
 }
 
-func newBlaster(w *world, cfg DatagramConfig) *blaster {
-	return &blaster{w: w, cfg: cfg, stats: newStats(w, FlowConfig{Start: cfg.Start})}
+func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
+	return &datagrams{
+		w: w, cfg: cfg, host: host,
+		src: newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed), stats: newStats(w, cfg),
+	}
 }
 
-func (b *blaster) start() {
-	if b.cfg.Beside != "" {
-		terms := b.w.scenario.terms(b.w.scenario.named(b.cfg.Beside))
-		b.member, b.w.err = b.w.manager.OpenDatagrams(terms, b.cfg.Share, func() { b.w.at(b.w.now, b.drain) })
-		if b.w.err != nil {
+func (d *datagrams) open(flow.Terms) {
+	d.opened = true
+	if d.cfg.Share > 0 {
+		if d.window, d.w.err = d.w.beside(d.cfg.Group, d.cfg.Share, d.wake); d.w.err != nil {
 			return
 		}
 	}
-	b.produce()
+	d.plan()
 }
 
-func (b *blaster) produce() {
-	now := b.w.now
-	if b.cfg.Stop > 0 && now >= b.w.origin.Add(b.cfg.Stop) {
+func (d *datagrams) underWay() bool { return d.opened && d.closed == 0 }
+
+// move is not for them: Check refuses it.
+func (d *datagrams) move(flow.Terms) {}
+
+// plan waits until the next has been produced.
+func (d *datagrams) plan() {
+	d.src.taken += datagramBytes
+	d.w.at(d.src.started.Add(d.src.next(d.src.taken)), d.send)
+}
+
+func (d *datagrams) send() {
+	if d.closed != 0 {
 		return
 	}
 	switch {
-	case len(b.queue) == datagramQueue:
-		b.drop()
+	case d.window == nil:
+		d.transmit()
+	case len(d.queue) == datagramsQueued:
+		d.refuse()
 	default:
-		b.queue = append(b.queue, now)
-		if len(b.queue) == 1 {
-			b.drain()
+		d.queue = append(d.queue, d.w.now)
+		if len(d.queue) == 1 {
+			d.drain()
 		}
 	}
-	b.w.at(now.Add(b.cfg.Rate.TimeFor(datagramBytes)), b.produce)
+	d.plan()
 }
 
-// drop notes one that the gateway threw away.
-func (b *blaster) drop() {
-	if b.w.now >= b.stats.from {
-		b.stats.drops++
-	}
-}
+// wake is the window's to call, from within the manager: it only plans.
+func (d *datagrams) wake() { d.w.at(d.w.now, d.drain) }
 
-// drain sends what waits as far as it may go.
-func (b *blaster) drain() {
-	now := b.w.now
-	for len(b.queue) > 0 {
-		size := datagramBytes + datagramHeaders
-		late := now.Sub(b.queue[0]) > datagramWait
-		if !late && b.member != nil && !b.member.Take(now, size) {
+// drain sends what has waited, as far as there is room.
+func (d *datagrams) drain() {
+	for d.closed == 0 && len(d.queue) > 0 {
+		late := d.w.now.Sub(d.queue[0]) > datagramsWait
+		if !late && !d.window.Take(d.w.now, datagramBytes) {
 			return
 		}
-		b.queue = slices.Delete(b.queue, 0, 1)
+		d.queue = slices.Delete(d.queue, 0, 1)
 		if late {
-			b.drop()
-			continue
-		}
-		v := b.w.down.Send(now, size)
-		b.stats.packet(now, size, v)
-		b.w.show(false, size, v)
-		if v.Dropped == DropNone {
-			b.w.at(v.Arrives, func() { b.stats.delivered(b.w.now, datagramBytes) })
+			d.refuse()
+		} else {
+			d.transmit()
 		}
 	}
 }
 
-func (b *blaster) result() FlowResult {
-	st := &b.stats
-	from := max(b.cfg.Start, b.w.scenario.Warmup)
-	to := b.w.scenario.Duration
-	if b.cfg.Stop > 0 {
-		to = min(to, b.cfg.Stop)
+// refuse is what the gateway does with one too many.
+func (d *datagrams) refuse() {
+	d.sent += datagramPayload
+	d.stats.sent(d.w.now)
+	d.stats.settled(d.w.now, datagramBytes, 0, Verdict{Dropped: DropQueue})
+}
+
+func (d *datagrams) transmit() {
+	now := d.w.now
+	d.sent += datagramPayload
+	d.stats.sent(now)
+	d.w.send(d.host, datagramBytes, func(v Verdict) {
+		d.stats.settled(now, datagramBytes, d.cfg.Delay, v)
+		if v.Dropped == DropNone {
+			d.w.at(v.Arrives.Add(d.cfg.Delay), d.arrive)
+		}
+	})
+}
+
+func (d *datagrams) arrive() {
+	if d.closed == 0 {
+		d.got += datagramPayload
+		d.stats.cameThrough(d.w.now)
+		d.stats.delivered(d.w.now, datagramPayload)
 	}
-	return FlowResult{
-		Name: b.cfg.Name, Algorithm: "none", From: from, To: to,
-		Throughput: cc.RateOf(st.arrived, to-from), Packets: st.packets, Drops: st.drops, Losses: st.losses,
-		Queueing: delaysOf(st.queueing), OneWay: delaysOf(st.oneWay), PerSecond: st.rates(b.w.scenario.Duration),
+}
+
+func (d *datagrams) close() {
+	d.closed = d.w.now
+	if d.window != nil {
+		d.window.Close()
 	}
+}
+
+// state is what a flow's would be.
+func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, Delivered: d.got} }
+
+func (d *datagrams) record() {
+	if d.underWay() {
+		d.stats.sample(d.w, d.host, d.state(), d.got)
+	}
+}
+
+func (d *datagrams) measured() *stats { return &d.stats }
+
+func (d *datagrams) result(i int) FlowResult {
+	to := d.w.end
+	if d.closed != 0 {
+		to = d.closed
+	}
+	d.stats.final = d.state()
+	f := d.stats.result(d.w, d.cfg, i, d.host, to)
+	f.Read = d.got
+	return f
+}
+
+// beside opens datagrams in the macroflow of a group's first flow.
+func (w *world) beside(group string, share float64, wake func()) (*flow.Datagrams, error) {
+	for i, f := range w.scenario.Flows {
+		if f.Group == group && f.Algorithm != UDP {
+			return w.manager.OpenDatagrams(w.scenario.terms(i), share, wake)
+		}
+	}
+	return nil, fmt.Errorf("no flow of group %q has a window for datagrams to share", group)
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -8,21 +9,17 @@ import (
 )
 
 // home is a last hop of 20 Mbit/s with a second's worth of queue, and two flows of
-// one peer; 30 Mbit/s of datagrams come for it from the fifth second on.
-func home(algorithm string, beside bool) Scenario {
-	s := Scenario{
-		Down:     LinkConfig{Rate: 20e6, Delay: 20 * ms, QueueBytes: 2_500_000},
-		Up:       LinkConfig{Delay: 20 * ms},
-		Duration: 30 * time.Second, Warmup: 10 * time.Second,
-		Datagrams: []DatagramConfig{{Name: "udp", Rate: 30e6, Start: 5 * time.Second}},
+// one peer; unless it is alone, 30 Mbit/s of datagrams come for it from the fifth
+// second on, with or without a share of its window.
+func home(algorithm, datagrams string) []string {
+	lines := []string{
+		"link 20mbit rtt 40ms queue 2500KB", "run 30s warmup 10s",
+		"flow " + algorithm + " name a group peer", "flow " + algorithm + " name b group peer",
 	}
-	for _, name := range []string{"a", "b"} {
-		s.Flows = append(s.Flows, FlowConfig{Name: name, Algorithm: algorithm, Group: "peer"})
+	if datagrams != "" {
+		lines = append(lines, "flow udp name udp start 5s "+datagrams)
 	}
-	if beside {
-		s.Datagrams[0].Beside, s.Datagrams[0].Share = "a", 0.5
-	}
-	return s
+	return lines
 }
 
 func managedPart(r Result) float64 {
@@ -36,62 +33,56 @@ func TestDatagramsInTheWindowLeaveFlowsTheirPart(t *testing.T) {
 		algorithm string
 		more      time.Duration // queueing than without datagrams
 	}{
-		{"copa", 0},
+		{"copa", 5 * ms},
 		{"sprout", 15 * ms},
 		{"bbr", 130 * ms}, // datagrams fill its window, of up to two bandwidth-delay products
 	} {
-		alone := home(c.algorithm, false)
-		alone.Datagrams = nil
-		r := play(t, home(c.algorithm, true))
+		alone := playLines(t, home(c.algorithm, "")...)
+		r := playLines(t, home(c.algorithm, "rate 30mbit group peer share 0.5")...)
+		t.Logf("%s: managed %.3f, p95 of queueing %v, %v alone", c.algorithm, managedPart(r), r.Queueing.P95, alone.Queueing.P95)
 		assert.GreaterOrEqual(t, managedPart(r), 0.45, c.algorithm)
-		assert.GreaterOrEqual(t, r.Datagrams[0].Throughput.Mbps(), 8.0, c.algorithm)
+		assert.GreaterOrEqual(t, r.Flows[2].Throughput.Mbps(), 8.0, c.algorithm)
 		assert.GreaterOrEqual(t, r.Utilisation, 0.95, c.algorithm)
-		assert.LessOrEqual(t, r.Queueing.P95, play(t, alone).Queueing.P95+c.more, c.algorithm)
+		assert.LessOrEqual(t, r.Queueing.P95, alone.Queueing.P95+c.more, c.algorithm)
 		assert.Greater(t, r.Jain, 0.95, c.algorithm)
 	}
 }
 
 func TestDatagramsOutsideTheWindowTakeAllThereIs(t *testing.T) {
-	r := play(t, home("copa", false))
+	r := playLines(t, home("copa", "rate 30mbit")...)
 	assert.Less(t, managedPart(r), 0.05)
 	assert.Greater(t, r.Queueing.P95, 900*ms)
 }
 
 func TestDatagramsHaveTheWholeWindowThatNobodyWants(t *testing.T) {
-	s := home("copa", true)
-	s.Datagrams[0].Rate = 16e6
-	for i := range s.Flows {
-		s.Flows[i].Rate = 500e3
-	}
-	r := play(t, s)
-	assert.InDelta(t, 16.0, r.Datagrams[0].Throughput.Mbps(), 0.5)
+	r := playLines(t, "link 20mbit rtt 40ms queue 2500KB", "run 30s warmup 10s",
+		"flow copa name a group peer rate 500kbit", "flow copa name b group peer rate 500kbit",
+		"flow udp rate 16mbit group peer share 0.5")
+	assert.InDelta(t, 16*1400.0/1428, r.Flows[2].Throughput.Mbps(), 0.5)
 	assert.InDelta(t, 0.05, managedPart(r), 0.01)
-	assert.Zero(t, r.Datagrams[0].Drops)
+	assert.Zero(t, r.Flows[2].Drops)
 }
 
 func TestAFlowThatStartsBesideDatagramsTakesOverWithinSeconds(t *testing.T) {
-	s := home("copa", true)
-	s.Warmup = 0
-	s.Datagrams[0].Start, s.Datagrams[0].Rate = 0, 19e6
-	s.Flows[0].Start, s.Flows[1].Start = 10*time.Second, 10*time.Second
-	r := play(t, s)
-	assert.InDelta(t, 19.0, mean(r.Datagrams[0].PerSecond, 2*time.Second, 10*time.Second).Mbps(), 0.5)
-	tcp := mean(r.Flows[0].PerSecond, 13*time.Second, 30*time.Second) + mean(r.Flows[1].PerSecond, 13*time.Second, 30*time.Second)
-	assert.Greater(t, tcp.Mbps(), 9.0)
+	r := playLines(t, "link 20mbit rtt 40ms queue 2500KB", "run 30s", "flow udp name udp rate 19mbit group peer share 0.5",
+		"flow copa name a group peer start 10s", "flow copa name b group peer start 10s")
+	between := func(i int, from, to time.Duration) float64 { return mean(r.Flows[i].PerSecond, from, to).Mbps() }
+	assert.InDelta(t, 19*1400.0/1428, between(0, 2*time.Second, 10*time.Second), 0.5)
+	assert.Greater(t, between(1, 13*time.Second, 30*time.Second)+between(2, 13*time.Second, 30*time.Second), 9.0)
 }
 
-func TestDatagramsAreCheckedBeforeTheRun(t *testing.T) {
-	for want, d := range map[string]DatagramConfig{
-		"name":       {Rate: 1e6},
-		"of their o": {Name: "a", Rate: 1e6},
-		"a rate":     {Name: "udp"},
-		"stop after": {Name: "udp", Rate: 1e6, Start: 2, Stop: 1},
-		"no flow":    {Name: "udp", Rate: 1e6, Beside: "nobody", Share: 1},
-		"share":      {Name: "udp", Rate: 1e6, Beside: "a"},
+func TestAShareIsForDatagramsBesideAFlow(t *testing.T) {
+	for _, c := range []struct{ want, line string }{
+		{"share above 0", "flow udp rate 1mbit group a share 0"},
+		{"share above 0", "flow udp rate 1mbit group a share 2"},
+		{"group a share 0.5", "flow udp rate 1mbit share 0.5"},
+		{"flows have weights", "flow copa group a share 0.5"},
 	} {
-		s := home("copa", true)
-		s.Datagrams[0] = d
-		_, err := Run(s)
-		assert.ErrorContains(t, err, want)
+		_, err := ReadCase("case", strings.NewReader("link 1mbit\nrun 1s\n"+c.line), nil)
+		assert.ErrorContains(t, err, c.want)
 	}
+	nobody, err := ReadCase("case", strings.NewReader("link 1mbit\nrun 1s\nflow udp rate 1mbit group a share 0.5"), nil)
+	assert.NoError(t, err)
+	_, err = Run(nobody.Scenario)
+	assert.ErrorContains(t, err, "no flow of group")
 }

@@ -16,7 +16,7 @@ import (
 type Expectation struct {
 	Flow     string // whose figure; empty: the whole run's
 	Metric   string
-	From, To time.Duration // of a throughput, in whole seconds; To 0: all that counts
+	From, To time.Duration // of a throughput or fairness, in whole seconds; To 0: all that counts
 	Operator string        // <=, >=, <, > or ==
 	Value    float64
 }
@@ -60,7 +60,19 @@ var flowFigures = map[string]func(Result, FlowResult) float64{
 	"p95_queueing_ms":  func(_ Result, f FlowResult) float64 { return millis(f.Queueing.P95) },
 	"p95_delay_ms":     func(_ Result, f FlowResult) float64 { return millis(f.OneWay.P95) },
 	"completed_s":      func(_ Result, f FlowResult) float64 { return f.completed() },
+	"sent_packets":     func(_ Result, f FlowResult) float64 { return float64(f.Packets) },
+	"arrived_packets":  func(_ Result, f FlowResult) float64 { return float64(f.Arrived) },
+	"objects":          func(_ Result, f FlowResult) float64 { return float64(f.completions()) },
+	"fct_p50_ms":       func(_ Result, f FlowResult) float64 { return f.orForever(f.FCT.P50) },
+	"fct_p95_ms":       func(_ Result, f FlowResult) float64 { return f.orForever(f.FCT.P95) },
+	"fct_max_ms":       func(_ Result, f FlowResult) float64 { return f.orForever(f.FCT.Max) },
+	"startup_s":        func(_ Result, f FlowResult) float64 { return f.startUp() },
+	"rebuffers":        func(_ Result, f FlowResult) float64 { return float64(f.Video.Rebuffers) },
+	"rebuffer_s":       func(_ Result, f FlowResult) float64 { return f.Video.Rebuffer.Seconds() },
 }
+
+// inParts are the figures that there are of a part of the run, too.
+var inParts = []string{"throughput_mbit", "jain"}
 
 func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
@@ -84,6 +96,32 @@ func (f FlowResult) completed() float64 {
 	return f.Completed.Seconds()
 }
 
+// completions counts the objects that came.
+func (f FlowResult) completions() (n int) {
+	for _, o := range f.Objects {
+		if o.Took > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// orForever is a figure of the objects that came, in milliseconds; infinite where none did.
+func (f FlowResult) orForever(d time.Duration) float64 {
+	if f.completions() == 0 {
+		return math.Inf(1)
+	}
+	return millis(d)
+}
+
+// startUp is infinite for a video that has not begun.
+func (f FlowResult) startUp() float64 {
+	if f.Video.StartUp == 0 {
+		return math.Inf(1)
+	}
+	return f.Video.StartUp.Seconds()
+}
+
 var operators = map[string]func(got, want float64) bool{
 	"<=": func(got, want float64) bool { return got <= want },
 	">=": func(got, want float64) bool { return got >= want },
@@ -96,6 +134,9 @@ var operators = map[string]func(got, want float64) bool{
 func (e Expectation) Check(r Result) (got float64, ok bool) {
 	if e.Flow == "" {
 		got = figures[e.Metric](r)
+		if e.To > 0 {
+			got = leastJain(r.Flows, e.From, e.To)
+		}
 		return got, operators[e.Operator](got, e.Value)
 	}
 	i := slices.IndexFunc(r.Flows, func(f FlowResult) bool { return f.Name == e.Flow })
@@ -119,6 +160,24 @@ func mean(perSecond []cc.Rate, from, to time.Duration) cc.Rate {
 	return sum / max(1, n)
 }
 
+// leastJain is the least fairness of any second between two whole ones of the
+// run, among the flows that are open in all of it. One flow alone is fair.
+func leastJain(flows []FlowResult, from, to time.Duration) float64 {
+	least := 1.0
+	for at := from; at < to; at += time.Second {
+		var open []float64
+		for _, f := range flows {
+			if k := int(at / time.Second); f.From <= at && f.To >= at+time.Second && k < len(f.PerSecond) {
+				open = append(open, float64(f.PerSecond[k]))
+			}
+		}
+		if len(open) > 0 {
+			least = min(least, Jain(open...))
+		}
+	}
+	return least
+}
+
 // parseExpectation reads "[FLOW.]METRIC [from 10s to 20s] OPERATOR VALUE".
 func parseExpectation(words []string) (e Expectation, err error) {
 	const form = "write expect [FLOW.]METRIC [from 10s to 20s] >= VALUE"
@@ -128,6 +187,9 @@ func parseExpectation(words []string) (e Expectation, err error) {
 	e.Metric = words[0]
 	if i := strings.LastIndexByte(words[0], '.'); i >= 0 {
 		e.Flow, e.Metric = words[0][:i], words[0][i+1:]
+		if e.Flow == "" {
+			return e, fmt.Errorf("%q lacks the name of its flow; %s", words[0], form)
+		}
 		if flowFigures[e.Metric] == nil {
 			return e, fmt.Errorf("a flow has no %q; it has %s", e.Metric, sortedKeys(flowFigures))
 		}
@@ -135,8 +197,8 @@ func parseExpectation(words []string) (e Expectation, err error) {
 		return e, fmt.Errorf("a run has no %q; it has %s; a flow (FLOW.METRIC) has %s", e.Metric, sortedKeys(figures), sortedKeys(flowFigures))
 	}
 	if len(words) == 7 {
-		if words[1] != "from" || words[3] != "to" || e.Metric != "throughput_mbit" {
-			return e, fmt.Errorf("only throughput_mbit can be asked for a part of the run; %s", form)
+		if words[1] != "from" || words[3] != "to" || !slices.Contains(inParts, e.Metric) {
+			return e, fmt.Errorf("only throughput_mbit and jain can be asked for a part of the run; %s", form)
 		}
 		if e.From, err = parseSpan(words[2]); err != nil {
 			return e, err

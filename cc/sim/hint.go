@@ -22,10 +22,10 @@ type hints struct {
 	offered []cc.Bytes // by the link in each period of the window, the oldest first
 }
 
-// host is where a group of flows lead, as the link sees it. A nil one keeps no account.
+// host is where some flows lead, as the link sees it.
 type host struct {
-	addr      netip.Addr
-	flows     []*sender
+	number    int
+	flows     []endpoint
 	radioLost cc.Bytes // payload
 
 	came    cc.Bytes // to the queue in this period, dropped there or not
@@ -38,42 +38,50 @@ type usage struct {
 	came, wanted, part cc.Bytes
 }
 
-// underWay reports whether the flow is open.
-func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
-
-// add opens an account for s, with those of its host.
-func (h *hints) add(addr netip.Addr, s *sender) {
-	for _, account := range h.hosts {
-		if account.addr == addr {
-			account.flows = append(account.flows, s)
-			s.host = account
-			return
-		}
+// add opens an account for a flow to a host, with the host's others.
+func (h *hints) add(number int, e endpoint) {
+	account := h.of(number)
+	if account == nil {
+		account = &host{number: number}
+		h.hosts = append(h.hosts, account)
 	}
-	s.host = &host{addr: addr, flows: []*sender{s}}
-	h.hosts = append(h.hosts, s.host)
+	account.flows = append(account.flows, e)
 }
 
-// note takes in what became of a packet with size bytes of payload.
-func (h *host) note(size cc.Bytes, v Verdict) {
-	if h == nil {
+// of returns the account of a host; nil: there is none.
+func (h *hints) of(number int) *host {
+	for _, account := range h.hosts {
+		if account.number == number {
+			return account
+		}
+	}
+	return nil
+}
+
+// note takes in what became of a host's packet of size bytes.
+func (h *hints) note(number int, size cc.Bytes, v Verdict) {
+	account := h.of(number)
+	if account == nil {
 		return
 	}
 	switch v.Dropped {
 	case DropLoss:
-		h.radioLost += size
+		account.radioLost += max(0, size-HeaderBytes)
 	case DropQueue:
-		h.came += size + HeaderBytes
+		account.came += size
 	case DropNone:
-		h.came += size + HeaderBytes
-		h.waiting += size + HeaderBytes
+		account.came += size
+		account.waiting += size
 	}
 }
 
 // everyone is all hosts there are.
 var everyone = netip.MustParsePrefix("0.0.0.0/0")
 
-func (h *host) prefix() netip.Prefix { return netip.PrefixFrom(h.addr, h.addr.BitLen()) }
+func (h *host) prefix() netip.Prefix {
+	addr := hostAddr(h.number)
+	return netip.PrefixFrom(addr, addr.BitLen())
+}
 
 // running counts the host's flows that are under way.
 func (h *host) running() (n int) {
@@ -95,8 +103,30 @@ func (h *host) sum() (u usage) {
 	return u
 }
 
-// report lets the link tell all hosts of itself, time and again.
+// tell sends a host's senders a hint.
+func (h *hints) tell(host *host, hint cc.Hint) {
+	h.w.at(h.w.now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
+}
+
+// report lets the bottleneck tell all hosts of itself, time and again.
 func (h *hints) report() {
+	if h.w.cell == nil {
+		h.reportLink()
+	} else {
+		claims := h.w.manager.Claims(everyone)
+		for _, host := range h.hosts {
+			if host.running() > 0 {
+				hint := h.w.cell.Hint(h.w.now, host.number)
+				hint.Share = h.w.manager.Claims(host.prefix()).Of(claims)
+				h.tell(host, hint)
+			}
+		}
+	}
+	h.w.at(h.w.now.Add(h.w.scenario.Hints), h.report)
+}
+
+// reportLink works out what each host may have of a link.
+func (h *hints) reportLink() {
 	now := h.w.now
 	h.measure(now)
 	span := time.Duration(len(h.offered)) * h.w.scenario.Hints
@@ -133,9 +163,8 @@ func (h *hints) report() {
 			RadioLost:   host.radioLost,
 			Share:       h.w.manager.Claims(host.prefix()).Of(claims),
 		}
-		h.w.at(now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
+		h.tell(host, hint)
 	}
-	h.w.at(now.Add(h.w.scenario.Hints), h.report)
 }
 
 // measure closes a period that ends now.
@@ -189,12 +218,17 @@ func (h *hints) room() cc.Bytes {
 // Room is what is free in the link's queue while so much waits in it;
 // cc.MaxCwnd where it has no limit.
 func (c LinkConfig) Room(waiting cc.Bytes, packets int) cc.Bytes {
+	return roomOf(c.QueueBytes, c.QueuePackets, waiting, packets)
+}
+
+// roomOf is what is free in a queue with such limits.
+func roomOf(bytes cc.Bytes, packets int, waiting cc.Bytes, waitingPackets int) cc.Bytes {
 	room := cc.MaxCwnd
-	if c.QueueBytes > 0 {
-		room = c.QueueBytes - waiting
+	if bytes > 0 {
+		room = bytes - waiting
 	}
-	if c.QueuePackets > 0 {
-		room = min(room, cc.Bytes(c.QueuePackets-packets)*OpportunityBytes)
+	if packets > 0 {
+		room = min(room, cc.Bytes(packets-waitingPackets)*OpportunityBytes)
 	}
 	return room
 }

@@ -14,7 +14,8 @@ type receiver struct {
 	planned bool // an acknowledgement waits for its time
 
 	next  int64              // all segments below have arrived
-	above map[int64]struct{} // those that have arrived beyond a hole
+	upTo  cc.Bytes           // their payload
+	above map[int64]cc.Bytes // that of those that have arrived beyond a hole
 
 	log    []arrival // what the sender may not know of yet
 	before int       // entries already taken off the log
@@ -34,15 +35,18 @@ func (r *receiver) take(a arrival) bool {
 	}
 	if a.n > r.next {
 		if r.above == nil {
-			r.above = map[int64]struct{}{}
+			r.above = map[int64]cc.Bytes{}
 		}
-		r.above[a.n] = struct{}{}
+		r.above[a.n] = a.size
 		return true
 	}
+	r.upTo += a.size
 	for r.next++; len(r.above) > 0; r.next++ {
-		if _, has := r.above[r.next]; !has {
+		size, has := r.above[r.next]
+		if !has {
 			break
 		}
+		r.upTo += size
 		delete(r.above, r.next)
 	}
 	return true

@@ -13,17 +13,16 @@ import (
 // of the warm-up.
 type Result struct {
 	Flows        []FlowResult
-	Datagrams    []FlowResult // in Carried, Utilisation and all delays; Drops are the gateway's, too
-	Offered      cc.Bytes     // what the bottleneck could have carried
-	Carried      cc.Bytes     // what it did, with headers and retransmissions
-	Utilisation  float64      // Carried over Offered
-	Queueing     Delays       // of all flows' packets, in the queue
-	OneWay       Delays       // of all flows' packets, from sender to receiver
-	QueuePackets float64      // mean over time
-	Drops        int          // by the full queue
-	Losses       int          // at random
+	Offered      cc.Bytes // what the bottleneck could have carried; a cell: to the hosts that it served, in the same parts
+	Carried      cc.Bytes // what it did, with headers and retransmissions
+	Utilisation  float64  // Carried over Offered
+	Queueing     Delays   // of all flows' packets, in the queue
+	OneWay       Delays   // of all flows' packets, from sender to receiver
+	QueuePackets float64  // mean over time
+	Drops        int      // by the full queue
+	Losses       int      // at random
 	Retransmits  int
-	Jain         float64 // fairness of the flows' throughputs
+	Jain         float64 // fairness of the throughputs of the flows that have an algorithm
 }
 
 // FlowResult is one flow's part of it, counted while the flow was open.
@@ -34,20 +33,26 @@ type FlowResult struct {
 	Utilisation      float64       // of what the bottleneck offered in that time
 	Queueing, OneWay Delays
 	Packets          int // sent, retransmissions included
+	Arrived          int // of them, those that arrived while the flow was open
 	Drops, Losses    int
 	Retransmits      int
 	Timeouts         int
 	Completed        time.Duration // how long it took to deliver FlowConfig.Bytes, to the last acknowledgement; 0: it has not
+	Objects          []Object      // that its client asked for, chunks of a video among them
+	FCT              Delays        // how long those took that came: from the request to the last byte
+	Video            Playback      // of the whole run
 	PerSecond        []cc.Rate     // throughput in each second of the run
 	Samples          []Sample
 	Final            flow.Snapshot // as it closed, or at the end
+	Read             cc.Bytes      // as in Sample, by then
 }
 
 // Sample is a flow's state at one moment.
 type Sample struct {
 	At time.Duration // from the run's start
 	flow.Snapshot
-	Backlog        cc.Bytes // in the bottleneck's queue, of all flows
+	Read           cc.Bytes // payload that arrived with no hole before it: what an application can have; UDP: all
+	Backlog        cc.Bytes // in the bottleneck's queue, of all flows; a cell: in its host's
 	BacklogPackets int
 }
 
@@ -94,7 +99,8 @@ func Jain(x ...float64) float64 {
 type stats struct {
 	from, end, origin cc.Time // counting begins and ends; the run's start
 	queueing, oneWay  []time.Duration
-	packets, drops    int
+	packets, through  int
+	drops             int
 	losses, resent    int
 	timeouts          int
 	carried, arrived  cc.Bytes
@@ -112,23 +118,37 @@ func newStats(w *world, cfg FlowConfig) stats {
 	}
 }
 
-// packet notes a packet of size bytes that was sent at now.
-func (s *stats) packet(now cc.Time, size cc.Bytes, v Verdict) {
+// sent notes a packet that is sent at now.
+func (s *stats) sent(now cc.Time) {
+	if now >= s.from {
+		s.packets++
+	}
+}
+
+// settled notes what became of a packet of size bytes that was sent at a time
+// and has further propagation behind the bottleneck.
+func (s *stats) settled(sent cc.Time, size cc.Bytes, behind time.Duration, v Verdict) {
 	if v.Dropped == DropNone && v.Departs >= s.from && v.Departs < s.end {
 		s.carried += size
 	}
-	if now < s.from {
+	if sent < s.from {
 		return
 	}
-	s.packets++
 	switch v.Dropped {
 	case DropQueue:
 		s.drops++
 	case DropLoss:
 		s.losses++
 	case DropNone:
-		s.queueing = append(s.queueing, v.Departs.Sub(now))
-		s.oneWay = append(s.oneWay, v.Arrives.Sub(now))
+		s.queueing = append(s.queueing, v.Departs.Sub(sent))
+		s.oneWay = append(s.oneWay, v.Arrives.Sub(sent)+behind)
+	}
+}
+
+// cameThrough notes a packet's arrival.
+func (s *stats) cameThrough(now cc.Time) {
+	if now >= s.from {
+		s.through++
 	}
 }
 
@@ -152,35 +172,36 @@ func (s *stats) timeout(now cc.Time) {
 	}
 }
 
-func (s *stats) sample(w *world, state flow.Snapshot) {
-	bytes, packets := w.down.Backlog(w.now)
-	s.samples = append(s.samples, Sample{At: w.now.Sub(w.origin), Snapshot: state, Backlog: bytes, BacklogPackets: packets})
+func (s *stats) sample(w *world, host int, state flow.Snapshot, read cc.Bytes) {
+	bytes, packets := w.backlog(host)
+	s.samples = append(s.samples, Sample{At: w.now.Sub(w.origin), Snapshot: state, Read: read, Backlog: bytes, BacklogPackets: packets})
 }
 
 // result sums up the run.
 func (w *world) result() Result {
 	from := w.origin.Add(w.scenario.Warmup)
-	r := Result{Offered: w.down.Offered(from, w.end)}
+	r := Result{Offered: w.offered(0, from, w.end)}
 	var queueing, oneWay []time.Duration
 	var throughputs []float64
-	for i, s := range w.senders {
-		f := s.result(i)
+	for i, e := range w.endpoints {
+		f, s := e.result(i), e.measured()
 		r.Flows = append(r.Flows, f)
-		r.Carried += s.stats.carried
+		r.Carried += s.carried
+		r.Utilisation += ratio(s.carried, w.offered(w.hosts[i], from, w.end))
 		r.Drops += f.Drops
 		r.Losses += f.Losses
 		r.Retransmits += f.Retransmits
-		queueing = append(queueing, s.stats.queueing...)
-		oneWay = append(oneWay, s.stats.oneWay...)
-		throughputs = append(throughputs, float64(f.Throughput))
+		queueing = append(queueing, s.queueing...)
+		oneWay = append(oneWay, s.oneWay...)
+		if f.Algorithm != UDP {
+			throughputs = append(throughputs, float64(f.Throughput))
+		}
 	}
-	for _, b := range w.blasters {
-		r.Datagrams = append(r.Datagrams, b.result())
-		r.Carried += b.stats.carried
-		queueing = append(queueing, b.stats.queueing...)
-		oneWay = append(oneWay, b.stats.oneWay...)
+	if w.cell == nil {
+		r.Utilisation = ratio(r.Carried, r.Offered)
+	} else if r.Utilisation > 0 {
+		r.Offered = cc.Bytes(float64(r.Carried) / r.Utilisation)
 	}
-	r.Utilisation = ratio(r.Carried, r.Offered)
 	r.Jain = Jain(throughputs...)
 	waited := 0.0
 	for _, d := range queueing {
@@ -191,6 +212,8 @@ func (w *world) result() Result {
 	return r
 }
 
+func (s *sender) measured() *stats { return &s.stats }
+
 func (s *sender) result(i int) FlowResult {
 	st := &s.stats
 	to := s.w.end
@@ -200,30 +223,52 @@ func (s *sender) result(i int) FlowResult {
 	if s.closedAt != 0 {
 		to = s.closedAt
 	}
-	f := FlowResult{
-		Name: s.cfg.name(i), Algorithm: s.cfg.Algorithm,
-		From: st.from.Sub(st.origin), To: to.Sub(st.origin),
-		Throughput: cc.RateOf(st.arrived, to.Sub(st.from)),
-		Packets:    st.packets, Drops: st.drops, Losses: st.losses, Retransmits: st.resent, Timeouts: st.timeouts,
-		Queueing: delaysOf(st.queueing), OneWay: delaysOf(st.oneWay),
-		Samples: st.samples, Final: st.final,
-	}
-	f.Utilisation = ratio(st.carried, s.w.down.Offered(st.from, to))
+	f := st.result(s.w, s.cfg, i, s.to, to)
+	f.Read = s.rcv.upTo
 	if st.completed != 0 {
 		f.Completed = st.completed.Sub(s.src.started)
 	}
-	f.PerSecond = st.rates(s.w.scenario.Duration)
+	if s.ask != nil {
+		s.ask.result(&f, to)
+	}
 	return f
 }
 
-// rates are the throughputs of each second of a run of that length.
-func (s *stats) rates(run time.Duration) []cc.Rate {
-	var all []cc.Rate
-	for k, n := range s.perSecond {
-		length := min(time.Second, run-time.Duration(k)*time.Second)
-		all = append(all, cc.RateOf(n, length))
+// result sums up flow number i, which was open until to.
+func (s *stats) result(w *world, cfg FlowConfig, i, host int, to cc.Time) FlowResult {
+	f := FlowResult{
+		Name: cfg.name(i), Algorithm: cfg.Algorithm,
+		From: s.from.Sub(s.origin), To: to.Sub(s.origin),
+		Throughput: cc.RateOf(s.arrived, to.Sub(s.from)),
+		Packets:    s.packets, Arrived: s.through, Drops: s.drops, Losses: s.losses,
+		Retransmits: s.resent, Timeouts: s.timeouts,
+		Queueing: delaysOf(s.queueing), OneWay: delaysOf(s.oneWay),
+		Samples: s.samples, Final: s.final,
 	}
-	return all
+	f.Utilisation = ratio(s.carried, w.offered(host, s.from, to))
+	for k, n := range s.perSecond {
+		length := min(time.Second, w.scenario.Duration-time.Duration(k)*time.Second)
+		f.PerSecond = append(f.PerSecond, cc.RateOf(n, length))
+	}
+	return f
+}
+
+// result adds what its client saw to a flow's.
+func (c *client) result(f *FlowResult, to cc.Time) {
+	var took []time.Duration
+	for _, o := range c.objects {
+		if o.At < f.From {
+			continue
+		}
+		f.Objects = append(f.Objects, o)
+		if o.Took > 0 {
+			took = append(took, o.Took)
+		}
+	}
+	f.FCT = delaysOf(took)
+	if c.s.cfg.Video.Rate > 0 && len(c.objects) > 0 {
+		f.Video = c.player.Playback(to.Sub(c.started))
+	}
 }
 
 func ratio(part, whole cc.Bytes) float64 {

@@ -177,6 +177,12 @@ func TestRunKeepsItsBooks(t *testing.T) {
 			Duration: 5 * time.Second,
 			Seed:     rapid.Uint64().Draw(t, "seed"),
 		}
+		if rapid.Bool().Draw(t, "in a cell") {
+			s.Cell = &CellConfig{Delay: s.Down.Delay, Blocks: rapid.IntRange(2, 50).Draw(t, "blocks"), Hosts: []CellHost{
+				{QueuePackets: s.Down.QueuePackets}, {Loss: s.Down.Loss, QueuePackets: 100},
+			}}
+			s.Down = LinkConfig{}
+		}
 		for range rapid.IntRange(1, 3).Draw(t, "flows") {
 			s.Flows = append(s.Flows, FlowConfig{
 				Algorithm: rapid.SampledFrom([]string{"copa", "cubic", "reno", "vegas", "static"}).Draw(t, "algorithm"),
@@ -184,19 +190,18 @@ func TestRunKeepsItsBooks(t *testing.T) {
 				Weight:    rapid.IntRange(0, 3).Draw(t, "weight"),
 				Start:     time.Duration(rapid.Int64Range(0, 3000).Draw(t, "start")) * ms,
 				Bytes:     cc.Bytes(rapid.Int64Range(0, 3_000_000).Draw(t, "bytes")),
+				Host:      rapid.IntRange(0, 2).Draw(t, "host"),
+				Delay:     time.Duration(rapid.Int64Range(0, 20).Draw(t, "own delay")) * ms,
 			})
 		}
 		w := newWorld(s)
-		for i, f := range s.Flows {
-			snd := newSender(w, f)
-			w.senders = append(w.senders, snd)
-			w.at(w.origin.Add(f.Start), func() { snd.open(s.terms(i)) })
-		}
+		w.plan()
 		w.run()
 		if w.err != nil {
 			t.Fatal(w.err)
 		}
-		for i, snd := range w.senders {
+		for i, e := range w.endpoints {
+			snd := e.(*sender)
 			onTheWire, arrivedBytes := cc.Bytes(0), cc.Bytes(0)
 			for _, seg := range snd.segs {
 				switch seg.state {

@@ -3,7 +3,6 @@ package sim
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -12,8 +11,9 @@ import (
 
 // Scenario is one run: flows that share a path.
 type Scenario struct {
-	Down LinkConfig // carries data; its queue is the bottleneck
-	Up   LinkConfig // carries acknowledgements
+	Down LinkConfig  // carries data; its queue is the bottleneck
+	Cell *CellConfig // in place of Down; nil: none
+	Up   LinkConfig  // carries acknowledgements
 	// AckEvery lets the receiver acknowledge only at multiples of it, as a link
 	// layer that aggregates does; 0: each packet by itself.
 	AckEvery time.Duration
@@ -24,21 +24,24 @@ type Scenario struct {
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
 	Hints time.Duration
 
-	Flows     []FlowConfig
-	Datagrams []DatagramConfig
-	Changes   []Change
+	Flows   []FlowConfig
+	Changes []Change
 
 	Duration time.Duration
 	Warmup   time.Duration // results count from here on
 	Sample   time.Duration // how often each flow's state is recorded; 0: never
 	Seed     uint64        // of the links' losses, where they have no seed, and of the algorithms
 
-	Watch func(Packet) // is told of each packet, in the order in which they are sent; nil: nobody is
+	// Watch is told of each packet as soon as its fate is certain: in the order in
+	// which they are sent into a link; those into a cell as they leave its queue,
+	// and not of those that wait there at the run's end. nil: nobody is.
+	Watch func(Packet)
 }
 
 // Packet is one packet at the moment at which it is sent into a link.
 type Packet struct {
 	Up               bool          // an acknowledgement
+	Host             int           // that it is for or from, counted from 0
 	Size             cc.Bytes      // IP length
 	At               time.Duration // from the run's start, as the others
 	Departs, Arrives time.Duration // 0 when it is dropped
@@ -48,17 +51,37 @@ type Packet struct {
 // FlowConfig describes one flow and the application that feeds it.
 type FlowConfig struct {
 	Name      string // for results; empty: its number, counted from 1
-	Algorithm string
+	Algorithm string // or UDP
 	Params    cc.Params
 	Group     string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority  int
 	Weight    int
 	MaxRate   cc.Rate
+	Class     flow.Class
+	Target    cc.Rate // as in flow.Terms, as MinRate and HintCap
+	MinRate   cc.Rate
+	HintCap   float64
+	Host      int           // it leads to, counted from 1; 0: one of its group's own
+	Delay     time.Duration // propagation of its own, each way, added to the path's
 
 	Start, Stop time.Duration // Stop 0: never
 	Bytes       cc.Bytes      // what there is to send; 0: no end
-	Rate        cc.Rate       // how fast the application produces it; 0: as fast as it is taken
+	Rate        cc.Rate       // how fast the application produces it, UDP: with headers; 0: as fast as it is taken
 	On, Off     time.Duration // it produces for On, then pauses for Off, and so on; On 0: always
+	Random      bool          // On and Off are means of exponential times, drawn from the run's seed
+	Share       float64       // UDP: of the window of the first other flow in its group, by way of a gateway; 0: it passes unseen
+
+	// Every makes Bytes an object that a client asks for, time and again: so long
+	// after it asked for the last, or when that has come, if it took longer. 0: once.
+	Every time.Duration
+	Video Video // in place of Bytes
+}
+
+// Video is what a player at the receiving end asks for; see Player.
+type Video struct {
+	Rate   cc.Rate       // of the encoding; 0: there is none
+	Chunk  time.Duration // length of what it asks for at once
+	Buffer time.Duration // played ahead at most
 }
 
 // Change alters the path, or moves a flow, during the run.
@@ -88,8 +111,15 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("sim: hints come every %v, but the shortest period is 1ms; 0: never", s.Hints)
 	case len(s.Flows) == 0:
 		return fmt.Errorf("sim: there is no flow")
-	case s.Down.Rate == 0 && s.Down.Trace == nil:
+	case s.Cell != nil && s.Down != (LinkConfig{}):
+		return fmt.Errorf("sim: a cell takes the place of link down; a run has one of them")
+	case s.Cell == nil && s.Down.Rate == 0 && s.Down.Trace == nil:
 		return fmt.Errorf("sim: link down needs a rate or a trace: nothing else bounds what is sent")
+	}
+	if s.Cell != nil {
+		if err := s.Cell.Check(); err != nil {
+			return fmt.Errorf("sim: cell: %w", err)
+		}
 	}
 	for _, d := range []struct {
 		name string
@@ -104,11 +134,6 @@ func (s Scenario) Check() error {
 			return fmt.Errorf("sim: flow %s: %w", f.name(i), err)
 		}
 	}
-	for _, d := range s.Datagrams {
-		if err := d.check(s); err != nil {
-			return fmt.Errorf("sim: datagrams %s: %w", d.Name, err)
-		}
-	}
 	for _, c := range s.Changes {
 		if c.At < 0 || c.Delay < 0 {
 			return fmt.Errorf("sim: a change at %v to a delay of %v: neither may be negative", c.At, c.Delay)
@@ -121,6 +146,9 @@ func (s Scenario) Check() error {
 			return fmt.Errorf("sim: a move at %v of flow %q, which is not there", c.At, c.Flow)
 		}
 		f := s.Flows[i]
+		if f.Algorithm == UDP || c.Terms.Algorithm == UDP {
+			return fmt.Errorf("sim: the move of flow %s at %v: datagrams have no algorithm, before or after", c.Flow, c.At)
+		}
 		f.Algorithm, f.Params = c.Terms.Algorithm, c.Terms.Params
 		if err := f.check(); err != nil {
 			return fmt.Errorf("sim: the move of flow %s at %v: %w", c.Flow, c.At, err)
@@ -144,11 +172,7 @@ func (c LinkConfig) check() error {
 }
 
 func (f FlowConfig) check() error {
-	spec, err := cc.Lookup(f.Algorithm)
-	if err != nil {
-		return err
-	}
-	if _, err := spec.Resolve(f.Params); err != nil {
+	if err := f.checkAlgorithm(); err != nil {
 		return err
 	}
 	switch {
@@ -156,10 +180,54 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("none leaves the window to the transport below, and a simulated one has none; try cubic or reno")
 	case f.Start < 0 || f.Stop < 0 || f.Stop > 0 && f.Stop <= f.Start:
 		return fmt.Errorf("it must stop after it starts, at 0 or later")
-	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0 || f.Weight < 0:
-		return fmt.Errorf("bytes, rates and weights must not be negative")
+	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0:
+		return fmt.Errorf("bytes and rates must not be negative")
 	case f.On < 0 || f.Off < 0 || f.On == 0 && f.Off > 0:
 		return fmt.Errorf("a pause needs a time in which the application produces")
+	case f.Random && (f.On < minMean || f.Off < minMean):
+		return fmt.Errorf("at random needs means of at least %v: write on 10s off 10s random", minMean)
+	case f.Host < 0 || f.Host > maxFlows || f.Delay < 0:
+		return fmt.Errorf("hosts are counted from 1 to %d, and a delay must not be negative", maxFlows)
+	}
+	return f.checkClient()
+}
+
+func (f FlowConfig) checkAlgorithm() error {
+	if f.Algorithm == UDP {
+		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || len(f.Params) > 0 {
+			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit", minDatagramRate)
+		}
+		if f.Share < 0 || f.Share > 1 || f.Share > 0 && f.Group == "" {
+			return fmt.Errorf("udp has a share of a group's window, up to 1: write flow udp rate 20mbit group a share 0.5")
+		}
+		return nil
+	}
+	if f.Share != 0 {
+		return fmt.Errorf("a share of the window is for udp; flows have weights")
+	}
+	return Scenario{Flows: []FlowConfig{f}}.terms(0).Check()
+}
+
+// checkClient is about what a client asks for.
+func (f FlowConfig) checkClient() error {
+	switch {
+	case f.Video == (Video{}) && f.Every == 0:
+		return nil
+	case f.Every < 0 || f.Video.Rate < 0 || f.Video.Chunk < 0 || f.Video.Buffer < 0:
+		return fmt.Errorf("periods and rates must not be negative")
+	case f.Rate > 0 || f.On > 0:
+		return fmt.Errorf("what a client asks for is there at once: rate, on and off do not go with every and video")
+	case f.Video == (Video{}):
+		if f.Bytes == 0 {
+			return fmt.Errorf("an object every %v needs a size: write bytes 100KB every %v", f.Every, f.Every)
+		}
+		return nil
+	case f.Every > 0 || f.Bytes > 0:
+		return fmt.Errorf("a video has chunks; bytes and every do not go with it")
+	case f.request() == 0:
+		return fmt.Errorf("a video needs a rate and chunks: write video 4mbit chunk 4s buffer 30s")
+	case f.Video.Buffer < f.Video.Chunk:
+		return fmt.Errorf("a buffer of %v has no room for a chunk of %v", f.Video.Buffer, f.Video.Chunk)
 	}
 	return nil
 }
@@ -171,17 +239,55 @@ func (f FlowConfig) name(i int) string {
 	return fmt.Sprint(i + 1)
 }
 
-// terms are those of the i-th flow. Each group is a host of its own.
+// group is the name of the i-th flow's.
+func (s Scenario) group(i int) string {
+	if g := s.Flows[i].Group; g != "" {
+		return g
+	}
+	return fmt.Sprintf("flow %d", i+1)
+}
+
+// hosts returns the number of each flow's host, counted from 0. Each group of those
+// that name none has the lowest number that is nobody's, in the order of their
+// first flows.
+func (s Scenario) hosts() []int {
+	numbers := make([]int, len(s.Flows))
+	named := map[int]bool{}
+	for _, f := range s.Flows {
+		named[f.Host-1] = true
+	}
+	of, next := map[string]int{}, 0
+	for i, f := range s.Flows {
+		if f.Host > 0 {
+			numbers[i] = f.Host - 1
+			continue
+		}
+		group := s.group(i)
+		number, known := of[group]
+		if !known {
+			for named[next] {
+				next++
+			}
+			number = next
+			of[group] = number
+			next++
+		}
+		numbers[i] = number
+	}
+	return numbers
+}
+
+// terms are those of the i-th flow.
 func (s Scenario) terms(i int) flow.Terms {
-	f, group, host := s.Flows[i], s.Flows[i].Group, i
-	if group == "" {
-		group = fmt.Sprintf("flow %d", i+1)
-	} else {
-		host = slices.IndexFunc(s.Flows, func(g FlowConfig) bool { return g.Group == f.Group })
+	f := s.Flows[i]
+	target := f.Target
+	if target == 0 {
+		target = f.Rate // what it produces is what it needs
 	}
 	return flow.Terms{
-		Group: group, Host: hostAddr(host), Algorithm: f.Algorithm, Params: f.Params,
-		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight, Target: f.Rate,
+		Group: s.group(i), Host: hostAddr(s.hosts()[i]), Algorithm: f.Algorithm, Params: f.Params,
+		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}
 }
 
@@ -219,31 +325,34 @@ func Run(s Scenario) (Result, error) {
 		return Result{}, err
 	}
 	w := newWorld(s)
-	for i, f := range s.Flows {
-		snd := newSender(w, f)
-		w.senders = append(w.senders, snd)
-		if s.Hints > 0 {
-			w.hints.add(s.terms(i).Host, snd)
-		}
-		w.at(w.origin.Add(f.Start), func() { snd.open(s.terms(i)) })
-		if f.Stop > 0 {
-			w.at(w.origin.Add(f.Stop), snd.close)
-		}
+	w.plan()
+	w.run()
+	if w.err != nil {
+		return Result{}, fmt.Errorf("sim: %w", w.err)
 	}
-	for _, d := range s.Datagrams {
-		b := newBlaster(w, d)
-		w.blasters = append(w.blasters, b)
-		w.at(w.origin.Add(d.Start), b.start)
+	return w.result(), nil
+}
+
+// plan makes the flows and plans all that the scenario has happen.
+func (w *world) plan() {
+	s := w.scenario
+	for i, f := range s.Flows {
+		e := w.newEndpoint(f, i)
+		w.endpoints = append(w.endpoints, e)
+		terms := s.terms(i)
+		w.at(w.origin.Add(f.Start), func() { e.open(terms) })
+		if f.Stop > 0 {
+			w.at(w.origin.Add(f.Stop), e.close)
+		}
 	}
 	for _, c := range s.Changes {
 		w.at(w.origin.Add(c.At), func() {
 			if c.Flow != "" {
 				i := s.named(c.Flow)
-				w.senders[i].move(s.moved(i, c.Terms))
+				w.endpoints[i].move(s.moved(i, c.Terms))
 				return
 			}
-			w.down.SetDelay(c.Delay)
-			w.up.SetDelay(c.Delay)
+			w.setDelay(c.Delay)
 		})
 	}
 	if s.Hints > 0 {
@@ -252,9 +361,4 @@ func Run(s Scenario) (Result, error) {
 	if s.Sample > 0 {
 		w.at(w.origin, func() { w.sample(s.Sample) })
 	}
-	w.run()
-	if w.err != nil {
-		return Result{}, fmt.Errorf("sim: %w", w.err)
-	}
-	return w.result(), nil
 }

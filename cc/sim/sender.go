@@ -27,7 +27,8 @@ type sender struct {
 	flow *flow.Flow // nil before it opens
 	src  source
 	rcv  receiver
-	host *host // nil: the link keeps no account
+	ask  *client // nil: nobody asks
+	to   int     // number of the host, from 0
 
 	closed   bool
 	closedAt cc.Time
@@ -66,9 +67,12 @@ const (
 	arrived
 )
 
-func newSender(w *world, cfg FlowConfig) *sender {
-	s := &sender{w: w, cfg: cfg, limit: cc.InitialCwndPackets * cc.DefaultMSS}
-	s.src = source{cfg: cfg, started: w.origin.Add(cfg.Start)}
+func newSender(w *world, cfg FlowConfig, i, host int) *sender {
+	s := &sender{w: w, cfg: cfg, to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS}
+	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
+	if cfg.hasClient() {
+		s.ask = &client{s: s, player: Player{Chunk: cfg.Video.Chunk, Buffer: cfg.Video.Buffer}}
+	}
 	s.rcv = receiver{every: w.scenario.AckEvery}
 	s.stats = newStats(w, cfg)
 	s.report.MSS = cc.DefaultMSS
@@ -82,8 +86,13 @@ func (s *sender) open(t flow.Terms) {
 		return
 	}
 	s.flow = f
+	if s.ask != nil {
+		s.ask.ask()
+	}
 	s.pump()
 }
+
+func (s *sender) underWay() bool { return s.flow != nil && !s.closed }
 
 // move gives the flow other terms.
 func (s *sender) move(t flow.Terms) {
@@ -159,15 +168,14 @@ func (s *sender) transmit(n int64) {
 		s.recovery.rtoFrom = now
 	}
 	s.pipe += seg.size
-	tx := seg.tx
-	v := s.w.down.Send(now, seg.size+HeaderBytes)
-	s.stats.packet(now, seg.size+HeaderBytes, v)
-	s.host.note(seg.size, v)
-	s.w.show(false, seg.size+HeaderBytes, v)
-	if v.Dropped == DropNone {
-		size := seg.size
-		s.w.at(v.Arrives, func() { s.arrive(arrival{n, tx, size}) })
-	}
+	a := arrival{n, seg.tx, seg.size}
+	s.stats.sent(now)
+	s.w.send(s.to, seg.size+HeaderBytes, func(v Verdict) {
+		s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
+		if v.Dropped == DropNone {
+			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
+		}
+	})
 	s.setAlarm()
 }
 
@@ -203,8 +211,12 @@ func (s *sender) arrive(a arrival) {
 	if s.closed {
 		return
 	}
+	s.stats.cameThrough(s.w.now)
 	if s.rcv.take(a) {
 		s.stats.delivered(s.w.now, a.size)
+	}
+	if s.ask != nil {
+		s.ask.took(s.rcv.upTo)
 	}
 	at, ok := s.rcv.acknowledges(s.w.now)
 	if !ok {
@@ -214,9 +226,9 @@ func (s *sender) arrive(a arrival) {
 		s.rcv.planned = false
 		news := s.rcv.logged()
 		v := s.w.up.Send(s.w.now, ackBytes)
-		s.w.show(true, ackBytes, v)
+		s.w.show(true, s.to, ackBytes, s.w.now, v)
 		if v.Dropped == DropNone {
-			s.w.at(v.Arrives, func() { s.hear(news) })
+			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.hear(news) })
 		}
 	})
 }
@@ -320,5 +332,5 @@ func (s *sender) record() {
 	if s.flow == nil || s.closed {
 		return
 	}
-	s.stats.sample(s.w, s.flow.Snapshot())
+	s.stats.sample(s.w, s.to, s.flow.Snapshot(), s.rcv.upTo)
 }

@@ -32,7 +32,8 @@ func TestSource(t *testing.T) {
 		{"after a pause there is again", FlowConfig{On: 10 * ms, Off: 5 * ms}, 0, 15 * ms, cc.MaxCwnd, 0},
 		{"a pause produces nothing", FlowConfig{Rate: 8 * 1448 * 100, On: 10 * ms, Off: 5 * ms}, mss, 14 * ms, 0, at(25 * ms)},
 	} {
-		s := source{cfg: c.cfg, started: start, taken: c.taken}
+		s := newSource(c.cfg, 0, start, 1)
+		s.taken = c.taken
 		n, next := s.available(at(c.now))
 		assert.Equal(t, c.n, n, c.what)
 		assert.Equal(t, c.next, next, c.what)
@@ -42,11 +43,12 @@ func TestSource(t *testing.T) {
 // A source that says when it will have something has it then, and not before.
 func TestSourceKeepsItsWord(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := source{started: start, cfg: FlowConfig{
-			Rate: cc.Rate(rapid.Int64Range(0, 100_000_000).Draw(t, "rate")),
-			On:   time.Duration(rapid.Int64Range(1, 50).Draw(t, "on")) * ms,
-			Off:  time.Duration(rapid.Int64Range(0, 50).Draw(t, "off")) * ms,
-		}}
+		s := newSource(FlowConfig{
+			Rate:   cc.Rate(rapid.Int64Range(0, 100_000_000).Draw(t, "rate")),
+			On:     time.Duration(rapid.Int64Range(1, 50).Draw(t, "on")) * ms,
+			Off:    time.Duration(rapid.Int64Range(0, 50).Draw(t, "off")) * ms,
+			Random: rapid.Bool().Draw(t, "random"),
+		}, 0, start, rapid.Uint64().Draw(t, "seed"))
 		now := start
 		for range 50 {
 			n, next := s.available(now)

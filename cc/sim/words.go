@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,6 +48,18 @@ func (a *arguments) each(keys map[string]func(string) error) error {
 		a.words = a.words[2:]
 	}
 	return nil
+}
+
+// flag takes out a word that stands alone, in the place of a key, and reports
+// whether it was there.
+func (a *arguments) flag(word string) bool {
+	for i := 0; i < len(a.words); i += 2 {
+		if a.words[i] == word {
+			a.words = slices.Delete(slices.Clone(a.words), i, i+1)
+			return true
+		}
+	}
+	return false
 }
 
 func (a *arguments) end() error {
@@ -94,6 +107,14 @@ func parseFraction(s string) (float64, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(v) || v < 0 || v >= 1 {
 		return 0, fmt.Errorf("%q is not a fraction from 0 to less than 1", s)
+	}
+	return v, nil
+}
+
+func parseShare(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v > 0 && v <= 1) {
+		return 0, fmt.Errorf("%q is not a share above 0, up to 1", s)
 	}
 	return v, nil
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"container/heap"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -17,13 +18,47 @@ type world struct {
 	events   eventHeap
 	seq      uint64
 
-	down, up *Link
-	hints    hints
-	manager  flow.Manager
-	armed    cc.Time // when the manager's next tick is planned
-	senders  []*sender
-	blasters []*blaster
-	err      error
+	down, up  *Link
+	cell      *Cell // in place of down; nil: there is none
+	held      [][]holding
+	pulsing   bool // the cell's next division is planned
+	hints     hints
+	manager   flow.Manager
+	armed     cc.Time // when the manager's next tick is planned
+	endpoints []endpoint
+	hosts     []int // of the flows, counted from 0
+	err       error
+}
+
+// newEndpoint makes the sending end of flow number i.
+func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
+	var e endpoint
+	if f.Algorithm == UDP {
+		e = newDatagrams(w, f, i, w.hosts[i])
+	} else {
+		e = newSender(w, f, i, w.hosts[i])
+	}
+	if w.scenario.Hints > 0 {
+		w.hints.add(w.hosts[i], e)
+	}
+	return e
+}
+
+// endpoint is the sending end of a flow.
+type endpoint interface {
+	open(flow.Terms)
+	move(flow.Terms)
+	close()
+	underWay() bool // it is open
+	record()        // samples its state
+	measured() *stats
+	result(i int) FlowResult
+}
+
+// holding is a packet in a cell's queue.
+type holding struct {
+	at      cc.Time
+	settled func(Verdict)
 }
 
 // The links draw from streams of their own unless they have seeds.
@@ -44,6 +79,15 @@ func newWorld(s Scenario) *world {
 		up.Seed = s.Seed ^ upSeed
 	}
 	w.down, w.up = NewLink(down, w.origin), NewLink(up, w.origin)
+	if s.Cell != nil {
+		cell := *s.Cell
+		if cell.Seed == 0 {
+			cell.Seed = down.Seed
+		}
+		w.cell = NewCell(cell, w.origin)
+	}
+	w.hosts = s.hosts()
+	w.held = make([][]holding, slices.Max(w.hosts)+1)
 	w.hints.w = w
 	w.manager.Seed = s.Seed
 	w.manager.Arm = w.arm
@@ -66,6 +110,72 @@ func (w *world) run() {
 	w.now = w.end
 }
 
+// send puts a packet of size bytes for a host into the bottleneck; settled hears
+// what becomes of it, as soon as that is certain.
+func (w *world) send(host int, size cc.Bytes, settled func(Verdict)) {
+	if w.cell == nil {
+		v := w.down.Send(w.now, size)
+		w.hints.note(host, size, v)
+		w.show(false, host, size, w.now, v)
+		settled(v)
+		return
+	}
+	if drop := w.cell.Enqueue(w.now, host, size); drop != DropNone {
+		v := Verdict{Dropped: drop}
+		w.show(false, host, size, w.now, v)
+		settled(v)
+		return
+	}
+	w.held[host] = append(w.held[host], holding{w.now, settled})
+	w.pulse()
+}
+
+// pulse plans the cell's next division, if anything waits for it.
+func (w *world) pulse() {
+	next := w.cell.Next()
+	if w.pulsing || next == cc.Never {
+		return
+	}
+	w.pulsing = true
+	w.at(next, func() {
+		w.pulsing = false
+		for _, d := range w.cell.Advance(w.now) {
+			p := w.held[d.Host][0]
+			w.held[d.Host] = w.held[d.Host][1:]
+			v := Verdict{Departs: d.Departs, Arrives: d.Arrives}
+			w.show(false, d.Host, d.Size, p.at, v)
+			p.settled(v)
+		}
+		w.pulse()
+	})
+}
+
+// setDelay changes the propagation delay of the path, each way.
+func (w *world) setDelay(d time.Duration) {
+	w.up.SetDelay(d)
+	if w.cell != nil {
+		w.cell.SetDelay(d)
+		return
+	}
+	w.down.SetDelay(d)
+}
+
+// offered is what the bottleneck could have carried; a cell: to that host alone.
+func (w *world) offered(host int, from, to cc.Time) cc.Bytes {
+	if w.cell != nil {
+		return w.cell.Offered(host, from, to)
+	}
+	return w.down.Offered(from, to)
+}
+
+// backlog is what waits in the queue for a host's packets.
+func (w *world) backlog(host int) (bytes cc.Bytes, packets int) {
+	if w.cell != nil {
+		return w.cell.Backlog(w.now, host)
+	}
+	return w.down.Backlog(w.now)
+}
+
 // arm plans the manager's tick. It may be called from within the manager.
 func (w *world) arm(at cc.Time) {
 	if at >= w.armed {
@@ -83,12 +193,12 @@ func (w *world) arm(at cc.Time) {
 	})
 }
 
-// show tells whoever watches of a packet that is sent now.
-func (w *world) show(up bool, size cc.Bytes, v Verdict) {
+// show tells whoever watches of a packet that was sent at a time.
+func (w *world) show(up bool, host int, size cc.Bytes, at cc.Time, v Verdict) {
 	if w.scenario.Watch == nil {
 		return
 	}
-	p := Packet{Up: up, Size: size, At: w.now.Sub(w.origin), Dropped: v.Dropped}
+	p := Packet{Up: up, Host: host, Size: size, At: at.Sub(w.origin), Dropped: v.Dropped}
 	if v.Dropped == DropNone {
 		p.Departs, p.Arrives = v.Departs.Sub(w.origin), v.Arrives.Sub(w.origin)
 	}
@@ -97,8 +207,8 @@ func (w *world) show(up bool, size cc.Bytes, v Verdict) {
 
 // sample records the state of every flow, now and then.
 func (w *world) sample(every time.Duration) {
-	for _, s := range w.senders {
-		s.record()
+	for _, e := range w.endpoints {
+		e.record()
 	}
 	w.at(w.now.Add(every), func() { w.sample(every) })
 }

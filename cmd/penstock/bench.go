@@ -109,6 +109,7 @@ where user namespaces are allowed.`,
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
 	f.outputs.windows = true
+	cmd.AddCommand(recipeCommand())
 	return cmd
 }
 

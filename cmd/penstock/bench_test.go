@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"testing"
@@ -63,4 +64,38 @@ func TestBenchInVirtualTimeNeedsNoNetwork(t *testing.T) {
 	require.Len(t, results, 2)
 	assert.Equal(t, "sim", results[1].Envelope)
 	assert.InDelta(t, 12, results[1].Offered, 1e-9)
+}
+
+func TestRecipesAreListedAndNamed(t *testing.T) {
+	code, stdout, stderr := run(t, "bench", "recipe", "list")
+	require.Equal(t, exitOK, code, stderr)
+	for _, name := range []string{"join-leave", "live-switch", "janus-c10", "nacc-d1", "pbe-e5"} {
+		assert.Regexp(t, `(?m)^`+name+` `, stdout)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		says string
+	}{
+		"an unknown recipe":         {[]string{"nonesuch", "--virtual"}, `no "nonesuch"; penstock bench recipe list`},
+		"all and another":           {[]string{"all", "hosts", "--virtual"}, "all goes without other names"},
+		"no runs":                   {[]string{"hosts", "--virtual", "--runs", "0"}, "--runs"},
+		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.pdf"}, ".png"},
+	} {
+		code, stdout, stderr := run(t, append([]string{"bench", "recipe", "run"}, c.args...)...)
+		assert.Equal(t, exitInput, code, name)
+		assert.Empty(t, stdout, name)
+		assert.Contains(t, stderr, c.says, name)
+	}
+}
+
+func TestARecipeIsRunInVirtualTime(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "runs.jsonl")
+	code, stdout, stderr := run(t, "bench", "recipe", "run", "live-switch", "--virtual", "--short", "--runs", "2", "--json", file)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stdout, "short form, 2 runs")
+	assert.Regexp(t, `(?m)^ok +bytes that arrived`, stdout)
+	assert.Contains(t, stderr, "live-switch 1/1: cubic, then copa")
+	lines, err := os.ReadFile(file)
+	require.NoError(t, err)
+	assert.Equal(t, 2, bytes.Count(lines, []byte("\n")))
 }

@@ -48,7 +48,13 @@ func badConfig(w io.Writer, err error) error {
 func describeConfig(w io.Writer, cfg proxy.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {
-		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, l.Address)
+		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, l.Address+l.Device) // it has one of them
+		if l.Tunnels() {
+			fmt.Fprintf(&b, ", MTU %d", l.MTU())
+		}
+		if n := len(l.WireGuard.Peers); n > 0 {
+			fmt.Fprintf(&b, ", %d peers", n)
+		}
 		if l.Target != "" {
 			fmt.Fprintf(&b, " to %s", l.Target)
 		}

@@ -40,6 +40,19 @@ rules:
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
 }
 
+func TestCheckPrintsTunnels(t *testing.T) {
+	code, out, errs := checkFile(t, `
+listeners:
+- {name: vpn, mode: wireguard, address: ":51820", wireguard: {private_key: EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=, peers: [
+    {name: phone, public_key: BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA=, allowed_ips: [10.9.0.2]}]}}
+- {name: other, mode: tun, device: penstock0}
+`)
+	require.Equal(t, exitOK, code, errs)
+	assert.Contains(t, out, "listener vpn: wireguard on :51820, MTU 1420, 1 peers\n")
+	assert.Contains(t, out, "listener other: tun on penstock0, MTU 1500\n")
+	assert.NotContains(t, out+errs, "EEEE")
+}
+
 func TestCheckTellsWhereHintsComeFrom(t *testing.T) {
 	const lan = "listeners: [{name: lan, mode: mixed, address: '127.0.0.1:1080'}]\n"
 	for config, says := range map[string]string{

@@ -35,7 +35,7 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 
 func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "configuration.md"), -1)
-	require.Len(t, blocks, 4)
+	require.Len(t, blocks, 5)
 	for _, b := range blocks {
 		_, err := proxy.Parse([]byte(b[1]))
 		assert.NoError(t, err, b[1])

@@ -25,6 +25,8 @@ func judge(f facts) report {
 		{"kernel", f.judgeKernel()},
 		{"datapath", f.judgeDatapath()},
 		{"capture", f.judgeCapture()},
+		{"hints", []check{f.judgeSources()}},
+		{"tunnels", f.judgeTunnels()},
 		{"lab", []check{f.judgeUserNamespaces(), f.judgeTUN()}},
 		{"limits", append([]check{f.judgeDescriptors()}, f.judgeSettings()...)},
 		{"process", []check{f.judgeCapabilities()}},
@@ -314,9 +316,9 @@ func (f facts) judgeTUN() check {
 	case !made:
 		return f.untried(c)
 	case err == nil:
-		return fine(c.Name, "%s makes devices: emulated links work", tunDevice)
+		return fine(c.Name, "%s makes devices: emulated links and listeners of mode tun work", tunDevice)
 	}
-	c.State, c.Found = stateMissing, fmt.Sprintf("%v; penstock bench and penstock demo need it", err)
+	c.State, c.Found = stateMissing, fmt.Sprintf("%v; listeners of mode tun, penstock bench and penstock demo need it", err)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		c.Fix = "modprobe tun; into a container the device comes by --device " + tunDevice

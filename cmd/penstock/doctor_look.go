@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+	"github.com/penstock-net/penstock/proxy/linkstat"
 )
 
 // facts is all that doctor looked at, to be judged.
@@ -31,6 +32,9 @@ type facts struct {
 
 	available, allowed []string // congestion controls
 	controls           error    // why they are unknown
+
+	sources    []linkstat.Interface // that could tell hints
+	sourceless error                // why they are unknown
 
 	root           bool // the process's user
 	guest          bool // the process is in a user namespace, where capabilities count for little
@@ -50,7 +54,7 @@ var sysctlNames = []string{
 	"kernel.unprivileged_userns_clone", "user.max_user_namespaces", "kernel.apparmor_restrict_unprivileged_userns",
 	"net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem", "net.ipv4.tcp_sack", "net.ipv4.tcp_timestamps",
 	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_slow_start_after_idle",
-	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding",
+	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", unprivilegedPorts,
 }
 
 // look tries everything once.
@@ -69,6 +73,7 @@ func look(ctx context.Context) facts {
 		f.envelope, f.beneath, f.lacking = dp.Envelope(), dp.Beneath(), dp.Missing()
 		_ = dp.Close() // it had no legs
 	}
+	f.sources, f.sourceless = linkstat.Interfaces()
 	f.infoSize = infoSize()
 	f.ebpf = bpf.Check()
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")

@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/linkstat"
 )
 
 // healthy is a machine on which everything works, for root.
@@ -29,10 +30,13 @@ func healthy() facts {
 		version: "v1.2.3", release: "6.12.4-generic", machine: "x86_64",
 		envelope: kernel.EBPF, beneath: "bbr", infoSize: 280, btf: true,
 		available: []string{"reno", "cubic", "bbr"}, allowed: []string{"reno", "cubic", "bbr"},
+		sources: []linkstat.Interface{
+			{Name: "wlan0", Queue: "noqueue", Radio: true}, {Name: "lan0", Queue: "tbf", Rate: 40_000_000}, {Name: "wan0", Queue: "fq_codel"},
+		},
 		root: true, traceable: true,
 		capabilities: capNetAdmin | capNetBindService | capSysAdmin | capBPF | capPerfmon,
 		trials: map[string]attempt{
-			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {}, "tun": {},
+			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {}, "tun": {}, "kernel_wireguard": {},
 		},
 		descriptors: proxy.Descriptors{Total: 1048576, Connections: 458696, Pipes: 65528},
 		sysctls: map[string]string{
@@ -49,6 +53,7 @@ func healthy() facts {
 func limited() facts {
 	f := healthy()
 	f.release, f.infoSize = "5.3.0", 240
+	f.sources, f.sourceless = nil, unix.EAFNOSUPPORT
 	f.lacking = []string{"TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen", `envelope "bbr": not loaded`}
 	f.envelope, f.beneath = "cubic", "cubic"
 	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.3.0: %w", unix.EPERM)
@@ -146,6 +151,9 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		"no TUN device":                          {refused("tun", unix.ENOENT), "tun", stateMissing, "modprobe tun"},
 		"a TUN device for root only":             {refused("tun", unix.EACCES), "tun", stateMissing, "chmod 0666 /dev/net/tun"},
 		"a TUN device behind a fence":            {refused("tun", unix.EPERM), "tun", stateMissing, "DeviceAllow=/dev/net/tun"},
+		"no WireGuard in the kernel":             {refused("kernel_wireguard", unix.EOPNOTSUPP), "kernel_wireguard", stateWarn, "modprobe wireguard"},
+		"WireGuard in the kernel for root only":  {refused("kernel_wireguard", unix.EPERM), "kernel_wireguard", stateWarn, "CAP_NET_ADMIN"},
+		"low ports are for information":          {without(capNetBindService), "ports", stateOK, ""},
 		"a TUN device without its ioctl":         {refused("tun", unix.EINVAL), "tun", stateMissing, "CONFIG_TUN"},
 
 		"user namespaces are switched off": {

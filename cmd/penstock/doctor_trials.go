@@ -82,6 +82,7 @@ func tryInNamespace(ctx context.Context) (trials map[string]attempt, err error) 
 			}
 		}
 		trials["tun"] = tried(tryTUN())
+		trials[wireGuardTrial] = tried(node.TryLink("wireguard"))
 		return nil
 	})
 	return trials, err

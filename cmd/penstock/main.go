@@ -120,6 +120,7 @@ Exit codes:
 		checkCommand(),
 		doctorCommand(),
 		rulesCommand(),
+		gatewayCommand(),
 		simCommand(),
 		benchCommand(),
 		demoCommand(),

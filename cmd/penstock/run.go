@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -72,6 +73,8 @@ type house struct {
 	hints telemetry.HintDesk
 	proxy *proxy.Kernel
 
+	sources []*linkstat.Source
+
 	reloads reloads
 }
 
@@ -103,6 +106,9 @@ func (h *house) run(ctx context.Context) (err error) {
 	}
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
 	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
+	if err := h.openSources(); err != nil {
+		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
+	}
 	h.reloads.start(h.flags.hash)
 	h.announce()
 	h.dropPrivileges()
@@ -222,6 +228,7 @@ func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
 		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.radio) })
 	}
 	others.Go(func() { h.watchdog(pagesCtx) })
+	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
 	h.tell(daemon.SdNotifyReady)
 
 	for stopping := false; ; {
@@ -261,9 +268,12 @@ func (h *house) telemetryPages() telemetry.Pages {
 			Tier:  kernel.Tier, Envelope: h.proxy.Datapath.Envelope(), Missing: h.proxy.Datapath.Missing(),
 		},
 		Clock:  now,
+		Wall:   time.Now,
 		Load:   h.load,
 		Config: h.reloads.status,
 		Hints:  h.hints.Outcomes,
+
+		HintSources: h.sourceStats,
 	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped

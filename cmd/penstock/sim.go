@@ -55,6 +55,7 @@ too, against all it offered; Mbit/s is payload that arrived.
 A FILE describes path, flows and expectations line by line; it takes the place
 of the flags, and an expectation that does not hold is a failure.
 
+` + caseFormat() + `
 With --all every algorithm, or each that --algorithm names, is put through the
 standard cases:
 
@@ -113,6 +114,11 @@ func modelList() string {
 		fmt.Fprintf(&b, "  %-8s %s\n", m.Name, m.About)
 	}
 	return b.String()
+}
+
+// caseFormat is every line that a FILE may have, indented.
+func caseFormat() string {
+	return strings.ReplaceAll("\n"+strings.TrimSpace(sim.CaseFormat), "\n", "\n  ")[1:] + "\n"
 }
 
 // trial is one run to be made.

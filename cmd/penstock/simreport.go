@@ -135,12 +135,28 @@ type simFlowRecord struct {
 	Queueing    simDelays `json:"queueing_seconds"`
 	OneWay      simDelays `json:"one_way_seconds"`
 	Packets     int       `json:"packets"`
+	Arrived     int       `json:"arrived"`
 	Drops       int       `json:"drops"`
 	Losses      int       `json:"losses"`
 	Retransmits int       `json:"retransmits"`
 	Timeouts    int       `json:"timeouts"`
 	Completed   float64   `json:"completed_seconds,omitempty"`
 	PerSecond   []cc.Rate `json:"throughput_series_bits_per_second"`
+
+	Objects []simObject `json:"objects,omitempty"`
+	Video   *simVideo   `json:"video,omitempty"`
+}
+
+type simObject struct {
+	At   float64 `json:"at_seconds"`
+	Took float64 `json:"took_seconds"` // 0: it has not come
+}
+
+type simVideo struct {
+	StartUp   float64 `json:"startup_seconds"` // 0: it has not begun
+	Rebuffers int     `json:"rebuffers"`
+	Rebuffer  float64 `json:"rebuffer_seconds"`
+	Played    float64 `json:"played_seconds"`
 }
 
 type simDelays struct {
@@ -166,14 +182,27 @@ func newSimRecord(t trial, r sim.Result) simRecord {
 	if t.link == "" {
 		rec.Algorithm, rec.Scenario = "", t.name
 	}
-	for _, f := range r.Flows {
+	for i, f := range r.Flows {
 		rec.Throughput += f.Throughput
-		rec.Flows = append(rec.Flows, simFlowRecord{
-			Name: f.Name, Algorithm: f.Algorithm, Throughput: f.Throughput, Utilisation: f.Utilisation,
-			Queueing: newSimDelays(f.Queueing), OneWay: newSimDelays(f.OneWay),
-			Packets: f.Packets, Drops: f.Drops, Losses: f.Losses, Retransmits: f.Retransmits, Timeouts: f.Timeouts,
-			Completed: f.Completed.Seconds(), PerSecond: f.PerSecond,
-		})
+		flow := newSimFlowRecord(f)
+		if t.Flows[i].Video.Rate > 0 {
+			v := f.Video
+			flow.Video = &simVideo{v.StartUp.Seconds(), v.Rebuffers, v.Rebuffer.Seconds(), v.Played.Seconds()}
+		}
+		rec.Flows = append(rec.Flows, flow)
+	}
+	return rec
+}
+
+func newSimFlowRecord(f sim.FlowResult) simFlowRecord {
+	rec := simFlowRecord{
+		Name: f.Name, Algorithm: f.Algorithm, Throughput: f.Throughput, Utilisation: f.Utilisation,
+		Queueing: newSimDelays(f.Queueing), OneWay: newSimDelays(f.OneWay),
+		Packets: f.Packets, Arrived: f.Arrived, Drops: f.Drops, Losses: f.Losses, Retransmits: f.Retransmits, Timeouts: f.Timeouts,
+		Completed: f.Completed.Seconds(), PerSecond: f.PerSecond,
+	}
+	for _, o := range f.Objects {
+		rec.Objects = append(rec.Objects, simObject{o.At.Seconds(), o.Took.Seconds()})
 	}
 	return rec
 }

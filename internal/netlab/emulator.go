@@ -5,6 +5,7 @@ package netlab
 import (
 	"fmt"
 	"runtime"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -23,18 +24,22 @@ const (
 // packet is one IP packet on its way.
 type packet struct {
 	due  cc.Time
-	rec  *entry // nil before the start
+	at   cc.Time // it came into a cell's queue
+	rec  *entry  // nil before the start
 	n    int
 	data [MTU]byte
 }
 
-// pipe is one direction: in, through the link's schedule, out.
+// pipe is one direction: in, through the schedule of a link or a cell, out.
 type pipe struct {
 	dir     Direction
 	cfg     sim.LinkConfig
+	radio   *sim.CellConfig // in place of cfg; nil: none
 	in, out int
-	link    *sim.Link // nil before the start
-	line    queue     // packets by due time, which is also the order of arrival
+	link    *sim.Link // nil before the start, and in a cell
+	cell    *sim.Cell // nil before the start, and on a link
+	waiting []queue   // by host, in a cell
+	line    queue     // packets by due time
 }
 
 // queue is a growing ring of packets.
@@ -56,6 +61,15 @@ func (q *queue) push(p *packet) {
 	}
 	q.ring[q.tail&uint(len(q.ring)-1)] = p
 	q.tail++
+}
+
+// insert puts a packet in its place by due time, behind those that are as early.
+func (q *queue) insert(p *packet) {
+	q.push(p)
+	at := func(i uint) **packet { return &q.ring[i&uint(len(q.ring)-1)] }
+	for i := q.tail - 1; i != q.head && (*at(i - 1)).due > p.due; i-- {
+		*at(i), *at(i - 1) = *at(i - 1), p
+	}
 }
 
 func (q *queue) pop() *packet {
@@ -80,6 +94,7 @@ func newEmulator(p *Path) *emulator {
 	for d := range p.dirs {
 		e.fds[d] = unix.PollFd{Fd: int32(p.dirs[d].in), Events: unix.POLLIN}
 		p.dirs[d].line.ring = make([]*packet, readyPackets)
+		p.dirs[d].waiting = make([]queue, max(1, len(p.hosts)))
 	}
 	e.fds[2] = unix.PollFd{Fd: int32(p.wake), Events: unix.POLLIN}
 	return e
@@ -103,10 +118,14 @@ func (e *emulator) run() {
 	}
 	hurry()
 	for !e.stopping.Load() {
+		e.serve(&e.dirs[Down])
 		e.deliver(&e.dirs[Down])
 		e.deliver(&e.dirs[Up])
 		if !e.wait() {
 			continue
+		}
+		if e.fds[2].Revents != 0 {
+			e.answer()
 		}
 		for d := range e.dirs {
 			switch r := e.fds[d].Revents; {
@@ -137,18 +156,37 @@ func hurry() {
 	}
 }
 
-// wait sleeps until a packet arrives or the next is nearly due, and tells
-// whether one arrived.
+// answer does what others have asked for.
+func (e *emulator) answer() {
+	var count [8]byte
+	_, _ = unix.Read(e.wake, count[:]) // it does not block, and how often it was woken is no matter
+	for {
+		select {
+		case do := <-e.asked:
+			do()
+		default:
+			return
+		}
+	}
+}
+
+// wait sleeps until a packet arrives, the next is nearly due, a cell's next
+// subframe begins or somebody asks for something, and tells whether there is
+// anything to read. A cell's packets leave at a subframe's end, so nothing is
+// late that is served a little after its beginning.
 func (e *emulator) wait() bool {
 	next := cc.Never
 	for d := range e.dirs {
 		if line := &e.dirs[d].line; !line.empty() {
-			next = min(next, line.first().due)
+			next = min(next, line.first().due.Add(-e.spin))
+		}
+		if cell := e.dirs[d].cell; cell != nil {
+			next = min(next, cell.Next())
 		}
 	}
 	var timeout *unix.Timespec // nil: for ever
 	if next != cc.Never {
-		ts := unix.NsecToTimespec(int64(max(0, next.Sub(e.now())-e.spin)))
+		ts := unix.NsecToTimespec(int64(max(0, next.Sub(e.now()))))
 		timeout = &ts
 	}
 	n, errno := ppoll(e.fds[:], timeout)
@@ -175,12 +213,20 @@ func (e *emulator) receive(d *pipe) {
 			return // nothing left, or interrupted: poll tells
 		}
 		p.n = n
-		if e.admit(d, p) {
-			d.line.push(p)
-		} else {
+		if !e.admit(d, p) {
 			e.free = append(e.free, p)
 		}
 	}
+}
+
+// hostOf returns the host that a packet is for or from: of an address that is
+// none of theirs, the first.
+func (e *emulator) hostOf(d *pipe, p *packet) int {
+	src, dst := addresses(p.data[:p.n])
+	if d.dir == Up {
+		dst = src
+	}
+	return e.hosts[dst]
 }
 
 // take returns an empty packet; nil when the path holds as many as it may.
@@ -204,24 +250,74 @@ func (e *emulator) refuse(d *pipe) {
 	}
 }
 
-// admit settles the packet's fate and records it; false: it is lost.
+// admit puts the packet into the queue or, before the start, on the line; false:
+// it is lost. On a link its fate is settled, and recorded, at once.
 func (e *emulator) admit(d *pipe, p *packet) bool {
-	now := e.now()
-	if d.link == nil && !e.begin(d, now, p.n) {
-		p.due, p.rec = now.Add(d.cfg.Delay), nil
+	now, host := e.now(), e.hostOf(d, p)
+	if d.link == nil && d.cell == nil && !e.begin(d, now, p.n) {
+		p.due, p.rec = now.Add(d.delay(host)), nil
+		d.line.insert(p)
 		return true
 	}
 	now = max(now, cc.Time(e.zero.Load()))
-	v := d.link.Send(now, cc.Bytes(p.n))
-	rec := entry{at: now, size: uint16(p.n), dir: d.dir, drop: v.Dropped, late: latePending}
-	if v.Dropped == sim.DropNone {
-		rec.departs, rec.arrives = v.Departs, v.Arrives
+	rec := entry{at: now, size: uint16(p.n), dir: d.dir, host: uint16(host), late: latePending}
+	if d.cell != nil {
+		if rec.drop = d.cell.Enqueue(now, host, cc.Bytes(p.n)); rec.drop != sim.DropNone {
+			e.record.add(rec)
+			return false
+		}
+		p.at = now
+		d.waiting[host].push(p)
+		return true
 	}
+	v := d.link.Send(now, cc.Bytes(p.n))
+	rec.departs, rec.arrives, rec.drop = v.Departs, v.Arrives, v.Dropped
 	p.due, p.rec = v.Arrives, e.record.add(rec)
+	if v.Dropped == sim.DropNone {
+		d.line.insert(p)
+	}
 	return v.Dropped == sim.DropNone
 }
 
-// begin makes the direction's link if the path has started, or starts with this packet.
+// serve puts on the line what a cell has let go.
+func (e *emulator) serve(d *pipe) {
+	if d.cell == nil || d.cell.Next() > e.now() {
+		return
+	}
+	for _, gone := range d.cell.Advance(e.now()) {
+		p := d.waiting[gone.Host].pop()
+		p.due = gone.Arrives
+		p.rec = e.record.add(entry{
+			at: p.at, departs: gone.Departs, arrives: gone.Arrives,
+			size: uint16(p.n), dir: d.dir, host: uint16(gone.Host), late: latePending,
+		})
+		d.line.insert(p)
+	}
+}
+
+// delay is the direction's propagation towards a host, as it was configured or set.
+func (d *pipe) delay(host int) time.Duration {
+	if d.radio != nil {
+		return d.radio.Delay + d.radio.Host(host).Delay
+	}
+	return d.cfg.Delay
+}
+
+// setDelay changes it for the packets to come.
+func (d *pipe) setDelay(delay time.Duration) {
+	if d.radio != nil {
+		d.radio.Delay = delay
+	}
+	d.cfg.Delay = delay
+	if d.cell != nil {
+		d.cell.SetDelay(delay)
+	}
+	if d.link != nil {
+		d.link.SetDelay(delay)
+	}
+}
+
+// begin makes the direction's schedule if the path has started, or starts with this packet.
 func (e *emulator) begin(d *pipe, now cc.Time, size int) bool {
 	if size >= DataSize && e.armed.Load() {
 		e.zero.CompareAndSwap(0, int64(now))
@@ -230,7 +326,11 @@ func (e *emulator) begin(d *pipe, now cc.Time, size int) bool {
 	if zero == 0 {
 		return false
 	}
-	d.link = sim.NewLink(d.cfg, zero)
+	if d.radio != nil {
+		d.cell = sim.NewCell(*d.radio, zero)
+	} else {
+		d.link = sim.NewLink(d.cfg, zero)
+	}
 	return true
 }
 

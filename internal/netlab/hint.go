@@ -9,35 +9,53 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// Monitor watches a path's link towards its near end, as a base station would
-// that serves this one host: all that the link offers is for it. It is not for
-// several goroutines at once.
+// Monitor watches a path towards one host at its near end. Of a cell it tells
+// what the cell's own control channel says of that host. A link has one queue for
+// all: to a lone host it tells what a base station would that serves it alone, and
+// where there are several the same of all of them, whose parts are left open
+// (Share 0) for whoever knows their claims. It is not for several goroutines at
+// once.
 type Monitor struct {
 	path *Path
 	next int64 // entry of the record
 	watch
 }
 
-// Monitor returns one that has seen nothing yet.
-func (p *Path) Monitor() *Monitor {
-	return &Monitor{path: p, watch: watch{cfg: p.cfg.Down}}
+// Monitor returns one of a host, counted from 0, that has seen nothing yet.
+func (p *Path) Monitor(host int) *Monitor {
+	return &Monitor{path: p, watch: watch{cfg: p.cfg.Down, host: host, shared: len(p.cfg.Near.hosts()) > 2}}
 }
 
-// Hint tells how the link is now; false: the path has not started. Its time is
-// the path's and means nothing elsewhere.
+// Hint tells how the link is now; false: the path has not started, or is closed.
+// Its time is the path's and means nothing elsewhere.
 func (m *Monitor) Hint() (cc.Hint, bool) {
 	m.zero = cc.Time(m.path.zero.Load())
 	if m.zero == 0 {
 		return cc.Hint{}, false
+	}
+	if m.path.cfg.Cell != nil {
+		return m.path.radioHint(m.host)
 	}
 	now := m.path.now()
 	m.next = m.path.record.since(m.next, m.note)
 	return m.hint(now), true
 }
 
+// radioHint is what the cell tells a host now; false: nothing has come to it yet.
+func (p *Path) radioHint(host int) (h cc.Hint, ok bool) {
+	err := p.do(func() {
+		if cell := p.dirs[Down].cell; cell != nil {
+			h, ok = cell.Hint(p.now(), host), true
+		}
+	})
+	return h, ok && err == nil
+}
+
 // watch is the state of a link as its packets tell it.
 type watch struct {
 	cfg    sim.LinkConfig
+	host   int
+	shared bool    // with other hosts
 	zero   cc.Time // when it started
 	recent []entry // in the queue, or that came within the window; the oldest first
 	lost   cc.Bytes
@@ -47,10 +65,11 @@ type watch struct {
 func (w *watch) note(e *entry) {
 	switch {
 	case e.dir != Down:
+	case e.drop == sim.DropLoss && int(e.host) != w.host:
 	case e.drop == sim.DropLoss:
 		w.lost += max(0, cc.Bytes(e.size)-sim.HeaderBytes)
 	default:
-		w.recent = append(w.recent, entry{at: e.at, departs: e.departs, size: e.size, drop: e.drop})
+		w.recent = append(w.recent, entry{at: e.at, departs: e.departs, size: e.size, drop: e.drop, host: e.host})
 	}
 }
 
@@ -74,12 +93,20 @@ func (w *watch) hint(now cc.Time) cc.Hint {
 		}
 	}
 	w.recent = keep
+	hosts := map[uint16]bool{}
+	for _, e := range keep {
+		hosts[e.host] = true
+	}
 	h := cc.Hint{At: now, ArrivalRate: sim.Known(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
 	if w.cfg.Rate > 0 || w.cfg.Trace != nil {
 		offered := sim.NewLink(w.cfg, w.zero).Offered(from, now)
 		h.LinkRate = sim.Known(cc.RateOf(offered, span))
 		h.Capacity = sim.Known(cc.RateOf(sim.Payload(offered), span))
 		h.FairShare = h.Capacity
+	}
+	if w.shared {
+		h.Share, h.Flows = 0, max(1, len(hosts))
+		h.FairShare = sim.Known(h.FairShare / cc.Rate(h.Flows))
 	}
 	h.QueueRoom = sim.Known(w.cfg.Room(queued, packets))
 	return h

@@ -44,6 +44,24 @@ func TestALinkTellsOfItself(t *testing.T) {
 	assert.Empty(t, w.recent)
 }
 
+// Of a link that several hosts share, each hears the same but for what the radio
+// lost of its own.
+func TestALinkOfSeveralHostsTellsOfItself(t *testing.T) {
+	zero := cc.Time(time.Second)
+	at := func(ms int) cc.Time { return zero.Add(time.Duration(ms) * time.Millisecond) }
+	w := watch{cfg: sim.LinkConfig{Rate: 12e6}, zero: zero, host: 1, shared: true}
+	for host := range uint16(3) {
+		w.note(&entry{at: at(90), departs: at(91), size: 1500, host: host})
+		w.note(&entry{at: at(90), size: 1500, host: host, drop: sim.DropLoss})
+	}
+	h := w.hint(at(100))
+	assert.Equal(t, 3, h.Flows)
+	assert.Zero(t, h.Share, "left open")
+	assert.EqualValues(t, 1448, h.RadioLost)
+	assert.EqualValues(t, 12e6, h.LinkRate)
+	assert.InDelta(t, 12e6*1448/1500/3, float64(h.FairShare), 1)
+}
+
 func TestALinkThatPausesTellsSo(t *testing.T) {
 	trace, err := sim.ReadTrace("pause", strings.NewReader("1\n2\n100\n"))
 	require.NoError(t, err)
@@ -57,7 +75,7 @@ func TestALinkThatPausesTellsSo(t *testing.T) {
 
 func TestAMonitorFollowsAPath(t *testing.T) {
 	c := newCellular(t, twelve(250))
-	m := c.Path.Monitor()
+	m := c.Path.Monitor(0)
 	_, ok := m.Hint()
 	assert.False(t, ok, "it has not started")
 	out, in := connect(t, c.Client, c.Server, c.ServerAddr.V4)

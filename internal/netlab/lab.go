@@ -13,6 +13,8 @@
 //	                                   10.77.2.1    veth    10.77.2.2
 //	                                   fd77:2::1            fd77:2::2
 //
+//	              of several hosts, the next have 10.77.1.3, fd77:1::3 and so on
+//
 //	NewRouted     the same, with a veth pair in place of the path
 package netlab
 

@@ -166,6 +166,20 @@ func (n *Node) Route(dst netip.Prefix, via netip.Addr) error {
 	})
 }
 
+// Address gives a device of the node one more IPv4 address.
+func (n *Node) Address(device string, addr netip.Prefix) error {
+	return n.withNetlink(func(h *netlink.Handle) error {
+		link, err := h.LinkByName(device)
+		if err == nil {
+			err = h.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)})
+		}
+		if err != nil {
+			return fmt.Errorf("netlab: give %s in %s the address %s: %w", device, n.name, addr, err)
+		}
+		return nil
+	})
+}
+
 func (n *Node) withNetlink(fn func(*netlink.Handle) error) error {
 	n.mu.RLock()
 	defer n.mu.RUnlock()

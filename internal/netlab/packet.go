@@ -111,6 +111,18 @@ func (d *decoder) decode(b []byte, size int) (p Packet, ok bool) {
 	return p, true
 }
 
+// addresses returns the ones that an IP packet is from and for; none where it is
+// cut short.
+func addresses(b []byte) (src, dst netip.Addr) {
+	switch {
+	case len(b) >= 20 && b[0]>>4 == 4:
+		return netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
+	case len(b) >= 40 && b[0]>>4 == 6:
+		return netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
+	}
+	return src, dst
+}
+
 func (d *decoder) ends(src, dst []byte) (from, to netip.AddrPort) {
 	s, _ := netip.AddrFromSlice(src) // 4 or 16 bytes, as they come out of a header
 	t, _ := netip.AddrFromSlice(dst)

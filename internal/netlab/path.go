@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,14 +23,20 @@ const DefaultSpin = 60 * time.Microsecond
 
 // PathConfig describes an emulated link between two nodes.
 type PathConfig struct {
-	Near, Far End            // their devices are created
-	Down, Up  sim.LinkConfig // Far to Near, and Near to Far
-	Spin      time.Duration  // 0: DefaultSpin; negative: none
+	// Near and Far have their devices created. Near's addresses are hosts: the
+	// first of each family are host 0's, the second host 1's, and so on.
+	Near, Far End
+	Down, Up  sim.LinkConfig  // Far to Near, and Near to Far
+	Cell      *sim.CellConfig // in place of Down; nil: none
+	Spin      time.Duration   // 0: DefaultSpin; negative: none
 }
 
-// Path is an emulated link between two nodes. What it does to a packet is
-// settled by package sim's schedule when the packet arrives; real time only
-// decides how late the packet is then handed over.
+// maxHosts bounds the hosts of a path.
+const maxHosts = 100
+
+// Path is an emulated link, or a radio cell, between two nodes. What it does to a
+// packet is settled by package sim's schedule and when packets arrive; real time
+// only decides how late the packet is then handed over.
 //
 // Until it is started a path delays packets and does nothing else to them, and
 // records nothing.
@@ -38,12 +45,16 @@ type Path struct {
 	spin   time.Duration
 	record *record
 	dirs   [2]pipe
+	hosts  map[netip.Addr]int
 
 	epoch time.Time // the clock's zero
 	zero  atomic.Int64
 	armed atomic.Bool
 
-	wake     int // eventfd that ends the emulator's sleep
+	wake     int         // eventfd that ends the emulator's sleep
+	asked    chan func() // for the emulator to do
+	asking   sync.Mutex  // guards wake against being closed
+	shut     bool
 	stopping atomic.Bool
 	moved    chan struct{} // closed when the emulator has ended
 	err      error         // why it ended by itself; read after moved
@@ -60,12 +71,13 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 	if l.closed {
 		return nil, errClosed
 	}
-	for dir, c := range map[Direction]sim.LinkConfig{Down: cfg.Down, Up: cfg.Up} {
-		if err := check(c); err != nil {
-			return nil, fmt.Errorf("netlab: path, %s: %w", dir, err)
-		}
+	if err := cfg.check(); err != nil {
+		return nil, err
 	}
-	p := &Path{cfg: cfg, spin: cfg.Spin, record: newRecord(), epoch: time.Now(), wake: -1}
+	p := &Path{
+		cfg: cfg, spin: cfg.Spin, record: newRecord(), hosts: cfg.Near.hosts(),
+		epoch: time.Now(), wake: -1, asked: make(chan func(), 1),
+	}
 	p.moved, p.quit, p.supplied = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	switch {
 	case p.spin == 0:
@@ -74,6 +86,10 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 		p.spin = 0
 	}
 	p.dirs[Down] = pipe{dir: Down, cfg: cfg.Down, in: -1, out: -1}
+	if cfg.Cell != nil {
+		cell := *cfg.Cell
+		p.dirs[Down].radio = &cell
+	}
 	p.dirs[Up] = pipe{dir: Up, cfg: cfg.Up, in: -1, out: -1}
 	if err := p.open(); err != nil {
 		return nil, errors.Join(err, p.closeFDs())
@@ -89,6 +105,42 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 	}()
 	l.paths = append(l.paths, p)
 	return p, nil
+}
+
+func (c PathConfig) check() error {
+	for dir, c := range map[Direction]sim.LinkConfig{Down: c.Down, Up: c.Up} {
+		if err := check(c); err != nil {
+			return fmt.Errorf("netlab: path, %s: %w", dir, err)
+		}
+	}
+	if n := len(c.Near.hosts()); n > 2*maxHosts {
+		return fmt.Errorf("netlab: path: %d addresses; a path has at most %d hosts", n, maxHosts)
+	}
+	if c.Cell == nil {
+		return nil
+	}
+	if c.Down != (sim.LinkConfig{}) {
+		return errors.New("netlab: path: a cell takes the place of the link down; there is one of them")
+	}
+	if err := c.Cell.Check(); err != nil {
+		return fmt.Errorf("netlab: path, cell: %w", err)
+	}
+	return nil
+}
+
+// hosts numbers the end's addresses, each family for itself.
+func (e End) hosts() map[netip.Addr]int {
+	hosts := map[netip.Addr]int{}
+	var next [2]int
+	for _, p := range e.Addrs {
+		family := 0
+		if p.Addr().Is6() {
+			family = 1
+		}
+		hosts[p.Addr()] = next[family]
+		next[family]++
+	}
+	return hosts
 }
 
 func check(c sim.LinkConfig) error {
@@ -133,6 +185,57 @@ func (p *Path) Start() { p.zero.CompareAndSwap(0, int64(p.now())) }
 // arrives in either direction.
 func (p *Path) StartOnData() { p.armed.Store(true) }
 
+// SetDelay changes the propagation delay of both directions, for the packets that
+// leave their queues from now on: on a link, those that come to it.
+func (p *Path) SetDelay(d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("netlab: path: delay %s is negative", d)
+	}
+	return p.do(func() {
+		for i := range p.dirs {
+			p.dirs[i].setDelay(d)
+		}
+	})
+}
+
+// do has the emulator do something between two packets, and waits until it has.
+func (p *Path) do(f func()) error {
+	done := make(chan struct{})
+	if err := p.ask(func() { f(); close(done) }); err != nil {
+		return err
+	}
+	select {
+	case <-done:
+		return nil
+	case <-p.moved:
+		return errPathClosed
+	}
+}
+
+func (p *Path) ask(f func()) error {
+	p.asking.Lock()
+	defer p.asking.Unlock()
+	if p.shut {
+		return errPathClosed
+	}
+	select {
+	case p.asked <- f:
+	case <-p.moved:
+		return errPathClosed
+	}
+	return p.rouse()
+}
+
+// rouse ends the emulator's sleep.
+func (p *Path) rouse() error {
+	if _, err := unix.Write(p.wake, binary.NativeEndian.AppendUint64(nil, 1)); err != nil {
+		return fmt.Errorf("netlab: path: %w", err)
+	}
+	return nil
+}
+
+var errPathClosed = errors.New("netlab: the path is closed")
+
 // Elapsed is the time since the start; 0 before it.
 func (p *Path) Elapsed() time.Duration {
 	zero := cc.Time(p.zero.Load())
@@ -156,8 +259,11 @@ func (p *Path) Missed() (uint64, error) {
 // close ends the emulator and removes the devices. The record stays readable.
 func (p *Path) close() error {
 	p.once.Do(func() {
+		p.asking.Lock()
+		p.shut = true
+		p.asking.Unlock()
 		p.stopping.Store(true)
-		_, err := unix.Write(p.wake, binary.NativeEndian.AppendUint64(nil, 1))
+		err := p.rouse()
 		<-p.moved
 		close(p.quit)
 		<-p.supplied

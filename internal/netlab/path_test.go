@@ -296,10 +296,18 @@ func TestNothingIsRecordedBeforeTheStart(t *testing.T) {
 // BenchmarkLateness reports how late the emulator hands packets over while a
 // kernel cubic flow fills the link. An iteration is a quarter of a megabyte.
 func BenchmarkLateness(b *testing.B) {
-	for _, rate := range []cc.Rate{12e6, 50e6} {
-		b.Run(rate.String(), func(b *testing.B) {
-			l := sim.LinkConfig{Rate: rate, Delay: 10 * time.Millisecond, QueuePackets: 250}
-			c := newCellular(b, CellularConfig{Down: l, Up: l})
+	link := func(rate cc.Rate) CellularConfig {
+		l := sim.LinkConfig{Rate: rate, Delay: 10 * time.Millisecond, QueuePackets: 250}
+		return CellularConfig{Down: l, Up: l}
+	}
+	cell := link(50e6)
+	cell.Down, cell.Cell = sim.LinkConfig{}, &sim.CellConfig{Delay: 10 * time.Millisecond, Hosts: []sim.CellHost{{QueuePackets: 250}}}
+	for _, bench := range []struct {
+		name string
+		cfg  CellularConfig
+	}{{"12 Mbit/s", link(12e6)}, {"50 Mbit/s", link(50e6)}, {"cell of 50 Mbit/s", cell}} {
+		b.Run(bench.name, func(b *testing.B) {
+			c := newCellular(b, bench.cfg)
 			out, in := connect(b, c.Client, c.Server, c.ServerAddr.V4)
 			congestion(b, in, "cubic")
 			c.Path.Start()

@@ -42,7 +42,7 @@ const (
 	lateFailed  int32 = latePending + 1
 )
 
-// entry is what is remembered of one packet: 32 bytes, no pointers, so that the
+// entry is what is remembered of one packet: 40 bytes, no pointers, so that the
 // garbage collector never looks inside.
 type entry struct {
 	at, departs, arrives cc.Time // departs and arrives are 0 for a dropped packet
@@ -50,6 +50,7 @@ type entry struct {
 	size                 uint16
 	dir                  Direction
 	drop                 sim.Drop
+	host                 uint16 // that it is for or from
 }
 
 const entriesPerBlock = 1 << 14
@@ -121,7 +122,7 @@ func (e *entry) lateness() (time.Duration, bool) {
 	return time.Duration(v), v >= 0
 }
 
-// since calls note for each entry from number n on, in order of arrival, and
+// since calls note for each entry from number n on, in the order of all, and
 // returns the number of the next.
 func (r *record) since(n int64, note func(*entry)) int64 {
 	end := r.count.Load()
@@ -134,7 +135,8 @@ func (r *record) since(n int64, note func(*entry)) int64 {
 	return n
 }
 
-// all calls yield for each entry in order of arrival.
+// all calls yield for each entry, in the order in which their fates were settled:
+// that of arrival, but in a cell.
 func (r *record) all(yield func(*entry) bool) {
 	n := r.count.Load()
 	r.mu.Lock()

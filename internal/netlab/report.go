@@ -31,19 +31,19 @@ func (d Drops) Total() int { return d.Queue + d.Loss + d.Held + d.Failed }
 
 // DirectionReport is what one direction did within a window of time.
 type DirectionReport struct {
-	Sent      int      // packets that arrived at the queue in the window, dropped ones included
+	Sent      int      // packets that arrived at the queue in the window, dropped ones included; of a cell, without those that wait yet
 	SentBytes cc.Bytes // IP bytes of those
 	Drops     Drops    // of those
 
 	Delivered   int      // packets that left the queue in the window
 	Bytes       cc.Bytes // IP bytes of those
-	Offered     cc.Bytes // what the link could have delivered in the window; 0: no limit
+	Offered     cc.Bytes // what the link could have delivered in the window, a cell to the hosts that it served, in the same parts; 0: no limit
 	Throughput  cc.Rate  // Bytes over the window
 	Utilisation float64  // Bytes/Offered; 0 when nothing was offered
 
 	// Queueing is the time from a packet's arrival to the departure of its last
 	// byte, its own transmission included, of the packets that left in the
-	// window; OneWay adds the propagation delay. Data covers those of at least
+	// window; OneWay is until it reaches the far end. Data covers those of at least
 	// DataSize only. All are the schedule's, exact and free of Lateness.
 	Queueing, OneWay         Quantiles
 	DataQueueing, DataOneWay Quantiles
@@ -65,15 +65,49 @@ type Report struct {
 // and after the lab closed.
 func (p *Path) Report(from, to time.Duration) Report { return p.account().report(from, to) }
 
+// HostReport is Report of the packets to and from one host, counted from 0. What
+// is offered is what the host would have had alone.
+func (p *Path) HostReport(host int, from, to time.Duration) Report {
+	return p.account().of(host).report(from, to)
+}
+
 // account is a path's record with what it takes to read it.
 type account struct {
 	down, up sim.LinkConfig
-	zero     cc.Time // of the directions' schedules; 0: they have not begun
+	cell     *sim.CellConfig // in place of down
+	zero     cc.Time         // of the directions' schedules; 0: they have not begun
 	all      iter.Seq[*entry]
 }
 
 func (p *Path) account() account {
-	return account{down: p.cfg.Down, up: p.cfg.Up, zero: cc.Time(p.zero.Load()), all: p.record.all}
+	return account{down: p.cfg.Down, up: p.cfg.Up, cell: p.cfg.Cell, zero: cc.Time(p.zero.Load()), all: p.record.all}
+}
+
+// of is the part of one host.
+func (a account) of(host int) account {
+	all := a.all
+	a.all = func(yield func(*entry) bool) {
+		for e := range all {
+			if int(e.host) == host && !yield(e) {
+				return
+			}
+		}
+	}
+	return a
+}
+
+// offers returns what a direction could have delivered to a host from one moment
+// up to another; 0: no limit.
+func (a account) offers(dir Direction) func(host int, from, to cc.Time) cc.Bytes {
+	cfg := a.down
+	if dir == Up {
+		cfg = a.up
+	}
+	if dir == Down && a.cell != nil {
+		return sim.NewCell(*a.cell, a.zero).Offered
+	}
+	link := sim.NewLink(cfg, a.zero)
+	return func(_ int, from, to cc.Time) cc.Bytes { return link.Offered(from, to) }
 }
 
 func (a account) report(from, to time.Duration) Report {
@@ -85,18 +119,21 @@ func (a account) report(from, to time.Duration) Report {
 	var tallies [2]tally
 	for e := range a.all {
 		tallies[e.dir].count(e, lo, hi)
-		if e.at >= hi { // entries are in order of arrival, so nothing after this one left before hi
+		if a.cell == nil && e.at >= hi { // entries are in order of arrival, so nothing after this one left before hi
 			break
 		}
 	}
-	r.Down = tallies[Down].report(a.down, a.zero, lo, hi)
-	r.Up = tallies[Up].report(a.up, a.zero, lo, hi)
+	r.Down = tallies[Down].report(a.offers(Down), lo, hi)
+	r.Up = tallies[Up].report(a.offers(Up), lo, hi)
 	return r
 }
 
 type tally struct {
 	DirectionReport
-	queueing, dataQueueing, late []time.Duration
+	queueing, oneWay         []time.Duration
+	dataQueueing, dataOneWay []time.Duration
+	late                     []time.Duration
+	byHost                   map[uint16]cc.Bytes // of Bytes
 }
 
 func (t *tally) count(e *entry, lo, hi cc.Time) {
@@ -120,10 +157,14 @@ func (t *tally) count(e *entry, lo, hi cc.Time) {
 	}
 	t.Delivered++
 	t.Bytes += cc.Bytes(e.size)
-	queued := e.departs.Sub(e.at)
-	t.queueing = append(t.queueing, queued)
+	if t.byHost == nil {
+		t.byHost = map[uint16]cc.Bytes{}
+	}
+	t.byHost[e.host] += cc.Bytes(e.size)
+	queued, oneWay := e.departs.Sub(e.at), e.arrives.Sub(e.at)
+	t.queueing, t.oneWay = append(t.queueing, queued), append(t.oneWay, oneWay)
 	if e.size >= DataSize {
-		t.dataQueueing = append(t.dataQueueing, queued)
+		t.dataQueueing, t.dataOneWay = append(t.dataQueueing, queued), append(t.dataOneWay, oneWay)
 	}
 	if handedOver {
 		t.late = append(t.late, late)
@@ -134,19 +175,20 @@ func (t *tally) count(e *entry, lo, hi cc.Time) {
 // to the later.
 func within(t, lo, hi cc.Time) bool { return t >= lo && t < hi }
 
-func (t *tally) report(cfg sim.LinkConfig, zero, lo, hi cc.Time) DirectionReport {
+func (t *tally) report(offers func(host int, from, to cc.Time) cc.Bytes, lo, hi cc.Time) DirectionReport {
 	r := t.DirectionReport
-	if cfg.Rate > 0 || cfg.Trace != nil {
-		r.Offered = sim.NewLink(cfg, zero).Offered(lo, hi)
-	}
+	r.Offered = offers(0, lo, hi)
 	r.Throughput = cc.RateOf(r.Bytes, hi.Sub(lo))
-	if r.Offered > 0 {
-		r.Utilisation = float64(r.Bytes) / float64(r.Offered)
+	for host, bytes := range t.byHost {
+		if offered := offers(int(host), lo, hi); offered > 0 {
+			r.Utilisation += float64(bytes) / float64(offered)
+		}
 	}
-	r.Queueing = quantiles(t.queueing)
-	r.OneWay = r.Queueing.plus(cfg.Delay)
-	r.DataQueueing = quantiles(t.dataQueueing)
-	r.DataOneWay = r.DataQueueing.plus(cfg.Delay)
+	if r.Utilisation > 0 {
+		r.Offered = cc.Bytes(math.Round(float64(r.Bytes) / r.Utilisation))
+	}
+	r.Queueing, r.OneWay = quantiles(t.queueing), quantiles(t.oneWay)
+	r.DataQueueing, r.DataOneWay = quantiles(t.dataQueueing), quantiles(t.dataOneWay)
 	r.Lateness = quantiles(t.late)
 	return r
 }
@@ -166,12 +208,4 @@ func quantiles(v []time.Duration) Quantiles {
 		Count: len(v), Mean: time.Duration(sum / float64(len(v))),
 		P50: rank(0.50), P90: rank(0.90), P95: rank(0.95), P99: rank(0.99), Max: v[len(v)-1],
 	}
-}
-
-func (q Quantiles) plus(d time.Duration) Quantiles {
-	if q.Count == 0 {
-		return q
-	}
-	q.Mean, q.P50, q.P90, q.P95, q.P99, q.Max = q.Mean+d, q.P50+d, q.P90+d, q.P95+d, q.P99+d, q.Max+d
-	return q
 }

@@ -16,7 +16,7 @@ import (
 type Point struct {
 	At         time.Duration // start of the step, since the path's start
 	Throughput cc.Rate       // IP bytes that left the queue in the step
-	Offered    cc.Rate       // what the link could have delivered; 0: no limit, or an outage
+	Offered    cc.Rate       // what the link could have delivered, a cell to its first host; 0: no limit, or an outage
 	Queueing   time.Duration // mean of the packets that left, their own transmission included; 0: none left
 	MaxQueue   time.Duration // the longest of those
 	Drops      int           // packets dropped on arrival in the step
@@ -66,11 +66,7 @@ func (a account) series(dir Direction, from, to, step time.Duration) []Point {
 			points[i].MaxQueue = max(points[i].MaxQueue, queued)
 		}
 	}
-	cfg := a.down
-	if dir == Up {
-		cfg = a.up
-	}
-	link := sim.NewLink(cfg, zero)
+	offers := a.offers(dir)
 	for i := range points {
 		pt := &points[i]
 		pt.At = from + time.Duration(i)*step
@@ -78,15 +74,14 @@ func (a account) series(dir Direction, from, to, step time.Duration) []Point {
 		if left[i] > 0 {
 			pt.Queueing /= left[i]
 		}
-		if cfg.Rate > 0 || cfg.Trace != nil {
-			lo := zero.Add(pt.At)
-			pt.Offered = cc.RateOf(link.Offered(lo, lo.Add(step)), step)
-		}
+		lo := zero.Add(pt.At)
+		pt.Offered = cc.RateOf(offers(0, lo, lo.Add(step)), step)
 	}
 	return points
 }
 
-// WriteTo writes the record, one packet a line, in order of arrival:
+// WriteTo writes the record, one packet a line, in order of arrival; a cell's in
+// the order in which they left its queues:
 //
 //	direction  arrives-at-queue  bytes  leaves-queue  reaches-far-end  late
 //

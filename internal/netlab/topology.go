@@ -4,6 +4,7 @@ package netlab
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -13,8 +14,16 @@ import (
 // Addrs are a device's addresses.
 type Addrs struct{ V4, V6 netip.Addr }
 
-func (a Addrs) prefixes() []netip.Prefix {
-	return []netip.Prefix{netip.PrefixFrom(a.V4, 24), netip.PrefixFrom(a.V6, 64)}
+func prefixes(addrs ...Addrs) (all []netip.Prefix) {
+	for _, a := range addrs {
+		all = append(all, netip.PrefixFrom(a.V4, 24), netip.PrefixFrom(a.V6, 64))
+	}
+	return all
+}
+
+// hostAddrs are those of host number i behind the emulated link.
+func hostAddrs(i int) Addrs {
+	return addrs(fmt.Sprintf("10.77.1.%d", 2+i), fmt.Sprintf("fd77:1::%x", 2+i))
 }
 
 // Routed is client, edge and server in a row, joined by veth pairs; the edge
@@ -24,8 +33,9 @@ type Routed struct {
 	Client, Edge, Server *Node
 
 	ClientAddr Addrs
-	EdgeNear   Addrs // the edge's, towards the client
-	EdgeFar    Addrs // the edge's, towards the server
+	Hosts      []Addrs // all of the client's: those of a device that stands for several; ClientAddr is the first
+	EdgeNear   Addrs   // the edge's, towards the client
+	EdgeFar    Addrs   // the edge's, towards the server
 	ServerAddr Addrs
 }
 
@@ -38,7 +48,9 @@ type Cellular struct {
 // CellularConfig describes the emulated link of a Cellular.
 type CellularConfig struct {
 	Down, Up sim.LinkConfig
-	Spin     time.Duration // as in PathConfig
+	Cell     *sim.CellConfig // in place of Down; nil: none
+	Hosts    int             // addresses of the client, of each family, up to 100; 0: 1
+	Spin     time.Duration   // as in PathConfig
 }
 
 // Devices of the edge, and of the nodes they lead to.
@@ -49,15 +61,15 @@ const (
 
 // NewRouted builds a network without any emulated link.
 func NewRouted() (*Routed, error) {
-	return routed(func(r *Routed, client, edge End) error { return r.Veth(client, edge) })
+	return routed(1, func(r *Routed, client, edge End) error { return r.Veth(client, edge) })
 }
 
 // NewCellular builds a network whose near link is emulated.
 func NewCellular(cfg CellularConfig) (*Cellular, error) {
 	c := &Cellular{}
 	var err error
-	c.Routed, err = routed(func(r *Routed, client, edge End) (err error) {
-		c.Path, err = r.Path(PathConfig{Near: client, Far: edge, Down: cfg.Down, Up: cfg.Up, Spin: cfg.Spin})
+	c.Routed, err = routed(cfg.Hosts, func(r *Routed, client, edge End) (err error) {
+		c.Path, err = r.Path(PathConfig{Near: client, Far: edge, Down: cfg.Down, Up: cfg.Up, Cell: cfg.Cell, Spin: cfg.Spin})
 		return err
 	})
 	if err != nil {
@@ -66,13 +78,19 @@ func NewCellular(cfg CellularConfig) (*Cellular, error) {
 	return c, nil
 }
 
-func routed(near func(r *Routed, client, edge End) error) (*Routed, error) {
+func routed(hosts int, near func(r *Routed, client, edge End) error) (*Routed, error) {
+	if hosts < 0 || hosts > maxHosts {
+		return nil, fmt.Errorf("netlab: %d hosts; there may be up to %d", hosts, maxHosts)
+	}
 	r := &Routed{
 		Lab:        New(),
-		ClientAddr: addrs("10.77.1.2", "fd77:1::2"),
+		ClientAddr: hostAddrs(0),
 		EdgeNear:   addrs("10.77.1.1", "fd77:1::1"),
 		EdgeFar:    addrs("10.77.2.1", "fd77:2::1"),
 		ServerAddr: addrs("10.77.2.2", "fd77:2::2"),
+	}
+	for host := range max(1, hosts) {
+		r.Hosts = append(r.Hosts, hostAddrs(host))
 	}
 	if err := r.build(near); err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -89,10 +107,10 @@ func (r *Routed) build(near func(r *Routed, client, edge End) error) (err error)
 			return err
 		}
 	}
-	if err := near(r, End{r.Client, NearDevice, r.ClientAddr.prefixes()}, End{r.Edge, NearDevice, r.EdgeNear.prefixes()}); err != nil {
+	if err := near(r, End{r.Client, NearDevice, prefixes(r.Hosts...)}, End{r.Edge, NearDevice, prefixes(r.EdgeNear)}); err != nil {
 		return err
 	}
-	if err := r.Veth(End{r.Edge, FarDevice, r.EdgeFar.prefixes()}, End{r.Server, FarDevice, r.ServerAddr.prefixes()}); err != nil {
+	if err := r.Veth(End{r.Edge, FarDevice, prefixes(r.EdgeFar)}, End{r.Server, FarDevice, prefixes(r.ServerAddr)}); err != nil {
 		return err
 	}
 	// Last, as a router's device is born into multicast groups, which it reports.

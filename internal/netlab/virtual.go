@@ -14,6 +14,7 @@ import (
 type Simulation struct {
 	sim.Result
 	down, up sim.LinkConfig
+	cell     *sim.CellConfig
 	packets  []entry
 }
 
@@ -23,9 +24,9 @@ const simulationZero = cc.Time(time.Second)
 
 // Simulate plays a scenario.
 func Simulate(s sim.Scenario) (*Simulation, error) {
-	r := &Simulation{down: s.Down, up: s.Up}
+	r := &Simulation{down: s.Down, up: s.Up, cell: s.Cell}
 	s.Watch = func(p sim.Packet) {
-		e := entry{at: simulationZero.Add(p.At), size: uint16(p.Size), drop: p.Dropped, late: latePending}
+		e := entry{at: simulationZero.Add(p.At), size: uint16(p.Size), host: uint16(p.Host), drop: p.Dropped, late: latePending}
 		if p.Up {
 			e.dir = Up
 		}
@@ -42,13 +43,18 @@ func Simulate(s sim.Scenario) (*Simulation, error) {
 // Report is as a path's; nothing is ever late.
 func (r *Simulation) Report(from, to time.Duration) Report { return r.account().report(from, to) }
 
+// HostReport is as a path's.
+func (r *Simulation) HostReport(host int, from, to time.Duration) Report {
+	return r.account().of(host).report(from, to)
+}
+
 // Series is as a path's.
 func (r *Simulation) Series(dir Direction, from, to, step time.Duration) []Point {
 	return r.account().series(dir, from, to, step)
 }
 
 func (r *Simulation) account() account {
-	return account{down: r.down, up: r.up, zero: simulationZero, all: func(yield func(*entry) bool) {
+	return account{down: r.down, up: r.up, cell: r.cell, zero: simulationZero, all: func(yield func(*entry) bool) {
 		for i := range r.packets {
 			if !yield(&r.packets[i]) {
 				return

@@ -42,6 +42,33 @@ func TestASimulationIsReadAsAPathIs(t *testing.T) {
 	assert.InDelta(t, 12, points[50].Queueing.Seconds()*1e3, 0.1)
 }
 
+// Two hosts in a cell, one with half the modulation: of each it can be asked what
+// waited, and of all how much of the air was used.
+func TestASimulatedCellIsReadByHost(t *testing.T) {
+	s := sim.Scenario{
+		Cell: &sim.CellConfig{Delay: 4 * time.Millisecond, Hosts: []sim.CellHost{{}, {BitsPerBlock: 250, Delay: time.Millisecond}}},
+		Up:   sim.LinkConfig{Delay: 4 * time.Millisecond}, Duration: 10 * time.Second,
+		Flows: []sim.FlowConfig{
+			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 400}},
+			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 100}},
+		},
+	}
+	r, err := Simulate(s)
+	require.NoError(t, err)
+	all := r.Report(time.Second, 9*time.Second).Down
+	first, second := r.HostReport(0, time.Second, 9*time.Second).Down, r.HostReport(1, time.Second, 9*time.Second).Down
+	assert.Equal(t, all.Bytes, first.Bytes+second.Bytes)
+	assert.InDelta(t, 1, all.Utilisation, 2e-3)
+	assert.InDelta(t, 0.5, first.Utilisation, 2e-3)
+	assert.InDelta(t, 0.5, second.Utilisation, 2e-3)
+	assert.InEpsilon(t, 25, first.Throughput.Mbps(), 0.01)
+	assert.InEpsilon(t, 12.5, second.Throughput.Mbps(), 0.01)
+	assert.Equal(t, first.Queueing.P95+4*time.Millisecond, first.OneWay.P95)
+	assert.Equal(t, second.Queueing.P95+5*time.Millisecond, second.OneWay.P95)
+	assert.InEpsilon(t, 2, float64(first.Queueing.P50)/float64(second.Queueing.P50), 0.15, "four times the window at twice the rate")
+	assert.InEpsilon(t, 37.5, r.Series(Down, 0, s.Duration, time.Second)[5].Throughput.Mbps(), 0.01)
+}
+
 // What still waits at the end has not left, whatever its schedule says.
 func TestASimulationCountsWhatHasLeft(t *testing.T) {
 	link := sim.LinkConfig{Rate: 1_200_000, Delay: time.Millisecond, QueuePackets: 1000}

@@ -41,7 +41,8 @@ type Group struct {
 const GroupForms = "peer, source, source/24, source/24/64, destination, tunnel, listener, flow, or a name of your own"
 
 // ParseGroup reads a template: "peer" (or nothing) is the host the bytes go to,
-// so the client's for downloads and the server's for uploads; "source" the
+// so the client's for downloads, where it is inside a tunnel the tunnel's far
+// end, and the server's for uploads; "source" the
 // client's host in both directions; "source/24" its network, with /64 for IPv6
 // unless a second length is given; "tunnel" what the client comes through, or
 // else its host; any other word is a group by that name.
@@ -84,6 +85,8 @@ func (g Group) expand(f Facts, d direction) string {
 	switch {
 	case by == byPeer && d == up:
 		by = byDestination
+	case by == byPeer && f.Inside:
+		by = byTunnel
 	case by == byPeer, by == byTunnel && f.Peer == "":
 		by = bySource
 	}

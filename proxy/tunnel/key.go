@@ -44,6 +44,9 @@ func (k Key) Public() (Key, error) {
 // String writes the key so that ParseKey reads it.
 func (k Key) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
 
+// Short is the key's beginning, for people.
+func (k Key) Short() string { return k.String()[:8] }
+
 // hex is the key as WireGuard's configuration protocol has it.
 func (k Key) hex() string { return hex.EncodeToString(k[:]) }
 

@@ -27,8 +27,17 @@ type Outside interface {
 	Close() error
 }
 
-// listener is a tunnel as the proxy sees it.
-type listener struct {
+// The modes of listeners that end tunnels.
+const (
+	ModeWireGuard ingress.Mode = "wireguard" // the WireGuard endpoint is in this process
+	ModeTUN       ingress.Mode = "tun"       // packets come from a device that others feed
+)
+
+// Modes lists them.
+var Modes = []ingress.Mode{ModeWireGuard, ModeTUN}
+
+// Listener is a tunnel as the proxy sees it.
+type Listener struct {
 	name    string
 	stack   *netstack.Stack
 	outside Outside
@@ -36,13 +45,15 @@ type listener struct {
 	err     error
 }
 
+var _ ingress.Listener = (*Listener)(nil)
+
 // Listen makes an ingress of a tunnel. It owns both; Close ends them.
-func Listen(name string, stack *netstack.Stack, outside Outside) ingress.Listener {
-	return &listener{name: name, stack: stack, outside: outside}
+func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
+	return &Listener{name: name, stack: stack, outside: outside}
 }
 
 // Accept implements ingress.Listener.
-func (l *listener) Accept() (datapath.Conn, error) {
+func (l *Listener) Accept() (datapath.Conn, error) {
 	c, err := l.stack.Accept()
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
@@ -52,7 +63,7 @@ func (l *listener) Accept() (datapath.Conn, error) {
 
 // Greet implements ingress.Listener. The SYN is answered only by Answer, once
 // there is a server.
-func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
+func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
 	c, ok := conn.(*netstack.Conn)
 	if !ok {
 		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
@@ -69,10 +80,10 @@ func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 }
 
 // Addr implements ingress.Listener.
-func (l *listener) Addr() net.Addr { return l.outside.Addr() }
+func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
 
 // Close implements ingress.Listener.
-func (l *listener) Close() error {
+func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.err = l.outside.Close()
 		if err := l.stack.Close(); l.err == nil {
@@ -80,4 +91,40 @@ func (l *listener) Close() error {
 		}
 	})
 	return l.err
+}
+
+// Status is how it goes with a tunnel.
+type Status struct {
+	Received, Sent uint64 // bytes of inner packets that came out of it and went into it
+	Refused        uint64 // packets that were no peer's, or not from the peer's addresses
+	Lost           uint64 // packets to peers that the queue had no room for
+	Handshakes     uint64 // SYNs dropped, since as many waited as may
+	Peers          []PeerState
+}
+
+// Status returns how it goes; peers are of those tunnels that know them.
+func (l *Listener) Status() (Status, error) {
+	var s Status
+	s.Received, s.Sent = l.stack.Traffic()
+	s.Lost, s.Handshakes = l.stack.Drops()
+	known, ok := l.outside.(interface {
+		Refused() uint64
+		States() ([]PeerState, error)
+	})
+	if !ok {
+		return s, nil
+	}
+	s.Refused = known.Refused()
+	var err error
+	s.Peers, err = known.States()
+	return s, err
+}
+
+// SetPeers replaces the peers of a tunnel whose peers are set by hand.
+func (l *Listener) SetPeers(peers []Peer) error {
+	w, ok := l.outside.(*WireGuard)
+	if !ok {
+		return fmt.Errorf("tunnel: listener %q: its peers are not set by hand", l.name)
+	}
+	return w.SetPeers(peers)
 }

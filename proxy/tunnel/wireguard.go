@@ -92,24 +92,60 @@ func (w *WireGuard) logger(log *slog.Logger) *device.Logger {
 	}
 }
 
+// CheckPeers finds what keeps peers from standing side by side.
+func CheckPeers(peers []Peer) error {
+	names, keys, owners := map[string]bool{}, map[Key]string{}, map[netip.Prefix]string{}
+	for _, p := range peers {
+		if other, twice := keys[p.PublicKey]; twice {
+			return fmt.Errorf("peers %q and %q have the same public key; each device needs a key of its own", other, p.Name)
+		}
+		keys[p.PublicKey] = p.Name
+		if names[p.Name] {
+			return fmt.Errorf("two peers are called %q; they would share one window", p.Name)
+		}
+		names[p.Name] = true
+		if len(p.AllowedIPs) == 0 {
+			return fmt.Errorf("peer %q has no address in the tunnel; give it allowed_ips such as 10.9.0.2/32", p.Name)
+		}
+		for _, a := range p.AllowedIPs {
+			if other, taken := owners[a.Masked()]; taken {
+				return fmt.Errorf("peers %q and %q both have %v in their allowed_ips; only one can", other, p.Name, a.Masked())
+			}
+			owners[a.Masked()] = p.Name
+		}
+	}
+	return nil
+}
+
+// Overlap returns a peer whose addresses lie within those of another; empty:
+// there is none. WireGuard lets the narrower one have them.
+func Overlap(peers []Peer) (inner, outer string) {
+	for i, p := range peers {
+		for _, q := range peers[i+1:] {
+			for _, a := range p.AllowedIPs {
+				for _, b := range q.AllowedIPs {
+					switch {
+					case !a.Overlaps(b):
+					case a.Bits() > b.Bits():
+						return p.Name, q.Name
+					default:
+						return q.Name, p.Name
+					}
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
 // SetPeers replaces the peers. Those that stay as they are keep their sessions,
 // and those that go lose theirs at once.
 func (w *WireGuard) SetPeers(peers []Peer) error {
+	if err := CheckPeers(peers); err != nil {
+		return fmt.Errorf("tunnel: %w", err)
+	}
 	next := make(map[Key]Peer, len(peers))
-	owner := map[netip.Prefix]string{}
 	for _, p := range peers {
-		if _, twice := next[p.PublicKey]; twice {
-			return fmt.Errorf("tunnel: two peers have the public key %v", p.PublicKey)
-		}
-		if len(p.AllowedIPs) == 0 {
-			return fmt.Errorf("tunnel: peer %q has no address in the tunnel; give it allowed_ips such as 10.9.0.2/32", p.Name)
-		}
-		for _, a := range p.AllowedIPs {
-			if other, taken := owner[a.Masked()]; taken {
-				return fmt.Errorf("tunnel: peers %q and %q both have %v", other, p.Name, a)
-			}
-			owner[a.Masked()] = p.Name
-		}
 		next[p.PublicKey] = p
 	}
 	w.mu.Lock()
@@ -171,9 +207,10 @@ func (w *WireGuard) Peer(inner netip.Addr) string {
 type PeerState struct {
 	Name      string
 	PublicKey Key
-	Endpoint  string    // where it was last heard from; empty: never
-	Handshake time.Time // the last; zero: none yet
-	Received  uint64    // bytes, with the tunnel's own
+	Addresses []netip.Prefix // inside the tunnel
+	Endpoint  string         // where it was last heard from; empty: never
+	Handshake time.Time      // the last; zero: none yet
+	Received  uint64         // bytes, with the tunnel's own
 	Sent      uint64
 }
 
@@ -195,7 +232,7 @@ func (w *WireGuard) States() ([]PeerState, error) {
 			if err != nil {
 				return nil, fmt.Errorf("tunnel: read peers: %w", err)
 			}
-			states = append(states, PeerState{Name: w.peers[k].Name, PublicKey: k})
+			states = append(states, PeerState{Name: w.peers[k].Name, PublicKey: k, Addresses: w.peers[k].AllowedIPs})
 			continue
 		}
 		if len(states) == 0 {

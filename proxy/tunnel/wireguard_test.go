@@ -187,9 +187,10 @@ func TestPeersThatContradictEachOtherChangeNothing(t *testing.T) {
 	ips := []netip.Prefix{netip.PrefixFrom(inner, 32)}
 	w, _ := endpoint(t, private, Peer{Name: "one", PublicKey: one, AllowedIPs: ips})
 	for want, peers := range map[string][]Peer{
-		"both have":      {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "two", PublicKey: two, AllowedIPs: ips}},
-		"two peers have": {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "two", PublicKey: one, AllowedIPs: ips}},
-		"allowed_ips":    {{Name: "one", PublicKey: one}},
+		"both have":           {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "two", PublicKey: two, AllowedIPs: ips}},
+		"the same public key": {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "two", PublicKey: one, AllowedIPs: ips}},
+		"are called":          {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "one", PublicKey: two, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32")}}},
+		"allowed_ips":         {{Name: "one", PublicKey: one}},
 	} {
 		assert.ErrorContains(t, w.SetPeers(peers), want)
 		assert.Equal(t, "one", w.Peer(inner))

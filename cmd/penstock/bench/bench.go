@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"runtime/debug"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -38,7 +37,7 @@ func (b *Bench) Run(ctx context.Context, plan Plan, done func(Result) error) ([]
 	if err := checkKernelAlgorithms(plan.Senders); err != nil {
 		return nil, err
 	}
-	defer quietCollector()()
+	defer netlab.QuietCollector()()
 	var results []Result
 	trials := plan.Trials()
 	for i, t := range trials {
@@ -140,10 +139,10 @@ func (s *scene) fill(r *Result, plan Plan) error {
 	}
 	if s.proxy != nil {
 		if gb := float64(down.Bytes) / 1e9; gb > 0 {
-			perGB := s.cpu / gb
+			perGB := s.cpu.Seconds() / gb
 			r.CPUPerGB = &perGB
 		}
-		share := s.cpu / plan.Duration.Seconds()
+		share := s.cpu.Seconds() / plan.Duration.Seconds()
 		r.CPUShare = &share
 		r.Window = window(s.samples)
 		if s.managed {
@@ -183,19 +182,4 @@ func worse(a, b netlab.Quantiles) netlab.Quantiles {
 		return b
 	}
 	return a
-}
-
-// collectorLimit is how much memory makes the garbage collector work even
-// during a run; a minute at 50 Mbit/s needs a tenth of it.
-const collectorLimit = 512 << 20
-
-// quietCollector keeps the garbage collector out of the runs, as it would delay
-// the emulator's packets, and returns what undoes it.
-func quietCollector() func() {
-	percent := debug.SetGCPercent(-1)
-	limit := debug.SetMemoryLimit(collectorLimit)
-	return func() {
-		debug.SetGCPercent(percent)
-		debug.SetMemoryLimit(limit)
-	}
 }

@@ -3,6 +3,8 @@ package bench
 import (
 	"fmt"
 	"strings"
+
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 )
 
 // Conclusion says in one sentence how the first proxied sender of the first
@@ -37,7 +39,7 @@ func Conclusion(results []Result) string {
 		who = "Penstock"
 	}
 	return fmt.Sprintf("%s has %.0f %% of %s's throughput, and 19 of 20 packets spend less than %s ms in the queue instead of %s ms (%s).",
-		who, share*100, capital(base.sender), number(a), number(b), ratio(a, b))
+		who, share*100, capital(base.sender), figures.Number(a), figures.Number(b), figures.Ratio(a, b))
 }
 
 func capital(s string) string {

@@ -2,12 +2,13 @@ package bench
 
 import (
 	"encoding/json"
-	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cmd/penstock/edge"
 )
 
 // What the link says comes out at the algorithm: it knows the link's capacity,
@@ -26,7 +27,7 @@ func TestTheLinkTellsTheProxyOfItself(t *testing.T) {
 
 	var internals map[string]float64
 	require.Eventually(t, func() bool {
-		f, err := s.proxy.flow(t.Context(), s.remote)
+		f, err := flowOf(t.Context(), s.proxy, s.remote)
 		if err != nil || f.Down.Control == nil {
 			return false
 		}
@@ -37,7 +38,7 @@ func TestTheLinkTellsTheProxyOfItself(t *testing.T) {
 	require.NoError(t, s.feeder.stop())
 	s.feeder = nil
 
-	err = s.proxy.hint(t.Context(), netip.Addr{}, saying{made: time.Now()})
+	err = s.proxy.Hint(t.Context(), edge.Word{}, time.Now())
 	assert.ErrorContains(t, err, `host is "invalid IP"`, "what the proxy refuses is told")
 }
 

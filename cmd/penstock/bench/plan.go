@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/penstock-net/penstock/cmd/penstock/edge"
 )
 
 // Ingress is how a download reaches the proxy.
@@ -68,8 +70,8 @@ func (p Plan) Validate() error {
 		return fmt.Errorf("--runs %d: must be at least 1", p.Runs)
 	case p.Ingress != IngressTPROXY && p.Ingress != IngressForward:
 		return fmt.Errorf("--ingress %q: must be %s or %s", p.Ingress, IngressTPROXY, IngressForward)
-	case p.Hints != 0 && p.Hints < leastHints:
-		return fmt.Errorf("--hints %s: must be at least %s; 0: never", p.Hints, leastHints)
+	case p.Hints != 0 && p.Hints < edge.LeastHints:
+		return fmt.Errorf("--hints %s: must be at least %s; 0: never", p.Hints, edge.LeastHints)
 	case p.Sample < 0:
 		return fmt.Errorf("--sample %s: must not be negative; 0 switches sampling off", p.Sample)
 	}

@@ -1,49 +1,25 @@
 package bench
 
 import (
-	"errors"
 	"fmt"
 	"image/color"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgimg"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 const (
-	plotWidth  = 24 * vg.Centimeter // the legend beside it not counted
-	plotHeight = 18 * vg.Centimeter
-	plotDPI    = 110
-	textSize   = 11
-	keyWidth   = 7 * vg.Millimeter // of a line's sample in the legend
-
 	plotStep = 500 * time.Millisecond // steps of 100 ms are merged into these
 	// leastDelay is where the logarithmic axis begins: one packet's own
 	// transmission at 12 Mbit/s.
 	leastDelay = 1.0
 )
-
-// lineColours are told apart by people who see few colours as well (the set of
-// Okabe and Ito).
-var lineColours = []color.RGBA{
-	{0xd5, 0x5e, 0x00, 0xff},
-	{0x00, 0x72, 0xb2, 0xff},
-	{0x00, 0x9e, 0x73, 0xff},
-	{0xcc, 0x79, 0xa7, 0xff},
-	{0xe6, 0x9f, 0x00, 0xff},
-	{0x56, 0xb4, 0xe9, 0xff},
-	{0x55, 0x55, 0x55, 0xff},
-}
 
 var capacityColour = color.RGBA{0xe2, 0xe2, 0xe2, 0xff}
 
@@ -74,12 +50,11 @@ func WritePlots(path string, results []Result) ([]string, error) {
 
 // plot draws one table; false: no run in it has a series.
 func (t table) plot(name string) (bool, error) {
-	rate, delay, legend := newPlot(t.path, "throughput, Mbit/s"), newPlot("", "queueing delay, ms"), newLegend()
+	rate, delay, legend := figures.NewPlot(t.path, "throughput, Mbit/s"), figures.NewPlot("", "queueing delay, ms"), figures.NewLegend()
 	rate.Y.Min = 0
 	delay.X.Label.Text = "seconds since the first data packet"
 	delay.Y.Scale, delay.Y.Tick.Marker = plot.LogScale{}, decades{}
 	delay.Y.Min = leastDelay
-	widest := vg.Length(0)
 
 	drawn := 0
 	for _, w := range t.rows {
@@ -95,12 +70,11 @@ func (t table) plot(name string) (bool, error) {
 			}
 			legend.Add("capacity", area)
 		}
-		line, err := addSender(rate, delay, points, lineColours[drawn%len(lineColours)])
+		line, err := addSender(rate, delay, points, figures.Colours[drawn%len(figures.Colours)])
 		if err != nil {
 			return false, err
 		}
 		legend.Add(w.sender, line)
-		widest = max(widest, legend.TextStyle.Width(w.sender))
 		drawn++
 	}
 	if drawn == 0 {
@@ -109,40 +83,11 @@ func (t table) plot(name string) (bool, error) {
 	rate.X.Max, delay.X.Max = t.seconds(), t.seconds()
 	rate.Y.Max *= 1.05
 	delay.Y.Max = max(delay.Y.Max*1.3, 10*leastDelay)
-	return true, save(name, rate, delay, legend, widest)
+	return true, figures.Save(name, legend, rate, delay)
 }
 
 // seconds is the length of the table's runs.
 func (t table) seconds() float64 { return t.rows[0].results[0].Duration }
-
-func newPlot(title, y string) *plot.Plot {
-	p := plot.New()
-	p.Title.Text = title
-	p.Title.Padding = 4 * vg.Millimeter
-	p.Y.Label.Text = y
-	p.X.Min = 0
-	p.X.Tick.Marker = fives{}
-	for _, style := range []*text.Style{
-		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,
-	} {
-		plain(style)
-	}
-	grid := plotter.NewGrid()
-	grid.Vertical.Color, grid.Horizontal.Color = color.Gray{0xe0}, color.Gray{0xe0}
-	p.Add(grid)
-	return p
-}
-
-func newLegend() plot.Legend {
-	l := plot.NewLegend()
-	l.Top, l.Left = true, true
-	l.ThumbnailWidth = keyWidth
-	l.Padding = 1.5 * vg.Millimeter
-	plain(&l.TextStyle)
-	return l
-}
-
-func plain(s *text.Style) { s.Font.Variant, s.Font.Size = "Sans", textSize }
 
 // addCapacity fills the area that the link could carry.
 func addCapacity(p *plot.Plot, points []netlab.Point) (*plotter.Line, error) {
@@ -168,21 +113,11 @@ func addSender(rate, delay *plot.Plot, points []netlab.Point, c color.RGBA) (*pl
 			delays = append(delays, plotter.XY{X: middle(pt), Y: max(leastDelay, millis(pt.Queueing))})
 		}
 	}
-	first, err := addLine(rate, rates, c)
+	first, err := figures.Line(rate, rates, c)
 	if err == nil && len(delays) > 0 {
-		_, err = addLine(delay, delays, c)
+		_, err = figures.Line(delay, delays, c)
 	}
 	return first, err
-}
-
-func addLine(p *plot.Plot, points plotter.XYs, c color.RGBA) (*plotter.Line, error) {
-	line, err := plotter.NewLine(points)
-	if err != nil {
-		return nil, err
-	}
-	line.Color, line.Width = c, 1.4
-	p.Add(line)
-	return line, nil
 }
 
 func middle(p netlab.Point) float64 { return (p.At + plotStep/2).Seconds() }
@@ -208,22 +143,6 @@ func merge(points []netlab.Point, n int) []netlab.Point {
 	return merged
 }
 
-// fives marks the seconds so that there are between four and ten labels.
-type fives struct{}
-
-// Ticks implements plot.Ticker.
-func (fives) Ticks(_, hi float64) []plot.Tick {
-	step := 1.0
-	for i := 0; hi/step > 10; i++ {
-		step *= []float64{2, 2.5, 2}[i%3] // 1, 2, 5, 10, 20, 50, …
-	}
-	var ticks []plot.Tick
-	for v := 0.0; v <= hi; v += step {
-		ticks = append(ticks, plot.Tick{Value: v, Label: number(v)})
-	}
-	return ticks
-}
-
 // decades marks 1, 10, 100, … with numbers one can read, and 2 to 9 without.
 type decades struct{}
 
@@ -234,7 +153,7 @@ func (decades) Ticks(lo, hi float64) []plot.Tick {
 		for i := 1.0; i < 10 && i*d <= hi; i++ {
 			t := plot.Tick{Value: i * d}
 			if i == 1 {
-				t.Label = number(i * d)
+				t.Label = figures.Number(i * d)
 			}
 			if t.Value >= lo {
 				ticks = append(ticks, t)
@@ -242,25 +161,4 @@ func (decades) Ticks(lo, hi float64) []plot.Tick {
 		}
 	}
 	return ticks
-}
-
-// save draws the two plots one above the other, their axes aligned, and the
-// legend, whose widest name is given, beside them, where it hides nothing.
-func save(name string, upper, lower *plot.Plot, legend plot.Legend, widest vg.Length) error {
-	beside := max(widest, 2*vg.Centimeter) + keyWidth + vg.Centimeter
-	img := vgimg.NewWith(vgimg.UseWH(plotWidth+beside, plotHeight), vgimg.UseDPI(plotDPI), vgimg.UseBackgroundColor(color.White))
-	whole := draw.New(img)
-	plots := [][]*plot.Plot{{upper}, {lower}}
-	pad := 5 * vg.Millimeter
-	tiles := draw.Tiles{Rows: 2, Cols: 1, PadTop: pad, PadBottom: pad, PadLeft: pad, PadRight: pad, PadY: pad}
-	for i, row := range plot.Align(plots, tiles, draw.Crop(whole, 0, -beside, 0, 0)) {
-		plots[i][0].Draw(row[0])
-	}
-	legend.Draw(draw.Crop(whole, plotWidth, 0, 0, -15*vg.Millimeter))
-	f, err := os.Create(filepath.Clean(name))
-	if err != nil {
-		return err
-	}
-	_, err = vgimg.PngCanvas{Canvas: img}.WriteTo(f)
-	return errors.Join(err, f.Close())
 }

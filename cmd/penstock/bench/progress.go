@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 )
 
 // Printer shows progress to a person: on a terminal one line that keeps
@@ -82,7 +84,7 @@ func (p *Printer) Break() {
 func (s Progress) String() string {
 	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name, s.Trial.Buffer.Name)
 	if s.Trial.Loss > 0 {
-		out += fmt.Sprintf(", loss %s %%", number(s.Trial.Loss*100))
+		out += fmt.Sprintf(", loss %s %%", figures.Number(s.Trial.Loss*100))
 	}
 	if s.Trial.Run > 1 || s.Trial.Seed != 1 {
 		out += fmt.Sprintf(", seed %d, run %d", s.Trial.Seed, s.Trial.Run)
@@ -91,7 +93,7 @@ func (s Progress) String() string {
 		out += " (again, the first was noisy)"
 	}
 	if r := s.Result; r != nil {
-		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput, number(r.Queueing.P50), number(r.Queueing.P95))
+		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput, figures.Number(r.Queueing.P50), figures.Number(r.Queueing.P95))
 		if r.Noisy {
 			out += ", noisy"
 		}

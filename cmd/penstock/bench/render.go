@@ -3,11 +3,11 @@ package bench
 import (
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
+
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 )
 
 // WriteTables writes results as one table for each path: medians over the runs
@@ -39,10 +39,10 @@ func (t table) write(b *strings.Builder) {
 	b.WriteString("\n\n")
 	base := t.baseline()
 	g := t.head(
-		[]string{"", "Mbit/s", "used", "queueing, ms", spans, spans, "one-way, ms", spans, "dropped", "resent", "proxy CPU", spans},
+		[]string{"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans, "dropped", "resent", "proxy CPU", figures.Spans},
 		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"})
 	if base != "" {
-		g[0] = append(g[0], "against "+base, spans)
+		g[0] = append(g[0], "against "+base, figures.Spans)
 		g[1] = append(g[1], "throughput", "p95 queueing")
 	}
 	faded := len(t.losses) > 1 && slices.Contains(t.losses, 0)
@@ -59,21 +59,21 @@ func (t table) write(b *strings.Builder) {
 		}
 		return cells
 	})
-	g.write(b)
+	g.Write(b)
 }
 
 // head begins a grid whose rows are the table's: by sender, and by random loss
 // where it differs.
-func (t table) head(first, second []string) grid {
+func (t table) head(first, second []string) figures.Table {
 	if len(t.losses) > 1 {
 		first, second = append([]string{"loss"}, first...), append([]string{"%"}, second...)
 	}
-	return grid{append([]string{""}, first...), append([]string{"sender"}, second...)}
+	return figures.Table{append([]string{""}, first...), append([]string{"sender"}, second...)}
 }
 
 // fill adds the rows for which there are cells, an empty line before each
 // further probability of loss.
-func (t table) fill(g *grid, cells func(row) []string) {
+func (t table) fill(g *figures.Table, cells func(row) []string) {
 	head := len(*g)
 	for _, rows := range t.blocks() {
 		first := len(*g)
@@ -87,7 +87,7 @@ func (t table) fill(g *grid, cells func(row) []string) {
 			}
 			line := []string{w.sender}
 			if len(t.losses) > 1 {
-				line = append(line, number(w.loss*100))
+				line = append(line, figures.Number(w.loss*100))
 			}
 			*g = append(*g, append(line, c...))
 		}
@@ -125,14 +125,14 @@ func (w row) cells() []string {
 	return []string{
 		runs,
 		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
-		percent(median(func(r Result) float64 { return r.Utilisation }), 1),
-		number(median(func(r Result) float64 { return r.Queueing.P50 })),
-		withRange(p95, several, number),
-		number(median(func(r Result) float64 { return r.Queueing.P99 })),
-		number(median(func(r Result) float64 { return r.OneWay.P50 })),
-		number(median(func(r Result) float64 { return r.OneWay.P95 })),
-		percent(median(Result.dropShare), 2),
-		percent(median(func(r Result) float64 { return r.Retransmitted }), 2),
+		figures.Percent(median(func(r Result) float64 { return r.Utilisation }), 1),
+		figures.Number(median(func(r Result) float64 { return r.Queueing.P50 })),
+		withRange(p95, several, figures.Number),
+		figures.Number(median(func(r Result) float64 { return r.Queueing.P99 })),
+		figures.Number(median(func(r Result) float64 { return r.OneWay.P50 })),
+		figures.Number(median(func(r Result) float64 { return r.OneWay.P95 })),
+		figures.Percent(median(Result.dropShare), 2),
+		figures.Percent(median(func(r Result) float64 { return r.Retransmitted }), 2),
 		w.cpu(func(r Result) *float64 { return r.CPUPerGB }, 1),
 		w.cpu(func(r Result) *float64 { return r.CPUShare }, 100),
 	}
@@ -146,7 +146,7 @@ func (w row) against(base *row) []string {
 	compare := func(figure func(Result) float64) string {
 		ours, _ := w.of(figure)
 		theirs, _ := base.of(figure)
-		return ratio(ours.Median, theirs.Median)
+		return figures.Ratio(ours.Median, theirs.Median)
 	}
 	return []string{
 		compare(func(r Result) float64 { return r.Throughput }),
@@ -165,7 +165,7 @@ func (w row) share(lossless *row) string {
 	if whole.Median <= 0 {
 		return "-"
 	}
-	return percent(ours.Median/whole.Median, 1)
+	return figures.Percent(ours.Median/whole.Median, 1)
 }
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
@@ -179,7 +179,7 @@ func (w row) cpu(figure func(Result) *float64, scale float64) string {
 	if len(values) == 0 {
 		return "-"
 	}
-	return number(spread(values).Median)
+	return figures.Number(spread(values).Median)
 }
 
 // dropShare is the share of packets that the link lost on the way to the
@@ -236,92 +236,9 @@ func writeTrust(b *strings.Builder, results []Result) {
 func (r Result) which() string {
 	loss := ""
 	if r.Loss > 0 {
-		loss = fmt.Sprintf(", %s %% random loss", number(r.Loss*100))
+		loss = fmt.Sprintf(", %s %% random loss", figures.Number(r.Loss*100))
 	}
 	return fmt.Sprintf("%s%s, seed %d, run %d", r.Sender, loss, r.Seed, r.Run)
-}
-
-// grid is a table of cells; the first two lines are its head.
-type grid [][]string
-
-// spans is a cell of the first line over which the one before it reaches.
-const spans = "<"
-
-// write aligns the first column left, the others right, and what spans several
-// in their middle.
-func (g grid) write(b *strings.Builder) {
-	widths := make([]int, len(g[0]))
-	for n, line := range g {
-		for i, c := range line {
-			if n > 0 || g.reach(i) == 1 && c != spans {
-				widths[i] = max(widths[i], utf8.RuneCountInString(c))
-			}
-		}
-	}
-	for n, line := range g {
-		var out strings.Builder
-		for i := 0; i < len(line); i++ {
-			width, first := widths[i], i
-			if n == 0 {
-				for range g.reach(first) - 1 {
-					i++
-					width += len(gap) + widths[i]
-				}
-			}
-			pad := max(0, width-utf8.RuneCountInString(line[first]))
-			left := pad
-			switch {
-			case first == 0:
-				left = 0
-			case i > first:
-				left = pad / 2
-			}
-			if first > 0 {
-				out.WriteString(gap)
-			}
-			out.WriteString(strings.Repeat(" ", left) + line[first] + strings.Repeat(" ", pad-left))
-		}
-		b.WriteString(strings.TrimRight(out.String(), " ") + "\n")
-	}
-}
-
-const gap = "  "
-
-// reach is how many columns the first line's cell i covers.
-func (g grid) reach(i int) int {
-	n := 1
-	for i+n < len(g[0]) && g[0][i+n] == spans {
-		n++
-	}
-	return n
-}
-
-// number writes three significant digits or the whole part, whichever is more.
-func number(v float64) string {
-	decimals := 0
-	switch a := math.Abs(v); {
-	case v == math.Trunc(v):
-	case a < 10:
-		decimals = 2
-	case a < 100:
-		decimals = 1
-	}
-	s := strconv.FormatFloat(v, 'f', decimals, 64)
-	if decimals > 0 {
-		s = strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
-	}
-	return s
-}
-
-func signed(v float64) string {
-	if v > 0 {
-		return "+" + number(v)
-	}
-	return number(v)
-}
-
-func percent(share float64, decimals int) string {
-	return strconv.FormatFloat(share*100, 'f', decimals, 64)
 }
 
 func withRange(s Spread, several bool, format func(float64) string) string {
@@ -329,17 +246,4 @@ func withRange(s Spread, several bool, format func(float64) string) string {
 		return format(s.Median)
 	}
 	return fmt.Sprintf("%s (%s–%s)", format(s.Median), format(s.Min), format(s.Max))
-}
-
-// ratio writes a/b as one says it: 0.95×, 1.20×, or 1/34 where it is small.
-func ratio(a, b float64) string {
-	switch {
-	case b <= 0 || a < 0:
-		return "-"
-	case a == 0:
-		return "0"
-	case a/b <= 0.5:
-		return "1/" + number(math.Round(b/a*10)/10)
-	}
-	return strconv.FormatFloat(a/b, 'f', 2, 64) + "×"
 }

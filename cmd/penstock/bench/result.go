@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -94,16 +95,16 @@ func (r Result) path(withLoss bool) string {
 	} else {
 		b.WriteString(" down, " + r.Up + " up")
 	}
-	fmt.Fprintf(&b, ", %s ms each way", number(r.Delay))
+	fmt.Fprintf(&b, ", %s ms each way", figures.Number(r.Delay))
 	if r.Buffer == bufferNone {
 		b.WriteString(", no buffer limit")
 	} else {
 		b.WriteString(", buffer " + r.Buffer)
 	}
 	if withLoss && r.Loss > 0 {
-		fmt.Fprintf(&b, ", %s %% random loss", number(r.Loss*100))
+		fmt.Fprintf(&b, ", %s %% random loss", figures.Number(r.Loss*100))
 	}
-	fmt.Fprintf(&b, ", %s s", number(r.Duration))
+	fmt.Fprintf(&b, ", %s s", figures.Number(r.Duration))
 	return b.String()
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -191,13 +192,13 @@ func TestSpread(t *testing.T) {
 
 func TestNumbers(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 3: "3", 0.126: "0.13", 9.5: "9.5", 12.34: "12.3", 100.6: "101", 3416.2: "3416", -0.251: "-0.25"} {
-		assert.Equal(t, want, number(v))
+		assert.Equal(t, want, figures.Number(v))
 	}
 	for _, c := range []struct {
 		a, b float64
 		want string
 	}{{5, 5, "1.00×"}, {4.75, 5, "0.95×"}, {12, 5, "2.40×"}, {1, 10, "1/10"}, {2, 67, "1/33.5"}, {0, 5, "0"}, {1, 0, "-"}} {
-		assert.Equal(t, c.want, ratio(c.a, c.b))
+		assert.Equal(t, c.want, figures.Ratio(c.a, c.b))
 	}
 }
 
@@ -277,17 +278,4 @@ func TestLinesFitTheTerminal(t *testing.T) {
 	for columns := 1; columns < 130; columns++ {
 		assert.Less(t, utf8.RuneCountInString(fit(line, columns)), max(columns, 2))
 	}
-}
-
-func TestTailKeepsTheEnd(t *testing.T) {
-	var tl tail
-	for range 1000 {
-		n, err := tl.Write([]byte("0123456789\n"))
-		require.NoError(t, err)
-		require.Equal(t, 11, n)
-	}
-	_, err := tl.Write([]byte("the end\n"))
-	require.NoError(t, err)
-	assert.LessOrEqual(t, len(tl.String()), tailBytes)
-	assert.True(t, strings.HasSuffix(tl.String(), "9\nthe end"))
 }

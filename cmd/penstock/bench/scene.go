@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cmd/penstock/edge"
+	"github.com/penstock-net/penstock/cmd/penstock/traffic"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/telemetry"
 )
@@ -22,13 +24,6 @@ const (
 	progressEvery = 500 * time.Millisecond
 )
 
-// socketLimits keep the ends from being the bottleneck on systems with small
-// defaults: they allow what a 2 MB queue needs, and 4 MB in flight.
-var socketLimits = []struct{ key, value string }{
-	{"net.ipv4.tcp_rmem", "4096 131072 33554432"},
-	{"net.ipv4.tcp_wmem", "4096 16384 4194304"},
-}
-
 // scene is one run's network, with a bulk download through it:
 //
 //	client ════ emulated link ════ edge ──── veth ──── server
@@ -36,8 +31,8 @@ var socketLimits = []struct{ key, value string }{
 //	                          proxy that sends
 type scene struct {
 	lab      *netlab.Cellular
-	server   *server
-	proxy    *proxy // nil: the server sends directly
+	server   *traffic.Server
+	proxy    *edge.Proxy // nil: the server sends directly
 	download *download
 	sniffer  *netlab.Sniffer // nil: packets are not recorded
 	feeder   *feeder         // nil: the link says nothing
@@ -46,7 +41,7 @@ type scene struct {
 	remote  netip.AddrPort // the client's end of the connection across the link
 	samples []windowSample
 	last    socket        // the transport that sends into the link, at the end
-	cpu     float64       // seconds the proxy used during the run
+	cpu     time.Duration // that the proxy used during the run
 	leg     telemetry.Leg // the proxy's, towards the client, at the end
 	managed bool          // that leg has a window of ours
 
@@ -71,12 +66,8 @@ func newScene(ctx context.Context, executable string, plan Plan, t Trial) (*scen
 
 // set puts server, proxy and download in place; data may flow when it returns.
 func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) (err error) {
-	for _, node := range []*netlab.Node{s.lab.Client, s.lab.Edge, s.lab.Server} {
-		for _, l := range socketLimits {
-			if err := node.Sysctl(l.key, l.value); err != nil {
-				return err
-			}
-		}
+	if err := traffic.Loosen(s.lab.Client, s.lab.Edge, s.lab.Server); err != nil {
+		return err
 	}
 	// What the server runs towards a proxy does not matter: that leg has no
 	// bottleneck.
@@ -84,7 +75,7 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 	if algorithm == "" {
 		algorithm = "cubic"
 	}
-	if s.server, err = serve(s.lab.Server, algorithm); err != nil {
+	if s.server, err = traffic.Serve(s.lab.Server, portText(serverPort), algorithm, pour); err != nil {
 		return err
 	}
 	target := netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort)
@@ -109,7 +100,7 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 	}
 	s.remote = s.download.local
 	if plan.Hints > 0 && s.proxy != nil {
-		s.feeder = feed(ctx, s.proxy, s.lab.Path.Monitor(), s.remote.Addr(), plan.Hints, plan.Delay)
+		s.feeder = feed(ctx, s.proxy, s.lab.Path.Monitor(0), s.remote.Addr(), plan.Hints, plan.Delay)
 	}
 	return nil
 }
@@ -119,15 +110,15 @@ func (s *scene) explain(err error) error {
 	if s.proxy == nil {
 		return err
 	}
-	return s.proxy.explain(err)
+	return s.proxy.Explain(err)
 }
 
 // play waits until the run is over, looks at the sockets and tells how it goes.
 func (s *scene) play(ctx context.Context, plan Plan, tell func(elapsed time.Duration)) error {
-	var before float64
+	var before time.Duration
 	if s.proxy != nil {
 		var err error
-		if before, err = s.proxy.cpuTime(); err != nil {
+		if before, err = s.proxy.CPUTime(); err != nil {
 			return err
 		}
 	}
@@ -183,7 +174,7 @@ func (s *scene) awaitData(ctx context.Context) error {
 
 // look takes one sample of our window and the kernel's.
 func (s *scene) look(ctx context.Context) error {
-	f, err := s.proxy.flow(ctx, s.remote)
+	f, err := flowOf(ctx, s.proxy, s.remote)
 	if err != nil {
 		return err
 	}
@@ -200,7 +191,7 @@ func (s *scene) look(ctx context.Context) error {
 }
 
 // finish takes the figures that are gone once the connections are.
-func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore float64) (err error) {
+func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore time.Duration) (err error) {
 	sender := s.lab.Server
 	if s.feeder != nil {
 		err := s.feeder.stop()
@@ -210,17 +201,17 @@ func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore float64) (err e
 	}
 	if s.proxy != nil {
 		sender = s.lab.Edge
-		now, err := s.proxy.cpuTime()
+		now, err := s.proxy.CPUTime()
 		if err != nil {
 			return err
 		}
 		s.cpu = now - cpuBefore
-		f, err := s.proxy.flow(ctx, s.remote)
+		f, err := flowOf(ctx, s.proxy, s.remote)
 		if err != nil {
 			return err
 		}
 		s.leg, s.managed = *f.ClientLeg, f.Down.Control != nil
-		if s.answer, err = s.proxy.answer(ctx); err != nil {
+		if s.answer, err = answer(ctx, s.proxy); err != nil {
 			return err
 		}
 	}
@@ -251,10 +242,10 @@ func (s *scene) close() error {
 		errs = append(errs, s.download.close())
 	}
 	if s.proxy != nil {
-		errs = append(errs, s.proxy.stop())
+		errs = append(errs, s.proxy.Stop())
 	}
 	if s.server != nil {
-		errs = append(errs, s.server.close())
+		errs = append(errs, s.server.Close())
 	}
 	return errors.Join(append(errs, s.lab.Close())...)
 }

@@ -3,6 +3,8 @@ package bench
 import (
 	"strconv"
 	"strings"
+
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
 )
 
 // over collects one figure of those runs that count and have it.
@@ -21,7 +23,7 @@ func middling(values []float64) string {
 	if len(values) == 0 {
 		return "-"
 	}
-	return number(spread(values).Median)
+	return figures.Number(spread(values).Median)
 }
 
 // writeWindows adds the look at the seam, for the rows that have one, and how
@@ -35,7 +37,7 @@ func (t table) writeWindows(b *strings.Builder) {
 		answered = answered || len(w.answers(Answer.count)) > 0
 	}
 	if answered {
-		g[0], g[1] = append(g[0], "answer, ms", spans), append(g[1], "p50", "p99")
+		g[0], g[1] = append(g[0], "answer, ms", figures.Spans), append(g[1], "p50", "p99")
 	}
 	head := len(g)
 	t.fill(&g, func(w row) []string {
@@ -50,7 +52,7 @@ func (t table) writeWindows(b *strings.Builder) {
 		}
 		return cells
 	})
-	g.follow(b, head)
+	follow(g, b, head)
 }
 
 func (a Answer) count() float64 { return float64(a.Count) }
@@ -79,15 +81,15 @@ func (w row) windowCells() []string {
 			Min:    spread(windows(func(w Window) float64 { return part(w).Min })).Min,
 			Max:    spread(windows(func(w Window) float64 { return part(w).Max })).Max,
 		}
-		return withRange(s, true, number)
+		return withRange(s, true, figures.Number)
 	}
 	return []string{
 		strconv.Itoa(int(samples)),
 		whole(func(w Window) Spread { return w.Cwnd }),
 		whole(func(w Window) Spread { return w.KernelCwnd }),
 		whole(func(w Window) Spread { return w.Pipe }),
-		percent(spread(covers).Min, 1),
-		signed(spread(windows(func(w Window) float64 { return w.PipeExcess })).Max),
+		figures.Percent(spread(covers).Min, 1),
+		figures.Signed(spread(windows(func(w Window) float64 { return w.PipeExcess })).Max),
 	}
 }
 
@@ -99,10 +101,10 @@ func (t table) writeDepartures(b *strings.Builder) {
 		paced = paced || len(w.ratios(func(m Tails) float64 { return m.P50 })) > 0
 	}
 	g := t.head(
-		[]string{"", "in flight, packets", spans, spans, "pipe, packets", spans, "gaps, µs", spans, spans},
+		[]string{"", "in flight, packets", figures.Spans, figures.Spans, "pipe, packets", figures.Spans, "gaps, µs", figures.Spans, figures.Spans},
 		[]string{"packets", "p50", "p95", "max", "p95", "max", "p5", "p50", "p95"})
 	if paced {
-		g[0] = append(g[0], "gaps of ideal", spans, spans, spans)
+		g[0] = append(g[0], "gaps of ideal", figures.Spans, figures.Spans, figures.Spans)
 		g[1] = append(g[1], "µs", "p5", "p50", "p95")
 	}
 	head := len(g)
@@ -115,7 +117,7 @@ func (t table) writeDepartures(b *strings.Builder) {
 		if len(packets) == 0 {
 			return nil
 		}
-		most := func(f func(Departures) float64) string { return number(spread(figure(f)).Max) }
+		most := func(f func(Departures) float64) string { return figures.Number(spread(figure(f)).Max) }
 		cells := []string{
 			middling(packets),
 			median(func(d Departures) float64 { return d.Inflight.P50 }),
@@ -139,7 +141,7 @@ func (t table) writeDepartures(b *strings.Builder) {
 			middling(w.ratios(func(m Tails) float64 { return m.P50 })),
 			middling(w.ratios(func(m Tails) float64 { return m.P95 })))
 	})
-	g.follow(b, head)
+	follow(g, b, head)
 }
 
 // ratios are of the runs that were paced at a fixed rate.
@@ -153,9 +155,9 @@ func (w row) ratios(figure func(Tails) float64) []float64 {
 }
 
 // follow writes a grid behind another, unless it is all head.
-func (g grid) follow(b *strings.Builder, head int) {
+func follow(g figures.Table, b *strings.Builder, head int) {
 	if len(g) > head {
 		b.WriteByte('\n')
-		g.write(b)
+		g.Write(b)
 	}
 }

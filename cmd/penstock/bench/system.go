@@ -46,16 +46,3 @@ func checkKernelAlgorithms(senders []Sender) error {
 	}
 	return nil
 }
-
-// cpuTime is the processor time a process has used so far, in seconds: exact
-// to the nanosecond, where /proc counts in hundredths.
-func cpuTime(pid int) (float64, error) {
-	// The kernel's name for another process's CPU clock: its complemented id
-	// above three bits that select the scheduler's account.
-	const schedulerAccount = 2
-	var ts unix.Timespec
-	if err := unix.ClockGettime(int32(^pid<<3|schedulerAccount), &ts); err != nil {
-		return 0, fmt.Errorf("bench: read CPU time of process %d: %w", pid, err)
-	}
-	return float64(ts.Nano()) / 1e9, nil
-}

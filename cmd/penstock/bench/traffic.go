@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"sync"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -23,58 +21,6 @@ const piece = 256 << 10
 // request is what a client says before a server sends.
 const request = "GET /bulk HTTP/1.0\r\n\r\n"
 
-// server writes to every client, once it has asked, until the client is gone.
-type server struct {
-	ln   net.Listener
-	done sync.WaitGroup
-
-	mu     sync.Mutex
-	conns  []net.Conn
-	closed bool
-}
-
-// serve starts a server whose sockets use the kernel's algorithm.
-func serve(node *netlab.Node, algorithm string) (*server, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		if cerr := c.Control(func(fd uintptr) {
-			err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, algorithm)
-		}); cerr != nil {
-			return cerr
-		}
-		if err != nil {
-			return fmt.Errorf("choose congestion control %s: %w", algorithm, err)
-		}
-		return nil
-	}}
-	lc.SetMultipathTCP(false)
-	ln, err := node.ListenWith(context.Background(), &lc, "tcp4", portText(serverPort))
-	if err != nil {
-		return nil, fmt.Errorf("start server: %w", err)
-	}
-	s := &server{ln: ln}
-	s.done.Go(s.accept)
-	return s, nil
-}
-
-func (s *server) accept() {
-	for {
-		conn, err := s.ln.Accept()
-		if err != nil {
-			return
-		}
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
-			_ = conn.Close() // came too late to matter
-			return
-		}
-		s.conns = append(s.conns, conn)
-		s.mu.Unlock()
-		s.done.Go(func() { pour(conn) })
-	}
-}
-
 // pour sends until it is stopped, by whichever end.
 func pour(conn net.Conn) {
 	buf := make([]byte, piece)
@@ -87,18 +33,6 @@ func pour(conn net.Conn) {
 			return
 		}
 	}
-}
-
-func (s *server) close() error {
-	err := s.ln.Close()
-	s.mu.Lock()
-	s.closed = true
-	for _, c := range s.conns {
-		_ = c.Close() // the client hung up already: an error would say so
-	}
-	s.mu.Unlock()
-	s.done.Wait()
-	return err
 }
 
 // download is a client that reads as fast as it can.

@@ -65,8 +65,9 @@ type Actor struct {
 	Rate        cc.Rate       // UDP: on the wire; Video: of the encoding; Bulk: what the server produces, 0: as fast as it is taken
 	Buffer      time.Duration // Video: played ahead at most; 0: 30 s
 
-	// On and Off let it run and rest in turns: means of exponential times drawn
-	// from the stage's seed where Random is set, else the times themselves. On 0: it never rests.
+	// On and Off let it run and rest in turns, beginning with the first and keeping
+	// its connection: means of exponential times drawn from the stage's seed where
+	// Random is set, else the times themselves. On 0: it never rests.
 	On, Off time.Duration
 	Random  bool
 }
@@ -80,8 +81,11 @@ type Record struct {
 	Utilisation float64       // of what it could have carried; 0: no bound
 	Queueing    Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
 	Lateness    time.Duration // p99 of the emulator's own error; 0 in virtual time
+	Spoilt      string        // why none of it counts: the emulator lost packets; empty: it does
 
-	Reloads []Reload // what the proxy answered to changes of its configuration
+	Reloads []Reload      // what the proxy answered to changes of its configuration
+	CPU     time.Duration // that the proxy used in the run; 0 without one
+	Memory  []cc.Bytes    // resident of the proxy, at the start and at each second; nil without one
 }
 
 // Quantiles of a duration.
@@ -105,8 +109,9 @@ type ActorRecord struct {
 	Share    []cc.Bytes   // its part of it, likewise
 	Requests []Request    // Requests and Web, in the order of their starts
 	Video    *VideoRecord // Video
-	Sent     cc.Bytes     // UDP
+	Sent     cc.Bytes     // UDP: payload, as Bytes counts it
 	Corrupt  string       // what was wrong with the bytes that came; empty: nothing
+	Error    string       // what ended the application before its time; empty: nothing
 }
 
 // Request is one download of a Requests or Web application.

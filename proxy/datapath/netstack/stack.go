@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/log"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -66,7 +67,8 @@ type Stack struct {
 	conns sync.Map // of stack.TransportEndpointID to *Conn
 	syns  chan *Conn
 
-	datagrams atomic.Pointer[Datagrams]
+	datagrams           atomic.Pointer[Datagrams]
+	received, collected atomic.Uint64 // bytes
 
 	closed  chan struct{}
 	closing sync.Once
@@ -81,6 +83,8 @@ func New(cfg Config) (*Stack, error) {
 	if cfg.Handshakes == 0 {
 		cfg.Handshakes = defaultHandshakes
 	}
+	// The stack would tell of odd packets, and so whoever sends them, on standard error.
+	log.SetLevel(log.Warning)
 	s := &Stack{clock: cfg.Clock, closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
 	s.poller.stack = s
 	s.wire = newWire(s, cfg.MTU)
@@ -100,7 +104,7 @@ func New(cfg Config) (*Stack, error) {
 func (s *Stack) set(cfg Config) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	below := tcpip.CongestionControlOption(envelope)
-	recovery, wait := tcpip.TCPRecovery(tcpip.TCPRACKLossDetection), tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	recovery, wait := tcpip.TCPRACKLossDetection, tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	sending := tcpip.TCPSendBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
 	receiving := tcpip.TCPReceiveBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
 	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &below, &recovery, &wait, &sending, &receiving} {
@@ -166,6 +170,7 @@ func (s *Stack) Deliver(packets ...[]byte) {
 		default:
 			continue
 		}
+		s.received.Add(uint64(len(p)))
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(p)})
 		s.wire.InjectInbound(protocol, pkt)
 		pkt.DecRef()
@@ -188,6 +193,7 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 			}
 			sizes[n] = size
 			n++
+			s.collected.Add(uint64(size))
 		}
 		pkt.DecRef()
 		if n == len(bufs) {
@@ -202,6 +208,12 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 // queue was full, and SYNs beyond Config.Handshakes.
 func (s *Stack) Drops() (packets, handshakes uint64) {
 	return s.wire.drops.Load(), s.net.Stats().TCP.ForwardMaxInFlightDrop.Value()
+}
+
+// Traffic counts the bytes of the packets that came out of the tunnel and that
+// were collected for it, their headers included.
+func (s *Stack) Traffic() (received, collected uint64) {
+	return s.received.Load(), s.collected.Load()
 }
 
 // Close aborts every connection and ends the stack.

@@ -1,0 +1,75 @@
+package sim
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// client is an application at the receiving end that asks for one thing after
+// the other on the same flow: objects, or the chunks of a video. Its requests
+// take the path's propagation delay and are not lost.
+type client struct {
+	s       *sender
+	started cc.Time // when it asked for the first
+	begun   cc.Time // when it asked for the one under way
+	awaits  cc.Bytes
+	waiting bool // one is under way
+	objects []Object
+	player  Player
+}
+
+// Object is one thing that a client asked for.
+type Object struct {
+	At   time.Duration // when, from the run's start
+	Took time.Duration // from the request to its last byte; 0: it has not come
+}
+
+// ask asks for the next.
+func (c *client) ask() {
+	s := c.s
+	if s.closed {
+		return
+	}
+	if s.cfg.Video.Rate > 0 && len(c.objects) == 0 {
+		c.started = s.w.now
+	}
+	c.begun, c.waiting = s.w.now, true
+	size := s.cfg.request()
+	c.awaits += size
+	c.objects = append(c.objects, Object{At: c.begun.Sub(s.w.origin)})
+	s.w.at(s.w.now.Add(s.w.up.cfg.Delay+s.cfg.Delay), func() {
+		s.src.asked += size
+		s.pump()
+	})
+}
+
+// took looks at what has arrived without a hole.
+func (c *client) took(upTo cc.Bytes) {
+	if !c.waiting || upTo < c.awaits {
+		return
+	}
+	now := c.s.w.now
+	c.waiting = false
+	c.objects[len(c.objects)-1].Took = now.Sub(c.begun)
+	next := max(now, c.begun.Add(c.s.cfg.Every))
+	if c.s.cfg.Video.Rate > 0 {
+		c.player.Arrived(now.Sub(c.started))
+		next = c.started.Add(c.player.Room(now.Sub(c.started)))
+	}
+	if next == now {
+		c.ask()
+		return
+	}
+	c.s.w.at(next, c.ask)
+}
+
+// request is the size of what a client asks for at once.
+func (f FlowConfig) request() cc.Bytes {
+	if f.Video.Rate > 0 {
+		return f.Video.Rate.BytesIn(f.Video.Chunk)
+	}
+	return f.Bytes
+}
+
+func (f FlowConfig) hasClient() bool { return f.Every > 0 || f.Video.Rate > 0 }

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"errors"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// wireGuardTrial names the trial of the kernel's WireGuard.
+const wireGuardTrial = "kernel_wireguard"
+
+// unprivilegedPorts is the setting from which port on nobody needs a capability.
+const unprivilegedPorts = "net.ipv4.ip_unprivileged_port_start"
+
+func (f facts) judgeTunnels() []check { return []check{f.judgePorts(), f.judgeWireGuard()} }
+
+// judgePorts is about where listeners may be, those of WireGuard among them.
+func (f facts) judgePorts() check {
+	first, err := strconv.Atoi(f.sysctls[unprivilegedPorts])
+	if err != nil {
+		first = 1024
+	}
+	if f.capabilities.has(capNetBindService) || first <= 1 {
+		return fine("ports", "listeners may be on every port")
+	}
+	return fine("ports", "listeners may be on ports from %d on, WireGuard's 51820 among them; below, CAP_NET_BIND_SERVICE is needed", first)
+}
+
+// judgeWireGuard is about the kernel's own: listeners of mode wireguard do without.
+func (f facts) judgeWireGuard() check {
+	c := check{Name: wireGuardTrial}
+	t, made := f.trials[wireGuardTrial]
+	err := t.err()
+	switch {
+	case !made:
+		return f.untried(c)
+	case err == nil:
+		return fine(c.Name, "makes devices: tunnels may end in the kernel, before a tproxy listener")
+	}
+	c.State, c.Found = stateWarn, err.Error()+"; listeners of mode wireguard do without, and take more CPU"
+	switch {
+	case errors.Is(err, unix.EPERM):
+		c.Fix = f.grant(capNetAdmin)
+	default:
+		c.Fix = "modprobe wireguard; where there is no such module, boot a kernel with CONFIG_WIREGUARD (5.6 or later)"
+	}
+	return c
+}

@@ -1,0 +1,188 @@
+// Package edge runs a real Penstock, a process of its own, at the edge of an
+// emulated network, and talks to it as an operator would.
+package edge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/capture"
+)
+
+const (
+	capturePort   = 7000
+	telemetryAddr = "127.0.0.1:9464"
+
+	startTime = 10 * time.Second // for the proxy to become ready
+	stopTime  = 3 * time.Second  // for it to end when asked
+)
+
+// Options describe a proxy.
+type Options struct {
+	Executable string   // penstock
+	Args       []string // beside the configuration's
+
+	// Config is its configuration as a user would write it, in YAML, without
+	// listeners, telemetry, log and shutdown.
+	Config string
+
+	// Connections to these ports of the server are captured on their way from the
+	// client.
+	Server netip.Addr
+	Ports  []uint16
+	// Address is where the proxy forwards to Target, in place of capturing.
+	Address, Target netip.AddrPort
+}
+
+// listener is where connections come in.
+func (o Options) listener() string {
+	if o.Address.IsValid() {
+		return fmt.Sprintf("{name: edge, mode: forward, address: %q, target: %q}", o.Address, o.Target)
+	}
+	return fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"}", capturePort)
+}
+
+// file is the whole configuration.
+func (o Options) file(config string) string {
+	return strings.TrimRight(config, "\n") + `
+listeners:
+  - ` + o.listener() + `
+telemetry:
+  address: "` + telemetryAddr + `"
+log:
+  level: warn
+  format: text
+  flows: false
+shutdown:
+  drain: 0s
+`
+}
+
+// Proxy is a running one.
+type Proxy struct {
+	opts   Options
+	cmd    *netlab.Cmd
+	node   *netlab.Node
+	client *http.Client
+	dir    string
+	said   *tail
+	ended  chan struct{}
+	err    error // of the process; read after ended
+}
+
+// Start starts a proxy at the node and returns once it is ready for connections.
+func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
+	dir, err := os.MkdirTemp("", "penstock-edge-")
+	if err != nil {
+		return nil, fmt.Errorf("make a place for the proxy's configuration: %w", err)
+	}
+	p := &Proxy{opts: o, node: node, dir: dir, said: &tail{}, ended: make(chan struct{})}
+	p.client = &http.Client{
+		Transport: &http.Transport{DialContext: node.DialContext, MaxIdleConnsPerHost: 4},
+		Timeout:   10 * time.Second,
+	}
+	if err := p.Rewrite(o.Config); err != nil {
+		return nil, errors.Join(err, p.Stop())
+	}
+	p.cmd = node.Command(ctx, o.Executable, append([]string{"run", "--config", p.path()}, o.Args...)...)
+	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
+	p.cmd.SysProcAttr.Setpgid = true // the terminal's Ctrl-C is for us, who end it in its turn
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	p.cmd.WaitDelay = stopTime
+	if err := p.cmd.Start(); err != nil {
+		p.cmd = nil
+		return nil, errors.Join(fmt.Errorf("start the proxy: %w", err), p.Stop())
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.ended)
+	}()
+	err = p.awaitReady(ctx)
+	if err == nil && len(o.Ports) > 0 {
+		err = o.capture(ctx, node)
+	}
+	if err != nil {
+		return nil, errors.Join(p.Explain(err), p.Stop())
+	}
+	return p, nil
+}
+
+// capture brings what is for the server into the proxy. It is undone with the
+// edge's namespace.
+func (o Options) capture(ctx context.Context, node *netlab.Node) error {
+	rules := capture.Rules{
+		Mode: capture.TPROXY, Port: capturePort, IPv4: true,
+		Interfaces:   []string{netlab.NearDevice},
+		Destinations: capture.Match{Include: []netip.Prefix{netip.PrefixFrom(o.Server, o.Server.BitLen())}},
+	}
+	for _, port := range o.Ports {
+		rules.Ports = append(rules.Ports, capture.PortRange{First: port, Last: port})
+	}
+	return node.Do(func() error { return rules.Apply(ctx) })
+}
+
+func (p *Proxy) path() string { return filepath.Join(p.dir, "penstock.yaml") }
+
+// Rewrite changes the configuration file, which the proxy rereads when it is told to.
+func (p *Proxy) Rewrite(config string) error {
+	if err := os.WriteFile(p.path(), []byte(p.opts.file(config)), 0o600); err != nil {
+		return fmt.Errorf("write the proxy's configuration: %w", err)
+	}
+	return nil
+}
+
+// awaitReady asks the proxy whether it is ready until it is.
+func (p *Proxy) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("the proxy is not ready after %s", startTime))
+	defer cancel()
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		if p.Get(ctx, "/readyz", nil) == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-p.ended:
+			return fmt.Errorf("the proxy ended before it was ready: %w", p.err)
+		case <-poll.C:
+		}
+	}
+}
+
+// Ended is closed when the process is no more; Explain has its last words.
+func (p *Proxy) Ended() <-chan struct{} { return p.ended }
+
+// Stop ends the proxy, kindly first, and removes what was made for it.
+func (p *Proxy) Stop() error {
+	p.client.CloseIdleConnections()
+	if p.cmd != nil {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended just now
+		kill := time.AfterFunc(stopTime, func() { _ = p.cmd.Process.Kill() })
+		<-p.ended // how does not matter any more
+		kill.Stop()
+	}
+	return os.RemoveAll(p.dir)
+}
+
+// Explain adds what the proxy said last.
+func (p *Proxy) Explain(err error) error {
+	if said := p.said.String(); said != "" {
+		return fmt.Errorf("%w\nThe proxy said:\n%s", err, said)
+	}
+	return err
+}
+
+// pid is the process's, as /proc has it.
+func (p *Proxy) pid() string { return strconv.Itoa(p.cmd.Process.Pid) }

@@ -1,0 +1,72 @@
+package edge
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// CPUTime is what the proxy has used so far.
+func (p *Proxy) CPUTime() (time.Duration, error) { return cpuTime(p.cmd.Process.Pid) }
+
+// cpuTime is the processor time a process has used so far: exact to the
+// nanosecond, where /proc counts in hundredths of a second.
+func cpuTime(pid int) (time.Duration, error) {
+	// The kernel's name for another process's CPU clock: its complemented id
+	// above three bits that select the scheduler's account.
+	const schedulerAccount = 2
+	var ts unix.Timespec
+	if err := unix.ClockGettime(int32(^pid<<3|schedulerAccount), &ts); err != nil {
+		return 0, fmt.Errorf("read CPU time of process %d: %w", pid, err)
+	}
+	return time.Duration(ts.Nano()), nil
+}
+
+// Memory is the proxy's resident memory.
+func (p *Proxy) Memory() (cc.Bytes, error) {
+	text, err := os.ReadFile("/proc/" + p.pid() + "/statm")
+	if err != nil {
+		return 0, fmt.Errorf("read the proxy's memory: %w", err)
+	}
+	fields := bytes.Fields(text)
+	if len(fields) < 2 {
+		return 0, fmt.Errorf("read the proxy's memory: %q is not what statm says", text)
+	}
+	pages, err := strconv.ParseInt(string(fields[1]), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read the proxy's memory: %w", err)
+	}
+	return cc.Bytes(pages * int64(os.Getpagesize())), nil
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf []byte
+}
+
+// tailBytes is enough for the last dozen lines of a log.
+const tailBytes = 4 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf = append(t.buf, p...)
+	if extra := len(t.buf) - tailBytes; extra > 0 {
+		t.buf = append(t.buf[:0], t.buf[extra:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(bytes.TrimSpace(t.buf))
+}

@@ -1,0 +1,50 @@
+package figures
+
+import (
+	"math"
+	"strconv"
+	"strings"
+)
+
+// Number writes three significant digits or the whole part, whichever is more.
+func Number(v float64) string {
+	decimals := 0
+	switch a := math.Abs(v); {
+	case v == math.Trunc(v):
+	case a < 10:
+		decimals = 2
+	case a < 100:
+		decimals = 1
+	}
+	s := strconv.FormatFloat(v, 'f', decimals, 64)
+	if decimals > 0 {
+		s = strings.TrimSuffix(strings.TrimRight(s, "0"), ".")
+	}
+	return s
+}
+
+// Signed is Number with a plus in front of what is above 0.
+func Signed(v float64) string {
+	if v > 0 {
+		return "+" + Number(v)
+	}
+	return Number(v)
+}
+
+// Percent writes a share in per cent.
+func Percent(share float64, decimals int) string {
+	return strconv.FormatFloat(share*100, 'f', decimals, 64)
+}
+
+// Ratio writes a/b as one says it: 0.95×, 1.20×, or 1/34 where it is small.
+func Ratio(a, b float64) string {
+	switch {
+	case b <= 0 || a < 0:
+		return "-"
+	case a == 0:
+		return "0"
+	case a/b <= 0.5:
+		return "1/" + Number(math.Round(b/a*10)/10)
+	}
+	return strconv.FormatFloat(a/b, 'f', 2, 64) + "×"
+}

@@ -1,0 +1,255 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+// defaultConfig is where the packages and the unit have the configuration.
+const defaultConfig = "/etc/penstock/penstock.yaml"
+
+func gatewayCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gateway",
+		Short: "Manage who may use the WireGuard gateway",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	cmd.AddCommand(peerCommand(), &cobra.Command{
+		Use:   "key",
+		Short: "Print a new private key, for private_key_file",
+		Example: `  (umask 077; penstock gateway key > /etc/penstock/vpn.key)
+  chgrp penstock /etc/penstock/vpn.key && chmod 640 /etc/penstock/vpn.key`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			key, err := tunnel.GenerateKey()
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), key)
+			return err
+		},
+	})
+	return cmd
+}
+
+func peerCommand() *cobra.Command {
+	g := &gateway{}
+	cmd := &cobra.Command{
+		Use:   "peer",
+		Short: "Add, remove and list the clients of a WireGuard listener",
+		Long: `Peers are those of a listener of mode wireguard. They are kept in its peers_file
+or config_file, which these commands edit; a proxy that runs takes them over at
+once, and other peers' sessions go on.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	flags := cmd.PersistentFlags()
+	flags.StringVarP(&g.config, "config", "c", defaultConfig, "configuration `FILE`")
+	flags.StringVar(&g.listener, "listener", "", "`NAME` of the listener, where there is more than one of mode wireguard")
+	flags.StringVar(&g.telemetry, "telemetry", "", "`host:port` where the running proxy answers, if that is not the file's telemetry.address")
+
+	var n newPeer
+	add := &cobra.Command{
+		Use:   "add NAME",
+		Short: "Let a new client in, and print its configuration",
+		Long: `Makes a key pair and an address for the client, writes the public half to the
+listener's file, has a running proxy reread it, and prints what the client's
+WireGuard app wants: a configuration and, on a terminal, the same as a QR code to
+scan. The private key is stored nowhere: whoever loses it gets a new one.`,
+		Example: `  penstock gateway peer add phone --endpoint vpn.example.com --dns 9.9.9.9
+  penstock gateway peer add laptop --endpoint 203.0.113.5:51820 --allowed-ips 10.0.0.0/8 > laptop.conf`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			n.name = args[0]
+			return g.add(c.Context(), n, c.OutOrStdout(), c.ErrOrStderr())
+		},
+	}
+	f := add.Flags()
+	f.StringVar(&n.endpoint, "endpoint", "", "`HOST[:PORT]` where clients reach this machine (default its own address and the listener's port)")
+	f.StringSliceVar(&n.allowed, "allowed-ips", []string{"0.0.0.0/0", "::/0"}, "what the client sends into the tunnel")
+	f.StringSliceVar(&n.addresses, "address", nil, "the client's own addresses in the tunnel (default the next that is free of each prefix in wireguard.pool)")
+	f.StringSliceVar(&n.dns, "dns", nil, "name servers that the client is to use")
+	f.BoolVar(&n.preshared, "preshared-key", false, "give both ends a shared key, too")
+	f.BoolVar(&n.noQR, "no-qr", false, "print no QR code")
+	cmd.AddCommand(
+		add,
+		&cobra.Command{
+			Use:   "remove NAME",
+			Short: "Let a client in no longer",
+			Args:  cobra.ExactArgs(1),
+			RunE: func(c *cobra.Command, args []string) error {
+				return g.remove(c.Context(), args[0], c.ErrOrStderr())
+			},
+		},
+		&cobra.Command{
+			Use:   "list",
+			Short: "List the clients, with what a running proxy knows of them",
+			Args:  cobra.NoArgs,
+			RunE:  func(c *cobra.Command, _ []string) error { return g.list(c.Context(), c.OutOrStdout(), c.ErrOrStderr()) },
+		},
+	)
+	return cmd
+}
+
+// gateway is one listener of mode wireguard with its file, as a command works on it.
+type gateway struct {
+	config, listener, telemetry string // the flags
+
+	file    string // where the peers are
+	release func() // lets the next command work on them
+	cfg     proxy.Config
+	proxy.ListenerConfig
+}
+
+// open finds the listener and its file, which it makes if need be and locks.
+// Call release afterwards.
+func (g *gateway) open() (err error) {
+	if g.release, err = lockFile(g.config); err != nil {
+		return badInput(fmt.Errorf("--config: %w", err))
+	}
+	defer func() {
+		if err != nil {
+			g.release()
+		}
+	}()
+	text, err := os.ReadFile(g.config)
+	if err != nil {
+		return badInput(fmt.Errorf("--config: %w", err))
+	}
+	written, err := proxy.Parse(text)
+	if err != nil {
+		return badInput(fmt.Errorf("%s: %w", g.config, err))
+	}
+	i, err := g.find(written.Listeners)
+	if err != nil {
+		return badInput(err)
+	}
+	w := written.Listeners[i].WireGuard
+	switch {
+	case w.ConfigFile != "":
+		g.file = beside(g.config, w.ConfigFile)
+	case w.PeersFile != "":
+		g.file = beside(g.config, w.PeersFile)
+		if err := makeLike(g.config, g.file); err != nil {
+			return err
+		}
+	default:
+		return badInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as peers.conf (it need not exist yet)", i))
+	}
+	if g.cfg, err = proxy.Load(g.config); err != nil {
+		return badInput(err)
+	}
+	g.ListenerConfig = g.cfg.Listeners[i]
+	return nil
+}
+
+// find returns which listener is meant.
+func (g *gateway) find(listeners []proxy.ListenerConfig) (int, error) {
+	var names []string
+	at := -1
+	for i, l := range listeners {
+		if l.Mode != proxy.Mode(tunnel.ModeWireGuard) {
+			continue
+		}
+		names = append(names, l.Name)
+		if g.listener == "" || l.Name == g.listener {
+			at = i
+		}
+	}
+	switch {
+	case len(names) == 0:
+		return 0, fmt.Errorf("%s has no listener of mode wireguard", g.config)
+	case g.listener == "" && len(names) > 1:
+		return 0, fmt.Errorf("--listener: say which of %s", strings.Join(names, ", "))
+	case at < 0:
+		return 0, fmt.Errorf("--listener: %q is not one of %s", g.listener, strings.Join(names, ", "))
+	}
+	return at, nil
+}
+
+// peers are those that may come in now, in the tunnel's terms.
+func (g *gateway) peers() []tunnel.Peer {
+	out := make([]tunnel.Peer, len(g.WireGuard.Peers))
+	for i, p := range g.WireGuard.Peers {
+		out[i] = p.Tunnel()
+	}
+	return out
+}
+
+func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) error {
+	if err := g.open(); err != nil {
+		return err
+	}
+	defer g.release()
+	text, err := os.ReadFile(g.file)
+	if err != nil {
+		return err
+	}
+	rest, found, err := tunnel.RemoveSection(string(text), name)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", g.file, err)
+	case !found:
+		for _, p := range g.WireGuard.Peers {
+			if p.Name == name {
+				return badInput(fmt.Errorf("peer %q stands in %s itself; remove it there", name, g.config))
+			}
+		}
+		return badInput(fmt.Errorf("there is no peer %q; penstock gateway peer list shows who there is", name))
+	}
+	if err := replaceFile(g.file, []byte(rest)); err != nil {
+		return err
+	}
+	fmt.Fprintf(notes, "%s is no longer in %s\n", name, g.file)
+	return g.reload(ctx, notes)
+}
+
+func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
+	if err := g.open(); err != nil {
+		return err
+	}
+	g.release() // nothing is written
+	known := map[string]telemetry.Peer{}
+	running, err := g.ask(ctx)
+	if err != nil {
+		fmt.Fprintf(notes, "only what the files say: %v\n", err)
+	}
+	for _, p := range running {
+		if p.Listener == g.Name {
+			known[p.Name] = p
+		}
+	}
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "NAME\tADDRESSES\tHANDSHAKE\tRECEIVED\tSENT\tFROM")
+	for _, p := range g.peers() {
+		handshake, received, sent, from := "-", "-", "-", "-"
+		if k, ok := known[p.Name]; ok {
+			handshake = "never"
+			if k.Handshake > 0 {
+				handshake = ago(time.Since(time.UnixMilli(int64(k.Handshake * 1e3))))
+			}
+			received, sent = cc.Bytes(k.Received).String(), cc.Bytes(k.Sent).String()
+			if k.Endpoint != "" {
+				from = k.Endpoint
+			}
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, tunnel.JoinPrefixes(p.AllowedIPs), handshake, received, sent, from)
+	}
+	return table.Flush()
+}
+
+// ago is a time in the past for people.
+func ago(d time.Duration) string { return max(0, d).Round(time.Second).String() + " ago" }

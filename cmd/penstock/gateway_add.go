@@ -1,0 +1,200 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// newPeer is a client to be, as the flags have it.
+type newPeer struct {
+	name                    string
+	endpoint                string
+	allowed, addresses, dns []string
+	preshared, noQR         bool
+}
+
+// clientKeepalive keeps the way to a client open in translators of addresses.
+const clientKeepalive = 25
+
+func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error {
+	if err := checkPeerName(n.name); err != nil {
+		return badInput(err)
+	}
+	if err := g.open(); err != nil {
+		return err
+	}
+	defer g.release()
+	p := tunnel.Peer{Name: n.name}
+	var err error
+	if p.AllowedIPs, err = g.chooseAddresses(n.addresses); err != nil {
+		return badInput(err)
+	}
+	private, err := tunnel.GenerateKey()
+	if err != nil {
+		return err
+	}
+	if p.PublicKey, err = private.Public(); err != nil {
+		return err
+	}
+	if n.preshared {
+		if p.Preshared, err = tunnel.GenerateKey(); err != nil {
+			return err
+		}
+	}
+	if err := tunnel.CheckPeers(append(g.peers(), p)); err != nil {
+		return badInput(err)
+	}
+	client, err := g.clientConfig(n, p, private, notes)
+	if err != nil {
+		return badInput(err)
+	}
+	text, err := os.ReadFile(g.file)
+	if err != nil {
+		return err
+	}
+	if err := replaceFile(g.file, []byte(tunnel.AddSection(string(text), p))); err != nil {
+		return err
+	}
+	fmt.Fprintf(notes, "%s is in %s now\n", n.name, g.file)
+	// The key is nowhere else: it is shown whatever becomes of the reload.
+	_, err = io.WriteString(w, client)
+	if terminal, ok := w.(*os.File); err == nil && !n.noQR && ok && isTerminal(terminal) {
+		err = writeQR(w, client)
+	}
+	return errors.Join(err, g.reload(ctx, notes))
+}
+
+// checkPeerName wants what is as good a name in a comment as in a list.
+func checkPeerName(name string) error {
+	odd := func(r rune) bool { return !strconv.IsPrint(r) || r == '#' || r == '=' }
+	if name == "" || len(name) > 64 || strings.ContainsFunc(name, odd) || strings.Join(strings.Fields(name), " ") != name {
+		return fmt.Errorf("%q is no name for a peer: at most 64 printable bytes without # and =, such as phone", name)
+	}
+	return nil
+}
+
+// chooseAddresses are the client's in the tunnel: as given, or the next that is
+// free of each prefix of the pool.
+func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
+	if len(given) > 0 {
+		list, err := parsePrefixes(given)
+		if err != nil {
+			return nil, fmt.Errorf("--address: %w", err)
+		}
+		return list, nil
+	}
+	if len(g.WireGuard.Pool) == 0 {
+		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as [10.9.0.0/24], or give --address", g.Name)
+	}
+	var taken, out []netip.Prefix
+	for _, p := range g.peers() {
+		taken = append(taken, p.AllowedIPs...)
+	}
+	for _, pool := range g.WireGuard.Pool {
+		free, ok := nextFree(netip.Prefix(pool), taken)
+		if !ok {
+			return nil, fmt.Errorf("every address of %v is taken; add a prefix to wireguard.pool, or remove a peer", netip.Prefix(pool))
+		}
+		out = append(out, netip.PrefixFrom(free, free.BitLen()))
+	}
+	return out, nil
+}
+
+// nextFree returns the first address of pool that nobody has. The pool's own,
+// the one after it, which is the gateway's, and the last of IPv4 are left out.
+// A prefix that holds the whole pool is somebody's way elsewhere and takes none.
+func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
+	taken = slices.DeleteFunc(slices.Clone(taken), func(t netip.Prefix) bool {
+		return !t.Overlaps(pool) || t.Bits() <= pool.Bits()
+	})
+	for addr := pool.Addr().Next().Next(); pool.Contains(addr); addr = addr.Next() {
+		if addr.Is4() && !pool.Contains(addr.Next()) {
+			break
+		}
+		if !slices.ContainsFunc(taken, func(t netip.Prefix) bool { return t.Contains(addr) }) {
+			return addr, true
+		}
+	}
+	return netip.Addr{}, false
+}
+
+// clientConfig is what the client's app wants.
+func (g *gateway) clientConfig(n newPeer, p tunnel.Peer, private tunnel.Key, notes io.Writer) (string, error) {
+	server, err := tunnel.Key(g.WireGuard.PrivateKey).Public()
+	if err != nil {
+		return "", err
+	}
+	endpoint, err := g.endpoint(n.endpoint, notes)
+	if err != nil {
+		return "", err
+	}
+	allowed, err := parsePrefixes(n.allowed)
+	if err != nil {
+		return "", fmt.Errorf("--allowed-ips: %w", err)
+	}
+	for _, d := range n.dns {
+		if _, err := netip.ParseAddr(d); err != nil {
+			return "", fmt.Errorf("--dns: %q is no address", d)
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, tunnel.JoinPrefixes(p.AllowedIPs))
+	if len(n.dns) > 0 {
+		fmt.Fprintf(&b, "DNS = %s\n", strings.Join(n.dns, ", "))
+	} else if slices.ContainsFunc(allowed, func(a netip.Prefix) bool { return a.Bits() == 0 }) {
+		fmt.Fprintln(notes, "without --dns the client asks the name servers of whatever network it is in, through the tunnel, where they seldom answer")
+	}
+	fmt.Fprintf(&b, "MTU = %d\n\n[Peer]\nPublicKey = %v\n", g.MTU(), server)
+	if p.Preshared != (tunnel.Key{}) {
+		fmt.Fprintf(&b, "PresharedKey = %v\n", p.Preshared)
+	}
+	fmt.Fprintf(&b, "Endpoint = %s\nAllowedIPs = %s\nPersistentKeepalive = %d\n", endpoint, tunnel.JoinPrefixes(allowed), clientKeepalive)
+	return b.String(), nil
+}
+
+// endpoint is where the client reaches us.
+func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
+	_, port, _ := net.SplitHostPort(g.Address) // it has been checked
+	host := given
+	if h, p, err := net.SplitHostPort(given); err == nil {
+		host, port = h, p
+	} else if addr, err := netip.ParseAddr(strings.Trim(given, "[]")); err == nil {
+		host = addr.String()
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	switch {
+	case err != nil, strings.ContainsAny(host, " /\t\n"), given != "" && host == "":
+		return "", fmt.Errorf("--endpoint: %q is not HOST or HOST:PORT", given)
+	case n == 0:
+		return "", fmt.Errorf("--endpoint: say the port, since listener %s has a new one each time", g.Name)
+	case host == "":
+		own, err := ownAddress()
+		if err != nil {
+			return "", fmt.Errorf("--endpoint: missing, and this machine's own address is unknown: %w", err)
+		}
+		fmt.Fprintf(notes, "the endpoint is this machine's own address, %s; where clients reach it by another, say so with --endpoint\n", own)
+		host = own
+	}
+	return net.JoinHostPort(host, port), nil
+}
+
+// ownAddress is the address from which this machine reaches the rest of the
+// world. Nothing is sent to find out.
+func ownAddress() (string, error) {
+	conn, err := net.Dial("udp", "192.0.2.1:9")
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close() //nolint:errcheck // nothing was sent
+	return conn.LocalAddr().(*net.UDPAddr).IP.String(), nil
+}

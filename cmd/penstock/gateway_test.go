@@ -1,0 +1,310 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/netstack"
+	"rsc.io/qr"
+
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+const gatewayConfig = `
+listeners:
+  - name: vpn
+    mode: wireguard
+    address: ":0"
+    tunnel: {mtu: 1400}
+    wireguard:
+      private_key: EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=
+      peers_file: peers.conf
+      pool: [10.9.0.0/29, "fd00:9::/64"]
+      peers:
+        - {name: tablet, public_key: BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA=, allowed_ips: [10.9.0.2]}
+telemetry: {address: "127.0.0.1:0"}
+`
+
+// gatewayFolder writes a configuration and returns where it is.
+func gatewayFolder(t *testing.T, config string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "penstock.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o640))
+	return path
+}
+
+// unheard is where no proxy answers.
+const unheard = "127.0.0.1:1"
+
+func peerArgs(config string, args ...string) []string {
+	return append(append([]string{"gateway", "peer"}, args...), "--config", config, "--telemetry", unheard)
+}
+
+func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
+	config := gatewayFolder(t, gatewayConfig)
+	peers := filepath.Join(filepath.Dir(config), "peers.conf")
+	code, stdout, stderr := run(t, peerArgs(config, "add", "Jane's phone", "--endpoint", "vpn.example.com:51820", "--dns", "9.9.9.9")...)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stderr, "no proxy answers at "+unheard)
+	client, err := tunnel.ParseQuick(stdout)
+	require.NoError(t, err, stdout)
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32"), netip.MustParsePrefix("fd00:9::2/128")}, client.Addresses)
+	assert.Equal(t, 1400, client.MTU)
+	assert.Contains(t, stdout, "DNS = 9.9.9.9\n")
+	assert.Contains(t, stdout, "Endpoint = vpn.example.com:51820\n")
+	require.Len(t, client.Peers, 1)
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}, client.Peers[0].AllowedIPs)
+
+	info, err := os.Stat(peers)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o640), info.Mode(), "as the configuration has it")
+	text, err := os.ReadFile(peers)
+	require.NoError(t, err)
+	assert.NotContains(t, string(text), client.PrivateKey.String(), "private keys of clients are stored nowhere")
+	c, err := proxy.Load(config)
+	require.NoError(t, err)
+	public, err := client.PrivateKey.Public()
+	require.NoError(t, err)
+	require.Len(t, c.Listeners[0].WireGuard.Peers, 2)
+	assert.Equal(t, proxy.Key(public), c.Listeners[0].WireGuard.Peers[1].PublicKey)
+	server, err := tunnel.Key(c.Listeners[0].WireGuard.PrivateKey).Public()
+	require.NoError(t, err)
+	assert.Equal(t, server, client.Peers[0].PublicKey)
+
+	code, stdout, _ = run(t, peerArgs(config, "list")...)
+	require.Equal(t, exitOK, code)
+	assert.Regexp(t, `(?m)^Jane's phone +10\.9\.0\.3/32, fd00:9::2/128 +- +- +- +-$`, stdout)
+	assert.Regexp(t, `(?m)^tablet +10\.9\.0\.2/32 +- `, stdout)
+
+	require.NoError(t, os.Chmod(peers, 0o600))
+	code, _, stderr = run(t, peerArgs(config, "remove", "Jane's phone")...)
+	require.Equal(t, exitOK, code, stderr)
+	info, err = os.Stat(peers)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o600), info.Mode(), "the mode stays")
+	assert.Zero(t, info.Size())
+	left, err := os.ReadDir(filepath.Dir(config))
+	require.NoError(t, err)
+	assert.Len(t, left, 2, "nothing but the configuration and the peers is left")
+}
+
+func TestASharedKeyGoesToBothEnds(t *testing.T) {
+	config := gatewayFolder(t, gatewayConfig)
+	code, stdout, stderr := run(t, peerArgs(config, "add", "phone", "--endpoint", "192.0.2.1:51820", "--preshared-key")...)
+	require.Equal(t, exitOK, code, stderr)
+	client, err := tunnel.ParseQuick(stdout)
+	require.NoError(t, err)
+	c, err := proxy.Load(config)
+	require.NoError(t, err)
+	shared := c.Listeners[0].WireGuard.Peers[1].PresharedKey
+	assert.NotZero(t, shared)
+	assert.Equal(t, shared, proxy.Key(client.Peers[0].Preshared))
+}
+
+func TestMistakesAboutPeersChangeNothing(t *testing.T) {
+	plain := strings.Replace(gatewayConfig, "      peers_file: peers.conf\n", "", 1)
+	two := strings.Replace(gatewayConfig, "listeners:\n", "listeners:\n  - {name: other, mode: wireguard, address: \":0\", wireguard: {private_key: EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=, peers_file: other.conf}}\n", 1)
+	end := []string{"--endpoint", "192.0.2.1:51820"}
+	for name, c := range map[string]struct {
+		config string
+		args   []string
+		says   string
+	}{
+		"a name twice":               {gatewayConfig, append([]string{"add", "tablet"}, end...), `two peers are called "tablet"`},
+		"a name of two lines":        {gatewayConfig, append([]string{"add", "a\nb"}, end...), "no name for a peer"},
+		"an address twice":           {gatewayConfig, append([]string{"add", "phone", "--address", "10.9.0.2"}, end...), "both have 10.9.0.2/32"},
+		"an address that is none":    {gatewayConfig, append([]string{"add", "phone", "--address", "10.9"}, end...), "--address"},
+		"no port to tell the client": {gatewayConfig, []string{"add", "phone", "--endpoint", "vpn.example.com"}, "--endpoint: say the port"},
+		"an endpoint that is none":   {gatewayConfig, []string{"add", "phone", "--endpoint", "a b:1"}, "--endpoint"},
+		"name servers by name":       {gatewayConfig, append([]string{"add", "phone", "--dns", "dns.example"}, end...), "--dns"},
+		"what is no prefix":          {gatewayConfig, append([]string{"add", "phone", "--allowed-ips", "all"}, end...), "--allowed-ips"},
+		"no file":                    {plain, append([]string{"add", "phone"}, end...), "listeners[0].wireguard.peers_file: missing"},
+		"a peer of the configuration": {
+			gatewayConfig, []string{"remove", "tablet"}, "remove it there",
+		},
+		"a peer that is not":     {gatewayConfig, []string{"remove", "phone"}, `no peer "phone"`},
+		"which listener":         {two, append([]string{"add", "phone"}, end...), "--listener: say which of other, vpn"},
+		"a listener that is not": {two, append([]string{"add", "phone", "--listener", "x"}, end...), `--listener: "x" is not one of other, vpn`},
+		"no pool":                {two, append([]string{"add", "phone", "--listener", "other"}, end...), "no wireguard.pool"},
+		"no gateway":             {runConfig, []string{"list"}, "has no listener of mode wireguard"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := gatewayFolder(t, c.config)
+			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(config), "peers.conf"), nil, 0o600))
+			code, stdout, stderr := run(t, peerArgs(config, c.args...)...)
+			assert.Equal(t, exitInput, code)
+			assert.Empty(t, stdout)
+			assert.Contains(t, stderr, c.says)
+			for _, file := range []string{"peers.conf", "other.conf"} {
+				if text, err := os.ReadFile(filepath.Join(filepath.Dir(config), file)); err == nil {
+					assert.Empty(t, text)
+				}
+			}
+		})
+	}
+}
+
+func TestAddressesAreTakenInOrderUntilThereAreNone(t *testing.T) {
+	pool := netip.MustParsePrefix("10.9.0.0/29")
+	taken := []netip.Prefix{netip.MustParsePrefix("10.9.0.4/31"), netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("fd00::/8")}
+	var got []string
+	for {
+		a, ok := nextFree(pool, taken)
+		if !ok {
+			break
+		}
+		got = append(got, a.String())
+		taken = append(taken, netip.PrefixFrom(a, 32))
+	}
+	assert.Equal(t, []string{"10.9.0.2", "10.9.0.3", "10.9.0.6"}, got)
+	a, ok := nextFree(netip.MustParsePrefix("fd00:9::/127"), nil)
+	assert.False(t, ok, "%v", a)
+}
+
+func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
+	config := gatewayFolder(t, gatewayConfig)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(config), "peers.conf"), nil, 0o600))
+	in := startRunWithout(t, "--config", config)
+	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
+	require.True(t, ok)
+	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
+	udp, ok := in.log.line(t, "listening")["address"].(string)
+	require.True(t, ok)
+	port := udp[strings.LastIndexByte(udp, ':')+1:]
+
+	peer := func(args ...string) (string, string) {
+		t.Helper()
+		code, stdout, stderr := run(t, append(append([]string{"gateway", "peer"}, args...), "--config", config, "--telemetry", at)...)
+		require.Equal(t, exitOK, code, stderr)
+		return stdout, stderr
+	}
+	printed, notes := peer("add", "phone", "--endpoint", "127.0.0.1:"+port)
+	assert.Contains(t, notes, "the running proxy has taken it over")
+	phone := joinAs(t, printed)
+	list, _ := peer("list")
+	assert.Regexp(t, `(?m)^phone +10\.9\.0\.3/32, fd00:9::2/128 +never `, list)
+
+	// Refused, and so heard.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err := phone.DialContextTCPAddrPort(ctx, netip.MustParseAddrPort("169.254.169.254:80"))
+	require.ErrorContains(t, err, "refused")
+	_, body := in.get("/v1/peers")
+	var peers []telemetry.Peer
+	require.NoError(t, json.Unmarshal([]byte(body), &peers))
+	require.Len(t, peers, 2)
+	assert.Equal(t, "phone", peers[0].Name)
+	assert.NotZero(t, peers[0].Handshake)
+	list, _ = peer("list")
+	assert.Regexp(t, `(?m)^phone .* \d+s ago .* 127\.0\.0\.1:\d+$`, list)
+	_, page := in.get("/metrics")
+	assert.Contains(t, page, `penstock_tunnel_peers_active{listener="vpn"} 1`)
+	assert.Contains(t, page, `penstock_flow_rejections_total{listener="vpn",reason="denied"} 1`)
+
+	peer("remove", "phone")
+	_, page = in.get("/metrics")
+	assert.Contains(t, page, `penstock_tunnel_peers{listener="vpn"} 1`)
+	in.signal()
+	in.expect("STOPPING=1")
+	assert.Equal(t, exitOK, <-in.code)
+}
+
+// joinAs starts a WireGuard client with a configuration as it was printed.
+func joinAs(t *testing.T, text string) *netstack.Net {
+	t.Helper()
+	c, err := tunnel.ParseQuick(text)
+	require.NoError(t, err)
+	var endpoint string
+	for line := range strings.Lines(text) {
+		if v, ok := strings.CutPrefix(line, "Endpoint = "); ok {
+			endpoint = strings.TrimSpace(v)
+		}
+	}
+	dev, stack, err := netstack.CreateNetTUN([]netip.Addr{c.Addresses[0].Addr()}, nil, c.MTU)
+	require.NoError(t, err)
+	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
+	t.Cleanup(d.Close)
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\nendpoint=%s\nallowed_ip=0.0.0.0/0\n", c.PrivateKey[:], c.Peers[0].PublicKey[:], endpoint)))
+	require.NoError(t, d.Up())
+	return stack
+}
+
+func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {
+	config := gatewayFolder(t, gatewayConfig)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(config), "peers.conf"), nil, 0o600))
+	in := startRunWithout(t, "--config", config)
+	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
+	require.True(t, ok)
+	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
+	require.NoError(t, os.WriteFile(config, []byte(strings.Replace(gatewayConfig, "mtu: 1400", "mtu: 1300", 1)), 0o640))
+	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", config, "--telemetry", at)
+	assert.Equal(t, exitFail, code)
+	assert.Contains(t, stderr, "listeners[0].tunnel: cannot change while running")
+	assert.Contains(t, stdout, "PrivateKey = ", "it is nowhere else")
+	in.signal()
+	in.expect("STOPPING=1")
+	assert.Equal(t, exitOK, <-in.code)
+}
+
+func TestAQRCodeIsDrawnModuleByModule(t *testing.T) {
+	const text = "[Interface]\nPrivateKey = x\n"
+	var b bytes.Buffer
+	require.NoError(t, writeQR(&b, text))
+	code, err := qr.Encode(text, qr.L)
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
+	require.Len(t, lines, (code.Size+2*quietZone+1)/2)
+	for y, line := range lines {
+		row := []rune(strings.TrimSuffix(strings.TrimPrefix(line, "\x1b[30;107m"), "\x1b[0m"))
+		require.Len(t, row, code.Size+2*quietZone)
+		for x, r := range row {
+			upper, lower := code.Black(x-quietZone, 2*y-quietZone), code.Black(x-quietZone, 2*y+1-quietZone)
+			assert.Equal(t, upper, r == '█' || r == '▀', "%d,%d", x, 2*y)
+			assert.Equal(t, lower, r == '█' || r == '▄', "%d,%d", x, 2*y+1)
+		}
+	}
+	assert.Error(t, writeQR(io.Discard, strings.Repeat("x", 4000)))
+}
+
+func TestANewPrivateKeyIsPrinted(t *testing.T) {
+	_, one, _ := run(t, "gateway", "key")
+	_, two, _ := run(t, "gateway", "key")
+	_, err := tunnel.ParseKey(strings.TrimSpace(one))
+	require.NoError(t, err)
+	assert.NotEqual(t, one, two)
+}
+
+func TestAFileKeepsItsOwnerWhenItIsReplaced(t *testing.T) {
+	needRoot(t) // to give a file away
+	dir := t.TempDir()
+	path, link := filepath.Join(dir, "peers.conf"), filepath.Join(dir, "link")
+	require.NoError(t, os.WriteFile(path, []byte("old"), 0o640))
+	require.NoError(t, os.Chown(path, 1, 2))
+	require.NoError(t, os.Symlink("peers.conf", link))
+	require.NoError(t, replaceFile(link, []byte("new")))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, "new", string(text))
+	info, err := os.Lstat(path)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o640), info.Mode())
+	owner := info.Sys().(*syscall.Stat_t)
+	assert.EqualValues(t, 1, owner.Uid)
+	assert.EqualValues(t, 2, owner.Gid)
+}

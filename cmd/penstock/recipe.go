@@ -1,0 +1,189 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/cmd/penstock/recipe"
+	"github.com/penstock-net/penstock/cmd/penstock/stage"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+func recipeCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "recipe",
+		Short: "Replay published experiments",
+		Long: `A recipe is an experiment that somebody published: its setup, what we assert of
+it, and the figures that the paper printed, beside which ours are put.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.AddCommand(recipeListCommand(), recipeRunCommand())
+	return cmd
+}
+
+func recipeListCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "list",
+		Short: "List the recipes",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return recipe.WriteList(cmd.OutOrStdout(), recipe.All())
+		},
+	}
+}
+
+// recipeFlags are the flags of bench recipe run as written.
+type recipeFlags struct {
+	virtual, short bool
+	json, plot     string
+	seed           uint64
+	runs           int
+}
+
+func recipeRunCommand() *cobra.Command {
+	var f recipeFlags
+	cmd := &cobra.Command{
+		Use:   "run NAME...",
+		Short: "Replay experiments and judge what comes of them",
+		Long: `Run plays each named recipe's stages, prints their figures, and then each
+finding: what the paper reports of it, what is asserted, what was measured, and
+whether that holds. "all" is every recipe. The exit status is 1 when a finding
+fails.
+
+Stages are played between network namespaces over real sockets, with a real proxy
+process at the edge, which needs root or user namespaces, and takes as long as the
+experiment; or with --virtual in virtual time, on any machine and much faster, by
+the same configuration but without a proxy whose time or memory could matter.
+--short plays less: shorter, with fewer flows.
+
+With several --runs, which have seeds of their own, a finding must hold in each.`,
+		Example: `  penstock bench recipe run hosts --virtual
+  penstock bench recipe run janus-c1 janus-c2 --virtual --short
+  sudo penstock bench recipe run live-switch --plot switch.png
+  sudo penstock bench recipe run all --runs 3 --json runs.jsonl`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) error { return f.run(cmd, names) },
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
+	flags.BoolVar(&f.short, "short", false, "the short form")
+	flags.StringVar(&f.json, "json", "", "write one JSON line for each run of a recipe to this file")
+	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration changes: a .png file for each stage, named after this one")
+	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
+	flags.IntVar(&f.runs, "runs", 1, "runs of each recipe, each with the next seed")
+	return cmd
+}
+
+func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
+	recipes, err := recipe.Select(names)
+	switch {
+	case err != nil:
+		return badInput(err)
+	case f.runs < 1:
+		return badInput(fmt.Errorf("--runs %d: at least one", f.runs))
+	case f.plot != "" && !strings.HasSuffix(f.plot, ".png"):
+		return badInput(fmt.Errorf("--plot %s: the name must end in .png", f.plot))
+	}
+	player, err := f.player(cmd)
+	if err != nil {
+		return err
+	}
+	record := io.Discard
+	if f.json != "" {
+		file, err := os.Create(f.json)
+		if err != nil {
+			return badInput(fmt.Errorf("--json: %w", err))
+		}
+		defer func() { err = errors.Join(err, file.Close()) }()
+		record = file
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	failed, findings := 0, 0
+	for i, r := range recipes {
+		if i > 0 {
+			fmt.Fprintln(cmd.OutOrStdout())
+		}
+		results, err := f.play(ctx, cmd, r, player, record)
+		if err != nil {
+			return err
+		}
+		if err := recipe.WriteResults(cmd.OutOrStdout(), results); err != nil {
+			return err
+		}
+		for _, result := range results {
+			failed += result.Failed()
+			findings += len(result.Findings)
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d findings do not hold", failed, findings)
+	}
+	return nil
+}
+
+// play makes a recipe's runs.
+func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Recipe, player recipe.Player, record io.Writer) ([]recipe.Result, error) {
+	printer := bench.NewPrinter(cmd.ErrOrStderr())
+	defer printer.Break()
+	scale := recipe.Full
+	if f.short {
+		scale = recipe.Short
+	}
+	var results []recipe.Result
+	for n := range f.runs {
+		result, err := r.Play(ctx, scale, f.seed+uint64(n), player, func(p recipe.Progress) { printer.Line(p.String(), p.Over) })
+		if err != nil {
+			return nil, err
+		}
+		results = append(results, result)
+		if err := recipe.WriteJSON(record, result, f.virtual, readBuild().String()); err != nil {
+			return nil, err
+		}
+	}
+	if f.plot == "" {
+		return results, nil
+	}
+	names, err := recipe.WritePlots(f.plot, results[0])
+	for _, name := range names {
+		fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
+	}
+	return results, err
+}
+
+// player is what plays the stages. Without the rights for network namespaces this
+// runs the whole program again inside a user namespace; that run has printed
+// everything by then.
+func (f *recipeFlags) player(cmd *cobra.Command) (recipe.Player, error) {
+	if f.virtual {
+		return recipe.Virtual, nil
+	}
+	code, ran, err := netlab.Enter()
+	if err != nil {
+		return nil, err
+	}
+	if ran {
+		os.Exit(code)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("find the penstock program: %w", err)
+	}
+	env := stage.Env{Executable: exe}
+	for _, file := range mdiModelsOf(cmd) {
+		env.Args = append(env.Args, "--mdi-model", file)
+	}
+	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
+		return stage.Play(ctx, env, s, progress)
+	}, nil
+}

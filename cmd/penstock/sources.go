@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/linkstat"
+	"github.com/penstock-net/penstock/telemetry"
+)
+
+// recentUse is how long ago a flow may have moved a byte that counts as using a link.
+const recentUse = time.Second
+
+// openSources prepares the interfaces of the configuration that tell hints.
+func (h *house) openSources() error {
+	for _, s := range h.cfg.Hints {
+		source, err := linkstat.Open(linkstat.Config{
+			Interface: s.Interface, Prefixes: s.Prefixes(), Capacity: cc.Rate(s.Capacity), Interval: s.Every(),
+			Clock: now, Users: h.users, Hint: h.proxy.Hint, Log: h.log,
+		})
+		if err != nil {
+			h.closeSources()
+			return err
+		}
+		h.sources = append(h.sources, source)
+	}
+	return nil
+}
+
+// runSources has them tell what they know until ctx is done.
+func (h *house) runSources(ctx context.Context) {
+	var all sync.WaitGroup
+	for _, s := range h.sources {
+		all.Go(func() { s.Run(ctx) })
+	}
+	all.Wait()
+	h.closeSources()
+}
+
+func (h *house) closeSources() {
+	for _, s := range h.sources {
+		s.Close()
+	}
+}
+
+// users are those that send through a link to hosts in prefixes.
+func (h *house) users(prefixes []netip.Prefix) linkstat.Users {
+	flows, hosts := h.proxy.Toward(prefixes, recentUse)
+	return linkstat.Users{Flows: flows, Hosts: hosts}
+}
+
+// sourceStats are theirs, in telemetry's terms.
+func (h *house) sourceStats() []telemetry.HintSource {
+	out := make([]telemetry.HintSource, len(h.sources))
+	for i, s := range h.sources {
+		out[i] = telemetry.HintSource(s.Stats())
+	}
+	return out
+}
+
+// judgeSources names the interfaces that the key hints could have, with what
+// they tell of themselves.
+func (f facts) judgeSources() check {
+	if f.sourceless != nil {
+		return check{
+			Name: "sources", State: stateWarn, Found: f.sourceless.Error(),
+			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them the key hints has no effect",
+		}
+	}
+	words := make([]string, len(f.sources))
+	for i, s := range f.sources {
+		what := []string{s.Queue}
+		if s.Radio {
+			what = append(what, "radio")
+		}
+		switch {
+		case s.Rate > 0:
+			what = append(what, s.Rate.String())
+		case !s.Radio:
+			what = append(what, "does not tell its rate: set capacity")
+		}
+		words[i] = fmt.Sprintf("%s (%s)", s.Name, strings.Join(what, ", "))
+	}
+	if len(words) == 0 {
+		words = []string{"no interface is up but loopback"}
+	}
+	return fine("sources", "%s", strings.Join(words, "; "))
+}

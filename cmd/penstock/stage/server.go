@@ -1,0 +1,122 @@
+package stage
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+const (
+	// piece is what the ends read and write at once: hundreds of them fit into memory.
+	piece = 64 << 10
+	// portion is what a slow source produces at once: about a segment.
+	portion = 1448
+	// maxQuestion bounds what a server reads.
+	maxQuestion = 512
+)
+
+// question is what a client asks of a server.
+type question struct {
+	actor, stream int
+	size          cc.Bytes // 0: without end
+}
+
+// text is the question as it travels. It looks like HTTP/1, for rules by server name.
+func (q question) text() []byte {
+	return fmt.Appendf(nil, "GET /%d/%d/%d HTTP/1.1\r\nHost: stage.test\r\n\r\n", q.actor, q.stream, q.size)
+}
+
+// readQuestion reads one; io.EOF: there is none any more.
+func readQuestion(in *bufio.Reader) (q question, err error) {
+	first, err := in.ReadString('\n')
+	if err != nil {
+		return q, err
+	}
+	if _, err := fmt.Sscanf(first, "GET /%d/%d/%d HTTP/1.1", &q.actor, &q.stream, &q.size); err != nil {
+		return q, fmt.Errorf("read question %q: %w", first, err)
+	}
+	for {
+		rest, err := in.ReadString('\n')
+		if err != nil {
+			return q, io.ErrUnexpectedEOF
+		}
+		if strings.TrimSpace(rest) == "" {
+			return q, nil
+		}
+	}
+}
+
+// answer returns what serves a client until it is gone. What it does not understand it hangs
+// up on, which the client's record then tells.
+func (r *run) answer(ctx context.Context) func(net.Conn) {
+	return func(conn net.Conn) {
+		in := bufio.NewReaderSize(conn, maxQuestion)
+		buf := make([]byte, piece)
+		for {
+			q, err := readQuestion(in)
+			if err != nil || q.actor < 0 || q.actor >= len(r.actors) || q.size < 0 {
+				return
+			}
+			if err := r.actors[q.actor].pour(ctx, conn, q, buf); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// pour sends what was asked for, a bulk download at the pace at which its
+// application produces it, and returns when there will be no more.
+func (a *actor) pour(ctx context.Context, conn net.Conn, q question, buf []byte) error {
+	p := patternOf(q.actor, q.stream)
+	for sent := cc.Bytes(0); q.size == 0 || sent < q.size; {
+		n := cc.Bytes(len(buf))
+		if q.size > 0 {
+			n = min(n, q.size-sent)
+		}
+		if a.Kind == Bulk {
+			made, err := a.produced(ctx, sent)
+			if err != nil || made == 0 {
+				return err
+			}
+			n = min(n, made)
+		}
+		p.fill(buf[:n], uint64(sent))
+		if _, err := conn.Write(buf[:n]); err != nil {
+			return err
+		}
+		sent += n
+	}
+	return nil
+}
+
+// produced waits until the application has more than what was sent, and returns
+// how much more; 0: it is over.
+func (a *actor) produced(ctx context.Context, sent cc.Bytes) (cc.Bytes, error) {
+	for {
+		now := a.run.now()
+		resumes, more := nextTurn(a.turns, now)
+		if a.Rate == 0 && more && resumes == now {
+			return piece, nil
+		}
+		wake := resumes
+		if a.Rate > 0 {
+			// The first portion is there at once, or the clock would never start.
+			left := portion + a.Rate.BytesIn(ranFor(a.turns, now)) - sent
+			if left >= portion || left > 0 && (!more || resumes > now) {
+				return left, nil
+			}
+			wake = max(wake, now+a.Rate.TimeFor(portion-left))
+		}
+		if !more {
+			return 0, nil
+		}
+		if err := a.run.wait(ctx, wake); err != nil {
+			return 0, err
+		}
+	}
+}

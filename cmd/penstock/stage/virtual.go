@@ -1,0 +1,315 @@
+package stage
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// PlayVirtual plays a stage in virtual time: the flows have the terms that the
+// proxy's configuration gives them, over a transport that acknowledges each
+// packet, reports each acknowledgement and keeps the window to the byte. There is
+// no proxy then whose time, memory or sockets could matter.
+//
+// A Web application's requests begin when they are due, whether or not the one
+// before has ended; of Requests, those after the warm-up are recorded.
+func PlayVirtual(s Stage) (Record, error) {
+	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
+	if err := v.prepare(); err != nil {
+		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
+	}
+	result, err := sim.Run(v.scenario)
+	if err != nil {
+		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
+	}
+	return v.record(result), nil
+}
+
+// virtual is a stage as the simulator has it.
+type virtual struct {
+	stage    Stage
+	scenario sim.Scenario
+	flows    [][]int // numbers of each actor's; the first is the actor's own
+	edges    []virtualEdge
+	reloads  []Reload
+}
+
+// virtualEdge is what decides about connections from a moment on.
+type virtualEdge struct {
+	from  time.Duration
+	rules *policy.Policy // nil: there is no proxy
+}
+
+func (v *virtual) prepare() error {
+	s := v.stage
+	if err := s.Check(); err != nil {
+		return err
+	}
+	v.scenario = sim.Scenario{
+		Down: s.Down, Cell: s.Cell, Up: s.Up, RawRTT: true, Hints: s.Hints,
+		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
+	}
+	rules, err := readEdge(s.Edge)
+	if err != nil {
+		return err
+	}
+	v.edges = []virtualEdge{{rules: rules}}
+	changes := slices.SortedStableFunc(slices.Values(s.Changes), func(a, b Change) int { return int(a.At - b.At) })
+	for _, c := range changes {
+		if c.Edge == "" {
+			continue
+		}
+		answer := Reload{At: c.At}
+		if rules, err := readEdge(c.Edge); err != nil {
+			answer.Error = err.Error()
+		} else {
+			v.edges = append(v.edges, virtualEdge{c.At, rules})
+		}
+		v.reloads = append(v.reloads, answer)
+	}
+	if err := v.cast(); err != nil {
+		return err
+	}
+	for _, c := range changes {
+		if c.Delay > 0 {
+			v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: c.At, Delay: c.Delay})
+		}
+	}
+	for _, e := range v.edges[1:] {
+		v.move(e)
+	}
+	return nil
+}
+
+// virtualListener is where connections to the edge come in, as far as rules can
+// tell; Edge leaves listeners out.
+const virtualListener = "edge"
+
+// readEdge reads the proxy's configuration; nil where there is no proxy.
+func readEdge(edge string) (*policy.Policy, error) {
+	if edge == "" {
+		return nil, nil
+	}
+	cfg, err := proxy.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s", virtualListener, edge))
+	if err != nil {
+		return nil, err
+	}
+	return cfg.Policy()
+}
+
+// cast makes the actors' flows. Those that are not an actor's first come last, so
+// that the first have their actors' numbers.
+func (v *virtual) cast() error {
+	var more []func()
+	for i, a := range v.stage.Actors {
+		t, err := v.terms(i, a.Start)
+		if err != nil {
+			return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
+		}
+		f := v.flow(a, t)
+		v.add(i, f)
+		if a.Kind != Web {
+			continue
+		}
+		if a.Every == 0 {
+			return fmt.Errorf("actor %d, %q: in virtual time a Web application needs Every", i, a.Name)
+		}
+		for at := a.Start + a.Every; at < v.stage.Duration && (a.Stop == 0 || at < a.Stop); at += a.Every {
+			if t, err = v.terms(i, at); err != nil {
+				return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
+			}
+			next := v.flow(a, t)
+			next.Start = at
+			more = append(more, func() { v.add(i, next) })
+		}
+	}
+	for _, add := range more {
+		add()
+	}
+	return nil
+}
+
+func (v *virtual) add(actor int, f sim.FlowConfig) {
+	n := len(v.scenario.Flows)
+	f.Name = strconv.Itoa(n)
+	v.scenario.Flows = append(v.scenario.Flows, f)
+	v.flows[actor] = append(v.flows[actor], n)
+}
+
+// flow is a connection of the actor's.
+func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
+	f := sim.FlowConfig{
+		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
+		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate,
+		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap,
+		Start: a.Start, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random,
+	}
+	switch a.Kind {
+	case UDP:
+		f.Algorithm, f.Params = sim.UDP, nil
+	case Requests:
+		f.Every = max(a.Every, 1) // 0: as soon as the last has come
+	case Video:
+		buffer := a.Buffer
+		if buffer == 0 {
+			buffer = defaultBuffer
+		}
+		f.Rate, f.Video = 0, sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: buffer}
+	case Bulk, Web:
+	}
+	return f
+}
+
+// Where hosts and servers are, as far as rules can tell.
+func virtualHost(host, actor int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 77, 1, byte(host + 2)}), uint16(10_000+actor))
+}
+
+var virtualServer = netip.AddrFrom4([4]byte{10, 77, 2, 2})
+
+// terms are those of a connection that an actor makes at a time: the edge's, or
+// the server's own where it is past the edge or the edge leaves it alone.
+func (v *virtual) terms(i int, at time.Duration) (flow.Terms, error) {
+	edge := v.edges[0]
+	for _, e := range v.edges[1:] {
+		if e.from <= at {
+			edge = e
+		}
+	}
+	if t, ok, err := v.managed(i, edge); ok || err != nil {
+		return t, err
+	}
+	kernel := v.stage.Kernel
+	if kernel == "" {
+		kernel = "cubic"
+	}
+	name, params, err := cc.Parse(kernel)
+	return flow.Terms{Group: fmt.Sprintf("server %d", i), Algorithm: name, Params: params}, err
+}
+
+// managed are the terms that an edge gives an actor's downloads; false: it has
+// no part in them.
+func (v *virtual) managed(i int, edge virtualEdge) (flow.Terms, bool, error) {
+	a := v.stage.Actors[i]
+	if edge.rules == nil || a.Direct || a.Kind == UDP {
+		return flow.Terms{}, false, nil
+	}
+	verdict := edge.rules.Decide(policy.Facts{
+		Listener: virtualListener, Source: virtualHost(a.Host, i), Target: netip.AddrPortFrom(virtualServer, a.port()),
+	})
+	if verdict.Refuse != "" {
+		return flow.Terms{}, false, errors.New("rule " + verdict.Rule + " refuses it: " + verdict.Refuse)
+	}
+	return verdict.Down, verdict.Down.Algorithm != policy.Unmanaged, nil
+}
+
+// move gives running flows what another configuration says, as a reload does:
+// one that it would leave alone or refuse goes on as it was.
+func (v *virtual) move(edge virtualEdge) {
+	for i := range v.stage.Actors {
+		if _, ours, err := v.managed(i, v.edges[0]); !ours || err != nil {
+			continue // the server's own control does not change hands
+		}
+		t, ours, err := v.managed(i, edge)
+		if !ours || err != nil {
+			continue
+		}
+		t.Host = netip.Addr{} // the simulator's own
+		for _, n := range v.flows[i] {
+			if f := v.scenario.Flows[n]; f.Start < edge.from {
+				v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: edge.from, Flow: f.Name, Terms: t})
+			}
+		}
+	}
+}
+
+// record reads the run as that of a real one is.
+func (v *virtual) record(run sim.Result) Record {
+	s := v.stage
+	r := Record{
+		Stage: s.Name, Throughput: cc.RateOf(run.Carried, s.Duration-s.Warmup), Utilisation: run.Utilisation,
+		Queueing: quantilesOf(run.Queueing), Reloads: v.reloads,
+	}
+	for i, numbers := range v.flows {
+		var flows []sim.FlowResult
+		for _, n := range numbers {
+			flows = append(flows, run.Flows[n])
+		}
+		r.Actors = append(r.Actors, v.actorRecord(s.Actors[i], flows))
+	}
+	return r
+}
+
+func quantilesOf(d sim.Delays) Quantiles {
+	return Quantiles{Mean: d.Mean, P50: d.P50, P95: d.P95, Max: d.Max}
+}
+
+func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
+	s := v.stage
+	steps := int(s.Duration / Step)
+	r := ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, steps)}
+	if s.Edge != "" && !a.Direct && a.Kind != UDP {
+		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)
+	}
+	if s.Cell != nil {
+		r.Queueing = quantilesOf(flows[0].Queueing)
+	}
+	for _, f := range flows {
+		r.follow(f)
+	}
+	switch a.Kind {
+	case UDP:
+		r.Sent = flows[0].Final.Taken
+	case Video:
+		p := flows[0].Video
+		r.Video = &VideoRecord{StartUp: p.StartUp, Rebuffers: p.Rebuffers, Rebuffer: p.Rebuffer, Played: p.Played}
+	case Requests:
+		for _, o := range flows[0].Objects {
+			r.Requests = append(r.Requests, Request{At: o.At, Took: o.Took})
+		}
+	case Web:
+		dial := s.Down.Delay + s.Up.Delay
+		if s.Cell != nil {
+			dial = s.Cell.Delay + s.Up.Delay
+		}
+		for k, f := range flows {
+			q := Request{At: a.Start + time.Duration(k)*a.Every}
+			if f.Completed > 0 { // it ends with the last acknowledgement, whose way is as long as the request's
+				q.Took = f.Completed + dial
+			}
+			r.Requests = append(r.Requests, q)
+		}
+	case Bulk:
+	}
+	return r
+}
+
+// follow adds what a flow did step by step.
+func (a *ActorRecord) follow(f sim.FlowResult) {
+	var read cc.Bytes
+	note := func(at time.Duration, now cc.Bytes) {
+		if at <= 0 {
+			return
+		}
+		k := min(int((at-1)/Step), len(a.Bytes)-1) // what is sampled at a step's end belongs to it
+		a.Bytes[k] += now - read
+		read = now
+	}
+	for _, sample := range f.Samples {
+		note(sample.At, sample.Read)
+		if k := int(sample.At / Step); a.Cwnd != nil && k < len(a.Cwnd) {
+			a.Cwnd[k] = max(a.Cwnd[k], sample.Cwnd)
+			a.Share[k] += sample.Share
+		}
+	}
+	note(f.To, f.Read)
+}

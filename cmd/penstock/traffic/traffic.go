@@ -1,0 +1,110 @@
+// Package traffic is the servers of an emulated network, whose sockets use the
+// congestion control they are told.
+package traffic
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// socketLimits keep the ends from being the bottleneck on systems with small
+// defaults: they allow what a 2 MB queue needs, and 4 MB in flight.
+var socketLimits = []struct{ key, value string }{
+	{"net.ipv4.tcp_rmem", "4096 131072 33554432"},
+	{"net.ipv4.tcp_wmem", "4096 16384 4194304"},
+}
+
+// Loosen keeps the nodes' socket buffers from being the bottleneck.
+func Loosen(nodes ...*netlab.Node) error {
+	for _, node := range nodes {
+		for _, l := range socketLimits {
+			if err := node.Sysctl(l.key, l.value); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Server gives every client's connection to a handler, until it closes.
+type Server struct {
+	ln     net.Listener
+	handle func(net.Conn)
+	done   sync.WaitGroup
+
+	mu     sync.Mutex
+	conns  map[net.Conn]struct{}
+	closed bool
+}
+
+// Serve starts a server at the node's address, an IP literal or nothing, with a
+// port. Its sockets use the kernel's algorithm. A connection closes when the
+// handler returns, which it has to once the connection fails.
+func Serve(node *netlab.Node, address, algorithm string, handle func(net.Conn)) (*Server, error) {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if cerr := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, algorithm)
+		}); cerr != nil {
+			return cerr
+		}
+		if err != nil {
+			return fmt.Errorf("choose congestion control %s: %w", algorithm, err)
+		}
+		return nil
+	}}
+	lc.SetMultipathTCP(false)
+	ln, err := node.ListenWith(context.Background(), &lc, "tcp4", address)
+	if err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
+	}
+	s := &Server{ln: ln, handle: handle, conns: map[net.Conn]struct{}{}}
+	s.done.Go(s.accept)
+	return s, nil
+}
+
+func (s *Server) accept() {
+	for {
+		conn, err := s.ln.Accept()
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			_ = conn.Close() // came too late to matter
+			return
+		}
+		s.conns[conn] = struct{}{}
+		s.mu.Unlock()
+		s.done.Go(func() { s.serve(conn) })
+	}
+}
+
+func (s *Server) serve(conn net.Conn) {
+	s.handle(conn)
+	s.mu.Lock()
+	delete(s.conns, conn)
+	s.mu.Unlock()
+	_ = conn.Close() // the client hung up already: an error would say so
+}
+
+// Close hangs up on every client and waits for the handlers.
+func (s *Server) Close() error {
+	err := s.ln.Close()
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		_ = c.Close()
+	}
+	s.mu.Unlock()
+	s.done.Wait()
+	return err
+}

@@ -1,0 +1,394 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// TunnelConfig is what holds for every packet of a tunnel.
+type TunnelConfig struct {
+	MTU         int       `yaml:"mtu" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun."`
+	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
+	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 60s where not set."`
+	UDPSessions *int      `yaml:"udp_sessions" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
+	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set."`
+}
+
+// WireGuardConfig is a WireGuard endpoint.
+type WireGuardConfig struct {
+	PrivateKey     Key          `yaml:"private_key" about:"Our private key, as wg genkey prints it."`
+	PrivateKeyFile string       `yaml:"private_key_file" about:"A file whose first line is the private key, closed to others; relative to the configuration file."`
+	ConfigFile     string       `yaml:"config_file" about:"A file as wg-quick has it, instead of private_key, peers_file and, where they are not set, address and tunnel.mtu."`
+	PeersFile      string       `yaml:"peers_file" about:"[Peer] sections as wg-quick has them, a comment # Name = phone in each; relative to the configuration file, reread with it, and written by penstock gateway peer."`
+	Peers          []PeerConfig `yaml:"peers" about:"Who may use the tunnel, besides those in the file."`
+	Pool           []Prefix     `yaml:"pool" about:"Where penstock gateway peer add takes addresses from, such as 10.9.0.0/24 and fd00:9::/64; the first of each is kept for the gateway."`
+}
+
+// PeerConfig is one client of a tunnel.
+type PeerConfig struct {
+	Name             string   `yaml:"name" about:"For groups, logs and lists; unique."`
+	PublicKey        Key      `yaml:"public_key" about:"As wg pubkey prints it."`
+	PresharedKey     Key      `yaml:"preshared_key" about:"As wg genpsk prints it, if both ends have one."`
+	PresharedKeyFile string   `yaml:"preshared_key_file" about:"A file whose first line is that key; relative to the configuration file."`
+	AllowedIPs       []Prefix `yaml:"allowed_ips" about:"The client's addresses inside the tunnel: no others are taken from it, or sent to it."`
+	Keepalive        Duration `yaml:"keepalive" about:"Send something this often, in whole seconds; 0s: only clients do, where they need to."`
+}
+
+// Key is a WireGuard key; zero: not set.
+type Key tunnel.Key
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (k *Key) UnmarshalYAML(node ast.Node) error {
+	return read(node, k, func(s string) (Key, error) {
+		v, err := tunnel.ParseKey(s)
+		return Key(v), err
+	})
+}
+
+const (
+	defaultTunnelMTU   = 1420 // WireGuard's over IPv6 and Ethernet
+	defaultDeviceMTU   = 1500
+	defaultUDPShare    = .5
+	defaultUDPIdle     = time.Minute
+	defaultUDPSessions = 1024
+)
+
+// Tunnels reports whether clients of the listener are inside a tunnel.
+func (l ListenerConfig) Tunnels() bool {
+	return ingress.Mode(l.Mode) == tunnel.ModeWireGuard || ingress.Mode(l.Mode) == tunnel.ModeTUN
+}
+
+// MTU is the tunnel's.
+func (l ListenerConfig) MTU() int {
+	switch {
+	case l.Tunnel.MTU != 0:
+		return l.Tunnel.MTU
+	case ingress.Mode(l.Mode) == tunnel.ModeTUN:
+		return defaultDeviceMTU
+	}
+	return defaultTunnelMTU
+}
+
+// Datagrams is what becomes of UDP and ICMP, in the tunnel's terms.
+func (t TunnelConfig) Datagrams() tunnel.DatagramConfig {
+	out := tunnel.DatagramConfig{Share: defaultUDPShare, Idle: defaultUDPIdle, Sessions: defaultUDPSessions, Isolate: true}
+	if t.UDPShare != nil {
+		out.Share = float64(*t.UDPShare)
+	}
+	if t.UDPIdle != 0 {
+		out.Idle = t.UDPIdle.std()
+	}
+	if t.UDPSessions != nil {
+		out.Sessions = *t.UDPSessions
+	}
+	if t.Isolate != nil {
+		out.Isolate = *t.Isolate
+	}
+	return out
+}
+
+// peers are the tunnel's in its own terms.
+func (w WireGuardConfig) peers() []tunnel.Peer {
+	out := make([]tunnel.Peer, len(w.Peers))
+	for i, p := range w.Peers {
+		out[i] = p.Tunnel()
+	}
+	return out
+}
+
+// Tunnel is the peer in the tunnel's terms.
+func (p PeerConfig) Tunnel() tunnel.Peer {
+	return tunnel.Peer{
+		Name: p.Name, PublicKey: tunnel.Key(p.PublicKey), Preshared: tunnel.Key(p.PresharedKey),
+		AllowedIPs: prefixes(p.AllowedIPs), Keepalive: p.Keepalive.std(),
+	}
+}
+
+// checkTunnel is about the keys of tunnels, in listeners that are and others.
+func (l *ListenerConfig) checkTunnel(key string) error {
+	mode := ingress.Mode(l.Mode)
+	switch {
+	case mode != tunnel.ModeWireGuard && !l.WireGuard.isZero():
+		return keyErrorf(key+".wireguard", "only mode wireguard has this; remove it or change the mode")
+	case mode != tunnel.ModeTUN && l.Device != "":
+		return keyErrorf(key+".device", "only mode tun has a device; remove it or change the mode")
+	case !l.Tunnels() && l.Tunnel != (TunnelConfig{}):
+		return keyErrorf(key+".tunnel", "only modes wireguard and tun are tunnels; remove it or change the mode")
+	case !l.Tunnels():
+		return nil
+	case len(l.ProxyProtocol.From) > 0:
+		return keyErrorf(key+".proxy_protocol", "connections out of a tunnel carry no PROXY header; remove it")
+	}
+	if err := l.Tunnel.check(key + ".tunnel"); err != nil {
+		return err
+	}
+	if mode == tunnel.ModeTUN {
+		return l.checkDevice(key)
+	}
+	return l.checkWireGuard(key)
+}
+
+func (t TunnelConfig) check(key string) error {
+	switch {
+	case t.MTU != 0 && (t.MTU < netstack.MinMTU || t.MTU > 65535):
+		return keyErrorf(key+".mtu", "%d is outside 1280 to 65535; IPv6 needs the former, no packet has more than the latter", t.MTU)
+	case t.UDPIdle != 0 && t.UDPIdle.std() < time.Second:
+		return keyErrorf(key+".udp_idle", "%v is less than an answer may take; write at least 1s", t.UDPIdle.std())
+	case t.UDPSessions != nil && (*t.UDPSessions < 0 || *t.UDPSessions > 1<<16):
+		return keyErrorf(key+".udp_sessions", "%d is outside 0 to 65536", *t.UDPSessions)
+	}
+	return nil
+}
+
+// maxDevice is what a network device's name has room for (IFNAMSIZ).
+const maxDevice = 15
+
+func (l *ListenerConfig) checkDevice(key string) error {
+	switch {
+	case l.Address != "":
+		return keyErrorf(key+".address", "mode tun has a device and no address; remove it")
+	case l.Device == "":
+		return keyErrorf(key+".device", "missing; mode tun needs the name of a TUN device, such as penstock0, which is made unless it exists")
+	case len(l.Device) > maxDevice || strings.ContainsAny(l.Device, "/ :%") || l.Device == "." || l.Device == "..":
+		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%", l.Device)
+	}
+	return nil
+}
+
+func (l *ListenerConfig) checkWireGuard(key string) error {
+	w := &l.WireGuard
+	at := key + ".wireguard"
+	if w.ConfigFile == "" || l.Address != "" {
+		if err := checkAddress(key+".address", l.Address); err != nil {
+			return err
+		}
+		if host, _, _ := net.SplitHostPort(l.Address); host != "" && host != "::" && host != "0.0.0.0" {
+			return keyErrorf(key+".address", "mode wireguard listens on every address of the machine: write :%s, and keep others out with the packet filter", port(l.Address))
+		}
+	}
+	switch {
+	case w.ConfigFile != "" && (w.PrivateKeyFile != "" || w.PrivateKey != Key{}):
+		return keyErrorf(at+".config_file", "has the private key already; remove private_key and private_key_file")
+	case w.ConfigFile != "" && w.PeersFile != "":
+		return keyErrorf(at+".config_file", "has the peers already; remove peers_file, or move them there")
+	case w.PrivateKeyFile != "" && w.PrivateKey != Key{}:
+		return keyErrorf(at+".private_key_file", "give private_key or private_key_file, not both")
+	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == Key{}:
+		return keyErrorf(at+".private_key_file", "missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)")
+	}
+	for i, p := range w.Pool {
+		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
+			return keyErrorf(fmt.Sprintf("%s.pool[%d]", at, i), "%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", host)
+		}
+	}
+	for i, p := range w.Peers {
+		if err := p.check(fmt.Sprintf("%s.peers[%d]", at, i)); err != nil {
+			return err
+		}
+	}
+	if err := tunnel.CheckPeers(w.peers()); err != nil {
+		return keyErrorf(at+".peers", "%v", err)
+	}
+	return nil
+}
+
+func (p PeerConfig) check(key string) error {
+	switch {
+	case p.Name == "":
+		return keyErrorf(key+".name", "missing; give it a name such as phone")
+	case len(p.Name) > maxName:
+		return keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name))
+	case p.PublicKey == Key{}:
+		return keyErrorf(key+".public_key", "missing; it is what the client's app shows as its public key")
+	case p.PresharedKeyFile != "" && p.PresharedKey != Key{}:
+		return keyErrorf(key+".preshared_key_file", "give preshared_key or preshared_key_file, not both")
+	case p.Keepalive.std()%time.Second != 0 || p.Keepalive.std() > 65535*time.Second:
+		return keyErrorf(key+".keepalive", "%v is not in whole seconds up to 65535s", p.Keepalive.std())
+	}
+	return nil
+}
+
+func (w WireGuardConfig) isZero() bool {
+	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" && len(w.Peers) == 0 && len(w.Pool) == 0
+}
+
+// port is that of an address that has been checked.
+func port(address string) string {
+	_, p, _ := net.SplitHostPort(address)
+	return p
+}
+
+// readFiles puts the keys and peers of w's files in their place.
+func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
+	w := &l.WireGuard
+	at := key + ".wireguard"
+	if w.PrivateKeyFile != "" {
+		k, err := readKey(at+".private_key_file", dir, w.PrivateKeyFile)
+		if err != nil {
+			return err
+		}
+		w.PrivateKey, w.PrivateKeyFile = k, ""
+	}
+	for i := range w.Peers {
+		p := &w.Peers[i]
+		if p.PresharedKeyFile == "" {
+			continue
+		}
+		k, err := readKey(fmt.Sprintf("%s.peers[%d].preshared_key_file", at, i), dir, p.PresharedKeyFile)
+		if err != nil {
+			return err
+		}
+		p.PresharedKey, p.PresharedKeyFile = k, ""
+	}
+	from := ""
+	switch {
+	case w.ConfigFile != "":
+		from = at + ".config_file"
+		f, err := readQuick(from, dir, w.ConfigFile)
+		if err != nil {
+			return err
+		}
+		if err := l.adopt(f, from); err != nil {
+			return err
+		}
+		w.ConfigFile = ""
+	case w.PeersFile != "":
+		from = at + ".peers_file"
+		f, err := readQuick(from, dir, w.PeersFile)
+		if err != nil {
+			return err
+		}
+		if (f.PrivateKey != tunnel.Key{}) {
+			return keyErrorf(from, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
+		}
+		w.add(f.Peers)
+		w.PeersFile = ""
+	default:
+		return nil
+	}
+	if err := tunnel.CheckPeers(w.peers()); err != nil {
+		return keyErrorf(from, "%v", err)
+	}
+	return nil
+}
+
+// adopt takes over what a whole file of wg-quick's says and the listener does not.
+func (l *ListenerConfig) adopt(f tunnel.QuickFile, key string) error {
+	if (f.PrivateKey == tunnel.Key{}) {
+		return keyErrorf(key, "it has no PrivateKey in an [Interface] section; a file of peers alone is a peers_file")
+	}
+	l.WireGuard.PrivateKey = Key(f.PrivateKey)
+	if l.Address == "" {
+		if f.Port == 0 {
+			return keyErrorf(key, "it has no ListenPort; add one, or set address to a port such as :51820")
+		}
+		l.Address = ":" + strconv.Itoa(int(f.Port))
+	}
+	if l.Tunnel.MTU == 0 && f.MTU != 0 {
+		l.Tunnel.MTU = f.MTU
+		if err := l.Tunnel.check(key); err != nil {
+			return keyErrorf(key, "MTU = %d is outside 1280 to 65535", f.MTU)
+		}
+	}
+	if len(l.WireGuard.Pool) == 0 {
+		for _, a := range f.Addresses {
+			if a.Addr().BitLen()-a.Bits() >= 2 {
+				l.WireGuard.Pool = append(l.WireGuard.Pool, Prefix(a.Masked()))
+			}
+		}
+	}
+	l.WireGuard.add(f.Peers)
+	return nil
+}
+
+func (w *WireGuardConfig) add(peers []tunnel.Peer) {
+	w.Peers = w.Peers[:len(w.Peers):len(w.Peers)]
+	for _, p := range peers {
+		c := PeerConfig{Name: p.Name, PublicKey: Key(p.PublicKey), PresharedKey: Key(p.Preshared), Keepalive: Duration(p.Keepalive)}
+		for _, a := range p.AllowedIPs {
+			c.AllowedIPs = append(c.AllowedIPs, Prefix(a))
+		}
+		w.Peers = append(w.Peers, c)
+	}
+}
+
+func readKey(key, dir, path string) (Key, error) {
+	if err := closedToOthers(key, inDir(dir, path)); err != nil {
+		return Key{}, err
+	}
+	line, err := firstLine(key, dir, path)
+	if err != nil {
+		return Key{}, err
+	}
+	k, err := tunnel.ParseKey(strings.TrimSpace(line))
+	if err != nil {
+		return Key{}, keyErrorf(key, "%s: %v", path, err)
+	}
+	return Key(k), nil
+}
+
+// readQuick reads a file in wg-quick's format; one with secrets must be closed
+// to others.
+func readQuick(key, dir, path string) (tunnel.QuickFile, error) {
+	path = inDir(dir, path)
+	info, err := os.Stat(path)
+	if err == nil && info.Size() > maxConfig {
+		err = fmt.Errorf("%d bytes are no list of peers; at most %d are read", info.Size(), maxConfig)
+	}
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return tunnel.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", path)
+	}
+	if err != nil {
+		return tunnel.QuickFile{}, keyErrorf(key, "%v", err)
+	}
+	f, err := tunnel.ParseQuick(string(text))
+	if err != nil {
+		return f, keyErrorf(key, "%s: %v", path, err)
+	}
+	secret := f.PrivateKey != tunnel.Key{}
+	for _, p := range f.Peers {
+		secret = secret || p.Preshared != tunnel.Key{}
+	}
+	if secret {
+		err = closedToOthers(key, path)
+	}
+	return f, err
+}
+
+// closedToOthers wants that nobody but the file's owner and group reads it, and
+// nobody but the owner writes it.
+func closedToOthers(key, path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return keyErrorf(key, "%v", err)
+	}
+	if m := info.Mode().Perm(); m&0o027 != 0 {
+		return keyErrorf(key, "%s holds a secret and has mode %04o: others may read it or its group change it; chmod 0600 %s (0640 where the proxy reads it by its group)", path, m, path)
+	}
+	return nil
+}
+
+func inDir(dir, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(dir, path)
+}

@@ -1,0 +1,71 @@
+// Package linkstat makes hints of what the machine knows about a link of its
+// own: how fast it is, how much comes to its queue, and how much room there is.
+// It reads netlink, from a queueing discipline and, where there is a radio, from
+// nl80211; it changes nothing and needs no privilege.
+package linkstat
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// How often a link may be read. Below the shortest, a reading costs more than it
+// tells: what it is averaged over is eight times as long.
+const (
+	DefaultInterval  = 20 * time.Millisecond
+	ShortestInterval = 5 * time.Millisecond
+	LongestInterval  = time.Second
+)
+
+// How long what changes rarely is taken as it was.
+const (
+	linkEvery    = time.Second            // rate, limits, addresses; also between attempts after a failure
+	stationEvery = 100 * time.Millisecond // stations, and who uses the link
+)
+
+// Config is what one source watches and whom it tells.
+type Config struct {
+	Interface string
+	Prefixes  []netip.Prefix // whose path leads through it, but for who is on another interface; none: who is on this one
+	Capacity  cc.Rate        // it carries no more, whatever it tells of itself; 0: no such bound
+	Interval  time.Duration  // between readings; 0: DefaultInterval
+
+	Clock func() cc.Time
+	Users func([]netip.Prefix) Users      // nil: not known
+	Hint  func(netip.Prefix, cc.Hint) int // as proxy.Server's
+	Log   *slog.Logger                    // nil: silent
+}
+
+// Users are those who send through a link.
+type Users struct {
+	Flows int // that have moved bytes lately
+	Hosts int // that these lead to
+}
+
+// Stats are a source's totals.
+type Stats struct {
+	Interface string
+	Readings  uint64
+	Errors    uint64
+	Up        bool // the last reading worked
+}
+
+func (c *Config) check() error {
+	if c.Interval == 0 {
+		c.Interval = DefaultInterval
+	}
+	switch {
+	case c.Interface == "":
+		return fmt.Errorf("linkstat: no interface is named")
+	case c.Interval < ShortestInterval || c.Interval > LongestInterval:
+		return fmt.Errorf("linkstat: an interval of %v is outside %v to %v", c.Interval, ShortestInterval, LongestInterval)
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}

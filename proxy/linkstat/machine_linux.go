@@ -1,0 +1,266 @@
+package linkstat
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/mdlayher/genetlink"
+	"github.com/mdlayher/netlink"
+	vnl "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// machine is the way to ask the kernel, in the network namespace in which it
+// was opened. It is not for several goroutines at once.
+type machine struct {
+	route   *netlink.Conn
+	links   *vnl.Handle
+	generic *genetlink.Conn
+}
+
+func openMachine() (m *machine, err error) {
+	m = &machine{}
+	if m.route, err = netlink.Dial(unix.NETLINK_ROUTE, nil); err == nil {
+		m.generic, err = genetlink.Dial(nil)
+	}
+	if err == nil {
+		m.links, err = vnl.NewHandle(unix.NETLINK_ROUTE)
+	}
+	if err != nil {
+		m.close()
+		return nil, fmt.Errorf("linkstat: %w (systemd: RestrictAddressFamilies needs AF_NETLINK)", err)
+	}
+	return m, nil
+}
+
+// interrupt ends what is being read, and all that would be later. It may be
+// called while others read.
+func (m *machine) interrupt() {
+	_ = m.route.Close()
+	_ = m.generic.Close()
+}
+
+func (m *machine) close() {
+	if m.route != nil {
+		_ = m.route.Close()
+	}
+	if m.generic != nil {
+		_ = m.generic.Close()
+	}
+	if m.links != nil {
+		m.links.Close()
+	}
+}
+
+// Interface is one that could be a source.
+type Interface struct {
+	Name  string
+	Queue string  // kind of its queueing discipline
+	Rate  cc.Rate // as it tells; 0: it does not
+	Radio bool
+}
+
+// Interfaces are those of the namespace that are up and lead somewhere.
+func Interfaces() ([]Interface, error) {
+	m, err := openMachine()
+	if err != nil {
+		return nil, err
+	}
+	defer m.close()
+	all, err := m.links.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: %w", err)
+	}
+	var out []Interface
+	for _, l := range all {
+		if attrs := l.Attrs(); attrs.Flags&net.FlagUp != 0 && attrs.Flags&net.FlagLoopback == 0 {
+			d, err := m.device(attrs.Name)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, Interface{Name: attrs.Name, Queue: d.queue.kind, Rate: d.rate, Radio: d.radio != nil})
+		}
+	}
+	return out, nil
+}
+
+// device is an interface with what is behind it.
+type device struct {
+	link
+	index    int
+	above    int            // of the bridge that has its addresses and neighbours; its own where there is none
+	prefixes []netip.Prefix // of its addresses
+	others   []netip.Prefix // of other interfaces' addresses
+	queue    queueID        // at its root
+	radio    *radio         // nil: it is none
+}
+
+// device finds out all about an interface that changes rarely.
+func (m *machine) device(name string) (*device, error) {
+	l, err := m.links.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: %w", err)
+	}
+	attrs := l.Attrs()
+	d := &device{index: attrs.Index, above: attrs.Index, link: link{mtu: cc.Bytes(attrs.MTU)}}
+	if attrs.MasterIndex != 0 {
+		d.above = attrs.MasterIndex
+	}
+	qs, err := qdiscs(m.route, d.index, true)
+	if err != nil {
+		return nil, err
+	}
+	d.limit = limitOf(qs, attrs.TxQLen)
+	q, err := root(qs)
+	if err != nil {
+		return nil, err
+	}
+	d.queue, d.rate = q.queue, q.rate
+	if q.kind == "htb" {
+		if d.rate, err = m.topClasses(l); err != nil {
+			return nil, err
+		}
+	}
+	if d.rate == 0 {
+		d.rate = m.speed(d.index)
+	}
+	if d.radio, err = m.radio(d.index); err != nil {
+		return nil, err
+	}
+	d.prefixes, d.others, err = m.prefixes(d.above)
+	return d, err
+}
+
+// topClasses is how much htb lets all of its classes send.
+func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
+	classes, err := m.links.ClassList(l, vnl.HANDLE_NONE)
+	if err != nil {
+		return 0, fmt.Errorf("linkstat: read classes: %w", err)
+	}
+	for _, c := range classes {
+		if htb, ok := c.(*vnl.HtbClass); ok && htb.Parent == rootHandle {
+			sum += bitsOf(htb.Ceil)
+		}
+	}
+	return sum, nil
+}
+
+// prefixes are those of an interface's addresses, and of all others'.
+func (m *machine) prefixes(index int) (own, others []netip.Prefix, err error) {
+	addrs, err := m.links.AddrList(nil, vnl.FAMILY_ALL)
+	if err != nil {
+		return nil, nil, fmt.Errorf("linkstat: read addresses: %w", err)
+	}
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if !ok || ip.IsLinkLocalUnicast() {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		p := netip.PrefixFrom(ip.Unmap(), bits).Masked()
+		if a.LinkIndex == index {
+			own = append(own, p)
+		} else {
+			others = append(others, p)
+		}
+	}
+	return own, others, nil
+}
+
+// neighbours are the hosts on an interface, by hardware address.
+func (m *machine) neighbours(index int) (map[string][]netip.Addr, error) {
+	known, err := m.links.NeighList(index, vnl.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: read neighbours: %w", err)
+	}
+	out := map[string][]netip.Addr{}
+	for _, n := range known {
+		if ip, ok := netip.AddrFromSlice(n.IP); ok && len(n.HardwareAddr) > 0 && n.State&vnl.NUD_FAILED == 0 {
+			mac := string(n.HardwareAddr)
+			out[mac] = append(out[mac], ip.Unmap())
+		}
+	}
+	return out, nil
+}
+
+// read takes a reading of an interface's queue. An interface that has none, or
+// keeps it where only its driver knows, counts what it sends.
+func (m *machine) read(d *device, at cc.Time) (reading, error) {
+	qs, err := qdiscs(m.route, d.index, false)
+	if err != nil {
+		return reading{}, err
+	}
+	q, err := root(qs)
+	if err != nil {
+		return reading{}, err
+	}
+	r := q.reading
+	r.at = at
+	if r.queue.kind != kindNone {
+		return r, nil
+	}
+	l, err := m.links.LinkByIndex(d.index)
+	if err != nil {
+		return reading{}, fmt.Errorf("linkstat: %w", err)
+	}
+	if s := l.Attrs().Statistics; s != nil {
+		r.sent, r.packets, r.dropped = cc.Bytes(s.TxBytes), uint32(s.TxPackets), uint32(s.TxDropped)
+	}
+	if d.radio != nil {
+		return r, m.waiting(d, &r)
+	}
+	return r, nil
+}
+
+// speed is what the other end of the cable has agreed to; 0: it is not known.
+func (m *machine) speed(index int) cc.Rate {
+	const unknown = 1<<32 - 1
+	family, err := m.generic.GetFamily(unix.ETHTOOL_GENL_NAME)
+	if err != nil {
+		return 0 // before Linux 5.6
+	}
+	ae := netlink.NewAttributeEncoder()
+	ae.Nested(unix.ETHTOOL_A_LINKMODES_HEADER, func(ae *netlink.AttributeEncoder) error {
+		ae.Uint32(unix.ETHTOOL_A_HEADER_DEV_INDEX, uint32(index))
+		return nil
+	})
+	replies, err := m.ask(family, unix.ETHTOOL_MSG_LINKMODES_GET, 0, ae)
+	if err != nil {
+		return 0 // its driver does not say
+	}
+	var mbit uint32
+	for _, reply := range replies {
+		ad, err := netlink.NewAttributeDecoder(reply.Data)
+		if err != nil {
+			return 0
+		}
+		for ad.Next() {
+			if ad.Type() == unix.ETHTOOL_A_LINKMODES_SPEED {
+				mbit = ad.Uint32()
+			}
+		}
+	}
+	if mbit == unknown {
+		return 0
+	}
+	return cc.Rate(mbit) * 1_000_000
+}
+
+// ask sends one request to a generic netlink family.
+func (m *machine) ask(f genetlink.Family, command uint8, flags netlink.HeaderFlags, ae *netlink.AttributeEncoder) ([]genetlink.Message, error) {
+	data, err := ae.Encode()
+	if err != nil {
+		return nil, err
+	}
+	msg := genetlink.Message{Header: genetlink.Header{Command: command, Version: f.Version}, Data: data}
+	return m.generic.Execute(msg, f.ID, netlink.Request|flags)
+}
+
+// missing tells whether what was asked for does not exist, or not for that interface.
+func missing(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EOPNOTSUPP)
+}

@@ -1,0 +1,42 @@
+package linkstat
+
+import "net/netip"
+
+// behind are the hosts of prefixes but for those on networks of other interfaces
+// that lie within: everybody is behind the interface towards the internet, but
+// not who is on another one here.
+func behind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
+	for _, p := range prefixes {
+		var parts []netip.Prefix
+		for _, other := range others {
+			if p.Overlaps(other) && other.Bits() > p.Bits() {
+				parts = append(parts, other)
+			}
+		}
+		rest = append(rest, without(p, parts)...)
+	}
+	return rest
+}
+
+// without is p less some parts.
+func without(p netip.Prefix, parts []netip.Prefix) []netip.Prefix {
+	for _, part := range parts {
+		switch {
+		case !p.Overlaps(part):
+		case part.Bits() <= p.Bits(): // all of it
+			return nil
+		default:
+			low, high := halves(p)
+			return append(without(low, parts), without(high, parts)...)
+		}
+	}
+	return []netip.Prefix{p}
+}
+
+func halves(p netip.Prefix) (low, high netip.Prefix) {
+	bits := p.Bits()
+	upper := p.Addr().AsSlice()
+	upper[bits/8] |= 0x80 >> (bits % 8)
+	at, _ := netip.AddrFromSlice(upper) // as long as the other's
+	return netip.PrefixFrom(p.Addr(), bits+1), netip.PrefixFrom(at, bits+1)
+}

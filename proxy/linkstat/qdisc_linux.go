@@ -1,0 +1,216 @@
+package linkstat
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Attributes of linux/pkt_sched.h for which no library has a name.
+const (
+	tcaCodelLimit           = 2
+	tcaCakeBaseRate64       = 2
+	tcaCakeStatsMemoryLimit = 3
+)
+
+// kindNone is the qdisc of interfaces that have no queue, or one elsewhere.
+const kindNone = "noqueue"
+
+// cakeOverhead is how many bytes of memory a full frame of 1514 bytes takes.
+const cakeOverhead = 2304
+
+// qdisc is a queueing discipline as the kernel describes it.
+type qdisc struct {
+	handle, parent uint32
+	kind           string
+	reading
+	rate  cc.Rate // that it lets pass; 0: it does not bound it
+	limit limit   // of what waits in itself
+	under limit   // of what waits in its child, unless that says otherwise
+}
+
+// isQueue tells whether it stands between the interface and what is sent.
+func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact" }
+
+// qdiscs reads the queueing disciplines of an interface: those that its owner
+// knows of, or the hidden ones too that the kernel has put into them. It asks for
+// those of all interfaces and picks: the kernel dumps no fewer, and would tell
+// everybody who listens to changes of each single one that is asked for.
+func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
+	msg := nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)}
+	req := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request | netlink.Dump}, Data: msg.Serialize()}
+	if hidden {
+		flag, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.TCA_DUMP_INVISIBLE}})
+		if err != nil {
+			return nil, fmt.Errorf("linkstat: %w", err)
+		}
+		req.Data = append(req.Data, flag...)
+	}
+	replies, err := conn.Execute(req)
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: read queueing disciplines: %w", err)
+	}
+	var out []qdisc
+	for _, m := range replies {
+		if m.Header.Type != unix.RTM_NEWQDISC || len(m.Data) < nl.SizeofTcMsg {
+			continue
+		}
+		tc := nl.DeserializeTcMsg(m.Data)
+		if int(tc.Ifindex) != index {
+			continue
+		}
+		q := qdisc{handle: tc.Handle, parent: tc.Parent}
+		if err := q.decode(m.Data[nl.SizeofTcMsg:]); err != nil {
+			return nil, fmt.Errorf("linkstat: queueing discipline %x of interface %d: %w", tc.Handle, index, err)
+		}
+		q.queue = queueID{link: index, handle: q.handle, kind: q.kind}
+		out = append(out, q)
+	}
+	return out, nil
+}
+
+// root is the qdisc that all others of an interface are below.
+func root(qs []qdisc) (qdisc, error) {
+	for _, q := range qs {
+		if q.parent == rootHandle {
+			return q, nil
+		}
+	}
+	return qdisc{}, errNoQueue
+}
+
+// errNoQueue says that an interface is not there, or not yet.
+var errNoQueue = errors.New("linkstat: the interface has no queueing discipline")
+
+// rootHandle is where an interface's first qdisc and a qdisc's first classes are.
+const rootHandle = 0xffffffff
+
+func (q *qdisc) decode(attrs []byte) error {
+	ad, err := netlink.NewAttributeDecoder(attrs)
+	if err != nil {
+		return err
+	}
+	var options []byte
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.TCA_KIND:
+			q.kind = ad.String()
+		case unix.TCA_OPTIONS:
+			options = ad.Bytes()
+		case unix.TCA_STATS2:
+			ad.Nested(q.stats)
+		}
+	}
+	if err := ad.Err(); err != nil {
+		return err
+	}
+	return q.settings(options)
+}
+
+// stats reads counters (linux/gen_stats.h).
+func (q *qdisc) stats(ad *netlink.AttributeDecoder) error {
+	for ad.Next() {
+		switch ad.Type() {
+		case nl.TCA_STATS_BASIC:
+			if b := ad.Bytes(); len(b) >= 12 {
+				q.sent = cc.Bytes(binary.NativeEndian.Uint64(b))
+				q.packets = binary.NativeEndian.Uint32(b[8:])
+			}
+		case nl.TCA_STATS_QUEUE:
+			if b := ad.Bytes(); len(b) >= 12 {
+				q.waiting = int(binary.NativeEndian.Uint32(b))
+				q.backlog = cc.Bytes(binary.NativeEndian.Uint32(b[4:]))
+				q.dropped = binary.NativeEndian.Uint32(b[8:])
+			}
+		case nl.TCA_STATS_APP:
+			if q.kind == "cake" { // its kind comes first
+				ad.Nested(q.cakeStats)
+			}
+		}
+	}
+	return nil // Nested asks ad itself
+}
+
+func (q *qdisc) cakeStats(ad *netlink.AttributeDecoder) error {
+	for ad.Next() {
+		if ad.Type() == tcaCakeStatsMemoryLimit {
+			q.limit.bytes = cc.Bytes(ad.Uint32()) * (cc.DefaultMSS + packetHeaders + frameHeader) / cakeOverhead
+		}
+	}
+	return nil
+}
+
+// settings reads what it is set to, as far as that bounds a rate or a queue.
+func (q *qdisc) settings(options []byte) error {
+	switch q.kind {
+	case "pfifo", "bfifo":
+		if len(options) < 4 { // what it has inherited
+			return nil
+		}
+		n := binary.NativeEndian.Uint32(options)
+		if q.kind == "bfifo" {
+			q.limit.bytes = cc.Bytes(n)
+		} else {
+			q.limit.packets = int(n)
+		}
+		return nil
+	case "tbf", "fq_codel", "codel", "fq", "cake":
+	default:
+		return nil
+	}
+	ad, err := netlink.NewAttributeDecoder(options)
+	if err != nil {
+		return err
+	}
+	for ad.Next() {
+		switch kind := q.kind; {
+		case kind == "tbf" && ad.Type() == nl.TCA_TBF_PARMS:
+			if b := ad.Bytes(); len(b) >= nl.SizeofTcTbfQopt {
+				opt := nl.DeserializeTcTbfQopt(b)
+				q.under.bytes = cc.Bytes(opt.Limit)
+				if q.rate == 0 { // a rate of 64 bits says more
+					q.rate = bitsOf(uint64(opt.Rate.Rate))
+				}
+			}
+		case kind == "tbf" && ad.Type() == nl.TCA_TBF_RATE64:
+			q.rate = bitsOf(ad.Uint64())
+		case kind == "cake" && ad.Type() == tcaCakeBaseRate64:
+			q.rate = bitsOf(ad.Uint64())
+		case kind == "fq_codel" && ad.Type() == nl.TCA_FQ_CODEL_LIMIT,
+			kind == "fq" && ad.Type() == nl.TCA_FQ_PLIMIT,
+			kind == "codel" && ad.Type() == tcaCodelLimit:
+			q.limit.packets = int(ad.Uint32())
+		}
+	}
+	return ad.Err()
+}
+
+// bitsOf is a rate in bytes per second.
+func bitsOf(bytes uint64) cc.Rate { return cc.RateOf(cc.Bytes(min(bytes, 1<<60)), time.Second) }
+
+// limitOf is what all of an interface's qdiscs together hold, by the first that
+// refuses more: of several side by side the smallest limit counts, as all traffic
+// may go to that one.
+func limitOf(qs []qdisc, txQueue int) limit {
+	var own, under limit
+	for _, q := range qs {
+		if !q.isQueue() {
+			continue
+		}
+		if q.kind == "pfifo_fast" { // in each of its bands
+			q.limit.packets = txQueue
+		}
+		own, under = own.least(q.limit), under.least(q.under)
+	}
+	if own == (limit{}) {
+		return under
+	}
+	return own
+}

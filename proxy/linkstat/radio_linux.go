@@ -1,0 +1,196 @@
+package linkstat
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/mdlayher/genetlink"
+	"github.com/mdlayher/netlink"
+	"github.com/mdlayher/wifi"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// radio is what nl80211 says of an interface.
+type radio struct {
+	family  genetlink.Family
+	client  bool // its one station is the access point, behind which everybody is
+	packets int  // that the radio's own queues hold at most; 0: not known, or it has none
+}
+
+// station is one that an interface sends to.
+type station struct {
+	mac      string
+	rate     cc.Rate  // of the radio, headers and waiting for the air included; 0: not known
+	expected cc.Rate  // that gets through when it has the air for itself; 0: not known
+	frame    cc.Bytes // as large as they were up to now; 0: there was none
+	failed   uint32   // frames that were given up; wraps around
+}
+
+// radio describes an interface's; nil: it has none.
+func (m *machine) radio(index int) (*radio, error) {
+	family, err := m.generic.GetFamily(unix.NL80211_GENL_NAME)
+	if missing(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: nl80211: %w", err)
+	}
+	replies, err := m.ask(family, unix.NL80211_CMD_GET_INTERFACE, 0, ofInterface(index))
+	if missing(err) {
+		return nil, nil
+	}
+	var known []*wifi.Interface
+	if err == nil {
+		known, err = wifi.ParseInterfaces(replies)
+	}
+	if err != nil || len(known) != 1 {
+		return nil, fmt.Errorf("linkstat: nl80211: read the interface: %d answers: %w", len(known), err)
+	}
+	r := &radio{family: family, client: known[0].Type == wifi.InterfaceTypeStation}
+	r.packets, err = m.txqLimit(family, known[0].PHY)
+	return r, err
+}
+
+func ofInterface(index int) *netlink.AttributeEncoder {
+	ae := netlink.NewAttributeEncoder()
+	ae.Uint32(unix.NL80211_ATTR_IFINDEX, uint32(index))
+	return ae
+}
+
+// txqLimit is how many packets the radio's queues hold; 0: it does not say.
+func (m *machine) txqLimit(family genetlink.Family, phy int) (packets int, err error) {
+	ae := netlink.NewAttributeEncoder()
+	ae.Uint32(unix.NL80211_ATTR_WIPHY, uint32(phy))
+	ae.Flag(unix.NL80211_ATTR_SPLIT_WIPHY_DUMP, true)
+	replies, err := m.ask(family, unix.NL80211_CMD_GET_WIPHY, netlink.Dump, ae)
+	if err != nil {
+		return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
+	}
+	for _, reply := range replies {
+		ad, err := netlink.NewAttributeDecoder(reply.Data)
+		if err != nil {
+			return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
+		}
+		for ad.Next() {
+			if ad.Type() == unix.NL80211_ATTR_TXQ_LIMIT {
+				packets = int(ad.Uint32())
+			}
+		}
+		if err := ad.Err(); err != nil {
+			return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
+		}
+	}
+	return packets, nil
+}
+
+// waiting adds to r what waits in the radio's own queues, which stand in for a
+// queueing discipline.
+func (m *machine) waiting(d *device, r *reading) error {
+	replies, err := m.ask(d.radio.family, unix.NL80211_CMD_GET_INTERFACE, 0, ofInterface(d.index))
+	if err != nil {
+		return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
+	}
+	for _, reply := range replies {
+		ad, err := netlink.NewAttributeDecoder(reply.Data)
+		if err != nil {
+			return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
+		}
+		for ad.Next() {
+			if ad.Type() == unix.NL80211_ATTR_TXQ_STATS {
+				ad.Nested(r.txq)
+			}
+		}
+		if err := ad.Err(); err != nil {
+			return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
+		}
+	}
+	return nil
+}
+
+func (r *reading) txq(ad *netlink.AttributeDecoder) error {
+	for ad.Next() {
+		switch ad.Type() {
+		case unix.NL80211_TXQ_STATS_BACKLOG_BYTES:
+			r.backlog = cc.Bytes(ad.Uint32())
+		case unix.NL80211_TXQ_STATS_BACKLOG_PACKETS:
+			r.waiting = int(ad.Uint32())
+		case unix.NL80211_TXQ_STATS_DROPS:
+			r.dropped += ad.Uint32()
+		}
+	}
+	return nil
+}
+
+// stations are all that an interface sends to.
+func (m *machine) stations(d *device) ([]station, error) {
+	replies, err := m.ask(d.radio.family, unix.NL80211_CMD_GET_STATION, netlink.Dump, ofInterface(d.index))
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
+	}
+	var out []station
+	for _, reply := range replies {
+		info, err := wifi.ParseStationInfo(reply.Data)
+		if err != nil {
+			return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
+		}
+		s := station{
+			mac: string(info.HardwareAddr), rate: cc.Rate(info.TransmitBitrate), failed: uint32(info.TransmitFailed),
+		}
+		if n := info.TransmittedPackets; n > 0 {
+			s.frame = cc.Bytes(info.TransmittedBytes / n)
+		}
+		if s.expected, err = expectedThroughput(reply.Data); err != nil {
+			return nil, fmt.Errorf("linkstat: nl80211: read stations: %w", err)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// expectedThroughput is what the rate control reckons; 0: it does not.
+func expectedThroughput(attrs []byte) (expected cc.Rate, err error) {
+	ad, err := netlink.NewAttributeDecoder(attrs)
+	if err != nil {
+		return 0, err
+	}
+	for ad.Next() {
+		if ad.Type() != unix.NL80211_ATTR_STA_INFO {
+			continue
+		}
+		ad.Nested(func(ad *netlink.AttributeDecoder) error {
+			for ad.Next() {
+				if ad.Type() == unix.NL80211_STA_INFO_EXPECTED_THROUGHPUT {
+					expected = cc.Rate(ad.Uint32()) * 1000
+				}
+			}
+			return nil
+		})
+	}
+	return expected, ad.Err()
+}
+
+// listener is a station with what has become of what was sent to it.
+type listener struct {
+	station
+	hosts []netip.Addr
+	lost  cc.Bytes // since the source began, as the frames were large
+}
+
+// hear takes in a newer word about the station.
+func (l *listener) hear(s station, hosts []netip.Addr) {
+	if failed := s.failed - l.failed; l.mac == s.mac && failed < 1<<31 { // else it has come back, and counts anew
+		l.lost += cc.Bytes(failed) * max(0, s.frame-packetHeaders)
+	}
+	l.station, l.hosts = s, hosts
+}
+
+// hint makes of the word about the whole link that about one station. Stations
+// divide the air, not its rate: each has its own for a part of the time.
+func (l *listener) hint(h cc.Hint, hosts int) cc.Hint {
+	h.LinkRate = leastKnown(l.rate, h.LinkRate)
+	h.FairShare = leastKnown(l.expected/cc.Rate(max(1, hosts)), h.FairShare)
+	h.Capacity, h.RadioLost = h.FairShare, l.lost
+	return h
+}

@@ -1,0 +1,97 @@
+package proxy
+
+import (
+	"fmt"
+	"log/slog"
+	"strconv"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// openTunnel opens a listener that ends a tunnel in a stack of its own.
+func (l ListenerConfig) openTunnel(clock func() cc.Time, log *slog.Logger) (ingress.Listener, error) {
+	stack, err := netstack.New(netstack.Config{Clock: clock, MTU: l.MTU()})
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	outside, err := l.openOutside(stack, log)
+	if err != nil {
+		_ = stack.Close() // nothing has come through it
+		return nil, err
+	}
+	return tunnel.Listen(l.Name, stack, outside), nil
+}
+
+// openOutside opens what carries the tunnel's packets.
+func (l ListenerConfig) openOutside(stack *netstack.Stack, log *slog.Logger) (tunnel.Outside, error) {
+	if ingress.Mode(l.Mode) == tunnel.ModeTUN {
+		t, err := tunnel.OpenTUN(tunnel.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
+		if err != nil {
+			return nil, err // not a nil *tunnel.TUN in an interface
+		}
+		return t, nil
+	}
+	n, err := strconv.ParseUint(port(l.Address), 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err) // the check has found it
+	}
+	w, err := tunnel.ListenWireGuard(tunnel.WireGuardConfig{
+		Name: l.Name, Port: uint16(n), PrivateKey: tunnel.Key(l.WireGuard.PrivateKey), Peers: l.WireGuard.peers(), MTU: l.MTU(), Log: log,
+	}, stack)
+	if err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// TunnelInfo is how it goes with a listener that ends a tunnel.
+type TunnelInfo struct {
+	Listener, Mode string
+	tunnel.Status
+}
+
+// Tunnels returns how it goes with the tunnels, in the order of the configuration.
+func (s *Server) Tunnels() []TunnelInfo {
+	var out []TunnelInfo
+	for _, l := range s.lanes {
+		t, ok := l.in.(*tunnel.Listener)
+		if !ok {
+			continue
+		}
+		status, err := t.Status()
+		if err != nil { // its counters are good
+			s.log.Warn("peers of a tunnel cannot be listed", "listener", l.cfg.Name, "err", err)
+		}
+		out = append(out, TunnelInfo{l.cfg.Name, string(l.cfg.Mode), status})
+	}
+	return out
+}
+
+// setPeers gives the WireGuard listeners the peers of next, which has been
+// checked. Should one fail all the same, those before it get theirs back.
+func (s *Server) setPeers(next *Config) error {
+	present := &s.settings().cfg
+	for i, l := range s.lanes {
+		err := l.setPeers(next.Listeners[i])
+		if err == nil {
+			continue
+		}
+		for j := range i {
+			_ = s.lanes[j].setPeers(present.Listeners[j])
+		}
+		return fmt.Errorf("proxy: %w", err)
+	}
+	return nil
+}
+
+// setPeers gives the listener the peers of cfg, where it has some.
+func (l *listenerState) setPeers(cfg ListenerConfig) error {
+	t, ok := l.in.(*tunnel.Listener)
+	if !ok || ingress.Mode(cfg.Mode) != tunnel.ModeWireGuard {
+		return nil
+	}
+	return t.SetPeers(cfg.WireGuard.peers())
+}
