@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	crand "crypto/rand"
@@ -256,15 +257,16 @@ func TestAPingIsAnsweredFromOutsideAndNotByTheGateway(t *testing.T) {
 					if to.Is6() {
 						echo[0], reply = 128, 129
 					}
-					got, err := ask(t, c, echo, soon)
-					require.NoError(t, err)
-					assert.Equal(t, reply, got[0])
-					assert.Equal(t, echo[6:], got[6:])
+					// That client misses an answer that comes before it reads.
+					require.Eventually(t, func() bool {
+						got, err := ask(t, c, echo, now)
+						return err == nil && got[0] == reply && bytes.Equal(got[6:], echo[6:])
+					}, soon, time.Millisecond)
 				}
 				require.NoError(t, c.Close())
 				s := g.Stats()
-				assert.Equal(t, uint64(3), s.SentPackets)
-				assert.Equal(t, uint64(3), s.ReceivedPackets)
+				assert.GreaterOrEqual(t, s.SentPackets, uint64(3))
+				assert.Equal(t, s.SentPackets, s.ReceivedPackets)
 				assert.Equal(t, 1, s.Sessions)
 
 				none, err := g.phone.DialPingAddr(netip.Addr{}, netip.MustParseAddr("198.51.100.1")) // to which there is no route
@@ -444,12 +446,12 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 		return s.Late > 0 && s.ReceivedPackets > 0 && s.ReceivedPackets+s.Late+queuedDatagrams >= burst
 	}, soon, time.Millisecond)
 	assert.Less(t, g.Stats().ReceivedPackets, uint64(50))
+	before := g.Stats().ReceivedPackets
 	busy.Close(g.with.Clock())
 	for range 20 {
 		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
 		require.NoError(t, err)
 	}
-	before := g.Stats().ReceivedPackets
 	require.Eventually(t, func() bool { return g.Stats().ReceivedPackets > before }, soon, time.Millisecond, "the window is theirs again")
 	require.NoError(t, c.Close())
 	require.NoError(t, out.Close())
