@@ -85,6 +85,7 @@ func newGateway(tb testing.TB, change func(*proxy.Config), phones ...*phone) *ga
 	require.NoError(tb, err)
 	return &gateway{public: public, rig: newRig(tb, func(c *proxy.Config) {
 		l := proxy.ListenerConfig{Name: "vpn", Mode: "wireguard", Address: ":0"}
+		l.Allow = here(tb)
 		l.WireGuard.PrivateKey = proxy.Key(private)
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
@@ -95,6 +96,19 @@ func newGateway(tb testing.TB, change func(*proxy.Config), phones ...*phone) *ga
 		}
 		require.NoError(tb, c.Check())
 	})}
+}
+
+// here are this machine's addresses, where the tests' servers are.
+func here(tb testing.TB) []proxy.Prefix {
+	addrs, err := net.InterfaceAddrs()
+	require.NoError(tb, err)
+	var all []proxy.Prefix
+	for _, a := range addrs {
+		if ip, _ := netip.AddrFromSlice(a.(*net.IPNet).IP); ip.IsGlobalUnicast() {
+			all = append(all, proxy.Prefix(netip.PrefixFrom(ip.Unmap(), ip.Unmap().BitLen())))
+		}
+	}
+	return all
 }
 
 // peers is the gateway's configuration with those peers.

@@ -27,10 +27,9 @@ const (
 type Forwarding struct {
 	Listener string
 	Outside  Outside
-	Fence    *Fence
-	// Verdict is policy's: an error refuses what peer sends to target, which for an
-	// echo request has no port. The terms say whose window the answers share;
-	// without an algorithm nobody's.
+	// Verdict is policy's, and the Fence's: an error refuses what peer sends to
+	// target, which for an echo request has no port. The terms say whose window the
+	// answers share; without an algorithm nobody's.
 	Verdict func(peer string, source, target netip.AddrPort) (flow.Terms, error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time
@@ -210,9 +209,6 @@ func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error
 	name := d.with.Outside.Peer(from.Addr())
 	if name == "" {
 		return nil, errors.New("its source is no peer's")
-	}
-	if err := d.with.Fence.Check(target.Addr()); err != nil {
-		return nil, err
 	}
 	terms, err := d.with.Verdict(name, from.AddrPort, target)
 	if err != nil {

@@ -68,11 +68,14 @@ func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(ne
 	require.NoError(t, err)
 	l := Listen("vpn", stack, w)
 	g.stack = stack
+	fence := &Fence{Clock: clock, Inner: Inner(w)}
 	g.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
 		Listener: "vpn", Outside: w, Flows: g.flows, Clock: clock,
-		Fence: &Fence{Clock: clock, Inner: Inner(w), Isolate: cfg.Isolate, Allow: allow},
 		Verdict: func(_ string, _, target netip.AddrPort) (flow.Terms, error) {
 			g.asked.Add(1)
+			if err := fence.Check(target.Addr(), cfg.Isolate, allow); err != nil {
+				return flow.Terms{}, err
+			}
 			if refuse != nil {
 				return flow.Terms{}, refuse(target)
 			}
@@ -406,17 +409,17 @@ func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
 }
 
 func TestTheFenceTellsWhoseAnAddressIs(t *testing.T) {
+	allow := []netip.Prefix{netip.MustParsePrefix("10.9.0.4/32")}
 	f := Fence{
-		Clock: func() cc.Time { return 1 }, Isolate: true, Allow: []netip.Prefix{netip.MustParsePrefix("10.9.0.4/32")},
+		Clock: func() cc.Time { return 1 },
 		Inner: func(a netip.Addr) bool { return netip.MustParsePrefix("10.9.0.0/24").Contains(a) },
 	}
-	assert.ErrorContains(t, f.Check(netip.MustParseAddr("10.9.0.3")), "another peer's")
-	assert.ErrorContains(t, f.Check(netip.MustParseAddr("::ffff:10.9.0.3")), "another peer's")
-	assert.NoError(t, f.Check(netip.MustParseAddr("10.9.0.4")))
-	assert.ErrorContains(t, f.Check(netip.MustParseAddr("127.0.0.1")), "the gateway's own")
-	assert.NoError(t, f.Check(netip.MustParseAddr("198.51.100.1")))
-	f.Isolate = false
-	assert.NoError(t, f.Check(netip.MustParseAddr("10.9.0.3")))
+	assert.ErrorContains(t, f.Check(netip.MustParseAddr("10.9.0.3"), true, allow), "another peer's")
+	assert.ErrorContains(t, f.Check(netip.MustParseAddr("::ffff:10.9.0.3"), true, allow), "another peer's")
+	assert.NoError(t, f.Check(netip.MustParseAddr("10.9.0.4"), true, allow))
+	assert.ErrorContains(t, f.Check(netip.MustParseAddr("127.0.0.1"), true, allow), "the gateway's own")
+	assert.NoError(t, f.Check(netip.MustParseAddr("198.51.100.1"), true, allow))
+	assert.NoError(t, f.Check(netip.MustParseAddr("10.9.0.3"), false, nil))
 }
 
 func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {

@@ -14,10 +14,8 @@ import (
 // Fence keeps peers from the gateway's own addresses, and from each other. It
 // comes on top of policy's guard, for TCP and datagrams alike.
 type Fence struct {
-	Clock   func() cc.Time
-	Inner   func(netip.Addr) bool // reports whether an address is a peer's; nil: none is
-	Isolate bool                  // refuse those
-	Allow   []netip.Prefix        // exceptions from all of it
+	Clock func() cc.Time
+	Inner func(netip.Addr) bool // reports whether an address is a peer's; nil: none is
 
 	mu   sync.Mutex
 	own  map[netip.Addr]bool
@@ -27,13 +25,14 @@ type Fence struct {
 // ownLasts is for how long the machine's addresses are taken to stay as they are.
 const ownLasts = 2 * time.Second
 
-// Check returns why a peer must not reach target, or nil.
-func (f *Fence) Check(target netip.Addr) error {
+// Check returns why a peer must not reach target, or nil: it is the gateway's own,
+// or, with isolate, another peer's, and not in allow.
+func (f *Fence) Check(target netip.Addr, isolate bool, allow []netip.Prefix) error {
 	target = target.Unmap().WithZone("")
-	if slices.ContainsFunc(f.Allow, func(p netip.Prefix) bool { return p.Contains(target) }) {
+	if slices.ContainsFunc(allow, func(p netip.Prefix) bool { return p.Contains(target) }) {
 		return nil
 	}
-	if f.Isolate && f.Inner != nil && f.Inner(target) {
+	if isolate && f.Inner != nil && f.Inner(target) {
 		return fmt.Errorf("tunnel: destination %v is another peer's; isolate: false or the listener's allow lets peers reach it", target)
 	}
 	own, err := f.isOwn(target)

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -41,6 +42,7 @@ type Listener struct {
 	name    string
 	stack   *netstack.Stack
 	outside Outside
+	forward *Datagrams // nil: datagrams end here
 	once    sync.Once
 	err     error
 }
@@ -50,6 +52,20 @@ var _ ingress.Listener = (*Listener)(nil)
 // Listen makes an ingress of a tunnel. It owns both; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	return &Listener{name: name, stack: stack, outside: outside}
+}
+
+// Forward has the tunnel's datagrams forwarded; once, before the first Accept.
+func (l *Listener) Forward(cfg DatagramConfig, with Forwarding) {
+	with.Listener, with.Outside = l.name, l.outside
+	l.forward = ForwardDatagrams(l.stack, cfg, with)
+}
+
+// Configure puts another configuration of datagrams into force.
+func (l *Listener) Configure(cfg DatagramConfig) { l.forward.Configure(cfg) }
+
+// Fence returns one around what the tunnel's peers must not reach.
+func (l *Listener) Fence(clock func() cc.Time) *Fence {
+	return &Fence{Clock: clock, Inner: Inner(l.outside)}
 }
 
 // Accept implements ingress.Listener.
@@ -86,6 +102,9 @@ func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.err = l.outside.Close()
+		if l.forward != nil {
+			_ = l.forward.Close() // it has none
+		}
 		if err := l.stack.Close(); l.err == nil {
 			l.err = err
 		}
@@ -100,6 +119,7 @@ type Status struct {
 	Lost           uint64 // packets to peers that the queue had no room for
 	Handshakes     uint64 // SYNs dropped, since as many waited as may
 	Peers          []PeerState
+	Datagrams      DatagramStats
 }
 
 // Status returns how it goes; peers are of those tunnels that know them.
@@ -107,6 +127,9 @@ func (l *Listener) Status() (Status, error) {
 	var s Status
 	s.Received, s.Sent = l.stack.Traffic()
 	s.Lost, s.Handshakes = l.stack.Drops()
+	if l.forward != nil {
+		s.Datagrams = l.forward.Stats()
+	}
 	known, ok := l.outside.(interface {
 		Refused() uint64
 		States() ([]PeerState, error)
