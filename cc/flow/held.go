@@ -20,7 +20,7 @@ func (f *Flow) hold(r, before Report) {
 	case r.RwndFull: // no share of the window would help
 		f.want = 0
 	case r.Unsent >= f.mss() && !f.content():
-		m.cwndFullAt = r.At
+		m.cwndFullAt, m.wantedAt = r.At, r.At
 	}
 }
 
