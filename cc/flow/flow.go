@@ -34,7 +34,6 @@ type Flow struct {
 	freely    bool     // its transport has held the window: bytes may be written without asking
 	measured  bool     // and has measured round trips: where it has no sample, the ledger's would be worse
 	told      Limit    // the answer to the last report
-	over      cc.Bytes // of what it is due, less than a segment: see inTurn
 	served    float64  // bytes granted, over weight; see serve
 	claim     claim
 	busy      cc.Time // when it last had something to send, or in flight, or acknowledged; 0: never

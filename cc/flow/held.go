@@ -1,6 +1,10 @@
 package flow
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
 
 // hold takes in what a transport that holds the window reports. Nobody asks for
 // grants there: bytes count from when they leave, and those that have not left
@@ -48,15 +52,32 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 	}
 }
 
-// inTurn is due in whole segments, so that it comes to due over time: what one
-// limit leaves over, the next ones add. Where odd segments went to who was served
-// least, as for relays, nobody would be told of any: what shows that a transport
-// may be told more is that it has just sent.
-func (f *Flow) inTurn(due cc.Bytes) cc.Bytes {
-	mss := f.mss()
-	whole := (due + f.over) / mss * mss
-	f.over += due - whole
-	return max(whole, min(f.claim.least, f.macro.ctl.Cwnd))
+// turnRTTs is for how many round trips the odd segments stay with the same members.
+const turnRTTs = 8
+
+// inTurn is what f is due in whole segments, for a transport to hold. The odd ones
+// go round among the members, slowly: with relays they go to who was served least,
+// but a transport that reports has just been served, so that nobody would be told
+// of any; and a window that changed with each report would send in bursts.
+func (f *Flow) inTurn(now cc.Time) cc.Bytes {
+	m, mss := f.macro, f.mss()
+	whole := f.claim.due / mss * mss
+	odd, n, place := cc.Bytes(0), 0, 0 // odd: what whole segments leave of the dues
+	for _, g := range m.members {
+		if !g.claim.contends {
+			continue
+		}
+		odd += g.claim.due%g.mss() + 1 // dues are cut to whole bytes
+		n++
+		if g.id < f.id {
+			place++
+		}
+	}
+	turn := int(now / cc.Time(turnRTTs*max(m.rtt.srtt, time.Millisecond)))
+	if cc.Bytes((place+turn)%max(n, 1)) < odd/mss {
+		whole += mss
+	}
+	return max(whole, f.claim.least)
 }
 
 // limit is what f may use from now on. A transport that holds the window has its
@@ -68,7 +89,7 @@ func (f *Flow) limit(now cc.Time) Limit {
 	m.divided = f.contends(now) // then it is the division that wakeable needs, too
 	share := f.claim.share
 	if f.last.Held && len(m.members) > 1 {
-		share = f.inTurn(f.claim.due)
+		share = f.inTurn(now)
 	}
 	l := Limit{Cwnd: share, PacingRate: m.ctl.PacingRate, Waiting: f.want > 0, EveryAck: m.spec.EveryAck}
 	if f.route.far() {

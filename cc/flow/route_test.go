@@ -179,7 +179,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := &bottleneck{path: newPath(t), rate: cc.Rate(rapid.IntRange(5, 50).Draw(rt, "mbit")) * 1e6}
 		window := float64(rapid.IntRange(1, 200).Draw(rt, "window"))
-		way := func() time.Duration { return time.Duration(rapid.IntRange(1, 300).Draw(rt, "way")) * time.Millisecond }
+		way := func() time.Duration { return time.Duration(rapid.IntRange(10, 200).Draw(rt, "way")) * time.Millisecond }
 		b.host(static(window), way())
 		for range rapid.IntRange(1, 12).Draw(rt, "steps") {
 			switch rapid.IntRange(0, 4).Draw(rt, "what") {
