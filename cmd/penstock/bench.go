@@ -130,7 +130,7 @@ func (o *benchOutputs) check() error {
 func (f *benchFlags) plan() (bench.Plan, error) {
 	p := bench.Plan{
 		Delay: f.delay, Losses: f.losses, Duration: f.duration, Runs: f.runs, Ingress: bench.Ingress(f.ingress),
-		Sample: f.sample, Late: bench.DefaultLate, Retry: f.retry, Packets: f.packets, Hints: f.hints,
+		Sample: f.sample, Late: netlab.Late, Retry: f.retry, Packets: f.packets, Hints: f.hints,
 	}
 	var err error
 	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {

@@ -47,7 +47,7 @@ type recipeFlags struct {
 	virtual, short bool
 	json, plot     string
 	seed           uint64
-	runs           int
+	runs, retry    int
 }
 
 func recipeRunCommand() *cobra.Command {
@@ -80,6 +80,7 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags.StringVar(&f.json, "json", "", "write one JSON line for each run of a recipe to this file")
 	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration changes: a .png file for each stage, named after this one")
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
+	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, and keep the calmest")
 	flags.IntVar(&f.runs, "runs", 1, "runs of each recipe, each with the next seed")
 	return cmd
 }
@@ -91,6 +92,8 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		return badInput(err)
 	case f.runs < 1:
 		return badInput(fmt.Errorf("--runs %d: at least one", f.runs))
+	case f.retry < 0:
+		return badInput(fmt.Errorf("--retry-noisy %d: not below 0", f.retry))
 	case f.plot != "" && !strings.HasSuffix(f.plot, ".png"):
 		return badInput(fmt.Errorf("--plot %s: the name must end in .png", f.plot))
 	}
@@ -183,7 +186,7 @@ func (f *recipeFlags) player(cmd *cobra.Command) (recipe.Player, error) {
 	for _, file := range mdiModelsOf(cmd) {
 		env.Args = append(env.Args, "--mdi-model", file)
 	}
-	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
+	return recipe.Patient(func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
 		return stage.Play(ctx, env, s, progress)
-	}, nil
+	}, f.retry), nil
 }

@@ -21,6 +21,10 @@ import (
 // watches the clock: about the time this kind of machine needs to wake a thread.
 const DefaultSpin = 60 * time.Microsecond
 
+// Late is the p99 of lateness from which a run tells more about the machine than
+// about what was measured.
+const Late = 2 * time.Millisecond
+
 // PathConfig describes an emulated link between two nodes.
 type PathConfig struct {
 	// Near and Far have their devices created. Near's addresses are hosts: the

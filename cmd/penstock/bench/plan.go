@@ -50,10 +50,6 @@ type Trial struct {
 	Run    int // from 1
 }
 
-// DefaultLate is the p99 of the emulator's lateness from which a run tells more
-// about the machine than about the sender.
-const DefaultLate = 2 * time.Millisecond
-
 // shortest is the shortest run: slow start alone needs about that.
 const shortest = time.Second
 

@@ -106,7 +106,7 @@ func testPlan(t *testing.T) Plan {
 	require.NoError(t, err)
 	return Plan{
 		Senders: senders, Links: []Link{link}, Buffers: []Buffer{buffer}, Losses: []float64{0}, Seeds: []uint64{1}, Runs: 1,
-		Delay: 10 * time.Millisecond, Duration: 3 * time.Second, Ingress: IngressTPROXY, Late: DefaultLate,
+		Delay: 10 * time.Millisecond, Duration: 3 * time.Second, Ingress: IngressTPROXY, Late: netlab.Late,
 	}
 }
 

@@ -77,8 +77,8 @@ func joinLeave() Recipe {
 
 func hosts() Recipe {
 	const many = 8
-	play := func(s Scale, name, group string, first, second int) stage.Stage {
-		st := stage.Stage{Name: name, Edge: edge(cc.Default, group), Duration: pick(s, 60*time.Second, 20*time.Second), Warmup: 5 * time.Second}
+	play := func(s Scale, name, algorithm, group string, first, second int) stage.Stage {
+		st := stage.Stage{Name: name + ", " + algorithm, Edge: edge(algorithm, group), Duration: pick(s, 60*time.Second, 20*time.Second), Warmup: 5 * time.Second}
 		st.Down, st.Up = hop(24, 40*time.Millisecond, 160)
 		for host, n := range []int{first, second} {
 			for i := range n {
@@ -97,29 +97,32 @@ func hosts() Recipe {
 	return Recipe{
 		Name: "hosts", Source: "RFC 3124, §1; ALCC, §5.9",
 		About: "a host with eight flows against a host with one: each has half, and no longer a queue",
-		Stages: func(s Scale) []stage.Stage {
-			return []stage.Stage{
-				play(s, "a window per host", perHost, many, 1),
-				play(s, "a window per flow", perFlow, many, 1),
-				play(s, "a flow per host", perHost, 1, 1),
-				play(s, "eight flows alone, one window", perHost, many, 0),
-				play(s, "eight flows alone, eight windows", perFlow, many, 0),
-				play(s, "one flow alone", perHost, 1, 0),
+		Stages: func(s Scale) (all []stage.Stage) {
+			for _, algorithm := range []string{"copa:paper", cc.Default} {
+				all = append(all,
+					play(s, "a window per host", algorithm, perHost, many, 1),
+					play(s, "a window per flow", algorithm, perFlow, many, 1),
+					play(s, "a flow per host", algorithm, perHost, 1, 1),
+					play(s, "eight flows alone", algorithm, perHost, many, 0),
+					play(s, "one flow alone", algorithm, perHost, 1, 0))
 			}
+			return all
 		},
-		Judge: func(o Outcome) []Finding {
-			ours, each := o.of("a window per host"), o.of("a window per flow")
-			alone, pair := o.of("one flow alone"), o.of("a flow per host")
-			return []Finding{
-				within("throughput of the host with eight flows over that of the other", "", ratio(ours), 0.9, 1.1, ""),
-				beside("the same, a window per flow", "", figures.Number(ratio(each))),
-				atMost("p95 queueing over that of a flow per host", "", ours.p95()/pair.p95(), 1, ""),
-				beside("the same, a window per flow", "", figures.Number(each.p95()/pair.p95())),
-				atMost("p95 queueing of eight flows alone, one window, over that of one", "", o.of("eight flows alone, one window").p95()/alone.p95(), 1, ""),
-				beside("the same, eight windows", "", figures.Number(o.of("eight flows alone, eight windows").p95()/alone.p95())),
-				beside("p95 queueing of both hosts, a window for each, over that of one flow alone", "", figures.Number(ours.p95()/alone.p95())),
-				atLeast("utilisation", "", ours.Record.Utilisation, 0.9, ""),
+		Judge: func(o Outcome) (all []Finding) {
+			for _, algorithm := range []string{"copa:paper", cc.Default} {
+				of := func(name string) Run { return o.of(name + ", " + algorithm) }
+				ours, each := of("a window per host"), of("a window per flow")
+				alone, pair := of("one flow alone"), of("a flow per host")
+				all = append(all,
+					within("throughput of the host with eight flows over that of the other, "+algorithm, "", ratio(ours), 0.9, 1.1, ""),
+					beside("the same, a window per flow", "", figures.Number(ratio(each))),
+					atMost("p95 queueing over that of a flow per host, "+algorithm, "", ours.p95()/pair.p95(), 1.1, ""),
+					beside("the same, a window per flow", "", figures.Number(each.p95()/pair.p95())),
+					atMost("p95 queueing of eight flows alone over that of one, "+algorithm, "", of("eight flows alone").p95()/alone.p95(), 1.1, ""),
+					beside("p95 queueing of both hosts, a window for each, over that of one flow alone", "", figures.Number(ours.p95()/alone.p95())),
+					atLeast("utilisation, "+algorithm, "", ours.Record.Utilisation, 0.9, ""))
 			}
+			return all
 		},
 	}
 }

@@ -61,6 +61,10 @@ func WriteResults(w io.Writer, results []Result) error {
 			if run.Record.Spoilt != "" {
 				fmt.Fprintf(&b, "Spoilt: %s, seed %d: %s.\n", run.Stage.Name, r.Seed, run.Record.Spoilt)
 			}
+			if disturbed(run.Record) {
+				fmt.Fprintf(&b, "Disturbed by the machine: %s, seed %d: packets were up to %s late (p99).\n",
+					run.Stage.Name, r.Seed, run.Record.Lateness.Round(100*time.Microsecond))
+			}
 		}
 	}
 	_, err := io.WriteString(w, b.String())
