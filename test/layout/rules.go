@@ -79,7 +79,7 @@ var homes = map[string][]string{
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
-	"golang.zx2c4.com/...":               {"proxy/tunnel"},
+	"golang.zx2c4.com/...":               {"proxy/tunnel", "internal/netlab"},
 	"gonum.org/v1/plot/...":              {"cmd/..."},
 	"gonum.org/v1/gonum/...":             {"cc"},
 }
