@@ -66,6 +66,15 @@ func OpenWireGuard(cfg WireGuardConfig) (*WireGuard, error) {
 	return w, nil
 }
 
+// Rebind takes other sockets, as apps do when they hear that the network has
+// changed; inside the namespace that the tunnel was opened in.
+func (w *WireGuard) Rebind() error {
+	if err := w.device.BindUpdate(); err != nil {
+		return fmt.Errorf("netlab: rebind WireGuard: %w", err)
+	}
+	return nil
+}
+
 // Close ends the tunnel; its device goes with it.
 func (w *WireGuard) Close() { w.device.Close() }
 

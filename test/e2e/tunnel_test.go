@@ -72,7 +72,7 @@ func publicKey(private tunnel.Key) tunnel.Key {
 
 // connectPhone brings a tunnel up inside the client, and the way to the server
 // with it: from then on the client's ordinary sockets use it.
-func (s *scene) connectPhone(private tunnel.Key) {
+func (s *scene) connectPhone(private tunnel.Key) *netlab.WireGuard {
 	s.t.Helper()
 	w, err := s.Client.WireGuard(netlab.WireGuardConfig{
 		Device: phoneDevice, Addrs: phoneAddrs, MTU: 1420, PrivateKey: private,
@@ -89,6 +89,7 @@ func (s *scene) connectPhone(private tunnel.Key) {
 	}
 	require.NoError(s.t, err)
 	s.t.Cleanup(w.Close)
+	return w
 }
 
 // routeIntoDevice has the edge's kernel route into the proxy's device whatever
@@ -177,7 +178,9 @@ func TestAHundredConnectionsThroughATunnelShareTheWindowOfTheirPeer(t *testing.T
 	wg.Wait()
 	for _, f := range present {
 		assert.Equal(t, "phone", f["peer"])
-		assert.Equal(t, "down|way|through phone", f["down"].(map[string]any)["group"])
+		control := f["down"].(map[string]any)["control"].(map[string]any)
+		assert.Equal(t, "down|way|through phone", control["group"])
+		assert.EqualValues(t, flows, control["members"])
 	}
 }
 
@@ -189,7 +192,7 @@ func TestATransferGoesOnWhenThePhoneChangesItsNetwork(t *testing.T) {
 	w := named("wireguard over IPv4")
 	s, path := newCellular(t, slow(100))
 	s.start(w.yaml(""))
-	s.capture(w)
+	phone := s.connectPhone(phoneKey)
 	path.StartOnData()
 	d := w.download(s, 1, size)
 	d.reaches(size / 4)
@@ -208,6 +211,7 @@ func TestATransferGoesOnWhenThePhoneChangesItsNetwork(t *testing.T) {
 		return err
 	}))
 	require.NoError(t, s.Client.Address(netlab.NearDevice, netip.PrefixFrom(elsewhere, 24)))
+	require.NoError(t, s.Client.Do(phone.Rebind))
 	d.arrives()
 	assert.Contains(t, s.proxy.page("/v1/peers"), elsewhere.String()+":")
 }
@@ -344,13 +348,12 @@ func wireguardGo(s *scene, file string) {
 // wgQuick brings the kernel's client up.
 func wgQuick(s *scene, file string) {
 	s.t.Helper()
-	require.NoError(s.t, s.Client.Do(func() error {
+	if err := s.Client.Do(func() error {
 		probe := &netlink.Wireguard{LinkAttrs: netlink.LinkAttrs{Name: phoneDevice}}
-		if err := netlink.LinkAdd(probe); err != nil {
-			s.t.Skipf("needs a kernel with WireGuard (CONFIG_WIREGUARD): %v", err)
-		}
-		return netlink.LinkDel(probe)
-	}))
+		return errors.Join(netlink.LinkAdd(probe), netlink.LinkDel(probe))
+	}); err != nil {
+		s.t.Skipf("needs a kernel with WireGuard (CONFIG_WIREGUARD): %v", err)
+	}
 	for _, tool := range []string{"wg", "wg-quick"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			s.t.Skipf("needs %s in PATH, of package wireguard-tools", tool)

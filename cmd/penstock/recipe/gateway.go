@@ -17,14 +17,16 @@ func gateway() []Recipe { return []Recipe{tunnelGateway()} }
 func tunnelGateway() Recipe {
 	const plain = "packets forwarded"
 	ours := []string{"copa", cc.Default}
-	play := func(s Scale, name, edge string) stage.Stage {
+	// Copa holds a queue of its own, which is longer than the default's.
+	most := map[string]float64{"copa": 1. / 5, cc.Default: 1. / 8}
+	play := func(name, edge string) stage.Stage {
 		trace, err := sim.Generate("lte", 1, sim.GeneratedLength)
 		if err != nil {
 			panic(fmt.Sprintf("recipe: %v", err)) // the model is built in
 		}
 		st := stage.Stage{
 			Name: name, Edge: edge, Tunnel: stage.WireGuard,
-			Duration: pick(s, 30*time.Second, 10*time.Second), Warmup: 2 * time.Second,
+			Duration: 30 * time.Second, Warmup: 2 * time.Second, // Cubic takes ten to fill the queue
 		}
 		st.Down = sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueueBytes: 2_000_000}
 		st.Up = sim.LinkConfig{Delay: 20 * time.Millisecond}
@@ -37,10 +39,10 @@ func tunnelGateway() Recipe {
 	return Recipe{
 		Name: "tunnel-gateway", Source: "no paper; ours",
 		About: "a download and small requests of a phone inside WireGuard, over LTE: packets forwarded, and connections ended",
-		Stages: func(s Scale) []stage.Stage {
-			all := []stage.Stage{play(s, plain, "")}
+		Stages: func(Scale) []stage.Stage {
+			all := []stage.Stage{play(plain, "")}
 			for _, a := range ours {
-				all = append(all, play(s, a, edge(a, "tunnel")))
+				all = append(all, play(a, edge(a, "tunnel")))
 			}
 			return all
 		},
@@ -53,7 +55,7 @@ func tunnelGateway() Recipe {
 			for _, a := range ours {
 				r := o.of(a)
 				all = append(all,
-					atMost("p95 of the requests over that of forwarding, "+a, "", r.requestsP95("requests")/forwarded.requestsP95("requests"), 1./8, ""),
+					atMost("p95 of the requests over that of forwarding, "+a, "", r.requestsP95("requests")/forwarded.requestsP95("requests"), most[a], ""),
 					beside("the same, in ms", "", figures.Number(r.requestsP95("requests"))),
 					atLeast("throughput of the download over that of forwarding, "+a, "", mbit(r)/mbit(forwarded), 0.9, ""),
 					beside("median queueing in the last hop, "+a, "", figure(millis(r.Record.Queueing.P50), "ms")))
