@@ -26,15 +26,17 @@ type Config struct {
 // ListenerConfig is one way in.
 type ListenerConfig struct {
 	Name          string          `yaml:"name" about:"For rules, logs and metrics; unique."`
-	Mode          Mode            `yaml:"mode" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun)."`
-	Address       string          `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families. Mode wireguard has a UDP port, such as :51820, and mode tun none."`
+	Mode          Mode            `yaml:"mode" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun, masque)."`
+	Address       string          `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families. Modes wireguard and masque have a UDP port, such as :51820, and mode tun none."`
 	Target        string          `yaml:"target" about:"host:port that mode forward connects to."`
 	Users         []UserConfig    `yaml:"users" about:"Who may use a listener that asks; none: everybody who reaches it."`
 	ProxyProtocol HeaderConfig    `yaml:"proxy_protocol" about:"PROXY protocol v1 or v2 in front of incoming connections."`
 	KeepClient    bool            `yaml:"keep_client" about:"Connect to the server from the client's own address; mode tproxy only, and replies must come back through this machine."`
 	Device        string          `yaml:"device" about:"The TUN device of mode tun; made unless it exists. Its addresses and routes are yours."`
-	Tunnel        TunnelConfig    `yaml:"tunnel" about:"What holds for the packets of a tunnel; modes wireguard and tun only."`
+	Tunnel        TunnelConfig    `yaml:"tunnel" about:"What holds for the packets of a tunnel; modes wireguard, tun and masque only."`
 	WireGuard     WireGuardConfig `yaml:"wireguard" about:"The endpoint of mode wireguard."`
+	MASQUE        MASQUEConfig    `yaml:"masque" about:"The endpoint of mode masque."`
+	TLS           TLSConfig       `yaml:"tls" about:"The certificate of mode masque, and whose certificates let clients in."`
 	Connections   int             `yaml:"connections" about:"At most this many at once; 0: only the global limit."`
 	Allow         []Prefix        `yaml:"allow" about:"Destinations that clients of an asking listener or inside a tunnel may reach although they are loopback, link-local, metadata, multicast or carrier-grade NAT addresses."`
 }

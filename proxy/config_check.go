@@ -132,7 +132,7 @@ func (l *ListenerConfig) place(taken map[string]string, key string) error {
 		return unique(taken, key+".device", l.Device)
 	case l.Address == "": // known once its config_file is read
 		return nil
-	case l.Tunnels(): // its UDP port is on every address
+	case l.Tunnels(): // WireGuard's UDP port is on every address
 		return uniqueAddress(taken, key+".address", "UDP port :"+port(l.Address))
 	}
 	return uniqueAddress(taken, key+".address", l.Address)
@@ -270,8 +270,8 @@ func (h HintsConfig) check(key string) error {
 func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
-		if l.asks() && len(l.Users) == 0 && !OnLoopback(l.Address) {
-			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users, or listen on loopback", i, l.Name, l.Address))
+		if (l.asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
+			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or tokens), or listen on loopback", i, l.Name, l.Address))
 		}
 		if inner, outer := tunnel.Overlap(l.WireGuard.peers()); inner != "" {
 			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get what is sent there", i, inner, outer))

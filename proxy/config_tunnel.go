@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ import (
 
 // TunnelConfig is what holds for every packet of a tunnel.
 type TunnelConfig struct {
-	MTU         int       `yaml:"mtu" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun."`
+	MTU         int       `yaml:"mtu" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
 	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
 	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 60s where not set."`
 	UDPSessions *int      `yaml:"udp_sessions" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
@@ -69,7 +70,7 @@ const (
 
 // Tunnels reports whether clients of the listener are inside a tunnel.
 func (l ListenerConfig) Tunnels() bool {
-	return ingress.Mode(l.Mode) == tunnel.ModeWireGuard || ingress.Mode(l.Mode) == tunnel.ModeTUN
+	return slices.Contains(tunnel.Modes, ingress.Mode(l.Mode))
 }
 
 // MTU is the tunnel's.
@@ -77,8 +78,10 @@ func (l ListenerConfig) MTU() int {
 	switch {
 	case l.Tunnel.MTU != 0:
 		return l.Tunnel.MTU
-	case ingress.Mode(l.Mode) == tunnel.ModeTUN:
+	case l.isMode(tunnel.ModeTUN):
 		return defaultDeviceMTU
+	case l.isMode(tunnel.ModeMASQUE):
+		return tunnel.MASQUEMTU
 	}
 	return defaultTunnelMTU
 }
@@ -120,14 +123,17 @@ func (p PeerConfig) Tunnel() tunnel.Peer {
 
 // checkTunnel is about the keys of tunnels, in listeners that are and others.
 func (l *ListenerConfig) checkTunnel(key string) error {
-	mode := ingress.Mode(l.Mode)
 	switch {
-	case mode != tunnel.ModeWireGuard && !l.WireGuard.isZero():
+	case !l.isMode(tunnel.ModeMASQUE) && !l.MASQUE.isZero():
+		return keyErrorf(key+".masque", "only mode masque has this; remove it or change the mode")
+	case !l.isMode(tunnel.ModeMASQUE) && l.TLS != (TLSConfig{}):
+		return keyErrorf(key+".tls", "only mode masque speaks TLS; remove it or change the mode")
+	case !l.isMode(tunnel.ModeWireGuard) && !l.WireGuard.isZero():
 		return keyErrorf(key+".wireguard", "only mode wireguard has this; remove it or change the mode")
-	case mode != tunnel.ModeTUN && l.Device != "":
+	case !l.isMode(tunnel.ModeTUN) && l.Device != "":
 		return keyErrorf(key+".device", "only mode tun has a device; remove it or change the mode")
 	case !l.Tunnels() && l.Tunnel != (TunnelConfig{}):
-		return keyErrorf(key+".tunnel", "only modes wireguard and tun are tunnels; remove it or change the mode")
+		return keyErrorf(key+".tunnel", "only modes wireguard, tun and masque are tunnels; remove it or change the mode")
 	case !l.Tunnels():
 		return nil
 	case len(l.ProxyProtocol.From) > 0:
@@ -136,8 +142,11 @@ func (l *ListenerConfig) checkTunnel(key string) error {
 	if err := l.Tunnel.check(key + ".tunnel"); err != nil {
 		return err
 	}
-	if mode == tunnel.ModeTUN {
+	switch {
+	case l.isMode(tunnel.ModeTUN):
 		return l.checkDevice(key)
+	case l.isMode(tunnel.ModeMASQUE):
+		return l.checkMASQUE(key)
 	}
 	return l.checkWireGuard(key)
 }
@@ -232,8 +241,11 @@ func port(address string) string {
 	return p
 }
 
-// readFiles puts the keys and peers of w's files in their place.
+// readTunnelFiles puts what the listener's files hold in its place.
 func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
+	if l.isMode(tunnel.ModeMASQUE) {
+		return l.readMASQUEFiles(key, dir)
+	}
 	w := &l.WireGuard
 	at := key + ".wireguard"
 	if w.PrivateKeyFile != "" {
@@ -254,7 +266,7 @@ func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
 		}
 		p.PresharedKey, p.PresharedKeyFile = k, ""
 	}
-	from := ""
+	var from string
 	switch {
 	case w.ConfigFile != "":
 		from = at + ".config_file"

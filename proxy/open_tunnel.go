@@ -17,7 +17,7 @@ func (l ListenerConfig) openTunnel(clock func() cc.Time, log *slog.Logger) (ingr
 	if err != nil {
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
 	}
-	outside, err := l.openOutside(stack, log)
+	outside, err := l.openOutside(stack, clock, log)
 	if err != nil {
 		_ = stack.Close() // nothing has come through it
 		return nil, err
@@ -26,8 +26,11 @@ func (l ListenerConfig) openTunnel(clock func() cc.Time, log *slog.Logger) (ingr
 }
 
 // openOutside opens what carries the tunnel's packets.
-func (l ListenerConfig) openOutside(stack *netstack.Stack, log *slog.Logger) (tunnel.Outside, error) {
-	if ingress.Mode(l.Mode) == tunnel.ModeTUN {
+func (l ListenerConfig) openOutside(stack *netstack.Stack, clock func() cc.Time, log *slog.Logger) (tunnel.Outside, error) {
+	switch ingress.Mode(l.Mode) {
+	case tunnel.ModeMASQUE:
+		return l.openMASQUE(stack, clock, log)
+	case tunnel.ModeTUN:
 		t, err := tunnel.OpenTUN(tunnel.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
 		if err != nil {
 			return nil, err // not a nil *tunnel.TUN in an interface
@@ -70,7 +73,7 @@ func (s *Server) Tunnels() []TunnelInfo {
 	return out
 }
 
-// setPeers gives the WireGuard listeners the peers of next, which has been
+// setPeers gives the tunnels the peers and tokens of next, which has been
 // checked. Should one fail all the same, those before it get theirs back.
 func (s *Server) setPeers(next *Config) error {
 	present := &s.settings().cfg
@@ -87,11 +90,24 @@ func (s *Server) setPeers(next *Config) error {
 	return nil
 }
 
-// setPeers gives the listener the peers of cfg, where it has some.
+// setPeers gives the listener the peers of cfg, or its tokens and certificate.
 func (l *listenerState) setPeers(cfg ListenerConfig) error {
 	t, ok := l.in.(*tunnel.Listener)
-	if !ok || ingress.Mode(cfg.Mode) != tunnel.ModeWireGuard {
+	if !ok {
 		return nil
 	}
-	return t.SetPeers(cfg.WireGuard.peers())
+	switch o := t.Outside().(type) {
+	case *tunnel.WireGuard:
+		return o.SetPeers(cfg.WireGuard.peers())
+	case *tunnel.MASQUE:
+		certificate, err := cfg.TLS.certificate()
+		if err != nil {
+			return err
+		}
+		if err := o.SetTokens(cfg.MASQUE.tokens()); err != nil {
+			return err
+		}
+		o.SetCertificate(certificate)
+	}
+	return nil
 }

@@ -124,10 +124,16 @@ func (c *Config) fixed(next *Config) string {
 	}
 	for i := range c.Listeners {
 		key := fmt.Sprintf("listeners[%d].", i)
-		if changed := firstChange(key, c.Listeners[i], next.Listeners[i], "connections", "allow", "wireguard"); changed != "" {
+		if changed := firstChange(key, c.Listeners[i], next.Listeners[i], "connections", "allow", "wireguard", "masque", "tls"); changed != "" {
 			return changed
 		}
 		if changed := firstChange(key+"wireguard.", c.Listeners[i].WireGuard, next.Listeners[i].WireGuard, "peers", "peers_file", "pool"); changed != "" {
+			return changed
+		}
+		if changed := firstChange(key+"masque.", c.Listeners[i].MASQUE, next.Listeners[i].MASQUE, "tokens", "tokens_file"); changed != "" {
+			return changed
+		}
+		if changed := firstChange(key+"tls.", c.Listeners[i].TLS, next.Listeners[i].TLS, "certificate", "key"); changed != "" {
 			return changed
 		}
 	}

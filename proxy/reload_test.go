@@ -167,7 +167,7 @@ func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 	refused(t, r.addr())
 	r.reload(func(c *proxy.Config) { c.Defaults.Algorithm = "vegas" })
 	_, _ = r.pair()
-	assert.Equal(t, "vegas", r.proxy.Flows()[1].Down.Algorithm)
+	assert.Eventually(t, func() bool { return r.proxy.Flows()[1].Down.Algorithm == "vegas" }, patience, time.Millisecond, "once it is open")
 	c := r.proxy.Counters()
 	for _, reason := range []proxy.Reason{proxy.RejectedRule, proxy.RejectedGlobalLimit, proxy.RejectedListenerLimit} {
 		assert.Equal(t, uint64(1), c.Listeners[0].Rejected[reason], reason)

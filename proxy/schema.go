@@ -43,6 +43,7 @@ var required = map[reflect.Type][]string{
 	reflect.TypeFor[RuleConfig]():     {"name"},
 	reflect.TypeFor[SourceConfig]():   {"interface"},
 	reflect.TypeFor[UserConfig]():     {"name"},
+	reflect.TypeFor[TokenConfig]():    {"name", "token"},
 	reflect.TypeFor[PeerConfig]():     {"allowed_ips", "name", "public_key"},
 }
 

@@ -84,7 +84,7 @@ func newGateway(tb testing.TB, change func(*proxy.Config), phones ...*phone) *ga
 	public, err := private.Public()
 	require.NoError(tb, err)
 	return &gateway{public: public, rig: newRig(tb, func(c *proxy.Config) {
-		l := proxy.ListenerConfig{Name: "vpn", Mode: "wireguard", Address: ":0"}
+		l := proxy.ListenerConfig{Name: "vpn", Mode: "wireguard", Address: ":0", Allow: ownAddresses(tb)}
 		l.WireGuard.PrivateKey = proxy.Key(private)
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
@@ -121,6 +121,19 @@ func (p *phone) download(t testing.TB, url string) [32]byte {
 	require.NoError(t, err)
 	require.NoError(t, resp.Body.Close())
 	return sha256.Sum256(body)
+}
+
+// ownAddresses are where listenHere listens.
+func ownAddresses(tb testing.TB) (out []proxy.Prefix) {
+	tb.Helper()
+	addrs, err := net.InterfaceAddrs()
+	require.NoError(tb, err)
+	for _, a := range addrs {
+		addr, ok := netip.AddrFromSlice(a.(*net.IPNet).IP)
+		require.True(tb, ok)
+		out = append(out, proxy.Prefix(netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen())))
+	}
+	return out
 }
 
 // listenHere listens on an address of this machine that is not a loopback one,
@@ -265,7 +278,7 @@ func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 		t.Skipf("needs TUN devices: %v", err)
 	}
 	file := random(4, 1<<20)
-	page := website(t, file)
+	page, own := website(t, file), ownAddresses(t)
 	result := make(chan [32]byte, 1)
 	go func() {
 		defer close(result)
@@ -274,7 +287,7 @@ func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 			return
 		}
 		r := newRig(t, func(c *proxy.Config) { // what it dials, it dials from outside
-			c.Listeners = []proxy.ListenerConfig{{Name: "tun", Mode: "tun", Device: "penstock0"}}
+			c.Listeners = []proxy.ListenerConfig{{Name: "tun", Mode: "tun", Device: "penstock0", Allow: own}}
 			assert.NoError(t, c.Check())
 		})
 		if !assert.NoError(t, routeInto("penstock0")) {

@@ -55,6 +55,9 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 		if n := len(l.WireGuard.Peers); n > 0 {
 			fmt.Fprintf(&b, ", %d peers", n)
 		}
+		if n := len(l.MASQUE.Tokens); n > 0 {
+			fmt.Fprintf(&b, ", %d tokens", n)
+		}
 		if l.Target != "" {
 			fmt.Fprintf(&b, " to %s", l.Target)
 		}

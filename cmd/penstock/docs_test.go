@@ -33,6 +33,20 @@ func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	assert.Equal(t, stdout, reference, "docs/configuration.md is not what the types say; run: make docs")
 }
 
+func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "gateway.md"), -1)
+	require.Len(t, blocks, 6)
+	for _, b := range blocks {
+		_, err := proxy.Parse([]byte(b[1]))
+		assert.NoError(t, err, b[1])
+	}
+	shown, err := proxy.Parse([]byte(blocks[5][1]))
+	require.NoError(t, err)
+	shipped, err := proxy.Load("../../deploy/kernel-wireguard.yaml")
+	require.NoError(t, err)
+	assert.Equal(t, shipped, shown, "the guide shows deploy/kernel-wireguard.yaml")
+}
+
 func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "configuration.md"), -1)
 	require.Len(t, blocks, 5)

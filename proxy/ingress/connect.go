@@ -3,7 +3,6 @@ package ingress
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -40,10 +39,7 @@ func (l *listener) connect(in *input, c *Client) error {
 		return errors.New("connect: no name, or unknown name or wrong password")
 	}
 	// The request line alone says where to; a Host header is ignored.
-	host, port, err := net.SplitHostPort(req.RequestURI)
-	if err == nil {
-		c.Target, c.Host, err = destination(host, port)
-	}
+	c.Target, c.Host, err = Destination(req.RequestURI)
 	if err == nil && (req.ContentLength != 0 || len(req.TransferEncoding) > 0) {
 		err = errors.New("a CONNECT cannot have content")
 	}
@@ -56,8 +52,8 @@ func (l *listener) connect(in *input, c *Client) error {
 			_, err = in.conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
 			return err
 		}
-		f := failureOf(err)
-		err = refuseHTTP(in, f.status, "Proxy-Status: penstock; error="+f.token+"\r\n", f.reason)
+		status, why, reason := HTTPFailure(err)
+		err = refuseHTTP(in, status, "Proxy-Status: "+why+"\r\n", reason)
 		return errors.Join(err, linger(in.conn))
 	}
 	return nil

@@ -27,6 +27,13 @@ var (
 	failedResource = failure{1, 503, "proxy_internal_error", "the proxy has no room for another connection"}
 )
 
+// HTTPFailure puts a dial error into HTTP's words: the status, the value of
+// Proxy-Status (RFC 9209) and a sentence for people.
+func HTTPFailure(err error) (status int, proxyStatus, reason string) {
+	f := failureOf(err)
+	return f.status, "penstock; error=" + f.token, f.reason
+}
+
 // failureOf finds the words for err. SOCKS5 knows no timeout; 6, "TTL
 // expired", is what other servers send for one.
 func failureOf(err error) failure {

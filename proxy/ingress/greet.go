@@ -211,6 +211,16 @@ func linger(conn datapath.Conn) error {
 	return conn.Close()
 }
 
+// Destination reads "host:port" as a client asks for it: an address, or a name
+// with its port.
+func Destination(authority string) (netip.AddrPort, string, error) {
+	host, port, err := net.SplitHostPort(authority)
+	if err != nil {
+		return netip.AddrPort{}, "", err
+	}
+	return destination(host, port)
+}
+
 // destination splits what a client asked for into an address or a name: an
 // address written as a name must not look like a name to policy.
 func destination(host, port string) (netip.AddrPort, string, error) {

@@ -124,6 +124,8 @@ func TestGroups(t *testing.T) {
 	facts := policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}
 	handed := facts
 	handed.Peer = "gateway"
+	inside := facts
+	inside.Peer, inside.Inside = "phone", true
 	sixth := facts
 	sixth.Source = addrPort("[2001:db8:1:2:3:4:5:6]:999")
 	for _, row := range []struct {
@@ -140,6 +142,10 @@ func TestGroups(t *testing.T) {
 		{"tunnel", "down|lan|through gateway", "up|lan|through gateway", handed},
 		{"tunnel", "down|lan|10.1.2.3", "up|lan|10.1.2.3", facts},
 		{"source", "down|lan|10.1.2.3", "up|lan|10.1.2.3", handed},
+		{"peer", "down|lan|10.1.2.3", "up|lan|to 192.0.2.1", handed},
+		{"", "down|lan|through phone", "up|lan|to 192.0.2.1", inside},
+		{"source", "down|lan|10.1.2.3", "up|lan|10.1.2.3", inside},
+		{"tunnel", "down|lan|through phone", "up|lan|through phone", inside},
 		{"listener", "down|lan|", "up|lan|", facts},
 		{"flow", "down|lan|10.1.2.3:999 to 192.0.2.1:443", "up|lan|10.1.2.3:999 to 192.0.2.1:443", facts},
 		{"satellite", "down|satellite", "up|satellite", facts},

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -31,16 +32,21 @@ type Outside interface {
 const (
 	ModeWireGuard ingress.Mode = "wireguard" // the WireGuard endpoint is in this process
 	ModeTUN       ingress.Mode = "tun"       // packets come from a device that others feed
+	ModeMASQUE    ingress.Mode = "masque"    // HTTP/3 brings packets and streams
 )
 
 // Modes lists them.
-var Modes = []ingress.Mode{ModeWireGuard, ModeTUN}
+var Modes = []ingress.Mode{ModeWireGuard, ModeTUN, ModeMASQUE}
 
 // Listener is a tunnel as the proxy sees it.
 type Listener struct {
 	name    string
 	stack   *netstack.Stack
 	outside Outside
+	streams <-chan datapath.Conn // that come beside the packets; nil: none do
+	packets chan datapath.Conn   // what the stack accepts, where there are streams too
+	closed  chan struct{}
+	done    sync.WaitGroup
 	once    sync.Once
 	err     error
 }
@@ -49,21 +55,55 @@ var _ ingress.Listener = (*Listener)(nil)
 
 // Listen makes an ingress of a tunnel. It owns both; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
-	return &Listener{name: name, stack: stack, outside: outside}
+	l := &Listener{name: name, stack: stack, outside: outside, closed: make(chan struct{})}
+	if s, both := outside.(interface{ Requests() <-chan datapath.Conn }); both {
+		l.streams, l.packets = s.Requests(), make(chan datapath.Conn)
+		l.done.Go(l.pass)
+	}
+	return l
+}
+
+// pass moves what the stack accepts to where Accept waits for streams too.
+func (l *Listener) pass() {
+	for {
+		c, err := l.stack.Accept()
+		if err != nil {
+			return
+		}
+		select {
+		case l.packets <- c:
+		case <-l.closed:
+			_ = c.Reset()
+			return
+		}
+	}
 }
 
 // Accept implements ingress.Listener.
 func (l *Listener) Accept() (datapath.Conn, error) {
-	c, err := l.stack.Accept()
-	if err != nil {
-		return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+	if l.streams == nil {
+		c, err := l.stack.Accept()
+		if err != nil {
+			return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+		}
+		return c, nil
 	}
-	return c, nil
+	select {
+	case c := <-l.packets:
+		return c, nil
+	case c := <-l.streams:
+		return c, nil
+	case <-l.closed:
+		return nil, fmt.Errorf("tunnel: listener %q: accept: %w", l.name, os.ErrClosed)
+	}
 }
 
 // Greet implements ingress.Listener. The SYN is answered only by Answer, once
 // there is a server.
 func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
+	if r, ok := conn.(*request); ok {
+		return r.client(l.name), nil
+	}
 	c, ok := conn.(*netstack.Conn)
 	if !ok {
 		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
@@ -85,10 +125,12 @@ func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
 // Close implements ingress.Listener.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
+		close(l.closed)
 		l.err = l.outside.Close()
 		if err := l.stack.Close(); l.err == nil {
 			l.err = err
 		}
+		l.done.Wait()
 	})
 	return l.err
 }
@@ -107,24 +149,17 @@ func (l *Listener) Status() (Status, error) {
 	var s Status
 	s.Received, s.Sent = l.stack.Traffic()
 	s.Lost, s.Handshakes = l.stack.Drops()
-	known, ok := l.outside.(interface {
-		Refused() uint64
-		States() ([]PeerState, error)
-	})
-	if !ok {
-		return s, nil
-	}
-	s.Refused = known.Refused()
 	var err error
-	s.Peers, err = known.States()
+	switch o := l.outside.(type) {
+	case *WireGuard:
+		s.Refused = o.Refused()
+		s.Peers, err = o.States()
+	case *MASQUE:
+		d := o.Drops()
+		s.Refused, s.Lost = o.Refused()+d.Malformed+d.Source, s.Lost+d.Queue
+	}
 	return s, err
 }
 
-// SetPeers replaces the peers of a tunnel whose peers are set by hand.
-func (l *Listener) SetPeers(peers []Peer) error {
-	w, ok := l.outside.(*WireGuard)
-	if !ok {
-		return fmt.Errorf("tunnel: listener %q: its peers are not set by hand", l.name)
-	}
-	return w.SetPeers(peers)
-}
+// Outside is what carries the tunnel's packets.
+func (l *Listener) Outside() Outside { return l.outside }

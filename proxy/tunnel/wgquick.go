@@ -67,10 +67,9 @@ type quickPeer struct {
 }
 
 func (p *quickParser) line(n int, line string) error {
-	comment := ""
 	if i := strings.IndexByte(line, '#'); i >= 0 {
-		line, comment = strings.TrimSpace(line[:i]), strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
-		if line == "" {
+		comment := strings.TrimSpace(strings.TrimLeft(line[i:], "# \t"))
+		if line = strings.TrimSpace(line[:i]); line == "" {
 			if len(p.comments) == 0 {
 				p.above = n
 			}
@@ -208,7 +207,7 @@ func (p *quickParser) setInterface(key, value string) (err error) {
 			err = fmt.Errorf("%q is no number of bytes", value)
 		}
 	case "address":
-		return addresses(value, func(a netip.Prefix) { p.file.Addresses = append(p.file.Addresses, a) })
+		return eachPrefix(value, func(a netip.Prefix) { p.file.Addresses = append(p.file.Addresses, a) })
 	case "dns", "table", "preup", "postup", "predown", "postdown", "saveconfig", "fwmark":
 	default:
 		return fmt.Errorf("no such key in [Interface]")
@@ -225,7 +224,7 @@ func (p *quickParser) setPeer(key, value string) (err error) {
 	case "presharedkey":
 		q.Preshared, err = ParseKey(value)
 	case "allowedips":
-		return addresses(value, func(a netip.Prefix) { q.AllowedIPs = append(q.AllowedIPs, a.Masked()) })
+		return eachPrefix(value, func(a netip.Prefix) { q.AllowedIPs = append(q.AllowedIPs, a.Masked()) })
 	case "persistentkeepalive":
 		var seconds uint64
 		if !strings.EqualFold(value, "off") {
@@ -241,8 +240,8 @@ func (p *quickParser) setPeer(key, value string) (err error) {
 	return err
 }
 
-// addresses reads a list of them, each with or without a length.
-func addresses(list string, add func(netip.Prefix)) error {
+// eachPrefix reads a list of addresses, each with or without a length.
+func eachPrefix(list string, add func(netip.Prefix)) error {
 	if list == "" {
 		return nil
 	}

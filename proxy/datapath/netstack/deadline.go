@@ -38,7 +38,7 @@ func (d *deadline) set(t time.Time) {
 		return
 	}
 	expired := d.expired
-	in := time.Until(t)
+	in := time.Until(t) //nolint:forbidigo // net.Conn's deadlines are of the real clock
 	if in <= 0 {
 		close(expired)
 		return

@@ -103,7 +103,7 @@ func New(cfg Config) (*Stack, error) {
 func (s *Stack) set(cfg Config) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	below := tcpip.CongestionControlOption(envelope)
-	recovery, wait := tcpip.TCPRecovery(tcpip.TCPRACKLossDetection), tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	recovery, wait := tcpip.TCPRACKLossDetection, tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	sending := tcpip.TCPSendBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
 	receiving := tcpip.TCPReceiveBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
 	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &below, &recovery, &wait, &sending, &receiving} {

@@ -55,3 +55,6 @@ func (w *wire) note(p *stack.PacketBuffer) {
 		c.(*Conn).signals.sent(segment.SequenceNumber(), p.Data().Size(), segment.Flags().Contains(header.TCPFlagSyn))
 	}
 }
+
+// MTU is that of the tunnel, for IP packets.
+func (s *Stack) MTU() int { return int(s.wire.MTU()) }

@@ -1,0 +1,197 @@
+package proxy
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// TLSConfig is who a listener is, and whose clients' certificates it trusts.
+// Each key holds PEM, or the name of a file that does.
+type TLSConfig struct {
+	Certificate string `yaml:"certificate" about:"The certificate with its chain: PEM, or a file of it relative to the configuration file, reread with it."`
+	Key         string `yaml:"key" about:"The certificate's private key, likewise; a file must be closed to others."`
+	ClientCA    string `yaml:"client_ca" about:"Who has a certificate of these authorities may come in; likewise. Not set: certificates are not asked for."`
+}
+
+// MASQUEConfig is a MASQUE endpoint: IP packets and TCP streams over HTTP/3.
+type MASQUEConfig struct {
+	Pool       []Prefix      `yaml:"pool" about:"Addresses for clients that send IP packets (CONNECT-IP), one of each prefix to a client; none: only streams (CONNECT) are served."`
+	Tokens     []TokenConfig `yaml:"tokens" about:"Bearer tokens, one of which a client must show, unless it has a certificate of tls.client_ca."`
+	TokensFile string        `yaml:"tokens_file" about:"A file with more of them, a name and a token on each line, closed to others; relative to the configuration file, and reread with it."`
+	Open       bool          `yaml:"open" about:"Let everybody in who reaches the port."`
+}
+
+// TokenConfig lets a client in.
+type TokenConfig struct {
+	Name  string `yaml:"name" about:"Of the client, for groups and logs."`
+	Token string `yaml:"token" about:"At least 16 visible characters without spaces."`
+}
+
+// checkMASQUE is about the keys of mode masque.
+func (l *ListenerConfig) checkMASQUE(key string) error {
+	if err := checkAddress(key+".address", l.Address); err != nil {
+		return err
+	}
+	m := l.MASQUE
+	for i, p := range m.Pool {
+		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
+			return keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i), "%v has no room for clients; write a prefix such as 10.10.0.0/24", host)
+		}
+	}
+	names := map[string]string{}
+	for i, t := range m.Tokens {
+		at := fmt.Sprintf("%s.masque.tokens[%d]", key, i)
+		if err := checkName(at+".name", t.Name); err != nil {
+			return err
+		}
+		if err := unique(names, at+".name", t.Name); err != nil {
+			return err
+		}
+		if err := checkToken(at+".token", t.Token); err != nil {
+			return err
+		}
+	}
+	asks := len(m.Tokens) > 0 || m.TokensFile != "" || l.TLS.ClientCA != ""
+	switch {
+	case l.TLS.Certificate == "":
+		return keyErrorf(key+".tls.certificate", "missing; mode masque needs a certificate that its clients trust, and its key")
+	case l.TLS.Key == "":
+		return keyErrorf(key+".tls.key", "missing; it is the certificate's private key")
+	case !asks && !m.Open:
+		return keyErrorf(key+".masque.tokens_file", "missing; name a file of tokens, or tls.client_ca, or write open: true for everybody")
+	case asks && m.Open:
+		return keyErrorf(key+".masque.open", "not together with tokens or tls.client_ca; remove the one or the other")
+	}
+	return nil
+}
+
+const pemBegin = "-----BEGIN "
+
+// readMASQUEFiles puts what is in l's files where their names were.
+func (l *ListenerConfig) readMASQUEFiles(key, dir string) error {
+	for _, f := range []struct {
+		key    string
+		value  *string
+		secret bool
+	}{
+		{key + ".tls.certificate", &l.TLS.Certificate, false},
+		{key + ".tls.key", &l.TLS.Key, true},
+		{key + ".tls.client_ca", &l.TLS.ClientCA, false},
+	} {
+		if *f.value == "" || strings.HasPrefix(*f.value, pemBegin) {
+			continue
+		}
+		text, err := readWhole(f.key, inDir(dir, *f.value), f.secret)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(text, pemBegin) {
+			return keyErrorf(f.key, "there is no PEM in %s", inDir(dir, *f.value))
+		}
+		*f.value = text[strings.Index(text, pemBegin):]
+	}
+	if _, err := l.TLS.certificate(); l.TLS.Certificate != "" && err != nil {
+		return keyErrorf(key+".tls", "%v", err)
+	}
+	if _, err := l.TLS.authorities(); err != nil {
+		return keyErrorf(key+".tls.client_ca", "%v", err)
+	}
+	m := &l.MASQUE
+	if m.TokensFile == "" {
+		return nil
+	}
+	at := key + ".masque.tokens_file"
+	text, err := readWhole(at, inDir(dir, m.TokensFile), true)
+	if err != nil {
+		return err
+	}
+	list, err := tunnel.ParseTokens(strings.NewReader(text))
+	if err != nil {
+		return keyErrorf(at, "%v", err)
+	}
+	m.Tokens = m.Tokens[:len(m.Tokens):len(m.Tokens)]
+	for _, t := range list {
+		m.Tokens = append(m.Tokens, TokenConfig{Name: t.Name, Token: t.Value})
+	}
+	m.TokensFile = ""
+	if len(m.Tokens) == 0 && l.TLS.ClientCA == "" {
+		return keyErrorf(at, "there is no token in it; add a line such as: phone and what openssl rand -hex 16 prints")
+	}
+	return nil
+}
+
+func readWhole(key, path string, secret bool) (string, error) {
+	if secret {
+		if err := closedToOthers(key, path); err != nil {
+			return "", err
+		}
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", keyErrorf(key, "%v", err)
+	}
+	return string(text), nil
+}
+
+func (t TLSConfig) certificate() (tls.Certificate, error) {
+	return tls.X509KeyPair([]byte(t.Certificate), []byte(t.Key))
+}
+
+// authorities are those of client_ca; nil: none were named.
+func (t TLSConfig) authorities() (*x509.CertPool, error) {
+	if t.ClientCA == "" {
+		return nil, nil
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM([]byte(t.ClientCA)) {
+		return nil, errors.New("there is no certificate in it")
+	}
+	return pool, nil
+}
+
+// tokens are the listener's in the tunnel's terms.
+func (m MASQUEConfig) tokens() []tunnel.Token {
+	var out []tunnel.Token
+	for _, t := range m.Tokens {
+		out = append(out, tunnel.Token{Name: t.Name, Value: t.Token})
+	}
+	return out
+}
+
+func (m MASQUEConfig) isZero() bool {
+	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open
+}
+
+// openMASQUE opens a listener of mode masque.
+func (l ListenerConfig) openMASQUE(stack *netstack.Stack, clock func() cc.Time, log *slog.Logger) (tunnel.Outside, error) {
+	certificate, err := l.TLS.certificate()
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: tls: %w", l.Name, err)
+	}
+	authorities, err := l.TLS.authorities()
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: tls.client_ca: %w", l.Name, err)
+	}
+	m, err := tunnel.ListenMASQUE(tunnel.MASQUEConfig{
+		Name: l.Name, Addr: l.Address, Certificate: certificate, ClientCAs: authorities, Tokens: l.MASQUE.tokens(),
+		Open: l.MASQUE.Open, Pool: prefixes(l.MASQUE.Pool), Clock: clock, Log: log,
+	}, stack)
+	if err != nil {
+		return nil, err // not a nil *tunnel.MASQUE in an interface
+	}
+	return m, nil
+}
+
+// isMode reports whether the listener is of a tunnel's mode.
+func (l ListenerConfig) isMode(m ingress.Mode) bool { return ingress.Mode(l.Mode) == m }

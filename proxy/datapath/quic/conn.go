@@ -1,0 +1,310 @@
+package quic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/qlogwriter"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// envelope is quic-go's own congestion control; there is no other.
+const envelope = "reno"
+
+// Stream is what a leg is made of: *http3.Stream, or a client's *http3.RequestStream.
+type Stream interface {
+	io.ReadWriteCloser
+	StreamID() quic.StreamID
+	Context() context.Context
+	CancelRead(quic.StreamErrorCode)
+	CancelWrite(quic.StreamErrorCode)
+	SetReadDeadline(time.Time) error
+	SetWriteDeadline(time.Time) error
+	QlogTrace() qlogwriter.Trace
+}
+
+// Conn is a stream as a leg. It implements datapath.Conn, datapath.Ending and
+// datapath.Peeker. A FIN is the end of one direction; cancelling the stream
+// stands for a RST (RFC 9114 §4.4).
+type Conn struct {
+	local, remote net.Addr
+	refuse        func()
+	aborted       atomic.Bool // by the peer, or by a timeout
+	writing       sync.Mutex  // one write at a time, and none beside the end of the stream
+	torn          bool        // a write ended within a frame of HTTP/3; guarded by writing
+	ahead         []byte      // read by Peek and not by Read
+
+	mu      sync.Mutex
+	stream  Stream // nil before it is admitted
+	signals *signals
+	closed  bool
+}
+
+var (
+	_ datapath.Conn   = (*Conn)(nil)
+	_ datapath.Ending = (*Conn)(nil)
+	_ datapath.Peeker = (*Conn)(nil)
+	_ Stream          = (*http3.Stream)(nil)
+	_ Stream          = (*http3.RequestStream)(nil)
+)
+
+// NewConn returns the leg of a request that has not been answered yet. Admit
+// gives it its stream; closed before that, it calls refuse, unless that is nil.
+func NewConn(local, remote net.Addr, refuse func()) *Conn {
+	return &Conn{local: local, remote: remote, refuse: refuse}
+}
+
+var errNotAdmitted = errors.New("the request has not been answered yet")
+
+// Admit gives the leg its stream, of a connection whose Config.Tracer is Tracer.
+func (c *Conn) Admit(s Stream) error {
+	t, ok := s.QlogTrace().(*Trace)
+	if !ok {
+		return errors.New("quic: admit: nobody hears what this connection tells of its bytes: set Config.Tracer to Tracer")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.stream != nil {
+		cancel(s, http3.ErrCodeConnectError)
+		return fmt.Errorf("quic: admit: %w", net.ErrClosed)
+	}
+	c.stream, c.signals = s, t.signalsOf(s.StreamID())
+	return nil
+}
+
+// live returns the stream, or why there is none.
+func (c *Conn) live() (Stream, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return nil, net.ErrClosed
+	case c.stream == nil:
+		return nil, errNotAdmitted
+	}
+	return c.stream, nil
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(b []byte) (int, error) {
+	s, err := c.live()
+	if err != nil {
+		return 0, c.opError("read", err)
+	}
+	if len(c.ahead) > 0 {
+		n := copy(b, c.ahead)
+		c.ahead = c.ahead[n:]
+		return n, nil
+	}
+	n, err := s.Read(b)
+	if n > 0 {
+		return n, nil // why there is no more comes next, as from a socket
+	}
+	return 0, c.result("read", err)
+}
+
+// Peek implements datapath.Peeker.
+func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
+	s, err := c.live()
+	if err != nil {
+		return c.opError("read", err)
+	}
+	n := copy(b, c.ahead)
+	for n == 0 || !look(b[:n]) && n < len(b) {
+		more, err := s.Read(b[n:])
+		c.ahead = append(c.ahead, b[n:n+more]...)
+		n += more
+		if errors.Is(err, io.EOF) {
+			if more > 0 {
+				look(b[:n])
+			}
+			return nil
+		}
+		if err != nil {
+			return c.result("read", err)
+		}
+	}
+	return nil
+}
+
+// Write implements net.Conn. It returns once all but a packet's worth has left.
+func (c *Conn) Write(b []byte) (int, error) {
+	s, err := c.live()
+	if err != nil {
+		return 0, c.opError("write", err)
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	n, err := s.Write(b)
+	c.torn = err != nil && n < len(b)
+	return n, c.result("write", err)
+}
+
+// CloseWrite implements datapath.Conn.
+func (c *Conn) CloseWrite() error {
+	s, err := c.live()
+	if err != nil {
+		return c.opError("close", err)
+	}
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	return c.result("close", s.Close())
+}
+
+// Close implements net.Conn. What has been written still arrives.
+func (c *Conn) Close() error {
+	return c.shut(func(s Stream) {
+		_ = s.SetWriteDeadline(expired) // a write may wait
+		c.writing.Lock()
+		defer c.writing.Unlock()
+		if c.torn {
+			cancel(s, http3.ErrCodeRequestCanceled)
+			return
+		}
+		_ = s.Close()
+		s.CancelRead(quic.StreamErrorCode(http3.ErrCodeNoError))
+	})
+}
+
+// Reset implements datapath.Conn.
+func (c *Conn) Reset() error {
+	return c.shut(func(s Stream) { cancel(s, http3.ErrCodeConnectError) })
+}
+
+// expired is a deadline in the past.
+var expired = time.Unix(1, 0)
+
+// cancel aborts both directions.
+func cancel(s Stream, code http3.ErrCode) {
+	s.CancelWrite(quic.StreamErrorCode(code))
+	s.CancelRead(quic.StreamErrorCode(code))
+}
+
+func (c *Conn) shut(how func(Stream)) error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return c.opError("close", net.ErrClosed)
+	}
+	c.closed = true
+	s := c.stream
+	c.mu.Unlock()
+	switch {
+	case s != nil:
+		c.signals.end()
+		how(s)
+	case c.refuse != nil:
+		c.refuse()
+	}
+	return nil
+}
+
+// Observe implements datapath.Conn.
+func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
+	if _, err := c.live(); err == nil {
+		c.signals.observe(exchange)
+	}
+}
+
+// Info implements datapath.Conn. Window and round trips are the connection's,
+// which its streams have in common.
+func (c *Conn) Info() datapath.Info {
+	info := datapath.Info{Tier: "quic", Envelope: envelope}
+	if _, err := c.live(); err != nil {
+		return info
+	}
+	s, t := c.signals, c.signals.trace
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	info.Cwnd, info.SRTT, info.MinRTT = t.cwnd, t.srtt, t.minRTT
+	info.Unsent, info.Retransmitted = cc.Bytes(s.layout.end-s.layout.payload(s.next)), s.again
+	return info
+}
+
+// Undelivered implements datapath.Ending.
+func (c *Conn) Undelivered() (cc.Bytes, error) {
+	if _, err := c.live(); err != nil {
+		return 0, c.opError("read", err)
+	}
+	if c.Aborted() {
+		return 0, nil // nothing will be
+	}
+	return c.signals.undelivered(), nil
+}
+
+// Aborted implements datapath.Ending.
+func (c *Conn) Aborted() bool {
+	s, err := c.live()
+	if err != nil {
+		return false
+	}
+	t := c.signals.trace
+	t.mu.Lock()
+	gone := t.gone
+	t.mu.Unlock()
+	if gone || c.aborted.Load() {
+		return true
+	}
+	cause := context.Cause(s.Context()) // of the sending direction's end
+	return cause != nil && !errors.Is(cause, quic.ErrStreamClosed)
+}
+
+// result is err as callers see it: as the kernel's sockets have it.
+func (c *Conn) result(op string, err error) error {
+	aborted, err := failure(err)
+	c.mu.Lock()
+	closed := c.closed
+	c.mu.Unlock()
+	switch {
+	case err == nil || err == io.EOF: //nolint:errorlint // compared as io.Reader's callers do
+	case closed:
+		err = net.ErrClosed
+	case aborted:
+		c.aborted.Store(true)
+	}
+	return c.opError(op, err)
+}
+
+// LocalAddr implements net.Conn.
+func (c *Conn) LocalAddr() net.Addr { return c.local }
+
+// RemoteAddr implements net.Conn: the client of the QUIC connection.
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
+
+// SetDeadline implements net.Conn.
+func (c *Conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.set(Stream.SetReadDeadline, t) }
+
+// SetWriteDeadline implements net.Conn.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(Stream.SetWriteDeadline, t) }
+
+func (c *Conn) set(of func(Stream, time.Time) error, t time.Time) error {
+	s, err := c.live()
+	if err == nil {
+		err = of(s, t)
+	}
+	return c.opError("set", err)
+}
+
+// opError wraps err as package net does; nil and the end of the stream stay as they are.
+func (c *Conn) opError(op string, err error) error {
+	if err == nil || err == io.EOF { //nolint:errorlint // compared as io.Reader's callers do
+		return err
+	}
+	return &net.OpError{Op: op, Net: "quic", Source: c.local, Addr: c.remote, Err: err}
+}

@@ -1,0 +1,88 @@
+package quic
+
+import "github.com/penstock-net/penstock/cc"
+
+// forgotten is how far behind the newest acknowledged packet one is given up
+// that is neither acknowledged nor lost: a probe has taken over what it carried,
+// which no event tells.
+const forgotten = 1024
+
+// span is bytes of one stream in one packet, by their offsets in the stream.
+type span struct {
+	of       *signals // nil: none
+	from, to int64
+	again    bool // sent before
+}
+
+// packet is one that carries stream bytes.
+type packet struct {
+	at   cc.Time
+	one  span   // the first
+	more []span // of several streams, or pieces
+	done bool   // acknowledged or lost
+}
+
+func (p *packet) add(b span) {
+	if p.one.of == nil {
+		p.one = b
+		return
+	}
+	p.more = append(p.more, b)
+}
+
+func (p *packet) spans(yield func(span) bool) {
+	if !yield(p.one) {
+		return
+	}
+	for _, b := range p.more {
+		if !yield(b) {
+			return
+		}
+	}
+}
+
+// flight is the packets underway, by their numbers. Those that carry no stream
+// bytes count as done.
+type flight struct {
+	first   int64 // number of packets[0]
+	packets []packet
+}
+
+func (f *flight) push(pn int64, p packet) {
+	if len(f.packets) == 0 {
+		f.first = pn
+	}
+	for f.first+int64(len(f.packets)) < pn {
+		f.packets = append(f.packets, packet{done: true})
+	}
+	f.packets = append(f.packets, p)
+}
+
+// each calls use with those from first to last that are not done, which they
+// are afterwards.
+func (f *flight) each(first, last int64, use func(*packet)) {
+	from, to := max(0, first-f.first), min(int64(len(f.packets)), last-f.first+1)
+	for i := from; i < to; i++ {
+		if p := &f.packets[i]; !p.done {
+			p.done = true
+			use(p)
+		}
+	}
+}
+
+// forget gives up the packets before pn.
+func (f *flight) forget(pn int64) {
+	f.each(f.first, pn-1, func(*packet) {})
+	f.trim()
+}
+
+// trim drops what is done from the front.
+func (f *flight) trim() {
+	n := 0
+	for n < len(f.packets) && f.packets[n].done {
+		f.packets[n] = packet{}
+		n++
+	}
+	f.packets = f.packets[n:]
+	f.first += int64(n)
+}

@@ -1,0 +1,195 @@
+package quic
+
+import (
+	"slices"
+	"sort"
+	"time"
+
+	"github.com/quic-go/quic-go"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// signals is what is known of a stream's sending side; the trace's lock guards
+// it. Offsets count what QUIC carries, the frames of HTTP/3 with it.
+type signals struct {
+	trace    *Trace
+	id       quic.StreamID
+	leg      bool                         // a Conn goes by it
+	exchange func(flow.Report) flow.Limit // nil: nobody observes
+	over     bool                         // closed: nobody is told any more
+	base     cc.Bytes                     // payload written before Observe
+
+	layout    layout
+	next      int64   // up to which all has been sent once
+	una       int64   // up to which all has arrived
+	beyond    []piece // that have arrived beyond una, in order
+	newest    int64   // up to which a first transmission is known to have arrived
+	missing   int64   // found lost and not sent again yet
+	blockedAt int64   // offset at which the peer's window is full; 0: it is not
+	again     cc.Bytes
+	marked    cc.Bytes
+	timeouts  int
+
+	fresh   cc.Bytes // arrived by the present event
+	touched bool     // is in trace.touched
+}
+
+type piece struct{ from, to int64 }
+
+// leaves notes that bytes are sent.
+func (s *signals) leaves(from, to int64) span {
+	b := span{of: s, from: from, to: to, again: from < s.next}
+	if b.again {
+		n := min(to, s.next) - from
+		s.again += cc.Bytes(n)
+		s.missing = max(0, s.missing-n)
+	}
+	s.next = max(s.next, to)
+	return b
+}
+
+// arrived notes that b is acknowledged.
+func (s *signals) arrived(b span) {
+	n := s.unarrived(b.from, b.to)
+	s.fresh += cc.Bytes(n)
+	if !b.again {
+		s.newest = max(s.newest, b.to)
+	}
+	if n == 0 {
+		return
+	}
+	if b.from > s.una {
+		s.insert(b.from, b.to)
+		return
+	}
+	s.una = max(s.una, b.to)
+	for len(s.beyond) > 0 && s.beyond[0].from <= s.una {
+		s.una = max(s.una, s.beyond[0].to)
+		s.beyond = s.beyond[1:]
+	}
+	s.layout.trim(s.una)
+}
+
+// insert adds a piece beyond a hole, joined with those that it touches.
+func (s *signals) insert(from, to int64) {
+	i := sort.Search(len(s.beyond), func(i int) bool { return s.beyond[i].to >= from })
+	j := i
+	for ; j < len(s.beyond) && s.beyond[j].from <= to; j++ {
+		from, to = min(from, s.beyond[j].from), max(to, s.beyond[j].to)
+	}
+	s.beyond = slices.Replace(s.beyond, i, j, piece{from, to})
+}
+
+// unarrived counts the bytes between from and to that have not arrived.
+func (s *signals) unarrived(from, to int64) int64 {
+	from = max(from, s.una)
+	n := max(0, to-from)
+	for _, p := range s.beyond {
+		n -= max(0, min(to, p.to)-max(from, p.from))
+	}
+	return n
+}
+
+// report tells whoever observes.
+func (s *signals) report(now cc.Time, rtt time.Duration) {
+	if s.exchange == nil || s.over {
+		return
+	}
+	after := func(payload int64) cc.Bytes { return max(0, cc.Bytes(payload)-s.base) }
+	at := s.layout.payload
+	sacked := int64(0)
+	for _, p := range s.beyond {
+		sacked += at(p.to) - at(p.from)
+	}
+	acked, written, sent := at(s.una)+sacked, s.layout.end, at(s.next)
+	newest := at(s.newest)
+	if newest < acked {
+		newest = 0
+	}
+	unsent := written - sent
+	s.exchange(flow.Report{
+		At: now, Written: after(written), Acked: after(acked), Newest: after(newest), Sacked: cc.Bytes(sacked),
+		Lost: s.again, Marked: min(s.marked, after(acked)), Timeouts: s.timeouts, RTT: rtt,
+		Unsent: min(cc.Bytes(unsent), after(written)),
+		Pipe:   min(cc.Bytes(max(0, sent-acked-s.missing)), after(written)),
+		MSS:    s.trace.mss, RwndFull: unsent > 0 && (s.trace.blocked || s.blockedAt > 0 && s.next >= s.blockedAt),
+	})
+}
+
+// observe has exchange told from now on.
+func (s *signals) observe(exchange func(flow.Report) flow.Limit) {
+	t := s.trace
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.exchange, s.base = exchange, cc.Bytes(s.layout.end)
+	s.again, s.marked, s.timeouts = 0, 0, 0
+	s.report(t.clock(), 0)
+}
+
+// end has nobody told any more.
+func (s *signals) end() {
+	t := s.trace
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s.over = true
+	delete(t.streams, s.id)
+}
+
+// undelivered is how much of the payload has not arrived.
+func (s *signals) undelivered() cc.Bytes {
+	s.trace.mu.Lock()
+	defer s.trace.mu.Unlock()
+	at := s.layout.payload
+	n := s.layout.end - at(s.una)
+	for _, p := range s.beyond {
+		n -= at(p.to) - at(p.from)
+	}
+	return cc.Bytes(n)
+}
+
+// layout says where the payload lies in a stream: HTTP/3 puts it into frames.
+type layout struct {
+	frames []frame // of which a byte may not have arrived, in order; the first also stands for all before it
+	wire   int64   // where the next frame begins
+	end    int64   // payload in all frames
+}
+
+// frame is one of HTTP/3.
+type frame struct {
+	body   int64 // offset in the stream of its first byte of payload, or of its end where it has none
+	before int64 // payload in the frames before it
+}
+
+// add notes the next frame, of length bytes with the last payload of them ours.
+func (l *layout) add(length, payload int64) {
+	l.frames = append(l.frames, frame{body: l.wire + length - payload, before: l.end})
+	l.wire += length
+	l.end += payload
+}
+
+// payload returns how much payload lies before offset.
+func (l *layout) payload(offset int64) int64 {
+	i := sort.Search(len(l.frames), func(i int) bool { return l.frames[i].body >= offset }) - 1
+	if i < 0 {
+		if len(l.frames) > 0 {
+			return l.frames[0].before
+		}
+		return 0
+	}
+	next := l.end
+	if i+1 < len(l.frames) {
+		next = l.frames[i+1].before
+	}
+	return min(l.frames[i].before+offset-l.frames[i].body, next)
+}
+
+// trim forgets the frames that end before offset, up to which all has arrived.
+func (l *layout) trim(offset int64) {
+	n := 0
+	for n+1 < len(l.frames) && l.frames[n+1].body <= offset {
+		n++
+	}
+	l.frames = l.frames[n:]
+}

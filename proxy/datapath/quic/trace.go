@@ -1,0 +1,296 @@
+// Package quic makes legs of HTTP/3 streams over quic-go: what a CONNECT has
+// opened carries bytes as a TCP connection does.
+//
+// QUIC says what became of each packet, not of each stream's bytes, and its
+// congestion control (Reno, one window for all streams of a connection) is
+// beyond reach. So a Trace listens to the connection's own events: which stream
+// bytes each packet carries as it leaves, which packets an acknowledgement
+// names, which are lost. That is exact, stream by stream. The transport holds
+// neither window nor rate: the relay asks flow.Take before every write.
+package quic
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	h3log "github.com/quic-go/quic-go/http3/qlog"
+	"github.com/quic-go/quic-go/qlog"
+	"github.com/quic-go/quic-go/qlogwriter"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Tracer is what quic.Config.Tracer has to be for streams to become legs.
+// refused, unless nil, is called for each connection whose client's certificate
+// was missing or not accepted.
+func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
+	return func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
+		return &Trace{clock: clock, refused: refused, streams: map[quic.StreamID]*signals{}}
+	}
+}
+
+// Trace is what is known of one QUIC connection. Its one lock serves all its
+// streams: the events of a connection come one after the other anyway.
+type Trace struct {
+	clock   func() cc.Time
+	refused func()
+
+	mu      sync.Mutex
+	streams map[quic.StreamID]*signals
+	packets flight
+	touched []*signals    // scratch: whose bytes the present event is about
+	ce      uint64        // packets that the peer says arrived marked
+	mss     cc.Bytes      // the most that one packet has carried of a stream
+	blocked bool          // the peer's window for the whole connection is full
+	gone    bool          // the connection has ended
+	cwnd    cc.Bytes      // the connection's, as are the following
+	srtt    time.Duration // smoothed by quic-go
+	minRTT  time.Duration
+}
+
+var (
+	_ qlogwriter.Trace    = (*Trace)(nil)
+	_ qlogwriter.Recorder = recorder{}
+)
+
+// AddProducer implements qlogwriter.Trace: QUIC and HTTP/3 both tell what they do.
+func (t *Trace) AddProducer() qlogwriter.Recorder { return recorder{t} }
+
+type recorder struct{ *Trace }
+
+// Close implements qlogwriter.Recorder.
+func (recorder) Close() error { return nil }
+
+// RecordEvent implements qlogwriter.Recorder. It is called in the midst of
+// quic-go's own work: note and leave.
+func (t *Trace) RecordEvent(e qlogwriter.Event) {
+	switch e := e.(type) {
+	case qlog.PacketSent:
+		if e.Header.PacketType == qlog.PacketType1RTT {
+			t.sent(int64(e.Header.PacketNumber), e.Frames)
+		}
+	case qlog.PacketReceived:
+		if e.Header.PacketType == qlog.PacketType1RTT {
+			t.received(e.Frames)
+		}
+	case qlog.PacketLost:
+		if e.Header.PacketType == qlog.PacketType1RTT {
+			t.lost(int64(e.Header.PacketNumber))
+		}
+	case qlog.MetricsUpdated:
+		t.metrics(e)
+	case qlog.PTOCountUpdated:
+		// The first probe asks whether the tail is lost; from the second on the
+		// peer has not answered for as long as a retransmission timer waits.
+		if e.PTOCount > 1 {
+			t.timeout()
+		}
+	case h3log.FrameCreated:
+		t.framed(e)
+	case qlog.ConnectionClosed:
+		t.mu.Lock()
+		t.gone = true
+		t.mu.Unlock()
+		if t.refused != nil && e.ConnectionError != nil && aboutCertificate(uint64(*e.ConnectionError)) {
+			t.refused()
+		}
+	}
+}
+
+// aboutCertificate tells whether code is one of TLS's alerts about certificates
+// (RFC 8446 §6.2), as QUIC writes them (RFC 9001 §4.8).
+func aboutCertificate(code uint64) bool {
+	alert := code - 0x100
+	return alert >= 42 && alert <= 48 || alert == 116
+}
+
+// framed notes that a frame of HTTP/3 is about to be written to a stream.
+func (t *Trace) framed(e h3log.FrameCreated) {
+	payload := 0
+	if _, data := e.Frame.Frame.(h3log.DataFrame); data {
+		payload = e.Raw.PayloadLength
+	}
+	if e.Raw.Length <= 0 || e.StreamID%4 != 0 { // requests alone: not the control stream
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.streams[e.StreamID]
+	if s == nil {
+		s = &signals{trace: t, id: e.StreamID}
+		t.streams[e.StreamID] = s
+	}
+	s.layout.add(int64(e.Raw.Length), int64(payload))
+}
+
+// sent notes what packet number pn carries.
+func (t *Trace) sent(pn int64, frames []qlog.Frame) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.touched = t.touched[:0]
+	var p packet
+	for _, f := range frames {
+		switch f := f.Frame.(type) {
+		case *qlog.StreamFrame:
+			s := t.streams[f.StreamID]
+			if s == nil {
+				continue
+			}
+			if f.Length > 0 {
+				t.mss = max(t.mss, cc.Bytes(f.Length))
+				p.add(s.leaves(f.Offset, f.Offset+f.Length))
+			}
+			if f.Fin && !s.leg {
+				delete(t.streams, s.id)
+			}
+		case *qlog.ResetStreamFrame:
+			if s := t.streams[f.StreamID]; s != nil && !s.leg {
+				delete(t.streams, s.id)
+			}
+		case *qlog.StreamDataBlockedFrame:
+			if s := t.streams[f.StreamID]; s != nil {
+				s.blockedAt = int64(f.MaximumStreamData)
+				t.touch(s)
+			}
+		case *qlog.DataBlockedFrame:
+			t.blocked = true
+			for _, s := range t.streams {
+				t.touch(s)
+			}
+		}
+	}
+	if p.one.of != nil {
+		p.at = t.clock()
+		t.packets.push(pn, p)
+	}
+	t.tell(0)
+}
+
+// received notes what a packet of the peer's acknowledges or allows.
+func (t *Trace) received(frames []qlog.Frame) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.touched = t.touched[:0]
+	var rtt time.Duration
+	for _, f := range frames {
+		switch f := f.Frame.(type) {
+		case *qlog.AckFrame:
+			rtt = t.acked(f)
+		case *qlog.MaxStreamDataFrame:
+			if s := t.streams[f.StreamID]; s != nil && int64(f.MaximumStreamData) > s.blockedAt {
+				s.blockedAt = 0
+			}
+		case *qlog.MaxDataFrame:
+			t.blocked = false
+		}
+	}
+	t.tell(rtt)
+}
+
+// acked takes in an acknowledgement and returns the round trip of the newest
+// packet in it, without the peer's own delay (RFC 9002 §5.3); 0: no sample.
+func (t *Trace) acked(f *qlog.AckFrame) time.Duration {
+	var newest cc.Time
+	packets := uint64(0)
+	for _, r := range f.AckRanges {
+		t.packets.each(int64(r.Smallest), int64(r.Largest), func(p *packet) {
+			packets++
+			newest = max(newest, p.at)
+			for b := range p.spans {
+				b.of.arrived(b)
+				t.touch(b.of)
+			}
+		})
+	}
+	t.packets.forget(int64(f.AckRanges[0].Largest) - forgotten)
+	if packets == 0 {
+		return 0
+	}
+	if f.ECNCE > t.ce {
+		for _, s := range t.touched {
+			s.marked += s.fresh * cc.Bytes(min(f.ECNCE-t.ce, packets)) / cc.Bytes(packets)
+		}
+		t.ce = f.ECNCE
+	}
+	rtt := t.clock().Sub(newest)
+	if less := rtt - f.DelayTime; less >= t.minRTT && t.minRTT > 0 {
+		rtt = less
+	}
+	return max(rtt, time.Nanosecond)
+}
+
+func (t *Trace) lost(pn int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.packets.each(pn, pn, func(p *packet) {
+		for b := range p.spans {
+			b.of.missing += b.of.unarrived(b.from, b.to)
+		}
+	})
+	t.packets.trim()
+}
+
+func (t *Trace) metrics(e qlog.MetricsUpdated) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if e.CongestionWindow > 0 {
+		t.cwnd = cc.Bytes(e.CongestionWindow)
+	}
+	if e.SmoothedRTT > 0 {
+		t.srtt = e.SmoothedRTT
+	}
+	if e.MinRTT > 0 {
+		t.minRTT = e.MinRTT
+	}
+}
+
+func (t *Trace) timeout() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.touched = t.touched[:0]
+	for _, s := range t.streams {
+		if s.next > s.una {
+			s.timeouts++
+			t.touch(s)
+		}
+	}
+	t.tell(0)
+}
+
+// touch has s told of once the present event is taken in.
+func (t *Trace) touch(s *signals) {
+	if !s.touched {
+		s.touched, t.touched = true, append(t.touched, s)
+	}
+}
+
+func (t *Trace) tell(rtt time.Duration) {
+	if len(t.touched) == 0 {
+		return
+	}
+	now := t.clock() // with the lock held: reports are in the order of their times
+	for i, s := range t.touched {
+		t.touched[i] = nil
+		sample := rtt
+		if s.fresh == 0 {
+			sample = 0
+		}
+		s.touched, s.fresh = false, 0
+		s.report(now, sample)
+	}
+}
+
+// signalsOf returns what is known of a stream, for a leg.
+func (t *Trace) signalsOf(id quic.StreamID) *signals {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.streams[id]
+	if s == nil { // it has written nothing yet
+		s = &signals{trace: t, id: id}
+		t.streams[id] = s
+	}
+	s.leg = true
+	return s
+}

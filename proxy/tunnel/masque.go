@@ -1,0 +1,299 @@
+package tunnel
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	quicgo "github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
+)
+
+// MASQUEConfig describes a MASQUE listener: HTTP/3 that carries IP packets
+// (CONNECT-IP, RFC 9484) and TCP streams (CONNECT, RFC 9114 §4.4).
+type MASQUEConfig struct {
+	Name        string
+	Addr        string // UDP, "host:port"; an empty host is every address
+	Certificate tls.Certificate
+	Tokens      []Token        // who may use it
+	ClientCAs   *x509.CertPool // who may use it: whoever has a certificate of theirs; nil: certificates are not asked for
+	Open        bool           // everybody may use it
+	Pool        []netip.Prefix // addresses for CONNECT-IP clients, one of each to a client; empty: only streams
+	Clock       func() cc.Time
+	Log         *slog.Logger
+}
+
+const (
+	// initialPacket is the size of QUIC's first packets; those that find out
+	// what the path carries come later. Cellular paths carry this much.
+	initialPacket = 1350
+
+	// MASQUEMTU is what a CONNECT-IP session carries from its first packet on,
+	// whatever its path turns out to: a full QUIC packet less its header with the
+	// longest connection ID, its tag, and the names of stream and context. It is
+	// the MTU for the stack; with a larger one each connection in a session whose
+	// path carries less finds that out by a Packet Too Big.
+	MASQUEMTU = 1300
+
+	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
+	maxHeader   = 16 << 10
+	maxStreams  = 1024 // of one client at a time
+	idleTimeout = 2 * time.Minute
+)
+
+// MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
+// of its own besides.
+type MASQUE struct {
+	cfg         MASQUEConfig
+	log         *slog.Logger
+	stack       *netstack.Stack
+	certificate atomic.Pointer[tls.Certificate]
+	udp         *net.UDPConn
+	server      *http3.Server
+	requests    chan datapath.Conn
+	closed      chan struct{}
+	closing     sync.Once
+	cancel      context.CancelFunc
+	done        sync.WaitGroup
+	buffers     sync.Pool // of *[]byte
+	refused     atomic.Uint64
+	drops       masqueDrops
+
+	mu       sync.RWMutex
+	tokens   []hashedToken
+	pool     *pool
+	sessions map[netip.Addr]*ipSession
+	open     map[string]int                   // sessions of each peer, those that begin too
+	conns    map[*quicgo.Conn]map[digest]bool // the tokens that have been used on each
+}
+
+// masqueDrops counts packets that were not passed on.
+type masqueDrops struct{ malformed, source, destination, large, queue atomic.Uint64 }
+
+// MASQUEDrops counts packets of CONNECT-IP sessions that were not passed on.
+type MASQUEDrops struct {
+	Malformed   uint64 // no IP packets
+	Source      uint64 // from an address that is not the client's
+	Destination uint64 // for an address that no client has
+	Large       uint64 // answered with a Packet Too Big
+	Queue       uint64 // beyond what may wait for a client's connection
+}
+
+// ListenMASQUE opens the listener and joins it to a stack.
+func ListenMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
+	m, err := newMASQUE(cfg, stack)
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err)
+	}
+	return m, nil
+}
+
+func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &MASQUE{
+		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, conns: map[*quicgo.Conn]map[digest]bool{},
+	}
+	switch {
+	case len(cfg.Certificate.Certificate) == 0:
+		return nil, errors.New("tls: MASQUE needs a certificate and its key")
+	case len(cfg.Tokens) == 0 && cfg.ClientCAs == nil && !cfg.Open:
+		return nil, errors.New("nobody could be refused: name tokens (masque.tokens_file) or an authority for client certificates (tls.client_ca), or say that it is open to everybody")
+	case cfg.Open && (len(cfg.Tokens) > 0 || cfg.ClientCAs != nil):
+		return nil, errors.New("it cannot be open to everybody and ask for tokens or certificates")
+	}
+	m.certificate.Store(&cfg.Certificate)
+	var err error
+	if m.tokens, err = hashTokens(cfg.Tokens); err != nil {
+		return nil, err
+	}
+	if m.pool, err = newPool(cfg.Pool); err != nil {
+		return nil, err
+	}
+	at, err := net.ResolveUDPAddr("udp", cfg.Addr)
+	if err == nil {
+		m.udp, err = net.ListenUDP("udp", at)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("MASQUE on UDP address %q: %w", cfg.Addr, err)
+	}
+	m.server = &http3.Server{
+		TLSConfig: m.tls(), Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
+		QUICConfig: &quicgo.Config{
+			Tracer:            quic.Tracer(cfg.Clock, func() { m.refused.Add(1) }),
+			InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams, MaxIdleTimeout: idleTimeout,
+		},
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.cancel = cancel
+	m.done.Go(func() { m.outward(ctx) })
+	m.done.Go(func() {
+		if err := m.server.Serve(m.udp); !errors.Is(err, http.ErrServerClosed) {
+			m.log.Error("tunnel: MASQUE ended", "err", err)
+		}
+	})
+	return m, nil
+}
+
+// tls asks for a certificate where one may open the door, and insists where
+// nothing else does.
+func (m *MASQUE) tls() *tls.Config {
+	c := &tls.Config{
+		MinVersion:     tls.VersionTLS13,
+		ClientCAs:      m.cfg.ClientCAs,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return m.certificate.Load(), nil },
+	}
+	switch {
+	case m.cfg.ClientCAs == nil:
+	case len(m.cfg.Tokens) == 0:
+		c.ClientAuth = tls.RequireAndVerifyClientCert
+	default:
+		c.ClientAuth = tls.VerifyClientCertIfGiven
+	}
+	return c
+}
+
+// SetCertificate has new connections see another certificate.
+func (m *MASQUE) SetCertificate(c tls.Certificate) { m.certificate.Store(&c) }
+
+// SetTokens replaces the tokens. Who came with one that is gone loses all it has
+// open, at once. A listener that had tokens keeps needing one or a certificate.
+func (m *MASQUE) SetTokens(tokens []Token) error {
+	hashed, err := hashTokens(tokens)
+	if err != nil {
+		return err
+	}
+	var gone []*quicgo.Conn
+	m.mu.Lock()
+	m.tokens = hashed
+	for c, used := range m.conns {
+		for h := range used {
+			if _, stays := find(hashed, h); !stays {
+				gone = append(gone, c)
+				break
+			}
+		}
+	}
+	m.mu.Unlock()
+	for _, c := range gone {
+		_ = c.CloseWithError(quicgo.ApplicationErrorCode(http3.ErrCodeRequestRejected), "the token is not valid any more")
+	}
+	return nil
+}
+
+// connKey is where a request's context has its QUIC connection.
+type connKey struct{}
+
+func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context {
+	m.mu.Lock()
+	m.conns[c] = map[digest]bool{}
+	m.mu.Unlock()
+	context.AfterFunc(c.Context(), func() {
+		m.mu.Lock()
+		delete(m.conns, c)
+		m.mu.Unlock()
+	})
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// note remembers which token a connection has used; false: it has just gone.
+func (m *MASQUE) note(r *http.Request, who identity) bool {
+	if who.token == (digest{}) {
+		return true
+	}
+	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if used := m.conns[c]; used != nil {
+		used[who.token] = true
+	}
+	_, ok := find(m.tokens, who.token)
+	return ok
+}
+
+// ServeHTTP implements http.Handler.
+func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	who, ok := m.authenticate(r)
+	if !ok || !m.note(r, who) {
+		m.refused.Add(1)
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		m.reject(w, r, http.StatusUnauthorized, "a token or a certificate is needed")
+		return
+	}
+	switch protocol := extended(r); {
+	case r.Method != http.MethodConnect:
+		w.Header().Set("Allow", http.MethodConnect)
+		m.reject(w, r, http.StatusMethodNotAllowed, "only CONNECT is served here")
+	case protocol == "":
+		m.serveStream(w, r, who)
+	case protocol == "connect-ip" && len(m.cfg.Pool) > 0:
+		m.serveIP(w, r, who)
+	default:
+		m.reject(w, r, http.StatusNotImplemented, "this protocol is not served here")
+	}
+}
+
+// reject refuses a request.
+func (m *MASQUE) reject(w http.ResponseWriter, r *http.Request, status int, reason string) {
+	m.log.Debug("tunnel: refused", "client", r.RemoteAddr, "status", status, "reason", reason)
+	refuse(w, status, reason)
+}
+
+// Requests are the CONNECTs over HTTP/3, as Listen takes them.
+func (m *MASQUE) Requests() <-chan datapath.Conn { return m.requests }
+
+// Peer implements Outside.
+func (m *MASQUE) Peer(inner netip.Addr) string {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if s := m.sessions[inner]; s != nil {
+		return s.name
+	}
+	return ""
+}
+
+// Addr implements Outside.
+func (m *MASQUE) Addr() net.Addr { return m.udp.LocalAddr() }
+
+// Refused counts who was not let in: for a token, or a certificate.
+func (m *MASQUE) Refused() uint64 { return m.refused.Load() }
+
+// Drops counts packets that were not passed on.
+func (m *MASQUE) Drops() MASQUEDrops {
+	d := &m.drops
+	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load(), d.queue.Load()}
+}
+
+// Close implements Outside.
+func (m *MASQUE) Close() (err error) {
+	m.closing.Do(func() {
+		close(m.closed)
+		err = m.server.Close()
+		m.cancel()
+		m.done.Wait()
+		err = errors.Join(err, m.udp.Close())
+	})
+	return err
+}
+
+// clientAddr reads an address as package net writes it.
+func clientAddr(s string) netip.AddrPort {
+	a, _ := netip.ParseAddrPort(s)
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
