@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -100,6 +101,9 @@ func throughTunnel(b *testing.B, executable string, flows int, listener, algorit
 	defer sink.close()
 
 	time.Sleep(warmUp)
+	if listener != "" {
+		edge.profile(b)
+	}
 	before, cpuBefore, at := sink.got.Load(), cpuTime(b, edge.pid()), time.Now()
 	time.Sleep(measure)
 	return usage{bytes: sink.got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
@@ -146,7 +150,7 @@ telemetry: {address: %q}
 log: {level: warn, flows: false}
 shutdown: {drain: 0s}
 `, listener, algorithm, telemetryAddr), 0o600))
-	p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--config", config)
+	p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--pprof", "--config", config)
 	p.cmd.Stderr = &p.said
 	require.NoError(b, p.cmd.Start())
 	client := http.Client{Transport: &http.Transport{DialContext: lab.Edge.DialContext, DisableKeepAlives: true}}
@@ -159,6 +163,28 @@ shutdown: {drain: 0s}
 		return resp.StatusCode == http.StatusOK
 	}, 20*time.Second, 20*time.Millisecond, "the gateway is not ready")
 	return p
+}
+
+// profileEnv names a directory for CPU profiles of Penstock, one for each run.
+const profileEnv = "PENSTOCK_COST_PROFILES"
+
+// profile has the program's time written down, if somebody wants it.
+func (p *program) profile(b *testing.B) {
+	dir := os.Getenv(profileEnv)
+	if dir == "" {
+		return
+	}
+	file, err := os.Create(filepath.Join(dir, strings.ReplaceAll(b.Name(), "/", "-")+".pprof"))
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = file.Close() })
+	client := http.Client{Transport: &http.Transport{DialContext: p.edge.DialContext}}
+	go func() {
+		resp, err := client.Get(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", telemetryAddr, int(measure.Seconds())-1))
+		if err == nil {
+			_, _ = io.Copy(file, resp.Body) // a profile that is cut short says so
+			resp.Body.Close()
+		}
+	}()
 }
 
 // routeIntoDevice has the kernel route into the device what comes from the client.

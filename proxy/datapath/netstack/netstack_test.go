@@ -68,7 +68,7 @@ func dial(t *testing.T, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
 	c := newConn(s, stack.TransportEndpointID{
 		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
 	})
-	s.conns.Store(c.id, c)
+	s.conns.add(c)
 	protocol := header.IPv4ProtocolNumber
 	if from.Is6() {
 		protocol = header.IPv6ProtocolNumber
