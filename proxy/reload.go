@@ -13,9 +13,10 @@ import (
 // settings are the configuration in force and what is made of it. They are
 // replaced as a whole and never changed.
 type settings struct {
-	cfg    Config
-	policy *policy.Policy
-	guards map[string]policy.Guard // by listener
+	cfg      Config
+	policy   *policy.Policy
+	guards   map[string]policy.Guard // by listener
+	isolated map[string]bool         // likewise: peers of its tunnel do not reach each other
 }
 
 func newSettings(cfg Config) (*settings, error) {
@@ -23,9 +24,10 @@ func newSettings(cfg Config) (*settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}}
+	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}, isolated: map[string]bool{}}
 	for _, l := range cfg.Listeners {
 		s.guards[l.Name] = policy.Guard{Allow: prefixes(l.Allow)}
+		s.isolated[l.Name] = l.Tunnels() && l.Tunnel.Datagrams().Isolate
 	}
 	return s, nil
 }
@@ -58,6 +60,7 @@ func (s *Server) Reload(cfg Config) (Reloaded, error) {
 	if err := s.setPeers(&cfg); err != nil {
 		return Reloaded{}, err
 	}
+	s.configureDatagrams(cfg)
 	s.limits.change(cfg, s.lanes)
 	// In this order: a connection that is not open yet looks itself, once it is.
 	s.inForce.Store(next)

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // Parts are what a Server is put together from.
@@ -62,6 +63,7 @@ type listenerState struct {
 	lane
 	cfg     ListenerConfig
 	in      ingress.Listener
+	fence   *tunnel.Fence // around what peers of its tunnel must not reach; nil: it ends no tunnel
 	setup   *datapath.Durations
 	dial    *datapath.Durations
 	taken   atomic.Uint64
@@ -105,6 +107,9 @@ func New(cfg Config, parts Parts) (*Server, error) {
 	}
 	s.limits.change(cfg, s.lanes)
 	s.loops = newLoopGuard(own)
+	for _, l := range s.lanes {
+		s.forwardDatagrams(l)
+	}
 	return s, nil
 }
 

@@ -158,13 +158,8 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 
 // permit is asked about each address before it is tried.
 func (c *connection) permit(target netip.AddrPort) error {
-	if c.lane.cfg.guarded() {
-		if err := c.decidedBy.guards[c.lane.cfg.Name].Check(target.Addr()); err != nil {
-			return &refusal{RejectedDenied, err}
-		}
-	}
-	if err := c.srv.loops.check(target); err != nil {
-		return &refusal{RejectedLoop, err}
+	if err := c.srv.guard(c.lane, c.decidedBy, target); err != nil {
+		return err
 	}
 	prospects := c.decidedBy.policy.Prospects(c.facts(target))
 	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {

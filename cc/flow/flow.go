@@ -34,6 +34,7 @@ type Flow struct {
 	freely    bool     // its transport has held the window: bytes may be written without asking
 	measured  bool     // and has measured round trips: where it has no sample, the ledger's would be worse
 	told      Limit    // the answer to the last report
+	over      cc.Bytes // of what it is due, less than a segment: see inTurn
 	served    float64  // bytes granted, over weight; see serve
 	claim     claim
 	busy      cc.Time // when it last had something to send, or in flight, or acknowledged; 0: never
@@ -104,6 +105,9 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	}
 	f.want = want - n
 	f.parked = n == 0
+	if f.want > 0 {
+		m.wantedAt = now
+	}
 	m.mu.Unlock()
 	return Grant{Bytes: n}
 }
@@ -235,9 +239,9 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 		n++
 	}
 	if acked > 0 {
-		ack := f.ack(r, acked, marked)
+		ack, beside := f.ack(r, acked, marked)
 		if own := min(acked, f.last.Acked-f.inherited); own > 0 {
-			ack.Acked, ack.Marked = own, min(ack.Marked, own)
+			ack.Acked, ack.Marked = own+beside, min(ack.Marked, own)
 			m.alg.OnAck(ack)
 			m.adopt(r.At)
 			events[n] = m.event(f, KindAck, ack.State, ack.RTT, own)
@@ -324,17 +328,19 @@ func (f *Flow) recount() {
 	f.macro.inflight += f.counts - before
 }
 
-// ack composes the event for acked newly delivered bytes.
-func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
+// ack composes the event for acked newly delivered bytes, and for those of
+// datagrams beside them.
+func (f *Flow) ack(r Report, acked, marked cc.Bytes) (ev cc.Ack, beside cc.Bytes) {
 	m := f.macro
-	m.delivered += acked
+	beside = m.alongside(r.At, acked)
+	m.delivered += acked + beside
 	f.newest = max(f.newest, r.Newest, r.Acked)
 	c, ok := f.ledger.advance(f.newest)
 	if ok && r.RTT > 0 { // known exactly, where the ledger knows the report that first showed it
 		c.sent.At = min(r.At, max(m.firstSent, r.At.Add(-r.RTT)))
 		m.firstSent = c.sent.At
 	}
-	ev := cc.Ack{Acked: acked, Marked: min(marked, acked), Sent: m.seen(c.sent)}
+	ev = cc.Ack{Acked: acked + beside, Marked: min(marked, acked), Sent: m.seen(c.sent)}
 	if ok && !c.resent {
 		if !r.Held || !f.measured {
 			ev.RTT = r.At.Sub(c.sent.At)
@@ -354,7 +360,7 @@ func (f *Flow) ack(r Report, acked, marked cc.Bytes) cc.Ack {
 		f.rate, m.rate = ev.DeliveryRate, ev.DeliveryRate
 	}
 	ev.State = m.state(r.At)
-	return ev
+	return ev, beside
 }
 
 // noteLimit records what holds the flow back, as far as a report shows it.

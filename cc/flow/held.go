@@ -20,7 +20,7 @@ func (f *Flow) hold(r, before Report) {
 	case r.RwndFull: // no share of the window would help
 		f.want = 0
 	case r.Unsent >= f.mss() && !f.content():
-		m.cwndFullAt = r.At
+		m.cwndFullAt, m.wantedAt = r.At, r.At
 	}
 }
 
@@ -48,6 +48,17 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 	}
 }
 
+// inTurn is due in whole segments, so that it comes to due over time: what one
+// limit leaves over, the next ones add. Where odd segments went to who was served
+// least, as for relays, nobody would be told of any: what shows that a transport
+// may be told more is that it has just sent.
+func (f *Flow) inTurn(due cc.Bytes) cc.Bytes {
+	mss := f.mss()
+	whole := (due + f.over) / mss * mss
+	f.over += due - whole
+	return max(whole, min(f.claim.least, f.macro.ctl.Cwnd))
+}
+
 // limit is what f may use from now on. A transport that holds the window has its
 // share at once, whatever the others still have in flight: it acts on a raise
 // only when it next hears from its peer.
@@ -56,6 +67,9 @@ func (f *Flow) limit(now cc.Time) Limit {
 	m.allot(now, f)
 	m.divided = f.contends(now) // then it is the division that wakeable needs, too
 	share := f.claim.share
+	if f.last.Held && len(m.members) > 1 {
+		share = f.inTurn(f.claim.due)
+	}
 	l := Limit{Cwnd: share, PacingRate: m.ctl.PacingRate, Waiting: f.want > 0, EveryAck: m.spec.EveryAck}
 	if f.route.far() {
 		l.Cwnd = max(f.route.expand(share)/f.mss(), 1) * f.mss()

@@ -20,18 +20,19 @@ type macroflow struct {
 	prm   cc.Params
 	seed  uint64
 
-	mu      sync.Mutex
-	alg     cc.Algorithm // built with the first event, when the segment size is known
-	ctl     cc.Control   // alg's newest word
-	mss     cc.Bytes
-	members []*Flow  // in no order that lasts: see line
-	divided bool     // the window, for wakeable, which comes next: nothing has changed since
-	routes  []*route // changed under the manager's mu as well
-	pacer   pacer
-	rtt     rttEstimator
-	queue   queue
-	ref     *route  // whose round trips rtt's are; nil: no sample since the algorithm started
-	rate    cc.Rate // newest delivery-rate sample
+	mu        sync.Mutex
+	alg       cc.Algorithm // built with the first event, when the segment size is known
+	ctl       cc.Control   // alg's newest word
+	mss       cc.Bytes
+	members   []*Flow      // in no order that lasts: see line
+	divided   bool         // the window, for wakeable, which comes next: nothing has changed since
+	routes    []*route     // changed under the manager's mu as well
+	datagrams []*Datagrams // beside the members, in their window; likewise
+	pacer     pacer
+	rtt       rttEstimator
+	queue     queue
+	ref       *route  // whose round trips rtt's are; nil: no sample since the algorithm started
+	rate      cc.Rate // newest delivery-rate sample
 
 	inflight    cc.Bytes // sum of what the members count
 	delivered   cc.Bytes // by members past and present
@@ -40,6 +41,7 @@ type macroflow struct {
 	appLimited  cc.Bytes // deliveries up to this count understate the path; 0: none do
 	served      float64  // virtual time: what the flow served last had been served before
 	cwndFullAt  cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
+	wantedAt    cc.Time  // when a member last got less than it wanted; 0: never
 	heldBelow   bool     // the transport or the receiver, not the window, holds bytes back
 	idleSince   cc.Time  // when the last member left
 	started     cc.Time  // when alg was built
@@ -195,7 +197,7 @@ func (m *macroflow) noteAppLimited() {
 		m.appLimited = 0
 	}
 	if !m.capped {
-		if m.inflight+m.mss > m.ctl.Cwnd {
+		if m.inflight+m.mss > m.window() {
 			return
 		}
 		for _, f := range m.members {

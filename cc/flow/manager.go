@@ -41,13 +41,14 @@ type Manager struct {
 	// Seed feeds the algorithms' randomness.
 	Seed uint64
 
-	mu     sync.Mutex // taken before any macroflow's
-	groups map[string]*macroflow
-	hosts  map[netip.Addr][]*route // of all macroflows, which hints are about
-	flows  map[uint64]*Flow
-	idle   list.List // of *macroflow without members, the longest idle first
-	faded  list.List // likewise, of those whose algorithms are forgotten; they were idle before all others
-	nextID uint64
+	mu        sync.Mutex // taken before any macroflow's
+	groups    map[string]*macroflow
+	hosts     map[netip.Addr][]*route // of all macroflows, which hints are about
+	flows     map[uint64]*Flow
+	datagrams map[string][]*Datagrams // by the keys of their macroflows, whether there are such or not
+	idle      list.List               // of *macroflow without members, the longest idle first
+	faded     list.List               // likewise, of those whose algorithms are forgotten; they were idle before all others
+	nextID    uint64
 
 	dueMu sync.Mutex // taken last
 	due   dueHeap
@@ -124,6 +125,9 @@ func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
 	if fresh = g == nil; fresh {
 		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID, queued: -1}
 		m.groups[r.key] = g
+		g.mu.Lock()
+		g.accompany(m.datagrams[r.key])
+		g.mu.Unlock()
 	}
 	return g, fresh
 }
@@ -194,6 +198,7 @@ func (m *Manager) forget(now cc.Time) {
 		g.idle = nil
 		delete(m.groups, g.key)
 		g.mu.Lock()
+		g.accompany(nil)
 		for len(g.routes) > 0 {
 			m.dropRoute(g, len(g.routes)-1)
 		}

@@ -21,7 +21,8 @@ func (f *Flow) starved() bool {
 // not wait for that.
 func (m *macroflow) room(f *Flow, promised cc.Bytes) cc.Bytes {
 	inflight := f.route.shrink(f.inflight)
-	free := min(m.ctl.Cwnd-m.inflight, m.ctl.Cwnd-inflight) - promised
+	window := m.window()
+	free := min(window-m.inflight, window-inflight) - promised
 	if len(m.members) == 1 {
 		return free
 	}
@@ -35,7 +36,7 @@ func (m *macroflow) room(f *Flow, promised cc.Bytes) cc.Bytes {
 // concerned reports whether room(f) depends on f's share: unless there are n
 // bytes left in the window, it does so for a DelaySensitive flow alone.
 func (m *macroflow) concerned(f *Flow, n cc.Bytes) bool {
-	return m.ctl.Cwnd-m.inflight >= n || f.terms.Class == DelaySensitive
+	return m.window()-m.inflight >= n || f.terms.Class == DelaySensitive
 }
 
 // serve notes that f is granted n bytes. Service is counted by weight, as in
@@ -76,8 +77,9 @@ func (f *Flow) before(g *Flow) bool {
 func (m *macroflow) wakeable(now cc.Time, out []func()) (n int) {
 	divided := m.divided
 	m.divided = false
-	if !m.anyParked() {
-		return 0
+	n = m.wakeDatagrams(now, out)
+	if n == len(out) || !m.anyParked() {
+		return n
 	}
 	m.line()
 	promised := cc.Bytes(0)

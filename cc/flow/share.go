@@ -14,7 +14,7 @@ func (f *Flow) floor() cc.Bytes { return f.route.shrink(floorSegments * f.mss())
 // one that waited for it to go (BBR's ProbeRTT) would wait for ever.
 func (m *macroflow) ownInflight() cc.Bytes {
 	if m.inflight <= m.ctl.Cwnd {
-		return m.inflight
+		return min(m.inflight+m.lent(false), m.ctl.Cwnd)
 	}
 	for _, f := range m.members {
 		if f.counted() > f.floor() {
@@ -63,11 +63,11 @@ func (m *macroflow) divide() {
 	if len(m.members) == 1 {
 		c := &m.members[0].claim
 		m.members[0].bound()
-		c.due, c.share = m.ctl.Cwnd, m.ctl.Cwnd
+		c.due, c.share = m.window(), m.window()
 		return
 	}
 	m.line()
-	spare := m.ctl.Cwnd - m.reserve()
+	spare := m.window() - m.reserve()
 	for from := 0; from < len(m.members) && spare > 0; {
 		to, targets := from, false
 		for ; to < len(m.members) && m.members[to].terms.Priority == m.members[from].terms.Priority; to++ {
@@ -104,7 +104,7 @@ func (m *macroflow) reserve() cc.Bytes {
 		sum += f.claim.least
 		above += max(0, f.claim.least-f.floor())
 	}
-	if over := sum - m.ctl.Cwnd; over > 0 && above > 0 {
+	if over := sum - m.window(); over > 0 && above > 0 {
 		part := float64(max(0, above-over)) / float64(above)
 		sum = 0
 		for _, f := range m.members {
@@ -123,7 +123,7 @@ func (m *macroflow) reserve() cc.Bytes {
 
 // bound sets what f's claim is at least and at most.
 func (f *Flow) bound() {
-	window := f.macro.ctl.Cwnd
+	window := f.macro.window()
 	c := &f.claim
 	c.least, c.target, c.most = f.floor(), 0, window
 	if f.terms.MinRate > 0 {
@@ -227,7 +227,7 @@ func fill(members []*Flow, r round, spare cc.Bytes) cc.Bytes {
 // cut makes shares of the dues: whole segments, of which those that are left go
 // to the first in line.
 func (m *macroflow) cut() {
-	left := m.ctl.Cwnd
+	left := m.window()
 	var due, mss, whole cc.Bytes // whole segments in due; as a rule members are alike
 	for _, f := range m.members {
 		c := &f.claim

@@ -36,6 +36,7 @@ flow cubic on 10s off 10s random             # means of exponential times, drawn
 flow cubic bytes 100KB every 2s              # an object asked for every so often; how long each takes
 flow cubic video 4mbit chunk 4s buffer 30s   # chunks asked for as the player's buffer has room
 flow udp rate 20mbit on 2s off 3s            # datagrams, whatever becomes of them
+flow udp rate 20mbit group g share 0.5       # in the window of the group, through a gateway
 run 30s warmup 5s seed 1 sample 100ms
 expect utilisation >= 0.9
 expect a.throughput_mbit from 20s to 30s >= 5
@@ -301,6 +302,7 @@ func (p *caseReader) flow(args *arguments) error {
 		"weight":   set(&f.Weight, parseCount),
 		"priority": set(&f.Priority, parseCount),
 		"maxrate":  set(&f.MaxRate, cc.ParseRate),
+		"share":    set(&f.Share, parseShare),
 		"class":    set(&f.Class, flow.ParseClass),
 		"target":   set(&f.Target, cc.ParseRate),
 		"minrate":  set(&f.MinRate, cc.ParseRate),

@@ -1,6 +1,10 @@
 package sim
 
 import (
+	"fmt"
+	"slices"
+	"time"
+
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
@@ -18,12 +22,20 @@ const (
 	datagramBytes            = datagramPayload + 28 // with the headers of IPv4 and UDP
 )
 
+// A gateway keeps so many that the window has no room for, each for so long.
+const (
+	datagramsQueued = 64
+	datagramsWait   = 50 * time.Millisecond
+)
+
 // datagrams sends them.
 type datagrams struct {
 	w      *world
 	cfg    FlowConfig
 	host   int
-	src    source // of what they are on the wire
+	window *flow.Datagrams // of its group; nil: it passes unseen
+	queue  []cc.Time       // when those came that wait for room there
+	src    source          // of what they are on the wire
 	opened bool
 	sent   cc.Bytes // of payload
 	got    cc.Bytes // likewise
@@ -40,6 +52,11 @@ func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
 
 func (d *datagrams) open(flow.Terms) {
 	d.opened = true
+	if d.cfg.Share > 0 {
+		if d.window, d.w.err = d.w.beside(d.cfg.Group, d.cfg.Share, d.wake); d.w.err != nil {
+			return
+		}
+	}
 	d.plan()
 }
 
@@ -58,6 +75,47 @@ func (d *datagrams) send() {
 	if d.closed != 0 {
 		return
 	}
+	switch {
+	case d.window == nil:
+		d.transmit()
+	case len(d.queue) == datagramsQueued:
+		d.refuse()
+	default:
+		d.queue = append(d.queue, d.w.now)
+		if len(d.queue) == 1 {
+			d.drain()
+		}
+	}
+	d.plan()
+}
+
+// wake is the window's to call, from within the manager: it only plans.
+func (d *datagrams) wake() { d.w.at(d.w.now, d.drain) }
+
+// drain sends what has waited, as far as there is room.
+func (d *datagrams) drain() {
+	for d.closed == 0 && len(d.queue) > 0 {
+		late := d.w.now.Sub(d.queue[0]) > datagramsWait
+		if !late && !d.window.Take(d.w.now, datagramBytes) {
+			return
+		}
+		d.queue = slices.Delete(d.queue, 0, 1)
+		if late {
+			d.refuse()
+		} else {
+			d.transmit()
+		}
+	}
+}
+
+// refuse is what the gateway does with one too many.
+func (d *datagrams) refuse() {
+	d.sent += datagramPayload
+	d.stats.sent(d.w.now)
+	d.stats.settled(d.w.now, datagramBytes, 0, Verdict{Dropped: DropQueue})
+}
+
+func (d *datagrams) transmit() {
 	now := d.w.now
 	d.sent += datagramPayload
 	d.stats.sent(now)
@@ -67,7 +125,6 @@ func (d *datagrams) send() {
 			d.w.at(v.Arrives.Add(d.cfg.Delay), d.arrive)
 		}
 	})
-	d.plan()
 }
 
 func (d *datagrams) arrive() {
@@ -78,7 +135,12 @@ func (d *datagrams) arrive() {
 	}
 }
 
-func (d *datagrams) close() { d.closed = d.w.now }
+func (d *datagrams) close() {
+	d.closed = d.w.now
+	if d.window != nil {
+		d.window.Close()
+	}
+}
 
 // state is what a flow's would be.
 func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, Delivered: d.got} }
@@ -100,4 +162,14 @@ func (d *datagrams) result(i int) FlowResult {
 	f := d.stats.result(d.w, d.cfg, i, d.host, to)
 	f.Read = d.got
 	return f
+}
+
+// beside opens datagrams in the macroflow of a group's first flow.
+func (w *world) beside(group string, share float64, wake func()) (*flow.Datagrams, error) {
+	for i, f := range w.scenario.Flows {
+		if f.Group == group && f.Algorithm != UDP {
+			return w.manager.OpenDatagrams(w.scenario.terms(i), share, wake)
+		}
+	}
+	return nil, fmt.Errorf("no flow of group %q has a window for datagrams to share", group)
 }

@@ -69,6 +69,7 @@ type FlowConfig struct {
 	Rate        cc.Rate       // how fast the application produces it, UDP: with headers; 0: as fast as it is taken
 	On, Off     time.Duration // it produces for On, then pauses for Off, and so on; On 0: always
 	Random      bool          // On and Off are means of exponential times, drawn from the run's seed
+	Share       float64       // UDP: of the window of the first other flow in its group, by way of a gateway; 0: it passes unseen
 
 	// Every makes Bytes an object that a client asks for, time and again: so long
 	// after it asked for the last, or when that has come, if it took longer. 0: once.
@@ -196,7 +197,13 @@ func (f FlowConfig) checkAlgorithm() error {
 		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || len(f.Params) > 0 {
 			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit", minDatagramRate)
 		}
+		if f.Share < 0 || f.Share > 1 || f.Share > 0 && f.Group == "" {
+			return fmt.Errorf("udp has a share of a group's window, up to 1: write flow udp rate 20mbit group a share 0.5")
+		}
 		return nil
+	}
+	if f.Share != 0 {
+		return fmt.Errorf("a share of the window is for udp; flows have weights")
 	}
 	return Scenario{Flows: []FlowConfig{f}}.terms(0).Check()
 }

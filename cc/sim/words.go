@@ -111,6 +111,14 @@ func parseFraction(s string) (float64, error) {
 	return v, nil
 }
 
+func parseShare(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v > 0 && v <= 1) {
+		return 0, fmt.Errorf("%q is not a share above 0, up to 1", s)
+	}
+	return v, nil
+}
+
 // ParseQueue reads the limit of a queue: packets ("100pkt") or bytes ("2MB").
 func ParseQueue(s string) (bytes cc.Bytes, packets int, err error) {
 	if n, ok := strings.CutSuffix(s, "pkt"); ok {

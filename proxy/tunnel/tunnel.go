@@ -13,6 +13,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -47,6 +48,7 @@ type Listener struct {
 	packets chan datapath.Conn   // what the stack accepts, where there are streams too
 	closed  chan struct{}
 	done    sync.WaitGroup
+	forward *Datagrams // nil: datagrams end here
 	once    sync.Once
 	err     error
 }
@@ -77,6 +79,20 @@ func (l *Listener) pass() {
 			return
 		}
 	}
+}
+
+// Forward has the tunnel's datagrams forwarded; once, before the first Accept.
+func (l *Listener) Forward(cfg DatagramConfig, with Forwarding) {
+	with.Listener, with.Outside = l.name, l.outside
+	l.forward = ForwardDatagrams(l.stack, cfg, with)
+}
+
+// Configure puts another configuration of datagrams into force.
+func (l *Listener) Configure(cfg DatagramConfig) { l.forward.Configure(cfg) }
+
+// Fence returns one around what the tunnel's peers must not reach.
+func (l *Listener) Fence(clock func() cc.Time) *Fence {
+	return &Fence{Clock: clock, Inner: Inner(l.outside)}
 }
 
 // Accept implements ingress.Listener.
@@ -127,6 +143,9 @@ func (l *Listener) Close() error {
 	l.once.Do(func() {
 		close(l.closed)
 		l.err = l.outside.Close()
+		if l.forward != nil {
+			_ = l.forward.Close() // it has none
+		}
 		if err := l.stack.Close(); l.err == nil {
 			l.err = err
 		}
@@ -142,6 +161,7 @@ type Status struct {
 	Lost           uint64 // packets to peers that the queue had no room for
 	Handshakes     uint64 // SYNs dropped, since as many waited as may
 	Peers          []PeerState
+	Datagrams      DatagramStats
 }
 
 // Status returns how it goes; peers are of those tunnels that know them.
@@ -149,6 +169,9 @@ func (l *Listener) Status() (Status, error) {
 	var s Status
 	s.Received, s.Sent = l.stack.Traffic()
 	s.Lost, s.Handshakes = l.stack.Drops()
+	if l.forward != nil {
+		s.Datagrams = l.forward.Stats()
+	}
 	var err error
 	switch o := l.outside.(type) {
 	case *WireGuard:

@@ -27,7 +27,10 @@ import (
 
 const mtu = 1420
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	apart()
+	goleak.VerifyTestMain(m)
+}
 
 var inner = netip.MustParseAddr("10.9.0.2")
 

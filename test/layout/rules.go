@@ -47,7 +47,7 @@ var table = []rule{
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
-	{packages: "proxy/tunnel", module: []string{"cc", "proxy/datapath/...", "proxy/ingress"}},
+	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/datapath/...", "proxy/ingress"}},
 	{packages: "proxy", module: []string{
 		"cc", "cc/flow", "proxy/policy", "proxy/datapath/...", "proxy/ingress", "proxy/linkstat", "proxy/tunnel",
 	}},

@@ -67,6 +67,7 @@ type Stack struct {
 	conns table
 	syns  chan *Conn
 
+	datagrams           atomic.Pointer[Datagrams]
 	received, collected atomic.Uint64 // bytes
 
 	closed  chan struct{}
@@ -128,6 +129,7 @@ func (s *Stack) set(cfg Config) error {
 	})
 	requests := tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.request)
 	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, requests.HandlePacket)
+	s.intercept()
 	return nil
 }
 

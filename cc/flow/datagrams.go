@@ -1,0 +1,279 @@
+package flow
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// unknownRTT is for how long a datagram counts before there is a round trip.
+const unknownRTT = 100 * time.Millisecond
+
+// Datagrams are bytes in the window of a macroflow that nobody acknowledges: the
+// UDP and ICMP of the same peer. What was granted counts for one round trip of
+// the flows beside it, and is then taken as gone, at the pace at which theirs arrive; they make no event.
+//
+// They are held back only while one of these flows wants more than it has: what
+// a window is worth that nobody wants to fill, nobody knows. Then they have their
+// share of it, and at least two segments, so that a name is found whatever else
+// goes on. Towards that share they fall by half with each round trip, which is
+// how fast a flow that starts beside them can grow.
+type Datagrams struct {
+	mgr   *Manager
+	key   string
+	share float64
+	wake  func()
+	home  atomic.Pointer[macroflow] // nil while there is none: nobody to give way to
+
+	// Guarded by the mutex of home.
+	macro   *macroflow
+	chunks  []granted // in flight, the oldest first
+	loose   cc.Bytes  // their sum
+	waiting cc.Bytes  // asked for and refused; 0: nothing
+	carry   cc.Bytes  // in flight when they were last free to go
+	carryAt cc.Time
+}
+
+// granted is what was granted within a short time.
+type granted struct {
+	at cc.Time
+	n  cc.Bytes
+}
+
+// OpenDatagrams adds datagrams to the macroflow that t leads to; of its window
+// they get share at most (above 0, up to 1) while its flows want it. wake is
+// called as a flow's is.
+func (m *Manager) OpenDatagrams(t Terms, share float64, wake func()) (*Datagrams, error) {
+	if !(share > 0 && share <= 1) {
+		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
+	}
+	r, err := t.resolve()
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := &Datagrams{mgr: m, key: r.key, share: share, wake: wake}
+	if m.datagrams == nil {
+		m.datagrams = map[string][]*Datagrams{}
+	}
+	m.datagrams[d.key] = append(m.datagrams[d.key], d)
+	if g := m.groups[d.key]; g != nil {
+		g.mu.Lock()
+		g.accompany(m.datagrams[d.key])
+		g.mu.Unlock()
+	}
+	return d, nil
+}
+
+// accompany has all go beside m; none where m is forgotten. The caller holds m.mu
+// and the manager's.
+func (m *macroflow) accompany(all []*Datagrams) {
+	for _, d := range m.datagrams {
+		d.home.Store(nil)
+	}
+	m.datagrams = append(m.datagrams[:0], all...)
+	for _, d := range m.datagrams {
+		d.macro = m
+		d.home.Store(m)
+	}
+}
+
+// lock returns d's macroflow, locked; nil if there is none.
+func (d *Datagrams) lock() *macroflow {
+	for {
+		m := d.home.Load()
+		if m == nil {
+			return nil
+		}
+		m.mu.Lock()
+		if d.home.Load() == m {
+			return m
+		}
+		m.mu.Unlock() // it has been forgotten in the meantime
+	}
+}
+
+// Take asks to send a datagram of n bytes and accounts for it if it may go. After
+// a refusal wake is called when asking again may help.
+func (d *Datagrams) Take(now cc.Time, n cc.Bytes) bool {
+	m := d.lock()
+	if m == nil {
+		return true
+	}
+	defer m.mu.Unlock()
+	d.retire(now)
+	switch own := d.due(); {
+	case !m.wanted(now):
+		d.carry, d.carryAt = d.loose+n, now
+	case !d.fits(now, n):
+		d.waiting = n
+		m.cwndFullAt = now
+		m.mgr.schedule(m, d.next(now))
+		return false
+	case d.loose+n <= own:
+		m.pacer.spend(now, n) // datagrams are not paced, for whoever sends them does that; the flows make room
+	}
+	d.waiting = 0
+	d.count(now, n)
+	return true
+}
+
+// count counts n bytes in flight that leave now.
+func (d *Datagrams) count(now cc.Time, n cc.Bytes) {
+	if last := len(d.chunks) - 1; last >= 0 && now.Sub(d.chunks[last].at) < d.lasts()/16 {
+		d.chunks[last].n += n
+	} else {
+		d.chunks = append(d.chunks, granted{now, n})
+	}
+	d.loose += n
+}
+
+// lasts is for how long a datagram counts.
+func (d *Datagrams) lasts() time.Duration {
+	if rtt := d.macro.rtt.srtt; rtt > 0 {
+		return rtt
+	}
+	return unknownRTT
+}
+
+// retire takes what left a round trip ago as gone.
+func (d *Datagrams) retire(now cc.Time) {
+	old, lasts := 0, d.lasts()
+	for old < len(d.chunks) && now.Sub(d.chunks[old].at) >= lasts {
+		d.loose -= d.chunks[old].n
+		old++
+	}
+	if old > 0 {
+		d.chunks = append(d.chunks[:0], d.chunks[old:]...)
+	}
+}
+
+// next is when what was refused may fit, by time alone.
+func (d *Datagrams) next(now cc.Time) cc.Time {
+	at := now.Add(d.lasts())
+	for _, e := range d.macro.datagrams {
+		if len(e.chunks) > 0 {
+			at = min(at, e.chunks[0].at.Add(e.lasts()))
+		}
+	}
+	return max(at, now.Add(leastTick))
+}
+
+// due is d's share of what the members can use of the window: a pacer may not let
+// them fill it.
+func (d *Datagrams) due() cc.Bytes {
+	m := d.macro
+	window := m.ctl.Cwnd
+	if m.ctl.PacingRate > 0 && m.rtt.srtt > 0 {
+		window = min(window, m.ctl.PacingRate.BytesIn(m.rtt.srtt))
+	}
+	return cc.Bytes(d.share * float64(window))
+}
+
+// fits reports whether n more bytes may go while the flows want the window.
+func (d *Datagrams) fits(now cc.Time, n cc.Bytes) bool {
+	m := d.macro
+	if m.alg == nil || d.loose+n <= floorSegments*m.mss { // nothing is known of the path yet, or little asked
+		return true
+	}
+	due := d.due()
+	if halvings := now.Sub(d.carryAt) / d.lasts(); halvings < 32 {
+		due = max(due, d.carry>>uint(halvings))
+	}
+	beside := cc.Bytes(0) // from others, which have as much by right
+	for _, e := range m.datagrams {
+		if e != d {
+			e.retire(now)
+			beside += e.loose
+		}
+	}
+	return beside+d.loose+n <= due || (d.loose+n)*cc.Bytes(len(m.datagrams)) <= due
+}
+
+// Close leaves the macroflow.
+func (d *Datagrams) Close() {
+	d.mgr.mu.Lock()
+	defer d.mgr.mu.Unlock()
+	var rest []*Datagrams
+	for _, e := range d.mgr.datagrams[d.key] {
+		if e != d {
+			rest = append(rest, e)
+		}
+	}
+	d.mgr.datagrams[d.key] = rest
+	if len(rest) == 0 {
+		delete(d.mgr.datagrams, d.key)
+	}
+	if g := d.mgr.groups[d.key]; g != nil {
+		g.mu.Lock()
+		g.accompany(rest)
+		g.mu.Unlock()
+	}
+}
+
+// wanted reports whether a member wants more of the window than it has, or did
+// within the last round trip: a relay reads between two writes.
+func (m *macroflow) wanted(now cc.Time) bool {
+	if m.wantedAt != 0 && now.Sub(m.wantedAt) <= max(m.rtt.srtt, leastTick) {
+		return true
+	}
+	for _, f := range m.members {
+		if f.contends(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// window is what the members may have in flight together: what datagrams use, or
+// wait for, of their share is not theirs.
+func (m *macroflow) window() cc.Bytes { return m.ctl.Cwnd - m.lent(true) }
+
+// lent is what datagrams have in flight of the window, with those that wait or not.
+func (m *macroflow) lent(waiting bool) cc.Bytes {
+	var loose, most cc.Bytes
+	for _, d := range m.datagrams {
+		loose += d.loose
+		if waiting {
+			loose += d.waiting
+		}
+		most = max(most, d.due())
+	}
+	return min(loose, most)
+}
+
+// alongside is how many bytes of datagrams in the window have been delivered
+// while acked bytes of the members were: on one path both fare alike. An algorithm
+// that took the members' rate for the path's would give the datagrams their share
+// of that, and then of what is left; and one that grows by what is acknowledged
+// would hardly do so beside many of them.
+func (m *macroflow) alongside(now cc.Time, acked cc.Bytes) cc.Bytes {
+	if len(m.datagrams) == 0 {
+		return 0
+	}
+	for _, d := range m.datagrams {
+		d.retire(now)
+	}
+	return cc.Bytes(float64(acked) / float64(m.inflight+acked) * float64(m.lent(false)))
+}
+
+// wakeDatagrams puts into out the wake functions of datagrams that may go now.
+func (m *macroflow) wakeDatagrams(now cc.Time, out []func()) (n int) {
+	for _, d := range m.datagrams {
+		if d.waiting == 0 || n == len(out) {
+			continue
+		}
+		d.retire(now)
+		if m.wanted(now) && !d.fits(now, d.waiting) {
+			m.mgr.schedule(m, d.next(now))
+			continue
+		}
+		d.waiting = 0
+		out[n] = d.wake
+		n++
+	}
+	return n
+}

@@ -1,0 +1,204 @@
+package flow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// beside opens datagrams in the macroflow of terms and counts their wakes.
+func (p *path) beside(terms Terms, share float64) (d *Datagrams, woken *int) {
+	p.t.Helper()
+	woken = new(int)
+	d, err := p.mgr.OpenDatagrams(terms, share, func() { *woken++ })
+	require.NoError(p.t, err)
+	return d, woken
+}
+
+// pour takes datagrams of a segment until one is refused, at most 1000.
+func (p *path) pour(d *Datagrams) (n int) {
+	for n < 1000 && d.Take(p.now, mss) {
+		n++
+	}
+	return n
+}
+
+func TestDatagramsPassWhereNoFlowWantsTheWindow(t *testing.T) {
+	p := newPath(t)
+	d, _ := p.beside(static(10), 0.5)
+	assert.Equal(t, 1000, p.pour(d), "without any flow")
+	l := p.open(static(10))
+	assert.Equal(t, 3*mss, l.send(3*mss))
+	assert.Equal(t, 1000, p.pour(d), "beside one that has all it wants")
+}
+
+func TestDatagramsHaveTheirShareWhileAFlowWantsTheWindow(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	d, woken := p.beside(static(10), 0.5)
+	assert.Equal(t, 10*mss, l.send(64*mss))
+	assert.Equal(t, 5, p.pour(d), "half the window counts as theirs, which the flow makes room for")
+	assert.Zero(t, *woken)
+
+	p.wait(20 * time.Millisecond)
+	l.ack(10 * mss)
+	assert.Equal(t, 1, *woken, "a round trip after they went")
+	assert.Equal(t, 5, p.pour(d))
+	assert.Equal(t, 5*mss, l.send(64*mss), "the flow has what is left")
+}
+
+func TestTwoSegmentsOfDatagramsAlwaysPass(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	d, _ := p.beside(static(10), 0.01)
+	l.send(64 * mss)
+	assert.Equal(t, 2, p.pour(d))
+}
+
+func TestDatagramsThatWaitAreWokenOnceNoFlowWantsTheWindow(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	d, woken := p.beside(static(10), 0.5)
+	l.send(64 * mss)
+	p.pour(d)
+	l.Close(p.now)
+	p.wait(unknownRTT)
+	p.mgr.Tick(p.now)
+	assert.Equal(t, 1, *woken)
+	assert.Equal(t, 1000, p.pour(d))
+}
+
+func TestTwoPeersDatagramsOfOneGroupHaveHalfTheShareEach(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(40))
+	d, _ := p.beside(static(40), 0.5)
+	e, _ := p.beside(static(40), 0.5)
+	l.send(64 * mss)
+	first := p.pour(d)
+	assert.Equal(t, 20, first, "nobody else asks")
+	assert.Equal(t, 10, p.pour(e))
+}
+
+func TestDatagramsFallToTheirShareByHalvesWithEachRoundTrip(t *testing.T) {
+	p := newPath(t)
+	d, _ := p.beside(static(10), 0.5)
+	l := p.open(static(10))
+	l.send(mss)
+	p.wait(20 * time.Millisecond)
+	l.ack(mss) // the round trip is known
+	for range 80 {
+		require.True(t, d.Take(p.now, mss))
+	}
+	l.send(64 * mss)
+	for _, want := range []int{40, 20, 10, 5, 5} {
+		p.wait(20 * time.Millisecond)
+		l.ack(l.r.Pipe)
+		l.send(64 * mss)
+		assert.Equal(t, want, p.pour(d))
+	}
+}
+
+func TestDatagramsFindTheMacroflowThatCameAfterTheirs(t *testing.T) {
+	p := newPath(t)
+	d, _ := p.beside(static(10), 0.5)
+	p.open(static(10)).Close(p.now)
+	p.wait(2 * memoryLasts)
+	p.open(Terms{Group: "another", Algorithm: "reno"}).Close(p.now) // which has it forgotten
+	p.wait(2 * memoryLasts)
+	p.open(Terms{Group: "a third", Algorithm: "reno"}).Close(p.now)
+	assert.Nil(t, d.home.Load())
+	assert.Equal(t, 1000, p.pour(d))
+	l := p.open(static(10))
+	l.send(64 * mss)
+	assert.Equal(t, 5, p.pour(d))
+	d.Close()
+	assert.Equal(t, 1000, p.pour(d))
+	p.wait(20 * time.Millisecond)
+	l.ack(10 * mss)
+	assert.Equal(t, 10*mss, l.send(64*mss))
+}
+
+func TestDatagramsNeedAShareAndAnAlgorithm(t *testing.T) {
+	var m Manager
+	for _, share := range []float64{0, -1, 1.1} {
+		_, err := m.OpenDatagrams(static(10), share, nil)
+		assert.ErrorContains(t, err, "share")
+	}
+	_, err := m.OpenDatagrams(Terms{Algorithm: "nonesuch"}, 1, nil)
+	assert.Error(t, err)
+}
+
+// Whatever comes: a flow that wants the window has what the datagrams' share
+// leaves of it within a round trip, and who waits is woken.
+func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		p := newPath(t)
+		window := cc.Bytes(rapid.IntRange(4, 100).Draw(rt, "window"))
+		share := rapid.Float64Range(0.1, 1).Draw(rt, "share")
+		terms := static(float64(window))
+		d, woken := p.beside(terms, share)
+		l := p.open(terms)
+		waits := false
+		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
+			switch rapid.IntRange(0, 3).Draw(rt, "what") {
+			case 0:
+				l.send(rapid.Custom(func(t *rapid.T) cc.Bytes { return cc.Bytes(rapid.IntRange(1, 200000).Draw(t, "n")) }).Draw(rt, "want"))
+			case 1:
+				if n := l.r.Pipe; n > 0 {
+					l.ack(min(n, mss*cc.Bytes(rapid.IntRange(1, 50).Draw(rt, "acked"))))
+				}
+			case 2:
+				n := cc.Bytes(rapid.IntRange(1, 1500).Draw(rt, "size"))
+				before := *woken
+				waits = !d.Take(p.now, n)
+				require.Equal(rt, before, *woken, "Take does not call back")
+			case 3:
+				p.wait(time.Duration(rapid.IntRange(0, 50).Draw(rt, "ms")) * time.Millisecond)
+				p.mgr.Tick(p.now)
+			}
+			m := d.macro
+			sum := cc.Bytes(0)
+			for _, c := range d.chunks {
+				sum += c.n
+			}
+			require.Equal(rt, sum, d.loose)
+			if m.alg != nil {
+				require.GreaterOrEqual(rt, m.window(), window*mss-cc.Bytes(share*float64(window*mss)))
+			}
+			require.LessOrEqual(rt, l.inflight(), window*mss)
+		}
+		before := *woken
+		for range 100 {
+			p.wait(10 * time.Millisecond)
+			p.mgr.Tick(p.now)
+			if l.r.Pipe > 0 {
+				l.ack(l.r.Pipe)
+			}
+		}
+		if waits {
+			require.Positive(rt, *woken)
+			require.LessOrEqual(rt, *woken-before, 1)
+		}
+		require.True(rt, d.Take(p.now, mss))
+	})
+}
+
+func TestAskingForDatagramsAllocatesNothing(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(100))
+	d, _ := p.beside(static(100), 0.5)
+	l.send(200 * mss)
+	for range 1000 {
+		d.Take(p.now, mss)
+		p.wait(time.Millisecond)
+	}
+	assert.Zero(t, testing.AllocsPerRun(1000, func() {
+		d.Take(p.now, mss)
+		p.wait(time.Millisecond)
+	}))
+}

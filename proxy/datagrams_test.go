@@ -1,0 +1,88 @@
+package proxy_test
+
+import (
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// echoHere answers datagrams at an address of this machine, with what they say.
+func echoHere(t *testing.T) *net.UDPAddr {
+	ip := listenHere(t).Addr().(*net.TCPAddr).IP
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: ip})
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		b := make([]byte, 2048)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort(b[:n], from)
+		}
+	}()
+	t.Cleanup(func() {
+		_ = c.Close()
+		<-ended
+	})
+	return c.LocalAddr().(*net.UDPAddr)
+}
+
+// ask sends a datagram through the tunnel and waits for an answer.
+func (p *phone) ask(t *testing.T, to *net.UDPAddr, wait time.Duration) (string, error) {
+	c, err := p.net.DialUDP(nil, to)
+	require.NoError(t, err)
+	defer c.Close()                                             //nolint:errcheck // a socket in memory
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(wait))) //nolint:forbidigo // a deadline is by the clock
+	_, err = c.Write([]byte("hello"))
+	require.NoError(t, err)
+	b := make([]byte, 100)
+	n, err := c.Read(b)
+	return string(b[:n]), err
+}
+
+func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, nil, p)
+	p.connect(g)
+	server := echoHere(t)
+	got, err := p.ask(t, server, patience)
+	require.NoError(t, err)
+	assert.Equal(t, "hello", got)
+	assert.Equal(t, uint64(1), g.proxy.Tunnels()[0].Datagrams.ReceivedPackets)
+
+	g.reload(func(c *proxy.Config) {
+		c.Rules = []proxy.RuleConfig{{Name: "closed", Refuse: "not today"}}
+	})
+	_, err = p.ask(t, server, 200*time.Millisecond)
+	require.Error(t, err)
+	assert.Equal(t, uint64(1), g.proxy.Tunnels()[0].Datagrams.Refused)
+}
+
+func TestAPeerDoesNotReachTheGatewaysOwnAddressesUnlessTheyAreAllowed(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *proxy.Config) { c.Listeners[0].Allow = nil }, p)
+	p.connect(g)
+	server := echoHere(t)
+	_, err := p.ask(t, server, 200*time.Millisecond)
+	require.Error(t, err)
+	assert.Equal(t, uint64(1), g.proxy.Tunnels()[0].Datagrams.Refused)
+	_, err = p.dial(t, listenHere(t).Addr().String())
+	require.ErrorContains(t, err, "refused")
+}
+
+func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
+	p, q := newPhone(t, "phone", "10.9.0.2"), newPhone(t, "tablet", "10.9.0.3")
+	g := newGateway(t, func(c *proxy.Config) { c.Listeners[0].Allow = nil }, p, q)
+	p.connect(g)
+	_, err := p.dial(t, "10.9.0.3:80")
+	require.ErrorContains(t, err, "refused")
+	assert.Equal(t, uint64(1), g.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDenied])
+}

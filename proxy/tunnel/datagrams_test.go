@@ -1,0 +1,461 @@
+package tunnel
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+)
+
+var inner6 = netip.MustParseAddr("fd00:9::2")
+
+// gateway is a WireGuard endpoint that forwards datagrams, and one client of it.
+type gateway struct {
+	*Datagrams
+	stack *netstack.Stack
+	phone *wgnetstack.Net
+	flows *flow.Manager
+	ahead atomic.Int64 // of the clock
+	terms flow.Terms
+	asked atomic.Int64 // how often policy was
+}
+
+var anywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+
+// gate opens a gateway; allow is what its fence lets through of the gateway's own.
+func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(netip.AddrPort) error) *gateway {
+	needNamespace(t)
+	start := time.Now() //nolint:forbidigo // the stack under test runs on it
+	g := &gateway{flows: &flow.Manager{}}
+	clock := func() cc.Time { return cc.Time(int64(time.Since(start)) + g.ahead.Load() + 1) }
+	private, public := keys(t)
+	phoneKey, phonePublic := keys(t)
+	_, otherPublic := keys(t)
+	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
+	require.NoError(t, err)
+	w, err := ListenWireGuard(WireGuardConfig{Name: "vpn", PrivateKey: private, MTU: mtu, Peers: []Peer{
+		{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32), netip.PrefixFrom(inner6, 128)}},
+		{Name: "tablet", PublicKey: otherPublic, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+	}}, stack)
+	require.NoError(t, err)
+	l := Listen("vpn", stack, w)
+	g.stack = stack
+	fence := &Fence{Clock: clock, Inner: Inner(w)}
+	g.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
+		Listener: "vpn", Outside: w, Flows: g.flows, Clock: clock,
+		Verdict: func(_ string, _, target netip.AddrPort) (flow.Terms, error) {
+			g.asked.Add(1)
+			if err := fence.Check(target.Addr(), cfg.Isolate, allow); err != nil {
+				return flow.Terms{}, err
+			}
+			if refuse != nil {
+				return flow.Terms{}, refuse(target)
+			}
+			return g.terms, nil
+		},
+	})
+	t.Cleanup(func() {
+		assert.NoError(t, g.Close())
+		assert.NoError(t, l.Close())
+	})
+
+	dev, phone, err := wgnetstack.CreateNetTUN([]netip.Addr{inner, inner6}, []netip.Addr{outside4}, mtu)
+	require.NoError(t, err)
+	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
+	t.Cleanup(d.Close)
+	port := w.Addr().(*net.UDPAddr).Port
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=0.0.0.0/0\nallowed_ip=::/0\n", phoneKey.hex(), public.hex(), port)))
+	require.NoError(t, d.Up())
+	g.phone = phone
+	return g
+}
+
+func usual() DatagramConfig { return DatagramConfig{Share: 0.5, Sessions: 64, Isolate: true} }
+
+// answer runs a UDP server that answers with what f makes of what it is sent.
+func answer(t *testing.T, at netip.AddrPort, f func([]byte) []byte) netip.AddrPort {
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	require.NoError(t, err)
+	var done sync.WaitGroup
+	done.Go(func() {
+		b := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, err = c.WriteToUDPAddrPort(f(b[:n]), from)
+			assert.NoError(t, err)
+		}
+	})
+	t.Cleanup(func() {
+		assert.NoError(t, c.Close())
+		done.Wait()
+	})
+	return c.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func same(b []byte) []byte { return b }
+
+// ask sends b from the phone and returns what comes back, or an error after patience.
+func ask(t *testing.T, c net.Conn, b []byte, patience time.Duration) ([]byte, error) {
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+	_, err := c.Write(b)
+	require.NoError(t, err)
+	got := make([]byte, 1<<16)
+	n, err := c.Read(got)
+	return got[:n], err
+}
+
+const (
+	soon = 10 * time.Second
+	now  = 300 * time.Millisecond // for what does not come
+)
+
+func TestADatagramIsAnsweredThroughTheTunnel(t *testing.T) {
+	for _, outside := range []netip.Addr{outside4, outside6} {
+		for _, size := range []int{0, 1, 512, 1200, 9000, 40000} {
+			t.Run(fmt.Sprintf("%v with %d bytes", outside, size), func(t *testing.T) {
+				g := gate(t, usual(), anywhere, nil)
+				server := answer(t, netip.AddrPortFrom(outside, 0), same)
+				c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, server)
+				require.NoError(t, err)
+				data := make([]byte, size)
+				_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
+				got, err := ask(t, c, data, soon)
+				require.NoError(t, err)
+				assert.Equal(t, data, got)
+				require.NoError(t, c.Close())
+				s := g.Stats()
+				assert.Equal(t, uint64(1), s.SentPackets)
+				assert.Equal(t, uint64(1), s.ReceivedPackets)
+				assert.Equal(t, uint64(size), s.ReceivedBytes)
+				assert.Zero(t, s.Refused+s.Failed+s.Late+s.Crowded)
+			})
+		}
+	}
+}
+
+func TestANameIsFoundThroughTheTunnel(t *testing.T) {
+	g := gate(t, usual(), anywhere, nil)
+	answer(t, netip.AddrPortFrom(outside4, dnsPort), func(b []byte) []byte {
+		var m dnsmessage.Message
+		if !assert.NoError(t, m.Unpack(b)) {
+			return nil
+		}
+		m.Response, m.RecursionAvailable = true, true
+		if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
+			m.Answers = []dnsmessage.Resource{{
+				Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 60},
+				Body:   &dnsmessage.AResource{A: [4]byte{203, 0, 113, 7}},
+			}}
+		}
+		out, err := m.Pack()
+		assert.NoError(t, err)
+		return out
+	})
+	found, err := g.phone.LookupContextHost(deadline(t), "penstock.example")
+	require.NoError(t, err)
+	assert.Contains(t, found, "203.0.113.7")
+	require.Positive(t, g.Stats().Sessions)
+	g.ahead.Add(int64(answeredDNS + time.Second)) // long before any other session's time is over
+	require.Eventually(t, func() bool { return g.Stats().Sessions == 0 }, soon, 10*time.Millisecond)
+	assert.Zero(t, g.Stats().Peers)
+}
+
+func certificate(t *testing.T) *tls.Config {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"penstock.example"}, NotAfter: time.Now().Add(time.Hour)} //nolint:forbidigo // certificates go by the clock
+	der, err := x509.CreateCertificate(crand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, NextProtos: []string{"test"}}
+}
+
+func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
+	g := gate(t, usual(), anywhere, nil)
+	data := make([]byte, 5<<20)
+	_, _ = rand.NewChaCha8([32]byte{2}).Read(data)
+	out, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
+	require.NoError(t, err)
+	server := &quic.Transport{Conn: out}
+	l, err := server.Listen(certificate(t), nil)
+	require.NoError(t, err)
+	var done sync.WaitGroup
+	done.Go(func() {
+		c, err := l.Accept(deadline(t))
+		if !assert.NoError(t, err) {
+			return
+		}
+		s, err := c.AcceptStream(deadline(t))
+		if assert.NoError(t, err) {
+			_, err = s.Write(data)
+			assert.NoError(t, err)
+			assert.NoError(t, s.Close())
+		}
+		<-c.Context().Done()
+	})
+	in, err := g.phone.ListenUDPAddrPort(netip.AddrPortFrom(inner, 0))
+	require.NoError(t, err)
+	client := &quic.Transport{Conn: in}
+	c, err := client.Dial(deadline(t), out.LocalAddr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil)
+	require.NoError(t, err)
+	s, err := c.OpenStreamSync(deadline(t))
+	require.NoError(t, err)
+	_, err = s.Write([]byte("GET"))
+	require.NoError(t, err)
+	got, err := io.ReadAll(s)
+	require.NoError(t, err)
+	assert.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
+	require.NoError(t, c.CloseWithError(0, ""))
+	done.Wait()
+	for _, closer := range []io.Closer{client, in, server, out} {
+		assert.NoError(t, closer.Close())
+	}
+	assert.Greater(t, g.Stats().ReceivedBytes, uint64(len(data)))
+	assert.Equal(t, int64(1), g.asked.Load(), "policy is asked once for a destination")
+}
+
+func TestAPingIsAnsweredFromOutsideAndNotByTheGateway(t *testing.T) {
+	for _, kind := range []struct{ name, groups string }{{"by a ping socket", "0 2147483647"}, {"by a raw socket", "1 0"}} {
+		for _, to := range []netip.Addr{outside4, outside6} {
+			t.Run(fmt.Sprintf("%s to %v", kind.name, to), func(t *testing.T) {
+				g := gate(t, usual(), anywhere, nil)
+				if err := os.WriteFile(pingGroups, []byte(kind.groups), 0o600); err != nil {
+					t.Skipf("needs %s to be writable: %v", pingGroups, err)
+				}
+				c, err := g.phone.DialPingAddr(netip.Addr{}, to)
+				require.NoError(t, err)
+				for k := range byte(3) {
+					echo := []byte{8, 0, 0, 0, 0, 0, 0, k, 'h', 'e', 'l', 'l', 'o', k}
+					reply := byte(0)
+					if to.Is6() {
+						echo[0], reply = 128, 129
+					}
+					// That client misses an answer that comes before it reads.
+					require.Eventually(t, func() bool {
+						got, err := ask(t, c, echo, now)
+						return err == nil && got[0] == reply && bytes.Equal(got[6:], echo[6:])
+					}, soon, time.Millisecond)
+				}
+				require.NoError(t, c.Close())
+				s := g.Stats()
+				assert.GreaterOrEqual(t, s.SentPackets, uint64(3))
+				assert.Equal(t, s.SentPackets, s.ReceivedPackets)
+				assert.Equal(t, 1, s.Sessions)
+
+				none, err := g.phone.DialPingAddr(netip.Addr{}, netip.MustParseAddr("198.51.100.1")) // to which there is no route
+				require.NoError(t, err)
+				_, err = ask(t, none, []byte{8, 0, 0, 0, 0, 0, 0, 1}, now)
+				assert.Error(t, err)
+				require.NoError(t, none.Close())
+			})
+		}
+	}
+}
+
+func TestAClosedPortOutsideIsToldToThePeer(t *testing.T) {
+	for _, to := range []netip.Addr{outside4, outside6} {
+		g := gate(t, usual(), anywhere, nil)
+		c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, netip.AddrPortFrom(to, 9))
+		require.NoError(t, err)
+		// A reader that waits already is not told by that stack; who asks again is.
+		assert.Eventually(t, func() bool {
+			_, err := c.Write([]byte("anybody?"))
+			return err != nil && strings.Contains(err.Error(), "refused")
+		}, soon, 10*time.Millisecond, to)
+		require.NoError(t, c.Close())
+	}
+}
+
+func TestOnlyWhoWasWrittenToMayAnswer(t *testing.T) {
+	g := gate(t, usual(), anywhere, nil)
+	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
+	require.NoError(t, err)
+	p, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, c.LocalAddr().(*net.UDPAddr).AddrPort())
+	require.NoError(t, err)
+	_, err = p.Write([]byte("1"))
+	require.NoError(t, err)
+	b := make([]byte, 10)
+	_, at, err := c.ReadFromUDPAddrPort(b)
+	require.NoError(t, err)
+	stranger, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
+	require.NoError(t, err)
+	_, err = stranger.WriteToUDPAddrPort([]byte("2"), at)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return g.Stats().Unsolicited == 1 }, soon, time.Millisecond)
+
+	// Another destination sees the same address and port of the gateway.
+	require.NoError(t, p.Close())
+	again, err := g.phone.DialUDPAddrPort(p.LocalAddr().(*net.UDPAddr).AddrPort(), stranger.LocalAddr().(*net.UDPAddr).AddrPort())
+	require.NoError(t, err)
+	_, err = again.Write([]byte("3"))
+	require.NoError(t, err)
+	_, seen, err := stranger.ReadFromUDPAddrPort(b)
+	require.NoError(t, err)
+	assert.Equal(t, at, seen)
+	for _, closer := range []io.Closer{again, stranger, c} {
+		require.NoError(t, closer.Close())
+	}
+}
+
+func TestAnIdleSessionIsForgotten(t *testing.T) {
+	cfg := usual()
+	cfg.Idle = time.Second
+	g := gate(t, cfg, anywhere, nil)
+	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, answer(t, netip.AddrPortFrom(outside4, 0), same))
+	require.NoError(t, err)
+	_, err = ask(t, c, []byte("hello"), soon)
+	require.NoError(t, err)
+	g.ahead.Add(int64(500 * time.Millisecond))
+	_, err = ask(t, c, []byte("hello"), soon)
+	require.NoError(t, err)
+	assert.Equal(t, int64(1), g.asked.Load(), "it is the same session")
+	g.ahead.Add(int64(2 * time.Second))
+	require.Eventually(t, func() bool { return g.Stats().Sessions == 0 }, soon, time.Millisecond)
+	_, err = ask(t, c, []byte("hello"), soon)
+	require.NoError(t, err, "the next packet begins another")
+	assert.Equal(t, int64(2), g.asked.Load())
+	require.NoError(t, c.Close())
+}
+
+func TestAPeerWithTooManySessionsLosesItsOldest(t *testing.T) {
+	cfg := usual()
+	cfg.Sessions = 4
+	g := gate(t, cfg, anywhere, nil)
+	server := answer(t, netip.AddrPortFrom(outside4, 0), same)
+	for range 10 {
+		c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, server)
+		require.NoError(t, err)
+		_, err = ask(t, c, []byte("hello"), soon)
+		require.NoError(t, err)
+		assert.LessOrEqual(t, g.Stats().Sessions, 4)
+		require.NoError(t, c.Close())
+	}
+	assert.Equal(t, 4, g.Stats().Sessions)
+
+	g.Configure(DatagramConfig{})
+	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, server)
+	require.NoError(t, err)
+	_, err = ask(t, c, []byte("hello"), now)
+	require.Error(t, err, "without sessions nothing is forwarded")
+	require.NoError(t, c.Close())
+	assert.Equal(t, uint64(1), g.Stats().Crowded)
+}
+
+func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		allow  []netip.Prefix
+		refuse func(netip.AddrPort) error
+		to     netip.Addr
+	}{
+		"the gateway's own address": {to: outside4},
+		"its address of the other":  {to: outside6},
+		"another peer":              {to: netip.MustParseAddr("10.9.0.3")},
+		"what policy says":          {allow: anywhere, to: outside4, refuse: func(netip.AddrPort) error { return errors.New("no") }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := gate(t, usual(), c.allow, c.refuse)
+			if c.to != netip.MustParseAddr("10.9.0.3") {
+				answer(t, netip.AddrPortFrom(c.to, 5000), same)
+			}
+			conn, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, netip.AddrPortFrom(c.to, 5000))
+			require.NoError(t, err)
+			_, err = ask(t, conn, []byte("hello"), now)
+			require.Error(t, err)
+			require.NoError(t, conn.Close())
+			ping, err := g.phone.DialPingAddr(netip.Addr{}, c.to)
+			require.NoError(t, err)
+			echo := []byte{8, 0, 0, 0, 0, 0, 0, 1}
+			if c.to.Is6() {
+				echo[0] = 128
+			}
+			_, err = ask(t, ping, echo, now)
+			require.Error(t, err)
+			require.NoError(t, ping.Close())
+			s := g.Stats()
+			assert.Equal(t, uint64(2), s.Refused)
+			assert.Zero(t, s.Sessions)
+		})
+	}
+}
+
+func TestTheFenceTellsWhoseAnAddressIs(t *testing.T) {
+	allow := []netip.Prefix{netip.MustParsePrefix("10.9.0.4/32")}
+	f := Fence{
+		Clock: func() cc.Time { return 1 },
+		Inner: func(a netip.Addr) bool { return netip.MustParsePrefix("10.9.0.0/24").Contains(a) },
+	}
+	assert.ErrorContains(t, f.Check(netip.MustParseAddr("10.9.0.3"), true, allow), "another peer's")
+	assert.ErrorContains(t, f.Check(netip.MustParseAddr("::ffff:10.9.0.3"), true, allow), "another peer's")
+	assert.NoError(t, f.Check(netip.MustParseAddr("10.9.0.4"), true, allow))
+	assert.ErrorContains(t, f.Check(netip.MustParseAddr("127.0.0.1"), true, allow), "the gateway's own")
+	assert.NoError(t, f.Check(netip.MustParseAddr("198.51.100.1"), true, allow))
+	assert.NoError(t, f.Check(netip.MustParseAddr("10.9.0.3"), false, nil))
+}
+
+func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
+	g := gate(t, usual(), anywhere, nil)
+	g.terms = flow.Terms{Group: "phone", Algorithm: "static", Params: cc.Params{"cwnd_packets": 10}}
+	const burst = 200
+	out, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
+	require.NoError(t, err)
+	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, out.LocalAddr().(*net.UDPAddr).AddrPort())
+	require.NoError(t, err)
+	_, err = c.Write([]byte("go"))
+	require.NoError(t, err)
+	b := make([]byte, 10)
+	_, to, err := out.ReadFromUDPAddrPort(b)
+	require.NoError(t, err)
+
+	busy, err := g.flows.Open(g.with.Clock(), g.terms, func() {})
+	require.NoError(t, err)
+	require.Positive(t, busy.Take(g.with.Clock(), 1<<20).Bytes)
+	for range burst {
+		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
+		require.NoError(t, err)
+	}
+	// Some go, a few wait, and the rest is lost here instead of on the last hop.
+	require.Eventually(t, func() bool {
+		s := g.Stats()
+		return s.Late > 0 && s.ReceivedPackets > 0 && s.ReceivedPackets+s.Late+queuedDatagrams >= burst
+	}, soon, time.Millisecond)
+	assert.Less(t, g.Stats().ReceivedPackets, uint64(50))
+	before := g.Stats().ReceivedPackets
+	busy.Close(g.with.Clock())
+	for range 20 {
+		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return g.Stats().ReceivedPackets > before }, soon, time.Millisecond, "the window is theirs again")
+	require.NoError(t, c.Close())
+	require.NoError(t, out.Close())
+}
