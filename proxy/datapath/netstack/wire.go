@@ -112,12 +112,18 @@ func (w *wire) Close() {
 	if again {
 		return
 	}
-	var p [1]*stack.PacketBuffer
-	for w.take(p[:]) > 0 {
-		p[0].DecRef()
-	}
+	w.discard()
 	close(w.ended)
 	w.Endpoint.Close()
+}
+
+// discard loses what waits, and tells how many packets that was.
+func (w *wire) discard() (n int) {
+	var p [1]*stack.PacketBuffer
+	for ; w.take(p[:]) > 0; n++ {
+		p[0].DecRef()
+	}
+	return n
 }
 
 // note tells the connections that packets are of.
