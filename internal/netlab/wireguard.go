@@ -66,12 +66,13 @@ func OpenWireGuard(cfg WireGuardConfig) (*WireGuard, error) {
 	return w, nil
 }
 
-// Rebind takes other sockets, as apps do when they hear that the network has
-// changed; inside the namespace that the tunnel was opened in.
+// Rebind takes other sockets and says so to the peers, as apps do when they hear
+// that the network has changed; inside the namespace that the tunnel was opened in.
 func (w *WireGuard) Rebind() error {
 	if err := w.device.BindUpdate(); err != nil {
 		return fmt.Errorf("netlab: rebind WireGuard: %w", err)
 	}
+	w.device.SendKeepalivesToPeersWithCurrentKeypair()
 	return nil
 }
 
