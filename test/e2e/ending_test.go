@@ -94,7 +94,7 @@ func awaitAcked(t *testing.T, conn *net.TCPConn) {
 }
 
 func eachWay(t *testing.T, test func(t *testing.T, s *scene, client, server *net.TCPConn)) {
-	for _, i := range []int{0, 1, 4, 6, 7, 9, 11, 14} {
+	for _, i := range []int{0, 1, 4, 6, 7, 9, 11, 14, 15} {
 		w := ways[i]
 		t.Run(w.name, func(t *testing.T) {
 			s := w.open(t, "")

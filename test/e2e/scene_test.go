@@ -331,6 +331,8 @@ var ways = []way{
 	{name: "wireguard over IPv6", config: gatewayConfig, tunnel: throughWireGuard, v6: true, sees: "edge"},
 	{name: "tun over IPv4", config: "mode: tun\n    device: penstock0", tunnel: throughDevice, sees: "edge"},
 	{name: "tun over IPv6", config: "mode: tun\n    device: penstock0", tunnel: throughDevice, v6: true, sees: "edge"},
+	{name: "masque over IPv4", config: masqueConfig, tunnel: throughMASQUE, sees: "edge"},
+	{name: "masque over IPv6", config: masqueConfig, tunnel: throughMASQUE, v6: true, sees: "edge"},
 }
 
 // named is the way of that name.
