@@ -51,7 +51,7 @@ func OpenWireGuard(cfg WireGuardConfig) (*WireGuard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlab: open TUN device %s: %w", cfg.Device, err)
 	}
-	w := &WireGuard{device.NewDevice(&fixedMTU{inside, cfg.MTU}, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))}
+	w := &WireGuard{device.NewDevice(newSteady(inside, cfg.MTU), conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))}
 	err = w.device.IpcSet(cfg.setup())
 	if err == nil {
 		err = w.device.Up() // here and now, where its sockets belong
@@ -79,14 +79,27 @@ func (w *WireGuard) Rebind() error {
 // Close ends the tunnel; its device goes with it.
 func (w *WireGuard) Close() { w.device.Close() }
 
-// fixedMTU knows its own, which is otherwise asked of whatever namespace the
-// asking thread is in.
-type fixedMTU struct {
+// steady is a device that is up all along and knows its MTU. What happens to the
+// device would otherwise have WireGuard take new sockets, and ask for the MTU, in
+// whatever namespace a thread of its own is in.
+type steady struct {
 	tun.Device
-	mtu int
+	mtu    int
+	events chan tun.Event // none
 }
 
-func (f *fixedMTU) MTU() (int, error) { return f.mtu, nil }
+func newSteady(inside tun.Device, mtu int) *steady {
+	s := &steady{inside, mtu, make(chan tun.Event)}
+	go func() {
+		defer close(s.events)
+		for range inside.Events() { // must be taken
+		}
+	}()
+	return s
+}
+
+func (s *steady) MTU() (int, error)        { return s.mtu, nil }
+func (s *steady) Events() <-chan tun.Event { return s.events }
 
 // setup is cfg in the words of WireGuard's configuration protocol.
 func (cfg WireGuardConfig) setup() string {
