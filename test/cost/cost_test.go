@@ -59,6 +59,10 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, runCopy(args[0], args[1]))
 		os.Exit(1)
 	}
+	if keys := os.Getenv(forwardEnv); keys != "" {
+		fmt.Fprintln(os.Stderr, runForward(keys))
+		os.Exit(1)
+	}
 	code, ran, err := netlab.Enter()
 	switch {
 	case ran:
@@ -187,7 +191,7 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	defer source.close()
 	edge := startProxy(b, lab, executable, c)
 	defer edge.stop(b)
-	sink := startSink(b, lab, l.flows)
+	sink := startSink(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort))
 	defer sink.close()
 
 	time.Sleep(warmUp)
@@ -282,12 +286,11 @@ type sink struct {
 	all   sync.WaitGroup
 }
 
-func startSink(b *testing.B, lab *netlab.Routed, flows int) *sink {
+func startSink(b *testing.B, lab *netlab.Routed, flows int, addr netip.AddrPort) *sink {
 	s := &sink{}
-	addr := netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort).String()
 	size := max(8<<10, (1<<20)/flows)
 	for range flows {
-		conn, err := lab.Client.Dial("tcp4", addr)
+		conn, err := lab.Client.Dial("tcp4", addr.String())
 		require.NoError(b, err)
 		s.conns = append(s.conns, conn)
 		s.all.Go(func() {

@@ -94,7 +94,7 @@ func awaitAcked(t *testing.T, conn *net.TCPConn) {
 }
 
 func eachWay(t *testing.T, test func(t *testing.T, s *scene, client, server *net.TCPConn)) {
-	for _, i := range []int{0, 1, 4, 6, 7, 9} {
+	for _, i := range []int{0, 1, 4, 6, 7, 9, 11, 14, 15} {
 		w := ways[i]
 		t.Run(w.name, func(t *testing.T) {
 			s := w.open(t, "")
@@ -117,6 +117,8 @@ func TestRefusedServers(t *testing.T) {
 		{ways[4], isReset},
 		{ways[6], func(t *testing.T, err error) { assert.ErrorIs(t, err, socksError(5)) }},
 		{ways[7], func(t *testing.T, err error) { assert.ErrorIs(t, err, httpError(502)) }},
+		{ways[11], isRefused},
+		{ways[14], isRefused},
 	}
 	for _, tt := range tests {
 		t.Run(tt.way.name, func(t *testing.T) {
@@ -133,6 +135,8 @@ func TestRefusedServers(t *testing.T) {
 
 func isReset(t *testing.T, err error) { assert.ErrorIs(t, err, syscall.ECONNRESET) }
 
+func isRefused(t *testing.T, err error) { assert.ErrorIs(t, err, syscall.ECONNREFUSED) }
+
 func TestServersThatDoNotAnswer(t *testing.T) {
 	onceIsEnough(t)
 	tests := []struct {
@@ -145,6 +149,8 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 			assert.ErrorAs(t, err, &refused)
 		}},
 		{ways[7], func(t *testing.T, err error) { assert.ErrorIs(t, err, httpError(504)) }},
+		{ways[11], isRefused},
+		{ways[13], isRefused},
 	}
 	for _, tt := range tests {
 		t.Run(tt.way.name, func(t *testing.T) {

@@ -287,7 +287,9 @@ type way struct {
 	config string // of the listener
 	// capture is what brings packets to the listener; nil for explicit ways.
 	capture *capture.Rules
-	v6      bool
+	// tunnel is what the client's packets come through; nil: none.
+	tunnel *tunnelled
+	v6     bool
 	// dial connects through the proxy; nil: straight to the target.
 	dial func(s *scene, target netip.AddrPort) (net.Conn, error)
 	// forwards tells that the listener knows one target only.
@@ -295,6 +297,17 @@ type way struct {
 	// sees is the address the server sees: "client" or "edge".
 	sees string
 }
+
+// envelope is what is below our window towards the client.
+func (w way) envelope(p *program) string {
+	if w.tunnel != nil {
+		return "cubic" // the stack's own, over every tier
+	}
+	return p.envelope()
+}
+
+// privileged tells whether the program needs to be root for it.
+func (w way) privileged() bool { return w.capture != nil || w.tunnel != nil && w.tunnel.privileged }
 
 // port is where a scene's proxy listens, and secondPort where a second one does.
 const (
@@ -314,6 +327,17 @@ var ways = []way{
 	{name: "socks5 on the mixed port over IPv6", config: "mode: mixed\n    address: \"[::]:7000\"", dial: dialSOCKS, v6: true, sees: "edge"},
 	{name: "forward", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080", dial: dialEdge, forwards: true, sees: "edge"},
 	{name: "forward behind a load balancer with PROXY protocol", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080\n    proxy_protocol: {from: [10.77.1.0/24]}", dial: dialWithProxyHeader, forwards: true, sees: "edge"},
+	{name: "wireguard over IPv4", config: gatewayConfig, tunnel: throughWireGuard, sees: "edge"},
+	{name: "wireguard over IPv6", config: gatewayConfig, tunnel: throughWireGuard, v6: true, sees: "edge"},
+	{name: "tun over IPv4", config: "mode: tun\n    device: penstock0", tunnel: throughDevice, sees: "edge"},
+	{name: "tun over IPv6", config: "mode: tun\n    device: penstock0", tunnel: throughDevice, v6: true, sees: "edge"},
+	{name: "masque over IPv4", config: masqueConfig, tunnel: throughMASQUE, sees: "edge"},
+	{name: "masque over IPv6", config: masqueConfig, tunnel: throughMASQUE, v6: true, sees: "edge"},
+}
+
+// named is the way of that name.
+func named(name string) way {
+	return ways[slices.IndexFunc(ways, func(w way) bool { return w.name == name })]
 }
 
 func (w way) yaml(extra string) string {
@@ -324,7 +348,7 @@ func (w way) yaml(extra string) string {
 // open builds the network with a proxy that is reached this way.
 func (w way) open(t *testing.T, extra string) *scene {
 	t.Helper()
-	if w.capture != nil {
+	if w.privileged() {
 		needsPrivilege(t)
 	}
 	s := newScene(t)
@@ -333,8 +357,12 @@ func (w way) open(t *testing.T, extra string) *scene {
 	return s
 }
 
+// capture brings the client's packets to the listener.
 func (s *scene) capture(w way) {
 	s.t.Helper()
+	if w.tunnel != nil {
+		w.tunnel.open(s)
+	}
 	if w.capture == nil {
 		return
 	}

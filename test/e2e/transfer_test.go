@@ -76,11 +76,14 @@ func TestBytesArriveIntactBothWaysAtOnce(t *testing.T) {
 			}
 			assert.Equal(t, want, seen, "the address the server sees")
 			flow := s.proxy.relaying(1)[0]
-			assert.Equal(t, s.proxy.envelope(), leg(t, flow, "client")["envelope"])
+			assert.Equal(t, w.envelope(s.proxy), leg(t, flow, "client")["envelope"])
 			assert.Equal(t, s.proxy.envelope(), leg(t, flow, "server")["envelope"])
 			size := int64(20 * megabyte)
-			if w.name == ways[0].name {
+			switch {
+			case w.name == ways[0].name:
 				size = 50 * megabyte
+			case w.tunnel != nil && raced:
+				size /= 4 // it also encrypts under the race detector
 			}
 			exchange(t, client, server, size)
 		})

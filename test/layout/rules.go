@@ -79,7 +79,7 @@ var homes = map[string][]string{
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
-	"golang.zx2c4.com/...":               {"proxy/tunnel"},
+	"golang.zx2c4.com/...":               {"proxy/tunnel", "internal/netlab"},
 	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel"},
 	"github.com/yosida95/...":            {"proxy/tunnel"},
 	"gonum.org/v1/plot/...":              {"cmd/..."},

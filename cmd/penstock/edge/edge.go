@@ -42,11 +42,16 @@ type Options struct {
 	Ports  []uint16
 	// Address is where the proxy forwards to Target, in place of capturing.
 	Address, Target netip.AddrPort
+	// Listener is a listener in YAML, in place of capturing; empty: none.
+	Listener string
 }
 
 // listener is where connections come in.
 func (o Options) listener() string {
-	if o.Address.IsValid() {
+	switch {
+	case o.Listener != "":
+		return o.Listener
+	case o.Address.IsValid():
 		return fmt.Sprintf("{name: edge, mode: forward, address: %q, target: %q}", o.Address, o.Target)
 	}
 	return fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"}", capturePort)
@@ -108,7 +113,7 @@ func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
 		close(p.ended)
 	}()
 	err = p.awaitReady(ctx)
-	if err == nil && len(o.Ports) > 0 {
+	if err == nil && len(o.Ports) > 0 && o.Listener == "" {
 		err = o.capture(ctx, node)
 	}
 	if err != nil {

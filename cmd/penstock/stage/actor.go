@@ -31,6 +31,9 @@ type actor struct {
 func (r *run) newActor(number int) *actor {
 	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.Turns(number)}
 	a.host = r.lab.Hosts[a.Host].V4
+	if r.stage.Tunnel != "" {
+		a.host = tunnelHost
+	}
 	a.proxied = r.stage.proxied(a.Actor)
 	a.server = netip.AddrPortFrom(r.direct, a.port())
 	if a.proxied {

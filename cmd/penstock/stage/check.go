@@ -31,6 +31,9 @@ func (s Stage) Check() error {
 	case len(s.Actors) == 0:
 		wrong("there is no actor")
 	}
+	if s.Tunnel != "" && s.Tunnel != WireGuard {
+		wrong("its tunnel is %q, but must be %s; empty: none", s.Tunnel, WireGuard)
+	}
 	for i, a := range s.Actors {
 		if err := a.check(s); err != nil {
 			wrong("actor %d, %q: %w", i, a.Name, err)
@@ -64,6 +67,8 @@ func (a Actor) check(s Stage) error {
 		return fmt.Errorf("its stop is %s, which is not after its start; 0: never", a.Stop)
 	case a.Size < 0 || a.Every < 0 || a.Rate < 0 || a.Buffer < 0 || a.On < 0 || a.Off < 0:
 		return errors.New("sizes, rates and times must not be negative")
+	case s.Tunnel != "" && (a.Host > 0 || a.Direct || a.Kind == UDP):
+		return errors.New("inside a tunnel there are downloads of one host, and no way past it")
 	case a.On == 0 && a.Off > 0:
 		return errors.New("it has rests, Off, but no On")
 	}

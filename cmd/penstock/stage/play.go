@@ -36,6 +36,7 @@ type run struct {
 	direct  netip.Addr // of the server, for who is not captured
 	servers []*traffic.Server
 	proxy   *edge.Proxy // nil: there is none
+	tunnel  *vpn        // nil: there is none
 	actors  []*actor
 	began   chan struct{}  // closed when the first data packet has come
 	others  sync.WaitGroup // all goroutines of the run but the actors' own
@@ -90,6 +91,9 @@ func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) e
 		}
 		err = errors.Join(err, r.proxy.Stop())
 	}
+	if r.tunnel != nil {
+		r.tunnel.close()
+	}
 	if err == nil {
 		err = r.account()
 	}
@@ -109,13 +113,27 @@ func (r *run) set(ctx context.Context, env Env) error {
 		r.actors = append(r.actors, r.newActor(i))
 	}
 	ports, err := r.serve(ctx)
-	if err != nil || r.stage.Edge == "" {
+	if err != nil {
 		return err
 	}
-	r.proxy, err = edge.Start(ctx, r.lab.Edge, edge.Options{
+	opts := edge.Options{
 		Executable: env.Executable, Args: env.Args, Config: r.stage.Edge,
 		Server: r.lab.ServerAddr.V4, Ports: ports,
-	})
+	}
+	if r.stage.Tunnel != "" {
+		if r.tunnel, err = newVPN(); err != nil {
+			return err
+		}
+		opts.Listener = r.tunnel.listener()
+	}
+	if r.stage.Edge != "" {
+		r.proxy, err = edge.Start(ctx, r.lab.Edge, opts)
+	} else if r.tunnel != nil {
+		err = r.tunnel.route(r.lab.Edge)
+	}
+	if err == nil && r.tunnel != nil {
+		err = r.tunnel.join(r.lab)
+	}
 	return err
 }
 

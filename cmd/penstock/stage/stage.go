@@ -21,6 +21,7 @@ type Stage struct {
 	// Edge is what the proxy's configuration says, listeners and telemetry left
 	// out: envelope, defaults, rules. Empty: there is no proxy, the edge routes.
 	Edge   string
+	Tunnel Tunnel        // around all that passes the last hop, and ends at the edge; empty: none
 	Kernel string        // congestion control of the servers towards hosts that no proxy serves; empty: cubic
 	Hints  time.Duration // how often the last hop tells the proxy of itself; 0: never
 

@@ -65,11 +65,11 @@ func (c *Conn) Admit(ctx context.Context) error {
 	if r == nil {
 		return fmt.Errorf("netstack: admit: %w", os.ErrClosed)
 	}
-	c.stack.conns.Store(c.id, c)
+	c.stack.conns.add(c)
 	endpoint, err := r.CreateEndpoint(&c.queue)
 	r.Complete(false)
 	if err != nil {
-		c.stack.conns.Delete(c.id)
+		c.forget()
 		return fmt.Errorf("netstack: admit: %w", failure(err))
 	}
 	return c.adopt(ctx, endpoint)
@@ -258,7 +258,7 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 }
 
 // forget has the stack's signals go nowhere.
-func (c *Conn) forget() { c.stack.conns.CompareAndDelete(c.id, c) }
+func (c *Conn) forget() { c.stack.conns.remove(c) }
 
 // Observe implements datapath.Conn.
 func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {

@@ -33,12 +33,12 @@ func clock() func() cc.Time {
 }
 
 // join carries packets from one stack to the other until the test ends.
-func join(t *testing.T, a, b *Stack) {
+func join(t testing.TB, a, b *Stack) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	for _, way := range [][2]*Stack{{a, b}, {b, a}} {
 		done.Go(func() {
-			bufs, sizes := make([][]byte, 64), make([]int, 64)
+			bufs, sizes, packets := make([][]byte, 64), make([]int, 64), make([][]byte, 64)
 			for i := range bufs {
 				bufs[i] = make([]byte, mtu)
 			}
@@ -48,8 +48,9 @@ func join(t *testing.T, a, b *Stack) {
 					return
 				}
 				for i := range n {
-					way[1].Deliver(bufs[i][:sizes[i]])
+					packets[i] = bufs[i][:sizes[i]]
 				}
+				way[1].Deliver(packets[:n]...)
 			}
 		})
 	}
@@ -62,13 +63,13 @@ func join(t *testing.T, a, b *Stack) {
 }
 
 // dial connects from a stack's own side, which only a test's client does.
-func dial(t *testing.T, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
+func dial(t testing.TB, s *Stack, from netip.Addr, to netip.AddrPort) *Conn {
 	local := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(from.AsSlice()), Port: nextPort()}
 	remote := tcpip.FullAddress{NIC: nic, Addr: tcpip.AddrFromSlice(to.Addr().AsSlice()), Port: to.Port()}
 	c := newConn(s, stack.TransportEndpointID{
 		LocalAddress: local.Addr, LocalPort: local.Port, RemoteAddress: remote.Addr, RemotePort: remote.Port,
 	})
-	s.conns.Store(c.id, c)
+	s.conns.add(c)
 	protocol := header.IPv4ProtocolNumber
 	if from.Is6() {
 		protocol = header.IPv6ProtocolNumber
@@ -98,7 +99,10 @@ func nextPort() uint16 {
 	return port
 }
 
-func pair(t *testing.T) (a, b datapath.Conn) {
+func pair(t *testing.T) (a, b datapath.Conn) { return connect(t) }
+
+// connect returns both ends of a connection: what was accepted, and the client's.
+func connect(t testing.TB) (a, b *Conn) {
 	now := clock()
 	near, err := New(Config{Clock: now, MTU: mtu})
 	require.NoError(t, err)

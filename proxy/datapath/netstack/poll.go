@@ -48,10 +48,8 @@ func (p *poller) run(quit chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		p.stack.conns.Range(func(_, v any) bool {
-			c := v.(*Conn)
+		for _, c := range p.stack.conns.all() {
 			c.signals.look(p.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
-			return true
-		})
+		}
 	}
 }

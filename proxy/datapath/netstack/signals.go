@@ -82,8 +82,8 @@ func (s *Stack) probe(state *tcp.TCPEndpointState) {
 		LocalPort: state.ID.LocalPort, LocalAddress: state.ID.LocalAddress,
 		RemotePort: state.ID.RemotePort, RemoteAddress: state.ID.RemoteAddress,
 	}
-	if c, ok := s.conns.Load(id); ok {
-		c.(*Conn).signals.absorb(state, c.(*Conn).timeouts(), s.clock)
+	if c := s.conns.find(id); c != nil {
+		c.signals.absorb(state, c.timeouts(), s.clock)
 	}
 }
 

@@ -64,7 +64,7 @@ type Stack struct {
 	clock func() cc.Time
 	net   *stack.Stack
 	wire  *wire
-	conns sync.Map // of stack.TransportEndpointID to *Conn
+	conns table
 	syns  chan *Conn
 
 	datagrams           atomic.Pointer[Datagrams]
@@ -86,6 +86,7 @@ func New(cfg Config) (*Stack, error) {
 	// The stack would tell of odd packets, and so whoever sends them, on standard error.
 	log.SetLevel(log.Warning)
 	s := &Stack{clock: cfg.Clock, closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
+	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
 	s.poller.stack = s
 	s.wire = newWire(s, cfg.MTU)
 	s.net = stack.New(stack.Options{
@@ -181,25 +182,26 @@ func (s *Stack) Deliver(packets ...[]byte) {
 // as there are, at most len(bufs), each to offset of its buffer; sizes tells
 // their lengths.
 func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	pkt := s.wire.ReadContext(ctx)
-	if pkt == nil {
+	var batch [128]*stack.PacketBuffer
+	took := s.wire.await(ctx, batch[:min(len(batch), len(bufs))])
+	if took == 0 {
 		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
 	}
-	for pkt != nil {
+	for _, pkt := range batch[:took] {
 		if size := pkt.Size(); size <= len(bufs[n])-offset {
 			at := offset
-			for _, part := range pkt.AsSlices() {
-				at += copy(bufs[n][at:], part)
+			views, skip := pkt.AsViewList()
+			for v := views.Front(); v != nil; v = v.Next() {
+				part := v.AsSlice()
+				over := min(skip, len(part))
+				skip -= over
+				at += copy(bufs[n][at:], part[over:])
 			}
 			sizes[n] = size
 			n++
 			s.collected.Add(uint64(size))
 		}
 		pkt.DecRef()
-		if n == len(bufs) {
-			break
-		}
-		pkt = s.wire.Read()
 	}
 	return n, nil
 }
@@ -207,7 +209,7 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 // Drops counts packets that were lost in here: towards the tunnel since its
 // queue was full, and SYNs beyond Config.Handshakes.
 func (s *Stack) Drops() (packets, handshakes uint64) {
-	return s.wire.drops.Load(), s.net.Stats().TCP.ForwardMaxInFlightDrop.Value()
+	return s.wire.lost(), s.net.Stats().TCP.ForwardMaxInFlightDrop.Value()
 }
 
 // Traffic counts the bytes of the packets that came out of the tunnel and that
@@ -228,10 +230,9 @@ func (s *Stack) Close() error {
 				done = true
 			}
 		}
-		s.conns.Range(func(_, c any) bool {
-			_ = c.(*Conn).Reset()
-			return true
-		})
+		for _, c := range s.conns.all() {
+			_ = c.Reset()
+		}
 		s.poller.stop()
 		s.net.Destroy()
 		s.wire.Close()

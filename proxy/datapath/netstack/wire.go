@@ -1,7 +1,8 @@
 package netstack
 
 import (
-	"sync/atomic"
+	"context"
+	"sync"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -10,49 +11,145 @@ import (
 )
 
 // wire is the stack's interface towards the tunnel. It tells each connection
-// what leaves of it, and when: the probe only sees what comes.
+// what leaves of it, and when: the probe only sees what comes. What leaves waits
+// in a queue of its own, as the endpoint's would copy every packet's head and
+// take and give packets one by one.
 type wire struct {
 	*channel.Endpoint
 	stack *Stack
-	drops atomic.Uint64
+	ready chan struct{} // one is in it while packets wait
+	ended chan struct{}
+
+	mu      sync.Mutex
+	waiting [queuePackets]*stack.PacketBuffer // a ring
+	first   int
+	count   int
+	drops   uint64
+	over    bool
 }
 
 func newWire(s *Stack, mtu int) *wire {
-	e := channel.New(queuePackets, uint32(mtu), "")
+	e := channel.New(0, uint32(mtu), "")
 	// Segments are cut once they have been through the stack together.
 	e.SupportedGSOKind = stack.GVisorGSOSupported
 	e.LinkEPCapabilities = stack.CapabilityRXChecksumOffload // the tunnel has authenticated it
-	return &wire{Endpoint: e, stack: s}
+	return &wire{Endpoint: e, stack: s, ready: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
-// WritePackets implements stack.LinkWriter.
+// WritePackets implements stack.LinkWriter. What there is no room for is lost.
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
-	for _, p := range pkts.AsSlice() {
-		if p.TransportProtocolNumber == header.TCPProtocolNumber {
-			w.note(p)
+	all := pkts.AsSlice()
+	w.note(all)
+	w.mu.Lock()
+	if w.over {
+		w.mu.Unlock()
+		return 0, &tcpip.ErrClosedForSend{}
+	}
+	n := min(len(all), queuePackets-w.count)
+	for _, p := range all[:n] {
+		w.waiting[(w.first+w.count)%queuePackets] = p.IncRef()
+		w.count++
+	}
+	w.drops += uint64(len(all) - n)
+	w.mu.Unlock()
+	if n > 0 {
+		w.wake()
+	}
+	return n, nil
+}
+
+func (w *wire) wake() {
+	select {
+	case w.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take moves as many packets as wait into pkts, which own them then.
+func (w *wire) take(pkts []*stack.PacketBuffer) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := min(len(pkts), w.count)
+	for i := range n {
+		pkts[i], w.waiting[w.first] = w.waiting[w.first], nil
+		w.first = (w.first + 1) % queuePackets
+	}
+	if w.count -= n; w.count > 0 {
+		w.wake() // another may collect, too
+	}
+	return n
+}
+
+// await is take once there is something; 0: it is over.
+func (w *wire) await(ctx context.Context, pkts []*stack.PacketBuffer) int {
+	for {
+		if n := w.take(pkts); n > 0 {
+			return n
+		}
+		select {
+		case <-w.ready:
+		case <-w.ended:
+			return 0
+		case <-ctx.Done():
+			return 0
 		}
 	}
-	n, err := w.Endpoint.WritePackets(pkts)
-	if lost := pkts.Len() - n; lost > 0 {
-		w.drops.Add(uint64(lost))
-	}
-	return n, err
 }
 
-// note tells the connection that p is of.
-func (w *wire) note(p *stack.PacketBuffer) {
-	segment := header.TCP(p.TransportHeader().Slice())
-	id := stack.TransportEndpointID{LocalPort: segment.SourcePort(), RemotePort: segment.DestinationPort()}
-	switch p.NetworkProtocolNumber {
-	case header.IPv4ProtocolNumber:
-		ip := header.IPv4(p.NetworkHeader().Slice())
-		id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
-	case header.IPv6ProtocolNumber:
-		ip := header.IPv6(p.NetworkHeader().Slice())
-		id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
+// lost counts packets for which the queue had no room.
+func (w *wire) lost() uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.drops
+}
+
+// Close implements stack.LinkEndpoint: the stack calls it. What waits is gone.
+func (w *wire) Close() {
+	w.mu.Lock()
+	again := w.over
+	w.over = true
+	w.mu.Unlock()
+	if again {
+		return
 	}
-	if c, ok := w.stack.conns.Load(id); ok {
-		c.(*Conn).signals.sent(segment.SequenceNumber(), p.Data().Size(), segment.Flags().Contains(header.TCPFlagSyn))
+	w.discard()
+	close(w.ended)
+	w.Endpoint.Close()
+}
+
+// discard loses what waits, and tells how many packets that was.
+func (w *wire) discard() (n int) {
+	var p [1]*stack.PacketBuffer
+	for ; w.take(p[:]) > 0; n++ {
+		p[0].DecRef()
+	}
+	return n
+}
+
+// note tells the connections that packets are of.
+func (w *wire) note(pkts []*stack.PacketBuffer) {
+	var last stack.TransportEndpointID
+	var conn *Conn // of last: packets of a connection come together
+	for _, p := range pkts {
+		if p.TransportProtocolNumber != header.TCPProtocolNumber {
+			continue
+		}
+		segment := header.TCP(p.TransportHeader().Slice())
+		id := stack.TransportEndpointID{LocalPort: segment.SourcePort(), RemotePort: segment.DestinationPort()}
+		switch p.NetworkProtocolNumber {
+		case header.IPv4ProtocolNumber:
+			ip := header.IPv4(p.NetworkHeader().Slice())
+			id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
+		case header.IPv6ProtocolNumber:
+			ip := header.IPv6(p.NetworkHeader().Slice())
+			id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
+		}
+		if id != last {
+			last, conn = id, w.stack.conns.find(id)
+		}
+		if conn != nil {
+			conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), segment.Flags().Contains(header.TCPFlagSyn))
+		}
 	}
 }
 

@@ -1,0 +1,136 @@
+//go:build linux
+
+package netlab
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun"
+)
+
+// WireGuardConfig describes one end of a WireGuard tunnel whose inside is a
+// network device, so that ordinary sockets use it.
+type WireGuardConfig struct {
+	Device     string
+	Addrs      []netip.Prefix // of the device
+	MTU        int            // of the device
+	PrivateKey [32]byte
+	Port       uint16 // UDP; 0: any
+	Peers      []WireGuardPeer
+}
+
+// WireGuardPeer is who is at another end.
+type WireGuardPeer struct {
+	PublicKey [32]byte
+	Endpoint  netip.AddrPort // zero: it comes to us
+	Allowed   []netip.Prefix // what is routed to it, and taken from it
+}
+
+// WireGuard is one end of a tunnel, in this process: wireguard-go as it is.
+type WireGuard struct{ device *device.Device }
+
+// WireGuard opens one end of a tunnel inside the node. Close it before the lab.
+func (n *Node) WireGuard(cfg WireGuardConfig) (w *WireGuard, err error) {
+	err = n.Do(func() error {
+		w, err = OpenWireGuard(cfg)
+		return err
+	})
+	return w, err
+}
+
+// OpenWireGuard opens one end of a tunnel in the calling thread's namespace: in a
+// child that Node.Command started, which then has it to itself.
+func OpenWireGuard(cfg WireGuardConfig) (*WireGuard, error) {
+	inside, err := tun.CreateTUN(cfg.Device, cfg.MTU)
+	if err != nil {
+		return nil, fmt.Errorf("netlab: open TUN device %s: %w", cfg.Device, err)
+	}
+	w := &WireGuard{device.NewDevice(newSteady(inside, cfg.MTU), conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))}
+	err = w.device.IpcSet(cfg.setup())
+	if err == nil {
+		err = w.device.Up() // here and now, where its sockets belong
+	}
+	if err == nil {
+		err = cfg.route()
+	}
+	if err != nil {
+		w.device.Close()
+		return nil, fmt.Errorf("netlab: bring up WireGuard on %s: %w", cfg.Device, err)
+	}
+	return w, nil
+}
+
+// Rebind takes other sockets and says so to the peers, as apps do when they hear
+// that the network has changed; inside the namespace that the tunnel was opened in.
+func (w *WireGuard) Rebind() error {
+	if err := w.device.BindUpdate(); err != nil {
+		return fmt.Errorf("netlab: rebind WireGuard: %w", err)
+	}
+	w.device.SendKeepalivesToPeersWithCurrentKeypair()
+	return nil
+}
+
+// Close ends the tunnel; its device goes with it.
+func (w *WireGuard) Close() { w.device.Close() }
+
+// steady is a device that is up all along and knows its MTU. What happens to the
+// device would otherwise have WireGuard take new sockets, and ask for the MTU, in
+// whatever namespace a thread of its own is in.
+type steady struct {
+	tun.Device
+	mtu    int
+	events chan tun.Event // none
+}
+
+func newSteady(inside tun.Device, mtu int) *steady {
+	s := &steady{inside, mtu, make(chan tun.Event)}
+	go func() {
+		defer close(s.events)
+		for range inside.Events() { // must be taken
+		}
+	}()
+	return s
+}
+
+func (s *steady) MTU() (int, error)        { return s.mtu, nil }
+func (s *steady) Events() <-chan tun.Event { return s.events }
+
+// setup is cfg in the words of WireGuard's configuration protocol.
+func (cfg WireGuardConfig) setup() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "private_key=%x\nlisten_port=%d\n", cfg.PrivateKey, cfg.Port)
+	for _, p := range cfg.Peers {
+		fmt.Fprintf(&b, "public_key=%x\n", p.PublicKey)
+		if p.Endpoint.IsValid() {
+			fmt.Fprintf(&b, "endpoint=%v\n", p.Endpoint)
+		}
+		for _, a := range p.Allowed {
+			fmt.Fprintf(&b, "allowed_ip=%v\n", a)
+		}
+	}
+	return b.String()
+}
+
+// route gives the device its addresses, and what is for the peers.
+func (cfg WireGuardConfig) route() error {
+	link, err := netlink.LinkByName(cfg.Device)
+	if err != nil {
+		return err
+	}
+	for _, a := range cfg.Addrs {
+		err = errors.Join(err, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(a)}))
+	}
+	err = errors.Join(err, netlink.LinkSetUp(link))
+	for _, p := range cfg.Peers {
+		for _, a := range p.Allowed {
+			err = errors.Join(err, netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(a.Masked())}))
+		}
+	}
+	return err
+}

@@ -1,0 +1,44 @@
+package netstack
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+)
+
+// table finds connections by their ends, for every packet: a sync.Map would put
+// each key that it is asked for on the heap.
+type table struct {
+	mu    sync.RWMutex
+	conns map[stack.TransportEndpointID]*Conn
+}
+
+// find returns the connection; nil: there is none.
+func (t *table) find(id stack.TransportEndpointID) *Conn {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.conns[id]
+}
+
+func (t *table) add(c *Conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.conns[c.id] = c
+}
+
+// remove takes c out, unless another has its ends by now.
+func (t *table) remove(c *Conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.conns[c.id] == c {
+		delete(t.conns, c.id)
+	}
+}
+
+func (t *table) all() []*Conn {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return slices.Collect(maps.Values(t.conns))
+}

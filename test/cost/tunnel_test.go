@@ -1,0 +1,224 @@
+//go:build linux
+
+package cost
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// forwardEnv makes this test binary the end of a WireGuard tunnel that leaves
+// the rest to the kernel's routes: "our private key, the client's public one".
+const forwardEnv = "PENSTOCK_COST_FORWARD"
+
+const (
+	gatewayPort = 51820
+	tunDevice   = "penstock0"
+	tunnelMTU   = 1420
+)
+
+var (
+	insideEdge   = netip.MustParsePrefix("10.9.0.1/24")
+	insideClient = netip.MustParsePrefix("10.9.0.2/32")
+)
+
+// BenchmarkTunnels downloads through a tunnel that ends at the edge: in
+// wireguard-go, which forwards packets, and in Penstock, which ends connections.
+// The client's end is wireguard-go in this process, whose time is not counted.
+func BenchmarkTunnels(b *testing.B) {
+	executable := build(b)
+	keys := newKeys(b)
+	for _, flows := range []int{1, 16} {
+		var plain usage
+		for _, g := range []struct {
+			name, listener, algorithm string
+		}{
+			{name: "wireguard-go"},
+			{name: "wireguard-none", listener: keys.listener(), algorithm: "none"},
+			{name: "wireguard-copa", listener: keys.listener(), algorithm: "copa"},
+			{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"},
+		} {
+			b.Run(fmt.Sprintf("%dflows/%s", flows, g.name), func(b *testing.B) {
+				var u usage
+				for range b.N {
+					u.add(throughTunnel(b, executable, flows, g.listener, g.algorithm, keys))
+				}
+				if g.listener == "" {
+					plain = u
+				}
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(u.mbps()/1e3, "Gbit/s")
+				b.ReportMetric(u.perGB(), "CPU-s/GB")
+				if plain.bytes > 0 {
+					b.ReportMetric(u.mbps()/plain.mbps(), "x-rate")
+					b.ReportMetric(u.perGB()/plain.perGB(), "x-CPU")
+				}
+			})
+		}
+	}
+}
+
+// throughTunnel carries the load once.
+func throughTunnel(b *testing.B, executable string, flows int, listener, algorithm string, keys keys) usage {
+	lab, err := netlab.NewRouted()
+	require.NoError(b, err)
+	defer func() { require.NoError(b, lab.Close()) }()
+	source := startSource(b, lab, 0)
+	defer source.close()
+	edge := startGateway(b, lab, executable, listener, algorithm, keys)
+	defer edge.stop(b)
+	if strings.Contains(listener, tunDevice) {
+		require.NoError(b, lab.Edge.Do(routeIntoDevice))
+	} else {
+		phone, err := lab.Client.WireGuard(netlab.WireGuardConfig{
+			Device: "wg0", Addrs: []netip.Prefix{insideClient}, MTU: tunnelMTU, PrivateKey: keys.client,
+			Peers: []netlab.WireGuardPeer{{
+				PublicKey: keys.edgePublic, Endpoint: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort),
+				Allowed: []netip.Prefix{netip.PrefixFrom(lab.ServerAddr.V4, 24)},
+			}},
+		})
+		require.NoError(b, err)
+		defer phone.Close()
+	}
+	sink := startSink(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort))
+	defer sink.close()
+
+	time.Sleep(warmUp)
+	if listener != "" {
+		edge.profile(b)
+	}
+	before, cpuBefore, at := sink.got.Load(), cpuTime(b, edge.pid()), time.Now()
+	time.Sleep(measure)
+	return usage{bytes: sink.got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
+}
+
+// keys are both ends' private ones, and what is public of them.
+type keys struct{ edge, client, edgePublic, clientPublic tunnel.Key }
+
+func newKeys(b *testing.B) (k keys) {
+	for private, public := range map[*tunnel.Key]*tunnel.Key{&k.edge: &k.edgePublic, &k.client: &k.clientPublic} {
+		var err error
+		*private, err = tunnel.GenerateKey()
+		require.NoError(b, err)
+		*public, err = private.Public()
+		require.NoError(b, err)
+	}
+	return k
+}
+
+func (k keys) listener() string {
+	return fmt.Sprintf("{name: bench, mode: wireguard, address: \":%d\", wireguard: {private_key: %q, peers: [{name: phone, public_key: %q, allowed_ips: [%q]}]}}",
+		gatewayPort, k.edge, k.clientPublic, insideClient)
+}
+
+// startGateway starts Penstock with a listener, or without one what only forwards.
+func startGateway(b *testing.B, lab *netlab.Routed, executable, listener, algorithm string, keys keys) *program {
+	p := &program{edge: lab.Edge}
+	if listener == "" {
+		self, err := os.Executable()
+		require.NoError(b, err)
+		p.cmd = lab.Edge.Command(context.Background(), self)
+		p.cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%x %x", forwardEnv, keys.edge[:], keys.clientPublic[:]))
+		ready, err := p.cmd.StdoutPipe()
+		require.NoError(b, err)
+		require.NoError(b, p.cmd.Start())
+		_, err = ready.Read(make([]byte, 1))
+		require.NoError(b, err)
+		return p
+	}
+	config := filepath.Join(b.TempDir(), "penstock.yaml")
+	require.NoError(b, os.WriteFile(config, fmt.Appendf(nil, `listeners: [%s]
+defaults: {algorithm: %q, up: {algorithm: none}}
+telemetry: {address: %q}
+log: {level: warn, flows: false}
+shutdown: {drain: 0s}
+`, listener, algorithm, telemetryAddr), 0o600))
+	p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--pprof", "--config", config)
+	p.cmd.Stderr = &p.said
+	require.NoError(b, p.cmd.Start())
+	client := http.Client{Transport: &http.Transport{DialContext: lab.Edge.DialContext, DisableKeepAlives: true}}
+	require.Eventually(b, func() bool {
+		resp, err := client.Get("http://" + telemetryAddr + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}, 20*time.Second, 20*time.Millisecond, "the gateway is not ready")
+	return p
+}
+
+// profileEnv names a directory for CPU profiles of Penstock, one for each run.
+const profileEnv = "PENSTOCK_COST_PROFILES"
+
+// profile has the program's time written down, if somebody wants it.
+func (p *program) profile(b *testing.B) {
+	dir := os.Getenv(profileEnv)
+	if dir == "" {
+		return
+	}
+	file, err := os.Create(filepath.Join(dir, strings.ReplaceAll(b.Name(), "/", "-")+".pprof"))
+	require.NoError(b, err)
+	b.Cleanup(func() { _ = file.Close() })
+	client := http.Client{Transport: &http.Transport{DialContext: p.edge.DialContext}}
+	go func() {
+		resp, err := client.Get(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", telemetryAddr, int(measure.Seconds())-1))
+		if err == nil {
+			_, _ = io.Copy(file, resp.Body) // a profile that is cut short says so
+			resp.Body.Close()
+		}
+	}()
+}
+
+// routeIntoDevice has the kernel route into the device what comes from the client.
+func routeIntoDevice() error {
+	const table = 100
+	link, err := netlink.LinkByName(tunDevice)
+	if err != nil {
+		return err
+	}
+	_, everything, _ := net.ParseCIDR("0.0.0.0/0")
+	rule := netlink.NewRule()
+	rule.IifName, rule.Table = netlab.NearDevice, table
+	return errors.Join(netlink.LinkSetUp(link),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everything, Table: table}),
+		netlink.RuleAdd(rule))
+}
+
+// runForward is wireguard-go alone; it ends with its process.
+func runForward(text string) error {
+	private, public, _ := strings.Cut(text, " ")
+	cfg := netlab.WireGuardConfig{
+		Device: "wg0", Addrs: []netip.Prefix{insideEdge}, MTU: tunnelMTU, Port: gatewayPort,
+		Peers: []netlab.WireGuardPeer{{Allowed: []netip.Prefix{insideClient}}},
+	}
+	_, err := hex.Decode(cfg.PrivateKey[:], []byte(private))
+	if err == nil {
+		_, err = hex.Decode(cfg.Peers[0].PublicKey[:], []byte(public))
+	}
+	if err == nil {
+		_, err = netlab.OpenWireGuard(cfg)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	select {}
+}
