@@ -248,7 +248,7 @@ func (s *socket) strip(news *received) bool {
 
 // segmentSize is how large datagrams are that the kernel has put together.
 func segmentSize(control []byte) int {
-	for len(control) > 0 {
+	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		if err != nil {
 			return 0
@@ -268,7 +268,7 @@ func failureIn(control []byte) *netstack.Unreachable {
 		fromICMP, fromICMP6 = 2, 3
 		size                = 16
 	)
-	for len(control) > 0 {
+	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
 		if err != nil {
 			return nil
