@@ -5,10 +5,12 @@ package netlab
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
@@ -124,13 +126,29 @@ func (cfg WireGuardConfig) route() error {
 		return err
 	}
 	for _, a := range cfg.Addrs {
-		err = errors.Join(err, netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(a)}))
+		addr := &netlink.Addr{IPNet: ipNet(a)}
+		if a.Addr().Is6() {
+			addr.Flags = unix.IFA_F_NODAD // as those of an End
+		}
+		err = errors.Join(err, netlink.AddrAdd(link, addr))
 	}
 	err = errors.Join(err, netlink.LinkSetUp(link))
 	for _, p := range cfg.Peers {
 		for _, a := range p.Allowed {
-			err = errors.Join(err, netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(a.Masked())}))
+			route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(a.Masked()), Src: cfg.source(a.Addr())}
+			err = errors.Join(err, netlink.RouteReplace(route))
 		}
 	}
 	return err
+}
+
+// source is the device's address for what goes to an address: the kernel might
+// choose another device's, which peers refuse.
+func (cfg WireGuardConfig) source(to netip.Addr) net.IP {
+	for _, a := range cfg.Addrs {
+		if a.Addr().Is4() == to.Is4() {
+			return a.Addr().AsSlice()
+		}
+	}
+	return nil
 }
