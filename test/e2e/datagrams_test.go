@@ -42,6 +42,7 @@ func listenUDP(t *testing.T, n *netlab.Node, at netip.AddrPort) *net.UDPConn {
 // TestAPhoneAsksForNamesAndPingsThroughItsTunnel has a name server at the server.
 func TestAPhoneAsksForNamesAndPingsThroughItsTunnel(t *testing.T) {
 	onceIsEnough(t)
+	needsPrivilege(t) // or a namespace that lets everybody ping
 	s := named("wireguard over IPv4").open(t, "")
 	answer := netip.MustParseAddr("203.0.113.9")
 	dns := listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 53))

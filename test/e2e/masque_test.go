@@ -172,7 +172,7 @@ func TestAWrongTokenIsRefusedAndCounted(t *testing.T) {
 	p := s.start(named("masque over IPv4").yaml(""))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	_, said, err := s.dialMASQUE(ctx, "a-token-of-nobody-at-all")
+	_, said, err := s.dialMASQUE(ctx, "a-token-of-nobody-at-all") //nolint:bodyclose // read to its end below
 	require.Error(t, err)
 	require.NotNil(t, said)
 	_, _ = io.Copy(io.Discard, said.Body) // there is hardly one

@@ -123,6 +123,9 @@ func TestTransfersThroughATunnelOverACellularLink(t *testing.T) {
 	for _, name := range []string{"wireguard over IPv4", "tun over IPv6"} {
 		t.Run(name, func(t *testing.T) {
 			w := named(name)
+			if w.privileged() {
+				needsPrivilege(t)
+			}
 			s, path := newCellular(t, sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueueBytes: 2_000_000})
 			s.start(w.yaml(""))
 			s.capture(w)
