@@ -3,9 +3,10 @@ package proxy
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
+
+	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 // loopGuard keeps the proxy from talking to itself. The firewall mark keeps
@@ -25,25 +26,9 @@ type wire struct{ from, to netip.AddrPort }
 
 func newLoopGuard(listening []netip.AddrPort) *loopGuard {
 	return &loopGuard{
-		listening: listening, localAddrs: interfaceAddrs,
+		listening: listening, localAddrs: ingress.LocalAddrs,
 		dialling: map[wire]int{}, captured: map[wire]int{},
 	}
-}
-
-func interfaceAddrs() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, err
-	}
-	var out []netip.Addr
-	for _, a := range list {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok {
-				out = append(out, ip.Unmap())
-			}
-		}
-	}
-	return out, nil
 }
 
 // check refuses a destination that is one of our listeners. Other services of

@@ -2,6 +2,7 @@ package flow
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +14,8 @@ const unknownRTT = 100 * time.Millisecond
 
 // Datagrams are bytes in the window of a macroflow that nobody acknowledges: the
 // UDP and ICMP of the same peer. What was granted counts for one round trip of
-// the flows beside it, and is then taken as gone, at the pace at which theirs arrive; they make no event.
+// the flows beside it, and is then taken as gone, at the pace at which theirs
+// arrive; they make no event.
 //
 // They are held back only while one of these flows wants more than it has: what
 // a window is worth that nobody wants to fill, nobody knows. Then they have their
@@ -166,11 +168,7 @@ func (d *Datagrams) next(now cc.Time) cc.Time {
 // them fill it.
 func (d *Datagrams) due() cc.Bytes {
 	m := d.macro
-	window := m.ctl.Cwnd
-	if m.ctl.PacingRate > 0 && m.rtt.srtt > 0 {
-		window = min(window, m.ctl.PacingRate.BytesIn(m.rtt.srtt))
-	}
-	return cc.Bytes(d.share * float64(window))
+	return cc.Bytes(d.share * float64(m.ctl.Cwnd-m.unpaced()))
 }
 
 // fits reports whether n more bytes may go while the flows want the window.
@@ -197,12 +195,7 @@ func (d *Datagrams) fits(now cc.Time, n cc.Bytes) bool {
 func (d *Datagrams) Close() {
 	d.mgr.mu.Lock()
 	defer d.mgr.mu.Unlock()
-	var rest []*Datagrams
-	for _, e := range d.mgr.datagrams[d.key] {
-		if e != d {
-			rest = append(rest, e)
-		}
-	}
+	rest := slices.DeleteFunc(d.mgr.datagrams[d.key], func(e *Datagrams) bool { return e == d })
 	d.mgr.datagrams[d.key] = rest
 	if len(rest) == 0 {
 		delete(d.mgr.datagrams, d.key)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -174,19 +175,25 @@ func (l *listener) own(target netip.AddrPort) bool {
 	if target.Addr().IsLoopback() || target.Addr().IsUnspecified() {
 		return true
 	}
-	// Only for connections to our very port, so the cost does not matter.
-	local, err := net.InterfaceAddrs()
+	local, err := LocalAddrs()                                 // only for connections to our very port, so the cost does not matter
+	return err != nil || slices.Contains(local, target.Addr()) // cannot tell: a refused connection is cheaper than a loop
+}
+
+// LocalAddrs returns the addresses of this machine.
+func LocalAddrs() ([]netip.Addr, error) {
+	list, err := net.InterfaceAddrs()
 	if err != nil {
-		return true // cannot tell: a refused connection is cheaper than a loop
+		return nil, err
 	}
-	for _, a := range local {
+	var out []netip.Addr
+	for _, a := range list {
 		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok && ip.Unmap() == target.Addr() {
-				return true
+			if ip, ok := netip.AddrFromSlice(n.IP); ok {
+				out = append(out, ip.Unmap())
 			}
 		}
 	}
-	return false
+	return out, nil
 }
 
 // answerWithReset is Answer for clients that speak no protocol with us: their

@@ -183,7 +183,7 @@ func TestANameIsFoundThroughTheTunnel(t *testing.T) {
 		assert.NoError(t, err)
 		return out
 	})
-	found, err := g.phone.LookupContextHost(deadline(t), "penstock.example")
+	found, err := g.phone.LookupContextHost(deadlineOf(t), "penstock.example")
 	require.NoError(t, err)
 	assert.Contains(t, found, "203.0.113.7")
 	require.Positive(t, g.Stats().Sessions)
@@ -212,11 +212,11 @@ func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
 	require.NoError(t, err)
 	var done sync.WaitGroup
 	done.Go(func() {
-		c, err := l.Accept(deadline(t))
+		c, err := l.Accept(deadlineOf(t))
 		if !assert.NoError(t, err) {
 			return
 		}
-		s, err := c.AcceptStream(deadline(t))
+		s, err := c.AcceptStream(deadlineOf(t))
 		if assert.NoError(t, err) {
 			_, err = s.Write(data)
 			assert.NoError(t, err)
@@ -227,9 +227,9 @@ func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
 	in, err := g.phone.ListenUDPAddrPort(netip.AddrPortFrom(inner, 0))
 	require.NoError(t, err)
 	client := &quic.Transport{Conn: in}
-	c, err := client.Dial(deadline(t), out.LocalAddr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil)
+	c, err := client.Dial(deadlineOf(t), out.LocalAddr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil)
 	require.NoError(t, err)
-	s, err := c.OpenStreamSync(deadline(t))
+	s, err := c.OpenStreamSync(deadlineOf(t))
 	require.NoError(t, err)
 	_, err = s.Write([]byte("GET"))
 	require.NoError(t, err)

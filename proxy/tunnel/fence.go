@@ -2,13 +2,13 @@ package tunnel
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 // Fence keeps peers from the gateway's own addresses, and from each other. It
@@ -18,7 +18,7 @@ type Fence struct {
 	Inner func(netip.Addr) bool // reports whether an address is a peer's; nil: none is
 
 	mu   sync.Mutex
-	own  map[netip.Addr]bool
+	own  []netip.Addr
 	read cc.Time // when own was; 0: never
 }
 
@@ -49,20 +49,13 @@ func (f *Fence) isOwn(target netip.Addr) (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if now := f.Clock(); f.read == 0 || now.Sub(f.read) > ownLasts {
-		addrs, err := net.InterfaceAddrs()
+		own, err := ingress.LocalAddrs()
 		if err != nil { // what cannot be told apart is not let through
 			return false, fmt.Errorf("tunnel: read the gateway's own addresses: %w", err)
 		}
-		f.own, f.read = make(map[netip.Addr]bool, len(addrs)), now
-		for _, a := range addrs {
-			if p, ok := a.(*net.IPNet); ok {
-				if addr, ok := netip.AddrFromSlice(p.IP); ok {
-					f.own[addr.Unmap()] = true
-				}
-			}
-		}
+		f.own, f.read = own, now
 	}
-	return f.own[target], nil
+	return slices.Contains(f.own, target), nil
 }
 
 // Inner returns how to tell the inner addresses of a tunnel's peers; nil where

@@ -13,8 +13,6 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
@@ -88,11 +86,7 @@ func TestAClientThatAsksForAddressesGetsItsOwn(t *testing.T) {
 
 func TestSessionsAreKeptApart(t *testing.T) {
 	m, l := masque(t, nil)
-	seen := make(chan ingress.Client, 2)
-	answering(t, l, nil, func(c ingress.Client) {
-		seen <- c
-		echo(t)(c)
-	})
+	seen := echoing(t, l)
 	phone, tablet := dialMASQUE(t, m).tunnel(phoneToken), dialMASQUE(t, m).tunnel(tabletToken)
 	require.NotEqual(t, phone.addrs, tablet.addrs)
 	assert.Equal(t, "phone", m.Peer(phone.addrs[0]))

@@ -142,6 +142,16 @@ func echo(t testing.TB) func(ingress.Client) {
 	}
 }
 
+// echoing admits connections, sends back what comes, and tells of each.
+func echoing(t testing.TB, l ingress.Listener) <-chan ingress.Client {
+	seen := make(chan ingress.Client, 2)
+	answering(t, l, nil, func(c ingress.Client) {
+		seen <- c
+		echo(t)(c)
+	})
+	return seen
+}
+
 // client is a MASQUE client.
 type client struct {
 	t    testing.TB
@@ -339,11 +349,7 @@ func exchange(t testing.TB, c halfCloser, data []byte) {
 
 func TestAStreamGoesWhereItsClientAsked(t *testing.T) {
 	m, l := masque(t, nil)
-	seen := make(chan ingress.Client, 2)
-	answering(t, l, nil, func(c ingress.Client) {
-		seen <- c
-		echo(t)(c)
-	})
+	seen := echoing(t, l)
 	c := dialMASQUE(t, m)
 	exchange(t, c.mustStream("192.0.2.80:443"), randomBytes(3<<20))
 	got := <-seen
@@ -430,11 +436,7 @@ func TestAClientThatGoesWhileItsServerIsDialledGetsNothing(t *testing.T) {
 
 func TestPacketsOfASessionAreConnectionsOfItsPeer(t *testing.T) {
 	m, l := masque(t, nil)
-	seen := make(chan ingress.Client, 2)
-	answering(t, l, nil, func(c ingress.Client) {
-		seen <- c
-		echo(t)(c)
-	})
+	seen := echoing(t, l)
 	n := dialMASQUE(t, m).tunnel(phoneToken)
 	require.Len(t, n.addrs, 2)
 	for i, to := range []string{"203.0.113.7:443", "[2001:db8::7]:443"} {
@@ -535,11 +537,7 @@ func TestWhoMayNotIsRefusedAndCounted(t *testing.T) {
 func TestACertificateOpensTheDoorToWhoeverItIsOf(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.pool() })
-	seen := make(chan ingress.Client, 1)
-	answering(t, l, nil, func(c ingress.Client) {
-		seen <- c
-		echo(t)(c)
-	})
+	seen := echoing(t, l)
 	c, err := connect(t, m, ours.sign(t, "laptop"))
 	require.NoError(t, err)
 	s, _, err := c.stream("192.0.2.80:443", "")
@@ -602,11 +600,7 @@ func TestNoListenerIsOpenByAccident(t *testing.T) {
 
 func TestAnOpenListenerTellsClientsApartByTheirAddress(t *testing.T) {
 	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.Open = nil, true })
-	seen := make(chan ingress.Client, 1)
-	answering(t, l, nil, func(c ingress.Client) {
-		seen <- c
-		echo(t)(c)
-	})
+	seen := echoing(t, l)
 	s, _, err := dialMASQUE(t, m).stream("192.0.2.80:443", "")
 	require.NoError(t, err)
 	exchange(t, s, []byte("question"))

@@ -2,14 +2,10 @@ package tunnel
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -66,62 +62,17 @@ func keys(t *testing.T) (private, public Key) {
 	return private, public
 }
 
-// serve admits connections and answers each with answer, or refuses them with err.
-func serve(t *testing.T, l ingress.Listener, err error, use func(ingress.Client)) {
-	var done sync.WaitGroup
-	done.Go(func() {
-		for {
-			c, acceptErr := l.Accept()
-			if acceptErr != nil {
-				return
-			}
-			client, greetErr := l.Greet(context.Background(), c)
-			if !assert.NoError(t, greetErr) {
-				return
-			}
-			if client.Answer(netip.AddrPort{}, err) == nil && err == nil { // else it has gone
-				use(client)
-			}
-		}
-	})
-	t.Cleanup(func() {
-		assert.NoError(t, l.Close())
-		done.Wait()
-	})
-}
-
-func deadline(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func TestAPeersConnectionGoesWhereItWasMeantTo(t *testing.T) {
 	private, public := keys(t)
 	phoneKey, phonePublic := keys(t)
 	w, l := endpoint(t, private, Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}})
-	seen := make(chan ingress.Client, 1)
-	serve(t, l, nil, func(c ingress.Client) {
-		seen <- c
-		_, err := io.Copy(c.Conn, struct{ io.Reader }{c.Conn})
-		assert.NoError(t, err)
-		assert.NoError(t, c.Conn.Close())
-	})
+	seen := echoing(t, l)
 	n := phone(t, phoneKey, public, w.Addr())
 
-	c, err := n.DialContextTCPAddrPort(deadline(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	c, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
 	require.NoError(t, err)
-	data := make([]byte, 3<<20)
-	_, _ = rand.NewChaCha8([32]byte{1}).Read(data)
-	go func() {
-		_, err := c.Write(data)
-		assert.NoError(t, err)
-		assert.NoError(t, c.CloseWrite())
-	}()
-	got, err := io.ReadAll(c)
-	require.NoError(t, err)
-	assert.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
-	require.NoError(t, c.Close())
+	data := randomBytes(3 << 20)
+	exchange(t, c, data)
 
 	client := <-seen
 	assert.Equal(t, "203.0.113.7:443", client.Target.String())
@@ -139,8 +90,8 @@ func TestARefusedConnectionIsResetBeforeItWasEverOpen(t *testing.T) {
 	private, public := keys(t)
 	phoneKey, phonePublic := keys(t)
 	w, l := endpoint(t, private, Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}})
-	serve(t, l, errors.New("nobody there"), nil)
-	_, err := phone(t, phoneKey, public, w.Addr()).DialContextTCPAddrPort(deadline(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	answering(t, l, errors.New("nobody there"), nil)
+	_, err := phone(t, phoneKey, public, w.Addr()).DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
 	assert.ErrorContains(t, err, "refused")
 }
 
@@ -149,7 +100,7 @@ func TestWhoHasNoKeyIsRefusedAndCounted(t *testing.T) {
 	stranger, _ := keys(t)
 	w, _ := endpoint(t, private)
 	n := phone(t, stranger, public, w.Addr())
-	ctx, cancel := context.WithCancel(deadline(t))
+	ctx, cancel := context.WithCancel(deadlineOf(t))
 	ended := make(chan error, 1)
 	go func() {
 		_, err := n.DialContextTCPAddrPort(ctx, netip.MustParseAddrPort("203.0.113.7:443"))
@@ -164,11 +115,11 @@ func TestPeersComeAndGoWhileTheEndpointRuns(t *testing.T) {
 	private, public := keys(t)
 	phoneKey, phonePublic := keys(t)
 	w, l := endpoint(t, private)
-	serve(t, l, nil, func(c ingress.Client) { assert.NoError(t, c.Conn.Close()) })
+	answering(t, l, nil, func(c ingress.Client) { assert.NoError(t, c.Conn.Close()) })
 	p := Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}
 	require.NoError(t, w.SetPeers([]Peer{p}))
 	n := phone(t, phoneKey, public, w.Addr())
-	c, err := n.DialContextTCPAddrPort(deadline(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	c, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
 	require.NoError(t, err)
 	require.NoError(t, c.Close())
 
