@@ -241,5 +241,9 @@ func TestPeersShowEveryField(t *testing.T) {
 			Endpoint: "198.51.100.9:4000", Handshake: 1.7e9 + .5, Received: 1100, Sent: 9900,
 		},
 		{Listener: "vpn", Name: "tablet", PublicKey: tablet.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+		{
+			Listener: "vpn2", Name: "laptop", Endpoint: "198.51.100.7:5000", Received: 700, Sent: 800,
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/32"), netip.MustParsePrefix("fd00:10::1/128")},
+		},
 	}, got)
 }

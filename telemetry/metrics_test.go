@@ -181,10 +181,10 @@ penstock_tunnel_bytes_total{direction="sent",listener="vpn2"} 0
 # TYPE penstock_tunnel_peers gauge
 penstock_tunnel_peers{listener="vpn"} 2
 penstock_tunnel_peers{listener="vpn2"} 0
-# HELP penstock_tunnel_peers_active Peers whose session has not run out: they made a handshake in the last three minutes.
+# HELP penstock_tunnel_peers_active Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and CONNECT-IP's.
 # TYPE penstock_tunnel_peers_active gauge
 penstock_tunnel_peers_active{listener="vpn"} 1
-penstock_tunnel_peers_active{listener="vpn2"} 0
+penstock_tunnel_peers_active{listener="vpn2"} 1
 # HELP penstock_tunnel_refused_packets_total Packets that were no peer's, or not from its addresses.
 # TYPE penstock_tunnel_refused_packets_total counter
 penstock_tunnel_refused_packets_total{listener="vpn"} 3

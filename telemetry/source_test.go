@@ -98,7 +98,10 @@ func busyProxy() *still {
 					{Name: "tablet", PublicKey: vpn.Key{2}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
 				},
 			}},
-			{Listener: "vpn2", Mode: "tun", Status: vpn.Status{Received: 1}},
+			{Listener: "vpn2", Mode: "masque", Status: vpn.Status{Received: 1, Sessions: []vpn.SessionState{{
+				Name: "laptop", Endpoint: "198.51.100.7:5000", Received: 700, Sent: 800,
+				Addresses: []netip.Addr{netip.MustParseAddr("10.10.0.1"), netip.MustParseAddr("fd00:10::1")},
+			}}}},
 		},
 	}
 }

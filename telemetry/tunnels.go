@@ -10,7 +10,7 @@ import (
 
 var (
 	tunnelPeers      = gauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
-	tunnelActive     = gauge("tunnel_peers_active", "Peers whose session has not run out: they made a handshake in the last three minutes.", "listener")
+	tunnelActive     = gauge("tunnel_peers_active", "Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and CONNECT-IP's.", "listener")
 	tunnelBytes      = counter("tunnel_bytes_total", "Bytes of the packets inside the tunnel, their headers included, received from peers and sent to them.", "listener", "direction")
 	tunnelRefused    = counter("tunnel_refused_packets_total", "Packets that were no peer's, or not from its addresses.", "listener")
 	tunnelLost       = counter("tunnel_lost_packets_total", "Packets to peers that were lost here, since more waited than may.", "listener")
@@ -22,7 +22,7 @@ const sessionLife = 3 * time.Minute
 
 // tunnel writes what is known of a tunnel; now is the wall clock's.
 func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
-	active := 0
+	active := len(t.Sessions)
 	for _, p := range t.Peers {
 		if !p.Handshake.IsZero() && now.Sub(p.Handshake) < sessionLife {
 			active++
@@ -37,15 +37,16 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelHandshakes, float64(t.Handshakes), t.Listener)
 }
 
-// Peer is one peer of a tunnel as /v1/peers lists it.
+// Peer is one peer of a WireGuard tunnel as /v1/peers lists it, or one session of
+// a MASQUE client that sends packets.
 type Peer struct {
 	Listener  string         `json:"listener"`
 	Name      string         `json:"name"`
-	PublicKey string         `json:"public_key"`
-	Addresses []netip.Prefix `json:"addresses"`          // inside the tunnel
-	Endpoint  string         `json:"endpoint,omitempty"` // where it was last heard from; empty: never
-	Handshake float64        `json:"handshake_seconds"`  // when the last was, in Unix time; 0: never
-	Received  uint64         `json:"received_bytes"`     // with the tunnel's own
+	PublicKey string         `json:"public_key,omitempty"` // WireGuard's
+	Addresses []netip.Prefix `json:"addresses"`            // inside the tunnel
+	Endpoint  string         `json:"endpoint,omitempty"`   // where it was last heard from; empty: never
+	Handshake float64        `json:"handshake_seconds"`    // when WireGuard's last was, in Unix time; 0: never
+	Received  uint64         `json:"received_bytes"`       // WireGuard's with the tunnel's own
 	Sent      uint64         `json:"sent_bytes"`
 }
 
@@ -59,6 +60,13 @@ func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
 			}
 			if !s.Handshake.IsZero() {
 				out.Handshake = float64(s.Handshake.UnixMilli()) / 1e3
+			}
+			peers = append(peers, out)
+		}
+		for _, s := range t.Sessions {
+			out := Peer{Listener: t.Listener, Name: s.Name, Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent}
+			for _, a := range s.Addresses {
+				out.Addresses = append(out.Addresses, netip.PrefixFrom(a, a.BitLen()))
 			}
 			peers = append(peers, out)
 		}

@@ -161,6 +161,7 @@ type Status struct {
 	Lost           uint64 // packets to peers that the queue had no room for
 	Handshakes     uint64 // SYNs dropped, since as many waited as may
 	Peers          []PeerState
+	Sessions       []SessionState // CONNECT-IP's
 	Datagrams      DatagramStats
 }
 
@@ -180,6 +181,7 @@ func (l *Listener) Status() (Status, error) {
 	case *MASQUE:
 		d := o.Drops()
 		s.Refused, s.Lost = o.Refused()+d.Malformed+d.Source, s.Lost+d.Queue
+		s.Sessions = o.Sessions()
 	}
 	return s, err
 }
