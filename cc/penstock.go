@@ -25,7 +25,7 @@ func init() {
 		Source: "docs/decisions/0004-own-algorithm.md",
 		Params: []Param{
 			{
-				Name: "target_ms", Unit: "ms", Default: 30, Min: 1, Max: 1000,
+				Name: "target_ms", Unit: "ms", Default: 28, Min: 1, Max: 1000,
 				About: "queueing delay to ask for at 10 Mbit/s; in force is from half of it to 1.3 times, more at a lower rate and less at a higher",
 			},
 			{Name: "compete", Default: 1, Choices: []string{"off", "on"}, About: "keep up with flows that fill the queue"},
@@ -44,7 +44,7 @@ func init() {
 }
 
 const (
-	ownShort = 50 * time.Millisecond // or a base round trip, if that is longer
+	ownShort = 50 * time.Millisecond // or one round trip, if that is longer
 	ownLong  = 500 * time.Millisecond
 	// ownLongBases bases are the long window of a longer path.
 	ownLongBases = 4
@@ -58,6 +58,8 @@ const (
 	ownRejoin     = time.Second // between drainings that others began
 	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
 	ownProbeDepth = 0.75        // where the question is whether others fill the queue: they leave less than this of it
+	// ownAloneQueue targets of queue are as many as we make by ourselves.
+	ownAloneQueue = 1.5
 	// ownStartQueue is how much of a base in the queue ends slow start, where it
 	// is more than half of the target.
 	ownStartQueue = 1. / 8
@@ -92,6 +94,7 @@ type penstock struct {
 
 	drainDepth float64
 	drainFrom  Time          // what left after this finds the queue drained
+	drainEnd   Time          // by then it is over, whatever an outage has made of the round trip
 	drainLeft  time.Duration // least round trip of that; 0: none yet
 
 	rival  cubic
@@ -204,10 +207,17 @@ func (p *penstock) track(now Time) {
 	p.long.keep(short)
 }
 
-// windows are those that the rate is measured over.
+// windows are those that the rate is measured over. What is in flight comes back as
+// a train of acknowledgements, so that the short one is a round trip at least: over
+// a part of it the rate would swing with the train, and the window with the rate.
+// Where others fill the queue that is the base alone: the swing holds our place.
 func (p *penstock) windows() (short, long time.Duration) {
 	base := p.base.get()
-	return max(ownShort, base), max(ownLong, ownLongBases*base)
+	rtt := base
+	if p.queue.Seconds() < ownAloneQueue*p.target {
+		rtt += p.queue
+	}
+	return max(ownShort, rtt), max(ownLong, ownLongBases*base)
 }
 
 func (p *penstock) drainEvery() time.Duration { return max(ownDrainEvery, ownDrainBases*p.base.get()) }
@@ -216,6 +226,7 @@ func (p *penstock) drain(s State, depth float64) {
 	p.drainDepth = depth
 	p.phase, p.held = ownDraining, p.rate
 	p.drainFrom, p.drainLeft = s.Now.Add(s.SRTT), 0
+	p.drainEnd = s.Now.Add(p.drainEvery())
 	p.empty = s.Now
 }
 
@@ -226,7 +237,7 @@ func (p *penstock) endDrain(a Ack) {
 	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT < p.drainLeft) {
 		p.drainLeft = a.RTT
 	}
-	if left < p.drainFrom.Add(p.base.get()) {
+	if left < p.drainFrom.Add(p.base.get()) && a.Now < p.drainEnd {
 		return
 	}
 	p.phase, p.empty = ownTracking, a.Now

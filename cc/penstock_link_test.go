@@ -116,6 +116,31 @@ func TestPenstockBesideCubic(t *testing.T) {
 	}
 }
 
+// TestPenstockManyOfAHostAgainstOne is a window that many flows share beside one
+// that a single flow has, over transports and receivers as they are: their windows
+// come in whole packets, and a packet by itself is acknowledged late.
+func TestPenstockManyOfAHostAgainstOne(t *testing.T) {
+	for _, rate := range []cc.Rate{12e6, 24e6, 50e6} {
+		for _, base := range []time.Duration{20 * ms, 40 * ms} {
+			s := over(sim.LinkConfig{Rate: rate, QueueBytes: 1e6}, base, 30*time.Second)
+			s.Held, s.AckDelay, s.Warmup = true, 40*ms, 5*time.Second
+			for range 8 {
+				s.Flows = append(s.Flows, sim.FlowConfig{Algorithm: "penstock", Group: "many"})
+			}
+			s.Flows = append(s.Flows, sim.FlowConfig{Algorithm: "penstock"})
+			r := play(t, s)
+			var many cc.Rate
+			for _, f := range r.Flows[:8] {
+				many += f.Throughput
+			}
+			name := fmt.Sprintf("%v, %v", rate, base)
+			assert.InDelta(t, 1, float64(many)/float64(r.Flows[8].Throughput), 0.45, name)
+			assert.LessOrEqual(t, r.Queueing.P95, 40*ms, name)
+			assert.GreaterOrEqual(t, r.Utilisation, 0.98, name)
+		}
+	}
+}
+
 func TestPenstockBesideItself(t *testing.T) {
 	for _, rate := range []cc.Rate{5e6, 12e6, 50e6} {
 		for _, base := range []time.Duration{20 * ms, 40 * ms, 100 * ms} {

@@ -11,7 +11,7 @@ const (
 	targetReference = 10e6 / 8 // bytes/s at which the target is as set
 	// targetPower makes flows with more ask for a shorter queue, so that those
 	// that share one come to share it evenly.
-	targetPower = 0.3
+	targetPower = 0.4
 	// targetBasePower lengthens it with a path longer than targetBase: the later a
 	// change of the rate is heard of, the more of it the queue must ride out.
 	targetBasePower = 0.3

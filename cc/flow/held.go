@@ -52,29 +52,38 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 	}
 }
 
-// turnRTTs is for how many round trips the odd segments stay with the same members.
-const turnRTTs = 8
+const (
+	// turnRTTs is for how many round trips the odd segments stay with the same members.
+	turnRTTs = 8
+	// ackedTogether segments are acknowledged at once (RFC 9293 §3.8.6.3): one by
+	// itself at the end of a window waits for tens of milliseconds at the receiver.
+	ackedTogether = 2
+)
 
-// inTurn is what f is due in whole segments, for a transport to hold. The odd ones
-// go round among the members, slowly: with relays they go to who was served least,
-// but a transport that reports has just been served, so that nobody would be told
-// of any; and a window that changed with each report would send in bursts.
+// inTurn is what f is due in pairs of segments, for a transport to hold. The odd
+// ones go round among the members, slowly: with relays they go to who was served
+// least, but a transport that reports has just been served, so that nobody would be
+// told of any; and a window that changed with each report would send in bursts.
 func (f *Flow) inTurn(now cc.Time) cc.Bytes {
 	m, mss := f.macro, f.mss()
-	whole := f.claim.due / mss * mss
-	odd, n, place := cc.Bytes(0), 0, 0 // odd: what whole segments leave of the dues
+	pair := ackedTogether * mss
+	whole := f.claim.due / pair * pair
+	odd, n, place := cc.Bytes(0), 0, 0 // odd: what pairs leave of the dues
 	for _, g := range m.members {
 		if !g.claim.contends {
 			continue
 		}
-		odd += g.claim.due%g.mss() + 1 // dues are cut to whole bytes
+		odd += g.claim.due%(ackedTogether*g.mss()) + 1 // dues are cut to whole bytes
 		n++
 		if g.id < f.id {
 			place++
 		}
 	}
 	turn := int(now / cc.Time(turnRTTs*max(m.rtt.srtt, time.Millisecond)))
-	if cc.Bytes((place+turn)%max(n, 1)) < odd/mss {
+	switch place := cc.Bytes((place + turn) % max(n, 1)); {
+	case place < odd/pair:
+		whole += pair
+	case place == odd/pair && odd%pair >= mss:
 		whole += mss
 	}
 	return max(whole, f.claim.least)

@@ -253,8 +253,8 @@ func TestMembersHoldTheirSharesThemselves(t *testing.T) {
 		b.fill()
 		c.write(10*mss, 10*mss)
 		c.report()
-		assert.Equal(t, []float64{45, 45}, limits(a, b))
-		assert.Equal(t, 33*mss, c.report().Cwnd, "its own level stays open to it")
+		assert.ElementsMatch(t, []float64{44, 46}, limits(a, b), "in pairs")
+		assert.InDelta(t, 33, float64(c.report().Cwnd)/float64(mss), 1, "its own level stays open to it")
 	})
 	t.Run("who has more in flight than its level and wants no more is due its level", func(t *testing.T) {
 		p := newPath(t)
@@ -308,7 +308,7 @@ func TestMembersHoldTheirSharesThemselves(t *testing.T) {
 		b.report()
 		assert.Equal(t, 99*mss, a.report().Cwnd)
 	})
-	t.Run("the odd segments go round, and all of them are told of", func(t *testing.T) {
+	t.Run("the odd pairs go round, and all of them are told of", func(t *testing.T) {
 		p := newPath(t)
 		var legs []*leg
 		for range 5 {
@@ -322,7 +322,7 @@ func TestMembersHoldTheirSharesThemselves(t *testing.T) {
 		for range 5 {
 			told := limits(legs...)
 			sort.Float64s(told)
-			assert.Equal(t, []float64{3, 3, 4, 4, 4}, told)
+			assert.Equal(t, []float64{2, 4, 4, 4, 4}, told)
 			for i, n := range limits(legs...) {
 				had[i] += n
 			}

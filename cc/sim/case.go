@@ -22,6 +22,8 @@ host bits 500 queue 100pkt loss 0.01 delay 5ms # its first, second...; those bey
 up 2mbit queue 64KiB loss 0.01               # acknowledgements; without it: no limit
 up trace FILE
 acks every 10ms                              # in batches
+acks delayed 40ms                            # every second packet's at once, one by itself so much later
+held                                         # the transport holds the window, as in the kernel; without it: the relay
 hints every 10ms                             # the bottleneck tells of itself; without it: never
 timestamps                                   # each packet's own round trip, not the ledger's
 step 10s 6mbit                               # the rate from then on
@@ -110,7 +112,7 @@ func ReadCase(name string, r io.Reader, open func(name string) (*Trace, error)) 
 func (p *caseReader) line(words []string) error {
 	args := &arguments{directive: words[0], words: words[1:]}
 	switch words[0] {
-	case "link", "cell", "trace", "acks", "hints", "timestamps", "run":
+	case "link", "cell", "trace", "acks", "held", "hints", "timestamps", "run":
 		if p.once[words[0]] {
 			return fmt.Errorf("a second %q; one is all a scenario has", words[0])
 		}
@@ -132,7 +134,10 @@ func (p *caseReader) line(words []string) error {
 		}
 		return p.link(args, &p.c.Up, nil)
 	case "acks":
-		return args.each(map[string]func(string) error{"every": set(&p.c.AckEvery, parseSpan)})
+		return args.each(map[string]func(string) error{"every": set(&p.c.AckEvery, parseSpan), "delayed": set(&p.c.AckDelay, parseSpan)})
+	case "held":
+		p.c.Held = true
+		return args.end()
 	case "hints":
 		return args.each(map[string]func(string) error{"every": set(&p.c.Hints, parseSpan)})
 	case "timestamps":

@@ -11,7 +11,10 @@ import (
 // time, not news.
 type receiver struct {
 	every   time.Duration
+	delay   time.Duration
 	planned bool // an acknowledgement waits for its time
+	said    int  // of the log, in acknowledgements
+	round   int  // of acknowledgements: what was planned in an earlier one is off
 
 	next  int64              // all segments below have arrived
 	upTo  cc.Bytes           // their payload
@@ -52,18 +55,28 @@ func (r *receiver) take(a arrival) bool {
 	return true
 }
 
-// acknowledges returns when to acknowledge what arrived at now; false: an
-// acknowledgement is planned already.
+// acknowledges returns when to acknowledge what arrived at now, unless that has
+// been done by then; false: an acknowledgement is planned already.
 func (r *receiver) acknowledges(now cc.Time) (at cc.Time, ok bool) {
-	if r.every == 0 {
+	switch {
+	case r.every == 0 && r.delay == 0, r.delay > 0 && (r.logged() > r.said+1 || len(r.above) > 0):
 		return now, true
-	}
-	if r.planned {
+	case r.planned:
 		return 0, false
+	case r.delay > 0:
+		r.planned = true
+		return now.Add(r.delay), true
 	}
 	r.planned = true
 	period := cc.Time(r.every)
 	return (now + period - 1) / period * period, true
+}
+
+// acknowledge tells how much has arrived.
+func (r *receiver) acknowledge() (news int) {
+	r.said, r.planned = r.logged(), false
+	r.round++
+	return r.said
 }
 
 // logged counts the arrivals so far.

@@ -160,6 +160,42 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
+// TestAcksAreDelayed has an object of an odd number of packets: the last one's
+// acknowledgement waits.
+func TestAcksAreDelayed(t *testing.T) {
+	const packets = 5
+	s := path(40*ms, 0, "static")
+	s.Flows[0].Params, s.Flows[0].Bytes = cc.Params{"cwnd_packets": 10}, packets*cc.DefaultMSS
+	completed := func() time.Duration {
+		t.Helper()
+		r, err := Run(s)
+		require.NoError(t, err)
+		return r.Flows[0].Completed
+	}
+	at := completed()
+	s.AckDelay = 40 * ms
+	assert.Equal(t, at+40*ms, completed())
+	s.Flows[0].Bytes += cc.DefaultMSS
+	assert.Less(t, completed(), at+5*ms, "an even number")
+}
+
+// TestAHeldWindowIsTheRelaysWindow has both kinds of transport fill the same window.
+func TestAHeldWindowIsTheRelaysWindow(t *testing.T) {
+	for _, window := range []float64{4, 7, 30} {
+		s := path(40*ms, 0, "static", "static")
+		for i := range s.Flows {
+			s.Flows[i].Params, s.Flows[i].Group = cc.Params{"cwnd_packets": window}, "g"
+		}
+		relayed, err := Run(s)
+		require.NoError(t, err)
+		s.Held = true
+		held, err := Run(s)
+		require.NoError(t, err)
+		assert.InEpsilon(t, relayed.Utilisation, held.Utilisation, 0.03, "%v packets", window)
+		assert.InDelta(t, 1, held.Jain, 0.02, "%v packets", window)
+	}
+}
+
 // Whatever the path does, every byte arrives once, nothing is counted twice,
 // and the link carries no more than it can.
 func TestRunKeepsItsBooks(t *testing.T) {
@@ -173,9 +209,13 @@ func TestRunKeepsItsBooks(t *testing.T) {
 			},
 			Up:       LinkConfig{Delay: 5 * ms, Loss: rapid.Float64Range(0, 0.3).Draw(t, "ack loss")},
 			AckEvery: time.Duration(rapid.Int64Range(0, 30).Draw(t, "every")) * ms,
+			Held:     rapid.Bool().Draw(t, "held"),
 			RawRTT:   rapid.Bool().Draw(t, "raw"),
 			Duration: 5 * time.Second,
 			Seed:     rapid.Uint64().Draw(t, "seed"),
+		}
+		if rapid.Bool().Draw(t, "delayed") {
+			s.AckEvery, s.AckDelay = 0, 40*ms
 		}
 		if rapid.Bool().Draw(t, "in a cell") {
 			s.Cell = &CellConfig{Delay: s.Down.Delay, Blocks: rapid.IntRange(2, 50).Draw(t, "blocks"), Hosts: []CellHost{

@@ -17,6 +17,13 @@ type Scenario struct {
 	// AckEvery lets the receiver acknowledge only at multiples of it, as a link
 	// layer that aggregates does; 0: each packet by itself.
 	AckEvery time.Duration
+	// AckDelay lets the receiver acknowledge every second packet at once and one by
+	// itself only so much later, as TCP's do (RFC 9293 §3.8.6.3); 0: each at once.
+	AckDelay time.Duration
+	// Held has the transport hold the window by itself and hear of it with each
+	// acknowledgement, as Penstock's control in the kernel does; otherwise the
+	// relay above it asks for each grant.
+	Held bool
 	// RawRTT reports each packet's own round trip, as a transport with timestamps
 	// can; otherwise the flow's send ledger measures.
 	RawRTT bool
@@ -105,8 +112,10 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("sim: duration is %v, but must be above 0 and at most %v", s.Duration, maxDuration)
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
 		return fmt.Errorf("sim: warm-up is %v, but must be shorter than the run of %v", s.Warmup, s.Duration)
-	case s.AckEvery < 0 || s.Sample < 0:
+	case s.AckEvery < 0 || s.AckDelay < 0 || s.Sample < 0:
 		return fmt.Errorf("sim: periods must not be negative")
+	case s.AckEvery > 0 && s.AckDelay > 0:
+		return fmt.Errorf("sim: acknowledgements are either in batches or delayed")
 	case s.Hints != 0 && s.Hints < time.Millisecond:
 		return fmt.Errorf("sim: hints come every %v, but the shortest period is 1ms; 0: never", s.Hints)
 	case len(s.Flows) == 0:

@@ -34,7 +34,9 @@ type sender struct {
 	closedAt cc.Time
 	waking   bool     // a pump is planned because the flow called
 	resumes  cc.Time  // when the application will have something again
-	limit    cc.Bytes // the flow's word on the window, for retransmissions
+	limit    cc.Bytes // the flow's word on the window: for retransmissions, and for all that a transport holds
+	pace     cc.Rate  // its word on the rate, for that one; 0: none
+	paced    cc.Time  // not to send before
 
 	segs  []segment // sent and not yet cumulatively acknowledged
 	base  int64     // number of segs[0]
@@ -73,7 +75,7 @@ func newSender(w *world, cfg FlowConfig, i, host int) *sender {
 	if cfg.hasClient() {
 		s.ask = &client{s: s, player: Player{Chunk: cfg.Video.Chunk, Buffer: cfg.Video.Buffer}}
 	}
-	s.rcv = receiver{every: w.scenario.AckEvery}
+	s.rcv = receiver{every: w.scenario.AckEvery, delay: w.scenario.AckDelay}
 	s.stats = newStats(w, cfg)
 	s.report.MSS = cc.DefaultMSS
 	return s
@@ -88,6 +90,9 @@ func (s *sender) open(t flow.Terms) {
 	s.flow = f
 	if s.ask != nil {
 		s.ask.ask()
+	}
+	if s.w.scenario.Held {
+		s.tell(0) // and hear of the window
 	}
 	s.pump()
 }
@@ -128,6 +133,10 @@ func (s *sender) wake() {
 
 // pump sends new data as far as the application and the flow allow.
 func (s *sender) pump() {
+	if s.w.scenario.Held {
+		s.pumpHeld()
+		return
+	}
 	for !s.closed && !s.recovery.pending() {
 		n, next := s.src.available(s.w.now)
 		if n == 0 {
@@ -147,6 +156,33 @@ func (s *sender) pump() {
 			s.transmit(s.base + int64(len(s.segs)) - 1)
 		}
 		s.report.Written = s.sent
+	}
+}
+
+// pumpHeld is pump within the window and at the pace that the flow named last. As
+// in the kernel, what the application has beyond that waits below the flow.
+func (s *sender) pumpHeld() {
+	for !s.closed && !s.recovery.pending() {
+		n, next := s.src.available(s.w.now)
+		if n == 0 {
+			s.resumeAt(next)
+			break
+		}
+		size := min(n, cc.DefaultMSS)
+		if s.pipe+size > s.limit {
+			break
+		}
+		if s.paced > s.w.now {
+			s.resumeAt(s.paced)
+			break
+		}
+		if s.pace > 0 {
+			s.paced = s.w.now.Add(s.pace.TimeFor(size))
+		}
+		s.src.taken += size
+		s.sent += size
+		s.segs = append(s.segs, segment{end: s.sent, size: size})
+		s.transmit(s.base + int64(len(s.segs)) - 1)
 	}
 }
 
@@ -222,9 +258,12 @@ func (s *sender) arrive(a arrival) {
 	if !ok {
 		return
 	}
+	round := s.rcv.round
 	s.w.at(at, func() {
-		s.rcv.planned = false
-		news := s.rcv.logged()
+		if s.rcv.round != round && s.rcv.delay > 0 { // with a packet behind it, meanwhile
+			return
+		}
+		news := s.rcv.acknowledge()
 		v := s.w.up.Send(s.w.now, ackBytes)
 		s.w.show(true, s.to, ackBytes, s.w.now, v)
 		if v.Dropped == DropNone {
@@ -264,6 +303,9 @@ func (s *sender) hear(upTo int) {
 		atLeast = 1 // the flow learns of a loss from what is sent again
 	}
 	s.repair(atLeast)
+	if s.w.scenario.Held { // before anybody hears of the acknowledgement
+		s.pump()
+	}
 	s.tell(raw)
 	s.repair(0)
 	s.setAlarm()
@@ -324,7 +366,13 @@ func (s *sender) tell(raw time.Duration) {
 	if s.w.scenario.RawRTT {
 		s.report.RTT = raw
 	}
-	s.limit = s.flow.Report(s.report).Cwnd
+	if s.w.scenario.Held {
+		n, _ := s.src.available(s.w.now)
+		s.report.Held, s.report.Unsent = true, min(n, sendBatch)
+		s.report.Written = s.sent + s.report.Unsent
+	}
+	l := s.flow.Report(s.report)
+	s.limit, s.pace = l.Cwnd, l.PacingRate
 }
 
 // record samples the flow's state.
