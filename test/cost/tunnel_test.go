@@ -32,6 +32,7 @@ const (
 	gatewayPort = 51820
 	tunDevice   = "penstock0"
 	tunnelMTU   = 1420
+	masqueToken = "a-token-of-a-phone-s-own"
 )
 
 var (
@@ -41,7 +42,8 @@ var (
 
 // BenchmarkTunnels downloads through a tunnel that ends at the edge: in
 // wireguard-go, which forwards packets, and in Penstock, which ends connections.
-// The client's end is wireguard-go in this process, whose time is not counted.
+// The client's end is wireguard-go or connect-ip-go in this process, whose time is
+// not counted.
 func BenchmarkTunnels(b *testing.B) {
 	executable := build(b)
 	keys := newKeys(b)
@@ -54,6 +56,7 @@ func BenchmarkTunnels(b *testing.B) {
 			{name: "wireguard-none", listener: keys.listener(), algorithm: "none"},
 			{name: "wireguard-copa", listener: keys.listener(), algorithm: "copa"},
 			{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"},
+			{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"},
 		} {
 			b.Run(fmt.Sprintf("%dflows/%s", flows, g.name), func(b *testing.B) {
 				var u usage
@@ -84,14 +87,22 @@ func throughTunnel(b *testing.B, executable string, flows int, listener, algorit
 	defer source.close()
 	edge := startGateway(b, lab, executable, listener, algorithm, keys)
 	defer edge.stop(b)
-	if strings.Contains(listener, tunDevice) {
+	through := []netip.Prefix{netip.PrefixFrom(lab.ServerAddr.V4, 24)}
+	switch {
+	case strings.Contains(listener, tunDevice):
 		require.NoError(b, lab.Edge.Do(routeIntoDevice))
-	} else {
+	case strings.Contains(listener, masqueToken):
+		phone, err := lab.Client.MASQUE(netlab.MASQUEConfig{
+			Device: "masque0", MTU: tunnel.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort), Token: masqueToken, Through: through,
+		})
+		require.NoError(b, err)
+		defer phone.Close()
+	default:
 		phone, err := lab.Client.WireGuard(netlab.WireGuardConfig{
 			Device: "wg0", Addrs: []netip.Prefix{insideClient}, MTU: tunnelMTU, PrivateKey: keys.client,
 			Peers: []netlab.WireGuardPeer{{
 				PublicKey: keys.edgePublic, Endpoint: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort),
-				Allowed: []netip.Prefix{netip.PrefixFrom(lab.ServerAddr.V4, 24)},
+				Allowed: through,
 			}},
 		})
 		require.NoError(b, err)
@@ -126,6 +137,13 @@ func newKeys(b *testing.B) (k keys) {
 func (k keys) listener() string {
 	return fmt.Sprintf("{name: bench, mode: wireguard, address: \":%d\", wireguard: {private_key: %q, peers: [{name: phone, public_key: %q, allowed_ips: [%q]}]}}",
 		gatewayPort, k.edge, k.clientPublic, insideClient)
+}
+
+func masqueListener(b *testing.B) string {
+	certificate, key, err := netlab.Certificate("vpn.test")
+	require.NoError(b, err)
+	return fmt.Sprintf("{name: bench, mode: masque, address: \":%d\", tls: {certificate: %q, key: %q}, masque: {pool: [10.10.0.0/24], tokens: [{name: phone, token: %s}]}}",
+		gatewayPort, certificate, key, masqueToken)
 }
 
 // startGateway starts Penstock with a listener, or without one what only forwards.

@@ -4,13 +4,8 @@ package e2e
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
-	"math/big"
 	"net"
 	"net/netip"
 	"testing"
@@ -113,13 +108,9 @@ func TestADownloadByQUICThroughATunnelOverACellularLink(t *testing.T) {
 	s.capture(w)
 	path.StartOnData()
 
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{SerialNumber: big.NewInt(1)}, &x509.Certificate{SerialNumber: big.NewInt(1)}, key.Public(), key)
-	require.NoError(t, err)
-	ln, err := quic.Listen(listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 443)), &tls.Config{
-		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, NextProtos: []string{"test"},
-	}, nil)
+	cert, _ := certificate(t, "server.test")
+	ln, err := quic.Listen(listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 443)),
+		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, nil)
 	require.NoError(t, err)
 	defer ln.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)

@@ -120,7 +120,7 @@ func TestTransfersThroughATunnelOverACellularLink(t *testing.T) {
 	onceIsEnough(t)
 	trace, err := sim.Generate("lte", 1, time.Minute)
 	require.NoError(t, err)
-	for _, name := range []string{"wireguard over IPv4", "tun over IPv6"} {
+	for _, name := range []string{"wireguard over IPv4", "tun over IPv6", "masque over IPv4"} {
 		t.Run(name, func(t *testing.T) {
 			w := named(name)
 			if w.privileged() {

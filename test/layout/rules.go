@@ -80,8 +80,8 @@ var homes = map[string][]string{
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
 	"golang.zx2c4.com/...":               {"proxy/tunnel", "internal/netlab"},
-	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel"},
-	"github.com/yosida95/...":            {"proxy/tunnel"},
+	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel", "internal/netlab"},
+	"github.com/yosida95/...":            {"proxy/tunnel", "internal/netlab"},
 	"gonum.org/v1/plot/...":              {"cmd/..."},
 	"gonum.org/v1/gonum/...":             {"cc"},
 }
