@@ -52,6 +52,8 @@ ALGORITHM@ENVELOPE to choose what holds the window in the kernel, as in
 copa@ebpf or copa@cubic: ebpf is Penstock's own congestion control, which needs
 Linux 6.10, CAP_BPF and CAP_PERFMON, and so root; the others are the kernel's.
 Penstock's own cubic and reno need an envelope to be told from the kernel's.
+ALGORITHM@wireguard has the client come through a WireGuard tunnel, and TCP in
+user space send to it.
 
 ALGORITHM@sim is the same algorithm over the same link, buffer, delay and loss in
 virtual time, for as long and counted alike, with a transport that acknowledges
@@ -78,6 +80,7 @@ where user namespaces are allowed.`,
   penstock bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
   penstock bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
   penstock bench --sender copa --sender copa@sim --link generate:lte
+  penstock bench --sender penstock@wireguard --sender penstock@sim --link generate:lte --duration 20s
   penstock bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
   penstock bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
 		Args: cobra.NoArgs,
@@ -92,7 +95,7 @@ where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", cc.Default}, "who sends; repeat for several")
-	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno, or sim; several for each in turn (default: the proxy's)")
+	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno, wireguard, or sim; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
 	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
 	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"}, "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")

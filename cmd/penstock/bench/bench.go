@@ -122,6 +122,9 @@ func (b *Bench) describe(plan Plan, t Trial) Result {
 	}
 	if t.Sender.Proxied() {
 		r.Ingress = plan.Ingress
+		if t.Sender.Tunnelled() {
+			r.Ingress = IngressWireGuard
+		}
 	}
 	if t.Sender.Algorithm != "" {
 		r.Hints = millis(plan.Hints)
@@ -145,11 +148,13 @@ func (s *scene) fill(r *Result, plan Plan) error {
 		share := s.cpu.Seconds() / plan.Duration.Seconds()
 		r.CPUShare = &share
 		r.Window = window(s.samples)
-		if s.managed {
-			r.Spoilt = mistaken(r.Envelope, s.leg.Envelope)
-		}
-		if s.leg.Envelope != "" {
-			r.Envelope = s.leg.Envelope
+		if s.tunnel == nil {
+			if s.managed {
+				r.Spoilt = mistaken(r.Envelope, s.leg.Envelope)
+			}
+			if s.leg.Envelope != "" {
+				r.Envelope = s.leg.Envelope
+			}
 		}
 		r.Missing = s.leg.Missing
 	}

@@ -17,6 +17,8 @@ type Ingress string
 const (
 	IngressTPROXY  Ingress = "tproxy"
 	IngressForward Ingress = "forward"
+	// IngressWireGuard is that of senders over a tunnel, whatever the plan's is.
+	IngressWireGuard Ingress = "wireguard"
 )
 
 // Plan is every sender on every link through every buffer, with every loss and
@@ -68,6 +70,8 @@ func (p Plan) Validate() error {
 		return fmt.Errorf("--ingress %q: must be %s or %s", p.Ingress, IngressTPROXY, IngressForward)
 	case p.Hints != 0 && p.Hints < edge.LeastHints:
 		return fmt.Errorf("--hints %s: must be at least %s; 0: never", p.Hints, edge.LeastHints)
+	case p.Packets && slices.ContainsFunc(p.Senders, Sender.Tunnelled):
+		return errors.New("--packets: what leaves through a tunnel cannot be told apart; record senders that are not over wireguard")
 	case p.Sample < 0:
 		return fmt.Errorf("--sample %s: must not be negative; 0 switches sampling off", p.Sample)
 	}

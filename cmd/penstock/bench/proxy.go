@@ -14,9 +14,9 @@ import (
 
 // startProxy starts the proxy under test. Its configuration shows nothing that a
 // user's would not.
-func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, sender Sender, plan Plan, target netip.AddrPort) (*edge.Proxy, error) {
+func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, sender Sender, plan Plan, target netip.AddrPort, tunnel *edge.Tunnel) (*edge.Proxy, error) {
 	envelope := sender.Envelope
-	if envelope == "" {
+	if envelope == "" || tunnel != nil {
 		envelope = "auto"
 	}
 	o := edge.Options{
@@ -26,9 +26,12 @@ func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, se
 	for _, m := range plan.Models {
 		o.Args = append(o.Args, "--mdi-model", m)
 	}
-	if plan.Ingress == IngressTPROXY {
+	switch {
+	case tunnel != nil:
+		o.Listener = tunnel.Listener()
+	case plan.Ingress == IngressTPROXY:
 		o.Server, o.Ports = target.Addr(), []uint16{target.Port()}
-	} else {
+	default:
 		o.Address, o.Target = netip.AddrPortFrom(lab.EdgeNear.V4, forwardPort), target
 	}
 	return edge.Start(ctx, lab.Edge, o)

@@ -32,7 +32,8 @@ const (
 type scene struct {
 	lab      *netlab.Cellular
 	server   *traffic.Server
-	proxy    *edge.Proxy // nil: the server sends directly
+	proxy    *edge.Proxy  // nil: the server sends directly
+	tunnel   *edge.Tunnel // around the download; nil: there is none
 	download *download
 	sniffer  *netlab.Sniffer // nil: packets are not recorded
 	feeder   *feeder         // nil: the link says nothing
@@ -80,10 +81,20 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 	}
 	target := netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort)
 	if t.Sender.Proxied() {
-		if s.proxy, err = startProxy(ctx, executable, s.lab, t.Sender, plan, target); err != nil {
+		if t.Sender.Tunnelled() {
+			if s.tunnel, err = edge.NewTunnel(); err != nil {
+				return err
+			}
+		}
+		if s.proxy, err = startProxy(ctx, executable, s.lab, t.Sender, plan, target, s.tunnel); err != nil {
 			return err
 		}
-		if plan.Ingress == IngressForward {
+		switch {
+		case s.tunnel != nil:
+			if err := s.tunnel.Join(s.lab); err != nil {
+				return err
+			}
+		case plan.Ingress == IngressForward:
 			target = netip.AddrPortFrom(s.lab.EdgeNear.V4, forwardPort)
 		}
 	}
@@ -182,6 +193,12 @@ func (s *scene) look(ctx context.Context) error {
 	if c == nil || c.Cwnd >= cc.MaxCwnd { // no window of ours
 		return nil
 	}
+	if s.tunnel != nil { // no socket sends: the transport is the proxy's own
+		mss := float64(edge.TunnelMSS)
+		k := socket{cwnd: float64(f.ClientLeg.Cwnd) / mss, pipe: float64(c.Inflight) / mss, mss: edge.TunnelMSS}
+		s.samples = append(s.samples, windowSample{ours: c.Cwnd, kernel: k})
+		return nil
+	}
 	k, err := readSocket(s.lab.Edge, s.remote)
 	if err != nil {
 		return err
@@ -223,6 +240,10 @@ func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore time.Duration) 
 		sending := netlab.SendingTo(capture.Packets, netip.AddrPort{}, s.remote)
 		s.departures = departures(sending, capture.Missed, plan.Duration, s.pacing)
 	}
+	if s.tunnel != nil { // no socket sends into the link
+		s.last = socket{sent: s.lab.Path.Report(0, plan.Duration).Down.Bytes, resent: s.leg.Retransmitted}
+		return nil
+	}
 	s.last, err = readSocket(sender, s.remote)
 	return err
 }
@@ -243,6 +264,9 @@ func (s *scene) close() error {
 	}
 	if s.proxy != nil {
 		errs = append(errs, s.proxy.Stop())
+	}
+	if s.tunnel != nil {
+		s.tunnel.Close()
 	}
 	if s.server != nil {
 		errs = append(errs, s.server.Close())

@@ -23,8 +23,12 @@ const envelopeEBPF = "ebpf"
 // the algorithm, a simulated transport and the link.
 const envelopeSim = "sim"
 
+// envelopeWireGuard is none in the kernel either: the client reaches Penstock
+// through a tunnel, and what sends to it is the TCP in user space that ends there.
+const envelopeWireGuard = "wireguard"
+
 // Envelopes are what may lie under Penstock.
-var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeSim)
+var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeWireGuard, envelopeSim)
 
 // Sender is who decides how fast the data come: the kernel at the server, or
 // Penstock at the edge.
@@ -40,6 +44,9 @@ func (s Sender) Proxied() bool { return s.Algorithm != "" && !s.Virtual() }
 
 // Virtual tells whether there are data at all, or only virtual ones.
 func (s Sender) Virtual() bool { return s.Envelope == envelopeSim }
+
+// Tunnelled tells whether the data reach the client through a tunnel.
+func (s Sender) Tunnelled() bool { return s.Envelope == envelopeWireGuard }
 
 // ParseSenders reads senders as the command line has them. A bare cubic, bbr or
 // reno is the kernel's own, sending directly; everything else goes through
@@ -107,6 +114,9 @@ func checkEnvelope(name string) error {
 	return nil
 }
 
+// bringsAlong are the envelopes that ask nothing of the kernel's list.
+var bringsAlong = []string{envelopeEBPF, envelopeWireGuard, envelopeSim}
+
 // missingAlgorithms returns what the senders need of the kernel and available,
 // the contents of tcp_available_congestion_control, lacks. Whether our own
 // control can be loaded only the proxy can tell.
@@ -115,7 +125,7 @@ func missingAlgorithms(senders []Sender, available string) []string {
 	var missing []string
 	for _, s := range senders {
 		for _, name := range []string{s.Kernel, s.Envelope} {
-			if name != "" && name != envelopeEBPF && name != envelopeSim && !slices.Contains(has, name) && !slices.Contains(missing, name) {
+			if name != "" && !slices.Contains(bringsAlong, name) && !slices.Contains(has, name) && !slices.Contains(missing, name) {
 				missing = append(missing, name)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/edge"
 )
 
 // actor is one application at play: the client's end, and what its server needs
@@ -32,7 +33,7 @@ func (r *run) newActor(number int) *actor {
 	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.Turns(number)}
 	a.host = r.lab.Hosts[a.Host].V4
 	if r.stage.Tunnel != "" {
-		a.host = tunnelHost
+		a.host = edge.TunnelHost
 	}
 	a.proxied = r.stage.proxied(a.Actor)
 	a.server = netip.AddrPortFrom(r.direct, a.port())

@@ -35,8 +35,8 @@ type run struct {
 	lab     *netlab.Cellular
 	direct  netip.Addr // of the server, for who is not captured
 	servers []*traffic.Server
-	proxy   *edge.Proxy // nil: there is none
-	tunnel  *vpn        // nil: there is none
+	proxy   *edge.Proxy  // nil: there is none
+	tunnel  *edge.Tunnel // nil: there is none
 	actors  []*actor
 	began   chan struct{}  // closed when the first data packet has come
 	others  sync.WaitGroup // all goroutines of the run but the actors' own
@@ -92,7 +92,7 @@ func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) e
 		err = errors.Join(err, r.proxy.Stop())
 	}
 	if r.tunnel != nil {
-		r.tunnel.close()
+		r.tunnel.Close()
 	}
 	if err == nil {
 		err = r.account()
@@ -121,18 +121,18 @@ func (r *run) set(ctx context.Context, env Env) error {
 		Server: r.lab.ServerAddr.V4, Ports: ports,
 	}
 	if r.stage.Tunnel != "" {
-		if r.tunnel, err = newVPN(); err != nil {
+		if r.tunnel, err = edge.NewTunnel(); err != nil {
 			return err
 		}
-		opts.Listener = r.tunnel.listener()
+		opts.Listener = r.tunnel.Listener()
 	}
 	if r.stage.Edge != "" {
 		r.proxy, err = edge.Start(ctx, r.lab.Edge, opts)
 	} else if r.tunnel != nil {
-		err = r.tunnel.route(r.lab.Edge)
+		err = r.tunnel.Route(r.lab.Edge)
 	}
 	if err == nil && r.tunnel != nil {
-		err = r.tunnel.join(r.lab)
+		err = r.tunnel.Join(r.lab)
 	}
 	return err
 }

@@ -11,6 +11,13 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
+// Tunnel is a VPN between the hosts and the edge.
+type Tunnel string
+
+// WireGuard is wireguard-go: at the host, and at an edge that only routes. A
+// proxy has its own.
+const WireGuard Tunnel = "wireguard"
+
 // Stage is one run.
 type Stage struct {
 	Name string // in tables: "one window per host"

@@ -2,7 +2,7 @@
 // packets go in and out, and every connection in them ends here, whatever
 // address it is for. It stands on gVisor's stack.
 //
-// The window below ours is that stack's cubic; its own probe and the packets it
+// The window below ours is that stack's reno; its own probe and the packets it
 // sends say what became of each byte. It holds neither window nor rate, so the
 // relay asks flow.Take before every write.
 package netstack
