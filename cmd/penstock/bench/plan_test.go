@@ -124,6 +124,7 @@ func TestPlanValidate(t *testing.T) {
 		"--ingress":  func(p *Plan) { p.Ingress = "socks5" },
 		"--sample":   func(p *Plan) { p.Sample = -1 },
 		"--hints":    func(p *Plan) { p.Hints = time.Microsecond },
+		"--packets":  func(p *Plan) { p.Packets, p.Senders = true, []Sender{{Algorithm: "copa", Envelope: "wireguard"}} },
 	} {
 		p := testPlan(t)
 		spoil(&p)

@@ -148,6 +148,28 @@ func TestRealRunOverOurOwnControl(t *testing.T) {
 	assert.Positive(t, results[1].Departures.Again)
 }
 
+func TestRealRunThroughATunnel(t *testing.T) {
+	needLab(t)
+	plan := testPlan(t)
+	var err error
+	plan.Senders, err = ParseSenders([]string{"static:cwnd_packets=22@wireguard"}, nil)
+	require.NoError(t, err)
+	plan.Sample = 50 * time.Millisecond
+	b := Bench{Executable: penstock(t)}
+	results, err := b.Run(t.Context(), plan, func(Result) error { return nil })
+	require.NoError(t, err)
+	require.Len(t, results, 1)
+	r := results[0]
+	assert.Equal(t, IngressWireGuard, r.Ingress)
+	assert.Equal(t, "wireguard", r.Envelope)
+	assert.Empty(t, r.Spoilt)
+	assert.Positive(t, r.Throughput)
+	require.NotNil(t, r.Window)
+	assert.InDelta(t, 22, r.Window.Cwnd.Median, 1.5)
+	assert.LessOrEqual(t, r.Queueing.P95, 40.0, "a window cannot queue more than itself")
+	assert.Zero(t, r.QueueDrops)
+}
+
 func TestInterruptedRunKeepsWhatIsFinished(t *testing.T) {
 	needLab(t)
 	plan := testPlan(t)

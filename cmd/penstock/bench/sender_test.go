@@ -110,6 +110,7 @@ func TestMissingAlgorithms(t *testing.T) {
 	assert.Empty(t, missingAlgorithms(senders, "reno bbr cubic\n"))
 	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "ebpf"}}, "cubic"), "the proxy brings it along")
 	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "sim"}}, "cubic"), "there is no kernel")
+	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "wireguard"}}, "cubic"), "it has a stack of its own")
 	assert.Equal(t, []string{"bbr"}, missingAlgorithms(senders, "reno cubic\n"))
 	assert.Equal(t, []string{"cubic", "bbr"}, missingAlgorithms(senders, "bbr2"))
 }
