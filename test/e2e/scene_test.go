@@ -301,7 +301,7 @@ type way struct {
 // envelope is what is below our window towards the client.
 func (w way) envelope(p *program) string {
 	if w.tunnel != nil {
-		return "cubic" // the stack's own, over every tier
+		return "reno" // the stack's own, over every tier
 	}
 	return p.envelope()
 }
