@@ -151,9 +151,7 @@ func (s *sender) pump() {
 		for left := g.Bytes; left > 0; {
 			size := min(left, cc.DefaultMSS)
 			left -= size
-			s.sent += size
-			s.segs = append(s.segs, segment{end: s.sent, size: size})
-			s.transmit(s.base + int64(len(s.segs)) - 1)
+			s.extend(size)
 		}
 		s.report.Written = s.sent
 	}
@@ -180,10 +178,15 @@ func (s *sender) pumpHeld() {
 			s.paced = s.w.now.Add(s.pace.TimeFor(size))
 		}
 		s.src.taken += size
-		s.sent += size
-		s.segs = append(s.segs, segment{end: s.sent, size: size})
-		s.transmit(s.base + int64(len(s.segs)) - 1)
+		s.extend(size)
 	}
+}
+
+// extend sends the next size bytes of the stream in a segment.
+func (s *sender) extend(size cc.Bytes) {
+	s.sent += size
+	s.segs = append(s.segs, segment{end: s.sent, size: size})
+	s.transmit(s.base + int64(len(s.segs)) - 1)
 }
 
 // resumeAt plans a pump for when the application has something again.

@@ -117,6 +117,40 @@ func TestOtherEnvelopesCarryBytes(t *testing.T) {
 	}
 }
 
+// manyAtOnce has so many connections each get the bytes of its own number, which
+// serve, at the server, sends after begin. wait returns once all have them.
+func (w way) manyAtOnce(s *scene, flows int, size int64, serve func(net.Conn), begin func(i uint64, conn *net.TCPConn)) (wait func()) {
+	ln := s.listen(w.target(s, servicePort))
+	go func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
+		}
+	}()
+	var wg sync.WaitGroup
+	for i := range uint64(flows) {
+		wg.Go(func() {
+			conn, err := w.connect(s, w.target(s, servicePort))
+			if !assert.NoError(s.t, err) {
+				return
+			}
+			defer conn.Close()
+			begin(i, conn)
+			got, n, err := digest(conn)
+			assert.NoError(s.t, err)
+			assert.Equal(s.t, size, n)
+			assert.Equal(s.t, digestOf(i, size), got, "connection %d", i)
+		})
+	}
+	return wg.Wait
+}
+
 func TestManyFlowsAtOnce(t *testing.T) {
 	const flows = 200
 	size := int64(megabyte)
@@ -125,38 +159,15 @@ func TestManyFlowsAtOnce(t *testing.T) {
 	}
 	w := ways[0]
 	s := w.open(t, "")
-	ln := s.listen(w.target(s, servicePort))
-	go func() {
-		for i := uint64(0); ; i++ {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() { // echo
-				_, _ = io.Copy(conn, conn)
-				conn.Close()
-			}()
-		}
-	}()
-	var wg sync.WaitGroup
-	for i := range flows {
-		wg.Go(func() {
-			conn, err := w.connect(s, w.target(s, servicePort))
-			if !assert.NoError(t, err) {
-				return
-			}
-			defer conn.Close()
-			go func() {
-				_, _ = io.Copy(struct{ io.Writer }{conn}, random(uint64(i), size))
-				_ = conn.CloseWrite()
-			}()
-			got, n, err := digest(conn)
-			assert.NoError(t, err)
-			assert.Equal(t, size, n)
-			assert.Equal(t, digestOf(uint64(i), size), got, "flow %d", i)
-		})
-	}
-	wg.Wait()
+	wait := w.manyAtOnce(s, flows, size, func(conn net.Conn) { // echo
+		_, _ = io.Copy(conn, conn)
+	}, func(i uint64, conn *net.TCPConn) {
+		go func() {
+			_, _ = io.Copy(struct{ io.Writer }{conn}, random(i, size))
+			_ = conn.CloseWrite()
+		}()
+	})
+	wait()
 	assert.GreaterOrEqual(t, s.proxy.metric("penstock_flows_total"), float64(flows))
 }
 

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -141,41 +140,18 @@ func TestAHundredConnectionsThroughATunnelShareTheWindowOfTheirPeer(t *testing.T
 	const flows, size = 100, megabyte / 4
 	w := named("wireguard over IPv4")
 	s := w.open(t, "")
-	ln := s.listen(w.target(s, servicePort))
 	all := make(chan struct{}) // closed once all connections stand
-	go func() {
-		for i := uint64(0); ; i++ {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				seed := make([]byte, 1)
-				if _, err := io.ReadFull(conn, seed); err != nil {
-					return
-				}
-				<-all
-				_, _ = io.Copy(struct{ io.Writer }{conn}, random(uint64(seed[0]), size))
-			}()
+	wait := w.manyAtOnce(s, flows, size, func(conn net.Conn) {
+		seed := make([]byte, 1)
+		if _, err := io.ReadFull(conn, seed); err != nil {
+			return
 		}
-	}()
-	var wg sync.WaitGroup
-	for i := range flows {
-		wg.Go(func() {
-			conn, err := w.connect(s, w.target(s, servicePort))
-			if !assert.NoError(t, err) {
-				return
-			}
-			defer conn.Close()
-			_, err = conn.Write([]byte{byte(i)})
-			assert.NoError(t, err)
-			got, n, err := digest(conn)
-			assert.NoError(t, err)
-			assert.Equal(t, int64(size), n)
-			assert.Equal(t, digestOf(uint64(i), size), got, "connection %d", i)
-		})
-	}
+		<-all
+		_, _ = io.Copy(struct{ io.Writer }{conn}, random(uint64(seed[0]), size))
+	}, func(i uint64, conn *net.TCPConn) {
+		_, err := conn.Write([]byte{byte(i)})
+		assert.NoError(t, err)
+	})
 	require.Eventually(t, func() bool {
 		for _, f := range s.proxy.relaying(flows) {
 			assert.Equal(t, "phone", f["peer"])
@@ -188,7 +164,7 @@ func TestAHundredConnectionsThroughATunnelShareTheWindowOfTheirPeer(t *testing.T
 		return true
 	}, patience, 50*time.Millisecond)
 	close(all)
-	wg.Wait()
+	wait()
 }
 
 // TestATransferGoesOnWhenThePhoneChangesItsNetwork has the phone leave one outer
