@@ -1,6 +1,9 @@
 package cc
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Penstock's own algorithm, for links whose rate changes faster than a round
 // trip can tell. The window is what the path delivers in its least round trip,
@@ -44,7 +47,7 @@ func init() {
 }
 
 const (
-	ownShort = 50 * time.Millisecond // or one round trip, if that is longer
+	ownShort = 50 * time.Millisecond // about: in whole round trips
 	ownLong  = 500 * time.Millisecond
 	// ownLongBases bases are the long window of a longer path.
 	ownLongBases = 4
@@ -55,7 +58,7 @@ const (
 	ownDrainEvery = 5 * time.Second
 	ownBaseSeen   = time.Millisecond // above the base, and the base has been seen
 	ownDrainBases = 50
-	ownRejoin     = time.Second // between drainings that others began
+	ownRejoin     = time.Second // between drainings that others began, or that settle a doubt
 	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
 	ownProbeDepth = 0.75        // where the question is whether others fill the queue: they leave less than this of it
 	// ownAloneQueue targets of queue are as many as we make by ourselves.
@@ -89,13 +92,16 @@ type penstock struct {
 	aim         queueTarget
 
 	base  windowedFilter
+	srtt  time.Duration
 	queue time.Duration // of the newest sample
 	empty Time          // when the queue was last seen empty, or was to be emptied
 
 	drainDepth float64
 	drainFrom  Time          // what left after this finds the queue drained
 	drainEnd   Time          // by then it is over, whatever an outage has made of the round trip
+	drained    Time          // what left before this found the queue as draining left it
 	drainLeft  time.Duration // least round trip of that; 0: none yet
+	longer     time.Duration // that of the draining before, where it did not come down to the base
 
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
@@ -137,14 +143,15 @@ func (p *penstock) OnAck(a Ack) {
 		p.start(a)
 		return
 	}
-	counts := p.phase == ownTracking && a.CwndLimited
-	p.aim.observe(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyBelow(), counts && a.RTT > 0)
-	switch p.phase {
-	case ownStarting:
+	if p.phase == ownStarting {
 		if p.start(a); p.queue > max(time.Duration(p.target*float64(time.Second)/2), time.Duration(ownStartQueue*float64(base))) {
 			p.track(a.Now)
 		}
 		return
+	}
+	counts := p.phase == ownTracking && a.CwndLimited && a.left() >= p.drained
+	p.aim.observe(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyBelow(), counts && a.RTT > 0)
+	switch p.phase {
 	case ownTracking:
 		if a.Now.Sub(p.empty) > p.drainEvery() {
 			p.drain(a.State, ownDrainDepth)
@@ -161,6 +168,7 @@ func (p *penstock) sample(a Ack) {
 		return
 	}
 	rtt := max(a.RTT, minDivisor)
+	p.srtt = max(a.SRTT, minDivisor)
 	if p.phase == ownTracking && rtt < p.base.get()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
 		p.drain(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
 	}
@@ -208,16 +216,19 @@ func (p *penstock) track(now Time) {
 }
 
 // windows are those that the rate is measured over. What is in flight comes back as
-// a train of acknowledgements, so that the short one is a round trip at least: over
-// a part of it the rate would swing with the train, and the window with the rate.
-// Where others fill the queue that is the base alone: the swing holds our place.
+// a train of acknowledgements, so that the short one is whole round trips: over a
+// part of one the rate would swing with the train, the window with the rate, and of
+// several connections that share it each would always meet the same part of the
+// swing. Where others fill the queue the swing is let be: it holds our place.
 func (p *penstock) windows() (short, long time.Duration) {
 	base := p.base.get()
-	rtt := base
+	short, long = max(ownShort, base), max(ownLong, ownLongBases*base)
 	if p.queue.Seconds() < ownAloneQueue*p.target {
-		rtt += p.queue
+		rtt := min(p.srtt.Seconds(), base.Seconds()+p.target)
+		whole := max(1, math.Round(ownShort.Seconds()/rtt)) * rtt
+		short = max(time.Duration(whole*float64(time.Second)), base+p.queue)
 	}
-	return max(ownShort, rtt), max(ownLong, ownLongBases*base)
+	return short, long
 }
 
 func (p *penstock) drainEvery() time.Duration { return max(ownDrainEvery, ownDrainBases*p.base.get()) }
@@ -230,8 +241,9 @@ func (p *penstock) drain(s State, depth float64) {
 	p.empty = s.Now
 }
 
-// endDrain ends it once a round trip has passed with the queue drained. Where it
-// is as long as ever, it is not ours, and part of the path.
+// endDrain ends it once a round trip has passed with the queue drained. Where that
+// is as long as ever a second time, soon after, the queue is not ours, and part of
+// the path: the first time it may have been a flow that began.
 func (p *penstock) endDrain(a Ack) {
 	left := a.left()
 	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT < p.drainLeft) {
@@ -240,10 +252,17 @@ func (p *penstock) endDrain(a Ack) {
 	if left < p.drainFrom.Add(p.base.get()) && a.Now < p.drainEnd {
 		return
 	}
-	p.phase, p.empty = ownTracking, a.Now
-	if p.drainLeft > p.base.get()+p.emptyBelow() {
+	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
+	switch first := p.longer; {
+	case p.drainLeft <= p.base.get()+p.emptyBelow():
+		p.longer = 0
+	case first == 0:
+		p.longer = p.drainLeft
+		p.empty = a.Now.Add(ownRejoin - p.drainEvery())
+	default:
 		p.base.reset()
 		p.base.add(a.Now, p.drainLeft, p.drainEvery())
+		p.longer = 0
 	}
 }
 
