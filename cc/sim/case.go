@@ -21,6 +21,7 @@ cell rtt 40ms blocks 100                     # in place of a link: hosts with qu
 host bits 500 queue 100pkt loss 0.01 delay 5ms # its first, second...; those beyond are as the last
 up 2mbit queue 64KiB loss 0.01               # acknowledgements; without it: no limit
 up trace FILE
+link 12mbit rtt 40ms reorder 0.01 reorder-by 5ms # one packet in a hundred takes so much longer
 acks every 10ms                              # in batches
 acks delayed 40ms                            # every second packet's at once, one by itself so much later
 held                                         # the transport holds the window, as in the kernel; without it: the relay
@@ -218,6 +219,9 @@ func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
 	keys := map[string]func(string) error{
 		"queue": queueKey(&l.QueueBytes, &l.QueuePackets),
 		"loss":  set(&l.Loss, parseFraction),
+
+		"reorder":    set(&l.Reorder, parseFraction),
+		"reorder-by": set(&l.ReorderBy, parseSpan),
 	}
 	if other != nil {
 		maps.Copy(keys, delayKeys(&l.Delay))

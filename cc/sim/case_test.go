@@ -31,7 +31,7 @@ func TestReadCase(t *testing.T) {
 		"# a comment",
 		"link 20mbit rtt 40ms queue 100pkt loss 0.01 # and another",
 		"",
-		"up 2mbit queue 64KiB loss 0.5",
+		"up 2mbit queue 64KiB loss 0.5 reorder 0.1 reorder-by 3ms",
 		"acks every 10ms",
 		"hints every 20ms",
 		"timestamps",
@@ -45,7 +45,7 @@ func TestReadCase(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, Scenario{
 		Down:     LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
-		Up:       LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5},
+		Up:       LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5, Reorder: 0.1, ReorderBy: 3 * ms},
 		AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true,
 		Flows: []FlowConfig{
 			{
@@ -112,7 +112,7 @@ func TestReadCaseRefuses(t *testing.T) {
 		"link 2mbit":                    `test:4: a second "link"`,
 		"run 4s":                        `test:4: a second "run"`,
 		"up 12":                         `"12" needs a unit`,
-		"up 1mbit rtt 2ms":              `up has no "rtt"; it has loss, queue`,
+		"up 1mbit rtt 2ms":              `up has no "rtt"; it has loss, queue, reorder, reorder-by`,
 		"up 1mbit loss":                 "up: loss lacks its value",
 		"up 1mbit loss 1.5":             `up: loss: "1.5" is not a fraction`,
 		"up 1mbit loss 0.1 loss 0.1":    `up has "loss" twice`,

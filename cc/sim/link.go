@@ -17,6 +17,8 @@ type LinkConfig struct {
 	QueueBytes   cc.Bytes      // drop-tail limit in bytes; 0: none
 	QueuePackets int           // drop-tail limit in packets; 0: none
 	Loss         float64       // probability that a packet is lost, before the queue
+	Reorder      float64       // probability that a packet takes ReorderBy longer, so that later ones overtake it
+	ReorderBy    time.Duration
 	Seed         uint64
 }
 
@@ -99,7 +101,11 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 		l.waiting.push(queuedPacket{l.departs, size})
 		l.queued += size
 	}
-	return Verdict{Departs: l.departs, Arrives: l.departs.Add(l.cfg.Delay)}
+	arrives := l.departs.Add(l.cfg.Delay)
+	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
+		arrives = arrives.Add(l.cfg.ReorderBy)
+	}
+	return Verdict{Departs: l.departs, Arrives: arrives}
 }
 
 func (l *Link) serveAtRate(now cc.Time, size cc.Bytes) cc.Time {

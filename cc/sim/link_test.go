@@ -116,6 +116,21 @@ func TestLinkLosesAtRandom(t *testing.T) {
 	assert.NotEqual(t, draw(1), draw(2))
 }
 
+func TestLinkReordersAtRandom(t *testing.T) {
+	l := NewLink(LinkConfig{Rate: 12_000_000, Delay: 20 * ms, Reorder: 0.1, ReorderBy: 5 * ms}, start)
+	late := 0
+	for range 10_000 {
+		v := l.Send(start, 1500)
+		switch v.Arrives.Sub(v.Departs) {
+		case 25 * ms:
+			late++
+		default:
+			assert.Equal(t, 20*ms, v.Arrives.Sub(v.Departs))
+		}
+	}
+	assert.InDelta(t, 1000, late, 100)
+}
+
 func TestLinkOffers(t *testing.T) {
 	l := NewLink(LinkConfig{Trace: readTrace(t, "2\n2\n5\n")}, start)
 	for _, c := range []struct {

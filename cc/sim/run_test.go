@@ -141,17 +141,19 @@ func TestStopEndsAFlow(t *testing.T) {
 func TestRunRefuses(t *testing.T) {
 	good := func() Scenario { return path(40*ms, 0, "copa") }
 	for complaint, spoil := range map[string]func(*Scenario){
-		"duration is 0s":                  func(s *Scenario) { s.Duration = 0 },
-		"warm-up is 1m0s":                 func(s *Scenario) { s.Warmup = s.Duration },
-		"there is no flow":                func(s *Scenario) { s.Flows = nil },
-		"link down needs a rate":          func(s *Scenario) { s.Down.Rate = 0 },
-		"link up: the loss is 1":          func(s *Scenario) { s.Up.Loss = 1 },
-		`flow 1: no algorithm "frob"`:     func(s *Scenario) { s.Flows[0].Algorithm = "frob" },
-		"a simulated one has none":        func(s *Scenario) { s.Flows[0].Algorithm, s.Flows[0].Params = "none", nil },
-		`copa has no parameter "x"`:       func(s *Scenario) { s.Flows[0].Params = cc.Params{"x": 1} },
-		"it must stop after it starts":    func(s *Scenario) { s.Flows[0].Start, s.Flows[0].Stop = 2, 1 },
-		"periods must not be negative":    func(s *Scenario) { s.AckEvery = -1 },
-		"a change at 0s to a delay of -1": func(s *Scenario) { s.Changes = []Change{{Delay: -1}} },
+		"duration is 0s":         func(s *Scenario) { s.Duration = 0 },
+		"warm-up is 1m0s":        func(s *Scenario) { s.Warmup = s.Duration },
+		"there is no flow":       func(s *Scenario) { s.Flows = nil },
+		"link down needs a rate": func(s *Scenario) { s.Down.Rate = 0 },
+		"link up: packets are reordered, but by no time": func(s *Scenario) { s.Up.Reorder = 0.1 },
+		"link down: the part of packets reordered is 1":  func(s *Scenario) { s.Down.Reorder = 1 },
+		"link up: the loss is 1":                         func(s *Scenario) { s.Up.Loss = 1 },
+		`flow 1: no algorithm "frob"`:                    func(s *Scenario) { s.Flows[0].Algorithm = "frob" },
+		"a simulated one has none":                       func(s *Scenario) { s.Flows[0].Algorithm, s.Flows[0].Params = "none", nil },
+		`copa has no parameter "x"`:                      func(s *Scenario) { s.Flows[0].Params = cc.Params{"x": 1} },
+		"it must stop after it starts":                   func(s *Scenario) { s.Flows[0].Start, s.Flows[0].Stop = 2, 1 },
+		"periods must not be negative":                   func(s *Scenario) { s.AckEvery = -1 },
+		"a change at 0s to a delay of -1":                func(s *Scenario) { s.Changes = []Change{{Delay: -1}} },
 	} {
 		s := good()
 		spoil(&s)

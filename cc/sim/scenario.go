@@ -134,7 +134,7 @@ func (s Scenario) Check() error {
 		name string
 		cfg  LinkConfig
 	}{{"down", s.Down}, {"up", s.Up}} {
-		if err := d.cfg.check(); err != nil {
+		if err := d.cfg.Check(); err != nil {
 			return fmt.Errorf("sim: link %s: %w", d.name, err)
 		}
 	}
@@ -166,7 +166,8 @@ func (s Scenario) Check() error {
 	return nil
 }
 
-func (c LinkConfig) check() error {
+// Check tells what about the link cannot be.
+func (c LinkConfig) Check() error {
 	switch {
 	case c.Rate < 0:
 		return fmt.Errorf("the rate is %v, but must not be negative", c.Rate)
@@ -176,6 +177,12 @@ func (c LinkConfig) check() error {
 		return fmt.Errorf("the queue's limit must not be negative")
 	case !(c.Loss >= 0 && c.Loss < 1):
 		return fmt.Errorf("the loss is %v, but must be from 0 to less than 1", c.Loss)
+	case !(c.Reorder >= 0 && c.Reorder < 1):
+		return fmt.Errorf("the part of packets reordered is %v, but must be from 0 to less than 1", c.Reorder)
+	case c.ReorderBy < 0:
+		return fmt.Errorf("packets are reordered by %v, but that must not be negative", c.ReorderBy)
+	case c.Reorder > 0 && c.ReorderBy == 0:
+		return fmt.Errorf("packets are reordered, but by no time")
 	}
 	return nil
 }

@@ -21,8 +21,9 @@ import (
 type benchFlags struct {
 	senders, envelopes, links, buffers []string
 	up                                 string
-	delay, duration, sample            time.Duration
+	delay, duration, sample, reorderBy time.Duration
 	losses                             []float64
+	reorder                            float64
 	seeds                              []uint
 	runs                               int
 	ingress                            string
@@ -102,6 +103,8 @@ where user namespaces are allowed.`,
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
 	flags.Float64SliceVar(&f.losses, "loss", []float64{0}, "probability that a packet towards the client is lost at random; several for each in turn")
 	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
+	flags.Float64Var(&f.reorder, "reorder", 0, "probability that a packet towards the client takes --reorder-by longer, so that later ones overtake it")
+	flags.DurationVar(&f.reorderBy, "reorder-by", 5*time.Millisecond, "how much longer those packets take")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run, from the first data packet")
 	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
 	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
@@ -134,6 +137,9 @@ func (f *benchFlags) plan() (bench.Plan, error) {
 	p := bench.Plan{
 		Delay: f.delay, Losses: f.losses, Duration: f.duration, Runs: f.runs, Ingress: bench.Ingress(f.ingress),
 		Sample: f.sample, Late: netlab.Late, Retry: f.retry, Packets: f.packets, Hints: f.hints,
+	}
+	if f.reorder != 0 {
+		p.Reorder, p.ReorderBy = f.reorder, f.reorderBy
 	}
 	var err error
 	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {

@@ -113,7 +113,7 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 
 func (c PathConfig) check() error {
 	for dir, c := range map[Direction]sim.LinkConfig{Down: c.Down, Up: c.Up} {
-		if err := check(c); err != nil {
+		if err := c.Check(); err != nil {
 			return fmt.Errorf("netlab: path, %s: %w", dir, err)
 		}
 	}
@@ -145,20 +145,6 @@ func (e End) hosts() map[netip.Addr]int {
 		next[family]++
 	}
 	return hosts
-}
-
-func check(c sim.LinkConfig) error {
-	switch {
-	case c.Rate < 0:
-		return fmt.Errorf("rate %d is negative", c.Rate)
-	case c.Delay < 0:
-		return fmt.Errorf("delay %s is negative", c.Delay)
-	case c.QueueBytes < 0 || c.QueuePackets < 0:
-		return errors.New("queue limit is negative")
-	case !(c.Loss >= 0 && c.Loss <= 1):
-		return fmt.Errorf("loss %g is not a probability", c.Loss)
-	}
-	return nil
 }
 
 func (p *Path) open() error {

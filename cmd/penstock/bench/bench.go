@@ -114,7 +114,7 @@ func (b *Bench) describe(plan Plan, t Trial) Result {
 	r := Result{
 		Sender: t.Sender.Name, Kernel: t.Sender.Kernel, Algorithm: t.Sender.Algorithm, Envelope: t.Sender.Envelope,
 		Link: t.Link.Name, Up: upSame, Buffer: t.Buffer.Name, Delay: millis(plan.Delay), Loss: t.Loss,
-		Duration: plan.Duration.Seconds(), Seed: t.Seed, Run: t.Run,
+		Reorder: plan.Reorder, ReorderBy: millis(plan.ReorderBy), Duration: plan.Duration.Seconds(), Seed: t.Seed, Run: t.Run,
 		StartedAt: time.Now().UTC().Truncate(time.Second), Version: b.Version, System: readSystem(),
 	}
 	if plan.Up != nil {

@@ -136,6 +136,6 @@ func (p Plan) directions(t Trial) (down, up sim.LinkConfig, err error) {
 	for _, c := range []*sim.LinkConfig{&down, &up} {
 		c.Delay, c.QueueBytes, c.QueuePackets = p.Delay, t.Buffer.bytes, t.Buffer.packets
 	}
-	down.Loss = t.Loss
+	down.Loss, down.Reorder, down.ReorderBy = t.Loss, p.Reorder, p.ReorderBy
 	return down, up, nil
 }

@@ -24,22 +24,24 @@ const (
 // Plan is every sender on every link through every buffer, with every loss and
 // every seed, Runs times.
 type Plan struct {
-	Senders  []Sender
-	Links    []Link
-	Up       *Link // towards the server; nil: as the link itself
-	Buffers  []Buffer
-	Delay    time.Duration // propagation, each way
-	Losses   []float64     // probabilities that a data packet is lost at random; towards the client only
-	Duration time.Duration // from the first data packet
-	Seeds    []uint64      // of random loss, and of generated traces that name none
-	Runs     int           // for each seed
-	Ingress  Ingress
-	Sample   time.Duration // between looks at the proxy's window; 0: never
-	Packets  bool          // record the packets towards the link
-	Hints    time.Duration // how often the link tells the proxy of itself; 0: never
-	Late     time.Duration // p99 of the emulator's lateness above which a run is noisy
-	Retry    bool          // repeat a noisy run once
-	Models   []string      // of the algorithm mdi, as NAME=FILE: the proxy is a process of its own
+	Senders   []Sender
+	Links     []Link
+	Up        *Link // towards the server; nil: as the link itself
+	Buffers   []Buffer
+	Delay     time.Duration // propagation, each way
+	Losses    []float64     // probabilities that a data packet is lost at random; towards the client only
+	Reorder   float64       // probability that a data packet takes ReorderBy longer
+	Duration  time.Duration // from the first data packet
+	Seeds     []uint64      // of random loss, and of generated traces that name none
+	Runs      int           // for each seed
+	Ingress   Ingress
+	Sample    time.Duration // between looks at the proxy's window; 0: never
+	Packets   bool          // record the packets towards the link
+	Hints     time.Duration // how often the link tells the proxy of itself; 0: never
+	Late      time.Duration // p99 of the emulator's lateness above which a run is noisy
+	Retry     bool          // repeat a noisy run once
+	ReorderBy time.Duration
+	Models    []string // of the algorithm mdi, as NAME=FILE: the proxy is a process of its own
 }
 
 // Trial is one run to be made.
@@ -64,6 +66,10 @@ func (p Plan) Validate() error {
 		return fmt.Errorf("--duration %s: must be at least %s", p.Duration, shortest)
 	case p.Delay < 0:
 		return fmt.Errorf("--delay %s: must not be negative", p.Delay)
+	case !(p.Reorder >= 0 && p.Reorder < 1):
+		return fmt.Errorf("--reorder %v: must be a probability below 1, such as 0.01 for one packet in a hundred", p.Reorder)
+	case p.Reorder > 0 && p.ReorderBy <= 0:
+		return fmt.Errorf("--reorder-by %s: must be above 0, as packets that take no longer are not overtaken", p.ReorderBy)
 	case p.Runs < 1:
 		return fmt.Errorf("--runs %d: must be at least 1", p.Runs)
 	case p.Ingress != IngressTPROXY && p.Ingress != IngressForward:

@@ -114,17 +114,19 @@ func testPlan(t *testing.T) Plan {
 func TestPlanValidate(t *testing.T) {
 	require.NoError(t, testPlan(t).Validate())
 	for flag, spoil := range map[string]func(*Plan){
-		"--sender":   func(p *Plan) { p.Senders = nil },
-		"--seeds":    func(p *Plan) { p.Seeds = nil },
-		"--duration": func(p *Plan) { p.Duration = 10 * time.Millisecond },
-		"--loss and": func(p *Plan) { p.Losses = nil },
-		"--delay":    func(p *Plan) { p.Delay = -1 },
-		"--loss":     func(p *Plan) { p.Losses = []float64{0, 1} },
-		"--runs":     func(p *Plan) { p.Runs = 0 },
-		"--ingress":  func(p *Plan) { p.Ingress = "socks5" },
-		"--sample":   func(p *Plan) { p.Sample = -1 },
-		"--hints":    func(p *Plan) { p.Hints = time.Microsecond },
-		"--packets":  func(p *Plan) { p.Packets, p.Senders = true, []Sender{{Algorithm: "copa", Envelope: "wireguard"}} },
+		"--sender":     func(p *Plan) { p.Senders = nil },
+		"--seeds":      func(p *Plan) { p.Seeds = nil },
+		"--duration":   func(p *Plan) { p.Duration = 10 * time.Millisecond },
+		"--loss and":   func(p *Plan) { p.Losses = nil },
+		"--delay":      func(p *Plan) { p.Delay = -1 },
+		"--loss":       func(p *Plan) { p.Losses = []float64{0, 1} },
+		"--reorder ":   func(p *Plan) { p.Reorder = 1 },
+		"--reorder-by": func(p *Plan) { p.Reorder = 0.1 },
+		"--runs":       func(p *Plan) { p.Runs = 0 },
+		"--ingress":    func(p *Plan) { p.Ingress = "socks5" },
+		"--sample":     func(p *Plan) { p.Sample = -1 },
+		"--hints":      func(p *Plan) { p.Hints = time.Microsecond },
+		"--packets":    func(p *Plan) { p.Packets, p.Senders = true, []Sender{{Algorithm: "copa", Envelope: "wireguard"}} },
 	} {
 		p := testPlan(t)
 		spoil(&p)
@@ -155,16 +157,18 @@ func TestLossesTakeTurnsWithinARun(t *testing.T) {
 
 func TestDirections(t *testing.T) {
 	p := testPlan(t)
-	p.Losses = []float64{0.01}
+	p.Losses, p.Reorder, p.ReorderBy = []float64{0.01}, 0.02, 3*time.Millisecond
 	trial := p.Trials()[0]
-	t.Run("the link carries the same both ways, random loss hits data only", func(t *testing.T) {
+	t.Run("the link carries the same both ways, random loss and reordering hit data only", func(t *testing.T) {
 		down, up, err := p.directions(trial)
 		require.NoError(t, err)
 		assert.Equal(t, cc.Rate(12e6), down.Rate)
 		assert.Equal(t, 250, down.QueuePackets)
 		assert.Equal(t, 10*time.Millisecond, down.Delay)
 		assert.InDelta(t, 0.01, down.Loss, 0)
-		down.Loss = 0
+		assert.InDelta(t, 0.02, down.Reorder, 0)
+		assert.Equal(t, 3*time.Millisecond, down.ReorderBy)
+		down.Loss, down.Reorder, down.ReorderBy = 0, 0, 0
 		assert.Equal(t, down, up)
 	})
 	t.Run("unless told otherwise", func(t *testing.T) {

@@ -21,16 +21,18 @@ type Result struct {
 	Envelope  string  `json:"envelope,omitempty"`         // as the proxy reports it, else as asked for; "sim": in virtual time
 	Ingress   Ingress `json:"ingress,omitempty"`
 
-	Link     string  `json:"link"`
-	Up       string  `json:"up"` // "same": as link
-	Buffer   string  `json:"buffer"`
-	Delay    float64 `json:"delay_ms"`           // each way
-	Loss     float64 `json:"loss"`               // probability, towards the client
-	Hints    float64 `json:"hints_ms,omitempty"` // how often the link told the sender of itself
-	Duration float64 `json:"duration_seconds"`
-	Seed     uint64  `json:"seed"`
-	Run      int     `json:"run"`
-	Attempt  int     `json:"attempt"` // 2: repeated, as the first was noisy
+	Link      string  `json:"link"`
+	Up        string  `json:"up"` // "same": as link
+	Buffer    string  `json:"buffer"`
+	Delay     float64 `json:"delay_ms"`          // each way
+	Loss      float64 `json:"loss"`              // probability, towards the client
+	Reorder   float64 `json:"reorder,omitempty"` // probability, towards the client, that a packet takes ReorderBy longer
+	ReorderBy float64 `json:"reorder_by_ms,omitempty"`
+	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the sender of itself
+	Duration  float64 `json:"duration_seconds"`
+	Seed      uint64  `json:"seed"`
+	Run       int     `json:"run"`
+	Attempt   int     `json:"attempt"` // 2: repeated, as the first was noisy
 
 	StartedAt time.Time `json:"started_at"`
 	Version   string    `json:"version"`
@@ -103,6 +105,9 @@ func (r Result) path(withLoss bool) string {
 	}
 	if withLoss && r.Loss > 0 {
 		fmt.Fprintf(&b, ", %s %% random loss", figures.Number(r.Loss*100))
+	}
+	if r.Reorder > 0 {
+		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Number(r.Reorder*100), figures.Number(r.ReorderBy))
 	}
 	fmt.Fprintf(&b, ", %s s", figures.Number(r.Duration))
 	return b.String()

@@ -65,6 +65,7 @@ func someResults() []Result {
 	spoilt := proxied("copa", 2, 1, 1, 1)
 	spoilt.Spoilt = "the emulator lost 3 packets and could not deliver 0"
 	other := result("cubic", "cubic", 1, 0.5, 0.4)
+	other.Reorder, other.ReorderBy = 0.02, 5
 	other.Up, other.Buffer, other.Loss = "2mbit", bufferNone, 0.01
 	return []Result{
 		result("cubic", "cubic", 1, 9.9, 3000), result("bbr", "bbr", 1, 9.5, 230), proxied("copa", 1, 9.4, 87.123, 1.25),
