@@ -14,7 +14,7 @@ import (
 // by Collect and Deliver; the time is both ends'.
 func BenchmarkStream(b *testing.B) {
 	const piece = 64 << 10
-	from, to := connect(b)
+	from, to := connect(b, nil)
 	from.Observe(func(flow.Report) flow.Limit { return flow.Limit{} })
 	read := make(chan error, 1)
 	go func() {

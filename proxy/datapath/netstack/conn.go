@@ -24,11 +24,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// envelope is the stack's own congestion control, the wider of the two that it has:
-// its CUBIC leaves slow start by HyStart, before there was a loss, and then held less
-// than our window on an LTE link in two fifths of the time.
-const envelope = "reno"
-
 // Conn is a connection that ends in a Stack. It implements datapath.Conn,
 // datapath.Ending, datapath.Peeker and datapath.ReadyReader.
 type Conn struct {
@@ -273,14 +268,26 @@ func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
 	c.signals.observe(c.stack.clock, exchange)
 }
 
+// probed takes in the stack's state after a segment that came. The stack holds its
+// lock of the endpoint.
+func (c *Conn) probed(state *tcp.TCPEndpointState) {
+	if endpoint, err := c.live(); err == nil {
+		limit := c.signals.absorb(state, timeouts(endpoint), c.stack.clock)
+		c.signals.opened(widen(endpoint, &state.Sender, limit.Cwnd))
+	}
+}
+
 // timeouts counts the expiries of the retransmission timer.
 func (c *Conn) timeouts() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.endpoint == nil {
+	endpoint, err := c.live()
+	if err != nil {
 		return 0
 	}
-	stats, ok := c.endpoint.Stats().(*tcp.Stats)
+	return timeouts(endpoint)
+}
+
+func timeouts(endpoint tcpip.Endpoint) int {
+	stats, ok := endpoint.Stats().(*tcp.Stats)
 	if !ok {
 		return 0
 	}

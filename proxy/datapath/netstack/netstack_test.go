@@ -32,11 +32,16 @@ func clock() func() cc.Time {
 	return func() cc.Time { return cc.Time(time.Since(start)) + 1 }
 }
 
-// join carries packets from one stack to the other until the test ends.
-func join(t testing.TB, a, b *Stack) {
+// join carries packets from one stack to the other until the test ends, but loses
+// those of a's that lost asks for by their number; nil: none.
+func join(t testing.TB, a, b *Stack, lost func(n int) bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	for _, way := range [][2]*Stack{{a, b}, {b, a}} {
+		arrives := func() bool { return true }
+		if sent := 0; way[0] == a && lost != nil {
+			arrives = func() bool { sent++; return !lost(sent) }
+		}
 		done.Go(func() {
 			bufs, sizes, packets := make([][]byte, 64), make([]int, 64), make([][]byte, 64)
 			for i := range bufs {
@@ -47,10 +52,13 @@ func join(t testing.TB, a, b *Stack) {
 				if err != nil {
 					return
 				}
+				arrived := packets[:0]
 				for i := range n {
-					packets[i] = bufs[i][:sizes[i]]
+					if arrives() {
+						arrived = append(arrived, bufs[i][:sizes[i]])
+					}
 				}
-				way[1].Deliver(packets[:n]...)
+				way[1].Deliver(arrived...)
 			}
 		})
 	}
@@ -99,16 +107,17 @@ func nextPort() uint16 {
 	return port
 }
 
-func pair(t *testing.T) (a, b datapath.Conn) { return connect(t) }
+func pair(t *testing.T) (a, b datapath.Conn) { return connect(t, nil) }
 
 // connect returns both ends of a connection: what was accepted, and the client's.
-func connect(t testing.TB) (a, b *Conn) {
+// Of the packets of the former, those are lost that lost asks for.
+func connect(t testing.TB, lost func(n int) bool) (a, b *Conn) {
 	now := clock()
 	near, err := New(Config{Clock: now, MTU: mtu})
 	require.NoError(t, err)
 	far, err := New(Config{Clock: now, MTU: mtu})
 	require.NoError(t, err)
-	join(t, near, far)
+	join(t, near, far, lost)
 	admitted := make(chan *Conn, 1)
 	go func() {
 		c, err := near.Accept()

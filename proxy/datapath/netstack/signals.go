@@ -83,16 +83,16 @@ func (s *Stack) probe(state *tcp.TCPEndpointState) {
 		RemotePort: state.ID.RemotePort, RemoteAddress: state.ID.RemoteAddress,
 	}
 	if c := s.conns.find(id); c != nil {
-		c.signals.absorb(state, c.timeouts(), s.clock)
+		c.probed(state)
 	}
 }
 
-// absorb takes in the stack's state and reports it.
-func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
+// absorb takes in the stack's state, reports it, and returns what the flow may use.
+func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) flow.Limit {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.started || g.over {
-		return
+		return flow.Limit{}
 	}
 	now := clock() // with the lock held: reports are in the order of their times
 	snd := &state.Sender
@@ -114,7 +114,6 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 		g.newest = g.una
 	}
 	g.mss = cc.Bytes(snd.MaxPayloadSize)
-	g.cwnd = cc.Bytes(snd.SndCwnd) * g.mss
 	g.pipe = max(0, min(cc.Bytes(snd.Outstanding)*g.mss, g.sndMax-g.una-g.sacked))
 	g.window = cc.Bytes(snd.SndWnd)
 	g.srtt = snd.RTTState.SRTT
@@ -126,18 +125,25 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 		}
 	}
 	g.at = now
-	g.report(now, rtt, timeouts)
+	return g.report(now, rtt, timeouts)
+}
+
+// opened notes how wide the stack's own window is, in segments.
+func (g *signals) opened(segments int) {
+	g.mu.Lock()
+	g.cwnd = cc.Bytes(segments) * g.mss
+	g.mu.Unlock()
 }
 
 // report tells whoever observes; g.mu is held.
-func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
+func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) flow.Limit {
 	if g.exchange == nil || g.over {
-		return
+		return flow.Limit{}
 	}
 	after := func(offset cc.Bytes) cc.Bytes { return max(0, offset-g.base) }
 	written := max(g.written, g.sndMax)
 	unsent := written - max(g.sndMax, g.una)
-	g.exchange(flow.Report{
+	return g.exchange(flow.Report{
 		At: now, Written: after(written), Acked: after(g.una + g.sacked), Newest: after(g.newest), Sacked: g.sacked,
 		Lost: g.lost, Timeouts: timeouts, RTT: rtt, Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
 		RwndFull: unsent > 0 && g.sndMax-g.una+g.mss > g.window,
