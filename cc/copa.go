@@ -100,8 +100,8 @@ type copa struct {
 	slowStart bool
 	velocity  float64
 	dir       direction
-	agreed    int     // round trips that kept dir
-	snapAt    Time    // start of the round trip in which dir is being judged
+	agreed    int     // turns that kept dir
+	snapAt    Time    // start of the turn in which dir is being judged
 	snapCwnd  float64 // packets, then
 
 	minRTT, standing windowedFilter
@@ -215,7 +215,7 @@ func (c *copa) step(a Ack, n float64) {
 		c.slowStart = false
 		c.calm(a.Now)
 		c.compete.started()
-	case a.Now.Sub(c.snapAt) >= a.SRTT:
+	case a.Now.Sub(c.snapAt) >= a.SRTT+a.Lag:
 		c.turn(a.Now)
 	}
 	if up && !grow {
@@ -243,8 +243,9 @@ func (c *copa) step(a Ack, n float64) {
 	c.cwnd = c.clamp(c.cwnd, copaMinCwnd)
 }
 
-// turn judges, once per round trip, where the window has been moving, and
-// doubles the velocity once it has kept its direction.
+// turn judges, once per round trip and the window's lag, where the window has been
+// moving, and doubles the velocity once it has kept its direction: faster, it would
+// double several times before the first of it shows in the queue.
 func (c *copa) turn(now Time) {
 	dir := still // unused, or at its floor: nothing to speed up
 	switch {

@@ -206,6 +206,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 		f.last.MSS = before.MSS
 	}
 	m.start(r.At)
+	m.held = r.Held
 	if r.Held {
 		f.hold(r, before)
 	} else {

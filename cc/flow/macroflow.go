@@ -25,6 +25,7 @@ type macroflow struct {
 	ctl       cc.Control   // alg's newest word
 	mss       cc.Bytes
 	members   []*Flow      // in no order that lasts: see line
+	held      bool         // by transports, as the newest report has it
 	divided   bool         // the window, for wakeable, which comes next: nothing has changed since
 	routes    []*route     // changed under the manager's mu as well
 	datagrams []*Datagrams // beside the members, in their window; likewise
@@ -116,6 +117,9 @@ func (m *macroflow) state(now cc.Time) cc.State {
 		RTTVar:      m.rtt.rttvar,
 		MinRTT:      m.rtt.min,
 		CwndLimited: m.cwndLimited(),
+	}
+	if m.held && len(m.members) > 1 {
+		s.Lag = m.rtt.srtt
 	}
 	if m.hinted {
 		s.Hint = &m.hint
