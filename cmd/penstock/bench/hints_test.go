@@ -9,18 +9,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
 )
 
 // What the link says comes out at the algorithm: it knows the link's capacity,
 // which no sender could have measured before it has filled it.
 func TestTheLinkTellsTheProxyOfItself(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	plan := testPlan(t)
 	var err error
 	plan.Senders, err = ParseSenders([]string{"pbe"}, nil)
 	require.NoError(t, err)
 	plan.Hints = 10 * time.Millisecond
-	s, err := newScene(t.Context(), penstock(t), plan, plan.Trials()[0])
+	s, err := newScene(t.Context(), labtest.Penstock(t), plan, plan.Trials()[0])
 	require.NoError(t, err)
 	defer func() { assert.NoError(t, s.close()) }()
 	require.NoError(t, s.awaitData(t.Context()))

@@ -4,66 +4,24 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
-	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// TestMain runs the tests where labs can be built: as root, or inside a user
-// namespace. Where neither is to be had, the tests that need one skip.
-func TestMain(m *testing.M) {
-	code, ran, err := netlab.Enter()
-	if ran {
-		os.Exit(code)
-	}
-	noLab = err
-	goleak.VerifyTestMain(m)
-}
-
-var noLab error
-
-func needLab(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("runs in real time, left out with -short")
-	}
-	if noLab != nil {
-		t.Skip(noLab)
-	}
-	l := netlab.New()
-	_, err := l.Node("probe")
-	require.NoError(t, errors.Join(err, l.Close()))
-	if _, err := os.Stat("/dev/net/tun"); err != nil {
-		t.Skip(err)
-	}
-}
-
-// penstock builds the program under test.
-func penstock(t *testing.T) string {
-	t.Helper()
-	goTool, err := exec.LookPath("go")
-	if err != nil {
-		t.Skip("the go command is missing, which builds the proxy")
-	}
-	exe := filepath.Join(t.TempDir(), "penstock")
-	out, err := exec.CommandContext(t.Context(), goTool, "build", "-o", exe, "..").CombinedOutput()
-	require.NoError(t, err, string(out))
-	return exe
-}
+func TestMain(m *testing.M) { labtest.Main(m) }
 
 // What is asserted here follows from the link's virtual schedule and holds on
 // a slow machine too; how well the senders do is for measurements to say.
 func TestRealRun(t *testing.T) {
-	needLab(t)
-	exe := penstock(t)
+	labtest.Need(t)
+	exe := labtest.Penstock(t)
 	for name, ingress := range map[string]Ingress{"captured": IngressTPROXY, "forwarded": IngressForward} {
 		t.Run(name, func(t *testing.T) {
 			plan := testPlan(t)
@@ -117,7 +75,7 @@ func TestRealRun(t *testing.T) {
 }
 
 func TestRealRunOverOurOwnControl(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	if err := bpf.Check(); err != nil {
 		t.Skip(err)
 	}
@@ -126,7 +84,7 @@ func TestRealRunOverOurOwnControl(t *testing.T) {
 	plan.Senders, err = ParseSenders([]string{"static:cwnd_packets=40,pacing_mbit=6@ebpf"}, nil)
 	require.NoError(t, err)
 	plan.Packets, plan.Losses, plan.Sample = true, []float64{0, 0.01}, 50*time.Millisecond
-	b := Bench{Executable: penstock(t)}
+	b := Bench{Executable: labtest.Penstock(t)}
 	results, err := b.Run(t.Context(), plan, func(Result) error { return nil })
 	require.NoError(t, err)
 	require.Len(t, results, 2)
@@ -149,13 +107,13 @@ func TestRealRunOverOurOwnControl(t *testing.T) {
 }
 
 func TestRealRunThroughATunnel(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	plan := testPlan(t)
 	var err error
 	plan.Senders, err = ParseSenders([]string{"static:cwnd_packets=22@wireguard"}, nil)
 	require.NoError(t, err)
 	plan.Sample = 50 * time.Millisecond
-	b := Bench{Executable: penstock(t)}
+	b := Bench{Executable: labtest.Penstock(t)}
 	results, err := b.Run(t.Context(), plan, func(Result) error { return nil })
 	require.NoError(t, err)
 	require.Len(t, results, 1)
@@ -171,7 +129,7 @@ func TestRealRunThroughATunnel(t *testing.T) {
 }
 
 func TestInterruptedRunKeepsWhatIsFinished(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	plan := testPlan(t)
 	plan.Senders, plan.Runs = plan.Senders[:1], 3
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -187,7 +145,7 @@ func TestInterruptedRunKeepsWhatIsFinished(t *testing.T) {
 }
 
 func TestProxyThatDoesNotStartIsExplained(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	exe := filepath.Join(t.TempDir(), "penstock")
 	require.NoError(t, os.WriteFile(exe, []byte("#!/bin/sh\necho cannot do that >&2\nexit 3\n"), 0o700))
 	plan := testPlan(t)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
 )
 
 const (
@@ -51,7 +52,7 @@ func untouched(t *testing.T, r Record) {
 // What is asserted here holds on a slow machine too: how well it goes is for
 // recipes to say.
 func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(
 		Actor{Name: "bulk", Kind: Bulk},
 		Actor{Name: "limited", Kind: Bulk, Host: 1, Rate: 400 * kbit},
@@ -122,7 +123,7 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 }
 
 func TestAReloadMovesARunningTransferAndABrokenOneIsRecorded(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(Actor{Name: "bulk", Kind: Bulk})
 	s.Changes = []Change{
 		{At: 1200 * time.Millisecond, Edge: "defaults: {algorithm: \"no-such\"}\n"},
@@ -139,7 +140,7 @@ func TestAReloadMovesARunningTransferAndABrokenOneIsRecorded(t *testing.T) {
 }
 
 func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(Actor{Name: "blaster", Kind: UDP, Rate: 8 * mbit, On: 400 * time.Millisecond, Off: 300 * time.Millisecond})
 	s.Edge, s.Duration = "", 1500*time.Millisecond
 	s.Down.Rate, s.Down.QueuePackets = 2*mbit, 10
@@ -157,7 +158,7 @@ func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
 }
 
 func TestACancelledRunLeavesNothing(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(
 		Actor{Name: "bulk", Kind: Bulk},
 		Actor{Name: "web", Kind: Web, Size: 1000},
@@ -175,7 +176,7 @@ func TestACancelledRunLeavesNothing(t *testing.T) {
 }
 
 func TestAProxyThatDoesNotStartIsExplained(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(Actor{Name: "bulk", Kind: Bulk})
 	s.Edge = "defaults: {algorithm: \"no-such\"}\n"
 	_, err := Play(t.Context(), penstock(t), s, nil)
@@ -184,7 +185,7 @@ func TestAProxyThatDoesNotStartIsExplained(t *testing.T) {
 }
 
 func TestAConnectionThatEndsEarlyIsRecorded(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(
 		Actor{Name: "bulk", Kind: Bulk},
 		Actor{Name: "refused", Kind: Bulk, Port: 81},
@@ -202,7 +203,7 @@ func TestAConnectionThatEndsEarlyIsRecorded(t *testing.T) {
 // queue of its own; and its word reaches the algorithm, which knows no capacity
 // without.
 func TestHostsOfACellHaveQueuesOfTheirOwnAndHints(t *testing.T) {
-	needLab(t)
+	labtest.Need(t)
 	s := short(
 		Actor{Name: "told", Kind: Bulk},
 		Actor{Name: "blaster", Kind: UDP, Host: 1, Rate: 20 * mbit},
