@@ -16,10 +16,6 @@ import (
 // window, since each packet lost at random would halve it.
 const envelope = "reno"
 
-// aboveOurs is by how many segments the stack's window is kept above ours: what
-// its count of packets in flight may differ from our count of bytes.
-const aboveOurs = 4
-
 // senderAt is where an endpoint keeps the pointer to its sender, and stateAt
 // where that has its window. The stack shows both to its probe as copies only, and
 // has no option that sets them.
@@ -40,11 +36,13 @@ func findWindow(endpoint reflect.Type) (senderAt, stateAt uintptr, err error) {
 	return sender.Offset, state.Offset, nil
 }
 
-// widen opens the stack's window to ours and returns what it is now, in segments;
-// it never narrows it. The caller is the stack's probe, which holds the endpoint's
-// lock.
+// widen opens the stack's window by ours above what it takes to be in flight, and
+// returns what it is now, in segments; it never narrows it. What is in flight is for
+// the relay to bound: the stack's own count is not taken anew when a recovery ends,
+// and was up to twice the truth then. The caller is the stack's probe, which holds
+// the endpoint's lock.
 func widen(endpoint tcpip.Endpoint, state *tcp.TCPSenderState, ours cc.Bytes) int {
-	want := int(ours)/max(state.MaxPayloadSize, 1) + aboveOurs
+	want := int(ours)/max(state.MaxPayloadSize, 1) + state.Outstanding
 	e, ok := endpoint.(*tcp.Endpoint)
 	if !ok || unreachable != nil || ours == 0 || state.SndCwnd >= want {
 		return state.SndCwnd
