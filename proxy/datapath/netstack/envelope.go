@@ -3,6 +3,7 @@ package netstack
 import (
 	"fmt"
 	"reflect"
+	"time"
 	"unsafe"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -16,24 +17,40 @@ import (
 // window, since each packet lost at random would halve it.
 const envelope = "reno"
 
-// senderAt is where an endpoint keeps the pointer to its sender, and stateAt
-// where that has its window. The stack shows both to its probe as copies only, and
-// has no option that sets them.
-var senderAt, stateAt, unreachable = findWindow(reflect.TypeFor[tcp.Endpoint]())
+// leastRTOs round trips are the least retransmission timeout of a connection whose
+// window is ours. The stack's timer counts from the last byte acknowledged in order,
+// not from a retransmission (as RFC 6298 §5 has it): a recovery on a long, steady
+// path takes longer than a round trip and a little, which is what it allows, and all
+// that was in flight was sent again.
+const leastRTOs = 2
 
-// findWindow looks for the fields by name and type. It fails with a version of
-// the stack that keeps them elsewhere.
-func findWindow(endpoint reflect.Type) (senderAt, stateAt uintptr, err error) {
+// places are the offsets of what a stack shows to its probe in copies only, and has
+// no option to set: in an endpoint of the pointer to its sender, and in that of its
+// state and its least timeout.
+type places struct{ sender, state, leastRTO uintptr }
+
+var known, unreachable = findPlaces(reflect.TypeFor[tcp.Endpoint]())
+
+// findPlaces looks for the fields by name and type. It fails with a version of the
+// stack that keeps them elsewhere.
+func findPlaces(endpoint reflect.Type) (p places, err error) {
 	sender, ok := endpoint.FieldByName("snd")
 	if !ok || sender.Type.Kind() != reflect.Pointer || sender.Type.Elem().Kind() != reflect.Struct {
-		return 0, 0, fmt.Errorf("netstack: %v has no sender in snd", endpoint)
+		return p, fmt.Errorf("netstack: %v has no sender in snd", endpoint)
 	}
-	want := reflect.TypeFor[tcp.TCPSenderState]()
-	state, ok := sender.Type.Elem().FieldByName(want.Name())
-	if !ok || state.Type != want || len(state.Index) != 1 {
-		return 0, 0, fmt.Errorf("netstack: %v embeds no %v", sender.Type.Elem(), want)
+	in := func(name string, want reflect.Type) uintptr {
+		f, ok := sender.Type.Elem().FieldByName(name)
+		if !ok || f.Type != want || len(f.Index) != 1 {
+			err = fmt.Errorf("netstack: %v has no %s of type %v", sender.Type.Elem(), name, want)
+		}
+		return f.Offset
 	}
-	return sender.Offset, state.Offset, nil
+	p = places{
+		sender:   sender.Offset,
+		state:    in("TCPSenderState", reflect.TypeFor[tcp.TCPSenderState]()),
+		leastRTO: in("minRTO", reflect.TypeFor[time.Duration]()),
+	}
+	return p, err
 }
 
 // widen opens the stack's window by ours above what it takes to be in flight, and
@@ -42,15 +59,16 @@ func findWindow(endpoint reflect.Type) (senderAt, stateAt uintptr, err error) {
 // and was up to twice the truth then. The caller is the stack's probe, which holds
 // the endpoint's lock.
 func widen(endpoint tcpip.Endpoint, state *tcp.TCPSenderState, ours cc.Bytes) int {
-	want := int(ours)/max(state.MaxPayloadSize, 1) + state.Outstanding
 	e, ok := endpoint.(*tcp.Endpoint)
-	if !ok || unreachable != nil || ours == 0 || state.SndCwnd >= want {
+	if !ok || unreachable != nil || ours == 0 {
 		return state.SndCwnd
 	}
-	sender := *(*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(e), senderAt))
+	sender := *(*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(e), known.sender))
 	if sender == nil {
 		return state.SndCwnd
 	}
-	(*tcp.TCPSenderState)(unsafe.Add(sender, stateAt)).SndCwnd = want
-	return want
+	*(*time.Duration)(unsafe.Add(sender, known.leastRTO)) = max(tcp.MinRTO, leastRTOs*state.RTTState.SRTT)
+	cwnd := max(state.SndCwnd, state.Outstanding+int(ours)/max(state.MaxPayloadSize, 1))
+	(*tcp.TCPSenderState)(unsafe.Add(sender, known.state)).SndCwnd = cwnd
+	return cwnd
 }

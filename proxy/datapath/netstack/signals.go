@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -30,6 +31,9 @@ type signals struct {
 	resent  cc.Bytes // highest offset sent more than once
 	written cc.Bytes // accepted by the stack
 	sacked  cc.Bytes // beyond una
+	blocks  []span   // of that
+	kept    []span   // of that before a timeout, which has the stack forget it
+	expired int      // timeouts
 	newest  cc.Bytes // highest offset known to have arrived
 	lost    cc.Bytes // sent again
 	pipe    cc.Bytes
@@ -47,26 +51,36 @@ func (g *signals) offset(seq seqnum.Value) cc.Bytes {
 	return g.una + cc.Bytes(int32(seq-g.unaSeq))
 }
 
-// sent notes that n bytes from seq leave.
-func (g *signals) sent(seq uint32, n int, syn bool) {
+// span is a part of the stream, by offsets.
+type span struct{ from, end cc.Bytes }
+
+// sent notes that n bytes from seq leave, and tells whether they should: what the
+// peer has said that it holds is not sent again. The stack does that where it has
+// sent several segments as one and lost one of them.
+func (g *signals) sent(seq uint32, n int, syn bool) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if syn {
 		g.first, g.started = seqnum.Value(seq)+1, true
 		g.unaSeq = g.first
-		return
+		return true
 	}
 	if n == 0 || !g.started {
-		return
+		return true
 	}
 	from := g.offset(seqnum.Value(seq))
 	end := from + cc.Bytes(n)
+	within := func(b span) bool { return b.from <= from && end <= b.end }
+	if slices.ContainsFunc(g.blocks, within) || slices.ContainsFunc(g.kept, within) {
+		return false
+	}
 	if again := min(end, g.sndMax) - from; again > 0 {
 		g.lost += again
 		g.resent = max(g.resent, from+again)
 	}
 	g.sndMax = max(g.sndMax, end)
 	g.pipe += cc.Bytes(n)
+	return true
 }
 
 // took notes that the stack has accepted n bytes.
@@ -101,10 +115,12 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 	if una > g.una {
 		g.una, g.unaSeq = una, g.first+seqnum.Value(una)
 	}
-	g.sacked = 0
+	g.keep(timeouts)
+	g.sacked, g.blocks = 0, g.blocks[:0]
 	for _, b := range state.SACK.ReceivedBlocks {
-		if end := g.offset(b.End); end > g.una {
-			g.sacked += end - max(g.una, g.offset(b.Start))
+		if s := (span{max(g.una, g.offset(b.Start)), g.offset(b.End)}); s.end > s.from {
+			g.sacked += s.end - s.from
+			g.blocks = append(g.blocks, s)
 		}
 	}
 	g.newest = 0
@@ -126,6 +142,19 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 	}
 	g.at = now
 	return g.report(now, rtt, timeouts)
+}
+
+// keep remembers over a timeout what the peer has said that it holds, unless it has
+// dropped it since: what it acknowledges in order would reach further.
+func (g *signals) keep(timeouts int) {
+	if timeouts > g.expired {
+		g.expired = timeouts
+		g.kept = append(g.kept, g.blocks...)
+	}
+	g.kept = slices.DeleteFunc(g.kept, func(b span) bool { return b.end <= g.una })
+	if slices.ContainsFunc(g.kept, func(b span) bool { return b.from <= g.una }) {
+		g.kept = nil
+	}
 }
 
 // opened notes how wide the stack's own window is, in segments.

@@ -57,11 +57,6 @@ const (
 
 	// timeWait is short: ports of clients behind a tunnel come back soon.
 	timeWait = 5 * time.Second
-
-	// leastRTO is RFC 6298's (2.4). The stack's timer counts from the last byte
-	// acknowledged in order, not from a retransmission: with its own 200 ms it went
-	// off in every longer recovery, and sent all that was in flight again.
-	leastRTO = time.Second
 )
 
 // Stack ends the connections of one tunnel.
@@ -110,11 +105,10 @@ func New(cfg Config) (*Stack, error) {
 func (s *Stack) set(cfg Config) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(true)
 	below := tcpip.CongestionControlOption(envelope)
-	least := tcpip.TCPMinRTOOption(leastRTO)
 	recovery, wait := tcpip.TCPRACKLossDetection, tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	sending := tcpip.TCPSendBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
 	receiving := tcpip.TCPReceiveBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &below, &least, &recovery, &wait, &sending, &receiving} {
+	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &below, &recovery, &wait, &sending, &receiving} {
 		if err := s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fmt.Errorf("set %T: %w", o, failure(err))
 		}

@@ -2,6 +2,7 @@ package netstack
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -36,10 +37,11 @@ func newWire(s *Stack, mtu int) *wire {
 	return &wire{Endpoint: e, stack: s, ready: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
-// WritePackets implements stack.LinkWriter. What there is no room for is lost.
+// WritePackets implements stack.LinkWriter. What there is no room for is lost; what
+// need not be sent again passes for sent.
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
-	all := pkts.AsSlice()
-	w.note(all)
+	written := pkts.Len()
+	all := w.note(pkts.AsSlice())
 	w.mu.Lock()
 	if w.over {
 		w.mu.Unlock()
@@ -55,7 +57,7 @@ func (w *wire) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	if n > 0 {
 		w.wake()
 	}
-	return n, nil
+	return written - (len(all) - n), nil
 }
 
 func (w *wire) wake() {
@@ -126,31 +128,45 @@ func (w *wire) discard() (n int) {
 	return n
 }
 
-// note tells the connections that packets are of.
-func (w *wire) note(pkts []*stack.PacketBuffer) {
+// note tells the connections that packets are of, and returns those that should
+// leave. The list itself stays the caller's.
+func (w *wire) note(pkts []*stack.PacketBuffer) []*stack.PacketBuffer {
 	var last stack.TransportEndpointID
 	var conn *Conn // of last: packets of a connection come together
-	for _, p := range pkts {
-		if p.TransportProtocolNumber != header.TCPProtocolNumber {
-			continue
+	leave, whole := pkts, true
+	for i, p := range pkts {
+		goes := true
+		if p.TransportProtocolNumber == header.TCPProtocolNumber {
+			segment := header.TCP(p.TransportHeader().Slice())
+			if id := endpointOf(p, segment); id != last {
+				last, conn = id, w.stack.conns.find(id)
+			}
+			if conn != nil {
+				goes = conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), segment.Flags().Contains(header.TCPFlagSyn))
+			}
 		}
-		segment := header.TCP(p.TransportHeader().Slice())
-		id := stack.TransportEndpointID{LocalPort: segment.SourcePort(), RemotePort: segment.DestinationPort()}
-		switch p.NetworkProtocolNumber {
-		case header.IPv4ProtocolNumber:
-			ip := header.IPv4(p.NetworkHeader().Slice())
-			id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
-		case header.IPv6ProtocolNumber:
-			ip := header.IPv6(p.NetworkHeader().Slice())
-			id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
-		}
-		if id != last {
-			last, conn = id, w.stack.conns.find(id)
-		}
-		if conn != nil {
-			conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), segment.Flags().Contains(header.TCPFlagSyn))
+		switch {
+		case !goes && whole:
+			leave, whole = slices.Clone(pkts[:i]), false
+		case goes && !whole:
+			leave = append(leave, p)
 		}
 	}
+	return leave
+}
+
+// endpointOf is the connection, by its ends, that sends a segment.
+func endpointOf(p *stack.PacketBuffer, segment header.TCP) stack.TransportEndpointID {
+	id := stack.TransportEndpointID{LocalPort: segment.SourcePort(), RemotePort: segment.DestinationPort()}
+	switch p.NetworkProtocolNumber {
+	case header.IPv4ProtocolNumber:
+		ip := header.IPv4(p.NetworkHeader().Slice())
+		id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
+	case header.IPv6ProtocolNumber:
+		ip := header.IPv6(p.NetworkHeader().Slice())
+		id.LocalAddress, id.RemoteAddress = ip.SourceAddress(), ip.DestinationAddress()
+	}
+	return id
 }
 
 // MTU is that of the tunnel, for IP packets.
