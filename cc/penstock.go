@@ -28,7 +28,7 @@ func init() {
 		Source: "docs/decisions/0004-own-algorithm.md",
 		Params: []Param{
 			{
-				Name: "target_ms", Unit: "ms", Default: 28, Min: 1, Max: 1000,
+				Name: "target_ms", Unit: "ms", Default: 29, Min: 1, Max: 1000,
 				About: "queueing delay to ask for at 10 Mbit/s; in force is from half of it to 1.3 times, more at a lower rate and less at a higher",
 			},
 			{Name: "compete", Default: 1, Choices: []string{"off", "on"}, About: "keep up with flows that fill the queue"},
@@ -40,7 +40,7 @@ func init() {
 			{Name: "target_ms", About: "queueing delay asked for"},
 			{Name: "queue_ms", About: "queueing delay of the newest sample"},
 			{Name: "base_ms", About: "least round trip remembered"},
-			{Name: "empty_percent", About: "of the bytes of the last minute, those that found hardly any queue"},
+			{Name: "empty_percent", About: "of the last minute, as its bytes took it, the part that found hardly any queue"},
 			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
 		},
 	})

@@ -16,15 +16,16 @@ const (
 	// change of the rate is heard of, the more of it the queue must ride out.
 	targetBasePower = 0.3
 	targetBase      = 0.02 // seconds
-	// targetEmpty is the part of the bytes that should find the queue as good as
-	// empty: fewer, and the queue is longer than the link needs; more, and the
-	// link idles. targetGain is what a difference does to the target's logarithm,
+	// targetEmpty is the part of the time, as bytes take it at the present rate, that
+	// should find the queue as good as empty: less, and the queue is longer than the
+	// link needs; more, and the link idles. targetGain is what a difference does to the target's logarithm,
 	// within targetLeast and targetMost.
-	targetEmpty  = 0.055
+	targetEmpty  = 0.045
 	targetGain   = 17
 	targetLeast  = -0.7
 	targetMost   = 0.25
-	targetMemory = time.Minute // over which the part is counted
+	targetMemory = time.Minute     // over which the part is counted
+	targetPrior  = 4 * time.Second // it counts as so much at the start: whatever the rate is then
 	// targetFloor is the part of the base that a window must exceed it by to grow
 	// at all where the rate lags behind.
 	targetFloor = 1. / 8
@@ -40,7 +41,7 @@ const (
 // queueTarget decides how long a queue to ask for.
 type queueTarget struct {
 	set        float64 // seconds
-	empty, all float64 // bytes in memory, fading: that found no queue, and of any kind
+	empty, all float64 // seconds' worth of bytes in memory, fading: that found no queue, and of any kind
 	gap        float64 // seconds from one acknowledgement to the next, mean over their bytes
 	heard      Time
 	excess     lossGuard
@@ -50,12 +51,13 @@ type queueTarget struct {
 // it found the queue empty. counts is false where that says nothing: the sender
 // did not fill its window, or the window was not the target's.
 func (t *queueTarget) observe(now Time, n, rate float64, empty, counts bool) {
+	worth := n / rate // in seconds: bytes would count a faster start for longer
 	if t.heard == 0 {
-		t.all = rate * targetMemory.Seconds() / 4
+		t.all = targetPrior.Seconds()
 		t.empty = targetEmpty * t.all
 	} else {
 		gap := now.Sub(t.heard)
-		part := min(1, n/(rate*gapMemory.Seconds()))
+		part := min(1, worth/gapMemory.Seconds())
 		t.gap += (min(gap, gapMost).Seconds() - t.gap) * part
 		fade := math.Exp(-gap.Seconds() / targetMemory.Seconds())
 		t.empty, t.all = t.empty*fade, t.all*fade
@@ -64,13 +66,13 @@ func (t *queueTarget) observe(now Time, n, rate float64, empty, counts bool) {
 	if !counts {
 		return
 	}
-	t.all += n
+	t.all += worth
 	if empty {
-		t.empty += n
+		t.empty += worth
 	}
 }
 
-// share is the part of the bytes that found no queue.
+// share is the part of the time in which bytes found no queue.
 func (t *queueTarget) share() float64 {
 	if t.all <= 0 {
 		return targetEmpty

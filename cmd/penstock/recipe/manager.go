@@ -77,8 +77,10 @@ func joinLeave() Recipe {
 
 func hosts() Recipe {
 	const many = 8
+	// The default algorithm takes some ten seconds to learn what queue there is.
+	learnt := func(s Scale) time.Duration { return pick(s, 20*time.Second, 15*time.Second) }
 	play := func(s Scale, name, algorithm, group string, first, second int) stage.Stage {
-		st := stage.Stage{Name: name + ", " + algorithm, Edge: edge(algorithm, group), Duration: pick(s, 60*time.Second, 20*time.Second), Warmup: 5 * time.Second}
+		st := stage.Stage{Name: name + ", " + algorithm, Edge: edge(algorithm, group), Duration: pick(s, 60*time.Second, 30*time.Second), Warmup: learnt(s)}
 		st.Down, st.Up = hop(24, 40*time.Millisecond, 160)
 		for host, n := range []int{first, second} {
 			for i := range n {
