@@ -17,12 +17,16 @@ import (
 // window, since each packet lost at random would halve it.
 const envelope = "reno"
 
-// leastRTOs round trips are the least retransmission timeout of a connection whose
-// window is ours. The stack's timer counts from the last byte acknowledged in order,
-// not from a retransmission (as RFC 6298 §5 has it): a recovery on a long, steady
-// path takes longer than a round trip and a little, which is what it allows, and all
-// that was in flight was sent again.
-const leastRTOs = 2
+// The least retransmission timeout of a connection whose window is ours: leastRTOs
+// round trips, up to RFC 6298's second (2.4), and no less than the stack's own. The
+// stack's timer counts from the last byte acknowledged in order, not from a
+// retransmission as that RFC has it (5.1): it allows a round trip and a little, which
+// any recovery on a steady path takes, and a radio's pause, and then all that was in
+// flight is sent again. A second for all would cost short paths their throughput.
+const (
+	leastRTOs = 8
+	mostLeast = time.Second
+)
 
 // places are the offsets of what a stack shows to its probe in copies only, and has
 // no option to set: in an endpoint of the pointer to its sender, and in that of its
@@ -67,7 +71,7 @@ func widen(endpoint tcpip.Endpoint, state *tcp.TCPSenderState, ours cc.Bytes) in
 	if sender == nil {
 		return state.SndCwnd
 	}
-	*(*time.Duration)(unsafe.Add(sender, known.leastRTO)) = max(tcp.MinRTO, leastRTOs*state.RTTState.SRTT)
+	*(*time.Duration)(unsafe.Add(sender, known.leastRTO)) = max(tcp.MinRTO, min(leastRTOs*state.RTTState.SRTT, mostLeast))
 	cwnd := max(state.SndCwnd, state.Outstanding+int(ours)/max(state.MaxPayloadSize, 1))
 	(*tcp.TCPSenderState)(unsafe.Add(sender, known.state)).SndCwnd = cwnd
 	return cwnd
