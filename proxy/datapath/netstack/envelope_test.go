@@ -79,7 +79,9 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 			mss := near.signals.mss
 			near.signals.mu.Unlock()
 			require.Positive(t, lost)
-			assert.LessOrEqual(t, lost, 2*cc.Bytes(gone.Load())*mss, "what has arrived is not sent again")
+			if near.timeouts() == 0 { // which a slow machine brings about: what may have arrived is sent again then
+				assert.LessOrEqual(t, lost, 2*cc.Bytes(gone.Load())*mss, "what has arrived is not sent again")
+			}
 			if observed {
 				assert.GreaterOrEqual(t, least, ours*mss)
 			} else {
