@@ -18,8 +18,8 @@ const (
 	targetBase      = 0.02 // seconds
 	// targetEmpty is the part of the time, as bytes take it at the present rate, that
 	// should find the queue as good as empty: less, and the queue is longer than the
-	// link needs; more, and the link idles. targetGain is what a difference does to the target's logarithm,
-	// within targetLeast and targetMost.
+	// link needs; more, and the link idles. targetGain is what a difference does to the
+	// target's logarithm, within targetLeast and targetMost.
 	targetEmpty  = 0.045
 	targetGain   = 17
 	targetLeast  = -0.7

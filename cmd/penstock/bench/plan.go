@@ -31,6 +31,7 @@ type Plan struct {
 	Delay     time.Duration // propagation, each way
 	Losses    []float64     // probabilities that a data packet is lost at random; towards the client only
 	Reorder   float64       // probability that a data packet takes ReorderBy longer
+	ReorderBy time.Duration
 	Duration  time.Duration // from the first data packet
 	Seeds     []uint64      // of random loss, and of generated traces that name none
 	Runs      int           // for each seed
@@ -40,8 +41,7 @@ type Plan struct {
 	Hints     time.Duration // how often the link tells the proxy of itself; 0: never
 	Late      time.Duration // p99 of the emulator's lateness above which a run is noisy
 	Retry     bool          // repeat a noisy run once
-	ReorderBy time.Duration
-	Models    []string // of the algorithm mdi, as NAME=FILE: the proxy is a process of its own
+	Models    []string      // of the algorithm mdi, as NAME=FILE: the proxy is a process of its own
 }
 
 // Trial is one run to be made.
