@@ -53,17 +53,19 @@ func (f *Flow) heldBy(r Report) LimitedBy {
 }
 
 const (
-	// turnRTTs is for how many round trips the odd segments stay with the same members.
+	// turnRTTs is for how many round trips the odd pairs stay with the same members.
 	turnRTTs = 8
 	// ackedTogether segments are acknowledged at once (RFC 9293 §3.8.6.3): one by
 	// itself at the end of a window waits for tens of milliseconds at the receiver.
+	// It would be in flight for so long, and its round trip would tell of a queue
+	// that is not there.
 	ackedTogether = 2
 )
 
-// inTurn is what f is due in pairs of segments, for a transport to hold. The odd
-// ones go round among the members, slowly: with relays they go to who was served
-// least, but a transport that reports has just been served, so that nobody would be
-// told of any; and a window that changed with each report would send in bursts.
+// inTurn is what f is due where others contend as well, for a transport to hold:
+// whole pairs of segments. The odd pairs go round, slowly: with relays they go to who
+// was served least, but a transport that reports has just been served, so that nobody
+// would be told of any; and a window that changed with each report would send in bursts.
 func (f *Flow) inTurn(now cc.Time) cc.Bytes {
 	m, mss := f.macro, f.mss()
 	pair := ackedTogether * mss
@@ -79,12 +81,12 @@ func (f *Flow) inTurn(now cc.Time) cc.Bytes {
 			place++
 		}
 	}
+	if n < 2 { // the window is long enough for another segment to follow
+		return f.claim.share
+	}
 	turn := int(now / cc.Time(turnRTTs*max(m.rtt.srtt, time.Millisecond)))
-	switch place := cc.Bytes((place + turn) % max(n, 1)); {
-	case place < odd/pair:
+	if cc.Bytes((place+turn)%n) < odd/pair {
 		whole += pair
-	case place == odd/pair && odd%pair >= mss:
-		whole += mss
 	}
 	return max(whole, f.claim.least)
 }

@@ -332,11 +332,27 @@ func TestMembersHoldTheirSharesThemselves(t *testing.T) {
 	})
 	t.Run("who has just sent is told as much as others are", func(t *testing.T) {
 		p := newPath(t)
-		a, b := p.openHeld(static(21)), p.openHeld(static(21))
+		a, b := p.openHeld(static(22)), p.openHeld(static(22))
 		a.fill()
 		b.fill()
 		told := limits(a, b)
-		assert.Equal(t, 21.0, told[0]+told[1])
+		assert.Equal(t, 22.0, told[0]+told[1])
+	})
+	t.Run("no segment is left by itself", func(t *testing.T) {
+		for window := cc.Bytes(6); window < 40; window++ {
+			p := newPath(t)
+			legs := []*leg{p.openHeld(static(float64(window))), p.openHeld(static(float64(window))), p.openHeld(static(float64(window)))}
+			for _, l := range legs {
+				l.fill()
+			}
+			sum := 0.0
+			for _, n := range limits(legs...) {
+				assert.Zero(t, int(n)%ackedTogether, "window of %d", window)
+				sum += n
+			}
+			assert.LessOrEqual(t, sum, float64(window))
+			assert.GreaterOrEqual(t, sum, float64(window-1), "window of %d", window)
+		}
 	})
 	t.Run("who falls silent while it wants to send is not waited for", func(t *testing.T) {
 		p := newPath(t)
