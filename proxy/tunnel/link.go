@@ -37,9 +37,11 @@ func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 
 // Write implements tun.Device: what peers have sent.
 func (l *link) Write(bufs [][]byte, offset int) (int, error) {
+	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {
-		l.stack.Deliver(b[offset:])
+		packets = append(packets, b[offset:])
 	}
+	l.stack.Deliver(packets...)
 	return len(bufs), nil
 }
 

@@ -69,11 +69,13 @@ const largestPacket = 1 << 16
 // inward moves packets from the device into the stack.
 func (t *TUN) inward(stack *netstack.Stack, log *slog.Logger) {
 	bufs, sizes := buffers(t.device.BatchSize(), headroom+largestPacket)
+	packets := make([][]byte, len(bufs))
 	for {
 		n, err := t.device.Read(bufs, sizes, headroom)
 		for i := range n {
-			stack.Deliver(bufs[i][headroom : headroom+sizes[i]])
+			packets[i] = bufs[i][headroom : headroom+sizes[i]]
 		}
+		stack.Deliver(packets[:n]...)
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return

@@ -14,12 +14,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -40,51 +43,59 @@ var (
 	insideClient = netip.MustParsePrefix("10.9.0.2/32")
 )
 
-// BenchmarkTunnels downloads through a tunnel that ends at the edge: in
+// BenchmarkTunnels downloads and uploads through a tunnel that ends at the edge: in
 // wireguard-go, which forwards packets, and in Penstock, which ends connections.
 // The client's end is wireguard-go or connect-ip-go in this process, whose time is
-// not counted.
+// not counted. What uploads are received by has no algorithm.
 func BenchmarkTunnels(b *testing.B) {
 	executable := build(b)
 	keys := newKeys(b)
-	for _, flows := range []int{1, 16} {
-		var plain usage
-		for _, g := range []struct {
-			name, listener, algorithm string
-		}{
-			{name: "wireguard-go"},
-			{name: "wireguard-none", listener: keys.listener(), algorithm: "none"},
-			{name: "wireguard-copa", listener: keys.listener(), algorithm: "copa"},
-			{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"},
-			{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"},
-		} {
-			b.Run(fmt.Sprintf("%dflows/%s", flows, g.name), func(b *testing.B) {
-				var u usage
-				for range b.N {
-					u.add(throughTunnel(b, executable, flows, g.listener, g.algorithm, keys))
+	onDevice := "{name: bench, mode: tun, device: " + tunDevice + "}"
+	for _, upload := range []bool{false, true} {
+		for _, flows := range []int{1, 16} {
+			var plain usage
+			for _, g := range []struct {
+				name, listener, algorithm string
+			}{
+				{name: "wireguard-go"},
+				{name: "wireguard-none", listener: keys.listener(), algorithm: "none"},
+				{name: "wireguard-copa", listener: keys.listener(), algorithm: "copa"},
+				{name: "wireguard-" + cc.Default, listener: keys.listener(), algorithm: cc.Default},
+				{name: "tun-copa", listener: onDevice, algorithm: "copa"},
+				{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"},
+			} {
+				direction := "down"
+				if upload {
+					if direction = "up"; g.listener != "" && g.algorithm != "copa" {
+						continue
+					}
 				}
-				if g.listener == "" {
-					plain = u
-				}
-				b.ReportMetric(0, "ns/op")
-				b.ReportMetric(u.mbps()/1e3, "Gbit/s")
-				b.ReportMetric(u.perGB(), "CPU-s/GB")
-				if plain.bytes > 0 {
-					b.ReportMetric(u.mbps()/plain.mbps(), "x-rate")
-					b.ReportMetric(u.perGB()/plain.perGB(), "x-CPU")
-				}
-			})
+				b.Run(fmt.Sprintf("%s/%dflows/%s", direction, flows, g.name), func(b *testing.B) {
+					var u usage
+					for range b.N {
+						u.add(throughTunnel(b, executable, flows, upload, g.listener, g.algorithm, keys))
+					}
+					if g.listener == "" {
+						plain = u
+					}
+					b.ReportMetric(0, "ns/op")
+					b.ReportMetric(u.mbps()/1e3, "Gbit/s")
+					b.ReportMetric(u.perGB(), "CPU-s/GB")
+					if plain.bytes > 0 {
+						b.ReportMetric(u.mbps()/plain.mbps(), "x-rate")
+						b.ReportMetric(u.perGB()/plain.perGB(), "x-CPU")
+					}
+				})
+			}
 		}
 	}
 }
 
 // throughTunnel carries the load once.
-func throughTunnel(b *testing.B, executable string, flows int, listener, algorithm string, keys keys) usage {
+func throughTunnel(b *testing.B, executable string, flows int, upload bool, listener, algorithm string, keys keys) usage {
 	lab, err := netlab.NewRouted()
 	require.NoError(b, err)
 	defer func() { require.NoError(b, lab.Close()) }()
-	source := startSource(b, lab, 0)
-	defer source.close()
 	edge := startGateway(b, lab, executable, listener, algorithm, keys)
 	defer edge.stop(b)
 	through := []netip.Prefix{netip.PrefixFrom(lab.ServerAddr.V4, 24)}
@@ -108,16 +119,79 @@ func throughTunnel(b *testing.B, executable string, flows int, listener, algorit
 		require.NoError(b, err)
 		defer phone.Close()
 	}
-	sink := startSink(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort))
-	defer sink.close()
+	load := startDownload
+	if upload {
+		load = startUpload
+	}
+	got, end := load(b, lab, flows)
+	defer end()
 
 	time.Sleep(warmUp)
 	if listener != "" {
 		edge.profile(b)
 	}
-	before, cpuBefore, at := sink.got.Load(), cpuTime(b, edge.pid()), time.Now()
+	before, cpuBefore, at := got.Load(), cpuTime(b, edge.pid()), time.Now()
 	time.Sleep(measure)
-	return usage{bytes: sink.got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
+	return usage{bytes: got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
+}
+
+// startDownload has the client read from the server, and counts.
+func startDownload(b *testing.B, lab *netlab.Routed, flows int) (got *atomic.Int64, end func()) {
+	from := startSource(b, lab, 0)
+	to := startSink(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort))
+	return &to.got, func() {
+		to.close()
+		from.close()
+	}
+}
+
+// startUpload has the client write to the server, and counts what arrives there.
+func startUpload(b *testing.B, lab *netlab.Routed, flows int) (got *atomic.Int64, end func()) {
+	got = new(atomic.Int64)
+	ln, err := lab.Server.Listen("tcp4", fmt.Sprintf(":%d", serverPort))
+	require.NoError(b, err)
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() {
+				defer conn.Close()
+				buf := make([]byte, 256<<10)
+				for {
+					n, err := conn.Read(buf)
+					got.Add(int64(n))
+					if err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	var conns []net.Conn
+	for range flows {
+		conn, err := lab.Client.Dial("tcp4", netip.AddrPortFrom(lab.ServerAddr.V4, serverPort).String())
+		require.NoError(b, err)
+		require.NoError(b, prepare(conn.(*net.TCPConn), 0))
+		conns = append(conns, conn)
+		all.Go(func() {
+			piece := make([]byte, 64<<10)
+			for {
+				if _, err := conn.Write(piece); err != nil {
+					return
+				}
+			}
+		})
+	}
+	return got, func() {
+		for _, c := range conns {
+			_ = c.Close()
+		}
+		_ = ln.Close()
+		all.Wait()
+	}
 }
 
 // keys are both ends' private ones, and what is public of them.

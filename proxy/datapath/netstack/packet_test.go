@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"io"
 	"net/netip"
 	"testing"
 	"time"
@@ -98,6 +99,21 @@ func (a alone) silent() {
 	assert.Zero(a.t, a.wire.discard())
 }
 
+// admit opens a connection, whose first byte is number 101, and returns the answer
+// to its SYN.
+func (a alone) admit(from, to netip.AddrPort, options []byte) (*Conn, header.TCP) {
+	a.Deliver(tcpPacket(from, to, header.TCPFlagSyn, 100, 0, options))
+	conn, err := a.Accept()
+	require.NoError(a.t, err)
+	admitted := make(chan error, 1)
+	go func() { admitted <- conn.Admit(context.Background()) }()
+	answer := segment(a.next())
+	require.Equal(a.t, header.TCPFlagSyn|header.TCPFlagAck, answer.Flags())
+	a.Deliver(tcpPacket(from, to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, nil))
+	require.NoError(a.t, <-admitted)
+	return conn, answer
+}
+
 // segment is the TCP segment in a packet.
 func segment(p []byte) header.TCP {
 	if p[0]>>4 == 6 {
@@ -125,19 +141,11 @@ func TestSegmentsFitTheTunnelAndThePathBehindIt(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			a := newAlone(t)
 			from := netip.AddrPortFrom(c.from, 40000)
-			a.Deliver(tcpPacket(from, c.to, header.TCPFlagSyn, 100, 0, []byte{2, 4, byte(c.peersMSS >> 8), byte(c.peersMSS)}))
-			conn, err := a.Accept()
-			require.NoError(t, err)
-			admitted := make(chan error, 1)
-			go func() { admitted <- conn.Admit(context.Background()) }()
-			answer := segment(a.next())
-			require.Equal(t, header.TCPFlagSyn|header.TCPFlagAck, answer.Flags())
+			conn, answer := a.admit(from, c.to, []byte{2, 4, byte(c.peersMSS >> 8), byte(c.peersMSS)})
 			assert.Equal(t, uint16(mtu-c.headers), header.ParseSynOptions(answer.Options(), true).MSS)
 			seq := answer.SequenceNumber()
-			a.Deliver(tcpPacket(from, c.to, header.TCPFlagAck, 101, seq+1, nil))
-			require.NoError(t, <-admitted)
 
-			_, err = conn.Write(make([]byte, 8000))
+			_, err := conn.Write(make([]byte, 8000))
 			require.NoError(t, err)
 			first := a.next()
 			assert.Len(t, segment(first).Payload(), c.beforeAtMost)
@@ -155,6 +163,52 @@ func TestSegmentsFitTheTunnelAndThePathBehindIt(t *testing.T) {
 			assert.Equal(t, seq+1, again.SequenceNumber(), "what was too big is sent again")
 			assert.Equal(t, c.less-c.headers, len(again.Payload()))
 			require.NoError(t, conn.Reset())
+		})
+	}
+}
+
+// The ports are such that what merges them has the connections in one list.
+func TestSegmentsThatComeTogetherGoThroughTheStackAsOne(t *testing.T) {
+	const each, size, tail = 9, 1000, 10
+	for _, c := range []struct {
+		name string
+		from netip.Addr
+		to   netip.AddrPort
+	}{{"IPv4", client, server}, {"IPv6", client6, server6}} {
+		t.Run(c.name, func(t *testing.T) {
+			a := newAlone(t)
+			var conns []*Conn
+			var together [][]byte
+			want := bytes.Repeat([]byte("0123456789"), each*size/10)
+			for i := range 3 {
+				from := netip.AddrPortFrom(c.from, 40000+8*uint16(i))
+				conn, answer := a.admit(from, c.to, nil)
+				conns = append(conns, conn)
+				for at := 0; at < len(want); at += size {
+					p := append(tcpPacket(from, c.to, header.TCPFlagAck, 101+uint32(at), answer.SequenceNumber()+1, nil), want[at:at+size]...)
+					if c.to.Addr().Is6() {
+						header.IPv6(p).SetPayloadLength(uint16(len(p) - header.IPv6MinimumSize))
+					} else {
+						header.IPv4(p).SetTotalLength(uint16(len(p)))
+					}
+					if at == 0 { // longer than it says: the rest is nobody's
+						p = append(p, make([]byte, tail)...)
+					}
+					together = append(together, p)
+				}
+			}
+			before := a.net.Stats().TCP.ValidSegmentsReceived.Value()
+			a.Deliver(together...)
+			for _, conn := range conns {
+				got := make([]byte, len(want))
+				_, err := io.ReadFull(conn, got)
+				require.NoError(t, err)
+				assert.Equal(t, want, got)
+			}
+			assert.Equal(t, uint64(2*len(conns)), a.net.Stats().TCP.ValidSegmentsReceived.Value()-before, "the first by itself, and all that follow it")
+			for _, conn := range conns {
+				require.NoError(t, conn.Reset())
+			}
 		})
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv6"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/stack/gro"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
@@ -156,25 +157,63 @@ func (s *Stack) Accept() (*Conn, error) {
 }
 
 // Deliver takes IP packets that came out of the tunnel; the memory stays the
-// caller's. What is no IP packet is dropped.
+// caller's. What is no IP packet is dropped. Segments of a connection that follow
+// each other among them go through the stack as one.
 func (s *Stack) Deliver(packets ...[]byte) {
+	var merged *gro.GRO // nil: there is nothing that a packet could be merged with
+	if len(packets) > 1 {
+		merged = mergers.Get().(*gro.GRO)
+		merged.Dispatcher = s.wire
+	}
 	for _, p := range packets {
-		if len(p) == 0 {
-			continue
-		}
-		var protocol tcpip.NetworkProtocolNumber
-		switch p[0] >> 4 {
-		case 4:
-			protocol = header.IPv4ProtocolNumber
-		case 6:
-			protocol = header.IPv6ProtocolNumber
-		default:
+		protocol, whole := protocolOf(p)
+		if protocol == 0 {
 			continue
 		}
 		s.received.Add(uint64(len(p)))
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(p)})
-		s.wire.InjectInbound(protocol, pkt)
+		if merged != nil && whole {
+			pkt.NetworkProtocolNumber = protocol
+			pkt.RXChecksumValidated = true // the tunnel has authenticated it
+			merged.Enqueue(pkt)
+		} else {
+			s.wire.InjectInbound(protocol, pkt)
+		}
 		pkt.DecRef()
+	}
+	if merged != nil {
+		for range mergerDepth {
+			merged.Flush()
+		}
+		merged.Dispatcher = nil
+		mergers.Put(merged)
+	}
+}
+
+// mergers are empty between uses. Flush empties each of their lists of its first
+// packet only; they have no more than mergerDepth.
+var mergers = sync.Pool{New: func() any {
+	g := new(gro.GRO)
+	g.Init(true)
+	return g
+}}
+
+const mergerDepth = 8
+
+// protocolOf is the version of IP that a packet is of, 0 where it is of none, and
+// tells whether it is as long as it says: what a longer one has behind that is not
+// the segment's.
+func protocolOf(p []byte) (protocol tcpip.NetworkProtocolNumber, whole bool) {
+	if len(p) == 0 {
+		return 0, false
+	}
+	switch p[0] >> 4 {
+	case 4:
+		return header.IPv4ProtocolNumber, len(p) >= header.IPv4MinimumSize && int(header.IPv4(p).TotalLength()) == len(p)
+	case 6:
+		return header.IPv6ProtocolNumber, len(p) >= header.IPv6MinimumSize && int(header.IPv6(p).PayloadLength()) == len(p)-header.IPv6MinimumSize
+	default:
+		return 0, false
 	}
 }
 

@@ -60,6 +60,15 @@ func (w *wire) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 	return written - (len(all) - n), nil
 }
 
+// DeliverNetworkPacket implements stack.NetworkDispatcher, for packets from the
+// tunnel that have been merged.
+func (w *wire) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	w.InjectInbound(protocol, pkt)
+}
+
+// DeliverLinkPacket implements stack.NetworkDispatcher: a tunnel has no such packets.
+func (w *wire) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
+
 func (w *wire) wake() {
 	select {
 	case w.ready <- struct{}{}:
