@@ -191,13 +191,14 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	defer source.close()
 	edge := startProxy(b, lab, executable, c)
 	defer edge.stop(b)
-	sink := startSink(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort))
+	var got atomic.Int64
+	sink := startSink(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort), &got)
 	defer sink.close()
 
 	time.Sleep(warmUp)
-	before, cpuBefore, at := sink.got.Load(), cpuTime(b, edge.pid()), time.Now()
+	before, cpuBefore, at := got.Load(), cpuTime(b, edge.pid()), time.Now()
 	time.Sleep(measure)
-	u := usage{bytes: sink.got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
+	u := usage{bytes: got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
 	if c.algorithm != "" {
 		u.seen = edge.telemetry(b)
 	}
@@ -217,16 +218,16 @@ func build(b *testing.B) string {
 	return executable
 }
 
-// source is the server: it writes to everybody, each at a rate in bits per
-// second if that is not 0.
-type source struct {
+// server is what the far ends of all connections run in.
+type server struct {
 	ln    net.Listener
 	conns sync.Map
 	all   sync.WaitGroup
 }
 
-func startSource(b *testing.B, lab *netlab.Routed, rate float64) *source {
-	s := &source{}
+// startServer serves each connection until serve returns.
+func startServer(b *testing.B, lab *netlab.Routed, serve func(*net.TCPConn)) *server {
+	s := &server{}
 	ln, err := lab.Server.Listen("tcp4", fmt.Sprintf(":%d", serverPort))
 	require.NoError(b, err)
 	s.ln = ln
@@ -236,25 +237,48 @@ func startSource(b *testing.B, lab *netlab.Routed, rate float64) *source {
 			if err != nil {
 				return
 			}
-			if prepare(conn.(*net.TCPConn), rate) != nil {
-				_ = conn.Close() // the sink has gone
-				continue
-			}
 			s.conns.Store(conn, true)
 			s.all.Go(func() {
-				piece := make([]byte, 64<<10)
-				if rate > 0 && rate < 50e6 {
-					piece = piece[:16<<10] // ten thousand of them wait here
-				}
-				for {
-					if _, err := conn.Write(piece); err != nil {
-						return
-					}
-				}
+				serve(conn.(*net.TCPConn))
+				_ = conn.Close()
 			})
 		}
 	})
 	return s
+}
+
+// startSource starts a server that writes to everybody, each at a rate in bits per
+// second if that is not 0.
+func startSource(b *testing.B, lab *netlab.Routed, rate float64) *server {
+	return startServer(b, lab, func(conn *net.TCPConn) { send(conn, rate) })
+}
+
+// send writes until the other end has gone.
+func send(conn *net.TCPConn, rate float64) {
+	if prepare(conn, rate) != nil {
+		return // it has gone already
+	}
+	piece := make([]byte, 64<<10)
+	if rate > 0 && rate < 50e6 {
+		piece = piece[:16<<10] // ten thousand of them wait here
+	}
+	for {
+		if _, err := conn.Write(piece); err != nil {
+			return
+		}
+	}
+}
+
+// receive reads until the other end has gone, and counts.
+func receive(conn net.Conn, size int, got *atomic.Int64) {
+	buf := make([]byte, size)
+	for {
+		n, err := conn.Read(buf)
+		got.Add(int64(n))
+		if err != nil {
+			return
+		}
+	}
 }
 
 // prepare gives every source the same congestion control, and its rate.
@@ -273,45 +297,42 @@ func prepare(conn *net.TCPConn, rate float64) error {
 	return errors.Join(err, inner)
 }
 
-func (s *source) close() {
+func (s *server) close() {
 	_ = s.ln.Close()
 	s.conns.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
 	s.all.Wait()
 }
 
-// sink is the clients.
-type sink struct {
+// clients are the near ends of all connections.
+type clients struct {
 	conns []net.Conn
-	got   atomic.Int64
 	all   sync.WaitGroup
 }
 
-func startSink(b *testing.B, lab *netlab.Routed, flows int, addr netip.AddrPort) *sink {
-	s := &sink{}
-	size := max(8<<10, (1<<20)/flows)
+func startClients(b *testing.B, lab *netlab.Routed, flows int, addr netip.AddrPort, use func(*net.TCPConn)) *clients {
+	c := &clients{}
 	for range flows {
 		conn, err := lab.Client.Dial("tcp4", addr.String())
 		require.NoError(b, err)
-		s.conns = append(s.conns, conn)
-		s.all.Go(func() {
-			buf := make([]byte, size)
-			for {
-				n, err := conn.Read(buf)
-				s.got.Add(int64(n))
-				if err != nil {
-					return
-				}
-			}
-		})
+		c.conns = append(c.conns, conn)
+		c.all.Go(func() { use(conn.(*net.TCPConn)) })
 	}
-	return s
+	return c
 }
 
-func (s *sink) close() {
-	for _, c := range s.conns {
-		_ = c.Close()
+// startSink starts clients that read, and count.
+func startSink(b *testing.B, lab *netlab.Routed, flows int, addr netip.AddrPort, got *atomic.Int64) *clients {
+	return startClients(b, lab, flows, addr, func(conn *net.TCPConn) { receive(conn, pieceOf(flows), got) })
+}
+
+// pieceOf is how much is read at once from each of so many connections.
+func pieceOf(flows int) int { return max(8<<10, (1<<20)/flows) }
+
+func (c *clients) close() {
+	for _, conn := range c.conns {
+		_ = conn.Close()
 	}
-	s.all.Wait()
+	c.all.Wait()
 }
 
 // program is what runs at the edge.

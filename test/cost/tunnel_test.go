@@ -14,7 +14,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -50,30 +49,27 @@ var (
 func BenchmarkTunnels(b *testing.B) {
 	executable := build(b)
 	keys := newKeys(b)
-	onDevice := "{name: bench, mode: tun, device: " + tunDevice + "}"
-	for _, upload := range []bool{false, true} {
+	under := func(algorithm string) gateway {
+		return gateway{name: "wireguard-" + algorithm, listener: keys.listener(), algorithm: algorithm}
+	}
+	forwarding, wireguard := gateway{name: "wireguard-go"}, under("copa")
+	tun := gateway{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"}
+	masque := gateway{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"}
+	for _, way := range []struct {
+		name     string
+		start    traffic
+		gateways []gateway
+	}{
+		{"down", startDownload, []gateway{forwarding, under("none"), wireguard, under(cc.Default), tun, masque}},
+		{"up", startUpload, []gateway{forwarding, wireguard, tun, masque}},
+	} {
 		for _, flows := range []int{1, 16} {
 			var plain usage
-			for _, g := range []struct {
-				name, listener, algorithm string
-			}{
-				{name: "wireguard-go"},
-				{name: "wireguard-none", listener: keys.listener(), algorithm: "none"},
-				{name: "wireguard-copa", listener: keys.listener(), algorithm: "copa"},
-				{name: "wireguard-" + cc.Default, listener: keys.listener(), algorithm: cc.Default},
-				{name: "tun-copa", listener: onDevice, algorithm: "copa"},
-				{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"},
-			} {
-				direction := "down"
-				if upload {
-					if direction = "up"; g.listener != "" && g.algorithm != "copa" {
-						continue
-					}
-				}
-				b.Run(fmt.Sprintf("%s/%dflows/%s", direction, flows, g.name), func(b *testing.B) {
+			for _, g := range way.gateways {
+				b.Run(fmt.Sprintf("%s/%dflows/%s", way.name, flows, g.name), func(b *testing.B) {
 					var u usage
 					for range b.N {
-						u.add(throughTunnel(b, executable, flows, upload, g.listener, g.algorithm, keys))
+						u.add(throughTunnel(b, executable, way.start, flows, g, keys))
 					}
 					if g.listener == "" {
 						plain = u
@@ -91,18 +87,22 @@ func BenchmarkTunnels(b *testing.B) {
 	}
 }
 
+// gateway is what ends the tunnel: Penstock with a listener, or without one what
+// only forwards.
+type gateway struct{ name, listener, algorithm string }
+
 // throughTunnel carries the load once.
-func throughTunnel(b *testing.B, executable string, flows int, upload bool, listener, algorithm string, keys keys) usage {
+func throughTunnel(b *testing.B, executable string, start traffic, flows int, g gateway, keys keys) usage {
 	lab, err := netlab.NewRouted()
 	require.NoError(b, err)
 	defer func() { require.NoError(b, lab.Close()) }()
-	edge := startGateway(b, lab, executable, listener, algorithm, keys)
+	edge := startGateway(b, lab, executable, g, keys)
 	defer edge.stop(b)
 	through := []netip.Prefix{netip.PrefixFrom(lab.ServerAddr.V4, 24)}
 	switch {
-	case strings.Contains(listener, tunDevice):
+	case strings.Contains(g.listener, tunDevice):
 		require.NoError(b, lab.Edge.Do(routeIntoDevice))
-	case strings.Contains(listener, masqueToken):
+	case strings.Contains(g.listener, masqueToken):
 		phone, err := lab.Client.MASQUE(netlab.MASQUEConfig{
 			Device: "masque0", MTU: tunnel.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort), Token: masqueToken, Through: through,
 		})
@@ -119,15 +119,11 @@ func throughTunnel(b *testing.B, executable string, flows int, upload bool, list
 		require.NoError(b, err)
 		defer phone.Close()
 	}
-	load := startDownload
-	if upload {
-		load = startUpload
-	}
-	got, end := load(b, lab, flows)
-	defer end()
+	var got atomic.Int64
+	defer start(b, lab, flows, &got)()
 
 	time.Sleep(warmUp)
-	if listener != "" {
+	if g.listener != "" {
 		edge.profile(b)
 	}
 	before, cpuBefore, at := got.Load(), cpuTime(b, edge.pid()), time.Now()
@@ -135,62 +131,25 @@ func throughTunnel(b *testing.B, executable string, flows int, upload bool, list
 	return usage{bytes: got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
 }
 
-// startDownload has the client read from the server, and counts.
-func startDownload(b *testing.B, lab *netlab.Routed, flows int) (got *atomic.Int64, end func()) {
+// traffic has so many connections between the client and the server carry what they
+// can, and counts what arrives, until end.
+type traffic func(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func())
+
+func startDownload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func()) {
 	from := startSource(b, lab, 0)
-	to := startSink(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort))
-	return &to.got, func() {
+	to := startSink(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort), got)
+	return func() {
 		to.close()
 		from.close()
 	}
 }
 
-// startUpload has the client write to the server, and counts what arrives there.
-func startUpload(b *testing.B, lab *netlab.Routed, flows int) (got *atomic.Int64, end func()) {
-	got = new(atomic.Int64)
-	ln, err := lab.Server.Listen("tcp4", fmt.Sprintf(":%d", serverPort))
-	require.NoError(b, err)
-	var all sync.WaitGroup
-	all.Go(func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			all.Go(func() {
-				defer conn.Close()
-				buf := make([]byte, 256<<10)
-				for {
-					n, err := conn.Read(buf)
-					got.Add(int64(n))
-					if err != nil {
-						return
-					}
-				}
-			})
-		}
-	})
-	var conns []net.Conn
-	for range flows {
-		conn, err := lab.Client.Dial("tcp4", netip.AddrPortFrom(lab.ServerAddr.V4, serverPort).String())
-		require.NoError(b, err)
-		require.NoError(b, prepare(conn.(*net.TCPConn), 0))
-		conns = append(conns, conn)
-		all.Go(func() {
-			piece := make([]byte, 64<<10)
-			for {
-				if _, err := conn.Write(piece); err != nil {
-					return
-				}
-			}
-		})
-	}
-	return got, func() {
-		for _, c := range conns {
-			_ = c.Close()
-		}
-		_ = ln.Close()
-		all.Wait()
+func startUpload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func()) {
+	to := startServer(b, lab, func(conn *net.TCPConn) { receive(conn, pieceOf(flows), got) })
+	from := startClients(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort), func(conn *net.TCPConn) { send(conn, 0) })
+	return func() {
+		from.close()
+		to.close()
 	}
 }
 
@@ -220,10 +179,9 @@ func masqueListener(b *testing.B) string {
 		gatewayPort, certificate, key, masqueToken)
 }
 
-// startGateway starts Penstock with a listener, or without one what only forwards.
-func startGateway(b *testing.B, lab *netlab.Routed, executable, listener, algorithm string, keys keys) *program {
+func startGateway(b *testing.B, lab *netlab.Routed, executable string, g gateway, keys keys) *program {
 	p := &program{edge: lab.Edge}
-	if listener == "" {
+	if g.listener == "" {
 		self, err := os.Executable()
 		require.NoError(b, err)
 		p.cmd = lab.Edge.Command(context.Background(), self)
@@ -241,7 +199,7 @@ defaults: {algorithm: %q, up: {algorithm: none}}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
 shutdown: {drain: 0s}
-`, listener, algorithm, telemetryAddr), 0o600))
+`, g.listener, g.algorithm, telemetryAddr), 0o600))
 	p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--pprof", "--config", config)
 	p.cmd.Stderr = &p.said
 	require.NoError(b, p.cmd.Start())
