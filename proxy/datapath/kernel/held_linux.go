@@ -76,7 +76,7 @@ func (h *held) room(p position, since time.Duration) int64 {
 		window = max(window, int64(h.let)/mss, 1)
 	}
 	room := min(window*mss-p.pipe(), int64(s.SndWnd)-p.outstanding())
-	if h.told.PacingRate > 0 && !itself {
+	if h.told.PacingRate > 0 {
 		room = min(room, int64(h.told.PacingRate.BytesIn(since))+pacedBurst*mss)
 	}
 	return room

@@ -5,6 +5,7 @@ package kernel
 import (
 	"io"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -206,7 +207,52 @@ func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
 		a.poll()
 	}
 	assert.EqualValues(t, 1, d.Status().Held.Falls)
-	assert.Positive(t, d.Status().Held.Answers.Count())
+	for d.Status().Held.Answers.Count() == 0 { // one counts that came while more was underway
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = a.Write(make([]byte, 1<<20))
+		}()
+		_, err := io.CopyN(pollingWriter{a}, b, 1<<20)
+		require.NoError(t, err)
+		<-done
+		a.poll()
+	}
+}
+
+// TestABusyUserSpaceKeepsToTheRate has nobody tick, as if every tick came late, while
+// the relay goes on writing.
+func TestABusyUserSpaceKeepsToTheRate(t *testing.T) {
+	d := holding(t, 1)
+	a, b := d.pair(t, loopback4)
+	const rate = 80_000_000 // loopback carries a thousand times as much
+	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate} })
+	for a.told(t).Fallen == 0 {
+		pass(t, a, b, 100_000)
+	}
+	before := a.told(t)
+	pass(t, a, b, 2_000_000)
+	after := a.told(t)
+	require.EqualValues(t, 1, after.Fallen)
+	allowed := cc.Rate(rate).BytesIn(time.Duration(after.At-before.At)) + 256<<10 // and what the kernel sends at once
+	assert.LessOrEqual(t, cc.Bytes(after.Acked-before.Acked), allowed)
+}
+
+// pollingWriter has its leg polled for each piece.
+type pollingWriter struct{ *Conn }
+
+func (w pollingWriter) Write(p []byte) (int, error) {
+	w.poll()
+	return len(p), nil
+}
+
+func TestTheFirstBytesOfALegAreNoAnswer(t *testing.T) {
+	d := holding(t, 1)
+	a, b := d.pair(t, loopback4)
+	watched(a)
+	pass(t, a, b, 1) // was told its window before; how long ago says nothing
+	d.drain(t, a, 1)
+	assert.Zero(t, d.Status().Held.Answers.Count())
 }
 
 // everyAck is a leg of which every acknowledgement is wanted.

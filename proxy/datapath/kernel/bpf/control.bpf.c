@@ -9,7 +9,11 @@
 //
 // A process that no longer answers must not leave an uncontrolled sender behind:
 // a socket whose acknowledgements go unanswered for a few round trips runs Reno
-// (RFC 5681) from where it stands, until it is answered again.
+// (RFC 5681) from where it stands, until it is answered again. The pacing rate
+// that it was told last stays its ceiling meanwhile: it may be what an operator
+// allows. That starves nobody: a process that is only busy answers in the end, and
+// one that is dead or stopped writes no more, so all that is left to send at that
+// rate is what it had written before.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -181,7 +185,8 @@ struct state {
 	__u64 at;      // the newest acknowledgement or timeout
 	__u64 since;   // the oldest one that is not answered
 	__u64 answers; // told.answers when last looked at
-	__u64 lag;
+	__u64 rate;    // told.rate when last looked at; it outlives the cell
+	__u32 lag;     // ns, 4 s at most
 	__u32 delivered, marked, lost; // when bound
 	__u32 acks, timeouts, rtt_us, samples, falls, missed;
 	__u8 ca_state, fallen, idle;
@@ -278,11 +283,13 @@ static __always_inline void obey(struct sock *sk, struct state *s, struct cell *
 	if (c->told.timeouts != s->timeouts && cwnd > tp->snd_cwnd + acked)
 		cwnd = tp->snd_cwnd + acked;
 	tp->snd_cwnd = cwnd;
+	s->rate = rate;
 	sk->sk_pacing_rate = rate ? rate : ~0UL;
 }
 
-// help is Reno, for a socket that nobody speaks for. In recovery the kernel
-// leaves the window to a control that has cong_control: it is cut at once.
+// help is Reno, for a socket that nobody speaks for, no faster than it was told
+// last. In recovery the kernel leaves the window to a control that has
+// cong_control: it is cut at once.
 static __always_inline void help(struct sock *sk, struct state *s, __u32 ack, __u32 acked)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -301,6 +308,8 @@ static __always_inline void help(struct sock *sk, struct state *s, __u32 ack, __
 	rate = tp->srtt_us ? rate / tp->srtt_us : ~0UL;
 	if (rate > sk->sk_max_pacing_rate)
 		rate = sk->sk_max_pacing_rate;
+	if (s->rate && rate > s->rate)
+		rate = s->rate;
 	sk->sk_pacing_rate = rate;
 }
 
@@ -322,7 +331,7 @@ static __always_inline void hear(struct state *s, struct cell *c)
 	s->answers = answers;
 	s->since = now;
 	if (!s->idle) // else there was nothing to put it into force for
-		s->lag = now - answers;
+		s->lag = now - answers < ~0U ? now - answers : ~0U;
 }
 
 // listen is for an event at now, before it becomes the newest one.
@@ -363,6 +372,7 @@ void BPF_PROG(penstock_init, struct sock *sk)
 	s->marked = tp->delivered_ce;
 	s->lost = tp->lost;
 	s->at = s->since = now;
+	s->idle = !tp->packets_out;
 	if (b) {
 		s->cell = b->cell + 1;
 		s->generation = b->generation;
@@ -394,6 +404,7 @@ void BPF_PROG(penstock_cong_control, struct sock *sk, __u32 ack, int flag, const
 	} else {
 		if (!s->fallen)
 			fall(tp, s);
+		s->rate = c->told.rate;
 		help(sk, s, ack, rs->acked_sacked);
 	}
 

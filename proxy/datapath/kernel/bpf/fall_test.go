@@ -44,6 +44,55 @@ func TestASocketThatNobodyAnswersHelpsItselfUntilSomebodyDoes(t *testing.T) {
 	}
 }
 
+// TestTheRateToldLastStaysACeiling: it may be what an operator allows, so neither a
+// busy process nor a closed leg may let a socket send faster.
+func TestTheRateToldLastStaysACeiling(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	const rate = 4 << 20 // bytes per second; a window of loopback's round trip would be far more
+	s := l.reading(t)
+	l.told(t, Told{Cwnd: 1000 * s.Mss, Rate: rate})
+	obeyed := func(s Seen) { assert.LessOrEqual(t, info(t, l.sender).Pacing_rate, uint64(rate)) }
+	until(t, "nobody answers", func() bool {
+		l.pass(t, 100*segment)
+		return l.reading(t).Fallen == 1
+	})
+	before := l.reading(t)
+	l.transfer(t, 2<<20, obeyed)
+	after := l.reading(t)
+	require.EqualValues(t, 1, after.Fallen)
+	allowed := rate*(after.At-before.At)/1e9 + 64<<10 // and a burst
+	assert.LessOrEqual(t, after.Acked-before.Acked, allowed)
+
+	l.Tell(Told{Cwnd: 1000 * s.Mss, Rate: rate / 2, Answers: before.At})
+	l.pass(t, 100*segment)
+	assert.EqualValues(t, rate/2, info(t, l.sender).Pacing_rate, "a new one holds before it is an answer")
+	l.Free()
+	l.pass(t, 100*segment)
+	assert.EqualValues(t, rate/2, info(t, l.sender).Pacing_rate, "and when nobody will answer any more")
+}
+
+// TestAFirstByteIsNoAnswer: what a socket was told before it first sent anything was
+// in force all the time, however long that took.
+func TestAFirstByteIsNoAnswer(t *testing.T) {
+	c := open(t, Config{Cells: 1})
+	l := bound(t, c)
+	l.window(t, 10)
+	l.pass(t, 1)
+	assert.Zero(t, l.settled(t).Lag)
+
+	deafen(t, l.receiver)
+	require.NoError(t, produce(l.sender, segment))
+	l.window(t, 20) // is an answer to the byte before, put into force with what is sent next
+	undeafen(t, l.receiver)
+	l.pass(t, 20*segment)
+	until(t, "the time it took is told", func() bool {
+		l.window(t, 20)
+		l.pass(t, 20*segment)
+		return l.reading(t).Lag > 0
+	})
+}
+
 func TestAPauseOfTheSenderIsNoSilenceOfTheProcess(t *testing.T) {
 	c := open(t, Config{Cells: 1})
 	l := bound(t, c)
