@@ -52,7 +52,13 @@ const (
 	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
 	maxHeader   = 16 << 10
 	maxStreams  = 1024 // of one client at a time
-	idleTimeout = 2 * time.Minute
+
+	// A client that is connected without a request is sent away after idleTimeout.
+	// While it has one, it is asked whether it is still there, as a leg of the
+	// kernel's would ask; one that has vanished is noticed after vanishedAfter.
+	idleTimeout   = 2 * time.Minute
+	askEvery      = 2 * time.Minute
+	vanishedAfter = 4 * time.Minute
 )
 
 // MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
@@ -137,8 +143,10 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 		TLSConfig: m.tls(), Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
 		QUICConfig: &quicgo.Config{
 			Tracer:            quic.Tracer(cfg.Clock, func() { m.refused.Add(1) }),
-			InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams, MaxIdleTimeout: idleTimeout,
+			InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams,
+			MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
 		},
+		IdleTimeout: idleTimeout,
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel = cancel

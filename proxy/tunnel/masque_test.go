@@ -160,11 +160,16 @@ type client struct {
 }
 
 func connect(t testing.TB, m *MASQUE, certificates ...tls.Certificate) (*client, error) {
+	return connectFor(t, m, 0, certificates...)
+}
+
+// connectFor gives up when it has heard nothing for idle; 0: quic-go's default.
+func connectFor(t testing.TB, m *MASQUE, idle time.Duration, certificates ...tls.Certificate) (*client, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	conn, err := quicgo.DialAddr(ctx, m.Addr().String(),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}, Certificates: certificates},
-		&quicgo.Config{EnableDatagrams: true, InitialPacketSize: 1350, Tracer: quic.Tracer(testClock(), nil)})
+		&quicgo.Config{EnableDatagrams: true, InitialPacketSize: 1350, MaxIdleTimeout: idle, Tracer: quic.Tracer(testClock(), nil)})
 	if err != nil {
 		return nil, err
 	}
@@ -362,6 +367,18 @@ func TestAStreamGoesWhereItsClientAsked(t *testing.T) {
 	got = <-seen
 	assert.Equal(t, "origin.test:443", got.Host)
 	assert.False(t, got.Target.IsValid())
+}
+
+func TestAClientThatSaysNothingIsAskedWhetherItIsThere(t *testing.T) {
+	m, l := masque(t, nil)
+	accepted := echoing(t, l)
+	c, err := connectFor(t, m, 5*time.Second) // the least that a server asks within
+	require.NoError(t, err)
+	s := c.mustStream("203.0.113.7:443")
+	<-accepted
+	heard := c.conn.ConnectionStats().PacketsReceived
+	require.Eventually(t, func() bool { return c.conn.ConnectionStats().PacketsReceived > heard+2 }, 20*time.Second, 10*time.Millisecond)
+	exchange(t, s, []byte("still there"))
 }
 
 func TestManyStreamsShareAConnection(t *testing.T) {

@@ -75,6 +75,11 @@ func (c *Conn) Admit(ctx context.Context) error {
 // adopt takes an endpoint that is connected.
 func (c *Conn) adopt(ctx context.Context, endpoint tcpip.Endpoint) error {
 	endpoint.SocketOptions().SetDelayOption(false)
+	if err := keepAlive(endpoint); err != nil {
+		c.forget()
+		endpoint.Abort()
+		return fmt.Errorf("netstack: admit: %w", err)
+	}
 	c.mu.Lock()
 	c.endpoint = endpoint
 	closed := c.closed
@@ -84,6 +89,23 @@ func (c *Conn) adopt(ctx context.Context, endpoint tcpip.Endpoint) error {
 		endpoint.Abort()
 		return fmt.Errorf("netstack: admit: %w", errors.Join(context.Cause(ctx), os.ErrClosed))
 	}
+	return nil
+}
+
+// keepAlive has an idle connection ask whether its peer is still there.
+func keepAlive(endpoint tcpip.Endpoint) error {
+	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
+	err := endpoint.SetSockOpt(&idle)
+	if err == nil {
+		err = endpoint.SetSockOpt(&interval)
+	}
+	if err == nil {
+		err = endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
+	}
+	if err != nil {
+		return failure(err)
+	}
+	endpoint.SocketOptions().SetKeepAlive(true)
 	return nil
 }
 

@@ -40,6 +40,8 @@ type Config struct {
 	// or for the end of their handshake; further SYNs are dropped, and come
 	// again. 0: 1024.
 	Handshakes int
+
+	timers tcpip.Clock // of the stack's timers; nil: the real one
 }
 
 // MinMTU is the least that IPv6 works with (RFC 8200 §5).
@@ -58,6 +60,12 @@ const (
 
 	// timeWait is short: ports of clients behind a tunnel come back soon.
 	timeWait = 5 * time.Second
+
+	// An idle peer is asked whether it is still there, as often as by a leg of the
+	// kernel's: one that has vanished is noticed after four minutes.
+	keepAliveIdle     = 2 * time.Minute
+	keepAliveInterval = 30 * time.Second
+	keepAliveCount    = 4
 )
 
 // Stack ends the connections of one tunnel.
@@ -95,6 +103,7 @@ func New(cfg Config) (*Stack, error) {
 		TransportProtocols: []stack.TransportProtocolFactory{
 			tcp.NewProtocolProbe(s.probe), udp.NewProtocol, icmp.NewProtocol4, icmp.NewProtocol6,
 		},
+		Clock: cfg.timers,
 	})
 	if err := s.set(cfg); err != nil {
 		s.net.Destroy()
