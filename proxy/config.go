@@ -38,7 +38,7 @@ type ListenerConfig struct {
 	MASQUE        MASQUEConfig    `yaml:"masque" about:"The endpoint of mode masque."`
 	TLS           TLSConfig       `yaml:"tls" about:"The certificate of mode masque, and whose certificates let clients in."`
 	Connections   int             `yaml:"connections" about:"At most this many at once; 0: only the global limit."`
-	Allow         []Prefix        `yaml:"allow" about:"Destinations that clients of an asking listener or inside a tunnel may reach although they are loopback, link-local, metadata, multicast or carrier-grade NAT addresses."`
+	Allow         []Prefix        `yaml:"allow" about:"Destinations that clients may reach although they are this machine's own, link-local or a cloud's metadata service, or, for clients that ask or are inside a tunnel, multicast or carrier-grade NAT addresses. Not for mode forward."`
 }
 
 // UserConfig is one account.
@@ -176,8 +176,8 @@ func (l ListenerConfig) asks() bool {
 }
 
 // guarded reports whether the listener's clients are kept from what is the
-// proxy's own: those that name destinations, and those inside a tunnel.
-func (l ListenerConfig) guarded() bool { return l.asks() || l.Tunnels() }
+// proxy's own: all but those whose one destination is the operator's choice.
+func (l ListenerConfig) guarded() bool { return ingress.Mode(l.Mode) != ingress.Forward }
 
 // captures reports whether clients of the listener do not know of it.
 func (l ListenerConfig) captures() bool {

@@ -118,7 +118,7 @@ func (l *ListenerConfig) check(key string) error {
 	case len(l.Users) > 0 && !l.asks():
 		return keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode)
 	case len(l.Allow) > 0 && !l.guarded():
-		return keyErrorf(key+".allow", "mode %s refuses no destination by itself; write a rule with refuse instead", mode)
+		return keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove allow")
 	case l.Connections < 0:
 		return keyErrorf(key+".connections", "%d is negative; 0 is no limit", l.Connections)
 	}

@@ -189,7 +189,7 @@ func TestMistakes(t *testing.T) {
 		{"a target without forward", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', target: 'h:1'}]\n", "1:68", "only mode forward has a target"},
 		{"keeping the address of a client that asked", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', keep_client: true}]\n", "1:74", "only mode tproxy"},
 		{"passwords for those who cannot be asked", "listeners: [{name: a, mode: tproxy, address: '127.0.0.1:1', users: [{name: x, password: y}]}]\n", "1:68", "cannot ask for a password"},
-		{"allow where nothing is denied", "listeners: [{name: a, mode: redirect, address: '127.0.0.1:1', allow: ['::1']}]\n", "1:70", "refuses no destination by itself"},
+		{"allow where nothing is denied", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: 'x:1', allow: ['::1']}]\n", "1:84", "has the one destination that you gave it"},
 		{"a user without password", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x}]}]\n", "", "listeners[0].users[0]: needs a password"},
 		{"a user with two", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password: y, password_file: z}]}]\n", "1:107", "not both"},
 		{"hints from no interface", lan + "hints: [{capacity: 1mbit}]\n", "", "hints[0].interface: missing"},

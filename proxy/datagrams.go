@@ -15,7 +15,9 @@ func (s *Server) forwardDatagrams(l *listenerState) {
 	if !ok {
 		return
 	}
-	l.fence = t.Fence(s.clock)
+	if l.cfg.Tunnel.Datagrams().Isolate {
+		l.inner = tunnel.Inner(t.Outside())
+	}
 	t.Forward(l.cfg.Tunnel.Datagrams(), tunnel.Forwarding{
 		Flows: s.parts.Flows, Clock: s.clock, Mark: uint32(s.settings().cfg.Mark), Log: s.log,
 		Verdict: func(peer string, source, target netip.AddrPort) (flow.Terms, error) {
@@ -49,16 +51,14 @@ func (s *Server) configureDatagrams(cfg Config) {
 	}
 }
 
-// guard refuses what no rule need name: where clients who may name any address
-// would reach the proxy itself, or what is for its machine alone.
+// guard refuses what no rule need name: where clients would reach the proxy
+// itself, or what is for its machine alone. The target of mode forward is the
+// operator's choice, not the client's.
 func (s *Server) guard(l *listenerState, in *settings, target netip.AddrPort) error {
 	if l.cfg.guarded() {
-		if err := in.guards[l.cfg.Name].Check(target.Addr()); err != nil {
-			return &refusal{RejectedDenied, err}
-		}
-	}
-	if l.fence != nil {
-		if err := l.fence.Check(target.Addr(), in.isolated[l.cfg.Name], in.guards[l.cfg.Name].Allow); err != nil {
+		g := in.guards[l.cfg.Name]
+		g.Inner = l.inner
+		if err := g.Check(target.Addr()); err != nil {
 			return &refusal{RejectedDenied, err}
 		}
 	}

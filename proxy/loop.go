@@ -12,8 +12,8 @@ import (
 // loopGuard keeps the proxy from talking to itself. The firewall mark keeps
 // our connections out of capture rules that know it; this is for all others.
 type loopGuard struct {
-	listening  []netip.AddrPort             // where our listeners are
-	localAddrs func() ([]netip.Addr, error) // of this machine
+	listening []netip.AddrPort               // where our listeners are
+	local     func(netip.Addr) (bool, error) // reports whether an address is this machine's
 
 	mu       sync.Mutex
 	dialling map[wire]int // our server legs, from us to the server
@@ -26,7 +26,7 @@ type wire struct{ from, to netip.AddrPort }
 
 func newLoopGuard(listening []netip.AddrPort) *loopGuard {
 	return &loopGuard{
-		listening: listening, localAddrs: ingress.LocalAddrs,
+		listening: listening, local: ingress.Local,
 		dialling: map[wire]int{}, captured: map[wire]int{},
 	}
 }
@@ -47,16 +47,8 @@ func (g *loopGuard) same(l, target netip.Addr) bool {
 	if !l.IsUnspecified() || target.IsLoopback() || target.IsUnspecified() {
 		return l.IsUnspecified() || l == target
 	}
-	addrs, err := g.localAddrs() // only for our very ports, so the cost does not matter
-	if err != nil {
-		return true // a refused connection is cheaper than a loop
-	}
-	for _, a := range addrs {
-		if a == target {
-			return true
-		}
-	}
-	return false
+	local, err := g.local(target) // only for our very ports, so the cost does not matter
+	return err != nil || local    // a refused connection is cheaper than a loop
 }
 
 var errLoop = errors.New("the connection is one of the proxy's own, captured; exempt those from capture, by mark")

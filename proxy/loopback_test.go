@@ -1,14 +1,19 @@
 package proxy_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
+	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -344,4 +349,34 @@ func receive(t *testing.T, conn net.Conn) string {
 	b, err := io.ReadAll(conn)
 	require.NoError(t, err)
 	return string(b)
+}
+
+// A firewall before a service of this machine takes what the proxy sends there
+// for its own traffic.
+func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
+	service := listenHere(t).Addr().String()
+	r := newRig(t, func(cfg *proxy.Config) {
+		cfg.Listeners = []proxy.ListenerConfig{{Name: "fwd", Mode: "mixed", Address: "127.0.0.1:0"}}
+	})
+	ask := func() string {
+		c, err := net.Dial("tcp", r.addr())
+		require.NoError(t, err)
+		defer c.Close()                                             //nolint:errcheck // it has answered
+		require.NoError(t, c.SetDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+		_, err = fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", service, service)
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+		require.NoError(t, err)
+		require.NoError(t, answer.Body.Close())
+		return answer.Status
+	}
+	assert.Contains(t, ask(), "403")
+	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDenied])
+
+	cfg := r.cfg
+	cfg.Listeners = slices.Clone(cfg.Listeners)
+	cfg.Listeners[0].Allow = []proxy.Prefix{proxy.Prefix(netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(), 32))}
+	_, err := r.proxy.Reload(cfg)
+	require.NoError(t, err)
+	assert.Contains(t, ask(), "200")
 }

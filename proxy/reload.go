@@ -7,16 +7,16 @@ import (
 	"strings"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // settings are the configuration in force and what is made of it. They are
 // replaced as a whole and never changed.
 type settings struct {
-	cfg      Config
-	policy   *policy.Policy
-	guards   map[string]policy.Guard // by listener
-	isolated map[string]bool         // likewise: peers of its tunnel do not reach each other
+	cfg    Config
+	policy *policy.Policy
+	guards map[string]policy.Guard // by listener
 }
 
 func newSettings(cfg Config) (*settings, error) {
@@ -24,10 +24,9 @@ func newSettings(cfg Config) (*settings, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}, isolated: map[string]bool{}}
+	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}}
 	for _, l := range cfg.Listeners {
-		s.guards[l.Name] = policy.Guard{Allow: prefixes(l.Allow)}
-		s.isolated[l.Name] = l.Tunnels() && l.Tunnel.Datagrams().Isolate
+		s.guards[l.Name] = policy.Guard{Allow: prefixes(l.Allow), Captured: l.captures(), Own: ingress.Local}
 	}
 	return s, nil
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
-	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // Parts are what a Server is put together from.
@@ -63,7 +62,7 @@ type listenerState struct {
 	lane
 	cfg     ListenerConfig
 	in      ingress.Listener
-	fence   *tunnel.Fence // around what peers of its tunnel must not reach; nil: it ends no tunnel
+	inner   func(netip.Addr) bool // reports whether an address is a peer's whom others must not reach; nil: none is
 	setup   *datapath.Durations
 	dial    *datapath.Durations
 	taken   atomic.Uint64

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 
@@ -175,25 +174,8 @@ func (l *listener) own(target netip.AddrPort) bool {
 	if target.Addr().IsLoopback() || target.Addr().IsUnspecified() {
 		return true
 	}
-	local, err := LocalAddrs()                                 // only for connections to our very port, so the cost does not matter
-	return err != nil || slices.Contains(local, target.Addr()) // cannot tell: a refused connection is cheaper than a loop
-}
-
-// LocalAddrs returns the addresses of this machine.
-func LocalAddrs() ([]netip.Addr, error) {
-	list, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, err
-	}
-	var out []netip.Addr
-	for _, a := range list {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok {
-				out = append(out, ip.Unmap())
-			}
-		}
-	}
-	return out, nil
+	local, err := Local(target.Addr()) // only for connections to our very port, so the cost does not matter
+	return err != nil || local         // cannot tell: a refused connection is cheaper than a loop
 }
 
 // answerWithReset is Answer for clients that speak no protocol with us: their

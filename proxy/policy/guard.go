@@ -3,41 +3,51 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 )
 
-// Guard refuses destinations that a client who may name any address could
-// abuse: the proxy's own machine, its link, cloud metadata services, and what
-// is no single host at all. Private ranges pass: on an edge router they are
-// what the proxy is for; a rule refuses them where they are not. Check the
-// address that is about to be dialled, never a name.
+// Guard refuses destinations that clients must not reach through the proxy,
+// since its own connections begin on its machine: that machine, its link, and
+// cloud metadata services, which answer as they would answer the proxy. Clients
+// who may name any address are kept from what is no single host at all, too.
+// Private ranges pass: on an edge router they are what the proxy is for; a rule
+// refuses them where they are not. Check the address that is about to be
+// dialled, never a name.
 type Guard struct {
-	Allow []netip.Prefix // exceptions
+	Allow    []netip.Prefix                 // exceptions
+	Captured bool                           // the clients were captured: they did not choose the proxy
+	Own      func(netip.Addr) (bool, error) // reports whether an address is this machine's
+	Inner    func(netip.Addr) bool          // reports whether it is another peer's of the same tunnel; nil: none is
 }
 
 // class is one kind of destination that is refused.
 type class struct {
 	what     string
+	captured bool // to captured clients as well: they would not have got there by themselves
 	prefixes []netip.Prefix
 }
 
 // The first class that contains an address names it. Ranges: IANA's
 // special-purpose address registries; metadata addresses: the providers' own
-// documentation.
+// documentation and cloud-init's data sources.
 var classes = []class{
-	{"a cloud metadata service", prefixes(
+	{"a cloud metadata service", true, prefixes(
 		"169.254.169.254/32", "fd00:ec2::254/128", // most clouds; AWS over IPv6
-		"169.254.170.2/32", "fd00:ec2::23/128", // AWS container credentials
-		"100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32", // Alibaba; Azure; Oracle
-		"fd20:ce::254/128", // Google over IPv6
+		"169.254.170.2/32", "169.254.170.23/32", "fd00:ec2::23/128", // AWS container credentials
+		"168.63.129.16/32",                            // Azure
+		"100.100.100.200/32", "fd00:100::100:200/128", // Alibaba
+		"192.0.0.192/32", "fd00:c1::a9fe:a9fe/128", // Oracle
+		"fd20:ce::254/128",                    // Google over IPv6
+		"169.254.42.42/32", "fd00:42::42/128", // Scaleway
+		"169.254.0.23/32", "169.254.10.10/32", // Tencent
+		"fe80::a9fe:a9fe/128", "fd00:a9fe:a9fe::1/128", // OpenStack; Akamai
 	)},
-	{"unspecified", prefixes("0.0.0.0/8", "::/128")},
-	{"loopback", prefixes("127.0.0.0/8", "::1/128")},
-	{"link-local", prefixes("169.254.0.0/16", "fe80::/10", "fec0::/10")},
-	{"shared carrier-grade NAT space (100.64.0.0/10)", prefixes("100.64.0.0/10")},
-	{"multicast", prefixes("224.0.0.0/4", "ff00::/8")},
-	{"broadcast or reserved", prefixes("240.0.0.0/4")},
-	{"for protocol assignments only", prefixes("192.0.0.0/24")},
+	{"unspecified", true, prefixes("0.0.0.0/8", "::/128")},
+	{"loopback", true, prefixes("127.0.0.0/8", "::1/128")},
+	{"link-local", true, prefixes("169.254.0.0/16", "fe80::/10", "fec0::/10")},
+	{"shared carrier-grade NAT space (100.64.0.0/10)", false, prefixes("100.64.0.0/10")},
+	{"multicast", false, prefixes("224.0.0.0/4", "ff00::/8")},
+	{"broadcast or reserved", false, prefixes("240.0.0.0/4")},
+	{"for protocol assignments only", false, prefixes("192.0.0.0/24")},
 }
 
 func prefixes(list ...string) []netip.Prefix {
@@ -62,13 +72,32 @@ func (g Guard) Check(addr netip.Addr) error {
 		candidates = append(candidates, inner)
 	}
 	for _, c := range candidates {
-		for _, k := range classes {
-			if slices.ContainsFunc(k.prefixes, func(p netip.Prefix) bool { return p.Contains(c) }) {
-				return fmt.Errorf("policy: destination %v is %s; list it under the listener's allow if clients may reach it", addr, k.what)
-			}
+		what, err := g.refuses(c)
+		switch {
+		case err != nil: // what cannot be told apart is not let through
+			return fmt.Errorf("policy: whether destination %v is this machine's: %w", addr, err)
+		case what != "":
+			return fmt.Errorf("policy: destination %v is %s; list it under the listener's allow if clients may reach it", addr, what)
 		}
 	}
 	return nil
+}
+
+// refuses returns what addr is, if it is refused.
+func (g Guard) refuses(addr netip.Addr) (what string, err error) {
+	for _, k := range classes {
+		if (k.captured || !g.Captured) && containsAddr(k.prefixes, addr) {
+			return k.what, nil
+		}
+	}
+	if g.Inner != nil && g.Inner(addr) {
+		return "another peer's", nil
+	}
+	own, err := g.Own(addr)
+	if own {
+		what = "the proxy's own machine"
+	}
+	return what, err
 }
 
 var (

@@ -13,7 +13,6 @@ import (
 	"os"
 	"sync"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -89,11 +88,6 @@ func (l *Listener) Forward(cfg DatagramConfig, with Forwarding) {
 
 // Configure puts another configuration of datagrams into force.
 func (l *Listener) Configure(cfg DatagramConfig) { l.forward.Configure(cfg) }
-
-// Fence returns one around what the tunnel's peers must not reach.
-func (l *Listener) Fence(clock func() cc.Time) *Fence {
-	return &Fence{Clock: clock, Inner: Inner(l.outside)}
-}
 
 // Accept implements ingress.Listener.
 func (l *Listener) Accept() (datapath.Conn, error) {
@@ -188,3 +182,12 @@ func (l *Listener) Status() (Status, error) {
 
 // Outside is what carries the tunnel's packets.
 func (l *Listener) Outside() Outside { return l.outside }
+
+// Inner returns how to tell the inner addresses of a tunnel's peers; nil where
+// nobody knows them, as behind a device.
+func Inner(o Outside) func(netip.Addr) bool {
+	if _, device := o.(*TUN); device {
+		return nil
+	}
+	return func(a netip.Addr) bool { return o.Peer(a) != "" }
+}

@@ -75,7 +75,7 @@ var homes = map[string][]string{
 	"github.com/goccy/go-yaml/...":       {"proxy", "cmd/..."},
 	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
 	"github.com/mdlayher/...":            {"proxy/linkstat"},
-	"github.com/vishvananda/...":         {"proxy/capture", "proxy/linkstat", "internal/netlab", "cmd/penstock/bench"},
+	"github.com/vishvananda/...":         {"proxy/capture", "proxy/ingress", "proxy/linkstat", "internal/netlab", "cmd/penstock/bench"},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},

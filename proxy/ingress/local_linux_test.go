@@ -1,0 +1,29 @@
+package ingress
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestLocalIsWhatEndsOnThisMachine(t *testing.T) {
+	here := []string{"127.0.0.1", "127.9.9.9", "::ffff:127.0.0.1"}
+	list, err := net.InterfaceAddrs()
+	require.NoError(t, err)
+	for _, a := range list {
+		here = append(here, a.(*net.IPNet).IP.String())
+	}
+	for _, a := range here {
+		local, err := Local(netip.MustParseAddr(a))
+		require.NoError(t, err, a)
+		assert.True(t, local, a)
+	}
+	for _, a := range []string{"192.0.2.1", "2001:db8::1", "255.255.255.254"} {
+		local, err := Local(netip.MustParseAddr(a))
+		require.NoError(t, err, a)
+		assert.False(t, local, a)
+	}
+}
