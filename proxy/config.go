@@ -97,8 +97,8 @@ type DirectionConfig struct {
 // LimitsConfig bounds what connections may use.
 type LimitsConfig struct {
 	Connections       int      `yaml:"connections" about:"At most this many at once; 0: as many as the descriptor limit has room for."`
-	PerSource         int      `yaml:"per_source" about:"At most this many at once from one client host (IPv6: /64); 0: no limit."`
-	IdleTimeout       Duration `yaml:"idle_timeout" about:"Reset a connection on which nothing moved for this long; 0s: never."`
+	PerSource         *int     `yaml:"per_source" about:"At most this many at once from one client host (IPv6: /64), as the PROXY header says where one is taken; 0: no limit. Not set: a quarter of all that there is room for, but for clients on this machine."`
+	IdleTimeout       Duration `yaml:"idle_timeout" about:"Reset a connection on which nothing moved for this long; 0s: never. Keep-alives do not count: the proxy answers them, and sends its own."`
 	HalfClosedTimeout Duration `yaml:"half_closed_timeout" about:"The same once one side has finished; 0s: never."`
 	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
 	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
@@ -136,12 +136,18 @@ type ShutdownConfig struct {
 // DefaultTelemetry is where telemetry listens unless told otherwise.
 const DefaultTelemetry = "127.0.0.1:9464"
 
+// defaultIdle is how long Linux's connection tracking remembers a silent
+// connection, so that the proxy ends none which would have lived without it; RFC
+// 5382 REQ-5 asks for 2 h 4 min at least. Keep-alives find peers that are gone
+// long before.
+const defaultIdle = 5 * 24 * time.Hour
+
 // defaults is what a file leaves out.
 func defaults() Config {
 	return Config{
 		Defaults: TermsConfig{DirectionConfig: DirectionConfig{Algorithm: cc.Default}},
 		Limits: LimitsConfig{
-			IdleTimeout:       Duration(time.Hour),
+			IdleTimeout:       Duration(defaultIdle),
 			HalfClosedTimeout: Duration(5 * time.Minute),
 			HandshakeTimeout:  Duration(10 * time.Second),
 			DialTimeout:       Duration(10 * time.Second),

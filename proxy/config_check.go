@@ -169,8 +169,8 @@ func (l LimitsConfig) check() error {
 	switch {
 	case l.Connections < 0:
 		return keyErrorf("limits.connections", "%d is negative; 0 is as many as descriptors allow", l.Connections)
-	case l.PerSource < 0:
-		return keyErrorf("limits.per_source", "%d is negative; 0 is no limit", l.PerSource)
+	case l.PerSource != nil && *l.PerSource < 0:
+		return keyErrorf("limits.per_source", "%d is negative; 0 is no limit", *l.PerSource)
 	case l.HandshakeTimeout == 0:
 		return keyErrorf("limits.handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
 	case l.DialTimeout == 0:

@@ -44,9 +44,14 @@ func divideDescriptors(total int) Descriptors {
 	}
 }
 
+// sourceShare is the part of all connections that one client host may have
+// unless limits.per_source says otherwise.
+const sourceShare = 4 // a quarter
+
 // limiter counts connections against their limits; 0 is no limit.
 type limiter struct {
 	global, perSource int
+	sparesLoopback    bool // perSource is the default: clients on this machine have no bound of their own
 
 	mu      sync.Mutex
 	active  int
@@ -57,10 +62,13 @@ type limiter struct {
 func (l *limiter) change(cfg Config, lanes []*listenerState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.perSource = cfg.Limits.PerSource
 	l.global = DescriptorBudget().Connections
 	if cfg.Limits.Connections > 0 {
 		l.global = min(l.global, cfg.Limits.Connections)
+	}
+	l.perSource, l.sparesLoopback = max(1, l.global/sourceShare), true
+	if given := cfg.Limits.PerSource; given != nil {
+		l.perSource, l.sparesLoopback = *given, false
 	}
 	for i, lane := range lanes {
 		lane.max = cfg.Listeners[i].Connections
@@ -100,7 +108,8 @@ func (l *limiter) enterSource(addr netip.Addr) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	host := sourceHost(addr)
-	if l.perSource > 0 && l.sources[host] >= l.perSource {
+	bound := l.perSource > 0 && !(l.sparesLoopback && host.IsLoopback())
+	if bound && l.sources[host] >= l.perSource {
 		return false
 	}
 	if l.sources == nil {

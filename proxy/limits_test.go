@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -56,6 +57,43 @@ func TestLimiterCountsBothWays(t *testing.T) {
 	}
 	_, sources, _ := l.counts()
 	assert.Zero(t, sources, "hosts without connections are forgotten")
+}
+
+func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
+	far, near := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("127.0.0.1")
+	for _, row := range []struct {
+		name               string
+		connections        int
+		perSource          *int
+		far, near, another int // how many of 50 are let in
+	}{
+		{"not set", 40, nil, 10, 50, 10},
+		{"not set, with little room", 3, nil, 1, 50, 1},
+		{"no limit", 40, new(0), 50, 50, 50},
+		{"a number", 40, new(7), 7, 7, 7},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			var l limiter
+			l.change(Config{Limits: LimitsConfig{Connections: row.connections, PerSource: row.perSource}}, nil)
+			for addr, want := range map[netip.Addr]int{far: row.far, near: row.near, netip.MustParseAddr("2001:db8::1"): row.another} {
+				in := 0
+				for range 50 {
+					if l.enterSource(addr) {
+						in++
+					}
+				}
+				assert.Equal(t, want, in, addr)
+			}
+		})
+	}
+	var l limiter
+	l.change(Config{}, nil)
+	assert.Equal(t, max(1, DescriptorBudget().Connections/4), l.perSource, "of what descriptors have room for")
+}
+
+func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {
+	assert.GreaterOrEqual(t, defaults().Limits.IdleTimeout.std(), 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
+	assert.GreaterOrEqual(t, defaults().Limits.HalfClosedTimeout.std(), 4*time.Minute, "likewise, of closing ones")
 }
 
 func TestLoopGuard(t *testing.T) {

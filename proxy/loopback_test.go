@@ -298,7 +298,7 @@ func TestLimits(t *testing.T) {
 	}{
 		{"all together", func(c *proxy.Config) { c.Limits.Connections = 1 }, proxy.RejectedGlobalLimit},
 		{"one listener", func(c *proxy.Config) { c.Listeners[0].Connections = 1 }, proxy.RejectedListenerLimit},
-		{"one client host", func(c *proxy.Config) { c.Limits.PerSource = 1 }, proxy.RejectedSourceLimit},
+		{"one client host", func(c *proxy.Config) { c.Limits.PerSource = new(1) }, proxy.RejectedSourceLimit},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			r := newRig(t, row.change)

@@ -107,7 +107,7 @@ func TestSilentClientsCountAgainstTheirSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, func(cfg *proxy.Config, b *bench) {
-					cfg.Limits.PerSource = 1
+					cfg.Limits.PerSource = new(1)
 					cfg.Listeners[0].ProxyProtocol.From = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix(row.trusted))}
 					b.listener.greet = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 				})

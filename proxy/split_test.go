@@ -124,7 +124,7 @@ func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
 func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
 	r := newRig(t, func(c *proxy.Config) {
 		c.Listeners[0].ProxyProtocol.From = loopbackAllowed
-		c.Limits.PerSource = 1
+		c.Limits.PerSource = new(1)
 	})
 	connect := func(source string) *net.TCPConn {
 		conn, err := net.Dial("tcp", r.addr())
