@@ -44,8 +44,8 @@ type ListenerConfig struct {
 // UserConfig is one account.
 type UserConfig struct {
 	Name         string `yaml:"name" about:"1 to 255 bytes."`
-	Password     string `yaml:"password" about:"1 to 255 bytes."`
-	PasswordFile string `yaml:"password_file" about:"A file whose first line is the password; relative to the configuration file."`
+	Password     string `yaml:"password" secret:"true" about:"1 to 255 bytes."`
+	PasswordFile string `yaml:"password_file" about:"A file whose first line is the password, closed to others; relative to the configuration file, and reread with it."`
 }
 
 // HeaderConfig says who may tell us a client's address.
@@ -117,8 +117,8 @@ type TelemetryConfig struct {
 // HintsConfig is how hints come in.
 type HintsConfig struct {
 	Socket    string `yaml:"socket" about:"A Unix socket that takes hints as well, such as /run/penstock/hints.sock; who may is who can write to it (mode 0660). Not set: none."`
-	Token     string `yaml:"token" about:"What hints over TCP must carry as bearer token, 16 to 255 visible characters. Not set: hints are taken on a loopback address only, from everybody there."`
-	TokenFile string `yaml:"token_file" about:"A file whose first line is the token; relative to the configuration file, and reread with it."`
+	Token     string `yaml:"token" secret:"true" about:"What hints over TCP must carry as bearer token, 16 to 255 visible characters. Not set: hints are taken on a loopback address only, from everybody there."`
+	TokenFile string `yaml:"token_file" about:"A file whose first line is the token, closed to others; relative to the configuration file, and reread with it."`
 }
 
 // LogConfig is what is logged.

@@ -200,6 +200,15 @@ func checkName(key, name string) error {
 	return nil
 }
 
+// uniqueSecret is unique, but does not show the value.
+func uniqueSecret(seen map[string]string, key, value string) error {
+	if other, taken := seen[value]; taken {
+		return keyErrorf(key, "it is already %s", other)
+	}
+	seen[value] = key
+	return nil
+}
+
 func unique(seen map[string]string, key, value string) error {
 	if other, taken := seen[value]; taken {
 		return keyErrorf(key, "%q is already %s", value, other)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"os"
 	"strings"
 
 	"github.com/penstock-net/penstock/cc"
@@ -20,7 +19,7 @@ import (
 // Each key holds PEM, or the name of a file that does.
 type TLSConfig struct {
 	Certificate string `yaml:"certificate" about:"The certificate with its chain: PEM, or a file of it relative to the configuration file, reread with it."`
-	Key         string `yaml:"key" about:"The certificate's private key, likewise; a file must be closed to others."`
+	Key         string `yaml:"key" secret:"pem" about:"The certificate's private key, likewise; a file must be closed to others."`
 	ClientCA    string `yaml:"client_ca" about:"Who has a certificate of these authorities may come in; likewise. Not set: certificates are not asked for."`
 }
 
@@ -34,8 +33,8 @@ type MASQUEConfig struct {
 
 // TokenConfig lets a client in.
 type TokenConfig struct {
-	Name  string `yaml:"name" about:"Of the client, for groups and logs."`
-	Token string `yaml:"token" about:"At least 16 visible characters without spaces."`
+	Name  string `yaml:"name" about:"Of the client, for groups and logs: 1 to 64 printable characters without spaces."`
+	Token string `yaml:"token" secret:"true" about:"16 to 4096 visible characters without spaces."`
 }
 
 // checkMASQUE is about the keys of mode masque.
@@ -49,16 +48,19 @@ func (l *ListenerConfig) checkMASQUE(key string) error {
 			return keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i), "%v has no room for clients; write a prefix such as 10.10.0.0/24", host)
 		}
 	}
-	names := map[string]string{}
+	names, values := map[string]string{}, map[string]string{}
 	for i, t := range m.Tokens {
 		at := fmt.Sprintf("%s.masque.tokens[%d]", key, i)
-		if err := checkName(at+".name", t.Name); err != nil {
-			return err
+		if err := t.tunnel().CheckName(); err != nil {
+			return keyErrorf(at+".name", "%v", err)
 		}
 		if err := unique(names, at+".name", t.Name); err != nil {
 			return err
 		}
-		if err := checkToken(at+".token", t.Token); err != nil {
+		if err := t.tunnel().CheckValue(); err != nil {
+			return keyErrorf(at+".token", "%v", err)
+		}
+		if err := uniqueSecret(values, at+".token", t.Token); err != nil {
 			return err
 		}
 	}
@@ -79,7 +81,7 @@ func (l *ListenerConfig) checkMASQUE(key string) error {
 const pemBegin = "-----BEGIN "
 
 // readMASQUEFiles puts what is in l's files where their names were.
-func (l *ListenerConfig) readMASQUEFiles(key, dir string) error {
+func (l *ListenerConfig) readMASQUEFiles(key string, from *files) error {
 	for _, f := range []struct {
 		key    string
 		value  *string
@@ -92,12 +94,12 @@ func (l *ListenerConfig) readMASQUEFiles(key, dir string) error {
 		if *f.value == "" || strings.HasPrefix(*f.value, pemBegin) {
 			continue
 		}
-		text, err := readWhole(f.key, inDir(dir, *f.value), f.secret)
+		text, err := from.text(f.key, *f.value, f.secret)
 		if err != nil {
 			return err
 		}
 		if !strings.Contains(text, pemBegin) {
-			return keyErrorf(f.key, "there is no PEM in %s", inDir(dir, *f.value))
+			return keyErrorf(f.key, "there is no PEM in %s", from.path(*f.value))
 		}
 		*f.value = text[strings.Index(text, pemBegin):]
 	}
@@ -112,7 +114,7 @@ func (l *ListenerConfig) readMASQUEFiles(key, dir string) error {
 		return nil
 	}
 	at := key + ".masque.tokens_file"
-	text, err := readWhole(at, inDir(dir, m.TokensFile), true)
+	text, err := from.text(at, m.TokensFile, true)
 	if err != nil {
 		return err
 	}
@@ -129,19 +131,6 @@ func (l *ListenerConfig) readMASQUEFiles(key, dir string) error {
 		return keyErrorf(at, "there is no token in it; add a line such as: phone and what openssl rand -hex 16 prints")
 	}
 	return nil
-}
-
-func readWhole(key, path string, secret bool) (string, error) {
-	if secret {
-		if err := closedToOthers(key, path); err != nil {
-			return "", err
-		}
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return "", keyErrorf(key, "%v", err)
-	}
-	return string(text), nil
 }
 
 func (t TLSConfig) certificate() (tls.Certificate, error) {
@@ -164,10 +153,12 @@ func (t TLSConfig) authorities() (*x509.CertPool, error) {
 func (m MASQUEConfig) tokens() []tunnel.Token {
 	var out []tunnel.Token
 	for _, t := range m.Tokens {
-		out = append(out, tunnel.Token{Name: t.Name, Value: t.Token})
+		out = append(out, t.tunnel())
 	}
 	return out
 }
+
+func (t TokenConfig) tunnel() tunnel.Token { return tunnel.Token{Name: t.Name, Value: t.Token} }
 
 func (m MASQUEConfig) isZero() bool {
 	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open

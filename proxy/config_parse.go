@@ -1,10 +1,13 @@
 package proxy
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -12,9 +15,6 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 )
-
-// maxConfig bounds what is read as configuration.
-const maxConfig = 1 << 20
 
 // ConfigError is a mistake in a configuration. Error is one line; Excerpt
 // shows the place.
@@ -40,54 +40,94 @@ func (e *ConfigError) Error() string {
 	if e.Key != "" {
 		b.WriteString(e.Key + ": ")
 	}
-	return b.String() + e.Message
+	return printable(b.String()+e.Message, false)
+}
+
+// Loaded is a configuration with what it was read from.
+type Loaded struct {
+	Config
+	Hash  string   // SHA-256 of the configuration file, in hexadecimal
+	Files []string // that were read: the configuration and those it names
 }
 
 // Load reads and checks a configuration file and the files of secrets it names.
 // Every mistake is a *ConfigError.
 func Load(path string) (Config, error) {
-	fail := func(err error) (Config, error) {
-		var ce *ConfigError
-		if !errors.As(err, &ce) {
-			ce = &ConfigError{Message: err.Error()}
+	l, err := LoadFiles(path)
+	return l.Config, err
+}
+
+// LoadFiles is Load, and tells what was read.
+func LoadFiles(path string) (Loaded, error) {
+	from := &files{dir: filepath.Dir(path), read: map[string]file{}}
+	name := filepath.Base(path)
+	data, err := from.bytes(name)
+	if err != nil {
+		return Loaded{}, &ConfigError{File: path, Message: err.Error()}
+	}
+	c, mistake := load(data, name, from)
+	if mistake != nil {
+		mistake.File = path
+		return Loaded{}, mistake
+	}
+	sum := sha256.Sum256(from.read[from.path(name)].data)
+	return Loaded{c, hex.EncodeToString(sum[:]), from.names()}, nil
+}
+
+// load parses a configuration and reads the files that it names. What they hold
+// is checked like what stands in the configuration itself.
+func load(data []byte, name string, from *files) (Config, *ConfigError) {
+	c, found, err := parse(data)
+	if err != nil {
+		return c, shown(err, data)
+	}
+	if key := inlineSecret("", reflect.ValueOf(c)); key != "" {
+		if err := from.closed(name); err != nil {
+			return c, shown(found.locate(keyErrorf(key, "%v, or put the secret into a file of its own", err)), data)
 		}
-		ce.File = path
-		return Config{}, ce
 	}
-	info, err := os.Stat(path)
+	err = c.readSecrets(from)
+	if err == nil {
+		err = c.check()
+	}
 	if err != nil {
-		return Config{}, &ConfigError{Message: fmt.Sprintf("cannot read the configuration: %v", err)}
-	}
-	if info.Size() > maxConfig {
-		return fail(fmt.Errorf("%d bytes are no configuration; at most %d are read", info.Size(), maxConfig))
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return Config{}, &ConfigError{Message: fmt.Sprintf("cannot read the configuration: %v", err)}
-	}
-	c, places, err := parse(data)
-	if err != nil {
-		return fail(err)
-	}
-	if err := c.readSecrets(filepath.Dir(path)); err != nil {
-		return fail(places.locate(err))
+		return c, shown(found.locate(err), data)
 	}
 	return c, nil
 }
 
 // Parse reads and checks a configuration. Files of secrets are not read.
 func Parse(data []byte) (Config, error) {
+	data = withoutMark(data)
 	c, _, err := parse(data)
-	return c, err
+	if err != nil {
+		return Config{}, shown(err, data)
+	}
+	return c, nil
+}
+
+// shown is the mistake with its place in data.
+func shown(err error, data []byte) *ConfigError {
+	var ce *ConfigError
+	if !errors.As(err, &ce) {
+		ce = &ConfigError{Message: oneLine(err.Error())}
+	}
+	if ce.Line > 0 {
+		ce.Excerpt = excerpt(data, ce.Line, ce.Column)
+	}
+	return ce
 }
 
 func parse(data []byte) (Config, places, error) {
-	if len(data) > maxConfig {
-		return Config{}, nil, &ConfigError{Message: fmt.Sprintf("more than %d bytes are no configuration", maxConfig)}
+	if len(data) > maxFile {
+		return Config{}, nil, &ConfigError{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}
+	}
+	if err := bounded(data); err != nil {
+		return Config{}, nil, positioned(err, nil)
 	}
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		return Config{}, nil, positioned(err, nil)
+		return Config{}, nil, withoutValues(positioned(err, nil))
 	}
 	c := defaults()
 	found := places{}
@@ -152,14 +192,22 @@ func positioned(err error, found places) error {
 }
 
 func (e *ConfigError) mark(tk *token.Token) {
-	if tk == nil || tk.Position == nil {
-		return
+	if tk != nil && tk.Position != nil {
+		e.Line, e.Column = tk.Position.Line, tk.Position.Column
 	}
-	e.Line, e.Column = tk.Position.Line, tk.Position.Column
-	shown := yaml.FormatErrorWithToken("", tk, false, true)
-	if _, excerpt, ok := strings.Cut(shown, "\n"); ok {
-		e.Excerpt = excerpt
+}
+
+// quoted is a value in a message of the YAML library's.
+var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
+
+// withoutValues takes what the file says out of a message of the YAML library's,
+// which does not know what is a secret.
+func withoutValues(err error) error {
+	var ce *ConfigError
+	if errors.As(err, &ce) && !strings.HasPrefix(ce.Message, "mapping key ") {
+		ce.Message = quoted.ReplaceAllString(ce.Message, "this")
 	}
+	return err
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,11 +1,67 @@
 package proxy
 
 import (
-	"errors"
 	"fmt"
-	"os"
+	"reflect"
 	"strings"
 )
+
+// A field with the tag secret:"true" holds what nobody else may see: its value
+// is kept out of messages. A field with secret:"pem" holds that or the name of a file.
+
+// inlineSecret returns the key of a secret that stands in the configuration
+// itself; empty: there is none.
+func inlineSecret(key string, v reflect.Value) string {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			name, opts, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			at := strings.TrimPrefix(key+"."+name, ".")
+			if opts == "inline" {
+				at = key
+			}
+			switch f.Tag.Get("secret") {
+			case "true":
+				if !v.Field(i).IsZero() {
+					return at
+				}
+			case "pem":
+				if strings.HasPrefix(v.Field(i).String(), pemBegin) {
+					return at
+				}
+			default:
+				if found := inlineSecret(at, v.Field(i)); found != "" {
+					return found
+				}
+			}
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			if found := inlineSecret(fmt.Sprintf("%s[%d]", key, i), v.Index(i)); found != "" {
+				return found
+			}
+		}
+	}
+	return ""
+}
+
+// hasSecrets reports whether values of the type are, or directly hold, secrets:
+// what is written in the place of one may be one.
+func hasSecrets(t reflect.Type) bool {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	for f := range t.Fields() {
+		if f.Tag.Get("secret") != "" {
+			return true
+		}
+	}
+	return false
+}
 
 // checkToken wants what a header can carry and nobody guesses.
 func checkToken(key, token string) error {
@@ -15,21 +71,11 @@ func checkToken(key, token string) error {
 	return nil
 }
 
-// firstLine returns the first line of a file, relative to dir.
-func firstLine(key, dir, path string) (string, error) {
-	data, err := os.ReadFile(inDir(dir, path))
-	if err != nil {
-		return "", keyErrorf(key, "%v", errors.Unwrap(err))
-	}
-	first, _, _ := strings.Cut(string(data), "\n")
-	return strings.TrimSuffix(first, "\r"), nil
-}
-
-// readSecrets puts secrets where the names of their files, relative to dir, were.
-func (c *Config) readSecrets(dir string) error {
+// readSecrets puts secrets where the names of their files were.
+func (c *Config) readSecrets(from *files) error {
 	if h := &c.Telemetry.Hints; h.TokenFile != "" {
 		const key = "telemetry.hints.token_file"
-		token, err := firstLine(key, dir, h.TokenFile)
+		token, err := from.firstLine(key, h.TokenFile)
 		if err == nil {
 			err = checkToken(key, token)
 		}
@@ -39,7 +85,7 @@ func (c *Config) readSecrets(dir string) error {
 		h.Token, h.TokenFile = token, ""
 	}
 	for i, l := range c.Listeners {
-		if err := c.Listeners[i].readTunnelFiles(fmt.Sprintf("listeners[%d]", i), dir); err != nil {
+		if err := c.Listeners[i].readTunnelFiles(fmt.Sprintf("listeners[%d]", i), from); err != nil {
 			return err
 		}
 		for j := range l.Users {
@@ -49,7 +95,7 @@ func (c *Config) readSecrets(dir string) error {
 			}
 			key := fmt.Sprintf("listeners[%d].users[%d].password_file", i, j)
 			var err error
-			if u.Password, err = firstLine(key, dir, u.PasswordFile); err != nil {
+			if u.Password, err = from.firstLine(key, u.PasswordFile); err != nil {
 				return err
 			}
 			u.PasswordFile = ""

@@ -6,8 +6,6 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +29,7 @@ type TunnelConfig struct {
 
 // WireGuardConfig is a WireGuard endpoint.
 type WireGuardConfig struct {
-	PrivateKey     Key          `yaml:"private_key" about:"Our private key, as wg genkey prints it."`
+	PrivateKey     Key          `yaml:"private_key" secret:"true" about:"Our private key, as wg genkey prints it."`
 	PrivateKeyFile string       `yaml:"private_key_file" about:"A file whose first line is the private key, closed to others; relative to the configuration file."`
 	ConfigFile     string       `yaml:"config_file" about:"A file as wg-quick has it, instead of private_key, peers_file and, where they are not set, address and tunnel.mtu."`
 	PeersFile      string       `yaml:"peers_file" about:"[Peer] sections as wg-quick has them, a comment # Name = phone in each; relative to the configuration file, reread with it, and written by penstock gateway peer."`
@@ -43,8 +41,8 @@ type WireGuardConfig struct {
 type PeerConfig struct {
 	Name             string   `yaml:"name" about:"For groups, logs and lists; unique."`
 	PublicKey        Key      `yaml:"public_key" about:"As wg pubkey prints it."`
-	PresharedKey     Key      `yaml:"preshared_key" about:"As wg genpsk prints it, if both ends have one."`
-	PresharedKeyFile string   `yaml:"preshared_key_file" about:"A file whose first line is that key; relative to the configuration file."`
+	PresharedKey     Key      `yaml:"preshared_key" secret:"true" about:"As wg genpsk prints it, if both ends have one."`
+	PresharedKeyFile string   `yaml:"preshared_key_file" about:"A file whose first line is that key, closed to others; relative to the configuration file."`
 	AllowedIPs       []Prefix `yaml:"allowed_ips" about:"The client's addresses inside the tunnel: no others are taken from it, or sent to it."`
 	Keepalive        Duration `yaml:"keepalive" about:"Send something this often, in whole seconds; 0s: only clients do, where they need to."`
 }
@@ -219,6 +217,8 @@ func (p PeerConfig) check(key string) error {
 	switch {
 	case p.Name == "":
 		return keyErrorf(key+".name", "missing; give it a name such as phone")
+	case strings.ContainsFunc(p.Name, func(r rune) bool { return !strconv.IsPrint(r) }):
+		return keyErrorf(key+".name", "%q: a name has printable characters only", p.Name)
 	case len(p.Name) > maxName:
 		return keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name))
 	case p.PublicKey == Key{}:
@@ -242,14 +242,14 @@ func port(address string) string {
 }
 
 // readTunnelFiles puts what the listener's files hold in its place.
-func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
+func (l *ListenerConfig) readTunnelFiles(key string, from *files) error {
 	if l.isMode(tunnel.ModeMASQUE) {
-		return l.readMASQUEFiles(key, dir)
+		return l.readMASQUEFiles(key, from)
 	}
 	w := &l.WireGuard
 	at := key + ".wireguard"
 	if w.PrivateKeyFile != "" {
-		k, err := readKey(at+".private_key_file", dir, w.PrivateKeyFile)
+		k, err := from.key(at+".private_key_file", w.PrivateKeyFile)
 		if err != nil {
 			return err
 		}
@@ -260,32 +260,32 @@ func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
 		if p.PresharedKeyFile == "" {
 			continue
 		}
-		k, err := readKey(fmt.Sprintf("%s.peers[%d].preshared_key_file", at, i), dir, p.PresharedKeyFile)
+		k, err := from.key(fmt.Sprintf("%s.peers[%d].preshared_key_file", at, i), p.PresharedKeyFile)
 		if err != nil {
 			return err
 		}
 		p.PresharedKey, p.PresharedKeyFile = k, ""
 	}
-	var from string
+	var named string
 	switch {
 	case w.ConfigFile != "":
-		from = at + ".config_file"
-		f, err := readQuick(from, dir, w.ConfigFile)
+		named = at + ".config_file"
+		f, err := from.quick(named, w.ConfigFile)
 		if err != nil {
 			return err
 		}
-		if err := l.adopt(f, from); err != nil {
+		if err := l.adopt(f, named); err != nil {
 			return err
 		}
 		w.ConfigFile = ""
 	case w.PeersFile != "":
-		from = at + ".peers_file"
-		f, err := readQuick(from, dir, w.PeersFile)
+		named = at + ".peers_file"
+		f, err := from.quick(named, w.PeersFile)
 		if err != nil {
 			return err
 		}
 		if (f.PrivateKey != tunnel.Key{}) {
-			return keyErrorf(from, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
+			return keyErrorf(named, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
 		}
 		w.add(f.Peers)
 		w.PeersFile = ""
@@ -293,7 +293,7 @@ func (l *ListenerConfig) readTunnelFiles(key, dir string) error {
 		return nil
 	}
 	if err := tunnel.CheckPeers(w.peers()); err != nil {
-		return keyErrorf(from, "%v", err)
+		return keyErrorf(named, "%v", err)
 	}
 	return nil
 }
@@ -338,11 +338,9 @@ func (w *WireGuardConfig) add(peers []tunnel.Peer) {
 	}
 }
 
-func readKey(key, dir, path string) (Key, error) {
-	if err := closedToOthers(key, inDir(dir, path)); err != nil {
-		return Key{}, err
-	}
-	line, err := firstLine(key, dir, path)
+// key reads a key from the first line of a file.
+func (f *files) key(key, path string) (Key, error) {
+	line, err := f.firstLine(key, path)
 	if err != nil {
 		return Key{}, err
 	}
@@ -353,54 +351,27 @@ func readKey(key, dir, path string) (Key, error) {
 	return Key(k), nil
 }
 
-// readQuick reads a file in wg-quick's format; one with secrets must be closed
-// to others.
-func readQuick(key, dir, path string) (tunnel.QuickFile, error) {
-	path = inDir(dir, path)
-	info, err := os.Stat(path)
-	if err == nil && info.Size() > maxConfig {
-		err = fmt.Errorf("%d bytes are no list of peers; at most %d are read", info.Size(), maxConfig)
-	}
-	var text []byte
-	if err == nil {
-		text, err = os.ReadFile(path)
-	}
+// quick reads a file in wg-quick's format; one with secrets must be closed to others.
+func (f *files) quick(key, path string) (tunnel.QuickFile, error) {
+	data, err := f.bytes(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return tunnel.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", path)
+		return tunnel.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", f.path(path))
 	}
 	if err != nil {
 		return tunnel.QuickFile{}, keyErrorf(key, "%v", err)
 	}
-	f, err := tunnel.ParseQuick(string(text))
+	q, err := tunnel.ParseQuick(string(data))
 	if err != nil {
-		return f, keyErrorf(key, "%s: %v", path, err)
+		return q, keyErrorf(key, "%s: %v", f.path(path), err)
 	}
-	secret := f.PrivateKey != tunnel.Key{}
-	for _, p := range f.Peers {
+	secret := q.PrivateKey != tunnel.Key{}
+	for _, p := range q.Peers {
 		secret = secret || p.Preshared != tunnel.Key{}
 	}
 	if secret {
-		err = closedToOthers(key, path)
+		if err := f.closed(path); err != nil {
+			return q, keyErrorf(key, "%v", err)
+		}
 	}
-	return f, err
-}
-
-// closedToOthers wants that nobody but the file's owner and group reads it, and
-// nobody but the owner writes it.
-func closedToOthers(key, path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return keyErrorf(key, "%v", err)
-	}
-	if m := info.Mode().Perm(); m&0o027 != 0 {
-		return keyErrorf(key, "%s holds a secret and has mode %04o: others may read it or its group change it; chmod 0600 %s (0640 where the proxy reads it by its group)", path, m, path)
-	}
-	return nil
-}
-
-func inDir(dir, path string) string {
-	if filepath.IsAbs(path) {
-		return path
-	}
-	return filepath.Join(dir, path)
+	return q, nil
 }

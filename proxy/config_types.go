@@ -89,7 +89,7 @@ func text(node ast.Node) (string, error) {
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
 		return node.GetToken().Value, nil
 	}
-	return "", at(node, "expected one value, not %s", describe(node))
+	return "", at(node, "expected one value, not %s", describe(node, configType))
 }
 
 // read parses a scalar and puts the parser's words where the value stands.

@@ -41,7 +41,7 @@ func (p places) walk(key string, node ast.Node, t reflect.Type) error {
 	case reflect.Slice:
 		seq, ok := node.(*ast.SequenceNode)
 		if !ok {
-			return at(node, "expected a list, not %s", describe(node))
+			return at(node, "expected a list, not %s", describe(node, t))
 		}
 		for i, item := range seq.Values {
 			if err := p.walk(fmt.Sprintf("%s[%d]", key, i), item, t.Elem()); err != nil {
@@ -50,15 +50,15 @@ func (p places) walk(key string, node ast.Node, t reflect.Type) error {
 		}
 	case reflect.Bool:
 		if node.Type() != ast.BoolType {
-			return at(node, "expected true or false, not %s", describe(node))
+			return at(node, "expected true or false, not %s", describe(node, t))
 		}
 	case reflect.Int:
 		if node.Type() != ast.IntegerType {
-			return at(node, "expected a whole number, not %s", describe(node))
+			return at(node, "expected a whole number, not %s", describe(node, t))
 		}
 	case reflect.String:
 		if _, err := text(node); err != nil {
-			return at(node, "expected a text, not %s", describe(node))
+			return at(node, "expected a text, not %s", describe(node, t))
 		}
 	default:
 		panic("proxy: configuration field of a kind nobody reads: " + t.String())
@@ -69,7 +69,7 @@ func (p places) walk(key string, node ast.Node, t reflect.Type) error {
 func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 	m, ok := node.(ast.MapNode)
 	if !ok {
-		return at(node, "expected keys with values, not %s", describe(node))
+		return at(node, "expected keys with values, not %s", describe(node, t))
 	}
 	var fields map[string]reflect.Type
 	if t.Kind() == reflect.Struct {
@@ -83,7 +83,7 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 		if err != nil {
 			return err
 		}
-		full := strings.TrimPrefix(key+"."+name, ".")
+		full := strings.TrimPrefix(key+"."+cut(name), ".")
 		ft := fields[name]
 		if fields == nil {
 			ft = t.Elem()
@@ -91,7 +91,7 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 		if ft == nil {
 			return &ConfigError{
 				Line: it.Key().GetToken().Position.Line, Column: it.Key().GetToken().Position.Column,
-				Key: full, Message: "unknown key; " + suggest(name, fields), Excerpt: excerpt(it.Key()),
+				Key: full, Message: "unknown key; " + suggest(name, fields),
 			}
 		}
 		if err := p.walk(full, it.Value(), ft); err != nil {
@@ -101,10 +101,14 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 	return nil
 }
 
-func excerpt(node ast.Node) string {
-	var e ConfigError
-	e.mark(node.GetToken())
-	return e.Excerpt
+// maxShown is how much of a value or an unknown key a message shows, in bytes.
+const maxShown = 64
+
+func cut(s string) string {
+	if len(s) > maxShown {
+		return s[:maxShown] + "…"
+	}
+	return s
 }
 
 // fieldsOf returns the keys a struct reads, those of inlined structs among them.
@@ -160,8 +164,9 @@ func edits(a, b string) int {
 	return row[len(b)]
 }
 
-// describe names a node's kind for people.
-func describe(node ast.Node) string {
+// describe names for people what node is in the place of a t. It shows no value
+// that may be a secret.
+func describe(node ast.Node, t reflect.Type) string {
 	switch node.Type() {
 	case ast.MappingType, ast.MappingValueType:
 		return "keys with values"
@@ -170,8 +175,8 @@ func describe(node ast.Node) string {
 	case ast.NullType:
 		return "nothing"
 	}
-	if tk := node.GetToken(); tk != nil && len(tk.Value) <= 64 {
+	if tk := node.GetToken(); tk != nil && len(tk.Value) <= maxShown && t != configType && !hasSecrets(t) {
 		return fmt.Sprintf("%q", tk.Value)
 	}
-	return "this"
+	return "one value"
 }

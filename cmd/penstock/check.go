@@ -28,7 +28,7 @@ opens nothing. It exits with 2 and one line when the file is wrong.`,
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
 			for _, w := range cfg.Warnings() {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", w)
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", proxy.Printable(w))
 			}
 			return describeConfig(cmd.OutOrStdout(), cfg)
 		},
@@ -99,7 +99,7 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 	if ways := hintWays(cfg); len(ways) > 0 {
 		fmt.Fprintf(&b, "hints: %s\n", strings.Join(ways, ", "))
 	}
-	_, err = io.WriteString(w, b.String())
+	_, err = io.WriteString(w, proxy.Printable(b.String()))
 	return err
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
 )
 
 // Exit codes.
@@ -66,7 +67,7 @@ func finish(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintf(stderr, "penstock: %v\n", err)
+	fmt.Fprintf(stderr, "penstock: %s\n", proxy.Printable(err.Error()))
 	var input inputError
 	if *began && !errors.As(err, &input) {
 		return exitFail

@@ -63,7 +63,7 @@ func ParseGroup(s string) (Group, error) {
 	}
 	lengths, ok := strings.CutPrefix(s, "source/")
 	if !ok {
-		if strings.ContainsAny(s, "/|{} \t\r\n") {
+		if strings.ContainsAny(s, "/|{} ") || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
 			return Group{}, fmt.Errorf("%q is no group; write %s", s, GroupForms)
 		}
 		return Group{by: byName, name: s}, nil

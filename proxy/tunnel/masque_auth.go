@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -19,15 +21,37 @@ type Token struct {
 
 // Bounds of a token: shorter ones can be guessed, longer ones do not fit a header.
 const (
-	minToken   = 16
-	maxToken   = 4096
-	maxLineLen = 2 * maxToken
+	minToken     = 16
+	maxToken     = 4096
+	maxTokenName = 64
+	maxLineLen   = 2 * maxToken
 )
 
+// CheckName wants a name that a token's line in a file can begin with.
+func (t Token) CheckName() error {
+	odd := func(r rune) bool { return r == ' ' || !strconv.IsPrint(r) }
+	if t.Name == "" || len(t.Name) > maxTokenName || t.Name[0] == '#' || strings.ContainsFunc(t.Name, odd) {
+		return fmt.Errorf("a token's name has 1 to %d printable characters without spaces and does not begin with #", maxTokenName)
+	}
+	return nil
+}
+
+// CheckValue wants what a header can carry and nobody guesses.
+func (t Token) CheckValue() error {
+	odd := func(r rune) bool { return r <= ' ' || r > '~' }
+	if len(t.Value) < minToken || len(t.Value) > maxToken || strings.ContainsFunc(t.Value, odd) {
+		return fmt.Errorf("a token has %d to %d visible characters without spaces, such as openssl rand -hex 32 prints; this has %d bytes",
+			minToken, maxToken, len(t.Value))
+	}
+	return nil
+}
+
 // ParseTokens reads tokens, one "name token" a line; empty lines and those that
-// begin with # do not count.
+// begin with # do not count. An error names lines and shows nothing of them: a
+// name may be a token in the wrong place.
 func ParseTokens(r io.Reader) ([]Token, error) {
 	var tokens []Token
+	names, values := map[string]int{}, map[string]int{}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLineLen)
 	for n := 1; lines.Scan(); n++ {
@@ -36,15 +60,23 @@ func ParseTokens(r io.Reader) ([]Token, error) {
 			continue
 		}
 		if len(fields) != 2 {
-			return nil, fmt.Errorf("tunnel: tokens: line %d is not a name and a token", n) // and is not shown: it may hold a secret
+			return nil, fmt.Errorf("tunnel: tokens: line %d is not a name and a token", n)
 		}
-		tokens = append(tokens, Token{Name: fields[0], Value: fields[1]})
+		t := Token{Name: fields[0], Value: fields[1]}
+		if err := errors.Join(t.CheckName(), t.CheckValue()); err != nil {
+			return nil, fmt.Errorf("tunnel: tokens: line %d: %w", n, err)
+		}
+		if other, twice := names[t.Name]; twice {
+			return nil, fmt.Errorf("tunnel: tokens: lines %d and %d have the same name", other, n)
+		}
+		if other, twice := values[t.Value]; twice {
+			return nil, fmt.Errorf("tunnel: tokens: lines %d and %d have the same token", other, n)
+		}
+		names[t.Name], values[t.Value] = n, n
+		tokens = append(tokens, t)
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("tunnel: tokens: %w", err)
-	}
-	if _, err := hashTokens(tokens); err != nil {
-		return nil, err
 	}
 	return tokens, nil
 }
@@ -62,11 +94,8 @@ func hashTokens(tokens []Token) ([]hashedToken, error) {
 	hashed := make([]hashedToken, 0, len(tokens))
 	owner := map[digest]string{}
 	for _, t := range tokens {
-		switch {
-		case t.Name == "":
-			return nil, fmt.Errorf("tunnel: tokens: a token has no name")
-		case len(t.Value) < minToken || len(t.Value) > maxToken:
-			return nil, fmt.Errorf("tunnel: tokens: the token of %q must have %d to %d characters; openssl rand -hex 32 makes a good one", t.Name, minToken, maxToken)
+		if err := errors.Join(t.CheckName(), t.CheckValue()); err != nil {
+			return nil, fmt.Errorf("tunnel: tokens: %w", err)
 		}
 		h := digest(sha256.Sum256([]byte(t.Value)))
 		if other, taken := owner[h]; taken {

@@ -166,7 +166,7 @@ func TestTokensAreReadLineByLine(t *testing.T) {
 	assert.Equal(t, testTokens(), got)
 	for want, text := range map[string]string{
 		"line 2 is not a name and a token": "phone " + phoneToken + "\nsecret-that-must-not-show",
-		`the token of "phone" must have`:   "phone short",
+		"line 1: a token has 16 to 4096":   "phone short",
 		"have the same token":              fmt.Sprintf("a %s\nb %s", phoneToken, phoneToken),
 		"too long":                         strings.Repeat("x", 3*maxLineLen),
 	} {

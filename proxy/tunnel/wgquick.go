@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -86,7 +87,7 @@ func (p *quickParser) line(n int, line string) error {
 		p.settle(nil)
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
-			return fmt.Errorf("%q is neither [Interface], [Peer] nor a key with its value", line)
+			return errors.New("it is neither [Interface], [Peer] nor a key with its value") // and is not shown: it may hold a secret
 		}
 		if p.peer != nil {
 			p.peer.fresh = false
@@ -104,7 +105,7 @@ func (p *quickParser) head(n int, name string) error {
 	case "[peer]":
 		next = &quickPeer{line: n, from: n, fresh: true}
 	default:
-		return fmt.Errorf("%s is no section of WireGuard's; there are [Interface] and [Peer]", name)
+		return fmt.Errorf("%s is no section of WireGuard's; there are [Interface] and [Peer]", word(name, "this"))
 	}
 	if next != nil && len(p.comments) > 0 {
 		next.from = p.above
@@ -184,12 +185,21 @@ func (p *quickParser) set(key, value string) (err error) {
 	case "[peer]":
 		err = p.setPeer(key, value)
 	default:
-		return fmt.Errorf("%s stands in no section; begin with [Peer]", key)
+		return fmt.Errorf("%s stands in no section; begin with [Peer]", word(key, "it"))
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", key, err)
+		return fmt.Errorf("%s: %w", word(key, "what stands before ="), err)
 	}
 	return nil
+}
+
+// word is s if it could be a word of the format; a key of WireGuard's could not.
+func word(s, otherwise string) string {
+	odd := func(r rune) bool { return (r < 'a' || r > 'z') && r != '[' && r != ']' }
+	if len(s) > 24 || strings.ContainsFunc(s, odd) {
+		return otherwise
+	}
+	return s
 }
 
 func (p *quickParser) setInterface(key, value string) (err error) {

@@ -17,7 +17,7 @@ import (
 func (p *program) rewrite(config string) {
 	p.t.Helper()
 	path := p.cmd.Args[len(p.cmd.Args)-1]
-	require.NoError(p.t, os.WriteFile(path, []byte(present.configure(config)), 0o644)) //nolint:gosec // any user may read it
+	require.NoError(p.t, os.WriteFile(path, []byte(present.configure(config)), 0o640)) //nolint:gosec // which keeps the group
 }
 
 // reloaded waits until the program has reread its configuration so often.

@@ -116,7 +116,8 @@ func (s *scene) startSecond(config string) *program {
 	return s.proxy
 }
 
-// write puts a configuration into a file that any user can read.
+// write puts a configuration, secrets and all, into a file that root and the
+// group of the unprivileged tier can read.
 func (s *scene) write(config string) string {
 	s.t.Helper()
 	dir, err := os.MkdirTemp("", "penstock-e2e-")
@@ -124,7 +125,8 @@ func (s *scene) write(config string) string {
 	s.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(s.t, os.Chmod(dir, 0o755)) //nolint:gosec // read by another user
 	path := filepath.Join(dir, "penstock.yaml")
-	require.NoError(s.t, os.WriteFile(path, []byte(config), 0o644)) //nolint:gosec // as above
+	require.NoError(s.t, os.WriteFile(path, []byte(config), 0o640)) //nolint:gosec // as above
+	_ = os.Chown(path, -1, 65534)                                   // which only root can, and only root changes its user
 	return path
 }
 
