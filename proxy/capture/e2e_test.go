@@ -86,9 +86,10 @@ type leg struct{ *net.TCPConn }
 
 func (leg) Observe(func(flow.Report) flow.Limit) {}
 func (leg) Info() datapath.Info                  { return datapath.Info{} }
-func (l leg) Reset() error {
-	_ = l.SetLinger(0)
-	return l.Close()
+func (l leg) Reset() error                       { return l.TCPConn.Close() }
+func (l leg) Close() error {
+	_ = l.SetLinger(-1) // the listener's sockets reset otherwise
+	return l.TCPConn.Close()
 }
 
 // proxy runs a listener on the router and joins each client to its target,

@@ -54,8 +54,9 @@ type Config struct {
 	Log              *slog.Logger  // told when connections cannot be accepted; nil: nobody is
 }
 
-// Wrap makes the transport's leg of a connection just accepted. On an error
-// the caller closes the connection.
+// Wrap makes the transport's leg of a connection just accepted, which resets unless
+// the leg's Close takes SO_LINGER off it (see kernel.Listen). On an error the caller
+// closes the connection.
 type Wrap func(*net.TCPConn) (datapath.Conn, error)
 
 const defaultHandshakeTimeout = 10 * time.Second

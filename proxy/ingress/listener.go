@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 // Waits after an accept that failed for want of a resource: doubling from the
@@ -50,21 +51,11 @@ func Listen(ctx context.Context, cfg Config, wrap Wrap) (Listener, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	lc := net.ListenConfig{
-		// Off: it would cost four setsockopts for each connection, and the
-		// relay's idle timeouts find dead peers.
-		KeepAlive: -1,
-	}
-	// Socket options and TCP_INFO must mean one path.
-	lc.SetMultipathTCP(false)
-	if cfg.Mode == TPROXY {
-		lc.Control = func(network, _ string, c syscall.RawConn) error { return setTransparent(network, c) }
-	}
-	ln, err := lc.Listen(ctx, "tcp", cfg.Addr)
+	ln, err := kernel.Listen(ctx, cfg.Addr, cfg.Mode == TPROXY)
 	if err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 	}
-	l, err := newListener(cfg, ln.(*net.TCPListener), wrap)
+	l, err := newListener(cfg, ln, wrap)
 	if err != nil {
 		_ = ln.Close()
 		return nil, err

@@ -314,3 +314,55 @@ func TestTheProxyDoesNotTalkToItself(t *testing.T) {
 		assert.ErrorAs(t, err, &refused)
 	}
 }
+
+// TestACrashLooksLikeOne kills the program during transfers: everybody sees a reset
+// behind a part of what was sent.
+func TestACrashLooksLikeOne(t *testing.T) {
+	for _, extra := range []string{"", "defaults: {algorithm: none}\n"} {
+		for _, i := range []int{0, 1, 4, 6, 7, 9} {
+			w := ways[i]
+			t.Run(w.name+" "+strings.TrimSpace(extra), func(t *testing.T) {
+				s := w.open(t, extra)
+				reading := w.download(s, 1, 64*megabyte)
+				reading.reaches(megabyte)
+				late, server := w.pair(s) // its client reads only afterwards
+				_, err := server.Write(make([]byte, 100_000))
+				require.NoError(t, err)
+				upload, receiver := w.pair(s)
+				_, err = upload.Write(make([]byte, 100_000))
+				require.NoError(t, err)
+				_, err = io.ReadFull(receiver, make([]byte, 100_000))
+				require.NoError(t, err)
+
+				s.proxy.signal(syscall.SIGKILL)
+				got := reading.ends()
+				assert.ErrorIs(t, got.err, syscall.ECONNRESET)
+				assert.Equal(t, digestOf(reading.seed, got.n), got.sum)
+				assert.Error(t, <-reading.sent)
+				for _, conn := range []*net.TCPConn{late, server, upload, receiver} {
+					_, err = io.Copy(io.Discard, conn)
+					assert.ErrorIs(t, err, syscall.ECONNRESET)
+				}
+			})
+		}
+	}
+}
+
+// TestWhatHasEndedSurvivesACrash kills the program when a transfer is over for it, its
+// client has read nothing yet.
+func TestWhatHasEndedSurvivesACrash(t *testing.T) {
+	w := ways[0]
+	s := w.open(t, "")
+	client, server := w.pair(s)
+	_, err := io.Copy(struct{ io.Writer }{server}, random(5, megabyte/8))
+	require.NoError(t, err)
+	require.NoError(t, client.CloseWrite())
+	require.NoError(t, server.Close())
+	require.Eventually(t, func() bool { return s.proxy.metric("penstock_flows_active") == 0 }, patience, 20*time.Millisecond)
+	s.proxy.signal(syscall.SIGKILL)
+	<-s.proxy.ended
+	sum, n, err := digest(client)
+	require.NoError(t, err)
+	assert.Equal(t, int64(megabyte/8), n)
+	assert.Equal(t, digestOf(5, megabyte/8), sum)
+}

@@ -93,34 +93,24 @@ func TestAStoppedProxyLeavesALossBasedSender(t *testing.T) {
 	assert.InDelta(t, window, mostPipe(rounds(sending, obeyed, record.now())), 3, "and after")
 }
 
-// TestAKilledProxyLeavesALossBasedSender has a window of 60 packets on a path that
-// holds 58, so that it loses some in every round trip.
-func TestAKilledProxyLeavesALossBasedSender(t *testing.T) {
+func TestAKilledProxyLeavesNoControlBehind(t *testing.T) {
 	needsHeld(t)
-	const window = 60
 	w := ways[0]
 	s, path := newCellular(t, slow(38))
-	p := s.start(w.yaml(fixed(window)))
+	p := s.start(w.yaml(fixed(60)))
 	s.capture(w)
-	record := s.record(path)
 	path.StartOnData()
 	d := w.download(s, 1, 64*megabyte)
 	d.reaches(megabyte / 2)
 	control := p.announced("control")
 	require.True(t, registered(t, control))
 	require.NoError(t, unix.Close(p.fill(d.peer(), 1000*segment)))
-	had := d.moved.Load()
 
 	p.signal(syscall.SIGKILL)
-	killed := record.now()
 	require.Eventually(t, func() bool { return !registered(t, control) }, patience, time.Millisecond,
 		"what nobody speaks for any more cannot be chosen")
 	got := d.ends()
-	drained := record.now()
-	if got.err != nil {
-		assert.ErrorIs(t, got.err, syscall.ECONNRESET)
-	}
-	assert.Greater(t, got.n, had+900*segment, "the kernel delivers what it was given")
+	assert.ErrorIs(t, got.err, syscall.ECONNRESET, "though the kernel had bytes to send: they are a part only")
 	assert.Equal(t, digestOf(d.seed, got.n), got.sum)
 	select {
 	case err := <-d.sent:
@@ -128,11 +118,4 @@ func TestAKilledProxyLeavesALossBasedSender(t *testing.T) {
 	case <-time.After(patience):
 		assert.Fail(t, "the server waits for ever")
 	}
-
-	sending := record.sending(d)
-	assert.GreaterOrEqual(t, mostPipe(rounds(sending, 0, killed)), window, "its window before")
-	left := rounds(sending, killed, drained)
-	assertLossBased(t, left, window)
-	assert.LessOrEqual(t, mostPipe(left[min(len(left), 2*patient):min(len(left), 2*patient+3)]), window/2+patient+3,
-		"the first loss after its patience has ended: %+v", left)
 }

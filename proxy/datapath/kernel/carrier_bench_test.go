@@ -152,7 +152,7 @@ func BenchmarkCarrier(b *testing.B) {
 		b.Run(w.name, func(b *testing.B) {
 			d := start(b, Config{})
 			sink, sendTo := startPeer(b)
-			ln, err := d.Listen(b.Context(), "tcp", loopback4, false)
+			ln, err := Listen(b.Context(), loopback4, false)
 			require.NoError(b, err)
 			defer ln.Close() //nolint:errcheck // it only listened
 			sendTo(ln.Addr().String(), w.rate)

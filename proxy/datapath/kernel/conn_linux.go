@@ -71,8 +71,8 @@ var (
 	_ datapath.Carriage    = (*Conn)(nil)
 )
 
-// Wrap makes a leg of a connection; after an error the connection is still the
-// caller's. Wrap it before anything is written to it.
+// Wrap makes a leg of a connection that a listener of Listen's accepted; after an
+// error the connection is still the caller's. Wrap it before anything is written to it.
 func (d *Datapath) Wrap(tcp *net.TCPConn) (*Conn, error) { return d.wrap(tcp, false) }
 
 func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
@@ -82,7 +82,8 @@ func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
 	}
 	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing}
 	c.read, c.roomy = c.readInfo, c.hasRoom
-	if err := errors.Join(tcp.SetNoDelay(true), tcp.SetKeepAliveConfig(d.keepAlive)); err != nil {
+	// Package net has set TCP_NODELAY.
+	if err := tcp.SetKeepAliveConfig(d.keepAlive); err != nil {
 		return nil, fmt.Errorf("kernel: wrap: %w", err)
 	}
 	err = raw.Control(func(fd uintptr) {
@@ -339,31 +340,6 @@ func (c *Conn) hasRoom(fd uintptr) bool {
 	c.asked[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLOUT}
 	n, err := unix.Poll(c.asked[:], 0)
 	return n > 0 || err != nil // the write then says what is wrong
-}
-
-// Close implements net.Conn. A last report tells what is known by now; what is
-// still underway the kernel goes on delivering.
-func (c *Conn) Close() error {
-	c.mu.Lock()
-	if !c.closed {
-		if c.exchange != nil && c.measure() == nil {
-			c.report()
-		}
-		c.closed = true
-		c.exchange = nil
-		if c.held != nil { // what is still underway goes on under Reno
-			c.dp.holder.release(c)
-		}
-	}
-	c.mu.Unlock()
-	return c.tcp.Close()
-}
-
-// Reset implements datapath.Conn.
-func (c *Conn) Reset() error {
-	// It fails on a socket that is closed already, and so does Close.
-	_ = c.tcp.SetLinger(0)
-	return c.Close()
 }
 
 // CloseWrite implements datapath.Conn.

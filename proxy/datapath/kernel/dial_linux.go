@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -77,6 +78,9 @@ func guard(allow func(netip.AddrPort) error, address string) error {
 // privilege for transparency the source may still be an address of this host,
 // so that failure is handed back for the case that it is not.
 func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
+	if err := guardStream(fd); err != nil {
+		return nil, err
+	}
 	if cfg.Mark != 0 {
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(cfg.Mark)); err != nil {
 			return nil, fmt.Errorf("set SO_MARK: %w (needs CAP_NET_ADMIN)", err)
@@ -100,7 +104,23 @@ func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
 	return foreign, nil
 }
 
-// setTransparent lets a socket use addresses that are not this host's.
+// guardStream sets what keeps a stream from being cut unnoticed. It must be set
+// before the first byte can come; accepted sockets inherit it from the listener.
+func guardStream(fd int) error {
+	// An urgent byte stays in its place of the stream; otherwise a second one can drop it.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
+		return fmt.Errorf("set SO_OOBINLINE: %w", err)
+	}
+	// If the process dies, the kernel resets the connection instead of ending it
+	// in good order. Conn.Close takes this back.
+	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
+		return fmt.Errorf("set SO_LINGER: %w", err)
+	}
+	return nil
+}
+
+// setTransparent lets a socket use addresses that are not this host's. The
+// LocalAddr of what a transparent listener accepts is the client's destination.
 func setTransparent(fd int, network string) error {
 	// On an IPv6 socket, the IPv4 option covers its IPv4 side.
 	err := unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
@@ -108,9 +128,9 @@ func setTransparent(fd int, network string) error {
 		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
 	}
 	if errors.Is(err, unix.EPERM) {
-		return errTransparent
+		return fmt.Errorf("%w: %w", errTransparent, err)
 	}
-	return err
+	return os.NewSyscallError("setsockopt IP_TRANSPARENT", err)
 }
 
 // control runs f on the socket behind raw.
@@ -122,24 +142,26 @@ func control(raw syscall.RawConn, f func(fd int) error) error {
 	return inner
 }
 
-// Listen returns a listener with MPTCP off. A transparent one also accepts
-// connections to addresses that are not this host's, as TPROXY delivers them.
-func (d *Datapath) Listen(ctx context.Context, network, addr string, transparent bool) (*net.TCPListener, error) {
-	lc := net.ListenConfig{KeepAlive: -1} // Wrap sets it
-	lc.SetMultipathTCP(false)
-	if transparent {
-		lc.Control = func(network, _ string, raw syscall.RawConn) error {
-			return control(raw, func(fd int) error { return setTransparent(fd, network) })
-		}
+// Listen returns a listener for connections to Wrap: closed by anything but
+// Conn.Close, they are reset. MPTCP is off, since socket options and TCP_INFO must
+// mean one path. A transparent listener also accepts connections to addresses that
+// are not this host's, as TPROXY delivers them.
+func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListener, error) {
+	lc := net.ListenConfig{
+		KeepAlive: -1, // Wrap sets it
+		Control: func(network, _ string, raw syscall.RawConn) error {
+			return control(raw, func(fd int) error {
+				if err := guardStream(fd); err != nil || !transparent {
+					return err
+				}
+				return setTransparent(fd, network)
+			})
+		},
 	}
-	ln, err := lc.Listen(ctx, network, addr)
+	lc.SetMultipathTCP(false)
+	ln, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
-	tcp, ok := ln.(*net.TCPListener)
-	if !ok {
-		_ = ln.Close()
-		return nil, fmt.Errorf("kernel: listen on %s: %q is no TCP network", addr, network)
-	}
-	return tcp, nil
+	return ln.(*net.TCPListener), nil
 }

@@ -21,7 +21,7 @@ var errRefused = errors.New("refused by the guard")
 
 func TestTheGuardSeesWhatIsDialled(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	ln, err := Listen(t.Context(), loopback4, false)
 	require.NoError(t, err)
 	defer ln.Close() //nolint:errcheck // it only listened
 	target := ln.Addr().(interface{ AddrPort() netip.AddrPort }).AddrPort()
@@ -89,7 +89,7 @@ func TestAttemptsOfBothFamiliesMayOverlap(t *testing.T) {
 
 func TestDialErrorsKeepTheirCause(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	ln, err := Listen(t.Context(), loopback4, false)
 	require.NoError(t, err)
 	require.NoError(t, ln.Close())
 	_, err = d.Dial(t.Context(), DialConfig{Host: ln.Addr().String()})
@@ -98,7 +98,7 @@ func TestDialErrorsKeepTheirCause(t *testing.T) {
 
 func TestALegIsDialledFromItsSource(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	ln, err := Listen(t.Context(), loopback4, false)
 	require.NoError(t, err)
 	defer ln.Close() //nolint:errcheck // it only listened
 	c, err := d.Dial(t.Context(), DialConfig{
@@ -136,7 +136,7 @@ func TestPrivilegedOptionsAreSet(t *testing.T) {
 				level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
 				source = netip.MustParseAddrPort(loopback6)
 			}
-			ln, err := d.Listen(t.Context(), "tcp", loopback, true)
+			ln, err := Listen(t.Context(), loopback, true)
 			require.NoError(t, err)
 			defer ln.Close() //nolint:errcheck // it only listened
 			raw, err := ln.SyscallConn()
@@ -190,7 +190,7 @@ func unprivileged(t *testing.T, f func()) {
 
 func TestAMissingCapabilityIsNamed(t *testing.T) {
 	d := still(t, Config{})
-	ln, err := d.Listen(t.Context(), "tcp", loopback4, false)
+	ln, err := Listen(t.Context(), loopback4, false)
 	require.NoError(t, err)
 	defer ln.Close() //nolint:errcheck // it only listened
 	unprivileged(t, func() {
@@ -208,7 +208,7 @@ func TestAMissingCapabilityIsNamed(t *testing.T) {
 		if assert.NoError(t, err, "a source of this host's own") {
 			assert.NoError(t, c.Close())
 		}
-		_, err = d.Listen(t.Context(), "tcp", loopback4, true)
+		_, err = Listen(t.Context(), loopback4, true)
 		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a transparent listener")
 	})
 }

@@ -11,6 +11,37 @@ import (
 
 var _ datapath.Ending = (*Conn)(nil)
 
+// Close implements net.Conn. A last report tells what is known by now; what is
+// still underway the kernel goes on delivering.
+func (c *Conn) Close() error { return c.shut(deliver) }
+
+// Reset implements datapath.Conn.
+func (c *Conn) Reset() error { return c.shut(reset) }
+
+// How a socket is closed, as the time in seconds for which it lingers.
+const (
+	deliver = -1 // in the background
+	reset   = 0
+)
+
+// shut closes the leg in the way that the first call names.
+func (c *Conn) shut(linger int) error {
+	c.mu.Lock()
+	if !c.closed {
+		if c.exchange != nil && c.measure() == nil {
+			c.report()
+		}
+		c.closed = true
+		c.exchange = nil
+		if c.held != nil { // what is still underway goes on under Reno
+			c.dp.holder.release(c)
+		}
+		_ = c.tcp.SetLinger(linger) // a socket that refuses it refuses Close, too
+	}
+	c.mu.Unlock()
+	return c.tcp.Close()
+}
+
 // Undelivered implements datapath.Ending.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
 	var n int

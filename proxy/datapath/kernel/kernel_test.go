@@ -35,7 +35,7 @@ func start(tb testing.TB, cfg Config) *Datapath {
 // pair returns a dialled and an accepted leg on loopback, closed with the test.
 func (d *Datapath) pair(tb testing.TB, addr string) (dialled, accepted *Conn) {
 	tb.Helper()
-	ln, err := d.Listen(tb.Context(), "tcp", addr, false)
+	ln, err := Listen(tb.Context(), addr, false)
 	require.NoError(tb, err)
 	defer ln.Close() //nolint:errcheck // it only listened
 	type dial struct {

@@ -12,16 +12,21 @@ import (
 
 // reader reads from a socket without holding memory while it waits.
 type reader struct {
-	mu   sync.Mutex // one call at a time, as the poller has it anyway
-	take func() []byte
-	back func()
-	n    int
-	err  error
-	try  func(fd uintptr) bool // attempt, made once: reading allocates nothing
+	mu     sync.Mutex // one call at a time, as the poller has it anyway
+	take   func() []byte
+	back   func()
+	marks  bool // in: read the byte at the urgent mark by itself
+	urgent bool // out: that is what was read
+	n      int
+	err    error
+	try    func(fd uintptr) bool // attempt, made once: reading allocates nothing
 }
 
 func (r *reader) attempt(fd uintptr) bool {
 	buf := r.take()
+	if r.urgent = r.marks && atMark(fd); r.urgent {
+		buf = buf[:1]
+	}
 	r.n, r.err = unix.Read(int(fd), buf)
 	for errors.Is(r.err, unix.EINTR) {
 		r.n, r.err = unix.Read(int(fd), buf)
@@ -38,16 +43,24 @@ func (c *Conn) Read(b []byte) (int, error) { return c.tcp.Read(b) }
 
 // ReadReady implements datapath.ReadyReader.
 func (c *Conn) ReadReady(take func() []byte, back func()) (int, error) {
+	n, _, err := c.readReady(take, back, false)
+	return n, err
+}
+
+// readReady is ReadReady. With marks, urgent tells that all it read is the one
+// byte at the urgent mark.
+func (c *Conn) readReady(take func() []byte, back func(), marks bool) (n int, urgent bool, err error) {
 	r := &c.reader
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.take, r.back = take, back
+	r.take, r.back, r.marks = take, back, marks
 	if r.try == nil {
 		r.try = r.attempt
 	}
 	poll := c.raw.Read(r.try)
 	r.take, r.back = nil, nil
-	return c.moved(r.n, poll, r.err, "read")
+	n, err = c.moved(r.n, poll, r.err, "read")
+	return n, r.urgent && n > 0, err
 }
 
 // moved is the outcome of a raw read, or of a splice out of the socket: what

@@ -90,13 +90,15 @@ func (pp *pipe) close() {
 }
 
 // splicer is the carrier in which bytes never leave the kernel. When no pipe
-// is to be had it copies instead, until its store is empty again.
+// is to be had it copies instead, until its store is empty again; the byte at
+// an urgent mark (RFC 6093 section 2) is always copied, and sent as urgent.
 type splicer struct {
 	dst, src *Conn
 	pool     *pipes
 	pipe     *pipe // nil while nothing is stored in one
 	copy     datapath.Carrier
-	noPipe   bool
+	copies   bool // what comes next can only be copied
+	urgent   bool // what copy stores is the byte at the mark
 
 	limit, n int // of the call underway
 	err      error
@@ -110,7 +112,8 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	if !ok {
 		return nil
 	}
-	s := &splicer{dst: c, src: from, pool: c.dp.pipes, copy: datapath.NewCopy(c, from, buffers)}
+	s := &splicer{dst: c, src: from, pool: c.dp.pipes}
+	s.copy = datapath.NewCopy((*outlet)(s), (*inlet)(s), buffers)
 	s.in, s.out = s.spliceIn, s.spliceOut
 	return s
 }
@@ -119,9 +122,9 @@ func (s *splicer) Fill(limit int) (int, error) {
 	if s.Buffered() > 0 || limit <= 0 {
 		return 0, nil
 	}
-	s.limit, s.n, s.err, s.noPipe = limit, 0, nil, false
+	s.limit, s.n, s.err, s.copies = limit, 0, nil, false
 	poll := s.src.raw.Read(s.in)
-	if s.noPipe && poll == nil {
+	if s.copies && poll == nil {
 		return s.copy.Fill(limit)
 	}
 	n, err := s.src.moved(s.n, poll, s.err, "splice")
@@ -137,11 +140,17 @@ func (s *splicer) Fill(limit int) (int, error) {
 func (s *splicer) spliceIn(fd uintptr) bool {
 	if s.pipe == nil {
 		if s.pipe = s.pool.take(); s.pipe == nil {
-			s.noPipe = true
+			s.copies = true
 			return true
 		}
 	}
 	s.n, s.err = splice(int(fd), s.pipe.w, s.limit)
+	// At the urgent mark, splice acts as if nothing were there, for ever.
+	if s.n == 0 && atMark(fd) {
+		s.giveBack()
+		s.copies = true
+		return true
+	}
 	if errors.Is(s.err, unix.EAGAIN) { // the pipe is empty, so it is the socket that is
 		s.giveBack()
 		return false

@@ -1,0 +1,56 @@
+package kernel
+
+import (
+	"errors"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// atMark says whether the next byte to be read is the urgent one (tcp(7)). The
+// kernel takes no lock for it, so the scheduler need not know.
+func atMark(fd uintptr) bool {
+	var mark int32
+	_, _, errno := unix.RawSyscall(unix.SYS_IOCTL, fd, unix.SIOCATMARK, uintptr(unsafe.Pointer(&mark)))
+	return errno == 0 && mark != 0
+}
+
+// writeUrgent is Write for one byte that is urgent: the receiver's mark is at it.
+func (c *Conn) writeUrgent(b []byte) (n int, err error) {
+	c.begin()
+	defer c.end()
+	poll := c.await()
+	if poll == nil {
+		poll = c.raw.Write(func(fd uintptr) bool {
+			n, err = unix.SendmsgN(int(fd), b, nil, nil, unix.MSG_OOB|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			return !errors.Is(err, unix.EAGAIN)
+		})
+	}
+	switch {
+	case poll != nil:
+		return 0, poll
+	case err != nil:
+		return 0, c.opError("write", err)
+	}
+	c.wrote.Add(int64(n))
+	return n, nil
+}
+
+// inlet and outlet are the ends of a splicer's copy.
+type inlet splicer
+
+func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
+
+func (i *inlet) ReadReady(take func() []byte, back func()) (n int, err error) {
+	n, i.urgent, err = i.src.readReady(take, back, true)
+	return n, err
+}
+
+type outlet splicer
+
+func (o *outlet) Write(b []byte) (int, error) {
+	if o.urgent {
+		return o.dst.writeUrgent(b)
+	}
+	return o.dst.Write(b)
+}
