@@ -160,7 +160,7 @@ var all = []metric{
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
 	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
-	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes,
+	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls,
 }
 
 // collector turns snapshots into metrics.

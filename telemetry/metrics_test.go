@@ -189,6 +189,10 @@ penstock_tunnel_peers_active{listener="vpn2"} 1
 # TYPE penstock_tunnel_refused_packets_total counter
 penstock_tunnel_refused_packets_total{listener="vpn"} 3
 penstock_tunnel_refused_packets_total{listener="vpn2"} 0
+# HELP penstock_tunnel_stalls_total How often a connection in user space had stopped retransmitting, and was made to go on.
+# TYPE penstock_tunnel_stalls_total counter
+penstock_tunnel_stalls_total{listener="vpn"} 4
+penstock_tunnel_stalls_total{listener="vpn2"} 0
 `
 	var names []string
 	for line := range strings.Lines(want) {

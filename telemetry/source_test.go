@@ -89,7 +89,7 @@ func busyProxy() *still {
 		},
 		tunnels: []proxy.TunnelInfo{
 			{Listener: "vpn", Mode: "wireguard", Status: vpn.Status{
-				Received: 1000, Sent: 9000, Refused: 3, Lost: 2, Handshakes: 1,
+				Received: 1000, Sent: 9000, Refused: 3, Lost: 2, Handshakes: 1, Stalls: 4,
 				Peers: []vpn.PeerState{
 					{
 						Name: "phone", PublicKey: vpn.Key{1}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},

@@ -15,6 +15,7 @@ var (
 	tunnelRefused    = counter("tunnel_refused_packets_total", "Packets that were no peer's, or not from its addresses.", "listener")
 	tunnelLost       = counter("tunnel_lost_packets_total", "Packets to peers that were lost here, since more waited than may.", "listener")
 	tunnelHandshakes = counter("tunnel_dropped_handshakes_total", "Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
+	tunnelStalls     = counter("tunnel_stalls_total", "How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
 )
 
 // sessionLife is how long after its handshake a WireGuard session ends at the latest.
@@ -35,6 +36,7 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelRefused, float64(t.Refused), t.Listener)
 	s.put(tunnelLost, float64(t.Lost), t.Listener)
 	s.put(tunnelHandshakes, float64(t.Handshakes), t.Listener)
+	s.put(tunnelStalls, float64(t.Stalls), t.Listener)
 }
 
 // Peer is one peer of a WireGuard tunnel as /v1/peers lists it, or one session of

@@ -154,6 +154,7 @@ type Status struct {
 	Refused        uint64 // packets that were no peer's, or not from the peer's addresses
 	Lost           uint64 // packets to peers that the queue had no room for
 	Handshakes     uint64 // SYNs dropped, since as many waited as may
+	Stalls         uint64 // how often a connection had stopped retransmitting, and was made to go on
 	Peers          []PeerState
 	Sessions       []SessionState // CONNECT-IP's
 	Datagrams      DatagramStats
@@ -163,7 +164,8 @@ type Status struct {
 func (l *Listener) Status() (Status, error) {
 	var s Status
 	s.Received, s.Sent = l.stack.Traffic()
-	s.Lost, s.Handshakes = l.stack.Drops()
+	c := l.stack.Counts()
+	s.Lost, s.Handshakes, s.Stalls = c.Lost, c.Handshakes, c.Stalls
 	if l.forward != nil {
 		s.Datagrams = l.forward.Stats()
 	}

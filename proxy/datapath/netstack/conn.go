@@ -34,11 +34,15 @@ type Conn struct {
 	reads   *deadline
 	writes  *deadline
 	aborted atomic.Bool // by the peer, or by a timeout
+	watched atomic.Bool // the poller looks at it
+	stuck   atomic.Bool // the stack cannot be made to send again
+
+	checked cc.Time // when the poller last looked at the stack's timers
+	resumed int     // how often since it had to start one, without an answer
 
 	mu       sync.Mutex
 	request  *tcp.ForwarderRequest // a SYN that waits for its answer; nil: none does
 	endpoint tcpip.Endpoint        // nil before it is admitted
-	observed bool
 	closed   bool
 }
 
@@ -229,6 +233,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 			r.Reset(b[n:])
 			wrote, err := endpoint.Write(&r, tcpip.WriteOptions{})
 			c.signals.took(int(wrote))
+			c.watch()
 			n += int(wrote)
 			return err
 		})
@@ -241,6 +246,7 @@ func (c *Conn) CloseWrite() error {
 	endpoint, err := c.live()
 	if err == nil {
 		err = failure(endpoint.Shutdown(tcpip.ShutdownWrite))
+		c.watch()
 	}
 	return c.opError("close", err)
 }
@@ -258,19 +264,20 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 		return c.opError("close", net.ErrClosed)
 	}
 	c.closed = true
-	endpoint, request, observed := c.endpoint, c.request, c.observed
+	endpoint, request := c.endpoint, c.request
 	c.request = nil
 	c.mu.Unlock()
 	c.signals.end()
-	if observed {
-		c.stack.poller.remove()
-	}
 	if request != nil {
 		request.Complete(true)
 	}
 	if endpoint != nil {
-		c.forget()
 		how(endpoint)
+		if c.waits() {
+			c.watch() // until what it was given has arrived
+		} else {
+			c.forget()
+		}
 		c.queue.Notify(waiter.EventHUp | waiter.ReadableEvents | waiter.WritableEvents) // whoever waits
 	}
 	return nil
@@ -281,22 +288,35 @@ func (c *Conn) forget() { c.stack.conns.remove(c) }
 
 // Observe implements datapath.Conn.
 func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
-	c.mu.Lock()
-	if !c.closed && !c.observed {
-		c.observed = true
-		c.stack.poller.add()
-	}
-	c.mu.Unlock()
 	c.signals.observe(c.stack.clock, exchange)
 }
 
 // probed takes in the stack's state after a segment that came. The stack holds its
 // lock of the endpoint.
 func (c *Conn) probed(state *tcp.TCPEndpointState) {
-	if endpoint, err := c.live(); err == nil {
-		limit := c.signals.absorb(state, timeouts(endpoint), c.stack.clock)
-		c.signals.opened(widen(endpoint, &state.Sender, limit.Cwnd))
+	e := c.tcp()
+	if e == nil {
+		return
 	}
+	snd, ok := senderOf(e)
+	if ok {
+		snd.recount(state.SACK.ReceivedBlocks)
+		state.Sender.Outstanding = snd.Outstanding
+	}
+	limit := c.signals.absorb(state, timeouts(e), c.stack.clock)
+	if ok {
+		snd.widen(limit.Cwnd)
+		state.Sender.SndCwnd = snd.SndCwnd
+	}
+	c.signals.opened(state.Sender.SndCwnd)
+}
+
+// tcp is the endpoint, which may outlive Close; nil: there is none yet.
+func (c *Conn) tcp() *tcp.Endpoint {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, _ := c.endpoint.(*tcp.Endpoint)
+	return e
 }
 
 // timeouts counts the expiries of the retransmission timer.
@@ -365,6 +385,9 @@ func (c *Conn) ended() bool {
 
 // result is err as callers see it.
 func (c *Conn) result(op string, err error) error {
+	if err != nil && c.stuck.Load() {
+		err = errStuck
+	}
 	switch {
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.ECONNABORTED), errors.Is(err, syscall.ETIMEDOUT):
 		c.aborted.Store(true)

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/penstock-net/penstock/cc"
@@ -30,49 +31,142 @@ const (
 
 // places are the offsets of what a stack shows to its probe in copies only, and has
 // no option to set: in an endpoint of the pointer to its sender, and in that of its
-// state and its least timeout.
-type places struct{ sender, state, leastRTO uintptr }
+// state, its least timeout, and the timers that have it send again.
+type places struct{ sender, state, leastRTO, resend, probe uintptr }
 
 var known, unreachable = findPlaces(reflect.TypeFor[tcp.Endpoint]())
 
 // findPlaces looks for the fields by name and type. It fails with a version of the
 // stack that keeps them elsewhere.
 func findPlaces(endpoint reflect.Type) (p places, err error) {
-	sender, ok := endpoint.FieldByName("snd")
-	if !ok || sender.Type.Kind() != reflect.Pointer || sender.Type.Elem().Kind() != reflect.Struct {
+	snd, ok := endpoint.FieldByName("snd")
+	if !ok || snd.Type.Kind() != reflect.Pointer || snd.Type.Elem().Kind() != reflect.Struct {
 		return p, fmt.Errorf("netstack: %v has no sender in snd", endpoint)
 	}
-	in := func(name string, want reflect.Type) uintptr {
-		f, ok := sender.Type.Elem().FieldByName(name)
-		if !ok || f.Type != want || len(f.Index) != 1 {
-			err = fmt.Errorf("netstack: %v has no %s of type %v", sender.Type.Elem(), name, want)
+	field := func(name string, fits func(reflect.Type) bool) uintptr {
+		f, ok := snd.Type.Elem().FieldByName(name)
+		if !ok || !fits(f.Type) || len(f.Index) != 1 {
+			err = fmt.Errorf("netstack: %v has no %s as it is known", snd.Type.Elem(), name)
 		}
 		return f.Offset
 	}
 	p = places{
-		sender:   sender.Offset,
-		state:    in("TCPSenderState", reflect.TypeFor[tcp.TCPSenderState]()),
-		leastRTO: in("minRTO", reflect.TypeFor[time.Duration]()),
+		sender:   snd.Offset,
+		state:    field("TCPSenderState", is[tcp.TCPSenderState]),
+		leastRTO: field("minRTO", is[time.Duration]),
+		resend:   field("resendTimer", isTimer),
+		probe:    field("probeTimer", isTimer),
 	}
 	return p, err
 }
 
-// widen opens the stack's window by ours above what it takes to be in flight, and
-// returns what it is now, in segments; it never narrows it. What is in flight is for
-// the relay to bound: the stack's own count is not taken anew when a recovery ends,
-// and was up to twice the truth then. The caller is the stack's probe, which holds
-// the endpoint's lock.
-func widen(endpoint tcpip.Endpoint, state *tcp.TCPSenderState, ours cc.Bytes) int {
-	e, ok := endpoint.(*tcp.Endpoint)
-	if !ok || unreachable != nil || ours == 0 {
-		return state.SndCwnd
+func is[T any](t reflect.Type) bool { return t == reflect.TypeFor[T]() }
+
+// isTimer tells whether t is laid out as timer.
+func isTimer(t reflect.Type) bool {
+	ours := reflect.TypeFor[timer]()
+	if t.Kind() != reflect.Struct || t.NumField() != ours.NumField() {
+		return false
 	}
-	sender := *(*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(e), known.sender))
-	if sender == nil {
-		return state.SndCwnd
+	for i := range ours.NumField() {
+		a, b := t.Field(i), ours.Field(i)
+		if a.Name != b.Name || a.Type != b.Type && a.Type.Kind() != reflect.Int || a.Type.Kind() != b.Type.Kind() {
+			return false
+		}
 	}
-	*(*time.Duration)(unsafe.Add(sender, known.leastRTO)) = max(tcp.MinRTO, min(leastRTOs*state.RTTState.SRTT, mostLeast))
-	cwnd := max(state.SndCwnd, state.Outstanding+int(ours)/max(state.MaxPayloadSize, 1))
-	(*tcp.TCPSenderState)(unsafe.Add(sender, known.state)).SndCwnd = cwnd
-	return cwnd
+	return true
+}
+
+// timer is one of the stack's.
+type timer struct {
+	state       int // a type of the stack's own there
+	clock       tcpip.Clock
+	target      tcpip.MonotonicTime
+	clockTarget tcpip.MonotonicTime
+	timer       tcpip.Timer
+	callback    func()
+}
+
+// timerRuns is the state of a timer that runs.
+const timerRuns = 2
+
+func (t *timer) runs() bool { return t.state == timerRuns }
+
+// start has the timer expire after d, as the stack would.
+func (t *timer) start(d time.Duration) {
+	t.target = t.clock.NowMonotonic().Add(d)
+	t.clockTarget, t.state = t.target, timerRuns
+	if t.timer == nil {
+		t.timer = t.clock.AfterFunc(d, t.callback)
+	} else {
+		t.timer.Reset(d)
+	}
+}
+
+// sender is an endpoint's sending side, where the stack keeps it.
+type sender struct {
+	*tcp.TCPSenderState
+	leastRTO      *time.Duration
+	resend, probe *timer
+}
+
+// senderOf returns the endpoint's; false: it has none, or none within reach. The
+// caller holds the endpoint's lock, as the stack's probe does.
+func senderOf(e *tcp.Endpoint) (s sender, ok bool) {
+	if unreachable != nil {
+		return s, false
+	}
+	at := *(*unsafe.Pointer)(unsafe.Add(unsafe.Pointer(e), known.sender))
+	if at == nil {
+		return s, false
+	}
+	return sender{
+		TCPSenderState: (*tcp.TCPSenderState)(unsafe.Add(at, known.state)),
+		leastRTO:       (*time.Duration)(unsafe.Add(at, known.leastRTO)),
+		resend:         (*timer)(unsafe.Add(at, known.resend)),
+		probe:          (*timer)(unsafe.Add(at, known.probe)),
+	}, true
+}
+
+// recount corrects how many packets the stack takes to be in flight. During a
+// recovery it leaves out those it has sent again, but takes them off when they are
+// acknowledged, so that the count is too low, or 0, for the packets sent since. With
+// 0 in flight, it stops its retransmission timer. Outside of a recovery, all that was
+// sent and neither acknowledged nor SACKed is in flight (RFC 6675 §2).
+func (s sender) recount(sacked []header.SACKBlock) {
+	sent := s.SndUna.Size(s.SndNxt)
+	if sent == 0 || s.MaxPayloadSize <= 0 {
+		return
+	}
+	if s.FastRecovery.Active || !s.FastRecovery.Last.LessThan(s.SndUna) {
+		s.Outstanding = max(1, s.Outstanding)
+		return
+	}
+	for _, b := range sacked {
+		if s.SndUna.LessThan(b.Start) && b.End.LessThanEq(s.SndNxt) {
+			sent -= b.Start.Size(b.End)
+		}
+	}
+	s.Outstanding = max(1, (int(sent)+s.MaxPayloadSize-1)/s.MaxPayloadSize)
+}
+
+// widen opens the stack's window by ours above what it takes to be in flight; it
+// never narrows it. What is in flight is for the relay to bound.
+func (s sender) widen(ours cc.Bytes) {
+	if ours == 0 {
+		return
+	}
+	*s.leastRTO = max(tcp.MinRTO, min(leastRTOs*s.RTTState.SRTT, mostLeast))
+	s.SndCwnd = max(s.SndCwnd, s.Outstanding+int(ours)/max(s.MaxPayloadSize, 1))
+}
+
+// resume starts the retransmission timer where the stack waits for an acknowledgement
+// and none runs that would have it send again; it tells whether that was so.
+func (s sender) resume() bool {
+	if s.SndUna == s.SndNxt || s.resend.runs() || s.probe.runs() || s.resend.clock == nil {
+		return false
+	}
+	s.Outstanding = max(1, s.Outstanding)
+	s.resend.start(s.RTO)
+	return true
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"github.com/penstock-net/penstock/cc"
@@ -21,14 +22,24 @@ func TestTheStacksWindowIsWithinReach(t *testing.T) {
 
 func TestAnotherStackIsLeftAlone(t *testing.T) {
 	type named struct {
-		TCPSenderState tcp.TCPSenderState
-		minRTO         time.Duration //nolint:unused // looked for by its name
+		TCPSenderState          tcp.TCPSenderState
+		minRTO                  time.Duration //nolint:unused // looked for by its name, and those below
+		resendTimer, probeTimer timer         //nolint:unused
 	}
 	type wrong struct {
-		TCPSenderState int
-		minRTO         time.Duration //nolint:unused // likewise
+		TCPSenderState          int
+		minRTO                  time.Duration //nolint:unused
+		resendTimer, probeTimer timer         //nolint:unused
 	}
 	type untimed struct{ TCPSenderState tcp.TCPSenderState }
+	type otherTimer struct {
+		TCPSenderState          tcp.TCPSenderState
+		minRTO                  time.Duration //nolint:unused
+		resendTimer, probeTimer struct {      //nolint:unused
+			state string
+			clock tcpip.Clock
+		}
+	}
 	for name, c := range map[string]struct {
 		endpoint any
 		ok       bool
@@ -39,6 +50,7 @@ func TestAnotherStackIsLeftAlone(t *testing.T) {
 		"a pointer to none": {struct{ snd *int }{}, false},
 		"another state":     {struct{ snd *wrong }{}, false},
 		"no timeout":        {struct{ snd *untimed }{}, false},
+		"other timers":      {struct{ snd *otherTimer }{}, false},
 	} {
 		_, err := findPlaces(reflect.TypeOf(c.endpoint))
 		assert.Equal(t, c.ok, err == nil, "%s: %v", name, err)

@@ -1,55 +1,87 @@
 package netstack
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
 
-// pollEvery is how often connections from which nothing comes are looked at: a
-// stalled reader and a retransmission timeout show only here.
+// pollEvery is how often connections are looked at that wait for an
+// acknowledgement: a stalled reader, a retransmission timeout and a stack that
+// has stopped retransmitting show only here.
 const pollEvery = 10 * time.Millisecond
 
-// poller runs while a connection is observed.
+// poller looks at the connections that wait for an acknowledgement. It runs only
+// while there are any.
 type poller struct {
-	stack    *Stack
-	mu       sync.Mutex
-	observed int
-	quit     chan struct{}
-	done     sync.WaitGroup
+	mu      sync.Mutex
+	waiting map[*Conn]struct{}
+	running bool
+	closed  chan struct{}
+	done    sync.WaitGroup
 }
 
-func (p *poller) add() {
+// watch has c looked at until it waits for nothing any more.
+func (p *poller) watch(c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.observed++; p.observed == 1 {
-		quit := make(chan struct{})
-		p.quit = quit
-		p.done.Go(func() { p.run(quit) })
+	select {
+	case <-p.closed:
+		return
+	default:
+	}
+	p.waiting[c] = struct{}{}
+	if !p.running {
+		p.running = true
+		p.done.Go(p.run)
 	}
 }
 
-func (p *poller) remove() {
+// stop waits until no look is underway any more. Nobody is watched from now on.
+func (p *poller) stop() {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.observed--; p.observed == 0 {
-		close(p.quit)
-	}
+	close(p.closed)
+	p.mu.Unlock()
+	p.done.Wait()
 }
 
-// stop waits until no look is underway any more; nobody observes by now.
-func (p *poller) stop() { p.done.Wait() }
-
-func (p *poller) run(quit chan struct{}) {
+func (p *poller) run() {
 	tick := time.NewTicker(pollEvery)
 	defer tick.Stop()
+	var round []*Conn
 	for {
 		select {
-		case <-quit:
+		case <-p.closed:
 			return
 		case <-tick.C:
 		}
-		for _, c := range p.stack.conns.all() {
-			c.signals.look(p.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
+		p.mu.Lock()
+		if len(p.waiting) == 0 {
+			p.running = false
+			p.mu.Unlock()
+			return
 		}
+		round = slices.AppendSeq(round[:0], maps.Keys(p.waiting))
+		p.mu.Unlock()
+		for _, c := range round {
+			if !c.look() {
+				p.forget(c)
+			}
+		}
+		clear(round)
+	}
+}
+
+// forget has c looked at no more, unless it waits again meanwhile.
+func (p *poller) forget(c *Conn) {
+	p.mu.Lock()
+	delete(p.waiting, c)
+	c.watched.Store(false)
+	p.mu.Unlock()
+	if c.waits() {
+		c.watch()
+	} else if c.over() {
+		c.forget()
 	}
 }

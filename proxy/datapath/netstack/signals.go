@@ -1,11 +1,14 @@
 package netstack
 
 import (
+	"encoding/binary"
 	"slices"
 	"sync"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -25,6 +28,7 @@ type signals struct {
 
 	first   seqnum.Value // of the stream's first byte
 	started bool         // first is known
+	synAt   cc.Time      // when the first SYN left, or the first answer to one
 	una     cc.Bytes     // stream offset up to which all is acknowledged
 	unaSeq  seqnum.Value
 	sndMax  cc.Bytes // up to which all has been sent once
@@ -83,6 +87,52 @@ func (g *signals) sent(seq uint32, n int, syn bool) bool {
 	return true
 }
 
+// restamp corrects the timestamp of a SYN, or of an answer to one. Where the stack sends
+// it again, it has that of the first, so that the timeout between them would be a part
+// of the round trip that its acknowledgement measures (RFC 7323 §4.1).
+func (g *signals) restamp(syn header.TCP, now cc.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.synAt == 0 {
+		g.synAt = now
+		return
+	}
+	late := uint32(now.Sub(g.synAt).Milliseconds()) // the stack's stamps are milliseconds, too
+	at := stampAt(syn.Options())
+	if at < 0 || late < 2 {
+		return
+	}
+	stamp := syn.Options()[at : at+4]
+	before := checksum.Checksum(stamp, 0)
+	// Its first stamp is up to a millisecond older, and none may lie ahead of its clock.
+	binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1)
+	// RFC 1624 §3. The stamp lies at an even offset, as the options that the stack sends do.
+	sum := checksum.Combine(^syn.Checksum(), ^before)
+	syn.SetChecksum(^checksum.Combine(sum, checksum.Checksum(stamp, 0)))
+}
+
+// stampAt is where the value of the timestamp lies in a segment's options; -1: it has
+// none.
+func stampAt(options []byte) int {
+	for i := 0; i < len(options); {
+		switch options[i] {
+		case header.TCPOptionEOL:
+			return -1
+		case header.TCPOptionNOP:
+			i++
+			continue
+		}
+		if i+1 >= len(options) || options[i+1] < 2 {
+			return -1
+		}
+		if options[i] == header.TCPOptionTS && i+header.TCPOptionTSLength <= len(options) {
+			return i + 2
+		}
+		i += int(options[i+1])
+	}
+	return -1
+}
+
 // took notes that the stack has accepted n bytes.
 func (g *signals) took(n int) {
 	g.mu.Lock()
@@ -105,7 +155,7 @@ func (s *Stack) probe(state *tcp.TCPEndpointState) {
 func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) flow.Limit {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.started || g.over {
+	if !g.started {
 		return flow.Limit{}
 	}
 	now := clock() // with the lock held: reports are in the order of their times

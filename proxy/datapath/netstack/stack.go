@@ -78,6 +78,7 @@ type Stack struct {
 
 	datagrams           atomic.Pointer[Datagrams]
 	received, collected atomic.Uint64 // bytes
+	stalls              atomic.Uint64 // of connections that had stopped retransmitting
 
 	closed  chan struct{}
 	closing sync.Once
@@ -96,7 +97,7 @@ func New(cfg Config) (*Stack, error) {
 	log.SetLevel(log.Warning)
 	s := &Stack{clock: cfg.Clock, closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
 	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
-	s.poller.stack = s
+	s.poller.waiting, s.poller.closed = map[*Conn]struct{}{}, make(chan struct{})
 	s.wire = newWire(s, cfg.MTU)
 	s.net = stack.New(stack.Options{
 		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},
@@ -254,10 +255,16 @@ func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset 
 	return n, nil
 }
 
-// Drops counts packets that were lost in here: towards the tunnel since its
-// queue was full, and SYNs beyond Config.Handshakes.
-func (s *Stack) Drops() (packets, handshakes uint64) {
-	return s.wire.lost(), s.net.Stats().TCP.ForwardMaxInFlightDrop.Value()
+// Counts are a stack's since its start.
+type Counts struct {
+	Lost       uint64 // packets towards the tunnel for which the queue had no room
+	Handshakes uint64 // SYNs dropped beyond Config.Handshakes
+	Stalls     uint64 // how often a connection had stopped retransmitting, and was made to go on
+}
+
+// Counts returns them.
+func (s *Stack) Counts() Counts {
+	return Counts{Lost: s.wire.lost(), Handshakes: s.net.Stats().TCP.ForwardMaxInFlightDrop.Value(), Stalls: s.stalls.Load()}
 }
 
 // Traffic counts the bytes of the packets that came out of the tunnel and that

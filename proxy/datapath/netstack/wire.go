@@ -151,7 +151,11 @@ func (w *wire) note(pkts []*stack.PacketBuffer) []*stack.PacketBuffer {
 				last, conn = id, w.stack.conns.find(id)
 			}
 			if conn != nil {
-				goes = conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), segment.Flags().Contains(header.TCPFlagSyn))
+				syn := segment.Flags().Contains(header.TCPFlagSyn)
+				if syn {
+					conn.signals.restamp(segment, w.stack.clock())
+				}
+				goes = conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), syn)
 			}
 		}
 		switch {
