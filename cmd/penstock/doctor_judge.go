@@ -204,7 +204,34 @@ func (f facts) judgeCapture() []check {
 			checks = append(checks, f.judgeRules(mode, v6))
 		}
 	}
-	return checks
+	return append(checks, f.judgeForward()...)
+}
+
+// judgeForward is about what the machine's firewall keeps apart and capture
+// would join.
+func (f facts) judgeForward() []check {
+	const filters, networks = "forward_chain", "captured_networks"
+	if f.filterless != nil {
+		unknown := "not looked at: " + f.filterless.Error()
+		return []check{fine(filters, "%s", unknown), fine(networks, "%s", unknown)}
+	}
+	forward := fine(filters, "nothing is dropped there that captured connections would go round")
+	if len(f.filters) > 0 {
+		forward.State = stateWarn
+		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
+		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured connections " +
+			"in an input chain or by a rule with refuse (docs/operations.md, The forward chain)"
+	}
+	own := fine(networks, "connections to networks of this machine go past the rules, or are captured as asked")
+	if len(f.newcomers) > 0 {
+		var words []string
+		for _, n := range f.newcomers {
+			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
+		}
+		own.State, own.Found = stateWarn, "captured, since they came after the rules: "+strings.Join(words, ", ")
+		own.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
+	}
+	return []check{forward, own}
 }
 
 func (f facts) judgeTransparent(name, option string, err error) check {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 	"github.com/penstock-net/penstock/proxy/linkstat"
@@ -32,6 +33,10 @@ type facts struct {
 
 	available, allowed []string // congestion controls
 	controls           error    // why they are unknown
+
+	filters    []string          // forward chains that captured connections do not pass
+	newcomers  []capture.Network // of this machine, that its rules capture by now
+	filterless error             // why these are unknown
 
 	sources    []linkstat.Interface // that could tell hints
 	sourceless error                // why they are unknown
@@ -74,6 +79,9 @@ func look(ctx context.Context) facts {
 		_ = dp.Close() // it had no legs
 	}
 	f.sources, f.sourceless = linkstat.Interfaces()
+	if f.filters, f.filterless = capture.ForwardFilters(); f.filterless == nil {
+		f.newcomers, f.filterless = capture.Captured()
+	}
 	f.infoSize = infoSize()
 	f.ebpf = bpf.Check()
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")

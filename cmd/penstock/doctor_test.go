@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 )
@@ -54,6 +56,7 @@ func limited() facts {
 	f := healthy()
 	f.release, f.infoSize = "5.3.0", 240
 	f.sources, f.sourceless = nil, unix.EAFNOSUPPORT
+	f.filterless = unix.EPERM
 	f.lacking = []string{"TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen", `envelope "bbr": not loaded`}
 	f.envelope, f.beneath = "cubic", "cubic"
 	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.3.0: %w", unix.EPERM)
@@ -170,6 +173,17 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		"user namespaces in a container":     {func(f *facts) { f.user = unix.EPERM }, "user_namespaces", stateMissing, "seccomp=unconfined"},
 		"user namespaces by a setcap binary": {func(f *facts) { f.user, f.traceable = unix.EACCES, false }, "user_namespaces", stateMissing, "run a copy"},
 		"a kernel without user namespaces":   {func(f *facts) { f.user = unix.EINVAL }, "user_namespaces", stateMissing, "CONFIG_USER_NS=y"},
+
+		"a forward chain that drops": {
+			func(f *facts) { f.filters = []string{"inet fw forward (policy drop)"} }, "forward_chain", stateWarn, "The forward chain",
+		},
+		"a network that came after the rules": {
+			func(f *facts) {
+				f.newcomers = []capture.Network{{Prefix: netip.MustParsePrefix("2001:db8::/64"), Interface: "lan0"}}
+			},
+			"captured_networks", stateWarn, "penstock rules apply once more",
+		},
+		"nobody may look at the forward chain": {func(f *facts) { f.filterless = unix.EPERM }, "forward_chain", stateOK, ""},
 
 		"few descriptors":               {func(f *facts) { f.descriptors = proxy.Descriptors{Total: 1024, Connections: 392, Pipes: 56} }, "descriptors", stateWarn, "LimitNOFILE=1048576"},
 		"small send buffers":            {sysctl("net.ipv4.tcp_wmem", "4096 16384 262144"), "net.ipv4.tcp_wmem", stateWarn, `sysctl -w net.ipv4.tcp_wmem="4096 16384 4194304"`},

@@ -74,7 +74,7 @@ func tryInNamespace(ctx context.Context) (trials map[string]attempt, err error) 
 	err = node.Do(func() error {
 		for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
 			for _, v6 := range []bool{false, true} {
-				rules := capture.Rules{Mode: mode, Port: 1, IPv4: !v6, IPv6: v6}
+				rules := capture.Rules{Mode: mode, Port: 1, IPv4: !v6, IPv6: v6, Interfaces: []string{capture.AnyInterface}}
 				trials[rulesCheck(mode, v6)] = tried(rules.Apply(ctx))
 				if err := capture.Remove(ctx); err != nil {
 					return err

@@ -23,11 +23,16 @@ The rules stay when the proxy ends: with mode tproxy new connections then go
 past it, with mode redirect they are refused. Connections that are open when
 rules are applied are not captured.
 
+A captured connection ends here and another begins, so neither passes the
+machine's forward chain. Connections to networks that the machine itself is on
+are therefore left alone, unless --connected is given; where a forward chain
+drops more than what goes there, apply says so.
+
 apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 		Example: `  # What comes in from the home network for the web, over IPv4 and IPv6:
   penstock rules apply --interface lan0 --port 1081 --dport 80,443
 
-  # All but what stays at home; see it first:
+  # But for what stays in other networks of the house; see it first:
   penstock rules print --interface lan0 --port 1081 --not-destination 192.168.0.0/16,fd00::/8
 
   # For a listener of mode redirect:
@@ -43,8 +48,17 @@ apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 			Use:   "apply",
 			Short: "Make the installed rules exactly these",
 			Long: `Replaces what an earlier apply installed, whatever its settings; applying the
-same rules again changes nothing. Needs CAP_NET_ADMIN.`,
-		}, func(c *cobra.Command, r capture.Rules) error { return r.Apply(c.Context()) }),
+same rules again changes nothing, but follows changes of this machine's networks.
+Needs CAP_NET_ADMIN.`,
+		}, func(c *cobra.Command, r capture.Rules) error {
+			if err := r.Apply(c.Context()); err != nil {
+				return err
+			}
+			for _, note := range r.Advice() {
+				fmt.Fprintln(c.ErrOrStderr(), "note: "+note) //nolint:errcheck // the rules are in place
+			}
+			return nil
+		}),
 		&cobra.Command{
 			Use:   "remove",
 			Short: "Remove everything that apply has ever installed",
@@ -76,7 +90,8 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	f.Uint16Var(&r.Port, "port", 0, "the listener's port")
 	f.BoolVar(&r.IPv4, "ipv4", true, "capture IPv4")
 	f.BoolVar(&r.IPv6, "ipv6", true, "capture IPv6")
-	f.StringSliceVarP(&r.Interfaces, "interface", "i", nil, "where connections come in, such as lan0 (default anywhere, also from outside)")
+	f.StringSliceVarP(&r.Interfaces, "interface", "i", nil, "where connections come in, such as lan0; any is every interface, the outside ones too (required)")
+	f.BoolVar(&r.Connected, "connected", false, "capture what goes to networks that this machine is on, too")
 	f.StringSliceVar(&ports, "dport", nil, "destination ports, such as 80,443,8000-8099 (default all)")
 	f.StringSliceVar(&sources, "source", nil, "only from these prefixes")
 	f.StringSliceVar(&notSources, "not-source", nil, "not from these prefixes")

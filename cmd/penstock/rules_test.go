@@ -33,15 +33,18 @@ func TestRulesPrintSaysWhatTheFlagsSay(t *testing.T) {
 		assert.Contains(t, out, want)
 	}
 	assert.NotContains(t, out, "ip6")
-	out, err = runRules(t, "print", "--port", "1082", "--mode", "redirect")
+	out, err = runRules(t, "print", "--port", "1082", "--mode", "redirect", "--interface", "any", "--connected")
 	require.NoError(t, err)
 	assert.Contains(t, out, "redirect to :1082")
 	assert.NotContains(t, out, "ip rule")
+	assert.NotContains(t, out, "iifname")
+	assert.NotContains(t, out, "connected")
 }
 
 func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 	for want, args := range map[string][]string{
 		"port: the port of the":          {"print"},
+		"or --interface any":             {"apply", "--port", "1"},
 		`mode "tun" is neither`:          {"apply", "--port", "1", "--mode", "tun"},
 		`--dport: capture: port "https"`: {"apply", "--port", "1", "--dport", "https"},
 		`--not-source: "10/8"`:           {"print", "--port", "1", "--not-source", "10/8"},

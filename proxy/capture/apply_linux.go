@@ -4,12 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// ourChain is the one chain of our table.
+const ourChain = "prerouting"
 
 // Apply makes what is installed in this network namespace exactly what the
 // rules say, whatever an earlier call left. The table is replaced in one
@@ -19,6 +24,9 @@ import (
 func (r Rules) Apply(ctx context.Context) (err error) {
 	r, err = r.normalise()
 	if err != nil {
+		return err
+	}
+	if r, err = r.lookedAt(); err != nil {
 		return err
 	}
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -71,7 +79,16 @@ func replaceTable(t ruleset) error {
 	if err != nil {
 		return explain("open nftables", err)
 	}
-	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
+	table, mine, err := findTable(c)
+	switch {
+	case err != nil:
+		return err
+	case table == nil:
+		table = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
+	case !mine:
+		return fmt.Errorf("capture: there is a table inet %s that penstock has not made: "+
+			"give it another name, or remove it (nft delete table inet %s), and apply again", Table, Table)
+	}
 	// Deleting needs a table to be there: add it, so that it always is.
 	c.AddTable(table)
 	c.DelTable(table)
@@ -86,7 +103,7 @@ func replaceTable(t ruleset) error {
 	}
 	policy := nftables.ChainPolicyAccept
 	chain := c.AddChain(&nftables.Chain{
-		Table: table, Name: "prerouting", Type: t.kind,
+		Table: table, Name: ourChain, Type: t.kind,
 		Hooknum: nftables.ChainHookPrerouting, Priority: t.priority, Policy: &policy,
 	})
 	for _, rule := range t.rules {
@@ -103,20 +120,53 @@ func deleteTable() error {
 	if err != nil {
 		return explain("open nftables", err)
 	}
-	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
-	if err != nil {
-		return explain("list nftables tables", err)
+	table, mine, err := findTable(c)
+	if err != nil || !mine {
+		return err // another's, which stays, or none
 	}
-	for _, t := range tables {
-		if t.Name != Table {
-			continue
-		}
-		c.DelTable(t)
-		if err := c.Flush(); err != nil && !errors.Is(err, syscall.ENOENT) {
-			return explain("delete the nftables table", err)
-		}
+	c.DelTable(table)
+	if err := c.Flush(); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return explain("delete the nftables table", err)
 	}
 	return nil
+}
+
+// findTable returns the table of our name, nil if there is none, and whether it
+// is ours by what is in it: nothing, or our one chain, which begins with a look
+// at the mark. A comment of ours would tell more, but kernels before 5.10 do not
+// keep it, and earlier versions wrote none.
+func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
+	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, false, explain("list nftables tables", err)
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == Table })
+	if i < 0 {
+		return nil, false, nil
+	}
+	table = tables[i]
+	chains, err := c.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return nil, false, explain("list nftables chains", err)
+	}
+	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != Table })
+	switch {
+	case len(chains) == 0:
+		return table, true, nil
+	case len(chains) > 1 || chains[0].Name != ourChain || chains[0].Hooknum == nil || *chains[0].Hooknum != *nftables.ChainHookPrerouting:
+		return table, false, nil
+	}
+	rules, err := c.GetRules(table, chains[0])
+	switch {
+	case errors.Is(err, syscall.ENOENT): // replaced in the meantime, by an Apply of ours
+		return table, true, nil
+	case err != nil:
+		return nil, false, explain("list nftables rules", err)
+	case len(rules) == 0 || len(rules[0].Exprs) == 0:
+		return table, false, nil
+	}
+	first, ok := rules[0].Exprs[0].(*expr.Meta)
+	return table, ok && first.Key == expr.MetaKeyMARK, nil
 }
 
 // explain says what is missing, and how to get it.

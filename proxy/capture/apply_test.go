@@ -13,6 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// anywhere is an interface that everything comes in by.
+var anywhere = []string{AnyInterface}
+
 // everything uses every setting of TPROXY.
 func everything() Rules {
 	prefixes := func(list ...string) []netip.Prefix {
@@ -39,13 +42,13 @@ func TestApplyTwiceIsApplyOnce(t *testing.T) {
 		name  string
 		rules Rules
 	}{
-		{"little", Rules{Mode: TPROXY, Port: 1081}},
+		{"little", Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}},
 		{"everything", everything()},
-		{"IPv4 only", Rules{Mode: TPROXY, Port: 1081, IPv4: true}},
-		{"IPv6 only", Rules{Mode: TPROXY, Port: 1081, IPv6: true, RouteTable: 100}},
-		{"redirect", Rules{Mode: Redirect, Port: 1081, Ports: []PortRange{{80, 80}}}},
+		{"IPv4 only", Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081, IPv4: true}},
+		{"IPv6 only", Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081, IPv6: true, RouteTable: 100}},
+		{"redirect", Rules{Mode: Redirect, Interfaces: anywhere, Port: 1081, Ports: []PortRange{{80, 80}}}},
 		{"all addresses, all ports", Rules{
-			Mode: Redirect, Port: 1081, Ports: []PortRange{{1, 65535}},
+			Mode: Redirect, Interfaces: anywhere, Port: 1081, Ports: []PortRange{{1, 65535}},
 			Sources: Match{Include: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}},
 		}},
 	} {
@@ -99,14 +102,14 @@ func TestOtherSettingsReplaceTheOldOnes(t *testing.T) {
 	ns := newNamespace(t)
 	clean := ns.state(t)
 	ns.do(t, func() error { return everything().Apply(t.Context()) })
-	other := Rules{Mode: TPROXY, Port: 1082, IPv4: true, Mark: 0x40, RouteTable: 7}
+	other := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1082, IPv4: true, Mark: 0x40, RouteTable: 7}
 	ns.do(t, func() error { return other.Apply(t.Context()) })
 	s := ns.state(t)
 	assert.Equal(t, count(clean, "policy")+1, count(s, "policy"))
 	assert.Equal(t, count(clean, "route")+1, count(s, "route"))
 	assert.Equal(t, 1, count(s, "policy 2 priority 1120 mark 0x40/0x40 table 7 proto 112"))
 
-	ns.do(t, func() error { return Rules{Mode: Redirect, Port: 1083}.Apply(t.Context()) })
+	ns.do(t, func() error { return Rules{Mode: Redirect, Interfaces: anywhere, Port: 1083}.Apply(t.Context()) })
 	s = ns.state(t)
 	assert.Equal(t, count(clean, "policy"), count(s, "policy"), "redirect needs no routing")
 	assert.Equal(t, count(clean, "route"), count(s, "route"))
@@ -155,6 +158,39 @@ func foreign(t *testing.T, ns namespace) {
 	})
 }
 
+func TestAnothersTableOfOurNameStays(t *testing.T) {
+	for name, chain := range map[string]nftables.Chain{
+		"another chain":                {Name: "mine", Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter},
+		"a chain that is called alike": {Name: ourChain, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle},
+		"a chain at another place":     {Name: ourChain, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityMangle},
+		"a chain that hooks nowhere":   {Name: ourChain},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := newNamespace(t)
+			ns.do(t, func() error {
+				c, err := nftables.New()
+				if err != nil {
+					return err
+				}
+				chain.Table = c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: Table})
+				if chain.Hooknum != nil {
+					chain.Type = nftables.ChainTypeFilter
+				}
+				c.AddRule(&nftables.Rule{Table: chain.Table, Chain: c.AddChain(&chain), Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+				return c.Flush()
+			})
+			before := ns.state(t)
+			for _, mode := range []Mode{TPROXY, Redirect} {
+				err := ns.in(func() error { return Rules{Mode: mode, Interfaces: anywhere, Port: 1081}.Apply(t.Context()) })
+				assert.ErrorContains(t, err, "nft delete table inet penstock")
+				assert.Equal(t, before, ns.state(t), "what was added is taken back")
+			}
+			ns.do(t, func() error { return Remove(t.Context()) })
+			assert.Equal(t, before, ns.state(t))
+		})
+	}
+}
+
 func TestNothingOfOthersIsTouched(t *testing.T) {
 	ns := newNamespace(t)
 	foreign(t, ns)
@@ -176,7 +212,7 @@ func TestAnothersRouteInOurTableIsAnError(t *testing.T) {
 		return netlink.RouteAdd(route)
 	})
 	before := ns.state(t)
-	err := ns.in(func() error { return Rules{Mode: TPROXY, Port: 1081}.Apply(t.Context()) })
+	err := ns.in(func() error { return Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}.Apply(t.Context()) })
 	assert.ErrorContains(t, err, "route-table 11200 already has a default route that is not ours")
 	assert.Equal(t, before, ns.state(t), "what was added for IPv4 is taken back")
 }
@@ -192,7 +228,7 @@ func TestAFailedApplyTakesBackWhatItAdded(t *testing.T) {
 		}
 		defer h.Close()
 		g := routing{handle: h}
-		r, err := Rules{Mode: TPROXY, Port: 1081}.normalise()
+		r, err := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}.normalise()
 		if err != nil {
 			return err
 		}
@@ -271,8 +307,8 @@ func TestRemoveAfterACrashAtAnyStep(t *testing.T) {
 func TestWithoutTheCapabilityTheErrorSaysHowToGetIt(t *testing.T) {
 	ns := newNamespace(t)
 	for name, do := range map[string]func() error{
-		"apply tproxy":   func() error { return Rules{Mode: TPROXY, Port: 1081}.Apply(t.Context()) },
-		"apply redirect": func() error { return Rules{Mode: Redirect, Port: 1081}.Apply(t.Context()) },
+		"apply tproxy":   func() error { return Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}.Apply(t.Context()) },
+		"apply redirect": func() error { return Rules{Mode: Redirect, Interfaces: anywhere, Port: 1081}.Apply(t.Context()) },
 	} {
 		before := ns.state(t)
 		err := ns.in(func() error {

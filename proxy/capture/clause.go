@@ -33,6 +33,14 @@ var (
 
 func (f family) v4() bool { return f.proto == unix.NFPROTO_IPV4 }
 
+// suffix is what names of sets of the family end in.
+func (f family) suffix() string {
+	if f.v4() {
+		return "4"
+	}
+	return "6"
+}
+
 func equal(data ...byte) expr.Any {
 	return &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
 }

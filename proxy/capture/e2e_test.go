@@ -7,13 +7,17 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
@@ -192,7 +196,7 @@ func TestConnectionsAreCaptured(t *testing.T) {
 			targets := make(chan netip.AddrPort, 10)
 			n.proxy(t, ingress.Mode(row.mode), row.keep, targets)
 			rules := Rules{
-				Mode: row.mode, Port: proxyPort,
+				Mode: row.mode, Interfaces: anywhere, Connected: true, Port: proxyPort,
 				Ports: []PortRange{{80, 80}, {proxyPort, proxyPort}, {1024, 65535}}, // also the clients' own
 				Sources: Match{Exclude: []netip.Prefix{
 					netip.MustParsePrefix("10.1.0.3/32"), netip.MustParsePrefix("fd01::3/128"),
@@ -242,9 +246,164 @@ func TestConnectionsAreCaptured(t *testing.T) {
 	}
 }
 
+// What a forward chain keeps apart is mostly the networks of the machine.
+func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
+	for _, mode := range []Mode{TPROXY, Redirect} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := newNetwork(t)
+			targets := make(chan netip.AddrPort, 10)
+			n.proxy(t, ingress.Mode(mode), false, targets)
+			address := func(ns namespace, name, addr string) {
+				ns.do(t, func() error {
+					link, err := netlink.LinkByName(name)
+					if err != nil {
+						return err
+					}
+					a, err := netlink.ParseAddr(addr)
+					if err != nil {
+						return err
+					}
+					a.Flags = unix.IFA_F_NODAD
+					return netlink.AddrAdd(link, a)
+				})
+			}
+			// Beyond the next hop, as most of the world is.
+			for _, far := range []struct{ addr, via string }{{"203.0.113.5/32", "10.2.0.2"}, {"2001:db8::5/128", "fd02::2"}} {
+				address(n.server, "lo", far.addr)
+				n.router.do(t, func() error {
+					_, dst, err := net.ParseCIDR(far.addr)
+					if err != nil {
+						return err
+					}
+					return netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(far.via)})
+				})
+			}
+			captured := func(from, target string) bool {
+				local, seen, err := n.ask(from, target)
+				require.NoError(t, err)
+				return local != seen
+			}
+			apply := func() {
+				rules := Rules{Mode: mode, Port: proxyPort, Interfaces: []string{"lan"}}
+				n.router.do(t, func() error { return rules.Apply(t.Context()) })
+			}
+			apply()
+			assert.False(t, captured("10.1.0.2:0", "10.2.0.2:80"))
+			assert.False(t, captured("[fd01::2]:0", "[fd02::2]:80"))
+			assert.True(t, captured("10.1.0.2:0", "203.0.113.5:80"))
+			assert.True(t, captured("[fd01::2]:0", "[2001:db8::5]:80"))
+
+			address(n.server, "up", "2001:db8:7::2/64")
+			address(n.router, "wan", "2001:db8:7::1/64")
+			caught := func() (networks []Network) {
+				n.router.do(t, func() (err error) {
+					networks, err = Captured()
+					return err
+				})
+				return networks
+			}
+			assert.Equal(t, []Network{{netip.MustParsePrefix("2001:db8:7::/64"), "wan"}}, caught())
+			apply()
+			assert.Empty(t, caught())
+			assert.False(t, captured("[fd01::2]:0", "[2001:db8:7::2]:80"), "another network, once the rules are applied again")
+		})
+	}
+}
+
+// Captured packets keep their destination on the way in.
+func TestAnInputChainForbidsWhatTheForwardChainCannot(t *testing.T) {
+	n := newNetwork(t)
+	targets := make(chan netip.AddrPort, 10)
+	n.proxy(t, ingress.TPROXY, false, targets)
+	n.router.do(t, func() error {
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: true, Port: proxyPort}.Apply(t.Context())
+	})
+	n.router.do(t, func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "captured"})
+		chain := c.AddChain(&nftables.Chain{
+			Table: table, Name: "input", Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
+		})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(hasMark(DefaultMark).exprs,
+			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4.target, Len: ipv4.length},
+			equal(10, 2, 0, 2), isTCP().exprs[0], isTCP().exprs[1], &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})})
+		return c.Flush()
+	})
+	_, _, err := n.ask("10.1.0.2:0", "10.2.0.2:80")
+	assert.ErrorIs(t, err, syscall.ECONNREFUSED)
+	local, seen, err := n.ask("[fd01::2]:0", "[fd02::2]:80")
+	require.NoError(t, err)
+	assert.NotEqual(t, local, seen, "what is not forbidden is captured")
+}
+
+func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
+	n := newNetwork(t)
+	advice := func(r Rules) (said string) {
+		n.router.do(t, func() error {
+			said = strings.Join(r.Advice(), "\n")
+			return nil
+		})
+		return said
+	}
+	r := Rules{Mode: TPROXY, Port: proxyPort, Interfaces: []string{"lan"}}
+	assert.Equal(t, "connections to networks of this machine go past the proxy: 10.1.0.0/24 (lan), 10.2.0.0/24 (wan), "+
+		"fd01::/64 (lan), fd02::/64 (wan); --connected captures them, and applying again follows changes", advice(r))
+	r.Connected = true
+	assert.Empty(t, advice(r))
+	r.Interfaces = []string{"lan", "nosuch0"}
+	assert.Contains(t, advice(r), "interface nosuch0 does not exist")
+	r.Interfaces = anywhere
+	assert.Contains(t, advice(r), "connections from outside are captured too")
+
+	r.Interfaces = []string{"lan"}
+	drop, accept := nftables.ChainPolicyDrop, nftables.ChainPolicyAccept
+	for _, row := range []struct {
+		name   string
+		family nftables.TableFamily
+		policy nftables.ChainPolicy
+		hook   *nftables.ChainHook
+		rule   []expr.Any // of a chain beside it
+		says   string
+	}{
+		{"drops", nftables.TableFamilyINet, drop, nftables.ChainHookForward, nil, "inet drops forward (policy drop)"},
+		{"old", nftables.TableFamilyIPv4, drop, nftables.ChainHookForward, nil, "ip old forward (policy drop)"},
+		{"jumps", nftables.TableFamilyIPv6, accept, nftables.ChainHookForward, []expr.Any{&expr.Reject{}}, "ip6 jumps forward (rules that drop or reject)"},
+		{"lets", nftables.TableFamilyINet, accept, nftables.ChainHookForward, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, ""},
+		{"input", nftables.TableFamilyINet, drop, nftables.ChainHookInput, nil, ""},
+	} {
+		n.router.do(t, func() error {
+			c, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			c.FlushRuleset()
+			table := c.AddTable(&nftables.Table{Family: row.family, Name: row.name})
+			c.AddChain(&nftables.Chain{
+				Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: row.hook,
+				Priority: nftables.ChainPriorityFilter, Policy: &row.policy,
+			})
+			if row.rule != nil {
+				c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(&nftables.Chain{Name: "more", Table: table}), Exprs: row.rule})
+			}
+			return c.Flush()
+		})
+		if row.says == "" {
+			assert.Empty(t, advice(r), row.name)
+			continue
+		}
+		assert.Contains(t, advice(r), "do not pass the forward chain, which drops some here: "+row.says+";")
+	}
+}
+
 func TestWithoutAListenerTPROXYCapturesNothing(t *testing.T) {
 	n := newNetwork(t)
-	n.router.do(t, func() error { return Rules{Mode: TPROXY, Port: proxyPort}.Apply(t.Context()) })
+	n.router.do(t, func() error {
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: true, Port: proxyPort}.Apply(t.Context())
+	})
 	for from, target := range map[string]string{"10.1.0.2:0": "10.2.0.2:80", "[fd01::2]:0": "[fd02::2]:80"} {
 		local, seen, err := n.ask(from, target)
 		require.NoError(t, err)
@@ -258,7 +417,9 @@ func TestOwnPacketsAreNeverCaptured(t *testing.T) {
 	n.proxy(t, ingress.TPROXY, false, targets)
 	// The client bears our mark here, standing for a proxy behind this one on
 	// the same machine: its packets pass through prerouting marked.
-	n.router.do(t, func() error { return Rules{Mode: TPROXY, Port: proxyPort, OwnMark: 0x4}.Apply(t.Context()) })
+	n.router.do(t, func() error {
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: true, Port: proxyPort, OwnMark: 0x4}.Apply(t.Context())
+	})
 	n.router.do(t, func() error { return markFrom("lan", 0x4) })
 	local, seen, err := n.ask("10.1.0.2:0", "10.2.0.2:80")
 	require.NoError(t, err)
@@ -287,7 +448,9 @@ func TestOpenConnectionsSurviveTheRules(t *testing.T) {
 		require.NoError(t, err)
 		defer server.Close()
 
-		n.router.do(t, func() error { return Rules{Mode: mode, Port: proxyPort}.Apply(t.Context()) })
+		n.router.do(t, func() error {
+			return Rules{Mode: mode, Interfaces: anywhere, Connected: true, Port: proxyPort}.Apply(t.Context())
+		})
 		for range 2 {
 			for _, leg := range [][2]net.Conn{{client, server}, {server, client}} {
 				_, err = fmt.Fprint(leg[0], "still here")

@@ -14,6 +14,9 @@ func (r Rules) Print(w io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if r, err = r.lookedAt(); err != nil {
+		return err
+	}
 	t := r.ruleset()
 	var b strings.Builder
 	if r.Mode == TPROXY {
@@ -40,9 +43,12 @@ func (r Rules) Print(w io.Writer) error {
 		for _, e := range s.elements {
 			texts = append(texts, e.text)
 		}
-		fmt.Fprintf(&b, "\t\telements = { %s }\n\t}\n", strings.Join(texts, ", "))
+		if len(texts) > 0 {
+			fmt.Fprintf(&b, "\t\telements = { %s }\n", strings.Join(texts, ", "))
+		}
+		b.WriteString("\t}\n")
 	}
-	fmt.Fprintf(&b, "\tchain prerouting {\n\t\t%s; policy accept;\n", t.words)
+	fmt.Fprintf(&b, "\tchain "+ourChain+" {\n\t\t%s; policy accept;\n", t.words)
 	for _, rule := range t.rules {
 		fmt.Fprintf(&b, "\t\t%s\n", ruleText(rule))
 	}

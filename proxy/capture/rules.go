@@ -27,6 +27,10 @@ const (
 	DefaultRouteTable = 11200
 )
 
+// AnyInterface in place of an interface's name is every one of them, the
+// outside ones among them.
+const AnyInterface = "any"
+
 // Mode is the way of capturing.
 type Mode string
 
@@ -70,6 +74,12 @@ type Match struct{ Include, Exclude []netip.Prefix }
 // machine forwards are captured: never those of its own processes, never those
 // to its own addresses, and never one that was open before.
 //
+// A captured connection does not pass the machine's forward chains: it ends
+// here, and the proxy's own begins. What these chains keep apart is mostly the
+// networks that the machine is on, so destinations there are left out unless
+// Connected is set, as the machine's addresses and routes are when the rules are
+// applied.
+//
 // TPROXY fits listeners that keep the client's address towards the server, too:
 // the answers, addressed to the client, are kept here. When the listener is
 // gone TPROXY captures nothing, and new connections pass as if there were no
@@ -83,7 +93,8 @@ type Rules struct {
 	Port uint16 // of our listener, on every local address
 
 	IPv4, IPv6   bool        // neither: both
-	Interfaces   []string    // where connections come in; empty: anywhere, also from outside
+	Interfaces   []string    // where connections come in, or AnyInterface; at least one
+	Connected    bool        // capture what goes to networks of this machine, too
 	Ports        []PortRange // destination ports; empty: all
 	Sources      Match
 	Destinations Match
@@ -91,6 +102,8 @@ type Rules struct {
 	Mark       uint32 // bits set on captured packets, other bits are kept; 0: DefaultMark
 	OwnMark    uint32 // bits that mark the proxy's own packets, which are never captured; 0: DefaultOwnMark
 	RouteTable int    // where marked packets are routed to this machine; 0: DefaultRouteTable
+
+	connected []netip.Prefix // networks of this machine, as found when it was looked at
 }
 
 // Validate reports what keeps the rules from being applied, without a look at
@@ -126,6 +139,10 @@ func (r Rules) normalise() (Rules, error) {
 		return r, fmt.Errorf("capture: route-table %d is not in 1..2147483647", r.RouteTable)
 	case r.RouteTable >= 253 && r.RouteTable <= 255:
 		return r, fmt.Errorf("capture: route-table %d is the system's (default, main, local): choose an unused one", r.RouteTable)
+	}
+	if len(r.Interfaces) == 0 {
+		return r, errors.New("capture: interface: where connections come in is missing: --interface lan0, once for each inside interface; " +
+			"or --interface any, which captures what comes from outside, too")
 	}
 	for _, name := range r.Interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n\"*\x00") {

@@ -18,11 +18,12 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 func TestPrint(t *testing.T) {
 	for name, rules := range map[string]Rules{
 		"tproxy":   everything(),
-		"little":   {Mode: TPROXY, Port: 1081},
+		"little":   {Mode: TPROXY, Port: 1081, Interfaces: anywhere},
 		"redirect": {Mode: Redirect, Port: 1081, IPv4: true, Interfaces: []string{"lan0"}, Ports: []PortRange{{80, 80}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
+			rules.Connected = true // the machine's networks are the machine's
 			require.NoError(t, rules.Print(&b))
 			golden := filepath.Join("testdata", name+".golden")
 			if *update {
@@ -36,7 +37,7 @@ func TestPrint(t *testing.T) {
 }
 
 func TestMistakesNameTheSetting(t *testing.T) {
-	good := Rules{Mode: TPROXY, Port: 1081}
+	good := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}
 	for want, spoil := range map[string]func(*Rules){
 		`mode "tprox" is neither`:    func(r *Rules) { r.Mode = "tprox" },
 		"port: the port":             func(r *Rules) { r.Port = 0 },
@@ -45,8 +46,9 @@ func TestMistakesNameTheSetting(t *testing.T) {
 		"route-table 254 is the":     func(r *Rules) { r.RouteTable = 254 },
 		`interface "wg*"`:            func(r *Rules) { r.Interfaces = []string{"lan0", "wg*"} },
 		`interface "sixteen-letters`: func(r *Rules) { r.Interfaces = []string{"sixteen-letters!"} },
-		"port range 9-8":             func(r *Rules) { r.Ports = []PortRange{{9, 8}} },
-		"port range 0":               func(r *Rules) { r.Ports = []PortRange{{}} },
+		"interface: where connections come in is missing: --interface lan0": func(r *Rules) { r.Interfaces = nil },
+		"port range 9-8": func(r *Rules) { r.Ports = []PortRange{{9, 8}} },
+		"port range 0":   func(r *Rules) { r.Ports = []PortRange{{}} },
 		"prefix ::ffff:10.0.0.0/104": func(r *Rules) {
 			r.Sources.Include = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("::ffff:10.0.0.0"), 104)}
 		},

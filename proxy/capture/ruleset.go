@@ -1,12 +1,16 @@
 package capture
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 )
+
+// connectedSet is what the sets begin with that hold the machine's networks.
+const connectedSet = "connected"
 
 // ruleset is our table: what it looks things up in, and its one chain.
 type ruleset struct {
@@ -31,6 +35,7 @@ type set struct {
 //	not first, of a connection we captured   to us     TPROXY; NAT sees to it by itself
 //	not first                                pass
 //	not from Interfaces, to this machine     pass
+//	to a network of this machine             pass      unless Connected
 //	excluded                                 pass
 //	included                                 to us
 //
@@ -54,7 +59,7 @@ func (r Rules) ruleset() ruleset {
 		t.rule(notFirst(), ofTransparentSocket(), addMark(r.Mark), accept())
 	}
 	t.rule(notFirst(), pass())
-	if len(r.Interfaces) > 0 {
+	if !slices.Contains(r.Interfaces, AnyInterface) {
 		t.rule(notFromInterfaces(t.set("interfaces", nftables.TypeIFName, interfaceElements(r.Interfaces))), pass())
 	}
 	t.rule(toThisMachine(), pass())
@@ -82,9 +87,13 @@ func (r Rules) families() []family {
 
 // capture adds what is excluded and what is included of one family.
 func (t *ruleset) capture(r Rules, f family, ports []clause) {
-	suffix, kind := "4", nftables.TypeIPAddr
+	suffix, kind := f.suffix(), nftables.TypeIPAddr
 	if !f.v4() {
-		suffix, kind = "6", nftables.TypeIP6Addr
+		kind = nftables.TypeIP6Addr
+	}
+	if !r.Connected {
+		// The set is there even if it is empty: it tells how the rules were applied.
+		t.rule(ofFamily(f), targetIn(f, t.set(connectedSet+suffix, kind, addressElements(r.connected, f.v4()))), pass())
 	}
 	rule := []clause{ofFamily(f)}
 	for _, part := range []struct {
