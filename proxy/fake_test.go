@@ -255,6 +255,7 @@ type fakeListener struct {
 	closed chan struct{}
 	once   sync.Once
 	greet  func(context.Context) error // nil: at once
+	health error
 }
 
 func newFakeListener() *fakeListener {
@@ -290,6 +291,10 @@ func (l *fakeListener) Greet(ctx context.Context, conn datapath.Conn) (ingress.C
 }
 
 func (l *fakeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 1} }
+
+func (l *fakeListener) Health() error { return l.health }
+
+func (l *fakeListener) Drain() { _ = l.Close() }
 
 func (l *fakeListener) Close() error {
 	l.once.Do(func() { close(l.closed) })

@@ -371,7 +371,7 @@ func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 		return answer.Status
 	}
 	assert.Contains(t, ask(), "403")
-	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDenied])
+	require.Eventually(t, r.rejected(proxy.RejectedDenied), patience, time.Millisecond)
 
 	cfg := r.cfg
 	cfg.Listeners = slices.Clone(cfg.Listeners)

@@ -113,7 +113,7 @@ func New(cfg Config, parts Parts) (*Server, error) {
 }
 
 // Serve accepts connections until ctx is done, then drains: connections may go
-// on for the configured time and are then reset. It closes the listeners and
+// on for the configured time and are then reset. Then it closes the listeners and
 // returns when everything it started has ended; nil after a shutdown.
 func (s *Server) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -136,10 +136,14 @@ func (s *Server) Serve(ctx context.Context) error {
 	<-ctx.Done()
 	s.draining.Store(true)
 	for _, l := range s.lanes {
-		_ = l.in.Close()
+		l.in.Drain()
 	}
 	accepting.Wait()
 	s.drain()
+	// Only now: what ends a tunnel carries its connections, and their resets.
+	for _, l := range s.lanes {
+		_ = l.in.Close()
+	}
 	close(sweeping)
 	<-swept
 	if err := context.Cause(ctx); err != nil && !errors.Is(err, ctx.Err()) {
@@ -369,6 +373,18 @@ func (s *Server) Abort() { s.aborting.Do(func() { close(s.aborted) }) }
 
 // Ready reports whether the server accepts connections.
 func (s *Server) Ready() bool { return !s.draining.Load() }
+
+// Health names the listeners that clients do not reach at present, and why; nil:
+// they reach all.
+func (s *Server) Health() error {
+	var failed []error
+	for _, l := range s.lanes {
+		if err := l.in.Health(); err != nil {
+			failed = append(failed, fmt.Errorf("listener %q: %w", l.cfg.Name, err))
+		}
+	}
+	return errors.Join(failed...)
+}
 
 // Addrs returns where the listeners listen, by name.
 func (s *Server) Addrs() map[string]net.Addr {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // capabilities is a set of them: bit n is the capability of number n
@@ -96,11 +97,14 @@ func needed(cfg proxy.Config, envelope string, allowed []string, has capabilitie
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
 	}
+	device := slices.ContainsFunc(cfg.Listeners, func(l proxy.ListenerConfig) bool {
+		return string(l.Mode) == string(tunnel.ModeTUN) // a device that goes is made again
+	})
 	var keep capabilities
 	switch {
 	case foreign && !has.has(capNetAdmin):
 		keep = capNetRaw
-	case foreign, !slices.Contains(allowed, envelope):
+	case foreign, device, !slices.Contains(allowed, envelope):
 		keep = capNetAdmin
 	}
 	// A port below 1024 gives little away, and a later listener may want one.

@@ -44,6 +44,7 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 	const all = 1<<(unix.CAP_LAST_CAP+1) - 1
 	marks := func(c *proxy.Config) { c.Mark = 7 }
 	keeps := func(c *proxy.Config) { c.Listeners[0].KeepClient = true }
+	device := func(c *proxy.Config) { c.Listeners[0].Mode = "tun" }
 	captures := func(c *proxy.Config) { c.Listeners[0].Mode = "tproxy" }
 	for name, c := range map[string]struct {
 		change    func(*proxy.Config)
@@ -52,6 +53,7 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 	}{
 		"a proxy that everybody may run":                           {nil, "reno", all, capNetBindService},
 		"a transparent listener, which is open by then":            {captures, "reno", all, capNetBindService},
+		"a TUN device, which is made again when it goes":           {device, "reno", all, capNetAdmin | capNetBindService},
 		"a mark on each connection":                                {marks, "reno", all, capNetAdmin | capNetBindService},
 		"the client's address on each connection":                  {keeps, "reno", all, capNetAdmin | capNetBindService},
 		"an envelope that is not for everybody":                    {nil, "cubic", all, capNetAdmin | capNetBindService},

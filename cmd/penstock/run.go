@@ -285,7 +285,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 			if !h.proxy.Ready() {
 				return errors.New("draining: no new connections are accepted")
 			}
-			return nil
+			return h.proxy.Health()
 		},
 		Profile: h.flags.pprof,
 		Hints:   &h.hints,

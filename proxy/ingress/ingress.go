@@ -25,6 +25,14 @@ type Listener interface {
 	Greet(ctx context.Context, conn datapath.Conn) (Client, error)
 
 	Addr() net.Addr
+
+	// Health says why clients do not reach the listener at present; nil: they do.
+	Health() error
+
+	// Drain takes no further connections; those that Accept has returned go on,
+	// until Close. Accept returns an error from then on.
+	Drain()
+
 	Close() error
 }
 

@@ -100,9 +100,19 @@ func explain(mode Mode, err error) error {
 
 func (l *listener) Addr() net.Addr { return l.ln.Addr() }
 
-func (l *listener) Close() error {
-	l.closing.Do(func() { close(l.closed) })
-	return l.ln.Close()
+// Health implements Listener: a socket that fails ends Accept.
+func (l *listener) Health() error { return nil }
+
+// Drain implements Listener.
+func (l *listener) Drain() { _ = l.Close() }
+
+// Close implements Listener. Its connections are not the listener's.
+func (l *listener) Close() (err error) {
+	l.closing.Do(func() {
+		close(l.closed)
+		err = l.ln.Close()
+	})
+	return err
 }
 
 func (l *listener) Accept() (datapath.Conn, error) {

@@ -21,6 +21,8 @@ type everybody struct{}
 
 func (everybody) Peer(netip.Addr) string { return "phone" }
 func (everybody) Addr() net.Addr         { return nil }
+func (everybody) Health() error          { return nil }
+func (everybody) Drain()                 {}
 func (everybody) Close() error           { return nil }
 
 const benchPayload = 1200

@@ -64,22 +64,27 @@ const (
 // MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
 // of its own besides.
 type MASQUE struct {
+	health
 	cfg         MASQUEConfig
 	log         *slog.Logger
 	stack       *netstack.Stack
 	certificate atomic.Pointer[tls.Certificate]
-	udp         *net.UDPConn
-	server      *http3.Server
+	addr        *net.UDPAddr // where it listens
 	requests    chan datapath.Conn
 	closed      chan struct{}
 	closing     sync.Once
+	ended       context.Context // done once it is closed, and all that was sent has left
 	cancel      context.CancelFunc
+	stopServing context.CancelFunc
 	done        sync.WaitGroup
 	buffers     sync.Pool // of *[]byte
 	refused     atomic.Uint64
 	drops       masqueDrops
 
 	mu       sync.RWMutex
+	draining bool
+	udp      *net.UDPConn  // replaced where it has failed
+	server   *http3.Server // likewise
 	tokens   []hashedToken
 	pool     *pool
 	sessions map[netip.Addr]*ipSession
@@ -132,31 +137,67 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	if m.pool, err = newPool(cfg.Pool); err != nil {
 		return nil, err
 	}
-	at, err := net.ResolveUDPAddr("udp", cfg.Addr)
-	if err == nil {
-		m.udp, err = net.ListenUDP("udp", at)
+	if m.addr, err = net.ResolveUDPAddr("udp", cfg.Addr); err == nil {
+		err = m.listen()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("MASQUE on UDP address %q: %w", cfg.Addr, err)
 	}
-	m.server = &http3.Server{
+	m.addr = m.udp.LocalAddr().(*net.UDPAddr)
+	m.ended, m.cancel = context.WithCancel(context.Background())
+	serving, stopServing := context.WithCancel(m.ended)
+	m.stopServing = stopServing
+	m.done.Go(func() { m.outward(m.ended) })
+	m.done.Go(func() { m.serve(serving) })
+	return m, nil
+}
+
+// listen opens the UDP socket and puts a server on it.
+func (m *MASQUE) listen() error {
+	udp, err := net.ListenUDP("udp", m.addr)
+	if err != nil {
+		return err
+	}
+	server := &http3.Server{
 		TLSConfig: m.tls(), Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
 		QUICConfig: &quicgo.Config{
-			Tracer:            quic.Tracer(cfg.Clock, func() { m.refused.Add(1) }),
+			Tracer:            quic.Tracer(m.cfg.Clock, func() { m.refused.Add(1) }),
 			InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams,
 			MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
 		},
 		IdleTimeout: idleTimeout,
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	m.cancel = cancel
-	m.done.Go(func() { m.outward(ctx) })
-	m.done.Go(func() {
-		if err := m.server.Serve(m.udp); !errors.Is(err, http.ErrServerClosed) {
-			m.log.Error("tunnel: MASQUE ended", "err", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.draining {
+		return errors.Join(http.ErrServerClosed, udp.Close())
+	}
+	m.udp, m.server = udp, server
+	return nil
+}
+
+// serving is what is open at present.
+func (m *MASQUE) serving() (*http3.Server, *net.UDPConn) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.server, m.udp
+}
+
+// serve takes connections until it is drained, over another socket where one has
+// failed.
+func (m *MASQUE) serve(ctx context.Context) {
+	for {
+		server, udp := m.serving()
+		err := server.Serve(udp)
+		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+			return
 		}
-	})
-	return m, nil
+		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), server.Close())
+		_ = udp.Close()
+		if !m.reopen(ctx, m.log, err, m.listen) {
+			return
+		}
+	}
 }
 
 // tls asks for a certificate where one may open the door, and insists where
@@ -277,7 +318,7 @@ func (m *MASQUE) Peer(inner netip.Addr) string {
 }
 
 // Addr implements Outside.
-func (m *MASQUE) Addr() net.Addr { return m.udp.LocalAddr() }
+func (m *MASQUE) Addr() net.Addr { return m.addr }
 
 // Refused counts who was not let in: for a token, or a certificate.
 func (m *MASQUE) Refused() uint64 { return m.refused.Load() }
@@ -288,14 +329,37 @@ func (m *MASQUE) Drops() MASQUEDrops {
 	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load(), d.queue.Load()}
 }
 
+// Drain implements Outside: clients are told to go elsewhere (GOAWAY, RFC 9114 §5.2).
+func (m *MASQUE) Drain() {
+	m.mu.Lock()
+	again := m.draining
+	m.draining = true
+	m.mu.Unlock()
+	if again {
+		return
+	}
+	m.stopServing()
+	server, _ := m.serving()
+	m.done.Go(func() { _ = server.Shutdown(m.ended) }) // what is left then is closed
+}
+
 // Close implements Outside.
 func (m *MASQUE) Close() (err error) {
 	m.closing.Do(func() {
+		m.Drain()
 		close(m.closed)
-		err = m.server.Close()
+		m.mu.RLock()
+		connected := len(m.conns) > 0
+		m.mu.RUnlock()
+		if connected {
+			linger()
+		}
 		m.cancel()
 		m.done.Wait()
-		err = errors.Join(err, m.udp.Close())
+		_, udp := m.serving()
+		if err = udp.Close(); errors.Is(err, net.ErrClosed) { // it had failed
+			err = nil
+		}
 	})
 	return err
 }

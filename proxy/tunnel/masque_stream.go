@@ -55,9 +55,7 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 		return nil
 	}
 	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.settle(full) })
-	select {
-	case m.requests <- req:
-	default:
+	if !m.pass(req) {
 		_ = req.settle(full)
 		return
 	}
@@ -67,6 +65,22 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 	case <-m.closed:
 	}
 	_ = req.settle(func() error { return nil }) // nobody may write to w once this returns
+}
+
+// pass hands a request to whoever accepts; false: there is no room, or nobody accepts
+// any more. What has been passed before Drain is there for it to see.
+func (m *MASQUE) pass(req *request) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.draining {
+		return false
+	}
+	select {
+	case m.requests <- req:
+		return true
+	default:
+		return false
+	}
 }
 
 // client is the request as the proxy sees it.

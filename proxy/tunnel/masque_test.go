@@ -648,3 +648,41 @@ func TestOnlyWhatIsServedIsAnswered(t *testing.T) {
 		})
 	}
 }
+
+func TestADrainLetsStreamsAndPacketsFinishAndTakesNoNewOnes(t *testing.T) {
+	m, l := masque(t, nil)
+	accepted := echoing(t, l)
+	c := dialMASQUE(t, m)
+	n := c.tunnel(phoneToken)
+	inTunnel, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	require.NoError(t, err)
+	<-accepted
+	stream := c.mustStream("203.0.113.7:443")
+	<-accepted
+
+	l.Drain()
+	s, said, err := c.stream("203.0.113.7:443", phoneToken)
+	assert.Nil(t, s)
+	assert.True(t, err != nil || said.status == http.StatusServiceUnavailable, "rejected by HTTP/3, or by us before it")
+	exchange(t, stream, randomBytes(100_000))
+	exchange(t, inTunnel, randomBytes(100_000))
+}
+
+func TestWhatIsLeftWhenAListenerClosesIsResetThroughTheTunnel(t *testing.T) {
+	m, l := masque(t, nil)
+	accepted := make(chan ingress.Client, 2)
+	answering(t, l, nil, func(c ingress.Client) { accepted <- c })
+	c := dialMASQUE(t, m)
+	n := c.tunnel(phoneToken)
+	inTunnel, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	require.NoError(t, err)
+	<-accepted
+	stream := c.mustStream("203.0.113.7:443")
+	leg := <-accepted
+	require.NoError(t, leg.Reset()) // as the proxy does, whose streams they are
+	require.NoError(t, l.Close())
+	for _, conn := range []net.Conn{inTunnel, stream} {
+		_, err := conn.Read(make([]byte, 1))
+		assert.ErrorContains(t, err, "reset")
+	}
+}

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 
 	"golang.zx2c4.com/wireguard/tun"
@@ -29,7 +28,11 @@ const headroom = 16
 // TUN is a TUN device that anything that delivers packets may feed: the kernel's
 // routes, OpenVPN, IPsec.
 type TUN struct {
-	device tun.Device
+	health
+	cfg    TUNConfig
+	log    *slog.Logger
+	name   deviceAddr
+	stack  *netstack.Stack
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
@@ -37,23 +40,76 @@ type TUN struct {
 // OpenTUN opens the device and joins it to a stack. Addresses and routes are the
 // administrator's.
 func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
-	dev, err := tun.CreateTUN(cfg.Device, cfg.MTU)
+	t := &TUN{cfg: cfg, log: cfg.Log, stack: stack}
+	if t.log == nil {
+		t.log = slog.New(slog.DiscardHandler)
+	}
+	t.log = t.log.With("listener", cfg.Name)
+	dev, err := t.open()
 	if err != nil {
-		return nil, fmt.Errorf("tunnel: listener %q: open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w", cfg.Name, cfg.Device, err)
+		return nil, fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err)
 	}
+	name, err := dev.Name()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err), dev.Close())
+	}
+	t.name = deviceAddr(name)
 	ctx, cancel := context.WithCancel(context.Background())
-	t := &TUN{device: dev, cancel: cancel}
-	log := cfg.Log
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+	t.cancel = cancel
+	t.done.Go(func() { t.run(ctx, dev) })
+	return t, nil
+}
+
+func (t *TUN) open() (tun.Device, error) {
+	dev, err := tun.CreateTUN(t.cfg.Device, t.cfg.MTU)
+	if err != nil {
+		return nil, fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w", t.cfg.Device, err)
 	}
-	t.done.Go(func() { t.inward(stack, log.With("listener", cfg.Name)) })
-	t.done.Go(func() { t.outward(ctx, stack, log.With("listener", cfg.Name)) })
-	t.done.Go(func() {
+	return dev, nil
+}
+
+// run moves packets until ctx is done, over another device of that name where one
+// has gone.
+func (t *TUN) run(ctx context.Context, dev tun.Device) {
+	for {
+		err := t.carry(ctx, dev)
+		if ctx.Err() != nil {
+			return
+		}
+		err = fmt.Errorf("TUN device %q has gone: %w", t.name, err)
+		if !t.reopen(ctx, t.log, err, func() (err error) {
+			dev, err = t.open()
+			return err
+		}) {
+			return
+		}
+	}
+}
+
+// carry moves packets both ways until the device fails, or ctx is done and what had
+// been collected by then is written.
+func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
+	sending, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 1)
+	var inward, outward, events sync.WaitGroup
+	events.Go(func() {
 		for range dev.Events() { // must be taken
 		}
 	})
-	return t, nil
+	inward.Go(func() { failed <- t.inward(dev) })
+	outward.Go(func() { t.outward(sending, dev) })
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+	}
+	cancel()
+	outward.Wait()
+	_ = dev.Close()
+	inward.Wait()
+	events.Wait()
+	return err
 }
 
 func buffers(n, size int) ([][]byte, []int) {
@@ -66,40 +122,37 @@ func buffers(n, size int) ([][]byte, []int) {
 
 const largestPacket = 1 << 16
 
-// inward moves packets from the device into the stack.
-func (t *TUN) inward(stack *netstack.Stack, log *slog.Logger) {
-	bufs, sizes := buffers(t.device.BatchSize(), headroom+largestPacket)
+// inward moves packets from the device into the stack, and returns why there are
+// no more.
+func (t *TUN) inward(dev tun.Device) error {
+	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
 	packets := make([][]byte, len(bufs))
 	for {
-		n, err := t.device.Read(bufs, sizes, headroom)
+		n, err := dev.Read(bufs, sizes, headroom)
 		for i := range n {
 			packets[i] = bufs[i][headroom : headroom+sizes[i]]
 		}
-		stack.Deliver(packets[:n]...)
-		switch {
-		case errors.Is(err, os.ErrClosed):
-			return
-		case err != nil && !errors.Is(err, tun.ErrTooManySegments):
-			log.Error("tunnel: TUN device ended", "err", err)
-			return
+		t.stack.Deliver(packets[:n]...)
+		if err != nil && !errors.Is(err, tun.ErrTooManySegments) {
+			return err
 		}
 	}
 }
 
 // outward moves packets from the stack into the device.
-func (t *TUN) outward(ctx context.Context, stack *netstack.Stack, log *slog.Logger) {
-	bufs, sizes := buffers(t.device.BatchSize(), headroom+largestPacket)
+func (t *TUN) outward(ctx context.Context, dev tun.Device) {
+	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
 	out := make([][]byte, len(bufs))
 	for {
-		n, err := stack.Collect(ctx, bufs, sizes, headroom)
+		n, err := t.stack.Collect(ctx, bufs, sizes, headroom)
 		if err != nil {
 			return
 		}
 		for i := range n {
 			out[i] = bufs[i][:headroom+sizes[i]]
 		}
-		if _, err := t.device.Write(out[:n], headroom); err != nil && ctx.Err() == nil {
-			log.Debug("tunnel: packets to the TUN device lost", "err", err)
+		if _, err := dev.Write(out[:n], headroom); err != nil && ctx.Err() == nil {
+			t.log.Debug("tunnel: packets to the TUN device lost", "err", err)
 		}
 	}
 }
@@ -108,17 +161,16 @@ func (t *TUN) outward(ctx context.Context, stack *netstack.Stack, log *slog.Logg
 func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 
 // Addr implements Outside.
-func (t *TUN) Addr() net.Addr {
-	name, _ := t.device.Name()
-	return deviceAddr(name)
-}
+func (t *TUN) Addr() net.Addr { return t.name }
+
+// Drain implements Outside: whoever routes into the device decides what comes.
+func (t *TUN) Drain() {}
 
 // Close implements Outside.
 func (t *TUN) Close() error {
 	t.cancel()
-	err := t.device.Close()
 	t.done.Wait()
-	return err
+	return nil
 }
 
 // deviceAddr is a device as a net.Addr.

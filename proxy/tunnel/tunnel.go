@@ -25,6 +25,12 @@ type Outside interface {
 	Peer(inner netip.Addr) string
 	// Addr is where peers reach us; nil where they do not by themselves.
 	Addr() net.Addr
+	// Health says why no packets come or go at present; nil: they do. What has
+	// failed is opened again by itself.
+	Health() error
+	// Drain takes nobody further in; packets and streams go on.
+	Drain()
+	// Close sends what it has been given, and ends.
 	Close() error
 }
 
@@ -45,7 +51,8 @@ type Listener struct {
 	outside Outside
 	streams <-chan datapath.Conn // that come beside the packets; nil: none do
 	packets chan datapath.Conn   // what the stack accepts, where there are streams too
-	closed  chan struct{}
+	drained chan struct{}
+	drain   sync.Once
 	done    sync.WaitGroup
 	forward *Datagrams // nil: datagrams end here
 	once    sync.Once
@@ -56,7 +63,7 @@ var _ ingress.Listener = (*Listener)(nil)
 
 // Listen makes an ingress of a tunnel. It owns both; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
-	l := &Listener{name: name, stack: stack, outside: outside, closed: make(chan struct{})}
+	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
 	if s, both := outside.(interface{ Requests() <-chan datapath.Conn }); both {
 		l.streams, l.packets = s.Requests(), make(chan datapath.Conn)
 		l.done.Go(l.pass)
@@ -73,8 +80,8 @@ func (l *Listener) pass() {
 		}
 		select {
 		case l.packets <- c:
-		case <-l.closed:
-			_ = c.Reset()
+		case <-l.drained:
+			c.Leave()
 			return
 		}
 	}
@@ -103,7 +110,7 @@ func (l *Listener) Accept() (datapath.Conn, error) {
 		return c, nil
 	case c := <-l.streams:
 		return c, nil
-	case <-l.closed:
+	case <-l.drained:
 		return nil, fmt.Errorf("tunnel: listener %q: accept: %w", l.name, os.ErrClosed)
 	}
 }
@@ -132,14 +139,40 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 // Addr implements ingress.Listener.
 func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
 
-// Close implements ingress.Listener.
+// Health implements ingress.Listener.
+func (l *Listener) Health() error { return l.outside.Health() }
+
+// Drain implements ingress.Listener. The tunnel carries on, datagrams included; who
+// asks for a connection hears nothing, and asks again.
+func (l *Listener) Drain() {
+	l.drain.Do(func() {
+		close(l.drained)
+		l.stack.Drain()
+		l.outside.Drain()
+		for waits := l.streams != nil; waits; {
+			select {
+			case c := <-l.streams:
+				_ = c.Reset() // answered with a refusal
+			default:
+				waits = false
+			}
+		}
+	})
+}
+
+// Close implements ingress.Listener. What is left is reset, and the peers are told
+// before the tunnel ends.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
-		close(l.closed)
-		l.err = l.outside.Close()
+		l.Drain()
 		if l.forward != nil {
 			_ = l.forward.Close() // it has none
 		}
+		l.stack.Abort()
+		ctx, cancel := context.WithTimeout(context.Background(), lastWords)
+		l.stack.Flush(ctx)
+		cancel()
+		l.err = l.outside.Close()
 		if err := l.stack.Close(); l.err == nil {
 			l.err = err
 		}

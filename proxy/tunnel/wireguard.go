@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -38,13 +39,21 @@ type WireGuardConfig struct {
 	Peers      []Peer
 	MTU        int // of the stack it feeds
 	Log        *slog.Logger
+
+	bind conn.Bind // its sockets; nil: WireGuard's own
 }
 
 // WireGuard is the endpoint of a WireGuard tunnel, in this process.
 type WireGuard struct {
-	name    string
-	device  *device.Device
-	refused atomic.Uint64
+	health
+	name     string
+	log      *slog.Logger
+	stack    *netstack.Stack
+	device   *device.Device
+	refused  atomic.Uint64
+	failures chan error // of its sockets
+	cancel   context.CancelFunc
+	done     sync.WaitGroup
 
 	mu    sync.Mutex
 	port  uint16
@@ -53,8 +62,15 @@ type WireGuard struct {
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
-	w := &WireGuard{name: cfg.Name, peers: map[Key]Peer{}}
-	w.device = device.NewDevice(newLink(stack, cfg.MTU), conn.NewDefaultBind(), w.logger(cfg.Log))
+	w := &WireGuard{name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1), peers: map[Key]Peer{}}
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	w.log = w.log.With("listener", cfg.Name)
+	if cfg.bind == nil {
+		cfg.bind = conn.NewDefaultBind()
+	}
+	w.device = device.NewDevice(newLink(stack, cfg.MTU), cfg.bind, w.logger())
 	setup := "private_key=" + cfg.PrivateKey.hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
 	err := w.device.IpcSet(setup)
 	if err == nil {
@@ -70,24 +86,50 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 		w.device.Close()
 		return nil, fmt.Errorf("tunnel: listener %q: WireGuard on UDP port %d: %w", cfg.Name, cfg.Port, err)
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	w.done.Go(func() { w.watch(ctx) })
 	return w, nil
 }
 
-// logger passes on what goes wrong, and counts what is refused: the device
-// tells of neither in another way.
-func (w *WireGuard) logger(log *slog.Logger) *device.Logger {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+// watch opens the UDP port again where it has failed. Sessions go on.
+func (w *WireGuard) watch(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case err := <-w.failures:
+			err = fmt.Errorf("WireGuard's UDP port %d failed: %w", w.port, err)
+			w.reopen(ctx, w.log, err, func() error {
+				err := w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port))
+				select {
+				case <-w.failures: //nolint:errcheck // of a socket that is closed by now
+				default:
+				}
+				return err
+			})
+		}
 	}
+}
+
+// logger passes on what goes wrong, counts what is refused, and hears of sockets
+// that fail: the device tells of nothing in another way.
+func (w *WireGuard) logger() *device.Logger {
 	return &device.Logger{
 		Verbosef: func(format string, args ...any) {
-			if strings.Contains(format, "invalid") || strings.Contains(format, "disallowed") {
+			switch {
+			case strings.HasPrefix(format, "Failed to receive"):
+				select {
+				case w.failures <- fmt.Errorf(format, args...): //nolint:err113 // the device's words
+				default:
+				}
+			case strings.Contains(format, "invalid"), strings.Contains(format, "disallowed"):
 				w.refused.Add(1)
-				log.Debug("tunnel: refused", "listener", w.name, "reason", fmt.Sprintf(format, args...))
+				w.log.Debug("tunnel: refused", "reason", fmt.Sprintf(format, args...))
 			}
 		},
 		Errorf: func(format string, args ...any) {
-			log.Warn("tunnel: WireGuard", "listener", w.name, "err", fmt.Sprintf(format, args...))
+			w.log.Warn("tunnel: WireGuard", "err", fmt.Sprintf(format, args...))
 		},
 	}
 }
@@ -281,8 +323,16 @@ func (w *WireGuard) learnPort() error {
 // Addr implements Outside.
 func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.port)} }
 
+// Drain implements Outside: there is nothing to come in by but packets.
+func (w *WireGuard) Drain() {}
+
 // Close implements Outside.
 func (w *WireGuard) Close() error {
+	if _, sent := w.stack.Traffic(); sent > 0 {
+		linger()
+	}
+	w.cancel()
+	w.done.Wait()
 	w.device.Close()
 	return nil
 }

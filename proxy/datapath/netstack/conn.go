@@ -257,6 +257,17 @@ func (c *Conn) Close() error { return c.shut(tcpip.Endpoint.Close) }
 // Reset implements datapath.Conn. A SYN that waits is refused.
 func (c *Conn) Reset() error { return c.shut(tcpip.Endpoint.Abort) }
 
+// Leave forgets a SYN that waits, without an answer to it.
+func (c *Conn) Leave() {
+	c.mu.Lock()
+	request := c.request
+	c.request, c.closed = nil, true
+	c.mu.Unlock()
+	if request != nil {
+		request.Complete(false)
+	}
+}
+
 func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 	c.mu.Lock()
 	if c.closed {

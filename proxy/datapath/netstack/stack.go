@@ -80,9 +80,11 @@ type Stack struct {
 	received, collected atomic.Uint64 // bytes
 	stalls              atomic.Uint64 // of connections that had stopped retransmitting
 
-	closed  chan struct{}
-	closing sync.Once
-	poller  poller
+	draining chan struct{} // closed: no SYN is answered any more
+	drain    sync.Once
+	closed   chan struct{}
+	closing  sync.Once
+	poller   poller
 }
 
 // New starts a stack that accepts TCP to any address. Close ends it.
@@ -95,7 +97,7 @@ func New(cfg Config) (*Stack, error) {
 	}
 	// The stack would tell of odd packets, and so whoever sends them, on standard error.
 	log.SetLevel(log.Warning)
-	s := &Stack{clock: cfg.Clock, closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
+	s := &Stack{clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
 	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
 	s.poller.waiting, s.poller.closed = map[*Conn]struct{}{}, make(chan struct{})
 	s.wire = newWire(s, cfg.MTU)
@@ -146,6 +148,12 @@ func (s *Stack) set(cfg Config) error {
 
 // request takes in a SYN.
 func (s *Stack) request(r *tcp.ForwarderRequest) {
+	select {
+	case <-s.draining:
+		r.Complete(false)
+		return
+	default:
+	}
 	c := newConn(s, r.ID())
 	c.request = r
 	select {
@@ -161,8 +169,48 @@ func (s *Stack) Accept() (*Conn, error) {
 	select {
 	case c := <-s.syns:
 		return c, nil
-	case <-s.closed:
+	case <-s.draining:
 		return nil, fmt.Errorf("netstack: accept: %w", os.ErrClosed)
+	}
+}
+
+// Drain leaves SYNs unanswered from now on, those that nobody has accepted too:
+// clients send them again, and may find whoever takes our place. A reset would tell
+// them that there is no server. Connections go on.
+func (s *Stack) Drain() {
+	s.drain.Do(func() { close(s.draining) })
+	for {
+		select {
+		case c := <-s.syns:
+			c.Leave()
+		default:
+			return
+		}
+	}
+}
+
+// Abort resets every connection. The resets still have to be collected.
+func (s *Stack) Abort() {
+	s.Drain()
+	for _, c := range s.conns.all() {
+		_ = c.Reset()
+	}
+}
+
+// flushEvery is how often Flush looks.
+const flushEvery = time.Millisecond
+
+// Flush waits until all that is to go into the tunnel has been collected, or ctx
+// is done.
+func (s *Stack) Flush(ctx context.Context) {
+	tick := time.NewTicker(flushEvery)
+	defer tick.Stop()
+	for !s.wire.empty() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
 	}
 }
 
@@ -277,17 +325,7 @@ func (s *Stack) Traffic() (received, collected uint64) {
 func (s *Stack) Close() error {
 	s.closing.Do(func() {
 		close(s.closed)
-		for done := false; !done; {
-			select {
-			case c := <-s.syns:
-				_ = c.Reset()
-			default:
-				done = true
-			}
-		}
-		for _, c := range s.conns.all() {
-			_ = c.Reset()
-		}
+		s.Abort()
 		s.poller.stop()
 		s.net.Destroy()
 		s.wire.Close()

@@ -107,6 +107,13 @@ func (w *wire) await(ctx context.Context, pkts []*stack.PacketBuffer) int {
 	}
 }
 
+// empty tells whether nothing waits.
+func (w *wire) empty() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.count == 0
+}
+
 // lost counts packets for which the queue had no room.
 func (w *wire) lost() uint64 {
 	w.mu.Lock()

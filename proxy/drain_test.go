@@ -1,0 +1,78 @@
+package proxy_test
+
+import (
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// draining is a gateway with one connection out of its tunnel, told to end.
+func draining(t *testing.T, drain time.Duration) (g *gateway, p *phone, client net.Conn, server *net.TCPConn, ended chan error) {
+	p = newPhone(t, "phone", "10.9.0.2")
+	g = newGateway(t, func(c *proxy.Config) { c.Shutdown.Drain = proxy.Duration(drain) }, p)
+	p.connect(g)
+	ln := listenHere(t)
+	client, err := p.dial(t, ln.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	server, err = ln.AcceptTCP()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	send(t, server, "before")
+	hears(t, client, "before")
+	ended = make(chan error, 1)
+	go func() { ended <- g.stop() }()
+	require.Eventually(t, func() bool { return !g.proxy.Ready() }, patience, time.Millisecond)
+	return g, p, client, server, ended
+}
+
+// hears reads as much as want has, and wants just that.
+func hears(t *testing.T, conn net.Conn, want string) {
+	t.Helper()
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+	b := make([]byte, len(want))
+	_, err := io.ReadFull(conn, b)
+	require.NoError(t, err)
+	assert.Equal(t, want, string(b))
+}
+
+func TestATunnelCarriesItsConnectionsWhileTheyDrain(t *testing.T) {
+	_, p, client, server, ended := draining(t, time.Hour)
+	send(t, server, "still here")
+	hears(t, client, "still here")
+	send(t, client, "me too")
+	hears(t, server, "me too")
+
+	// Nobody says that there is no server, for there will be again.
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	_, err := p.net.DialContext(ctx, "tcp", listenHere(t).Addr().String())
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+	case <-time.After(patience): //nolint:forbidigo // nothing tells of what does not happen
+		t.Fatal("the drain goes on without a connection")
+	}
+}
+
+func TestWhatIsLeftOfATunnelWhenTheDrainIsOverIsResetAndToldSo(t *testing.T) {
+	g, _, client, server, ended := draining(t, 0)
+	require.NoError(t, client.SetReadDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+	_, err := client.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset")
+	_, err = server.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset")
+	require.NoError(t, <-ended)
+	assert.Contains(t, g.logs.String(), "closed_by=proxy reason=shutdown")
+}
