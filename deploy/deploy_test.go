@@ -74,6 +74,17 @@ func TestUnitGivesTheDrainItsTime(t *testing.T) {
 	assert.Greater(t, time.Duration(stop)*time.Second, drain, "systemd would kill what is still being drained")
 }
 
+// Go's crashes exit with 2, and so does what the watchdog ends: the unit starts
+// the proxy again after all but a mistake in the configuration.
+func TestUnitStartsAgainAfterACrash(t *testing.T) {
+	unit, err := os.ReadFile("penstock.service")
+	require.NoError(t, err)
+	assert.Regexp(t, `(?m)^Restart=on-failure$`, string(unit))
+	assert.Regexp(t, `(?m)^RestartPreventExitStatus=78$`, string(unit))
+	assert.Regexp(t, `(?m)^ExecReload=/usr/bin/penstock reload `, string(unit))
+	assert.NotContains(t, string(unit), "ExecStartPre=", "it runs when the old proxy is gone")
+}
+
 func TestSystemdUnderstandsTheUnits(t *testing.T) {
 	path := unitElsewhere(t)
 	out, err := exec.Command("systemd-analyze", "verify", path).CombinedOutput()

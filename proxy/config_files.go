@@ -24,8 +24,13 @@ const (
 
 // files reads the configuration and the files that it names, and keeps what it read.
 type files struct {
-	dir  string // where relative names begin
-	read map[string]file
+	dir   string // where relative names begin
+	read  map[string]file
+	saved bool // all is in read; there is nothing to look at elsewhere
+}
+
+func newFiles(config string) *files {
+	return &files{dir: filepath.Dir(config), read: map[string]file{}}
 }
 
 // file is one that was read.
@@ -38,6 +43,9 @@ type file struct {
 func (f *files) bytes(path string) ([]byte, error) {
 	path = f.path(path)
 	if _, ok := f.read[path]; !ok {
+		if f.saved {
+			return nil, fs.ErrNotExist
+		}
 		data, info, err := readFile(path)
 		if err != nil {
 			return nil, err
@@ -51,6 +59,9 @@ func (f *files) bytes(path string) ([]byte, error) {
 // reads it, and that nobody but the owner writes it.
 func (f *files) closed(path string) error {
 	path = f.path(path)
+	if f.saved { // it was, and Save's file is
+		return nil
+	}
 	return closedToOthers(path, f.read[path].info)
 }
 
@@ -88,7 +99,8 @@ func (f *files) names() []string { return slices.Sorted(maps.Keys(f.read)) }
 func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
 
 // readFile reads a regular file, or a pipe that somebody writes to, of at most
-// maxFile bytes. It neither waits for a writer nor reads a device.
+// maxFile bytes. It neither waits for a writer nor reads a device. Errors do not
+// name the file.
 func readFile(path string) ([]byte, fs.FileInfo, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -105,16 +117,16 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 		late := time.AfterFunc(pipePatience, func() { _ = f.SetReadDeadline(time.Unix(0, 1)) })
 		defer late.Stop()
 	default:
-		return nil, nil, fmt.Errorf("%s is %s; name a regular file", path, kind(info.Mode()))
+		return nil, nil, fmt.Errorf("it is %s; name a regular file", kind(info.Mode()))
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, nil, fmt.Errorf("%s is a pipe whose writer has not ended after %v; name a regular file", path, pipePatience)
+		return nil, nil, fmt.Errorf("it is a pipe whose writer has not ended after %v; name a regular file", pipePatience)
 	case err != nil:
 		return nil, nil, withoutPath(err)
 	case len(data) > maxFile:
-		return nil, nil, fmt.Errorf("%s has more than %d bytes, which is all that is read", path, maxFile)
+		return nil, nil, fmt.Errorf("it has more than %d bytes, which is all that is read", maxFile)
 	}
 	return data, info, nil
 }

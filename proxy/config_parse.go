@@ -46,8 +46,10 @@ func (e *ConfigError) Error() string {
 // Loaded is a configuration with what it was read from.
 type Loaded struct {
 	Config
-	Hash  string   // SHA-256 of the configuration file, in hexadecimal
+	Path  string   // of the configuration file
+	Hash  string   // SHA-256 of it, in hexadecimal
 	Files []string // that were read: the configuration and those it names
+	files *files
 }
 
 // Load reads and checks a configuration file and the files of secrets it names.
@@ -58,20 +60,22 @@ func Load(path string) (Config, error) {
 }
 
 // LoadFiles is Load, and tells what was read.
-func LoadFiles(path string) (Loaded, error) {
-	from := &files{dir: filepath.Dir(path), read: map[string]file{}}
+func LoadFiles(path string) (Loaded, error) { return newFiles(path).load(path) }
+
+// load reads the configuration at path.
+func (f *files) load(path string) (Loaded, error) {
 	name := filepath.Base(path)
-	data, err := from.bytes(name)
+	data, err := f.bytes(name)
 	if err != nil {
 		return Loaded{}, &ConfigError{File: path, Message: err.Error()}
 	}
-	c, mistake := load(data, name, from)
+	c, mistake := load(data, name, f)
 	if mistake != nil {
 		mistake.File = path
 		return Loaded{}, mistake
 	}
-	sum := sha256.Sum256(from.read[from.path(name)].data)
-	return Loaded{c, hex.EncodeToString(sum[:]), from.names()}, nil
+	sum := sha256.Sum256(f.read[f.path(name)].data)
+	return Loaded{Config: c, Path: path, Hash: hex.EncodeToString(sum[:]), Files: f.names(), files: f}, nil
 }
 
 // load parses a configuration and reads the files that it names. What they hold

@@ -84,11 +84,18 @@ func (l ListenerConfig) ingress(limits LimitsConfig, log *slog.Logger) ingress.C
 		Name: l.Name, Mode: ingress.Mode(l.Mode), Addr: l.Address, Target: l.Target,
 		HandshakeTimeout: limits.HandshakeTimeout.std(), Log: log,
 	}
-	for _, u := range l.Users {
-		out.Auth = append(out.Auth, ingress.User{Name: u.Name, Password: u.Password})
-	}
+	out.Auth = l.accounts()
 	for _, p := range l.ProxyProtocol.From {
 		out.TrustedProxies = append(out.TrustedProxies, netip.Prefix(p))
+	}
+	return out
+}
+
+// accounts are the users in the ingress's terms.
+func (l ListenerConfig) accounts() []ingress.User {
+	var out []ingress.User
+	for _, u := range l.Users {
+		out = append(out, ingress.User{Name: u.Name, Password: u.Password})
 	}
 	return out
 }

@@ -73,7 +73,7 @@ func (s *Server) Tunnels() []TunnelInfo {
 	return out
 }
 
-// setPeers gives the tunnels the peers and tokens of next, which has been
+// setPeers gives the listeners the users, peers and tokens of next, which has been
 // checked. Should one fail all the same, those before it get theirs back.
 func (s *Server) setPeers(next *Config) error {
 	present := &s.settings().cfg
@@ -90,8 +90,12 @@ func (s *Server) setPeers(next *Config) error {
 	return nil
 }
 
-// setPeers gives the listener the peers of cfg, or its tokens and certificate.
+// setPeers gives the listener the users or peers of cfg, or its tokens and certificate.
 func (l *listenerState) setPeers(cfg ListenerConfig) error {
+	if asking, ok := l.in.(interface{ SetUsers([]ingress.User) }); ok {
+		asking.SetUsers(cfg.accounts())
+		return nil
+	}
 	t, ok := l.in.(*tunnel.Listener)
 	if !ok {
 		return nil

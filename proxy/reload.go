@@ -126,7 +126,7 @@ func (c *Config) fixed(next *Config) string {
 	}
 	for i := range c.Listeners {
 		key := fmt.Sprintf("listeners[%d].", i)
-		if changed := firstChange(key, c.Listeners[i], next.Listeners[i], "connections", "allow", "wireguard", "masque", "tls"); changed != "" {
+		if changed := firstChange(key, c.Listeners[i], next.Listeners[i], "connections", "allow", "users", "wireguard", "masque", "tls"); changed != "" {
 			return changed
 		}
 		if changed := firstChange(key+"wireguard.", c.Listeners[i].WireGuard, next.Listeners[i].WireGuard, "peers", "peers_file", "pool"); changed != "" {

@@ -3,7 +3,9 @@ package telemetry
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/netip"
 )
 
 // Config tells which configuration is in force and how rereading it went.
@@ -14,14 +16,26 @@ type Config struct {
 	Since             float64 // when the one in force was put there, in Unix time
 }
 
+// fromHere reports whether who asks is on this machine: at the address of ours
+// that was asked, or on loopback.
+func fromHere(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return false
+	}
+	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	from := peer.Addr().Unmap().WithZone("")
+	return from.IsLoopback() || ok && from == own.AddrPort().Addr().Unmap().WithZone("")
+}
+
 // ErrNoFile is what Pages.Reload returns where there is nothing to reread.
 var ErrNoFile = errors.New("the proxy runs without --config: there is no file to reread")
 
-// reload has the configuration be reread. Who may is whoever reaches a loopback
-// listener, but no page in a browser there, which says where it comes from.
+// reload has the configuration be reread. Who may is whoever asks from this
+// machine, but no page in a browser there, which says where it comes from.
 func (p Pages) reload(w http.ResponseWriter, r *http.Request, local bool) {
-	if !local {
-		http.Error(w, "reloads are taken on a loopback address only; move telemetry.address there, or send SIGHUP", http.StatusForbidden)
+	if !local && (!fromHere(r) || !namesThisHost(r.Host)) {
+		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP", http.StatusForbidden)
 		return
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {

@@ -19,7 +19,7 @@ func checkCommand() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Check a configuration file and print what it would run",
 		Long: `Check reads a configuration file as "run" would, password files included, but
-opens nothing. It exits with 2 and one line when the file is wrong.`,
+opens nothing. It exits with 78 and one line when the file is wrong.`,
 		Example: "  penstock check /etc/penstock/penstock.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -38,10 +38,13 @@ opens nothing. It exits with 2 and one line when the file is wrong.`,
 // badConfig shows the place of a mistake; its one line is the returned error.
 func badConfig(w io.Writer, err error) error {
 	var ce *proxy.ConfigError
-	if errors.As(err, &ce) && ce.Excerpt != "" {
-		fmt.Fprintln(w, strings.TrimRight(ce.Excerpt, "\n"))
+	if !errors.As(err, &ce) {
+		return badInput(err)
 	}
-	return badInput(err)
+	if ce.Excerpt != "" {
+		fmt.Fprintln(complaints(w), strings.TrimRight(ce.Excerpt, "\n"))
+	}
+	return err
 }
 
 // describeConfig prints what cfg would run.

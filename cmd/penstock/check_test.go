@@ -86,7 +86,7 @@ limits: {server_name_wait: 250ms}
 
 func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 	code, out, errs := checkFile(t, "listeners:\n- name: lan\n  mod: mixed\n")
-	assert.Equal(t, exitInput, code)
+	assert.Equal(t, exitConfig, code)
 	assert.Empty(t, out)
 	lines := strings.Split(strings.TrimSpace(errs), "\n")
 	assert.Contains(t, errs, ">  3 |   mod: mixed")
@@ -96,7 +96,7 @@ func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 func TestCheckOfAFileThatIsNotThere(t *testing.T) {
 	var out, errs bytes.Buffer
 	code := execute(context.Background(), []string{"check", filepath.Join(t.TempDir(), "absent.yaml")}, &out, &errs)
-	assert.Equal(t, exitInput, code)
+	assert.Equal(t, exitConfig, code)
 	assert.Contains(t, errs.String(), "absent.yaml: no such file")
 }
 

@@ -131,7 +131,7 @@ func (g *gateway) open() (err error) {
 	}
 	written, err := proxy.Parse(text)
 	if err != nil {
-		return badInput(fmt.Errorf("%s: %w", g.config, err))
+		return fmt.Errorf("%s: %w", g.config, err)
 	}
 	i, err := g.find(written.Listeners)
 	if err != nil {
@@ -150,7 +150,7 @@ func (g *gateway) open() (err error) {
 		return badInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as peers.conf (it need not exist yet)", i))
 	}
 	if g.cfg, err = proxy.Load(g.config); err != nil {
-		return badInput(err)
+		return err
 	}
 	g.ListenerConfig = g.cfg.Listeners[i]
 	return nil

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -110,8 +112,20 @@ func (g *gateway) request(ctx context.Context, method, page string) (status int,
 	if at == "" {
 		at = g.cfg.Telemetry.Address
 	}
+	return askProxy(ctx, at, method, page)
+}
+
+// askProxy asks the proxy whose telemetry is at that address for a page.
+func askProxy(ctx context.Context, at, method, page string) (status int, body []byte, err error) {
 	if at == "off" {
 		return 0, nil, errTelemetryOff
+	}
+	host, port, err := net.SplitHostPort(at)
+	if err != nil {
+		return 0, nil, badInput(fmt.Errorf("--telemetry: %w", err))
+	}
+	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
+		at = net.JoinHostPort("localhost", port) // it is there, too
 	}
 	ctx, cancel := context.WithTimeout(ctx, proxyPatience)
 	defer cancel()

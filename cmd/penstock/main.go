@@ -20,9 +20,10 @@ import (
 
 // Exit codes.
 const (
-	exitOK    = 0
-	exitFail  = 1 // something went wrong while running
-	exitInput = 2 // the command line or the configuration is wrong
+	exitOK     = 0
+	exitFail   = 1  // something went wrong while running
+	exitInput  = 2  // the command line is wrong; Go's crashes end with it, too
+	exitConfig = 78 // the configuration is wrong (EX_CONFIG of sysexits.h)
 )
 
 // started is when the process began. Time enters the program here and in now;
@@ -67,9 +68,15 @@ func finish(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	if err == nil {
 		return exitOK
 	}
+	stderr = complaints(stderr)
 	fmt.Fprintf(stderr, "penstock: %s\n", proxy.Printable(err.Error()))
 	var input inputError
-	if *began && !errors.As(err, &input) {
+	var mistake *proxy.ConfigError
+	switch {
+	case !*began, errors.As(err, &input):
+	case errors.As(err, &mistake):
+		return exitConfig
+	default:
 		return exitFail
 	}
 	if !*began {
@@ -109,7 +116,8 @@ no kernel module and nothing at the far ends.
 Exit codes:
   0  it worked
   1  something failed while running
-  2  the command line or the configuration is wrong`,
+  2  the command line is wrong
+  78 the configuration is wrong`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
@@ -119,6 +127,7 @@ Exit codes:
 	root.AddCommand(
 		runCommand(),
 		checkCommand(),
+		reloadCommand(),
 		doctorCommand(),
 		rulesCommand(),
 		gatewayCommand(),

@@ -76,7 +76,7 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	config := filepath.Join(dir, "penstock.yaml")
 	require.NoError(t, os.WriteFile(config, []byte("listeners:\n  - {name: a, mode: socks5, address: '127.0.0.1:1080'}\ndefaults: {algorithm: 'mdi:model=configured'}\n"), 0o600))
 	code, _, stderr = run(t, "check", config)
-	assert.Equal(t, exitInput, code)
+	assert.Equal(t, exitConfig, code)
 	assert.Contains(t, stderr, `parameter model is "configured", but must be one of verus`)
 	code, stdout, stderr = runApart(t, "check", "--mdi-model", "configured="+file, config)
 	require.Equal(t, exitOK, code, stderr)

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -21,6 +23,8 @@ import (
 type capabilities uint64
 
 const (
+	capDACOverride    capabilities = 1 << unix.CAP_DAC_OVERRIDE
+	capDACReadSearch  capabilities = 1 << unix.CAP_DAC_READ_SEARCH
 	capNetAdmin       capabilities = 1 << unix.CAP_NET_ADMIN
 	capNetRaw         capabilities = 1 << unix.CAP_NET_RAW
 	capNetBindService capabilities = 1 << unix.CAP_NET_BIND_SERVICE
@@ -151,7 +155,7 @@ func (h *house) dropPrivileges() {
 	if err != nil { // then nothing counts as allowed
 		h.log.Debug("which congestion controls are for everybody is unknown", "err", err)
 	}
-	keep := needed(h.cfg, h.proxy.Datapath.Beneath(), allowed, has)
+	keep := needed(h.cfg, h.proxy.Datapath.Beneath(), allowed, has) | h.neededToReread(has)
 	dropped, err := drop(keep)
 	switch {
 	case err == nil:
@@ -161,6 +165,60 @@ func (h *house) dropPrivileges() {
 	default:
 		h.log.Warn("privileges stay: "+whyTheyStay(err), "kept", has.words(), "err", err)
 	}
+}
+
+// neededToReread returns what a reload needs to read again what the start has
+// read, and says what no reload will be able to.
+func (h *house) neededToReread(has capabilities) capabilities {
+	closed, err := readOnlyBy(capDACOverride|capDACReadSearch, h.flags.loaded.Files)
+	switch {
+	case err != nil:
+		h.log.Warn("whether a reload can read the configuration again is unknown", "err", err)
+	case len(closed) == 0:
+	case has.has(capDACReadSearch):
+		h.log.Info("CAP_DAC_READ_SEARCH is kept, since a reload reads these files only with it; where this user may read them, such as in /etc/penstock, it is dropped",
+			"uid", os.Getuid(), "files", closed)
+		return capDACReadSearch
+	default:
+		h.log.Warn("a reload will not be able to read these files again: the privilege that read them is dropped; let this user read them and search their directories",
+			"uid", os.Getuid(), "files", closed)
+	}
+	return 0
+}
+
+// readOnlyBy returns those of the files that cannot be opened without caps.
+func readOnlyBy(caps capabilities, files []string) (closed []string, err error) {
+	var data [2]unix.CapUserData
+	h := header()
+	runtime.LockOSThread() // whose capabilities change for a moment
+	if err := unix.Capget(&h, &data[0]); err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("privileges: read capabilities: %w", err)
+	}
+	less := data
+	less[0].Effective &^= uint32(caps)
+	less[1].Effective &^= uint32(caps >> 32)
+	if less == data {
+		runtime.UnlockOSThread()
+		return nil, nil
+	}
+	if err := unix.Capset(&h, &less[0]); err != nil {
+		runtime.UnlockOSThread()
+		return nil, fmt.Errorf("privileges: try without: %w", err)
+	}
+	for _, name := range files {
+		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err == nil {
+			_ = unix.Close(fd)
+		} else if errors.Is(err, unix.EACCES) {
+			closed = append(closed, name)
+		}
+	}
+	if err := unix.Capset(&h, &data[0]); err != nil {
+		return nil, fmt.Errorf("privileges: take them back: %w", err) // and nothing else runs on this thread
+	}
+	runtime.UnlockOSThread()
+	return closed, nil
 }
 
 // whyTheyStay says in words what keeps privileges from being dropped, and what

@@ -427,3 +427,68 @@ func cgo() bool {
 	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_GETPPID, 0, 0, 0)
 	return errno == syscall.ENOTSUP
 }
+
+// A configuration in a user's closed directory, and what it names, can be read
+// again after the privileges of the start are gone.
+func TestAReloadReadsWhatTheStartRead(t *testing.T) {
+	needRoot(t)
+	if effective, _, err := held(); err != nil || !effective.has(capDACReadSearch) {
+		t.Skip("needs CAP_DAC_READ_SEARCH")
+	}
+	const config = `listeners: [{name: local, mode: connect, address: "127.0.0.1:0", users: [{name: u, password_file: pw}]}]
+telemetry: {address: "127.0.0.1:0"}
+`
+	for name, c := range map[string]struct {
+		owner int
+		keep  capabilities
+	}{
+		"of another user": {65534, capNetBindService | capDACReadSearch},
+		"of our own":      {0, capNetBindService},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := launch(t, config+"envelope: reno\n", func(args []string) (starter, *exec.Cmd) {
+				dir := filepath.Dir(args[3])
+				require.NoError(t, os.WriteFile(filepath.Join(dir, "pw"), []byte("hunter2\n"), 0o600))
+				for _, f := range []string{"pw", "penstock.yaml", "."} {
+					require.NoError(t, os.Chown(filepath.Join(dir, f), c.owner, c.owner))
+				}
+				require.NoError(t, os.Chmod(dir, 0o700))
+				cmd := exec.Command(args[0], args[1:]...)
+				return cmd, cmd
+			})
+			p.says("privileges")
+			p.hasOnly(c.keep)
+			metrics := p.says("telemetry")["metrics"].(string)
+			resp, err := http.Post(strings.TrimSuffix(metrics, "/metrics")+"/-/reload", "", nil)
+			require.NoError(t, err)
+			body, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			assert.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
+			if c.keep.has(capDACReadSearch) {
+				assert.Len(t, p.says("CAP_DAC_READ_SEARCH is kept")["files"], 2)
+			}
+		})
+	}
+}
+
+// Without the privilege that could be kept, the start says what no reload will read.
+func TestTheStartSaysWhatNoReloadWillRead(t *testing.T) {
+	needRoot(t)
+	if _, err := exec.LookPath("setpriv"); err != nil {
+		t.Skip("setpriv is not installed")
+	}
+	p := launch(t, `listeners: [{name: local, mode: connect, address: "127.0.0.1:0"}]
+telemetry: {address: "off"}
+envelope: reno
+`, func(args []string) (starter, *exec.Cmd) {
+		dir := filepath.Dir(args[3])
+		require.NoError(t, os.Chown(dir, 65534, 65534))
+		require.NoError(t, os.Chmod(dir, 0o700))
+		cmd := exec.Command("setpriv", append([]string{"--bounding-set=-dac_read_search", "--inh-caps=-all"}, args...)...)
+		return cmd, cmd
+	})
+	line := p.says("a reload will not be able to read these files again")
+	assert.Len(t, line["files"], 1)
+	assert.Equal(t, "WARN", line["level"])
+}

@@ -21,17 +21,26 @@ type reloads struct {
 
 	mu  sync.Mutex
 	now telemetry.Config
+	err error // of the last time
 }
 
 // start notes that the first configuration is in force.
-func (r *reloads) start(hash string) {
-	r.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow()})
+// broken is what is wrong with the file, where an older one is in force.
+func (r *reloads) start(hash string, broken error) {
+	r.went(telemetry.Config{Hash: hash, OK: broken == nil, Since: unixNow()}, broken)
 }
 
-func (r *reloads) went(c telemetry.Config) {
+func (r *reloads) went(c telemetry.Config, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.now = c
+	r.now, r.err = c, err
+}
+
+// why is what keeps the file that lies there from being in force; nil: nothing.
+func (r *reloads) why() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.err
 }
 
 func (r *reloads) status() telemetry.Config {
@@ -51,6 +60,7 @@ func unixNow() float64 {
 func (h *house) reload(by string) (string, error) {
 	h.reloads.turn.Lock()
 	defer h.reloads.turn.Unlock()
+	defer func() { h.tell(h.status(!h.proxy.Ready())) }()
 	if h.flags.config == "" {
 		h.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
 		return "", telemetry.ErrNoFile
@@ -60,12 +70,12 @@ func (h *house) reload(by string) (string, error) {
 	if err != nil {
 		status.Failed++
 		status.OK = false
-		h.reloads.went(status)
+		h.reloads.went(status, err)
 		h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", err)
 		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w", err)
 	}
 	status.Succeeded++
-	h.reloads.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded, Failed: status.Failed})
+	h.reloads.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded, Failed: status.Failed}, nil)
 	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
 		"moved", done.Moved, "kept", done.Kept, "refused", done.Refused)
 	return describeReload(done), nil
@@ -89,7 +99,18 @@ func (h *house) reread() (hash string, done proxy.Reloaded, err error) {
 	for _, w := range cfg.Warnings() {
 		h.log.Warn(w)
 	}
-	return flags.hash, done, nil
+	h.keep(flags.loaded)
+	return flags.loaded.Hash, done, nil
+}
+
+// keep saves a configuration that works, for a start with one that does not.
+func (h *house) keep(l proxy.Loaded) {
+	if h.flags.lastGood == "" || h.flags.config == "" {
+		return
+	}
+	if err := l.Save(h.flags.lastGood); err != nil {
+		h.log.Warn("the configuration is not kept for a start with a broken one", "file", h.flags.lastGood, "err", err)
+	}
 }
 
 // describeReload tells what became of running connections.

@@ -1,15 +1,20 @@
 package main
 
 import (
+	"bufio"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -27,11 +32,7 @@ func (in *instance) rewrite(config string) {
 func (in *instance) hangUp() {
 	in.t.Helper()
 	require.NoError(in.t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
-	require.NoError(in.t, in.notify.SetReadDeadline(time.Now().Add(10*time.Second)))
-	buf := make([]byte, 256)
-	n, err := in.notify.Read(buf)
-	require.NoError(in.t, err, in.log.String())
-	require.Regexp(in.t, `^RELOADING=1\nMONOTONIC_USEC=\d+$`, string(buf[:n]))
+	require.Regexp(in.t, `^MONOTONIC_USEC=\d+$`, in.expect("RELOADING=1"))
 	in.expect("READY=1")
 }
 
@@ -150,4 +151,141 @@ func TestWithoutAFileThereIsNothingToReread(t *testing.T) {
 	in.counts(0, 0, 1)
 	in.signal()
 	assert.Equal(t, exitOK, <-in.code, in.log.String())
+}
+
+// tunnel asks for one with a password, and returns the answer's code.
+func (in *instance) tunnelAs(password string) int {
+	in.t.Helper()
+	address, ok := in.log.line(in.t, "listening")["address"].(string)
+	require.True(in.t, ok)
+	conn, err := net.Dial("tcp", address)
+	require.NoError(in.t, err)
+	defer conn.Close()
+	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "127.0.0.1:9"}, Host: "127.0.0.1:9", Header: http.Header{
+		"Proxy-Authorization": {"Basic " + base64.StdEncoding.EncodeToString([]byte("u:"+password))},
+	}}
+	require.NoError(in.t, req.Write(conn))
+	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
+	require.NoError(in.t, err)
+	require.NoError(in.t, resp.Body.Close())
+	return resp.StatusCode
+}
+
+func TestARotatedPasswordIsTakenIn(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "pw")
+	write := func(password string) { require.NoError(t, os.WriteFile(file, []byte(password+"\n"), 0o600)) }
+	write("first")
+	in := startRun(t, strings.Replace(runConfig, "allow:", fmt.Sprintf("users: [{name: u, password_file: %q}], allow:", file), 1))
+	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("first"))
+	write("second")
+	code, body := in.post("/-/reload")
+	require.Equal(t, http.StatusOK, code, body)
+	assert.Equal(t, http.StatusProxyAuthRequired, in.tunnelAs("first"))
+	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("second"))
+	in.rewrite(runConfig)
+	code, body = in.post("/-/reload")
+	require.Equal(t, http.StatusOK, code, body)
+	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("second"), "everybody may come")
+	in.signal()
+	assert.Equal(t, exitOK, <-in.code, in.log.String())
+}
+
+func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
+	in := startRun(t, runConfig)
+	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
+	require.True(t, ok)
+	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
+	reload := func() (int, string, string) {
+		return run(t, "reload", "--config", in.config, "--telemetry", at)
+	}
+	code, out, errs := reload()
+	assert.Equal(t, exitOK, code, errs)
+	assert.Contains(t, out, "reloaded: 0 directions")
+	in.counts(1, 0, 1)
+
+	in.rewrite(strings.Replace(runConfig, "connect", "socks5", 1))
+	code, _, errs = reload()
+	assert.Equal(t, exitConfig, code)
+	assert.Contains(t, errs, "listeners[0].mode: cannot change while running")
+	in.counts(1, 1, 0)
+
+	t.Setenv("MAINPID", strconv.Itoa(os.Getpid()))
+	in.rewrite(runConfig + "frob: 1\n")
+	code, _, errs = reload()
+	assert.Equal(t, exitConfig, code)
+	assert.Contains(t, errs, "penstock.yaml:4:1: frob: unknown key")
+	in.expect("RELOADING=1")
+	for !strings.Contains(in.status(), "the configuration file is not in force: "+in.config+":4:1: frob: unknown key") {
+	}
+	in.counts(1, 2, 0)
+
+	in.signal()
+	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	in.rewrite(runConfig)
+	code, _, errs = reload()
+	assert.Equal(t, exitFail, code)
+	assert.Contains(t, errs, "no proxy answers at")
+	t.Setenv("MAINPID", "")
+	in.rewrite(strings.Replace(runConfig, "telemetry: {address: \"127.0.0.1:0\"}", "telemetry: {address: \"off\"}", 1))
+	code, _, errs = run(t, "reload", "--config", in.config)
+	assert.Equal(t, exitFail, code)
+	assert.Contains(t, errs, "telemetry.address is off")
+}
+
+// A restart with a broken file goes on with what worked, and says so everywhere.
+func TestABrokenFileStartsTheLastGoodConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	config, kept, pw := filepath.Join(dir, "penstock.yaml"), filepath.Join(dir, "last-good"), filepath.Join(dir, "pw")
+	write := func(text string) { require.NoError(t, os.WriteFile(config, []byte(text), 0o600)) }
+	good := strings.Replace(runConfig, "allow:", "users: [{name: u, password_file: pw}], allow:", 1)
+	require.NoError(t, os.WriteFile(pw, []byte("first\n"), 0o600))
+	end := func(in *instance) {
+		in.signal()
+		require.Equal(t, exitOK, <-in.code, in.log.String())
+	}
+
+	write("listeners: [\n")
+	code, _, errs := run(t, "run", "--config", config, "--last-good", kept)
+	assert.Equal(t, exitConfig, code, "there is none")
+	assert.Contains(t, errs, config+":1:12:")
+
+	write(good)
+	end(startRunWithout(t, "--config", config, "--last-good", kept))
+	info, err := os.Stat(kept)
+	require.NoError(t, err)
+	assert.Equal(t, os.FileMode(0o600), info.Mode().Perm(), "it holds the password")
+
+	write(good + "frob: 1\n")
+	require.NoError(t, os.Remove(pw))
+	in := startRunWithout(t, "--config", config, "--last-good", kept)
+	assert.Equal(t, http.StatusProxyAuthRequired, in.tunnelAs("second"))
+	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("first"))
+	line := in.log.line(t, "the configuration has a mistake; the last good one is in force until it is mended and reloaded")
+	assert.Equal(t, "ERROR", line["level"])
+	assert.Contains(t, line["err"], "penstock.yaml:4:1: frob")
+	in.counts(0, 0, 0)
+
+	require.NoError(t, os.WriteFile(pw, []byte("second\n"), 0o600))
+	write(good)
+	code, body := in.post("/-/reload")
+	require.Equal(t, http.StatusOK, code, body)
+	assert.NotContains(t, in.status(), "not in force")
+	in.counts(1, 0, 1)
+	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("second"))
+	end(in)
+
+	write("listeners: [\n")
+	in = startRunWithout(t, "--config", config, "--last-good", kept)
+	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("second"), "the last that worked, not the first")
+	end(in)
+
+	require.NoError(t, os.Chmod(kept, 0o644))
+	code, _, errs = run(t, "run", "--config", config, "--last-good", kept)
+	assert.Equal(t, exitConfig, code)
+	assert.Contains(t, errs, "holds a secret")
+	require.NoError(t, os.Chmod(kept, 0o600))
+	require.NoError(t, os.WriteFile(kept, []byte("{"), 0o600))
+	code, _, errs = run(t, "run", "--config", config, "--last-good", kept)
+	assert.Equal(t, exitConfig, code)
+	assert.Contains(t, errs, "is no saved configuration")
 }

@@ -45,6 +45,10 @@ change while running is refused.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.load(cmd.Flags())
+			var mistake *proxy.ConfigError
+			if errors.As(err, &mistake) {
+				cfg, err = f.loadLastGood(cmd.Flags(), err)
+			}
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
@@ -84,6 +88,10 @@ func (h *house) run(ctx context.Context) (err error) {
 	signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 	defer signal.Stop(rereads)
 	h.log.Info("penstock starts", "version", readBuild().Version, "pid", os.Getpid())
+	if h.flags.broken != nil {
+		h.log.Error("the configuration has a mistake; the last good one is in force until it is mended and reloaded",
+			"config", h.flags.config, "last_good", h.flags.lastGood, "err", h.flags.broken)
+	}
 	for _, w := range h.cfg.Warnings() {
 		h.log.Warn(w)
 	}
@@ -109,8 +117,11 @@ func (h *house) run(ctx context.Context) (err error) {
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
-	h.reloads.start(h.flags.hash)
+	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
 	h.announce()
+	if h.flags.broken == nil {
+		h.keep(h.flags.loaded)
+	}
 	h.dropPrivileges()
 	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
 }
@@ -227,9 +238,9 @@ func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
 	if h.radio != nil {
 		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.radio) })
 	}
-	others.Go(func() { h.watchdog(pagesCtx) })
+	others.Go(func() { h.watch(pagesCtx) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
-	h.tell(daemon.SdNotifyReady)
+	h.tell(daemon.SdNotifyReady + "\n" + h.status(false))
 
 	for stopping := false; ; {
 		select {
@@ -252,7 +263,7 @@ func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
 			}
 			stopping = true
 			h.log.Info("ending: no new connections", "signal", s.String())
-			h.tell(daemon.SdNotifyStopping)
+			h.tell(daemon.SdNotifyStopping + "\n" + h.status(true))
 			cancel()
 		}
 	}
@@ -304,14 +315,20 @@ func (h *house) load() telemetry.Load {
 	return l
 }
 
-// watchdog tells systemd, if it asked, that we are alive: that every lock on
-// the way to every connection can still be had.
-func (h *house) watchdog(ctx context.Context) {
-	every, err := daemon.SdWatchdogEnabled(false)
-	if err != nil || every <= 0 {
+// statusPeriod is how often systemd is told how it goes.
+const statusPeriod = 5 * time.Second
+
+// watch tells systemd how it goes and, if it asked, that we are alive: that every
+// lock on the way to every connection can still be had.
+func (h *house) watch(ctx context.Context) {
+	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
 	}
-	tick := time.NewTicker(every / 2)
+	period, alive := statusPeriod, ""
+	if every, err := daemon.SdWatchdogEnabled(false); err == nil && every > 0 {
+		period, alive = min(period, every/2), daemon.SdNotifyWatchdog+"\n"
+	}
+	tick := time.NewTicker(period)
 	defer tick.Stop()
 	for {
 		select {
@@ -319,9 +336,29 @@ func (h *house) watchdog(ctx context.Context) {
 			return
 		case <-tick.C:
 			h.proxy.Snapshot()
-			h.tell(daemon.SdNotifyWatchdog)
+			h.tell(alive + h.status(!h.proxy.Ready()))
 		}
 	}
+}
+
+// maxReason bounds what a status shows of an error, in bytes.
+const maxReason = 200
+
+// status is what systemctl status shows.
+func (h *house) status(draining bool) string {
+	open := h.proxy.Counters().Active
+	words := fmt.Sprintf("serving %d connections", open)
+	if draining {
+		words = fmt.Sprintf("draining, %d connections open", open)
+	}
+	if err := h.reloads.why(); err != nil {
+		why := proxy.Printable(strings.Join(strings.Fields(err.Error()), " "))
+		if len(why) > maxReason {
+			why = strings.ToValidUTF8(why[:maxReason], "") + "…"
+		}
+		words += "; the configuration file is not in force: " + why
+	}
+	return "STATUS=" + words
 }
 
 // tell notifies systemd where it waits for that.

@@ -99,14 +99,37 @@ func startRunWithout(t *testing.T, flags ...string) *instance {
 	return in
 }
 
-// expect waits for a notification.
-func (in *instance) expect(state string) {
+// expect waits for a notification, and returns the status that comes with it.
+// Those of a status alone are passed over.
+func (in *instance) expect(state string) (status string) {
+	in.t.Helper()
+	told := in.notified()
+	for strings.HasPrefix(told, "STATUS=") {
+		told = in.notified()
+	}
+	told, status, _ = strings.Cut(told, "\n")
+	require.Equal(in.t, state, told)
+	return status
+}
+
+// status waits for a notification of a status alone.
+func (in *instance) status() string {
+	in.t.Helper()
+	for {
+		if status, alone := strings.CutPrefix(in.notified(), "STATUS="); alone {
+			return status
+		}
+	}
+}
+
+// notified returns the next notification.
+func (in *instance) notified() string {
 	in.t.Helper()
 	require.NoError(in.t, in.notify.SetReadDeadline(time.Now().Add(10*time.Second)))
-	buf := make([]byte, 256)
+	buf := make([]byte, 1024)
 	n, err := in.notify.Read(buf)
-	require.NoError(in.t, err, "systemd was not told %s; log:\n%s", state, in.log.String())
-	require.Equal(in.t, state, strings.TrimSpace(string(buf[:n])))
+	require.NoError(in.t, err, "systemd was told nothing; log:\n%s", in.log.String())
+	return strings.TrimSpace(string(buf[:n]))
 }
 
 func (in *instance) signal() {
@@ -255,8 +278,8 @@ func TestRunRefusesWhatCannotWork(t *testing.T) {
 		code int
 		says string
 	}{
-		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, exitInput, "/nonexistent.yaml"},
-		"an unknown key":                        {[]string{"-c", broken}, exitInput, "frob"},
+		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, exitConfig, "/nonexistent.yaml"},
+		"an unknown key":                        {[]string{"-c", broken}, exitConfig, "frob"},
 		"an unknown envelope":                   {[]string{"--envelope", "frob"}, exitInput, `"frob" is not one of auto, ebpf, bbr, cubic, reno`},
 		"an unknown algorithm":                  {[]string{"--algorithm", "frob"}, exitInput, `no algorithm "frob"`},
 		"a time without its unit":               {[]string{"--drain", "30"}, exitInput, "--drain"},
@@ -298,7 +321,7 @@ log: {level: debug}
 	assert.EqualValues(t, "cubic", cfg.Envelope)
 	assert.EqualValues(t, "reno", cfg.Defaults.Down.Algorithm)
 	assert.EqualValues(t, "debug", cfg.Log.Level)
-	assert.Len(t, f.hash, 64)
+	assert.Len(t, f.loaded.Hash, 64)
 
 	cfg, _ = load("--envelope", "auto", "--algorithm", "vegas", "--log-level", "error", "--telemetry", "off", "--drain", "1m30s", "--mark", "0")
 	assert.EqualValues(t, "auto", cfg.Envelope)

@@ -1,11 +1,10 @@
 package main
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"strconv"
@@ -21,7 +20,7 @@ import (
 // runFlags are the flags of run as written.
 type runFlags struct {
 	config, listen, telemetry string
-	trace                     string
+	trace, lastGood           string
 	pprof, keepPrivileges     bool
 
 	algorithm proxy.Algorithm
@@ -31,13 +30,15 @@ type runFlags struct {
 	drain     proxy.Duration
 	mark      proxy.Mark
 
-	hash string // of the configuration file, once loaded
+	loaded proxy.Loaded // the configuration file
+	broken error        // what is wrong with it, where loaded is the last good one
 }
 
 func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.config, "config", "c", "", "configuration `FILE`")
 	flags.StringVar(&f.listen, "listen", "", "`host:port` for SOCKS5 and HTTP CONNECT, instead of 127.0.0.1:1080; not with --config")
 	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off (default "+proxy.DefaultTelemetry+")")
+	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, with its secrets, and start with that when --config has a mistake")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
 	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false, "keep the capabilities that are of no use once all sockets are open; for debuggers and profilers that need them in this process")
@@ -79,16 +80,33 @@ func (f *runFlags) load(flags *pflag.FlagSet) (proxy.Config, error) {
 			return cfg, errors.New("--listen is for running without a file; with --config, edit listeners there")
 		}
 		var err error
-		if cfg, err = proxy.Load(f.config); err != nil {
+		if f.loaded, err = proxy.LoadFiles(f.config); err != nil {
 			return cfg, err
 		}
-		text, err := os.ReadFile(f.config)
-		if err != nil {
-			return cfg, fmt.Errorf("--config: %w", err)
-		}
-		sum := sha256.Sum256(text)
-		f.hash = hex.EncodeToString(sum[:])
+		cfg = f.loaded.Config
 	}
+	return f.lay(flags, cfg)
+}
+
+// loadLastGood is load for the configuration that worked last, where there is one.
+// Without one the error is what is wrong with the file.
+func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (proxy.Config, error) {
+	if f.config == "" || f.lastGood == "" {
+		return proxy.Config{}, broken
+	}
+	saved, err := proxy.LoadSaved(f.lastGood, f.config)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			broken = fmt.Errorf("%w (and --last-good: %v)", broken, err) //nolint:errorlint // the file's mistake decides
+		}
+		return proxy.Config{}, broken
+	}
+	f.loaded, f.broken = saved, broken
+	return f.lay(flags, saved.Config)
+}
+
+// lay lays the flags over cfg.
+func (f *runFlags) lay(flags *pflag.FlagSet, cfg proxy.Config) (proxy.Config, error) {
 	for name, apply := range map[string]func(){
 		"listen":    func() { cfg.Listeners[0].Address = f.listen },
 		"telemetry": func() { cfg.Telemetry.Address = f.telemetry },
@@ -108,18 +126,28 @@ func (f *runFlags) load(flags *pflag.FlagSet) (proxy.Config, error) {
 			apply()
 		}
 	}
-	return cfg, cfg.Check()
+	return cfg, badInput(cfg.Check()) // a mistake of the flags: what is in a file has been checked
 }
 
 // newLogger returns a logger of that format.
 func newLogger(w io.Writer, format proxy.LogFormat, level slog.Leveler) *slog.Logger {
-	o := &slog.HandlerOptions{Level: level}
 	file, _ := w.(*os.File)
-	if format == "text" || format == "auto" && file != nil && isTerminal(file) {
-		return slog.New(slog.NewTextHandler(w, o))
+	text := format == "text" || format == "auto" && file != nil && isTerminal(file)
+	handler := func(w io.Writer, replace func([]string, slog.Attr) slog.Attr) slog.Handler {
+		if text {
+			return slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: replace})
+		}
+		return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if replace != nil {
+				a = replace(groups, a)
+			}
+			return inSeconds(groups, a)
+		}})
 	}
-	o.ReplaceAttr = inSeconds
-	return slog.New(slog.NewJSONHandler(w, o))
+	if !isJournal(w) {
+		return slog.New(handler(w, nil))
+	}
+	return slog.New(newJournalHandler(w, handler))
 }
 
 // inSeconds names the unit of a duration, which JSON would show as a bare number.

@@ -33,7 +33,7 @@ func (l *listener) connect(in *input, c *Client) error {
 			"only CONNECT is served here (curl: --proxytunnel)")
 		return fmt.Errorf("connect: method %q", req.Method)
 	}
-	if len(l.users) > 0 && !l.httpUser(req) {
+	if len(*l.users.Load()) > 0 && !l.httpUser(req) {
 		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
 			"a name and a password are needed")
 		return errors.New("connect: no name, or unknown name or wrong password")
@@ -63,7 +63,7 @@ func (l *listener) httpUser(req *http.Request) bool {
 	// BasicAuth reads the one header; a proxy's credentials are in the other.
 	asked := http.Request{Header: http.Header{"Authorization": req.Header["Proxy-Authorization"]}}
 	name, password, ok := asked.BasicAuth()
-	return ok && l.users.allow([]byte(name), []byte(password))
+	return ok && l.users.Load().allow([]byte(name), []byte(password))
 }
 
 // refuseHTTP writes an answer after which the connection is closed. header is

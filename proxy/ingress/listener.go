@@ -30,8 +30,8 @@ type listener struct {
 	cfg     Config
 	ln      acceptor
 	wrap    Wrap
-	users   users
-	target  netip.AddrPort // of mode forward
+	users   atomic.Pointer[users] // never nil
+	target  netip.AddrPort        // of mode forward
 	host    string
 	self    netip.AddrPort // where we listen; unspecified: every local address
 	closed  chan struct{}
@@ -68,9 +68,10 @@ func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {
 		cfg.HandshakeTimeout = defaultHandshakeTimeout
 	}
 	l := &listener{
-		cfg: cfg, ln: ln, wrap: wrap, users: newUsers(cfg.Auth),
+		cfg: cfg, ln: ln, wrap: wrap,
 		self: addrPort(ln.Addr()), closed: make(chan struct{}),
 	}
+	l.SetUsers(cfg.Auth)
 	if cfg.Mode == Forward {
 		host, port, err := net.SplitHostPort(cfg.Target)
 		if err == nil {

@@ -86,7 +86,7 @@ func (l *listener) socksMethod(in *input) error {
 		return err
 	}
 	method := byte(methodNone)
-	if len(l.users) > 0 {
+	if len(*l.users.Load()) > 0 {
 		method = methodPassword
 	}
 	if bytes.IndexByte(methods, method) < 0 {
@@ -119,7 +119,7 @@ func (l *listener) socksPassword(in *input) error {
 	if err != nil {
 		return err
 	}
-	if !l.users.allow(name, password) {
+	if !l.users.Load().allow(name, password) {
 		_, _ = in.conn.Write([]byte{socksAuthVersion, authNotAccepted})
 		return errors.New("unknown name or wrong password")
 	}
