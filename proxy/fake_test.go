@@ -143,12 +143,13 @@ func (l *fakeLeg) Reset() error {
 	return l.Close()
 }
 
-func (l *fakeLeg) Observe(exchange func(flow.Report) flow.Limit) {
+func (l *fakeLeg) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.observed = l.written
 	l.exchange = exchange
 	l.report()
+	return l.holds & want
 }
 
 func (l *fakeLeg) report() {

@@ -47,6 +47,15 @@ type direction struct {
 // managed reports whether terms need a flow of ours.
 func managed(t flow.Terms) bool { return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 }
 
+// wanted is which parts of a flow's limits its transport is to hold. An algorithm
+// that sets no window must not take the transport's own from it.
+func wanted(t flow.Terms) datapath.Hold {
+	if t.Algorithm == policy.Unmanaged {
+		return datapath.HoldRate
+	}
+	return datapath.HoldAll
+}
+
 // end is how a direction came to its end; exactly one of the errors is set,
 // none after the source's orderly end.
 type end struct {

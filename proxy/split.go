@@ -224,8 +224,7 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 		return fmt.Errorf("proxy: %s: %w", name, err)
 	}
 	d.flow = f
-	dst.conn.Observe(f.Report)
-	d.held = dst.conn.Info().Holds&datapath.HoldWindow != 0
+	d.held = dst.conn.Observe(f.Report, wanted(terms))&datapath.HoldWindow != 0
 	return nil
 }
 

@@ -88,9 +88,11 @@ func serve(t *testing.T, stop func() error, next func() error) {
 // leg is a socket as a datapath.Conn, no more.
 type leg struct{ *net.TCPConn }
 
-func (leg) Observe(func(flow.Report) flow.Limit) {}
-func (leg) Info() datapath.Info                  { return datapath.Info{} }
-func (l leg) Reset() error                       { return l.TCPConn.Close() }
+func (leg) Observe(func(flow.Report) flow.Limit, datapath.Hold) datapath.Hold { return 0 }
+func (leg) Info() datapath.Info                                               { return datapath.Info{} }
+
+func (l leg) Reset() error { return l.TCPConn.Close() }
+
 func (l leg) Close() error {
 	_ = l.SetLinger(-1) // the listener's sockets reset otherwise
 	return l.TCPConn.Close()

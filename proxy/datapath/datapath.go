@@ -22,9 +22,12 @@ type Conn interface {
 
 	// Observe starts reporting what becomes of the bytes written from now on.
 	// exchange is called from the transport's own events, never twice at a
-	// time and never after Close has returned; the limit it returns is held by
-	// the transport as far as it can (see Info.Holds).
-	Observe(exchange func(flow.Report) flow.Limit)
+	// time and never after Close has returned. want says which parts of the
+	// limit it returns are to be held; the result is what the transport does
+	// hold. Without HoldWindow in want, and while nobody observes, the
+	// transport's own congestion control decides, as the system has set it.
+	// A nil exchange ends it. Nobody may be writing during the call.
+	Observe(exchange func(flow.Report) flow.Limit, want Hold) Hold
 
 	// Info says what is in use on this leg and how the transport sees it.
 	Info() Info
@@ -38,13 +41,15 @@ type Hold uint8
 const (
 	HoldRate   Hold = 1 << iota // the pacing rate
 	HoldWindow                  // the congestion window
+
+	HoldAll = HoldRate | HoldWindow
 )
 
 // Info is a leg as its transport sees it; zero fields are unknown.
 type Info struct {
 	Tier     string   // "kernel"
 	Envelope string   // congestion control of the transport itself: "ebpf" (ours), "bbr", "cubic", …
-	Holds    Hold     // what the transport enforces by itself; settled by Observe
+	Holds    Hold     // what the transport enforces by itself, as Observe settled it
 	Missing  []string // what was asked for and could not be had, in words
 
 	Cwnd          cc.Bytes // the transport's own window

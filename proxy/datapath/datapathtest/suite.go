@@ -99,7 +99,7 @@ type observer struct {
 func observe(c datapath.Conn, limit flow.Limit) *observer {
 	o := &observer{limit: limit}
 	o.changed = sync.NewCond(&o.mu)
-	c.Observe(o.exchange)
+	c.Observe(o.exchange, datapath.HoldAll)
 	return o
 }
 

@@ -31,7 +31,8 @@ type Conn struct {
 	active  atomic.Bool
 
 	observed atomic.Bool
-	ending   atomic.Bool // CloseWrite was called
+	ending   atomic.Bool          // CloseWrite was called
+	held     atomic.Pointer[held] // nil: the kernel does not hold the window. Changes under mu
 
 	wrote atomic.Int64 // bytes the socket took, since there is a leg
 	piece atomic.Int64 // written at once at most; 0: no bound
@@ -40,8 +41,9 @@ type Conn struct {
 	exchange func(flow.Report) flow.Limit
 	closed   bool
 	account  account // what TCP_INFO tells, unless the kernel holds the window
-	held     *held   // then this; nil otherwise. Set before the tick knows the conn
-	envelope string
+	dialled  bool
+	envelope string // the socket's congestion control; empty: not asked for yet
+	system   string // what it had before it was observed
 	missing  []string
 	errors   uint64
 	limit    limits
@@ -80,27 +82,12 @@ func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kernel: wrap: %w", err)
 	}
-	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing}
+	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing, dialled: dialled}
 	c.read, c.roomy = c.readInfo, c.hasRoom
 	// Package net has set TCP_NODELAY.
 	if err := tcp.SetKeepAliveConfig(d.keepAlive); err != nil {
 		return nil, fmt.Errorf("kernel: wrap: %w", err)
 	}
-	err = raw.Control(func(fd uintptr) {
-		if d.envelope != "" {
-			if err := unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, d.envelope); err != nil {
-				c.missing = append(c.missing[:len(c.missing):len(c.missing)], envelopeRefused(d.envelope, err))
-			}
-		}
-		c.envelope = envelopeOf(int(fd))
-	})
-	if err != nil {
-		return nil, fmt.Errorf("kernel: wrap: %w", err)
-	}
-	if err := c.refresh(); err != nil {
-		return nil, err
-	}
-	c.account.calibrate(&c.info, uintptr(c.size), dialled)
 	return c, nil
 }
 
@@ -131,44 +118,119 @@ func (c *Conn) refresh() error {
 
 // Observe implements datapath.Conn. exchange runs once before Observe returns,
 // so that the limit is in force before the first byte. It must not call back.
-func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
+func (c *Conn) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
 	c.mu.Lock()
-	if !c.closed && c.refresh() == nil {
-		if c.hold(); c.held == nil {
-			c.account.start(&c.info)
-		}
-		c.exchange = exchange
-		c.observed.Store(true)
-		c.report()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0
 	}
-	idle := c.drained()
-	c.mu.Unlock()
-	if !idle {
+	c.unobserve()
+	if exchange == nil {
+		return 0
+	}
+	c.system = c.congestion()
+	c.envelope = c.system
+	if want&datapath.HoldWindow == 0 || !c.hold() {
+		if err := c.watch(want); err != nil { // counted in errors
+			return 0
+		}
+	}
+	c.exchange = exchange
+	c.observed.Store(true)
+	c.report()
+	if !c.drained() {
 		c.activate()
 	}
+	return c.holds()
 }
 
-// hold has the kernel hold the window, where it can. Otherwise the leg keeps the
-// congestion control it has, and says why.
-func (c *Conn) hold() {
+// hold has the kernel hold the window, if it can.
+func (c *Conn) hold() bool {
 	if c.dp.holder == nil {
-		return
+		return false
 	}
 	h, err := c.dp.holder.bind(c)
 	if err != nil {
-		c.missing = append(c.missing[:len(c.missing):len(c.missing)], err.Error())
-		return
+		c.lack(err.Error())
+		return false
 	}
-	c.held = h
+	c.held.Store(h)
 	c.envelope = EBPF
+	return true
 }
 
-// look takes a reading of the socket.
+// watch observes a leg whose window, if there is one, the relay holds above the
+// envelope.
+func (c *Conn) watch(want datapath.Hold) error {
+	if name := c.dp.envelope; want&datapath.HoldWindow != 0 && name != "" && name != c.envelope {
+		if err := c.setCongestion(name); err != nil {
+			c.lack(envelopeRefused(name, err))
+		} else {
+			c.envelope = name
+		}
+	}
+	if err := c.refresh(); err != nil {
+		return err
+	}
+	c.account = account{}
+	c.account.calibrate(&c.info, uintptr(c.size), c.dialled)
+	c.account.start(&c.info)
+	return nil
+}
+
+// unobserve gives the socket back what it had before it was observed.
+func (c *Conn) unobserve() {
+	if c.exchange == nil {
+		return
+	}
+	if c.measure() == nil {
+		c.report()
+	}
+	c.exchange = nil
+	c.observed.Store(false)
+	if h := c.held.Load(); h != nil {
+		c.dp.holder.release(h)
+		c.held.Store(nil)
+	}
+	if c.system != "" && c.system != c.envelope {
+		if err := c.setCongestion(c.system); err != nil {
+			c.errors++
+		} else {
+			c.envelope = c.system
+		}
+	}
+	c.errors += c.limit.lift(c.raw)
+	c.piece.Store(0)
+	c.missing = c.dp.missing
+}
+
+// lack notes what was asked for and could not be had.
+func (c *Conn) lack(words string) {
+	c.missing = append(c.missing[:len(c.missing):len(c.missing)], words)
+}
+
+// congestion is the name of the socket's congestion control; empty: unknown.
+func (c *Conn) congestion() (name string) {
+	_ = control(c.raw, func(fd int) error {
+		name = envelopeOf(fd)
+		return nil
+	})
+	return name
+}
+
+func (c *Conn) setCongestion(name string) error {
+	return control(c.raw, func(fd int) error {
+		return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+	})
+}
+
+// measure takes a reading of the socket.
 func (c *Conn) measure() error {
-	if c.held == nil {
+	h := c.held.Load()
+	if h == nil {
 		return c.refresh()
 	}
-	c.held.cell.Read(&c.held.next) // else the last one serves once more
+	h.cell.Read(&h.next) // else the last one serves once more
 	return nil
 }
 
@@ -176,7 +238,7 @@ func (c *Conn) measure() error {
 func (c *Conn) report() {
 	now := c.dp.clock()
 	var limit flow.Limit
-	if h := c.held; h != nil {
+	if h := c.held.Load(); h != nil {
 		o := c.dp.holder
 		o.note(h)
 		limit = c.exchange(h.step(c.wrote.Load(), c.ending.Load(), o.when(h.next.At), now))
@@ -197,7 +259,7 @@ func (c *Conn) acknowledged(a *bpf.Ack) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	// The cell, which is ahead of the ring, may have been read in between.
-	if h := c.held; !c.closed && h.cell.Is(a) && int32(a.Seen.Acks-h.seen.Acks) > 0 {
+	if h := c.held.Load(); !c.closed && h != nil && h.cell.Is(a) && int32(a.Seen.Acks-h.seen.Acks) > 0 {
 		h.next = a.Seen
 		c.report()
 	}
@@ -205,17 +267,18 @@ func (c *Conn) acknowledged(a *bpf.Ack) {
 
 // drained says whether nothing more will happen to what was written.
 func (c *Conn) drained() bool {
-	if c.held == nil {
+	h := c.held.Load()
+	if h == nil {
 		return drained(&c.info)
 	}
-	r := &c.held.report
+	r := &h.report
 	return r.Unsent == 0 && r.Acked == r.Written
 }
 
 // last is the report that was made last.
 func (c *Conn) last() *flow.Report {
-	if c.held != nil {
-		return &c.held.report
+	if h := c.held.Load(); h != nil {
+		return &h.report
 	}
 	return &c.account.report
 }
@@ -229,13 +292,17 @@ const (
 	polledEasy                 // much moved, and no sender waits for what comes of it
 	polledLull                 // nothing moved, as happens between much that does
 	polledBusy
-	polledGone // closed, or not readable any more
+	polledGone // closed, not observed, or not readable any more
 )
 
 func (c *Conn) poll() outcome {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
+		return polledGone
+	}
+	if c.exchange == nil {
+		c.active.Store(false) // whoever observes it anew has it polled again
 		return polledGone
 	}
 	before := *c.last()
@@ -276,8 +343,8 @@ func (c *Conn) end() {
 		c.writes.Add(1)
 		c.writing.Add(-1)
 		c.activate()
-		if c.held != nil { // its cell may have to be told
-			c.held.cell.Mark()
+		if h := c.held.Load(); h != nil { // its cell may have to be told
+			h.cell.Mark()
 		}
 	}
 }
@@ -376,6 +443,9 @@ func (c *Conn) Info() datapath.Info {
 	defer c.mu.Unlock()
 	if !c.closed {
 		_ = c.refresh() // counted in errors; the last reading then serves
+		if c.envelope == "" {
+			c.envelope = c.congestion()
+		}
 	}
 	i := &c.info
 	info := datapath.Info{
@@ -389,8 +459,8 @@ func (c *Conn) Info() datapath.Info {
 		Retransmitted: cc.Bytes(i.Bytes_retrans),
 		SignalErrors:  c.errors,
 	}
-	if c.held != nil {
-		info.Falls = uint64(c.held.seen.Falls)
+	if h := c.held.Load(); h != nil {
+		info.Falls = uint64(h.seen.Falls)
 	}
 	if i.Min_rtt != noMinRTT {
 		info.MinRTT = micros(i.Min_rtt)
@@ -402,8 +472,8 @@ func (c *Conn) Info() datapath.Info {
 }
 
 func (c *Conn) holds() datapath.Hold {
-	if c.held != nil {
-		return datapath.HoldRate | datapath.HoldWindow
+	if c.held.Load() != nil {
+		return datapath.HoldAll
 	}
 	return datapath.HoldRate
 }

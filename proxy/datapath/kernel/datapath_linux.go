@@ -317,7 +317,7 @@ func (d *Datapath) tick() {
 	}
 	for _, c := range d.joining {
 		c.due, c.quiet, c.easy, c.lull = 0, 0, 0, 0
-		if c.held != nil {
+		if c.held.Load() != nil {
 			c.place = len(d.awake)
 			d.awake = append(d.awake, c)
 		} else {

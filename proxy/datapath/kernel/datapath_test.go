@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // still returns a datapath whose ticks the test makes; without a choice of
@@ -60,7 +61,7 @@ func watched(c *Conn) (reports *int) {
 	c.Observe(func(flow.Report) flow.Limit {
 		*reports++
 		return flow.Limit{Cwnd: cc.MaxCwnd}
-	})
+	}, datapath.HoldAll)
 	return reports
 }
 
@@ -255,7 +256,7 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	d := still(t, Config{})
 	a, _ := d.pair(t, loopback4)
 	limit := flow.Limit{Cwnd: 400_000}
-	a.Observe(func(flow.Report) flow.Limit { return limit })
+	a.Observe(func(flow.Report) flow.Limit { return limit }, datapath.HoldAll)
 
 	rate := func() (value uint64) {
 		require.NoError(t, control(a.raw, func(fd int) (err error) {
@@ -288,14 +289,14 @@ func TestAPollAllocatesNothing(t *testing.T) {
 	a.Observe(func(flow.Report) flow.Limit {
 		limit.PacingRate = 1_000_000_000 - limit.PacingRate // a system call each time
 		return limit
-	})
+	}, datapath.HoldAll)
 	assert.Zero(t, testing.AllocsPerRun(100, func() { a.poll() }))
 }
 
 func BenchmarkPoll(b *testing.B) {
 	d := still(b, Config{})
 	a, _ := d.pair(b, loopback4)
-	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: 1 << 20} })
+	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: 1 << 20} }, datapath.HoldAll)
 	b.ReportAllocs()
 	for b.Loop() {
 		a.poll()
@@ -328,7 +329,7 @@ func TestAConnectionTornDownHasNothingUnderway(t *testing.T) {
 	a.Observe(func(r flow.Report) flow.Limit {
 		last = r
 		return flow.Limit{Cwnd: cc.MaxCwnd}
-	})
+	}, datapath.HoldAll)
 	written := make(chan error, 1)
 	go func() {
 		_, err := a.Write(make([]byte, 64<<20)) // more than the buffers hold
@@ -352,7 +353,7 @@ func TestALegWithoutAWaitingSenderIsPolledLessOften(t *testing.T) {
 	a.Observe(func(flow.Report) flow.Limit {
 		reports++
 		return flow.Limit{Cwnd: cc.MaxCwnd, Waiting: waiting}
-	})
+	}, datapath.HoldAll)
 	chunk := make([]byte, easyBytes)
 	move := func() {
 		_, err := a.Write(chunk)

@@ -31,10 +31,13 @@ func (c *Conn) shut(linger int) error {
 		if c.exchange != nil && c.measure() == nil {
 			c.report()
 		}
+		if h := c.held.Load(); c.exchange == nil || h != nil {
+			_ = c.refresh() // for Info
+		}
 		c.closed = true
 		c.exchange = nil
-		if c.held != nil { // what is still underway goes on under Reno
-			c.dp.holder.release(c)
+		if h := c.held.Load(); h != nil { // what is still underway goes on under Reno
+			c.dp.holder.release(h)
 		}
 		_ = c.tcp.SetLinger(linger) // a socket that refuses it refuses Close, too
 	}

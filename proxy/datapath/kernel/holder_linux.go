@@ -65,7 +65,7 @@ func (o *holder) bind(c *Conn) (*held, error) {
 		}
 		h.cell.Free()
 		return errors.Join(errors.New("the socket does not answer"),
-			unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.envelope))
+			unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.system))
 	})
 	switch {
 	case errors.Is(err, bpf.ErrFull):
@@ -90,12 +90,12 @@ func (o *holder) ask(h *held, each bool) {
 	}
 }
 
-// release lets c's socket go.
-func (o *holder) release(c *Conn) {
-	o.ask(c.held, false)
-	c.held.told.EveryAck = false
-	o.legs[c.held.cell.Index()].Store(nil)
-	c.held.cell.Free()
+// release lets a leg's socket go.
+func (o *holder) release(h *held) {
+	o.ask(h, false)
+	h.told.EveryAck = false
+	o.legs[h.cell.Index()].Store(nil)
+	h.cell.Free()
 	o.held.Add(-1)
 }
 

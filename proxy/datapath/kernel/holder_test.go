@@ -108,8 +108,9 @@ func (c *Conn) told(t *testing.T) (s bpf.Seen) {
 	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	require.NotNil(t, c.held)
-	require.True(t, c.held.cell.Read(&s))
+	h := c.held.Load()
+	require.NotNil(t, h)
+	require.True(t, h.cell.Read(&s))
 	return s
 }
 
@@ -121,7 +122,7 @@ func TestEachAcknowledgementIsReportedByItselfWhereThatIsWanted(t *testing.T) {
 	a.Observe(func(r flow.Report) flow.Limit {
 		reports = append(reports, r)
 		return limit
-	})
+	}, datapath.HoldAll)
 	other, sink := d.pair(t, loopback4)
 	calls := watched(other)
 	first, before := a.told(t), len(reports)
@@ -169,7 +170,7 @@ func TestClosingALegLetsItsSocketGo(t *testing.T) {
 	d := holding(t, 3)
 	a, b := d.pair(t, loopback4)
 	for _, c := range []*Conn{a, b} {
-		c.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, EveryAck: true} })
+		c.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, EveryAck: true} }, datapath.HoldAll)
 	}
 	assert.Equal(t, 2, d.Status().Held.Legs)
 	assert.EqualValues(t, 2, d.holder.each.Load())
@@ -226,7 +227,7 @@ func TestABusyUserSpaceKeepsToTheRate(t *testing.T) {
 	d := holding(t, 1)
 	a, b := d.pair(t, loopback4)
 	const rate = 80_000_000 // loopback carries a thousand times as much
-	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate} })
+	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate} }, datapath.HoldAll)
 	for a.told(t).Fallen == 0 {
 		pass(t, a, b, 100_000)
 	}
@@ -258,12 +259,12 @@ func TestTheFirstBytesOfALegAreNoAnswer(t *testing.T) {
 // everyAck is a leg of which every acknowledgement is wanted.
 type everyAck struct{ *Conn }
 
-func (c everyAck) Observe(exchange func(flow.Report) flow.Limit) {
-	c.Conn.Observe(func(r flow.Report) flow.Limit {
+func (c everyAck) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
+	return c.Conn.Observe(func(r flow.Report) flow.Limit {
 		limit := exchange(r)
 		limit.EveryAck = true
 		return limit
-	})
+	}, want)
 }
 
 func TestConformanceWithEachAcknowledgementByItself(t *testing.T) {

@@ -22,6 +22,9 @@ const (
 // unlimited is SO_MAX_PACING_RATE's "not limited".
 const unlimited = math.MaxUint64
 
+// systemUnsent has the system's setting (net.ipv4.tcp_notsent_lowat) be in force.
+const systemUnsent = 0
+
 // limits keeps what a socket was last told, since telling it costs a system call.
 type limits struct {
 	rate   cc.Rate // 0: unlimited, as the socket was born
@@ -54,6 +57,13 @@ func (l *limits) apply(raw syscall.RawConn, rate cc.Rate, unsent int) (refused u
 		return 1
 	}
 	return l.errors
+}
+
+// lift gives a socket back what it was born with.
+func (l *limits) lift(raw syscall.RawConn) (refused uint64) {
+	refused = l.apply(raw, 0, systemUnsent)
+	l.unsent = 0
+	return refused
 }
 
 func (l *limits) tell(fd uintptr) {

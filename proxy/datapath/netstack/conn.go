@@ -298,8 +298,16 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 func (c *Conn) forget() { c.stack.conns.remove(c) }
 
 // Observe implements datapath.Conn.
-func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
+func (c *Conn) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
+	if limited := exchange; limited != nil && want&datapath.HoldWindow == 0 {
+		exchange = func(r flow.Report) flow.Limit {
+			l := limited(r)
+			l.Cwnd = 0 // the stack keeps its own window
+			return l
+		}
+	}
 	c.signals.observe(c.stack.clock, exchange)
+	return 0
 }
 
 // probed takes in the stack's state after a segment that came. The stack holds its

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // The version of the stack that go.mod names keeps its window where we look.
@@ -69,7 +70,7 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 				return n%50 == 0
 			})
 			if observed {
-				near.Observe(func(r flow.Report) flow.Limit { return flow.Limit{Cwnd: ours * max(r.MSS, 1)} })
+				near.Observe(func(r flow.Report) flow.Limit { return flow.Limit{Cwnd: ours * max(r.MSS, 1)} }, datapath.HoldAll)
 			}
 			data := make([]byte, 4<<20)
 			go func() {

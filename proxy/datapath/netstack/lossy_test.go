@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // roundsVariable says how many rounds TestDownloadsEndOverALossyLink takes. With it, the
@@ -124,7 +125,7 @@ func answer(t *testing.T, c *Conn, m *flow.Manager, algorithm string, size int) 
 			return
 		}
 		defer func() { f.Close(c.stack.clock()) }()
-		c.Observe(f.Report)
+		c.Observe(f.Report, datapath.HoldAll)
 		take = func(n int) int {
 			for {
 				if g := f.Take(c.stack.clock(), cc.Bytes(n)); g.Bytes > 0 {

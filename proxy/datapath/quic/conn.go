@@ -211,10 +211,11 @@ func (c *Conn) shut(how func(Stream)) error {
 }
 
 // Observe implements datapath.Conn.
-func (c *Conn) Observe(exchange func(flow.Report) flow.Limit) {
+func (c *Conn) Observe(exchange func(flow.Report) flow.Limit, _ datapath.Hold) datapath.Hold {
 	if _, err := c.live(); err == nil {
 		c.signals.observe(exchange)
 	}
+	return 0
 }
 
 // Info implements datapath.Conn. Window and round trips are the connection's,

@@ -157,7 +157,7 @@ func TestStreamsOfOneConnectionAreToldApart(t *testing.T) {
 				all <- struct{}{}
 			}
 			return flow.Limit{Cwnd: cc.MaxCwnd}
-		})
+		}, datapath.HoldAll)
 		done.Go(func() {
 			_, err := server.Write(make([]byte, size))
 			assert.NoError(t, err)
