@@ -22,7 +22,7 @@ import (
 type TunnelConfig struct {
 	MTU         int       `yaml:"mtu" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
 	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
-	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 60s where not set."`
+	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
 	UDPSessions *int      `yaml:"udp_sessions" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
 	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set."`
 }
@@ -62,7 +62,7 @@ const (
 	defaultTunnelMTU   = 1420 // WireGuard's over IPv6 and Ethernet
 	defaultDeviceMTU   = 1500
 	defaultUDPShare    = .5
-	defaultUDPIdle     = time.Minute
+	defaultUDPIdle     = 5 * time.Minute // RFC 4787 REQ-5
 	defaultUDPSessions = 1024
 )
 

@@ -63,7 +63,7 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	assert.Equal(t, keyB, tunnel.Key(w.Peers[1].PresharedKey).String())
 	assert.Equal(t, []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.2/32"))}, w.Peers[1].AllowedIPs)
 	assert.Equal(t, tunnel.DatagramConfig{Share: .25, Idle: 30 * time.Second, Sessions: 10}, c.Listeners[0].Tunnel.Datagrams())
-	assert.Equal(t, tunnel.DatagramConfig{Share: .5, Idle: time.Minute, Sessions: 1024, Isolate: true}, c.Listeners[1].Tunnel.Datagrams())
+	assert.Equal(t, tunnel.DatagramConfig{Share: .5, Idle: 5 * time.Minute, Sessions: 1024, Isolate: true}, c.Listeners[1].Tunnel.Datagrams())
 }
 
 func TestAFileOfWgQuicksIsAWholeListener(t *testing.T) {

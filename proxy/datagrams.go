@@ -19,7 +19,7 @@ func (s *Server) forwardDatagrams(l *listenerState) {
 		l.inner = tunnel.Inner(t.Outside())
 	}
 	t.Forward(l.cfg.Tunnel.Datagrams(), tunnel.Forwarding{
-		Flows: s.parts.Flows, Clock: s.clock, Mark: uint32(s.settings().cfg.Mark), Log: s.log,
+		Flows: s.parts.Flows, Clock: s.clock, Most: s.settings().cfg.descriptors().Sessions, Mark: uint32(s.settings().cfg.Mark), Log: s.log,
 		Verdict: func(peer string, source, target netip.AddrPort) (flow.Terms, error) {
 			return s.datagram(l, policy.Facts{Listener: l.cfg.Name, Source: source, Target: target, Peer: peer, Inside: true})
 		},

@@ -13,9 +13,12 @@ const descriptorHeadroom = 128
 
 // descriptorsPerConnection counts both sockets. Pipes for splicing have a
 // bound of their own, pipeShare of what there is; beyond it bytes are copied.
+// So have the sessions of tunnels' datagrams, each of which is a socket.
 const (
 	descriptorsPerConnection = 2
-	pipeShare                = 8 // one eighth of all descriptors
+	pipeShare                = 8       // one eighth of all descriptors
+	sessionShare             = 4       // a quarter of the rest, where there are tunnels
+	maxSessions              = 1 << 14 // of one tunnel
 )
 
 // Descriptors is how the process's descriptors are divided.
@@ -23,30 +26,49 @@ type Descriptors struct {
 	Total       int // RLIMIT_NOFILE
 	Connections int // connections that fit
 	Pipes       int // pipes that may be in use for splicing
+	Sessions    int // of datagrams, in each tunnel
 }
 
-// DescriptorBudget divides RLIMIT_NOFILE, which Go has raised to its hard limit.
-func DescriptorBudget() Descriptors {
+// DescriptorBudget divides RLIMIT_NOFILE, which Go has raised to its hard limit,
+// for a proxy with so many tunnels.
+func DescriptorBudget(tunnels int) Descriptors {
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		lim.Cur = 1024 // POSIX promises less, Linux starts with this
 	}
-	return divideDescriptors(int(min(lim.Cur, 1<<30)))
+	return divideDescriptors(int(min(lim.Cur, 1<<30)), tunnels)
 }
 
-func divideDescriptors(total int) Descriptors {
+func divideDescriptors(total, tunnels int) Descriptors {
 	usable := max(0, total-min(descriptorHeadroom, total/4))
 	pipes := usable / pipeShare / 2 // two descriptors each
+	rest := usable - 2*pipes
+	sessions := 0
+	if tunnels > 0 {
+		sessions = min(rest/sessionShare/tunnels, maxSessions)
+	}
 	return Descriptors{
 		Total:       total,
-		Connections: max(1, (usable-2*pipes)/descriptorsPerConnection),
+		Connections: max(1, (rest-sessions*tunnels)/descriptorsPerConnection),
 		Pipes:       max(1, pipes),
+		Sessions:    sessions,
 	}
 }
 
 // sourceShare is the part of all connections that one client host may have
 // unless limits.per_source says otherwise.
 const sourceShare = 4 // a quarter
+
+// descriptors divides them for what c has open.
+func (c *Config) descriptors() Descriptors {
+	tunnels := 0
+	for _, l := range c.Listeners {
+		if l.Tunnels() {
+			tunnels++
+		}
+	}
+	return DescriptorBudget(tunnels)
+}
 
 // limiter counts connections against their limits; 0 is no limit.
 type limiter struct {
@@ -62,7 +84,7 @@ type limiter struct {
 func (l *limiter) change(cfg Config, lanes []*listenerState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.global = DescriptorBudget().Connections
+	l.global = cfg.descriptors().Connections
 	if cfg.Limits.Connections > 0 {
 		l.global = min(l.global, cfg.Limits.Connections)
 	}

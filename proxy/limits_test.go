@@ -14,12 +14,17 @@ import (
 func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.IntRange(16, 1<<20).Draw(t, "total")
-		d := divideDescriptors(total)
+		tunnels := rapid.IntRange(0, 4).Draw(t, "tunnels")
+		d := divideDescriptors(total, tunnels)
 		assert.Positive(t, d.Connections)
 		assert.Positive(t, d.Pipes)
-		assert.LessOrEqual(t, descriptorsPerConnection*d.Connections+2*d.Pipes, total)
+		sum := descriptorsPerConnection*d.Connections + 2*d.Pipes + tunnels*d.Sessions
+		assert.LessOrEqual(t, sum, total)
 		if total >= 1024 {
-			assert.GreaterOrEqual(t, total-descriptorsPerConnection*d.Connections-2*d.Pipes, descriptorHeadroom)
+			assert.GreaterOrEqual(t, total-sum, descriptorHeadroom)
+		}
+		if total >= 128 {
+			assert.Equal(t, tunnels > 0, d.Sessions > 0)
 		}
 	})
 }
@@ -88,7 +93,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 	}
 	var l limiter
 	l.change(Config{}, nil)
-	assert.Equal(t, max(1, DescriptorBudget().Connections/4), l.perSource, "of what descriptors have room for")
+	assert.Equal(t, max(1, DescriptorBudget(0).Connections/4), l.perSource, "of what descriptors have room for")
 }
 
 func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {

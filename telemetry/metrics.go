@@ -161,6 +161,7 @@ var all = []metric{
 	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
 	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls,
+	tunnelDatagrams, tunnelDropped, tunnelSessions, tunnelEvicted, tunnelNotices,
 }
 
 // collector turns snapshots into metrics.

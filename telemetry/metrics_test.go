@@ -177,6 +177,38 @@ penstock_tunnel_bytes_total{direction="received",listener="vpn"} 1000
 penstock_tunnel_bytes_total{direction="received",listener="vpn2"} 1
 penstock_tunnel_bytes_total{direction="sent",listener="vpn"} 9000
 penstock_tunnel_bytes_total{direction="sent",listener="vpn2"} 0
+# HELP penstock_tunnel_datagram_sessions Addresses and ports of peers that have sent datagrams and may be answered.
+# TYPE penstock_tunnel_datagram_sessions gauge
+penstock_tunnel_datagram_sessions{listener="vpn"} 4
+penstock_tunnel_datagram_sessions{listener="vpn2"} 0
+# HELP penstock_tunnel_datagram_sessions_evicted_total Sessions that ended early to make room for others.
+# TYPE penstock_tunnel_datagram_sessions_evicted_total counter
+penstock_tunnel_datagram_sessions_evicted_total{listener="vpn"} 7
+penstock_tunnel_datagram_sessions_evicted_total{listener="vpn2"} 0
+# HELP penstock_tunnel_datagrams_dropped_total UDP datagrams and echo messages that were dropped: refused by policy, crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on the way to a peer, unsolicited (from whom the peer had not written to), failed (not taken by the network or the tunnel).
+# TYPE penstock_tunnel_datagrams_dropped_total counter
+penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="crowded"} 2
+penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="failed"} 6
+penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="late"} 3
+penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="overflow"} 4
+penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="refused"} 1
+penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="unsolicited"} 5
+penstock_tunnel_datagrams_dropped_total{listener="vpn2",reason="crowded"} 0
+penstock_tunnel_datagrams_dropped_total{listener="vpn2",reason="failed"} 0
+penstock_tunnel_datagrams_dropped_total{listener="vpn2",reason="late"} 0
+penstock_tunnel_datagrams_dropped_total{listener="vpn2",reason="overflow"} 0
+penstock_tunnel_datagrams_dropped_total{listener="vpn2",reason="refused"} 0
+penstock_tunnel_datagrams_dropped_total{listener="vpn2",reason="unsolicited"} 0
+# HELP penstock_tunnel_datagrams_total UDP datagrams and echo messages that came from peers and that went to them.
+# TYPE penstock_tunnel_datagrams_total counter
+penstock_tunnel_datagrams_total{direction="received",listener="vpn"} 50
+penstock_tunnel_datagrams_total{direction="received",listener="vpn2"} 0
+penstock_tunnel_datagrams_total{direction="sent",listener="vpn"} 60
+penstock_tunnel_datagrams_total{direction="sent",listener="vpn2"} 0
+# HELP penstock_tunnel_icmp_errors_total ICMP errors about datagrams that peers were told.
+# TYPE penstock_tunnel_icmp_errors_total counter
+penstock_tunnel_icmp_errors_total{listener="vpn"} 8
+penstock_tunnel_icmp_errors_total{listener="vpn2"} 0
 # HELP penstock_tunnel_peers Peers that may use the tunnel.
 # TYPE penstock_tunnel_peers gauge
 penstock_tunnel_peers{listener="vpn"} 2

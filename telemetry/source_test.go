@@ -90,6 +90,10 @@ func busyProxy() *still {
 		tunnels: []proxy.TunnelInfo{
 			{Listener: "vpn", Mode: "wireguard", Status: vpn.Status{
 				Received: 1000, Sent: 9000, Refused: 3, Lost: 2, Handshakes: 1, Stalls: 4,
+				Datagrams: vpn.DatagramStats{
+					Sessions: 4, Peers: 2, SentPackets: 50, ReceivedPackets: 60,
+					Refused: 1, Crowded: 2, Late: 3, Overflow: 4, Unsolicited: 5, Failed: 6, Evicted: 7, Notices: 8,
+				},
 				Peers: []vpn.PeerState{
 					{
 						Name: "phone", PublicKey: vpn.Key{1}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},

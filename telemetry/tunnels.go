@@ -16,6 +16,14 @@ var (
 	tunnelLost       = counter("tunnel_lost_packets_total", "Packets to peers that were lost here, since more waited than may.", "listener")
 	tunnelHandshakes = counter("tunnel_dropped_handshakes_total", "Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
 	tunnelStalls     = counter("tunnel_stalls_total", "How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
+
+	tunnelDatagrams = counter("tunnel_datagrams_total", "UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
+	tunnelDropped   = counter("tunnel_datagrams_dropped_total", "UDP datagrams and echo messages that were dropped: refused by policy, "+
+		"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on the way to a peer, "+
+		"unsolicited (from whom the peer had not written to), failed (not taken by the network or the tunnel).", "listener", "reason")
+	tunnelSessions = gauge("tunnel_datagram_sessions", "Addresses and ports of peers that have sent datagrams and may be answered.", "listener")
+	tunnelEvicted  = counter("tunnel_datagram_sessions_evicted_total", "Sessions that ended early to make room for others.", "listener")
+	tunnelNotices  = counter("tunnel_icmp_errors_total", "ICMP errors about datagrams that peers were told.", "listener")
 )
 
 // sessionLife is how long after its handshake a WireGuard session ends at the latest.
@@ -37,6 +45,17 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelLost, float64(t.Lost), t.Listener)
 	s.put(tunnelHandshakes, float64(t.Handshakes), t.Listener)
 	s.put(tunnelStalls, float64(t.Stalls), t.Listener)
+	d := t.Datagrams
+	s.put(tunnelDatagrams, float64(d.SentPackets), t.Listener, "received")
+	s.put(tunnelDatagrams, float64(d.ReceivedPackets), t.Listener, "sent")
+	for reason, n := range map[string]uint64{
+		"refused": d.Refused, "crowded": d.Crowded, "late": d.Late, "overflow": d.Overflow, "unsolicited": d.Unsolicited, "failed": d.Failed,
+	} {
+		s.put(tunnelDropped, float64(n), t.Listener, reason)
+	}
+	s.put(tunnelSessions, float64(d.Sessions), t.Listener)
+	s.put(tunnelEvicted, float64(d.Evicted), t.Listener)
+	s.put(tunnelNotices, float64(d.Notices), t.Listener)
 }
 
 // Peer is one peer of a WireGuard tunnel as /v1/peers lists it, or one session of

@@ -12,6 +12,14 @@ import (
 // unknownRTT is for how long a datagram counts before there is a round trip.
 const unknownRTT = 100 * time.Millisecond
 
+// A radio link fades for fractions of a second, and its window with it. Sparse flows
+// are not held back by that: they are lent what the usual share is worth over
+// debtLasts, and the others make up for it.
+const (
+	debtLasts = 500 * time.Millisecond
+	usualOver = 2 * time.Second // what is usual is smoothed over
+)
+
 // Datagrams are bytes in the window of a macroflow that nobody acknowledges: the
 // UDP and ICMP of the same peer. What was granted counts for one round trip of
 // the flows beside it, and is then taken as gone, at the pace at which theirs
@@ -19,9 +27,9 @@ const unknownRTT = 100 * time.Millisecond
 //
 // They are held back only while one of these flows wants more than it has: what
 // a window is worth that nobody wants to fill, nobody knows. Then they have their
-// share of it, and at least two segments, so that a name is found whatever else
-// goes on. Towards that share they fall by half with each round trip, which is
-// how fast a flow that starts beside them can grow.
+// share of it in each round trip, and at least two segments, so that a name is found
+// whatever else goes on. Towards that share they fall by half with each round trip,
+// which is how fast a flow that starts beside them can grow.
 type Datagrams struct {
 	mgr   *Manager
 	key   string
@@ -34,6 +42,11 @@ type Datagrams struct {
 	chunks  []granted // in flight, the oldest first
 	loose   cc.Bytes  // their sum
 	waiting cc.Bytes  // asked for and refused; 0: nothing
+	sparse  bool      // what was refused is of a sparse flow
+	own     cc.Bytes  // what they may have in flight while the flows want the window
+	room    cc.Bytes  // of that, what they may send now; below 0: what sparse flows were lent
+	roomAt  cc.Time   // when own and room were; 0: never
+	usual   cc.Rate   // own in each round trip, smoothed; 0: not known
 	carry   cc.Bytes  // in flight when they were last free to go
 	carryAt cc.Time
 }
@@ -98,29 +111,44 @@ func (d *Datagrams) lock() *macroflow {
 	}
 }
 
-// Take asks to send a datagram of n bytes and accounts for it if it may go. After
-// a refusal wake is called when asking again may help.
-func (d *Datagrams) Take(now cc.Time, n cc.Bytes) bool {
+// Take asks to send a datagram of n bytes and accounts for it if it may go. One of
+// a sparse flow may be lent room. After a refusal wake is called when asking again
+// may help.
+func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	m := d.lock()
 	if m == nil {
 		return true
 	}
 	defer m.mu.Unlock()
 	d.retire(now)
-	switch own := d.due(); {
+	d.refill(now)
+	switch {
 	case !m.wanted(now):
 		d.carry, d.carryAt = d.loose+n, now
-	case !d.fits(now, n):
-		d.waiting = n
+	case !d.fits(n, sparse):
+		d.waiting, d.sparse = n, sparse
 		m.cwndFullAt = now
 		m.mgr.schedule(m, d.next(now))
 		return false
-	case d.loose+n <= own:
-		m.pacer.spend(now, n) // datagrams are not paced, for whoever sends them does that; the flows make room
+	default:
+		d.room -= n
+		if d.loose+n <= d.due() {
+			m.pacer.spend(now, n) // the flows make room
+		}
 	}
 	d.waiting = 0
 	d.count(now, n)
 	return true
+}
+
+// Usual is the rate of the datagrams' share, smoothed over some seconds; 0: not known.
+func (d *Datagrams) Usual() cc.Rate {
+	m := d.lock()
+	if m == nil {
+		return 0
+	}
+	defer m.mu.Unlock()
+	return d.usual
 }
 
 // count counts n bytes in flight that leave now.
@@ -156,10 +184,11 @@ func (d *Datagrams) retire(now cc.Time) {
 // next is when what was refused may fit, by time alone.
 func (d *Datagrams) next(now cc.Time) cc.Time {
 	at := now.Add(d.lasts())
-	for _, e := range d.macro.datagrams {
-		if len(e.chunks) > 0 {
-			at = min(at, e.chunks[0].at.Add(e.lasts()))
-		}
+	if len(d.chunks) > 0 {
+		at = min(at, d.chunks[0].at.Add(d.lasts()))
+	}
+	if rate := cc.RateOf(d.own, d.lasts()); rate > 0 {
+		at = min(at, now.Add(rate.TimeFor(min(d.waiting, d.own)-d.room)))
 	}
 	return max(at, now.Add(leastTick))
 }
@@ -171,12 +200,9 @@ func (d *Datagrams) due() cc.Bytes {
 	return cc.Bytes(d.share * float64(m.ctl.Cwnd-m.unpaced()))
 }
 
-// fits reports whether n more bytes may go while the flows want the window.
-func (d *Datagrams) fits(now cc.Time, n cc.Bytes) bool {
+// allowance is how much may be in flight while the flows want the window.
+func (d *Datagrams) allowance(now cc.Time) cc.Bytes {
 	m := d.macro
-	if m.alg == nil || d.loose+n <= floorSegments*m.mss { // nothing is known of the path yet, or little asked
-		return true
-	}
 	due := d.due()
 	if halvings := now.Sub(d.carryAt) / d.lasts(); halvings < 32 {
 		due = max(due, d.carry>>uint(halvings))
@@ -188,7 +214,38 @@ func (d *Datagrams) fits(now cc.Time, n cc.Bytes) bool {
 			beside += e.loose
 		}
 	}
-	return beside+d.loose+n <= due || (d.loose+n)*cc.Bytes(len(m.datagrams)) <= due
+	return max(due-beside, due/cc.Bytes(len(m.datagrams)))
+}
+
+// refill adds to room what the time since the last call is worth: all of it in each
+// round trip, evenly, so that what waits does not leave in bursts.
+func (d *Datagrams) refill(now cc.Time) {
+	if d.macro.alg == nil {
+		return // nothing is known of the path
+	}
+	d.own = d.allowance(now)
+	rate := cc.RateOf(d.own, d.lasts())
+	if d.roomAt == 0 {
+		d.room, d.usual = d.own, rate
+	} else {
+		elapsed := now.Sub(d.roomAt)
+		d.room += min(rate.BytesIn(elapsed), d.own-d.room)
+		d.usual += cc.Rate(float64(rate-d.usual) * min(1, elapsed.Seconds()/usualOver.Seconds()))
+	}
+	d.roomAt = now
+}
+
+// fits reports whether n more bytes may go while the flows want the window.
+func (d *Datagrams) fits(n cc.Bytes, sparse bool) bool {
+	m := d.macro
+	if m.alg == nil || d.loose+n <= floorSegments*m.mss { // nothing is known of the path yet, or little asked
+		return true
+	}
+	room := d.room
+	if sparse {
+		room += d.usual.BytesIn(debtLasts)
+	}
+	return room >= min(n, d.own) // one that is larger than all goes when nothing else does
 }
 
 // Close leaves the macroflow.
@@ -208,13 +265,14 @@ func (d *Datagrams) Close() {
 }
 
 // wanted reports whether a member wants more of the window than it has, or did
-// within the last round trip: a relay reads between two writes.
+// within the last round trip: a relay reads between two writes. One that waits for
+// its retransmission timer does not ask, but has not given up the window.
 func (m *macroflow) wanted(now cc.Time) bool {
 	if m.wantedAt != 0 && now.Sub(m.wantedAt) <= max(m.rtt.srtt, leastTick) {
 		return true
 	}
 	for _, f := range m.members {
-		if f.contends(now) {
+		if f.contends(now) || f.timedOut {
 			return true
 		}
 	}
@@ -260,7 +318,8 @@ func (m *macroflow) wakeDatagrams(now cc.Time, out []func()) (n int) {
 			continue
 		}
 		d.retire(now)
-		if m.wanted(now) && !d.fits(now, d.waiting) {
+		d.refill(now)
+		if m.wanted(now) && !d.fits(d.waiting, d.sparse) {
 			m.mgr.schedule(m, d.next(now))
 			continue
 		}

@@ -22,7 +22,7 @@ func (p *path) beside(terms Terms, share float64) (d *Datagrams, woken *int) {
 
 // pour takes datagrams of a segment until one is refused, at most 1000.
 func (p *path) pour(d *Datagrams) (n int) {
-	for n < 1000 && d.Take(p.now, mss) {
+	for n < 1000 && d.Take(p.now, mss, false) {
 		n++
 	}
 	return n
@@ -92,7 +92,7 @@ func TestDatagramsFallToTheirShareByHalvesWithEachRoundTrip(t *testing.T) {
 	p.wait(20 * time.Millisecond)
 	l.ack(mss) // the round trip is known
 	for range 80 {
-		require.True(t, d.Take(p.now, mss))
+		require.True(t, d.Take(p.now, mss, false))
 	}
 	l.send(64 * mss)
 	for _, want := range []int{40, 20, 10, 5, 5} {
@@ -155,7 +155,7 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 			case 2:
 				n := cc.Bytes(rapid.IntRange(1, 1500).Draw(rt, "size"))
 				before := *woken
-				waits = !d.Take(p.now, n)
+				waits = !d.Take(p.now, n, false)
 				require.Equal(rt, before, *woken, "Take does not call back")
 			case 3:
 				p.wait(time.Duration(rapid.IntRange(0, 50).Draw(rt, "ms")) * time.Millisecond)
@@ -184,7 +184,7 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 			require.Positive(rt, *woken)
 			require.LessOrEqual(rt, *woken-before, 1)
 		}
-		require.True(rt, d.Take(p.now, mss))
+		require.True(rt, d.Take(p.now, mss, false))
 	})
 }
 
@@ -194,11 +194,11 @@ func TestAskingForDatagramsAllocatesNothing(t *testing.T) {
 	d, _ := p.beside(static(100), 0.5)
 	l.send(200 * mss)
 	for range 1000 {
-		d.Take(p.now, mss)
+		d.Take(p.now, mss, false)
 		p.wait(time.Millisecond)
 	}
 	assert.Zero(t, testing.AllocsPerRun(1000, func() {
-		d.Take(p.now, mss)
+		d.Take(p.now, mss, false)
 		p.wait(time.Millisecond)
 	}))
 }

@@ -41,6 +41,7 @@ type Flow struct {
 	pacer     pacer   // to its ownRate
 	rtt       rttEstimator
 	rate      cc.Rate // newest delivery-rate sample
+	timedOut  bool    // its retransmission timer fired, and nothing has been acknowledged since
 	losses    int
 	recover   cc.Bytes // what had been sent when the present loss event began
 	lossAt    cc.Time  // when it did
@@ -248,6 +249,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 			n++
 		}
 	}
+	f.timedOut = acked == 0 && (f.timedOut || timeouts > 0)
 	if acked > 0 {
 		f.arrived(r.At)
 	}

@@ -2,8 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -22,20 +20,13 @@ const (
 	datagramBytes            = datagramPayload + 28 // with the headers of IPv4 and UDP
 )
 
-// A gateway keeps so many that the window has no room for, each for so long.
-const (
-	datagramsQueued = 64
-	datagramsWait   = 50 * time.Millisecond
-)
-
 // datagrams sends them.
 type datagrams struct {
 	w      *world
 	cfg    FlowConfig
 	host   int
-	window *flow.Datagrams // of its group; nil: it passes unseen
-	queue  []cc.Time       // when those came that wait for room there
-	src    source          // of what they are on the wire
+	gate   *gateway // of its group; nil: it passes unseen
+	src    source   // of what they are on the wire
 	opened bool
 	sent   cc.Bytes // of payload
 	got    cc.Bytes // likewise
@@ -53,7 +44,7 @@ func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
 func (d *datagrams) open(flow.Terms) {
 	d.opened = true
 	if d.cfg.Share > 0 {
-		if d.window, d.w.err = d.w.beside(d.cfg.Group, d.cfg.Share, d.wake); d.w.err != nil {
+		if d.gate, d.w.err = d.w.gateway(d.cfg.Group, d.cfg.Share); d.w.err != nil {
 			return
 		}
 	}
@@ -75,40 +66,15 @@ func (d *datagrams) send() {
 	if d.closed != 0 {
 		return
 	}
-	switch {
-	case d.window == nil:
+	if d.gate == nil {
 		d.transmit()
-	case len(d.queue) == datagramsQueued:
-		d.refuse()
-	default:
-		d.queue = append(d.queue, d.w.now)
-		if len(d.queue) == 1 {
-			d.drain()
-		}
+	} else {
+		d.gate.pass(d)
 	}
 	d.plan()
 }
 
-// wake is the window's to call, from within the manager: it only plans.
-func (d *datagrams) wake() { d.w.at(d.w.now, d.drain) }
-
-// drain sends what has waited, as far as there is room.
-func (d *datagrams) drain() {
-	for d.closed == 0 && len(d.queue) > 0 {
-		late := d.w.now.Sub(d.queue[0]) > datagramsWait
-		if !late && !d.window.Take(d.w.now, datagramBytes) {
-			return
-		}
-		d.queue = slices.Delete(d.queue, 0, 1)
-		if late {
-			d.refuse()
-		} else {
-			d.transmit()
-		}
-	}
-}
-
-// refuse is what the gateway does with one too many.
+// refuse is what the gateway does with one that it drops.
 func (d *datagrams) refuse() {
 	d.sent += datagramPayload
 	d.stats.sent(d.w.now)
@@ -137,9 +103,6 @@ func (d *datagrams) arrive() {
 
 func (d *datagrams) close() {
 	d.closed = d.w.now
-	if d.window != nil {
-		d.window.Close()
-	}
 }
 
 // state is what a flow's would be.
@@ -164,12 +127,58 @@ func (d *datagrams) result(i int) FlowResult {
 	return f
 }
 
-// beside opens datagrams in the macroflow of a group's first flow.
-func (w *world) beside(group string, share float64, wake func()) (*flow.Datagrams, error) {
+// gateway holds back the datagrams of a group as that of a tunnel does: they have
+// one part of the group's window, and a queue before it.
+type gateway struct {
+	w      *world
+	window *flow.Datagrams
+	queue  *flow.FairQueue[*datagrams, *datagrams]
+}
+
+// gateway returns the one of a group; the first of its flows has the window.
+func (w *world) gateway(group string, share float64) (*gateway, error) {
+	if g := w.gateways[group]; g != nil {
+		return g, nil
+	}
 	for i, f := range w.scenario.Flows {
-		if f.Group == group && f.Algorithm != UDP {
-			return w.manager.OpenDatagrams(w.scenario.terms(i), share, wake)
+		if f.Group != group || f.Algorithm == UDP {
+			continue
 		}
+		g := &gateway{w: w}
+		var err error
+		if g.window, err = w.manager.OpenDatagrams(w.scenario.terms(i), share, g.wake); err != nil {
+			return nil, err
+		}
+		g.queue = flow.NewFairQueue[*datagrams](g.window, func(d *datagrams, _ flow.Drop) { d.refuse() })
+		w.gateways[group] = g
+		return g, nil
 	}
 	return nil, fmt.Errorf("no flow of group %q has a window for datagrams to share", group)
+}
+
+// pass sends a datagram of d, or has it wait for room.
+func (g *gateway) pass(d *datagrams) {
+	if g.queue.Pass(g.w.now, d, datagramBytes) {
+		d.transmit()
+		return
+	}
+	g.queue.Push(g.w.now, d, datagramBytes, d)
+	g.drain()
+	g.queue.Trim(flow.QueuedPackets, flow.QueuedBytes)
+}
+
+// wake is the window's to call, from within the manager: it only plans.
+func (g *gateway) wake() { g.w.at(g.w.now, g.drain) }
+
+// drain sends what has waited, as far as there is room.
+func (g *gateway) drain() {
+	for {
+		d, ok := g.queue.Pop(g.w.now)
+		if !ok {
+			return
+		}
+		if d.closed == 0 {
+			d.transmit()
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -85,4 +86,32 @@ func TestAShareIsForDatagramsBesideAFlow(t *testing.T) {
 	assert.NoError(t, err)
 	_, err = Run(nobody.Scenario)
 	assert.ErrorContains(t, err, "no flow of group")
+}
+
+// A call takes a twentieth of a cellular link that fades, beside a download and a
+// flood of the same peer.
+func TestACallLosesNothingBesideADownloadAndAFlood(t *testing.T) {
+	for _, algorithm := range []string{"penstock", "copa", "bbr"} {
+		for _, flood := range []bool{false, true} {
+			for seed := range 4 {
+				lines := []string{
+					"link rtt 40ms queue 2MB", fmt.Sprintf("trace lte seed %d", seed+1), "run 60s warmup 5s",
+					"flow " + algorithm + " name download group peer", "flow udp name call rate 260kbit group peer share 0.5",
+				}
+				if flood {
+					lines = append(lines, "flow udp name flood rate 30mbit group peer share 0.5")
+				}
+				r := playLines(t, lines...)
+				call := r.Flows[1]
+				t.Logf("%s seed %d flood %v: call lost %d of %d, p95 %v; download %v", algorithm, seed+1, flood, call.Drops, call.Packets, call.OneWay.P95, r.Flows[0].Throughput)
+				assert.Zero(t, call.Drops)
+				if !flood {
+					continue
+				}
+				of := float64(r.Flows[0].Throughput + r.Flows[2].Throughput)
+				assert.InDelta(t, 0.5, float64(r.Flows[2].Throughput)/of, 0.1, "the flood has its share and no more")
+				assert.Less(t, r.Flows[2].OneWay.P50, call.OneWay.P50+150*ms, "its queue here is short")
+			}
+		}
+	}
 }

@@ -26,7 +26,8 @@ type world struct {
 	manager   flow.Manager
 	armed     cc.Time // when the manager's next tick is planned
 	endpoints []endpoint
-	hosts     []int // of the flows, counted from 0
+	hosts     []int               // of the flows, counted from 0
+	gateways  map[string]*gateway // of groups with datagrams beside their flows
 	err       error
 }
 
@@ -68,7 +69,7 @@ const (
 )
 
 func newWorld(s Scenario) *world {
-	w := &world{scenario: s, origin: cc.Time(time.Second), armed: cc.Never}
+	w := &world{scenario: s, origin: cc.Time(time.Second), armed: cc.Never, gateways: map[string]*gateway{}}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)
 	down, up := s.Down, s.Up

@@ -45,6 +45,7 @@ type facts struct {
 	guest          bool // the process is in a user namespace, where capabilities count for little
 	traceable      bool // others of the same user may look into the process, as user namespaces need
 	capabilities   capabilities
+	ping           error    // opening a ping socket
 	transparent    [2]error // setting IP_TRANSPARENT, IPV6_TRANSPARENT
 	own, user      error    // why a network namespace, and one in a user namespace, cannot be made
 	trials         map[string]attempt
@@ -59,14 +60,14 @@ var sysctlNames = []string{
 	"kernel.unprivileged_userns_clone", "user.max_user_namespaces", "kernel.apparmor_restrict_unprivileged_userns",
 	"net.ipv4.tcp_wmem", "net.ipv4.tcp_rmem", "net.ipv4.tcp_sack", "net.ipv4.tcp_timestamps",
 	"net.ipv4.tcp_window_scaling", "net.ipv4.tcp_slow_start_after_idle",
-	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", unprivilegedPorts,
+	"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", unprivilegedPorts, pingGroups,
 }
 
 // look tries everything once.
 func look(ctx context.Context) facts {
 	f := facts{
 		version: readBuild().Version, machine: runtime.GOARCH,
-		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(), sysctls: map[string]string{},
+		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(0), sysctls: map[string]string{},
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
@@ -92,6 +93,7 @@ func look(ctx context.Context) facts {
 	f.traceable = err == nil && dumpable == 1
 	users, err := os.ReadFile("/proc/self/uid_map")
 	f.guest = err == nil && strings.Join(strings.Fields(string(users)), " ") != "0 0 4294967295"
+	f.ping = mayPing()
 	f.transparent = [2]error{
 		maySet(unix.AF_INET, unix.SOL_IP, unix.IP_TRANSPARENT),
 		maySet(unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_TRANSPARENT),
@@ -108,6 +110,15 @@ func look(ctx context.Context) facts {
 		f.trials, f.inUserTrials = inUser, true
 	}
 	return f
+}
+
+// mayPing tries to open a ping socket.
+func mayPing() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
 }
 
 // maySet tries an option that is on or off on a socket that goes nowhere.

@@ -63,9 +63,11 @@ func limited() facts {
 	f.btf, f.root, f.capabilities = false, false, 0
 	f.available, f.allowed = []string{"reno", "cubic"}, []string{"reno", "cubic"}
 	f.transparent = [2]error{unix.EPERM, unix.EPERM}
+	f.ping = unix.EACCES
 	f.own, f.user, f.trials, f.inUserTrials = unix.EPERM, unix.EPERM, nil, true
 	f.descriptors = proxy.Descriptors{Total: 1024, Connections: 392, Pipes: 56}
 	maps.Copy(f.sysctls, map[string]string{
+		"net.ipv4.ping_group_range":        "1 0",
 		"kernel.unprivileged_userns_clone": "0", "net.ipv4.tcp_wmem": "4096 16384 262144", "net.ipv4.tcp_sack": "0",
 	})
 	return f
@@ -156,8 +158,13 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		"a TUN device behind a fence":            {refused("tun", unix.EPERM), "tun", stateMissing, "DeviceAllow=/dev/net/tun"},
 		"no WireGuard in the kernel":             {refused("kernel_wireguard", unix.EOPNOTSUPP), "kernel_wireguard", stateWarn, "modprobe wireguard"},
 		"WireGuard in the kernel for root only":  {refused("kernel_wireguard", unix.EPERM), "kernel_wireguard", stateWarn, "CAP_NET_ADMIN"},
-		"low ports are for information":          {without(capNetBindService), "ports", stateOK, ""},
-		"a TUN device without its ioctl":         {refused("tun", unix.EINVAL), "tun", stateMissing, "CONFIG_TUN"},
+		"pings are for nobody": {
+			func(f *facts) { f.ping, f.sysctls["net.ipv4.ping_group_range"] = unix.EACCES, "1 0" }, "ping", stateMissing,
+			`sysctl -w net.ipv4.ping_group_range="0 2147483647"; or run as root, or setcap cap_net_bind_service,cap_net_admin,cap_net_raw`,
+		},
+		"pings by raw sockets":           {func(f *facts) { f.ping, f.capabilities = unix.EACCES, capNetRaw }, "ping", stateOK, ""},
+		"low ports are for information":  {without(capNetBindService), "ports", stateOK, ""},
+		"a TUN device without its ioctl": {refused("tun", unix.EINVAL), "tun", stateMissing, "CONFIG_TUN"},
 
 		"user namespaces are switched off": {
 			func(f *facts) { f.user, f.sysctls["user.max_user_namespaces"] = unix.ENOSPC, "0" }, "user_namespaces", stateMissing,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -13,7 +14,27 @@ const wireGuardTrial = "kernel_wireguard"
 // unprivilegedPorts is the setting from which port on nobody needs a capability.
 const unprivilegedPorts = "net.ipv4.ip_unprivileged_port_start"
 
-func (f facts) judgeTunnels() []check { return []check{f.judgePorts(), f.judgeWireGuard()} }
+// pingGroups is the setting of the groups that may open ping sockets.
+const pingGroups = "net.ipv4.ping_group_range"
+
+func (f facts) judgeTunnels() []check {
+	return []check{f.judgePorts(), f.judgePing(), f.judgeWireGuard()}
+}
+
+// judgePing is about echo requests that come out of a tunnel.
+func (f facts) judgePing() check {
+	switch {
+	case f.ping == nil:
+		return fine("ping", "pings through a tunnel are sent by ping sockets, which this process may open")
+	case f.capabilities.has(capNetRaw):
+		return fine("ping", "pings through a tunnel are sent by raw sockets, opened at the start with CAP_NET_RAW")
+	}
+	return check{
+		Name: "ping", State: stateMissing,
+		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, and CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
+		Fix:   fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grant(capNetRaw)),
+	}
+}
 
 // judgePorts is about where listeners may be, those of WireGuard among them.
 func (f facts) judgePorts() check {

@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"container/heap"
 	"container/list"
 	"encoding/binary"
 	"errors"
@@ -16,11 +17,9 @@ import (
 )
 
 const (
-	defaultIdle  = time.Minute
-	answeredDNS  = 5 * time.Second // a name server has nothing more to say
-	dnsPort      = 53
-	maxEndpoints = 1 << 14 // of all peers of a tunnel: each is a socket
-	maxRemotes   = 1024    // of one session: who else may answer it
+	answeredDNS = 5 * time.Second // a name server has nothing more to say (RFC 4787 REQ-5c)
+	dnsPort     = 53
+	maxRemotes  = 1024 // of one session: who else may answer it
 )
 
 // Forwarding is what datagrams need besides what configuration says of them.
@@ -33,6 +32,7 @@ type Forwarding struct {
 	Verdict func(peer string, source, target netip.AddrPort) (flow.Terms, error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time
+	Most    int    // sessions of all peers, each of which may take a descriptor
 	Mark    uint32 // of the sockets; 0: none
 	Log     *slog.Logger
 }
@@ -42,16 +42,19 @@ type Forwarding struct {
 // through which those answer that it has written to (RFC 4787's
 // endpoint-independent mapping with address- and port-dependent filtering).
 type Datagrams struct {
-	stack *netstack.Stack
-	with  Forwarding
-	cfg   atomic.Pointer[DatagramConfig]
-	count counters
-	ids   atomic.Uint32 // identifiers for raw sockets
-	noted atomic.Bool   // that echo requests cannot be sent
+	stack  *netstack.Stack
+	with   Forwarding
+	cfg    atomic.Pointer[DatagramConfig]
+	count  counters
+	queued atomic.Int64     // bytes that wait for room, of all peers
+	raw    map[bool]*socket // for echo requests over IPv6 (true) and IPv4 that may have no sockets of their own
 
 	mu       sync.Mutex
 	sessions map[origin]*session
 	peers    map[string]*peer
+	crowd    crowd
+	echoes   map[echoID]*session // those that share a raw socket
+	lastID   uint16              // of them
 	closed   bool
 
 	wakes chan struct{} // woken is not empty
@@ -67,9 +70,15 @@ type origin struct {
 	echo bool
 }
 
+// echoID is how answers to what a raw socket sent are told apart.
+type echoID struct {
+	six bool
+	id  uint16
+}
+
 type counters struct {
-	sentPackets, sentBytes, receivedPackets, receivedBytes atomic.Uint64
-	refused, crowded, late, failed, unsolicited            atomic.Uint64
+	sentPackets, sentBytes, receivedPackets, receivedBytes                  atomic.Uint64
+	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
 }
 
 // DatagramStats counts, since the start, what became of datagrams; bytes are of
@@ -79,9 +88,12 @@ type DatagramStats struct {
 	SentPackets, SentBytes, ReceivedPackets, ReceivedBytes uint64
 	Refused                                                uint64 // by policy, or of nobody
 	Crowded                                                uint64 // lost, since there were too many sessions, or sockets
-	Late                                                   uint64 // lost to peers, since flows left them no room in time
+	Late                                                   uint64 // lost to peers: they stood in a queue for too long
+	Overflow                                               uint64 // lost to peers: the queue was full
 	Failed                                                 uint64 // among sent and received: the network outside, or the tunnel, did not take them
 	Unsolicited                                            uint64 // from whom the peer had not written to
+	Evicted                                                uint64 // sessions that ended to make room for others
+	Notices                                                uint64 // ICMP errors to peers
 }
 
 // ForwardDatagrams has a stack's datagrams forwarded until Close, which comes
@@ -93,10 +105,11 @@ func ForwardDatagrams(stack *netstack.Stack, cfg DatagramConfig, with Forwarding
 	with.Log = with.Log.With("listener", with.Listener)
 	d := &Datagrams{
 		stack: stack, with: with, sessions: map[origin]*session{}, peers: map[string]*peer{},
+		echoes: map[echoID]*session{}, lastID: uint16(with.Clock()),
 		wakes: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
-	d.ids.Store(uint32(with.Clock()))
 	d.Configure(cfg)
+	d.openEchoes()
 	d.done.Go(d.keep)
 	stack.Handle(d)
 	return d
@@ -104,12 +117,7 @@ func ForwardDatagrams(stack *netstack.Stack, cfg DatagramConfig, with Forwarding
 
 // Configure puts another configuration into force; sessions stay. A share holds
 // for peers that have none yet.
-func (d *Datagrams) Configure(cfg DatagramConfig) {
-	if cfg.Idle == 0 {
-		cfg.Idle = defaultIdle
-	}
-	d.cfg.Store(&cfg)
-}
+func (d *Datagrams) Configure(cfg DatagramConfig) { d.cfg.Store(&cfg) }
 
 // Stats returns the counts.
 func (d *Datagrams) Stats() DatagramStats {
@@ -121,7 +129,8 @@ func (d *Datagrams) Stats() DatagramStats {
 		Sessions: sessions, Peers: peers,
 		SentPackets: c.sentPackets.Load(), SentBytes: c.sentBytes.Load(),
 		ReceivedPackets: c.receivedPackets.Load(), ReceivedBytes: c.receivedBytes.Load(),
-		Refused: c.refused.Load(), Crowded: c.crowded.Load(), Late: c.late.Load(), Failed: c.failed.Load(), Unsolicited: c.unsolicited.Load(),
+		Refused: c.refused.Load(), Crowded: c.crowded.Load(), Late: c.late.Load(), Overflow: c.overflow.Load(),
+		Failed: c.failed.Load(), Unsolicited: c.unsolicited.Load(), Evicted: c.evicted.Load(), Notices: c.notices.Load(),
 	}
 }
 
@@ -138,6 +147,9 @@ func (d *Datagrams) Close() error {
 		d.end(s)
 	}
 	d.mu.Unlock()
+	for _, raw := range d.raw {
+		raw.close()
+	}
 	close(d.stop)
 	d.done.Wait()
 	return nil
@@ -171,8 +183,11 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, payload []byte) 
 	}
 	d.count.sentPackets.Add(1)
 	d.count.sentBytes.Add(uint64(len(payload)))
-	if err := s.socket.send(target, payload); err != nil {
+	if err := s.socket.send(target, payload, s.id); err != nil {
 		d.count.failed.Add(1)
+		if notice, ok := toTell(err, target); ok {
+			d.tell(from, target, payload, notice)
+		}
 	}
 }
 
@@ -184,14 +199,18 @@ func prohibited(target netip.AddrPort) netstack.Unreachable {
 	return netstack.Unreachable{Type: 3, Code: 13}
 }
 
-// tell passes an ICMP error about payload on to whom it came from.
+// tell passes an ICMP error about payload on to whom it came from, unless there have
+// been many of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
 func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
 	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, target, about.echo, len(payload)
 	if u.Echo && len(payload) >= icmpHeader {
 		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
 	}
-	if err := d.stack.SendUnreachable(u); err != nil {
+	switch told, err := d.stack.SendUnreachable(u); {
+	case err != nil:
 		d.count.failed.Add(1)
+	case told:
+		d.count.notices.Add(1)
 	}
 }
 
@@ -225,7 +244,7 @@ func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error
 	if s = d.sessions[from]; s == nil && fresh != nil {
 		s = d.begin(from, name, terms, fresh)
 	} else if fresh != nil { // another was faster
-		fresh.close()
+		fresh.release()
 	}
 	if s == nil {
 		return nil, errCrowded
@@ -238,24 +257,62 @@ func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error
 // begin adds a session; nil if there is no room for it. The caller holds d.mu.
 func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *socket) *session {
 	most := d.cfg.Load().Sessions
-	p := d.peers[name]
-	for p != nil && p.sessions.Len() > 0 && (p.sessions.Len() >= most || len(d.sessions) >= maxEndpoints) {
-		d.end(p.sessions.Back().Value.(*session))
-		p = d.peers[name]
-	}
-	if d.closed || most == 0 || len(d.sessions) >= maxEndpoints {
-		sock.close()
+	if d.closed || most == 0 || !d.makeRoom(name, most) {
+		sock.release()
 		return nil
 	}
+	p := d.peers[name]
 	if p == nil {
 		p = d.newPeer(name, terms)
 		d.peers[name] = p
+		heap.Push(&d.crowd, p)
 	}
 	s := &session{d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{}, dns: true}
 	s.place = p.sessions.PushFront(s)
+	heap.Fix(&d.crowd, p.place)
 	d.sessions[from] = s
-	d.done.Go(s.receive)
+	if sock.raw() {
+		s.id = d.identify(s)
+	} else {
+		d.done.Go(s.receive)
+	}
 	return s
+}
+
+// makeRoom ends sessions until a peer may have one more: its own longest idle where
+// it has most, and where all together have as many as there may be that of whoever
+// has more than any other. Nobody loses his last one to another. The caller holds d.mu.
+func (d *Datagrams) makeRoom(name string, most int) bool {
+	for {
+		p := d.peers[name]
+		full := len(d.sessions) >= d.with.Most
+		switch {
+		case p != nil && p.sessions.Len() >= most:
+		case !full:
+			return true
+		case len(d.crowd) == 0:
+			return false
+		case p == nil || d.crowd[0].sessions.Len() > p.sessions.Len():
+			if p = d.crowd[0]; p.sessions.Len() == 1 {
+				return false
+			}
+		}
+		d.count.evicted.Add(1)
+		d.end(p.sessions.Back().Value.(*session))
+	}
+}
+
+// identify gives a session that shares a raw socket an identifier of its own. The
+// caller holds d.mu.
+func (d *Datagrams) identify(s *session) uint16 {
+	for {
+		d.lastID++ // there are fewer sessions than identifiers
+		e := echoID{s.from.Addr().Is6(), d.lastID}
+		if d.echoes[e] == nil {
+			d.echoes[e] = s
+			return e.id
+		}
+	}
 }
 
 // end forgets a session. The caller holds d.mu.
@@ -265,8 +322,13 @@ func (d *Datagrams) end(s *session) {
 	}
 	delete(d.sessions, s.from)
 	s.peer.sessions.Remove(s.place)
-	s.socket.close()
+	heap.Fix(&d.crowd, s.peer.place)
+	if s.socket.raw() {
+		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
+	}
+	s.socket.release()
 	if s.peer.sessions.Len() == 0 {
+		heap.Remove(&d.crowd, s.peer.place)
 		delete(d.peers, s.peer.name)
 		s.peer.leave()
 	}
@@ -303,10 +365,23 @@ func (d *Datagrams) takeWoken() []*peer {
 // address is another peer's now.
 func (d *Datagrams) sweep(now cc.Time) {
 	idle := d.cfg.Load().Idle
+	owners := map[netip.Addr]string{}
+	d.mu.Lock()
+	for _, s := range d.sessions {
+		if now.Sub(s.used) > s.lasts(idle) {
+			d.end(s)
+			continue
+		}
+		owners[s.from.Addr()] = ""
+	}
+	d.mu.Unlock()
+	for addr := range owners {
+		owners[addr] = d.with.Outside.Peer(addr)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.sessions {
-		if now.Sub(s.used) > s.lasts(idle) || d.with.Outside.Peer(s.from.Addr()) != s.peer.name {
+		if owner, known := owners[s.from.Addr()]; known && owner != s.peer.name {
 			d.end(s)
 		}
 	}
@@ -318,6 +393,7 @@ type session struct {
 	peer   *peer
 	from   origin
 	socket *socket
+	id     uint16        // of its echo requests in a raw socket that it shares
 	place  *list.Element // among the peer's, the latest used first
 
 	remotes  map[netip.AddrPort]struct{} // written to: they may answer
@@ -369,6 +445,23 @@ func (s *session) receive() {
 	}
 }
 
+// receiveEchoes passes on what comes to the raw socket that sessions share.
+func (d *Datagrams) receiveEchoes(raw *socket) {
+	for {
+		news, err := raw.receive()
+		if err != nil {
+			return
+		}
+		d.mu.Lock()
+		s := d.echoes[echoID{raw.six, news.id}]
+		d.mu.Unlock()
+		if s != nil { // others' pings are answered here as well
+			s.take(news)
+		}
+		news.release()
+	}
+}
+
 func (s *session) take(news received) {
 	d := s.d
 	now := d.with.Clock()
@@ -390,7 +483,7 @@ func (s *session) take(news received) {
 			if news.segment > 0 {
 				n = min(n, news.segment)
 			}
-			s.peer.pass(now, packet{source: news.from, target: s.from, payload: left[:n]})
+			s.peer.pass(now, packet{fiveTuple{news.from, s.from}, left[:n]})
 			if left = left[n:]; len(left) == 0 {
 				return
 			}

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -22,11 +23,14 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/quic-go/quic-go"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
@@ -56,6 +60,7 @@ var anywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustPars
 // gate opens a gateway; allow is what its guard lets through of the gateway's own.
 func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(netip.AddrPort) error) *gateway {
 	needNamespace(t)
+	const most = 128
 	start := time.Now() //nolint:forbidigo // the stack under test runs on it
 	g := &gateway{flows: &flow.Manager{}}
 	clock := func() cc.Time { return cc.Time(int64(time.Since(start)) + g.ahead.Load() + 1) }
@@ -73,7 +78,7 @@ func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(ne
 	g.stack = stack
 	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: Inner(w)}
 	g.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
-		Listener: "vpn", Outside: w, Flows: g.flows, Clock: clock,
+		Listener: "vpn", Outside: w, Flows: g.flows, Clock: clock, Most: most,
 		Verdict: func(_ string, _, target netip.AddrPort) (flow.Terms, error) {
 			g.asked.Add(1)
 			if err := guard.Check(target.Addr()); err != nil {
@@ -101,7 +106,9 @@ func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(ne
 	return g
 }
 
-func usual() DatagramConfig { return DatagramConfig{Share: 0.5, Sessions: 64, Isolate: true} }
+func usual() DatagramConfig {
+	return DatagramConfig{Share: 0.5, Idle: 5 * time.Minute, Sessions: 64, Isolate: true}
+}
 
 // answer runs a UDP server that answers with what f makes of what it is sent.
 func answer(t *testing.T, at netip.AddrPort, f func([]byte) []byte) netip.AddrPort {
@@ -251,10 +258,11 @@ func TestAPingIsAnsweredFromOutsideAndNotByTheGateway(t *testing.T) {
 	for _, kind := range []struct{ name, groups string }{{"by a ping socket", "0 2147483647"}, {"by a raw socket", "1 0"}} {
 		for _, to := range []netip.Addr{outside4, outside6} {
 			t.Run(fmt.Sprintf("%s to %v", kind.name, to), func(t *testing.T) {
-				g := gate(t, usual(), anywhere, nil)
+				needNamespace(t)
 				if err := os.WriteFile(pingGroups, []byte(kind.groups), 0o600); err != nil {
 					t.Skipf("needs %s to be writable: %v", pingGroups, err)
 				}
+				g := gate(t, usual(), anywhere, nil)
 				for k := range byte(3) {
 					echo := []byte{8, 0, 0, 0, 0, 0, 0, k, 'h', 'e', 'l', 'l', 'o', k}
 					reply := byte(0)
@@ -446,7 +454,7 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 	// Some go, a few wait, and the rest is lost here instead of on the last hop.
 	require.Eventually(t, func() bool {
 		s := g.Stats()
-		return s.Late > 0 && s.ReceivedPackets > 0 && s.ReceivedPackets+s.Late+queuedDatagrams >= burst
+		return s.Overflow > 0 && s.ReceivedPackets > 0 && s.ReceivedPackets+s.Late+s.Overflow+flow.QueuedPackets >= burst
 	}, soon, time.Millisecond)
 	assert.Less(t, g.Stats().ReceivedPackets, uint64(50))
 	before := g.Stats().ReceivedPackets
@@ -458,4 +466,197 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 	require.Eventually(t, func() bool { return g.Stats().ReceivedPackets > before }, soon, time.Millisecond, "the window is theirs again")
 	require.NoError(t, c.Close())
 	require.NoError(t, out.Close())
+}
+
+// byAddress is an outside whose every address is a peer of its own.
+type byAddress struct {
+	everybody
+	asked atomic.Int64
+}
+
+func (o *byAddress) Peer(inner netip.Addr) string {
+	o.asked.Add(1)
+	return inner.String()
+}
+
+// forwarder is a forwarder and its stack, without a tunnel around them.
+type forwarder struct {
+	*Datagrams
+	t       *testing.T
+	stack   *netstack.Stack
+	outside *byAddress
+}
+
+func newForwarder(t *testing.T, most int) *forwarder {
+	needNamespace(t)
+	start := time.Now() //nolint:forbidigo // the stack under test runs on it
+	clock := func() cc.Time { return cc.Time(time.Since(start)) + 1 }
+	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
+	require.NoError(t, err)
+	f := &forwarder{t: t, stack: stack, outside: &byAddress{}}
+	f.Datagrams = ForwardDatagrams(stack, usual(), Forwarding{
+		Outside: f.outside, Clock: clock, Most: most,
+		Verdict: func(string, netip.AddrPort, netip.AddrPort) (flow.Terms, error) { return flow.Terms{}, nil },
+	})
+	t.Cleanup(func() {
+		require.NoError(t, f.Close())
+		require.NoError(t, stack.Close())
+	})
+	return f
+}
+
+// of counts the sessions of a peer.
+func (f *forwarder) of(peer string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p := f.peers[peer]; p != nil {
+		return p.sessions.Len()
+	}
+	return 0
+}
+
+// next is the next packet into the tunnel.
+func (f *forwarder) next() []byte {
+	b := [][]byte{make([]byte, 2*mtu)}
+	sizes := make([]int, 1)
+	_, err := f.stack.Collect(deadlineOf(f.t), b, sizes, 0)
+	require.NoError(f.t, err)
+	return b[0][:sizes[0]]
+}
+
+// silent is where a UDP server hears and says nothing.
+func silent(t *testing.T) netip.AddrPort {
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, c.Close()) })
+	return c.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func TestPeersShareTheSessionsThatThereMayBe(t *testing.T) {
+	f := newForwarder(t, 4)
+	server := silent(t)
+	open := func(peer string, port uint16) {
+		f.UDP(netip.AddrPortFrom(netip.MustParseAddr(peer), port), server, []byte("hello"))
+	}
+	for port := range uint16(10) {
+		open("10.9.0.2", 1000+port)
+	}
+	assert.Equal(t, 4, f.of("10.9.0.2"), "all that there are, while nobody else wants any")
+	for _, peer := range []string{"10.9.0.3", "10.9.0.4", "10.9.0.5"} {
+		open(peer, 1000)
+		assert.Equal(t, 1, f.of(peer))
+	}
+	assert.Equal(t, 1, f.of("10.9.0.2"))
+	require.Equal(t, uint64(9), f.Stats().Evicted)
+	open("10.9.0.6", 1000)
+	assert.Zero(t, f.of("10.9.0.6"), "nobody loses the last one")
+	assert.Equal(t, uint64(1), f.Stats().Crowded)
+	open("10.9.0.3", 2000)
+	assert.Equal(t, 1, f.of("10.9.0.3"), "but to itself")
+	assert.Equal(t, uint64(1), f.Stats().Crowded)
+	assert.Equal(t, 4, f.Stats().Sessions)
+}
+
+func TestOwnersAreAskedOncePerAddress(t *testing.T) {
+	f := newForwarder(t, 1000)
+	server := silent(t)
+	for port := range uint16(60) {
+		f.UDP(netip.AddrPortFrom(inner, 1000+port), server, []byte("hello"))
+	}
+	before := f.outside.asked.Load()
+	f.sweep(f.with.Clock())
+	assert.LessOrEqual(t, f.outside.asked.Load()-before, int64(4), "the clock may have had it swept as well")
+	assert.Equal(t, 60, f.Stats().Sessions)
+}
+
+func TestAPeerIsToldWhatTheNetworkDoesNotTake(t *testing.T) {
+	f := newForwarder(t, 1000)
+	lo, err := netlink.LinkByName("lo")
+	require.NoError(t, err)
+	for prefix, kind := range map[string]int{
+		"198.18.1.0/24": unix.RTN_UNREACHABLE, "198.18.2.0/24": unix.RTN_PROHIBIT,
+		"2001:db8:1::/64": unix.RTN_UNREACHABLE, "2001:db8:2::/64": unix.RTN_PROHIBIT,
+	} {
+		dst, err := netlink.ParseIPNet(prefix)
+		require.NoError(t, err)
+		route := &netlink.Route{Dst: dst, Type: kind}
+		if dst.IP.To4() == nil {
+			route.LinkIndex = lo.Attrs().Index
+		}
+		require.NoError(t, netlink.RouteAdd(route))
+		t.Cleanup(func() { assert.NoError(t, netlink.RouteDel(route)) })
+	}
+	for _, c := range []struct {
+		target     string
+		code, kind uint8
+	}{
+		{"198.51.100.1", 0, 3},
+		{"198.18.1.1", 1, 3},
+		{"198.18.2.1", 13, 3},
+		{"2001:db8:9::1", 0, 1},
+		{"2001:db8:1::1", 3, 1},
+		{"2001:db8:2::1", 1, 1},
+	} {
+		target, source, header := netip.MustParseAddr(c.target), inner, 20
+		if target.Is6() {
+			source, header = inner6, 40
+		}
+		f.UDP(netip.AddrPortFrom(source, 5000), netip.AddrPortFrom(target, 53), []byte("hello"))
+		p := f.next()
+		assert.Equal(t, []byte{c.kind, c.code}, p[header:header+2], c.target)
+		assert.Equal(t, uint16(5000), binary.BigEndian.Uint16(p[header+8+header:]), "it quotes the datagram to %s", c.target)
+	}
+	assert.Equal(t, uint64(6), f.Stats().Notices)
+	for range 5000 {
+		f.UDP(netip.AddrPortFrom(inner, 5000), netip.MustParseAddrPort("198.51.100.1:53"), nil)
+	}
+	s := f.Stats()
+	assert.Equal(t, uint64(5006), s.Failed)
+	assert.Less(t, s.Notices, s.Failed, "not for each, if there are many")
+}
+
+func TestADatagramTooBigForThisMachineIsToldWithItsMTU(t *testing.T) {
+	message := func(level, kind int, origin uint8) []byte {
+		b := make([]byte, unix.CmsgSpace(16+28))
+		h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+		h.Level, h.Type = int32(level), int32(kind)
+		h.SetLen(unix.CmsgLen(16 + 28))
+		data := b[unix.CmsgLen(0):]
+		binary.NativeEndian.PutUint32(data, uint32(unix.EMSGSIZE))
+		data[4] = origin
+		binary.NativeEndian.PutUint32(data[8:], 1280)
+		return b
+	}
+	const local = 1
+	assert.Equal(t, &netstack.Unreachable{Type: 3, Code: 4, MTU: 1280, From: netip.IPv4Unspecified()}, failureIn(message(unix.IPPROTO_IP, unix.IP_RECVERR, local)))
+	assert.Equal(t, &netstack.Unreachable{Type: 2, MTU: 1280, From: netip.IPv6Unspecified()}, failureIn(message(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, local)))
+}
+
+// TestPingsShareASocketWhereTheyMayHaveNone has the kernel's default for ping sockets.
+func TestPingsShareASocketWhereTheyMayHaveNone(t *testing.T) {
+	needNamespace(t)
+	if err := os.WriteFile(pingGroups, []byte("1 0"), 0o600); err != nil {
+		t.Skipf("needs %s to be writable: %v", pingGroups, err)
+	}
+	f := newForwarder(t, 1000)
+	descriptors := func() int {
+		all, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(all)
+	}
+	before := descriptors()
+	for k := range uint16(30) {
+		for source, target := range map[netip.Addr]netip.Addr{inner: outside4, inner6: outside6} {
+			request, reply, header := []byte{8, 0, 0, 0, byte(k >> 8), byte(k), 0, 1, 'x'}, byte(0), 20
+			if target.Is6() {
+				request[0], reply, header = 128, 129, 40
+			}
+			f.Echo(source, target, append([]byte(nil), request...))
+			p := f.next()
+			assert.Equal(t, reply, p[header])
+			assert.Equal(t, request[4:], p[header+4:], "with its own identifier and data")
+		}
+	}
+	assert.Equal(t, 60, f.Stats().Sessions)
+	assert.LessOrEqual(t, descriptors(), before+2)
 }

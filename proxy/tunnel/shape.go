@@ -6,18 +6,15 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// What flows leave no room for waits, so many packets of a peer for so long: a
-// queue that a sender can fill, but that never makes anybody wait.
-const (
-	queuedDatagrams = 64
-	queuedFor       = 50 * time.Millisecond
-)
+// queuedInAll is what may wait of all peers' datagrams, in bytes. A peer's queue may
+// take what the others leave free of that (dynamic thresholds, Choudhury and
+// Hahne 1998), up to flow.QueuedBytes.
+const queuedInAll = 16 << 20
 
 // peer is one of a tunnel's, as long as it has sessions: its datagrams share the
 // window of its flows.
@@ -25,19 +22,24 @@ type peer struct {
 	d        *Datagrams
 	name     string
 	sessions list.List // of *session; guarded by d.mu
+	place    int       // in d.crowd; likewise
 	pending  atomic.Bool
 
-	mu     sync.Mutex
-	window *flow.Datagrams // nil: they are not held back
-	queue  []packet
+	mu    sync.Mutex
+	queue *flow.FairQueue[fiveTuple, packet] // nil: they are not held back
+	close func()                             // of its window
+}
+
+// fiveTuple tells the flows of a peer apart.
+type fiveTuple struct {
+	source netip.AddrPort
+	target origin
 }
 
 // packet is a datagram, or an echo reply, on its way to a peer.
 type packet struct {
-	source  netip.AddrPort
-	target  origin
+	fiveTuple
 	payload []byte
-	came    cc.Time // when it had to wait
 }
 
 // newPeer starts with what the terms of its first datagram say.
@@ -52,18 +54,30 @@ func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 		d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return p
 	}
-	p.window = window
+	p.queue, p.close = flow.NewFairQueue[fiveTuple](window, d.dropped), window.Close
 	return p
+}
+
+// dropped counts what a queue does not send.
+func (d *Datagrams) dropped(_ packet, why flow.Drop) {
+	if why == flow.DroppedOverflow {
+		d.count.overflow.Add(1)
+		return
+	}
+	d.count.late.Add(1)
 }
 
 // leave gives back what the peer has of its window.
 func (p *peer) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.window != nil {
-		p.window.Close()
+	if p.queue == nil {
+		return
 	}
-	p.window, p.queue = nil, nil
+	defer p.settle(p.queued())
+	p.queue.Trim(0, 0)
+	p.close()
+	p.queue = nil
 }
 
 // wake is the window's to call: it only notes.
@@ -85,18 +99,17 @@ func (p *peer) wake() {
 func (p *peer) pass(now cc.Time, pkt packet) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.queue) > 0 {
-		p.let(now)
-	}
-	switch {
-	case len(p.queue) == 0 && p.grants(now, pkt):
+	size := pkt.size()
+	if p.queue == nil || p.queue.Pass(now, pkt.fiveTuple, size) {
 		p.send(pkt)
-	case len(p.queue) == queuedDatagrams:
-		p.d.count.late.Add(1)
-	default:
-		pkt.payload, pkt.came = append([]byte(nil), pkt.payload...), now
-		p.queue = append(p.queue, pkt)
+		return
 	}
+	defer p.settle(p.queued())
+	pkt.payload = append([]byte(nil), pkt.payload...)
+	p.queue.Push(now, pkt.fiveTuple, size, pkt)
+	p.let(now)
+	// queued has what this queue held before, but not this packet.
+	p.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(queuedInAll-p.d.queued.Load())))
 }
 
 // drain sends what there is room for by now.
@@ -104,33 +117,38 @@ func (p *peer) drain(now cc.Time) {
 	p.pending.Store(false)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.let(now)
-}
-
-// let sends what waits, as far as there is room, and drops what has waited for too
-// long. The caller holds p.mu.
-func (p *peer) let(now cc.Time) {
-	n := 0
-	for ; n < len(p.queue); n++ {
-		if now.Sub(p.queue[n].came) > queuedFor {
-			p.d.count.late.Add(1)
-			continue
-		}
-		if !p.grants(now, p.queue[n]) {
-			break
-		}
-		p.send(p.queue[n])
+	if p.queue != nil {
+		defer p.settle(p.queued())
+		p.let(now)
 	}
-	p.queue = append(p.queue[:0], p.queue[n:]...)
-	clear(p.queue[len(p.queue):cap(p.queue)])
 }
 
-func (p *peer) grants(now cc.Time, pkt packet) bool {
+// let sends what waits, as far as there is room. The caller holds p.mu.
+func (p *peer) let(now cc.Time) {
+	for pkt, ok := p.queue.Pop(now); ok; pkt, ok = p.queue.Pop(now) {
+		p.send(pkt)
+	}
+}
+
+// queued is how many bytes wait.
+func (p *peer) queued() cc.Bytes {
+	if p.queue == nil {
+		return 0
+	}
+	_, bytes := p.queue.Len()
+	return bytes
+}
+
+// settle adds to the sum of all queues what has changed in this one.
+func (p *peer) settle(before cc.Bytes) { p.d.queued.Add(int64(p.queued() - before)) }
+
+// size is the packet's with its headers.
+func (pkt packet) size() cc.Bytes {
 	headers := 28
 	if pkt.source.Addr().Is6() {
 		headers = 48
 	}
-	return p.window == nil || p.window.Take(now, cc.Bytes(len(pkt.payload)+headers))
+	return cc.Bytes(len(pkt.payload) + headers)
 }
 
 // send puts a packet into the tunnel.
@@ -148,4 +166,28 @@ func (p *peer) send(pkt packet) {
 	if err != nil {
 		c.failed.Add(1)
 	}
+}
+
+// crowd is a heap of the peers that have sessions, the one with the most first.
+type crowd []*peer
+
+func (c crowd) Len() int           { return len(c) }
+func (c crowd) Less(i, j int) bool { return c[i].sessions.Len() > c[j].sessions.Len() }
+func (c crowd) Swap(i, j int) {
+	c[i], c[j] = c[j], c[i]
+	c[i].place, c[j].place = i, j
+}
+
+func (c *crowd) Push(x any) {
+	p := x.(*peer)
+	p.place = len(*c)
+	*c = append(*c, p)
+}
+
+func (c *crowd) Pop() any {
+	last := len(*c) - 1
+	p := (*c)[last]
+	(*c)[last] = nil
+	*c = (*c)[:last]
+	return p
 }

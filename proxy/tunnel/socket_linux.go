@@ -16,50 +16,94 @@ import (
 
 const (
 	icmpHeader       = 8
-	socketBuffer     = 1 << 20 // bytes towards us, as far as the system allows: what a burst may hold
-	largestDatagrams = 1 << 16 // what the kernel hands over at once, several of one size
+	socketBuffer     = 256 << 10 // bytes towards us, as far as the system allows: what a burst may hold
+	largestDatagrams = 1 << 16   // what the kernel hands over at once, several of one size
 )
 
 // socket is a session's way to the network outside. It does not wait to send.
 type socket struct {
 	file *os.File
-	raw  syscall.RawConn
+	conn syscall.RawConn
 	six  bool
-	echo bool
-	id   int // of a raw socket's echo requests, which sees all replies; -1: the kernel sees to it
+	kind kind
 }
 
-// openSocket opens the socket for what comes from an endpoint.
+// kind is what a socket is for.
+type kind uint8
+
+const (
+	forUDP  kind = iota
+	forPing      // one session's echo requests: the kernel sets and checks the identifier
+	forRaw       // all sessions' echo requests, where the kernel permits no other; it sees all replies
+)
+
+// raw reports whether sessions share the socket.
+func (s *socket) raw() bool { return s.kind == forRaw }
+
+// openSocket opens the socket for what comes from an endpoint, or returns the one
+// that sessions share.
 func (d *Datagrams) openSocket(from origin) (*socket, error) {
-	s := &socket{six: from.Addr().Is6(), echo: from.echo, id: -1}
-	family, protocol := unix.AF_INET, 0
-	if s.six {
+	six := from.Addr().Is6()
+	switch {
+	case !from.echo:
+		return newSocket(forUDP, six, d.with.Mark)
+	case d.raw[six] != nil:
+		return d.raw[six], nil
+	}
+	return newSocket(forPing, six, d.with.Mark)
+}
+
+// openEchoes opens the raw sockets for echo requests where there may be no ping
+// sockets (net.ipv4.ping_group_range), which is the kernel's default. It comes
+// while the process still has its privileges; none are needed later.
+func (d *Datagrams) openEchoes() {
+	d.raw = map[bool]*socket{}
+	for _, six := range []bool{false, true} {
+		ping, err := newSocket(forPing, six, d.with.Mark)
+		if err == nil {
+			ping.close()
+			continue
+		}
+		if !errors.Is(err, unix.EACCES) {
+			d.with.Log.Debug("tunnel: no ping sockets", "ipv6", six, "err", err) // such as without IPv6
+			continue
+		}
+		raw, err := newSocket(forRaw, six, d.with.Mark)
+		if err != nil {
+			d.with.Log.Warn("tunnel: pings through the tunnel stay unanswered; let the proxy make ping sockets "+
+				"(sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"), or start it with CAP_NET_RAW", "ipv6", six, "err", err)
+			continue
+		}
+		d.raw[six] = raw
+		d.done.Go(func() { d.receiveEchoes(raw) })
+	}
+}
+
+func newSocket(k kind, six bool, mark uint32) (*socket, error) {
+	s := &socket{six: six, kind: k}
+	family, typ, protocol := unix.AF_INET, unix.SOCK_DGRAM, 0
+	if six {
 		family = unix.AF_INET6
 	}
-	if s.echo {
+	if k != forUDP {
 		protocol = unix.IPPROTO_ICMP
-		if s.six {
+		if six {
 			protocol = unix.IPPROTO_ICMPV6
 		}
 	}
-	const flags = unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK
-	fd, err := unix.Socket(family, unix.SOCK_DGRAM|flags, protocol)
-	if s.echo && errors.Is(err, unix.EACCES) {
-		s.id = int(d.ids.Add(1) & 0xffff)
-		fd, err = unix.Socket(family, unix.SOCK_RAW|flags, protocol)
-		if err != nil && !d.noted.Swap(true) {
-			d.with.Log.Warn("tunnel: echo requests stay unanswered: net.ipv4.ping_group_range leaves out this process's group, and CAP_NET_RAW is missing", "err", err)
-		}
+	if k == forRaw {
+		typ = unix.SOCK_RAW
 	}
+	fd, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: open a socket: %w", err)
 	}
-	if err := s.set(fd, d.with.Mark); err != nil {
+	if err := s.set(fd, mark); err != nil {
 		_ = unix.Close(fd)
 		return nil, fmt.Errorf("tunnel: set up a socket: %w", err)
 	}
 	s.file = os.NewFile(uintptr(fd), "datagrams")
-	if s.raw, err = s.file.SyscallConn(); err != nil {
+	if s.conn, err = s.file.SyscallConn(); err != nil {
 		_ = s.file.Close()
 		return nil, fmt.Errorf("tunnel: %w", err)
 	}
@@ -82,13 +126,13 @@ func (s *socket) set(fd int, mark uint32) error {
 		return err
 	}
 	switch {
-	case !s.echo:
+	case s.kind == forUDP:
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) // older kernels hand over one by one
-	case s.id >= 0 && s.six:
+	case s.raw() && s.six:
 		only := unix.ICMPv6Filter{Data: [8]uint32{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}
 		only.Data[echoReply6>>5] &^= 1 << (echoReply6 & 31)
 		return unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &only)
-	case s.id >= 0:
+	case s.raw():
 		const icmpFilter = 1 // of linux/icmp.h
 		return unix.SetsockoptInt(fd, unix.SOL_RAW, icmpFilter, ^(1 << echoReply4))
 	}
@@ -102,10 +146,18 @@ const (
 
 func (s *socket) close() { _ = s.file.Close() }
 
-// send sends a datagram, or drops it where there is no room for it.
-func (s *socket) send(target netip.AddrPort, payload []byte) error {
-	if s.id >= 0 {
-		binary.BigEndian.PutUint16(payload[4:], uint16(s.id))
+// release closes a socket of one session.
+func (s *socket) release() {
+	if !s.raw() {
+		s.close()
+	}
+}
+
+// send sends a datagram, or drops it where there is no room for it. id is for raw
+// sockets.
+func (s *socket) send(target netip.AddrPort, payload []byte, id uint16) error {
+	if s.raw() {
+		binary.BigEndian.PutUint16(payload[4:], id)
 		if !s.six { // the kernel sums up ICMPv6 only
 			binary.BigEndian.PutUint16(payload[2:], 0)
 			binary.BigEndian.PutUint16(payload[2:], ^sum(payload))
@@ -118,7 +170,7 @@ func (s *socket) send(target netip.AddrPort, payload []byte) error {
 		to = &unix.SockaddrInet4{Port: int(target.Port()), Addr: target.Addr().As4()}
 	}
 	var err error
-	closed := s.raw.Control(func(fd uintptr) {
+	closed := s.conn.Control(func(fd uintptr) {
 		err = unix.Sendto(int(fd), payload, unix.MSG_DONTWAIT, to)
 		if pending(err) { // about an earlier one, which receive tells of
 			err = unix.Sendto(int(fd), payload, unix.MSG_DONTWAIT, to)
@@ -135,6 +187,34 @@ func pending(err error) bool {
 		return true
 	}
 	return false
+}
+
+// errorsToTell are the ICMP errors that say what the kernel says of a datagram that
+// it did not take: type and code for IPv4 (RFC 792, RFC 1812 §5.2.7.1) and IPv6
+// (RFC 4443 §3.1). One that is too big is in the error queue, with the MTU.
+var errorsToTell = []struct {
+	err          error
+	code4, code6 uint8
+}{
+	{unix.ENETUNREACH, 0, 0},
+	{unix.EHOSTUNREACH, 1, 3},
+	{unix.ECONNREFUSED, 3, 4},
+	{unix.EACCES, 13, 1},
+	{unix.EPERM, 13, 1},
+}
+
+// toTell returns the ICMP error to tell whoever sent to target; false: there is none.
+func toTell(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
+	for _, e := range errorsToTell {
+		if !errors.Is(err, e.err) {
+			continue
+		}
+		if target.Addr().Is6() {
+			return netstack.Unreachable{Type: 1, Code: e.code6}, true
+		}
+		return netstack.Unreachable{Type: 3, Code: e.code4}, true
+	}
+	return netstack.Unreachable{}, false
 }
 
 // sum is the Internet checksum (RFC 1071), not yet inverted.
@@ -157,6 +237,7 @@ func sum(b []byte) uint16 {
 type received struct {
 	from    netip.AddrPort
 	payload []byte
+	id      uint16 // of an echo request that a raw socket sent
 	segment int
 	failure *netstack.Unreachable
 	memory  *[largestDatagrams]byte
@@ -168,7 +249,7 @@ func (r received) release() { memories.Put(r.memory) }
 
 // receive waits for something from outside, until the socket is closed.
 func (s *socket) receive() (news received, err error) {
-	waited := s.raw.Read(func(fd uintptr) bool {
+	waited := s.conn.Read(func(fd uintptr) bool {
 		news.memory = memories.Get().(*[largestDatagrams]byte) // only once there is something, for the many that are silent
 		for {
 			var more bool
@@ -216,22 +297,25 @@ func (s *socket) read(fd int, news *received) (ok bool, err error) {
 		return false, nil
 	}
 	news.payload, news.from, news.failure = news.memory[:n], addrPortOf(from), failureIn(control[:oobn])
-	if s.echo {
+	if s.kind != forUDP {
 		news.from = netip.AddrPortFrom(news.from.Addr(), 0)
+		if n >= icmpHeader { // the echo request that it is about
+			news.id = binary.BigEndian.Uint16(news.payload[4:])
+		}
 	}
 	return news.failure != nil, nil
 }
 
 // strip makes an echo reply of what an ICMP socket read; false: it is another's.
 func (s *socket) strip(news *received) bool {
-	if !s.echo {
+	if s.kind == forUDP {
 		return true
 	}
 	b, reply := news.payload, byte(echoReply6)
 	news.from = netip.AddrPortFrom(news.from.Addr(), 0)
 	if !s.six {
 		reply = echoReply4
-		if s.id >= 0 { // with its IP header
+		if s.raw() { // with its IP header
 			if len(b) == 0 || len(b) < int(b[0]&15)*4 {
 				return false
 			}
@@ -239,10 +323,11 @@ func (s *socket) strip(news *received) bool {
 		}
 	}
 	news.payload = b
-	if len(b) < icmpHeader || b[0] != reply || s.id >= 0 && int(binary.BigEndian.Uint16(b[4:])) != s.id {
+	if len(b) < icmpHeader || b[0] != reply {
 		news.payload = news.memory[:0]
 		return false
 	}
+	news.id = binary.BigEndian.Uint16(b[4:])
 	return true
 }
 
@@ -265,8 +350,8 @@ func segmentSize(control []byte) int {
 // sock_extended_err, and the address of whoever says so); nil: there is none.
 func failureIn(control []byte) *netstack.Unreachable {
 	const (
-		fromICMP, fromICMP6 = 2, 3
-		size                = 16
+		fromUs, fromICMP, fromICMP6 = 1, 2, 3
+		size                        = 16
 	)
 	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -276,11 +361,21 @@ func failureIn(control []byte) *netstack.Unreachable {
 		control = rest
 		four := h.Level == unix.IPPROTO_IP && h.Type == unix.IP_RECVERR
 		six := h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_RECVERR
-		if !four && !six || len(data) < size || data[4] != fromICMP && data[4] != fromICMP6 {
+		if !four && !six || len(data) < size {
 			continue
 		}
+		tooBig := unix.Errno(binary.NativeEndian.Uint32(data)) == unix.EMSGSIZE
 		u := &netstack.Unreachable{Type: data[5], Code: data[6]}
-		if unix.Errno(binary.NativeEndian.Uint32(data)) == unix.EMSGSIZE {
+		switch origin := data[4]; {
+		case origin == fromICMP || origin == fromICMP6:
+		case origin == fromUs && tooBig && four: // what the kernel did not send since it does not fit
+			u.Type, u.Code = 3, 4
+		case origin == fromUs && tooBig:
+			u.Type, u.Code = 2, 0
+		default:
+			continue // send has told of it
+		}
+		if tooBig {
 			u.MTU = binary.NativeEndian.Uint32(data[8:])
 		}
 		if offender := data[size:]; four && len(offender) >= 8 {

@@ -11,13 +11,16 @@ import (
 // error, that is taken for a reply and is none.
 func FuzzEchoReplies(f *testing.F) {
 	ip := []byte{0x45, 0, 0, 28, 0, 0, 0, 0, 64, 1, 0, 0, 192, 0, 2, 7, 10, 0, 0, 1}
-	f.Add(append(ip, 0, 0, 0, 0, 0, 7, 0, 1), false, 7)
-	f.Add([]byte{0, 0, 0, 0, 0, 7, 0, 1}, false, -1)
-	f.Add([]byte{129, 0, 0, 0, 0, 7, 0, 1}, true, 7)
-	f.Add([]byte{0x4f}, false, 7)
-	f.Fuzz(func(t *testing.T, b []byte, six bool, id int) {
+	f.Add(append(ip, 0, 0, 0, 0, 0, 7, 0, 1), false, true)
+	f.Add([]byte{0, 0, 0, 0, 0, 7, 0, 1}, false, false)
+	f.Add([]byte{129, 0, 0, 0, 0, 7, 0, 1}, true, true)
+	f.Add([]byte{0x4f}, false, true)
+	f.Fuzz(func(t *testing.T, b []byte, six, raw bool) {
 		news := received{payload: b, memory: new([largestDatagrams]byte)}
-		s := socket{echo: true, six: six, id: id}
+		s := socket{six: six, kind: forPing}
+		if raw {
+			s.kind = forRaw
+		}
 		ok := s.strip(&news)
 		require.NotNil(t, news.payload)
 		if ok {

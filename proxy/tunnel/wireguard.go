@@ -55,14 +55,36 @@ type WireGuard struct {
 	cancel   context.CancelFunc
 	done     sync.WaitGroup
 
-	mu    sync.Mutex
-	port  uint16
-	peers map[Key]Peer
+	mu     sync.Mutex
+	port   uint16
+	peers  map[Key]Peer
+	owners atomic.Pointer[owners]
+}
+
+// owners are the names of the peers that addresses are of.
+type owners struct {
+	names map[netip.Prefix]string
+	bits  []int // lengths of the prefixes, the longest first
+}
+
+func ownersOf(peers map[Key]Peer) *owners {
+	o := &owners{names: map[netip.Prefix]string{}}
+	for _, p := range peers {
+		for _, a := range p.AllowedIPs {
+			o.names[a.Masked()] = p.Name
+			o.bits = append(o.bits, a.Bits())
+		}
+	}
+	slices.Sort(o.bits)
+	slices.Reverse(o.bits)
+	o.bits = slices.Compact(o.bits)
+	return o
 }
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
 	w := &WireGuard{name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1), peers: map[Key]Peer{}}
+	w.owners.Store(ownersOf(nil))
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
@@ -207,6 +229,7 @@ func (w *WireGuard) SetPeers(peers []Peer) error {
 		return fmt.Errorf("tunnel: set peers: %w", err)
 	}
 	w.peers = next
+	w.owners.Store(ownersOf(next))
 	return nil
 }
 
@@ -232,17 +255,15 @@ func (w *WireGuard) Peers() []Peer {
 
 // Peer implements Outside: by the longest prefix, as packets are taken.
 func (w *WireGuard) Peer(inner netip.Addr) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	name, longest := "", -1
-	for _, p := range w.peers {
-		for _, a := range p.AllowedIPs {
-			if a.Contains(inner) && a.Bits() > longest {
-				name, longest = p.Name, a.Bits()
+	o := w.owners.Load()
+	for _, bits := range o.bits {
+		if p, err := inner.Prefix(bits); err == nil { // the family has such a length
+			if name, ok := o.names[p]; ok {
+				return name
 			}
 		}
 	}
-	return name
+	return ""
 }
 
 // PeerState is a peer as the tunnel sees it.

@@ -122,7 +122,7 @@ func BenchmarkManyPacedFlows(b *testing.B) {
 			{name: "static-bbr", envelope: "bbr", algorithm: paced},
 			{name: "static-ebpf", envelope: "ebpf", algorithm: paced},
 		}
-		if copyDescriptors*l.flows < proxy.DescriptorBudget().Total {
+		if copyDescriptors*l.flows < proxy.DescriptorBudget(0).Total {
 			carriers = slices.Insert(carriers, 0, carrier{name: "iocopy"})
 		}
 		compare(b, executable, l, carriers)
@@ -207,7 +207,7 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 
 // enough returns as many flows as the descriptor limit has room for, here and in
 // the proxy, at most n.
-func enough(n int) int { return min(n, proxy.DescriptorBudget().Connections-8) }
+func enough(n int) int { return min(n, proxy.DescriptorBudget(0).Connections-8) }
 
 func build(b *testing.B) string {
 	executable := filepath.Join(b.TempDir(), "penstock")

@@ -162,13 +162,18 @@ type Unreachable struct {
 	Length     int // of its payload
 }
 
-// SendUnreachable tells the packet's sender.
-func (s *Stack) SendUnreachable(u Unreachable) error {
+// SendUnreachable tells the packet's sender, unless there have been many such
+// messages of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f), and reports whether it did.
+func (s *Stack) SendUnreachable(u Unreachable) (bool, error) {
+	if !s.net.AllowICMPMessage() {
+		return false, nil
+	}
 	from := u.From
 	if from.Is4() != u.Target.Addr().Is4() || !from.IsValid() {
 		from = u.Target.Addr()
 	}
-	return s.SendICMP(from, u.Source.Addr(), u.message())
+	err := s.SendICMP(from, u.Source.Addr(), u.message())
+	return err == nil, err
 }
 
 // message is the ICMP message, with the first eight bytes of the packet it is about.

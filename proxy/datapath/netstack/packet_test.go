@@ -295,7 +295,9 @@ func TestWhatIsSentIntoTheTunnelFitsAndIsValid(t *testing.T) {
 func TestAnErrorFromOutsideQuotesWhatItIsAbout(t *testing.T) {
 	a := newAlone(t)
 	from, router := netip.AddrPortFrom(client, 5000), netip.MustParseAddr("198.51.100.1")
-	require.NoError(t, a.SendUnreachable(Unreachable{Type: 3, Code: 4, MTU: 1280, From: router, Source: from, Target: server, Length: 1300}))
+	told, err := a.SendUnreachable(Unreachable{Type: 3, Code: 4, MTU: 1280, From: router, Source: from, Target: server, Length: 1300})
+	require.NoError(t, err)
+	assert.True(t, told)
 	p := a.next()
 	ip := header.IPv4(p)
 	assert.Equal(t, router.String(), ip.SourceAddress().String())
@@ -307,7 +309,9 @@ func TestAnErrorFromOutsideQuotesWhatItIsAbout(t *testing.T) {
 	assert.Equal(t, uint16(1328), quoted.TotalLength())
 	assert.Equal(t, uint16(5000), header.UDP(quoted[quoted.HeaderLength():]).SourcePort())
 
-	require.NoError(t, a.SendUnreachable(Unreachable{Type: 2, MTU: 1280, Source: netip.AddrPortFrom(client6, 77), Target: server6, Echo: true, Sequence: 3}))
+	told, err = a.SendUnreachable(Unreachable{Type: 2, MTU: 1280, Source: netip.AddrPortFrom(client6, 77), Target: server6, Echo: true, Sequence: 3})
+	require.NoError(t, err)
+	assert.True(t, told)
 	p = a.next()
 	assert.Equal(t, server6.Addr().String(), header.IPv6(p).SourceAddress().String(), "who is unknown is the target")
 	inner := p[header.IPv6MinimumSize+echoHeader+header.IPv6MinimumSize:]
