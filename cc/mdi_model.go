@@ -152,14 +152,14 @@ func TrainMDI(g MDIGrid, runs ...[]MDIEpoch) (*MDIModel, error) {
 		return nil, fmt.Errorf("cc: train mdi: the %d runs hold no three successive epochs within the grid", len(runs))
 	}
 	m.Down, m.Up = median(falls), median(rises)
-	m.eachBlock(func(b []float64) {
-		normalise(b)
-		for i, p := range b {
-			if p < mdiLeastP {
-				b[i] = 0
+	m.eachBlock(func(counts []float64) { // divided once: a second rounding could leave less than mdiLeastP
+		least := mdiLeastP * sum(counts)
+		for i, n := range counts {
+			if n < least {
+				counts[i] = 0
 			}
 		}
-		normalise(b)
+		normalise(counts)
 	})
 	m.findNearest()
 	return m, nil
