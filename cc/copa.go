@@ -110,6 +110,7 @@ type copa struct {
 
 	lossSince   Time    // start of the period below; 0: none
 	acked, lost float64 // packets in it
+	timeout     epoch   // what left before the last one is lost by it, however late that is told
 }
 
 func newCopa(cfg Config) *copa {
@@ -270,6 +271,10 @@ func (c *copa) OnLoss(l Loss) {
 	c.learn(l.MSS)
 	if l.Timeout {
 		c.restart()
+		c.timeout.reacted = l.Now
+		return
+	}
+	if c.timeout.covers(l.SentAt) {
 		return
 	}
 	c.lost += c.packets(l.Lost)

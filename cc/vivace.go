@@ -150,6 +150,7 @@ type vivace struct {
 	rising    bool    // that direction
 	bound     float64 // on the next step, as a part of the rate
 	gradient  float64
+	timedOut  bool // since the last acknowledgement
 	deadline  Time // when the silence has lasted too long; 0: nothing is in flight
 
 	utility, slope, loss float64 // of the interval judged last
@@ -238,6 +239,7 @@ func (v *vivace) run(now Time, state vivaceState) {
 func (v *vivace) OnAck(a Ack) {
 	v.learn(a.MSS)
 	v.srtt = a.SRTT
+	v.timedOut = false
 	v.OnTick(a.State) // which may be late
 	v.deadline = 0
 	if a.Inflight > 0 {
@@ -346,10 +348,14 @@ func (v *vivace) OnLoss(l Loss) {
 	v.learn(l.MSS)
 	v.advance(l.Now)
 	v.onLoss(l.Lost)
-	if l.Timeout {
-		v.rate = v.clampRate(v.rate / 2)
-		v.restart(l.Now)
+	if !l.Timeout {
+		return
 	}
+	if !v.timedOut { // as RFC 5681 §3.1: once until something is acknowledged
+		v.timedOut = true
+		v.rate = v.clampRate(v.rate / 2)
+	}
+	v.restart(l.Now)
 }
 
 // restart judges the present rate anew.

@@ -279,7 +279,10 @@ func TestVivaceStartsSlowly(t *testing.T) {
 	v.rate = 1
 	p.Timeout()
 	assert.InDelta(t, 0.5, v.rate, 1e-9, "a timeout halves the rate")
+	p.Timeout()
+	assert.InDelta(t, 0.5, v.rate, 1e-9, "the next ones are of the same outage until something is acknowledged")
 	for range 5 {
+		p.Ack(1, 40*ms)
 		p.Timeout()
 	}
 	assert.InDelta(t, 0.1, v.rate, 1e-9, "down to its floor")

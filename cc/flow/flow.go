@@ -224,7 +224,7 @@ func (f *Flow) absorb(r Report, events []Event) (n int) {
 	timeouts := max(0, r.Timeouts-before.Timeouts)
 	f.last.Acked = max(r.Acked, before.Acked)
 	if timeouts > 0 || lost > 0 && r.Newest == 0 {
-		f.ledger.taint()
+		f.ledger.taint(timeouts > 0)
 	}
 	f.ledger.waiting(r.Written-r.Unsent, r.At)
 	f.setInflight(r)

@@ -101,10 +101,15 @@ func (l *ledger) waiting(sent cc.Bytes, now cc.Time) {
 	}
 }
 
-// taint notes that anything in flight may have been sent twice.
-func (l *ledger) taint() {
+// taint notes that anything in flight may have been sent twice. After a timeout
+// nothing is known of when it left: the transport sends all of it again.
+func (l *ledger) taint(timeout bool) {
 	for i := range l.n {
-		l.at(i).resent = true
+		c := l.at(i)
+		c.resent = true
+		if timeout {
+			c.sent.At = 0
+		}
 	}
 }
 

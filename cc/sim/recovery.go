@@ -28,7 +28,7 @@ type recovery struct {
 	srtt, rttvar time.Duration
 	latest       time.Duration
 	rtoFrom      cc.Time // when the timer was last started
-	backoff      uint    // doublings of the timer
+	backoff      uint    // doublings of the timer, until a round trip is measured
 	alarm        cc.Time // when the next look at the clock is planned; 0: none is
 
 	// After a timeout the first retransmission is a probe (RFC 5682): should an
@@ -59,12 +59,15 @@ func (r *recovery) delivered(tx int64) {
 	r.spurious = r.spurious || r.probing && tx < r.probeTx
 }
 
-// heard notes that an acknowledgement told of something new.
+// heard notes that an acknowledgement told of something new. The timer stays
+// backed off until there is a sample (RFC 6298 §5, Karn): else it would fire for
+// ever before the answer, where the round trip has grown beyond it.
 func (r *recovery) heard(now cc.Time, rtt time.Duration) {
-	r.rtoFrom, r.backoff = now, 0
+	r.rtoFrom = now
 	if rtt <= 0 {
 		return
 	}
+	r.backoff = 0
 	r.latest = rtt
 	if r.srtt == 0 {
 		r.srtt, r.rttvar = rtt, rtt/2
@@ -125,9 +128,10 @@ func (s *sender) outstanding(t transmission) *segment {
 // settleProbe ends the wait for the news after a timeout: an acknowledgement
 // has come. If it told of something sent before the timeout, only time was
 // lost: what had been given up counts as on the wire again.
-func (s *sender) settleProbe() {
+func (s *sender) settleProbe() (spurious bool) {
 	r := &s.recovery
-	if r.spurious {
+	spurious = r.spurious
+	if spurious {
 		r.inOrder = r.inOrder[:0]
 		for i := range s.segs {
 			seg := &s.segs[i]
@@ -145,6 +149,19 @@ func (s *sender) settleProbe() {
 		s.segs[i].givenUp = false
 	}
 	r.probing, r.spurious = false, false
+	return spurious
+}
+
+// sendNewest sends the newest segment on the wire again, whatever the window
+// (RFC 8985 §7.3): what came before it and was lost is found by its arrival.
+func (s *sender) sendNewest() {
+	for n := len(s.segs) - 1; n >= 0; n-- {
+		if seg := &s.segs[n]; seg.state == onWire {
+			s.pipe -= seg.size
+			s.retransmit(s.base + int64(n))
+			return
+		}
+	}
 }
 
 // timeout is the retransmission timer: everything on the wire counts as lost.

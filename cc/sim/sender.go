@@ -291,8 +291,8 @@ func (s *sender) hear(upTo int) {
 	s.rcv.forget(upTo)
 	s.trim()
 	s.recovery.heard(s.w.now, raw)
-	if s.recovery.probing {
-		s.settleProbe()
+	if s.recovery.probing && s.settleProbe() && s.pipe >= s.limit {
+		s.sendNewest() // else part of it may be lost, and fill the window until the timer fires again
 	}
 	found := s.detect()
 	if s.src.done() && len(s.segs) == 0 {
