@@ -54,3 +54,14 @@ func peek(fd int, b []byte) (n int, ended bool, err error) {
 	}
 	return max(n, 0), ended, err
 }
+
+// glance tells, as a read would, whether there is anything to read. n is at most 1.
+func glance(fd int) (n int, err error) {
+	for {
+		var b [1]byte
+		n, _, err = unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if !errors.Is(err, unix.EINTR) {
+			return max(n, 0), err
+		}
+	}
+}

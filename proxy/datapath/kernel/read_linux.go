@@ -23,8 +23,15 @@ type reader struct {
 }
 
 func (r *reader) attempt(fd uintptr) bool {
+	r.urgent = false
+	if r.marks { // once a byte is there, it is settled whether it is urgent
+		if r.n, r.err = glance(int(fd)); r.n == 0 {
+			return !errors.Is(r.err, unix.EAGAIN)
+		}
+		r.urgent = atMark(fd)
+	}
 	buf := r.take()
-	if r.urgent = r.marks && atMark(fd); r.urgent {
+	if r.urgent {
 		buf = buf[:1]
 	}
 	r.n, r.err = unix.Read(int(fd), buf)

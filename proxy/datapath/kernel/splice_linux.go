@@ -99,8 +99,10 @@ type splicer struct {
 	copy     datapath.Carrier
 	copies   bool // what comes next can only be copied
 	urgent   bool // what copy stores is the byte at the mark
+	dry      bool // the source had nothing left behind the last piece
 
-	limit, n int // of the call underway
+	limit, n int  // of the call underway
+	look     bool // before splicing
 	err      error
 	in, out  func(fd uintptr) bool // made once: moving bytes allocates nothing
 }
@@ -122,7 +124,7 @@ func (s *splicer) Fill(limit int) (int, error) {
 	if s.Buffered() > 0 || limit <= 0 {
 		return 0, nil
 	}
-	s.limit, s.n, s.err, s.copies = limit, 0, nil, false
+	s.limit, s.n, s.err, s.copies, s.look = limit, 0, nil, false, s.dry
 	poll := s.src.raw.Read(s.in)
 	if s.copies && poll == nil {
 		return s.copy.Fill(limit)
@@ -137,7 +139,23 @@ func (s *splicer) Fill(limit int) (int, error) {
 }
 
 // spliceIn runs inside RawConn.Read.
+//
+// At the urgent mark splice says for ever that there is nothing, so that it takes
+// another system call to be sure. Where there was nothing behind the last piece,
+// one that sees beyond the mark is therefore tried first: an exchange of messages
+// takes no call more.
 func (s *splicer) spliceIn(fd uintptr) bool {
+	if s.look {
+		s.look = false
+		var n int
+		n, s.err = glance(int(fd))
+		if s.dry = errors.Is(s.err, unix.EAGAIN); s.dry {
+			return false
+		}
+		if n == 0 { // the end, or what s.err says
+			return true
+		}
+	}
 	if s.pipe == nil {
 		if s.pipe = s.pool.take(); s.pipe == nil {
 			s.copies = true
@@ -145,7 +163,6 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 		}
 	}
 	s.n, s.err = splice(int(fd), s.pipe.w, s.limit)
-	// At the urgent mark, splice acts as if nothing were there, for ever.
 	if s.n == 0 && atMark(fd) {
 		s.giveBack()
 		s.copies = true
@@ -153,6 +170,7 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 	}
 	if errors.Is(s.err, unix.EAGAIN) { // the pipe is empty, so it is the socket that is
 		s.giveBack()
+		s.dry = true
 		return false
 	}
 	return true

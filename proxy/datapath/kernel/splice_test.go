@@ -85,8 +85,10 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	require.Equal(t, 2, n)
 	_, err = c.Drain(100)
 	require.NoError(t, err)
-	_, err = c.Fill(100)
-	assert.ErrorIs(t, err, io.EOF)
+	for range 2 { // it stays at that
+		_, err = c.Fill(100)
+		assert.ErrorIs(t, err, io.EOF)
+	}
 	assert.Zero(t, d.pipes.out)
 	assert.Len(t, d.pipes.idle, 1)
 }
@@ -127,6 +129,22 @@ func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 		c := d.carried(t)
 		require.NoError(t, c.source.Reset())
 		_, err := c.Fill(100)
+		assert.ErrorIs(t, err, unix.ECONNRESET)
+		c.Release()
+	})
+	t.Run("of a source that was found idle", func(t *testing.T) {
+		c := d.carried(t)
+		c.Carrier.(*splicer).dry = true
+		_, err := c.source.Write([]byte("abc"))
+		require.NoError(t, err)
+		n, err := c.Fill(100)
+		require.NoError(t, err)
+		assert.Equal(t, 3, n)
+		_, err = c.Drain(100)
+		require.NoError(t, err)
+		c.Carrier.(*splicer).dry = true
+		require.NoError(t, c.source.Reset())
+		_, err = c.Fill(100)
 		assert.ErrorIs(t, err, unix.ECONNRESET)
 		c.Release()
 	})
