@@ -18,6 +18,12 @@ func (c *Conn) Close() error { return c.shut(deliver) }
 // Reset implements datapath.Conn.
 func (c *Conn) Reset() error { return c.shut(reset) }
 
+// CloseWrite implements datapath.Conn.
+func (c *Conn) CloseWrite() error {
+	c.ending.Store(true)
+	return c.tcp.CloseWrite()
+}
+
 // How a socket is closed, as the time in seconds for which it lingers.
 const (
 	deliver = -1 // in the background
