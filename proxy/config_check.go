@@ -33,7 +33,8 @@ func (c *Config) check() error {
 	if len(c.Listeners) == 0 {
 		return keyErrorf("listeners", "at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
 	}
-	names, addresses := map[string]string{}, map[string]string{}
+	names, devices := map[string]string{}, map[string]string{}
+	var taken sockets
 	for i := range c.Listeners {
 		key := fmt.Sprintf("listeners[%d]", i)
 		if err := c.Listeners[i].check(key); err != nil {
@@ -42,7 +43,10 @@ func (c *Config) check() error {
 		if err := unique(names, key+".name", c.Listeners[i].Name); err != nil {
 			return err
 		}
-		if err := c.Listeners[i].place(addresses, key); err != nil {
+		if err := unique(devices, key+".device", c.Listeners[i].Device); c.Listeners[i].Device != "" && err != nil {
+			return err
+		}
+		if err := taken.add(key+".address", c.Listeners[i].network(), c.Listeners[i].Address); err != nil {
 			return err
 		}
 	}
@@ -79,7 +83,7 @@ func (c *Config) check() error {
 		if err := checkAddress("telemetry.address", c.Telemetry.Address); err != nil {
 			return err
 		}
-		if err := uniqueAddress(addresses, "telemetry.address", c.Telemetry.Address); err != nil {
+		if err := taken.add("telemetry.address", "tcp", c.Telemetry.Address); err != nil {
 			return err
 		}
 	}
@@ -125,17 +129,12 @@ func (l *ListenerConfig) check(key string) error {
 	return l.checkUsers(key)
 }
 
-// place notes where the listener is, unless another is there.
-func (l *ListenerConfig) place(taken map[string]string, key string) error {
-	switch {
-	case l.Device != "":
-		return unique(taken, key+".device", l.Device)
-	case l.Address == "": // known once its config_file is read
-		return nil
-	case l.Tunnels(): // WireGuard's UDP port is on every address
-		return uniqueAddress(taken, key+".address", "UDP port :"+port(l.Address))
+// network is what the listener's address is of.
+func (l *ListenerConfig) network() string {
+	if l.isMode(tunnel.ModeWireGuard) || l.isMode(tunnel.ModeMASQUE) {
+		return "udp"
 	}
-	return uniqueAddress(taken, key+".address", l.Address)
+	return "tcp"
 }
 
 func (l *ListenerConfig) checkUsers(key string) error {
@@ -217,12 +216,45 @@ func unique(seen map[string]string, key, value string) error {
 	return nil
 }
 
-// uniqueAddress is unique, but for port 0: the kernel picks another each time.
-func uniqueAddress(seen map[string]string, key, address string) error {
-	if strings.HasSuffix(address, ":0") {
+// sockets are the addresses that are listened on.
+type sockets []socket
+
+type socket struct {
+	key, network, address string
+	host                  netip.Addr // unspecified: all of its family, and of both where it is IPv6
+	port                  string
+}
+
+// add notes an address that has been checked, unless the kernel would refuse it
+// beside one that is there. Port 0 is another each time.
+func (list *sockets) add(key, network, address string) error {
+	host, port, _ := net.SplitHostPort(address)
+	if port == "" || port == "0" { // or known once its config_file is read
 		return nil
 	}
-	return unique(seen, key, address)
+	s := socket{key: key, network: network, address: address, host: netip.IPv6Unspecified(), port: port}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		s.host = addr.Unmap()
+	}
+	for _, other := range *list {
+		switch {
+		case s.network != other.network || s.port != other.port || !s.covers(other) && !other.covers(s):
+		case s.host == other.host:
+			return keyErrorf(key, "%q is already %s", address, other.key)
+		default:
+			return keyErrorf(key, "%q is already %s, which is %q: one of them has every address", address, other.key, other.address)
+		}
+	}
+	*list = append(*list, s)
+	return nil
+}
+
+// covers reports whether what comes to other could come to s.
+func (s socket) covers(other socket) bool {
+	return s.host == other.host || s.host.IsUnspecified() && (s.host.Is6() || other.host.Is4())
 }
 
 // checkAddress wants an address literal: a name would be resolved to who knows which.

@@ -320,3 +320,67 @@ func TestWarnings(t *testing.T) {
 	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"), "telemetry.hints: hints to :9464 carry their token unencrypted")
 	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
+
+// Two listeners share a port where the kernel lets them.
+func TestListenersShareAPort(t *testing.T) {
+	masque := func(name, address string) string {
+		return "- {name: " + name + ", mode: masque, address: '" + address + "', tls: {certificate: c, key: k}, masque: {open: true}}\n"
+	}
+	mixed := func(name, address string) string {
+		return "- {name: " + name + ", mode: mixed, address: '" + address + "'}\n"
+	}
+	wireguard := func(name, address string) string {
+		return "- {name: " + name + ", mode: wireguard, address: '" + address + "', wireguard: {private_key_file: k}}\n"
+	}
+	for name, c := range map[string]struct{ listeners, says string }{
+		"MASQUE on two addresses":              {masque("a", "192.0.2.1:443") + masque("b", "192.0.2.2:443"), ""},
+		"MASQUE on two families":               {masque("a", "0.0.0.0:443") + masque("b", "[2001:db8::1]:443"), ""},
+		"MASQUE on one address":                {masque("a", "192.0.2.1:443") + masque("b", "192.0.2.1:443"), "listeners[1].address: \"192.0.2.1:443\" is already listeners[0].address"},
+		"MASQUE on all and one":                {masque("a", ":443") + masque("b", "192.0.2.1:443"), "listeners[1].address: \"192.0.2.1:443\" is already listeners[0].address, which is \":443\""},
+		"MASQUE on one and all":                {masque("a", "192.0.2.1:443") + masque("b", "0.0.0.0:443"), "already listeners[0].address"},
+		"MASQUE beside WireGuard":              {wireguard("a", ":443") + masque("b", "192.0.2.1:443"), "already listeners[0].address"},
+		"MASQUE beside TCP":                    {masque("a", ":443") + mixed("b", "127.0.0.1:443"), ""},
+		"TCP on two addresses":                 {mixed("a", "127.0.0.1:1080") + mixed("b", "192.0.2.1:1080"), ""},
+		"TCP on all of a family and the other": {mixed("a", "0.0.0.0:1080") + mixed("b", "[::1]:1080"), ""},
+		"TCP on all and one":                   {mixed("a", "[::]:1080") + mixed("b", "127.0.0.1:1080"), "listeners[1].address: \"127.0.0.1:1080\" is already listeners[0].address"},
+		"TCP by name and number":               {mixed("a", "localhost:1080") + mixed("b", "127.0.0.1:1080"), "already listeners[0].address"},
+		"ports of the kernel's choice":         {mixed("a", "[::]:0") + mixed("b", "127.0.0.1:0"), ""},
+		"telemetry below a listener":           {mixed("a", ":9464"), "telemetry.address: \"127.0.0.1:9464\" is already listeners[0].address"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := proxy.Parse([]byte("listeners:\n" + c.listeners))
+			if c.says == "" {
+				assert.NoError(t, err)
+			} else {
+				assert.ErrorContains(t, err, c.says)
+			}
+		})
+	}
+}
+
+// What check takes, run takes: the files of secrets hold to the same rules as the configuration.
+func TestFilesAreCheckedLikeTheConfiguration(t *testing.T) {
+	for _, token := range []string{"phone-0123456789abcdef", strings.Repeat("jwt.", 75), strings.Repeat("x", 4096)} {
+		for _, name := range []string{"phone", "alice@example.com"} {
+			config := masqueFolder(t, func(f map[string]string) { f["tokens"] = name + " " + token + "\n" })
+			cfg, err := proxy.Load(config)
+			require.NoError(t, err)
+			require.NoError(t, cfg.Check(), "as run and reload check it again")
+			inline := masqueFolder(t, func(f map[string]string) {
+				f["c.yaml"] = strings.Replace(f["c.yaml"], "tokens_file: tokens", "tokens: [{name: '"+name+"', token: '"+token+"'}]", 1)
+			})
+			_, err = proxy.Load(inline)
+			require.NoError(t, err)
+		}
+	}
+	_, err := proxy.Load(masqueFolder(t, func(f map[string]string) { f["tokens"] = "a " + strings.Repeat("x", 4097) + "\n" }))
+	require.ErrorContains(t, err, "masque.tokens_file: tunnel: tokens: line 1")
+
+	dir := folder(t, map[string]string{
+		"c.yaml":   "listeners:\n- {name: v, mode: wireguard, address: ':51820', wireguard: {private_key_file: k}}\n- {name: w, mode: wireguard, wireguard: {config_file: wg0.conf}}\n",
+		"k":        keyA,
+		"wg0.conf": "[Interface]\nPrivateKey = " + keyC + "\nListenPort = 51820\n",
+	})
+	_, err = proxy.Load(filepath.Join(dir, "c.yaml"))
+	require.ErrorContains(t, err, "c.yaml:3:3: listeners[1].address: \":51820\" is already listeners[0].address")
+}
