@@ -130,11 +130,26 @@ func TestWithoutRights(t *testing.T) {
 	assert.Contains(t, out, "CAP_SYS_ADMIN and CAP_NET_ADMIN are needed")
 }
 
-func TestEnter(t *testing.T) {
-	out, err := unprivileged(t, "enter", 0o666)
-	if err != nil && sysctlIs("user/max_user_namespaces", "0") {
-		t.Skip("user namespaces are switched off: ", out)
+// playUserNamespace starts a process in a user namespace of its own.
+func playUserNamespace() error {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleEnv+"=nothing")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET}
+	return cmd.Run()
+}
+
+// needUserNamespaces skips a test where a user without rights gets no user
+// namespace: in a container, in a chroot, or where a sysctl forbids them.
+func needUserNamespaces(t *testing.T) {
+	t.Helper()
+	if out, err := unprivileged(t, "user-namespace", 0o666); err != nil {
+		t.Skip("needs user namespaces for ordinary users, which a container's seccomp profile, a chroot or a sysctl forbids: ", out)
 	}
+}
+
+func TestEnter(t *testing.T) {
+	needUserNamespaces(t)
+	out, err := unprivileged(t, "enter", 0o666)
 	require.NoError(t, err, out)
 	assert.Equal(t, "uid 0 got hello\n", out)
 }
@@ -143,6 +158,7 @@ func TestEnterNamesTheDevice(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to become nobody")
 	}
+	needUserNamespaces(t)
 	out, err := unprivileged(t, "enter", 0o600)
 	require.Error(t, err)
 	assert.Contains(t, out, "may not be opened by this user")
@@ -150,6 +166,7 @@ func TestEnterNamesTheDevice(t *testing.T) {
 }
 
 func TestEnterNamesTheQuota(t *testing.T) {
+	needUserNamespaces(t)
 	out, err := unprivileged(t, "enter-without-quota", 0o666)
 	require.NoError(t, err, out)
 	assert.Contains(t, out, "sysctl -w user.max_user_namespaces")

@@ -131,6 +131,10 @@ func play(role string) int {
 			return playLab()
 		case "enter":
 			return playEnter(playLab)
+		case "user-namespace":
+			return playUserNamespace()
+		case "nothing":
+			return nil
 		case "enter-without-quota":
 			return playWithoutQuota()
 		case "wait":
