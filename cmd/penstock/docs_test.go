@@ -58,3 +58,54 @@ func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, proxy.DefaultConfig(), written, "the first example is not what a file leaves out")
 }
+
+// The README's way to a gateway works as written, in an empty directory.
+func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
+	page, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	_, section, found := strings.Cut(string(page), "### For a phone with the WireGuard app")
+	require.True(t, found)
+	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(section)
+	require.NotNil(t, block)
+	guide := readDoc(t, "gateway.md")
+	t.Chdir(t.TempDir())
+	var printed string
+	for line := range strings.Lines(block[1]) {
+		command, _, _ := strings.Cut(line, "#")
+		words := strings.Fields(command)
+		require.Equal(t, "penstock", words[0])
+		if words[1] == "run" { // on ports of its own, since other tests have others
+			text, err := os.ReadFile("penstock.yaml")
+			require.NoError(t, err)
+			mine := strings.Replace(string(text), ":51820", ":0", 1) + "telemetry: {address: '127.0.0.1:0'}\n"
+			require.NoError(t, os.WriteFile("penstock.yaml", []byte(mine), 0o600))
+			in := startRunWithout(t, words[2:]...)
+			_, peers := in.get("/v1/peers")
+			assert.Contains(t, peers, `"phone"`)
+			in.signal()
+			assert.Equal(t, exitOK, <-in.code, in.log.String())
+			continue
+		}
+		code, stdout, stderr := run(t, words[1:]...)
+		require.Equal(t, exitOK, code, "%s%s", line, stderr)
+		printed += stdout
+	}
+	assert.Contains(t, printed, "[Interface]")
+	assert.Contains(t, printed, "Endpoint = vpn.example.com:51820")
+	code, _, stderr := run(t, "gateway", "init", "penstock.yaml")
+	assert.Equal(t, exitInput, code)
+	assert.Contains(t, stderr, "penstock.yaml is there already")
+	code, _, stderr = run(t, "gateway", "init", "other.yaml")
+	assert.Equal(t, exitInput, code)
+	assert.Contains(t, stderr, "vpn.key is there already")
+	assert.NoFileExists(t, "other.yaml", "all or nothing")
+
+	_, guide, found = strings.Cut(guide, "penstock gateway init")
+	require.True(t, found)
+	shown := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(guide)
+	want, err := proxy.Parse([]byte(newGatewayConfig))
+	require.NoError(t, err)
+	got, err := proxy.Parse([]byte(shown[1]))
+	require.NoError(t, err)
+	assert.Equal(t, want, got, "the guide shows what init writes")
+}

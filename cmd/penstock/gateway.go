@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"text/tabwriter"
@@ -27,7 +29,7 @@ func gatewayCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	cmd.AddCommand(peerCommand(), &cobra.Command{
+	cmd.AddCommand(initCommand(), peerCommand(), &cobra.Command{
 		Use:   "key",
 		Short: "Print a new private key, for private_key_file",
 		Example: `  (umask 077; penstock gateway key > /etc/penstock/vpn.key)
@@ -118,6 +120,9 @@ type gateway struct {
 // Call release afterwards.
 func (g *gateway) open() (err error) {
 	if g.release, err = lockFile(g.config); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w; penstock gateway init makes one, and --config names another", err)
+		}
 		return badInput(fmt.Errorf("--config: %w", err))
 	}
 	defer func() {
