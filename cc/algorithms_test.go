@@ -20,6 +20,7 @@ type world struct {
 	state  State
 	rtt    time.Duration
 	record bool // there is a record of when bytes left
+	marks  bool // what is acknowledged came with ECN marks
 	alg    Algorithm
 	last   Control
 	hint   Hint
@@ -33,6 +34,9 @@ func (w *world) ack(n Bytes, rtt time.Duration) {
 	w.state.Delivered += n
 	w.state.Inflight = max(0, w.state.Inflight-n)
 	a := Ack{Acked: n, RTT: rtt}
+	if w.marks {
+		a.Marked = n
+	}
 	if rtt > 0 {
 		p := path{state: w.state}
 		p.smooth(rtt)
@@ -53,7 +57,7 @@ func (w *world) lose(n Bytes, timeout bool) {
 // step runs one operation with the number v.
 func (w *world) step(op, v byte) {
 	mss := w.state.MSS
-	switch op % 15 {
+	switch op % 16 {
 	case 0, 1: // the window's worth of single acknowledgements, up to 255
 		for range int(v) {
 			w.wait(w.rtt / 256)
@@ -91,6 +95,8 @@ func (w *world) step(op, v byte) {
 		w.ack(0, 0)
 	case 13:
 		w.record = v%2 == 0
+	case 15:
+		w.marks = v%2 == 0
 	case 14: // the network speaks, of anything, and is silent from then on
 		w.hint = Hint{
 			At: w.state.Now, Capacity: Rate(v) << (v % 32), FairShare: Rate(v) << 16, LinkRate: 1 << (v % 40), ArrivalRate: Rate(v) << (v % 24),

@@ -29,6 +29,7 @@ func init() {
 		},
 
 		Needs: []Signal{NeedsRTT, NeedsLoss},
+		Marks: MarksAreLosses,
 		Internals: []Internal{
 			showSsthresh,
 			{Name: "w_max_packets", About: "window at which the cubic levels off"},

@@ -70,6 +70,7 @@ func init() {
 		New:   func(cfg Config) Algorithm { return newJanus(cfg) },
 
 		Needs: []Signal{NeedsRTT, NeedsLoss},
+		Marks: MarksAreLosses,
 		Internals: []Internal{
 			{Name: "target_mbit", About: "rate aimed at now; 0: not known yet"},
 			{Name: "throughput_mbit", About: "smoothed over round trips"},

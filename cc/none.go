@@ -6,6 +6,7 @@ func init() {
 		About:  "No limit of ours: the transport's own congestion control decides alone.",
 		Source: "baseline",
 		New:    func(Config) Algorithm { return none{} },
+		Marks:  MarksPass,
 	})
 }
 

@@ -20,6 +20,8 @@ type path struct {
 	// idle says that the application has nothing to send: little in flight, and
 	// the window does not bind.
 	idle bool
+	// marked says that what is acknowledged came with ECN marks.
+	marked bool
 }
 
 // newPath starts the algorithm that ref names, as Parse reads it.
@@ -33,7 +35,19 @@ func newPath(tb testing.TB, ref string) *path {
 }
 
 // as returns the algorithm's own type, to set it up and look inside.
-func as[A Algorithm](p *path) A { return p.alg.(A) }
+func as[A Algorithm](p *path) A {
+	alg := p.alg
+	if i, ok := alg.(inspected); ok {
+		alg = i.Algorithm
+	}
+	switch m := alg.(type) {
+	case lossMarks:
+		alg = m.Algorithm
+	case *ceiling:
+		alg = m.Algorithm
+	}
+	return alg.(A)
+}
 
 // Wait lets time pass.
 func (p *path) Wait(d time.Duration) { p.state.Now = p.state.Now.Add(d) }
@@ -42,6 +56,9 @@ func (p *path) Wait(d time.Duration) { p.state.Now = p.state.Now.Add(d) }
 // rtt 0 gives no sample, and then the newest left a smoothed round trip ago.
 func (p *path) Ack(n float64, rtt time.Duration) {
 	ack := Ack{Acked: Bytes(n * float64(p.state.MSS)), RTT: rtt}
+	if p.marked {
+		ack.Marked = ack.Acked
+	}
 	p.state.Delivered += ack.Acked
 	if rtt > 0 {
 		p.smooth(rtt)

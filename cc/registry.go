@@ -61,6 +61,7 @@ type Spec struct {
 
 	Needs     []Signal   // beyond acknowledged bytes
 	Internals []Internal // what its Inspect shows; empty: it is no Inspector
+	Marks     Marks      // how ECN marks are answered
 	EveryAck  bool       // wants each acknowledgement by itself where the transport can tell them apart, not one event per millisecond of them
 }
 
@@ -74,7 +75,7 @@ func Register(s Spec) {
 	if _, taken := registry[s.Name]; taken || s.Name == "" || s.New == nil {
 		panic("cc: cannot register algorithm " + strconv.Quote(s.Name))
 	}
-	registry[s.Name] = s
+	registry[s.Name] = s.answering()
 }
 
 // Specs returns every algorithm, sorted by name.
@@ -97,8 +98,17 @@ func New(name string, cfg Config) (Algorithm, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Params, err = s.Resolve(cfg.Params); err != nil {
+	if cfg, err = s.complete(cfg); err != nil {
 		return nil, err
+	}
+	return s.New(cfg), nil
+}
+
+// complete fills in what New's caller may leave out.
+func (s Spec) complete(cfg Config) (Config, error) {
+	var err error
+	if cfg.Params, err = s.Resolve(cfg.Params); err != nil {
+		return cfg, err
 	}
 	if cfg.MSS <= 0 {
 		cfg.MSS = DefaultMSS
@@ -106,7 +116,7 @@ func New(name string, cfg Config) (Algorithm, error) {
 	if cfg.InitialCwnd <= 0 {
 		cfg.InitialCwnd = InitialCwndPackets * cfg.MSS
 	}
-	return s.New(cfg), nil
+	return cfg, nil
 }
 
 // Resolve returns a complete set of settings: the defaults, overridden by

@@ -11,6 +11,7 @@ func init() {
 		New:    func(cfg Config) Algorithm { return &reno{lossWindow: newLossWindow(cfg)} },
 
 		Needs:     []Signal{NeedsLoss},
+		Marks:     MarksAreLosses,
 		Internals: []Internal{showSsthresh},
 	})
 }

@@ -129,11 +129,14 @@ type SproutSender interface {
 // next to nothing: there the correct form may hear no more than a packet per
 // round trip, and stay at it.
 func NewSproutSender(cfg Config, cumulative bool) (SproutSender, error) {
-	alg, err := New("sprout", cfg)
+	spec, err := Lookup("sprout")
 	if err != nil {
 		return nil, err
 	}
-	s := alg.(*sprout)
+	if cfg, err = spec.complete(cfg); err != nil {
+		return nil, err
+	}
+	s := newSprout(cfg)
 	s.fed.cumulative = cumulative
 	return s, nil
 }

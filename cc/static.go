@@ -3,7 +3,7 @@ package cc
 func init() {
 	Register(Spec{
 		Name:   "static",
-		About:  "A fixed window and, if wanted, a fixed pacing rate, whatever the path says: for experiments.",
+		About:  "A fixed window and, if wanted, a fixed pacing rate, whatever losses and delays say: for experiments.",
 		Source: "the fixed-window experiment of ALCC §3.1",
 		Params: []Param{
 			{Name: "cwnd_packets", About: "window", Unit: "packets", Default: 22, Min: 1, Max: 1e6},

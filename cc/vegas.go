@@ -16,6 +16,7 @@ func init() {
 		New:    func(cfg Config) Algorithm { return &vegas{lossWindow: newLossWindow(cfg), beta: vegasBeta, start: 1} },
 
 		Needs:     []Signal{NeedsRTT, NeedsLoss},
+		Marks:     MarksAreLosses,
 		Internals: []Internal{showSsthresh, {Name: "base_rtt_ms", About: "least round trip of all"}},
 	})
 }

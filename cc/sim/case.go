@@ -22,6 +22,7 @@ host bits 500 queue 100pkt loss 0.01 delay 5ms # its first, second...; those bey
 up 2mbit queue 64KiB loss 0.01               # acknowledgements; without it: no limit
 up trace FILE
 link 12mbit rtt 40ms reorder 0.01 reorder-by 5ms # one packet in a hundred takes so much longer
+link 12mbit rtt 40ms mark 0.1                # one packet in ten gets an ECN mark (CE)
 acks every 10ms                              # in batches
 acks delayed 40ms                            # every second packet's at once, one by itself so much later
 held                                         # the transport holds the window, as in the kernel; without it: the relay
@@ -225,6 +226,7 @@ func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
 	}
 	if other != nil {
 		maps.Copy(keys, delayKeys(&l.Delay))
+		keys["mark"] = set(&l.Mark, parsePart) // acknowledgements are not ECN-capable
 	}
 	if err := args.each(keys); err != nil {
 		return err

@@ -19,6 +19,7 @@ type LinkConfig struct {
 	Loss         float64       // probability that a packet is lost, before the queue
 	Reorder      float64       // probability that a packet takes ReorderBy longer, so that later ones overtake it
 	ReorderBy    time.Duration
+	Mark         float64 // probability that a packet gets an ECN mark (CE), up to 1
 	Seed         uint64
 }
 
@@ -26,6 +27,7 @@ type LinkConfig struct {
 type Verdict struct {
 	Departs cc.Time // leaves the queue, its last byte sent
 	Arrives cc.Time // reaches the far end
+	Marked  bool    // with an ECN mark
 	Dropped Drop    // why there is neither; DropNone otherwise
 }
 
@@ -105,7 +107,8 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
 		arrives = arrives.Add(l.cfg.ReorderBy)
 	}
-	return Verdict{Departs: l.departs, Arrives: arrives}
+	marked := l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
+	return Verdict{Departs: l.departs, Arrives: arrives, Marked: marked}
 }
 
 func (l *Link) serveAtRate(now cc.Time, size cc.Bytes) cc.Time {

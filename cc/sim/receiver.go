@@ -28,6 +28,7 @@ type receiver struct {
 type arrival struct {
 	n, tx int64
 	size  cc.Bytes
+	ce    bool // it came with an ECN mark
 }
 
 // take notes an arrival and reports whether its segment is new.

@@ -183,6 +183,8 @@ func (c LinkConfig) Check() error {
 		return fmt.Errorf("packets are reordered by %v, but that must not be negative", c.ReorderBy)
 	case c.Reorder > 0 && c.ReorderBy == 0:
 		return fmt.Errorf("packets are reordered, but by no time")
+	case !(c.Mark >= 0 && c.Mark <= 1):
+		return fmt.Errorf("the part of packets marked is %v, but must be from 0 to 1", c.Mark)
 	}
 	return nil
 }

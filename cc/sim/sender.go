@@ -207,11 +207,12 @@ func (s *sender) transmit(n int64) {
 		s.recovery.rtoFrom = now
 	}
 	s.pipe += seg.size
-	a := arrival{n, seg.tx, seg.size}
+	a := arrival{n: n, tx: seg.tx, size: seg.size}
 	s.stats.sent(now)
 	s.w.send(s.to, seg.size+HeaderBytes, func(v Verdict) {
 		s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
 		if v.Dropped == DropNone {
+			a.ce = v.Marked
 			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
 		}
 	})
@@ -330,6 +331,9 @@ func (s *sender) acknowledge(a arrival) time.Duration {
 	}
 	seg.state = arrived
 	s.acked += seg.size
+	if a.ce {
+		s.report.Marked += seg.size
+	}
 	if !seg.resent {
 		s.report.Newest = max(s.report.Newest, seg.end)
 	}

@@ -111,6 +111,15 @@ func parseFraction(s string) (float64, error) {
 	return v, nil
 }
 
+// parsePart may be all, unlike a fraction that would leave nothing.
+func parsePart(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 0 && v <= 1) {
+		return 0, fmt.Errorf("%q is not a part from 0 to 1", s)
+	}
+	return v, nil
+}
+
 func parseShare(s string) (float64, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v > 0 && v <= 1) {

@@ -94,6 +94,7 @@ func explain(w io.Writer, s cc.Spec) error {
 	if s.Source != "" {
 		fmt.Fprintf(t, "Source: %s\n", s.Source)
 	}
+	fmt.Fprintf(t, "ECN marks %s.\n", s.Marks)
 	if len(s.Params) == 0 {
 		fmt.Fprintln(t, "\nIt takes no parameters.")
 	} else {
@@ -177,6 +178,7 @@ func writeAlgorithm(b *strings.Builder, s cc.Spec) {
 	if len(s.Needs) > 0 {
 		fmt.Fprintf(b, "\nNeeds: %s.\n", needs(s, "`%s`"))
 	}
+	fmt.Fprintf(b, "\nECN marks %s.\n", s.Marks)
 	if len(s.Params) == 0 {
 		b.WriteString("\nIt takes no parameters.\n")
 	} else {
