@@ -2,10 +2,14 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 // runRules runs "penstock rules …" by itself.
@@ -39,6 +43,22 @@ func TestRulesPrintSaysWhatTheFlagsSay(t *testing.T) {
 	assert.NotContains(t, out, "ip rule")
 	assert.NotContains(t, out, "iifname")
 	assert.NotContains(t, out, "connected")
+}
+
+func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {
+	lab, err := netlab.NewRouted()
+	if errors.Is(err, os.ErrPermission) {
+		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make network namespaces")
+	}
+	require.NoError(t, err)
+	defer func() { require.NoError(t, lab.Close()) }()
+	require.NoError(t, lab.Edge.Do(func() error {
+		said, err := runRules(t, "apply", "--port", "1081", "--interface", netlab.NearDevice, "--interface", "nosuch0")
+		assert.Contains(t, said, "note: interface nosuch0 does not exist")
+		assert.Contains(t, said, "note: connections to networks of this machine go past the proxy")
+		assert.Contains(t, said, "("+netlab.NearDevice+")")
+		return err
+	}))
 }
 
 func TestRulesMistakesAreTheUsersToFix(t *testing.T) {

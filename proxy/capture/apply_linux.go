@@ -153,7 +153,8 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	switch {
 	case len(chains) == 0:
 		return table, true, nil
-	case len(chains) > 1 || chains[0].Name != ourChain || chains[0].Hooknum == nil || *chains[0].Hooknum != *nftables.ChainHookPrerouting:
+	case len(chains) > 1 || chains[0].Name != ourChain,
+		chains[0].Hooknum == nil || *chains[0].Hooknum != *nftables.ChainHookPrerouting:
 		return table, false, nil
 	}
 	rules, err := c.GetRules(table, chains[0])

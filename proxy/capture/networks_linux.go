@@ -115,7 +115,8 @@ func (r Rules) Advice() []string {
 	add := func(format string, args ...any) { say = append(say, fmt.Sprintf(format, args...)) }
 	for _, name := range r.Interfaces {
 		if name == AnyInterface {
-			add("interface any: connections from outside are captured too; where the input chain lets them in, they reach inside hosts past the forward chain")
+			add("interface any: connections from outside are captured too; " +
+				"where the input chain lets them in, they reach inside hosts past the forward chain")
 		} else if _, err := net.InterfaceByName(name); err != nil {
 			add("interface %s does not exist: nothing is captured there until it does", name)
 		}
@@ -126,11 +127,13 @@ func (r Rules) Advice() []string {
 		for _, n := range networks {
 			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
 		}
-		add("connections to networks of this machine go past the proxy: %s; --connected captures them, and applying again follows changes", strings.Join(words, ", "))
+		add("connections to networks of this machine go past the proxy: %s; "+
+			"--connected captures them, and applying again follows changes", strings.Join(words, ", "))
 	}
 	if filters, err := ForwardFilters(); err == nil && len(filters) > 0 {
-		add("captured connections do not pass the forward chain, which drops some here: %s; "+
-			"what it forbids, forbid for them in an input chain or by a rule with refuse (docs/operations.md, The forward chain)", strings.Join(filters, ", "))
+		add("captured connections do not pass the forward chain, which drops some here: %s; what it forbids, "+
+			"forbid for them in an input chain or by a rule with refuse (docs/operations.md, The forward chain)",
+			strings.Join(filters, ", "))
 	}
 	return say
 }

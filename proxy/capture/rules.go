@@ -141,8 +141,8 @@ func (r Rules) normalise() (Rules, error) {
 		return r, fmt.Errorf("capture: route-table %d is the system's (default, main, local): choose an unused one", r.RouteTable)
 	}
 	if len(r.Interfaces) == 0 {
-		return r, errors.New("capture: interface: where connections come in is missing: --interface lan0, once for each inside interface; " +
-			"or --interface any, which captures what comes from outside, too")
+		return r, errors.New("capture: interface: where connections come in is missing: " +
+			"--interface lan0, once for each inside interface; or --interface any, which captures what comes from outside, too")
 	}
 	for _, name := range r.Interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n\"*\x00") {

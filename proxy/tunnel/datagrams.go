@@ -26,7 +26,7 @@ const (
 type Forwarding struct {
 	Listener string
 	Outside  Outside
-	// Verdict is policy's, and the Fence's: an error refuses what peer sends to
+	// Verdict is policy's, and its guard's: an error refuses what peer sends to
 	// target, which for an echo request has no port. The terms say whose window the
 	// answers share; without an algorithm nobody's.
 	Verdict func(peer string, source, target netip.AddrPort) (flow.Terms, error)
