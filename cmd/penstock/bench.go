@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/cmd/penstock/output"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -120,7 +121,7 @@ where user namespaces are allowed.`,
 }
 
 func (o *benchOutputs) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&o.json, "json", "", "write one JSON line for each run to this file")
+	cmd.Flags().StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw throughput and queueing delay over time into this .png file")
 }
 
@@ -130,6 +131,23 @@ func (o *benchOutputs) check() error {
 		return fmt.Errorf("--plot %s: the name must end in .png", o.plot)
 	}
 	return nil
+}
+
+// open opens the file of --json, and finds out whether that of --plot can be made.
+func (o *benchOutputs) open() (record io.Writer, done func() error, err error) {
+	if o.plot != "" {
+		if err := output.Check(o.plot); err != nil {
+			return nil, nil, fmt.Errorf("--plot: %w", err)
+		}
+	}
+	if o.json == "" {
+		return io.Discard, func() error { return nil }, nil
+	}
+	f, err := output.Append(o.json)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--json: %w", err)
+	}
+	return f, f.Close, nil
 }
 
 // plan reads the flags.
@@ -190,15 +208,11 @@ func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []b
 	if err != nil {
 		return nil, fmt.Errorf("find the penstock program: %w", err)
 	}
-	record := io.Discard
-	if out.json != "" {
-		f, err := os.Create(out.json)
-		if err != nil {
-			return nil, badInput(fmt.Errorf("--json: %w", err))
-		}
-		defer func() { err = errors.Join(err, f.Close()) }()
-		record = f
+	record, done, err := out.open()
+	if err != nil {
+		return nil, badInput(err)
 	}
+	defer func() { err = errors.Join(err, done()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	printer := bench.NewPrinter(cmd.ErrOrStderr())

@@ -99,3 +99,31 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 2, bytes.Count(lines, []byte("\n")))
 }
+
+// Runs cost time: their records stand behind earlier ones, and a place where
+// nothing can be written is told before the first.
+func TestNoRunIsLostToItsOutputs(t *testing.T) {
+	t.Chdir(t.TempDir())
+	command := []string{"bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s"}
+	for range 2 {
+		code, _, stderr := run(t, append(command, "--json", "runs.jsonl")...)
+		require.Equal(t, exitOK, code, stderr)
+	}
+	text, err := os.ReadFile("runs.jsonl")
+	require.NoError(t, err)
+	assert.Equal(t, 2, bytes.Count(text, []byte("\n")))
+	for flag, path := range map[string]string{"--plot": "none/x.png", "--json": "none/x.jsonl"} {
+		code, stdout, stderr := run(t, append(command, flag, path)...)
+		assert.Equal(t, exitInput, code)
+		assert.Empty(t, stdout)
+		assert.Contains(t, stderr, "penstock: "+flag+": ")
+		assert.NotContains(t, stderr, "copa@sim", "before anything has run")
+		code, _, stderr = run(t, "bench", "recipe", "run", "hosts", "--virtual", "--short", flag, path)
+		assert.Equal(t, exitInput, code)
+		assert.Contains(t, stderr, "penstock: "+flag+": ")
+	}
+	code, _, stderr := run(t, "mdi", "train", "--output", "none/x.mdi")
+	assert.Equal(t, exitFail, code)
+	assert.Contains(t, stderr, "penstock: --output: ")
+	assert.NotContains(t, stderr, "run 1 of")
+}

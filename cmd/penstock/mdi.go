@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/output"
 )
 
 // mdiModelFlag adds a model to the algorithm mdi as soon as it is read, so that
@@ -211,6 +212,9 @@ func parseAxis(text string) (a cc.MDIAxis, err error) {
 
 // train makes the runs, learns from them and writes what was learned.
 func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
+	if err := output.Check(f.output); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
 	var runs [][]cc.MDIEpoch
 	for i, s := range p.runs {
 		r, err := sim.Run(s)
@@ -229,7 +233,7 @@ func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
 	if err := model.Write(&text, f.commandLine()); err != nil {
 		return err
 	}
-	if err := os.WriteFile(f.output, text.Bytes(), 0o644); err != nil {
+	if err := output.Write(f.output, func(w io.Writer) error { _, err := text.WriteTo(w); return err }); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	fmt.Fprintf(cmd.ErrOrStderr(), "%s: beyond the table the window goes to %.3g of itself when the delay rises, %.3g when it falls\n", f.output, model.Down, model.Up)

@@ -77,7 +77,7 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags := cmd.Flags()
 	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
 	flags.BoolVar(&f.short, "short", false, "the short form")
-	flags.StringVar(&f.json, "json", "", "write one JSON line for each run of a recipe to this file")
+	flags.StringVar(&f.json, "json", "", "append one JSON line for each run of a recipe to this file")
 	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration changes: a .png file for each stage, named after this one")
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
 	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, and keep the calmest")
@@ -101,15 +101,11 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	if err != nil {
 		return err
 	}
-	record := io.Discard
-	if f.json != "" {
-		file, err := os.Create(f.json)
-		if err != nil {
-			return badInput(fmt.Errorf("--json: %w", err))
-		}
-		defer func() { err = errors.Join(err, file.Close()) }()
-		record = file
+	record, done, err := (&benchOutputs{json: f.json, plot: f.plot}).open()
+	if err != nil {
+		return badInput(err)
 	}
+	defer func() { err = errors.Join(err, done()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	failed, findings := 0, 0

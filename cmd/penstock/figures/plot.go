@@ -1,10 +1,8 @@
 package figures
 
 import (
-	"errors"
 	"image/color"
-	"os"
-	"path/filepath"
+	"io"
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
@@ -12,6 +10,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 	"gonum.org/v1/plot/vg/vgimg"
+
+	"github.com/penstock-net/penstock/cmd/penstock/output"
 )
 
 const (
@@ -121,10 +121,8 @@ func Save(name string, legend *Legend, below ...*plot.Plot) error {
 		below[i].Draw(row[0])
 	}
 	legend.Draw(draw.Crop(whole, plotWidth, 0, 0, -15*vg.Millimeter))
-	f, err := os.Create(filepath.Clean(name))
-	if err != nil {
+	return output.Write(name, func(w io.Writer) error {
+		_, err := vgimg.PngCanvas{Canvas: img}.WriteTo(w)
 		return err
-	}
-	_, err = vgimg.PngCanvas{Canvas: img}.WriteTo(f)
-	return errors.Join(err, f.Close())
+	})
 }
