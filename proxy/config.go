@@ -82,16 +82,17 @@ type TermsConfig struct {
 // DirectionConfig is how one direction sends. What it leaves out comes from
 // the next wider scope; parameters belong to the algorithm they stand beside.
 type DirectionConfig struct {
-	Algorithm Algorithm        `yaml:"algorithm" about:"Congestion control, optionally with settings or a profile: penstock, copa:delta=0.1. none leaves it to the kernel."`
-	Params    map[string]Param `yaml:"params" about:"Settings of the algorithm by name."`
-	MaxRate   Rate             `yaml:"max_rate" about:"Never faster than this, such as 20mbit."`
-	Weight    int              `yaml:"weight" about:"Share within the group; 1 where not set."`
-	Priority  *int             `yaml:"priority" about:"Lower goes first within the group; 0 where not set."`
-	Class     Class            `yaml:"class" about:"What the flow is for: bulk takes what is left, delay_sensitive has its share at once, guarantee has its target before others share the rest. bulk where not set."`
-	Target    Rate             `yaml:"target" about:"With class guarantee, the payload that the application needs: its due, and a little above it its most. Not set: not known, so it shares with the rest."`
-	MinRate   Rate             `yaml:"min_rate" about:"What the flow has of its group's window whatever the others want; at most target."`
-	HintCap   *Fraction        `yaml:"hint_cap" about:"While the network tells a path's capacity (POST /v1/hints), send no faster than this part of it, above 0 up to 1, such as 0.95; 0: as fast as the algorithm will."`
-	Group     string           `yaml:"group" about:"Which flows share one window: peer (the host the bytes go to), source, source/24, destination, tunnel (who hands on what many clients send), listener, flow, or a name of your own."`
+	Algorithm      Algorithm        `yaml:"algorithm" about:"Congestion control, optionally with settings or a profile: penstock, copa:delta=0.1. none leaves it to the kernel."`
+	Params         map[string]Param `yaml:"params" about:"Settings of the algorithm by name."`
+	MaxRate        Rate             `yaml:"max_rate" about:"All connections of one group together are never faster than this, such as 20mbit: with the usual group, what one host gets."`
+	ConnectionRate Rate             `yaml:"connection_rate" about:"One connection is never faster than this, such as 5mbit."`
+	Weight         int              `yaml:"weight" about:"Share within the group; 1 where not set."`
+	Priority       *int             `yaml:"priority" about:"Lower goes first within the group; 0 where not set."`
+	Class          Class            `yaml:"class" about:"What the flow is for: bulk takes what is left, delay_sensitive has its share at once, guarantee has its target before others share the rest. bulk where not set."`
+	Target         Rate             `yaml:"target" about:"With class guarantee, the payload that the application needs: its due, and a little above it its most. Not set: not known, so it shares with the rest."`
+	MinRate        Rate             `yaml:"min_rate" about:"What the flow has of its group's window whatever the others want; at most target."`
+	HintCap        *Fraction        `yaml:"hint_cap" about:"While the network tells a path's capacity (POST /v1/hints), send no faster than this part of it, above 0 up to 1, such as 0.95; 0: as fast as the algorithm will."`
+	Group          string           `yaml:"group" about:"Which flows share one window: peer (the host the bytes go to), source, source/24, destination, tunnel (who hands on what many clients send), listener, flow, or a name of your own."`
 }
 
 // LimitsConfig bounds what connections may use.

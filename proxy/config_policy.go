@@ -109,6 +109,9 @@ func merge(scopes ...scope) (policy.Terms, error) {
 		if s.MaxRate > 0 {
 			t.MaxRate = cc.Rate(s.MaxRate)
 		}
+		if s.ConnectionRate > 0 {
+			t.ConnectionRate = cc.Rate(s.ConnectionRate)
+		}
 		if err := s.class(&t, said); err != nil {
 			return t, err
 		}

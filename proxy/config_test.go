@@ -51,7 +51,7 @@ rules:
     server_name: [example.com, "*.video.example"]
   algorithm: copa:delta=0.1
   weight: 2
-  down: {max_rate: 20mbit, group: source/24, priority: -1, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}
+  down: {max_rate: 20mbit, connection_rate: 8mbit, group: source/24, priority: -1, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}
   up: {algorithm: none}
   send_proxy: v2
 - name: tuned
@@ -95,6 +95,7 @@ func TestAWholeConfigurationIsRead(t *testing.T) {
 	assert.Equal(t, "phones", phones.Rule)
 	assert.Equal(t, cc.Params{"delta": 0.1}, phones.Down.Params)
 	assert.Equal(t, 20_000_000, int(phones.Down.MaxRate))
+	assert.Equal(t, 8_000_000, int(phones.Down.ConnectionRate))
 	assert.Equal(t, -1, phones.Down.Priority)
 	assert.Equal(t, 2, phones.Down.Weight)
 	assert.Equal(t, flow.Guarantee, phones.Down.Class)
@@ -225,6 +226,7 @@ func TestMistakes(t *testing.T) {
 		{"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n", "3:27", "rules[0].target: a flow of class bulk"},
 		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, target: 1mbit}]\n", "3:22", "defaults.min_rate: 2mbit is above the target, which is 1mbit"},
 		{"a target that max_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {max_rate: 1mbit}}\n", "3:38", "defaults.target: 2mbit is more than max_rate lets pass, which is 1mbit"},
+		{"a target that connection_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {connection_rate: 1mbit}}\n", "3:38", "defaults.target: 2mbit is more than connection_rate lets pass, which is 1mbit"},
 		{"a cap above the capacity", lan + "defaults: {hint_cap: 1.2}\n", "3:22", "defaults.hint_cap: \"1.2\" is no part of a whole; write a number above 0, up to 1"},
 		{"a cap in percent", lan + "defaults: {hint_cap: 95%}\n", "3:22", "defaults.hint_cap: \"95%\" is no part of a whole"},
 		{"Janus told twice", lan + "defaults: {algorithm: 'janus:class=guarantee', group: flow, down: {class: guarantee}}\n", "3:75", "defaults.down.class: guarantee, and janus is given class as well"},

@@ -29,7 +29,7 @@ type direction struct {
 	earlier  []AlgorithmCounters // of algorithms before, likewise
 	log      *slog.Logger
 	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
-	held     bool       // the transport holds the window itself: ask for no grants
+	held     bool       // the transport holds the window itself: ask for no grants without a maximum rate
 	carrier  datapath.Carrier
 	splicing splicing // carrier, where it may splice
 	early    []byte   // read from src already, goes first
@@ -45,7 +45,9 @@ type direction struct {
 }
 
 // managed reports whether terms need a flow of ours.
-func managed(t flow.Terms) bool { return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 }
+func managed(t flow.Terms) bool {
+	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
+}
 
 // wanted is which parts of a flow's limits its transport is to hold. An algorithm
 // that sets no window must not take the transport's own from it.
@@ -168,7 +170,7 @@ func (d *direction) sendEarly() error {
 
 // take returns how many of n bytes may be written, waiting until some may.
 func (d *direction) take(n int) (int, error) {
-	if d.flow == nil || d.held {
+	if d.flow == nil || d.held && !d.flow.HasMaxRate() {
 		return n, nil
 	}
 	for {

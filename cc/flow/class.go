@@ -20,11 +20,16 @@ func (t Terms) checkClass() error {
 		return fmt.Errorf("target %v and minimum rate %v must not be negative; 0: none", t.Target, t.MinRate)
 	case t.Class == Guarantee && t.Target > 0 && t.MinRate > t.Target:
 		return fmt.Errorf("a minimum rate of %v is above the target of %v", t.MinRate, t.Target)
-	case t.MaxRate > 0 && t.MinRate > t.MaxRate:
-		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.MaxRate)
+	case t.MaxRate < 0 || t.ConnectionRate < 0:
+		return fmt.Errorf("maximum rates %v and %v must not be negative; 0: none", t.MaxRate, t.ConnectionRate)
+	case t.most() > 0 && t.MinRate > t.most():
+		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.most())
 	}
 	return nil
 }
+
+// most is the rate that a flow never exceeds; 0: any.
+func (t Terms) most() cc.Rate { return lesser(t.MaxRate, t.ConnectionRate) }
 
 // standing is what Terms come to among the members of a macroflow.
 type standing struct {
@@ -32,17 +37,19 @@ type standing struct {
 	place   int     // in the line: those with lower ones come first
 	target  cc.Rate // what it has before others share the rest; 0: nothing
 	ceiling cc.Rate // what it never exceeds; 0: any
+	own     cc.Rate // of that, what is not the whole group's: its own pacer holds it
 }
 
 // standing puts the lowest Priority first; within one, the flows with a Target,
 // which never want much, then those that do not wait, then the others.
 func (t Terms) standing() standing {
-	s := standing{weight: cc.Bytes(max(1, t.Weight)), place: 3*t.Priority + 2, ceiling: t.MaxRate}
+	s := standing{weight: cc.Bytes(max(1, t.Weight)), place: 3*t.Priority + 2, ceiling: t.most(), own: t.ConnectionRate}
 	switch {
 	case t.Class == Guarantee && t.Target > 0:
 		s.place -= 2
-		s.target = lesser(t.Target, t.MaxRate)
-		s.ceiling = lesser(t.MaxRate, above(s.target))
+		s.target = lesser(t.Target, s.ceiling)
+		s.ceiling = lesser(s.ceiling, above(s.target))
+		s.own = lesser(s.own, above(s.target))
 	case t.Class == DelaySensitive:
 		s.place--
 	}
@@ -57,9 +64,14 @@ func lesser(a, b cc.Rate) cc.Rate {
 	return a
 }
 
-// windowFor is what f has in flight at rate r; 0 before the round trip is known.
+// windowFor is what f has in flight at rate r; 0 before the round trip is known. Where
+// a maximum rate binds, the parts of the window are the parts of that rate.
 func (f *Flow) windowFor(r cc.Rate) cc.Bytes {
-	return min(r.BytesIn(f.macro.rtt.srtt), cc.MaxCwnd)
+	m := f.macro
+	if m.rateBound {
+		return cc.Bytes(float64(m.ctl.Cwnd) * min(1, float64(r)/float64(m.ctl.PacingRate)))
+	}
+	return min(r.BytesIn(m.rtt.srtt), cc.MaxCwnd)
 }
 
 // known reports whether windows can be had from rates yet.
@@ -105,10 +117,10 @@ func (f *Flow) new(now cc.Time) bool {
 	return false
 }
 
-// ownRate is the rate at which f may send whatever the macroflow's pacer says;
-// 0: any. It goes by the last division.
+// ownRate is the rate at which f may send whatever the pacers say that it shares with
+// others; 0: any. It goes by the last division.
 func (f *Flow) ownRate(now cc.Time) cc.Rate {
-	rate := f.ceiling
+	rate := f.own
 	if f.known() && (now < f.ramp || f.new(now)) {
 		rate = lesser(rate, max(1, cc.RateOf(f.claim.share, f.macro.rtt.srtt)))
 	}

@@ -10,9 +10,10 @@ import (
 // Flow is one sending direction of one connection. Its methods may be called
 // from any goroutine.
 type Flow struct {
-	id   uint64
-	wake func()
-	home atomic.Pointer[macroflow] // macro, for those who do not hold its mu yet
+	id      uint64
+	wake    func()
+	home    atomic.Pointer[macroflow] // macro, for those who do not hold its mu yet
+	limited atomic.Bool               // maxRate is set, likewise
 
 	// Guarded by macro.mu; macro itself by that of the old and of the new one.
 	macro     *macroflow
@@ -36,9 +37,11 @@ type Flow struct {
 	told      Limit    // the answer to the last report
 	served    float64  // bytes granted, over weight; see serve
 	claim     claim
-	busy      cc.Time // when it last had something to send, or in flight, or acknowledged; 0: never
-	ramp      cc.Time // until then it is paced to its share
-	pacer     pacer   // to its ownRate
+	busy      cc.Time    // when it last had something to send, or in flight, or acknowledged; 0: never
+	ramp      cc.Time    // until then it is paced to its share
+	pacer     pacer      // to its ownRate
+	maxRate   *rateLimit // of its group; nil: none
+	turn      cc.Time    // at maxRate, while it waits there; 0: it does not
 	rtt       rttEstimator
 	rate      cc.Rate // newest delivery-rate sample
 	timedOut  bool    // its retransmission timer fired, and nothing has been acknowledged since
@@ -48,6 +51,10 @@ type Flow struct {
 	limits    limits
 	closed    bool
 }
+
+// HasMaxRate reports whether f's group has a maximum rate, so that Take is to be asked
+// even where the transport holds the window.
+func (f *Flow) HasMaxRate() bool { return f.limited.Load() }
 
 // lock returns f's macroflow, locked.
 func (f *Flow) lock() *macroflow {
@@ -66,112 +73,6 @@ func (f *Flow) mss() cc.Bytes {
 		return f.last.MSS
 	}
 	return cc.DefaultMSS
-}
-
-// quantum is the least worth waking for: a segment, or all it wants; never more
-// than a window that is smaller than a segment.
-func (f *Flow) quantum() cc.Bytes {
-	return min(f.want, f.mss(), max(f.macro.ctl.Cwnd, 1))
-}
-
-// roundUp rounds to whole segments, so that shares of a fraction of one are of use.
-func (f *Flow) roundUp(n cc.Bytes) cc.Bytes {
-	mss := f.mss()
-	return (n + mss - 1) / mss * mss
-}
-
-// Take asks to send want bytes and accounts for what it grants in the same
-// step. Grants are whole segments unless want is smaller. After a Grant of 0
-// the flow's wake is called when asking again may help. A transport that holds
-// the window takes all it is given, which counts once it leaves.
-func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
-	m := f.lock()
-	if f.closed || want <= 0 {
-		m.mu.Unlock()
-		return Grant{}
-	}
-	if f.last.Held {
-		m.mu.Unlock()
-		return Grant{Bytes: want}
-	}
-	m.start(now)
-	if f.want == 0 {
-		f.join(now)
-	}
-	f.want, f.parked, f.asked, f.busy = want, false, now, now
-	n := f.grant(now, want)
-	if n > 0 {
-		f.charge(now, n)
-	}
-	f.want = want - n
-	f.parked = n == 0
-	if f.want > 0 {
-		m.wantedAt = now
-	}
-	m.mu.Unlock()
-	return Grant{Bytes: n}
-}
-
-// grant decides how much of want may go now.
-func (f *Flow) grant(now cc.Time, want cc.Bytes) cc.Bytes {
-	m := f.macro
-	quantum := f.quantum()
-	if m.concerned(f, 1) || now < f.ramp {
-		m.allot(now, f)
-	}
-	room := f.usable(0)
-	if room < want && !f.content() {
-		m.cwndFullAt = now
-	}
-	f.pacer.rate = f.ownRate(now)
-	credit := min(m.pacer.credit(now, m.segment(f)), f.pacer.credit(now, f.mss()))
-	n := min(want, room, credit)
-	switch n {
-	case want:
-		f.limits.enter(now, LimitedByApplication)
-		return n
-	case room:
-		f.limits.enter(now, LimitedByCwnd)
-	default:
-		f.limits.enter(now, LimitedByPacing)
-	}
-	if n >= quantum {
-		return n - n%quantum
-	}
-	if room >= quantum {
-		f.ready = f.pacer.ready(now, quantum, f.mss())
-		m.mgr.schedule(m, max(f.ready, m.pacer.ready(now, quantum, m.segment(f))))
-	}
-	return 0
-}
-
-// usable is room in bytes of f's own path, where nothing in flight leaves room
-// for a segment.
-func (f *Flow) usable(promised cc.Bytes) cc.Bytes {
-	room := f.route.expand(f.macro.room(f, promised))
-	if f.route.far() && f.inflight == 0 {
-		room = max(room, f.mss())
-	}
-	return room
-}
-
-// charge counts n granted bytes in flight and against the pacers.
-func (f *Flow) charge(now cc.Time, n cc.Bytes) {
-	f.count(now, n)
-	f.macro.pacer.spend(now, n)
-	f.pacer.spend(now, n)
-	f.ready = 0
-}
-
-// count counts n bytes in flight that leave now.
-func (f *Flow) count(now cc.Time, n cc.Bytes) {
-	m := f.macro
-	granule := max(f.mss(), m.ctl.Cwnd/(ledgerChunks/2))
-	f.ledger.push(n, f.roundUp(min(granule, cc.MaxCwnd/ledgerChunks)), m.sent(now))
-	f.taken += n
-	f.inflight += n
-	f.recount()
-	m.serve(f, n)
 }
 
 // Report tells what became of the bytes and returns the limits now in force.

@@ -285,7 +285,7 @@ func TestCwndLimited(t *testing.T) {
 func TestPacingSpreadsGrants(t *testing.T) {
 	p := newPath(t)
 	rate := cc.RateOf(mss, time.Millisecond) // a segment a millisecond
-	f := p.open(Terms{Group: "host", Algorithm: "none", MaxRate: rate})
+	f := p.open(Terms{Group: "host", Algorithm: "none", ConnectionRate: rate})
 	burst := f.send(1000 * mss)
 	assert.Equal(t, 4*mss, burst, "4 ms of sending may go at once")
 	assert.Equal(t, LimitedByPacing, f.Snapshot().LimitedBy)

@@ -19,7 +19,8 @@ func (f *Flow) hold(r, before Report) {
 	if left > 0 {
 		f.count(f.departure(r, before, left), left)
 	}
-	f.want, f.asked, f.parked = r.Unsent, r.At, false
+	f.want, f.asked = r.Unsent, r.At
+	f.parked = f.parked && f.turn != 0 // it waits for its turn, not for the window
 	switch {
 	case r.RwndFull: // no share of the window would help
 		f.want = 0
@@ -106,10 +107,10 @@ func (f *Flow) limit(now cc.Time) Limit {
 	if f.route.far() {
 		l.Cwnd = max(f.route.expand(share)/f.mss(), 1) * f.mss()
 	}
-	if f.last.Held && share < m.ctl.Cwnd && m.ctl.PacingRate > 0 {
+	if due := f.claim.due; f.last.Held && due < m.ctl.Cwnd && m.ctl.PacingRate > 0 {
 		// The macroflow's pacer is not asked, so each has its part of the rate as well; 0 would not pace.
-		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(share)/float64(m.ctl.Cwnd)))
+		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(due)/float64(m.ctl.Cwnd)))
 	}
-	l.PacingRate = lesser(l.PacingRate, f.ownRate(now))
+	l.PacingRate = lesser(lesser(l.PacingRate, f.ceiling), f.ownRate(now))
 	return l
 }

@@ -52,10 +52,12 @@ type macroflow struct {
 	memory      cc.Bytes // the window as the last member left it, once alg is forgotten; 0: it is not
 	gone        float64  // part of the window that members have taken elsewhere, until a round trip after goneAt
 	goneAt      cc.Time
-	hint        cc.Hint // the network's newest word about the hosts
-	hinted      bool    // there has been one
-	hintCap     float64 // the least of the members' Terms.HintCap; 0: none has one
-	capped      bool    // it holds ctl below alg's word
+	hint        cc.Hint    // the network's newest word about the hosts
+	hinted      bool       // there has been one
+	maxRate     *rateLimit // that all members have; nil: they have none, or not the same
+	hintCap     float64    // the least of the members' Terms.HintCap; 0: none has one
+	capped      bool       // hintCap or maxRate holds ctl below what alg asks for
+	rateBound   bool       // maxRate does: parts of the window are parts of that rate
 
 	idle   *list.Element // in the manager's list, while without members; guarded by its mu
 	due    cc.Time       // when the manager will call tick; guarded by its dueMu

@@ -48,6 +48,8 @@ type Manager struct {
 	datagrams map[string][]*Datagrams // by the keys of their macroflows, whether there are such or not
 	idle      list.List               // of *macroflow without members, the longest idle first
 	faded     list.List               // likewise, of those whose algorithms are forgotten; they were idle before all others
+	limits    map[limitKey]*rateLimit
+	unused    []*rateLimit // of limits, those without users
 	nextID    uint64
 
 	dueMu sync.Mutex // taken last
@@ -70,6 +72,7 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	f := &Flow{
 		id: m.nextID, terms: t, standing: t.standing(), wake: wake, limits: limits{since: now},
 	}
+	f.limitTo(m.rateLimit(now, t))
 	g.mu.Lock()
 	along := m.route(g, t.Host)
 	g.revive(now, along)
@@ -171,6 +174,7 @@ func (m *Manager) left(f *Flow, now cc.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.flows, f.id)
+	m.release(now, f.maxRate)
 	m.vacated(f.home.Load())
 	m.forget(now)
 }

@@ -62,11 +62,18 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 	return nil
 }
 
-// accept puts terms into force within f's macroflow.
+// accept puts terms into force within f's macroflow. The caller holds the manager's mu.
 func (f *Flow) accept(now cc.Time, t Terms) {
-	f.terms, f.standing, f.ready = t, t.standing(), 0 // it may ask once more than it needs to
+	mgr := f.macro.mgr
+	before := f.maxRate
+	f.limitTo(mgr.rateLimit(now, t))
+	mgr.release(now, before)
+	f.terms, f.standing = t, t.standing()
+	f.ready, f.turn = 0, 0 // it may ask once more than it needs to
 	f.macro.noteCap()
-	f.macro.recap(now)
+	if f.macro.alg != nil {
+		f.macro.adopt(now)
+	}
 }
 
 // redirect has f's bytes go along another route of its macroflow.

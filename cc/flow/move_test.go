@@ -49,7 +49,7 @@ func TestOtherTermsOfTheSameMacroflowChangeInPlace(t *testing.T) {
 	f := p.open(static(100))
 	m := f.macro
 	terms := static(100)
-	terms.MaxRate, terms.Weight, terms.Priority = 8e6, 3, 1
+	terms.ConnectionRate, terms.Weight, terms.Priority = 8e6, 3, 1
 	f.moveTo(terms)
 	assert.Same(t, m, f.macro)
 	assert.Equal(t, cc.Bytes(3), f.weight)

@@ -10,15 +10,20 @@ import (
 // ticks every millisecond, and is sometimes late, must not lose rate.
 const pacerBurst = 4 * time.Millisecond
 
+// limitBurst is the same for the maximum rate of a group, which promises a sum rather
+// than short queues, and holds it on a busy machine, too.
+const limitBurst = 20 * time.Millisecond
+
 // pacer spreads bytes over time: a virtual-scheduling leaky bucket, which
 // needs no correction when the rate changes. Rate 0 does not pace.
 type pacer struct {
 	rate cc.Rate
-	tat  cc.Time // when the bytes sent so far would have left at exactly rate
+	tat  cc.Time       // when the bytes sent so far would have left at exactly rate
+	most time.Duration // sending time that may accumulate; 0: pacerBurst
 }
 
 func (p *pacer) burst(mss cc.Bytes) time.Duration {
-	return max(pacerBurst, p.rate.TimeFor(2*mss))
+	return max(pacerBurst, p.most, p.rate.TimeFor(2*mss))
 }
 
 // credit returns how many bytes may leave now.

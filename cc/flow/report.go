@@ -52,7 +52,8 @@ type Terms struct {
 	Host             netip.Addr // where the bytes go: flows to one host have one path, and hints are about hosts; invalid: not known
 	Algorithm        string
 	Params           cc.Params
-	MaxRate          cc.Rate // pacing never exceeds it; 0: the algorithm alone
+	MaxRate          cc.Rate // what all flows of the group with this MaxRate may send together; 0: the algorithm alone
+	ConnectionRate   cc.Rate // what the flow may send; 0: as much as the others leave
 	Priority, Weight int     // lower Priority first; Weight, up to MaxWeight, shares within it; 0 counts as 1
 	Class            Class
 	Target           cc.Rate // payload that the application needs, of a Guarantee flow; 0: not known

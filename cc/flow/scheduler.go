@@ -88,6 +88,14 @@ func (m *macroflow) wakeable(now cc.Time, out []func()) (n int) {
 			if !f.parked || f.ready > now || f.starved() != starved {
 				continue
 			}
+			if f.last.Held { // its turn at the maximum rate has come
+				f.parked = false
+				out[n] = f.wake
+				if n++; n == len(out) {
+					return n
+				}
+				continue
+			}
 			need := f.quantum()
 			counts := min(f.route.shrink(need), max(m.ctl.Cwnd, 1))
 			if !starved {

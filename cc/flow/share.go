@@ -78,8 +78,11 @@ func (m *macroflow) divide() {
 			spare = fill(equals, toTarget, spare)
 		}
 		spare = fill(equals, toMost, spare)
-		if targets { // above them there is nothing to give where the rate, not the window, is what is short
-			idle := min(spare, m.unpaced())
+		if targets { // above them there is nothing to give where the algorithm's rate, not its window, is what is short
+			idle := cc.Bytes(0)
+			if !m.rateBound {
+				idle = min(spare, m.unpaced())
+			}
 			spare = idle + fill(equals, aboveTarget, spare-idle)
 		}
 		from = to

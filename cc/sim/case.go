@@ -313,6 +313,7 @@ func (p *caseReader) flow(args *arguments) error {
 		"weight":   set(&f.Weight, parseCount),
 		"priority": set(&f.Priority, parseCount),
 		"maxrate":  set(&f.MaxRate, cc.ParseRate),
+		"connrate": set(&f.ConnectionRate, cc.ParseRate),
 		"share":    set(&f.Share, parseShare),
 		"class":    set(&f.Class, flow.ParseClass),
 		"target":   set(&f.Target, cc.ParseRate),

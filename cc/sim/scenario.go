@@ -57,19 +57,20 @@ type Packet struct {
 
 // FlowConfig describes one flow and the application that feeds it.
 type FlowConfig struct {
-	Name      string // for results; empty: its number, counted from 1
-	Algorithm string // or UDP
-	Params    cc.Params
-	Group     string // flows with equal Group, Algorithm and Params share one window; empty: alone
-	Priority  int
-	Weight    int
-	MaxRate   cc.Rate
-	Class     flow.Class
-	Target    cc.Rate // as in flow.Terms, as MinRate and HintCap
-	MinRate   cc.Rate
-	HintCap   float64
-	Host      int           // it leads to, counted from 1; 0: one of its group's own
-	Delay     time.Duration // propagation of its own, each way, added to the path's
+	Name           string // for results; empty: its number, counted from 1
+	Algorithm      string // or UDP
+	Params         cc.Params
+	Group          string // flows with equal Group, Algorithm and Params share one window; empty: alone
+	Priority       int
+	Weight         int
+	MaxRate        cc.Rate // of the group
+	ConnectionRate cc.Rate
+	Class          flow.Class
+	Target         cc.Rate // as in flow.Terms, as MinRate and HintCap
+	MinRate        cc.Rate
+	HintCap        float64
+	Host           int           // it leads to, counted from 1; 0: one of its group's own
+	Delay          time.Duration // propagation of its own, each way, added to the path's
 
 	Start, Stop time.Duration // Stop 0: never
 	Bytes       cc.Bytes      // what there is to send; 0: no end
@@ -198,7 +199,7 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("none leaves the window to the transport below, and a simulated one has none; try cubic or reno")
 	case f.Start < 0 || f.Stop < 0 || f.Stop > 0 && f.Stop <= f.Start:
 		return fmt.Errorf("it must stop after it starts, at 0 or later")
-	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0:
+	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0 || f.ConnectionRate < 0:
 		return fmt.Errorf("bytes and rates must not be negative")
 	case f.On < 0 || f.Off < 0 || f.On == 0 && f.Off > 0:
 		return fmt.Errorf("a pause needs a time in which the application produces")
@@ -212,7 +213,7 @@ func (f FlowConfig) check() error {
 
 func (f FlowConfig) checkAlgorithm() error {
 	if f.Algorithm == UDP {
-		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || len(f.Params) > 0 {
+		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || f.ConnectionRate > 0 || len(f.Params) > 0 {
 			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit", minDatagramRate)
 		}
 		if f.Share < 0 || f.Share > 1 || f.Share > 0 && f.Group == "" {
@@ -304,7 +305,7 @@ func (s Scenario) terms(i int) flow.Terms {
 	}
 	return flow.Terms{
 		Group: s.group(i), Host: hostAddr(s.hosts()[i]), Algorithm: f.Algorithm, Params: f.Params,
-		MaxRate: f.MaxRate, Priority: f.Priority, Weight: f.Weight,
+		MaxRate: f.MaxRate, ConnectionRate: f.ConnectionRate, Priority: f.Priority, Weight: f.Weight,
 		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}
 }

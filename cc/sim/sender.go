@@ -42,6 +42,7 @@ type sender struct {
 	base  int64     // number of segs[0]
 	pipe  cc.Bytes  // on the wire as far as the sender knows
 	sent  cc.Bytes  // stream offset of what comes next
+	wrote cc.Bytes  // stream offset up to which a transport that holds the window was given bytes
 	acked cc.Bytes  // known to have arrived, holes or not
 	told  int       // of the receiver's log, how much the sender has seen
 
@@ -166,8 +167,9 @@ func (s *sender) pumpHeld() {
 			s.resumeAt(next)
 			break
 		}
-		size := min(n, cc.DefaultMSS)
-		if s.pipe+size > s.limit {
+		s.write(n)
+		size := min(s.wrote-s.sent, cc.DefaultMSS)
+		if size == 0 || s.pipe+size > s.limit {
 			break
 		}
 		if s.paced > s.w.now {
@@ -179,6 +181,14 @@ func (s *sender) pumpHeld() {
 		}
 		s.src.taken += size
 		s.extend(size)
+	}
+}
+
+// write gives a transport that holds the window up to n bytes beyond what it has
+// sent, as far as the flow allows and the transport's buffer has room.
+func (s *sender) write(n cc.Bytes) {
+	if room := min(n, sendBatch) - (s.wrote - s.sent); room > 0 {
+		s.wrote += s.flow.Take(s.w.now, room).Bytes
 	}
 }
 
@@ -374,9 +384,11 @@ func (s *sender) tell(raw time.Duration) {
 		s.report.RTT = raw
 	}
 	if s.w.scenario.Held {
-		n, _ := s.src.available(s.w.now)
-		s.report.Held, s.report.Unsent = true, min(n, sendBatch)
-		s.report.Written = s.sent + s.report.Unsent
+		if n, _ := s.src.available(s.w.now); s.report.Held { // whether it does, it says with the first report
+			s.write(n)
+		}
+		s.report.Held, s.report.Unsent = true, s.wrote-s.sent
+		s.report.Written = s.wrote
 	}
 	l := s.flow.Report(s.report)
 	s.limit, s.pace = l.Cwnd, l.PacingRate

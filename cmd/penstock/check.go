@@ -137,7 +137,10 @@ func describeTerms(t flow.Terms) string {
 		out += ":" + s
 	}
 	if t.MaxRate > 0 {
-		out += " at most " + t.MaxRate.String()
+		out += " at most " + t.MaxRate.String() + " in a group"
+	}
+	if t.ConnectionRate > 0 {
+		out += " at most " + t.ConnectionRate.String() + " each"
 	}
 	if t.Weight > 1 {
 		out += fmt.Sprintf(" weight %d", t.Weight)

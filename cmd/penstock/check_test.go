@@ -34,7 +34,7 @@ rules:
 	require.Equal(t, exitOK, code, errs)
 	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
 	assert.Contains(t, out, "rule mail: refuse (no mail)")
-	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit weight 2, up none")
+	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit in a group weight 2, up none")
 	assert.Contains(t, out, "rule call: down cubic class guarantee target 5mbit at least 500kbit within 0.95 of hints, up janus:class=delay_sensitive\n")
 	assert.Contains(t, out, "otherwise: down penstock, up penstock")
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")

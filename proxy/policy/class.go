@@ -29,6 +29,10 @@ func (t Terms) CheckClass() (key string, err error) {
 		return "target", fmt.Errorf("%v is more than max_rate lets pass, which is %v", t.Target, t.MaxRate)
 	case t.MaxRate > 0 && t.MinRate > t.MaxRate:
 		return "min_rate", fmt.Errorf("%v is more than max_rate lets pass, which is %v", t.MinRate, t.MaxRate)
+	case t.ConnectionRate > 0 && t.Target > t.ConnectionRate:
+		return "target", fmt.Errorf("%v is more than connection_rate lets pass, which is %v", t.Target, t.ConnectionRate)
+	case t.ConnectionRate > 0 && t.MinRate > t.ConnectionRate:
+		return "min_rate", fmt.Errorf("%v is more than connection_rate lets pass, which is %v", t.MinRate, t.ConnectionRate)
 	case !(t.HintCap >= 0 && t.HintCap <= 1): // NaN is neither
 		return "hint_cap", fmt.Errorf("%v is no part of a capacity; write a number above 0, up to 1, or 0 for no cap", t.HintCap)
 	}

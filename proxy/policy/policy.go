@@ -47,7 +47,8 @@ type Rule struct {
 type Terms struct {
 	Algorithm        string // empty: Unmanaged
 	Params           cc.Params
-	MaxRate          cc.Rate // 0: the algorithm alone
+	MaxRate          cc.Rate // of the group; 0: the algorithm alone
+	ConnectionRate   cc.Rate // of each connection; 0: no other bound
 	Priority, Weight int
 	Class            flow.Class
 	Target           cc.Rate // of flow.Guarantee; 0: not known
@@ -105,8 +106,8 @@ func (r Rule) check() error {
 }
 
 func (t Terms) check() error {
-	if t.Weight < 0 || t.MaxRate < 0 {
-		return fmt.Errorf("weight and maximum rate cannot be negative")
+	if t.Weight < 0 || t.MaxRate < 0 || t.ConnectionRate < 0 {
+		return fmt.Errorf("weight and maximum rates cannot be negative")
 	}
 	if key, err := t.CheckClass(); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
@@ -171,17 +172,18 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 		host = f.Source
 	}
 	return flow.Terms{
-		Group:     t.Group.expand(f, d),
-		Host:      host.Addr().WithZone(""),
-		Algorithm: name,
-		Params:    t.Params,
-		MaxRate:   t.MaxRate,
-		Priority:  t.Priority,
-		Weight:    t.Weight,
-		Class:     t.Class,
-		Target:    t.Target,
-		MinRate:   t.MinRate,
-		HintCap:   t.HintCap,
+		Group:          t.Group.expand(f, d),
+		Host:           host.Addr().WithZone(""),
+		Algorithm:      name,
+		Params:         t.Params,
+		MaxRate:        t.MaxRate,
+		ConnectionRate: t.ConnectionRate,
+		Priority:       t.Priority,
+		Weight:         t.Weight,
+		Class:          t.Class,
+		Target:         t.Target,
+		MinRate:        t.MinRate,
+		HintCap:        t.HintCap,
 	}
 }
 

@@ -149,7 +149,7 @@ func (v *virtual) add(actor int, f sim.FlowConfig) {
 func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
 	f := sim.FlowConfig{
 		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
-		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate,
+		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
 		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap,
 		Start: a.Start, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random,
 	}

@@ -1,0 +1,69 @@
+//go:build linux
+
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// TestAMaximumRateBindsAllConnectionsOfAHost has a host send and receive all it can
+// over many connections. From the start on, no more may have passed than the rate
+// lets pass, whatever the machine is busy with.
+func TestAMaximumRateBindsAllConnectionsOfAHost(t *testing.T) {
+	const (
+		rate   = 16e6 / 8 // bytes a second
+		length = 3 * time.Second
+		burst  = 128 << 10 // what a pacer lets go at once, and a window of each connection at the start
+	)
+	for _, name := range []string{"tproxy over IPv4", "socks5", "wireguard over IPv4", "masque over IPv4"} {
+		for _, algorithm := range []string{"penstock", "cubic", "none"} {
+			for _, n := range []int{1, 4, 32} {
+				if n != 4 && (algorithm != "penstock" || name == "masque over IPv4") {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s %s %d", name, algorithm, n), func(t *testing.T) {
+					w := named(name)
+					s := w.open(t, "defaults: {max_rate: 16mbit, algorithm: "+algorithm+"}\n")
+					var passed [2]atomic.Int64 // down, up
+					var ended sync.WaitGroup
+					start := time.Now()
+					var conns []*net.TCPConn
+					for range n {
+						client, server := w.pair(s)
+						conns = append(conns, client, server)
+						for i, way := range [2]struct{ from, to *net.TCPConn }{{server, client}, {client, server}} {
+							ended.Go(func() {
+								_, err := io.Copy(struct{ io.Writer }{way.from}, random(1, 1<<40))
+								assert.Error(t, err, "it goes on until the connection is closed")
+							})
+							ended.Go(func() {
+								_, _ = io.Copy(io.Discard, counted{way.to, &passed[i]})
+							})
+						}
+					}
+					time.Sleep(length)
+					for i, way := range []string{"down", "up"} {
+						got, elapsed := passed[i].Load(), time.Since(start).Seconds()
+						t.Logf("%s: %.3f of the rate", way, float64(got)/(rate*elapsed))
+						assert.LessOrEqual(t, float64(got), 1.02*rate*elapsed+burst, way)
+						assert.Positive(t, got, way)
+					}
+					for _, c := range conns {
+						require.NoError(t, c.SetLinger(0))
+						require.NoError(t, c.Close())
+					}
+					ended.Wait()
+				})
+			}
+		}
+	}
+}
