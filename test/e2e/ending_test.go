@@ -358,7 +358,7 @@ func TestWhatHasEndedSurvivesACrash(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, client.CloseWrite())
 	require.NoError(t, server.Close())
-	require.Eventually(t, func() bool { return s.proxy.metric("penstock_flows_active") == 0 }, patience, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return s.proxy.metric("penstock_flow_closes_total") == 1 }, patience, 20*time.Millisecond)
 	s.proxy.signal(syscall.SIGKILL)
 	<-s.proxy.ended
 	sum, n, err := digest(client)
