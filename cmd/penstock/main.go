@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
@@ -120,9 +122,13 @@ Exit codes:
   78 the configuration is wrong`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Version:       readBuild().String(),
+		Args:          knownCommand,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+	root.SuggestionsMinimumDistance = 2
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
 	root.PersistentFlags().Var(new(mdiModelFlag), "mdi-model", "add the model in FILE to mdi's choices by NAME, for the flags behind this one; repeat for several")
 	root.AddCommand(
 		runCommand(),
@@ -140,4 +146,38 @@ Exit codes:
 		versionCommand(),
 	)
 	return root
+}
+
+// knownCommand refuses a word that is no command, with those that were perhaps meant.
+func knownCommand(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return err
+}
+
+// flagError says in words what the libraries say of a number or a time that is none.
+func flagError(err error) error {
+	var wrong *pflag.InvalidValueError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	var want string
+	switch kind := wrong.GetFlag().Value.Type(); {
+	case strings.HasPrefix(kind, "duration"):
+		want = "a time with its unit, such as 10s or 1h30m"
+	case strings.HasPrefix(kind, "uint"):
+		want = "a whole number, not below 0"
+	case strings.HasPrefix(kind, "int"):
+		want = "a whole number"
+	case strings.HasPrefix(kind, "float"):
+		want = "a number"
+	default:
+		return err
+	}
+	return fmt.Errorf("--%s: %q is not %s", wrong.GetFlag().Name, wrong.GetValue(), want)
 }

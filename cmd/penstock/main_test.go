@@ -31,6 +31,10 @@ func TestExitCodes(t *testing.T) {
 		"nothing at all prints the help":   {nil, exitOK, ""},
 		"help is no error":                 {[]string{"algorithms", "--help"}, exitOK, ""},
 		"an unknown command is bad usage":  {[]string{"frobnicate"}, exitInput, `unknown command "frobnicate"`},
+		"a command that is nearly one":     {[]string{"rnu"}, exitInput, `unknown command "rnu" for "penstock"; did you mean run?`},
+		"a time without its unit":          {[]string{"bench", "--duration", "5"}, exitInput, `--duration: "5" is not a time with its unit, such as 10s`},
+		"a word for a number":              {[]string{"bench", "--seeds", "abc"}, exitInput, `--seeds: "abc" is not a whole number`},
+		"a word for a number of runs":      {[]string{"bench", "--runs", "many"}, exitInput, `--runs: "many" is not a whole number`},
 		"an unknown flag is bad usage":     {[]string{"algorithms", "--frob"}, exitInput, "unknown flag: --frob"},
 		"too many arguments are bad usage": {[]string{"algorithms", "copa", "reno"}, exitInput, "accepts at most 1 arg"},
 		"an unknown name is bad input":     {[]string{"algorithms", "frob"}, exitInput, `no algorithm "frob"`},
@@ -71,6 +75,11 @@ func TestClockIsNeverZeroAndNeverGoesBack(t *testing.T) {
 func TestVersionNamesTheProgram(t *testing.T) {
 	code, stdout, _ := run(t, "version")
 	require.Equal(t, exitOK, code)
+	for _, flag := range []string{"--version", "-v"} {
+		code, same, _ := run(t, flag)
+		require.Equal(t, exitOK, code)
+		assert.Equal(t, stdout, same)
+	}
 	assert.Regexp(t, `^penstock \S+ .*go1\.\d+\S* linux/\w+\n$`, stdout)
 }
 
