@@ -24,7 +24,7 @@ type TunnelConfig struct {
 	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
 	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
 	UDPSessions *int      `yaml:"udp_sessions" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
-	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set."`
+	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
 }
 
 // WireGuardConfig is a WireGuard endpoint.
@@ -172,6 +172,8 @@ func (l *ListenerConfig) checkDevice(key string) error {
 		return keyErrorf(key+".device", "missing; mode tun needs the name of a TUN device, such as penstock0, which is made unless it exists")
 	case len(l.Device) > maxDevice || strings.ContainsAny(l.Device, "/ :%") || l.Device == "." || l.Device == "..":
 		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%", l.Device)
+	case l.Tunnel.Isolate != nil && *l.Tunnel.Isolate:
+		return keyErrorf(key+".tunnel.isolate", "mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network")
 	}
 	return nil
 }

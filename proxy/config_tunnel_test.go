@@ -114,6 +114,7 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 		"one port twice":          {"listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {" + key + "}}, {name: w, mode: wireguard, address: \"[::]:1\", wireguard: {" + key + "}}]", "listeners[1].address", "already listeners[0].address"},
 		"one device twice":        {"listeners: [{name: v, mode: tun, device: t}, {name: w, mode: tun, device: t}]", "listeners[1].device", "already listeners[0].device"},
 		"no device":               {"listeners: [{name: v, mode: tun}]", "listeners[0].device", "penstock0"},
+		"peers behind a device":   {"listeners: [{name: v, mode: tun, device: t, tunnel: {isolate: true}}]", "listeners[0].tunnel.isolate", "have a rule refuse"},
 		"a device's address":      {"listeners: [{name: v, mode: tun, device: t, address: \":1\"}]", "listeners[0].address", "remove it"},
 		"a device that cannot be": {"listeners: [{name: v, mode: tun, device: a/b}]", "listeners[0].device", "no name of a network device"},
 		"a proxy in a tunnel":     {"listeners: [{name: v, mode: tun, device: t, users: [{name: a, password: b}]}]", "listeners[0].users", "cannot ask"},

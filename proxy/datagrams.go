@@ -55,6 +55,13 @@ func (s *Server) configureDatagrams(cfg Config) {
 // itself, or what is for its machine alone. The target of mode forward is the
 // operator's choice, not the client's.
 func (s *Server) guard(l *listenerState, in *settings, target netip.AddrPort) error {
+	via, err := s.inside(l, target.Addr())
+	if err != nil {
+		return err
+	}
+	if via != nil && l.inner == nil {
+		return nil // peers reach each other
+	}
 	if l.cfg.guarded() {
 		g := in.guards[l.cfg.Name]
 		g.Inner = l.inner

@@ -77,12 +77,3 @@ func TestAPeerDoesNotReachTheGatewaysOwnAddressesUnlessTheyAreAllowed(t *testing
 	_, err = p.dial(t, listenHere(t).Addr().String())
 	require.ErrorContains(t, err, "refused")
 }
-
-func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
-	p, q := newPhone(t, "phone", "10.9.0.2"), newPhone(t, "tablet", "10.9.0.3")
-	g := newGateway(t, func(c *proxy.Config) { c.Listeners[0].Allow = nil }, p, q)
-	p.connect(g)
-	_, err := p.dial(t, "10.9.0.3:80")
-	require.ErrorContains(t, err, "refused")
-	assert.Equal(t, uint64(1), g.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDenied])
-}

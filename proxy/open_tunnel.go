@@ -42,7 +42,7 @@ func (l ListenerConfig) openOutside(stack *netstack.Stack, clock func() cc.Time,
 		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err) // the check has found it
 	}
 	w, err := tunnel.ListenWireGuard(tunnel.WireGuardConfig{
-		Name: l.Name, Port: uint16(n), PrivateKey: tunnel.Key(l.WireGuard.PrivateKey), Peers: l.WireGuard.peers(), MTU: l.MTU(), Log: log,
+		Name: l.Name, Port: uint16(n), PrivateKey: tunnel.Key(l.WireGuard.PrivateKey), Peers: l.WireGuard.peers(), Pool: prefixes(l.WireGuard.Pool), MTU: l.MTU(), Log: log,
 	}, stack)
 	if err != nil {
 		return nil, err
@@ -102,6 +102,7 @@ func (l *listenerState) setPeers(cfg ListenerConfig) error {
 	}
 	switch o := t.Outside().(type) {
 	case *tunnel.WireGuard:
+		o.SetPool(prefixes(cfg.WireGuard.Pool))
 		return o.SetPeers(cfg.WireGuard.peers())
 	case *tunnel.MASQUE:
 		certificate, err := cfg.TLS.certificate()

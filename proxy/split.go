@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/pires/go-proxyproto"
@@ -124,18 +125,32 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
 		f.Peer = from.String()
 	}
+	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
+		f.TargetPeer = via.Outside().Peer(target.Addr())
+	}
 	return f
 }
 
 // dial makes the server leg. Every address, resolved or given, is shown to the
 // guards right before it is tried.
 func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
+	timeout := c.decidedBy.cfg.Limits.DialTimeout.std()
+	if to := c.chosen.Target; to.IsValid() {
+		if via, err := c.srv.inside(c.lane, to.Addr()); via != nil && err == nil {
+			if err := c.permit(to); err != nil {
+				return nil, err
+			}
+			ctx, cancel := context.WithTimeout(ctx, timeout)
+			defer cancel()
+			return via.Dial(ctx, c.chosen.Source.Addr(), to)
+		}
+	}
 	cfg := kernel.DialConfig{
 		Target:  c.chosen.Target,
 		Host:    c.chosen.Host,
 		Mark:    uint32(c.decidedBy.cfg.Mark),
-		Guard:   c.permit,
-		Timeout: c.decidedBy.cfg.Limits.DialTimeout.std(),
+		Guard:   c.permitOutside,
+		Timeout: timeout,
 	}
 	if c.lane.cfg.KeepClient {
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
@@ -156,7 +171,15 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 	return conn, nil
 }
 
-// permit is asked about each address before it is tried.
+// permitOutside is asked about each address before it is tried from this machine.
+func (c *connection) permitOutside(target netip.AddrPort) error {
+	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
+		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target, syscall.EHOSTUNREACH)
+	}
+	return c.permit(target)
+}
+
+// permit refuses an address by guards and rules.
 func (c *connection) permit(target netip.AddrPort) error {
 	if err := c.srv.guard(c.lane, c.decidedBy, target); err != nil {
 		return err

@@ -30,7 +30,8 @@ const (
 
 // Group is a template for flow.Terms.Group: which flows share one window. All
 // but a literal name keep listeners apart, since behind different listeners
-// lie different last hops; directions never share.
+// lie different last hops; directions never share,
+// but for what one peer of a tunnel sends to another.
 type Group struct {
 	by     groupBy
 	v4, v6 int // prefix lengths for bySource; 0: the whole address
@@ -83,6 +84,8 @@ func ParseGroup(s string) (Group, error) {
 func (g Group) expand(f Facts, d direction) string {
 	by := g.by
 	switch {
+	case by == byPeer && d == up && f.TargetPeer != "": // the last hop is that peer's, as for what it downloads
+		return string(down) + "|" + f.Listener + "|through " + f.TargetPeer
 	case by == byPeer && d == up:
 		by = byDestination
 	case by == byPeer && f.Inside:

@@ -19,6 +19,7 @@ type Facts struct {
 	Peer       string         // who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
 	Inside     bool           // Peer is the client's own tunnel: what goes to the client goes to that host
 	Target     netip.AddrPort // the server, resolved
+	TargetPeer string         // the peer of the same tunnel that Target is of; empty: it is outside
 	Host       string         // the name the client asked for, without its port; empty when it gave an address
 	ServerName string         // as the function of that name found it; empty: there is none, or not yet
 }

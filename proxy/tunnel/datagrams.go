@@ -2,7 +2,6 @@ package tunnel
 
 import (
 	"container/heap"
-	"container/list"
 	"encoding/binary"
 	"errors"
 	"log/slog"
@@ -55,6 +54,8 @@ type Datagrams struct {
 	crowd    crowd
 	echoes   map[echoID]*session // those that share a raw socket
 	lastID   uint16              // of them
+	talks    map[talk]cc.Time    // between peers, with when something last moved
+	talking  map[string]int      // how many each peer has begun
 	closed   bool
 
 	wakes chan struct{} // woken is not empty
@@ -105,7 +106,7 @@ func ForwardDatagrams(stack *netstack.Stack, cfg DatagramConfig, with Forwarding
 	with.Log = with.Log.With("listener", with.Listener)
 	d := &Datagrams{
 		stack: stack, with: with, sessions: map[origin]*session{}, peers: map[string]*peer{},
-		echoes: map[echoID]*session{}, lastID: uint16(with.Clock()),
+		echoes: map[echoID]*session{}, talks: map[talk]cc.Time{}, talking: map[string]int{}, lastID: uint16(with.Clock()),
 		wakes: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	d.Configure(cfg)
@@ -169,16 +170,21 @@ func (d *Datagrams) Echo(source, target netip.Addr, message []byte) {
 var errCrowded = errors.New("too many sessions")
 
 func (d *Datagrams) forward(from origin, target netip.AddrPort, payload []byte) {
+	switch d.with.Outside.Place(target.Addr()) {
+	case OfPeer:
+		d.across(from, target, payload)
+		return
+	case OfGateway:
+		if from.echo {
+			d.answer(from, target.Addr(), payload)
+			return
+		}
+	case Elsewhere, Unused:
+	}
 	s, err := d.session(from, target)
 	switch {
-	case errors.Is(err, errCrowded):
-		d.count.crowded.Add(1)
-		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
-		return
 	case err != nil:
-		d.count.refused.Add(1)
-		d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
-		d.tell(from, target, payload, prohibited(target))
+		d.refuse(from, target, payload, err)
 		return
 	}
 	d.count.sentPackets.Add(1)
@@ -189,6 +195,22 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, payload []byte) 
 			d.tell(from, target, payload, notice)
 		}
 	}
+}
+
+// refuse drops a datagram and says why, unless there was only no room for it.
+func (d *Datagrams) refuse(from origin, target netip.AddrPort, payload []byte, err error) {
+	if errors.Is(err, errCrowded) {
+		d.count.crowded.Add(1)
+		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
+		return
+	}
+	d.count.refused.Add(1)
+	d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
+	notice, ok := toTell(err, target)
+	if !ok {
+		notice = prohibited(target)
+	}
+	d.tell(from, target, payload, notice)
 }
 
 // prohibited is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
@@ -374,6 +396,7 @@ func (d *Datagrams) sweep(now cc.Time) {
 		}
 		owners[s.from.Addr()] = ""
 	}
+	d.sweepTalks(now, idle)
 	d.mu.Unlock()
 	for addr := range owners {
 		owners[addr] = d.with.Outside.Peer(addr)
@@ -383,110 +406,6 @@ func (d *Datagrams) sweep(now cc.Time) {
 	for _, s := range d.sessions {
 		if owner, known := owners[s.from.Addr()]; known && owner != s.peer.name {
 			d.end(s)
-		}
-	}
-}
-
-// session is a peer's endpoint and its socket. d.mu guards what changes.
-type session struct {
-	d      *Datagrams
-	peer   *peer
-	from   origin
-	socket *socket
-	id     uint16        // of its echo requests in a raw socket that it shares
-	place  *list.Element // among the peer's, the latest used first
-
-	remotes  map[netip.AddrPort]struct{} // written to: they may answer
-	used     cc.Time
-	dns      bool // all remotes are name servers
-	answered bool
-}
-
-func (s *session) knows(remote netip.AddrPort) bool {
-	_, ok := s.remotes[remote]
-	return ok
-}
-
-func (s *session) learn(remote netip.AddrPort) {
-	if len(s.remotes) >= maxRemotes {
-		for any := range s.remotes {
-			delete(s.remotes, any)
-			break
-		}
-	}
-	s.remotes[remote] = struct{}{}
-	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort
-}
-
-func (s *session) touch(now cc.Time) {
-	s.used = now
-	s.peer.sessions.MoveToFront(s.place)
-}
-
-func (s *session) lasts(idle time.Duration) time.Duration {
-	if s.dns && s.answered {
-		return min(idle, answeredDNS)
-	}
-	return idle
-}
-
-// receive passes on what comes from outside until the session ends.
-func (s *session) receive() {
-	for {
-		news, err := s.socket.receive()
-		if err != nil {
-			s.d.mu.Lock()
-			s.d.end(s)
-			s.d.mu.Unlock()
-			return
-		}
-		s.take(news)
-		news.release()
-	}
-}
-
-// receiveEchoes passes on what comes to the raw socket that sessions share.
-func (d *Datagrams) receiveEchoes(raw *socket) {
-	for {
-		news, err := raw.receive()
-		if err != nil {
-			return
-		}
-		d.mu.Lock()
-		s := d.echoes[echoID{raw.six, news.id}]
-		d.mu.Unlock()
-		if s != nil { // others' pings are answered here as well
-			s.take(news)
-		}
-		news.release()
-	}
-}
-
-func (s *session) take(news received) {
-	d := s.d
-	now := d.with.Clock()
-	d.mu.Lock()
-	known := s.knows(news.from)
-	if known && news.failure == nil {
-		s.answered = true
-		s.touch(now)
-	}
-	d.mu.Unlock()
-	switch {
-	case !known:
-		d.count.unsolicited.Add(1)
-	case news.failure != nil:
-		d.tell(s.from, news.from, news.payload, *news.failure)
-	default:
-		for left := news.payload; ; {
-			n := len(left)
-			if news.segment > 0 {
-				n = min(n, news.segment)
-			}
-			s.peer.pass(now, packet{fiveTuple{news.from, s.from}, left[:n]})
-			if left = left[n:]; len(left) == 0 {
-				return
-			}
 		}
 	}
 }

@@ -19,11 +19,13 @@ import (
 // everybody is an outside whose every address is one peer's.
 type everybody struct{}
 
-func (everybody) Peer(netip.Addr) string { return "phone" }
-func (everybody) Addr() net.Addr         { return nil }
-func (everybody) Health() error          { return nil }
-func (everybody) Drain()                 {}
-func (everybody) Close() error           { return nil }
+func (everybody) Peer(netip.Addr) string        { return "phone" }
+func (everybody) Addr() net.Addr                { return nil }
+func (everybody) Place(netip.Addr) Place        { return Elsewhere }
+func (everybody) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
+func (everybody) Health() error                 { return nil }
+func (everybody) Drain()                        {}
+func (everybody) Close() error                  { return nil }
 
 const benchPayload = 1200
 

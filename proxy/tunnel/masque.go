@@ -65,6 +65,7 @@ const (
 // of its own besides.
 type MASQUE struct {
 	health
+	space
 	cfg         MASQUEConfig
 	log         *slog.Logger
 	stack       *netstack.Stack
@@ -129,6 +130,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	case cfg.Open && (len(cfg.Tokens) > 0 || cfg.ClientCAs != nil):
 		return nil, errors.New("it cannot be open to everybody and ask for tokens or certificates")
 	}
+	m.SetPool(cfg.Pool)
 	m.certificate.Store(&cfg.Certificate)
 	var err error
 	if m.tokens, err = hashTokens(cfg.Tokens); err != nil {
@@ -315,6 +317,14 @@ func (m *MASQUE) Peer(inner netip.Addr) string {
 		return s.name
 	}
 	return ""
+}
+
+// Place implements Outside.
+func (m *MASQUE) Place(addr netip.Addr) Place {
+	if m.Peer(addr) != "" {
+		return OfPeer
+	}
+	return m.place(addr)
 }
 
 // Addr implements Outside.

@@ -160,6 +160,12 @@ func (t *TUN) outward(ctx context.Context, dev tun.Device) {
 // Peer implements Outside: behind a device each address is somebody.
 func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 
+// Place implements Outside: routes decide what leads to the device.
+func (t *TUN) Place(netip.Addr) Place { return Elsewhere }
+
+// Gateway implements Outside.
+func (t *TUN) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
+
 // Addr implements Outside.
 func (t *TUN) Addr() net.Addr { return t.name }
 

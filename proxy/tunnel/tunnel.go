@@ -23,6 +23,11 @@ type Outside interface {
 	// Peer returns the name of the peer that an inner address is of; empty:
 	// nobody's.
 	Peer(inner netip.Addr) string
+	// Place returns what an address is to the tunnel.
+	Place(netip.Addr) Place
+	// Gateway returns the gateway's own address of the prefix that an inner one is
+	// in; invalid: it has none there.
+	Gateway(inner netip.Addr) netip.Addr
 	// Addr is where peers reach us; nil where they do not by themselves.
 	Addr() net.Addr
 	// Health says why no packets come or go at present; nil: they do. What has

@@ -37,7 +37,8 @@ type WireGuardConfig struct {
 	Port       uint16 // UDP, on every address; 0: any
 	PrivateKey Key
 	Peers      []Peer
-	MTU        int // of the stack it feeds
+	Pool       []netip.Prefix // where peers' addresses are from; the first of each is the gateway's
+	MTU        int            // of the stack it feeds
 	Log        *slog.Logger
 
 	bind conn.Bind // its sockets; nil: WireGuard's own
@@ -46,6 +47,7 @@ type WireGuardConfig struct {
 // WireGuard is the endpoint of a WireGuard tunnel, in this process.
 type WireGuard struct {
 	health
+	space
 	name     string
 	log      *slog.Logger
 	stack    *netstack.Stack
@@ -85,6 +87,7 @@ func ownersOf(peers map[Key]Peer) *owners {
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
 	w := &WireGuard{name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1), peers: map[Key]Peer{}}
 	w.owners.Store(ownersOf(nil))
+	w.SetPool(cfg.Pool)
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
@@ -264,6 +267,14 @@ func (w *WireGuard) Peer(inner netip.Addr) string {
 		}
 	}
 	return ""
+}
+
+// Place implements Outside.
+func (w *WireGuard) Place(addr netip.Addr) Place {
+	if w.Peer(addr) != "" {
+		return OfPeer
+	}
+	return w.place(addr)
 }
 
 // PeerState is a peer as the tunnel sees it.

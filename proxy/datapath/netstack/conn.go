@@ -96,23 +96,6 @@ func (c *Conn) adopt(ctx context.Context, endpoint tcpip.Endpoint) error {
 	return nil
 }
 
-// keepAlive has an idle connection ask whether its peer is still there.
-func keepAlive(endpoint tcpip.Endpoint) error {
-	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
-	err := endpoint.SetSockOpt(&idle)
-	if err == nil {
-		err = endpoint.SetSockOpt(&interval)
-	}
-	if err == nil {
-		err = endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
-	}
-	if err != nil {
-		return failure(err)
-	}
-	endpoint.SocketOptions().SetKeepAlive(true)
-	return nil
-}
-
 // live returns the endpoint, or why there is none.
 func (c *Conn) live() (tcpip.Endpoint, error) {
 	c.mu.Lock()

@@ -22,6 +22,8 @@ type Datagrams interface {
 	UDP(source, target netip.AddrPort, payload []byte)
 	// Echo takes an ICMP echo request, of the version that its addresses are of.
 	Echo(source, target netip.Addr, message []byte)
+	// EchoReply takes the answer to one that was sent into the tunnel.
+	EchoReply(source, target netip.Addr, message []byte)
 }
 
 // Handle has h take datagrams from now on. Without it, and with nil, they end
@@ -68,13 +70,20 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 	message := stack.PayloadSince(pkt.TransportHeader())
 	defer message.Release()
 	b := message.AsSlice()
-	request := uint8(header.ICMPv4Echo)
+	request, reply := uint8(header.ICMPv4Echo), uint8(header.ICMPv4EchoReply)
 	if pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
-		request = uint8(header.ICMPv6EchoRequest)
+		request, reply = uint8(header.ICMPv6EchoRequest), uint8(header.ICMPv6EchoReply)
 	}
 	source, target := addrPort(id.RemoteAddress, 0).Addr(), addrPort(id.LocalAddress, 0).Addr()
-	if h := s.handler(); h != nil && len(b) >= echoHeader && b[0] == request && oneFamily(source, target) {
+	h := s.handler()
+	if h == nil || len(b) < echoHeader || !oneFamily(source, target) {
+		return true
+	}
+	switch b[0] {
+	case request:
 		h.Echo(source, target, append([]byte(nil), b...))
+	case reply:
+		h.EchoReply(source, target, append([]byte(nil), b...))
 	}
 	return true
 }

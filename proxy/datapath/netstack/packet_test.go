@@ -221,7 +221,7 @@ func TestTheStackAnswersNoEchoItself(t *testing.T) {
 }
 
 // taken records what a stack hands over.
-type taken struct{ what []string }
+type taken struct{ what, replies []string }
 
 func (r *taken) UDP(source, target netip.AddrPort, payload []byte) {
 	r.what = append(r.what, source.String()+" "+target.String()+" "+string(payload))
@@ -229,6 +229,10 @@ func (r *taken) UDP(source, target netip.AddrPort, payload []byte) {
 
 func (r *taken) Echo(source, target netip.Addr, message []byte) {
 	r.what = append(r.what, source.String()+" "+target.String()+" "+string(message[echoHeader:]))
+}
+
+func (r *taken) EchoReply(source, target netip.Addr, message []byte) {
+	r.replies = append(r.replies, source.String()+" "+target.String()+" "+string(message[echoHeader:]))
 }
 
 func TestDatagramsAreHandedOverWholeAndOnceOnly(t *testing.T) {
@@ -268,6 +272,7 @@ func TestDatagramsAreHandedOverWholeAndOnceOnly(t *testing.T) {
 		"10.9.0.2 203.0.113.7 echo",
 		"10.9.0.2:5000 203.0.113.7:443 " + string(bytes.Repeat([]byte("x"), 1000)),
 	}, r.what)
+	assert.Equal(t, []string{"10.9.0.2 203.0.113.7 reply"}, r.replies)
 }
 
 func TestWhatIsSentIntoTheTunnelFitsAndIsValid(t *testing.T) {
@@ -350,7 +355,7 @@ func FuzzDeliver(f *testing.F) {
 			}
 		}
 		a.wire.discard()
-		r.what = r.what[:0]
+		r.what, r.replies = r.what[:0], r.replies[:0]
 	})
 	assert.Empty(f, a.conns.all(), "connections that nobody has asked for any more")
 }

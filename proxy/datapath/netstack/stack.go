@@ -60,12 +60,6 @@ const (
 
 	// timeWait is short: ports of clients behind a tunnel come back soon.
 	timeWait = 5 * time.Second
-
-	// An idle peer is asked whether it is still there, as often as by a leg of the
-	// kernel's: one that has vanished is noticed after four minutes.
-	keepAliveIdle     = 2 * time.Minute
-	keepAliveInterval = 30 * time.Second
-	keepAliveCount    = 4
 )
 
 // Stack ends the connections of one tunnel.

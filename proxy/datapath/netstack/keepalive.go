@@ -1,0 +1,32 @@
+package netstack
+
+import (
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+)
+
+// An idle peer is asked whether it is still there, as often as by a leg of the
+// kernel's: one that has vanished is noticed after four minutes.
+const (
+	keepAliveIdle     = 2 * time.Minute
+	keepAliveInterval = 30 * time.Second
+	keepAliveCount    = 4
+)
+
+// keepAlive has an idle connection ask whether its peer is still there.
+func keepAlive(endpoint tcpip.Endpoint) error {
+	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
+	err := endpoint.SetSockOpt(&idle)
+	if err == nil {
+		err = endpoint.SetSockOpt(&interval)
+	}
+	if err == nil {
+		err = endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
+	}
+	if err != nil {
+		return failure(err)
+	}
+	endpoint.SocketOptions().SetKeepAlive(true)
+	return nil
+}

@@ -1,0 +1,45 @@
+package proxy
+
+import (
+	"fmt"
+	"net/netip"
+	"syscall"
+
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// inside returns the tunnel that leads to an address; nil: none does, and it is to be
+// dialled from this machine. What is inside a tunnel is reached by the tunnel's own
+// peers alone, and never through another network: an error refuses it.
+func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, error) {
+	target = target.Unmap().WithZone("")
+	for _, other := range s.lanes {
+		t, ok := other.in.(*tunnel.Listener)
+		if !ok {
+			continue
+		}
+		place := t.Place(target)
+		if place == tunnel.OfGateway || place == tunnel.Unused {
+			own, err := ingress.Local(target)
+			if err != nil {
+				return nil, fmt.Errorf("proxy: whether destination %v is this machine's: %w", target, err)
+			}
+			if own {
+				continue // the guard decides
+			}
+		}
+		switch {
+		case place == tunnel.Elsewhere:
+		case other != l:
+			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q, whose peers alone reach it", target, other.cfg.Name)}
+		case place == tunnel.OfPeer:
+			return t, nil
+		case place == tunnel.OfGateway:
+			return nil, fmt.Errorf("destination %v is the gateway's inside the tunnel, where no service is: %w", target, syscall.ECONNREFUSED)
+		default:
+			return nil, fmt.Errorf("destination %v is inside the tunnel, and no peer's: %w", target, syscall.EHOSTUNREACH)
+		}
+	}
+	return nil, nil
+}

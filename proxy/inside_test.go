@@ -1,0 +1,231 @@
+package proxy_test
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// together is a gateway with two peers in a pool of 10.9.0.0/24.
+func together(t *testing.T, isolate bool, change func(*proxy.Config)) (g *gateway, p, q *phone) {
+	p, q = newPhone(t, "phone", "10.9.0.2"), newPhone(t, "tablet", "10.9.0.3")
+	g = newGateway(t, func(c *proxy.Config) {
+		l := &c.Listeners[0]
+		l.Allow, l.Tunnel.Isolate = nil, &isolate
+		l.WireGuard.Pool = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.0/24"))}
+		c.Limits.DialTimeout = proxy.Duration(patience)
+		if change != nil {
+			change(c)
+		}
+	}, p, q)
+	p.connect(g)
+	q.connect(g)
+	// Each has been heard from, so that it can be called.
+	for _, one := range []*phone{p, q} {
+		_, err := one.dial(t, "10.9.0.99:80")
+		require.ErrorContains(t, err, "refused")
+	}
+	return g, p, q
+}
+
+// greets has q say hello to whoever connects to port 80.
+func (p *phone) greets(t *testing.T) {
+	ln, err := p.net.ListenTCP(&net.TCPAddr{Port: 80})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = fmt.Fprint(c, "hello ", c.RemoteAddr().(*net.TCPAddr).IP)
+			_ = c.Close()
+		}
+	}()
+}
+
+func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
+	t.Run("isolated", func(t *testing.T) {
+		g, p, q := together(t, true, nil)
+		q.greets(t)
+		_, err := p.dial(t, "10.9.0.3:80")
+		require.ErrorContains(t, err, "refused")
+		require.Eventually(t, g.rejected(proxy.RejectedDenied), patience, time.Millisecond)
+	})
+	t.Run("not isolated", func(t *testing.T) {
+		g, p, q := together(t, false, func(c *proxy.Config) { c.Defaults.Algorithm = "cubic" })
+		q.greets(t)
+		c, err := p.dial(t, "10.9.0.3:80")
+		require.NoError(t, err)
+		assert.Equal(t, "hello 10.9.0.2", receive(t, c), "from the phone's own address")
+		require.NoError(t, c.Close())
+		_, err = p.dial(t, "10.9.0.3:81")
+		require.ErrorContains(t, err, "refused", "as the tablet says")
+		require.Eventually(t, func() bool { return g.proxy.Counters().Active == 0 }, patience, time.Millisecond)
+		assert.Zero(t, g.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDenied])
+	})
+	t.Run("isolated but for one", func(t *testing.T) {
+		_, p, q := together(t, true, func(c *proxy.Config) {
+			c.Listeners[0].Allow = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
+		})
+		p.greets(t)
+		q.greets(t)
+		c, err := p.dial(t, "10.9.0.3:80")
+		require.NoError(t, err)
+		assert.Equal(t, "hello 10.9.0.2", receive(t, c))
+		_, err = q.dial(t, "10.9.0.2:80")
+		require.ErrorContains(t, err, "refused")
+	})
+}
+
+// echoes has p send back the datagrams that come to port 90.
+func (p *phone) echoes(t *testing.T) {
+	c, err := p.net.ListenUDP(&net.UDPAddr{Port: 90})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	go func() {
+		b := make([]byte, 2000)
+		for {
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteTo(b[:n], from)
+		}
+	}()
+}
+
+// ping waits for the answer to an echo request.
+func (p *phone) ping(t *testing.T, to string, wait time.Duration) error {
+	c, err := p.net.DialPingAddr(p.inner, netip.MustParseAddr(to))
+	require.NoError(t, err)
+	defer c.Close()                                             //nolint:errcheck // a socket in memory
+	require.NoError(t, c.SetReadDeadline(time.Now().Add(wait))) //nolint:forbidigo // a deadline is by the clock
+	_, err = c.Write([]byte{8, 0, 0, 0, 0, 7, 0, 1, 'h', 'i'})
+	require.NoError(t, err)
+	b := make([]byte, 100)
+	n, err := c.Read(b)
+	if err == nil {
+		assert.Equal(t, "hi", string(b[8:n]))
+	}
+	return err
+}
+
+const notAtAll = 200 * time.Millisecond // for what is not to come
+
+func TestDatagramsAndPingsGoFromPeerToPeer(t *testing.T) {
+	at := &net.UDPAddr{IP: net.IPv4(10, 9, 0, 3), Port: 90}
+	t.Run("not isolated", func(t *testing.T) {
+		g, p, q := together(t, false, nil)
+		q.echoes(t)
+		for range 3 {
+			got, err := p.ask(t, at, patience)
+			require.NoError(t, err)
+			assert.Equal(t, "hello", got)
+		}
+		require.NoError(t, p.ping(t, "10.9.0.3", patience))
+		require.NoError(t, q.ping(t, "10.9.0.2", patience))
+		d := g.proxy.Tunnels()[0].Datagrams
+		assert.Zero(t, d.Sessions, "no socket plays a part")
+		assert.Zero(t, d.Refused+d.Failed+d.Unsolicited)
+	})
+	t.Run("isolated", func(t *testing.T) {
+		g, p, q := together(t, true, nil)
+		q.echoes(t)
+		_, err := p.ask(t, at, notAtAll)
+		require.Error(t, err)
+		require.Error(t, p.ping(t, "10.9.0.3", notAtAll))
+		assert.Equal(t, uint64(2), g.proxy.Tunnels()[0].Datagrams.Refused)
+	})
+	t.Run("isolated but for one", func(t *testing.T) {
+		_, p, q := together(t, true, func(c *proxy.Config) {
+			c.Listeners[0].Allow = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
+		})
+		p.echoes(t)
+		q.echoes(t)
+		got, err := p.ask(t, at, patience)
+		require.NoError(t, err, "who is asked may answer")
+		assert.Equal(t, "hello", got)
+		require.NoError(t, p.ping(t, "10.9.0.3", patience))
+		_, err = q.ask(t, &net.UDPAddr{IP: net.IPv4(10, 9, 0, 2), Port: 90}, notAtAll)
+		require.Error(t, err)
+		require.Error(t, q.ping(t, "10.9.0.2", notAtAll))
+	})
+}
+
+func TestTheGatewayAnswersPingsInsideAndUnusedAddressesAreUnreachable(t *testing.T) {
+	for _, isolate := range []bool{true, false} {
+		g, p, _ := together(t, isolate, nil)
+		require.NoError(t, p.ping(t, "10.9.0.1", patience))
+		require.Error(t, p.ping(t, "10.9.0.77", notAtAll))
+		for _, last := range []byte{1, 77} {
+			_, err := p.ask(t, &net.UDPAddr{IP: net.IPv4(10, 9, 0, last), Port: 90}, notAtAll)
+			require.Error(t, err)
+		}
+		for _, to := range []string{"10.9.0.1:80", "10.9.0.77:80"} {
+			_, err := p.dial(t, to)
+			require.ErrorContains(t, err, "refused")
+		}
+		d := g.proxy.Tunnels()[0].Datagrams
+		assert.Equal(t, uint64(3), d.Refused)
+		assert.Equal(t, uint64(3), d.Notices, "whoever sent it is told")
+		assert.Zero(t, d.Sessions)
+	}
+}
+
+func TestWhatIsSentToAPeerByAnotherSharesItsWindow(t *testing.T) {
+	g, p, q := together(t, false, func(c *proxy.Config) { c.Defaults.Algorithm = "cubic" })
+	ln, err := q.net.ListenTCP(&net.TCPAddr{Port: 80})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	c, err := p.dial(t, "10.9.0.3:80")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	server, err := ln.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	send(t, c, "hello")
+	hears(t, server, "hello")
+	flows := g.proxy.Flows()
+	require.Len(t, flows, 1)
+	assert.Equal(t, "down|vpn|through phone", flows[0].Down.Flow.Group)
+	assert.Equal(t, "down|vpn|through tablet", flows[0].Up.Flow.Group)
+	assert.Equal(t, "netstack", flows[0].Server.Tier)
+}
+
+func TestOnlyPeersReachWhatIsInsideATunnel(t *testing.T) {
+	g, _, q := together(t, false, func(c *proxy.Config) {
+		c.Listeners = append(c.Listeners,
+			proxy.ListenerConfig{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
+			proxy.ListenerConfig{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+	})
+	q.greets(t)
+	for _, target := range []string{"10.9.0.1:80", "10.9.0.3:80", "10.9.0.77:80", "[::ffff:10.9.0.3]:80"} {
+		c, err := net.Dial("tcp", g.proxy.Addrs()["asks"].String())
+		require.NoError(t, err)
+		require.NoError(t, c.SetDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+		_, err = fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target)
+		require.NoError(t, err)
+		answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+		require.NoError(t, err)
+		assert.Equal(t, http.StatusForbidden, answer.StatusCode, target)
+		require.NoError(t, answer.Body.Close())
+		require.NoError(t, c.Close())
+	}
+	c, err := net.Dial("tcp", g.proxy.Addrs()["fwd"].String())
+	require.NoError(t, err)
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+	_, err = c.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset")
+	require.NoError(t, c.Close())
+}

@@ -1,0 +1,117 @@
+package tunnel
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// talk is what a peer has begun with another, who may answer: sockets play no part.
+type talk struct {
+	by   string // the peer
+	from origin
+	to   netip.AddrPort // of an echo request without a port
+}
+
+// across forwards what one peer sends to another, in its own name.
+func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
+	if err := d.mayCross(from, to); err != nil {
+		d.refuse(from, to, payload, err)
+		return
+	}
+	target := origin{to, from.echo}
+	if from.echo {
+		target.AddrPort = netip.AddrPortFrom(to.Addr(), from.Port()) // the identifier stays
+	}
+	d.deliver(from.AddrPort, target, payload)
+}
+
+// deliver sends a packet to the peer that has the target. It shares the window of the
+// peer's flows where the peer has sessions, and so a share of it.
+func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte) {
+	name := d.with.Outside.Peer(target.Addr())
+	d.count.sentPackets.Add(1)
+	d.count.sentBytes.Add(uint64(len(payload)))
+	d.mu.Lock()
+	p := d.peers[name]
+	d.mu.Unlock()
+	if p == nil {
+		p = &peer{d: d, name: name}
+	}
+	p.pass(d.with.Clock(), packet{fiveTuple{source, target}, payload})
+}
+
+// mayCross tells why a peer must not send to another: nil where it answers one that
+// it was asked by, or policy has nothing against it.
+func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
+	sender, receiver := d.with.Outside.Peer(from.Addr()), d.with.Outside.Peer(to.Addr())
+	if sender == "" {
+		return errors.New("its source is no peer's")
+	}
+	begun := talk{sender, from, to}
+	if d.goesOn(begun) || !from.echo && d.goesOn(talk{receiver, origin{to, false}, from.AddrPort}) {
+		return nil
+	}
+	if _, err := d.with.Verdict(sender, from.AddrPort, to); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, exists := d.talks[begun]; exists {
+		return nil
+	}
+	if d.talking[sender] >= d.cfg.Load().Sessions {
+		return errCrowded
+	}
+	d.talks[begun] = d.with.Clock()
+	d.talking[sender]++
+	return nil
+}
+
+// goesOn tells whether there is such a talk, and notes that something moves.
+func (d *Datagrams) goesOn(t talk) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, exists := d.talks[t]; !exists {
+		return false
+	}
+	d.talks[t] = d.with.Clock()
+	return true
+}
+
+// sweepTalks forgets those in which nothing has moved for idle. The caller holds d.mu.
+func (d *Datagrams) sweepTalks(now cc.Time, idle time.Duration) {
+	for t, used := range d.talks {
+		if now.Sub(used) <= idle {
+			continue
+		}
+		delete(d.talks, t)
+		if d.talking[t.by]--; d.talking[t.by] == 0 {
+			delete(d.talking, t.by)
+		}
+	}
+}
+
+// EchoReply implements netstack.Datagrams.
+func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
+	asked := origin{netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), true}
+	if !d.goesOn(talk{d.with.Outside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
+		d.count.unsolicited.Add(1)
+		return
+	}
+	d.deliver(netip.AddrPortFrom(source, 0), asked, message)
+}
+
+// answer answers an echo request for the gateway's own address inside.
+func (d *Datagrams) answer(from origin, gateway netip.Addr, message []byte) {
+	message[0] = echoReply4
+	if gateway.Is6() {
+		message[0] = echoReply6
+	}
+	if err := d.stack.SendICMP(gateway, from.Addr(), message); err != nil {
+		d.count.failed.Add(1)
+	}
+}
