@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -17,6 +18,8 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -73,26 +76,180 @@ func TestAPhoneAsksForNamesAndPingsThroughItsTunnel(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, []netip.Addr{answer}, addrs)
 
+	s.ping(false)
+}
+
+// ping has the phone ping the server through its tunnel.
+func (s *scene) ping(v6 bool) {
+	t := s.t
+	t.Helper()
+	network, source, target, protocol := "ip4:icmp", phoneAddrs[0].Addr(), s.ServerAddr.V4, 1
+	request, reply := icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply)
+	if v6 {
+		network, source, target, protocol = "ip6:ipv6-icmp", phoneAddrs[1].Addr(), s.ServerAddr.V6, 58
+		request, reply = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply
+	}
 	var conn *icmp.PacketConn
 	require.NoError(t, s.Client.Do(func() (err error) {
-		conn, err = icmp.ListenPacket("ip4:icmp", phoneAddrs[0].Addr().String())
+		conn, err = icmp.ListenPacket(network, source.String())
 		return err
 	}))
 	defer conn.Close()
-	require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
-	echo := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: 1, Data: []byte("are you there?")}}
+	echo := icmp.Message{Type: request, Body: &icmp.Echo{ID: 7, Seq: 1, Data: []byte("are you there?")}}
 	b, err := echo.Marshal(nil)
 	require.NoError(t, err)
-	_, err = conn.WriteTo(b, &net.IPAddr{IP: s.ServerAddr.V4.AsSlice()})
+	var got *icmp.Message
+	require.Eventually(t, func() bool { // the client drops IPv6 until its kernel has made the route to its own address
+		_, err = conn.WriteTo(b, &net.IPAddr{IP: target.AsSlice()})
+		require.NoError(t, err)
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(time.Second)))
+		for buf := make([]byte, 1500); ; {
+			n, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return false
+			}
+			got, err = icmp.ParseMessage(protocol, buf[:n])
+			require.NoError(t, err)
+			if from.String() == target.String() && got.Type == reply {
+				return true
+			}
+		}
+	}, patience, time.Millisecond)
+	assert.Equal(t, echo.Body, got.Body)
+}
+
+// TestPingsPassWithoutPrivilegesLater is of the program as it is shipped, which has
+// dropped its privileges before the first ping comes.
+func TestPingsPassWithoutPrivilegesLater(t *testing.T) {
+	onceIsEnough(t)
+	needsPrivilege(t)
+	built := executable
+	executable = released
+	defer func() { executable = built }()
+	user := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
+	for name, c := range map[string]struct {
+		groups  string
+		command []string
+	}{
+		"root, and the kernel's default":            {"1 0", nil},
+		"as the systemd unit starts it":             {"1 0", append(user, "--inh-caps=-all,+net_raw", "--ambient-caps=+net_raw", "--bounding-set=-all,+net_raw")},
+		"an ordinary user who may open the sockets": {"0 2147483647", append(user, "--inh-caps=-all", "--bounding-set=-all")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := named("wireguard over IPv4")
+			s := newScene(t)
+			require.NoError(t, s.Edge.Sysctl("net/ipv4/ping_group_range", c.groups))
+			s.start(w.yaml("envelope: auto\n"), c.command...)
+			s.capture(w)
+			s.proxy.hasLess(unix.CAP_NET_RAW)
+			s.ping(false)
+			s.ping(true)
+		})
+	}
+}
+
+// TestManyPortsOfAPeerLeaveRoomForConnections has a phone use more ports than the
+// proxy has descriptors.
+func TestManyPortsOfAPeerLeaveRoomForConnections(t *testing.T) {
+	onceIsEnough(t)
+	const ports, descriptors = 1000, 600
+	w := named("wireguard over IPv4")
+	s := newScene(t)
+	s.start(w.yaml(""), "sh", "-c", fmt.Sprintf("ulimit -n %d; exec \"$@\"", descriptors), "sh")
+	s.capture(w)
+	answers := listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 53))
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := answers.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			_, _ = answers.WriteToUDPAddrPort(buf[:n], from)
+		}
+	}()
+	target := netip.AddrPortFrom(s.ServerAddr.V4, 7)
+	for range ports {
+		conn := listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0))
+		_, err := conn.WriteToUDPAddrPort([]byte("hello"), target)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool { return s.proxy.metric("penstock_tunnel_datagrams_total") >= ports }, patience, 20*time.Millisecond)
+	assert.Less(t, s.proxy.metric("penstock_tunnel_datagram_sessions"), float64(descriptors/3))
+	assert.Positive(t, s.proxy.metric("penstock_tunnel_datagram_sessions_evicted_total"))
+	client, server := w.pair(s)
+	exchange(t, client, server, megabyte)
+
+	last := listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0))
+	require.NoError(t, last.SetDeadline(time.Now().Add(patience)))
+	_, err := last.WriteToUDPAddrPort([]byte("hello"), netip.AddrPortFrom(s.ServerAddr.V4, 53))
 	require.NoError(t, err)
-	buf := make([]byte, 1500)
-	n, from, err := conn.ReadFrom(buf)
+	_, _, err = last.ReadFromUDPAddrPort(make([]byte, 10))
+	assert.NoError(t, err, "the newest session has room as well")
+}
+
+// TestACallLosesNothingBesideADownloadOverACellularLink has a server send the phone
+// 50 packets a second, as a call does, beside a download and a flood of datagrams.
+func TestACallLosesNothingBesideADownloadOverACellularLink(t *testing.T) {
+	onceIsEnough(t)
+	const packets, payload = 600, 632 // 0.26 Mbit/s for twelve seconds
+	trace, err := sim.Generate("lte", 4, time.Minute)
 	require.NoError(t, err)
-	assert.Equal(t, s.ServerAddr.V4.String(), from.String())
-	reply, err := icmp.ParseMessage(1, buf[:n])
-	require.NoError(t, err)
-	assert.Equal(t, ipv4.ICMPTypeEchoReply, reply.Type)
-	assert.Equal(t, echo.Body, reply.Body)
+	w := named("wireguard over IPv4")
+	s, path := newCellular(t, sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueueBytes: 2_000_000})
+	s.start(w.yaml(""))
+	s.capture(w)
+	path.StartOnData()
+
+	// meet opens a pair of sockets, the server's first, that have heard of each other.
+	meet := func(port uint16) (server, phone *net.UDPConn, to netip.AddrPort) {
+		at := netip.AddrPortFrom(s.ServerAddr.V4, port)
+		server, phone = listenUDP(t, s.Server, at), listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0))
+		_, err := phone.WriteToUDPAddrPort([]byte("hello"), at)
+		require.NoError(t, err)
+		_, to, err = server.ReadFromUDPAddrPort(make([]byte, 10))
+		require.NoError(t, err)
+		return server, phone, to
+	}
+	client, server := w.pair(s)
+	go func() { _, _ = io.Copy(struct{ io.Writer }{server}, random(1, 1<<40)) }()
+	go func() { _, _ = io.Copy(io.Discard, client) }()
+	flood, _, to := meet(4000)
+	go func() { // 20 Mbit/s
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			<-tick.C
+			for range 10 {
+				if _, err := flood.WriteToUDPAddrPort(make([]byte, 1222), to); err != nil {
+					return
+				}
+			}
+		}
+	}()
+	caller, callee, to := meet(5000)
+	got := make(chan int, 1)
+	go func() {
+		n := 0
+		for buf := make([]byte, 1500); ; n++ {
+			if _, _, err := callee.ReadFromUDPAddrPort(buf); err != nil {
+				got <- n
+				return
+			}
+		}
+	}()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for range packets {
+		<-tick.C
+		_, err := caller.WriteToUDPAddrPort(make([]byte, payload), to)
+		require.NoError(t, err)
+	}
+	require.NoError(t, callee.SetReadDeadline(time.Now().Add(3*time.Second)))
+	lost := packets - <-got
+	t.Logf("the call lost %d of %d; late %v, overflow %v", lost, packets,
+		s.proxy.metric("penstock_tunnel_datagrams_dropped_total", "late"), s.proxy.metric("penstock_tunnel_datagrams_dropped_total", "overflow"))
+	assert.LessOrEqual(t, lost, packets/200)
 }
 
 // TestADownloadByQUICThroughATunnelOverACellularLink is of connections that the
