@@ -37,6 +37,10 @@ type Datagrams struct {
 	wake  func()
 	home  atomic.Pointer[macroflow] // nil while there is none: nobody to give way to
 
+	maxRate *rateLimit // of the group; nil: none
+	turn    cc.Time    // at maxRate, while they wait there; guarded by its mu
+	passed  cc.Bytes   // what maxRate has let pass beyond what has gone; likewise
+
 	// Guarded by the mutex of home.
 	macro   *macroflow
 	chunks  []granted // in flight, the oldest first
@@ -58,9 +62,9 @@ type granted struct {
 }
 
 // OpenDatagrams adds datagrams to the macroflow that t leads to; of its window
-// they get share at most (above 0, up to 1) while its flows want it. wake is
-// called as a flow's is.
-func (m *Manager) OpenDatagrams(t Terms, share float64, wake func()) (*Datagrams, error) {
+// they get share at most (above 0, up to 1) while its flows want it, and of a maximum
+// rate what the flows leave. wake is called as a flow's is.
+func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()) (*Datagrams, error) {
 	if !(share > 0 && share <= 1) {
 		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
 	}
@@ -70,7 +74,7 @@ func (m *Manager) OpenDatagrams(t Terms, share float64, wake func()) (*Datagrams
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := &Datagrams{mgr: m, key: r.key, share: share, wake: wake}
+	d := &Datagrams{mgr: m, key: r.key, share: share, wake: wake, maxRate: m.rateLimit(now, t)}
 	if m.datagrams == nil {
 		m.datagrams = map[string][]*Datagrams{}
 	}
@@ -117,26 +121,27 @@ func (d *Datagrams) lock() *macroflow {
 func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	m := d.lock()
 	if m == nil {
-		return true
+		return d.maxRate.takeDatagram(now, d, n, sparse)
 	}
 	defer m.mu.Unlock()
 	d.retire(now)
 	d.refill(now)
-	switch {
-	case !m.wanted(now):
-		d.carry, d.carryAt = d.loose+n, now
-	case !d.fits(n, sparse):
+	wanted := m.wanted(now)
+	if wanted && !d.fits(n, sparse) {
 		d.waiting, d.sparse = n, sparse
 		m.cwndFullAt = now
 		m.mgr.schedule(m, d.next(now))
 		return false
-	default:
-		d.room -= n
-		if d.loose+n <= d.due() {
-			m.pacer.spend(now, n) // the flows make room
-		}
 	}
 	d.waiting = 0
+	if !d.maxRate.takeDatagram(now, d, n, sparse) {
+		return false
+	}
+	if !wanted {
+		d.carry, d.carryAt = d.loose+n, now
+	} else if d.room -= n; d.loose+n <= d.due() {
+		m.pacer.spend(now, n) // the flows make room
+	}
 	d.count(now, n)
 	return true
 }
@@ -252,6 +257,8 @@ func (d *Datagrams) fits(n cc.Bytes, sparse bool) bool {
 func (d *Datagrams) Close() {
 	d.mgr.mu.Lock()
 	defer d.mgr.mu.Unlock()
+	d.maxRate.leave(d)
+	d.mgr.release(0, d.maxRate)
 	rest := slices.DeleteFunc(d.mgr.datagrams[d.key], func(e *Datagrams) bool { return e == d })
 	d.mgr.datagrams[d.key] = rest
 	if len(rest) == 0 {

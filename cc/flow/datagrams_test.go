@@ -15,7 +15,7 @@ import (
 func (p *path) beside(terms Terms, share float64) (d *Datagrams, woken *int) {
 	p.t.Helper()
 	woken = new(int)
-	d, err := p.mgr.OpenDatagrams(terms, share, func() { *woken++ })
+	d, err := p.mgr.OpenDatagrams(p.now, terms, share, func() { *woken++ })
 	require.NoError(p.t, err)
 	return d, woken
 }
@@ -126,10 +126,10 @@ func TestDatagramsFindTheMacroflowThatCameAfterTheirs(t *testing.T) {
 func TestDatagramsNeedAShareAndAnAlgorithm(t *testing.T) {
 	var m Manager
 	for _, share := range []float64{0, -1, 1.1} {
-		_, err := m.OpenDatagrams(static(10), share, nil)
+		_, err := m.OpenDatagrams(1, static(10), share, nil)
 		assert.ErrorContains(t, err, "share")
 	}
-	_, err := m.OpenDatagrams(Terms{Algorithm: "nonesuch"}, 1, nil)
+	_, err := m.OpenDatagrams(1, Terms{Algorithm: "nonesuch"}, 1, nil)
 	assert.Error(t, err)
 }
 

@@ -59,9 +59,8 @@ type macroflow struct {
 	capped      bool       // hintCap or maxRate holds ctl below what alg asks for
 	rateBound   bool       // maxRate does: parts of the window are parts of that rate
 
-	idle   *list.Element // in the manager's list, while without members; guarded by its mu
-	due    cc.Time       // when the manager will call tick; guarded by its dueMu
-	queued int           // place in the manager's heap, -1 outside; guarded by its dueMu
+	idle *list.Element // in the manager's list, while without members; guarded by its mu
+	timer
 }
 
 // start builds the algorithm on first use.

@@ -126,7 +126,7 @@ func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
 	}
 	g = m.groups[r.key]
 	if fresh = g == nil; fresh {
-		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID, queued: -1}
+		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID}
 		m.groups[r.key] = g
 		g.mu.Lock()
 		g.accompany(m.datagrams[r.key])
@@ -222,21 +222,36 @@ func (m *Manager) Snapshots() []Snapshot {
 	return all
 }
 
+// ticker is what wants to be called at times.
+type ticker interface {
+	tick(now cc.Time)
+	when() *timer
+}
+
+// timer says when a ticker will be called; guarded by the manager's dueMu.
+type timer struct {
+	at    cc.Time
+	place int // in the manager's heap, counted from 1; 0: it is not there
+}
+
+func (t *timer) when() *timer { return t }
+
 // schedule notes that g wants a tick at t, unless it has an earlier one due.
 // The caller holds g.mu.
-func (m *Manager) schedule(g *macroflow, t cc.Time) {
+func (m *Manager) schedule(g ticker, t cc.Time) {
 	m.dueMu.Lock()
 	defer m.dueMu.Unlock()
-	if g.queued >= 0 && g.due <= t {
+	due := g.when()
+	if due.place > 0 && due.at <= t {
 		return
 	}
-	g.due = t
-	if g.queued < 0 {
+	due.at = t
+	if due.place == 0 {
 		heap.Push(&m.due, g)
 	} else {
-		heap.Fix(&m.due, g.queued)
+		heap.Fix(&m.due, due.place-1)
 	}
-	if m.Arm != nil && m.due[0] == g {
+	if m.Arm != nil && due.place == 1 {
 		m.Arm(t)
 	}
 }
@@ -247,15 +262,15 @@ func (m *Manager) schedule(g *macroflow, t cc.Time) {
 func (m *Manager) Tick(now cc.Time) cc.Time {
 	for {
 		m.dueMu.Lock()
-		if len(m.due) == 0 || m.due[0].due > now {
+		if len(m.due) == 0 || m.due[0].when().at > now {
 			next := cc.Never
 			if len(m.due) > 0 {
-				next = m.due[0].due
+				next = m.due[0].when().at
 			}
 			m.dueMu.Unlock()
 			return next
 		}
-		g := heap.Pop(&m.due).(*macroflow)
+		g := heap.Pop(&m.due).(ticker)
 		m.dueMu.Unlock()
 		g.tick(now)
 	}
@@ -287,25 +302,27 @@ func (m *macroflow) tick(now cc.Time) {
 	m.mgr.trace(events[:n])
 }
 
-// dueHeap orders macroflows by when they want a tick; each is in it at most once.
-type dueHeap []*macroflow
+// dueHeap orders tickers by when they want to be called; each is in it at most once.
+type dueHeap []ticker
 
 func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].due < h[j].due }
+func (h dueHeap) Less(i, j int) bool { return h[i].when().at < h[j].when().at }
 func (h dueHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].queued, h[j].queued = i, j
+	h[i].when().place, h[j].when().place = i+1, j+1
 }
 
 func (h *dueHeap) Push(x any) {
-	g := x.(*macroflow)
-	g.queued = len(*h)
+	g := x.(ticker)
 	*h = append(*h, g)
+	g.when().place = len(*h)
 }
 
 func (h *dueHeap) Pop() any {
-	g := (*h)[len(*h)-1]
-	g.queued = -1
-	*h = (*h)[:len(*h)-1]
+	last := len(*h) - 1
+	g := (*h)[last]
+	g.when().place = 0
+	(*h)[last] = nil
+	*h = (*h)[:last]
 	return g
 }

@@ -1,8 +1,10 @@
 package flow
 
 import (
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -19,12 +21,15 @@ const rateLimitSlack = 1.01
 // gets a turn: a time that is its own, after those of all that asked before. So
 // flows that wait are served in order, and each turn wakes one of them.
 type rateLimit struct {
+	mgr   *Manager
 	key   limitKey
-	users atomic.Int32 // flows that share it; the manager's mu is held for a change
+	users atomic.Int32 // flows and datagrams that share it; the manager's mu is held for a change
+	timer
 
-	mu     sync.Mutex // taken last
-	bucket pacer
-	tail   cc.Time // the newest turn that was given
+	mu      sync.Mutex // taken after a macroflow's
+	bucket  pacer
+	tail    cc.Time      // the newest turn that was given
+	waiting []*Datagrams // those that wait for their turns
 }
 
 // limitKey tells rateLimits apart.
@@ -35,10 +40,8 @@ type limitKey struct {
 
 // take lets up to want bytes pass and returns how many: all of them, or whole quanta.
 // If it returns 0, it also returns the caller's turn, which the caller hands back when
-// it asks again.
+// it asks again. The caller holds l.mu.
 func (l *rateLimit) take(now cc.Time, want, quantum, mss cc.Bytes, turn cc.Time) (cc.Bytes, cc.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	due := turn != 0 && turn <= now
 	n := min(want, l.bucket.credit(now, mss))
 	if n < want {
@@ -58,6 +61,70 @@ func (l *rateLimit) take(now cc.Time, want, quantum, mss cc.Bytes, turn cc.Time)
 		l.tail = turn
 	}
 	return 0, turn
+}
+
+// sparseAhead is for how long the others make up for what sparse datagrams take at once.
+const sparseAhead = 100 * time.Millisecond
+
+// takeDatagram lets a datagram of n bytes pass, or has d woken in its turn. One of a
+// sparse flow does not wait for a turn. Without a limit all pass.
+func (l *rateLimit) takeDatagram(now cc.Time, d *Datagrams, n cc.Bytes, sparse bool) bool {
+	if l == nil {
+		return true
+	}
+	l.mu.Lock()
+	if sparse && l.bucket.tat <= now.Add(sparseAhead) {
+		l.bucket.spend(now, n)
+		l.mu.Unlock()
+		return true
+	}
+	if d.passed < n { // a turn lets as much pass as one of a flow
+		segment := max(n, cc.DefaultMSS)
+		d.passed, d.turn = l.take(now, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment, d.turn)
+	}
+	passes, turn := d.passed >= n, d.turn
+	if passes {
+		d.passed -= n
+	} else if !slices.Contains(l.waiting, d) {
+		l.waiting = append(l.waiting, d)
+	}
+	l.mu.Unlock()
+	if !passes {
+		l.mgr.schedule(l, turn)
+	}
+	return passes
+}
+
+// tick wakes the datagrams whose turns have come.
+func (l *rateLimit) tick(now cc.Time) {
+	var due []*Datagrams
+	next := cc.Never
+	l.mu.Lock()
+	l.waiting = slices.DeleteFunc(l.waiting, func(d *Datagrams) bool {
+		if d.turn > now {
+			next = min(next, d.turn)
+			return false
+		}
+		due = append(due, d)
+		return true
+	})
+	l.mu.Unlock()
+	if next != cc.Never {
+		l.mgr.schedule(l, next)
+	}
+	for _, d := range due {
+		d.wake()
+	}
+}
+
+// leave forgets d, which asks no more.
+func (l *rateLimit) leave(d *Datagrams) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	l.waiting = slices.DeleteFunc(l.waiting, func(e *Datagrams) bool { return e == d })
+	l.mu.Unlock()
 }
 
 // spend counts n bytes that pass without asking. What they exceed the rate by
@@ -96,7 +163,7 @@ func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
 		if m.limits == nil {
 			m.limits = map[limitKey]*rateLimit{}
 		}
-		l = &rateLimit{key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
+		l = &rateLimit{mgr: m, key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
 		m.limits[key] = l
 	}
 	l.users.Add(1)

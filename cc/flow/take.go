@@ -59,7 +59,10 @@ func (f *Flow) pass(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 		f.maxRate.spend(now, want, f.mss())
 		return want
 	}
-	if n, f.turn = f.maxRate.take(now, want, quantum, f.mss(), f.turn); n == 0 {
+	f.maxRate.mu.Lock()
+	n, f.turn = f.maxRate.take(now, want, quantum, f.mss(), f.turn)
+	f.maxRate.mu.Unlock()
+	if n == 0 {
 		f.limits.enter(now, LimitedByPacing)
 		f.ready = f.turn
 		f.macro.mgr.schedule(f.macro, f.ready)

@@ -117,3 +117,22 @@ func TestWhatSomeDoNotUseOfAMaximumRateOthersDo(t *testing.T) {
 			"expect all.throughput_mbit <= 9.2")...)
 	}
 }
+
+// Datagrams of a group count in its maximum rate, with connections beside them and
+// without; one that is sparse loses nothing.
+func TestDatagramsCountInTheMaximumRate(t *testing.T) {
+	flood := "flow udp name flood group host share 0.5 rate 20mbit"
+	alone := playMaxRate(t, flood, "flow penstock name tcp group host maxrate 10mbit start 14999ms")
+	assert.InEpsilon(t, 10, total(alone), 0.04)
+	assert.Greater(t, total(alone), 9.0)
+
+	for _, transport := range [][]string{relayHolds, transportHolds} {
+		both := playMaxRate(t, append(slices.Clone(transport), flood, "flow penstock name tcp group host maxrate 10mbit",
+			"expect tcp.throughput_mbit >= 3", "expect flood.throughput_mbit >= 3")...)
+		assert.LessOrEqual(t, total(both), 10.3)
+
+		sparse := playMaxRate(t, append(slices.Clone(transport), "flow udp name call group host share 0.5 rate 300kbit",
+			"flow penstock name tcp group host maxrate 10mbit", "expect call.throughput_mbit >= 0.29")...)
+		assert.InEpsilon(t, 10, total(sparse), 0.03)
+	}
+}

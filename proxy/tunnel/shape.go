@@ -49,7 +49,7 @@ func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 	if share == 0 || terms.Algorithm == "" || d.with.Flows == nil {
 		return p
 	}
-	window, err := d.with.Flows.OpenDatagrams(terms, share, p.wake)
+	window, err := d.with.Flows.OpenDatagrams(d.with.Clock(), terms, share, p.wake)
 	if err != nil {
 		d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
 		return p
