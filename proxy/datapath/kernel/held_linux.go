@@ -118,6 +118,7 @@ func (h *held) tell(limit flow.Limit) {
 		Rate:     perSecond(limit.PacingRate),
 		Answers:  h.seen.At,
 		Timeouts: h.seen.Timeouts,
+		Marked:   h.seen.Marked,
 		Each:     limit.EveryAck,
 	})
 }

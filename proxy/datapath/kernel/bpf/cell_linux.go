@@ -22,6 +22,7 @@ type Told struct {
 	Rate     uint64 // bytes per second; 0: not paced
 	Answers  uint64 // Seen.At of what it answers
 	Timeouts uint32 // Seen.Timeouts of what it answers
+	Marked   uint32 // Seen.Marked of what it answers
 	Each     bool   // every acknowledgement shall go into the ring
 }
 
@@ -74,6 +75,7 @@ func (c *Control) take() (*Cell, error) {
 	atomic.StoreUint64(&told.Rate, 0)
 	atomic.StoreUint64(&told.Answers, 0)
 	atomic.StoreUint32(&told.Timeouts, 0)
+	atomic.StoreUint32(&told.Marked, 0)
 	atomic.StoreUint32(&told.Each, 0)
 	atomic.StoreUint32(&told.Generation, cell.generation)
 	return cell, nil
@@ -162,6 +164,7 @@ func (c *Cell) Tell(t Told) {
 	}
 	atomic.StoreUint32(&told.Each, each)
 	atomic.StoreUint32(&told.Timeouts, t.Timeouts)
+	atomic.StoreUint32(&told.Marked, t.Marked)
 	atomic.StoreUint64(&told.Answers, t.Answers)
 }
 

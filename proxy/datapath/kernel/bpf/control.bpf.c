@@ -101,7 +101,8 @@ struct told {
 	__u64 answers;    // `at` of the newest acknowledgement that is taken into account
 	__u32 timeouts;   // how many of them are taken into account
 	__u32 each;       // 1: every acknowledgement goes into the ring
-	__u32 unused[8];
+	__u32 marked;     // packets with ECN marks that are taken into account
+	__u32 unused[7];
 };
 
 // seen is what the socket says, all of it cumulative or a gauge, so that nothing
@@ -266,7 +267,8 @@ static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct
 
 // obey puts into force what the process told. After a timeout the kernel's
 // window of one packet may grow up to that, as in slow start, until the process
-// has taken the timeout into account.
+// has taken the timeout into account. Until it has taken an ECN mark into account,
+// the window is no more than the half that the kernel cuts to once per round trip.
 static __always_inline void obey(struct sock *sk, struct state *s, struct cell *c, __u32 acked)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -282,6 +284,8 @@ static __always_inline void obey(struct sock *sk, struct state *s, struct cell *
 		cwnd = tp->snd_cwnd_clamp;
 	if (c->told.timeouts != s->timeouts && cwnd > tp->snd_cwnd + acked)
 		cwnd = tp->snd_cwnd + acked;
+	if (c->told.marked != tp->delivered_ce - s->marked && cwnd > tp->snd_ssthresh)
+		cwnd = tp->snd_ssthresh;
 	tp->snd_cwnd = cwnd;
 	s->rate = rate;
 	sk->sk_pacing_rate = rate ? rate : ~0UL;
@@ -477,8 +481,6 @@ __u32 BPF_PROG(penstock_ssthresh, struct sock *sk)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 
-	if (!state_of(sk)->fallen)
-		return tp->snd_ssthresh; // loss is the process's to answer
 	return tp->snd_cwnd / 2 > MIN_CWND ? tp->snd_cwnd / 2 : MIN_CWND;
 }
 

@@ -63,7 +63,8 @@ type controlTold struct {
 	Answers    uint64
 	Timeouts   uint32
 	Each       uint32
-	Unused     [8]uint32
+	Marked     uint32
+	Unused     [7]uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -216,7 +216,7 @@ func (l *leg) settled(t testing.TB) (s Seen) {
 func (l *leg) told(t testing.TB, told Told) Seen {
 	t.Helper()
 	s := l.reading(t)
-	told.Answers, told.Timeouts = s.At, s.Timeouts
+	told.Answers, told.Timeouts, told.Marked = s.At, s.Timeouts, s.Marked
 	l.Tell(told)
 	return s
 }
