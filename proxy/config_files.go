@@ -98,6 +98,13 @@ func (f *files) names() []string { return slices.Sorted(maps.Keys(f.read)) }
 // withoutMark cuts off the byte order mark that some editors begin a file with.
 func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
 
+// ReadFile reads a configuration or a file that one names, of at most 1 MiB, as
+// the proxy itself does. Errors do not name the file.
+func ReadFile(path string) ([]byte, error) {
+	data, _, err := readFile(path)
+	return data, err
+}
+
 // readFile reads a regular file, or a pipe that somebody writes to, of at most
 // maxFile bytes. It neither waits for a writer nor reads a device. Errors do not
 // name the file.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -130,9 +129,9 @@ func (g *gateway) open() (err error) {
 			g.release()
 		}
 	}()
-	text, err := os.ReadFile(g.config)
+	text, err := proxy.ReadFile(g.config)
 	if err != nil {
-		return badInput(fmt.Errorf("--config: %w", err))
+		return badInput(fmt.Errorf("--config: %s: %w", g.config, err))
 	}
 	written, err := proxy.Parse(text)
 	if err != nil {
@@ -199,9 +198,9 @@ func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) erro
 		return err
 	}
 	defer g.release()
-	text, err := os.ReadFile(g.file)
+	text, err := proxy.ReadFile(g.file)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", g.file, err)
 	}
 	rest, found, err := tunnel.RemoveSection(string(text), name)
 	switch {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -58,9 +59,9 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 	if err != nil {
 		return badInput(err)
 	}
-	text, err := os.ReadFile(g.file)
+	text, err := proxy.ReadFile(g.file)
 	if err != nil {
-		return err
+		return fmt.Errorf("%s: %w", g.file, err)
 	}
 	if err := replaceFile(g.file, []byte(tunnel.AddSection(string(text), p))); err != nil {
 		return err

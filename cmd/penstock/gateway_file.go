@@ -24,7 +24,7 @@ import (
 // lockFile keeps other commands from working on what belongs to the file until
 // release is called.
 func lockFile(path string) (release func(), err error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // which waits for no writer of a pipe
 	if err != nil {
 		return nil, err
 	}

@@ -308,3 +308,13 @@ func TestAFileKeepsItsOwnerWhenItIsReplaced(t *testing.T) {
 	assert.EqualValues(t, 1, owner.Uid)
 	assert.EqualValues(t, 2, owner.Gid)
 }
+
+func TestTheGatewayReadsNoDevice(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
+	for path, says := range map[string]string{"/dev/zero": "it is a device", fifo: "at least one listener"} {
+		code, _, stderr := run(t, "gateway", "peer", "list", "--config", path)
+		assert.NotEqual(t, exitOK, code)
+		assert.Contains(t, stderr, says)
+	}
+}
