@@ -109,9 +109,14 @@ func (l *listenerState) setPeers(cfg ListenerConfig) error {
 		if err != nil {
 			return err
 		}
+		authorities, err := cfg.TLS.authorities()
+		if err != nil {
+			return err
+		}
 		if err := o.SetTokens(cfg.MASQUE.tokens()); err != nil {
 			return err
 		}
+		o.SetAuthorities(authorities)
 		o.SetCertificate(certificate)
 	}
 	return nil

@@ -135,9 +135,6 @@ func (c *Config) fixed(next *Config) string {
 		if changed := firstChange(key+"masque.", c.Listeners[i].MASQUE, next.Listeners[i].MASQUE, "tokens", "tokens_file"); changed != "" {
 			return changed
 		}
-		if changed := firstChange(key+"tls.", c.Listeners[i].TLS, next.Listeners[i].TLS, "certificate", "key"); changed != "" {
-			return changed
-		}
 	}
 	if key := firstChange("limits.", c.Limits, next.Limits,
 		"connections", "per_source", "idle_timeout", "half_closed_timeout", "dial_timeout", "server_name_wait", "buffer"); key != "" {

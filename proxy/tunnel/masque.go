@@ -70,6 +70,7 @@ type MASQUE struct {
 	log         *slog.Logger
 	stack       *netstack.Stack
 	certificate atomic.Pointer[tls.Certificate]
+	authorities atomic.Pointer[x509.CertPool] // of clients' certificates; nil: these are not asked for
 	addr        *net.UDPAddr // where it listens
 	requests    chan datapath.Conn
 	closed      chan struct{}
@@ -132,6 +133,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m.SetPool(cfg.Pool)
 	m.certificate.Store(&cfg.Certificate)
+	m.authorities.Store(cfg.ClientCAs)
 	var err error
 	if m.tokens, err = hashTokens(cfg.Tokens); err != nil {
 		return nil, err
@@ -205,20 +207,31 @@ func (m *MASQUE) serve(ctx context.Context) {
 // tls asks for a certificate where one may open the door, and insists where
 // nothing else does.
 func (m *MASQUE) tls() *tls.Config {
-	c := &tls.Config{
+	all := &tls.Config{
 		MinVersion:     tls.VersionTLS13,
-		ClientCAs:      m.cfg.ClientCAs,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return m.certificate.Load(), nil },
 	}
-	switch {
-	case m.cfg.ClientCAs == nil:
-	case len(m.cfg.Tokens) == 0:
-		c.ClientAuth = tls.RequireAndVerifyClientCert
-	default:
-		c.ClientAuth = tls.VerifyClientCertIfGiven
+	all.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		c := all.Clone()
+		c.ClientCAs = m.authorities.Load()
+		m.mu.RLock()
+		tokens := len(m.tokens)
+		m.mu.RUnlock()
+		switch {
+		case c.ClientCAs == nil:
+		case tokens == 0:
+			c.ClientAuth = tls.RequireAndVerifyClientCert
+		default:
+			c.ClientAuth = tls.VerifyClientCertIfGiven
+		}
+		return c, nil
 	}
-	return c
+	return all
 }
+
+// SetAuthorities has clients that come from now on show certificates of others;
+// nil: these are not asked for.
+func (m *MASQUE) SetAuthorities(pool *x509.CertPool) { m.authorities.Store(pool) }
 
 // SetCertificate has new connections see another certificate.
 func (m *MASQUE) SetCertificate(c tls.Certificate) { m.certificate.Store(&c) }

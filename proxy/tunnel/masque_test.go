@@ -572,6 +572,23 @@ func TestACertificateOpensTheDoorToWhoeverItIsOf(t *testing.T) {
 	}
 }
 
+func TestOtherAuthoritiesOpenTheDoorFromThenOn(t *testing.T) {
+	ours, others := newAuthority(t), newAuthority(t)
+	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.pool() })
+	echoing(t, l)
+	m.SetAuthorities(others.pool())
+	c, err := connect(t, m, others.sign(t, "laptop"))
+	require.NoError(t, err)
+	s, _, err := c.stream("192.0.2.80:443", "")
+	require.NoError(t, err)
+	exchange(t, s, []byte("question"))
+	c, err = connect(t, m, ours.sign(t, "laptop"))
+	if err == nil {
+		_, _, err = c.stream("192.0.2.80:443", "")
+	}
+	assert.ErrorContains(t, err, "tls:")
+}
+
 func TestATokenThatIsTakenAwayEndsWhatItOpened(t *testing.T) {
 	m, l := masque(t, nil)
 	accepted := make(chan ingress.Client, 2)
