@@ -139,8 +139,11 @@ func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	}
 	if !wanted {
 		d.carry, d.carryAt = d.loose+n, now
-	} else if d.room -= n; d.loose+n <= d.due() {
-		m.pacer.spend(now, n) // the flows make room
+	} else {
+		d.room = max(d.room-n, -d.mayOwe())
+		if d.loose+n <= d.due() {
+			m.pacer.spend(now, n) // the flows make room
+		}
 	}
 	d.count(now, n)
 	return true
@@ -248,10 +251,13 @@ func (d *Datagrams) fits(n cc.Bytes, sparse bool) bool {
 	}
 	room := d.room
 	if sparse {
-		room += d.usual.BytesIn(debtLasts)
+		room += d.mayOwe()
 	}
 	return room >= min(n, d.own) // one that is larger than all goes when nothing else does
 }
+
+// mayOwe is what sparse flows may be lent.
+func (d *Datagrams) mayOwe() cc.Bytes { return d.usual.BytesIn(debtLasts) }
 
 // Close leaves the macroflow.
 func (d *Datagrams) Close() {

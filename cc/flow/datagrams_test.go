@@ -202,3 +202,20 @@ func TestAskingForDatagramsAllocatesNothing(t *testing.T) {
 		p.wait(time.Millisecond)
 	}))
 }
+
+func TestWhatPassesForBeingLittleRunsUpNoDebt(t *testing.T) {
+	p := newPath(t)
+	l := p.open(static(10))
+	d, _ := p.beside(static(10), 0.01)
+	trip := func() {
+		p.wait(20 * time.Millisecond)
+		l.ack(l.r.Pipe)
+		l.send(1000 * mss)
+	}
+	l.send(64 * mss)
+	for range 1000 { // two segments each time, of a share that is less than one
+		trip()
+		require.Equal(t, 2, p.pour(d))
+	}
+	assert.GreaterOrEqual(t, d.room, -d.mayOwe(), "it is not to be made up for when the window is wide again")
+}
