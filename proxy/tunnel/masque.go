@@ -71,7 +71,7 @@ type MASQUE struct {
 	stack       *netstack.Stack
 	certificate atomic.Pointer[tls.Certificate]
 	authorities atomic.Pointer[x509.CertPool] // of clients' certificates; nil: these are not asked for
-	addr        *net.UDPAddr // where it listens
+	addr        *net.UDPAddr                  // where it listens
 	requests    chan datapath.Conn
 	closed      chan struct{}
 	closing     sync.Once
