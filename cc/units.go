@@ -122,10 +122,11 @@ func parseUnit(s string, units []unit, example string) (int64, error) {
 		}
 		return int64(math.Round(v * u.factor)), nil
 	}
-	if t != "" && t[len(t)-1] >= 'a' && t[len(t)-1] <= 'z' {
-		return 0, fmt.Errorf("%q has a unit that nobody knows; write a number with its unit, such as %s", s, example)
+	unknown := ""
+	if unit := strings.TrimLeft(t, "0123456789.+-e "); unit != "" {
+		unknown = fmt.Sprintf("; %q is none", unit)
 	}
-	return 0, fmt.Errorf("%q needs a unit, such as %s", s, example)
+	return 0, fmt.Errorf("%q needs a unit, such as %s%s", s, example, unknown)
 }
 
 // String writes the rate with the largest unit that keeps it exact, readable by ParseRate.
