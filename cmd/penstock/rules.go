@@ -70,7 +70,8 @@ after a crash. Without anything to remove it does nothing. Needs CAP_NET_ADMIN.`
 		rulesFor(&cobra.Command{
 			Use:   "print",
 			Short: "Print these rules as a script for nft and ip",
-			Long:  `Installs nothing and needs no privilege.`,
+			Long: `Installs nothing and needs no privilege. The networks that are left out are this
+machine's, as they are now: for another machine give --connected.`,
 		}, func(c *cobra.Command, r capture.Rules) error { return r.Print(c.OutOrStdout()) }),
 	)
 	return cmd

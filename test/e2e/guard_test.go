@@ -5,6 +5,7 @@ package e2e
 import (
 	"io"
 	"net/netip"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -12,6 +13,14 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
+
+// denied waits until so many connections were denied, one of them for the reason.
+func (p *program) denied(n int, reason string) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool {
+		return p.metric("penstock_flow_rejections_total", `reason="denied"`) == float64(n) && strings.Contains(p.said.String(), reason)
+	}, patience, 5*time.Millisecond)
+}
 
 // A cloud answers its machines on a link-local address, with credentials. It
 // keeps forwarded clients out, but cannot tell a captured one from the edge.
@@ -46,18 +55,41 @@ func TestCapturedClientsDoNotReachTheMetadataService(t *testing.T) {
 					require.NoError(t, c.SetDeadline(time.Now().Add(patience)))
 					said, err = io.ReadAll(c)
 				}
-				denied := s.proxy.metric("penstock_flow_rejections_total", `reason="denied"`)
 				if allowed {
 					require.NoError(t, err)
 					assert.Equal(t, "credentials", string(said))
-					assert.Zero(t, denied)
 					return
 				}
 				require.ErrorIs(t, err, syscall.ECONNRESET)
 				assert.Empty(t, said)
-				assert.EqualValues(t, 1, denied)
-				assert.Contains(t, s.proxy.said.String(), "is a cloud metadata service")
+				s.proxy.denied(1, "is a cloud metadata service")
 			})
 		}
+	}
+}
+
+// To a firewall, what the proxy sends to its own machine is local traffic.
+func TestClientsThatAskDoNotReachServicesOfTheEdge(t *testing.T) {
+	for _, name := range []string{"socks5", "connect"} {
+		w := named(name)
+		t.Run(name, func(t *testing.T) {
+			s := w.open(t, "")
+			service, err := s.Edge.Listen("tcp", "[::]:9999")
+			require.NoError(t, err)
+			defer service.Close()
+			own := []netip.Addr{s.EdgeNear.V4, s.EdgeNear.V6, s.EdgeFar.V4, s.EdgeFar.V6}
+			for _, addr := range own {
+				_, err := w.connect(s, netip.AddrPortFrom(addr, 9999))
+				require.Error(t, err, "%v", addr)
+			}
+			s.proxy.denied(len(own), "is the proxy's own machine")
+
+			// An address that comes while the proxy runs is its machine's as well.
+			late := netip.MustParsePrefix("198.51.100.7/32")
+			require.NoError(t, s.Edge.Address("lo", late))
+			_, err = w.connect(s, netip.AddrPortFrom(late.Addr(), 9999))
+			require.Error(t, err)
+			s.proxy.denied(len(own)+1, "destination 198.51.100.7 is the proxy's own machine")
+		})
 	}
 }
