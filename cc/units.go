@@ -122,11 +122,7 @@ func parseUnit(s string, units []unit, example string) (int64, error) {
 		}
 		return int64(math.Round(v * u.factor)), nil
 	}
-	unknown := ""
-	if unit := strings.TrimLeft(t, "0123456789.+-e "); unit != "" {
-		unknown = fmt.Sprintf("; %q is none", unit)
-	}
-	return 0, fmt.Errorf("%q needs a unit, such as %s%s", s, example, unknown)
+	return 0, fmt.Errorf("%q needs a unit, such as %s", s, example)
 }
 
 // String writes the rate with the largest unit that keeps it exact, readable by ParseRate.

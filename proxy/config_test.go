@@ -217,7 +217,7 @@ func TestMistakes(t *testing.T) {
 		{"a parameter out of range", lan + "rules: [{name: a, up: {params: {delta: -1}}}]\n", "3:40", "rules[0].up.params.delta"},
 		{"parameters where there is no algorithm for them", lan + "rules: [{name: a, algorithm: none, params: {delta: 1}}]\n", "3:52", "rules[0].params.delta: none has no parameter"},
 		{"a rate without unit", lan + "defaults: {max_rate: 20}\n", "3:22", "defaults.max_rate: \"20\" needs a unit, such as 20mbit"},
-		{"a rate with a unit of others", lan + "defaults: {max_rate: 20Mbps}\n", "3:22", "defaults.max_rate: \"20Mbps\" needs a unit, such as 20mbit; \"mbps\" is none"},
+		{"a rate with a unit of others", lan + "defaults: {max_rate: 20Mbps}\n", "3:22", "defaults.max_rate: \"20Mbps\" needs a unit, such as 20mbit; \"Mbps\" is none"},
 		{"a rate of zero", lan + "defaults: {max_rate: 0mbit}\n", "3:22", "leave the key out"},
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
 		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is no share; write a number from 1 to 1000"},

@@ -120,6 +120,9 @@ func oneOf[T ~string](values []string) func(string) (T, error) {
 func (r *Rate) UnmarshalYAML(node ast.Node) error {
 	return read(node, r, func(s string) (Rate, error) {
 		v, err := cc.ParseRate(s)
+		if unit := strings.TrimLeft(s, "0123456789. "); err != nil && unit != "" && !strings.Contains(strings.ToLower(unit), "bit") {
+			err = fmt.Errorf("%w; %q is none", err, unit)
+		}
 		if err == nil && v == 0 {
 			err = fmt.Errorf("%q would let nothing pass; leave the key out for no bound", s)
 		}
