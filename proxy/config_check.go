@@ -161,6 +161,12 @@ func (l *ListenerConfig) checkUsers(key string) error {
 // maxHeldLegs is 192 MiB of cells, for more connections than there are ports.
 const maxHeldLegs = 1 << 20
 
+// What Linux lets a peer send first takes 128 KiB with its overhead.
+const (
+	minReceiveBuffer = 128 << 10
+	maxReceiveBuffer = 1 << 30
+)
+
 // maxServerNameWait is longer than any client takes that is going to speak.
 const maxServerNameWait = Duration(time.Minute)
 
@@ -180,6 +186,8 @@ func (l LimitsConfig) check() error {
 		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
 	case l.HeldLegs < 1 || l.HeldLegs > maxHeldLegs:
 		return keyErrorf("limits.held_legs", "%d is outside 1 to %d; envelope: bbr holds none in the kernel", l.HeldLegs, maxHeldLegs)
+	case l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer):
+		return keyErrorf("limits.receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
 	case l.Memory < datapath.LargeBuffer:
 		return keyErrorf("limits.memory", "%v is not enough; at least 256KiB", cc.Bytes(l.Memory))
 	}

@@ -27,7 +27,7 @@ type Kernel struct {
 func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.Time, log *slog.Logger) (*Kernel, error) {
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: cfg.descriptors().Pipes, Log: log,
+		Pipes: cfg.descriptors().Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)

@@ -31,9 +31,11 @@ type direction struct {
 	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
 	held     bool       // the transport holds the window itself: ask for no grants without a maximum rate
 	carrier  datapath.Carrier
-	splicing splicing // carrier, where it may splice
-	early    []byte   // read from src already, goes first
-	piece    int      // read at once at present
+	splicing splicing          // carrier, where it may splice
+	early    []byte            // read from src already, goes first
+	source   datapath.Receiver // src, while what it takes in is bounded
+	room     int64             // by this
+	piece    int               // read at once at present
 	maxPiece int
 	clock    func() cc.Time
 	stop     <-chan struct{} // closed when the connection is torn down
@@ -187,8 +189,23 @@ func (d *direction) take(n int) (int, error) {
 
 func (d *direction) wrote(n int) {
 	if n > 0 {
-		d.written.Add(int64(n))
+		d.taken(d.written.Add(int64(n)))
 		d.touch()
+	}
+}
+
+// taken has the source's side take in more once the destination has taken written
+// bytes in all. A sender in slow start has no more in flight than has arrived before,
+// and the bound, half of which may be overhead, stays four times that.
+func (d *direction) taken(written int64) {
+	if d.source == nil || written < d.room/4 {
+		return
+	}
+	for written >= d.room/4 {
+		d.room *= 2
+	}
+	if !d.source.LimitReceive(cc.Bytes(d.room)) {
+		d.source = nil
 	}
 }
 

@@ -238,6 +238,9 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 	d.wake = make(chan struct{}, 1)
 	d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
 	d.splicing, _ = d.carrier.(splicing)
+	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
+		d.source, _ = src.conn.(datapath.Receiver)
+	}
 	if !managed(terms) {
 		return nil
 	}

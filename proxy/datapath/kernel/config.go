@@ -53,6 +53,10 @@ type Config struct {
 
 	Cells int // legs whose window EBPF holds at a time; 0: DefaultCells
 
+	// ReceiveBuffer bounds what a new socket takes in before it is read; see
+	// Conn.LimitReceive. 0: as the kernel likes.
+	ReceiveBuffer cc.Bytes
+
 	KeepAlive    net.KeepAliveConfig // zero: DefaultKeepAlive; Enable false with anything else set: off
 	PollsPerTick int                 // 0: DefaultPollsPerTick
 	Pipes        int                 // pipes in use for splicing at most; 0: 128

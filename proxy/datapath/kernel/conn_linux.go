@@ -88,6 +88,7 @@ func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
 	if err := tcp.SetKeepAliveConfig(d.keepAlive); err != nil {
 		return nil, fmt.Errorf("kernel: wrap: %w", err)
 	}
+	c.LimitReceive(d.receiving.first)
 	return c, nil
 }
 

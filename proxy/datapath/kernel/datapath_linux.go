@@ -21,10 +21,11 @@ type Datapath struct {
 	clock     func() cc.Time
 	onTick    func(cc.Time) cc.Time
 	keepAlive net.KeepAliveConfig
-	holder    *holder  // has the kernel hold windows; nil: the relay does
-	envelope  string   // set on each socket that is not held so; empty: the system's default stays
-	inUse     string   // what sockets then have
-	why       string   // windows are not held by the kernel; empty: they are, or need not be
+	holder    *holder // has the kernel hold windows; nil: the relay does
+	envelope  string  // set on each socket that is not held so; empty: the system's default stays
+	inUse     string  // what sockets then have
+	why       string  // windows are not held by the kernel; empty: they are, or need not be
+	receiving receiving
 	missing   []string // what this kernel, or our privilege, does not give
 	budget    int
 	log       *slog.Logger
@@ -107,7 +108,7 @@ func (d *Datapath) settle(cfg Config) (err error) {
 	if envelope == EBPF {
 		envelope = "" // for the legs that it has no room for
 	}
-	if err := d.probe(envelope); err != nil {
+	if err := d.probe(envelope, cfg.ReceiveBuffer); err != nil {
 		return err
 	}
 	if cfg.Envelope != "" && cfg.Envelope != EBPF {
@@ -124,7 +125,7 @@ func (d *Datapath) settle(cfg Config) (err error) {
 }
 
 // probe asks a socket that goes nowhere what this kernel has.
-func (d *Datapath) probe(envelope string) error {
+func (d *Datapath) probe(envelope string, receive cc.Bytes) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -145,6 +146,9 @@ func (d *Datapath) probe(envelope string) error {
 	d.missing = lacking(uintptr(size))
 	var why string
 	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
+		d.missing = append(d.missing, why)
+	}
+	if d.receiving, why = settleReceiving(fd, receive); why != "" {
 		d.missing = append(d.missing, why)
 	}
 	d.missing = slices.Clip(d.missing) // conns append to it

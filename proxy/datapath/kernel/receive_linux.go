@@ -1,0 +1,77 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+var _ datapath.Receiver = (*Conn)(nil)
+
+// DefaultReceiveBuffer is what a socket may take in before its bytes have proved to be
+// wanted, the kernel's overhead included: more than the 64 KiB that Linux lets a peer
+// send first.
+const DefaultReceiveBuffer = 256 << 10
+
+// receiving is how sockets' receive buffers can be bounded. The kernel lets them grow
+// up to net.ipv4.tcp_rmem, also while nobody reads.
+type receiving struct {
+	first cc.Bytes // of a new socket; 0: as the kernel likes
+	most  cc.Bytes // what the kernel lets one grow to (net.ipv4.tcp_rmem)
+	free  cc.Bytes // half of what may be asked for without CAP_NET_ADMIN (net.core.rmem_max)
+}
+
+// settleReceiving finds out what can be bounded, on a socket that goes nowhere.
+func settleReceiving(fd int, first cc.Bytes) (r receiving, why string) {
+	if first == 0 {
+		return r, ""
+	}
+	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK); err != nil {
+		return r, "receive buffers cannot be bounded before Linux 5.14: readers that stall may hold as much as net.ipv4.tcp_rmem allows"
+	}
+	var least, initial int64
+	errs := errors.Join(scan("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most),
+		scan("/proc/sys/net/core/rmem_max", &r.free))
+	if errs != nil {
+		return receiving{}, fmt.Sprintf("receive buffers are not bounded: %v", errs)
+	}
+	r.first = first
+	return r, ""
+}
+
+func scan(path string, to ...any) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if _, err = fmt.Sscan(string(text), to...); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// LimitReceive implements datapath.Receiver.
+func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
+	r := &c.dp.receiving
+	if r.first == 0 {
+		return false
+	}
+	err := control(c.raw, func(fd int) error {
+		half := n / 2 // the kernel doubles what it is told, for its overhead
+		option := unix.SO_RCVBUF
+		if half > r.free {
+			option = unix.SO_RCVBUFFORCE
+		}
+		limited = n < r.most && unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil
+		if limited {
+			return nil
+		}
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0)
+	})
+	return limited && err == nil
+}

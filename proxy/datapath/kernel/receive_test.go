@@ -1,0 +1,82 @@
+//go:build linux
+
+package kernel
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// flood has the peer send all that c's socket takes in while nobody reads, and returns
+// the kernel memory that it takes there.
+func flood(t *testing.T, from, c *Conn) (held cc.Bytes) {
+	t.Helper()
+	piece := make([]byte, 64<<10)
+	quiet := 0
+	for quiet < 100 { // what is acknowledged makes room for more
+		require.NoError(t, control(from.raw, func(fd int) error {
+			n, err := unix.SendmsgN(fd, piece, nil, nil, unix.MSG_DONTWAIT)
+			if n > 0 {
+				quiet = 0
+				return nil
+			}
+			if quiet++; err == unix.EAGAIN {
+				return nil
+			}
+			return err
+		}))
+		poll := []unix.PollFd{{Fd: -1}}
+		_, _ = unix.Poll(poll, 1)
+	}
+	return c.memory(t)
+}
+
+// memory is what the kernel has in c's receive queue, overhead included.
+func (c *Conn) memory(t *testing.T) cc.Bytes {
+	t.Helper()
+	var vars [9]uint32 // SK_MEMINFO_RMEM_ALLOC is the first
+	require.NoError(t, control(c.raw, func(fd int) error {
+		size := uint32(unsafe.Sizeof(vars))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+			uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	}))
+	return cc.Bytes(vars[0])
+}
+
+func TestWhatNobodyReadsIsBounded(t *testing.T) {
+	const segment = 128 << 10 // the last one may go beyond
+	bounded, free := still(t, Config{ReceiveBuffer: DefaultReceiveBuffer}), still(t, Config{})
+	if bounded.receiving.first == 0 {
+		t.Skip(bounded.Missing())
+	}
+	for _, accepted := range []bool{false, true} {
+		ends := func(d *Datapath) (from, to *Conn) {
+			from, to = d.pair(t, loopback4)
+			if !accepted {
+				from, to = to, from
+			}
+			pass(t, from, to, 16<<20) // the kernel gives more room to who reads much
+			return from, to
+		}
+		from, to := ends(free)
+		require.Greater(t, flood(t, from, to), cc.Bytes(DefaultReceiveBuffer+segment), "the kernel alone takes more")
+
+		from, to = ends(bounded)
+		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(DefaultReceiveBuffer+segment))
+		require.True(t, to.LimitReceive(1<<20))
+		assert.Equal(t, 1<<20, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), "there is more room")
+		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(1<<20+segment))
+		assert.False(t, to.LimitReceive(1<<40), "from here on it is the kernel's")
+		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
+	}
+}
