@@ -149,6 +149,7 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 		Target:  c.chosen.Target,
 		Host:    c.chosen.Host,
 		Mark:    uint32(c.decidedBy.cfg.Mark),
+		Hops:    c.chosen.Hops,
 		Guard:   c.permitOutside,
 		Timeout: timeout,
 	}

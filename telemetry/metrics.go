@@ -160,7 +160,7 @@ var all = []metric{
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
 	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
-	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls,
+	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls, tunnelInvalid, tunnelExpired,
 	tunnelDatagrams, tunnelDropped, tunnelSessions, tunnelEvicted, tunnelNotices,
 }
 

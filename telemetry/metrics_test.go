@@ -209,6 +209,18 @@ penstock_tunnel_datagrams_total{direction="sent",listener="vpn2"} 0
 # TYPE penstock_tunnel_icmp_errors_total counter
 penstock_tunnel_icmp_errors_total{listener="vpn"} 8
 penstock_tunnel_icmp_errors_total{listener="vpn2"} 0
+# HELP penstock_tunnel_expired_packets_total Packets out of the tunnel whose hop limit had run out.
+# TYPE penstock_tunnel_expired_packets_total counter
+penstock_tunnel_expired_packets_total{listener="vpn"} 8
+penstock_tunnel_expired_packets_total{listener="vpn2"} 0
+# HELP penstock_tunnel_invalid_packets_total Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) and flags (no TCP sends them together).
+# TYPE penstock_tunnel_invalid_packets_total counter
+penstock_tunnel_invalid_packets_total{listener="vpn",reason="checksum"} 6
+penstock_tunnel_invalid_packets_total{listener="vpn",reason="flags"} 7
+penstock_tunnel_invalid_packets_total{listener="vpn",reason="malformed"} 5
+penstock_tunnel_invalid_packets_total{listener="vpn2",reason="checksum"} 0
+penstock_tunnel_invalid_packets_total{listener="vpn2",reason="flags"} 0
+penstock_tunnel_invalid_packets_total{listener="vpn2",reason="malformed"} 0
 # HELP penstock_tunnel_peers Peers that may use the tunnel.
 # TYPE penstock_tunnel_peers gauge
 penstock_tunnel_peers{listener="vpn"} 2

@@ -16,6 +16,8 @@ var (
 	tunnelLost       = counter("tunnel_lost_packets_total", "Packets to peers that were lost here, since more waited than may.", "listener")
 	tunnelHandshakes = counter("tunnel_dropped_handshakes_total", "Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
 	tunnelStalls     = counter("tunnel_stalls_total", "How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
+	tunnelInvalid    = counter("tunnel_invalid_packets_total", "Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) and flags (no TCP sends them together).", "listener", "reason")
+	tunnelExpired    = counter("tunnel_expired_packets_total", "Packets out of the tunnel whose hop limit had run out.", "listener")
 
 	tunnelDatagrams = counter("tunnel_datagrams_total", "UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
 	tunnelDropped   = counter("tunnel_datagrams_dropped_total", "UDP datagrams and echo messages that were dropped: refused by policy, "+
@@ -45,6 +47,10 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelLost, float64(t.Lost), t.Listener)
 	s.put(tunnelHandshakes, float64(t.Handshakes), t.Listener)
 	s.put(tunnelStalls, float64(t.Stalls), t.Listener)
+	s.put(tunnelInvalid, float64(t.Malformed), t.Listener, "malformed")
+	s.put(tunnelInvalid, float64(t.Damaged), t.Listener, "checksum")
+	s.put(tunnelInvalid, float64(t.Senseless), t.Listener, "flags")
+	s.put(tunnelExpired, float64(t.Expired), t.Listener)
 	d := t.Datagrams
 	s.put(tunnelDatagrams, float64(d.SentPackets), t.Listener, "received")
 	s.put(tunnelDatagrams, float64(d.ReceivedPackets), t.Listener, "sent")

@@ -46,6 +46,7 @@ type Client struct {
 	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
 	Peer     string         // of the tunnel that it came through; empty: through none
+	Hops     uint8          // how many routers it may still pass; 0: as many as any connection
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
 	// local address of the server leg, err why there is none (wrap

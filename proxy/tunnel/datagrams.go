@@ -157,19 +157,19 @@ func (d *Datagrams) Close() error {
 }
 
 // UDP implements netstack.Datagrams.
-func (d *Datagrams) UDP(source, target netip.AddrPort, payload []byte) {
-	d.forward(origin{source, false}, target, payload)
+func (d *Datagrams) UDP(source, target netip.AddrPort, hops uint8, payload []byte) {
+	d.forward(origin{source, false}, target, hops, payload)
 }
 
 // Echo implements netstack.Datagrams.
-func (d *Datagrams) Echo(source, target netip.Addr, message []byte) {
+func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) {
 	identifier := binary.BigEndian.Uint16(message[4:])
-	d.forward(origin{netip.AddrPortFrom(source, identifier), true}, netip.AddrPortFrom(target, 0), message)
+	d.forward(origin{netip.AddrPortFrom(source, identifier), true}, netip.AddrPortFrom(target, 0), hops, message)
 }
 
 var errCrowded = errors.New("too many sessions")
 
-func (d *Datagrams) forward(from origin, target netip.AddrPort, payload []byte) {
+func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payload []byte) {
 	switch d.with.Outside.Place(target.Addr()) {
 	case OfPeer:
 		d.across(from, target, payload)
@@ -189,7 +189,7 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, payload []byte) 
 	}
 	d.count.sentPackets.Add(1)
 	d.count.sentBytes.Add(uint64(len(payload)))
-	if err := s.socket.send(target, payload, s.id); err != nil {
+	if err := s.socket.send(target, payload, s.id, hops); err != nil {
 		d.count.failed.Add(1)
 		if notice, ok := toTell(err, target); ok {
 			d.tell(from, target, payload, notice)

@@ -536,7 +536,7 @@ func TestPeersShareTheSessionsThatThereMayBe(t *testing.T) {
 	f := newForwarder(t, 4)
 	server := silent(t)
 	open := func(peer string, port uint16) {
-		f.UDP(netip.AddrPortFrom(netip.MustParseAddr(peer), port), server, []byte("hello"))
+		f.UDP(netip.AddrPortFrom(netip.MustParseAddr(peer), port), server, 63, []byte("hello"))
 	}
 	for port := range uint16(10) {
 		open("10.9.0.2", 1000+port)
@@ -561,7 +561,7 @@ func TestOwnersAreAskedOncePerAddress(t *testing.T) {
 	f := newForwarder(t, 1000)
 	server := silent(t)
 	for port := range uint16(60) {
-		f.UDP(netip.AddrPortFrom(inner, 1000+port), server, []byte("hello"))
+		f.UDP(netip.AddrPortFrom(inner, 1000+port), server, 63, []byte("hello"))
 	}
 	before := f.outside.asked.Load()
 	f.sweep(f.with.Clock())
@@ -601,14 +601,14 @@ func TestAPeerIsToldWhatTheNetworkDoesNotTake(t *testing.T) {
 		if target.Is6() {
 			source, header = inner6, 40
 		}
-		f.UDP(netip.AddrPortFrom(source, 5000), netip.AddrPortFrom(target, 53), []byte("hello"))
+		f.UDP(netip.AddrPortFrom(source, 5000), netip.AddrPortFrom(target, 53), 63, []byte("hello"))
 		p := f.next()
 		assert.Equal(t, []byte{c.kind, c.code}, p[header:header+2], c.target)
 		assert.Equal(t, uint16(5000), binary.BigEndian.Uint16(p[header+8+header:]), "it quotes the datagram to %s", c.target)
 	}
 	assert.Equal(t, uint64(6), f.Stats().Notices)
 	for range 5000 {
-		f.UDP(netip.AddrPortFrom(inner, 5000), netip.MustParseAddrPort("198.51.100.1:53"), nil)
+		f.UDP(netip.AddrPortFrom(inner, 5000), netip.MustParseAddrPort("198.51.100.1:53"), 63, nil)
 	}
 	s := f.Stats()
 	assert.Equal(t, uint64(5006), s.Failed)
@@ -651,7 +651,7 @@ func TestPingsShareASocketWhereTheyMayHaveNone(t *testing.T) {
 			if target.Is6() {
 				request[0], reply, header = 128, 129, 40
 			}
-			f.Echo(source, target, append([]byte(nil), request...))
+			f.Echo(source, target, 63, append([]byte(nil), request...))
 			p := f.next()
 			assert.Equal(t, reply, p[header])
 			assert.Equal(t, request[4:], p[header+4:], "with its own identifier and data")

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -153,9 +154,9 @@ func (s *socket) release() {
 	}
 }
 
-// send sends a datagram, or drops it where there is no room for it. id is for raw
-// sockets.
-func (s *socket) send(target netip.AddrPort, payload []byte, id uint16) error {
+// send sends a datagram that may pass as many routers as hops, or drops it where there
+// is no room for it. id is for raw sockets.
+func (s *socket) send(target netip.AddrPort, payload []byte, id uint16, hops uint8) error {
 	if s.raw() {
 		binary.BigEndian.PutUint16(payload[4:], id)
 		if !s.six { // the kernel sums up ICMPv6 only
@@ -169,14 +170,28 @@ func (s *socket) send(target netip.AddrPort, payload []byte, id uint16) error {
 	} else {
 		to = &unix.SockaddrInet4{Port: int(target.Port()), Addr: target.Addr().As4()}
 	}
+	control := s.limit(hops)
 	var err error
 	closed := s.conn.Control(func(fd uintptr) {
-		err = unix.Sendto(int(fd), payload, unix.MSG_DONTWAIT, to)
+		_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
 		if pending(err) { // about an earlier one, which receive tells of
-			err = unix.Sendto(int(fd), payload, unix.MSG_DONTWAIT, to)
+			_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
 		}
 	})
 	return errors.Join(closed, err)
+}
+
+// limit is the control message that sets a datagram's hop limit.
+func (s *socket) limit(hops uint8) []byte {
+	b := make([]byte, unix.CmsgSpace(4))
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	h.Level, h.Type = unix.IPPROTO_IP, unix.IP_TTL
+	if s.six {
+		h.Level, h.Type = unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT
+	}
+	h.SetLen(unix.CmsgLen(4))
+	binary.NativeEndian.PutUint32(b[unix.CmsgLen(0):], uint32(hops))
+	return b
 }
 
 // pending reports whether a socket's error may be about something sent before.

@@ -69,6 +69,7 @@ var _ ingress.Listener = (*Listener)(nil)
 // Listen makes an ingress of a tunnel. It owns both; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
+	stack.SetGateway(outside.Gateway)
 	if s, both := outside.(interface{ Requests() <-chan datapath.Conn }); both {
 		l.streams, l.packets = s.Requests(), make(chan datapath.Conn)
 		l.done.Go(l.pass)
@@ -131,7 +132,7 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
 	}
 	return ingress.Client{
-		Conn: c, Listener: l.name, Source: c.Source(), Target: c.Target(), Peer: l.outside.Peer(c.Source().Addr()),
+		Conn: c, Listener: l.name, Source: c.Source(), Target: c.Target(), Peer: l.outside.Peer(c.Source().Addr()), Hops: c.Hops(),
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
 				return c.Reset()
@@ -193,9 +194,13 @@ type Status struct {
 	Lost           uint64 // packets to peers that the queue had no room for
 	Handshakes     uint64 // SYNs dropped, since as many waited as may
 	Stalls         uint64 // how often a connection had stopped retransmitting, and was made to go on
-	Peers          []PeerState
-	Sessions       []SessionState // CONNECT-IP's
-	Datagrams      DatagramStats
+	// Packets that came out of it and were dropped: shorter than they said, with a
+	// wrong checksum, with TCP flags that make no sense, and those whose hop limit had
+	// run out.
+	Malformed, Damaged, Senseless, Expired uint64
+	Peers                                  []PeerState
+	Sessions                               []SessionState // CONNECT-IP's
+	Datagrams                              DatagramStats
 }
 
 // Status returns how it goes; peers are of those tunnels that know them.
@@ -204,6 +209,7 @@ func (l *Listener) Status() (Status, error) {
 	s.Received, s.Sent = l.stack.Traffic()
 	c := l.stack.Counts()
 	s.Lost, s.Handshakes, s.Stalls = c.Lost, c.Handshakes, c.Stalls
+	s.Malformed, s.Damaged, s.Senseless, s.Expired = c.Malformed, c.Damaged, c.Senseless, c.Expired
 	if l.forward != nil {
 		s.Datagrams = l.forward.Stats()
 	}

@@ -73,6 +73,7 @@ type DialConfig struct {
 	Source netip.AddrPort
 
 	Mark    uint32                     // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
+	Hops    uint8                      // routers that its packets may pass; 0: the system's default
 	Guard   func(netip.AddrPort) error // may refuse each address, after resolution; nil: all are fine
 	Timeout time.Duration              // for resolution and handshake; 0: the context's alone
 }

@@ -86,6 +86,15 @@ func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
 			return nil, fmt.Errorf("set SO_MARK: %w (needs CAP_NET_ADMIN)", err)
 		}
 	}
+	if cfg.Hops != 0 {
+		level, option := unix.IPPROTO_IP, unix.IP_TTL
+		if strings.HasSuffix(network, "6") {
+			level, option = unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS
+		}
+		if err := unix.SetsockoptInt(fd, level, option, int(cfg.Hops)); err != nil {
+			return nil, fmt.Errorf("set a hop limit of %d: %w", cfg.Hops, err)
+		}
+	}
 	if !cfg.Source.IsValid() {
 		return nil, nil
 	}

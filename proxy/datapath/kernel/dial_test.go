@@ -87,6 +87,26 @@ func TestAttemptsOfBothFamiliesMayOverlap(t *testing.T) {
 	require.ErrorIs(t, err, unix.ECONNREFUSED)
 }
 
+func TestALegPassesNoMoreRoutersThanItMay(t *testing.T) {
+	d := still(t, Config{})
+	for address, option := range map[string][2]int{
+		loopback4: {unix.IPPROTO_IP, unix.IP_TTL}, "[::1]:0": {unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS},
+	} {
+		ln, err := Listen(t.Context(), address, false)
+		if err != nil {
+			t.Skipf("needs %s: %v", address, err)
+		}
+		defer ln.Close() //nolint:errcheck // it only listened
+		target := ln.Addr().(interface{ AddrPort() netip.AddrPort }).AddrPort()
+		for _, hops := range []uint8{1, 63, 254} {
+			conn, err := d.Dial(t.Context(), DialConfig{Target: target, Hops: hops})
+			require.NoError(t, err)
+			assert.Equal(t, int(hops), conn.option(t, option[0], option[1]))
+			require.NoError(t, conn.Close())
+		}
+	}
+}
+
 func TestDialErrorsKeepTheirCause(t *testing.T) {
 	d := still(t, Config{})
 	ln, err := Listen(t.Context(), loopback4, false)

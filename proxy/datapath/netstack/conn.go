@@ -29,6 +29,7 @@ import (
 type Conn struct {
 	stack   *Stack
 	id      stack.TransportEndpointID
+	hops    uint8 // how many routers the SYN may still pass
 	signals signals
 	queue   waiter.Queue
 	reads   *deadline
@@ -41,8 +42,8 @@ type Conn struct {
 	resumed int     // how often since it had to start one, without an answer
 
 	mu       sync.Mutex
-	request  *tcp.ForwarderRequest // a SYN that waits for its answer; nil: none does
-	endpoint tcpip.Endpoint        // nil before it is admitted
+	request  *request       // a SYN that waits for its answer; nil: none does
+	endpoint tcpip.Endpoint // nil before it is admitted
 	closed   bool
 }
 
@@ -293,26 +294,6 @@ func (c *Conn) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold
 	return 0
 }
 
-// probed takes in the stack's state after a segment that came. The stack holds its
-// lock of the endpoint.
-func (c *Conn) probed(state *tcp.TCPEndpointState) {
-	e := c.tcp()
-	if e == nil {
-		return
-	}
-	snd, ok := senderOf(e)
-	if ok {
-		snd.recount(state.SACK.ReceivedBlocks)
-		state.Sender.Outstanding = snd.Outstanding
-	}
-	limit := c.signals.absorb(state, timeouts(e), c.stack.clock)
-	if ok {
-		snd.widen(limit.Cwnd)
-		state.Sender.SndCwnd = snd.SndCwnd
-	}
-	c.signals.opened(state.Sender.SndCwnd)
-}
-
 // tcp is the endpoint, which may outlive Close; nil: there is none yet.
 func (c *Conn) tcp() *tcp.Endpoint {
 	c.mu.Lock()
@@ -407,6 +388,9 @@ func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()
 
 // Source is the client.
 func (c *Conn) Source() netip.AddrPort { return addrPort(c.id.RemoteAddress, c.id.RemotePort) }
+
+// Hops is how many routers the client's SYN may still pass behind us.
+func (c *Conn) Hops() uint8 { return c.hops }
 
 // Target is where the client meant to go.
 func (c *Conn) Target() netip.AddrPort { return addrPort(c.id.LocalAddress, c.id.LocalPort) }

@@ -16,12 +16,13 @@ import (
 )
 
 // Datagrams takes what comes out of the tunnel besides TCP, whole again where it
-// came in fragments. Calls may overlap; the bytes are the callee's.
+// came in fragments. Calls may overlap; the bytes are the callee's. hops is how many
+// routers it may still pass, at least one.
 type Datagrams interface {
 	// UDP takes a datagram.
-	UDP(source, target netip.AddrPort, payload []byte)
+	UDP(source, target netip.AddrPort, hops uint8, payload []byte)
 	// Echo takes an ICMP echo request, of the version that its addresses are of.
-	Echo(source, target netip.Addr, message []byte)
+	Echo(source, target netip.Addr, hops uint8, message []byte)
 	// EchoReply takes the answer to one that was sent into the tunnel.
 	EchoReply(source, target netip.Addr, message []byte)
 }
@@ -61,7 +62,7 @@ func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	payload = payload[:min(len(payload), int(segment.Length())-header.UDPMinimumSize)]
 	source, target := addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)
 	if oneFamily(source.Addr(), target.Addr()) {
-		h.UDP(source, target, payload)
+		h.UDP(source, target, hopsOf(pkt), payload)
 	}
 	return true
 }
@@ -74,6 +75,11 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 	if pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
 		request, reply = uint8(header.ICMPv6EchoRequest), uint8(header.ICMPv6EchoReply)
 	}
+	// The stack has checked ICMPv6, not ICMP, where it put the packet together.
+	if request == uint8(header.ICMPv4Echo) && !pkt.RXChecksumValidated && checksum.Checksum(b, 0) != 0xffff {
+		s.dropped[damaged].Add(1)
+		return true
+	}
 	source, target := addrPort(id.RemoteAddress, 0).Addr(), addrPort(id.LocalAddress, 0).Addr()
 	h := s.handler()
 	if h == nil || len(b) < echoHeader || !oneFamily(source, target) {
@@ -81,11 +87,19 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 	}
 	switch b[0] {
 	case request:
-		h.Echo(source, target, append([]byte(nil), b...))
+		h.Echo(source, target, hopsOf(pkt), append([]byte(nil), b...))
 	case reply:
 		h.EchoReply(source, target, append([]byte(nil), b...))
 	}
 	return true
+}
+
+// hopsOf is how many routers a packet may still pass behind us.
+func hopsOf(pkt *stack.PacketBuffer) uint8 {
+	if pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
+		return header.IPv6(pkt.NetworkHeader().Slice()).HopLimit() - 1
+	}
+	return header.IPv4(pkt.NetworkHeader().Slice()).TTL() - 1
 }
 
 // oneFamily is false where an IPv6 packet has an IPv4 address in it, as none on a

@@ -48,11 +48,11 @@ func ipPacket(from, to netip.Addr, protocol tcpip.TransportProtocolNumber, segme
 	return append(p, segment...)
 }
 
-func tcpPacket(from, to netip.AddrPort, flags header.TCPFlags, seq, ack uint32, options []byte) []byte {
-	b := make([]byte, header.TCPMinimumSize+len(options))
-	copy(b[header.TCPMinimumSize:], options)
+func tcpPacket(from, to netip.AddrPort, flags header.TCPFlags, seq, ack uint32, options []byte, payload ...byte) []byte {
+	head := header.TCPMinimumSize + len(options)
+	b := append(append(make([]byte, header.TCPMinimumSize), options...), payload...)
 	header.TCP(b).Encode(&header.TCPFields{
-		SrcPort: from.Port(), DstPort: to.Port(), SeqNum: seq, AckNum: ack, Flags: flags, WindowSize: 65535, DataOffset: uint8(len(b)),
+		SrcPort: from.Port(), DstPort: to.Port(), SeqNum: seq, AckNum: ack, Flags: flags, WindowSize: 65535, DataOffset: uint8(head),
 	})
 	return ipPacket(from.Addr(), to.Addr(), tcp.ProtocolNumber, b, header.TCPChecksumOffset)
 }
@@ -185,12 +185,7 @@ func TestSegmentsThatComeTogetherGoThroughTheStackAsOne(t *testing.T) {
 				conn, answer := a.admit(from, c.to, nil)
 				conns = append(conns, conn)
 				for at := 0; at < len(want); at += size {
-					p := append(tcpPacket(from, c.to, header.TCPFlagAck, 101+uint32(at), answer.SequenceNumber()+1, nil), want[at:at+size]...)
-					if c.to.Addr().Is6() {
-						header.IPv6(p).SetPayloadLength(uint16(len(p) - header.IPv6MinimumSize))
-					} else {
-						header.IPv4(p).SetTotalLength(uint16(len(p)))
-					}
+					p := tcpPacket(from, c.to, header.TCPFlagAck, 101+uint32(at), answer.SequenceNumber()+1, nil, want[at:at+size]...)
 					if at == 0 { // longer than it says: the rest is nobody's
 						p = append(p, make([]byte, tail)...)
 					}
@@ -205,7 +200,7 @@ func TestSegmentsThatComeTogetherGoThroughTheStackAsOne(t *testing.T) {
 				require.NoError(t, err)
 				assert.Equal(t, want, got)
 			}
-			assert.Equal(t, uint64(2*len(conns)), a.net.Stats().TCP.ValidSegmentsReceived.Value()-before, "the first by itself, and all that follow it")
+			assert.Equal(t, uint64(len(conns)), a.net.Stats().TCP.ValidSegmentsReceived.Value()-before)
 			for _, conn := range conns {
 				require.NoError(t, conn.Reset())
 			}
@@ -223,11 +218,11 @@ func TestTheStackAnswersNoEchoItself(t *testing.T) {
 // taken records what a stack hands over.
 type taken struct{ what, replies []string }
 
-func (r *taken) UDP(source, target netip.AddrPort, payload []byte) {
+func (r *taken) UDP(source, target netip.AddrPort, _ uint8, payload []byte) {
 	r.what = append(r.what, source.String()+" "+target.String()+" "+string(payload))
 }
 
-func (r *taken) Echo(source, target netip.Addr, message []byte) {
+func (r *taken) Echo(source, target netip.Addr, _ uint8, message []byte) {
 	r.what = append(r.what, source.String()+" "+target.String()+" "+string(message[echoHeader:]))
 }
 

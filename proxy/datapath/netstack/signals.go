@@ -151,6 +151,26 @@ func (s *Stack) probe(state *tcp.TCPEndpointState) {
 	}
 }
 
+// probed takes in the stack's state after a segment that came. The stack holds its
+// lock of the endpoint.
+func (c *Conn) probed(state *tcp.TCPEndpointState) {
+	e := c.tcp()
+	if e == nil {
+		return
+	}
+	snd, ok := senderOf(e)
+	if ok {
+		snd.recount(state.SACK.ReceivedBlocks)
+		state.Sender.Outstanding = snd.Outstanding
+	}
+	limit := c.signals.absorb(state, timeouts(e), c.stack.clock)
+	if ok {
+		snd.widen(limit.Cwnd)
+		state.Sender.SndCwnd = snd.SndCwnd
+	}
+	c.signals.opened(state.Sender.SndCwnd)
+}
+
 // absorb takes in the stack's state, reports it, and returns what the flow may use.
 func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) flow.Limit {
 	g.mu.Lock()
@@ -229,20 +249,25 @@ func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) flow.Limi
 	})
 }
 
-// look reports what shows without anything coming. The stack does not count the
-// acknowledgement that ends a connection: finished says that there was one.
-func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool) {
+// look reports what shows without anything coming, and tells whether it is too early
+// for that. The stack does not count the acknowledgement that ends a connection:
+// finished says that there was one.
+func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := clock()
-	if !g.started || g.written <= g.una || now.Sub(g.at) < pollEvery {
-		return
+	if !g.started || g.written <= g.una {
+		return false
+	}
+	if now.Sub(g.at) < pollEvery {
+		return true
 	}
 	if finished {
 		g.una, g.unaSeq, g.sndMax = g.written, g.first+seqnum.Value(g.written), g.written
 		g.sacked, g.newest, g.pipe = 0, 0, 0
 	}
 	g.report(now, 0, timeouts())
+	return false
 }
 
 // observe has exchange told from now on.

@@ -64,12 +64,15 @@ const (
 
 // Stack ends the connections of one tunnel.
 type Stack struct {
-	clock func() cc.Time
-	net   *stack.Stack
-	wire  *wire
-	conns table
-	syns  chan *Conn
+	clock    func() cc.Time
+	net      *stack.Stack
+	wire     *wire
+	conns    table
+	requests requests
+	syns     chan *Conn
 
+	gateway             atomic.Pointer[func(netip.Addr) netip.Addr]
+	dropped             [verdicts]atomic.Uint64 // packets that came out of the tunnel
 	datagrams           atomic.Pointer[Datagrams]
 	received, collected atomic.Uint64 // bytes
 	stalls              atomic.Uint64 // of connections that had stopped retransmitting
@@ -92,6 +95,7 @@ func New(cfg Config) (*Stack, error) {
 	// The stack would tell of odd packets, and so whoever sends them, on standard error.
 	log.SetLevel(log.Warning)
 	s := &Stack{clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
+	s.requests.most, s.requests.hops = cfg.Handshakes, map[stack.TransportEndpointID]uint8{}
 	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
 	s.poller.waiting, s.poller.closed = map[*Conn]struct{}{}, make(chan struct{})
 	s.wire = newWire(s, cfg.MTU)
@@ -134,27 +138,10 @@ func (s *Stack) set(cfg Config) error {
 		{Destination: header.IPv4EmptySubnet, NIC: nic},
 		{Destination: header.IPv6EmptySubnet, NIC: nic},
 	})
-	requests := tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.request)
-	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, requests.HandlePacket)
+	s.requests.forwarder = tcp.NewForwarder(s.net, 0, cfg.Handshakes, s.ask)
+	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.requests.take)
 	s.intercept()
 	return nil
-}
-
-// request takes in a SYN.
-func (s *Stack) request(r *tcp.ForwarderRequest) {
-	select {
-	case <-s.draining:
-		r.Complete(false)
-		return
-	default:
-	}
-	c := newConn(s, r.ID())
-	c.request = r
-	select {
-	case s.syns <- c:
-	default: // as many wait as may
-		r.Complete(false)
-	}
 }
 
 // Accept returns the next connection that a client asks for, its SYN not
@@ -209,8 +196,8 @@ func (s *Stack) Flush(ctx context.Context) {
 }
 
 // Deliver takes IP packets that came out of the tunnel; the memory stays the
-// caller's. What is no IP packet is dropped. Segments of a connection that follow
-// each other among them go through the stack as one.
+// caller's. What is wrong with them has them dropped, or answered. Segments of a
+// connection that follow each other among them go through the stack as one.
 func (s *Stack) Deliver(packets ...[]byte) {
 	var merged *gro.GRO // nil: there is nothing that a packet could be merged with
 	if len(packets) > 1 {
@@ -218,18 +205,32 @@ func (s *Stack) Deliver(packets ...[]byte) {
 		merged.Dispatcher = s.wire
 	}
 	for _, p := range packets {
-		protocol, whole := protocolOf(p)
-		if protocol == 0 {
+		p, v := inspect(p)
+		s.received.Add(uint64(len(p)))
+		if v <= unchecked && s.spent(p) {
+			v = expired
+		}
+		if v > unchecked {
+			s.dropped[v].Add(1)
+			if v == expired {
+				s.tellExpired(p)
+			}
 			continue
 		}
-		s.received.Add(uint64(len(p)))
+		protocol := header.IPv4ProtocolNumber
+		if p[0]>>4 == 6 {
+			protocol = header.IPv6ProtocolNumber
+		}
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(p)})
-		if merged != nil && whole {
+		switch {
+		case v == unchecked:
+			s.wire.deliverUnchecked(protocol, pkt)
+		case merged != nil:
 			pkt.NetworkProtocolNumber = protocol
-			pkt.RXChecksumValidated = true // the tunnel has authenticated it
+			pkt.RXChecksumValidated = true
 			merged.Enqueue(pkt)
-		} else {
-			s.wire.InjectInbound(protocol, pkt)
+		default:
+			s.wire.DeliverNetworkPacket(protocol, pkt)
 		}
 		pkt.DecRef()
 	}
@@ -251,23 +252,6 @@ var mergers = sync.Pool{New: func() any {
 }}
 
 const mergerDepth = 8
-
-// protocolOf is the version of IP that a packet is of, 0 where it is of none, and
-// tells whether it is as long as it says: what a longer one has behind that is not
-// the segment's.
-func protocolOf(p []byte) (protocol tcpip.NetworkProtocolNumber, whole bool) {
-	if len(p) == 0 {
-		return 0, false
-	}
-	switch p[0] >> 4 {
-	case 4:
-		return header.IPv4ProtocolNumber, len(p) >= header.IPv4MinimumSize && int(header.IPv4(p).TotalLength()) == len(p)
-	case 6:
-		return header.IPv6ProtocolNumber, len(p) >= header.IPv6MinimumSize && int(header.IPv6(p).PayloadLength()) == len(p)-header.IPv6MinimumSize
-	default:
-		return 0, false
-	}
-}
 
 // Collect waits for packets that are to go into the tunnel and copies as many
 // as there are, at most len(bufs), each to offset of its buffer; sizes tells
@@ -302,11 +286,20 @@ type Counts struct {
 	Lost       uint64 // packets towards the tunnel for which the queue had no room
 	Handshakes uint64 // SYNs dropped beyond Config.Handshakes
 	Stalls     uint64 // how often a connection had stopped retransmitting, and was made to go on
+	// Packets that came out of the tunnel and were dropped: shorter than they said,
+	// with a wrong checksum, with TCP flags that make no sense, and those whose hop
+	// limit had run out.
+	Malformed, Damaged, Senseless, Expired uint64
 }
 
 // Counts returns them.
 func (s *Stack) Counts() Counts {
-	return Counts{Lost: s.wire.lost(), Handshakes: s.net.Stats().TCP.ForwardMaxInFlightDrop.Value(), Stalls: s.stalls.Load()}
+	stats := s.net.Stats()
+	return Counts{
+		Lost: s.wire.lost(), Handshakes: s.requests.dropped.Load(), Stalls: s.stalls.Load(),
+		Malformed: s.dropped[malformed].Load(), Senseless: s.dropped[senseless].Load(), Expired: s.dropped[expired].Load(),
+		Damaged: s.dropped[damaged].Load() + stats.TCP.ChecksumErrors.Value() + stats.UDP.ChecksumErrors.Value(),
+	}
 }
 
 // Traffic counts the bytes of the packets that came out of the tunnel and that

@@ -55,9 +55,9 @@ func (c *Conn) over() bool {
 // look is the poller's: it reports what shows without anything coming, has the stack
 // send again where it has stopped to, and tells whether there may be more to see.
 func (c *Conn) look() bool {
-	c.signals.look(c.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
+	early := c.signals.look(c.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
 	if !c.waits() {
-		return false
+		return early
 	}
 	now := c.stack.clock()
 	switch heard := c.signals.heard(); {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -21,6 +22,9 @@ type wire struct {
 	ready chan struct{} // one is in it while packets wait
 	ended chan struct{}
 
+	delivering sync.RWMutex // written: by who delivers what has not been checked
+	unchecked  atomic.Bool  // what is being delivered has not been
+
 	mu      sync.Mutex
 	waiting [queuePackets]*stack.PacketBuffer // a ring
 	first   int
@@ -33,8 +37,16 @@ func newWire(s *Stack, mtu int) *wire {
 	e := channel.New(0, uint32(mtu), "")
 	// Segments are cut once they have been through the stack together.
 	e.SupportedGSOKind = stack.GVisorGSOSupported
-	e.LinkEPCapabilities = stack.CapabilityRXChecksumOffload // the tunnel has authenticated it
 	return &wire{Endpoint: e, stack: s, ready: make(chan struct{}, 1), ended: make(chan struct{})}
+}
+
+// Capabilities implements stack.LinkEndpoint. The stack asks for them with every
+// packet, whether it has to check it or that has been done.
+func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
+	if w.unchecked.Load() {
+		return 0
+	}
+	return stack.CapabilityRXChecksumOffload
 }
 
 // WritePackets implements stack.LinkWriter. What there is no room for is lost; what
@@ -61,8 +73,19 @@ func (w *wire) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
 }
 
 // DeliverNetworkPacket implements stack.NetworkDispatcher, for packets from the
-// tunnel that have been merged.
+// tunnel that have been checked, and merged.
 func (w *wire) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	w.delivering.RLock()
+	defer w.delivering.RUnlock()
+	w.InjectInbound(protocol, pkt)
+}
+
+// deliverUnchecked has the stack check a packet.
+func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
+	w.delivering.Lock()
+	defer w.delivering.Unlock()
+	w.unchecked.Store(true)
+	defer w.unchecked.Store(false)
 	w.InjectInbound(protocol, pkt)
 }
 

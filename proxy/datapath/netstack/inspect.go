@@ -1,0 +1,240 @@
+package netstack
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+)
+
+// verdict is what becomes of a packet that comes out of the tunnel.
+type verdict uint8
+
+const (
+	valid     verdict = iota // its checksums are right
+	unchecked                // the stack checks it: what it puts together of fragments
+	malformed                // no IP packet, or one that is shorter than it says
+	damaged                  // a checksum is wrong
+	senseless                // TCP flags that no sender uses together
+	expired                  // its hop limit has run out
+	verdicts
+)
+
+// inspect judges a packet. The tunnel vouches for what its peer sent, not for what
+// reached that peer from a network behind it; and what is wrong must not leave with a
+// right checksum. It returns the packet without what lies behind its end.
+func inspect(p []byte) ([]byte, verdict) {
+	if len(p) == 0 {
+		return p, malformed
+	}
+	switch p[0] >> 4 {
+	case 4:
+		return inspect4(p)
+	case 6:
+		return inspect6(p)
+	default:
+		return p, malformed
+	}
+}
+
+func inspect4(p []byte) ([]byte, verdict) {
+	if len(p) < header.IPv4MinimumSize {
+		return p, malformed
+	}
+	ip := header.IPv4(p)
+	head, total := int(ip.HeaderLength()), int(ip.TotalLength())
+	if head < header.IPv4MinimumSize || head > total || total > len(p) {
+		return p, malformed
+	}
+	p = p[:total]
+	if checksum.Checksum(p[:head], 0) != 0xffff {
+		return p, damaged
+	}
+	first, part := ip.FragmentOffset() == 0, ip.More() || ip.FragmentOffset() != 0
+	protocol := ip.TransportProtocol()
+	if part {
+		return p, inspectPart(p[head:], uint8(protocol), first)
+	}
+	return p, inspectTransport(p[head:], uint8(protocol), p[12:20], false)
+}
+
+func inspect6(p []byte) ([]byte, verdict) {
+	if len(p) < header.IPv6MinimumSize {
+		return p, malformed
+	}
+	ip := header.IPv6(p)
+	total := header.IPv6MinimumSize + int(ip.PayloadLength())
+	if total > len(p) {
+		return p, malformed
+	}
+	p = p[:total]
+	next, rest := ip.NextHeader(), p[header.IPv6MinimumSize:]
+	for {
+		switch header.IPv6ExtensionHeaderIdentifier(next) {
+		case header.IPv6HopByHopOptionsExtHdrIdentifier, header.IPv6RoutingExtHdrIdentifier, header.IPv6DestinationOptionsExtHdrIdentifier:
+			if len(rest) < 8 || len(rest) < 8*(1+int(rest[1])) {
+				return p, malformed
+			}
+			if next == uint8(header.IPv6RoutingExtHdrIdentifier) && rest[3] > 0 {
+				return p, unchecked // it is not for its destination yet, which its checksum is with
+			}
+			next, rest = rest[0], rest[8*(1+int(rest[1])):]
+		case header.IPv6FragmentExtHdrIdentifier:
+			if len(rest) < header.IPv6FragmentExtHdrLength {
+				return p, malformed
+			}
+			first := binary.BigEndian.Uint16(rest[2:])>>3 == 0
+			return p, inspectPart(rest[header.IPv6FragmentExtHdrLength:], rest[0], first)
+		default:
+			return p, inspectTransport(rest, next, p[8:40], true)
+		}
+	}
+}
+
+// inspectPart judges a fragment's payload: a segment's flags are in its first, and not
+// to be overwritten by its second (RFC 3128).
+func inspectPart(b []byte, protocol uint8, first bool) verdict {
+	if protocol == uint8(tcp.ProtocolNumber) && first {
+		if len(b) < header.TCPMinimumSize {
+			return malformed
+		}
+		if !sensible(header.TCP(b).Flags()) {
+			return senseless
+		}
+	}
+	return unchecked
+}
+
+// inspectTransport judges the payload of a whole packet between two addresses.
+func inspectTransport(b []byte, protocol uint8, addresses []byte, six bool) verdict {
+	pseudo := func(length int) uint16 { // RFC 9293 §3.1, RFC 8200 §8.1
+		return checksum.Combine(checksum.Checksum(addresses, uint16(protocol)), uint16(length))
+	}
+	switch protocol {
+	case uint8(tcp.ProtocolNumber):
+		if len(b) < header.TCPMinimumSize {
+			return malformed
+		}
+		if checksum.Checksum(b, pseudo(len(b))) != 0xffff {
+			return damaged
+		}
+		if !sensible(header.TCP(b).Flags()) {
+			return senseless
+		}
+	case uint8(udp.ProtocolNumber):
+		if len(b) < header.UDPMinimumSize {
+			return malformed
+		}
+		length := int(header.UDP(b).Length())
+		if length < header.UDPMinimumSize || length > len(b) {
+			return malformed
+		}
+		if header.UDP(b).Checksum() == 0 && !six { // RFC 768: there is none
+			return valid
+		}
+		if header.UDP(b).Checksum() == 0 || checksum.Checksum(b[:length], pseudo(length)) != 0xffff {
+			return damaged
+		}
+	case uint8(icmp.ProtocolNumber4):
+		if !six && checksum.Checksum(b, 0) != 0xffff {
+			return damaged
+		}
+	case uint8(icmp.ProtocolNumber6):
+		if six && checksum.Checksum(b, pseudo(len(b))) != 0xffff {
+			return damaged
+		}
+	}
+	return valid
+}
+
+// sensible tells whether a TCP sends such flags together (RFC 9293 §3.10). PSH, URG
+// and those of ECN go with any.
+func sensible(f header.TCPFlags) bool {
+	switch f & (header.TCPFlagSyn | header.TCPFlagAck | header.TCPFlagFin | header.TCPFlagRst) {
+	case header.TCPFlagSyn, header.TCPFlagSyn | header.TCPFlagAck,
+		header.TCPFlagAck, header.TCPFlagAck | header.TCPFlagFin,
+		header.TCPFlagRst, header.TCPFlagRst | header.TCPFlagAck:
+		return true
+	default:
+		return false
+	}
+}
+
+// SetGateway has of say which of our own addresses is beside an inner one; invalid:
+// none.
+func (s *Stack) SetGateway(of func(inner netip.Addr) netip.Addr) { s.gateway.Store(&of) }
+
+// ownBeside returns our own address beside an inner one; invalid: there is none.
+func (s *Stack) ownBeside(inner netip.Addr) netip.Addr {
+	if of := s.gateway.Load(); of != nil {
+		return (*of)(inner)
+	}
+	return netip.Addr{}
+}
+
+// spent tells whether a packet's hop limit has run out: it must go no further, and it
+// is not for us.
+func (s *Stack) spent(p []byte) bool {
+	if p[0]>>4 == 6 {
+		hops, target := header.IPv6(p).HopLimit(), netip.AddrFrom16([16]byte(p[24:40]))
+		return hops == 0 || hops == 1 && s.ownBeside(target) != target
+	}
+	hops, target := header.IPv4(p).TTL(), netip.AddrFrom4([4]byte(p[16:20]))
+	return hops == 0 || hops == 1 && s.ownBeside(target) != target
+}
+
+// Who says that a hop limit has run out, where we have no address in the tunnel: RFC
+// 7600 §4.8's, and one that is of the tunnel's link.
+var (
+	dummy4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
+	dummy6 = netip.MustParseAddr("fe80::1")
+)
+
+// tellExpired answers a packet whose hop limit has run out, as a router does, unless
+// there have been many such answers of late (RFC 1812 §4.3.2, RFC 4443 §2.4 and 3.3).
+func (s *Stack) tellExpired(p []byte) {
+	var to netip.Addr
+	var answerable bool
+	from, quotable := dummy4, 576-header.IPv4MinimumSize-echoHeader
+	message := [echoHeader]byte{uint8(header.ICMPv4TimeExceeded), uint8(header.ICMPv4TTLExceeded)}
+	if p[0]>>4 == 6 {
+		to, from, answerable = netip.AddrFrom16([16]byte(p[8:24])), dummy6, answerable6(p)
+		quotable = MinMTU - header.IPv6MinimumSize - echoHeader
+		message = [echoHeader]byte{uint8(header.ICMPv6TimeExceeded), uint8(header.ICMPv6HopLimitExceeded)}
+	} else {
+		to, answerable = netip.AddrFrom4([4]byte(p[12:16])), answerable4(p)
+	}
+	if own := s.ownBeside(to); own.IsValid() {
+		from = own
+	}
+	if answerable && (to.IsGlobalUnicast() || to.IsLinkLocalUnicast()) && s.net.AllowICMPMessage() {
+		_ = s.SendICMP(from, to, append(message[:], p[:min(len(p), quotable)]...)) // it may be lost as any packet
+	}
+}
+
+// answerable4 tells whether there may be an ICMP error about a packet: not about such
+// an error, to many, or about any fragment but the first (RFC 1122 §3.2.2).
+func answerable4(p []byte) bool {
+	ip := header.IPv4(p)
+	if ip.Protocol() == uint8(icmp.ProtocolNumber4) {
+		b := p[ip.HeaderLength():]
+		if len(b) == 0 || header.ICMPv4Type(b[0]) != header.ICMPv4Echo {
+			return false
+		}
+	}
+	target := netip.AddrFrom4([4]byte(p[16:20]))
+	return ip.FragmentOffset() == 0 && !target.IsMulticast() && target != broadcast
+}
+
+// answerable6 is answerable4 for IPv6 (RFC 4443 §2.4 e).
+func answerable6(p []byte) bool {
+	b := p[header.IPv6MinimumSize:]
+	failure := p[6] == uint8(icmp.ProtocolNumber6) && (len(b) == 0 || header.ICMPv6Type(b[0]) < header.ICMPv6EchoRequest)
+	return !failure && !netip.AddrFrom16([16]byte(p[24:40])).IsMulticast()
+}
+
+var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
