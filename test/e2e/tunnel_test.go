@@ -95,20 +95,28 @@ func (s *scene) connectPhone(private tunnel.Key) *netlab.WireGuard {
 // comes from the client.
 func (s *scene) routeIntoDevice() {
 	s.t.Helper()
-	const table = 100
+	s.setUpDevice()
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		rule := netlink.NewRule()
+		rule.Family, rule.IifName, rule.Table = family, netlab.NearDevice, deviceTable
+		require.NoError(s.t, s.Edge.Do(func() error { return netlink.RuleAdd(rule) }))
+	}
+}
+
+const deviceTable = 100
+
+// setUpDevice sets the device up, and the routes that go with it when it goes.
+func (s *scene) setUpDevice() {
+	s.t.Helper()
 	require.NoError(s.t, s.Edge.Do(func() error {
 		link, err := netlink.LinkByName(tunDevice)
 		if err != nil {
 			return err
 		}
 		err = netlink.LinkSetUp(link)
-		for family, everything := range map[int]string{unix.AF_INET: "0.0.0.0/0", unix.AF_INET6: "::/0"} {
+		for _, everything := range []string{"0.0.0.0/0", "::/0"} {
 			_, dst, _ := net.ParseCIDR(everything)
-			rule := netlink.NewRule()
-			rule.Family, rule.IifName, rule.Table = family, netlab.NearDevice, table
-			err = errors.Join(err,
-				netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Table: table}),
-				netlink.RuleAdd(rule))
+			err = errors.Join(err, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Table: deviceTable}))
 		}
 		return err
 	}))
