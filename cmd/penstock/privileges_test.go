@@ -394,7 +394,7 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 			})
 			p.says("privileges")
 			p.hasOnly(c.want)
-			rules := capture.Rules{Mode: capture.TPROXY, Port: 7000, Interfaces: []string{netlab.NearDevice}, Connected: true}
+			rules := capture.Rules{Mode: capture.TPROXY, Port: 7000, Interfaces: []string{netlab.NearDevice}, Connected: capture.ConnectedCapture}
 			require.NoError(t, lab.Edge.Do(func() error { return rules.Apply(t.Context()) }))
 			target := netip.AddrPortFrom(lab.ServerAddr.V4, 8080).String()
 			ln, err := lab.Server.Listen("tcp", target)

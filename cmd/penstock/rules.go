@@ -24,9 +24,10 @@ past it, with mode redirect they are refused. Connections that are open when
 rules are applied are not captured.
 
 A captured connection ends here and another begins, so neither passes the
-machine's forward chain. Connections to networks that the machine itself is on
-are therefore left alone, unless --connected is given; where a forward chain
-drops more than what goes there, apply says so.
+machine's forward chain. Where that chain drops or rejects something, apply says
+so, and leaves connections to networks that the machine itself is on alone, unless
+it is given --connected. It looks when it is run: apply again after a change of the
+firewall. --connected=no leaves them alone in any case.
 
 apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 		Example: `  # What comes in from the home network for the web, over IPv4 and IPv6:
@@ -70,8 +71,9 @@ after a crash. Without anything to remove it does nothing. Needs CAP_NET_ADMIN.`
 		rulesFor(&cobra.Command{
 			Use:   "print",
 			Short: "Print these rules as a script for nft and ip",
-			Long: `Installs nothing and needs no privilege. The networks that are left out are this
-machine's, as they are now: for another machine give --connected.`,
+			Long: `Installs nothing and needs no privilege. Without CAP_NET_ADMIN the forward chains
+cannot be looked at, and the networks of this machine are left out, as they are now:
+for another machine give --connected.`,
 		}, func(c *cobra.Command, r capture.Rules) error { return r.Print(c.OutOrStdout()) }),
 	)
 	return cmd
@@ -92,7 +94,8 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	f.BoolVar(&r.IPv4, "ipv4", true, "capture IPv4")
 	f.BoolVar(&r.IPv6, "ipv6", true, "capture IPv6")
 	f.StringSliceVarP(&r.Interfaces, "interface", "i", nil, "where connections come in, such as lan0; any is every interface, the outside ones too (required)")
-	f.BoolVar(&r.Connected, "connected", false, "capture what goes to networks that this machine is on, too")
+	f.StringVar((*string)(&r.Connected), "connected", string(capture.ConnectedAuto), "capture what goes to networks that this machine is on: auto (where no forward chain drops or rejects), yes or no")
+	f.Lookup("connected").NoOptDefVal = string(capture.ConnectedCapture)
 	f.StringSliceVar(&ports, "dport", nil, "destination ports, such as 80,443,8000-8099 (default all)")
 	f.StringSliceVar(&sources, "source", nil, "only from these prefixes")
 	f.StringSliceVar(&notSources, "not-source", nil, "not from these prefixes")

@@ -53,7 +53,7 @@ func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, lab.Close()) }()
 	require.NoError(t, lab.Edge.Do(func() error {
-		said, err := runRules(t, "apply", "--port", "1081", "--interface", netlab.NearDevice, "--interface", "nosuch0")
+		said, err := runRules(t, "apply", "--port", "1081", "--interface", netlab.NearDevice, "--interface", "nosuch0", "--connected=no")
 		assert.Contains(t, said, "note: interface nosuch0 does not exist")
 		assert.Contains(t, said, "note: connections to networks of this machine go past the proxy")
 		assert.Contains(t, said, "("+netlab.NearDevice+")")
@@ -68,6 +68,7 @@ func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 		`mode "tun" is neither`:          {"apply", "--port", "1", "--mode", "tun"},
 		`--dport: capture: port "https"`: {"apply", "--port", "1", "--dport", "https"},
 		`--not-source: "10/8"`:           {"print", "--port", "1", "--not-source", "10/8"},
+		`connected "maybe" is none of`:   {"print", "--port", "1", "-i", "lan0", "--connected=maybe"},
 		"both are off":                   {"apply", "--port", "1", "--ipv4=false", "--ipv6=false"},
 		"share bits":                     {"print", "--port", "1", "--mark", "3", "--own-mark", "1"},
 		`interface "lan*"`:               {"print", "--port", "1", "-i", "lan*"},

@@ -198,7 +198,7 @@ func TestConnectionsAreCaptured(t *testing.T) {
 			targets := make(chan netip.AddrPort, 10)
 			n.proxy(t, ingress.Mode(row.mode), row.keep, targets)
 			rules := Rules{
-				Mode: row.mode, Interfaces: anywhere, Connected: true, Port: proxyPort,
+				Mode: row.mode, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort,
 				Ports: []PortRange{{80, 80}, {proxyPort, proxyPort}, {1024, 65535}}, // also the clients' own
 				Sources: Match{Exclude: []netip.Prefix{
 					netip.MustParsePrefix("10.1.0.3/32"), netip.MustParsePrefix("fd01::3/128"),
@@ -290,6 +290,24 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 				n.router.do(t, func() error { return rules.Apply(t.Context()) })
 			}
 			apply()
+			assert.True(t, captured("10.1.0.2:0", "10.2.0.2:80"), "nothing keeps the networks apart")
+			assert.True(t, captured("[fd01::2]:0", "[fd02::2]:80"))
+
+			n.router.do(t, func() error {
+				c, err := nftables.New()
+				if err != nil {
+					return err
+				}
+				accept := nftables.ChainPolicyAccept
+				table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "firewall"})
+				c.AddChain(&nftables.Chain{
+					Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+					Priority: nftables.ChainPriorityFilter, Policy: &accept,
+				})
+				c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(&nftables.Chain{Name: "guests", Table: table}), Exprs: []expr.Any{&expr.Reject{}}})
+				return c.Flush()
+			})
+			apply()
 			assert.False(t, captured("10.1.0.2:0", "10.2.0.2:80"))
 			assert.False(t, captured("[fd01::2]:0", "[fd02::2]:80"))
 			assert.True(t, captured("10.1.0.2:0", "203.0.113.5:80"))
@@ -318,7 +336,7 @@ func TestAnInputChainForbidsWhatTheForwardChainCannot(t *testing.T) {
 	targets := make(chan netip.AddrPort, 10)
 	n.proxy(t, ingress.TPROXY, false, targets)
 	n.router.do(t, func() error {
-		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: true, Port: proxyPort}.Apply(t.Context())
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
 	})
 	n.router.do(t, func() error {
 		c, err := nftables.New()
@@ -352,9 +370,11 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 		return said
 	}
 	r := Rules{Mode: TPROXY, Port: proxyPort, Interfaces: []string{"lan"}}
+	assert.Empty(t, advice(r), "nothing keeps networks apart, so none is left out")
+	r.Connected = ConnectedLeave
 	assert.Equal(t, "connections to networks of this machine go past the proxy: 10.1.0.0/24 (lan), 10.2.0.0/24 (wan), "+
 		"fd01::/64 (lan), fd02::/64 (wan); --connected captures them, and applying again follows changes", advice(r))
-	r.Connected = true
+	r.Connected = ConnectedCapture
 	assert.Empty(t, advice(r))
 	r.Interfaces = []string{"lan", "nosuch0"}
 	assert.Contains(t, advice(r), "interface nosuch0 does not exist")
@@ -404,7 +424,7 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 func TestWithoutAListenerTPROXYCapturesNothing(t *testing.T) {
 	n := newNetwork(t)
 	n.router.do(t, func() error {
-		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: true, Port: proxyPort}.Apply(t.Context())
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
 	})
 	for from, target := range map[string]string{"10.1.0.2:0": "10.2.0.2:80", "[fd01::2]:0": "[fd02::2]:80"} {
 		local, seen, err := n.ask(from, target)
@@ -420,7 +440,7 @@ func TestOwnPacketsAreNeverCaptured(t *testing.T) {
 	// The client bears our mark here, standing for a proxy behind this one on
 	// the same machine: its packets pass through prerouting marked.
 	n.router.do(t, func() error {
-		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: true, Port: proxyPort, OwnMark: 0x4}.Apply(t.Context())
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort, OwnMark: 0x4}.Apply(t.Context())
 	})
 	n.router.do(t, func() error { return markFrom("lan", 0x4) })
 	local, seen, err := n.ask("10.1.0.2:0", "10.2.0.2:80")
@@ -451,7 +471,7 @@ func TestOpenConnectionsSurviveTheRules(t *testing.T) {
 		defer server.Close()
 
 		n.router.do(t, func() error {
-			return Rules{Mode: mode, Interfaces: anywhere, Connected: true, Port: proxyPort}.Apply(t.Context())
+			return Rules{Mode: mode, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
 		})
 		for range 2 {
 			for _, leg := range [][2]net.Conn{{client, server}, {server, client}} {

@@ -92,9 +92,21 @@ func toPrefix(n *net.IPNet) (netip.Prefix, bool) {
 	return netip.PrefixFrom(addr, ones).Masked(), true
 }
 
+// settled decides by the machine's forward chains what was left to them. Chains that
+// cannot be looked at count as some that drop.
+func (r Rules) settled() Rules {
+	if r.Connected == "" || r.Connected == ConnectedAuto {
+		r.Connected = ConnectedLeave
+		if filters, err := ForwardFilters(); err == nil && len(filters) == 0 {
+			r.Connected = ConnectedCapture
+		}
+	}
+	return r
+}
+
 // lookedAt fills in what the rules take from the machine.
 func (r Rules) lookedAt() (Rules, error) {
-	if r.Connected {
+	if r = r.settled(); r.Connected == ConnectedCapture {
 		return r, nil
 	}
 	networks, err := Networks()
@@ -122,7 +134,7 @@ func (r Rules) Advice() []string {
 		}
 	}
 	networks, err := Networks()
-	if !r.Connected && err == nil && len(networks) > 0 {
+	if r.settled().Connected == ConnectedLeave && err == nil && len(networks) > 0 {
 		var words []string
 		for _, n := range networks {
 			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))

@@ -34,6 +34,17 @@ const AnyInterface = "any"
 // Mode is the way of capturing.
 type Mode string
 
+// Connected says what becomes of connections to networks that the machine is on.
+type Connected string
+
+// Auto leaves them out where a forward chain of the machine drops or rejects
+// something, since captured connections do not pass it, and otherwise captures them.
+const (
+	ConnectedAuto    Connected = "auto"
+	ConnectedCapture Connected = "yes"
+	ConnectedLeave   Connected = "no"
+)
+
 // TPROXY hands packets over as they are and needs no connection tracking;
 // Redirect rewrites their destination by NAT and needs it.
 const (
@@ -76,9 +87,8 @@ type Match struct{ Include, Exclude []netip.Prefix }
 //
 // A captured connection does not pass the machine's forward chains: it ends
 // here, and the proxy's own begins. What these chains keep apart is mostly the
-// networks that the machine is on, so destinations there are left out unless
-// Connected is set, as the machine's addresses and routes are when the rules are
-// applied.
+// networks that the machine is on, so Connected leaves destinations there out. It
+// goes by the machine's chains, addresses and routes when the rules are applied.
 //
 // TPROXY fits listeners that keep the client's address towards the server, too:
 // the answers, addressed to the client, are kept here. When the listener is
@@ -94,7 +104,7 @@ type Rules struct {
 
 	IPv4, IPv6   bool        // neither: both
 	Interfaces   []string    // where connections come in, or AnyInterface; at least one
-	Connected    bool        // capture what goes to networks of this machine, too
+	Connected    Connected   // empty: ConnectedAuto
 	Ports        []PortRange // destination ports; empty: all
 	Sources      Match
 	Destinations Match
@@ -122,6 +132,9 @@ func (r Rules) normalise() (Rules, error) {
 	if r.Mark == 0 {
 		r.Mark = DefaultMark
 	}
+	if r.Connected == "" {
+		r.Connected = ConnectedAuto
+	}
 	if r.OwnMark == 0 {
 		r.OwnMark = DefaultOwnMark
 	}
@@ -131,6 +144,8 @@ func (r Rules) normalise() (Rules, error) {
 	switch {
 	case r.Mode != TPROXY && r.Mode != Redirect:
 		return r, fmt.Errorf("capture: mode %q is neither tproxy nor redirect", r.Mode)
+	case r.Connected != ConnectedAuto && r.Connected != ConnectedCapture && r.Connected != ConnectedLeave:
+		return r, fmt.Errorf("capture: connected %q is none of auto, yes and no", r.Connected)
 	case r.Port == 0:
 		return r, errors.New("capture: port: the port of the transparent listener is missing")
 	case r.Mark&r.OwnMark != 0:

@@ -23,7 +23,7 @@ func TestPrint(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
-			rules.Connected = true // the machine's networks are the machine's
+			rules.Connected = ConnectedCapture // the machine's networks are the machine's
 			require.NoError(t, rules.Print(&b))
 			golden := filepath.Join("testdata", name+".golden")
 			if *update {

@@ -35,7 +35,7 @@ type set struct {
 //	not first, of a connection we captured   to us     TPROXY; NAT sees to it by itself
 //	not first                                pass
 //	not from Interfaces, to this machine     pass
-//	to a network of this machine             pass      unless Connected
+//	to a network of this machine             pass      unless Connected captures it
 //	excluded                                 pass
 //	included                                 to us
 //
@@ -91,7 +91,7 @@ func (t *ruleset) capture(r Rules, f family, ports []clause) {
 	if !f.v4() {
 		kind = nftables.TypeIP6Addr
 	}
-	if !r.Connected {
+	if r.Connected == ConnectedLeave {
 		// The set is there even if it is empty: it tells how the rules were applied.
 		t.rule(ofFamily(f), targetIn(f, t.set(connectedSet+suffix, kind, addressElements(r.connected, f.v4()))), pass())
 	}

@@ -369,7 +369,7 @@ func (s *scene) capture(w way) {
 		return
 	}
 	rules := *w.capture
-	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, true // the server is next to the edge
+	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, capture.ConnectedCapture // the server is next to the edge
 	require.NoError(s.t, s.Edge.Do(func() error { return rules.Apply(s.t.Context()) }))
 }
 

@@ -128,7 +128,7 @@ func (o Options) capture(ctx context.Context, node *netlab.Node) error {
 	rules := capture.Rules{
 		Mode: capture.TPROXY, Port: capturePort, IPv4: true,
 		Interfaces:   []string{netlab.NearDevice},
-		Connected:    true, // the server is next to the edge
+		Connected:    capture.ConnectedCapture, // the server is next to the edge
 		Destinations: capture.Match{Include: []netip.Prefix{netip.PrefixFrom(o.Server, o.Server.BitLen())}},
 	}
 	for _, port := range o.Ports {
