@@ -236,7 +236,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 			}
 		}
 		before := append([]cc.Bytes(nil), b.got...)
-		b.run(3 * time.Second)
+		b.run(10 * time.Second) // a queue of some seconds may stand before what it sends
 		for i, l := range b.legs {
 			if l != nil {
 				require.Greater(rt, b.got[i], before[i], "member %d starves", i)
