@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // TestAReaderThatNeverReadsHoldsLittleKernelMemory: what its server pushes must not
@@ -20,8 +22,8 @@ func TestAReaderThatNeverReadsHoldsLittleKernelMemory(t *testing.T) {
 		t.Run(algorithm, func(t *testing.T) {
 			w := present.way()
 			s := w.open(t, "defaults: {algorithm: "+algorithm+"}\n")
+			require.NoError(t, s.Client.Sysctl("net.ipv4.tcp_rmem", "4096 8192 8192")) // it takes nearly nothing
 			client, server := w.pair(s)
-			require.NoError(t, client.SetReadBuffer(8<<10))
 			fd := s.proxy.borrow(addrPort(server.LocalAddr()))
 			defer unix.Close(fd) //nolint:errcheck // a copy
 			go func() { _, _ = io.Copy(struct{ io.Writer }{server}, random(7, 64*megabyte)) }()
@@ -40,6 +42,25 @@ func TestAReaderThatNeverReadsHoldsLittleKernelMemory(t *testing.T) {
 			_ = client.Close()
 		})
 	}
+}
+
+// TestALongPathGetsTheWindowThatItNeeds: 64 MB over a round trip of 100 ms take 1.4 s
+// where the kernel sizes the buffer, and 42 s in a window that does not grow.
+func TestALongPathGetsTheWindowThatItNeeds(t *testing.T) {
+	const size = 64 * megabyte
+	s, _ := newCellular(t, sim.LinkConfig{Delay: 50 * time.Millisecond})
+	require.NoError(t, s.Client.Sysctl("net.ipv4.tcp_wmem", "4096 16384 33554432"))
+	w := present.way()
+	s.start(w.yaml("defaults: {algorithm: none}\n"))
+	s.capture(w)
+	client, server := w.pair(s)
+	defer server.Close()
+	defer client.Close()
+	go func() { _, _ = io.Copy(struct{ io.Writer }{client}, random(8, size)) }()
+	began := time.Now()
+	_, err := io.CopyN(io.Discard, server, size)
+	require.NoError(t, err)
+	assert.Less(t, time.Since(began), 15*time.Second)
 }
 
 // inReceiveQueue is the kernel memory of what waits to be read.

@@ -75,6 +75,7 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(DefaultReceiveBuffer+segment))
 		require.True(t, to.LimitReceive(1<<20))
 		assert.Equal(t, 1<<20, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), "there is more room")
+		assert.Equal(t, 1<<20, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "and the peer is told")
 		assert.LessOrEqual(t, flood(t, from, to), cc.Bytes(1<<20+segment))
 		assert.False(t, to.LimitReceive(1<<40), "from here on it is the kernel's")
 		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
