@@ -188,8 +188,8 @@ func (l LimitsConfig) check() error {
 		return keyErrorf("limits.held_legs", "%d is outside 1 to %d; envelope: bbr holds none in the kernel", l.HeldLegs, maxHeldLegs)
 	case l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer):
 		return keyErrorf("limits.receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
-	case l.Memory < datapath.LargeBuffer:
-		return keyErrorf("limits.memory", "%v is not enough; at least 256KiB", cc.Bytes(l.Memory))
+	case l.Memory < datapath.SmallBuffer:
+		return keyErrorf("limits.memory", "%v is not enough; at least 16KiB", cc.Bytes(l.Memory))
 	}
 	return nil
 }

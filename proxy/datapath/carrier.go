@@ -67,7 +67,7 @@ const (
 
 // Buffers lends memory to copies. The zero value lends without a bound.
 type Buffers struct {
-	bound        int64 // large buffers out at most; 0: no bound
+	bound        int64 // large buffers out at most; 0: no bound, below 0: none
 	out          atomic.Int64
 	large, small sync.Pool
 }
@@ -75,7 +75,10 @@ type Buffers struct {
 // NewBuffers returns buffers of which the large ones never exceed limit in
 // total; beyond it every borrower gets a small one.
 func NewBuffers(limit cc.Bytes) *Buffers {
-	return &Buffers{bound: max(1, int64(limit)/LargeBuffer)}
+	if limit < LargeBuffer {
+		return &Buffers{bound: -1}
+	}
+	return &Buffers{bound: int64(limit) / LargeBuffer}
 }
 
 func (b *Buffers) take() []byte {

@@ -124,7 +124,8 @@ func TestLargeBuffersAreBoundedAndSmallOnesKeepItGoing(t *testing.T) {
 	for range 5 {
 		assert.Len(t, unbounded.take(), LargeBuffer)
 	}
-	assert.Len(t, NewBuffers(1).take(), LargeBuffer, "one at least")
+	assert.Len(t, NewBuffers(LargeBuffer).take(), LargeBuffer)
+	assert.Len(t, NewBuffers(LargeBuffer-1).take(), SmallBuffer, "less than one large buffer is none")
 }
 
 func TestMovingBytesAllocatesNothing(t *testing.T) {
