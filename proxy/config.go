@@ -106,7 +106,7 @@ type LimitsConfig struct {
 	ServerNameWait    Duration `yaml:"server_name_wait" about:"For the client's first bytes where a rule by server_name may apply; over as soon as the server speaks first. Without a name by then such rules do not match."`
 	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
 	HeldLegs          int      `yaml:"held_legs" about:"Windows that the kernel holds at once with envelope ebpf, one for each managed direction; the rest are held above the kernel. 192 bytes each."`
-	ReceiveBuffer     Size     `yaml:"receive_buffer" about:"Kernel memory for what comes from one side of a connection while the other takes nothing. It grows with what that side takes, to at most eight times as much, up to net.ipv4.tcp_rmem; 0B: that from the start."`
+	ReceiveBuffer     Size     `yaml:"receive_buffer" about:"Kernel memory for what comes from one side of a connection while the other takes nothing. It grows with what that side takes, to at most four times as much, up to net.ipv4.tcp_rmem; 0B: that from the start."`
 	Memory            Size     `yaml:"memory" about:"Memory for pieces that have to be copied, over all connections; beyond it they are 16 KiB."`
 }
 

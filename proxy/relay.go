@@ -195,13 +195,13 @@ func (d *direction) wrote(n int) {
 }
 
 // taken has the source's side take in more once the destination has taken written
-// bytes in all. A sender in slow start has no more in flight than has arrived before,
-// and the bound, half of which may be overhead, stays four times that.
+// bytes in all: two to four times as much, half of which may be overhead. A sender in slow start has no more in flight
+// than has arrived before.
 func (d *direction) taken(written int64) {
-	if d.source == nil || written < d.room/4 {
+	if d.source == nil || written < d.room/2 {
 		return
 	}
-	for written >= d.room/4 {
+	for written >= d.room/2 {
 		d.room *= 2
 	}
 	if !d.source.LimitReceive(cc.Bytes(d.room)) {
