@@ -18,7 +18,11 @@ file=/etc/penstock/penstock.yaml
 mkdir -p /etc/penstock; cp /opt/good.yaml $file; chmod 644 $file
 systemd-sysusers /opt/penstock.sysusers; systemctl daemon-reload
 show() { systemctl show penstock -p "$1" --value; }
-up() { for i in $(seq 100); do systemctl is-active -q penstock && [ "$(show MainPID)" != "$1" ] && return; sleep .1; done; }
+up() { # waits until another process than $1 is the active one
+  for i in $(seq 300); do
+    now=$(show MainPID); [ "$now" != 0 ] && [ "$now" != "$1" ] && systemctl is-active -q penstock && return; sleep .1
+  done
+}
 say() { echo "$*" >> /out/seen; }
 serves() { (exec 3<>/dev/tcp/127.0.0.1/1080) 2>/dev/null && echo yes || echo no; }
 systemctl start penstock; say "start $? $(show ActiveState) $(show StatusText)"

@@ -187,7 +187,12 @@ func (s *sender) pumpHeld() {
 // write gives a transport that holds the window up to n bytes beyond what it has
 // sent, as far as the flow allows and the transport's buffer has room.
 func (s *sender) write(n cc.Bytes) {
-	if room := min(n, sendBatch) - (s.wrote - s.sent); room > 0 {
+	room := min(n, sendBatch) - (s.wrote - s.sent)
+	switch {
+	case room <= 0:
+	case !s.flow.HasMaxRate():
+		s.wrote += room
+	case s.report.Held: // the flow knows by now that its transport does
 		s.wrote += s.flow.Take(s.w.now, room).Bytes
 	}
 }
@@ -384,9 +389,8 @@ func (s *sender) tell(raw time.Duration) {
 		s.report.RTT = raw
 	}
 	if s.w.scenario.Held {
-		if n, _ := s.src.available(s.w.now); s.report.Held { // whether it does, it says with the first report
-			s.write(n)
-		}
+		n, _ := s.src.available(s.w.now)
+		s.write(n)
 		s.report.Held, s.report.Unsent = true, s.wrote-s.sent
 		s.report.Written = s.wrote
 	}
