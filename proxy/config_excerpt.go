@@ -108,7 +108,7 @@ func addSecrecy(known map[string]secrecy, t reflect.Type) {
 		case name == "":
 		case f.Tag.Get("secret") != "":
 			add(known, name, secret)
-		case hasSecrets(f.Type):
+		case hasSecrets(f.Type, true):
 			add(known, name, holder)
 		default:
 			add(known, name, open)
@@ -124,8 +124,11 @@ func secrecyOf(key string) secrecy {
 		return s
 	}
 	least, found := open, false
+	if len(key) <= 3 { // a letter from many a key
+		return secret
+	}
 	for other, s := range keySecrecy {
-		if edits(key, other) <= 1 {
+		if len(other) >= len(key)-1 && len(other) <= len(key)+1 && edits(key, other) <= 1 {
 			least, found = min(least, s), true
 		}
 	}

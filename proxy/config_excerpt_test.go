@@ -74,6 +74,11 @@ func TestMistakesShowNoSecrets(t *testing.T) {
 		"a file of keys":                    "[Interface]\nPrivateKey = " + s + "\nListenPort = 51820\n",
 		"a key alone":                       s + "\n",
 		"a binary file":                     "\x00\x01\x02" + s + "\xff\xfe\n",
+		"equal signs for colons":            "listeners:\n- name = a\n  password = " + s + "\n",
+		"an equal sign for a colon":         "telemetry: token=" + s + "\n",
+		"words where a list is wanted":      "listeners:\n  name = a\n  password = " + s + "\n",
+		"a colon on the next line":          "listeners:\n- {name: a, users: [{name: x, password\n   : " + s + "}]}\n",
+		"an anchor of a short key":          "x: &p " + s + "\n" + user("[{name: x, password: *p}]"),
 		"Windows lines":                     "listeners:\r\n- users:\r\n  - password: one\r\n      " + s + "\r\n    naem: x\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {

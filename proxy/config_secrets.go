@@ -46,9 +46,9 @@ func inlineSecret(key string, v reflect.Value) string {
 	return ""
 }
 
-// hasSecrets reports whether values of the type are, or directly hold, secrets:
-// what is written in the place of one may be one.
-func hasSecrets(t reflect.Type) bool {
+// hasSecrets reports whether values of the type are, or directly hold, secrets;
+// deep: or hold them anywhere. What is written in the place of one may be one.
+func hasSecrets(t reflect.Type, deep bool) bool {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
 	}
@@ -56,7 +56,7 @@ func hasSecrets(t reflect.Type) bool {
 		return false
 	}
 	for f := range t.Fields() {
-		if f.Tag.Get("secret") != "" {
+		if f.Tag.Get("secret") != "" || deep && hasSecrets(f.Type, deep) {
 			return true
 		}
 	}

@@ -175,8 +175,12 @@ func describe(node ast.Node, t reflect.Type) string {
 	case ast.NullType:
 		return "nothing"
 	}
-	if tk := node.GetToken(); tk != nil && len(tk.Value) <= maxShown && t != configType && !hasSecrets(t) {
-		return fmt.Sprintf("%q", tk.Value)
+	tk := node.GetToken()
+	switch {
+	case tk == nil, len(tk.Value) > maxShown, t == configType, hasSecrets(t, false):
+		return "one value"
+	case hasSecrets(t, true) && strings.ContainsAny(tk.Value, " =:"): // keys and values that are no YAML
+		return "one value"
 	}
-	return "one value"
+	return fmt.Sprintf("%q", tk.Value)
 }
