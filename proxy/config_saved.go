@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 )
 
 // maxSaved bounds what is read of a saved configuration: the file itself and
@@ -20,8 +21,16 @@ type saved struct {
 }
 
 // Save writes all that was read to a file, secrets and all, that only its owner
-// can read. What is there already is replaced at once.
+// can read. What is there already is replaced at once, unless it is one of the
+// files that were read.
 func (l Loaded) Save(path string) (err error) {
+	if there, err := os.Stat(path); err == nil {
+		for name := range l.files.read {
+			if info, err := os.Stat(name); err == nil && os.SameFile(there, info) {
+				return fmt.Errorf("proxy: save the configuration: %s is what it was read from; name a file of its own", path)
+			}
+		}
+	}
 	s := saved{Path: l.Path, Files: map[string][]byte{}}
 	for name, f := range l.files.read {
 		s.Files[name] = f.data
@@ -46,7 +55,7 @@ func (l Loaded) Save(path string) (err error) {
 
 // LoadSaved is LoadFiles for what Save wrote, of the same configuration file.
 func LoadSaved(path, config string) (Loaded, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe is not waited for
 	if err != nil {
 		return Loaded{}, err
 	}

@@ -289,3 +289,33 @@ func TestABrokenFileStartsTheLastGoodConfiguration(t *testing.T) {
 	assert.Equal(t, exitConfig, code)
 	assert.Contains(t, errs, "is no saved configuration")
 }
+
+// A file that the configuration is read from is not written over, by whatever name.
+func TestTheLastGoodFileIsNotTheConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	config, pw, link := filepath.Join(dir, "penstock.yaml"), filepath.Join(dir, "pw"), filepath.Join(dir, "link")
+	good := strings.Replace(runConfig, "allow:", "users: [{name: u, password_file: pw}], allow:", 1)
+	require.NoError(t, os.Symlink("pw", link))
+	for _, kept := range []string{config, pw, link} {
+		require.NoError(t, os.WriteFile(config, []byte(good), 0o600))
+		require.NoError(t, os.WriteFile(pw, []byte("first\n"), 0o600))
+		in := startRunWithout(t, "--config", config, "--last-good", kept)
+		line := in.log.line(t, "the configuration is not kept for a start with a broken one")
+		assert.Contains(t, line["err"], "name a file of its own")
+		in.signal()
+		require.Equal(t, exitOK, <-in.code, in.log.String())
+		text, err := os.ReadFile(config)
+		require.NoError(t, err)
+		assert.Equal(t, good, string(text))
+		text, err = os.ReadFile(link)
+		require.NoError(t, err)
+		assert.Equal(t, "first\n", string(text))
+	}
+
+	require.NoError(t, os.WriteFile(config, []byte("listeners: [\n"), 0o600))
+	pipe := filepath.Join(dir, "pipe")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	code, _, errs := run(t, "run", "--config", config, "--last-good", pipe)
+	assert.Equal(t, exitConfig, code)
+	assert.Contains(t, errs, "is no saved configuration")
+}
