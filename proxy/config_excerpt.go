@@ -124,7 +124,7 @@ func secrecyOf(key string) secrecy {
 		return s
 	}
 	least, found := open, false
-	if len(key) <= 3 { // a letter from many a key
+	if len(key) <= 2 { // a letter from many a key
 		return secret
 	}
 	for other, s := range keySecrecy {
