@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -383,19 +384,26 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 
 	r.Interfaces = []string{"lan"}
 	drop, accept := nftables.ChainPolicyDrop, nftables.ChainPolicyAccept
+	asked := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIF, Register: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: "verdicts", IsDestRegSet: true},
+	}
 	for _, row := range []struct {
 		name   string
 		family nftables.TableFamily
 		policy nftables.ChainPolicy
 		hook   *nftables.ChainHook
-		rule   []expr.Any // of a chain beside it
+		rule   []expr.Any       // of a chain beside it
+		decide expr.VerdictKind // what the map "verdicts" says, where the rule asks it
 		says   string
 	}{
-		{"drops", nftables.TableFamilyINet, drop, nftables.ChainHookForward, nil, "inet drops forward (policy drop)"},
-		{"old", nftables.TableFamilyIPv4, drop, nftables.ChainHookForward, nil, "ip old forward (policy drop)"},
-		{"jumps", nftables.TableFamilyIPv6, accept, nftables.ChainHookForward, []expr.Any{&expr.Reject{}}, "ip6 jumps forward (rules that drop or reject)"},
-		{"lets", nftables.TableFamilyINet, accept, nftables.ChainHookForward, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, ""},
-		{"input", nftables.TableFamilyINet, drop, nftables.ChainHookInput, nil, ""},
+		{"drops", nftables.TableFamilyINet, drop, nftables.ChainHookForward, nil, 0, "inet drops forward (policy drop)"},
+		{"old", nftables.TableFamilyIPv4, drop, nftables.ChainHookForward, nil, 0, "ip old forward (policy drop)"},
+		{"jumps", nftables.TableFamilyIPv6, accept, nftables.ChainHookForward, []expr.Any{&expr.Reject{}}, 0, "ip6 jumps forward (rules that drop or reject)"},
+		{"lets", nftables.TableFamilyINet, accept, nftables.ChainHookForward, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, 0, ""},
+		{"input", nftables.TableFamilyINet, drop, nftables.ChainHookInput, nil, 0, ""},
+		{"maps", nftables.TableFamilyINet, accept, nftables.ChainHookForward, asked, expr.VerdictDrop, "inet maps forward (rules that drop or reject)"},
+		{"passes", nftables.TableFamilyINet, accept, nftables.ChainHookForward, asked, expr.VerdictAccept, ""},
 	} {
 		n.router.do(t, func() error {
 			c, err := nftables.New()
@@ -408,6 +416,15 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 				Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: row.hook,
 				Priority: nftables.ChainPriorityFilter, Policy: &row.policy,
 			})
+			verdicts := &nftables.Set{
+				Table: table, Name: "verdicts", IsMap: true, KeyType: nftables.TypeIFIndex, DataType: nftables.TypeVerdict,
+			}
+			element := nftables.SetElement{
+				Key: binaryutil.NativeEndian.PutUint32(1), VerdictData: &expr.Verdict{Kind: row.decide},
+			}
+			if err := c.AddSet(verdicts, []nftables.SetElement{element}); err != nil {
+				return err
+			}
 			if row.rule != nil {
 				c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(&nftables.Chain{Name: "more", Table: table}), Exprs: row.rule})
 			}

@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // families are those whose forward chains forwarded TCP passes, as nft names them.
@@ -56,8 +58,7 @@ func ForwardFilters() ([]string, error) {
 }
 
 // refusesSome reports whether chain, or a chain of its table that it may jump
-// to, has a rule that drops or rejects. Which it does jump to is not asked: what
-// verdict maps say is not told by the library.
+// to, has a rule that drops or rejects. Which it does jump to is not asked.
 func refusesSome(c *nftables.Conn, chain *nftables.Chain, all []*nftables.Chain) (bool, error) {
 	for _, k := range all {
 		if *k.Table != *chain.Table || k.Hooknum != nil && k.Name != chain.Name {
@@ -71,9 +72,31 @@ func refusesSome(c *nftables.Conn, chain *nftables.Chain, all []*nftables.Chain)
 			if slices.ContainsFunc(rule.Exprs, isRefusal) {
 				return true, nil
 			}
+			for _, e := range rule.Exprs {
+				l, ok := e.(*expr.Lookup)
+				if !ok || !l.IsDestRegSet || l.DestRegister != unix.NFT_REG_VERDICT {
+					continue
+				}
+				if refuses, err := mapRefusesSome(c, k.Table, l.SetName); refuses || err != nil {
+					return refuses, err
+				}
+			}
 		}
 	}
 	return false, nil
+}
+
+// mapRefusesSome reports whether a verdict map has an element that drops.
+func mapRefusesSome(c *nftables.Conn, table *nftables.Table, name string) (bool, error) {
+	elements, err := c.GetSetElements(&nftables.Set{Table: table, Name: name})
+	if err != nil {
+		return false, explain("list an nftables map", err)
+	}
+	return slices.ContainsFunc(elements, func(e nftables.SetElement) bool {
+		// The library leaves the verdict as it came: an attribute whose value is its code.
+		const header = 4
+		return len(e.Val) >= header+4 && int32(binary.BigEndian.Uint32(e.Val[header:])) == int32(expr.VerdictDrop)
+	}), nil
 }
 
 func isRefusal(e expr.Any) bool {
