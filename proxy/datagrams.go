@@ -36,8 +36,8 @@ func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) 
 	switch {
 	case v.Refuse != "":
 		return flow.Terms{}, refusedBy(v)
-	case v.Down.Algorithm == policy.Unmanaged:
-		return flow.Terms{}, nil
+	case v.Down.Algorithm == policy.Unmanaged && v.Down.MaxRate == 0:
+		return flow.Terms{}, nil // nothing holds them back
 	}
 	return v.Down, nil
 }

@@ -66,6 +66,26 @@ func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
 	assert.Equal(t, uint64(1), g.proxy.Tunnels()[0].Datagrams.Refused)
 }
 
+// algorithm: none leaves the window of connections alone, but max_rate is for all of the group.
+func TestAMaximumRateHoldsDatagramsWithoutAnAlgorithm(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *proxy.Config) {
+		c.Defaults.Algorithm, c.Defaults.MaxRate = "none", 80_000
+	}, p)
+	p.connect(g)
+	c, err := p.net.DialUDP(nil, echoHere(t))
+	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // a socket in memory
+	for range 300 {
+		_, err = c.Write(make([]byte, 1000))
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		d := g.proxy.Tunnels()[0].Datagrams
+		return d.Late+d.Overflow > 0
+	}, patience, 10*time.Millisecond, "300 kB are more than 80 kbit/s pass on")
+}
+
 func TestAPeerDoesNotReachTheGatewaysOwnAddressesUnlessTheyAreAllowed(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *proxy.Config) { c.Listeners[0].Allow = nil }, p)
