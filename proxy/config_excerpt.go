@@ -211,12 +211,30 @@ func (h *hider) visible(s string, begin, end int) int {
 		end = begin + i
 	}
 	if h.last == open {
-		return end
+		return begin + strayKey(s[begin:end])
 	}
 	if i := strings.IndexFunc(s[begin:end], func(r rune) bool { return !strings.ContainsRune(" \t-?[]{},|>", r) }); i >= 0 {
 		return begin + i
 	}
 	return end
+}
+
+// strayKey returns where the first word ends that is the key of a secret without a
+// colon, as in "password = x"; the length of s: there is none.
+func strayKey(s string) int {
+	for i := 0; i < len(s); {
+		n := strings.IndexAny(s[i:], " \t=,:{}[]\"'")
+		if n < 0 {
+			n = len(s) - i
+		}
+		known, ok := keySecrecy[strings.ToLower(s[i:i+n])]
+		assigned := strings.HasPrefix(strings.TrimLeft(s[i+n:], " \t"), "=")
+		if ok && known == secret || assigned && secrecyOf(s[i:i+n]) != open {
+			return i + n
+		}
+		i += n + 1
+	}
+	return len(s)
 }
 
 // comment returns where a comment begins; -1: there is none.

@@ -89,9 +89,13 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 			ft = t.Elem()
 		}
 		if ft == nil {
+			shown := full
+			if i := strings.IndexAny(name, " \t="); i >= 0 { // a value may follow, after an equal sign or a space
+				shown = strings.TrimPrefix(key+"."+cut(name[:i])+cutMark, ".")
+			}
 			return &ConfigError{
 				Line: it.Key().GetToken().Position.Line, Column: it.Key().GetToken().Position.Column,
-				Key: full, Message: "unknown key; " + suggest(name, fields),
+				Key: shown, Message: "unknown key; " + suggest(name, fields),
 			}
 		}
 		if err := p.walk(full, it.Value(), ft); err != nil {
