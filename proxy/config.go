@@ -98,7 +98,7 @@ type DirectionConfig struct {
 // LimitsConfig bounds what connections may use.
 type LimitsConfig struct {
 	Connections       int      `yaml:"connections" about:"At most this many at once; 0: as many as the descriptor limit has room for."`
-	PerSource         *int     `yaml:"per_source" about:"At most this many at once from one client host (IPv6: /64), as the PROXY header says where one is taken; 0: no limit. Not set: a quarter of all that there is room for, but for clients on this machine."`
+	PerSource         *int     `yaml:"per_source" about:"At most this many at once from one client host (IPv6: /64), as the PROXY header says where one is taken; 0: no limit. Not set: a quarter of all that there is room for, but for clients on loopback."`
 	IdleTimeout       Duration `yaml:"idle_timeout" about:"Reset a connection on which nothing moved for this long; 0s: never. Keep-alives do not count: the proxy answers them, and sends its own."`
 	HalfClosedTimeout Duration `yaml:"half_closed_timeout" about:"The same once one side has finished; 0s: never."`
 	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`

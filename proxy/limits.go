@@ -73,7 +73,7 @@ func (c *Config) descriptors() Descriptors {
 // limiter counts connections against their limits; 0 is no limit.
 type limiter struct {
 	global, perSource int
-	sparesLoopback    bool // perSource is the default: clients on this machine have no bound of their own
+	sparesLoopback    bool // perSource is the default: clients on loopback have no bound of their own
 
 	mu      sync.Mutex
 	active  int
