@@ -363,7 +363,7 @@ func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) 
 		require.NoError(b, os.WriteFile(config, fmt.Appendf(nil, `envelope: %s
 listeners: [{name: bench, mode: forward, address: %q, target: %q}]
 defaults: {algorithm: %q, group: flow, up: {algorithm: none}}
-limits: {held_legs: 32768}
+limits: {held_legs: 32768, per_source: 0}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
 shutdown: {drain: 0s}
