@@ -123,7 +123,7 @@ func TestPenstockManyOfAHostAgainstOne(t *testing.T) {
 	for _, rate := range []cc.Rate{12e6, 24e6, 50e6} {
 		for _, base := range []time.Duration{20 * ms, 40 * ms} {
 			s := over(sim.LinkConfig{Rate: rate, QueueBytes: 1e6}, base, time.Minute)
-			s.Held, s.AckDelay, s.Warmup = true, 40*ms, 20*time.Second
+			s.Transport, s.Warmup = sim.Kernel, 20*time.Second
 			for range 8 {
 				s.Flows = append(s.Flows, sim.FlowConfig{Algorithm: "penstock", Group: "many"})
 			}

@@ -24,8 +24,8 @@ up trace FILE
 link 12mbit rtt 40ms reorder 0.01 reorder-by 5ms # one packet in a hundred takes so much longer
 link 12mbit rtt 40ms mark 0.1                # one packet in ten gets an ECN mark (CE)
 acks every 10ms                              # in batches
-acks delayed 40ms                            # every second packet's at once, one by itself so much later
-held                                         # the transport holds the window, as in the kernel; without it: the relay
+acks delayed 40ms                            # one packet's by itself, as Linux does; 0s: each at once
+transport kernel                             # enforces the window, acks delayed 40ms, timestamps; without it: relay
 hints every 10ms                             # the bottleneck tells of itself; without it: never
 timestamps                                   # each packet's own round trip, not the ledger's
 step 10s 6mbit                               # the rate from then on
@@ -114,7 +114,7 @@ func ReadCase(name string, r io.Reader, open func(name string) (*Trace, error)) 
 func (p *caseReader) line(words []string) error {
 	args := &arguments{directive: words[0], words: words[1:]}
 	switch words[0] {
-	case "link", "cell", "trace", "acks", "held", "hints", "timestamps", "run":
+	case "link", "cell", "trace", "acks", "transport", "hints", "timestamps", "run":
 		if p.once[words[0]] {
 			return fmt.Errorf("a second %q; one is all a scenario has", words[0])
 		}
@@ -136,9 +136,13 @@ func (p *caseReader) line(words []string) error {
 		}
 		return p.link(args, &p.c.Up, nil)
 	case "acks":
-		return args.each(map[string]func(string) error{"every": set(&p.c.AckEvery, parseSpan), "delayed": set(&p.c.AckDelay, parseSpan)})
-	case "held":
-		p.c.Held = true
+		return args.each(map[string]func(string) error{
+			"every": set(&p.c.AckEvery, parseSpan), "delayed": set(&p.c.AckDelay, parseAckDelay),
+		})
+	case "transport":
+		if err := args.next(set(&p.c.Transport, ParseTransport)); err != nil {
+			return err
+		}
 		return args.end()
 	case "hints":
 		return args.each(map[string]func(string) error{"every": set(&p.c.Hints, parseSpan)})
@@ -207,7 +211,7 @@ func (p *caseReader) line(words []string) error {
 		p.c.Expect = append(p.c.Expect, e)
 		return err
 	}
-	return fmt.Errorf("%q is not something a scenario says; lines begin with link, cell, host, trace, up, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
+	return fmt.Errorf("%q is not something a scenario says; lines begin with link, cell, host, trace, up, transport, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
 }
 
 // link reads a link's properties; its delay is also that of other, if there is one.

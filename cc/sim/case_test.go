@@ -33,6 +33,7 @@ func TestReadCase(t *testing.T) {
 		"",
 		"up 2mbit queue 64KiB loss 0.5 reorder 0.1 reorder-by 3ms",
 		"acks every 10ms",
+		"transport kernel",
 		"hints every 20ms",
 		"timestamps",
 		"delay 30s rtt 80ms",
@@ -44,9 +45,9 @@ func TestReadCase(t *testing.T) {
 	)
 	require.NoError(t, err)
 	assert.Equal(t, Scenario{
-		Down:     LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
-		Up:       LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5, Reorder: 0.1, ReorderBy: 3 * ms},
-		AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true,
+		Down:      LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
+		Up:        LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5, Reorder: 0.1, ReorderBy: 3 * ms},
+		Transport: Kernel, AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true,
 		Flows: []FlowConfig{
 			{
 				Name: "a", Algorithm: "copa", Params: cc.Params{"delta": 0.1}, Group: "g", Priority: 1, Weight: 2,
@@ -124,7 +125,6 @@ func TestReadCaseRefuses(t *testing.T) {
 		"trace lte":                     "",
 		"acks 10ms":                     `acks has no "10ms"; it has delayed, every`,
 		"acks every 9ms delayed 40ms":   "acknowledgements are either in batches or delayed",
-		"held fast":                     `held: "fast" is too much`,
 		"acks every 10":                 `"10" is not a time such as 40ms`,
 		"timestamps on":                 `timestamps: "on" is too much`,
 		"hints every 10us":              "the shortest period is 1ms",
@@ -239,4 +239,32 @@ func TestFairnessOfAPartIsThatOfItsWorstSecond(t *testing.T) {
 	assert.InDelta(t, 1, leastJain(flows, 0, 2*time.Second), 1e-9, "one that is not there yet does not count")
 	assert.InDelta(t, 0.8, leastJain(flows, 0, 3*time.Second), 1e-9)
 	assert.InDelta(t, 1, leastJain(flows, 3*time.Second, 4*time.Second), 1e-9, "nor one that leaves within the second")
+}
+
+func TestReadCaseOfATransport(t *testing.T) {
+	for lines, want := range map[string]Scenario{
+		"":                                    {},
+		"transport relay":                     {Transport: Relay},
+		"transport kernel":                    {Transport: Kernel, AckDelay: DelayedAck, RawRTT: true},
+		"transport kernel\nacks delayed 25ms": {Transport: Kernel, AckDelay: 25 * ms, RawRTT: true},
+		"transport kernel\nacks delayed 0s":   {Transport: Kernel, RawRTT: true},
+		"transport kernel\nacks every 5ms":    {Transport: Kernel, AckEvery: 5 * ms, RawRTT: true},
+		"acks delayed 40ms":                   {AckDelay: 40 * ms},
+		"transport relay\nacks delayed 0s":    {},
+		"transport relay\ntimestamps":         {RawRTT: true},
+	} {
+		c, err := readCase(t, lines, "link 12mbit", "flow copa", "run 5s")
+		require.NoError(t, err, lines)
+		got := c.complete()
+		assert.Equal(t, want, Scenario{Transport: got.Transport, AckDelay: got.AckDelay, AckEvery: got.AckEvery, RawRTT: got.RawRTT}, lines)
+	}
+	for lines, complaint := range map[string]string{
+		"transport":                          "transport lacks a word",
+		"transport quic":                     `no transport "quic"; use kernel or relay`,
+		"transport kernel relay":             "too much",
+		"transport kernel\ntransport kernel": `a second "transport"`,
+	} {
+		_, err := readCase(t, lines)
+		assert.ErrorContains(t, err, complaint, lines)
+	}
 }

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -10,8 +9,8 @@ import (
 )
 
 var (
-	relayHolds     = []string{}
-	transportHolds = []string{"held", "acks delayed 40ms", "timestamps"}
+	overRelay  = "transport relay"
+	overKernel = "transport kernel"
 )
 
 // A maximum rate is that of the group, however many flows it has and whoever holds
@@ -19,21 +18,21 @@ var (
 func TestAMaximumRateIsTheGroups(t *testing.T) {
 	for _, tt := range []struct {
 		algorithm string
-		transport []string
+		transport string
 		flows     []int
 	}{
-		{"penstock", relayHolds, []int{1, 2, 4, 16, 64}},
-		{"cubic", relayHolds, []int{1, 4, 64}},
-		{"bbr", relayHolds, []int{1, 4, 64}},
-		{"copa", relayHolds, []int{1, 4, 64}},
-		{"penstock", transportHolds, []int{1, 2, 4, 16, 64}},
-		{"cubic", transportHolds, []int{1, 4, 16, 64}},
-		{"bbr", transportHolds, []int{1, 4}},
-		{"copa", transportHolds, []int{1, 4}},
+		{"penstock", overRelay, []int{1, 2, 4, 16, 64}},
+		{"cubic", overRelay, []int{1, 4, 64}},
+		{"bbr", overRelay, []int{1, 4, 64}},
+		{"copa", overRelay, []int{1, 4, 64}},
+		{"penstock", overKernel, []int{1, 2, 4, 16, 64}},
+		{"cubic", overKernel, []int{1, 4, 16, 64}},
+		{"bbr", overKernel, []int{1, 4}},
+		{"copa", overKernel, []int{1, 4}},
 	} {
 		for _, n := range tt.flows {
-			t.Run(fmt.Sprint(tt.algorithm, len(tt.transport), n), func(t *testing.T) {
-				lines := slices.Clone(tt.transport)
+			t.Run(fmt.Sprintf("%s %s %d", tt.algorithm, tt.transport, n), func(t *testing.T) {
+				lines := []string{tt.transport}
 				for i := range n {
 					lines = append(lines, fmt.Sprintf("flow %s group host maxrate 10mbit name f%d", tt.algorithm, i))
 				}
@@ -57,8 +56,8 @@ func total(r Result) (mbit float64) {
 }
 
 func TestFlowsUnderUnlikeAlgorithmsShareTheMaximumRateOfTheirGroup(t *testing.T) {
-	for _, transport := range [][]string{relayHolds, transportHolds} {
-		r := playMaxRate(t, append(slices.Clone(transport),
+	for _, transport := range []string{overRelay, overKernel} {
+		r := playMaxRate(t, append([]string{transport},
 			"flow penstock group host maxrate 10mbit",
 			"flow cubic group host maxrate 10mbit",
 			"flow cubic group host maxrate 10mbit",
@@ -74,15 +73,15 @@ func TestFlowsUnderUnlikeAlgorithmsShareTheMaximumRateOfTheirGroup(t *testing.T)
 
 // What a maximum rate leaves is divided as a link would be.
 func TestClassesAndWeightsHoldUnderAMaximumRate(t *testing.T) {
-	for _, transport := range [][]string{relayHolds, transportHolds} {
-		playMaxRate(t, append(slices.Clone(transport),
+	for _, transport := range []string{overRelay, overKernel} {
+		playMaxRate(t, append([]string{transport},
 			"flow penstock group host maxrate 10mbit name call class guarantee target 4mbit",
 			"flow penstock group host maxrate 10mbit name heavy weight 3",
 			"flow penstock group host maxrate 10mbit name light",
 			"expect call.throughput_mbit >= 3.8", "expect call.throughput_mbit <= 4.6",
 			"expect heavy.throughput_mbit >= 3.9", "expect light.throughput_mbit <= 1.7",
 			"expect light.throughput_mbit >= 1.2")...)
-		playMaxRate(t, append(slices.Clone(transport),
+		playMaxRate(t, append([]string{transport},
 			"flow penstock group host maxrate 10mbit name first priority 0",
 			"flow penstock group host maxrate 10mbit name second priority 1",
 			"expect first.throughput_mbit >= 8")...)
@@ -91,10 +90,10 @@ func TestClassesAndWeightsHoldUnderAMaximumRate(t *testing.T) {
 
 // A maximum rate above what the link carries changes nothing.
 func TestAMaximumRateAboveTheLinkDoesNotBind(t *testing.T) {
-	for _, transport := range [][]string{relayHolds, transportHolds} {
+	for _, transport := range []string{overRelay, overKernel} {
 		for _, algorithm := range []string{"penstock", "cubic", "bbr", "copa"} {
 			with := func(rate string) Result {
-				lines := slices.Clone(transport)
+				lines := []string{transport}
 				for i := range 3 {
 					lines = append(lines, fmt.Sprintf("flow %s group host name f%d %s", algorithm, i, rate))
 				}
@@ -108,8 +107,8 @@ func TestAMaximumRateAboveTheLinkDoesNotBind(t *testing.T) {
 }
 
 func TestWhatSomeDoNotUseOfAMaximumRateOthersDo(t *testing.T) {
-	for _, transport := range [][]string{relayHolds, transportHolds} {
-		playMaxRate(t, append(slices.Clone(transport),
+	for _, transport := range []string{overRelay, overKernel} {
+		playMaxRate(t, append([]string{transport},
 			"flow penstock group host maxrate 10mbit name little rate 1mbit",
 			"flow penstock group host maxrate 10mbit name all",
 			"expect little.throughput_mbit >= 0.97",
@@ -126,12 +125,12 @@ func TestDatagramsCountInTheMaximumRate(t *testing.T) {
 	assert.InEpsilon(t, 10, total(alone), 0.04)
 	assert.Greater(t, total(alone), 9.0)
 
-	for _, transport := range [][]string{relayHolds, transportHolds} {
-		both := playMaxRate(t, append(slices.Clone(transport), flood, "flow penstock name tcp group host maxrate 10mbit",
+	for _, transport := range []string{overRelay, overKernel} {
+		both := playMaxRate(t, append([]string{transport}, flood, "flow penstock name tcp group host maxrate 10mbit",
 			"expect tcp.throughput_mbit >= 3", "expect flood.throughput_mbit >= 3")...)
 		assert.LessOrEqual(t, total(both), 10.3)
 
-		sparse := playMaxRate(t, append(slices.Clone(transport), "flow udp name call group host share 0.5 rate 300kbit",
+		sparse := playMaxRate(t, append([]string{transport}, "flow udp name call group host share 0.5 rate 300kbit",
 			"flow penstock name tcp group host maxrate 10mbit", "expect call.throughput_mbit >= 0.29")...)
 		assert.InEpsilon(t, 10, total(sparse), 0.03)
 	}

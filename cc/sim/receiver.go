@@ -6,15 +6,25 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
+// quickAcks is how many acknowledgements in a row Linux does not delay: at first,
+// after a retransmission timeout without data, and after data that it had
+// (TCP_MAX_QUICKACKS).
+const quickAcks = 16
+
 // receiver takes packets and says when to acknowledge them. Each
 // acknowledgement tells of all that has arrived so far, so losing one loses
-// time, not news.
+// time, not news. Delayed acknowledgements are Linux's, with an application that
+// reads at once: it does not wait with the end of what was written (since 6.7; the
+// sender sets PSH), nor where a hole is filled (RFC 5681 §4.2).
 type receiver struct {
 	every   time.Duration
 	delay   time.Duration
-	planned bool // an acknowledgement waits for its time
-	said    int  // of the log, in acknowledgements
-	round   int  // of acknowledgements: what was planned in an earlier one is off
+	newest  cc.Time // when the latest packet arrived; 0: none has
+	quick   int     // acknowledgements that are not delayed yet
+	urgent  bool    // nor is the next one
+	planned bool    // an acknowledgement waits for its time
+	said    int     // of the log, in acknowledgements
+	round   int     // of acknowledgements: what was planned in an earlier one is off
 
 	next  int64              // all segments below have arrived
 	upTo  cc.Bytes           // their payload
@@ -26,15 +36,21 @@ type receiver struct {
 
 // arrival is one transmission of a segment that came through.
 type arrival struct {
-	n, tx int64
-	size  cc.Bytes
-	ce    bool // it came with an ECN mark
+	n, tx  int64
+	size   cc.Bytes
+	pushed bool // the end of what was written
+	ce     bool // it came with an ECN mark
 }
 
-// take notes an arrival and reports whether its segment is new.
-func (r *receiver) take(a arrival) bool {
+// take notes an arrival at now and reports whether its segment is new.
+func (r *receiver) take(now cc.Time, a arrival) bool {
 	r.log = append(r.log, a)
+	if r.newest == 0 || now.Sub(r.newest) > minRTO {
+		r.quick = quickAcks
+	}
+	r.newest, r.urgent = now, r.urgent || a.pushed
 	if _, has := r.above[a.n]; has || a.n < r.next {
+		r.quick = quickAcks
 		return false
 	}
 	if a.n > r.next {
@@ -52,6 +68,7 @@ func (r *receiver) take(a arrival) bool {
 		}
 		r.upTo += size
 		delete(r.above, r.next)
+		r.urgent = r.urgent || len(r.above) == 0
 	}
 	return true
 }
@@ -60,7 +77,8 @@ func (r *receiver) take(a arrival) bool {
 // been done by then; false: an acknowledgement is planned already.
 func (r *receiver) acknowledges(now cc.Time) (at cc.Time, ok bool) {
 	switch {
-	case r.every == 0 && r.delay == 0, r.delay > 0 && (r.logged() > r.said+1 || len(r.above) > 0):
+	case r.every == 0 && r.delay == 0,
+		r.delay > 0 && (r.quick > 0 || r.urgent || r.logged() > r.said+1 || len(r.above) > 0):
 		return now, true
 	case r.planned:
 		return 0, false
@@ -75,7 +93,8 @@ func (r *receiver) acknowledges(now cc.Time) (at cc.Time, ok bool) {
 
 // acknowledge tells how much has arrived.
 func (r *receiver) acknowledge() (news int) {
-	r.said, r.planned = r.logged(), false
+	r.said, r.planned, r.urgent = r.logged(), false, false
+	r.quick = max(0, r.quick-1)
 	r.round++
 	return r.said
 }

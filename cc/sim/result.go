@@ -37,7 +37,8 @@ type FlowResult struct {
 	Drops, Losses    int
 	Retransmits      int
 	Timeouts         int
-	Completed        time.Duration // how long it took to deliver FlowConfig.Bytes, to the last acknowledgement; 0: it has not
+	Received         time.Duration // how long it took until all of FlowConfig.Bytes had arrived; 0: they have not
+	Completed        time.Duration // how long it took to deliver them, to the last acknowledgement; 0: it has not
 	Objects          []Object      // that its client asked for, chunks of a video among them
 	FCT              Delays        // how long those took that came: from the request to the last byte
 	Video            Playback      // of the whole run
@@ -105,6 +106,7 @@ type stats struct {
 	timeouts          int
 	carried, arrived  cc.Bytes
 	perSecond         []cc.Bytes
+	received          cc.Time // all there is to send; 0: not yet
 	completed         cc.Time // 0: not yet
 	samples           []Sample
 	final             flow.Snapshot
@@ -225,6 +227,9 @@ func (s *sender) result(i int) FlowResult {
 	}
 	f := st.result(s.w, s.cfg, i, s.to, to)
 	f.Read = s.rcv.upTo
+	if st.received != 0 {
+		f.Received = st.received.Sub(s.src.started)
+	}
 	if st.completed != 0 {
 		f.Completed = st.completed.Sub(s.src.started)
 	}

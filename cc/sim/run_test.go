@@ -153,6 +153,7 @@ func TestRunRefuses(t *testing.T) {
 		`copa has no parameter "x"`:                      func(s *Scenario) { s.Flows[0].Params = cc.Params{"x": 1} },
 		"it must stop after it starts":                   func(s *Scenario) { s.Flows[0].Start, s.Flows[0].Stop = 2, 1 },
 		"periods must not be negative":                   func(s *Scenario) { s.AckEvery = -1 },
+		"there is no Transport(2); use Kernel or Relay":  func(s *Scenario) { s.Transport = 2 },
 		"a change at 0s to a delay of -1":                func(s *Scenario) { s.Changes = []Change{{Delay: -1}} },
 	} {
 		s := good()
@@ -162,35 +163,41 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// TestAcksAreDelayed has an object of an odd number of packets: the last one's
-// acknowledgement waits.
+// TestAcksAreDelayed has windows of one packet and of two: each that is alone on its
+// way waits for its acknowledgement, but for the first ones and the last one.
 func TestAcksAreDelayed(t *testing.T) {
-	const packets = 5
+	const packets, waiting = 20, 20 - quickAcks - 1
 	s := path(40*ms, 0, "static")
-	s.Flows[0].Params, s.Flows[0].Bytes = cc.Params{"cwnd_packets": 10}, packets*cc.DefaultMSS
-	completed := func() time.Duration {
+	s.Flows[0].Params, s.Flows[0].Bytes = cc.Params{"cwnd_packets": 1}, packets*cc.DefaultMSS
+	completed := func(transport Transport, delay time.Duration) time.Duration {
 		t.Helper()
+		s.Transport, s.AckDelay = transport, delay
 		r, err := Run(s)
 		require.NoError(t, err)
+		assert.Equal(t, r.Flows[0].Completed-20*ms, r.Flows[0].Received, "the last acknowledgement is not delayed")
 		return r.Flows[0].Completed
 	}
-	at := completed()
-	s.AckDelay = 40 * ms
-	assert.Equal(t, at+40*ms, completed())
-	s.Flows[0].Bytes += cc.DefaultMSS
-	assert.Less(t, completed(), at+5*ms, "an even number")
+	at := completed(Kernel, AckAtOnce)
+	assert.Equal(t, at+waiting*25*ms, completed(Kernel, 25*ms))
+	assert.Equal(t, at+waiting*40*ms, completed(Kernel, 0), "Linux's own")
+	assert.Equal(t, at, completed(Relay, 0))
+	assert.Equal(t, at, completed(Relay, 40*ms), "each packet is a write of its own")
+
+	s.Flows[0].Params = cc.Params{"cwnd_packets": 2}
+	assert.Less(t, completed(Kernel, 0), completed(Kernel, AckAtOnce)+15*ms, "pairs do not wait")
 }
 
-// TestAHeldWindowIsTheRelaysWindow has both kinds of transport fill the same window.
-func TestAHeldWindowIsTheRelaysWindow(t *testing.T) {
-	for _, window := range []float64{4, 7, 30} {
+// TestTheKernelsWindowIsTheRelaysWindow has both kinds of transport fill the same window,
+// whole pairs of packets, as the kernel's members are told theirs in pairs.
+func TestTheKernelsWindowIsTheRelaysWindow(t *testing.T) {
+	for _, window := range []float64{4, 8, 30} {
 		s := path(40*ms, 0, "static", "static")
 		for i := range s.Flows {
 			s.Flows[i].Params, s.Flows[i].Group = cc.Params{"cwnd_packets": window}, "g"
 		}
 		relayed, err := Run(s)
 		require.NoError(t, err)
-		s.Held = true
+		s.Transport, s.AckDelay = Kernel, AckAtOnce
 		held, err := Run(s)
 		require.NoError(t, err)
 		assert.InEpsilon(t, relayed.Utilisation, held.Utilisation, 0.03, "%v packets", window)
@@ -211,11 +218,11 @@ func TestRunKeepsItsBooks(t *testing.T) {
 			},
 			Up:       LinkConfig{Delay: 5 * ms, Loss: rapid.Float64Range(0, 0.3).Draw(t, "ack loss")},
 			AckEvery: time.Duration(rapid.Int64Range(0, 30).Draw(t, "every")) * ms,
-			Held:     rapid.Bool().Draw(t, "held"),
 			RawRTT:   rapid.Bool().Draw(t, "raw"),
 			Duration: 5 * time.Second,
 			Seed:     rapid.Uint64().Draw(t, "seed"),
 		}
+		s.Transport = rapid.SampledFrom([]Transport{Relay, Kernel}).Draw(t, "transport")
 		if rapid.Bool().Draw(t, "delayed") {
 			s.AckEvery, s.AckDelay = 0, 40*ms
 		}

@@ -14,18 +14,18 @@ type Scenario struct {
 	Down LinkConfig  // carries data; its queue is the bottleneck
 	Cell *CellConfig // in place of Down; nil: none
 	Up   LinkConfig  // carries acknowledgements
+	// Transport is below the flows.
+	Transport Transport
 	// AckEvery lets the receiver acknowledge only at multiples of it, as a link
 	// layer that aggregates does; 0: each packet by itself.
 	AckEvery time.Duration
 	// AckDelay lets the receiver acknowledge every second packet at once and one by
-	// itself only so much later, as TCP's do (RFC 9293 §3.8.6.3); 0: each at once.
+	// itself only so much later (RFC 9293 §3.8.6.3), with Linux's exceptions: the
+	// first 16, those after a pause, and the end of what was written. 0: as Transport
+	// has it, unless there is AckEvery; AckAtOnce: never.
 	AckDelay time.Duration
-	// Held has the transport hold the window by itself and hear of it with each
-	// acknowledgement, as Penstock's control in the kernel does; otherwise the
-	// relay above it asks for each grant.
-	Held bool
 	// RawRTT reports each packet's own round trip, as a transport with timestamps
-	// can; otherwise the flow's send ledger measures.
+	// can; otherwise the flow's send ledger measures. With Kernel it always is.
 	RawRTT bool
 	// Hints is how often the bottleneck tells the senders of itself; their copy
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
@@ -113,7 +113,9 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("sim: duration is %v, but must be above 0 and at most %v", s.Duration, maxDuration)
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
 		return fmt.Errorf("sim: warm-up is %v, but must be shorter than the run of %v", s.Warmup, s.Duration)
-	case s.AckEvery < 0 || s.AckDelay < 0 || s.Sample < 0:
+	case int(s.Transport) >= len(transportNames):
+		return fmt.Errorf("sim: there is no %v; use Kernel or Relay", s.Transport)
+	case s.AckEvery < 0 || s.AckDelay < AckAtOnce || s.Sample < 0:
 		return fmt.Errorf("sim: periods must not be negative")
 	case s.AckEvery > 0 && s.AckDelay > 0:
 		return fmt.Errorf("sim: acknowledgements are either in batches or delayed")

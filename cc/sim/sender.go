@@ -57,6 +57,7 @@ type segment struct {
 	size    cc.Bytes
 	state   segState
 	resent  bool
+	pushed  bool    // the end of what was written
 	givenUp bool    // lost only by the timer's word, which may prove wrong
 	tx      int64   // its last transmission, counted over the flow
 	sentAt  cc.Time // of the last transmission
@@ -92,7 +93,7 @@ func (s *sender) open(t flow.Terms) {
 	if s.ask != nil {
 		s.ask.ask()
 	}
-	if s.w.scenario.Held {
+	if s.w.scenario.Transport == Kernel {
 		s.tell(0) // and hear of the window
 	}
 	s.pump()
@@ -134,7 +135,7 @@ func (s *sender) wake() {
 
 // pump sends new data as far as the application and the flow allow.
 func (s *sender) pump() {
-	if s.w.scenario.Held {
+	if s.w.scenario.Transport == Kernel {
 		s.pumpHeld()
 		return
 	}
@@ -152,7 +153,7 @@ func (s *sender) pump() {
 		for left := g.Bytes; left > 0; {
 			size := min(left, cc.DefaultMSS)
 			left -= size
-			s.extend(size)
+			s.extend(size, left == 0)
 		}
 		s.report.Written = s.sent
 	}
@@ -180,7 +181,7 @@ func (s *sender) pumpHeld() {
 			s.paced = s.w.now.Add(s.pace.TimeFor(size))
 		}
 		s.src.taken += size
-		s.extend(size)
+		s.extend(size, s.wrote == s.sent+size)
 	}
 }
 
@@ -197,10 +198,11 @@ func (s *sender) write(n cc.Bytes) {
 	}
 }
 
-// extend sends the next size bytes of the stream in a segment.
-func (s *sender) extend(size cc.Bytes) {
+// extend sends the next size bytes of the stream in a segment; pushed: no more was
+// written.
+func (s *sender) extend(size cc.Bytes, pushed bool) {
 	s.sent += size
-	s.segs = append(s.segs, segment{end: s.sent, size: size})
+	s.segs = append(s.segs, segment{end: s.sent, size: size, pushed: pushed})
 	s.transmit(s.base + int64(len(s.segs)) - 1)
 }
 
@@ -222,7 +224,7 @@ func (s *sender) transmit(n int64) {
 		s.recovery.rtoFrom = now
 	}
 	s.pipe += seg.size
-	a := arrival{n: n, tx: seg.tx, size: seg.size}
+	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed}
 	s.stats.sent(now)
 	s.w.send(s.to, seg.size+HeaderBytes, func(v Verdict) {
 		s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
@@ -267,8 +269,11 @@ func (s *sender) arrive(a arrival) {
 		return
 	}
 	s.stats.cameThrough(s.w.now)
-	if s.rcv.take(a) {
+	if s.rcv.take(s.w.now, a) {
 		s.stats.delivered(s.w.now, a.size)
+		if s.rcv.upTo == s.cfg.Bytes { // 0: no end
+			s.stats.received = s.w.now
+		}
 	}
 	if s.ask != nil {
 		s.ask.took(s.rcv.upTo)
@@ -322,7 +327,7 @@ func (s *sender) hear(upTo int) {
 		atLeast = 1 // the flow learns of a loss from what is sent again
 	}
 	s.repair(atLeast)
-	if s.w.scenario.Held { // before anybody hears of the acknowledgement
+	if s.w.scenario.Transport == Kernel { // before anybody hears of the acknowledgement
 		s.pump()
 	}
 	s.tell(raw)
@@ -388,7 +393,7 @@ func (s *sender) tell(raw time.Duration) {
 	if s.w.scenario.RawRTT {
 		s.report.RTT = raw
 	}
-	if s.w.scenario.Held {
+	if s.w.scenario.Transport == Kernel {
 		n, _ := s.src.available(s.w.now)
 		s.write(n)
 		s.report.Held, s.report.Unsent = true, s.wrote-s.sent

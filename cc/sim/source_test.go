@@ -78,7 +78,7 @@ func TestReceiver(t *testing.T) {
 		fresh bool
 		next  int64
 	}{{0, true, 1}, {2, true, 1}, {2, false, 1}, {4, true, 1}, {1, true, 3}, {0, false, 3}, {3, true, 5}} {
-		assert.Equal(t, c.fresh, r.take(arrival{n: c.n}), "segment %d", c.n)
+		assert.Equal(t, c.fresh, r.take(start, arrival{n: c.n}), "segment %d", c.n)
 		assert.Equal(t, c.next, r.next, "segment %d", c.n)
 	}
 	assert.Empty(t, r.above)
@@ -97,6 +97,51 @@ func TestReceiverBatchesAcknowledgements(t *testing.T) {
 	r.planned = false
 	at, _ = r.acknowledges(start.Add(20 * ms))
 	assert.Equal(t, start.Add(20*ms), at)
+}
+
+// What Linux acknowledges at once, although it delays.
+func TestReceiverDelaysAsLinuxDoes(t *testing.T) {
+	now, n := start, int64(0)
+	r := receiver{delay: 40 * ms}
+	// come has a segment arrive and tells whether it is acknowledged at once.
+	come := func(a arrival) bool {
+		r.take(now, a)
+		at, ok := r.acknowledges(now)
+		if !ok || at != now {
+			return false
+		}
+		r.acknowledge()
+		return true
+	}
+	next := func() arrival { n++; return arrival{n: n - 1} }
+	for i := range quickAcks {
+		assert.True(t, come(next()), "segment %d of the first", i)
+	}
+	assert.False(t, come(next()))
+	assert.True(t, come(next()), "every second one")
+
+	assert.False(t, come(next()))
+	assert.True(t, come(arrival{n: n + 1}), "behind a hole")
+	assert.True(t, come(next()), "into the hole")
+	n++
+	assert.False(t, come(next()))
+	r.acknowledge() // when its time has come
+
+	pushed := next()
+	pushed.pushed = true
+	assert.True(t, come(pushed), "the end of a write")
+	assert.False(t, come(next()))
+	r.acknowledge()
+
+	assert.True(t, come(arrival{n: 3}), "had before")
+	for range quickAcks - 1 {
+		assert.True(t, come(next()), "something is amiss")
+	}
+	assert.False(t, come(next()))
+	r.acknowledge()
+
+	now = now.Add(minRTO + ms)
+	assert.True(t, come(next()), "after a pause")
 }
 
 func TestJain(t *testing.T) {

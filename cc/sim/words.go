@@ -87,6 +87,15 @@ func parseSpan(s string) (time.Duration, error) {
 	return d, nil
 }
 
+// parseAckDelay may be none, which AckDelay has another word for.
+func parseAckDelay(s string) (time.Duration, error) {
+	d, err := parseSpan(s)
+	if d == 0 {
+		d = AckAtOnce
+	}
+	return d, err
+}
+
 func parseSeed(s string) (uint64, error) {
 	v, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {

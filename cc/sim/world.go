@@ -69,7 +69,7 @@ const (
 )
 
 func newWorld(s Scenario) *world {
-	w := &world{scenario: s, origin: cc.Time(time.Second), armed: cc.Never, gateways: map[string]*gateway{}}
+	w := &world{scenario: s.complete(), origin: cc.Time(time.Second), armed: cc.Never, gateways: map[string]*gateway{}}
 	w.now = w.origin
 	w.end = w.origin.Add(s.Duration)
 	down, up := s.Down, s.Up

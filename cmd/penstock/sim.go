@@ -23,6 +23,7 @@ type simFlags struct {
 	upRate, upTrace           string
 	buffer                    string
 	delay, ackEvery, hints    time.Duration
+	transport                 string
 	duration, warmup, sampled time.Duration
 	loss, upLoss              float64
 	seed                      uint64
@@ -41,7 +42,9 @@ func simCommand() *cobra.Command {
 of a second, and prints what came of it: throughput, the share of the link that
 was used, and how long packets waited in the queue, each packet counted. Between
 the algorithm and the link stands a transport that works packet by packet, with
-selective acknowledgements. One seed gives one result.
+selective acknowledgements: the kernel's, which enforces the window as Penstock's
+own congestion control does in Linux, or with --transport relay one without a
+window, as under a tunnel. One seed gives one result.
 
 A link is a rate, a trace in Mahimahi's format (each line the millisecond at
 which 1500 bytes may leave; the file repeats), or a trace drawn from a built-in
@@ -67,7 +70,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
   penstock sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
   penstock sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
   penstock sim test/scenarios/testdata/outage.txt
-  penstock sim --all`,
+  penstock sim --all
+  penstock sim --all --transport relay --markdown`,
 		RunE: func(cmd *cobra.Command, files []string) error {
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)
@@ -95,7 +99,10 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.buffer, "buffer", "2MB", "drop-tail queue: bytes (2MB), packets (100pkt) or none")
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
 	flags.Float64Var(&f.upLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
-	flags.DurationVar(&f.ackEvery, "ack-every", 0, "acknowledge in batches, at multiples of this; 0: each packet")
+	flags.StringVar(&f.transport, "transport", sim.Kernel.String(),
+		"what is below the algorithm: kernel enforces the window, and acknowledgements are delayed as by Linux; "+
+			"relay has the proxy keep it, and each packet is acknowledged")
+	flags.DurationVar(&f.ackEvery, "ack-every", 0, "acknowledge in batches, at multiples of this; 0: as --transport has it")
 	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base station would; 0: never")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run")
 	flags.DurationVar(&f.warmup, "warmup", 0, "leave this much of the beginning out of the figures")
@@ -212,6 +219,9 @@ func (f *simFlags) base() (sim.Scenario, error) {
 		return s, errors.New("--loss and --up-loss must be fractions such as 0.01, below 1")
 	}
 	var err error
+	if s.Transport, err = sim.ParseTransport(f.transport); err != nil {
+		return s, fmt.Errorf("--transport: %w", err)
+	}
 	if f.buffer != "none" {
 		if s.Down.QueueBytes, s.Down.QueuePackets, err = sim.ParseQueue(f.buffer); err != nil {
 			return s, fmt.Errorf("--buffer: %w or none", err)

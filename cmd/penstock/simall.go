@@ -35,7 +35,7 @@ func standardList() string {
 }
 
 // withAll are the flags that go with --all.
-var withAll = map[string]bool{"all": true, "markdown": true, "algorithm": true, "sweep": true}
+var withAll = map[string]bool{"all": true, "markdown": true, "algorithm": true, "sweep": true, "transport": true}
 
 // runAll puts the algorithms through the standard cases and prints the table.
 func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
@@ -95,13 +95,17 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 	if err != nil {
 		return nil, err
 	}
+	transport, err := sim.ParseTransport(f.transport)
+	if err != nil {
+		return nil, fmt.Errorf("--transport: %w", err)
+	}
 	for _, ref := range refs {
 		for _, s := range sim.Standard() {
 			c, err := s.Case(ref)
 			if err != nil {
 				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
-			c.Sample = 0
+			c.Transport, c.Sample = transport, 0
 			if f.traceOut != "" {
 				c.Sample = f.sampled
 			}

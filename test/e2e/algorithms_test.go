@@ -55,8 +55,12 @@ func crosses(t *testing.T, link sim.LinkConfig, spec cc.Spec) {
 	d.arrives()
 	crossed := path.Report(0, path.Elapsed()).Down
 
+	transport := sim.Relay
+	if present.envelope == kernel.EBPF {
+		transport = sim.Kernel
+	}
 	virtual, err := netlab.Simulate(sim.Scenario{
-		Down: link, Up: sim.LinkConfig{Delay: link.Delay}, RawRTT: present.envelope == kernel.EBPF,
+		Down: link, Up: sim.LinkConfig{Delay: link.Delay}, Transport: transport,
 		Flows: []sim.FlowConfig{{Algorithm: spec.Name, Bytes: size}}, Duration: time.Minute,
 	})
 	require.NoError(t, err)

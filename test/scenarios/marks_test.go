@@ -1,6 +1,7 @@
 package scenarios
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
@@ -18,13 +19,10 @@ func TestEveryAlgorithmAnswersMarks(t *testing.T) {
 		part, most float64 // most: mean window, in packets
 	}{{0.1, 8}, {1, 3}} {
 		for _, spec := range sim.Algorithms() {
-			for name, as := range map[string]func(*sim.Scenario){
-				"relay":  func(*sim.Scenario) {},
-				"kernel": func(s *sim.Scenario) { s.Held, s.RawRTT, s.AckDelay = true, true, 40*ms },
-			} {
-				t.Run(spec.Name+" over the "+name, func(t *testing.T) {
+			for _, transport := range []sim.Transport{sim.Relay, sim.Kernel} {
+				t.Run(fmt.Sprintf("%s over the %v", spec.Name, transport), func(t *testing.T) {
 					t.Parallel()
-					s := ordeal{change: func(s *sim.Scenario) { s.Down.Mark = m.part; as(s) }}.scenario(spec)
+					s := ordeal{change: func(s *sim.Scenario) { s.Down.Mark, s.Transport = m.part, transport }}.scenario(spec)
 					r, err := sim.Run(s)
 					require.NoError(t, err)
 					var windows []float64

@@ -1,0 +1,60 @@
+package sim
+
+import (
+	"fmt"
+	"time"
+)
+
+// Transport is what carries a scenario's flows, and what its receivers do.
+type Transport uint8
+
+// The transports. What Kernel stands for is Penstock's own congestion control in
+// Linux, and Linux's receivers.
+const (
+	// Relay has no window: the relay above it asks the flow for each grant. Each
+	// packet is acknowledged at once.
+	Relay Transport = iota
+	// Kernel enforces the window, hears of it with each acknowledgement, and
+	// measures each packet's round trip. Acknowledgements are delayed by DelayedAck.
+	Kernel
+)
+
+// DelayedAck is how long Linux delays the acknowledgement of a packet by itself
+// (TCP_DELACK_MIN; RFC 9293 §3.8.6.3 has 500 ms at most).
+const DelayedAck = 40 * time.Millisecond
+
+// AckAtOnce is the AckDelay of receivers that acknowledge each packet at once,
+// whatever the transport is.
+const AckAtOnce time.Duration = -1
+
+// transportNames are as a case file and a command line have them.
+var transportNames = [...]string{Relay: "relay", Kernel: "kernel"}
+
+func (t Transport) String() string {
+	if int(t) < len(transportNames) {
+		return transportNames[t]
+	}
+	return fmt.Sprintf("Transport(%d)", uint8(t))
+}
+
+// ParseTransport reads a transport's name.
+func ParseTransport(s string) (Transport, error) {
+	for t, name := range transportNames {
+		if s == name {
+			return Transport(t), nil
+		}
+	}
+	return 0, fmt.Errorf("no transport %q; use kernel or relay", s)
+}
+
+// complete spells out what comes with the scenario's transport.
+func (s Scenario) complete() Scenario {
+	if s.Transport == Kernel {
+		s.RawRTT = true
+		if s.AckDelay == 0 && s.AckEvery == 0 {
+			s.AckDelay = DelayedAck
+		}
+	}
+	s.AckDelay = max(0, s.AckDelay)
+	return s
+}
