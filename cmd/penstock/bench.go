@@ -58,9 +58,11 @@ ALGORITHM@wireguard has the client come through a WireGuard tunnel, and TCP in
 user space send to it.
 
 ALGORITHM@sim is the same algorithm over the same link, buffer, delay and loss in
-virtual time, for as long and counted alike, with a transport that acknowledges
-and reports every packet: what it comes to by itself, on any machine. Nothing is
-late there, and there is no proxy whose time or packets could be looked at.
+virtual time, for as long and counted alike: what it comes to by itself, on any
+machine. Nothing is late there, and there is no proxy whose time or packets could
+be looked at. The transport is that of the same algorithm's real senders: the
+kernel's, which enforces the window, with acknowledgements that Linux delays; the
+relay's where all of those are over bbr, cubic, reno or wireguard.
 
 A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
 trace (generate:lte, generate:lte:7 with a seed). It carries the same in both

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/cmd/penstock/figures"
 )
 
@@ -213,9 +214,7 @@ func writeTrust(b *strings.Builder, results []Result) {
 		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max, results[0].System)
 	}
 	fmt.Fprintf(b, "%s.\n", results[0].Version)
-	if len(late) < len(results) {
-		b.WriteString("@sim: in virtual time, where nothing is late.\n")
-	}
+	writeTransports(b, results)
 	if noisy > 0 {
 		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, or use --retry-noisy.\n", noisy, len(late))
 	}
@@ -228,6 +227,21 @@ func writeTrust(b *strings.Builder, results []Result) {
 		}
 		if d := r.Departures; d != nil && d.Missed > 0 {
 			fmt.Fprintf(b, "The record of packets lacks %d: %s.\n", d.Missed, r.which())
+		}
+	}
+}
+
+// writeTransports says over what the runs in virtual time were.
+func writeTransports(b *strings.Builder, results []Result) {
+	for _, transport := range []sim.Transport{sim.Kernel, sim.Relay} {
+		var senders []string
+		for _, r := range results {
+			if r.Transport == transport.String() && !slices.Contains(senders, r.Sender) {
+				senders = append(senders, r.Sender)
+			}
+		}
+		if len(senders) > 0 {
+			fmt.Fprintf(b, "In virtual time, where nothing is late, over the transport %s: %s.\n", transport, strings.Join(senders, ", "))
 		}
 	}
 }

@@ -102,7 +102,12 @@ func faded() []Result {
 // virtual makes up a run in virtual time.
 func virtual(sender string, mbit, p95 float64) Result {
 	r := result(sender+"@sim", "", 1, mbit, p95)
-	r.Algorithm, r.Envelope, r.Lateness, r.QueueDrops, r.Retransmitted = sender, envelopeSim, Percentiles{}, 0, 0
+	r.Algorithm, r.Envelope, r.Transport, r.Lateness, r.QueueDrops, r.Retransmitted = sender, EnvelopeSim, "kernel", Percentiles{}, 0, 0
+	return r
+}
+
+func relayed(r Result) Result {
+	r.Transport = "relay"
 	return r
 }
 
@@ -114,7 +119,7 @@ func TestTables(t *testing.T) {
 		"several runs, two paths":  {someResults(), true},
 		"three losses":             {faded(), true},
 		"real beside virtual":      {[]Result{result("cubic", "cubic", 1, 9.9, 3000), proxied("copa", 1, 9.4, 87, 1.25), virtual("copa", 9.5, 85)}, true},
-		"virtual alone":            {[]Result{virtual("copa", 9.5, 85), virtual("cubic", 9.9, 3000)}, true},
+		"virtual alone":            {[]Result{virtual("copa", 9.5, 85), relayed(virtual("cubic", 9.9, 3000))}, true},
 		"one run of each":          {someResults()[:3], false},
 		"nobody to compare with":   {[]Result{proxied("copa", 1, 9.4, 87, 1.25)}, true},
 		"nothing that counts":      {[]Result{someResults()[5]}, true},

@@ -19,16 +19,16 @@ var KernelAlgorithms = []string{"cubic", "bbr", "reno"}
 // list it before.
 const envelopeEBPF = "ebpf"
 
-// envelopeSim is none in the kernel: the run is in virtual time, with nothing but
+// EnvelopeSim is none in the kernel: the run is in virtual time, with nothing but
 // the algorithm, a simulated transport and the link.
-const envelopeSim = "sim"
+const EnvelopeSim = "sim"
 
 // envelopeWireGuard is none in the kernel either: the client reaches Penstock
 // through a tunnel, and what sends to it is the TCP in user space that ends there.
 const envelopeWireGuard = "wireguard"
 
 // Envelopes are what may lie under Penstock.
-var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeWireGuard, envelopeSim)
+var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeWireGuard, EnvelopeSim)
 
 // Sender is who decides how fast the data come: the kernel at the server, or
 // Penstock at the edge.
@@ -43,7 +43,7 @@ type Sender struct {
 func (s Sender) Proxied() bool { return s.Algorithm != "" && !s.Virtual() }
 
 // Virtual tells whether there are data at all, or only virtual ones.
-func (s Sender) Virtual() bool { return s.Envelope == envelopeSim }
+func (s Sender) Virtual() bool { return s.Envelope == EnvelopeSim }
 
 // Tunnelled tells whether the data reach the client through a tunnel.
 func (s Sender) Tunnelled() bool { return s.Envelope == envelopeWireGuard }
@@ -62,7 +62,7 @@ func ParseSenders(specs, envelopes []string) ([]Sender, error) {
 	}
 	var senders []Sender
 	for _, spec := range specs {
-		more, err := parseSender(spec, envelopes)
+		more, err := ParseSender(spec, envelopes)
 		if err != nil {
 			return nil, fmt.Errorf("--sender %q: %w", spec, err)
 		}
@@ -75,7 +75,8 @@ func ParseSenders(specs, envelopes []string) ([]Sender, error) {
 	return senders, nil
 }
 
-func parseSender(spec string, envelopes []string) ([]Sender, error) {
+// ParseSender reads one of ParseSenders' specs.
+func ParseSender(spec string, envelopes []string) ([]Sender, error) {
 	if slices.Contains(KernelAlgorithms, spec) {
 		return []Sender{{Name: spec, Kernel: spec}}, nil
 	}
@@ -97,7 +98,7 @@ func parseSender(spec string, envelopes []string) ([]Sender, error) {
 		return []Sender{{Name: ref, Algorithm: ref}}, nil
 	}
 	simulated := slices.ContainsFunc(sim.Algorithms(), func(s cc.Spec) bool { return s.Name == name })
-	if slices.Contains(envelopes, envelopeSim) && !simulated {
+	if slices.Contains(envelopes, EnvelopeSim) && !simulated {
 		return nil, fmt.Errorf("%s leaves the window to the kernel, and in virtual time there is none", name)
 	}
 	senders := make([]Sender, 0, len(envelopes))
@@ -115,7 +116,7 @@ func checkEnvelope(name string) error {
 }
 
 // bringsAlong are the envelopes that ask nothing of the kernel's list.
-var bringsAlong = []string{envelopeEBPF, envelopeWireGuard, envelopeSim}
+var bringsAlong = []string{envelopeEBPF, envelopeWireGuard, EnvelopeSim}
 
 // missingAlgorithms returns what the senders need of the kernel and available,
 // the contents of tcp_available_congestion_control, lacks. Whether our own

@@ -11,14 +11,11 @@ import (
 // simulate makes a run in virtual time: the algorithm on the same link, buffers,
 // delays and losses, from the first data packet at the start of the trace on,
 // counted by the same code. It shows what the algorithm by itself comes to; the
-// rest of what a real run shows is the transport's, the proxy's and the machine's.
-//
-// The transport that it stands on acknowledges every packet, tells of every
-// acknowledgement and measures every packet's round trip, as Penstock's own
-// control in the kernel does; the window is kept to the byte.
+// rest of what a real run shows is the proxy's and the machine's, since the
+// transport below is that of the real runs beside it.
 func (b *Bench) simulate(plan Plan, t Trial, p Progress) (Result, error) {
 	r := b.describe(plan, t)
-	r.Attempt = p.Attempt
+	r.Attempt, r.Transport = p.Attempt, plan.transport(t.Sender).String()
 	scenario, err := plan.scenario(t)
 	if err != nil {
 		return r, err
@@ -45,9 +42,25 @@ func (p Plan) scenario(t Trial) (sim.Scenario, error) {
 	}
 	algorithm, params, err := cc.Parse(t.Sender.Algorithm)
 	return sim.Scenario{
-		Down: down, Up: up, RawRTT: true, Hints: p.Hints, Duration: p.Duration, Seed: t.Seed,
+		Down: down, Up: up, Transport: p.transport(t.Sender), RawRTT: true, Hints: p.Hints, Duration: p.Duration, Seed: t.Seed,
 		Flows: []sim.FlowConfig{{Algorithm: algorithm, Params: params}},
 	}, err
+}
+
+// transport is the one that a sender in virtual time has: that of the algorithm's
+// real runs in the plan, the kernel's where any of them, or none, has that.
+func (p Plan) transport(virtual Sender) sim.Transport {
+	transport := sim.Kernel
+	for _, s := range p.Senders {
+		if !s.Proxied() || s.Algorithm != virtual.Algorithm {
+			continue
+		}
+		if s.Envelope == "" || s.Envelope == envelopeEBPF {
+			return sim.Kernel
+		}
+		transport = sim.Relay
+	}
+	return transport
 }
 
 // count takes the figures out of a report on the path.
@@ -62,4 +75,4 @@ func (r *Result) count(report netlab.Report, over time.Duration) {
 }
 
 // virtual tells whether the run was in virtual time.
-func (r Result) virtual() bool { return r.Envelope == envelopeSim }
+func (r Result) virtual() bool { return r.Envelope == EnvelopeSim }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // virtualPlan is testPlan's with other senders.
@@ -99,4 +100,31 @@ func TestAPlanIsRealWithOneRealSender(t *testing.T) {
 	assert.True(t, virtualPlan(t, "copa@sim", "copa").Real())
 	assert.True(t, virtualPlan(t, "cubic").Real())
 	assert.False(t, virtualPlan(t, "copa@sim", "cubic@sim").Real())
+}
+
+func TestVirtualTimeHasTheTransportOfTheRealRuns(t *testing.T) {
+	for name, c := range map[string]struct {
+		senders []string
+		want    sim.Transport
+	}{
+		"none beside it":               {[]string{"copa@sim"}, sim.Kernel},
+		"our control in the kernel":    {[]string{"copa@ebpf", "copa@sim"}, sim.Kernel},
+		"the proxy's own choice":       {[]string{"copa", "copa@sim"}, sim.Kernel},
+		"a tunnel":                     {[]string{"copa@wireguard", "copa@sim"}, sim.Relay},
+		"a relay above bbr":            {[]string{"copa@sim", "copa@bbr", "cubic"}, sim.Relay},
+		"both":                         {[]string{"copa@bbr", "copa@ebpf", "copa@sim"}, sim.Kernel},
+		"another algorithm's":          {[]string{"penstock@bbr", "copa@sim"}, sim.Kernel},
+		"the same with other settings": {[]string{"copa:delta=0.5@bbr", "copa@sim"}, sim.Kernel},
+	} {
+		plan := virtualPlan(t, c.senders...)
+		for _, trial := range plan.Trials() {
+			if !trial.Sender.Virtual() {
+				continue
+			}
+			s, err := plan.scenario(trial)
+			require.NoError(t, err)
+			assert.Equal(t, c.want, s.Transport, name)
+			assert.True(t, s.RawRTT, name)
+		}
+	}
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // PlayVirtual plays a stage in virtual time: the flows have the terms that the
-// proxy's configuration gives them, over a transport that acknowledges each
-// packet, reports each acknowledgement and keeps the window to the byte. There is
-// no proxy then whose time, memory or sockets could matter.
+// proxy's configuration gives them, over the transport that the real stage has.
+// There is no proxy then whose time, memory or sockets could matter.
 //
 // A Web application's requests begin when they are due, whether or not the one
 // before has ended; of Requests, those after the warm-up are recorded.
@@ -54,13 +54,13 @@ func (v *virtual) prepare() error {
 	if err := s.Check(); err != nil {
 		return err
 	}
-	v.scenario = sim.Scenario{
-		Down: s.Down, Cell: s.Cell, Up: s.Up, RawRTT: true, Hints: s.Hints,
-		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
-	}
-	rules, err := readEdge(s.Edge)
+	rules, envelope, err := readEdge(s.Edge)
 	if err != nil {
 		return err
+	}
+	v.scenario = sim.Scenario{
+		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(envelope), RawRTT: true, Hints: s.Hints,
+		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
 	v.edges = []virtualEdge{{rules: rules}}
 	changes := slices.SortedStableFunc(slices.Values(s.Changes), func(a, b Change) int { return int(a.At - b.At) })
@@ -69,7 +69,7 @@ func (v *virtual) prepare() error {
 			continue
 		}
 		answer := Reload{At: c.At}
-		if rules, err := readEdge(c.Edge); err != nil {
+		if rules, _, err := readEdge(c.Edge); err != nil {
 			answer.Error = err.Error()
 		} else {
 			v.edges = append(v.edges, virtualEdge{c.At, rules})
@@ -94,16 +94,29 @@ func (v *virtual) prepare() error {
 // tell; Edge leaves listeners out.
 const virtualListener = "edge"
 
-// readEdge reads the proxy's configuration; nil where there is no proxy.
-func readEdge(edge string) (*policy.Policy, error) {
+// transport is the one below the downloads: the kernel's, unless they come out of
+// a tunnel that ends in the proxy, or the proxy relays above an envelope of the
+// kernel's own. A stage has one, also for those that are past such a proxy.
+func (s Stage) transport(envelope string) sim.Transport {
+	tunnelled := s.Edge != "" && s.Tunnel != ""
+	if tunnelled || envelope != "" && envelope != kernel.EBPF {
+		return sim.Relay
+	}
+	return sim.Kernel
+}
+
+// readEdge reads the proxy's configuration: its rules, nil where there is no proxy,
+// and its envelope, empty where the proxy chooses.
+func readEdge(edge string) (*policy.Policy, string, error) {
 	if edge == "" {
-		return nil, nil
+		return nil, "", nil
 	}
 	cfg, err := proxy.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s", virtualListener, edge))
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return cfg.Policy()
+	rules, err := cfg.Policy()
+	return rules, cfg.Envelope.Kernel(), err
 }
 
 // cast makes the actors' flows. Those that are not an actor's first come last, so
@@ -283,8 +296,8 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 		}
 		for k, f := range flows {
 			q := Request{At: a.Start + time.Duration(k)*a.Every}
-			if f.Completed > 0 { // it ends with the last acknowledgement, whose way is as long as the request's
-				q.Took = f.Completed + dial
+			if f.Received > 0 {
+				q.Took = dial + s.Up.Delay + f.Received // after the request
 			}
 			r.Requests = append(r.Requests, q)
 		}

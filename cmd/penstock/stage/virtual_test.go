@@ -1,0 +1,31 @@
+package stage
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+func TestAVirtualStageHasTheTransportOfTheRealOne(t *testing.T) {
+	for name, c := range map[string]struct {
+		edge   string
+		tunnel Tunnel
+		want   sim.Transport
+	}{
+		"no proxy":                        {"", "", sim.Kernel},
+		"a tunnel past the edge":          {"", WireGuard, sim.Kernel},
+		"what the proxy chooses":          {"defaults: {algorithm: copa}\n", "", sim.Kernel},
+		"our control in the kernel":       {"envelope: ebpf\n", "", sim.Kernel},
+		"a relay above bbr":               {"envelope: bbr\n", "", sim.Relay},
+		"a tunnel that ends in the proxy": {"defaults: {algorithm: copa}\n", WireGuard, sim.Relay},
+	} {
+		s := short(Actor{Name: "bulk", Kind: Bulk})
+		s.Edge, s.Tunnel = c.edge, c.tunnel
+		v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
+		require.NoError(t, v.prepare(), name)
+		assert.Equal(t, c.want, v.scenario.Transport, name)
+	}
+}
