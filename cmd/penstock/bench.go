@@ -62,7 +62,8 @@ virtual time, for as long and counted alike: what it comes to by itself, on any
 machine. Nothing is late there, and there is no proxy whose time or packets could
 be looked at. The transport is that of the same algorithm's real senders: the
 kernel's, which enforces the window, with acknowledgements that Linux delays; the
-relay's where all of those are over bbr, cubic, reno or wireguard.
+relay's where all of those are over bbr, cubic, reno or wireguard. "penstock bench
+fidelity" compares the two over several links.
 
 A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
 trace (generate:lte, generate:lte:7 with a seed). It carries the same in both
@@ -118,7 +119,7 @@ where user namespaces are allowed.`,
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
 	f.outputs.windows = true
-	cmd.AddCommand(recipeCommand())
+	cmd.AddCommand(fidelityCommand(), recipeCommand())
 	return cmd
 }
 

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// fidelityFlags are the flags of bench fidelity as written.
+type fidelityFlags struct {
+	algorithms             []string
+	envelope, model        string
+	links                  int
+	delay, duration, hints time.Duration
+	buffer                 string
+	retry                  bool
+	outputs                benchOutputs
+}
+
+// maxFidelityLinks bounds --links.
+const maxFidelityLinks = 1000
+
+func fidelityCommand() *cobra.Command {
+	var f fidelityFlags
+	cmd := &cobra.Command{
+		Use:   "fidelity",
+		Short: "Compare real runs with virtual time",
+		Long: `Fidelity runs each algorithm through a real proxy over several generated links,
+and in virtual time over the same links with the same seeds and the transport that
+the real runs have: the kernel's with ebpf, else the relay's. It prints by how
+much the real runs differ from those in virtual time, link by link: the mean in
+per cent, the standard deviation over the links, and the standard error of the
+mean. A mean of less than two standard errors is no difference that these links
+can show.
+
+The network is made of namespaces: run it as root, or as a user where user
+namespaces are allowed.`,
+		Example: `  sudo penstock bench fidelity -a penstock,copa,cubic
+  sudo penstock bench fidelity -a penstock -a static:cwnd_packets=50,pacing_mbit=8 --links 20 --duration 60s --json runs.jsonl
+  sudo penstock bench fidelity -a penstock,copa --envelope wireguard`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			plan, err := f.plan()
+			if err != nil {
+				return badInput(err)
+			}
+			results, err := runPlan(cmd, plan, f.outputs)
+			if len(results) == 0 {
+				return err
+			}
+			return errors.Join(err, bench.WriteFidelities(cmd.OutOrStdout(), results))
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default},
+		"`ALGORITHMS` to compare, separated by commas, with settings as in copa:delta=0.1; repeat for more")
+	flags.StringVar(&f.envelope, "envelope", "ebpf", "what holds the window of the real runs: ebpf, bbr, cubic, reno or wireguard")
+	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on")
+	flags.StringVar(&f.model, "generate", "lte", "`MODEL` that links are drawn from")
+	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
+	flags.StringVar(&f.buffer, "buffer", "2MB", "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none")
+	flags.DurationVar(&f.duration, "duration", 20*time.Second, "length of a run, from the first data packet")
+	flags.DurationVar(&f.hints, "hints", 0,
+		"how often the link tells the proxy of its capacity, as a base station would, half a round trip late; 0: never")
+	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
+	flags.StringVar(&f.outputs.json, "json", "", "append one JSON line for each run to this file")
+	return cmd
+}
+
+// plan is every algorithm on every link, for real and in virtual time.
+func (f *fidelityFlags) plan() (bench.Plan, error) {
+	p := bench.Plan{
+		Delay: f.delay, Losses: []float64{0}, Duration: f.duration, Runs: 1, Ingress: bench.IngressTPROXY,
+		Late: netlab.Late, Retry: f.retry, Hints: f.hints,
+	}
+	if f.links < 1 || f.links > maxFidelityLinks {
+		return p, fmt.Errorf("--links is %d, but must be from 1 to %d", f.links, maxFidelityLinks)
+	}
+	for seed := range f.links {
+		p.Seeds = append(p.Seeds, uint64(seed)+1)
+	}
+	if f.envelope == bench.EnvelopeSim || !slices.Contains(bench.Envelopes, f.envelope) {
+		usable := strings.Join(bench.Envelopes[:len(bench.Envelopes)-1], ", ")
+		return p, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", f.envelope, usable)
+	}
+	for _, a := range separate(f.algorithms) {
+		for _, envelope := range []string{f.envelope, bench.EnvelopeSim} {
+			senders, err := bench.ParseSender(a+"@"+envelope, nil)
+			if err != nil {
+				return p, fmt.Errorf("--algorithm %q: %w", a, err)
+			}
+			p.Senders = append(p.Senders, senders...)
+		}
+	}
+	if _, err := sim.Model(f.model); err != nil { // a link would take a seed behind it
+		return p, fmt.Errorf("--generate: %w", err)
+	}
+	link, err := bench.ParseLink("generate:" + f.model)
+	if err != nil {
+		return p, fmt.Errorf("--generate: %w", err)
+	}
+	buffer, err := bench.ParseBuffer(f.buffer)
+	if err != nil {
+		return p, fmt.Errorf("--buffer: %w", err)
+	}
+	p.Links, p.Buffers = []bench.Link{link}, []bench.Buffer{buffer}
+	return p, p.Validate()
+}
+
+// separate cuts lists of algorithms at the commas that do not stand before another
+// setting, and names each once.
+func separate(lists []string) []string {
+	var all []string
+	for word := range strings.SplitSeq(strings.Join(lists, ","), ",") {
+		if strings.Contains(word, "=") && !strings.Contains(word, ":") && len(all) > 0 {
+			all[len(all)-1] += "," + word
+			continue
+		}
+		all = append(all, word)
+	}
+	var once []string
+	for _, a := range all {
+		if !slices.Contains(once, a) {
+			once = append(once, a)
+		}
+	}
+	return once
+}
