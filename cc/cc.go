@@ -50,12 +50,8 @@ type State struct {
 	// algorithm that wants it windowed keeps a filter of its own. All are 0
 	// before the first sample.
 	CwndLimited bool // the window, not the application, held the sender back
-	// Lag is how long a new window takes to be in force, beside the round trip that
-	// shows what came of it: 0 as a rule, and a round trip where transports that
-	// hold parts of it by themselves each act when they next hear from their peer.
-	Lag time.Duration
-	// Hint is the network's newest word about the path, to be read during the call
-	// only; nil where it says nothing.
+	// Hint is the newest hint about the path, to be read during the call
+	// only; nil: there is none.
 	Hint *Hint
 }
 

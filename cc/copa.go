@@ -216,7 +216,7 @@ func (c *copa) step(a Ack, n float64) {
 		c.slowStart = false
 		c.calm(a.Now)
 		c.compete.started()
-	case a.Now.Sub(c.snapAt) >= a.SRTT+a.Lag:
+	case a.Now.Sub(c.snapAt) >= a.SRTT:
 		c.turn(a.Now)
 	}
 	if up && !grow {

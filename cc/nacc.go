@@ -4,7 +4,7 @@ import "time"
 
 // NACC (Venkatesh Bhat et al., J. Commun. Netw. 25(6), 2023): windows from what
 // the network's nodes tell of themselves in the packets they forward. Equation
-// numbers are the paper's. Here the network's word is State.Hint, whatever brings
+// numbers are the paper's. Here what the network says is State.Hint, whatever brings
 // it, and it may be late or missing:
 //
 //	unaided ──(a hint, a round trip)──▶ guided ◀──(a hint)── frozen
@@ -21,7 +21,7 @@ import "time"
 func init() {
 	Register(Spec{
 		Name:   "nacc",
-		About:  "NACC: a window within bounds that the network's own word sets; Reno without it.",
+		About:  "NACC: a window within bounds that hints of the network set; Reno without them.",
 		Source: "Venkatesh Bhat et al., J. Commun. Netw. 25(6) 2023",
 		Params: []Param{
 			{
@@ -73,7 +73,7 @@ const (
 	naccGuideWaits = 5                      // but at least so many times the patience; ours
 )
 
-// naccTrust is how far the network's word reaches.
+// naccTrust is how far hints reach.
 type naccTrust uint8
 
 const (
@@ -144,7 +144,7 @@ func (c *nacc) OnAck(a Ack) {
 	c.settle()
 }
 
-// hear takes in the network's word and reports whether it is new.
+// hear takes in a hint and reports whether it is new.
 func (c *nacc) hear(s State) (fresh bool) {
 	c.age = s.Hint.Age(s.Now)
 	fresh = s.Hint != nil && (!c.heard || s.Hint.At > c.hint.At)
@@ -298,7 +298,7 @@ func (c *nacc) Control() Control {
 // radioLosses sets losses against those that the network blames on the radio.
 // The network's report of one may come before the transport misses the bytes or
 // after: then the loss has been taken for congestion's, and that is undone. The
-// network counts by host, so flows of several macroflows to one host may each
+// network counts by host, so flows of several groups to one host may each
 // set their own against all of the host's.
 type radioLosses struct {
 	total    Bytes // the network's count

@@ -164,7 +164,7 @@ func (p *pbe) OnAck(a Ack) {
 // rtprop is the least round trip of the last ten seconds.
 func (p *pbe) rtprop() time.Duration { return p.least.get() }
 
-// hear takes in the network's word, or its silence.
+// hear takes in a hint, or that there is none.
 func (p *pbe) hear(s State) {
 	p.age = s.Hint.Age(s.Now)
 	told := s.Hint != nil && s.Hint.Capacity > 0 && p.rtprop() > 0

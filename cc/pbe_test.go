@@ -26,7 +26,7 @@ func newPbePath(t *testing.T, ref string, capacity, fair Rate) *pbePath {
 
 func (c *pbePath) now() Time { return c.path.state.Now }
 
-// speak is the state with the network's word.
+// speak is the state with a hint.
 func (c *pbePath) speak() State {
 	if !c.mute {
 		c.hint.At = c.now()

@@ -46,7 +46,7 @@ const (
 	NeedsSent   Signal = "sent"          // the window in force when the newest acknowledged byte left
 	NeedsTicks  Signal = "ticks"         // a clock of its own
 	NeedsPacing Signal = "pacing"        // its rate kept, not only its window
-	NeedsHints  Signal = "hints"         // the network's own word; it falls back without
+	NeedsHints  Signal = "hints"         // what the network says of the path; where it is silent, another algorithm's rules apply
 )
 
 // Spec is one registered algorithm.
@@ -62,7 +62,6 @@ type Spec struct {
 	Needs     []Signal   // beyond acknowledged bytes
 	Internals []Internal // what its Inspect shows; empty: it is no Inspector
 	Marks     Marks      // how ECN marks are answered
-	EveryAck  bool       // wants each acknowledgement by itself where the transport can tell them apart, not one event per millisecond of them
 }
 
 // Default is the algorithm where nobody names one; docs/decisions/0004-own-algorithm.md tells why.

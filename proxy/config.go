@@ -15,7 +15,7 @@ type Config struct {
 	Rules     []RuleConfig     `yaml:"rules" about:"Tried in order; the first that matches a connection decides."`
 	Defaults  TermsConfig      `yaml:"defaults" about:"What rules leave open, and all of it where no rule matches."`
 	Limits    LimitsConfig     `yaml:"limits" about:"Bounds on connections, times and memory."`
-	Envelope  Envelope         `yaml:"envelope" about:"What holds our window in the kernel. ebpf: a congestion control of ours, exactly (Linux 6.10, CAP_BPF and CAP_PERFMON at the start). bbr, cubic, reno: that control's own window, with ours held above it. auto: the first of these that can be had."`
+	Envelope  Envelope         `yaml:"envelope" about:"Who keeps our window. ebpf: the kernel, by a congestion control of ours (Linux 6.10, CAP_BPF and CAP_PERFMON at the start). bbr, cubic, reno: the relay, above that control's own window. auto: the first of these that can be had."`
 	Mark      Mark             `yaml:"mark" about:"Firewall mark of the proxy's own connections, so that capture rules let them pass; 0: none. Setting it needs CAP_NET_ADMIN."`
 	Hints     []SourceConfig   `yaml:"hints" about:"Interfaces of this machine whose rate and queue, as netlink tells them, are hints for those who send through them."`
 	Telemetry TelemetryConfig  `yaml:"telemetry" about:"Metrics, health and the list of flows over HTTP."`
@@ -105,7 +105,7 @@ type LimitsConfig struct {
 	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
 	ServerNameWait    Duration `yaml:"server_name_wait" about:"For the client's first bytes where a rule by server_name may apply; over as soon as the server speaks first. Without a name by then such rules do not match."`
 	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
-	HeldLegs          int      `yaml:"held_legs" about:"Windows that the kernel holds at once with envelope ebpf, one for each managed direction; the rest are held above the kernel. 192 bytes each."`
+	HeldLegs          int      `yaml:"held_legs" about:"Windows that the kernel enforces at once with envelope ebpf, one for each managed direction; the relay keeps the rest. 192 bytes each."`
 	ReceiveBuffer     Size     `yaml:"receive_buffer" about:"Kernel memory for what comes from one side of a connection while the other takes nothing. It grows with what that side takes, to at most four times as much, up to net.ipv4.tcp_rmem; 0B: that from the start."`
 	Memory            Size     `yaml:"memory" about:"Memory for pieces that have to be copied, over all connections; beyond it they are 16 KiB."`
 }

@@ -47,7 +47,7 @@ type fakeLeg struct {
 	written  int
 	acked    int
 	observed int // written when Observe was called
-	exchange func(flow.Report) flow.Limit
+	observer func(flow.Report)
 	clock    func() cc.Time
 	maxOut   int // most bytes ever unacknowledged
 }
@@ -128,7 +128,7 @@ func (l *fakeLeg) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
-	l.exchange = nil
+	l.observer = nil
 	l.change.Broadcast()
 	return nil
 }
@@ -143,21 +143,23 @@ func (l *fakeLeg) Reset() error {
 	return l.Close()
 }
 
-func (l *fakeLeg) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
+func (l *fakeLeg) Enforce(want datapath.Hold) datapath.Hold { return l.holds & want }
+
+func (l *fakeLeg) Apply(flow.Limit) {}
+
+func (l *fakeLeg) Observe(report func(flow.Report)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.observed = l.written
-	l.exchange = exchange
+	l.observer = report
 	l.report()
-	return l.holds & want
 }
 
 func (l *fakeLeg) report() {
-	if l.exchange != nil {
-		l.exchange(flow.Report{
+	if l.observer != nil {
+		l.observer(flow.Report{
 			At: l.clock(), Written: cc.Bytes(l.written - l.observed), Acked: cc.Bytes(max(0, l.acked-l.observed)),
 			Pipe: cc.Bytes(l.written - l.acked), MSS: cc.DefaultMSS,
-			Held: l.holds&datapath.HoldWindow != 0,
 		})
 	}
 }

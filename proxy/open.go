@@ -22,7 +22,7 @@ type Kernel struct {
 }
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
-// together. flows may have its Trace and Seed set; Open sets Arm. End it with
+// together. flows may have its Trace and Seed set; Open sets Arm and Shards. End it with
 // Close once Serve has returned, or without Serve.
 func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.Time, log *slog.Logger) (*Kernel, error) {
 	dp, err := kernel.New(kernel.Config{
@@ -32,7 +32,8 @@ func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
 	}
-	flows.Arm = func(cc.Time) { dp.Wake() }
+	flows.Shards = dp.Shards()
+	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
 	wrap := func(tcp *net.TCPConn) (datapath.Conn, error) { return dp.Wrap(tcp) }
 	listeners := map[string]ingress.Listener{}
 	fail := func(err error) (*Kernel, error) {

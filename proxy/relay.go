@@ -13,7 +13,7 @@ import (
 )
 
 // minPiece is read at once from a source whose bytes have to wait anyway: more
-// would only be parked here. Above it, larger pieces cost less CPU per byte: at
+// would only wait here. Above it, larger pieces cost less CPU per byte: at
 // 1 MiB a splice costs two thirds of what it does at 256 KiB.
 const minPiece = 64 << 10
 
@@ -29,7 +29,7 @@ type direction struct {
 	earlier  []AlgorithmCounters // of algorithms before, likewise
 	log      *slog.Logger
 	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
-	held     bool       // the transport holds the window itself: ask for no grants without a maximum rate
+	enforces bool       // dst keeps the window by itself: ask for no grants without a maximum rate
 	carrier  datapath.Carrier
 	splicing splicing          // carrier, where it may splice
 	early    []byte            // read from src already, goes first
@@ -51,7 +51,7 @@ func managed(t flow.Terms) bool {
 	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
 }
 
-// wanted is which parts of a flow's limits its transport is to hold. An algorithm
+// wanted is which parts of a flow's limits its transport is to enforce. An algorithm
 // that sets no window must not take the transport's own from it.
 func wanted(t flow.Terms) datapath.Hold {
 	if t.Algorithm == policy.Unmanaged {
@@ -67,7 +67,7 @@ type end struct {
 	stopped           bool
 }
 
-// wakeUp is flow.Manager's wake: it neither blocks nor calls back.
+// wakeUp is flow.Leg's Wake: it neither blocks nor calls back.
 func (d *direction) wakeUp() {
 	select {
 	case d.wake <- struct{}{}:
@@ -172,7 +172,7 @@ func (d *direction) sendEarly() error {
 
 // take returns how many of n bytes may be written, waiting until some may.
 func (d *direction) take(n int) (int, error) {
-	if d.flow == nil || d.held && !d.flow.HasMaxRate() {
+	if d.flow == nil || d.enforces && !d.flow.HasMaxRate() {
 		return n, nil
 	}
 	for {

@@ -230,7 +230,7 @@ func TestTheWindowIsNeverExceeded(t *testing.T) {
 	})
 }
 
-// A transport that holds the window is not gated: it would be gated twice.
+// A transport that enforces the window is not gated: it would be gated twice.
 func TestATransportThatHoldsTheWindowIsNotGated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, func(c *proxy.Config, b *bench) {

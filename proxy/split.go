@@ -246,12 +246,13 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 		return nil
 	}
 	d.piece = min(minPiece, d.maxPiece)
-	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, d.wakeUp)
+	enforces := dst.conn.Enforce(wanted(terms))&datapath.HoldWindow != 0
+	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, flow.Leg{Enforces: enforces, Apply: dst.conn.Apply, Wake: d.wakeUp})
 	if err != nil {
 		return fmt.Errorf("proxy: %s: %w", name, err)
 	}
-	d.flow = f
-	d.held = dst.conn.Observe(f.Report, wanted(terms))&datapath.HoldWindow != 0
+	d.flow, d.enforces = f, enforces
+	dst.conn.Observe(f.Report)
 	return nil
 }
 

@@ -52,8 +52,9 @@ type Control struct {
 	Target        cc.Rate  `json:"target_bits_per_second"` // 0: none
 	Phase         string   `json:"phase"`
 	Cwnd          cc.Bytes `json:"cwnd_bytes"`
-	Share         cc.Bytes `json:"share_bytes"` // this flow's part of the window
-	Lent          cc.Bytes `json:"lent_bytes"`  // what it is due of the window and leaves to others
+	Share         cc.Bytes `json:"share_bytes"`        // this flow's part of the window
+	Unused        cc.Bytes `json:"unused_share_bytes"` // of what it is due of the window, what it leaves to others
+	Lent          cc.Bytes `json:"lent_bytes"`         // Unused under its former name, for one release more
 	PacingRate    cc.Rate  `json:"pacing_bits_per_second"`
 	Inflight      cc.Bytes `json:"inflight_bytes"`
 	Unsent        cc.Bytes `json:"unsent_bytes"`
@@ -86,7 +87,8 @@ type Leg struct {
 	Unsent        cc.Bytes `json:"unsent_bytes"`
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
 	SignalErrors  uint64   `json:"signal_errors"`
-	Falls         uint64   `json:"falls"` // times the kernel controlled the leg by itself
+	Fallbacks     uint64   `json:"fallbacks"` // times the kernel ran Reno on the leg, since the process did not answer it
+	Falls         uint64   `json:"falls"`     // Fallbacks under its former name, for one release more
 }
 
 // describe turns the proxy's account of a connection into ours.
@@ -112,7 +114,7 @@ func describeLeg(i datapath.Info) *Leg {
 	return &Leg{
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
 		Cwnd: i.Cwnd, SRTT: i.SRTT.Seconds(), MinRTT: i.MinRTT.Seconds(), DeliveryRate: i.DeliveryRate,
-		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors, Falls: i.Falls,
+		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors, Fallbacks: i.Falls, Falls: i.Falls,
 	}
 }
 
@@ -126,7 +128,7 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 	s := d.Flow
 	out.Control = &Control{
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
-		Cwnd: s.Cwnd, Share: s.Share, Lent: s.Lent, PacingRate: s.PacingRate,
+		Cwnd: s.Cwnd, Share: s.Share, Unused: s.Lent, Lent: s.Lent, PacingRate: s.PacingRate,
 		Inflight: s.Inflight, Unsent: s.Unsent,
 		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
 		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,

@@ -20,8 +20,9 @@ type Group struct {
 
 	Cwnd       cc.Bytes `json:"cwnd_bytes"`
 	Inflight   cc.Bytes `json:"inflight_bytes"`
-	Lent       cc.Bytes `json:"lent_bytes"`   // what members are due and leave to others
-	Unused     cc.Bytes `json:"unused_bytes"` // what nobody wants
+	Borrowed   cc.Bytes `json:"borrowed_bytes"` // in flight beyond shares by weight, out of what other members leave unused
+	Lent       cc.Bytes `json:"lent_bytes"`     // Borrowed under its former name, for one release more
+	Unused     cc.Bytes `json:"unused_bytes"`   // what no member wants
 	PacingRate cc.Rate  `json:"pacing_bits_per_second"`
 
 	SRTT          float64  `json:"srtt_seconds"`
@@ -32,9 +33,9 @@ type Group struct {
 	Delivered     cc.Bytes `json:"delivered_bytes"`
 	LimitedBy     string   `json:"limited_by"`
 
-	// Hint is the network's newest word, with its age now; absent where there is none.
+	// Hint is the newest one, with its age now; absent where there is none.
 	Hint   *GroupHint `json:"hint,omitempty"`
-	Capped bool       `json:"capped"` // by that word
+	Capped bool       `json:"capped"` // by that hint
 	// Internals are absent where the algorithm shows none.
 	Internals Internals `json:"internals,omitempty"`
 }
@@ -56,7 +57,7 @@ type GroupHint struct {
 func describeGroup(g flow.Group, now cc.Time) Group {
 	out := Group{
 		Name: g.Name, Algorithm: g.Algorithm, Phase: g.Phase, Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),
-		Cwnd: g.Cwnd, Inflight: g.Inflight, Lent: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
+		Cwnd: g.Cwnd, Inflight: g.Inflight, Borrowed: g.Lent, Lent: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
 		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(), QueueingDelay: g.QueueingDelay.Seconds(),
 		DeliveryRate: g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
 		Capped: g.Capped, Internals: InternalsOf(g.Algorithm, g.Internals),

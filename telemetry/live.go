@@ -93,13 +93,13 @@ func (l live) write(out sink) {
 type groups map[string]*groupSums
 
 type groupSums struct {
-	used, lingering, informed, capped int
-	active, idle                      int     // members
-	lent, unused                      float64 // bytes
+	used, lingering, hinted, capped int
+	active, idle                    int     // members
+	borrowed, unused                float64 // bytes
 }
 
-// informedWithin is how old the word may be of which a group counts as informed.
-const informedWithin = time.Second
+// hintedWithin is how old the hint of a group may be that counts as hinted.
+const hintedWithin = time.Second
 
 func sumGroups(all []flow.Group, now cc.Time) groups {
 	sums := groups{}
@@ -117,11 +117,11 @@ func sumGroups(all []flow.Group, now cc.Time) groups {
 		s.active += g.Active
 		s.idle += g.Members - g.Active
 		if g.Cwnd < cc.MaxCwnd {
-			s.lent += float64(g.Lent)
+			s.borrowed += float64(g.Lent)
 			s.unused += float64(g.Unused)
 		}
-		if g.Hint.Age(now) <= informedWithin {
-			s.informed++
+		if g.Hint.Age(now) <= hintedWithin {
+			s.hinted++
 		}
 		if g.Capped {
 			s.capped++
@@ -136,9 +136,9 @@ func (sums groups) write(out sink) {
 		out.put(groupsOpen, float64(s.lingering), algorithm, "lingering")
 		out.put(groupMembers, float64(s.active), algorithm, "active")
 		out.put(groupMembers, float64(s.idle), algorithm, "idle")
-		out.put(groupLent, s.lent, algorithm)
+		out.put(groupBorrowed, s.borrowed, algorithm)
 		out.put(groupUnused, s.unused, algorithm)
-		out.put(groupsInformed, float64(s.informed), algorithm)
+		out.put(groupsHinted, float64(s.hinted), algorithm)
 		out.put(groupsCapped, float64(s.capped), algorithm)
 	}
 }

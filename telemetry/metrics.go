@@ -52,16 +52,16 @@ type Options struct {
 
 // Load is how busy the datapath is.
 type Load struct {
-	Busy     int     // legs polled
-	Interval float64 // seconds between two looks at each
-	Held     *Held   // nil: the kernel holds no windows
+	Busy     int       // legs with bytes unsent or unacknowledged
+	Interval float64   // seconds between two polls of one whose window the relay keeps
+	Enforced *Enforced // nil: the kernel enforces no windows
 }
 
-// Held is how it goes with the windows that the kernel holds.
-type Held struct {
+// Enforced is how it goes with the windows that the kernel enforces.
+type Enforced struct {
 	Legs, Limit  int
-	Full, Failed uint64 // legs that were to be held and are not, for lack of room or for another reason
-	Falls        uint64 // times a socket had to control itself
+	Full, Failed uint64 // legs whose windows it was to enforce and does not, for lack of room or for another reason
+	Fallbacks    uint64 // times a socket ran Reno, since the process did not answer it
 	Answers      datapath.Histogram
 }
 
@@ -78,19 +78,49 @@ func NewRegistry(src Source, o Options) *prometheus.Registry {
 
 // metric is a description and the kind of what it describes.
 type metric struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
+	name   string
+	labels []string
+	desc   *prometheus.Desc
+	kind   prometheus.ValueType
+	former *prometheus.Desc // under the name it had before, for one release more; nil: it had none
+}
+
+func described(kind prometheus.ValueType, name, help string, labels []string) metric {
+	name = "penstock_" + name
+	return metric{name: name, labels: labels, desc: prometheus.NewDesc(name, help, labels, nil), kind: kind}
 }
 
 func counter(name, help string, labels ...string) metric {
-	return metric{prometheus.NewDesc("penstock_"+name, help, labels, nil), prometheus.CounterValue}
+	return described(prometheus.CounterValue, name, help, labels)
 }
 
 func gauge(name, help string, labels ...string) metric {
-	return metric{prometheus.NewDesc("penstock_"+name, help, labels, nil), prometheus.GaugeValue}
+	return described(prometheus.GaugeValue, name, help, labels)
 }
 
-// The metrics, but for the sampled ones. A histogram uses the description alone.
+// formerly has m shown under the name that it had before as well.
+func formerly(name string, m metric) metric {
+	m.former = prometheus.NewDesc("penstock_"+name, "Deprecated: see "+m.name+"; this name goes with the next release.", m.labels, nil)
+	return m
+}
+
+// Metrics that had another name before.
+var (
+	enforced = formerly("datapath_held_legs",
+		gauge("datapath_enforced_legs", "Legs whose window the kernel enforces."))
+	enforcedLimit = formerly("datapath_held_legs_limit",
+		gauge("datapath_enforced_legs_limit", "Legs whose window the kernel can enforce at once."))
+	unenforced = formerly("datapath_unheld_legs_total",
+		counter("datapath_unenforced_legs_total", "Legs whose window the kernel was to enforce and does not, by why.", "reason"))
+	fallbacks = formerly("datapath_falls_total",
+		counter("datapath_fallbacks_total", "Times a leg fell back to Reno in the kernel, since the process did not answer it."))
+	groupBorrowed = formerly("group_lent_bytes",
+		gauge("group_borrowed_bytes", "Bytes in flight beyond members' shares by weight, of what others leave, summed over groups.", "algorithm"))
+	groupsHinted = formerly("groups_informed",
+		gauge("groups_hinted", "Groups that have a hint not older than a second.", "algorithm"))
+)
+
+// All others, but for the sampled ones. A histogram uses the description alone.
 var (
 	buildInfo    = gauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
 	startTime    = gauge("start_time_seconds", "When the process started, in Unix time.")
@@ -100,12 +130,8 @@ var (
 	reloadTime   = gauge("config_last_reload_success_timestamp_seconds", "When the configuration in force was put there, in Unix time.")
 	datapathInfo = gauge("datapath_info", "The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
 	missing      = gauge("datapath_missing", "What was asked for or is useful and cannot be had, in words; always 1.", "reason")
-	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged, which are polled.")
-	pollInterval = gauge("datapath_poll_interval_seconds", "Time between two looks at the same busy leg.")
-	heldLegs     = gauge("datapath_held_legs", "Legs whose window the kernel holds for us.")
-	heldLimit    = gauge("datapath_held_legs_limit", "Legs whose window the kernel can hold for us at once.")
-	unheld       = counter("datapath_unheld_legs_total", "Legs whose window the kernel was to hold and does not, by why.", "reason")
-	falls        = counter("datapath_falls_total", "Times the kernel controlled a leg by itself, since we did not answer it for a few round trips.")
+	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged.")
+	pollInterval = gauge("datapath_poll_interval_seconds", "Time between two polls of a busy leg whose window the relay keeps, at most.")
 	answers      = gauge("datapath_answer_seconds", "From an acknowledgement until the window computed from it was in force in the kernel.")
 	traceDropped = counter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
 
@@ -131,20 +157,18 @@ var (
 	tcpCwnd       = gauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
 	tcpUnsent     = gauge("tcp_unsent_bytes", "Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
 
-	ccFlows        = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
-	ccWindow       = gauge("cc_window_bytes", "Windows of our congestion control, summed over groups; those without a bound are left out.", "algorithm", "direction")
-	ccInflight     = gauge("cc_inflight_bytes", "Bytes in flight under our congestion control.", "algorithm", "direction")
-	ccPacing       = gauge("cc_pacing_rate_bytes_per_second", "Pacing rates of our congestion control, summed over groups; those without one are left out.", "algorithm", "direction")
-	groupsOpen     = gauge("groups", "Groups of flows that share a window: in use, or lingering for the next member.", "algorithm", "state")
-	groupMembers   = gauge("group_members", "Flows in groups: active ones have something in flight or to send.", "algorithm", "state")
-	groupLent      = gauge("group_lent_bytes", "Parts of windows that members are due and leave to others, summed over groups.", "algorithm")
-	groupUnused    = gauge("group_unused_bytes", "Parts of windows that nobody wants, summed over groups; those of windows without a bound are left out.", "algorithm")
-	groupsInformed = gauge("groups_informed", "Groups that have a hint not older than a second.", "algorithm")
-	groupsCapped   = gauge("groups_capped", "Groups whose window or rate is held below what the algorithm asks for, by hint_cap.", "algorithm")
-	hintsTotal     = counter("hints_total", "Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
-	hintReadings   = counter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
-	hintErrors     = counter("hint_source_errors_total", "Times an interface could not be read for hints; it is tried again each second.", "interface")
-	hintSourceUp   = gauge("hint_source_up", "1 while the last reading of an interface for hints worked.", "interface")
+	ccFlows      = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
+	ccWindow     = gauge("cc_window_bytes", "Windows of our congestion control, summed over groups; those without a bound are left out.", "algorithm", "direction")
+	ccInflight   = gauge("cc_inflight_bytes", "Bytes in flight under our congestion control.", "algorithm", "direction")
+	ccPacing     = gauge("cc_pacing_rate_bytes_per_second", "Pacing rates of our congestion control, summed over groups; those without one are left out.", "algorithm", "direction")
+	groupsOpen   = gauge("groups", "Groups of flows that share a window: with members (used), or kept for the next one (lingering).", "algorithm", "state")
+	groupMembers = gauge("group_members", "Flows in groups: active ones have something in flight or to send.", "algorithm", "state")
+	groupUnused  = gauge("group_unused_bytes", "Parts of windows that no member wants, summed over groups; those of windows without a bound are left out.", "algorithm")
+	groupsCapped = gauge("groups_capped", "Groups whose window or rate hint_cap keeps below what the algorithm asks for.", "algorithm")
+	hintsTotal   = counter("hints_total", "Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
+	hintReadings = counter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
+	hintErrors   = counter("hint_source_errors_total", "Times an interface could not be read for hints; it is tried again each second.", "interface")
+	hintSourceUp = gauge("hint_source_up", "1 while the last reading of an interface for hints worked.", "interface")
 
 	ccLosses  = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
 	ccLimited = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
@@ -153,12 +177,12 @@ var (
 // all lists what Describe announces.
 var all = []metric{
 	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, datapathInfo, missing, busyLegs, pollInterval,
-	heldLegs, heldLimit, unheld, falls, answers, traceDropped,
+	enforced, enforcedLimit, unenforced, fallbacks, answers, traceDropped,
 	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
 	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
-	groupsOpen, groupMembers, groupLent, groupUnused, groupsInformed, groupsCapped, hintsTotal,
+	groupsOpen, groupMembers, groupBorrowed, groupUnused, groupsHinted, groupsCapped, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
 	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls, tunnelInvalid, tunnelExpired,
 	tunnelDatagrams, tunnelDropped, tunnelSessions, tunnelEvicted, tunnelNotices,
@@ -179,6 +203,9 @@ func newCollector(src Source, o Options) *collector {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, m := range all {
 		ch <- m.desc
+		if m.former != nil {
+			ch <- m.former
+		}
 	}
 	c.sample.Describe(ch)
 }
@@ -240,6 +267,9 @@ type sink chan<- prometheus.Metric
 
 func (s sink) put(m metric, v float64, labels ...string) {
 	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+	if m.former != nil {
+		s <- prometheus.MustNewConstMetric(m.former, m.kind, v, labels...)
+	}
 }
 
 func (s sink) histogram(m metric, h datapath.Histogram, labels ...string) {
@@ -263,13 +293,13 @@ func (s sink) config(c Config) {
 func (s sink) load(l Load) {
 	s.put(busyLegs, float64(l.Busy))
 	s.put(pollInterval, l.Interval)
-	if h := l.Held; h != nil {
-		s.put(heldLegs, float64(h.Legs))
-		s.put(heldLimit, float64(h.Limit))
-		s.put(unheld, float64(h.Full), "full")
-		s.put(unheld, float64(h.Failed), "failed")
-		s.put(falls, float64(h.Falls))
-		s.histogram(answers, h.Answers)
+	if e := l.Enforced; e != nil {
+		s.put(enforced, float64(e.Legs))
+		s.put(enforcedLimit, float64(e.Limit))
+		s.put(unenforced, float64(e.Full), "full")
+		s.put(unenforced, float64(e.Failed), "failed")
+		s.put(fallbacks, float64(e.Fallbacks))
+		s.histogram(answers, e.Answers)
 	}
 }
 

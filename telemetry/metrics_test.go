@@ -28,8 +28,8 @@ func busyOptions(clock *handClock) Options {
 		Clock: clock.now,
 		Wall:  func() time.Time { return time.Unix(1.7e9+60, 0) },
 		Load: func() Load {
-			return Load{Busy: 6, Interval: 0.002, Held: &Held{
-				Legs: 5, Limit: 9, Full: 2, Failed: 1, Falls: 3,
+			return Load{Busy: 6, Interval: 0.002, Enforced: &Enforced{
+				Legs: 5, Limit: 9, Full: 2, Failed: 1, Fallbacks: 3,
 				Answers: datapath.Histogram{Bounds: []float64{.001}, Counts: []uint64{4, 1}, Sum: .004},
 			}}
 		},
@@ -73,6 +73,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 	}
 	for _, m := range all {
 		assert.True(t, shown[m.desc.String()], "%s", m.desc)
+		assert.True(t, m.former == nil || shown[m.former.String()], "%s", m.former)
 	}
 }
 
@@ -135,7 +136,11 @@ penstock_flow_duration_seconds_count{listener="lan",rule="all"} 6
 # HELP penstock_flow_rejections_total Connections that were accepted and never relayed, by why.
 # TYPE penstock_flow_rejections_total counter
 penstock_flow_rejections_total{listener="lan",reason="dial_refused"} 5
-# HELP penstock_group_lent_bytes Parts of windows that members are due and leave to others, summed over groups.
+# HELP penstock_group_borrowed_bytes Bytes in flight beyond members' shares by weight, of what others leave, summed over groups.
+# TYPE penstock_group_borrowed_bytes gauge
+penstock_group_borrowed_bytes{algorithm="copa"} 6000
+penstock_group_borrowed_bytes{algorithm="cubic"} 0
+# HELP penstock_group_lent_bytes Deprecated: see penstock_group_borrowed_bytes; this name goes with the next release.
 # TYPE penstock_group_lent_bytes gauge
 penstock_group_lent_bytes{algorithm="copa"} 6000
 penstock_group_lent_bytes{algorithm="cubic"} 0
@@ -145,21 +150,25 @@ penstock_group_members{algorithm="copa",state="active"} 2
 penstock_group_members{algorithm="copa",state="idle"} 1
 penstock_group_members{algorithm="cubic",state="active"} 0
 penstock_group_members{algorithm="cubic",state="idle"} 0
-# HELP penstock_group_unused_bytes Parts of windows that nobody wants, summed over groups; those of windows without a bound are left out.
+# HELP penstock_group_unused_bytes Parts of windows that no member wants, summed over groups; those of windows without a bound are left out.
 # TYPE penstock_group_unused_bytes gauge
 penstock_group_unused_bytes{algorithm="copa"} 4000
 penstock_group_unused_bytes{algorithm="cubic"} 14480
-# HELP penstock_groups Groups of flows that share a window: in use, or lingering for the next member.
+# HELP penstock_groups Groups of flows that share a window: with members (used), or kept for the next one (lingering).
 # TYPE penstock_groups gauge
 penstock_groups{algorithm="copa",state="lingering"} 0
 penstock_groups{algorithm="copa",state="used"} 1
 penstock_groups{algorithm="cubic",state="lingering"} 1
 penstock_groups{algorithm="cubic",state="used"} 0
-# HELP penstock_groups_capped Groups whose window or rate is held below what the algorithm asks for, by hint_cap.
+# HELP penstock_groups_capped Groups whose window or rate hint_cap keeps below what the algorithm asks for.
 # TYPE penstock_groups_capped gauge
 penstock_groups_capped{algorithm="copa"} 1
 penstock_groups_capped{algorithm="cubic"} 0
-# HELP penstock_groups_informed Groups that have a hint not older than a second.
+# HELP penstock_groups_hinted Groups that have a hint not older than a second.
+# TYPE penstock_groups_hinted gauge
+penstock_groups_hinted{algorithm="copa"} 1
+penstock_groups_hinted{algorithm="cubic"} 0
+# HELP penstock_groups_informed Deprecated: see penstock_groups_hinted; this name goes with the next release.
 # TYPE penstock_groups_informed gauge
 penstock_groups_informed{algorithm="copa"} 1
 penstock_groups_informed{algorithm="cubic"} 0
@@ -298,7 +307,7 @@ func TestTheRestOfAWindowWithoutBoundIsLeftOut(t *testing.T) {
 	sums := sumGroups([]flow.Group{{Algorithm: "static", Members: 1, Cwnd: cc.MaxCwnd, Unused: cc.MaxCwnd - 5}}, 1)
 	assert.Zero(t, sums["static"].unused)
 	assert.Equal(t, 1, sums["static"].used)
-	assert.Zero(t, sums["static"].informed, "it has no hint")
+	assert.Zero(t, sums["static"].hinted, "it has no hint")
 }
 
 // TestDashboardAndAlertsAskForMetricsThatThereAre catches what a renamed metric
@@ -309,9 +318,9 @@ func TestDashboardAndAlertsAskForMetricsThatThereAre(t *testing.T) {
 	newCollector(nil, Options{}).Describe(ch)
 	close(ch)
 	for d := range ch {
-		name := regexp.MustCompile(`fqName: "(\w+)"`).FindStringSubmatch(d.String())
+		name := regexp.MustCompile(`fqName: "(\w+)", help: "(Deprecated:)?`).FindStringSubmatch(d.String())
 		require.NotNil(t, name)
-		names[name[1]] = true
+		names[name[1]] = name[2] == ""
 	}
 	for _, path := range []string{"../deploy/grafana.json", "../deploy/alerts.yaml"} {
 		text, err := os.ReadFile(path)

@@ -12,7 +12,7 @@ type Claims struct {
 	traffic      float64 // sum of priority times Target, of those that have one
 }
 
-// Claims adds up those of all flows whose macroflows' bytes go to hosts in p and
+// Claims adds up those of all flows whose groups' bytes go to hosts in p and
 // nowhere else. With the address of a host it is for who tells of a link host by
 // host, and so has to divide it by itself.
 func (m *Manager) Claims(p netip.Prefix) Claims {
@@ -23,18 +23,18 @@ func (m *Manager) Claims(p netip.Prefix) Claims {
 
 // claims is Claims for who holds m.mu.
 func (m *Manager) claims(p netip.Prefix) (c Claims) {
-	m.eachIn(p, func(g *macroflow) { c = c.plus(g.claims()) })
+	m.eachIn(p, func(g *group) { c = c.plus(g.claims()) })
 	return c
 }
 
-// claims adds up those of m's members. The caller holds m.mu.
-func (m *macroflow) claims() (c Claims) {
-	priority := m.prm["priority"]
+// claims adds up those of g's members. The caller holds m.mu.
+func (g *group) claims() (c Claims) {
+	priority := g.params["priority"]
 	if priority == 0 {
 		priority = 1
 	}
-	c.flows, c.priority = len(m.members), priority*float64(len(m.members))
-	for _, f := range m.members {
+	c.flows, c.priority = len(g.members), priority*float64(len(g.members))
+	for _, f := range g.members {
 		if f.terms.Target > 0 {
 			c.rated++
 			c.traffic += priority * float64(f.terms.Target)

@@ -32,7 +32,7 @@ func TestSharesGoByPriorityAndTraffic(t *testing.T) {
 		{"flows that the network counts and we do not see claim 1 each", []Terms{claiming(0, 2, 0)}, cc.Hint{Flows: 3}, []float64{0.5}},
 		{"what the network assigns stays", []Terms{claiming(0, 4, 0), claiming(1, 2, 0)}, cc.Hint{Share: 0.25}, []float64{0.25, 0.25}},
 	} {
-		p := newPath(t)
+		p := newTestbed(t)
 		for _, terms := range tt.flows {
 			p.open(terms)
 		}
@@ -49,7 +49,7 @@ func TestSharesGoByPriorityAndTraffic(t *testing.T) {
 }
 
 func TestWhoTellsOfHostsOneByOneDividesByClaims(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	p.open(claiming(0, 4, 0))
 	p.open(claiming(1, 2, 0))
 	all := p.mgr.Claims(to("10.0.0.0/16"))

@@ -11,14 +11,14 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// measured opens held flows whose macroflow has seen a round trip of 100 ms, so
-// that 1 Mbit/s is 12500 bytes in flight.
-func measured(t *testing.T, terms ...Terms) (*path, []*leg) {
+// measured opens flows over legs that enforce the window, in a group that has seen a
+// round trip of 100 ms, so that 1 Mbit/s is 12500 bytes in flight.
+func measured(t *testing.T, terms ...Terms) (*testbed, []*leg) {
 	t.Helper()
-	p := newPath(t)
+	p := newTestbed(t)
 	var legs []*leg
 	for _, each := range terms {
-		l := p.openHeld(each)
+		l := p.openEnforced(each)
 		l.r.RTT = 100 * time.Millisecond
 		l.write(mss, mss)
 		p.wait(100 * time.Millisecond)
@@ -42,14 +42,15 @@ func (t Terms) asGuarantee(target cc.Rate) Terms {
 	return t
 }
 
-// shares has all legs want more and each learn of the others.
+// shares has all legs want more and returns what each is told once the window is divided.
 func shares(legs []*leg) (all []float64) {
 	for _, l := range legs {
 		l.write(1000*mss, 0)
 		l.report()
 	}
+	legs[0].p.settle()
 	for _, l := range legs {
-		all = append(all, mbit(l.report().Cwnd))
+		all = append(all, mbit(l.limit.Cwnd))
 	}
 	return all
 }
@@ -137,7 +138,7 @@ func TestWhatAMemberIsDue(t *testing.T) {
 			}
 		})
 		t.Run(tt.name+", where the relay asks, too", func(t *testing.T) {
-			c := &crowd{path: newPath(t)}
+			c := &crowd{testbed: newTestbed(t)}
 			for _, terms := range tt.terms {
 				scaled := terms             // the path of crowd is 20 ms long
 				scaled.Params = bulk.Params // so five times the rate fits the same window
@@ -168,17 +169,17 @@ func TestAGuaranteeIsPacedAtATenthAboveItsTarget(t *testing.T) {
 func TestAWindowDoesNotGrowForThoseThatMayNotUseIt(t *testing.T) {
 	_, legs := measured(t, windowOf(20e6).asGuarantee(5e6), windowOf(20e6).asGuarantee(5e6))
 	shares(legs)
-	legs[0].macro.cwndFullAt = 0
+	legs[0].group().cwndFullAt = 0
 	shares(legs)
-	assert.Zero(t, legs[0].macro.cwndFullAt, "both have all they may")
-	legs[0].Move(legs[0].p.now, windowOf(20e6)) //nolint:errcheck // to the same macroflow
+	assert.Zero(t, legs[0].group().cwndFullAt, "both have all they may")
+	legs[0].Move(legs[0].p.now, windowOf(20e6)) //nolint:errcheck // to the same group
 	shares(legs)
-	assert.NotZero(t, legs[0].macro.cwndFullAt)
+	assert.NotZero(t, legs[0].group().cwndFullAt)
 }
 
 func TestANewcomerGetsItsShareOverARoundTrip(t *testing.T) {
 	join := func(class Class) (at []float64) {
-		c := &crowd{path: newPath(t)}
+		c := &crowd{testbed: newTestbed(t)}
 		c.join(static(100))
 		c.run(100*time.Millisecond, greedy)
 		terms := static(100)
@@ -197,55 +198,40 @@ func TestANewcomerGetsItsShareOverARoundTrip(t *testing.T) {
 	assert.InDelta(t, 50, join(DelaySensitive)[0], 1, "one that is awaited has it at once")
 }
 
-func TestOneThatHoldsItsWindowIsPacedToItsShareForARoundTrip(t *testing.T) {
+func TestOneThatEnforcesItsWindowIsPacedToItsShareForARoundTripAfterSilence(t *testing.T) {
 	p, legs := measured(t, static(100), static(100))
 	a, b := legs[0], legs[1]
 	a.fill()
-	assert.Zero(t, b.report().PacingRate, "what it knows of the others is new")
-	p.wait(2 * time.Second)
-	a.report()
-	want := cc.RateOf(50*mss, 100*time.Millisecond)
-	assert.Equal(t, want, b.report().PacingRate, "before it sends")
-	p.wait(time.Millisecond)
+	p.settle()
+	assert.Zero(t, b.limit.PacingRate, "what it knows of the others is new")
+	for range 20 { // a is never without bytes in flight
+		p.wait(100 * time.Millisecond)
+		a.ack(mss)
+		a.write(0, 0)
+		a.fill()
+	}
+	assert.Equal(t, 10*mss, b.limit.Cwnd, "before it sends it is told what it may burst")
 	b.write(100*mss, 10*mss)
-	assert.Equal(t, want, b.report().PacingRate, "and while it does")
+	b.report()
+	assert.Equal(t, 50*mss, b.limit.Cwnd)
+	assert.Equal(t, cc.RateOf(50*mss, 100*time.Millisecond), b.limit.PacingRate, "and once it does, its share over a round trip")
 	p.wait(100 * time.Millisecond)
 	assert.Zero(t, b.ack(mss).PacingRate, "until it is answered")
-	assert.Equal(t, 50*mss, b.report().Cwnd)
-}
-
-func TestTheAwaitedAreFirstInLine(t *testing.T) {
-	p := newPath(t)
-	awaited := static(20)
-	awaited.Class = DelaySensitive
-	first := p.open(static(20))
-	require.Equal(t, 20*mss, first.send(20*mss))
-	second, third := p.open(static(20)), p.open(awaited)
-	for _, l := range []*leg{second, third} {
-		for l.send(64*mss) > 0 {
-		}
-	}
-	require.Zero(t, second.woken+third.woken)
-	var order []string
-	second.wake, third.wake = func() { order = append(order, "bulk") }, func() { order = append(order, "awaited") }
-	p.wait(10 * time.Millisecond)
-	second.r.Pipe, second.r.Written = 2*mss, 2*mss
-	second.ack(2 * mss)
-	third.ack(third.r.Pipe)
-	assert.Equal(t, "awaited", order[len(order)-1])
-	_ = first
+	assert.Equal(t, 50*mss, b.limit.Cwnd)
 }
 
 func TestAMemberLendsWhatItIsDueAndDoesNotWant(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	a, b := p.open(static(100)), p.open(static(100))
+	b.send(mss)
 	for a.send(64*mss) > 0 {
 	}
+	p.settle()
 	assert.Equal(t, 50*mss, b.Snapshot().Share)
-	assert.Equal(t, 50*mss, b.Snapshot().Lent)
+	assert.Equal(t, 49*mss, b.Snapshot().Lent)
 	assert.Zero(t, a.Snapshot().Lent)
 	b.send(10 * mss)
-	assert.LessOrEqual(t, b.Snapshot().Lent, 50*mss)
+	assert.Equal(t, 39*mss, b.Snapshot().Lent)
 	b.Close(p.now)
 	assert.Zero(t, b.Snapshot().Lent)
 }
@@ -261,7 +247,7 @@ func TestTermsThatContradictThemselvesAreRefused(t *testing.T) {
 		terms := static(10)
 		change(&terms)
 		require.ErrorContains(t, terms.Check(), want)
-		_, err := new(Manager).Open(1, terms, nil)
+		_, err := new(Manager).Open(1, terms, Leg{})
 		require.ErrorContains(t, err, "flow: ")
 	}
 	require.NoError(t, static(10).Check())
@@ -289,8 +275,7 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 			terms = append(terms, each)
 		}
 		p, legs := measured(t, terms...)
-		m := legs[0].macro
-		var used cc.Bytes // by those that do not contend
+		g := legs[0].group()
 		for _, l := range legs {
 			if rapid.Bool().Draw(rt, "idle") {
 				l.r.Pipe = cc.Bytes(rapid.IntRange(0, 100).Draw(rt, "pipe")) * mss
@@ -300,40 +285,49 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 			}
 			l.report()
 		}
-		m.allot(p.now, nil)
-		W := m.ctl.Cwnd
-		var sum, floors, shared cc.Bytes
-		hungry := false // somebody could use more
-		for _, f := range m.members {
-			c := f.claim
-			sum += c.due
-			shared += c.share
-			if c.contends {
-				floors += min(W, f.floor())
-				hungry = hungry || c.due < c.most
-				require.GreaterOrEqual(rt, c.share, min(W, f.floor()))
-				require.LessOrEqual(rt, c.share, max(c.due+f.mss()-1, c.least))
-			} else {
-				floors += min(f.floor(), c.due)
-				used += c.due
-				require.LessOrEqual(rt, c.due, f.counted())
+		p.wait(time.Duration(rapid.IntRange(1, 1000).Draw(rt, "ms")) * time.Millisecond)
+		g.divide(p.now)
+		W := g.ctl.Cwnd
+		var due, shared, floors cc.Bytes // of those that contend
+		var least, most cc.Bytes         // that the others use
+		hungry := false                  // somebody could use more
+		active := g.alloc.members
+		for _, m := range active {
+			if !m.wants {
+				require.LessOrEqual(rt, m.most, m.counts)
+				least += m.least
+				most += m.most
+				continue
 			}
-			require.LessOrEqual(rt, c.due, c.most)
-			require.GreaterOrEqual(rt, c.due, c.least)
+			due += m.due
+			shared += m.share
+			floors += m.segments
+			hungry = hungry || m.due < m.most
+			require.LessOrEqual(rt, m.due, m.most)
+			require.GreaterOrEqual(rt, m.due, m.least)
+			require.GreaterOrEqual(rt, m.share, min(W, m.segments))
+			require.LessOrEqual(rt, m.share, m.due+ackedTogether*m.unit)
 		}
-		require.LessOrEqual(rt, sum, max(W, floors), "no more is given than there is")
-		require.LessOrEqual(rt, shared+used, max(W, floors))
+		require.LessOrEqual(rt, due+least, max(W, floors+least), "no more is given than there is")
+		require.LessOrEqual(rt, shared+least, max(W, floors+least)+cc.Bytes(len(active)), "nor is it when it is cut to whole pairs")
 		if hungry {
-			require.GreaterOrEqual(rt, sum, W-cc.Bytes(len(legs))*16, "nothing is kept from those that could use it")
+			require.GreaterOrEqual(rt, due+most, W-cc.Bytes(len(active))*16, "nothing is kept from those that could use it")
 		}
 		// Max-min: who is due less for its weight than an equal is due as much as it may.
-		for _, f := range m.members {
-			for _, g := range m.members {
-				if f.place == g.place && f.claim.due < f.claim.most && g.claim.due > g.claim.least && f.target == 0 {
-					require.GreaterOrEqual(rt, f.claim.due/f.weight+2, g.claim.due/g.weight, "weighted max-min")
+		for _, a := range active {
+			for _, b := range active {
+				if !a.wants || !b.wants {
+					continue
 				}
-				if f.terms.Priority < g.terms.Priority && f.claim.due+8 < f.claim.most {
-					require.LessOrEqual(rt, g.claim.due, g.claim.least+16, "strict priority")
+				able := a.most
+				if a.goal > 0 {
+					able = min(able, a.goal)
+				}
+				if a.priority == b.priority && (a.goal > 0) == (b.goal > 0) && a.due < able && b.due > b.least {
+					require.GreaterOrEqual(rt, a.due/a.weight+2, b.due/b.weight, "weighted max-min")
+				}
+				if a.priority < b.priority && a.due+8 < a.most {
+					require.LessOrEqual(rt, b.due, b.least+16, "strict priority")
 				}
 			}
 		}
@@ -341,7 +335,10 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 }
 
 func TestOneFullQueueIsOneLossEventForAllMembers(t *testing.T) {
-	p, legs := measured(t, static(100), static(100))
+	losses := watchLosses(t)
+	watchedCwnd = 100 * mss
+	t.Cleanup(func() { watchedCwnd = 10 * mss })
+	p, legs := measured(t, under("watched"), under("watched"))
 	a, b := legs[0], legs[1]
 	for _, l := range legs {
 		l.write(50*mss, 50*mss)
@@ -352,8 +349,14 @@ func TestOneFullQueueIsOneLossEventForAllMembers(t *testing.T) {
 	a.ack(3 * mss)
 	first := p.now
 	p.wait(150 * time.Millisecond)
-	b.r.At, b.r.Acked, b.r.Sacked = p.now, b.r.Acked+3*mss, 3*mss
-	assert.Equal(t, first, b.lostSince(b.r), "what it lost had left when the first loss was found")
-	b.r.Acked, b.r.Sacked = b.r.Acked+47*mss, 0
-	assert.Equal(t, p.now.Add(-b.macro.rtt.srtt), b.lostSince(b.r), "what left later is another")
+	b.r.Lost, b.r.Sacked = mss, 3*mss
+	b.ack(3 * mss)
+	require.Len(t, *losses, 2)
+	assert.Equal(t, first, (*losses)[1].SentAt, "what it lost had left when the first loss was found")
+	b.r.Sacked = 0
+	b.ack(47 * mss)
+	b.r.Lost = 2 * mss
+	b.report()
+	require.Len(t, *losses, 3)
+	assert.Equal(t, p.now.Add(-b.group().rtt.srtt), (*losses)[2].SentAt, "what left later is another")
 }

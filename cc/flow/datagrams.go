@@ -20,7 +20,7 @@ const (
 	usualOver = 2 * time.Second // what is usual is smoothed over
 )
 
-// Datagrams are bytes in the window of a macroflow that nobody acknowledges: the
+// Datagrams are bytes in the window of a group that nobody acknowledges: the
 // UDP and ICMP of the same peer. What was granted counts for one round trip of
 // the flows beside it, and is then taken as gone, at the pace at which theirs
 // arrive; they make no event.
@@ -35,14 +35,14 @@ type Datagrams struct {
 	key   string
 	share float64
 	wake  func()
-	home  atomic.Pointer[macroflow] // nil while there is none: nobody to give way to
+	home  atomic.Pointer[group] // nil while there is none: nobody to give way to
 
 	maxRate *rateLimit // of the group; nil: none
 	turn    cc.Time    // at maxRate, while they wait there; guarded by its mu
 	passed  cc.Bytes   // what maxRate has let pass beyond what has gone; likewise
 
 	// Guarded by the mutex of home.
-	macro   *macroflow
+	group   *group
 	chunks  []granted // in flight, the oldest first
 	loose   cc.Bytes  // their sum
 	waiting cc.Bytes  // asked for and refused; 0: nothing
@@ -61,7 +61,7 @@ type granted struct {
 	n  cc.Bytes
 }
 
-// OpenDatagrams adds datagrams to the macroflow that t leads to; of its window
+// OpenDatagrams adds datagrams to the group that t leads to; of its window
 // they get share at most (above 0, up to 1) while its flows want it, and of a maximum
 // rate what the flows leave. wake is called as a flow's is.
 func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()) (*Datagrams, error) {
@@ -87,31 +87,31 @@ func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()
 	return d, nil
 }
 
-// accompany has all go beside m; none where m is forgotten. The caller holds m.mu
+// accompany has all go beside g; none where g is forgotten. The caller holds g.mu
 // and the manager's.
-func (m *macroflow) accompany(all []*Datagrams) {
-	for _, d := range m.datagrams {
+func (g *group) accompany(all []*Datagrams) {
+	for _, d := range g.datagrams {
 		d.home.Store(nil)
 	}
-	m.datagrams = append(m.datagrams[:0], all...)
-	for _, d := range m.datagrams {
-		d.macro = m
-		d.home.Store(m)
+	g.datagrams = append(g.datagrams[:0], all...)
+	for _, d := range g.datagrams {
+		d.group = g
+		d.home.Store(g)
 	}
 }
 
-// lock returns d's macroflow, locked; nil if there is none.
-func (d *Datagrams) lock() *macroflow {
+// lock returns d's group, locked; nil if there is none.
+func (d *Datagrams) lock() *group {
 	for {
-		m := d.home.Load()
-		if m == nil {
+		g := d.home.Load()
+		if g == nil {
 			return nil
 		}
-		m.mu.Lock()
-		if d.home.Load() == m {
-			return m
+		g.mu.Lock()
+		if d.home.Load() == g {
+			return g
 		}
-		m.mu.Unlock() // it has been forgotten in the meantime
+		g.mu.Unlock() // it has been forgotten in the meantime
 	}
 }
 
@@ -119,18 +119,18 @@ func (d *Datagrams) lock() *macroflow {
 // a sparse flow may be lent room. After a refusal wake is called when asking again
 // may help.
 func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
-	m := d.lock()
-	if m == nil {
+	g := d.lock()
+	if g == nil {
 		return d.maxRate.takeDatagram(now, d, n, sparse)
 	}
-	defer m.mu.Unlock()
+	defer g.unlock(now)
 	d.retire(now)
 	d.refill(now)
-	wanted := m.wanted(now)
+	wanted := g.wanted(now)
 	if wanted && !d.fits(n, sparse) {
 		d.waiting, d.sparse = n, sparse
-		m.cwndFullAt = now
-		m.mgr.schedule(m, d.next(now))
+		g.cwndFullAt = now
+		g.timers.schedule(g, d.next(now))
 		return false
 	}
 	d.waiting = 0
@@ -141,21 +141,19 @@ func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 		d.carry, d.carryAt = d.loose+n, now
 	} else {
 		d.room = max(d.room-n, -d.mayOwe())
-		if d.loose+n <= d.due() {
-			m.pacer.spend(now, n) // the flows make room
-		}
 	}
 	d.count(now, n)
+	g.changed = true // the flows make room
 	return true
 }
 
 // Usual is the rate of the datagrams' share, smoothed over some seconds; 0: not known.
 func (d *Datagrams) Usual() cc.Rate {
-	m := d.lock()
-	if m == nil {
+	g := d.lock()
+	if g == nil {
 		return 0
 	}
-	defer m.mu.Unlock()
+	defer g.mu.Unlock()
 	return d.usual
 }
 
@@ -167,11 +165,19 @@ func (d *Datagrams) count(now cc.Time, n cc.Bytes) {
 		d.chunks = append(d.chunks, granted{now, n})
 	}
 	d.loose += n
+	d.planRetiring()
+}
+
+// planRetiring has the group's tick come when what left first is gone.
+func (d *Datagrams) planRetiring() {
+	if len(d.chunks) > 0 {
+		d.group.timers.schedule(d.group, d.chunks[0].at.Add(d.lasts()))
+	}
 }
 
 // lasts is for how long a datagram counts.
 func (d *Datagrams) lasts() time.Duration {
-	if rtt := d.macro.rtt.srtt; rtt > 0 {
+	if rtt := d.group.rtt.srtt; rtt > 0 {
 		return rtt
 	}
 	return unknownRTT
@@ -186,6 +192,7 @@ func (d *Datagrams) retire(now cc.Time) {
 	}
 	if old > 0 {
 		d.chunks = append(d.chunks[:0], d.chunks[old:]...)
+		d.group.changed = true // the flows have the window back
 	}
 }
 
@@ -204,31 +211,31 @@ func (d *Datagrams) next(now cc.Time) cc.Time {
 // due is d's share of what the members can use of the window: a pacer may not let
 // them fill it.
 func (d *Datagrams) due() cc.Bytes {
-	m := d.macro
-	return cc.Bytes(d.share * float64(m.ctl.Cwnd-m.unpaced()))
+	g := d.group
+	return cc.Bytes(d.share * float64(g.ctl.Cwnd-g.unpaced()))
 }
 
 // allowance is how much may be in flight while the flows want the window.
 func (d *Datagrams) allowance(now cc.Time) cc.Bytes {
-	m := d.macro
+	g := d.group
 	due := d.due()
 	if halvings := now.Sub(d.carryAt) / d.lasts(); halvings < 32 {
 		due = max(due, d.carry>>uint(halvings))
 	}
 	beside := cc.Bytes(0) // from others, which have as much by right
-	for _, e := range m.datagrams {
+	for _, e := range g.datagrams {
 		if e != d {
 			e.retire(now)
 			beside += e.loose
 		}
 	}
-	return max(due-beside, due/cc.Bytes(len(m.datagrams)))
+	return max(due-beside, due/cc.Bytes(len(g.datagrams)))
 }
 
 // refill adds to room what the time since the last call is worth: all of it in each
 // round trip, evenly, so that what waits does not leave in bursts.
 func (d *Datagrams) refill(now cc.Time) {
-	if d.macro.alg == nil {
+	if d.group.alg == nil {
 		return // nothing is known of the path
 	}
 	d.own = d.allowance(now)
@@ -245,8 +252,8 @@ func (d *Datagrams) refill(now cc.Time) {
 
 // fits reports whether n more bytes may go while the flows want the window.
 func (d *Datagrams) fits(n cc.Bytes, sparse bool) bool {
-	m := d.macro
-	if m.alg == nil || d.loose+n <= floorSegments*m.mss { // nothing is known of the path yet, or little asked
+	g := d.group
+	if g.alg == nil || d.loose+n <= floorSegments*g.mss { // nothing is known of the path yet, or little asked
 		return true
 	}
 	room := d.room
@@ -259,7 +266,7 @@ func (d *Datagrams) fits(n cc.Bytes, sparse bool) bool {
 // mayOwe is what sparse flows may be lent.
 func (d *Datagrams) mayOwe() cc.Bytes { return d.usual.BytesIn(debtLasts) }
 
-// Close leaves the macroflow.
+// Close leaves the group.
 func (d *Datagrams) Close() {
 	d.mgr.mu.Lock()
 	defer d.mgr.mu.Unlock()
@@ -273,6 +280,8 @@ func (d *Datagrams) Close() {
 	if g := d.mgr.groups[d.key]; g != nil {
 		g.mu.Lock()
 		g.accompany(rest)
+		g.changed = true // the flows have the window back
+		g.timers.schedule(g.group, 0)
 		g.mu.Unlock()
 	}
 }
@@ -280,26 +289,17 @@ func (d *Datagrams) Close() {
 // wanted reports whether a member wants more of the window than it has, or did
 // within the last round trip: a relay reads between two writes. One that waits for
 // its retransmission timer does not ask, but has not given up the window.
-func (m *macroflow) wanted(now cc.Time) bool {
-	if m.wantedAt != 0 && now.Sub(m.wantedAt) <= max(m.rtt.srtt, leastTick) {
+func (g *group) wanted(now cc.Time) bool {
+	if g.wantedAt != 0 && now.Sub(g.wantedAt) <= max(g.rtt.srtt, leastTick) {
 		return true
 	}
-	for _, f := range m.members {
-		if f.contends(now) || f.timedOut {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(g.alloc.members, func(m *member) bool { return m.contends(now, &g.rtt) || m.timedOut })
 }
 
-// window is what the members may have in flight together: what datagrams use, or
-// wait for, of their share is not theirs.
-func (m *macroflow) window() cc.Bytes { return m.ctl.Cwnd - m.lent(true) }
-
 // lent is what datagrams have in flight of the window, with those that wait or not.
-func (m *macroflow) lent(waiting bool) cc.Bytes {
+func (g *group) lent(waiting bool) cc.Bytes {
 	var loose, most cc.Bytes
-	for _, d := range m.datagrams {
+	for _, d := range g.datagrams {
 		loose += d.loose
 		if waiting {
 			loose += d.waiting
@@ -314,31 +314,30 @@ func (m *macroflow) lent(waiting bool) cc.Bytes {
 // that took the members' rate for the path's would give the datagrams their share
 // of that, and then of what is left; and one that grows by what is acknowledged
 // would hardly do so beside many of them.
-func (m *macroflow) alongside(now cc.Time, acked cc.Bytes) cc.Bytes {
-	if len(m.datagrams) == 0 {
+func (g *group) alongside(now cc.Time, acked cc.Bytes) cc.Bytes {
+	if len(g.datagrams) == 0 {
 		return 0
 	}
-	for _, d := range m.datagrams {
+	for _, d := range g.datagrams {
 		d.retire(now)
 	}
-	return cc.Bytes(float64(acked) / float64(m.inflight+acked) * float64(m.lent(false)))
+	return cc.Bytes(float64(acked) / float64(g.inflight+acked) * float64(g.lent(false)))
 }
 
-// wakeDatagrams puts into out the wake functions of datagrams that may go now.
-func (m *macroflow) wakeDatagrams(now cc.Time, out []func()) (n int) {
-	for _, d := range m.datagrams {
-		if d.waiting == 0 || n == len(out) {
+// wakeDatagrams wakes the datagrams that may go now.
+func (g *group) wakeDatagrams(now cc.Time) {
+	for _, d := range g.datagrams {
+		d.retire(now)
+		d.planRetiring()
+		if d.waiting == 0 {
 			continue
 		}
-		d.retire(now)
 		d.refill(now)
-		if m.wanted(now) && !d.fits(d.waiting, d.sparse) {
-			m.mgr.schedule(m, d.next(now))
+		if g.wanted(now) && !d.fits(d.waiting, d.sparse) {
+			g.timers.schedule(g, d.next(now))
 			continue
 		}
 		d.waiting = 0
-		out[n] = d.wake
-		n++
+		d.wake()
 	}
-	return n
 }

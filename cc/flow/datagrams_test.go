@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// beside opens datagrams in the macroflow of terms and counts their wakes.
-func (p *path) beside(terms Terms, share float64) (d *Datagrams, woken *int) {
+// beside opens datagrams in the group of terms and counts their wakes.
+func (p *testbed) beside(terms Terms, share float64) (d *Datagrams, woken *int) {
 	p.t.Helper()
 	woken = new(int)
 	d, err := p.mgr.OpenDatagrams(p.now, terms, share, func() { *woken++ })
@@ -21,7 +21,7 @@ func (p *path) beside(terms Terms, share float64) (d *Datagrams, woken *int) {
 }
 
 // pour takes datagrams of a segment until one is refused, at most 1000.
-func (p *path) pour(d *Datagrams) (n int) {
+func (p *testbed) pour(d *Datagrams) (n int) {
 	for n < 1000 && d.Take(p.now, mss, false) {
 		n++
 	}
@@ -29,7 +29,7 @@ func (p *path) pour(d *Datagrams) (n int) {
 }
 
 func TestDatagramsPassWhereNoFlowWantsTheWindow(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	d, _ := p.beside(static(10), 0.5)
 	assert.Equal(t, 1000, p.pour(d), "without any flow")
 	l := p.open(static(10))
@@ -38,22 +38,25 @@ func TestDatagramsPassWhereNoFlowWantsTheWindow(t *testing.T) {
 }
 
 func TestDatagramsHaveTheirShareWhileAFlowWantsTheWindow(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(10))
 	d, woken := p.beside(static(10), 0.5)
+	l.send(mss)
+	p.wait(20 * time.Millisecond)
+	l.ack(mss) // the round trip is known
 	assert.Equal(t, 10*mss, l.send(64*mss))
 	assert.Equal(t, 5, p.pour(d), "half the window counts as theirs, which the flow makes room for")
 	assert.Zero(t, *woken)
 
 	p.wait(20 * time.Millisecond)
+	assert.Equal(t, 1, *woken, "within the round trip after they went")
 	l.ack(10 * mss)
-	assert.Equal(t, 1, *woken, "a round trip after they went")
 	assert.Equal(t, 5, p.pour(d))
 	assert.Equal(t, 5*mss, l.send(64*mss), "the flow has what is left")
 }
 
 func TestTwoSegmentsOfDatagramsAlwaysPass(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(10))
 	d, _ := p.beside(static(10), 0.01)
 	l.send(64 * mss)
@@ -61,20 +64,20 @@ func TestTwoSegmentsOfDatagramsAlwaysPass(t *testing.T) {
 }
 
 func TestDatagramsThatWaitAreWokenOnceNoFlowWantsTheWindow(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(10))
 	d, woken := p.beside(static(10), 0.5)
 	l.send(64 * mss)
 	p.pour(d)
 	l.Close(p.now)
 	p.wait(unknownRTT)
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	assert.Equal(t, 1, *woken)
 	assert.Equal(t, 1000, p.pour(d))
 }
 
 func TestTwoPeersDatagramsOfOneGroupHaveHalfTheShareEach(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(40))
 	d, _ := p.beside(static(40), 0.5)
 	e, _ := p.beside(static(40), 0.5)
@@ -85,7 +88,7 @@ func TestTwoPeersDatagramsOfOneGroupHaveHalfTheShareEach(t *testing.T) {
 }
 
 func TestDatagramsFallToTheirShareByHalvesWithEachRoundTrip(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	d, _ := p.beside(static(10), 0.5)
 	l := p.open(static(10))
 	l.send(mss)
@@ -103,8 +106,8 @@ func TestDatagramsFallToTheirShareByHalvesWithEachRoundTrip(t *testing.T) {
 	}
 }
 
-func TestDatagramsFindTheMacroflowThatCameAfterTheirs(t *testing.T) {
-	p := newPath(t)
+func TestDatagramsFindTheGroupThatCameAfterTheirs(t *testing.T) {
+	p := newTestbed(t)
 	d, _ := p.beside(static(10), 0.5)
 	p.open(static(10)).Close(p.now)
 	p.wait(2 * memoryLasts)
@@ -137,7 +140,7 @@ func TestDatagramsNeedAShareAndAnAlgorithm(t *testing.T) {
 // leaves of it within a round trip, and who waits is woken.
 func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		p := newPath(t)
+		p := newTestbed(t)
 		window := cc.Bytes(rapid.IntRange(4, 100).Draw(rt, "window"))
 		share := rapid.Float64Range(0.1, 1).Draw(rt, "share")
 		terms := static(float64(window))
@@ -159,9 +162,9 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 				require.Equal(rt, before, *woken, "Take does not call back")
 			case 3:
 				p.wait(time.Duration(rapid.IntRange(0, 50).Draw(rt, "ms")) * time.Millisecond)
-				p.mgr.Tick(p.now)
+				p.wait(0)
 			}
-			m := d.macro
+			m := d.group
 			sum := cc.Bytes(0)
 			for _, c := range d.chunks {
 				sum += c.n
@@ -175,7 +178,7 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 		before := *woken
 		for range 100 {
 			p.wait(10 * time.Millisecond)
-			p.mgr.Tick(p.now)
+			p.wait(0)
 			if l.r.Pipe > 0 {
 				l.ack(l.r.Pipe)
 			}
@@ -189,7 +192,7 @@ func TestWhateverComesFlowsKeepTheirPartOfTheWindow(t *testing.T) {
 }
 
 func TestAskingForDatagramsAllocatesNothing(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(100))
 	d, _ := p.beside(static(100), 0.5)
 	l.send(200 * mss)
@@ -204,7 +207,7 @@ func TestAskingForDatagramsAllocatesNothing(t *testing.T) {
 }
 
 func TestWhatPassesForBeingLittleRunsUpNoDebt(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(10))
 	d, _ := p.beside(static(10), 0.01)
 	trip := func() {
@@ -218,4 +221,30 @@ func TestWhatPassesForBeingLittleRunsUpNoDebt(t *testing.T) {
 		require.Equal(t, 2, p.pour(d))
 	}
 	assert.GreaterOrEqual(t, d.room, -d.mayOwe(), "it is not to be made up for when the window is wide again")
+}
+
+// What datagrams no longer use goes back to the flows, though no acknowledgement comes.
+func TestFlowsHaveTheWindowBackARoundTripAfterTheDatagrams(t *testing.T) {
+	for name, end := range map[string]func(*testbed, *Datagrams){
+		"that stop":  func(*testbed, *Datagrams) {},
+		"that close": func(_ *testbed, d *Datagrams) { d.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newTestbed(t)
+			l := p.openEnforced(static(10))
+			l.write(mss, mss)
+			l.report()
+			p.wait(20 * time.Millisecond)
+			l.ack(mss)
+			d, _ := p.beside(static(10), 0.5)
+			l.fill()
+			require.True(t, d.Take(p.now, mss, false))
+			require.True(t, d.Take(p.now, mss, false))
+			p.settle()
+			require.Equal(t, 8*mss, l.limit.Cwnd)
+			end(p, d)
+			p.wait(20 * time.Millisecond)
+			assert.Equal(t, 10*mss, l.limit.Cwnd)
+		})
+	}
 }

@@ -19,7 +19,7 @@ const (
 // Event is one thing an algorithm was told, and what it answered.
 type Event struct {
 	Kind      Kind
-	Flow      uint64 // 0: the whole macroflow
+	Flow      uint64 // 0: the whole group
 	Group     string
 	Algorithm string
 	State     cc.State
@@ -29,32 +29,23 @@ type Event struct {
 	Internals cc.Internals // in the order of the algorithm's Spec; all 0 for one that shows none
 }
 
-// event describes what m's algorithm has just been told.
-func (m *macroflow) event(f *Flow, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
-	if m.mgr.Trace == nil {
+// event describes what g's algorithm has just been told.
+func (g *group) event(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
+	if g.emit == nil {
 		return Event{}
 	}
-	e := Event{Kind: kind, Algorithm: m.spec.Name, State: s, RTT: rtt, Bytes: n, Control: m.ctl, Internals: m.inspect()}
-	e.State.Hint = nil // which is the macroflow's to change
-	if f != nil {
-		e.Flow, e.Group = f.id, f.terms.Group
+	e := Event{Kind: kind, Algorithm: g.spec.Name, State: s, RTT: rtt, Bytes: n, Control: g.ctl, Internals: g.inspect()}
+	e.State.Hint = nil // which is the group's to change
+	if m != nil {
+		e.Flow, e.Group = m.id, m.terms.Group
 	}
 	return e
 }
 
-// inspect is what m's algorithm shows.
-func (m *macroflow) inspect() cc.Internals {
-	if a, ok := m.alg.(cc.Inspector); ok {
+// inspect is what g's algorithm shows.
+func (g *group) inspect() cc.Internals {
+	if a, ok := g.alg.(cc.Inspector); ok {
 		return a.Inspect()
 	}
 	return cc.Internals{}
-}
-
-func (m *Manager) trace(events []Event) {
-	if m.Trace == nil {
-		return
-	}
-	for _, e := range events {
-		m.Trace(e)
-	}
 }

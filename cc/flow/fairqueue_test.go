@@ -17,9 +17,9 @@ type parcel struct {
 	n    int
 }
 
-// gate is a queue before the datagrams' part of a window that a flow wants.
-type gate struct {
-	p       *path
+// queueBed is a queue before the datagrams' part of a window that a flow wants.
+type queueBed struct {
+	p       *testbed
 	l       *leg
 	d       *Datagrams
 	q       *FairQueue[string, parcel]
@@ -27,8 +27,8 @@ type gate struct {
 	dropped map[Drop][]parcel
 }
 
-func newGate(t *testing.T, window float64) *gate {
-	g := &gate{p: newPath(t), dropped: map[Drop][]parcel{}}
+func newQueueBed(t *testing.T, window float64) *queueBed {
+	g := &queueBed{p: newTestbed(t), dropped: map[Drop][]parcel{}}
 	g.l = g.p.open(static(window))
 	g.d, _ = g.p.beside(static(window), 0.5)
 	g.q = NewFairQueue[string](g.d, func(p parcel, why Drop) { g.dropped[why] = append(g.dropped[why], p) })
@@ -38,13 +38,13 @@ func newGate(t *testing.T, window float64) *gate {
 }
 
 // trip lets a round trip pass in which all arrives that the flow has sent.
-func (g *gate) trip(rtt time.Duration) {
+func (g *queueBed) trip(rtt time.Duration) {
 	g.p.wait(rtt)
 	g.l.ack(g.l.r.Pipe)
 	g.l.send(1000 * mss)
 }
 
-func (g *gate) offer(key string, n int, size cc.Bytes) {
+func (g *queueBed) offer(key string, n int, size cc.Bytes) {
 	p := parcel{key, n}
 	if g.q.Pass(g.p.now, key, size) {
 		g.sent = append(g.sent, p)
@@ -55,13 +55,13 @@ func (g *gate) offer(key string, n int, size cc.Bytes) {
 	g.q.Trim(QueuedPackets, QueuedBytes)
 }
 
-func (g *gate) drain() {
+func (g *queueBed) drain() {
 	for p, ok := g.q.Pop(g.p.now); ok; p, ok = g.q.Pop(g.p.now) {
 		g.sent = append(g.sent, p)
 	}
 }
 
-func (g *gate) sentOf(key string) (n int) {
+func (g *queueBed) sentOf(key string) (n int) {
 	for _, p := range g.sent {
 		if p.flow == key {
 			n++
@@ -70,7 +70,7 @@ func (g *gate) sentOf(key string) (n int) {
 	return n
 }
 
-func (g *gate) droppedOf(key string) (n int) {
+func (g *queueBed) droppedOf(key string) (n int) {
 	for _, all := range g.dropped {
 		for _, p := range all {
 			if p.flow == key {
@@ -83,7 +83,7 @@ func (g *gate) droppedOf(key string) (n int) {
 
 // play has each flow offer packets of a size at a rate for some time, with round
 // trips of 100 ms.
-func (g *gate) play(d time.Duration, flows map[string]cc.Rate, size cc.Bytes) {
+func (g *queueBed) play(d time.Duration, flows map[string]cc.Rate, size cc.Bytes) {
 	owed := map[string]cc.Bytes{}
 	count := map[string]int{}
 	for ms := range int(d / time.Millisecond) {
@@ -102,7 +102,7 @@ func (g *gate) play(d time.Duration, flows map[string]cc.Rate, size cc.Bytes) {
 }
 
 func TestASparseFlowPassesBesideAFlood(t *testing.T) {
-	g := newGate(t, 60) // 7 Mbit/s
+	g := newQueueBed(t, 60) // 7 Mbit/s
 	g.play(10*time.Second, map[string]cc.Rate{"call": 300_000, "bulk": 50_000_000}, 1000)
 	assert.Zero(t, g.droppedOf("call"))
 	assert.InDelta(t, 370, g.sentOf("call"), 1)
@@ -110,9 +110,9 @@ func TestASparseFlowPassesBesideAFlood(t *testing.T) {
 }
 
 func TestASparseFlowPassesWhereTheWindowFades(t *testing.T) {
-	g := newGate(t, 60)
+	g := newQueueBed(t, 60)
 	g.play(4*time.Second, map[string]cc.Rate{"call": 300_000, "bulk": 50_000_000}, 1000)
-	g.d.macro.ctl.Cwnd = 3 * mss
+	g.d.group.ctl.Cwnd = 3 * mss
 	g.l.send(1000 * mss) // it waits
 	bulk := g.sentOf("bulk")
 	for n := range 30 {
@@ -125,21 +125,21 @@ func TestASparseFlowPassesWhereTheWindowFades(t *testing.T) {
 }
 
 func TestTwoFloodsHaveHalfEachInBytes(t *testing.T) {
-	g := newGate(t, 60)
+	g := newQueueBed(t, 60)
 	g.play(5*time.Second, map[string]cc.Rate{"bulk": 20_000_000, "other": 60_000_000}, 1200)
 	assert.InDelta(t, 1, float64(g.sentOf("bulk"))/float64(g.sentOf("other")), 0.05)
 }
 
 // An elastic sender is told to slow down before its queue is full.
 func TestAQueueThatStandsIsShortenedByCoDel(t *testing.T) {
-	g := newGate(t, 60)
+	g := newQueueBed(t, 60)
 	g.play(2*time.Second, map[string]cc.Rate{"bulk": 3_700_000}, 1000)
 	assert.NotEmpty(t, g.dropped[DroppedLate])
 	assert.Empty(t, g.dropped[DroppedOverflow])
 }
 
 func TestAFullQueueLosesTheOldestOfTheFattestFlow(t *testing.T) {
-	g := newGate(t, 4)
+	g := newQueueBed(t, 4)
 	for n := range 20 {
 		g.q.Pass(g.p.now, "call", 1000)
 		g.q.Push(g.p.now, "call", 1000, parcel{"call", n})
@@ -160,7 +160,7 @@ func TestAFullQueueLosesTheOldestOfTheFattestFlow(t *testing.T) {
 }
 
 func TestAPacketLargerThanTheShareGoesInItsTurn(t *testing.T) {
-	g := newGate(t, 10)
+	g := newQueueBed(t, 10)
 	g.play(time.Second, map[string]cc.Rate{"bulk": 2_000_000}, 40_000)
 	assert.Positive(t, g.sentOf("bulk"))
 }
@@ -169,7 +169,7 @@ func TestAPacketLargerThanTheShareGoesInItsTurn(t *testing.T) {
 // more wait than may.
 func TestWhateverComesAQueueLosesNothingUnsaid(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		g := newGate(t, float64(rapid.IntRange(4, 40).Draw(rt, "window")))
+		g := newQueueBed(t, float64(rapid.IntRange(4, 40).Draw(rt, "window")))
 		next, offered := map[string]int{}, 0
 		for range rapid.IntRange(1, 200).Draw(rt, "steps") {
 			key := rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(rt, "flow")
@@ -208,7 +208,7 @@ func TestWhateverComesAQueueLosesNothingUnsaid(t *testing.T) {
 }
 
 func TestAQueueForgetsFlowsThatHaveNothingWaiting(t *testing.T) {
-	g := newGate(t, 10)
+	g := newQueueBed(t, 10)
 	for n := range 10 * meteredFlows {
 		g.offer(string(rune('a'+n)), n, 100)
 		g.p.wait(time.Millisecond)

@@ -13,7 +13,7 @@ import (
 // maxGroupHosts bounds the hosts that a Group names.
 const maxGroupHosts = 64
 
-// Group is the state of one macroflow at one moment.
+// Group is the state of one group at one moment.
 //
 // Members are due their part of the window by weight alone. Lent is what some
 // have in flight beyond theirs, as far as others have less; Unused is what is
@@ -43,12 +43,13 @@ type Group struct {
 	Internals               cc.Internals  // in the order of the algorithm's Spec
 }
 
-// Groups returns the state of every macroflow at now, those that linger
-// included, ordered by name.
+// Groups returns the state of every group at now, those without members included,
+// ordered by name.
 func (m *Manager) Groups(now cc.Time) []Group {
 	m.mu.Lock()
-	all := slices.SortedFunc(maps.Values(m.groups), func(a, b *macroflow) int { return cmp.Compare(a.key, b.key) })
+	all := slices.Collect(maps.Values(m.groups))
 	m.mu.Unlock()
+	slices.SortFunc(all, func(a, b *indexed) int { return cmp.Compare(a.key, b.key) })
 	groups := make([]Group, len(all))
 	for i, g := range all {
 		groups[i] = g.describe(now)
@@ -56,66 +57,67 @@ func (m *Manager) Groups(now cc.Time) []Group {
 	return groups
 }
 
-// describe is m's state at now.
-func (m *macroflow) describe(now cc.Time) Group {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.members) == 0 {
-		m.fade(now)
+// describe is g's state at now.
+func (g *group) describe(now cc.Time) Group {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	d := Group{
+		Name: g.name, Algorithm: g.spec.Name, Phase: g.ctl.Phase, Members: len(g.members),
+		Cwnd: g.ctl.Cwnd, Inflight: g.inflight, PacingRate: g.ctl.PacingRate,
+		SRTT: g.rtt.srtt, MinRTT: g.rtt.min, LatestRTT: g.rtt.latest, QueueingDelay: g.rtt.latest - g.rtt.min,
+		DeliveryRate: g.rate, Delivered: g.delivered.total, Capped: g.caps.bind, Internals: g.inspect(),
 	}
-	g := Group{
-		Name: m.group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members),
-		Cwnd: m.ctl.Cwnd, Inflight: m.inflight, PacingRate: m.ctl.PacingRate,
-		SRTT: m.rtt.srtt, MinRTT: m.rtt.min, LatestRTT: m.rtt.latest, QueueingDelay: m.rtt.latest - m.rtt.min,
-		DeliveryRate: m.rate, Delivered: m.delivered, Capped: m.capped, Internals: m.inspect(),
-	}
-	for _, r := range m.routes {
-		if m.inUse(r) && r.host.IsValid() {
-			g.Hosts = append(g.Hosts, r.host)
+	for _, p := range g.paths.all {
+		if g.inUse(p) && p.host.IsValid() {
+			d.Hosts = append(d.Hosts, p.host)
 		}
 	}
-	slices.SortFunc(g.Hosts, netip.Addr.Compare)
-	g.Hosts = g.Hosts[:min(len(g.Hosts), maxGroupHosts)]
-	if len(m.members) == 0 {
-		g.Idle = max(0, now.Sub(m.idleSince))
-		if m.memory > 0 {
-			g.Cwnd = m.remembered(now)
-		}
+	slices.SortFunc(d.Hosts, netip.Addr.Compare)
+	d.Hosts = d.Hosts[:min(len(d.Hosts), maxGroupHosts)]
+	if len(g.members) == 0 {
+		g.forget(now)
+		d.Idle = max(0, now.Sub(g.idle.since))
 	}
-	if m.hinted {
-		hint := m.hint
-		g.Hint = &hint
+	if g.idle.cwnd > 0 {
+		d.Cwnd = g.remembered(now)
 	}
-	m.account(now, &g)
-	return g
+	if g.caps.hinted {
+		hint := g.caps.hint
+		d.Hint = &hint
+	}
+	g.account(now, &d)
+	return d
 }
 
 // account fills in who uses how much of the window.
-func (m *macroflow) account(now cc.Time, g *Group) {
+func (g *group) account(now cc.Time, d *Group) {
 	weights := cc.Bytes(0)
-	for _, f := range m.members {
-		weights += f.weight
+	for _, m := range g.members {
+		weights += m.weight
 	}
 	var over, under cc.Bytes
-	var held [numLimits]int
+	var limited [numLimits]int
 	waiting := false
-	for _, f := range m.members {
-		due := m.ctl.Cwnd * f.weight / weights
-		over += max(0, f.counted()-due)
-		under += max(0, due-f.counted())
-		waiting = waiting || f.contends(now)
-		if f.want > 0 || f.inflight > 0 {
-			g.Active++
-			held[f.limits.by]++
+	for _, m := range g.members {
+		due := g.ctl.Cwnd * m.weight / weights
+		over += max(0, m.counts-due)
+		under += max(0, due-m.counts)
+		if !m.active {
+			continue
+		}
+		waiting = waiting || m.contends(now, &g.rtt)
+		if m.want > 0 || m.inflight > 0 {
+			d.Active++
+			limited[m.limits.by]++
 		}
 	}
-	g.Lent = min(over, under)
+	d.Lent = min(over, under)
 	if !waiting {
-		g.Unused = max(0, m.ctl.Cwnd-m.inflight)
+		d.Unused = max(0, g.ctl.Cwnd-g.inflight)
 	}
-	for by, n := range held {
-		if n > held[g.LimitedBy] {
-			g.LimitedBy = LimitedBy(by)
+	for by, n := range limited {
+		if n > limited[d.LimitedBy] {
+			d.LimitedBy = LimitedBy(by)
 		}
 	}
 }

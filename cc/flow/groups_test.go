@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-func TestGroupsTellOfEveryMacroflow(t *testing.T) {
-	p := newPath(t)
+func TestGroupsTellOfEveryGroup(t *testing.T) {
+	p := newTestbed(t)
 	a, b := p.open(static(10)), p.open(static(10))
 	b.send(mss)
 	other := reno()
@@ -57,7 +57,7 @@ func TestGroupsTellOfEveryMacroflow(t *testing.T) {
 }
 
 func TestAHintForAPrefixReachesWhoLeadsNowhereElse(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	open := func(group, host string) *leg {
 		return p.open(Terms{Group: group, Host: addr(host), Algorithm: "reno"})
 	}
@@ -85,8 +85,8 @@ func TestAHintForAPrefixReachesWhoLeadsNowhereElse(t *testing.T) {
 	assert.Equal(t, 4, hint("0.0.0.0/0"))
 }
 
-func TestANewMacroflowHearsTheNewestFreshHintOfItsHost(t *testing.T) {
-	p := newPath(t)
+func TestANewGroupHearsTheNewestFreshHintOfItsHost(t *testing.T) {
+	p := newTestbed(t)
 	wide := reno()
 	wide.Group = "wide"
 	p.open(wide)
@@ -124,7 +124,7 @@ func TestHintsMovesGroupsAndClosesMayRunAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for n := range rounds {
 				terms := Terms{Group: "g", Host: hostAt((n + k) % 5), Algorithm: "reno", HintCap: float64(n % 2), Target: cc.Rate(n % 3)}
-				f, err := mgr.Open(at(n), terms, func() {})
+				f, err := mgr.Open(at(n), terms, Leg{})
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -140,7 +140,7 @@ func TestHintsMovesGroupsAndClosesMayRunAtOnce(t *testing.T) {
 			for n := range rounds {
 				mgr.Hint(to("10.0.0.0/8"), cc.Hint{At: at(n), Capacity: 1e6, Flows: 3})
 				mgr.Hint(netip.PrefixFrom(hostAt(n%5), 32), cc.Hint{At: at(n), Capacity: 2e6})
-				mgr.Tick(at(n))
+				mgr.Tick(0, at(n))
 				for _, g := range mgr.Groups(at(n)) {
 					assert.GreaterOrEqual(t, g.Inflight, cc.Bytes(0))
 					assert.LessOrEqual(t, g.Active, g.Members)

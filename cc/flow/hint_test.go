@@ -29,13 +29,13 @@ type listener struct {
 	none  int // events without a hint
 }
 
-// listening makes the algorithm of l's macroflow one that notes hints.
+// listening makes the algorithm of l's group one that notes hints.
 func listening(l *leg) *listener {
 	a := &listener{}
-	l.macro.mu.Lock()
-	defer l.macro.mu.Unlock()
-	l.macro.alg, l.macro.mss = a, mss
-	l.macro.adopt(l.p.now)
+	l.group().mu.Lock()
+	defer l.group().mu.Unlock()
+	l.group().alg, l.group().mss = a, mss
+	l.group().adopt(l.p.now)
 	return a
 }
 
@@ -56,7 +56,7 @@ func (a *listener) Control() cc.Control {
 }
 
 func TestEveryEventCarriesTheNewestHint(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(10))
 	a := listening(l)
 	l.send(4 * mss)
@@ -69,7 +69,7 @@ func TestEveryEventCarriesTheNewestHint(t *testing.T) {
 	l.ack(mss)
 	l.r.Lost = mss
 	l.report()
-	p.mgr.Tick(cc.Time(5 * time.Second))
+	p.wait(cc.Time(5 * time.Second).Sub(p.now))
 	require.Len(t, a.heard, 3, "an acknowledgement, a loss, a tick")
 	for _, h := range a.heard {
 		assert.EqualValues(t, 7e6, h.Capacity)
@@ -77,7 +77,7 @@ func TestEveryEventCarriesTheNewestHint(t *testing.T) {
 }
 
 func TestAHintOlderThanTheLastIsIgnored(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(10))
 	a := listening(l)
 	l.send(4 * mss)
@@ -90,7 +90,7 @@ func TestAHintOlderThanTheLastIsIgnored(t *testing.T) {
 }
 
 func TestAHintIsForItsHostAlone(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	one := p.open(static(10))
 	same := p.open(Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "reno"})
 	other := p.open(Terms{Group: "other", Host: addr("192.0.2.2"), Algorithm: "static"})
@@ -102,13 +102,13 @@ func TestAHintIsForItsHostAlone(t *testing.T) {
 		l.send(mss)
 		l.ack(mss)
 	}
-	assert.Len(t, one.macro.alg.(*listener).heard, 1)
-	assert.Len(t, same.macro.alg.(*listener).heard, 1, "whatever its algorithm")
-	assert.Empty(t, other.macro.alg.(*listener).heard)
+	assert.Len(t, one.group().alg.(*listener).heard, 1)
+	assert.Len(t, same.group().alg.(*listener).heard, 1, "whatever its algorithm")
+	assert.Empty(t, other.group().alg.(*listener).heard)
 }
 
-func TestAMacroflowThatComesLaterKnowsWhatOthersOfItsHostHaveHeard(t *testing.T) {
-	p := newPath(t)
+func TestAGroupThatComesLaterKnowsWhatOthersOfItsHostHaveHeard(t *testing.T) {
+	p := newTestbed(t)
 	p.open(static(10))
 	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 5})
 	late := p.open(Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "reno"})
@@ -119,7 +119,7 @@ func TestAMacroflowThatComesLaterKnowsWhatOthersOfItsHostHaveHeard(t *testing.T)
 }
 
 func TestHintsForUnknownHostsAreNotKept(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	assert.Zero(t, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 5}))
 	l := p.open(static(10))
 	for i := range 1000 {
@@ -132,7 +132,7 @@ func TestHintsForUnknownHostsAreNotKept(t *testing.T) {
 	assert.Equal(t, 1, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it lingers")
 	p.wait(time.Second)
 	p.open(Terms{Group: "other", Host: addr("192.0.2.2"), Algorithm: "static"})
-	assert.Zero(t, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it is forgotten with its last macroflow")
+	assert.Zero(t, p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now}), "it is forgotten with its last group")
 	assert.Len(t, p.mgr.hosts, 1)
 }
 
@@ -148,7 +148,7 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 		wg.Go(func() {
 			for i := range 100 {
 				now := cc.Time(i + 1)
-				f, err := mgr.Open(now, Terms{Group: fmt.Sprint("host ", i%2), Host: addr(fmt.Sprintf("192.0.2.%d", i%2)), Algorithm: "reno"}, func() {})
+				f, err := mgr.Open(now, Terms{Group: fmt.Sprint("host ", i%2), Host: addr(fmt.Sprintf("192.0.2.%d", i%2)), Algorithm: "reno"}, Leg{})
 				if !assert.NoError(t, err) {
 					return
 				}
@@ -156,7 +156,7 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 				f.Report(Report{At: now, Written: g.Bytes, Acked: g.Bytes, MSS: mss})
 				f.Close(now)
 				if k == 0 {
-					mgr.Tick(now)
+					mgr.Tick(0, now)
 				}
 			}
 		})
@@ -165,12 +165,12 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 	assert.Len(t, mgr.hosts, 2)
 	assert.Equal(t, 1, mgr.Hint(to("192.0.2.0"), cc.Hint{At: 1000, Capacity: 9}))
 	for _, r := range mgr.hosts[addr("192.0.2.0")] {
-		assert.EqualValues(t, 9, r.macro.hint.Capacity)
+		assert.EqualValues(t, 9, r.group.caps.hint.Capacity)
 	}
 }
 
 func TestAHintAllocatesNothing(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	p.open(static(10))
 	at, host := p.now, to("192.0.2.1")
 	assert.Zero(t, testing.AllocsPerRun(1000, func() {

@@ -71,6 +71,13 @@ func (l *ledger) push(n, granule cc.Bytes, c chunk) {
 	}
 }
 
+// release gives back the ring of a ledger with nothing in it.
+func (l *ledger) release() {
+	if l.n == 0 {
+		l.ring, l.head = nil, 0
+	}
+}
+
 // makeRoom grows the ring up to its bound, then halves its resolution. A merged
 // pair keeps the later chunk's record, which is exact for its newest byte.
 func (l *ledger) makeRoom() {

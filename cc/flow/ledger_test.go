@@ -76,12 +76,12 @@ func TestSamplesKeepComing(t *testing.T) {
 		{packets: 20_000, pushed: 200, acked: 200, least: 100},
 	} {
 		t.Run(fmt.Sprintf("%d in flight, %d pushed and %d acknowledged at a time", tt.packets, tt.pushed, tt.acked), func(t *testing.T) {
-			p := newPath(t)
+			p := newTestbed(t)
 			gap := 100 * time.Millisecond / time.Duration(tt.packets)
 			rtt := gap * time.Duration(tt.packets)
 			chunk := time.Duration(max(tt.pushed, 1+3*tt.packets/ledgerChunks*2)) * gap
 			samples := 0
-			p.mgr.Trace = func(e Event) {
+			p.trace = func(e Event) {
 				if e.Kind != KindAck || e.RTT == 0 {
 					return
 				}

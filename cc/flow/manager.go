@@ -1,65 +1,92 @@
 package flow
 
 import (
-	"cmp"
-	"container/heap"
 	"container/list"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
-)
-
-// A macroflow outlives its last member, so that the next connection of a host
-// need not find the path's window again. It stays as it is for linger, or three
-// retransmission timeouts if those are longer; from then on its window halves with
-// every timeout, and after memoryLasts nothing is known of it any more.
-const (
-	linger      = 10 * time.Second
-	memoryLasts = 5 * time.Minute
 )
 
 // MaxWeight bounds Terms.Weight: a window times all weights fits an int64.
 const MaxWeight = 1000
 
-// maxLingering bounds the macroflows that are kept without members.
-const maxLingering = 4096
+// maxIdleGroups bounds the groups that are kept without members.
+const maxIdleGroups = 4096
 
-// Manager keeps the macroflows. Its zero value is ready.
+// maxIdlePaths bounds the paths that a group remembers without a member on them.
+const maxIdlePaths = 16
+
+// Manager keeps the groups. Its zero value is ready. Set its fields before the first Open.
 type Manager struct {
-	// Arm, if set, is told when Tick wants to be called earlier than it last
+	// Shards is on how many clocks the groups are spread, so that as many callers of
+	// Tick share the work; 0 counts as 1.
+	Shards int
+	// Arm, if set, is told when Tick of a shard wants to be called earlier than it last
 	// asked for. It must neither block nor call back.
-	Arm func(at cc.Time)
+	Arm func(shard int, at cc.Time)
 	// Trace, if set, sees every event an algorithm saw, outside all locks.
 	Trace func(Event)
 	// Seed feeds the algorithms' randomness.
 	Seed uint64
 
-	mu        sync.Mutex // taken before any macroflow's
-	groups    map[string]*macroflow
-	hosts     map[netip.Addr][]*route // of all macroflows, which hints are about
-	flows     map[uint64]*Flow
-	datagrams map[string][]*Datagrams // by the keys of their macroflows, whether there are such or not
-	idle      list.List               // of *macroflow without members, the longest idle first
-	faded     list.List               // likewise, of those whose algorithms are forgotten; they were idle before all others
+	once   sync.Once
+	shards []timers
+
+	mu        sync.Mutex // taken before any group's
+	groups    map[string]*indexed
+	hosts     map[netip.Addr][]located // the paths of all groups, which hints are about
+	hinted    bool                     // there has been a hint
+	datagrams map[string][]*Datagrams  // by the keys of their groups, whether there are such or not
+	idle      list.List                // of *indexed without members, the longest idle first
+	forgotten list.List                // likewise, of those whose algorithms are forgotten; they were idle before all others
 	limits    map[limitKey]*rateLimit
 	unused    []*rateLimit // of limits, those without users
 	nextID    uint64
 
-	dueMu sync.Mutex // taken last
-	due   dueHeap
+	flowsMu sync.Mutex // taken last
+	flows   []*Flow    // by ID, some of them closed
+	open    int        // how many are not
 }
 
-// Open adds a flow to its macroflow. wake is called, from any goroutine and
-// outside all locks, when a Take that was refused may now succeed; it must
-// neither block nor call back.
-func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
+// indexed is a group as the manager knows it. The manager's mutex guards it.
+type indexed struct {
+	*group
+	waits *list.Element // in one of the manager's lists, while without members
+}
+
+// located is a path of a group.
+type located struct {
+	group *indexed
+	path  *path
+}
+
+// shard returns one of the timers.
+func (m *Manager) shard(i int) *timers {
+	m.once.Do(func() {
+		m.shards = make([]timers, max(1, m.Shards))
+		for i := range m.shards {
+			if m.Arm != nil {
+				m.shards[i].arm = func(at cc.Time) { m.Arm(i, at) }
+			}
+		}
+	})
+	return &m.shards[i%len(m.shards)]
+}
+
+// Tick serves what time alone brings about in a shard: pacing credit, algorithms' own
+// clocks, divisions of windows, groups that are idle. It returns when it wants to be
+// called next; cc.Never: not before Arm says so.
+func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.shard(shard).run(now) }
+
+// Open adds a flow to its group, over a leg.
+func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
 	r, err := t.resolve()
 	if err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
@@ -68,29 +95,31 @@ func (m *Manager) Open(now cc.Time, t Terms, wake func()) (*Flow, error) {
 	defer m.mu.Unlock()
 	m.forget(now)
 	m.nextID++
-	g, fresh := m.macroflow(r)
-	f := &Flow{
-		id: m.nextID, terms: t, standing: t.standing(), wake: wake, limits: limits{since: now},
-	}
+	g, fresh := m.group(now, r)
+	f := &Flow{mgr: m}
+	f.member = member{id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.allocation(), limits: limits{since: now}}
+	f.enforced = leg.Enforces
 	f.limitTo(m.rateLimit(now, t))
+	f.home.Store(g.group)
 	g.mu.Lock()
-	along := m.route(g, t.Host)
-	g.revive(now, along)
-	g.join(f, along)
+	g.join(&f.member, m.path(g, t.Host))
 	g.mu.Unlock()
 	if fresh {
 		m.meet(now, g)
 	}
 	m.occupied(g)
-	m.flows[f.id] = f
+	m.flowsMu.Lock()
+	m.flows = append(m.flows, f)
+	m.open++
+	m.flowsMu.Unlock()
 	return f, nil
 }
 
-// resolved is what Terms say about the macroflow they lead to.
+// resolved is what Terms say about the group they lead to.
 type resolved struct {
-	key, group string
-	spec       cc.Spec
-	params     cc.Params
+	key, name string
+	spec      cc.Spec
+	params    cc.Params
 }
 
 // resolve checks t and finds out where it leads.
@@ -118,15 +147,22 @@ func (t Terms) Check() error {
 	return err
 }
 
-// macroflow returns the one that r leads to, a new one if need be. The caller
-// holds m.mu.
-func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
+// hashSeed spreads groups over shards.
+var hashSeed = maphash.MakeSeed()
+
+// group returns the one that r leads to, a new one if need be. The caller holds m.mu.
+func (m *Manager) group(now cc.Time, r resolved) (g *indexed, fresh bool) {
 	if m.groups == nil {
-		m.groups, m.flows, m.hosts = map[string]*macroflow{}, map[uint64]*Flow{}, map[netip.Addr][]*route{}
+		m.groups, m.hosts = map[string]*indexed{}, map[netip.Addr][]located{}
 	}
 	g = m.groups[r.key]
 	if fresh = g == nil; fresh {
-		g = &macroflow{mgr: m, key: r.key, group: r.group, spec: r.spec, prm: r.params, seed: m.Seed + m.nextID}
+		m.shard(0) // makes all of them
+		shard := int(maphash.String(hashSeed, r.key) % uint64(len(m.shards)))
+		g = &indexed{group: &group{
+			key: r.key, name: r.name, spec: r.spec, params: r.params, seed: m.Seed + m.nextID,
+			timers: m.shard(shard), emit: m.Trace, idle: idleness{since: max(now, 1)},
+		}}
 		m.groups[r.key] = g
 		g.mu.Lock()
 		g.accompany(m.datagrams[r.key])
@@ -135,31 +171,36 @@ func (m *Manager) macroflow(r resolved) (g *macroflow, fresh bool) {
 	return g, fresh
 }
 
-// occupied notes that g has members. The caller holds m.mu.
-func (m *Manager) occupied(g *macroflow) {
-	if g.idle != nil {
-		m.idle.Remove(g.idle) // it is in one of them
-		m.faded.Remove(g.idle)
-		g.idle = nil
+// occupied has g wait in none of the lists: it has members, or is dropped. The caller holds m.mu.
+func (m *Manager) occupied(g *indexed) {
+	if g.waits != nil {
+		m.idle.Remove(g.waits) // it is in one of them
+		m.forgotten.Remove(g.waits)
+		g.waits = nil
 	}
 }
 
-// vacated notes that g has fewer members, or none. The caller holds m.mu, but not g's.
-func (m *Manager) vacated(g *macroflow) {
+// vacated notes that the group with a key has fewer members, or none. The caller holds
+// m.mu, but not the group's.
+func (m *Manager) vacated(key string) {
+	g := m.groups[key]
+	if g == nil {
+		return
+	}
 	g.mu.Lock()
-	m.trimRoutes(g)
+	m.trimPaths(g)
 	empty := len(g.members) == 0
 	g.mu.Unlock()
-	if empty && g.idle == nil {
-		g.idle = m.idle.PushBack(g)
+	if empty && g.waits == nil {
+		g.waits = m.idle.PushBack(g)
 	}
 }
 
-// groupKey tells macroflows apart: flows share a window only when they would
-// run it the same way.
-func groupKey(group, algorithm string, p cc.Params) string {
+// groupKey tells groups apart: flows share a window only when they would run it the
+// same way.
+func groupKey(name, algorithm string, p cc.Params) string {
 	var b strings.Builder
-	b.WriteString(group)
+	b.WriteString(name)
 	b.WriteByte(0)
 	b.WriteString(algorithm)
 	for _, name := range slices.Sorted(maps.Keys(p)) {
@@ -171,158 +212,106 @@ func groupKey(group, algorithm string, p cc.Params) string {
 
 // left takes note that f has gone.
 func (m *Manager) left(f *Flow, now cc.Time) {
+	m.flowsMu.Lock()
+	f.gone = true
+	if m.open--; len(m.flows) > 2*m.open+64 {
+		m.flows = slices.DeleteFunc(m.flows, func(f *Flow) bool { return f.gone })
+	}
+	m.flowsMu.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.flows, f.id)
 	m.release(now, f.maxRate)
-	m.vacated(f.home.Load())
+	m.vacated(f.home.Load().key)
+	if g := m.groups[f.home.Load().key]; g != nil && f.terms.Alone && g.waits != nil {
+		m.drop(g)
+	}
 	m.forget(now)
 }
 
-// forget drops what is known of macroflows that have been without members for
-// long enough: first their algorithms, then all of it.
+// forget drops what is known of groups that have been without members for long enough:
+// first their algorithms, then all of it. The caller holds m.mu.
 func (m *Manager) forget(now cc.Time) {
 	for e := m.idle.Front(); e != nil; e = m.idle.Front() {
-		g := e.Value.(*macroflow)
+		g := e.Value.(*indexed)
 		g.mu.Lock()
-		faded := g.fade(now)
+		forgotten := g.forget(now)
 		g.mu.Unlock()
-		if !faded && m.idle.Len() <= maxLingering {
+		if !forgotten && m.idle.Len() <= maxIdleGroups {
 			break
 		}
 		m.idle.Remove(e)
-		g.idle = m.faded.PushBack(g)
+		g.waits = m.forgotten.PushBack(g)
 	}
-	for e := m.faded.Front(); e != nil; e = m.faded.Front() {
-		g := e.Value.(*macroflow)
-		if now.Sub(g.idleSince) <= memoryLasts && m.idle.Len()+m.faded.Len() <= maxLingering {
+	for e := m.forgotten.Front(); e != nil; e = m.forgotten.Front() {
+		g := e.Value.(*indexed)
+		g.mu.Lock()
+		recent := now.Sub(g.idle.since) <= memoryLasts
+		g.mu.Unlock()
+		if recent && m.idle.Len()+m.forgotten.Len() <= maxIdleGroups {
 			return
 		}
-		m.faded.Remove(e)
-		g.idle = nil
-		delete(m.groups, g.key)
-		g.mu.Lock()
-		g.accompany(nil)
-		for len(g.routes) > 0 {
-			m.dropRoute(g, len(g.routes)-1)
+		m.drop(g)
+	}
+}
+
+// drop forgets a group without members altogether. The caller holds m.mu.
+func (m *Manager) drop(g *indexed) {
+	m.occupied(g)
+	delete(m.groups, g.key)
+	g.mu.Lock()
+	g.accompany(nil)
+	for len(g.paths.all) > 0 {
+		m.dropPath(g, len(g.paths.all)-1)
+	}
+	g.mu.Unlock()
+	g.timers.cancel(g.group)
+}
+
+// path returns g's path to host, a new one if need be. The caller holds m.mu and g.mu.
+func (m *Manager) path(g *indexed, host netip.Addr) *path {
+	host = plain(host)
+	known := m.hosts[host]
+	if len(g.paths.all) < len(known) {
+		if p := g.paths.to(host); p != nil {
+			return p
 		}
-		g.mu.Unlock()
+	} else if i := slices.IndexFunc(known, func(l located) bool { return l.group == g }); i >= 0 {
+		return known[i].path
 	}
+	p := &path{host: host, slot: len(known)}
+	g.paths.all = append(g.paths.all, p)
+	m.hosts[host] = append(known, located{g, p})
+	return p
 }
 
-// Snapshots returns the state of every open flow, ordered by ID.
-func (m *Manager) Snapshots() []Snapshot {
-	m.mu.Lock()
-	flows := slices.SortedFunc(maps.Values(m.flows), func(a, b *Flow) int { return cmp.Compare(a.id, b.id) })
-	m.mu.Unlock()
-	all := make([]Snapshot, len(flows))
-	for i, f := range flows {
-		all[i] = f.Snapshot()
-	}
-	return all
-}
-
-// ticker is what wants to be called at times.
-type ticker interface {
-	tick(now cc.Time)
-	when() *timer
-}
-
-// timer says when a ticker will be called; guarded by the manager's dueMu.
-type timer struct {
-	at    cc.Time
-	place int // in the manager's heap, counted from 1; 0: it is not there
-}
-
-func (t *timer) when() *timer { return t }
-
-// schedule notes that g wants a tick at t, unless it has an earlier one due.
-// The caller holds g.mu.
-func (m *Manager) schedule(g ticker, t cc.Time) {
-	m.dueMu.Lock()
-	defer m.dueMu.Unlock()
-	due := g.when()
-	if due.place > 0 && due.at <= t {
+// dropPath forgets the i-th path of g. The caller holds m.mu and g.mu.
+func (m *Manager) dropPath(g *indexed, i int) {
+	p := g.paths.all[i]
+	g.paths.all = slices.Delete(g.paths.all, i, i+1)
+	all := m.hosts[p.host]
+	last := len(all) - 1
+	all[p.slot], all[last].path.slot = all[last], p.slot
+	all[last] = located{}
+	if last == 0 {
+		delete(m.hosts, p.host)
 		return
 	}
-	due.at = t
-	if due.place == 0 {
-		heap.Push(&m.due, g)
-	} else {
-		heap.Fix(&m.due, due.place-1)
-	}
-	if m.Arm != nil && due.place == 1 {
-		m.Arm(t)
-	}
+	m.hosts[p.host] = all[:last]
 }
 
-// Tick serves what time alone brings about: pacing credit and algorithms' own
-// clocks. It returns when it wants to be called next; cc.Never: not before Arm
-// says so.
-func (m *Manager) Tick(now cc.Time) cc.Time {
-	for {
-		m.dueMu.Lock()
-		if len(m.due) == 0 || m.due[0].when().at > now {
-			next := cc.Never
-			if len(m.due) > 0 {
-				next = m.due[0].when().at
-			}
-			m.dueMu.Unlock()
-			return next
+// trimPaths forgets the path that has been without members for longest, where there
+// are too many of them. The caller holds m.mu and g.mu.
+func (m *Manager) trimPaths(g *indexed) {
+	idle, oldest := 0, -1
+	for i, p := range g.paths.all {
+		if p.members > 0 {
+			continue
 		}
-		g := heap.Pop(&m.due).(ticker)
-		m.dueMu.Unlock()
-		g.tick(now)
-	}
-}
-
-// tick serves what has become due.
-func (m *macroflow) tick(now cc.Time) {
-	m.mu.Lock()
-	var events [1]Event
-	n := 0
-	m.recap(now)
-	if len(m.members) > 0 && m.ctl.NextTick != 0 {
-		if m.ctl.NextTick <= now {
-			state := m.state(now)
-			m.alg.OnTick(state)
-			m.adopt(now)
-			events[0] = m.event(nil, KindTick, state, 0, 0)
-			n = 1
-		} else {
-			m.mgr.schedule(m, m.ctl.NextTick)
+		if idle++; oldest < 0 || p.idle < g.paths.all[oldest].idle {
+			oldest = i
 		}
 	}
-	for _, f := range m.members {
-		if f.parked && f.ready > now {
-			m.mgr.schedule(m, f.ready)
-		}
+	if idle > maxIdlePaths {
+		m.dropPath(g, oldest)
 	}
-	m.unlockAndWake(now)
-	m.mgr.trace(events[:n])
-}
-
-// dueHeap orders tickers by when they want to be called; each is in it at most once.
-type dueHeap []ticker
-
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].when().at < h[j].when().at }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].when().place, h[j].when().place = i+1, j+1
-}
-
-func (h *dueHeap) Push(x any) {
-	g := x.(ticker)
-	*h = append(*h, g)
-	g.when().place = len(*h)
-}
-
-func (h *dueHeap) Pop() any {
-	last := len(*h) - 1
-	g := (*h)[last]
-	g.when().place = 0
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	return g
 }

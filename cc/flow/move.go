@@ -7,7 +7,7 @@ import (
 )
 
 // Move gives f other terms from now on. Another group, algorithm or set of
-// parameters leads to another macroflow, made as Open makes it: what is in flight
+// parameters leads to another group, made as Open makes it: what is in flight
 // goes along and counts there, f waits there for what it waited for, and an
 // algorithm that starts with it starts from the window and the round trips that
 // f had. It hears only of what leaves from then on: acknowledgements of what
@@ -20,108 +20,121 @@ func (f *Flow) Move(now cc.Time, t Terms) error {
 	if err != nil {
 		return fmt.Errorf("flow: %w", err)
 	}
-	m := f.home.Load().mgr
+	m := f.mgr
 	m.mu.Lock() // so that nobody else moves f
+	defer m.mu.Unlock()
 	m.forget(now)
-	from := f.home.Load()
+	from := m.groups[f.home.Load().key]
+	if from == nil { // f is closed, and its group forgotten
+		return nil
+	}
 	if from.key == r.key {
 		from.mu.Lock()
+		defer from.unlock(now)
 		if !f.closed {
-			f.redirect(now, m.route(from, t.Host))
-			f.accept(now, t)
-			m.trimRoutes(from)
+			from.redirect(&f.member, now, m.path(from, t.Host))
+			f.accept(from.group, now, t)
+			m.trimPaths(from)
 		}
-		m.mu.Unlock()
-		from.unlockAndWake(now)
 		return nil
 	}
 	m.nextID++ // for the seed: an algorithm's luck is its own
-	to, fresh := m.macroflow(r)
+	to, fresh := m.group(now, r)
 	from.mu.Lock()
 	if f.closed {
 		from.mu.Unlock()
-		m.vacated(to) // it may be new
-		m.mu.Unlock()
+		m.vacated(to.key) // it may be new
 		return nil
 	}
 	to.mu.Lock()
-	f.shift(now, to, m.route(to, t.Host))
-	f.accept(now, t)
-	to.mu.Unlock()
-	from.mu.Unlock()
+	f.shift(from.group, to.group, now, m.path(to, t.Host))
+	f.accept(to.group, now, t)
+	to.unlock(now)
+	from.unlock(now)
 	if fresh {
 		m.meet(now, to)
 	}
 	m.occupied(to)
-	m.vacated(from)
-	m.mu.Unlock()
-	for _, g := range []*macroflow{from, to} {
-		g.mu.Lock()
-		g.unlockAndWake(now)
-	}
+	m.vacated(from.key)
 	return nil
 }
 
-// accept puts terms into force within f's macroflow. The caller holds the manager's mu.
-func (f *Flow) accept(now cc.Time, t Terms) {
-	mgr := f.macro.mgr
+// accept puts terms into force within f's group. The caller holds the manager's mutex.
+func (f *Flow) accept(g *group, now cc.Time, t Terms) {
 	before := f.maxRate
-	f.limitTo(mgr.rateLimit(now, t))
-	mgr.release(now, before)
-	f.terms, f.standing = t, t.standing()
-	f.ready, f.turn = 0, 0 // it may ask once more than it needs to
-	f.macro.noteCap()
-	if f.macro.alg != nil {
-		f.macro.adopt(now)
+	g.caps.remove(&f.member)
+	wasActive := f.active
+	g.deactivate(&f.member) // its priority may change
+	f.limitTo(f.mgr.rateLimit(now, t))
+	f.mgr.release(now, before)
+	f.terms, f.allocation = t, t.allocation()
+	f.retryAt, f.turn = 0, 0 // it may ask once more than it needs to
+	g.caps.add(&f.member)
+	if wasActive {
+		g.activate(&f.member)
 	}
+	if g.alg != nil {
+		g.adopt(now)
+	}
+	g.changed, g.now, g.divideAt = true, true, 0
+	g.provide(&f.member, now, true)
 }
 
-// redirect has f's bytes go along another route of its macroflow.
-func (f *Flow) redirect(now cc.Time, r *route) {
-	f.route.members--
-	f.route.left = now
-	r.members++
-	f.route = r
-	f.recount()
+// redirect has m's bytes go along another path of the group.
+func (g *group) redirect(m *member, now cc.Time, p *path) {
+	m.path.members--
+	m.path.idle = now
+	p.members++
+	m.path = p
+	g.recount(m)
 }
 
-// shift takes f from its macroflow to another, where it goes along r. The caller
-// holds the mutexes of both.
-func (f *Flow) shift(now cc.Time, to *macroflow, r *route) {
-	from := f.macro
-	part, known := from.takeAway(f, now)
-	window := f.route.expand(part)
-	base, rtt := f.route.base, from.rtt
-	if f.route.far() {
-		rtt = rtt.along(base - from.ref.base)
+// shift takes f from its group to another, where it goes along p. The caller holds the
+// mutexes of both.
+func (f *Flow) shift(from, to *group, now cc.Time, p *path) {
+	m := &f.member
+	part, known := from.takeAway(m, now)
+	window := m.path.expand(part)
+	base, rtt := m.path.base, from.rtt
+	if m.path.far() {
+		rtt = rtt.along(base - from.paths.ref.base)
 	}
-	from.lose(f, now)
+	inflight, blocked, want, host := m.inflight, m.sampler.blocked, m.want, m.path.host
+	from.leave(m, now)
 
-	if r.base == 0 && r.host == f.route.host {
-		r.base = base
+	if p.base == 0 && p.host == host {
+		p.base = base
 	}
 	if len(to.members) == 0 && from.alg != nil {
-		// What lingers there is older than what f knows.
-		to.alg, to.initial, to.memory, to.gone, to.rtt = nil, 0, 0, 0, rtt
-		to.anchor(r)
+		// What is remembered there is older than what f knows.
+		to.alg, to.initial, to.ssthresh, to.idle.cwnd, to.takenAway, to.rtt = nil, 0, 0, 0, 0, rtt
+		to.anchor(p)
 	}
-	to.revive(now, r)
+	to.revive(p, now)
 	if to.rtt.srtt == 0 {
 		to.rtt = rtt
-		to.anchor(r)
+		to.anchor(p)
 	}
 	if to.inflight == 0 {
-		to.deliveredAt, to.firstSent, to.cwndFullAt = now, from.firstSent, 0
+		to.delivered.idle(now)
+		to.delivered.firstSent, to.cwndFullAt = from.delivered.firstSent, 0
 	}
-	to.join(f, r)
-	f.recount()
-	f.ledger.rebase(now, to.delivered)
-	f.served = to.served
-	f.inherited = f.taken
+	m.inflight, m.sampler.blocked = inflight, blocked
+	to.join(m, p)
+	to.recount(m)
+	to.setWant(m, want)
+	f.home.Store(to)
+	m.ledger.rebase(now, to.delivered.total)
+	m.before = m.taken
+	m.lossEpoch = to.lossEpoch
+	if m.busy() {
+		to.idle.since = 0
+		to.activate(m)
+	}
 
 	if window > 0 && (to.alg == nil || now.Sub(to.started) <= to.rtt.srtt) {
 		// Within a round trip it has seen nothing come of its own doing: it forgets little.
-		to.initial = min(to.initial+r.shrink(window), cc.MaxCwnd)
+		to.initial = min(to.initial+p.shrink(window), cc.MaxCwnd)
 		if to.alg, to.ssthresh = nil, 0; known {
 			to.ssthresh = to.initial
 		}
@@ -129,26 +142,26 @@ func (f *Flow) shift(now cc.Time, to *macroflow, r *route) {
 	}
 }
 
-// takeAway returns the window that f takes with it: its part of m's, were all
-// active members to use theirs, but no more than it needs by what has arrived of
-// late, or ten segments. Those that leave together take no part twice. The path is
-// known to carry that window if it is what has arrived.
-func (m *macroflow) takeAway(f *Flow, now cc.Time) (window cc.Bytes, known bool) {
-	if m.alg == nil {
+// takeAway returns the window that m takes with it: its part of g's, were all active
+// members to use theirs, but no more than it needs by what has arrived of late, or ten
+// segments. Those that leave together take no part twice. The path is known to carry
+// that window if it is what has arrived.
+func (g *group) takeAway(m *member, now cc.Time) (window cc.Bytes, known bool) {
+	if g.alg == nil {
 		return 0, false
 	}
-	if now.Sub(m.goneAt) > m.rtt.rto() {
-		m.gone = 0
+	if now.Sub(g.takenAt) > g.rtt.rto() {
+		g.takenAway = 0
 	}
-	weights := f.weight
-	for _, g := range m.members {
-		if g != f && (g.want > 0 || g.inflight > 0) {
-			weights += g.weight
+	weights := m.weight
+	for _, other := range g.alloc.members {
+		if other != m && (other.want > 0 || other.inflight > 0) {
+			weights += other.weight
 		}
 	}
-	part := float64(f.weight) / float64(weights) * (1 - m.gone)
-	m.gone, m.goneAt = m.gone+part, now
-	window = min(m.ctl.Cwnd, f.rate.BytesIn(m.rtt.min)) // f's samples of the rate are of all m delivers
-	least := min(cc.InitialCwndPackets*f.mss(), m.ctl.Cwnd)
+	part := float64(m.weight) / float64(weights) * (1 - g.takenAway)
+	g.takenAway, g.takenAt = g.takenAway+part, now
+	window = min(g.ctl.Cwnd, m.rate.BytesIn(g.rtt.min)) // m's samples of the rate are of all that g delivers
+	least := min(cc.InitialCwndPackets*m.mss(), g.ctl.Cwnd)
 	return max(1, cc.Bytes(part*float64(max(window, least)))), window >= least
 }

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -17,18 +18,16 @@ func (l *leg) moveTo(t Terms) {
 	require.NoError(l.p.t, l.Move(l.p.now, t))
 }
 
-func under(algorithm string) Terms { return Terms{Group: "host", Algorithm: algorithm} }
-
 func TestWhatIsInFlightMovesAlong(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	f, other := p.open(static(10)), p.open(static(10))
 	require.Equal(t, 5*mss, f.send(5*mss))
 	require.Equal(t, 2*mss, other.send(2*mss))
-	from := f.macro
+	from := f.group()
 
 	f.moveTo(static(30))
 	assert.Equal(t, 2*mss, from.inflight, "what stays is the other's")
-	assert.Equal(t, 5*mss, f.macro.inflight)
+	assert.Equal(t, 5*mss, f.group().inflight)
 	s := f.Snapshot()
 	assert.Equal(t, 30*mss, s.Cwnd)
 	assert.Equal(t, 5*mss, s.Inflight)
@@ -37,21 +36,21 @@ func TestWhatIsInFlightMovesAlong(t *testing.T) {
 
 	p.wait(20 * time.Millisecond)
 	f.ack(5 * mss)
-	assert.Zero(t, f.macro.inflight)
+	assert.Zero(t, f.group().inflight)
 	s = f.Snapshot()
 	assert.Equal(t, s.Taken, s.Delivered)
 	assert.Equal(t, 20*time.Millisecond, s.LatestRTT, "when a byte left does not change by moving")
 	assert.Equal(t, 30*mss, f.send(100*mss), "and the new window is its own")
 }
 
-func TestOtherTermsOfTheSameMacroflowChangeInPlace(t *testing.T) {
-	p := newPath(t)
+func TestOtherTermsOfTheSameGroupChangeInPlace(t *testing.T) {
+	p := newTestbed(t)
 	f := p.open(static(100))
-	m := f.macro
+	m := f.group()
 	terms := static(100)
 	terms.ConnectionRate, terms.Weight, terms.Priority = 8e6, 3, 1
 	f.moveTo(terms)
-	assert.Same(t, m, f.macro)
+	assert.Same(t, m, f.group())
 	assert.Equal(t, cc.Bytes(3), f.weight)
 	assert.Less(t, f.send(100*mss), 10*mss, "the new rate is kept")
 	require.Zero(t, f.send(100*mss))
@@ -63,7 +62,7 @@ func TestOtherTermsOfTheSameMacroflowChangeInPlace(t *testing.T) {
 }
 
 func TestAFlowThatWaitsIsWokenWhereItIsLetSendMore(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	f := p.open(static(10))
 	f.send(10 * mss)
 	require.Zero(t, f.send(20*mss))
@@ -83,14 +82,18 @@ func TestAFlowThatWaitsIsWokenWhereItIsLetSendMore(t *testing.T) {
 }
 
 func TestWhoStaysMayUseWhatTheOtherLeaves(t *testing.T) {
-	p := newPath(t)
-	a, b := p.open(static(10)), p.open(static(10))
-	a.send(10 * mss)
-	b.send(2 * mss)
+	p := newTestbed(t)
+	a, b := p.open(static(12)), p.open(static(12))
+	for _, l := range []*leg{a, b, a, b} {
+		l.send(100 * mss)
+		p.settle()
+	}
+	require.Equal(t, 6*mss, b.limit.Cwnd)
 	require.Zero(t, b.send(mss))
+	b.woken = 0
 	a.moveTo(static(11))
 	assert.Equal(t, 1, b.woken)
-	assert.Equal(t, 8*mss, b.send(100*mss))
+	assert.Equal(t, 6*mss, b.send(100*mss))
 }
 
 func TestANewAlgorithmStartsFromWhatTheFlowHad(t *testing.T) {
@@ -110,7 +113,7 @@ func TestANewAlgorithmStartsFromWhatTheFlowHad(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := &crowd{path: newPath(t)}
+			c := &crowd{testbed: newTestbed(t)}
 			for range tt.member {
 				c.join(static(tt.window))
 			}
@@ -151,12 +154,12 @@ func TestANewAlgorithmStartsFromWhatTheFlowHad(t *testing.T) {
 }
 
 func TestANewAlgorithmHearsOnlyOfWhatLeftUnderIt(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	c.join(static(40))
 	c.run(200*time.Millisecond, greedy)
 	f := c.legs[0]
 	var heard []Event
-	c.mgr.Trace = func(e Event) { heard = append(heard, e) }
+	c.trace = func(e Event) { heard = append(heard, e) }
 	f.moveTo(under("reno"))
 	start := f.Snapshot().Cwnd
 	f.r.Lost += mss // of what is in flight
@@ -187,12 +190,12 @@ func TestANewAlgorithmHearsOnlyOfWhatLeftUnderIt(t *testing.T) {
 }
 
 func TestRatesAreRightAcrossAMove(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	c.join(static(40))
 	c.run(200*time.Millisecond, greedy)
 	rate := c.legs[0].Snapshot().DeliveryRate
 	require.InEpsilon(t, float64(cc.RateOf(40*mss, 20*time.Millisecond)), float64(rate), 0.1)
-	c.mgr.Trace = func(e Event) {
+	c.trace = func(e Event) {
 		assert.GreaterOrEqual(t, e.State.Delivered, cc.Bytes(0))
 		assert.LessOrEqual(t, e.State.Delivered, c.got[0], "an algorithm counts from its own start")
 	}
@@ -205,23 +208,23 @@ func TestRatesAreRightAcrossAMove(t *testing.T) {
 }
 
 func TestAFlowThatJoinsOthersTakesItsShareThere(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	c.join(static(40))
 	c.run(100*time.Millisecond, greedy)
 	c.join(static(60))
 	c.run(100*time.Millisecond, greedy)
 	c.legs[1].moveTo(static(40))
 	assert.Equal(t, 40*mss, c.legs[0].Snapshot().Cwnd)
-	assert.InDelta(t, float64(100*mss), float64(c.legs[0].macro.inflight), float64(2*mss))
+	assert.InDelta(t, float64(100*mss), float64(c.legs[0].group().inflight), float64(2*mss))
 	c.run(45*time.Millisecond, greedy)
 	for _, l := range c.legs {
 		assert.InDelta(t, 20, float64(l.inflight()/mss), 1)
 	}
 }
 
-func TestAHeldFlowIsToldTheNewLimitWithItsNextReport(t *testing.T) {
-	p := newPath(t)
-	f := p.openHeld(static(10))
+func TestALegIsToldTheNewLimitAtOnce(t *testing.T) {
+	p := newTestbed(t)
+	f := p.openEnforced(static(10))
 	f.fill()
 	p.wait(20 * time.Millisecond)
 	f.r.RTT = 20 * time.Millisecond
@@ -230,16 +233,14 @@ func TestAHeldFlowIsToldTheNewLimitWithItsNextReport(t *testing.T) {
 	s := f.Snapshot()
 	assert.Equal(t, 9*mss, s.Inflight)
 	assert.Equal(t, 20*time.Millisecond, s.SRTT)
-	limit := f.report()
-	assert.Equal(t, 25*mss, limit.Cwnd)
-	assert.True(t, limit.Waiting, "it still wants to send what its transport has")
+	assert.Equal(t, 25*mss, f.limit.Cwnd)
 	f.fill()
-	assert.Equal(t, 25*mss, f.macro.inflight)
+	assert.Equal(t, 25*mss, f.group().inflight)
 	assert.Equal(t, f.r.Written-f.r.Unsent, f.Snapshot().Taken)
 }
 
 func TestMovesThatAreRefusedChangeNothing(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	f := p.open(static(10))
 	f.send(mss)
 	require.ErrorContains(t, f.Move(p.now, Terms{Algorithm: "nope"}), "nope")
@@ -256,8 +257,8 @@ func TestMovesThatAreRefusedChangeNothing(t *testing.T) {
 	assert.Len(t, p.mgr.groups, 1, "nothing is left of where it did not go")
 }
 
-func TestAMacroflowThatAllHaveLeftIsForgotten(t *testing.T) {
-	p := newPath(t)
+func TestAGroupThatAllHaveLeftIsForgotten(t *testing.T) {
+	p := newTestbed(t)
 	f := p.open(static(10))
 	f.send(mss)
 	f.moveTo(static(20))
@@ -286,7 +287,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 				MaxRate:   rapid.SampledFrom([]cc.Rate{0, 0, 50e6}).Draw(rt, "rate"),
 			}
 		}
-		c := &crowd{path: newPath(t)}
+		c := &crowd{testbed: newTestbed(t)}
 		wants := func(i int, _ cc.Time) cc.Bytes { // for some algorithms have no bound
 			return max(0, min(64*1024, 100*mss-c.legs[i].inflight()))
 		}
@@ -314,27 +315,27 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 					c.legs[i] = nil
 				}
 			}
-			sums := map[*macroflow]cc.Bytes{}
+			sums := map[*group]cc.Bytes{}
 			members := 0
 			for _, l := range c.legs {
 				if l == nil {
 					continue
 				}
 				s := l.Snapshot()
-				sums[l.macro] += s.Inflight
+				sums[l.group()] += s.Inflight
 				members++
 				require.Equal(rt, s.Taken, s.Delivered+s.Inflight, "taken = acknowledged + in flight")
 				require.Equal(rt, l.r.Pipe, s.Inflight)
-				require.Contains(rt, l.macro.members, l.Flow)
-				require.Same(rt, l.macro, l.home.Load())
+				require.True(rt, slices.Contains(l.group().members, &l.member))
+				require.Same(rt, l.group(), l.home.Load())
 				for j := range l.ledger.n {
-					require.LessOrEqual(rt, l.ledger.at(j).sent.Delivered, l.macro.delivered)
+					require.LessOrEqual(rt, l.ledger.at(j).sent.Delivered, l.group().delivered.total)
 				}
 			}
 			for _, g := range c.mgr.groups {
-				require.Equal(rt, sums[g], g.inflight, "a macroflow counts what its members do")
+				require.Equal(rt, sums[g.group], g.inflight, "a group counts what its members do")
 				members -= len(g.members)
-				require.Equal(rt, len(g.members) == 0, g.idle != nil)
+				require.Equal(rt, len(g.members) == 0, g.waits != nil)
 			}
 			require.Zero(rt, members, "everybody is a member once")
 		}
@@ -355,7 +356,7 @@ func TestMovesTakesAndReportsMayRunAtOnce(t *testing.T) {
 	const flows, rounds = 4, 2000
 	var wg sync.WaitGroup
 	for i := range flows {
-		f, err := mgr.Open(1, Terms{Group: "host", Algorithm: "cubic"}, func() {})
+		f, err := mgr.Open(1, Terms{Group: "host", Algorithm: "cubic"}, Leg{})
 		require.NoError(t, err)
 		moved := make(chan struct{})
 		wg.Go(func() {
@@ -374,7 +375,7 @@ func TestMovesTakesAndReportsMayRunAtOnce(t *testing.T) {
 				r.Pipe += g.Bytes
 				r.At, r.Acked, r.Pipe = now, r.Acked+r.Pipe, 0
 				f.Report(r)
-				mgr.Tick(now)
+				mgr.Tick(0, now)
 				_ = f.Snapshot()
 			}
 			<-moved

@@ -14,12 +14,27 @@ const pacerBurst = 4 * time.Millisecond
 // than short queues, and holds it on a busy machine, too.
 const limitBurst = 20 * time.Millisecond
 
-// pacer spreads bytes over time: a virtual-scheduling leaky bucket, which
-// needs no correction when the rate changes. Rate 0 does not pace.
+// pacer spreads bytes over time: a virtual-scheduling leaky bucket. Rate 0 does not
+// pace. setRate changes the rate.
 type pacer struct {
 	rate cc.Rate
 	tat  cc.Time       // when the bytes sent so far would have left at exactly rate
 	most time.Duration // sending time that may accumulate; 0: pacerBurst
+}
+
+// setRate paces at rate from now on. Bytes that were sent ahead of the old rate take
+// the new rate's time: a raise is in force at once.
+func (p *pacer) setRate(now cc.Time, rate cc.Rate) {
+	if rate == p.rate {
+		return
+	}
+	if ahead := p.tat.Sub(now); ahead > 0 {
+		p.tat = now
+		if rate > 0 {
+			p.tat = now.Add(rate.TimeFor(p.rate.BytesIn(ahead)))
+		}
+	}
+	p.rate = rate
 }
 
 func (p *pacer) burst(mss cc.Bytes) time.Duration {

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// rateLimitSlack is how far above its rate a rateLimit lets bytes pass. The pacers
-// of macroflows hold the rate itself, and divide it by class and weight. The limit
+// rateLimitSlack is how far above its rate a rateLimit lets bytes pass. The gates
+// of flows hold the rate itself, and divide it by class and weight. The limit
 // holds the sum where they cannot, and there serves flows in the order in which
 // they ask. It must not come first where the pacers can.
 const rateLimitSlack = 1.01
@@ -21,12 +21,12 @@ const rateLimitSlack = 1.01
 // gets a turn: a time that is its own, after those of all that asked before. So
 // flows that wait are served in order, and each turn wakes one of them.
 type rateLimit struct {
-	mgr   *Manager
-	key   limitKey
-	users atomic.Int32 // flows and datagrams that share it; the manager's mu is held for a change
+	timers *timers
+	key    limitKey
+	users  atomic.Int32 // flows and datagrams that share it; the manager's mu is held for a change
 	timer
 
-	mu      sync.Mutex // taken after a macroflow's
+	mu      sync.Mutex // taken after a group's
 	bucket  pacer
 	tail    cc.Time      // the newest turn that was given
 	waiting []*Datagrams // those that wait for their turns
@@ -90,7 +90,7 @@ func (l *rateLimit) takeDatagram(now cc.Time, d *Datagrams, n cc.Bytes, sparse b
 	}
 	l.mu.Unlock()
 	if !passes {
-		l.mgr.schedule(l, turn)
+		l.timers.schedule(l, turn)
 	}
 	return passes
 }
@@ -110,7 +110,7 @@ func (l *rateLimit) tick(now cc.Time) {
 	})
 	l.mu.Unlock()
 	if next != cc.Never {
-		l.mgr.schedule(l, next)
+		l.timers.schedule(l, next)
 	}
 	for _, d := range due {
 		d.wake()
@@ -143,7 +143,7 @@ func (l *rateLimit) full(now cc.Time) bool {
 	return l.bucket.tat <= now
 }
 
-// limitTo has f keep to l; nil: to none. The caller holds the mutex of f's macroflow,
+// limitTo has f keep to l; nil: to none. The caller holds the mutex of f's group,
 // if it has one.
 func (f *Flow) limitTo(l *rateLimit) {
 	f.maxRate = l
@@ -163,7 +163,7 @@ func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
 		if m.limits == nil {
 			m.limits = map[limitKey]*rateLimit{}
 		}
-		l = &rateLimit{mgr: m, key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
+		l = &rateLimit{timers: m.shard(0), key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
 		m.limits[key] = l
 	}
 	l.users.Add(1)

@@ -17,13 +17,12 @@ func limited(group, algorithm string, rate cc.Rate) Terms {
 
 // second lets each leg send all it may for a second, by the manager's clock, and
 // returns what each sent.
-func second(p *path, legs ...*leg) []cc.Bytes {
+func second(p *testbed, legs ...*leg) []cc.Bytes {
 	sent := make([]cc.Bytes, len(legs))
-	for end := p.now.Add(time.Second); p.now < end; p.wait(time.Millisecond) {
-		p.mgr.Tick(p.now)
+	for end := p.now.Add(time.Second); p.now < end; p.wait(min(time.Millisecond, max(0, p.due.Sub(p.now)))) {
 		for i, l := range legs {
-			if n := l.send(100 * mss); n > 0 {
-				sent[i] += n
+			for !l.gate.blocked {
+				sent[i] += l.send(100 * mss)
 			}
 		}
 	}
@@ -45,7 +44,7 @@ func TestAGroupsMaximumRateBindsAllItsFlows(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := newPath(t)
+			p := newTestbed(t)
 			var legs []*leg
 			for _, terms := range tt.terms {
 				if terms.Algorithm == "static" {
@@ -62,7 +61,7 @@ func TestAGroupsMaximumRateBindsAllItsFlows(t *testing.T) {
 }
 
 func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	sent := cc.Bytes(0)
 	for range 1000 { // one after another, for a second
 		l := p.open(limited("host", "none", 8e6))
@@ -78,7 +77,7 @@ func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
 }
 
 func TestAMaximumRateMovesWithItsFlow(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	a, b := p.open(limited("host", "none", 8e6)), p.open(limited("host", "none", 8e6))
 	second(p, a, b)
 	require.Zero(t, a.send(mss))
@@ -94,16 +93,16 @@ func TestAMaximumRateMovesWithItsFlow(t *testing.T) {
 	assert.Equal(t, 100*mss, b.send(100*mss))
 }
 
-// A transport that holds the window is asked all the same: what has not been
+// A leg that enforces the window is asked all the same: what has not been
 // written cannot be sent, whatever becomes of the window.
-func TestAMaximumRateHoldsBackWhatIsWrittenToATransportThatHoldsTheWindow(t *testing.T) {
-	p := newPath(t)
-	a, b := p.openHeld(limited("host", "none", 8e6)), p.openHeld(limited("host", "none", 8e6))
+func TestAMaximumRateHoldsBackWhatIsWrittenToALegThatEnforcesTheWindow(t *testing.T) {
+	p := newTestbed(t)
+	a, b := p.openEnforced(limited("host", "none", 8e6)), p.openEnforced(limited("host", "none", 8e6))
 	a.report()
 	b.report()
 	total := cc.Bytes(0)
 	for end := p.now.Add(time.Second); p.now < end; p.wait(time.Millisecond) {
-		p.mgr.Tick(p.now)
+		p.wait(0)
 		total += a.Take(p.now, 1<<20).Bytes + b.Take(p.now, 1<<20).Bytes
 		a.report() // which must not take their turns away
 		b.report()

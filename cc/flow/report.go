@@ -28,27 +28,33 @@ type Report struct {
 	Lost     cc.Bytes      // retransmitted by the transport; they stay in flight until acknowledged
 	Marked   cc.Bytes      // acknowledged with ECN-CE
 	Timeouts int           // retransmission timeouts; after one, offsets in flight give no RTT (Karn)
-	RTT      time.Duration // newest raw sample, never a smoothed one; 0: the send ledger measures, unless a Held flow has had samples before
+	RTT      time.Duration // newest raw sample, never a smoothed one; 0: none, and the send ledger measures, unless a leg that enforces the window has had samples before
 	Unsent   cc.Bytes      // gauge: accepted by the transport, not on the wire yet
 	Pipe     cc.Bytes      // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
 	MSS      cc.Bytes      // gauge: payload of a full segment; 0: unchanged
 	RwndFull bool          // gauge: the peer's receive window, not ours, holds the flow back
-	Held     bool          // gauge: the transport holds Limit by itself; bytes count in flight from when they leave, and Unsent ones wait for the window
 }
 
-// Limit is what a flow may use from now on. A transport that can holds it by
-// itself, and says so in its reports; for any other the relay asks Take before
-// every write.
+// Limit is what a flow may use from now on.
 type Limit struct {
-	Cwnd       cc.Bytes // this flow's part of the macroflow's window: all that the other members leave it
-	PacingRate cc.Rate  // 0: not paced; where the transport holds the window, the same part of the rate
-	Waiting    bool     // the flow wants more than the window leaves it: the next report is awaited
-	EveryAck   bool     // the algorithm wants each acknowledgement in a report of its own, where the transport can tell them apart
+	Cwnd       cc.Bytes // its part of the group's window
+	PacingRate cc.Rate  // 0: not paced; otherwise its part of the group's rate
+	Now        bool     // send what this lets out at once; otherwise the next acknowledgement does, one packet for another
+}
+
+// Leg is the transport below a flow. Whoever changes a limit calls Apply: a report, a
+// tick, a hint, a move, another member. Apply and Wake run with locks held, on any
+// goroutine: they must neither block nor call back.
+type Leg struct {
+	Enforces bool        // it keeps Limit.Cwnd by itself: bytes count in flight once they leave; otherwise Take keeps it
+	Apply    func(Limit) // the limit is this from now on; nil: nobody to tell
+	Wake     func()      // a refused Take may succeed now; nil: nobody to tell
 }
 
 // Terms are what policy grants a flow.
 type Terms struct {
 	Group            string     // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
+	Alone            bool       // no other flow will ever have that Group: nothing of it is kept once the flow is closed
 	Host             netip.Addr // where the bytes go: flows to one host have one path, and hints are about hosts; invalid: not known
 	Algorithm        string
 	Params           cc.Params
@@ -86,5 +92,22 @@ func ParseClass(s string) (Class, error) {
 
 // Grant is the answer to Take.
 type Grant struct {
-	Bytes cc.Bytes // counted in flight from now on, or once they leave where the transport holds the window; 0: wait for wake, which comes when asking again may help
+	Bytes cc.Bytes // may be written now; 0: wait for Leg.Wake, which comes when asking again may help
+}
+
+// checkClass tells what is wrong with what t asks of the window.
+func (t Terms) checkClass() error {
+	switch {
+	case int(t.Class) >= len(classNames):
+		return fmt.Errorf("class %d is none of those there are", t.Class)
+	case t.Target < 0 || t.MinRate < 0:
+		return fmt.Errorf("target %v and minimum rate %v must not be negative; 0: none", t.Target, t.MinRate)
+	case t.Class == Guarantee && t.Target > 0 && t.MinRate > t.Target:
+		return fmt.Errorf("a minimum rate of %v is above the target of %v", t.MinRate, t.Target)
+	case t.MaxRate < 0 || t.ConnectionRate < 0:
+		return fmt.Errorf("maximum rates %v and %v must not be negative; 0: none", t.MaxRate, t.ConnectionRate)
+	case t.most() > 0 && t.MinRate > t.most():
+		return fmt.Errorf("a minimum rate of %v is above the maximum of %v", t.MinRate, t.most())
+	}
+	return nil
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// crowd lets the members of one macroflow send for a while over a path that
+// crowd lets the members of one group send for a while over a path that
 // returns every segment after 20 ms, and counts what each got through.
 type crowd struct {
-	*path
+	*testbed
 	legs []*leg
 	wire []arrival
 	got  []cc.Bytes
@@ -37,7 +37,7 @@ func (c *crowd) run(d time.Duration, wants func(i int, now cc.Time) cc.Bytes) {
 			}
 			c.turn(wants)
 		}
-		c.mgr.Tick(c.now)
+		c.wait(0)
 		c.turn(wants)
 	}
 }
@@ -47,7 +47,7 @@ func (c *crowd) turn(wants func(int, cc.Time) cc.Bytes) {
 	for again := true; again; {
 		again = false
 		for i, l := range c.legs {
-			if l == nil || l.want > 0 && l.parked {
+			if l == nil || l.gate.blocked {
 				continue
 			}
 			n := wants(i, c.now)
@@ -82,7 +82,7 @@ func TestMembersShareOneWindow(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := &crowd{path: newPath(t)}
+			c := &crowd{testbed: newTestbed(t)}
 			total := 0
 			for _, w := range tt.weights {
 				terms := static(42)
@@ -105,15 +105,15 @@ func TestMembersShareOneWindow(t *testing.T) {
 }
 
 func TestSharesShrinkAsMembersArrive(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	for n := 1; n <= 5; n++ {
 		c.join(static(100))
 		c.run(40*time.Millisecond, greedy)
 		var sum cc.Bytes
 		for _, l := range c.legs {
 			s := l.Snapshot()
-			assert.Equal(t, 100*mss/cc.Bytes(n), s.Share)
-			assert.InDelta(t, 100/n, float64(s.Inflight/mss), 1, "a newcomer has its share within two round trips")
+			assert.InDelta(t, float64(100*mss/cc.Bytes(n)), float64(s.Share), ackedTogether*float64(mss), "in pairs, if there are others")
+			assert.InDelta(t, 100/n, float64(s.Inflight/mss), 2, "a newcomer has its share within two round trips")
 			sum += s.Inflight
 		}
 		assert.LessOrEqual(t, sum, 100*mss)
@@ -121,7 +121,7 @@ func TestSharesShrinkAsMembersArrive(t *testing.T) {
 }
 
 func TestAnIdleMemberLendsItsShareAndHasItBack(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	c.join(static(100))
 	c.join(static(100))
 	idle := true
@@ -144,7 +144,7 @@ func TestAnIdleMemberLendsItsShareAndHasItBack(t *testing.T) {
 }
 
 func TestPriorityComesFirstButNobodyStarves(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	first, second := static(40), static(40)
 	second.Priority = 1
 	c.join(second)
@@ -155,18 +155,18 @@ func TestPriorityComesFirstButNobodyStarves(t *testing.T) {
 }
 
 func TestGroupsDoNotShare(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	a, b := static(10), static(10)
 	b.Group = "other"
 	c := static(20)
 	fa, fb, fc := p.open(a), p.open(b), p.open(c)
 	assert.Equal(t, 10*mss, fa.send(100*mss))
 	assert.Equal(t, 10*mss, fb.send(100*mss))
-	assert.Equal(t, 20*mss, fc.send(100*mss), "the same host with other parameters is another macroflow")
+	assert.Equal(t, 20*mss, fc.send(100*mss), "the same host with other parameters is another group")
 }
 
-func TestAMacroflowOutlivesItsLastMemberForAWhile(t *testing.T) {
-	p := newPath(t)
+func TestAGroupOutlivesItsLastMemberForAWhile(t *testing.T) {
+	p := newTestbed(t)
 	f := p.open(static(10))
 	f.send(mss)
 	p.wait(30 * time.Millisecond)
@@ -186,21 +186,21 @@ func TestAMacroflowOutlivesItsLastMemberForAWhile(t *testing.T) {
 	assert.Len(t, p.mgr.groups, 1)
 }
 
-func TestLingeringMacroflowsAreBounded(t *testing.T) {
-	p := newPath(t)
-	for i := range maxLingering + 100 {
+func TestIdleGroupsAreBounded(t *testing.T) {
+	p := newTestbed(t)
+	for i := range maxIdleGroups + 100 {
 		terms := static(10)
 		terms.Group = string(rune(i))
 		p.open(terms).Close(p.now)
 	}
-	assert.LessOrEqual(t, len(p.mgr.groups), maxLingering)
+	assert.LessOrEqual(t, len(p.mgr.groups), maxIdleGroups)
 }
 
 // TestAccountingHolds drives random crowds and checks what must always be true.
 func TestAccountingHolds(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		window := rapid.Float64Range(2, 60).Draw(rt, "window")
-		c := &crowd{path: newPath(t)}
+		c := &crowd{testbed: newTestbed(t)}
 		for range rapid.IntRange(1, 6).Draw(rt, "members") {
 			terms := static(window)
 			terms.Weight = rapid.IntRange(0, 5).Draw(rt, "weight")
@@ -233,28 +233,28 @@ func TestAccountingHolds(t *testing.T) {
 			case 4:
 				c.wait(time.Duration(rapid.IntRange(1, 5000).Draw(rt, "silence")) * time.Millisecond)
 			}
-			var sum cc.Bytes
-			open := 0
 			for _, l := range c.legs {
 				if l == nil {
 					continue
 				}
-				open++
 				s := l.Snapshot()
-				sum += s.Inflight
 				require.Equal(rt, s.Taken, s.Delivered+s.Inflight, "taken = acknowledged + in flight")
 				require.Equal(rt, l.r.Pipe, s.Inflight)
+				require.LessOrEqual(rt, s.Inflight, cc.Bytes(window*float64(mss)))
 				require.LessOrEqual(rt, len(l.ledger.ring), ledgerChunks)
 			}
-			limit := cc.Bytes(window * float64(mss))
-			if open > 1 {
-				limit = max(limit, cc.Bytes(open)*floorSegments*mss) + cc.Bytes(open)*floorSegments*mss
-			}
-			require.LessOrEqual(rt, sum, limit)
 		}
-		// Whoever is left still gets through.
+		// Whoever is left still gets through, and nobody has more than is his.
 		before := append([]cc.Bytes(nil), c.got...)
 		c.run(time.Second, greedy)
+		var sum, floors cc.Bytes
+		for _, l := range c.legs {
+			if l != nil {
+				sum += l.inflight()
+				floors += floorSegments * mss
+			}
+		}
+		require.LessOrEqual(rt, sum, cc.Bytes(window*float64(mss))+floors, "the odd pairs may just have gone round")
 		for i, l := range c.legs {
 			if l != nil {
 				require.Greater(rt, c.got[i], before[i], "member %d starves", i)
@@ -264,7 +264,7 @@ func TestAccountingHolds(t *testing.T) {
 }
 
 func TestAMemberWithAClosedReceiveWindowDoesNotTakeTheOthersShare(t *testing.T) {
-	c := &crowd{path: newPath(t)}
+	c := &crowd{testbed: newTestbed(t)}
 	paused := c.open(static(40))
 	require.Equal(t, 40*mss, paused.send(100*mss))
 	paused.r.Pipe, paused.r.Acked, paused.r.Unsent, paused.r.RwndFull = 0, 10*mss, 30*mss, true
@@ -288,6 +288,6 @@ func TestWeightsAreBounded(t *testing.T) {
 	var m Manager
 	terms := static(10)
 	terms.Weight = MaxWeight + 1
-	_, err := m.Open(1, terms, nil)
+	_, err := m.Open(1, terms, Leg{})
 	require.ErrorContains(t, err, "weight")
 }

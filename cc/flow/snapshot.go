@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -33,50 +34,75 @@ type Snapshot struct {
 	Group     string
 	Algorithm string
 	Phase     string
-	Members   int          // flows in the macroflow
+	Members   int          // flows in the group
 	Internals cc.Internals // in the order of the algorithm's Spec
 	Class     Class
 	Target    cc.Rate // 0: none
 
-	Cwnd       cc.Bytes // the macroflow's window
-	Share      cc.Bytes // this flow's part of it: what its transport was told, where that holds the window
+	Cwnd       cc.Bytes // the group's window
+	Share      cc.Bytes // this flow's part of it: the window that it was told last
 	Lent       cc.Bytes // what it is due of the window, does not want and leaves to others
 	PacingRate cc.Rate  // 0: not paced
 	Inflight   cc.Bytes // this flow's
-	Unsent     cc.Bytes // in the transport's own queue; part of Inflight unless the transport holds the window
+	Unsent     cc.Bytes // in the transport's own queue; part of Inflight unless the leg enforces the window
 
 	SRTT, MinRTT, LatestRTT time.Duration // 0: no sample yet
 	QueueingDelay           time.Duration // LatestRTT − MinRTT
 	DeliveryRate            cc.Rate       // newest sample
 
-	Taken, Delivered, Lost, Marked cc.Bytes // Taken: granted, or gone where the transport holds the window
+	Taken, Delivered, Lost, Marked cc.Bytes // Taken: granted, or gone where the leg enforces the window
 	Timeouts                       int
 	LossEvents                     int // OnLoss calls
 	LimitedBy                      LimitedBy
 	Limited                        map[LimitedBy]time.Duration // time spent in each state, up to the last report
 }
 
+// Snapshots returns the state of every open flow, ordered by ID.
+func (m *Manager) Snapshots() []Snapshot {
+	m.flowsMu.Lock()
+	flows := slices.Clone(m.flows)
+	m.flowsMu.Unlock()
+	all := make([]Snapshot, 0, len(flows))
+	for _, f := range flows {
+		if s, open := f.snapshot(); open {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
 // Snapshot returns the flow's present state.
 func (f *Flow) Snapshot() Snapshot {
-	m := f.lock()
-	defer m.mu.Unlock()
-	share, lent := f.part()
-	s := Snapshot{
-		ID: f.id, Group: f.terms.Group, Algorithm: m.spec.Name, Phase: m.ctl.Phase, Members: len(m.members), Internals: m.inspect(),
-		Class: f.terms.Class, Target: f.terms.Target,
-		Cwnd: m.ctl.Cwnd, Share: share, Lent: lent, PacingRate: m.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
-		SRTT: f.srtt(), MinRTT: f.leastRTT(), LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
+	s, _ := f.snapshot()
+	return s
+}
+
+func (f *Flow) snapshot() (s Snapshot, open bool) {
+	g := f.lock()
+	s = Snapshot{
+		ID: f.id, Group: f.terms.Group, Algorithm: g.spec.Name, Phase: g.ctl.Phase, Members: len(g.members),
+		Internals: g.inspect(), Class: f.terms.Class, Target: f.terms.Target,
+		Cwnd: g.ctl.Cwnd, PacingRate: g.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
+		SRTT: g.srtt(&f.member), MinRTT: g.leastRTT(&f.member), LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,
-		Limited: make(map[LimitedBy]time.Duration, numLimits),
 	}
-	if f.rtt.latest > 0 {
-		s.QueueingDelay = max(0, f.rtt.latest-f.leastRTT())
+	if open = !f.closed; open {
+		s.Share = f.applied.Cwnd
+		if f.want == 0 {
+			s.Lent = f.path.expand(max(0, f.share-f.counts))
+		}
 	}
-	for by, d := range f.limits.spent {
+	spent := f.limits.spent
+	g.mu.Unlock()
+	if s.LatestRTT > 0 {
+		s.QueueingDelay = max(0, s.LatestRTT-s.MinRTT)
+	}
+	s.Limited = make(map[LimitedBy]time.Duration, numLimits)
+	for by, d := range spent {
 		if d > 0 {
 			s.Limited[LimitedBy(by)] = d
 		}
 	}
-	return s
+	return s, open
 }

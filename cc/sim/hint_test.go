@@ -66,7 +66,7 @@ func init() {
 	})
 }
 
-// hear runs a scenario and returns what each flow's macroflow was told.
+// hear runs a scenario and returns what each flow's group was told.
 func hear(t *testing.T, s Scenario) []*listener {
 	t.Helper()
 	listeners = nil

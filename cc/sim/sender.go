@@ -34,8 +34,8 @@ type sender struct {
 	closedAt cc.Time
 	waking   bool     // a pump is planned because the flow called
 	resumes  cc.Time  // when the application will have something again
-	limit    cc.Bytes // the flow's word on the window: for retransmissions, and for all that a transport holds
-	pace     cc.Rate  // its word on the rate, for that one; 0: none
+	limit    cc.Bytes // the flow's newest: for retransmissions, and for all that a leg sends which enforces the window
+	pace     cc.Rate  // likewise, for that one; 0: none
 	paced    cc.Time  // not to send before
 
 	segs  []segment // sent and not yet cumulatively acknowledged
@@ -84,7 +84,7 @@ func newSender(w *world, cfg FlowConfig, i, host int) *sender {
 }
 
 func (s *sender) open(t flow.Terms) {
-	f, err := s.w.manager.Open(s.w.now, t, s.wake)
+	f, err := s.w.manager.Open(s.w.now, t, flow.Leg{Enforces: s.w.scenario.Transport == Kernel, Apply: s.apply, Wake: s.wake})
 	if err != nil {
 		s.w.err = err
 		return
@@ -121,6 +121,14 @@ func (s *sender) close() {
 	s.flow.Close(s.w.now)
 }
 
+// apply has the transport keep to a limit.
+func (s *sender) apply(l flow.Limit) {
+	s.limit, s.pace = l.Cwnd, l.PacingRate
+	if l.Now && s.w.scenario.Transport == Kernel {
+		s.wake()
+	}
+}
+
 // wake is the flow's to call, from within the manager: it only plans.
 func (s *sender) wake() {
 	if s.waking || s.closed {
@@ -142,6 +150,7 @@ func (s *sender) pump() {
 	for !s.closed && !s.recovery.pending() {
 		n, next := s.src.available(s.w.now)
 		if n == 0 {
+			s.flow.Take(s.w.now, 0)
 			s.resumeAt(next)
 			return
 		}
@@ -193,7 +202,7 @@ func (s *sender) write(n cc.Bytes) {
 	case room <= 0:
 	case !s.flow.HasMaxRate():
 		s.wrote += room
-	case s.report.Held: // the flow knows by now that its transport does
+	default:
 		s.wrote += s.flow.Take(s.w.now, room).Bytes
 	}
 }
@@ -396,11 +405,10 @@ func (s *sender) tell(raw time.Duration) {
 	if s.w.scenario.Transport == Kernel {
 		n, _ := s.src.available(s.w.now)
 		s.write(n)
-		s.report.Held, s.report.Unsent = true, s.wrote-s.sent
+		s.report.Unsent = s.wrote - s.sent
 		s.report.Written = s.wrote
 	}
-	l := s.flow.Report(s.report)
-	s.limit, s.pace = l.Cwnd, l.PacingRate
+	s.flow.Report(s.report)
 }
 
 // record samples the flow's state.

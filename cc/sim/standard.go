@@ -49,7 +49,7 @@ func Standard() []StandardCase {
 }
 
 // Case returns the case for an algorithm, with settings as cc.Parse reads them.
-// One that needs the network's own word is given it.
+// One that needs hints is given them.
 func (s StandardCase) Case(algorithm string) (Case, error) {
 	name, _, err := cc.Parse(algorithm)
 	if err != nil {

@@ -91,7 +91,7 @@ func newWorld(s Scenario) *world {
 	w.held = make([][]holding, slices.Max(w.hosts)+1)
 	w.hints.w = w
 	w.manager.Seed = s.Seed
-	w.manager.Arm = w.arm
+	w.manager.Arm = func(_ int, at cc.Time) { w.arm(at) }
 	return w
 }
 
@@ -188,7 +188,7 @@ func (w *world) arm(at cc.Time) {
 			return // an earlier one took its place
 		}
 		w.armed = cc.Never
-		if next := w.manager.Tick(w.now); next != cc.Never {
+		if next := w.manager.Tick(0, w.now); next != cc.Never {
 			w.arm(next)
 		}
 	})

@@ -57,7 +57,7 @@ var signals = map[cc.Signal]string{
 	cc.NeedsSent:   "the window in force when the newest acknowledged byte left",
 	cc.NeedsTicks:  "a clock of its own",
 	cc.NeedsPacing: "that its rate is kept, not only its window",
-	cc.NeedsHints:  "the network's own word on the path; without it, it falls back",
+	cc.NeedsHints:  "what the network says of the path; where that is silent, another algorithm's rules apply",
 }
 
 // needs lists what s needs, each as format has it.

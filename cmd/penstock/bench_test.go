@@ -90,11 +90,11 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 
 func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
-	code, stdout, stderr := run(t, "bench", "recipe", "run", "live-switch", "--virtual", "--short", "--runs", "2", "--json", file)
+	code, stdout, stderr := run(t, "bench", "recipe", "run", "pbe-e1", "--virtual", "--short", "--runs", "2", "--json", file)
 	require.Equal(t, exitOK, code, stderr)
 	assert.Contains(t, stdout, "short form, 2 runs")
-	assert.Regexp(t, `(?m)^ok +bytes that arrived`, stdout)
-	assert.Contains(t, stderr, "live-switch 1/1: cubic, then copa")
+	assert.Regexp(t, `(?m)^ok +p95 queueing`, stdout)
+	assert.Contains(t, stderr, "pbe-e1 1/2: pbe")
 	lines, err := os.ReadFile(file)
 	require.NoError(t, err)
 	assert.Equal(t, 2, bytes.Count(lines, []byte("\n")))

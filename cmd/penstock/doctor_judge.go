@@ -91,9 +91,9 @@ func (f facts) lack(kind string) string {
 }
 
 func (f facts) judgeDatapath() []check {
-	tier := fine("tier", "%s: the relay holds the windows, with %s beneath them", f.tier(), f.beneath)
+	tier := fine("tier", "%s: the relay keeps the windows, with %s below them", f.tier(), f.beneath)
 	if f.tier() == "ebpf" {
-		tier.Found = fmt.Sprintf("ebpf: the kernel holds the windows; %s where it has no room for more", f.beneath)
+		tier.Found = fmt.Sprintf("ebpf: the kernel enforces the windows; %s where it has no room for more", f.beneath)
 	}
 	if f.datapath != nil {
 		tier = check{Name: "tier", State: stateMissing, Found: "none: " + f.datapath.Error(), Fix: "see release"}

@@ -25,7 +25,7 @@ type facts struct {
 
 	datapath error    // why there is none; nil: there is one
 	envelope string   // that auto comes to
-	beneath  string   // what sockets have that are not held by our own
+	beneath  string   // what sockets have whose windows the kernel does not enforce for us
 	lacking  []string // what the datapath misses, in words
 	infoSize int      // bytes of TCP_INFO
 	ebpf     error    // why the eBPF tier cannot be had; nil: it can

@@ -310,7 +310,9 @@ func (h *house) load() telemetry.Load {
 	s := h.proxy.Datapath.Status()
 	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
 	if k := s.Held; k != nil {
-		l.Held = &telemetry.Held{Legs: k.Legs, Limit: k.Limit, Full: k.Full, Failed: k.Failed, Falls: k.Falls, Answers: k.Answers}
+		l.Enforced = &telemetry.Enforced{
+			Legs: k.Legs, Limit: k.Limit, Full: k.Full, Failed: k.Failed, Fallbacks: k.Falls, Answers: k.Answers,
+		}
 	}
 	return l
 }

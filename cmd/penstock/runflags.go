@@ -43,7 +43,7 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
 	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false, "keep the capabilities that are of no use once all sockets are open; for debuggers and profilers that need them in this process")
 	flags.Var(scalar{&f.algorithm, "ALGORITHM"}, "algorithm", "congestion control where no rule names another, in both directions (default "+cc.Default+")")
-	flags.Var(scalar{&f.envelope, "NAME"}, "envelope", "what holds our window in the kernel: auto, ebpf, bbr, cubic or reno (default auto)")
+	flags.Var(scalar{&f.envelope, "NAME"}, "envelope", "the kernel's congestion control under our window: auto, ebpf, bbr, cubic or reno (default auto)")
 	flags.Var(scalar{&f.level, "LEVEL"}, "log-level", "debug, info, warn or error (default info)")
 	flags.Var(scalar{&f.format, "FORMAT"}, "log-format", "text, json, or auto: text on a terminal (default auto)")
 	flags.Var(scalar{&f.drain, "TIME"}, "drain", "how long open connections may go on after a signal (default 30s)")

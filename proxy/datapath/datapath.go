@@ -1,6 +1,6 @@
-// Package datapath defines a leg of a proxied connection that can say what
-// became of its bytes. The implementations live below it: kernel TCP today;
-// a user-space stack and QUIC fit the same interface.
+// Package datapath defines a leg of a proxied connection that reports what became
+// of its bytes. The packages below it implement legs over kernel TCP, over TCP in
+// user space, and over QUIC.
 package datapath
 
 import (
@@ -20,14 +20,24 @@ type Conn interface {
 	// orderly end. What was written before may not arrive.
 	Reset() error
 
-	// Observe starts reporting what becomes of the bytes written from now on.
-	// exchange is called from the transport's own events, never twice at a
-	// time and never after Close has returned. want says which parts of the
-	// limit it returns are to be held; the result is what the transport does
-	// hold. Without HoldWindow in want, and while nobody observes, the
-	// transport's own congestion control decides, as the system has set it.
-	// A nil exchange ends it. Nobody may be writing during the call.
-	Observe(exchange func(flow.Report) flow.Limit, want Hold) Hold
+	// Enforce chooses what the transport keeps by itself of the limits that Apply
+	// brings, and returns what it does keep. Without HoldWindow in want the
+	// transport's own congestion control decides, as the system has set it. Nobody
+	// may be writing during the call, nor be observing. Enforce(0) gives the
+	// transport back what it had; so does Observe(nil).
+	Enforce(want Hold) Hold
+
+	// Observe starts reporting what becomes of the bytes written from now on. report
+	// is called from the transport's own events, never twice at a time, never after
+	// Close has returned, and the first time before Observe returns. nil ends it.
+	// Nobody may be writing during the call.
+	Observe(report func(flow.Report))
+
+	// Apply has the transport keep to a limit from now on, as far as Enforce said
+	// that it does. It may be called from any goroutine at any time, also during a
+	// report and with locks held: it neither blocks nor calls back. The newest limit
+	// is in force within 2 ms.
+	Apply(flow.Limit)
 
 	// Info says what is in use on this leg and how the transport sees it.
 	Info() Info
@@ -36,7 +46,7 @@ type Conn interface {
 // Hold says which part of a flow.Limit a transport enforces by itself.
 type Hold uint8
 
-// What a transport holds. Without HoldWindow the relay asks flow.Take before
+// What a transport enforces. Without HoldWindow the relay asks flow.Take before
 // every write.
 const (
 	HoldRate   Hold = 1 << iota // the pacing rate
@@ -47,9 +57,9 @@ const (
 
 // Info is a leg as its transport sees it; zero fields are unknown.
 type Info struct {
-	Tier     string   // "kernel"
+	Tier     string   // "kernel", "netstack" or "quic"
 	Envelope string   // congestion control of the transport itself: "ebpf" (ours), "bbr", "cubic", …
-	Holds    Hold     // what the transport enforces by itself, as Observe settled it
+	Holds    Hold     // what the transport enforces by itself, as Enforce returned it
 	Missing  []string // what was asked for and could not be had, in words
 
 	Cwnd          cc.Bytes // the transport's own window
@@ -58,5 +68,5 @@ type Info struct {
 	Unsent        cc.Bytes
 	Retransmitted cc.Bytes
 	SignalErrors  uint64 // failed reads of the transport's state
-	Falls         uint64 // times the transport controlled itself, since nobody answered it
+	Falls         uint64 // fallbacks: times the transport controlled itself, since the process did not answer it
 }

@@ -174,6 +174,7 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 	}
 	return flow.Terms{
 		Group:          t.Group.expand(f, d),
+		Alone:          t.Group.by == byFlow,
 		Host:           host.Addr().WithZone(""),
 		Algorithm:      name,
 		Params:         t.Params,

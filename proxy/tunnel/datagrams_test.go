@@ -444,7 +444,7 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 	_, to, err := out.ReadFromUDPAddrPort(b)
 	require.NoError(t, err)
 
-	busy, err := g.flows.Open(g.with.Clock(), g.terms, func() {})
+	busy, err := g.flows.Open(g.with.Clock(), g.terms, flow.Leg{})
 	require.NoError(t, err)
 	require.Positive(t, busy.Take(g.with.Clock(), 1<<20).Bytes)
 	for range burst {

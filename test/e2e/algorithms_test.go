@@ -17,7 +17,7 @@ import (
 )
 
 // TestEveryAlgorithmCrossesACellularLink has each transfer a little over an
-// emulated LTE link; those that need the network's own word go without. How fast
+// emulated LTE link; those that need hints go without. How fast
 // it went is told beside the same in virtual time, and left to the reader: on a
 // machine that others share it says more about them.
 func TestEveryAlgorithmCrossesACellularLink(t *testing.T) {

@@ -26,13 +26,13 @@ func assertFilled(t *testing.T, s netlab.Sending, window int) {
 	assert.GreaterOrEqual(t, packets(pipe.P50), window-1)
 }
 
-// held checks that all of a program's flows have their window in the kernel.
-func (p *program) held(flows int) {
+// enforced checks that the kernel enforces the windows of all of a program's flows.
+func (p *program) enforced(flows int) {
 	p.t.Helper()
 	for _, f := range p.relaying(flows) {
 		assert.Equal(p.t, kernel.EBPF, leg(p.t, f, "client")["envelope"])
 	}
-	assert.Equal(p.t, float64(flows), p.metric("penstock_datapath_held_legs"))
+	assert.Equal(p.t, float64(flows), p.metric("penstock_datapath_enforced_legs"))
 }
 
 func TestAnUpgradeLetsTheOldFlowsFinishUnderTheirOwnControl(t *testing.T) {
@@ -50,15 +50,15 @@ func TestAnUpgradeLetsTheOldFlowsFinishUnderTheirOwnControl(t *testing.T) {
 	b := w.download(s, 2, 2*megabyte)
 	a.reaches(100_000)
 	b.reaches(100_000)
-	first.held(2)
+	first.enforced(2)
 
 	first.signal(syscall.SIGTERM)
 	require.Eventually(t, func() bool { return strings.Contains(first.said.String(), "draining") }, patience, time.Millisecond)
 	second := s.startSecond(patiently(after))
 	c := w.download(s, 3, megabyte)
 	c.reaches(100_000)
-	second.held(1)
-	first.held(2)
+	second.enforced(1)
+	first.enforced(2)
 	assert.True(t, registered(t, first.announced("control")))
 	assert.True(t, registered(t, second.announced("control")))
 
@@ -96,8 +96,8 @@ func TestTwoProxiesAtOnceHoldTheirOwnWindows(t *testing.T) {
 			b := elsewhere.download(s, 2, megabyte)
 			a.reaches(100_000)
 			b.reaches(100_000)
-			first.held(1)
-			second.held(1)
+			first.enforced(1)
+			second.enforced(1)
 			names := []string{first.announced("control"), second.announced("control")}
 			assert.NotEqual(t, names[0], names[1])
 			if flags != 0 {
@@ -139,7 +139,7 @@ func TestAfterPrivilegesAreDroppedNothingIsMissing(t *testing.T) {
 				assert.NotContains(t, leg(t, flow, side), "missing", side)
 			}
 			if present.envelope == kernel.EBPF {
-				assert.Equal(t, 2.0, s.proxy.metric("penstock_datapath_held_legs"))
+				assert.Equal(t, 2.0, s.proxy.metric("penstock_datapath_enforced_legs"))
 			}
 			exchange(t, client, server, 10*megabyte)
 		})

@@ -81,11 +81,11 @@ func TestAStoppedProxyLeavesALossBasedSender(t *testing.T) {
 	p.signal(syscall.SIGCONT)
 	require.Eventually(t, func() bool {
 		client := leg(t, p.relaying(1)[0], "client")
-		return client["falls"].(float64) >= 1 && client["cwnd_bytes"] == float64(window*segment)
+		return client["fallbacks"].(float64) >= 1 && client["cwnd_bytes"] == float64(window*segment)
 	}, patience, time.Millisecond, "the window is the proxy's again")
 	obeyed := record.now()
 	d.arrives()
-	assert.GreaterOrEqual(t, p.metric("penstock_datapath_falls_total"), 1.0)
+	assert.GreaterOrEqual(t, p.metric("penstock_datapath_fallbacks_total"), 1.0)
 
 	sending := record.sending(d)
 	assert.InDelta(t, window, mostPipe(rounds(sending, 0, stopped)), 3, "its window before")

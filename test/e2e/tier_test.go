@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// tier is one way for the kernel datapath to hold its windows. All tests run
+// tier is who keeps the windows of the kernel datapath. All tests run
 // once over each.
 type tier struct {
 	name     string
@@ -27,11 +27,11 @@ type tier struct {
 
 var tiers = []tier{
 	{
-		name: "ebpf", about: "the kernel holds the windows", envelope: kernel.EBPF,
+		name: "ebpf", about: "the kernel enforces the windows", envelope: kernel.EBPF,
 		missing: bpf.Check, holder: "kernel",
 	},
 	{
-		name: "bbr", about: "the relay holds the windows, above bbr's", envelope: "bbr",
+		name: "bbr", about: "the relay keeps the windows, above bbr's", envelope: "bbr",
 		holder: "relay",
 	},
 	{
@@ -118,7 +118,7 @@ func onceIsEnough(t *testing.T) {
 func needsHeld(t *testing.T) {
 	t.Helper()
 	if present.envelope != kernel.EBPF {
-		t.Skip("is about windows that the kernel holds: tier ebpf")
+		t.Skip("is about windows that the kernel enforces: tier ebpf")
 	}
 }
 

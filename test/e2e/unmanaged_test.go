@@ -44,7 +44,7 @@ func TestAnUnmanagedDirectionKeepsTheKernelsOwnControl(t *testing.T) {
 				"client": {client.LocalAddr(), row.down},
 				"server": {server.LocalAddr(), row.up},
 			} {
-				// What the socket itself says, however the program came to its word.
+				// What the socket itself says, whatever the program says.
 				control := p.control(addrPort(row.peer))
 				envelope := leg(t, f, side)["envelope"]
 				if row.managed {

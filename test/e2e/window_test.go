@@ -44,10 +44,10 @@ func TestTheKernelObeysAFixedWindowAtEachMoment(t *testing.T) {
 			path.StartOnData()
 			d := w.download(s, 1, 2*megabyte)
 			d.arrives()
-			falls := s.proxy.metric("penstock_datapath_falls_total")
+			fallbacks := s.proxy.metric("penstock_datapath_fallbacks_total")
 
 			sending := record.sending(d)
-			assert.Zero(t, falls)
+			assert.Zero(t, fallbacks)
 			again := len(sending.Again())
 			t.Logf("%d packets were sent again", again)
 			assert.Equal(t, tt.loss > 0, again > 0)
@@ -172,7 +172,7 @@ func TestAFullTableLeavesTheOthersToTheRelay(t *testing.T) {
 			}
 		}
 		assert.Equal(t, map[any]int{kernel.EBPF: 2, p.announced("otherwise"): 4}, envelopes)
-		assert.Equal(t, 2.0, p.metric("penstock_datapath_held_legs"))
+		assert.Equal(t, 2.0, p.metric("penstock_datapath_enforced_legs"))
 		for _, d := range downloads {
 			d.begin()
 		}
@@ -181,7 +181,7 @@ func TestAFullTableLeavesTheOthersToTheRelay(t *testing.T) {
 		}
 		p.relaying(0)
 	}
-	assert.Zero(t, p.metric("penstock_datapath_held_legs"))
-	assert.Equal(t, 8.0, p.metric("penstock_datapath_unheld_legs_total", `reason="full"`))
-	assert.Zero(t, p.metric("penstock_datapath_unheld_legs_total", `reason="failed"`))
+	assert.Zero(t, p.metric("penstock_datapath_enforced_legs"))
+	assert.Equal(t, 8.0, p.metric("penstock_datapath_unenforced_legs_total", `reason="full"`))
+	assert.Zero(t, p.metric("penstock_datapath_unenforced_legs_total", `reason="failed"`))
 }

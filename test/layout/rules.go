@@ -39,7 +39,7 @@ var impure = []string{
 // table is the import table; the first match counts.
 var table = []rule{
 	{packages: "cc", banned: append([]string{"sync/atomic"}, impure...)}, // and sync, but for sharedTable
-	{packages: "cc/flow", module: []string{"cc"}, banned: impure},        // sync/atomic: which macroflow a flow is in, for those who do not hold its lock yet
+	{packages: "cc/flow", module: []string{"cc"}, banned: impure},        // sync/atomic: what is read before a group's lock is held
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
 	{packages: "proxy/capture"},
 	{packages: "proxy/linkstat", module: []string{"cc"}},

@@ -124,7 +124,7 @@ func (r Run) throughputs() []curve {
 	return by(func(int) string { return "all" })
 }
 
-// windows are those of the macroflows, one for each host, where the proxy's
+// windows are those of the groups, one for each host, where the proxy's
 // configuration changes.
 func (r Run) windows() (all []curve) {
 	changes := false

@@ -51,18 +51,17 @@ func TestRecipesAreSelectedByName(t *testing.T) {
 }
 
 // missed are the bounds that short forms miss over the kernel's transport. Those of
-// tunnel and janus-c9 are missed over real sockets too. In hosts the kernel sends what
-// it enforces for each member without regard to the others, in pairs of segments; over
-// real sockets it misses some of these in some runs. That of janus-c0 holds there: why
-// virtual time leaves slow start sooner is not known.
+// tunnel and janus-c9 are missed over real sockets too, those of janus-c0 and
+// live-switch are not (the full live-switch holds in virtual time as well): why virtual
+// time leaves slow start sooner is not known. One window of guarantees over its link
+// (janus-c2) is used to 0.94.
 var missed = map[string][]string{
-	"janus-c0": {"time until it has its target"}, // it leaves slow start after the first window
-	"janus-c9": {"janus 2 beside cubic, 2 and 2"},
+	"janus-c0":    {"time until it has its target"}, // it leaves slow start after the first window
+	"janus-c2":    {"all of them over what there is, one window, 25 Mbit/s"},
+	"janus-c9":    {"janus 2 beside cubic, 2 and 2"},
+	"live-switch": {"whole round trips in a row in which a flow moved nothing"},
 	"hosts": {
-		"throughput of the host with eight flows over that of the other, copa:paper",
-		"p95 queueing over that of a flow per host, copa:paper",
-		"p95 queueing over that of a flow per host, penstock",
-		"p95 queueing of eight flows alone over that of one, copa:paper",
+		"throughput of the host with eight flows over that of the other, penstock",
 		"p95 queueing of eight flows alone over that of one, penstock",
 	},
 	"tunnel": {"Jain index with TCP past the edge, while both run", "part of its rate that UDP of 30 Mbit/s has"},

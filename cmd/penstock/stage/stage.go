@@ -113,7 +113,7 @@ type ActorRecord struct {
 	Name     string
 	Bytes    []cc.Bytes   // payload that the application read in each Step from the start of the run
 	Queueing Quantiles    // of its host's data packets in the last hop; zero where the queue is everybody's
-	Cwnd     []cc.Bytes   // of its macroflow at each Step, 0 where there is none; nil without a proxy
+	Cwnd     []cc.Bytes   // of its group at each Step, 0 where there is none; nil without a proxy
 	Share    []cc.Bytes   // its part of it, likewise
 	Requests []Request    // Requests and Web, in the order of their starts
 	Video    *VideoRecord // Video

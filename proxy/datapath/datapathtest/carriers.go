@@ -64,7 +64,7 @@ func (s suite) carry() {
 			{"in odd pieces", 10_007, 3_001},
 		} {
 			s.Run(name+" "+sizes.name, func(t *testing.T) {
-				s := suite{t, s.pair}
+				s := suite{t, s.pair, s.mute}
 				source, src := s.connect()
 				dst, sink := s.connect()
 				o := observe(dst, flow.Limit{Cwnd: cc.MaxCwnd})

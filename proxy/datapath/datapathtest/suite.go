@@ -28,8 +28,11 @@ const patience = 30 * time.Second
 // common, that lives until the test ends. Closing the legs is the suite's part.
 type Pair func(t *testing.T) (a, b datapath.Conn)
 
-// Run checks one datapath.
-func Run(t *testing.T, pair Pair) {
+// Mute has everything lost from now on that comes to c from its peer.
+type Mute func(t *testing.T, c datapath.Conn)
+
+// Run checks one datapath. mute may be nil where it enforces no windows.
+func Run(t *testing.T, pair Pair, mute Mute) {
 	t.Helper()
 	for _, test := range []struct {
 		name string
@@ -43,15 +46,17 @@ func Run(t *testing.T, pair Pair) {
 		{"a stalled reader shows as unsent bytes", suite.stalledReader},
 		{"no report follows Close", suite.afterClose},
 		{"closing under load ends everything", suite.closeUnderLoad},
-		{"a held rate is kept", suite.heldRate},
-		{"a held window is kept", suite.heldWindow},
+		{"an enforced rate is kept", suite.rate},
+		{"an enforced rate is kept that changes", suite.changedRate},
+		{"an enforced window is kept", suite.window},
+		{"an enforced window changes at any time", suite.changedWindow},
 		{"a carrier moves every byte", suite.carry},
 		{"an idle carrier is ended by a deadline", suite.idleCarrier},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			// First in, last out: the datapath's own clean-up runs before it.
 			t.Cleanup(func() { goleak.VerifyNone(t) })
-			test.run(suite{t, pair})
+			test.run(suite{t, pair, mute})
 		})
 	}
 }
@@ -60,6 +65,7 @@ func Run(t *testing.T, pair Pair) {
 type suite struct {
 	*testing.T
 	pair Pair
+	mute Mute
 }
 
 // connect returns a pair that is closed with the test.
@@ -86,24 +92,26 @@ func payload(n int, seed uint64) []byte {
 
 // observer collects the reports of a leg.
 type observer struct {
+	holds   datapath.Hold
 	mu      sync.Mutex
 	changed *sync.Cond
 	reports []flow.Report
-	limit   flow.Limit
 	inside  bool
 	overlap bool
 	closed  bool
 	late    int
 }
 
+// observe has a leg keep to a limit, as far as it can, and collects its reports.
 func observe(c datapath.Conn, limit flow.Limit) *observer {
-	o := &observer{limit: limit}
+	o := &observer{holds: c.Enforce(datapath.HoldAll)}
 	o.changed = sync.NewCond(&o.mu)
-	c.Observe(o.exchange, datapath.HoldAll)
+	c.Apply(limit)
+	c.Observe(o.report)
 	return o
 }
 
-func (o *observer) exchange(r flow.Report) flow.Limit {
+func (o *observer) report(r flow.Report) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.overlap = o.overlap || o.inside
@@ -114,7 +122,6 @@ func (o *observer) exchange(r flow.Report) flow.Limit {
 	o.reports = append(o.reports, r)
 	o.inside = false
 	o.changed.Broadcast()
-	return o.limit
 }
 
 // until waits for a report and returns it.
@@ -148,7 +155,7 @@ func (o *observer) all(t *testing.T) []flow.Report {
 	t.Helper()
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	assert.False(t, o.overlap, "exchange ran twice at a time")
+	assert.False(t, o.overlap, "report ran twice at a time")
 	var before flow.Report
 	for i, r := range o.reports {
 		grew := r.At >= before.At && r.Written >= before.Written && r.Acked >= before.Acked && r.Lost >= before.Lost &&
@@ -359,45 +366,6 @@ func (s suite) closeUnderLoad() {
 		all.Go(func() { _ = b.Close() })
 	}
 	all.Wait()
-}
-
-func (s suite) heldRate() {
-	a, b := s.connect()
-	const rate = cc.Rate(160_000_000)
-	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
-	if a.Info().Holds&datapath.HoldRate == 0 {
-		s.Skip("this datapath does not hold a rate by itself")
-	}
-	data := payload(4<<20, 6)
-	wrote := inBackground(func() error { return send(a, data) })
-	_, err := io.Copy(io.Discard, b)
-	require.NoError(s, err)
-	require.NoError(s, wrote())
-	last := o.until(s.T, "everything arrived", arrived(len(data)))
-	// Kernels do not pace a connection's first ten segments. Lateness can only
-	// make the rest slower.
-	paced := cc.Bytes(len(data)) - 10*last.MSS
-	require.Positive(s, paced)
-	took := last.At.Sub(o.all(s.T)[0].At)
-	assert.Greater(s, took, rate.TimeFor(paced)*3/4)
-}
-
-func (s suite) heldWindow() {
-	a, b := s.connect()
-	const window = 128 << 10
-	o := observe(a, flow.Limit{Cwnd: window})
-	if a.Info().Holds&datapath.HoldWindow == 0 {
-		s.Skip("this datapath does not hold a window by itself: the relay does")
-	}
-	data := payload(4<<20, 7)
-	wrote := inBackground(func() error { return send(a, data) })
-	_, err := io.Copy(io.Discard, b)
-	require.NoError(s, err)
-	require.NoError(s, wrote())
-	o.until(s.T, "everything arrived", arrived(len(data)))
-	for _, r := range o.all(s.T) {
-		assert.LessOrEqual(s, r.Pipe, window+r.MSS)
-	}
 }
 
 func isTimeout(err error) bool {

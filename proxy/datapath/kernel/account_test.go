@@ -265,38 +265,3 @@ func TestAppLimitedIsTheFirstBitBehindTheWindowScales(t *testing.T) {
 	i.Options = 0xff
 	assert.False(t, appLimited(&i), "the options are another byte")
 }
-
-func TestLimitsTellTheSocketOnlyWhatMoved(t *testing.T) {
-	for name, row := range map[string]struct {
-		told, rate cc.Rate
-		want       bool
-	}{
-		"unlimited stays unlimited":        {0, 0, false},
-		"a first rate":                     {0, 1_000_000, true},
-		"a rate is lifted":                 {1_000_000, 0, true},
-		"two percent up is within bounds":  {1_000_000, 1_020_000, false},
-		"three percent up":                 {1_000_000, 1_030_000, true},
-		"three percent down":               {1_000_000, 970_000, true},
-		"two percent down is within bound": {1_000_000, 980_000, false},
-	} {
-		assert.Equal(t, row.want, rateMoved(row.told, row.rate), name)
-	}
-	assert.EqualValues(t, uint64(math.MaxUint64), pacingOption(0))
-	assert.EqualValues(t, 125_000, pacingOption(1_000_000))
-	assert.EqualValues(t, 1, pacingOption(7), "a rate is never rounded to none")
-
-	assert.Equal(t, leastUnsent, unsentFor(2*mss))
-	assert.Equal(t, 50_000, unsentFor(100_000))
-	assert.Equal(t, mostUnsent, unsentFor(cc.MaxCwnd))
-	assert.True(t, unsentMoved(0, leastUnsent))
-	assert.False(t, unsentMoved(100_000, 149_000))
-	assert.True(t, unsentMoved(100_000, 151_000))
-	assert.False(t, unsentMoved(100_000, 50_000))
-	assert.True(t, unsentMoved(100_000, 49_000))
-}
-
-func TestAQuietConnIsPolledLessOften(t *testing.T) {
-	for quiet, want := range map[uint64]uint64{0: 1, 63: 1, 64: 1, 128: 2, 640: 10, 5000: 16} {
-		assert.Equal(t, want, pause(quiet), "after %d quiet polls", quiet)
-	}
-}

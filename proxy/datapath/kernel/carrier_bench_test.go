@@ -166,7 +166,7 @@ func BenchmarkCarrier(b *testing.B) {
 			defer out.Close() //nolint:errcheck // the sink only reads
 
 			if w.observe {
-				out.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd} }, datapath.HoldAll)
+				out.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(flow.Report) {})
 			}
 			total := int64(b.N) << 20
 			before := cpu(b)

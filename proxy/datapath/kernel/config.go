@@ -1,8 +1,7 @@
-// Package kernel is the datapath over the kernel's own TCP. Where it may, it has
-// the kernel hold the windows by a congestion control of our own (package bpf);
-// otherwise, without privilege, it reads TCP_INFO of all busy connections on one
-// shared tick and leaves the window to the relay. It decides nothing and never
-// waits for a connection.
+// Package kernel is the datapath over the kernel's own TCP. Where it may, it has the
+// kernel enforce the windows by a congestion control of our own (package bpf).
+// Otherwise, without privilege, it polls TCP_INFO of the busy connections, and the
+// relay keeps the windows. It decides nothing and never waits for a connection.
 package kernel
 
 import (
@@ -17,15 +16,15 @@ import (
 // Tier names this datapath in datapath.Info.
 const Tier = "kernel"
 
-// Tick is the period of the shared tick.
+// Tick is the period of a shared tick while there is progress.
 const Tick = time.Millisecond
 
 // DefaultPollsPerTick bounds what polling can cost: at 1 to 2 µs a poll with its
-// report, half a core however many flows there are. With more busy flows than
-// that, each is polled every ⌈flows/256⌉ ms: 10,000 of them every 40 ms.
+// report, half a core for each shard however many flows there are. With more busy
+// flows than that in a shard, each is polled every ⌈flows/256⌉ ms.
 const DefaultPollsPerTick = 256
 
-// DefaultCells is how many windows the kernel holds at a time, in 3 MiB.
+// DefaultCells is how many windows the kernel enforces at a time, in 3 MiB.
 const DefaultCells = 16 << 10
 
 // DefaultKeepAlive finds a vanished peer in four minutes, and its first probe
@@ -41,17 +40,22 @@ var DefaultKeepAlive = net.KeepAliveConfig{
 type Config struct {
 	Clock func() cc.Time // required; monotonic
 
-	// OnTick is called on every tick and says when it wants the next call, for
-	// which an otherwise idle datapath wakes up; cc.Never: after Wake only.
-	OnTick func(now cc.Time) cc.Time
+	// OnTick is called on every tick of a shard and says when it wants the next call
+	// for it, for which an otherwise idle shard wakes up; cc.Never: after Wake only.
+	// Shards call it at the same time.
+	OnTick func(shard int, now cc.Time) cc.Time
 
-	// Envelope is the kernel's congestion control under our window. EBPF is
-	// ours, which holds the window itself; New fails where it cannot be had.
-	// Empty: EBPF, else bbr, since the others shrink below our window at the
-	// first losses, else cubic.
+	// Shards is into how many parts the legs are divided, each with a tick and a
+	// thread of its own; 0: GOMAXPROCS. It is at most 8, and, with EBPF, ⌈Cells/64⌉.
+	Shards int
+
+	// Envelope is the kernel's congestion control under our window. EBPF is ours,
+	// which enforces the window itself; New fails where it cannot be had. Empty: EBPF,
+	// else bbr, since the others shrink below our window at the first losses, else
+	// cubic.
 	Envelope string
 
-	Cells int // legs whose window EBPF holds at a time; 0: DefaultCells
+	Cells int // legs whose window EBPF enforces at a time; 0: DefaultCells
 
 	// ReceiveBuffer bounds what a new socket takes in before it is read; see
 	// Conn.LimitReceive. 0: as the kernel likes.

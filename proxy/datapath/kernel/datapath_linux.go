@@ -1,13 +1,14 @@
 package kernel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,71 +17,50 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Datapath makes legs over kernel TCP and polls the busy ones.
+// Datapath makes legs over kernel TCP and serves those that are busy.
 type Datapath struct {
 	clock     func() cc.Time
-	onTick    func(cc.Time) cc.Time
+	onTick    func(shard int, now cc.Time) cc.Time
 	keepAlive net.KeepAliveConfig
-	holder    *holder // has the kernel hold windows; nil: the relay does
-	envelope  string  // set on each socket that is not held so; empty: the system's default stays
-	inUse     string  // what sockets then have
-	why       string  // windows are not held by the kernel; empty: they are, or need not be
+	enforcer  *enforcer // has the kernel enforce windows; nil: the relay keeps them
+	envelope  string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
+	inUse     string    // what sockets then have
+	why       string    // the kernel does not enforce windows; empty: it does, or need not
 	receiving receiving
 	missing   []string // what this kernel, or our privilege, does not give
 	budget    int
 	log       *slog.Logger
 	pipes     *pipes
-	done      chan struct{}
-
-	mu      sync.Mutex
-	timer   *timer
-	mode    mode
-	period  time.Duration // in mode ticking
-	wake    cc.Time       // in mode sleeping: until when
-	kicked  bool          // Wake was called since OnTick last ran
-	joining []*Conn
-	closed  bool
-
-	busy atomic.Int64 // len(active), for Status
-
-	// Only the goroutine touches these.
-	active []*Conn // polled in turns
-	cursor int     // in active: whose turn it is
-	awake  []*Conn // held by the kernel: looked at when they have news
-	turn   int     // in awake: who is looked at without
-	easy   int     // how many of awake are
-	ticks  uint64  // since the start, missed ones included
-	warned bool
+	shards    []*shard
+	closing   sync.Once
 }
 
-// mode is what the timer is set to.
-type mode uint8
-
-const (
-	disarmed mode = iota // nothing is busy: no CPU is used
-	sleeping             // until the hook wants to be called
-	ticking
-)
-
-// New checks what this kernel offers and starts the tick's goroutine, which
-// Close ends.
+// New checks what this kernel offers and starts the ticks, which Close ends.
 func New(cfg Config) (*Datapath, error) {
 	d, err := prepared(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
-	go d.run()
+	for _, s := range d.shards {
+		go s.run()
+	}
 	return d, nil
 }
+
+// mostShards bounds the ticks, and their threads.
+const mostShards = 8
 
 // prepared returns a datapath that does not tick yet.
 func prepared(cfg Config) (*Datapath, error) {
 	if cfg.Clock == nil {
 		return nil, errors.New("Config.Clock is required")
 	}
+	if cfg.Shards <= 0 {
+		cfg.Shards = runtime.GOMAXPROCS(0)
+	}
+	cfg.Shards = min(cfg.Shards, mostShards)
 	d := &Datapath{
 		clock: cfg.Clock, onTick: cfg.OnTick, keepAlive: cfg.KeepAlive, budget: cfg.PollsPerTick, log: cfg.Log,
-		done: make(chan struct{}),
 	}
 	if d.keepAlive == (net.KeepAliveConfig{}) {
 		d.keepAlive = DefaultKeepAlive
@@ -95,11 +75,48 @@ func prepared(cfg Config) (*Datapath, error) {
 	if err := d.settle(cfg); err != nil {
 		return nil, err
 	}
-	var err error
-	if d.timer, err = newTimer(); err != nil && d.holder != nil {
-		err = errors.Join(err, d.holder.control.Close())
+	if d.enforcer != nil {
+		cfg.Shards = d.enforcer.control.Parts()
 	}
-	return d, err
+	for i := range cfg.Shards {
+		timer, err := newTimer()
+		if err != nil {
+			return nil, errors.Join(err, d.abandon())
+		}
+		d.shards = append(d.shards, &shard{dp: d, index: i, timer: timer, done: make(chan struct{}), at: cc.Never})
+	}
+	return d, nil
+}
+
+// abandon gives back what prepared has taken.
+func (d *Datapath) abandon() (err error) {
+	for _, s := range d.shards {
+		err = errors.Join(err, s.timer.close())
+	}
+	if d.enforcer != nil {
+		err = errors.Join(err, d.enforcer.control.Close())
+	}
+	return err
+}
+
+// place gives c the shard with the most cells left, or else the fewest legs, unless it
+// has one.
+func (d *Datapath) place(c *Conn) {
+	if c.shard != nil {
+		return
+	}
+	c.shard = slices.MinFunc(d.shards, func(a, b *shard) int {
+		return cmp.Or(cmp.Compare(d.room(b), d.room(a)), cmp.Compare(a.legs.Load(), b.legs.Load()))
+	})
+	c.shard.legs.Add(1)
+}
+
+// room is for how many more legs of a shard the kernel could enforce the windows.
+func (d *Datapath) room(s *shard) int {
+	if d.enforcer == nil {
+		return 0
+	}
+	return d.enforcer.control.Room(s.index)
 }
 
 // settle chooses the tier and the envelope.
@@ -114,7 +131,7 @@ func (d *Datapath) settle(cfg Config) (err error) {
 	if cfg.Envelope != "" && cfg.Envelope != EBPF {
 		return nil
 	}
-	d.holder, err = newHolder(cfg.Cells, d.clock)
+	d.enforcer, err = newEnforcer(cfg.Cells, cfg.Shards, d.clock)
 	if err != nil && cfg.Envelope == EBPF {
 		return fmt.Errorf("envelope %q: %w", EBPF, err)
 	}
@@ -156,47 +173,43 @@ func (d *Datapath) probe(envelope string, receive cc.Bytes) error {
 	return nil
 }
 
-// Close ends the tick and waits for it. Legs stay open, but nothing is
-// reported of them any more.
-func (d *Datapath) Close() error {
-	d.mu.Lock()
-	if d.closed {
-		d.mu.Unlock()
-		return nil
-	}
-	d.closed = true
-	err := d.timer.close()
-	d.mu.Unlock()
-	<-d.done
-	d.pipes.close()
-	if d.holder != nil {
-		err = errors.Join(err, d.holder.control.Close())
-	}
+// Close ends the ticks and waits for them. Legs stay open, but nothing is reported of
+// them any more.
+func (d *Datapath) Close() (err error) {
+	d.closing.Do(func() {
+		for _, s := range d.shards {
+			err = errors.Join(err, s.close())
+		}
+		d.pipes.close()
+		if d.enforcer != nil {
+			err = errors.Join(err, d.enforcer.control.Close())
+		}
+	})
 	return err
 }
 
 // Envelope returns the congestion control that new managed legs get.
 func (d *Datapath) Envelope() string {
-	if d.holder != nil {
+	if d.enforcer != nil {
 		return EBPF
 	}
 	return d.inUse
 }
 
-// Beneath returns the congestion control of legs whose window the kernel does
-// not hold for us.
+// Beneath returns the congestion control of managed legs whose window the kernel does
+// not enforce for us.
 func (d *Datapath) Beneath() string { return d.inUse }
 
 // Control is the name under which the kernel lists our congestion control; empty:
 // it has none.
 func (d *Datapath) Control() string {
-	if d.holder == nil {
+	if d.enforcer == nil {
 		return ""
 	}
-	return d.holder.control.Name()
+	return d.enforcer.control.Name()
 }
 
-// Why says why the kernel does not hold our windows although it was to if it
+// Why says why the kernel does not enforce our windows although it was to if it
 // can; empty: it does, or was not to.
 func (d *Datapath) Why() string { return d.why }
 
@@ -205,168 +218,47 @@ func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }
 
 // String names the tier and the envelope, for the start-up log.
 func (d *Datapath) String() string {
-	if d.holder != nil {
-		return fmt.Sprintf("%s: window and pacing held by the kernel, as %s; envelope %s where it has no room", Tier, d.Control(), d.inUse)
+	if d.enforcer != nil {
+		return fmt.Sprintf("%s: window and pacing enforced by the kernel, as %s; envelope %s where it has no room", Tier, d.Control(), d.inUse)
 	}
-	return fmt.Sprintf("%s: window held by the relay, pacing by the kernel, envelope %s", Tier, d.inUse)
+	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s", Tier, d.inUse)
 }
 
-// Status is the load of the shared tick.
+// Shards is how many ticks there are, each for a part of the legs.
+func (d *Datapath) Shards() int { return len(d.shards) }
+
+// Status is the load of the ticks.
 type Status struct {
-	Busy     int           // legs polled, those with bytes unsent or unacknowledged
-	Interval time.Duration // between two polls of one leg
+	Busy     int           // legs with bytes unsent or unacknowledged
+	Interval time.Duration // between two polls of one leg whose window the relay keeps, at most
 
-	Held *HeldStatus // nil: the kernel holds no windows
+	Held *HeldStatus // nil: the kernel enforces no windows
 }
 
-// HeldStatus is how it goes with the windows that the kernel holds.
+// HeldStatus is how it goes with the windows that the kernel enforces.
 type HeldStatus struct {
-	Legs, Limit  int                // held now, and at most
-	Full, Failed uint64             // legs that were to be held and are not: for lack of room, for another reason
-	Falls        uint64             // times a socket had to control itself, since nobody answered it
+	Legs, Limit  int                // such legs now, and at most
+	Full, Failed uint64             // legs whose windows it was to enforce and does not: for lack of room, for another reason
+	Falls        uint64             // fallbacks: times a socket ran Reno, since the process did not answer it
 	Answers      datapath.Histogram // from an acknowledgement until the window computed from it was in force
 }
 
-// Status returns the load of the shared tick.
+// Status returns the load of the ticks.
 func (d *Datapath) Status() Status {
-	busy := int(d.busy.Load())
-	rounds := max(1, (busy+d.budget-1)/d.budget)
-	s := Status{Busy: busy, Interval: time.Duration(rounds) * Tick}
-	if o := d.holder; o != nil {
+	s := Status{Interval: Tick}
+	for _, h := range d.shards {
+		polled := int(h.polled.Load())
+		s.Busy += polled + int(max(0, h.enforced.Load()))
+		s.Interval = max(s.Interval, time.Duration((polled+d.budget-1)/d.budget)*Tick)
+	}
+	if o := d.enforcer; o != nil {
 		s.Held = &HeldStatus{
-			Legs: int(o.held.Load()), Limit: len(o.legs), Full: o.full.Load(), Failed: o.failed.Load(),
-			Falls: o.falls.Load(), Answers: o.answers.Snapshot(),
+			Legs: int(o.bound.Load()), Limit: len(o.legs), Full: o.full.Load(), Failed: o.failed.Load(),
+			Falls: o.fallbacks.Load(), Answers: o.answers.Snapshot(),
 		}
 	}
 	return s
 }
 
-// Wake has OnTick called at the next tick, even when nothing is busy.
-func (d *Datapath) Wake() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.kicked = true
-	d.set(ticking, 0)
-}
-
-// join has the tick poll c.
-func (d *Datapath) join(c *Conn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
-		return
-	}
-	d.joining = append(d.joining, c)
-	d.set(ticking, 0)
-}
-
-// set sets the timer; wake is until when to sleep. d.mu is held.
-func (d *Datapath) set(m mode, wake cc.Time) {
-	d.setPeriod(m, wake, Tick)
-}
-
-// setPeriod is set with the period of mode ticking.
-func (d *Datapath) setPeriod(m mode, wake cc.Time, period time.Duration) {
-	if d.closed || m == d.mode && wake == d.wake && (m != ticking || period == d.period) {
-		return
-	}
-	var err error
-	switch m {
-	case disarmed:
-		err = d.timer.set(0, 0)
-	case sleeping:
-		err = d.timer.set(max(Tick, wake.Sub(d.clock())), 0)
-	case ticking:
-		err = d.timer.set(period, period)
-	}
-	if err != nil {
-		d.log.Error("kernel: set timer", "err", err)
-		return
-	}
-	d.mode, d.period, d.wake = m, period, wake
-}
-
-func (d *Datapath) run() {
-	defer close(d.done)
-	for {
-		n, err := d.timer.wait()
-		if err != nil {
-			d.mu.Lock()
-			closed := d.closed
-			d.mu.Unlock()
-			if !closed {
-				d.log.Error("kernel: the shared tick has stopped", "err", err)
-			}
-			return
-		}
-		d.pass(n)
-		d.tick()
-	}
-}
-
-// pass counts n firings of the timer.
-func (d *Datapath) pass(n uint64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.mode == ticking {
-		n *= uint64(d.period / Tick)
-	}
-	d.ticks += n
-}
-
-func (d *Datapath) tick() {
-	d.mu.Lock()
-	if d.mode == sleeping {
-		d.mode = disarmed // it fired once
-	}
-	for _, c := range d.joining {
-		c.due, c.quiet, c.easy, c.lull = 0, 0, 0, 0
-		if c.held.Load() != nil {
-			c.place = len(d.awake)
-			d.awake = append(d.awake, c)
-		} else {
-			d.active = append(d.active, c)
-		}
-	}
-	clear(d.joining)
-	d.joining = d.joining[:0]
-	d.kicked = false
-	d.mu.Unlock()
-
-	if d.holder != nil {
-		if err := d.attend(); err != nil {
-			d.log.Error("kernel: single acknowledgements are missing", "err", err)
-		}
-	}
-	easy := d.poll() && d.easy == len(d.awake)
-	d.busy.Store(int64(len(d.active) + len(d.awake)))
-	d.overload()
-
-	next := cc.Never
-	if d.onTick != nil {
-		next = d.onTick(d.clock())
-	}
-
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	switch {
-	case easy && len(d.active)+len(d.awake) > 0 && !d.kicked && len(d.joining) == 0 && next > d.clock().Add(easyPause*Tick):
-		d.setPeriod(ticking, 0, easyPause*Tick)
-	case d.kicked || len(d.active)+len(d.awake)+len(d.joining) > 0 || next <= d.clock().Add(Tick):
-		d.set(ticking, 0)
-	case next == cc.Never:
-		d.set(disarmed, 0)
-	default:
-		d.set(sleeping, next)
-	}
-}
-
-// overload tells once that the budget is what sets the polling interval.
-func (d *Datapath) overload() {
-	if d.warned || len(d.active) <= d.budget {
-		return
-	}
-	d.warned = true
-	d.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
-		"busy", len(d.active), "polls_per_tick", d.budget)
-}
+// Wake has OnTick called for a shard at its next tick, also when nothing is busy.
+func (d *Datapath) Wake(shard int) { d.shards[shard].wake() }

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,8 +18,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// still returns a datapath whose ticks the test makes; without a choice of
-// envelope it is one that holds no window.
+// still returns a datapath of one shard whose ticks the test makes; without a choice of
+// envelope it is one that enforces no window.
 func still(tb testing.TB, cfg Config) *Datapath {
 	tb.Helper()
 	if cfg.Envelope == "" {
@@ -27,132 +28,165 @@ func still(tb testing.TB, cfg Config) *Datapath {
 	if cfg.Clock == nil {
 		cfg.Clock = clock()
 	}
+	cfg.Shards = max(1, cfg.Shards)
 	d, err := prepared(cfg)
 	require.NoError(tb, err)
-	tb.Cleanup(func() {
-		require.NoError(tb, d.timer.close())
-		if d.holder != nil {
-			require.NoError(tb, d.holder.control.Close())
-		}
-	})
+	tb.Cleanup(func() { require.NoError(tb, d.abandon()) })
 	return d
 }
 
-// next waits for the timer and makes the tick.
-func (d *Datapath) next(tb testing.TB) {
-	tb.Helper()
-	n, err := d.timer.wait()
-	require.NoError(tb, err)
-	d.pass(n)
-	d.tick()
+// hands is a clock that only the test moves.
+type hands struct{ now cc.Time }
+
+func (h *hands) clock() cc.Time { return h.now }
+
+// step lets a time pass and has the tick come.
+func (h *hands) step(s *shard, d time.Duration) {
+	h.now = h.now.Add(d)
+	s.tick()
 }
 
-// remaining is what the timerfd itself says.
-func (d *Datapath) remaining(tb testing.TB) (first, period time.Duration) {
+// next waits for the timer and makes the tick.
+func (s *shard) next(tb testing.TB) {
+	tb.Helper()
+	require.NoError(tb, s.timer.wait())
+	s.tick()
+}
+
+// remaining is what the timerfd itself says; 0: it is off.
+func (s *shard) remaining(tb testing.TB) time.Duration {
 	tb.Helper()
 	var spec unix.ItimerSpec
-	require.NoError(tb, unix.TimerfdGettime(d.timer.fd, &spec))
-	return time.Duration(spec.Value.Nano()), time.Duration(spec.Interval.Nano())
+	require.NoError(tb, unix.TimerfdGettime(s.timer.fd, &spec))
+	assert.Zero(tb, spec.Interval.Nano())
+	return time.Duration(spec.Value.Nano())
+}
+
+// manage has a leg keep to a limit.
+func (c *Conn) manage(limit flow.Limit, report func(flow.Report)) {
+	c.Enforce(datapath.HoldAll)
+	c.Apply(limit)
+	c.Observe(report)
 }
 
 // watched counts the reports of a leg.
 func watched(c *Conn) (reports *int) {
 	reports = new(int)
-	c.Observe(func(flow.Report) flow.Limit {
-		*reports++
-		return flow.Limit{Cwnd: cc.MaxCwnd}
-	}, datapath.HoldAll)
+	c.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(flow.Report) { *reports++ })
 	return reports
 }
 
 func TestTheTickRunsWhileBytesAreUnderway(t *testing.T) {
 	d := still(t, Config{})
+	s := d.shards[0]
 	a, b := d.pair(t, loopback4)
-	first, _ := d.remaining(t)
-	require.Zero(t, first, "nothing to do: the timer is off")
+	require.Zero(t, s.remaining(t), "nothing to do: the timer is off")
 
 	_, err := a.Write([]byte("not observed"))
 	require.NoError(t, err)
-	assert.Equal(t, disarmed, d.mode, "nobody asks what became of it")
+	assert.Zero(t, s.remaining(t), "nobody asks what became of it")
 
 	watched(a)
 	_, err = a.Write([]byte("observed"))
 	require.NoError(t, err)
-	assert.Equal(t, ticking, d.mode)
-	first, period := d.remaining(t)
-	assert.LessOrEqual(t, first, Tick)
-	assert.Equal(t, Tick, period)
+	assert.NotEqual(t, cc.Never, s.at)
+	assert.LessOrEqual(t, s.remaining(t), Tick)
 
 	_, err = io.ReadFull(b, make([]byte, len("not observedobserved")))
 	require.NoError(t, err)
-	for d.mode == ticking {
-		d.next(t)
+	for s.at != cc.Never {
+		s.next(t)
 	}
-	first, period = d.remaining(t)
-	assert.Zero(t, first, "drained: the timer is off again")
-	assert.Zero(t, period)
-	assert.Empty(t, d.active)
+	assert.Zero(t, s.remaining(t), "drained: the timer is off again")
+	assert.Empty(t, s.list)
 
 	_, err = a.Write([]byte("again"))
 	require.NoError(t, err)
-	assert.Equal(t, ticking, d.mode)
+	assert.NotEqual(t, cc.Never, s.at)
 }
 
 func TestTheHookIsCalledWhenItWants(t *testing.T) {
 	var calls int
 	var want cc.Time
-	const now = cc.Time(time.Hour) // stands still, however long the machine keeps us waiting
-	d := still(t, Config{Clock: func() cc.Time { return now }, OnTick: func(cc.Time) cc.Time {
+	h := hands{cc.Time(time.Hour)} // stands still, however long the machine keeps us waiting
+	d := still(t, Config{Clock: h.clock, OnTick: func(shard int, _ cc.Time) cc.Time {
+		assert.Zero(t, shard)
 		calls++
 		return want
 	}})
-	d.Wake()
-	require.Equal(t, ticking, d.mode)
+	s := d.shards[0]
+	d.Wake(0)
+	require.Equal(t, h.now.Add(Tick), s.at)
 
-	want = now.Add(time.Hour)
-	d.next(t)
+	want = h.now.Add(time.Hour)
+	s.next(t)
 	assert.Equal(t, 1, calls)
-	assert.Equal(t, sleeping, d.mode)
-	first, period := d.remaining(t)
-	assert.Greater(t, first, 59*time.Minute)
-	assert.Zero(t, period, "one call was asked for")
+	assert.Equal(t, want, s.at)
+	assert.Greater(t, s.remaining(t), 59*time.Minute)
 
-	d.Wake()
-	assert.Equal(t, ticking, d.mode, "an earlier call replaces the later one")
-	want = now // due already
-	d.next(t)
-	assert.Equal(t, ticking, d.mode)
-	want = now.Add(5 * Tick)
+	d.Wake(0)
+	assert.Equal(t, h.now.Add(Tick), s.at, "an earlier call replaces the later one")
+	want = h.now // due already
+	s.next(t)
+	assert.Equal(t, h.now.Add(Tick), s.at)
+	want = h.now.Add(5 * Tick)
 	wall := clock()
 	since := wall()
-	d.next(t)
-	assert.Equal(t, sleeping, d.mode)
+	s.next(t)
+	assert.Equal(t, want, s.at)
 	want = cc.Never
-	d.next(t)
+	s.next(t)
 	assert.Equal(t, 4, calls)
 	assert.GreaterOrEqual(t, wall().Sub(since), 5*Tick, "never early")
-	assert.Equal(t, disarmed, d.mode)
+	assert.Equal(t, cc.Never, s.at)
+	assert.Zero(t, s.remaining(t))
 }
 
 func TestAWakeDuringTheHookIsNotLost(t *testing.T) {
 	var d *Datapath
 	calls := 0
-	d = still(t, Config{OnTick: func(cc.Time) cc.Time {
+	d = still(t, Config{OnTick: func(int, cc.Time) cc.Time {
 		if calls++; calls == 1 {
-			d.Wake()
+			d.Wake(0)
 		}
 		return cc.Never
 	}})
-	d.Wake()
-	d.next(t)
-	require.Equal(t, ticking, d.mode)
-	d.next(t)
+	s := d.shards[0]
+	d.Wake(0)
+	s.next(t)
+	require.NotEqual(t, cc.Never, s.at)
+	s.next(t)
 	assert.Equal(t, 2, calls)
-	assert.Equal(t, disarmed, d.mode)
+	assert.Equal(t, cc.Never, s.at)
+}
+
+func TestEachShardHasATickOfItsOwn(t *testing.T) {
+	var calls [3]int
+	d := still(t, Config{Shards: 3, OnTick: func(shard int, _ cc.Time) cc.Time {
+		calls[shard]++
+		return cc.Never
+	}})
+	require.Equal(t, 3, d.Shards())
+	d.Wake(2)
+	d.shards[2].next(t)
+	assert.Equal(t, [3]int{0, 0, 1}, calls)
+	var legs [3]int
+	for range 3 {
+		a, _ := d.pair(t, loopback4) // only one end of which is managed
+		watched(a)
+		legs[a.shard.index]++
+		a.begin()
+		assert.NotEqual(t, cc.Never, a.shard.at)
+		a.shard.next(t)
+		assert.Len(t, a.shard.list, 1)
+	}
+	assert.Equal(t, [3]int{1, 1, 1}, legs)
+	assert.Equal(t, Status{Busy: 3, Interval: Tick}, d.Status())
 }
 
 func TestABudgetIsSharedInTurns(t *testing.T) {
-	d := still(t, Config{PollsPerTick: 2})
+	h := hands{cc.Time(time.Hour)}
+	d := still(t, Config{Clock: h.clock, PollsPerTick: 2})
 	var reports []*int
 	for range 5 {
 		a, _ := d.pair(t, loopback4)
@@ -160,8 +194,7 @@ func TestABudgetIsSharedInTurns(t *testing.T) {
 		a.begin() // a write that does not end keeps it busy
 	}
 	for range 5 {
-		d.ticks++
-		d.tick()
+		h.step(d.shards[0], Tick)
 	}
 	for _, n := range reports {
 		assert.Equal(t, 1+2, *n, "one at Observe, then 5 ticks with 2 polls shared by 5")
@@ -169,30 +202,32 @@ func TestABudgetIsSharedInTurns(t *testing.T) {
 	assert.Equal(t, Status{Busy: 5, Interval: 3 * Tick}, d.Status())
 }
 
-func TestASilentConnIsLeftAloneForAWhile(t *testing.T) {
-	d := still(t, Config{})
+func TestASilentLegIsPolledLessOften(t *testing.T) {
+	h := hands{cc.Time(time.Hour)}
+	d := still(t, Config{Clock: h.clock})
+	s := d.shards[0]
 	a, _ := d.pair(t, loopback4)
 	reports := watched(a)
 	a.begin()
-	d.ticks++
-	d.tick()
-	c := d.active[0]
-	c.quiet, c.due = 640, d.ticks+pause(640)
-	for range 9 {
-		d.ticks++
-		d.tick()
+	h.step(s, Tick)
+	assert.Equal(t, h.now.Add(Tick), s.at)
+	for silence := Tick; silence < 4*time.Second; {
+		before, pause := *reports, s.at.Sub(h.now)
+		assert.LessOrEqual(t, pause, max(Tick, silence/64))
+		assert.LessOrEqual(t, pause, mostPause)
+		silence += pause
+		h.step(s, pause)
+		assert.Equal(t, before+1, *reports)
 	}
-	assert.Equal(t, 2, *reports)
-	d.ticks++
-	d.tick()
-	assert.Equal(t, 3, *reports)
+	assert.Less(t, *reports, 450)
+	assert.Equal(t, h.now.Add(mostPause), s.at)
 
-	c.quiet, c.due = 640, d.ticks+pause(640)
-	a.writes.Add(1) // what end does
-	d.ticks++
-	d.tick()
-	assert.Equal(t, 4, *reports, "a write ends the pause")
-	assert.Zero(t, c.quiet)
+	a.took(1) // a piece of the write
+	assert.Equal(t, h.now.Add(Tick), s.at, "ends the pause")
+	before := *reports
+	h.step(s, Tick)
+	assert.Equal(t, before+1, *reports)
+	assert.Equal(t, h.now.Add(Tick), s.at)
 }
 
 func TestAWriteBetweenPollAndLeaveKeepsTheConn(t *testing.T) {
@@ -213,24 +248,52 @@ func TestAWriteBetweenPollAndLeaveKeepsTheConn(t *testing.T) {
 }
 
 func TestClosedConnsLeaveTheTick(t *testing.T) {
-	d := still(t, Config{})
+	h := hands{cc.Time(time.Hour)}
+	d := still(t, Config{Clock: h.clock})
+	s := d.shards[0]
 	a, b := d.pair(t, loopback4)
 	for _, c := range []*Conn{a, b} {
 		watched(c)
 		c.begin()
 	}
-	d.ticks++
-	d.tick()
-	require.Len(t, d.active, 2)
+	h.step(s, Tick)
+	require.Len(t, s.list, 2)
 	require.NoError(t, a.Close())
 	require.NoError(t, b.Reset())
-	d.ticks++
-	d.tick()
-	assert.Empty(t, d.active)
+	h.step(s, Tick)
+	assert.Empty(t, s.list)
 	assert.Zero(t, d.Status().Busy)
+	assert.Equal(t, cc.Never, s.at)
+	a.end()
+	assert.Equal(t, cc.Never, s.at, "a write that ends behind it changes nothing")
+	a.begin()
+	assert.Equal(t, cc.Never, s.at, "nor does one that begins")
 }
 
-func TestCloseWaitsForTheTickAndLeavesTheLegsOpen(t *testing.T) {
+func TestALegThatIsObservedAnewIsPolledOnce(t *testing.T) {
+	h := hands{cc.Time(time.Hour)}
+	d := still(t, Config{Clock: h.clock})
+	s := d.shards[0]
+	a, _ := d.pair(t, loopback4)
+	watched(a)
+	a.write(t, 1)
+	h.step(s, Tick)
+	reports := watched(a)
+	a.write(t, 1)
+	before := *reports
+	h.step(s, Tick)
+	assert.Equal(t, before+1, *reports)
+	assert.LessOrEqual(t, len(s.list), 1)
+}
+
+// write writes n bytes.
+func (c *Conn) write(t *testing.T, n int) {
+	t.Helper()
+	_, err := c.Write(make([]byte, n))
+	require.NoError(t, err)
+}
+
+func TestCloseWaitsForTheTicksAndLeavesTheLegsOpen(t *testing.T) {
 	d, err := New(Config{Clock: clock()})
 	require.NoError(t, err)
 	a, b := d.pair(t, loopback4)
@@ -238,7 +301,7 @@ func TestCloseWaitsForTheTickAndLeavesTheLegsOpen(t *testing.T) {
 	require.NoError(t, d.Close())
 	require.NoError(t, d.Close(), "twice")
 	goleak.VerifyNone(t)
-	d.Wake()
+	d.Wake(0)
 	before := *reports
 	_, err = a.Write([]byte("x"))
 	require.NoError(t, err)
@@ -254,9 +317,9 @@ func TestAClockIsRequired(t *testing.T) {
 
 func TestLimitsReachTheSocket(t *testing.T) {
 	d := still(t, Config{})
-	a, _ := d.pair(t, loopback4)
-	limit := flow.Limit{Cwnd: 400_000}
-	a.Observe(func(flow.Report) flow.Limit { return limit }, datapath.HoldAll)
+	s := d.shards[0]
+	a, b := d.pair(t, loopback4)
+	a.manage(flow.Limit{Cwnd: 400_000}, func(flow.Report) {})
 
 	rate := func() (value uint64) {
 		require.NoError(t, control(a.raw, func(fd int) (err error) {
@@ -269,16 +332,46 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	assert.EqualValues(t, uint64(unlimited), rate(), "never limited")
 	assert.Equal(t, 200_000, unsent(), "half a window may wait")
 
-	limit = flow.Limit{Cwnd: 20_000, PacingRate: 100_000_000_000}
-	a.poll()
+	limit := flow.Limit{Cwnd: 20_000, PacingRate: 100_000_000_000}
+	a.Apply(limit)
+	assert.Zero(t, s.remaining(t), "nobody is waiting for it")
+	a.begin() // a write, after which it is busy
 	assert.EqualValues(t, 12_500_000_000, rate(), "more than 32 bits")
 	assert.Equal(t, leastUnsent, unsent())
 	limit.PacingRate -= 1_000_000_000
-	a.poll()
-	assert.EqualValues(t, 12_500_000_000, rate(), "one percent is not worth a system call")
+	a.Apply(limit)
+	assert.Empty(t, s.queued, "one percent is not worth a system call")
 	limit.PacingRate = 0
-	a.poll()
+	a.Apply(limit)
+	a.Apply(flow.Limit{Cwnd: 400_000})
+	assert.Len(t, s.queued, 1)
+	assert.NotEqual(t, cc.Never, s.at)
+	s.next(t)
 	assert.EqualValues(t, uint64(unlimited), rate(), "lifted")
+	assert.Equal(t, 200_000, unsent())
+	assert.Empty(t, s.queued)
+	assert.Zero(t, a.Info().SignalErrors)
+	a.end()
+
+	a.Apply(flow.Limit{Cwnd: 400_000, PacingRate: 80_000_000})
+	a.Observe(nil)
+	assert.EqualValues(t, uint64(unlimited), rate())
+	a.Apply(flow.Limit{Cwnd: 400_000, PacingRate: 80_000_000})
+	pass(t, a, b, 1000)
+	s.tick()
+	assert.EqualValues(t, uint64(unlimited), rate(), "it is not ours any more")
+}
+
+func TestALimitOfAClosedLegGoesNowhere(t *testing.T) {
+	d := still(t, Config{})
+	a, _ := d.pair(t, loopback4)
+	watched(a)
+	a.begin()
+	a.Apply(flow.Limit{Cwnd: 100_000, PacingRate: 80_000_000})
+	require.NoError(t, a.Close())
+	d.shards[0].next(t)
+	a.Apply(flow.Limit{Cwnd: 200_000, PacingRate: 160_000_000})
+	assert.Empty(t, d.shards[0].queued)
 	assert.Zero(t, a.Info().SignalErrors)
 }
 
@@ -286,98 +379,102 @@ func TestAPollAllocatesNothing(t *testing.T) {
 	d := still(t, Config{})
 	a, _ := d.pair(t, loopback4)
 	limit := flow.Limit{Cwnd: 1 << 20}
-	a.Observe(func(flow.Report) flow.Limit {
+	a.manage(limit, func(flow.Report) {
 		limit.PacingRate = 1_000_000_000 - limit.PacingRate // a system call each time
-		return limit
-	}, datapath.HoldAll)
+		a.Apply(limit)
+	})
 	assert.Zero(t, testing.AllocsPerRun(100, func() { a.poll() }))
 }
 
 func BenchmarkPoll(b *testing.B) {
 	d := still(b, Config{})
 	a, _ := d.pair(b, loopback4)
-	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: 1 << 20} }, datapath.HoldAll)
+	a.manage(flow.Limit{Cwnd: 1 << 20}, func(flow.Report) {})
 	b.ReportAllocs()
 	for b.Loop() {
 		a.poll()
 	}
 }
 
-// BenchmarkTick is a second of ticking with one busy leg, told as CPU time.
-func BenchmarkTick(b *testing.B) {
-	ticks := make(chan struct{})
-	n := 0
-	d := start(b, Config{OnTick: func(cc.Time) cc.Time {
-		if n++; n == b.N {
-			close(ticks)
-		}
-		return cc.Never
-	}})
-	a, _ := d.pair(b, loopback4)
-	watched(a)
-	before := cpu(b)
-	a.begin()
-	<-ticks
-	b.ReportMetric((cpu(b)-before).Seconds()*1e6/float64(b.N), "cpu-µs/tick")
-	a.end()
+// BenchmarkStalledReader is the CPU time of ticks for a leg whose reader has stalled,
+// as a part of a core.
+func BenchmarkStalledReader(b *testing.B) {
+	for _, envelope := range []string{EBPF, "cubic"} {
+		b.Run(envelope, func(b *testing.B) {
+			if envelope == EBPF {
+				needsEBPF(b)
+			}
+			d := start(b, Config{Envelope: envelope})
+			a, _ := d.pair(b, loopback4)
+			stalled := make(chan struct{})
+			var once sync.Once
+			a.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(r flow.Report) {
+				if r.RwndFull {
+					once.Do(func() { close(stalled) })
+				}
+			})
+			go func() { _, _ = a.Write(make([]byte, 64<<20)) }()
+			<-stalled
+			before, wall := cpu(b), clock()
+			for b.Loop() {
+				time.Sleep(time.Second) //nolint:forbidigo // what it costs in that time is measured
+			}
+			b.ReportMetric(100*float64(cpu(b)-before)/float64(wall()), "%core")
+		})
+	}
 }
 
 func TestAConnectionTornDownHasNothingUnderway(t *testing.T) {
 	d := still(t, Config{})
 	a, b := d.pair(t, loopback4)
 	var last flow.Report
-	a.Observe(func(r flow.Report) flow.Limit {
-		last = r
-		return flow.Limit{Cwnd: cc.MaxCwnd}
-	}, datapath.HoldAll)
+	a.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(r flow.Report) { last = r })
 	written := make(chan error, 1)
 	go func() {
 		_, err := a.Write(make([]byte, 64<<20)) // more than the buffers hold
 		written <- err
 	}()
 	for last.Unsent == 0 {
-		d.next(t)
+		d.shards[0].next(t)
 	}
 	require.NoError(t, b.Reset())
 	require.Error(t, <-written)
-	d.next(t)
+	d.shards[0].next(t)
 	assert.Zero(t, last.Unsent)
 	assert.Zero(t, last.Pipe)
 }
 
-func TestALegWithoutAWaitingSenderIsPolledLessOften(t *testing.T) {
-	d := still(t, Config{})
+func TestABulkLegIsPolledLessOften(t *testing.T) {
+	h := hands{cc.Time(time.Hour)}
+	d := still(t, Config{Clock: h.clock})
+	s := d.shards[0]
 	a, b := d.pair(t, loopback4)
-	waiting := false
-	reports := 0
-	a.Observe(func(flow.Report) flow.Limit {
-		reports++
-		return flow.Limit{Cwnd: cc.MaxCwnd, Waiting: waiting}
-	}, datapath.HoldAll)
-	chunk := make([]byte, easyBytes)
+	reports := watched(a)
+	chunk := make([]byte, bulkBytes)
 	move := func() {
 		_, err := a.Write(chunk)
 		require.NoError(t, err)
 		_, err = io.ReadFull(b, chunk)
 		require.NoError(t, err)
 	}
-	for i := range easyPolls {
+	for i := range bulkPolls {
 		move()
-		d.next(t)
+		h.step(s, Tick)
 		if i%3 == 0 {
-			d.next(t) // a source that writes a little less often than the tick comes
+			h.step(s, Tick) // a source that writes a little less often than the tick comes
 		}
 	}
-	_, period := d.remaining(t)
-	require.Equal(t, easyPause*Tick, period)
-	before := reports
+	require.Equal(t, h.now.Add(bulkPause), s.at)
+	before := *reports
 	move()
-	d.next(t)
-	assert.Equal(t, before+1, reports, "one firing of the slow timer, one report")
+	assert.Equal(t, h.now.Add(bulkPause), s.at, "a write does not bring it forward")
+	h.step(s, bulkPause)
+	assert.Equal(t, before+1, *reports, "one firing of the slow timer, one report")
+	assert.Equal(t, h.now.Add(bulkPause), s.at)
 
-	waiting = true
+	a.Apply(flow.Limit{Cwnd: bulkBytes})
 	move()
-	d.next(t)
-	_, period = d.remaining(t)
-	assert.Equal(t, Tick, period, "as soon as somebody waits every tick counts")
+	h.step(s, Tick) // to settle
+	h.step(s, bulkPause-Tick)
+	assert.Equal(t, h.now.Add(Tick), s.at, "once its window is full, every tick counts")
 }

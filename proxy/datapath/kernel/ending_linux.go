@@ -34,16 +34,18 @@ const (
 func (c *Conn) shut(linger int) error {
 	c.mu.Lock()
 	if !c.closed {
-		if c.exchange != nil && c.measure() == nil {
-			c.report()
-		}
-		if h := c.held.Load(); c.exchange == nil || h != nil {
+		h := c.enforced.Load()
+		if c.observer == nil || h != nil {
 			_ = c.refresh() // for Info
 		}
+		c.conclude()
 		c.closed = true
-		c.exchange = nil
-		if h := c.held.Load(); h != nil { // what is still underway goes on under Reno
-			c.dp.holder.release(h)
+		c.limits.end()
+		if h != nil { // what is still underway goes on under Reno
+			c.dp.enforcer.release(h)
+		}
+		if c.shard != nil {
+			c.shard.legs.Add(-1)
 		}
 		_ = c.tcp.SetLinger(linger) // a socket that refuses it refuses Close, too
 	}

@@ -3,21 +3,272 @@ package kernel
 import (
 	"math"
 	"math/bits"
+	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// What the kernel may park unsent on an observed socket (TCP_NOTSENT_LOWAT):
-// half a window. It wakes a writer when half of that is left, a quarter of a
-// round trip's worth, which covers the writer's way to the socket; more would
-// only be a queue that nobody sees. It bounds no window: sent bytes do not count.
+// limits is the limit of a leg, and what the socket has of it. What the kernel
+// enforces goes into the leg's cell at once; what needs a system call waits for
+// settle.
+type limits struct {
+	dirty atomic.Bool // settle has something to do
+
+	mu        sync.Mutex // a leaf: nothing else is locked under it
+	kept      bool       // there is something to keep
+	cell      *bpf.Cell  // nil: the kernel does not enforce the window
+	limit     flow.Limit // the one applied last
+	lowered   cc.Time    // when the window was lowered last
+	before    wider      // what was in force until then
+	reporting bool       // a report is underway; settle comes after it
+	rate      cc.Rate    // of the socket; 0: unlimited, as it was born
+	unsent    int        // TCP_NOTSENT_LOWAT of the socket; 0: the system's
+
+	// Of a leg whose window the kernel enforces.
+	mss     cc.Bytes
+	srtt    time.Duration
+	blocked bool     // as last reported, bytes wait for the window
+	inForce cc.Bytes // the window that the socket has used already, at least
+	now     bool     // what it lets out is not to wait for an acknowledgement
+
+	do sockopts // what settle tells the socket; guarded by Conn.mu
+}
+
+// wider is a window that was in force when the socket had taken so many bytes; larger
+// than what is in force now.
+type wider struct {
+	window cc.Bytes // 0: there was none
+	taken  int64
+}
+
+// begin has limits kept from now on; cell is that of a leg whose window the kernel
+// enforces.
+func (l *limits) begin(cell *bpf.Cell) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept, l.cell = true, cell
+}
+
+// end has no limit kept any more.
+func (l *limits) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept, l.cell, l.limit, l.before, l.rate, l.unsent = false, nil, flow.Limit{}, wider{}, 0, 0
+	l.mss, l.srtt, l.blocked, l.inForce, l.now, l.reporting = 0, 0, false, 0, false, false
+	l.dirty.Store(false)
+}
+
+// Apply implements datapath.Conn.
+func (c *Conn) Apply(limit flow.Limit) {
+	if c.limits.apply(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
+		c.shard.enqueue(c)
+	} // an idle leg settles before it writes
+}
+
+// apply puts into force what needs no system call; tell: settle has to do the rest,
+// and no report is underway that it follows.
+func (l *limits) apply(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (tell bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.kept || limit == l.limit {
+		return false
+	}
+	l.now, limit.Now = l.now || limit.Now, false
+	if l.cell != nil {
+		l.cell.Apply(uint32(min(max(1, limit.Cwnd), math.MaxInt32)), perSecond(limit.PacingRate))
+	}
+	if limit.Cwnd < l.limit.Cwnd {
+		l.before = wider{max(l.before.window, l.limit.Cwnd), taken.Load()}
+		l.lowered = clock()
+		l.inForce = min(l.inForce, limit.Cwnd)
+	}
+	l.limit = limit
+	if l.reporting || !l.stale() {
+		return false
+	}
+	l.dirty.Store(true)
+	return true
+}
+
+// since returns the limit, and what wider window has been in force since reading, when
+// the socket said where it stands.
+func (l *limits) since(reading cc.Time) (flow.Limit, wider) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if reading > l.lowered {
+		l.before = wider{}
+	}
+	return l.limit, l.before
+}
+
+// window is that of the limit.
+func (l *limits) window() cc.Bytes {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.limit.Cwnd
+}
+
+// report notes that a report is underway.
+func (l *limits) report() {
+	l.mu.Lock()
+	l.reporting = true
+	l.mu.Unlock()
+}
+
+// reading notes what a report says of a leg whose window the kernel enforces. fresh:
+// s has not been reported before.
+func (l *limits) reading(r *flow.Report, s *bpf.Seen, fresh bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.mss, l.srtt = r.MSS, time.Duration(s.SrttUs)*time.Microsecond
+	l.blocked = r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
+	if fresh {
+		l.inForce = min(cc.Bytes(s.Cwnd)*r.MSS, l.limit.Cwnd)
+	}
+}
+
+// raised tells whether bytes wait that the kernel is to send now: it takes up a larger
+// window by itself only when it next sends or hears from its peer.
+func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.inForce+l.mss }
+
+// options returns what the socket is to have.
+func (l *limits) options() (rate cc.Rate, unsent int) {
+	if l.cell != nil {
+		return 0, parked(l.limit, l.srtt, l.mss)
+	}
+	return max(0, l.limit.PacingRate), unsentFor(l.limit.Cwnd)
+}
+
+// stale tells whether settle has anything to do.
+func (l *limits) stale() bool {
+	rate, unsent := l.options()
+	return rateMoved(l.rate, rate) || unsentMoved(l.unsent, unsent) || l.raised()
+}
+
+// settle tells the socket what it has to be told of the newest limit, and reports
+// whether that may have made it send. c.mu is held.
+func (c *Conn) settle() (sent bool) {
+	l := &c.limits
+	l.mu.Lock()
+	l.reporting = false
+	l.dirty.Store(false)
+	if !l.kept || l.limit == (flow.Limit{}) {
+		l.mu.Unlock()
+		return false
+	}
+	rate, unsent := l.options()
+	l.do.rate, l.do.unsent, l.do.send = unchanged, unchanged, l.raised()
+	if rateMoved(l.rate, rate) {
+		l.rate, l.do.rate = rate, int64(rate)
+	}
+	if unsentMoved(l.unsent, unsent) {
+		l.unsent, l.do.unsent = unsent, int64(unsent)
+	}
+	if l.do.send {
+		l.inForce = l.limit.Cwnd
+	}
+	l.now = false
+	cell := l.cell
+	l.mu.Unlock()
+
+	if cell != nil {
+		c.piece.Store(int64(unsent))
+	}
+	c.errors += l.do.tell(c.raw)
+	if l.do.send {
+		cell.Mark() // more has left than was reported
+	}
+	return l.do.send
+}
+
+// lift gives a socket back what it was born with.
+func (l *limits) lift(raw syscall.RawConn) (refused uint64) {
+	l.do.rate, l.do.unsent, l.do.send = 0, systemUnsent, false
+	return l.do.tell(raw)
+}
+
+// sockopts is what a socket is to be told, in one visit.
+type sockopts struct {
+	rate, unsent int64 // unchanged: nothing
+	send         bool  // the kernel is to try to send what waits
+	refused      uint64
+	visit        func(fd uintptr) // set, made once: settling allocates nothing
+}
+
+const unchanged = -1
+
+// tell returns how many options the socket refused.
+func (o *sockopts) tell(raw syscall.RawConn) (refused uint64) {
+	if o.rate == unchanged && o.unsent == unchanged && !o.send {
+		return 0
+	}
+	if o.visit == nil {
+		o.visit = o.set
+	}
+	o.refused = 0
+	if raw.Control(o.visit) != nil {
+		return 1
+	}
+	return o.refused
+}
+
+func (o *sockopts) set(fd uintptr) {
+	if o.rate != unchanged && unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, pacingOption(cc.Rate(o.rate))) != nil {
+		o.refused++
+	}
+	if o.unsent != unchanged && unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, int(o.unsent)) != nil {
+		o.refused++
+	}
+	// It is set already; setting it has the kernel try to send, as far as the window goes.
+	if o.send && unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) != nil {
+		o.refused++
+	}
+}
+
+// What the kernel may park unsent on a socket whose window the relay keeps
+// (TCP_NOTSENT_LOWAT): half a window. It wakes a writer when half of that is left, a
+// quarter of a round trip's worth, which covers the writer's way to the socket; more
+// would only be a queue that nobody sees. It bounds no window: sent bytes do not count.
 const (
 	leastUnsent = 32 << 10
 	mostUnsent  = 1 << 20 // 8 ms at 1 Gbit/s, far more than a wakeup takes
 )
+
+func unsentFor(cwnd cc.Bytes) int { return int(min(max(leastUnsent, cwnd/2), mostUnsent)) }
+
+// parkedFor is how long what waits unsent in the kernel lasts at the rate that the
+// limit allows, where the kernel enforces the window. It wakes the writer at half of
+// that.
+//
+// A slow flow may park leastParked segments, however long they last: if its writer
+// were woken for each segment, a thousand flows of 500 kbit/s would cost three times
+// the processor time.
+const (
+	parkedFor   = 10 * time.Millisecond
+	leastParked = 16
+)
+
+// parked is what may wait unsent below a window that the kernel enforces.
+func parked(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
+	rate := limit.PacingRate
+	if srtt > 0 {
+		if window := cc.RateOf(min(limit.Cwnd, cc.MaxCwnd), srtt); rate == 0 || window < rate {
+			rate = window
+		}
+	}
+	unsent := limit.Cwnd // all of it, until there is a round trip to divide by
+	if rate > 0 {
+		unsent = rate.BytesIn(parkedFor)
+	}
+	return int(min(max(leastParked*mss, unsent), mostUnsent))
+}
 
 // unlimited is SO_MAX_PACING_RATE's "not limited".
 const unlimited = math.MaxUint64
@@ -25,63 +276,13 @@ const unlimited = math.MaxUint64
 // systemUnsent has the system's setting (net.ipv4.tcp_notsent_lowat) be in force.
 const systemUnsent = 0
 
-// limits keeps what a socket was last told, since telling it costs a system call.
-type limits struct {
-	rate   cc.Rate // 0: unlimited, as the socket was born
-	unsent int     // 0: not set yet
-
-	toldRate, toldUnsent bool // what control shall tell
-	errors               uint64
-	control              func(fd uintptr) // tell, made once
-}
-
-// apply has the socket pace at rate, 0: as it likes, and park no more than unsent
-// bytes. It returns how many options the socket refused.
-func (l *limits) apply(raw syscall.RawConn, rate cc.Rate, unsent int) (refused uint64) {
-	rate = max(0, rate)
-	newRate, newUnsent := rateMoved(l.rate, rate), unsentMoved(l.unsent, unsent)
-	if !newRate && !newUnsent {
-		return 0
-	}
-	if newRate {
-		l.rate = rate
-	}
-	if newUnsent {
-		l.unsent = unsent
-	}
-	l.toldRate, l.toldUnsent, l.errors = newRate, newUnsent, 0
-	if l.control == nil {
-		l.control = l.tell
-	}
-	if raw.Control(l.control) != nil {
-		return 1
-	}
-	return l.errors
-}
-
-// lift gives a socket back what it was born with.
-func (l *limits) lift(raw syscall.RawConn) (refused uint64) {
-	refused = l.apply(raw, 0, systemUnsent)
-	l.unsent = 0
-	return refused
-}
-
-func (l *limits) tell(fd uintptr) {
-	if l.toldRate && unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, pacingOption(l.rate)) != nil {
-		l.errors++
-	}
-	if l.toldUnsent && unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, l.unsent) != nil {
-		l.errors++
-	}
-}
-
-// rateMoved says whether a pacing rate is more than 2 % off what was told:
+// rateMoved says whether a pacing rate is more than 2 % off what the socket has:
 // less than that the kernel's own pacing does not hold.
-func rateMoved(told, rate cc.Rate) bool {
-	if told == 0 || rate == 0 {
-		return told != rate
+func rateMoved(has, rate cc.Rate) bool {
+	if has == 0 || rate == 0 {
+		return has != rate
 	}
-	return max(told, rate)-min(told, rate) > told/50
+	return max(has, rate)-min(has, rate) > has/50
 }
 
 // pacingOption is SO_MAX_PACING_RATE for a rate: bytes per second, and a 32-bit
@@ -90,17 +291,23 @@ func pacingOption(rate cc.Rate) uint64 {
 	if rate == 0 {
 		return unlimited
 	}
-	perSecond := uint64(max(1, rate/8))
+	option := perSecond(rate)
 	if bits.UintSize == 32 {
-		perSecond = min(perSecond, math.MaxUint32-1)
+		option = min(option, math.MaxUint32-1)
 	}
-	return perSecond
+	return option
 }
 
-func unsentFor(cwnd cc.Bytes) int { return int(min(max(leastUnsent, cwnd/2), mostUnsent)) }
+// perSecond is a pacing rate in bytes; only what is not paced is 0.
+func perSecond(rate cc.Rate) uint64 {
+	if rate <= 0 {
+		return 0
+	}
+	return uint64(max(1, rate/8))
+}
 
-// unsentMoved says whether the window has outgrown what was told, or shrunk to
+// unsentMoved says whether the window has outgrown what the socket has, or shrunk to
 // less than half of it.
-func unsentMoved(told, unsent int) bool {
-	return told == 0 || unsent > told+told/2 || unsent < told/2
+func unsentMoved(has, unsent int) bool {
+	return has == 0 || unsent > has+has/2 || unsent < has/2
 }

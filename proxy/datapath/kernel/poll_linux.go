@@ -1,128 +1,174 @@
 package kernel
 
-// poll serves the conns whose turn it is, up to the budget, and drops those
-// that have drained. It reports whether all that are left are easy.
-func (d *Datapath) poll() (easy bool) {
-	budget := d.budget
-	easy = true
-	for scan := len(d.active); scan > 0 && budget > 0; scan-- {
-		if d.cursor >= len(d.active) {
-			d.cursor = 0
-		}
-		c := d.active[d.cursor]
-		if d.ticks < c.due && (c.writes.Load() == c.seen || c.isEasy()) {
-			easy = easy && c.isEasy()
-			d.cursor++
-			continue
-		}
-		budget--
-		if !c.serve() {
-			d.active = drop(d.active, d.cursor)
-			continue
-		}
-		c.due = d.ticks + pause(c.quiet)
-		if c.isEasy() {
-			c.due = d.ticks + easyPause
-		}
-		easy = easy && c.isEasy()
-		d.cursor++
-	}
-	return easy && budget > 0
-}
+import (
+	"errors"
+	"net"
 
-// heldRounds is in how many ticks every leg that the kernel holds is looked at
-// even without news: its share may have changed by what others did.
-const heldRounds = 64
-
-// attend serves the legs whose windows the kernel holds: those with news, up to
-// the budget, and a few of the rest.
-func (d *Datapath) attend() error {
-	err := d.holder.acks()
-	d.holder.news(d.budget, d.look)
-	for n := (len(d.awake) + heldRounds - 1) / heldRounds; n > 0 && len(d.awake) > 0; n-- {
-		if d.turn++; d.turn >= len(d.awake) {
-			d.turn = 0
-		}
-		if c := d.awake[d.turn]; d.ticks >= c.due {
-			d.look(c)
-		}
-	}
-	return err
-}
-
-// look serves a leg that the kernel holds, unless it is not awake: then nothing
-// that was written is underway.
-func (d *Datapath) look(c *Conn) {
-	if c.place >= len(d.awake) || d.awake[c.place] != c {
-		return
-	}
-	if c.isEasy() {
-		d.easy--
-	}
-	if c.serve() {
-		c.due = d.ticks + heldRounds
-		if c.isEasy() {
-			d.easy++
-		}
-		return
-	}
-	last := d.awake[len(d.awake)-1]
-	last.place = c.place
-	d.awake = drop(d.awake, c.place)
-}
-
-// serve polls a conn and remembers what came of it; false: it need not be
-// polled any more until it is written to.
-func (c *Conn) serve() bool {
-	if writes := c.writes.Load(); c.seen != writes {
-		c.seen, c.quiet = writes, 0
-	}
-	switch c.poll() {
-	case polledGone:
-		c.easy = 0
-		return false
-	case polledIdle:
-		c.quiet, c.easy, c.lull = 0, 0, 0
-		return !c.leave()
-	case polledBusy:
-		c.quiet, c.easy, c.lull = 0, 0, 0
-	case polledQuiet:
-		c.quiet++
-		c.easy, c.lull = 0, 0
-	case polledEasy:
-		c.quiet, c.lull = 0, 0
-		c.easy++
-	case polledLull:
-		c.lull++
-	}
-	return true
-}
-
-// A leg on which much moves although no sender waits for room is held back by
-// its source or its receiver. What its window would be matters little then, and
-// a poll each millisecond is the larger part of what it costs. After easyPolls
-// of easyBytes each it is polled every easyPause ticks, until somebody waits. A
-// source that writes about once a tick leaves out a poll now and then: up to
-// lullPolls are forgiven, and the leg stays with the tick meanwhile.
-const (
-	easyBytes = 32 << 10
-	easyPolls = 20
-	easyPause = 4
-	lullPolls = 3
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
-func (c *Conn) isEasy() bool { return c.easy >= easyPolls }
-
-// drop takes the conn at i out; the last one takes its place.
-func drop(conns []*Conn, i int) []*Conn {
-	last := len(conns) - 1
-	conns[i] = conns[last]
-	conns[last] = nil
-	return conns[:last]
+// poll polls the legs in s.list whose turn it is, up to the budget, drops those that
+// are busy no more, and returns when it wants to be called next.
+func (s *shard) poll() (next cc.Time) {
+	next = cc.Never
+	budget := s.dp.budget
+	for scan := len(s.list); scan > 0; scan-- {
+		if s.cursor >= len(s.list) {
+			s.cursor = 0
+		}
+		c := s.list[s.cursor]
+		switch {
+		case !c.active.Load() || c.enforced.Load() != nil: // it left by itself
+			s.drop()
+			continue
+		case s.now.Add(Tick/2) < c.due && (c.writes.Load() == c.seen || c.isBulk()):
+		case budget == 0:
+			s.overload()
+			return s.now
+		default:
+			budget--
+			if c.serve(s.now) == polledGone {
+				s.drop()
+				continue
+			}
+			c.due = s.now.Add(pause(s.now.Sub(c.progress)))
+			if c.isBulk() {
+				c.due = s.now.Add(bulkPause)
+			}
+		}
+		next = min(next, c.due)
+		s.cursor++
+	}
+	return next
 }
 
-// pause returns in how many ticks to poll again a conn on which nothing
-// happened for so many polls: a stalled reader should not cost a poll every
-// millisecond. Below 64 ms of silence it is one tick, above it the poll comes
-// late by at most 1/64 of the silence, and by no more than 16 ms.
-func pause(quiet uint64) uint64 { return min(max(1, quiet/64), 16) }
+// drop takes the leg at s.cursor off the list; the last one takes its place.
+func (s *shard) drop() {
+	last := len(s.list) - 1
+	s.list[s.cursor].listed = false
+	s.list[s.cursor] = s.list[last]
+	s.list[last] = nil
+	s.list = s.list[:last]
+}
+
+// look serves a leg whose window the kernel enforces and that has news, unless nothing
+// of what was written to it is underway.
+func (s *shard) look(c *Conn) {
+	if !c.active.Load() {
+		return
+	}
+	switch o := c.serve(s.now); {
+	case o == polledQuiet, o == polledGone:
+	case c.isBulk():
+		s.bulk = s.now
+	default:
+		s.moved = s.now
+	}
+}
+
+// outcome is what a poll found.
+type outcome uint8
+
+const (
+	polledQuiet outcome = iota // nothing happened since the last poll
+	polledBulk                 // much moved, and the window was not full
+	polledGap                  // nothing moved, as happens between much that does
+	polledBusy
+	polledIdle // nothing more will happen until the next write
+	polledGone // it need not be polled any more until it is written to
+)
+
+// serve polls a leg and remembers what came of it.
+func (c *Conn) serve(now cc.Time) outcome {
+	if writes := c.writes.Load(); c.seen != writes {
+		c.seen, c.progress = writes, now
+	}
+	o := c.poll()
+	switch o {
+	case polledBulk:
+		c.bulk++
+		c.gap, c.progress = 0, now
+		return o
+	case polledGap:
+		c.gap++
+		return o
+	case polledBusy:
+		c.progress = now
+	case polledIdle:
+		if c.leave() {
+			o = polledGone
+		}
+	case polledGone:
+		c.retire()
+	}
+	c.bulk, c.gap = 0, 0
+	return o
+}
+
+// A bulk leg is one on which much moves although its window is not full: its source
+// or its receiver holds it back. What its window would be matters little then, and a
+// poll each millisecond is the larger part of what it costs. After bulkPolls of
+// bulkBytes each it is polled every bulkPause, until its window is full. A source that
+// writes about once a tick leaves out a poll now and then: up to gapPolls are
+// forgiven, and the leg stays with the tick meanwhile.
+const (
+	bulkBytes = 32 << 10
+	bulkPolls = 20
+	bulkPause = 4 * Tick
+	gapPolls  = 3
+)
+
+func (c *Conn) isBulk() bool { return c.bulk >= bulkPolls }
+
+// poll reads the socket's state and reports it.
+func (c *Conn) poll() outcome {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.observer == nil {
+		return polledGone
+	}
+	before := *c.last()
+	if err := c.measure(); err != nil {
+		if errors.Is(err, net.ErrClosed) {
+			return polledGone
+		}
+		return polledQuiet
+	}
+	c.report()
+	drained := c.drained()
+	o := c.outcome(&before, drained)
+	if drained && o != polledIdle {
+		c.mark() // there may be no more news
+	}
+	return o
+}
+
+// outcome compares the newest report with the one before.
+func (c *Conn) outcome(before *flow.Report, drained bool) outcome {
+	after := c.last()
+	moved := after.Written - before.Written
+	switch {
+	case moved >= bulkBytes && !c.full(after.Written-before.Acked):
+		return polledBulk
+	case moved == 0 && drained: // what has just moved is rarely the last
+		if c.bulk > 0 && c.gap < gapPolls {
+			return polledGap
+		}
+		return polledIdle
+	case before.Written == after.Written && before.Acked == after.Acked && before.Unsent == after.Unsent &&
+		before.Pipe == after.Pipe && before.Lost == after.Lost && before.Timeouts == after.Timeouts:
+		return polledQuiet
+	}
+	return polledBusy
+}
+
+// full tells whether the window holds the leg back. Where the relay keeps it, used is
+// what the relay took of it until the last poll.
+func (c *Conn) full(used cc.Bytes) bool {
+	r := c.last()
+	if c.enforced.Load() != nil {
+		return r.Unsent > 0 && !r.RwndFull
+	}
+	return used+2*r.MSS > c.limits.window()
+}

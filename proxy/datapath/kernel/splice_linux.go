@@ -189,7 +189,7 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if poll == nil {
 		poll = s.dst.raw.Write(s.out)
 	}
-	s.dst.wrote.Add(int64(s.n))
+	s.dst.took(s.n)
 	s.dst.end()
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.giveBack()

@@ -1,46 +1,40 @@
 package kernel
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// timer is a timerfd in Go's netpoller. Go's own timers wake in whole
-// milliseconds, so below about 2 ms they are ten times later than this.
-type timer struct {
-	fd   int // valid until the owner calls close; settime needs it raw
-	file *os.File
-	buf  [8]byte
-}
+// timer is a timerfd that a thread waits for by a blocking read. Go's poller, and its
+// own timers, make a goroutine runnable only, behind all that are so already.
+type timer struct{ fd int }
 
-func newTimer() (*timer, error) {
-	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+func newTimer() (timer, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC)
 	if err != nil {
-		return nil, fmt.Errorf("create timerfd: %w", err)
+		return timer{}, fmt.Errorf("create timerfd: %w", err)
 	}
-	return &timer{fd: fd, file: os.NewFile(uintptr(fd), "timerfd")}, nil
+	return timer{fd}, nil
 }
 
-// set fires first after the given time, then once each period; a period of 0
-// fires once, and both 0 not at all.
-func (t *timer) set(first, period time.Duration) error {
-	spec := unix.ItimerSpec{
-		Value:    unix.NsecToTimespec(int64(first)),
-		Interval: unix.NsecToTimespec(int64(period)),
-	}
+// set fires once after the given time, instead of whatever was set before.
+func (t timer) set(after time.Duration) error {
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(int64(max(1, after)))}
 	return unix.TimerfdSettime(t.fd, 0, &spec, nil)
 }
 
-// wait blocks until the timer has fired and returns how often since last time.
-func (t *timer) wait() (uint64, error) {
-	if _, err := t.file.Read(t.buf[:]); err != nil {
-		return 0, err
+// wait blocks until the timer has fired.
+func (t timer) wait() error {
+	var count [8]byte
+	for {
+		_, err := unix.Read(t.fd, count[:])
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
 	}
-	return binary.NativeEndian.Uint64(t.buf[:]), nil
 }
 
-func (t *timer) close() error { return t.file.Close() }
+func (t timer) close() error { return unix.Close(t.fd) }

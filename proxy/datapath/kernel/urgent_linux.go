@@ -25,6 +25,7 @@ func (c *Conn) writeUrgent(b []byte) (n int, err error) {
 			n, err = unix.SendmsgN(int(fd), b, nil, nil, unix.MSG_OOB|unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 			return !errors.Is(err, unix.EAGAIN)
 		})
+		c.took(n)
 	}
 	switch {
 	case poll != nil:
@@ -32,7 +33,6 @@ func (c *Conn) writeUrgent(b []byte) (n int, err error) {
 	case err != nil:
 		return 0, c.opError("write", err)
 	}
-	c.wrote.Add(int64(n))
 	return n, nil
 }
 

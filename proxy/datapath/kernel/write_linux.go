@@ -2,43 +2,86 @@ package kernel
 
 import "golang.org/x/sys/unix"
 
-// begin and end frame everything that hands bytes to the socket.
+// begin and end frame everything that hands bytes to the socket, took says how many.
 func (c *Conn) begin() {
 	if c.observed.Load() {
 		c.writing.Add(1)
 		c.activate() // already now: a write may block half-way for long
 	}
+	if c.limits.dirty.Load() { // as a limit leaves it that was applied while the leg was idle
+		c.mu.Lock()
+		c.settle()
+		c.mu.Unlock()
+	}
+}
+
+func (c *Conn) took(n int) {
+	if n <= 0 {
+		return
+	}
+	c.wrote.Add(int64(n))
+	c.writes.Add(1)
+	if !c.observed.Load() {
+		return
+	}
+	c.mark()
+	if c.shard.slow.Load() {
+		c.shard.stir(nil)
+	}
 }
 
 func (c *Conn) end() {
 	if c.observed.Load() {
-		c.writes.Add(1)
 		c.writing.Add(-1)
-		c.activate()
-		if h := c.held.Load(); h != nil { // its cell may have to be told
-			h.cell.Mark()
-		}
+		c.mark()
 	}
 }
 
-// activate has the tick poll the conn until it is drained.
+// mark has the tick look at a leg whose window the kernel enforces: its socket may say
+// nothing for long.
+func (c *Conn) mark() {
+	if h := c.enforced.Load(); h != nil {
+		h.cell.Mark()
+	}
+}
+
+// activate has the tick serve the leg until nothing of what was written is underway.
 func (c *Conn) activate() {
-	if !c.active.Load() && c.active.CompareAndSwap(false, true) {
-		c.dp.join(c)
+	if c.active.Load() || !c.active.CompareAndSwap(false, true) {
+		return
+	}
+	if c.enforced.Load() != nil {
+		c.shard.enforced.Add(1)
+		c.shard.stir(nil)
+	} else {
+		c.shard.stir(c)
+	}
+	if !c.observed.Load() { // closed meanwhile
+		c.retire()
 	}
 }
 
-// leave ends polling unless a writer came in between. Either the writer sees
-// active unset and sets it, or its write is seen here.
+// retire takes the leg off the tick.
+func (c *Conn) retire() {
+	if c.active.CompareAndSwap(true, false) && c.enforced.Load() != nil {
+		c.shard.enforced.Add(-1)
+	}
+}
+
+// leave is retire unless a writer came in between. Either the writer sees active unset
+// and sets it, or its write is seen here.
 func (c *Conn) leave() (left bool) {
 	if c.writing.Load() != 0 || c.writes.Load() != c.seen {
 		return false
 	}
-	c.active.Store(false)
-	if c.writing.Load() == 0 && c.writes.Load() == c.seen {
+	c.retire()
+	if c.writing.Load() == 0 && c.writes.Load() == c.seen || !c.active.CompareAndSwap(false, true) {
 		return true
 	}
-	return !c.active.CompareAndSwap(false, true)
+	if c.enforced.Load() != nil {
+		c.shard.enforced.Add(1)
+	}
+	return false
 }
 
 // Write implements net.Conn.
@@ -50,7 +93,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 			return n, err
 		}
 		wrote, err := c.tcp.Write(b[n:c.upTo(n, len(b))])
-		c.wrote.Add(int64(wrote))
+		c.took(wrote)
 		if n += wrote; err != nil || n == len(b) {
 			return n, err
 		}

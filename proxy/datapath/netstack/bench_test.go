@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // BenchmarkStream moves pieces of 64 KiB from one stack to another, each packet
@@ -16,7 +15,7 @@ import (
 func BenchmarkStream(b *testing.B) {
 	const piece = 64 << 10
 	from, to := connect(b, nil)
-	from.Observe(func(flow.Report) flow.Limit { return flow.Limit{} }, datapath.HoldAll)
+	from.Observe(func(flow.Report) {})
 	read := make(chan error, 1)
 	go func() {
 		buf := make([]byte, piece)

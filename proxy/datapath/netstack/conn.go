@@ -7,12 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -35,10 +33,17 @@ type Conn struct {
 	reads   *deadline
 	writes  *deadline
 	aborted atomic.Bool // by the peer, or by a timeout
+	managed atomic.Bool // the relay keeps a window
 	watched atomic.Bool // the poller looks at it
 	stuck   atomic.Bool // the stack cannot be made to send again
 
-	checked cc.Time // when the poller last looked at the stack's timers
+	window  atomic.Int64 // of the limit applied last, where the relay keeps it; 0: the stack's own holds
+	widened atomic.Int64 // the window that the stack's has been made room for
+
+	// Only the poller touches these.
+	since   cc.Time // when it was written to, having waited for nothing
+	due     cc.Time // when to look next
+	checked cc.Time // when it last looked at the stack's timers
 	resumed int     // how often since it had to start one, without an answer
 
 	mu       sync.Mutex
@@ -214,6 +219,7 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	var r bytes.Reader
 	for n < len(b) && err == nil {
 		err = c.block(c.writes, waiter.WritableEvents, func() tcpip.Error {
+			c.widen()
 			r.Reset(b[n:])
 			wrote, err := endpoint.Write(&r, tcpip.WriteOptions{})
 			c.signals.took(int(wrote))
@@ -281,17 +287,47 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 // forget has the stack's signals go nowhere.
 func (c *Conn) forget() { c.stack.conns.remove(c) }
 
-// Observe implements datapath.Conn.
-func (c *Conn) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
-	if limited := exchange; limited != nil && want&datapath.HoldWindow == 0 {
-		exchange = func(r flow.Report) flow.Limit {
-			l := limited(r)
-			l.Cwnd = 0 // the stack keeps its own window
-			return l
-		}
+// Enforce implements datapath.Conn. The stack enforces nothing, but for a window that
+// the relay keeps its own makes room.
+func (c *Conn) Enforce(want datapath.Hold) datapath.Hold {
+	c.managed.Store(want&datapath.HoldWindow != 0)
+	if want&datapath.HoldWindow == 0 {
+		c.window.Store(0)
 	}
-	c.signals.observe(c.stack.clock, exchange)
 	return 0
+}
+
+// Observe implements datapath.Conn.
+func (c *Conn) Observe(report func(flow.Report)) {
+	if report == nil {
+		c.Enforce(0)
+	}
+	c.signals.observe(c.stack.clock, report)
+}
+
+// Apply implements datapath.Conn. The relay writes no more than the window lets it, and
+// what it writes finds room.
+func (c *Conn) Apply(l flow.Limit) {
+	if c.managed.Load() {
+		c.window.Store(int64(l.Cwnd))
+	}
+}
+
+// widen has the stack's window make room for one that has grown since something last
+// came.
+func (c *Conn) widen() {
+	window := c.window.Load()
+	if window <= c.widened.Load() {
+		return
+	}
+	if e := c.tcp(); e != nil {
+		e.LockUser()
+		if snd, ok := senderOf(e); ok {
+			snd.widen(cc.Bytes(window))
+		}
+		e.UnlockUser()
+		c.widened.Store(window)
+	}
 }
 
 // tcp is the endpoint, which may outlive Close; nil: there is none yet.
@@ -378,45 +414,4 @@ func (c *Conn) result(op string, err error) error {
 		err = syscall.ECONNRESET
 	}
 	return c.opError(op, err)
-}
-
-// LocalAddr implements net.Conn: where the client meant to go.
-func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Target()) }
-
-// RemoteAddr implements net.Conn: the client.
-func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()) }
-
-// Source is the client.
-func (c *Conn) Source() netip.AddrPort { return addrPort(c.id.RemoteAddress, c.id.RemotePort) }
-
-// Hops is how many routers the client's SYN may still pass behind us.
-func (c *Conn) Hops() uint8 { return c.hops }
-
-// Target is where the client meant to go.
-func (c *Conn) Target() netip.AddrPort { return addrPort(c.id.LocalAddress, c.id.LocalPort) }
-
-// SetDeadline implements net.Conn.
-func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
-}
-
-// SetReadDeadline implements net.Conn.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.set(c.reads, t) }
-
-// SetWriteDeadline implements net.Conn.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(c.writes, t) }
-
-func (c *Conn) set(d *deadline, t time.Time) error {
-	d.set(t)
-	// A wait may have begun under the old one.
-	c.queue.Notify(waiter.ReadableEvents | waiter.WritableEvents)
-	return nil
-}
-
-// opError wraps err as package net does; nil and the end of the stream stay as they are.
-func (c *Conn) opError(op string, err error) error {
-	if err == nil || err == io.EOF { //nolint:errorlint // compared as io.Reader's callers do
-		return err
-	}
-	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }

@@ -41,7 +41,7 @@ func TestADialledConnectionConforms(t *testing.T) {
 	datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
 		b, a = inwards(t)
 		return a, b
-	})
+	}, nil)
 }
 
 func TestADialIntoTheTunnelFailsAsThePeerSays(t *testing.T) {

@@ -70,7 +70,8 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 				return n%50 == 0
 			})
 			if observed {
-				near.Observe(func(r flow.Report) flow.Limit { return flow.Limit{Cwnd: ours * max(r.MSS, 1)} }, datapath.HoldAll)
+				near.Enforce(datapath.HoldAll)
+				near.Observe(func(r flow.Report) { near.Apply(flow.Limit{Cwnd: ours * max(r.MSS, 1)}) })
 			}
 			data := make([]byte, 4<<20)
 			go func() {

@@ -88,7 +88,7 @@ func serve(t *testing.T, s *Stack, m *flow.Manager, algorithm string, size int) 
 			case <-stop:
 				return
 			case <-time.After(time.Millisecond):
-				m.Tick(s.clock())
+				m.Tick(0, s.clock())
 			}
 		}
 	})
@@ -115,17 +115,18 @@ func answer(t *testing.T, c *Conn, m *flow.Manager, algorithm string, size int) 
 	take := func(n int) int { return n }
 	if algorithm != "none" {
 		wake := make(chan struct{}, 1)
-		f, err := m.Open(c.stack.clock(), flow.Terms{Group: "client", Algorithm: algorithm}, func() {
+		c.Enforce(datapath.HoldAll)
+		f, err := m.Open(c.stack.clock(), flow.Terms{Group: "client", Algorithm: algorithm}, flow.Leg{Apply: c.Apply, Wake: func() {
 			select {
 			case wake <- struct{}{}:
 			default:
 			}
-		})
+		}})
 		if !assert.NoError(t, err) {
 			return
 		}
 		defer func() { f.Close(c.stack.clock()) }()
-		c.Observe(f.Report, datapath.HoldAll)
+		c.Observe(f.Report)
 		take = func(n int) int {
 			for {
 				if g := f.Take(c.stack.clock(), cc.Bytes(n)); g.Bytes > 0 {

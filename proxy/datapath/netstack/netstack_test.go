@@ -131,4 +131,4 @@ func connect(t testing.TB, lost func(n int) bool) (a, b *Conn) {
 	return accepted, dialled
 }
 
-func TestNetstackConforms(t *testing.T) { datapathtest.Run(t, pair) }
+func TestNetstackConforms(t *testing.T) { datapathtest.Run(t, pair, nil) }

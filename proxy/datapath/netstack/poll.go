@@ -1,23 +1,30 @@
 package netstack
 
 import (
-	"maps"
-	"slices"
 	"sync"
 	"time"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
-// pollEvery is how often connections are looked at that wait for an
-// acknowledgement: a stalled reader, a retransmission timeout and a stack that
-// has stopped retransmitting show only here.
-const pollEvery = 10 * time.Millisecond
+// A connection that waits for an acknowledgement is looked at pollEvery after it was
+// written to: a stalled reader, a retransmission timeout and a stack that has stopped
+// retransmitting show only here. The longer nothing comes, the more seldom it is, by
+// pollShare of the silence, down to once in quiet.
+const (
+	pollEvery = 10 * time.Millisecond
+	pollShare = 8
+)
 
 // poller looks at the connections that wait for an acknowledgement. It runs only
 // while there are any.
 type poller struct {
+	clock   func() cc.Time
 	mu      sync.Mutex
-	waiting map[*Conn]struct{}
+	joining []*Conn
+	next    cc.Time // when it looks next
 	running bool
+	kick    chan struct{} // it is to look earlier than next
 	closed  chan struct{}
 	done    sync.WaitGroup
 }
@@ -31,10 +38,17 @@ func (p *poller) watch(c *Conn) {
 		return
 	default:
 	}
-	p.waiting[c] = struct{}{}
-	if !p.running {
+	p.joining = append(p.joining, c)
+	switch soon := p.clock().Add(pollEvery); {
+	case !p.running:
 		p.running = true
 		p.done.Go(p.run)
+	case soon < p.next:
+		p.next = soon // others need not kick
+		select {
+		case p.kick <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -47,38 +61,74 @@ func (p *poller) stop() {
 }
 
 func (p *poller) run() {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	var round []*Conn
+	timer := time.NewTimer(pollEvery)
+	defer timer.Stop()
+	var conns []*Conn
 	for {
-		select {
-		case <-p.closed:
-			return
-		case <-tick.C:
-		}
-		p.mu.Lock()
-		if len(p.waiting) == 0 {
-			p.running = false
-			p.mu.Unlock()
+		now := p.clock()
+		if conns = p.join(conns, now); len(conns) == 0 {
 			return
 		}
-		round = slices.AppendSeq(round[:0], maps.Keys(p.waiting))
-		p.mu.Unlock()
-		for _, c := range round {
-			if !c.look() {
-				p.forget(c)
+		next := cc.Never
+		for i := 0; i < len(conns); {
+			c := conns[i]
+			if now >= c.due {
+				if !c.look() {
+					last := len(conns) - 1
+					conns[i], conns[last] = conns[last], nil
+					conns = conns[:last]
+					p.forget(c)
+					continue
+				}
+				silence := now.Sub(max(c.signals.heard(), c.since))
+				c.due = now.Add(min(max(pollEvery, silence/pollShare), quiet))
 			}
+			next = min(next, c.due)
+			i++
 		}
-		clear(round)
+		if !p.sleep(timer, now, next) {
+			return
+		}
 	}
+}
+
+// join adds those that are to be watched from now on; none in all: the poller ends.
+func (p *poller) join(conns []*Conn, now cc.Time) []*Conn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.joining {
+		c.since, c.due = now, now.Add(pollEvery)
+		conns = append(conns, c)
+	}
+	clear(p.joining)
+	p.joining = p.joining[:0]
+	p.running = len(conns) > 0
+	return conns
+}
+
+// sleep waits until next, or until it is to look earlier; false: the poller is to end.
+func (p *poller) sleep(timer *time.Timer, now, next cc.Time) bool {
+	p.mu.Lock()
+	if len(p.joining) > 0 {
+		next = min(next, now.Add(pollEvery))
+	}
+	p.next = next
+	p.mu.Unlock()
+	if next != cc.Never {
+		timer.Reset(next.Sub(now))
+		select {
+		case <-timer.C:
+		case <-p.kick:
+		case <-p.closed:
+			return false
+		}
+	}
+	return true
 }
 
 // forget has c looked at no more, unless it waits again meanwhile.
 func (p *poller) forget(c *Conn) {
-	p.mu.Lock()
-	delete(p.waiting, c)
 	c.watched.Store(false)
-	p.mu.Unlock()
 	if c.waits() {
 		c.watch()
 	} else if c.over() {

@@ -22,9 +22,9 @@ import (
 // state after each segment that came.
 type signals struct {
 	mu       sync.Mutex
-	exchange func(flow.Report) flow.Limit // nil: nobody observes
-	over     bool                         // closed: nobody is told any more
-	base     cc.Bytes                     // written before Observe
+	observer func(flow.Report) // nil: nobody observes
+	over     bool              // closed: nothing is reported any more
+	base     cc.Bytes          // written before Observe
 
 	first   seqnum.Value // of the stream's first byte
 	started bool         // first is known
@@ -151,8 +151,10 @@ func (s *Stack) probe(state *tcp.TCPEndpointState) {
 	}
 }
 
-// probed takes in the stack's state after a segment that came. The stack holds its
-// lock of the endpoint.
+// probed takes in the stack's state after a segment that came, and reports it. The
+// stack holds its lock of the endpoint: a report that waited for another goroutine
+// would cost a switch for each segment, and come out of order with what the stack does
+// next. A report takes no lock that anybody holds who waits for an endpoint.
 func (c *Conn) probed(state *tcp.TCPEndpointState) {
 	e := c.tcp()
 	if e == nil {
@@ -163,20 +165,22 @@ func (c *Conn) probed(state *tcp.TCPEndpointState) {
 		snd.recount(state.SACK.ReceivedBlocks)
 		state.Sender.Outstanding = snd.Outstanding
 	}
-	limit := c.signals.absorb(state, timeouts(e), c.stack.clock)
+	c.signals.absorb(state, timeouts(e), c.stack.clock)
 	if ok {
-		snd.widen(limit.Cwnd)
+		window := c.window.Load()
+		snd.widen(cc.Bytes(window))
+		c.widened.Store(window)
 		state.Sender.SndCwnd = snd.SndCwnd
 	}
 	c.signals.opened(state.Sender.SndCwnd)
 }
 
-// absorb takes in the stack's state, reports it, and returns what the flow may use.
-func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) flow.Limit {
+// absorb takes in the stack's state and reports it.
+func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func() cc.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if !g.started {
-		return flow.Limit{}
+		return
 	}
 	now := clock() // with the lock held: reports are in the order of their times
 	snd := &state.Sender
@@ -211,7 +215,7 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 		}
 	}
 	g.at = now
-	return g.report(now, rtt, timeouts)
+	g.report(now, rtt, timeouts)
 }
 
 // keep remembers over a timeout what the peer has said that it holds, unless it has
@@ -234,15 +238,15 @@ func (g *signals) opened(segments int) {
 	g.mu.Unlock()
 }
 
-// report tells whoever observes; g.mu is held.
-func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) flow.Limit {
-	if g.exchange == nil || g.over {
-		return flow.Limit{}
+// report reports to whoever observes; g.mu is held.
+func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
+	if g.observer == nil || g.over {
+		return
 	}
 	after := func(offset cc.Bytes) cc.Bytes { return max(0, offset-g.base) }
 	written := max(g.written, g.sndMax)
 	unsent := written - max(g.sndMax, g.una)
-	return g.exchange(flow.Report{
+	g.observer(flow.Report{
 		At: now, Written: after(written), Acked: after(g.una + g.sacked), Newest: after(g.newest), Sacked: g.sacked,
 		Lost: g.lost, Timeouts: timeouts, RTT: rtt, Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
 		RwndFull: unsent > 0 && g.sndMax-g.una+g.mss > g.window,
@@ -270,16 +274,16 @@ func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool)
 	return false
 }
 
-// observe has exchange told from now on.
-func (g *signals) observe(clock func() cc.Time, exchange func(flow.Report) flow.Limit) {
+// observe has reports made to observer from now on.
+func (g *signals) observe(clock func() cc.Time, observer func(flow.Report)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.exchange, g.base = exchange, g.written
+	g.observer, g.base = observer, g.written
 	g.resent, g.lost = 0, 0
 	g.report(clock(), 0, 0)
 }
 
-// end has nobody told any more.
+// end has nothing reported any more.
 func (g *signals) end() {
 	g.mu.Lock()
 	g.over = true

@@ -3,7 +3,7 @@
 // address it is for. It stands on gVisor's stack.
 //
 // The window below ours is that stack's reno; its own probe and the packets it
-// sends say what became of each byte. It holds neither window nor rate, so the
+// sends say what became of each byte. It enforces neither window nor rate, so the
 // relay asks flow.Take before every write.
 package netstack
 
@@ -97,7 +97,7 @@ func New(cfg Config) (*Stack, error) {
 	s := &Stack{clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
 	s.requests.most, s.requests.hops = cfg.Handshakes, map[stack.TransportEndpointID]uint8{}
 	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
-	s.poller.waiting, s.poller.closed = map[*Conn]struct{}{}, make(chan struct{})
+	s.poller.clock, s.poller.kick, s.poller.closed = cfg.Clock, make(chan struct{}, 1), make(chan struct{})
 	s.wire = newWire(s, cfg.MTU)
 	s.net = stack.New(stack.Options{
 		NetworkProtocols: []stack.NetworkProtocolFactory{ipv4.NewProtocol, ipv6.NewProtocol},

@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// quiet is how long nothing has come before the stack's timers are looked at.
+	// quiet is for how long nothing has come before the stack's timers are looked at.
 	quiet = tcp.MinRTO
 	// resumeAtMost is how often, without an answer, a timer of the stack's is started
 	// that has stopped: as often as the stack itself sends again, at intervals that

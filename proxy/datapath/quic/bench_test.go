@@ -7,9 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // cpu is the process's time so far, in seconds.
@@ -24,7 +22,7 @@ func cpu(t testing.TB) float64 {
 func BenchmarkStream(b *testing.B) {
 	const piece = 256 << 10
 	server, client := newWire(b, 0).open(b)
-	server.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd} }, datapath.HoldAll)
+	server.Observe(func(flow.Report) {})
 	read := make(chan error, 1)
 	go func() {
 		_, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{client}, make([]byte, piece))

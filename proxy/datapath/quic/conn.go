@@ -210,13 +210,18 @@ func (c *Conn) shut(how func(Stream)) error {
 	return nil
 }
 
+// Enforce implements datapath.Conn: QUIC's congestion control is beyond reach.
+func (c *Conn) Enforce(datapath.Hold) datapath.Hold { return 0 }
+
 // Observe implements datapath.Conn.
-func (c *Conn) Observe(exchange func(flow.Report) flow.Limit, _ datapath.Hold) datapath.Hold {
+func (c *Conn) Observe(report func(flow.Report)) {
 	if _, err := c.live(); err == nil {
-		c.signals.observe(exchange)
+		c.signals.observe(report)
 	}
-	return 0
 }
+
+// Apply implements datapath.Conn: the relay keeps the limit.
+func (c *Conn) Apply(flow.Limit) {}
 
 // Info implements datapath.Conn. Window and round trips are the connection's,
 // which its streams have in common.

@@ -130,13 +130,13 @@ func (l *lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 func TestStreamsConform(t *testing.T) {
 	datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
 		return newWire(t, 0).open(t)
-	})
+	}, nil)
 }
 
 func TestStreamsConformWherePacketsAreLost(t *testing.T) {
 	datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
 		return newWire(t, 29).open(t)
-	})
+	}, nil)
 }
 
 // Several streams in one connection, packets lost among them: what each reports
@@ -150,14 +150,13 @@ func TestStreamsOfOneConnectionAreToldApart(t *testing.T) {
 	for i, size := range sizes {
 		server, client := w.open(t)
 		arrived := false
-		server.Observe(func(r flow.Report) flow.Limit {
+		server.Observe(func(r flow.Report) {
 			last[i] = r
 			if r.Acked == cc.Bytes(size) && !arrived {
 				arrived = true
 				all <- struct{}{}
 			}
-			return flow.Limit{Cwnd: cc.MaxCwnd}
-		}, datapath.HoldAll)
+		})
 		done.Go(func() {
 			_, err := server.Write(make([]byte, size))
 			assert.NoError(t, err)

@@ -16,10 +16,10 @@ import (
 type signals struct {
 	trace    *Trace
 	id       quic.StreamID
-	leg      bool                         // a Conn goes by it
-	exchange func(flow.Report) flow.Limit // nil: nobody observes
-	over     bool                         // closed: nobody is told any more
-	base     cc.Bytes                     // payload written before Observe
+	leg      bool              // a Conn goes by it
+	observer func(flow.Report) // nil: nobody observes
+	over     bool              // closed: nothing is reported any more
+	base     cc.Bytes          // payload written before Observe
 
 	layout    layout
 	next      int64   // up to which all has been sent once
@@ -92,9 +92,9 @@ func (s *signals) unarrived(from, to int64) int64 {
 	return n
 }
 
-// report tells whoever observes.
+// report reports to whoever observes.
 func (s *signals) report(now cc.Time, rtt time.Duration) {
-	if s.exchange == nil || s.over {
+	if s.observer == nil || s.over {
 		return
 	}
 	after := func(payload int64) cc.Bytes { return max(0, cc.Bytes(payload)-s.base) }
@@ -109,7 +109,7 @@ func (s *signals) report(now cc.Time, rtt time.Duration) {
 		newest = 0
 	}
 	unsent := written - sent
-	s.exchange(flow.Report{
+	s.observer(flow.Report{
 		At: now, Written: after(written), Acked: after(acked), Newest: after(newest), Sacked: cc.Bytes(sacked),
 		Lost: s.again, Marked: min(s.marked, after(acked)), Timeouts: s.timeouts, RTT: rtt,
 		Unsent: min(cc.Bytes(unsent), after(written)),
@@ -118,17 +118,17 @@ func (s *signals) report(now cc.Time, rtt time.Duration) {
 	})
 }
 
-// observe has exchange told from now on.
-func (s *signals) observe(exchange func(flow.Report) flow.Limit) {
+// observe has reports made to observer from now on.
+func (s *signals) observe(observer func(flow.Report)) {
 	t := s.trace
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s.exchange, s.base = exchange, cc.Bytes(s.layout.end)
+	s.observer, s.base = observer, cc.Bytes(s.layout.end)
 	s.again, s.marked, s.timeouts = 0, 0, 0
 	s.report(t.clock(), 0)
 }
 
-// end has nobody told any more.
+// end has nothing reported any more.
 func (s *signals) end() {
 	t := s.trace
 	t.mu.Lock()

@@ -5,7 +5,7 @@
 // congestion control (Reno, one window for all streams of a connection) is
 // beyond reach. So a Trace listens to the connection's own events: which stream
 // bytes each packet carries as it leaves, which packets an acknowledgement
-// names, which are lost. That is exact, stream by stream. The transport holds
+// names, which are lost. That is exact, stream by stream. The transport enforces
 // neither window nor rate: the relay asks flow.Take before every write.
 package quic
 

@@ -63,10 +63,7 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 		for _, m := range streams {
 			frame(m, rapid.IntRange(1, 60).Draw(t, "answer"), 0)
 			s := trace.signalsOf(m.id)
-			s.observe(func(r flow.Report) flow.Limit {
-				m.last = r
-				return flow.Limit{}
-			})
+			s.observe(func(r flow.Report) { m.last = r })
 		}
 		underway := map[int64]sentPacket{}
 		var lost []sentPacket
@@ -161,7 +158,7 @@ func TestAFlowControlLimitShowsUntilItIsLifted(t *testing.T) {
 	var last flow.Report
 	trace.RecordEvent(h3log.FrameCreated{StreamID: 0, Raw: h3log.RawInfo{Length: 100, PayloadLength: 98}, Frame: h3log.Frame{Frame: h3log.DataFrame{}}})
 	s := trace.signalsOf(0)
-	s.base, s.exchange = 0, func(r flow.Report) flow.Limit { last = r; return flow.Limit{} }
+	s.base, s.observer = 0, func(r flow.Report) { last = r }
 	sent := func(pn int64, frames ...any) {
 		e := qlog.PacketSent{Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(pn)}}
 		for _, f := range frames {
@@ -200,7 +197,7 @@ func TestAcknowledgementsGiveRoundTripsWithoutThePeersDelay(t *testing.T) {
 	trace := Tracer(func() cc.Time { return now }, nil)(t.Context(), false, quic.ConnectionID{}).(*Trace)
 	var last flow.Report
 	trace.RecordEvent(h3log.FrameCreated{StreamID: 0, Raw: h3log.RawInfo{Length: 100, PayloadLength: 98}, Frame: h3log.Frame{Frame: h3log.DataFrame{}}})
-	trace.signalsOf(0).exchange = func(r flow.Report) flow.Limit { last = r; return flow.Limit{} }
+	trace.signalsOf(0).observer = func(r flow.Report) { last = r }
 	trace.RecordEvent(qlog.MetricsUpdated{MinRTT: 40, SmoothedRTT: 50, CongestionWindow: 12_000})
 	trace.RecordEvent(qlog.PacketSent{
 		Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: 5},

@@ -1,33 +1,20 @@
 package bpf
 
 import (
-	"errors"
 	"fmt"
 	"math/bits"
-	"os"
 	"sync/atomic"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// Seen is what a socket tells: counters since it was bound, and gauges. The
-// fields are those of struct seen in control.bpf.c.
+// Seen is what a socket says: counters since it was bound, and gauges. The fields
+// are those of struct seen in control.bpf.c.
 type Seen = controlSeen
 
-// Told is what a socket is told.
-type Told struct {
-	Cwnd     uint32 // bytes in flight at most
-	Rate     uint64 // bytes per second; 0: not paced
-	Answers  uint64 // Seen.At of what it answers
-	Timeouts uint32 // Seen.Timeouts of what it answers
-	Marked   uint32 // Seen.Marked of what it answers
-	Each     bool   // every acknowledgement shall go into the ring
-}
-
-// Cell is one socket's part of the shared memory. One goroutine at a time uses
-// it, but for Mark.
+// Cell is one socket's part of the shared memory. Apply and Mark may be called from
+// any goroutine; one at a time uses the rest.
 type Cell struct {
 	control    *Control
 	cell       *controlCell
@@ -35,11 +22,11 @@ type Cell struct {
 	generation uint32
 }
 
-// Bind makes the control that of a connected socket and returns the cell through
-// which it speaks; ErrFull: the socket keeps the control it has. Until it is told
-// a window it keeps that too.
-func (c *Control) Bind(fd int) (*Cell, error) {
-	cell, err := c.take()
+// Bind makes the control that of a connected socket and returns its cell, which is
+// of the given part; ErrFull: the socket keeps the control it has. Until a limit is
+// applied it keeps its window, too.
+func (c *Control) Bind(fd, part int) (*Cell, error) {
+	cell, err := c.take(part)
 	if err != nil {
 		return nil, err
 	}
@@ -56,46 +43,52 @@ func (c *Control) Bind(fd int) (*Cell, error) {
 }
 
 // take returns a cell that nobody is bound to yet.
-func (c *Control) take() (*Cell, error) {
+func (c *Control) take(of int) (*Cell, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	last := len(c.free) - 1
-	if last < 0 {
+	p := &c.parts[of]
+	last := len(p.free) - 1
+	if last < 0 || c.closed {
 		return nil, ErrFull
 	}
-	index := c.free[last]
-	c.free = c.free[:last]
-	c.used.Store(max(c.used.Load(), index+1))
+	index := p.free[last]
+	p.free = p.free[:last]
+	p.used.Store(max(p.used.Load(), index/64+1))
 	if c.sequence++; c.sequence == 0 {
 		c.sequence++ // 0 is nobody's
 	}
 	cell := &Cell{control: c, cell: &c.cells[index], index: index, generation: c.sequence}
-	told := &cell.cell.Told
-	atomic.StoreUint32(&told.Cwnd, 0)
-	atomic.StoreUint64(&told.Rate, 0)
-	atomic.StoreUint64(&told.Answers, 0)
-	atomic.StoreUint32(&told.Timeouts, 0)
-	atomic.StoreUint32(&told.Marked, 0)
-	atomic.StoreUint32(&told.Each, 0)
-	atomic.StoreUint32(&told.Generation, cell.generation)
+	applied := &cell.cell.Applied
+	atomic.StoreUint32(&applied.Cwnd, 0)
+	atomic.StoreUint64(&applied.Rate, 0)
+	atomic.StoreUint64(&applied.Answers, 0)
+	atomic.StoreUint32(&applied.Timeouts, 0)
+	atomic.StoreUint32(&applied.Marked, 0)
+	atomic.StoreUint32(&applied.Generation, cell.generation)
 	return cell, nil
 }
 
-// Free lets the socket go; it helps itself from now on. The cell is not used
-// after it.
-func (c *Cell) Free() {
-	atomic.StoreUint32(&c.cell.Told.Generation, 0)
-	c.control.mu.Lock()
-	defer c.control.mu.Unlock()
-	if !c.control.closed {
-		c.control.free = append(c.control.free, c.index)
-	}
+// Room is how many sockets more could be bound to cells of a part.
+func (c *Control) Room(part int) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.parts[part].free)
 }
 
-// Index tells the cell from others in use, as Ack.Cell does.
+// Free lets the socket go; it runs Reno from now on. The cell is not used after it.
+func (c *Cell) Free() {
+	atomic.StoreUint32(&c.cell.Applied.Generation, 0)
+	o := c.control
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	p := &o.parts[int(c.index/64)%len(o.parts)]
+	p.free = append(p.free, c.index)
+}
+
+// Index tells the cell from others in use.
 func (c *Cell) Index() uint32 { return c.index }
 
-// Mark makes news of the cell, as if its socket had told something.
+// Mark makes news of the cell, as if its socket had said something.
 func (c *Cell) Mark() {
 	word, bit := &c.control.news[c.index/64], uint64(1)<<(c.index%64)
 	if atomic.LoadUint64(word)&bit == 0 {
@@ -103,35 +96,37 @@ func (c *Cell) Mark() {
 	}
 }
 
-// News calls yield with the index of every cell in which there is something new,
-// up to limit of them; the rest come first the next time.
-func (c *Control) News(limit int, yield func(cell uint32)) {
-	used := int(c.used.Load()+63) / 64
-	for range used {
-		if c.turn++; c.turn >= used {
-			c.turn = 0
+// News calls yield with the index of each cell of a part in which there is something
+// new, up to about limit of them; the rest come first the next time. One goroutine at
+// a time calls it for a part.
+func (c *Control) News(of, limit int, yield func(cell uint32)) {
+	p, step := &c.parts[of], len(c.parts)
+	used := int(p.used.Load())
+	for range (used + step - 1 - of) / step {
+		if p.turn += step; p.turn >= used {
+			p.turn = of
 		}
-		word := &c.news[c.turn]
+		word := &c.news[p.turn]
 		if atomic.LoadUint64(word) == 0 {
 			continue
 		}
 		if limit <= 0 {
-			c.turn--
+			p.turn -= step
 			return
 		}
 		for left := atomic.SwapUint64(word, 0); left != 0; left &= left - 1 {
-			yield(uint32(c.turn*64 + bits.TrailingZeros64(left)))
+			yield(uint32(p.turn*64 + bits.TrailingZeros64(left)))
 			limit--
 		}
 	}
 }
 
-// readTries is how often a reading that the kernel was writing meanwhile is
-// repeated at once; the next tick comes soon enough.
+// readTries is how often a cell is read anew that the kernel was writing meanwhile;
+// the next tick comes soon enough.
 const readTries = 8
 
-// Read copies what the socket told last; false: nothing yet, or it is telling
-// just now, and s is as it was.
+// Read copies what the socket said last; false: nothing yet, or the kernel is writing
+// it just now, and s is as it was.
 func (c *Cell) Read(s *Seen) bool {
 	const words = int(unsafe.Sizeof(Seen{}) / 8)
 	var whole Seen // until it is known to be, it is not s
@@ -153,45 +148,17 @@ func (c *Cell) Read(s *Seen) bool {
 	return false
 }
 
-// Tell has the socket obey t from its next acknowledgement or transmission on.
-func (c *Cell) Tell(t Told) {
-	told := &c.cell.Told
-	atomic.StoreUint32(&told.Cwnd, t.Cwnd)
-	atomic.StoreUint64(&told.Rate, t.Rate)
-	var each uint32
-	if t.Each {
-		each = 1
-	}
-	atomic.StoreUint32(&told.Each, each)
-	atomic.StoreUint32(&told.Timeouts, t.Timeouts)
-	atomic.StoreUint32(&told.Marked, t.Marked)
-	atomic.StoreUint64(&told.Answers, t.Answers)
+// Apply has the socket send no more than cwnd bytes, and rate bytes per second (0: not
+// paced), from its next acknowledgement or transmission on.
+func (c *Cell) Apply(cwnd uint32, rate uint64) {
+	atomic.StoreUint32(&c.cell.Applied.Cwnd, cwnd)
+	atomic.StoreUint64(&c.cell.Applied.Rate, rate)
 }
 
-// Ack is one acknowledgement out of the ring.
-type Ack struct {
-	Cell uint32
-	_    uint32
-	Seen Seen
+// Answer says that the limit applied last takes into account what s says.
+func (c *Cell) Answer(s *Seen) {
+	applied := &c.cell.Applied
+	atomic.StoreUint32(&applied.Timeouts, s.Timeouts)
+	atomic.StoreUint32(&applied.Marked, s.Marked)
+	atomic.StoreUint64(&applied.Answers, s.At)
 }
-
-// Acks calls yield for every acknowledgement that came since the last call, of
-// the sockets that were asked for each. It does not wait. The Ack is valid until
-// yield returns.
-func (c *Control) Acks(yield func(*Ack)) error {
-	c.acks.SetDeadline(time.Unix(0, 0)) // no wait: nobody is woken for the ring
-	for {
-		err := c.acks.ReadInto(&c.record)
-		switch {
-		case errors.Is(err, os.ErrDeadlineExceeded):
-			return nil
-		case err != nil:
-			return fmt.Errorf("bpf: read the ring: %w", err)
-		case len(c.record.RawSample) >= int(unsafe.Sizeof(Ack{})):
-			yield((*Ack)(unsafe.Pointer(&c.record.RawSample[0])))
-		}
-	}
-}
-
-// Is says whether an acknowledgement is of the socket behind the cell.
-func (c *Cell) Is(a *Ack) bool { return a.Cell == c.index && a.Seen.Generation == c.generation }

@@ -2,18 +2,18 @@
 
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 //
-// A congestion control that decides nothing: it holds the window and the pacing
-// rate that a process writes into a shared cell, and writes there what every
-// acknowledgement told. The kernel goes on doing loss detection, SACK,
-// retransmission and timeouts.
+// A congestion control that decides nothing by itself: it enforces the window and
+// the pacing rate that a process writes into a shared cell, and writes there what
+// each acknowledgement brought. Loss detection, SACK, retransmission and timeouts
+// stay the kernel's.
 //
-// A process that no longer answers must not leave an uncontrolled sender behind:
-// a socket whose acknowledgements go unanswered for a few round trips runs Reno
-// (RFC 5681) from where it stands, until it is answered again. The pacing rate
-// that it was told last stays its ceiling meanwhile: it may be what an operator
-// allows. That starves nobody: a process that is only busy answers in the end, and
-// one that is dead or stopped writes no more, so all that is left to send at that
-// rate is what it had written before.
+// A process that no longer answers must not leave an uncontrolled sender behind. A
+// socket whose acknowledgements go unanswered for a few round trips falls back to
+// Reno (RFC 5681), from the window it has, until it is answered again. The pacing
+// rate applied last stays its ceiling meanwhile, since it may be what an operator
+// allows. A process that is only busy answers in the end; one that is dead or
+// stopped writes no more, so all that is left to send at that rate is what it wrote
+// before.
 
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -92,22 +92,23 @@ struct tcp_congestion_ops {
 
 extern void tcp_reno_cong_avoid(struct sock *sk, __u32 ack, __u32 acked) __ksym;
 
-// told is what the process says. Every field is written by itself, so a mix of
-// old and new ones is possible, and harmless: each is right or a moment old.
-struct told {
-	__u32 generation; // the binding it is for; a socket of any other has nobody
-	__u32 cwnd;       // bytes; 0: nothing said yet
+// applied is what the process says: a limit, whenever it changes, and the answer to
+// the socket's events, once the limit that follows from them is written. Fields are
+// written one by one, so a socket may read some old and some new ones; each is
+// right or a moment old. The answer is written last and read first, so a socket
+// never takes an old limit for an answer.
+struct applied {
+	__u32 generation; // the binding it is for; a socket of any other has no process
+	__u32 cwnd;       // bytes; 0: none applied yet
 	__u64 rate;       // bytes per second; 0: not paced
-	__u64 answers;    // `at` of the newest acknowledgement that is taken into account
-	__u32 timeouts;   // how many of them are taken into account
-	__u32 each;       // 1: every acknowledgement goes into the ring
-	__u32 marked;     // packets with ECN marks that are taken into account
-	__u32 unused[7];
+	__u64 answers;    // `at` of the newest event that the limit takes into account
+	__u32 timeouts;   // timeouts that it takes into account
+	__u32 marked;     // packets with ECN marks that it takes into account
+	__u32 unused[8];
 };
 
-// seen is what the socket says, all of it cumulative or a gauge, so that nothing
-// is lost when the process looks late. Stream offsets count from snd_una at the
-// time of binding.
+// seen is what the socket says: counters and gauges, so that nothing is lost when
+// the process reads late. Stream offsets count from snd_una at the time of binding.
 struct seen {
 	__u32 sequence; // odd while the rest is being written
 	__u32 generation;
@@ -116,21 +117,21 @@ struct seen {
 	__u64 newest; // highest offset known to have arrived, holes below it notwithstanding
 	__u64 sent;  // offset of snd_nxt
 	__u64 end;   // offset of write_seq
-	__u64 lag;   // ns from an event until the window computed from it was in force, of the newest one
+	__u64 lag;   // ns from an event until the limit that answers it was in force, of the newest one
 	__u32 rtt_us, srtt_us; // newest raw sample, 0: none yet; smoothed
 	__u32 packets_out, sacked_out, lost_out, retrans_out;
 	__u32 delivered, marked, lost, timeouts; // packets, packets, packets, events
 	__u32 acks;
 	__u32 mss, snd_wnd, cwnd; // bytes, bytes, packets
-	__u32 falls;  // how often the socket had to help itself
-	__u32 missed; // acknowledgements for which the ring had no room
-	__u32 fallen; // 1: it does so now
-	__u32 samples; // how many there were of rtt_us
+	__u32 fallbacks;   // how often the socket fell back to Reno
+	__u32 in_fallback; // 1: it runs Reno now
+	__u32 samples;     // how many there were of rtt_us
+	__u32 unused;
 };
 
 // A cell is three cache lines; only the first is written by the process.
 struct cell {
-	struct told told;
+	struct applied applied;
 	struct seen seen;
 };
 
@@ -146,8 +147,8 @@ struct {
 	__type(value, struct cell);
 } cells SEC(".maps");
 
-// news has a bit for every cell in which there is something new, so that the
-// process need not look at each; it clears them.
+// news has a bit for each cell in which there is something new, so that the process
+// need not read all of them. The process clears them.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -156,7 +157,7 @@ struct {
 	__type(value, __u64);
 } news SEC(".maps");
 
-// bindings tells a socket its cell; the process writes it with the descriptor as
+// bindings maps a socket to its cell. The process writes it, with the descriptor as
 // the key, before it selects this congestion control.
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -164,18 +165,6 @@ struct {
 	__type(key, int);
 	__type(value, struct binding);
 } bindings SEC(".maps");
-
-// acks has every acknowledgement of the sockets that are asked for it. Nobody is
-// woken for it: the process reads it when it reads the cells.
-struct ack {
-	__u32 cell, unused;
-	struct seen seen;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096); // set when loaded
-} acks SEC(".maps");
 
 // state is what a socket keeps for itself, in the kernel's room for congestion
 // controls (104 bytes).
@@ -185,15 +174,15 @@ struct state {
 	__u64 newest;
 	__u64 at;      // the newest acknowledgement or timeout
 	__u64 since;   // the oldest one that is not answered
-	__u64 answers; // told.answers when last looked at
-	__u64 rate;    // told.rate when last looked at; it outlives the cell
+	__u64 answers; // applied.answers when last read
+	__u64 rate;    // applied.rate when last read; it outlives the cell
 	__u32 lag;     // ns, 4 s at most
 	__u32 delivered, marked, lost; // when bound
-	__u32 acks, timeouts, rtt_us, samples, falls, missed;
-	__u8 ca_state, fallen, idle;
+	__u32 acks, timeouts, rtt_us, samples, fallbacks;
+	__u8 ca_state, in_fallback, idle;
 };
 _Static_assert(sizeof(struct state) <= 13 * 8, "no room in icsk_ca_priv");
-_Static_assert(sizeof(struct told) == 64 && sizeof(struct seen) == 128, "cells are whole cache lines");
+_Static_assert(sizeof(struct applied) == 64 && sizeof(struct seen) == 128, "cells are whole cache lines");
 
 static __always_inline struct tcp_sock *tcp_sk(struct sock *sk) { return (struct tcp_sock *)sk; }
 
@@ -202,17 +191,17 @@ static __always_inline struct state *state_of(struct sock *sk)
 	return (struct state *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
 }
 
-// cell_of returns the socket's cell, or NULL when nobody speaks for it any more.
+// cell_of returns the socket's cell; NULL: no process is bound to it any more.
 static __always_inline struct cell *cell_of(struct state *s)
 {
 	__u32 i = s->cell - 1;
 	struct cell *c = bpf_map_lookup_elem(&cells, &i);
 
-	return c && c->told.generation == s->generation ? c : NULL;
+	return c && c->applied.generation == s->generation ? c : NULL;
 }
 
-// bump steps the sequence number; it orders what comes before and after it, for
-// which the result has to be used.
+// bump steps the sequence number. It orders the stores before and after it, for
+// which its result must be used.
 static __always_inline void bump(__u32 *sequence)
 {
 	__u32 before = __sync_fetch_and_add(sequence, 1);
@@ -220,11 +209,24 @@ static __always_inline void bump(__u32 *sequence)
 	asm volatile("" ::"r"(before) : "memory");
 }
 
-static __always_inline void describe(struct tcp_sock *tp, struct state *s, struct seen *to, __u64 now)
+// mark makes news of the socket's cell.
+static __always_inline void mark(struct state *s)
+{
+	__u32 cell = s->cell - 1, word = cell / 64;
+	__u64 bit = 1ULL << (cell % 64), *bits = bpf_map_lookup_elem(&news, &word);
+
+	if (bits && !(*bits & bit))
+		__sync_fetch_and_or(bits, bit);
+}
+
+// publish writes the socket's state, as of an event at now, into its cell.
+static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct cell *c, __u64 now)
 {
 	__u64 acked = tp->bytes_acked - s->base;
 	__u32 una = tp->snd_una;
+	struct seen *to = &c->seen;
 
+	bump(&to->sequence);
 	to->generation = s->generation;
 	to->at = now;
 	to->acked = acked;
@@ -246,55 +248,46 @@ static __always_inline void describe(struct tcp_sock *tp, struct state *s, struc
 	to->mss = tp->mss_cache;
 	to->snd_wnd = tp->snd_wnd;
 	to->cwnd = tp->snd_cwnd;
-	to->falls = s->falls;
-	to->missed = s->missed;
-	to->fallen = s->fallen;
+	to->fallbacks = s->fallbacks;
+	to->in_fallback = s->in_fallback;
 	to->samples = s->samples;
+	bump(&to->sequence);
+	mark(s);
 }
 
-static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct cell *c, __u64 now)
-{
-	__u32 cell = s->cell - 1, word = cell / 64;
-	__u64 bit = 1ULL << (cell % 64), *bits;
-
-	bump(&c->seen.sequence);
-	describe(tp, s, &c->seen, now);
-	bump(&c->seen.sequence);
-	bits = bpf_map_lookup_elem(&news, &word);
-	if (bits && !(*bits & bit))
-		__sync_fetch_and_or(bits, bit);
-}
-
-// obey puts into force what the process told. After a timeout the kernel's
-// window of one packet may grow up to that, as in slow start, until the process
-// has taken the timeout into account. Until it has taken an ECN mark into account,
-// the window is no more than the half that the kernel cuts to once per round trip.
-static __always_inline void obey(struct sock *sk, struct state *s, struct cell *c, __u32 acked)
+// enforce puts the applied limit into force. After a timeout the kernel's window of
+// one packet may grow up to that, as in slow start, until the process has answered
+// the timeout. Until it has answered an ECN mark, the window is no more than the
+// half that the kernel cuts to once per round trip.
+static __always_inline void enforce(struct sock *sk, struct state *s, struct cell *c, __u32 acked)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
-	__u64 rate = c->told.rate;
-	__u32 told = c->told.cwnd, mss = tp->mss_cache, cwnd;
+	volatile struct applied *applied = &c->applied;
+	bool timeout = applied->timeouts != s->timeouts;
+	bool marked = applied->marked != tp->delivered_ce - s->marked;
+	__u32 bytes = applied->cwnd, mss = tp->mss_cache, cwnd;
+	__u64 rate = applied->rate;
 
-	if (!told || !mss)
+	if (!bytes || !mss)
 		return;
-	cwnd = told / mss;
+	cwnd = bytes / mss;
 	if (cwnd < 1)
 		cwnd = 1;
 	if (cwnd > tp->snd_cwnd_clamp)
 		cwnd = tp->snd_cwnd_clamp;
-	if (c->told.timeouts != s->timeouts && cwnd > tp->snd_cwnd + acked)
+	if (timeout && cwnd > tp->snd_cwnd + acked)
 		cwnd = tp->snd_cwnd + acked;
-	if (c->told.marked != tp->delivered_ce - s->marked && cwnd > tp->snd_ssthresh)
+	if (marked && cwnd > tp->snd_ssthresh)
 		cwnd = tp->snd_ssthresh;
 	tp->snd_cwnd = cwnd;
 	s->rate = rate;
 	sk->sk_pacing_rate = rate ? rate : ~0UL;
 }
 
-// help is Reno, for a socket that nobody speaks for, no faster than it was told
-// last. In recovery the kernel leaves the window to a control that has
-// cong_control: it is cut at once.
-static __always_inline void help(struct sock *sk, struct state *s, __u32 ack, __u32 acked)
+// reno is for a socket in fallback, no faster than the rate applied last. In
+// recovery the kernel leaves the window to a control that has cong_control: it is
+// cut at once.
+static __always_inline void reno(struct sock *sk, struct state *s, __u32 ack, __u32 acked)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 	__u64 rate;
@@ -305,7 +298,7 @@ static __always_inline void help(struct sock *sk, struct state *s, __u32 ack, __
 	} else if (acked) {
 		tcp_reno_cong_avoid(sk, ack, acked);
 	}
-	// Twice the window a round trip in slow start, 1.2 times afterwards, as the
+	// Twice the window per round trip in slow start, 1.2 times afterwards, as the
 	// kernel paces its own. 8 undoes the scale of srtt_us.
 	rate = (__u64)tp->mss_cache * tp->snd_cwnd * 8 * 10000;
 	rate *= tp->snd_cwnd < tp->snd_ssthresh / 2 ? 200 : 120;
@@ -317,17 +310,17 @@ static __always_inline void help(struct sock *sk, struct state *s, __u32 ack, __
 	sk->sk_pacing_rate = rate;
 }
 
-static __always_inline void fall(struct tcp_sock *tp, struct state *s)
+static __always_inline void fall_back(struct tcp_sock *tp, struct state *s)
 {
-	s->fallen = 1;
-	s->falls++;
+	s->in_fallback = 1;
+	s->fallbacks++;
 	tp->snd_ssthresh = tp->snd_cwnd > MIN_CWND ? tp->snd_cwnd : MIN_CWND;
 }
 
-// hear notes that the process has spoken, if it has.
-static __always_inline void hear(struct state *s, struct cell *c)
+// note_answer notes whether the process has answered since the last call.
+static __always_inline void note_answer(struct state *s, struct cell *c)
 {
-	__u64 answers = c->told.answers, now;
+	__u64 answers = *(volatile __u64 *)&c->applied.answers, now;
 
 	if (answers == s->answers)
 		return;
@@ -338,10 +331,10 @@ static __always_inline void hear(struct state *s, struct cell *c)
 		s->lag = now - answers < ~0U ? now - answers : ~0U;
 }
 
-// listen is for an event at now, before it becomes the newest one.
-static __always_inline void listen(struct state *s, struct cell *c, __u64 now)
+// note_event is for an event at now, before it becomes the newest one.
+static __always_inline void note_event(struct state *s, struct cell *c, __u64 now)
 {
-	hear(s, c);
+	note_answer(s, c);
 	if (s->answers == s->at)
 		s->since = now; // this is the first one to answer
 }
@@ -352,7 +345,7 @@ static __always_inline bool answered(struct tcp_sock *tp, struct state *s, struc
 {
 	__u64 patience = tp->srtt_us / 8 * NSEC_PER_USEC * SILENCE_RTTS;
 
-	listen(s, c, now);
+	note_event(s, c, now);
 	if (patience < SILENCE_LEAST)
 		patience = SILENCE_LEAST;
 	if (patience > SILENCE_MOST)
@@ -385,7 +378,7 @@ void BPF_PROG(penstock_init, struct sock *sk)
 	if (c)
 		publish(tp, s, c, now);
 	else
-		fall(tp, s);
+		fall_back(tp, s);
 }
 
 SEC("struct_ops")
@@ -397,19 +390,19 @@ void BPF_PROG(penstock_cong_control, struct sock *sk, __u32 ack, int flag, const
 	__u64 now = bpf_ktime_get_ns(), newest;
 
 	if (!c) {
-		if (!s->fallen)
-			fall(tp, s);
-		help(sk, s, ack, rs->acked_sacked);
+		if (!s->in_fallback)
+			fall_back(tp, s);
+		reno(sk, s, ack, rs->acked_sacked);
 		return;
 	}
 	if (answered(tp, s, c, now)) {
-		s->fallen = 0;
-		obey(sk, s, c, rs->acked_sacked);
+		s->in_fallback = 0;
+		enforce(sk, s, c, rs->acked_sacked);
 	} else {
-		if (!s->fallen)
-			fall(tp, s);
-		s->rate = c->told.rate;
-		help(sk, s, ack, rs->acked_sacked);
+		if (!s->in_fallback)
+			fall_back(tp, s);
+		s->rate = c->applied.rate;
+		reno(sk, s, ack, rs->acked_sacked);
 	}
 
 	s->at = now;
@@ -425,28 +418,38 @@ void BPF_PROG(penstock_cong_control, struct sock *sk, __u32 ack, int flag, const
 	if (newest > s->newest)
 		s->newest = newest;
 	publish(tp, s, c, now);
-	if (c->told.each) {
-		struct ack a = {.cell = s->cell - 1};
-
-		describe(tp, s, &a.seen, now);
-		if (bpf_ringbuf_output(&acks, &a, sizeof(a), BPF_RB_NO_WAKEUP))
-			s->missed++;
-	}
 }
 
-// Called before anything is sent, so a window told while nothing comes back, on
-// an idle connection or between acknowledgements, is in force at once. A packet
-// at a time keeps paced packets evenly apart; at higher rates the kernel makes
-// bursts of a millisecond of its own accord.
+// publish_window notes a receive window that the peer has changed without
+// acknowledging anything, for which the kernel calls no control.
+static __always_inline void publish_window(struct tcp_sock *tp, struct state *s, struct cell *c)
+{
+	if (c->seen.snd_wnd == tp->snd_wnd)
+		return;
+	bump(&c->seen.sequence);
+	c->seen.snd_wnd = tp->snd_wnd;
+	bump(&c->seen.sequence);
+	mark(s);
+}
+
+// The kernel calls it before it sends anything, so a limit that was applied while
+// the connection was idle, or between acknowledgements, is in force for what is
+// written next. setsockopt(TCP_NODELAY) has the kernel try to send what waits. One
+// packet at a time keeps paced packets evenly apart; at higher rates the kernel
+// makes bursts of a millisecond anyway.
 SEC("struct_ops")
 __u32 BPF_PROG(penstock_min_tso_segs, struct sock *sk)
 {
 	struct state *s = state_of(sk);
 	struct cell *c = cell_of(s);
 
-	if (c && !s->fallen) {
-		hear(s, c);
-		obey(sk, s, c, 0);
+	if (c) {
+		note_answer(s, c);
+		if (s->answers == s->at)
+			s->in_fallback = 0;
+		if (!s->in_fallback)
+			enforce(sk, s, c, 0);
+		publish_window(tcp_sk(sk), s, c);
 	}
 	return 1;
 }
@@ -470,7 +473,7 @@ void BPF_PROG(penstock_set_state, struct sock *sk, __u8 new_state)
 	if (c) {
 		__u64 now = bpf_ktime_get_ns();
 
-		listen(s, c, now);
+		note_event(s, c, now);
 		s->at = now;
 		publish(tp, s, c, now);
 	}
@@ -489,7 +492,7 @@ __u32 BPF_PROG(penstock_undo_cwnd, struct sock *sk)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
 
-	if (!state_of(sk)->fallen || tp->snd_cwnd > tp->prior_cwnd)
+	if (!state_of(sk)->in_fallback || tp->snd_cwnd > tp->prior_cwnd)
 		return tp->snd_cwnd;
 	return tp->prior_cwnd;
 }

@@ -13,6 +13,17 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type controlApplied struct {
+	_          structs.HostLayout
+	Generation uint32
+	Cwnd       uint32
+	Rate       uint64
+	Answers    uint64
+	Timeouts   uint32
+	Marked     uint32
+	Unused     [8]uint32
+}
+
 type controlBinding struct {
 	_          structs.HostLayout
 	Cell       uint32
@@ -20,9 +31,9 @@ type controlBinding struct {
 }
 
 type controlCell struct {
-	_    structs.HostLayout
-	Told controlTold
-	Seen controlSeen
+	_       structs.HostLayout
+	Applied controlApplied
+	Seen    controlSeen
 }
 
 type controlSeen struct {
@@ -49,29 +60,16 @@ type controlSeen struct {
 	Mss        uint32
 	SndWnd     uint32
 	Cwnd       uint32
-	Falls      uint32
-	Missed     uint32
-	Fallen     uint32
+	Fallbacks  uint32
+	InFallback uint32
 	Samples    uint32
-}
-
-type controlTold struct {
-	_          structs.HostLayout
-	Generation uint32
-	Cwnd       uint32
-	Rate       uint64
-	Answers    uint64
-	Timeouts   uint32
-	Each       uint32
-	Marked     uint32
-	Unused     [7]uint32
+	Unused     uint32
 }
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	controlMapAcks                 = "acks"
 	controlMapBindings             = "bindings"
 	controlMapCells                = "cells"
 	controlMapNews                 = "news"
@@ -138,7 +136,6 @@ type controlProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type controlMapSpecs struct {
-	Acks     *ebpf.MapSpec `ebpf:"acks"`
 	Bindings *ebpf.MapSpec `ebpf:"bindings"`
 	Cells    *ebpf.MapSpec `ebpf:"cells"`
 	News     *ebpf.MapSpec `ebpf:"news"`
@@ -171,7 +168,6 @@ func (o *controlObjects) Close() error {
 //
 // It can be passed to loadControlObjects or ebpf.CollectionSpec.LoadAndAssign.
 type controlMaps struct {
-	Acks     *ebpf.Map `ebpf:"acks"`
 	Bindings *ebpf.Map `ebpf:"bindings"`
 	Cells    *ebpf.Map `ebpf:"cells"`
 	News     *ebpf.Map `ebpf:"news"`
@@ -180,7 +176,6 @@ type controlMaps struct {
 
 func (m *controlMaps) Close() error {
 	return _ControlClose(
-		m.Acks,
 		m.Bindings,
 		m.Cells,
 		m.News,

@@ -15,33 +15,36 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
-	"github.com/cilium/ebpf/ringbuf"
 	"golang.org/x/sys/unix"
 )
 
 // Control is the congestion control, registered with the kernel under a name of
 // its own until Close, or until the process ends in whatever way. Sockets that
-// use it go on by themselves after that; see control.bpf.c.
+// use it fall back to Reno after that; see control.bpf.c.
 type Control struct {
-	name     string
-	objects  controlObjects
-	link     link.Link
-	cells    []controlCell
-	news     []uint64 // a bit for each cell that has not been looked at since it changed
-	turn     int      // in news: where to go on
-	acks     *ringbuf.Reader
-	record   ringbuf.Record
+	name    string
+	objects controlObjects
+	link    link.Link
+	cells   []controlCell
+	news    []uint64 // a bit for each cell that has not been read since it changed
+	parts   []part
+
 	mu       sync.Mutex
-	free     []uint32      // cells that nobody is bound to, the lowest last
-	used     atomic.Uint32 // no cell from this one on was ever bound
-	sequence uint32        // of generations
+	sequence uint32 // of generations
 	closed   bool
+}
+
+// part is every len(parts)th word of news, with the cells of those.
+type part struct {
+	turn int           // word after which News goes on
+	used atomic.Uint32 // no word from this one on has a cell that was ever bound
+	free []uint32      // cells that nobody is bound to, the lowest last; guarded by Control.mu
 }
 
 // Check tells whether this process could open a Control here, and what is
 // missing if not. It leaves nothing behind.
 func Check() error {
-	c, err := Open(Config{Cells: 1, Ring: os.Getpagesize()})
+	c, err := Open(Config{Cells: 1})
 	if err != nil {
 		return err
 	}
@@ -52,9 +55,6 @@ func Check() error {
 // which may be dropped afterwards. An error that is ErrUnsupported says what to
 // do about it.
 func Open(cfg Config) (*Control, error) {
-	if cfg.Ring <= 0 {
-		cfg.Ring = DefaultRing
-	}
 	c := &Control{}
 	if err := c.open(cfg); err != nil {
 		_ = c.Close()
@@ -72,7 +72,6 @@ func (c *Control) open(cfg Config) error {
 	words := (cfg.Cells + 63) / 64
 	spec.Maps[controlMapCells].MaxEntries = uint32(cfg.Cells)
 	spec.Maps[controlMapNews].MaxEntries = uint32(words)
-	spec.Maps[controlMapAcks].MaxEntries = uint32(cfg.Ring)
 	name, err := nameField(spec.Maps[controlMapPenstock])
 	if err != nil {
 		return err
@@ -102,18 +101,19 @@ func (c *Control) open(cfg Config) error {
 	runtime.AddCleanup(c, unmap, news)
 	c.news = unsafe.Slice((*uint64)(unsafe.Pointer(&news[0])), words)
 	c.cells = unsafe.Slice((*controlCell)(unsafe.Pointer(&memory[0])), cfg.Cells)
-	if c.acks, err = ringbuf.NewReader(c.objects.Acks); err != nil {
-		return fmt.Errorf("map the ring: %w", err)
+	c.parts = make([]part, min(max(1, cfg.Parts), words))
+	for i := cfg.Cells - 1; i >= 0; i-- {
+		p := &c.parts[i/64%len(c.parts)]
+		p.free = append(p.free, uint32(i))
 	}
-	c.free = make([]uint32, cfg.Cells)
-	for i := range c.free {
-		c.free[i] = uint32(len(c.free) - 1 - i)
+	for i := range c.parts {
+		c.parts[i].turn = i
 	}
 	return nil
 }
 
-// unmap is for when nobody has the control, nor a cell of it, any more: a writer
-// that was underway at Close may still come to its cell.
+// unmap runs once nobody has the control, nor a cell of it, any more: a writer that
+// was underway at Close may still use its cell.
 func unmap(memory []byte) { _ = unix.Munmap(memory) }
 
 // register loads the objects and puts them into the kernel's list.
@@ -148,24 +148,23 @@ func nameField(ops *ebpf.MapSpec) ([]byte, error) {
 // Name is what the kernel knows the control by.
 func (c *Control) Name() string { return c.name }
 
-// Close takes the control off the kernel's list. Sockets that are still bound
-// help themselves from then on.
+// Parts is how many parts the cells are in; see Config.
+func (c *Control) Parts() int { return len(c.parts) }
+
+// Close takes the control off the kernel's list. Sockets that are still bound run
+// Reno from then on.
 func (c *Control) Close() error {
 	var errs []error
 	if c.link != nil {
 		errs = append(errs, c.link.Close())
 		c.link = nil
 	}
-	if c.acks != nil {
-		errs = append(errs, c.acks.Close())
-		c.acks = nil
-	}
 	if c.objects.Cells != nil {
 		errs = append(errs, c.objects.Close())
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.closed, c.free = true, nil
+	c.closed = true
 	return errors.Join(errs...)
 }
 

@@ -155,7 +155,7 @@ func TestTheNamedCapabilitiesAreEnoughAndNotNeededLater(t *testing.T) {
 			return err
 		}
 		return tryOn(sender, func(fd int) (err error) {
-			l.Cell, err = c.Bind(fd)
+			l.Cell, err = c.Bind(fd, 0)
 			return err
 		})
 	}))
@@ -199,7 +199,7 @@ func TestWhatIsMissingIsNamedWithItsFix(t *testing.T) {
 		},
 		"something else is passed on": {
 			fmt.Errorf("load: %w", unix.ENOENT), "6.10.0", nil,
-			[]string{"bpf: the kernel cannot be made to hold the window: load: no such file or directory"},
+			[]string{"bpf: the kernel cannot be made to enforce the window: load: no such file or directory"},
 		},
 		"a release of its own kind may do": {
 			unix.ENOENT, "mainline", nil,

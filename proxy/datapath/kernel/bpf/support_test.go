@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 
 // child has a Control until its input ends.
 func child() error {
-	c, err := Open(Config{Cells: 1, Ring: os.Getpagesize()})
+	c, err := Open(Config{Cells: 1})
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func bind(t testing.TB, c *Control, sender, receiver *net.TCPConn) *leg {
 	t.Helper()
 	l := &leg{sender: sender, receiver: receiver}
 	on(t, sender, func(fd int) (err error) {
-		l.Cell, err = c.Bind(fd)
+		l.Cell, err = c.Bind(fd, 0)
 		return err
 	})
 	t.Cleanup(l.Free)
@@ -212,26 +212,26 @@ func (l *leg) settled(t testing.TB) (s Seen) {
 	return s
 }
 
-// told has the socket told that, in answer to all that it has told so far.
-func (l *leg) told(t testing.TB, told Told) Seen {
+// apply applies a limit, in answer to all that the socket has said so far.
+func (l *leg) apply(t testing.TB, cwnd uint32, rate uint64) Seen {
 	t.Helper()
 	s := l.reading(t)
-	told.Answers, told.Timeouts, told.Marked = s.At, s.Timeouts, s.Marked
-	l.Tell(told)
+	l.Apply(cwnd, rate)
+	l.Answer(&s)
 	return s
 }
 
-// window is told with nothing else.
+// window applies one of so many packets, unpaced.
 func (l *leg) window(t testing.TB, packets uint32) Seen {
 	t.Helper()
-	return l.told(t, Told{Cwnd: packets * l.reading(t).Mss})
+	return l.apply(t, packets*l.reading(t).Mss, 0)
 }
 
-// onTime skips the test if this process was late: its sockets helped themselves,
-// as they should, and there is nothing to see.
+// onTime skips the test if this process was late: its sockets fell back, as they
+// should, and there is nothing to see.
 func onTime(t testing.TB, s Seen) {
 	t.Helper()
-	if s.Falls > 0 {
+	if s.Fallbacks > 0 {
 		t.Skip("this machine kept the process waiting for longer than a socket waits")
 	}
 }
@@ -320,6 +320,15 @@ func loseOneIn(t testing.TB, c *net.TCPConn, n uint32) {
 	filter(t, c,
 		unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: random},
 		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, Jt: 1, K: 0xffffffff / n},
+		drop, keep)
+}
+
+// loseShorterThan has segments of fewer than n bytes lost on the way to the socket.
+func loseShorterThan(t testing.TB, c *net.TCPConn, n uint32) {
+	t.Helper()
+	filter(t, c,
+		unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_LEN},
+		unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JGE | unix.BPF_K, Jt: 1, K: n},
 		drop, keep)
 }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // grown is a flow whose Reno has grown to n segments over a path of 40 ms.
-func grown(p *path, t Terms, n cc.Bytes) *leg {
+func grown(p *testbed, t Terms, n cc.Bytes) *leg {
 	l := p.open(t)
 	for l.Snapshot().Cwnd < n*mss {
 		require.Positive(p.t, l.send(n*mss))
@@ -20,8 +20,6 @@ func grown(p *path, t Terms, n cc.Bytes) *leg {
 	}
 	return l
 }
-
-func reno() Terms { return Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "reno"} }
 
 func TestAWindowIsRememberedForAWhile(t *testing.T) {
 	const rto = 200 * time.Millisecond // of steady round trips of 40 ms
@@ -41,7 +39,7 @@ func TestAWindowIsRememberedForAWhile(t *testing.T) {
 		{"after 5 minutes nothing is known", 5*time.Minute + time.Second, 3, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			p := newPath(t)
+			p := newTestbed(t)
 			l := grown(p, reno(), 80)
 			before := l.Snapshot()
 			require.Equal(t, 80*mss, before.Cwnd)
@@ -80,7 +78,7 @@ func TestAWindowIsRememberedForAWhile(t *testing.T) {
 }
 
 func TestASlowPathIsRememberedForLonger(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(reno())
 	l.send(10 * mss)
 	p.wait(2 * time.Second) // RFC 6298: the first sample makes a timeout of three times as much
@@ -94,7 +92,7 @@ func TestASlowPathIsRememberedForLonger(t *testing.T) {
 }
 
 func TestAFadedWindowIsNotForAnotherHost(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := grown(p, reno(), 80)
 	l.Close(p.now)
 	p.wait(linger + time.Millisecond)
@@ -108,7 +106,7 @@ func TestAFadedWindowIsNotForAnotherHost(t *testing.T) {
 }
 
 func TestWhatHasFadedHoldsNoAlgorithm(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	for i := range 20 {
 		terms := reno()
 		terms.Group = string(rune('a' + i))
@@ -124,10 +122,10 @@ func TestWhatHasFadedHoldsNoAlgorithm(t *testing.T) {
 		}
 	}
 	assert.Zero(t, p.mgr.idle.Len())
-	assert.Equal(t, 20, p.mgr.faded.Len())
+	assert.Equal(t, 20, p.mgr.forgotten.Len())
 	p.wait(memoryLasts)
 	p.open(reno())
-	assert.Zero(t, p.mgr.faded.Len())
+	assert.Zero(t, p.mgr.forgotten.Len())
 	assert.Len(t, p.mgr.groups, 1)
 	assert.Len(t, p.mgr.hosts, 1)
 }

@@ -13,13 +13,11 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
-	"github.com/penstock-net/penstock/proxy/datapath/datapathtest"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// holding returns a datapath whose ticks the test makes, with room for so many
-// legs.
-func holding(t *testing.T, legs int) *Datapath {
+// enforcing returns a datapath whose ticks the test makes, with room for so many legs.
+func enforcing(t *testing.T, legs int) *Datapath {
 	t.Helper()
 	needsEBPF(t)
 	return still(t, Config{Envelope: EBPF, Cells: legs})
@@ -48,21 +46,21 @@ func (d *Datapath) drain(t *testing.T, c *Conn, acked cc.Bytes) flow.Report {
 		if r.Acked >= acked {
 			return r
 		}
-		require.Equal(t, ticking, d.mode, "nobody looks for the rest: %+v", r)
-		d.next(t)
+		require.NotEqual(t, cc.Never, c.shard.at, "nobody looks for the rest: %+v", r)
+		c.shard.next(t)
 	}
 }
 
-func TestALegForWhichThereIsNoRoomIsHeldByTheRelay(t *testing.T) {
-	d := holding(t, 1)
+func TestTheRelayKeepsTheWindowOfALegForWhichThereIsNoRoom(t *testing.T) {
+	d := enforcing(t, 1)
 	assert.Equal(t, EBPF, d.Envelope())
 	assert.NotEqual(t, EBPF, d.Beneath())
-	held, _ := d.pair(t, loopback4)
+	enforced, _ := d.pair(t, loopback4)
 	late, peer := d.pair(t, loopback4)
-	watched(held)
+	watched(enforced)
 	reports := watched(late)
 
-	info := held.Info()
+	info := enforced.Info()
 	assert.Equal(t, EBPF, info.Envelope)
 	assert.Equal(t, datapath.HoldRate|datapath.HoldWindow, info.Holds)
 	assert.Empty(t, info.Missing)
@@ -85,11 +83,10 @@ func TestALegForWhichThereIsNoRoomIsHeldByTheRelay(t *testing.T) {
 	before := *reports
 	pass(t, late, peer, 100_000)
 	r := d.drain(t, late, 100_000)
-	assert.False(t, r.Held)
 	assert.EqualValues(t, 100_000, r.Acked)
 	assert.Greater(t, *reports, before)
 
-	require.NoError(t, held.Close())
+	require.NoError(t, enforced.Close())
 	assert.Zero(t, d.Status().Held.Legs)
 	next, peer := d.pair(t, loopback4)
 	watched(next)
@@ -99,111 +96,108 @@ func TestALegForWhichThereIsNoRoomIsHeldByTheRelay(t *testing.T) {
 	assert.EqualValues(t, 1, d.Status().Held.Full)
 	pass(t, next, peer, 100_000)
 	r = d.drain(t, next, 100_000)
-	assert.True(t, r.Held)
 	assert.EqualValues(t, 100_000, r.Acked)
 }
 
-// told is what the cell says now.
-func (c *Conn) told(t *testing.T) (s bpf.Seen) {
+// says is what the cell says now.
+func (c *Conn) says(t *testing.T) (s bpf.Seen) {
 	t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	h := c.held.Load()
+	h := c.enforced.Load()
 	require.NotNil(t, h)
 	require.True(t, h.cell.Read(&s))
 	return s
 }
 
-func TestEachAcknowledgementIsReportedByItselfWhereThatIsWanted(t *testing.T) {
-	d := holding(t, 2)
-	a, b := d.pair(t, loopback4)
-	limit := flow.Limit{Cwnd: 1 << 20, EveryAck: true}
-	var reports []flow.Report
-	a.Observe(func(r flow.Report) flow.Limit {
-		reports = append(reports, r)
-		return limit
-	}, datapath.HoldAll)
-	other, sink := d.pair(t, loopback4)
-	calls := watched(other)
-	first, before := a.told(t), len(reports)
-	pass(t, other, sink, 1<<20)
-	pass(t, a, b, 1<<20)
-	acked := func() bool { s := a.told(t); return s.Acked == s.End }
-	for !acked() {
-		pass(t, b, a, 1) // brings the last one along
-	}
-	require.NoError(t, d.holder.acks())
-	last := a.told(t)
-	assert.Zero(t, last.Missed)
-	assert.EqualValues(t, last.Acks-first.Acks, len(reports)-before)
-	assert.Greater(t, len(reports), before+2)
-	for i, r := range reports[before:] {
-		require.Greater(t, r.At, reports[before+i-1].At, "each is of its own time")
-		require.GreaterOrEqual(t, r.Acked, reports[before+i-1].Acked)
-	}
-	assert.EqualValues(t, 1<<20, reports[len(reports)-1].Acked)
-	assert.Equal(t, 1, *calls, "nobody asked for the other's")
-
-	// What the ring tells late is no news any more.
-	pass(t, a, b, 100_000)
-	for !acked() {
-		pass(t, b, a, 1)
-	}
-	a.poll()
-	before = len(reports)
-	require.NoError(t, d.holder.acks())
-	assert.Len(t, reports, before)
-
-	limit.EveryAck = false
-	a.poll()
-	before = len(reports)
-	pass(t, a, b, 100_000)
-	for !acked() {
-		pass(t, b, a, 1)
-	}
-	require.NoError(t, d.holder.acks())
-	assert.Len(t, reports, before, "not wanted any more")
-	assert.EqualValues(t, 1<<20+200_000, d.drain(t, a, 1<<20+200_000).Acked)
-}
-
 func TestClosingALegLetsItsSocketGo(t *testing.T) {
-	d := holding(t, 3)
+	d := enforcing(t, 3)
+	s := d.shards[0]
 	a, b := d.pair(t, loopback4)
-	for _, c := range []*Conn{a, b} {
-		c.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, EveryAck: true} }, datapath.HoldAll)
-	}
+	watched(a)
+	watched(b)
 	assert.Equal(t, 2, d.Status().Held.Legs)
-	assert.EqualValues(t, 2, d.holder.each.Load())
-	pass(t, a, b, 100_000)
+	a.begin()
+	assert.Equal(t, 1, d.Status().Busy)
 	require.NoError(t, a.Close())
 	assert.Equal(t, 1, d.Status().Held.Legs)
-	assert.EqualValues(t, 1, d.holder.each.Load())
+	assert.Zero(t, d.Status().Busy)
+	s.next(t)
+	assert.Equal(t, cc.Never, s.at, "nothing is left to tick for")
 	require.Error(t, a.Close())
 	assert.Equal(t, 1, d.Status().Held.Legs, "closing it twice lets it go once")
-	require.NoError(t, d.holder.acks(), "some are left of the one that is gone")
+	a.end()
+	a.Apply(flow.Limit{Cwnd: 1})
 	require.NoError(t, b.Reset())
 	assert.Zero(t, d.Status().Held.Legs)
-	assert.Zero(t, d.holder.each.Load())
 	for range 3 {
 		c, _ := d.pair(t, loopback4)
 		watched(c)
 		assert.Equal(t, EBPF, c.Info().Envelope)
 	}
 	assert.Zero(t, d.Status().Held.Full)
+	assert.Zero(t, d.Status().Busy)
+}
+
+func TestLegsTakeTheCellsOfAllShards(t *testing.T) {
+	needsEBPF(t)
+	d := still(t, Config{Envelope: EBPF, Cells: 100, Shards: 4})
+	require.Equal(t, 2, d.Shards(), "64 cells at least for each, but the last")
+	for range 50 {
+		a, b := d.pair(t, loopback4)
+		watched(a)
+		watched(b)
+	}
+	assert.Zero(t, d.Status().Held.Full)
+	assert.Equal(t, 100, d.Status().Held.Legs)
+	for _, s := range d.shards {
+		assert.GreaterOrEqual(t, s.legs.Load(), int64(36))
+	}
+}
+
+// TestASilentLegHasTheTickComeLessOften: one whose window the kernel enforces.
+func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
+	needsEBPF(t)
+	h := hands{cc.Time(time.Hour)}
+	d := still(t, Config{Envelope: EBPF, Cells: 1, Clock: h.clock})
+	s := d.shards[0]
+	a, b := d.pair(t, loopback4)
+	reports := watched(a)
+	a.begin()
+	ticks := 0
+	for h.step(s, Tick); s.at.Sub(h.now) < mostPause; ticks++ {
+		h.step(s, s.at.Sub(h.now))
+	}
+	assert.Less(t, ticks, 400)
+	assert.LessOrEqual(t, *reports, 2, "nothing is looked at without news")
+	before := *reports
+	a.write(t, 1)
+	assert.Equal(t, h.now.Add(Tick), s.at, "a write ends the pause")
+	h.step(s, Tick)
+	assert.Equal(t, before+1, *reports)
+	assert.Equal(t, h.now.Add(Tick), s.at)
+	a.end()
+
+	_, err := io.ReadFull(b, make([]byte, 1))
+	require.NoError(t, err)
+	for d.Status().Busy > 0 {
+		h.step(s, Tick)
+	}
+	assert.Equal(t, cc.Never, s.at)
 }
 
 func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
-	d := holding(t, 1)
+	d := enforcing(t, 1)
 	a, b := d.pair(t, loopback4)
 	watched(a)
-	for a.told(t).Fallen == 0 { // without a tick nobody answers it
+	for a.says(t).InFallback == 0 { // without a tick nobody answers it
 		pass(t, a, b, 100_000)
 	}
 	assert.Zero(t, d.Status().Held.Falls, "not known yet")
 	a.poll()
 	assert.EqualValues(t, 1, d.Status().Held.Falls)
 	assert.EqualValues(t, 1, a.Info().Falls)
-	for a.told(t).Fallen == 1 {
+	for a.says(t).InFallback == 1 {
 		pass(t, a, b, 100_000)
 		a.poll()
 	}
@@ -224,17 +218,17 @@ func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
 // TestABusyUserSpaceKeepsToTheRate has nobody tick, as if every tick came late, while
 // the relay goes on writing.
 func TestABusyUserSpaceKeepsToTheRate(t *testing.T) {
-	d := holding(t, 1)
+	d := enforcing(t, 1)
 	a, b := d.pair(t, loopback4)
 	const rate = 80_000_000 // loopback carries a thousand times as much
-	a.Observe(func(flow.Report) flow.Limit { return flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate} }, datapath.HoldAll)
-	for a.told(t).Fallen == 0 {
+	a.manage(flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate}, func(flow.Report) {})
+	for a.says(t).InFallback == 0 {
 		pass(t, a, b, 100_000)
 	}
-	before := a.told(t)
+	before := a.says(t)
 	pass(t, a, b, 2_000_000)
-	after := a.told(t)
-	require.EqualValues(t, 1, after.Fallen)
+	after := a.says(t)
+	require.EqualValues(t, 1, after.InFallback)
 	allowed := cc.Rate(rate).BytesIn(time.Duration(after.At-before.At)) + 256<<10 // and what the kernel sends at once
 	assert.LessOrEqual(t, cc.Bytes(after.Acked-before.Acked), allowed)
 }
@@ -248,31 +242,10 @@ func (w pollingWriter) Write(p []byte) (int, error) {
 }
 
 func TestTheFirstBytesOfALegAreNoAnswer(t *testing.T) {
-	d := holding(t, 1)
+	d := enforcing(t, 1)
 	a, b := d.pair(t, loopback4)
 	watched(a)
-	pass(t, a, b, 1) // was told its window before; how long ago says nothing
+	pass(t, a, b, 1) // its window was applied before; how long ago says nothing
 	d.drain(t, a, 1)
 	assert.Zero(t, d.Status().Held.Answers.Count())
-}
-
-// everyAck is a leg of which every acknowledgement is wanted.
-type everyAck struct{ *Conn }
-
-func (c everyAck) Observe(exchange func(flow.Report) flow.Limit, want datapath.Hold) datapath.Hold {
-	return c.Conn.Observe(func(r flow.Report) flow.Limit {
-		limit := exchange(r)
-		limit.EveryAck = true
-		return limit
-	}, want)
-}
-
-func TestConformanceWithEachAcknowledgementByItself(t *testing.T) {
-	needsEBPF(t)
-	pair := pairs(Config{Envelope: EBPF, Cells: 64}, loopback4)
-	datapathtest.Run(t, func(t *testing.T) (a, b datapath.Conn) {
-		t.Helper()
-		dialled, accepted := pair(t)
-		return everyAck{dialled.(*Conn)}, everyAck{accepted.(*Conn)}
-	})
 }

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,9 +17,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
-// told is what a socket tells when n segments were sent and the first acked of
+// reading is what a socket says when n segments were sent and the first acked of
 // them are acknowledged; segments are full.
-func told(n, acked int, change func(*bpf.Seen)) bpf.Seen {
+func reading(n, acked int, change func(*bpf.Seen)) bpf.Seen {
 	s := bpf.Seen{
 		At: 1, Mss: mss, SndWnd: wideWnd, Cwnd: 1, PacketsOut: uint32(n - acked),
 		Acked: uint64(acked * mss), Newest: uint64(acked * mss), Sent: uint64(n * mss), End: uint64(n * mss),
@@ -29,18 +30,19 @@ func told(n, acked int, change func(*bpf.Seen)) bpf.Seen {
 	return s
 }
 
-// heldFrom is a leg whose observation begins with that reading.
-func heldFrom(first bpf.Seen) *held {
-	h := &held{next: first}
+// enforcedFrom is a leg whose observation begins with that reading.
+func enforcedFrom(first bpf.Seen) *enforced {
+	h := &enforced{next: first}
 	h.from(0)
 	return h
 }
 
-func TestOneReadingOfAHeldLegBecomesAReport(t *testing.T) {
+func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 	const hole = 3
 	for name, row := range map[string]struct {
 		first bpf.Seen   // zero: a fresh socket
 		limit flow.Limit // in force
+		wider wider      // in force before, since the reading
 		then  bpf.Seen
 		age   time.Duration // of then
 		wrote int64         // by now; 0: what then says
@@ -49,92 +51,107 @@ func TestOneReadingOfAHeldLegBecomesAReport(t *testing.T) {
 	}{
 		"nothing written": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(0, 0, nil),
+			then:  reading(0, 0, nil),
 		},
 		"ten segments sent, four acknowledged": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(10, 4, nil),
+			then:  reading(10, 4, nil),
 			want:  flow.Report{Written: 10_000, Acked: 4_000, Newest: 4_000, Pipe: 6_000},
 		},
 		"a full window keeps the rest unsent": {
 			limit: flow.Limit{Cwnd: 6 * mss},
-			then:  told(10, 4, func(s *bpf.Seen) { s.End += 500 }),
+			then:  reading(10, 4, func(s *bpf.Seen) { s.End += 500 }),
 			want:  flow.Report{Written: 10_500, Acked: 4_000, Newest: 4_000, Pipe: 6_000, Unsent: 500},
 		},
 		"what was written since leaves as far as the window goes": {
 			limit: flow.Limit{Cwnd: 10*mss + 999},
-			then:  told(10, 4, nil),
+			then:  reading(10, 4, nil),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
 		},
 		"a window that has shrunk lets nothing out": {
 			limit: flow.Limit{Cwnd: 3 * mss},
-			then:  told(10, 4, nil),
+			then:  reading(10, 4, nil),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 6_000, Unsent: 5_000},
 		},
-		"what the window before let out is out": {
+		"what a wider window let out is out": {
 			limit: flow.Limit{Cwnd: 3 * mss},
-			then:  told(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
+			wider: wider{10 * mss, 15_000},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
 		},
+		"but nothing that was written afterwards": {
+			limit: flow.Limit{Cwnd: 3 * mss},
+			wider: wider{10 * mss, 12_000},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
+		},
+		"of which as much leaves as the window in force lets out": {
+			limit: flow.Limit{Cwnd: 7 * mss},
+			wider: wider{10 * mss, 10_500},
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 10 }),
+			wrote: 15_000,
+			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000},
+		},
 		"a window of less than a packet is one": {
 			limit: flow.Limit{Cwnd: 1},
-			then:  told(10, 10, nil),
+			then:  reading(10, 10, nil),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 10_000, Newest: 10_000, Pipe: 1_000, Unsent: 4_000},
 		},
 		"the receive window holds it back": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(10, 4, func(s *bpf.Seen) { s.SndWnd = 7_000 }),
+			then:  reading(10, 4, func(s *bpf.Seen) { s.SndWnd = 7_000 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000, RwndFull: true},
 		},
 		"a closed receive window": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(10, 10, func(s *bpf.Seen) { s.SndWnd = 0 }),
+			then:  reading(10, 10, func(s *bpf.Seen) { s.SndWnd = 0 }),
 			wrote: 12_000,
 			want:  flow.Report{Written: 12_000, Acked: 10_000, Newest: 10_000, Unsent: 2_000, RwndFull: true},
 		},
 		"a receive window of which nothing is wanted": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(10, 10, func(s *bpf.Seen) { s.SndWnd = 0 }),
+			then:  reading(10, 10, func(s *bpf.Seen) { s.SndWnd = 0 }),
 			want:  flow.Report{Written: 10_000, Acked: 10_000, Newest: 10_000},
 		},
 		"pacing lets out what the time since allows, and a burst": {
 			limit: flow.Limit{Cwnd: 10 * mss, PacingRate: 8_000_000},
-			then:  told(10, 4, nil),
+			then:  reading(10, 4, nil),
 			age:   time.Millisecond,
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 9_000, Unsent: 2_000},
 		},
 		"pacing lets out no more than the window": {
 			limit: flow.Limit{Cwnd: 10 * mss, PacingRate: 8_000_000},
-			then:  told(10, 4, nil),
+			then:  reading(10, 4, nil),
 			age:   time.Hour,
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 10_000, Unsent: 1_000},
 		},
-		"a socket that helps itself has a window of its own": {
+		"a socket in fallback has a window of its own": {
 			limit: flow.Limit{Cwnd: 100 * mss, PacingRate: 8},
-			then:  told(10, 4, func(s *bpf.Seen) { s.Fallen, s.Cwnd = 1, 8 }),
+			then:  reading(10, 4, func(s *bpf.Seen) { s.InFallback, s.Cwnd = 1, 8 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
 		},
-		"so has one that was told nothing yet": {
-			then:  told(10, 4, func(s *bpf.Seen) { s.Cwnd = 8 }),
+		"so has one to which no limit was applied yet": {
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Cwnd = 8 }),
 			wrote: 15_000,
 			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 8_000, Unsent: 3_000},
 		},
 		"a hole with three acknowledged behind it": {
 			limit: flow.Limit{Cwnd: 2 * mss},
-			then:  told(10, 4, func(s *bpf.Seen) { s.SackedOut, s.LostOut, s.Newest, s.Lost = hole, 1, 8_000, 1 }),
+			then:  reading(10, 4, func(s *bpf.Seen) { s.SackedOut, s.LostOut, s.Newest, s.Lost = hole, 1, 8_000, 1 }),
 			want:  flow.Report{Written: 10_000, Acked: 7_000, Sacked: 3_000, Newest: 8_000, Pipe: 2_000, Lost: 1_000},
 		},
 		"the hole is repaired but not acknowledged yet": {
 			limit: flow.Limit{Cwnd: 2 * mss},
-			then: told(10, 4, func(s *bpf.Seen) {
+			then: reading(10, 4, func(s *bpf.Seen) {
 				s.SackedOut, s.LostOut, s.RetransOut, s.Newest, s.Lost = hole, 1, 1, 8_000, 1
 			}),
 			want: flow.Report{Written: 10_000, Acked: 7_000, Sacked: 3_000, Newest: 8_000, Pipe: 3_000, Lost: 1_000},
@@ -149,7 +166,7 @@ func TestOneReadingOfAHeldLegBecomesAReport(t *testing.T) {
 		},
 		"two timeouts, a packet given up in each": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(4, 2, func(s *bpf.Seen) { s.LostOut, s.Lost, s.Timeouts = 2, 2, 2 }),
+			then:  reading(4, 2, func(s *bpf.Seen) { s.LostOut, s.Lost, s.Timeouts = 2, 2, 2 }),
 			want:  flow.Report{Written: 4_000, Acked: 2_000, Newest: 2_000, Lost: 2_000, Timeouts: 2},
 		},
 		"marks are no more than what arrived": {
@@ -161,121 +178,119 @@ func TestOneReadingOfAHeldLegBecomesAReport(t *testing.T) {
 		},
 		"a FIN is no byte": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(10, 4, func(s *bpf.Seen) { s.Sent++; s.End++; s.PacketsOut++ }),
+			then:  reading(10, 4, func(s *bpf.Seen) { s.Sent++; s.End++; s.PacketsOut++ }),
 			wrote: 10_000,
 			fin:   true,
 			want:  flow.Report{Written: 10_000, Acked: 4_000, Newest: 4_000, Pipe: 6_000},
 		},
 		"nor is one that waits": {
 			limit: flow.Limit{Cwnd: 6 * mss},
-			then:  told(10, 4, func(s *bpf.Seen) { s.End += 501 }),
+			then:  reading(10, 4, func(s *bpf.Seen) { s.End += 501 }),
 			wrote: 10_500,
 			fin:   true,
 			want:  flow.Report{Written: 10_500, Acked: 4_000, Newest: 4_000, Pipe: 6_000, Unsent: 500},
 		},
 		"nor one that is acknowledged": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(10, 10, func(s *bpf.Seen) { s.Sent++; s.End++; s.Acked++; s.Newest++ }),
+			then:  reading(10, 10, func(s *bpf.Seen) { s.Sent++; s.End++; s.Acked++; s.Newest++ }),
 			wrote: 10_000,
 			fin:   true,
 			want:  flow.Report{Written: 10_000, Acked: 10_000, Newest: 10_000},
 		},
 		"what was there before is not counted, though it is underway": {
-			first: told(5, 3, nil),
+			first: reading(5, 3, nil),
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(5, 3, nil),
+			then:  reading(5, 3, nil),
 			want:  flow.Report{Pipe: 2_000},
 		},
 		"counting begins where observation did": {
-			first: told(5, 3, nil),
+			first: reading(5, 3, nil),
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(8, 7, nil),
+			then:  reading(8, 7, nil),
 			want:  flow.Report{Written: 3_000, Acked: 2_000, Newest: 2_000, Pipe: 1_000},
 		},
 		"offsets past 4 GiB": {
-			first: told(9_000_000, 8_999_999, nil),
+			first: reading(9_000_000, 8_999_999, nil),
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(18_000_000, 17_999_990, nil),
+			then:  reading(18_000_000, 17_999_990, nil),
 			want:  flow.Report{Written: 9_000_000_000, Acked: 8_999_990_000, Newest: 8_999_990_000, Pipe: 10_000},
 		},
 		"counters that have wrapped": {
-			first: told(0, 0, func(s *bpf.Seen) {
+			first: reading(0, 0, func(s *bpf.Seen) {
 				s.Lost, s.Marked, s.Timeouts = math.MaxUint32, math.MaxUint32-1, math.MaxUint32
 			}),
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(9, 9, func(s *bpf.Seen) { s.Lost, s.Marked, s.Timeouts = 2, 1, 0 }),
+			then:  reading(9, 9, func(s *bpf.Seen) { s.Lost, s.Marked, s.Timeouts = 2, 1, 0 }),
 			want:  flow.Report{Written: 9_000, Acked: 9_000, Newest: 9_000, Lost: 3_000, Marked: 3_000, Timeouts: 1},
 		},
 		"a new round trip": {
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(1, 1, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, 1 }),
+			then:  reading(1, 1, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, 1 }),
 			want:  flow.Report{Written: 1_000, Acked: 1_000, Newest: 1_000, RTT: 20_500 * time.Microsecond},
 		},
-		"a round trip that was told before": {
-			first: told(1, 1, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, math.MaxUint32 }),
+		"a round trip that was reported before": {
+			first: reading(1, 1, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, math.MaxUint32 }),
 			limit: flow.Limit{Cwnd: 10 * mss},
-			then:  told(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, math.MaxUint32 }),
+			then:  reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples = 20_500, math.MaxUint32 }),
 			want:  flow.Report{Written: 1_000, Acked: 1_000, Newest: 1_000},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := row.first
 			if first.Mss == 0 {
-				first = told(0, 0, nil)
+				first = reading(0, 0, nil)
 			}
-			h := heldFrom(first)
-			r := h.step(0, false, now-1, now-1)
+			h := enforcedFrom(first)
+			r := h.step(0, false, now-1, now-1, row.limit, wider{})
 			require.Zero(t, r.Written, "counters start at zero")
 			require.Zero(t, r.Acked, "counters start at zero")
-			h.grant(row.limit)
 			h.next = row.then
 			if h.next.At == first.At {
 				h.next.At++
 			}
-			r = h.step(row.wrote, row.fin, now, now.Add(row.age))
-			row.want.At, row.want.MSS, row.want.Held = now, mss, true
+			r = h.step(row.wrote, row.fin, now, now.Add(row.age), row.limit, row.wider)
+			row.want.At, row.want.MSS = now, mss
 			assert.Equal(t, row.want, r)
 		})
 	}
 }
 
 func TestAReportIsOfWhenItsReadingWas(t *testing.T) {
-	h := heldFrom(told(0, 0, nil))
-	h.grant(flow.Limit{Cwnd: 10 * mss})
-	h.next = told(1, 0, func(s *bpf.Seen) { s.At = 2 })
-	assert.Equal(t, now, h.step(0, false, now, now+5).At)
-	assert.Equal(t, now+7, h.step(0, false, now, now+7).At, "nothing happened since: it is of now")
+	limit := flow.Limit{Cwnd: 10 * mss}
+	h := enforcedFrom(reading(0, 0, nil))
+	h.next = reading(1, 0, func(s *bpf.Seen) { s.At = 2 })
+	assert.Equal(t, now, h.step(0, false, now, now+5, limit, wider{}).At)
+	assert.Equal(t, now+7, h.step(0, false, now, now+7, limit, wider{}).At, "nothing happened since: it is of now")
 	h.next.At = 3
-	assert.Equal(t, now+7, h.step(0, false, now+6, now+8).At, "never back")
+	assert.Equal(t, now+7, h.step(0, false, now+6, now+8, limit, wider{}).At, "never back")
 	h.next.At = 4
-	assert.Equal(t, now+9, h.step(0, false, now+11, now+9).At, "never ahead")
+	assert.Equal(t, now+9, h.step(0, false, now+11, now+9, limit, wider{}).At, "never ahead")
 }
 
-func TestWhatAWindowLetOutStaysOutWhenItShrinks(t *testing.T) {
-	h := heldFrom(told(0, 0, nil))
-	h.grant(flow.Limit{Cwnd: 10 * mss})
-	h.next = told(10, 8, func(s *bpf.Seen) { s.At, s.Cwnd = 2, 10 })
-	assert.Equal(t, cc.Bytes(10*mss), h.step(20*mss, false, now, now).Pipe)
-	for _, row := range []struct{ window, out cc.Bytes }{{4, 10}, {12, 12}, {4, 12}} {
-		h.grant(flow.Limit{Cwnd: row.window * mss})
-		assert.Equal(t, row.out*mss, h.step(20*mss, false, now, now+1).Pipe)
-	}
-	h.next = told(20, 16, func(s *bpf.Seen) { s.At, s.Cwnd = 3, 4 })
-	assert.Equal(t, cc.Bytes(4*mss), h.step(24*mss, false, now+2, now+2).Pipe, "a new reading knows")
+func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
+	h := enforcedFrom(reading(5, 3, nil))
+	h.from(4_000) // written since, of which nothing came back
+	r := h.step(4_000, false, now, now, flow.Limit{Cwnd: 10 * mss}, wider{})
+	assert.Zero(t, r.Written)
+	assert.Equal(t, cc.Bytes(6_000), r.Pipe)
+	h.next = reading(10, 9, func(s *bpf.Seen) { s.At = 2 })
+	r = h.step(5_000, false, now+1, now+1, flow.Limit{Cwnd: 10 * mss}, wider{})
+	assert.Equal(t, cc.Bytes(1_000), r.Written)
+	assert.Zero(t, r.Acked)
 }
 
 func TestARoundTripIsReportedOnce(t *testing.T) {
-	h := heldFrom(told(0, 0, nil))
-	h.next = told(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
-	assert.Equal(t, time.Millisecond, h.step(0, false, now, now).RTT)
-	assert.Zero(t, h.step(0, false, now, now+1).RTT)
+	h := enforcedFrom(reading(0, 0, nil))
+	h.next = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
+	assert.Equal(t, time.Millisecond, h.step(0, false, now, now, flow.Limit{}, wider{}).RTT)
+	assert.Zero(t, h.step(0, false, now, now+1, flow.Limit{}, wider{}).RTT)
 	h.next.At, h.next.Acks = 3, 9 // an acknowledgement without a sample
-	assert.Zero(t, h.step(0, false, now+2, now+2).RTT)
+	assert.Zero(t, h.step(0, false, now+2, now+2, flow.Limit{}, wider{}).RTT)
 	h.next.At, h.next.Samples = 4, 3 // as long as the last
-	assert.Equal(t, time.Millisecond, h.step(0, false, now+3, now+3).RTT)
+	assert.Equal(t, time.Millisecond, h.step(0, false, now+3, now+3, flow.Limit{}, wider{}).RTT)
 }
 
-func TestOnlyWhatIsNotPacedIsToldNoRate(t *testing.T) {
+func TestOnlyWhatIsNotPacedHasNoRate(t *testing.T) {
 	for rate, want := range map[cc.Rate]uint64{0: 0, -1: 0, 1: 1, 8: 1, 15: 1, 16: 2, 1_000_000_000: 125_000_000} {
 		assert.Equal(t, want, perSecond(rate), "%d bits per second", rate)
 	}
@@ -299,16 +314,14 @@ func TestWhatTheKernelMayParkLastsSomeMilliseconds(t *testing.T) {
 		"a short round trip at any rate": {flow.Limit{Cwnd: 100_000}, 50 * time.Microsecond, mostUnsent},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := heldFrom(told(0, 0, func(s *bpf.Seen) { s.SrttUs = uint32(row.srtt.Microseconds()) }))
-			h.grant(row.limit)
-			assert.Equal(t, row.want, h.unsent())
+			assert.Equal(t, row.want, parked(row.limit, row.srtt, mss))
 		})
 	}
 }
 
-// heldSender is a model of the kernel's send side under a window of ours:
+// enforcedSender is a model of the kernel's send side under a window of ours:
 // segments in order, each on the wire, selectively acknowledged, or lost.
-type heldSender struct {
+type enforcedSender struct {
 	seen     bpf.Seen // as of the last event
 	segments []segment
 	limit    int // window in packets
@@ -318,7 +331,7 @@ type heldSender struct {
 	newest   int64
 }
 
-func (s *heldSender) counts() (out, sacked, lost, retrans uint32) {
+func (s *enforcedSender) counts() (out, sacked, lost, retrans uint32) {
 	for _, seg := range s.segments {
 		switch {
 		case seg.sacked:
@@ -334,7 +347,7 @@ func (s *heldSender) counts() (out, sacked, lost, retrans uint32) {
 }
 
 // send sends what there is, in segments of that size, as far as the window goes.
-func (s *heldSender) send(size int64) {
+func (s *enforcedSender) send(size int64) {
 	for s.sent < s.stream {
 		out, sacked, lost, retrans := s.counts()
 		if int(out)-int(sacked)-int(lost)+int(retrans) >= s.limit {
@@ -346,8 +359,8 @@ func (s *heldSender) send(size int64) {
 	}
 }
 
-// tells is what the socket does at an event.
-func (s *heldSender) tells() {
+// says is what the socket does at an event.
+func (s *enforcedSender) says() {
 	i := &s.seen
 	i.At++
 	i.Cwnd = uint32(s.limit)
@@ -355,26 +368,39 @@ func (s *heldSender) tells() {
 	i.Acked, i.Newest, i.Sent, i.End = uint64(s.una), uint64(s.newest), uint64(s.sent), uint64(s.stream)
 }
 
-// TestReportsOfAnyHeldLegAddUp drives the model at random and looks at it now and
+// TestReportsOfAnyEnforcedLegAddUp drives the model at random and looks at it now and
 // then. Whatever happens, and whatever is not looked at, reports are exact where
 // the socket is, and never contradict each other.
-func TestReportsOfAnyHeldLegAddUp(t *testing.T) {
+func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := rapid.SampledFrom([]uint32{0, math.MaxUint32 - 3}).Draw(t, "counters start at")
-		s := &heldSender{
+		s := &enforcedSender{
 			seen:  bpf.Seen{Mss: mss, SndWnd: wideWnd, Cwnd: 10, Lost: start, Timeouts: start, Marked: start, Samples: start},
 			limit: 10,
 		}
-		s.tells()
-		h := heldFrom(s.seen)
-		h.grant(flow.Limit{Cwnd: 10 * mss})
-		before := h.step(0, false, now, now)
+		s.says()
+		h := enforcedFrom(s.seen)
 		at := now
+		var l limits
+		l.begin(nil)
+		clock := func() cc.Time { return at }
+		var taken atomic.Int64
+		l.apply(flow.Limit{Cwnd: 10 * mss}, clock, &taken)
+		happened := at // when the newest reading was
+		says := func() {
+			at++
+			happened = at
+			s.says()
+		}
+		report := func() flow.Report {
+			limit, wider := l.since(happened)
+			return h.step(s.stream, false, happened, at, limit, wider)
+		}
+		before := report()
 		look := func() {
 			at++
 			h.next = s.seen
-			r := h.step(s.stream, false, at, at)
-			require.True(t, r.Held)
+			r := report()
 			require.GreaterOrEqual(t, r.At, before.At)
 			require.Equal(t, cc.Bytes(s.stream), r.Written)
 			require.GreaterOrEqual(t, r.Unsent, cc.Bytes(0))
@@ -399,11 +425,12 @@ func TestReportsOfAnyHeldLegAddUp(t *testing.T) {
 			switch op := rapid.IntRange(0, 6).Draw(t, "operation"); {
 			case op == 0:
 				s.stream += rapid.Int64Range(1, 20*mss).Draw(t, "write")
+				taken.Store(s.stream)
 				s.send(rapid.Int64Range(1, mss).Draw(t, "size"))
-			case op == 1: // the answer to a report takes effect at once
-				look()
+			case op == 1: // a new limit takes effect at once
+				at++
 				s.limit = rapid.IntRange(1, 30).Draw(t, "window")
-				h.grant(flow.Limit{Cwnd: cc.Bytes(s.limit) * mss})
+				l.apply(flow.Limit{Cwnd: cc.Bytes(s.limit) * mss}, clock, &taken)
 				s.send(mss)
 			case len(s.segments) == 0:
 			case op == 2: // an acknowledgement, after which more may leave
@@ -414,7 +441,7 @@ func TestReportsOfAnyHeldLegAddUp(t *testing.T) {
 				s.newest = max(s.newest, s.una)
 				s.seen.Samples++
 				s.seen.Marked += uint32(rapid.IntRange(0, 1).Draw(t, "marked"))
-				s.tells()
+				says()
 				s.send(rapid.Int64Range(1, mss).Draw(t, "size"))
 			case op == 3:
 				i := pick()
@@ -424,21 +451,21 @@ func TestReportsOfAnyHeldLegAddUp(t *testing.T) {
 					end += seg.size
 				}
 				s.newest = max(s.newest, end)
-				s.tells()
+				says()
 				s.send(mss)
 			case op == 4:
 				if seg := &s.segments[pick()]; !seg.sacked && !seg.lost {
 					seg.lost = true
 					s.seen.Lost++
 				}
-				s.tells()
+				says()
 				s.send(mss)
 			case op == 5:
 				seg := &s.segments[pick()]
 				seg.retransmitted = seg.retransmitted || seg.lost
 			case op == 6:
 				s.seen.Timeouts++
-				s.tells()
+				says()
 			}
 			if rapid.Bool().Draw(t, "look") {
 				look()
@@ -446,7 +473,7 @@ func TestReportsOfAnyHeldLegAddUp(t *testing.T) {
 		}
 		for len(s.segments) > 0 || s.sent < s.stream {
 			s.una, s.newest, s.segments = s.sent, s.sent, nil
-			s.tells()
+			says()
 			s.send(mss)
 		}
 		look()

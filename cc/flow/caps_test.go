@@ -26,12 +26,12 @@ func (l *leg) warm() *leg {
 }
 
 func TestAHintCapsAnAlgorithmThatKnowsNothingOfHints(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(capped(1000, 0.5)).warm()
 	require.Equal(t, 1000*mss, l.Snapshot().Cwnd)
 	host := to("192.0.2.1")
 	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 20e6})
-	p.mgr.Tick(p.now)
+	p.wait(0)
 
 	s := l.Snapshot()
 	assert.Equal(t, cc.Rate(10e6).BytesIn(40*time.Millisecond)+2*mss, s.Cwnd, "half of the capacity for a round trip, and two segments")
@@ -40,58 +40,52 @@ func TestAHintCapsAnAlgorithmThatKnowsNothingOfHints(t *testing.T) {
 	assert.LessOrEqual(t, l.send(1000*mss), s.Cwnd)
 
 	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 200e9})
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd, "one that leaves more than the algorithm asks for")
 	assert.True(t, p.mgr.Groups(p.now)[0].Capped, "but for the rate, of which static asks for any")
 }
 
 func TestAStaleHintFreesTheWindowByItself(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(capped(1000, 1)).warm()
 	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 1e6})
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	for l.send(1000*mss) > 0 {
 		p.wait(100 * time.Millisecond)
-		p.mgr.Tick(p.now)
 	}
-	require.True(t, l.parked)
+	require.True(t, l.gate.blocked)
 	woken := l.woken
-	next := p.mgr.Tick(p.now)
-	for next != cc.Never && p.now < cc.Time(10*time.Second) {
-		p.now = max(p.now, next)
-		next = p.mgr.Tick(p.now)
-	}
+	p.wait(2 * time.Second)
 	assert.Greater(t, l.woken, woken, "no acknowledgement has come")
 	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd)
 	assert.Zero(t, l.Snapshot().PacingRate)
 	assert.False(t, p.mgr.Groups(p.now)[0].Capped)
-	assert.Less(t, p.now, cc.Time(4*time.Second))
 }
 
 func TestACellWithoutCapacityDoesNotStopAFlowForLong(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	terms := Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "copa", HintCap: 1}
 	l := p.open(terms).warm()
 	host := to("192.0.2.1")
 	for range 100 {
 		p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 1}) // nothing, as told
-		p.mgr.Tick(p.now)
+		p.wait(0)
 		l.send(mss)
 		p.wait(10 * time.Millisecond)
 	}
 	assert.Less(t, l.r.Pipe, 10*mss)
 	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 100e6})
 	p.wait(time.Second)
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	l.ack(l.r.Pipe)
 	assert.Positive(t, l.send(100*mss))
 }
 
 func TestWithoutACapHintsChangeNoWindow(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(static(1000)).warm()
 	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 1e6})
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd)
 	assert.False(t, p.mgr.Groups(p.now)[0].Capped)
 
@@ -102,11 +96,11 @@ func TestWithoutACapHintsChangeNoWindow(t *testing.T) {
 }
 
 func TestTheLeastCapOfTheMembersCounts(t *testing.T) {
-	p := newPath(t)
+	p := newTestbed(t)
 	a := p.open(capped(1000, 1)).warm()
 	b := p.open(capped(1000, 0.5))
 	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 20e6})
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	assert.Equal(t, cc.Rate(10e6).BytesIn(40*time.Millisecond)+4*mss, a.Snapshot().Cwnd)
 	b.Close(p.now)
 	a.warm()
@@ -116,18 +110,18 @@ func TestTheLeastCapOfTheMembersCounts(t *testing.T) {
 func TestACapDoesNotLetAWindowGrowBehindIt(t *testing.T) {
 	terms := reno()
 	terms.HintCap = 1
-	p := newPath(t)
+	p := newTestbed(t)
 	l := p.open(terms).warm()
 	host := to("192.0.2.1")
 	for range 200 {
 		p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 4e6})
-		p.mgr.Tick(p.now)
+		p.wait(0)
 		l.send(1000 * mss)
 		p.wait(40 * time.Millisecond)
-		p.mgr.Tick(p.now)
+		p.wait(0)
 		l.ack(l.r.Pipe)
 	}
 	p.wait(5 * time.Second)
-	p.mgr.Tick(p.now)
+	p.wait(0)
 	assert.Less(t, l.Snapshot().Cwnd, 40*mss, "what was held back by the hint proves nothing of the path")
 }

@@ -1,0 +1,234 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// turnRTTs is for how many round trips the odd pairs of segments stay with the same members.
+const turnRTTs = 8
+
+// fewMembers is among how many active members a window is divided with each change: it
+// costs about as much as the report. Among more it is divided once in a tick, or four
+// times in a round trip if that is less often: each acknowledges about once in that time.
+// Before that it is divided when one in so many is new: each of these uses what the last
+// division would have left to one.
+const fewMembers = 8
+
+// settle divides the window if something has changed, now or when it is time to. Each
+// call into the group that may change anything ends with it.
+func (g *group) settle(now cc.Time) {
+	g.noteIdle(now)
+	switch {
+	case !g.changed || g.alg == nil:
+	case now < g.divideAt && len(g.alloc.members) > fewMembers*max(1, g.alloc.fresh):
+		g.timers.schedule(g, g.divideAt)
+	default:
+		g.divide(now)
+	}
+}
+
+// divide divides the window among the active members and tells those whose limits change.
+func (g *group) divide(now cc.Time) {
+	atOnce := g.now || g.ctl.PacingRate > 0
+	g.changed, g.now = false, false
+	rto := g.rtt.rto()
+	kept := g.alloc.members[:0]
+	var resting []*member
+	for _, m := range g.alloc.members {
+		if !m.busy() && now.Sub(m.lastBusy) > rto {
+			m.active = false
+			resting = append(resting, m)
+			continue
+		}
+		m.wants = m.contends(now, &g.rtt)
+		g.bound(m)
+		kept = append(kept, m)
+	}
+	clear(g.alloc.members[len(kept):])
+	g.alloc.members, g.alloc.fresh = kept, 0
+	g.alloc.odd = false
+	if now >= g.alloc.turnEnds {
+		g.alloc.turn++
+		g.alloc.turnEnds = now.Add(turnRTTs * max(g.rtt.srtt, time.Millisecond))
+	}
+	if len(kept) > 1 {
+		unpaced := g.unpaced()
+		if g.caps.rateBound {
+			unpaced = 0
+		}
+		g.alloc.divide(g.window(), unpaced)
+		g.timers.schedule(g, now.Add(rto)) // some may have ceased to contend by then, or to send
+	}
+	if g.alloc.odd {
+		g.timers.schedule(g, g.alloc.turnEnds)
+	}
+	for _, m := range kept {
+		g.provide(m, now, atOnce)
+	}
+	for _, m := range resting {
+		m.ledger.release()
+		g.provide(m, now, false)
+	}
+	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4))
+}
+
+// lone reports whether m has the window for itself: no other member is active.
+func (g *group) lone(m *member) bool {
+	active := g.alloc.members
+	return len(active) == 0 || len(active) == 1 && active[0] == m
+}
+
+// bound sets what m may have at least and at most.
+func (g *group) bound(m *member) {
+	window, least := g.window(), m.leastWindow()
+	m.unit, m.used, m.segments = m.mss(), m.counts, least
+	m.floor, m.goal, m.bound = least, 0, window
+	if m.terms.MinRate > 0 {
+		m.floor = max(m.floor, roundUp(g.windowFor(m.terms.MinRate), m.unit))
+	}
+	if m.ceiling > 0 && g.known() {
+		m.bound = roundUp(g.windowFor(m.ceiling), m.unit)
+		if m.target > 0 {
+			m.goal = roundUp(g.windowFor(m.target), m.unit)
+		} else {
+			m.bound += least // its pacer lets that much go at once
+		}
+		m.bound = min(max(m.bound, least), window)
+	}
+	m.most = m.bound
+	if !m.wants {
+		m.most = min(m.most, m.used)
+	}
+	m.floor = min(m.floor, m.bound)
+	m.least = min(m.floor, m.most)
+}
+
+// provide works out m's limit and puts it into force. What a raise lets out goes at once
+// where time brought it about, where it is paced, or where nothing is in flight whose
+// acknowledgement would let it out. Otherwise it waits for that: members that share a
+// window, and all send when it grows, send in bursts.
+func (g *group) provide(m *member, now cc.Time, atOnce bool) {
+	if g.alg == nil {
+		return
+	}
+	switch {
+	case g.lone(m):
+		m.wants = m.contends(now, &g.rtt)
+		g.bound(m)
+		g.alloc.whole(&m.allocation, g.window())
+	case !m.active || m.share == 0: // no division knows it yet
+		m.wants = true
+		g.bound(m)
+		m.due = 0
+		m.share = g.alloc.asIf(&m.allocation)
+		m.due = m.share
+	}
+	l := g.limit(m)
+	l.Now = atOnce
+	m.apply(now, l)
+	m.pacer.most = g.caps.burst
+	if atOnce || m.inflight == 0 || m.turn != 0 {
+		g.open(m, now)
+	}
+}
+
+// open wakes m if a refused Take may succeed now, or plans to once pacing lets it.
+func (g *group) open(m *member, now cc.Time) {
+	if m.turn != 0 {
+		if m.gate.blocked && m.turn <= now { // its turn at the maximum rate has come
+			m.wake()
+		}
+		return
+	}
+	if m.enforced || m.gate.opens(now, m.want, m.inflight, m.mss()) {
+		if m.gate.blocked {
+			m.wake()
+		}
+		return
+	}
+	if m.gate.blocked && m.gate.retryAt > now {
+		g.timers.schedule(m.clock, m.gate.retryAt)
+	}
+}
+
+// limit is what m may use from now on: its share of the window, all of it if it is the
+// only member, and the same part of the pacing rate.
+func (g *group) limit(m *member) Limit {
+	share := m.share
+	if !m.active { // a burst after silence is no longer than that of a new connection
+		share = min(share, m.path.shrink(cc.InitialCwndPackets*m.mss()))
+	}
+	l := Limit{Cwnd: share, PacingRate: g.ctl.PacingRate}
+	if m.path.far() {
+		l.Cwnd = max(m.path.expand(share)/m.mss(), 1) * m.mss()
+	}
+	if m.due < g.ctl.Cwnd && l.PacingRate > 0 { // 0 would not pace
+		l.PacingRate = max(1, cc.Rate(float64(l.PacingRate)*float64(m.due)/float64(g.ctl.Cwnd)))
+	}
+	l.PacingRate = lesser(lesser(l.PacingRate, m.ceiling), m.own)
+	if m.rampEnd != 0 && g.known() {
+		l.PacingRate = lesser(l.PacingRate, max(1, cc.RateOf(m.share, g.rtt.srtt)))
+	}
+	return l
+}
+
+// windowFor is what is in flight at rate r; 0 before the round trip is known. Where a
+// maximum rate binds, the parts of the window are the parts of that rate.
+func (g *group) windowFor(r cc.Rate) cc.Bytes {
+	if g.caps.rateBound {
+		return cc.Bytes(float64(g.ctl.Cwnd) * min(1, float64(r)/float64(g.ctl.PacingRate)))
+	}
+	return min(r.BytesIn(g.rtt.srtt), cc.MaxCwnd)
+}
+
+// known reports whether windows can be had from rates yet.
+func (g *group) known() bool { return g.rtt.srtt > 0 }
+
+// content reports whether m has all that its terms allow, so that a wider window would
+// be none to it. It goes by the last division.
+func (g *group) content(m *member) bool {
+	return g.known() && m.ceiling > 0 && m.share >= m.bound && m.bound < g.window()
+}
+
+// unpaced is the part of the window that the pacing rate does not let anybody fill.
+func (g *group) unpaced() cc.Bytes {
+	if g.ctl.PacingRate == 0 || g.rtt.srtt == 0 {
+		return 0
+	}
+	return max(0, g.ctl.Cwnd-g.ctl.PacingRate.BytesIn(g.rtt.srtt))
+}
+
+// window is what the members may have in flight together: what datagrams use, or wait
+// for, of their share is not theirs.
+func (g *group) window() cc.Bytes { return g.ctl.Cwnd - g.lent(true) }
+
+// tick serves what has become due: the algorithm's clock, a hint that grows old, an idle
+// group, a division.
+func (g *group) tick(now cc.Time) {
+	var event Event
+	ticked := false
+	g.mu.Lock()
+	if g.recap(now) {
+		g.now = true
+	}
+	if len(g.members) > 0 && g.alg != nil && g.ctl.NextTick != 0 {
+		if g.ctl.NextTick <= now {
+			state := g.state(now)
+			g.alg.OnTick(state)
+			g.adopt(now)
+			g.now = true
+			event, ticked = g.event(nil, KindTick, state, 0, 0), true
+		} else {
+			g.timers.schedule(g, g.ctl.NextTick)
+		}
+	}
+	g.changed = g.changed || len(g.alloc.members) > 1
+	g.wakeDatagrams(now)
+	g.settle(now)
+	g.mu.Unlock()
+	if ticked && g.emit != nil {
+		g.emit(event)
+	}
+}

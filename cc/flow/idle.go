@@ -1,0 +1,115 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// A group keeps its window for linger after the last byte arrived, or for three
+// retransmission timeouts if those are longer, whether it has members or not: what
+// begins then is paced over a round trip (RFC 7661 §4.4.3 preserves a window that may
+// not have been validated, and wants its bursts mitigated). From then on the window
+// halves with every timeout, down to the initial one (RFC 2861), and the algorithm's
+// state is given back. After memoryLasts nothing is known of a group without members.
+const (
+	linger      = 10 * time.Second
+	memoryLasts = 5 * time.Minute
+)
+
+// idleness is what a group knows of its own silence.
+type idleness struct {
+	since cc.Time  // when the last byte arrived and nobody wanted to send; 0: somebody sends
+	cwnd  cc.Bytes // the window when the algorithm was forgotten; 0: it is not
+}
+
+// noteIdle notes when nothing is in flight and nobody wants to send, and gives back in
+// time what an idle group does not need.
+func (g *group) noteIdle(now cc.Time) {
+	if g.inflight > 0 || g.wanting > 0 {
+		return
+	}
+	if g.idle.since == 0 {
+		g.idle.since = max(now, 1)
+		g.timers.schedule(g, now.Add(g.rtt.rto()))
+		return
+	}
+	if g.alg == nil {
+		return
+	}
+	if rested := g.idle.since.Add(g.rtt.rto()); now < rested {
+		g.timers.schedule(g, rested)
+		return
+	}
+	g.rest(now)
+	if !g.forget(now) {
+		g.timers.schedule(g, g.idle.since.Add(g.lingers()+1))
+	}
+}
+
+// rest tells the members of an idle group, before they send again, what they may burst.
+func (g *group) rest(now cc.Time) {
+	resting := g.alloc.members
+	g.alloc.members = nil
+	for _, m := range resting {
+		m.active = false
+	}
+	for _, m := range resting {
+		m.ledger.release()
+		g.provide(m, now, false)
+	}
+}
+
+// resume ends an idle time for a member on path p, and reports whether it was longer
+// than a retransmission timeout.
+func (g *group) resume(p *path, now cc.Time) bool {
+	if g.idle.since == 0 {
+		return false
+	}
+	long := now.Sub(g.idle.since) > g.rtt.rto() && g.rtt.srtt > 0
+	g.revive(p, now)
+	g.idle.since = 0
+	return long
+}
+
+// forget drops the algorithm of a group that has been idle for so long that it would not
+// go on from where it was, and reports whether it has been.
+func (g *group) forget(now cc.Time) bool {
+	if g.idle.since == 0 || now.Sub(g.idle.since) <= g.lingers() {
+		return false
+	}
+	if g.alg != nil {
+		g.idle.cwnd, g.alg = g.alg.Control().Cwnd, nil
+		g.initial, g.ssthresh, g.takenAway = 0, 0, 0
+		g.ctl = cc.Control{}
+	}
+	return true
+}
+
+// lingers is how long an idle group stays as it is.
+func (g *group) lingers() time.Duration { return max(linger, 3*g.rtt.rto()) }
+
+// remembered is the window with which a group would start at now whose algorithm is
+// forgotten: at least the usual first one, unless it was less.
+func (g *group) remembered(now cc.Time) cc.Bytes {
+	idle := now.Sub(g.idle.since) - g.lingers()
+	halvings := min(max(0, idle/g.rtt.rto()), 62)
+	return max(g.idle.cwnd>>halvings, min(g.idle.cwnd, cc.InitialCwndPackets*g.mss))
+}
+
+// revive readies a group that has forgotten its algorithm for a member on path p: it
+// starts anew from what is left of the window, up to which the path is known, and with
+// p's base round trip. Of a path that is new nothing is known.
+func (g *group) revive(p *path, now cc.Time) {
+	if !g.forget(now) || g.idle.cwnd == 0 {
+		return
+	}
+	initial, ssthresh := p.expand(g.remembered(now)), p.expand(g.idle.cwnd)
+	if p.base == 0 {
+		initial, ssthresh = 0, 0
+	}
+	g.initial, g.ssthresh, g.idle.cwnd = initial, ssthresh, 0
+	g.rtt = rttEstimator{srtt: p.base, rttvar: p.base / 2, min: p.base}
+	g.cwndFullAt = 0
+	g.anchor(p)
+}

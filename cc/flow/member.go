@@ -1,0 +1,88 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// member is one flow as its group knows it. The group's mutex guards it.
+type member struct {
+	sampler
+	allocation
+	gate
+	id    uint64
+	leg   Leg
+	clock ticker // of the flow, for when it waits for its pacer or for its turn at the maximum rate
+	terms Terms
+	path  *path
+
+	counts   cc.Bytes // what inflight counts in the group's window
+	overflow bool     // that is more than the floor
+	want     cc.Bytes // wanted and not granted, or waiting for the window in the transport
+	asked    cc.Time  // when want was last heard of; 0: never
+	lastBusy cc.Time  // when the flow last wanted to send, had bytes in flight or was acknowledged; 0: never
+	active   bool     // it is in the group's list of active members
+	rampEnd  cc.Time  // until then it is paced to its share; 0: it is not
+	applied  Limit    // the newest that the leg was told
+	told     bool     // it has been told any
+	limits   limits
+
+	maxRate *rateLimit // of its group; nil: none
+	turn    cc.Time    // at maxRate, while it waits there; 0: it does not
+	place   int        // in the group's list of members
+}
+
+// leastWindow is floorSegments as they count in the group's window.
+func (m *member) leastWindow() cc.Bytes { return m.path.shrink(floorSegments * m.mss()) }
+
+// contends reports whether m wants more than it has. Who was granted a part and has not
+// come back for a retransmission timeout cannot use it.
+func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
+	return m.gate.blocked && !m.enforced || m.want > 0 && now.Sub(m.asked) <= rtt.rto()
+}
+
+// busy reports whether m wants to send or has bytes in flight.
+func (m *member) busy() bool { return m.want > 0 || m.inflight > 0 || m.gate.blocked }
+
+// apply puts a limit into force.
+func (m *member) apply(now cc.Time, l Limit) {
+	if m.told && l.Cwnd == m.applied.Cwnd && l.PacingRate == m.applied.PacingRate {
+		return
+	}
+	m.applied, m.told = l, true
+	m.gate.apply(now, l)
+	if m.leg.Apply != nil {
+		m.leg.Apply(l)
+	}
+}
+
+// wake has the relay ask again.
+func (m *member) wake() {
+	m.gate.blocked, m.gate.retryAt = false, 0
+	if m.leg.Wake != nil {
+		m.leg.Wake()
+	}
+}
+
+// limits tells what held a flow back, and for how long so far.
+type limits struct {
+	by    LimitedBy
+	since cc.Time
+	spent [numLimits]time.Duration
+}
+
+func (l *limits) enter(now cc.Time, by LimitedBy) {
+	if by == l.by {
+		return
+	}
+	l.settle(now)
+	l.by = by
+}
+
+func (l *limits) settle(now cc.Time) {
+	if now > l.since {
+		l.spent[l.by] += now.Sub(l.since)
+	}
+	l.since = max(now, l.since)
+}

@@ -1,0 +1,148 @@
+package flow
+
+import (
+	"cmp"
+	"math"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// alike is by how much base round trips may differ and still be taken for one.
+const alike = 1.2
+
+// learnFor is for how many round trips a path learns its base from others.
+const learnFor = 3
+
+// rescale is by how much the ratio of two round trips has to change before what
+// is in flight is counted anew.
+const rescale = 1.0 / 16
+
+// path is the way to one host of a group. RFC 3124 has one path for each macroflow; a
+// group may have several that share the bottleneck, such as an uplink. Where their base
+// round trips are unlike, equal windows are not equal rates. Then one path is the
+// group's reference, whose round trips the algorithm sees, and bytes in flight on
+// another count by how much shorter or longer it is: as many as the same rate keeps in
+// flight on the reference.
+type path struct {
+	host    netip.Addr // invalid: not known
+	members int
+	idle    cc.Time       // when the last member left
+	base    time.Duration // least round trip without the queue that others knew of; 0: no sample yet
+	learnt  cc.Time       // until when base is the average of samples less that queue
+	samples time.Duration // how many of those there have been
+	scale   float64       // reference's round trip over this one's; 0: they are alike
+	slot    int           // in the manager's index of hosts; its mutex guards it
+}
+
+// paths are those of a group.
+type paths struct {
+	all []*path
+	ref *path         // whose round trips the algorithm sees; nil: no sample since it started
+	q   time.Duration // newest queueing delay that a member has seen
+	qAt cc.Time
+}
+
+// far reports whether p's round trips are unlike the reference's.
+func (p *path) far() bool { return p.scale != 0 }
+
+// shrink is what n bytes on p count in the group's window, rounded up.
+func (p *path) shrink(n cc.Bytes) cc.Bytes {
+	if !p.far() {
+		return n
+	}
+	return cc.Bytes(math.Ceil(float64(n) * p.scale))
+}
+
+// expand is how many bytes on p count for n; it errs by less than one of those,
+// upwards, so that a whole segment that has room keeps it.
+func (p *path) expand(n cc.Bytes) cc.Bytes {
+	if !p.far() || n <= 0 {
+		return n
+	}
+	return cc.Bytes(min(float64(n+1)/p.scale, float64(cc.MaxCwnd)))
+}
+
+// sample takes in a round trip on p and returns what it would have been on the
+// reference. changed says whether bytes on p count otherwise from now on; srtt is the
+// reference's.
+func (s *paths) sample(now cc.Time, p *path, rtt, srtt time.Duration) (seen time.Duration, changed bool) {
+	rtt = max(rtt, time.Microsecond) // clocks are coarse; nothing may divide by zero
+	switch {
+	case s.ref == nil:
+		s.ref, p.base = p, cmp.Or(min(p.base, rtt), rtt)
+	case p.base == 0 || now < p.learnt:
+		s.learn(now, p, rtt)
+	default:
+		p.base = min(p.base, rtt)
+	}
+	if now >= p.learnt {
+		s.q, s.qAt = rtt-p.base, now
+	}
+	changed = s.fit(p, srtt)
+	if p.far() {
+		rtt = max(rtt-p.base+s.ref.base, time.Microsecond)
+	}
+	return rtt, changed
+}
+
+// learn takes in one of p's first round trips. Others may know how much of it is the
+// queue: the base is what the samples are longer than that queue, on average, since
+// neither sees it at the same moment. Where the others are silent, there is only the sample.
+func (s *paths) learn(now cc.Time, p *path, rtt time.Duration) {
+	if p.base == 0 {
+		p.learnt = now.Add(learnFor * rtt)
+	}
+	base := max(rtt-s.q, rtt/8)
+	if now.Sub(s.qAt) > max(rtt, s.q) {
+		base, p.learnt = rtt, now
+	}
+	p.samples++
+	p.base = min(p.base+(base-p.base)/p.samples, rtt)
+}
+
+// fit works out anew how bytes on p count, and reports whether that has changed.
+func (s *paths) fit(p *path, srtt time.Duration) bool {
+	if p == s.ref || p.base == 0 {
+		return false
+	}
+	scale := 0.0
+	if ratio := float64(p.base) / float64(s.ref.base); ratio > alike || ratio < 1/alike {
+		queue := max(0, srtt-s.ref.base)
+		scale = float64(s.ref.base+queue) / float64(p.base+queue)
+	}
+	if scale == p.scale || scale != 0 && math.Abs(scale-p.scale) <= rescale*p.scale {
+		return false
+	}
+	p.scale = scale
+	return true
+}
+
+// anchor makes p the reference, as it is whenever an algorithm starts that will see
+// nothing of what was before.
+func (s *paths) anchor(p *path, srtt time.Duration) {
+	s.ref = nil
+	if p.base > 0 {
+		s.ref = p
+	}
+	for _, each := range s.all {
+		each.scale = 0
+		if s.ref != nil {
+			s.fit(each, srtt)
+		}
+	}
+}
+
+// to returns the path to a host; nil: there is none.
+func (s *paths) to(host netip.Addr) *path {
+	for _, p := range s.all {
+		if p.host == host {
+			return p
+		}
+	}
+	return nil
+}
+
+// plain is a host's address as paths and hints are told apart by it.
+func plain(host netip.Addr) netip.Addr { return host.Unmap().WithZone("") }

@@ -1,0 +1,147 @@
+package flow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+const restartRTT = 40 * time.Millisecond
+
+// adaptive are the algorithms whose windows are their own doing.
+func adaptive(t *testing.T) (names []string) {
+	for _, s := range cc.Specs() {
+		if s.About != "test double" && s.Name != "none" && s.Name != "static" {
+			names = append(names, s.Name)
+		}
+	}
+	require.Greater(t, len(names), 10)
+	return names
+}
+
+// busyFor has a leg send up to 200 segments at a time for d over a path of restartRTT,
+// segment by segment, and then until all has arrived.
+func (l *leg) busyFor(d time.Duration) {
+	var wire []arrival
+	end := l.p.now.Add(d)
+	for l.p.now < end || len(wire) > 0 {
+		for len(wire) > 0 && wire[0].at <= l.p.now {
+			n := wire[0].n
+			wire = wire[1:]
+			if l.enforced {
+				l.r.RTT = restartRTT
+			}
+			l.ack(n)
+		}
+		if l.p.now < end {
+			for room := 200*mss - l.r.Pipe; room >= mss; room -= mss {
+				n := l.offer(mss)
+				if n == 0 {
+					break
+				}
+				wire = append(wire, arrival{at: l.p.now.Add(restartRTT), n: n})
+			}
+		} else if l.want > 0 { // the last of it
+			if n := l.offer(mss); n > 0 {
+				wire = append(wire, arrival{at: l.p.now.Add(restartRTT), n: n})
+			}
+		}
+		l.p.wait(time.Millisecond)
+	}
+}
+
+// offer has n bytes go if they may: a leg that enforces the window paces as kernels do,
+// two packets at once.
+func (l *leg) offer(n cc.Bytes) cc.Bytes {
+	if !l.enforced {
+		if l.gate.blocked {
+			return 0
+		}
+		return l.send(n)
+	}
+	if l.r.Unsent == 0 {
+		l.write(n, 0)
+		l.report()
+	}
+	rate := l.limit.PacingRate
+	if l.r.Pipe+n > l.limit.Cwnd || rate > 0 && l.paced > l.p.now.Add(rate.TimeFor(n)) {
+		return 0
+	}
+	if rate > 0 {
+		l.paced = max(l.paced, l.p.now).Add(rate.TimeFor(n))
+	}
+	l.r.Unsent -= n
+	l.r.Pipe += n
+	l.report()
+	return n
+}
+
+// burst is what goes at once, and until the first acknowledgement could be there.
+func (l *leg) burst() (once, all cc.Bytes) {
+	for n := l.offer(mss); n > 0 && once < 10_000*mss; n = l.offer(mss) {
+		once += n
+	}
+	all = once
+	for end := l.p.now.Add(restartRTT - time.Millisecond); l.p.now < end; {
+		l.p.wait(time.Millisecond)
+		for n := l.offer(mss); n > 0 && all < 10_000*mss; n = l.offer(mss) {
+			all += n
+		}
+	}
+	return once, all
+}
+
+func TestNoAlgorithmBurstsAfterSilence(t *testing.T) {
+	for _, name := range adaptive(t) {
+		for _, enforced := range []bool{false, true} {
+			run := func(silence time.Duration) (l *leg, before cc.Bytes) {
+				p := newTestbed(t)
+				l = p.openOver(under(name), enforced)
+				l.busyFor(3 * time.Second)
+				before = l.limit.Cwnd
+				p.wait(silence)
+				return l, before
+			}
+			l, before := run(120 * time.Second)
+			assert.LessOrEqual(t, l.limit.Cwnd, cc.InitialCwndPackets*mss, "%s, enforced: %v: what it may burst before it asks", name, enforced)
+			once, all := l.burst()
+			assert.Positive(t, once, name)
+			assert.LessOrEqual(t, all, cc.InitialCwndPackets*mss, "%s, enforced: %v: of %v", name, enforced, before)
+
+			l, before = run(time.Second)
+			assert.LessOrEqual(t, l.limit.Cwnd, cc.InitialCwndPackets*mss, "%s, enforced: %v: what it may burst before it asks", name, enforced)
+			once, all = l.burst()
+			assert.LessOrEqual(t, all, max(before, l.limit.Cwnd)+2*mss, "%s, enforced: %v", name, enforced)
+			most := max(before/5, 2*mss) // what a pacer may save is a tenth of a round trip
+			assert.LessOrEqual(t, once, max(most, cc.InitialCwndPackets*mss), "%s, enforced: %v: of %v, paced", name, enforced, before)
+			if before > cc.InitialCwndPackets*mss {
+				rate := float64(l.limit.Cwnd) / restartRTT.Seconds() * 8
+				assert.Positive(t, l.limit.PacingRate, "%s, enforced: %v", name, enforced)
+				assert.LessOrEqual(t, float64(l.limit.PacingRate), 1.3*rate, "%s, enforced: %v", name, enforced)
+			}
+		}
+	}
+}
+
+// One that keeps its connection open and begins again in a group whose others send is
+// paced to its share as well.
+func TestWhoComesBackToABusyGroupIsPaced(t *testing.T) {
+	for _, enforced := range []bool{false, true} {
+		p := newTestbed(t)
+		other, l := p.openEnforced(static(100)), p.openOver(static(100), enforced)
+		l.busyFor(time.Second)
+		for range 20 {
+			other.fill()
+			p.wait(50 * time.Millisecond)
+			other.ack(other.r.Pipe)
+		}
+		other.fill()
+		assert.Equal(t, 10*mss, l.limit.Cwnd)
+		l.offer(mss)
+		assert.Equal(t, cc.RateOf(l.share, l.group().rtt.srtt), l.limit.PacingRate)
+	}
+}

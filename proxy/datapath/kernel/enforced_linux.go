@@ -1,0 +1,109 @@
+package kernel
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+// enforced is a leg whose window and pacing rate the kernel enforces: its cell says
+// what is reported of it.
+type enforced struct {
+	tally
+	cell *bpf.Cell
+	seen bpf.Seen // what was reported last
+	next bpf.Seen // what is to be reported
+	lost cc.Bytes // packets at the size they had when they were lost
+	base int64    // what the socket had taken when observation began
+}
+
+// start takes the first reading of a socket that has taken wrote bytes so far;
+// false: there is none.
+func (h *enforced) start(wrote int64) bool {
+	if !h.cell.Read(&h.next) {
+		return false
+	}
+	h.base = wrote
+	h.from(wrote)
+	return true
+}
+
+// from has the counters start at a socket that has taken wrote bytes.
+func (h *enforced) from(wrote int64) {
+	h.seen, h.lost = h.next, 0
+	h.begin(h.position(wrote-h.base, false, 0, flow.Limit{}, wider{}))
+	h.base = wrote
+}
+
+// position is where the newest reading puts a socket that has taken wrote bytes
+// since observation began; since is how old the reading is.
+//
+// The kernel says where it stands when something comes back. What it has sent since
+// then follows from what it has to send, from the limit, and from the wider window that
+// was in force for what had been written by then.
+func (h *enforced) position(wrote int64, fin bool, since time.Duration, limit flow.Limit, before wider) position {
+	s := &h.next
+	p := position{
+		una: int64(s.Acked), nxt: int64(s.Sent), end: int64(s.End),
+		packets: int64(s.PacketsOut), sacked: int64(s.SackedOut), lost: int64(s.LostOut), retrans: int64(s.RetransOut),
+	}
+	p.end = max(p.end, h.origin+wrote)
+	if fin { // it takes a sequence number; all that was written is known by now
+		p.end = min(p.end, h.origin+wrote)
+		p.una, p.nxt = min(p.una, p.end), min(p.nxt, p.end)
+	}
+	room := h.room(p, since, limit)
+	if before.window > 0 {
+		limit.Cwnd = before.window
+		room = max(room, min(h.room(p, since, limit), h.origin+before.taken-h.base-p.nxt))
+	}
+	p.more = max(0, min(p.end-p.nxt, room))
+	p.nxt += p.more
+	p.unsent = p.end - p.nxt
+	return p
+}
+
+// pacedBurst is how many segments leave at once before the pacing rate holds them.
+const pacedBurst = 2
+
+// room is how much the limit has let out since the reading, at most.
+func (h *enforced) room(p position, since time.Duration, limit flow.Limit) int64 {
+	s, mss := &h.next, max(1, int64(h.next.Mss))
+	window := int64(s.Cwnd)
+	if s.InFallback == 0 && limit.Cwnd > 0 {
+		window = max(int64(limit.Cwnd)/mss, 1)
+	}
+	room := min(window*mss-p.pipe(), int64(s.SndWnd)-p.outstanding())
+	if limit.PacingRate > 0 { // in fallback, too
+		room = min(room, int64(limit.PacingRate.BytesIn(since))+pacedBurst*mss)
+	}
+	return room
+}
+
+// step returns the report of the newest reading, made at now; happened is when the
+// socket said it, limit and before are for position.
+func (h *enforced) step(wrote int64, fin bool, happened, now cc.Time, limit flow.Limit, before wider) flow.Report {
+	s := &h.next
+	at := now
+	if s.At != h.seen.At { // else nothing has happened since
+		at = min(happened, now)
+	}
+	at = max(at, h.report.At)
+	mss := cc.Bytes(s.Mss)
+	p := h.position(wrote-h.base, fin, now.Sub(happened), limit, before)
+	r := h.place(p, mss, at)
+	r.Newest = h.arrived(min(int64(s.Newest), p.nxt))
+	h.lost += cc.Bytes(s.Lost-h.seen.Lost) * mss
+	r.Lost = h.lost
+	r.Marked = min(r.Marked+cc.Bytes(s.Marked-h.seen.Marked)*mss, r.Acked)
+	r.Timeouts += int(s.Timeouts - h.seen.Timeouts)
+	r.RwndFull = p.unsent > 0 && p.outstanding()+int64(s.Mss) > int64(s.SndWnd)
+	r.RTT = 0
+	if s.Samples != h.seen.Samples {
+		r.RTT = time.Duration(s.RttUs) * time.Microsecond
+	}
+	h.seen = *s
+	return *r
+}

@@ -1,0 +1,106 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+// EBPF is the envelope that enforces our window and pacing rate by itself.
+const EBPF = "ebpf"
+
+// enforcer has the kernel enforce the windows of a bounded number of legs.
+type enforcer struct {
+	control *bpf.Control
+	offset  time.Duration          // what the Clock is ahead of the kernel's
+	legs    []atomic.Pointer[Conn] // by cell
+
+	bound                   atomic.Int64
+	full, failed, fallbacks atomic.Uint64
+	answers                 *datapath.Durations
+}
+
+// answerBounds are in seconds: from a fraction of a tick to what makes a socket fall
+// back.
+var answerBounds = []float64{.0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .0075, .01, .02, .05, .1, .2, .5}
+
+// newEnforcer has room for so many legs, in at most so many parts.
+func newEnforcer(cells, parts int, clock func() cc.Time) (*enforcer, error) {
+	if cells <= 0 {
+		cells = DefaultCells
+	}
+	c, err := bpf.Open(bpf.Config{Cells: cells, Parts: parts})
+	if err != nil {
+		return nil, err
+	}
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return nil, errors.Join(fmt.Errorf("read CLOCK_MONOTONIC: %w", err), c.Close())
+	}
+	return &enforcer{
+		control: c, answers: datapath.NewDurations(answerBounds), legs: make([]atomic.Pointer[Conn], cells),
+		offset: time.Duration(int64(clock()) - ts.Nano()),
+	}, nil
+}
+
+// when is the Clock's time of one of the kernel's.
+func (o *enforcer) when(at uint64) cc.Time { return cc.Time(at).Add(o.offset) }
+
+// bind has the kernel enforce c's window, by a cell of its shard's. After an error the
+// leg is as before.
+func (o *enforcer) bind(c *Conn) (*enforced, error) {
+	h := &enforced{}
+	err := control(c.raw, func(fd int) (err error) {
+		if h.cell, err = o.control.Bind(fd, c.shard.index); err != nil {
+			return err
+		}
+		if h.start(c.wrote.Load()) {
+			return nil
+		}
+		h.cell.Free()
+		return errors.Join(errors.New("the socket does not answer"),
+			unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, c.system))
+	})
+	switch {
+	case errors.Is(err, bpf.ErrFull):
+		o.full.Add(1)
+		return nil, fmt.Errorf("kernel: it enforces the windows of %d legs, and of no more; the relay keeps this one's (limits.held_legs)", len(o.legs))
+	case err != nil:
+		o.failed.Add(1)
+		return nil, fmt.Errorf("kernel: it does not enforce this leg's window: %w", err)
+	}
+	o.bound.Add(1)
+	o.legs[h.cell.Index()].Store(c)
+	return h, nil
+}
+
+// release lets a leg's socket go.
+func (o *enforcer) release(h *enforced) {
+	o.legs[h.cell.Index()].Store(nil)
+	h.cell.Free()
+	o.bound.Add(-1)
+}
+
+// news calls yield for legs of a shard that have said something, up to a budget.
+func (o *enforcer) news(shard, budget int, yield func(*Conn)) {
+	o.control.News(shard, budget, func(cell uint32) {
+		if c := o.legs[cell].Load(); c != nil {
+			yield(c)
+		}
+	})
+}
+
+// count counts what a reading says of the answers to those before it.
+func (o *enforcer) count(h *enforced) {
+	if h.next.Lag != h.seen.Lag && h.next.Lag > 0 {
+		o.answers.Observe(time.Duration(h.next.Lag))
+	}
+	o.fallbacks.Add(uint64(h.next.Fallbacks - h.seen.Fallbacks))
+}

@@ -1,0 +1,144 @@
+//go:build linux
+
+package kernel
+
+import (
+	"math"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+func TestTheSocketIsToldOnlyWhatMoved(t *testing.T) {
+	for name, row := range map[string]struct {
+		has, rate cc.Rate
+		want      bool
+	}{
+		"unlimited stays unlimited":        {0, 0, false},
+		"a first rate":                     {0, 1_000_000, true},
+		"a rate is lifted":                 {1_000_000, 0, true},
+		"two percent up is within bounds":  {1_000_000, 1_020_000, false},
+		"three percent up":                 {1_000_000, 1_030_000, true},
+		"three percent down":               {1_000_000, 970_000, true},
+		"two percent down is within bound": {1_000_000, 980_000, false},
+	} {
+		assert.Equal(t, row.want, rateMoved(row.has, row.rate), name)
+	}
+	assert.EqualValues(t, uint64(math.MaxUint64), pacingOption(0))
+	assert.EqualValues(t, 125_000, pacingOption(1_000_000))
+	assert.EqualValues(t, 1, pacingOption(7), "a rate is never rounded to none")
+
+	assert.Equal(t, leastUnsent, unsentFor(2*mss))
+	assert.Equal(t, 50_000, unsentFor(100_000))
+	assert.Equal(t, mostUnsent, unsentFor(cc.MaxCwnd))
+	assert.True(t, unsentMoved(0, leastUnsent))
+	assert.False(t, unsentMoved(100_000, 149_000))
+	assert.True(t, unsentMoved(100_000, 151_000))
+	assert.False(t, unsentMoved(100_000, 50_000))
+	assert.True(t, unsentMoved(100_000, 49_000))
+}
+
+func TestAPauseGrowsWithTheSilence(t *testing.T) {
+	for silence, want := range map[time.Duration]time.Duration{
+		0: Tick, 127 * Tick / 2: Tick, 64 * Tick: Tick, 128 * Tick: 2 * Tick, 640 * Tick: 10 * Tick, 5 * time.Second: 32 * Tick,
+	} {
+		assert.Equal(t, want, pause(silence), "after %v", silence)
+	}
+}
+
+func TestAWiderWindowCountsForWhatWasWrittenUnderIt(t *testing.T) {
+	h := hands{now}
+	var l limits
+	l.begin(nil)
+	var taken atomic.Int64
+	apply := func(segments cc.Bytes) {
+		h.now++
+		taken.Add(1000)
+		l.apply(flow.Limit{Cwnd: segments * mss}, h.clock, &taken)
+	}
+	check := func(reading cc.Time, window cc.Bytes, before wider) {
+		t.Helper()
+		limit, was := l.since(reading)
+		assert.Equal(t, window*mss, limit.Cwnd)
+		assert.Equal(t, before, was)
+	}
+	apply(10)
+	check(now, 10, wider{})
+	apply(12)
+	check(now, 12, wider{})
+	apply(4)
+	check(now, 4, wider{12 * mss, 3000})
+	apply(6)
+	check(now, 6, wider{12 * mss, 3000})
+	apply(5)
+	check(now, 5, wider{12 * mss, 5000})
+	check(h.now, 5, wider{12 * mss, 5000}) // the newest reading was when it was lowered
+	h.now++
+	check(h.now, 5, wider{})
+	apply(3)
+	check(h.now-1, 3, wider{5 * mss, 6000})
+}
+
+// TestAWiderWindowOfABlockedLegIsUsedAtOnce counts when settle has the kernel send.
+func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
+	needsEBPF(t)
+	d := still(t, Config{Envelope: EBPF, Cells: 1})
+	a, _ := d.pair(t, loopback4)
+	a.Enforce(datapath.HoldAll)
+	l := &a.limits
+	at := uint64(1)
+	// said is what the socket says, and what comes of that before settle.
+	said := func(packets uint32, unsent cc.Bytes, rwndFull bool, limit cc.Bytes) {
+		at++
+		l.report()
+		l.reading(&flow.Report{MSS: mss, Unsent: unsent, RwndFull: rwndFull}, &bpf.Seen{Cwnd: packets, At: at, SrttUs: 100_000}, true)
+		a.Apply(flow.Limit{Cwnd: limit})
+	}
+	settle := func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.settle()
+	}
+	a.Apply(flow.Limit{Cwnd: 80 * mss})
+	settle()
+	for name, row := range map[string]struct {
+		blocked, rwndFull      bool
+		reported, pushed, want cc.Bytes // windows in segments; pushed is to be used now; want: the one that was, 0: none
+	}{
+		"a raise waits for the next acknowledgement": {blocked: true, reported: 90},
+		"one that is to be used now does not":        {blocked: true, reported: 80, pushed: 81, want: 81},
+		"none is one":                                {blocked: true, reported: 80, pushed: 0},
+		"nothing waits":                              {reported: 80, pushed: 200},
+		"the receiver holds it back":                 {blocked: true, rwndFull: true, reported: 200},
+		"a narrower one":                             {blocked: true, reported: 80, pushed: 40},
+		"a report comes before what was pushed":      {blocked: true, reported: 80, pushed: 81, want: 81},
+		"it has been lowered, and is raised by one":  {blocked: true, reported: 40, pushed: 41, want: 41},
+	} {
+		t.Run(name, func(t *testing.T) {
+			unsent := cc.Bytes(0)
+			if row.blocked {
+				unsent = 100 * mss
+			}
+			said(80, unsent, row.rwndFull, row.reported*mss)
+			sent := settle()
+			if row.pushed > 0 {
+				a.Apply(flow.Limit{Cwnd: row.pushed * mss, Now: true})
+				sent = settle()
+			}
+			assert.Equal(t, row.want > 0, sent)
+			assert.False(t, settle(), "once")
+			a.Apply(flow.Limit{Cwnd: 80 * mss})
+			l.blocked, l.now = false, false
+			settle()
+		})
+	}
+	assert.Equal(t, 1, a.option(t, unix.IPPROTO_TCP, unix.TCP_NODELAY))
+}

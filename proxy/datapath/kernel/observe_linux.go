@@ -1,0 +1,211 @@
+package kernel
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Enforce implements datapath.Conn.
+func (c *Conn) Enforce(want datapath.Hold) datapath.Hold {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0
+	}
+	c.release()
+	if want == 0 {
+		return 0
+	}
+	c.system = c.congestion()
+	c.envelope = c.system
+	c.dp.place(c)
+	c.holds = datapath.HoldRate
+	switch {
+	case want&datapath.HoldWindow == 0:
+	case c.enforceWindow():
+		c.holds = datapath.HoldAll
+	default:
+		c.widen()
+	}
+	h := c.enforced.Load()
+	if h == nil {
+		c.limits.begin(nil)
+	} else {
+		c.limits.begin(h.cell)
+	}
+	return c.holds
+}
+
+// enforceWindow has the kernel enforce the window, if it can.
+func (c *Conn) enforceWindow() bool {
+	if c.dp.enforcer == nil {
+		return false
+	}
+	h, err := c.dp.enforcer.bind(c)
+	if err != nil {
+		c.lack(err.Error())
+		return false
+	}
+	c.enforced.Store(h)
+	c.envelope = EBPF
+	return true
+}
+
+// widen sets the envelope below a window that the relay keeps.
+func (c *Conn) widen() {
+	name := c.dp.envelope
+	if name == "" || name == c.envelope {
+		return
+	}
+	if err := c.setCongestion(name); err != nil {
+		c.lack(envelopeRefused(name, err))
+		return
+	}
+	c.envelope = name
+}
+
+// Observe implements datapath.Conn. report must not call back, but for Apply.
+func (c *Conn) Observe(report func(flow.Report)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return
+	}
+	if report == nil {
+		c.release()
+		return
+	}
+	c.conclude()
+	if h := c.enforced.Load(); h != nil {
+		h.cell.Read(&h.next) // else the last reading serves once more
+		h.from(c.wrote.Load())
+	} else {
+		if c.refresh() != nil { // counted in errors
+			return
+		}
+		c.account = account{}
+		c.account.calibrate(&c.info, uintptr(c.size), c.dialled)
+		c.account.start(&c.info)
+	}
+	c.dp.place(c)
+	c.observer = report
+	c.observed.Store(true)
+	c.report()
+	if !c.drained() {
+		c.activate()
+	}
+}
+
+// conclude makes the last report of an observation, if there is one.
+func (c *Conn) conclude() {
+	if c.observer == nil {
+		return
+	}
+	if c.measure() == nil {
+		c.report()
+	}
+	c.observed.Store(false)
+	c.observer = nil
+	c.retire()
+}
+
+// release ends an observation and gives the socket back what it had before Enforce.
+func (c *Conn) release() {
+	c.conclude()
+	c.limits.end()
+	if c.holds == 0 {
+		return
+	}
+	c.holds = 0
+	if h := c.enforced.Load(); h != nil {
+		c.dp.enforcer.release(h)
+		c.enforced.Store(nil)
+	}
+	if c.system != "" && c.system != c.envelope {
+		if err := c.setCongestion(c.system); err != nil {
+			c.errors++
+		} else {
+			c.envelope = c.system
+		}
+	}
+	c.errors += c.limits.lift(c.raw)
+	c.piece.Store(0)
+	c.missing = c.dp.missing
+}
+
+// lack notes what was asked for and could not be had.
+func (c *Conn) lack(words string) {
+	c.missing = append(c.missing[:len(c.missing):len(c.missing)], words)
+}
+
+// congestion is the name of the socket's congestion control; empty: unknown.
+func (c *Conn) congestion() (name string) {
+	_ = control(c.raw, func(fd int) error {
+		name = envelopeOf(fd)
+		return nil
+	})
+	return name
+}
+
+func (c *Conn) setCongestion(name string) error {
+	return control(c.raw, func(fd int) error {
+		return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
+	})
+}
+
+// measure reads the state that is to be reported.
+func (c *Conn) measure() error {
+	h := c.enforced.Load()
+	if h == nil {
+		return c.refresh()
+	}
+	h.cell.Read(&h.next) // else the last reading serves once more
+	return nil
+}
+
+// report reports what measure has read, answers it, and settles.
+func (c *Conn) report() {
+	now := c.dp.clock()
+	c.limits.report()
+	if h := c.enforced.Load(); h != nil {
+		o := c.dp.enforcer
+		o.count(h)
+		happened, fresh := o.when(h.next.At), h.next.At != h.seen.At
+		limit, before := c.limits.since(happened)
+		r := h.step(c.wrote.Load(), c.ending.Load(), happened, now, limit, before)
+		c.limits.reading(&r, &h.seen, fresh)
+		c.observer(r)
+		h.cell.Answer(&h.seen) // after the limit that follows from it
+	} else {
+		c.observer(c.account.step(&c.info, now))
+	}
+	c.settle()
+}
+
+// settleQueued is settle for the tick.
+func (c *Conn) settleQueued() (sent bool) {
+	c.queued.Store(false)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.closed && c.settle()
+}
+
+// drained says whether nothing more will happen to what was written.
+func (c *Conn) drained() bool {
+	h := c.enforced.Load()
+	if h == nil {
+		return drained(&c.info)
+	}
+	r := &h.report
+	return r.Unsent == 0 && r.Acked == r.Written
+}
+
+// last is the report that was made last.
+func (c *Conn) last() *flow.Report {
+	if h := c.enforced.Load(); h != nil {
+		return &h.report
+	}
+	return &c.account.report
+}

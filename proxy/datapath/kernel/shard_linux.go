@@ -1,0 +1,204 @@
+package kernel
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// shard is a part of the legs, served by a tick of its own. The tick comes each Tick
+// while there is progress, less often the longer there is none, and not at all while
+// nothing is in flight and OnTick wants no call.
+type shard struct {
+	dp    *Datapath
+	index int
+	timer timer
+	done  chan struct{}
+
+	legs     atomic.Int64 // whose shard it is
+	enforced atomic.Int64 // of those, whose window the kernel enforces and that have bytes unsent or unacknowledged
+	polled   atomic.Int64 // len(list), for Status
+	slow     atomic.Bool  // the tick may be more than bulkPause away, although legs are busy
+
+	mu      sync.Mutex
+	at      cc.Time // when the tick comes; cc.Never: nothing has it come
+	stirred bool    // a leg has become busy, or was written to while slow
+	joining []*Conn // legs to be polled from now on
+	queued  []*Conn // legs that have to settle
+	closed  bool
+
+	// Only the tick touches these.
+	now      cc.Time // for which the tick was set, or when it came if that was earlier
+	list     []*Conn // busy legs whose windows the relay keeps; polled in turns
+	cursor   int     // in list: whose turn it is
+	moved    cc.Time // when a leg that the kernel enforces last made progress, bulk legs aside
+	bulk     cc.Time // when a bulk leg did
+	settling []*Conn // the other buffer of queued
+	warned   bool
+}
+
+// niceness of the tick's thread, where it is allowed: sockets that are not answered
+// in time fall back, so it must not wait behind those that move bytes.
+const niceness = -10
+
+// run makes ticks until close.
+func (s *shard) run() {
+	defer close(s.done)
+	runtime.LockOSThread()                               // and never unlocked: the thread ends with it
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceness) // of this thread; needs CAP_SYS_NICE
+	for s.wait() {
+		s.tick()
+	}
+}
+
+// wait waits for the tick; false: there are no more.
+func (s *shard) wait() bool {
+	err := s.timer.wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil && !s.closed {
+		s.dp.log.Error("kernel: a shared tick has stopped", "shard", s.index, "err", err)
+	}
+	return err == nil && !s.closed
+}
+
+// close ends the tick and waits for it.
+func (s *shard) close() error {
+	s.mu.Lock()
+	s.closed = true
+	err := s.timer.set(0)
+	s.mu.Unlock()
+	if err == nil {
+		<-s.done
+	}
+	if closing := s.timer.close(); err == nil {
+		err = closing
+	}
+	return err
+}
+
+// arm has the tick come by at. s.mu is held.
+func (s *shard) arm(at cc.Time) {
+	if s.closed || at >= s.at {
+		return
+	}
+	if err := s.timer.set(at.Sub(s.dp.clock())); err != nil {
+		s.dp.log.Error("kernel: set timer", "shard", s.index, "err", err)
+		return
+	}
+	s.at = at
+}
+
+// wake has the tick come within Tick.
+func (s *shard) wake() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.arm(s.dp.clock().Add(Tick))
+}
+
+// stir is wake for a leg that has become busy, or was written to while slow; join: it
+// is to be polled.
+func (s *shard) stir(join *Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if join != nil && !s.closed {
+		s.joining = append(s.joining, join)
+	}
+	s.stirred = true
+	s.slow.Store(false)
+	s.arm(s.dp.clock().Add(Tick))
+}
+
+// enqueue has c settle with the next tick.
+func (s *shard) enqueue(c *Conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.queued = append(s.queued, c)
+		s.arm(s.dp.clock().Add(Tick))
+	}
+}
+
+func (s *shard) tick() {
+	s.begin()
+	if o := s.dp.enforcer; o != nil {
+		o.news(s.index, s.dp.budget, s.look)
+	}
+	next := min(s.poll(), s.due())
+	if s.dp.onTick != nil {
+		next = min(next, s.dp.onTick(s.index, s.dp.clock()))
+	}
+	s.settle()
+	s.polled.Store(int64(len(s.list)))
+
+	// Ticks are Tick apart, unless they are late.
+	next = max(next, s.now.Add(Tick), s.dp.clock())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slow.Store(!s.stirred && next > s.now.Add(bulkPause))
+	s.arm(next)
+}
+
+func (s *shard) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now = min(s.at, s.dp.clock())
+	s.at = cc.Never
+	if s.stirred {
+		s.stirred, s.moved = false, s.now
+	}
+	for _, c := range s.joining {
+		c.progress, c.due, c.bulk, c.gap = s.now, s.now, 0, 0
+		if !c.listed {
+			c.listed = true
+			s.list = append(s.list, c)
+		}
+	}
+	clear(s.joining)
+	s.joining = s.joining[:0]
+}
+
+// settle has the legs settle whose limits have changed.
+func (s *shard) settle() {
+	s.mu.Lock()
+	s.queued, s.settling = s.settling, s.queued
+	s.mu.Unlock()
+	for _, c := range s.settling {
+		if c.settleQueued() {
+			s.moved = s.now
+		}
+	}
+	clear(s.settling)
+	s.settling = s.settling[:0]
+}
+
+// due is when legs that the kernel enforces are to be looked after next.
+func (s *shard) due() cc.Time {
+	if s.enforced.Load() <= 0 {
+		return cc.Never
+	}
+	after := min(pause(s.now.Sub(s.moved)), max(bulkPause, pause(s.now.Sub(s.bulk))))
+	return s.now.Add(after)
+}
+
+// overload tells once that the budget is what sets the polling interval.
+func (s *shard) overload() {
+	if !s.warned {
+		s.warned = true
+		s.dp.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
+			"shard", s.index, "busy", len(s.list), "polls_per_tick", s.dp.budget)
+	}
+}
+
+// mostPause bounds how long news may wait.
+const mostPause = 32 * Tick
+
+// pause is how long to wait for news where there has been none for so long: a reader
+// that has stalled should not cost a tick every millisecond. It is at most 1/64 of the
+// silence.
+func pause(silence time.Duration) time.Duration { return min(max(Tick, silence/64), mostPause) }

@@ -1,0 +1,52 @@
+package netstack
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// LocalAddr implements net.Conn: where the client meant to go.
+func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Target()) }
+
+// RemoteAddr implements net.Conn: the client.
+func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()) }
+
+// Source is the client.
+func (c *Conn) Source() netip.AddrPort { return addrPort(c.id.RemoteAddress, c.id.RemotePort) }
+
+// Hops is how many routers the client's SYN may still pass behind us.
+func (c *Conn) Hops() uint8 { return c.hops }
+
+// Target is where the client meant to go.
+func (c *Conn) Target() netip.AddrPort { return addrPort(c.id.LocalAddress, c.id.LocalPort) }
+
+// SetDeadline implements net.Conn.
+func (c *Conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// SetReadDeadline implements net.Conn.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.set(c.reads, t) }
+
+// SetWriteDeadline implements net.Conn.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(c.writes, t) }
+
+func (c *Conn) set(d *deadline, t time.Time) error {
+	d.set(t)
+	// A wait may have begun under the old one.
+	c.queue.Notify(waiter.ReadableEvents | waiter.WritableEvents)
+	return nil
+}
+
+// opError wraps err as package net does; nil and the end of the stream stay as they are.
+func (c *Conn) opError(op string, err error) error {
+	if err == nil || err == io.EOF { //nolint:errorlint // compared as io.Reader's callers do
+		return err
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
+}
