@@ -99,12 +99,12 @@ func TestAnyReportLeavesTheAccountsRight(t *testing.T) {
 			if rapid.IntRange(0, 3).Draw(rt, "honest") > 0 {
 				l.act(rt)
 			} else {
-				any := func(name string) cc.Bytes { return cc.Bytes(rapid.Int64Range(-1<<24, 1<<24).Draw(rt, name)) }
+				drawn := func(name string) cc.Bytes { return cc.Bytes(rapid.Int64Range(-1<<24, 1<<24).Draw(rt, name)) }
 				l.Report(Report{
-					At: p.now, Written: any("written"), Acked: any("acked"), Newest: any("newest"), Sacked: any("sacked"),
-					Lost: any("lost"), Marked: any("marked"), Timeouts: rapid.IntRange(-3, 3).Draw(rt, "timeouts"),
-					RTT: time.Duration(any("rtt")) * time.Microsecond, Unsent: any("unsent"), Pipe: any("pipe"),
-					MSS: any("mss") / 1000, RwndFull: rapid.Bool().Draw(rt, "rwnd"),
+					At: p.now, Written: drawn("written"), Acked: drawn("acked"), Newest: drawn("newest"), Sacked: drawn("sacked"),
+					Lost: drawn("lost"), Marked: drawn("marked"), Timeouts: rapid.IntRange(-3, 3).Draw(rt, "timeouts"),
+					RTT: time.Duration(drawn("rtt")) * time.Microsecond, Unsent: drawn("unsent"), Pipe: drawn("pipe"),
+					MSS: drawn("mss") / 1000, RwndFull: rapid.Bool().Draw(rt, "rwnd"),
 				})
 			}
 			var counts cc.Bytes

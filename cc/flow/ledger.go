@@ -120,7 +120,7 @@ func (l *ledger) taint(timeout bool) {
 	}
 }
 
-// rebase has what is in flight be as though it had left a macroflow that had
+// rebase has what is in flight be as though it had left a group that had
 // delivered so much by now: rates are measured from here, round trips as before.
 func (l *ledger) rebase(now cc.Time, delivered cc.Bytes) {
 	for i := range l.n {

@@ -1,7 +1,7 @@
 // Package flow turns what a transport reports about its bytes into the events
 // of a congestion-control algorithm, and the algorithm's limits into grants.
-// Flows of one group form a macroflow that shares one algorithm instance, one
-// window and one pacer; a lone flow is a macroflow of one.
+// Flows of one group share one algorithm instance and one window, as those of a
+// macroflow do (RFC 3124).
 //
 // It does no I/O and reads no clock: time comes in with every call.
 package flow
@@ -63,8 +63,8 @@ type Terms struct {
 	Priority, Weight int     // lower Priority first; Weight, up to MaxWeight, shares within it; 0 counts as 1
 	Class            Class
 	Target           cc.Rate // payload that the application needs, of a Guarantee flow; 0: not known
-	MinRate          cc.Rate // what the flow has of its macroflow's window whatever the others want; 0: two segments
-	HintCap          float64 // with fresh hints, the macroflow sends no faster than this part of the capacity they tell; 0: as its algorithm will
+	MinRate          cc.Rate // what the flow has of its group's window whatever the others want; 0: two segments
+	HintCap          float64 // with fresh hints, the group sends no faster than this part of the capacity they tell; 0: as its algorithm will
 }
 
 // Class is what a flow is for (Janus, TMC 2018, §4.1).
