@@ -1,9 +1,7 @@
 package flow
 
 import (
-	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -19,73 +17,6 @@ const (
 	debtLasts = 500 * time.Millisecond
 	usualOver = 2 * time.Second // what is usual is smoothed over
 )
-
-// Datagrams are bytes in the window of a group that nobody acknowledges: the
-// UDP and ICMP of the same peer. What was granted counts for one round trip of
-// the flows beside it, and is then taken as gone, at the pace at which theirs
-// arrive; they make no event.
-//
-// They are held back only while one of these flows wants more than it has: what
-// a window is worth that nobody wants to fill, nobody knows. Then they have their
-// share of it in each round trip, and at least two segments, so that a name is found
-// whatever else goes on. Towards that share they fall by half with each round trip,
-// which is how fast a flow that starts beside them can grow.
-type Datagrams struct {
-	mgr   *Manager
-	key   string
-	share float64
-	wake  func()
-	home  atomic.Pointer[group] // nil while there is none: nobody to give way to
-
-	maxRate *rateLimit // of the group; nil: none
-	turn    cc.Time    // at maxRate, while they wait there; guarded by its mu
-	passed  cc.Bytes   // what maxRate has let pass beyond what has gone; likewise
-
-	// Guarded by the mutex of home.
-	group   *group
-	chunks  []granted // in flight, the oldest first
-	loose   cc.Bytes  // their sum
-	waiting cc.Bytes  // asked for and refused; 0: nothing
-	sparse  bool      // what was refused is of a sparse flow
-	own     cc.Bytes  // what they may have in flight while the flows want the window
-	room    cc.Bytes  // of that, what they may send now; below 0: what sparse flows were lent
-	roomAt  cc.Time   // when own and room were; 0: never
-	usual   cc.Rate   // own in each round trip, smoothed; 0: not known
-	carry   cc.Bytes  // in flight when they were last free to go
-	carryAt cc.Time
-}
-
-// granted is what was granted within a short time.
-type granted struct {
-	at cc.Time
-	n  cc.Bytes
-}
-
-// OpenDatagrams adds datagrams to the group that t leads to; of its window
-// they get share at most (above 0, up to 1) while its flows want it, and of a maximum
-// rate what the flows leave. wake is called as a flow's is.
-func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()) (*Datagrams, error) {
-	if !(share > 0 && share <= 1) {
-		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
-	}
-	r, err := t.resolve()
-	if err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d := &Datagrams{mgr: m, key: r.key, share: share, wake: wake, maxRate: m.rateLimit(now, t)}
-	if m.datagrams == nil {
-		m.datagrams = map[string][]*Datagrams{}
-	}
-	m.datagrams[d.key] = append(m.datagrams[d.key], d)
-	if g := m.groups[d.key]; g != nil {
-		g.mu.Lock()
-		g.accompany(m.datagrams[d.key])
-		g.mu.Unlock()
-	}
-	return d, nil
-}
 
 // accompany has all go beside g; none where g is forgotten. The caller holds g.mu
 // and the manager's.
@@ -121,7 +52,7 @@ func (d *Datagrams) lock() *group {
 func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 	g := d.lock()
 	if g == nil {
-		return d.maxRate.takeDatagram(now, d, n, sparse)
+		return d.maxRate.takeDatagram(now, &d.waiter, n, sparse)
 	}
 	defer g.unlock(now)
 	d.retire(now)
@@ -134,7 +65,7 @@ func (d *Datagrams) Take(now cc.Time, n cc.Bytes, sparse bool) bool {
 		return false
 	}
 	d.waiting = 0
-	if !d.maxRate.takeDatagram(now, d, n, sparse) {
+	if !d.maxRate.takeDatagram(now, &d.waiter, n, sparse) {
 		return false
 	}
 	if !wanted {
@@ -208,13 +139,6 @@ func (d *Datagrams) next(now cc.Time) cc.Time {
 	return max(at, now.Add(leastTick))
 }
 
-// due is d's share of what the members can use of the window: a pacer may not let
-// them fill it.
-func (d *Datagrams) due() cc.Bytes {
-	g := d.group
-	return cc.Bytes(d.share * float64(g.ctl.Cwnd-g.unpaced()))
-}
-
 // allowance is how much may be in flight while the flows want the window.
 func (d *Datagrams) allowance(now cc.Time) cc.Bytes {
 	g := d.group
@@ -266,26 +190,6 @@ func (d *Datagrams) fits(n cc.Bytes, sparse bool) bool {
 // mayOwe is what sparse flows may be lent.
 func (d *Datagrams) mayOwe() cc.Bytes { return d.usual.BytesIn(debtLasts) }
 
-// Close leaves the group.
-func (d *Datagrams) Close() {
-	d.mgr.mu.Lock()
-	defer d.mgr.mu.Unlock()
-	d.maxRate.leave(d)
-	d.mgr.release(0, d.maxRate)
-	rest := slices.DeleteFunc(d.mgr.datagrams[d.key], func(e *Datagrams) bool { return e == d })
-	d.mgr.datagrams[d.key] = rest
-	if len(rest) == 0 {
-		delete(d.mgr.datagrams, d.key)
-	}
-	if g := d.mgr.groups[d.key]; g != nil {
-		g.mu.Lock()
-		g.accompany(rest)
-		g.changed = true // the flows have the window back
-		g.timers.schedule(g.group, 0)
-		g.mu.Unlock()
-	}
-}
-
 // wanted reports whether a member wants more of the window than it has, or did
 // within the last round trip: a relay reads between two writes. One that waits for
 // its retransmission timer does not ask, but has not given up the window.
@@ -294,19 +198,6 @@ func (g *group) wanted(now cc.Time) bool {
 		return true
 	}
 	return slices.ContainsFunc(g.alloc.members, func(m *member) bool { return m.contends(now, &g.rtt) || m.timedOut })
-}
-
-// lent is what datagrams have in flight of the window, with those that wait or not.
-func (g *group) lent(waiting bool) cc.Bytes {
-	var loose, most cc.Bytes
-	for _, d := range g.datagrams {
-		loose += d.loose
-		if waiting {
-			loose += d.waiting
-		}
-		most = max(most, d.due())
-	}
-	return min(loose, most)
 }
 
 // alongside is how many bytes of datagrams in the window have been delivered
@@ -341,3 +232,6 @@ func (g *group) wakeDatagrams(now cc.Time) {
 		d.wake()
 	}
 }
+
+// Close leaves the group.
+func (d *Datagrams) Close() { d.leave(d) }

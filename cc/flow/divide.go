@@ -16,19 +16,6 @@ const turnRTTs = 8
 // division would have left to one.
 const fewMembers = 8
 
-// settle divides the window if something has changed, now or when it is time to. Each
-// call into the group that may change anything ends with it.
-func (g *group) settle(now cc.Time) {
-	g.noteIdle(now)
-	switch {
-	case !g.changed || g.alg == nil:
-	case now < g.divideAt && len(g.alloc.members) > fewMembers*max(1, g.alloc.fresh):
-		g.timers.schedule(g, g.divideAt)
-	default:
-		g.divide(now)
-	}
-}
-
 // divide divides the window among the active members and tells those whose limits change.
 func (g *group) divide(now cc.Time) {
 	atOnce := g.now || g.ctl.PacingRate > 0
@@ -190,45 +177,4 @@ func (g *group) known() bool { return g.rtt.srtt > 0 }
 // be none to it. It goes by the last division.
 func (g *group) content(m *member) bool {
 	return g.known() && m.ceiling > 0 && m.share >= m.bound && m.bound < g.window()
-}
-
-// unpaced is the part of the window that the pacing rate does not let anybody fill.
-func (g *group) unpaced() cc.Bytes {
-	if g.ctl.PacingRate == 0 || g.rtt.srtt == 0 {
-		return 0
-	}
-	return max(0, g.ctl.Cwnd-g.ctl.PacingRate.BytesIn(g.rtt.srtt))
-}
-
-// window is what the members may have in flight together: what datagrams use, or wait
-// for, of their share is not theirs.
-func (g *group) window() cc.Bytes { return g.ctl.Cwnd - g.lent(true) }
-
-// tick serves what has become due: the algorithm's clock, a hint that grows old, an idle
-// group, a division.
-func (g *group) tick(now cc.Time) {
-	var event Event
-	ticked := false
-	g.mu.Lock()
-	if g.recap(now) {
-		g.now = true
-	}
-	if len(g.members) > 0 && g.alg != nil && g.ctl.NextTick != 0 {
-		if g.ctl.NextTick <= now {
-			state := g.state(now)
-			g.alg.OnTick(state)
-			g.adopt(now)
-			g.now = true
-			event, ticked = g.event(nil, KindTick, state, 0, 0), true
-		} else {
-			g.timers.schedule(g, g.ctl.NextTick)
-		}
-	}
-	g.changed = g.changed || len(g.alloc.members) > 1
-	g.wakeDatagrams(now)
-	g.settle(now)
-	g.mu.Unlock()
-	if ticked && g.emit != nil {
-		g.emit(event)
-	}
 }

@@ -1,22 +1,8 @@
 package flow
 
 import (
-	"sync/atomic"
-
 	"github.com/penstock-net/penstock/cc"
 )
-
-// Flow is one sending direction of one connection. Its methods may be called
-// from any goroutine.
-type Flow struct {
-	mgr     *Manager
-	home    atomic.Pointer[group]
-	limited atomic.Bool // it has a maximum rate, for those who do not hold the group's mutex
-	due     timer
-	member
-	closed bool // guarded by the group's mutex, as member is
-	gone   bool // not in Snapshots any more; guarded by the manager's flowsMu
-}
 
 // HasMaxRate reports whether f's group has a maximum rate, so that Take is to be asked
 // even where the transport enforces the window.
@@ -94,12 +80,6 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 		g.wantedAt = now
 	}
 	return Grant{n}
-}
-
-// unlock divides the window anew where that is due, and releases the lock.
-func (g *group) unlock(now cc.Time) {
-	g.settle(now)
-	g.mu.Unlock()
 }
 
 // pass asks the group's maximum rate to let up to want bytes pass, in whole quanta,

@@ -1,9 +1,8 @@
 package flow
 
 import (
-	"math/rand/v2"
-	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -56,125 +55,6 @@ type group struct {
 	timer
 }
 
-// start builds the algorithm on first use.
-func (g *group) start(now cc.Time) {
-	if g.alg != nil {
-		return
-	}
-	g.mss = cc.DefaultMSS
-	for _, m := range g.members {
-		if m.last.MSS > 0 {
-			g.mss = m.last.MSS
-			break
-		}
-	}
-	initial := g.initial
-	if initial == 0 {
-		initial = cc.InitialCwndPackets * g.mss
-	}
-	g.started, g.base = now, g.delivered.total
-	g.alg = g.spec.New(cc.Config{
-		MSS: g.mss, InitialCwnd: initial, Ssthresh: g.ssthresh, Params: g.params,
-		Rand: rand.New(rand.NewPCG(g.seed, 0)),
-	})
-	g.adopt(now)
-}
-
-// adopt takes over the algorithm's limits after it has seen an event at now.
-func (g *group) adopt(now cc.Time) {
-	before := g.ctl
-	g.ctl = g.alg.Control()
-	if g.ctl.NextTick != 0 {
-		g.timers.schedule(g, max(g.ctl.NextTick, now.Add(leastTick)))
-	}
-	g.cap(now)
-	g.changed = g.changed || g.ctl.Cwnd != before.Cwnd || g.ctl.PacingRate != before.PacingRate
-}
-
-// state is what the algorithm may know.
-func (g *group) state(now cc.Time) cc.State {
-	s := cc.State{
-		Now:         now,
-		MSS:         g.mss,
-		Inflight:    g.ownInflight(),
-		Delivered:   g.delivered.total - g.base,
-		SRTT:        g.rtt.srtt,
-		RTTVar:      g.rtt.rttvar,
-		MinRTT:      g.rtt.min,
-		CwndLimited: g.cwndLimited(),
-	}
-	if g.caps.hinted {
-		s.Hint = &g.caps.hint
-	}
-	return s
-}
-
-// seen is s as the algorithm may see it, which counts from its own start.
-func (g *group) seen(s cc.Sent) cc.Sent {
-	s.Delivered = max(0, s.Delivered-g.base)
-	return s
-}
-
-// ownInflight is what the algorithm's window has put in flight. Where only the members'
-// floors keep more there, that is not the algorithm's to take back: one that waits for
-// it to go (BBR's ProbeRTT) would wait for ever.
-func (g *group) ownInflight() cc.Bytes {
-	switch {
-	case g.inflight <= g.ctl.Cwnd:
-		return min(g.inflight+g.lent(false), g.ctl.Cwnd)
-	case g.overflow > 0:
-		return g.inflight
-	}
-	return g.ctl.Cwnd
-}
-
-// cwndLimited tells whether the window was what held the sender back since the newest
-// delivered byte left, a round trip ago. Bytes that pile up in the transport mean that
-// it was not; nor was it where a cap leaves less.
-func (g *group) cwndLimited() bool {
-	return g.cwndFullAt != 0 && !g.heldBelow && !g.caps.bind && g.cwndFullAt >= g.delivered.firstSent
-}
-
-// noteAppLimited marks what is in flight as too little to probe the path, when there is
-// room in the window and nobody wants it, or a cap does not let it be used.
-func (g *group) noteAppLimited() {
-	if g.delivered.total > g.delivered.appLimited {
-		g.delivered.appLimited = 0
-	}
-	if !g.caps.bind && (g.wanting > 0 || g.inflight+g.mss > g.window()) {
-		return
-	}
-	g.delivered.appLimited = max(g.delivered.total+g.inflight, 1)
-}
-
-// join has m be a member on path p.
-func (g *group) join(m *member, p *path) {
-	m.place = len(g.members)
-	g.members = append(g.members, m)
-	p.members++
-	m.path = p
-	g.caps.add(m)
-	g.changed = true
-}
-
-// leave has m be a member no more.
-func (g *group) leave(m *member, now cc.Time) {
-	g.setWant(m, 0)
-	m.inflight, m.sampler.blocked = 0, 0
-	g.recount(m)
-	g.deactivate(m)
-	m.path.members--
-	m.path.idle = now
-	last := g.members[len(g.members)-1]
-	g.members[m.place], last.place = last, m.place
-	g.members[len(g.members)-1] = nil
-	g.members = g.members[:len(g.members)-1]
-	g.caps.remove(m)
-	g.recap(now)
-	g.timers.cancel(m.clock)
-	g.changed, g.now = true, true
-}
-
 // recount works out anew what m counts in the group's window. Bytes that wait for the
 // peer to open its own window load no path, and must not keep the others from theirs.
 func (g *group) recount(m *member) {
@@ -219,47 +99,6 @@ func (g *group) setWant(m *member, want cc.Bytes) {
 	m.want = want
 }
 
-// begin notes that m begins to send or to want to, if it did neither. One that comes
-// after silence, its own among others that send or the group's, gets up to its share
-// over a round trip: what others leave to it they leave over a round trip, and the path
-// may have changed (RFC 7661 §4.4.3). A DelaySensitive flow does not wait for others.
-func (g *group) begin(m *member, now cc.Time) {
-	wasIdle := g.resume(m.path, now)
-	g.start(now)
-	silent := m.inflight == 0 && (m.lastBusy == 0 || now.Sub(m.lastBusy) > g.rtt.rto())
-	others := g.inflight > m.counts || g.wanting > 0 && m.want == 0
-	if m.want == 0 && (wasIdle || silent && others && m.terms.Class != DelaySensitive) {
-		m.rampEnd = now.Add(g.rtt.srtt)
-	}
-	if !m.active {
-		g.activate(m)
-		g.provide(m, now, true)
-	}
-}
-
-// activate puts m into the list of active members, if it is not there.
-func (g *group) activate(m *member) {
-	if m.active {
-		return
-	}
-	m.active, m.due, m.share = true, 0, 0
-	g.alloc.fresh++
-	i, _ := slices.BinarySearchFunc(g.alloc.members, m, compareMembers)
-	g.alloc.members = slices.Insert(g.alloc.members, i, m)
-	g.changed = true
-}
-
-// deactivate takes m out of the list of active members.
-func (g *group) deactivate(m *member) {
-	if !m.active {
-		return
-	}
-	m.active = false
-	if i, ok := slices.BinarySearchFunc(g.alloc.members, m, compareMembers); ok {
-		g.alloc.members = slices.Delete(g.alloc.members, i, i+1)
-	}
-}
-
 // send counts n bytes of m in flight that leave now.
 func (g *group) send(m *member, now cc.Time, n cc.Bytes) {
 	granule := max(m.mss(), g.ctl.Cwnd/(ledgerChunks/2))
@@ -301,4 +140,81 @@ func (g *group) leastRTT(m *member) time.Duration {
 		return m.path.base
 	}
 	return g.rtt.min
+}
+
+// Datagrams are bytes in the window of a group that nobody acknowledges: the
+// UDP and ICMP of the same peer. What was granted counts for one round trip of
+// the flows beside it, and is then taken as gone, at the pace at which theirs
+// arrive; they make no event.
+//
+// They are held back only while one of these flows wants more than it has: what
+// a window is worth that nobody wants to fill, nobody knows. Then they have their
+// share of it in each round trip, and at least two segments, so that a name is found
+// whatever else goes on. Towards that share they fall by half with each round trip,
+// which is how fast a flow that starts beside them can grow.
+type Datagrams struct {
+	leave func(*Datagrams) // the manager's
+	key   string
+	share float64
+	waiter
+	home atomic.Pointer[group] // nil while there is none: nobody to give way to
+
+	maxRate *rateLimit // of the group; nil: none
+
+	// Guarded by the mutex of home.
+	group   *group
+	chunks  []granted // in flight, the oldest first
+	loose   cc.Bytes  // their sum
+	waiting cc.Bytes  // asked for and refused; 0: nothing
+	sparse  bool      // what was refused is of a sparse flow
+	own     cc.Bytes  // what they may have in flight while the flows want the window
+	room    cc.Bytes  // of that, what they may send now; below 0: what sparse flows were lent
+	roomAt  cc.Time   // when own and room were; 0: never
+	usual   cc.Rate   // own in each round trip, smoothed; 0: not known
+	carry   cc.Bytes  // in flight when they were last free to go
+	carryAt cc.Time
+}
+
+// granted is what was granted within a short time.
+type granted struct {
+	at cc.Time
+	n  cc.Bytes
+}
+
+// idleness is what a group knows of its own silence.
+type idleness struct {
+	since cc.Time  // when the last byte arrived and nobody wanted to send; 0: somebody sends
+	cwnd  cc.Bytes // the window when the algorithm was forgotten; 0: it is not
+}
+
+// window is what the members may have in flight together: what datagrams use, or wait
+// for, of their share is not theirs.
+func (g *group) window() cc.Bytes { return g.ctl.Cwnd - g.lent(true) }
+
+// lent is what datagrams have in flight of the window, with those that wait or not.
+func (g *group) lent(waiting bool) cc.Bytes {
+	var loose, most cc.Bytes
+	for _, d := range g.datagrams {
+		loose += d.loose
+		if waiting {
+			loose += d.waiting
+		}
+		most = max(most, d.due())
+	}
+	return min(loose, most)
+}
+
+// due is d's share of what the members can use of the window: a pacer may not let
+// them fill it.
+func (d *Datagrams) due() cc.Bytes {
+	g := d.group
+	return cc.Bytes(d.share * float64(g.ctl.Cwnd-g.unpaced()))
+}
+
+// unpaced is the part of the window that the pacing rate does not let anybody fill.
+func (g *group) unpaced() cc.Bytes {
+	if g.ctl.PacingRate == 0 || g.rtt.srtt == 0 {
+		return 0
+	}
+	return max(0, g.ctl.Cwnd-g.ctl.PacingRate.BytesIn(g.rtt.srtt))
 }

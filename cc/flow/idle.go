@@ -17,12 +17,6 @@ const (
 	memoryLasts = 5 * time.Minute
 )
 
-// idleness is what a group knows of its own silence.
-type idleness struct {
-	since cc.Time  // when the last byte arrived and nobody wanted to send; 0: somebody sends
-	cwnd  cc.Bytes // the window when the algorithm was forgotten; 0: it is not
-}
-
 // noteIdle notes when nothing is in flight and nobody wants to send, and gives back in
 // time what an idle group does not need.
 func (g *group) noteIdle(now cc.Time) {
@@ -112,4 +106,23 @@ func (g *group) revive(p *path, now cc.Time) {
 	g.rtt = rttEstimator{srtt: p.base, rttvar: p.base / 2, min: p.base}
 	g.cwndFullAt = 0
 	g.anchor(p)
+}
+
+// settle divides the window if something has changed, now or when it is time to. Each
+// call into the group that may change anything ends with it.
+func (g *group) settle(now cc.Time) {
+	g.noteIdle(now)
+	switch {
+	case !g.changed || g.alg == nil:
+	case now < g.divideAt && len(g.alloc.members) > fewMembers*max(1, g.alloc.fresh):
+		g.timers.schedule(g, g.divideAt)
+	default:
+		g.divide(now)
+	}
+}
+
+// unlock divides the window anew where that is due, and releases the lock.
+func (g *group) unlock(now cc.Time) {
+	g.settle(now)
+	g.mu.Unlock()
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -84,36 +85,6 @@ func (m *Manager) shard(i int) *timers {
 // clocks, divisions of windows, groups that are idle. It returns when it wants to be
 // called next; cc.Never: not before Arm says so.
 func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.shard(shard).run(now) }
-
-// Open adds a flow to its group, over a leg.
-func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
-	r, err := t.resolve()
-	if err != nil {
-		return nil, fmt.Errorf("flow: %w", err)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.forget(now)
-	m.nextID++
-	g, fresh := m.group(now, r)
-	f := &Flow{mgr: m}
-	f.member = member{id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.allocation(), limits: limits{since: now}}
-	f.enforced = leg.Enforces
-	f.limitTo(m.rateLimit(now, t))
-	f.home.Store(g.group)
-	g.mu.Lock()
-	g.join(&f.member, m.path(g, t.Host))
-	g.mu.Unlock()
-	if fresh {
-		m.meet(now, g)
-	}
-	m.occupied(g)
-	m.flowsMu.Lock()
-	m.flows = append(m.flows, f)
-	m.open++
-	m.flowsMu.Unlock()
-	return f, nil
-}
 
 // resolved is what Terms say about the group they lead to.
 type resolved struct {
@@ -210,24 +181,6 @@ func groupKey(name, algorithm string, p cc.Params) string {
 	return b.String()
 }
 
-// left takes note that f has gone.
-func (m *Manager) left(f *Flow, now cc.Time) {
-	m.flowsMu.Lock()
-	f.gone = true
-	if m.open--; len(m.flows) > 2*m.open+64 {
-		m.flows = slices.DeleteFunc(m.flows, func(f *Flow) bool { return f.gone })
-	}
-	m.flowsMu.Unlock()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.release(now, f.maxRate)
-	m.vacated(f.home.Load().key)
-	if g := m.groups[f.home.Load().key]; g != nil && f.terms.Alone && g.waits != nil {
-		m.drop(g)
-	}
-	m.forget(now)
-}
-
 // forget drops what is known of groups that have been without members for long enough:
 // first their algorithms, then all of it. The caller holds m.mu.
 func (m *Manager) forget(now cc.Time) {
@@ -314,4 +267,16 @@ func (m *Manager) trimPaths(g *indexed) {
 	if idle > maxIdlePaths {
 		m.dropPath(g, oldest)
 	}
+}
+
+// Flow is one sending direction of one connection. Its methods may be called
+// from any goroutine.
+type Flow struct {
+	mgr     *Manager
+	home    atomic.Pointer[group]
+	limited atomic.Bool // it has a maximum rate, for those who do not hold the group's mutex
+	due     timer
+	member
+	closed bool // guarded by the group's mutex, as member is
+	gone   bool // not in Snapshots any more; guarded by the manager's flowsMu
 }

@@ -28,14 +28,21 @@ type rateLimit struct {
 
 	mu      sync.Mutex // taken after a group's
 	bucket  pacer
-	tail    cc.Time      // the newest turn that was given
-	waiting []*Datagrams // those that wait for their turns
+	tail    cc.Time   // the newest turn that was given
+	waiting []*waiter // datagrams that wait for their turns
 }
 
 // limitKey tells rateLimits apart.
 type limitKey struct {
 	group string
 	rate  cc.Rate
+}
+
+// waiter is datagrams at a rateLimit, whose mutex guards turn and passed.
+type waiter struct {
+	wake   func()
+	turn   cc.Time  // while they wait there; 0: they do not
+	passed cc.Bytes // what it has let pass beyond what has gone
 }
 
 // take lets up to want bytes pass and returns how many: all of them, or whole quanta.
@@ -66,9 +73,9 @@ func (l *rateLimit) take(now cc.Time, want, quantum, mss cc.Bytes, turn cc.Time)
 // sparseAhead is for how long the others make up for what sparse datagrams take at once.
 const sparseAhead = 100 * time.Millisecond
 
-// takeDatagram lets a datagram of n bytes pass, or has d woken in its turn. One of a
+// takeDatagram lets a datagram of n bytes pass, or has w woken in its turn. One of a
 // sparse flow does not wait for a turn. Without a limit all pass.
-func (l *rateLimit) takeDatagram(now cc.Time, d *Datagrams, n cc.Bytes, sparse bool) bool {
+func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool) bool {
 	if l == nil {
 		return true
 	}
@@ -78,15 +85,15 @@ func (l *rateLimit) takeDatagram(now cc.Time, d *Datagrams, n cc.Bytes, sparse b
 		l.mu.Unlock()
 		return true
 	}
-	if d.passed < n { // a turn lets as much pass as one of a flow
+	if w.passed < n { // a turn lets as much pass as one of a flow
 		segment := max(n, cc.DefaultMSS)
-		d.passed, d.turn = l.take(now, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment, d.turn)
+		w.passed, w.turn = l.take(now, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment, w.turn)
 	}
-	passes, turn := d.passed >= n, d.turn
+	passes, turn := w.passed >= n, w.turn
 	if passes {
-		d.passed -= n
-	} else if !slices.Contains(l.waiting, d) {
-		l.waiting = append(l.waiting, d)
+		w.passed -= n
+	} else if !slices.Contains(l.waiting, w) {
+		l.waiting = append(l.waiting, w)
 	}
 	l.mu.Unlock()
 	if !passes {
@@ -97,33 +104,33 @@ func (l *rateLimit) takeDatagram(now cc.Time, d *Datagrams, n cc.Bytes, sparse b
 
 // tick wakes the datagrams whose turns have come.
 func (l *rateLimit) tick(now cc.Time) {
-	var due []*Datagrams
+	var due []*waiter
 	next := cc.Never
 	l.mu.Lock()
-	l.waiting = slices.DeleteFunc(l.waiting, func(d *Datagrams) bool {
-		if d.turn > now {
-			next = min(next, d.turn)
+	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool {
+		if w.turn > now {
+			next = min(next, w.turn)
 			return false
 		}
-		due = append(due, d)
+		due = append(due, w)
 		return true
 	})
 	l.mu.Unlock()
 	if next != cc.Never {
 		l.timers.schedule(l, next)
 	}
-	for _, d := range due {
-		d.wake()
+	for _, w := range due {
+		w.wake()
 	}
 }
 
-// leave forgets d, which asks no more.
-func (l *rateLimit) leave(d *Datagrams) {
+// leave forgets w, which asks no more.
+func (l *rateLimit) leave(w *waiter) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	l.waiting = slices.DeleteFunc(l.waiting, func(e *Datagrams) bool { return e == d })
+	l.waiting = slices.DeleteFunc(l.waiting, func(e *waiter) bool { return e == w })
 	l.mu.Unlock()
 }
 
@@ -141,58 +148,4 @@ func (l *rateLimit) full(now cc.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.bucket.tat <= now
-}
-
-// limitTo has f keep to l; nil: to none. The caller holds the mutex of f's group,
-// if it has one.
-func (f *Flow) limitTo(l *rateLimit) {
-	f.maxRate = l
-	f.limited.Store(l != nil)
-}
-
-// rateLimit returns the one that t leads to, counted as used once more; nil if t
-// has none. The caller holds m.mu.
-func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
-	m.forgetLimits(now)
-	if t.MaxRate == 0 {
-		return nil
-	}
-	key := limitKey{t.Group, t.MaxRate}
-	l := m.limits[key]
-	if l == nil {
-		if m.limits == nil {
-			m.limits = map[limitKey]*rateLimit{}
-		}
-		l = &rateLimit{timers: m.shard(0), key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
-		m.limits[key] = l
-	}
-	l.users.Add(1)
-	return l
-}
-
-// release undoes one call of rateLimit. A rateLimit without users is kept until its
-// bucket is full: a client that opens a connection for each object gains nothing. The
-// caller holds m.mu.
-func (m *Manager) release(now cc.Time, l *rateLimit) {
-	if l != nil && l.users.Add(-1) == 0 {
-		m.unused = append(m.unused, l)
-	}
-	m.forgetLimits(now)
-}
-
-// forgetLimits drops the rateLimits that have no users and a full bucket. The caller
-// holds m.mu.
-func (m *Manager) forgetLimits(now cc.Time) {
-	kept := m.unused[:0]
-	for _, l := range m.unused {
-		switch {
-		case l.users.Load() > 0:
-		case l.full(now):
-			delete(m.limits, l.key)
-		default:
-			kept = append(kept, l)
-		}
-	}
-	clear(m.unused[len(kept):])
-	m.unused = kept
 }

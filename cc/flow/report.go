@@ -111,3 +111,14 @@ func (t Terms) checkClass() error {
 	}
 	return nil
 }
+
+// most is the rate that a flow never exceeds; 0: any.
+func (t Terms) most() cc.Rate { return lesser(t.MaxRate, t.ConnectionRate) }
+
+// lesser is the lesser of two rates, of which 0 stands for none.
+func lesser(a, b cc.Rate) cc.Rate {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}

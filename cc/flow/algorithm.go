@@ -1,0 +1,130 @@
+package flow
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// start builds the algorithm on first use.
+func (g *group) start(now cc.Time) {
+	if g.alg != nil {
+		return
+	}
+	g.mss = cc.DefaultMSS
+	for _, m := range g.members {
+		if m.last.MSS > 0 {
+			g.mss = m.last.MSS
+			break
+		}
+	}
+	initial := g.initial
+	if initial == 0 {
+		initial = cc.InitialCwndPackets * g.mss
+	}
+	g.started, g.base = now, g.delivered.total
+	g.alg = g.spec.New(cc.Config{
+		MSS: g.mss, InitialCwnd: initial, Ssthresh: g.ssthresh, Params: g.params,
+		Rand: rand.New(rand.NewPCG(g.seed, 0)),
+	})
+	g.adopt(now)
+}
+
+// adopt takes over the algorithm's limits after it has seen an event at now.
+func (g *group) adopt(now cc.Time) {
+	before := g.ctl
+	g.ctl = g.alg.Control()
+	if g.ctl.NextTick != 0 {
+		g.timers.schedule(g, max(g.ctl.NextTick, now.Add(leastTick)))
+	}
+	g.cap(now)
+	g.changed = g.changed || g.ctl.Cwnd != before.Cwnd || g.ctl.PacingRate != before.PacingRate
+}
+
+// recap applies what has become of the caps since the algorithm's last event, and
+// reports whether there may be any.
+func (g *group) recap(now cc.Time) bool {
+	if g.alg == nil || !g.caps.bind && g.caps.hintCap == 0 {
+		return false
+	}
+	g.adopt(now)
+	return true
+}
+
+// state is what the algorithm may know.
+func (g *group) state(now cc.Time) cc.State {
+	s := cc.State{
+		Now:         now,
+		MSS:         g.mss,
+		Inflight:    g.ownInflight(),
+		Delivered:   g.delivered.total - g.base,
+		SRTT:        g.rtt.srtt,
+		RTTVar:      g.rtt.rttvar,
+		MinRTT:      g.rtt.min,
+		CwndLimited: g.cwndLimited(),
+	}
+	if g.caps.hinted {
+		s.Hint = &g.caps.hint
+	}
+	return s
+}
+
+// ownInflight is what the algorithm's window has put in flight. Where only the members'
+// floors keep more there, that is not the algorithm's to take back: one that waits for
+// it to go (BBR's ProbeRTT) would wait for ever.
+func (g *group) ownInflight() cc.Bytes {
+	switch {
+	case g.inflight <= g.ctl.Cwnd:
+		return min(g.inflight+g.lent(false), g.ctl.Cwnd)
+	case g.overflow > 0:
+		return g.inflight
+	}
+	return g.ctl.Cwnd
+}
+
+// cwndLimited tells whether the window was what held the sender back since the newest
+// delivered byte left, a round trip ago. Bytes that pile up in the transport mean that
+// it was not; nor was it where a cap leaves less.
+func (g *group) cwndLimited() bool {
+	return g.cwndFullAt != 0 && !g.heldBelow && !g.caps.bind && g.cwndFullAt >= g.delivered.firstSent
+}
+
+// noteAppLimited marks what is in flight as too little to probe the path, when there is
+// room in the window and nobody wants it, or a cap does not let it be used.
+func (g *group) noteAppLimited() {
+	if g.delivered.total > g.delivered.appLimited {
+		g.delivered.appLimited = 0
+	}
+	if !g.caps.bind && (g.wanting > 0 || g.inflight+g.mss > g.window()) {
+		return
+	}
+	g.delivered.appLimited = max(g.delivered.total+g.inflight, 1)
+}
+
+// seen is s as the algorithm may see it, which counts from its own start.
+func (g *group) seen(s cc.Sent) cc.Sent {
+	s.Delivered = max(0, s.Delivered-g.base)
+	return s
+}
+
+// event describes what g's algorithm has just been told.
+func (g *group) event(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.Bytes) Event {
+	if g.emit == nil {
+		return Event{}
+	}
+	e := Event{Kind: kind, Algorithm: g.spec.Name, State: s, RTT: rtt, Bytes: n, Control: g.ctl, Internals: g.inspect()}
+	e.State.Hint = nil // which is the group's to change
+	if m != nil {
+		e.Flow, e.Group = m.id, m.terms.Group
+	}
+	return e
+}
+
+// inspect is what g's algorithm shows.
+func (g *group) inspect() cc.Internals {
+	if a, ok := g.alg.(cc.Inspector); ok {
+		return a.Inspect()
+	}
+	return cc.Internals{}
+}

@@ -1,0 +1,101 @@
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// maxRate is what all members have; nil: they have none, or not the same.
+func (g *group) maxRate() *rateLimit {
+	for l, n := range g.caps.maxRates {
+		if n == len(g.members) {
+			return l
+		}
+	}
+	return nil
+}
+
+// cap keeps the limits below a maximum rate that all members have, and below their part
+// of the capacity that a fresh hint tells, whatever the algorithm asks for. The
+// algorithm is told that its window did not bind.
+func (g *group) cap(now cc.Time) {
+	g.capToMaxRate()
+	g.caps.bind = g.caps.rateBound
+	g.capToHint(now)
+}
+
+// capToMaxRate keeps the limits to the maximum rate that all members have. The rate
+// binds once the window is more than the rate has in flight between two visits of a
+// busy pacer, with what waits to be acknowledged together. Then the window only serves
+// to divide the rate.
+func (g *group) capToMaxRate() {
+	g.caps.rateBound, g.caps.burst = false, 0
+	limit := g.maxRate()
+	if limit == nil {
+		return
+	}
+	own, rate := g.ctl, limit.key.rate
+	slack := g.segments(floorSegments + ackedTogether)
+	g.caps.rateBound = g.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(g.rtt.srtt+pacerBurst)+slack
+	if !g.caps.rateBound && own.PacingRate == 0 { // the window is less than the rate: spreading it would only hold it back
+		return
+	}
+	if g.within(rate, g.rtt.srtt+spareWindow, slack); own.PacingRate != g.ctl.PacingRate {
+		g.caps.burst = limitBurst
+	}
+}
+
+// spareWindow is for how long the rate may be sent beyond a round trip before the
+// window binds, where acknowledgements come late.
+const spareWindow = 100 * time.Millisecond
+
+// within keeps the limits to a rate: the rate itself, and as a window what it has in
+// flight in d, once a round trip is known, and some slack.
+func (g *group) within(rate cc.Rate, d time.Duration, slack cc.Bytes) {
+	g.ctl.PacingRate = lesser(g.ctl.PacingRate, rate)
+	if g.rtt.srtt > 0 {
+		g.ctl.Cwnd = min(g.ctl.Cwnd, rate.BytesIn(d)+slack)
+	}
+}
+
+// segments is so many segments of each member.
+func (g *group) segments(each cc.Bytes) cc.Bytes {
+	return each * g.mss * cc.Bytes(max(1, len(g.members)))
+}
+
+// capToHint keeps the limits below the part of a fresh hint's capacity, in a window
+// without a queue. Two segments of each member may leave while the hint holds even
+// where there is no capacity: without them a late acknowledgement would leave the path
+// idle, and a flow paced by next to nothing would not notice when there is some
+// capacity again. A hint that grows old frees both by itself.
+func (g *group) capToHint(now cc.Time) {
+	if g.caps.hintCap == 0 || g.caps.hint.Capacity == 0 || !g.fresh(now) {
+		return
+	}
+	own := g.ctl
+	slack := g.segments(floorSegments)
+	rate := max(cc.Rate(g.caps.hintCap*float64(g.caps.hint.Capacity)), cc.RateOf(slack, g.patience()))
+	g.within(rate, g.rtt.min, slack)
+	g.caps.bind = g.caps.bind || own.Cwnd > g.ctl.Cwnd || own.PacingRate != g.ctl.PacingRate
+	g.timers.schedule(g, g.caps.hint.At.Add(g.patience()+1))
+}
+
+// freshHint is how old a hint may be at the most and still say how the path is:
+// the longer of this and three smoothed round trips.
+const freshHint = time.Second
+
+func (g *group) patience() time.Duration { return max(freshHint, 3*g.rtt.srtt) }
+
+// fresh reports whether g has heard of its path lately.
+func (g *group) fresh(now cc.Time) bool { return g.caps.hinted && g.caps.hint.Age(now) <= g.patience() }
+
+// hear takes note of a hint, unless g knows a newer one.
+func (g *group) hear(h cc.Hint) {
+	if c := &g.caps; !c.hinted || h.At >= c.hint.At {
+		c.hint, c.hinted = h, true
+		if c.hintCap > 0 { // which does not wait for an event
+			g.timers.schedule(g, h.At)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package flow
+
+import "github.com/penstock-net/penstock/cc"
+
+// limitTo has f keep to l; nil: to none. The caller holds the mutex of f's group,
+// if it has one.
+func (f *Flow) limitTo(l *rateLimit) {
+	f.maxRate = l
+	f.limited.Store(l != nil)
+}
+
+// rateLimit returns the one that t leads to, counted as used once more; nil if t
+// has none. The caller holds m.mu.
+func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
+	m.forgetLimits(now)
+	if t.MaxRate == 0 {
+		return nil
+	}
+	key := limitKey{t.Group, t.MaxRate}
+	l := m.limits[key]
+	if l == nil {
+		if m.limits == nil {
+			m.limits = map[limitKey]*rateLimit{}
+		}
+		l = &rateLimit{timers: m.shard(0), key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
+		m.limits[key] = l
+	}
+	l.users.Add(1)
+	return l
+}
+
+// release undoes one call of rateLimit. A rateLimit without users is kept until its
+// bucket is full: a client that opens a connection for each object gains nothing. The
+// caller holds m.mu.
+func (m *Manager) release(now cc.Time, l *rateLimit) {
+	if l != nil && l.users.Add(-1) == 0 {
+		m.unused = append(m.unused, l)
+	}
+	m.forgetLimits(now)
+}
+
+// forgetLimits drops the rateLimits that have no users and a full bucket. The caller
+// holds m.mu.
+func (m *Manager) forgetLimits(now cc.Time) {
+	kept := m.unused[:0]
+	for _, l := range m.unused {
+		switch {
+		case l.users.Load() > 0:
+		case l.full(now):
+			delete(m.limits, l.key)
+		default:
+			kept = append(kept, l)
+		}
+	}
+	clear(m.unused[len(kept):])
+	m.unused = kept
+}

@@ -1,0 +1,32 @@
+package flow
+
+import "github.com/penstock-net/penstock/cc"
+
+// tick serves what has become due: the algorithm's clock, a hint that grows old, an idle
+// group, a division.
+func (g *group) tick(now cc.Time) {
+	var event Event
+	ticked := false
+	g.mu.Lock()
+	if g.recap(now) {
+		g.now = true
+	}
+	if len(g.members) > 0 && g.alg != nil && g.ctl.NextTick != 0 {
+		if g.ctl.NextTick <= now {
+			state := g.state(now)
+			g.alg.OnTick(state)
+			g.adopt(now)
+			g.now = true
+			event, ticked = g.event(nil, KindTick, state, 0, 0), true
+		} else {
+			g.timers.schedule(g, g.ctl.NextTick)
+		}
+	}
+	g.changed = g.changed || len(g.alloc.members) > 1
+	g.wakeDatagrams(now)
+	g.settle(now)
+	g.mu.Unlock()
+	if ticked && g.emit != nil {
+		g.emit(event)
+	}
+}
