@@ -16,6 +16,10 @@ const turnRTTs = 8
 // division would have left to one.
 const fewMembers = 8
 
+// perMember bounds what divisions among many cost, with the limits that each of them
+// puts into force.
+const perMember = 10 * time.Microsecond
+
 // divide divides the window among the active members and tells those whose limits change.
 func (g *group) divide(now cc.Time) {
 	atOnce := g.now || g.ctl.PacingRate > 0
@@ -58,7 +62,7 @@ func (g *group) divide(now cc.Time) {
 		m.ledger.release()
 		g.provide(m, now, false)
 	}
-	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4))
+	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }
 
 // lone reports whether m has the window for itself: no other member is active.
