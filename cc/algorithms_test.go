@@ -21,6 +21,7 @@ type world struct {
 	rtt    time.Duration
 	record bool // there is a record of when bytes left
 	marks  bool // what is acknowledged came with ECN marks
+	l4s    bool // and left as ECT(1)
 	alg    Algorithm
 	last   Control
 	hint   Hint
@@ -33,7 +34,7 @@ func (w *world) wait(d time.Duration) { w.state.Now = w.state.Now.Add(min(d, lon
 func (w *world) ack(n Bytes, rtt time.Duration) {
 	w.state.Delivered += n
 	w.state.Inflight = max(0, w.state.Inflight-n)
-	a := Ack{Acked: n, RTT: rtt}
+	a := Ack{Acked: n, RTT: rtt, L4S: w.l4s}
 	if w.marks {
 		a.Marked = n
 	}
@@ -96,7 +97,7 @@ func (w *world) step(op, v byte) {
 	case 13:
 		w.record = v%2 == 0
 	case 15:
-		w.marks = v%2 == 0
+		w.marks, w.l4s = v%2 == 0, v%4 > 1
 	case 14: // the network speaks, of anything, and is silent from then on
 		w.hint = Hint{
 			At: w.state.Now, Capacity: Rate(v) << (v % 32), FairShare: Rate(v) << 16, LinkRate: 1 << (v % 40), ArrivalRate: Rate(v) << (v % 24),

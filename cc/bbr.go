@@ -83,6 +83,9 @@ var bbrPhases = [...]string{"startup", "drain", "probe_bw", "probe_rtt"}
 
 type bbr struct {
 	bbrModel
+	bw       roundMax
+	bwRounds int64 // round trips with a delivery rate
+	rated    bool  // there is one in this
 	rng      *rand.Rand
 	initial  float64       // packets
 	gain     float64       // the parameter cwnd_gain
@@ -105,14 +108,9 @@ type bbr struct {
 	probeRTTDone  Time // when ProbeRTT may end; 0: not yet drained
 	probeRTTRound bool // a round trip has passed since it was
 
-	// Bytes that left from lowFrom to lowTo did so with little in flight, for
-	// ProbeRTT's sake; their delivery rates understate the path. lowUntil is
-	// what must be delivered before that ends; 0: it has.
-	lowFrom, lowTo Time
-	lowUntil       Bytes
-
 	recovery   epoch
 	recovering bool
+	timedOut   bool    // from a timeout: what is lost then, an outage may have taken, and no token bucket
 	entering   bool    // since the last acknowledgement
 	conserving bool    // the first round trip of it: send what is delivered
 	prior      float64 // packets; the window to return to
@@ -154,10 +152,10 @@ func (b *bbr) OnAck(a Ack) {
 		b.conserving = false
 	}
 	lossy := b.lost > 0
-	understates := a.Sent.AppLimited || b.low(a)
+	understates := a.Sent.AppLimited || b.drained.covers(a, b.state == bbrProbingRTT)
 	b.sampleRate(a, understates)
 	b.police(a.State, b.newRound, lossy, understates)
-	b.bunched.onAck(a, &b.bbrModel, b.rate(), b.cwnd)
+	b.bunched.onAck(a, &b.bbrModel, b.rate(), b.cwnd, bunchRounds)
 
 	inflight := b.packets(a.Inflight + a.Acked)
 	if b.state == bbrProbingBW && b.cycle.over(a.Now, b.rtprop, inflight+b.lost, b.inflightAt(b.cycle.gain()), b.inflightAt(1), lossy) {
@@ -179,21 +177,10 @@ func (b *bbr) OnAck(a Ack) {
 	b.idle = a.Inflight <= 0 && !a.CwndLimited
 }
 
-// low reports whether ProbeRTT keeps a's sample from meaning anything.
-func (b *bbr) low(a Ack) bool {
-	if b.lowUntil != 0 && b.state != bbrProbingRTT && a.Delivered > b.lowUntil {
-		b.lowUntil, b.lowTo = 0, a.Now
-	}
-	if b.lowFrom == 0 || a.left() < b.lowFrom {
-		return false
-	}
-	return b.lowUntil != 0 || a.left() < b.lowTo
-}
-
 // police looks for a token bucket, and ends the use of one that was found.
 func (b *bbr) police(s State, newRound, lossy, understates bool) {
 	switch {
-	case !b.policing:
+	case !b.policing || b.timedOut:
 	case !b.policer.found:
 		b.policer.sample(s, newRound, lossy, understates)
 	case b.state == bbrProbingBW && newRound:
@@ -250,12 +237,12 @@ func (b *bbr) checkRTprop(a Ack, restarted bool) {
 		b.save()
 		b.state = bbrProbingRTT
 		b.probeRTTDone = 0
-		b.lowFrom = a.Now
+		b.drained.begin(a.Now)
 	}
 	if b.state != bbrProbingRTT {
 		return
 	}
-	b.lowUntil = max(a.Delivered+a.Inflight, 1)
+	b.drained.last(a.State)
 	switch {
 	case b.probeRTTDone == 0 && b.packets(a.Inflight) <= bbrMinCwnd:
 		b.probeRTTDone, b.probeRTTRound = a.Now.Add(bbrProbeRTT), false
@@ -368,7 +355,7 @@ func (b *bbr) save() {
 }
 
 func (b *bbr) recovered() {
-	b.recovering, b.entering, b.conserving = false, false, false
+	b.recovering, b.entering, b.conserving, b.timedOut = false, false, false, false
 	b.cwnd = max(b.cwnd, b.prior)
 }
 
@@ -403,7 +390,10 @@ func (b *bbr) timeout(l Loss) {
 	b.cwnd = 1
 	b.fullBw = 0
 	b.lost = max(b.lost, 1)
-	b.police(l.State, true, true, false)
+	b.timedOut = true
+	if !b.policer.found {
+		b.policer.restart(l.State)
+	}
 }
 
 // OnTick ends ProbeRTT where nothing is sent.

@@ -46,18 +46,18 @@ func (f *roundMax) get() Rate {
 	return most
 }
 
-// bbrModel is what BBR knows about a path: how fast its bottleneck delivers
-// (BtlBw), how long its round trip is without a queue (RTprop), and how far
+// bbrModel is what BBR, version 1 and 3, knows about a path beside its rate: how
+// long its round trip is without a queue (RTprop, min_rtt), and how far
 // acknowledgements run ahead of the rate because something bunches them.
 type bbrModel struct {
 	segments
 	round    round
-	rounds   int64 // round trips so far
-	newRound bool  // the newest acknowledgement began one
-	bw       roundMax
+	rounds   int64         // round trips so far
+	newRound bool          // the newest acknowledgement began one
 	rtprop   time.Duration // 0: no sample
 	rtpropAt Time          // when it was last seen
 	bunched  bunching
+	drained  drained
 }
 
 // next counts round trips.
@@ -70,21 +70,25 @@ func (m *bbrModel) next(a Ack) {
 
 // sampleRate takes a's delivery rate. One that understates the path counts only
 // where it says more than is known.
-func (m *bbrModel) sampleRate(a Ack, understates bool) {
-	if a.DeliveryRate > 0 && (!understates || a.DeliveryRate >= m.bw.get()) {
-		m.bw.add(m.rounds, a.DeliveryRate)
+func (b *bbr) sampleRate(a Ack, understates bool) {
+	if b.newRound && b.rated {
+		b.bwRounds, b.rated = b.bwRounds+1, false
+	}
+	b.rated = b.rated || a.DeliveryRate > 0
+	if a.DeliveryRate > 0 && (!understates || a.DeliveryRate >= b.bw.get()) {
+		b.bw.add(b.bwRounds, a.DeliveryRate)
 	}
 }
 
 // sampleRTT takes a's round trip and reports whether what was known is older
 // than window; then any sample replaces it.
-func (m *bbrModel) sampleRTT(a Ack, window time.Duration) (expired bool) {
-	expired = m.rtprop != 0 && a.Now.Sub(m.rtpropAt) > window
+func (b *bbr) sampleRTT(a Ack, window time.Duration) (expired bool) {
+	expired = b.rtprop != 0 && a.Now.Sub(b.rtpropAt) > window
 	if a.RTT <= 0 {
 		return expired
 	}
-	if rtt := max(a.RTT, minDivisor); m.rtprop == 0 || rtt <= m.rtprop || expired {
-		m.rtprop, m.rtpropAt = rtt, a.Now
+	if rtt := max(a.RTT, minDivisor); b.rtprop == 0 || rtt <= b.rtprop || expired {
+		b.rtprop, b.rtpropAt = rtt, a.Now
 	}
 	return expired
 }
@@ -92,6 +96,26 @@ func (m *bbrModel) sampleRTT(a Ack, window time.Duration) (expired bool) {
 // bdp is what fills the path at rate bw without a queue, in packets; 0 while
 // one of the two is unknown.
 func (m *bbrModel) bdp(bw Rate) float64 { return m.packets(bw.BytesIn(m.rtprop)) }
+
+// drained is when a sender kept little in flight to see the round trip of the path:
+// the delivery rates of what left meanwhile understate it.
+type drained struct {
+	from, to Time  // 0: never
+	until    Bytes // what must be delivered before that ends; 0: it has
+}
+
+func (d *drained) begin(now Time) { d.from = now }
+
+// last is as long as little is in flight.
+func (d *drained) last(s State) { d.until = max(s.Delivered+s.Inflight, 1) }
+
+// covers reports whether a's delivery rate says nothing; lasts: little is in flight still.
+func (d *drained) covers(a Ack, lasts bool) bool {
+	if d.until != 0 && !lasts && a.Delivered > d.until {
+		d.until, d.to = 0, a.Now
+	}
+	return d.from != 0 && a.left() >= d.from && (d.until != 0 || a.left() < d.to)
+}
 
 const (
 	bunchRounds = 5 // round trips to a slot; Linux bbr_extra_acked_win_rtts
@@ -111,10 +135,11 @@ type bunching struct {
 	acked  Bytes // in it
 }
 
-// onAck compares with the rate bw what was acknowledged; cwnd bounds the excess.
-func (b *bunching) onAck(a Ack, m *bbrModel, bw Rate, cwnd float64) {
+// onAck compares with the rate bw what was acknowledged; cwnd bounds the excess. A
+// slot is of so many round trips.
+func (b *bunching) onAck(a Ack, m *bbrModel, bw Rate, cwnd float64, rounds int) {
 	if m.newRound {
-		if b.rounds++; b.rounds >= bunchRounds {
+		if b.rounds++; b.rounds >= rounds {
 			b.rounds = 0
 			b.slot ^= 1
 			b.most[b.slot] = 0

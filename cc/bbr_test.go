@@ -200,7 +200,7 @@ func TestBbrAllowsForBunchedAcknowledgements(t *testing.T) {
 		return p.bunched.packets(&p.bbrModel, rate)
 	}
 	p.bw = roundMax{}
-	p.bw.add(p.rounds, rate)
+	p.bw.add(p.bwRounds, rate)
 	p.bbr.cwnd = 1000
 	assert.InDelta(t, 1, feed(1, ms, 100), 0.01, "packet by packet there is hardly anything to allow for")
 	assert.InDelta(t, 30, feed(30, 30*ms, 20), 0.1, "a link that lets go 30 packets every 30 ms")
@@ -378,4 +378,29 @@ func TestBbrProbesUpToABound(t *testing.T) {
 		p.Ack(1, 12e6)
 		assert.InDelta(t, tt.want, p.Control().PacingRate.Mbps(), 0.01, fmt.Sprint(tt))
 	}
+}
+
+// In the recovery from a timeout nothing is measured for many round trips.
+func TestBbrKeepsItsRateWhileNoneIsMeasured(t *testing.T) {
+	p := cruising(t, "bbr")
+	p.Rounds(30, 0)
+	p.Rounds(1, 1e6)
+	assert.Equal(t, Rate(12e6), p.bw.get())
+	p.Rounds(10, 1e6)
+	assert.Equal(t, Rate(1e6), p.bw.get())
+}
+
+func TestBbrTakesAnOutageForNoPolicer(t *testing.T) {
+	p := cruising(t, "bbr")
+	p.path.Timeout()
+	p.path.state.SRTT = 10 * time.Second // what is acknowledged left before the timer fired
+	for range 20 {
+		p.Wait(p.rtt)
+		p.OnLoss(Loss{State: p.path.state, Lost: 3 * DefaultMSS, SentAt: 1})
+		a := Ack{State: p.path.state, Acked: 10 * DefaultMSS, Sent: Sent{At: 2}}
+		p.path.state.Delivered += a.Acked
+		p.OnAck(a)
+	}
+	assert.Zero(t, p.Inspect()[5])
+	assert.False(t, p.policer.sampling)
 }

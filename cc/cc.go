@@ -6,6 +6,7 @@ package cc
 import (
 	"math"
 	"math/rand/v2"
+	"net/netip"
 	"time"
 )
 
@@ -50,6 +51,9 @@ type State struct {
 	// algorithm that wants it windowed keeps a filter of its own. All are 0
 	// before the first sample.
 	CwndLimited bool // the window, not the application, held the sender back
+	// OneWay is whether the receiver's timestamps tell the two ways of a round trip
+	// apart: of the newest acknowledgement's flow.
+	OneWay bool
 	// Hint is the newest hint about the path, to be read during the call
 	// only; nil: there is none.
 	Hint *Hint
@@ -81,9 +85,14 @@ func (h *Hint) Age(now Time) time.Duration {
 type Ack struct {
 	State
 	Acked, Marked Bytes         // newly acknowledged; of those, ECN-CE marked
+	L4S           bool          // they left as ECT(1), and each mark is known: marks come in proportion (RFC 9331)
 	RTT           time.Duration // of the newest acknowledged byte; 0: no sample
 	DeliveryRate  Rate          // over that byte's flight; 0: no sample
 	Sent          Sent          // the flow as it was when that byte left
+	// ReverseQueue is by how much longer than at least the acknowledgement was on its way
+	// back; it is a part of RTT, and at most RTT−MinRTT. 0: no longer, or not known. What
+	// RTT−ReverseQueue has beyond its own least is the queue on the way there.
+	ReverseQueue time.Duration
 }
 
 // Sent is the state of a flow at the moment one of its bytes left.
@@ -109,6 +118,35 @@ type Config struct {
 	Ssthresh Bytes
 	Params   Params     // complete: the Spec's defaults, overridden by policy
 	Rand     *rand.Rand // the only randomness an algorithm may use
+	Host     netip.Addr // where the bytes of the first flow go; invalid: not known
+	// Wake has OnTick called at once, before the time that Control.NextTick names. It may
+	// be called from any goroutine but not from within a call of the algorithm, and does
+	// nothing once the algorithm is given up; nil: nobody can be woken.
+	Wake func(now Time)
+}
+
+// Closer is an algorithm that somebody outside it knows of.
+type Closer interface {
+	Close() // it is given up: no call follows
+}
+
+// Close tells an algorithm that New has built that it is given up.
+func Close(a Algorithm) {
+	for a != nil {
+		switch w := a.(type) {
+		case Closer:
+			w.Close()
+			return
+		case inspected:
+			a = w.Algorithm
+		case *ceiling:
+			a = w.Algorithm
+		case lossMarks:
+			a = w.Algorithm
+		default:
+			return
+		}
+	}
 }
 
 // NoTick is embedded by algorithms that need no clock of their own.

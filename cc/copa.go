@@ -111,6 +111,7 @@ type copa struct {
 	lossSince   Time    // start of the period below; 0: none
 	acked, lost float64 // packets in it
 	timeout     epoch   // what left before the last one is lost by it, however late that is told
+	resend      float64 // packets: half of the window before the last timeout
 }
 
 func newCopa(cfg Config) *copa {
@@ -153,6 +154,9 @@ func (c *copa) OnAck(a Ack) {
 	c.acked += n
 	c.guardLoss(a.State)
 	if !c.sample(a) {
+		if c.sampled == 0 && a.RTT <= 0 && a.CwndLimited && c.cwnd < c.resend {
+			c.cwnd = min(c.cwnd+n, c.resend) // what a timeout has sent again shows no delay
+		}
 		return
 	}
 	c.step(a, n)
@@ -270,6 +274,9 @@ func (c *copa) turn(now Time) {
 func (c *copa) OnLoss(l Loss) {
 	c.learn(l.MSS)
 	if l.Timeout {
+		if c.sampled != 0 {
+			c.resend = c.cwnd / 2 // RFC 5681 §3.1
+		}
 		c.restart()
 		c.timeout.reacted = l.Now
 		return

@@ -282,3 +282,21 @@ func TestCopaStartsAnew(t *testing.T) {
 	p.Ack(20, 3*time.Second)
 	assert.InDelta(t, 40, p.Cwnd(), 0.01, "on a path of 3 s they are not")
 }
+
+// Bytes that are sent again show no round trip, so no queue either.
+func TestCopaGrowsToHalfItsWindowWhileATimeoutsLossesAreSentAgain(t *testing.T) {
+	p := newPath(t, "copa")
+	for range 5 {
+		p.Round(40 * ms)
+	}
+	before := p.Cwnd()
+	require.Greater(t, before, 100.0)
+	p.Timeout()
+	p.Timeout()
+	require.InDelta(t, 10, p.Cwnd(), 1e-3)
+	for range 400 {
+		p.Wait(ms)
+		p.Ack(1, 0)
+	}
+	assert.InDelta(t, before/2, p.Cwnd(), 1)
+}

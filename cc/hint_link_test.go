@@ -36,6 +36,16 @@ func playHints(t *testing.T, change func(*sim.Scenario), refs ...string) sim.Res
 	return r
 }
 
+func TestACapOfAllThatTheLinkHasLeavesAllOfIt(t *testing.T) {
+	for _, ref := range []string{"reno", "cubic", "copa", "bbr", "penstock"} {
+		r := playHints(t, func(s *sim.Scenario) { s.Flows[0].HintCap = 1 }, ref)
+		assert.Greater(t, r.Utilisation, 0.97, ref)
+		assert.Less(t, r.Queueing.P95, 10*ms, ref)
+		half := playHints(t, func(s *sim.Scenario) { s.Flows[0].HintCap = 0.5 }, ref)
+		assert.InDelta(t, 0.5, half.Utilisation, 0.03, ref)
+	}
+}
+
 func TestNaccUsesTheFractionOfTheLinkThatItIsTold(t *testing.T) {
 	r := playHints(t, nil, "nacc:wired")
 	assert.Greater(t, r.Utilisation, 0.9)

@@ -22,8 +22,8 @@ var marksAbout = [...]string{
 // String says what a mark does.
 func (m Marks) String() string { return marksAbout[m] }
 
-// answering is s whose algorithms answer marks as it says.
-func (s Spec) answering() Spec {
+// Answering is s whose algorithms answer marks as it says.
+func (s Spec) Answering() Spec {
 	build := s.New
 	s.New = func(cfg Config) Algorithm {
 		own := build(cfg)
@@ -32,9 +32,9 @@ func (s Spec) answering() Spec {
 		case MarksPass:
 			return own
 		case MarksAreLosses:
-			a = lossMarks{own}
+			a = lossMarks{own, s.L4S}
 		default:
-			a = &ceiling{Algorithm: own, reno: newLossWindow(Config{MSS: cfg.MSS})}
+			a = &ceiling{Algorithm: own, window: newScalable(newLossWindow(Config{MSS: cfg.MSS}))}
 		}
 		if i, ok := own.(Inspector); ok {
 			return inspected{a, i}
@@ -51,43 +51,56 @@ type inspected struct {
 }
 
 // lossMarks tells an algorithm of marks as of losses.
-type lossMarks struct{ Algorithm }
+type lossMarks struct {
+	Algorithm
+	l4s bool // but those of L4S, which it answers by itself
+}
 
 func (m lossMarks) OnAck(a Ack) {
-	if a.Marked > 0 {
+	if a.Marked > 0 && !(a.L4S && m.l4s) {
 		m.OnLoss(Loss{State: a.State, SentAt: a.left()})
 	}
 	m.Algorithm.OnAck(a)
 }
 
-// ceiling bounds the window of an algorithm by that of a Reno sender that starts
-// with the first mark: RFC 3168 §6.1.2 asks for no more than its answer. It is
-// lifted when the algorithm asks for less by itself.
+// ceiling bounds the window of an algorithm by another that starts with the first mark
+// and is lifted when the algorithm asks for less by itself. RFC 3168 §6.1.2 asks for no
+// more than the answer of a Reno sender; on L4S packets it is that of a scalable one.
 type ceiling struct {
 	Algorithm
-	reno lossWindow
-	low  bool          // it is in force
-	from Time          // since when; 0: never yet
-	till Time          // when it was lifted
-	srtt time.Duration // newest
+	window scalable
+	low    bool          // it is in force
+	l4s    bool          // as the newest acknowledgement is
+	from   Time          // since when; 0: never yet
+	till   Time          // when it was lifted
+	srtt   time.Duration // newest
 }
 
 func (c *ceiling) OnAck(a Ack) {
-	c.srtt = a.SRTT
-	c.reno.learn(a.MSS)
+	c.srtt, c.l4s = a.SRTT, a.L4S
+	c.window.learn(a.MSS)
 	own := a
 	if c.held(a.left()) {
 		own.CwndLimited, own.Sent.AppLimited = false, true
 	}
 	c.Algorithm.OnAck(own)
-	switch {
-	case a.Marked > 0 && !c.reno.epoch.covers(a.left()):
+	if a.L4S {
+		c.window.follow(a)
+	}
+	if a.Marked > 0 {
 		c.lower(a)
-	case c.low:
-		c.reno.grow(c.reno.credit(a))
-		if c.reno.bytes(c.reno.cwnd) >= c.wanted() {
-			c.low, c.till = false, a.Now
-		}
+	}
+	if !c.low {
+		return
+	}
+	if a.L4S {
+		c.window.extend(a)
+		c.window.hasten(a)
+	} else {
+		c.window.grow(c.window.credit(a))
+	}
+	if (a.Marked == 0 || !a.L4S) && c.window.bytes(c.window.cwnd) >= c.wanted() {
+		c.low, c.till = false, a.Now
 	}
 }
 
@@ -99,16 +112,23 @@ func (c *ceiling) held(left Time) bool {
 // lower answers a mark. A window that the application or the pacing rate leaves
 // unused stands for what is in flight, or for a first window.
 func (c *ceiling) lower(a Ack) {
+	if a.L4S && a.left() <= c.window.first || !a.L4S && c.window.epoch.covers(a.left()) {
+		return
+	}
 	w := min(c.Control().Cwnd, c.wanted())
 	if !a.CwndLimited {
 		flight := max(a.Sent.Inflight, a.Inflight+a.Acked)
-		w = min(w, max(flight, InitialCwndPackets*c.reno.mss))
+		w = min(w, max(flight, InitialCwndPackets*c.window.mss))
 	}
 	if !c.low {
 		c.low, c.from = true, a.Now
 	}
-	c.reno.cwnd = c.reno.packets(w)
-	c.reno.lose(Loss{State: a.State, SentAt: a.left()}, renoBeta)
+	c.window.cwnd = c.window.packets(w)
+	if a.L4S {
+		c.window.answer(a)
+	} else {
+		c.window.lose(Loss{State: a.State, SentAt: a.left()}, renoBeta)
+	}
 }
 
 // wanted is what the algorithm by itself would have in flight.
@@ -120,7 +140,11 @@ func (c *ceiling) wanted() Bytes {
 	return ctl.Cwnd
 }
 
+// OnLoss has a loss on an L4S path cut the ceiling, too (RFC 9331 §4.3).
 func (c *ceiling) OnLoss(l Loss) {
+	if c.low && c.l4s {
+		c.window.lose(l, renoBeta)
+	}
 	l.CwndLimited = l.CwndLimited && !c.low
 	c.Algorithm.OnLoss(l)
 }
@@ -132,13 +156,21 @@ func (c *ceiling) OnTick(s State) {
 
 func (c *ceiling) Control() Control {
 	ctl := c.Algorithm.Control()
+	if c.l4s && ctl.PacingRate == 0 { // no bursts
+		ctl.PacingRate = c.window.pace(slowStartGain, c.window.packets(ctl.Cwnd), c.srtt)
+	}
 	if !c.low {
 		return ctl
 	}
-	if w := c.reno.bytes(c.reno.cwnd); w < ctl.Cwnd {
+	if w := c.window.bytes(c.window.cwnd); w < ctl.Cwnd {
 		ctl.Cwnd, ctl.Phase = w, "marked"
 	}
-	if rate := c.reno.pace(cubicGain, c.reno.cwnd, c.srtt); rate > 0 {
+	gain := cubicGain
+	if c.l4s {
+		gain = c.window.gain()
+	}
+	rate := c.window.pace(gain, c.window.cwnd, c.srtt)
+	if rate > 0 {
 		ctl.PacingRate = min(ctl.PacingRate, rate)
 	}
 	return ctl

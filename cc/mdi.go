@@ -96,7 +96,7 @@ func LoadMDI(name string, r io.Reader) error {
 		return nil
 	}
 	mdiModels = append(mdiModels, mdiNamed{name, m})
-	registry["mdi"] = mdiSpec().answering()
+	registry["mdi"] = mdiSpec().Answering()
 	return nil
 }
 

@@ -104,7 +104,7 @@ type nimbus struct {
 	first nimbusMode // after the start
 	auto  bool       // the mode follows the cross traffic
 
-	flight         flightRates
+	flight         FlightRates
 	mu             capacity
 	window         time.Duration // for which mu is remembered
 	base           windowedFilter
@@ -174,7 +174,7 @@ func (n *nimbus) OnAck(a Ack) {
 			n.near = a.Now
 		}
 	}
-	n.flight.add(a, nimbusSpan)
+	n.flight.Add(a, nimbusSpan)
 	switch n.mode {
 	case nimbusStarting:
 		n.cubic.OnAck(a)
@@ -238,7 +238,7 @@ func (n *nimbus) OnTick(s State) {
 	if n.grid == 0 || s.Now < n.grid {
 		return
 	}
-	sent, received, ok := n.flight.rates(nimbusSpan, Bytes(nimbusLeast*float64(n.mss)))
+	sent, received, ok := n.flight.Rates(nimbusSpan, Bytes(nimbusLeast*float64(n.mss)))
 	if ok {
 		n.sent, n.received = sent, received
 		n.mu.add(s.Now, received, n.window)

@@ -2,13 +2,13 @@ package cc
 
 import "time"
 
-// flightSlots bounds the memory of flightRates; acknowledgements closer
+// flightSlots bounds the memory of FlightRates; acknowledgements closer
 // together than the span over flightSlots/4 share a mark.
 const flightSlots = 128
 
-// flightRates measures at which rate bytes left and at which rate the same
+// FlightRates measures at which rate bytes left and at which rate the same
 // bytes arrived, from the marks that acknowledgements leave.
-type flightRates struct {
+type FlightRates struct {
 	ring [flightSlots]flightMark
 	head int // index of the oldest
 	n    int
@@ -21,11 +21,11 @@ type flightMark struct {
 	delivered   Bytes
 }
 
-func (f *flightRates) at(i int) *flightMark { return &f.ring[(f.head+i)%flightSlots] }
+func (f *FlightRates) at(i int) *flightMark { return &f.ring[(f.head+i)%flightSlots] }
 
-// add takes an acknowledgement. Bytes that may have left twice are counted with
+// Add takes an acknowledgement; span is that of Rates. Bytes that may have left twice are counted with
 // those behind them.
-func (f *flightRates) add(a Ack, span time.Duration) {
+func (f *FlightRates) Add(a Ack, span time.Duration) {
 	m := flightMark{left: a.Sent.At, acked: a.Now, delivered: a.Delivered}
 	if m.left == 0 {
 		return
@@ -45,11 +45,11 @@ func (f *flightRates) add(a Ack, span time.Duration) {
 	*f.at(f.n - 1) = m
 }
 
-func (f *flightRates) reset() { f.head, f.n = 0, 0 }
+func (f *FlightRates) reset() { f.head, f.n = 0, 0 }
 
-// rates returns in bytes per second how fast the newest bytes left (S) and
+// Rates returns in bytes per second how fast the newest bytes left (S) and
 // arrived (R): those of at least span, and at least least of them.
-func (f *flightRates) rates(span time.Duration, least Bytes) (sent, received float64, ok bool) {
+func (f *FlightRates) Rates(span time.Duration, least Bytes) (sent, received float64, ok bool) {
 	if f.n < 2 {
 		return 0, 0, false
 	}

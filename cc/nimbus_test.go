@@ -133,39 +133,39 @@ func TestNimbusNeedsAFullHistory(t *testing.T) {
 }
 
 func TestNimbusMeasuresBothRatesOverTheSamePackets(t *testing.T) {
-	var f flightRates
+	var f FlightRates
 	now, left, delivered := Time(time.Second), Time(time.Second).Add(-50*ms), Bytes(0)
-	_, _, ok := f.rates(nimbusSpan, 0)
+	_, _, ok := f.Rates(nimbusSpan, 0)
 	require.False(t, ok, "nothing is known")
 	for range 500 { // sent at 6, arriving at 5 Mbit/s
 		left = left.Add(Rate(6e6).TimeFor(DefaultMSS))
 		now = now.Add(Rate(5e6).TimeFor(DefaultMSS))
 		delivered += DefaultMSS
-		f.add(Ack{State: State{Now: now, Delivered: delivered}, Sent: Sent{At: left}}, nimbusSpan)
+		f.Add(Ack{State: State{Now: now, Delivered: delivered}, Sent: Sent{At: left}}, nimbusSpan)
 	}
-	sent, received, ok := f.rates(nimbusSpan, 10*DefaultMSS)
+	sent, received, ok := f.Rates(nimbusSpan, 10*DefaultMSS)
 	require.True(t, ok)
 	assert.InEpsilon(t, 6e6/8, sent, 0.001)
 	assert.InEpsilon(t, 5e6/8, received, 0.001)
-	_, _, ok = f.rates(nimbusSpan, 1000*DefaultMSS)
+	_, _, ok = f.Rates(nimbusSpan, 1000*DefaultMSS)
 	assert.False(t, ok, "too few packets")
 
-	f.add(Ack{State: State{Now: now.Add(ms), Delivered: delivered + DefaultMSS}}, nimbusSpan)
-	f.add(Ack{State: State{Now: now.Add(2 * ms), Delivered: delivered + DefaultMSS}, Sent: Sent{At: left}}, nimbusSpan)
-	again, _, _ := f.rates(nimbusSpan, 10*DefaultMSS)
+	f.Add(Ack{State: State{Now: now.Add(ms), Delivered: delivered + DefaultMSS}}, nimbusSpan)
+	f.Add(Ack{State: State{Now: now.Add(2 * ms), Delivered: delivered + DefaultMSS}, Sent: Sent{At: left}}, nimbusSpan)
+	again, _, _ := f.Rates(nimbusSpan, 10*DefaultMSS)
 	assert.Equal(t, sent, again, "bytes without a record, or sent again, leave no mark")
 }
 
 func TestNimbusMarksReachBackForTheSpanHoweverManyAcknowledgementsThereAre(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gap := time.Duration(rapid.IntRange(1_000, 20_000_000).Draw(t, "ns"))
-		var f flightRates
+		var f FlightRates
 		now := Time(time.Second)
 		for i := range 30 + int(4*nimbusSpan/gap) {
 			now = now.Add(gap)
-			f.add(Ack{State: State{Now: now, Delivered: Bytes(i) * 1000}, Sent: Sent{At: now.Add(-20 * ms)}}, nimbusSpan)
+			f.Add(Ack{State: State{Now: now, Delivered: Bytes(i) * 1000}, Sent: Sent{At: now.Add(-20 * ms)}}, nimbusSpan)
 		}
-		sent, received, ok := f.rates(nimbusSpan, 10_000)
+		sent, received, ok := f.Rates(nimbusSpan, 10_000)
 		require.True(t, ok)
 		assert.InEpsilon(t, 1000/gap.Seconds(), sent, 0.01)
 		assert.InEpsilon(t, sent, received, 0.001)

@@ -22,6 +22,8 @@ type path struct {
 	idle bool
 	// marked says that what is acknowledged came with ECN marks.
 	marked bool
+	// l4s says that it left as ECT(1).
+	l4s bool
 }
 
 // newPath starts the algorithm that ref names, as Parse reads it.
@@ -55,7 +57,7 @@ func (p *path) Wait(d time.Duration) { p.state.Now = p.state.Now.Add(d) }
 // Ack acknowledges n packets in one event, the newest of which left rtt ago;
 // rtt 0 gives no sample, and then the newest left a smoothed round trip ago.
 func (p *path) Ack(n float64, rtt time.Duration) {
-	ack := Ack{Acked: Bytes(n * float64(p.state.MSS)), RTT: rtt}
+	ack := Ack{Acked: Bytes(n * float64(p.state.MSS)), RTT: rtt, L4S: p.l4s}
 	if p.marked {
 		ack.Marked = ack.Acked
 	}

@@ -211,7 +211,7 @@ func (p *pbe) enter(m pbeMode, s State) {
 // takeOver begins to probe from what the model has learnt under another's rate.
 func (b *bbr) takeOver(s State) {
 	b.recovering, b.conserving = false, false
-	b.lowFrom, b.lowUntil = 0, 0
+	b.drained = drained{}
 	b.fullPipe = true
 	b.probeBW(s.Now)
 	b.setPacing(s.SRTT)

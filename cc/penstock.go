@@ -6,20 +6,20 @@ import (
 )
 
 // Penstock's own algorithm, for links whose rate changes faster than a round
-// trip can tell. The window is what the path delivers in its least round trip,
-// and in a target more:
+// trip can tell. The window is what the path delivers in its least round trip, in
+// a target more, and while an acknowledgement waits on its way back:
 //
-//	cwnd = rate · (base + target)
+//	cwnd = rate · (base + target + reverse queue)
 //
 //	slow_start ──(a queue, or a loss)──▶ tracking ◀──▶ draining
 //	     ▲                                   │
 //	     └────────────(timeout)──────────────┘
 //
 // The rate is the mean of two windows': a short one follows the link, a long one
-// rides out the pauses of its scheduler. The target (penstock_target.go) adapts
-// to how often the queue runs empty. Draining empties the queue, so that the base
-// stays honest, and shows whether anybody else fills it; who does is met with
-// CUBIC's window (rival), as far as that is the larger.
+// rides out the pauses of its scheduler; both count by when the bytes arrived. The
+// target (penstock_target.go) adapts to how often the queue runs empty. Draining
+// empties the queue, so that the base stays honest, and shows whether anybody else
+// fills it; who does is met with CUBIC's window (rival), as far as that is the larger.
 
 func init() {
 	Register(Spec{
@@ -38,10 +38,11 @@ func init() {
 		Internals: []Internal{
 			{Name: "rate_mbit", About: "delivery rate, the mean of a short and a long window's"},
 			{Name: "target_ms", About: "queueing delay asked for"},
-			{Name: "queue_ms", About: "queueing delay of the newest sample"},
-			{Name: "base_ms", About: "least round trip remembered"},
+			{Name: "queue_ms", About: "queueing delay of the newest sample, on the way there"},
+			{Name: "base_ms", About: "least round trip remembered, without the queue on the way back"},
 			{Name: "empty_percent", About: "of the last minute, as its bytes took it, the part that found hardly any queue"},
 			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
+			{Name: "reverse_ms", About: "queueing delay of the newest sample on the way back, as far as it is known"},
 		},
 	})
 }
@@ -61,6 +62,13 @@ const (
 	ownRejoin     = time.Second // between drainings that others began, or that settle a doubt
 	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
 	ownProbeDepth = 0.75        // where the question is whether others fill the queue: they leave less than this of it
+	// ownReverseGain of the rate is the pace while the queue on the way back is more
+	// than ownReverseBases of the base: acknowledgements come in trains then.
+	ownReverseGain  = 1.2
+	ownReverseBases = 1. / 4
+	// ownReverseMost seconds of it are covered at most: it may be of our acknowledgements.
+	ownReverseMost = 2.0
+	ownBest        = time.Second // and two round trips: the best rate of them fills the way back
 	// ownAloneQueue targets of queue are as many as we make by ourselves.
 	ownAloneQueue = 1.5
 	// ownStartQueue is how much of a base in the queue ends slow start, where it
@@ -91,10 +99,13 @@ type penstock struct {
 	target      float64 // seconds, in force
 	aim         queueTarget
 
-	base  windowedFilter
-	srtt  time.Duration
-	queue time.Duration // of the newest sample
-	empty Time          // when the queue was last seen empty, or was to be emptied
+	base    windowedFilter
+	srtt    time.Duration
+	queue   time.Duration  // of the newest sample, on the way there
+	reverse time.Duration  // and on the way back
+	best    windowedFilter // of the rate; bytes/s for nanoseconds
+	arrived Time           // when the receiver had what the newest acknowledgement told of
+	empty   Time           // when the queue was last seen empty, or was to be emptied
 
 	drainDepth float64
 	drainFrom  Time          // what left after this finds the queue drained
@@ -113,6 +124,7 @@ func newPenstock(cfg Config) *penstock {
 		segments: segments{cfg.MSS},
 		competes: cfg.Params["compete"] == 1,
 		base:     minFilter(),
+		best:     maxFilter(),
 		aim:      queueTarget{set: cfg.Params["target_ms"] / 1e3, excess: newLossGuard()},
 		rival:    cubic{lossWindow: newLossWindow(cfg)},
 	}
@@ -167,7 +179,8 @@ func (p *penstock) sample(a Ack) {
 	if a.RTT <= 0 {
 		return
 	}
-	rtt := max(a.RTT, minDivisor)
+	p.reverse = a.ReverseQueue
+	rtt := max(a.RTT-p.reverse, minDivisor)
 	p.srtt = max(a.SRTT, minDivisor)
 	if p.phase == ownTracking && rtt < p.base.get()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
 		p.drain(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
@@ -185,13 +198,14 @@ func (p *penstock) sample(a Ack) {
 // deliver updates the delivery rate.
 func (p *penstock) deliver(a Ack) {
 	short, long := p.windows()
+	p.arrived = max(p.arrived, a.Now.Add(-p.reverse))
 	if p.long.n == 0 {
-		began := a.Now.Add(-max(a.RTT, a.SRTT))
+		began := p.arrived.Add(-max(a.RTT, a.SRTT))
 		p.short.add(began, a.Delivered-a.Acked, short)
 		p.long.add(began, a.Delivered-a.Acked, long)
 	}
-	p.short.add(a.Now, a.Delivered, short)
-	p.long.add(a.Now, a.Delivered, long)
+	p.short.add(p.arrived, a.Delivered, short)
+	p.long.add(p.arrived, a.Delivered, long)
 	p.rate = (p.short.rate(short) + p.long.rate(long)) / 2
 	switch {
 	case p.phase == ownDraining: // which sends less, not the link
@@ -223,12 +237,13 @@ func (p *penstock) track(now Time) {
 func (p *penstock) windows() (short, long time.Duration) {
 	base := p.base.get()
 	short, long = max(ownShort, base), max(ownLong, ownLongBases*base)
-	if p.queue.Seconds() < ownAloneQueue*p.target {
-		rtt := min(p.srtt.Seconds(), base.Seconds()+p.target)
+	alone := time.Duration(ownAloneQueue * p.target * float64(time.Second))
+	if p.queue < alone || p.reverse > base {
+		rtt := min(p.srtt.Seconds(), (base+p.reverse).Seconds()+p.target)
 		whole := max(1, math.Round(ownShort.Seconds()/rtt)) * rtt
-		short = max(time.Duration(whole*float64(time.Second)), base+p.queue)
+		short = max(time.Duration(whole*float64(time.Second)), base+p.reverse+min(p.queue, alone))
 	}
-	return short, long
+	return short, max(short, long)
 }
 
 func (p *penstock) drainEvery() time.Duration { return max(ownDrainEvery, ownDrainBases*p.base.get()) }
@@ -246,8 +261,8 @@ func (p *penstock) drain(s State, depth float64) {
 // the path: the first time it may have been a flow that began.
 func (p *penstock) endDrain(a Ack) {
 	left := a.left()
-	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT < p.drainLeft) {
-		p.drainLeft = a.RTT
+	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT-p.reverse < p.drainLeft) {
+		p.drainLeft = a.RTT - p.reverse
 	}
 	if left < p.drainFrom.Add(p.base.get()) && a.Now < p.drainEnd {
 		return
@@ -272,9 +287,15 @@ func (p *penstock) emptyBelow() time.Duration { return emptyBelow(p.base.get(), 
 func (p *penstock) follow(a Ack) {
 	base := p.base.get().Seconds()
 	p.target = p.aim.seconds(p.rate, base)
-	cwnd := p.rate * (base + p.target)
+	p.best.add(a.Now, time.Duration(p.rate), max(ownBest, 2*p.srtt))
+	back := p.rate
+	if p.phase != ownDraining && p.queue.Seconds() < p.target { // the way back tells late what the link carries
+		back = float64(p.best.get())
+	}
+	back *= min(p.reverse.Seconds(), ownReverseMost)
+	cwnd := p.rate*(base+p.target) + back
 	if p.phase == ownDraining {
-		cwnd = p.drainDepth * p.rate * base
+		cwnd = p.drainDepth*p.rate*base + back
 	}
 	n := cwnd / float64(p.mss)
 	if p.rivals && p.phase != ownDraining {
@@ -321,11 +342,17 @@ func (p *penstock) Inspect() Internals {
 	if p.rivals {
 		i[5] = p.rival.cwnd
 	}
+	i[6] = millis(p.reverse)
 	return i
 }
 
 func (p *penstock) Control() Control {
-	return Control{Cwnd: p.bytes(p.cwnd), Phase: p.name()}
+	c := Control{Cwnd: p.bytes(p.cwnd), Phase: p.name()}
+	if base := p.base.get(); p.phase != ownStarting && p.reverse > time.Duration(ownReverseBases*float64(base)) {
+		rtt := base + p.reverse + time.Duration(p.target*float64(time.Second))
+		c.PacingRate = p.pace(ownReverseGain, p.cwnd, rtt)
+	}
+	return c
 }
 
 func (p *penstock) name() string {

@@ -78,14 +78,7 @@ func TestPenstockFillsRecordedLinksWithAShortQueue(t *testing.T) {
 		{"alcc/rapidGold", false},
 	} {
 		t.Run(filepath.Base(tt.file), func(t *testing.T) {
-			f, err := os.Open(filepath.Join("../../shared/traces", tt.file))
-			if err != nil {
-				t.Skipf("no recorded trace %s here", tt.file)
-			}
-			defer f.Close()
-			trace, err := sim.ReadTrace(tt.file, f)
-			require.NoError(t, err)
-			r := play(t, cellular(trace, 2*time.Minute, "penstock"))
+			r := play(t, cellular(recorded(t, tt.file), 2*time.Minute, "penstock"))
 			assert.GreaterOrEqual(t, r.Utilisation, 0.95, "tuned on it: %v", tt.tuned)
 			assert.LessOrEqual(t, r.Queueing.P95, 90*ms, "tuned on it: %v", tt.tuned)
 		})
@@ -194,4 +187,92 @@ func TestPenstockFollowsAPathThatGrows(t *testing.T) {
 		least = min(least, rate)
 	}
 	assert.Greater(t, least.Mbps(), 7.0, "within twice the time after which it drains")
+}
+
+// TestPenstockBesideAnUpload has the client send by its own Cubic, in whose queue the
+// acknowledgements wait for up to 1.3 s.
+func TestPenstockBesideAnUpload(t *testing.T) {
+	link := sim.LinkConfig{Rate: 12e6, QueueBytes: 2e6}
+	s := over(link, 20*ms, 70*time.Second, "penstock")
+	s.Transport = sim.Kernel
+	s.Up.Rate, s.Up.QueueBytes = link.Rate, link.QueueBytes
+	s.Flows = append(s.Flows, sim.FlowConfig{Algorithm: "cubic", Start: 10 * time.Second, Upload: true})
+	r := play(t, s)
+	download := r.Flows[0]
+	t.Logf("before: %v, beside the upload: %v, queue %v at the 95th percentile",
+		download.PerSecond[5:10], download.PerSecond[10:], download.Queueing.P95)
+	mean := func(from, to int) (sum float64) {
+		for _, rate := range download.PerSecond[from:to] {
+			sum += rate.Mbps() / float64(to-from)
+		}
+		return sum
+	}
+	assert.GreaterOrEqual(t, mean(13, 70), 0.95*mean(5, 10), "from 3 s on")
+	assert.GreaterOrEqual(t, mean(10, 13), 0.85*mean(5, 10), "at first")
+	assert.LessOrEqual(t, download.Queueing.P95, 60*ms, "two targets")
+}
+
+// TestPenstockOverARestlessUplink has acknowledgements wait on the way back, which is
+// the same trace as that of the way there, or the one that was recorded with it.
+func TestPenstockOverARestlessUplink(t *testing.T) {
+	compare := func(name string, down, up *sim.Trace, lost, longer float64) {
+		perfect := cellular(down, 2*time.Minute, "penstock")
+		perfect.Transport = sim.Kernel
+		restless := perfect
+		restless.Up.Trace = up
+		a, b := play(t, perfect), play(t, restless)
+		t.Logf("%-42s perfect way back %.1f %%, p95 %3d ms; restless %.1f %%, %3d ms", name,
+			100*a.Utilisation, a.Queueing.P95/ms, 100*b.Utilisation, b.Queueing.P95/ms)
+		assert.GreaterOrEqual(t, b.Utilisation, a.Utilisation-lost, name)
+		assert.LessOrEqual(t, float64(b.Queueing.P95), longer*float64(a.Queueing.P95), name)
+	}
+	for _, model := range []string{"lte", "walk", "rapid", "highway"} {
+		trace, err := sim.Generate(model, 1, time.Minute)
+		require.NoError(t, err)
+		compare("generated "+model, trace, trace, 0.035, 1.15)
+	}
+	for _, tt := range []struct {
+		down, up     string
+		lost, longer float64
+	}{
+		{"mahimahi/Verizon-LTE-short.down", "", 0.02, 1.25},
+		{"mahimahi/Verizon-LTE-short.up", "", 0.02, 1.15},
+		{"mahimahi/TMobile-LTE-short.down", "", 0.04, 1.15},
+		{"mahimahi/TMobile-LTE-short.up", "", 0.02, 1.15},
+		{"mahimahi/ATT-LTE-driving-2016.down", "", 0.02, 1.25},
+		{"mahimahi/ATT-LTE-driving-2016.up", "", 0.03, 1.15},
+		{"alcc/highwayGold", "", 0.02, 1.15},
+		{"alcc/rapidGold", "", 0.02, 1.15},
+		{"alcc/CampusWalk", "", 0.02, 1.15},
+		{"alcc/City", "", 0.02, 1.15},
+		{"alcc/CityDrive", "", 0.02, 1.15},
+		{"alcc/Highway", "", 0.02, 1.15},
+		{"mahimahi/Verizon-LTE-short.down", "mahimahi/Verizon-LTE-short.up", 0.035, 1.15},
+		{"mahimahi/TMobile-LTE-short.down", "mahimahi/TMobile-LTE-short.up", 0.04, 1.15},
+		// For seconds nothing comes back there, and nobody knows what to send.
+		{"mahimahi/ATT-LTE-driving-2016.down", "mahimahi/ATT-LTE-driving-2016.up", 0.28, 1.15},
+	} {
+		name := filepath.Base(tt.down) + " " + filepath.Base(tt.up)
+		t.Run(name, func(t *testing.T) {
+			down := recorded(t, tt.down)
+			up := down
+			if tt.up != "" {
+				up = recorded(t, tt.up)
+			}
+			compare(name, down, up, tt.lost, tt.longer)
+		})
+	}
+}
+
+// recorded is a recorded trace; without it the test is skipped.
+func recorded(t *testing.T, file string) *sim.Trace {
+	t.Helper()
+	f, err := os.Open(filepath.Join("../../shared/traces", file))
+	if err != nil {
+		t.Skipf("no recorded trace %s here", file)
+	}
+	defer f.Close()
+	trace, err := sim.ReadTrace(file, f)
+	require.NoError(t, err)
+	return trace
 }

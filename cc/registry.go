@@ -62,10 +62,35 @@ type Spec struct {
 	Needs     []Signal   // beyond acknowledged bytes
 	Internals []Internal // what its Inspect shows; empty: it is no Inspector
 	Marks     Marks      // how ECN marks are answered
+	L4S       bool       // it is made for packets that say ECT(1) (RFC 9331)
 }
+
+// Scales tells whether marks on packets that say ECT(1) are answered in proportion, as
+// RFC 9331 §4.3 asks of those who send them.
+func (s Spec) Scales() bool { return s.L4S || s.Marks == MarksLowerCeiling }
 
 // Default is the algorithm where nobody names one; docs/decisions/0004-own-algorithm.md tells why.
 const Default = "penstock"
+
+// CheckReceives tells what keeps the algorithm from deciding the window that a receiver
+// advertises: what it needs and a receiver does not have.
+func (s Spec) CheckReceives() error {
+	if s.receives() {
+		return nil
+	}
+	var can []string
+	for _, other := range Specs() {
+		if other.receives() {
+			can = append(can, other.Name)
+		}
+	}
+	return fmt.Errorf("%s does not go as the algorithm of a receive window, since nobody paces there, and hints "+
+		"are about the other way; there are %s", s.Name, strings.Join(can, ", "))
+}
+
+func (s Spec) receives() bool {
+	return !slices.Contains(s.Needs, NeedsPacing) && !slices.Contains(s.Needs, NeedsHints)
+}
 
 var registry = map[string]Spec{}
 
@@ -74,10 +99,24 @@ func Register(s Spec) {
 	if _, taken := registry[s.Name]; taken || s.Name == "" || s.New == nil {
 		panic("cc: cannot register algorithm " + strconv.Quote(s.Name))
 	}
-	registry[s.Name] = s.answering()
+	registry[s.Name] = s.Answering()
 }
 
-// Specs returns every algorithm, sorted by name.
+// families make the algorithms whose names begin with a word and a colon.
+var families = map[string]func(member string) (Spec, error){}
+
+// RegisterFamily adds algorithms that are named by what outside the process they stand
+// for, such as ccp:NAME: spec returns the one of a member. It is called from init and
+// panics on a word that is taken.
+func RegisterFamily(word string, spec func(member string) (Spec, error)) {
+	_, taken := registry[word]
+	if families[word] != nil || taken || spec == nil {
+		panic("cc: cannot register algorithms " + strconv.Quote(word+":"))
+	}
+	families[word] = spec
+}
+
+// Specs returns every algorithm, sorted by name, but none of a family.
 func Specs() []Spec {
 	return slices.SortedFunc(maps.Values(registry), func(a, b Spec) int { return strings.Compare(a.Name, b.Name) })
 }
@@ -86,6 +125,9 @@ func Specs() []Spec {
 func Lookup(name string) (Spec, error) {
 	if s, ok := registry[name]; ok {
 		return s, nil
+	}
+	if word, member, named := strings.Cut(name, ":"); named && families[word] != nil {
+		return families[word](member)
 	}
 	return Spec{}, fmt.Errorf("no algorithm %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(registry)), ", "))
 }
@@ -197,9 +239,13 @@ func (s Spec) ParseParam(name, value string) (float64, error) {
 
 // Parse reads an algorithm with settings as one writes it on a command line or
 // in a rule: "copa", "copa:delta=0.1,mode=auto", "copa:alcc" (a profile), or a
-// profile with settings on top. The returned Params hold only what was named.
+// profile with settings on top. A family's member is part of the name: "ccp:reno",
+// "ccp:reno,fallback=cubic". The returned Params hold only what was named.
 func Parse(ref string) (name string, p Params, err error) {
 	name, rest, has := strings.Cut(ref, ":")
+	if families[name] != nil {
+		name, rest, has = strings.Cut(ref, ",")
+	}
 	s, err := Lookup(name)
 	if err != nil {
 		return "", nil, err

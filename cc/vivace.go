@@ -25,8 +25,9 @@ import (
 
 func init() {
 	Register(Spec{
-		Name:   "vivace",
-		About:  "PCC Vivace: tries rates, weighs throughput against growing delay and loss, and climbs.",
+		Name: "vivace",
+		About: "PCC Vivace: tries rates, weighs throughput against growing delay and loss, and climbs; " +
+			"for links of a fixed rate: where the rate wanders it fills the queue.",
 		Source: "Dong et al., NSDI 2018; PCC-Uspace",
 		Params: []Param{
 			{

@@ -20,15 +20,56 @@ func (g *group) start(now cc.Time) {
 		}
 	}
 	initial := g.initial
-	if initial == 0 {
+	switch {
+	case initial > 0:
+	case g.receives:
+		initial = firstReceive
+	default:
 		initial = cc.InitialCwndPackets * g.mss
 	}
 	g.started, g.base = now, g.delivered.total
-	g.alg = g.spec.New(cc.Config{
+	g.starts++
+	cfg := cc.Config{
 		MSS: g.mss, InitialCwnd: initial, Ssthresh: g.ssthresh, Params: g.params,
-		Rand: rand.New(rand.NewPCG(g.seed, 0)),
-	})
+		Rand: rand.New(rand.NewPCG(g.seed, 0)), Wake: g.waker(),
+	}
+	if len(g.members) > 0 {
+		cfg.Host = g.members[0].path.host
+	}
+	g.alg = g.spec.New(cfg)
 	g.adopt(now)
+}
+
+// giveUp drops the algorithm, if there is one.
+func (g *group) giveUp() {
+	if g.alg != nil {
+		cc.Close(g.alg)
+		g.alg = nil
+	}
+}
+
+// waker has the algorithm that is about to be built look at what has changed outside it.
+func (g *group) waker() func(cc.Time) {
+	number := g.starts
+	return func(now cc.Time) {
+		g.mu.Lock()
+		if g.alg == nil || g.starts != number || len(g.members) == 0 {
+			g.mu.Unlock()
+			return
+		}
+		event := g.clock(now)
+		g.unlock(now)
+		g.trace(event)
+	}
+}
+
+// clock has the algorithm's OnTick called.
+func (g *group) clock(now cc.Time) Event {
+	state := g.state(now)
+	g.alg.OnTick(state)
+	g.adopt(now)
+	g.now = true
+	return g.event(nil, KindTick, state, 0, 0)
 }
 
 // adopt takes over the algorithm's limits after it has seen an event at now.
@@ -63,9 +104,10 @@ func (g *group) state(now cc.Time) cc.State {
 		RTTVar:      g.rtt.rttvar,
 		MinRTT:      g.rtt.min,
 		CwndLimited: g.cwndLimited(),
+		OneWay:      g.oneWay,
 	}
 	if g.caps.hinted {
-		s.Hint = &g.caps.hint
+		s.Hint = &g.caps.sound
 	}
 	return s
 }
@@ -87,7 +129,7 @@ func (g *group) ownInflight() cc.Bytes {
 // delivered byte left, a round trip ago. Bytes that pile up in the transport mean that
 // it was not; nor was it where a cap leaves less.
 func (g *group) cwndLimited() bool {
-	return g.cwndFullAt != 0 && !g.heldBelow && !g.caps.bind && g.cwndFullAt >= g.delivered.firstSent
+	return g.cwndFullAt != 0 && !g.limitedBelow && !g.caps.bind && g.cwndFullAt >= g.delivered.firstSent
 }
 
 // noteAppLimited marks what is in flight as too little to probe the path, when there is
@@ -119,6 +161,16 @@ func (g *group) event(m *member, kind Kind, s cc.State, rtt time.Duration, n cc.
 		e.Flow, e.Group = m.id, m.terms.Group
 	}
 	return e
+}
+
+// trace emits events, outside all locks.
+func (g *group) trace(events ...Event) {
+	if g.emit == nil {
+		return
+	}
+	for _, e := range events {
+		g.emit(e)
+	}
 }
 
 // inspect is what g's algorithm shows.

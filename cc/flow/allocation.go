@@ -1,8 +1,6 @@
 package flow
 
-import (
-	"github.com/penstock-net/penstock/cc"
-)
+import "github.com/penstock-net/penstock/cc"
 
 // floorSegments is what every member of a group may have in flight however small its
 // share: nobody starves, at the price of at most that much per member above the window.

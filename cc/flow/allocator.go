@@ -10,17 +10,17 @@ import (
 type allocator struct {
 	members  []*member // those that are active, by priority, then by id
 	tiers    []tier    // as the last division left them, in the same order
-	fresh    int       // of them, those that no division knows yet
+	fresh    int       // of them, those that contend and that the last division did not know, or not as such
 	turn     uint64    // shifts the odd pairs of segments from member to member
 	odd      bool      // there are some: the next turn shifts them
 	turnEnds cc.Time   // when the next one begins
 }
 
 // tier is what a division left of the window to the members of one priority: a pool for
-// so many weights that contend.
+// so many weights that contend, of all that are active.
 type tier struct {
-	priority      int
-	pool, weights cc.Bytes
+	priority              int
+	pool, weights, active cc.Bytes
 }
 
 func compareMembers(a, b *member) int {
@@ -52,6 +52,9 @@ func (a *allocator) divide(window, unpaced cc.Bytes) {
 		}
 		left, t := fill(equals, toMost, spare)
 		t.priority = equals[0].priority
+		for _, m := range equals {
+			t.active += m.weight
+		}
 		a.tiers = append(a.tiers, t)
 		spare = left
 		if targets { // above them there is nothing to give where the rate, not the window, is what is short
@@ -189,10 +192,13 @@ func (a *allocator) cut() {
 }
 
 // asIf is what a member that does not contend, or was not active when the window was
-// last divided, would have if it contended.
+// last divided, would have if it contended; among many at most fewMembers times what it
+// would have if all did. A thousand that take turns, each done before the next division,
+// would otherwise have the window each.
 func (a *allocator) asIf(c *allocation) cc.Bytes {
 	t := a.tier(c.priority)
-	share := max(c.due, (t.pool+c.due)*c.weight/(t.weights+c.weight), c.goal, c.floor)
+	weights := max(t.weights+c.weight, t.active/fewMembers)
+	share := max(c.due, (t.pool+c.due)*c.weight/weights, c.goal, c.floor)
 	share = min(share, max(c.bound, c.floor))
 	return max(share-share%c.unit, c.floor)
 }

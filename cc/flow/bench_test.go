@@ -13,8 +13,9 @@ import (
 var everyone = to("10.0.0.0/8")
 
 // stream keeps flows at their windows, one after the other: each step acknowledges a
-// segment and takes the next; enforced: the leg sends it, up to the window it was told.
-func stream(tb testing.TB, members, priorities int, enforced, apart bool) (step func(), mgr *Manager) {
+// segment and takes the next; enforced: the leg sends it, up to the window it was told;
+// stamped: and knows the peer's clock.
+func stream(tb testing.TB, members, priorities int, enforced, apart, stamped bool) (step func(), mgr *Manager) {
 	tb.Helper()
 	mgr = &Manager{}
 	due := cc.Never
@@ -24,7 +25,9 @@ func stream(tb testing.TB, members, priorities int, enforced, apart bool) (step 
 	limits := make([]Limit, members)
 	now := cc.Time(time.Second)
 	for i := range flows {
-		f, err := mgr.Open(now, Terms{Group: "host", Host: hostAt(i), Algorithm: "copa", HintCap: 1, Priority: i % priorities}, Leg{
+		f, err := mgr.Open(now, Terms{
+			Group: "host", Host: hostAt(i), Algorithm: "copa", HintCap: 1, Priority: i % priorities,
+		}, Leg{
 			Enforces: enforced, Apply: func(l Limit) { limits[i] = l },
 		})
 		require.NoError(tb, err)
@@ -53,6 +56,9 @@ func stream(tb testing.TB, members, priorities int, enforced, apart bool) (step 
 			r.Pipe -= n
 		}
 		r.At, r.MSS = now, mss
+		if stamped {
+			r.RTT, r.Peer = 20*time.Millisecond, PeerClock{now, uint32(now / cc.Time(time.Millisecond))}
+		}
 		if apart { // on ways of their own, and with hints
 			r.RTT = time.Duration(20*(i+1)) * time.Millisecond
 			mgr.Hint(everyone, cc.Hint{At: now, Capacity: 1e9, Share: 1})
@@ -66,22 +72,23 @@ func BenchmarkTakeReport(b *testing.B) {
 	for _, bb := range []struct {
 		name                string
 		members, priorities int
-		enforced            bool
+		enforced, stamped   bool
 	}{
-		{"lone flow", 1, 1, false},
-		{"8 members", 8, 1, false},
-		{"100 members", 100, 1, false},
-		{"100 members of three priorities", 100, 3, false},
-		{"1000 members of three priorities", 1000, 3, false},
-		{"5000 members", 5000, 1, false},
-		{"lone enforced flow", 1, 1, true},
-		{"8 enforced members", 8, 1, true},
-		{"100 enforced members", 100, 1, true},
-		{"1000 enforced members", 1000, 1, true},
-		{"5000 enforced members", 5000, 1, true},
+		{"lone flow", 1, 1, false, false},
+		{"8 members", 8, 1, false, false},
+		{"100 members", 100, 1, false, false},
+		{"100 members of three priorities", 100, 3, false, false},
+		{"1000 members of three priorities", 1000, 3, false, false},
+		{"5000 members", 5000, 1, false, false},
+		{"lone enforced flow", 1, 1, true, false},
+		{"lone enforced flow with timestamps", 1, 1, true, true},
+		{"8 enforced members", 8, 1, true, false},
+		{"100 enforced members", 100, 1, true, false},
+		{"1000 enforced members", 1000, 1, true, false},
+		{"5000 enforced members", 5000, 1, true, false},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			step, _ := stream(b, bb.members, bb.priorities, bb.enforced, false)
+			step, _ := stream(b, bb.members, bb.priorities, bb.enforced, false, bb.stamped)
 			for range 5000 + 20*bb.members {
 				step()
 			}
@@ -97,7 +104,7 @@ func TestTakeAndReportDoNotAllocate(t *testing.T) {
 	for _, members := range []int{1, 8, 100} {
 		for _, enforced := range []bool{false, true} {
 			for _, apart := range []bool{false, true} {
-				step, _ := stream(t, members, 2, enforced, apart)
+				step, _ := stream(t, members, 2, enforced, apart, enforced)
 				for range 20000 + 500*members { // let the ledgers reach their size
 					step()
 				}

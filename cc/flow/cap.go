@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -38,7 +39,7 @@ func (g *group) capToMaxRate() {
 	own, rate := g.ctl, limit.key.rate
 	slack := g.segments(floorSegments + ackedTogether)
 	g.caps.rateBound = g.rtt.srtt > 0 && own.Cwnd > rate.BytesIn(g.rtt.srtt+pacerBurst)+slack
-	if !g.caps.rateBound && own.PacingRate == 0 { // the window is less than the rate: spreading it would only hold it back
+	if !g.caps.rateBound && own.PacingRate == 0 { // the window is the lesser: pacing would only hold it back
 		return
 	}
 	if g.within(rate, g.rtt.srtt+spareWindow, slack); own.PacingRate != g.ctl.PacingRate {
@@ -70,14 +71,17 @@ func (g *group) segments(each cc.Bytes) cc.Bytes {
 // idle, and a flow paced by next to nothing would not notice when there is some
 // capacity again. A hint that grows old frees both by itself.
 func (g *group) capToHint(now cc.Time) {
-	if g.caps.hintCap == 0 || g.caps.hint.Capacity == 0 || !g.fresh(now) {
+	g.caps.within = false
+	if g.caps.hintCap == 0 || g.caps.sound.Capacity == 0 || !g.fresh(now) {
 		return
 	}
 	own := g.ctl
 	slack := g.segments(floorSegments)
-	rate := max(cc.Rate(g.caps.hintCap*float64(g.caps.hint.Capacity)), cc.RateOf(slack, g.patience()))
+	rate := max(cc.Rate(g.caps.hintCap*float64(g.caps.sound.Capacity)), cc.RateOf(slack, g.patience()))
 	g.within(rate, g.rtt.min, slack)
-	g.caps.bind = g.caps.bind || own.Cwnd > g.ctl.Cwnd || own.PacingRate != g.ctl.PacingRate
+	// A window that is within it has no more in flight than the rate: pacing only spreads that.
+	g.caps.within = own.Cwnd > g.ctl.Cwnd
+	g.caps.bind = g.caps.bind || g.caps.within || g.rtt.srtt == 0 && own.PacingRate != g.ctl.PacingRate
 	g.timers.schedule(g, g.caps.hint.At.Add(g.patience()+1))
 }
 
@@ -90,12 +94,51 @@ func (g *group) patience() time.Duration { return max(freshHint, 3*g.rtt.srtt) }
 // fresh reports whether g has heard of its path lately.
 func (g *group) fresh(now cc.Time) bool { return g.caps.hinted && g.caps.hint.Age(now) <= g.patience() }
 
-// hear takes note of a hint, unless g knows a newer one.
-func (g *group) hear(h cc.Hint) {
+// hear takes note of a hint, unless g knows a newer one. So much is delivered to other
+// groups of its host.
+func (g *group) hear(h cc.Hint, others cc.Rate) {
 	if c := &g.caps; !c.hinted || h.At >= c.hint.At {
 		c.hint, c.hinted = h, true
+		c.check.hear(&h, others)
+		c.sound = c.check.apply(h)
 		if c.hintCap > 0 { // which does not wait for an event
 			g.timers.schedule(g, h.At)
 		}
 	}
+}
+
+// checkHint holds the newest hint against an acknowledgement, of which the queue on the
+// way back is taken off.
+func (g *group) checkHint(a *cc.Ack) {
+	c := &g.caps
+	if !c.hinted || !g.fresh(a.Now) {
+		c.check.since = 0
+		return
+	}
+	changed := c.check.take(acked{
+		now: a.Now, forward: a.RTT - a.ReverseQueue, srtt: a.SRTT, uses: g.hintPart(),
+		delivered: g.delivered.total, free: g.unbound(),
+	})
+	if changed {
+		c.sound = c.check.apply(c.hint)
+		a.State.Hint = &c.sound
+	}
+}
+
+// unbound reports whether something other than hints keeps g from sending more: the
+// application, the receiver, the transport, or an algorithm that knows of no hints.
+func (g *group) unbound() bool {
+	idle := g.wanting == 0 && g.inflight+g.mss <= g.window()
+	return idle || g.limitedBelow || !g.caps.within && !slices.Contains(g.spec.Needs, cc.NeedsHints)
+}
+
+// hintPart is the part of what hints say for which g goes.
+func (g *group) hintPart() float64 {
+	if g.caps.within {
+		return g.caps.hintCap
+	}
+	if part := g.params["usable_fraction"]; part > 0 { // NACC's
+		return part
+	}
+	return 1
 }

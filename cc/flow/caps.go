@@ -11,6 +11,9 @@ import (
 type caps struct {
 	hint   cc.Hint // the network's newest word about the hosts
 	hinted bool    // there has been one
+	check  hintCheck
+	sound  cc.Hint // hint as far as it is believed
+	within bool    // that is what keeps the window below what the algorithm asks for
 
 	hintCaps map[float64]int // how many members have which Terms.HintCap
 	hintCap  float64         // the least of them; 0: none has one

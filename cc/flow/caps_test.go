@@ -42,7 +42,8 @@ func TestAHintCapsAnAlgorithmThatKnowsNothingOfHints(t *testing.T) {
 	p.mgr.Hint(host, cc.Hint{At: p.now, Capacity: 200e9})
 	p.wait(0)
 	assert.Equal(t, 1000*mss, l.Snapshot().Cwnd, "one that leaves more than the algorithm asks for")
-	assert.True(t, p.mgr.Groups(p.now)[0].Capped, "but for the rate, of which static asks for any")
+	assert.False(t, p.mgr.Groups(p.now)[0].Capped)
+	assert.EqualValues(t, 200e9/2, l.Snapshot().PacingRate, "it is only spread out")
 }
 
 func TestAStaleHintFreesTheWindowByItself(t *testing.T) {

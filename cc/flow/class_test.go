@@ -214,7 +214,8 @@ func TestOneThatEnforcesItsWindowIsPacedToItsShareForARoundTripAfterSilence(t *t
 	b.write(100*mss, 10*mss)
 	b.report()
 	assert.Equal(t, 50*mss, b.limit.Cwnd)
-	assert.Equal(t, cc.RateOf(50*mss, 100*time.Millisecond), b.limit.PacingRate, "and once it does, its share over a round trip")
+	share := cc.RateOf(50*mss, 100*time.Millisecond)
+	assert.Equal(t, share, b.limit.PacingRate, "and once it does, its share over a round trip")
 	p.wait(100 * time.Millisecond)
 	assert.Zero(t, b.ack(mss).PacingRate, "until it is answered")
 	assert.Equal(t, 50*mss, b.limit.Cwnd)
@@ -309,7 +310,8 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 			require.LessOrEqual(rt, m.share, m.due+ackedTogether*m.unit)
 		}
 		require.LessOrEqual(rt, due+least, max(W, floors+least), "no more is given than there is")
-		require.LessOrEqual(rt, shared+least, max(W, floors+least)+cc.Bytes(len(active)), "nor is it when it is cut to whole pairs")
+		require.LessOrEqual(rt, shared+least, max(W, floors+least)+cc.Bytes(len(active)),
+			"nor is it when it is cut to whole pairs")
 		if hungry {
 			require.GreaterOrEqual(rt, due+most, W-cc.Bytes(len(active))*16, "nothing is kept from those that could use it")
 		}

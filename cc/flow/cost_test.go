@@ -24,7 +24,7 @@ func TestAStepCostsAFewVisitsOfMembers(t *testing.T) {
 	const most = 2 * fewMembers
 	for _, members := range []int{1, 8, 100, 1000, 5000} {
 		for _, enforced := range []bool{false, true} {
-			step, mgr := stream(t, members, 1, enforced, false)
+			step, mgr := stream(t, members, 1, enforced, false, false)
 			for range 1000 + 10*members {
 				step()
 			}

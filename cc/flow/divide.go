@@ -29,7 +29,6 @@ func (g *group) divide(now cc.Time) {
 	var resting []*member
 	for _, m := range g.alloc.members {
 		if !m.busy() && now.Sub(m.lastBusy) > rto {
-			m.active = false
 			resting = append(resting, m)
 			continue
 		}
@@ -58,10 +57,7 @@ func (g *group) divide(now cc.Time) {
 	for _, m := range kept {
 		g.provide(m, now, atOnce)
 	}
-	for _, m := range resting {
-		m.ledger.release()
-		g.provide(m, now, false)
-	}
+	g.rest(resting, now)
 	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }
 
@@ -149,7 +145,11 @@ func (g *group) open(m *member, now cc.Time) {
 func (g *group) limit(m *member) Limit {
 	share := m.share
 	if !m.active { // a burst after silence is no longer than that of a new connection
-		share = min(share, m.path.shrink(cc.InitialCwndPackets*m.mss()))
+		burst := cc.InitialCwndPackets * m.mss()
+		if g.receives {
+			burst = ReceiveBulk
+		}
+		share = min(share, m.path.shrink(burst))
 	}
 	l := Limit{Cwnd: share, PacingRate: g.ctl.PacingRate}
 	if m.path.far() {

@@ -177,7 +177,8 @@ func TestMembersAreToldTheirShares(t *testing.T) {
 	})
 	t.Run("the rate is shared as the window is", func(t *testing.T) {
 		p := newTestbed(t)
-		terms := Terms{Group: "host", Algorithm: "static", Weight: 3, Params: cc.Params{"cwnd_packets": 100, "pacing_mbit": 8}}
+		params := cc.Params{"cwnd_packets": 100, "pacing_mbit": 8}
+		terms := Terms{Group: "host", Algorithm: "static", Weight: 3, Params: params}
 		a := p.openEnforced(terms)
 		terms.Weight = 1
 		b := p.openEnforced(terms)
@@ -192,7 +193,8 @@ func TestMembersAreToldTheirShares(t *testing.T) {
 		assert.Equal(t, cc.Rate(1.6e6), b.limit.PacingRate)
 		assert.Equal(t, cc.Rate(1e6), c.limit.PacingRate)
 
-		terms = Terms{Group: "slow", Algorithm: "static", Weight: 1000, Params: cc.Params{"cwnd_packets": 1e6, "pacing_mbit": 0.001}}
+		params = cc.Params{"cwnd_packets": 1e6, "pacing_mbit": 0.001}
+		terms = Terms{Group: "slow", Algorithm: "static", Weight: 1000, Params: params}
 		p.openEnforced(terms).fill()
 		terms.Weight = 1
 		light := p.openEnforced(terms)

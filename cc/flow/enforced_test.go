@@ -50,7 +50,7 @@ func TestWhatHoldsAFlowBackOverALegThatEnforcesTheWindow(t *testing.T) {
 		{"less than a segment waits for its rest", static(10), 10 * mss, mss - 1, false, LimitedByApplication, false},
 		{"a segment waits: the window", static(10), 10 * mss, mss, false, LimitedByCwnd, true},
 		{"much waits, and it is still the window", static(10), 10 * mss, 100 * mss, false, LimitedByCwnd, true},
-		{"the window has room for two segments and there is a rate: pacing", paced, 8 * mss, mss, false, LimitedByPacing, true},
+		{"room for two segments in the window, and a rate: pacing", paced, 8 * mss, mss, false, LimitedByPacing, true},
 		{"the window is nearly full, rate or not", paced, 8*mss + 1, mss, false, LimitedByCwnd, true},
 		{"without a rate it is the window that is slow to open", static(10), 5 * mss, mss, false, LimitedByCwnd, true},
 		{"the policy's rate is a rate", Terms{Algorithm: "static", MaxRate: 1e6}, 5 * mss, mss, false, LimitedByPacing, true},

@@ -24,6 +24,7 @@ type Event struct {
 	Algorithm string
 	State     cc.State
 	RTT       time.Duration // the acknowledgement's sample; 0: none
+	Reverse   time.Duration // of it, the queue on the way back; 0: none, or not known
 	Bytes     cc.Bytes      // newly acknowledged or lost
 	Control   cc.Control
 	Internals cc.Internals // in the order of the algorithm's Spec; all 0 for one that shows none

@@ -2,19 +2,16 @@ package flow
 
 import (
 	"maps"
-	"math"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
 )
 
-// The parameters of FQ-CoDel: a quantum of one Ethernet frame (RFC 8290 §5.2.1),
-// the usual interval (RFC 8289 §4.2), and mac80211's target, for hops that are
-// served in bursts.
+// The parameters of FQ-CoDel: a quantum of one Ethernet frame (RFC 8290 §5.2.1) and
+// mac80211's target, for hops that are served in bursts.
 const (
-	fairQuantum   cc.Bytes = 1514
-	codelTarget            = 20 * time.Millisecond
-	codelInterval          = 100 * time.Millisecond
+	fairQuantum cc.Bytes = 1514
+	codelTarget          = 20 * time.Millisecond
 )
 
 // A flow is sparse while it takes at most this part of what datagrams usually may,
@@ -65,7 +62,7 @@ type fairFlow[K comparable, P any] struct {
 	queue  []fairPacket[P]
 	bytes  cc.Bytes
 	credit cc.Bytes // of the round robin
-	codel  codel
+	codel  CoDel
 	level  cc.Bytes // of a leaky bucket, filled by what the flow sends
 	at     cc.Time  // when it was filled last
 	sparse bool
@@ -115,7 +112,7 @@ func (q *FairQueue[K, P]) meter(now cc.Time, key K, size cc.Bytes) *fairFlow[K, 
 		if len(q.flows) >= meteredFlows {
 			maps.DeleteFunc(q.flows, func(_ K, f *fairFlow[K, P]) bool { return len(f.queue) == 0 })
 		}
-		f = &fairFlow[K, P]{key: key, at: now}
+		f = &fairFlow[K, P]{key: key, at: now, codel: CoDel{Target: codelTarget}}
 		q.flows[key] = f
 	}
 	rate := cc.Rate(sparsePart * float64(q.window.Usual()))
@@ -154,7 +151,7 @@ func (q *FairQueue[K, P]) Trim(packets int, bytes cc.Bytes) {
 func (q *FairQueue[K, P]) Pop(now cc.Time) (what P, ok bool) {
 	for f := q.turn(); f != nil; f = q.turn() {
 		head := f.queue[0]
-		if f.codel.drops(now, now.Sub(head.at), f.bytes-head.size) {
+		if f.codel.Signals(now, now.Sub(head.at), f.bytes-head.size) {
 			q.dropped(q.take(f), DroppedLate)
 			continue
 		}
@@ -218,45 +215,4 @@ func (l *fairList[K, P]) push(f *fairFlow[K, P]) {
 func (l *fairList[K, P]) pop() {
 	f := l.head
 	l.head, f.next, f.listed = f.next, nil, false
-}
-
-// codel is the state of RFC 8289 §5.4 for one queue.
-type codel struct {
-	above    cc.Time // when the delay will have been above the target for an interval; 0: it is not
-	next     cc.Time // when to drop again, while dropping
-	count    int     // drops since dropping began
-	last     int     // count when it last began
-	dropping bool
-}
-
-// drops reports whether the packet at the head, which has waited for sojourn in a
-// queue with so many bytes behind it, is to be dropped.
-func (c *codel) drops(now cc.Time, sojourn time.Duration, behind cc.Bytes) bool {
-	if sojourn < codelTarget || behind == 0 {
-		c.above, c.dropping = 0, false
-		return false
-	}
-	if c.above == 0 {
-		c.above = now.Add(codelInterval)
-	}
-	switch {
-	case now < c.above:
-		c.dropping = false
-		return false
-	case !c.dropping:
-		c.dropping = true
-		since := c.count - c.last
-		c.count = 1
-		if since > 1 && now.Sub(c.next) < 16*codelInterval { // it was dropping a moment ago: go on from there
-			c.count = since
-		}
-		c.last = c.count
-		c.next = now
-	case now < c.next:
-		return false
-	default:
-		c.count++
-	}
-	c.next = c.next.Add(time.Duration(float64(codelInterval) / math.Sqrt(float64(c.count))))
-	return true
 }

@@ -20,15 +20,15 @@ func (g *group) absorb(m *member, r Report, events *[2]Event) (n int) {
 	m.settle(news)
 	g.recount(m)
 	last := &m.last
-	g.heldBelow = last.RwndFull || !m.enforced && last.Unsent > max(4*m.mss(), m.inflight/4)
-	m.noteLimit(now, g.heldBelow)
+	g.limitedBelow = last.RwndFull || !m.enforced && last.Unsent > max(4*m.mss(), m.inflight/4)
+	m.noteLimit(now, g.limitedBelow)
 	if g.alg == nil { // it is forgotten, and nothing has been sent since
 		return 0
 	}
 
 	if news.timeouts > 0 || news.lost > 0 && last.Acked-last.Sacked >= m.before {
 		m.losses++
-		loss := cc.Loss{State: g.state(now), Lost: news.lost, SentAt: g.lostSince(m, now), Timeout: news.timeouts > 0}
+		loss := cc.Loss{State: g.state(now), Lost: news.lost, SentAt: g.lostSince(m, news), Timeout: news.timeouts > 0}
 		g.alg.OnLoss(loss)
 		g.adopt(now)
 		g.divideAt = 0 // a cut does not wait
@@ -45,6 +45,7 @@ func (g *group) absorb(m *member, r Report, events *[2]Event) (n int) {
 				g.divideAt = 0
 			}
 			events[n] = g.event(m, KindAck, ack.State, ack.RTT, own)
+			events[n].Reverse = ack.ReverseQueue
 			n++
 		}
 		if m.rampEnd != 0 { // what it held back may go
@@ -94,10 +95,16 @@ func (g *group) depart(m *member, before cc.Time) {
 // ago, unless the hole of an earlier loss is still open. Then it is one event until all
 // that had been sent when it began has arrived; and one for all members, whose packets
 // the same full queue drops, though the last of them learns of it more than a round trip
-// later than the first.
-func (g *group) lostSince(m *member, now cc.Time) cc.Time {
+// later than the first. A timeout has all that was sent until then sent again (RFC 6582
+// §3.2): it begins the event anew for its flow.
+func (g *group) lostSince(m *member, n news) cc.Time {
+	now := m.last.At
 	if m.recovering() {
-		return m.lossAt
+		since := m.lossAt
+		if n.timeouts > 0 {
+			m.recover, m.lossAt = m.sent(), now
+		}
+		return since
 	}
 	g.lossEpoch++
 	g.lossAt = now
@@ -110,16 +117,25 @@ func (g *group) ack(m *member, n news) (ev cc.Ack, beside cc.Bytes) {
 	now := m.last.At
 	beside = g.alongside(now, n.acked)
 	sent, rtt, rate := m.arrived(n, &g.delivered, beside, g.leastRTT(m))
+	reverse, oneWay := m.ways.read(m.last.Peer, now, rtt, m.rtt.min)
+	g.oneWay = oneWay
 	if rtt > 0 {
 		rtt = g.sample(m, now, rtt)
+		reverse = min(reverse, max(0, rtt-g.rtt.min))
+		if g.receives && oneWay { // data takes the way back, and our acknowledgements the other
+			reverse = max(0, rtt-g.rtt.min) - reverse
+		}
+		m.reverse, m.oneWay = reverse, oneWay
 	}
 	if rate > 0 {
 		g.rate = rate
 	}
 	ev = cc.Ack{
 		Acked: n.acked + beside, Marked: min(n.marked, n.acked), RTT: rtt, DeliveryRate: rate, Sent: g.seen(sent),
+		L4S: m.last.L4S, ReverseQueue: reverse,
 	}
 	ev.State = g.state(now)
+	g.checkHint(&ev)
 	return ev, beside
 }
 
@@ -145,7 +161,7 @@ func (m *member) noteLimit(now cc.Time, below bool) {
 		m.limits.enter(now, LimitedByReceiver)
 	case m.enforced && r.Unsent < m.mss():
 		m.limits.enter(now, LimitedByApplication)
-	case m.enforced && m.applied.PacingRate > 0 && m.inflight+2*m.mss() <= m.applied.Cwnd:
+	case m.enforced && m.limit.PacingRate > 0 && m.inflight+2*m.mss() <= m.limit.Cwnd:
 		m.limits.enter(now, LimitedByPacing)
 	case m.enforced:
 		m.limits.enter(now, LimitedByCwnd)

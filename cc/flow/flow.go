@@ -1,8 +1,6 @@
 package flow
 
-import (
-	"github.com/penstock-net/penstock/cc"
-)
+import "github.com/penstock-net/penstock/cc"
 
 // HasMaxRate reports whether f's group has a maximum rate, so that Take is to be asked
 // even where the transport enforces the window.
@@ -24,25 +22,26 @@ func (f *Flow) lock() *group {
 func (f *Flow) Report(r Report) {
 	g := f.lock()
 	var events [2]Event // at most a loss, then an acknowledgement
-	n := 0
+	n, news, doubts := 0, HintNews{}, false
 	if !f.closed && r.At >= f.last.At {
 		n = g.absorb(&f.member, r, &events)
 		g.wakeDatagrams(r.At)
 		g.settle(r.At)
 		g.open(&f.member, r.At)
+		news, doubts = g.hintNews()
 	}
 	g.mu.Unlock()
-	for _, e := range events[:n] {
-		if g.emit != nil {
-			g.emit(e)
-		}
+	g.trace(events[:n]...)
+	if doubts && f.mgr.HintNews != nil {
+		f.mgr.HintNews(news)
 	}
 }
 
 // Take asks to send want bytes and accounts for what it grants in the same step. Grants
 // are whole segments unless want is smaller. After a Grant of 0 the leg's Wake is called
-// when asking again may help. One that asks for 0 takes back what it asked for. Over a leg that enforces the window only a maximum rate
-// refuses anything, and bytes count once they leave.
+// when asking again may help. One that asks for 0 takes back what it asked for. Over a
+// leg that enforces the window only a maximum rate refuses anything, and bytes count once
+// they leave.
 func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	g := f.lock()
 	defer g.unlock(now)
@@ -64,7 +63,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	g.begin(&f.member, now)
 	f.asked, f.lastBusy = now, now
 	quantum := f.quantum(want, f.mss())
-	if f.applied.Cwnd-f.inflight < want && !g.content(&f.member) {
+	if f.limit.Cwnd-f.inflight < want && !g.content(&f.member) {
 		g.cwndFullAt = now
 	}
 	n, by := f.grant(now, want, f.inflight, f.mss())

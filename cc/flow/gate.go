@@ -2,8 +2,8 @@ package flow
 
 import "github.com/penstock-net/penstock/cc"
 
-// gate keeps the limit of a flow whose leg does not enforce it: the relay asks it
-// before every write. It does what a kernel-enforced leg does by itself.
+// gate has the limit of a flow, and keeps it where the leg does not enforce it: the
+// relay asks it before every write. It does what a kernel-enforced leg does by itself.
 type gate struct {
 	limit   Limit
 	pacer   pacer

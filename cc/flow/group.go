@@ -11,25 +11,28 @@ import (
 // group is the flows that share one algorithm and one window: a macroflow of RFC 3124.
 // Its mutex guards everything in it and in its members.
 type group struct {
-	key    string
-	name   string // the Terms.Group of all members
-	spec   cc.Spec
-	params cc.Params
-	seed   uint64
-	timers *timers
-	emit   func(Event) // sees every event of the algorithm; nil: nobody does
+	key      string
+	name     string // the Terms.Group of all members
+	spec     cc.Spec
+	params   cc.Params
+	receives bool // members' bytes come here; the window is the peers'
+	seed     uint64
+	timers   *timers
+	emit     func(Event) // sees every event of the algorithm; nil: nobody does
 
 	mu        sync.Mutex
 	alg       cc.Algorithm // nil before the first event, when the segment size is known, and once it is forgotten
 	ctl       cc.Control   // alg's limits, as far as caps leave them
 	mss       cc.Bytes
 	members   []*member // in no order
+	weights   cc.Bytes  // sum of theirs
 	alloc     allocator
 	datagrams []*Datagrams // beside the members, in their window
 	rtt       rttEstimator
 	paths     paths
 	delivered delivery
 	rate      cc.Rate  // newest delivery-rate sample
+	oneWay    bool     // the newest acknowledgement's way back is known
 	inflight  cc.Bytes // sum of what the members count
 	overflow  int      // members that have more than their floors in flight
 	wanting   int      // members that want more than they have
@@ -40,17 +43,18 @@ type group struct {
 	lossEpoch uint64  // counts loss events
 	lossAt    cc.Time
 
-	cwndFullAt cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
-	wantedAt   cc.Time  // when a member last got less than it wanted; 0: never
-	heldBelow  bool     // the transport or the receiver, not the window, holds bytes back
-	started    cc.Time  // when alg was built
-	base       cc.Bytes // what had been delivered then: alg counts from there
-	initial    cc.Bytes // window for alg to start from; 0: the usual one
-	ssthresh   cc.Bytes // window that the path is known to carry, for alg to start with; 0: not known
-	takenAway  float64  // part of the window that members have taken elsewhere, until a round trip after takenAt
-	takenAt    cc.Time
-	idle       idleness
-	caps       caps
+	cwndFullAt   cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
+	wantedAt     cc.Time  // when a member last got less than it wanted; 0: never
+	limitedBelow bool     // the transport or the receiver, not the window, holds bytes back
+	started      cc.Time  // when alg was built
+	starts       uint64   // how many have been
+	base         cc.Bytes // what had been delivered then: alg counts from there
+	initial      cc.Bytes // window for alg to start from; 0: the usual one
+	ssthresh     cc.Bytes // window that the path is known to carry, for alg to start with; 0: not known
+	takenAway    float64  // part of the window that members have taken elsewhere, until a round trip after takenAt
+	takenAt      cc.Time
+	idle         idleness
+	caps         caps
 
 	timer
 }
@@ -91,6 +95,10 @@ func (g *group) setWant(m *member, want cc.Bytes) {
 	if (want > 0) != (m.want > 0) {
 		g.changed = true
 		if want > 0 {
+			if m.active && !m.wants { // it was told what one such member would have
+				m.wants = true
+				g.alloc.fresh++
+			}
 			g.wanting++
 		} else {
 			g.wanting--

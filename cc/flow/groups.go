@@ -21,6 +21,7 @@ const maxGroupHosts = 64
 type Group struct {
 	Name      string // Terms.Group
 	Algorithm string
+	Receives  bool // it is of windows that hosts are let send in
 	Phase     string
 	Hosts     []netip.Addr  // where its members' bytes go, in order, at most maxGroupHosts of them; of one that lingers, where they went of late
 	Members   int           // 0: it lingers, its window waits for the next
@@ -39,6 +40,8 @@ type Group struct {
 	Delivered               cc.Bytes      // by members past and present
 	LimitedBy               LimitedBy     // what holds most of the active members back
 	Hint                    *cc.Hint      // the network's newest word; nil: none
+	HintDoubt               HintDoubt     // how delivery contradicts it; empty: it does not
+	Believed                float64       // of the rates it says, the part that is believed
 	Capped                  bool          // that word holds window or rate below what the algorithm asks for
 	Internals               cc.Internals  // in the order of the algorithm's Spec
 }
@@ -62,7 +65,7 @@ func (g *group) describe(now cc.Time) Group {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	d := Group{
-		Name: g.name, Algorithm: g.spec.Name, Phase: g.ctl.Phase, Members: len(g.members),
+		Name: g.name, Algorithm: g.spec.Name, Receives: g.receives, Phase: g.ctl.Phase, Members: len(g.members),
 		Cwnd: g.ctl.Cwnd, Inflight: g.inflight, PacingRate: g.ctl.PacingRate,
 		SRTT: g.rtt.srtt, MinRTT: g.rtt.min, LatestRTT: g.rtt.latest, QueueingDelay: g.rtt.latest - g.rtt.min,
 		DeliveryRate: g.rate, Delivered: g.delivered.total, Capped: g.caps.bind, Internals: g.inspect(),
@@ -83,35 +86,27 @@ func (g *group) describe(now cc.Time) Group {
 	}
 	if g.caps.hinted {
 		hint := g.caps.hint
-		d.Hint = &hint
+		d.Hint, d.HintDoubt, d.Believed = &hint, g.caps.check.doubted(), g.caps.check.part()
 	}
 	g.account(now, &d)
 	return d
 }
 
-// account fills in who uses how much of the window.
+// account fills in who uses how much of the window. It looks at active members alone:
+// the others have nothing in flight.
 func (g *group) account(now cc.Time, d *Group) {
-	weights := cc.Bytes(0)
-	for _, m := range g.members {
-		weights += m.weight
-	}
-	var over, under cc.Bytes
+	var over cc.Bytes // what members have in flight above their parts by weight
 	var limited [numLimits]int
 	waiting := false
-	for _, m := range g.members {
-		due := g.ctl.Cwnd * m.weight / weights
-		over += max(0, m.counts-due)
-		under += max(0, due-m.counts)
-		if !m.active {
-			continue
-		}
+	for _, m := range g.alloc.members {
+		over += max(0, m.counts-g.ctl.Cwnd*m.weight/g.weights)
 		waiting = waiting || m.contends(now, &g.rtt)
 		if m.want > 0 || m.inflight > 0 {
 			d.Active++
 			limited[m.limits.by]++
 		}
 	}
-	d.Lent = min(over, under)
+	d.Lent = max(0, min(over, over+g.ctl.Cwnd-g.inflight)) // the others have so much less than theirs
 	if !waiting {
 		d.Unused = max(0, g.ctl.Cwnd-g.inflight)
 	}

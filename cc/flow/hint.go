@@ -21,12 +21,16 @@ func (m *Manager) Hint(p netip.Prefix, h cc.Hint) (groups int) {
 	if assigns {
 		all = m.claims(p).among(h.Flows)
 	}
+	host := cc.Rate(0) // delivered to the host, if p is one
+	if p.IsSingleIP() {
+		m.eachIn(p, func(g *group) { host += g.caps.check.lately(h.At) })
+	}
 	m.eachIn(p, func(g *group) {
 		groups++
 		if assigns {
 			h.Share = g.claims().Of(all)
 		}
-		g.hear(h)
+		g.hear(h, max(0, host-g.caps.check.lately(h.At)))
 	})
 	return groups
 }

@@ -148,7 +148,8 @@ func TestHintsMayComeFromAnyGoroutine(t *testing.T) {
 		wg.Go(func() {
 			for i := range 100 {
 				now := cc.Time(i + 1)
-				f, err := mgr.Open(now, Terms{Group: fmt.Sprint("host ", i%2), Host: addr(fmt.Sprintf("192.0.2.%d", i%2)), Algorithm: "reno"}, Leg{})
+				host := addr(fmt.Sprintf("192.0.2.%d", i%2))
+				f, err := mgr.Open(now, Terms{Group: host.String(), Host: host, Algorithm: "reno"}, Leg{})
 				if !assert.NoError(t, err) {
 					return
 				}

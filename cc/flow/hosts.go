@@ -38,6 +38,9 @@ func (m *Manager) eachIn(p netip.Prefix, do func(*group)) {
 // first of them: so a group is met once. Of a group without members all paths are in use.
 func (l located) within(p netip.Prefix, do func(*group)) {
 	g := l.group.group
+	if g.receives { // hints are about the way to a host
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	first := true
@@ -62,7 +65,7 @@ func (g *group) inUse(p *path) bool { return p.members > 0 || len(g.members) == 
 // meet tells g, which is new, what others have heard lately whose bytes go along its
 // path and no other. The caller holds m.mu, and no group's.
 func (m *Manager) meet(now cc.Time, g *indexed) {
-	if !m.hinted || len(g.paths.all) != 1 || !g.paths.all[0].host.IsValid() {
+	if !m.hinted || g.receives || len(g.paths.all) != 1 || !g.paths.all[0].host.IsValid() {
 		return
 	}
 	host := g.paths.all[0].host
@@ -74,7 +77,7 @@ func (m *Manager) meet(now cc.Time, g *indexed) {
 	})
 	if best.At > 0 {
 		g.mu.Lock()
-		g.hear(best)
+		g.hear(best, 0)
 		g.mu.Unlock()
 	}
 }

@@ -35,20 +35,21 @@ func (g *group) noteIdle(now cc.Time) {
 		g.timers.schedule(g, rested)
 		return
 	}
-	g.rest(now)
+	active := g.alloc.members
+	g.alloc.members = nil
+	g.rest(active, now)
 	if !g.forget(now) {
 		g.timers.schedule(g, g.idle.since.Add(g.lingers()+1))
 	}
 }
 
-// rest tells the members of an idle group, before they send again, what they may burst.
-func (g *group) rest(now cc.Time) {
-	resting := g.alloc.members
-	g.alloc.members = nil
-	for _, m := range resting {
+// rest has members be active no more, and tells each what it may burst when it sends
+// again. They are not in the allocator's list.
+func (g *group) rest(members []*member, now cc.Time) {
+	for _, m := range members {
 		m.active = false
 	}
-	for _, m := range resting {
+	for _, m := range members {
 		m.ledger.release()
 		g.provide(m, now, false)
 	}
@@ -73,7 +74,8 @@ func (g *group) forget(now cc.Time) bool {
 		return false
 	}
 	if g.alg != nil {
-		g.idle.cwnd, g.alg = g.alg.Control().Cwnd, nil
+		g.idle.cwnd = g.alg.Control().Cwnd
+		g.giveUp()
 		g.initial, g.ssthresh, g.takenAway = 0, 0, 0
 		g.ctl = cc.Control{}
 	}

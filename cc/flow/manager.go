@@ -34,8 +34,13 @@ type Manager struct {
 	Arm func(shard int, at cc.Time)
 	// Trace, if set, sees every event an algorithm saw, outside all locks.
 	Trace func(Event)
+	// HintNews, if set, is told which groups' hints delivery contradicts, and which no
+	// longer; outside all locks.
+	HintNews func(HintNews)
 	// Seed feeds the algorithms' randomness.
 	Seed uint64
+	// Lookup, if set, finds algorithms instead of cc.Lookup.
+	Lookup func(name string) (cc.Spec, error)
 
 	once   sync.Once
 	shards []timers
@@ -46,7 +51,7 @@ type Manager struct {
 	hinted    bool                     // there has been a hint
 	datagrams map[string][]*Datagrams  // by the keys of their groups, whether there are such or not
 	idle      list.List                // of *indexed without members, the longest idle first
-	forgotten list.List                // likewise, of those whose algorithms are forgotten; they were idle before all others
+	forgotten list.List                // likewise, of those whose algorithms are forgotten: idle before all others
 	limits    map[limitKey]*rateLimit
 	unused    []*rateLimit // of limits, those without users
 	nextID    uint64
@@ -68,8 +73,8 @@ type located struct {
 	path  *path
 }
 
-// shard returns one of the timers.
-func (m *Manager) shard(i int) *timers {
+// clocks returns the timers of all shards.
+func (m *Manager) clocks() []timers {
 	m.once.Do(func() {
 		m.shards = make([]timers, max(1, m.Shards))
 		for i := range m.shards {
@@ -78,24 +83,41 @@ func (m *Manager) shard(i int) *timers {
 			}
 		}
 	})
-	return &m.shards[i%len(m.shards)]
+	return m.shards
 }
 
 // Tick serves what time alone brings about in a shard: pacing credit, algorithms' own
 // clocks, divisions of windows, groups that are idle. It returns when it wants to be
 // called next; cc.Never: not before Arm says so.
-func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.shard(shard).run(now) }
+func (m *Manager) Tick(shard int, now cc.Time) cc.Time { return m.clocks()[shard].run(now) }
+
+// Shard is where the clock of the group that t leads to runs. A leg whose reports come
+// from there waits for nobody else who ticks.
+func (m *Manager) Shard(t Terms) int { return m.shard(t.Group) }
+
+// shard is that of the groups with a name.
+func (m *Manager) shard(name string) int {
+	return int(maphash.String(hashSeed, name) % uint64(len(m.clocks())))
+}
 
 // resolved is what Terms say about the group they lead to.
 type resolved struct {
 	key, name string
 	spec      cc.Spec
 	params    cc.Params
+	receives  bool
 }
 
 // resolve checks t and finds out where it leads.
-func (t Terms) resolve() (resolved, error) {
-	spec, err := cc.Lookup(t.Algorithm)
+func (m *Manager) resolve(t Terms) (resolved, error) {
+	if m.Lookup != nil {
+		return t.resolve(m.Lookup)
+	}
+	return t.resolve(cc.Lookup)
+}
+
+func (t Terms) resolve(lookup func(string) (cc.Spec, error)) (resolved, error) {
+	spec, err := lookup(t.Algorithm)
 	if err != nil {
 		return resolved{}, err
 	}
@@ -109,12 +131,15 @@ func (t Terms) resolve() (resolved, error) {
 	if err := t.checkClass(); err != nil {
 		return resolved{}, err
 	}
-	return resolved{groupKey(t.Group, spec.Name, params), t.Group, spec, params}, nil
+	if err := spec.CheckReceives(); t.Receives && err != nil {
+		return resolved{}, err
+	}
+	return resolved{groupKey(t.Group, spec.Name, params, t.Receives), t.Group, spec, params, t.Receives}, nil
 }
 
 // Check tells what Open would refuse of t.
 func (t Terms) Check() error {
-	_, err := t.resolve()
+	_, err := t.resolve(cc.Lookup)
 	return err
 }
 
@@ -128,11 +153,9 @@ func (m *Manager) group(now cc.Time, r resolved) (g *indexed, fresh bool) {
 	}
 	g = m.groups[r.key]
 	if fresh = g == nil; fresh {
-		m.shard(0) // makes all of them
-		shard := int(maphash.String(hashSeed, r.key) % uint64(len(m.shards)))
 		g = &indexed{group: &group{
-			key: r.key, name: r.name, spec: r.spec, params: r.params, seed: m.Seed + m.nextID,
-			timers: m.shard(shard), emit: m.Trace, idle: idleness{since: max(now, 1)},
+			key: r.key, name: r.name, spec: r.spec, params: r.params, receives: r.receives, seed: m.Seed + m.nextID,
+			timers: &m.clocks()[m.shard(r.name)], emit: m.Trace, idle: idleness{since: max(now, 1)},
 		}}
 		m.groups[r.key] = g
 		g.mu.Lock()
@@ -151,26 +174,34 @@ func (m *Manager) occupied(g *indexed) {
 	}
 }
 
-// vacated notes that the group with a key has fewer members, or none. The caller holds
-// m.mu, but not the group's.
-func (m *Manager) vacated(key string) {
+// vacated notes that the group with a key has fewer members, or none, and returns it if
+// it has none; nil: it has, or has been dropped. The caller holds m.mu, but not the
+// group's.
+func (m *Manager) vacated(key string) *indexed {
 	g := m.groups[key]
 	if g == nil {
-		return
+		return nil
 	}
 	g.mu.Lock()
 	m.trimPaths(g)
 	empty := len(g.members) == 0
 	g.mu.Unlock()
-	if empty && g.waits == nil {
+	if !empty {
+		return nil
+	}
+	if g.waits == nil {
 		g.waits = m.idle.PushBack(g)
 	}
+	return g
 }
 
 // groupKey tells groups apart: flows share a window only when they would run it the
 // same way.
-func groupKey(name, algorithm string, p cc.Params) string {
+func groupKey(name, algorithm string, p cc.Params, receives bool) string {
 	var b strings.Builder
+	if receives {
+		b.WriteByte(0)
+	}
 	b.WriteString(name)
 	b.WriteByte(0)
 	b.WriteString(algorithm)
@@ -213,6 +244,7 @@ func (m *Manager) drop(g *indexed) {
 	delete(m.groups, g.key)
 	g.mu.Lock()
 	g.accompany(nil)
+	g.giveUp()
 	for len(g.paths.all) > 0 {
 		m.dropPath(g, len(g.paths.all)-1)
 	}

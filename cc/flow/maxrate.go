@@ -22,7 +22,8 @@ func (m *Manager) rateLimit(now cc.Time, t Terms) *rateLimit {
 		if m.limits == nil {
 			m.limits = map[limitKey]*rateLimit{}
 		}
-		l = &rateLimit{timers: m.shard(0), key: key, bucket: pacer{rate: cc.Rate(rateLimitSlack * float64(t.MaxRate)), most: limitBurst}}
+		rate := cc.Rate(rateLimitSlack * float64(t.MaxRate))
+		l = &rateLimit{timers: &m.clocks()[0], key: key, bucket: pacer{rate: rate, most: limitBurst}}
 		m.limits[key] = l
 	}
 	l.users.Add(1)

@@ -24,8 +24,7 @@ type member struct {
 	lastBusy cc.Time  // when the flow last wanted to send, had bytes in flight or was acknowledged; 0: never
 	active   bool     // it is in the group's list of active members
 	rampEnd  cc.Time  // until then it is paced to its share; 0: it is not
-	applied  Limit    // the newest that the leg was told
-	told     bool     // it has been told any
+	told     bool     // the leg has been told a limit, the newest of which the gate has
 	limits   limits
 
 	maxRate *rateLimit // of its group; nil: none
@@ -47,10 +46,10 @@ func (m *member) busy() bool { return m.want > 0 || m.inflight > 0 || m.gate.blo
 
 // apply puts a limit into force.
 func (m *member) apply(now cc.Time, l Limit) {
-	if m.told && l.Cwnd == m.applied.Cwnd && l.PacingRate == m.applied.PacingRate {
+	if m.told && l.Cwnd == m.limit.Cwnd && l.PacingRate == m.limit.PacingRate {
 		return
 	}
-	m.applied, m.told = l, true
+	m.told = true
 	m.gate.apply(now, l)
 	if m.leg.Apply != nil {
 		m.leg.Apply(l)

@@ -10,6 +10,7 @@ import (
 func (g *group) join(m *member, p *path) {
 	m.place = len(g.members)
 	g.members = append(g.members, m)
+	g.weights += m.weight
 	p.members++
 	m.path = p
 	g.caps.add(m)
@@ -28,6 +29,7 @@ func (g *group) leave(m *member, now cc.Time) {
 	g.members[m.place], last.place = last, m.place
 	g.members[len(g.members)-1] = nil
 	g.members = g.members[:len(g.members)-1]
+	g.weights -= m.weight
 	g.caps.remove(m)
 	g.recap(now)
 	g.timers.cancel(m.clock)

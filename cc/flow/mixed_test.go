@@ -120,7 +120,7 @@ func (m *mixed) check(rt *rapid.T) {
 		require.GreaterOrEqual(rt, snap.Taken, snap.Delivered, "member %d", i)
 		require.LessOrEqual(rt, snap.Taken, s.written, "member %d: nothing counts that was never written", i)
 		require.GreaterOrEqual(rt, snap.Inflight, cc.Bytes(0))
-		require.Equal(rt, s.limit, s.applied, "member %d: it is told what it may use", i)
+		require.Equal(rt, s.limit, s.gate.limit, "member %d: it is told what it may use", i)
 		if s.enforced {
 			require.False(rt, s.gate.blocked, "member %d", i)
 		}
@@ -135,7 +135,7 @@ func (m *mixed) check(rt *rapid.T) {
 	}
 	require.Equal(rt, sum, g.inflight, "the group counts what its members do")
 	if !g.changed && g.alg != nil {
-		require.LessOrEqual(rt, limits, max(g.window(), floors)+cc.Bytes(len(m.legs)), "the shares add up to no more than there is")
+		require.LessOrEqual(rt, limits, max(g.window(), floors)+cc.Bytes(len(m.legs)), "shares add up to what there is")
 	}
 }
 

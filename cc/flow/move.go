@@ -16,11 +16,11 @@ import (
 // together. Who stays behind keeps the whole of the old one. A closed flow stays
 // where it was.
 func (f *Flow) Move(now cc.Time, t Terms) error {
-	r, err := t.resolve()
+	m := f.mgr
+	r, err := m.resolve(t)
 	if err != nil {
 		return fmt.Errorf("flow: %w", err)
 	}
-	m := f.mgr
 	m.mu.Lock() // so that nobody else moves f
 	defer m.mu.Unlock()
 	m.forget(now)
@@ -67,7 +67,9 @@ func (f *Flow) accept(g *group, now cc.Time, t Terms) {
 	g.deactivate(&f.member) // its priority may change
 	f.limitTo(f.mgr.rateLimit(now, t))
 	f.mgr.release(now, before)
+	g.weights -= f.weight
 	f.terms, f.allocation = t, t.allocation()
+	g.weights += f.weight
 	f.retryAt, f.turn = 0, 0 // it may ask once more than it needs to
 	g.caps.add(&f.member)
 	if wasActive {
@@ -107,7 +109,8 @@ func (f *Flow) shift(from, to *group, now cc.Time, p *path) {
 	}
 	if len(to.members) == 0 && from.alg != nil {
 		// What is remembered there is older than what f knows.
-		to.alg, to.initial, to.ssthresh, to.idle.cwnd, to.takenAway, to.rtt = nil, 0, 0, 0, 0, rtt
+		to.giveUp()
+		to.initial, to.ssthresh, to.idle.cwnd, to.takenAway, to.rtt = 0, 0, 0, 0, rtt
 		to.anchor(p)
 	}
 	to.revive(p, now)
@@ -135,7 +138,8 @@ func (f *Flow) shift(from, to *group, now cc.Time, p *path) {
 	if window > 0 && (to.alg == nil || now.Sub(to.started) <= to.rtt.srtt) {
 		// Within a round trip it has seen nothing come of its own doing: it forgets little.
 		to.initial = min(to.initial+p.shrink(window), cc.MaxCwnd)
-		if to.alg, to.ssthresh = nil, 0; known {
+		to.giveUp()
+		if to.ssthresh = 0; known {
 			to.ssthresh = to.initial
 		}
 		to.start(now)

@@ -315,7 +315,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 					c.legs[i] = nil
 				}
 			}
-			sums := map[*group]cc.Bytes{}
+			sums, weights := map[*group]cc.Bytes{}, map[*group]cc.Bytes{}
 			members := 0
 			for _, l := range c.legs {
 				if l == nil {
@@ -323,6 +323,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 				}
 				s := l.Snapshot()
 				sums[l.group()] += s.Inflight
+				weights[l.group()] += l.weight
 				members++
 				require.Equal(rt, s.Taken, s.Delivered+s.Inflight, "taken = acknowledged + in flight")
 				require.Equal(rt, l.r.Pipe, s.Inflight)
@@ -334,6 +335,7 @@ func TestAccountingHoldsAcrossMoves(t *testing.T) {
 			}
 			for _, g := range c.mgr.groups {
 				require.Equal(rt, sums[g.group], g.inflight, "a group counts what its members do")
+				require.Equal(rt, weights[g.group], g.weights)
 				members -= len(g.members)
 				require.Equal(rt, len(g.members) == 0, g.waits != nil)
 			}

@@ -9,7 +9,7 @@ import (
 
 // Open adds a flow to its group, over a leg.
 func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
-	r, err := t.resolve()
+	r, err := m.resolve(t)
 	if err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
 	}
@@ -44,7 +44,7 @@ func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()
 	if !(share > 0 && share <= 1) {
 		return nil, fmt.Errorf("flow: datagrams' share %v is not above 0 and up to 1", share)
 	}
-	r, err := t.resolve()
+	r, err := m.resolve(t)
 	if err != nil {
 		return nil, err
 	}
@@ -94,8 +94,7 @@ func (m *Manager) left(f *Flow, now cc.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.release(now, f.maxRate)
-	m.vacated(f.home.Load().key)
-	if g := m.groups[f.home.Load().key]; g != nil && f.terms.Alone && g.waits != nil {
+	if g := m.vacated(f.home.Load().key); g != nil && f.terms.Alone {
 		m.drop(g)
 	}
 	m.forget(now)

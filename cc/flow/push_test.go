@@ -19,7 +19,8 @@ type pulse struct {
 }
 
 func init() {
-	cc.Register(cc.Spec{Name: "pulse", About: "test double", New: func(cc.Config) cc.Algorithm { return &pulse{window: 40 * mss} }})
+	start := func(cc.Config) cc.Algorithm { return &pulse{window: 40 * mss} }
+	cc.Register(cc.Spec{Name: "pulse", About: "test double", New: start})
 }
 
 func (a *pulse) OnAck(cc.Ack)     {}

@@ -27,19 +27,28 @@ type Report struct {
 	Sacked   cc.Bytes      // gauge: of Acked, what lies beyond a hole; a loss found before the hole is filled belongs to the same event
 	Lost     cc.Bytes      // retransmitted by the transport; they stay in flight until acknowledged
 	Marked   cc.Bytes      // acknowledged with ECN-CE
+	L4S      bool          // gauge: packets leave as ECT(1), and the peer reports each mark (RFC 9331, 9768)
 	Timeouts int           // retransmission timeouts; after one, offsets in flight give no RTT (Karn)
 	RTT      time.Duration // newest raw sample, never a smoothed one; 0: none, and the send ledger measures, unless a leg that enforces the window has had samples before
+	Peer     PeerClock     // newest reading of the peer's clock; the zero value: none
 	Unsent   cc.Bytes      // gauge: accepted by the transport, not on the wire yet
 	Pipe     cc.Bytes      // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
 	MSS      cc.Bytes      // gauge: payload of a full segment; 0: unchanged
 	RwndFull bool          // gauge: the peer's receive window, not ours, holds the flow back
 }
 
+// PeerClock is the timestamp of an acknowledgement (TSval, RFC 7323 §3.2): the peer's
+// clock when it was sent.
+type PeerClock struct {
+	At    cc.Time // when the acknowledgement arrived; 0: there is none
+	Value uint32  // in ticks whose length and origin only the peer knows; it wraps around
+}
+
 // Limit is what a flow may use from now on.
 type Limit struct {
 	Cwnd       cc.Bytes // its part of the group's window
 	PacingRate cc.Rate  // 0: not paced; otherwise its part of the group's rate
-	Now        bool     // send what this lets out at once; otherwise the next acknowledgement does, one packet for another
+	Now        bool     // send what this lets out at once; otherwise acknowledgements do, one packet for another
 }
 
 // Leg is the transport below a flow. Whoever changes a limit calls Apply: a report, a
@@ -55,7 +64,7 @@ type Leg struct {
 type Terms struct {
 	Group            string     // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
 	Alone            bool       // no other flow will ever have that Group: nothing of it is kept once the flow is closed
-	Host             netip.Addr // where the bytes go: flows to one host have one path, and hints are about hosts; invalid: not known
+	Host             netip.Addr // where the bytes go, or come from; flows to one host have one path; invalid: not known
 	Algorithm        string
 	Params           cc.Params
 	MaxRate          cc.Rate // what all flows of the group with this MaxRate may send together; 0: the algorithm alone
@@ -64,7 +73,8 @@ type Terms struct {
 	Class            Class
 	Target           cc.Rate // payload that the application needs, of a Guarantee flow; 0: not known
 	MinRate          cc.Rate // what the flow has of its group's window whatever the others want; 0: two segments
-	HintCap          float64 // with fresh hints, the group sends no faster than this part of the capacity they tell; 0: as its algorithm will
+	Receives         bool    // the window is what the host that sends is let send; Manager.Receive sets it
+	HintCap          float64 // the most the group sends, in parts of the capacity that fresh hints tell; 0: any
 }
 
 // Class is what a flow is for (Janus, TMC 2018, §4.1).

@@ -21,7 +21,10 @@ type sampler struct {
 	measured bool     // the leg has measured round trips: the ledger's samples would be worse
 	rtt      rttEstimator
 	rate     cc.Rate // newest delivery-rate sample
-	timedOut bool    // the retransmission timer fired, and nothing has been acknowledged since
+	ways     oneWay
+	reverse  time.Duration // of the newest round trip, the queue on the way back
+	oneWay   bool          // which is known
+	timedOut bool          // the retransmission timer fired, and nothing has been acknowledged since
 
 	losses    int      // events
 	lossEpoch uint64   // the group's loss event that recover and lossAt are of
@@ -148,7 +151,9 @@ func (s *sampler) recovering() bool {
 // arrived takes n.acked bytes as delivered, with beside bytes of others, and returns
 // the samples that they show: the record of the newest byte, its round trip and its
 // delivery rate, 0 where there is none. leastRTT is the path's.
-func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Duration) (sent cc.Sent, rtt time.Duration, rate cc.Rate) {
+func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Duration) (
+	sent cc.Sent, rtt time.Duration, rate cc.Rate,
+) {
 	r := &s.last
 	d.total += n.acked + beside
 	s.newest = max(s.newest, r.Newest, r.Acked)
@@ -157,12 +162,15 @@ func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Du
 		c.sent.At = min(r.At, max(d.firstSent, r.At.Add(-r.RTT)))
 		d.firstSent = c.sent.At
 	}
-	if ok && !c.resent {
+	switch {
+	case ok && !c.resent:
 		if !s.measured {
 			rtt = r.At.Sub(c.sent.At)
 		}
 		rate = d.rate(r.At, c, leastRTT)
 		d.firstSent = c.sent.At
+	case ok && s.rtt.srtt > 0: // sent again, a round trip ago: what leaves now did not take as long as the timer ran
+		d.firstSent = max(d.firstSent, r.At.Add(-s.rtt.srtt))
 	}
 	if r.RTT > 0 {
 		rtt = r.RTT

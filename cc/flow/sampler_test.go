@@ -192,7 +192,7 @@ func TestDeliveryRateIsMeasuredOverAFlight(t *testing.T) {
 			f.ack(mss)
 		}
 	}
-	assert.InDelta(t, float64(cc.RateOf(mss, time.Millisecond)), float64(f.Snapshot().DeliveryRate), 0.06*float64(cc.RateOf(mss, time.Millisecond)))
+	assert.InEpsilon(t, float64(cc.RateOf(mss, time.Millisecond)), float64(f.Snapshot().DeliveryRate), 0.06)
 }
 
 func TestApplicationLimitedFlights(t *testing.T) {
@@ -219,7 +219,9 @@ func TestCwndLimited(t *testing.T) {
 	}{
 		{"a flow that fills its window is limited by it", 100 * mss, func(*Report) {}, true},
 		{"a flow that asks for less is not", mss, func(*Report) {}, false},
-		{"bytes piling up in the transport are its doing, not the window's", 100 * mss, func(r *Report) { r.Unsent, r.Pipe = 5*mss, r.Pipe-5*mss }, false},
+		{"bytes that pile up in the transport are its doing", 100 * mss, func(r *Report) {
+			r.Unsent, r.Pipe = 5*mss, r.Pipe-5*mss
+		}, false},
 		{"a full receive window is the peer's doing", 100 * mss, func(r *Report) { r.RwndFull = true }, false},
 	}
 	for _, tt := range tests {
@@ -252,7 +254,7 @@ func TestLossesAreToldOncePerReport(t *testing.T) {
 	f.report()
 	require.Len(t, *losses, 2)
 	assert.Equal(t, 2*mss, (*losses)[0].Lost)
-	assert.Equal(t, p.now.Add(-20*time.Millisecond), (*losses)[0].SentAt, "a round trip ago, where the transport hides it")
+	assert.Equal(t, p.now.Add(-20*time.Millisecond), (*losses)[0].SentAt, "a round trip ago, where it is hidden")
 	assert.False(t, (*losses)[0].Timeout)
 	assert.True(t, (*losses)[1].Timeout)
 	assert.Equal(t, 2, f.Snapshot().LossEvents)
@@ -303,4 +305,54 @@ func TestBatchedAcknowledgementsFindTheWindowFull(t *testing.T) {
 		f.ack(10 * mss)
 	}
 	assert.Equal(t, 10, limited)
+}
+
+// What was sent before a timeout is sent again by it, however much of it an earlier
+// loss event did not cover.
+func TestATimeoutTakesAllThatWasSentUntilThen(t *testing.T) {
+	losses := watchLosses(t)
+	p := newTestbed(t)
+	f := p.open(Terms{Algorithm: "watched"})
+	f.send(4 * mss)
+	p.wait(20 * time.Millisecond)
+	f.ack(mss)
+	f.r.Acked, f.r.Sacked, f.r.Newest, f.r.Lost = 2*mss, mss, 3*mss, mss
+	f.report() // one of the first four
+	f.send(4 * mss)
+	p.wait(300 * time.Millisecond)
+	f.r.Lost, f.r.Timeouts = 2*mss, 1
+	f.report()
+	fired := p.now
+	p.wait(100 * time.Millisecond)
+	f.r.Acked, f.r.Sacked = 5*mss, 0 // the first four are there
+	f.report()
+	f.r.Lost = 4 * mss
+	f.report()
+	require.Len(t, *losses, 3)
+	assert.Equal(t, fired, (*losses)[2].SentAt, "which the timer knew")
+}
+
+// A link is gone for ten seconds. The rate of what leaves afterwards is not measured
+// over them.
+func TestDeliveryRatesLeaveOutHowLongATimerRan(t *testing.T) {
+	p := newTestbed(t)
+	f := p.open(static(20))
+	flow := func(n int) {
+		for range n {
+			f.send(mss)
+			p.wait(time.Millisecond)
+			if f.inflight() >= 20*mss {
+				f.ack(mss)
+			}
+		}
+	}
+	flow(100)
+	p.wait(10 * time.Second)
+	f.r.Timeouts, f.r.Lost = 1, mss
+	f.report()
+	for f.rate = 0; f.rate == 0; p.wait(time.Millisecond) { // sent again, and what leaves behind it
+		f.ack(mss)
+		f.send(mss)
+	}
+	assert.Greater(t, f.rate, cc.RateOf(mss, time.Millisecond)/2, "the first rate behind the gap")
 }

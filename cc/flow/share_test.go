@@ -112,7 +112,8 @@ func TestSharesShrinkAsMembersArrive(t *testing.T) {
 		var sum cc.Bytes
 		for _, l := range c.legs {
 			s := l.Snapshot()
-			assert.InDelta(t, float64(100*mss/cc.Bytes(n)), float64(s.Share), ackedTogether*float64(mss), "in pairs, if there are others")
+			part := float64(100 * mss / cc.Bytes(n))
+			assert.InDelta(t, part, float64(s.Share), ackedTogether*float64(mss), "in pairs, if there are others")
 			assert.InDelta(t, 100/n, float64(s.Inflight/mss), 2, "a newcomer has its share within two round trips")
 			sum += s.Inflight
 		}

@@ -27,6 +27,8 @@ type Snapshot struct {
 
 	SRTT, MinRTT, LatestRTT time.Duration // 0: no sample yet
 	QueueingDelay           time.Duration // LatestRTT − MinRTT
+	ReverseQueue            time.Duration // of that, on the way back
+	OneWay                  bool          // which is known
 	DeliveryRate            cc.Rate       // newest sample
 
 	Taken, Delivered, Lost, Marked cc.Bytes // Taken: granted, or gone where the leg enforces the window
@@ -62,20 +64,22 @@ func (f *Flow) snapshot() (s Snapshot, open bool) {
 		ID: f.id, Group: f.terms.Group, Algorithm: g.spec.Name, Phase: g.ctl.Phase, Members: len(g.members),
 		Internals: g.inspect(), Class: f.terms.Class, Target: f.terms.Target,
 		Cwnd: g.ctl.Cwnd, PacingRate: g.ctl.PacingRate, Inflight: f.inflight, Unsent: f.last.Unsent,
-		SRTT: g.srtt(&f.member), MinRTT: g.leastRTT(&f.member), LatestRTT: f.rtt.latest, DeliveryRate: f.rate,
+		SRTT: g.srtt(&f.member), MinRTT: g.leastRTT(&f.member), LatestRTT: f.rtt.latest,
+		DeliveryRate: f.rate, OneWay: f.oneWay,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
 		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,
 	}
 	if open = !f.closed; open {
-		s.Share = f.applied.Cwnd
+		s.Share = f.limit.Cwnd
 		if f.want == 0 {
 			s.Lent = f.path.expand(max(0, f.share-f.counts))
 		}
 	}
-	spent := f.limits.spent
+	spent, reverse := f.limits.spent, f.reverse
 	g.mu.Unlock()
 	if s.LatestRTT > 0 {
 		s.QueueingDelay = max(0, s.LatestRTT-s.MinRTT)
+		s.ReverseQueue = min(reverse, s.QueueingDelay)
 	}
 	s.Limited = make(map[LimitedBy]time.Duration, numLimits)
 	for by, d := range spent {

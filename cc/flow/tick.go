@@ -5,19 +5,15 @@ import "github.com/penstock-net/penstock/cc"
 // tick serves what has become due: the algorithm's clock, a hint that grows old, an idle
 // group, a division.
 func (g *group) tick(now cc.Time) {
-	var event Event
-	ticked := false
+	var events [1]Event
+	n := 0
 	g.mu.Lock()
 	if g.recap(now) {
 		g.now = true
 	}
 	if len(g.members) > 0 && g.alg != nil && g.ctl.NextTick != 0 {
 		if g.ctl.NextTick <= now {
-			state := g.state(now)
-			g.alg.OnTick(state)
-			g.adopt(now)
-			g.now = true
-			event, ticked = g.event(nil, KindTick, state, 0, 0), true
+			events[0], n = g.clock(now), 1
 		} else {
 			g.timers.schedule(g, g.ctl.NextTick)
 		}
@@ -26,7 +22,5 @@ func (g *group) tick(now cc.Time) {
 	g.wakeDatagrams(now)
 	g.settle(now)
 	g.mu.Unlock()
-	if ticked && g.emit != nil {
-		g.emit(event)
-	}
+	g.trace(events[:n]...)
 }

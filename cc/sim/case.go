@@ -23,22 +23,25 @@ up 2mbit queue 64KiB loss 0.01               # acknowledgements; without it: no 
 up trace FILE
 link 12mbit rtt 40ms reorder 0.01 reorder-by 5ms # one packet in a hundred takes so much longer
 link 12mbit rtt 40ms mark 0.1                # one packet in ten gets an ECN mark (CE)
+link 12mbit rtt 40ms aqm dualpi2             # the queue is managed: codel or dualpi2; without it: drop-tail
 acks every 10ms                              # in batches
 acks delayed 40ms                            # one packet's by itself, as Linux does; 0s: each at once
-transport kernel                             # enforces the window, acks delayed 40ms, timestamps; without it: relay
+transport kernel                             # enforces the window, acks delayed 40ms, timestamps 1ms; else relay
 hints every 10ms                             # the bottleneck tells of itself; without it: never
-timestamps                                   # each packet's own round trip, not the ledger's
+timestamps 1ms skew 200                      # each packet's own round trip; receivers' clock, 200 ppm fast; or off
 step 10s 6mbit                               # the rate from then on
 outage 10s 20s                               # from, to
 delay 30s rtt 80ms                           # from then on
 move 10s NAME copa                           # the flow's algorithm from then on
 flow copa:delta=0.1 start 0s stop 30s name a group g weight 2 priority 1 maxrate 5mbit
 flow cubic group g class guarantee target 5mbit minrate 1mbit
+flow prague ecn l4s                          # its packets say ECT(1); classic: ECT(0), off: neither
 flow copa host 2 rtt 60ms                    # to the second host; propagation of its own, added to the path's
 flow cubic bytes 1MB rate 2mbit on 1s off 1s
 flow cubic on 10s off 10s random             # means of exponential times, drawn from the seed
 flow cubic bytes 100KB every 2s              # an object asked for every so often; how long each takes
 flow cubic video 4mbit chunk 4s buffer 30s   # chunks asked for as the player's buffer has room
+flow cubic upload receive penstock host 1    # goes up; the algorithm of the window that holds its host's uploads
 flow udp rate 20mbit on 2s off 3s            # datagrams, whatever becomes of them
 flow udp rate 20mbit group g share 0.5       # in the window of the group, through a gateway
 run 30s warmup 5s seed 1 sample 100ms
@@ -147,8 +150,7 @@ func (p *caseReader) line(words []string) error {
 	case "hints":
 		return args.each(map[string]func(string) error{"every": set(&p.c.Hints, parseSpan)})
 	case "timestamps":
-		p.c.RawRTT = true
-		return args.end()
+		return p.timestamps(args)
 	case "step":
 		var s Step
 		if err := args.next(set(&s.At, parseSpan)); err != nil {
@@ -231,6 +233,7 @@ func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
 	if other != nil {
 		maps.Copy(keys, delayKeys(&l.Delay))
 		keys["mark"] = set(&l.Mark, parsePart) // acknowledgements are not ECN-capable
+		keys["aqm"] = set(&l.AQM, ParseAQM)
 	}
 	if err := args.each(keys); err != nil {
 		return err
@@ -239,6 +242,18 @@ func (p *caseReader) link(args *arguments, l, other *LinkConfig) error {
 		other.Delay = l.Delay
 	}
 	return nil
+}
+
+// timestamps reads what acknowledgements tell of the receivers' clocks.
+func (p *caseReader) timestamps(args *arguments) error {
+	p.c.Timestamps = kernelTick
+	if len(args.words)%2 == 1 {
+		if err := args.next(set(&p.c.Timestamps, parseTick)); err != nil {
+			return err
+		}
+	}
+	p.c.RawRTT = p.c.Timestamps != NoTimestamps
+	return args.each(map[string]func(string) error{"skew": set(&p.c.ClockSkew, parseSkew)})
 }
 
 // cell reads a cell's properties; its delay is also that of acknowledgements.
@@ -310,8 +325,12 @@ func (p *caseReader) flow(args *arguments) error {
 	if err := args.next(algorithm); err != nil {
 		return err
 	}
-	f.Random = args.flag("random")
+	f.Upload, f.Random = args.flag("upload"), args.flag("random")
 	keys := map[string]func(string) error{
+		"receive": func(s string) (err error) {
+			f.Receive, f.ReceiveParams, err = cc.Parse(s)
+			return err
+		},
 		"name":     set(&f.Name, parseWord),
 		"group":    set(&f.Group, parseWord),
 		"weight":   set(&f.Weight, parseCount),
@@ -329,6 +348,7 @@ func (p *caseReader) flow(args *arguments) error {
 		"on":       set(&f.On, parseSpan),
 		"off":      set(&f.Off, parseSpan),
 		"host":     set(&f.Host, parseCount),
+		"ecn":      set(&f.ECN, ParseECN),
 		"every":    set(&f.Every, parseSpan),
 		"video":    set(&f.Video.Rate, cc.ParseRate),
 		"chunk":    set(&f.Video.Chunk, parseSpan),

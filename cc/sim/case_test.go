@@ -35,7 +35,7 @@ func TestReadCase(t *testing.T) {
 		"acks every 10ms",
 		"transport kernel",
 		"hints every 20ms",
-		"timestamps",
+		"timestamps 10ms skew -20",
 		"delay 30s rtt 80ms",
 		"flow copa:delta=0.1 name a group g weight 2 priority 1 maxrate 5mbit start 1s stop 20s",
 		"flow cubic bytes 1MB rate 2mbit on 1s off 2s class guarantee target 2mbit minrate 1mbit",
@@ -47,7 +47,7 @@ func TestReadCase(t *testing.T) {
 	assert.Equal(t, Scenario{
 		Down:      LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
 		Up:        LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5, Reorder: 0.1, ReorderBy: 3 * ms},
-		Transport: Kernel, AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true,
+		Transport: Kernel, AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true, Timestamps: 10 * ms, ClockSkew: -20,
 		Flows: []FlowConfig{
 			{
 				Name: "a", Algorithm: "copa", Params: cc.Params{"delta": 0.1}, Group: "g", Priority: 1, Weight: 2,
@@ -126,7 +126,11 @@ func TestReadCaseRefuses(t *testing.T) {
 		"acks 10ms":                     `acks has no "10ms"; it has delayed, every`,
 		"acks every 9ms delayed 40ms":   "acknowledgements are either in batches or delayed",
 		"acks every 10":                 `"10" is not a time such as 40ms`,
-		"timestamps on":                 `timestamps: "on" is too much`,
+		"timestamps on":                 `"on" is not a time such as 40ms`,
+		"timestamps 0s":                 "a clock needs a tick such as 1ms; off: no clock",
+		"timestamps 2s":                 "receivers' clocks tick every 2s",
+		"timestamps 1ms drift 3":        `timestamps has no "drift"; it has skew`,
+		"timestamps skew 20000":         `"20000" is not a number of millionths`,
 		"hints every 10us":              "the shortest period is 1ms",
 		"hints never":                   `hints has no "never"; it has every`,
 		"step 1s":                       "step lacks a word",
@@ -245,18 +249,24 @@ func TestReadCaseOfATransport(t *testing.T) {
 	for lines, want := range map[string]Scenario{
 		"":                                    {},
 		"transport relay":                     {Transport: Relay},
-		"transport kernel":                    {Transport: Kernel, AckDelay: DelayedAck, RawRTT: true},
-		"transport kernel\nacks delayed 25ms": {Transport: Kernel, AckDelay: 25 * ms, RawRTT: true},
-		"transport kernel\nacks delayed 0s":   {Transport: Kernel, RawRTT: true},
-		"transport kernel\nacks every 5ms":    {Transport: Kernel, AckEvery: 5 * ms, RawRTT: true},
+		"transport kernel":                    {Transport: Kernel, AckDelay: DelayedAck, RawRTT: true, Timestamps: ms},
+		"transport kernel\nacks delayed 25ms": {Transport: Kernel, AckDelay: 25 * ms, RawRTT: true, Timestamps: ms},
+		"transport kernel\nacks delayed 0s":   {Transport: Kernel, RawRTT: true, Timestamps: ms},
+		"transport kernel\nacks every 5ms":    {Transport: Kernel, AckEvery: 5 * ms, RawRTT: true, Timestamps: ms},
 		"acks delayed 40ms":                   {AckDelay: 40 * ms},
 		"transport relay\nacks delayed 0s":    {},
-		"transport relay\ntimestamps":         {RawRTT: true},
+		"transport relay\ntimestamps":         {RawRTT: true, Timestamps: ms},
+		"transport relay\ntimestamps skew 9":  {RawRTT: true, Timestamps: ms, ClockSkew: 9},
+		"transport relay\ntimestamps 4ms":     {RawRTT: true, Timestamps: 4 * ms},
+		"transport kernel\ntimestamps off":    {Transport: Kernel, AckDelay: DelayedAck, RawRTT: true},
 	} {
 		c, err := readCase(t, lines, "link 12mbit", "flow copa", "run 5s")
 		require.NoError(t, err, lines)
 		got := c.complete()
-		assert.Equal(t, want, Scenario{Transport: got.Transport, AckDelay: got.AckDelay, AckEvery: got.AckEvery, RawRTT: got.RawRTT}, lines)
+		assert.Equal(t, want, Scenario{
+			Transport: got.Transport, AckDelay: got.AckDelay, AckEvery: got.AckEvery, RawRTT: got.RawRTT,
+			Timestamps: got.Timestamps, ClockSkew: got.ClockSkew,
+		}, lines)
 	}
 	for lines, complaint := range map[string]string{
 		"transport":                          "transport lacks a word",

@@ -38,13 +38,12 @@ const (
 	maxBits       = 10_000
 )
 
-// Departure is a packet that a cell has served. Those of one host leave in the
-// order in which they came.
+// Departure is a packet that a Cell or a ManagedLink has served. Those of one lane
+// leave it in the order in which they came.
 type Departure struct {
-	Host    int
-	Size    cc.Bytes
-	Departs cc.Time // its last byte is sent; may lie up to a subframe ahead
-	Arrives cc.Time // it reaches its host
+	Lane int      // the queue it was in; in a cell, the number of its host
+	Size cc.Bytes // IP length
+	Verdict
 }
 
 // Cell is one direction of a radio cell. At the start of each subframe it
@@ -55,8 +54,9 @@ type Departure struct {
 // A packet's fate depends on those that come to others after it, so it is not
 // settled on arrival, as a Link's is. Whoever holds the packets keeps them by
 // host, calls Advance at the times that Next names, or later, and lets the
-// oldest of a host go for each Departure. The schedule depends on when packets
-// come and not on when it is asked, so lateness never adds up.
+// oldest of a lane go for each Departure, which may lie up to a subframe ahead. The
+// schedule depends on when packets come and not on when it is asked, so lateness
+// never adds up.
 type Cell struct {
 	cfg   CellConfig
 	start cc.Time
@@ -75,7 +75,7 @@ type Cell struct {
 type cellHost struct {
 	CellHost
 	number  int
-	waiting ring
+	waiting ring[queuedPacket]
 	queued  cc.Bytes
 	sent    cc.Bytes // bits of the first in the queue that have left
 	want    int      // blocks, in the division under way
@@ -275,7 +275,10 @@ func (c *Cell) serve(h *cellHost) {
 		p := h.waiting.pop()
 		h.sent -= 8 * p.size
 		h.queued -= p.size
-		c.departed = append(c.departed, Departure{h.number, p.size, departs, departs.Add(c.cfg.Delay + h.Delay)})
+		c.departed = append(c.departed, Departure{
+			Lane: h.number, Size: p.size,
+			Verdict: Verdict{Departs: departs, Arrives: departs.Add(c.cfg.Delay + h.Delay)},
+		})
 	}
 	if h.waiting.n == 0 {
 		h.sent = 0

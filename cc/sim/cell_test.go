@@ -21,8 +21,8 @@ func TestACellCarriesWhatItsBlocksCan(t *testing.T) {
 	}
 	assert.Equal(t, start.Add(ms), c.Next(), "the subframe that has begun is divided")
 	assert.Empty(t, c.Advance(start.Add(ms-1)))
-	first := start.Add(2 * ms)
-	assert.Equal(t, []Departure{{0, 2500, first, first.Add(10 * ms)}, {0, 2500, first, first.Add(10 * ms)}},
+	first := Departure{Size: 2500, Verdict: Verdict{Departs: start.Add(2 * ms), Arrives: start.Add(12 * ms)}}
+	assert.Equal(t, []Departure{first, first},
 		c.Advance(start.Add(ms)), "6250 bytes in a subframe, and half of the third packet")
 	left, packets := c.Backlog(start.Add(ms), 0)
 	assert.EqualValues(t, 7500, left)
@@ -45,7 +45,7 @@ func TestACellsHostsHaveTheirOwnModulationAndDelay(t *testing.T) {
 		left = append(left, c.Advance(start.Add(d))...)
 	}
 	// 30, 60 and 60 half-filled blocks are wanted of 10 a subframe.
-	assert.Equal(t, 0, left[0].Host)
+	assert.Equal(t, 0, left[0].Lane)
 	assert.Equal(t, left[0].Departs.Add(ms), left[0].Arrives)
 	for _, d := range left[1:] {
 		assert.Greater(t, d.Departs, left[0].Departs, "half as many bits in as many blocks")
@@ -96,7 +96,7 @@ func TestACellKeepsItsPromises(t *testing.T) {
 					t.Fatalf("%+v after one at %d", d, lastGone)
 				}
 				lastGone = d.Departs
-				gone[d.Host] = append(gone[d.Host], d.Size)
+				gone[d.Lane] = append(gone[d.Lane], d.Size)
 			}
 		}
 		now := start
@@ -135,7 +135,7 @@ func TestACellKeepsItsPromises(t *testing.T) {
 		}
 		var lateGone [4][]cc.Bytes
 		for _, d := range late {
-			lateGone[d.Host] = append(lateGone[d.Host], d.Size)
+			lateGone[d.Lane] = append(lateGone[d.Lane], d.Size)
 		}
 		if !assert.ObjectsAreEqual(gone, lateGone) || len(late) > 0 && late[len(late)-1].Departs != lastGone {
 			t.Fatalf("asked late, it served otherwise")

@@ -7,8 +7,8 @@ import (
 )
 
 // client is an application at the receiving end that asks for one thing after
-// the other on the same flow: objects, or the chunks of a video. Its requests
-// take the path's propagation delay and are not lost.
+// the other on the same flow: objects, or the chunks of a video. A request takes the
+// way up, as a small packet, and again where it is lost.
 type client struct {
 	s       *sender
 	started cc.Time // when it asked for the first
@@ -38,9 +38,21 @@ func (c *client) ask() {
 	size := s.cfg.request()
 	c.awaits += size
 	c.objects = append(c.objects, Object{At: c.begun.Sub(s.w.origin)})
-	s.w.at(s.w.now.Add(s.w.up.cfg.Delay+s.cfg.Delay), func() {
-		s.src.asked += size
-		s.pump()
+	c.request(size)
+}
+
+// request sends one for so many bytes.
+func (c *client) request(size cc.Bytes) {
+	s := c.s
+	s.w.carry(true, s.to, ackBytes, NotECT, func(v Verdict) {
+		if v.Dropped != DropNone {
+			s.w.at(s.w.now.Add(firstRTO), func() { c.request(size) })
+			return
+		}
+		s.w.at(v.Arrives.Add(s.cfg.Delay), func() {
+			s.src.asked += size
+			s.pump()
+		})
 	})
 }
 

@@ -85,7 +85,7 @@ func (d *datagrams) transmit() {
 	now := d.w.now
 	d.sent += datagramPayload
 	d.stats.sent(now)
-	d.w.send(d.host, datagramBytes, func(v Verdict) {
+	d.w.send(d.host, datagramBytes, NotECT, func(v Verdict) {
 		d.stats.settled(now, datagramBytes, d.cfg.Delay, v)
 		if v.Dropped == DropNone {
 			d.w.at(v.Arrives.Add(d.cfg.Delay), d.arrive)

@@ -105,6 +105,9 @@ func (h *host) sum() (u usage) {
 
 // tell sends a host's senders a hint.
 func (h *hints) tell(host *host, hint cc.Hint) {
+	if tell := h.w.scenario.Tell; tell != nil {
+		hint = tell(hint)
+	}
 	h.w.at(h.w.now.Add(h.w.up.cfg.Delay), func() { h.w.manager.Hint(host.prefix(), hint) })
 }
 
@@ -212,7 +215,7 @@ func Payload(n cc.Bytes) cc.Bytes { return n * cc.DefaultMSS / (cc.DefaultMSS + 
 
 // room is what is free in the queue.
 func (h *hints) room() cc.Bytes {
-	return h.w.down.cfg.Room(h.w.down.Backlog(h.w.now))
+	return h.w.down.cfg.Room(h.w.backlog(0))
 }
 
 // Room is what is free in the link's queue while so much waits in it;

@@ -19,7 +19,8 @@ type LinkConfig struct {
 	Loss         float64       // probability that a packet is lost, before the queue
 	Reorder      float64       // probability that a packet takes ReorderBy longer, so that later ones overtake it
 	ReorderBy    time.Duration
-	Mark         float64 // probability that a packet gets an ECN mark (CE), up to 1
+	Mark         float64 // probability that a packet that allows it gets an ECN mark (CE), up to 1
+	AQM          AQM     // with one, the link is a ManagedLink
 	Seed         uint64
 }
 
@@ -27,7 +28,7 @@ type LinkConfig struct {
 type Verdict struct {
 	Departs cc.Time // leaves the queue, its last byte sent
 	Arrives cc.Time // reaches the far end
-	Marked  bool    // with an ECN mark
+	Marked  bool    // with an ECN mark, if it allows one
 	Dropped Drop    // why there is neither; DropNone otherwise
 }
 
@@ -37,7 +38,7 @@ type Drop uint8
 // The reasons for a drop.
 const (
 	DropNone  Drop = iota
-	DropQueue      // the queue was full
+	DropQueue      // the queue was full, or its management chose the packet
 	DropLoss       // random loss
 )
 
@@ -53,7 +54,7 @@ type Link struct {
 	cfg     LinkConfig
 	start   cc.Time // of the trace
 	rng     *rand.Rand
-	waiting ring
+	waiting ring[queuedPacket]
 	queued  cc.Bytes // sum over waiting
 	now     cc.Time  // the latest seen
 	departs cc.Time  // when the last packet accepted leaves
@@ -143,12 +144,17 @@ func (l *Link) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {
 // up to another: 1500 for each opportunity of a trace. An infinitely fast link
 // has no such number and returns 0.
 func (l *Link) Offered(from, to cc.Time) cc.Bytes {
-	from, to = max(from, l.start), max(to, l.start)
-	if t := l.cfg.Trace; t != nil {
-		before := func(at cc.Time) int64 { return t.until(at.Sub(l.start) - 1) }
+	return l.cfg.offered(l.start, from, to)
+}
+
+// offered is Offered of a link that starts at start.
+func (c LinkConfig) offered(start, from, to cc.Time) cc.Bytes {
+	from, to = max(from, start), max(to, start)
+	if t := c.Trace; t != nil {
+		before := func(at cc.Time) int64 { return t.until(at.Sub(start) - 1) }
 		return cc.Bytes(max(0, before(to)-before(from))) * OpportunityBytes
 	}
-	return l.cfg.Rate.BytesIn(to.Sub(from))
+	return c.Rate.BytesIn(to.Sub(from))
 }
 
 // advance lets go of the packets that have left by now.
@@ -163,31 +169,4 @@ func (l *Link) advance(now cc.Time) cc.Time {
 type queuedPacket struct {
 	departs cc.Time
 	size    cc.Bytes
-}
-
-// ring is a queue that grows to what it once held and allocates no more.
-type ring struct {
-	buf  []queuedPacket // its length is a power of two
-	head int
-	n    int
-}
-
-func (r *ring) first() *queuedPacket { return &r.buf[r.head] }
-
-func (r *ring) push(p queuedPacket) {
-	if r.n == len(r.buf) {
-		grown := make([]queuedPacket, max(64, 2*len(r.buf)))
-		k := copy(grown, r.buf[r.head:])
-		copy(grown[k:], r.buf[:r.head])
-		r.buf, r.head = grown, 0
-	}
-	r.buf[(r.head+r.n)&(len(r.buf)-1)] = p
-	r.n++
-}
-
-func (r *ring) pop() queuedPacket {
-	p := r.buf[r.head]
-	r.head = (r.head + 1) & (len(r.buf) - 1)
-	r.n--
-	return p
 }

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -19,6 +20,7 @@ const quickAcks = 16
 type receiver struct {
 	every   time.Duration
 	delay   time.Duration
+	clock   clock
 	newest  cc.Time // when the latest packet arrived; 0: none has
 	quick   int     // acknowledgements that are not delayed yet
 	urgent  bool    // nor is the next one
@@ -34,12 +36,41 @@ type receiver struct {
 	before int       // entries already taken off the log
 }
 
+// clock is a receiver's. It shows another time on each connection (RFC 7323 §7.1).
+type clock struct {
+	tick   time.Duration // 0: it is not told
+	skew   float64       // runs fast by so many millionths
+	offset uint32        // ticks
+}
+
+// clockStream keeps the draws of receivers' clocks apart from those of other users of a seed.
+const clockStream = 0x636c6f636b
+
+// clock is that of the receiver of flow number i.
+func (w *world) clock(i int) clock {
+	s := w.scenario
+	rng := rand.New(rand.NewPCG(s.Seed+uint64(i), clockStream))
+	return clock{tick: s.Timestamps, skew: s.ClockSkew, offset: rng.Uint32()}
+}
+
+// reading is what the clock shows at now; nil: it is not told.
+func (c clock) reading(now cc.Time) *uint32 {
+	if c.tick == 0 {
+		return nil
+	}
+	shown := float64(now) * (1 + c.skew/1e6)
+	v := c.offset + uint32(int64(shown)/int64(c.tick))
+	return &v
+}
+
 // arrival is one transmission of a segment that came through.
 type arrival struct {
 	n, tx  int64
 	size   cc.Bytes
-	pushed bool // the end of what was written
-	ce     bool // it came with an ECN mark
+	pushed bool    // the end of what was written
+	ce     bool    // it came with an ECN mark
+	stamp  *uint32 // its sender's clock, where that is told
+	echo   cc.Time // when the newest acknowledgement that its sender had heard was sent; 0: none
 }
 
 // take notes an arrival at now and reports whether its segment is new.

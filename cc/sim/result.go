@@ -10,7 +10,8 @@ import (
 )
 
 // Result is what a run came to. Everything but the series counts from the end
-// of the warm-up.
+// of the warm-up. What is about the bottleneck is about the way down, unless
+// all flows are uploads.
 type Result struct {
 	Flows        []FlowResult
 	Offered      cc.Bytes // what the bottleneck could have carried; a cell: to the hosts that it served, in the same parts
@@ -46,6 +47,7 @@ type FlowResult struct {
 	Samples          []Sample
 	Final            flow.Snapshot // as it closed, or at the end
 	Read             cc.Bytes      // as in Sample, by then
+	Window           flow.Snapshot // likewise, of what decides the window that an upload's receiver advertises
 }
 
 // Sample is a flow's state at one moment.
@@ -109,7 +111,7 @@ type stats struct {
 	received          cc.Time // all there is to send; 0: not yet
 	completed         cc.Time // 0: not yet
 	samples           []Sample
-	final             flow.Snapshot
+	final, window     flow.Snapshot
 }
 
 func newStats(w *world, cfg FlowConfig) stats {
@@ -182,24 +184,27 @@ func (s *stats) sample(w *world, host int, state flow.Snapshot, read cc.Bytes) {
 // result sums up the run.
 func (w *world) result() Result {
 	from := w.origin.Add(w.scenario.Warmup)
-	r := Result{Offered: w.offered(0, from, w.end)}
+	up := !slices.ContainsFunc(w.scenario.Flows, func(f FlowConfig) bool { return !f.Upload })
+	r := Result{Offered: w.offered(up, 0, from, w.end)}
 	var queueing, oneWay []time.Duration
 	var throughputs []float64
 	for i, e := range w.endpoints {
 		f, s := e.result(i), e.measured()
 		r.Flows = append(r.Flows, f)
-		r.Carried += s.carried
-		r.Utilisation += ratio(s.carried, w.offered(w.hosts[i], from, w.end))
+		if w.scenario.Flows[i].Upload == up {
+			r.Carried += s.carried
+			r.Utilisation += ratio(s.carried, w.offered(up, w.hosts[i], from, w.end))
+			queueing = append(queueing, s.queueing...)
+		}
 		r.Drops += f.Drops
 		r.Losses += f.Losses
 		r.Retransmits += f.Retransmits
-		queueing = append(queueing, s.queueing...)
 		oneWay = append(oneWay, s.oneWay...)
 		if f.Algorithm != UDP {
 			throughputs = append(throughputs, float64(f.Throughput))
 		}
 	}
-	if w.cell == nil {
+	if w.cell == nil || up {
 		r.Utilisation = ratio(r.Carried, r.Offered)
 	} else if r.Utilisation > 0 {
 		r.Offered = cc.Bytes(float64(r.Carried) / r.Utilisation)
@@ -225,8 +230,11 @@ func (s *sender) result(i int) FlowResult {
 	if s.closedAt != 0 {
 		to = s.closedAt
 	}
+	if s.win != nil && !s.closed {
+		st.window = s.win.flow.Snapshot()
+	}
 	f := st.result(s.w, s.cfg, i, s.to, to)
-	f.Read = s.rcv.upTo
+	f.Read, f.Window = s.rcv.upTo, st.window
 	if st.received != 0 {
 		f.Received = st.received.Sub(s.src.started)
 	}
@@ -250,7 +258,7 @@ func (s *stats) result(w *world, cfg FlowConfig, i, host int, to cc.Time) FlowRe
 		Queueing: delaysOf(s.queueing), OneWay: delaysOf(s.oneWay),
 		Samples: s.samples, Final: s.final,
 	}
-	f.Utilisation = ratio(s.carried, w.offered(host, s.from, to))
+	f.Utilisation = ratio(s.carried, w.offered(cfg.Upload, host, s.from, to))
 	for k, n := range s.perSecond {
 		length := min(time.Second, w.scenario.Duration-time.Duration(k)*time.Second)
 		f.PerSecond = append(f.PerSecond, cc.RateOf(n, length))

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"time"
 
@@ -27,9 +28,16 @@ type Scenario struct {
 	// RawRTT reports each packet's own round trip, as a transport with timestamps
 	// can; otherwise the flow's send ledger measures. With Kernel it always is.
 	RawRTT bool
+	// Timestamps is the tick of the receivers' clocks, whose time each acknowledgement
+	// tells; at most 1 s. 0: as Transport has it; NoTimestamps: none.
+	Timestamps time.Duration
+	ClockSkew  float64 // by how many millionths those clocks run fast
 	// Hints is how often the bottleneck tells the senders of itself; their copy
 	// arrives after the propagation delay of Up. At least 1 ms; 0: never.
 	Hints time.Duration
+	// Tell is what senders are told in place of what a link tells them, to see what a hint
+	// does that is wrong; nil: what it tells.
+	Tell func(cc.Hint) cc.Hint
 
 	Flows   []FlowConfig
 	Changes []Change
@@ -38,6 +46,9 @@ type Scenario struct {
 	Warmup   time.Duration // results count from here on
 	Sample   time.Duration // how often each flow's state is recorded; 0: never
 	Seed     uint64        // of the links' losses, where they have no seed, and of the algorithms
+
+	// Lookup finds the flows' algorithms; nil: cc.Lookup.
+	Lookup func(name string) (cc.Spec, error)
 
 	// Watch is told of each packet as soon as its fate is certain: in the order in
 	// which they are sent into a link; those into a cell as they leave its queue,
@@ -57,9 +68,16 @@ type Packet struct {
 
 // FlowConfig describes one flow and the application that feeds it.
 type FlowConfig struct {
-	Name           string // for results; empty: its number, counted from 1
-	Algorithm      string // or UDP
-	Params         cc.Params
+	Name      string // for results; empty: its number, counted from 1
+	Algorithm string // or UDP
+	Params    cc.Params
+	// Upload has the bytes take the way of acknowledgements, from a host that runs
+	// Algorithm by itself, and their acknowledgements the way down.
+	Upload bool
+	// Receive is the algorithm of the window that an upload's receiver advertises, in
+	// one group with all of its host's; empty: the receiver advertises what there is room for.
+	Receive        string
+	ReceiveParams  cc.Params
 	Group          string // flows with equal Group, Algorithm and Params share one window; empty: alone
 	Priority       int
 	Weight         int
@@ -69,6 +87,7 @@ type FlowConfig struct {
 	Target         cc.Rate // as in flow.Terms, as MinRate and HintCap
 	MinRate        cc.Rate
 	HintCap        float64
+	ECN            ECN           // what its packets say; of TCP
 	Host           int           // it leads to, counted from 1; 0: one of its group's own
 	Delay          time.Duration // propagation of its own, each way, added to the path's
 
@@ -119,12 +138,17 @@ func (s Scenario) Check() error {
 		return fmt.Errorf("sim: periods must not be negative")
 	case s.AckEvery > 0 && s.AckDelay > 0:
 		return fmt.Errorf("sim: acknowledgements are either in batches or delayed")
+	case s.Timestamps < NoTimestamps || s.Timestamps > time.Second || !(math.Abs(s.ClockSkew) <= maxClockSkew):
+		return fmt.Errorf("sim: receivers' clocks tick every %v and are %v ppm fast; at most 1s, and %v ppm",
+			s.Timestamps, s.ClockSkew, maxClockSkew)
 	case s.Hints != 0 && s.Hints < time.Millisecond:
 		return fmt.Errorf("sim: hints come every %v, but the shortest period is 1ms; 0: never", s.Hints)
 	case len(s.Flows) == 0:
 		return fmt.Errorf("sim: there is no flow")
 	case s.Cell != nil && s.Down != (LinkConfig{}):
 		return fmt.Errorf("sim: a cell takes the place of link down; a run has one of them")
+	case s.Up.AQM != DropTail:
+		return fmt.Errorf("sim: the queue of link up is not managed: acknowledgements pass it in order")
 	case s.Cell == nil && s.Down.Rate == 0 && s.Down.Trace == nil:
 		return fmt.Errorf("sim: link down needs a rate or a trace: nothing else bounds what is sent")
 	}
@@ -186,6 +210,10 @@ func (c LinkConfig) Check() error {
 		return fmt.Errorf("packets are reordered by %v, but that must not be negative", c.ReorderBy)
 	case c.Reorder > 0 && c.ReorderBy == 0:
 		return fmt.Errorf("packets are reordered, but by no time")
+	case int(c.AQM) >= len(aqmNames):
+		return fmt.Errorf("there is no %v; use DropTail, CoDel or DualPI2", c.AQM)
+	case c.AQM != DropTail && c.Rate == 0 && c.Trace == nil:
+		return fmt.Errorf("the queue of %v needs a rate or a trace: nothing waits without", c.AQM)
 	case !(c.Mark >= 0 && c.Mark <= 1):
 		return fmt.Errorf("the part of packets marked is %v, but must be from 0 to 1", c.Mark)
 	}
@@ -194,6 +222,9 @@ func (c LinkConfig) Check() error {
 
 func (f FlowConfig) check() error {
 	if err := f.checkAlgorithm(); err != nil {
+		return err
+	}
+	if err := f.checkUpload(); err != nil {
 		return err
 	}
 	switch {
@@ -207,6 +238,8 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("a pause needs a time in which the application produces")
 	case f.Random && (f.On < minMean || f.Off < minMean):
 		return fmt.Errorf("at random needs means of at least %v: write on 10s off 10s random", minMean)
+	case int(f.ECN) >= len(ecnNames):
+		return fmt.Errorf("there is no %v; use ECNClassic, ECNL4S or ECNOff", f.ECN)
 	case f.Host < 0 || f.Host > maxFlows || f.Delay < 0:
 		return fmt.Errorf("hosts are counted from 1 to %d, and a delay must not be negative", maxFlows)
 	}
@@ -215,7 +248,8 @@ func (f FlowConfig) check() error {
 
 func (f FlowConfig) checkAlgorithm() error {
 	if f.Algorithm == UDP {
-		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || f.ConnectionRate > 0 || len(f.Params) > 0 {
+		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || f.ConnectionRate > 0 ||
+			len(f.Params) > 0 || f.ECN != ECNDefault {
 			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit", minDatagramRate)
 		}
 		if f.Share < 0 || f.Share > 1 || f.Share > 0 && f.Group == "" {
@@ -227,6 +261,20 @@ func (f FlowConfig) checkAlgorithm() error {
 		return fmt.Errorf("a share of the window is for udp; flows have weights")
 	}
 	return Scenario{Flows: []FlowConfig{f}}.terms(0).Check()
+}
+
+// checkUpload is about what goes up.
+func (f FlowConfig) checkUpload() error {
+	switch {
+	case f.Upload && (f.hasClient() || f.Algorithm == UDP || f.MaxRate > 0 || f.ConnectionRate > 0):
+		return fmt.Errorf("an upload is TCP as the client has it: udp, every, video and maximum rates do not go with it")
+	case !f.Upload && f.Receive != "":
+		return fmt.Errorf("a receiver's window is for uploads: write flow cubic upload receive penstock")
+	case f.Receive == "":
+		return nil
+	}
+	t := flow.Terms{Algorithm: f.Receive, Params: f.ReceiveParams, Receives: true}
+	return t.Check()
 }
 
 // checkClient is about what a client asks for.
@@ -305,8 +353,12 @@ func (s Scenario) terms(i int) flow.Terms {
 	if target == 0 {
 		target = f.Rate // what it produces is what it needs
 	}
+	host := hostAddr(s.hosts()[i])
+	if f.Upload { // the hints are about the way down
+		host = netip.Addr{}
+	}
 	return flow.Terms{
-		Group: s.group(i), Host: hostAddr(s.hosts()[i]), Algorithm: f.Algorithm, Params: f.Params,
+		Group: s.group(i), Host: host, Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, ConnectionRate: f.ConnectionRate, Priority: f.Priority, Weight: f.Weight,
 		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}

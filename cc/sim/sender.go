@@ -27,8 +27,10 @@ type sender struct {
 	flow *flow.Flow // nil before it opens
 	src  source
 	rcv  receiver
+	win  *window // that the receiver advertises; nil: more than is ever in flight
 	ask  *client // nil: nobody asks
-	to   int     // number of the host, from 0
+	to   int     // number of the host, from 0; of an upload, where it comes from
+	held bool    // the transport keeps the flow's window
 
 	closed   bool
 	closedAt cc.Time
@@ -44,6 +46,8 @@ type sender struct {
 	sent  cc.Bytes  // stream offset of what comes next
 	wrote cc.Bytes  // stream offset up to which a transport that holds the window was given bytes
 	acked cc.Bytes  // known to have arrived, holes or not
+	edge  cc.Bytes  // stream offset up to which the receiver lets send
+	heard cc.Time   // when the newest acknowledgement that came was sent
 	told  int       // of the receiver's log, how much the sender has seen
 
 	recovery recovery
@@ -72,29 +76,40 @@ const (
 )
 
 func newSender(w *world, cfg FlowConfig, i, host int) *sender {
-	s := &sender{w: w, cfg: cfg, to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS}
+	s := &sender{w: w, cfg: cfg, to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd}
+	s.held = cfg.Upload || w.scenario.Transport == Kernel
 	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
 		s.ask = &client{s: s, player: Player{Chunk: cfg.Video.Chunk, Buffer: cfg.Video.Buffer}}
 	}
-	s.rcv = receiver{every: w.scenario.AckEvery, delay: w.scenario.AckDelay}
+	s.rcv = receiver{every: w.scenario.AckEvery, delay: w.scenario.AckDelay, clock: w.clock(i)}
 	s.stats = newStats(w, cfg)
-	s.report.MSS = cc.DefaultMSS
+	s.report.MSS, s.report.L4S = cc.DefaultMSS, cfg.ECN.codepoint(cfg.Algorithm) == ECT1
 	return s
 }
 
 func (s *sender) open(t flow.Terms) {
-	f, err := s.w.manager.Open(s.w.now, t, flow.Leg{Enforces: s.w.scenario.Transport == Kernel, Apply: s.apply, Wake: s.wake})
+	f, err := s.w.manager.Open(s.w.now, t, flow.Leg{Enforces: s.held, Apply: s.apply, Wake: s.wake})
 	if err != nil {
 		s.w.err = err
 		return
 	}
 	s.flow = f
+	if s.cfg.Upload {
+		s.edge = 0 // until it is connected
+	}
+	if s.cfg.Receive != "" {
+		s.advertise()
+	}
 	if s.ask != nil {
 		s.ask.ask()
 	}
-	if s.w.scenario.Transport == Kernel {
+	if s.held {
 		s.tell(0) // and hear of the window
+	}
+	if s.cfg.Upload {
+		s.connect()
+		return
 	}
 	s.pump()
 }
@@ -119,12 +134,16 @@ func (s *sender) close() {
 	s.closed, s.closedAt = true, s.w.now
 	s.stats.final = s.flow.Snapshot()
 	s.flow.Close(s.w.now)
+	if s.win != nil {
+		s.stats.window = s.win.flow.Snapshot()
+		s.win.flow.Close(s.w.now)
+	}
 }
 
 // apply has the transport keep to a limit.
 func (s *sender) apply(l flow.Limit) {
 	s.limit, s.pace = l.Cwnd, l.PacingRate
-	if l.Now && s.w.scenario.Transport == Kernel {
+	if l.Now && s.held {
 		s.wake()
 	}
 }
@@ -143,7 +162,7 @@ func (s *sender) wake() {
 
 // pump sends new data as far as the application and the flow allow.
 func (s *sender) pump() {
-	if s.w.scenario.Transport == Kernel {
+	if s.held {
 		s.pumpHeld()
 		return
 	}
@@ -179,7 +198,7 @@ func (s *sender) pumpHeld() {
 		}
 		s.write(n)
 		size := min(s.wrote-s.sent, cc.DefaultMSS)
-		if size == 0 || s.pipe+size > s.limit {
+		if size == 0 || s.pipe+size > s.limit || s.sent+size > s.edge {
 			break
 		}
 		if s.paced > s.w.now {
@@ -233,9 +252,9 @@ func (s *sender) transmit(n int64) {
 		s.recovery.rtoFrom = now
 	}
 	s.pipe += seg.size
-	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed}
+	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}
 	s.stats.sent(now)
-	s.w.send(s.to, seg.size+HeaderBytes, func(v Verdict) {
+	s.w.carry(s.cfg.Upload, s.to, seg.size+HeaderBytes, s.cfg.ECN.codepoint(s.cfg.Algorithm), func(v Verdict) {
 		s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
 		if v.Dropped == DropNone {
 			a.ce = v.Marked
@@ -287,6 +306,9 @@ func (s *sender) arrive(a arrival) {
 	if s.ask != nil {
 		s.ask.took(s.rcv.upTo)
 	}
+	if s.win != nil {
+		s.win.take(a)
+	}
 	at, ok := s.rcv.acknowledges(s.w.now)
 	if !ok {
 		return
@@ -296,19 +318,18 @@ func (s *sender) arrive(a arrival) {
 		if s.rcv.round != round && s.rcv.delay > 0 { // with a packet behind it, meanwhile
 			return
 		}
-		news := s.rcv.acknowledge()
-		v := s.w.up.Send(s.w.now, ackBytes)
-		s.w.show(true, s.to, ackBytes, s.w.now, v)
-		if v.Dropped == DropNone {
-			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.hear(news) })
-		}
+		s.answer()
 	})
 }
 
-// hear takes in an acknowledgement that tells of the first upTo arrivals.
-func (s *sender) hear(upTo int) {
+// hear takes in an acknowledgement that tells of the first upTo arrivals, and of the
+// receiver's time unless that is nil.
+func (s *sender) hear(upTo int, stamp *uint32) {
 	if s.closed || upTo <= s.told {
 		return
+	}
+	if stamp != nil {
+		s.report.Peer = flow.PeerClock{At: s.w.now, Value: *stamp}
 	}
 	raw := time.Duration(0)
 	newest := int64(-1)
@@ -336,7 +357,7 @@ func (s *sender) hear(upTo int) {
 		atLeast = 1 // the flow learns of a loss from what is sent again
 	}
 	s.repair(atLeast)
-	if s.w.scenario.Transport == Kernel { // before anybody hears of the acknowledgement
+	if s.held { // before anybody hears of the acknowledgement
 		s.pump()
 	}
 	s.tell(raw)
@@ -399,14 +420,15 @@ func (s *sender) tell(raw time.Duration) {
 	s.report.Sacked = s.acked - s.una()
 	s.report.Pipe = s.pipe
 	s.report.RTT = 0
-	if s.w.scenario.RawRTT {
+	if s.w.scenario.RawRTT || s.cfg.Upload {
 		s.report.RTT = raw
 	}
-	if s.w.scenario.Transport == Kernel {
+	if s.held {
 		n, _ := s.src.available(s.w.now)
 		s.write(n)
 		s.report.Unsent = s.wrote - s.sent
 		s.report.Written = s.wrote
+		s.report.RwndFull = s.report.Unsent > 0 && s.sent+cc.DefaultMSS > s.edge && s.pipe+cc.DefaultMSS <= s.limit
 	}
 	s.flow.Report(s.report)
 }

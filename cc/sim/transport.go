@@ -15,7 +15,8 @@ const (
 	// packet is acknowledged at once.
 	Relay Transport = iota
 	// Kernel enforces the window, hears of it with each acknowledgement, and
-	// measures each packet's round trip. Acknowledgements are delayed by DelayedAck.
+	// measures each packet's round trip. Acknowledgements are delayed by DelayedAck and
+	// tell the receiver's time in milliseconds.
 	Kernel
 )
 
@@ -26,6 +27,15 @@ const DelayedAck = 40 * time.Millisecond
 // AckAtOnce is the AckDelay of receivers that acknowledge each packet at once,
 // whatever the transport is.
 const AckAtOnce time.Duration = -1
+
+// NoTimestamps is the Timestamps of receivers that tell no time, whatever the transport is.
+const NoTimestamps time.Duration = -1
+
+// kernelTick is that of the timestamps of Linux (TCP_TS_HZ).
+const kernelTick = time.Millisecond
+
+// maxClockSkew bounds ClockSkew; quartz is wrong by some tens of millionths.
+const maxClockSkew = 10_000.0
 
 // transportNames are as a case file and a command line have them.
 var transportNames = [...]string{Relay: "relay", Kernel: "kernel"}
@@ -54,7 +64,10 @@ func (s Scenario) complete() Scenario {
 		if s.AckDelay == 0 && s.AckEvery == 0 {
 			s.AckDelay = DelayedAck
 		}
+		if s.Timestamps == 0 {
+			s.Timestamps = kernelTick
+		}
 	}
-	s.AckDelay = max(0, s.AckDelay)
+	s.AckDelay, s.Timestamps = max(0, s.AckDelay), max(0, s.Timestamps)
 	return s
 }

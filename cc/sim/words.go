@@ -96,6 +96,26 @@ func parseAckDelay(s string) (time.Duration, error) {
 	return d, err
 }
 
+// parseTick may be none.
+func parseTick(s string) (time.Duration, error) {
+	if s == "off" {
+		return NoTimestamps, nil
+	}
+	d, err := parseSpan(s)
+	if err == nil && d == 0 {
+		err = fmt.Errorf("a clock needs a tick such as 1ms; off: no clock")
+	}
+	return d, err
+}
+
+func parseSkew(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(math.Abs(v) <= maxClockSkew) {
+		return 0, fmt.Errorf("%q is not a number of millionths from -%v to %v", s, maxClockSkew, maxClockSkew)
+	}
+	return v, nil
+}
+
 func parseSeed(s string) (uint64, error) {
 	v, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {

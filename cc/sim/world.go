@@ -19,9 +19,10 @@ type world struct {
 	seq      uint64
 
 	down, up  *Link
-	cell      *Cell // in place of down; nil: there is none
-	held      [][]holding
-	pulsing   bool // the cell's next division is planned
+	cell      *Cell        // in place of down; nil: there is none
+	managed   *ManagedLink // likewise
+	held      [][]holding  // by lane of the cell or the managed link
+	pulsing   bool         // a call of its Advance is planned
 	hints     hints
 	manager   flow.Manager
 	armed     cc.Time // when the manager's next tick is planned
@@ -39,7 +40,7 @@ func (w *world) newEndpoint(f FlowConfig, i int) endpoint {
 	} else {
 		e = newSender(w, f, i, w.hosts[i])
 	}
-	if w.scenario.Hints > 0 {
+	if w.scenario.Hints > 0 && !f.Upload {
 		w.hints.add(w.hosts[i], e)
 	}
 	return e
@@ -56,9 +57,11 @@ type endpoint interface {
 	result(i int) FlowResult
 }
 
-// holding is a packet in a cell's queue.
+// holding is a packet in the queue of a cell or a managed link.
 type holding struct {
 	at      cc.Time
+	host    int
+	ecn     Codepoint
 	settled func(Verdict)
 }
 
@@ -87,10 +90,13 @@ func newWorld(s Scenario) *world {
 		}
 		w.cell = NewCell(cell, w.origin)
 	}
+	if down.AQM != DropTail {
+		w.managed = NewManagedLink(down, w.origin)
+	}
 	w.hosts = s.hosts()
-	w.held = make([][]holding, slices.Max(w.hosts)+1)
+	w.held = make([][]holding, max(slices.Max(w.hosts)+1, len(lanes{})))
 	w.hints.w = w
-	w.manager.Seed = s.Seed
+	w.manager.Seed, w.manager.Lookup = s.Seed, s.Lookup
 	w.manager.Arm = func(_ int, at cc.Time) { w.arm(at) }
 	return w
 }
@@ -113,39 +119,68 @@ func (w *world) run() {
 
 // send puts a packet of size bytes for a host into the bottleneck; settled hears
 // what becomes of it, as soon as that is certain.
-func (w *world) send(host int, size cc.Bytes, settled func(Verdict)) {
-	if w.cell == nil {
-		v := w.down.Send(w.now, size)
-		w.hints.note(host, size, v)
-		w.show(false, host, size, w.now, v)
-		settled(v)
+func (w *world) send(host int, size cc.Bytes, ecn Codepoint, settled func(Verdict)) {
+	p := holding{w.now, host, ecn, settled}
+	lane, v, waits := host, Verdict{}, true
+	switch {
+	case w.cell != nil:
+		v.Dropped = w.cell.Enqueue(w.now, host, size)
+	case w.managed != nil:
+		lane, v.Dropped = w.managed.Enqueue(w.now, size, ecn)
+	default:
+		v, waits = w.down.Send(w.now, size), false
+	}
+	w.hints.note(host, size, v)
+	if !waits || v.Dropped != DropNone {
+		w.settle(p, size, v)
 		return
 	}
-	if drop := w.cell.Enqueue(w.now, host, size); drop != DropNone {
-		v := Verdict{Dropped: drop}
-		w.show(false, host, size, w.now, v)
-		settled(v)
-		return
-	}
-	w.held[host] = append(w.held[host], holding{w.now, settled})
+	w.held[lane] = append(w.held[lane], p)
 	w.pulse()
 }
 
-// pulse plans the cell's next division, if anything waits for it.
+// settle tells all who want to know what becomes of a packet.
+func (w *world) settle(p holding, size cc.Bytes, v Verdict) {
+	v.Marked = v.Marked && p.ecn != NotECT
+	w.show(false, p.host, size, p.at, v)
+	p.settled(v)
+}
+
+// server settles what becomes of packets when it serves them: a Cell or a ManagedLink.
+type server interface {
+	Next() cc.Time
+	Advance(cc.Time) []Departure
+}
+
+// carry is send for either way.
+func (w *world) carry(up bool, host int, size cc.Bytes, ecn Codepoint, settled func(Verdict)) {
+	if !up {
+		w.send(host, size, ecn, settled)
+		return
+	}
+	v := w.up.Send(w.now, size)
+	v.Marked = v.Marked && ecn != NotECT
+	w.show(true, host, size, w.now, v)
+	settled(v)
+}
+
+// pulse plans when to ask the cell or the managed link next, if anything waits there.
 func (w *world) pulse() {
-	next := w.cell.Next()
+	var s server = w.managed
+	if w.cell != nil {
+		s = w.cell
+	}
+	next := s.Next()
 	if w.pulsing || next == cc.Never {
 		return
 	}
 	w.pulsing = true
 	w.at(next, func() {
 		w.pulsing = false
-		for _, d := range w.cell.Advance(w.now) {
-			p := w.held[d.Host][0]
-			w.held[d.Host] = w.held[d.Host][1:]
-			v := Verdict{Departs: d.Departs, Arrives: d.Arrives}
-			w.show(false, d.Host, d.Size, p.at, v)
-			p.settled(v)
+		for _, d := range s.Advance(w.now) {
+			p := w.held[d.Lane][0]
+			w.held[d.Lane] = w.held[d.Lane][1:]
+			w.settle(p, d.Size, d.Verdict)
 		}
 		w.pulse()
 	})
@@ -158,11 +193,17 @@ func (w *world) setDelay(d time.Duration) {
 		w.cell.SetDelay(d)
 		return
 	}
+	if w.managed != nil {
+		w.managed.SetDelay(d)
+	}
 	w.down.SetDelay(d)
 }
 
-// offered is what the bottleneck could have carried; a cell: to that host alone.
-func (w *world) offered(host int, from, to cc.Time) cc.Bytes {
+// offered is what one way's bottleneck could have carried; a cell: to that host alone.
+func (w *world) offered(up bool, host int, from, to cc.Time) cc.Bytes {
+	if up {
+		return w.up.Offered(from, to)
+	}
 	if w.cell != nil {
 		return w.cell.Offered(host, from, to)
 	}
@@ -173,6 +214,9 @@ func (w *world) offered(host int, from, to cc.Time) cc.Bytes {
 func (w *world) backlog(host int) (bytes cc.Bytes, packets int) {
 	if w.cell != nil {
 		return w.cell.Backlog(w.now, host)
+	}
+	if w.managed != nil {
+		return w.managed.Backlog(w.now)
 	}
 	return w.down.Backlog(w.now)
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
 	"math/big"
@@ -21,7 +22,8 @@ func Certificate(names ...string) (certificate, key []byte, err error) {
 		return nil, nil, fmt.Errorf("netlab: make a key: %w", err)
 	}
 	form := &x509.Certificate{
-		SerialNumber: big.NewInt(1), DNSNames: names, IsCA: true, BasicConstraintsValid: true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{Organization: []string{"netlab"}}, DNSNames: names,
+		IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, form, form, private.Public(), private)

@@ -24,8 +24,9 @@ const (
 // packet is one IP packet on its way.
 type packet struct {
 	due  cc.Time
-	at   cc.Time // it came into a cell's queue
-	rec  *entry  // nil before the start
+	at   cc.Time // it came into the queue of a cell or a managed link
+	host int
+	rec  *entry // nil before the start
 	n    int
 	data [MTU]byte
 }
@@ -36,10 +37,11 @@ type pipe struct {
 	cfg     sim.LinkConfig
 	radio   *sim.CellConfig // in place of cfg; nil: none
 	in, out int
-	link    *sim.Link // nil before the start, and in a cell
-	cell    *sim.Cell // nil before the start, and on a link
-	waiting []queue   // by host, in a cell
-	line    queue     // packets by due time
+	link    *sim.Link        // nil before the start; there is one of the three
+	cell    *sim.Cell        // likewise
+	managed *sim.ManagedLink // likewise
+	waiting []queue          // by lane of the cell or the managed link
+	line    queue            // packets by due time
 }
 
 // queue is a growing ring of packets.
@@ -94,7 +96,7 @@ func newEmulator(p *Path) *emulator {
 	for d := range p.dirs {
 		e.fds[d] = unix.PollFd{Fd: int32(p.dirs[d].in), Events: unix.POLLIN}
 		p.dirs[d].line.ring = make([]*packet, readyPackets)
-		p.dirs[d].waiting = make([]queue, max(1, len(p.hosts)))
+		p.dirs[d].waiting = make([]queue, max(2, len(p.hosts)))
 	}
 	e.fds[2] = unix.PollFd{Fd: int32(p.wake), Events: unix.POLLIN}
 	return e
@@ -119,6 +121,7 @@ func (e *emulator) run() {
 	hurry()
 	for !e.stopping.Load() {
 		e.serve(&e.dirs[Down])
+		e.serve(&e.dirs[Up])
 		e.deliver(&e.dirs[Down])
 		e.deliver(&e.dirs[Up])
 		if !e.wait() {
@@ -171,17 +174,17 @@ func (e *emulator) answer() {
 }
 
 // wait sleeps until a packet arrives, the next is nearly due, a cell's next
-// subframe begins or somebody asks for something, and tells whether there is
-// anything to read. A cell's packets leave at a subframe's end, so nothing is
-// late that is served a little after its beginning.
+// subframe begins, a managed link takes its next packet or somebody asks for
+// something, and tells whether there is anything to read. Packets arrive some time
+// after they are served, so nothing is late that is served a little late.
 func (e *emulator) wait() bool {
 	next := cc.Never
 	for d := range e.dirs {
 		if line := &e.dirs[d].line; !line.empty() {
 			next = min(next, line.first().due.Add(-e.spin))
 		}
-		if cell := e.dirs[d].cell; cell != nil {
-			next = min(next, cell.Next())
+		if s := e.dirs[d].server(); s != nil {
+			next = min(next, s.Next())
 		}
 	}
 	var timeout *unix.Timespec // nil: for ever
@@ -254,44 +257,76 @@ func (e *emulator) refuse(d *pipe) {
 // it is lost. On a link its fate is settled, and recorded, at once.
 func (e *emulator) admit(d *pipe, p *packet) bool {
 	now, host := e.now(), e.hostOf(d, p)
-	if d.link == nil && d.cell == nil && !e.begin(d, now, p.n) {
+	p.host = host
+	if d.link == nil && d.server() == nil && !e.begin(d, now, p.n) {
 		p.due, p.rec = now.Add(d.delay(host)), nil
 		d.line.insert(p)
 		return true
 	}
 	now = max(now, cc.Time(e.zero.Load()))
 	rec := entry{at: now, size: uint16(p.n), dir: d.dir, host: uint16(host), late: latePending}
-	if d.cell != nil {
-		if rec.drop = d.cell.Enqueue(now, host, cc.Bytes(p.n)); rec.drop != sim.DropNone {
-			e.record.add(rec)
-			return false
-		}
-		p.at = now
-		d.waiting[host].push(p)
-		return true
+	lane := host
+	switch {
+	case d.cell != nil:
+		rec.drop = d.cell.Enqueue(now, host, cc.Bytes(p.n))
+	case d.managed != nil:
+		lane, rec.drop = d.managed.Enqueue(now, cc.Bytes(p.n), codepoint(p.data[:p.n]))
+	default:
+		return e.settle(d, p, rec, d.link.Send(now, cc.Bytes(p.n)))
 	}
-	v := d.link.Send(now, cc.Bytes(p.n))
-	rec.departs, rec.arrives, rec.drop = v.Departs, v.Arrives, v.Dropped
-	p.due, p.rec = v.Arrives, e.record.add(rec)
-	if v.Dropped == sim.DropNone {
-		d.line.insert(p)
+	if rec.drop != sim.DropNone {
+		e.record.add(rec)
+		return false
 	}
-	return v.Dropped == sim.DropNone
+	p.at = now
+	d.waiting[lane].push(p)
+	return true
 }
 
-// serve puts on the line what a cell has let go.
+// settle records what becomes of a packet, and puts it on the line; false: it is lost.
+func (e *emulator) settle(d *pipe, p *packet, rec entry, v sim.Verdict) bool {
+	rec.departs, rec.arrives, rec.drop = v.Departs, v.Arrives, v.Dropped
+	p.due, p.rec = v.Arrives, e.record.add(rec)
+	if v.Dropped != sim.DropNone {
+		return false
+	}
+	if v.Marked {
+		mark(p.data[:p.n])
+	}
+	d.line.insert(p)
+	return true
+}
+
+// server is what settles a packet's fate only when it serves it.
+type server interface {
+	Next() cc.Time
+	Advance(cc.Time) []sim.Departure
+}
+
+// server is the direction's; nil: it is a link that settles it at once, or has not begun.
+func (d *pipe) server() server {
+	switch {
+	case d.cell != nil:
+		return d.cell
+	case d.managed != nil:
+		return d.managed
+	}
+	return nil
+}
+
+// serve settles what a cell or a managed link has let go.
 func (e *emulator) serve(d *pipe) {
-	if d.cell == nil || d.cell.Next() > e.now() {
+	s := d.server()
+	if s == nil || s.Next() > e.now() {
 		return
 	}
-	for _, gone := range d.cell.Advance(e.now()) {
-		p := d.waiting[gone.Host].pop()
-		p.due = gone.Arrives
-		p.rec = e.record.add(entry{
-			at: p.at, departs: gone.Departs, arrives: gone.Arrives,
-			size: uint16(p.n), dir: d.dir, host: uint16(gone.Host), late: latePending,
-		})
-		d.line.insert(p)
+	for _, gone := range s.Advance(e.now()) {
+		p := d.waiting[gone.Lane].pop()
+		rec := entry{at: p.at, size: uint16(p.n), dir: d.dir, host: uint16(p.host), late: latePending}
+		if !e.settle(d, p, rec, gone.Verdict) {
+			p.rec = nil
+			e.free = append(e.free, p)
+		}
 	}
 }
 
@@ -315,6 +350,9 @@ func (d *pipe) setDelay(delay time.Duration) {
 	if d.link != nil {
 		d.link.SetDelay(delay)
 	}
+	if d.managed != nil {
+		d.managed.SetDelay(delay)
+	}
 }
 
 // begin makes the direction's schedule if the path has started, or starts with this packet.
@@ -326,9 +364,12 @@ func (e *emulator) begin(d *pipe, now cc.Time, size int) bool {
 	if zero == 0 {
 		return false
 	}
-	if d.radio != nil {
+	switch {
+	case d.radio != nil:
 		d.cell = sim.NewCell(*d.radio, zero)
-	} else {
+	case d.cfg.AQM != sim.DropTail:
+		d.managed = sim.NewManagedLink(d.cfg, zero)
+	default:
 		d.link = sim.NewLink(d.cfg, zero)
 	}
 	return true

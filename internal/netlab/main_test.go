@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // roles are what this test binary does when a test starts it again.
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 func needNamespaces(tb testing.TB) {
 	tb.Helper()
 	if err := probeNamespaces(); err != nil {
-		tb.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN (run as root, or unshare -rn go test): ", err)
+		need.Namespaces(tb, err)
 	}
 }
 

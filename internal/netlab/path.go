@@ -116,9 +116,6 @@ func (c PathConfig) check() error {
 		if err := c.Check(); err != nil {
 			return fmt.Errorf("netlab: path, %s: %w", dir, err)
 		}
-		if c.Mark > 0 {
-			return fmt.Errorf("netlab: packets are marked by nftables (ip ecn set ce), not by the link")
-		}
 	}
 	if n := len(c.Near.hosts()); n > 2*maxHosts {
 		return fmt.Errorf("netlab: path: %d addresses; a path has at most %d hosts", n, maxHosts)

@@ -60,7 +60,12 @@ func TestCubicFillsTheBuffer(t *testing.T) {
 	var wrote int64
 	chunk := make([]byte, 1<<16)
 	for c.Path.Report(0, time.Hour).Down.Drops.Queue == 0 {
-		require.Less(t, wrote, int64(30<<20), "cubic fills the buffer until it overflows")
+		if took := time.Duration(float64(wrote) * 8 / 12e6 * 1e9); took > 20*time.Second {
+			if e := c.Path.Elapsed(); e > 3*took/2 {
+				t.Skipf("the machine is too busy: %v for what the link carries in %v", e, took)
+			}
+			require.Fail(t, "cubic fills the buffer until it overflows")
+		}
 		n, err := in.Write(chunk)
 		require.NoError(t, err)
 		wrote += int64(n)
@@ -82,7 +87,7 @@ func TestCubicFillsTheBuffer(t *testing.T) {
 	assert.Zero(t, r.Up.DataQueueing.Count, "acknowledgements carry no data")
 	assert.Equal(t, r.Down.Delivered, r.Down.Lateness.Count)
 
-	points := c.Path.Series(Down, 0, c.Path.Elapsed(), 0)
+	points := c.Path.Series(Down, 0, c.Path.Elapsed()+DefaultStep, 0) // whole steps
 	require.NotEmpty(t, points)
 	var bits float64
 	var longest time.Duration

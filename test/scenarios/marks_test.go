@@ -22,7 +22,9 @@ func TestEveryAlgorithmAnswersMarks(t *testing.T) {
 			for _, transport := range []sim.Transport{sim.Relay, sim.Kernel} {
 				t.Run(fmt.Sprintf("%s over the %v", spec.Name, transport), func(t *testing.T) {
 					t.Parallel()
-					s := ordeal{change: func(s *sim.Scenario) { s.Down.Mark, s.Transport = m.part, transport }}.scenario(spec)
+					s := ordeal{change: func(s *sim.Scenario) {
+						s.Down.Mark, s.Transport, s.Flows[0].ECN = m.part, transport, sim.ECNClassic
+					}}.scenario(spec)
 					r, err := sim.Run(s)
 					require.NoError(t, err)
 					var windows []float64

@@ -1,0 +1,233 @@
+package ccp
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// ErrBusy is what a Transmit returns where there is no room for a message at present.
+var ErrBusy = errors.New("the agent's queue is full")
+
+// maxPrograms bounds what an agent may install.
+const maxPrograms = 256
+
+// Transmit sends one message to an agent, as one datagram. It must not block and not keep
+// b. ErrBusy: there is no room now; any other error: nobody reads there any more.
+type Transmit func(b []byte) error
+
+// Agent is an agent as its datapath sees it: its programs and the flows it steers. Its
+// methods may be called from any goroutine; those that call Wake of flows, which are
+// Connect, Lost and Receive, with no lock of a flow's group held.
+type Agent struct {
+	// Inline says that answers come in while Transmit runs, as in virtual time. Flows are
+	// not woken then: they look for answers after each report. Set it before the first flow.
+	Inline bool
+
+	name      string
+	algorithm string // in each Create
+	transmit  Transmit
+
+	epoch    atomic.Uint64 // of the connection; 0: nobody is there
+	unread   atomic.Int64  // cc.Time since when a message waits to be read; 0: none does
+	counters counters
+
+	mu       sync.Mutex // taken after that of a group
+	last     uint64     // newest epoch
+	nextFlow uint32
+	flows    map[uint32]*Flow
+	programs map[uint32]*Program
+}
+
+// counters are what has happened, for metrics.
+type counters struct {
+	reports, dropped, decisions, refused, aborted, steered atomic.Uint64
+	fallbacks                                              [reasons]atomic.Uint64
+}
+
+// Counters are what an agent's flows have seen since the start.
+type Counters struct {
+	Flows     int               // that would be steered
+	Steered   int               // that are
+	Programs  int               // that are installed
+	Reports   uint64            // sent
+	Dropped   uint64            // reports that found no room; the next one has what they would have told
+	Decisions uint64            // messages that set a flow's program or registers
+	Refused   uint64            // messages that were malformed, or about what there is none of
+	Aborted   uint64            // runs of programs that ended in arithmetic without a result
+	Fallbacks map[string]uint64 // by reason
+}
+
+// NewAgent returns an agent that nobody has reached yet. Its flows ask for an algorithm
+// by that name, if it is not empty.
+func NewAgent(name, algorithm string, t Transmit) (*Agent, error) {
+	if len(algorithm) > MaxName {
+		return nil, fmt.Errorf("ccp: the name of an algorithm has %d bytes; it may have %d", len(algorithm), MaxName)
+	}
+	return &Agent{
+		name: name, algorithm: algorithm, transmit: t,
+		flows: map[uint32]*Flow{}, programs: map[uint32]*Program{},
+	}, nil
+}
+
+// Connect says that an agent is there, a new one as far as anybody knows: what an earlier
+// one installed is forgotten, and flows are announced to it.
+func (a *Agent) Connect(now cc.Time, datapath uint32) error {
+	a.mu.Lock()
+	a.last++
+	clear(a.programs)
+	a.unread.Store(0)
+	a.epoch.Store(a.last)
+	a.mu.Unlock()
+	if err := a.send(Ready{datapath}.Append(nil)); err != nil {
+		return err
+	}
+	a.wakeAll(now)
+	return nil
+}
+
+// Lost says that nobody is there any more: flows go on without.
+func (a *Agent) Lost(now cc.Time) {
+	a.epoch.Store(0)
+	a.wakeAll(now)
+}
+
+// Unread says since when a message has waited to be read; 0: none does.
+func (a *Agent) Unread(since cc.Time) { a.unread.Store(int64(since)) }
+
+// Connected reports whether an agent is there.
+func (a *Agent) Connected() bool { return a.epoch.Load() != 0 }
+
+func (a *Agent) wakeAll(now cc.Time) {
+	a.mu.Lock()
+	flows := slices.Collect(maps.Values(a.flows))
+	a.mu.Unlock()
+	for _, f := range flows {
+		f.wake(now)
+	}
+}
+
+// send transmits a message. One that nobody reads ends the connection.
+func (a *Agent) send(b []byte) error {
+	epoch := a.epoch.Load()
+	if epoch == 0 {
+		return errGone
+	}
+	err := a.transmit(b)
+	if err != nil && !errors.Is(err, ErrBusy) {
+		a.epoch.CompareAndSwap(epoch, 0)
+	}
+	return err
+}
+
+var errGone = errors.New("no agent is there")
+
+// Receive takes a datagram of the agent. An error wraps ErrMalformed, and what is behind
+// it in the datagram is not looked at; messages about flows and programs that there are
+// none of are late, and only counted.
+func (a *Agent) Receive(now cc.Time, datagram []byte) error {
+	for len(datagram) > 0 {
+		m, rest, err := Next(datagram)
+		if err == nil {
+			err = a.take(now, m)
+		}
+		if err != nil {
+			a.counters.refused.Add(1)
+			return fmt.Errorf("ccp: agent %q: %w", a.name, err)
+		}
+		datagram = rest
+	}
+	return nil
+}
+
+func (a *Agent) take(now cc.Time, m Message) error {
+	switch m.Kind {
+	case KindInstall:
+		in, err := m.Install()
+		if err != nil {
+			return err
+		}
+		return a.install(in)
+	case KindChange, KindUpdate:
+		c, err := m.Change()
+		if err != nil {
+			return err
+		}
+		a.decide(now, c)
+	default: // of the other direction, or of a version to come
+		a.counters.refused.Add(1)
+	}
+	return nil
+}
+
+func (a *Agent) install(in Install) error {
+	p, err := in.Verify()
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p.id == 1 { // numbers count from 1: the agent has started anew
+		clear(a.programs)
+	}
+	if a.programs[p.id] == nil && len(a.programs) == maxPrograms {
+		return fmt.Errorf("%w: %d programs are installed, which is the most", ErrMalformed, maxPrograms)
+	}
+	a.programs[p.id] = p
+	return nil
+}
+
+// decide hands a decision to its flow.
+func (a *Agent) decide(now cc.Time, c Change) {
+	a.mu.Lock()
+	f, p := a.flows[c.Flow], a.programs[c.Program]
+	a.mu.Unlock()
+	if f == nil || c.Program != 0 && p == nil {
+		a.counters.refused.Add(1)
+		return
+	}
+	a.counters.decisions.Add(1)
+	f.stage(p, c.Updates)
+	if !a.Inline {
+		f.wake(now)
+	}
+}
+
+// open gives a flow a number that no message in flight is about.
+func (a *Agent) open(f *Flow) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.flows, f.id)
+	for a.nextFlow++; a.nextFlow == 0 || a.flows[a.nextFlow] != nil; a.nextFlow++ {
+	}
+	f.id = a.nextFlow
+	a.flows[f.id] = f
+}
+
+func (a *Agent) close(f *Flow) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.flows, f.id)
+}
+
+// Counters returns what there is and what has happened.
+func (a *Agent) Counters() Counters {
+	a.mu.Lock()
+	flows, programs := len(a.flows), len(a.programs)
+	a.mu.Unlock()
+	c := &a.counters
+	out := Counters{
+		Flows: flows, Programs: programs, Steered: int(c.steered.Load()),
+		Reports: c.reports.Load(), Dropped: c.dropped.Load(), Decisions: c.decisions.Load(),
+		Refused: c.refused.Load(), Aborted: c.aborted.Load(), Fallbacks: map[string]uint64{},
+	}
+	for i := range c.fallbacks {
+		out.Fallbacks[reasonNames[i]] = c.fallbacks[i].Load()
+	}
+	return out
+}

@@ -1,0 +1,429 @@
+package ccp
+
+import (
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// How often a flow is announced until the agent answers: soon where its queue was full.
+const (
+	createSoon  = 5 * time.Millisecond
+	createFirst = 100 * time.Millisecond
+	createLast  = time.Second
+)
+
+// Flow is the algorithm that an agent decides: it runs the agent's program for each
+// acknowledgement and loss, and the fallback while there is no agent or no program.
+type Flow struct {
+	agent    *Agent // nil: there is none at all
+	cfg      cc.Config
+	fallback cc.Spec
+	waker    func(cc.Time)
+	most     float64 // packets
+	silence  time.Duration
+
+	standby cc.Algorithm // decides while the agent does not; nil: the agent does
+	ctl     cc.Control   // the agent's
+	machine machine
+	epoch   uint64 // of the agent's connection to which the flow was announced; 0: to none
+	at      cc.Time
+	retry   time.Duration // to the next Create
+	create  cc.Time       // when it is due; 0: none is
+
+	mss       cc.Bytes
+	rtt       time.Duration // newest sample
+	rates     cc.FlightRates
+	rate      cc.Rate // newest sample
+	acked     packets
+	marked    packets
+	asked     cc.Time // first report since the agent was last heard; 0: none
+	failed    cc.Time // since when each run has been aborted; 0: the last was not
+	fields    []uint64
+	out       []byte
+	reports   uint64
+	dropped   uint64
+	decisions uint64
+	fallbacks uint64
+
+	id uint32 // guarded by the agent's mutex; a flow's own calls may read it
+
+	mu     sync.Mutex // guards what has come and not been looked at yet
+	staged staged
+}
+
+// staged is what the agent has decided and the next run begins with.
+type staged struct {
+	any     bool
+	program *Program // nil: the present one
+	n       int
+	updates [maxUpdates]Update
+}
+
+// packets counts bytes in packets, each rest with the next.
+type packets struct{ rest cc.Bytes }
+
+func (p *packets) of(n, mss cc.Bytes) uint64 {
+	p.rest += n
+	whole := max(0, (p.rest+mss/2)/mss)
+	p.rest -= whole * mss
+	return uint64(whole)
+}
+
+func newFlow(cfg cc.Config, a *Agent) *Flow {
+	fallback, err := cc.Lookup(fallbacks()[int(cfg.Params["fallback"])])
+	if err != nil {
+		panic(err) // it was in the list
+	}
+	f := &Flow{
+		agent: a, cfg: cfg, fallback: fallback, waker: cfg.Wake, mss: cfg.MSS,
+		most: cfg.Params["max_window"], silence: time.Duration(cfg.Params["silence"] * float64(time.Second)),
+		retry: createFirst,
+	}
+	f.cfg.Params, _ = fallback.Resolve(nil) // the defaults go together
+	f.standby = fallback.New(f.cfg)
+	if a != nil {
+		a.open(f)
+	}
+	return f
+}
+
+func (f *Flow) wake(now cc.Time) {
+	if f.waker != nil {
+		f.waker(now)
+	}
+}
+
+// OnAck runs the program.
+func (f *Flow) OnAck(a cc.Ack) {
+	f.learn(a.State)
+	if a.RTT > 0 {
+		f.rtt = a.RTT
+	}
+	if a.DeliveryRate > 0 {
+		f.rate = a.DeliveryRate
+	}
+	f.rates.Add(a, a.SRTT)
+	f.attend(a.State)
+	if f.standby != nil {
+		f.standby.OnAck(a)
+		return
+	}
+	r := f.machine.regs[slotPrimitives:]
+	r[primBytesAcked], r[primPacketsAcked] = uint64(a.Acked), f.acked.of(a.Acked, f.mss)
+	r[primECNBytes], r[primECNPackets] = uint64(a.Marked), f.marked.of(a.Marked, f.mss)
+	r[primLostPackets], r[primTimeout] = 0, 0
+	f.invoke(a.State)
+}
+
+// OnLoss runs the program.
+func (f *Flow) OnLoss(l cc.Loss) {
+	f.learn(l.State)
+	f.attend(l.State)
+	if f.standby != nil {
+		f.standby.OnLoss(l)
+		return
+	}
+	r := f.machine.regs[slotPrimitives:]
+	r[primBytesAcked], r[primPacketsAcked], r[primECNBytes], r[primECNPackets] = 0, 0, 0, 0
+	r[primLostPackets], r[primTimeout] = uint64((l.Lost+f.mss-1)/f.mss), boolean(l.Timeout)
+	f.invoke(l.State)
+}
+
+// OnTick looks whether the agent is there and what it has said.
+func (f *Flow) OnTick(s cc.State) {
+	f.learn(s)
+	f.attend(s)
+	if f.standby != nil {
+		if due := f.standby.Control().NextTick; due != 0 && due <= s.Now {
+			f.standby.OnTick(s)
+		}
+	}
+}
+
+func (f *Flow) learn(s cc.State) {
+	f.at = s.Now
+	if s.MSS > 0 {
+		f.mss = s.MSS
+	}
+}
+
+// Control returns the limits of whoever decides.
+func (f *Flow) Control() cc.Control {
+	if f.standby == nil {
+		return f.ctl
+	}
+	ctl := f.standby.Control()
+	ctl.Phase = "fallback"
+	if f.create != 0 && (ctl.NextTick == 0 || f.create < ctl.NextTick) {
+		ctl.NextTick = f.create
+	}
+	return ctl
+}
+
+// Inspect shows who decides.
+func (f *Flow) Inspect() cc.Internals {
+	in := cc.Internals{2: float64(f.reports), float64(f.dropped), float64(f.decisions), float64(f.fallbacks)}
+	if f.standby == nil {
+		in[0], in[1] = 1, float64(f.machine.program.id)
+	}
+	return in
+}
+
+// Close has the agent forget the flow.
+func (f *Flow) Close() {
+	if f.agent == nil {
+		return
+	}
+	if f.standby == nil {
+		f.agent.counters.steered.Add(^uint64(0))
+	}
+	f.leave()
+	f.agent.close(f)
+}
+
+// leave closes the flow at the agent, if it was announced to one that is still there.
+func (f *Flow) leave() {
+	if f.epoch != 0 && f.epoch == f.agent.epoch.Load() {
+		f.out = Measure{Flow: f.id}.Append(f.out[:0])
+		_ = f.agent.send(f.out) // lost, it costs the agent some memory
+	}
+}
+
+// attend finds out who decides now, and takes in what the agent has said.
+func (f *Flow) attend(s cc.State) {
+	if f.agent == nil {
+		return
+	}
+	if f.standby == nil {
+		if why, over := f.verdict(s); over {
+			f.fallBack(s, why)
+		}
+	}
+	if f.standby != nil {
+		f.announce(s)
+	}
+	f.listen(s.Now)
+}
+
+// verdict says whether the agent decides no more, and why.
+func (f *Flow) verdict(s cc.State) (why reason, over bool) {
+	unread := cc.Time(f.agent.unread.Load())
+	switch {
+	case f.epoch != f.agent.epoch.Load():
+		return gone, true
+	case unread != 0 && s.Now.Sub(unread) > Patience(s.SRTT):
+		return stalled, true
+	case f.asked != 0 && s.Now.Sub(f.asked) > f.silence:
+		return silent, true
+	case f.failed != 0 && s.Now.Sub(f.failed) > Patience(s.SRTT):
+		return failing, true
+	}
+	return 0, false
+}
+
+// fallBack lets the fallback decide: from the window that there is, but with no more than
+// what has arrived of late in a round trip, or ten segments. The path is known to carry
+// that. The agent is told of a new flow once it is there again: what it says about the
+// old one is late.
+func (f *Flow) fallBack(s cc.State, why reason) {
+	least := cc.InitialCwndPackets * f.mss
+	cfg := f.cfg
+	cfg.MSS, cfg.Wake, cfg.Ssthresh = f.mss, nil, 0
+	if arrived := f.rate.BytesIn(s.MinRTT); arrived >= least {
+		cfg.Ssthresh = min(f.ctl.Cwnd, arrived)
+	}
+	cfg.InitialCwnd = max(f.mss, min(f.ctl.Cwnd, max(least, cfg.Ssthresh)))
+	f.standby = f.fallback.New(cfg)
+	f.fallbacks++
+	f.agent.counters.fallbacks[why].Add(1)
+	f.agent.counters.steered.Add(^uint64(0))
+	f.leave()
+	f.agent.open(f)
+	f.epoch, f.create, f.retry, f.asked, f.failed = 0, 0, createFirst, 0, 0
+	if why == failing { // the same program would fail again
+		f.epoch, f.create = f.agent.epoch.Load(), s.Now.Add(createLast)
+	}
+	f.mu.Lock()
+	f.staged = staged{}
+	f.mu.Unlock()
+}
+
+// announce tells the agent of the flow, until it answers.
+func (f *Flow) announce(s cc.State) {
+	epoch := f.agent.epoch.Load()
+	if epoch != f.epoch {
+		f.epoch, f.retry, f.create = epoch, createFirst, s.Now
+	}
+	if epoch == 0 {
+		f.create = 0
+		return
+	}
+	if s.Now < f.create {
+		return
+	}
+	if unread := cc.Time(f.agent.unread.Load()); unread != 0 && s.Now.Sub(unread) > Patience(s.SRTT) {
+		f.create = s.Now.Add(createFirst) // nobody would read it
+		return
+	}
+	f.out = Create{
+		Flow: f.id, InitialCwnd: clamp(f.firstWindow()), MSS: clamp(f.mss), Algorithm: f.agent.algorithm,
+		Remote: addrPort(f.cfg.Host),
+	}.Append(f.out[:0])
+	if err := f.agent.send(f.out); err != nil {
+		f.create = s.Now.Add(createSoon)
+		return
+	}
+	f.create = s.Now.Add(f.retry)
+	f.retry = min(2*f.retry, createLast)
+}
+
+// firstWindow is what an agent starts from: some never go below it.
+func (f *Flow) firstWindow() cc.Bytes { return min(f.cfg.InitialCwnd, cc.InitialCwndPackets*f.mss) }
+
+// stage keeps a decision until the flow's next event. A program replaces what was decided
+// before; registers are set one by one.
+func (f *Flow) stage(p *Program, updates []Update) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := &f.staged
+	st.any = true
+	if p != nil {
+		st.program, st.n = p, 0
+	}
+	for _, u := range updates {
+		u.Register = named(u.Class, u.Index)
+		i := 0
+		for i < st.n && st.updates[i].Register != u.Register {
+			i++
+		}
+		if i == len(st.updates) {
+			continue
+		}
+		st.updates[i] = u
+		st.n = max(st.n, i+1)
+	}
+}
+
+// listen puts into force what the agent has decided.
+func (f *Flow) listen(now cc.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	st := &f.staged
+	if !st.any {
+		return
+	}
+	st.any = false
+	if st.program != nil {
+		f.steer(st.program, now)
+	}
+	if f.standby == nil {
+		for _, u := range st.updates[:st.n] {
+			f.update(u)
+		}
+		f.decisions++
+		f.asked = 0
+	}
+	st.program, st.n = nil, 0
+}
+
+// steer lets the agent's program decide from now on.
+func (f *Flow) steer(p *Program, now cc.Time) {
+	if f.standby != nil {
+		f.ctl = cc.Control{Cwnd: f.firstWindow(), Phase: "agent"}
+		f.standby, f.create = nil, 0
+		f.agent.counters.steered.Add(1)
+	}
+	f.machine.reset(p, micros(now))
+	f.failed = 0
+}
+
+// update sets a register. What a program does not use is nobody's.
+func (f *Flow) update(u Update) {
+	switch {
+	case u.Class == ClassControl:
+		if slot, ok := f.machine.program.control[u.Index]; ok {
+			f.machine.regs[slot] = u.Value
+		}
+	case u.Class == ClassImplicit && u.Index == implicitCwnd && u.Value > 0:
+		f.setCwnd(u.Value)
+	case u.Class == ClassImplicit && u.Index == implicitRate && u.Value > 0:
+		f.setRate(u.Value)
+	}
+}
+
+// setCwnd keeps a window within what the rule lets an agent have.
+func (f *Flow) setCwnd(v uint64) {
+	most := max(f.mss, cc.Bytes(f.most*float64(f.mss)))
+	f.ctl.Cwnd = max(f.mss, min(cc.Bytes(min(v, uint64(cc.MaxCwnd))), most))
+}
+
+// setRate takes bytes per second; 32 bits of them, as libccp does.
+func (f *Flow) setRate(v uint64) { f.ctl.PacingRate = cc.Rate(8 * uint64(uint32(v))) }
+
+func micros(t cc.Time) uint64 { return uint64(max(t, 0)) / uint64(time.Microsecond) }
+
+// invoke runs the program on the primitives, of which the caller has set those of the event.
+func (f *Flow) invoke(s cc.State) {
+	r := f.machine.regs
+	p := r[slotPrimitives:]
+	p[primNow] = micros(s.Now)
+	p[primBytesInFlight] = uint64(max(s.Inflight, 0))
+	p[primPacketsInFlight] = uint64(max(s.Inflight+f.mss/2, 0) / f.mss)
+	p[primRTT] = noRTT
+	if f.rtt > 0 {
+		p[primRTT] = uint64(max(f.rtt/time.Microsecond, 1))
+	}
+	p[primRateOutgoing], p[primRateIncoming] = uint64(f.rate/8), uint64(f.rate/8)
+	if sent, received, ok := f.rates.Rates(s.SRTT, f.mss); ok {
+		p[primRateOutgoing], p[primRateIncoming] = uint64(sent), uint64(received)
+	}
+	r[implicitCwnd], r[implicitRate] = uint64(f.ctl.Cwnd), uint64(f.ctl.PacingRate/8)
+	if !f.machine.invoke(micros(s.Now)) {
+		f.agent.counters.aborted.Add(1)
+		if f.failed == 0 {
+			f.failed = s.Now
+		}
+		return
+	}
+	f.failed = 0
+	if r[implicitCwnd] > 0 {
+		f.setCwnd(r[implicitCwnd])
+	}
+	if r[implicitRate] > 0 {
+		f.setRate(r[implicitRate])
+	}
+	if r[implicitReport] != 0 {
+		f.report(s.Now)
+	}
+}
+
+// report sends what the program has folded. One that finds no room is part of the next.
+func (f *Flow) report(now cc.Time) {
+	f.fields = f.fields[:0]
+	for _, slot := range f.machine.program.reports {
+		f.fields = append(f.fields, f.machine.regs[slot])
+	}
+	f.out = Measure{Flow: f.id, Program: f.machine.program.id, Fields: f.fields}.Append(f.out[:0])
+	err := f.agent.send(f.out)
+	if errors.Is(err, ErrBusy) {
+		f.dropped++
+		f.agent.counters.dropped.Add(1)
+		return
+	}
+	if err != nil {
+		return // the next event notices
+	}
+	f.machine.renew()
+	f.reports++
+	f.agent.counters.reports.Add(1)
+	if f.asked == 0 {
+		f.asked = now
+	}
+	f.listen(now) // in virtual time the answer is there
+}
+
+func addrPort(host netip.Addr) netip.AddrPort { return netip.AddrPortFrom(host, 0) }

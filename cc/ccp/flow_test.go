@@ -1,0 +1,316 @@
+package ccp
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+const ms = time.Millisecond
+
+// bench is a flow with an agent whose messages a test writes.
+type bench struct {
+	t     *testing.T
+	agent *Agent
+	alg   cc.Algorithm
+	now   cc.Time
+	total cc.Bytes
+	sent  []Message
+	err   error // of each transmission
+	woken int
+}
+
+// newBench has an agent that has installed the programs of the texts, numbered from 1.
+func newBench(t *testing.T, texts ...string) *bench {
+	b := &bench{t: t, now: cc.Time(time.Second)}
+	var err error
+	b.agent, err = NewAgent("x", "own", func(m []byte) error {
+		require.LessOrEqual(t, len(m), MaxToAgent)
+		if b.err == nil {
+			msg, rest, err := Next(append([]byte(nil), m...))
+			require.NoError(t, err)
+			require.Empty(t, rest)
+			b.sent = append(b.sent, msg)
+		}
+		return b.err
+	})
+	require.NoError(t, err)
+	b.connect(texts...)
+	b.alg = b.agent.Spec().New(b.config(nil))
+	return b
+}
+
+func (b *bench) config(over cc.Params) cc.Config {
+	p, err := b.agent.Spec().Resolve(over)
+	require.NoError(b.t, err)
+	return cc.Config{
+		MSS: 1448, InitialCwnd: 14480, Params: p,
+		Wake: func(now cc.Time) { b.woken++; b.alg.OnTick(b.state()) },
+	}
+}
+
+func (b *bench) connect(texts ...string) {
+	require.NoError(b.t, b.agent.Connect(b.now, 7))
+	for i, text := range texts {
+		code, err := Compile(text)
+		require.NoError(b.t, err)
+		require.NoError(b.t, b.agent.Receive(b.now, code.Install(uint32(i+1)).Append(nil)))
+	}
+}
+
+func (b *bench) state() cc.State {
+	return cc.State{
+		Now: b.now, MSS: 1448, Inflight: 14480, Delivered: b.total,
+		SRTT: 20 * ms, RTTVar: 5 * ms, MinRTT: 20 * ms, CwndLimited: true,
+	}
+}
+
+// ack acknowledges so many segments a millisecond later.
+func (b *bench) ack(segments cc.Bytes) {
+	b.now = b.now.Add(ms)
+	b.total += segments * 1448
+	left := b.now.Add(-20 * ms)
+	b.alg.OnAck(cc.Ack{
+		State: b.state(), Acked: segments * 1448, RTT: 20 * ms, DeliveryRate: 100e6,
+		Sent: cc.Sent{At: left, DeliveredAt: left, Cwnd: 14480},
+	})
+}
+
+// last is the newest message to the agent, of a kind.
+func (b *bench) last(k Kind) Message {
+	b.t.Helper()
+	for i := len(b.sent) - 1; i >= 0; i-- {
+		if b.sent[i].Kind == k {
+			return b.sent[i]
+		}
+	}
+	require.Fail(b.t, "no message", "of kind %v", k)
+	return Message{}
+}
+
+func (b *bench) count(k Kind) (n int) {
+	for _, m := range b.sent {
+		if m.Kind == k {
+			n++
+		}
+	}
+	return n
+}
+
+func (b *bench) create() Create {
+	c, err := b.last(KindCreate).Create()
+	require.NoError(b.t, err)
+	return c
+}
+
+// say has the agent speak about the newest flow.
+func (b *bench) say(program uint32, updates ...Update) {
+	require.NoError(b.t, b.agent.Receive(b.now, Change{b.create().Flow, program, updates}.Append(nil)))
+}
+
+func (b *bench) steered() bool { return b.alg.Control().Phase == "agent" }
+
+func cwnd(v uint64) Update { return Update{Register{ClassImplicit, implicitCwnd}, v} }
+
+const reports = `(def (Report (volatile acked 0) (volatile lost 0) (volatile timeout false)) (every 0))
+	(when true
+		(:= Report.acked (+ Report.acked Ack.bytes_acked)) (:= Report.lost (+ Report.lost Ack.lost_pkts_sample))
+		(:= Report.timeout Flow.was_timeout) (fallthrough))
+	(when (|| Report.timeout (> Report.lost 0)) (report))
+	(when (> Micros every) (report) (:= Micros 0))`
+
+func TestAFlowIsAnnouncedAndSteered(t *testing.T) {
+	b := newBench(t, reports)
+	assert.False(t, b.steered(), "the fallback decides until the agent has answered")
+	b.ack(2)
+	c := b.create()
+	assert.Equal(t, "own", c.Algorithm)
+	assert.EqualValues(t, 14480, c.InitialCwnd)
+	assert.EqualValues(t, 1448, c.MSS)
+
+	b.say(1, Update{Register{ClassControl, 0}, 2500})
+	assert.Equal(t, 1, b.woken, "what an agent says does not wait for an acknowledgement")
+	require.True(t, b.steered())
+	assert.EqualValues(t, 14480, b.alg.Control().Cwnd)
+	b.ack(2)
+	b.ack(3)
+	assert.Zero(t, b.count(KindMeasure), "not before 2.5 ms")
+	b.ack(1)
+	m, err := b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.Equal(t, Measure{c.Flow, 1, []uint64{6 * 1448, 0, 0}}, m)
+
+	b.say(0, cwnd(28960))
+	assert.EqualValues(t, 28960, b.alg.Control().Cwnd)
+	b.say(0, Update{Register{ClassImplicit, implicitRate}, 1e6})
+	assert.EqualValues(t, 8e6, b.alg.Control().PacingRate)
+
+	b.alg.OnLoss(cc.Loss{State: b.state(), Lost: 3000, Timeout: true})
+	m, err = b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.Equal(t, []uint64{0, 3, 1}, m.Fields, "a loss and a timeout are reported at once")
+
+	cc.Close(b.alg)
+	m, err = b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.Equal(t, Measure{c.Flow, 0, []uint64{}}, m, "the agent forgets a flow that is over")
+	assert.Zero(t, b.agent.Counters().Flows)
+	assert.Zero(t, b.agent.Counters().Steered)
+}
+
+func TestAFlowIsAnnouncedUntilTheAgentAnswers(t *testing.T) {
+	b := newBench(t, reports)
+	b.ack(1)
+	require.Equal(t, 1, b.count(KindCreate))
+	b.ack(1)
+	require.Equal(t, 1, b.count(KindCreate))
+	for range 3 {
+		b.now = b.alg.Control().NextTick
+		b.alg.OnTick(b.state())
+	}
+	assert.Equal(t, 4, b.count(KindCreate))
+	assert.Equal(t, 800*ms, b.alg.Control().NextTick.Sub(b.now), "ever more rarely")
+
+	b.say(9)
+	assert.False(t, b.steered(), "there is no such program")
+	b.say(1)
+	assert.True(t, b.steered())
+}
+
+func TestTheFallbackTakesOver(t *testing.T) {
+	for why, happens := range map[string]func(b *bench){
+		"gone": func(b *bench) {
+			b.err = errors.New("connection refused")
+			b.ack(1)
+		},
+		"stalled": func(b *bench) {
+			b.agent.Unread(b.now)
+			for range 60 {
+				b.ack(1)
+			}
+			assert.True(b.t, b.steered(), "three round trips are not over")
+		},
+		"silent": func(b *bench) { b.now = b.now.Add(31 * time.Second) },
+		"program": func(b *bench) {
+			b.say(2)
+			for range 61 {
+				b.ack(1)
+			}
+		},
+	} {
+		t.Run(why, func(t *testing.T) {
+			b := newBench(t, reports, "(def (Report (x 0))) (when true (:= Report.x (- 1 2)))")
+			b.ack(1)
+			b.say(1)
+			b.say(0, cwnd(400*1448))
+			b.ack(1)
+			first := b.create().Flow
+			require.True(t, b.steered())
+
+			happens(b)
+			b.ack(1)
+			require.False(t, b.steered())
+			ctl := b.alg.Control()
+			assert.Equal(t, "fallback", ctl.Phase)
+			assert.LessOrEqual(t, ctl.Cwnd, cc.Rate(100e6).BytesIn(21*ms)+2*1448, "what has arrived in a round trip")
+			assert.GreaterOrEqual(t, ctl.Cwnd, cc.Bytes(14480))
+			counters := b.agent.Counters()
+			assert.EqualValues(t, 1, counters.Fallbacks[why])
+			assert.Zero(t, counters.Steered)
+
+			b.err = nil
+			if why == "gone" {
+				b.connect(reports)
+			}
+			b.agent.Unread(0)
+			b.now = b.now.Add(2 * time.Second)
+			b.ack(1)
+			assert.NotEqual(t, first, b.create().Flow, "what is late is about another flow")
+			require.NoError(t, b.agent.Receive(b.now, Change{first, 0, []Update{cwnd(1)}}.Append(nil)))
+			assert.False(t, b.steered())
+			b.say(1)
+			assert.True(t, b.steered())
+			assert.EqualValues(t, 14480, b.alg.Control().Cwnd, "as the agent was told")
+		})
+	}
+}
+
+func TestWindowsAreBounded(t *testing.T) {
+	b := newBench(t, reports)
+	cc.Close(b.alg)
+	b.alg = b.agent.Spec().New(b.config(cc.Params{"max_window": 100}))
+	b.ack(1)
+	b.say(1)
+	for set, want := range map[uint64]cc.Bytes{1: 1448, 1 << 63: 100 * 1448, 50_000: 50_000} {
+		b.say(0, cwnd(set))
+		assert.Equal(t, want, b.alg.Control().Cwnd)
+	}
+}
+
+func TestAReportThatFindsNoRoomIsPartOfTheNext(t *testing.T) {
+	b := newBench(t, reports)
+	b.ack(1)
+	b.say(1)
+	b.err = ErrBusy
+	b.ack(2)
+	b.err = nil
+	b.ack(3)
+	m, err := b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.EqualValues(t, 5*1448, m.Fields[0])
+	assert.EqualValues(t, 1, b.agent.Counters().Dropped)
+}
+
+func TestAnAgentThatStartsAnewHasNoneOfTheOldPrograms(t *testing.T) {
+	b := newBench(t, reports, reports)
+	require.Equal(t, 2, b.agent.Counters().Programs)
+	code, err := Compile(reports)
+	require.NoError(t, err)
+	require.NoError(t, b.agent.Receive(b.now, code.Install(1).Append(nil)))
+	assert.Equal(t, 1, b.agent.Counters().Programs)
+}
+
+func TestNoAgentIsTheFallbackAlone(t *testing.T) {
+	name, params, err := cc.Parse("ccp:reno,fallback=cubic,max_window=50")
+	require.NoError(t, err)
+	assert.Equal(t, "ccp:reno", name)
+	alg, err := cc.New(name, cc.Config{Params: params})
+	require.NoError(t, err)
+	cubic, err := cc.New("cubic", cc.Config{})
+	require.NoError(t, err)
+	assert.Equal(t, cubic.Control().Cwnd, alg.Control().Cwnd)
+	for _, wrong := range []string{"ccp:", "ccp:Reno", "ccp:reno,fallback=ccp:reno", "ccp"} {
+		_, _, err := cc.Parse(wrong)
+		assert.Error(t, err, wrong)
+	}
+}
+
+func TestNothingIsAllocatedForAnAcknowledgement(t *testing.T) {
+	b := newBench(t, reports)
+	b.ack(1)
+	b.say(1)
+	for range 200 {
+		b.ack(1)
+	}
+	kept := b.agent.transmit
+	b.agent.transmit = func([]byte) error { return nil }
+	assert.Zero(t, testing.AllocsPerRun(100, func() { b.ack(2) }))
+	b.agent.transmit = kept
+}
+
+func BenchmarkAcknowledgement(b *testing.B) {
+	var t testing.T
+	f := newBench(&t, reports)
+	f.ack(1)
+	f.say(1)
+	f.agent.transmit = func([]byte) error { return nil }
+	b.ReportAllocs()
+	for b.Loop() {
+		f.ack(2)
+	}
+}

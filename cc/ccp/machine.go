@@ -1,0 +1,162 @@
+package ccp
+
+import "math/bits"
+
+// noRTT is what a program reads where there is no sample yet.
+const noRTT = 1<<32 - 1
+
+// machine is a flow's registers under a program.
+type machine struct {
+	program *Program
+	regs    []uint64
+	zero    uint64 // µs by the flow's clock at which Micros is 0
+}
+
+// reset puts a program in place, with the first values of its registers.
+func (m *machine) reset(p *Program, now uint64) {
+	m.program, m.zero = p, now
+	if cap(m.regs) < p.size {
+		m.regs = make([]uint64, p.size)
+	}
+	m.regs = m.regs[:p.size]
+	clear(m.regs)
+	for _, d := range p.consts {
+		m.regs[d.slot] = d.value
+	}
+	for _, d := range p.presets {
+		m.regs[d.slot] = d.value
+	}
+}
+
+// renew gives volatile registers their first values, as each report does.
+func (m *machine) renew() {
+	for _, d := range m.program.presets {
+		if d.volatile {
+			m.regs[d.slot] = d.value
+		}
+	}
+}
+
+// invoke runs the program for one acknowledgement, loss or timeout, whose primitives and
+// present limits are in the registers. Where the arithmetic fails the rest of the program
+// is skipped, and nothing of it counts but what it has stored.
+func (m *machine) invoke(now uint64) (ok bool) {
+	r := m.regs
+	r[implicitFlag], r[implicitContinue], r[implicitReport] = 0, 0, 0
+	r[implicitMicros] = now - m.zero
+	before := r[implicitMicros]
+	for _, e := range m.program.events {
+		if !m.run(e[0]) {
+			return false
+		}
+		if r[implicitFlag] == 0 {
+			continue
+		}
+		if !m.run(e[1]) {
+			return false
+		}
+		if r[implicitContinue] == 0 {
+			break
+		}
+	}
+	if micros := r[implicitMicros]; micros != before {
+		m.zero = now - micros // which may lie ahead of now: both wrap
+	}
+	return true
+}
+
+// run executes a range of instructions; false: a result has no place in 64 bits.
+func (m *machine) run(s span) bool {
+	r := m.regs
+	for _, in := range m.program.steps[s.from:s.to] {
+		left, right := r[in.left], r[in.right]
+		switch in.op {
+		case OpAdd:
+			sum, carry := bits.Add64(left, right, 0)
+			if carry != 0 {
+				return false
+			}
+			r[in.result] = sum
+		case OpBind:
+			r[in.result] = right
+		case OpDiv:
+			if right == 0 {
+				return false
+			}
+			r[in.result] = left / right
+		case OpEquiv:
+			r[in.result] = boolean(left == right)
+		case OpEwma:
+			v, ok := ewma(left, r[in.result], right)
+			if !ok {
+				return false
+			}
+			r[in.result] = v
+		case OpGt:
+			r[in.result] = boolean(left > right)
+		case OpIf:
+			if left != 0 {
+				r[in.result] = right
+			}
+		case OpLt:
+			r[in.result] = boolean(left < right)
+		case OpMax:
+			r[in.result] = max(left, right)
+		case OpMaxWrap:
+			r[in.result] = maxWrap(left, right)
+		case OpMin:
+			r[in.result] = min(left, right)
+		case OpMul:
+			high, low := bits.Mul64(left, right)
+			if high != 0 {
+				return false
+			}
+			r[in.result] = low
+		case OpNotIf:
+			if left == 0 {
+				r[in.result] = right
+			}
+		case OpSub:
+			if left < right {
+				return false
+			}
+			r[in.result] = left - right
+		}
+	}
+	return true
+}
+
+func boolean(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// ewma is an average of which a tenths are the old value's; the first value counts whole.
+func ewma(a, old, x uint64) (v uint64, ok bool) {
+	switch {
+	case old == 0:
+		return x, true
+	case a > 10:
+		return 0, false
+	}
+	highOld, lowOld := bits.Mul64(a, old)
+	highNew, lowNew := bits.Mul64(10-a, x)
+	low, carry := bits.Add64(lowOld, lowNew, 0)
+	v, _ = bits.Div64(highOld+highNew+carry, low, 10) // an average is no more than either value
+	return v, true
+}
+
+// maxWrap is the later of two sequence numbers of 32 bits; 0 is not set.
+func maxWrap(a, b uint64) uint64 {
+	switch {
+	case a == 0:
+		return b
+	case b == 0:
+		return a
+	case int32(uint32(a)-uint32(b)) > 0:
+		return a
+	}
+	return b
+}

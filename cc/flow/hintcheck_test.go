@@ -1,0 +1,188 @@
+package flow
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// checked is a hintCheck of a path of 40 ms at which acknowledgements come each
+// millisecond.
+type checked struct {
+	hintCheck
+	now   cc.Time
+	total cc.Bytes
+}
+
+// run lets d pass, while so much is delivered and a queue is that long, with a hint each
+// 10 ms of which the sender uses all.
+func (c *checked) run(d time.Duration, told, delivered cc.Rate, queue time.Duration) {
+	for end := c.now.Add(d); c.now < end; c.now = c.now.Add(time.Millisecond) {
+		if c.now/cc.Time(time.Millisecond)%10 == 0 {
+			c.hear(&cc.Hint{At: c.now, Capacity: told}, 0)
+		}
+		c.total += delivered.BytesIn(time.Millisecond)
+		rtt := 40*time.Millisecond + queue
+		c.take(acked{now: c.now, forward: rtt, srtt: rtt, delivered: c.total, uses: 1})
+	}
+}
+
+func TestAHintIsBelievedAtOnce(t *testing.T) {
+	c := &checked{now: cc.Time(time.Second)}
+	for _, told := range []cc.Rate{10e6, 100e6, 1e6, 50e6} {
+		c.hear(&cc.Hint{Capacity: told}, 0)
+		assert.Equal(t, told, c.apply(cc.Hint{Capacity: told}).Capacity)
+	}
+	c.run(time.Second, 10e6, 10e6, 0)
+	c.run(time.Second, 100e6, 10e6, 0)
+	assert.EqualValues(t, 100e6, c.believed(c.told), "less is delivered, but no queue stands")
+	c.run(150*time.Millisecond, 100e6, 10e6, 30*time.Millisecond)
+	assert.EqualValues(t, 100e6, c.believed(c.told), "what left before the hint is still on its way")
+}
+
+func TestAHintThatIsTooHighIsCutToWhatIsDelivered(t *testing.T) {
+	c := &checked{now: cc.Time(time.Second)}
+	c.run(time.Second, 10e6, 10e6, 0)
+	c.run(300*time.Millisecond, 100e6, 10e6, 30*time.Millisecond)
+	assert.InEpsilon(t, cutTo*10e6, float64(c.believed(c.told)), 0.01)
+	assert.Empty(t, c.doubted(), "it is to show first that the queue drains")
+	part := c.apply(cc.Hint{Capacity: 100e6, FairShare: 50e6, LinkRate: 200e6, Flows: 3})
+	assert.InEpsilon(t, 2*float64(part.FairShare), float64(part.Capacity), 0.01)
+	assert.InEpsilon(t, 2*float64(part.Capacity), float64(part.LinkRate), 0.01)
+	assert.Equal(t, 3, part.Flows)
+	assert.Zero(t, part.ArrivalRate, "what is not known stays so")
+
+	c.run(100*time.Millisecond, 100e6, cutTo*10e6, 0)
+	assert.Equal(t, HintTooHigh, c.doubted())
+	c.hear(&cc.Hint{Capacity: 1e6}, 0)
+	assert.EqualValues(t, 1e6, c.believed(c.told), "less is believed at once")
+	c.run(10*time.Second, 10e6, 10e6, 0)
+	assert.Empty(t, c.doubted(), "what it says is so again")
+}
+
+func TestACutThatDrainsNothingIsTakenBack(t *testing.T) {
+	c := &checked{now: cc.Time(time.Second)}
+	c.run(time.Second, 10e6, 10e6, 0)
+	cut := 0
+	for range 600 { // another's queue: who sends less has less
+		c.run(100*time.Millisecond, 10e6, c.believed(10e6)/2, 60*time.Millisecond)
+		assert.Empty(t, c.doubted())
+		if c.trial.cut {
+			cut++
+		}
+	}
+	assert.Positive(t, cut)
+	assert.Less(t, cut, 60, "ever more rarely")
+}
+
+func TestAHintThatIsTooLowIsFoundOut(t *testing.T) {
+	c := &checked{now: cc.Time(time.Second)}
+	for range 400 {
+		c.run(10*time.Millisecond, 1e6, min(10e6, c.believed(1e6)), 0)
+	}
+	assert.Equal(t, HintTooLow, c.doubted())
+	assert.Greater(t, c.believed(1e6), cc.Rate(5e6))
+	for range 100 {
+		const rtt = 20 * time.Millisecond
+		stands := max(0, cc.Rate(10e6).TimeFor(c.believed(1e6).BytesIn(rtt))-rtt)
+		c.run(10*time.Millisecond, 1e6, min(10e6, c.believed(1e6)), stands)
+	}
+	assert.InDelta(t, 11e6, float64(c.believed(1e6)), 6e6)
+}
+
+func TestAHintThatIsRightIsTriedEverMoreRarely(t *testing.T) {
+	c := &checked{now: cc.Time(time.Second)}
+	tried := 0
+	for range 6000 {
+		c.run(10*time.Millisecond, 10e6, min(10e6, c.believed(10e6)), 0)
+		assert.Empty(t, c.doubted())
+		if c.trial.rise && c.believed(10e6) > 10e6 {
+			tried++
+		}
+	}
+	assert.Positive(t, tried)
+	assert.Less(t, tried, 6000/100)
+}
+
+func TestOthersOfTheHostTakeTheirPartOfAHint(t *testing.T) {
+	p := newTestbed(t)
+	a, b := p.open(capped(1000, 1)).warm(), p.open(Terms{
+		Group: "other", Host: addr("192.0.2.1"), Algorithm: "static", Params: cc.Params{"cwnd_packets": 10},
+	}).warm()
+	b.group().caps.check.since, b.group().caps.check.got = p.now, 4e6
+	p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 10e6})
+	assert.EqualValues(t, 6e6, a.group().caps.check.told)
+	assert.EqualValues(t, 10e6, b.group().caps.check.told, "nothing is delivered to the other")
+}
+
+func TestWhoseHintsAreDoubtedIsToldOnce(t *testing.T) {
+	p := newTestbed(t)
+	var news []HintNews
+	p.mgr.HintNews = func(n HintNews) { news = append(news, n) }
+	l := p.open(capped(1000, 1)).warm()
+	// A link of 10 Mbit/s whose hints say 40: the window is what leaves at 40 in 40 ms.
+	const segment = 1158 * time.Microsecond // at 10 Mbit/s
+	free, arrives := p.now, []cc.Time{}
+	for end := p.now.Add(3 * time.Second); p.now < end; p.wait(time.Millisecond) {
+		if p.now/cc.Time(time.Millisecond)%10 == 0 {
+			p.mgr.Hint(to("192.0.2.1"), cc.Hint{At: p.now, Capacity: 40e6})
+			p.wait(0)
+		}
+		for n := l.send(1000 * mss); n >= mss; n -= mss {
+			free = max(free, p.now).Add(segment)
+			arrives = append(arrives, free.Add(40*time.Millisecond))
+		}
+		for len(arrives) > 0 && arrives[0] <= p.now {
+			arrives = arrives[1:]
+			l.ack(mss)
+		}
+	}
+	if assert.Len(t, news, 1) {
+		assert.Equal(t, "host", news[0].Group)
+		assert.Equal(t, HintTooHigh, news[0].Doubt)
+		assert.EqualValues(t, 40e6, news[0].Told)
+		assert.InEpsilon(t, 10e6, float64(news[0].Delivered), 0.15)
+	}
+	g := p.mgr.Groups(p.now)[0]
+	assert.Equal(t, HintTooHigh, g.HintDoubt)
+	assert.InDelta(t, 0.25, g.Believed, 0.1)
+	assert.EqualValues(t, 40e6, g.Hint.Capacity, "as it was told")
+}
+
+// FuzzHintCheck: whatever is told and delivered, a rate that is known stays known and is
+// not more than it may be, and a hint that nothing contradicts is believed.
+func FuzzHintCheck(f *testing.F) {
+	f.Add(uint64(1), uint16(500))
+	f.Add(uint64(7), uint16(5000))
+	f.Fuzz(func(t *testing.T, seed uint64, steps uint16) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		c := &checked{now: 1}
+		for range min(steps, 5000) {
+			c.now = c.now.Add(time.Duration(r.Int64N(int64(100 * time.Millisecond))))
+			h := cc.Hint{
+				Capacity: cc.Rate(r.Int64N(2) * r.Int64N(1e15)), FairShare: cc.Rate(r.Int64N(2) * r.Int64N(1e15)),
+				LinkRate: cc.Rate(r.Int64N(2) * r.Int64N(1e15)), ArrivalRate: cc.Rate(r.Int64N(2) * r.Int64N(1e15)),
+			}
+			c.hear(&h, cc.Rate(r.Int64N(1e12)))
+			c.total += cc.Bytes(r.Int64N(1e6))
+			c.take(acked{
+				now: c.now, forward: time.Duration(r.Int64N(1e9)), srtt: time.Duration(r.Int64N(1e9)), delivered: c.total,
+				uses: max(0.01, r.Float64()), free: r.Int64N(3) == 0,
+			})
+			got := c.apply(h)
+			told := [...]cc.Rate{h.Capacity, h.FairShare, h.LinkRate}
+			for i, believed := range [...]cc.Rate{got.Capacity, got.FairShare, got.LinkRate} {
+				if told := told[i]; (told > 0) != (believed > 0) || believed < 0 {
+					t.Fatalf("rate %d of %v is %v", i, told, believed)
+				}
+				if !c.high && !c.low && believed != told[i] {
+					t.Fatalf("nothing is doubted, but %v is %v", told[i], believed)
+				}
+			}
+		}
+	})
+}

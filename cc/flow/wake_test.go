@@ -1,0 +1,83 @@
+package flow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// steered is an algorithm whose window somebody outside sets.
+type steered struct {
+	cc.NoTick
+	cfg    cc.Config
+	set    *cc.Bytes
+	cwnd   cc.Bytes
+	closed int
+}
+
+func (s *steered) OnAck(cc.Ack)        {}
+func (s *steered) OnLoss(cc.Loss)      {}
+func (s *steered) OnTick(cc.State)     { s.cwnd = *s.set }
+func (s *steered) Close()              { s.closed++ }
+func (s *steered) Control() cc.Control { return cc.Control{Cwnd: s.cwnd, Phase: "steered"} }
+
+// newSteered is a testbed whose algorithm "steered" has a window that set holds.
+func newSteered(t *testing.T, set *cc.Bytes) (p *testbed, built *[]*steered) {
+	p, built = newTestbed(t), &[]*steered{}
+	p.mgr.Lookup = func(name string) (cc.Spec, error) {
+		if name != "steered" {
+			return cc.Lookup(name)
+		}
+		return cc.Spec{Name: name, New: func(cfg cc.Config) cc.Algorithm {
+			s := &steered{cfg: cfg, set: set, cwnd: cfg.InitialCwnd}
+			*built = append(*built, s)
+			return s
+		}}.Answering(), nil
+	}
+	return p, built
+}
+
+func TestAWokenAlgorithmsLimitsAreInForceAtOnce(t *testing.T) {
+	set := 40 * mss
+	p, built := newSteered(t, &set)
+	l := p.open(Terms{Group: "a", Algorithm: "steered"})
+	require.Equal(t, 10*mss, l.send(100*mss))
+	require.Zero(t, l.send(mss), "the window is full")
+	require.Len(t, *built, 1)
+	(*built)[0].cfg.Wake(p.now)
+	assert.Equal(t, 40*mss, l.limit.Cwnd)
+	assert.Equal(t, 1, l.woken)
+	assert.Equal(t, 30*mss, l.send(100*mss))
+}
+
+func TestAnAlgorithmIsClosedOnceItIsGivenUp(t *testing.T) {
+	for name, giveUp := range map[string]func(p *testbed, l *leg){
+		"moved away": func(p *testbed, l *leg) {
+			require.NoError(t, l.Move(p.now, Terms{Group: "a", Algorithm: "reno"}))
+			_, err := p.mgr.Open(p.now.Add(time.Hour), Terms{Group: "b", Algorithm: "reno"}, Leg{})
+			require.NoError(t, err)
+		},
+		"idle": func(p *testbed, l *leg) { p.wait(time.Minute) },
+		"alone and closed": func(p *testbed, l *leg) {
+			l.Close(p.now)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			set := 40 * mss
+			p, built := newSteered(t, &set)
+			l := p.open(Terms{Group: "a", Alone: name == "alone and closed", Algorithm: "steered"})
+			l.send(2 * mss)
+			p.wait(20 * time.Millisecond)
+			l.ack(2 * mss)
+			require.Zero(t, (*built)[0].closed)
+			giveUp(p, l)
+			assert.Equal(t, 1, (*built)[0].closed)
+			(*built)[0].cfg.Wake(p.now) // late, and about nobody
+			assert.Len(t, *built, 1)
+		})
+	}
+}

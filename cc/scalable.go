@@ -1,0 +1,143 @@
+package cc
+
+import (
+	"math"
+	"time"
+)
+
+// What the window of a scalable sender reckons with (draft-briscoe-iccrg-prague-congestion-control
+// §2.4.2 and §2.4.4; RFC 8257 §3.3).
+const (
+	scalableGain  = 1.0 / 16              // of the newest fraction in their average
+	scalableRound = 25 * time.Millisecond // shorter round trips count as so long
+
+	scalablePatience = 2.0      // times that marks take to come at the latest
+	scalableHaste    = 1.0 / 16 // windows per round trip, where there are none
+)
+
+// What tells a classic queue: marks while the queue stands for longer than an L4S
+// queue ever does, round trip after round trip (RFC 9331 §4.3).
+const (
+	classicQueue  = 3 * time.Millisecond // CoDel lets 5 ms stand, PI2 15 ms
+	classicSize   = 1.5                  // packets: what stands at an L4S queue of any rate
+	classicRounds = 4                    // more of them than of those with a short queue
+	classicMost   = 8                    // rounds that are remembered
+	classicBase   = 30 * time.Second     // for how long the least round trip is believed
+)
+
+// scalable is a window that answers marks on ECT(1) packets in proportion (RFC 9331
+// §4.3): their average fraction alpha is followed, and the window shrinks by half of
+// it, once per round trip. Where the queue turns out to be a classic one, marks halve
+// it, as losses do everywhere. Round trips below 25 ms count as 25 ms, so that senders
+// nearby do not take more than others.
+type scalable struct {
+	lossWindow
+	alpha         float64 // average fraction of marked bytes
+	acked, marked Bytes   // since the round began
+	round         Time    // when it did
+	cut           Time    // when the window last shrank
+	base          windowedFilter
+	least         time.Duration // round trip in this round; 0: no sample
+	first         Time          // acknowledgement; 0: none yet
+	heard         Time          // when the last mark came, or the first acknowledgement
+	classic       int           // rounds with marks on a standing queue, less those on a short one
+}
+
+// newScalable starts at an alpha of 1: the first mark says nothing of how many follow.
+func newScalable(w lossWindow) scalable { return scalable{lossWindow: w, alpha: 1, base: minFilter()} }
+
+// follow takes in an acknowledgement of bytes that said ECT(1).
+func (s *scalable) follow(a Ack) {
+	s.learn(a.MSS)
+	s.acked += a.Acked
+	s.marked += a.Marked
+	if forward := a.RTT - a.ReverseQueue; a.RTT > 0 {
+		s.base.add(a.Now, forward, classicBase)
+		if s.least == 0 || forward < s.least {
+			s.least = forward
+		}
+	}
+	if s.first == 0 {
+		s.first, s.round = a.Now, a.Now
+	}
+	if s.heard == 0 || a.Marked > 0 {
+		s.heard = a.Now
+	}
+	if a.Now.Sub(s.round) < virtualRound(a.SRTT) || s.acked == 0 {
+		return
+	}
+	s.alpha += scalableGain * (float64(s.marked)/float64(s.acked) - s.alpha)
+	if s.marked > 0 && s.least > 0 {
+		if s.stands(a.SRTT) {
+			s.classic = min(s.classic+1, classicMost)
+		} else {
+			s.classic = max(s.classic-1, 0)
+		}
+	}
+	s.round, s.acked, s.marked, s.least = a.Now, 0, 0, 0
+}
+
+// stands tells whether the queue never was short in the round that ends.
+func (s *scalable) stands(srtt time.Duration) bool {
+	packets := time.Duration(classicSize / s.cwnd * float64(srtt))
+	return s.least-s.base.get() >= max(classicQueue, packets)
+}
+
+// isClassic tells whether marks stand for losses.
+func (s *scalable) isClassic() bool { return s.classic >= classicRounds }
+
+// virtualRound is what a round trip counts as.
+func virtualRound(rtt time.Duration) time.Duration { return max(rtt, scalableRound) }
+
+// answer has a mark in a shorten the window, unless one did in this round trip.
+func (s *scalable) answer(a Ack) {
+	switch {
+	case a.Marked == 0 || a.left() <= s.first: // nothing is paced before there is a round trip
+	case s.isClassic():
+		s.lose(Loss{State: a.State, SentAt: a.left()}, renoBeta)
+	case s.cut == 0 || a.Now.Sub(s.cut) >= virtualRound(a.SRTT):
+		s.cut = a.Now
+		s.cwnd = s.clamp(s.cwnd*(1-s.alpha/2), minLossWindow)
+		s.ssthresh = s.cwnd
+	}
+}
+
+// extend has unmarked bytes lengthen the window: by a packet per round trip of 25 ms or
+// more, and by as much less as shorter ones are.
+func (s *scalable) extend(a Ack) {
+	if s.isClassic() {
+		s.grow(s.credit(a))
+		return
+	}
+	a.Acked -= min(a.Marked, a.Acked)
+	n := s.credit(a)
+	if s.inSlowStart() {
+		n = s.slowStart(n)
+	}
+	s.avoid(n * scalableRise(a.SRTT))
+}
+
+// hasten has a window that no mark holds any more grow by a sixteenth per round trip:
+// one sender alone at a queue that marks from a threshold on meets a mark every
+// sqrt(cwnd / 2) round trips (RFC 8257 §1; Alizadeh et al., SIGMETRICS 2011), and twice as
+// long without any is taken for room.
+func (s *scalable) hasten(a Ack) {
+	period := math.Sqrt(s.cwnd/2/scalableRise(a.SRTT)) * a.SRTT.Seconds()
+	if !s.isClassic() && a.Marked == 0 && a.Now.Sub(s.heard).Seconds() > scalablePatience*period {
+		s.cwnd = s.clamp(s.cwnd+s.credit(a)*scalableHaste, minLossWindow)
+	}
+}
+
+// scalableRise is by how many packets per round trip the window grows.
+func scalableRise(rtt time.Duration) float64 {
+	part := float64(max(rtt, minDivisor)) / float64(virtualRound(rtt))
+	return part * part
+}
+
+// gain is how many windows are paced out in a round trip: an L4S queue has no room for bursts.
+func (s *scalable) gain() float64 {
+	if s.inSlowStart() {
+		return slowStartGain
+	}
+	return 1
+}

@@ -1,0 +1,162 @@
+package sim
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// ManagedLink is one direction of a path: a queue that is managed as it is served,
+// in front of a server, then a delay line. Rate, trace and limits are a Link's; what
+// is being sent does not count as waiting.
+//
+// A packet's fate depends on how long it will have waited, so it is not settled on
+// arrival, as a Link's is. Whoever holds the packets keeps them by lane, as Enqueue
+// tells it, calls Advance at the times that Next names, or later, and lets the
+// oldest of a lane go for each Departure; its Dropped tells of one that goes no
+// further. The schedule does not depend on when it is asked.
+type ManagedLink struct {
+	cfg      LinkConfig
+	start    cc.Time // of the trace
+	rng      *rand.Rand
+	aqm      aqm
+	lanes    lanes
+	now      cc.Time     // the latest seen
+	next     cc.Time     // when the next packet is taken out of the queue, if there is one
+	departs  cc.Time     // when the last one taken has left
+	departed []Departure // since the last Advance
+	handed   []Departure // by the last Advance
+
+	// With a fixed rate: the present busy period, as in a Link.
+	busyFrom  cc.Time
+	busyBytes cc.Bytes
+
+	// With a trace: the opportunity that sends the next byte, and what it can still carry.
+	opportunity int64
+	left        cc.Bytes
+}
+
+// NewManagedLink returns a link with an AQM that starts at time zero of its trace at start.
+func NewManagedLink(cfg LinkConfig, start cc.Time) *ManagedLink {
+	l := &ManagedLink{cfg: cfg, start: start, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
+	if cfg.AQM == DualPI2 {
+		l.aqm = &dualPI2{rng: l.rng}
+	} else {
+		l.aqm = newCoDel()
+	}
+	return l
+}
+
+// SetDelay changes the propagation delay for the packets that leave the queue from now on.
+func (l *ManagedLink) SetDelay(d time.Duration) { l.cfg.Delay = d }
+
+// Enqueue puts a packet of size bytes (IP length) into the lane that it names, at now,
+// which never goes backwards; unless it is dropped.
+func (l *ManagedLink) Enqueue(now cc.Time, size cc.Bytes, ecn Codepoint) (lane int, drop Drop) {
+	l.advance(now)
+	now = l.now
+	if l.cfg.Loss > 0 && l.rng.Float64() < l.cfg.Loss {
+		return 0, DropLoss
+	}
+	if l.cfg.QueueBytes > 0 && l.lanes.bytes()+size > l.cfg.QueueBytes ||
+		l.cfg.QueuePackets > 0 && l.lanes.packets() >= l.cfg.QueuePackets {
+		return 0, DropQueue
+	}
+	l.aqm.settle(now, &l.lanes)
+	if l.lanes.packets() == 0 && l.departs <= now {
+		l.begin(now)
+	}
+	lane = l.aqm.lane(ecn)
+	l.lanes[lane].push(waitingPacket{now, size, ecn})
+	l.lanes[lane].bytes += size
+	return lane, DropNone
+}
+
+// begin ends a time in which nothing was to be sent.
+func (l *ManagedLink) begin(now cc.Time) {
+	l.busyFrom, l.busyBytes, l.next = now, 0, now
+	if t := l.cfg.Trace; t != nil {
+		l.opportunity, l.left = t.until(now.Sub(l.start)), OpportunityBytes
+		l.next = l.start.Add(t.at(l.opportunity))
+	}
+}
+
+// Advance serves what is to be served by now and returns it, in the order in which it
+// is; valid until the next call.
+func (l *ManagedLink) Advance(now cc.Time) []Departure {
+	l.advance(now)
+	l.handed, l.departed = l.departed, l.handed[:0]
+	return l.handed
+}
+
+// Next returns when the link will have something to do; cc.Never: when something comes.
+func (l *ManagedLink) Next() cc.Time {
+	switch {
+	case len(l.departed) > 0:
+		return l.now
+	case l.lanes.packets() == 0:
+		return cc.Never
+	}
+	return l.next
+}
+
+// Backlog returns what waits in the queue at now.
+func (l *ManagedLink) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {
+	l.advance(now)
+	return l.lanes.bytes(), l.lanes.packets()
+}
+
+// Offered returns how many bytes the link could have delivered, as Link.Offered does.
+func (l *ManagedLink) Offered(from, to cc.Time) cc.Bytes { return l.cfg.offered(l.start, from, to) }
+
+func (l *ManagedLink) advance(now cc.Time) {
+	l.now = max(l.now, now)
+	for l.lanes.packets() > 0 && l.next <= l.now {
+		l.aqm.settle(l.next, &l.lanes)
+		l.take(l.next)
+	}
+}
+
+// take takes one packet out of the queue, to send or to drop it.
+func (l *ManagedLink) take(now cc.Time) {
+	i := l.aqm.pick(now, &l.lanes)
+	lane := &l.lanes[i]
+	p := lane.pop()
+	lane.bytes -= p.size
+	d := Departure{Lane: i, Size: p.size}
+	judged := l.aqm.judge(now, i, p, &l.lanes)
+	if judged == drops || judged == signals && p.ecn == NotECT {
+		d.Dropped = DropQueue
+		l.departed = append(l.departed, d)
+		return
+	}
+	l.serve(p.size)
+	d.Departs, d.Arrives = l.departs, l.departs.Add(l.cfg.Delay)
+	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
+		d.Arrives = d.Arrives.Add(l.cfg.ReorderBy)
+	}
+	d.Marked = judged == signals || l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
+	l.departed = append(l.departed, d)
+}
+
+// serve sends size bytes.
+func (l *ManagedLink) serve(size cc.Bytes) {
+	if l.cfg.Trace == nil {
+		l.busyBytes += size
+		l.departs = l.busyFrom.Add(l.cfg.Rate.TimeFor(l.busyBytes))
+		l.next = l.departs
+		return
+	}
+	if more := size - l.left; more > 0 {
+		opportunities := (more + OpportunityBytes - 1) / OpportunityBytes
+		l.opportunity += int64(opportunities)
+		l.left += opportunities * OpportunityBytes
+	}
+	l.left -= size
+	l.departs = l.start.Add(l.cfg.Trace.at(l.opportunity))
+	if l.left == 0 {
+		l.opportunity, l.left = l.opportunity+1, OpportunityBytes
+	}
+	l.next = l.start.Add(l.cfg.Trace.at(l.opportunity))
+}

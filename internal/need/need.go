@@ -1,0 +1,41 @@
+// Package need is for tests that cannot run on every machine. A test that a
+// machine cannot run is skipped, with what is missing; where the environment
+// requires it, as CI does, it fails.
+package need
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Variable is of the environment: what must be there, separated by commas.
+const Variable = "PENSTOCK_REQUIRE"
+
+const namespaces = "namespaces"
+
+func required(what string) bool {
+	return slices.Contains(strings.Split(os.Getenv(Variable), ","), what)
+}
+
+// Namespaces ends a test that cannot make a network namespace, for missing.
+func Namespaces(tb testing.TB, missing error) {
+	tb.Helper()
+	if required(namespaces) {
+		tb.Fatalf("%s requires network namespaces: %v", Variable, missing)
+	}
+	tb.Skipf("needs network namespaces (run as root, or unshare -rn go test): %v", missing)
+}
+
+// NoNamespaces is the exit code of a test binary all of whose tests need network
+// namespaces, which cannot be made, for missing.
+func NoNamespaces(missing error) (code int) {
+	if required(namespaces) {
+		fmt.Printf("FAIL: %s requires network namespaces: %v\n", Variable, missing)
+		return 1
+	}
+	fmt.Println("SKIPPED: the tests here need network namespaces:", missing)
+	return 0
+}
