@@ -11,39 +11,40 @@ import (
 // Config is the configuration file. The about tags become the descriptions of
 // its JSON Schema.
 type Config struct {
-	Listeners []ListenerConfig `yaml:"listeners" about:"Where connections come from; at least one."`
-	Rules     []RuleConfig     `yaml:"rules" about:"Tried in order; the first that matches a connection decides."`
-	Defaults  TermsConfig      `yaml:"defaults" about:"What rules leave open, and all of it where no rule matches."`
+	Listeners []ListenerConfig `yaml:"listeners" required:"yes" about:"Where connections come from; at least one."`
+	Rules     []RuleConfig     `yaml:"rules" reload:"yes" about:"Tried in order; the first that matches decides."`
+	Defaults  TermsConfig      `yaml:"defaults" reload:"yes" about:"What rules leave open, or all where none matches."`
 	Limits    LimitsConfig     `yaml:"limits" about:"Bounds on connections, times and memory."`
 	Envelope  Envelope         `yaml:"envelope" about:"Who keeps our window. ebpf: the kernel, by a congestion control of ours (Linux 6.10, CAP_BPF and CAP_PERFMON at the start). bbr, cubic, reno: the relay, above that control's own window. auto: the first of these that can be had."`
 	Mark      Mark             `yaml:"mark" about:"Firewall mark of the proxy's own connections, so that capture rules let them pass; 0: none. Setting it needs CAP_NET_ADMIN."`
 	Hints     []SourceConfig   `yaml:"hints" about:"Interfaces of this machine whose rate and queue, as netlink tells them, are hints for those who send through them."`
+	Agents    []AgentConfig    `yaml:"agents" about:"Congestion control agents; rules name them ccp:NAME."`
 	Telemetry TelemetryConfig  `yaml:"telemetry" about:"Metrics, health and the list of flows over HTTP."`
 	Log       LogConfig        `yaml:"log" about:"What is logged to standard error."`
-	Shutdown  ShutdownConfig   `yaml:"shutdown" about:"How the proxy ends."`
+	Shutdown  ShutdownConfig   `yaml:"shutdown" reload:"yes" about:"How the proxy ends."`
 }
 
 // ListenerConfig is one way in.
 type ListenerConfig struct {
-	Name          string          `yaml:"name" about:"For rules, logs and metrics; unique."`
-	Mode          Mode            `yaml:"mode" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun, masque)."`
+	Name          string          `yaml:"name" required:"yes" about:"For rules, logs and metrics; unique."`
+	Mode          Mode            `yaml:"mode" required:"yes" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun, masque)."`
 	Address       string          `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families. Modes wireguard and masque have a UDP port, such as :51820, and mode tun none."`
 	Target        string          `yaml:"target" about:"host:port that mode forward connects to."`
-	Users         []UserConfig    `yaml:"users" about:"Who may use a listener that asks; none: everybody who reaches it."`
+	Users         []UserConfig    `yaml:"users" reload:"yes" about:"Who may use a listener that asks; none: everybody."`
 	ProxyProtocol HeaderConfig    `yaml:"proxy_protocol" about:"PROXY protocol v1 or v2 in front of incoming connections."`
 	KeepClient    bool            `yaml:"keep_client" about:"Connect to the server from the client's own address; mode tproxy only, and replies must come back through this machine."`
 	Device        string          `yaml:"device" about:"The TUN device of mode tun; made unless it exists. Its addresses and routes are yours."`
 	Tunnel        TunnelConfig    `yaml:"tunnel" about:"What holds for the packets of a tunnel; modes wireguard, tun and masque only."`
 	WireGuard     WireGuardConfig `yaml:"wireguard" about:"The endpoint of mode wireguard."`
 	MASQUE        MASQUEConfig    `yaml:"masque" about:"The endpoint of mode masque."`
-	TLS           TLSConfig       `yaml:"tls" about:"The certificate of mode masque, and whose certificates let clients in."`
-	Connections   int             `yaml:"connections" about:"At most this many at once; 0: only the global limit."`
-	Allow         []Prefix        `yaml:"allow" about:"Destinations that clients may reach although they are this machine's own, link-local or a cloud's metadata service, or, for clients that ask or are inside a tunnel, multicast or carrier-grade NAT addresses. Not for mode forward."`
+	TLS           TLSConfig       `yaml:"tls" reload:"yes" about:"Of mode masque: its certificate, and whose let in."`
+	Connections   int             `yaml:"connections" min:"0" reload:"yes" about:"Most at once; 0: the global limit."`
+	Allow         []Prefix        `yaml:"allow" reload:"yes" about:"Destinations that clients may reach although they are this machine's own, link-local or a cloud's metadata service, or, for clients that ask or are inside a tunnel, multicast or carrier-grade NAT addresses. Not for mode forward."`
 }
 
 // UserConfig is one account.
 type UserConfig struct {
-	Name         string `yaml:"name" about:"1 to 255 bytes."`
+	Name         string `yaml:"name" required:"yes" about:"1 to 255 bytes."`
 	Password     string `yaml:"password" secret:"true" about:"1 to 255 bytes."`
 	PasswordFile string `yaml:"password_file" about:"A file whose first line is the password, closed to others; relative to the configuration file, and reread with it."`
 }
@@ -55,9 +56,10 @@ type HeaderConfig struct {
 
 // RuleConfig gives terms to the connections it matches.
 type RuleConfig struct {
-	Name        string      `yaml:"name" about:"For logs and metrics; unique."`
+	Name        string      `yaml:"name" required:"yes" about:"For logs and metrics; unique."`
 	Match       MatchConfig `yaml:"match" about:"All that is set must match; nothing set matches every connection."`
 	Refuse      Refuse      `yaml:"refuse" about:"Refuse the connection: true, or the reason for the log."`
+	Undecided   Undecided   `yaml:"undecided" about:"What becomes of a connection that the rule would match if it had a name of match.server_name, and that shows none: next (the next rule decides, as where not set) or refuse."`
 	TermsConfig `yaml:",inline"`
 }
 
@@ -84,9 +86,10 @@ type TermsConfig struct {
 type DirectionConfig struct {
 	Algorithm      Algorithm        `yaml:"algorithm" about:"Congestion control, optionally with settings or a profile: penstock, copa:delta=0.1. none leaves it to the kernel."`
 	Params         map[string]Param `yaml:"params" about:"Settings of the algorithm by name."`
+	Receive        Algorithm        `yaml:"receive" about:"Congestion control of the window that the proxy lets the sender of this direction's bytes send in: under up the client, under down the server. penstock keeps uploads from queueing in clients' uplinks; none leaves it to the kernel."`
 	MaxRate        Rate             `yaml:"max_rate" about:"All connections of one group together are never faster than this, such as 20mbit: with the usual group, what one host gets."`
 	ConnectionRate Rate             `yaml:"connection_rate" about:"One connection is never faster than this, such as 5mbit."`
-	Weight         int              `yaml:"weight" about:"Share within the group; 1 where not set."`
+	Weight         int              `yaml:"weight" min:"0" max:"1000" about:"Share within the group; 1 where not set."`
 	Priority       *int             `yaml:"priority" about:"Lower goes first within the group; 0 where not set."`
 	Class          Class            `yaml:"class" about:"What the flow is for: bulk takes what is left, delay_sensitive has its share at once, guarantee has its target before others share the rest. bulk where not set."`
 	Target         Rate             `yaml:"target" about:"With class guarantee, the payload that the application needs: its due, and a little above it its most. Not set: not known, so it shares with the rest."`
@@ -97,15 +100,15 @@ type DirectionConfig struct {
 
 // LimitsConfig bounds what connections may use.
 type LimitsConfig struct {
-	Connections       int      `yaml:"connections" about:"At most this many at once; 0: as many as the descriptor limit has room for."`
-	PerSource         *int     `yaml:"per_source" about:"At most this many at once from one client host (IPv6: /64), as the PROXY header says where one is taken; 0: no limit. Not set: a quarter of all that there is room for, but for clients on loopback."`
-	IdleTimeout       Duration `yaml:"idle_timeout" about:"Reset a connection on which nothing moved for this long; 0s: never. Keep-alives do not count: the proxy answers them, and sends its own."`
-	HalfClosedTimeout Duration `yaml:"half_closed_timeout" about:"The same once one side has finished; 0s: never."`
+	Connections       int      `yaml:"connections" min:"0" reload:"yes" about:"At most this many at once; 0: as many as the descriptor limit has room for."`
+	PerSource         *int     `yaml:"per_source" min:"0" reload:"yes" about:"At most this many at once from one client host (IPv6: /64), as the PROXY header says where one is taken; 0: no limit. Not set: a quarter of all that there is room for, but for clients on loopback."`
+	IdleTimeout       Duration `yaml:"idle_timeout" reload:"yes" about:"Reset a connection on which nothing moved for this long; 0s: never. Keep-alives do not count: the proxy answers them, and sends its own."`
+	HalfClosedTimeout Duration `yaml:"half_closed_timeout" reload:"yes" about:"The same once one side ended; 0s: never."`
 	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
-	DialTimeout       Duration `yaml:"dial_timeout" about:"For resolving and reaching the server."`
-	ServerNameWait    Duration `yaml:"server_name_wait" about:"For the client's first bytes where a rule by server_name may apply; over as soon as the server speaks first. Without a name by then such rules do not match."`
-	Buffer            Size     `yaml:"buffer" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
-	HeldLegs          int      `yaml:"held_legs" about:"Windows that the kernel enforces at once with envelope ebpf, one for each managed direction; the relay keeps the rest. 192 bytes each."`
+	DialTimeout       Duration `yaml:"dial_timeout" reload:"yes" about:"For resolving and reaching the server."`
+	ServerNameWait    Duration `yaml:"server_name_wait" reload:"yes" about:"For the client's first bytes where a rule by server_name may apply; over as soon as the server speaks first. Without a name by then such rules do not match."`
+	Buffer            Size     `yaml:"buffer" reload:"yes" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`
+	HeldLegs          int      `yaml:"held_legs" min:"1" max:"1048576" about:"Windows that the kernel enforces at once with envelope ebpf, one for each managed direction; the relay keeps the rest. 192 bytes each."`
 	ReceiveBuffer     Size     `yaml:"receive_buffer" about:"Kernel memory for what comes from one side of a connection while the other takes nothing. It grows with what that side takes, to at most four times as much, up to net.ipv4.tcp_rmem; 0B: that from the start."`
 	Memory            Size     `yaml:"memory" about:"Memory for pieces that have to be copied, over all connections; beyond it they are 16 KiB."`
 }
@@ -119,15 +122,15 @@ type TelemetryConfig struct {
 // HintsConfig is how hints come in.
 type HintsConfig struct {
 	Socket    string `yaml:"socket" about:"A Unix socket that takes hints as well, such as /run/penstock/hints.sock; who may is who can write to it (mode 0660). Not set: none."`
-	Token     string `yaml:"token" secret:"true" about:"What hints over TCP must carry as bearer token, 16 to 255 visible characters. Not set: hints are taken on a loopback address only, from everybody there."`
-	TokenFile string `yaml:"token_file" about:"A file whose first line is the token, closed to others; relative to the configuration file, and reread with it."`
+	Token     string `yaml:"token" reload:"yes" secret:"true" about:"What hints over TCP must carry as bearer token, 16 to 255 visible characters. Not set: hints are taken on a loopback address only, from everybody there."`
+	TokenFile string `yaml:"token_file" reload:"yes" about:"A file whose first line is the token, closed to others; relative to the configuration file, and reread with it."`
 }
 
 // LogConfig is what is logged.
 type LogConfig struct {
-	Level  LogLevel  `yaml:"level" about:"The least severe level that is logged."`
+	Level  LogLevel  `yaml:"level" reload:"yes" about:"The least severe level that is logged."`
 	Format LogFormat `yaml:"format" about:"auto is text on a terminal and JSON elsewhere."`
-	Flows  bool      `yaml:"flows" about:"One line for every closed or refused connection."`
+	Flows  bool      `yaml:"flows" reload:"yes" about:"One line for every closed or refused connection."`
 }
 
 // ShutdownConfig is how the proxy ends.

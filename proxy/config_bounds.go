@@ -3,6 +3,7 @@ package proxy
 import (
 	"bytes"
 	"fmt"
+	"reflect"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/lexer"
@@ -16,6 +17,21 @@ const (
 	maxKeys  = 1024  // of one mapping
 	maxItems = 65536 // of one list
 )
+
+// inBounds finds a number outside the bounds that its field's tags name; 0 is left
+// out.
+func inBounds(key string, v reflect.Value) error {
+	for at, f := range fieldsIn(key, v) {
+		n := reflect.Indirect(f.value)
+		if n.Kind() != reflect.Int || n.IsZero() {
+			continue
+		}
+		if wrong := outside(f.StructField, int(n.Int())); wrong != "" {
+			return keyErrorf(at, "%s", wrong)
+		}
+	}
+	return nil
+}
 
 // level is a list or a mapping that has not ended.
 type level struct {

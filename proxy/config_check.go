@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,6 +34,9 @@ func (c *Config) check() error {
 	if len(c.Listeners) == 0 {
 		return keyErrorf("listeners", "at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
 	}
+	if err := inBounds("", reflect.ValueOf(*c)); err != nil {
+		return err
+	}
 	names, devices := map[string]string{}, map[string]string{}
 	var taken sockets
 	for i := range c.Listeners {
@@ -59,6 +63,9 @@ func (c *Config) check() error {
 		if err := unique(rules, key+".name", r.Name); err != nil {
 			return err
 		}
+		if r.Undecided != "" && len(r.Match.ServerName) == 0 {
+			return keyErrorf(key+".undecided", "there is nothing to decide by; it goes with match.server_name")
+		}
 		for j, l := range r.Match.Listener {
 			if _, ok := names[l]; !ok {
 				return keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)
@@ -71,6 +78,9 @@ func (c *Config) check() error {
 		}
 	}
 	if _, err := c.Policy(); err != nil {
+		return err
+	}
+	if err := c.checkAgents(); err != nil {
 		return err
 	}
 	if err := c.checkSources(); err != nil {
@@ -123,8 +133,6 @@ func (l *ListenerConfig) check(key string) error {
 		return keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode)
 	case len(l.Allow) > 0 && !l.guarded():
 		return keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove allow")
-	case l.Connections < 0:
-		return keyErrorf(key+".connections", "%d is negative; 0 is no limit", l.Connections)
 	}
 	return l.checkUsers(key)
 }
@@ -158,9 +166,6 @@ func (l *ListenerConfig) checkUsers(key string) error {
 	return nil
 }
 
-// maxHeldLegs is 192 MiB of cells, for more connections than there are ports.
-const maxHeldLegs = 1 << 20
-
 // What Linux lets a peer send first takes 128 KiB with its overhead.
 const (
 	minReceiveBuffer = 128 << 10
@@ -172,10 +177,6 @@ const maxServerNameWait = Duration(time.Minute)
 
 func (l LimitsConfig) check() error {
 	switch {
-	case l.Connections < 0:
-		return keyErrorf("limits.connections", "%d is negative; 0 is as many as descriptors allow", l.Connections)
-	case l.PerSource != nil && *l.PerSource < 0:
-		return keyErrorf("limits.per_source", "%d is negative; 0 is no limit", *l.PerSource)
 	case l.HandshakeTimeout == 0:
 		return keyErrorf("limits.handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
 	case l.DialTimeout == 0:
@@ -184,8 +185,6 @@ func (l LimitsConfig) check() error {
 		return keyErrorf("limits.server_name_wait", "%v is not above 0s and at most 1m; write a time such as 1s. Nothing waits where no rule has a server_name", l.ServerNameWait.std())
 	case l.Buffer < datapath.SmallBuffer || l.Buffer > 16<<20:
 		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
-	case l.HeldLegs < 1 || l.HeldLegs > maxHeldLegs:
-		return keyErrorf("limits.held_legs", "%d is outside 1 to %d; envelope: bbr holds none in the kernel", l.HeldLegs, maxHeldLegs)
 	case l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer):
 		return keyErrorf("limits.receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
 	case l.Memory < datapath.SmallBuffer:

@@ -77,6 +77,33 @@ func (f *files) text(key, path string, secret bool) (string, error) {
 	return string(data), nil
 }
 
+const pemBegin = "-----BEGIN "
+
+// pemKey is a key that holds PEM, or the name of a file that does.
+type pemKey struct {
+	name   string
+	value  *string
+	secret bool
+}
+
+// pem puts what is in the keys' files where their names were.
+func (f *files) pem(keys ...pemKey) error {
+	for _, k := range keys {
+		if *k.value == "" || strings.HasPrefix(*k.value, pemBegin) {
+			continue
+		}
+		text, err := f.text(k.name, *k.value, k.secret)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(text, pemBegin) {
+			return keyErrorf(k.name, "there is no PEM in %s", f.path(*k.value))
+		}
+		*k.value = text[strings.Index(text, pemBegin):]
+	}
+	return nil
+}
+
 // firstLine returns the first line of a file that holds a secret.
 func (f *files) firstLine(key, path string) (string, error) {
 	text, err := f.text(key, path, true)

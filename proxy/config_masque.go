@@ -26,15 +26,15 @@ type TLSConfig struct {
 // MASQUEConfig is a MASQUE endpoint: IP packets and TCP streams over HTTP/3.
 type MASQUEConfig struct {
 	Pool       []Prefix      `yaml:"pool" about:"Addresses for clients that send IP packets (CONNECT-IP), one of each prefix to a client; none: only streams (CONNECT) are served."`
-	Tokens     []TokenConfig `yaml:"tokens" about:"Bearer tokens, one of which a client must show, unless it has a certificate of tls.client_ca."`
-	TokensFile string        `yaml:"tokens_file" about:"A file with more of them, a name and a token on each line, closed to others; relative to the configuration file, and reread with it."`
+	Tokens     []TokenConfig `yaml:"tokens" reload:"yes" about:"Bearer tokens, one of which a client must show, unless it has a certificate of tls.client_ca."`
+	TokensFile string        `yaml:"tokens_file" reload:"yes" about:"A file with more of them, a name and a token on each line, closed to others; relative to the configuration file, and reread with it."`
 	Open       bool          `yaml:"open" about:"Let everybody in who reaches the port."`
 }
 
 // TokenConfig lets a client in.
 type TokenConfig struct {
-	Name  string `yaml:"name" about:"Of the client, for groups and logs: 1 to 64 printable characters without spaces."`
-	Token string `yaml:"token" secret:"true" about:"16 to 4096 visible characters without spaces."`
+	Name  string `yaml:"name" required:"yes" about:"For groups and logs: 1 to 64 printable characters, no spaces."`
+	Token string `yaml:"token" required:"yes" secret:"true" about:"16 to 4096 visible characters without spaces."`
 }
 
 // checkMASQUE is about the keys of mode masque.
@@ -78,30 +78,14 @@ func (l *ListenerConfig) checkMASQUE(key string) error {
 	return nil
 }
 
-const pemBegin = "-----BEGIN "
-
 // readMASQUEFiles puts what is in l's files where their names were.
 func (l *ListenerConfig) readMASQUEFiles(key string, from *files) error {
-	for _, f := range []struct {
-		key    string
-		value  *string
-		secret bool
-	}{
-		{key + ".tls.certificate", &l.TLS.Certificate, false},
-		{key + ".tls.key", &l.TLS.Key, true},
-		{key + ".tls.client_ca", &l.TLS.ClientCA, false},
-	} {
-		if *f.value == "" || strings.HasPrefix(*f.value, pemBegin) {
-			continue
-		}
-		text, err := from.text(f.key, *f.value, f.secret)
-		if err != nil {
-			return err
-		}
-		if !strings.Contains(text, pemBegin) {
-			return keyErrorf(f.key, "there is no PEM in %s", from.path(*f.value))
-		}
-		*f.value = text[strings.Index(text, pemBegin):]
+	if err := from.pem(
+		pemKey{key + ".tls.certificate", &l.TLS.Certificate, false},
+		pemKey{key + ".tls.key", &l.TLS.Key, true},
+		pemKey{key + ".tls.client_ca", &l.TLS.ClientCA, false},
+	); err != nil {
+		return err
 	}
 	if _, err := l.TLS.certificate(); l.TLS.Certificate != "" && err != nil {
 		return keyErrorf(key+".tls", "%v", err)
@@ -142,8 +126,13 @@ func (t TLSConfig) authorities() (*x509.CertPool, error) {
 	if t.ClientCA == "" {
 		return nil, nil
 	}
+	return certificatePool(t.ClientCA)
+}
+
+// certificatePool are the authorities in PEM.
+func certificatePool(text string) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
-	if !pool.AppendCertsFromPEM([]byte(t.ClientCA)) {
+	if !pool.AppendCertsFromPEM([]byte(text)) {
 		return nil, errors.New("there is no certificate in it")
 	}
 	return pool, nil

@@ -122,7 +122,20 @@ func shown(err error, data []byte) *ConfigError {
 	return ce
 }
 
+// parse reads a configuration and checks it.
 func parse(data []byte) (Config, places, error) {
+	c, found, err := shape(data)
+	if err != nil {
+		return Config{}, nil, err
+	}
+	if err := c.check(); err != nil {
+		return Config{}, nil, found.locate(err)
+	}
+	return c, found, nil
+}
+
+// shape reads a configuration: each value may stand where it does, whatever others say.
+func shape(data []byte) (Config, places, error) {
 	if len(data) > maxFile {
 		return Config{}, nil, &ConfigError{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}
 	}
@@ -146,9 +159,6 @@ func parse(data []byte) (Config, places, error) {
 		if err := yaml.NodeToValue(root, &c, yaml.Strict()); err != nil {
 			return Config{}, nil, positioned(err, found)
 		}
-	}
-	if err := c.check(); err != nil {
-		return Config{}, nil, found.locate(err)
 	}
 	return c, found, nil
 }

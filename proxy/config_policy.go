@@ -32,7 +32,7 @@ func (c *Config) Policy() (*policy.Policy, error) {
 	for i, r := range c.Rules {
 		key := fmt.Sprintf("rules[%d]", i)
 		out := policy.Rule{
-			Name: r.Name, Refuse: string(r.Refuse), SendProxy: base.SendProxy,
+			Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse", SendProxy: base.SendProxy,
 			Match: policy.Match{
 				Listeners:    r.Match.Listener,
 				Sources:      prefixes(r.Match.Source),
@@ -90,15 +90,15 @@ func merge(scopes ...scope) (policy.Terms, error) {
 		if err := s.params(&t); err != nil {
 			return t, err
 		}
+		if err := s.receive(&t); err != nil {
+			return t, err
+		}
 		if s.Group != "" {
 			g, err := policy.ParseGroup(s.Group)
 			if err != nil {
 				return t, keyErrorf(s.key+".group", "%v", err)
 			}
 			t.Group = g
-		}
-		if s.Weight < 0 || s.Weight > flow.MaxWeight {
-			return t, keyErrorf(s.key+".weight", "%d is no share; write a number from 1 to %d", s.Weight, flow.MaxWeight)
 		}
 		if s.Weight > 0 {
 			t.Weight = s.Weight
@@ -143,6 +143,26 @@ func (s scope) class(t *policy.Terms, said map[string]string) error {
 	if s.HintCap != nil {
 		t.HintCap, said["hint_cap"] = float64(*s.HintCap), s.key
 	}
+	return nil
+}
+
+// receive adds the algorithm of the window that the sender is let send in.
+func (s scope) receive(t *policy.Terms) error {
+	if s.Receive == "" {
+		return nil
+	}
+	name, params, err := cc.Parse(string(s.Receive))
+	if err != nil {
+		return keyErrorf(s.key+".receive", "%v", err)
+	}
+	spec, err := cc.Lookup(name)
+	if err == nil {
+		err = spec.CheckReceives()
+	}
+	if err != nil {
+		return keyErrorf(s.key+".receive", "%v", err)
+	}
+	t.Receive, t.ReceiveParams = name, params
 	return nil
 }
 

@@ -12,34 +12,15 @@ import (
 // inlineSecret returns the key of a secret that stands in the configuration
 // itself; empty: there is none.
 func inlineSecret(key string, v reflect.Value) string {
-	switch v.Kind() {
-	case reflect.Struct:
-		for i := range v.NumField() {
-			f := v.Type().Field(i)
-			name, opts, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-			at := strings.TrimPrefix(key+"."+name, ".")
-			if opts == "inline" {
-				at = key
+	for at, f := range fieldsIn(key, v) {
+		switch f.Tag.Get("secret") {
+		case "true":
+			if !f.value.IsZero() {
+				return at
 			}
-			switch f.Tag.Get("secret") {
-			case "true":
-				if !v.Field(i).IsZero() {
-					return at
-				}
-			case "pem":
-				if strings.HasPrefix(v.Field(i).String(), pemBegin) {
-					return at
-				}
-			default:
-				if found := inlineSecret(at, v.Field(i)); found != "" {
-					return found
-				}
-			}
-		}
-	case reflect.Slice:
-		for i := range v.Len() {
-			if found := inlineSecret(fmt.Sprintf("%s[%d]", key, i), v.Index(i)); found != "" {
-				return found
+		case "pem":
+			if strings.HasPrefix(f.value.String(), pemBegin) {
+				return at
 			}
 		}
 	}
@@ -83,6 +64,11 @@ func (c *Config) readSecrets(from *files) error {
 			return err
 		}
 		h.Token, h.TokenFile = token, ""
+	}
+	for i := range c.Agents {
+		if err := c.Agents[i].readFiles(fmt.Sprintf("agents[%d]", i), from); err != nil {
+			return err
+		}
 	}
 	for i, l := range c.Listeners {
 		if err := c.Listeners[i].readTunnelFiles(fmt.Sprintf("listeners[%d]", i), from); err != nil {

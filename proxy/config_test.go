@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -197,12 +198,35 @@ func TestMistakes(t *testing.T) {
 		{"hints from what is no interface", lan + "hints: [{interface: wlan0/x}]\n", "3:21", "is no interface's name"},
 		{"hints from an interface twice", lan + "hints: [{interface: w}, {interface: w}]\n", "3:37", "already hints[0].interface"},
 		{"hints more often than they can be read", lan + "hints: [{interface: w, interval: 1ms}]\n", "3:34", "hints[0].interval: 1ms is outside 5ms to 1s"},
-		{"a negative limit", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', connections: -1}]\n", "", "-1 is negative"},
+		{
+			"a negative limit", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', connections: -1}]\n",
+			"", "-1 is less than 0",
+		},
 		{"a prefix that is none", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.0/33]}]\n", "1:68", "listeners[0].allow[0]"},
 		{"a prefix with bits behind it", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.1/8]}]\n", "1:68", "write 10.0.0.0/8"},
 
 		{"a rule without name", lan + "rules: [{refuse: true}]\n", "", "rules[0].name: missing"},
 		{"two rules by one name", lan + "rules: [{name: a}, {name: a}]\n", "3:27", "already rules[0].name"},
+		{
+			"an agent that is not there", lan + "defaults: {algorithm: \"ccp:reno\"}\n", "3:23",
+			"defaults.algorithm: there is no agent \"reno\"; name it in agents, as in {name: reno}",
+		},
+		{
+			"an agent that is another", lan + "agents: [{name: a}]\nrules: [{name: r, up: {algorithm: ccp:b}}]\n", "4:35",
+			"rules[0].up.algorithm: there is no agent \"b\"; agents has a",
+		},
+		{
+			"an agent without a proper name", lan + "agents: [{name: A}]\n", "3:17",
+			"agents[0].name: \"A\" is no agent's name; it has lower-case letters, digits, - and _",
+		},
+		{
+			"two agents at one socket", lan + "agents: [{name: a}, {name: b}]\n", "3:21",
+			"agents[1].socket: \"/tmp/ccp/portus\" is already agents[0].socket",
+		},
+		{
+			"an agent's socket in no place", lan + "agents: [{name: a, socket: portus}]\n", "3:28",
+			"is no whole path of at most 101 bytes, such as /tmp/ccp/portus",
+		},
 		{"a rule for a listener that is not there", lan + "rules: [{name: a, match: {listener: [lna]}}]\n", "3:38", "rules[0].match.listener[0]: there is no listener \"lna\""},
 		{"ports back to front", lan + "rules: [{name: a, match: {ports: [9-8]}}]\n", "3:35", "rules[0].match.ports[0]"},
 		{"a wildcard host", lan + "rules: [{name: a, match: {host: ['*.example.com']}}]\n", "3:34", "write example.com, or .example.com"},
@@ -210,6 +234,14 @@ func TestMistakes(t *testing.T) {
 		{"a URL for a server name", lan + "rules: [{name: a, match: {server_name: ['https://example.com/a']}}]\n", "3:41", "write the name alone: example.com"},
 		{"a server name with a port", lan + "rules: [{name: a, match: {server_name: [b.example, 'example.com:8443']}}]\n", "3:52", "rules[0].match.server_name[1]: \"example.com:8443\" is no server name; write example.com here, and 8443 under ports"},
 		{"a server name that is an alias", lan + "rules: [{name: a, match: {server_name: [*.example.com]}}]\n", "3:41", "rules[0].match.server_name[0]: a value that begins with * is written in quotes"},
+		{
+			"undecided without names", lan + "rules: [{name: a, undecided: refuse}]\n",
+			"3:30", "rules[0].undecided: there is nothing to decide by; it goes with match.server_name",
+		},
+		{
+			"undecided either way", lan + "rules: [{name: a, match: {server_name: [a.example]}, undecided: maybe}]\n",
+			"3:65", "rules[0].undecided: \"maybe\" is not one of next, refuse",
+		},
 		{"no time for a server name", lan + "limits: {server_name_wait: 0s}\n", "3:28", "limits.server_name_wait: 0s is not above 0s"},
 		{"a long time for a server name", lan + "limits: {server_name_wait: 2m}\n", "3:28", "limits.server_name_wait: 2m0s is not"},
 		{"an unknown algorithm", lan + "defaults: {algorithm: warp}\n", "3:23", "defaults.algorithm: no algorithm \"warp\"; there are"},
@@ -220,8 +252,8 @@ func TestMistakes(t *testing.T) {
 		{"a rate with a unit of others", lan + "defaults: {max_rate: 20Mbps}\n", "3:22", "defaults.max_rate: \"20Mbps\" needs a unit, such as 20mbit; \"Mbps\" is none"},
 		{"a rate of zero", lan + "defaults: {max_rate: 0mbit}\n", "3:22", "leave the key out"},
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
-		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is no share; write a number from 1 to 1000"},
-		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is no share"},
+		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is outside 0 to 1000"},
+		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is outside 0 to 1000"},
 		{"a class that does not exist", lan + "defaults: {class: video}\n", "3:19", "defaults.class: \"video\" is not one of bulk, delay_sensitive, guarantee"},
 		{"a target for nothing that has one", lan + "rules: [{name: a, down: {target: 5mbit}}]\n", "3:34", "rules[0].down.target: a flow of class bulk has no target; add class: guarantee"},
 		{"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n", "3:27", "rules[0].target: a flow of class bulk"},
@@ -386,4 +418,27 @@ func TestFilesAreCheckedLikeTheConfiguration(t *testing.T) {
 	})
 	_, err = proxy.Load(filepath.Join(dir, "c.yaml"))
 	require.ErrorContains(t, err, "c.yaml:3:3: listeners[1].address: \":51820\" is already listeners[0].address")
+}
+
+func TestWhoSendsIsLetSendInAWindow(t *testing.T) {
+	cfg, err := proxy.Parse([]byte(lan +
+		"defaults: {weight: 2, max_rate: 9mbit, up: {receive: 'penstock:target_ms=20'}}\n"))
+	require.NoError(t, err)
+	p, err := cfg.Policy()
+	require.NoError(t, err)
+	v := p.Decide(policy.Facts{
+		Listener: "lan", Source: netip.MustParseAddrPort("192.0.2.1:5"), Target: netip.MustParseAddrPort("198.51.100.7:443"),
+	})
+	assert.Equal(t, policy.Unmanaged, v.FromServer.Algorithm)
+	assert.Equal(t, flow.Terms{
+		Group: "from down|lan|192.0.2.1", Host: netip.MustParseAddr("192.0.2.1"), Algorithm: "penstock",
+		Params: cc.Params{"target_ms": 20}, Weight: 2,
+	}, v.FromClient)
+	assert.Equal(t, "penstock", v.Up.Algorithm)
+	assert.EqualValues(t, 9e6, v.Up.MaxRate)
+
+	cfg, err = proxy.Parse([]byte(lan + "defaults: {up: {receive: copa}}\n"))
+	require.Error(t, errors.Join(err, cfg.Check()))
+	err = errors.Join(err, cfg.Check())
+	assert.ErrorContains(t, err, "copa does not go as the algorithm of a receive window")
 }

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,17 +14,16 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // TunnelConfig is what holds for every packet of a tunnel.
 type TunnelConfig struct {
-	MTU         int       `yaml:"mtu" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
+	MTU         int       `yaml:"mtu" min:"1280" max:"65535" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
 	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
 	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
-	UDPSessions *int      `yaml:"udp_sessions" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
+	UDPSessions *int      `yaml:"udp_sessions" min:"0" max:"65536" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
 	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
 }
 
@@ -32,18 +32,18 @@ type WireGuardConfig struct {
 	PrivateKey     Key          `yaml:"private_key" secret:"true" about:"Our private key, as wg genkey prints it."`
 	PrivateKeyFile string       `yaml:"private_key_file" about:"A file whose first line is the private key, closed to others; relative to the configuration file."`
 	ConfigFile     string       `yaml:"config_file" about:"A file as wg-quick has it, instead of private_key, peers_file and, where they are not set, address and tunnel.mtu."`
-	PeersFile      string       `yaml:"peers_file" about:"[Peer] sections as wg-quick has them, a comment # Name = phone in each; relative to the configuration file, reread with it, and written by penstock gateway peer."`
-	Peers          []PeerConfig `yaml:"peers" about:"Who may use the tunnel, besides those in the file."`
-	Pool           []Prefix     `yaml:"pool" about:"Where penstock gateway peer add takes addresses from, such as 10.9.0.0/24 and fd00:9::/64; the first of each is kept for the gateway."`
+	PeersFile      string       `yaml:"peers_file" reload:"yes" about:"[Peer] sections as wg-quick has them, a comment # Name = phone in each; relative to the configuration file, reread with it, and written by penstock gateway peer."`
+	Peers          []PeerConfig `yaml:"peers" reload:"yes" about:"Who may use the tunnel, besides those in the file."`
+	Pool           []Prefix     `yaml:"pool" reload:"yes" about:"Where penstock gateway peer add takes addresses from, such as 10.9.0.0/24 and fd00:9::/64; the first of each is kept for the gateway."`
 }
 
 // PeerConfig is one client of a tunnel.
 type PeerConfig struct {
-	Name             string   `yaml:"name" about:"For groups, logs and lists; unique."`
-	PublicKey        Key      `yaml:"public_key" about:"As wg pubkey prints it."`
+	Name             string   `yaml:"name" required:"yes" about:"For groups, logs and lists; unique."`
+	PublicKey        Key      `yaml:"public_key" required:"yes" about:"As wg pubkey prints it."`
 	PresharedKey     Key      `yaml:"preshared_key" secret:"true" about:"As wg genpsk prints it, if both ends have one."`
 	PresharedKeyFile string   `yaml:"preshared_key_file" about:"A file whose first line is that key, closed to others; relative to the configuration file."`
-	AllowedIPs       []Prefix `yaml:"allowed_ips" about:"The client's addresses inside the tunnel: no others are taken from it, or sent to it."`
+	AllowedIPs       []Prefix `yaml:"allowed_ips" required:"yes" about:"The client's addresses inside the tunnel: no others are taken from it, or sent to it."`
 	Keepalive        Duration `yaml:"keepalive" about:"Send something this often, in whole seconds; 0s: only clients do, where they need to."`
 }
 
@@ -150,13 +150,8 @@ func (l *ListenerConfig) checkTunnel(key string) error {
 }
 
 func (t TunnelConfig) check(key string) error {
-	switch {
-	case t.MTU != 0 && (t.MTU < netstack.MinMTU || t.MTU > 65535):
-		return keyErrorf(key+".mtu", "%d is outside 1280 to 65535; IPv6 needs the former, no packet has more than the latter", t.MTU)
-	case t.UDPIdle != 0 && t.UDPIdle.std() < time.Second:
+	if t.UDPIdle != 0 && t.UDPIdle.std() < time.Second {
 		return keyErrorf(key+".udp_idle", "%v is less than an answer may take; write at least 1s", t.UDPIdle.std())
-	case t.UDPSessions != nil && (*t.UDPSessions < 0 || *t.UDPSessions > 1<<16):
-		return keyErrorf(key+".udp_sessions", "%d is outside 0 to 65536", *t.UDPSessions)
 	}
 	return nil
 }
@@ -314,7 +309,7 @@ func (l *ListenerConfig) adopt(f tunnel.QuickFile, key string) error {
 	}
 	if l.Tunnel.MTU == 0 && f.MTU != 0 {
 		l.Tunnel.MTU = f.MTU
-		if err := l.Tunnel.check(key); err != nil {
+		if inBounds(key, reflect.ValueOf(l.Tunnel)) != nil {
 			return keyErrorf(key, "MTU = %d is outside 1280 to 65535", f.MTU)
 		}
 	}

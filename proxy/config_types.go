@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -42,6 +43,8 @@ type (
 	Algorithm string
 	// Param is the value of an algorithm's setting: a number or the name of a choice.
 	Param string
+	// Undecided says what becomes of a connection without a server name; empty: next.
+	Undecided string
 	// Class names what a flow is for; empty: not set.
 	Class string
 	// Fraction is a part of a whole, above 0 up to 1, or 0 for none.
@@ -60,6 +63,7 @@ type (
 
 var (
 	classValues     = []string{flow.Bulk.String(), flow.DelaySensitive.String(), flow.Guarantee.String()}
+	undecidedValues = []string{"next", "refuse"}
 	sendProxyValues = []string{"off", "v1", "v2"}
 	envelopeValues  = []string{"auto", "ebpf", "bbr", "cubic", "reno"}
 	levelValues     = []string{"debug", "info", "warn", "error"}
@@ -92,6 +96,37 @@ func text(node ast.Node) (string, error) {
 	return "", at(node, "expected one value, not %s", describe(node, configType))
 }
 
+// isText tells whether a scalar is a text to YAML, as it is in quotes.
+func isText(node ast.Node) bool {
+	return node.Type() == ast.StringType || node.Type() == ast.LiteralType
+}
+
+// takes tells whether a scalar is of one of the kinds that JSON Schema knows.
+func takes(kinds []string, node ast.Node) bool {
+	kind := "string"
+	switch node.Type() {
+	case ast.IntegerType:
+		kind = "integer"
+	case ast.FloatType, ast.InfinityType, ast.NanType:
+		kind = "number"
+	case ast.BoolType:
+		kind = "boolean"
+	}
+	return slices.Contains(kinds, kind) || kind == "integer" && slices.Contains(kinds, "number")
+}
+
+// kindNames says in words what kinds are taken.
+func kindNames(kinds []string) string {
+	words := map[string]string{
+		"string": "a text", "integer": "a whole number", "number": "a number", "boolean": "true or false",
+	}
+	var all []string
+	for _, k := range kinds {
+		all = append(all, words[k])
+	}
+	return strings.Join(all, " or ")
+}
+
 // read parses a scalar and puts the parser's words where the value stands.
 func read[T any](node ast.Node, dst *T, parse func(string) (T, error)) error {
 	s, err := text(node)
@@ -101,6 +136,13 @@ func read[T any](node ast.Node, dst *T, parse func(string) (T, error)) error {
 	v, err := parse(s)
 	if err != nil {
 		return at(node, "%v", err)
+	}
+	t := reflect.TypeFor[T]()
+	if kinds := types(scalars[t]); !takes(kinds, node) {
+		return at(node, "expected %s; a text is written in quotes, a number without", kindNames(kinds))
+	}
+	if p := patterns()[t]; p != nil && isText(node) && !p.MatchString(s) {
+		return at(node, "%q is not how this is written", s)
 	}
 	*dst = v
 	return nil
@@ -225,6 +267,11 @@ func (p *Param) UnmarshalYAML(node ast.Node) error {
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (u *Undecided) UnmarshalYAML(node ast.Node) error {
+	return read(node, u, oneOf[Undecided](undecidedValues))
+}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (c *Class) UnmarshalYAML(node ast.Node) error { return read(node, c, oneOf[Class](classValues)) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
@@ -257,10 +304,6 @@ func (r *Refuse) UnmarshalYAML(node ast.Node) error {
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (p *SendProxy) UnmarshalYAML(node ast.Node) error {
-	if b, ok := node.(*ast.BoolNode); ok && !b.Value {
-		*p = "off" // YAML 1.1 writers mean the word
-		return nil
-	}
 	return read(node, p, oneOf[SendProxy](sendProxyValues))
 }
 

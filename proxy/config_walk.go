@@ -2,9 +2,11 @@ package proxy
 
 import (
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -60,6 +62,9 @@ func (p places) walk(key string, node ast.Node, t reflect.Type) error {
 		if _, err := text(node); err != nil {
 			return at(node, "expected a text, not %s", describe(node, t))
 		}
+		if !isText(node) { // what it is may be a secret
+			return at(node, "expected a text; write it in quotes")
+		}
 	default:
 		panic("proxy: configuration field of a kind nobody reads: " + t.String())
 	}
@@ -71,7 +76,7 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 	if !ok {
 		return at(node, "expected keys with values, not %s", describe(node, t))
 	}
-	var fields map[string]reflect.Type
+	var fields map[string]reflect.StructField
 	if t.Kind() == reflect.Struct {
 		fields = fieldsOf(t)
 	}
@@ -84,7 +89,8 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 			return err
 		}
 		full := strings.TrimPrefix(key+"."+cut(name), ".")
-		ft := fields[name]
+		f := fields[name]
+		ft := f.Type
 		if fields == nil {
 			ft = t.Elem()
 		}
@@ -101,6 +107,11 @@ func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
 		if err := p.walk(full, it.Value(), ft); err != nil {
 			return err
 		}
+		if n, err := strconv.Atoi(it.Value().GetToken().Value); err == nil && it.Value().Type() == ast.IntegerType {
+			if wrong := outside(f, n); wrong != "" {
+				return at(it.Value(), "%s", wrong)
+			}
+		}
 	}
 	return nil
 }
@@ -116,21 +127,56 @@ func cut(s string) string {
 }
 
 // fieldsOf returns the keys a struct reads, those of inlined structs among them.
-func fieldsOf(t reflect.Type) map[string]reflect.Type {
-	fields := map[string]reflect.Type{}
+func fieldsOf(t reflect.Type) map[string]reflect.StructField {
+	fields := map[string]reflect.StructField{}
 	for f := range t.Fields() {
 		name, opts, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		if opts == "inline" {
 			maps.Copy(fields, fieldsOf(f.Type))
 			continue
 		}
-		fields[name] = f.Type
+		fields[name] = f
 	}
 	return fields
 }
 
+// fieldIn is a field of a configuration, with its value there.
+type fieldIn struct {
+	reflect.StructField
+	value reflect.Value
+}
+
+// fieldsIn are the fields of v and of all that it holds, with their keys; key is v's.
+func fieldsIn(key string, v reflect.Value) iter.Seq2[string, fieldIn] {
+	return func(yield func(string, fieldIn) bool) { eachField(key, v, yield) }
+}
+
+func eachField(key string, v reflect.Value, yield func(string, fieldIn) bool) bool {
+	switch v.Kind() {
+	case reflect.Slice:
+		for i := range v.Len() {
+			if !eachField(fmt.Sprintf("%s[%d]", key, i), v.Index(i), yield) {
+				return false
+			}
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			f := v.Type().Field(i)
+			name, opts, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+			at := strings.TrimPrefix(key+"."+name, ".")
+			if opts == "inline" {
+				at = key
+			}
+			if !yield(at, fieldIn{f, v.Field(i)}) || !eachField(at, v.Field(i), yield) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // suggest helps after a key that does not exist.
-func suggest(name string, fields map[string]reflect.Type) string {
+func suggest(name string, fields map[string]reflect.StructField) string {
 	names := slices.Sorted(maps.Keys(fields))
 	best, distance := "", 3
 	for _, n := range names {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
@@ -281,10 +280,11 @@ func (c *connection) close() {
 	_ = c.client.conn.Close()
 	_ = c.server.conn.Close()
 	now := c.srv.clock()
-	for _, f := range []*flow.Flow{c.down.flow, c.up.flow} {
-		if f != nil {
-			f.Close(now)
+	for _, d := range []*direction{&c.down, &c.up} {
+		if d.flow != nil {
+			d.flow.Close(now)
 		}
+		d.hold.close(now)
 	}
 }
 

@@ -200,13 +200,13 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	// then: it is in exactly one of both here. What it counts after this copy
 	// only makes the next one larger.
 	s.mu.Lock()
-	conns := s.sorted()
+	conns := s.unsorted()
 	rows := s.totals.snapshot()
 	s.mu.Unlock()
 
 	now := s.clock()
 	flows := make([]FlowInfo, len(conns))
-	for i, c := range conns {
+	for i, c := range oldestFirst(conns) {
 		flows[i] = c.info(now)
 		if !flows[i].Relayed() {
 			continue

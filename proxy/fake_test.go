@@ -143,7 +143,7 @@ func (l *fakeLeg) Reset() error {
 	return l.Close()
 }
 
-func (l *fakeLeg) Enforce(want datapath.Hold) datapath.Hold { return l.holds & want }
+func (l *fakeLeg) Enforce(want datapath.Hold, _ int) datapath.Hold { return l.holds & want }
 
 func (l *fakeLeg) Apply(flow.Limit) {}
 

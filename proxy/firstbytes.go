@@ -20,6 +20,9 @@ var expired = time.Unix(1, 0)
 // client is not the first, and bytes would be held up. Both legs are there by
 // now, since a client that asked speaks only once it is answered.
 func (c *connection) awaitServerName() string {
+	if c.chosen.Content != nil {
+		return policy.HostName(c.decidedOn.Host) // of the URL, in whatever form the request has
+	}
 	early := c.up.early
 	if name, more := policy.ServerName(early); !more {
 		return name

@@ -2,9 +2,12 @@ package proxy_test
 
 import (
 	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -344,4 +347,26 @@ func TestNobodyWaitsWhereNoRuleNeedsTheName(t *testing.T) {
 	flow := r.relayed()
 	assert.Equal(t, "first", flow.Rule)
 	assert.Empty(t, flow.ServerName)
+}
+
+// A request for a whole URL shows its name in whatever form the rest of it has.
+func TestTheServerNameOfAURL(t *testing.T) {
+	for name, request := range map[string]string{
+		"as usual":              "GET http://LocalHost:%s/ HTTP/1.1\r\n\r\n",
+		"a method in lowercase": "get http://localhost:%s/ HTTP/1.1\r\n\r\n",
+		"a long header":         "GET http://localhost:%s/ HTTP/1.1\r\nX: " + strings.Repeat("x", 16_310) + "\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, asking(byName(t, func(cfg *proxy.Config) {
+				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed), proxy.Prefix(netip.MustParsePrefix("::1/128")))
+				cfg.Rules[1].Match.ServerName = serverNames(t, "localhost")
+			})))
+			conn, err := net.Dial("tcp", r.addr())
+			require.NoError(t, err)
+			defer conn.Close() //nolint:errcheck // it is reset
+			_, err = fmt.Fprintf(conn, request, port(r.backend.Addr().String()))
+			require.NoError(t, err)
+			require.Eventually(t, r.rejected(proxy.RejectedRule), patience, time.Millisecond)
+		})
+	}
 }

@@ -39,6 +39,7 @@ type DirectionInfo struct {
 	Finished  bool
 	Managed   bool          // Flow is meaningful
 	Flow      flow.Snapshot // of the window that holds it
+	Receive   HoldingInfo   // of the window that who sends these bytes is let send in
 	// Control is what happened under each algorithm it has had, and since the last
 	// change under the present one.
 	Control []AlgorithmCounters
@@ -90,6 +91,7 @@ func (d *direction) info() DirectionInfo {
 	if d.flow != nil {
 		out.Flow = d.flow.Snapshot()
 	}
+	out.Receive = d.hold.info()
 	out.Control = append(slices.Clone(d.earlier), d.since(out.Algorithm, out.Flow))
 	return out
 }

@@ -81,7 +81,7 @@ func newRig(tb testing.TB, change func(*proxy.Config)) *rig {
 	r := &rig{tb: tb, cfg: cfg, backend: backend, logs: &lockedBuffer{}}
 	log := slog.New(slog.NewTextHandler(r.logs, nil))
 	ctx, cancel := context.WithCancel(context.Background())
-	r.proxy, err = proxy.Open(ctx, cfg, &flow.Manager{}, clock, log)
+	r.proxy, err = proxy.Open(ctx, cfg, nil, &flow.Manager{}, clock, log)
 	require.NoError(tb, err)
 	served := make(chan error, 1)
 	go func() { served <- r.proxy.Serve(ctx) }()

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -19,12 +20,17 @@ import (
 type Kernel struct {
 	*Server
 	Datapath *kernel.Datapath
+	agents   agents
 }
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
-// together. flows may have its Trace and Seed set; Open sets Arm and Shards. End it with
-// Close once Serve has returned, or without Serve.
-func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.Time, log *slog.Logger) (*Kernel, error) {
+// together. flows may have its Trace and Seed set; Open sets Arm, Shards and Lookup.
+// sockets listen at some of the configured addresses already; those at others are closed.
+// End it with Close once Serve has returned, or without Serve.
+func Open(
+	ctx context.Context, cfg Config, sockets []*net.TCPListener,
+	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
+) (*Kernel, error) {
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
 		Pipes: cfg.descriptors().Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
@@ -35,15 +41,25 @@ func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
 	wrap := func(tcp *net.TCPConn) (datapath.Conn, error) { return dp.Wrap(tcp) }
+	links, err := cfg.startAgents(clock, log)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), dp.Close())
+	}
+	flows.Lookup = links.lookup
 	listeners := map[string]ingress.Listener{}
 	fail := func(err error) (*Kernel, error) {
 		for _, l := range listeners {
 			_ = l.Close()
 		}
-		return nil, errors.Join(err, dp.Close())
+		return nil, errors.Join(err, links.close(), dp.Close())
+	}
+	own, others := cfg.assign(sockets)
+	for _, ln := range others {
+		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
+		_ = ln.Close()
 	}
 	for _, l := range cfg.Listeners {
-		in, err := l.open(ctx, cfg.Limits, clock, wrap, log)
+		in, err := l.open(ctx, cfg.Limits, own[l.Name], clock, wrap, log)
 		if err != nil {
 			return fail(err)
 		}
@@ -60,7 +76,7 @@ func Open(ctx context.Context, cfg Config, flows *flow.Manager, clock func() cc.
 	if err != nil {
 		return fail(err)
 	}
-	return &Kernel{Server: s, Datapath: dp}, nil
+	return &Kernel{Server: s, Datapath: dp, agents: links}, nil
 }
 
 // Close ends what Open started; the listeners are closed already if Serve ran.
@@ -68,15 +84,46 @@ func (k *Kernel) Close() error {
 	for _, l := range k.lanes {
 		_ = l.in.Close()
 	}
-	return k.Datapath.Close()
+	return errors.Join(k.agents.close(), k.Datapath.Close())
 }
 
-// open opens a listener of whatever kind.
-func (l ListenerConfig) open(ctx context.Context, limits LimitsConfig, clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger) (ingress.Listener, error) {
+// assign finds the listener of each socket, by its address.
+func (c Config) assign(sockets []*net.TCPListener) (own map[string]*net.TCPListener, others []*net.TCPListener) {
+	own = map[string]*net.TCPListener{}
+	for _, ln := range sockets {
+		i := slices.IndexFunc(c.Listeners, func(l ListenerConfig) bool {
+			return own[l.Name] == nil && !l.Tunnels() && sameAddress(l.Address, ln.Addr())
+		})
+		if i < 0 {
+			others = append(others, ln)
+			continue
+		}
+		own[c.Listeners[i].Name] = ln
+	}
+	return own, others
+}
+
+// sameAddress tells whether a listener of an address would be at that socket's.
+func sameAddress(address string, is net.Addr) bool {
+	want, err := net.ResolveTCPAddr("tcp", address)
+	has, ok := is.(*net.TCPAddr)
+	if err != nil || !ok || want.Port != has.Port || want.Zone != has.Zone {
+		return false
+	}
+	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
+}
+
+// open opens a listener of whatever kind, at socket unless that is nil.
+func (l ListenerConfig) open(
+	ctx context.Context, limits LimitsConfig, socket *net.TCPListener,
+	clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger,
+) (ingress.Listener, error) {
 	if l.Tunnels() {
 		return l.openTunnel(clock, log)
 	}
-	return ingress.Listen(ctx, l.ingress(limits, log), wrap)
+	in := l.ingress(limits, log)
+	in.Socket = socket
+	return ingress.Listen(ctx, in, wrap)
 }
 
 // ingress is the listener's part of the configuration in the ingress's terms.

@@ -30,6 +30,7 @@ type direction struct {
 	log      *slog.Logger
 	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
 	enforces bool       // dst keeps the window by itself: ask for no grants without a maximum rate
+	hold     *holding   // keeps the window that src advertises
 	carrier  datapath.Carrier
 	splicing splicing          // carrier, where it may splice
 	early    []byte            // read from src already, goes first
@@ -84,7 +85,7 @@ func (d *direction) run() end {
 	for {
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
-			d.read.Add(int64(n))
+			d.hold.read(d.read.Add(int64(n)))
 			d.touch()
 			waited, err := d.drain()
 			if err != nil {

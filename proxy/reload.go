@@ -3,7 +3,6 @@ package proxy
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/penstock-net/penstock/cc/flow"
@@ -91,6 +90,14 @@ func (c *connection) reconsider(done *Reloaded) {
 	c.verdict = v
 	c.down.reconsider(v.Down, done)
 	c.up.reconsider(v.Up, done)
+	for _, each := range []struct {
+		d     *direction
+		terms flow.Terms
+	}{{&c.down, v.FromServer}, {&c.up, v.FromClient}} {
+		if err := each.d.hold.reconsider(each.d.clock(), each.terms); err != nil {
+			each.d.log.Error("receive window keeps its terms", "direction", each.d.name, "err", err)
+		}
+	}
 }
 
 // reconsider has d send under other terms. The connection's mu is held.
@@ -119,55 +126,50 @@ func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 }
 
 // fixed returns the key of something that differs in next and cannot change
-// while running; empty: nothing does.
+// while running; empty: nothing does. What may change has the tag reload:"yes".
 func (c *Config) fixed(next *Config) string {
-	if len(c.Listeners) != len(next.Listeners) {
-		return "listeners"
-	}
-	for i := range c.Listeners {
-		key := fmt.Sprintf("listeners[%d].", i)
-		if changed := firstChange(key, c.Listeners[i], next.Listeners[i], "connections", "allow", "users", "wireguard", "masque", "tls"); changed != "" {
-			return changed
-		}
-		if changed := firstChange(key+"wireguard.", c.Listeners[i].WireGuard, next.Listeners[i].WireGuard, "peers", "peers_file", "pool"); changed != "" {
-			return changed
-		}
-		if changed := firstChange(key+"masque.", c.Listeners[i].MASQUE, next.Listeners[i].MASQUE, "tokens", "tokens_file"); changed != "" {
-			return changed
-		}
-	}
-	if key := firstChange("limits.", c.Limits, next.Limits,
-		"connections", "per_source", "idle_timeout", "half_closed_timeout", "dial_timeout", "server_name_wait", "buffer"); key != "" {
-		return key
-	}
-	if key := firstChange("telemetry.", c.Telemetry, next.Telemetry, "hints"); key != "" {
-		return key
-	}
-	if key := firstChange("telemetry.hints.", c.Telemetry.Hints, next.Telemetry.Hints, "token", "token_file"); key != "" {
-		return key
-	}
-	if key := firstChange("log.", c.Log, next.Log, "level", "flows"); key != "" {
-		return key
-	}
-	return firstChange("", *c, *next, "listeners", "rules", "defaults", "limits", "telemetry", "log", "shutdown")
+	return firstChange("", reflect.ValueOf(*c), reflect.ValueOf(*next))
 }
 
 // firstChange returns the first key of a section that differs, but for those
 // that may.
-func firstChange[T any](section string, old, next T, may ...string) string {
-	a, b := reflect.ValueOf(old), reflect.ValueOf(next)
+func firstChange(section string, a, b reflect.Value) string {
 	for i := range a.NumField() {
-		name, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("yaml"), ",")
-		if slices.Contains(may, name) {
-			continue
-		}
-		x, y := a.Field(i), b.Field(i)
-		if x.Kind() == reflect.Slice && x.Len() == 0 && y.Len() == 0 { // left out, or written as empty
-			continue
-		}
-		if !reflect.DeepEqual(x.Interface(), y.Interface()) {
-			return section + name
+		f := a.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		key, x, y := section+name, a.Field(i), b.Field(i)
+		switch {
+		case f.Tag.Get("reload") != "":
+		case f.Type.Kind() == reflect.Struct && mayChange(f.Type):
+			if changed := firstChange(key+".", x, y); changed != "" {
+				return changed
+			}
+		case f.Type.Kind() == reflect.Slice && x.Len() == y.Len(): // both may be empty, left out or written as such
+			for j := range x.Len() {
+				if mayChange(f.Type.Elem()) {
+					if changed := firstChange(fmt.Sprintf("%s[%d].", key, j), x.Index(j), y.Index(j)); changed != "" {
+						return changed
+					}
+				} else if !reflect.DeepEqual(x.Index(j).Interface(), y.Index(j).Interface()) {
+					return key
+				}
+			}
+		case !reflect.DeepEqual(x.Interface(), y.Interface()):
+			return key
 		}
 	}
 	return ""
+}
+
+// mayChange reports whether a section has keys that may change while running.
+func mayChange(t reflect.Type) bool {
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	for f := range t.Fields() {
+		if f.Tag.Get("reload") != "" || mayChange(f.Type) {
+			return true
+		}
+	}
+	return false
 }

@@ -265,13 +265,19 @@ func (s *Server) forget(c *connection) {
 // live returns the connections, oldest first.
 func (s *Server) live() []*connection {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sorted()
+	conns := s.unsorted()
+	s.mu.Unlock()
+	return oldestFirst(conns)
 }
 
-// sorted is live for those who hold s.mu.
-func (s *Server) sorted() []*connection {
-	return slices.SortedFunc(maps.Values(s.conns), func(a, b *connection) int { return cmp.Compare(a.id, b.id) })
+// unsorted is live in no order, for those who hold s.mu.
+func (s *Server) unsorted() []*connection {
+	return slices.AppendSeq(make([]*connection, 0, len(s.conns)), maps.Values(s.conns))
+}
+
+func oldestFirst(conns []*connection) []*connection {
+	slices.SortFunc(conns, func(a, b *connection) int { return cmp.Compare(a.id, b.id) })
+	return conns
 }
 
 // sweepBounds are how often connections are looked at for timeouts: often

@@ -225,29 +225,36 @@ func (c *connection) sendProxyHeader() error {
 // open joins the legs: a flow for each managed direction, a carrier for both.
 func (c *connection) open() error {
 	c.active.Store(int64(c.srv.clock()))
-	if err := c.openDirection(&c.down, "down", &c.server, &c.client, c.verdict.Down); err != nil {
+	v := &c.verdict
+	if err := c.openDirection(&c.down, "down", &c.server, &c.client, v.Down, v.FromServer); err != nil {
 		return err
 	}
-	return c.openDirection(&c.up, "up", &c.client, &c.server, c.verdict.Up)
+	return c.openDirection(&c.up, "up", &c.client, &c.server, v.Up, v.FromClient)
 }
 
-func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms flow.Terms) error {
+func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms, receive flow.Terms) error {
 	d.name, d.src, d.dst, d.terms = name, src, dst, terms
 	d.clock, d.stop, d.active, d.log = c.srv.clock, c.stop, &c.active, c.srv.log
 	d.maxPiece = int(c.decidedBy.cfg.Limits.Buffer)
 	d.piece = d.maxPiece
 	d.wake = make(chan struct{}, 1)
-	d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
+	if content := c.chosen.Content; content != nil && src == &c.client {
+		d.carrier = datapath.NewCopy(dst.conn, content.From(src.conn), c.srv.buffers)
+	} else {
+		d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
+	}
 	d.splicing, _ = d.carrier.(splicing)
 	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
 		d.source, _ = src.conn.(datapath.Receiver)
 	}
+	c.hold(d, receive)
 	if !managed(terms) {
 		return nil
 	}
 	d.piece = min(minPiece, d.maxPiece)
-	enforces := dst.conn.Enforce(wanted(terms))&datapath.HoldWindow != 0
-	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, flow.Leg{Enforces: enforces, Apply: dst.conn.Apply, Wake: d.wakeUp})
+	enforces := dst.conn.Enforce(wanted(terms), c.srv.parts.Flows.Shard(terms))&datapath.HoldWindow != 0
+	leg := flow.Leg{Enforces: enforces, Apply: dst.conn.Apply, Wake: d.wakeUp}
+	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, leg)
 	if err != nil {
 		return fmt.Errorf("proxy: %s: %w", name, err)
 	}

@@ -23,6 +23,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -109,6 +110,18 @@ func (g *gateway) peers(phones ...*phone) func(*proxy.Config) {
 	}
 }
 
+// pair opens a connection to backend; both ends are closed with the test.
+func (p *phone) pair(t testing.TB, backend *net.TCPListener) (client, server net.Conn) {
+	t.Helper()
+	client, err := p.dial(t, backend.Addr().String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = client.Close() })
+	server, err = backend.AcceptTCP()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = server.Close() })
+	return client, server
+}
+
 // download fetches a page through the tunnel and returns its hash.
 func (p *phone) download(t testing.TB, url string) [32]byte {
 	t.Helper()
@@ -189,21 +202,44 @@ func TestAPhoneDownloadsThroughTheTunnel(t *testing.T) {
 	assert.False(t, tunnels[0].Peers[0].Handshake.IsZero())
 }
 
+func TestAnUploadOutOfATunnelIsHeld(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *proxy.Config) { c.Defaults.Up.Receive = "penstock" }, p)
+	p.connect(g)
+	backend := listenHere(t)
+	c, server := p.pair(t, backend)
+	file := random(4, 8<<20)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.Write(file)
+		sent <- err
+	}()
+	require.NoError(t, server.SetReadDeadline(time.Now().Add(patience)))
+	got := make([]byte, len(file))
+	_, err := io.ReadFull(server, got)
+	require.NoError(t, err)
+	require.NoError(t, <-sent)
+	assert.Equal(t, sha256.Sum256(file), sha256.Sum256(got))
+
+	flows := g.proxy.Flows()
+	require.Len(t, flows, 1)
+	held := flows[0].Up.Receive
+	assert.True(t, held.Held, held.Why)
+	assert.Equal(t, "from down|vpn|through phone", held.Flow.Group)
+	assert.Greater(t, int(held.Flow.Delivered), len(file)/2)
+	assert.Positive(t, held.Flow.MinRTT)
+}
+
 func TestConnectionsOutOfATunnelShareTheWindowOfTheirPeer(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *proxy.Config) { c.Defaults.Algorithm = "cubic" }, p)
 	p.connect(g)
 	backend := listenHere(t)
 	for range 2 {
-		c, err := p.dial(t, backend.Addr().String())
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		server, err := backend.AcceptTCP()
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = server.Close() })
+		c, server := p.pair(t, backend)
 		send(t, server, "hello")
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
-		_, err = io.ReadFull(c, make([]byte, 5))
+		_, err := io.ReadFull(c, make([]byte, 5))
 		require.NoError(t, err)
 	}
 	flows := g.proxy.Flows()
@@ -234,17 +270,12 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	phone.connect(g)
 	phone.download(t, page.URL)
 	backend := listenHere(t)
-	client, err := phone.dial(t, backend.Addr().String())
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = client.Close() })
-	server, err := backend.AcceptTCP()
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = server.Close() })
+	client, server := phone.pair(t, backend)
 	handshake := g.proxy.Tunnels()[0].Peers[0].Handshake
 
 	// One that contradicts itself changes nothing.
 	twin := newPhone(t, "twin", "10.9.0.2")
-	_, err = g.proxy.Reload(g.with(g.peers(phone, twin)))
+	_, err := g.proxy.Reload(g.with(g.peers(phone, twin)))
 	require.ErrorContains(t, err, "both have 10.9.0.2/32")
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
 
@@ -272,7 +303,7 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 // out is the device.
 func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to make a network namespace and a TUN device")
+		need.Namespaces(t, os.ErrPermission)
 	}
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		t.Skipf("needs TUN devices: %v", err)

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
@@ -41,6 +42,16 @@ type Direction struct {
 
 	// Control is absent where the kernel alone decides.
 	Control *Control `json:"control,omitempty"`
+	Receive Receive  `json:"receive"`
+}
+
+// Receive is how the window is held that who sends these bytes is let send in.
+type Receive struct {
+	Algorithm string `json:"algorithm"`     // none: it is left to the transport
+	Why       string `json:"why,omitempty"` // it is not held although it was to be
+	// Control is absent while nothing is held: until much has come, or for Why. Its
+	// queueing delay is that on the bytes' way here, its share the window.
+	Control *Control `json:"control,omitempty"`
 }
 
 // Control is the congestion control of a direction. The window and the rate
@@ -62,13 +73,17 @@ type Control struct {
 	MinRTT        float64  `json:"min_rtt_seconds"`
 	LatestRTT     float64  `json:"latest_rtt_seconds"`
 	QueueingDelay float64  `json:"queueing_delay_seconds"`
-	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
-	Delivered     cc.Bytes `json:"delivered_bytes"`
-	Lost          cc.Bytes `json:"lost_bytes"`
-	Marked        cc.Bytes `json:"marked_bytes"`
-	LossEvents    int      `json:"loss_events"`
-	Timeouts      int      `json:"timeouts"`
-	LimitedBy     string   `json:"limited_by"`
+	// Forward and Reverse are its parts on the way there and on the way back; absent
+	// where the peer's timestamps do not tell them apart.
+	Forward      *float64 `json:"forward_queueing_delay_seconds,omitempty"`
+	Reverse      *float64 `json:"reverse_queueing_delay_seconds,omitempty"`
+	DeliveryRate cc.Rate  `json:"delivery_bits_per_second"`
+	Delivered    cc.Bytes `json:"delivered_bytes"`
+	Lost         cc.Bytes `json:"lost_bytes"`
+	Marked       cc.Bytes `json:"marked_bytes"`
+	LossEvents   int      `json:"loss_events"`
+	Timeouts     int      `json:"timeouts"`
+	LimitedBy    string   `json:"limited_by"`
 	// Limited is the time spent limited by each cause, in seconds.
 	Limited map[string]float64 `json:"limited_seconds"`
 	// Internals are absent where the algorithm shows none.
@@ -114,7 +129,8 @@ func describeLeg(i datapath.Info) *Leg {
 	return &Leg{
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
 		Cwnd: i.Cwnd, SRTT: i.SRTT.Seconds(), MinRTT: i.MinRTT.Seconds(), DeliveryRate: i.DeliveryRate,
-		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors, Fallbacks: i.Falls, Falls: i.Falls,
+		Unsent: i.Unsent, Retransmitted: i.Retransmitted, SignalErrors: i.SignalErrors,
+		Fallbacks: i.Fallbacks, Falls: i.Fallbacks,
 	}
 }
 
@@ -122,11 +138,18 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 	out := &Direction{
 		Algorithm: d.Algorithm, Read: d.Read, Written: d.Written, Spliced: d.Spliced, Finished: d.Finished,
 	}
-	if !d.Managed {
-		return out
+	if d.Managed {
+		out.Control = describeControl(d.Flow)
 	}
-	s := d.Flow
-	out.Control = &Control{
+	out.Receive = Receive{Algorithm: d.Receive.Algorithm, Why: d.Receive.Why}
+	if d.Receive.Held {
+		out.Receive.Control = describeControl(d.Receive.Flow)
+	}
+	return out
+}
+
+func describeControl(s flow.Snapshot) *Control {
+	c := &Control{
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
 		Cwnd: s.Cwnd, Share: s.Share, Unused: s.Lent, Lent: s.Lent, PacingRate: s.PacingRate,
 		Inflight: s.Inflight, Unsent: s.Unsent,
@@ -135,8 +158,12 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 		LossEvents: s.LossEvents, Timeouts: s.Timeouts, LimitedBy: s.LimitedBy.String(), Limited: make(map[string]float64, len(s.Limited)),
 		Internals: InternalsOf(s.Algorithm, s.Internals),
 	}
-	for by, d := range s.Limited {
-		out.Control.Limited[by.String()] = d.Seconds()
+	if s.OneWay {
+		forward, reverse := (s.QueueingDelay - s.ReverseQueue).Seconds(), s.ReverseQueue.Seconds()
+		c.Forward, c.Reverse = &forward, &reverse
 	}
-	return out
+	for by, d := range s.Limited {
+		c.Limited[by.String()] = d.Seconds()
+	}
+	return c
 }

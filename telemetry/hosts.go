@@ -12,6 +12,7 @@ import (
 type Group struct {
 	Name      string       `json:"name"`
 	Algorithm string       `json:"algorithm"`
+	Receives  bool         `json:"receives"` // the hosts send, and this is the window that they are let send in
 	Phase     string       `json:"phase"`
 	Hosts     []netip.Addr `json:"hosts"`   // where the bytes go; the first of them where there are many
 	Members   int          `json:"members"` // flows; 0: the window waits for the next
@@ -51,12 +52,16 @@ type GroupHint struct {
 	Flows       int      `json:"flows"`
 	RadioLost   cc.Bytes `json:"radio_lost_bytes"`
 	Share       float64  `json:"share"`
+	// Believed is the part of these rates that is; Doubt is empty, "high" or "low".
+	Believed float64        `json:"believed"`
+	Doubt    flow.HintDoubt `json:"doubt"`
 }
 
 // describeGroup turns the flow manager's account of a group into ours.
 func describeGroup(g flow.Group, now cc.Time) Group {
 	out := Group{
-		Name: g.Name, Algorithm: g.Algorithm, Phase: g.Phase, Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),
+		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase,
+		Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),
 		Cwnd: g.Cwnd, Inflight: g.Inflight, Borrowed: g.Lent, Lent: g.Lent, Unused: g.Unused, PacingRate: g.PacingRate,
 		SRTT: g.SRTT.Seconds(), MinRTT: g.MinRTT.Seconds(), LatestRTT: g.LatestRTT.Seconds(), QueueingDelay: g.QueueingDelay.Seconds(),
 		DeliveryRate: g.DeliveryRate, Delivered: g.Delivered, LimitedBy: g.LimitedBy.String(),
@@ -69,6 +74,7 @@ func describeGroup(g flow.Group, now cc.Time) Group {
 		out.Hint = &GroupHint{
 			Age: h.Age(now).Seconds(), Capacity: h.Capacity, FairShare: h.FairShare, LinkRate: h.LinkRate, ArrivalRate: h.ArrivalRate,
 			QueueRoom: h.QueueRoom, Flows: h.Flows, RadioLost: h.RadioLost, Share: h.Share,
+			Believed: g.Believed, Doubt: g.HintDoubt,
 		}
 	}
 	return out

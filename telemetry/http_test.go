@@ -105,6 +105,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 		Tier: "kernel", Envelope: "bbr", Missing: []string{"a thing"}, Cwnd: 14480, SRTT: .041, MinRTT: .019,
 		DeliveryRate: 11e6, Unsent: 52, Retransmitted: 1448, SignalErrors: 1,
 	}
+	forward, reverse := .015, .01
 	assert.Equal(t, []Flow{
 		{
 			ID: 1, State: "open", Listener: "lan", Rule: "all", Client: "192.0.2.7:1234", Target: "198.51.100.1:443",
@@ -114,7 +115,7 @@ func TestFlowsShowEveryField(t *testing.T) {
 				Control: &Control{
 					Group: "down|lan|192.0.2.7", Members: 2, Class: "guarantee", Target: 5e6, Phase: "steady", Cwnd: 40000, Share: 20000, Unused: 3000, Lent: 3000, PacingRate: 8e6,
 					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
-					Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
+					Forward: &forward, Reverse: &reverse, Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
 					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},
 					Internals: Internals{{"target_packets", 20.5}, {"velocity", 2}, {"delta", .02}, {"standing_rtt_ms", 41.25}, {"min_rtt_ms", 0}},
 				},
@@ -204,6 +205,7 @@ func TestHostsShowEveryField(t *testing.T) {
 			SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6, Delivered: 1e6, LimitedBy: "cwnd",
 			Hint: &GroupHint{
 				Age: .5, Capacity: 20e6, FairShare: 10e6, LinkRate: 40e6, ArrivalRate: 30e6, QueueRoom: 15000, Flows: 4, RadioLost: 1448, Share: .5,
+				Believed: .75, Doubt: flow.HintTooHigh,
 			},
 			Capped:    true,
 			Internals: Internals{{"target_packets", 20.5}, {"velocity", 2}, {"delta", .02}, {"standing_rtt_ms", 41.25}, {"min_rtt_ms", 0}},

@@ -38,34 +38,57 @@ func sumLive(flows []proxy.FlowInfo) live {
 		if !f.Relayed() {
 			continue
 		}
-		l.direction("down", f.Down)
-		l.direction("up", f.Up)
+		l.buffered["down"] += max(0, f.Down.Read-f.Down.Written)
+		l.buffered["up"] += max(0, f.Up.Read-f.Up.Written)
+		for _, c := range controlled(f) {
+			l.add(controlKey{c.Algorithm, c.direction}, c.Snapshot)
+		}
 		l.leg("client", f.Client)
 		l.leg("server", f.Server)
 	}
 	return l
 }
 
-func (l live) direction(name string, d proxy.DirectionInfo) {
-	l.buffered[name] += max(0, d.Read-d.Written)
-	if !d.Managed {
-		return
+// directional is a window of ours and what it is for.
+type directional struct {
+	direction string // down and up: towards the client, the server; from_client, from_server: what they are let send in
+	flow.Snapshot
+}
+
+// controlled are the windows of ours that a connection has.
+func controlled(f proxy.FlowInfo) []directional {
+	var out []directional
+	for _, d := range []struct {
+		name, from string
+		proxy.DirectionInfo
+	}{{"down", "from_server", f.Down}, {"up", "from_client", f.Up}} {
+		if d.Managed {
+			own := d.Flow
+			own.Algorithm = d.Algorithm
+			out = append(out, directional{d.name, own})
+		}
+		if d.Receive.Held {
+			out = append(out, directional{d.from, d.Receive.Flow})
+		}
 	}
-	k := controlKey{d.Algorithm, name}
+	return out
+}
+
+func (l live) add(k controlKey, s flow.Snapshot) {
 	c := l.control[k]
 	if c == nil {
 		c = &control{}
 		l.control[k] = c
 	}
 	c.flows++
-	c.inflight += float64(d.Flow.Inflight)
+	c.inflight += float64(s.Inflight)
 	// Members of a group share one window and one rate; each stands for its
 	// part of it, whoever is active, so that together they make up the whole.
-	members := float64(max(1, d.Flow.Members))
-	if d.Flow.Cwnd < cc.MaxCwnd {
-		c.window += float64(d.Flow.Cwnd) / members
+	members := float64(max(1, s.Members))
+	if s.Cwnd < cc.MaxCwnd {
+		c.window += float64(s.Cwnd) / members
 	}
-	c.pacing += float64(d.Flow.PacingRate) / 8 / members
+	c.pacing += float64(s.PacingRate) / 8 / members
 }
 
 func (l live) leg(name string, i datapath.Info) {
@@ -94,6 +117,7 @@ type groups map[string]*groupSums
 
 type groupSums struct {
 	used, lingering, hinted, capped int
+	high, low                       int     // whose hints are doubted
 	active, idle                    int     // members
 	borrowed, unused                float64 // bytes
 }
@@ -126,6 +150,12 @@ func sumGroups(all []flow.Group, now cc.Time) groups {
 		if g.Capped {
 			s.capped++
 		}
+		switch g.HintDoubt {
+		case flow.HintTooHigh:
+			s.high++
+		case flow.HintTooLow:
+			s.low++
+		}
 	}
 	return sums
 }
@@ -139,6 +169,8 @@ func (sums groups) write(out sink) {
 		out.put(groupBorrowed, s.borrowed, algorithm)
 		out.put(groupUnused, s.unused, algorithm)
 		out.put(groupsHinted, float64(s.hinted), algorithm)
+		out.put(groupsDoubting, float64(s.high), algorithm, string(flow.HintTooHigh))
+		out.put(groupsDoubting, float64(s.low), algorithm, string(flow.HintTooLow))
 		out.put(groupsCapped, float64(s.capped), algorithm)
 	}
 }

@@ -4,6 +4,7 @@
 package telemetry
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -12,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/agent"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -46,6 +48,8 @@ type Options struct {
 	Hints func() map[HintOutcome]uint64
 	// HintSources returns the interfaces that tell hints; nil: not shown.
 	HintSources func() []HintSource
+	// Agents returns the congestion control agents; nil: not shown.
+	Agents func() []agent.Info
 	// Dropped returns the trace events lost so far; nil: not shown.
 	Dropped func() uint64
 }
@@ -100,7 +104,8 @@ func gauge(name, help string, labels ...string) metric {
 
 // formerly has m shown under the name that it had before as well.
 func formerly(name string, m metric) metric {
-	m.former = prometheus.NewDesc("penstock_"+name, "Deprecated: see "+m.name+"; this name goes with the next release.", m.labels, nil)
+	m.former = prometheus.NewDesc("penstock_"+name,
+		"Deprecated: see "+m.name+"; this name goes with the next release.", m.labels, nil)
 	return m
 }
 
@@ -111,67 +116,104 @@ var (
 	enforcedLimit = formerly("datapath_held_legs_limit",
 		gauge("datapath_enforced_legs_limit", "Legs whose window the kernel can enforce at once."))
 	unenforced = formerly("datapath_unheld_legs_total",
-		counter("datapath_unenforced_legs_total", "Legs whose window the kernel was to enforce and does not, by why.", "reason"))
+		counter("datapath_unenforced_legs_total",
+			"Legs whose window the kernel was to enforce and does not, by why.", "reason"))
 	fallbacks = formerly("datapath_falls_total",
-		counter("datapath_fallbacks_total", "Times a leg fell back to Reno in the kernel, since the process did not answer it."))
+		counter("datapath_fallbacks_total",
+			"Times a leg fell back to Reno in the kernel, since the process did not answer it."))
 	groupBorrowed = formerly("group_lent_bytes",
-		gauge("group_borrowed_bytes", "Bytes in flight beyond members' shares by weight, of what others leave, summed over groups.", "algorithm"))
+		gauge("group_borrowed_bytes",
+			"Bytes in flight beyond members' shares by weight, of what others leave, summed "+
+				"over groups.", "algorithm"))
 	groupsHinted = formerly("groups_informed",
 		gauge("groups_hinted", "Groups that have a hint not older than a second.", "algorithm"))
 )
 
 // All others, but for the sampled ones. A histogram uses the description alone.
 var (
-	buildInfo    = gauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
-	startTime    = gauge("start_time_seconds", "When the process started, in Unix time.")
-	configInfo   = gauge("config_info", "SHA-256 of the configuration in use, empty for the built-in one; always 1.", "hash")
-	reloads      = counter("config_reloads_total", "Times the configuration was reread, by whether it was put into force.", "result")
-	reloadOK     = gauge("config_last_reload_successful", "1 unless the last attempt to reread the configuration failed; the one before is in force then.")
-	reloadTime   = gauge("config_last_reload_success_timestamp_seconds", "When the configuration in force was put there, in Unix time.")
-	datapathInfo = gauge("datapath_info", "The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
-	missing      = gauge("datapath_missing", "What was asked for or is useful and cannot be had, in words; always 1.", "reason")
+	buildInfo  = gauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
+	startTime  = gauge("start_time_seconds", "When the process started, in Unix time.")
+	configInfo = gauge("config_info",
+		"SHA-256 of the configuration in use, empty for the built-in one; always 1.", "hash")
+	reloads = counter("config_reloads_total",
+		"Times the configuration was reread, by whether it was put into force.", "result")
+	reloadOK = gauge("config_last_reload_successful",
+		"1 unless the last attempt to reread the configuration failed; the one before is in force then.")
+	reloadTime = gauge("config_last_reload_success_timestamp_seconds",
+		"When the configuration in force was put there, in Unix time.")
+	datapathInfo = gauge("datapath_info",
+		"The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
+	missing = gauge("datapath_missing",
+		"What was asked for or is useful and cannot be had, in words; always 1.", "reason")
 	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged.")
-	pollInterval = gauge("datapath_poll_interval_seconds", "Time between two polls of a busy leg whose window the relay keeps, at most.")
-	answers      = gauge("datapath_answer_seconds", "From an acknowledgement until the window computed from it was in force in the kernel.")
+	pollInterval = gauge("datapath_poll_interval_seconds",
+		"Time between two polls of a busy leg whose window the relay keeps, at most.")
+	answers = gauge("datapath_answer_seconds",
+		"From an acknowledgement until the kernel had the window computed from it.")
 	traceDropped = counter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
 
 	draining    = gauge("draining", "1 while no new connections are accepted and open ones may end.")
 	hostsActive = gauge("hosts_active", "Client hosts with connections.")
 	limit       = gauge("connections_limit", "Connections accepted at most, by configuration and by descriptors.")
-	conns       = gauge("connections_active", "Connections in whatever state, those not yet relayed included.", "listener")
-	accepted    = counter("connections_accepted_total", "Connections accepted.", "listener")
-	rejections  = counter("flow_rejections_total", "Connections that were accepted and never relayed, by why.", "listener", "reason")
-	setup       = gauge("flow_setup_seconds", "From accepting a connection to relaying it.", "listener")
-	dial        = gauge("flow_dial_seconds", "Resolving and reaching the server, where it worked.", "listener")
+	conns       = gauge("connections_active",
+		"Connections in whatever state, those not yet relayed included.", "listener")
+	accepted   = counter("connections_accepted_total", "Connections accepted.", "listener")
+	rejections = counter("flow_rejections_total",
+		"Connections that were accepted and never relayed, by why.", "listener", "reason")
+	setup = gauge("flow_setup_seconds", "From accepting a connection to relaying it.", "listener")
+	dial  = gauge("flow_dial_seconds", "Resolving and reaching the server, where it worked.", "listener")
 
 	flowsActive = gauge("flows_active", "Connections being relayed.", "listener", "rule")
 	flowsTotal  = counter("flows_total", "Connections relayed since the start.", "listener", "rule")
-	closes      = counter("flow_closes_total", "Relayed connections that ended, by why and by whom.", "listener", "rule", "reason", "by")
-	duration    = gauge("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
-	bytesTotal  = counter("bytes_total", "Bytes read from the leg they come from and written to the leg they go to.", "listener", "rule", "direction", "leg")
-	spliced     = counter("splice_bytes_total", "Of the bytes written, those moved inside the kernel.", "listener", "rule", "direction")
-	buffered    = gauge("buffered_bytes", "Bytes read from one leg and not yet written to the other.", "direction")
+	closes      = counter("flow_closes_total",
+		"Relayed connections that ended, by why and by whom.", "listener", "rule", "reason", "by")
+	duration   = gauge("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
+	bytesTotal = counter("bytes_total",
+		"Bytes read from the leg they come from and written to the leg they go "+
+			"to.", "listener", "rule", "direction", "leg")
+	spliced = counter("splice_bytes_total",
+		"Of the bytes written, those moved inside the kernel.", "listener", "rule", "direction")
+	buffered = gauge("buffered_bytes", "Bytes read from one leg and not yet written to the other.", "direction")
 
 	retransmitted = counter("tcp_retransmitted_bytes_total", "Bytes that TCP sent again.", "listener", "rule", "leg")
 	signalErrors  = counter("tcp_signal_errors_total", "Failed reads of a leg's state.", "listener", "rule", "leg")
 	tcpCwnd       = gauge("tcp_cwnd_bytes", "TCP's own congestion windows, summed over legs.", "leg")
-	tcpUnsent     = gauge("tcp_unsent_bytes", "Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
+	tcpUnsent     = gauge("tcp_unsent_bytes",
+		"Bytes in TCP's send queues and not on the wire, summed over legs.", "leg")
 
-	ccFlows      = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
-	ccWindow     = gauge("cc_window_bytes", "Windows of our congestion control, summed over groups; those without a bound are left out.", "algorithm", "direction")
-	ccInflight   = gauge("cc_inflight_bytes", "Bytes in flight under our congestion control.", "algorithm", "direction")
-	ccPacing     = gauge("cc_pacing_rate_bytes_per_second", "Pacing rates of our congestion control, summed over groups; those without one are left out.", "algorithm", "direction")
-	groupsOpen   = gauge("groups", "Groups of flows that share a window: with members (used), or kept for the next one (lingering).", "algorithm", "state")
-	groupMembers = gauge("group_members", "Flows in groups: active ones have something in flight or to send.", "algorithm", "state")
-	groupUnused  = gauge("group_unused_bytes", "Parts of windows that no member wants, summed over groups; those of windows without a bound are left out.", "algorithm")
-	groupsCapped = gauge("groups_capped", "Groups whose window or rate hint_cap keeps below what the algorithm asks for.", "algorithm")
-	hintsTotal   = counter("hints_total", "Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
+	ccFlows  = gauge("cc_flows", "Directions whose congestion control is ours.", "algorithm", "direction")
+	ccWindow = gauge("cc_window_bytes",
+		"Windows of our congestion control, summed over groups; those without a bound "+
+			"are left out.", "algorithm", "direction")
+	ccInflight = gauge("cc_inflight_bytes",
+		"Bytes in flight under our congestion control.", "algorithm", "direction")
+	ccPacing = gauge("cc_pacing_rate_bytes_per_second",
+		"Pacing rates of our congestion control, summed over groups; those without one "+
+			"are left out.", "algorithm", "direction")
+	groupsOpen = gauge("groups",
+		"Groups of flows that share a window: with members (used), or kept for the next "+
+			"one (lingering).", "algorithm", "state")
+	groupMembers = gauge("group_members",
+		"Flows in groups: active ones have something in flight or to send.", "algorithm", "state")
+	groupUnused = gauge("group_unused_bytes",
+		"Parts of windows that no member wants, summed over groups; those of windows "+
+			"without a bound are left out.", "algorithm")
+	groupsCapped = gauge("groups_capped",
+		"Groups whose window or rate hint_cap keeps below what the algorithm asks for.", "algorithm")
+	groupsDoubting = gauge("groups_doubting_hints",
+		"Groups whose hints say more (high) or less (low) than is delivered.", "algorithm", "doubt")
+	hintsTotal = counter("hints_total",
+		"Hints posted, by what became of them; a request that is refused before it is read counts as one.", "result")
 	hintReadings = counter("hint_source_readings_total", "Times an interface was read for hints.", "interface")
-	hintErrors   = counter("hint_source_errors_total", "Times an interface could not be read for hints; it is tried again each second.", "interface")
+	hintErrors   = counter("hint_source_errors_total",
+		"Times an interface could not be read for hints; it is tried again each second.", "interface")
 	hintSourceUp = gauge("hint_source_up", "1 while the last reading of an interface for hints worked.", "interface")
 
-	ccLosses  = counter("cc_loss_events_total", "Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
-	ccLimited = counter("cc_limited_seconds_total", "Time that directions under our congestion control were held back, by what.", "listener", "rule", "algorithm", "direction", "by")
+	ccLosses = counter("cc_loss_events_total",
+		"Times our congestion control was told of loss.", "listener", "rule", "algorithm", "direction")
+	ccLimited = counter("cc_limited_seconds_total",
+		"Time that directions under our congestion control were held back, by "+
+			"what.", "listener", "rule", "algorithm", "direction", "by")
 )
 
 // all lists what Describe announces.
@@ -182,7 +224,7 @@ var all = []metric{
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
 	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
-	groupsOpen, groupMembers, groupBorrowed, groupUnused, groupsHinted, groupsCapped, hintsTotal,
+	groupsOpen, groupMembers, groupBorrowed, groupUnused, groupsHinted, groupsCapped, groupsDoubting, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
 	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls, tunnelInvalid, tunnelExpired,
 	tunnelDatagrams, tunnelDropped, tunnelSessions, tunnelEvicted, tunnelNotices,
@@ -201,7 +243,7 @@ func newCollector(src Source, o Options) *collector {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range all {
+	for _, m := range slices.Concat(all, agentMetrics) {
 		ch <- m.desc
 		if m.former != nil {
 			ch <- m.former
@@ -250,6 +292,11 @@ func (c *collector) facts(out sink) {
 	if c.o.HintSources != nil {
 		for _, source := range c.o.HintSources() {
 			out.hintSource(source)
+		}
+	}
+	if c.o.Agents != nil {
+		for _, a := range c.o.Agents() {
+			out.agent(a)
 		}
 	}
 	if c.o.Hints != nil {

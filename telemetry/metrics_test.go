@@ -80,7 +80,8 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
-		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface", // told of by the configuration and the code
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface",
+		"doubt",                                                              // told of by the configuration and the code
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
 	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {
@@ -164,6 +165,12 @@ penstock_groups{algorithm="cubic",state="used"} 0
 # TYPE penstock_groups_capped gauge
 penstock_groups_capped{algorithm="copa"} 1
 penstock_groups_capped{algorithm="cubic"} 0
+# HELP penstock_groups_doubting_hints Groups whose hints say more (high) or less (low) than is delivered.
+# TYPE penstock_groups_doubting_hints gauge
+penstock_groups_doubting_hints{algorithm="copa",doubt="high"} 1
+penstock_groups_doubting_hints{algorithm="copa",doubt="low"} 0
+penstock_groups_doubting_hints{algorithm="cubic",doubt="high"} 0
+penstock_groups_doubting_hints{algorithm="cubic",doubt="low"} 0
 # HELP penstock_groups_hinted Groups that have a hint not older than a second.
 # TYPE penstock_groups_hinted gauge
 penstock_groups_hinted{algorithm="copa"} 1

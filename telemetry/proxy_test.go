@@ -33,7 +33,7 @@ func startProxy(t *testing.T, terms string) (p *proxy.Kernel, clock func() cc.Ti
 	cfg := configure(t, terms)
 	begin := time.Now()
 	clock = func() cc.Time { return cc.Time(time.Since(begin) + time.Second) }
-	p, err := proxy.Open(t.Context(), cfg, &flow.Manager{}, clock, nil)
+	p, err := proxy.Open(t.Context(), cfg, nil, &flow.Manager{}, clock, nil)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)

@@ -94,21 +94,19 @@ func (s *sampler) take(now cc.Time, flows []proxy.FlowInfo) {
 		was, is := s.seen[f.ID], moved{f.Down.Written, f.Up.Written}
 		seen[f.ID] = is
 		if is.down > was.down {
-			s.direction("down", f.Down)
 			s.leg("client", f.Client)
 		}
 		if is.up > was.up {
-			s.direction("up", f.Up)
 			s.leg("server", f.Server)
+		}
+		for _, c := range controlled(f) {
+			down := c.direction == "down" || c.direction == "from_server"
+			if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
+				s.delay.WithLabelValues(c.Algorithm, c.direction).Observe(c.QueueingDelay.Seconds())
+			}
 		}
 	}
 	s.seen = seen
-}
-
-func (s *sampler) direction(name string, d proxy.DirectionInfo) {
-	if d.Managed && d.Flow.LatestRTT > 0 {
-		s.delay.WithLabelValues(d.Algorithm, name).Observe(d.Flow.QueueingDelay.Seconds())
-	}
 }
 
 func (s *sampler) leg(name string, i datapath.Info) {

@@ -142,6 +142,7 @@ func appendEvent(b []byte, e flow.Event) []byte {
 		v   time.Duration
 	}{
 		{"rtt_seconds", e.RTT},
+		{"reverse_queue_seconds", e.Reverse},
 		{"srtt_seconds", e.State.SRTT},
 		{"min_rtt_seconds", e.State.MinRTT},
 	} {
@@ -151,6 +152,8 @@ func appendEvent(b []byte, e flow.Event) []byte {
 	b = appendInternals(b, e)
 	b = appendKey(b, "cwnd_limited")
 	b = strconv.AppendBool(b, e.State.CwndLimited)
+	b = appendKey(b, "one_way")
+	b = strconv.AppendBool(b, e.State.OneWay)
 	b = append(b, `,"phase":"`...)
 	b = append(b, e.Control.Phase...)
 	return append(b, "\"}\n"...)

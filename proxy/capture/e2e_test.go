@@ -89,10 +89,10 @@ func serve(t *testing.T, stop func() error, next func() error) {
 // leg is a socket as a datapath.Conn, no more.
 type leg struct{ *net.TCPConn }
 
-func (leg) Enforce(datapath.Hold) datapath.Hold { return 0 }
-func (leg) Observe(func(flow.Report))           {}
-func (leg) Apply(flow.Limit)                    {}
-func (leg) Info() datapath.Info                 { return datapath.Info{} }
+func (leg) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
+func (leg) Observe(func(flow.Report))                {}
+func (leg) Apply(flow.Limit)                         {}
+func (leg) Info() datapath.Info                      { return datapath.Info{} }
 
 func (l leg) Reset() error { return l.TCPConn.Close() }
 

@@ -17,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // namespace is a network namespace of a test's own.
@@ -31,7 +33,7 @@ func newNamespace(t *testing.T) namespace {
 		return err
 	})
 	if errors.Is(err, os.ErrPermission) {
-		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make network namespaces")
+		need.Namespaces(t, err)
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = ns.handle.Close() })

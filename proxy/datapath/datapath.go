@@ -23,9 +23,12 @@ type Conn interface {
 	// Enforce chooses what the transport keeps by itself of the limits that Apply
 	// brings, and returns what it does keep. Without HoldWindow in want the
 	// transport's own congestion control decides, as the system has set it. Nobody
-	// may be writing during the call, nor be observing. Enforce(0) gives the
-	// transport back what it had; so does Observe(nil).
-	Enforce(want Hold) Hold
+	// may be writing during the call, nor be observing. Enforce(0, 0) gives the
+	// transport back what it had; so does Observe(nil). shard is that of the leg's
+	// group (flow.Manager.Shard): a datapath whose legs are served by several
+	// threads has that one's report it, if it can, so that they do not wait for each
+	// other.
+	Enforce(want Hold, shard int) Hold
 
 	// Observe starts reporting what becomes of the bytes written from now on. report
 	// is called from the transport's own events, never twice at a time, never after
@@ -68,5 +71,5 @@ type Info struct {
 	Unsent        cc.Bytes
 	Retransmitted cc.Bytes
 	SignalErrors  uint64 // failed reads of the transport's state
-	Falls         uint64 // fallbacks: times the transport controlled itself, since the process did not answer it
+	Fallbacks     uint64 // fallbacks: times the transport controlled itself, since the process did not answer it
 }

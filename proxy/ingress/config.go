@@ -44,6 +44,8 @@ type Config struct {
 	Addr string // "host:port"; an empty host is every address, both families
 	Auth []User // who may use it, for the modes that ask; empty: everybody
 
+	Socket *net.TCPListener // listens at Addr already; nil: Listen opens one
+
 	// TrustedProxies are the peers that must open with a PROXY protocol
 	// header, v1 or v2. Nobody else's header is read: to everybody else it is
 	// data like any other.

@@ -8,13 +8,16 @@ import (
 	"strings"
 )
 
-// maxConnectHeader bounds request line and headers of a CONNECT.
-const maxConnectHeader = 16 << 10
+// maxRequestHeader bounds request line and headers of what asks an HTTP proxy.
+const maxRequestHeader = 16 << 10
 
-// connect reads an HTTP CONNECT request. Whatever follows its empty line is
-// early data: a CONNECT has no content (RFC 9110 §9.3.6).
-func (l *listener) connect(in *input, c *Client) error {
-	in.left = maxConnectHeader
+// errNotHTTP stands for what net/http says: that quotes lines and URLs, with passwords.
+var errNotHTTP = errors.New("malformed HTTP request")
+
+// http reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
+// http:// URL.
+func (l *listener) http(in *input, c *Client) error {
+	in.left = maxRequestHeader
 	req, err := http.ReadRequest(in.Reader)
 	if err != nil {
 		switch {
@@ -25,19 +28,30 @@ func (l *listener) connect(in *input, c *Client) error {
 			err = in.err
 		default:
 			_ = refuseHTTP(in, http.StatusBadRequest, "", "this is not an HTTP request")
+			err = errNotHTTP
 		}
 		return fmt.Errorf("connect: %w", err)
 	}
-	if req.Method != http.MethodConnect {
+	tunnel := req.Method == http.MethodConnect
+	if !tunnel && !wholeURL(req) {
 		_ = refuseHTTP(in, http.StatusMethodNotAllowed, "Allow: CONNECT\r\n",
-			"only CONNECT is served here (curl: --proxytunnel)")
-		return fmt.Errorf("connect: method %q", req.Method)
+			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
+		return fmt.Errorf("connect: method %q without an http:// URL", req.Method)
 	}
 	if len(*l.users.Load()) > 0 && !l.httpUser(req) {
 		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
 			"a name and a password are needed")
 		return errors.New("connect: no name, or unknown name or wrong password")
 	}
+	if !tunnel {
+		return l.absolute(in, c, req)
+	}
+	return l.connect(in, c, req)
+}
+
+// connect understands a CONNECT. Whatever follows its empty line is early data: it has
+// no content (RFC 9110 §9.3.6).
+func (l *listener) connect(in *input, c *Client, req *http.Request) (err error) {
 	// The request line alone says where to; a Host header is ignored.
 	c.Target, c.Host, err = Destination(req.RequestURI)
 	if err == nil && (req.ContentLength != 0 || len(req.TransferEncoding) > 0) {
@@ -52,11 +66,16 @@ func (l *listener) connect(in *input, c *Client) error {
 			_, err = in.conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n"))
 			return err
 		}
-		status, why, reason := HTTPFailure(err)
-		err = refuseHTTP(in, status, "Proxy-Status: "+why+"\r\n", reason)
-		return errors.Join(err, linger(in.conn))
+		return failHTTP(in, err)
 	}
 	return nil
+}
+
+// failHTTP tells a client why there is no connection, and closes its own.
+func failHTTP(in *input, err error) error {
+	status, why, reason := HTTPFailure(err)
+	err = refuseHTTP(in, status, "Proxy-Status: "+why+"\r\n", reason)
+	return errors.Join(err, linger(in.conn))
 }
 
 func (l *listener) httpUser(req *http.Request) bool {

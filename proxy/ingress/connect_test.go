@@ -41,7 +41,10 @@ func TestCONNECTHandshake(t *testing.T) {
 		{name: "content", says: "CONNECT a.test:443 HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", hears: "HTTP/1.1 400 ", err: "cannot have content"},
 		{name: "chunked content", says: "CONNECT a.test:443 HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", hears: "HTTP/1.1 400 ", err: "cannot have content"},
 		{name: "bad header", says: "CONNECT a.test:443 HTTP/1.1\r\nno colon\r\n\r\n", hears: "HTTP/1.1 400 ", err: "malformed"},
-		{name: "GET", says: "GET http://a.test/ HTTP/1.1\r\nHost: a.test\r\n\r\n", hears: "HTTP/1.1 405 Method Not Allowed\r\nAllow: CONNECT\r\n", err: `method "GET"`},
+		{
+			name: "GET", says: "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n",
+			hears: "HTTP/1.1 405 Method Not Allowed\r\nAllow: CONNECT\r\n", err: `method "GET"`,
+		},
 		{name: "HTTP/2", says: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", hears: "HTTP/1.1 405 ", err: `method "PRI"`},
 	} {
 		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: Connect}) })

@@ -104,11 +104,11 @@ func (c *fakeConn) SetWriteDeadline(t time.Time) error {
 
 func (c *fakeConn) LocalAddr() net.Addr { return c.local }
 
-func (c *fakeConn) RemoteAddr() net.Addr                { return c.remote }
-func (c *fakeConn) Enforce(datapath.Hold) datapath.Hold { return 0 }
-func (c *fakeConn) Observe(func(flow.Report))           {}
-func (c *fakeConn) Apply(flow.Limit)                    {}
-func (c *fakeConn) Info() datapath.Info                 { return datapath.Info{Tier: "fake"} }
+func (c *fakeConn) RemoteAddr() net.Addr                     { return c.remote }
+func (c *fakeConn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
+func (c *fakeConn) Observe(func(flow.Report))                {}
+func (c *fakeConn) Apply(flow.Limit)                         {}
+func (c *fakeConn) Info() datapath.Info                      { return datapath.Info{Tier: "fake"} }
 
 // heard is what was written to the peer.
 func (c *fakeConn) heard() string {
@@ -128,10 +128,10 @@ type tcpConn struct{ *net.TCPConn }
 
 func wrapTCP(c *net.TCPConn) (datapath.Conn, error) { return tcpConn{c}, nil }
 
-func (c tcpConn) Enforce(datapath.Hold) datapath.Hold { return 0 }
-func (c tcpConn) Observe(func(flow.Report))           {}
-func (c tcpConn) Apply(flow.Limit)                    {}
-func (c tcpConn) Info() datapath.Info                 { return datapath.Info{Tier: "tcp"} }
+func (c tcpConn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
+func (c tcpConn) Observe(func(flow.Report))                {}
+func (c tcpConn) Apply(flow.Limit)                         {}
+func (c tcpConn) Info() datapath.Info                      { return datapath.Info{Tier: "tcp"} }
 
 func (c tcpConn) Reset() error {
 	_ = c.SetLinger(0)

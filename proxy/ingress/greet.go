@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -30,9 +31,10 @@ var errTooLong = errors.New("handshake too long")
 // input is the client's side of a handshake: buffered, and within a budget.
 type input struct {
 	*bufio.Reader
-	conn datapath.Conn
-	left int   // bytes that may still be read from conn
-	err  error // why conn gives no more
+	conn  datapath.Conn
+	left  int    // bytes that may still be read from conn
+	err   error  // why conn gives no more
+	ahead []byte // what the server gets before the bytes that are not read yet
 }
 
 func newInput(conn datapath.Conn) *input {
@@ -58,13 +60,12 @@ func (s source) Read(b []byte) (int, error) {
 }
 
 // rest is the connection as the relay should see it.
-func (in *input) rest() datapath.Conn {
-	n := in.Buffered()
-	if n == 0 {
+func (in *input) rest(content *Content) datapath.Conn {
+	early, _ := in.Peek(in.Buffered())
+	if len(in.ahead)+len(early) == 0 {
 		return in.conn
 	}
-	early, _ := in.Peek(n)
-	return &prefixed{Conn: in.conn, rest: append([]byte(nil), early...)}
+	return &prefixed{Conn: in.conn, rest: slices.Concat(in.ahead, early), content: content}
 }
 
 func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
@@ -127,7 +128,7 @@ func (l *listener) understand(conn datapath.Conn, original netip.AddrPort) (Clie
 		case SOCKS5:
 			err = l.socks5(in, &c)
 		case Connect:
-			err = l.connect(in, &c)
+			err = l.http(in, &c)
 		default:
 			err = l.mixed(in, &c)
 		}
@@ -136,7 +137,7 @@ func (l *listener) understand(conn datapath.Conn, original netip.AddrPort) (Clie
 		return c, err
 	}
 	if in != nil {
-		c.Conn = in.rest()
+		c.Conn = in.rest(c.Content)
 	}
 	return c, nil
 }

@@ -82,7 +82,11 @@ func (h handshake) run(t *testing.T, cfg Config) {
 		}
 		early, raw := c.Detach()
 		assert.Same(t, conn, raw)
-		got, err := io.ReadAll(raw)
+		rest := io.Reader(raw)
+		if c.Content != nil {
+			rest = c.Content.From(raw)
+		}
+		got, err := io.ReadAll(rest)
 		require.NoError(t, err)
 		assert.Equal(t, h.early, string(early)+string(got))
 		if h.early == "" {

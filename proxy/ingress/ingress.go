@@ -47,6 +47,7 @@ type Client struct {
 	Host     string         // "name:port" when the client named it
 	Peer     string         // of the tunnel that it came through; empty: through none
 	Hops     uint8          // how many routers it may still pass; 0: as many as any connection
+	Content  *Content       // what the server may get behind the early bytes; nil: all that comes
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
 	// local address of the server leg, err why there is none (wrap
@@ -62,7 +63,8 @@ var ErrNotAllowed = errors.New("destination not allowed")
 
 // Detach returns the bytes that the client sent behind its handshake, already
 // read from the connection, and the transport's connection itself. A relay
-// writes early to the server first and then works on conn, which it may splice.
+// writes early to the server first and then works on conn, which it may splice unless
+// there is a Content.
 // Without it, Read returns the early bytes before any others; a byte comes out
 // only once, through the one way or the other.
 func (c Client) Detach() (early []byte, conn datapath.Conn) {
@@ -76,10 +78,14 @@ func (c Client) Detach() (early []byte, conn datapath.Conn) {
 // prefixed is a connection of which the first bytes have been read already.
 type prefixed struct {
 	datapath.Conn
-	rest []byte
+	rest    []byte
+	content *Content // of which rest is the beginning; nil: all
 }
 
 func (p *prefixed) Read(b []byte) (int, error) {
+	if len(p.rest) == 0 && p.content != nil {
+		return p.content.From(p.Conn).Read(b)
+	}
 	if len(p.rest) == 0 {
 		return p.Conn.Read(b)
 	}

@@ -51,7 +51,7 @@ func Listen(ctx context.Context, cfg Config, wrap Wrap) (Listener, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	ln, err := kernel.Listen(ctx, cfg.Addr, cfg.Mode == TPROXY)
+	ln, err := cfg.listen(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 	}
@@ -61,6 +61,14 @@ func Listen(ctx context.Context, cfg Config, wrap Wrap) (Listener, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// listen opens the socket, or takes the one that there is.
+func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
+	if c.Socket != nil {
+		return c.Socket, kernel.Adopt(c.Socket, c.Mode == TPROXY)
+	}
+	return kernel.Listen(ctx, c.Addr, c.Mode == TPROXY)
 }
 
 func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {

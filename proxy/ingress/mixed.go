@@ -2,7 +2,7 @@ package ingress
 
 import "fmt"
 
-// mixed serves SOCKS5 and HTTP CONNECT on one port: a SOCKS5 client opens with
+// mixed serves SOCKS5 and what is asked of an HTTP proxy on one port: a SOCKS5 client opens with
 // its version, an HTTP client with the first letter of a method.
 func (l *listener) mixed(in *input, c *Client) error {
 	first, err := in.Peek(1)
@@ -13,7 +13,7 @@ func (l *listener) mixed(in *input, c *Client) error {
 	case b == socksVersion:
 		return l.socks5(in, c)
 	case b >= 'A' && b <= 'Z', b >= 'a' && b <= 'z':
-		return l.connect(in, c)
+		return l.http(in, c)
 	default:
 		return fmt.Errorf("mixed: first byte %#02x is neither SOCKS5 nor HTTP", b)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netns"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -29,7 +31,7 @@ func newNamespace(t testing.TB) namespace {
 		return err
 	})
 	if errors.Is(err, os.ErrPermission) {
-		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make network namespaces")
+		need.Namespaces(t, err)
 	}
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = ns.handle.Close() })

@@ -4,8 +4,10 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -26,10 +28,13 @@ type Facts struct {
 
 // Verdict is what a connection may do.
 type Verdict struct {
-	Rule      string     // the rule that matched; empty: the defaults
-	Refuse    string     // why it may not pass; empty: it may
-	Down, Up  flow.Terms // towards the client, towards the server
-	SendProxy int        // version of the PROXY protocol header sent to the server; 0: none
+	Rule     string     // the rule that matched; empty: the defaults
+	Refuse   string     // why it may not pass; empty: it may
+	Down, Up flow.Terms // towards the client, towards the server
+	// FromServer and FromClient are what decides the windows that servers and clients are
+	// let send in.
+	FromServer, FromClient flow.Terms
+	SendProxy              int // version of the PROXY protocol header sent to the server; 0: none
 }
 
 // Unmanaged is the algorithm that leaves a direction to the kernel alone.
@@ -40,6 +45,7 @@ type Rule struct {
 	Name      string
 	Match     Match
 	Refuse    string // not empty: refuse, and this is why
+	Nameless  bool   // refuse what Match would match if it had one of the ServerNames, and that has none at all
 	Down, Up  Terms
 	SendProxy int
 }
@@ -48,6 +54,8 @@ type Rule struct {
 type Terms struct {
 	Algorithm        string // empty: Unmanaged
 	Params           cc.Params
+	Receive          string // the algorithm of the window that who sends the bytes is let send in; empty: Unmanaged
+	ReceiveParams    cc.Params
 	MaxRate          cc.Rate // of the group; 0: the algorithm alone
 	ConnectionRate   cc.Rate // of each connection; 0: no other bound
 	Priority, Weight int
@@ -97,6 +105,9 @@ func (r Rule) check() error {
 	if err := r.Match.check(); err != nil {
 		return err
 	}
+	if r.Nameless && len(r.Match.ServerNames) == 0 {
+		return errors.New("nothing shows a name that it does not ask for")
+	}
 	if err := r.Down.check(); err != nil {
 		return fmt.Errorf("down: %w", err)
 	}
@@ -113,14 +124,29 @@ func (t Terms) check() error {
 	if key, err := t.CheckClass(); err != nil {
 		return fmt.Errorf("%s: %w", key, err)
 	}
-	if t.Algorithm == "" {
-		return nil
+	if err := resolve(t.Algorithm, t.Params); err != nil {
+		return err
 	}
-	spec, err := cc.Lookup(t.Algorithm)
+	if err := resolve(t.Receive, t.ReceiveParams); err != nil || t.Receive == "" {
+		return err
+	}
+	spec, err := cc.Lookup(t.Receive)
 	if err != nil {
 		return err
 	}
-	_, err = spec.Resolve(t.Params)
+	return spec.CheckReceives()
+}
+
+// resolve tells what is wrong with an algorithm and its settings.
+func resolve(name string, params cc.Params) error {
+	if name == "" {
+		return nil
+	}
+	spec, err := cc.Lookup(name)
+	if err != nil {
+		return err
+	}
+	_, err = spec.Resolve(params)
 	return err
 }
 
@@ -128,8 +154,12 @@ func (t Terms) check() error {
 func (p *Policy) Decide(f Facts) Verdict {
 	f.Source, f.Target = unmap(f.Source), unmap(f.Target)
 	for i := range p.rules {
-		if p.rules[i].Match.matches(f) {
-			return p.rules[i].verdict(f)
+		r := &p.rules[i]
+		if r.Match.matches(f) {
+			return r.verdict(f)
+		}
+		if r.Nameless && f.ServerName == "" && r.Match.matchesBeforeName(f) {
+			return r.nameless()
 		}
 	}
 	return p.defaults.verdict(f)
@@ -140,18 +170,28 @@ func (p *Policy) Decide(f Facts) Verdict {
 // without any of them. A single one is settled.
 func (p *Policy) Prospects(f Facts) []Verdict {
 	f.Source, f.Target, f.ServerName = unmap(f.Source), unmap(f.Target), ""
-	var out []Verdict
+	var out, nameless []Verdict
+	last := &p.defaults
 	for i := range p.rules {
 		r := &p.rules[i]
 		if !r.Match.matchesBeforeName(f) {
 			continue
 		}
-		out = append(out, r.verdict(f))
 		if len(r.Match.ServerNames) == 0 {
-			return out
+			last = r
+			break
+		}
+		out = append(out, r.verdict(f))
+		if r.Nameless && nameless == nil {
+			nameless = []Verdict{r.nameless()}
 		}
 	}
-	return append(out, p.defaults.verdict(f))
+	return slices.Concat(out, []Verdict{last.verdict(f)}, nameless)
+}
+
+// nameless is the verdict on a connection that shows no name and had to.
+func (r *Rule) nameless() Verdict {
+	return Verdict{Rule: r.Name, Refuse: "it shows no server name", SendProxy: r.SendProxy}
 }
 
 func (r *Rule) verdict(f Facts) Verdict {
@@ -159,6 +199,8 @@ func (r *Rule) verdict(f Facts) Verdict {
 	if r.Refuse == "" {
 		v.Down = r.Down.terms(f, down)
 		v.Up = r.Up.terms(f, up)
+		v.FromServer = r.Down.receive(f, down)
+		v.FromClient = r.Up.receive(f, up)
 	}
 	return v
 }
@@ -187,6 +229,25 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 		MinRate:        t.MinRate,
 		HintCap:        t.HintCap,
 	}
+}
+
+// receive is what decides the window of who sends the bytes of a direction: as in terms,
+// but its group is that of the hosts that they come from. Maximum rates are kept by who
+// sends the bytes on, and hints are about the other way.
+func (t Terms) receive(f Facts, d direction) flow.Terms {
+	back := down
+	if d == down {
+		back = up
+	}
+	name := t.Receive
+	if name == "" {
+		name = Unmanaged
+	}
+	r := t
+	r.Algorithm, r.Params, r.MaxRate, r.ConnectionRate, r.HintCap = name, t.ReceiveParams, 0, 0, 0
+	out := r.terms(f, back)
+	out.Group = "from " + out.Group
+	return out
 }
 
 // Verdicts returns the verdict of each rule in order, and last that of the

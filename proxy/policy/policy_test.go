@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -118,6 +119,31 @@ func TestProspectsAreWhatAServerNameMayStillDecide(t *testing.T) {
 			assert.Equal(t, row.rule, p.Decide(f).Rule)
 		})
 	}
+}
+
+func TestARefusalByNameCanFailClosed(t *testing.T) {
+	ads := policy.Rule{
+		Name: "ads", Match: policy.Match{ServerNames: patterns(t, "*.ads.example"), Ports: ports(t, "443")},
+		Refuse: "no ads", Nameless: true,
+	}
+	p, err := policy.New([]policy.Rule{ads, {Name: "rest"}}, policy.Rule{})
+	require.NoError(t, err)
+	for _, row := range []struct{ name, target, server, rule, refuse string }{
+		{"its name", "192.0.2.1:443", "x.ads.example", "ads", "no ads"},
+		{"no name", "192.0.2.1:443", "", "ads", "it shows no server name"},
+		{"another name", "192.0.2.1:443", "news.example", "rest", ""},
+		{"no name on another port", "192.0.2.1:22", "", "rest", ""},
+	} {
+		v := p.Decide(policy.Facts{Target: addrPort(row.target), ServerName: row.server})
+		assert.Equal(t, row.rule, v.Rule, row.name)
+		assert.Equal(t, row.refuse, v.Refuse, row.name)
+	}
+	prospects := p.Prospects(policy.Facts{Target: addrPort("192.0.2.1:443")})
+	passes := func(v policy.Verdict) bool { return v.Refuse == "" }
+	assert.True(t, slices.ContainsFunc(prospects, passes), "it may still pass")
+
+	_, err = policy.New([]policy.Rule{{Name: "all", Nameless: true}}, policy.Rule{})
+	assert.ErrorContains(t, err, "nothing shows a name")
 }
 
 func TestGroups(t *testing.T) {
@@ -277,7 +303,9 @@ func TestDecideIsFirstMatchAndDeterministic(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var rules []policy.Rule
 		for i := range rapid.IntRange(0, 6).Draw(t, "rules") {
-			rules = append(rules, policy.Rule{Name: string(rune('a' + i)), Match: anyMatch(t), Down: policy.Terms{Algorithm: "fixed"}})
+			r := policy.Rule{Name: string(rune('a' + i)), Match: anyMatch(t), Down: policy.Terms{Algorithm: "fixed"}}
+			r.Nameless = len(r.Match.ServerNames) > 0 && rapid.Bool().Draw(t, "nameless")
+			rules = append(rules, r)
 		}
 		p, err := policy.New(rules, policy.Rule{})
 		require.NoError(t, err)
@@ -299,7 +327,9 @@ func TestDecideIsFirstMatchAndDeterministic(t *testing.T) {
 		nameless := facts
 		nameless.ServerName = ""
 		assert.Equal(t, p.Decide(nameless), prospects[len(prospects)-1])
-		assert.NotEmpty(t, got.Down.Algorithm)
-		assert.NotEqual(t, got.Down.Group, got.Up.Group, "directions never share")
+		if got.Refuse == "" {
+			assert.NotEmpty(t, got.Down.Algorithm)
+			assert.NotEqual(t, got.Down.Group, got.Up.Group, "directions never share")
+		}
 	})
 }

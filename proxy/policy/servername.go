@@ -226,6 +226,12 @@ const (
 	maxLabel    = 63
 )
 
+// HostName is the name that host is to rules by server name; empty: it is none.
+func HostName(host string) string {
+	name, _ := hostName(host)
+	return name
+}
+
 // hostName returns a name in lower case and without its final dot, if it is
 // that of a host: letters, digits and hyphens (RFC 1123 §2.1), and underscores,
 // which do occur. An address is none: no name ends in a number.

@@ -31,9 +31,7 @@ const benchPayload = 1200
 
 // bench is the forwarder and its stack without a tunnel around them.
 func bench(b *testing.B) (*netstack.Stack, *Datagrams) {
-	if !isApart {
-		b.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make a network namespace")
-	}
+	needNamespace(b)
 	start := time.Now() //nolint:forbidigo // the stack under test runs on it
 	clock := func() cc.Time { return cc.Time(time.Since(start)) + 1 }
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})

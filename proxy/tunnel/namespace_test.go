@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // The tests run in a network namespace of their own, whose lo has addresses that a
@@ -16,7 +18,7 @@ import (
 var (
 	outside4 = netip.MustParseAddr("192.0.2.7")
 	outside6 = netip.MustParseAddr("2001:db8::7")
-	isApart  bool
+	notApart error // why they do not
 )
 
 const (
@@ -27,19 +29,19 @@ const (
 // apart runs the tests once more, in a namespace, where it can make one.
 func apart() {
 	if os.Getenv(apartEnv) != "" {
-		isApart = settle() == nil
+		notApart = settle()
 		return
 	}
 	again := exec.Command(os.Args[0], os.Args[1:]...)
 	again.Env = append(os.Environ(), apartEnv+"=1")
 	again.Stdin, again.Stdout, again.Stderr = os.Stdin, os.Stdout, os.Stderr
 	again.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	err := again.Run()
+	notApart = again.Run()
 	var exit *exec.ExitError
 	switch {
-	case err == nil:
+	case notApart == nil:
 		os.Exit(0)
-	case errors.As(err, &exit):
+	case errors.As(notApart, &exit):
 		os.Exit(max(1, exit.ExitCode()))
 	}
 }
@@ -65,9 +67,9 @@ func settle() error {
 	return nil
 }
 
-func needNamespace(t *testing.T) {
-	t.Helper()
-	if !isApart {
-		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make a network namespace")
+func needNamespace(tb testing.TB) {
+	tb.Helper()
+	if notApart != nil {
+		need.Namespaces(tb, notApart)
 	}
 }

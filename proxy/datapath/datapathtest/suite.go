@@ -31,13 +31,16 @@ type Pair func(t *testing.T) (a, b datapath.Conn)
 // Mute has everything lost from now on that comes to c from its peer.
 type Mute func(t *testing.T, c datapath.Conn)
 
+// row is one check.
+type row struct {
+	name string
+	run  func(suite)
+}
+
 // Run checks one datapath. mute may be nil where it enforces no windows.
 func Run(t *testing.T, pair Pair, mute Mute) {
 	t.Helper()
-	for _, test := range []struct {
-		name string
-		run  func(suite)
-	}{
+	run(t, pair, mute, append([]row{
 		{"bytes arrive intact both ways at once", suite.bothWays},
 		{"a half-close ends one direction only", suite.halfClose},
 		{"a reset is seen as one", suite.reset},
@@ -52,7 +55,12 @@ func Run(t *testing.T, pair Pair, mute Mute) {
 		{"an enforced window changes at any time", suite.changedWindow},
 		{"a carrier moves every byte", suite.carry},
 		{"an idle carrier is ended by a deadline", suite.idleCarrier},
-	} {
+	}, held...))
+}
+
+func run(t *testing.T, pair Pair, mute Mute, rows []row) {
+	t.Helper()
+	for _, test := range rows {
 		t.Run(test.name, func(t *testing.T) {
 			// First in, last out: the datapath's own clean-up runs before it.
 			t.Cleanup(func() { goleak.VerifyNone(t) })
@@ -104,7 +112,7 @@ type observer struct {
 
 // observe has a leg keep to a limit, as far as it can, and collects its reports.
 func observe(c datapath.Conn, limit flow.Limit) *observer {
-	o := &observer{holds: c.Enforce(datapath.HoldAll)}
+	o := &observer{holds: c.Enforce(datapath.HoldAll, 0)}
 	o.changed = sync.NewCond(&o.mu)
 	c.Apply(limit)
 	c.Observe(o.report)

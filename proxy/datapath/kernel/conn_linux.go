@@ -49,9 +49,11 @@ type Conn struct {
 	missing  []string
 	errors   uint64
 
-	reader reader
+	reader      reader
+	advertising advertising
 
 	info  unix.TCPInfo
+	known int64  // bytes the socket had taken when info was read, and one; 0: it has not been
 	size  uint32 // in: room in info; out: how much of it the kernel filled
 	errno syscall.Errno
 	read  func(fd uintptr)      // readInfo, made once: polling allocates nothing
@@ -59,8 +61,8 @@ type Conn struct {
 	asked [1]unix.PollFd        // of hasRoom, under the write lock of raw
 
 	// Only the tick touches these.
-	listed   bool    // in the shard's list
-	due      cc.Time // when to poll again
+	listed   bool    // in one of the shard's lists
+	due      cc.Time // when to poll again, or to confirm
 	progress cc.Time // when something happened last
 	bulk     uint64  // polls in a row in which much moved and the window was not full, gaps aside
 	gap      uint64  // polls in a row in which nothing moved after such
@@ -106,6 +108,7 @@ func tcpInfo(fd uintptr, info *unix.TCPInfo) (uint32, syscall.Errno) {
 
 // refresh reads TCP_INFO into c.info.
 func (c *Conn) refresh() error {
+	known := c.wrote.Load() + 1
 	if err := c.raw.Control(c.read); err != nil {
 		return fmt.Errorf("kernel: read TCP_INFO: %w", err)
 	}
@@ -114,8 +117,13 @@ func (c *Conn) refresh() error {
 		return fmt.Errorf("kernel: read TCP_INFO: %w", c.errno)
 	}
 	c.account.fin = c.ending.Load()
+	c.known = known
 	return nil
 }
+
+// still tells whether nothing has been underway since TCP_INFO was read, so that it
+// would say the same of this direction. Ten thousand idle legs cost a scrape nothing.
+func (c *Conn) still() bool { return c.known == c.wrote.Load()+1 && drained(&c.info) }
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
 // the client meant to reach.
@@ -138,13 +146,15 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadli
 // write through the Conn.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
-// Info implements datapath.Conn with a fresh reading; of a closed leg it
-// returns the last one.
+// Info implements datapath.Conn with a fresh reading; of a closed leg, or of one on
+// which nothing has been underway since, it returns the last one.
 func (c *Conn) Info() datapath.Info {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.closed {
-		_ = c.refresh() // counted in errors; the last reading then serves
+		if !c.still() {
+			_ = c.refresh() // counted in errors; the last reading then serves
+		}
 		if c.envelope == "" {
 			c.envelope = c.congestion()
 		}
@@ -162,7 +172,7 @@ func (c *Conn) Info() datapath.Info {
 		SignalErrors:  c.errors,
 	}
 	if h := c.enforced.Load(); h != nil {
-		info.Falls = uint64(h.seen.Fallbacks)
+		info.Fallbacks = uint64(h.seen.Fallbacks)
 	}
 	if i.Min_rtt != noMinRTT {
 		info.MinRTT = micros(i.Min_rtt)

@@ -99,23 +99,20 @@ func (d *Datapath) abandon() (err error) {
 	return err
 }
 
-// place gives c the shard with the most cells left, or else the fewest legs, unless it
-// has one.
-func (d *Datapath) place(c *Conn) {
+// place gives c a shard, unless it has one: the one asked for, or if that has no cells
+// left, the one with the most.
+func (d *Datapath) place(c *Conn, asked int) {
 	if c.shard != nil {
 		return
 	}
-	c.shard = slices.MinFunc(d.shards, func(a, b *shard) int {
-		return cmp.Or(cmp.Compare(d.room(b), d.room(a)), cmp.Compare(a.legs.Load(), b.legs.Load()))
-	})
-	c.shard.legs.Add(1)
+	c.shard = d.shards[asked]
+	if d.enforcer != nil && d.room(c.shard) == 0 {
+		c.shard = slices.MaxFunc(d.shards, func(a, b *shard) int { return cmp.Compare(d.room(a), d.room(b)) })
+	}
 }
 
 // room is for how many more legs of a shard the kernel could enforce the windows.
 func (d *Datapath) room(s *shard) int {
-	if d.enforcer == nil {
-		return 0
-	}
 	return d.enforcer.control.Room(s.index)
 }
 
@@ -219,7 +216,8 @@ func (d *Datapath) Missing() []string { return slices.Clone(d.missing) }
 // String names the tier and the envelope, for the start-up log.
 func (d *Datapath) String() string {
 	if d.enforcer != nil {
-		return fmt.Sprintf("%s: window and pacing enforced by the kernel, as %s; envelope %s where it has no room", Tier, d.Control(), d.inUse)
+		return fmt.Sprintf("%s: window and pacing enforced by the kernel, as %s; envelope %s where it has no room",
+			Tier, d.Control(), d.inUse)
 	}
 	return fmt.Sprintf("%s: window enforced by the relay, pacing by the kernel, envelope %s", Tier, d.inUse)
 }
@@ -232,14 +230,14 @@ type Status struct {
 	Busy     int           // legs with bytes unsent or unacknowledged
 	Interval time.Duration // between two polls of one leg whose window the relay keeps, at most
 
-	Held *HeldStatus // nil: the kernel enforces no windows
+	Enforced *EnforcedStatus // nil: the kernel enforces no windows
 }
 
-// HeldStatus is how it goes with the windows that the kernel enforces.
-type HeldStatus struct {
+// EnforcedStatus is how it goes with the windows that the kernel enforces.
+type EnforcedStatus struct {
 	Legs, Limit  int                // such legs now, and at most
-	Full, Failed uint64             // legs whose windows it was to enforce and does not: for lack of room, for another reason
-	Falls        uint64             // fallbacks: times a socket ran Reno, since the process did not answer it
+	Full, Failed uint64             // legs whose windows it was to enforce and does not: for lack of room, otherwise
+	Fallbacks    uint64             // fallbacks: times a socket ran Reno, since the process did not answer it
 	Answers      datapath.Histogram // from an acknowledgement until the window computed from it was in force
 }
 
@@ -252,9 +250,9 @@ func (d *Datapath) Status() Status {
 		s.Interval = max(s.Interval, time.Duration((polled+d.budget-1)/d.budget)*Tick)
 	}
 	if o := d.enforcer; o != nil {
-		s.Held = &HeldStatus{
+		s.Enforced = &EnforcedStatus{
 			Legs: int(o.bound.Load()), Limit: len(o.legs), Full: o.full.Load(), Failed: o.failed.Load(),
-			Falls: o.fallbacks.Load(), Answers: o.answers.Snapshot(),
+			Fallbacks: o.fallbacks.Load(), Answers: o.answers.Snapshot(),
 		}
 	}
 	return s

@@ -64,7 +64,7 @@ func (s *shard) remaining(tb testing.TB) time.Duration {
 
 // manage has a leg keep to a limit.
 func (c *Conn) manage(limit flow.Limit, report func(flow.Report)) {
-	c.Enforce(datapath.HoldAll)
+	c.Enforce(datapath.HoldAll, 0)
 	c.Apply(limit)
 	c.Observe(report)
 }
@@ -170,17 +170,16 @@ func TestEachShardHasATickOfItsOwn(t *testing.T) {
 	d.Wake(2)
 	d.shards[2].next(t)
 	assert.Equal(t, [3]int{0, 0, 1}, calls)
-	var legs [3]int
-	for range 3 {
+	for i, s := range d.shards {
 		a, _ := d.pair(t, loopback4) // only one end of which is managed
-		watched(a)
-		legs[a.shard.index]++
+		a.Enforce(datapath.HoldAll, i)
+		a.Observe(func(flow.Report) {})
+		require.Same(t, s, a.shard)
 		a.begin()
-		assert.NotEqual(t, cc.Never, a.shard.at)
-		a.shard.next(t)
-		assert.Len(t, a.shard.list, 1)
+		require.NotEqual(t, cc.Never, s.at)
+		s.next(t)
+		assert.Equal(t, []*Conn{a}, s.list)
 	}
-	assert.Equal(t, [3]int{1, 1, 1}, legs)
 	assert.Equal(t, Status{Busy: 3, Interval: Tick}, d.Status())
 }
 

@@ -159,12 +159,7 @@ func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListene
 	lc := net.ListenConfig{
 		KeepAlive: -1, // Wrap sets it
 		Control: func(network, _ string, raw syscall.RawConn) error {
-			return control(raw, func(fd int) error {
-				if err := guardStream(fd); err != nil || !transparent {
-					return err
-				}
-				return setTransparent(fd, network)
-			})
+			return control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
 		},
 	}
 	lc.SetMultipathTCP(false)
@@ -173,4 +168,32 @@ func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListene
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
 	return ln.(*net.TCPListener), nil
+}
+
+// Adopt has a listener that another process opened be as one of Listen's. What waited in
+// it before keeps the system's ways with urgent bytes and with the end of the process.
+func Adopt(ln *net.TCPListener, transparent bool) error {
+	raw, err := ln.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("kernel: %w", err)
+	}
+	network := "tcp6"
+	if a, ok := ln.Addr().(*net.TCPAddr); ok && a.IP.To4() != nil {
+		network = "tcp4"
+	}
+	return control(raw, func(fd int) error {
+		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+		if err != nil || protocol != unix.IPPROTO_TCP {
+			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of MPTCP"), err)
+		}
+		return prepareListener(fd, network, transparent)
+	})
+}
+
+// prepareListener sets what accepted sockets inherit, and what a transparent listener needs.
+func prepareListener(fd int, network string, transparent bool) error {
+	if err := guardStream(fd); err != nil || !transparent {
+		return err
+	}
+	return setTransparent(fd, network)
 }

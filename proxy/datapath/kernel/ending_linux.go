@@ -44,9 +44,6 @@ func (c *Conn) shut(linger int) error {
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.release(h)
 		}
-		if c.shard != nil {
-			c.shard.legs.Add(-1)
-		}
 		_ = c.tcp.SetLinger(linger) // a socket that refuses it refuses Close, too
 	}
 	c.mu.Unlock()

@@ -17,6 +17,7 @@ type enforced struct {
 	next bpf.Seen // what is to be reported
 	lost cc.Bytes // packets at the size they had when they were lost
 	base int64    // what the socket had taken when observation began
+	sure int64    // stream offset up to which all has arrived, though the cell may not say so
 }
 
 // start takes the first reading of a socket that has taken wrote bytes so far;
@@ -49,6 +50,9 @@ func (h *enforced) position(wrote int64, fin bool, since time.Duration, limit fl
 		una: int64(s.Acked), nxt: int64(s.Sent), end: int64(s.End),
 		packets: int64(s.PacketsOut), sacked: int64(s.SackedOut), lost: int64(s.LostOut), retrans: int64(s.RetransOut),
 	}
+	if p.una < h.sure {
+		p = position{una: h.sure, nxt: max(p.nxt, h.sure), end: max(p.end, h.sure)}
+	}
 	p.end = max(p.end, h.origin+wrote)
 	if fin { // it takes a sequence number; all that was written is known by now
 		p.end = min(p.end, h.origin+wrote)
@@ -64,6 +68,9 @@ func (h *enforced) position(wrote int64, fin bool, since time.Duration, limit fl
 	p.unsent = p.end - p.nxt
 	return p
 }
+
+// confirm notes that all that the socket has taken, wrote bytes, has arrived.
+func (h *enforced) confirm(wrote int64) { h.sure = h.origin + wrote - h.base }
 
 // pacedBurst is how many segments leave at once before the pacing rate holds them.
 const pacedBurst = 2
@@ -103,6 +110,10 @@ func (h *enforced) step(wrote int64, fin bool, happened, now cc.Time, limit flow
 	r.RTT = 0
 	if s.Samples != h.seen.Samples {
 		r.RTT = time.Duration(s.RttUs) * time.Microsecond
+	}
+	if s.Tsval != 0 && s.Acks != h.seen.Acks && s.Timeouts == h.seen.Timeouts {
+		// Round trips are the kernel's, by the same clock and as of the same moment.
+		r.Peer = flow.PeerClock{At: happened, Value: s.Tsval}
 	}
 	h.seen = *s
 	return *r

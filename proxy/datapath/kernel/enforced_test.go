@@ -279,6 +279,28 @@ func TestObservationBeginsWithWhatIsWrittenNext(t *testing.T) {
 	assert.Zero(t, r.Acked)
 }
 
+func TestWhatIsConfirmedHasArrivedWhateverTheCellSays(t *testing.T) {
+	limit := flow.Limit{Cwnd: 10 * mss}
+	h := enforcedFrom(reading(0, 0, nil))
+	h.next = reading(10, 6, func(s *bpf.Seen) { s.At, s.LostOut, s.SackedOut = 2, 1, 1 })
+	assert.Equal(t, cc.Bytes(7_000), h.step(10_000, false, now, now, limit, wider{}).Acked)
+	h.confirm(10_000)
+	r := h.step(10_000, false, now, now+1, limit, wider{})
+	assert.Equal(t, flow.Report{
+		At: now + 1, MSS: mss, Written: 10_000, Acked: 10_000, Newest: 10_000,
+	}, r)
+	r = h.step(12_000, false, now, now+2, limit, wider{})
+	assert.Equal(t, cc.Bytes(2_000), r.Pipe, "what is written next is in flight")
+	assert.Equal(t, cc.Bytes(10_000), r.Acked)
+	h.next = reading(12, 11, func(s *bpf.Seen) { s.At = 3 })
+	r = h.step(12_000, false, now+3, now+3, limit, wider{})
+	assert.Equal(t, cc.Bytes(11_000), r.Acked, "a newer reading counts")
+	assert.Equal(t, cc.Bytes(1_000), r.Pipe)
+	h.from(12_000)
+	h.confirm(12_500)
+	assert.Equal(t, cc.Bytes(500), h.step(12_500, false, now+4, now+4, limit, wider{}).Acked)
+}
+
 func TestARoundTripIsReportedOnce(t *testing.T) {
 	h := enforcedFrom(reading(0, 0, nil))
 	h.next = reading(2, 2, func(s *bpf.Seen) { s.RttUs, s.Samples, s.At = 1_000, 2, 2 })
@@ -290,33 +312,22 @@ func TestARoundTripIsReportedOnce(t *testing.T) {
 	assert.Equal(t, time.Millisecond, h.step(0, false, now+3, now+3, flow.Limit{}, wider{}).RTT)
 }
 
-func TestOnlyWhatIsNotPacedHasNoRate(t *testing.T) {
-	for rate, want := range map[cc.Rate]uint64{0: 0, -1: 0, 1: 1, 8: 1, 15: 1, 16: 2, 1_000_000_000: 125_000_000} {
-		assert.Equal(t, want, perSecond(rate), "%d bits per second", rate)
+func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
+	h := enforcedFrom(reading(4, 0, nil))
+	peer := func(age time.Duration, change func(*bpf.Seen)) flow.PeerClock {
+		change(&h.next)
+		h.next.At++
+		return h.step(0, false, now, now.Add(age), flow.Limit{}, wider{}).Peer
 	}
-}
-
-func TestWhatTheKernelMayParkLastsSomeMilliseconds(t *testing.T) {
-	for name, row := range map[string]struct {
-		limit flow.Limit
-		srtt  time.Duration
-		want  int
-	}{
-		"a window per round trip":        {flow.Limit{Cwnd: 1_000_000}, 100 * time.Millisecond, 100_000},
-		"a pacing rate below that":       {flow.Limit{Cwnd: 1_000_000, PacingRate: 40_000_000}, 100 * time.Millisecond, 50_000},
-		"a pacing rate above that":       {flow.Limit{Cwnd: 1_000_000, PacingRate: 800_000_000}, 100 * time.Millisecond, 100_000},
-		"some segments at least":         {flow.Limit{Cwnd: 5_000}, 100 * time.Millisecond, leastParked * mss},
-		"so many of a closed one":        {flow.Limit{}, 100 * time.Millisecond, leastParked * mss},
-		"at most what is ever parked":    {flow.Limit{Cwnd: cc.MaxCwnd}, time.Millisecond, mostUnsent},
-		"before there is a round trip":   {flow.Limit{Cwnd: 30_000}, 0, 30_000},
-		"a rate before a round trip":     {flow.Limit{Cwnd: 30_000, PacingRate: 24_000_000}, 0, 30_000},
-		"no bound before a round trip":   {flow.Limit{Cwnd: cc.MaxCwnd}, 0, mostUnsent},
-		"a short round trip at any rate": {flow.Limit{Cwnd: 100_000}, 50 * time.Microsecond, mostUnsent},
-	} {
-		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, row.want, parked(row.limit, row.srtt, mss))
-		})
-	}
+	assert.Zero(t, peer(0, func(s *bpf.Seen) { s.Acks++ }), "there are no timestamps")
+	first := flow.PeerClock{At: now, Value: 7}
+	assert.Equal(t, first, peer(5, func(s *bpf.Seen) { s.Acks, s.Tsval = 2, 7 }), "and not as of the report")
+	now := now + 9
+	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer, "nothing has come")
+	h.next.Tsval, h.next.Acks, h.next.Timeouts, h.next.At = 8, 3, 1, 99
+	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer, "the time may be that of the timeout")
+	h.next.Acks, h.next.At = 4, 100
+	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, h.step(0, false, now+1, now+1, flow.Limit{}, wider{}).Peer)
 }
 
 // enforcedSender is a model of the kernel's send side under a window of ours:

@@ -29,7 +29,9 @@ type enforcer struct {
 
 // answerBounds are in seconds: from a fraction of a tick to what makes a socket fall
 // back.
-var answerBounds = []float64{.0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .0075, .01, .02, .05, .1, .2, .5}
+var answerBounds = []float64{
+	.0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .0075, .01, .02, .05, .1, .2, .5,
+}
 
 // newEnforcer has room for so many legs, in at most so many parts.
 func newEnforcer(cells, parts int, clock func() cc.Time) (*enforcer, error) {
@@ -71,7 +73,8 @@ func (o *enforcer) bind(c *Conn) (*enforced, error) {
 	switch {
 	case errors.Is(err, bpf.ErrFull):
 		o.full.Add(1)
-		return nil, fmt.Errorf("kernel: it enforces the windows of %d legs, and of no more; the relay keeps this one's (limits.held_legs)", len(o.legs))
+		return nil, fmt.Errorf("kernel: it enforces the windows of %d legs, and of no more; "+
+			"the relay keeps this one's (limits.held_legs)", len(o.legs))
 	case err != nil:
 		o.failed.Add(1)
 		return nil, fmt.Errorf("kernel: it does not enforce this leg's window: %w", err)
@@ -97,10 +100,11 @@ func (o *enforcer) news(shard, budget int, yield func(*Conn)) {
 	})
 }
 
-// count counts what a reading says of the answers to those before it.
-func (o *enforcer) count(h *enforced) {
-	if h.next.Lag != h.seen.Lag && h.next.Lag > 0 {
-		o.answers.Observe(time.Duration(h.next.Lag))
+// answer tells the kernel that the limit takes into account what was reported last.
+// fresh: that had not been reported before; it happened then.
+func (o *enforcer) answer(h *enforced, fresh bool, happened, now cc.Time) {
+	h.cell.Answer(&h.seen)
+	if fresh {
+		o.answers.Observe(now.Sub(happened))
 	}
-	o.fallbacks.Add(uint64(h.next.Fallbacks - h.seen.Fallbacks))
 }

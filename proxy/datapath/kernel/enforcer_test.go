@@ -72,7 +72,7 @@ func TestTheRelayKeepsTheWindowOfALegForWhichThereIsNoRoom(t *testing.T) {
 	assert.Contains(t, info.Missing[0], "limits.held_legs")
 	assert.Contains(t, info.Missing[0], "1 leg")
 
-	status := d.Status().Held
+	status := d.Status().Enforced
 	require.NotNil(t, status)
 	assert.Equal(t, 1, status.Legs)
 	assert.Equal(t, 1, status.Limit)
@@ -87,13 +87,13 @@ func TestTheRelayKeepsTheWindowOfALegForWhichThereIsNoRoom(t *testing.T) {
 	assert.Greater(t, *reports, before)
 
 	require.NoError(t, enforced.Close())
-	assert.Zero(t, d.Status().Held.Legs)
+	assert.Zero(t, d.Status().Enforced.Legs)
 	next, peer := d.pair(t, loopback4)
 	watched(next)
 	assert.Equal(t, EBPF, next.Info().Envelope)
 	assert.Empty(t, next.Info().Missing)
-	assert.Equal(t, 1, d.Status().Held.Legs)
-	assert.EqualValues(t, 1, d.Status().Held.Full)
+	assert.Equal(t, 1, d.Status().Enforced.Legs)
+	assert.EqualValues(t, 1, d.Status().Enforced.Full)
 	pass(t, next, peer, 100_000)
 	r = d.drain(t, next, 100_000)
 	assert.EqualValues(t, 100_000, r.Acked)
@@ -116,26 +116,26 @@ func TestClosingALegLetsItsSocketGo(t *testing.T) {
 	a, b := d.pair(t, loopback4)
 	watched(a)
 	watched(b)
-	assert.Equal(t, 2, d.Status().Held.Legs)
+	assert.Equal(t, 2, d.Status().Enforced.Legs)
 	a.begin()
 	assert.Equal(t, 1, d.Status().Busy)
 	require.NoError(t, a.Close())
-	assert.Equal(t, 1, d.Status().Held.Legs)
+	assert.Equal(t, 1, d.Status().Enforced.Legs)
 	assert.Zero(t, d.Status().Busy)
 	s.next(t)
 	assert.Equal(t, cc.Never, s.at, "nothing is left to tick for")
 	require.Error(t, a.Close())
-	assert.Equal(t, 1, d.Status().Held.Legs, "closing it twice lets it go once")
+	assert.Equal(t, 1, d.Status().Enforced.Legs, "closing it twice lets it go once")
 	a.end()
 	a.Apply(flow.Limit{Cwnd: 1})
 	require.NoError(t, b.Reset())
-	assert.Zero(t, d.Status().Held.Legs)
+	assert.Zero(t, d.Status().Enforced.Legs)
 	for range 3 {
 		c, _ := d.pair(t, loopback4)
 		watched(c)
 		assert.Equal(t, EBPF, c.Info().Envelope)
 	}
-	assert.Zero(t, d.Status().Held.Full)
+	assert.Zero(t, d.Status().Enforced.Full)
 	assert.Zero(t, d.Status().Busy)
 }
 
@@ -148,19 +148,25 @@ func TestLegsTakeTheCellsOfAllShards(t *testing.T) {
 		watched(a)
 		watched(b)
 	}
-	assert.Zero(t, d.Status().Held.Full)
-	assert.Equal(t, 100, d.Status().Held.Legs)
+	assert.Zero(t, d.Status().Enforced.Full)
+	assert.Equal(t, 100, d.Status().Enforced.Legs)
 	for _, s := range d.shards {
-		assert.GreaterOrEqual(t, s.legs.Load(), int64(36))
+		assert.Zero(t, d.room(s), "the first is asked for, the second has what it has no room for")
 	}
+}
+
+// enforcingByHand has one cell, and a clock and a tick that the test moves.
+func enforcingByHand(t *testing.T) (*hands, *Datapath, *shard) {
+	t.Helper()
+	needsEBPF(t)
+	h := &hands{cc.Time(time.Hour)}
+	d := still(t, Config{Envelope: EBPF, Cells: 1, Clock: h.clock})
+	return h, d, d.shards[0]
 }
 
 // TestASilentLegHasTheTickComeLessOften: one whose window the kernel enforces.
 func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
-	needsEBPF(t)
-	h := hands{cc.Time(time.Hour)}
-	d := still(t, Config{Envelope: EBPF, Cells: 1, Clock: h.clock})
-	s := d.shards[0]
+	h, d, s := enforcingByHand(t)
 	a, b := d.pair(t, loopback4)
 	reports := watched(a)
 	a.begin()
@@ -186,6 +192,52 @@ func TestASilentLegHasTheTickComeLessOften(t *testing.T) {
 	assert.Equal(t, cc.Never, s.at)
 }
 
+// TestAnAcknowledgementThatNobodySaidIsNoticed takes the control away, so that the kernel
+// calls another.
+func TestAnAcknowledgementThatNobodySaidIsNoticed(t *testing.T) {
+	h, d, s := enforcingByHand(t)
+	a, b := d.pair(t, loopback4)
+	var last flow.Report
+	a.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(r flow.Report) { last = r })
+	require.NoError(t, a.setCongestion("reno"))
+	pass(t, a, b, 100_000)
+	require.Eventually(t, func() bool { return a.Info().Unsent == 0 && a.info.Unacked == 0 }, patience, time.Millisecond)
+	began := h.now
+	for s.tick(); d.Status().Busy > 0; h.step(s, s.at.Sub(h.now)) {
+		require.NotEqual(t, cc.Never, s.at)
+		require.Less(t, h.now.Sub(began), 4*confirmAfter)
+	}
+	assert.GreaterOrEqual(t, h.now.Sub(began), confirmAfter)
+	assert.Equal(t, cc.Bytes(100_000), last.Acked)
+	assert.Zero(t, last.Pipe)
+	assert.Zero(t, last.Unsent)
+	h.step(s, Tick)
+	assert.Equal(t, cc.Never, s.at)
+	assert.Empty(t, s.watched)
+}
+
+func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
+	h, d, s := enforcingByHand(t)
+	a, _ := d.pair(t, loopback4)
+	watched(a)
+	a.begin()
+	mute(t, a) // else its bytes would arrive
+	_, err := a.tcp.Write(make([]byte, 1))
+	require.NoError(t, err)
+	a.took(1)
+	asked, due := 0, cc.Time(0)
+	for range 4000 {
+		h.step(s, Tick)
+		if a.due != due && h.now >= due {
+			asked++
+		}
+		due = a.due
+	}
+	assert.LessOrEqual(t, asked, 8)
+	assert.Equal(t, 1, d.Status().Busy)
+	a.end()
+}
+
 func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
 	d := enforcing(t, 1)
 	a, b := d.pair(t, loopback4)
@@ -193,16 +245,16 @@ func TestWhatASocketDoesByItselfIsCounted(t *testing.T) {
 	for a.says(t).InFallback == 0 { // without a tick nobody answers it
 		pass(t, a, b, 100_000)
 	}
-	assert.Zero(t, d.Status().Held.Falls, "not known yet")
+	assert.Zero(t, d.Status().Enforced.Fallbacks, "not known yet")
 	a.poll()
-	assert.EqualValues(t, 1, d.Status().Held.Falls)
-	assert.EqualValues(t, 1, a.Info().Falls)
+	assert.EqualValues(t, 1, d.Status().Enforced.Fallbacks)
+	assert.EqualValues(t, 1, a.Info().Fallbacks)
 	for a.says(t).InFallback == 1 {
 		pass(t, a, b, 100_000)
 		a.poll()
 	}
-	assert.EqualValues(t, 1, d.Status().Held.Falls)
-	for d.Status().Held.Answers.Count() == 0 { // one counts that came while more was underway
+	assert.EqualValues(t, 1, d.Status().Enforced.Fallbacks)
+	for d.Status().Enforced.Answers.Count() == 0 { // one counts that came while more was underway
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -241,11 +293,14 @@ func (w pollingWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func TestTheFirstBytesOfALegAreNoAnswer(t *testing.T) {
+func TestAnAcknowledgementIsAnsweredOnce(t *testing.T) {
 	d := enforcing(t, 1)
 	a, b := d.pair(t, loopback4)
 	watched(a)
-	pass(t, a, b, 1) // its window was applied before; how long ago says nothing
+	pass(t, a, b, 1)
 	d.drain(t, a, 1)
-	assert.Zero(t, d.Status().Held.Answers.Count())
+	answers := d.Status().Enforced.Answers.Count()
+	assert.NotZero(t, answers)
+	a.poll()
+	assert.Equal(t, answers, d.Status().Enforced.Answers.Count(), "nothing has happened since")
 }

@@ -92,7 +92,7 @@ func TestALegIsTheSystemsUnlessItIsManaged(t *testing.T) {
 			limit := flow.Limit{Cwnd: 64 << 10, PacingRate: 800_000_000}
 			observe := func(want datapath.Hold) *flow.Report {
 				var last flow.Report
-				managed.Enforce(want)
+				managed.Enforce(want, 0)
 				managed.Apply(limit)
 				managed.Observe(func(r flow.Report) { last = r })
 				return &last
@@ -102,7 +102,7 @@ func TestALegIsTheSystemsUnlessItIsManaged(t *testing.T) {
 				assert.Equal(t, envelope, managed.Info().Envelope)
 				if envelope == EBPF {
 					assert.Equal(t, d.Control(), managed.congestion())
-					assert.Equal(t, 1, d.Status().Held.Legs)
+					assert.Equal(t, 1, d.Status().Enforced.Legs)
 				} else {
 					assert.Equal(t, envelope, managed.congestion())
 				}
@@ -115,7 +115,7 @@ func TestALegIsTheSystemsUnlessItIsManaged(t *testing.T) {
 				assert.Equal(t, before, managed.settings(t), "all is as it was")
 				assert.Equal(t, system, managed.Info().Envelope)
 				if envelope == EBPF {
-					assert.Zero(t, d.Status().Held.Legs)
+					assert.Zero(t, d.Status().Enforced.Legs)
 				}
 				pass(t, managed, unmanaged, 1<<20)
 

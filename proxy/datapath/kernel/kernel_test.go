@@ -110,6 +110,9 @@ func TestConformanceInShards(t *testing.T) {
 				needsEBPF(t)
 			}
 			datapathtest.Run(t, pairs(Config{Envelope: envelope, Cells: 256, Shards: 3}, loopback4), mute)
+			if envelope == EBPF {
+				datapathtest.PeerClock(t, pairs(Config{Envelope: envelope, Cells: 8}, loopback4))
+			}
 		})
 	}
 }

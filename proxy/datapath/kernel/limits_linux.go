@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +39,7 @@ type limits struct {
 	inForce cc.Bytes // the window that the socket has used already, at least
 	now     bool     // what it lets out is not to wait for an acknowledgement
 
-	do sockopts // what settle tells the socket; guarded by Conn.mu
+	do sockopts // of settle; guarded by Conn.mu
 }
 
 // wider is a window that was in force when the socket had taken so many bytes; larger
@@ -72,9 +73,9 @@ func (c *Conn) Apply(limit flow.Limit) {
 	} // an idle leg settles before it writes
 }
 
-// apply puts into force what needs no system call; tell: settle has to do the rest,
-// and no report is underway that it follows.
-func (l *limits) apply(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (tell bool) {
+// apply puts into force what needs no system call. unsettled: settle has to do the
+// rest, and no report is underway after which it will.
+func (l *limits) apply(limit flow.Limit, clock func() cc.Time, taken *atomic.Int64) (unsettled bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.kept || limit == l.limit {
@@ -128,10 +129,13 @@ func (l *limits) reading(r *flow.Report, s *bpf.Seen, fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.mss, l.srtt = r.MSS, time.Duration(s.SrttUs)*time.Microsecond
-	l.blocked = r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
 	if fresh {
 		l.inForce = min(cc.Bytes(s.Cwnd)*r.MSS, l.limit.Cwnd)
 	}
+	// What waits for the pacing rate leaves by the kernel's timer. The kernel may keep
+	// the last third of a window for later.
+	filled := r.Pipe+r.MSS >= l.inForce*2/3
+	l.blocked = filled && r.Unsent > 0 && !r.RwndFull && s.InFallback == 0
 }
 
 // raised tells whether bytes wait that the kernel is to send now: it takes up a larger
@@ -141,7 +145,7 @@ func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.
 // options returns what the socket is to have.
 func (l *limits) options() (rate cc.Rate, unsent int) {
 	if l.cell != nil {
-		return 0, parked(l.limit, l.srtt, l.mss)
+		return 0, unsentBelow(l.limit, l.srtt, l.mss)
 	}
 	return max(0, l.limit.PacingRate), unsentFor(l.limit.Cwnd)
 }
@@ -152,8 +156,8 @@ func (l *limits) stale() bool {
 	return rateMoved(l.rate, rate) || unsentMoved(l.unsent, unsent) || l.raised()
 }
 
-// settle tells the socket what it has to be told of the newest limit, and reports
-// whether that may have made it send. c.mu is held.
+// settle gives the socket what it has not got of the newest limit, and reports whether
+// that may have made it send. c.mu is held.
 func (c *Conn) settle() (sent bool) {
 	l := &c.limits
 	l.mu.Lock()
@@ -181,7 +185,7 @@ func (c *Conn) settle() (sent bool) {
 	if cell != nil {
 		c.piece.Store(int64(unsent))
 	}
-	c.errors += l.do.tell(c.raw)
+	c.errors += l.do.set(c.raw)
 	if l.do.send {
 		cell.Mark() // more has left than was reported
 	}
@@ -191,26 +195,26 @@ func (c *Conn) settle() (sent bool) {
 // lift gives a socket back what it was born with.
 func (l *limits) lift(raw syscall.RawConn) (refused uint64) {
 	l.do.rate, l.do.unsent, l.do.send = 0, systemUnsent, false
-	return l.do.tell(raw)
+	return l.do.set(raw)
 }
 
-// sockopts is what a socket is to be told, in one visit.
+// sockopts are options to be set in one visit to a socket.
 type sockopts struct {
-	rate, unsent int64 // unchanged: nothing
+	rate, unsent int64 // unchanged: left as it is
 	send         bool  // the kernel is to try to send what waits
 	refused      uint64
-	visit        func(fd uintptr) // set, made once: settling allocates nothing
+	visit        func(fd uintptr) // apply, made once: settling allocates nothing
 }
 
 const unchanged = -1
 
-// tell returns how many options the socket refused.
-func (o *sockopts) tell(raw syscall.RawConn) (refused uint64) {
+// set returns how many options the socket refused.
+func (o *sockopts) set(raw syscall.RawConn) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
 	}
 	if o.visit == nil {
-		o.visit = o.set
+		o.visit = o.apply
 	}
 	o.refused = 0
 	if raw.Control(o.visit) != nil {
@@ -219,23 +223,35 @@ func (o *sockopts) tell(raw syscall.RawConn) (refused uint64) {
 	return o.refused
 }
 
-func (o *sockopts) set(fd uintptr) {
-	if o.rate != unchanged && unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, pacingOption(cc.Rate(o.rate))) != nil {
-		o.refused++
+func (o *sockopts) apply(fd uintptr) {
+	if o.rate != unchanged {
+		value := pacingOption(cc.Rate(o.rate))
+		o.option(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
-	if o.unsent != unchanged && unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, int(o.unsent)) != nil {
-		o.refused++
+	if o.unsent != unchanged {
+		value := int32(o.unsent)
+		o.option(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
-	// It is set already; setting it has the kernel try to send, as far as the window goes.
-	if o.send && unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) != nil {
+	if o.send { // it is set already; setting it has the kernel try to send, as far as the window goes
+		value := int32(1)
+		o.option(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
+	}
+}
+
+// option sets one. The system call does not go through Go's scheduler: a tick that comes
+// back from one that does waits behind all goroutines that move bytes, and with it all
+// sockets that it serves. It takes as long as another thread works on the socket at most.
+func (o *sockopts) option(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) {
+	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
+	if errno != 0 {
 		o.refused++
 	}
 }
 
-// What the kernel may park unsent on a socket whose window the relay keeps
-// (TCP_NOTSENT_LOWAT): half a window. It wakes a writer when half of that is left, a
-// quarter of a round trip's worth, which covers the writer's way to the socket; more
-// would only be a queue that nobody sees. It bounds no window: sent bytes do not count.
+// What may wait unsent in a socket whose window the relay keeps (TCP_NOTSENT_LOWAT):
+// half a window. The kernel wakes a writer when half of that is left, a quarter of a
+// round trip's worth, which covers the writer's way to the socket; more would only be
+// a queue that nobody sees. It bounds no window: sent bytes do not count.
 const (
 	leastUnsent = 32 << 10
 	mostUnsent  = 1 << 20 // 8 ms at 1 Gbit/s, far more than a wakeup takes
@@ -243,20 +259,19 @@ const (
 
 func unsentFor(cwnd cc.Bytes) int { return int(min(max(leastUnsent, cwnd/2), mostUnsent)) }
 
-// parkedFor is how long what waits unsent in the kernel lasts at the rate that the
-// limit allows, where the kernel enforces the window. It wakes the writer at half of
-// that.
+// Where the kernel enforces the window, what waits unsent lasts unsentLasts at the rate
+// that the limit allows. The kernel wakes the writer at half of that.
 //
-// A slow flow may park leastParked segments, however long they last: if its writer
-// were woken for each segment, a thousand flows of 500 kbit/s would cost three times
-// the processor time.
+// On a slow flow leastSegments may wait, however long they last: if its writer were
+// woken for each segment, a thousand flows of 500 kbit/s would cost three times the
+// processor time.
 const (
-	parkedFor   = 10 * time.Millisecond
-	leastParked = 16
+	unsentLasts   = 10 * time.Millisecond
+	leastSegments = 16
 )
 
-// parked is what may wait unsent below a window that the kernel enforces.
-func parked(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
+// unsentBelow is what may wait unsent below a window that the kernel enforces.
+func unsentBelow(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 	rate := limit.PacingRate
 	if srtt > 0 {
 		if window := cc.RateOf(min(limit.Cwnd, cc.MaxCwnd), srtt); rate == 0 || window < rate {
@@ -265,9 +280,9 @@ func parked(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 	}
 	unsent := limit.Cwnd // all of it, until there is a round trip to divide by
 	if rate > 0 {
-		unsent = rate.BytesIn(parkedFor)
+		unsent = rate.BytesIn(unsentLasts)
 	}
-	return int(min(max(leastParked*mss, unsent), mostUnsent))
+	return int(min(max(leastSegments*mss, unsent), mostUnsent))
 }
 
 // unlimited is SO_MAX_PACING_RATE's "not limited".

@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"cmp"
 	"math"
 	"sync/atomic"
 	"testing"
@@ -48,7 +49,8 @@ func TestTheSocketIsToldOnlyWhatMoved(t *testing.T) {
 
 func TestAPauseGrowsWithTheSilence(t *testing.T) {
 	for silence, want := range map[time.Duration]time.Duration{
-		0: Tick, 127 * Tick / 2: Tick, 64 * Tick: Tick, 128 * Tick: 2 * Tick, 640 * Tick: 10 * Tick, 5 * time.Second: 32 * Tick,
+		0: Tick, 127 * Tick / 2: Tick, 64 * Tick: Tick, 128 * Tick: 2 * Tick, 640 * Tick: 10 * Tick,
+		5 * time.Second: 32 * Tick,
 	} {
 		assert.Equal(t, want, pause(silence), "after %v", silence)
 	}
@@ -92,14 +94,15 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 	needsEBPF(t)
 	d := still(t, Config{Envelope: EBPF, Cells: 1})
 	a, _ := d.pair(t, loopback4)
-	a.Enforce(datapath.HoldAll)
+	a.Enforce(datapath.HoldAll, 0)
 	l := &a.limits
 	at := uint64(1)
 	// said is what the socket says, and what comes of that before settle.
-	said := func(packets uint32, unsent cc.Bytes, rwndFull bool, limit cc.Bytes) {
+	said := func(packets uint32, pipe, unsent cc.Bytes, rwndFull bool, limit cc.Bytes) {
 		at++
 		l.report()
-		l.reading(&flow.Report{MSS: mss, Unsent: unsent, RwndFull: rwndFull}, &bpf.Seen{Cwnd: packets, At: at, SrttUs: 100_000}, true)
+		s := bpf.Seen{Cwnd: packets, At: at, SrttUs: 100_000}
+		l.reading(&flow.Report{MSS: mss, Pipe: pipe, Unsent: unsent, RwndFull: rwndFull}, &s, true)
 		a.Apply(flow.Limit{Cwnd: limit})
 	}
 	settle := func() bool {
@@ -111,6 +114,7 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 	settle()
 	for name, row := range map[string]struct {
 		blocked, rwndFull      bool
+		pipe                   cc.Bytes // in segments; 0: the window
 		reported, pushed, want cc.Bytes // windows in segments; pushed is to be used now; want: the one that was, 0: none
 	}{
 		"a raise waits for the next acknowledgement": {blocked: true, reported: 90},
@@ -118,6 +122,8 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 		"none is one":                                {blocked: true, reported: 80, pushed: 0},
 		"nothing waits":                              {reported: 80, pushed: 200},
 		"the receiver holds it back":                 {blocked: true, rwndFull: true, reported: 200},
+		"the pacing rate holds it back":              {blocked: true, pipe: 50, reported: 80, pushed: 200},
+		"the last third is kept for later":           {blocked: true, pipe: 54, reported: 80, pushed: 81, want: 81},
 		"a narrower one":                             {blocked: true, reported: 80, pushed: 40},
 		"a report comes before what was pushed":      {blocked: true, reported: 80, pushed: 81, want: 81},
 		"it has been lowered, and is raised by one":  {blocked: true, reported: 40, pushed: 41, want: 41},
@@ -127,7 +133,7 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 			if row.blocked {
 				unsent = 100 * mss
 			}
-			said(80, unsent, row.rwndFull, row.reported*mss)
+			said(80, cmp.Or(row.pipe, 80)*mss, unsent, row.rwndFull, row.reported*mss)
 			sent := settle()
 			if row.pushed > 0 {
 				a.Apply(flow.Limit{Cwnd: row.pushed * mss, Now: true})
@@ -141,4 +147,33 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 		})
 	}
 	assert.Equal(t, 1, a.option(t, unix.IPPROTO_TCP, unix.TCP_NODELAY))
+}
+
+func TestOnlyWhatIsNotPacedHasNoRate(t *testing.T) {
+	for rate, want := range map[cc.Rate]uint64{0: 0, -1: 0, 1: 1, 8: 1, 15: 1, 16: 2, 1e9: 125e6} {
+		assert.Equal(t, want, perSecond(rate), "%d bits per second", rate)
+	}
+}
+
+func TestWhatMayWaitUnsentLastsSomeMilliseconds(t *testing.T) {
+	for name, row := range map[string]struct {
+		limit flow.Limit
+		srtt  time.Duration
+		want  int
+	}{
+		"a window per round trip":        {flow.Limit{Cwnd: 1_000_000}, 100 * time.Millisecond, 100_000},
+		"a pacing rate below that":       {flow.Limit{Cwnd: 1_000_000, PacingRate: 40e6}, 100 * time.Millisecond, 50_000},
+		"a pacing rate above that":       {flow.Limit{Cwnd: 1_000_000, PacingRate: 800e6}, 100 * time.Millisecond, 100_000},
+		"some segments at least":         {flow.Limit{Cwnd: 5_000}, 100 * time.Millisecond, leastSegments * mss},
+		"so many of a closed one":        {flow.Limit{}, 100 * time.Millisecond, leastSegments * mss},
+		"at most what ever waits":        {flow.Limit{Cwnd: cc.MaxCwnd}, time.Millisecond, mostUnsent},
+		"before there is a round trip":   {flow.Limit{Cwnd: 30_000}, 0, 30_000},
+		"a rate before a round trip":     {flow.Limit{Cwnd: 30_000, PacingRate: 24_000_000}, 0, 30_000},
+		"no bound before a round trip":   {flow.Limit{Cwnd: cc.MaxCwnd}, 0, mostUnsent},
+		"a short round trip at any rate": {flow.Limit{Cwnd: 100_000}, 50 * time.Microsecond, mostUnsent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			assert.Equal(t, row.want, unsentBelow(row.limit, row.srtt, mss))
+		})
+	}
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Enforce implements datapath.Conn.
-func (c *Conn) Enforce(want datapath.Hold) datapath.Hold {
+func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -20,7 +20,7 @@ func (c *Conn) Enforce(want datapath.Hold) datapath.Hold {
 	}
 	c.system = c.congestion()
 	c.envelope = c.system
-	c.dp.place(c)
+	c.dp.place(c, shard)
 	c.holds = datapath.HoldRate
 	switch {
 	case want&datapath.HoldWindow == 0:
@@ -89,7 +89,7 @@ func (c *Conn) Observe(report func(flow.Report)) {
 		c.account.calibrate(&c.info, uintptr(c.size), c.dialled)
 		c.account.start(&c.info)
 	}
-	c.dp.place(c)
+	c.dp.place(c, 0)
 	c.observer = report
 	c.observed.Store(true)
 	c.report()
@@ -171,13 +171,14 @@ func (c *Conn) report() {
 	c.limits.report()
 	if h := c.enforced.Load(); h != nil {
 		o := c.dp.enforcer
-		o.count(h)
+		o.fallbacks.Add(uint64(h.next.Fallbacks - h.seen.Fallbacks))
 		happened, fresh := o.when(h.next.At), h.next.At != h.seen.At
 		limit, before := c.limits.since(happened)
-		r := h.step(c.wrote.Load(), c.ending.Load(), happened, now, limit, before)
+		fin := c.ending.Load() // before what was written, all of which it follows
+		r := h.step(c.wrote.Load(), fin, happened, now, limit, before)
 		c.limits.reading(&r, &h.seen, fresh)
 		c.observer(r)
-		h.cell.Answer(&h.seen) // after the limit that follows from it
+		o.answer(h, fresh, happened, c.dp.clock()) // after the limit that follows from it
 	} else {
 		c.observer(c.account.step(&c.info, now))
 	}

@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"net"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -19,8 +20,12 @@ func (s *shard) poll() (next cc.Time) {
 		}
 		c := s.list[s.cursor]
 		switch {
-		case !c.active.Load() || c.enforced.Load() != nil: // it left by itself
-			s.drop()
+		case !c.active.Load(): // it left by itself
+			s.list = drop(s.list, s.cursor)
+			continue
+		case c.enforced.Load() != nil: // by now
+			s.list = drop(s.list, s.cursor)
+			s.join(c)
 			continue
 		case s.now.Add(Tick/2) < c.due && (c.writes.Load() == c.seen || c.isBulk()):
 		case budget == 0:
@@ -29,7 +34,7 @@ func (s *shard) poll() (next cc.Time) {
 		default:
 			budget--
 			if c.serve(s.now) == polledGone {
-				s.drop()
+				s.list = drop(s.list, s.cursor)
 				continue
 			}
 			c.due = s.now.Add(pause(s.now.Sub(c.progress)))
@@ -43,21 +48,22 @@ func (s *shard) poll() (next cc.Time) {
 	return next
 }
 
-// drop takes the leg at s.cursor off the list; the last one takes its place.
-func (s *shard) drop() {
-	last := len(s.list) - 1
-	s.list[s.cursor].listed = false
-	s.list[s.cursor] = s.list[last]
-	s.list[last] = nil
-	s.list = s.list[:last]
+// drop takes the leg at i off a list; the last one takes its place.
+func drop(list []*Conn, i int) []*Conn {
+	last := len(list) - 1
+	list[i].listed = false
+	list[i] = list[last]
+	list[last] = nil
+	return list[:last]
 }
 
-// look serves a leg whose window the kernel enforces and that has news, unless nothing
+// visit serves a leg whose window the kernel enforces and that has news, unless nothing
 // of what was written to it is underway.
-func (s *shard) look(c *Conn) {
+func (s *shard) visit(c *Conn) {
 	if !c.active.Load() {
 		return
 	}
+	c.due = s.now.Add(confirmAfter)
 	switch o := c.serve(s.now); {
 	case o == polledQuiet, o == polledGone:
 	case c.isBulk():
@@ -171,4 +177,58 @@ func (c *Conn) full(used cc.Bytes) bool {
 		return r.Unsent > 0 && !r.RwndFull
 	}
 	return used+2*r.MSS > c.limits.window()
+}
+
+// The kernel can take in an acknowledgement without calling the congestion control, as
+// Linux 6.18 does now and then where many come at once. The next one makes up for it, but
+// after the last bytes there is none: they would be in flight for ever. So of a leg that
+// has said nothing for confirmAfter, TCP_INFO tells whether all has arrived; where it has
+// not, again after as long as it has been silent, up to mostConfirm.
+const (
+	confirmAfter = 256 * Tick
+	mostConfirm  = 16 * time.Second
+)
+
+// confirm looks at so many legs in s.watched that each has its turn once in confirmAfter,
+// and drops those that are busy no more.
+func (s *shard) confirm() {
+	turns := len(s.watched)
+	if passed := s.now.Sub(s.turned); s.enforced.Load() > 0 && passed < confirmAfter {
+		turns = int((time.Duration(turns)*passed + confirmAfter - 1) / confirmAfter)
+	}
+	s.turned = s.now
+	for ; turns > 0; turns-- {
+		if s.turn >= len(s.watched) {
+			s.turn = 0
+		}
+		c := s.watched[s.turn]
+		switch {
+		case !c.active.Load():
+			s.watched = drop(s.watched, s.turn)
+			continue
+		case c.enforced.Load() == nil: // by now
+			s.watched = drop(s.watched, s.turn)
+			s.join(c)
+			continue
+		case s.now >= c.due:
+			c.confirm()
+			c.due = s.now.Add(min(max(confirmAfter, s.now.Sub(c.progress)), mostConfirm))
+		}
+		s.turn++
+	}
+}
+
+// confirm has the tick report what has arrived without being said.
+func (c *Conn) confirm() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.enforced.Load()
+	if h == nil || c.observer == nil || c.drained() {
+		return
+	}
+	wrote := c.wrote.Load() // before the socket says that it has nothing left
+	if c.refresh() == nil && c.info.Unacked == 0 && c.info.Notsent_bytes == 0 && c.info.State != tcpClose {
+		h.confirm(wrote)
+		h.cell.Mark()
+	}
 }

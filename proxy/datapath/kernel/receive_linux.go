@@ -67,9 +67,13 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		if half > r.free {
 			option = unix.SO_RCVBUFFORCE
 		}
+		clamp := n
+		if held := c.advertising.window; held > 0 {
+			clamp = min(n, held)
+		}
 		// The kernel raises the clamp of the window only together with a buffer that it sizes itself.
 		limited = n < r.most && unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil &&
-			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(n)) == nil
+			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp)) == nil
 		if limited {
 			return nil
 		}

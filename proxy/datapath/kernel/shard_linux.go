@@ -20,7 +20,6 @@ type shard struct {
 	timer timer
 	done  chan struct{}
 
-	legs     atomic.Int64 // whose shard it is
 	enforced atomic.Int64 // of those, whose window the kernel enforces and that have bytes unsent or unacknowledged
 	polled   atomic.Int64 // len(list), for Status
 	slow     atomic.Bool  // the tick may be more than bulkPause away, although legs are busy
@@ -28,7 +27,7 @@ type shard struct {
 	mu      sync.Mutex
 	at      cc.Time // when the tick comes; cc.Never: nothing has it come
 	stirred bool    // a leg has become busy, or was written to while slow
-	joining []*Conn // legs to be polled from now on
+	joining []*Conn // legs that have become busy
 	queued  []*Conn // legs that have to settle
 	closed  bool
 
@@ -36,6 +35,9 @@ type shard struct {
 	now      cc.Time // for which the tick was set, or when it came if that was earlier
 	list     []*Conn // busy legs whose windows the relay keeps; polled in turns
 	cursor   int     // in list: whose turn it is
+	watched  []*Conn // busy legs whose windows the kernel enforces, and some that are busy no more; see confirm
+	turn     int     // in watched: who is looked at next
+	turned   cc.Time // when confirm was called last
 	moved    cc.Time // when a leg that the kernel enforces last made progress, bulk legs aside
 	bulk     cc.Time // when a bulk leg did
 	settling []*Conn // the other buffer of queued
@@ -101,8 +103,8 @@ func (s *shard) wake() {
 	s.arm(s.dp.clock().Add(Tick))
 }
 
-// stir is wake for a leg that has become busy, or was written to while slow; join: it
-// is to be polled.
+// stir is wake for a leg that was written to while the tick was slow; join: or that has
+// become busy.
 func (s *shard) stir(join *Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +129,8 @@ func (s *shard) enqueue(c *Conn) {
 func (s *shard) tick() {
 	s.begin()
 	if o := s.dp.enforcer; o != nil {
-		o.news(s.index, s.dp.budget, s.look)
+		o.news(s.index, s.dp.budget, s.visit)
+		s.confirm()
 	}
 	next := min(s.poll(), s.due())
 	if s.dp.onTick != nil {
@@ -155,12 +158,22 @@ func (s *shard) begin() {
 	for _, c := range s.joining {
 		c.progress, c.due, c.bulk, c.gap = s.now, s.now, 0, 0
 		if !c.listed {
-			c.listed = true
-			s.list = append(s.list, c)
+			s.join(c)
 		}
 	}
 	clear(s.joining)
 	s.joining = s.joining[:0]
+}
+
+// join puts a leg on the list of its kind.
+func (s *shard) join(c *Conn) {
+	c.listed = true
+	if c.enforced.Load() != nil {
+		c.due = s.now.Add(confirmAfter)
+		s.watched = append(s.watched, c)
+	} else {
+		s.list = append(s.list, c)
+	}
 }
 
 // settle has the legs settle whose limits have changed.
@@ -177,7 +190,7 @@ func (s *shard) settle() {
 	s.settling = s.settling[:0]
 }
 
-// due is when legs that the kernel enforces are to be looked after next.
+// due is when legs whose windows the kernel enforces are to be served next.
 func (s *shard) due() cc.Time {
 	if s.enforced.Load() <= 0 {
 		return cc.Never
@@ -186,7 +199,7 @@ func (s *shard) due() cc.Time {
 	return s.now.Add(after)
 }
 
-// overload tells once that the budget is what sets the polling interval.
+// overload logs once that the budget is what sets the polling interval.
 func (s *shard) overload() {
 	if !s.warned {
 		s.warned = true

@@ -14,8 +14,8 @@ type position struct {
 	packets               int64 // on the wire or lost
 	sacked, lost, retrans int64 // of those
 
-	// Bytes below nxt that no packet counts: they have left since the packets
-	// were counted, as far as the limits tell.
+	// Bytes below nxt that no packet counts: they have left since the packets were
+	// counted, by what the limit lets out.
 	more int64
 }
 
@@ -33,7 +33,7 @@ func (p position) bytes(packets int64) int64 {
 // pipe is what is on the wire, and neither there nor lost.
 func (p position) pipe() int64 { return p.bytes(p.packets-p.sacked-p.lost+p.retrans) + p.more }
 
-// tally turns successive positions into reports, whoever told them.
+// tally turns successive positions into reports.
 type tally struct {
 	origin int64       // stream offset at which observation began
 	report flow.Report // the last one; its counters only grow

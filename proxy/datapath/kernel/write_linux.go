@@ -37,7 +37,7 @@ func (c *Conn) end() {
 	}
 }
 
-// mark has the tick look at a leg whose window the kernel enforces: its socket may say
+// mark has the tick poll a leg whose window the kernel enforces: its socket may say
 // nothing for long.
 func (c *Conn) mark() {
 	if h := c.enforced.Load(); h != nil {
@@ -52,10 +52,8 @@ func (c *Conn) activate() {
 	}
 	if c.enforced.Load() != nil {
 		c.shard.enforced.Add(1)
-		c.shard.stir(nil)
-	} else {
-		c.shard.stir(c)
 	}
+	c.shard.stir(c)
 	if !c.observed.Load() { // closed meanwhile
 		c.retire()
 	}
@@ -100,9 +98,9 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	}
 }
 
-// upTo is how far a write of what lies between n and end goes at once, await
-// waits until it may. The kernel checks what it may park only when it begins a
-// buffer of up to 64 KiB, whether writes are small or large.
+// upTo is how far a write of what lies between n and end goes at once; await waits
+// until it may. The kernel checks what may wait unsent only when it begins a buffer of
+// up to 64 KiB, whether writes are small or large.
 func (c *Conn) upTo(n, end int) int {
 	if piece := int(c.piece.Load()); piece > 0 {
 		return min(end, n+piece)

@@ -23,19 +23,20 @@ import (
 )
 
 // Conn is a connection that ends in a Stack. It implements datapath.Conn,
-// datapath.Ending, datapath.Peeker and datapath.ReadyReader.
+// datapath.Ending, datapath.Peeker, datapath.ReadyReader and datapath.Advertiser.
 type Conn struct {
-	stack   *Stack
-	id      stack.TransportEndpointID
-	hops    uint8 // how many routers the SYN may still pass
-	signals signals
-	queue   waiter.Queue
-	reads   *deadline
-	writes  *deadline
-	aborted atomic.Bool // by the peer, or by a timeout
-	managed atomic.Bool // the relay keeps a window
-	watched atomic.Bool // the poller looks at it
-	stuck   atomic.Bool // the stack cannot be made to send again
+	stack    *Stack
+	id       stack.TransportEndpointID
+	hops     uint8 // how many routers the SYN may still pass
+	signals  signals
+	incoming incoming
+	queue    waiter.Queue
+	reads    *deadline
+	writes   *deadline
+	aborted  atomic.Bool // by the peer, or by a timeout
+	managed  atomic.Bool // the relay keeps a window
+	watched  atomic.Bool // the poller looks at it
+	stuck    atomic.Bool // the stack cannot be made to send again
 
 	window  atomic.Int64 // of the limit applied last, where the relay keeps it; 0: the stack's own holds
 	widened atomic.Int64 // the window that the stack's has been made room for
@@ -285,11 +286,16 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 }
 
 // forget has the stack's signals go nowhere.
-func (c *Conn) forget() { c.stack.conns.remove(c) }
+func (c *Conn) forget() {
+	c.stack.conns.remove(c)
+	if c.incoming.end() {
+		c.stack.asked.Add(-1)
+	}
+}
 
 // Enforce implements datapath.Conn. The stack enforces nothing, but for a window that
 // the relay keeps its own makes room.
-func (c *Conn) Enforce(want datapath.Hold) datapath.Hold {
+func (c *Conn) Enforce(want datapath.Hold, _ int) datapath.Hold {
 	c.managed.Store(want&datapath.HoldWindow != 0)
 	if want&datapath.HoldWindow == 0 {
 		c.window.Store(0)
@@ -300,7 +306,7 @@ func (c *Conn) Enforce(want datapath.Hold) datapath.Hold {
 // Observe implements datapath.Conn.
 func (c *Conn) Observe(report func(flow.Report)) {
 	if report == nil {
-		c.Enforce(0)
+		c.Enforce(0, 0)
 	}
 	c.signals.observe(c.stack.clock, report)
 }

@@ -70,7 +70,7 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 				return n%50 == 0
 			})
 			if observed {
-				near.Enforce(datapath.HoldAll)
+				near.Enforce(datapath.HoldAll, 0)
 				near.Observe(func(r flow.Report) { near.Apply(flow.Limit{Cwnd: ours * max(r.MSS, 1)}) })
 			}
 			data := make([]byte, 4<<20)

@@ -115,8 +115,9 @@ func answer(t *testing.T, c *Conn, m *flow.Manager, algorithm string, size int) 
 	take := func(n int) int { return n }
 	if algorithm != "none" {
 		wake := make(chan struct{}, 1)
-		c.Enforce(datapath.HoldAll)
-		f, err := m.Open(c.stack.clock(), flow.Terms{Group: "client", Algorithm: algorithm}, flow.Leg{Apply: c.Apply, Wake: func() {
+		c.Enforce(datapath.HoldAll, 0)
+		terms := flow.Terms{Group: "client", Algorithm: algorithm}
+		f, err := m.Open(c.stack.clock(), terms, flow.Leg{Apply: c.Apply, Wake: func() {
 			select {
 			case wake <- struct{}{}:
 			default:

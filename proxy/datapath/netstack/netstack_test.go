@@ -131,4 +131,13 @@ func connect(t testing.TB, lost func(n int) bool) (a, b *Conn) {
 	return accepted, dialled
 }
 
-func TestNetstackConforms(t *testing.T) { datapathtest.Run(t, pair, nil) }
+func TestNetstackConforms(t *testing.T) {
+	datapathtest.Run(t, pair, nil)
+	datapathtest.PeerClock(t, pair)
+}
+
+func TestHeldWindowsConformWherePacketsAreLost(t *testing.T) {
+	datapathtest.Held(t, func(t *testing.T) (a, b datapath.Conn) {
+		return connect(t, func(n int) bool { return n%50 == 0 })
+	})
+}

@@ -109,7 +109,11 @@ func (a alone) admit(from, to netip.AddrPort, options []byte) (*Conn, header.TCP
 	go func() { admitted <- conn.Admit(context.Background()) }()
 	answer := segment(a.next())
 	require.Equal(a.t, header.TCPFlagSyn|header.TCPFlagAck, answer.Flags())
-	a.Deliver(tcpPacket(from, to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, nil))
+	var stamped []byte
+	if at := stampAt(answer.Options()); at >= 0 {
+		stamped = append([]byte{1, 1}, stamps(0, binary.BigEndian.Uint32(answer.Options()[at:]))...)
+	}
+	a.Deliver(tcpPacket(from, to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, stamped))
 	require.NoError(a.t, <-admitted)
 	return conn, answer
 }

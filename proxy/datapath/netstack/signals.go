@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -45,9 +44,12 @@ type signals struct {
 	mss     cc.Bytes
 	cwnd    cc.Bytes // the stack's own
 	srtt    time.Duration
+	shake   time.Duration // of the handshake, in milliseconds; 0: not known
 	minRTT  time.Duration
 	xmit    tcpip.MonotonicTime // when the newest segment left that has arrived
 	at      cc.Time             // of the newest probe
+	stamp   uint32              // newest timestamp of the peer; 0: none yet
+	peer    flow.PeerClock
 }
 
 // offset is where seq lies in the stream.
@@ -103,12 +105,9 @@ func (g *signals) restamp(syn header.TCP, now cc.Time) {
 		return
 	}
 	stamp := syn.Options()[at : at+4]
-	before := checksum.Checksum(stamp, 0)
-	// Its first stamp is up to a millisecond older, and none may lie ahead of its clock.
-	binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1)
-	// RFC 1624 §3. The stamp lies at an even offset, as the options that the stack sends do.
-	sum := checksum.Combine(^syn.Checksum(), ^before)
-	syn.SetChecksum(^checksum.Combine(sum, checksum.Checksum(stamp, 0)))
+	// Its first stamp is up to a millisecond older, and none may lie ahead of its clock. It
+	// lies at an even offset, as the options that the stack sends do.
+	rewrite(syn, stamp, func() { binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1) })
 }
 
 // stampAt is where the value of the timestamp lies in a segment's options; -1: it has
@@ -165,6 +164,7 @@ func (c *Conn) probed(state *tcp.TCPEndpointState) {
 		snd.recount(state.SACK.ReceivedBlocks)
 		state.Sender.Outstanding = snd.Outstanding
 	}
+	c.incoming.probed(state)
 	c.signals.absorb(state, timeouts(e), c.stack.clock)
 	if ok {
 		window := c.window.Load()
@@ -206,6 +206,9 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 	g.mss = cc.Bytes(snd.MaxPayloadSize)
 	g.pipe = max(0, min(cc.Bytes(snd.Outstanding)*g.mss, g.sndMax-g.una-g.sacked))
 	g.window = cc.Bytes(snd.SndWnd)
+	if g.srtt == 0 {
+		g.shake = snd.RTTState.SRTT
+	}
 	g.srtt = snd.RTTState.SRTT
 	rtt := time.Duration(0)
 	if r := &snd.RACKState; r.XmitTime != g.xmit && r.RTT > 0 {
@@ -213,6 +216,14 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 		if g.minRTT == 0 || rtt < g.minRTT {
 			g.minRTT = rtt
 		}
+	}
+	// The stack keeps the timestamp of a segment that is in order. One that has not changed
+	// may be an earlier segment's.
+	if stamp := state.RecentTS; stamp != g.stamp {
+		if g.stamp != 0 { // what the first segment shows may be that of the SYN
+			g.peer = flow.PeerClock{At: now, Value: stamp}
+		}
+		g.stamp = stamp
 	}
 	g.at = now
 	g.report(now, rtt, timeouts)
@@ -229,6 +240,13 @@ func (g *signals) keep(timeouts int) {
 	if slices.ContainsFunc(g.kept, func(b span) bool { return b.from <= g.una }) {
 		g.kept = nil
 	}
+}
+
+// peerClock is the newest timestamp of the peer, with what the handshake took.
+func (g *signals) peerClock() (flow.PeerClock, time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.peer, g.shake
 }
 
 // opened notes how wide the stack's own window is, in segments.
@@ -248,7 +266,8 @@ func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
 	unsent := written - max(g.sndMax, g.una)
 	g.observer(flow.Report{
 		At: now, Written: after(written), Acked: after(g.una + g.sacked), Newest: after(g.newest), Sacked: g.sacked,
-		Lost: g.lost, Timeouts: timeouts, RTT: rtt, Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
+		Lost: g.lost, Timeouts: timeouts, RTT: rtt, Peer: g.peer,
+		Unsent: min(unsent, after(written)), Pipe: min(g.pipe, after(written)), MSS: g.mss,
 		RwndFull: unsent > 0 && g.sndMax-g.una+g.mss > g.window,
 	})
 }

@@ -70,6 +70,7 @@ type Stack struct {
 	conns    table
 	requests requests
 	syns     chan *Conn
+	asked    atomic.Int64 // connections that are asked for Arrivals
 
 	gateway             atomic.Pointer[func(netip.Addr) netip.Addr]
 	dropped             [verdicts]atomic.Uint64 // packets that came out of the tunnel
@@ -216,6 +217,9 @@ func (s *Stack) Deliver(packets ...[]byte) {
 				s.tellExpired(p)
 			}
 			continue
+		}
+		if v == valid && s.asked.Load() > 0 {
+			s.bring(p)
 		}
 		protocol := header.IPv4ProtocolNumber
 		if p[0]>>4 == 6 {

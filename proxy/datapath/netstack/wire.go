@@ -185,6 +185,7 @@ func (w *wire) note(pkts []*stack.PacketBuffer) []*stack.PacketBuffer {
 				if syn {
 					conn.signals.restamp(segment, w.stack.clock())
 				}
+				conn.incoming.leaves(segment, w.stack.clock())
 				goes = conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), syn)
 			}
 		}

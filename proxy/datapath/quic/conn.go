@@ -211,7 +211,7 @@ func (c *Conn) shut(how func(Stream)) error {
 }
 
 // Enforce implements datapath.Conn: QUIC's congestion control is beyond reach.
-func (c *Conn) Enforce(datapath.Hold) datapath.Hold { return 0 }
+func (c *Conn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
 
 // Observe implements datapath.Conn.
 func (c *Conn) Observe(report func(flow.Report)) {

@@ -60,8 +60,13 @@ struct inet_connection_sock {
 	__u64 icsk_ca_priv[13];
 };
 
+struct tcp_options_received {
+	__u32 rcv_tsval;
+};
+
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
+	struct tcp_options_received rx_opt;
 	__u64 bytes_acked;
 	__u32 snd_una, snd_nxt, write_seq;
 	__u32 packets_out, sacked_out, lost_out, retrans_out;
@@ -117,7 +122,6 @@ struct seen {
 	__u64 newest; // highest offset known to have arrived, holes below it notwithstanding
 	__u64 sent;  // offset of snd_nxt
 	__u64 end;   // offset of write_seq
-	__u64 lag;   // ns from an event until the limit that answers it was in force, of the newest one
 	__u32 rtt_us, srtt_us; // newest raw sample, 0: none yet; smoothed
 	__u32 packets_out, sacked_out, lost_out, retrans_out;
 	__u32 delivered, marked, lost, timeouts; // packets, packets, packets, events
@@ -126,7 +130,8 @@ struct seen {
 	__u32 fallbacks;   // how often the socket fell back to Reno
 	__u32 in_fallback; // 1: it runs Reno now
 	__u32 samples;     // how many there were of rtt_us
-	__u32 unused;
+	__u32 tsval;       // timestamp of the newest segment that came (RFC 7323); 0: there is none
+	__u32 unused[2];
 };
 
 // A cell is three cache lines; only the first is written by the process.
@@ -176,10 +181,9 @@ struct state {
 	__u64 since;   // the oldest one that is not answered
 	__u64 answers; // applied.answers when last read
 	__u64 rate;    // applied.rate when last read; it outlives the cell
-	__u32 lag;     // ns, 4 s at most
 	__u32 delivered, marked, lost; // when bound
 	__u32 acks, timeouts, rtt_us, samples, fallbacks;
-	__u8 ca_state, in_fallback, idle;
+	__u8 ca_state, in_fallback;
 };
 _Static_assert(sizeof(struct state) <= 13 * 8, "no room in icsk_ca_priv");
 _Static_assert(sizeof(struct applied) == 64 && sizeof(struct seen) == 128, "cells are whole cache lines");
@@ -199,6 +203,9 @@ static __always_inline struct cell *cell_of(struct state *s)
 
 	return c && c->applied.generation == s->generation ? c : NULL;
 }
+
+// after compares sequence numbers.
+static __always_inline bool after(__u32 a, __u32 b) { return (__s32)(a - b) > 0; }
 
 // bump steps the sequence number. It orders the stores before and after it, for
 // which its result must be used.
@@ -233,7 +240,6 @@ static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct
 	to->newest = s->newest;
 	to->sent = acked + (tp->snd_nxt - una);
 	to->end = acked + (tp->write_seq - una);
-	to->lag = s->lag;
 	to->rtt_us = s->rtt_us;
 	to->srtt_us = tp->srtt_us >> 3;
 	to->packets_out = tp->packets_out;
@@ -251,6 +257,7 @@ static __always_inline void publish(struct tcp_sock *tp, struct state *s, struct
 	to->fallbacks = s->fallbacks;
 	to->in_fallback = s->in_fallback;
 	to->samples = s->samples;
+	to->tsval = bpf_core_field_exists(tp->rx_opt.rcv_tsval) ? tp->rx_opt.rcv_tsval : 0;
 	bump(&to->sequence);
 	mark(s);
 }
@@ -320,15 +327,12 @@ static __always_inline void fall_back(struct tcp_sock *tp, struct state *s)
 // note_answer notes whether the process has answered since the last call.
 static __always_inline void note_answer(struct state *s, struct cell *c)
 {
-	__u64 answers = *(volatile __u64 *)&c->applied.answers, now;
+	__u64 answers = *(volatile __u64 *)&c->applied.answers;
 
 	if (answers == s->answers)
 		return;
-	now = bpf_ktime_get_ns();
 	s->answers = answers;
-	s->since = now;
-	if (!s->idle) // else there was nothing to put it into force for
-		s->lag = now - answers < ~0U ? now - answers : ~0U;
+	s->since = bpf_ktime_get_ns();
 }
 
 // note_event is for an event at now, before it becomes the newest one.
@@ -369,7 +373,6 @@ void BPF_PROG(penstock_init, struct sock *sk)
 	s->marked = tp->delivered_ce;
 	s->lost = tp->lost;
 	s->at = s->since = now;
-	s->idle = !tp->packets_out;
 	if (b) {
 		s->cell = b->cell + 1;
 		s->generation = b->generation;
@@ -406,14 +409,16 @@ void BPF_PROG(penstock_cong_control, struct sock *sk, __u32 ack, int flag, const
 	}
 
 	s->at = now;
-	s->idle = !tp->packets_out;
 	s->acks++;
 	if (rs->rtt_us > 0) {
 		s->rtt_us = rs->rtt_us;
 		s->samples++;
 	}
 	newest = tp->bytes_acked - s->base;
-	if (rs->acked_sacked && (__s32)(rs->last_end_seq - tp->snd_una) > 0)
+	// Without SACK it may be the end of a packet of which a part has arrived, and 0
+	// stands for none.
+	if (rs->acked_sacked && tp->sacked_out && after(rs->last_end_seq, tp->snd_una) &&
+	    !after(rs->last_end_seq, tp->snd_nxt))
 		newest += rs->last_end_seq - tp->snd_una;
 	if (newest > s->newest)
 		s->newest = newest;

@@ -45,7 +45,6 @@ type controlSeen struct {
 	Newest     uint64
 	Sent       uint64
 	End        uint64
-	Lag        uint64
 	RttUs      uint32
 	SrttUs     uint32
 	PacketsOut uint32
@@ -63,7 +62,8 @@ type controlSeen struct {
 	Fallbacks  uint32
 	InFallback uint32
 	Samples    uint32
-	Unused     uint32
+	Tsval      uint32
+	Unused     [2]uint32
 }
 
 // Names of all BPF objects in the ELF.

@@ -88,21 +88,6 @@ func TestTheRateAppliedLastStaysACeiling(t *testing.T) {
 	assert.EqualValues(t, rate/2, info(t, l.sender).Pacing_rate, "and when nobody will answer any more")
 }
 
-// TestAFirstByteIsNoAnswer: a limit applied before a socket first sent anything was in
-// force all the time, however long that took.
-func TestAFirstByteIsNoAnswer(t *testing.T) {
-	c := open(t, Config{Cells: 1})
-	l := bound(t, c)
-	l.window(t, 10)
-	l.pass(t, 1)
-	assert.Zero(t, l.settled(t).Lag)
-
-	until(t, "an answer while more is in flight counts", func() bool {
-		l.transfer(t, 4<<20, func(Seen) { l.window(t, 1000) }) // more than is acknowledged at a time
-		return l.reading(t).Lag > 0
-	})
-}
-
 func TestAPauseOfTheSenderIsNoSilenceOfTheProcess(t *testing.T) {
 	c := open(t, Config{Cells: 1})
 	l := bound(t, c)

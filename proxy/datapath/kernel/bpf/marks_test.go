@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // inLoopback runs f on a thread in the connections' namespace.
@@ -17,7 +19,7 @@ func inLoopback(t *testing.T, f func() error) {
 	t.Helper()
 	namespace, err := loopback()
 	if err != nil {
-		t.Skipf("needs CAP_SYS_ADMIN and CAP_NET_ADMIN for a namespace of its own: %v", err)
+		need.Namespaces(t, err)
 	}
 	require.NoError(t, aside(func() error {
 		if err := unix.Setns(namespace, unix.CLONE_NEWNET); err != nil {

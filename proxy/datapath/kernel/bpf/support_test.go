@@ -16,10 +16,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // patience bounds every wait; only a hang reaches it.
@@ -111,7 +114,7 @@ func connect(t testing.TB) (sender, receiver *net.TCPConn) {
 	t.Helper()
 	namespace, err := loopback()
 	if err != nil {
-		t.Skipf("needs CAP_SYS_ADMIN and CAP_NET_ADMIN for a namespace of its own: %v", err)
+		need.Namespaces(t, err)
 	}
 	err = aside(func() error {
 		if err := unix.Setns(namespace, unix.CLONE_NEWNET); err != nil {
@@ -403,4 +406,34 @@ func until(t testing.TB, what string, ok func() bool) {
 			require.FailNow(t, "never: "+what)
 		}
 	}
+}
+
+// segmentInSoftware has the loopback of this package's namespace take no packets of several
+// segments, so that the receiver acknowledges parts of them.
+func segmentInSoftware(t testing.TB) {
+	t.Helper()
+	namespace, err := loopback()
+	require.NoError(t, err)
+	require.NoError(t, aside(func() error {
+		if err := unix.Setns(namespace, unix.CLONE_NEWNET); err != nil {
+			return err
+		}
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd) //nolint:errcheck // nothing is in it
+		off := struct{ command, value uint32 }{command: unix.ETHTOOL_STSO}
+		request := struct {
+			name [unix.IFNAMSIZ]byte
+			data unsafe.Pointer
+			rest [16]byte
+		}{data: unsafe.Pointer(&off)}
+		copy(request.name[:], "lo")
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+		if errno != 0 {
+			return errno
+		}
+		return nil
+	}))
 }

@@ -1,0 +1,226 @@
+// Package ccpagent makes congestion control agents: processes that decide windows and rates
+// for connections of a datapath, by the messages of the congestion control plane (Narayan,
+// "The Design and Implementation of a Congestion Control Plane", MIT 2019).
+package ccpagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// Controller decides for one flow. Calls of all controllers of an agent come one after the other.
+type Controller interface {
+	// Report tells what the flow's program has folded.
+	Report(Report)
+}
+
+// Agent is what decides. Set both fields before the first Serve.
+type Agent struct {
+	// Programs are the texts of the programs that datapaths are to run, by name.
+	Programs map[string]string
+	// New makes the controller of a new flow, and has the flow Run a program; nil: the
+	// flow is left to the datapath.
+	New func(*Flow) Controller
+
+	mu       sync.Mutex // taken for each message
+	programs map[string]*program
+	err      error // of a controller: the first
+}
+
+// program is one with its number.
+type program struct {
+	*ccp.Code
+	name    string
+	number  uint32
+	install []byte
+}
+
+// DefaultSocket is where datapaths expect the agents of the control plane's authors.
+const DefaultSocket = "/tmp/ccp/portus"
+
+// Main is a program's whole main: it serves at the socket that the first argument names, or
+// at DefaultSocket, until an interrupt. An error ends the program with status 1.
+func (a *Agent) Main() {
+	socket := DefaultSocket
+	if len(os.Args) > 1 {
+		socket = os.Args[1]
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := a.Serve(ctx, socket)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// Serve listens at a Unix datagram socket, which is made in its directory, and serves
+// datapaths until ctx ends; that is no error. A controller that names a program, register
+// or field that there is none of ends it with an error, as does a program that is not correct.
+func (a *Agent) Serve(ctx context.Context, socket string) error {
+	if err := a.compile(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil { //nolint:gosec // others have to reach it
+		return fmt.Errorf("ccpagent: make a place for the socket: %w", err)
+	}
+	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == os.ModeSocket {
+		_ = os.Remove(socket) // an earlier process left it
+	}
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		return fmt.Errorf("ccpagent: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if stop() {
+			_ = conn.Close()
+		}
+	}()
+	peers := map[string]*peer{}
+	buf := make([]byte, 2*ccp.MaxToAgent)
+	for {
+		n, from, err := conn.ReadFromUnix(buf)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("ccpagent: hear datapaths: %w", err)
+		}
+		if from == nil || from.Name == "" {
+			continue // there is no way to answer
+		}
+		p := peers[from.Name]
+		if p == nil {
+			p = a.peer(func(b []byte) error {
+				_, err := conn.WriteToUnix(b, from)
+				return err
+			})
+			peers[from.Name] = p
+		}
+		if gone := p.datagram(buf[:n]); gone != nil { // when it is back it is a new one
+			delete(peers, from.Name)
+		}
+		if err := a.fault(); err != nil {
+			return err
+		}
+	}
+}
+
+// compile compiles the programs, and numbers them by their names' order.
+func (a *Agent) compile() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.New == nil || len(a.Programs) == 0 {
+		return errors.New("ccpagent: an agent needs a program, and New")
+	}
+	a.programs = map[string]*program{}
+	for i, name := range slices.Sorted(maps.Keys(a.Programs)) {
+		code, err := ccp.Compile(a.Programs[name])
+		if err != nil {
+			return fmt.Errorf("ccpagent: program %q: %w", name, err)
+		}
+		number := uint32(i + 1)
+		a.programs[name] = &program{code, name, number, code.Install(number).Append(nil)}
+	}
+	return nil
+}
+
+func (a *Agent) fault() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.err
+}
+
+// fail keeps a controller's first mistake.
+func (a *Agent) fail(format string, args ...any) {
+	if a.err == nil {
+		a.err = fmt.Errorf("ccpagent: "+format, args...)
+	}
+}
+
+// peer is a datapath.
+type peer struct {
+	agent *Agent
+	send  func([]byte) error
+	known bool // it has the programs
+	flows map[uint32]*Flow
+	gone  error // of the last send
+}
+
+func (a *Agent) peer(send func([]byte) error) *peer {
+	return &peer{agent: a, send: send, flows: map[uint32]*Flow{}}
+}
+
+// datagram takes the messages of one; malformed ones are left alone. An error says that
+// the datapath does not hear us.
+func (p *peer) datagram(b []byte) error {
+	p.agent.mu.Lock()
+	defer p.agent.mu.Unlock()
+	for len(b) > 0 && p.gone == nil {
+		m, rest, err := ccp.Next(b)
+		if err != nil {
+			break
+		}
+		p.take(m)
+		b = rest
+	}
+	return p.gone
+}
+
+func (p *peer) take(m ccp.Message) {
+	switch m.Kind {
+	case ccp.KindReady:
+		clear(p.flows)
+		p.install()
+	case ccp.KindCreate:
+		c, err := m.Create()
+		if err != nil {
+			return
+		}
+		if !p.known {
+			p.install()
+		}
+		f := &Flow{
+			InitialCwnd: c.InitialCwnd, MSS: c.MSS, Algorithm: c.Algorithm, Remote: c.Remote,
+			peer: p, id: c.Flow,
+		}
+		if f.controller = p.agent.New(f); f.controller != nil {
+			p.flows[c.Flow] = f
+		}
+	case ccp.KindMeasure:
+		r, err := m.Measure()
+		f := p.flows[m.Flow]
+		switch {
+		case err != nil || f == nil:
+		case r.Program == 0 && len(r.Fields) == 0:
+			delete(p.flows, m.Flow)
+		case f.program != nil && r.Program == f.program.number && len(r.Fields) == len(f.program.Fields):
+			f.controller.Report(Report{f, r.Fields})
+		}
+	default: // of the other direction, or of a version to come
+	}
+}
+
+func (p *peer) install() {
+	p.known = true
+	for _, name := range slices.Sorted(maps.Keys(p.agent.programs)) {
+		p.say(p.agent.programs[name].install)
+	}
+}
+
+func (p *peer) say(b []byte) {
+	if p.gone == nil {
+		p.gone = p.send(b)
+	}
+}

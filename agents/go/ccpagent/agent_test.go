@@ -1,0 +1,179 @@
+package ccpagent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+const (
+	folds = `(def (Report (volatile acked 0) (rtt 0)) (every 10))
+		(when true (:= Report.acked (+ Report.acked Ack.bytes_acked)) (report))`
+	other = `(def (Report (volatile lost 0))) (when true (report))`
+)
+
+// double sets twice what has been acknowledged.
+type double struct {
+	flow    *Flow
+	reports []uint64
+}
+
+func (d *double) Report(r Report) {
+	d.reports = append(d.reports, r.Field("acked"))
+	d.flow.Update(Set{"Cwnd": 2 * r.Field("acked")})
+}
+
+// wire is a datapath's end: what the agent says to it.
+type wire struct {
+	t    *testing.T
+	peer *peer
+	said []ccp.Message
+	err  error
+}
+
+// start has an agent with controllers that begin as begin has them.
+func start(t *testing.T, begin func(f *Flow) Controller) (*Agent, *wire) {
+	a := &Agent{Programs: map[string]string{"folds": folds, "other": other}, New: begin}
+	require.NoError(t, a.compile())
+	w := &wire{t: t}
+	w.peer = a.peer(func(b []byte) error {
+		if w.err != nil {
+			return w.err
+		}
+		m, rest, err := ccp.Next(append([]byte(nil), b...))
+		require.NoError(t, err)
+		require.Empty(t, rest)
+		w.said = append(w.said, m)
+		return nil
+	})
+	return a, w
+}
+
+// hear is what the agent says to b.
+func (w *wire) hear(b []byte) []ccp.Message {
+	w.t.Helper()
+	w.said = nil
+	require.Equal(w.t, w.err, w.peer.datagram(b))
+	return w.said
+}
+
+func create(flow uint32) []byte {
+	remote := netip.MustParseAddrPort("10.0.0.2:80")
+	return ccp.Create{Flow: flow, InitialCwnd: 14480, MSS: 1448, Algorithm: "x", Remote: remote}.Append(nil)
+}
+
+func measure(flow, program uint32, fields ...uint64) []byte {
+	return ccp.Measure{Flow: flow, Program: program, Fields: fields}.Append(nil)
+}
+
+func TestAnAgentInstallsRunsAndUpdates(t *testing.T) {
+	var d *double
+	a, w := start(t, func(f *Flow) Controller {
+		d = &double{flow: f}
+		f.Run("folds", Set{"every": 20, "Cwnd": 5})
+		return d
+	})
+	for range 2 {
+		said := w.hear(ccp.Ready{Datapath: 1}.Append(nil))
+		require.Len(t, said, 2)
+		for i, m := range said {
+			in, err := m.Install()
+			require.NoError(t, err)
+			assert.EqualValues(t, i+1, in.Program)
+			_, err = in.Verify()
+			assert.NoError(t, err)
+		}
+	}
+	said := w.hear(create(7))
+	require.Len(t, said, 1, "the datapath has the programs")
+	c, err := said[0].Change()
+	require.NoError(t, err)
+	cwnd, every := ccp.Register{Class: ccp.ClassImplicit, Index: 4}, ccp.Register{Class: ccp.ClassControl}
+	set := []ccp.Update{{Register: cwnd, Value: 5}, {Register: every, Value: 20}}
+	assert.Equal(t, ccp.Change{Flow: 7, Program: 1, Updates: set}, c)
+	assert.EqualValues(t, 14480, d.flow.InitialCwnd)
+	assert.Equal(t, "x", d.flow.Algorithm)
+	assert.Equal(t, "10.0.0.2:80", d.flow.Remote.String())
+
+	said = w.hear(measure(7, 1, 3000, 0))
+	require.Len(t, said, 1)
+	c, err = said[0].Change()
+	require.NoError(t, err)
+	assert.Equal(t, ccp.Change{Flow: 7, Updates: []ccp.Update{{Register: cwnd, Value: 6000}}}, c)
+
+	for name, late := range map[string][]byte{
+		"of another program":        measure(7, 2, 1),
+		"with a field too few":      measure(7, 1, 1),
+		"of a flow there is not":    measure(8, 1, 1, 2),
+		"a header alone":            {1, 0, 8, 0},
+		"longer than the datagram":  {1, 0, 99, 0, 7, 0, 0, 0},
+		"of a kind that is not":     {99, 0, 8, 0, 7, 0, 0, 0},
+		"nothing":                   {},
+		"a create that is too long": append(create(9), 0),
+	} {
+		if name == "a create that is too long" {
+			late[2] = 97
+		}
+		assert.Empty(t, w.hear(late), name)
+	}
+	assert.Equal(t, []uint64{3000}, d.reports)
+	assert.Len(t, w.hear(append(measure(7, 1, 1, 0), measure(7, 1, 2, 0)...)), 2, "several messages in one datagram")
+	w.hear(measure(7, 0))
+	assert.Empty(t, w.hear(measure(7, 1, 3000, 0)), "the flow is closed")
+	assert.NoError(t, a.fault())
+}
+
+func TestADatapathThatAnAgentLearnsOfLaterGetsTheProgramsFirst(t *testing.T) {
+	_, w := start(t, func(f *Flow) Controller {
+		f.Run("other", nil)
+		return &double{flow: f}
+	})
+	said := w.hear(create(1))
+	require.Len(t, said, 3)
+	assert.Equal(t, ccp.KindInstall, said[0].Kind)
+	assert.Equal(t, ccp.KindChange, said[2].Kind)
+}
+
+func TestAControllersMistakeIsNamed(t *testing.T) {
+	for says, begin := range map[string]func(f *Flow){
+		`no program "nothing" to run`:           func(f *Flow) { f.Run("nothing", nil) },
+		`no register "nothing" to set`:          func(f *Flow) { f.Run("folds", Set{"nothing": 1}) },
+		"a flow was updated that runs no":       func(f *Flow) { f.Update(Set{"Cwnd": 1}) },
+		`program "other" reports no field "ack`: func(f *Flow) { f.Run("other", nil) },
+	} {
+		a, w := start(t, func(f *Flow) Controller {
+			begin(f)
+			return &double{flow: f}
+		})
+		w.hear(create(1))
+		w.hear(measure(1, 2, 5))
+		assert.ErrorContains(t, a.fault(), says)
+	}
+	ctx := context.Background()
+	assert.ErrorContains(t, (&Agent{}).Serve(ctx, ""), "needs a program")
+	wrong := &Agent{Programs: map[string]string{"x": "(def"}, New: func(*Flow) Controller { return nil }}
+	assert.ErrorContains(t, wrong.Serve(ctx, ""), `program "x"`)
+}
+
+func TestADatapathThatHasGoneIsForgotten(t *testing.T) {
+	_, w := start(t, func(f *Flow) Controller {
+		f.Run("folds", nil)
+		return &double{flow: f}
+	})
+	w.err = errors.New("connection refused")
+	assert.Empty(t, w.hear(create(1)))
+}
+
+func TestServingEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	a := &Agent{Programs: map[string]string{"folds": folds}, New: func(*Flow) Controller { return nil }}
+	cancel()
+	assert.NoError(t, a.Serve(ctx, filepath.Join(t.TempDir(), "deep", "agent")))
+}

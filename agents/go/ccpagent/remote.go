@@ -1,0 +1,150 @@
+package ccpagent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+const (
+	waiting     = 1024                   // messages to one datapath that TCP has not taken yet
+	strangers   = 256                    // connections at a time whose handshake is not over
+	handshake   = 5 * time.Second        // it may take
+	acceptAgain = 100 * time.Millisecond // after an error that passes
+)
+
+// ServeListener serves datapaths on other machines until ctx ends, as Serve does: those that
+// connect to l, which is one of TLS that asks for certificates. It closes l. While 256
+// handshakes are under way, each of which may take 5 s, further connections wait.
+func (a *Agent) ServeListener(ctx context.Context, l net.Listener) error {
+	if err := a.compile(); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	context.AfterFunc(ctx, func() { _ = l.Close() })
+	var running sync.WaitGroup
+	defer running.Wait()
+	room := make(chan struct{}, strangers)
+	for {
+		select {
+		case room <- struct{}{}:
+		case <-ctx.Done():
+			return a.fault()
+		}
+		conn, err := accept(ctx, l)
+		if ctx.Err() != nil {
+			return a.fault()
+		}
+		if err != nil {
+			cancel(err)
+			return fmt.Errorf("ccpagent: accept datapaths: %w", err)
+		}
+		running.Go(func() {
+			err := meet(ctx, conn)
+			<-room
+			if err != nil {
+				_ = conn.Close()
+				return
+			}
+			a.stream(ctx, conn)
+			if err := a.fault(); err != nil {
+				cancel(err)
+			}
+		})
+	}
+}
+
+// accept waits until a connection comes, also where there is no room for one now.
+func accept(ctx context.Context, l net.Listener) (net.Conn, error) {
+	for {
+		conn, err := l.Accept()
+		passes := slices.ContainsFunc([]error{
+			syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
+		}, func(target error) bool { return errors.Is(err, target) })
+		if !passes {
+			return conn, err
+		}
+		again := time.NewTimer(acceptAgain)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// meet has the handshake of TLS end.
+func meet(ctx context.Context, conn net.Conn) error {
+	c, ok := conn.(interface{ HandshakeContext(context.Context) error })
+	if !ok {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, handshake)
+	defer cancel()
+	return c.HandshakeContext(ctx)
+}
+
+var errBehind = errors.New("the datapath does not take what is sent")
+
+// stream serves one connection, in which messages follow one another.
+func (a *Agent) stream(ctx context.Context, conn net.Conn) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	queue := make(chan []byte, waiting)
+	running.Go(func() {
+		defer cancel()
+		w := bufio.NewWriter(conn)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case b := <-queue:
+				_, err := w.Write(b) // Flush has the error as well
+				if len(queue) == 0 {
+					err = w.Flush()
+				}
+				if err != nil {
+					return
+				}
+			}
+		}
+	})
+	p := a.peer(func(b []byte) error {
+		select {
+		case queue <- slices.Clone(b):
+			return nil
+		default:
+			return errBehind
+		}
+	})
+	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxToAgent)
+	for a.fault() == nil {
+		if _, err := io.ReadFull(r, buf[:ccp.HeaderLen]); err != nil {
+			return
+		}
+		n, err := ccp.Length(buf)
+		if err != nil || n > len(buf) {
+			return // nobody knows where the next message begins
+		}
+		if _, err := io.ReadFull(r, buf[ccp.HeaderLen:n]); err != nil {
+			return
+		}
+		if p.datagram(buf[:n]) != nil {
+			return
+		}
+	}
+}

@@ -1,0 +1,357 @@
+// Package agent carries the messages between congestion control agents and the flows
+// that they decide for: over Unix datagram sockets as portus opens them, and over TLS.
+package agent
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// DefaultSocket is where agents built on portus listen; it cannot be changed there.
+const DefaultSocket = "/tmp/ccp/portus"
+
+const (
+	redial      = 100 * time.Millisecond // between two attempts to reach an agent
+	redialAfter = time.Second            // the first one after nonsense, which doubles each time
+	redialMost  = 30 * time.Second
+	looks       = 5 * time.Millisecond // at what the agent has not read yet
+	probes      = time.Second          // whether an agent that nothing is sent to is still there
+	nonsense    = 8                    // malformed datagrams in a row that end a connection
+)
+
+// Config is one agent.
+type Config struct {
+	Name      string
+	Address   string         // HOST:PORT of one on another machine, in place of Socket and Reply
+	TLS       *tls.Config    // for Address: who we are, and whom we trust
+	Socket    string         // where it listens; empty: DefaultSocket
+	Reply     string         // our own socket, which the agent can reach; empty: beside the agent's
+	Algorithm string         // which its flows ask for; empty: the agent's default
+	Clock     func() cc.Time // the flows'; a Virtual needs none
+	Log       *slog.Logger   // nil: silent
+	Limit     time.Duration  // of a Virtual: how long it may think about a message, by the real clock; 0: 10 s
+}
+
+// Link is an agent, there or not. It is dialled until it is reached, and again once it
+// has gone.
+type Link struct {
+	cfg    Config
+	log    *slog.Logger
+	agent  *ccp.Agent
+	kick   chan struct{} // something was sent
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+
+	connects, malformed atomic.Uint64
+
+	mu      sync.Mutex  // taken last
+	fd      int         // -1: not connected
+	queue   chan []byte // to an agent elsewhere; nil: not connected
+	sent    ledger
+	looking bool // watch will soon look by itself
+}
+
+// Info is how it goes with an agent.
+type Info struct {
+	Name, Socket string
+	Up           bool
+	Connects     uint64 // times it was reached
+	Malformed    uint64 // datagrams
+	ccp.Counters
+}
+
+// Start begins to look for an agent. End it with Close.
+func Start(cfg Config) (*Link, error) {
+	cfg.Socket = cmp.Or(cfg.Socket, DefaultSocket)
+	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
+	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), fd: -1}
+	if l.log == nil {
+		l.log = slog.New(slog.DiscardHandler)
+	}
+	l.log = l.log.With("agent", cfg.Name)
+	var err error
+	if l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmit); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	l.done.Go(func() { l.run(ctx) })
+	return l, nil
+}
+
+// Spec is the algorithm that the agent decides.
+func (l *Link) Spec() cc.Spec { return l.agent.Spec() }
+
+// Close ends the connection to the agent; its flows go on under their fallback.
+func (l *Link) Close() error {
+	l.cancel()
+	l.done.Wait()
+	return nil
+}
+
+// Info returns how it goes.
+func (l *Link) Info() Info {
+	return Info{
+		Name: l.cfg.Name, Socket: cmp.Or(l.cfg.Address, l.cfg.Socket), Up: l.agent.Connected(),
+		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Counters: l.agent.Counters(),
+	}
+}
+
+// transmit is the agent's ccp.Transmit. Beside the send it costs no system call but, for
+// the first messages of a length, one to learn how much memory they take.
+func (l *Link) transmit(b []byte) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.queue != nil {
+		return l.enqueue(b)
+	}
+	if l.fd < 0 {
+		return unix.ENOTCONN
+	}
+	learn := l.sent.unknown(len(b))
+	before := 0
+	if learn {
+		before = queued(l.fd)
+	}
+	err := unix.Sendto(l.fd, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+	switch {
+	case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR):
+		return ccp.ErrBusy
+	case err == nil && learn:
+		l.sent.learn(len(b), queued(l.fd)-before)
+	}
+	if err == nil {
+		l.sent.add(l.cfg.Clock(), len(b))
+	}
+	if !l.looking || err != nil { // after an error as well: the agent has gone
+		select {
+		case l.kick <- struct{}{}:
+		default:
+		}
+	}
+	return err
+}
+
+// queued is how much memory takes what we have sent and nobody has read (unix(7), SIOCOUTQ).
+func queued(fd int) int {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// run reaches the agent again and again.
+func (l *Link) run(ctx context.Context) {
+	after, said := redialAfter, ""
+	for {
+		wait := redial
+		if l.cfg.Address != "" {
+			wait = redialAfter
+		}
+		session, err := l.dial(ctx)
+		if err == nil {
+			said = ""
+			began := l.cfg.Clock()
+			err = session(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			l.log.Warn("agent lost: its flows go on under their fallback", "err", err)
+			if errors.Is(err, ccp.ErrMalformed) || l.cfg.Address != "" {
+				if l.cfg.Clock().Sub(began) > redialMost {
+					after = redialAfter
+				}
+				wait, after = after, min(2*after, redialMost)
+			}
+		} else {
+			if why := reason(err); why != said { // once for each
+				said = why
+				l.log.Info("agent not reached; its flows go on under their fallback", "err", err)
+			}
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+	}
+}
+
+// upward, in front of a whole path, leads to the same place, also behind /tmp/ccp/, which
+// agents of portus up to 0.6 put before the address that they answer.
+const upward = "/../.."
+
+// MaxReply is how long Config.Reply may be: what an address has room for with its final zero.
+const MaxReply = 107 - len(upward)
+
+// dial connects to the agent. What it returns serves the connection until it is over.
+func (l *Link) dial(ctx context.Context) (session func(context.Context) error, err error) {
+	if l.cfg.Address != "" {
+		conn, err := l.dialRemote(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return func(ctx context.Context) error { return l.serveRemote(ctx, conn) }, nil
+	}
+	fd, err := l.cfg.dial()
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	l.fd, l.sent, l.looking = fd, ledger{sizes: l.sent.sizes}, false
+	l.mu.Unlock()
+	file := os.NewFile(uintptr(fd), l.cfg.Reply)
+	return func(ctx context.Context) error {
+		end := func() {
+			_ = file.Close()
+			_ = os.Remove(l.cfg.Reply)
+		}
+		return l.serve(ctx, l.cfg.Socket, end, func(context.Context) error { return l.receive(file) }, l.watch)
+	}, nil
+}
+
+// dial connects a socket to the agent's, so that nobody else reaches it, and binds it to
+// the path where the agent answers.
+func (c Config) dial() (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, fmt.Errorf("agent %q: %w", c.Name, err)
+	}
+	fail := func(what, path string, err error) (int, error) {
+		_ = unix.Close(fd)
+		return -1, fmt.Errorf("agent %q: %s %s: %w", c.Name, what, path, err)
+	}
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: c.Socket}); err != nil {
+		return fail("connecting to", c.Socket, err)
+	}
+	if info, err := os.Lstat(c.Reply); err == nil && info.Mode().Type() == os.ModeSocket {
+		if !errors.Is(unixConnect(c.Reply), unix.ECONNREFUSED) {
+			return fail("binding", c.Reply, errors.New("another process answers there; give this one another reply"))
+		}
+		_ = os.Remove(c.Reply) // an earlier process left it
+	}
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: upward + c.Reply}); err != nil {
+		return fail("binding", c.Reply, err)
+	}
+	if err := os.Chmod(c.Reply, 0o666); err != nil { // only the agent's socket is listened to
+		return fail("opening", c.Reply, err)
+	}
+	return fd, nil
+}
+
+// serve has tasks pass messages on until one of them ends, as the agent is gone or sends
+// nonsense, or ctx is done. end closes the connection.
+func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	if err := l.agent.Connect(l.cfg.Clock(), uint32(os.Getpid())); err != nil {
+		cancel(err)
+	} else {
+		l.connects.Add(1)
+		l.log.Info("agent reached", "socket", at)
+		for _, task := range tasks {
+			running.Go(func() { cancel(task(ctx)) })
+		}
+	}
+	<-ctx.Done()
+	l.mu.Lock()
+	l.fd, l.queue = -1, nil
+	l.mu.Unlock()
+	l.agent.Lost(l.cfg.Clock())
+	l.agent.Unread(0)
+	end()
+	running.Wait()
+	return context.Cause(ctx)
+}
+
+// receive hands on what the agent sends.
+func (l *Link) receive(file *os.File) error {
+	buf := make([]byte, ccp.MaxFromAgent+1)
+	for bad := 0; bad < nonsense; {
+		n, err := file.Read(buf)
+		if err != nil && !errors.Is(err, io.EOF) { // which stands for an empty datagram
+			return err
+		}
+		if n > ccp.MaxFromAgent {
+			err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
+		} else if n > 0 {
+			err = l.agent.Receive(l.cfg.Clock(), buf[:n])
+		} else {
+			err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
+		}
+		if err == nil {
+			bad = 0
+			continue
+		}
+		bad++
+		l.malformed.Add(1)
+		l.log.Debug("message of the agent refused", "err", err)
+	}
+	return fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense)
+}
+
+// watch looks since when something waits to be read, while anything does, and whether
+// the agent is still there, while nothing is sent to it.
+func (l *Link) watch(ctx context.Context) error {
+	look := time.NewTimer(probes)
+	defer look.Stop()
+	for idle := false; ; {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-l.kick:
+		case <-look.C:
+			if idle && !l.reachable() {
+				return errors.New("nobody listens at " + l.cfg.Socket)
+			}
+		}
+		if !l.agent.Connected() {
+			return errors.New("nobody reads what is sent")
+		}
+		l.mu.Lock()
+		since := cc.Time(0)
+		if l.fd >= 0 {
+			since = l.sent.oldest(queued(l.fd))
+		}
+		l.looking = since != 0
+		l.mu.Unlock()
+		l.agent.Unread(since)
+		next := looks
+		if idle = since == 0; idle {
+			next = probes
+		}
+		look.Reset(next)
+	}
+}
+
+// reachable tries the agent's path with a socket of its own.
+func (l *Link) reachable() bool { return unixConnect(l.cfg.Socket) == nil }
+
+// unixConnect connects a socket of its own to a path, for as long as it takes to see how that
+// goes: ECONNREFUSED says that nobody has it open any more.
+func unixConnect(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil // which says nothing about the path
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+}

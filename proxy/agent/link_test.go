@@ -1,0 +1,261 @@
+package agent
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// patience bounds every wait.
+const patience = 20 * time.Second
+
+const text = `(def (Report (volatile acked 0)))
+	(when true (:= Report.acked (+ Report.acked Ack.bytes_acked)) (report))`
+
+// peer is an agent by hand.
+type peer struct {
+	t    *testing.T
+	sock *net.UnixConn
+	from *net.UnixAddr
+}
+
+func listenAt(path string) (*net.UnixConn, error) {
+	return net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+}
+
+func listen(t *testing.T, path string) *peer {
+	t.Helper()
+	sock, err := listenAt(path)
+	require.NoError(t, err)
+	p := &peer{t: t, sock: sock}
+	t.Cleanup(p.die)
+	return p
+}
+
+// die closes the socket and leaves its path behind, as a process does that is killed.
+func (p *peer) die() { _ = p.sock.Close() }
+
+// next is the next message.
+func (p *peer) next() ccp.Message {
+	p.t.Helper()
+	buf := make([]byte, 2*ccp.MaxToAgent)
+	require.NoError(p.t, p.sock.SetReadDeadline(time.Now().Add(patience)))
+	n, from, err := p.sock.ReadFromUnix(buf)
+	require.NoError(p.t, err)
+	require.LessOrEqual(p.t, n, ccp.MaxToAgent)
+	p.from = from
+	m, rest, err := ccp.Next(buf[:n])
+	require.NoError(p.t, err)
+	require.Empty(p.t, rest)
+	return m
+}
+
+func (p *peer) say(b []byte) {
+	p.t.Helper()
+	_, err := p.sock.WriteToUnix(b, p.from)
+	require.NoError(p.t, err)
+}
+
+// greet answers a Ready with a program and a Create with a change to it, and returns
+// the flow.
+func (p *peer) greet() uint32 {
+	p.t.Helper()
+	code, err := ccp.Compile(text)
+	require.NoError(p.t, err)
+	for {
+		switch m := p.next(); m.Kind {
+		case ccp.KindReady:
+			p.say(code.Install(1).Append(nil))
+		case ccp.KindCreate:
+			p.say(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
+			return m.Flow
+		}
+	}
+}
+
+// subject is a link with one flow, as a group drives it.
+type subject struct {
+	t    *testing.T
+	link *Link
+	path string
+	flow cc.Algorithm
+	told chan func() // calls of the flow, one after the other
+	now  func() cc.Time
+}
+
+func start(t *testing.T) *subject {
+	t.Helper()
+	return startWith(t, Config{Socket: filepath.Join(t.TempDir(), "portus")})
+}
+
+func startWith(t *testing.T, cfg Config) *subject {
+	t.Helper()
+	began := time.Now()
+	s := &subject{
+		t: t, path: cfg.Socket, told: make(chan func(), 64),
+		now: func() cc.Time { return cc.Time(time.Second + time.Since(began)) },
+	}
+	cfg.Name, cfg.Clock = "x", s.now
+	link, err := Start(cfg)
+	require.NoError(t, err)
+	s.link = link
+	spec := link.Spec()
+	params, err := spec.Resolve(nil)
+	require.NoError(t, err)
+	s.flow = spec.New(cc.Config{
+		MSS: 1448, InitialCwnd: 14480, Params: params,
+		Wake: func(cc.Time) { s.told <- func() { s.flow.OnTick(s.state()) } },
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		clock := time.NewTicker(5 * time.Millisecond)
+		defer clock.Stop()
+		for {
+			select {
+			case f, more := <-s.told:
+				if !more {
+					return
+				}
+				f()
+			case <-clock.C:
+				s.flow.OnTick(s.state())
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		require.NoError(t, link.Close())
+		close(s.told)
+		<-done
+	})
+	return s
+}
+
+func (s *subject) state() cc.State {
+	return cc.State{Now: s.now(), MSS: 1448, SRTT: time.Millisecond, MinRTT: time.Millisecond}
+}
+
+// ack has the flow hear of an acknowledgement, and returns its phase.
+func (s *subject) ack() string {
+	phase := make(chan string, 1)
+	s.told <- func() {
+		s.flow.OnAck(cc.Ack{State: s.state(), Acked: 1448, RTT: time.Millisecond, DeliveryRate: 1e6})
+		phase <- s.flow.Control().Phase
+	}
+	return <-phase
+}
+
+// decided waits for some decisions of the agent and returns the window then.
+func (s *subject) decided() cc.Bytes {
+	require.Eventually(s.t, func() bool {
+		s.ack()
+		return s.link.Info().Decisions > 20
+	}, patience, time.Millisecond)
+	cwnd := make(chan cc.Bytes, 1)
+	s.told <- func() { cwnd <- s.flow.Control().Cwnd }
+	return <-cwnd
+}
+
+// until acknowledges until the flow is in a phase.
+func (s *subject) until(phase string) {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool { return s.ack() == phase }, patience, 2*time.Millisecond)
+}
+
+func TestAnAgentIsFoundWheneverItIsThere(t *testing.T) {
+	s := start(t)
+	assert.Equal(t, "fallback", s.ack())
+	first := listen(t, s.path)
+	flow := first.greet()
+	s.until("agent")
+	assert.True(t, s.link.Info().Up)
+	assert.EqualValues(t, 1, s.link.Info().Steered)
+
+	first.die()
+	s.until("fallback")
+	assert.NotZero(t, s.link.Info().Fallbacks["gone"])
+	require.Eventually(t, func() bool { return !s.link.Info().Up }, patience, time.Millisecond)
+
+	require.NoError(t, os.Remove(s.path))
+	second := listen(t, s.path)
+	assert.NotEqual(t, flow, second.greet())
+	s.until("agent")
+	assert.EqualValues(t, 2, s.link.Info().Connects)
+}
+
+func TestAnAgentThatDoesNotReadLosesItsFlowsAndGetsThemBack(t *testing.T) {
+	s := start(t)
+	p := listen(t, s.path)
+	p.greet()
+	s.until("agent")
+	s.until("fallback") // nobody reads the reports
+	info := s.link.Info()
+	assert.EqualValues(t, 1, info.Fallbacks["stalled"])
+	assert.True(t, info.Up)
+
+	p.greet() // after all the reports of the flow that was
+	s.until("agent")
+}
+
+func TestNonsenseEndsAConnection(t *testing.T) {
+	s := start(t)
+	p := listen(t, s.path)
+	p.greet()
+	for range nonsense - 1 {
+		p.say([]byte{1, 2, 3})
+	}
+	p.say(ccp.Ready{Datapath: 1}.Append(nil)) // of the wrong direction, but a message
+	for range nonsense - 2 {
+		p.say(make([]byte, ccp.MaxFromAgent+1))
+	}
+	require.Eventually(t, func() bool { return s.link.Info().Malformed == 2*nonsense-3 }, patience, time.Millisecond)
+	assert.True(t, s.link.Info().Up)
+	p.say(nil)
+	p.say(nil)
+	require.Eventually(t, func() bool { return s.link.Info().Connects == 2 }, patience, time.Millisecond)
+}
+
+func TestOnlyTheAgentIsListenedTo(t *testing.T) {
+	s := start(t)
+	p := listen(t, s.path)
+	p.greet()
+	other := listen(t, s.path+".other")
+	_, err := other.sock.WriteToUnix([]byte{1}, p.from)
+	assert.True(t, errors.Is(err, os.ErrPermission), "%v", err)
+}
+
+func TestTheAgeOfWhatIsUnreadIsThatOfTheOldest(t *testing.T) {
+	var l ledger
+	l.learn(100, 768)
+	assert.Zero(t, l.oldest(0))
+	for i := range 3000 {
+		l.add(cc.Time(i+1), 100)
+	}
+	assert.EqualValues(t, 3000, l.oldest(768))
+	assert.EqualValues(t, 2991, l.oldest(10*768))
+	assert.EqualValues(t, 1977, l.oldest(2000*768), "as far as is known")
+}
+
+func TestTwoProxiesDoNotTakeOneReply(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "portus")
+	listen(t, path)
+	cfg := Config{Name: "x", Socket: path, Reply: path + ".reply"}
+	first, err := cfg.dial()
+	require.NoError(t, err)
+	_, err = cfg.dial()
+	require.ErrorContains(t, err, "another process answers there")
+	require.NoError(t, unix.Close(first))
+	again, err := cfg.dial()
+	require.NoError(t, err, "what an earlier process left makes way")
+	require.NoError(t, unix.Close(again))
+}

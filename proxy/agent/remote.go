@@ -1,0 +1,129 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+const (
+	remoteQueue = 256             // messages to an agent elsewhere that TCP has not taken yet
+	remoteDial  = 5 * time.Second // for connection and handshake
+	remoteDead  = 2 * time.Second // without an acknowledgement from the other machine
+)
+
+// remoteKeepAlive finds out within about remoteDead that the other machine is gone.
+var remoteKeepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: 500 * time.Millisecond, Count: 2}
+
+// dialRemote connects to an agent on another machine, over TLS. Messages follow one
+// another, each with its length in its header.
+func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, remoteDial)
+	defer cancel()
+	d := tls.Dialer{Config: l.cfg.TLS, NetDialer: &net.Dialer{
+		KeepAliveConfig: remoteKeepAlive,
+		Control: func(_, _ string, raw syscall.RawConn) error {
+			var err error
+			ms := int(remoteDead.Milliseconds())
+			return errors.Join(raw.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, ms)
+			}), err)
+		},
+	}}
+	conn, err := d.DialContext(ctx, "tcp", l.cfg.Address)
+	if err != nil {
+		return nil, fmt.Errorf("agent %q: connecting to %s: %w", l.cfg.Name, l.cfg.Address, err)
+	}
+	l.mu.Lock()
+	l.queue = make(chan []byte, remoteQueue)
+	l.mu.Unlock()
+	return conn, nil
+}
+
+// reason is why there is no connection, without what differs each time: the hour, and our port.
+func reason(err error) string {
+	var invalid x509.CertificateInvalidError
+	var op *net.OpError
+	switch {
+	case errors.As(err, &invalid):
+		return fmt.Sprintf("certificate: %d", invalid.Reason)
+	case errors.As(err, &op):
+		return op.Err.Error()
+	}
+	return err.Error()
+}
+
+// serveRemote is serve for such a connection.
+func (l *Link) serveRemote(ctx context.Context, conn net.Conn) error {
+	queue := l.queue // nobody else sets it
+	return l.serve(ctx, l.cfg.Address, func() { _ = conn.Close() },
+		func(context.Context) error { return l.receiveRemote(conn) },
+		func(ctx context.Context) error { return sendRemote(ctx, conn, queue) })
+}
+
+// enqueue is transmit to an agent elsewhere.
+func (l *Link) enqueue(b []byte) error {
+	select {
+	case l.queue <- slices.Clone(b):
+		return nil
+	default:
+		return ccp.ErrBusy
+	}
+}
+
+func sendRemote(ctx context.Context, conn net.Conn, queue <-chan []byte) error {
+	w := bufio.NewWriter(conn)
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case b := <-queue:
+			_, err := w.Write(b) // Flush has the error as well
+			if len(queue) == 0 {
+				err = w.Flush()
+			}
+			if err != nil {
+				return fmt.Errorf("nobody reads what is sent: %w", err)
+			}
+		}
+	}
+}
+
+// receiveRemote hands on what the agent sends. What is no message ends it: nobody knows
+// then where the next one begins.
+func (l *Link) receiveRemote(conn net.Conn) error {
+	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxFromAgent)
+	for bad := 0; bad < nonsense; {
+		if _, err := io.ReadFull(r, buf[:ccp.HeaderLen]); err != nil {
+			return fmt.Errorf("the agent has closed the connection: %w", err)
+		}
+		n, err := ccp.Length(buf)
+		if err != nil || n > len(buf) {
+			l.malformed.Add(1)
+			return errors.Join(fmt.Errorf("%w: one of %d bytes", ccp.ErrMalformed, n), err)
+		}
+		if _, err := io.ReadFull(r, buf[ccp.HeaderLen:n]); err != nil {
+			return fmt.Errorf("the agent has closed the connection: %w", err)
+		}
+		if err := l.agent.Receive(l.cfg.Clock(), buf[:n]); err != nil {
+			bad++
+			l.malformed.Add(1)
+			l.log.Debug("message of the agent refused", "err", err)
+			continue
+		}
+		bad = 0
+	}
+	return fmt.Errorf("%w: %d in a row", ccp.ErrMalformed, nonsense)
+}

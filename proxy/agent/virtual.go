@@ -1,0 +1,181 @@
+package agent
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// Virtual is an agent that decides in virtual time, which stands while the agent thinks:
+// whoever reports goes on once the agent has taken the report in and has said what it had
+// to say. So a run is the same each time, if the agent goes by nothing but its reports.
+// An agent that answers on another thread than it reads on cannot be waited for.
+type Virtual struct {
+	cfg   Config
+	agent *ccp.Agent
+	fd    int
+	fence []byte
+	buf   []byte
+	sent  int // messages
+	err   error
+}
+
+const (
+	answerLimit = 10 * time.Second // how long an agent may think about one message, by the real clock
+	startLimit  = 2 * time.Second  // how long one may still be starting
+)
+
+// fenceFields make a message that takes more memory than a socket with the least buffer
+// may have under way and still be writable: so it becomes writable when that is read.
+const fenceFields = 123
+
+// replies tells the sockets of a process apart.
+var replies atomic.Int64
+
+// Reach connects to an agent, which may just be starting, and has it install its programs. Where
+// cfg.Reply is not set it is a path of its own beside the agent's. End it with Close.
+func Reach(cfg Config) (*Virtual, error) {
+	cfg.Socket = cmp.Or(cfg.Socket, DefaultSocket)
+	if cfg.Reply == "" {
+		cfg.Reply = fmt.Sprintf("%s.penstock-%d-%d", cfg.Socket, os.Getpid(), replies.Add(1))
+	}
+	cfg.Limit = cmp.Or(cfg.Limit, answerLimit)
+	v := &Virtual{
+		cfg: cfg, buf: make([]byte, ccp.MaxFromAgent+1),
+		// A report about a flow that there is none of, which agents leave alone.
+		fence: ccp.Measure{Flow: math.MaxUint32, Program: math.MaxUint32, Fields: make([]uint64, fenceFields)}.Append(nil),
+	}
+	var err error
+	if v.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, v.transmit); err != nil {
+		return nil, err
+	}
+	v.agent.Inline = true
+	starting := time.NewTimer(startLimit)
+	defer starting.Stop()
+	for v.fd, err = cfg.dial(); err != nil; v.fd, err = cfg.dial() {
+		again := time.NewTimer(redial)
+		select {
+		case <-again.C:
+		case <-starting.C:
+			return nil, err
+		}
+	}
+	if err = unix.SetsockoptInt(v.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1); err == nil { // the least there is
+		err = v.agent.Connect(0, uint32(os.Getpid()))
+	}
+	if err != nil {
+		return nil, errors.Join(v.wrap(err), v.Close())
+	}
+	return v, nil
+}
+
+// Spec is the algorithm that the agent decides.
+func (v *Virtual) Spec() cc.Spec { return v.agent.Spec() }
+
+// Err tells, after a run, why what came of it is not what the agent decides; nil: it is.
+func (v *Virtual) Err() error {
+	if v.err != nil {
+		return v.err
+	}
+	c := v.agent.Counters()
+	if v.sent > 1 && c.Decisions == 0 { // the first is a Ready
+		return v.wrap(errors.New("it has set no program for any flow; has it an algorithm of the name that is asked for?"))
+	}
+	for why, n := range c.Fallbacks {
+		if n > 0 {
+			return v.wrap(fmt.Errorf("the fallback took over %d times (%s)", n, why))
+		}
+	}
+	return nil
+}
+
+// Close ends the connection.
+func (v *Virtual) Close() error {
+	_ = os.Remove(v.cfg.Reply)
+	return unix.Close(v.fd)
+}
+
+func (v *Virtual) wrap(err error) error {
+	return fmt.Errorf("agent %q at %s: %w", v.cfg.Name, v.cfg.Socket, err)
+}
+
+// transmit is the agent's ccp.Transmit: what the agent answers has been taken in when it returns.
+func (v *Virtual) transmit(b []byte) error {
+	if v.err == nil {
+		v.sent++
+		if err := v.turn(b); err != nil {
+			v.err = v.wrap(err)
+		}
+	}
+	return v.err
+}
+
+// turn has the agent read b and come back for the fence: by then it has said all.
+func (v *Virtual) turn(b []byte) error {
+	limit := time.NewTimer(v.cfg.Limit)
+	defer limit.Stop()
+	for _, m := range [...][]byte{b, v.fence} {
+		for {
+			err := unix.Sendto(v.fd, m, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
+				return fmt.Errorf("nobody reads what is sent: %w", err)
+			}
+			if err := v.wait(limit.C); err != nil {
+				return err
+			}
+		}
+	}
+	for queued(v.fd) > 0 {
+		if err := v.wait(limit.C); err != nil {
+			return err
+		}
+	}
+	return v.receive()
+}
+
+// wait waits until the agent has read or said something, and takes in what it says.
+func (v *Virtual) wait(limit <-chan time.Time) error {
+	select {
+	case <-limit:
+		return fmt.Errorf("it has not taken a message within %v; is it stopped, or in an endless loop?", v.cfg.Limit)
+	default:
+	}
+	const most = 100 * time.Millisecond
+	fds := []unix.PollFd{{Fd: int32(v.fd), Events: unix.POLLIN | unix.POLLOUT}}
+	if _, err := unix.Poll(fds, int(most.Milliseconds())); err != nil && !errors.Is(err, unix.EINTR) {
+		return fmt.Errorf("waiting for it: %w", err)
+	}
+	return v.receive()
+}
+
+// receive takes in all that has come.
+func (v *Virtual) receive() error {
+	for {
+		n, _, err := unix.Recvfrom(v.fd, v.buf, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("hearing it: %w", err)
+		case n > ccp.MaxFromAgent:
+			return fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
+		}
+		if err := v.agent.Receive(0, v.buf[:n]); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package datapathtest
+
+import (
+	"crypto/sha256"
+	"errors"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+var held = []row{
+	{"a bounded receive window loses nothing", suite.heldWindow},
+	{"a reader stalls behind a bounded receive window", suite.heldStall},
+}
+
+// Held checks only that a datapath's receive windows can be bounded, of pairs between
+// which packets get lost, for example.
+func Held(t *testing.T, pair Pair) {
+	t.Helper()
+	run(t, pair, nil, held)
+}
+
+// advertiser returns a pair of which b bounds the window that it advertises.
+func (s suite) advertiser() (a, b datapath.Conn, window datapath.Advertiser) {
+	a, b = s.connect()
+	window, ok := b.(datapath.Advertiser)
+	if !ok {
+		s.Skip("its receive window cannot be bounded")
+	}
+	return a, b, window
+}
+
+// heldWindow has the window change with every read, from the least to all there is room
+// for. Nothing is lost, taken back or held up for good.
+func (s suite) heldWindow() {
+	a, b, window := s.advertiser()
+	before, err := window.Arrivals()
+	require.NoError(s, err)
+	data := payload(2<<20, 9)
+	wrote := inBackground(func() error {
+		err := send(a, data)
+		if err == nil {
+			err = a.CloseWrite()
+		}
+		return err
+	})
+	sum, got, last := sha256.New(), 0, before
+	windows := []cc.Bytes{1, 3000, 100e3, 0, 20e3, 1e6, 2896, cc.MaxCwnd}
+	buf := make([]byte, 64<<10)
+	for i := 0; ; i++ {
+		n, err := b.Read(buf)
+		got += n
+		sum.Write(buf[:n])
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(s, err)
+		now, err := window.Arrivals()
+		require.NoError(s, err)
+		assertGrown(s, last, now)
+		last = now
+		require.NoError(s, window.Advertise(windows[i/2%len(windows)]))
+	}
+	require.NoError(s, wrote())
+	assert.Equal(s, len(data), got)
+	assert.Equal(s, sha256.Sum256(data), [32]byte(sum.Sum(nil)))
+	now, err := window.Arrivals()
+	require.NoError(s, err)
+	assert.InDelta(s, len(data), float64(now.Received-before.Received), 1, "but for the stream's end")
+	assert.Positive(s, now.RTT)
+	assert.Positive(s, now.MSS)
+}
+
+func assertGrown(s suite, last, now flow.Arrivals) {
+	s.Helper()
+	assert.GreaterOrEqual(s, now.Received, last.Received)
+	assert.GreaterOrEqual(s, now.Holes, last.Holes)
+	assert.GreaterOrEqual(s, now.Window, cc.Bytes(0))
+}
+
+// heldStall has the reader of a small window stall until it is closed, and read on.
+func (s suite) heldStall() {
+	a, b, window := s.advertiser()
+	_, err := window.Arrivals()
+	require.NoError(s, err)
+	require.NoError(s, window.Advertise(20e3))
+	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
+	data := payload(32<<20, 10)
+	wrote := inBackground(func() error { return send(a, data) })
+	o.until(s.T, "the receiver holds it back", func(r flow.Report) bool { return r.RwndFull && r.Unsent > 0 })
+	require.NoError(s, window.Advertise(0))
+	sum := sha256.New()
+	_, err = io.CopyN(sum, b, int64(len(data)))
+	require.NoError(s, err)
+	require.NoError(s, wrote())
+	assert.Equal(s, sha256.Sum256(data), [32]byte(sum.Sum(nil)))
+}

@@ -1,0 +1,112 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+var _ datapath.Advertiser = (*Conn)(nil)
+
+// uptoRcvWnd is how long TCP_INFO must be for what a receiver wants to know (Linux 6.2).
+const uptoRcvWnd = unsafe.Offsetof(unix.TCPInfo{}.Rcv_wnd) + 4
+
+// timestamped is the bit of tcpi_options for a connection with timestamps (TCPI_OPT_TIMESTAMPS).
+const timestamped = 1
+
+// Why a peer's queue cannot be seen.
+var (
+	errOldTCPInfo   = errors.New("kernel: TCP_INFO tells nothing of the receive window before Linux 6.2")
+	errNoTimestamps = errors.New("kernel: the peer sends no TCP timestamps, so that its round trips are not known")
+)
+
+// advertising is what bounds the window that a socket advertises.
+type advertising struct {
+	window cc.Bytes // 0: as the kernel likes
+	before int      // the clamp that the socket had before
+	info   unix.TCPInfo
+	size   uint32
+	errno  syscall.Errno
+	visit  func(fd uintptr) // read, made once: looking allocates nothing
+	holes  int
+	ooo    uint32
+}
+
+func (a *advertising) read(fd uintptr) { a.size, a.errno = tcpInfo(fd, &a.info) }
+
+// Arrivals implements datapath.Advertiser. The kernel's estimate of a receiver's round
+// trips falls at once to a shorter one, rises by an eighth of the difference, and has the
+// resolution of timestamps, a millisecond. Before the first it is that of the handshake.
+func (c *Conn) Arrivals() (flow.Arrivals, error) {
+	a := &c.advertising
+	if a.visit == nil {
+		a.visit = a.read
+	}
+	err := c.raw.Control(a.visit)
+	switch i := &a.info; {
+	case err != nil:
+		return flow.Arrivals{}, fmt.Errorf("kernel: read TCP_INFO: %w", err)
+	case a.errno != 0:
+		return flow.Arrivals{}, fmt.Errorf("kernel: read TCP_INFO: %w", a.errno)
+	case uintptr(a.size) < uptoRcvWnd:
+		return flow.Arrivals{}, errOldTCPInfo
+	case i.Options&timestamped == 0:
+		return flow.Arrivals{}, errNoTimestamps
+	default:
+		first := a.ooo == 0 && a.holes == 0 && a.window == 0
+		if i.Rcv_ooopack != a.ooo {
+			a.ooo = i.Rcv_ooopack
+			a.holes++
+		}
+		rtt := micros(i.Rcv_rtt)
+		if first && i.Min_rtt != noMinRTT && i.Min_rtt > 0 {
+			rtt = micros(i.Min_rtt)
+		}
+		return flow.Arrivals{
+			Received: cc.Bytes(i.Bytes_received), RTT: rtt, Window: cc.Bytes(i.Rcv_wnd), Holes: a.holes,
+			MSS: cc.Bytes(i.Rcv_mss),
+		}, nil
+	}
+}
+
+// Advertise implements datapath.Advertiser by TCP_WINDOW_CLAMP, which the kernel raises
+// with a buffer that it enlarges by itself; so it is set anew. The kernel rounds a window
+// up to a multiple of what its scale allows, and has none below half of its least buffer.
+func (c *Conn) Advertise(window cc.Bytes) error {
+	a := &c.advertising
+	clamp := int(min(max(window, 1), math.MaxInt32))
+	switch {
+	case window == 0 && a.window == 0:
+		return nil
+	case window == 0:
+		clamp = max(a.before, int(a.info.Rcv_wnd))
+	case a.window > 0 && closeTo(window, a.window) && cc.Bytes(a.info.Rcv_ssthresh) <= a.window:
+		return nil
+	}
+	err := control(c.raw, func(fd int) error {
+		if a.window == 0 {
+			before, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
+			if err != nil {
+				return err
+			}
+			a.before = before
+		}
+		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, clamp)
+	})
+	if err != nil {
+		return fmt.Errorf("kernel: set TCP_WINDOW_CLAMP to %d: %w", clamp, err)
+	}
+	a.window = window
+	return nil
+}
+
+// closeTo spares a system call for a window that differs by less than a sixteenth.
+func closeTo(a, b cc.Bytes) bool { return max(a, b)-min(a, b) < b/16 }

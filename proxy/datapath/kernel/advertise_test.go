@@ -1,0 +1,62 @@
+//go:build linux
+
+package kernel
+
+import (
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// What the relay lets a socket take in does not widen a window that is held, and it has
+// its own back afterwards.
+func TestAHeldWindowStaysHeld(t *testing.T) {
+	a, b := still(t, Config{ReceiveBuffer: DefaultReceiveBuffer}).pair(t, loopback4)
+	before := b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
+	_, err := b.Arrivals()
+	require.NoError(t, err)
+	require.NoError(t, b.Advertise(40e3))
+	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP))
+	_, err = b.Arrivals()
+	require.NoError(t, err)
+	require.NoError(t, b.Advertise(41e3))
+	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "that is no other window")
+	b.LimitReceive(2 * DefaultReceiveBuffer)
+	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP))
+
+	// The kernel raises it by itself, as it does with a buffer that it enlarges.
+	require.NoError(t, control(b.raw, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, 1<<20)
+	}))
+	for sent, data := 0, make([]byte, 200e3); sent < 20; sent++ {
+		_, err := a.Write(data)
+		require.NoError(t, err)
+		_, err = io.ReadFull(b, data)
+		require.NoError(t, err)
+	}
+	_, err = b.Arrivals()
+	require.NoError(t, err)
+	require.NoError(t, b.Advertise(40e3))
+	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "so it is set again")
+	require.NoError(t, b.Advertise(0))
+	assert.GreaterOrEqual(t, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), before)
+	require.NoError(t, b.Advertise(0))
+}
+
+// A peer that is let send what it likes, and does, hurts only itself.
+func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
+	d := still(t, Config{ReceiveBuffer: DefaultReceiveBuffer})
+	if d.receiving.first == 0 {
+		t.Skip(d.Missing())
+	}
+	a, b := d.pair(t, loopback4)
+	_, err := b.Arrivals()
+	require.NoError(t, err)
+	require.NoError(t, b.Advertise(20e3))
+	assert.LessOrEqual(t, flood(t, a, b), cc.Bytes(DefaultReceiveBuffer+128<<10))
+}

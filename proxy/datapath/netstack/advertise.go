@@ -1,0 +1,225 @@
+package netstack
+
+import (
+	"encoding/binary"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+var _ datapath.Advertiser = (*Conn)(nil)
+
+// errNoTimestamps says why a peer's queue cannot be seen.
+var errNoTimestamps = errors.New("netstack: the peer sends no TCP timestamps, so that its round trips are not known")
+
+const (
+	mostStamps   = 4096 // of ours, a millisecond each, that the peer has not echoed yet
+	leastSegment = 536  // RFC 9293 §3.7.1
+)
+
+// incoming is what is known of a connection's receiving side, and what bounds the window
+// that it advertises. The stack's own window and buffers stay as they are, so that what
+// was advertised has its place: the bound is put into the segments that leave.
+type incoming struct {
+	mu     sync.Mutex
+	asked  bool     // by Arrivals: what comes is looked at
+	over   bool     // nothing comes any more
+	window cc.Bytes // 0: as the stack has it
+	scale  uint8    // of the windows that we advertise
+
+	began bool         // the stream's first byte is known
+	next  seqnum.Value // up to which all is acknowledged
+	upTo  cc.Bytes     // likewise, as a stream offset
+	edge  cc.Bytes     // stream offset up to which the peer was let send
+
+	highest cc.Bytes // stream offset of the end of what has come, holes or not
+	holes   int
+	mss     cc.Bytes // the most that came in one segment
+	rtt     time.Duration
+	stamps  []stamp // those that have left and were not echoed yet, by age
+}
+
+// stamp is a timestamp of ours, and when it first left.
+type stamp struct {
+	value uint32
+	at    cc.Time
+}
+
+// Arrivals implements datapath.Advertiser. Before the first round trip of data it is that
+// of the handshake.
+func (c *Conn) Arrivals() (flow.Arrivals, error) {
+	e := c.tcp()
+	if e == nil {
+		return flow.Arrivals{}, errNotAdmitted
+	}
+	e.LockUser()
+	stamped := e.SendTSOk
+	e.UnlockUser()
+	if !stamped {
+		return flow.Arrivals{}, errNoTimestamps
+	}
+	peer, handshake := c.signals.peerClock()
+	in := &c.incoming
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	rtt := in.rtt
+	if !in.asked && !in.over {
+		in.asked = true
+		c.stack.asked.Add(1)
+	}
+	if rtt == 0 {
+		rtt = handshake
+	}
+	return flow.Arrivals{
+		Received: in.upTo, RTT: rtt, Peer: peer, Window: max(0, in.edge-in.upTo), Holes: in.holes, MSS: in.mss,
+	}, nil
+}
+
+// Advertise implements datapath.Advertiser. A window is rounded up to a multiple of what
+// its scale allows, and is no less than two segments, since a sender may wait with less
+// (RFC 9293 §3.8.6.2.1).
+func (c *Conn) Advertise(window cc.Bytes) error {
+	in := &c.incoming
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.window = window
+	if window > 0 {
+		in.window = max(window, 2*max(in.mss, leastSegment))
+	}
+	return nil
+}
+
+// leaves notes what a segment acknowledges and lets the peer send, which it lessens to
+// what is to be advertised. What earlier ones have let it send is not taken back.
+func (in *incoming) leaves(segment header.TCP, now cc.Time) {
+	if !segment.Flags().Contains(header.TCPFlagAck) {
+		return
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	ack := seqnum.Value(segment.AckNumber())
+	if !in.began {
+		in.began, in.next = true, ack
+	}
+	if news := cc.Bytes(int32(ack - in.next)); news > 0 {
+		in.next, in.upTo = ack, in.upTo+news
+	}
+	scale := in.scale
+	if segment.Flags().Contains(header.TCPFlagSyn) {
+		scale = 0
+	}
+	field := cc.Bytes(segment.WindowSize())
+	if in.window > 0 {
+		step := cc.Bytes(1) << scale
+		if least := (max(in.edge-in.upTo, in.window) + step - 1) / step; least < field {
+			field = least
+			word := segment[header.TCPWinSizeOffset : header.TCPWinSizeOffset+2]
+			rewrite(segment, word, func() { binary.BigEndian.PutUint16(word, uint16(field)) })
+		}
+	}
+	in.edge = max(in.edge, in.upTo+field<<scale)
+	if at := stampAt(segment.Options()); in.asked && at >= 0 {
+		in.stamped(binary.BigEndian.Uint32(segment.Options()[at:]), now)
+	}
+}
+
+// stamped remembers when a timestamp left first; in.mu is held.
+func (in *incoming) stamped(value uint32, now cc.Time) {
+	if n := len(in.stamps); n > 0 && int32(value-in.stamps[n-1].value) <= 0 {
+		return
+	}
+	if len(in.stamps) == mostStamps {
+		in.stamps = slices.Delete(in.stamps, 0, mostStamps/2)
+	}
+	in.stamps = append(in.stamps, stamp{value, now})
+}
+
+// comes notes a segment that brings data. The first that echoes a timestamp was let out
+// by what left with it.
+func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if !in.asked || !in.began {
+		return
+	}
+	from := in.upTo + cc.Bytes(int32(seqnum.Value(segment.SequenceNumber())-in.next))
+	if in.highest > 0 && from > in.highest {
+		in.holes++
+	}
+	in.highest = max(in.highest, from+size)
+	in.mss = max(in.mss, size)
+	at := stampAt(segment.Options())
+	if at < 0 {
+		return
+	}
+	echo := binary.BigEndian.Uint32(segment.Options()[at+4:])
+	known := 0
+	for known < len(in.stamps) && int32(in.stamps[known].value-echo) <= 0 {
+		known++
+	}
+	if known == 0 {
+		return
+	}
+	if newest := in.stamps[known-1]; newest.value == echo {
+		in.rtt = now.Sub(newest.at)
+	}
+	in.stamps = slices.Delete(in.stamps, 0, known)
+}
+
+// probed takes in how the stack scales its windows.
+func (in *incoming) probed(state *tcp.TCPEndpointState) {
+	in.mu.Lock()
+	in.scale = state.Receiver.RcvWndScale
+	in.mu.Unlock()
+}
+
+// end has what comes be looked at no more, and tells whether it was.
+func (in *incoming) end() (was bool) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	was, in.asked, in.over, in.stamps = in.asked, false, true, nil
+	return was
+}
+
+// bring tells the connection of a valid packet of what data it brings, if somebody asks.
+func (s *Stack) bring(p []byte) {
+	var id stack.TransportEndpointID
+	var segment header.TCP
+	if p[0]>>4 == 6 {
+		if ip := header.IPv6(p); ip.NextHeader() == uint8(tcp.ProtocolNumber) {
+			id.LocalAddress, id.RemoteAddress, segment = ip.DestinationAddress(), ip.SourceAddress(), ip.Payload()
+		}
+	} else if ip := header.IPv4(p); ip.TransportProtocol() == tcp.ProtocolNumber {
+		id.LocalAddress, id.RemoteAddress, segment = ip.DestinationAddress(), ip.SourceAddress(), ip.Payload()
+	}
+	if len(segment) < header.TCPMinimumSize {
+		return
+	}
+	head := int(segment.DataOffset())
+	if head < header.TCPMinimumSize || head >= len(segment) || segment.Flags().Contains(header.TCPFlagSyn) {
+		return
+	}
+	id.LocalPort, id.RemotePort = segment.DestinationPort(), segment.SourcePort()
+	if c := s.conns.find(id); c != nil {
+		c.incoming.comes(segment, cc.Bytes(len(segment)-head), s.clock())
+	}
+}
+
+// rewrite changes a part of a segment that begins at an even offset, and corrects the
+// checksum (RFC 1624 §3).
+func rewrite(segment header.TCP, part []byte, change func()) {
+	sum := checksum.Combine(^segment.Checksum(), ^checksum.Checksum(part, 0))
+	change()
+	segment.SetChecksum(^checksum.Combine(sum, checksum.Checksum(part, 0)))
+}

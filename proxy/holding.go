@@ -1,0 +1,158 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/policy"
+)
+
+// lookEvery is how often what has come over a leg is looked at.
+const lookEvery = time.Millisecond
+
+// errNoAdvertiser says why a leg's window is as its transport likes.
+var errNoAdvertiser = errors.New("this transport's receive window cannot be bounded")
+
+// holding keeps the window that a leg advertises to whom it receives from. The relay's
+// goroutine looks after each read, so that legs that bring nothing cost nothing. Nothing
+// is held before flow.ReceiveBulk bytes have come.
+type holding struct {
+	leg    datapath.Advertiser // nil: its window cannot be bounded
+	flows  *flow.Manager
+	clock  func() cc.Time
+	log    *slog.Logger
+	looked cc.Time
+	held   bool         // leg's window is bounded
+	window atomic.Int64 // the newest of flow
+
+	mu     sync.Mutex // guards what follows
+	terms  flow.Terms
+	flow   *flow.Receiving // nil: nothing is held, or not yet
+	closed bool
+	why    error // nothing will be held; nil: it is, or will be
+}
+
+// hold has d's source be held as terms say.
+func (c *connection) hold(d *direction, terms flow.Terms) {
+	h := &holding{flows: c.srv.parts.Flows, clock: c.srv.clock, log: c.srv.log, terms: terms}
+	if h.leg, _ = d.src.conn.(datapath.Advertiser); h.leg == nil {
+		h.why = errNoAdvertiser
+	}
+	d.hold = h
+}
+
+// read looks at what has come, of which the relay has read so much.
+func (h *holding) read(got int64) {
+	if h == nil || h.leg == nil || cc.Bytes(got) < flow.ReceiveBulk {
+		return
+	}
+	now := h.clock()
+	if now < h.looked.Add(lookEvery) {
+		return
+	}
+	h.looked = now
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	if h.why == nil && h.terms.Algorithm != policy.Unmanaged {
+		if err := h.look(now, got); err != nil {
+			h.why = err
+			h.stop(now)
+		}
+	}
+	if h.flow == nil && h.held {
+		h.held = false
+		if err := h.leg.Advertise(0); err != nil {
+			h.log.Debug("receive window stays bounded", "err", err)
+		}
+	}
+}
+
+// look tells the flow what has come, and puts the window that follows into force.
+func (h *holding) look(now cc.Time, got int64) error {
+	a, err := h.leg.Arrivals()
+	if err != nil {
+		return err
+	}
+	if h.flow == nil {
+		if h.flow, err = h.flows.Receive(now, h.terms, func(n cc.Bytes) { h.window.Store(int64(n)) }); err != nil {
+			return fmt.Errorf("proxy: receive window: %w", err)
+		}
+	}
+	a.At, a.Unread = now, max(0, a.Received-cc.Bytes(got))
+	h.flow.Arrived(a)
+	h.held = true
+	return h.leg.Advertise(cc.Bytes(h.window.Load()))
+}
+
+// stop has nothing be held. The relay, whose goroutine the leg is for, frees the window.
+func (h *holding) stop(now cc.Time) {
+	if h.flow != nil {
+		h.flow.Close(now)
+		h.flow = nil
+	}
+}
+
+// reconsider puts other terms into force.
+func (h *holding) reconsider(now cc.Time, t flow.Terms) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil
+	}
+	switch {
+	case h.flow == nil:
+	case t.Algorithm == policy.Unmanaged:
+		h.stop(now)
+	default:
+		if err := h.flow.Move(now, t); err != nil {
+			return fmt.Errorf("proxy: receive window: %w", err)
+		}
+	}
+	h.terms = t
+	return nil
+}
+
+// close ends it; the leg is closed already.
+func (h *holding) close(now cc.Time) {
+	if h == nil { // it was never open
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	h.stop(now)
+}
+
+// HoldingInfo is how a leg's receive window is held.
+type HoldingInfo struct {
+	Algorithm string        // "none": it is left to the transport
+	Held      bool          // Flow is meaningful
+	Why       string        // it will not be held; empty: it is, or there was no reason yet
+	Flow      flow.Snapshot // of what decides it; Share is the window
+}
+
+func (h *holding) info() HoldingInfo {
+	if h == nil {
+		return HoldingInfo{Algorithm: policy.Unmanaged}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := HoldingInfo{Algorithm: h.terms.Algorithm, Held: h.flow != nil}
+	if h.flow != nil {
+		out.Flow = h.flow.Snapshot()
+	}
+	if h.why != nil && h.terms.Algorithm != policy.Unmanaged {
+		out.Why = h.why.Error()
+	}
+	return out
+}

@@ -1,0 +1,172 @@
+package ingress
+
+import (
+	"io"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestRequestsForWholeURLs(t *testing.T) {
+	const ends = "Via: 1.1 penstock\r\nConnection: close\r\n\r\n"
+	const refused, notWhole = "HTTP/1.1 405 Method Not Allowed\r\nAllow: CONNECT\r\n", "without an http:// URL"
+	const chunks = "5\r\nhello\r\n0\r\n\r\n"
+	for _, row := range []handshake{
+		{
+			name: "a page", says: "GET http://a.test/page?q=1 HTTP/1.1\r\nHost: a.test\r\nAccept: */*\r\n\r\n",
+			host: "a.test:80", early: "GET /page?q=1 HTTP/1.1\r\nHost: a.test\r\nAccept: */*\r\n" + ends,
+		},
+		{
+			name: "a port, and no path", says: "HEAD http://a.test:8080 HTTP/1.1\r\nHost: b.test\r\n\r\n",
+			host: "a.test:8080", early: "HEAD / HTTP/1.1\r\nHost: a.test:8080\r\n" + ends,
+		},
+		{
+			name: "an address", says: "GET http://[2001:db8::1]/ HTTP/1.1\r\n\r\n",
+			target: "[2001:db8::1]:80", early: "GET / HTTP/1.1\r\nHost: [2001:db8::1]\r\n" + ends,
+		},
+		{
+			name: "HTTP/1.0", says: "GET http://192.0.2.80/ HTTP/1.0\r\n\r\n", target: "192.0.2.80:80",
+			early: "GET / HTTP/1.0\r\nHost: 192.0.2.80\r\nVia: 1.0 penstock\r\nConnection: close\r\n\r\n",
+		},
+		{
+			name: "content", says: "POST http://a.test/ HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", host: "a.test:80",
+			early: "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n" + ends + "hello",
+		},
+		{
+			name: "content in chunks", host: "a.test:80",
+			says:  "PUT http://a.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks,
+			early: "PUT / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n" + ends + chunks,
+		},
+		{
+			name: "requests behind it go nowhere", host: "a.test:80",
+			says: "GET http://a.test/ HTTP/1.1\r\n\r\n" +
+				"GET http://b.test/ HTTP/1.1\r\nProxy-Authorization: Basic YWxpY2U6c2VjcmV0\r\n\r\n",
+			early: "GET / HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "nor do they behind content", host: "a.test:80",
+			says:  "POST http://a.test/ HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET http://b.test/ HTTP/1.1\r\n\r\n",
+			early: "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n" + ends + "hello",
+		},
+		{
+			name: "nor behind chunks", host: "a.test:80",
+			says: "PUT http://a.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n" +
+				"0c;x=\"y\"\r\nhello\r\n0\r\n\r\n\r\n0\r\nA: b\r\n\r\nGET http://b.test/ HTTP/1.1\r\n\r\n",
+			early: "PUT / HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n" + ends +
+				"0c;x=\"y\"\r\nhello\r\n0\r\n\r\n\r\n0\r\nA: b\r\n\r\n",
+		},
+		{
+			name: "a zone goes no further", says: "GET http://[fe80::1%25lo]/ HTTP/1.1\r\n\r\n",
+			target: "[fe80::1]:80", early: "GET / HTTP/1.1\r\nHost: [fe80::1]\r\n" + ends,
+		},
+		{
+			name: "a version that is not there yet", says: "GET http://a.test/ HTTP/1.9\r\n\r\n", host: "a.test:80",
+			early: "GET / HTTP/1.1\r\nHost: a.test\r\nVia: 1.9 penstock\r\nConnection: close\r\n\r\n",
+		},
+		{
+			name: "fields between client and proxy", host: "a.test:80",
+			says: "GET http://a.test/ HTTP/1.1\r\nConnection: keep-alive, X-Mine\r\n" +
+				"Connection: content-length\r\nContent-Length: 0\r\n" +
+				"Keep-Alive: 5\r\nProxy-Connection: keep-alive\r\nX-Mine: 1\r\nTE: trailers\r\nUpgrade: h2c\r\nCookie: c=1\r\n\r\n",
+			early: "GET / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\nCookie: c=1\r\n" + ends,
+		},
+		{
+			name: "all of a server", says: "OPTIONS http://a.test HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "OPTIONS * HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "a name and a password in the URL go no further", says: "GET http://me:secret@a.test/ HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET / HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{name: "no URL", says: "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n", hears: refused, err: notWhole},
+		{name: "https", says: "GET https://a.test/ HTTP/1.1\r\n\r\n", hears: refused, err: notWhole},
+		{name: "ftp", says: "GET ftp://a.test/ HTTP/1.1\r\n\r\n", hears: refused, err: notWhole},
+		{name: "no host", says: "GET http:///page HTTP/1.1\r\n\r\n", hears: refused, err: notWhole},
+		{name: "port 0", says: "GET http://a.test:0/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ", err: "not in 1..65535"},
+		{name: "no such name", says: "GET http://a!b/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ", err: "no host name has"},
+	} {
+		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: Connect}) })
+	}
+
+	locked := Config{Mode: Mixed, Auth: []User{{"alice", "secret"}}}
+	for _, row := range []handshake{
+		{
+			name: "a name and a password for the proxy go no further", host: "a.test:80",
+			says: "GET http://a.test/ HTTP/1.1\r\nProxy-Authorization: Basic YWxpY2U6c2VjcmV0\r\n" +
+				"Authorization: Basic Zm9v\r\n\r\n",
+			early: "GET / HTTP/1.1\r\nHost: a.test\r\nAuthorization: Basic Zm9v\r\n" + ends,
+		},
+		{
+			name: "none", says: "GET http://a.test/ HTTP/1.1\r\n\r\n",
+			hears: "HTTP/1.1 407 Proxy Authentication Required\r\n", err: "no name",
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) { row.run(t, locked) })
+	}
+}
+
+func TestNoPasswordIsInAnError(t *testing.T) {
+	for _, says := range []string{
+		"GET http://me:secret%zz@a.test/ HTTP/1.1\r\n\r\n",
+		"GET http://me:x secret@a.test/ HTTP/1.1\r\n\r\n",
+		"GET http://a.test/ HTTP/1.1\r\nProxy-Authorization: secret\x00\r\n\r\n",
+	} {
+		conn := newFakeConn(says)
+		conn.hangUp = true
+		_, err := testListener(t, Config{Mode: Connect}).Greet(t.Context(), conn)
+		assert.ErrorContains(t, err, "malformed")
+		assert.NotContains(t, err.Error(), "secret")
+	}
+}
+
+func TestChunksThatAreNoneAreRefused(t *testing.T) {
+	conn := newFakeConn("PUT http://a.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nno")
+	conn.hangUp = true
+	_, err := testListener(t, Config{Mode: Connect}).Greet(t.Context(), conn)
+	assert.ErrorIs(t, err, errChunk)
+	assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 400 "))
+}
+
+func TestContentInChunks(t *testing.T) {
+	for _, row := range []struct {
+		name, says, want string
+		err              bool
+	}{
+		{"whole", "A\r\n0123456789\r\n0\r\n\r\nmore", "A\r\n0123456789\r\n0\r\n\r\n", false},
+		{"no size", "\r\n", "", true},
+		{"no number", "-1\r\n", "", true},
+		{"a number in Go alone", "0x1\r\na", "0", true},
+		{"more than 63 bits", "0000000000000001\r\na\r\n", "000000000000000", true},
+		{"a line that ends with LF", "1\na\r\n", "1", true},
+		{"an extension that ends with LF", "1;a\na\r\n", "1;a", true},
+		{"an extension that ends with CR", "1;a\rb\r\n", "1;a\r", true},
+		{"a chunk that goes on", "1\r\nab\r\n", "1\r\na", true},
+		{"a trailer that ends with LF", "0\r\nA: b\n\r\n", "0\r\nA: b", true},
+	} {
+		for _, chunk := range []int{0, 1, 3} {
+			conn := newFakeConn(row.says)
+			conn.chunk, conn.hangUp = chunk, true
+			got, err := io.ReadAll((&Content{chunked: true}).From(conn))
+			assert.Equal(t, row.want, string(got), row.name)
+			assert.Equal(t, row.err, err != nil, row.name)
+		}
+	}
+}
+
+func TestARequestForAURLIsAnsweredByTheServerAlone(t *testing.T) {
+	for _, row := range dialErrors {
+		conn := newFakeConn("GET http://a.test/ HTTP/1.1\r\n\r\n")
+		c, err := testListener(t, Config{Mode: Mixed}).Greet(t.Context(), conn)
+		require.NoError(t, err)
+		require.NoError(t, c.Answer(netip.AddrPort{}, row.err), row.name)
+		assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 "+row.status+"\r\nProxy-Status: penstock; error="), row.name)
+	}
+	conn := newFakeConn("GET http://a.test/ HTTP/1.1\r\n\r\n")
+	c, err := testListener(t, Config{Mode: Mixed}).Greet(t.Context(), conn)
+	require.NoError(t, err)
+	require.NoError(t, c.Answer(netip.MustParseAddrPort("192.0.2.1:4000"), nil))
+	assert.Empty(t, conn.heard())
+}

@@ -1,0 +1,154 @@
+package ingress
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Content is what a client may send behind the head of its request. Requests behind it
+// on the same connection may be for other servers, with what is meant for those and for
+// the proxy: they are read and dropped.
+type Content struct {
+	left    int64 // bytes to come of the content, or of the chunk
+	chunked bool  // RFC 9112 §7.1
+	at      chunkPart
+	digits  int  // of the chunk's size
+	blank   bool // nothing has come of the line yet
+}
+
+// chunkPart is where in a chunk the next byte belongs.
+type chunkPart uint8
+
+const (
+	chunkSize chunkPart = iota
+	chunkExtension
+	chunkSizeLF
+	chunkData
+	chunkDataCR
+	chunkDataLF
+	trailerLine
+	trailerLineLF
+	noMore
+)
+
+var errChunk = errors.New("content: a chunk is malformed (RFC 9112, section 7.1)")
+
+// maxChunkDigits keeps a chunk's size within 63 bits.
+const maxChunkDigits = 15
+
+func newContent(req *http.Request) *Content {
+	return &Content{left: max(req.ContentLength, 0), chunked: len(req.TransferEncoding) > 0}
+}
+
+// take returns how many of b, which came next, belong to the content.
+func (c *Content) take(b []byte) (int, error) {
+	if !c.chunked {
+		n := min(c.left, int64(len(b)))
+		c.left -= n
+		return int(n), nil
+	}
+	for i := 0; i < len(b); {
+		switch c.at {
+		case noMore:
+			return i, nil
+		case chunkData:
+			n := min(c.left, int64(len(b)-i))
+			i += int(n)
+			if c.left -= n; c.left == 0 {
+				c.at = chunkDataCR
+			}
+			continue
+		}
+		if err := c.frame(b[i]); err != nil {
+			return i, err
+		}
+		i++
+	}
+	return len(b), nil
+}
+
+// frame takes a byte of what is around the chunks. A line ends with CR LF: where a
+// server read other ends as well, it would see other chunks.
+func (c *Content) frame(b byte) error {
+	switch {
+	case c.at == chunkSize && hexDigit(b) >= 0 && c.digits < maxChunkDigits:
+		c.left, c.digits = c.left<<4|int64(hexDigit(b)), c.digits+1
+	case c.at == chunkSize && c.digits > 0 && (b == ';' || b == ' ' || b == '\t'):
+		c.at = chunkExtension
+	case (c.at == chunkSize && c.digits > 0 || c.at == chunkExtension) && b == '\r':
+		c.at = chunkSizeLF
+	case c.at == chunkSizeLF && b == '\n' && c.left > 0:
+		c.at = chunkData
+	case c.at == chunkSizeLF && b == '\n':
+		c.at, c.blank = trailerLine, true
+	case c.at == chunkDataCR && b == '\r':
+		c.at = chunkDataLF
+	case c.at == chunkDataLF && b == '\n':
+		c.at, c.digits = chunkSize, 0
+	case c.at == trailerLine && b == '\r':
+		c.at = trailerLineLF
+	case c.at == trailerLineLF && b == '\n' && c.blank:
+		c.at = noMore
+	case c.at == trailerLineLF && b == '\n':
+		c.at, c.blank = trailerLine, true
+	case c.at == trailerLine && b != '\n':
+		c.blank = false
+	case c.at == chunkExtension && b != '\n':
+	default:
+		return errChunk
+	}
+	return nil
+}
+
+func hexDigit(b byte) int {
+	switch {
+	case b >= '0' && b <= '9':
+		return int(b - '0')
+	case b >= 'a' && b <= 'f':
+		return int(b-'a') + 10
+	case b >= 'A' && b <= 'F':
+		return int(b-'A') + 10
+	}
+	return -1
+}
+
+// From reads the content from where the client's bytes come. It ends when src does.
+func (c *Content) From(src io.Reader) io.Reader { return contentReader{c, src} }
+
+var _ datapath.ReadyReader = contentReader{}
+
+type contentReader struct {
+	content *Content
+	src     io.Reader
+}
+
+// Read implements io.Reader.
+func (r contentReader) Read(b []byte) (int, error) {
+	return r.ReadReady(func() []byte { return b }, func() {})
+}
+
+// ReadReady implements datapath.ReadyReader where src does; else it holds the memory.
+func (r contentReader) ReadReady(take func() []byte, back func()) (int, error) {
+	ready, _ := r.src.(datapath.ReadyReader)
+	for {
+		var b []byte
+		var n int
+		var err error
+		if ready != nil {
+			n, err = ready.ReadReady(func() []byte { b = take(); return b }, back)
+		} else {
+			b = take()
+			n, err = r.src.Read(b)
+		}
+		n, malformed := r.content.take(b[:n])
+		if malformed != nil {
+			err = malformed
+		}
+		if n > 0 || err != nil {
+			return n, err
+		}
+	}
+}

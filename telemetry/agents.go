@@ -1,0 +1,43 @@
+package telemetry
+
+import "github.com/penstock-net/penstock/proxy/agent"
+
+// Metrics of congestion control agents.
+var (
+	agentUp = gauge("agent_up",
+		"1 while the agent is there; otherwise its flows are under their fallback.", "agent")
+	agentFlows = gauge("agent_flows",
+		"Windows that the agent is to decide, by who does: the agent, or the fallback.", "agent", "decides")
+	agentConnects = counter("agent_connects_total", "Times the agent was reached.", "agent")
+	agentReports  = counter("agent_reports_total", "Reports sent to the agent.", "agent")
+	agentDropped  = counter("agent_reports_dropped_total",
+		"Reports for which the agent's queue had no room; the next ones have what they would have told.", "agent")
+	agentDecisions = counter("agent_decisions_total", "Messages of the agent about flows that there are.", "agent")
+	agentRefused   = counter("agent_messages_refused_total",
+		"Messages of the agent that are malformed, or about flows or programs that there are none of.", "agent")
+	agentAborts = counter("agent_program_aborts_total",
+		"Runs of the agent's programs that ended in arithmetic without a result.", "agent")
+	agentFallbacks = counter("agent_fallbacks_total",
+		"Times the fallback took over from the agent: it is gone, stalled (does not read), silent (does not "+
+			"answer), or its program fails.", "agent", "reason")
+
+	agentMetrics = []metric{
+		agentUp, agentFlows, agentConnects, agentReports, agentDropped, agentDecisions, agentRefused, agentAborts,
+		agentFallbacks,
+	}
+)
+
+func (s sink) agent(a agent.Info) {
+	s.put(agentUp, oneIf(a.Up), a.Name)
+	s.put(agentFlows, float64(a.Steered), a.Name, "agent")
+	s.put(agentFlows, float64(max(0, a.Flows-a.Steered)), a.Name, "fallback")
+	s.put(agentConnects, float64(a.Connects), a.Name)
+	s.put(agentReports, float64(a.Reports), a.Name)
+	s.put(agentDropped, float64(a.Dropped), a.Name)
+	s.put(agentDecisions, float64(a.Decisions), a.Name)
+	s.put(agentRefused, float64(a.Refused), a.Name)
+	s.put(agentAborts, float64(a.Aborted), a.Name)
+	for reason, n := range a.Fallbacks {
+		s.put(agentFallbacks, float64(n), a.Name, reason)
+	}
+}
