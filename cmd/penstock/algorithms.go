@@ -94,7 +94,7 @@ func explain(w io.Writer, s cc.Spec) error {
 	if s.Source != "" {
 		fmt.Fprintf(t, "Source: %s\n", s.Source)
 	}
-	fmt.Fprintf(t, "ECN marks %s.\n", s.Marks)
+	fmt.Fprintln(t, marks(s))
 	if len(s.Params) == 0 {
 		fmt.Fprintln(t, "\nIt takes no parameters.")
 	} else {
@@ -178,7 +178,7 @@ func writeAlgorithm(b *strings.Builder, s cc.Spec) {
 	if len(s.Needs) > 0 {
 		fmt.Fprintf(b, "\nNeeds: %s.\n", needs(s, "`%s`"))
 	}
-	fmt.Fprintf(b, "\nECN marks %s.\n", s.Marks)
+	fmt.Fprintf(b, "\n%s\n", marks(s))
 	if len(s.Params) == 0 {
 		b.WriteString("\nIt takes no parameters.\n")
 	} else {
@@ -247,3 +247,12 @@ func orDash(s string) string {
 
 // cell makes s safe inside a Markdown table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }
+
+// marks says how an algorithm answers ECN marks.
+func marks(s cc.Spec) string {
+	text := fmt.Sprintf("ECN marks %s.", s.Marks)
+	if s.Scales() {
+		text += " On ECT(1) packets they are answered in proportion (RFC 9331)."
+	}
+	return text
+}

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/agents"
 	"github.com/penstock-net/penstock/cmd/penstock/bench"
 	"github.com/penstock-net/penstock/cmd/penstock/output"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -21,7 +23,7 @@ import (
 // benchFlags are the flags of bench as written.
 type benchFlags struct {
 	senders, envelopes, links, buffers []string
-	up                                 string
+	up, aqm                            string
 	delay, duration, sample, reorderBy time.Duration
 	losses                             []float64
 	reorder                            float64
@@ -30,6 +32,7 @@ type benchFlags struct {
 	ingress                            string
 	retry, packets                     bool
 	hints                              time.Duration
+	agents                             []string
 	outputs                            benchOutputs
 }
 
@@ -56,6 +59,9 @@ Linux 6.10, CAP_BPF and CAP_PERFMON, and so root; the others are the kernel's.
 Penstock's own cubic and reno need an envelope to be told from the kernel's.
 ALGORITHM@wireguard has the client come through a WireGuard tunnel, and TCP in
 user space send to it.
+
+ccp:NAME is what an agent decides, a process that --agent names and that listens by
+then.
 
 ALGORITHM@sim is the same algorithm over the same link, buffer, delay and loss in
 virtual time, for as long and counted alike: what it comes to by itself, on any
@@ -87,6 +93,7 @@ where user namespaces are allowed.`,
   penstock bench --sender copa --sender copa@sim --link generate:lte
   penstock bench --sender penstock@wireguard --sender penstock@sim --link generate:lte --duration 20s
   penstock bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
+  penstock bench --sender ccp:mine --sender ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
   penstock bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -103,10 +110,13 @@ where user namespaces are allowed.`,
 	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno, wireguard, or sim; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
 	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
-	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"}, "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
+	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"},
+		"limit of the queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
 	flags.Float64SliceVar(&f.losses, "loss", []float64{0}, "probability that a packet towards the client is lost at random; several for each in turn")
 	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
+	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
+		"how the queue towards the client is managed: droptail, codel (RFC 8289, with ECN marks) or dualpi2 (RFC 9332)")
 	flags.Float64Var(&f.reorder, "reorder", 0, "probability that a packet towards the client takes --reorder-by longer, so that later ones overtake it")
 	flags.DurationVar(&f.reorderBy, "reorder-by", 5*time.Millisecond, "how much longer those packets take")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run, from the first data packet")
@@ -116,6 +126,7 @@ where user namespaces are allowed.`,
 	flags.DurationVar(&f.sample, "sample", 50*time.Millisecond, "how often to look at the proxy's window and the kernel's, which costs the proxy a little CPU; 0: never")
 	flags.BoolVar(&f.packets, "packets", false, "record each packet at the edge's device towards the client: how many are in flight, and the gaps between them")
 	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station would, half a round trip late; 0: never")
+	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
 	f.outputs.windows = true
@@ -163,6 +174,12 @@ func (f *benchFlags) plan() (bench.Plan, error) {
 		p.Reorder, p.ReorderBy = f.reorder, f.reorderBy
 	}
 	var err error
+	if p.Agents, err = agents.Parse(f.agents); err != nil {
+		return p, err
+	}
+	if p.AQM, err = sim.ParseAQM(f.aqm); err != nil {
+		return p, fmt.Errorf("--aqm: %w", err)
+	}
 	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {
 		return p, err
 	}

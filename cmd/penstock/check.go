@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 func checkCommand() *cobra.Command {
@@ -83,13 +84,25 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 			name = "otherwise"
 		} else if names := cfg.Rules[i].Match.ServerName; len(names) > 0 {
 			named++
-			name += fmt.Sprintf(" (server name %s)", joined(names))
+			none := ""
+			if cfg.Rules[i].Undecided == "refuse" {
+				none = ", or none: refuse"
+			}
+			name += fmt.Sprintf(" (server name %s%s)", joined(names), none)
 		}
 		if r.Refuse != "" {
 			fmt.Fprintf(&b, "%s: refuse (%s)\n", name, r.Refuse)
 			continue
 		}
 		fmt.Fprintf(&b, "%s: down %s, up %s", name, describeTerms(r.Down), describeTerms(r.Up))
+		for _, held := range []struct {
+			who   string
+			terms flow.Terms
+		}{{"servers", r.FromServer}, {"clients", r.FromClient}} {
+			if held.terms.Algorithm != policy.Unmanaged {
+				fmt.Fprintf(&b, ", %s' windows held by %s", held.who, describeTerms(held.terms))
+			}
+		}
 		if r.SendProxy > 0 {
 			fmt.Fprintf(&b, ", PROXY protocol v%d to the server", r.SendProxy)
 		}
@@ -134,7 +147,11 @@ func joined(names []proxy.ServerName) string {
 func describeTerms(t flow.Terms) string {
 	out := t.Algorithm
 	if s := paramsOf(t); s != "" {
-		out += ":" + s
+		between := ":"
+		if strings.Contains(out, ":") { // a member of a family
+			between = ","
+		}
+		out += between + s
 	}
 	if t.MaxRate > 0 {
 		out += " at most " + t.MaxRate.String() + " in a group"

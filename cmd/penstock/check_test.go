@@ -74,12 +74,12 @@ func TestCheckTellsWhichRulesNeedAServerName(t *testing.T) {
 listeners:
 - {name: lan, mode: mixed, address: "127.0.0.1:1080"}
 rules:
-- {name: ads, match: {server_name: ["*.Ads.example."]}, refuse: true}
+- {name: ads, match: {server_name: ["*.Ads.example."]}, refuse: true, undecided: refuse}
 - {name: video, match: {server_name: [video.example, "*.video.example"], ports: [443]}, algorithm: copa}
 limits: {server_name_wait: 250ms}
 `)
 	require.Equal(t, exitOK, code, errs)
-	assert.Contains(t, out, "rule ads (server name *.ads.example): refuse (refused by rule)\n")
+	assert.Contains(t, out, "rule ads (server name *.ads.example, or none: refuse): refuse (refused by rule)\n")
 	assert.Contains(t, out, "rule video (server name video.example, *.video.example): down copa, up copa\n")
 	assert.Contains(t, out, "server names: the client's first bytes are awaited for at most 250ms, until the server speaks\n")
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/cmd/penstock/bench"
 )
 
@@ -20,16 +21,20 @@ func demoCommand() *cobra.Command {
 	f := benchFlags{
 		senders: []string{"cubic", "bbr"}, buffers: []string{"2MB"}, seeds: []uint{1},
 		delay: 10 * time.Millisecond, ingress: string(bench.IngressTPROXY), sample: 0, losses: []float64{0},
+		aqm: sim.DropTail.String(),
 	}
 	var trace string
 	var algorithms []string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Show what Penstock does for a download over a cellular link",
+		Short: "Show what Penstock does for downloads and uploads over a cellular link",
 		Long: `Demo downloads over an emulated cellular link: first with the kernel's Cubic and
 BBR at the server, then with Penstock's own algorithm at the edge, and compares. The
 link's queue holds 2 MB and its propagation delay is 10 ms each way. Without
 --trace its capacity is generated, the same each time.
+
+Then the client uploads as well, under its own Cubic, beside a download and a
+request every 100 ms: with its window left alone, and held by the edge.
 
 It is a preset of "penstock bench", which has all the choices. Run it as root,
 or as a user where user namespaces are allowed.`,
@@ -55,13 +60,13 @@ or as a user where user namespaces are allowed.`,
 			if s := bench.Conclusion(results); s != "" {
 				fmt.Fprintf(cmd.OutOrStdout(), "\n%s\n", s)
 			}
-			return nil
+			return showUpload(cmd, f.links[0], f.duration*3/8)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
 	flags.StringArrayVar(&algorithms, "algorithm", []string{cc.Default}, "algorithm of Penstock's to show; repeat for several")
-	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of each download")
+	flags.DurationVar(&f.duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
 	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")
 	f.outputs.register(cmd)

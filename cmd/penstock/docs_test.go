@@ -49,7 +49,7 @@ func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
 
 func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "configuration.md"), -1)
-	require.Len(t, blocks, 5)
+	require.Len(t, blocks, 6)
 	for _, b := range blocks {
 		_, err := proxy.Parse([]byte(b[1]))
 		assert.NoError(t, err, b[1])

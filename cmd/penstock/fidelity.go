@@ -45,7 +45,7 @@ can show.
 The network is made of namespaces: run it as root, or as a user where user
 namespaces are allowed.`,
 		Example: `  sudo penstock bench fidelity -a penstock,copa,cubic
-  sudo penstock bench fidelity -a penstock -a static:cwnd_packets=50,pacing_mbit=8 --links 20 --duration 60s --json runs.jsonl
+  sudo penstock bench fidelity -a static:cwnd_packets=50,pacing_mbit=8 --links 20 --duration 60s --json runs.jsonl
   sudo penstock bench fidelity -a penstock,copa --envelope wireguard`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -63,7 +63,8 @@ namespaces are allowed.`,
 	flags := cmd.Flags()
 	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default},
 		"`ALGORITHMS` to compare, separated by commas, with settings as in copa:delta=0.1; repeat for more")
-	flags.StringVar(&f.envelope, "envelope", "ebpf", "what holds the window of the real runs: ebpf, bbr, cubic, reno or wireguard")
+	flags.StringVar(&f.envelope, "envelope", "ebpf",
+		"what keeps the window of the real runs: ebpf, bbr, cubic, reno or wireguard")
 	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on")
 	flags.StringVar(&f.model, "generate", "lte", "`MODEL` that links are drawn from")
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")

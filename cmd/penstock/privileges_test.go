@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/capture"
@@ -374,7 +375,7 @@ func TestPrivilegesCanBeKept(t *testing.T) {
 func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 	lab, err := netlab.NewRouted()
 	if errors.Is(err, os.ErrPermission) {
-		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make network namespaces")
+		need.Namespaces(t, err)
 	}
 	require.NoError(t, err)
 	defer func() { require.NoError(t, lab.Close()) }()

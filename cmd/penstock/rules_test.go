@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -48,7 +49,7 @@ func TestRulesPrintSaysWhatTheFlagsSay(t *testing.T) {
 func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {
 	lab, err := netlab.NewRouted()
 	if errors.Is(err, os.ErrPermission) {
-		t.Skip("needs CAP_SYS_ADMIN and CAP_NET_ADMIN to make network namespaces")
+		need.Namespaces(t, err)
 	}
 	require.NoError(t, err)
 	defer func() { require.NoError(t, lab.Close()) }()

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -108,8 +109,12 @@ func (h *house) run(ctx context.Context) (err error) {
 	if err := h.openTelemetry(); err != nil {
 		return err
 	}
-	h.flows.Seed = uint64(started.UnixNano())
-	if h.proxy, err = proxy.Open(ctx, h.cfg, &h.flows, now, h.log); err != nil {
+	h.flows.Seed, h.flows.HintNews = uint64(started.UnixNano()), h.hintNews
+	sockets, err := handedOver()
+	if err != nil {
+		return errors.Join(err, h.closeTelemetry())
+	}
+	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, now, h.log); err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
@@ -124,6 +129,24 @@ func (h *house) run(ctx context.Context) (err error) {
 	}
 	h.dropPrivileges()
 	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
+}
+
+// handedOver are the sockets that systemd listens at for us (sd_listen_fds(3)). What
+// connects during a restart waits in them.
+func handedOver() (sockets []*net.TCPListener, err error) {
+	all, err := activation.Listeners()
+	if err != nil {
+		return nil, fmt.Errorf("take the sockets of LISTEN_FDS: %w", err)
+	}
+	for i, ln := range all {
+		tcp, ok := ln.(*net.TCPListener)
+		if !ok {
+			return nil, fmt.Errorf("socket %d of LISTEN_FDS does not listen for TCP; "+
+				"the socket unit needs ListenStream= and an address", i)
+		}
+		sockets = append(sockets, tcp)
+	}
+	return sockets, nil
 }
 
 // openTelemetry opens what telemetry listens on.
@@ -285,6 +308,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 		Hints:  h.hints.Outcomes,
 
 		HintSources: h.sourceStats,
+		Agents:      h.proxy.Agents,
 	}
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
@@ -309,9 +333,9 @@ func (h *house) telemetryPages() telemetry.Pages {
 func (h *house) load() telemetry.Load {
 	s := h.proxy.Datapath.Status()
 	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
-	if k := s.Held; k != nil {
+	if k := s.Enforced; k != nil {
 		l.Enforced = &telemetry.Enforced{
-			Legs: k.Legs, Limit: k.Limit, Full: k.Full, Failed: k.Failed, Fallbacks: k.Falls, Answers: k.Answers,
+			Legs: k.Legs, Limit: k.Limit, Full: k.Full, Failed: k.Failed, Fallbacks: k.Fallbacks, Answers: k.Answers,
 		}
 	}
 	return l

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,27 +19,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
 // journal keeps what is logged.
-type journal struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (j *journal) Write(p []byte) (int, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.buf.Write(p)
-}
-
-func (j *journal) String() string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.buf.String()
-}
+type journal struct{ labtest.Output }
 
 // line returns the first logged object with that message.
 func (j *journal) line(t *testing.T, msg string) map[string]any {

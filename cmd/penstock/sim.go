@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/agents"
 )
 
 // simFlags are the flags of sim as written.
@@ -23,7 +24,7 @@ type simFlags struct {
 	upRate, upTrace           string
 	buffer                    string
 	delay, ackEvery, hints    time.Duration
-	transport                 string
+	transport, aqm, ecn       string
 	duration, warmup, sampled time.Duration
 	loss, upLoss              float64
 	seed                      uint64
@@ -31,6 +32,8 @@ type simFlags struct {
 	all, markdown             bool
 	json                      bool
 	traceOut                  string
+	agents                    []string
+	deciders                  agents.Agents // those that agents name
 }
 
 func simCommand() *cobra.Command {
@@ -63,16 +66,23 @@ With --all every algorithm, or each that --algorithm names, is put through the
 standard cases:
 
 ` + standardList() + `
+ccp:NAME is what an agent decides, a process that --agent names; time stands while it
+thinks, so that one that goes by its reports alone gives one result as well.
+
 Where two flows share the link, Jain's index says how fairly they do (1: equally,
 0.5: one has everything), and the share is that of the algorithm in question.`,
 		Example: `  penstock sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
   penstock sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
   penstock sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
   penstock sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
+  penstock sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte
   penstock sim test/scenarios/testdata/outage.txt
   penstock sim --all
   penstock sim --all --transport relay --markdown`,
-		RunE: func(cmd *cobra.Command, files []string) error {
+		RunE: func(cmd *cobra.Command, files []string) (err error) {
+			if f.deciders, err = agents.Parse(f.agents); err != nil {
+				return badInput(err)
+			}
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)
 			}
@@ -96,13 +106,18 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.upRate, "up-rate", "", "`RATE` of the link that carries acknowledgements (default: infinitely fast)")
 	flags.StringVar(&f.upTrace, "up-trace", "", "trace `FILE` of the link that carries acknowledgements")
 	flags.DurationVar(&f.delay, "delay", 20*time.Millisecond, "propagation, each way")
-	flags.StringVar(&f.buffer, "buffer", "2MB", "drop-tail queue: bytes (2MB), packets (100pkt) or none")
+	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
+	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
+		"how that queue is managed: droptail, codel (RFC 8289, with ECN marks) or dualpi2 (RFC 9332)")
+	flags.StringVar(&f.ecn, "ecn", sim.ECNDefault.String(),
+		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with others")
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
 	flags.Float64Var(&f.upLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.StringVar(&f.transport, "transport", sim.Kernel.String(),
 		"what is below the algorithm: kernel enforces the window, and acknowledgements are delayed as by Linux; "+
 			"relay has the proxy keep it, and each packet is acknowledged")
-	flags.DurationVar(&f.ackEvery, "ack-every", 0, "acknowledge in batches, at multiples of this; 0: as --transport has it")
+	flags.DurationVar(&f.ackEvery, "ack-every", 0,
+		"acknowledge in batches, at multiples of this; 0: as --transport has it")
 	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base station would; 0: never")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run")
 	flags.DurationVar(&f.warmup, "warmup", 0, "leave this much of the beginning out of the figures")
@@ -112,6 +127,7 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
 	flags.BoolVar(&f.markdown, "markdown", false, "with --all: print the table as Markdown")
 	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to `FILE`, as JSON lines")
+	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.DurationVar(&f.sampled, "trace-every", 10*time.Millisecond, "how often --trace-out records")
 }
 
@@ -136,7 +152,7 @@ type trial struct {
 }
 
 // shared are the flags that go with files, too.
-var shared = map[string]bool{"json": true, "trace-out": true, "trace-every": true, "help": true}
+var shared = map[string]bool{"json": true, "trace-out": true, "trace-every": true, agents.Flag: true, "help": true}
 
 // trials reads the flags or the files.
 func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial, err error) {
@@ -170,6 +186,10 @@ func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial,
 	if err != nil {
 		return nil, err
 	}
+	ecn, err := sim.ParseECN(f.ecn)
+	if err != nil {
+		return nil, fmt.Errorf("--ecn: %w", err)
+	}
 	for _, l := range links {
 		for _, ref := range refs {
 			t := trial{name: ref, link: l.name, Case: sim.Case{Scenario: base}}
@@ -181,8 +201,11 @@ func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial,
 				}
 				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
+			if err := f.deciders.Check(algorithm); err != nil {
+				return nil, fmt.Errorf("--algorithm: %w", err)
+			}
 			for range f.flows {
-				t.Flows = append(t.Flows, sim.FlowConfig{Algorithm: algorithm, Params: params})
+				t.Flows = append(t.Flows, sim.FlowConfig{Algorithm: algorithm, Params: params, ECN: ecn})
 			}
 			if err := t.Check(); err != nil {
 				return nil, err
@@ -221,6 +244,9 @@ func (f *simFlags) base() (sim.Scenario, error) {
 	var err error
 	if s.Transport, err = sim.ParseTransport(f.transport); err != nil {
 		return s, fmt.Errorf("--transport: %w", err)
+	}
+	if s.Down.AQM, err = sim.ParseAQM(f.aqm); err != nil {
+		return s, fmt.Errorf("--aqm: %w", err)
 	}
 	if f.buffer != "none" {
 		if s.Down.QueueBytes, s.Down.QueuePackets, err = sim.ParseQueue(f.buffer); err != nil {

@@ -105,6 +105,8 @@ func TestSimRefuses(t *testing.T) {
 		"none leaves the window to the transport below":  "-a none",
 		"--loss and --up-loss must be fractions":         "--up-loss 2",
 		`--buffer: "1x" needs a unit, such as 64KiB or`:  "--buffer 1x",
+		`--aqm: no management "red" of a queue; use`:     "--aqm red",
+		`--ecn: no ECN "yes"; use classic, l4s or off`:   "--ecn yes",
 		"--flows is 0, but must be from 1":               "--flows 0",
 		"--warmup 30s leaves nothing of --duration 30s":  "--warmup 30s",
 		"--duration is -1s; write a time such as 30s":    "--duration -1s",

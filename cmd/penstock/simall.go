@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/agents"
 	"github.com/penstock-net/penstock/cmd/penstock/bench"
 )
 
@@ -49,7 +50,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	}
 	defer func() { err = errors.Join(err, closeTraces()) }()
 
-	playAll(runs, cmd.ErrOrStderr())
+	playAll(runs, f.deciders, cmd.ErrOrStderr())
 	var failures []error
 	for _, r := range runs {
 		if r.err != nil {
@@ -116,7 +117,7 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 }
 
 // playAll makes the runs, as many at once as there are processors.
-func playAll(runs []standardRun, progress io.Writer) {
+func playAll(runs []standardRun, deciders agents.Agents, progress io.Writer) {
 	printer := bench.NewPrinter(progress)
 	defer printer.Break()
 	next := make(chan *standardRun)
@@ -126,7 +127,7 @@ func playAll(runs []standardRun, progress io.Writer) {
 	for range min(runtime.GOMAXPROCS(0), len(runs)) {
 		wg.Go(func() {
 			for r := range next {
-				r.result, r.err = sim.Run(r.Scenario)
+				r.result, r.err = deciders.Run(r.Scenario)
 				mu.Lock()
 				over++
 				printer.Line(fmt.Sprintf("[%d/%d] %s in %s", over, len(runs), r.name, r.standard.Name), true)

@@ -46,7 +46,7 @@ func TestSimAllMakesOneTable(t *testing.T) {
 			runs[i].Duration, runs[i].Warmup = 6*time.Second, 0
 		}
 		var progress strings.Builder
-		playAll(runs, &progress)
+		playAll(runs, nil, &progress)
 		return runs, progress.String()
 	}
 	runs, progress := play()

@@ -30,9 +30,9 @@ func (f *simFlags) run(out io.Writer, trials []trial) (err error) {
 	}
 	var unmet []error
 	for _, trial := range trials {
-		result, err := sim.Run(trial.Scenario)
+		result, err := f.deciders.Run(trial.Scenario)
 		if err != nil {
-			return err
+			return fmt.Errorf("%s: %w", trial.name, err)
 		}
 		if f.json {
 			err = json.NewEncoder(out).Encode(newSimRecord(trial, result))
@@ -220,6 +220,7 @@ type simSample struct {
 	SRTT      float64  `json:"srtt_seconds"`
 	RTT       float64  `json:"rtt_seconds"`
 	MinRTT    float64  `json:"min_rtt_seconds"`
+	Reverse   float64  `json:"reverse_queue_seconds"`
 	Delivered cc.Bytes `json:"delivered_bytes"`
 	Backlog   cc.Bytes `json:"queue_bytes"`
 	Phase     string   `json:"phase"`
@@ -234,7 +235,7 @@ func writeSamples(w io.Writer, t trial, r sim.Result) error {
 			if err := enc.Encode(simSample{
 				Run: t.name, Link: t.link, Flow: f.Name, At: s.At.Seconds(),
 				Cwnd: s.Cwnd, Share: s.Share, Inflight: s.Inflight, Pacing: s.PacingRate,
-				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(),
+				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), Reverse: s.ReverseQueue.Seconds(),
 				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,
 				Internals: telemetry.InternalsOf(s.Algorithm, s.Internals),
 			}); err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/telemetry"
 )
@@ -90,4 +91,17 @@ func (f facts) judgeSources() check {
 		words = []string{"no interface is up but loopback"}
 	}
 	return fine("sources", "%s", strings.Join(words, "; "))
+}
+
+// hintNews has the log say whose hints are no longer believed, or are again.
+func (h *house) hintNews(n flow.HintNews) {
+	log, words := h.log.Warn, "hints are doubted: they say more than is delivered"
+	switch n.Doubt {
+	case flow.HintTooLow:
+		words = "hints are doubted: they say less than is delivered without a queue"
+	case "":
+		log, words = h.log.Info, "hints are believed again"
+	}
+	log(words, "group", n.Group, "algorithm", n.Algorithm, "told_bits_per_second", int64(n.Told),
+		"delivered_bits_per_second", int64(n.Delivered), "believed_bits_per_second", int64(n.Believed))
 }

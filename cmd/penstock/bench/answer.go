@@ -13,8 +13,8 @@ import (
 )
 
 // answerMetric is the proxy's own account of the time from an acknowledgement
-// until the window computed from it was in force. Only where our congestion
-// control runs in the kernel there is one.
+// until the kernel had the window computed from it. Only where our congestion
+// control runs there is one.
 const answerMetric = "penstock_datapath_answer_seconds"
 
 // Answer summarises that account, in milliseconds; quantiles are interpolated

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -116,6 +117,9 @@ func (b *Bench) describe(plan Plan, t Trial) Result {
 		Link: t.Link.Name, Up: upSame, Buffer: t.Buffer.Name, Delay: millis(plan.Delay), Loss: t.Loss,
 		Reorder: plan.Reorder, ReorderBy: millis(plan.ReorderBy), Duration: plan.Duration.Seconds(), Seed: t.Seed, Run: t.Run,
 		StartedAt: time.Now().UTC().Truncate(time.Second), Version: b.Version, System: readSystem(),
+	}
+	if plan.AQM != sim.DropTail {
+		r.AQM = plan.AQM.String()
 	}
 	if plan.Up != nil {
 		r.Up = plan.Up.Name

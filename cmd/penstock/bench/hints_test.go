@@ -55,5 +55,5 @@ func TestASimulatedRunHasHintsToo(t *testing.T) {
 	require.Len(t, results, 1)
 	assert.InDelta(t, 10, results[0].Hints, 1e-9)
 	assert.Greater(t, results[0].Utilisation, 0.9)
-	assert.Less(t, results[0].Queueing.P95, 5.0, "which tells the rate")
+	assert.Less(t, results[0].Queueing.P95, 12.0, "which tells the rate, and is tried for more now and then")
 }

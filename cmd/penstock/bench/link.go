@@ -72,8 +72,8 @@ func parseGenerated(spec, rest string) (Link, error) {
 	return l, nil
 }
 
-// config returns the link as the emulator wants it, delay and queue left open.
-func (l Link) config(seed uint64) (sim.LinkConfig, error) {
+// Config returns the link as the emulator wants it, delay and queue left open.
+func (l Link) Config(seed uint64) (sim.LinkConfig, error) {
 	cfg := sim.LinkConfig{Rate: l.rate, Trace: l.trace, Seed: seed}
 	if l.preset != "" {
 		trace, err := sim.Generate(l.preset, seed, sim.GeneratedLength)
@@ -123,19 +123,19 @@ func ParseBuffer(spec string) (Buffer, error) {
 
 // directions returns both directions of the emulated path for one trial.
 func (p Plan) directions(t Trial) (down, up sim.LinkConfig, err error) {
-	if down, err = t.Link.config(t.Seed); err != nil {
+	if down, err = t.Link.Config(t.Seed); err != nil {
 		return down, up, err
 	}
 	back := t.Link
 	if p.Up != nil {
 		back = *p.Up
 	}
-	if up, err = back.config(t.Seed); err != nil {
+	if up, err = back.Config(t.Seed); err != nil {
 		return down, up, err
 	}
 	for _, c := range []*sim.LinkConfig{&down, &up} {
 		c.Delay, c.QueueBytes, c.QueuePackets = p.Delay, t.Buffer.bytes, t.Buffer.packets
 	}
-	down.Loss, down.Reorder, down.ReorderBy = t.Loss, p.Reorder, p.ReorderBy
+	down.AQM, down.Loss, down.Reorder, down.ReorderBy = p.AQM, t.Loss, p.Reorder, p.ReorderBy
 	return down, up, nil
 }

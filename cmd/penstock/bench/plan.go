@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/agents"
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
 )
 
@@ -29,6 +32,7 @@ type Plan struct {
 	Up        *Link // towards the server; nil: as the link itself
 	Buffers   []Buffer
 	Delay     time.Duration // propagation, each way
+	AQM       sim.AQM       // of the queue towards the client
 	Losses    []float64     // probabilities that a data packet is lost at random; towards the client only
 	Reorder   float64       // probability that a data packet takes ReorderBy longer
 	ReorderBy time.Duration
@@ -42,6 +46,7 @@ type Plan struct {
 	Late      time.Duration // p99 of the emulator's lateness above which a run is noisy
 	Retry     bool          // repeat a noisy run once
 	Models    []string      // of the algorithm mdi, as NAME=FILE: the proxy is a process of its own
+	Agents    agents.Agents // that decide for senders ccp:NAME
 }
 
 // Trial is one run to be made.
@@ -84,6 +89,12 @@ func (p Plan) Validate() error {
 	for _, loss := range p.Losses {
 		if !(loss >= 0 && loss < 1) {
 			return fmt.Errorf("--loss %v: must be a probability below 1, such as 0.01 for one packet in a hundred", loss)
+		}
+	}
+	for _, s := range p.Senders {
+		name, _, _ := strings.Cut(s.Algorithm, ",")
+		if err := p.Agents.Check(name); err != nil {
+			return fmt.Errorf("--sender %s: %w", s.Name, err)
 		}
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -21,7 +22,7 @@ func TestParseLink(t *testing.T) {
 	t.Run("a rate", func(t *testing.T) {
 		l, err := ParseLink("12mbit")
 		require.NoError(t, err)
-		cfg, err := l.config(7)
+		cfg, err := l.Config(7)
 		require.NoError(t, err)
 		assert.Equal(t, "12mbit", l.Name)
 		assert.Equal(t, cc.Rate(12e6), cfg.Rate)
@@ -30,7 +31,7 @@ func TestParseLink(t *testing.T) {
 	t.Run("a trace file goes by its base name", func(t *testing.T) {
 		l, err := ParseLink(trace)
 		require.NoError(t, err)
-		cfg, err := l.config(7)
+		cfg, err := l.Config(7)
 		require.NoError(t, err)
 		assert.Equal(t, "walk.down", l.Name)
 		assert.Equal(t, 5*time.Millisecond, cfg.Trace.Duration())
@@ -39,11 +40,11 @@ func TestParseLink(t *testing.T) {
 	t.Run("a generated trace takes the run's seed", func(t *testing.T) {
 		l, err := ParseLink("generate:lte")
 		require.NoError(t, err)
-		one, err := l.config(1)
+		one, err := l.Config(1)
 		require.NoError(t, err)
-		again, err := l.config(1)
+		again, err := l.Config(1)
 		require.NoError(t, err)
-		two, err := l.config(2)
+		two, err := l.Config(2)
 		require.NoError(t, err)
 		assert.Equal(t, one.Trace, again.Trace)
 		assert.NotEqual(t, one.Trace, two.Trace)
@@ -51,9 +52,9 @@ func TestParseLink(t *testing.T) {
 	t.Run("a generated trace with a seed of its own stays the same", func(t *testing.T) {
 		l, err := ParseLink("generate:lte:2")
 		require.NoError(t, err)
-		one, err := l.config(1)
+		one, err := l.Config(1)
 		require.NoError(t, err)
-		two, err := l.config(2)
+		two, err := l.Config(2)
 		require.NoError(t, err)
 		assert.Equal(t, one.Trace, two.Trace)
 	})
@@ -157,7 +158,7 @@ func TestLossesTakeTurnsWithinARun(t *testing.T) {
 
 func TestDirections(t *testing.T) {
 	p := testPlan(t)
-	p.Losses, p.Reorder, p.ReorderBy = []float64{0.01}, 0.02, 3*time.Millisecond
+	p.Losses, p.Reorder, p.ReorderBy, p.AQM = []float64{0.01}, 0.02, 3*time.Millisecond, sim.DualPI2
 	trial := p.Trials()[0]
 	t.Run("the link carries the same both ways, random loss and reordering hit data only", func(t *testing.T) {
 		down, up, err := p.directions(trial)
@@ -168,7 +169,8 @@ func TestDirections(t *testing.T) {
 		assert.InDelta(t, 0.01, down.Loss, 0)
 		assert.InDelta(t, 0.02, down.Reorder, 0)
 		assert.Equal(t, 3*time.Millisecond, down.ReorderBy)
-		down.Loss, down.Reorder, down.ReorderBy = 0, 0, 0
+		assert.Equal(t, sim.DualPI2, down.AQM)
+		down.Loss, down.Reorder, down.ReorderBy, down.AQM = 0, 0, 0, sim.DropTail
 		assert.Equal(t, down, up)
 	})
 	t.Run("unless told otherwise", func(t *testing.T) {

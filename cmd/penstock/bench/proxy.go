@@ -21,7 +21,8 @@ func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, se
 	}
 	o := edge.Options{
 		Executable: executable,
-		Config:     fmt.Sprintf("envelope: %s\ndefaults:\n  algorithm: %q\n", envelope, sender.Algorithm),
+		Config: fmt.Sprintf("envelope: %s\ndefaults:\n  algorithm: %q\n%s",
+			envelope, sender.Algorithm, plan.Agents.YAML()),
 	}
 	for _, m := range plan.Models {
 		o.Args = append(o.Args, "--mdi-model", m)

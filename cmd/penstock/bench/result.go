@@ -27,6 +27,7 @@ type Result struct {
 	Buffer    string  `json:"buffer"`
 	Delay     float64 `json:"delay_ms"`          // each way
 	Loss      float64 `json:"loss"`              // probability, towards the client
+	AQM       string  `json:"aqm,omitempty"`     // of the queue towards the client; empty: drop-tail
 	Reorder   float64 `json:"reorder,omitempty"` // probability, towards the client, that a packet takes ReorderBy longer
 	ReorderBy float64 `json:"reorder_by_ms,omitempty"`
 	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the sender of itself
@@ -103,6 +104,9 @@ func (r Result) path(withLoss bool) string {
 		b.WriteString(", no buffer limit")
 	} else {
 		b.WriteString(", buffer " + r.Buffer)
+	}
+	if r.AQM != "" {
+		b.WriteString(", " + r.AQM)
 	}
 	if withLoss && r.Loss > 0 {
 		fmt.Fprintf(&b, ", %s %% random loss", figures.Number(r.Loss*100))

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
 	"github.com/penstock-net/penstock/cmd/penstock/traffic"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -69,6 +70,11 @@ func newScene(ctx context.Context, executable string, plan Plan, t Trial) (*scen
 func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) (err error) {
 	if err := traffic.Loosen(s.lab.Client, s.lab.Edge, s.lab.Server); err != nil {
 		return err
+	}
+	if plan.AQM != sim.DropTail { // which may mark what otherwise it drops
+		if err := s.lab.Client.Sysctl("net.ipv4.tcp_ecn", "1"); err != nil {
+			return err
+		}
 	}
 	// What the server runs towards a proxy does not matter: that leg has no
 	// bottleneck.

@@ -97,7 +97,8 @@ func ParseSender(spec string, envelopes []string) ([]Sender, error) {
 	case len(envelopes) == 0:
 		return []Sender{{Name: ref, Algorithm: ref}}, nil
 	}
-	simulated := slices.ContainsFunc(sim.Algorithms(), func(s cc.Spec) bool { return s.Name == name })
+	simulated := strings.Contains(name, ":") || // decided by an agent
+		slices.ContainsFunc(sim.Algorithms(), func(s cc.Spec) bool { return s.Name == name })
 	if slices.Contains(envelopes, EnvelopeSim) && !simulated {
 		return nil, fmt.Errorf("%s leaves the window to the kernel, and in virtual time there is none", name)
 	}

@@ -20,7 +20,11 @@ func (b *Bench) simulate(plan Plan, t Trial, p Progress) (Result, error) {
 	if err != nil {
 		return r, err
 	}
-	run, err := netlab.Simulate(scenario)
+	var run *netlab.Simulation
+	err = plan.Agents.Simulate(scenario, func(s sim.Scenario) (err error) {
+		run, err = netlab.Simulate(s)
+		return err
+	})
 	if err != nil {
 		return r, err
 	}

@@ -3,16 +3,22 @@
 package labtest
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -21,6 +27,7 @@ var (
 	place string // for the program
 	built sync.Once
 	exe   string
+	wrong error // with the build
 )
 
 // Main runs a package's tests where labs can be built: as root, or inside a user
@@ -48,7 +55,7 @@ func Need(t *testing.T) {
 		t.Skip("runs in real time, left out with -short")
 	}
 	if none != nil {
-		t.Skip(none)
+		need.Namespaces(t, none)
 	}
 	l := netlab.New()
 	_, err := l.Node("probe")
@@ -58,19 +65,66 @@ func Need(t *testing.T) {
 	}
 }
 
-// Penstock is the program under test, built once for the package.
+// Penstock is the program as it is shipped, built once for the package.
 func Penstock(t *testing.T) string {
 	t.Helper()
-	goTool, err := exec.LookPath("go")
-	if err != nil {
-		t.Skip("the go command is missing, which builds the proxy")
+	for _, tool := range []string{"go", "make"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is missing, which builds the proxy", tool)
+		}
 	}
-	built.Do(func() {
-		path := filepath.Join(place, "penstock")
-		out, err := exec.Command(goTool, "build", "-o", path, "github.com/penstock-net/penstock/cmd/penstock").CombinedOutput()
-		require.NoError(t, err, string(out))
-		exe = path
-	})
-	require.NotEmpty(t, exe, "it could not be built")
+	built.Do(func() { exe, wrong = Build(place) })
+	require.NoError(t, wrong)
 	return exe
+}
+
+// Output collects what a program prints while it runs.
+type Output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (o *Output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(b)
+}
+
+// String is what was printed so far.
+func (o *Output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// StartAgent starts a congestion control agent, which has nothing to say and ends with the
+// test, and waits until its socket is there.
+func StartAgent(t testing.TB, cmd *exec.Cmd, socket string) {
+	t.Helper()
+	said := &Output{}
+	cmd.Stdout, cmd.Stderr = said, said
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		assert.Empty(t, said.String())
+	})
+	require.Eventually(t, func() bool {
+		info, err := os.Stat(socket)
+		return err == nil && info.Mode().Type() == os.ModeSocket
+	}, 20*time.Second, 5*time.Millisecond)
+}
+
+// Build builds the program as it is shipped, into a directory.
+func Build(dir string) (path string, err error) {
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("find the module of the program: %w", err)
+	}
+	build := exec.Command("make", "-C", strings.TrimSpace(string(root)), "build", "BIN="+dir)
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build the program: %w\n%s", err, out)
+	}
+	return filepath.Join(dir, "penstock"), nil
 }

@@ -48,13 +48,14 @@ func tunnelGateway() Recipe {
 			forwarded := o.of(plain)
 			mbit := func(r Run) float64 { return r.rate("download", r.Stage.Warmup, r.Stage.Duration) }
 			all = append(all,
-				beside("p95 of the requests, "+plain, "", figure(forwarded.requestsP95("requests"), "ms")),
+				beside("p95 of the requests, "+plain, "", figure(forwarded.RequestsP95("requests"), "ms")),
 				beside("throughput of the download, "+plain, "", figure(mbit(forwarded), "Mbit/s")))
 			for _, a := range ours {
 				r := o.of(a)
 				all = append(all,
-					atMost("p95 of the requests over that of forwarding, "+a, "", r.requestsP95("requests")/forwarded.requestsP95("requests"), 1.0/8, ""),
-					beside("the same, in ms", "", figures.Number(r.requestsP95("requests"))),
+					atMost("p95 of the requests over that of forwarding, "+a, "",
+						r.RequestsP95("requests")/forwarded.RequestsP95("requests"), 1.0/8, ""),
+					beside("the same, in ms", "", figures.Number(r.RequestsP95("requests"))),
 					atLeast("throughput of the download over that of forwarding, "+a, "", mbit(r)/mbit(forwarded), 0.9, ""),
 					beside("median queueing in the last hop, "+a, "", figure(millis(r.Record.Queueing.P50), "ms")))
 			}
@@ -63,9 +64,9 @@ func tunnelGateway() Recipe {
 	}
 }
 
-// requestsP95 is the 95th percentile of what an actor's requests took, in ms,
+// RequestsP95 is the 95th percentile of what an actor's requests took, in ms,
 // after the warm-up; those count that had not ended with the run.
-func (r Run) requestsP95(actor string) float64 {
+func (r Run) RequestsP95(actor string) float64 {
 	var took []time.Duration
 	for _, q := range r.actor(actor).Requests {
 		switch {

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
+	"github.com/penstock-net/penstock/cmd/penstock/traffic"
 )
 
 // actor is one application at play: the client's end, and what its server needs
@@ -71,6 +73,8 @@ func (a *actor) play(ctx context.Context) {
 			err = a.request(ctx)
 		case Video:
 			err = a.watch(ctx)
+		case Upload:
+			err = a.upload(ctx)
 		}
 		if ctx.Err() != nil {
 			err = nil
@@ -87,6 +91,22 @@ func (a *actor) bulk(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(l.get(a.Size), l.close())
+}
+
+func (a *actor) upload(ctx context.Context) error {
+	l, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	q := question{actor: a.number, stream: l.stream, upload: true}
+	if _, err = l.Write(q.text()); err == nil {
+		p := patternOf(q.actor, q.stream)
+		for sent := uint64(0); err == nil; sent += piece {
+			p.fill(l.buf, sent)
+			_, err = l.Write(l.buf)
+		}
+	}
+	return errors.Join(fmt.Errorf("upload: %w", err), l.close())
 }
 
 func (a *actor) request(ctx context.Context) (err error) {
@@ -181,6 +201,9 @@ type line struct {
 func (a *actor) open(ctx context.Context) (*line, error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.host.AsSlice()}}
 	d.SetMultipathTCP(false)
+	if a.Kind == Upload {
+		d.Control = traffic.Control(cmp.Or(a.Control, kernelDefault))
+	}
 	conn, err := a.run.lab.Client.DialWith(ctx, &d, "tcp4", a.server.String())
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)

@@ -1,16 +1,25 @@
 package stage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/cmd/penstock/edge"
 )
 
 // maxHosts is what a lab has addresses for.
 const maxHosts = 100
+
+// kernelDefault is what hosts have by themselves, and ownControls what they may have.
+const kernelDefault = "cubic"
+
+var ownControls = []string{kernelDefault, "bbr", "reno"}
 
 // defaultBuffer is how far a player downloads ahead that is not told.
 const defaultBuffer = 30 * time.Second
@@ -75,6 +84,13 @@ func (a Actor) check(s Stage) error {
 	switch a.Kind {
 	case Bulk:
 		return nil
+	case Upload:
+		if name := cmp.Or(a.Control, kernelDefault); !slices.Contains(ownControls, name) {
+			return fmt.Errorf("its Control is %q, but must be one of %s", name, strings.Join(ownControls, ", "))
+		}
+		if a.Size+cc.Bytes(a.Rate)+cc.Bytes(a.On) > 0 {
+			return errors.New("an upload goes on without end: Size, Rate and On are not for it")
+		}
 	case Requests, Web:
 		if a.Size == 0 {
 			return errors.New("the Size of what it requests is missing")
@@ -91,9 +107,15 @@ func (a Actor) check(s Stage) error {
 			return errors.New("its Rate is missing")
 		}
 	default:
-		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s", a.Kind, Bulk, Requests, Web, Video, UDP)
+		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s, %s",
+			a.Kind, Bulk, Requests, Web, Video, UDP, Upload)
 	}
 	return nil
+}
+
+// uploadsAlone tells whether there is nothing else.
+func (s Stage) uploadsAlone() bool {
+	return !slices.ContainsFunc(s.Actors, func(a Actor) bool { return a.Kind != Upload })
 }
 
 // port is the server's.

@@ -97,6 +97,8 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"Size of what it requests is missing": func(s *Stage) { s.Actors[0].Kind = Web },
 		"it needs the Rate of the encoding":   func(s *Stage) { s.Actors[0].Kind = Video },
 		"its Rate is missing":                 func(s *Stage) { s.Actors[0].Kind = UDP },
+		"one of cubic, bbr, reno":             func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Control = Upload, "copa" },
+		"an upload goes on without end":       func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Size = Upload, 1 },
 		"host is 100":                         func(s *Stage) { s.Actors[0].Host = 100 },
 		"but no On":                           func(s *Stage) { s.Actors[0].Off = 1 },
 		"stop is 1ns, which is not":           func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },

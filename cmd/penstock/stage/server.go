@@ -24,11 +24,16 @@ const (
 type question struct {
 	actor, stream int
 	size          cc.Bytes // 0: without end
+	upload        bool     // the client sends
 }
 
 // text is the question as it travels. It looks like HTTP/1, for rules by server name.
 func (q question) text() []byte {
-	return fmt.Appendf(nil, "GET /%d/%d/%d HTTP/1.1\r\nHost: stage.test\r\n\r\n", q.actor, q.stream, q.size)
+	method := "GET"
+	if q.upload {
+		method = "PUT"
+	}
+	return fmt.Appendf([]byte(method), " /%d/%d/%d HTTP/1.1\r\nHost: stage.test\r\n\r\n", q.actor, q.stream, q.size)
 }
 
 // readQuestion reads one; io.EOF: there is none any more.
@@ -37,9 +42,11 @@ func readQuestion(in *bufio.Reader) (q question, err error) {
 	if err != nil {
 		return q, err
 	}
-	if _, err := fmt.Sscanf(first, "GET /%d/%d/%d HTTP/1.1", &q.actor, &q.stream, &q.size); err != nil {
+	var method string
+	if _, err := fmt.Sscanf(first, "%s /%d/%d/%d HTTP/1.1", &method, &q.actor, &q.stream, &q.size); err != nil {
 		return q, fmt.Errorf("read question %q: %w", first, err)
 	}
+	q.upload = method == "PUT"
 	for {
 		rest, err := in.ReadString('\n')
 		if err != nil {
@@ -60,6 +67,10 @@ func (r *run) answer(ctx context.Context) func(net.Conn) {
 		for {
 			q, err := readQuestion(in)
 			if err != nil || q.actor < 0 || q.actor >= len(r.actors) || q.size < 0 {
+				return
+			}
+			if q.upload {
+				r.actors[q.actor].take(in, q, buf)
 				return
 			}
 			if err := r.actors[q.actor].pour(ctx, conn, q, buf); err != nil {
@@ -92,6 +103,22 @@ func (a *actor) pour(ctx context.Context, conn net.Conn, q question, buf []byte)
 		sent += n
 	}
 	return nil
+}
+
+// take reads what a client uploads, and looks at each byte, until the client is gone.
+func (a *actor) take(in io.Reader, q question, buf []byte) {
+	p := patternOf(q.actor, q.stream)
+	for got := uint64(0); ; {
+		n, err := in.Read(buf)
+		a.read(n)
+		if !p.holds(buf[:n], got) {
+			a.record.Corrupt = fmt.Sprintf("bytes %d to %d are not what the client sent", got, got+uint64(n))
+			return
+		}
+		if got += uint64(n); err != nil {
+			return
+		}
+	}
 }
 
 // produced waits until the application has more than what was sent, and returns

@@ -57,6 +57,7 @@ const (
 	Web      Kind = "web"      // as Requests, each on a connection of its own
 	Video    Kind = "video"    // a player: chunks of Every seconds' worth at Rate, ahead as far as its buffer holds
 	UDP      Kind = "udp"      // datagrams towards the host at Rate, whatever becomes of them
+	Upload   Kind = "upload"   // one connection that uploads without end
 )
 
 // Actor is one application on a host behind the last hop.
@@ -69,9 +70,14 @@ type Actor struct {
 
 	Start, Stop time.Duration // Stop 0: never
 	Size        cc.Bytes      // of a Requests or Web object; of a Bulk download: 0 without end
-	Every       time.Duration // Requests, Web: from one start to the next, or as soon as the last has ended; Video: a chunk's length
-	Rate        cc.Rate       // UDP: on the wire; Video: of the encoding; Bulk: what the server produces, 0: as fast as it is taken
-	Buffer      time.Duration // Video: played ahead at most; 0: 30 s
+	// Every is, of Requests and Web, from one start to the next, or as soon as the last has
+	// ended; of Video a chunk's length.
+	Every time.Duration
+	// Rate is, of UDP, on the wire; of Video that of the encoding; of Bulk what the server
+	// produces, 0: as fast as it is taken.
+	Rate    cc.Rate
+	Buffer  time.Duration // Video: played ahead at most; 0: 30 s
+	Control string        // Upload: the client's own congestion control; empty: cubic
 
 	// On and Off let it run and rest in turns, beginning with the first and keeping
 	// its connection: means of exponential times drawn from the stage's seed where
@@ -85,6 +91,7 @@ type Record struct {
 	Stage  string
 	Actors []ActorRecord // in the order of Stage.Actors
 
+	// Throughput to Queueing are of the uplink where there is nothing but uploads.
 	Throughput  cc.Rate       // IP bytes that left the last hop towards the hosts, after warm-up
 	Utilisation float64       // of what it could have carried; 0: no bound
 	Queueing    Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
@@ -110,9 +117,11 @@ const Step = 100 * time.Millisecond
 
 // ActorRecord is what came of one application.
 type ActorRecord struct {
-	Name     string
-	Bytes    []cc.Bytes   // payload that the application read in each Step from the start of the run
-	Queueing Quantiles    // of its host's data packets in the last hop; zero where the queue is everybody's
+	Name  string
+	Bytes []cc.Bytes // payload that the application read in each Step from the start of the run
+	// Queueing is of its host's data packets in the last hop, zero where the queue is
+	// everybody's; of an Upload of those in the uplink.
+	Queueing Quantiles
 	Cwnd     []cc.Bytes   // of its group at each Step, 0 where there is none; nil without a proxy
 	Share    []cc.Bytes   // its part of it, likewise
 	Requests []Request    // Requests and Web, in the order of their starts

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -124,6 +125,14 @@ func readEdge(edge string) (*policy.Policy, string, error) {
 func (v *virtual) cast() error {
 	var more []func()
 	for i, a := range v.stage.Actors {
+		if a.Kind == Upload {
+			f, err := v.upload(i)
+			if err != nil {
+				return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
+			}
+			v.add(i, f)
+			continue
+		}
 		t, err := v.terms(i, a.Start)
 		if err != nil {
 			return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
@@ -177,9 +186,23 @@ func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
 			buffer = defaultBuffer
 		}
 		f.Rate, f.Video = 0, sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: buffer}
-	case Bulk, Web:
+	case Bulk, Web, Upload:
 	}
 	return f
+}
+
+// upload is an upload's connection, under the control that its client has. The window
+// that the edge holds is one for all uploads of a host.
+func (v *virtual) upload(i int) (sim.FlowConfig, error) {
+	a := v.stage.Actors[i]
+	f := sim.FlowConfig{
+		Algorithm: cmp.Or(a.Control, kernelDefault), Upload: true, Host: a.Host + 1, Start: a.Start, Stop: a.Stop,
+	}
+	verdict, err := v.decide(i, v.edges[0])
+	if err == nil && verdict.FromClient.Algorithm != policy.Unmanaged {
+		f.Receive, f.ReceiveParams = verdict.FromClient.Algorithm, verdict.FromClient.Params
+	}
+	return f, err
 }
 
 // Where hosts and servers are, as far as rules can tell.
@@ -212,17 +235,26 @@ func (v *virtual) terms(i int, at time.Duration) (flow.Terms, error) {
 // managed are the terms that an edge gives an actor's downloads; false: it has
 // no part in them.
 func (v *virtual) managed(i int, edge virtualEdge) (flow.Terms, bool, error) {
-	a := v.stage.Actors[i]
+	verdict, err := v.decide(i, edge)
+	if err != nil || v.stage.Actors[i].Kind == Upload {
+		return flow.Terms{}, false, err
+	}
+	return verdict.Down, verdict.Down.Algorithm != policy.Unmanaged, nil
+}
+
+// decide is what an edge makes of an actor's connections.
+func (v *virtual) decide(i int, edge virtualEdge) (policy.Verdict, error) {
+	a, alone := v.stage.Actors[i], flow.Terms{Algorithm: policy.Unmanaged}
 	if edge.rules == nil || a.Direct || a.Kind == UDP {
-		return flow.Terms{}, false, nil
+		return policy.Verdict{Down: alone, FromClient: alone}, nil
 	}
 	verdict := edge.rules.Decide(policy.Facts{
 		Listener: virtualListener, Source: virtualHost(a.Host, i), Target: netip.AddrPortFrom(virtualServer, a.port()),
 	})
 	if verdict.Refuse != "" {
-		return flow.Terms{}, false, errors.New("rule " + verdict.Rule + " refuses it: " + verdict.Refuse)
+		return verdict, errors.New("rule " + verdict.Rule + " refuses it: " + verdict.Refuse)
 	}
-	return verdict.Down, verdict.Down.Algorithm != policy.Unmanaged, nil
+	return verdict, nil
 }
 
 // move gives running flows what another configuration says, as a reload does:
@@ -270,10 +302,10 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 	s := v.stage
 	steps := int(s.Duration / Step)
 	r := ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, steps)}
-	if s.Edge != "" && !a.Direct && a.Kind != UDP {
+	if s.proxied(a) && a.Kind != Upload {
 		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)
 	}
-	if s.Cell != nil {
+	if s.Cell != nil || a.Kind == Upload {
 		r.Queueing = quantilesOf(flows[0].Queueing)
 	}
 	for _, f := range flows {
@@ -301,7 +333,7 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 			}
 			r.Requests = append(r.Requests, q)
 		}
-	case Bulk:
+	case Bulk, Upload:
 	}
 	return r
 }

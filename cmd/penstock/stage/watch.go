@@ -47,7 +47,7 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 		return nil, err
 	}
 	for _, a := range r.actors {
-		if a.proxied {
+		if a.proxied && a.Kind != Upload {
 			a.record.Cwnd, a.record.Share = make([]cc.Bytes, r.stage.steps()), make([]cc.Bytes, r.stage.steps())
 			w.looked = append(w.looked, a)
 		}
@@ -190,11 +190,15 @@ func (r *run) account() error {
 		return err
 	}
 	hosts := map[int]Quantiles{}
+	late := r.lab.Path.Report(r.stage.Warmup, r.stage.Duration)
 	for _, a := range r.actors {
 		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
 			hosts[a.Host] = quantiles(r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing)
 		}
 		a.record.Queueing = hosts[a.Host]
+		if a.Kind == Upload {
+			a.record.Queueing = quantiles(late.Up.DataQueueing)
+		}
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
 	whole := r.lab.Path.Report(0, r.stage.Duration)
@@ -202,9 +206,12 @@ func (r *run) account() error {
 		r.record.Spoilt = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, d.Held+d.Failed+u.Held+u.Failed)
 	}
 	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
-	down := r.lab.Path.Report(r.stage.Warmup, r.stage.Duration).Down
-	r.record.Throughput, r.record.Utilisation = down.Throughput, down.Utilisation
-	r.record.Queueing = quantiles(down.DataQueueing)
+	hop := late.Down
+	if r.stage.uploadsAlone() {
+		hop = late.Up
+	}
+	r.record.Throughput, r.record.Utilisation = hop.Throughput, hop.Utilisation
+	r.record.Queueing = quantiles(hop.DataQueueing)
 	return nil
 }
 

@@ -48,7 +48,21 @@ type Server struct {
 // port. Its sockets use the kernel's algorithm. A connection closes when the
 // handler returns, which it has to once the connection fails.
 func Serve(node *netlab.Node, address, algorithm string, handle func(net.Conn)) (*Server, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	lc := net.ListenConfig{Control: Control(algorithm)}
+	lc.SetMultipathTCP(false)
+	ln, err := node.ListenWith(context.Background(), &lc, "tcp4", address)
+	if err != nil {
+		return nil, fmt.Errorf("start server: %w", err)
+	}
+	s := &Server{ln: ln, handle: handle, conns: map[net.Conn]struct{}{}}
+	s.done.Go(s.accept)
+	return s, nil
+}
+
+// Control has a socket use the kernel's algorithm of that name, as a net.Dialer's or a
+// net.ListenConfig's Control.
+func Control(algorithm string) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, c syscall.RawConn) error {
 		var err error
 		if cerr := c.Control(func(fd uintptr) {
 			err = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, algorithm)
@@ -59,15 +73,7 @@ func Serve(node *netlab.Node, address, algorithm string, handle func(net.Conn)) 
 			return fmt.Errorf("choose congestion control %s: %w", algorithm, err)
 		}
 		return nil
-	}}
-	lc.SetMultipathTCP(false)
-	ln, err := node.ListenWith(context.Background(), &lc, "tcp4", address)
-	if err != nil {
-		return nil, fmt.Errorf("start server: %w", err)
 	}
-	s := &Server{ln: ln, handle: handle, conns: map[net.Conn]struct{}{}}
-	s.done.Go(s.accept)
-	return s, nil
 }
 
 func (s *Server) accept() {

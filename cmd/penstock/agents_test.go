@@ -1,0 +1,101 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// agentAt starts an agent and returns its socket once it is there.
+func agentAt(t *testing.T, command string, args ...string) string {
+	t.Helper()
+	if _, err := exec.LookPath(command); err != nil {
+		t.Skipf("needs %s: %v", command, err)
+	}
+	socket := filepath.Join(t.TempDir(), "agent")
+	cmd := exec.Command(command, append(args, socket)...)
+	cmd.Env = append(os.Environ(), "PYTHONPATH=../../agents/python/src", "PYTHONDONTWRITEBYTECODE=1")
+	labtest.StartAgent(t, cmd, socket)
+	return socket
+}
+
+func TestAnAgentDrivesTheSimulator(t *testing.T) {
+	socket := agentAt(t, "python3", "../../agents/python/reno.py")
+	args := []string{
+		"sim", "-a", "ccp:mine", "-a", "ccp:mine,max_window=20", "--agent", "mine=" + socket, "--rate", "12mbit",
+		"--delay", "20ms", "--buffer", "40pkt", "--duration", "5s",
+	}
+	code, stdout, stderr := run(t, args...)
+	require.Equal(t, exitOK, code, stderr)
+	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
+	require.Len(t, lines, 3)
+	assert.NotEqual(t, "0", strings.Fields(lines[1])[7], "Reno fills the queue until it overflows")
+	assert.Equal(t, "0", strings.Fields(lines[2])[7], "and not where it may not")
+	_, again, _ := run(t, args...)
+	assert.Equal(t, stdout, again, "one seed, one result")
+
+	code, stdout, stderr = run(t, "bench", "--sender", "ccp:mine@sim", "--agent", "mine="+socket,
+		"--link", "12mbit", "--buffer", "40pkt", "--duration", "3s")
+	require.Equal(t, exitOK, code, stderr)
+	assert.Contains(t, stdout, "ccp:mine@sim")
+}
+
+// The page's controller and commands in virtual time work as written, and show what it shows.
+func TestTheControllerOfThePageWorks(t *testing.T) {
+	page := readDoc(t, "controller.md")
+	block := func(language, part string) string {
+		t.Helper()
+		for _, b := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {
+			if strings.Contains(b[1], part) {
+				return b[1]
+			}
+		}
+		require.Fail(t, "no such block", "%s with %s", language, part)
+		return ""
+	}
+	program := filepath.Join(t.TempDir(), "mine.py")
+	require.NoError(t, os.WriteFile(program, []byte(block("python", "class Mine")), 0o600))
+	socket := agentAt(t, "python3", program)
+	words := strings.Fields(strings.Replace(block("sh", "sim --algorithm ccp:mine"), "/tmp/mine.sock", socket, 1))
+	require.Equal(t, "bin/penstock", words[0])
+	code, stdout, stderr := run(t, words[1:]...)
+	require.Equal(t, exitOK, code, stderr)
+	assert.Equal(t, stdout, block("text", "ccp:mine"))
+
+	_, err := proxy.Parse([]byte(block("yaml", "ccp:mine")))
+	require.NoError(t, err)
+	root, _, err := rootCommand().Find([]string{"bench"})
+	require.NoError(t, err)
+	overSockets := strings.Fields(strings.ReplaceAll(block("sh", "sudo bin/penstock bench"), "\\\n", ""))
+	assert.NoError(t, root.ParseFlags(overSockets[3:]))
+}
+
+func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string
+	}{
+		"none is named":      {[]string{"sim", "-a", "ccp:x"}, exitInput, "add --agent x=SOCKET"},
+		"another is":         {[]string{"bench", "--sender", "ccp:x@sim", "--agent", "y"}, exitInput, "add --agent x=SOCKET"},
+		"it has no socket":   {[]string{"sim", "--agent", "x="}, exitInput, "it has no socket"},
+		"it is named twice":  {[]string{"sim", "--agent", "x", "--agent", "x=y"}, exitInput, "there is another agent x"},
+		"it has a bad name":  {[]string{"bench", "--agent", "X"}, exitInput, `--agent: "X" is no agent's name`},
+		"it does not listen": {[]string{"sim", "-a", "ccp:x", "--agent", "x=/nowhere"}, exitFail, "connecting to /nowhere"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, _, stderr := run(t, c.args...)
+			assert.Equal(t, c.code, code)
+			assert.Contains(t, stderr, c.says)
+		})
+	}
+}

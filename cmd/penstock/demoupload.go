@@ -1,0 +1,75 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/cmd/penstock/figures"
+	"github.com/penstock-net/penstock/cmd/penstock/recipe"
+	"github.com/penstock-net/penstock/cmd/penstock/stage"
+)
+
+// leastUpload is what an upload of the demo takes at least: its first two seconds do not
+// count.
+const leastUpload = 4 * time.Second
+
+// showUpload has a client upload beside a download and a ping-pong over the demo's link,
+// and prints what came of it.
+func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
+	l, err := bench.ParseLink(link)
+	if err != nil {
+		return err
+	}
+	hop, err := l.Config(1)
+	if err != nil {
+		return err
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the penstock program: %w", err)
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	printer := bench.NewPrinter(cmd.ErrOrStderr())
+	defer printer.Break()
+	table := figures.Table{
+		{"", "Mbit/s", figures.Spans, "uplink's queue, ms", figures.Spans, "request, ms"},
+		{"upload's window", "up", "down", "p50", "p95", "p95"},
+	}
+	var p95 []float64
+	for i, s := range recipe.Beside(hop, max(d, leastUpload)) {
+		show := func(at time.Duration) { printer.Line(fmt.Sprintf("upload, %s: %.0f s", s.Name, at.Seconds()), false) }
+		record, err := stage.Play(ctx, stage.Env{Executable: exe}, s, show)
+		if err != nil {
+			return err
+		}
+		printer.Line("upload, "+s.Name, true)
+		up, down := record.Actors[0], record.Actors[1]
+		if wrong := up.Corrupt + up.Error + down.Corrupt + down.Error; wrong != "" {
+			return errors.New(wrong)
+		}
+		request := recipe.Run{Stage: s, Record: record}.RequestsP95(recipe.PingPong)
+		p95 = append(p95, request)
+		mbit := func(a stage.ActorRecord) string { return figures.Number(a.Rate(s.Warmup, s.Duration).Mbps()) }
+		ms := func(d time.Duration) string { return figures.Number(float64(d) / float64(time.Millisecond)) }
+		table = append(table, []string{
+			[]string{"left alone", "held"}[i], mbit(up), mbit(down), ms(up.Queueing.P50), ms(up.Queueing.P95),
+			figures.Number(request),
+		})
+	}
+	var b strings.Builder
+	b.WriteString("\nAn upload under the client's own Cubic, beside a download and a request every 100 ms:\n\n")
+	table.Write(&b)
+	fmt.Fprintf(&b, "\nWith the upload's window held, 19 of 20 requests take less than %s ms instead of %s ms (%s).\n",
+		figures.Number(p95[1]), figures.Number(p95[0]), figures.Ratio(p95[1], p95[0]))
+	_, err = fmt.Fprint(cmd.OutOrStdout(), b.String())
+	return err
+}
