@@ -37,6 +37,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -66,16 +67,16 @@ func TestMain(m *testing.M) {
 	case ran:
 		os.Exit(code)
 	case err != nil:
-		fmt.Println("SKIPPED: measuring the cost needs network namespaces:", err)
-		os.Exit(0)
+		os.Exit(need.NoNamespaces(err))
 	}
 	raiseDescriptors()
 	os.Exit(m.Run())
 }
 
-// load is what the clients download.
+// load is what the clients download, or upload.
 type load struct {
 	name  string
+	up    bool
 	flows int
 	rate  float64 // bits per second over all flows; 0: as fast as it goes
 	paced bool    // by the proxy, each flow at its part of the rate; else the server is
@@ -88,6 +89,7 @@ type carrier struct {
 	envelope  string
 	algorithm string // empty: the plain proxy
 	terms     string // of the defaults, beside the algorithm
+	more      string // of the configuration
 }
 
 // Terms of a default.
@@ -110,6 +112,21 @@ func BenchmarkCost(b *testing.B) {
 			{name: "static-ebpf", envelope: "ebpf", algorithm: "static:cwnd_packets=100000", terms: eachAlone},
 			{name: "copa-bbr", envelope: "bbr", algorithm: "copa", terms: eachAlone},
 			{name: "copa-ebpf", envelope: "ebpf", algorithm: "copa", terms: eachAlone},
+		})
+	}
+}
+
+// BenchmarkUpload has clients' windows held, or not; a path of less than a millisecond.
+func BenchmarkUpload(b *testing.B) {
+	executable := build(b)
+	for _, l := range []load{
+		{name: "1flow-1gbit", up: true, flows: 1, rate: 1e9, wall: measure},
+		{name: "1flow", up: true, flows: 1, wall: measure},
+		{name: "16flows", up: true, flows: 16, wall: measure},
+	} {
+		compare(b, executable, l, []carrier{
+			{name: "none", envelope: "auto", algorithm: "none", terms: "receive: none"},
+			{name: "held", envelope: "auto", algorithm: "none", terms: "up: {receive: penstock}"},
 		})
 	}
 }
@@ -139,7 +156,7 @@ func compare(b *testing.B, executable string, l load, carriers []carrier) {
 	var first usage
 	for i, c := range carriers {
 		b.Run(l.name+"/"+c.name, func(b *testing.B) {
-			need(b, l.flows)
+			room(b, l.flows)
 			var u usage
 			for range b.N {
 				u.add(run(b, executable, l, c))
@@ -193,12 +210,17 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	if l.rate > 0 && (!l.paced || c.algorithm == "" || c.algorithm == "none") {
 		perFlow = l.rate / float64(l.flows)
 	}
-	source := startSource(b, lab, perFlow)
+	var got atomic.Int64
+	serve := func(conn *net.TCPConn) { send(conn, perFlow) }
+	use := func(conn *net.TCPConn) { receive(conn, pieceOf(l.flows), &got) }
+	if l.up {
+		serve, use = use, serve
+	}
+	source := startServer(b, lab, serve)
 	defer source.close()
 	edge := startProxy(b, lab, executable, c)
 	defer edge.stop(b)
-	var got atomic.Int64
-	sink := startSink(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort), &got)
+	sink := startClients(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort), use)
 	defer sink.close()
 
 	time.Sleep(warmUp)
@@ -385,7 +407,7 @@ limits: {held_legs: 32768, per_source: 0}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
 shutdown: {drain: 0s}
-`, c.envelope, listen, backend, c.algorithm, c.terms, telemetryAddr), 0o600))
+%s`, c.envelope, listen, backend, c.algorithm, c.terms, telemetryAddr, c.more), 0o600))
 		p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--config", config)
 	}
 	p.cmd.Stderr = &p.said

@@ -67,8 +67,8 @@ func enough(n int) int {
 	return min(n, proxy.DescriptorBudget(0).Connections-others)
 }
 
-// need skips what has more connections than that.
-func need(b *testing.B, connections int) {
+// room skips what has more connections than that.
+func room(b *testing.B, connections int) {
 	if fit := enough(connections); fit < connections {
 		const cure = "raise its hard limit (ulimit -Hn)"
 		fmt.Printf("SKIPPED: %s: RLIMIT_NOFILE (%d) has room for %d connections, not for %d: "+cure+"\n",
@@ -92,7 +92,7 @@ func tabulate(b *testing.B, rows []row, related ...string) {
 	var first figures
 	for i, r := range rows {
 		b.Run(r.name, func(b *testing.B) {
-			need(b, r.connections)
+			room(b, r.connections)
 			var got figures
 			for range b.N {
 				got = r.run(b)

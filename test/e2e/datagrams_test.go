@@ -123,9 +123,7 @@ func (s *scene) ping(v6 bool) {
 func TestPingsPassWithoutPrivilegesLater(t *testing.T) {
 	onceIsEnough(t)
 	needsPrivilege(t)
-	built := executable
-	executable = released
-	defer func() { executable = built }()
+	use(t, released)
 	user := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
 	for name, c := range map[string]struct {
 		groups  string

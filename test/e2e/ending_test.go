@@ -199,7 +199,7 @@ func TestASleepingReaderCostsBoundedMemory(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 			}
 			most := 24 * megabyte
-			if raced {
+			if raced() {
 				most = 40 * megabyte // the race detector remembers who used it
 			}
 			grown := s.proxy.rss() - before

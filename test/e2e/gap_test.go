@@ -31,10 +31,7 @@ func TestAfterAGapTheLinkIsInUseAgain(t *testing.T) {
 		span   = 2 * time.Second
 	)
 	for algorithm, least := range map[string]float64{ // Mbit/s
-		"penstock": 6, // half of the link
-		// Now and then bbr takes what trickled through while the timers ran for the rate
-		// of the path, and needs longer than this to climb from there.
-		"bbr": 0.5,
+		"penstock": 6, "bbr": 6, "bbr3": 6, // half of the link
 	} {
 		for _, gap := range gaps {
 			t.Run(fmt.Sprintf("%s, %v", algorithm, gap), func(t *testing.T) {

@@ -86,6 +86,7 @@ func TestTwoProxiesAtOnceHoldTheirOwnWindows(t *testing.T) {
 			w := ways[9]
 			s, path := newCellular(t, slow(100))
 			s.cloneflags = flags
+			free := !registered(t, "penstock1") // by whatever else runs on this machine
 			record := s.record(path).answered()
 			path.Start()
 			first := s.start(w.yaml(fixed(12)))
@@ -100,7 +101,7 @@ func TestTwoProxiesAtOnceHoldTheirOwnWindows(t *testing.T) {
 			second.enforced(1)
 			names := []string{first.announced("control"), second.announced("control")}
 			assert.NotEqual(t, names[0], names[1])
-			if flags != 0 {
+			if flags != 0 && free {
 				assert.Contains(t, names, "penstock1")
 			}
 			for _, n := range names {
@@ -123,9 +124,7 @@ func TestTwoProxiesAtOnceHoldTheirOwnWindows(t *testing.T) {
 // which gives up what it does not need any more, carry flows that come later.
 func TestAfterPrivilegesAreDroppedNothingIsMissing(t *testing.T) {
 	needsPrivilege(t)
-	built := executable
-	executable = released
-	defer func() { executable = built }()
+	use(t, released)
 	for _, i := range []int{0, 2, 3, 4, 6, 8} {
 		w := ways[i]
 		t.Run(w.name, func(t *testing.T) {

@@ -30,9 +30,7 @@ func (p *program) ready() (int, string) {
 func TestADeviceThatIsDeletedIsMissedAndMadeAgain(t *testing.T) {
 	onceIsEnough(t)
 	needsPrivilege(t)
-	built := executable
-	executable = released
-	defer func() { executable = built }()
+	use(t, released)
 	w := named("tun over IPv4")
 	s := w.open(t, "")
 	client, server := w.pair(s)

@@ -26,7 +26,10 @@ const (
 const hinted = "hints: [{interface: " + netlab.NearDevice + "}]\n"
 
 // shapeLink has the edge's device towards the client send no faster.
-func (s *scene) shapeLink() {
+func (s *scene) shapeLink() { s.shapeLinkTo(shapedRate) }
+
+// shapeLinkTo is shapeLink with a rate in bit/s.
+func (s *scene) shapeLinkTo(rate uint64) {
 	s.t.Helper()
 	require.NoError(s.t, s.Edge.Do(func() error {
 		link, err := netlink.LinkByName(netlab.NearDevice)
@@ -35,7 +38,7 @@ func (s *scene) shapeLink() {
 		}
 		return netlink.QdiscReplace(&netlink.Tbf{
 			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
-			Rate:       shapedRate / 8, Limit: shapedQueue, Buffer: netlink.Xmittime(shapedRate/8, 15140),
+			Rate:       rate / 8, Limit: shapedQueue, Buffer: netlink.Xmittime(rate/8, 15140),
 		})
 	}))
 }

@@ -16,18 +16,33 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
-// executable is the program under test, built once.
-var executable string
+// The program, in two forms.
+var (
+	// released is as it is shipped: static, without cgo, where alone privileges can
+	// be dropped on all threads. A tier names it, or a test.
+	released string
+	// racing is built with the race detector: then a race anywhere fails the test in
+	// which it happens. It is released where there is no C compiler.
+	racing string
+	// executable is the one under test.
+	executable string
+)
 
-// released is the program as it is shipped: without cgo, where alone privileges
-// can be dropped on all threads. It is executable where there is no C compiler.
-var released string
+// raced tells whether the program under test has the race detector.
+func raced() bool { return executable != released }
 
-// raced tells whether executable was built with the race detector.
-var raced bool
+// use has a test run one of the programs, whatever its tier has.
+func use(t *testing.T, program string) {
+	t.Helper()
+	tiers := executable
+	executable = program
+	t.Cleanup(func() { executable = tiers })
+}
 
 func TestMain(m *testing.M) {
 	code, ran, err := netlab.Enter()
@@ -35,8 +50,7 @@ func TestMain(m *testing.M) {
 	case ran:
 		os.Exit(code)
 	case err != nil:
-		fmt.Println("SKIPPED: the end-to-end tests need network namespaces:", err)
-		os.Exit(0)
+		os.Exit(need.NoNamespaces(err))
 	}
 	os.Exit(run(m))
 }
@@ -55,26 +69,19 @@ func run(m *testing.M) int {
 	return eachTier(m.Run)
 }
 
-// build builds the program, also with the race detector where there is a C
-// compiler for it: then a race anywhere fails the test in which it happens.
-func build(dir string) error {
-	released = filepath.Join(dir, "penstock")
-	executable = released
-	err := compile(released, "CGO_ENABLED=0")
-	if _, missing := exec.LookPath("gcc"); missing == nil {
-		raced = true
-		executable = filepath.Join(dir, "penstock-race")
-		err = errors.Join(err, compile(executable, "CGO_ENABLED=1", "-race"))
+// build builds the program.
+func build(dir string) (err error) {
+	if released, err = labtest.Build(dir); err != nil {
+		return err
 	}
-	return err
-}
-
-func compile(to, env string, flags ...string) error {
-	args := append([]string{"build", "-o", to}, flags...)
-	cmd := exec.Command("go", append(args, "github.com/penstock-net/penstock/cmd/penstock")...)
-	cmd.Env = append(os.Environ(), env)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return errors.Join(fmt.Errorf("build the program: %w", err), errors.New(string(out)))
+	racing = released
+	if _, missing := exec.LookPath("gcc"); missing == nil {
+		racing = filepath.Join(dir, "penstock-race")
+		cmd := exec.Command("go", "build", "-race", "-o", racing, "github.com/penstock-net/penstock/cmd/penstock")
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build the program with the race detector: %w\n%s", err, out)
+		}
 	}
 	return nil
 }

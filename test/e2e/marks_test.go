@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"fmt"
-	"os/exec"
 	"slices"
 	"testing"
 	"time"
@@ -13,27 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
-
-// mark has the client ask for ECN and mark, before its TCP sees them, one in so many
-// of the packets that allow it.
-func (s *scene) mark(oneIn int) {
-	s.t.Helper()
-	if _, err := exec.LookPath("nft"); err != nil {
-		s.t.Skipf("needs nft, which marks packets: %v", err)
-	}
-	require.NoError(s.t, s.Client.Sysctl("net.ipv4.tcp_ecn", "1"))
-	if oneIn == 0 {
-		return
-	}
-	script := fmt.Sprintf("table ip marks { chain in { type filter hook prerouting priority raw; ip ecn != not-ect numgen random mod %d 0 ip ecn set ce; }; }", oneIn)
-	require.NoError(s.t, s.Client.Do(func() error {
-		out, err := exec.Command("nft", script).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("nft: %w: %s", err, out)
-		}
-		return nil
-	}))
-}
 
 // TestMarksShortenTheWindow: RFC 3168 §6.1.2. A Reno sender has about four packets in
 // flight where a tenth is marked, and two where all are.
@@ -45,8 +23,12 @@ func TestMarksShortenTheWindow(t *testing.T) {
 		}{{0, 14, 1000}, {10, 1, 8}, {1, 1, 4}} {
 			t.Run(fmt.Sprintf("%s, one in %d", algorithm, m.oneIn), func(t *testing.T) {
 				w := named("socks5")
-				s, path := newCellular(t, slow(200))
-				s.mark(m.oneIn)
+				link := slow(200)
+				if m.oneIn > 0 {
+					link.Mark = 1 / float64(m.oneIn)
+				}
+				s, path := newCellular(t, link)
+				require.NoError(t, s.Client.Sysctl("net.ipv4.tcp_ecn", "1"))
 				s.start(w.yaml("defaults: {algorithm: " + algorithm + ", up: {algorithm: none}}\n"))
 				path.StartOnData()
 				d := w.download(s, 1, 64*megabyte)

@@ -87,7 +87,7 @@ func plainCubic(t *testing.T) netlab.DirectionReport {
 // download straight from the kernel's Cubic and through the proxy.
 func TestCopaKeepsAnEmulatedCellularQueueShort(t *testing.T) {
 	needsPrivilege(t)
-	if raced {
+	if raced() {
 		t.Log("the proxy is built with the race detector, which slows it down")
 	}
 	cubic := plainCubic(t)

@@ -3,7 +3,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/cmd/penstock/labtest"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
@@ -72,27 +71,9 @@ type program struct {
 	cmd    *netlab.Cmd
 	edge   *netlab.Node
 	pages  string // where its telemetry is
-	said   *output
+	said   *labtest.Output
 	ended  chan struct{}
 	client *http.Client
-}
-
-// output collects what a program prints.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }
 
 // start runs the proxy at the edge with a configuration, over the present tier
@@ -139,7 +120,7 @@ func (s *scene) launch(args ...string) *program {
 // launchAt is launch with telemetry elsewhere.
 func (s *scene) launchAt(pages string, args ...string) *program {
 	s.t.Helper()
-	p := &program{t: s.t, edge: s.Edge, pages: pages, said: &output{}, ended: make(chan struct{})}
+	p := &program{t: s.t, edge: s.Edge, pages: pages, said: &labtest.Output{}, ended: make(chan struct{})}
 	p.client = &http.Client{Transport: &http.Transport{DialContext: s.Edge.DialContext, DisableKeepAlives: true}, Timeout: patience}
 	p.cmd = s.Edge.Command(context.Background(), args[0], args[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said

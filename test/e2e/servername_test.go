@@ -92,3 +92,35 @@ func TestTheServerNameDecides(t *testing.T) {
 		})
 	}
 }
+
+func TestWhatShowsNoNameCanBeRefused(t *testing.T) {
+	onceIsEnough(t)
+	w := ways[7]
+	s := newScene(t)
+	s.start("listeners:\n  - name: way\n    " + w.config + `
+rules:
+  - {name: ads, match: {server_name: [ads.example]}, refuse: true, undecided: refuse}
+limits: {server_name_wait: 30s}
+telemetry: {address: "` + telemetryAddr + `"}
+`)
+	client, server := w.pair(s)
+	_, err := io.WriteString(server, "220 welcome\r\n")
+	require.NoError(t, err)
+	_, err = client.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.ECONNRESET, "a server that speaks first")
+
+	client, _ = w.pair(s)
+	_, err = io.WriteString(client, "\x00neither TLS nor HTTP")
+	require.NoError(t, err)
+	_, err = client.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.ECONNRESET, "first bytes without a name")
+
+	client, server = w.pair(s)
+	const request = "GET / HTTP/1.1\r\nHost: other.example\r\n\r\n"
+	_, err = io.WriteString(client, request)
+	require.NoError(t, err)
+	got := make([]byte, len(request))
+	_, err = io.ReadFull(server, got)
+	require.NoError(t, err)
+	assert.Equal(t, request, string(got), "another name passes")
+}

@@ -23,12 +23,13 @@ type tier struct {
 	command  []string     // put in front of the program
 	missing  func() error // why it cannot be had here; nil: it can always
 	holder   string       // of the windows, as the program names it
+	shipped  bool         // the program as it is shipped, which drops its privileges
 }
 
 var tiers = []tier{
 	{
 		name: "ebpf", about: "the kernel enforces the windows", envelope: kernel.EBPF,
-		missing: bpf.Check, holder: "kernel",
+		missing: bpf.Check, holder: "kernel", shipped: true,
 	},
 	{
 		name: "bbr", about: "the relay keeps the windows, above bbr's", envelope: "bbr",
@@ -65,6 +66,10 @@ func eachTier(run func() int) (code int) {
 				fmt.Printf("SKIPPED: all tests of tier %s (%s): %v\n", present.name, present.about, err)
 				continue
 			}
+		}
+		executable = racing
+		if present.shipped {
+			executable = released
 		}
 		fmt.Printf("=== TIER  %s: %s\n", present.name, present.about)
 		code = max(code, run())
@@ -114,12 +119,14 @@ func onceIsEnough(t *testing.T) {
 	}
 }
 
-// needsHeld skips a test of what the kernel does with our windows elsewhere.
+// needsHeld skips a test of what the kernel does with our windows elsewhere, and
+// has the race detector watch it.
 func needsHeld(t *testing.T) {
 	t.Helper()
 	if present.envelope != kernel.EBPF {
 		t.Skip("is about windows that the kernel enforces: tier ebpf")
 	}
+	use(t, racing)
 }
 
 // needsPrivilege skips what an ordinary user's program cannot do.

@@ -82,7 +82,7 @@ func TestBytesArriveIntactBothWaysAtOnce(t *testing.T) {
 			switch {
 			case w.name == ways[0].name:
 				size = 50 * megabyte
-			case w.tunnel != nil && raced:
+			case w.tunnel != nil && raced():
 				size /= 4 // it also encrypts under the race detector
 			}
 			exchange(t, client, server, size)
@@ -154,7 +154,7 @@ func (w way) manyAtOnce(s *scene, flows int, size int64, serve func(net.Conn), b
 func TestManyFlowsAtOnce(t *testing.T) {
 	const flows = 200
 	size := int64(megabyte)
-	if raced && present.envelope != kernel.EBPF {
+	if raced() && present.envelope != kernel.EBPF {
 		size /= 8 // the race detector makes polling so many sockets the most of the work
 	}
 	w := ways[0]
@@ -186,9 +186,10 @@ func TestRealCurlAgainstARealServer(t *testing.T) {
 		{ways[4], nil},
 		{ways[6], []string{"--socks5", edge, "--proxy-user", "ann:secret"}},
 		{ways[7], []string{"--proxytunnel", "--proxy", "http://" + edge}},
+		{ways[7], []string{"--proxy", "http://" + edge}}, // asks for whole URLs
 	}
-	for _, tt := range tests {
-		t.Run(tt.way.name, func(t *testing.T) {
+	for i, tt := range tests {
+		t.Run(fmt.Sprintf("%d %s", i, tt.way.name), func(t *testing.T) {
 			s := tt.way.open(t, "")
 			target := tt.way.target(s, servicePort)
 			server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -13,7 +13,7 @@ import (
 const module = "github.com/penstock-net/penstock"
 
 // directories are all there are at the top level; hidden ones aside.
-var directories = []string{"cc", "cmd", "deploy", "docs", "internal", "proxy", "telemetry", "test"}
+var directories = []string{"agents", "cc", "cmd", "deploy", "docs", "internal", "proxy", "telemetry", "test"}
 
 // files are all that may stand at the top level.
 var files = []string{
@@ -40,23 +40,28 @@ var impure = []string{
 var table = []rule{
 	{packages: "cc", banned: append([]string{"sync/atomic"}, impure...)}, // and sync, but for sharedTable
 	{packages: "cc/flow", module: []string{"cc"}, banned: impure},        // sync/atomic: what is read before a group's lock is held
+	{packages: "cc/ccp", module: []string{"cc"}, banned: impure},         // sync: messages come on another goroutine
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
 	{packages: "proxy/capture"},
 	{packages: "proxy/linkstat", module: []string{"cc"}},
+	{packages: "proxy/agent", module: []string{"cc", "cc/ccp"}},
 	{packages: "proxy/policy", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/datapath/...", "proxy/ingress"}},
 	{packages: "proxy", module: []string{
-		"cc", "cc/flow", "proxy/policy", "proxy/datapath/...", "proxy/ingress", "proxy/linkstat", "proxy/tunnel",
+		"cc", "cc/ccp", "cc/flow", "proxy/agent", "proxy/policy", "proxy/datapath/...", "proxy/ingress",
+		"proxy/linkstat", "proxy/tunnel",
 	}},
-	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/datapath"}},
+	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath"}},
+	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
 	{packages: "cmd/...", module: []string{
-		"cc", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/netlab", "cmd/...",
+		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...", "cmd/...",
 	}},
 	{packages: "test/...", module: []string{"..."}},
+	{packages: "agents/...", module: []string{"cc/ccp", "agents/..."}},
 	{packages: "deploy"},
 }
 

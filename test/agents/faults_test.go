@@ -1,0 +1,302 @@
+//go:build linux
+
+package agents
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+const (
+	folds = `(def (Report (volatile acked 0)))
+		(when true (:= Report.acked (+ Report.acked Ack.bytes_acked)) (fallthrough))
+		(when (> Micros Flow.rtt_sample_us) (report) (:= Micros 0))`
+
+	baseRTT = 40 * time.Millisecond
+	most    = 200 // packets: max_window
+	faultAt = 3 * time.Second
+	overAt  = 5 * time.Second
+)
+
+// bus is between a datapath and an agent that answers each report with a window of twice
+// the path's 40 packets, and does to messages what a test wants.
+type bus struct {
+	t     *testing.T
+	agent *ccp.Agent
+	code  *ccp.Code
+	now   cc.Time
+	gone  bool
+	deaf  cc.Time // since when a message has waited; 0: none does
+
+	stopped bool                         // the agent reads nothing
+	from    func(answer []byte) [][]byte // what arrives of an answer; nil: itself
+	lost    func() bool                  // whether a message to the agent is
+	windows func() (cwnd, rate uint64)
+}
+
+func newBus(t *testing.T) *bus {
+	b := &bus{t: t, now: cc.Time(time.Second)}
+	var err error
+	b.code, err = ccp.Compile(folds)
+	require.NoError(t, err)
+	b.agent, err = ccp.NewAgent("x", "", b.transmit)
+	require.NoError(t, err)
+	b.agent.Inline = true
+	b.windows = func() (uint64, uint64) { return 80 * 1448, 0 }
+	return b
+}
+
+func (b *bus) transmit(message []byte) error {
+	switch {
+	case b.gone:
+		return errors.New("connection refused")
+	case b.stopped:
+		if b.deaf == 0 {
+			b.deaf = b.now
+			b.agent.Unread(b.deaf)
+		}
+		return nil
+	case b.lost != nil && b.lost():
+		return nil
+	}
+	m, _, err := ccp.Next(message)
+	require.NoError(b.t, err)
+	switch m.Kind {
+	case ccp.KindReady:
+		b.hear(b.code.Install(1).Append(nil))
+	case ccp.KindCreate:
+		b.hear(b.code.Install(1).Append(nil)) // as to a datapath whose Ready was lost
+		b.hear(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
+	case ccp.KindMeasure:
+		cwnd, rate := b.windows()
+		set := []ccp.Update{{Register: b.code.Registers["Cwnd"], Value: cwnd}}
+		if rate > 0 {
+			set = append(set, ccp.Update{Register: b.code.Registers["Rate"], Value: rate})
+		}
+		b.hear(ccp.Change{Flow: m.Flow, Updates: set}.Append(nil))
+	}
+	return nil
+}
+
+func (b *bus) hear(answer []byte) {
+	datagrams := [][]byte{answer}
+	if b.from != nil {
+		datagrams = b.from(answer)
+	}
+	for _, d := range datagrams {
+		if err := b.agent.Receive(b.now, d); err != nil {
+			assert.ErrorIs(b.t, err, ccp.ErrMalformed)
+		}
+	}
+}
+
+// play has one download of 10 MB over 12 Mbit/s while the bus carries its messages. At
+// faultAt and overAt it calls the functions, with no lock held.
+func (b *bus) play(fault, over func()) sim.FlowResult {
+	b.t.Helper()
+	require.NoError(b.t, b.agent.Connect(b.now, 1))
+	start := cc.Time(time.Second)
+	// The packets of a trickle of datagrams are the clock: they come from no flow.
+	const clock = 1
+	due := []struct {
+		at time.Duration
+		do func()
+	}{{faultAt, fault}, {overAt, over}}
+	s := sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 12e6, Delay: baseRTT / 2, QueuePackets: 100},
+		Up:       sim.LinkConfig{Delay: baseRTT / 2},
+		Duration: 20 * time.Second, Seed: 1, Sample: 2 * time.Millisecond,
+		Flows: []sim.FlowConfig{
+			{Algorithm: "ccp:x", Params: cc.Params{"max_window": most}, Bytes: 10e6, Host: clock + 1},
+			{Algorithm: sim.UDP, Rate: 1e5, Host: clock},
+		},
+		Watch: func(p sim.Packet) {
+			b.now = start.Add(p.At)
+			for !p.Up && p.Host == clock-1 && len(due) > 0 && p.At >= due[0].at {
+				due[0].do()
+				due = due[1:]
+			}
+		},
+		Lookup: func(name string) (cc.Spec, error) {
+			if name == b.agent.Spec().Name {
+				return b.agent.Spec(), nil
+			}
+			return cc.Lookup(name)
+		},
+	}
+	result, err := sim.Run(s)
+	require.NoError(b.t, err)
+	require.Empty(b.t, due)
+	f := result.Flows[0]
+	require.NotZero(b.t, f.Completed, "all of the download has arrived")
+	assert.Less(b.t, f.Completed, 9*time.Second, "at nearly the link's rate: it takes 7 s")
+	for _, s := range f.Samples {
+		require.LessOrEqual(b.t, s.Cwnd, most*cc.DefaultMSS, "no window is beyond the rule's")
+	}
+	return f
+}
+
+// inPhase is when a flow is in a phase for the first time, from a time on; 0: never.
+func inPhase(f sim.FlowResult, phase string, from time.Duration) time.Duration {
+	for _, s := range f.Samples {
+		if s.At >= from && s.Phase == phase {
+			return s.At
+		}
+	}
+	return 0
+}
+
+// srttAt is the smoothed round trip at a time.
+func srttAt(f sim.FlowResult, at time.Duration) time.Duration {
+	for _, s := range f.Samples {
+		if s.At >= at {
+			return s.SRTT
+		}
+	}
+	return 0
+}
+
+func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *testing.T) {
+	for name, c := range map[string]struct{ fault, over func(*bus) }{
+		"killed and started again": {
+			func(b *bus) { b.gone = true },
+			func(b *bus) {
+				b.gone = false
+				require.NoError(b.t, b.agent.Connect(b.now, 1))
+			},
+		},
+		"stopped and continued": {
+			func(b *bus) { b.stopped = true },
+			func(b *bus) {
+				b.stopped, b.deaf = false, 0
+				b.agent.Unread(0)
+			},
+		},
+		"its host unreachable": {
+			func(b *bus) {
+				b.gone = true
+				b.agent.Lost(b.now)
+			},
+			func(b *bus) {
+				b.gone = false
+				require.NoError(b.t, b.agent.Connect(b.now, 1))
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBus(t)
+			f := b.play(func() { c.fault(b) }, func() { c.over(b) })
+			assert.Less(t, inPhase(f, "agent", 0), 100*time.Millisecond)
+			fell, back := inPhase(f, "fallback", faultAt), inPhase(f, "agent", overAt)
+			rtt := srttAt(f, faultAt)
+			const trickle = 150 * time.Millisecond // between two ticks of the clock
+			assert.Less(t, fell, faultAt+trickle+4*rtt, "one round trip until it reports, and three")
+			assert.Greater(t, fell, faultAt)
+			assert.Greater(t, back, overAt)
+			assert.Less(t, back, overAt+trickle+200*time.Millisecond)
+			for i, s := range f.Samples {
+				if i > 100 && s.At > 500*time.Millisecond && s.At < f.Completed-500*time.Millisecond {
+					before := f.Samples[i-100] // 200 ms
+					require.Greater(t, s.Delivered, before.Delivered, "it stands still at %v", s.At)
+				}
+			}
+		})
+	}
+}
+
+func TestMessagesThatAreWrongCostNothing(t *testing.T) {
+	draw := rand.New(rand.NewPCG(1, 1))
+	var earlier []byte
+	for name, c := range map[string]func(b *bus){
+		"every second one is about a program that there is none of": func(b *bus) {
+			odd := false
+			b.from = func(answer []byte) [][]byte {
+				wrong := append([]byte(nil), answer...)
+				if binary.LittleEndian.Uint16(answer) == uint16(ccp.KindChange) {
+					if odd = !odd; odd {
+						wrong[8] = 99
+					}
+				}
+				return [][]byte{wrong}
+			}
+		},
+		"each comes cut short as well": func(b *bus) {
+			b.from = func(answer []byte) [][]byte { return [][]byte{answer[:draw.IntN(len(answer)-1)+1], answer} }
+		},
+		"each is followed by bytes that are none of it": func(b *bus) {
+			b.from = func(answer []byte) [][]byte { return [][]byte{append(append([]byte(nil), answer...), 1, 2, 3)} }
+		},
+		"each says that it is longer as well": func(b *bus) {
+			b.from = func(answer []byte) [][]byte {
+				wrong := append([]byte(nil), answer...)
+				wrong[2], wrong[3] = 0xff, 0xff
+				return [][]byte{wrong, answer}
+			}
+		},
+		"each comes three times, and again after the next": func(b *bus) {
+			b.from = func(answer []byte) [][]byte {
+				out := [][]byte{answer, answer, answer, earlier}
+				earlier = append([]byte(nil), answer...)
+				return out
+			}
+		},
+		"a third is lost, either way": func(b *bus) {
+			b.lost = func() bool { return draw.IntN(3) == 0 }
+			b.from = func(answer []byte) [][]byte {
+				if b.lost() {
+					return nil
+				}
+				return [][]byte{answer}
+			}
+		},
+		"bytes at random come between them": func(b *bus) {
+			b.from = func(answer []byte) [][]byte {
+				junk := make([]byte, 1+draw.IntN(64))
+				for i := range junk {
+					junk[i] = byte(draw.Uint32())
+				}
+				return [][]byte{junk, answer}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBus(t)
+			c(b)
+			f := b.play(func() {}, func() {})
+			agent := inPhase(f, "agent", 0)
+			assert.NotZero(t, agent, "the agent decides")
+			assert.Less(t, agent, 2*time.Second)
+			assert.Zero(t, inPhase(f, "fallback", agent), "and goes on")
+		})
+	}
+}
+
+func TestAbsurdWindowsAreBounded(t *testing.T) {
+	for name, windows := range map[string][][2]uint64{
+		"beyond every limit":       {{1 << 63, 1 << 63}},
+		"all ones":                 {{1<<64 - 1, 1<<64 - 1}},
+		"nothing, and all at once": {{0, 0}, {1 << 40, 1 << 40}},
+		"one byte, and the most":   {{1, 0}, {most * 1448, 1 << 62}, {most * 1448, 1 << 62}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBus(t)
+			turn := 0
+			b.windows = func() (uint64, uint64) {
+				turn++
+				w := windows[turn%len(windows)]
+				return w[0], w[1]
+			}
+			b.play(func() {}, func() {})
+		})
+	}
+}
