@@ -35,7 +35,7 @@ func (e *ear) pass(p netip.Prefix, h cc.Hint) int {
 func desk(e *ear) (Pages, *handClock) {
 	clock := &handClock{t: cc.Time(10 * time.Second)}
 	p := pages(busyProxy())
-	p.Hints = &HintDesk{Pass: e.pass, Clock: clock.now}
+	p.Hints = &HintReceiver{Pass: e.pass, Clock: clock.now}
 	return p, clock
 }
 
@@ -252,7 +252,7 @@ func FuzzReadHints(f *testing.F) {
 func TestAHintReachesTheAlgorithmsOfItsHost(t *testing.T) {
 	p, clock, addr := startProxy(t, `defaults: {algorithm: "nacc"}`)
 	site := pages(p)
-	site.Hints = &HintDesk{Pass: p.Hint, Clock: clock}
+	site.Hints = &HintReceiver{Pass: p.Hint, Clock: clock}
 
 	hint := func(host string) (groups int) {
 		body := fmt.Sprintf(`{"host": %q, "link_rate_bits_per_second": 5e9, "flows": 1}`, host)
@@ -284,7 +284,7 @@ func TestAHintReachesTheAlgorithmsOfItsHost(t *testing.T) {
 func TestAHintCapsWhoseRuleSaysSo(t *testing.T) {
 	p, clock, addr := startProxy(t, "defaults: {algorithm: cubic, hint_cap: 0.5}")
 	site := pages(p)
-	site.Hints = &HintDesk{Pass: p.Hint, Clock: clock}
+	site.Hints = &HintReceiver{Pass: p.Hint, Clock: clock}
 	conn := tunnel(t, addr, echo(t))
 	defer conn.Close()
 	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))

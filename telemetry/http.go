@@ -40,7 +40,7 @@ type Pages struct {
 	// program's memory and slow it down.
 	Profile bool
 	// Hints takes what the network says about paths; nil: there is no /v1/hints.
-	Hints *HintDesk
+	Hints *HintReceiver
 	// Reload rereads the configuration and tells in words what came of it, or why
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.

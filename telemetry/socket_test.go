@@ -36,7 +36,7 @@ func TestASocketTakesHintsAndNothingElse(t *testing.T) {
 	assert.Equal(t, fs.ModeSocket|0o660, info.Mode())
 
 	var heard []netip.Prefix
-	k := &HintDesk{Clock: func() cc.Time { return 1 }, Pass: func(p netip.Prefix, _ cc.Hint) int {
+	k := &HintReceiver{Clock: func() cc.Time { return 1 }, Pass: func(p netip.Prefix, _ cc.Hint) int {
 		heard = append(heard, p)
 		return 1
 	}}

@@ -148,7 +148,7 @@ func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
 	_, err := proxy.Parse([]byte(config[1]))
 	assert.NoError(t, err)
 
-	desk := &telemetry.HintDesk{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}
+	desk := &telemetry.HintReceiver{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

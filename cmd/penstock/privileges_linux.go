@@ -142,7 +142,7 @@ func drop(keep capabilities) (dropped capabilities, err error) {
 
 // dropPrivileges gives up what the proxy needed only to open its sockets. That
 // it cannot is no reason not to run, but one to say so.
-func (h *house) dropPrivileges() {
+func (h *service) dropPrivileges() {
 	if h.flags.keepPrivileges {
 		return
 	}
@@ -169,7 +169,7 @@ func (h *house) dropPrivileges() {
 
 // neededToReread returns what a reload needs to read again what the start has
 // read, and says what no reload will be able to.
-func (h *house) neededToReread(has capabilities) capabilities {
+func (h *service) neededToReread(has capabilities) capabilities {
 	closed, err := readOnlyBy(capDACOverride|capDACReadSearch, h.flags.loaded.Files)
 	switch {
 	case err != nil:

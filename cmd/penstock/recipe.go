@@ -182,7 +182,7 @@ func (f *recipeFlags) player(cmd *cobra.Command) (recipe.Player, error) {
 	for _, file := range mdiModelsOf(cmd) {
 		env.Args = append(env.Args, "--mdi-model", file)
 	}
-	return recipe.Patient(func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
+	return recipe.Retry(func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
 		return stage.Play(ctx, env, s, progress)
 	}, f.retry), nil
 }

@@ -57,7 +57,7 @@ func unixNow() float64 {
 // reload rereads the configuration file, lays the flags over it as at the start
 // and puts it into force. It logs one line and returns the same in words; on an
 // error nothing has changed.
-func (h *house) reload(by string) (string, error) {
+func (h *service) reload(by string) (string, error) {
 	h.reloads.turn.Lock()
 	defer h.reloads.turn.Unlock()
 	defer func() { h.tell(h.status(!h.proxy.Ready())) }()
@@ -82,7 +82,7 @@ func (h *house) reload(by string) (string, error) {
 }
 
 // reread does what can fail.
-func (h *house) reread() (hash string, done proxy.Reloaded, err error) {
+func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 	if !h.proxy.Ready() {
 		return "", done, errors.New("the proxy is ending")
 	}
@@ -104,7 +104,7 @@ func (h *house) reread() (hash string, done proxy.Reloaded, err error) {
 }
 
 // keep saves a configuration that works, for a start with one that does not.
-func (h *house) keep(l proxy.Loaded) {
+func (h *service) keep(l proxy.Loaded) {
 	if h.flags.lastGood == "" || h.flags.config == "" {
 		return
 	}
@@ -127,7 +127,7 @@ func describeReload(done proxy.Reloaded) string {
 }
 
 // reloadOnSignal is reload for whoever sends SIGHUP, systemd among them.
-func (h *house) reloadOnSignal() {
+func (h *service) reloadOnSignal() {
 	tell := h.proxy.Ready() // else it has been told that we are stopping
 	if tell {
 		var t unix.Timespec

@@ -33,7 +33,7 @@ apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 		Example: `  # What comes in from the home network for the web, over IPv4 and IPv6:
   penstock rules apply --interface lan0 --port 1081 --dport 80,443
 
-  # But for what stays in other networks of the house; see it first:
+  # But for what stays in other networks of this site; see it first:
   penstock rules print --interface lan0 --port 1081 --not-destination 192.168.0.0/16,fd00::/8
 
   # For a listener of mode redirect:

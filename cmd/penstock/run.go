@@ -53,7 +53,7 @@ change while running is refused.`,
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
-			h := &house{cfg: cfg, flags: f, written: cmd.Flags()}
+			h := &service{cfg: cfg, flags: f, written: cmd.Flags()}
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level)
 			return h.run(cmd.Context())
@@ -63,8 +63,8 @@ change while running is refused.`,
 	return cmd
 }
 
-// house is the proxy with all that stands around it.
-type house struct {
+// service is the proxy with all that stands around it.
+type service struct {
 	cfg     proxy.Config   // at the start
 	flags   runFlags       // likewise
 	written *pflag.FlagSet // which of them were given
@@ -75,7 +75,7 @@ type house struct {
 	trace *telemetry.Trace
 	pages net.Listener // where telemetry is; nil: nowhere
 	radio net.Listener // the Unix socket for hints; nil: there is none
-	hints telemetry.HintDesk
+	hints telemetry.HintReceiver
 	proxy *proxy.Kernel
 
 	sources []*linkstat.Source
@@ -84,7 +84,7 @@ type house struct {
 }
 
 // run builds everything, serves until a signal comes, and takes it down again.
-func (h *house) run(ctx context.Context) (err error) {
+func (h *service) run(ctx context.Context) (err error) {
 	rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
 	signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 	defer signal.Stop(rereads)
@@ -150,7 +150,7 @@ func handedOver() (sockets []*net.TCPListener, err error) {
 }
 
 // openTelemetry opens what telemetry listens on.
-func (h *house) openTelemetry() (err error) {
+func (h *service) openTelemetry() (err error) {
 	if h.cfg.Telemetry.Address != "off" {
 		if h.pages, err = net.Listen("tcp", h.cfg.Telemetry.Address); err != nil {
 			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
@@ -165,7 +165,7 @@ func (h *house) openTelemetry() (err error) {
 }
 
 // closeTelemetry closes what openTelemetry opened, where nothing has been served.
-func (h *house) closeTelemetry() (err error) {
+func (h *service) closeTelemetry() (err error) {
 	for _, ln := range []net.Listener{h.pages, h.radio} {
 		if ln != nil {
 			err = errors.Join(err, ln.Close())
@@ -175,7 +175,7 @@ func (h *house) closeTelemetry() (err error) {
 }
 
 // openTrace starts writing events to the file of --trace.
-func (h *house) openTrace() (done func() error, err error) {
+func (h *service) openTrace() (done func() error, err error) {
 	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
@@ -192,7 +192,7 @@ func (h *house) openTrace() (done func() error, err error) {
 }
 
 // announce logs what is in use, and what is missing.
-func (h *house) announce() {
+func (h *service) announce() {
 	d := h.proxy.Datapath
 	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
 	if control := d.Control(); control != "" {
@@ -239,7 +239,7 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 
 // serve runs until a signal or a failure ends it. A second signal does not
 // wait for connections that drain.
-func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
+func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
@@ -293,7 +293,7 @@ func (h *house) serve(ctx context.Context, rereads <-chan os.Signal) error {
 }
 
 // telemetryPages puts the HTTP pages together.
-func (h *house) telemetryPages() telemetry.Pages {
+func (h *service) telemetryPages() telemetry.Pages {
 	b := readBuild()
 	o := telemetry.Options{
 		Facts: telemetry.Facts{
@@ -330,7 +330,7 @@ func (h *house) telemetryPages() telemetry.Pages {
 }
 
 // load is the datapath's, in telemetry's terms.
-func (h *house) load() telemetry.Load {
+func (h *service) load() telemetry.Load {
 	s := h.proxy.Datapath.Status()
 	l := telemetry.Load{Busy: s.Busy, Interval: s.Interval.Seconds()}
 	if k := s.Enforced; k != nil {
@@ -346,7 +346,7 @@ const statusPeriod = 5 * time.Second
 
 // watch tells systemd how it goes and, if it asked, that we are alive: that every
 // lock on the way to every connection can still be had.
-func (h *house) watch(ctx context.Context) {
+func (h *service) watch(ctx context.Context) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return
 	}
@@ -371,7 +371,7 @@ func (h *house) watch(ctx context.Context) {
 const maxReason = 200
 
 // status is what systemctl status shows.
-func (h *house) status(draining bool) string {
+func (h *service) status(draining bool) string {
 	open := h.proxy.Counters().Active
 	words := fmt.Sprintf("serving %d connections", open)
 	if draining {
@@ -388,7 +388,7 @@ func (h *house) status(draining bool) string {
 }
 
 // tell notifies systemd where it waits for that.
-func (h *house) tell(state string) {
+func (h *service) tell(state string) {
 	if _, err := daemon.SdNotify(false, state); err != nil {
 		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
 	}

@@ -18,7 +18,7 @@ import (
 const recentUse = time.Second
 
 // openSources prepares the interfaces of the configuration that tell hints.
-func (h *house) openSources() error {
+func (h *service) openSources() error {
 	for _, s := range h.cfg.Hints {
 		source, err := linkstat.Open(linkstat.Config{
 			Interface: s.Interface, Prefixes: s.Prefixes(), Capacity: cc.Rate(s.Capacity), Interval: s.Every(),
@@ -34,7 +34,7 @@ func (h *house) openSources() error {
 }
 
 // runSources has them tell what they know until ctx is done.
-func (h *house) runSources(ctx context.Context) {
+func (h *service) runSources(ctx context.Context) {
 	var all sync.WaitGroup
 	for _, s := range h.sources {
 		all.Go(func() { s.Run(ctx) })
@@ -43,20 +43,20 @@ func (h *house) runSources(ctx context.Context) {
 	h.closeSources()
 }
 
-func (h *house) closeSources() {
+func (h *service) closeSources() {
 	for _, s := range h.sources {
 		s.Close()
 	}
 }
 
 // users are those that send through a link to hosts in prefixes.
-func (h *house) users(prefixes []netip.Prefix) linkstat.Users {
+func (h *service) users(prefixes []netip.Prefix) linkstat.Users {
 	flows, hosts := h.proxy.Toward(prefixes, recentUse)
 	return linkstat.Users{Flows: flows, Hosts: hosts}
 }
 
 // sourceStats are theirs, in telemetry's terms.
-func (h *house) sourceStats() []telemetry.HintSource {
+func (h *service) sourceStats() []telemetry.HintSource {
 	out := make([]telemetry.HintSource, len(h.sources))
 	for i, s := range h.sources {
 		out[i] = telemetry.HintSource(s.Stats())
@@ -94,7 +94,7 @@ func (f facts) judgeSources() check {
 }
 
 // hintNews has the log say whose hints are no longer believed, or are again.
-func (h *house) hintNews(n flow.HintNews) {
+func (h *service) hintNews(n flow.HintNews) {
 	log, words := h.log.Warn, "hints are doubted: they say more than is delivered"
 	switch n.Doubt {
 	case flow.HintTooLow:

@@ -22,8 +22,8 @@ type Quantiles struct {
 type Drops struct {
 	Queue  int // the link's queue was full
 	Loss   int // the link's random loss
-	Held   int // more in flight than the emulator holds: the measurement is spoilt
-	Failed int // the receiving device refused it: the measurement is spoilt
+	Held   int // more in flight than the emulator holds: the run does not count
+	Failed int // the receiving device refused it: the run does not count
 }
 
 // Total is the number of lost packets.

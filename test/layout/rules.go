@@ -1,4 +1,4 @@
-// Package layout checks that the tree is the house docs/architecture.md draws:
+// Package layout checks that the tree is the one docs/architecture.md draws:
 // which directories there are, which package may import which, and which calls
 // are kept out of the pure part. A linter checks some of it too; this needs
 // nothing but Go.

@@ -61,7 +61,7 @@ func (b *Bench) Run(ctx context.Context, plan Plan, done func(Result) error) ([]
 // less noisy of the two stands.
 func (b *Bench) judged(ctx context.Context, plan Plan, t Trial, p Progress) (Result, error) {
 	r, err := b.measure(ctx, plan, t, p)
-	if err != nil || !plan.Retry || !r.Noisy && r.Spoilt == "" {
+	if err != nil || !plan.Retry || !r.Noisy && r.Discarded == "" {
 		return r, err
 	}
 	p.Attempt = 2
@@ -69,7 +69,7 @@ func (b *Bench) judged(ctx context.Context, plan Plan, t Trial, p Progress) (Res
 	if err != nil {
 		return r, err
 	}
-	if again.Spoilt == "" && (r.Spoilt != "" || again.Lateness.P99 <= r.Lateness.P99) {
+	if again.Discarded == "" && (r.Discarded != "" || again.Lateness.P99 <= r.Lateness.P99) {
 		return again, nil
 	}
 	return r, nil
@@ -154,7 +154,7 @@ func (s *scene) fill(r *Result, plan Plan) error {
 		r.Window = window(s.samples)
 		if s.tunnel == nil {
 			if s.managed {
-				r.Spoilt = mistaken(r.Envelope, s.leg.Envelope)
+				r.Discarded = mistaken(r.Envelope, s.leg.Envelope)
 			}
 			if s.leg.Envelope != "" {
 				r.Envelope = s.leg.Envelope
@@ -169,9 +169,9 @@ func (s *scene) fill(r *Result, plan Plan) error {
 	if err != nil {
 		return err
 	}
-	spoilt := down.Drops.Held + down.Drops.Failed + report.Up.Drops.Held + report.Up.Drops.Failed
-	if missed > 0 || spoilt > 0 {
-		r.Spoilt = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, spoilt)
+	discarded := down.Drops.Held + down.Drops.Failed + report.Up.Drops.Held + report.Up.Drops.Failed
+	if missed > 0 || discarded > 0 {
+		r.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, discarded)
 	}
 	r.series = s.lab.Path.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep)
 	return nil

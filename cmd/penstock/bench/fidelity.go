@@ -46,7 +46,7 @@ func Fidelities(results []Result) []Fidelity {
 			i = len(all)
 			all, pairs = append(all, Fidelity{Sender: r.Sender}), append(pairs, nil)
 		}
-		if v >= 0 && r.Spoilt == "" {
+		if v >= 0 && r.Discarded == "" {
 			pairs[i] = append(pairs[i], [2]Result{r, results[v]})
 		}
 	}

@@ -17,13 +17,13 @@ func onLink(r Result, seed uint64) Result {
 // compared are copa's runs over three links, and vegas' over one: +10, -10 and +30 %
 // of throughput, and p95 doubled each time.
 func compared() []Result {
-	spoilt := onLink(proxied("copa", 1, 1, 1, 1.25), 4)
-	spoilt.Spoilt = "the emulator lost 3 packets and could not deliver 0"
+	discarded := onLink(proxied("copa", 1, 1, 1, 1.25), 4)
+	discarded.Discarded = "the emulator lost 3 packets and could not deliver 0"
 	return []Result{
 		onLink(proxied("copa", 1, 11, 20, 1.25), 1), onLink(virtual("copa", 10, 10), 1),
 		onLink(proxied("copa", 1, 9, 40, 1.25), 2), onLink(virtual("copa", 10, 20), 2),
 		onLink(proxied("copa", 1, 26, 60, 1.25), 3), onLink(virtual("copa", 20, 30), 3),
-		spoilt, onLink(virtual("copa", 10, 10), 4),
+		discarded, onLink(virtual("copa", 10, 10), 4),
 		onLink(proxied("vegas", 1, 6, 5, 1.25), 1), onLink(virtual("vegas", 8, 0), 1),
 		onLink(proxied("copa", 1, 9, 40, 1.25), 5), // its run in virtual time is not there
 		result("cubic", "cubic", 1, 9.9, 3000),

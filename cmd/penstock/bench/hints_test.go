@@ -39,7 +39,7 @@ func TestTheLinkTellsTheProxyOfItself(t *testing.T) {
 	require.NoError(t, s.feeder.stop())
 	s.feeder = nil
 
-	err = s.proxy.Hint(t.Context(), edge.Word{}, time.Now())
+	err = s.proxy.Hint(t.Context(), edge.HostHint{}, time.Now())
 	assert.ErrorContains(t, err, `host is "invalid IP"`, "what the proxy refuses is told")
 }
 

@@ -70,12 +70,12 @@ type feeder struct {
 func feed(ctx context.Context, p *edge.Proxy, m *netlab.Monitor, host netip.Addr, period, delay time.Duration) *feeder {
 	ctx, cancel := context.WithCancel(ctx)
 	f := &feeder{cancel: cancel, ended: make(chan error, 1)}
-	look := func() []edge.Word {
+	look := func() []edge.HostHint {
 		h, ok := m.Hint()
 		if !ok {
 			return nil
 		}
-		return []edge.Word{{Host: host, Hint: h}}
+		return []edge.HostHint{{Host: host, Hint: h}}
 	}
 	go func() { f.ended <- p.Feed(ctx, look, period, delay) }()
 	return f

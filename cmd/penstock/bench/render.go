@@ -219,8 +219,8 @@ func writeTrust(b *strings.Builder, results []Result) {
 		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, or use --retry-noisy.\n", noisy, len(late))
 	}
 	for _, r := range results {
-		if r.Spoilt != "" {
-			fmt.Fprintf(b, "Not counted: %s: %s.\n", r.which(), r.Spoilt)
+		if r.Discarded != "" {
+			fmt.Fprintf(b, "Not counted: %s: %s.\n", r.which(), r.Discarded)
 		}
 		for _, m := range r.Missing {
 			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, r.which())

@@ -69,9 +69,9 @@ type Result struct {
 
 	// How late the emulator handed packets over: the error of the measurement.
 	// Absent in virtual time.
-	Lateness Percentiles `json:"lateness_ms,omitzero"`
-	Noisy    bool        `json:"noisy"`            // lateness above the plan's limit at p99
-	Spoilt   string      `json:"spoilt,omitempty"` // why the run does not count, in words
+	Lateness  Percentiles `json:"lateness_ms,omitzero"`
+	Noisy     bool        `json:"noisy"`               // lateness above the plan's limit at p99
+	Discarded string      `json:"discarded,omitempty"` // why the run does not count, in words
 
 	series []netlab.Point // for plots
 }

@@ -62,14 +62,14 @@ func proxied(sender string, run int, mbit, p95, cpu float64) Result {
 func someResults() []Result {
 	noisy := result("bbr", "bbr", 2, 9.2, 250)
 	noisy.Noisy, noisy.Lateness.P99 = true, 4.2
-	spoilt := proxied("copa", 2, 1, 1, 1)
-	spoilt.Spoilt = "the emulator lost 3 packets and could not deliver 0"
+	discarded := proxied("copa", 2, 1, 1, 1)
+	discarded.Discarded = "the emulator lost 3 packets and could not deliver 0"
 	other := result("cubic", "cubic", 1, 0.5, 0.4)
 	other.Reorder, other.ReorderBy = 0.02, 5
 	other.Up, other.Buffer, other.Loss = "2mbit", bufferNone, 0.01
 	return []Result{
 		result("cubic", "cubic", 1, 9.9, 3000), result("bbr", "bbr", 1, 9.5, 230), proxied("copa", 1, 9.4, 87.123, 1.25),
-		result("cubic", "cubic", 2, 9.8, 3200), noisy, spoilt,
+		result("cubic", "cubic", 2, 9.8, 3200), noisy, discarded,
 		result("cubic", "cubic", 3, 9.7, 2900), proxied("copa", 3, 9.6, 91, 1.5), other,
 	}
 }
@@ -89,7 +89,7 @@ func faded() []Result {
 	poor := ours
 	poor.Throughput, poor.Answer = 4.7, nil
 	gone := result("bbr", "bbr", 1, 9, 200)
-	gone.Spoilt = mistaken("ebpf", "bbr")
+	gone.Discarded = mistaken("ebpf", "bbr")
 	direct := result("cubic", "cubic", 1, 9.9, 3000)
 	direct.Departures = &Departures{Packets: 26000, Missed: 5, Inflight: Occupancy{P50: 200, P95: 280, Max: 290}, Gaps: Tails{P50: 990}}
 	return []Result{

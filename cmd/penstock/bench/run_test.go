@@ -43,7 +43,7 @@ func TestRealRun(t *testing.T) {
 				assert.InDelta(t, r.Queueing.P95+10, r.OneWay.P95, 0.01)
 				assert.Positive(t, r.Lateness.P99)
 				assert.Len(t, r.series, 30)
-				assert.Empty(t, r.Spoilt)
+				assert.Empty(t, r.Discarded)
 				d := r.Departures
 				require.NotNil(t, d)
 				assert.Zero(t, d.Missed)
@@ -90,7 +90,7 @@ func TestRealRunOverOurOwnControl(t *testing.T) {
 	require.Len(t, results, 2)
 	for i, r := range results {
 		assert.Equal(t, "ebpf", r.Envelope)
-		assert.Empty(t, r.Spoilt)
+		assert.Empty(t, r.Discarded)
 		assert.InDelta(t, plan.Losses[i], r.Loss, 0)
 		require.NotNil(t, r.Answer)
 		assert.Positive(t, r.Answer.Count)
@@ -120,7 +120,7 @@ func TestRealRunThroughATunnel(t *testing.T) {
 	r := results[0]
 	assert.Equal(t, IngressWireGuard, r.Ingress)
 	assert.Equal(t, "wireguard", r.Envelope)
-	assert.Empty(t, r.Spoilt)
+	assert.Empty(t, r.Discarded)
 	assert.Positive(t, r.Throughput)
 	require.NotNil(t, r.Window)
 	assert.InDelta(t, 22, r.Window.Cwnd.Median, 1.5)

@@ -78,7 +78,7 @@ func (t table) blocks() [][]row {
 
 // counted returns the runs whose figures stand.
 func (w row) counted() []Result {
-	return slices.DeleteFunc(slices.Clone(w.results), func(r Result) bool { return r.Spoilt != "" })
+	return slices.DeleteFunc(slices.Clone(w.results), func(r Result) bool { return r.Discarded != "" })
 }
 
 // of summarises one figure over the runs that count; false when none does.

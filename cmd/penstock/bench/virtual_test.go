@@ -75,7 +75,7 @@ func TestVirtualRun(t *testing.T) {
 	assert.Nil(t, r.Departures)
 	assert.False(t, r.Noisy)
 	assert.Zero(t, r.Lateness)
-	assert.Empty(t, r.Spoilt)
+	assert.Empty(t, r.Discarded)
 
 	lossy := results[1]
 	assert.InDelta(t, 0.02, float64(lossy.RandomLosses)/float64(lossy.Packets), 0.01)

@@ -84,14 +84,14 @@ func Client(f telemetry.Flow) netip.AddrPort {
 	return netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 }
 
-// Word is what the link says about the path to a host.
-type Word struct {
+// HostHint is what the link says about the path to a host.
+type HostHint struct {
 	Host netip.Addr
 	cc.Hint
 }
 
 // Hint tells the proxy what the link said when it was made.
-func (p *Proxy) Hint(ctx context.Context, w Word, made time.Time) error {
+func (p *Proxy) Hint(ctx context.Context, w HostHint, made time.Time) error {
 	body, err := json.Marshal(telemetry.Hint{
 		Host: w.Host.String(), Age: float64(time.Since(made).Round(time.Microsecond)) / 1e6,
 		Capacity: float64(w.Capacity), FairShare: float64(w.FairShare),

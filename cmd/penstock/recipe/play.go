@@ -18,9 +18,9 @@ func Virtual(_ context.Context, s stage.Stage, _ func(time.Duration)) (stage.Rec
 	return stage.PlayVirtual(s)
 }
 
-// Patient plays a stage again, up to so many times, while the machine disturbed it,
+// Retry plays a stage again, up to so many times, while the machine disturbed it,
 // and keeps the calmest of what came of it.
-func Patient(play Player, again int) Player {
+func Retry(play Player, again int) Player {
 	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
 		best, err := play(ctx, s, progress)
 		for range again {

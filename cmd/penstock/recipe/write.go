@@ -58,8 +58,8 @@ func WriteResults(w io.Writer, results []Result) error {
 	}
 	for _, r := range results {
 		for _, run := range r.Runs {
-			if run.Record.Spoilt != "" {
-				fmt.Fprintf(&b, "Spoilt: %s, seed %d: %s.\n", run.Stage.Name, r.Seed, run.Record.Spoilt)
+			if run.Record.Discarded != "" {
+				fmt.Fprintf(&b, "Discarded: %s, seed %d: %s.\n", run.Stage.Name, r.Seed, run.Record.Discarded)
 			}
 			if disturbed(run.Record) {
 				fmt.Fprintf(&b, "Disturbed by the machine: %s, seed %d: packets were up to %s late (p99).\n",
@@ -144,7 +144,7 @@ type jsonStage struct {
 	Utilisation float64     `json:"utilisation"`
 	Queueing    jsonDelays  `json:"queueing_ms"`
 	Lateness    float64     `json:"lateness_ms"`
-	Spoilt      string      `json:"spoilt,omitempty"`
+	Discarded   string      `json:"discarded,omitempty"`
 	CPU         float64     `json:"cpu_seconds,omitempty"`
 	Memory      []int64     `json:"memory_bytes,omitempty"`
 	Actors      []jsonActor `json:"actors"`
@@ -174,7 +174,7 @@ func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
 		rec := run.Record
 		s := jsonStage{
 			Name: run.Stage.Name, Throughput: rec.Throughput.Mbps(), Utilisation: rec.Utilisation,
-			Queueing: delays(rec.Queueing), Lateness: millis(rec.Lateness), Spoilt: rec.Spoilt, CPU: rec.CPU.Seconds(),
+			Queueing: delays(rec.Queueing), Lateness: millis(rec.Lateness), Discarded: rec.Discarded, CPU: rec.CPU.Seconds(),
 		}
 		for _, m := range rec.Memory {
 			s.Memory = append(s.Memory, int64(m))

@@ -96,7 +96,7 @@ type Record struct {
 	Utilisation float64       // of what it could have carried; 0: no bound
 	Queueing    Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
 	Lateness    time.Duration // p99 of the emulator's own error; 0 in virtual time
-	Spoilt      string        // why none of it counts: the emulator lost packets; empty: it does
+	Discarded   string        // why none of it counts: the emulator lost packets; empty: it does
 
 	Reloads []Reload      // what the proxy answered to changes of its configuration
 	CPU     time.Duration // that the proxy used in the run; 0 without one

@@ -77,7 +77,7 @@ func (v *virtual) prepare() error {
 		}
 		v.reloads = append(v.reloads, answer)
 	}
-	if err := v.cast(); err != nil {
+	if err := v.addFlows(); err != nil {
 		return err
 	}
 	for _, c := range changes {
@@ -120,9 +120,9 @@ func readEdge(edge string) (*policy.Policy, string, error) {
 	return rules, cfg.Envelope.Kernel(), err
 }
 
-// cast makes the actors' flows. Those that are not an actor's first come last, so
+// addFlows makes the actors' flows. Those that are not an actor's first come last, so
 // that the first have their actors' numbers.
-func (v *virtual) cast() error {
+func (v *virtual) addFlows() error {
 	var more []func()
 	for i, a := range v.stage.Actors {
 		if a.Kind == Upload {

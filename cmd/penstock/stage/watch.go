@@ -54,7 +54,7 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 	}
 	if r.stage.Hints > 0 {
 		r.apart(func() {
-			if err := r.proxy.Feed(w.ctx, w.words(), r.stage.Hints, r.stage.Up.Delay); err != nil {
+			if err := r.proxy.Feed(w.ctx, w.hints(), r.stage.Hints, r.stage.Up.Delay); err != nil {
 				r.fail(err)
 			}
 		})
@@ -165,21 +165,21 @@ func (w *watch) finish() error {
 	return err
 }
 
-// words returns what asks the last hop about the hosts that the proxy serves.
-func (w *watch) words() func() []edge.Word {
+// hints returns what asks the last hop about the hosts that the proxy serves.
+func (w *watch) hints() func() []edge.HostHint {
 	monitors := map[netip.Addr]*netlab.Monitor{}
 	for _, a := range w.looked {
 		if monitors[a.host] == nil {
 			monitors[a.host] = w.lab.Path.Monitor(a.Host)
 		}
 	}
-	return func() (words []edge.Word) {
+	return func() (hints []edge.HostHint) {
 		for host, m := range monitors {
 			if h, ok := m.Hint(); ok {
-				words = append(words, edge.Word{Host: host, Hint: h})
+				hints = append(hints, edge.HostHint{Host: host, Hint: h})
 			}
 		}
-		return words
+		return hints
 	}
 }
 
@@ -203,7 +203,7 @@ func (r *run) account() error {
 	}
 	whole := r.lab.Path.Report(0, r.stage.Duration)
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
-		r.record.Spoilt = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, d.Held+d.Failed+u.Held+u.Failed)
+		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, d.Held+d.Failed+u.Held+u.Failed)
 	}
 	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
 	hop := late.Down

@@ -21,10 +21,10 @@ import (
 // hintRate is how many hints are taken in a second, over all ways in, and at once.
 const hintRate = 1000
 
-// HintDesk takes what the network says about paths: over TCP from this machine or
+// HintReceiver takes what the network says about paths: over TCP from this machine or
 // with a token, and from a Unix socket by whoever can open that. It is safe for
 // concurrent use.
-type HintDesk struct {
+type HintReceiver struct {
 	// Pass hands a hint on and returns how many groups of flows it was for.
 	Pass  func(p netip.Prefix, h cc.Hint) (groups int)
 	Clock func() cc.Time // the flows'
@@ -51,14 +51,14 @@ const (
 )
 
 // SetToken has hints over TCP carry token from now on; empty: no longer.
-func (k *HintDesk) SetToken(token string) {
+func (k *HintReceiver) SetToken(token string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.token, k.guarded = sha256.Sum256([]byte(token)), token != ""
 }
 
 // Outcomes returns how many hints have come so far, by what became of them.
-func (k *HintDesk) Outcomes() map[HintOutcome]uint64 {
+func (k *HintReceiver) Outcomes() map[HintOutcome]uint64 {
 	out := map[HintOutcome]uint64{HintHeard: 0, HintUnheard: 0, HintInvalid: 0, HintRefused: 0, HintTooOften: 0}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -66,7 +66,7 @@ func (k *HintDesk) Outcomes() map[HintOutcome]uint64 {
 	return out
 }
 
-func (k *HintDesk) count(o HintOutcome, n int) {
+func (k *HintReceiver) count(o HintOutcome, n int) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.outcomes == nil {
@@ -83,7 +83,7 @@ type refusal struct {
 }
 
 // answer takes the hints of a request for which permit says nothing else.
-func (k *HintDesk) answer(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
+func (k *HintReceiver) answer(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
 	hints, no := k.receive(w, r, permit)
 	if no != nil {
 		k.count(no.outcome, max(1, len(hints)))
@@ -110,15 +110,15 @@ func (k *HintDesk) answer(w http.ResponseWriter, r *http.Request, permit func(*h
 	fmt.Fprintf(w, "{\"groups\":%d}\n", total)
 }
 
-// told is a hint, and about whom.
-type told struct {
+// pathHint is a hint, and about which addresses.
+type pathHint struct {
 	about netip.Prefix
 	hint  cc.Hint
 }
 
 // receive returns the hints of a request, all of them or a refusal; with one for
 // coming too often also those that are refused.
-func (k *HintDesk) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]told, *refusal) {
+func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]pathHint, *refusal) {
 	if err := permit(r); err != nil {
 		code := http.StatusForbidden
 		if errors.Is(err, errToken) {
@@ -140,7 +140,7 @@ func (k *HintDesk) receive(w http.ResponseWriter, r *http.Request, permit func(*
 		return nil, &refusal{http.StatusBadRequest, HintInvalid, err}
 	}
 	now := k.Clock()
-	out := make([]told, len(hints))
+	out := make([]pathHint, len(hints))
 	for i, h := range hints {
 		about, err := h.check()
 		if err != nil && len(hints) > 1 {
@@ -149,7 +149,7 @@ func (k *HintDesk) receive(w http.ResponseWriter, r *http.Request, permit func(*
 		if err != nil {
 			return nil, &refusal{http.StatusBadRequest, HintInvalid, err}
 		}
-		out[i] = told{about, h.at(now)}
+		out[i] = pathHint{about, h.at(now)}
 	}
 	if !k.admit(now, len(out)) {
 		return out, &refusal{http.StatusTooManyRequests, HintTooOften, fmt.Errorf("at most %d hints a second are taken", hintRate)}
@@ -158,7 +158,7 @@ func (k *HintDesk) receive(w http.ResponseWriter, r *http.Request, permit func(*
 }
 
 // admit lets n hints pass, or none of them.
-func (k *HintDesk) admit(now cc.Time, n int) bool {
+func (k *HintReceiver) admit(now cc.Time, n int) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.filled == 0 {
@@ -179,7 +179,7 @@ var errToken = errors.New("hints over TCP need the token of telemetry.hints.toke
 // permitTCP wants the token where there is one, and a loopback listener where
 // there is none. A page in a browser there cannot send JSON here without asking
 // first, and is not answered.
-func (k *HintDesk) permitTCP(local bool) func(*http.Request) error {
+func (k *HintReceiver) permitTCP(local bool) func(*http.Request) error {
 	return func(r *http.Request) error {
 		k.mu.Lock()
 		want, guarded := k.token, k.guarded
@@ -201,7 +201,7 @@ func (k *HintDesk) permitTCP(local bool) func(*http.Request) error {
 
 // Serve takes hints, and does nothing else, from ln until ctx ends: who may open
 // ln may hint.
-func (k *HintDesk) Serve(ctx context.Context, ln net.Listener) error {
+func (k *HintReceiver) Serve(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) {
 		k.answer(w, r, func(*http.Request) error { return nil })
