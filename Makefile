@@ -13,7 +13,7 @@ GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 # deadline. Such a test that fails is run again, up to twice, and counts when it fails
 # each time; a table at the end names it. A data race counts at once. All other tests
 # run once.
-REAL_TIME = ./cmd/penstock/... ./internal/netlab ./proxy/datapath/kernel/...
+REAL_TIME = ./cmd/penstock ./internal/lab/... ./internal/netlab ./proxy/datapath/kernel/...
 RERUN     = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
 
 # Property tests draw the same cases in each run of make, so that what passes here passes

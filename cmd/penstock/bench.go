@@ -14,9 +14,9 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/cmd/penstock/agents"
-	"github.com/penstock-net/penstock/cmd/penstock/bench"
-	"github.com/penstock-net/penstock/cmd/penstock/output"
+	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 

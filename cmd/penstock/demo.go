@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/internal/lab/bench"
 )
 
 // demoLink is the link of the demo: a seeded model, so that no recorded trace

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/cmd/penstock/bench"
-	"github.com/penstock-net/penstock/cmd/penstock/figures"
-	"github.com/penstock-net/penstock/cmd/penstock/recipe"
-	"github.com/penstock-net/penstock/cmd/penstock/stage"
+	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // leastUpload is what an upload of the demo takes at least: its first two seconds do not

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cmd/penstock/bench"
+	"github.com/penstock-net/penstock/internal/lab/bench"
 )
 
 func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {

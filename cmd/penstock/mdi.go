@@ -16,7 +16,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/cmd/penstock/output"
+	"github.com/penstock-net/penstock/internal/lab/output"
 )
 
 // mdiModelFlag adds a model to the algorithm mdi as soon as it is read, so that

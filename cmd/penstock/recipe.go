@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/cmd/penstock/bench"
-	"github.com/penstock-net/penstock/cmd/penstock/recipe"
-	"github.com/penstock-net/penstock/cmd/penstock/stage"
+	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cmd/penstock/labtest"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/telemetry"
 )

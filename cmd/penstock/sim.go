@@ -14,7 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/cmd/penstock/agents"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 )
 
 // simFlags are the flags of sim as written.

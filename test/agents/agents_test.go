@@ -18,8 +18,8 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/cmd/penstock/agents"
-	"github.com/penstock-net/penstock/cmd/penstock/labtest"
+	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
 )
 
 // start builds the agent of a name and starts it.

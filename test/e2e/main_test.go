@@ -16,7 +16,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/penstock-net/penstock/cmd/penstock/labtest"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )

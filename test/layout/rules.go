@@ -57,8 +57,11 @@ var table = []rule{
 	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath"}},
 	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
+	{packages: "internal/lab/...", module: []string{
+		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
+	}},
 	{packages: "cmd/...", module: []string{
-		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...", "cmd/...",
+		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
 	}},
 	{packages: "test/...", module: []string{"..."}},
 	{packages: "agents/...", module: []string{"cc/ccp", "agents/..."}},
@@ -74,22 +77,29 @@ const sharedTable = "cc/sprout_table.go"
 // import any.
 var homes = map[string][]string{
 	"github.com/spf13/...":               {"cmd/..."},
-	"github.com/prometheus/...":          {"telemetry", "cmd/penstock/bench"},
+	"github.com/prometheus/...":          {"telemetry", "internal/lab/bench"},
 	"github.com/gopacket/...":            {"internal/netlab"},
 	"github.com/coreos/go-systemd/...":   {"cmd/..."},
 	"github.com/goccy/go-yaml/...":       {"proxy", "cmd/..."},
 	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
 	"github.com/mdlayher/...":            {"proxy/linkstat"},
-	"github.com/vishvananda/...":         {"proxy/capture", "proxy/ingress", "proxy/linkstat", "internal/netlab", "cmd/penstock/bench"},
+	"github.com/vishvananda/...":         {"proxy/capture", "proxy/ingress", "proxy/linkstat", "internal/netlab", "internal/lab/bench"},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
 	"golang.zx2c4.com/...":               {"proxy/tunnel", "internal/netlab"},
 	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel", "internal/netlab"},
 	"github.com/yosida95/...":            {"proxy/tunnel", "internal/netlab"},
-	"gonum.org/v1/plot/...":              {"cmd/..."},
+	"gonum.org/v1/plot/...":              {"internal/lab/..."},
 	"gonum.org/v1/gonum/...":             {"cc"},
 }
+
+// upper are the packages that stand above all others, and users those that may
+// use them.
+var (
+	upper = []string{"cmd/...", "internal/netlab", "internal/lab/..."}
+	users = []string{"cmd/...", "internal/lab/...", "test/..."}
+)
 
 // unit is one package with what it imports directly.
 type unit struct {
@@ -131,9 +141,9 @@ func check(u unit, table []rule, homes map[string][]string) []string {
 	}
 	for _, imp := range u.tests {
 		own, ours := strings.CutPrefix(imp, module+"/")
-		upward := ours && (matches("cmd/...", own) || matches("internal/netlab", own))
-		if upward && own != u.path && !matches("cmd/...", u.path) && !matches("test/...", u.path) {
-			wrong = append(wrong, fmt.Sprintf("%s's tests import %s, which only cmd and test may", u.path, own))
+		upward := ours && matchesAny(upper, own)
+		if upward && own != u.path && !matchesAny(users, u.path) {
+			wrong = append(wrong, fmt.Sprintf("%s's tests import %s, which only cmd, test and the lab may", u.path, own))
 		}
 	}
 	return wrong

@@ -33,7 +33,7 @@ func TestCheckFindsWhatTheTableForbids(t *testing.T) {
 			[]string{"mid/y imports example.org/heavy, which stays in mid/x"},
 		},
 		"a package without a row fails":    {unit{path: "new"}, []string{"new is in no row of the import table"}},
-		"a test that imports a lab fails":  {unit{path: "low", tests: []string{module + "/internal/netlab"}}, []string{"low's tests import internal/netlab, which only cmd and test may"}},
+		"a test that imports a lab fails":  {unit{path: "low", tests: []string{module + "/internal/netlab"}}, []string{"low's tests import internal/netlab, which only cmd, test and the lab may"}},
 		"a command's test may use the lab": {unit{path: "cmd/x", tests: []string{module + "/internal/netlab"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cmd/penstock/edge"
+	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 

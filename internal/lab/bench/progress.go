@@ -1,0 +1,104 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/lab/figures"
+)
+
+// Printer shows progress to a person: on a terminal one line that keeps
+// changing, elsewhere a line for each run that is over.
+type Printer struct {
+	w        io.Writer
+	terminal bool
+	open     bool // a line stands there unfinished
+}
+
+// NewPrinter prints to w.
+func NewPrinter(w io.Writer) *Printer {
+	f, ok := w.(*os.File)
+	return &Printer{w: w, terminal: ok && isTerminal(f)}
+}
+
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// Show prints one step.
+func (p *Printer) Show(s Progress) { p.Line(s.String(), s.Result != nil) }
+
+// Line prints one step, which over says is the last of a run.
+func (p *Printer) Line(step string, over bool) {
+	switch {
+	case p.terminal:
+		fmt.Fprintf(p.w, "\r\x1b[K%s", fit(step, p.columns()))
+		p.open = true
+		if over {
+			p.Break()
+		}
+	case over:
+		fmt.Fprintln(p.w, step)
+	}
+}
+
+// columns is the terminal's width; 0: unknown.
+func (p *Printer) columns() int {
+	f, ok := p.w.(*os.File)
+	if !ok {
+		return 0
+	}
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	return int(size.Col)
+}
+
+// fit cuts a line that would break, as a broken one cannot be written over.
+// What changes stands at its end, so the middle goes.
+func fit(line string, columns int) string {
+	r := []rune(line)
+	if columns <= 0 || len(r) < columns {
+		return line
+	}
+	keep := max(0, columns-2)
+	tail := min(keep, len(" 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms"))
+	return string(r[:keep-tail]) + "…" + string(r[len(r)-tail:])
+}
+
+// Break ends a line that stands unfinished.
+func (p *Printer) Break() {
+	if p.open {
+		fmt.Fprintln(p.w)
+		p.open = false
+	}
+}
+
+// String is the step in words.
+func (s Progress) String() string {
+	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name, s.Trial.Buffer.Name)
+	if s.Trial.Loss > 0 {
+		out += fmt.Sprintf(", loss %s %%", figures.Number(s.Trial.Loss*100))
+	}
+	if s.Trial.Run > 1 || s.Trial.Seed != 1 {
+		out += fmt.Sprintf(", seed %d, run %d", s.Trial.Seed, s.Trial.Run)
+	}
+	if s.Attempt > 1 {
+		out += " (again, the first was noisy)"
+	}
+	if r := s.Result; r != nil {
+		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput, figures.Number(r.Queueing.P50), figures.Number(r.Queueing.P95))
+		if r.Noisy {
+			out += ", noisy"
+		}
+		return out
+	}
+	return out + fmt.Sprintf(": %2.0f of %.0f s, %5.2f Mbit/s, queueing %4.0f ms",
+		s.Elapsed.Seconds(), s.Of.Seconds(), s.Throughput.Mbps(), float64(s.Queueing)/float64(time.Millisecond))
+}

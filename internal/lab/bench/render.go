@@ -1,0 +1,263 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/figures"
+)
+
+// WriteTables writes results as one table for each path: medians over the runs
+// that count, with the range in parentheses where there are several. With
+// windows it adds how the kernel under the proxy kept to the proxy's window, and
+// how the packets left where they were recorded.
+func WriteTables(w io.Writer, results []Result, windows bool) error {
+	var b strings.Builder
+	for i, t := range tables(results, false) {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		t.write(&b)
+		if windows {
+			t.writeWindows(&b)
+			t.writeDepartures(&b)
+		}
+	}
+	writeTrust(&b, results)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (t table) write(b *strings.Builder) {
+	b.WriteString(t.path)
+	if offered, ok := t.offered(); ok {
+		fmt.Fprintf(b, "; %.2f Mbit/s offered", offered)
+	}
+	b.WriteString("\n\n")
+	base := t.baseline()
+	g := t.head(
+		[]string{"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans, "dropped", "resent", "proxy CPU", figures.Spans},
+		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"})
+	if base != "" {
+		g[0] = append(g[0], "against "+base, figures.Spans)
+		g[1] = append(g[1], "throughput", "p95 queueing")
+	}
+	faded := len(t.losses) > 1 && slices.Contains(t.losses, 0)
+	if faded {
+		g[0], g[1] = append(g[0], "of lossless"), append(g[1], "%")
+	}
+	t.fill(&g, func(w row) []string {
+		cells := w.cells()
+		if base != "" {
+			cells = append(cells, w.against(t.find(base, w.loss))...)
+		}
+		if faded {
+			cells = append(cells, w.share(t.find(w.sender, 0)))
+		}
+		return cells
+	})
+	g.Write(b)
+}
+
+// head begins a grid whose rows are the table's: by sender, and by random loss
+// where it differs.
+func (t table) head(first, second []string) figures.Table {
+	if len(t.losses) > 1 {
+		first, second = append([]string{"loss"}, first...), append([]string{"%"}, second...)
+	}
+	return figures.Table{append([]string{""}, first...), append([]string{"sender"}, second...)}
+}
+
+// fill adds the rows for which there are cells, an empty line before each
+// further probability of loss.
+func (t table) fill(g *figures.Table, cells func(row) []string) {
+	head := len(*g)
+	for _, rows := range t.blocks() {
+		first := len(*g)
+		for _, w := range rows {
+			c := cells(w)
+			if c == nil {
+				continue
+			}
+			if len(*g) == first && first > head {
+				*g = append(*g, nil)
+			}
+			line := []string{w.sender}
+			if len(t.losses) > 1 {
+				line = append(line, figures.Number(w.loss*100))
+			}
+			*g = append(*g, append(line, c...))
+		}
+	}
+}
+
+// offered is the median of what the link could carry.
+func (t table) offered() (float64, bool) {
+	var all row
+	for _, r := range t.rows {
+		all.results = append(all.results, r.results...)
+	}
+	s, ok := all.of(func(r Result) float64 { return r.Offered })
+	return s.Median, ok && s.Median > 0
+}
+
+func (w row) cells() []string {
+	runs := strconv.Itoa(len(w.counted()))
+	if n := len(w.results); n > len(w.counted()) {
+		runs += "/" + strconv.Itoa(n)
+	}
+	for _, r := range w.counted() {
+		if r.Noisy {
+			runs += "*"
+			break
+		}
+	}
+	throughput, ok := w.of(func(r Result) float64 { return r.Throughput })
+	if !ok {
+		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
+	}
+	median := func(figure func(Result) float64) float64 { s, _ := w.of(figure); return s.Median }
+	p95, _ := w.of(func(r Result) float64 { return r.Queueing.P95 })
+	several := len(w.counted()) > 1
+	return []string{
+		runs,
+		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
+		figures.Percent(median(func(r Result) float64 { return r.Utilisation }), 1),
+		figures.Number(median(func(r Result) float64 { return r.Queueing.P50 })),
+		withRange(p95, several, figures.Number),
+		figures.Number(median(func(r Result) float64 { return r.Queueing.P99 })),
+		figures.Number(median(func(r Result) float64 { return r.OneWay.P50 })),
+		figures.Number(median(func(r Result) float64 { return r.OneWay.P95 })),
+		figures.Percent(median(Result.dropShare), 2),
+		figures.Percent(median(func(r Result) float64 { return r.Retransmitted }), 2),
+		w.cpu(func(r Result) *float64 { return r.CPUPerGB }, 1),
+		w.cpu(func(r Result) *float64 { return r.CPUShare }, 100),
+	}
+}
+
+// against compares throughput and delay with those of base.
+func (w row) against(base *row) []string {
+	if base == nil || len(w.counted()) == 0 {
+		return []string{"-", "-"}
+	}
+	compare := func(figure func(Result) float64) string {
+		ours, _ := w.of(figure)
+		theirs, _ := base.of(figure)
+		return figures.Ratio(ours.Median, theirs.Median)
+	}
+	return []string{
+		compare(func(r Result) float64 { return r.Throughput }),
+		compare(func(r Result) float64 { return r.Queueing.P95 }),
+	}
+}
+
+// share is the throughput in per cent of what the same sender has without random loss.
+func (w row) share(lossless *row) string {
+	if lossless == nil || len(w.counted()) == 0 {
+		return "-"
+	}
+	throughput := func(r Result) float64 { return r.Throughput }
+	ours, _ := w.of(throughput)
+	whole, _ := lossless.of(throughput)
+	if whole.Median <= 0 {
+		return "-"
+	}
+	return figures.Percent(ours.Median/whole.Median, 1)
+}
+
+// cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
+func (w row) cpu(figure func(Result) *float64, scale float64) string {
+	var values []float64
+	for _, r := range w.counted() {
+		if v := figure(r); v != nil {
+			values = append(values, *v*scale)
+		}
+	}
+	if len(values) == 0 {
+		return "-"
+	}
+	return figures.Number(spread(values).Median)
+}
+
+// dropShare is the share of packets that the link lost on the way to the
+// client, random losses included.
+func (r Result) dropShare() float64 {
+	if r.Packets == 0 {
+		return 0
+	}
+	return float64(r.QueueDrops+r.RandomLosses) / float64(r.Packets)
+}
+
+// writeTrust adds what says how far to trust the figures.
+func writeTrust(b *strings.Builder, results []Result) {
+	if len(results) == 0 {
+		return
+	}
+	var late []float64
+	noisy := 0
+	for _, r := range results {
+		if r.virtual() {
+			continue
+		}
+		late = append(late, r.Lateness.P99)
+		if r.Noisy {
+			noisy++
+		}
+	}
+	b.WriteByte('\n')
+	if len(late) > 0 {
+		s := spread(late)
+		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max, results[0].System)
+	}
+	fmt.Fprintf(b, "%s.\n", results[0].Version)
+	writeTransports(b, results)
+	if noisy > 0 {
+		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, or use --retry-noisy.\n", noisy, len(late))
+	}
+	for _, r := range results {
+		if r.Discarded != "" {
+			fmt.Fprintf(b, "Not counted: %s: %s.\n", r.which(), r.Discarded)
+		}
+		for _, m := range r.Missing {
+			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, r.which())
+		}
+		if d := r.Departures; d != nil && d.Missed > 0 {
+			fmt.Fprintf(b, "The record of packets lacks %d: %s.\n", d.Missed, r.which())
+		}
+	}
+}
+
+// writeTransports says over what the runs in virtual time were.
+func writeTransports(b *strings.Builder, results []Result) {
+	for _, transport := range []sim.Transport{sim.Kernel, sim.Relay} {
+		var senders []string
+		for _, r := range results {
+			if r.Transport == transport.String() && !slices.Contains(senders, r.Sender) {
+				senders = append(senders, r.Sender)
+			}
+		}
+		if len(senders) > 0 {
+			fmt.Fprintf(b, "In virtual time, where nothing is late, over the transport %s: %s.\n", transport, strings.Join(senders, ", "))
+		}
+	}
+}
+
+// which says which run it is.
+func (r Result) which() string {
+	loss := ""
+	if r.Loss > 0 {
+		loss = fmt.Sprintf(", %s %% random loss", figures.Number(r.Loss*100))
+	}
+	return fmt.Sprintf("%s%s, seed %d, run %d", r.Sender, loss, r.Seed, r.Run)
+}
+
+func withRange(s Spread, several bool, format func(float64) string) string {
+	if !several {
+		return format(s.Median)
+	}
+	return fmt.Sprintf("%s (%s–%s)", format(s.Median), format(s.Min), format(s.Max))
+}

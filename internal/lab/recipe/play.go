@@ -1,0 +1,103 @@
+package recipe
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// Player plays a stage, over real sockets or in virtual time, and may tell how far
+// it is.
+type Player func(ctx context.Context, s stage.Stage, progress func(elapsed time.Duration)) (stage.Record, error)
+
+// Virtual plays in virtual time.
+func Virtual(_ context.Context, s stage.Stage, _ func(time.Duration)) (stage.Record, error) {
+	return stage.PlayVirtual(s)
+}
+
+// Retry plays a stage again, up to so many times, while the machine disturbed it,
+// and keeps the calmest of what came of it.
+func Retry(play Player, again int) Player {
+	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
+		best, err := play(ctx, s, progress)
+		for range again {
+			if err != nil || !disturbed(best) {
+				break
+			}
+			var next stage.Record
+			if next, err = play(ctx, s, progress); err == nil && next.Lateness < best.Lateness {
+				best = next
+			}
+		}
+		return best, err
+	}
+}
+
+// disturbed tells whether a record says more about the machine than about us.
+func disturbed(r stage.Record) bool { return r.Lateness > netlab.Late }
+
+// Progress is told of before a stage is played, as it plays, and when it is over.
+type Progress struct {
+	Recipe  string
+	Stage   string
+	Number  int // of the stage in its recipe, from 1
+	Of      int
+	Elapsed time.Duration
+	Over    bool
+}
+
+// Result is one run of a recipe.
+type Result struct {
+	Recipe
+	Outcome
+	Seed     uint64
+	Findings []Finding
+}
+
+// Failed counts the findings that do not hold.
+func (r Result) Failed() (n int) {
+	for _, f := range r.Findings {
+		if !f.OK {
+			n++
+		}
+	}
+	return n
+}
+
+// Play plays the recipe's stages one after the other and judges what came of
+// them. The seed is added to those of the stages.
+func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (Result, error) {
+	out := Result{Recipe: r, Outcome: Outcome{Scale: scale}, Seed: seed}
+	stages := r.Stages(scale)
+	for i, s := range stages {
+		if err := ctx.Err(); err != nil {
+			return out, err
+		}
+		at := Progress{Recipe: r.Name, Stage: s.Name, Number: i + 1, Of: len(stages)}
+		progress(at)
+		s.Seed += seed
+		record, err := play(ctx, s, func(elapsed time.Duration) {
+			at.Elapsed = elapsed
+			progress(at)
+		})
+		if err != nil {
+			return out, fmt.Errorf("recipe: %s: %w", r.Name, err)
+		}
+		out.Runs = append(out.Runs, Run{Stage: s, Record: record})
+		at.Elapsed, at.Over = s.Duration, true
+		progress(at)
+	}
+	out.Findings = r.Judge(out.Outcome)
+	return out, nil
+}
+
+// String is the line that a person sees.
+func (p Progress) String() string {
+	if p.Over {
+		return fmt.Sprintf("%s %d/%d: %s", p.Recipe, p.Number, p.Of, p.Stage)
+	}
+	return fmt.Sprintf("%s %d/%d: %s: %.0f s", p.Recipe, p.Number, p.Of, p.Stage, p.Elapsed.Seconds())
+}

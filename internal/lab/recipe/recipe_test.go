@@ -1,0 +1,163 @@
+package recipe_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+)
+
+func TestRecipesSayWhatTheyAre(t *testing.T) {
+	names := map[string]bool{}
+	for _, r := range recipe.All() {
+		assert.False(t, names[r.Name], "%s: a name of its own", r.Name)
+		names[r.Name] = true
+		assert.NotEmpty(t, r.About, r.Name)
+		assert.NotEmpty(t, r.Source, r.Name)
+		for _, scale := range []recipe.Scale{recipe.Full, recipe.Short} {
+			stages := map[string]bool{}
+			for _, s := range r.Stages(scale) {
+				require.NoError(t, s.Check(), "%s, %s", r.Name, scale)
+				assert.False(t, stages[s.Name], "%s, %s: a stage's own name: %s", r.Name, scale, s.Name)
+				stages[s.Name] = true
+			}
+			assert.NotEmpty(t, stages, "%s, %s", r.Name, scale)
+		}
+	}
+}
+
+func TestRecipesAreSelectedByName(t *testing.T) {
+	all, err := recipe.Select([]string{"all"})
+	require.NoError(t, err)
+	assert.Len(t, all, len(recipe.All()))
+	some, err := recipe.Select([]string{"pbe-e1", "hosts"})
+	require.NoError(t, err)
+	require.Len(t, some, 2)
+	assert.Equal(t, []string{"pbe-e1", "hosts"}, []string{some[0].Name, some[1].Name})
+	_, err = recipe.Select([]string{"nonesuch"})
+	require.ErrorContains(t, err, `no "nonesuch"; penstock bench recipe list`)
+	_, err = recipe.Select([]string{"all", "hosts"})
+	require.Error(t, err)
+}
+
+// missed are the bounds that short forms miss over the kernel's transport. Those of
+// tunnel and janus-c9 are missed over real sockets too, those of janus-c0 and
+// live-switch are not (the full live-switch holds in virtual time as well): why virtual
+// time leaves slow start sooner is not known. One window of guarantees over its link
+// (janus-c2) is used to 0.94.
+var missed = map[string][]string{
+	"janus-c0":    {"time until it has its target"}, // it leaves slow start after the first window
+	"janus-c2":    {"all of them over what there is, one window, 25 Mbit/s"},
+	"janus-c9":    {"janus 2 beside cubic, 2 and 2"},
+	"live-switch": {"whole round trips in a row in which a flow moved nothing"},
+	"hosts": {
+		"throughput of the host with eight flows over that of the other, penstock",
+		"p95 queueing of eight flows alone over that of one, penstock",
+	},
+	"tunnel": {"Jain index with TCP past the edge, while both run", "part of its rate that UDP of 30 Mbit/s has"},
+}
+
+// Every recipe's short form, in virtual time.
+func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
+	if testing.Short() {
+		t.Skip("plays every recipe")
+	}
+	for _, r := range recipe.All() {
+		t.Run(r.Name, func(t *testing.T) {
+			t.Parallel()
+			result, err := r.Play(context.Background(), recipe.Short, 1, recipe.Virtual, func(recipe.Progress) {})
+			require.NoError(t, err)
+			require.NotEmpty(t, result.Findings)
+			for _, f := range result.Findings {
+				if slices.Contains(missed[r.Name], f.What) {
+					assert.False(t, f.OK, "%s: %s: it holds now; take it off the list", f.What, f.Got)
+					continue
+				}
+				assert.True(t, f.OK, "%s: %s, but must be %s", f.What, f.Got, f.Bound)
+			}
+		})
+	}
+}
+
+func play(t *testing.T, name string, seed uint64) recipe.Result {
+	t.Helper()
+	r, err := recipe.Select([]string{name})
+	require.NoError(t, err)
+	var over []recipe.Progress
+	result, err := r[0].Play(context.Background(), recipe.Short, seed, recipe.Virtual, func(p recipe.Progress) {
+		if p.Over {
+			over = append(over, p)
+		}
+	})
+	require.NoError(t, err)
+	assert.Len(t, over, len(result.Runs), "each stage's end is told")
+	return result
+}
+
+func TestOneSeedGivesOneResult(t *testing.T) {
+	first, again, other := play(t, "nacc-d3", 1), play(t, "nacc-d3", 1), play(t, "nacc-d3", 2)
+	assert.Equal(t, first.Runs, again.Runs)
+	assert.NotEqual(t, first.Runs, other.Runs, "losses fall elsewhere")
+}
+
+func TestAResultIsWritten(t *testing.T) {
+	result := play(t, "live-switch", 1)
+	var text bytes.Buffer
+	require.NoError(t, recipe.WriteResults(&text, []recipe.Result{result}))
+	for _, want := range []string{"live-switch: four flows", "cubic, then copa", "finding", "bytes that arrived", "\nok "} {
+		assert.Contains(t, text.String(), want)
+	}
+
+	var line bytes.Buffer
+	require.NoError(t, recipe.WriteJSON(&line, result, true, "v0"))
+	var got struct {
+		Recipe, Scale string
+		Virtual       bool
+		Stages        []struct {
+			Actors []struct {
+				PerSecond []float64 `json:"throughput_mbit_per_second"`
+			}
+		}
+		Findings []recipe.Finding
+	}
+	require.NoError(t, json.Unmarshal(line.Bytes(), &got))
+	assert.Equal(t, "live-switch", got.Recipe)
+	assert.Equal(t, "short", got.Scale)
+	assert.True(t, got.Virtual)
+	require.Len(t, got.Stages, 1)
+	require.Len(t, got.Stages[0].Actors, 4)
+	assert.Len(t, got.Stages[0].Actors[0].PerSecond, 20)
+	assert.Equal(t, result.Findings, got.Findings)
+
+	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
+	require.NoError(t, err)
+	require.Len(t, names, 1)
+	png, err := os.ReadFile(names[0])
+	require.NoError(t, err)
+	assert.True(t, strings.HasPrefix(string(png), "\x89PNG"))
+}
+
+func TestAFindingMustHoldInEachRun(t *testing.T) {
+	finding := func(ok bool, got string) recipe.Result {
+		return recipe.Result{
+			Recipe:   recipe.Recipe{Name: "made-up"},
+			Outcome:  recipe.Outcome{Runs: []recipe.Run{{Stage: stage.Stage{Name: "one"}, Record: stage.Record{Stage: "one"}}}},
+			Findings: []recipe.Finding{{What: "what", Bound: "at least 2", Got: got, OK: ok}},
+		}
+	}
+	var b bytes.Buffer
+	require.NoError(t, recipe.WriteResults(&b, []recipe.Result{finding(true, "3"), finding(false, "1")}))
+	assert.Contains(t, b.String(), "FAIL 1 of 2")
+	assert.Contains(t, b.String(), "3 · 1")
+	assert.Equal(t, 1, finding(false, "1").Failed())
+}

@@ -1,0 +1,253 @@
+package stage
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/traffic"
+)
+
+// actor is one application at play: the client's end, and what its server needs
+// to know of it.
+type actor struct {
+	Actor
+	run     *run
+	number  int
+	turns   []sim.Turn
+	host    netip.Addr
+	server  netip.AddrPort
+	proxied bool
+	streams int                            // connections so far
+	at      atomic.Pointer[netip.AddrPort] // the client's end of the present one
+	record  ActorRecord
+}
+
+func (r *run) newActor(number int) *actor {
+	a := &actor{Actor: r.stage.Actors[number], run: r, number: number, turns: r.stage.Turns(number)}
+	a.host = r.lab.Hosts[a.Host].V4
+	if r.stage.Tunnel != "" {
+		a.host = edge.TunnelHost
+	}
+	a.proxied = r.stage.proxied(a.Actor)
+	a.server = netip.AddrPortFrom(r.direct, a.port())
+	if a.proxied {
+		a.server = netip.AddrPortFrom(r.lab.ServerAddr.V4, a.port())
+	}
+	a.record = ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, r.stage.steps())}
+	return a
+}
+
+// proxied tells whether a proxy serves the actor.
+func (s Stage) proxied(a Actor) bool { return s.Edge != "" && !a.Direct && a.Kind != UDP }
+
+// steps is how many of them the run has, a last shorter one included.
+func (s Stage) steps() int { return int((s.Duration + Step - 1) / Step) }
+
+// play does what the actor does until ctx ends, and notes what ends it before.
+func (a *actor) play(ctx context.Context) {
+	err := a.run.wait(ctx, a.Start)
+	if err == nil && a.Kind == UDP {
+		err = a.blast(ctx)
+	} else if err == nil {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		if a.Stop > 0 {
+			a.run.apart(func() {
+				_ = a.run.wait(ctx, a.Stop) // fails when ctx ends: nothing is left to stop
+				cancel()
+			})
+		}
+		switch a.Kind {
+		case Bulk:
+			err = a.bulk(ctx)
+		case Requests, Web:
+			err = a.request(ctx)
+		case Video:
+			err = a.watch(ctx)
+		case Upload:
+			err = a.upload(ctx)
+		}
+		if ctx.Err() != nil {
+			err = nil
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		a.record.Error = err.Error()
+	}
+}
+
+func (a *actor) bulk(ctx context.Context) error {
+	l, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	return errors.Join(l.get(a.Size), l.close())
+}
+
+func (a *actor) upload(ctx context.Context) error {
+	l, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	q := question{actor: a.number, stream: l.stream, upload: true}
+	if _, err = l.Write(q.text()); err == nil {
+		p := patternOf(q.actor, q.stream)
+		for sent := uint64(0); err == nil; sent += piece {
+			p.fill(l.buf, sent)
+			_, err = l.Write(l.buf)
+		}
+	}
+	return errors.Join(fmt.Errorf("upload: %w", err), l.close())
+}
+
+func (a *actor) request(ctx context.Context) (err error) {
+	var l *line
+	defer func() {
+		if l != nil {
+			_ = l.close() // what ended it is known
+		}
+	}()
+	for due := a.Start; ; due += a.Every {
+		from, more := nextTurn(a.turns, max(due, a.run.now()))
+		if !more {
+			return nil
+		}
+		due = from
+		if err := a.run.wait(ctx, due); err != nil {
+			return err
+		}
+		began := time.Now()
+		a.record.Requests = append(a.record.Requests, Request{At: a.run.now()})
+		if l == nil {
+			if l, err = a.open(ctx); err != nil {
+				return err
+			}
+		}
+		if err := l.get(a.Size); err != nil {
+			return err
+		}
+		a.record.Requests[len(a.record.Requests)-1].Took = time.Since(began)
+		if a.Kind == Web {
+			err := l.close()
+			if l = nil; err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (a *actor) watch(ctx context.Context) error {
+	began := a.run.now()
+	since := func() time.Duration { return a.run.now() - began }
+	p := sim.Player{Chunk: a.Every, Buffer: a.buffer()}
+	defer func() {
+		v := VideoRecord(p.Playback(min(a.run.now(), a.run.stage.Duration) - began))
+		a.record.Video = &v
+	}()
+	l, err := a.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = l.close() }() // what ended it is known
+	for {
+		if err := l.get(a.Rate.BytesIn(a.Every)); err != nil {
+			return err
+		}
+		p.Arrived(since())
+		next, more := nextTurn(a.turns, began+p.Room(since()))
+		if !more {
+			next = a.run.stage.Duration // to watch what is there
+		}
+		if err := a.run.wait(ctx, next); err != nil || !more {
+			return err
+		}
+	}
+}
+
+// buffer is how far a player downloads ahead.
+func (a Actor) buffer() time.Duration {
+	if a.Buffer == 0 {
+		return defaultBuffer
+	}
+	return a.Buffer
+}
+
+// read counts payload that the application has read just now.
+func (a *actor) read(n int) {
+	if step := int(a.run.now() / Step); step < len(a.record.Bytes) {
+		a.record.Bytes[step] += cc.Bytes(n)
+	}
+}
+
+// line is a connection to the actor's server.
+type line struct {
+	*actor
+	net.Conn
+	stream int
+	buf    []byte
+	forget func() bool
+}
+
+// open connects; the connection closes with ctx.
+func (a *actor) open(ctx context.Context) (*line, error) {
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.host.AsSlice()}}
+	d.SetMultipathTCP(false)
+	if a.Kind == Upload {
+		d.Control = traffic.Control(cmp.Or(a.Control, kernelDefault))
+	}
+	conn, err := a.run.lab.Client.DialWith(ctx, &d, "tcp4", a.server.String())
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	if local, ok := conn.LocalAddr().(*net.TCPAddr); ok {
+		at := local.AddrPort()
+		a.at.Store(&at)
+	}
+	l := &line{actor: a, Conn: conn, stream: a.streams, buf: make([]byte, piece)}
+	l.forget = context.AfterFunc(ctx, func() { _ = conn.Close() })
+	a.streams++
+	return l, nil
+}
+
+func (l *line) close() error {
+	l.at.Store(nil)
+	if !l.forget() {
+		return nil // closed already
+	}
+	return l.Conn.Close()
+}
+
+// get downloads size bytes, 0 without end, and looks at each.
+func (l *line) get(size cc.Bytes) error {
+	q := question{actor: l.number, stream: l.stream, size: size}
+	if _, err := l.Write(q.text()); err != nil {
+		return fmt.Errorf("ask the server: %w", err)
+	}
+	p := patternOf(l.number, l.stream)
+	for got := cc.Bytes(0); size == 0 || got < size; {
+		buf := l.buf
+		if size > 0 {
+			buf = buf[:min(cc.Bytes(len(buf)), size-got)]
+		}
+		n, err := l.Read(buf)
+		l.read(n)
+		if !p.holds(buf[:n], uint64(got)) {
+			l.record.Corrupt = fmt.Sprintf("connection %d, bytes %d to %d are not what the server sent", l.stream+1, got, got+cc.Bytes(n))
+			return errors.New(l.record.Corrupt)
+		}
+		got += cc.Bytes(n)
+		if err != nil && (size == 0 || got < size) {
+			return fmt.Errorf("connection %d ended after %d bytes: %w", l.stream+1, got, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+package stage
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/edge"
+)
+
+// maxHosts is what a lab has addresses for.
+const maxHosts = 100
+
+// kernelDefault is what hosts have by themselves, and ownControls what they may have.
+const kernelDefault = "cubic"
+
+var ownControls = []string{kernelDefault, "bbr", "reno"}
+
+// defaultBuffer is how far a player downloads ahead that is not told.
+const defaultBuffer = 30 * time.Second
+
+// Check tells what is wrong with the stage.
+func (s Stage) Check() error {
+	var errs []error
+	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	switch {
+	case s.Duration <= 0:
+		wrong("its duration is %s, but must be above 0", s.Duration)
+	case s.Warmup < 0 || s.Warmup >= s.Duration:
+		wrong("its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
+	case s.Hints != 0 && s.Hints < edge.LeastHints:
+		wrong("its hints come every %s, but the shortest period is %s; 0: never", s.Hints, edge.LeastHints)
+	case s.Cell != nil && s.Down != (sim.LinkConfig{}):
+		wrong("a cell takes the place of the link down: there is one of them")
+	case len(s.Actors) == 0:
+		wrong("there is no actor")
+	}
+	if s.Tunnel != "" && s.Tunnel != WireGuard {
+		wrong("its tunnel is %q, but must be %s; empty: none", s.Tunnel, WireGuard)
+	}
+	for i, a := range s.Actors {
+		if err := a.check(s); err != nil {
+			wrong("actor %d, %q: %w", i, a.Name, err)
+		}
+	}
+	for i, c := range s.Changes {
+		switch {
+		case c.At < 0 || c.At >= s.Duration:
+			wrong("change %d is at %s, which is not in the run", i, c.At)
+		case c.Edge != "" && s.Edge == "":
+			wrong("change %d is for a proxy, but there is none: give Edge", i)
+		case c.Delay < 0:
+			wrong("change %d: Delay is %s, but must not be negative", i, c.Delay)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("stage: %s: %w", s.Name, err)
+	}
+	return nil
+}
+
+func (a Actor) check(s Stage) error {
+	switch {
+	case a.Host < 0 || a.Host >= maxHosts:
+		return fmt.Errorf("its host is %d, but must be from 0 to %d", a.Host, maxHosts-1)
+	case a.Port < 0 || a.Port > 65535:
+		return fmt.Errorf("its port is %d, but must be from 1 to 65535; 0: 80", a.Port)
+	case a.Start < 0 || a.Start >= s.Duration:
+		return fmt.Errorf("its start is %s, which is not in the run", a.Start)
+	case a.Stop != 0 && a.Stop <= a.Start:
+		return fmt.Errorf("its stop is %s, which is not after its start; 0: never", a.Stop)
+	case a.Size < 0 || a.Every < 0 || a.Rate < 0 || a.Buffer < 0 || a.On < 0 || a.Off < 0:
+		return errors.New("sizes, rates and times must not be negative")
+	case s.Tunnel != "" && (a.Host > 0 || a.Direct || a.Kind == UDP):
+		return errors.New("inside a tunnel there are downloads of one host, and no way past it")
+	case a.On == 0 && a.Off > 0:
+		return errors.New("it has rests, Off, but no On")
+	}
+	switch a.Kind {
+	case Bulk:
+		return nil
+	case Upload:
+		if name := cmp.Or(a.Control, kernelDefault); !slices.Contains(ownControls, name) {
+			return fmt.Errorf("its Control is %q, but must be one of %s", name, strings.Join(ownControls, ", "))
+		}
+		if a.Size+cc.Bytes(a.Rate)+cc.Bytes(a.On) > 0 {
+			return errors.New("an upload goes on without end: Size, Rate and On are not for it")
+		}
+	case Requests, Web:
+		if a.Size == 0 {
+			return errors.New("the Size of what it requests is missing")
+		}
+	case Video:
+		if a.Rate == 0 || a.Every == 0 || a.Rate.BytesIn(a.Every) == 0 {
+			return errors.New("it needs the Rate of the encoding and a chunk's length, Every")
+		}
+		if a.buffer() < a.Every {
+			return fmt.Errorf("its buffer is %s, but must hold a chunk of %s; 0: %s", a.Buffer, a.Every, defaultBuffer)
+		}
+	case UDP:
+		if a.Rate == 0 {
+			return errors.New("its Rate is missing")
+		}
+	default:
+		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s, %s",
+			a.Kind, Bulk, Requests, Web, Video, UDP, Upload)
+	}
+	return nil
+}
+
+// uploadsAlone tells whether there is nothing else.
+func (s Stage) uploadsAlone() bool {
+	return !slices.ContainsFunc(s.Actors, func(a Actor) bool { return a.Kind != Upload })
+}
+
+// port is the server's.
+func (a Actor) port() uint16 {
+	if a.Port == 0 {
+		return 80
+	}
+	return uint16(a.Port)
+}

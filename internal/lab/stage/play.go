@@ -1,0 +1,282 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/traffic"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+const (
+	firstData     = 15 * time.Second // for the first data packet to show up
+	progressEvery = 500 * time.Millisecond
+)
+
+// Env is what a stage is played with.
+type Env struct {
+	Executable string   // the program that is the proxy: penstock
+	Args       []string // beside its configuration, such as --mdi-model
+}
+
+// run is a stage at play:
+//
+//	client ════ last hop ════ edge ──── veth ──── server
+//	 an address              routes, or is         .2  towards the proxy
+//	 for each host           the proxy             .3  past it
+type run struct {
+	stage   Stage
+	lab     *netlab.Cellular
+	direct  netip.Addr // of the server, for who is not captured
+	servers []*traffic.Server
+	proxy   *edge.Proxy  // nil: there is none
+	tunnel  *edge.Tunnel // nil: there is none
+	actors  []*actor
+	began   chan struct{}  // closed when the first data packet has come
+	others  sync.WaitGroup // all goroutines of the run but the actors' own
+	failed  chan error     // what ends the run; the first stands
+	record  Record
+}
+
+// Play plays the stage between network namespaces, in real time, with a proxy
+// process at the edge where the stage has one. progress is told how far it is
+// about twice a second; nil: nobody is. When ctx ends there is no record.
+func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Duration)) (Record, error) {
+	if err := s.Check(); err != nil {
+		return Record{}, err
+	}
+	defer netlab.QuietCollector()()
+	runtime.GC() // now, not in the middle of the run
+	r := &run{stage: s, began: make(chan struct{}), failed: make(chan error, 1), record: Record{Stage: s.Name}}
+	err := r.play(ctx, env, progress)
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
+	}
+	return r.record, nil
+}
+
+func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) error {
+	var err error
+	cfg := netlab.CellularConfig{Down: r.stage.Down, Up: r.stage.Up, Cell: r.stage.Cell}
+	for _, a := range r.stage.Actors {
+		cfg.Hosts = max(cfg.Hosts, a.Host+1)
+	}
+	if r.lab, err = netlab.NewCellular(cfg); err != nil {
+		return err
+	}
+	// The servers' side outlives the actors, so that nobody sees an error that the
+	// end of the run itself made.
+	ctx, cancel := context.WithCancel(ctx)
+	err = r.set(ctx, env)
+	if err == nil {
+		err = r.act(ctx, progress)
+	}
+	cancel()
+	for _, s := range r.servers {
+		err = errors.Join(err, s.Close())
+	}
+	r.others.Wait()
+	if r.proxy != nil {
+		if err != nil {
+			err = r.proxy.Explain(err)
+		}
+		err = errors.Join(err, r.proxy.Stop())
+	}
+	if r.tunnel != nil {
+		r.tunnel.Close()
+	}
+	if err == nil {
+		err = r.account()
+	}
+	return errors.Join(err, r.lab.Close())
+}
+
+// set puts hosts, servers and proxy in place.
+func (r *run) set(ctx context.Context, env Env) error {
+	if err := traffic.Loosen(r.lab.Client, r.lab.Edge, r.lab.Server); err != nil {
+		return err
+	}
+	r.direct = r.lab.ServerAddr.V4.Next()
+	if err := r.lab.Server.Address(netlab.FarDevice, netip.PrefixFrom(r.direct, 24)); err != nil {
+		return err
+	}
+	for i := range r.stage.Actors {
+		r.actors = append(r.actors, r.newActor(i))
+	}
+	ports, err := r.serve(ctx)
+	if err != nil {
+		return err
+	}
+	opts := edge.Options{
+		Executable: env.Executable, Args: env.Args, Config: r.stage.Edge,
+		Server: r.lab.ServerAddr.V4, Ports: ports,
+	}
+	if r.stage.Tunnel != "" {
+		if r.tunnel, err = edge.NewTunnel(); err != nil {
+			return err
+		}
+		opts.Listener = r.tunnel.Listener()
+	}
+	if r.stage.Edge != "" {
+		r.proxy, err = edge.Start(ctx, r.lab.Edge, opts)
+	} else if r.tunnel != nil {
+		err = r.tunnel.Route(r.lab.Edge)
+	}
+	if err == nil && r.tunnel != nil {
+		err = r.tunnel.Join(r.lab)
+	}
+	return err
+}
+
+// serve starts the servers, and returns the ports whose connections are the proxy's.
+func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
+	kernel := r.stage.Kernel
+	if kernel == "" {
+		kernel = "cubic"
+	}
+	seen := map[netip.AddrPort]bool{}
+	for _, a := range r.actors {
+		if a.Kind == UDP || seen[a.server] {
+			continue
+		}
+		seen[a.server] = true
+		algorithm := kernel
+		if a.proxied {
+			algorithm = "cubic" // which does not matter: that leg has no bottleneck
+			captured = append(captured, a.server.Port())
+		}
+		s, err := traffic.Serve(r.lab.Server, a.server.String(), algorithm, r.answer(ctx))
+		if err != nil {
+			return nil, err
+		}
+		r.servers = append(r.servers, s)
+	}
+	return captured, nil
+}
+
+// now is the time since the first data packet; 0 before it.
+func (r *run) now() time.Duration { return r.lab.Path.Elapsed() }
+
+// wait waits for a moment of the run.
+func (r *run) wait(ctx context.Context, until time.Duration) error {
+	if until > 0 {
+		select {
+		case <-r.began:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	left := until - r.now()
+	if left <= 0 {
+		return ctx.Err()
+	}
+	t := time.NewTimer(left)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// apart runs f in a goroutine that the run waits for.
+func (r *run) apart(f func()) { r.others.Go(f) }
+
+// fail ends the run with err, unless something else has.
+func (r *run) fail(err error) {
+	select {
+	case r.failed <- err:
+	default:
+	}
+}
+
+// act lets the actors play, and everything around them, until the run is over.
+func (r *run) act(ctx context.Context, progress func(time.Duration)) (err error) {
+	actors, stop := context.WithCancel(ctx)
+	var playing sync.WaitGroup
+	defer func() {
+		stop()
+		playing.Wait()
+	}()
+	r.start()
+	for _, a := range r.actors {
+		playing.Go(func() { a.play(actors) })
+	}
+	if err := r.awaitData(ctx); err != nil {
+		return err
+	}
+	close(r.began)
+	watch, err := r.accompany(actors)
+	if err != nil {
+		return err
+	}
+	end := time.NewTimer(r.stage.Duration - r.now())
+	defer end.Stop()
+	tell := time.NewTicker(progressEvery)
+	defer tell.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-r.failed:
+			return err
+		case <-r.ended():
+			return fmt.Errorf("the proxy ended after %s", r.now().Round(time.Millisecond))
+		case <-tell.C:
+			if progress != nil {
+				progress(r.now())
+			}
+		case <-end.C:
+			return watch.finish()
+		}
+	}
+}
+
+// start begins the clock: with the first data packet, or at once where nobody
+// sends any at the start.
+func (r *run) start() {
+	for _, a := range r.actors {
+		if a.Start == 0 {
+			r.lab.Path.StartOnData()
+			return
+		}
+	}
+	r.lab.Path.Start()
+}
+
+func (r *run) awaitData(ctx context.Context) error {
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	late := time.NewTimer(firstData)
+	defer late.Stop()
+	for r.now() == 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.ended():
+			return errors.New("the proxy ended before any data came")
+		case <-late.C:
+			return fmt.Errorf("no data came within %s", firstData)
+		case <-poll.C:
+		}
+	}
+	return nil
+}
+
+// ended is closed when the proxy has ended by itself.
+func (r *run) ended() <-chan struct{} {
+	if r.proxy == nil {
+		return nil
+	}
+	return r.proxy.Ended()
+}

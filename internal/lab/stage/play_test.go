@@ -1,0 +1,231 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
+)
+
+const (
+	kbit cc.Rate = 1e3
+	mbit cc.Rate = 1e6
+)
+
+// lastHop is fast enough that the tests are short, and slow enough for a machine
+// that does other things as well.
+func lastHop() sim.LinkConfig {
+	return sim.LinkConfig{Rate: 20 * mbit, Delay: 10 * time.Millisecond, QueuePackets: 250}
+}
+
+func short(actors ...Actor) Stage {
+	return Stage{
+		Name: "test", Down: lastHop(), Up: lastHop(), Edge: "defaults: {algorithm: \"copa\"}\n",
+		Actors: actors, Duration: 2 * time.Second, Seed: 1,
+	}
+}
+
+// total is what the actor has read.
+func total(a ActorRecord) (sum cc.Bytes) {
+	for _, n := range a.Bytes {
+		sum += n
+	}
+	return sum
+}
+
+// untouched says that the bytes were right, and came to the end.
+func untouched(t *testing.T, r Record) {
+	t.Helper()
+	for _, a := range r.Actors {
+		assert.Empty(t, a.Corrupt, a.Name)
+		assert.Empty(t, a.Error, a.Name)
+	}
+}
+
+// What is asserted here holds on a slow machine too: how well it goes is for
+// recipes to say.
+func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
+	labtest.Need(t)
+	s := short(
+		Actor{Name: "bulk", Kind: Bulk},
+		Actor{Name: "limited", Kind: Bulk, Host: 1, Rate: 400 * kbit},
+		Actor{Name: "finite", Kind: Bulk, Host: 1, Size: 50_000},
+		Actor{Name: "requests", Kind: Requests, Host: 2, Size: 20_000, Every: 300 * time.Millisecond},
+		Actor{Name: "web", Kind: Web, Host: 2, Port: 8080, Size: 20_000, Every: 300 * time.Millisecond, Start: 500 * time.Millisecond},
+		Actor{Name: "video", Kind: Video, Host: 3, Rate: 800 * kbit, Every: 200 * time.Millisecond, Buffer: time.Second},
+		Actor{Name: "udp", Kind: UDP, Host: 4, Rate: 2 * mbit, Start: 200 * time.Millisecond, Stop: 1200 * time.Millisecond},
+		Actor{Name: "direct", Kind: Bulk, Host: 5, Direct: true, Stop: time.Second},
+		Actor{Name: "upload", Kind: Upload, Host: 6, Control: "reno", Start: 1200 * time.Millisecond},
+	)
+	var told []time.Duration
+	r, err := Play(t.Context(), penstock(t), s, func(d time.Duration) { told = append(told, d) })
+	require.NoError(t, err)
+	untouched(t, r)
+	assert.NotEmpty(t, told)
+	require.Len(t, r.Actors, len(s.Actors))
+	by := map[string]ActorRecord{}
+	for _, a := range r.Actors {
+		by[a.Name] = a
+		assert.Len(t, a.Bytes, 20, a.Name)
+		assert.Positive(t, total(a), a.Name)
+	}
+	assert.Positive(t, r.Throughput)
+	assert.LessOrEqual(t, r.Throughput, 20*mbit+mbit/10)
+	assert.Positive(t, r.Lateness)
+	assert.Positive(t, r.CPU)
+	assert.NotEmpty(t, r.Memory)
+	assert.LessOrEqual(t, r.Queueing.P50, r.Queueing.Max)
+
+	limited := total(by["limited"])
+	assert.LessOrEqual(t, limited, (400*kbit).BytesIn(s.Duration)+portion, "what the application has produced")
+	assert.Equal(t, cc.Bytes(50_000), total(by["finite"]))
+
+	for _, name := range []string{"requests", "web"} {
+		asked := by[name].Requests
+		require.NotEmpty(t, asked, name)
+		done := 0
+		for i, q := range asked {
+			assert.GreaterOrEqual(t, q.At, time.Duration(i)*300*time.Millisecond, "%s, request %d", name, i)
+			if q.Took > 0 {
+				done++
+				assert.GreaterOrEqual(t, q.Took, 20*time.Millisecond, "a round trip")
+			}
+		}
+		assert.GreaterOrEqual(t, done, len(asked)-1, "only the last may be under way")
+		assert.GreaterOrEqual(t, total(by[name]), cc.Bytes(done)*20_000)
+	}
+	assert.GreaterOrEqual(t, by["web"].Requests[0].At, 500*time.Millisecond)
+
+	video := by["video"].Video
+	require.NotNil(t, video)
+	assert.Positive(t, video.StartUp)
+	assert.Positive(t, video.Played)
+	assert.LessOrEqual(t, video.StartUp+video.Played+video.Rebuffer, s.Duration)
+
+	udp := by["udp"]
+	assert.InDelta(t, 2e6/8*datagramPayload/datagramBytes, float64(udp.Sent), 2*datagramPayload)
+	assert.LessOrEqual(t, total(udp), udp.Sent)
+	assert.Nil(t, udp.Cwnd)
+
+	direct := by["direct"]
+	assert.Nil(t, direct.Cwnd, "the proxy does not know it")
+	assert.Zero(t, direct.Rate(1500*time.Millisecond, 2*time.Second), "it has stopped")
+	upload := by["upload"]
+	assert.Nil(t, upload.Cwnd, "its window is the client's own")
+	assert.Positive(t, upload.Queueing.P50)
+	bulk := by["bulk"]
+	assert.Zero(t, bulk.Queueing)
+	require.Len(t, bulk.Cwnd, 20)
+	assert.Positive(t, bulk.Cwnd[19])
+	assert.Positive(t, bulk.Share[19])
+}
+
+func TestAReloadMovesARunningTransferAndABrokenOneIsRecorded(t *testing.T) {
+	labtest.Need(t)
+	s := short(Actor{Name: "bulk", Kind: Bulk})
+	s.Changes = []Change{
+		{At: 1200 * time.Millisecond, Edge: "defaults: {algorithm: \"no-such\"}\n"},
+		{At: 600 * time.Millisecond, Edge: "defaults: {algorithm: \"static:cwnd_packets=7\"}\n"},
+	}
+	r, err := Play(t.Context(), penstock(t), s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	require.Len(t, r.Reloads, 2)
+	assert.Empty(t, r.Reloads[0].Error)
+	assert.GreaterOrEqual(t, r.Reloads[0].At, 600*time.Millisecond)
+	assert.Contains(t, r.Reloads[1].Error, "no-such")
+	assert.InDelta(t, 7*1448, float64(r.Actors[0].Cwnd[19]), 100, "the last good one is in force")
+}
+
+func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
+	labtest.Need(t)
+	s := short(Actor{Name: "blaster", Kind: UDP, Rate: 8 * mbit, On: 400 * time.Millisecond, Off: 300 * time.Millisecond})
+	s.Edge, s.Duration = "", 1500*time.Millisecond
+	s.Down.Rate, s.Down.QueuePackets = 2*mbit, 10
+	r, err := Play(t.Context(), Env{}, s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	a := r.Actors[0]
+	const ran = 0.4 + 0.4 + 0.1
+	assert.InDelta(t, ran*8e6/8*datagramPayload/datagramBytes, float64(a.Sent), 3*datagramPayload)
+	assert.Positive(t, total(a))
+	// A quarter goes through, and what the queue holds at each end.
+	assert.Less(t, total(a), a.Sent/2)
+	assert.Zero(t, r.CPU)
+	assert.Nil(t, r.Memory)
+}
+
+func TestACancelledRunLeavesNothing(t *testing.T) {
+	labtest.Need(t)
+	s := short(
+		Actor{Name: "bulk", Kind: Bulk},
+		Actor{Name: "web", Kind: Web, Size: 1000},
+		Actor{Name: "video", Kind: Video, Rate: mbit, Every: time.Second},
+		Actor{Name: "udp", Kind: UDP, Rate: mbit},
+		Actor{Name: "later", Kind: Bulk, Start: time.Minute},
+	)
+	s.Duration, s.Hints = time.Hour, 20*time.Millisecond
+	s.Changes = []Change{{At: 30 * time.Minute, Edge: s.Edge}}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	r, err := Play(ctx, penstock(t), s, func(time.Duration) { cancel(errors.New("enough")) })
+	require.ErrorContains(t, err, "stage: test: enough")
+	assert.Zero(t, r)
+}
+
+func TestAProxyThatDoesNotStartIsExplained(t *testing.T) {
+	labtest.Need(t)
+	s := short(Actor{Name: "bulk", Kind: Bulk})
+	s.Edge = "defaults: {algorithm: \"no-such\"}\n"
+	_, err := Play(t.Context(), penstock(t), s, nil)
+	require.ErrorContains(t, err, "before it was ready")
+	assert.ErrorContains(t, err, "no-such")
+}
+
+func TestAConnectionThatEndsEarlyIsRecorded(t *testing.T) {
+	labtest.Need(t)
+	s := short(
+		Actor{Name: "bulk", Kind: Bulk},
+		Actor{Name: "refused", Kind: Bulk, Port: 81},
+	)
+	s.Edge = "rules:\n  - {name: no, match: {ports: [81]}, refuse: true}\ndefaults: {algorithm: copa}\n"
+	s.Duration = time.Second
+	r, err := Play(t.Context(), penstock(t), s, nil)
+	require.NoError(t, err)
+	assert.Empty(t, r.Actors[0].Error)
+	assert.Regexp(t, "connection 1 ended after 0 bytes|connect: .* reset by peer", r.Actors[1].Error,
+		"a reset may come before its client has looked")
+	assert.Empty(t, r.Actors[1].Corrupt)
+}
+
+// A cell gives each host half of its blocks, whatever the other asks for, and a
+// queue of its own; and its word reaches the algorithm, which knows no capacity
+// without.
+func TestHostsOfACellHaveQueuesOfTheirOwnAndHints(t *testing.T) {
+	labtest.Need(t)
+	s := short(
+		Actor{Name: "told", Kind: Bulk},
+		Actor{Name: "blaster", Kind: UDP, Host: 1, Rate: 20 * mbit},
+	)
+	s.Down, s.Up.QueuePackets = sim.LinkConfig{}, 0
+	s.Cell = &sim.CellConfig{Blocks: 20, Delay: 10 * time.Millisecond, Hosts: []sim.CellHost{{QueuePackets: 100}}} // 10 Mbit/s
+	s.Edge, s.Hints = "defaults: {algorithm: pbe}\n", 10*time.Millisecond
+	s.Changes = []Change{{At: 500 * time.Millisecond, Delay: 15 * time.Millisecond}}
+	r, err := Play(t.Context(), penstock(t), s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	told, blaster := r.Actors[0], r.Actors[1]
+	assert.Positive(t, total(told))
+	assert.Less(t, total(blaster), blaster.Sent)
+	assert.Positive(t, told.Queueing.P50)
+	assert.Greater(t, blaster.Queueing.P50, 150*time.Millisecond, "a full queue of 100 at 5 Mbit/s takes 240 ms")
+	assert.NotEqual(t, told.Queueing, blaster.Queueing)
+	assert.Positive(t, told.Cwnd[19])
+}

@@ -1,0 +1,220 @@
+package stage
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+const (
+	// flowsPerLook is how many flows are looked at in each Step: a proxy that
+	// shows hundreds ten times a second does little else.
+	flowsPerLook = 50
+	memoryEvery  = time.Second
+)
+
+// watch is what goes on beside the actors.
+type watch struct {
+	*run
+	ctx    context.Context
+	stop   context.CancelFunc
+	cpu    time.Duration // that the proxy had used when the run began
+	looked []*actor      // whose windows are looked at
+	next   int           // step that has no sample yet
+}
+
+// accompany starts what the stage has beside its actors: changes, hints, and the
+// look at the proxy.
+func (r *run) accompany(ctx context.Context) (*watch, error) {
+	w := &watch{run: r}
+	w.ctx, w.stop = context.WithCancel(ctx)
+	if len(r.stage.Changes) > 0 {
+		r.apart(w.change)
+	}
+	if r.proxy == nil {
+		return w, nil
+	}
+	var err error
+	if w.cpu, err = r.proxy.CPUTime(); err != nil {
+		w.stop()
+		return nil, err
+	}
+	for _, a := range r.actors {
+		if a.proxied && a.Kind != Upload {
+			a.record.Cwnd, a.record.Share = make([]cc.Bytes, r.stage.steps()), make([]cc.Bytes, r.stage.steps())
+			w.looked = append(w.looked, a)
+		}
+	}
+	if r.stage.Hints > 0 {
+		r.apart(func() {
+			if err := r.proxy.Feed(w.ctx, w.hints(), r.stage.Hints, r.stage.Up.Delay); err != nil {
+				r.fail(err)
+			}
+		})
+	}
+	r.apart(w.look)
+	return w, nil
+}
+
+// change alters the stage, each time in its turn.
+func (w *watch) change() {
+	changes := slices.SortedStableFunc(slices.Values(w.stage.Changes), func(a, b Change) int { return cmp.Compare(a.At, b.At) })
+	for _, c := range changes {
+		if w.wait(w.ctx, c.At) != nil {
+			return
+		}
+		if c.Delay > 0 {
+			if err := w.lab.Path.SetDelay(c.Delay); err != nil {
+				w.fail(err)
+				return
+			}
+		}
+		if c.Edge == "" {
+			continue
+		}
+		at := w.now()
+		err := w.proxy.Rewrite(c.Edge)
+		refused := ""
+		if err == nil {
+			refused, err = w.proxy.Reload(w.ctx)
+		}
+		if w.ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			w.fail(err)
+			return
+		}
+		w.record.Reloads = append(w.record.Reloads, Reload{At: at, Error: refused})
+	}
+}
+
+// look keeps looking at the proxy until the run is over.
+func (w *watch) look() {
+	period := Step * time.Duration(1+len(w.looked)/flowsPerLook)
+	for at, memory := w.now(), time.Duration(0); ; at += period {
+		if w.wait(w.ctx, at) != nil {
+			return
+		}
+		if w.now() >= memory {
+			m, err := w.proxy.Memory()
+			if err != nil {
+				w.fail(err)
+				return
+			}
+			w.record.Memory = append(w.record.Memory, m)
+			memory += memoryEvery
+		}
+		if err := w.sample(); err != nil {
+			if w.ctx.Err() == nil {
+				w.fail(err)
+			}
+			return
+		}
+		at = max(at, w.now()-period) // behind: no use in catching up
+	}
+}
+
+// sample notes the windows as they are now. Where there were none of this step's
+// before, the last ones stand.
+func (w *watch) sample() error {
+	flows, err := w.proxy.Flows(w.ctx)
+	if err != nil {
+		return err
+	}
+	step := min(int(w.now()/Step), w.stage.steps()-1)
+	type window struct{ cwnd, share cc.Bytes }
+	windows := make(map[netip.AddrPort]window, len(flows))
+	for _, f := range flows {
+		if f.Down != nil && f.Down.Control != nil && f.Down.Control.Cwnd < cc.MaxCwnd {
+			windows[edge.Client(f)] = window{f.Down.Control.Cwnd, f.Down.Control.Share}
+		}
+	}
+	for _, a := range w.looked {
+		var now window
+		if at := a.at.Load(); at != nil {
+			now = windows[*at]
+		}
+		for i := w.next; i <= step; i++ {
+			if i > 0 && i < step {
+				a.record.Cwnd[i], a.record.Share[i] = a.record.Cwnd[i-1], a.record.Share[i-1]
+			} else {
+				a.record.Cwnd[i], a.record.Share[i] = now.cwnd, now.share
+			}
+		}
+	}
+	w.next = max(w.next, step+1)
+	return nil
+}
+
+// finish takes the figures that are gone once the proxy is.
+func (w *watch) finish() error {
+	defer w.stop()
+	if w.proxy == nil {
+		return nil
+	}
+	used, err := w.proxy.CPUTime()
+	w.record.CPU = used - w.cpu
+	return err
+}
+
+// hints returns what asks the last hop about the hosts that the proxy serves.
+func (w *watch) hints() func() []edge.HostHint {
+	monitors := map[netip.Addr]*netlab.Monitor{}
+	for _, a := range w.looked {
+		if monitors[a.host] == nil {
+			monitors[a.host] = w.lab.Path.Monitor(a.Host)
+		}
+	}
+	return func() (hints []edge.HostHint) {
+		for host, m := range monitors {
+			if h, ok := m.Hint(); ok {
+				hints = append(hints, edge.HostHint{Host: host, Hint: h})
+			}
+		}
+		return hints
+	}
+}
+
+// account takes the figures out of the path's record, when all is quiet.
+func (r *run) account() error {
+	missed, err := r.lab.Path.Missed()
+	if err != nil {
+		return err
+	}
+	hosts := map[int]Quantiles{}
+	late := r.lab.Path.Report(r.stage.Warmup, r.stage.Duration)
+	for _, a := range r.actors {
+		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
+			hosts[a.Host] = quantiles(r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing)
+		}
+		a.record.Queueing = hosts[a.Host]
+		if a.Kind == Upload {
+			a.record.Queueing = quantiles(late.Up.DataQueueing)
+		}
+		r.record.Actors = append(r.record.Actors, a.record)
+	}
+	whole := r.lab.Path.Report(0, r.stage.Duration)
+	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
+		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, d.Held+d.Failed+u.Held+u.Failed)
+	}
+	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
+	hop := late.Down
+	if r.stage.uploadsAlone() {
+		hop = late.Up
+	}
+	r.record.Throughput, r.record.Utilisation = hop.Throughput, hop.Utilisation
+	r.record.Queueing = quantiles(hop.DataQueueing)
+	return nil
+}
+
+func quantiles(q netlab.Quantiles) Quantiles {
+	return Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, Max: q.Max}
+}
