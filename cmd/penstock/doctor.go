@@ -1,48 +1,15 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/internal/doctor"
 )
 
-// state is how a check came out.
-type state string
-
-const (
-	stateOK      state = "ok"      // nothing to do
-	stateWarn    state = "warn"    // it works, but worse than it could, or could not be tried
-	stateMissing state = "missing" // something that Penstock offers cannot be had here
-)
-
-// check is one line of the report. Names and groups are for programs, too, and
-// do not change.
-type check struct {
-	Name  string `json:"name"`
-	Group string `json:"group"`
-	State state  `json:"state"`
-	Found string `json:"found"`
-	Fix   string `json:"fix"` // what to do; empty where the state is ok
-}
-
-// report is what doctor found.
-type report struct {
-	Version  string  `json:"version"` // of Penstock
-	Kernel   string  `json:"kernel"`  // its release
-	Tier     string  `json:"tier"`    // of the datapath: ebpf or unprivileged; empty: there is none
-	Envelope string  `json:"envelope"`
-	Checks   []check `json:"checks"`
-
-	verdict string
-	fatal   error // why Penstock cannot run here; nil: it can
-}
+// trialsFlag makes doctor the child that tries things in a user namespace.
+const trialsFlag = "namespace-trials"
 
 func doctorCommand() *cobra.Command {
 	var asJSON, trials bool
@@ -63,9 +30,16 @@ the way. The exit code is 0 unless Penstock cannot run here at all.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if trials {
-				return printTrials(cmd.Context(), cmd.OutOrStdout())
+				return doctor.PrintTrials(cmd.Context(), cmd.OutOrStdout())
 			}
-			return diagnose(cmd.Context(), cmd.OutOrStdout(), asJSON)
+			r := doctor.Diagnose(cmd.Context(), doctor.Program{
+				Version: readBuild().Version, Clock: now, Trials: []string{"doctor", "--" + trialsFlag},
+			})
+			write := r.Text
+			if asJSON {
+				write = r.JSON
+			}
+			return errors.Join(write(cmd.OutOrStdout()), r.Fatal)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
@@ -74,45 +48,4 @@ the way. The exit code is 0 unless Penstock cannot run here at all.`,
 		panic(err) // it was defined in the line before
 	}
 	return cmd
-}
-
-// diagnose looks, judges and prints.
-func diagnose(ctx context.Context, w io.Writer, asJSON bool) error {
-	r := judge(look(ctx))
-	write := r.text
-	if asJSON {
-		write = r.json
-	}
-	return errors.Join(write(w), r.fatal)
-}
-
-func (r report) json(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(r)
-}
-
-// text is the report for people: a list under headings, and the verdict.
-func (r report) text(w io.Writer) error {
-	var b bytes.Buffer
-	table := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
-	for i, c := range r.Checks {
-		if i == 0 || c.Group != r.Checks[i-1].Group {
-			// Without a cell it would align only what is below it.
-			fmt.Fprintf(table, "%s\t\t\n", c.Group)
-		}
-		fmt.Fprintf(table, "  %s\t%s\t%s\n", c.State, c.Name, c.Found)
-		if c.Fix != "" {
-			fmt.Fprintf(table, "\t\tfix: %s\n", c.Fix)
-		}
-	}
-	_ = table.Flush() // into memory
-	for line := range strings.Lines(b.String()) {
-		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintf(w, "\n%s\n", r.verdict)
-	return err
 }

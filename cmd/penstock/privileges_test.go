@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy"
@@ -32,14 +33,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 	"github.com/penstock-net/penstock/telemetry"
 )
-
-func TestCapabilitiesHaveTheKernelsNames(t *testing.T) {
-	assert.Len(t, capabilityNames, unix.CAP_LAST_CAP+1)
-	assert.Equal(t, "CAP_NET_BIND_SERVICE CAP_NET_ADMIN CAP_NET_RAW", (capNetBindService | capNetAdmin | capNetRaw).String())
-	assert.Equal(t, "CAP_SYS_ADMIN CAP_BPF", (capSysAdmin | capBPF).String())
-	assert.Equal(t, "CAP_CHECKPOINT_RESTORE capability 41", capabilities(1<<unix.CAP_CHECKPOINT_RESTORE|1<<41).String())
-	assert.Empty(t, capabilities(0).String())
-}
 
 func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 	const all = 1<<(unix.CAP_LAST_CAP+1) - 1
@@ -50,19 +43,19 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
 		change    func(*proxy.Config)
 		envelope  string
-		has, want capabilities
+		has, want caps.Set
 	}{
-		"a proxy that everybody may run":                           {nil, "reno", all, capNetBindService},
-		"a transparent listener, which is open by then":            {captures, "reno", all, capNetBindService},
-		"a TUN device, which is made again when it goes":           {device, "reno", all, capNetAdmin | capNetBindService},
-		"a mark on each connection":                                {marks, "reno", all, capNetAdmin | capNetBindService},
-		"the client's address on each connection":                  {keeps, "reno", all, capNetAdmin | capNetBindService},
-		"an envelope that is not for everybody":                    {nil, "cubic", all, capNetAdmin | capNetBindService},
-		"a mark by CAP_NET_RAW alone":                              {marks, "reno", capNetRaw | capBPF, capNetRaw},
-		"the client's address by CAP_NET_RAW alone":                {keeps, "reno", capNetRaw, capNetRaw},
-		"an envelope that CAP_NET_RAW is no help with":             {nil, "cubic", capNetRaw, 0},
-		"a process with the one capability that it needs":          {marks, "reno", capNetAdmin, capNetAdmin},
-		"a process with the one capability that it can do without": {nil, "reno", capNetAdmin, 0},
+		"a proxy that everybody may run":                           {nil, "reno", all, caps.NetBindService},
+		"a transparent listener, which is open by then":            {captures, "reno", all, caps.NetBindService},
+		"a TUN device, which is made again when it goes":           {device, "reno", all, caps.NetAdmin | caps.NetBindService},
+		"a mark on each connection":                                {marks, "reno", all, caps.NetAdmin | caps.NetBindService},
+		"the client's address on each connection":                  {keeps, "reno", all, caps.NetAdmin | caps.NetBindService},
+		"an envelope that is not for everybody":                    {nil, "cubic", all, caps.NetAdmin | caps.NetBindService},
+		"a mark by CAP_NET_RAW alone":                              {marks, "reno", caps.NetRaw | caps.BPF, caps.NetRaw},
+		"the client's address by CAP_NET_RAW alone":                {keeps, "reno", caps.NetRaw, caps.NetRaw},
+		"an envelope that CAP_NET_RAW is no help with":             {nil, "cubic", caps.NetRaw, 0},
+		"a process with the one capability that it needs":          {marks, "reno", caps.NetAdmin, caps.NetAdmin},
+		"a process with the one capability that it can do without": {nil, "reno", caps.NetAdmin, 0},
 		"a process without any":                                    {marks, "cubic", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -200,13 +193,13 @@ func (c *child) tasks(key string) []string {
 }
 
 // hasOnly checks the capabilities of every thread.
-func (c *child) hasOnly(want capabilities) {
+func (c *child) hasOnly(want caps.Set) {
 	c.t.Helper()
 	for _, set := range []string{"CapEff", "CapPrm"} {
 		for _, value := range c.tasks(set) {
 			bits, err := strconv.ParseUint(value, 16, 64)
 			require.NoError(c.t, err)
-			assert.Equal(c.t, want.String(), capabilities(bits).String(), set)
+			assert.Equal(c.t, want.String(), caps.Set(bits).String(), set)
 		}
 	}
 	for _, set := range []string{"CapInh", "CapAmb"} {
@@ -243,9 +236,9 @@ func forwards(t *testing.T, dial func() (net.Conn, error), ln net.Listener) neti
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	effective, _, err := held()
+	effective, _, err := caps.Held()
 	require.NoError(t, err)
-	if os.Getuid() != 0 || !effective.has(capNetAdmin|capNetBindService) {
+	if os.Getuid() != 0 || !effective.Has(caps.NetAdmin|caps.NetBindService) {
 		t.Skip("needs root with CAP_NET_ADMIN and CAP_NET_BIND_SERVICE, to have something to drop")
 	}
 }
@@ -273,17 +266,17 @@ func TestARunningProxyHasOnlyThePrivilegesItNeeds(t *testing.T) {
 	type row struct {
 		start    func([]string) (starter, *exec.Cmd)
 		settings string
-		want     capabilities
+		want     caps.Set
 	}
 	rows := map[string]row{
-		"root needs nothing but low ports":     {asRoot, "envelope: reno", capNetBindService},
-		"root with a mark":                     {asRoot, "envelope: reno\nmark: 0x2000000", capNetAdmin | capNetBindService},
+		"root needs nothing but low ports":     {asRoot, "envelope: reno", caps.NetBindService},
+		"root with a mark":                     {asRoot, "envelope: reno\nmark: 0x2000000", caps.NetAdmin | caps.NetBindService},
 		"a user who needs none of what he has": {asUser, "envelope: reno", 0},
-		"a user with a mark":                   {asUser, "envelope: reno\nmark: 0x2000000", capNetAdmin},
+		"a user with a mark":                   {asUser, "envelope: reno\nmark: 0x2000000", caps.NetAdmin},
 	}
 	if len(restricted) > 0 {
 		rows["root with an envelope that is not for everybody"] = row{
-			asRoot, "envelope: " + restricted[0], capNetAdmin | capNetBindService,
+			asRoot, "envelope: " + restricted[0], caps.NetAdmin | caps.NetBindService,
 		}
 	}
 	for name, c := range rows {
@@ -357,12 +350,12 @@ func TestPrivilegesCanBeKept(t *testing.T) {
 	address := fmt.Sprint(p.says("listening")["address"])
 	// It serves only after it would have dropped them.
 	forwards(t, func() (net.Conn, error) { return net.Dial("tcp", address) }, ln)
-	_, all, err := held()
+	_, all, err := caps.Held()
 	require.NoError(t, err)
 	for _, value := range p.tasks("CapPrm") {
 		bits, err := strconv.ParseUint(value, 16, 64)
 		require.NoError(t, err)
-		assert.Equal(t, all.String(), capabilities(bits).String())
+		assert.Equal(t, all.String(), caps.Set(bits).String())
 	}
 	assert.NotContains(t, p.log.String(), `"msg":"privileges`)
 }
@@ -381,11 +374,11 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 	defer func() { require.NoError(t, lab.Close()) }()
 	for name, c := range map[string]struct {
 		settings, own string
-		want          capabilities
+		want          caps.Set
 		sees          netip.Addr
 	}{
-		"as the proxy":  {"", "", capNetBindService, lab.EdgeFar.V4},
-		"as the client": {"mark: 0x2000000\n", ", keep_client: true", capNetAdmin | capNetBindService, lab.ClientAddr.V4},
+		"as the proxy":  {"", "", caps.NetBindService, lab.EdgeFar.V4},
+		"as the client": {"mark: 0x2000000\n", ", keep_client: true", caps.NetAdmin | caps.NetBindService, lab.ClientAddr.V4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := launch(t, fmt.Sprintf("envelope: reno\n%stelemetry: {address: \"off\"}\nlisteners: [{name: t, mode: tproxy, address: \"[::]:7000\"%s}]\n",
@@ -412,12 +405,12 @@ func TestADropThatCannotReachAllThreadsIsToldNotFatal(t *testing.T) {
 	if !cgo() {
 		t.Skip("needs a test binary with cgo, where the runtime does not know all threads")
 	}
-	_, all, err := held()
+	_, all, err := caps.Held()
 	require.NoError(t, err)
-	dropped, err := drop(0)
+	dropped, err := caps.Drop(0)
 	assert.ErrorIs(t, err, syscall.ENOTSUP)
 	assert.Zero(t, dropped)
-	_, still, err := held()
+	_, still, err := caps.Held()
 	require.NoError(t, err)
 	assert.Equal(t, all, still)
 }
@@ -433,7 +426,7 @@ func cgo() bool {
 // again after the privileges of the start are gone.
 func TestAReloadReadsWhatTheStartRead(t *testing.T) {
 	needRoot(t)
-	if effective, _, err := held(); err != nil || !effective.has(capDACReadSearch) {
+	if effective, _, err := caps.Held(); err != nil || !effective.Has(caps.DACReadSearch) {
 		t.Skip("needs CAP_DAC_READ_SEARCH")
 	}
 	const config = `listeners: [{name: local, mode: connect, address: "127.0.0.1:0", users: [{name: u, password_file: pw}]}]
@@ -441,10 +434,10 @@ telemetry: {address: "127.0.0.1:0"}
 `
 	for name, c := range map[string]struct {
 		owner int
-		keep  capabilities
+		keep  caps.Set
 	}{
-		"of another user": {65534, capNetBindService | capDACReadSearch},
-		"of our own":      {0, capNetBindService},
+		"of another user": {65534, caps.NetBindService | caps.DACReadSearch},
+		"of our own":      {0, caps.NetBindService},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := launch(t, config+"envelope: reno\n", func(args []string) (starter, *exec.Cmd) {
@@ -466,7 +459,7 @@ telemetry: {address: "127.0.0.1:0"}
 			require.NoError(t, err)
 			require.NoError(t, resp.Body.Close())
 			assert.Equal(t, http.StatusOK, resp.StatusCode, "%s", body)
-			if c.keep.has(capDACReadSearch) {
+			if c.keep.Has(caps.DACReadSearch) {
 				assert.Len(t, p.says("CAP_DAC_READ_SEARCH is kept")["files"], 2)
 			}
 		})

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -62,35 +60,6 @@ func (h *service) sourceStats() []telemetry.HintSource {
 		out[i] = telemetry.HintSource(s.Stats())
 	}
 	return out
-}
-
-// judgeSources names the interfaces that the key hints could have, with what
-// they tell of themselves.
-func (f facts) judgeSources() check {
-	if f.sourceless != nil {
-		return check{
-			Name: "sources", State: stateWarn, Found: f.sourceless.Error(),
-			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them the key hints has no effect",
-		}
-	}
-	words := make([]string, len(f.sources))
-	for i, s := range f.sources {
-		what := []string{s.Queue}
-		if s.Radio {
-			what = append(what, "radio")
-		}
-		switch {
-		case s.Rate > 0:
-			what = append(what, s.Rate.String())
-		case !s.Radio:
-			what = append(what, "does not tell its rate: set capacity")
-		}
-		words[i] = fmt.Sprintf("%s (%s)", s.Name, strings.Join(what, ", "))
-	}
-	if len(words) == 0 {
-		words = []string{"no interface is up but loopback"}
-	}
-	return fine("sources", "%s", strings.Join(words, "; "))
 }
 
 // hintNews has the log say whose hints are no longer believed, or are again.

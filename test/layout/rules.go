@@ -57,6 +57,8 @@ var table = []rule{
 	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath"}},
 	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
+	{packages: "internal/caps"},
+	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps", "internal/netlab"}},
 	{packages: "internal/lab/...", module: []string{
 		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
 	}},

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -44,7 +45,7 @@ type facts struct {
 	root           bool // the process's user
 	guest          bool // the process is in a user namespace, where capabilities count for little
 	traceable      bool // others of the same user may look into the process, as user namespaces need
-	capabilities   capabilities
+	capabilities   caps.Set
 	ping           error    // opening a ping socket
 	transparent    [2]error // setting IP_TRANSPARENT, IPV6_TRANSPARENT
 	own, user      error    // why a network namespace, and one in a user namespace, cannot be made
@@ -64,16 +65,16 @@ var sysctlNames = []string{
 }
 
 // look tries everything once.
-func look(ctx context.Context) facts {
+func look(ctx context.Context, p Program) facts {
 	f := facts{
-		version: readBuild().Version, machine: runtime.GOARCH,
+		version: p.Version, machine: runtime.GOARCH,
 		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(0), sysctls: map[string]string{},
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		f.release, f.machine = unix.ByteSliceToString(u.Release[:]), unix.ByteSliceToString(u.Machine[:])
 	}
-	if dp, err := kernel.New(kernel.Config{Clock: now}); err != nil {
+	if dp, err := kernel.New(kernel.Config{Clock: p.Clock}); err != nil {
 		f.datapath = err
 	} else {
 		f.envelope, f.beneath, f.lacking = dp.Envelope(), dp.Beneath(), dp.Missing()
@@ -88,7 +89,7 @@ func look(ctx context.Context) facts {
 	_, err := os.Stat("/sys/kernel/btf/vmlinux")
 	f.btf = err == nil
 	f.available, f.allowed, f.controls = kernel.Envelopes() // trying bbr may have loaded it
-	f.capabilities, _, f.capabilityLoss = held()
+	f.capabilities, _, f.capabilityLoss = caps.Held()
 	dumpable, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	f.traceable = err == nil && dumpable == 1
 	users, err := os.ReadFile("/proc/self/uid_map")
@@ -105,7 +106,7 @@ func look(ctx context.Context) facts {
 		}
 	}
 	var inUser map[string]attempt
-	inUser, f.user = tryInUserNamespace(ctx)
+	inUser, f.user = tryInUserNamespace(ctx, p.Trials)
 	if f.trials, f.own = tryInNamespace(ctx); f.own != nil {
 		f.trials, f.inUserTrials = inUser, true
 	}

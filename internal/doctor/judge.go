@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"errors"
@@ -8,35 +8,36 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 // judge turns facts into checks, group by group, and the verdict.
-func judge(f facts) report {
-	r := report{Version: f.version, Kernel: f.release, Envelope: f.envelope, fatal: f.datapath}
+func judge(f facts) Report {
+	r := Report{Version: f.version, Kernel: f.release, Envelope: f.envelope, Fatal: f.datapath}
 	if f.datapath == nil {
 		r.Tier = f.tier()
 	}
 	for _, group := range []struct {
 		name   string
-		checks []check
+		checks []Check
 	}{
 		{"kernel", f.judgeKernel()},
 		{"datapath", f.judgeDatapath()},
 		{"capture", f.judgeCapture()},
-		{"hints", []check{f.judgeSources()}},
+		{"hints", []Check{f.judgeSources()}},
 		{"tunnels", f.judgeTunnels()},
-		{"lab", []check{f.judgeUserNamespaces(), f.judgeTUN()}},
-		{"limits", append([]check{f.judgeDescriptors()}, f.judgeSettings()...)},
-		{"process", []check{f.judgeCapabilities()}},
+		{"lab", []Check{f.judgeUserNamespaces(), f.judgeTUN()}},
+		{"limits", append([]Check{f.judgeDescriptors()}, f.judgeSettings()...)},
+		{"process", []Check{f.judgeCapabilities()}},
 	} {
 		for _, c := range group.checks {
 			c.Group = group.name
 			r.Checks = append(r.Checks, c)
 		}
 	}
-	r.verdict = f.verdict(r)
+	r.Verdict = f.verdict(r)
 	return r
 }
 
@@ -48,35 +49,35 @@ func (f facts) tier() string {
 	return "unprivileged"
 }
 
-func fine(name, format string, args ...any) check {
-	return check{Name: name, State: stateOK, Found: fmt.Sprintf(format, args...)}
+func fine(name, format string, args ...any) Check {
+	return Check{Name: name, State: OK, Found: fmt.Sprintf(format, args...)}
 }
 
 // grant is how the process comes to have capabilities. setcap replaces what a
 // file had, so those of use that are there already are named again.
-func (f facts) grant(c capabilities) string {
-	if f.guest && f.capabilities.has(c) {
+func (f facts) grant(c caps.Set) string {
+	if f.guest && f.capabilities.Has(c) {
 		return "run outside of the user namespace (a rootless container is one), which cannot grant " + c.String()
 	}
-	names := strings.Fields((c | f.capabilities&(capNetAdmin|capNetBindService|ebpfNeeds)).String())
+	names := strings.Fields((c | f.capabilities&(caps.NetAdmin|caps.NetBindService|ebpfNeeds)).String())
 	return fmt.Sprintf("run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the systemd unit",
 		strings.ToLower(strings.Join(names, ",")), strings.Join(names, " "))
 }
 
-func (f facts) judgeKernel() []check {
+func (f facts) judgeKernel() []Check {
 	release := fine("release", "Linux %s on %s", f.release, f.machine)
 	if f.datapath != nil {
-		release.State, release.Fix = stateMissing, "boot Linux 4.6 or later; in a sandbox that emulates Linux, leave it"
+		release.State, release.Fix = Missing, "boot Linux 4.6 or later; in a sandbox that emulates Linux, leave it"
 		release.Found += ": " + f.datapath.Error()
 	}
 	info := fine("tcp_info", "%d bytes, with all that is used", f.infoSize)
 	if less := f.lack("TCP_INFO"); less != "" {
-		info = check{
-			Name: "tcp_info", State: stateWarn, Found: fmt.Sprintf("%d bytes: %s", f.infoSize, less),
+		info = Check{
+			Name: "tcp_info", State: Warn, Found: fmt.Sprintf("%d bytes: %s", f.infoSize, less),
 			Fix: "boot Linux 6.7 or later, which has all of it",
 		}
 	}
-	return []check{release, info}
+	return []Check{release, info}
 }
 
 // lack joins what the datapath misses of one kind.
@@ -90,26 +91,26 @@ func (f facts) lack(kind string) string {
 	return strings.Join(words, "; ")
 }
 
-func (f facts) judgeDatapath() []check {
+func (f facts) judgeDatapath() []Check {
 	tier := fine("tier", "%s: the relay keeps the windows, with %s below them", f.tier(), f.beneath)
 	if f.tier() == "ebpf" {
 		tier.Found = fmt.Sprintf("ebpf: the kernel enforces the windows; %s where it has no room for more", f.beneath)
 	}
 	if f.datapath != nil {
-		tier = check{Name: "tier", State: stateMissing, Found: "none: " + f.datapath.Error(), Fix: "see release"}
+		tier = Check{Name: "tier", State: Missing, Found: "none: " + f.datapath.Error(), Fix: "see release"}
 	}
-	return append([]check{tier, f.judgeEBPF()}, f.judgeControls()...)
+	return append([]Check{tier, f.judgeEBPF()}, f.judgeControls()...)
 }
 
 // ebpfNeeds is what loading the congestion control takes (kernel/bpf).
-const ebpfNeeds = capBPF | capPerfmon
+const ebpfNeeds = caps.BPF | caps.Perfmon
 
-func (f facts) judgeEBPF() check {
+func (f facts) judgeEBPF() Check {
 	c := fine("ebpf", "a congestion control of ours loads and registers")
 	if f.ebpf == nil {
 		return c
 	}
-	c.State, c.Found = stateWarn, f.ebpf.Error()
+	c.State, c.Found = Warn, f.ebpf.Error()
 	lacks := ebpfNeeds &^ f.capabilities
 	switch {
 	case before(f.release, 6, 10):
@@ -118,7 +119,7 @@ func (f facts) judgeEBPF() check {
 	case !f.btf:
 		c.Found = "the kernel has no type information of its own"
 		c.Fix = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, so that there is /sys/kernel/btf/vmlinux"
-	case lacks != 0 && !f.capabilities.has(capSysAdmin):
+	case lacks != 0 && !f.capabilities.Has(caps.SysAdmin):
 		c.Found = fmt.Sprintf("a congestion control of ours may not be loaded: missing %s", strings.ReplaceAll(lacks.String(), " ", " and "))
 		c.Fix = f.grant(lacks)
 	case errors.Is(f.ebpf, unix.EPERM) && f.guest:
@@ -144,17 +145,17 @@ func before(release string, major, minor int) bool {
 
 // judgeControls is about the kernel's congestion controls, bbr before all:
 // the others shrink below our window at the first losses.
-func (f facts) judgeControls() []check {
+func (f facts) judgeControls() []Check {
 	if f.controls != nil {
-		return []check{{
-			Name: "congestion_controls", State: stateWarn, Found: f.controls.Error(),
+		return []Check{{
+			Name: "congestion_controls", State: Warn, Found: f.controls.Error(),
 			Fix: "let /proc/sys be read (under systemd: without ProcSubset=pid)",
 		}}
 	}
 	list := fine("congestion_controls", "loaded: %s; for everybody: %s", words(f.available), words(f.allowed))
 	permit := fmt.Sprintf("sysctl -w net.ipv4.tcp_allowed_congestion_control=%q", strings.Join(with(f.allowed, "bbr"), " "))
-	bbr := check{Name: "bbr", State: stateWarn}
-	admin := f.capabilities.has(capNetAdmin)
+	bbr := Check{Name: "bbr", State: Warn}
+	admin := f.capabilities.Has(caps.NetAdmin)
 	switch {
 	case !slices.Contains(f.available, "bbr"):
 		bbr.Found, bbr.Fix = "not loaded", "modprobe tcp_bbr"
@@ -162,13 +163,13 @@ func (f facts) judgeControls() []check {
 			bbr.Fix += " && " + permit
 		}
 	case slices.Contains(f.allowed, "bbr"):
-		bbr.State, bbr.Found = stateOK, "loaded, for everybody"
+		bbr.State, bbr.Found = OK, "loaded, for everybody"
 	case admin:
 		bbr.Found, bbr.Fix = "loaded, but only for CAP_NET_ADMIN, which penstock run then has to keep", permit
 	default:
 		bbr.Found, bbr.Fix = "loaded, but only for CAP_NET_ADMIN", permit
 	}
-	return []check{list, bbr}
+	return []Check{list, bbr}
 }
 
 func words(names []string) string {
@@ -185,16 +186,16 @@ func with(names []string, name string) []string {
 	return append(slices.Clone(names), name)
 }
 
-func (f facts) judgeCapture() []check {
+func (f facts) judgeCapture() []Check {
 	admin := fine("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may be used")
-	if !f.capabilities.has(capNetAdmin) {
-		admin = check{
-			Name: "net_admin", State: stateMissing,
+	if !f.capabilities.Has(caps.NetAdmin) {
+		admin = Check{
+			Name: "net_admin", State: Missing,
 			Found: "CAP_NET_ADMIN is not held: no tproxy listeners, no keep_client, no mark, no penstock rules",
-			Fix:   f.grant(capNetAdmin),
+			Fix:   f.grant(caps.NetAdmin),
 		}
 	}
-	checks := []check{
+	checks := []Check{
 		admin,
 		f.judgeTransparent("tproxy_ipv4", "IP_TRANSPARENT", f.transparent[0]),
 		f.judgeTransparent("tproxy_ipv6", "IPV6_TRANSPARENT", f.transparent[1]),
@@ -209,15 +210,15 @@ func (f facts) judgeCapture() []check {
 
 // judgeForward is about what the machine's firewall keeps apart and capture
 // would join.
-func (f facts) judgeForward() []check {
+func (f facts) judgeForward() []Check {
 	const filters, networks = "forward_chain", "captured_networks"
 	if f.filterless != nil {
 		unknown := "not looked at: " + f.filterless.Error()
-		return []check{fine(filters, "%s", unknown), fine(networks, "%s", unknown)}
+		return []Check{fine(filters, "%s", unknown), fine(networks, "%s", unknown)}
 	}
 	forward := fine(filters, "nothing is dropped there that captured connections would go round")
 	if len(f.filters) > 0 {
-		forward.State = stateWarn
+		forward.State = Warn
 		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
 		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured connections " +
 			"in an input chain or by a rule with refuse (docs/operations.md, The forward chain)"
@@ -228,21 +229,21 @@ func (f facts) judgeForward() []check {
 		for _, n := range f.newcomers {
 			words = append(words, fmt.Sprintf("%v (%s)", n.Prefix, n.Interface))
 		}
-		own.State, own.Found = stateWarn, "captured, since they came after the rules: "+strings.Join(words, ", ")
+		own.State, own.Found = Warn, "captured, since they came after the rules: "+strings.Join(words, ", ")
 		own.Fix = "penstock rules apply once more, as before (under systemd: systemctl restart penstock)"
 	}
-	return []check{forward, own}
+	return []Check{forward, own}
 }
 
-func (f facts) judgeTransparent(name, option string, err error) check {
+func (f facts) judgeTransparent(name, option string, err error) Check {
 	c := fine(name, "%s can be set: listeners of mode tproxy and keep_client work", option)
 	if err == nil {
 		return c
 	}
-	c.State, c.Found = stateMissing, fmt.Sprintf("%s: %v", option, err)
+	c.State, c.Found = Missing, fmt.Sprintf("%s: %v", option, err)
 	switch {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		c.Fix = f.grant(capNetAdmin)
+		c.Fix = f.grant(caps.NetAdmin)
 	case errors.Is(err, unix.EAFNOSUPPORT):
 		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it on, or listen on 0.0.0.0"
 	default:
@@ -252,8 +253,8 @@ func (f facts) judgeTransparent(name, option string, err error) check {
 }
 
 // judgeRules is about one kind of capture rules, as applied for a trial.
-func (f facts) judgeRules(mode capture.Mode, v6 bool) check {
-	c := check{Name: rulesCheck(mode, v6)}
+func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
+	c := Check{Name: rulesCheck(mode, v6)}
 	t, made := f.trials[c.Name]
 	err := t.err()
 	switch {
@@ -266,14 +267,14 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) check {
 		}
 		return fine(c.Name, "rules applied and removed %s", where)
 	}
-	c.State, c.Found = stateMissing, err.Error()
+	c.State, c.Found = Missing, err.Error()
 	modules := "nft_fib_inet nft_tproxy nft_socket"
 	if mode == capture.Redirect {
 		modules = "nft_fib_inet nft_redir nft_chain_nat"
 	}
 	switch {
 	case errors.Is(err, unix.EPERM):
-		c.Fix = f.grant(capNetAdmin)
+		c.Fix = f.grant(caps.NetAdmin)
 	case v6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT)):
 		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the kernel's command line)"
 	default:
@@ -283,15 +284,15 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) check {
 }
 
 // untried is a check that needs a namespace where none can be made.
-func (f facts) untried(c check) check {
-	c.State = stateWarn
+func (f facts) untried(c Check) Check {
+	c.State = Warn
 	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
 	c.Fix = "run penstock doctor as root, outside of any container; or make user_namespaces (below) work"
 	return c
 }
 
-func (f facts) judgeUserNamespaces() check {
-	c := check{Name: "user_namespaces", State: stateWarn}
+func (f facts) judgeUserNamespaces() Check {
+	c := Check{Name: "user_namespaces", State: Warn}
 	limits := func() string {
 		switch {
 		case f.sysctls["user.max_user_namespaces"] == "0":
@@ -309,7 +310,7 @@ func (f facts) judgeUserNamespaces() check {
 	case err == nil:
 		c.Found, c.Fix = "for root only: other users may not run penstock bench and penstock demo", "sysctl -w "+limits
 	default:
-		c.State, c.Found = stateMissing, fmt.Sprintf("may not be made: %v; penstock bench and penstock demo need root then", err)
+		c.State, c.Found = Missing, fmt.Sprintf("may not be made: %v; penstock bench and penstock demo need root then", err)
 		switch {
 		case limits != "":
 			c.Fix = "sysctl -w " + limits
@@ -335,8 +336,8 @@ func (f facts) more(name string) string {
 	return fmt.Sprint(2 * n)
 }
 
-func (f facts) judgeTUN() check {
-	c := check{Name: "tun"}
+func (f facts) judgeTUN() Check {
+	c := Check{Name: "tun"}
 	t, made := f.trials["tun"]
 	err := t.err()
 	switch {
@@ -345,7 +346,7 @@ func (f facts) judgeTUN() check {
 	case err == nil:
 		return fine(c.Name, "%s makes devices: emulated links and listeners of mode tun work", tunDevice)
 	}
-	c.State, c.Found = stateMissing, fmt.Sprintf("%v; listeners of mode tun, penstock bench and penstock demo need it", err)
+	c.State, c.Found = Missing, fmt.Sprintf("%v; listeners of mode tun, penstock bench and penstock demo need it", err)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		c.Fix = "modprobe tun; into a container the device comes by --device " + tunDevice
@@ -359,24 +360,24 @@ func (f facts) judgeTUN() check {
 	return c
 }
 
-func (f facts) judgeCapabilities() check {
+func (f facts) judgeCapabilities() Check {
 	switch {
 	case f.capabilityLoss != nil:
-		return check{Name: "capabilities", State: stateWarn, Found: f.capabilityLoss.Error(), Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)"}
+		return Check{Name: "capabilities", State: Warn, Found: f.capabilityLoss.Error(), Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)"}
 	case f.capabilities == 0:
 		return fine("capabilities", "none: what needs no privilege works")
 	}
-	return fine("capabilities", "%s", f.capabilities.words())
+	return fine("capabilities", "%s", f.capabilities.Words())
 }
 
 // verdict is what all of it comes to, in a sentence.
-func (f facts) verdict(r report) string {
+func (f facts) verdict(r Report) string {
 	if f.datapath != nil {
 		return fmt.Sprintf("penstock run cannot work here: %v.", f.datapath)
 	}
 	able := func(names ...string) bool {
-		return !slices.ContainsFunc(r.Checks, func(c check) bool {
-			return c.State == stateMissing && slices.Contains(names, c.Name)
+		return !slices.ContainsFunc(r.Checks, func(c Check) bool {
+			return c.State == Missing && slices.Contains(names, c.Name)
 		})
 	}
 	// A redirect listener is open to everybody; its rules are not.

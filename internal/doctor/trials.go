@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"context"
@@ -17,9 +17,6 @@ import (
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
-
-// trialsFlag makes doctor the child that tries things in a user namespace.
-const trialsFlag = "namespace-trials"
 
 // tunDevice is the kernel's door to TUN devices.
 const tunDevice = "/dev/net/tun"
@@ -112,12 +109,12 @@ func tryTUN() error {
 
 // tryInUserNamespace does the same as root of a user namespace, in a child,
 // since a process with threads cannot enter one.
-func tryInUserNamespace(ctx context.Context) (map[string]attempt, error) {
+func tryInUserNamespace(ctx context.Context, args []string) (map[string]attempt, error) {
 	runtime.LockOSThread() // the child dies with the thread that starts it
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithTimeout(ctx, trialsPatience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", "doctor", "--"+trialsFlag)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
 	cmd.Args[0] = os.Args[0]
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
@@ -136,8 +133,8 @@ func tryInUserNamespace(ctx context.Context) (map[string]attempt, error) {
 	return o.Trials, o.Namespace.err()
 }
 
-// printTrials is the child's whole work.
-func printTrials(ctx context.Context, w io.Writer) error {
+// PrintTrials is the whole work of the child that Diagnose starts in a user namespace.
+func PrintTrials(ctx context.Context, w io.Writer) error {
 	trials, err := tryInNamespace(ctx)
 	return json.NewEncoder(w).Encode(outcome{Namespace: tried(err), Trials: trials})
 }

@@ -1,4 +1,4 @@
-package main
+package doctor
 
 import (
 	"fmt"
@@ -16,21 +16,21 @@ const leastBuffer cc.Bytes = 4 << 20
 // fewConnections is where the room for connections is worth a word.
 const fewConnections = 1000
 
-func (f facts) judgeDescriptors() check {
+func (f facts) judgeDescriptors() Check {
 	c := fine("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total, f.descriptors.Connections, f.descriptors.Pipes)
 	if f.descriptors.Connections < fewConnections {
-		c.State = stateWarn
+		c.State = Warn
 		c.Fix = "ulimit -Hn 1048576 (as root), or LimitNOFILE=1048576 in the systemd unit"
 	}
 	return c
 }
 
 // judgeSettings is about what the kernel's TCP is told, where it is told.
-func (f facts) judgeSettings() []check {
-	var checks []check
+func (f facts) judgeSettings() []Check {
+	var checks []Check
 	for _, s := range []struct {
 		name  string
-		judge func(name, value string) check
+		judge func(name, value string) Check
 	}{
 		{"net.ipv4.tcp_wmem", judgeBuffer("in flight towards a client or server")},
 		{"net.ipv4.tcp_rmem", judgeBuffer("in flight towards this machine")},
@@ -49,8 +49,8 @@ func (f facts) judgeSettings() []check {
 }
 
 // judgeBuffer is about the three sizes of a buffer that tunes itself.
-func judgeBuffer(what string) func(name, value string) check {
-	return func(name, value string) check {
+func judgeBuffer(what string) func(name, value string) Check {
+	return func(name, value string) Check {
 		sizes := strings.Fields(value)
 		if len(sizes) != 3 {
 			return fine(name, "%s", value)
@@ -60,8 +60,8 @@ func judgeBuffer(what string) func(name, value string) check {
 		if err != nil || most >= leastBuffer {
 			return fine(name, "at most %s bytes of a connection", sizes[2])
 		}
-		return check{
-			Name: name, State: stateWarn,
+		return Check{
+			Name: name, State: Warn,
 			Found: fmt.Sprintf("at most %s bytes of a connection %s: %.3g Mbit/s at a round trip of 100 ms",
 				sizes[2], what, float64(cc.RateOf(most, 100*time.Millisecond))/1e6),
 			Fix: fmt.Sprintf("sysctl -w %s=\"%s %s %d\"", name, sizes[0], sizes[1], leastBuffer),
@@ -70,21 +70,50 @@ func judgeBuffer(what string) func(name, value string) check {
 }
 
 // judgeSwitch is about what should be on.
-func judgeSwitch(off string) func(name, value string) check {
-	return func(name, value string) check {
+func judgeSwitch(off string) func(name, value string) Check {
+	return func(name, value string) Check {
 		if value != "0" {
 			return fine(name, "on")
 		}
-		return check{Name: name, State: stateWarn, Found: "off: " + off, Fix: "sysctl -w " + name + "=1"}
+		return Check{Name: name, State: Warn, Found: "off: " + off, Fix: "sysctl -w " + name + "=1"}
 	}
 }
 
 // inform is about what is right for some and wrong for others.
-func inform(on, off string) func(name, value string) check {
-	return func(name, value string) check {
+func inform(on, off string) func(name, value string) Check {
+	return func(name, value string) Check {
 		if value == "0" {
 			return fine(name, "0: %s", off)
 		}
 		return fine(name, "%s: %s", value, on)
 	}
+}
+
+// judgeSources names the interfaces that the key hints could have, with what
+// they tell of themselves.
+func (f facts) judgeSources() Check {
+	if f.sourceless != nil {
+		return Check{
+			Name: "sources", State: Warn, Found: f.sourceless.Error(),
+			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them the key hints has no effect",
+		}
+	}
+	words := make([]string, len(f.sources))
+	for i, s := range f.sources {
+		what := []string{s.Queue}
+		if s.Radio {
+			what = append(what, "radio")
+		}
+		switch {
+		case s.Rate > 0:
+			what = append(what, s.Rate.String())
+		case !s.Radio:
+			what = append(what, "does not tell its rate: set capacity")
+		}
+		words[i] = fmt.Sprintf("%s (%s)", s.Name, strings.Join(what, ", "))
+	}
+	if len(words) == 0 {
+		words = []string{"no interface is up but loopback"}
+	}
+	return fine("sources", "%s", strings.Join(words, "; "))
 }

@@ -1,0 +1,89 @@
+// Package doctor finds out what this machine and this process can do for Penstock,
+// and how to get the rest.
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// State is how a check came out.
+type State string
+
+// The states.
+const (
+	OK      State = "ok"      // nothing to do
+	Warn    State = "warn"    // it works, but worse than it could, or could not be tried
+	Missing State = "missing" // something that Penstock offers cannot be had here
+)
+
+// Check is one line of the report. Names and groups are for programs, too, and
+// do not change.
+type Check struct {
+	Name  string `json:"name"`
+	Group string `json:"group"`
+	State State  `json:"state"`
+	Found string `json:"found"`
+	Fix   string `json:"fix"` // what to do; empty where the state is ok
+}
+
+// Report is what doctor found.
+type Report struct {
+	Version  string  `json:"version"` // of Penstock
+	Kernel   string  `json:"kernel"`  // its release
+	Tier     string  `json:"tier"`    // of the datapath: ebpf or unprivileged; empty: there is none
+	Envelope string  `json:"envelope"`
+	Checks   []Check `json:"checks"`
+
+	Verdict string `json:"-"` // in a sentence, for people
+	Fatal   error  `json:"-"` // why Penstock cannot run here; nil: it can
+}
+
+// Program is what doctor must know of the program it is a part of.
+type Program struct {
+	Version string
+	Clock   func() cc.Time
+	Trials  []string // the arguments with which it calls PrintTrials
+}
+
+// Diagnose looks at this machine, with the rights of this process, and judges.
+func Diagnose(ctx context.Context, p Program) Report { return judge(look(ctx, p)) }
+
+// JSON writes the report for programs.
+func (r Report) JSON(w io.Writer) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(r)
+}
+
+// Text writes the report for people: a list under headings, and the verdict.
+func (r Report) Text(w io.Writer) error {
+	var b bytes.Buffer
+	table := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
+	for i, c := range r.Checks {
+		if i == 0 || c.Group != r.Checks[i-1].Group {
+			// Without a cell it would align only what is below it.
+			fmt.Fprintf(table, "%s\t\t\n", c.Group)
+		}
+		fmt.Fprintf(table, "  %s\t%s\t%s\n", c.State, c.Name, c.Found)
+		if c.Fix != "" {
+			fmt.Fprintf(table, "\t\tfix: %s\n", c.Fix)
+		}
+	}
+	_ = table.Flush() // into memory
+	for line := range strings.Lines(b.String()) {
+		if _, err := fmt.Fprintln(w, strings.TrimRight(line, " \n")); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintf(w, "\n%s\n", r.Verdict)
+	return err
+}
