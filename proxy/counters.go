@@ -69,7 +69,15 @@ type DirectionCounters struct {
 type AlgorithmCounters struct {
 	Algorithm  string
 	LossEvents uint64 // it was told of; 0 where unmanaged
-	Limited    map[flow.LimitedBy]time.Duration
+	Limited    flow.LimitedTime
+}
+
+// add counts what more happened under the algorithm in.
+func (a *AlgorithmCounters) add(more AlgorithmCounters) {
+	a.LossEvents += more.LossEvents
+	for by, t := range more.Limited {
+		a.Limited[by] += t
+	}
 }
 
 // add counts a direction in, and what is known of the leg it goes to.
@@ -91,22 +99,12 @@ func (d *DirectionCounters) control(c AlgorithmCounters) {
 	}
 	sum := d.Control[c.Algorithm]
 	sum.Algorithm = c.Algorithm
-	sum.LossEvents += c.LossEvents
-	if sum.Limited == nil && len(c.Limited) > 0 {
-		sum.Limited = map[flow.LimitedBy]time.Duration{}
-	}
-	for by, t := range c.Limited {
-		sum.Limited[by] += t
-	}
+	sum.add(c)
 	d.Control[c.Algorithm] = sum
 }
 
 func (d DirectionCounters) clone() DirectionCounters {
 	d.Control = maps.Clone(d.Control)
-	for name, c := range d.Control {
-		c.Limited = maps.Clone(c.Limited)
-		d.Control[name] = c
-	}
 	return d
 }
 

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"log/slog"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -98,7 +97,7 @@ func (d *direction) info() DirectionInfo {
 
 // since is what has happened up to s under the present algorithm.
 func (d *direction) since(algorithm string, s flow.Snapshot) AlgorithmCounters {
-	now := AlgorithmCounters{Algorithm: algorithm, LossEvents: uint64(s.LossEvents), Limited: maps.Clone(s.Limited)}
+	now := AlgorithmCounters{Algorithm: algorithm, LossEvents: uint64(s.LossEvents), Limited: s.Limited}
 	for _, e := range d.earlier {
 		now.LossEvents -= e.LossEvents
 		for by, t := range e.Limited {
@@ -117,12 +116,7 @@ func (d *direction) under(algorithm string, s flow.Snapshot) {
 		d.earlier = append(d.earlier, now)
 		return
 	}
-	before := d.earlier[i] // its map may be in others' hands
-	now.LossEvents += before.LossEvents
-	for by, t := range before.Limited {
-		now.Limited[by] += t
-	}
-	d.earlier[i] = now
+	d.earlier[i].add(now)
 }
 
 // logClosed writes the one line of a connection that was relayed.
@@ -155,7 +149,7 @@ func (d DirectionInfo) attrs(name string, leg datapath.Info) slog.Attr {
 		attrs = append(attrs, "group", d.Flow.Group, "lost", int64(d.Flow.Lost), "timeouts", d.Flow.Timeouts)
 		for by, t := range d.Flow.Limited {
 			if t > 0 {
-				attrs = append(attrs, "limited_"+by.String(), t.Round(time.Millisecond))
+				attrs = append(attrs, "limited_"+flow.LimitedBy(by).String(), t.Round(time.Millisecond))
 			}
 		}
 	}

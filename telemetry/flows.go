@@ -155,7 +155,7 @@ func describeControl(s flow.Snapshot) *Control {
 		Inflight: s.Inflight, Unsent: s.Unsent,
 		SRTT: s.SRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), LatestRTT: s.LatestRTT.Seconds(), QueueingDelay: s.QueueingDelay.Seconds(),
 		DeliveryRate: s.DeliveryRate, Delivered: s.Delivered, Lost: s.Lost, Marked: s.Marked,
-		LossEvents: s.LossEvents, Timeouts: s.Timeouts, LimitedBy: s.LimitedBy.String(), Limited: make(map[string]float64, len(s.Limited)),
+		LossEvents: s.LossEvents, Timeouts: s.Timeouts, LimitedBy: s.LimitedBy.String(), Limited: map[string]float64{},
 		Internals: InternalsOf(s.Algorithm, s.Internals),
 	}
 	if s.OneWay {
@@ -163,7 +163,9 @@ func describeControl(s flow.Snapshot) *Control {
 		c.Forward, c.Reverse = &forward, &reverse
 	}
 	for by, d := range s.Limited {
-		c.Limited[by.String()] = d.Seconds()
+		if d > 0 {
+			c.Limited[flow.LimitedBy(by).String()] = d.Seconds()
+		}
 	}
 	return c
 }

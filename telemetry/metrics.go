@@ -380,7 +380,9 @@ func (s sink) direction(r proxy.RouteCounters, d proxy.DirectionCounters, name, 
 	for algorithm, c := range d.Control {
 		s.put(ccLosses, float64(c.LossEvents), r.Listener, r.Rule, algorithm, name)
 		for by, t := range c.Limited {
-			s.put(ccLimited, t.Seconds(), r.Listener, r.Rule, algorithm, name, by.String())
+			if t > 0 {
+				s.put(ccLimited, t.Seconds(), r.Listener, r.Rule, algorithm, name, flow.LimitedBy(by).String())
+			}
 		}
 	}
 }

@@ -32,7 +32,7 @@ func busyProxy() *still {
 		Read: 3000, Written: 2000, Spliced: 1000, Retransmitted: 1448, SignalErrors: 1,
 		Control: map[string]proxy.AlgorithmCounters{"copa": {
 			Algorithm: "copa", LossEvents: 4,
-			Limited: map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond, flow.LimitedByReceiver: time.Second},
+			Limited: flow.LimitedTime{flow.LimitedByCwnd: 1500 * time.Millisecond, flow.LimitedByReceiver: time.Second},
 		}},
 	}
 	managed := proxy.DirectionInfo{
@@ -44,7 +44,7 @@ func busyProxy() *still {
 			QueueingDelay: 25 * time.Millisecond, ReverseQueue: 10 * time.Millisecond, OneWay: true, DeliveryRate: 12e6,
 			Taken: 600, Delivered: 450, Lost: 48, Marked: 1, Timeouts: 2, LossEvents: 3,
 			LimitedBy: flow.LimitedByCwnd,
-			Limited:   map[flow.LimitedBy]time.Duration{flow.LimitedByCwnd: 1500 * time.Millisecond},
+			Limited:   flow.LimitedTime{flow.LimitedByCwnd: 1500 * time.Millisecond},
 			Internals: cc.Internals{20.5, 2, 0.02, 41.25},
 		},
 	}

@@ -1,5 +1,7 @@
 package flow
 
+import "time"
+
 // LimitedBy names what holds a flow back at the moment.
 type LimitedBy uint8
 
@@ -12,6 +14,9 @@ const (
 	LimitedByReceiver                     // the peer's receive window
 	numLimits
 )
+
+// LimitedTime is the time that was spent limited by each cause.
+type LimitedTime [numLimits]time.Duration
 
 // String returns the name used in metrics, logs and JSON.
 func (l LimitedBy) String() string {

@@ -1,10 +1,6 @@
 package flow
 
-import (
-	"time"
-
-	"github.com/penstock-net/penstock/cc"
-)
+import "github.com/penstock-net/penstock/cc"
 
 // member is one flow as its group knows it. The group's mutex guards it.
 type member struct {
@@ -68,7 +64,7 @@ func (m *member) wake() {
 type limits struct {
 	by    LimitedBy
 	since cc.Time
-	spent [numLimits]time.Duration
+	spent LimitedTime
 }
 
 func (l *limits) enter(now cc.Time, by LimitedBy) {

@@ -35,7 +35,7 @@ type Snapshot struct {
 	Timeouts                       int
 	LossEvents                     int // OnLoss calls
 	LimitedBy                      LimitedBy
-	Limited                        map[LimitedBy]time.Duration // time spent in each state, up to the last report
+	Limited                        LimitedTime // up to the last report
 }
 
 // Snapshots returns the state of every open flow, ordered by ID.
@@ -67,7 +67,7 @@ func (f *Flow) snapshot() (s Snapshot, open bool) {
 		SRTT: g.srtt(&f.member), MinRTT: g.leastRTT(&f.member), LatestRTT: f.rtt.latest,
 		DeliveryRate: f.rate, OneWay: f.oneWay,
 		Taken: f.taken, Delivered: f.last.Acked, Lost: f.last.Lost, Marked: f.last.Marked,
-		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by,
+		Timeouts: f.last.Timeouts, LossEvents: f.losses, LimitedBy: f.limits.by, Limited: f.limits.spent,
 	}
 	if open = !f.closed; open {
 		s.Share = f.limit.Cwnd
@@ -75,17 +75,11 @@ func (f *Flow) snapshot() (s Snapshot, open bool) {
 			s.Lent = f.path.expand(max(0, f.share-f.counts))
 		}
 	}
-	spent, reverse := f.limits.spent, f.reverse
+	reverse := f.reverse
 	g.mu.Unlock()
 	if s.LatestRTT > 0 {
 		s.QueueingDelay = max(0, s.LatestRTT-s.MinRTT)
 		s.ReverseQueue = min(reverse, s.QueueingDelay)
-	}
-	s.Limited = make(map[LimitedBy]time.Duration, numLimits)
-	for by, d := range spent {
-		if d > 0 {
-			s.Limited[LimitedBy(by)] = d
-		}
 	}
 	return s, open
 }
