@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func TestExamplesAreValid(t *testing.T) {
@@ -30,7 +30,7 @@ func TestExamplesAreValid(t *testing.T) {
 			continue // Prometheus's
 		}
 		t.Run(path, func(t *testing.T) {
-			c, err := proxy.Load(withFiles(t, path))
+			c, err := config.Load(withFiles(t, path))
 			require.NoError(t, err)
 			for _, warning := range c.Warnings() {
 				// The router's inside address is meant to serve its network.
@@ -57,7 +57,7 @@ func withFiles(t *testing.T, path string) string {
 
 func TestRouterMarksItsConnectionsAsTheRulesExpect(t *testing.T) {
 	for _, path := range []string{"edge-router.yaml", "kernel-wireguard.yaml"} {
-		c, err := proxy.Load(path)
+		c, err := config.Load(path)
 		require.NoError(t, err)
 		assert.EqualValues(t, capture.DefaultOwnMark, c.Mark, path)
 	}
@@ -70,7 +70,7 @@ func TestUnitGivesTheDrainItsTime(t *testing.T) {
 	require.NotNil(t, match)
 	stop, err := strconv.Atoi(string(match[1]))
 	require.NoError(t, err)
-	drain := time.Duration(proxy.DefaultConfig().Shutdown.Drain)
+	drain := time.Duration(config.Default().Shutdown.Drain)
 	assert.Greater(t, time.Duration(stop)*time.Second, drain, "systemd would kill what is still being drained")
 }
 

@@ -16,7 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // BenchmarkRelay moves bytes over loopback through this package's relay and,
@@ -95,9 +95,9 @@ func cpuTime(tb testing.TB) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-func startPenstock(algorithm proxy.Algorithm) func(testing.TB, string) string {
+func startPenstock(algorithm config.Algorithm) func(testing.TB, string) string {
 	return func(tb testing.TB, backend string) string {
-		r := newRig(tb, func(c *proxy.Config) {
+		r := newRig(tb, func(c *config.Config) {
 			c.Defaults.Algorithm = algorithm
 			c.Listeners[0].Target = backend
 		})

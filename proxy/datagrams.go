@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -19,7 +20,7 @@ func (s *Server) forwardDatagrams(l *listenerState) {
 		l.inner = tunnel.Inner(t.Outside())
 	}
 	t.Forward(l.cfg.Tunnel.Datagrams(), tunnel.Forwarding{
-		Flows: s.parts.Flows, Clock: s.clock, Most: s.settings().cfg.descriptors().Sessions, Mark: uint32(s.settings().cfg.Mark), Log: s.log,
+		Flows: s.parts.Flows, Clock: s.clock, Most: descriptors(s.settings().cfg).Sessions, Mark: uint32(s.settings().cfg.Mark), Log: s.log,
 		Verdict: func(peer string, source, target netip.AddrPort) (flow.Terms, error) {
 			return s.datagram(l, policy.Facts{Listener: l.cfg.Name, Source: source, Target: target, Peer: peer, Inside: true})
 		},
@@ -43,7 +44,7 @@ func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) 
 }
 
 // configureDatagrams puts what cfg says of datagrams into force.
-func (s *Server) configureDatagrams(cfg Config) {
+func (s *Server) configureDatagrams(cfg config.Config) {
 	for i, l := range s.lanes {
 		if t, ok := l.in.(*tunnel.Listener); ok {
 			t.Configure(cfg.Listeners[i].Tunnel.Datagrams())
@@ -62,7 +63,7 @@ func (s *Server) guard(l *listenerState, in *settings, target netip.AddrPort) er
 	if via != nil && l.inner == nil {
 		return nil // peers reach each other
 	}
-	if l.cfg.guarded() {
+	if l.cfg.Guarded() {
 		g := in.guards[l.cfg.Name]
 		g.Inner = l.inner
 		if err := g.Check(target.Addr()); err != nil {

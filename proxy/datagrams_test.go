@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // echoHere answers datagrams at an address of this machine, with what they say.
@@ -58,8 +58,8 @@ func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
 	assert.Equal(t, "hello", got)
 	assert.Equal(t, uint64(1), g.proxy.Tunnels()[0].Datagrams.ReceivedPackets)
 
-	g.reload(func(c *proxy.Config) {
-		c.Rules = []proxy.RuleConfig{{Name: "closed", Refuse: "not today"}}
+	g.reload(func(c *config.Config) {
+		c.Rules = []config.Rule{{Name: "closed", Refuse: "not today"}}
 	})
 	_, err = p.ask(t, server, 200*time.Millisecond)
 	require.Error(t, err)
@@ -69,7 +69,7 @@ func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
 // algorithm: none leaves the window of connections alone, but max_rate is for all of the group.
 func TestAMaximumRateHoldsDatagramsWithoutAnAlgorithm(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, func(c *proxy.Config) {
+	g := newGateway(t, func(c *config.Config) {
 		c.Defaults.Algorithm, c.Defaults.MaxRate = "none", 80_000
 	}, p)
 	p.connect(g)
@@ -88,7 +88,7 @@ func TestAMaximumRateHoldsDatagramsWithoutAnAlgorithm(t *testing.T) {
 
 func TestAPeerDoesNotReachTheGatewaysOwnAddressesUnlessTheyAreAllowed(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, func(c *proxy.Config) { c.Listeners[0].Allow = nil }, p)
+	g := newGateway(t, func(c *config.Config) { c.Listeners[0].Allow = nil }, p)
 	p.connect(g)
 	server := echoHere(t)
 	_, err := p.ask(t, server, 200*time.Millisecond)

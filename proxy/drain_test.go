@@ -10,13 +10,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // draining is a gateway with one connection out of its tunnel, told to end.
 func draining(t *testing.T, drain time.Duration) (g *gateway, p *phone, client net.Conn, server *net.TCPConn, ended chan error) {
 	p = newPhone(t, "phone", "10.9.0.2")
-	g = newGateway(t, func(c *proxy.Config) { c.Shutdown.Drain = proxy.Duration(drain) }, p)
+	g = newGateway(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(drain) }, p)
 	p.connect(g)
 	ln := listenHere(t)
 	client, err := p.dial(t, ln.Addr().String())

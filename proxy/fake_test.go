@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -308,7 +309,7 @@ func (l *fakeListener) Close() error {
 type bench struct {
 	tb       testing.TB
 	server   *proxy.Server
-	cfg      proxy.Config // it started with
+	cfg      config.Config // it started with
 	listener *fakeListener
 	clock    func() cc.Time
 	dialled  chan *fakeLeg // server legs, in the order of dialling
@@ -321,7 +322,7 @@ type bench struct {
 	dialling func() // before each dial; nil: nothing happens
 }
 
-func newBench(tb testing.TB, change func(*proxy.Config, *bench)) *bench {
+func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	tb.Helper()
 	start := time.Now()
 	b := &bench{
@@ -329,8 +330,8 @@ func newBench(tb testing.TB, change func(*proxy.Config, *bench)) *bench {
 		clock:   func() cc.Time { return cc.Time(time.Since(start)) + 1 },
 		dialled: make(chan *fakeLeg, 100), served: make(chan error, 1),
 	}
-	cfg := proxy.DefaultConfig()
-	cfg.Listeners = []proxy.ListenerConfig{{Name: "fake", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"}}
+	cfg := config.Default()
+	cfg.Listeners = []config.Listener{{Name: "fake", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"}}
 	cfg.Defaults.Algorithm = "none"
 	if change != nil {
 		change(&cfg, b)

@@ -17,32 +17,33 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // forever is a wait that no test outlives: what comes sooner did not wait for it.
-const forever = proxy.Duration(time.Hour)
+const forever = config.Duration(time.Hour)
 
-func serverNames(t *testing.T, list ...string) []proxy.ServerName {
+func serverNames(t *testing.T, list ...string) []config.ServerName {
 	t.Helper()
-	out := make([]proxy.ServerName, len(list))
+	out := make([]config.ServerName, len(list))
 	for i, s := range list {
 		p, err := policy.ParseNamePattern(s)
 		require.NoError(t, err)
-		out[i] = proxy.ServerName(p)
+		out[i] = config.ServerName(p)
 	}
 	return out
 }
 
 // byName has a rule for video, one against ads and one for the rest, in front of
 // which a name is waited for.
-func byName(t *testing.T, change func(*proxy.Config)) func(*proxy.Config) {
-	return func(cfg *proxy.Config) {
+func byName(t *testing.T, change func(*config.Config)) func(*config.Config) {
+	return func(cfg *config.Config) {
 		cfg.Listeners[0].Allow = nil
 		cfg.Limits.ServerNameWait = forever
-		cfg.Rules = []proxy.RuleConfig{
-			{Name: "video", Match: proxy.MatchConfig{ServerName: serverNames(t, "video.example", "*.video.example")}},
-			{Name: "ads", Match: proxy.MatchConfig{ServerName: serverNames(t, "*.ads.example")}, Refuse: "no ads"},
+		cfg.Rules = []config.Rule{
+			{Name: "video", Match: config.Match{ServerName: serverNames(t, "video.example", "*.video.example")}},
+			{Name: "ads", Match: config.Match{ServerName: serverNames(t, "*.ads.example")}, Refuse: "no ads"},
 			{Name: "rest"},
 		}
 		cfg.Rules[0].Algorithm, cfg.Rules[2].Algorithm = "copa", "none"
@@ -108,7 +109,7 @@ func TestRulesByServerName(t *testing.T) {
 			t.Run(row.name+" "+kind, func(t *testing.T) {
 				change := byName(t, nil)
 				if kind != "at once" {
-					change = asking(byName(t, func(cfg *proxy.Config) { cfg.Listeners[0].Allow = loopbackAllowed }))
+					change = asking(byName(t, func(cfg *config.Config) { cfg.Listeners[0].Allow = loopbackAllowed }))
 				}
 				r := newRig(t, change)
 				client, server := pair(r, row.sent)
@@ -190,7 +191,7 @@ func TestAServerThatSpeaksFirstIsNotKeptWaiting(t *testing.T) {
 func TestWithoutANameInTimeTheNextRuleDecides(t *testing.T) {
 	for name, said := range map[string]string{"one byte of TLS": "\x16", "one byte of HTTP": "G", "nothing": ""} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, byName(t, func(cfg *proxy.Config) { cfg.Limits.ServerNameWait = proxy.Duration(20 * time.Millisecond) }))
+			r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Limits.ServerNameWait = config.Duration(20 * time.Millisecond) }))
 			client, server := r.pair()
 			send(t, client, said)
 			got := make([]byte, len(said))
@@ -225,7 +226,7 @@ func TestAClientThatClosesEndsTheWait(t *testing.T) {
 
 // announced has every server told of its client, which happens when the dial is
 // back and before the client's first bytes are awaited.
-func announced(cfg *proxy.Config) { cfg.Defaults.SendProxy = "v1" }
+func announced(cfg *config.Config) { cfg.Defaults.SendProxy = "v1" }
 
 // waiting is a pair of which the proxy has dialled its end; it is announced.
 func (r *rig) waiting() (client, server *net.TCPConn) {
@@ -283,8 +284,8 @@ func TestAServerNameThatIsRefused(t *testing.T) {
 // Where all but some names are refused, the refusal waits for the name; where
 // no name would help, nothing is dialled.
 func TestOnlySomeServerNamesAreAllowed(t *testing.T) {
-	only := func(cfg *proxy.Config) {
-		cfg.Rules = []proxy.RuleConfig{cfg.Rules[0], {Name: "rest", Refuse: "not listed"}}
+	only := func(cfg *config.Config) {
+		cfg.Rules = []config.Rule{cfg.Rules[0], {Name: "rest", Refuse: "not listed"}}
 	}
 	t.Run("one of them", func(t *testing.T) {
 		r := newRig(t, byName(t, only))
@@ -303,7 +304,7 @@ func TestOnlySomeServerNamesAreAllowed(t *testing.T) {
 		require.Eventually(t, r.rejected(proxy.RejectedRule), patience, time.Millisecond)
 	})
 	t.Run("none at all", func(t *testing.T) {
-		r := newRig(t, byName(t, func(cfg *proxy.Config) {
+		r := newRig(t, byName(t, func(cfg *config.Config) {
 			only(cfg)
 			cfg.Rules[0].Refuse = "neither"
 		}))
@@ -323,13 +324,13 @@ func TestThePROXYHeaderAndTheServerName(t *testing.T) {
 		assert.Equal(t, want, string(got))
 	}
 	t.Run("whatever the name", func(t *testing.T) {
-		r := newRig(t, byName(t, func(cfg *proxy.Config) { cfg.Defaults.SendProxy = "v1" }))
+		r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Defaults.SendProxy = "v1" }))
 		_, server := r.pair()
 		read(t, server, "PROXY TCP4 127.0.0.1")
 		assert.Equal(t, proxy.StateDialing, r.proxy.Flows()[0].State)
 	})
 	t.Run("for one name", func(t *testing.T) {
-		r := newRig(t, byName(t, func(cfg *proxy.Config) { cfg.Rules[0].SendProxy = "v1" }))
+		r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Rules[0].SendProxy = "v1" }))
 		client, server := r.pair()
 		send(t, client, "GET / HTTP/1.1\r\nHost: video.example\r\n\r\n")
 		require.NoError(t, client.CloseWrite())
@@ -340,8 +341,8 @@ func TestThePROXYHeaderAndTheServerName(t *testing.T) {
 }
 
 func TestNobodyWaitsWhereNoRuleNeedsTheName(t *testing.T) {
-	r := newRig(t, byName(t, func(cfg *proxy.Config) {
-		cfg.Rules = append([]proxy.RuleConfig{{Name: "first", Match: proxy.MatchConfig{Source: loopbackAllowed}}}, cfg.Rules...)
+	r := newRig(t, byName(t, func(cfg *config.Config) {
+		cfg.Rules = append([]config.Rule{{Name: "first", Match: config.Match{Source: loopbackAllowed}}}, cfg.Rules...)
 	}))
 	r.pair()
 	flow := r.relayed()
@@ -357,8 +358,8 @@ func TestTheServerNameOfAURL(t *testing.T) {
 		"a long header":         "GET http://localhost:%s/ HTTP/1.1\r\nX: " + strings.Repeat("x", 16_310) + "\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, asking(byName(t, func(cfg *proxy.Config) {
-				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed), proxy.Prefix(netip.MustParsePrefix("::1/128")))
+			r := newRig(t, asking(byName(t, func(cfg *config.Config) {
+				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed), config.Prefix(netip.MustParsePrefix("::1/128")))
 				cfg.Rules[1].Match.ServerName = serverNames(t, "localhost")
 			})))
 			conn, err := net.Dial("tcp", r.addr())

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -18,3 +19,45 @@ func (s *Server) Groups() ([]flow.Group, cc.Time) {
 // reports how many groups of flows have heard it: those whose bytes go nowhere
 // else, clients' downloads and uploads to servers.
 func (s *Server) Hint(p netip.Prefix, h cc.Hint) (groups int) { return s.parts.Flows.Hint(p, h) }
+
+// Toward counts the connections with a byte moved in the time before now whose
+// bytes go to hosts in any of the prefixes, down or up, and these hosts.
+func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hosts int) {
+	now := s.clock()
+	seen := map[netip.Addr]bool{}
+	for _, c := range s.live() {
+		if now.Sub(cc.Time(c.active.Load())) > lately {
+			continue
+		}
+		found := false
+		for _, host := range c.hosts() {
+			if host.IsValid() && covers(within, host) {
+				found, seen[host] = true, true
+			}
+		}
+		if found {
+			flows++
+		}
+	}
+	return flows, len(seen)
+}
+
+// hosts are where its bytes go to: the client's and, once it is reached, the server's.
+func (c *connection) hosts() [2]netip.Addr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := [2]netip.Addr{c.source().Addr().Unmap().WithZone("")}
+	if c.state != StateGreeting && c.state != StateDialing {
+		out[1] = addrPort(c.server.conn.RemoteAddr()).Addr().Unmap().WithZone("")
+	}
+	return out
+}
+
+func covers(list []netip.Prefix, host netip.Addr) bool {
+	for _, p := range list {
+		if p.Contains(host) {
+			return true
+		}
+	}
+	return false
+}

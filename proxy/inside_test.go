@@ -13,16 +13,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // together is a gateway with two peers in a pool of 10.9.0.0/24.
-func together(t *testing.T, isolate bool, change func(*proxy.Config)) (g *gateway, p, q *phone) {
+func together(t *testing.T, isolate bool, change func(*config.Config)) (g *gateway, p, q *phone) {
 	p, q = newPhone(t, "phone", "10.9.0.2"), newPhone(t, "tablet", "10.9.0.3")
-	g = newGateway(t, func(c *proxy.Config) {
+	g = newGateway(t, func(c *config.Config) {
 		l := &c.Listeners[0]
 		l.Allow, l.Tunnel.Isolate = nil, &isolate
-		l.WireGuard.Pool = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.0/24"))}
-		c.Limits.DialTimeout = proxy.Duration(patience)
+		l.WireGuard.Pool = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.0/24"))}
+		c.Limits.DialTimeout = config.Duration(patience)
 		if change != nil {
 			change(c)
 		}
@@ -63,7 +64,7 @@ func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
 		require.Eventually(t, g.rejected(proxy.RejectedDenied), patience, time.Millisecond)
 	})
 	t.Run("not isolated", func(t *testing.T) {
-		g, p, q := together(t, false, func(c *proxy.Config) { c.Defaults.Algorithm = "cubic" })
+		g, p, q := together(t, false, func(c *config.Config) { c.Defaults.Algorithm = "cubic" })
 		q.greets(t)
 		c, err := p.dial(t, "10.9.0.3:80")
 		require.NoError(t, err)
@@ -75,8 +76,8 @@ func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
 		assert.Zero(t, g.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDenied])
 	})
 	t.Run("isolated but for one", func(t *testing.T) {
-		_, p, q := together(t, true, func(c *proxy.Config) {
-			c.Listeners[0].Allow = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
+		_, p, q := together(t, true, func(c *config.Config) {
+			c.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
 		})
 		p.greets(t)
 		q.greets(t)
@@ -148,8 +149,8 @@ func TestDatagramsAndPingsGoFromPeerToPeer(t *testing.T) {
 		assert.Equal(t, uint64(2), g.proxy.Tunnels()[0].Datagrams.Refused)
 	})
 	t.Run("isolated but for one", func(t *testing.T) {
-		_, p, q := together(t, true, func(c *proxy.Config) {
-			c.Listeners[0].Allow = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
+		_, p, q := together(t, true, func(c *config.Config) {
+			c.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
 		})
 		p.echoes(t)
 		q.echoes(t)
@@ -184,7 +185,7 @@ func TestTheGatewayAnswersPingsInsideAndUnusedAddressesAreUnreachable(t *testing
 }
 
 func TestWhatIsSentToAPeerByAnotherSharesItsWindow(t *testing.T) {
-	g, p, q := together(t, false, func(c *proxy.Config) { c.Defaults.Algorithm = "cubic" })
+	g, p, q := together(t, false, func(c *config.Config) { c.Defaults.Algorithm = "cubic" })
 	ln, err := q.net.ListenTCP(&net.TCPAddr{Port: 80})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = ln.Close() })
@@ -207,10 +208,10 @@ func TestWhatIsSentToAPeerByAnotherSharesItsWindow(t *testing.T) {
 }
 
 func TestOnlyPeersReachWhatIsInsideATunnel(t *testing.T) {
-	g, _, q := together(t, false, func(c *proxy.Config) {
+	g, _, q := together(t, false, func(c *config.Config) {
 		c.Listeners = append(c.Listeners,
-			proxy.ListenerConfig{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
-			proxy.ListenerConfig{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+			config.Listener{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
+			config.Listener{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
 	})
 	q.greets(t)
 	for _, target := range []string{"10.9.0.1:80", "10.9.0.3:80", "10.9.0.77:80", "[::ffff:10.9.0.3]:80"} {

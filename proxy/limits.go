@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"github.com/penstock-net/penstock/proxy/config"
 	"net/netip"
 	"sync"
 
@@ -60,7 +61,7 @@ func divideDescriptors(total, tunnels int) Descriptors {
 const sourceShare = 4 // a quarter
 
 // descriptors divides them for what c has open.
-func (c *Config) descriptors() Descriptors {
+func descriptors(c config.Config) Descriptors {
 	tunnels := 0
 	for _, l := range c.Listeners {
 		if l.Tunnels() {
@@ -81,10 +82,10 @@ type limiter struct {
 }
 
 // change puts the limits of cfg into force. Who is in already stays.
-func (l *limiter) change(cfg Config, lanes []*listenerState) {
+func (l *limiter) change(cfg config.Config, lanes []*listenerState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.global = cfg.descriptors().Connections
+	l.global = descriptors(cfg).Connections
 	if cfg.Limits.Connections > 0 {
 		l.global = min(l.global, cfg.Limits.Connections)
 	}

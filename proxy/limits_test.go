@@ -4,11 +4,12 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
@@ -79,7 +80,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			var l limiter
-			l.change(Config{Limits: LimitsConfig{Connections: row.connections, PerSource: row.perSource}}, nil)
+			l.change(config.Config{Limits: config.Limits{Connections: row.connections, PerSource: row.perSource}}, nil)
 			for addr, want := range map[netip.Addr]int{far: row.far, near: row.near, netip.MustParseAddr("2001:db8::1"): row.another} {
 				in := 0
 				for range 50 {
@@ -92,13 +93,8 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 		})
 	}
 	var l limiter
-	l.change(Config{}, nil)
+	l.change(config.Config{}, nil)
 	assert.Equal(t, max(1, DescriptorBudget(0).Connections/4), l.perSource, "of what descriptors have room for")
-}
-
-func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {
-	assert.GreaterOrEqual(t, defaults().Limits.IdleTimeout.std(), 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
-	assert.GreaterOrEqual(t, defaults().Limits.HalfClosedTimeout.std(), 4*time.Minute, "likewise, of closing ones")
 }
 
 func TestLoopGuard(t *testing.T) {

@@ -25,6 +25,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // The tests here run a whole server over the kernel's TCP on the loopback
@@ -43,7 +44,7 @@ func clock() cc.Time { return cc.Time(time.Since(epoch)) + 1 }
 type rig struct {
 	tb      testing.TB
 	proxy   *proxy.Kernel
-	cfg     proxy.Config // it started with
+	cfg     config.Config // it started with
 	backend *net.TCPListener
 	logs    *lockedBuffer
 	stop    func() error // ends Serve and returns its error
@@ -68,12 +69,12 @@ func (l *lockedBuffer) String() string {
 
 // newRig starts a proxy whose one listener forwards to the backend. change may
 // edit the configuration.
-func newRig(tb testing.TB, change func(*proxy.Config)) *rig {
+func newRig(tb testing.TB, change func(*config.Config)) *rig {
 	tb.Helper()
 	backend, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(tb, err)
-	cfg := proxy.DefaultConfig()
-	cfg.Listeners = []proxy.ListenerConfig{{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: backend.Addr().String()}}
+	cfg := config.Default()
+	cfg.Listeners = []config.Listener{{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: backend.Addr().String()}}
 	cfg.Shutdown.Drain = 0
 	if change != nil {
 		change(&cfg)
@@ -116,12 +117,12 @@ func (r *rig) pair() (client, server *net.TCPConn) {
 }
 
 // unmanaged leaves both directions to the kernel.
-func unmanaged(cfg *proxy.Config) { cfg.Defaults.Algorithm = "none" }
+func unmanaged(cfg *config.Config) { cfg.Defaults.Algorithm = "none" }
 
 func TestBothDirectionsCarryTheSameBytes(t *testing.T) {
-	for _, algorithm := range []proxy.Algorithm{"copa", "none", "cubic", "static:cwnd_packets=64"} {
+	for _, algorithm := range []config.Algorithm{"copa", "none", "cubic", "static:cwnd_packets=64"} {
 		t.Run(string(algorithm), func(t *testing.T) {
-			r := newRig(t, func(cfg *proxy.Config) { cfg.Defaults.Algorithm = algorithm })
+			r := newRig(t, func(cfg *config.Config) { cfg.Defaults.Algorithm = algorithm })
 			client, server := r.pair()
 			const size = 16 << 20
 			up, down := random(1, size), random(2, size)
@@ -158,7 +159,7 @@ func random(seed uint64, n int) []byte {
 }
 
 func TestHalfCloses(t *testing.T) {
-	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+	for name, change := range map[string]func(*config.Config){"managed": nil, "unmanaged": unmanaged} {
 		t.Run(name+": the answer comes after the client's end", func(t *testing.T) {
 			client, server := newRig(t, change).pair()
 			send(t, client, "question")
@@ -181,7 +182,7 @@ func TestHalfCloses(t *testing.T) {
 }
 
 func TestResetsArriveAsResetsAfterTheData(t *testing.T) {
-	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+	for name, change := range map[string]func(*config.Config){"managed": nil, "unmanaged": unmanaged} {
 		for _, from := range []string{"client", "server"} {
 			t.Run(name+" from the "+from, func(t *testing.T) {
 				r := newRig(t, change)
@@ -213,7 +214,7 @@ func TestResetsArriveAsResetsAfterTheData(t *testing.T) {
 // that was reset and so met the error in its write: the read then sees a
 // plain end of stream.
 func TestResetWhileWritingIsNotTakenForAnEnd(t *testing.T) {
-	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+	for name, change := range map[string]func(*config.Config){"managed": nil, "unmanaged": unmanaged} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, change)
 			for range 20 {
@@ -251,7 +252,7 @@ func TestAServerThatRefusesResetsACapturedClient(t *testing.T) {
 }
 
 func TestCountersMoveWhileAConnectionLives(t *testing.T) {
-	for name, change := range map[string]func(*proxy.Config){"managed": nil, "unmanaged": unmanaged} {
+	for name, change := range map[string]func(*config.Config){"managed": nil, "unmanaged": unmanaged} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, change)
 			client, server := r.pair()
@@ -293,12 +294,12 @@ func TestShutdownResetsWhatIsLeft(t *testing.T) {
 func TestLimits(t *testing.T) {
 	for _, row := range []struct {
 		name   string
-		change func(*proxy.Config)
+		change func(*config.Config)
 		reason proxy.Reason
 	}{
-		{"all together", func(c *proxy.Config) { c.Limits.Connections = 1 }, proxy.RejectedGlobalLimit},
-		{"one listener", func(c *proxy.Config) { c.Listeners[0].Connections = 1 }, proxy.RejectedListenerLimit},
-		{"one client host", func(c *proxy.Config) { c.Limits.PerSource = new(1) }, proxy.RejectedSourceLimit},
+		{"all together", func(c *config.Config) { c.Limits.Connections = 1 }, proxy.RejectedGlobalLimit},
+		{"one listener", func(c *config.Config) { c.Listeners[0].Connections = 1 }, proxy.RejectedListenerLimit},
+		{"one client host", func(c *config.Config) { c.Limits.PerSource = new(1) }, proxy.RejectedSourceLimit},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			r := newRig(t, row.change)
@@ -319,7 +320,7 @@ func TestTheProxyDoesNotTalkToItself(t *testing.T) {
 	require.NoError(t, err)
 	addr := probe.Addr().String()
 	require.NoError(t, probe.Close())
-	r := newRig(t, func(c *proxy.Config) { c.Listeners[0].Address, c.Listeners[0].Target = addr, addr })
+	r := newRig(t, func(c *config.Config) { c.Listeners[0].Address, c.Listeners[0].Target = addr, addr })
 	refused(t, addr)
 	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
 	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedLoop])
@@ -355,8 +356,8 @@ func receive(t *testing.T, conn net.Conn) string {
 // for its own traffic.
 func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 	service := listenHere(t).Addr().String()
-	r := newRig(t, func(cfg *proxy.Config) {
-		cfg.Listeners = []proxy.ListenerConfig{{Name: "fwd", Mode: "mixed", Address: "127.0.0.1:0"}}
+	r := newRig(t, func(cfg *config.Config) {
+		cfg.Listeners = []config.Listener{{Name: "fwd", Mode: "mixed", Address: "127.0.0.1:0"}}
 	})
 	ask := func() string {
 		c, err := net.Dial("tcp", r.addr())
@@ -375,7 +376,7 @@ func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 
 	cfg := r.cfg
 	cfg.Listeners = slices.Clone(cfg.Listeners)
-	cfg.Listeners[0].Allow = []proxy.Prefix{proxy.Prefix(netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(), 32))}
+	cfg.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(), 32))}
 	_, err := r.proxy.Reload(cfg)
 	require.NoError(t, err)
 	assert.Contains(t, ask(), "200")

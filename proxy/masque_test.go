@@ -14,7 +14,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 const masqueConfig = `
@@ -51,17 +50,6 @@ func certified(t *testing.T) (certificate, key string) {
 	return write("CERTIFICATE", der), write("PRIVATE KEY", secret)
 }
 
-// masqueFolder has a configuration of mode masque with its files.
-func masqueFolder(t *testing.T, change func(files map[string]string)) (config string) {
-	t.Helper()
-	files := map[string]string{"c.yaml": masqueConfig, "tokens": "phone phone-0123456789abcdef\n"}
-	files["cert.pem"], files["key.pem"] = certified(t)
-	if change != nil {
-		change(files)
-	}
-	return filepath.Join(folder(t, files), "c.yaml")
-}
-
 // stream asks a MASQUE listener for a TCP connection.
 func stream(t *testing.T, at net.Addr, to, token string) (*http3.RequestStream, int) {
 	t.Helper()
@@ -85,12 +73,19 @@ func stream(t *testing.T, at net.Addr, to, token string) (*http3.RequestStream, 
 }
 
 func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
-	config := masqueFolder(t, nil)
-	cfg, err := proxy.Load(config)
+	dir := t.TempDir()
+	certificate, key := certified(t)
+	path := filepath.Join(dir, "c.yaml")
+	for name, text := range map[string]string{
+		"c.yaml": masqueConfig, "cert.pem": certificate, "key.pem": key, "tokens": "phone phone-0123456789abcdef\n",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	cfg, err := config.Load(path)
 	require.NoError(t, err)
 	require.NoError(t, cfg.Check(), "as it is after its files were read")
 	cfg.Listeners[0].Allow = loopbackAllowed // a stream is no packet: its client may name the address
-	r := newRig(t, func(c *proxy.Config) { c.Listeners, c.Defaults.Algorithm = cfg.Listeners, "cubic" })
+	r := newRig(t, func(c *config.Config) { c.Listeners, c.Defaults.Algorithm = cfg.Listeners, "cubic" })
 	at := r.proxy.Addrs()["masque"]
 
 	s, status := stream(t, at, r.backend.Addr().String(), "phone-0123456789abcdef")
@@ -114,49 +109,11 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	assert.EqualValues(t, 1, r.proxy.Tunnels()[0].Refused)
 
 	// Tokens and certificates are reread.
-	dir := filepath.Dir(config)
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokens"), []byte("phone phone-0123456789abcdef\ntablet tablet-0123456789abcdef\n"), 0o600))
-	again, err := proxy.Load(config)
+	again, err := config.Load(path)
 	require.NoError(t, err)
 	again.Listeners[0].Allow = loopbackAllowed
-	r.reload(func(c *proxy.Config) { c.Listeners = again.Listeners })
+	r.reload(func(c *config.Config) { c.Listeners = again.Listeners })
 	_, status = stream(t, at, r.backend.Addr().String(), "tablet-0123456789abcdef")
 	assert.Equal(t, http.StatusOK, status)
-}
-
-func TestMistakesInMASQUEAreToldWithTheirKey(t *testing.T) {
-	replace := func(from, to string) func(map[string]string) {
-		return func(f map[string]string) { f["c.yaml"] = strings.Replace(f["c.yaml"], from, to, 1) }
-	}
-	for name, c := range map[string]struct {
-		change func(map[string]string)
-		says   string
-	}{
-		"no certificate":           {replace("certificate: cert.pem, ", ""), "listeners[0].tls.certificate: missing"},
-		"no key":                   {replace(", key: key.pem", ""), "listeners[0].tls.key: missing"},
-		"no file":                  {replace("cert.pem", "no.pem"), "listeners[0].tls.certificate: "},
-		"no PEM":                   {func(f map[string]string) { f["cert.pem"] = "secret" }, "there is no PEM in"},
-		"another's key":            {func(f map[string]string) { _, f["key.pem"] = certified(t) }, "listeners[0].tls: "},
-		"nobody":                   {replace(", tokens_file: tokens", ""), "listeners[0].masque.tokens_file: missing"},
-		"everybody and some":       {replace("tokens_file: tokens", "tokens_file: tokens, open: true"), "listeners[0].masque.open: not together"},
-		"no tokens":                {func(f map[string]string) { f["tokens"] = "# none\n" }, "there is no token in it"},
-		"a short token":            {replace("tokens_file: tokens", "tokens: [{name: a, token: b}]"), "listeners[0].masque.tokens[0].token"},
-		"a short token in a file":  {func(f map[string]string) { f["tokens"] = "a b\n" }, "listeners[0].masque.tokens_file"},
-		"a pool of one":            {replace("10.10.0.0/24", "10.10.0.1"), "listeners[0].masque.pool[0]"},
-		"an authority that is not": {replace("key: key.pem", "key: key.pem, client_ca: key.pem"), "listeners[0].tls.client_ca: there is no certificate"},
-		"in another mode": {func(f map[string]string) {
-			f["c.yaml"] = "listeners: [{name: m, mode: tun, device: t, masque: {open: true}}]"
-		}, "listeners[0].masque: only mode masque"},
-		"TLS in another mode": {func(f map[string]string) { f["c.yaml"] = "listeners: [{name: m, mode: tun, device: t, tls: {key: x}}]" }, "listeners[0].tls: only mode masque"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := proxy.Load(masqueFolder(t, c.change))
-			require.ErrorContains(t, err, c.says)
-			assert.NotContains(t, err.Error(), "secret")
-		})
-	}
-	config := masqueFolder(t, nil)
-	require.NoError(t, os.Chmod(filepath.Join(filepath.Dir(config), "tokens"), 0o644))
-	_, err := proxy.Load(config)
-	assert.ErrorContains(t, err, "chmod 0600")
 }

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -28,12 +30,12 @@ type Kernel struct {
 // sockets listen at some of the configured addresses already; those at others are closed.
 // End it with Close once Serve has returned, or without Serve.
 func Open(
-	ctx context.Context, cfg Config, sockets []*net.TCPListener,
+	ctx context.Context, cfg config.Config, sockets []*net.TCPListener,
 	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
 ) (*Kernel, error) {
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: cfg.descriptors().Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
+		Pipes: descriptors(cfg).Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
@@ -41,7 +43,7 @@ func Open(
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
 	wrap := func(tcp *net.TCPConn) (datapath.Conn, error) { return dp.Wrap(tcp) }
-	links, err := cfg.startAgents(clock, log)
+	links, err := startAgents(cfg.Agents, clock, log)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), dp.Close())
 	}
@@ -53,13 +55,13 @@ func Open(
 		}
 		return nil, errors.Join(err, links.close(), dp.Close())
 	}
-	own, others := cfg.assign(sockets)
+	own, others := assign(cfg, sockets)
 	for _, ln := range others {
 		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
 		_ = ln.Close()
 	}
 	for _, l := range cfg.Listeners {
-		in, err := l.open(ctx, cfg.Limits, own[l.Name], clock, wrap, log)
+		in, err := open(ctx, l, cfg.Limits, own[l.Name], clock, wrap, log)
 		if err != nil {
 			return fail(err)
 		}
@@ -88,10 +90,10 @@ func (k *Kernel) Close() error {
 }
 
 // assign finds the listener of each socket, by its address.
-func (c Config) assign(sockets []*net.TCPListener) (own map[string]*net.TCPListener, others []*net.TCPListener) {
+func assign(c config.Config, sockets []*net.TCPListener) (own map[string]*net.TCPListener, others []*net.TCPListener) {
 	own = map[string]*net.TCPListener{}
 	for _, ln := range sockets {
-		i := slices.IndexFunc(c.Listeners, func(l ListenerConfig) bool {
+		i := slices.IndexFunc(c.Listeners, func(l config.Listener) bool {
 			return own[l.Name] == nil && !l.Tunnels() && sameAddress(l.Address, ln.Addr())
 		})
 		if i < 0 {
@@ -114,33 +116,31 @@ func sameAddress(address string, is net.Addr) bool {
 }
 
 // open opens a listener of whatever kind, at socket unless that is nil.
-func (l ListenerConfig) open(
-	ctx context.Context, limits LimitsConfig, socket *net.TCPListener,
+func open(
+	ctx context.Context, l config.Listener, limits config.Limits, socket *net.TCPListener,
 	clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger,
 ) (ingress.Listener, error) {
 	if l.Tunnels() {
-		return l.openTunnel(clock, log)
+		return openTunnel(l, clock, log)
 	}
-	in := l.ingress(limits, log)
+	in := ingressConfig(l, limits, log)
 	in.Socket = socket
 	return ingress.Listen(ctx, in, wrap)
 }
 
-// ingress is the listener's part of the configuration in the ingress's terms.
-func (l ListenerConfig) ingress(limits LimitsConfig, log *slog.Logger) ingress.Config {
+// ingressConfig is the listener's part of the configuration in the ingress's terms.
+func ingressConfig(l config.Listener, limits config.Limits, log *slog.Logger) ingress.Config {
 	out := ingress.Config{
-		Name: l.Name, Mode: ingress.Mode(l.Mode), Addr: l.Address, Target: l.Target,
-		HandshakeTimeout: limits.HandshakeTimeout.std(), Log: log,
+		Name: l.Name, Mode: access.Mode(l.Mode), Addr: l.Address, Target: l.Target,
+		HandshakeTimeout: time.Duration(limits.HandshakeTimeout), Log: log,
 	}
-	out.Auth = l.accounts()
-	for _, p := range l.ProxyProtocol.From {
-		out.TrustedProxies = append(out.TrustedProxies, netip.Prefix(p))
-	}
+	out.Auth = accounts(l)
+	out.TrustedProxies = config.Prefixes(l.ProxyProtocol.From)
 	return out
 }
 
 // accounts are the users in the ingress's terms.
-func (l ListenerConfig) accounts() []ingress.User {
+func accounts(l config.Listener) []ingress.User {
 	var out []ingress.User
 	for _, u := range l.Users {
 		out = append(out, ingress.User{Name: u.Name, Password: u.Password})

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // ending is how one side of a connection stops sending.
@@ -47,14 +47,14 @@ func anySide(t *rapid.T, name string) *side {
 // sees a prefix of what the other sent, the whole of it before a FIN, and never
 // a FIN after a RST.
 func TestRelayDeliversWhatWasSentOrSaysThatItDidNot(t *testing.T) {
-	algorithms := []proxy.Algorithm{"none", "static:cwnd_packets=3", "cubic"}
+	algorithms := []config.Algorithm{"none", "static:cwnd_packets=3", "cubic"}
 	rapid.Check(t, func(rt *rapid.T) {
 		client, server := anySide(rt, "client"), anySide(rt, "server")
 		capacity := rapid.IntRange(1500, 1<<20).Draw(rt, "capacity")
 		algorithm := rapid.SampledFrom(algorithms).Draw(rt, "algorithm")
-		b := newBench(t, func(c *proxy.Config, b *bench) {
+		b := newBench(t, func(c *config.Config, b *bench) {
 			c.Defaults.Algorithm = algorithm
-			c.Limits.Buffer = proxy.Size(rapid.IntRange(16<<10, 1<<20).Draw(rt, "buffer"))
+			c.Limits.Buffer = config.Size(rapid.IntRange(16<<10, 1<<20).Draw(rt, "buffer"))
 			b.capacity = capacity
 		})
 		clientLeg, serverLeg := b.connect()

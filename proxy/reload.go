@@ -3,9 +3,10 @@ package proxy
 import (
 	"fmt"
 	"reflect"
-	"strings"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -13,19 +14,19 @@ import (
 // settings are the configuration in force and what is made of it. They are
 // replaced as a whole and never changed.
 type settings struct {
-	cfg    Config
+	cfg    config.Config
 	policy *policy.Policy
 	guards map[string]policy.Guard // by listener
 }
 
-func newSettings(cfg Config) (*settings, error) {
+func newSettings(cfg config.Config) (*settings, error) {
 	rules, err := cfg.Policy()
 	if err != nil {
 		return nil, err
 	}
 	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}}
 	for _, l := range cfg.Listeners {
-		s.guards[l.Name] = policy.Guard{Allow: prefixes(l.Allow), Captured: l.captures(), Own: ingress.Local}
+		s.guards[l.Name] = policy.Guard{Allow: config.Prefixes(l.Allow), Captured: access.Mode(l.Mode).Captures(), Own: ingress.Local}
 	}
 	return s, nil
 }
@@ -40,16 +41,15 @@ type Reloaded struct {
 // Reload puts cfg into force for new connections, and decides again about the
 // running ones, by what was known when they were let in: their flows move to
 // their new terms. What cannot change while running is refused, as is a
-// configuration with a mistake, with a *ConfigError; then nothing has changed.
-func (s *Server) Reload(cfg Config) (Reloaded, error) {
+// configuration with a mistake, with a *config.Error; then nothing has changed.
+func (s *Server) Reload(cfg config.Config) (Reloaded, error) {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
 	if err := cfg.Check(); err != nil {
 		return Reloaded{}, err
 	}
-	if key := s.settings().cfg.fixed(&cfg); key != "" {
-		err := keyErrorf(key, "cannot change while running; put the old value back, or restart the proxy")
-		return Reloaded{}, places(nil).locate(err)
+	if err := s.settings().cfg.CheckReload(cfg); err != nil {
+		return Reloaded{}, err
 	}
 	next, err := newSettings(cfg)
 	if err != nil {
@@ -123,53 +123,4 @@ func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 	}
 	d.terms = t
 	done.Moved++
-}
-
-// fixed returns the key of something that differs in next and cannot change
-// while running; empty: nothing does. What may change has the tag reload:"yes".
-func (c *Config) fixed(next *Config) string {
-	return firstChange("", reflect.ValueOf(*c), reflect.ValueOf(*next))
-}
-
-// firstChange returns the first key of a section that differs, but for those
-// that may.
-func firstChange(section string, a, b reflect.Value) string {
-	for i := range a.NumField() {
-		f := a.Type().Field(i)
-		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
-		key, x, y := section+name, a.Field(i), b.Field(i)
-		switch {
-		case f.Tag.Get("reload") != "":
-		case f.Type.Kind() == reflect.Struct && mayChange(f.Type):
-			if changed := firstChange(key+".", x, y); changed != "" {
-				return changed
-			}
-		case f.Type.Kind() == reflect.Slice && x.Len() == y.Len(): // both may be empty, left out or written as such
-			for j := range x.Len() {
-				if mayChange(f.Type.Elem()) {
-					if changed := firstChange(fmt.Sprintf("%s[%d].", key, j), x.Index(j), y.Index(j)); changed != "" {
-						return changed
-					}
-				} else if !reflect.DeepEqual(x.Index(j).Interface(), y.Index(j).Interface()) {
-					return key
-				}
-			}
-		case !reflect.DeepEqual(x.Interface(), y.Interface()):
-			return key
-		}
-	}
-	return ""
-}
-
-// mayChange reports whether a section has keys that may change while running.
-func mayChange(t reflect.Type) bool {
-	if t.Kind() != reflect.Struct {
-		return false
-	}
-	for f := range t.Fields() {
-		if f.Tag.Get("reload") != "" || mayChange(f.Type) {
-			return true
-		}
-	}
-	return false
 }

@@ -14,29 +14,30 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // with is the configuration a rig started with, changed.
-func (r *rig) with(change func(*proxy.Config)) proxy.Config {
+func (r *rig) with(change func(*config.Config)) config.Config {
 	cfg := r.cfg
 	change(&cfg)
 	return cfg
 }
 
-func (r *rig) reload(change func(*proxy.Config)) proxy.Reloaded {
+func (r *rig) reload(change func(*config.Config)) proxy.Reloaded {
 	r.tb.Helper()
 	done, err := r.proxy.Reload(r.with(change))
 	require.NoError(r.tb, err)
 	return done
 }
 
-func under(algorithm proxy.Algorithm) func(*proxy.Config) {
-	return func(c *proxy.Config) { c.Defaults.Algorithm = algorithm }
+func under(algorithm config.Algorithm) func(*config.Config) {
+	return func(c *config.Config) { c.Defaults.Algorithm = algorithm }
 }
 
 func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 	const size, switches = 32 << 20, 20
-	algorithms := []proxy.Algorithm{"copa", "cubic", "static:cwnd_packets=64", "copa:delta=0.1", "bbr"}
+	algorithms := []config.Algorithm{"copa", "cubic", "static:cwnd_packets=64", "copa:delta=0.1", "bbr"}
 	r := newRig(t, under("cubic"))
 	client, server := r.pair()
 	up, down := random(1, size), random(2, size)
@@ -93,33 +94,33 @@ func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 }
 
 func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
-	loopback := []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
-	rule := func(change func(*proxy.RuleConfig)) func(*proxy.Config) {
-		return func(c *proxy.Config) {
-			c.Rules = []proxy.RuleConfig{{Name: "new", Match: proxy.MatchConfig{Source: loopback}}}
+	loopback := []config.Prefix{config.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
+	rule := func(change func(*config.Rule)) func(*config.Config) {
+		return func(c *config.Config) {
+			c.Rules = []config.Rule{{Name: "new", Match: config.Match{Source: loopback}}}
 			change(&c.Rules[0])
 		}
 	}
 	for name, row := range map[string]struct {
-		before   proxy.Algorithm
-		change   func(*proxy.Config)
+		before   config.Algorithm
+		change   func(*config.Config)
 		rule, up string // of the connection, after
 		done     proxy.Reloaded
 	}{
 		"by a rule that matches now": {
-			"cubic", rule(func(r *proxy.RuleConfig) { r.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 2},
+			"cubic", rule(func(r *config.Rule) { r.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 2},
 		},
 		"of which only one direction changes": {
-			"cubic", rule(func(r *proxy.RuleConfig) { r.Up.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 1},
+			"cubic", rule(func(r *config.Rule) { r.Up.Algorithm = "copa" }), "new", "copa", proxy.Reloaded{Moved: 1},
 		},
 		"by a rule that changes nothing": {
-			"cubic", rule(func(*proxy.RuleConfig) {}), "new", "cubic", proxy.Reloaded{},
+			"cubic", rule(func(*config.Rule) {}), "new", "cubic", proxy.Reloaded{},
 		},
 		"by a rule that refuses: it goes on as it was": {
-			"cubic", rule(func(r *proxy.RuleConfig) { r.Refuse = "no more" }), "", "cubic", proxy.Reloaded{Refused: 1},
+			"cubic", rule(func(r *config.Rule) { r.Refuse = "no more" }), "", "cubic", proxy.Reloaded{Refused: 1},
 		},
 		"in place, where only the rate changes": {
-			"cubic", func(c *proxy.Config) { c.Defaults.MaxRate = 1e9 }, "", "cubic", proxy.Reloaded{Moved: 2},
+			"cubic", func(c *config.Config) { c.Defaults.MaxRate = 1e9 }, "", "cubic", proxy.Reloaded{Moved: 2},
 		},
 		"but what was left to the kernel stays there": {
 			"none", under("copa"), "", "none", proxy.Reloaded{Kept: 2},
@@ -155,17 +156,17 @@ func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 	r := newRig(t, nil)
 	client, _ := r.pair()
-	r.reload(func(c *proxy.Config) { c.Rules = []proxy.RuleConfig{{Name: "closed", Refuse: "no more"}} })
+	r.reload(func(c *config.Config) { c.Rules = []config.Rule{{Name: "closed", Refuse: "no more"}} })
 	refused(t, r.addr())
-	r.reload(func(c *proxy.Config) { c.Limits.Connections = 1 })
+	r.reload(func(c *config.Config) { c.Limits.Connections = 1 })
 	assert.Equal(t, 1, r.proxy.Counters().Limit)
 	refused(t, r.addr())
-	r.reload(func(c *proxy.Config) {
-		c.Listeners = append([]proxy.ListenerConfig(nil), c.Listeners...)
+	r.reload(func(c *config.Config) {
+		c.Listeners = append([]config.Listener(nil), c.Listeners...)
 		c.Listeners[0].Connections = 1
 	})
 	refused(t, r.addr())
-	r.reload(func(c *proxy.Config) { c.Defaults.Algorithm = "vegas" })
+	r.reload(func(c *config.Config) { c.Defaults.Algorithm = "vegas" })
 	_, _ = r.pair()
 	assert.Eventually(t, func() bool { return r.proxy.Flows()[1].Down.Algorithm == "vegas" }, patience, time.Millisecond, "once it is open")
 	c := r.proxy.Counters()
@@ -181,38 +182,38 @@ func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
 	send(t, client, "ping")
 	_, err := io.ReadFull(server, make([]byte, 4))
 	require.NoError(t, err)
-	listener := func(change func(*proxy.ListenerConfig)) func(*proxy.Config) {
-		return func(c *proxy.Config) {
-			c.Listeners = append([]proxy.ListenerConfig(nil), c.Listeners...)
+	listener := func(change func(*config.Listener)) func(*config.Config) {
+		return func(c *config.Config) {
+			c.Listeners = append([]config.Listener(nil), c.Listeners...)
 			change(&c.Listeners[0])
 		}
 	}
-	for key, change := range map[string]func(*proxy.Config){
-		"listeners": func(c *proxy.Config) {
-			c.Listeners = append(c.Listeners[:1:1], proxy.ListenerConfig{Name: "more", Mode: "mixed", Address: "127.0.0.1:0"})
+	for key, change := range map[string]func(*config.Config){
+		"listeners": func(c *config.Config) {
+			c.Listeners = append(c.Listeners[:1:1], config.Listener{Name: "more", Mode: "mixed", Address: "127.0.0.1:0"})
 		},
-		"listeners[0].name":    listener(func(l *proxy.ListenerConfig) { l.Name = "other" }),
-		"listeners[0].address": listener(func(l *proxy.ListenerConfig) { l.Address = "127.0.0.2:0" }),
-		"listeners[0].target":  listener(func(l *proxy.ListenerConfig) { l.Target = "127.0.0.1:9" }),
-		"listeners[0].proxy_protocol": listener(func(l *proxy.ListenerConfig) {
-			l.ProxyProtocol.From = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("10.0.0.0/8"))}
+		"listeners[0].name":    listener(func(l *config.Listener) { l.Name = "other" }),
+		"listeners[0].address": listener(func(l *config.Listener) { l.Address = "127.0.0.2:0" }),
+		"listeners[0].target":  listener(func(l *config.Listener) { l.Target = "127.0.0.1:9" }),
+		"listeners[0].proxy_protocol": listener(func(l *config.Listener) {
+			l.ProxyProtocol.From = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.0.0.0/8"))}
 		}),
-		"envelope":                 func(c *proxy.Config) { c.Envelope = "reno" },
-		"mark":                     func(c *proxy.Config) { c.Mark = 7 },
-		"limits.held_legs":         func(c *proxy.Config) { c.Limits.HeldLegs++ },
-		"limits.memory":            func(c *proxy.Config) { c.Limits.Memory *= 2 },
-		"limits.handshake_timeout": func(c *proxy.Config) { c.Limits.HandshakeTimeout *= 2 },
-		"telemetry.address":        func(c *proxy.Config) { c.Telemetry.Address = "off" },
-		"telemetry.hints.socket":   func(c *proxy.Config) { c.Telemetry.Hints.Socket = "/run/other.sock" },
-		"log.format":               func(c *proxy.Config) { c.Log.Format = "text" },
+		"envelope":                 func(c *config.Config) { c.Envelope = "reno" },
+		"mark":                     func(c *config.Config) { c.Mark = 7 },
+		"limits.held_legs":         func(c *config.Config) { c.Limits.HeldLegs++ },
+		"limits.memory":            func(c *config.Config) { c.Limits.Memory *= 2 },
+		"limits.handshake_timeout": func(c *config.Config) { c.Limits.HandshakeTimeout *= 2 },
+		"telemetry.address":        func(c *config.Config) { c.Telemetry.Address = "off" },
+		"telemetry.hints.socket":   func(c *config.Config) { c.Telemetry.Hints.Socket = "/run/other.sock" },
+		"log.format":               func(c *config.Config) { c.Log.Format = "text" },
 	} {
 		t.Run(key, func(t *testing.T) {
-			_, err := r.proxy.Reload(r.with(func(c *proxy.Config) {
+			_, err := r.proxy.Reload(r.with(func(c *config.Config) {
 				change(c)
 				c.Defaults.Algorithm = "copa"
 				c.Limits.Connections = 1
 			}))
-			var ce *proxy.ConfigError
+			var ce *config.Error
 			require.ErrorAs(t, err, &ce)
 			assert.Equal(t, key, ce.Key)
 			assert.Contains(t, err.Error(), key+": cannot change while running")
@@ -221,15 +222,15 @@ func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
 			assert.NotEqual(t, 1, r.proxy.Counters().Limit)
 		})
 	}
-	_, err = r.proxy.Reload(r.with(func(c *proxy.Config) { c.Limits.Buffer = 1 }))
+	_, err = r.proxy.Reload(r.with(func(c *config.Config) { c.Limits.Buffer = 1 }))
 	require.ErrorContains(t, err, "limits.buffer", "a mistake is one at a reload as well")
-	_, err = r.proxy.Reload(r.with(func(c *proxy.Config) { c.Defaults.Algorithm = "nope" }))
+	_, err = r.proxy.Reload(r.with(func(c *config.Config) { c.Defaults.Algorithm = "nope" }))
 	require.ErrorContains(t, err, "nope")
 }
 
 func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(c *proxy.Config, _ *bench) { c.Defaults.Algorithm = "cubic" })
+		b := newBench(t, func(c *config.Config, _ *bench) { c.Defaults.Algorithm = "cubic" })
 		defer b.end()
 		b.dialling = func() { // it has been decided about
 			cfg := b.cfg
@@ -256,7 +257,7 @@ func TestNewTimeoutsHoldForRunningConnections(t *testing.T) {
 		client, _ := b.connect()
 		time.Sleep(time.Second)
 		cfg := b.cfg
-		cfg.Limits.IdleTimeout = proxy.Duration(time.Minute)
+		cfg.Limits.IdleTimeout = config.Duration(time.Minute)
 		_, err := b.server.Reload(cfg)
 		require.NoError(t, err)
 		began := time.Now()

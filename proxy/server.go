@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -60,7 +61,7 @@ type Server struct {
 // listenerState is one listener at work.
 type listenerState struct {
 	lane
-	cfg     ListenerConfig
+	cfg     config.Listener
 	in      ingress.Listener
 	inner   func(netip.Addr) bool // reports whether an address is a peer's whom others must not reach; nil: none is
 	setup   *datapath.Durations
@@ -72,12 +73,12 @@ type listenerState struct {
 // trusts reports whether a peer opens with a PROXY header, so that whom it
 // counts against is not known before.
 func (l *listenerState) trusts(peer netip.Addr) bool {
-	return slices.ContainsFunc(l.cfg.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Contains(peer) })
+	return slices.ContainsFunc(l.cfg.ProxyProtocol.From, func(p config.Prefix) bool { return netip.Prefix(p).Contains(peer) })
 }
 
 // New puts a Server together. Connections are limited to what the process's
 // descriptors allow, whatever the configuration says.
-func New(cfg Config, parts Parts) (*Server, error) {
+func New(cfg config.Config, parts Parts) (*Server, error) {
 	first, err := newSettings(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
@@ -325,7 +326,7 @@ func (s *Server) sweep(done <-chan struct{}) {
 // timeouts are how long a connection may be quiet, and how often to look.
 func (s *Server) timeouts() (idle, half, period time.Duration) {
 	limits := s.settings().cfg.Limits
-	idle, half = limits.IdleTimeout.std(), limits.HalfClosedTimeout.std()
+	idle, half = time.Duration(limits.IdleTimeout), time.Duration(limits.HalfClosedTimeout)
 	period = sweepMax
 	for _, d := range []time.Duration{idle, half} {
 		if d > 0 {
@@ -345,7 +346,7 @@ func (s *Server) drain() {
 		defer close(done)
 		s.handlers.Wait()
 	}()
-	limit := s.settings().cfg.Shutdown.Drain.std()
+	limit := time.Duration(s.settings().cfg.Shutdown.Drain)
 	began := s.clock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()

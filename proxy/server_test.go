@@ -16,12 +16,13 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 func TestAnIdleConnectionIsReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(c *proxy.Config, _ *bench) { c.Limits.IdleTimeout = proxy.Duration(time.Minute) })
+		b := newBench(t, func(c *config.Config, _ *bench) { c.Limits.IdleTimeout = config.Duration(time.Minute) })
 		defer b.end()
 		client, server := b.connect()
 		for range 5 { // a little now and then keeps it alive
@@ -78,7 +79,7 @@ func TestAHalfClosedConnectionLivesWhileTheOtherSideSends(t *testing.T) {
 
 func TestASilentClientRunsOutOfTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(_ *proxy.Config, b *bench) {
+		b := newBench(t, func(_ *config.Config, b *bench) {
 			b.listener.greet = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 		})
 		defer b.end()
@@ -106,9 +107,9 @@ func TestSilentClientsCountAgainstTheirSource(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, func(cfg *proxy.Config, b *bench) {
+				b := newBench(t, func(cfg *config.Config, b *bench) {
 					cfg.Limits.PerSource = new(1)
-					cfg.Listeners[0].ProxyProtocol.From = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix(row.trusted))}
+					cfg.Listeners[0].ProxyProtocol.From = []config.Prefix{config.Prefix(netip.MustParsePrefix(row.trusted))}
 					b.listener.greet = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 				})
 				defer b.end()
@@ -166,7 +167,7 @@ func TestADrainEndsWithItsLastConnection(t *testing.T) {
 
 func TestAFailedDialResetsTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(_ *proxy.Config, b *bench) { b.dialErr = errors.Join(syscall.ECONNREFUSED) })
+		b := newBench(t, func(_ *config.Config, b *bench) { b.dialErr = errors.Join(syscall.ECONNREFUSED) })
 		defer b.end()
 		client := newFakeLeg(b.clock, 1, 1)
 		b.listener.legs <- client
@@ -183,7 +184,7 @@ func TestAStalledReaderCostsAWindowAndAPiece(t *testing.T) {
 	const window, piece, plenty = 20 * cc.DefaultMSS, 64 << 10, 64 << 20
 	for _, row := range []struct {
 		name      string
-		algorithm proxy.Algorithm
+		algorithm config.Algorithm
 		atMost    int
 	}{
 		{"managed", "static:cwnd_packets=20", int(window) + piece},
@@ -191,7 +192,7 @@ func TestAStalledReaderCostsAWindowAndAPiece(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, func(c *proxy.Config, b *bench) {
+				b := newBench(t, func(c *config.Config, b *bench) {
 					c.Defaults.Algorithm, c.Limits.Buffer = row.algorithm, piece
 					c.Shutdown.Drain = 0
 					b.capacity = 4 << 20
@@ -213,7 +214,7 @@ func TestAStalledReaderCostsAWindowAndAPiece(t *testing.T) {
 func TestTheWindowIsNeverExceeded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const window = 10 * cc.DefaultMSS
-		b := newBench(t, func(c *proxy.Config, b *bench) {
+		b := newBench(t, func(c *config.Config, b *bench) {
 			c.Defaults.Algorithm = "static:cwnd_packets=10"
 			b.capacity = 1 << 20
 		})
@@ -233,7 +234,7 @@ func TestTheWindowIsNeverExceeded(t *testing.T) {
 // A transport that enforces the window is not gated: it would be gated twice.
 func TestATransportThatHoldsTheWindowIsNotGated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(c *proxy.Config, b *bench) {
+		b := newBench(t, func(c *config.Config, b *bench) {
 			c.Defaults.Algorithm = "static:cwnd_packets=10"
 			b.capacity, b.holds = 1<<20, datapath.HoldWindow
 			c.Shutdown.Drain = 0
@@ -249,10 +250,10 @@ func TestATransportThatHoldsTheWindowIsNotGated(t *testing.T) {
 // What came before a RST is delivered before the RST is passed on, however
 // slowly it is taken.
 func TestAResetWaitsForWhatCameBeforeIt(t *testing.T) {
-	for _, algorithm := range []proxy.Algorithm{"none", "static:cwnd_packets=10"} {
+	for _, algorithm := range []config.Algorithm{"none", "static:cwnd_packets=10"} {
 		t.Run(string(algorithm), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBench(t, func(c *proxy.Config, _ *bench) { c.Defaults.Algorithm = algorithm })
+				b := newBench(t, func(c *config.Config, _ *bench) { c.Defaults.Algorithm = algorithm })
 				defer b.end()
 				client, server := b.connect()
 				want := random(5, 200_000)
@@ -294,7 +295,7 @@ func TestDeliveryBeforeAResetIsNotWaitedForForEver(t *testing.T) {
 // and the read of the same leg sees an end like any other.
 func TestAResetThatAWriteHasLearntOfIsStillAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(_ *proxy.Config, b *bench) { b.capacity = 1000 })
+		b := newBench(t, func(_ *config.Config, b *bench) { b.capacity = 1000 })
 		defer b.end()
 		client, server := b.connect()
 		client.send([]byte("last words"))

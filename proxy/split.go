@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
@@ -27,7 +28,7 @@ type rejection struct {
 
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
-	greet, cancel := context.WithTimeout(ctx, c.srv.settings().cfg.Limits.HandshakeTimeout.std())
+	greet, cancel := context.WithTimeout(ctx, time.Duration(c.srv.settings().cfg.Limits.HandshakeTimeout))
 	chosen, err := c.lane.in.Greet(greet, c.accepted)
 	cancel()
 	if err != nil {
@@ -46,7 +47,7 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 		}
 		c.counted = chosen.Source.Addr()
 	}
-	if c.lane.cfg.captures() {
+	if access.Mode(c.lane.cfg.Mode).Captures() {
 		w := wire{addrPort(c.accepted.RemoteAddr()), chosen.Target}
 		if err := c.srv.loops.capture(w); err != nil {
 			return c.refuse(&refusal{RejectedLoop, err})
@@ -134,7 +135,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 // dial makes the server leg. Every address, resolved or given, is shown to the
 // guards right before it is tried.
 func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
-	timeout := c.decidedBy.cfg.Limits.DialTimeout.std()
+	timeout := time.Duration(c.decidedBy.cfg.Limits.DialTimeout)
 	if to := c.chosen.Target; to.IsValid() {
 		if via, err := c.srv.inside(c.lane, to.Addr()); via != nil && err == nil {
 			if err := c.permit(to); err != nil {

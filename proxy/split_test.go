@@ -15,14 +15,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // loopbackAllowed lets clients of the asking listener reach the test's servers.
-var loopbackAllowed = []proxy.Prefix{proxy.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
+var loopbackAllowed = []config.Prefix{config.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
 
 // asking makes the rig's listener one that is asked.
-func asking(change func(*proxy.Config)) func(*proxy.Config) {
-	return func(cfg *proxy.Config) {
+func asking(change func(*config.Config)) func(*config.Config) {
+	return func(cfg *config.Config) {
 		cfg.Listeners[0].Mode, cfg.Listeners[0].Target = "connect", ""
 		if change != nil {
 			change(cfg)
@@ -53,7 +54,7 @@ func (r *rig) rejected(reason proxy.Reason) func() bool {
 func TestWhereAskingClientsMayGo(t *testing.T) {
 	for _, row := range []struct {
 		name   string
-		change func(*proxy.Config)
+		change func(*config.Config)
 		target func(backend string) string
 		status int
 		reason proxy.Reason
@@ -62,10 +63,10 @@ func TestWhereAskingClientsMayGo(t *testing.T) {
 		{"also under a name", nil, func(b string) string { return "localhost:" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
 		{"also mapped into IPv6", nil, func(b string) string { return "[::ffff:127.0.0.1]:" + port(b) }, http.StatusForbidden, proxy.RejectedDenied},
 		{"metadata is denied", nil, func(string) string { return "169.254.169.254:80" }, http.StatusForbidden, proxy.RejectedDenied},
-		{"what is listed is allowed", func(c *proxy.Config) { c.Listeners[0].Allow = loopbackAllowed }, func(b string) string { return b }, http.StatusOK, ""},
-		{"a rule refuses", func(c *proxy.Config) {
+		{"what is listed is allowed", func(c *config.Config) { c.Listeners[0].Allow = loopbackAllowed }, func(b string) string { return b }, http.StatusOK, ""},
+		{"a rule refuses", func(c *config.Config) {
 			c.Listeners[0].Allow = loopbackAllowed
-			c.Rules = []proxy.RuleConfig{{Name: "no", Refuse: "not today"}}
+			c.Rules = []config.Rule{{Name: "no", Refuse: "not today"}}
 		}, func(b string) string { return b }, http.StatusForbidden, proxy.RejectedRule},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -83,9 +84,9 @@ func TestWhereAskingClientsMayGo(t *testing.T) {
 func port(addr string) string { return netip.MustParseAddrPort(addr).String()[len("127.0.0.1:"):] }
 
 func TestEarlyBytesArriveFirst(t *testing.T) {
-	for _, algorithm := range []proxy.Algorithm{"copa", "none"} {
+	for _, algorithm := range []config.Algorithm{"copa", "none"} {
 		t.Run(string(algorithm), func(t *testing.T) {
-			r := newRig(t, asking(func(c *proxy.Config) {
+			r := newRig(t, asking(func(c *config.Config) {
 				c.Listeners[0].Allow, c.Defaults.Algorithm = loopbackAllowed, algorithm
 			}))
 			conn, _, status := r.ask(r.backend.Addr().String(), "early, ")
@@ -101,9 +102,9 @@ func TestEarlyBytesArriveFirst(t *testing.T) {
 }
 
 func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
-	for _, version := range []proxy.SendProxy{"v1", "v2"} {
+	for _, version := range []config.SendProxy{"v1", "v2"} {
 		t.Run(string(version), func(t *testing.T) {
-			r := newRig(t, func(c *proxy.Config) { c.Defaults.SendProxy = version })
+			r := newRig(t, func(c *config.Config) { c.Defaults.SendProxy = version })
 			client, server := r.pair()
 			send(t, client, "hello")
 			require.NoError(t, client.CloseWrite())
@@ -122,7 +123,7 @@ func TestTheServerIsToldWhoTheClientIs(t *testing.T) {
 
 // A load balancer in front tells who the client is; limits are for that host.
 func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
-	r := newRig(t, func(c *proxy.Config) {
+	r := newRig(t, func(c *config.Config) {
 		c.Listeners[0].ProxyProtocol.From = loopbackAllowed
 		c.Limits.PerSource = new(1)
 	})
@@ -144,7 +145,7 @@ func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
 
 // All that a tunnel's far end hands on goes over the one way to it.
 func TestClientsBehindOnePeerShareAWindowWhereRulesSaySo(t *testing.T) {
-	r := newRig(t, func(c *proxy.Config) {
+	r := newRig(t, func(c *config.Config) {
 		c.Listeners[0].ProxyProtocol.From = loopbackAllowed
 		c.Defaults.Algorithm, c.Defaults.Group = "cubic", "tunnel"
 	})

@@ -25,20 +25,21 @@ import (
 
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // phone is a WireGuard client with a stack of its own, as an app has it.
 type phone struct {
 	name            string
-	private, public tunnel.Key
+	private, public access.Key
 	inner           netip.Addr
 	net             *wgnetstack.Net
 }
 
 func newPhone(tb testing.TB, name, inner string) *phone {
 	tb.Helper()
-	private, err := tunnel.GenerateKey()
+	private, err := access.GenerateKey()
 	require.NoError(tb, err)
 	public, err := private.Public()
 	require.NoError(tb, err)
@@ -46,10 +47,10 @@ func newPhone(tb testing.TB, name, inner string) *phone {
 }
 
 // peer is what the gateway is told of it.
-func (p *phone) peer() proxy.PeerConfig {
-	return proxy.PeerConfig{
-		Name: p.name, PublicKey: proxy.Key(p.public),
-		AllowedIPs: []proxy.Prefix{proxy.Prefix(netip.PrefixFrom(p.inner, p.inner.BitLen()))},
+func (p *phone) peer() config.Peer {
+	return config.Peer{
+		Name: p.name, PublicKey: config.Key(p.public),
+		AllowedIPs: []config.Prefix{config.Prefix(netip.PrefixFrom(p.inner, p.inner.BitLen()))},
 	}
 }
 
@@ -75,22 +76,22 @@ func (p *phone) dial(t testing.TB, to string) (net.Conn, error) {
 // gateway is a proxy whose first listener is a WireGuard endpoint.
 type gateway struct {
 	*rig
-	public tunnel.Key
+	public access.Key
 }
 
-func newGateway(tb testing.TB, change func(*proxy.Config), phones ...*phone) *gateway {
+func newGateway(tb testing.TB, change func(*config.Config), phones ...*phone) *gateway {
 	tb.Helper()
-	private, err := tunnel.GenerateKey()
+	private, err := access.GenerateKey()
 	require.NoError(tb, err)
 	public, err := private.Public()
 	require.NoError(tb, err)
-	return &gateway{public: public, rig: newRig(tb, func(c *proxy.Config) {
-		l := proxy.ListenerConfig{Name: "vpn", Mode: "wireguard", Address: ":0", Allow: ownAddresses(tb)}
-		l.WireGuard.PrivateKey = proxy.Key(private)
+	return &gateway{public: public, rig: newRig(tb, func(c *config.Config) {
+		l := config.Listener{Name: "vpn", Mode: "wireguard", Address: ":0", Allow: ownAddresses(tb)}
+		l.WireGuard.PrivateKey = config.Key(private)
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
 		}
-		c.Listeners = []proxy.ListenerConfig{l}
+		c.Listeners = []config.Listener{l}
 		if change != nil {
 			change(c)
 		}
@@ -99,14 +100,14 @@ func newGateway(tb testing.TB, change func(*proxy.Config), phones ...*phone) *ga
 }
 
 // peers is the gateway's configuration with those peers.
-func (g *gateway) peers(phones ...*phone) func(*proxy.Config) {
-	return func(c *proxy.Config) {
+func (g *gateway) peers(phones ...*phone) func(*config.Config) {
+	return func(c *config.Config) {
 		l := c.Listeners[0]
 		l.WireGuard.Peers = nil
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
 		}
-		c.Listeners = []proxy.ListenerConfig{l}
+		c.Listeners = []config.Listener{l}
 	}
 }
 
@@ -137,14 +138,14 @@ func (p *phone) download(t testing.TB, url string) [32]byte {
 }
 
 // ownAddresses are where listenHere listens.
-func ownAddresses(tb testing.TB) (out []proxy.Prefix) {
+func ownAddresses(tb testing.TB) (out []config.Prefix) {
 	tb.Helper()
 	addrs, err := net.InterfaceAddrs()
 	require.NoError(tb, err)
 	for _, a := range addrs {
 		addr, ok := netip.AddrFromSlice(a.(*net.IPNet).IP)
 		require.True(tb, ok)
-		out = append(out, proxy.Prefix(netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen())))
+		out = append(out, config.Prefix(netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen())))
 	}
 	return out
 }
@@ -182,7 +183,7 @@ func website(tb testing.TB, content []byte) *httptest.Server {
 
 func TestAPhoneDownloadsThroughTheTunnel(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, func(c *proxy.Config) { c.Defaults.Algorithm = "copa" }, p)
+	g := newGateway(t, func(c *config.Config) { c.Defaults.Algorithm = "copa" }, p)
 	p.connect(g)
 	file := random(3, 8<<20)
 	assert.Equal(t, sha256.Sum256(file), p.download(t, website(t, file).URL))
@@ -204,7 +205,7 @@ func TestAPhoneDownloadsThroughTheTunnel(t *testing.T) {
 
 func TestAnUploadOutOfATunnelIsHeld(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, func(c *proxy.Config) { c.Defaults.Up.Receive = "penstock" }, p)
+	g := newGateway(t, func(c *config.Config) { c.Defaults.Up.Receive = "penstock" }, p)
 	p.connect(g)
 	backend := listenHere(t)
 	c, server := p.pair(t, backend)
@@ -232,7 +233,7 @@ func TestAnUploadOutOfATunnelIsHeld(t *testing.T) {
 
 func TestConnectionsOutOfATunnelShareTheWindowOfTheirPeer(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
-	g := newGateway(t, func(c *proxy.Config) { c.Defaults.Algorithm = "cubic" }, p)
+	g := newGateway(t, func(c *config.Config) { c.Defaults.Algorithm = "cubic" }, p)
 	p.connect(g)
 	backend := listenHere(t)
 	for range 2 {
@@ -292,9 +293,9 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
 	assert.Equal(t, "phone", g.proxy.Tunnels()[0].Peers[0].Name)
 
-	_, err = g.proxy.Reload(g.with(func(c *proxy.Config) {
+	_, err = g.proxy.Reload(g.with(func(c *config.Config) {
 		g.peers(phone)(c)
-		c.Listeners[0].WireGuard.PrivateKey = proxy.Key(phone.private)
+		c.Listeners[0].WireGuard.PrivateKey = config.Key(phone.private)
 	}))
 	assert.ErrorContains(t, err, "listeners[0].wireguard.private_key: cannot change while running")
 }
@@ -317,8 +318,8 @@ func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 		if !assert.NoError(t, unix.Unshare(unix.CLONE_NEWNET)) {
 			return
 		}
-		r := newRig(t, func(c *proxy.Config) { // what it dials, it dials from outside
-			c.Listeners = []proxy.ListenerConfig{{Name: "tun", Mode: "tun", Device: "penstock0", Allow: own}}
+		r := newRig(t, func(c *config.Config) { // what it dials, it dials from outside
+			c.Listeners = []config.Listener{{Name: "tun", Mode: "tun", Device: "penstock0", Allow: own}}
 			assert.NoError(t, c.Check())
 		})
 		if !assert.NoError(t, routeInto("penstock0")) {

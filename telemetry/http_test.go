@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
-	vpn "github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 func pages(src Source) Pages {
@@ -235,8 +235,8 @@ func TestPeersShowEveryField(t *testing.T) {
 	require.Equal(t, http.StatusOK, rec.Code)
 	var got []Peer
 	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &got))
-	phone := vpn.Key{1}
-	tablet := vpn.Key{2}
+	phone := access.Key{1}
+	tablet := access.Key{2}
 	assert.Equal(t, []Peer{
 		{
 			Listener: "vpn", Name: "phone", PublicKey: phone.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // bulk has everything go by a fixed window.
@@ -47,9 +48,9 @@ func startProxy(t *testing.T, terms string) (p *proxy.Kernel, clock func() cc.Ti
 }
 
 // configure returns the configuration of startProxy.
-func configure(t *testing.T, terms string) proxy.Config {
+func configure(t *testing.T, terms string) config.Config {
 	t.Helper()
-	cfg, err := proxy.Parse([]byte(`
+	cfg, err := config.Parse([]byte(`
 listeners:
   - {name: local, mode: connect, address: "127.0.0.1:0", allow: [127.0.0.0/8]}
 ` + terms + `

@@ -7,6 +7,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	vpn "github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -97,10 +98,10 @@ func busyProxy() *still {
 				},
 				Peers: []vpn.PeerState{
 					{
-						Name: "phone", PublicKey: vpn.Key{1}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},
+						Name: "phone", PublicKey: access.Key{1}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},
 						Endpoint: "198.51.100.9:4000", Handshake: time.Unix(1.7e9, 5e8), Received: 1100, Sent: 9900,
 					},
-					{Name: "tablet", PublicKey: vpn.Key{2}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+					{Name: "tablet", PublicKey: access.Key{2}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
 				},
 			}},
 			{Listener: "vpn2", Mode: "masque", Status: vpn.Status{Received: 1, Sessions: []vpn.SessionState{{

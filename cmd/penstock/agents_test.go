@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/lab/labtest"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // agentAt starts an agent and returns its socket once it is there.
@@ -71,7 +71,7 @@ func TestTheControllerOfThePageWorks(t *testing.T) {
 	require.Equal(t, exitOK, code, stderr)
 	assert.Equal(t, stdout, block("text", "ccp:mine"))
 
-	_, err := proxy.Parse([]byte(block("yaml", "ccp:mine")))
+	_, err := config.Parse([]byte(block("yaml", "ccp:mine")))
 	require.NoError(t, err)
 	root, _, err := rootCommand().Find([]string{"bench"})
 	require.NoError(t, err)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -24,12 +24,12 @@ opens nothing. It exits with 78 and one line when the file is wrong.`,
 		Example: "  penstock check /etc/penstock/penstock.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := proxy.Load(args[0])
+			cfg, err := config.Load(args[0])
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}
 			for _, w := range cfg.Warnings() {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", proxy.Printable(w))
+				fmt.Fprintf(cmd.ErrOrStderr(), "warning: %s\n", config.Printable(w))
 			}
 			return describeConfig(cmd.OutOrStdout(), cfg)
 		},
@@ -38,7 +38,7 @@ opens nothing. It exits with 78 and one line when the file is wrong.`,
 
 // badConfig shows the place of a mistake; its one line is the returned error.
 func badConfig(w io.Writer, err error) error {
-	var ce *proxy.ConfigError
+	var ce *config.Error
 	if !errors.As(err, &ce) {
 		return badInput(err)
 	}
@@ -49,7 +49,7 @@ func badConfig(w io.Writer, err error) error {
 }
 
 // describeConfig prints what cfg would run.
-func describeConfig(w io.Writer, cfg proxy.Config) error {
+func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {
 		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, l.Address+l.Device) // it has one of them
@@ -115,18 +115,18 @@ func describeConfig(w io.Writer, cfg proxy.Config) error {
 	if ways := hintWays(cfg); len(ways) > 0 {
 		fmt.Fprintf(&b, "hints: %s\n", strings.Join(ways, ", "))
 	}
-	_, err = io.WriteString(w, proxy.Printable(b.String()))
+	_, err = io.WriteString(w, config.Printable(b.String()))
 	return err
 }
 
 // hintWays says who may tell what the network knows.
-func hintWays(cfg proxy.Config) (ways []string) {
+func hintWays(cfg config.Config) (ways []string) {
 	hints := cfg.Telemetry.Hints
 	switch address := cfg.Telemetry.Address; {
 	case address == "off":
 	case hints.Token != "":
 		ways = append(ways, "on "+address+" with the token")
-	case proxy.OnLoopback(address):
+	case config.OnLoopback(address):
 		ways = append(ways, "on "+address)
 	}
 	if hints.Socket != "" {
@@ -135,7 +135,7 @@ func hintWays(cfg proxy.Config) (ways []string) {
 	return ways
 }
 
-func joined(names []proxy.ServerName) string {
+func joined(names []config.ServerName) string {
 	words := make([]string, len(names))
 	for i, n := range names {
 		words[i] = n.String()

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // readDoc returns a page below docs.
@@ -37,12 +37,12 @@ func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "gateway.md"), -1)
 	require.Len(t, blocks, 6)
 	for _, b := range blocks {
-		_, err := proxy.Parse([]byte(b[1]))
+		_, err := config.Parse([]byte(b[1]))
 		assert.NoError(t, err, b[1])
 	}
-	shown, err := proxy.Parse([]byte(blocks[5][1]))
+	shown, err := config.Parse([]byte(blocks[5][1]))
 	require.NoError(t, err)
-	shipped, err := proxy.Load("../../deploy/kernel-wireguard.yaml")
+	shipped, err := config.Load("../../deploy/kernel-wireguard.yaml")
 	require.NoError(t, err)
 	assert.Equal(t, shipped, shown, "the guide shows deploy/kernel-wireguard.yaml")
 }
@@ -51,12 +51,12 @@ func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
 	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "configuration.md"), -1)
 	require.Len(t, blocks, 6)
 	for _, b := range blocks {
-		_, err := proxy.Parse([]byte(b[1]))
+		_, err := config.Parse([]byte(b[1]))
 		assert.NoError(t, err, b[1])
 	}
-	written, err := proxy.Parse([]byte(blocks[0][1]))
+	written, err := config.Parse([]byte(blocks[0][1]))
 	require.NoError(t, err)
-	assert.Equal(t, proxy.DefaultConfig(), written, "the first example is not what a file leaves out")
+	assert.Equal(t, config.Default(), written, "the first example is not what a file leaves out")
 }
 
 // The README's way to a gateway works as written, in an empty directory.
@@ -103,9 +103,9 @@ func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
 	_, guide, found = strings.Cut(guide, "penstock gateway init")
 	require.True(t, found)
 	shown := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(guide)
-	want, err := proxy.Parse([]byte(newGatewayConfig))
+	want, err := config.Parse([]byte(newGatewayConfig))
 	require.NoError(t, err)
-	got, err := proxy.Parse([]byte(shown[1]))
+	got, err := config.Parse([]byte(shown[1]))
 	require.NoError(t, err)
 	assert.Equal(t, want, got, "the guide shows what init writes")
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -35,7 +35,7 @@ func gatewayCommand() *cobra.Command {
   chgrp penstock /etc/penstock/vpn.key && chmod 640 /etc/penstock/vpn.key`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			key, err := tunnel.GenerateKey()
+			key, err := access.GenerateKey()
 			if err != nil {
 				return err
 			}
@@ -111,8 +111,8 @@ type gateway struct {
 
 	file    string // where the peers are
 	release func() // lets the next command work on them
-	cfg     proxy.Config
-	proxy.ListenerConfig
+	cfg     config.Config
+	config.Listener
 }
 
 // open finds the listener and its file, which it makes if need be and locks.
@@ -129,11 +129,11 @@ func (g *gateway) open() (err error) {
 			g.release()
 		}
 	}()
-	text, err := proxy.ReadFile(g.config)
+	text, err := config.ReadFile(g.config)
 	if err != nil {
 		return badInput(fmt.Errorf("--config: %s: %w", g.config, err))
 	}
-	written, err := proxy.Parse(text)
+	written, err := config.Parse(text)
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.config, err)
 	}
@@ -153,19 +153,19 @@ func (g *gateway) open() (err error) {
 	default:
 		return badInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as peers.conf (it need not exist yet)", i))
 	}
-	if g.cfg, err = proxy.Load(g.config); err != nil {
+	if g.cfg, err = config.Load(g.config); err != nil {
 		return err
 	}
-	g.ListenerConfig = g.cfg.Listeners[i]
+	g.Listener = g.cfg.Listeners[i]
 	return nil
 }
 
 // find returns which listener is meant.
-func (g *gateway) find(listeners []proxy.ListenerConfig) (int, error) {
+func (g *gateway) find(listeners []config.Listener) (int, error) {
 	var names []string
 	at := -1
 	for i, l := range listeners {
-		if l.Mode != proxy.Mode(tunnel.ModeWireGuard) {
+		if !l.Is(access.WireGuard) {
 			continue
 		}
 		names = append(names, l.Name)
@@ -184,25 +184,16 @@ func (g *gateway) find(listeners []proxy.ListenerConfig) (int, error) {
 	return at, nil
 }
 
-// peers are those that may come in now, in the tunnel's terms.
-func (g *gateway) peers() []tunnel.Peer {
-	out := make([]tunnel.Peer, len(g.WireGuard.Peers))
-	for i, p := range g.WireGuard.Peers {
-		out[i] = p.Tunnel()
-	}
-	return out
-}
-
 func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) error {
 	if err := g.open(); err != nil {
 		return err
 	}
 	defer g.release()
-	text, err := proxy.ReadFile(g.file)
+	text, err := config.ReadFile(g.file)
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.file, err)
 	}
-	rest, found, err := tunnel.RemoveSection(string(text), name)
+	rest, found, err := access.RemoveSection(string(text), name)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%s: %w", g.file, err)
@@ -238,7 +229,7 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 	}
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "NAME\tADDRESSES\tHANDSHAKE\tRECEIVED\tSENT\tFROM")
-	for _, p := range g.peers() {
+	for _, p := range g.WireGuard.Access() {
 		handshake, received, sent, from := "-", "-", "-", "-"
 		if k, ok := known[p.Name]; ok {
 			handshake = "never"
@@ -250,7 +241,7 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 				from = k.Endpoint
 			}
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, tunnel.JoinPrefixes(p.AllowedIPs), handshake, received, sent, from)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, access.JoinPrefixes(p.AllowedIPs), handshake, received, sent, from)
 	}
 	return table.Flush()
 }

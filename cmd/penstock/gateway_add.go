@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/penstock-net/penstock/proxy"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // newPeer is a client to be, as the flags have it.
@@ -35,12 +35,12 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 		return err
 	}
 	defer g.release()
-	p := tunnel.Peer{Name: n.name}
+	p := access.Peer{Name: n.name}
 	var err error
 	if p.AllowedIPs, err = g.chooseAddresses(n.addresses); err != nil {
 		return badInput(err)
 	}
-	private, err := tunnel.GenerateKey()
+	private, err := access.GenerateKey()
 	if err != nil {
 		return err
 	}
@@ -48,22 +48,22 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 		return err
 	}
 	if n.preshared {
-		if p.Preshared, err = tunnel.GenerateKey(); err != nil {
+		if p.Preshared, err = access.GenerateKey(); err != nil {
 			return err
 		}
 	}
-	if err := tunnel.CheckPeers(append(g.peers(), p)); err != nil {
+	if err := access.CheckPeers(append(g.WireGuard.Access(), p)); err != nil {
 		return badInput(err)
 	}
 	client, err := g.clientConfig(n, p, private, notes)
 	if err != nil {
 		return badInput(err)
 	}
-	text, err := proxy.ReadFile(g.file)
+	text, err := config.ReadFile(g.file)
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.file, err)
 	}
-	if err := replaceFile(g.file, []byte(tunnel.AddSection(string(text), p))); err != nil {
+	if err := replaceFile(g.file, []byte(access.AddSection(string(text), p))); err != nil {
 		return err
 	}
 	fmt.Fprintf(notes, "%s is in %s now\n", n.name, g.file)
@@ -98,7 +98,7 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as [10.9.0.0/24], or give --address", g.Name)
 	}
 	var taken, out []netip.Prefix
-	for _, p := range g.peers() {
+	for _, p := range g.WireGuard.Access() {
 		taken = append(taken, p.AllowedIPs...)
 	}
 	for _, pool := range g.WireGuard.Pool {
@@ -130,8 +130,8 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 }
 
 // clientConfig is what the client's app wants.
-func (g *gateway) clientConfig(n newPeer, p tunnel.Peer, private tunnel.Key, notes io.Writer) (string, error) {
-	server, err := tunnel.Key(g.WireGuard.PrivateKey).Public()
+func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, notes io.Writer) (string, error) {
+	server, err := access.Key(g.WireGuard.PrivateKey).Public()
 	if err != nil {
 		return "", err
 	}
@@ -149,17 +149,17 @@ func (g *gateway) clientConfig(n newPeer, p tunnel.Peer, private tunnel.Key, not
 		}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, tunnel.JoinPrefixes(p.AllowedIPs))
+	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, access.JoinPrefixes(p.AllowedIPs))
 	if len(n.dns) > 0 {
 		fmt.Fprintf(&b, "DNS = %s\n", strings.Join(n.dns, ", "))
 	} else if slices.ContainsFunc(allowed, func(a netip.Prefix) bool { return a.Bits() == 0 }) {
 		fmt.Fprintln(notes, "without --dns the client asks the name servers of whatever network it is in, through the tunnel, where they seldom answer")
 	}
 	fmt.Fprintf(&b, "MTU = %d\n\n[Peer]\nPublicKey = %v\n", g.MTU(), server)
-	if p.Preshared != (tunnel.Key{}) {
+	if p.Preshared != (access.Key{}) {
 		fmt.Fprintf(&b, "PresharedKey = %v\n", p.Preshared)
 	}
-	fmt.Fprintf(&b, "Endpoint = %s\nAllowedIPs = %s\nPersistentKeepalive = %d\n", endpoint, tunnel.JoinPrefixes(allowed), clientKeepalive)
+	fmt.Fprintf(&b, "Endpoint = %s\nAllowedIPs = %s\nPersistentKeepalive = %d\n", endpoint, access.JoinPrefixes(allowed), clientKeepalive)
 	return b.String(), nil
 }
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // newGatewayConfig is the configuration that gateway init writes.
@@ -42,7 +42,7 @@ replaces nothing that is there.`,
 }
 
 func initGateway(config string, notes io.Writer) (err error) {
-	key, err := tunnel.GenerateKey()
+	key, err := access.GenerateKey()
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,8 @@ import (
 	"golang.zx2c4.com/wireguard/tun/netstack"
 	"rsc.io/qr"
 
-	"github.com/penstock-net/penstock/proxy"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -42,27 +42,27 @@ telemetry: {address: "127.0.0.1:0"}
 `
 
 // gatewayFolder writes a configuration and returns where it is.
-func gatewayFolder(t *testing.T, config string) string {
+func gatewayFolder(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "penstock.yaml")
-	require.NoError(t, os.WriteFile(path, []byte(config), 0o640))
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o640))
 	return path
 }
 
 // unheard is where no proxy answers.
 const unheard = "127.0.0.1:1"
 
-func peerArgs(config string, args ...string) []string {
-	return append(append([]string{"gateway", "peer"}, args...), "--config", config, "--telemetry", unheard)
+func peerArgs(path string, args ...string) []string {
+	return append(append([]string{"gateway", "peer"}, args...), "--config", path, "--telemetry", unheard)
 }
 
 func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
-	config := gatewayFolder(t, gatewayConfig)
-	peers := filepath.Join(filepath.Dir(config), "peers.conf")
-	code, stdout, stderr := run(t, peerArgs(config, "add", "Jane's phone", "--endpoint", "vpn.example.com:51820", "--dns", "9.9.9.9")...)
+	path := gatewayFolder(t, gatewayConfig)
+	peers := filepath.Join(filepath.Dir(path), "peers.conf")
+	code, stdout, stderr := run(t, peerArgs(path, "add", "Jane's phone", "--endpoint", "vpn.example.com:51820", "--dns", "9.9.9.9")...)
 	require.Equal(t, exitOK, code, stderr)
 	assert.Contains(t, stderr, "no proxy answers at "+unheard)
-	client, err := tunnel.ParseQuick(stdout)
+	client, err := access.ParseQuick(stdout)
 	require.NoError(t, err, stdout)
 	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32"), netip.MustParsePrefix("fd00:9::2/128")}, client.Addresses)
 	assert.Equal(t, 1400, client.MTU)
@@ -77,44 +77,44 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 	text, err := os.ReadFile(peers)
 	require.NoError(t, err)
 	assert.NotContains(t, string(text), client.PrivateKey.String(), "private keys of clients are stored nowhere")
-	c, err := proxy.Load(config)
+	c, err := config.Load(path)
 	require.NoError(t, err)
 	public, err := client.PrivateKey.Public()
 	require.NoError(t, err)
 	require.Len(t, c.Listeners[0].WireGuard.Peers, 2)
-	assert.Equal(t, proxy.Key(public), c.Listeners[0].WireGuard.Peers[1].PublicKey)
-	server, err := tunnel.Key(c.Listeners[0].WireGuard.PrivateKey).Public()
+	assert.Equal(t, config.Key(public), c.Listeners[0].WireGuard.Peers[1].PublicKey)
+	server, err := access.Key(c.Listeners[0].WireGuard.PrivateKey).Public()
 	require.NoError(t, err)
 	assert.Equal(t, server, client.Peers[0].PublicKey)
 
-	code, stdout, _ = run(t, peerArgs(config, "list")...)
+	code, stdout, _ = run(t, peerArgs(path, "list")...)
 	require.Equal(t, exitOK, code)
 	assert.Regexp(t, `(?m)^Jane's phone +10\.9\.0\.3/32, fd00:9::2/128 +- +- +- +-$`, stdout)
 	assert.Regexp(t, `(?m)^tablet +10\.9\.0\.2/32 +- `, stdout)
 
 	require.NoError(t, os.Chmod(peers, 0o600))
-	code, _, stderr = run(t, peerArgs(config, "remove", "Jane's phone")...)
+	code, _, stderr = run(t, peerArgs(path, "remove", "Jane's phone")...)
 	require.Equal(t, exitOK, code, stderr)
 	info, err = os.Stat(peers)
 	require.NoError(t, err)
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "the mode stays")
 	assert.Zero(t, info.Size())
-	left, err := os.ReadDir(filepath.Dir(config))
+	left, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
 	assert.Len(t, left, 2, "nothing but the configuration and the peers is left")
 }
 
 func TestASharedKeyGoesToBothEnds(t *testing.T) {
-	config := gatewayFolder(t, gatewayConfig)
-	code, stdout, stderr := run(t, peerArgs(config, "add", "phone", "--endpoint", "192.0.2.1:51820", "--preshared-key")...)
+	path := gatewayFolder(t, gatewayConfig)
+	code, stdout, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820", "--preshared-key")...)
 	require.Equal(t, exitOK, code, stderr)
-	client, err := tunnel.ParseQuick(stdout)
+	client, err := access.ParseQuick(stdout)
 	require.NoError(t, err)
-	c, err := proxy.Load(config)
+	c, err := config.Load(path)
 	require.NoError(t, err)
 	shared := c.Listeners[0].WireGuard.Peers[1].PresharedKey
 	assert.NotZero(t, shared)
-	assert.Equal(t, shared, proxy.Key(client.Peers[0].Preshared))
+	assert.Equal(t, shared, config.Key(client.Peers[0].Preshared))
 }
 
 func TestMistakesAboutPeersChangeNothing(t *testing.T) {
@@ -145,14 +145,14 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 		"no gateway":             {runConfig, []string{"list"}, "has no listener of mode wireguard"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config := gatewayFolder(t, c.config)
-			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(config), "peers.conf"), nil, 0o600))
-			code, stdout, stderr := run(t, peerArgs(config, c.args...)...)
+			path := gatewayFolder(t, c.config)
+			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "peers.conf"), nil, 0o600))
+			code, stdout, stderr := run(t, peerArgs(path, c.args...)...)
 			assert.Equal(t, exitInput, code)
 			assert.Empty(t, stdout)
 			assert.Contains(t, stderr, c.says)
 			for _, file := range []string{"peers.conf", "other.conf"} {
-				if text, err := os.ReadFile(filepath.Join(filepath.Dir(config), file)); err == nil {
+				if text, err := os.ReadFile(filepath.Join(filepath.Dir(path), file)); err == nil {
 					assert.Empty(t, text)
 				}
 			}
@@ -178,9 +178,9 @@ func TestAddressesAreTakenInOrderUntilThereAreNone(t *testing.T) {
 }
 
 func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
-	config := gatewayFolder(t, gatewayConfig)
-	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(config), "peers.conf"), nil, 0o600))
-	in := startRunWithout(t, "--config", config)
+	path := gatewayFolder(t, gatewayConfig)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "peers.conf"), nil, 0o600))
+	in := startRunWithout(t, "--config", path)
 	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
 	require.True(t, ok)
 	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
@@ -190,7 +190,7 @@ func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
 
 	peer := func(args ...string) (string, string) {
 		t.Helper()
-		code, stdout, stderr := run(t, append(append([]string{"gateway", "peer"}, args...), "--config", config, "--telemetry", at)...)
+		code, stdout, stderr := run(t, append(append([]string{"gateway", "peer"}, args...), "--config", path, "--telemetry", at)...)
 		require.Equal(t, exitOK, code, stderr)
 		return stdout, stderr
 	}
@@ -228,7 +228,7 @@ func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
 // joinAs starts a WireGuard client with a configuration as it was printed.
 func joinAs(t *testing.T, text string) *netstack.Net {
 	t.Helper()
-	c, err := tunnel.ParseQuick(text)
+	c, err := access.ParseQuick(text)
 	require.NoError(t, err)
 	var endpoint string
 	for line := range strings.Lines(text) {
@@ -246,14 +246,14 @@ func joinAs(t *testing.T, text string) *netstack.Net {
 }
 
 func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {
-	config := gatewayFolder(t, gatewayConfig)
-	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(config), "peers.conf"), nil, 0o600))
-	in := startRunWithout(t, "--config", config)
+	path := gatewayFolder(t, gatewayConfig)
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "peers.conf"), nil, 0o600))
+	in := startRunWithout(t, "--config", path)
 	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
 	require.True(t, ok)
 	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
-	require.NoError(t, os.WriteFile(config, []byte(strings.Replace(gatewayConfig, "mtu: 1400", "mtu: 1300", 1)), 0o640))
-	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", config, "--telemetry", at)
+	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(gatewayConfig, "mtu: 1400", "mtu: 1300", 1)), 0o640))
+	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", path, "--telemetry", at)
 	assert.Equal(t, exitFail, code)
 	assert.Contains(t, stderr, "listeners[0].tunnel: cannot change while running")
 	assert.Contains(t, stdout, "PrivateKey = ", "it is nowhere else")
@@ -285,7 +285,7 @@ func TestAQRCodeIsDrawnModuleByModule(t *testing.T) {
 func TestANewPrivateKeyIsPrinted(t *testing.T) {
 	_, one, _ := run(t, "gateway", "key")
 	_, two, _ := run(t, "gateway", "key")
-	_, err := tunnel.ParseKey(strings.TrimSpace(one))
+	_, err := access.ParseKey(strings.TrimSpace(one))
 	require.NoError(t, err)
 	assert.NotEqual(t, one, two)
 }

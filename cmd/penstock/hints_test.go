@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -143,9 +143,9 @@ func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
 
 func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
 	page := readDoc(t, "hints.md")
-	config := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(page)
-	require.NotNil(t, config)
-	_, err := proxy.Parse([]byte(config[1]))
+	example := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(page)
+	require.NotNil(t, example)
+	_, err := config.Parse([]byte(example[1]))
 	assert.NoError(t, err)
 
 	desk := &telemetry.HintReceiver{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // Exit codes.
@@ -71,9 +71,9 @@ func finish(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 		return exitOK
 	}
 	stderr = complaints(stderr)
-	fmt.Fprintf(stderr, "penstock: %s\n", proxy.Printable(err.Error()))
+	fmt.Fprintf(stderr, "penstock: %s\n", config.Printable(err.Error()))
 	var input inputError
-	var mistake *proxy.ConfigError
+	var mistake *config.Error
 	switch {
 	case !*began, errors.As(err, &input):
 	case errors.As(err, &mistake):

@@ -7,20 +7,20 @@ import (
 	"syscall"
 
 	"github.com/penstock-net/penstock/internal/caps"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
-	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // needed returns what a proxy with all its sockets open still needs of what it
 // has. envelope is set on each socket; allowed are those that anybody may set.
-func needed(cfg proxy.Config, envelope string, allowed []string, has caps.Set) caps.Set {
+func needed(cfg config.Config, envelope string, allowed []string, has caps.Set) caps.Set {
 	foreign := cfg.Mark != 0 // what either of two capabilities permits
 	for _, l := range cfg.Listeners {
 		foreign = foreign || l.KeepClient
 	}
-	device := slices.ContainsFunc(cfg.Listeners, func(l proxy.ListenerConfig) bool {
-		return string(l.Mode) == string(tunnel.ModeTUN) // a device that goes is made again
+	device := slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool {
+		return l.Is(access.TUN) // a device that goes is made again
 	})
 	var keep caps.Set
 	switch {

@@ -27,8 +27,8 @@ import (
 	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 	"github.com/penstock-net/penstock/telemetry"
@@ -36,12 +36,12 @@ import (
 
 func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 	const all = 1<<(unix.CAP_LAST_CAP+1) - 1
-	marks := func(c *proxy.Config) { c.Mark = 7 }
-	keeps := func(c *proxy.Config) { c.Listeners[0].KeepClient = true }
-	device := func(c *proxy.Config) { c.Listeners[0].Mode = "tun" }
-	captures := func(c *proxy.Config) { c.Listeners[0].Mode = "tproxy" }
+	marks := func(c *config.Config) { c.Mark = 7 }
+	keeps := func(c *config.Config) { c.Listeners[0].KeepClient = true }
+	device := func(c *config.Config) { c.Listeners[0].Mode = "tun" }
+	captures := func(c *config.Config) { c.Listeners[0].Mode = "tproxy" }
 	for name, c := range map[string]struct {
-		change    func(*proxy.Config)
+		change    func(*config.Config)
 		envelope  string
 		has, want caps.Set
 	}{
@@ -59,7 +59,7 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 		"a process without any":                                    {marks, "cubic", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := proxy.DefaultConfig()
+			cfg := config.Default()
 			if c.change != nil {
 				c.change(&cfg)
 			}

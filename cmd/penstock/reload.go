@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -104,7 +105,7 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 }
 
 // keep saves a configuration that works, for a start with one that does not.
-func (h *service) keep(l proxy.Loaded) {
+func (h *service) keep(l config.Loaded) {
 	if h.flags.lastGood == "" || h.flags.config == "" {
 		return
 	}

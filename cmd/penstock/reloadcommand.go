@@ -13,11 +13,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func reloadCommand() *cobra.Command {
-	var config, at string
+	var path, at string
 	cmd := &cobra.Command{
 		Use:   "reload",
 		Short: "Have a running proxy read its configuration again",
@@ -30,16 +30,16 @@ the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.
 		Example: "  penstock reload --config /etc/penstock/penstock.yaml",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return reloadProxy(cmd.Context(), config, at, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return reloadProxy(cmd.Context(), path, at, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
-	cmd.Flags().StringVarP(&config, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
+	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
 	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the file's telemetry.address")
 	return cmd
 }
 
-func reloadProxy(ctx context.Context, config, at string, w, notes io.Writer) error {
-	cfg, err := proxy.Load(config)
+func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error {
+	cfg, err := config.Load(path)
 	if err != nil {
 		_, _ = hangUp() // so that its log, metrics and status have it, too
 		return badConfig(notes, err)
@@ -64,7 +64,7 @@ func reloadProxy(ctx context.Context, config, at string, w, notes io.Writer) err
 	case err != nil:
 		return fmt.Errorf("not reloaded: %w", err)
 	case status == http.StatusUnprocessableEntity:
-		return &proxy.ConfigError{Message: answer}
+		return &config.Error{Message: answer}
 	case status != http.StatusOK:
 		return fmt.Errorf("not reloaded: %s", answer)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/telemetry"
@@ -46,7 +47,7 @@ change while running is refused.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.load(cmd.Flags())
-			var mistake *proxy.ConfigError
+			var mistake *config.Error
 			if errors.As(err, &mistake) {
 				cfg, err = f.loadLastGood(cmd.Flags(), err)
 			}
@@ -65,7 +66,7 @@ change while running is refused.`,
 
 // service is the proxy with all that stands around it.
 type service struct {
-	cfg     proxy.Config   // at the start
+	cfg     config.Config  // at the start
 	flags   runFlags       // likewise
 	written *pflag.FlagSet // which of them were given
 	log     *slog.Logger
@@ -378,7 +379,7 @@ func (h *service) status(draining bool) string {
 		words = fmt.Sprintf("draining, %d connections open", open)
 	}
 	if err := h.reloads.why(); err != nil {
-		why := proxy.Printable(strings.Join(strings.Fields(err.Error()), " "))
+		why := config.Printable(strings.Join(strings.Fields(err.Error()), " "))
 		if len(why) > maxReason {
 			why = strings.ToValidUTF8(why[:maxReason], "") + "…"
 		}

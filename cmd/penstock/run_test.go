@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/lab/labtest"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -291,7 +291,7 @@ envelope: cubic
 defaults: {algorithm: "copa:delta=0.1", down: {algorithm: reno}}
 log: {level: debug}
 `), 0o600))
-	load := func(args ...string) (proxy.Config, *runFlags) {
+	load := func(args ...string) (config.Config, *runFlags) {
 		t.Helper()
 		var f runFlags
 		flags := pflag.NewFlagSet("run", pflag.ContinueOnError)

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // runFlags are the flags of run as written.
@@ -23,21 +23,21 @@ type runFlags struct {
 	trace, lastGood           string
 	pprof, keepPrivileges     bool
 
-	algorithm proxy.Algorithm
-	envelope  proxy.Envelope
-	level     proxy.LogLevel
-	format    proxy.LogFormat
-	drain     proxy.Duration
-	mark      proxy.Mark
+	algorithm config.Algorithm
+	envelope  config.Envelope
+	level     config.LogLevel
+	format    config.LogFormat
+	drain     config.Duration
+	mark      config.Mark
 
-	loaded proxy.Loaded // the configuration file
-	broken error        // what is wrong with it, where loaded is the last good one
+	loaded config.Loaded // the configuration file
+	broken error         // what is wrong with it, where loaded is the last good one
 }
 
 func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.config, "config", "c", "", "configuration `FILE`")
 	flags.StringVar(&f.listen, "listen", "", "`host:port` for SOCKS5 and HTTP CONNECT, instead of 127.0.0.1:1080; not with --config")
-	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off (default "+proxy.DefaultTelemetry+")")
+	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off (default "+config.DefaultTelemetry+")")
 	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, with its secrets, and start with that when --config has a mistake")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
@@ -73,14 +73,14 @@ func (s scalar) Type() string { return s.kind }
 func (s scalar) String() string { return "" }
 
 // load reads the configuration and lays the flags over it.
-func (f *runFlags) load(flags *pflag.FlagSet) (proxy.Config, error) {
-	cfg := proxy.DefaultConfig()
+func (f *runFlags) load(flags *pflag.FlagSet) (config.Config, error) {
+	cfg := config.Default()
 	if f.config != "" {
 		if flags.Changed("listen") {
 			return cfg, errors.New("--listen is for running without a file; with --config, edit listeners there")
 		}
 		var err error
-		if f.loaded, err = proxy.LoadFiles(f.config); err != nil {
+		if f.loaded, err = config.LoadFiles(f.config); err != nil {
 			return cfg, err
 		}
 		cfg = f.loaded.Config
@@ -90,29 +90,29 @@ func (f *runFlags) load(flags *pflag.FlagSet) (proxy.Config, error) {
 
 // loadLastGood is load for the configuration that worked last, where there is one.
 // Without one the error is what is wrong with the file.
-func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (proxy.Config, error) {
+func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Config, error) {
 	if f.config == "" || f.lastGood == "" {
-		return proxy.Config{}, broken
+		return config.Config{}, broken
 	}
-	saved, err := proxy.LoadSaved(f.lastGood, f.config)
+	saved, err := config.LoadSaved(f.lastGood, f.config)
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
 			broken = fmt.Errorf("%w (and --last-good: %v)", broken, err) //nolint:errorlint // the file's mistake decides
 		}
-		return proxy.Config{}, broken
+		return config.Config{}, broken
 	}
 	f.loaded, f.broken = saved, broken
 	return f.lay(flags, saved.Config)
 }
 
 // lay lays the flags over cfg.
-func (f *runFlags) lay(flags *pflag.FlagSet, cfg proxy.Config) (proxy.Config, error) {
+func (f *runFlags) lay(flags *pflag.FlagSet, cfg config.Config) (config.Config, error) {
 	for name, apply := range map[string]func(){
 		"listen":    func() { cfg.Listeners[0].Address = f.listen },
 		"telemetry": func() { cfg.Telemetry.Address = f.telemetry },
 		"algorithm": func() {
 			cfg.Defaults.Algorithm, cfg.Defaults.Params = f.algorithm, nil
-			for _, d := range []*proxy.DirectionConfig{&cfg.Defaults.Down, &cfg.Defaults.Up} {
+			for _, d := range []*config.Direction{&cfg.Defaults.Down, &cfg.Defaults.Up} {
 				d.Algorithm, d.Params = "", nil
 			}
 		},
@@ -130,7 +130,7 @@ func (f *runFlags) lay(flags *pflag.FlagSet, cfg proxy.Config) (proxy.Config, er
 }
 
 // newLogger returns a logger of that format.
-func newLogger(w io.Writer, format proxy.LogFormat, level slog.Leveler) *slog.Logger {
+func newLogger(w io.Writer, format config.LogFormat, level slog.Leveler) *slog.Logger {
 	file, _ := w.(*os.File)
 	text := format == "text" || format == "auto" && file != nil && isTerminal(file)
 	handler := func(w io.Writer, replace func([]string, slog.Attr) slog.Attr) slog.Handler {

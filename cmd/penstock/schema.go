@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func schemaCommand() *cobra.Command {
@@ -19,12 +19,12 @@ check a configuration while it is written.`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if markdown {
-				return writeReference(cmd.OutOrStdout(), proxy.Schema())
+				return writeReference(cmd.OutOrStdout(), config.Schema())
 			}
 			enc := json.NewEncoder(cmd.OutOrStdout())
 			enc.SetEscapeHTML(false)
 			enc.SetIndent("", "  ")
-			return enc.Encode(proxy.Schema())
+			return enc.Encode(config.Schema())
 		},
 	}
 	cmd.Flags().BoolVar(&markdown, "markdown", false, "print the tables of docs/configuration.md instead")

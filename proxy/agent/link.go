@@ -21,9 +21,6 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// DefaultSocket is where agents built on portus listen; it cannot be changed there.
-const DefaultSocket = "/tmp/ccp/portus"
-
 const (
 	redial      = 100 * time.Millisecond // between two attempts to reach an agent
 	redialAfter = time.Second            // the first one after nonsense, which doubles each time
@@ -38,7 +35,7 @@ type Config struct {
 	Name      string
 	Address   string         // HOST:PORT of one on another machine, in place of Socket and Reply
 	TLS       *tls.Config    // for Address: who we are, and whom we trust
-	Socket    string         // where it listens; empty: DefaultSocket
+	Socket    string         // where it listens; empty: ccp.DefaultSocket
 	Reply     string         // our own socket, which the agent can reach; empty: beside the agent's
 	Algorithm string         // which its flows ask for; empty: the agent's default
 	Clock     func() cc.Time // the flows'; a Virtual needs none
@@ -76,7 +73,7 @@ type Info struct {
 
 // Start begins to look for an agent. End it with Close.
 func Start(cfg Config) (*Link, error) {
-	cfg.Socket = cmp.Or(cfg.Socket, DefaultSocket)
+	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
 	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), fd: -1}
 	if l.log == nil {
@@ -194,13 +191,6 @@ func (l *Link) run(ctx context.Context) {
 	}
 }
 
-// upward, in front of a whole path, leads to the same place, also behind /tmp/ccp/, which
-// agents of portus up to 0.6 put before the address that they answer.
-const upward = "/../.."
-
-// MaxReply is how long Config.Reply may be: what an address has room for with its final zero.
-const MaxReply = 107 - len(upward)
-
 // dial connects to the agent. What it returns serves the connection until it is over.
 func (l *Link) dial(ctx context.Context) (session func(context.Context) error, err error) {
 	if l.cfg.Address != "" {
@@ -247,7 +237,7 @@ func (c Config) dial() (int, error) {
 		}
 		_ = os.Remove(c.Reply) // an earlier process left it
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: upward + c.Reply}); err != nil {
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: ccp.Upward + c.Reply}); err != nil {
 		return fail("binding", c.Reply, err)
 	}
 	if err := os.Chmod(c.Reply, 0o666); err != nil { // only the agent's socket is listened to

@@ -44,7 +44,7 @@ var replies atomic.Int64
 // Reach connects to an agent, which may just be starting, and has it install its programs. Where
 // cfg.Reply is not set it is a path of its own beside the agent's. End it with Close.
 func Reach(cfg Config) (*Virtual, error) {
-	cfg.Socket = cmp.Or(cfg.Socket, DefaultSocket)
+	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	if cfg.Reply == "" {
 		cfg.Reply = fmt.Sprintf("%s.penstock-%d-%d", cfg.Socket, os.Getpid(), replies.Add(1))
 	}

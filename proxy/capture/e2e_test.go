@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
@@ -104,7 +105,7 @@ func (l leg) Close() error {
 // proxy runs a listener on the router and joins each client to its target,
 // from the client's address if keep says so. It tells targets where clients
 // were going.
-func (n network) proxy(t *testing.T, mode ingress.Mode, keep bool, targets chan<- netip.AddrPort) {
+func (n network) proxy(t *testing.T, mode access.Mode, keep bool, targets chan<- netip.AddrPort) {
 	t.Helper()
 	var l ingress.Listener
 	n.router.do(t, func() (err error) {
@@ -199,7 +200,7 @@ func TestConnectionsAreCaptured(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			n := newNetwork(t)
 			targets := make(chan netip.AddrPort, 10)
-			n.proxy(t, ingress.Mode(row.mode), row.keep, targets)
+			n.proxy(t, access.Mode(row.mode), row.keep, targets)
 			rules := Rules{
 				Mode: row.mode, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort,
 				Ports: []PortRange{{80, 80}, {proxyPort, proxyPort}, {1024, 65535}}, // also the clients' own
@@ -257,7 +258,7 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 		t.Run(string(mode), func(t *testing.T) {
 			n := newNetwork(t)
 			targets := make(chan netip.AddrPort, 10)
-			n.proxy(t, ingress.Mode(mode), false, targets)
+			n.proxy(t, access.Mode(mode), false, targets)
 			address := func(ns namespace, name, addr string) {
 				ns.do(t, func() error {
 					link, err := netlink.LinkByName(name)
@@ -337,7 +338,7 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 func TestAnInputChainForbidsWhatTheForwardChainCannot(t *testing.T) {
 	n := newNetwork(t)
 	targets := make(chan netip.AddrPort, 10)
-	n.proxy(t, ingress.TPROXY, false, targets)
+	n.proxy(t, access.TPROXY, false, targets)
 	n.router.do(t, func() error {
 		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
 	})
@@ -455,7 +456,7 @@ func TestWithoutAListenerTPROXYCapturesNothing(t *testing.T) {
 func TestOwnPacketsAreNeverCaptured(t *testing.T) {
 	n := newNetwork(t)
 	targets := make(chan netip.AddrPort, 10)
-	n.proxy(t, ingress.TPROXY, false, targets)
+	n.proxy(t, access.TPROXY, false, targets)
 	// The client bears our mark here, standing for a proxy behind this one on
 	// the same machine: its packets pass through prerouting marked.
 	n.router.do(t, func() error {
@@ -472,7 +473,7 @@ func TestOpenConnectionsSurviveTheRules(t *testing.T) {
 	for _, mode := range []Mode{TPROXY, Redirect} {
 		n := newNetwork(t)
 		targets := make(chan netip.AddrPort, 10)
-		n.proxy(t, ingress.Mode(mode), false, targets)
+		n.proxy(t, access.Mode(mode), false, targets)
 		var ln net.Listener
 		n.server.do(t, func() (err error) {
 			ln, err = net.Listen("tcp", fmt.Sprintf(":%d", proxyPort)) // the port our listener has, too

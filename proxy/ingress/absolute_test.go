@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 func TestRequestsForWholeURLs(t *testing.T) {
@@ -88,10 +90,10 @@ func TestRequestsForWholeURLs(t *testing.T) {
 		{name: "port 0", says: "GET http://a.test:0/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ", err: "not in 1..65535"},
 		{name: "no such name", says: "GET http://a!b/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ", err: "no host name has"},
 	} {
-		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: Connect}) })
+		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: access.Connect}) })
 	}
 
-	locked := Config{Mode: Mixed, Auth: []User{{"alice", "secret"}}}
+	locked := Config{Mode: access.Mixed, Auth: []User{{"alice", "secret"}}}
 	for _, row := range []handshake{
 		{
 			name: "a name and a password for the proxy go no further", host: "a.test:80",
@@ -116,7 +118,7 @@ func TestNoPasswordIsInAnError(t *testing.T) {
 	} {
 		conn := newFakeConn(says)
 		conn.hangUp = true
-		_, err := testListener(t, Config{Mode: Connect}).Greet(t.Context(), conn)
+		_, err := testListener(t, Config{Mode: access.Connect}).Greet(t.Context(), conn)
 		assert.ErrorContains(t, err, "malformed")
 		assert.NotContains(t, err.Error(), "secret")
 	}
@@ -125,7 +127,7 @@ func TestNoPasswordIsInAnError(t *testing.T) {
 func TestChunksThatAreNoneAreRefused(t *testing.T) {
 	conn := newFakeConn("PUT http://a.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nno")
 	conn.hangUp = true
-	_, err := testListener(t, Config{Mode: Connect}).Greet(t.Context(), conn)
+	_, err := testListener(t, Config{Mode: access.Connect}).Greet(t.Context(), conn)
 	assert.ErrorIs(t, err, errChunk)
 	assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 400 "))
 }
@@ -159,13 +161,13 @@ func TestContentInChunks(t *testing.T) {
 func TestARequestForAURLIsAnsweredByTheServerAlone(t *testing.T) {
 	for _, row := range dialErrors {
 		conn := newFakeConn("GET http://a.test/ HTTP/1.1\r\n\r\n")
-		c, err := testListener(t, Config{Mode: Mixed}).Greet(t.Context(), conn)
+		c, err := testListener(t, Config{Mode: access.Mixed}).Greet(t.Context(), conn)
 		require.NoError(t, err)
 		require.NoError(t, c.Answer(netip.AddrPort{}, row.err), row.name)
 		assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 "+row.status+"\r\nProxy-Status: penstock; error="), row.name)
 	}
 	conn := newFakeConn("GET http://a.test/ HTTP/1.1\r\n\r\n")
-	c, err := testListener(t, Config{Mode: Mixed}).Greet(t.Context(), conn)
+	c, err := testListener(t, Config{Mode: access.Mixed}).Greet(t.Context(), conn)
 	require.NoError(t, err)
 	require.NoError(t, c.Answer(netip.MustParseAddrPort("192.0.2.1:4000"), nil))
 	assert.Empty(t, conn.heard())

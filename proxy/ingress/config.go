@@ -6,31 +6,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"strings"
 	"time"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
-
-// Mode says how a listener learns where its clients want to go.
-type Mode string
-
-// The ways in. The first two capture; the rest are asked.
-const (
-	TPROXY   Mode = "tproxy"   // captured, the packet unchanged
-	Redirect Mode = "redirect" // captured by NAT to a local port
-	SOCKS5   Mode = "socks5"   // RFC 1928, with RFC 1929 passwords
-	Connect  Mode = "connect"  // HTTP CONNECT, RFC 9110 §9.3.6
-	Mixed    Mode = "mixed"    // SOCKS5 or CONNECT, told apart by the first byte
-	Forward  Mode = "forward"  // always to the one configured target
-)
-
-// Modes lists every Mode.
-var Modes = []Mode{TPROXY, Redirect, SOCKS5, Connect, Mixed, Forward}
-
-// asks reports whether clients speak a proxy protocol that can carry a
-// password and an error.
-func (m Mode) asks() bool { return m == SOCKS5 || m == Connect || m == Mixed }
 
 // User may use a listener that asks.
 type User struct {
@@ -39,10 +19,10 @@ type User struct {
 
 // Config describes one listener.
 type Config struct {
-	Name string // for logs, metrics and errors
-	Mode Mode
-	Addr string // "host:port"; an empty host is every address, both families
-	Auth []User // who may use it, for the modes that ask; empty: everybody
+	Name string      // for logs, metrics and errors
+	Mode access.Mode // none that tunnels
+	Addr string      // "host:port"; an empty host is every address, both families
+	Auth []User      // who may use it, for the modes that ask; empty: everybody
 
 	Socket *net.TCPListener // listens at Addr already; nil: Listen opens one
 
@@ -64,20 +44,14 @@ type Wrap func(*net.TCPConn) (datapath.Conn, error)
 const defaultHandshakeTimeout = 10 * time.Second
 
 func (c Config) validate() error {
-	known := make([]string, 0, len(Modes))
-	found := false
-	for _, m := range Modes {
-		known = append(known, string(m))
-		found = found || m == c.Mode
-	}
 	switch {
-	case !found:
-		return fmt.Errorf("mode %q is not one of %s", c.Mode, strings.Join(known, ", "))
-	case len(c.Auth) > 0 && !c.Mode.asks():
+	case !c.Mode.Known() || c.Mode.Tunnels():
+		return fmt.Errorf("mode %q is none of a listener for TCP", c.Mode)
+	case len(c.Auth) > 0 && !c.Mode.Asks():
 		return fmt.Errorf("auth: mode %s cannot ask for a password; use socks5, connect or mixed", c.Mode)
-	case c.Mode == Forward && c.Target == "":
+	case c.Mode == access.Forward && c.Target == "":
 		return errors.New("target: mode forward needs a host:port to forward to")
-	case c.Mode != Forward && c.Target != "":
+	case c.Mode != access.Forward && c.Target != "":
 		return fmt.Errorf("target: only mode forward has one, not %s", c.Mode)
 	case c.HandshakeTimeout < 0:
 		return errors.New("handshake_timeout: must not be negative")

@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 func TestCONNECTHandshake(t *testing.T) {
@@ -47,12 +49,12 @@ func TestCONNECTHandshake(t *testing.T) {
 		},
 		{name: "HTTP/2", says: "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", hears: "HTTP/1.1 405 ", err: `method "PRI"`},
 	} {
-		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: Connect}) })
+		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: access.Connect}) })
 	}
 }
 
 func TestCONNECTPassword(t *testing.T) {
-	cfg := Config{Mode: Connect, Auth: []User{{"alice", "secret"}}}
+	cfg := Config{Mode: access.Connect, Auth: []User{{"alice", "secret"}}}
 	const line, need = "CONNECT a.test:443 HTTP/1.1\r\n", "HTTP/1.1 407 Proxy Authentication Required\r\nProxy-Authenticate: Basic realm=\"penstock\"\r\n"
 	for _, row := range []handshake{
 		{name: "right", says: line + "Proxy-Authorization: Basic YWxpY2U6c2VjcmV0\r\n\r\nearly", host: "a.test:443", early: "early"},
@@ -70,7 +72,7 @@ func TestCONNECTAnswers(t *testing.T) {
 	greet := func(t *testing.T) (Client, *fakeConn) {
 		t.Helper()
 		conn := newFakeConn("CONNECT a.test:443 HTTP/1.1\r\n\r\n")
-		c, err := testListener(t, Config{Mode: Connect}).Greet(t.Context(), conn)
+		c, err := testListener(t, Config{Mode: access.Connect}).Greet(t.Context(), conn)
 		require.NoError(t, err)
 		return c, conn
 	}
@@ -97,6 +99,6 @@ func TestMixedTellsProtocolsApart(t *testing.T) {
 		{name: "SOCKS4", says: "\x04\x01", err: "neither SOCKS5 nor HTTP"},
 		{name: "TLS", says: "\x16\x03\x01", err: "neither SOCKS5 nor HTTP"},
 	} {
-		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: Mixed}) })
+		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: access.Mixed}) })
 	}
 }

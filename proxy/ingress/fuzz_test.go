@@ -6,6 +6,8 @@ import (
 	"io"
 	"net/netip"
 	"testing"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // play greets a client that says data in pieces of chunk bytes and hangs up.
@@ -54,7 +56,7 @@ func play(t *testing.T, l *listener, data []byte, chunk uint8) {
 
 func FuzzSocks5(f *testing.F) {
 	f.Add([]byte(hello+connect4+someone+"early"), uint8(0))
-	open, locked := testListener(f, Config{Mode: SOCKS5}), testListener(f, Config{Mode: SOCKS5, Auth: []User{{"a", "b"}}})
+	open, locked := testListener(f, Config{Mode: access.SOCKS5}), testListener(f, Config{Mode: access.SOCKS5, Auth: []User{{"a", "b"}}})
 	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) {
 		play(t, open, data, chunk)
 		play(t, locked, data, chunk)
@@ -64,7 +66,7 @@ func FuzzSocks5(f *testing.F) {
 func FuzzConnect(f *testing.F) {
 	f.Add([]byte("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\nearly"), uint8(0))
 	f.Add([]byte("POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nearly"), uint8(0))
-	open, locked := testListener(f, Config{Mode: Connect}), testListener(f, Config{Mode: Mixed, Auth: []User{{"a", "b"}}})
+	open, locked := testListener(f, Config{Mode: access.Connect}), testListener(f, Config{Mode: access.Mixed, Auth: []User{{"a", "b"}}})
 	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) {
 		play(t, open, data, chunk)
 		play(t, locked, data, chunk)
@@ -75,7 +77,7 @@ func FuzzProxyHeader(f *testing.F) {
 	f.Add([]byte("PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\r\nearly"), uint8(0))
 	f.Add([]byte(v2IPv4+"early"), uint8(1))
 	l := testListener(f, Config{
-		Mode: Forward, Target: "a.test:1",
+		Mode: access.Forward, Target: "a.test:1",
 		TrustedProxies: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
 	})
 	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) { play(t, l, data, chunk) })

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -79,7 +80,7 @@ func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (Client, error
 
 	client, err := l.understand(conn, original)
 	if err != nil {
-		if l.cfg.Mode.asks() {
+		if l.cfg.Mode.Asks() {
 			_ = linger(conn)
 		} else {
 			_ = conn.Reset()
@@ -114,20 +115,20 @@ func (l *listener) understand(conn datapath.Conn, original netip.AddrPort) (Clie
 	}
 	var err error
 	switch l.cfg.Mode {
-	case TPROXY:
+	case access.TPROXY:
 		err = l.captured(&c, addrPort(conn.LocalAddr()))
-	case Redirect:
+	case access.Redirect:
 		err = l.captured(&c, original)
-	case Forward:
+	case access.Forward:
 		c.Target, c.Host, c.Answer = l.target, l.host, answerWithReset(conn)
 	default:
 		if in == nil {
 			in = newInput(conn)
 		}
 		switch l.cfg.Mode {
-		case SOCKS5:
+		case access.SOCKS5:
 			err = l.socks5(in, &c)
-		case Connect:
+		case access.Connect:
 			err = l.http(in, &c)
 		default:
 			err = l.mixed(in, &c)

@@ -14,6 +14,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 func TestMain(m *testing.M) {
@@ -96,7 +98,7 @@ func (h handshake) run(t *testing.T, cfg Config) {
 }
 
 func TestSilentClientIsDroppedWhenItsTimeIsUp(t *testing.T) {
-	for _, mode := range []Mode{SOCKS5, Connect, Mixed} {
+	for _, mode := range []access.Mode{access.SOCKS5, access.Connect, access.Mixed} {
 		conn := newFakeConn("")
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -109,14 +111,14 @@ func TestSilentClientIsDroppedWhenItsTimeIsUp(t *testing.T) {
 
 func TestHandshakeTimeoutEndsASilentClient(t *testing.T) {
 	conn := newFakeConn("\x05\x01")
-	_, err := testListener(t, Config{Mode: SOCKS5, HandshakeTimeout: 1}).Greet(t.Context(), conn)
+	_, err := testListener(t, Config{Mode: access.SOCKS5, HandshakeTimeout: 1}).Greet(t.Context(), conn)
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
 	closed, _ := conn.isClosed()
 	assert.True(t, closed)
 }
 
 func TestCapturedClientGoesWhereItsPacketWent(t *testing.T) {
-	l := testListener(t, Config{Mode: TPROXY})
+	l := testListener(t, Config{Mode: access.TPROXY})
 	conn := newFakeConn("hello")
 	conn.local = net.TCPAddrFromAddrPort(netip.MustParseAddrPort("[::ffff:203.0.113.9]:443"))
 	c, err := l.Greet(t.Context(), conn)
@@ -146,7 +148,7 @@ func TestLoopsAreRefused(t *testing.T) {
 		{"a link-local listener with a zone", "[fe80::1%eth0]:1080", "[fe80::1]:1080", true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			l, err := newListener(Config{Name: "test", Mode: TPROXY},
+			l, err := newListener(Config{Name: "test", Mode: access.TPROXY},
 				&fakeAcceptor{addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(row.listen))}, wrapTCP)
 			require.NoError(t, err)
 			conn := newFakeConn("")
@@ -165,7 +167,7 @@ func TestLoopsAreRefused(t *testing.T) {
 
 func TestRedirectWithoutConntrackEntryIsRefused(t *testing.T) {
 	conn := newFakeConn("")
-	_, err := testListener(t, Config{Mode: Redirect}).Greet(t.Context(), &redirected{Conn: conn})
+	_, err := testListener(t, Config{Mode: access.Redirect}).Greet(t.Context(), &redirected{Conn: conn})
 	assert.ErrorContains(t, err, "without a capture rule")
 	_, reset := conn.isClosed()
 	assert.True(t, reset)
@@ -178,7 +180,7 @@ func TestForwardGoesToItsOneTarget(t *testing.T) {
 		"origin.test:8080": {host: "origin.test:8080"},
 	} {
 		conn := newFakeConn("early")
-		c, err := testListener(t, Config{Mode: Forward, Target: target}).Greet(t.Context(), conn)
+		c, err := testListener(t, Config{Mode: access.Forward, Target: target}).Greet(t.Context(), conn)
 		require.NoError(t, err)
 		assert.Equal(t, want.host, c.Host)
 		if want.target != "" {

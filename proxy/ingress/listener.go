@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
@@ -66,9 +67,9 @@ func Listen(ctx context.Context, cfg Config, wrap Wrap) (Listener, error) {
 // listen opens the socket, or takes the one that there is.
 func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
 	if c.Socket != nil {
-		return c.Socket, kernel.Adopt(c.Socket, c.Mode == TPROXY)
+		return c.Socket, kernel.Adopt(c.Socket, c.Mode == access.TPROXY)
 	}
-	return kernel.Listen(ctx, c.Addr, c.Mode == TPROXY)
+	return kernel.Listen(ctx, c.Addr, c.Mode == access.TPROXY)
 }
 
 func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {
@@ -80,7 +81,7 @@ func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {
 		self: addrPort(ln.Addr()), closed: make(chan struct{}),
 	}
 	l.SetUsers(cfg.Auth)
-	if cfg.Mode == Forward {
+	if cfg.Mode == access.Forward {
 		host, port, err := net.SplitHostPort(cfg.Target)
 		if err == nil {
 			l.target, l.host, err = destination(host, port)
@@ -93,10 +94,10 @@ func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {
 }
 
 // explain names the capability that a listener lacks and how to grant it.
-func explain(mode Mode, err error) error {
+func explain(mode access.Mode, err error) error {
 	var what, capability string
 	switch {
-	case mode == TPROXY && errors.Is(err, syscall.EPERM):
+	case mode == access.TPROXY && errors.Is(err, syscall.EPERM):
 		what, capability = "TPROXY", "CAP_NET_ADMIN"
 	case errors.Is(err, syscall.EACCES):
 		what, capability = "a port this low", "CAP_NET_BIND_SERVICE"
@@ -152,7 +153,7 @@ func (l *listener) take() (conn datapath.Conn, accepted bool, err error) {
 		return nil, false, err
 	}
 	var original netip.AddrPort
-	if l.cfg.Mode == Redirect {
+	if l.cfg.Mode == access.Redirect {
 		// Asked for now, because a wrapped connection need not show its
 		// descriptor.
 		if original, err = originalDestination(raw); err != nil {
@@ -164,7 +165,7 @@ func (l *listener) take() (conn datapath.Conn, accepted bool, err error) {
 		_ = raw.Close()
 		return nil, true, err
 	}
-	if l.cfg.Mode == Redirect {
+	if l.cfg.Mode == access.Redirect {
 		conn = &redirected{Conn: conn, original: original}
 	}
 	return conn, true, nil

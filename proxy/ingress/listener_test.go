@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -29,16 +30,16 @@ func TestConfigurationErrorsNameTheKey(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{Config{Mode: "sock5"}, `mode "sock5" is not one of tproxy, redirect, socks5`},
-		{Config{Mode: TPROXY, Auth: []User{{"a", "b"}}}, "auth: mode tproxy cannot ask"},
-		{Config{Mode: SOCKS5, Auth: []User{{"a", ""}}}, "auth[0]"},
-		{Config{Mode: SOCKS5, Auth: []User{{"a", "b"}, {strings.Repeat("a", 256), "b"}}}, "auth[1]"},
-		{Config{Mode: Forward}, "target: mode forward needs"},
-		{Config{Mode: Forward, Target: "nowhere"}, `target "nowhere"`},
-		{Config{Mode: Connect, Target: "a:1"}, "target: only mode forward"},
-		{Config{Mode: Connect, HandshakeTimeout: -1}, "handshake_timeout"},
-		{Config{Mode: Connect, TrustedProxies: make([]netip.Prefix, 1)}, "trusted_proxies[0]"},
-		{Config{Mode: Connect, Addr: "nonsense"}, "missing port"},
+		{Config{Mode: "sock5"}, `mode "sock5" is none of a listener for TCP`},
+		{Config{Mode: access.TPROXY, Auth: []User{{"a", "b"}}}, "auth: mode tproxy cannot ask"},
+		{Config{Mode: access.SOCKS5, Auth: []User{{"a", ""}}}, "auth[0]"},
+		{Config{Mode: access.SOCKS5, Auth: []User{{"a", "b"}, {strings.Repeat("a", 256), "b"}}}, "auth[1]"},
+		{Config{Mode: access.Forward}, "target: mode forward needs"},
+		{Config{Mode: access.Forward, Target: "nowhere"}, `target "nowhere"`},
+		{Config{Mode: access.Connect, Target: "a:1"}, "target: only mode forward"},
+		{Config{Mode: access.Connect, HandshakeTimeout: -1}, "handshake_timeout"},
+		{Config{Mode: access.Connect, TrustedProxies: make([]netip.Prefix, 1)}, "trusted_proxies[0]"},
+		{Config{Mode: access.Connect, Addr: "nonsense"}, "missing port"},
 	} {
 		row.cfg.Name = "lan"
 		if row.cfg.Addr == "" {
@@ -51,12 +52,12 @@ func TestConfigurationErrorsNameTheKey(t *testing.T) {
 }
 
 func TestAMissingCapabilityIsNamedWithItsRemedy(t *testing.T) {
-	err := explain(TPROXY, os.NewSyscallError("setsockopt", syscall.EPERM))
+	err := explain(access.TPROXY, os.NewSyscallError("setsockopt", syscall.EPERM))
 	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root, or setcap cap_net_admin+ep")
-	err = explain(SOCKS5, os.NewSyscallError("bind", syscall.EACCES))
+	err = explain(access.SOCKS5, os.NewSyscallError("bind", syscall.EACCES))
 	assert.ErrorContains(t, err, "needs CAP_NET_BIND_SERVICE")
 	assert.ErrorIs(t, err, syscall.EACCES)
-	assert.Equal(t, syscall.EADDRINUSE, explain(TPROXY, syscall.EADDRINUSE))
+	assert.Equal(t, syscall.EADDRINUSE, explain(access.TPROXY, syscall.EADDRINUSE))
 }
 
 func TestTPROXYListenWithoutTheCapability(t *testing.T) {
@@ -67,7 +68,7 @@ func TestTPROXYListenWithoutTheCapability(t *testing.T) {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		err := unix.Capset(&header, &(&[2]unix.CapUserData{})[0])
 		if err == nil {
-			_, err = Listen(t.Context(), Config{Name: "lan", Mode: TPROXY, Addr: ":0"}, wrapTCP)
+			_, err = Listen(t.Context(), Config{Name: "lan", Mode: access.TPROXY, Addr: ":0"}, wrapTCP)
 		}
 		failed <- err
 	}()
@@ -89,7 +90,7 @@ func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
 		}}
 		var log bytes.Buffer
 		l, err := newListener(Config{
-			Name: "lan", Mode: SOCKS5,
+			Name: "lan", Mode: access.SOCKS5,
 			Log: slog.New(slog.NewTextHandler(&log, nil)),
 		}, ln, wrapTCP)
 		require.NoError(t, err)
@@ -116,7 +117,7 @@ func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
 
 func TestCloseEndsAWaitingAccept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := newListener(Config{Mode: SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
+		l, err := newListener(Config{Mode: access.SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
 			return nil, syscall.ENFILE
 		}}, wrapTCP)
 		require.NoError(t, err)
@@ -133,7 +134,7 @@ func TestCloseEndsAWaitingAccept(t *testing.T) {
 
 func TestOneBadConnectionDoesNotStopTheListener(t *testing.T) {
 	n := 0
-	l, err := Listen(t.Context(), Config{Name: "lan", Mode: Forward, Addr: "127.0.0.1:0", Target: "a.test:1"},
+	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.Forward, Addr: "127.0.0.1:0", Target: "a.test:1"},
 		func(c *net.TCPConn) (datapath.Conn, error) {
 			if n++; n == 1 {
 				return nil, errors.New("dead already")
@@ -154,7 +155,7 @@ func TestOneBadConnectionDoesNotStopTheListener(t *testing.T) {
 }
 
 func TestPermanentAcceptErrorIsReturned(t *testing.T) {
-	l, err := newListener(Config{Name: "lan", Mode: SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
+	l, err := newListener(Config{Name: "lan", Mode: access.SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
 		return nil, syscall.EINVAL
 	}}, wrapTCP)
 	require.NoError(t, err)
@@ -163,7 +164,7 @@ func TestPermanentAcceptErrorIsReturned(t *testing.T) {
 }
 
 func TestRefusedClientGetsItsAnswerThoughItWroteMore(t *testing.T) {
-	l, err := Listen(t.Context(), Config{Name: "lan", Mode: SOCKS5, Addr: "127.0.0.1:0"}, wrapTCP)
+	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0"}, wrapTCP)
 	require.NoError(t, err)
 	defer l.Close()
 	client, err := net.Dial("tcp", l.Addr().String())
@@ -213,7 +214,7 @@ func starvedChild() int {
 func starve() error {
 	var log bytes.Buffer
 	l, err := Listen(context.Background(), Config{
-		Name: "lan", Mode: SOCKS5, Addr: "127.0.0.1:0",
+		Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0",
 		Log: slog.New(slog.NewTextHandler(&log, nil)),
 	}, wrapTCP)
 	if err != nil {

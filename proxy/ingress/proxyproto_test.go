@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 const (
@@ -18,7 +20,7 @@ const (
 )
 
 func TestProxyHeader(t *testing.T) {
-	cfg := Config{Mode: Forward, Target: "a.test:1", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
+	cfg := Config{Mode: access.Forward, Target: "a.test:1", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
 	const peer = "198.51.100.7:40000"
 	for _, row := range []struct{ name, says, source, err string }{
 		{name: "v1 IPv4", says: "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\r\n", source: "203.0.113.5:1234"},
@@ -93,7 +95,7 @@ func readFull(c Client, b []byte) (int, error) {
 }
 
 func TestOnlyListedPeersMaySpeakForOthers(t *testing.T) {
-	cfg := Config{Mode: Mixed, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32")}}
+	cfg := Config{Mode: access.Mixed, TrustedProxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.7/32")}}
 	l := testListener(t, cfg)
 
 	conn := newFakeConn(v2IPv4 + hello + connect4 + someone + "early")

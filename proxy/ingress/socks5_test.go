@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 const (
@@ -66,13 +68,13 @@ func TestSOCKS5Handshake(t *testing.T) {
 		{name: "empty name", says: hello + "\x05\x01\x00\x03\x00\x00\x50", hears: accepted + failed(1), err: "host name of 0 bytes"},
 		{name: "name with a zero byte", says: hello + "\x05\x01\x00\x03\x03a\x00b\x00\x50", hears: accepted + failed(1), err: "no host name has"},
 	} {
-		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: SOCKS5}) })
+		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: access.SOCKS5}) })
 	}
 }
 
 func TestSOCKS5Password(t *testing.T) {
 	const offer, chosen = "\x05\x02\x00\x02", "\x05\x02"
-	cfg := Config{Mode: SOCKS5, Auth: []User{{"alice", "secret"}, {"bob", "hunter2"}}}
+	cfg := Config{Mode: access.SOCKS5, Auth: []User{{"alice", "secret"}, {"bob", "hunter2"}}}
 	for _, row := range []handshake{
 		{name: "first user", says: offer + "\x01\x05alice\x06secret" + connect4 + someone, hears: chosen + "\x01\x00", target: "192.0.2.80:443"},
 		{name: "second user, pipelined", says: offer + "\x01\x03bob\x07hunter2" + connect4 + someone + "x", hears: chosen + "\x01\x00", target: "192.0.2.80:443", early: "x"},
@@ -96,7 +98,7 @@ func TestSOCKS5AnswerSaysWhereTheProxyStands(t *testing.T) {
 		"[2001:db8::2]:4000":      "\x05\x00\x00\x04\x20\x01\x0d\xb8" + strings.Repeat("\x00", 11) + "\x02\x0f\xa0",
 	} {
 		conn := newFakeConn(hello + connect4 + someone)
-		c, err := testListener(t, Config{Mode: SOCKS5}).Greet(t.Context(), conn)
+		c, err := testListener(t, Config{Mode: access.SOCKS5}).Greet(t.Context(), conn)
 		require.NoError(t, err)
 		require.NoError(t, c.Answer(netip.MustParseAddrPort(bound), nil))
 		assert.Equal(t, accepted+want, conn.heard())
@@ -133,7 +135,7 @@ func TestSOCKS5AnswerSaysWhyTheDialFailed(t *testing.T) {
 	for _, row := range dialErrors {
 		t.Run(row.name, func(t *testing.T) {
 			conn := newFakeConn(hello + connect4 + someone)
-			c, err := testListener(t, Config{Mode: SOCKS5}).Greet(t.Context(), conn)
+			c, err := testListener(t, Config{Mode: access.SOCKS5}).Greet(t.Context(), conn)
 			require.NoError(t, err)
 			require.NoError(t, c.Answer(netip.AddrPort{}, row.err))
 			assert.Equal(t, accepted+failed(row.socks), conn.heard())

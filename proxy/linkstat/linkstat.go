@@ -13,14 +13,6 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// How often a link may be read. Below the shortest, a reading costs more than it
-// tells: what it is averaged over is eight times as long.
-const (
-	DefaultInterval  = 20 * time.Millisecond
-	ShortestInterval = 5 * time.Millisecond
-	LongestInterval  = time.Second
-)
-
 // How long what changes rarely is taken as it was.
 const (
 	linkEvery    = time.Second            // rate, limits, addresses; also between attempts after a failure
@@ -32,7 +24,7 @@ type Config struct {
 	Interface string
 	Prefixes  []netip.Prefix // whose path leads through it, but for who is on another interface; none: who is on this one
 	Capacity  cc.Rate        // it carries no more, whatever it tells of itself; 0: no such bound
-	Interval  time.Duration  // between readings; 0: DefaultInterval
+	Interval  time.Duration  // between readings
 
 	Clock func() cc.Time
 	Users func([]netip.Prefix) Users      // nil: not known
@@ -55,14 +47,11 @@ type Stats struct {
 }
 
 func (c *Config) check() error {
-	if c.Interval == 0 {
-		c.Interval = DefaultInterval
-	}
 	switch {
 	case c.Interface == "":
 		return fmt.Errorf("linkstat: no interface is named")
-	case c.Interval < ShortestInterval || c.Interval > LongestInterval:
-		return fmt.Errorf("linkstat: an interval of %v is outside %v to %v", c.Interval, ShortestInterval, LongestInterval)
+	case c.Interval <= 0:
+		return fmt.Errorf("linkstat: no interval between readings is given")
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
@@ -43,7 +44,7 @@ type Forwarding struct {
 type Datagrams struct {
 	stack  *netstack.Stack
 	with   Forwarding
-	cfg    atomic.Pointer[DatagramConfig]
+	cfg    atomic.Pointer[access.Datagrams]
 	count  counters
 	queued atomic.Int64     // bytes that wait for room, of all peers
 	raw    map[bool]*socket // for echo requests over IPv6 (true) and IPv4 that may have no sockets of their own
@@ -99,7 +100,7 @@ type DatagramStats struct {
 
 // ForwardDatagrams has a stack's datagrams forwarded until Close, which comes
 // before the stack's.
-func ForwardDatagrams(stack *netstack.Stack, cfg DatagramConfig, with Forwarding) *Datagrams {
+func ForwardDatagrams(stack *netstack.Stack, cfg access.Datagrams, with Forwarding) *Datagrams {
 	if with.Log == nil {
 		with.Log = slog.New(slog.DiscardHandler)
 	}
@@ -118,7 +119,7 @@ func ForwardDatagrams(stack *netstack.Stack, cfg DatagramConfig, with Forwarding
 
 // Configure puts another configuration into force; sessions stay. A share holds
 // for peers that have none yet.
-func (d *Datagrams) Configure(cfg DatagramConfig) { d.cfg.Store(&cfg) }
+func (d *Datagrams) Configure(cfg access.Datagrams) { d.cfg.Store(&cfg) }
 
 // Stats returns the counts.
 func (d *Datagrams) Stats() DatagramStats {

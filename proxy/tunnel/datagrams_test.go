@@ -37,6 +37,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
@@ -58,7 +59,7 @@ type gateway struct {
 var anywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 
 // gate opens a gateway; allow is what its guard lets through of the gateway's own.
-func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(netip.AddrPort) error) *gateway {
+func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(netip.AddrPort) error) *gateway {
 	needNamespace(t)
 	const most = 128
 	start := time.Now() //nolint:forbidigo // the stack under test runs on it
@@ -69,7 +70,7 @@ func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(ne
 	_, otherPublic := keys(t)
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
 	require.NoError(t, err)
-	w, err := ListenWireGuard(WireGuardConfig{Name: "vpn", PrivateKey: private, MTU: mtu, Peers: []Peer{
+	w, err := ListenWireGuard(WireGuardConfig{Name: "vpn", PrivateKey: private, MTU: mtu, Peers: []access.Peer{
 		{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32), netip.PrefixFrom(inner6, 128)}},
 		{Name: "tablet", PublicKey: otherPublic, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
 	}}, stack)
@@ -100,14 +101,14 @@ func gate(t *testing.T, cfg DatagramConfig, allow []netip.Prefix, refuse func(ne
 	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
 	t.Cleanup(d.Close)
 	port := w.Addr().(*net.UDPAddr).Port
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=0.0.0.0/0\nallowed_ip=::/0\n", phoneKey.hex(), public.hex(), port)))
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=0.0.0.0/0\nallowed_ip=::/0\n", phoneKey.Hex(), public.Hex(), port)))
 	require.NoError(t, d.Up())
 	g.phone = phone
 	return g
 }
 
-func usual() DatagramConfig {
-	return DatagramConfig{Share: 0.5, Idle: 5 * time.Minute, Sessions: 64, Isolate: true}
+func usual() access.Datagrams {
+	return access.Datagrams{Share: 0.5, Idle: 5 * time.Minute, Sessions: 64, Isolate: true}
 }
 
 // answer runs a UDP server that answers with what f makes of what it is sent.
@@ -384,7 +385,7 @@ func TestAPeerWithTooManySessionsLosesItsOldest(t *testing.T) {
 	}
 	assert.Equal(t, 4, g.Stats().Sessions)
 
-	g.Configure(DatagramConfig{})
+	g.Configure(access.Datagrams{})
 	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, server)
 	require.NoError(t, err)
 	_, err = ask(t, c, []byte("hello"), now)

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/conn"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
@@ -85,7 +86,7 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 	sockets := &frail{Bind: conn.NewDefaultBind()}
 	w, err := ListenWireGuard(WireGuardConfig{
 		Name: "vpn", PrivateKey: private, MTU: mtu, bind: sockets,
-		Peers: []Peer{{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}},
+		Peers: []access.Peer{{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}},
 	}, stack)
 	require.NoError(t, err)
 	at := w.Addr()

@@ -18,6 +18,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
@@ -29,7 +30,7 @@ type MASQUEConfig struct {
 	Name        string
 	Addr        string // UDP, "host:port"; an empty host is every address
 	Certificate tls.Certificate
-	Tokens      []Token        // who may use it
+	Tokens      []access.Token // who may use it
 	ClientCAs   *x509.CertPool // who may use it: whoever has a certificate of theirs; nil: certificates are not asked for
 	Open        bool           // everybody may use it
 	Pool        []netip.Prefix // addresses for CONNECT-IP clients, one of each to a client; empty: only streams
@@ -41,13 +42,6 @@ const (
 	// initialPacket is the size of QUIC's first packets; those that find out
 	// what the path carries come later. Cellular paths carry this much.
 	initialPacket = 1350
-
-	// MASQUEMTU is what a CONNECT-IP session carries from its first packet on,
-	// whatever its path turns out to: a full QUIC packet less its header with the
-	// longest connection ID, its tag, and the names of stream and context. It is
-	// the MTU for the stack; with a larger one each connection in a session whose
-	// path carries less finds that out by a Packet Too Big.
-	MASQUEMTU = 1300
 
 	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
 	maxHeader   = 16 << 10
@@ -238,7 +232,7 @@ func (m *MASQUE) SetCertificate(c tls.Certificate) { m.certificate.Store(&c) }
 
 // SetTokens replaces the tokens. Who came with one that is gone loses all it has
 // open, at once. A listener that had tokens keeps needing one or a certificate.
-func (m *MASQUE) SetTokens(tokens []Token) error {
+func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	hashed, err := hashTokens(tokens)
 	if err != nil {
 		return err

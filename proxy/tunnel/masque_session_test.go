@@ -2,7 +2,6 @@ package tunnel
 
 import (
 	"bytes"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -13,6 +12,8 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
@@ -160,26 +161,10 @@ func TestMalformedPacketsAreCountedAndEndNothing(t *testing.T) {
 	require.Len(t, m.Sessions(), 1)
 }
 
-func TestTokensAreReadLineByLine(t *testing.T) {
-	got, err := ParseTokens(strings.NewReader("# who\n\nphone " + phoneToken + "\n  tablet\t" + tabletToken + "  \r\n"))
-	require.NoError(t, err)
-	assert.Equal(t, testTokens(), got)
-	for want, text := range map[string]string{
-		"line 2 is not a name and a token": "phone " + phoneToken + "\nsecret-that-must-not-show",
-		"line 1: a token has 16 to 4096":   "phone short",
-		"have the same token":              fmt.Sprintf("a %s\nb %s", phoneToken, phoneToken),
-		"too long":                         strings.Repeat("x", 3*maxLineLen),
-	} {
-		_, err := ParseTokens(strings.NewReader(text))
-		require.ErrorContains(t, err, want)
-		assert.NotContains(t, err.Error(), "secret")
-	}
-}
-
 func FuzzTokens(f *testing.F) {
 	f.Add("phone " + phoneToken + "\n# x\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		tokens, err := ParseTokens(strings.NewReader(text))
+		tokens, err := access.ParseTokens(strings.NewReader(text))
 		if err != nil {
 			return
 		}

@@ -33,6 +33,8 @@ import (
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -43,7 +45,9 @@ const (
 	tabletToken = "tablet-0123456789abcdef"
 )
 
-func testTokens() []Token { return []Token{{"phone", phoneToken}, {"tablet", tabletToken}} }
+func testTokens() []access.Token {
+	return []access.Token{{Name: "phone", Value: phoneToken}, {Name: "tablet", Value: tabletToken}}
+}
 
 func testClock() func() cc.Time {
 	start := time.Now() //nolint:forbidigo // the stacks under test run on it
@@ -101,7 +105,7 @@ func masque(t testing.TB, change func(*MASQUEConfig)) (*MASQUE, ingress.Listener
 	if change != nil {
 		change(&cfg)
 	}
-	stack, err := netstack.New(netstack.Config{MTU: MASQUEMTU, Clock: cfg.Clock})
+	stack, err := netstack.New(netstack.Config{MTU: config.MASQUEMTU, Clock: cfg.Clock})
 	require.NoError(t, err)
 	m, err := ListenMASQUE(cfg, stack)
 	require.NoError(t, err)
@@ -257,7 +261,7 @@ type tunnelled struct {
 	addrs []netip.Addr
 }
 
-func (c *client) tunnel(token string) *tunnelled { return c.tunnelMTU(token, MASQUEMTU) }
+func (c *client) tunnel(token string) *tunnelled { return c.tunnelMTU(token, config.MASQUEMTU) }
 
 func (c *client) tunnelMTU(token string, mtu int) *tunnelled {
 	ip, _, err := c.packets(token)
@@ -596,7 +600,7 @@ func TestATokenThatIsTakenAwayEndsWhatItOpened(t *testing.T) {
 	c := dialMASQUE(t, m)
 	near := c.mustStream("192.0.2.80:443")
 	far := <-accepted
-	require.NoError(t, m.SetTokens([]Token{{"tablet", tabletToken}}))
+	require.NoError(t, m.SetTokens([]access.Token{{Name: "tablet", Value: tabletToken}}))
 	_, err := far.Read(make([]byte, 1))
 	assert.ErrorIs(t, err, syscall.ECONNRESET)
 	_, err = near.Read(make([]byte, 1))
@@ -607,11 +611,11 @@ func TestATokenThatIsTakenAwayEndsWhatItOpened(t *testing.T) {
 	_, said, err := dialMASQUE(t, m).stream("192.0.2.80:443", phoneToken)
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusUnauthorized, said.status)
-	assert.Error(t, m.SetTokens([]Token{{"short", "abc"}}))
+	assert.Error(t, m.SetTokens([]access.Token{{Name: "short", Value: "abc"}}))
 }
 
 func TestNoListenerIsOpenByAccident(t *testing.T) {
-	stack, err := netstack.New(netstack.Config{MTU: MASQUEMTU, Clock: testClock()})
+	stack, err := netstack.New(netstack.Config{MTU: config.MASQUEMTU, Clock: testClock()})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, stack.Close()) })
 	cert := newAuthority(t).sign(t, "vpn.test")
@@ -619,8 +623,8 @@ func TestNoListenerIsOpenByAccident(t *testing.T) {
 		"needs a certificate":       {Tokens: testTokens()},
 		"nobody could be refused":   {Certificate: cert},
 		"cannot be open":            {Certificate: cert, Open: true, Tokens: testTokens()},
-		"openssl rand":              {Certificate: cert, Tokens: []Token{{"phone", "short"}}},
-		"have the same token":       {Certificate: cert, Tokens: []Token{{"a", phoneToken}, {"b", phoneToken}}},
+		"openssl rand":              {Certificate: cert, Tokens: []access.Token{{Name: "phone", Value: "short"}}},
+		"have the same token":       {Certificate: cert, Tokens: []access.Token{{Name: "a", Value: phoneToken}, {Name: "b", Value: phoneToken}}},
 		"10.0.0.0/32 has no room":   {Certificate: cert, Open: true, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/32")}},
 		"10.0.0.0/8 and 10.1.0.0/1": {Certificate: cert, Open: true, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")}},
 		`UDP address "nonsense"`:    {Certificate: cert, Open: true, Addr: "nonsense"},

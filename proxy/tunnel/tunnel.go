@@ -13,6 +13,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -38,16 +39,6 @@ type Outside interface {
 	// Close sends what it has been given, and ends.
 	Close() error
 }
-
-// The modes of listeners that end tunnels.
-const (
-	ModeWireGuard ingress.Mode = "wireguard" // the WireGuard endpoint is in this process
-	ModeTUN       ingress.Mode = "tun"       // packets come from a device that others feed
-	ModeMASQUE    ingress.Mode = "masque"    // HTTP/3 brings packets and streams
-)
-
-// Modes lists them.
-var Modes = []ingress.Mode{ModeWireGuard, ModeTUN, ModeMASQUE}
 
 // Listener is a tunnel as the proxy sees it.
 type Listener struct {
@@ -94,13 +85,13 @@ func (l *Listener) pass() {
 }
 
 // Forward has the tunnel's datagrams forwarded; once, before the first Accept.
-func (l *Listener) Forward(cfg DatagramConfig, with Forwarding) {
+func (l *Listener) Forward(cfg access.Datagrams, with Forwarding) {
 	with.Listener, with.Outside = l.name, l.outside
 	l.forward = ForwardDatagrams(l.stack, cfg, with)
 }
 
 // Configure puts another configuration of datagrams into force.
-func (l *Listener) Configure(cfg DatagramConfig) { l.forward.Configure(cfg) }
+func (l *Listener) Configure(cfg access.Datagrams) { l.forward.Configure(cfg) }
 
 // Accept implements ingress.Listener.
 func (l *Listener) Accept() (datapath.Conn, error) {

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"bufio"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,24 +20,16 @@ import (
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
-
-// Peer is one client of a WireGuard tunnel.
-type Peer struct {
-	Name       string // for groups, logs and metrics
-	PublicKey  Key
-	Preshared  Key            // zero: none
-	AllowedIPs []netip.Prefix // its addresses inside the tunnel: no other is taken from it, or sent to it
-	Keepalive  time.Duration  // of ours, in whole seconds; 0: none, clients behind NAT send their own
-}
 
 // WireGuardConfig describes the endpoint of a WireGuard tunnel.
 type WireGuardConfig struct {
 	Name       string
 	Port       uint16 // UDP, on every address; 0: any
-	PrivateKey Key
-	Peers      []Peer
+	PrivateKey access.Key
+	Peers      []access.Peer
 	Pool       []netip.Prefix // where peers' addresses are from; the first of each is the gateway's
 	MTU        int            // of the stack it feeds
 	Log        *slog.Logger
@@ -59,7 +52,7 @@ type WireGuard struct {
 
 	mu     sync.Mutex
 	port   uint16
-	peers  map[Key]Peer
+	peers  map[access.Key]access.Peer
 	owners atomic.Pointer[owners]
 }
 
@@ -69,7 +62,7 @@ type owners struct {
 	bits  []int // lengths of the prefixes, the longest first
 }
 
-func ownersOf(peers map[Key]Peer) *owners {
+func ownersOf(peers map[access.Key]access.Peer) *owners {
 	o := &owners{names: map[netip.Prefix]string{}}
 	for _, p := range peers {
 		for _, a := range p.AllowedIPs {
@@ -85,7 +78,7 @@ func ownersOf(peers map[Key]Peer) *owners {
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
-	w := &WireGuard{name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1), peers: map[Key]Peer{}}
+	w := &WireGuard{name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1), peers: map[access.Key]access.Peer{}}
 	w.owners.Store(ownersOf(nil))
 	w.SetPool(cfg.Pool)
 	if w.log == nil {
@@ -96,7 +89,7 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 		cfg.bind = conn.NewDefaultBind()
 	}
 	w.device = device.NewDevice(newLink(stack, cfg.MTU), cfg.bind, w.logger())
-	setup := "private_key=" + cfg.PrivateKey.hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
+	setup := "private_key=" + cfg.PrivateKey.Hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
 	err := w.device.IpcSet(setup)
 	if err == nil {
 		err = w.SetPeers(cfg.Peers)
@@ -159,59 +152,13 @@ func (w *WireGuard) logger() *device.Logger {
 	}
 }
 
-// CheckPeers finds what keeps peers from standing side by side.
-func CheckPeers(peers []Peer) error {
-	names, keys, owners := map[string]bool{}, map[Key]string{}, map[netip.Prefix]string{}
-	for _, p := range peers {
-		if other, twice := keys[p.PublicKey]; twice {
-			return fmt.Errorf("peers %q and %q have the same public key; each device needs a key of its own", other, p.Name)
-		}
-		keys[p.PublicKey] = p.Name
-		if names[p.Name] {
-			return fmt.Errorf("two peers are called %q; they would share one window", p.Name)
-		}
-		names[p.Name] = true
-		if len(p.AllowedIPs) == 0 {
-			return fmt.Errorf("peer %q has no address in the tunnel; give it allowed_ips such as 10.9.0.2/32", p.Name)
-		}
-		for _, a := range p.AllowedIPs {
-			if other, taken := owners[a.Masked()]; taken {
-				return fmt.Errorf("peers %q and %q both have %v in their allowed_ips; only one can", other, p.Name, a.Masked())
-			}
-			owners[a.Masked()] = p.Name
-		}
-	}
-	return nil
-}
-
-// Overlap returns a peer whose addresses lie within those of another; empty:
-// there is none. WireGuard lets the narrower one have them.
-func Overlap(peers []Peer) (inner, outer string) {
-	for i, p := range peers {
-		for _, q := range peers[i+1:] {
-			for _, a := range p.AllowedIPs {
-				for _, b := range q.AllowedIPs {
-					switch {
-					case !a.Overlaps(b):
-					case a.Bits() > b.Bits():
-						return p.Name, q.Name
-					default:
-						return q.Name, p.Name
-					}
-				}
-			}
-		}
-	}
-	return "", ""
-}
-
 // SetPeers replaces the peers. Those that stay as they are keep their sessions,
 // and those that go lose theirs at once.
-func (w *WireGuard) SetPeers(peers []Peer) error {
-	if err := CheckPeers(peers); err != nil {
+func (w *WireGuard) SetPeers(peers []access.Peer) error {
+	if err := access.CheckPeers(peers); err != nil {
 		return fmt.Errorf("tunnel: %w", err)
 	}
-	next := make(map[Key]Peer, len(peers))
+	next := make(map[access.Key]access.Peer, len(peers))
 	for _, p := range peers {
 		next[p.PublicKey] = p
 	}
@@ -220,12 +167,12 @@ func (w *WireGuard) SetPeers(peers []Peer) error {
 	var b strings.Builder
 	for key := range w.peers {
 		if _, stays := next[key]; !stays {
-			fmt.Fprintf(&b, "public_key=%s\nremove=true\n", key.hex())
+			fmt.Fprintf(&b, "public_key=%s\nremove=true\n", key.Hex())
 		}
 	}
 	for key, p := range next {
-		if old, known := w.peers[key]; !known || !old.same(p) {
-			p.write(&b)
+		if old, known := w.peers[key]; !known || !samePeer(old, p) {
+			writePeer(&b, p)
 		}
 	}
 	if err := w.device.IpcSet(b.String()); err != nil {
@@ -236,24 +183,24 @@ func (w *WireGuard) SetPeers(peers []Peer) error {
 	return nil
 }
 
-func (p Peer) same(q Peer) bool {
+func samePeer(p, q access.Peer) bool {
 	return p.Name == q.Name && p.Preshared == q.Preshared && p.Keepalive == q.Keepalive && slices.Equal(p.AllowedIPs, q.AllowedIPs)
 }
 
 // write adds the peer in the words of WireGuard's configuration protocol.
-func (p Peer) write(b *strings.Builder) {
-	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.hex())
-	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.hex(), int(p.Keepalive.Seconds()))
+func writePeer(b *strings.Builder, p access.Peer) {
+	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.Hex())
+	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(), int(p.Keepalive.Seconds()))
 	for _, a := range p.AllowedIPs {
 		fmt.Fprintf(b, "allowed_ip=%v\n", a)
 	}
 }
 
 // Peers returns the present peers, ordered by name.
-func (w *WireGuard) Peers() []Peer {
+func (w *WireGuard) Peers() []access.Peer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.SortedFunc(maps.Values(w.peers), func(a, b Peer) int { return strings.Compare(a.Name, b.Name) })
+	return slices.SortedFunc(maps.Values(w.peers), func(a, b access.Peer) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // Peer implements Outside: by the longest prefix, as packets are taken.
@@ -280,7 +227,7 @@ func (w *WireGuard) Place(addr netip.Addr) Place {
 // PeerState is a peer as the tunnel sees it.
 type PeerState struct {
 	Name      string
-	PublicKey Key
+	PublicKey access.Key
 	Addresses []netip.Prefix // inside the tunnel
 	Endpoint  string         // where it was last heard from; empty: never
 	Handshake time.Time      // the last; zero: none yet
@@ -367,4 +314,12 @@ func (w *WireGuard) Close() error {
 	w.done.Wait()
 	w.device.Close()
 	return nil
+}
+
+func parseHexKey(s string) (access.Key, error) {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(access.Key{}) {
+		return access.Key{}, fmt.Errorf("%q is no key", s)
+	}
+	return access.Key(b), nil
 }

@@ -23,7 +23,8 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // forwardEnv makes this test binary the end of a WireGuard tunnel that leaves
@@ -104,7 +105,7 @@ func throughTunnel(b *testing.B, executable string, start traffic, flows int, g 
 		require.NoError(b, lab.Edge.Do(routeIntoDevice))
 	case strings.Contains(g.listener, masqueToken):
 		phone, err := lab.Client.MASQUE(netlab.MASQUEConfig{
-			Device: "masque0", MTU: tunnel.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort), Token: masqueToken, Through: through,
+			Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort), Token: masqueToken, Through: through,
 		})
 		require.NoError(b, err)
 		defer phone.Close()
@@ -154,12 +155,12 @@ func startUpload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64)
 }
 
 // keys are both ends' private ones, and what is public of them.
-type keys struct{ edge, client, edgePublic, clientPublic tunnel.Key }
+type keys struct{ edge, client, edgePublic, clientPublic access.Key }
 
 func newKeys(b *testing.B) (k keys) {
-	for private, public := range map[*tunnel.Key]*tunnel.Key{&k.edge: &k.edgePublic, &k.client: &k.clientPublic} {
+	for private, public := range map[*access.Key]*access.Key{&k.edge: &k.edgePublic, &k.client: &k.clientPublic} {
 		var err error
-		*private, err = tunnel.GenerateKey()
+		*private, err = access.GenerateKey()
 		require.NoError(b, err)
 		*public, err = private.Public()
 		require.NoError(b, err)

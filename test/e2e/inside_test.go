@@ -26,7 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // insidePool is where the two peers of these tests are: the phone, which is the
@@ -52,9 +52,9 @@ func peersOf(isolate bool) string {
 }
 
 // aClient brings up a peer inside a node, with the pool behind the gateway.
-type aClient func(s *scene, n *netlab.Node, device string, key tunnel.Key, inner, gateway netip.Addr)
+type aClient func(s *scene, n *netlab.Node, device string, key access.Key, inner, gateway netip.Addr)
 
-func ourClient(s *scene, n *netlab.Node, device string, key tunnel.Key, inner, gateway netip.Addr) {
+func ourClient(s *scene, n *netlab.Node, device string, key access.Key, inner, gateway netip.Addr) {
 	w, err := n.WireGuard(netlab.WireGuardConfig{
 		Device: device, Addrs: []netip.Prefix{netip.PrefixFrom(inner, 32)}, MTU: 1420, PrivateKey: key,
 		Peers: []netlab.WireGuardPeer{{
@@ -69,7 +69,7 @@ func ourClient(s *scene, n *netlab.Node, device string, key tunnel.Key, inner, g
 }
 
 // wireguardGoItself is the program of package wireguard-go, set up by wg and ip.
-func wireguardGoItself(s *scene, n *netlab.Node, device string, key tunnel.Key, inner, gateway netip.Addr) {
+func wireguardGoItself(s *scene, n *netlab.Node, device string, key access.Key, inner, gateway netip.Addr) {
 	for _, tool := range []string{"wireguard-go", "wg", "ip"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			s.t.Skipf("needs %s in PATH", tool)

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 const (
@@ -43,7 +43,7 @@ func (s *scene) connectMASQUE() {
 
 func (s *scene) openMASQUE(token string) (*netlab.MASQUE, error) {
 	return s.Client.MASQUE(netlab.MASQUEConfig{
-		Device: "masque0", MTU: tunnel.MASQUEMTU, Gateway: netip.AddrPortFrom(s.EdgeNear.V4, masquePort), Token: token,
+		Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(s.EdgeNear.V4, masquePort), Token: token,
 		Through: []netip.Prefix{netip.PrefixFrom(s.ServerAddr.V4, 24), netip.PrefixFrom(s.ServerAddr.V6, 64)},
 	})
 }

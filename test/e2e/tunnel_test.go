@@ -24,7 +24,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // tunnelled is what brings the client's packets to a listener that ends a tunnel.
@@ -53,15 +53,15 @@ const (
 	tunDevice   = "penstock0"
 )
 
-func newKey() tunnel.Key {
-	k, err := tunnel.GenerateKey()
+func newKey() access.Key {
+	k, err := access.GenerateKey()
 	if err != nil {
 		panic(err) // there is no randomness
 	}
 	return k
 }
 
-func publicKey(private tunnel.Key) tunnel.Key {
+func publicKey(private access.Key) access.Key {
 	k, err := private.Public()
 	if err != nil {
 		panic(err) // which no key that was generated is
@@ -71,7 +71,7 @@ func publicKey(private tunnel.Key) tunnel.Key {
 
 // connectPhone brings a tunnel up inside the client, and the way to the server
 // with it: from then on the client's ordinary sockets use it.
-func (s *scene) connectPhone(private tunnel.Key) *netlab.WireGuard {
+func (s *scene) connectPhone(private access.Key) *netlab.WireGuard {
 	s.t.Helper()
 	w, err := s.Client.WireGuard(netlab.WireGuardConfig{
 		Device: phoneDevice, Addrs: phoneAddrs, MTU: 1420, PrivateKey: private,
@@ -324,9 +324,9 @@ func wireguardGo(s *scene, file string) {
 		}
 		return all
 	}
-	private, err := tunnel.ParseKey(is["PrivateKey"])
+	private, err := access.ParseKey(is["PrivateKey"])
 	require.NoError(s.t, err)
-	public, err := tunnel.ParseKey(is["PublicKey"])
+	public, err := access.ParseKey(is["PublicKey"])
 	require.NoError(s.t, err)
 	mtu, err := strconv.Atoi(is["MTU"])
 	require.NoError(s.t, err)

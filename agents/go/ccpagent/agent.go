@@ -46,7 +46,7 @@ type program struct {
 }
 
 // DefaultSocket is where datapaths expect the agents of the control plane's authors.
-const DefaultSocket = "/tmp/ccp/portus"
+const DefaultSocket = ccp.DefaultSocket
 
 // Main is a program's whole main: it serves at the socket that the first argument names, or
 // at DefaultSocket, until an interrupt. An error ends the program with status 1.

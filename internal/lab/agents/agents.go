@@ -18,7 +18,7 @@ import (
 const (
 	Flag  = "agent"
 	Usage = "`NAME=SOCKET`: the agent that decides for ccp:NAME, and where it listens; NAME alone: " +
-		agent.DefaultSocket + "; repeat for several"
+		ccp.DefaultSocket + "; repeat for several"
 )
 
 // Agents are processes that decide for algorithms ccp:NAME.
@@ -33,7 +33,7 @@ func Parse(specs []string) (Agents, error) {
 	for _, spec := range specs {
 		name, socket, named := strings.Cut(spec, "=")
 		if !named {
-			socket = agent.DefaultSocket
+			socket = ccp.DefaultSocket
 		}
 		if err := ccp.CheckName(name); err != nil {
 			return nil, fmt.Errorf("--%s: %w", Flag, err)

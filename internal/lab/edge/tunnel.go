@@ -5,7 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/penstock-net/penstock/internal/netlab"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 const (
@@ -26,16 +26,16 @@ var tunnelEdge = netip.MustParseAddr("10.9.0.1")
 // Tunnel is a WireGuard tunnel between a host and the edge: wireguard-go at the
 // host, and at an edge that only routes. A proxy has its own.
 type Tunnel struct {
-	edge, host             tunnel.Key // private
-	edgePublic, hostPublic tunnel.Key
+	edge, host             access.Key // private
+	edgePublic, hostPublic access.Key
 	ends                   []*netlab.WireGuard
 }
 
 // NewTunnel makes the keys.
 func NewTunnel() (t *Tunnel, err error) {
 	t = &Tunnel{}
-	for private, public := range map[*tunnel.Key]*tunnel.Key{&t.edge: &t.edgePublic, &t.host: &t.hostPublic} {
-		if *private, err = tunnel.GenerateKey(); err == nil {
+	for private, public := range map[*access.Key]*access.Key{&t.edge: &t.edgePublic, &t.host: &t.hostPublic} {
+		if *private, err = access.GenerateKey(); err == nil {
 			*public, err = private.Public()
 		}
 		if err != nil {

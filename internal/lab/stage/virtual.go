@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -112,7 +112,7 @@ func readEdge(edge string) (*policy.Policy, string, error) {
 	if edge == "" {
 		return nil, "", nil
 	}
-	cfg, err := proxy.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s", virtualListener, edge))
+	cfg, err := config.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s", virtualListener, edge))
 	if err != nil {
 		return nil, "", err
 	}

@@ -16,7 +16,7 @@ import (
 // What the relay lets a socket take in does not widen a window that is held, and it has
 // its own back afterwards.
 func TestAHeldWindowStaysHeld(t *testing.T) {
-	a, b := still(t, Config{ReceiveBuffer: DefaultReceiveBuffer}).pair(t, loopback4)
+	a, b := still(t, Config{ReceiveBuffer: receiveBuffer}).pair(t, loopback4)
 	before := b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
 	_, err := b.Arrivals()
 	require.NoError(t, err)
@@ -26,7 +26,7 @@ func TestAHeldWindowStaysHeld(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.Advertise(41e3))
 	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "that is no other window")
-	b.LimitReceive(2 * DefaultReceiveBuffer)
+	b.LimitReceive(2 * receiveBuffer)
 	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP))
 
 	// The kernel raises it by itself, as it does with a buffer that it enlarges.
@@ -50,7 +50,7 @@ func TestAHeldWindowStaysHeld(t *testing.T) {
 
 // A peer that is let send what it likes, and does, hurts only itself.
 func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
-	d := still(t, Config{ReceiveBuffer: DefaultReceiveBuffer})
+	d := still(t, Config{ReceiveBuffer: receiveBuffer})
 	if d.receiving.first == 0 {
 		t.Skip(d.Missing())
 	}
@@ -58,5 +58,5 @@ func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
 	_, err := b.Arrivals()
 	require.NoError(t, err)
 	require.NoError(t, b.Advertise(20e3))
-	assert.LessOrEqual(t, flood(t, a, b), cc.Bytes(DefaultReceiveBuffer+128<<10))
+	assert.LessOrEqual(t, flood(t, a, b), cc.Bytes(receiveBuffer+128<<10))
 }

@@ -24,8 +24,8 @@ const Tick = time.Millisecond
 // flows than that in a shard, each is polled every ⌈flows/256⌉ ms.
 const DefaultPollsPerTick = 256
 
-// DefaultCells is how many windows the kernel enforces at a time, in 3 MiB.
-const DefaultCells = 16 << 10
+// defaultCells is how many windows the kernel enforces at a time, in 3 MiB.
+const defaultCells = 16 << 10
 
 // DefaultKeepAlive finds a vanished peer in four minutes, and its first probe
 // comes late enough not to hold a phone's radio awake.
@@ -55,7 +55,7 @@ type Config struct {
 	// cubic.
 	Envelope string
 
-	Cells int // legs whose window EBPF enforces at a time; 0: DefaultCells
+	Cells int // legs whose window EBPF enforces at a time; 0: defaultCells
 
 	// ReceiveBuffer bounds what a new socket takes in before it is read; see
 	// Conn.LimitReceive. 0: as the kernel likes.

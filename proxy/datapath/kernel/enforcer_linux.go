@@ -36,7 +36,7 @@ var answerBounds = []float64{
 // newEnforcer has room for so many legs, in at most so many parts.
 func newEnforcer(cells, parts int, clock func() cc.Time) (*enforcer, error) {
 	if cells <= 0 {
-		cells = DefaultCells
+		cells = defaultCells
 	}
 	c, err := bpf.Open(bpf.Config{Cells: cells, Parts: parts})
 	if err != nil {

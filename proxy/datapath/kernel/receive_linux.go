@@ -13,11 +13,6 @@ import (
 
 var _ datapath.Receiver = (*Conn)(nil)
 
-// DefaultReceiveBuffer is what a socket may take in before its bytes have proved to be
-// wanted, the kernel's overhead included: more than the 64 KiB that Linux lets a peer
-// send first.
-const DefaultReceiveBuffer = 256 << 10
-
 // receiving is how sockets' receive buffers can be bounded. The kernel lets them grow
 // up to net.ipv4.tcp_rmem, also while nobody reads.
 type receiving struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/lab/edge"
-	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // TestHAProxy has one at the client, which sends PROXY headers, and one at the
@@ -52,14 +52,14 @@ func TestHAProxy(t *testing.T) {
 
 func TestWireGuardGo(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
-	private, err := tunnel.GenerateKey()
+	private, err := access.GenerateKey()
 	require.NoError(t, err)
 	public, err := private.Public()
 	require.NoError(t, err)
 	const device, inner = "wgstranger", "10.9.0.2"
 	dir := t.TempDir()
 	own := filepath.Join(dir, "key")
-	key, err := tunnel.GenerateKey()
+	key, err := access.GenerateKey()
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(own, []byte(key.String()), 0o600))
 	peer, err := key.Public()

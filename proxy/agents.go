@@ -1,0 +1,59 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/agent"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// agents are the links to the agents of a configuration.
+type agents []*agent.Link
+
+func startAgents(list []config.Agent, clock func() cc.Time, log *slog.Logger) (agents, error) {
+	var links agents
+	for _, a := range list {
+		secure, err := a.Secure()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("agent %q: tls: %w", a.Name, err), links.close())
+		}
+		l, err := agent.Start(agent.Config{
+			Name: a.Name, Address: a.Address, TLS: secure, Socket: a.SocketPath(), Reply: a.ReplyPath(), Algorithm: a.Algorithm,
+			Clock: clock, Log: log,
+		})
+		if err != nil {
+			return nil, errors.Join(err, links.close())
+		}
+		links = append(links, l)
+	}
+	return links, nil
+}
+
+// lookup finds the algorithms that agents decide, and all others.
+func (a agents) lookup(name string) (cc.Spec, error) {
+	for _, l := range a {
+		if s := l.Spec(); s.Name == name {
+			return s, nil
+		}
+	}
+	return cc.Lookup(name)
+}
+
+func (a agents) close() (err error) {
+	for _, l := range a {
+		err = errors.Join(err, l.Close())
+	}
+	return err
+}
+
+// Agents returns how it goes with the agents, in the order of the configuration.
+func (k *Kernel) Agents() []agent.Info {
+	var out []agent.Info
+	for _, l := range k.agents {
+		out = append(out, l.Info())
+	}
+	return out
+}

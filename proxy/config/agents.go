@@ -1,0 +1,175 @@
+package config
+
+import (
+	"crypto/tls"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// Agent is a process that decides for the flows of rules with algorithm ccp:NAME.
+type Agent struct {
+	Name      string `yaml:"name" about:"Rules call it ccp:NAME. Lower-case letters, digits, - and _."`
+	Socket    string `yaml:"socket" about:"The agent's Unix datagram socket; /tmp/ccp/portus where not set."`
+	Reply     string `yaml:"reply" about:"The proxy's own, which the agent can reach. Not set: socket.penstock-NAME."`
+	Algorithm string `yaml:"algorithm" about:"What flows ask the agent for, up to 63 bytes. Not set: its default."`
+
+	Address string   `yaml:"address" about:"HOST:PORT of an agent on another machine; in place of socket, reply."`
+	TLS     AgentTLS `yaml:"tls" about:"For address: both ends show certificates."`
+}
+
+// AgentTLS is who the proxy is to an agent on another machine, and whom it takes for one.
+// Each key holds PEM, or the name of a file that does.
+type AgentTLS struct {
+	Certificate string `yaml:"certificate" about:"The proxy's, with its chain: PEM, or a file, relative to this one."`
+	Key         string `yaml:"key" secret:"pem" about:"Its private key, likewise; a file must be closed to others."`
+	CA          string `yaml:"ca" about:"The authorities of the agent's certificate, likewise."`
+}
+
+func (c *Config) checkAgents() error {
+	names, sockets := map[string]string{}, map[string]string{}
+	for i, a := range c.Agents {
+		key := fmt.Sprintf("agents[%d]", i)
+		if err := ccp.CheckName(a.Name); err != nil {
+			return keyErrorf(key+".name", "%v", err)
+		}
+		if err := unique(names, key+".name", a.Name); err != nil {
+			return err
+		}
+		if a.Address != "" || a.TLS != (AgentTLS{}) {
+			if err := a.checkRemote(key); err != nil {
+				return err
+			}
+			if err := unique(sockets, key+".address", a.Address); err != nil {
+				return err
+			}
+		} else if err := a.checkSockets(key, sockets); err != nil {
+			return err
+		}
+		if len(a.Algorithm) > ccp.MaxName || strings.ContainsRune(a.Algorithm, 0) {
+			return keyErrorf(key+".algorithm", "%q has %d bytes; the message has room for %d",
+				a.Algorithm, len(a.Algorithm), ccp.MaxName)
+		}
+	}
+	scopes := slices.Concat(c.Defaults.scopes("defaults", "down"), c.Defaults.scopes("defaults", "up"))
+	for i, r := range c.Rules {
+		key := fmt.Sprintf("rules[%d]", i)
+		scopes = append(append(scopes, r.scopes(key, "down")...), r.scopes(key, "up")...)
+	}
+	for _, s := range scopes {
+		name, _, _ := strings.Cut(string(s.Algorithm), ",")
+		if err := c.checkAgent(s.key+".algorithm", name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSockets wants paths that nobody else has.
+func (a Agent) checkSockets(key string, taken map[string]string) error {
+	for _, at := range [...]struct{ name, path string }{{".socket", a.SocketPath()}, {".reply", a.ReplyPath()}} {
+		name, path := at.name, at.path
+		if !filepath.IsAbs(path) || len(path) > ccp.MaxReply {
+			return keyErrorf(key+name, "%q is no whole path of at most %d bytes, such as %s",
+				path, ccp.MaxReply, ccp.DefaultSocket)
+		}
+		if err := unique(taken, key+name, path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkRemote wants all that a connection to another machine needs.
+func (a Agent) checkRemote(key string) error {
+	switch {
+	case a.Address == "":
+		return keyErrorf(key+".address", "missing; tls is for an agent on another machine, as in controller.example:4433")
+	case a.Socket != "":
+		return keyErrorf(key+".socket", "not together with address; remove the one or the other")
+	case a.Reply != "":
+		return keyErrorf(key+".reply", "not together with address, whose agent answers on the same connection; remove it")
+	}
+	if err := checkTarget(key+".address", a.Address); err != nil {
+		return err
+	}
+	for _, m := range [...]struct{ name, value, what string }{
+		{".tls.certificate", a.TLS.Certificate, "the proxy shows one to the agent"},
+		{".tls.key", a.TLS.Key, "it is the certificate's private key"},
+		{".tls.ca", a.TLS.CA, "whoever has a certificate of it is taken for the agent"},
+	} {
+		if m.value == "" {
+			return keyErrorf(key+m.name, "missing; %s", m.what)
+		}
+	}
+	return nil
+}
+
+// readFiles puts what is in the agent's files where their names were.
+func (a *Agent) readFiles(key string, from *files) error {
+	err := from.pem(
+		pemKey{key + ".tls.certificate", &a.TLS.Certificate, false},
+		pemKey{key + ".tls.key", &a.TLS.Key, true},
+		pemKey{key + ".tls.ca", &a.TLS.CA, false},
+	)
+	if err == nil && a.Address != "" {
+		if _, err = a.Secure(); err != nil {
+			err = keyErrorf(key+".tls", "%v", err)
+		}
+	}
+	return err
+}
+
+// Secure is how to connect to an agent on another machine; nil: it is on this one.
+func (a Agent) Secure() (*tls.Config, error) {
+	if a.Address == "" {
+		return nil, nil
+	}
+	own, err := tls.X509KeyPair([]byte(a.TLS.Certificate), []byte(a.TLS.Key))
+	if err != nil {
+		return nil, err
+	}
+	authorities, err := certificatePool(a.TLS.CA)
+	if err != nil {
+		return nil, fmt.Errorf("ca: %w", err)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own}, RootCAs: authorities}, nil
+}
+
+// checkAgent wants an algorithm ccp:NAME to be an agent's of the configuration.
+func (c *Config) checkAgent(key, algorithm string) error {
+	word, name, _ := strings.Cut(algorithm, ":")
+	if word != ccp.Family {
+		return nil
+	}
+	var there []string
+	for _, a := range c.Agents {
+		if a.Name == name {
+			return nil
+		}
+		there = append(there, a.Name)
+	}
+	if there == nil {
+		return keyErrorf(key, "there is no agent %q; name it in agents, as in {name: %s}", name, name)
+	}
+	return keyErrorf(key, "there is no agent %q; agents has %s", name, strings.Join(there, ", "))
+}
+
+// SocketPath is where the agent listens.
+func (a Agent) SocketPath() string {
+	if a.Socket == "" {
+		return ccp.DefaultSocket
+	}
+	return a.Socket
+}
+
+// ReplyPath is where it answers.
+func (a Agent) ReplyPath() string {
+	if a.Reply == "" {
+		return a.SocketPath() + ".penstock-" + a.Name
+	}
+	return a.Reply
+}

@@ -1,0 +1,117 @@
+package config
+
+import (
+	"bytes"
+	"fmt"
+	"reflect"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/lexer"
+	"github.com/goccy/go-yaml/token"
+)
+
+// Bounds of a configuration. The YAML parser takes memory and time that grow with
+// the square of these.
+const (
+	maxDepth = 32    // of lists and mappings in each other
+	maxKeys  = 1024  // of one mapping
+	maxItems = 65536 // of one list
+)
+
+// inBounds finds a number outside the bounds that its field's tags name; 0 is left
+// out.
+func inBounds(key string, v reflect.Value) error {
+	for at, f := range fieldsIn(key, v) {
+		n := reflect.Indirect(f.value)
+		if n.Kind() != reflect.Int || n.IsZero() {
+			continue
+		}
+		if wrong := outside(f.StructField, int(n.Int())); wrong != "" {
+			return keyErrorf(at, "%s", wrong)
+		}
+	}
+	return nil
+}
+
+// level is a list or a mapping that has not ended.
+type level struct {
+	flow   bool // in brackets or braces
+	list   bool
+	column int // where a block's keys or dashes stand
+	count  int // of its keys or items
+}
+
+// bounded refuses what would take the parser long, by the tokens alone.
+func bounded(data []byte) error {
+	if bytes.HasPrefix(data, []byte("%")) || bytes.Contains(data, []byte("\n%")) {
+		return &Error{Message: "a line begins with %; YAML directives are not supported"}
+	}
+	var open []level
+	for _, tk := range lexer.Tokenize(string(data)) {
+		if open = follow(open, tk); len(open) == 0 {
+			continue
+		}
+		top := open[len(open)-1]
+		most := maxKeys
+		if top.list {
+			most = maxItems
+		}
+		switch {
+		case len(open) > maxDepth:
+			return tooMuch(tk, "more than %d lists and keys within each other", maxDepth)
+		case top.count > most:
+			return tooMuch(tk, "more than %d entries in one place", most)
+		}
+	}
+	return nil
+}
+
+func tooMuch(tk *token.Token, format string, most int) error {
+	return &yaml.SyntaxError{Message: fmt.Sprintf(format+"; the configuration has far fewer", most), Token: tk}
+}
+
+// follow returns what is open behind the token tk.
+func follow(open []level, tk *token.Token) []level {
+	inFlow := len(open) > 0 && open[len(open)-1].flow
+	switch tk.Type {
+	case token.SequenceStartType, token.MappingStartType:
+		return append(open, level{flow: true, list: tk.Type == token.SequenceStartType})
+	case token.SequenceEndType, token.MappingEndType:
+		if inFlow {
+			return open[:len(open)-1]
+		}
+	case token.CollectEntryType: // a comma
+		if inFlow {
+			open[len(open)-1].count++
+		}
+	case token.DocumentHeaderType, token.DocumentEndType:
+		return open[:0]
+	case token.SequenceEntryType, token.MappingKeyType:
+		if !inFlow {
+			return enter(open, tk, tk.Type == token.SequenceEntryType)
+		}
+	case token.MappingValueType: // a colon; its key stands before it
+		if !inFlow && tk.Prev != nil {
+			return enter(open, tk.Prev, false)
+		}
+	}
+	return open
+}
+
+// enter closes the blocks that end where tk stands, and opens its own unless it is
+// that of the entry before.
+func enter(open []level, tk *token.Token, list bool) []level {
+	column := tk.Position.Column
+	for len(open) > 0 {
+		top := &open[len(open)-1]
+		if top.flow || top.column < column || top.column == column && list && !top.list {
+			break
+		}
+		if top.column == column && top.list == list {
+			top.count++
+			return open
+		}
+		open = open[:len(open)-1]
+	}
+	return append(open, level{list: list, column: column, count: 1})
+}

@@ -1,0 +1,350 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// maxName bounds names that become metric labels.
+const maxName = 64
+
+// Check finds what is wrong with a configuration that did not come whole from
+// a file, since flags changed it. The error is a *Error.
+func (c Config) Check() error {
+	if err := c.check(); err != nil {
+		return places(nil).locate(err)
+	}
+	return nil
+}
+
+// check finds what the shape alone does not show. It returns a *keyError.
+func (c *Config) check() error {
+	if len(c.Listeners) == 0 {
+		return keyErrorf("listeners", "at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
+	}
+	if err := inBounds("", reflect.ValueOf(*c)); err != nil {
+		return err
+	}
+	names, devices := map[string]string{}, map[string]string{}
+	var taken sockets
+	for i := range c.Listeners {
+		key := fmt.Sprintf("listeners[%d]", i)
+		if err := c.Listeners[i].check(key); err != nil {
+			return err
+		}
+		if err := unique(names, key+".name", c.Listeners[i].Name); err != nil {
+			return err
+		}
+		if err := unique(devices, key+".device", c.Listeners[i].Device); c.Listeners[i].Device != "" && err != nil {
+			return err
+		}
+		if err := taken.add(key+".address", c.Listeners[i].network(), c.Listeners[i].Address); err != nil {
+			return err
+		}
+	}
+	rules := map[string]string{}
+	for i, r := range c.Rules {
+		key := fmt.Sprintf("rules[%d]", i)
+		if err := checkName(key+".name", r.Name); err != nil {
+			return err
+		}
+		if err := unique(rules, key+".name", r.Name); err != nil {
+			return err
+		}
+		if r.Undecided != "" && len(r.Match.ServerName) == 0 {
+			return keyErrorf(key+".undecided", "there is nothing to decide by; it goes with match.server_name")
+		}
+		for j, l := range r.Match.Listener {
+			if _, ok := names[l]; !ok {
+				return keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)
+			}
+		}
+		for j, h := range r.Match.Host {
+			if strings.Trim(h, ".") == "" || strings.ContainsAny(h, "*:/ ") {
+				return keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j), "%q is no host name; write example.com, or .example.com for all names below it", h)
+			}
+		}
+	}
+	if _, err := c.Policy(); err != nil {
+		return err
+	}
+	if err := c.checkAgents(); err != nil {
+		return err
+	}
+	if err := c.checkSources(); err != nil {
+		return err
+	}
+	if err := c.Limits.check(); err != nil {
+		return err
+	}
+	if c.Telemetry.Address != "off" {
+		if err := checkAddress("telemetry.address", c.Telemetry.Address); err != nil {
+			return err
+		}
+		if err := taken.add("telemetry.address", "tcp", c.Telemetry.Address); err != nil {
+			return err
+		}
+	}
+	return c.Telemetry.Hints.check("telemetry.hints")
+}
+
+func (l *Listener) check(key string) error {
+	if err := checkName(key+".name", l.Name); err != nil {
+		return err
+	}
+	if l.Mode == "" {
+		return keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(modeValues(), ", "))
+	}
+	if err := l.checkTunnel(key); err != nil {
+		return err
+	}
+	if !l.Tunnels() {
+		if err := checkAddress(key+".address", l.Address); err != nil {
+			return err
+		}
+	}
+	mode := access.Mode(l.Mode)
+	switch {
+	case mode == access.Forward && l.Target == "":
+		return keyErrorf(key+".target", "missing; mode forward needs the host:port to connect to")
+	case mode == access.Forward:
+		if err := checkTarget(key+".target", l.Target); err != nil {
+			return err
+		}
+	case l.Target != "":
+		return keyErrorf(key+".target", "only mode forward has a target; remove it or change the mode")
+	}
+	switch {
+	case l.KeepClient && mode != access.TPROXY:
+		return keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address")
+	case len(l.Users) > 0 && !access.Mode(l.Mode).Asks():
+		return keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode)
+	case len(l.Allow) > 0 && !l.Guarded():
+		return keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove allow")
+	}
+	return l.checkUsers(key)
+}
+
+// network is what the listener's address is of.
+func (l *Listener) network() string {
+	if l.Is(access.WireGuard) || l.Is(access.MASQUE) {
+		return "udp"
+	}
+	return "tcp"
+}
+
+func (l *Listener) checkUsers(key string) error {
+	seen := map[string]string{}
+	for i, u := range l.Users {
+		at := fmt.Sprintf("%s.users[%d]", key, i)
+		switch {
+		case len(u.Name) < 1 || len(u.Name) > 255:
+			return keyErrorf(at+".name", "a name has 1 to 255 bytes, not %d", len(u.Name))
+		case u.Password != "" && u.PasswordFile != "":
+			return keyErrorf(at+".password_file", "give password or password_file, not both")
+		case u.Password == "" && u.PasswordFile == "":
+			return keyErrorf(at, "needs a password or a password_file")
+		case len(u.Password) > 255:
+			return keyErrorf(at+".password", "a password has at most 255 bytes, not %d", len(u.Password))
+		}
+		if err := unique(seen, at+".name", u.Name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// minBuffer is the least that a copy takes, which package datapath keeps for when memory is short.
+const minBuffer = 16 << 10
+
+// What Linux lets a peer send first takes 128 KiB with its overhead.
+const (
+	minReceiveBuffer = 128 << 10
+	maxReceiveBuffer = 1 << 30
+)
+
+// maxServerNameWait is longer than any client takes that is going to speak.
+const maxServerNameWait = Duration(time.Minute)
+
+func (l Limits) check() error {
+	switch {
+	case l.HandshakeTimeout == 0:
+		return keyErrorf("limits.handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
+	case l.DialTimeout == 0:
+		return keyErrorf("limits.dial_timeout", "0s would let no connection be made; write a time such as 10s")
+	case l.ServerNameWait == 0 || l.ServerNameWait > maxServerNameWait:
+		return keyErrorf("limits.server_name_wait", "%v is not above 0s and at most 1m; write a time such as 1s. Nothing waits where no rule has a server_name", time.Duration(l.ServerNameWait))
+	case l.Buffer < minBuffer || l.Buffer > 16<<20:
+		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
+	case l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer):
+		return keyErrorf("limits.receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
+	case l.Memory < minBuffer:
+		return keyErrorf("limits.memory", "%v is not enough; at least 16KiB", cc.Bytes(l.Memory))
+	}
+	return nil
+}
+
+func checkName(key, name string) error {
+	if name == "" {
+		return keyErrorf(key, "missing; give it a name of letters, digits, - and _")
+	}
+	ok := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_'
+	}
+	if len(name) > maxName || strings.ContainsFunc(name, func(r rune) bool { return !ok(r) }) {
+		return keyErrorf(key, "%q: a name has at most %d letters, digits, - and _", name, maxName)
+	}
+	return nil
+}
+
+// uniqueSecret is unique, but does not show the value.
+func uniqueSecret(seen map[string]string, key, value string) error {
+	if other, taken := seen[value]; taken {
+		return keyErrorf(key, "it is already %s", other)
+	}
+	seen[value] = key
+	return nil
+}
+
+func unique(seen map[string]string, key, value string) error {
+	if other, taken := seen[value]; taken {
+		return keyErrorf(key, "%q is already %s", value, other)
+	}
+	seen[value] = key
+	return nil
+}
+
+// sockets are the addresses that are listened on.
+type sockets []socket
+
+type socket struct {
+	key, network, address string
+	host                  netip.Addr // unspecified: all of its family, and of both where it is IPv6
+	port                  string
+}
+
+// add notes an address that has been checked, unless the kernel would refuse it
+// beside one that is there. Port 0 is another each time.
+func (list *sockets) add(key, network, address string) error {
+	host, port, _ := net.SplitHostPort(address)
+	if port == "" || port == "0" { // or known once its config_file is read
+		return nil
+	}
+	s := socket{key: key, network: network, address: address, host: netip.IPv6Unspecified(), port: port}
+	if host == "localhost" {
+		host = "127.0.0.1"
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		s.host = addr.Unmap()
+	}
+	for _, other := range *list {
+		switch {
+		case s.network != other.network || s.port != other.port || !s.covers(other) && !other.covers(s):
+		case s.host == other.host:
+			return keyErrorf(key, "%q is already %s", address, other.key)
+		default:
+			return keyErrorf(key, "%q is already %s, which is %q: one of them has every address", address, other.key, other.address)
+		}
+	}
+	*list = append(*list, s)
+	return nil
+}
+
+// covers reports whether what comes to other could come to s.
+func (s socket) covers(other socket) bool {
+	return s.host == other.host || s.host.IsUnspecified() && (s.host.Is6() || other.host.Is4())
+}
+
+// checkAddress wants an address literal: a name would be resolved to who knows which.
+func checkAddress(key, s string) error {
+	if s == "" {
+		return keyErrorf(key, "missing; write host:port, such as 127.0.0.1:1080 or [::]:7000")
+	}
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return keyErrorf(key, "%q is not host:port, such as 127.0.0.1:1080 or [::]:7000", s)
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return keyErrorf(key, "port %q is not a number up to 65535", port)
+	}
+	if host == "" || host == "localhost" {
+		return nil
+	}
+	if _, err := netip.ParseAddr(host); err != nil {
+		return keyErrorf(key, "%q is not an address of this machine, such as 127.0.0.1 or [::]", host)
+	}
+	return nil
+}
+
+func checkTarget(key, s string) error {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || host == "" {
+		return keyErrorf(key, "%q is not host:port, such as server.example:443", s)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return keyErrorf(key, "port %q is not a number from 1 to 65535", port)
+	}
+	return nil
+}
+
+// maxSocketPath is what an address of a Unix socket has room for (sun_path, with
+// its final zero), less what tells apart the one that is being made.
+const maxSocketPath = 107 - len(".new")
+
+func (h Hints) check(key string) error {
+	switch {
+	case h.Socket != "" && !filepath.IsAbs(h.Socket):
+		return keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock", h.Socket)
+	case len(h.Socket) > maxSocketPath:
+		return keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket), maxSocketPath)
+	case h.Token != "" && h.TokenFile != "":
+		return keyErrorf(key+".token_file", "give token or token_file, not both")
+	case h.Token != "":
+		return checkToken(key+".token", h.Token)
+	}
+	return nil
+}
+
+// Warnings names what is allowed and probably not meant.
+func (c Config) Warnings() []string {
+	var out []string
+	for i, l := range c.Listeners {
+		if (access.Mode(l.Mode).Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
+			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or tokens), or listen on loopback", i, l.Name, l.Address))
+		}
+		if inner, outer := access.Overlap(l.WireGuard.Access()); inner != "" {
+			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get what is sent there", i, inner, outer))
+		}
+		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
+			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
+		}
+	}
+	if c.Telemetry.Address != "off" && !OnLoopback(c.Telemetry.Address) {
+		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can reach %s", c.Telemetry.Address))
+		if c.Telemetry.Hints.Token != "" {
+			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever listens on the way may use it", c.Telemetry.Address))
+		}
+	}
+	return out
+}
+
+// OnLoopback reports whether nobody but this machine reaches an address of the
+// configuration.
+func OnLoopback(address string) bool {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return false
+	}
+	addr, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()
+}

@@ -1,0 +1,208 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	// maxFile bounds the configuration and each file that it names, in bytes.
+	maxFile = 1 << 20
+	// pipePatience bounds how long a pipe may take over its content.
+	pipePatience = 2 * time.Second
+)
+
+// files reads the configuration and the files that it names, and keeps what it read.
+type files struct {
+	dir   string // where relative names begin
+	read  map[string]file
+	saved bool // all is in read; there is nothing to look at elsewhere
+}
+
+func newFiles(config string) *files {
+	return &files{dir: filepath.Dir(config), read: map[string]file{}}
+}
+
+// file is one that was read.
+type file struct {
+	data []byte
+	info fs.FileInfo
+}
+
+// bytes returns the content of a file, without a byte order mark.
+func (f *files) bytes(path string) ([]byte, error) {
+	path = f.path(path)
+	if _, ok := f.read[path]; !ok {
+		if f.saved {
+			return nil, fs.ErrNotExist
+		}
+		data, info, err := readFile(path)
+		if err != nil {
+			return nil, err
+		}
+		f.read[path] = file{data, info}
+	}
+	return withoutMark(f.read[path].data), nil
+}
+
+// closed wants that nobody but the owner of a file that was read, and its group,
+// reads it, and that nobody but the owner writes it.
+func (f *files) closed(path string) error {
+	path = f.path(path)
+	if f.saved { // it was, and Save's file is
+		return nil
+	}
+	return closedToOthers(path, f.read[path].info)
+}
+
+// text is bytes for the file that a key names; err says which key.
+func (f *files) text(key, path string, secret bool) (string, error) {
+	data, err := f.bytes(path)
+	if err == nil && secret {
+		err = f.closed(path)
+	}
+	if err != nil {
+		return "", keyErrorf(key, "%v", err)
+	}
+	return string(data), nil
+}
+
+const pemBegin = "-----BEGIN "
+
+// pemKey is a key that holds PEM, or the name of a file that does.
+type pemKey struct {
+	name   string
+	value  *string
+	secret bool
+}
+
+// pem puts what is in the keys' files where their names were.
+func (f *files) pem(keys ...pemKey) error {
+	for _, k := range keys {
+		if *k.value == "" || strings.HasPrefix(*k.value, pemBegin) {
+			continue
+		}
+		text, err := f.text(k.name, *k.value, k.secret)
+		if err != nil {
+			return err
+		}
+		if !strings.Contains(text, pemBegin) {
+			return keyErrorf(k.name, "there is no PEM in %s", f.path(*k.value))
+		}
+		*k.value = text[strings.Index(text, pemBegin):]
+	}
+	return nil
+}
+
+// firstLine returns the first line of a file that holds a secret.
+func (f *files) firstLine(key, path string) (string, error) {
+	text, err := f.text(key, path, true)
+	first, _, _ := strings.Cut(text, "\n")
+	return strings.TrimSuffix(first, "\r"), err
+}
+
+// path is the file's from where the process runs.
+func (f *files) path(name string) string {
+	if filepath.IsAbs(name) {
+		return name
+	}
+	return filepath.Join(f.dir, name)
+}
+
+// names are the files that were read, in order.
+func (f *files) names() []string { return slices.Sorted(maps.Keys(f.read)) }
+
+// withoutMark cuts off the byte order mark that some editors begin a file with.
+func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }
+
+// ReadFile reads a configuration or a file that one names, of at most 1 MiB, as
+// the proxy itself does. Errors do not name the file.
+func ReadFile(path string) ([]byte, error) {
+	data, _, err := readFile(path)
+	return data, err
+}
+
+// readFile reads a regular file, or a pipe that somebody writes to, of at most
+// maxFile bytes. It neither waits for a writer nor reads a device. Errors do not
+// name the file.
+func readFile(path string) ([]byte, fs.FileInfo, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, withoutPath(err)
+	}
+	defer f.Close() //nolint:errcheck // nothing was written
+	info, err := f.Stat()
+	if err != nil {
+		return nil, nil, withoutPath(err)
+	}
+	switch {
+	case info.Mode().IsRegular():
+	case info.Mode()&fs.ModeNamedPipe != 0:
+		late := time.AfterFunc(pipePatience, func() { _ = f.SetReadDeadline(time.Unix(0, 1)) })
+		defer late.Stop()
+	default:
+		return nil, nil, fmt.Errorf("it is %s; name a regular file", kind(info.Mode()))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return nil, nil, fmt.Errorf("it is a pipe whose writer has not ended after %v; name a regular file", pipePatience)
+	case err != nil:
+		return nil, nil, withoutPath(err)
+	case len(data) > maxFile:
+		return nil, nil, fmt.Errorf("it has more than %d bytes, which is all that is read", maxFile)
+	}
+	return data, info, nil
+}
+
+// withoutPath is the cause alone; callers name the file.
+func withoutPath(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+func kind(m fs.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "a directory"
+	case m&fs.ModeDevice != 0:
+		return "a device"
+	}
+	return "not a file"
+}
+
+// closedToOthers is files.closed for one file.
+func closedToOthers(path string, info fs.FileInfo) error {
+	m := info.Mode().Perm()
+	if !info.Mode().IsRegular() || m&0o027 == 0 || inPrivateHome(path, info) {
+		return nil
+	}
+	return fmt.Errorf("%s holds a secret and has mode %04o: others may read it or its group change it; "+
+		"chmod 0600 %s (0640 where the proxy reads it by its group)", path, m, path)
+}
+
+// inPrivateHome reports whether the file lies in a directory that its owner, an
+// ordinary user, has closed to everybody else: then modes inside it let nobody in.
+// Directories of root and of services are not trusted to stay closed.
+func inPrivateHome(path string, info fs.FileInfo) bool {
+	dir, err := os.Stat(filepath.Dir(path))
+	if err != nil || dir.Mode().Perm()&0o077 != 0 {
+		return false
+	}
+	d, ok := dir.Sys().(*syscall.Stat_t)
+	f, both := info.Sys().(*syscall.Stat_t)
+	return ok && both && d.Uid != 0 && d.Uid == f.Uid
+}

@@ -1,0 +1,154 @@
+package config
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// TLS is who a listener is, and whose clients' certificates it trusts.
+// Each key holds PEM, or the name of a file that does.
+type TLS struct {
+	Certificate string `yaml:"certificate" about:"The certificate with its chain: PEM, or a file of it relative to the configuration file, reread with it."`
+	Key         string `yaml:"key" secret:"pem" about:"The certificate's private key, likewise; a file must be closed to others."`
+	ClientCA    string `yaml:"client_ca" about:"Who has a certificate of these authorities may come in; likewise. Not set: certificates are not asked for."`
+}
+
+// MASQUE is a MASQUE endpoint: IP packets and TCP streams over HTTP/3.
+type MASQUE struct {
+	Pool       []Prefix `yaml:"pool" about:"Addresses for clients that send IP packets (CONNECT-IP), one of each prefix to a client; none: only streams (CONNECT) are served."`
+	Tokens     []Token  `yaml:"tokens" reload:"yes" about:"Bearer tokens, one of which a client must show, unless it has a certificate of tls.client_ca."`
+	TokensFile string   `yaml:"tokens_file" reload:"yes" about:"A file with more of them, a name and a token on each line, closed to others; relative to the configuration file, and reread with it."`
+	Open       bool     `yaml:"open" about:"Let everybody in who reaches the port."`
+}
+
+// Token lets a client in.
+type Token struct {
+	Name  string `yaml:"name" required:"yes" about:"For groups and logs: 1 to 64 printable characters, no spaces."`
+	Token string `yaml:"token" required:"yes" secret:"true" about:"16 to 4096 visible characters without spaces."`
+}
+
+// checkMASQUE is about the keys of mode masque.
+func (l *Listener) checkMASQUE(key string) error {
+	if err := checkAddress(key+".address", l.Address); err != nil {
+		return err
+	}
+	m := l.MASQUE
+	for i, p := range m.Pool {
+		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
+			return keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i), "%v has no room for clients; write a prefix such as 10.10.0.0/24", host)
+		}
+	}
+	names, values := map[string]string{}, map[string]string{}
+	for i, t := range m.Tokens {
+		at := fmt.Sprintf("%s.masque.tokens[%d]", key, i)
+		if err := t.access().CheckName(); err != nil {
+			return keyErrorf(at+".name", "%v", err)
+		}
+		if err := unique(names, at+".name", t.Name); err != nil {
+			return err
+		}
+		if err := t.access().CheckValue(); err != nil {
+			return keyErrorf(at+".token", "%v", err)
+		}
+		if err := uniqueSecret(values, at+".token", t.Token); err != nil {
+			return err
+		}
+	}
+	asks := len(m.Tokens) > 0 || m.TokensFile != "" || l.TLS.ClientCA != ""
+	switch {
+	case l.TLS.Certificate == "":
+		return keyErrorf(key+".tls.certificate", "missing; mode masque needs a certificate that its clients trust, and its key")
+	case l.TLS.Key == "":
+		return keyErrorf(key+".tls.key", "missing; it is the certificate's private key")
+	case !asks && !m.Open:
+		return keyErrorf(key+".masque.tokens_file", "missing; name a file of tokens, or tls.client_ca, or write open: true for everybody")
+	case asks && m.Open:
+		return keyErrorf(key+".masque.open", "not together with tokens or tls.client_ca; remove the one or the other")
+	}
+	return nil
+}
+
+// readMASQUEFiles puts what is in l's files where their names were.
+func (l *Listener) readMASQUEFiles(key string, from *files) error {
+	if err := from.pem(
+		pemKey{key + ".tls.certificate", &l.TLS.Certificate, false},
+		pemKey{key + ".tls.key", &l.TLS.Key, true},
+		pemKey{key + ".tls.client_ca", &l.TLS.ClientCA, false},
+	); err != nil {
+		return err
+	}
+	if _, err := l.TLS.Pair(); l.TLS.Certificate != "" && err != nil {
+		return keyErrorf(key+".tls", "%v", err)
+	}
+	if _, err := l.TLS.Authorities(); err != nil {
+		return keyErrorf(key+".tls.client_ca", "%v", err)
+	}
+	m := &l.MASQUE
+	if m.TokensFile == "" {
+		return nil
+	}
+	at := key + ".masque.tokens_file"
+	text, err := from.text(at, m.TokensFile, true)
+	if err != nil {
+		return err
+	}
+	list, err := access.ParseTokens(strings.NewReader(text))
+	if err != nil {
+		return keyErrorf(at, "%v", err)
+	}
+	m.Tokens = m.Tokens[:len(m.Tokens):len(m.Tokens)]
+	for _, t := range list {
+		m.Tokens = append(m.Tokens, Token{Name: t.Name, Token: t.Value})
+	}
+	m.TokensFile = ""
+	if len(m.Tokens) == 0 && l.TLS.ClientCA == "" {
+		return keyErrorf(at, "there is no token in it; add a line such as: phone and what openssl rand -hex 16 prints")
+	}
+	return nil
+}
+
+// Pair is the certificate with its key.
+func (t TLS) Pair() (tls.Certificate, error) {
+	return tls.X509KeyPair([]byte(t.Certificate), []byte(t.Key))
+}
+
+// Authorities are those of client_ca; nil: none were named.
+func (t TLS) Authorities() (*x509.CertPool, error) {
+	if t.ClientCA == "" {
+		return nil, nil
+	}
+	return certificatePool(t.ClientCA)
+}
+
+// certificatePool are the authorities in PEM.
+func certificatePool(text string) (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM([]byte(text)) {
+		return nil, errors.New("there is no certificate in it")
+	}
+	return pool, nil
+}
+
+// Access are the tokens in package access's terms.
+func (m MASQUE) Access() []access.Token {
+	var out []access.Token
+	for _, t := range m.Tokens {
+		out = append(out, t.access())
+	}
+	return out
+}
+
+func (t Token) access() access.Token { return access.Token{Name: t.Name, Value: t.Token} }
+
+func (m MASQUE) isZero() bool {
+	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open
+}
+
+// Is reports whether the listener is of a mode.
+func (l Listener) Is(m access.Mode) bool { return access.Mode(l.Mode) == m }

@@ -1,0 +1,60 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// CheckReload finds what differs in next and cannot change while the proxy runs. What
+// may has the tag reload:"yes". The error is an *Error.
+func (c Config) CheckReload(next Config) error {
+	key := firstChange("", reflect.ValueOf(c), reflect.ValueOf(next))
+	if key == "" {
+		return nil
+	}
+	return places(nil).locate(keyErrorf(key, "cannot change while running; put the old value back, or restart the proxy"))
+}
+
+// firstChange returns the first key of a section that differs, but for those
+// that may.
+func firstChange(section string, a, b reflect.Value) string {
+	for i := range a.NumField() {
+		f := a.Type().Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		key, x, y := section+name, a.Field(i), b.Field(i)
+		switch {
+		case f.Tag.Get("reload") != "":
+		case f.Type.Kind() == reflect.Struct && mayChange(f.Type):
+			if changed := firstChange(key+".", x, y); changed != "" {
+				return changed
+			}
+		case f.Type.Kind() == reflect.Slice && x.Len() == y.Len(): // both may be empty, left out or written as such
+			for j := range x.Len() {
+				if mayChange(f.Type.Elem()) {
+					if changed := firstChange(fmt.Sprintf("%s[%d].", key, j), x.Index(j), y.Index(j)); changed != "" {
+						return changed
+					}
+				} else if !reflect.DeepEqual(x.Index(j).Interface(), y.Index(j).Interface()) {
+					return key
+				}
+			}
+		case !reflect.DeepEqual(x.Interface(), y.Interface()):
+			return key
+		}
+	}
+	return ""
+}
+
+// mayChange reports whether a section has keys that may change while running.
+func mayChange(t reflect.Type) bool {
+	if t.Kind() != reflect.Struct {
+		return false
+	}
+	for f := range t.Fields() {
+		if f.Tag.Get("reload") != "" || mayChange(f.Type) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,206 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// schemaID is the dialect the schema is written in.
+const schemaID = "https://json-schema.org/draft/2020-12/schema"
+
+// object is a piece of JSON Schema.
+type object = map[string]any
+
+// How numbers before a unit, and ports, are written.
+const (
+	number     = `\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?`
+	portNumber = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
+)
+
+// scalars are the schemas of the types that read themselves.
+var scalars = map[reflect.Type]object{
+	reflect.TypeFor[Rate](): {
+		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK]?[bB][iI][tT])\s*$`,
+		"examples": []string{"20mbit", "1.5gbit"},
+	},
+	reflect.TypeFor[Size](): {
+		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK][iI]?)?[bB]\s*$`,
+		"examples": []string{"256KiB", "1GiB"},
+	},
+	reflect.TypeFor[Duration](): {
+		"type": "string", "pattern": `^\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`,
+		"examples": []string{"10s", "1h30m"},
+	},
+	reflect.TypeFor[Prefix](): {
+		"type": "string", "pattern": `^[0-9a-fA-F:.]+(/[0-9]{1,3})?$`,
+		"examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"},
+	},
+	reflect.TypeFor[Ports](): {"anyOf": []any{
+		object{"type": "integer", "minimum": 1, "maximum": 65535},
+		object{"type": "string", "pattern": `^\s*` + portNumber + `\s*(-\s*` + portNumber + `\s*)?$`},
+	}},
+	reflect.TypeFor[ServerName](): {
+		"type": "string", "pattern": `^(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?$`,
+		"examples": []string{"example.com", "*.example.com"},
+	},
+	reflect.TypeFor[Mark](): {
+		"type": []string{"integer", "string"}, "minimum": 0, "maximum": uint32(math.MaxUint32),
+		"pattern": `^(0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8})$`,
+	},
+	reflect.TypeFor[Key]():  {"type": "string", "pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`},
+	reflect.TypeFor[Mode](): {"enum": modeValues()},
+	reflect.TypeFor[Algorithm](): {
+		"type": "string", "pattern": algorithmPattern(), "examples": []string{cc.Default, "copa:delta=0.1", "none"},
+	},
+	reflect.TypeFor[Param]():     {"type": []string{"number", "string"}},
+	reflect.TypeFor[Class]():     {"enum": classValues},
+	reflect.TypeFor[Undecided](): {"enum": undecidedValues},
+	reflect.TypeFor[Fraction]():  {"type": "number", "minimum": 0, "maximum": 1},
+	reflect.TypeFor[Refuse]():    {"type": []string{"boolean", "string"}, "minLength": 1},
+	reflect.TypeFor[SendProxy](): {"enum": sendProxyValues},
+	reflect.TypeFor[Envelope]():  {"enum": envelopeValues},
+	reflect.TypeFor[LogLevel]():  {"enum": levelValues},
+	reflect.TypeFor[LogFormat](): {"enum": formatValues},
+}
+
+// algorithmPattern knows the names of algorithms, and none of their settings.
+func algorithmPattern() string {
+	var names []string
+	for _, s := range cc.Specs() {
+		names = append(names, regexp.QuoteMeta(s.Name))
+	}
+	return `^((` + strings.Join(names, "|") + `)(:.*)?|` + ccp.Family + `:.+)$`
+}
+
+// Schema returns the JSON Schema (draft 2020-12) of the configuration file,
+// made from the types that read it.
+func Schema() map[string]any {
+	s := schemaOf(reflect.TypeFor[Config]())
+	s["$schema"] = schemaID
+	s["title"] = "Penstock configuration"
+	return s
+}
+
+func schemaOf(t reflect.Type) object {
+	if s, ok := scalars[t]; ok {
+		copied := object{}
+		for k, v := range s {
+			copied[k] = v
+		}
+		return copied
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return schemaOf(t.Elem())
+	case reflect.Slice:
+		return object{"type": "array", "items": schemaOf(t.Elem())}
+	case reflect.Map:
+		return object{"type": "object", "additionalProperties": schemaOf(t.Elem())}
+	case reflect.Struct:
+		properties := object{}
+		s := object{"type": "object", "properties": properties, "additionalProperties": false}
+		var required []string
+		for name, f := range fieldsOf(t) {
+			properties[name] = property(f)
+			if f.Tag.Get("required") != "" {
+				required = append(required, name)
+			}
+		}
+		if slices.Sort(required); required != nil {
+			s["required"] = required
+		}
+		return s
+	case reflect.String:
+		return object{"type": "string"}
+	case reflect.Bool:
+		return object{"type": "boolean"}
+	case reflect.Int:
+		return object{"type": "integer"}
+	default:
+		panic("config: no schema for " + t.String())
+	}
+}
+
+// property is the schema of a field, with what its tags say: about is its
+// description, min and max bound a number, and reload is whether a running proxy
+// takes another value.
+func property(f reflect.StructField) object {
+	s := schemaOf(f.Type)
+	s["description"] = f.Tag.Get("about")
+	if f.Tag.Get("reload") != "" {
+		s["description"] = f.Tag.Get("about") + " A reload changes it."
+	}
+	least, most := bounds(f)
+	if least != nil {
+		s["minimum"] = *least
+	}
+	if most != nil {
+		s["maximum"] = *most
+	}
+	return s
+}
+
+// bounds are those of a number; nil: none.
+func bounds(f reflect.StructField) (least, most *int) {
+	read := func(tag string) *int {
+		if v, err := strconv.Atoi(f.Tag.Get(tag)); err == nil {
+			return &v
+		}
+		return nil
+	}
+	return read("min"), read("max")
+}
+
+// outside says what is wrong with a number in the field; empty: nothing.
+func outside(f reflect.StructField, v int) string {
+	least, most := bounds(f)
+	switch {
+	case least != nil && v < *least && most == nil:
+		return fmt.Sprintf("%d is less than %d", v, *least)
+	case least != nil && v < *least, most != nil && v > *most:
+		return fmt.Sprintf("%d is outside %d to %d", v, *least, *most)
+	}
+	return ""
+}
+
+// types are the kinds of JSON values that a schema takes.
+func types(schema object) (all []string) {
+	switch t := schema["type"].(type) {
+	case string:
+		all = []string{t}
+	case []string:
+		all = t
+	}
+	if schema["enum"] != nil {
+		all = append(all, "string")
+	}
+	if either, ok := schema["anyOf"].([]any); ok {
+		for _, s := range either {
+			all = append(all, types(s.(object))...)
+		}
+	}
+	return all
+}
+
+// patterns are how texts of a type may be written; nil: in any way.
+var patterns = sync.OnceValue(func() map[reflect.Type]*regexp.Regexp {
+	all := map[reflect.Type]*regexp.Regexp{}
+	for t, s := range scalars {
+		if either, ok := s["anyOf"].([]any); ok {
+			s = either[len(either)-1].(object)
+		}
+		if p, ok := s["pattern"].(string); ok {
+			all[t] = regexp.MustCompile(p)
+		}
+	}
+	return all
+})

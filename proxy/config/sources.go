@@ -1,0 +1,57 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Source is an interface of this machine that tells what it knows.
+type Source struct {
+	Interface string   `yaml:"interface" required:"yes" about:"Name of the interface that leads to the hosts, such as wlan0. It need not exist yet."`
+	Prefix    []Prefix `yaml:"prefix" about:"The hosts whose path leads through it; those of the interface's own addresses where not set."`
+	Capacity  Rate     `yaml:"capacity" about:"What it carries at most, such as 54mbit, where neither its queue nor its device says so: a modem behind an Ethernet port. Not set: what they say."`
+	Interval  Duration `yaml:"interval" about:"Between two readings, 5ms to 1s; 20ms where not set."`
+}
+
+// How often an interface may be read. Below the shortest, a reading costs more than it
+// tells: what it is averaged over is eight times as long.
+const (
+	defaultInterval  = 20 * time.Millisecond
+	shortestInterval = 5 * time.Millisecond
+	longestInterval  = time.Second
+)
+
+// maxInterfaceName is IFNAMSIZ without its terminating zero.
+const maxInterfaceName = 15
+
+func (c *Config) checkSources() error {
+	seen := map[string]string{}
+	for i, s := range c.Hints {
+		key := fmt.Sprintf("hints[%d]", i)
+		switch every := s.Every(); {
+		case s.Interface == "":
+			return keyErrorf(key+".interface", "missing; write the interface's name, such as wlan0")
+		case len(s.Interface) > maxInterfaceName || strings.ContainsAny(s.Interface, "/ :") || s.Interface == "." || s.Interface == "..":
+			return keyErrorf(key+".interface", "%q is no interface's name, such as wlan0: it has at most %d characters, without spaces, / and :", s.Interface, maxInterfaceName)
+		case every < shortestInterval || every > longestInterval:
+			return keyErrorf(key+".interval", "%v is outside %v to %v", every, shortestInterval, longestInterval)
+		}
+		if err := unique(seen, key+".interface", s.Interface); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Every is the time between two readings.
+func (s Source) Every() time.Duration {
+	if s.Interval == 0 {
+		return defaultInterval
+	}
+	return time.Duration(s.Interval)
+}
+
+// Prefixes are the hosts of Prefix.
+func (s Source) Prefixes() []netip.Prefix { return Prefixes(s.Prefix) }

@@ -1,0 +1,379 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// Tunnel is what holds for every packet of a tunnel.
+type Tunnel struct {
+	MTU         int       `yaml:"mtu" min:"1280" max:"65535" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
+	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
+	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
+	UDPSessions *int      `yaml:"udp_sessions" min:"0" max:"65536" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
+	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
+}
+
+// WireGuard is a WireGuard endpoint.
+type WireGuard struct {
+	PrivateKey     Key      `yaml:"private_key" secret:"true" about:"Our private key, as wg genkey prints it."`
+	PrivateKeyFile string   `yaml:"private_key_file" about:"A file whose first line is the private key, closed to others; relative to the configuration file."`
+	ConfigFile     string   `yaml:"config_file" about:"A file as wg-quick has it, instead of private_key, peers_file and, where they are not set, address and tunnel.mtu."`
+	PeersFile      string   `yaml:"peers_file" reload:"yes" about:"[Peer] sections as wg-quick has them, a comment # Name = phone in each; relative to the configuration file, reread with it, and written by penstock gateway peer."`
+	Peers          []Peer   `yaml:"peers" reload:"yes" about:"Who may use the tunnel, besides those in the file."`
+	Pool           []Prefix `yaml:"pool" reload:"yes" about:"Where penstock gateway peer add takes addresses from, such as 10.9.0.0/24 and fd00:9::/64; the first of each is kept for the gateway."`
+}
+
+// Peer is one client of a tunnel.
+type Peer struct {
+	Name             string   `yaml:"name" required:"yes" about:"For groups, logs and lists; unique."`
+	PublicKey        Key      `yaml:"public_key" required:"yes" about:"As wg pubkey prints it."`
+	PresharedKey     Key      `yaml:"preshared_key" secret:"true" about:"As wg genpsk prints it, if both ends have one."`
+	PresharedKeyFile string   `yaml:"preshared_key_file" about:"A file whose first line is that key, closed to others; relative to the configuration file."`
+	AllowedIPs       []Prefix `yaml:"allowed_ips" required:"yes" about:"The client's addresses inside the tunnel: no others are taken from it, or sent to it."`
+	Keepalive        Duration `yaml:"keepalive" about:"Send something this often, in whole seconds; 0s: only clients do, where they need to."`
+}
+
+// Key is a WireGuard key; zero: not set.
+type Key access.Key
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (k *Key) UnmarshalYAML(node ast.Node) error {
+	return read(node, k, func(s string) (Key, error) {
+		v, err := access.ParseKey(s)
+		return Key(v), err
+	})
+}
+
+// MASQUEMTU is what a CONNECT-IP session carries from its first packet on,
+// whatever its path turns out to: a QUIC packet of 1350 bytes less its header with the
+// longest connection ID, its tag, and the names of stream and context. With a larger
+// MTU each connection in a session whose path carries less finds that out by a Packet
+// Too Big.
+const MASQUEMTU = 1300
+
+const (
+	defaultTunnelMTU   = 1420 // WireGuard's over IPv6 and Ethernet
+	defaultDeviceMTU   = 1500
+	defaultUDPShare    = .5
+	defaultUDPIdle     = 5 * time.Minute // RFC 4787 REQ-5
+	defaultUDPSessions = 1024
+)
+
+// Tunnels reports whether clients of the listener are inside a tunnel.
+func (l Listener) Tunnels() bool {
+	return access.Mode(l.Mode).Tunnels()
+}
+
+// MTU is the tunnel's.
+func (l Listener) MTU() int {
+	switch {
+	case l.Tunnel.MTU != 0:
+		return l.Tunnel.MTU
+	case l.Is(access.TUN):
+		return defaultDeviceMTU
+	case l.Is(access.MASQUE):
+		return MASQUEMTU
+	}
+	return defaultTunnelMTU
+}
+
+// Datagrams is what becomes of UDP and ICMP, with what was not set.
+func (t Tunnel) Datagrams() access.Datagrams {
+	out := access.Datagrams{Share: defaultUDPShare, Idle: defaultUDPIdle, Sessions: defaultUDPSessions, Isolate: true}
+	if t.UDPShare != nil {
+		out.Share = float64(*t.UDPShare)
+	}
+	if t.UDPIdle != 0 {
+		out.Idle = time.Duration(t.UDPIdle)
+	}
+	if t.UDPSessions != nil {
+		out.Sessions = *t.UDPSessions
+	}
+	if t.Isolate != nil {
+		out.Isolate = *t.Isolate
+	}
+	return out
+}
+
+// Access are the peers in package access's terms.
+func (w WireGuard) Access() []access.Peer {
+	out := make([]access.Peer, len(w.Peers))
+	for i, p := range w.Peers {
+		out[i] = p.Access()
+	}
+	return out
+}
+
+// Access is the peer in package access's terms.
+func (p Peer) Access() access.Peer {
+	return access.Peer{
+		Name: p.Name, PublicKey: access.Key(p.PublicKey), Preshared: access.Key(p.PresharedKey),
+		AllowedIPs: Prefixes(p.AllowedIPs), Keepalive: time.Duration(p.Keepalive),
+	}
+}
+
+// checkTunnel is about the keys of tunnels, in listeners that are and others.
+func (l *Listener) checkTunnel(key string) error {
+	switch {
+	case !l.Is(access.MASQUE) && !l.MASQUE.isZero():
+		return keyErrorf(key+".masque", "only mode masque has this; remove it or change the mode")
+	case !l.Is(access.MASQUE) && l.TLS != (TLS{}):
+		return keyErrorf(key+".tls", "only mode masque speaks TLS; remove it or change the mode")
+	case !l.Is(access.WireGuard) && !l.WireGuard.isZero():
+		return keyErrorf(key+".wireguard", "only mode wireguard has this; remove it or change the mode")
+	case !l.Is(access.TUN) && l.Device != "":
+		return keyErrorf(key+".device", "only mode tun has a device; remove it or change the mode")
+	case !l.Tunnels() && l.Tunnel != (Tunnel{}):
+		return keyErrorf(key+".tunnel", "only modes wireguard, tun and masque are tunnels; remove it or change the mode")
+	case !l.Tunnels():
+		return nil
+	case len(l.ProxyProtocol.From) > 0:
+		return keyErrorf(key+".proxy_protocol", "connections out of a tunnel carry no PROXY header; remove it")
+	}
+	if err := l.Tunnel.check(key + ".tunnel"); err != nil {
+		return err
+	}
+	switch {
+	case l.Is(access.TUN):
+		return l.checkDevice(key)
+	case l.Is(access.MASQUE):
+		return l.checkMASQUE(key)
+	}
+	return l.checkWireGuard(key)
+}
+
+func (t Tunnel) check(key string) error {
+	if t.UDPIdle != 0 && time.Duration(t.UDPIdle) < time.Second {
+		return keyErrorf(key+".udp_idle", "%v is less than an answer may take; write at least 1s", time.Duration(t.UDPIdle))
+	}
+	return nil
+}
+
+// maxDevice is what a network device's name has room for (IFNAMSIZ).
+const maxDevice = 15
+
+func (l *Listener) checkDevice(key string) error {
+	switch {
+	case l.Address != "":
+		return keyErrorf(key+".address", "mode tun has a device and no address; remove it")
+	case l.Device == "":
+		return keyErrorf(key+".device", "missing; mode tun needs the name of a TUN device, such as penstock0, which is made unless it exists")
+	case len(l.Device) > maxDevice || strings.ContainsAny(l.Device, "/ :%") || l.Device == "." || l.Device == "..":
+		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%", l.Device)
+	case l.Tunnel.Isolate != nil && *l.Tunnel.Isolate:
+		return keyErrorf(key+".tunnel.isolate", "mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network")
+	}
+	return nil
+}
+
+func (l *Listener) checkWireGuard(key string) error {
+	w := &l.WireGuard
+	at := key + ".wireguard"
+	if w.ConfigFile == "" || l.Address != "" {
+		if err := checkAddress(key+".address", l.Address); err != nil {
+			return err
+		}
+		if host, _, _ := net.SplitHostPort(l.Address); host != "" && host != "::" && host != "0.0.0.0" {
+			return keyErrorf(key+".address", "mode wireguard listens on every address of the machine: write :%s, and keep others out with the packet filter", port(l.Address))
+		}
+	}
+	switch {
+	case w.ConfigFile != "" && (w.PrivateKeyFile != "" || w.PrivateKey != Key{}):
+		return keyErrorf(at+".config_file", "has the private key already; remove private_key and private_key_file")
+	case w.ConfigFile != "" && w.PeersFile != "":
+		return keyErrorf(at+".config_file", "has the peers already; remove peers_file, or move them there")
+	case w.PrivateKeyFile != "" && w.PrivateKey != Key{}:
+		return keyErrorf(at+".private_key_file", "give private_key or private_key_file, not both")
+	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == Key{}:
+		return keyErrorf(at+".private_key_file", "missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)")
+	}
+	for i, p := range w.Pool {
+		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
+			return keyErrorf(fmt.Sprintf("%s.pool[%d]", at, i), "%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", host)
+		}
+	}
+	for i, p := range w.Peers {
+		if err := p.check(fmt.Sprintf("%s.peers[%d]", at, i)); err != nil {
+			return err
+		}
+	}
+	if err := access.CheckPeers(w.Access()); err != nil {
+		return keyErrorf(at+".peers", "%v", err)
+	}
+	return nil
+}
+
+func (p Peer) check(key string) error {
+	switch {
+	case p.Name == "":
+		return keyErrorf(key+".name", "missing; give it a name such as phone")
+	case strings.ContainsFunc(p.Name, func(r rune) bool { return !strconv.IsPrint(r) }):
+		return keyErrorf(key+".name", "%q: a name has printable characters only", p.Name)
+	case len(p.Name) > maxName:
+		return keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name))
+	case p.PublicKey == Key{}:
+		return keyErrorf(key+".public_key", "missing; it is what the client's app shows as its public key")
+	case p.PresharedKeyFile != "" && p.PresharedKey != Key{}:
+		return keyErrorf(key+".preshared_key_file", "give preshared_key or preshared_key_file, not both")
+	case time.Duration(p.Keepalive)%time.Second != 0 || time.Duration(p.Keepalive) > 65535*time.Second:
+		return keyErrorf(key+".keepalive", "%v is not in whole seconds up to 65535s", time.Duration(p.Keepalive))
+	}
+	return nil
+}
+
+func (w WireGuard) isZero() bool {
+	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" && len(w.Peers) == 0 && len(w.Pool) == 0
+}
+
+// port is that of an address that has been checked.
+func port(address string) string {
+	_, p, _ := net.SplitHostPort(address)
+	return p
+}
+
+// readTunnelFiles puts what the listener's files hold in its place.
+func (l *Listener) readTunnelFiles(key string, from *files) error {
+	if l.Is(access.MASQUE) {
+		return l.readMASQUEFiles(key, from)
+	}
+	w := &l.WireGuard
+	at := key + ".wireguard"
+	if w.PrivateKeyFile != "" {
+		k, err := from.key(at+".private_key_file", w.PrivateKeyFile)
+		if err != nil {
+			return err
+		}
+		w.PrivateKey, w.PrivateKeyFile = k, ""
+	}
+	for i := range w.Peers {
+		p := &w.Peers[i]
+		if p.PresharedKeyFile == "" {
+			continue
+		}
+		k, err := from.key(fmt.Sprintf("%s.peers[%d].preshared_key_file", at, i), p.PresharedKeyFile)
+		if err != nil {
+			return err
+		}
+		p.PresharedKey, p.PresharedKeyFile = k, ""
+	}
+	var named string
+	switch {
+	case w.ConfigFile != "":
+		named = at + ".config_file"
+		f, err := from.quick(named, w.ConfigFile)
+		if err != nil {
+			return err
+		}
+		if err := l.adopt(f, named); err != nil {
+			return err
+		}
+		w.ConfigFile = ""
+	case w.PeersFile != "":
+		named = at + ".peers_file"
+		f, err := from.quick(named, w.PeersFile)
+		if err != nil {
+			return err
+		}
+		if (f.PrivateKey != access.Key{}) {
+			return keyErrorf(named, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
+		}
+		w.add(f.Peers)
+		w.PeersFile = ""
+	default:
+		return nil
+	}
+	if err := access.CheckPeers(w.Access()); err != nil {
+		return keyErrorf(named, "%v", err)
+	}
+	return nil
+}
+
+// adopt takes over what a whole file of wg-quick's says and the listener does not.
+func (l *Listener) adopt(f access.QuickFile, key string) error {
+	if (f.PrivateKey == access.Key{}) {
+		return keyErrorf(key, "it has no PrivateKey in an [Interface] section; a file of peers alone is a peers_file")
+	}
+	l.WireGuard.PrivateKey = Key(f.PrivateKey)
+	if l.Address == "" {
+		if f.Port == 0 {
+			return keyErrorf(key, "it has no ListenPort; add one, or set address to a port such as :51820")
+		}
+		l.Address = ":" + strconv.Itoa(int(f.Port))
+	}
+	if l.Tunnel.MTU == 0 && f.MTU != 0 {
+		l.Tunnel.MTU = f.MTU
+		if inBounds(key, reflect.ValueOf(l.Tunnel)) != nil {
+			return keyErrorf(key, "MTU = %d is outside 1280 to 65535", f.MTU)
+		}
+	}
+	if len(l.WireGuard.Pool) == 0 {
+		for _, a := range f.Addresses {
+			if a.Addr().BitLen()-a.Bits() >= 2 {
+				l.WireGuard.Pool = append(l.WireGuard.Pool, Prefix(a.Masked()))
+			}
+		}
+	}
+	l.WireGuard.add(f.Peers)
+	return nil
+}
+
+func (w *WireGuard) add(peers []access.Peer) {
+	w.Peers = w.Peers[:len(w.Peers):len(w.Peers)]
+	for _, p := range peers {
+		c := Peer{Name: p.Name, PublicKey: Key(p.PublicKey), PresharedKey: Key(p.Preshared), Keepalive: Duration(p.Keepalive)}
+		for _, a := range p.AllowedIPs {
+			c.AllowedIPs = append(c.AllowedIPs, Prefix(a))
+		}
+		w.Peers = append(w.Peers, c)
+	}
+}
+
+// key reads a key from the first line of a file.
+func (f *files) key(key, path string) (Key, error) {
+	line, err := f.firstLine(key, path)
+	if err != nil {
+		return Key{}, err
+	}
+	k, err := access.ParseKey(strings.TrimSpace(line))
+	if err != nil {
+		return Key{}, keyErrorf(key, "%s: %v", path, err)
+	}
+	return Key(k), nil
+}
+
+// quick reads a file in wg-quick's format; one with secrets must be closed to others.
+func (f *files) quick(key, path string) (access.QuickFile, error) {
+	data, err := f.bytes(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", f.path(path))
+	}
+	if err != nil {
+		return access.QuickFile{}, keyErrorf(key, "%v", err)
+	}
+	q, err := access.ParseQuick(string(data))
+	if err != nil {
+		return q, keyErrorf(key, "%s: %v", f.path(path), err)
+	}
+	secret := q.PrivateKey != access.Key{}
+	for _, p := range q.Peers {
+		secret = secret || p.Preshared != access.Key{}
+	}
+	if secret {
+		if err := f.closed(path); err != nil {
+			return q, keyErrorf(key, "%v", err)
+		}
+	}
+	return q, nil
+}
