@@ -3,7 +3,6 @@
 package agents
 
 import (
-	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -15,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/test/agents/nonsense"
 )
 
 const (
@@ -215,63 +215,22 @@ func TestAnAgentThatFailsLosesItsFlowsWithinThreeRoundTripsAndGetsThemBack(t *te
 }
 
 func TestMessagesThatAreWrongCostNothing(t *testing.T) {
+	kinds := append(nonsense.Kinds(), nonsense.Kind{Name: "a third is lost, either way"})
 	draw := rand.New(rand.NewPCG(1, 1))
-	var earlier []byte
-	for name, c := range map[string]func(b *bus){
-		"every second one is about a program that there is none of": func(b *bus) {
-			odd := false
-			b.from = func(answer []byte) [][]byte {
-				wrong := append([]byte(nil), answer...)
-				if binary.LittleEndian.Uint16(answer) == uint16(ccp.KindChange) {
-					if odd = !odd; odd {
-						wrong[8] = 99
-					}
-				}
-				return [][]byte{wrong}
-			}
-		},
-		"each comes cut short as well": func(b *bus) {
-			b.from = func(answer []byte) [][]byte { return [][]byte{answer[:draw.IntN(len(answer)-1)+1], answer} }
-		},
-		"each is followed by bytes that are none of it": func(b *bus) {
-			b.from = func(answer []byte) [][]byte { return [][]byte{append(append([]byte(nil), answer...), 1, 2, 3)} }
-		},
-		"each says that it is longer as well": func(b *bus) {
-			b.from = func(answer []byte) [][]byte {
-				wrong := append([]byte(nil), answer...)
-				wrong[2], wrong[3] = 0xff, 0xff
-				return [][]byte{wrong, answer}
-			}
-		},
-		"each comes three times, and again after the next": func(b *bus) {
-			b.from = func(answer []byte) [][]byte {
-				out := [][]byte{answer, answer, answer, earlier}
-				earlier = append([]byte(nil), answer...)
-				return out
-			}
-		},
-		"a third is lost, either way": func(b *bus) {
-			b.lost = func() bool { return draw.IntN(3) == 0 }
-			b.from = func(answer []byte) [][]byte {
-				if b.lost() {
-					return nil
-				}
-				return [][]byte{answer}
-			}
-		},
-		"bytes at random come between them": func(b *bus) {
-			b.from = func(answer []byte) [][]byte {
-				junk := make([]byte, 1+draw.IntN(64))
-				for i := range junk {
-					junk[i] = byte(draw.Uint32())
-				}
-				return [][]byte{junk, answer}
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, kind := range kinds {
+		t.Run(kind.Name, func(t *testing.T) {
 			b := newBus(t)
-			c(b)
+			if kind.Make != nil {
+				b.from = kind.Make()
+			} else {
+				b.lost = func() bool { return draw.IntN(3) == 0 }
+				b.from = func(answer []byte) [][]byte {
+					if b.lost() {
+						return nil
+					}
+					return [][]byte{answer}
+				}
+			}
 			f := b.play(func() {}, func() {})
 			agent := inPhase(f, "agent", 0)
 			assert.NotZero(t, agent, "the agent decides")
@@ -282,19 +241,14 @@ func TestMessagesThatAreWrongCostNothing(t *testing.T) {
 }
 
 func TestAbsurdWindowsAreBounded(t *testing.T) {
-	for name, windows := range map[string][][2]uint64{
-		"beyond every limit":       {{1 << 63, 1 << 63}},
-		"all ones":                 {{1<<64 - 1, 1<<64 - 1}},
-		"nothing, and all at once": {{0, 0}, {1 << 40, 1 << 40}},
-		"one byte, and the most":   {{1, 0}, {most * 1448, 1 << 62}, {most * 1448, 1 << 62}},
-	} {
+	for name, limits := range nonsense.Limits {
 		t.Run(name, func(t *testing.T) {
 			b := newBus(t)
 			turn := 0
 			b.windows = func() (uint64, uint64) {
 				turn++
-				w := windows[turn%len(windows)]
-				return w[0], w[1]
+				l := limits[turn%len(limits)]
+				return l[0], l[1]
 			}
 			b.play(func() {}, func() {})
 		})

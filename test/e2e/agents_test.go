@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -11,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -19,6 +20,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 // agentSources is the variable that names the directory with the sources of the authors'
@@ -27,7 +30,7 @@ import (
 const agentSources = "PENSTOCK_CCP_AGENTS"
 
 // buildLimit is how long cargo may take for one of them.
-const buildLimit = 4 * time.Minute
+const buildLimit = 10 * time.Minute
 
 // authors are the agents there, by the crate that has them.
 var authors = []struct {
@@ -38,9 +41,6 @@ var authors = []struct {
 	{"cubic", "generic-cong-avoid", []string{"--features", "bin"}},
 	{"bbr", "bbr", nil},
 }
-
-// crates are built once, by their names.
-var crates sync.Map
 
 // authorsAgent returns the program of an agent, built from the sources as they are.
 func authorsAgent(t *testing.T, name string) string {
@@ -54,74 +54,173 @@ func authorsAgent(t *testing.T, name string) string {
 	if _, err := os.Stat(sources); err != nil && !asked {
 		t.Skipf("%s names no directory with the sources of the authors' agents: %v", agentSources, err)
 	}
-	if _, err := exec.LookPath("cargo"); err != nil {
-		t.Skipf("needs cargo: %v", err)
-	}
-	cache, err := os.UserCacheDir()
-	require.NoError(t, err)
 	for _, a := range authors {
-		if a.name != name {
-			continue
+		if a.name == name {
+			return cargo(t, a.crate, name, a.flags, func(dir string) error {
+				if err := os.CopyFS(dir, os.DirFS(filepath.Join(sources, a.crate))); !os.IsExist(err) {
+					return err
+				}
+				return nil
+			})
 		}
-		dir := filepath.Join(cache, "penstock-ccp-agents", a.crate)
-		once, _ := crates.LoadOrStore(a.crate, sync.OnceValues(func() ([]byte, error) {
-			if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // run by another user
-				return nil, err
-			}
-			if err := os.CopyFS(dir, os.DirFS(filepath.Join(sources, a.crate))); err != nil && !os.IsExist(err) {
-				return nil, err
-			}
-			ctx, cancel := context.WithTimeout(context.Background(), buildLimit)
-			defer cancel()
-			cmd := exec.CommandContext(ctx, "cargo", append([]string{"build", "--release"}, a.flags...)...)
-			cmd.WaitDelay = time.Second
-			cmd.Dir = dir
-			return cmd.CombinedOutput()
-		}))
-		out, err := once.(func() ([]byte, error))()
-		if err != nil && !asked { // it needs the registry of crates, which may be out of reach
-			t.Skipf("cargo does not build %s: %v: %s", a.crate, err, out)
-		}
-		require.NoError(t, err, "%s", out)
-		return filepath.Join(dir, "target", "release", name)
 	}
 	require.Fail(t, "no such agent", name)
 	return ""
 }
 
-// steering is an agent of the authors, which sees a /tmp of its own: its socket is a
-// path there that cannot be changed.
+// portus are the versions of the library that agents are built on, by their last release.
+var portus = []string{"0.5", "0.6", "0.7", "0.8", "0.9"}
+
+// portusAgent returns a small agent of ours that is built on a version of portus. That takes
+// minutes, so it is done where the authors' agents are asked for.
+func portusAgent(t *testing.T, version string) string {
+	t.Helper()
+	needsPrivilege(t) // two tiers are enough
+	if os.Getenv(agentSources) == "" {
+		t.Skipf("cargo builds portus %s only where %s is set", version, agentSources)
+	}
+	return cargo(t, "portus-"+version, "halve", nil, func(dir string) error {
+		manifest := fmt.Sprintf("[package]\nname = \"halve\"\nversion = \"0.0.0\"\nedition = \"2018\"\n"+
+			"[dependencies]\nportus = \"~%s.0\"\n", version)
+		script := "fn main() {}"
+		if version == "0.5" { // which takes a logger
+			script = `fn main() { println!("cargo:rustc-cfg=logger"); }`
+		}
+		text, err := os.ReadFile("testdata/portus/main.rs")
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			os.MkdirAll(filepath.Join(dir, "src"), 0o755), //nolint:gosec // run by another user
+			os.WriteFile(filepath.Join(dir, "Cargo.toml"), []byte(manifest), 0o644),
+			os.WriteFile(filepath.Join(dir, "build.rs"), []byte(script), 0o644),
+			os.WriteFile(filepath.Join(dir, "src", "main.rs"), text, 0o644),
+		)
+	})
+}
+
+// crates are built once, by their names.
+var crates sync.Map
+
+// cargo returns a program of a crate, whose sources prepare puts into a directory that
+// stays from run to run.
+func cargo(t *testing.T, crate, program string, flags []string, prepare func(dir string) error) string {
+	t.Helper()
+	if _, err := exec.LookPath("cargo"); err != nil {
+		t.Skipf("needs cargo: %v", err)
+	}
+	cache, err := os.UserCacheDir()
+	require.NoError(t, err)
+	dir := filepath.Join(cache, "penstock-ccp-agents", crate)
+	once, _ := crates.LoadOrStore(crate, sync.OnceValues(func() ([]byte, error) {
+		if err := errors.Join(os.MkdirAll(dir, 0o755), prepare(dir)); err != nil { //nolint:gosec // run by another user
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), buildLimit)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "cargo", append([]string{"build", "--release"}, flags...)...)
+		cmd.WaitDelay = time.Second
+		cmd.Dir = dir
+		return cmd.CombinedOutput()
+	}))
+	out, err := once.(func() ([]byte, error))()
+	if err != nil && os.Getenv(agentSources) == "" { // it needs the registry of crates, which may be out of reach
+		t.Skipf("cargo does not build %s: %v: %s", crate, err, out)
+	}
+	require.NoError(t, err, "%s", out)
+	return filepath.Join(dir, "target", "release", program)
+}
+
+// steering is an agent, a process of its own.
 type steering struct {
 	s         *scene
 	name, dir string
-	program   string
-	cmd       *exec.Cmd
+	socket    string
+	reply     string   // empty: penstock, in dir
+	args      []string // of what starts it
+	cmd       *netlab.Cmd
 }
 
-// agentOf makes the place for an agent; start starts it.
-func (s *scene) agentOf(name string) *steering {
+// meetingPlace makes a directory that an agent and the proxy reach.
+func (s *scene) meetingPlace() string {
 	s.t.Helper()
-	program := authorsAgent(s.t, name)
 	dir, err := os.MkdirTemp("/var/tmp", "penstock-agent-")
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(s.t, os.Chmod(dir, 0o777)) //nolint:gosec // both processes make sockets there
-	return &steering{s: s, name: name, dir: dir, program: program}
+	return dir
 }
 
-// yaml is the configuration that has the agent decide.
+// agentOf makes the place for an agent of the authors, which sees a /tmp of its own: its
+// socket is a path there that cannot be changed. start starts it.
+func (s *scene) agentOf(name string) *steering {
+	s.t.Helper()
+	return s.inItsOwnTmp(name, authorsAgent(s.t, name))
+}
+
+func (s *scene) inItsOwnTmp(name, program string) *steering {
+	s.t.Helper()
+	dir := s.meetingPlace()
+	return &steering{s: s, name: name, dir: dir, socket: dir + "/ccp/portus", args: []string{
+		"sh", "-c", `umask 0; mount --make-rprivate / && mount --bind "$0" /tmp && exec "$1"`, dir, program,
+	}}
+}
+
+// ownReno is our own Reno, built once.
+var ownReno = sync.OnceValues(func() (string, error) {
+	program := filepath.Join(place, "reno")
+	out, err := exec.Command("go", "build", "-o", program, "github.com/penstock-net/penstock/agents/go/reno").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build the agent: %w: %s", err, out)
+	}
+	return program, nil
+})
+
+// ownAgent makes the place for our own Reno.
+func (s *scene) ownAgent() *steering {
+	s.t.Helper()
+	needsPrivilege(s.t) // two tiers are enough
+	program, err := ownReno()
+	require.NoError(s.t, err)
+	dir := s.meetingPlace()
+	socket := filepath.Join(dir, "agent")
+	return &steering{s: s, name: "reno", dir: dir, socket: socket, args: []string{
+		"sh", "-c", `umask 0; exec "$0" "$1"`, program, socket,
+	}}
+}
+
+// declared is the agent as a configuration names it.
+func (a *steering) declared() string {
+	return fmt.Sprintf("agents: [{name: %s, socket: %s, reply: %s}]\n",
+		a.name, a.socket, cmp.Or(a.reply, a.dir+"/penstock"))
+}
+
+// yaml is the configuration that has the agent decide, for each connection by itself.
 func (a *steering) yaml() string {
-	return fmt.Sprintf("agents: [{name: %s, socket: %s/ccp/portus, reply: %s/penstock}]\n"+
-		"defaults: {algorithm: \"ccp:%s,fallback=cubic\"}\n", a.name, a.dir, a.dir, a.name)
+	return a.declared() + fmt.Sprintf("defaults: {algorithm: \"ccp:%s,fallback=cubic\", group: flow}\n", a.name)
 }
 
 func (a *steering) start() {
 	a.s.t.Helper()
-	a.cmd = exec.Command("sh", "-c",
-		`umask 0; mount --make-rprivate / && mount --bind "$0" /tmp && exec "$1"`, a.dir, a.program)
-	a.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	a.cmd = a.s.Edge.Command(context.Background(), a.args[0], a.args[1:]...)
+	a.cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWNS
 	require.NoError(a.s.t, a.cmd.Start())
 	a.s.t.Cleanup(a.kill)
+}
+
+// awaitsReply waits until the proxy's path is there that the configuration names, a newer
+// one than before.
+func (a *steering) awaitsReply(before os.FileInfo) (there os.FileInfo) {
+	a.s.t.Helper()
+	if a.reply == "" {
+		return nil
+	}
+	require.Eventually(a.s.t, func() bool {
+		var err error
+		there, err = os.Stat(a.reply)
+		return err == nil && (before == nil || !there.ModTime().Equal(before.ModTime()))
+	}, patience, time.Millisecond)
+	return there
 }
 
 // kill ends the agent as a crash does.
@@ -181,6 +280,41 @@ func TestUnmodifiedAgentsDriveConnections(t *testing.T) {
 				assert.NotContains(t, a.s.proxy.said.String(), "agent lost")
 			})
 		}
+	}
+}
+
+// TestAgentsOnEachPortusDriveConnections is of what other agents are built on. Version 0.5
+// has two paths, and wants that of the proxy to be there as it starts.
+func TestAgentsOnEachPortusDriveConnections(t *testing.T) {
+	for _, version := range portus {
+		t.Run(version, func(t *testing.T) {
+			w := present.way()
+			program := portusAgent(t, version)
+			s := newScene(t)
+			s.shapeLinkTo(8 * shapedRate)
+			a := s.inItsOwnTmp("halve", program)
+			if version == "0.5" {
+				both := filepath.Join(a.dir, "ccp", "0")
+				require.NoError(t, os.MkdirAll(both, 0o777)) //nolint:gosec // as above
+				a.socket, a.reply = both+"/in", both+"/out"
+			}
+			s.start(w.yaml(a.yaml()))
+			s.capture(w)
+			there := a.awaitsReply(nil)
+			a.start()
+			downloads := w.load(s, 2)
+			a.decides(2)
+			downloads.progress(megabyte)
+			a.kill()
+			a.decides(0)
+			a.awaitsReply(there)
+			a.start()
+			a.decides(2)
+			downloads.progress(megabyte)
+			downloads.finish()
+			assert.Positive(t, a.metric("decisions_total"))
+			assert.Zero(t, a.metric("program_aborts_total"))
+		})
 	}
 }
 
@@ -254,71 +388,4 @@ func (d *underWay) finish() {
 	case <-time.After(patience):
 		require.Fail(d.t, "the download does not end")
 	}
-}
-
-func TestAnAgentsFaultsCostNoByte(t *testing.T) {
-	w := present.way()
-	s := newScene(t)
-	s.shapeLinkTo(8 * shapedRate)
-	a := s.agentOf("reno")
-	a.start()
-	s.start(w.yaml(a.yaml()))
-	s.capture(w)
-	client, server := w.pair(s)
-	d := downloading(t, client, server)
-	a.decides(1)
-	d.progress(2 * megabyte)
-
-	a.kill()
-	a.decides(0)
-	d.progress(2 * megabyte)
-	assert.Positive(t, a.metric("fallbacks_total", `reason="gone"`))
-	a.start()
-	a.decides(1)
-	d.progress(2 * megabyte)
-
-	require.NoError(t, a.cmd.Process.Signal(syscall.SIGSTOP))
-	a.decides(0)
-	d.progress(2 * megabyte)
-	assert.Positive(t, a.metric("fallbacks_total", `reason="stalled"`))
-	require.NoError(t, a.cmd.Process.Signal(syscall.SIGCONT))
-	a.decides(1)
-	d.progress(2 * megabyte)
-
-	second := &steering{s: s, name: a.name, dir: a.dir, program: a.program}
-	second.start() // takes the path; the first is still the one that is talked to
-	d.progress(2 * megabyte)
-	a.kill()
-	require.Eventually(t, func() bool { return a.metric("connects_total") == 3 }, patience, 10*time.Millisecond)
-	a.decides(1)
-	d.progress(2 * megabyte)
-	d.finish()
-}
-
-func TestARuleMovesRunningFlowsToAnAgentAndBack(t *testing.T) {
-	w := present.way()
-	s := newScene(t)
-	s.shapeLinkTo(8 * shapedRate)
-	a := s.agentOf("cubic")
-	a.start()
-	agents, _, _ := strings.Cut(a.yaml(), "defaults:")
-	builtIn := w.yaml(agents + "defaults: {algorithm: copa}\n")
-	path := s.write(present.configure(builtIn))
-	s.proxy = s.launch(append(append([]string{}, present.command...), executable, "run", "--config", path)...)
-	s.capture(w)
-	client, server := w.pair(s)
-	d := downloading(t, client, server)
-	d.progress(2 * megabyte)
-	assert.Zero(t, a.metric("flows"))
-	for _, config := range []string{w.yaml(a.yaml()), builtIn} {
-		require.NoError(t, os.WriteFile(path, []byte(present.configure(config)), 0o640)) //nolint:gosec // by its group
-		require.NoError(t, s.proxy.cmd.Process.Signal(syscall.SIGHUP))
-		if config == builtIn {
-			a.decides(0)
-		} else {
-			a.decides(1)
-		}
-		d.progress(2 * megabyte)
-	}
-	d.finish()
 }

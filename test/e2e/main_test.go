@@ -31,6 +31,8 @@ var (
 	racing string
 	// executable is the one under test.
 	executable string
+	// place is where other programs are built.
+	place string
 )
 
 // raced tells whether the program under test has the race detector.
@@ -66,6 +68,7 @@ func run(m *testing.M) int {
 		fmt.Println(err)
 		return 1
 	}
+	place = dir
 	return eachTier(m.Run)
 }
 
