@@ -42,6 +42,15 @@ func (a agents) lookup(name string) (cc.Spec, error) {
 	return cc.Lookup(name)
 }
 
+// secure has the next connections be by the certificates of a configuration that was checked.
+func (a agents) secure(list []config.Agent) {
+	for i, c := range list {
+		if by, err := c.Secure(); err == nil {
+			a[i].Secure(by)
+		}
+	}
+}
+
 func (a agents) close() (err error) {
 	for _, l := range a {
 		err = errors.Join(err, l.Close())

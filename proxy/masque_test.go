@@ -39,7 +39,10 @@ func certified(t *testing.T) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
-	form := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"vpn.test"}, NotAfter: time.Now().Add(time.Hour)}
+	form := &x509.Certificate{
+		SerialNumber: big.NewInt(1), DNSNames: []string{"vpn.test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		NotAfter: time.Now().Add(time.Hour),
+	}
 	der, err := x509.CreateCertificate(rand.Reader, form, form, &private.PublicKey, private)
 	require.NoError(t, err)
 	secret, err := x509.MarshalPKCS8PrivateKey(private)

@@ -81,6 +81,16 @@ func Open(
 	return &Kernel{Server: s, Datapath: dp, agents: links}, nil
 }
 
+// Reload is the Server's, and has the next connections to agents on other machines be by
+// the certificates of cfg.
+func (k *Kernel) Reload(cfg config.Config) (Reloaded, error) {
+	done, err := k.Server.Reload(cfg)
+	if err == nil {
+		k.agents.secure(cfg.Agents)
+	}
+	return done, err
+}
+
 // Close ends what Open started; the listeners are closed already if Serve ran.
 func (k *Kernel) Close() error {
 	for _, l := range k.lanes {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -52,6 +53,9 @@ type Link struct {
 	kick   chan struct{} // something was sent
 	cancel context.CancelFunc
 	done   sync.WaitGroup
+	waits  socket                     // bound, until the agent is there; run's alone
+	secure atomic.Pointer[tls.Config] // of the next connection to an agent elsewhere
+	heard  atomic.Bool                // something, over that connection
 
 	connects, malformed atomic.Uint64
 
@@ -80,6 +84,7 @@ func Start(cfg Config) (*Link, error) {
 		l.log = slog.New(slog.DiscardHandler)
 	}
 	l.log = l.log.With("agent", cfg.Name)
+	l.Secure(cfg.TLS)
 	var err error
 	if l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmit); err != nil {
 		return nil, err
@@ -92,6 +97,9 @@ func Start(cfg Config) (*Link, error) {
 
 // Spec is the algorithm that the agent decides.
 func (l *Link) Spec() cc.Spec { return l.agent.Spec() }
+
+// Secure has the next connection to an agent on another machine be by these certificates.
+func (l *Link) Secure(by *tls.Config) { l.secure.Store(by) }
 
 // Close ends the connection to the agent; its flows go on under their fallback.
 func (l *Link) Close() error {
@@ -154,32 +162,32 @@ func queued(fd int) int {
 
 // run reaches the agent again and again.
 func (l *Link) run(ctx context.Context) {
+	defer func() { l.waits.close(l.cfg.Reply) }()
 	after, said := redialAfter, ""
 	for {
-		wait := redial
-		if l.cfg.Address != "" {
-			wait = redialAfter
-		}
+		began := l.cfg.Clock()
 		session, err := l.dial(ctx)
-		if err == nil {
-			said = ""
-			began := l.cfg.Clock()
+		reached := err == nil
+		if reached {
 			err = session(ctx)
-			if ctx.Err() != nil {
-				return
-			}
+			reached = l.cfg.Address == "" || l.heard.Swap(false)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if reached {
+			said = ""
 			l.log.Warn("agent lost: its flows go on under their fallback", "err", err)
-			if errors.Is(err, ccp.ErrMalformed) || l.cfg.Address != "" {
-				if l.cfg.Clock().Sub(began) > redialMost {
-					after = redialAfter
-				}
-				wait, after = after, min(2*after, redialMost)
+		} else if why := reason(err); why != said { // once for each
+			said = why
+			l.log.Info("agent not reached; its flows go on under their fallback", "err", err)
+		}
+		wait := redial
+		if l.cfg.Address != "" || reached && errors.Is(err, ccp.ErrMalformed) {
+			if l.cfg.Clock().Sub(began) > redialMost {
+				after = redialAfter
 			}
-		} else {
-			if why := reason(err); why != said { // once for each
-				said = why
-				l.log.Info("agent not reached; its flows go on under their fallback", "err", err)
-			}
+			wait, after = after, min(2*after, redialMost)
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -200,7 +208,7 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 		}
 		return func(ctx context.Context) error { return l.serveRemote(ctx, conn) }, nil
 	}
-	fd, err := l.cfg.dial()
+	fd, early, err := l.cfg.dial(&l.waits)
 	if err != nil {
 		return nil, err
 	}
@@ -213,37 +221,106 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 			_ = file.Close()
 			_ = os.Remove(l.cfg.Reply)
 		}
-		return l.serve(ctx, l.cfg.Socket, end, func(context.Context) error { return l.receive(file) }, l.watch)
+		return l.serve(ctx, l.cfg.Socket, end, func(context.Context) error { return l.receive(file, early) }, l.watch)
 	}, nil
 }
 
-// dial connects a socket to the agent's, so that nobody else reaches it, and binds it to
-// the path where the agent answers.
-func (c Config) dial() (int, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, fmt.Errorf("agent %q: %w", c.Name, err)
+// socket is one that is bound to Config.Reply and waits for an agent.
+type socket struct {
+	fd   int
+	at   os.FileInfo // its path's; nil: there is none
+	open bool
+}
+
+// close closes a socket that nobody has taken over.
+func (s *socket) close(path string) {
+	if s.open {
+		_ = unix.Close(s.fd)
+		_ = os.Remove(path)
 	}
-	fail := func(what, path string, err error) (int, error) {
-		_ = unix.Close(fd)
-		return -1, fmt.Errorf("agent %q: %s %s: %w", c.Name, what, path, err)
+	*s = socket{}
+}
+
+// dial binds a socket to the path where the agent answers, and connects it to the agent's,
+// so that nobody else reaches it. While there is none it stays bound, in waits: agents of
+// portus 0.5 send their programs as they start, and end where nobody takes them. early is
+// what the agent has sent by then.
+func (c Config) dial(waits *socket) (fd int, early [][]byte, err error) {
+	fail := func(what, path string, err error) (int, [][]byte, error) {
+		return -1, nil, fmt.Errorf("agent %q: %s %s: %w", c.Name, what, path, err)
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: c.Socket}); err != nil {
+	if at, err := os.Lstat(c.Reply); waits.open && (err != nil || !at.ModTime().Equal(waits.at.ModTime())) {
+		_ = unix.Close(waits.fd) // somebody has removed the path, or has it now
+		*waits = socket{}
+	}
+	if !waits.open {
+		if waits.fd, err = c.bind(); err != nil {
+			return fail("binding", c.Reply, err)
+		}
+		waits.open = true
+		if waits.at, err = os.Lstat(c.Reply); err != nil {
+			waits.close(c.Reply)
+			return fail("binding", c.Reply, err)
+		}
+	}
+	if err := unix.Connect(waits.fd, &unix.SockaddrUnix{Name: c.Socket}); err != nil {
 		return fail("connecting to", c.Socket, err)
 	}
+	fd = waits.fd
+	*waits = socket{}
+	return fd, c.queued(fd), nil
+}
+
+// bind makes a socket at the path where the agent answers.
+func (c Config) bind() (fd int, err error) {
 	if info, err := os.Lstat(c.Reply); err == nil && info.Mode().Type() == os.ModeSocket {
 		if !errors.Is(unixConnect(c.Reply), unix.ECONNREFUSED) {
-			return fail("binding", c.Reply, errors.New("another process answers there; give this one another reply"))
+			return -1, errors.New("another process answers there; give this one another reply")
 		}
 		_ = os.Remove(c.Reply) // an earlier process left it
 	}
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: ccp.Upward + c.Reply}); err != nil {
-		return fail("binding", c.Reply, err)
+	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return -1, err
 	}
-	if err := os.Chmod(c.Reply, 0o666); err != nil { // only the agent's socket is listened to
-		return fail("opening", c.Reply, err)
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSCRED, 1)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: ccp.Upward + c.Reply})
+	}
+	if err == nil {
+		err = os.Chmod(c.Reply, 0o666) // only the agent's socket is listened to
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return -1, err
 	}
 	return fd, nil
+}
+
+// queued takes what was sent before the socket was connected, and may be by anybody: what
+// counts is by the user whose the agent's socket is.
+func (c Config) queued(fd int) (early [][]byte) {
+	var agent unix.Stat_t
+	if unix.Stat(c.Socket, &agent) != nil {
+		return nil
+	}
+	buf, oob := make([]byte, ccp.MaxFromAgent+1), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
+	for {
+		n, nc, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return early
+		}
+		controls, err := unix.ParseSocketControlMessage(oob[:nc])
+		if err != nil || len(controls) != 1 {
+			continue
+		}
+		if by, err := unix.ParseUnixCredentials(&controls[0]); err == nil && by.Uid == agent.Uid {
+			early = append(early, slices.Clone(buf[:n]))
+		}
+	}
 }
 
 // serve has tasks pass messages on until one of them ends, as the agent is gone or sends
@@ -255,8 +332,9 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	if err := l.agent.Connect(l.cfg.Clock(), uint32(os.Getpid())); err != nil {
 		cancel(err)
 	} else {
-		l.connects.Add(1)
-		l.log.Info("agent reached", "socket", at)
+		if l.cfg.Address == "" {
+			l.reached(at)
+		}
 		for _, task := range tasks {
 			running.Go(func() { cancel(task(ctx)) })
 		}
@@ -272,8 +350,19 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	return context.Cause(ctx)
 }
 
-// receive hands on what the agent sends.
-func (l *Link) receive(file *os.File) error {
+// reached notes that an agent is there.
+func (l *Link) reached(at string) {
+	l.connects.Add(1)
+	l.log.Info("agent reached", "socket", at)
+}
+
+// receive hands on what the agent sends, after what came early.
+func (l *Link) receive(file *os.File, early [][]byte) error {
+	for _, b := range early {
+		if err := l.agent.Receive(l.cfg.Clock(), b); err != nil {
+			l.malformed.Add(1)
+		}
+	}
 	buf := make([]byte, ccp.MaxFromAgent+1)
 	for bad := 0; bad < nonsense; {
 		n, err := file.Read(buf)

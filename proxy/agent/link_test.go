@@ -250,12 +250,52 @@ func TestTwoProxiesDoNotTakeOneReply(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "portus")
 	listen(t, path)
 	cfg := Config{Name: "x", Socket: path, Reply: path + ".reply"}
-	first, err := cfg.dial()
+	dial := func() (int, error) {
+		fd, _, err := cfg.dial(&socket{})
+		return fd, err
+	}
+	first, err := dial()
 	require.NoError(t, err)
-	_, err = cfg.dial()
+	_, err = dial()
 	require.ErrorContains(t, err, "another process answers there")
 	require.NoError(t, unix.Close(first))
-	again, err := cfg.dial()
+	again, err := dial()
 	require.NoError(t, err, "what an earlier process left makes way")
 	require.NoError(t, unix.Close(again))
+}
+
+// An agent of portus 0.5 sends its programs as it starts, once, to a path that has to be
+// there by then.
+func TestProgramsThatComeBeforeTheConnectionCount(t *testing.T) {
+	dir := t.TempDir()
+	cfg := Config{Socket: filepath.Join(dir, "in"), Reply: filepath.Join(dir, "out")}
+	s := startWith(t, cfg)
+	code, err := ccp.Compile(text)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return unixConnect(cfg.Reply) == nil }, patience, time.Millisecond)
+
+	early, err := listenAt(filepath.Join(dir, "early")) // as it is bound before there is an agent
+	require.NoError(t, err)
+	defer early.Close()
+	_, err = early.WriteToUnix(code.Install(1).Append(nil), &net.UnixAddr{Name: cfg.Reply, Net: "unixgram"})
+	require.NoError(t, err)
+	p := listen(t, cfg.Socket)
+	for {
+		if m := p.next(); m.Kind == ccp.KindCreate {
+			p.say(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
+			break
+		}
+	}
+	s.until("agent")
+	assert.EqualValues(t, 1, s.link.Info().Programs)
+}
+
+func TestAReplyThatIsRemovedIsMadeAgain(t *testing.T) {
+	s := start(t)
+	reply := s.path + ".penstock-x"
+	require.Eventually(t, func() bool { return unixConnect(reply) == nil }, patience, time.Millisecond)
+	require.NoError(t, os.Remove(reply))
+	p := listen(t, s.path)
+	p.greet()
+	s.until("agent")
 }

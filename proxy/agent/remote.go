@@ -32,7 +32,7 @@ var remoteKeepAlive = net.KeepAliveConfig{Enable: true, Idle: time.Second, Inter
 func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, remoteDial)
 	defer cancel()
-	d := tls.Dialer{Config: l.cfg.TLS, NetDialer: &net.Dialer{
+	d := tls.Dialer{Config: l.secure.Load(), NetDialer: &net.Dialer{
 		KeepAliveConfig: remoteKeepAlive,
 		Control: func(_, _ string, raw syscall.RawConn) error {
 			var err error
@@ -116,6 +116,9 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 		}
 		if _, err := io.ReadFull(r, buf[ccp.HeaderLen:n]); err != nil {
 			return fmt.Errorf("the agent has closed the connection: %w", err)
+		}
+		if !l.heard.Swap(true) { // by now it has taken our certificate
+			l.reached(l.cfg.Address)
 		}
 		if err := l.agent.Receive(l.cfg.Clock(), buf[:n]); err != nil {
 			bad++

@@ -8,8 +8,10 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"log/slog"
 	"math/big"
 	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -130,24 +132,60 @@ func TestBothEndsWantACertificate(t *testing.T) {
 	ca, other := newAuthority(t), newAuthority(t)
 	t.Run("the agent's is not trusted", func(t *testing.T) {
 		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.pool())
-		link := &Link{cfg: Config{Name: "x", Address: at, TLS: ca.datapath(other)}}
+		link := &Link{cfg: Config{Name: "x", Address: at}}
+		link.Secure(ca.datapath(other))
 		_, err := link.dialRemote(context.Background())
 		var unknown x509.UnknownAuthorityError
 		assert.ErrorAs(t, err, &unknown)
 	})
 	t.Run("the proxy's is not trusted", func(t *testing.T) {
-		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.pool())
-		s := startWith(t, Config{Address: at, TLS: other.datapath(ca)})
-		require.Eventually(t, func() bool { // TLS 1.3 tells with the first bytes
-			s.ack()
-			info := s.link.Info()
-			return info.Connects > 0 && !info.Up
-		}, patience, time.Millisecond)
+		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{ca.issue(false)},
+			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(),
+		})
+		require.NoError(t, err)
+		defer l.Close()
+		var refused atomic.Int64
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				if conn.(*tls.Conn).HandshakeContext(context.Background()) != nil {
+					refused.Add(1)
+				}
+				_ = conn.Close()
+			}
+		}()
+		said := &lines{}
+		s := startWith(t, Config{Address: l.Addr().String(), TLS: other.datapath(ca), Log: slog.New(slog.NewTextHandler(said, nil))})
+		require.Eventually(t, func() bool { return refused.Load() > 2 }, patience, time.Millisecond)
+		s.ack()
 		assert.Zero(t, s.link.Info().Steered)
+		assert.Zero(t, s.link.Info().Connects, "TLS 1.3 tells with the first bytes")
+		assert.EqualValues(t, 1, said.n.Load(), "one line for it, however often it is dialled")
 	})
 }
 
-// An agent that is not there is dialled each second, and the log has one line for it.
+// lines counts those of a log.
+type lines struct{ n atomic.Int64 }
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.n.Add(1)
+	return len(b), nil
+}
+
+func TestTheNextConnectionIsByNewCertificates(t *testing.T) {
+	ca, other := newAuthority(t), newAuthority(t)
+	at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.pool())
+	s := startWith(t, Config{Address: at, TLS: other.datapath(ca)})
+	assert.Equal(t, "fallback", s.ack())
+	s.link.Secure(ca.datapath(ca))
+	s.until("agent")
+}
+
+// An agent that is not there is dialled again and again, and the log has one line for it.
 func TestAReasonIsTheSameEachTime(t *testing.T) {
 	ca := newAuthority(t)
 	t.Run("expired", func(t *testing.T) {
@@ -178,7 +216,8 @@ func TestAReasonIsTheSameEachTime(t *testing.T) {
 
 func sameReason(t *testing.T, at string, secure *tls.Config) {
 	t.Helper()
-	link := &Link{cfg: Config{Name: "x", Address: at, TLS: secure}}
+	link := &Link{cfg: Config{Name: "x", Address: at}}
+	link.Secure(secure)
 	_, first := link.dialRemote(t.Context())
 	_, second := link.dialRemote(t.Context())
 	require.Error(t, first)

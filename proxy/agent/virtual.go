@@ -31,7 +31,7 @@ type Virtual struct {
 
 const (
 	answerLimit = 10 * time.Second // how long an agent may think about one message, by the real clock
-	startLimit  = 2 * time.Second  // how long one may still be starting
+	startLimit  = 5 * time.Second  // how long one may still be starting: an interpreter on a busy machine
 )
 
 // fenceFields make a message that takes more memory than a socket with the least buffer
@@ -61,16 +61,25 @@ func Reach(cfg Config) (*Virtual, error) {
 	v.agent.Inline = true
 	starting := time.NewTimer(startLimit)
 	defer starting.Stop()
-	for v.fd, err = cfg.dial(); err != nil; v.fd, err = cfg.dial() {
+	var waits socket
+	var early [][]byte
+	for {
+		if v.fd, early, err = cfg.dial(&waits); err == nil {
+			break
+		}
 		again := time.NewTimer(redial)
 		select {
 		case <-again.C:
 		case <-starting.C:
+			waits.close(cfg.Reply)
 			return nil, err
 		}
 	}
 	if err = unix.SetsockoptInt(v.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1); err == nil { // the least there is
 		err = v.agent.Connect(0, uint32(os.Getpid()))
+	}
+	for i := 0; err == nil && i < len(early); i++ {
+		err = v.agent.Receive(0, early[i])
 	}
 	if err != nil {
 		return nil, errors.Join(v.wrap(err), v.Close())

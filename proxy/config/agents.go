@@ -18,7 +18,7 @@ type Agent struct {
 	Algorithm string `yaml:"algorithm" about:"What flows ask the agent for, up to 63 bytes. Not set: its default."`
 
 	Address string   `yaml:"address" about:"HOST:PORT of an agent on another machine; in place of socket, reply."`
-	TLS     AgentTLS `yaml:"tls" about:"For address: both ends show certificates."`
+	TLS     AgentTLS `yaml:"tls" reload:"yes" about:"For address: both ends show certificates."`
 }
 
 // AgentTLS is who the proxy is to an agent on another machine, and whom it takes for one.
