@@ -24,7 +24,7 @@ const (
 	StateDialing    State = "dialing"     // the server leg is being made, or a rule waits for a name
 	StateOpen       State = "open"        // both directions move
 	StateHalfClosed State = "half_closed" // one side has finished sending
-	StateClosing    State = "closing"     // one leg has failed; what it sent before is being delivered
+	StateClosing    State = "closing"     // both sides have finished, or one leg has failed; what they sent is being delivered
 )
 
 // connection is one accepted client on its way through the proxy.
@@ -77,6 +77,20 @@ func (c *connection) relay() {
 	}()
 	c.finish(&c.up, c.up.run())
 	<-done
+	c.settle()
+}
+
+// settle waits until what was sent by transports in this process has arrived, lest the
+// process end before. The kernel's go on by themselves.
+func (c *connection) settle() {
+	for _, l := range []*leg{&c.client, &c.server} {
+		if e, ok := l.conn.(datapath.Ending); ok && e.InProcess() {
+			c.mu.Lock()
+			c.state = StateClosing
+			c.mu.Unlock()
+			c.deliver(l.conn)
+		}
+	}
 }
 
 // finish draws the consequences of one direction's end.

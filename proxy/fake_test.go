@@ -33,6 +33,7 @@ type fakeLeg struct {
 	remote   net.Addr
 	capacity int           // of the send buffer
 	holds    datapath.Hold // what Info says
+	mortal   bool          // what InProcess says
 
 	mu       sync.Mutex
 	change   *sync.Cond
@@ -179,6 +180,8 @@ func (l *fakeLeg) Aborted() bool {
 	return l.rst
 }
 
+func (l *fakeLeg) InProcess() bool { return l.mortal }
+
 // The far end, for tests.
 
 func (l *fakeLeg) send(b []byte) {
@@ -315,6 +318,7 @@ type bench struct {
 	dialled  chan *fakeLeg // server legs, in the order of dialling
 	capacity int           // of the legs' send buffers
 	holds    datapath.Hold
+	mortal   bool // the client legs' transport is in this process
 	logs     *lockedBuffer
 	cancel   context.CancelFunc
 	served   chan error
@@ -369,7 +373,7 @@ func (b *bench) dial(_ context.Context, cfg kernel.DialConfig) (datapath.Conn, e
 func (b *bench) connect() (client, server *fakeLeg) {
 	b.tb.Helper()
 	client = newFakeLeg(b.clock, 10000, b.capacity)
-	client.holds = b.holds
+	client.holds, client.mortal = b.holds, b.mortal
 	b.listener.legs <- client
 	return client, <-b.dialled
 }

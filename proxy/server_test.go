@@ -165,6 +165,54 @@ func TestADrainEndsWithItsLastConnection(t *testing.T) {
 	})
 }
 
+// What the kernel has been given arrives without us. What a transport in this process
+// has been given does not, so that a drain waits until it has arrived.
+func TestADrainDeliversWhatEndsWithTheProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *config.Config, b *bench) { b.mortal = true })
+		client, server := b.connect()
+		want := random(7, 50_000)
+		server.send(want)
+		server.sendFin()
+		client.sendFin()
+		synctest.Wait()
+		began := time.Now()
+		b.cancel()
+		var got []byte
+		for len(got) < len(want) {
+			time.Sleep(time.Second)
+			piece, err := client.take(10_000)
+			require.NoError(t, err)
+			got = append(got, piece...)
+			require.Len(t, b.server.Flows(), 1)
+			assert.Equal(t, proxy.StateClosing, b.server.Flows()[0].State)
+		}
+		assert.True(t, bytes.Equal(want, got))
+		require.NoError(t, <-b.served)
+		assert.InDelta(t, 5, time.Since(began).Seconds(), 0.1)
+		assert.False(t, client.wasReset())
+		assert.Contains(t, b.logs.String(), "reason=eof")
+	})
+}
+
+func TestAClientThatNeverTakesItsLastBytesIsResetInTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *config.Config, b *bench) { b.mortal = true })
+		defer b.end()
+		client, server := b.connect()
+		server.send([]byte("nobody takes this"))
+		server.sendFin()
+		client.sendFin()
+		began := time.Now()
+		for !client.wasReset() {
+			time.Sleep(time.Second)
+		}
+		assert.InDelta(t, (5 * time.Minute).Seconds(), time.Since(began).Seconds(), 10)
+		synctest.Wait()
+		assert.Contains(t, b.logs.String(), "closed_by=proxy reason=half_closed_timeout")
+	})
+}
+
 func TestAFailedDialResetsTheClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, func(_ *config.Config, b *bench) { b.dialErr = errors.Join(syscall.ECONNREFUSED) })

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -53,6 +55,11 @@ const (
 	idleTimeout   = 2 * time.Minute
 	askEvery      = 2 * time.Minute
 	vanishedAfter = 4 * time.Minute
+
+	// leaveWithin is for how long Close waits for clients of streams to leave, which they
+	// have been told to do after their last one (GOAWAY): a connection that we close takes
+	// with it what has arrived there but has not been read.
+	leaveWithin = 5 * time.Second
 )
 
 // MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
@@ -77,6 +84,7 @@ type MASQUE struct {
 	refused     atomic.Uint64
 	drops       masqueDrops
 
+	leave    time.Duration // leaveWithin
 	mu       sync.RWMutex
 	draining bool
 	udp      *net.UDPConn  // replaced where it has failed
@@ -84,8 +92,15 @@ type MASQUE struct {
 	tokens   []hashedToken
 	pool     *pool
 	sessions map[netip.Addr]*ipSession
-	open     map[string]int                   // sessions of each peer, those that begin too
-	conns    map[*quicgo.Conn]map[digest]bool // the tokens that have been used on each
+	open     map[string]int // sessions of each peer, those that begin too
+	conns    map[*quicgo.Conn]*masqueConn
+}
+
+// masqueConn is what is known of a client's QUIC connection.
+type masqueConn struct {
+	tokens  map[digest]bool // that have been used on it
+	streams atomic.Bool     // there have been some
+	closed  <-chan struct{}
 }
 
 // masqueDrops counts packets that were not passed on.
@@ -115,7 +130,8 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, conns: map[*quicgo.Conn]map[digest]bool{},
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, conns: map[*quicgo.Conn]*masqueConn{},
+		leave: leaveWithin,
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:
@@ -240,8 +256,8 @@ func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	var gone []*quicgo.Conn
 	m.mu.Lock()
 	m.tokens = hashed
-	for c, used := range m.conns {
-		for h := range used {
+	for c, state := range m.conns {
+		for h := range state.tokens {
 			if _, stays := find(hashed, h); !stays {
 				gone = append(gone, c)
 				break
@@ -260,7 +276,7 @@ type connKey struct{}
 
 func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context {
 	m.mu.Lock()
-	m.conns[c] = map[digest]bool{}
+	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
 	m.mu.Unlock()
 	context.AfterFunc(c.Context(), func() {
 		m.mu.Lock()
@@ -278,8 +294,8 @@ func (m *MASQUE) note(r *http.Request, who identity) bool {
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if used := m.conns[c]; used != nil {
-		used[who.token] = true
+	if state := m.conns[c]; state != nil {
+		state.tokens[who.token] = true
 	}
 	_, ok := find(m.tokens, who.token)
 	return ok
@@ -365,10 +381,7 @@ func (m *MASQUE) Close() (err error) {
 	m.closing.Do(func() {
 		m.Drain()
 		close(m.closed)
-		m.mu.RLock()
-		connected := len(m.conns) > 0
-		m.mu.RUnlock()
-		if connected {
+		if m.farewell() {
 			linger()
 		}
 		m.cancel()
@@ -379,6 +392,27 @@ func (m *MASQUE) Close() (err error) {
 		}
 	})
 	return err
+}
+
+// farewell waits for the clients of streams to leave, and tells whether there are others.
+func (m *MASQUE) farewell() (others bool) {
+	m.mu.RLock()
+	conns := slices.Collect(maps.Values(m.conns))
+	m.mu.RUnlock()
+	timer := time.NewTimer(m.leave)
+	defer timer.Stop()
+	for _, c := range conns {
+		if !c.streams.Load() {
+			others = true
+			continue
+		}
+		select {
+		case <-c.closed:
+		case <-timer.C:
+			return true
+		}
+	}
+	return others
 }
 
 // clientAddr reads an address as package net writes it.

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"sync"
 
+	quicgo "github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
@@ -55,7 +56,8 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 		return nil
 	}
 	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.settle(full) })
-	if !m.pass(req) {
+	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
+	if !m.pass(req, c) {
 		_ = req.settle(full)
 		return
 	}
@@ -69,7 +71,7 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 
 // pass hands a request to whoever accepts; false: there is no room, or nobody accepts
 // any more. What has been passed before Drain is there for it to see.
-func (m *MASQUE) pass(req *request) bool {
+func (m *MASQUE) pass(req *request, from *quicgo.Conn) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.draining {
@@ -77,6 +79,9 @@ func (m *MASQUE) pass(req *request) bool {
 	}
 	select {
 	case m.requests <- req:
+		if c := m.conns[from]; c != nil {
+			c.streams.Store(true)
+		}
 		return true
 	default:
 		return false

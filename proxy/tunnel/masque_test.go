@@ -707,3 +707,36 @@ func TestWhatIsLeftWhenAListenerClosesIsResetThroughTheTunnel(t *testing.T) {
 		assert.ErrorContains(t, err, "reset")
 	}
 }
+
+// A QUIC connection that is closed takes with it what has arrived and was not read.
+func TestAListenerThatClosesWaitsForItsClientsToRead(t *testing.T) {
+	m, l := masque(t, nil)
+	m.leave = time.Hour
+	data := randomBytes(100_000)
+	answering(t, l, nil, func(c ingress.Client) {
+		_, err := c.Write(data)
+		assert.NoError(t, errors.Join(err, c.CloseWrite()))
+		_, err = io.Copy(io.Discard, struct{ io.Reader }{c.Conn})
+		assert.NoError(t, err)
+		assert.Eventually(t, func() bool {
+			n, err := c.Conn.(*quic.Conn).Undelivered()
+			return err == nil && n == 0
+		}, 30*time.Second, time.Millisecond)
+		assert.NoError(t, c.Conn.Close())
+	})
+	c := dialMASQUE(t, m)
+	s := c.mustStream("192.0.2.80:443")
+	require.NoError(t, s.CloseWrite())
+	closed := make(chan error, 1)
+	go func() { closed <- l.Close() }()
+	select {
+	case <-c.conn.Context().Done():
+		require.Fail(t, "closed before all was read")
+	case <-time.After(3 * lastWords): //nolint:forbidigo // nothing tells of what does not happen
+	}
+	got, err := io.ReadAll(s)
+	require.NoError(t, err)
+	assert.Equal(t, sha256.Sum256(data), sha256.Sum256(got))
+	require.NoError(t, <-closed)
+	require.NoError(t, s.Close())
+}

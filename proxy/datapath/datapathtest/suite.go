@@ -43,6 +43,7 @@ func Run(t *testing.T, pair Pair, mute Mute) {
 	run(t, pair, mute, append([]row{
 		{"bytes arrive intact both ways at once", suite.bothWays},
 		{"a half-close ends one direction only", suite.halfClose},
+		{"nothing is left undelivered once all has been read", suite.delivered},
 		{"a reset is seen as one", suite.reset},
 		{"reports grow and add up", suite.reports},
 		{"what was written before Observe is not reported", suite.lateObserve},
@@ -239,6 +240,19 @@ func (s suite) halfClose() {
 	assert.Equal(s, "answer", string(got))
 	_, err = a.Write([]byte("more"))
 	assert.Error(s, err, "after CloseWrite")
+}
+
+func (s suite) delivered() {
+	a, b := s.connect()
+	sent := inBackground(func() error { return send(a, payload(1<<20, 5)) })
+	n, err := io.Copy(io.Discard, struct{ io.Reader }{b})
+	require.NoError(s, err)
+	require.EqualValues(s, 1<<20, n)
+	require.NoError(s, sent())
+	require.Eventually(s, func() bool {
+		n, err := a.(datapath.Ending).Undelivered()
+		return err == nil && n == 0
+	}, patience, time.Millisecond, "its end too")
 }
 
 func (s suite) reset() {

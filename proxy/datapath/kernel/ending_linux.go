@@ -75,3 +75,6 @@ func (c *Conn) Aborted() bool {
 	})
 	return err != nil || info.State == tcpClose
 }
+
+// InProcess implements datapath.Ending.
+func (c *Conn) InProcess() bool { return false }

@@ -377,13 +377,16 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 	if _, err := c.live(); err != nil {
 		return 0, c.opError("read", err)
 	}
-	if c.Aborted() {
-		return 0, nil // nothing will be
+	if c.Aborted() || !c.waits() {
+		return 0, nil // nothing will be, or all is
 	}
 	c.signals.mu.Lock()
 	defer c.signals.mu.Unlock()
-	return max(0, c.signals.written-c.signals.una), nil
+	return max(1, c.signals.written-c.signals.una), nil
 }
+
+// InProcess implements datapath.Ending.
+func (c *Conn) InProcess() bool { return true }
 
 // Aborted implements datapath.Ending.
 func (c *Conn) Aborted() bool {

@@ -159,6 +159,7 @@ func (c *Conn) CloseWrite() error {
 	}
 	c.writing.Lock()
 	defer c.writing.Unlock()
+	c.signals.finish()
 	return c.result("close", s.Close())
 }
 
@@ -248,6 +249,9 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 	}
 	return c.signals.undelivered(), nil
 }
+
+// InProcess implements datapath.Ending.
+func (c *Conn) InProcess() bool { return true }
 
 // Aborted implements datapath.Ending.
 func (c *Conn) Aborted() bool {

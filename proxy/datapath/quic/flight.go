@@ -12,6 +12,7 @@ type span struct {
 	of       *signals // nil: none
 	from, to int64
 	again    bool // sent before
+	fin      bool // the stream ends with it
 }
 
 // packet is one that carries stream bytes.

@@ -19,6 +19,9 @@ type signals struct {
 	leg      bool              // a Conn goes by it
 	observer func(flow.Report) // nil: nobody observes
 	over     bool              // closed: nothing is reported any more
+	finished bool              // its end has been written
+	ended    bool              // that has arrived
+	reset    bool              // what has not arrived never will
 	base     cc.Bytes          // payload written before Observe
 
 	layout    layout
@@ -52,9 +55,10 @@ func (s *signals) leaves(from, to int64) span {
 
 // arrived notes that b is acknowledged.
 func (s *signals) arrived(b span) {
+	s.ended = s.ended || b.fin
 	n := s.unarrived(b.from, b.to)
 	s.fresh += cc.Bytes(n)
-	if !b.again {
+	if !b.again && b.to > b.from {
 		s.newest = max(s.newest, b.to)
 	}
 	if n == 0 {
@@ -137,14 +141,27 @@ func (s *signals) end() {
 	delete(t.streams, s.id)
 }
 
-// undelivered is how much of the payload has not arrived.
+// finish notes that the end of the stream is written.
+func (s *signals) finish() {
+	s.trace.mu.Lock()
+	defer s.trace.mu.Unlock()
+	s.finished = true
+}
+
+// undelivered is how much of the payload has not arrived; its end counts as a byte.
 func (s *signals) undelivered() cc.Bytes {
 	s.trace.mu.Lock()
 	defer s.trace.mu.Unlock()
+	if s.reset {
+		return 0
+	}
 	at := s.layout.payload
 	n := s.layout.end - at(s.una)
 	for _, p := range s.beyond {
 		n -= at(p.to) - at(p.from)
+	}
+	if s.finished && !s.ended {
+		n++
 	}
 	return cc.Bytes(n)
 }

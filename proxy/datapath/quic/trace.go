@@ -138,16 +138,21 @@ func (t *Trace) sent(pn int64, frames []qlog.Frame) {
 			if s == nil {
 				continue
 			}
-			if f.Length > 0 {
+			if f.Length > 0 || f.Fin {
 				t.mss = max(t.mss, cc.Bytes(f.Length))
-				p.add(s.leaves(f.Offset, f.Offset+f.Length))
+				b := s.leaves(f.Offset, f.Offset+f.Length)
+				b.fin = f.Fin
+				p.add(b)
 			}
 			if f.Fin && !s.leg {
 				delete(t.streams, s.id)
 			}
 		case *qlog.ResetStreamFrame:
-			if s := t.streams[f.StreamID]; s != nil && !s.leg {
-				delete(t.streams, s.id)
+			if s := t.streams[f.StreamID]; s != nil {
+				s.reset = true
+				if !s.leg {
+					delete(t.streams, s.id)
+				}
 			}
 		case *qlog.StreamDataBlockedFrame:
 			if s := t.streams[f.StreamID]; s != nil {

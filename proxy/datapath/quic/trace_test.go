@@ -238,3 +238,46 @@ func TestOnlyCertificatesAreARefusal(t *testing.T) {
 		assert.Equal(t, want, refused, "%#x", uint64(code))
 	}
 }
+
+func TestTheEndOfAStreamIsUndeliveredUntilItHasArrivedOrTheStreamIsReset(t *testing.T) {
+	header := func(pn int) qlog.PacketHeader {
+		return qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(pn)}
+	}
+	for name, c := range map[string]struct {
+		last  any // frame of packet 3, after packet 2 with the end was lost
+		acked bool
+	}{
+		"it is sent again": {&qlog.StreamFrame{Offset: 110, Fin: true}, true},
+		"it is reset":      {&qlog.ResetStreamFrame{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			trace := Tracer(func() cc.Time { return 1 }, nil)(t.Context(), false, quic.ConnectionID{}).(*Trace)
+			s := trace.signalsOf(0)
+			send := func(pn int, frame any) {
+				trace.RecordEvent(qlog.PacketSent{Header: header(pn), Frames: []qlog.Frame{{Frame: frame}}})
+			}
+			ack := func(pn qlog.PacketNumber) {
+				trace.RecordEvent(qlog.PacketReceived{Header: header(0), Frames: []qlog.Frame{
+					{Frame: &qlog.AckFrame{AckRanges: []qlog.AckRange{{Smallest: pn, Largest: pn}}}},
+				}})
+			}
+			trace.RecordEvent(h3log.FrameCreated{
+				Raw: h3log.RawInfo{Length: 110, PayloadLength: 100}, Frame: h3log.Frame{Frame: h3log.DataFrame{}},
+			})
+			assert.EqualValues(t, 100, s.undelivered())
+			s.finish()
+			assert.EqualValues(t, 101, s.undelivered())
+			send(1, &qlog.StreamFrame{Length: 110})
+			send(2, &qlog.StreamFrame{Offset: 110, Fin: true})
+			ack(1)
+			assert.EqualValues(t, 1, s.undelivered())
+			trace.RecordEvent(qlog.PacketLost{Header: header(2)})
+			send(3, c.last)
+			if c.acked {
+				assert.EqualValues(t, 1, s.undelivered())
+				ack(3)
+			}
+			assert.Zero(t, s.undelivered())
+		})
+	}
+}
