@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock-net/penstock/agents/go/ccpagent"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // authority issues certificates.
@@ -44,7 +45,7 @@ func (a *authority) issue(own bool) tls.Certificate {
 	form := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "x"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv4(127, 82, 19, 4)}, IsCA: own, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(need.Host())}, IsCA: own, BasicConstraintsValid: true,
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
@@ -108,9 +109,8 @@ func elsewhere(t *testing.T, address string, own *authority, clients *x509.CertP
 	return l.Addr().String(), die
 }
 
-// ownAddress stays free while nobody listens there: other programs get ports of 127.0.0.1
-// from the system, and none below 32768.
-const ownAddress = "127.82.19.4:7407"
+// ownAddress stays free while nobody listens there.
+var ownAddress = need.Host() + ":7407"
 
 func TestAnAgentOnAnotherMachineDecides(t *testing.T) {
 	ca := newAuthority(t)

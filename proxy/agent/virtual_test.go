@@ -79,9 +79,9 @@ type driven struct {
 	now  cc.Time
 }
 
-func reach(t *testing.T, path string) *driven {
+func reach(t *testing.T, path string, limit time.Duration) *driven {
 	t.Helper()
-	v, err := Reach(Config{Name: "x", Socket: path, Limit: 200 * time.Millisecond})
+	v, err := Reach(Config{Name: "x", Socket: path, Limit: limit})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, v.Close()) })
 	spec := v.Spec()
@@ -104,7 +104,7 @@ func TestVirtualTimeStandsWhileTheAgentThinks(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "portus")
 	answering(t, path, counting(t))
 	for range 2 {
-		d := reach(t, path)
+		d := reach(t, path, patience)
 		for i := range 500 {
 			ctl := d.ack()
 			require.Equal(t, "agent", ctl.Phase, "the program is there when the flow is announced")
@@ -128,14 +128,14 @@ func TestVirtualTimeDoesNotWaitForEver(t *testing.T) {
 	t.Run("it answers nothing", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "portus")
 		answering(t, path, func(ccp.Message) [][]byte { return nil })
-		d := reach(t, path)
+		d := reach(t, path, 200*time.Millisecond)
 		assert.Equal(t, "fallback", d.ack().Phase)
 		assert.ErrorContains(t, d.v.Err(), "set no program")
 	})
 	t.Run("it dies", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "portus")
 		die := answering(t, path, counting(t))
-		d := reach(t, path)
+		d := reach(t, path, patience)
 		assert.Equal(t, "agent", d.ack().Phase)
 		die()
 		d.ack()

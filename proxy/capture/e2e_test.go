@@ -142,7 +142,7 @@ func (n network) proxy(t *testing.T, mode access.Mode, keep bool, targets chan<-
 
 // dialer dials as the proxy does: marked, and from any address if keep.
 func dialer(source netip.Addr, keep bool) *net.Dialer {
-	d := &net.Dialer{Timeout: 5 * time.Second}
+	d := &net.Dialer{Timeout: time.Minute}
 	if keep {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
 	}
@@ -166,14 +166,14 @@ func dialer(source netip.Addr, keep bool) *net.Dialer {
 // server saw.
 func (n network) ask(from, target string) (local, seen netip.AddrPort, err error) {
 	err = n.client.in(func() error {
-		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))}
+		d := net.Dialer{Timeout: time.Minute, LocalAddr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))}
 		conn, err := d.Dial("tcp", target)
 		if err != nil {
 			return err
 		}
 		defer conn.Close()
 		local = netip.MustParseAddrPort(conn.LocalAddr().String())
-		if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 			return err
 		}
 		said, err := io.ReadAll(conn)
@@ -497,7 +497,7 @@ func TestOpenConnectionsSurviveTheRules(t *testing.T) {
 			for _, leg := range [][2]net.Conn{{client, server}, {server, client}} {
 				_, err = fmt.Fprint(leg[0], "still here")
 				require.NoError(t, err)
-				require.NoError(t, leg[1].SetDeadline(time.Now().Add(5*time.Second)))
+				require.NoError(t, leg[1].SetDeadline(time.Now().Add(time.Minute)))
 				got := make([]byte, 10)
 				_, err = io.ReadFull(leg[1], got)
 				require.NoError(t, err, "mode %s", mode)

@@ -21,7 +21,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 var start = time.Now()
 

@@ -52,6 +52,7 @@ type gateway struct {
 	phone *wgnetstack.Net
 	flows *flow.Manager
 	ahead atomic.Int64 // of the clock
+	still atomic.Int64 // where the clock stands; 0: it does not
 	terms flow.Terms
 	asked atomic.Int64 // how often policy was
 }
@@ -64,7 +65,12 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	const most = 128
 	start := time.Now() //nolint:forbidigo // the stack under test runs on it
 	g := &gateway{flows: &flow.Manager{}}
-	clock := func() cc.Time { return cc.Time(int64(time.Since(start)) + g.ahead.Load() + 1) }
+	clock := func() cc.Time {
+		if at := g.still.Load(); at != 0 {
+			return cc.Time(at)
+		}
+		return cc.Time(int64(time.Since(start)) + g.ahead.Load() + 1)
+	}
 	private, public := keys(t)
 	phoneKey, phonePublic := keys(t)
 	_, otherPublic := keys(t)
@@ -147,7 +153,7 @@ func ask(t *testing.T, c net.Conn, b []byte, patience time.Duration) ([]byte, er
 }
 
 const (
-	soon = 10 * time.Second
+	soon = time.Minute            // bounds every wait; only a hang reaches it
 	now  = 300 * time.Millisecond // for what does not come
 )
 
@@ -391,7 +397,7 @@ func TestAPeerWithTooManySessionsLosesItsOldest(t *testing.T) {
 	_, err = ask(t, c, []byte("hello"), now)
 	require.Error(t, err, "without sessions nothing is forwarded")
 	require.NoError(t, c.Close())
-	assert.Equal(t, uint64(1), g.Stats().Crowded)
+	require.Eventually(t, func() bool { return g.Stats().Crowded == 1 }, soon, time.Millisecond)
 }
 
 func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
@@ -424,9 +430,8 @@ func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
 			_, err = ask(t, ping, echo, now)
 			require.Error(t, err)
 			require.NoError(t, ping.Close())
-			s := g.Stats()
-			assert.Equal(t, uint64(2), s.Refused)
-			assert.Zero(t, s.Sessions)
+			require.Eventually(t, func() bool { return g.Stats().Refused == 2 }, soon, time.Millisecond)
+			assert.Zero(t, g.Stats().Sessions)
 		})
 	}
 }
@@ -434,7 +439,6 @@ func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
 func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 	g := gate(t, usual(), anywhere, nil)
 	g.terms = flow.Terms{Group: "phone", Algorithm: "static", Params: cc.Params{"cwnd_packets": 10}}
-	const burst = 200
 	out, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
 	require.NoError(t, err)
 	c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, out.LocalAddr().(*net.UDPAddr).AddrPort())
@@ -448,17 +452,17 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 	busy, err := g.flows.Open(g.with.Clock(), g.terms, flow.Leg{})
 	require.NoError(t, err)
 	require.Positive(t, busy.Take(g.with.Clock(), 1<<20).Bytes)
-	for range burst {
+	// Some go, a few wait, and the rest is lost here instead of on the last hop.
+	g.still.Store(int64(g.with.Clock()))
+	require.Eventually(t, func() bool {
 		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
 		require.NoError(t, err)
-	}
-	// Some go, a few wait, and the rest is lost here instead of on the last hop.
-	require.Eventually(t, func() bool {
-		s := g.Stats()
-		return s.Overflow > 0 && s.ReceivedPackets > 0 && s.ReceivedPackets+s.Late+s.Overflow+flow.QueuedPackets >= burst
-	}, soon, time.Millisecond)
+		return g.Stats().Overflow >= 100
+	}, soon, 100*time.Microsecond)
+	assert.Positive(t, g.Stats().ReceivedPackets)
 	assert.Less(t, g.Stats().ReceivedPackets, uint64(50))
 	before := g.Stats().ReceivedPackets
+	g.still.Store(0)
 	busy.Close(g.with.Clock())
 	for range 20 {
 		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)

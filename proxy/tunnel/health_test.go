@@ -1,12 +1,16 @@
 package tunnel
 
 import (
+	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,12 +23,38 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
-// recovers waits until an outside has failed, with words about what, and works again.
-func recovers(t *testing.T, o Outside, what string) {
+// watch is a log that looks at an outside's health whenever that has changed.
+type watch struct {
+	slog.Handler
+	of   atomic.Pointer[health]
+	seen chan error
+}
+
+func newWatch() *watch { return &watch{Handler: slog.DiscardHandler, seen: make(chan error, 2)} }
+
+func (w *watch) Enabled(context.Context, slog.Level) bool { return true }
+func (w *watch) WithAttrs([]slog.Attr) slog.Handler       { return w }
+func (w *watch) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "tunnel: nothing gets through") || r.Message == "tunnel: open again" {
+		w.seen <- w.of.Load().Health()
+	}
+	return nil
+}
+
+// recovers waits until the outside has failed, with words about what, and works again.
+func (w *watch) recovers(t *testing.T, what string) {
 	t.Helper()
-	require.Eventually(t, func() bool { return o.Health() != nil }, 10*time.Second, time.Millisecond)
-	assert.ErrorContains(t, o.Health(), what)
-	require.Eventually(t, func() bool { return o.Health() == nil }, 10*time.Second, time.Millisecond)
+	next := func() error {
+		select {
+		case err := <-w.seen:
+			return err
+		case <-time.After(soon): //nolint:forbidigo // only a hang reaches it
+			require.Fail(t, "the outside's health does not change")
+			return nil
+		}
+	}
+	require.ErrorContains(t, next(), what)
+	require.NoError(t, next())
 }
 
 func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
@@ -34,8 +64,10 @@ func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
 	}
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: testClock()})
 	require.NoError(t, err)
-	dev, err := OpenTUN(TUNConfig{Name: "tun", Device: "tunnel0", MTU: mtu}, stack)
+	health := newWatch()
+	dev, err := OpenTUN(TUNConfig{Name: "tun", Device: "tunnel0", MTU: mtu, Log: slog.New(health)}, stack)
 	require.NoError(t, err)
+	health.of.Store(&dev.health)
 	l := Listen("tun", stack, dev)
 	t.Cleanup(func() { assert.NoError(t, l.Close()) })
 	for range 2 {
@@ -43,7 +75,7 @@ func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
 		link, err := netlink.LinkByName("tunnel0")
 		require.NoError(t, err)
 		require.NoError(t, netlink.LinkDel(link))
-		recovers(t, dev, `TUN device "tunnel0" has gone`)
+		health.recovers(t, `TUN device "tunnel0" has gone`)
 	}
 	_, err = netlink.LinkByName("tunnel0")
 	require.NoError(t, err)
@@ -83,12 +115,13 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 	phonePrivate, phonePublic := keys(t)
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: testClock()})
 	require.NoError(t, err)
-	sockets := &frail{Bind: conn.NewDefaultBind()}
+	sockets, health := &frail{Bind: conn.NewDefaultBind()}, newWatch()
 	w, err := ListenWireGuard(WireGuardConfig{
-		Name: "vpn", PrivateKey: private, MTU: mtu, bind: sockets,
+		Name: "vpn", PrivateKey: private, MTU: mtu, bind: sockets, Log: slog.New(health),
 		Peers: []access.Peer{{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}},
 	}, stack)
 	require.NoError(t, err)
+	health.of.Store(&w.health)
 	at := w.Addr()
 	l := Listen("vpn", stack, w)
 	accepted := echoing(t, l)
@@ -101,7 +134,7 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 	close(sockets.fail)
 	_, err = c.Write([]byte("a")) // the sockets hear of it
 	require.NoError(t, err)
-	recovers(t, w, "had enough")
+	health.recovers(t, "had enough")
 	assert.Equal(t, at, w.Addr())
 	_, err = c.Write([]byte("b"))
 	require.NoError(t, err)
@@ -116,13 +149,15 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 }
 
 func TestAMASQUESocketThatFailsIsOpenedAgain(t *testing.T) {
-	m, l := masque(t, nil)
+	health := newWatch()
+	m, l := masque(t, func(c *MASQUEConfig) { c.Log = slog.New(health) })
+	health.of.Store(&m.health)
 	accepted := echoing(t, l)
 	at := m.Addr()
 	for range 2 {
 		_, udp := m.serving()
 		require.NoError(t, udp.Close())
-		recovers(t, m, "failed")
+		health.recovers(t, "failed")
 		assert.Equal(t, at.String(), m.Addr().String())
 		s := dialMASQUE(t, m).mustStream("203.0.113.7:443")
 		<-accepted

@@ -33,7 +33,7 @@ func TestWhoComesWhenThePoolIsEmptyIsTurnedAwayUntilSomebodyGoes(t *testing.T) {
 	require.Eventually(t, func() bool {
 		second, _, err = c.packets(tabletToken)
 		return err == nil
-	}, 10*time.Second, 10*time.Millisecond)
+	}, soon, 10*time.Millisecond)
 	require.NoError(t, second.Close())
 }
 
@@ -112,9 +112,9 @@ func TestSessionsAreKeptApart(t *testing.T) {
 	} {
 		require.NoError(t, raw.SendDatagram(append([]byte{0}, p...)))
 	}
-	require.Eventually(t, func() bool { return m.Drops().Source == 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Drops().Source == 3 }, soon, time.Millisecond)
 	require.NoError(t, raw.SendDatagram(append([]byte{0}, udp(from, server4, 100)...)))
-	require.Eventually(t, func() bool { return m.Sessions()[2].Received == 100 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Sessions()[2].Received == 100 }, soon, time.Millisecond)
 }
 
 // raw is a CONNECT-IP session without a library that would keep it in order; it
@@ -130,7 +130,7 @@ func (c *client) raw(t testing.TB, m *MASQUE, of int) *http3.RequestStream {
 	said, err := read(s)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, said.status)
-	require.Eventually(t, func() bool { return len(m.Sessions()) == of }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(m.Sessions()) == of }, soon, time.Millisecond)
 	return s
 }
 
@@ -148,7 +148,7 @@ func TestMalformedPacketsAreCountedAndEndNothing(t *testing.T) {
 			want = taken() + 100_000
 		}
 		require.NoError(t, s.SendDatagram(d))
-		require.Eventually(t, func() bool { return taken() == want }, 10*time.Second, 100*time.Microsecond)
+		require.Eventually(t, func() bool { return taken() == want }, soon, 100*time.Microsecond)
 	}
 	for n := range len(whole) { // every beginning of a packet
 		send(append([]byte{0}, whole[:n]...), n < ipv4Header)

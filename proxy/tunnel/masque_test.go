@@ -169,7 +169,7 @@ func connect(t testing.TB, m *MASQUE, certificates ...tls.Certificate) (*client,
 
 // connectFor gives up when it has heard nothing for idle; 0: quic-go's default.
 func connectFor(t testing.TB, m *MASQUE, idle time.Duration, certificates ...tls.Certificate) (*client, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	conn, err := quicgo.DialAddr(ctx, m.Addr().String(),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}, Certificates: certificates},
@@ -240,7 +240,7 @@ func (c *client) mustStream(to string) *quic.Conn {
 
 // packets asks for a CONNECT-IP session.
 func (c *client) packets(token string) (*connectip.Conn, reply, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	c.t.Cleanup(cancel)
 	r, err := connectip.NewRequest(ctx, uritemplate.MustNew("https://vpn.test"+wellKnown))
 	require.NoError(c.t, err)
@@ -325,7 +325,7 @@ func deliver(dev tun.Device, packet []byte) {
 }
 
 func deadlineOf(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -381,7 +381,7 @@ func TestAClientThatSaysNothingIsAskedWhetherItIsThere(t *testing.T) {
 	s := c.mustStream("203.0.113.7:443")
 	<-accepted
 	heard := c.conn.ConnectionStats().PacketsReceived
-	require.Eventually(t, func() bool { return c.conn.ConnectionStats().PacketsReceived > heard+2 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return c.conn.ConnectionStats().PacketsReceived > heard+2 }, soon, 10*time.Millisecond)
 	exchange(t, s, []byte("still there"))
 }
 
@@ -721,7 +721,7 @@ func TestAListenerThatClosesWaitsForItsClientsToRead(t *testing.T) {
 		assert.Eventually(t, func() bool {
 			n, err := c.Conn.(*quic.Conn).Undelivered()
 			return err == nil && n == 0
-		}, 30*time.Second, time.Millisecond)
+		}, soon, time.Millisecond)
 		assert.NoError(t, c.Conn.Close())
 	})
 	c := dialMASQUE(t, m)

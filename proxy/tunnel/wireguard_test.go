@@ -107,7 +107,7 @@ func TestWhoHasNoKeyIsRefusedAndCounted(t *testing.T) {
 		_, err := n.DialContextTCPAddrPort(ctx, netip.MustParseAddrPort("203.0.113.7:443"))
 		ended <- err
 	}()
-	require.Eventually(t, func() bool { return w.Refused() > 0 }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return w.Refused() > 0 }, soon, 10*time.Millisecond)
 	cancel()
 	assert.Error(t, <-ended)
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // patience bounds every wait; only a hang reaches it.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // Pair returns two legs connected to each other and a datapath each, or one in
 // common, that lives until the test ends. Closing the legs is the suite's part.

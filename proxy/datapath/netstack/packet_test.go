@@ -85,7 +85,7 @@ func newAlone(t testing.TB) alone {
 
 // next is the next packet that the stack sends.
 func (a alone) next() []byte {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	bufs, sizes := [][]byte{make([]byte, 1<<16)}, make([]int, 1)
 	_, err := a.Collect(ctx, bufs, sizes, 0)

@@ -81,7 +81,7 @@ func newWire(t testing.TB, losing int64) *wire {
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(socket) }()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	w.conn, err = quic.DialAddr(ctx, udp.LocalAddr().String(),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, &quic.Config{Tracer: Tracer(now, nil)})
