@@ -3,7 +3,7 @@ package ccp
 // DefaultSocket is where agents built on portus listen; it cannot be changed there.
 const DefaultSocket = "/tmp/ccp/portus"
 
-// Upward, in front of a whole path, leads to the same place, also behind /tmp/ccp/, which
+// Upward in front of a whole path leads to the same place, also behind /tmp/ccp/, which
 // agents of portus up to 0.6 put before the address that they answer.
 const Upward = "/../.."
 

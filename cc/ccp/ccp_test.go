@@ -211,6 +211,7 @@ func TestArithmetic(t *testing.T) {
 		"beyond 64 bits":          {expr: "(* (* +infinity +infinity) 2)", fails: true},
 		"sum beyond 64 bits":      {expr: "(+ (* +infinity +infinity) (* +infinity +infinity))", fails: true},
 		"later of sequence":       {expr: "(wrapped_max +infinity 5)", want: 5},
+		"half of all apart":       {expr: "(wrapped_max 2147483647 +infinity)", want: math.MaxInt32},
 		"later without the first": {expr: "(wrapped_max 0 5)", want: 5},
 		"min and max":             {expr: "(max 3 (min 9 7))", want: 7},
 		"time":                    {expr: "(+ Micros 0)", want: 5000},
@@ -267,6 +268,50 @@ func TestAnAbortedRunGoesNoFurther(t *testing.T) {
 		(when true (:= Report.a 9))`)
 	assert.False(t, ok)
 	assert.EqualValues(t, 0, m.field(0))
+}
+
+func TestTimeIsSetByARunThatIsAbortedAsWell(t *testing.T) {
+	m := &machine{}
+	m.reset(compiled(t, `(def (Report (at 0) (zero 0)))
+		(when true (:= Report.at Micros) (:= Micros 7) (:= Report.zero (- Report.zero 1)))`), 0)
+	require.False(t, m.invoke(5000))
+	require.False(t, m.invoke(5001))
+	assert.EqualValues(t, 8, m.field(0))
+}
+
+func TestABodyThatTakesItsFlagBackIsFollowedByTheNextEvent(t *testing.T) {
+	flag, one := Register{ClassImplicit, implicitFlag}, Register{ClassImmediate, 1}
+	first, second := Register{ClassReport, 0}, Register{ClassReport, 1}
+	p, err := Install{
+		Program: 1, Events: []Event{{2, 1, 3, 1}, {4, 1, 5, 1}},
+		Instructions: []Instruction{
+			{OpDef, first, first, one},
+			{OpDef, second, second, one},
+			{OpBind, flag, flag, one},
+			{OpBind, flag, flag, Register{ClassImmediate, 0}},
+			{OpBind, flag, flag, one},
+			{OpBind, second, second, Register{ClassImmediate, 9}},
+		},
+	}.Verify()
+	require.NoError(t, err)
+	m := &machine{}
+	m.reset(p, 0)
+	require.True(t, m.invoke(1))
+	assert.EqualValues(t, 9, m.field(1))
+}
+
+// The number of updates may be cut to its low eight bits, as portus does.
+func TestUpdatesAreAsManyAsTheLengthSays(t *testing.T) {
+	b := Change{5, 0, make([]Update, 3)}.Append(nil)
+	for count, ok := range map[byte]bool{3: true, 2: false} {
+		b[8], b[9] = count, 1
+		m, _, err := Next(b)
+		require.NoError(t, err)
+		c, err := m.Change()
+		if assert.Equal(t, ok, err == nil) && ok {
+			assert.Len(t, c.Updates, 3)
+		}
+	}
 }
 
 func TestVolatileRegistersGoBackToTheirFirstValues(t *testing.T) {

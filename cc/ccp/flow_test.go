@@ -275,6 +275,48 @@ func TestAnAgentThatStartsAnewHasNoneOfTheOldPrograms(t *testing.T) {
 	assert.Equal(t, 1, b.agent.Counters().Programs)
 }
 
+func TestARunThatIsAbortedSetsNoWindow(t *testing.T) {
+	b := newBench(t, `(def (Report (volatile acked 0)))
+		(when (> Ack.packets_acked 5) (:= Cwnd 2896) (:= Report.acked (- 1 2)) (fallthrough))
+		(when true (report))`)
+	b.ack(1)
+	b.say(1, cwnd(50_000))
+	b.ack(6)
+	assert.EqualValues(t, 50_000, b.alg.Control().Cwnd)
+	assert.EqualValues(t, 1, b.agent.Counters().Aborted)
+	assert.Zero(t, b.count(KindMeasure), "and nothing is reported")
+	b.ack(1)
+	assert.Equal(t, 1, b.count(KindMeasure))
+}
+
+func TestADatagramMayHoldSeveralMessages(t *testing.T) {
+	b := newBench(t)
+	b.ack(1)
+	code, err := Compile(reports)
+	require.NoError(t, err)
+	both := Change{b.create().Flow, 4, []Update{cwnd(30_000)}}.Append(code.Install(4).Append(nil))
+	require.NoError(t, b.agent.Receive(b.now, both))
+	assert.True(t, b.steered())
+	assert.EqualValues(t, 30_000, b.alg.Control().Cwnd)
+}
+
+func TestAProgramReplacesWhatWasSetBefore(t *testing.T) {
+	b := newBench(t, reports, reports)
+	b.ack(1)
+	b.say(1)
+	b.agent.Inline = true // nothing wakes the flow: all waits for its next event
+	b.say(0, cwnd(50_000))
+	b.say(2, Update{Register{ClassControl, 0}, 2500})
+	b.ack(1)
+	assert.EqualValues(t, 14480, b.alg.Control().Cwnd, "that was for the program before")
+	for range 3 {
+		b.ack(1)
+	}
+	m, err := b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.Equal(t, Measure{b.create().Flow, 2, []uint64{4 * 1448, 0, 0}}, m)
+}
+
 func TestNoAgentIsTheFallbackAlone(t *testing.T) {
 	name, params, err := cc.Parse("ccp:reno,fallback=cubic,max_window=50")
 	require.NoError(t, err)

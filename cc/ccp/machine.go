@@ -44,25 +44,15 @@ func (m *machine) invoke(now uint64) (ok bool) {
 	r := m.regs
 	r[implicitFlag], r[implicitContinue], r[implicitReport] = 0, 0, 0
 	r[implicitMicros] = now - m.zero
-	before := r[implicitMicros]
+	ok = true
 	for _, e := range m.program.events {
-		if !m.run(e[0]) {
-			return false
-		}
-		if r[implicitFlag] == 0 {
-			continue
-		}
-		if !m.run(e[1]) {
-			return false
-		}
-		if r[implicitContinue] == 0 {
+		ok = m.run(e[0]) && (r[implicitFlag] == 0 || m.run(e[1]))
+		if !ok || r[implicitFlag] != 0 && r[implicitContinue] == 0 {
 			break
 		}
 	}
-	if micros := r[implicitMicros]; micros != before {
-		m.zero = now - micros // which may lie ahead of now: both wrap
-	}
-	return true
+	m.zero = now - r[implicitMicros] // which may lie ahead of now: both wrap
+	return ok
 }
 
 // run executes a range of instructions; false: a result has no place in 64 bits.
@@ -148,15 +138,17 @@ func ewma(a, old, x uint64) (v uint64, ok bool) {
 	return v, true
 }
 
-// maxWrap is the later of two sequence numbers of 32 bits; 0 is not set.
+// maxWrap is the later of two sequence numbers of 32 bits; 0 is not set. Where they are half
+// of all numbers apart it is the smaller.
 func maxWrap(a, b uint64) uint64 {
+	left, right := uint32(a), uint32(b)
 	switch {
 	case a == 0:
 		return b
 	case b == 0:
 		return a
-	case int32(uint32(a)-uint32(b)) > 0:
-		return a
+	case left > right && left-right < 1<<31, left < right && right-left >= 1<<31:
+		return uint64(left)
 	}
-	return b
+	return uint64(right)
 }
