@@ -67,7 +67,7 @@ type Finding struct {
 
 // All returns every recipe, by family.
 func All() []Recipe {
-	return slices.Concat(manager(), gateway(), uploads(), janus(), nacc(), pbe())
+	return slices.Concat(ccpShapes(), manager(), gateway(), uploads(), janus(), nacc(), pbe())
 }
 
 // Select returns the named recipes in the order in which they are named; "all" is
