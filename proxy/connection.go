@@ -237,6 +237,22 @@ func (c *connection) deliver(conn datapath.Conn) {
 	}
 }
 
+// revoked reports whether the peer that it is from, or that it leads to, has gone
+// from the tunnel: its address may be another's next.
+func (c *connection) revoked() bool {
+	c.mu.Lock()
+	state := c.state
+	c.mu.Unlock()
+	if state == StateGreeting || state == StateDialing {
+		return false // what it is decided on is not settled
+	}
+	if c.chosen.Current != nil && !c.chosen.Current() {
+		return true
+	}
+	to := c.decidedOn
+	return to.TargetPeer != "" && c.lane.Tunnel().Peer(to.Target.Addr()) != to.TargetPeer
+}
+
 func aborted(conn datapath.Conn) bool {
 	e, ok := conn.(datapath.Ending)
 	return ok && e.Aborted()

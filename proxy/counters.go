@@ -187,7 +187,7 @@ func (s *Server) Counters() Counters {
 func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	active, sources, limit := s.limits.counts()
 	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
-	for _, l := range s.lanes {
+	for _, l := range s.listeners() {
 		out.Listeners = append(out.Listeners, ListenerCounters{
 			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
 			Active: s.limits.laneActive(&l.lane), Rejected: l.refused.snapshot(),

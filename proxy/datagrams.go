@@ -11,18 +11,22 @@ import (
 
 // forwardDatagrams has the UDP and ICMP of a tunnel forwarded, by the rules that
 // its connections go by.
-func (s *Server) forwardDatagrams(l *listenerState) {
-	t, ok := l.in.(*tunnel.Listener)
-	if !ok {
+func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) {
+	t := e.Tunnel()
+	if t == nil {
 		return
 	}
-	if l.cfg.Tunnel.Datagrams().Isolate {
-		l.inner = tunnel.Inner(t.Outside())
-	}
-	t.Forward(l.cfg.Tunnel.Datagrams(), tunnel.Forwarding{
-		Flows: s.parts.Flows, Clock: s.clock, Most: descriptors(s.settings().cfg).Sessions, Mark: uint32(s.settings().cfg.Mark), Log: s.log,
+	settings := way.Listener.Tunnel.Datagrams()
+	settings.Most = way.Datagrams
+	t.Forward(settings, tunnel.Forwarding{
+		Flows: s.parts.Flows, Clock: s.clock, Mark: uint32(mark), Log: s.log,
 		Verdict: func(peer string, source, target netip.AddrPort) (flow.Terms, error) {
-			return s.datagram(l, policy.Facts{Listener: l.cfg.Name, Source: source, Target: target, Peer: peer, Inside: true})
+			l := e.now.Load()
+			f := policy.Facts{Listener: l.cfg.Name, Protocol: policy.UDP, Source: source, Target: target, Peer: peer, Inside: true}
+			if target.Port() == 0 {
+				f.Protocol = policy.ICMP
+			}
+			return s.datagram(l, f)
 		},
 	})
 }
@@ -30,7 +34,7 @@ func (s *Server) forwardDatagrams(l *listenerState) {
 // datagram decides about what a peer of a tunnel sends.
 func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) {
 	in := s.settings()
-	if err := s.guard(l, in, f.Target); err != nil {
+	if err := s.guard(l, f.Target); err != nil {
 		return flow.Terms{}, err
 	}
 	v := in.policy.Decide(f)
@@ -43,30 +47,19 @@ func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) 
 	return v.Down, nil
 }
 
-// configureDatagrams puts what cfg says of datagrams into force.
-func (s *Server) configureDatagrams(cfg config.Config) {
-	for i, l := range s.lanes {
-		if t, ok := l.in.(*tunnel.Listener); ok {
-			t.Configure(cfg.Listeners[i].Tunnel.Datagrams())
-		}
-	}
-}
-
 // guard refuses what no rule need name: where clients would reach the proxy
 // itself, or what is for its machine alone. The target of mode forward is the
 // operator's choice, not the client's.
-func (s *Server) guard(l *listenerState, in *settings, target netip.AddrPort) error {
+func (s *Server) guard(l *listenerState, target netip.AddrPort) error {
 	via, err := s.inside(l, target.Addr())
 	if err != nil {
 		return err
 	}
-	if via != nil && l.inner == nil {
+	if via != nil && l.guard.Inner == nil {
 		return nil // peers reach each other
 	}
 	if l.cfg.Guarded() {
-		g := in.guards[l.cfg.Name]
-		g.Inner = l.inner
-		if err := g.Check(target.Addr()); err != nil {
+		if err := l.guard.Check(target.Addr()); err != nil {
 			return &refusal{RejectedDenied, err}
 		}
 	}

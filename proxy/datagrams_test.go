@@ -63,7 +63,38 @@ func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
 	})
 	_, err = p.ask(t, server, 200*time.Millisecond)
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return g.proxy.Tunnels()[0].Datagrams.Refused == 1 }, patience, time.Millisecond)
+	g.refuses(1)
+}
+
+// refuses waits until so many datagrams have been refused.
+func (g *gateway) refuses(n uint64) {
+	g.tb.Helper()
+	require.Eventually(g.tb, func() bool { return g.proxy.Tunnels()[0].Datagrams.Refused == n }, patience, time.Millisecond)
+}
+
+func TestARuleForDatagramsLeavesConnectionsAlone(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *config.Config) {
+		c.Rules = []config.Rule{
+			{Name: "no-udp", Match: config.Match{Protocol: "udp"}, Refuse: "over TCP"},
+			{Name: "no-pings", Match: config.Match{Protocol: "icmp"}, Refuse: "nor so"},
+		}
+	}, p)
+	p.connect(g)
+	page := website(t, []byte("hello"))
+	p.download(t, page.URL)
+	_, err := p.ask(t, echoHere(t), 200*time.Millisecond)
+	require.Error(t, err)
+	g.refuses(1)
+	p.download(t, page.URL)
+
+	g.reload(func(c *config.Config) {
+		c.Rules = []config.Rule{{Name: "no-tcp", Match: config.Match{Protocol: "tcp"}, Refuse: "over UDP"}}
+	})
+	_, err = p.ask(t, echoHere(t), patience)
+	require.NoError(t, err)
+	_, err = p.dial(t, listenHere(t).Addr().String())
+	require.ErrorContains(t, err, "refused")
 }
 
 // algorithm: none leaves the window of connections alone, but max_rate is for all of the group.
@@ -93,7 +124,7 @@ func TestAPeerDoesNotReachTheGatewaysOwnAddressesUnlessTheyAreAllowed(t *testing
 	server := echoHere(t)
 	_, err := p.ask(t, server, 200*time.Millisecond)
 	require.Error(t, err)
-	require.Eventually(t, func() bool { return g.proxy.Tunnels()[0].Datagrams.Refused == 1 }, patience, time.Millisecond)
+	g.refuses(1)
 	_, err = p.dial(t, listenHere(t).Addr().String())
 	require.ErrorContains(t, err, "refused")
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // fakeLeg is a leg in memory, with the test at its far end: what the test
@@ -303,6 +304,10 @@ func (l *fakeListener) Health() error { return l.health }
 
 func (l *fakeListener) Drain() { _ = l.Close() }
 
+func (l *fakeListener) Apply(proxy.WayConfig) error { return nil }
+
+func (l *fakeListener) Tunnel() *tunnel.Listener { return nil }
+
 func (l *fakeListener) Close() error {
 	l.once.Do(func() { close(l.closed) })
 	return nil
@@ -343,7 +348,7 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	b.cfg = cfg
 	var err error
 	b.server, err = proxy.New(cfg, proxy.Parts{
-		Clock: b.clock, Flows: &flow.Manager{}, Listeners: map[string]ingress.Listener{"fake": b.listener},
+		Clock: b.clock, Flows: &flow.Manager{}, Open: func(proxy.WayConfig) (proxy.Way, error) { return b.listener, nil },
 		Dial: b.dial, Log: slog.New(slog.NewTextHandler(b.logs, nil)),
 	})
 	require.NoError(tb, err)

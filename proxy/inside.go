@@ -14,9 +14,9 @@ import (
 // peers alone, and never through another network: an error refuses it.
 func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
-	for _, other := range s.lanes {
-		t, ok := other.in.(*tunnel.Listener)
-		if !ok {
+	for _, other := range s.settings().listeners {
+		t := other.Tunnel()
+		if t == nil {
 			continue
 		}
 		place := t.Place(target)
@@ -31,7 +31,7 @@ func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, 
 		}
 		switch {
 		case place == tunnel.Elsewhere:
-		case other != l:
+		case other.entrance != l.entrance:
 			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q, whose peers alone reach it", target, other.cfg.Name)}
 		case place == tunnel.OfPeer:
 			return t, nil

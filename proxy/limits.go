@@ -1,11 +1,15 @@
 package proxy
 
 import (
-	"github.com/penstock-net/penstock/proxy/config"
+	"cmp"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // Descriptors kept back from connections: listeners, telemetry, timers, the
@@ -14,9 +18,11 @@ const descriptorHeadroom = 128
 
 // descriptorsPerConnection counts both sockets. Pipes for splicing have a
 // bound of their own, pipeShare of what there is; beyond it bytes are copied.
-// So have the sessions of tunnels' datagrams, each of which is a socket.
+// So have the sessions of tunnels' datagrams, each of which is a socket: each
+// tunnel has as many as it asks for, or its part of sessionShare.
 const (
 	descriptorsPerConnection = 2
+	descriptorsPerListener   = 2       // WireGuard has a socket for each family
 	pipeShare                = 8       // one eighth of all descriptors
 	sessionShare             = 4       // a quarter of the rest, where there are tunnels
 	maxSessions              = 1 << 14 // of one tunnel
@@ -24,52 +30,55 @@ const (
 
 // Descriptors is how the process's descriptors are divided.
 type Descriptors struct {
-	Total       int // RLIMIT_NOFILE
-	Connections int // connections that fit
-	Pipes       int // pipes that may be in use for splicing
-	Sessions    int // of datagrams, in each tunnel
+	Total       int            // RLIMIT_NOFILE
+	Connections int            // connections that fit
+	Pipes       int            // pipes that may be in use for splicing
+	Sessions    map[string]int // of datagrams, by the names of tunnels
 }
 
 // DescriptorBudget divides RLIMIT_NOFILE, which Go has raised to its hard limit,
-// for a proxy with so many tunnels.
-func DescriptorBudget(tunnels int) Descriptors {
+// among listeners and connections.
+func DescriptorBudget(listeners []config.Listener) Descriptors {
 	var lim unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		lim.Cur = 1024 // POSIX promises less, Linux starts with this
 	}
-	return divideDescriptors(int(min(lim.Cur, 1<<30)), tunnels)
+	return divideDescriptors(int(min(lim.Cur, 1<<30)), listeners)
 }
 
-func divideDescriptors(total, tunnels int) Descriptors {
-	usable := max(0, total-min(descriptorHeadroom, total/4))
+func divideDescriptors(total int, listeners []config.Listener) Descriptors {
+	usable := max(0, total-min(descriptorHeadroom, total/4)-len(listeners)*descriptorsPerListener)
 	pipes := usable / pipeShare / 2 // two descriptors each
 	rest := usable - 2*pipes
-	sessions := 0
-	if tunnels > 0 {
-		sessions = min(rest/sessionShare/tunnels, maxSessions)
+	d := Descriptors{Total: total, Pipes: max(1, pipes), Sessions: map[string]int{}}
+	asking := slices.DeleteFunc(slices.Clone(listeners), func(l config.Listener) bool { return sessions(l) == 0 })
+	slices.SortStableFunc(asking, func(a, b config.Listener) int { return cmp.Compare(sessions(a), sessions(b)) })
+	left := rest / sessionShare
+	for i, l := range asking { // who asks for less leaves it to the others
+		n := min(sessions(l), left/(len(asking)-i))
+		d.Sessions[l.Name] = n
+		left -= n
+		rest -= n
 	}
-	return Descriptors{
-		Total:       total,
-		Connections: max(1, (rest-sessions*tunnels)/descriptorsPerConnection),
-		Pipes:       max(1, pipes),
-		Sessions:    sessions,
+	d.Connections = max(1, rest/descriptorsPerConnection)
+	return d
+}
+
+// sessions is how many of datagrams the listener would have at most.
+func sessions(l config.Listener) int {
+	if !l.Tunnels() {
+		return 0
 	}
+	each := l.Tunnel.Datagrams().Sessions
+	if peers := len(l.WireGuard.Peers); l.Is(access.WireGuard) {
+		return min(each*peers, maxSessions)
+	}
+	return min(each*maxSessions, maxSessions) // how many peers there are nobody knows
 }
 
 // sourceShare is the part of all connections that one client host may have
 // unless limits.per_source says otherwise.
 const sourceShare = 4 // a quarter
-
-// descriptors divides them for what c has open.
-func descriptors(c config.Config) Descriptors {
-	tunnels := 0
-	for _, l := range c.Listeners {
-		if l.Tunnels() {
-			tunnels++
-		}
-	}
-	return DescriptorBudget(tunnels)
-}
 
 // limiter counts connections against their limits; 0 is no limit.
 type limiter struct {
@@ -82,10 +91,10 @@ type limiter struct {
 }
 
 // change puts the limits of cfg into force. Who is in already stays.
-func (l *limiter) change(cfg config.Config, lanes []*listenerState) {
+func (l *limiter) change(cfg config.Config, listeners []*listenerState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.global = descriptors(cfg).Connections
+	l.global = DescriptorBudget(cfg.Listeners).Connections
 	if cfg.Limits.Connections > 0 {
 		l.global = min(l.global, cfg.Limits.Connections)
 	}
@@ -93,8 +102,8 @@ func (l *limiter) change(cfg config.Config, lanes []*listenerState) {
 	if given := cfg.Limits.PerSource; given != nil {
 		l.perSource, l.sparesLoopback = *given, false
 	}
-	for i, lane := range lanes {
-		lane.max = cfg.Listeners[i].Connections
+	for _, in := range listeners {
+		in.max = in.cfg.Connections
 	}
 }
 

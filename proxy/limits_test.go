@@ -2,7 +2,9 @@ package proxy
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -15,19 +17,41 @@ import (
 func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		total := rapid.IntRange(16, 1<<20).Draw(t, "total")
-		tunnels := rapid.IntRange(0, 4).Draw(t, "tunnels")
-		d := divideDescriptors(total, tunnels)
+		listeners := rapid.SliceOfN(rapid.Custom(anyListener), 0, 6).Draw(t, "listeners")
+		asked := 0
+		for i := range listeners {
+			listeners[i].Name = fmt.Sprint(i)
+			asked += sessions(listeners[i])
+		}
+		d := divideDescriptors(total, listeners)
+		given := 0
+		for name, n := range d.Sessions {
+			given += n
+			i, err := strconv.Atoi(name)
+			require.NoError(t, err)
+			assert.LessOrEqual(t, n, sessions(listeners[i]), "no more than it asks for")
+		}
 		assert.Positive(t, d.Connections)
 		assert.Positive(t, d.Pipes)
-		sum := descriptorsPerConnection*d.Connections + 2*d.Pipes + tunnels*d.Sessions
+		sum := descriptorsPerConnection*d.Connections + 2*d.Pipes + given + descriptorsPerListener*len(listeners)
 		assert.LessOrEqual(t, sum, total)
 		if total >= 1024 {
 			assert.GreaterOrEqual(t, total-sum, descriptorHeadroom)
 		}
 		if total >= 128 {
-			assert.Equal(t, tunnels > 0, d.Sessions > 0)
+			assert.Equal(t, asked > 0, given > 0)
+		}
+		if asked <= total/8 && total >= 1024 {
+			assert.Equal(t, asked, given, "there is room for all")
 		}
 	})
+}
+
+func anyListener(t *rapid.T) config.Listener {
+	l := config.Listener{Mode: rapid.SampledFrom([]config.Mode{"mixed", "wireguard", "tun", "masque"}).Draw(t, "mode")}
+	l.Tunnel.UDPSessions = new(rapid.IntRange(0, 4096).Draw(t, "udp_sessions"))
+	l.WireGuard.Peers = make([]config.Peer, rapid.IntRange(0, 40).Draw(t, "peers"))
+	return l
 }
 
 func TestLimiterCountsBothWays(t *testing.T) {
@@ -94,12 +118,13 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 	}
 	var l limiter
 	l.change(config.Config{}, nil)
-	assert.Equal(t, max(1, DescriptorBudget(0).Connections/4), l.perSource, "of what descriptors have room for")
+	assert.Equal(t, max(1, DescriptorBudget(nil).Connections/4), l.perSource, "of what descriptors have room for")
 }
 
 func TestLoopGuard(t *testing.T) {
 	ap := netip.MustParseAddrPort
-	g := newLoopGuard([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
+	g := newLoopGuard()
+	g.listen([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
 	g.local = func(a netip.Addr) (bool, error) { return a == netip.MustParseAddr("192.0.2.1"), nil }
 	for _, row := range []struct {
 		target string
@@ -123,7 +148,7 @@ func TestLoopGuard(t *testing.T) {
 
 func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	ap := netip.MustParseAddrPort
-	g := newLoopGuard(nil)
+	g := newLoopGuard()
 	leg := wire{ap("192.0.2.1:50000"), ap("203.0.113.5:443")}
 	other := wire{leg.from, ap("203.0.113.6:443")} // one port may serve two destinations
 	require.NoError(t, g.dialled(leg))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
@@ -12,8 +13,8 @@ import (
 // loopGuard keeps the proxy from talking to itself. The firewall mark keeps
 // our connections out of capture rules that know it; this is for all others.
 type loopGuard struct {
-	listening []netip.AddrPort               // where our listeners are
-	local     func(netip.Addr) (bool, error) // reports whether an address is this machine's
+	listening atomic.Pointer[[]netip.AddrPort] // where our listeners are
+	local     func(netip.Addr) (bool, error)   // reports whether an address is this machine's
 
 	mu       sync.Mutex
 	dialling map[wire]int // our server legs, from us to the server
@@ -24,17 +25,19 @@ type loopGuard struct {
 // one machine, a client and we may use one port for different destinations.
 type wire struct{ from, to netip.AddrPort }
 
-func newLoopGuard(listening []netip.AddrPort) *loopGuard {
-	return &loopGuard{
-		listening: listening, local: ingress.Local,
-		dialling: map[wire]int{}, captured: map[wire]int{},
-	}
+func newLoopGuard() *loopGuard {
+	g := &loopGuard{local: ingress.Local, dialling: map[wire]int{}, captured: map[wire]int{}}
+	g.listen(nil)
+	return g
 }
+
+// listen says where our listeners are from now on.
+func (g *loopGuard) listen(at []netip.AddrPort) { g.listening.Store(&at) }
 
 // check refuses a destination that is one of our listeners. Other services of
 // this machine are fine.
 func (g *loopGuard) check(target netip.AddrPort) error {
-	for _, l := range g.listening {
+	for _, l := range *g.listening.Load() {
 		if l.Port() == target.Port() && g.same(l.Addr(), target.Addr()) {
 			return fmt.Errorf("destination %v is the proxy itself", target)
 		}

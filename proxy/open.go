@@ -7,15 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"slices"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
-	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 // Kernel is a Server over kernel TCP, with what it stands on.
@@ -35,7 +32,7 @@ func Open(
 ) (*Kernel, error) {
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: descriptors(cfg).Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
+		Pipes: DescriptorBudget(cfg.Listeners).Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("proxy: %w", err)
@@ -48,24 +45,15 @@ func Open(
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), dp.Close())
 	}
 	flows.Lookup = links.lookup
-	listeners := map[string]ingress.Listener{}
-	fail := func(err error) (*Kernel, error) {
-		for _, l := range listeners {
-			_ = l.Close()
-		}
-		return nil, errors.Join(err, links.close(), dp.Close())
-	}
 	own, others := assign(cfg, sockets)
 	for _, ln := range others {
 		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
 		_ = ln.Close()
 	}
-	for _, l := range cfg.Listeners {
-		in, err := open(ctx, l, cfg.Limits, own[l.Name], clock, wrap, log)
-		if err != nil {
-			return fail(err)
-		}
-		listeners[l.Name] = in
+	open := func(l WayConfig) (Way, error) {
+		socket := own[l.Name]
+		delete(own, l.Name)
+		return openWay(ctx, l, socket, clock, wrap, log)
 	}
 	dial := func(ctx context.Context, d kernel.DialConfig) (datapath.Conn, error) {
 		conn, err := dp.Dial(ctx, d)
@@ -74,9 +62,9 @@ func Open(
 		}
 		return conn, nil
 	}
-	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Listeners: listeners, Log: log})
+	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Log: log})
 	if err != nil {
-		return fail(err)
+		return nil, errors.Join(err, links.close(), dp.Close())
 	}
 	return &Kernel{Server: s, Datapath: dp, agents: links}, nil
 }
@@ -93,8 +81,8 @@ func (k *Kernel) Reload(cfg config.Config) (Reloaded, error) {
 
 // Close ends what Open started; the listeners are closed already if Serve ran.
 func (k *Kernel) Close() error {
-	for _, l := range k.lanes {
-		_ = l.in.Close()
+	for _, l := range k.settings().listeners {
+		_ = l.Close()
 	}
 	return errors.Join(k.agents.close(), k.Datapath.Close())
 }
@@ -123,37 +111,4 @@ func sameAddress(address string, is net.Addr) bool {
 		return false
 	}
 	return want.IP.Equal(has.IP) || want.IP == nil && has.IP.IsUnspecified()
-}
-
-// open opens a listener of whatever kind, at socket unless that is nil.
-func open(
-	ctx context.Context, l config.Listener, limits config.Limits, socket *net.TCPListener,
-	clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger,
-) (ingress.Listener, error) {
-	if l.Tunnels() {
-		return openTunnel(l, clock, log)
-	}
-	in := ingressConfig(l, limits, log)
-	in.Socket = socket
-	return ingress.Listen(ctx, in, wrap)
-}
-
-// ingressConfig is the listener's part of the configuration in the ingress's terms.
-func ingressConfig(l config.Listener, limits config.Limits, log *slog.Logger) ingress.Config {
-	out := ingress.Config{
-		Name: l.Name, Mode: access.Mode(l.Mode), Addr: l.Address, Target: l.Target,
-		HandshakeTimeout: time.Duration(limits.HandshakeTimeout), Log: log,
-	}
-	out.Auth = accounts(l)
-	out.TrustedProxies = config.Prefixes(l.ProxyProtocol.From)
-	return out
-}
-
-// accounts are the users in the ingress's terms.
-func accounts(l config.Listener) []ingress.User {
-	var out []ingress.User
-	for _, u := range l.Users {
-		out = append(out, ingress.User{Name: u.Name, Password: u.Password})
-	}
-	return out
 }

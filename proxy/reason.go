@@ -33,6 +33,7 @@ const (
 	ClosedIdle       Reason = "idle_timeout"
 	ClosedHalfClosed Reason = "half_closed_timeout" // one side had finished and nothing came from the other
 	ClosedShutdown   Reason = "shutdown"
+	ClosedRevoked    Reason = "revoked" // its peer, or the one it led to, has gone from the tunnel
 )
 
 // Why a connection was never relayed.

@@ -1,13 +1,12 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 
 	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
-	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -16,54 +15,64 @@ import (
 type settings struct {
 	cfg    config.Config
 	policy *policy.Policy
-	guards map[string]policy.Guard // by listener
+
+	listeners []*listenerState // in the order of cfg
 }
 
-func newSettings(cfg config.Config) (*settings, error) {
-	rules, err := cfg.Policy()
-	if err != nil {
-		return nil, err
-	}
-	s := &settings{cfg: cfg, policy: rules, guards: map[string]policy.Guard{}}
-	for _, l := range cfg.Listeners {
-		s.guards[l.Name] = policy.Guard{Allow: config.Prefixes(l.Allow), Captured: access.Mode(l.Mode).Captures(), Own: ingress.Local}
-	}
-	return s, nil
-}
-
-// Reloaded is what a Reload did to running connections.
+// Reloaded is what a Reload did to listeners and running connections.
 type Reloaded struct {
+	Opened, Closing int // listeners; those that close take nobody further, and their connections may go on for shutdown.drain
+
 	Moved   int // directions that send under other terms now
 	Kept    int // directions that keep theirs: ours cannot take over from the kernel's own control, or give up to it
 	Refused int // connections that go on although new ones like them are refused
+	Revoked int // connections that are reset, since their peer has gone from its tunnel
 }
 
 // Reload puts cfg into force for new connections, and decides again about the
 // running ones, by what was known when they were let in: their flows move to
-// their new terms. What cannot change while running is refused, as is a
-// configuration with a mistake, with a *config.Error; then nothing has changed.
+// their new terms. Listeners come, go and change. What cannot change while running is
+// refused, as is a configuration with a mistake, with a *config.Error, and so is one of
+// which a listener cannot be opened; then nothing has changed.
 func (s *Server) Reload(cfg config.Config) (Reloaded, error) {
 	s.reloading.Lock()
 	defer s.reloading.Unlock()
+	if s.draining.Load() {
+		return Reloaded{}, errEnding
+	}
 	if err := cfg.Check(); err != nil {
 		return Reloaded{}, err
 	}
 	if err := s.settings().cfg.CheckReload(cfg); err != nil {
 		return Reloaded{}, err
 	}
-	next, err := newSettings(cfg)
+	return s.put(cfg)
+}
+
+var errEnding = errors.New("proxy: it is ending")
+
+// put puts a configuration into force. The caller holds reloading.
+func (s *Server) put(cfg config.Config) (Reloaded, error) {
+	rules, err := cfg.Policy()
 	if err != nil {
-		return Reloaded{}, fmt.Errorf("proxy: %w", err) // the check has found it
+		return Reloaded{}, fmt.Errorf("proxy: %w", err)
 	}
-	if err := s.setPeers(&cfg); err != nil {
+	change, err := s.arrange(s.settings(), &cfg)
+	if err != nil {
 		return Reloaded{}, err
 	}
-	s.configureDatagrams(cfg)
-	s.limits.change(cfg, s.lanes)
+	s.limits.change(cfg, change.listeners)
+	s.loops.listen(change.addresses())
 	// In this order: a connection that is not open yet looks itself, once it is.
-	s.inForce.Store(next)
-	var done Reloaded
+	s.inForce.Store(&settings{cfg: cfg, policy: rules, listeners: change.listeners})
+	s.commit(change)
+	done := Reloaded{Opened: len(change.opened), Closing: len(change.gone)}
 	for _, c := range s.live() {
+		if c.revoked() {
+			done.Revoked++
+			c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
+			continue
+		}
 		c.reconsider(&done)
 	}
 	return done, nil

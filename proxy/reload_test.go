@@ -182,30 +182,14 @@ func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
 	send(t, client, "ping")
 	_, err := io.ReadFull(server, make([]byte, 4))
 	require.NoError(t, err)
-	listener := func(change func(*config.Listener)) func(*config.Config) {
-		return func(c *config.Config) {
-			c.Listeners = append([]config.Listener(nil), c.Listeners...)
-			change(&c.Listeners[0])
-		}
-	}
 	for key, change := range map[string]func(*config.Config){
-		"listeners": func(c *config.Config) {
-			c.Listeners = append(c.Listeners[:1:1], config.Listener{Name: "more", Mode: "mixed", Address: "127.0.0.1:0"})
-		},
-		"listeners[0].name":    listener(func(l *config.Listener) { l.Name = "other" }),
-		"listeners[0].address": listener(func(l *config.Listener) { l.Address = "127.0.0.2:0" }),
-		"listeners[0].target":  listener(func(l *config.Listener) { l.Target = "127.0.0.1:9" }),
-		"listeners[0].proxy_protocol": listener(func(l *config.Listener) {
-			l.ProxyProtocol.From = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.0.0.0/8"))}
-		}),
-		"envelope":                 func(c *config.Config) { c.Envelope = "reno" },
-		"mark":                     func(c *config.Config) { c.Mark = 7 },
-		"limits.held_legs":         func(c *config.Config) { c.Limits.HeldLegs++ },
-		"limits.memory":            func(c *config.Config) { c.Limits.Memory *= 2 },
-		"limits.handshake_timeout": func(c *config.Config) { c.Limits.HandshakeTimeout *= 2 },
-		"telemetry.address":        func(c *config.Config) { c.Telemetry.Address = "off" },
-		"telemetry.hints.socket":   func(c *config.Config) { c.Telemetry.Hints.Socket = "/run/other.sock" },
-		"log.format":               func(c *config.Config) { c.Log.Format = "text" },
+		"envelope":               func(c *config.Config) { c.Envelope = "reno" },
+		"mark":                   func(c *config.Config) { c.Mark = 7 },
+		"limits.held_legs":       func(c *config.Config) { c.Limits.HeldLegs++ },
+		"limits.memory":          func(c *config.Config) { c.Limits.Memory *= 2 },
+		"telemetry.address":      func(c *config.Config) { c.Telemetry.Address = "off" },
+		"telemetry.hints.socket": func(c *config.Config) { c.Telemetry.Hints.Socket = "/run/other.sock" },
+		"log.format":             func(c *config.Config) { c.Log.Format = "text" },
 	} {
 		t.Run(key, func(t *testing.T) {
 			_, err := r.proxy.Reload(r.with(func(c *config.Config) {

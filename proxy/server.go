@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -22,16 +23,15 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
-	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 // Parts are what a Server is put together from.
 type Parts struct {
-	Clock     func() cc.Time
-	Flows     *flow.Manager
-	Dial      func(context.Context, kernel.DialConfig) (datapath.Conn, error)
-	Listeners map[string]ingress.Listener // by the names in the configuration; the Server closes them
-	Log       *slog.Logger                // nil: silent
+	Clock func() cc.Time
+	Flows *flow.Manager
+	Dial  func(context.Context, kernel.DialConfig) (datapath.Conn, error)
+	Open  func(WayConfig) (Way, error) // opens a listener; the Server closes it
+	Log   *slog.Logger                 // nil: silent
 }
 
 // Server accepts, splits and relays connections.
@@ -39,7 +39,6 @@ type Server struct {
 	parts   Parts
 	log     *slog.Logger
 	clock   func() cc.Time
-	lanes   []*listenerState // in the order of the configuration
 	limits  limiter
 	loops   *loopGuard
 	buffers *datapath.Buffers
@@ -53,21 +52,13 @@ type Server struct {
 	aborted  chan struct{} // closed: the drain is over
 	handlers sync.WaitGroup
 
-	mu     sync.Mutex
-	nextID uint64
-	conns  map[uint64]*connection
-}
+	begin    func(*entrance) // has a way in accept; nil: Serve does not run. reloading guards it
+	retiring sync.WaitGroup  // ways in that a reload has left out
 
-// listenerState is one listener at work.
-type listenerState struct {
-	lane
-	cfg     config.Listener
-	in      ingress.Listener
-	inner   func(netip.Addr) bool // reports whether an address is a peer's whom others must not reach; nil: none is
-	setup   *datapath.Durations
-	dial    *datapath.Durations
-	taken   atomic.Uint64
-	refused rejections
+	mu      sync.Mutex
+	nextID  uint64
+	conns   map[uint64]*connection
+	retired map[*listenerState]struct{} // listeners whose connections go on, and that are not in force
 }
 
 // trusts reports whether a peer opens with a PROXY header, so that whom it
@@ -79,36 +70,18 @@ func (l *listenerState) trusts(peer netip.Addr) bool {
 // New puts a Server together. Connections are limited to what the process's
 // descriptors allow, whatever the configuration says.
 func New(cfg config.Config, parts Parts) (*Server, error) {
-	first, err := newSettings(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
-	}
 	s := &Server{
-		parts: parts, log: parts.Log, clock: parts.Clock,
+		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(),
 		buffers: datapath.NewBuffers(cc.Bytes(cfg.Limits.Memory)),
-		conns:   map[uint64]*connection{},
+		conns:   map[uint64]*connection{}, retired: map[*listenerState]struct{}{},
 		aborted: make(chan struct{}),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
-	s.inForce.Store(first)
-	var own []netip.AddrPort
-	for _, lc := range cfg.Listeners {
-		in := parts.Listeners[lc.Name]
-		if in == nil {
-			return nil, fmt.Errorf("proxy: listener %q was not opened", lc.Name)
-		}
-		own = append(own, addrPort(in.Addr()))
-		s.lanes = append(s.lanes, &listenerState{
-			cfg: lc, in: in,
-			setup: datapath.NewDurations(setupBounds), dial: datapath.NewDurations(setupBounds),
-		})
-	}
-	s.limits.change(cfg, s.lanes)
-	s.loops = newLoopGuard(own)
-	for _, l := range s.lanes {
-		s.forwardDatagrams(l)
+	s.inForce.Store(&settings{})
+	if _, err := s.put(cfg); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
@@ -120,13 +93,20 @@ func (s *Server) Serve(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var accepting sync.WaitGroup
-	for _, l := range s.lanes {
+	s.reloading.Lock()
+	s.begin = func(e *entrance) {
+		e.accepting = make(chan struct{})
 		accepting.Go(func() {
-			if err := s.accept(l); err != nil {
+			defer close(e.accepting)
+			if err := s.accept(e); err != nil {
 				cancel(err)
 			}
 		})
 	}
+	for _, l := range s.settings().listeners {
+		s.begin(l.entrance)
+	}
+	s.reloading.Unlock()
 	sweeping := make(chan struct{})
 	swept := make(chan struct{})
 	go func() {
@@ -135,15 +115,18 @@ func (s *Server) Serve(ctx context.Context) error {
 	}()
 
 	<-ctx.Done()
+	s.reloading.Lock() // no listener comes or goes from now on
 	s.draining.Store(true)
-	for _, l := range s.lanes {
-		l.in.Drain()
+	for _, l := range s.settings().listeners {
+		l.Drain()
 	}
+	s.reloading.Unlock()
 	accepting.Wait()
 	s.drain()
+	s.retiring.Wait()
 	// Only now: what ends a tunnel carries its connections, and their resets.
-	for _, l := range s.lanes {
-		_ = l.in.Close()
+	for _, l := range s.settings().listeners {
+		_ = l.Close()
 	}
 	close(sweeping)
 	<-swept
@@ -153,13 +136,14 @@ func (s *Server) Serve(ctx context.Context) error {
 	return nil
 }
 
-// accept takes a listener's connections until it is closed.
-func (s *Server) accept(l *listenerState) error {
+// accept takes the connections of a way in until it is drained.
+func (s *Server) accept(e *entrance) error {
 	for {
-		conn, err := l.in.Accept()
+		conn, err := e.Accept()
+		l := e.now.Load()
 		switch {
 		case err == nil:
-		case s.draining.Load() || errors.Is(err, net.ErrClosed):
+		case s.draining.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
 			return nil
 		default:
 			return fmt.Errorf("proxy: %w", err)
@@ -198,7 +182,11 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	c.id = s.nextID
 	s.conns[c.id] = c
 	s.mu.Unlock()
-	s.handlers.Go(func() { s.handle(ctx, c) })
+	l.handlers.Add(1)
+	s.handlers.Go(func() {
+		defer l.handlers.Done()
+		s.handle(ctx, c)
+	})
 	return "", true
 }
 
@@ -312,6 +300,8 @@ func (s *Server) sweep(done <-chan struct{}) {
 			state := c.state
 			c.mu.Unlock()
 			switch {
+			case c.revoked():
+				c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
 			case state == StateOpen && idle > 0 && quiet >= idle:
 				c.tearDown(Cause{ProxySide, ClosedIdle}, nil)
 			case (state == StateHalfClosed || state == StateClosing) && half > 0 && quiet >= half:
@@ -385,8 +375,8 @@ func (s *Server) Ready() bool { return !s.draining.Load() }
 // they reach all.
 func (s *Server) Health() error {
 	var failed []error
-	for _, l := range s.lanes {
-		if err := l.in.Health(); err != nil {
+	for _, l := range s.settings().listeners {
+		if err := l.Health(); err != nil {
 			failed = append(failed, fmt.Errorf("listener %q: %w", l.cfg.Name, err))
 		}
 	}
@@ -396,8 +386,8 @@ func (s *Server) Health() error {
 // Addrs returns where the listeners listen, by name.
 func (s *Server) Addrs() map[string]net.Addr {
 	out := map[string]net.Addr{}
-	for _, l := range s.lanes {
-		out[l.cfg.Name] = l.in.Addr()
+	for _, l := range s.settings().listeners {
+		out[l.cfg.Name] = l.Addr()
 	}
 	return out
 }

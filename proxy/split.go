@@ -29,7 +29,7 @@ type rejection struct {
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
 	greet, cancel := context.WithTimeout(ctx, time.Duration(c.srv.settings().cfg.Limits.HandshakeTimeout))
-	chosen, err := c.lane.in.Greet(greet, c.accepted)
+	chosen, err := c.lane.Greet(greet, c.accepted)
 	cancel()
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
@@ -127,7 +127,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 		f.Peer = from.String()
 	}
 	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
-		f.TargetPeer = via.Outside().Peer(target.Addr())
+		f.TargetPeer = via.Peer(target.Addr())
 	}
 	return f
 }
@@ -183,7 +183,7 @@ func (c *connection) permitOutside(target netip.AddrPort) error {
 
 // permit refuses an address by guards and rules.
 func (c *connection) permit(target netip.AddrPort) error {
-	if err := c.srv.guard(c.lane, c.decidedBy, target); err != nil {
+	if err := c.srv.guard(c.lane, target); err != nil {
 		return err
 	}
 	prospects := c.decidedBy.policy.Prospects(c.facts(target))

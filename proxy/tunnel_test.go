@@ -289,7 +289,16 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, handshake, g.proxy.Tunnels()[0].Peers[0].Handshake, "the phone's session goes on")
 
-	g.reload(g.peers(phone))
+	_, far := tablet.pair(t, backend)
+	require.Eventually(t, func() bool { return g.proxy.Flows()[1].State == proxy.StateOpen }, patience, time.Millisecond)
+	done := g.reload(g.peers(phone))
+	assert.Equal(t, 1, done.Revoked)
+	_, err = far.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset", "the connections of a peer that is gone end at once")
+	require.Eventually(t, func() bool { return len(g.proxy.Flows()) == 1 }, patience, time.Millisecond)
+	assert.Contains(t, g.logs.String(), "closed_by=proxy reason=revoked")
+	send(t, server, "still here")
+	hears(t, client, "still here")
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
 	assert.Equal(t, "phone", g.proxy.Tunnels()[0].Peers[0].Name)
 

@@ -255,7 +255,7 @@ func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(gatewayConfig, "mtu: 1400", "mtu: 1300", 1)), 0o640))
 	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", path, "--telemetry", at)
 	assert.Equal(t, exitFail, code)
-	assert.Contains(t, stderr, "listeners[0].tunnel: cannot change while running")
+	assert.Contains(t, stderr, "listeners[0].tunnel.mtu: cannot change while running")
 	assert.Contains(t, stdout, "PrivateKey = ", "it is nowhere else")
 	in.signal()
 	in.expect("STOPPING=1")

@@ -78,7 +78,7 @@ func (h *service) reload(by string) (string, error) {
 	status.Succeeded++
 	h.reloads.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded, Failed: status.Failed}, nil)
 	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
-		"moved", done.Moved, "kept", done.Kept, "refused", done.Refused)
+		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept, "refused", done.Refused, "revoked", done.Revoked)
 	return describeReload(done), nil
 }
 
@@ -118,11 +118,20 @@ func (h *service) keep(l config.Loaded) {
 func describeReload(done proxy.Reloaded) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "reloaded: %d directions of running connections have other terms", done.Moved)
+	if done.Opened > 0 {
+		fmt.Fprintf(&b, "; %d listeners are open that were not", done.Opened)
+	}
+	if done.Closing > 0 {
+		fmt.Fprintf(&b, "; %d listeners take no new connections any more", done.Closing)
+	}
 	if done.Kept > 0 {
 		fmt.Fprintf(&b, "; %d keep theirs, since none and our own control cannot take over from each other", done.Kept)
 	}
 	if done.Refused > 0 {
 		fmt.Fprintf(&b, "; %d connections go on although new ones like them are refused", done.Refused)
+	}
+	if done.Revoked > 0 {
+		fmt.Fprintf(&b, "; %d connections of peers that are gone are reset", done.Revoked)
 	}
 	return b.String()
 }

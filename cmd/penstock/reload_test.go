@@ -108,10 +108,10 @@ func TestAChangedFileIsReread(t *testing.T) {
 	assert.Equal(t, "http", line["by"])
 	assert.Contains(t, line["err"], "frob")
 
-	in.rewrite(strings.Replace(runConfig, "connect", "socks5", 1))
+	in.rewrite(runConfig + "mark: 7\n")
 	code, body = in.post("/-/reload")
 	assert.Equal(t, http.StatusUnprocessableEntity, code)
-	assert.Contains(t, body, "listeners[0].mode: cannot change while running")
+	assert.Contains(t, body, "mark: cannot change while running")
 	assert.Equal(t, "copa", in.algorithm())
 	in.counts(1, 2, 0)
 
@@ -203,10 +203,10 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 	assert.Contains(t, out, "reloaded: 0 directions")
 	in.counts(1, 0, 1)
 
-	in.rewrite(strings.Replace(runConfig, "connect", "socks5", 1))
+	in.rewrite(runConfig + "mark: 7\n")
 	code, _, errs = reload()
 	assert.Equal(t, exitConfig, code)
-	assert.Contains(t, errs, "listeners[0].mode: cannot change while running")
+	assert.Contains(t, errs, "mark: cannot change while running")
 	in.counts(1, 1, 0)
 
 	t.Setenv("MAINPID", strconv.Itoa(os.Getpid()))

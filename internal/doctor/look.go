@@ -68,7 +68,7 @@ var sysctlNames = []string{
 func look(ctx context.Context, p Program) facts {
 	f := facts{
 		version: p.Version, machine: runtime.GOARCH,
-		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(0), sysctls: map[string]string{},
+		root: os.Geteuid() == 0, descriptors: proxy.DescriptorBudget(nil), sysctls: map[string]string{},
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {

@@ -64,6 +64,9 @@ func (c *Config) check() error {
 		if r.Undecided != "" && len(r.Match.ServerName) == 0 {
 			return keyErrorf(key+".undecided", "there is nothing to decide by; it goes with match.server_name")
 		}
+		if p := r.Match.Protocol; p != "" && p != "tcp" && len(r.Match.ServerName)+len(r.Match.Host) > 0 {
+			return keyErrorf(key+".match.protocol", "nothing that comes over %s shows a name; remove server_name and host, or protocol", p)
+		}
 		for j, l := range r.Match.Listener {
 			if _, ok := names[l]; !ok {
 				return keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)

@@ -10,7 +10,7 @@ import (
 // Config is the configuration file. The about tags become the descriptions of
 // its JSON Schema.
 type Config struct {
-	Listeners []Listener `yaml:"listeners" required:"yes" about:"Where connections come from; at least one."`
+	Listeners []Listener `yaml:"listeners" required:"yes" reload:"yes" about:"Where connections come from; at least one."`
 	Rules     []Rule     `yaml:"rules" reload:"yes" about:"Tried in order; the first that matches decides."`
 	Defaults  Terms      `yaml:"defaults" reload:"yes" about:"What rules leave open, or all where none matches."`
 	Limits    Limits     `yaml:"limits" about:"Bounds on connections, times and memory."`
@@ -25,14 +25,14 @@ type Config struct {
 
 // Listener is one way in.
 type Listener struct {
-	Name          string    `yaml:"name" required:"yes" about:"For rules, logs and metrics; unique."`
-	Mode          Mode      `yaml:"mode" required:"yes" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun, masque)."`
-	Address       string    `yaml:"address" about:"host:port to listen on; [::]:port is every address of both families. Modes wireguard and masque have a UDP port, such as :51820, and mode tun none."`
-	Target        string    `yaml:"target" about:"host:port that mode forward connects to."`
+	Name          string    `yaml:"name" required:"yes" reload:"yes" about:"For rules, logs and metrics; unique."`
+	Mode          Mode      `yaml:"mode" required:"yes" reload:"yes" about:"How clients come: captured (tproxy, redirect), asking (socks5, connect, mixed is both on one port), all to one target (forward), or inside a tunnel (wireguard, tun, masque)."`
+	Address       string    `yaml:"address" reload:"yes" about:"host:port to listen on; [::]:port is every address of both families. Modes wireguard and masque have a UDP port, such as :51820, and mode tun none."`
+	Target        string    `yaml:"target" reload:"yes" about:"host:port that mode forward connects to."`
 	Users         []User    `yaml:"users" reload:"yes" about:"Who may use a listener that asks; none: everybody."`
-	ProxyProtocol Header    `yaml:"proxy_protocol" about:"PROXY protocol v1 or v2 in front of incoming connections."`
+	ProxyProtocol Header    `yaml:"proxy_protocol" reload:"yes" about:"PROXY protocol v1 or v2 in front of incoming connections."`
 	KeepClient    bool      `yaml:"keep_client" about:"Connect to the server from the client's own address; mode tproxy only, and replies must come back through this machine."`
-	Device        string    `yaml:"device" about:"The TUN device of mode tun; made unless it exists. Its addresses and routes are yours."`
+	Device        string    `yaml:"device" reload:"yes" about:"The TUN device of mode tun; made unless it exists. Its addresses and routes are yours."`
 	Tunnel        Tunnel    `yaml:"tunnel" about:"What holds for the packets of a tunnel; modes wireguard, tun and masque only."`
 	WireGuard     WireGuard `yaml:"wireguard" about:"The endpoint of mode wireguard."`
 	MASQUE        MASQUE    `yaml:"masque" about:"The endpoint of mode masque."`
@@ -64,6 +64,7 @@ type Rule struct {
 
 // Match selects connections.
 type Match struct {
+	Protocol    Protocol     `yaml:"protocol" about:"The transport: tcp, or udp and icmp out of tunnels. Not set: any. QUIC is udp at port 443; refused, browsers go on over TCP."`
 	Listener    []string     `yaml:"listener" about:"Names of listeners."`
 	Source      []Prefix     `yaml:"source" about:"Addresses or prefixes of clients."`
 	Destination []Prefix     `yaml:"destination" about:"Addresses or prefixes of servers."`
@@ -103,7 +104,7 @@ type Limits struct {
 	PerSource         *int     `yaml:"per_source" min:"0" reload:"yes" about:"At most this many at once from one client host (IPv6: /64), as the PROXY header says where one is taken; 0: no limit. Not set: a quarter of all that there is room for, but for clients on loopback."`
 	IdleTimeout       Duration `yaml:"idle_timeout" reload:"yes" about:"Reset a connection on which nothing moved for this long; 0s: never. Keep-alives do not count: the proxy answers them, and sends its own."`
 	HalfClosedTimeout Duration `yaml:"half_closed_timeout" reload:"yes" about:"The same once one side ended; 0s: never."`
-	HandshakeTimeout  Duration `yaml:"handshake_timeout" about:"For a client to say where it wants to go."`
+	HandshakeTimeout  Duration `yaml:"handshake_timeout" reload:"yes" about:"For a client to say where it wants to go."`
 	DialTimeout       Duration `yaml:"dial_timeout" reload:"yes" about:"For resolving and reaching the server."`
 	ServerNameWait    Duration `yaml:"server_name_wait" reload:"yes" about:"For the client's first bytes where a rule by server_name may apply; over as soon as the server speaks first. Without a name by then such rules do not match."`
 	Buffer            Size     `yaml:"buffer" reload:"yes" about:"Largest piece read from one side before it is written to the other; less is read from a side whose bytes have to wait."`

@@ -239,6 +239,10 @@ func TestMistakes(t *testing.T) {
 			"3:30", "rules[0].undecided: there is nothing to decide by; it goes with match.server_name",
 		},
 		{
+			"a name in a datagram", lan + "rules: [{name: a, match: {protocol: udp, server_name: [a.example]}}]\n",
+			"3:37", "rules[0].match.protocol: nothing that comes over udp shows a name",
+		},
+		{
 			"undecided either way", lan + "rules: [{name: a, match: {server_name: [a.example]}, undecided: maybe}]\n",
 			"3:65", "rules[0].undecided: \"maybe\" is not one of next, refuse",
 		},

@@ -34,6 +34,7 @@ func (c *Config) Policy() (*policy.Policy, error) {
 		out := policy.Rule{
 			Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse", SendProxy: base.SendProxy,
 			Match: policy.Match{
+				Protocol:     policy.Protocol(r.Match.Protocol),
 				Listeners:    r.Match.Listener,
 				Sources:      Prefixes(r.Match.Source),
 				Destinations: Prefixes(r.Match.Destination),

@@ -6,10 +6,38 @@ import (
 	"strings"
 )
 
-// CheckReload finds what differs in next and cannot change while the proxy runs. What
-// may has the tag reload:"yes". The error is an *Error.
+// CheckReload finds what differs in next and cannot change while the proxy runs, but for
+// what listeners are. What may has the tag reload:"yes". The error is an *Error.
 func (c Config) CheckReload(next Config) error {
-	key := firstChange("", reflect.ValueOf(c), reflect.ValueOf(next))
+	return cannotChange(firstChange("", reflect.ValueOf(c), reflect.ValueOf(next)))
+}
+
+// CheckReload is that of Config for listener i of next, which is at the place of l.
+func (l Listener) CheckReload(i int, next Listener) error {
+	key := ""
+	switch {
+	case l.Tunnels():
+		key = firstChange("", reflect.ValueOf(l), reflect.ValueOf(next))
+	case l.KeepClient != next.KeepClient && l.Mode == next.Mode:
+		key = "keep_client" // the privilege for it may be gone
+	}
+	if key == "" {
+		return nil
+	}
+	return cannotChange(fmt.Sprintf("listeners[%d].%s", i, key))
+}
+
+// SamePlace reports whether two listeners are at one socket or device: then what is
+// open need not be opened again.
+func (l Listener) SamePlace(other Listener) bool {
+	if l.Tunnels() || other.Tunnels() {
+		return l.Mode == other.Mode && l.Address == other.Address && l.Device == other.Device
+	}
+	return l.Address == other.Address
+}
+
+// cannotChange is about a key; nil for none.
+func cannotChange(key string) error {
 	if key == "" {
 		return nil
 	}

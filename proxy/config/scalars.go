@@ -42,6 +42,8 @@ type (
 	Algorithm string
 	// Param is the value of an algorithm's setting: a number or the name of a choice.
 	Param string
+	// Protocol names a transport; empty: any.
+	Protocol string
 	// Undecided says what becomes of a connection without a server name; empty: next.
 	Undecided string
 	// Class names what a flow is for; empty: not set.
@@ -62,6 +64,7 @@ type (
 
 var (
 	classValues     = []string{flow.Bulk.String(), flow.DelaySensitive.String(), flow.Guarantee.String()}
+	protocolValues  = []string{string(policy.TCP), string(policy.UDP), string(policy.ICMP)}
 	undecidedValues = []string{"next", "refuse"}
 	sendProxyValues = []string{"off", "v1", "v2"}
 	envelopeValues  = []string{"auto", "ebpf", "bbr", "cubic", "reno"}
@@ -263,6 +266,11 @@ func (a *Algorithm) UnmarshalYAML(node ast.Node) error {
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (p *Param) UnmarshalYAML(node ast.Node) error {
 	return read(node, p, func(s string) (Param, error) { return Param(s), nil })
+}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (p *Protocol) UnmarshalYAML(node ast.Node) error {
+	return read(node, p, oneOf[Protocol](protocolValues))
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.

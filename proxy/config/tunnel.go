@@ -19,10 +19,10 @@ import (
 // Tunnel is what holds for every packet of a tunnel.
 type Tunnel struct {
 	MTU         int       `yaml:"mtu" min:"1280" max:"65535" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
-	UDPShare    *Fraction `yaml:"udp_share" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
-	UDPIdle     Duration  `yaml:"udp_idle" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
-	UDPSessions *int      `yaml:"udp_sessions" min:"0" max:"65536" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
-	Isolate     *bool     `yaml:"isolate" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
+	UDPShare    *Fraction `yaml:"udp_share" reload:"yes" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
+	UDPIdle     Duration  `yaml:"udp_idle" reload:"yes" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
+	UDPSessions *int      `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
+	Isolate     *bool     `yaml:"isolate" reload:"yes" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
 }
 
 // WireGuard is a WireGuard endpoint.

@@ -13,7 +13,7 @@ import (
 // http_proxy set send it (RFC 9112 §3.2.2). One request is served on a connection: what
 // goes to the server asks it to close, so that the client opens another for the next,
 // which may be for another server. Should it not, nothing behind this one goes anywhere.
-func (l *listener) absolute(in *input, c *Client, req *http.Request) (err error) {
+func (l *greeter) absolute(in *input, c *Client, req *http.Request) (err error) {
 	host, port := req.URL.Hostname(), req.URL.Port()
 	if port == "" {
 		port = "80"

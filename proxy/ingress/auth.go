@@ -19,13 +19,6 @@ func newUsers(list []User) users {
 	return us
 }
 
-// SetUsers replaces the accounts for clients that come from now on; none: everybody
-// may come. The listener's mode must be one that asks, unless there are none.
-func (l *listener) SetUsers(list []User) {
-	us := newUsers(list)
-	l.users.Store(&us)
-}
-
 // allow looks at every account, also after it found one.
 func (us users) allow(name, password []byte) bool {
 	n, p := sha256.Sum256(name), sha256.Sum256(password)

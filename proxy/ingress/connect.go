@@ -16,7 +16,7 @@ var errNotHTTP = errors.New("malformed HTTP request")
 
 // http reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
 // http:// URL.
-func (l *listener) http(in *input, c *Client) error {
+func (l *greeter) http(in *input, c *Client) error {
 	in.left = maxRequestHeader
 	req, err := http.ReadRequest(in.Reader)
 	if err != nil {
@@ -38,7 +38,7 @@ func (l *listener) http(in *input, c *Client) error {
 			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
 		return fmt.Errorf("connect: method %q without an http:// URL", req.Method)
 	}
-	if len(*l.users.Load()) > 0 && !l.httpUser(req) {
+	if len(l.users) > 0 && !l.httpUser(req) {
 		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",
 			"a name and a password are needed")
 		return errors.New("connect: no name, or unknown name or wrong password")
@@ -51,7 +51,7 @@ func (l *listener) http(in *input, c *Client) error {
 
 // connect understands a CONNECT. Whatever follows its empty line is early data: it has
 // no content (RFC 9110 §9.3.6).
-func (l *listener) connect(in *input, c *Client, req *http.Request) (err error) {
+func (l *greeter) connect(in *input, c *Client, req *http.Request) (err error) {
 	// The request line alone says where to; a Host header is ignored.
 	c.Target, c.Host, err = Destination(req.RequestURI)
 	if err == nil && (req.ContentLength != 0 || len(req.TransferEncoding) > 0) {
@@ -78,11 +78,11 @@ func failHTTP(in *input, err error) error {
 	return errors.Join(err, linger(in.conn))
 }
 
-func (l *listener) httpUser(req *http.Request) bool {
+func (l *greeter) httpUser(req *http.Request) bool {
 	// BasicAuth reads the one header; a proxy's credentials are in the other.
 	asked := http.Request{Header: http.Header{"Authorization": req.Header["Proxy-Authorization"]}}
 	name, password, ok := asked.BasicAuth()
-	return ok && l.users.Load().allow([]byte(name), []byte(password))
+	return ok && l.users.allow([]byte(name), []byte(password))
 }
 
 // refuseHTTP writes an answer after which the connection is closed. header is

@@ -13,7 +13,7 @@ import (
 // play greets a client that says data in pieces of chunk bytes and hangs up.
 // Whatever it says: one of an error with a closed connection, or a destination
 // and every byte behind the handshake.
-func play(t *testing.T, l *listener, data []byte, chunk uint8) {
+func play(t *testing.T, l *Socket, data []byte, chunk uint8) {
 	t.Helper()
 	conn := newFakeConn(string(data))
 	conn.chunk, conn.hangUp = int(chunk), true

@@ -69,7 +69,40 @@ func (in *input) rest(content *Content) datapath.Conn {
 	return &prefixed{Conn: in.conn, rest: slices.Concat(in.ahead, early), content: content}
 }
 
-func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
+// Greet implements Listener.
+func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
+	return l.greeter.Load().greet(ctx, conn)
+}
+
+// greeter understands a listener's clients. It is replaced as a whole and never
+// changed.
+type greeter struct {
+	cfg    Config
+	users  users
+	target netip.AddrPort // of mode forward
+	host   string
+	self   netip.AddrPort // where we listen; unspecified: every local address
+}
+
+func newGreeter(cfg Config, self netip.AddrPort) (*greeter, error) {
+	if cfg.HandshakeTimeout == 0 {
+		cfg.HandshakeTimeout = defaultHandshakeTimeout
+	}
+	g := &greeter{cfg: cfg, users: newUsers(cfg.Auth), self: self}
+	if cfg.Mode != access.Forward {
+		return g, nil
+	}
+	host, port, err := net.SplitHostPort(cfg.Target)
+	if err == nil {
+		g.target, g.host, err = destination(host, port)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("target %q: %w", cfg.Target, err)
+	}
+	return g, nil
+}
+
+func (l *greeter) greet(ctx context.Context, conn datapath.Conn) (Client, error) {
 	original := netip.AddrPort{}
 	if r, ok := conn.(*redirected); ok {
 		conn, original = r.Conn, r.original
@@ -100,7 +133,7 @@ func (l *listener) Greet(ctx context.Context, conn datapath.Conn) (Client, error
 
 // understand runs the handshake of the listener's mode. Where it fails the
 // client has its answer, if the protocol has one, and the connection is open.
-func (l *listener) understand(conn datapath.Conn, original netip.AddrPort) (Client, error) {
+func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Client, error) {
 	c := Client{Conn: conn, Listener: l.cfg.Name, Source: addrPort(conn.RemoteAddr())}
 	var in *input
 	if l.trusts(c.Source.Addr()) {
@@ -143,7 +176,7 @@ func (l *listener) understand(conn datapath.Conn, original netip.AddrPort) (Clie
 	return c, nil
 }
 
-func (l *listener) trusts(peer netip.Addr) bool {
+func (l *greeter) trusts(peer netip.Addr) bool {
 	for _, p := range l.cfg.TrustedProxies {
 		if p.Contains(peer) {
 			return true
@@ -153,7 +186,7 @@ func (l *listener) trusts(peer netip.Addr) bool {
 }
 
 // captured sets the destination of a connection whose client did not ask.
-func (l *listener) captured(c *Client, target netip.AddrPort) error {
+func (l *greeter) captured(c *Client, target netip.AddrPort) error {
 	if !target.IsValid() {
 		return fmt.Errorf("%s: no original destination: the connection came here without a capture rule", l.cfg.Mode)
 	}
@@ -166,7 +199,7 @@ func (l *listener) captured(c *Client, target netip.AddrPort) error {
 
 // own reports whether dialling target would reach this listener, which would
 // dial it again, without end.
-func (l *listener) own(target netip.AddrPort) bool {
+func (l *greeter) own(target netip.AddrPort) bool {
 	if target.Port() != l.self.Port() {
 		return false
 	}

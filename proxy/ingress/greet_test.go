@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func testListener(tb testing.TB, cfg Config) *listener {
+func testListener(tb testing.TB, cfg Config) *Socket {
 	tb.Helper()
 	cfg.Name = "test"
 	require.NoError(tb, cfg.validate())

@@ -46,6 +46,7 @@ type Client struct {
 	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
 	Peer     string         // of the tunnel that it came through; empty: through none
+	Current  func() bool    // reports whether the Peer still has the Source; nil: its end ends the connection
 	Hops     uint8          // how many routers it may still pass; 0: as many as any connection
 	Content  *Content       // what the server may get behind the early bytes; nil: all that comes
 

@@ -25,16 +25,12 @@ const (
 	complaintPeriod = 10 * time.Second // at most one log line in this time
 )
 
-// listener is every mode's accept loop and handshake frame; understand, in
-// greet.go, is where the modes differ.
-type listener struct {
-	cfg     Config
+// Socket is a TCP listener of any mode: the accept loop. Its greeter is where the
+// modes differ.
+type Socket struct {
 	ln      acceptor
 	wrap    Wrap
-	users   atomic.Pointer[users] // never nil
-	target  netip.AddrPort        // of mode forward
-	host    string
-	self    netip.AddrPort // where we listen; unspecified: every local address
+	greeter atomic.Pointer[greeter]
 	closed  chan struct{}
 	closing sync.Once
 	quiet   atomic.Bool // a complaint was logged less than complaintPeriod ago
@@ -48,7 +44,7 @@ type acceptor interface {
 }
 
 // Listen opens a listener. ctx bounds only the opening.
-func Listen(ctx context.Context, cfg Config, wrap Wrap) (Listener, error) {
+func Listen(ctx context.Context, cfg Config, wrap Wrap) (*Socket, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
@@ -72,26 +68,36 @@ func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
 	return kernel.Listen(ctx, c.Addr, c.Mode == access.TPROXY)
 }
 
-func newListener(cfg Config, ln acceptor, wrap Wrap) (*listener, error) {
-	if cfg.HandshakeTimeout == 0 {
-		cfg.HandshakeTimeout = defaultHandshakeTimeout
+func newListener(cfg Config, ln acceptor, wrap Wrap) (*Socket, error) {
+	g, err := newGreeter(cfg, addrPort(ln.Addr()))
+	if err != nil {
+		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	l := &listener{
-		cfg: cfg, ln: ln, wrap: wrap,
-		self: addrPort(ln.Addr()), closed: make(chan struct{}),
-	}
-	l.SetUsers(cfg.Auth)
-	if cfg.Mode == access.Forward {
-		host, port, err := net.SplitHostPort(cfg.Target)
-		if err == nil {
-			l.target, l.host, err = destination(host, port)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("ingress: listener %q: target %q: %w", cfg.Name, cfg.Target, err)
-		}
-	}
+	l := &Socket{ln: ln, wrap: wrap, closed: make(chan struct{})}
+	l.greeter.Store(g)
 	return l, nil
 }
+
+// Apply has clients that come from now on treated as cfg says, in another mode even;
+// cfg.Addr and cfg.Socket do not count. An error changes nothing.
+func (l *Socket) Apply(cfg Config) error {
+	if err := cfg.validate(); err != nil {
+		return fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+	}
+	g, err := newGreeter(cfg, addrPort(l.Addr()))
+	if err != nil {
+		return fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+	}
+	if tcp, ok := l.ln.(*net.TCPListener); ok && cfg.Mode == access.TPROXY && l.config().Mode != access.TPROXY {
+		if err := kernel.Adopt(tcp, true); err != nil {
+			return fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
+		}
+	}
+	l.greeter.Store(g)
+	return nil
+}
+
+func (l *Socket) config() *Config { return &l.greeter.Load().cfg }
 
 // explain names the capability that a listener lacks and how to grant it.
 func explain(mode access.Mode, err error) error {
@@ -108,16 +114,17 @@ func explain(mode access.Mode, err error) error {
 		what, capability, strings.ToLower(capability), capability, err)
 }
 
-func (l *listener) Addr() net.Addr { return l.ln.Addr() }
+// Addr implements Listener.
+func (l *Socket) Addr() net.Addr { return l.ln.Addr() }
 
 // Health implements Listener: a socket that fails ends Accept.
-func (l *listener) Health() error { return nil }
+func (l *Socket) Health() error { return nil }
 
 // Drain implements Listener.
-func (l *listener) Drain() { _ = l.Close() }
+func (l *Socket) Drain() { _ = l.Close() }
 
 // Close implements Listener. Its connections are not the listener's.
-func (l *listener) Close() (err error) {
+func (l *Socket) Close() (err error) {
 	l.closing.Do(func() {
 		close(l.closed)
 		err = l.ln.Close()
@@ -125,7 +132,8 @@ func (l *listener) Close() (err error) {
 	return err
 }
 
-func (l *listener) Accept() (datapath.Conn, error) {
+// Accept implements Listener.
+func (l *Socket) Accept() (datapath.Conn, error) {
 	delay := firstDelay
 	for {
 		conn, accepted, err := l.take()
@@ -133,27 +141,28 @@ func (l *listener) Accept() (datapath.Conn, error) {
 			return conn, nil
 		}
 		if !accepted && !transient(err) {
-			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.cfg.Name, err)
+			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
 		}
 		l.complain(err)
 		if !transient(err) {
 			continue // this connection was at fault; it is closed and gone
 		}
 		if err := l.wait(delay); err != nil {
-			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.cfg.Name, err)
+			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
 		}
 		delay = min(2*delay, lastDelay)
 	}
 }
 
 // take accepts one connection and wraps it; accepted says which part failed.
-func (l *listener) take() (conn datapath.Conn, accepted bool, err error) {
+func (l *Socket) take() (conn datapath.Conn, accepted bool, err error) {
 	raw, err := l.ln.AcceptTCP()
 	if err != nil {
 		return nil, false, err
 	}
 	var original netip.AddrPort
-	if l.cfg.Mode == access.Redirect {
+	redirects := l.config().Mode == access.Redirect
+	if redirects {
 		// Asked for now, because a wrapped connection need not show its
 		// descriptor.
 		if original, err = originalDestination(raw); err != nil {
@@ -165,7 +174,7 @@ func (l *listener) take() (conn datapath.Conn, accepted bool, err error) {
 		_ = raw.Close()
 		return nil, true, err
 	}
-	if l.cfg.Mode == access.Redirect {
+	if redirects {
 		conn = &redirected{Conn: conn, original: original}
 	}
 	return conn, true, nil
@@ -178,7 +187,7 @@ type redirected struct {
 }
 
 // wait sleeps unless the listener is closed.
-func (l *listener) wait(d time.Duration) error {
+func (l *Socket) wait(d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -203,11 +212,12 @@ func transient(err error) bool {
 	return false
 }
 
-func (l *listener) complain(err error) {
-	if l.cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
+func (l *Socket) complain(err error) {
+	cfg := l.config()
+	if cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
 		return
 	}
-	l.cfg.Log.Warn("cannot accept a connection", "listener", l.cfg.Name, "err", err)
+	cfg.Log.Warn("cannot accept a connection", "listener", cfg.Name, "err", err)
 	time.AfterFunc(complaintPeriod, func() { l.quiet.Store(false) })
 }
 

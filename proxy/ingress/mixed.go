@@ -4,7 +4,7 @@ import "fmt"
 
 // mixed serves SOCKS5 and what is asked of an HTTP proxy on one port: a SOCKS5 client opens with
 // its version, an HTTP client with the first letter of a method.
-func (l *listener) mixed(in *input, c *Client) error {
+func (l *greeter) mixed(in *input, c *Client) error {
 	first, err := in.Peek(1)
 	if err != nil {
 		return fmt.Errorf("mixed: %w", err)

@@ -40,7 +40,7 @@ const (
 //	client: version, methods        server: method
 //	client: name, password          server: status        (method 2)
 //	client: CONNECT address port    server: reply         (after the dial)
-func (l *listener) socks5(in *input, c *Client) error {
+func (l *greeter) socks5(in *input, c *Client) error {
 	in.left = maxHandshake
 	if err := l.socksMethod(in); err != nil {
 		return fmt.Errorf("socks5: %w", err)
@@ -70,7 +70,7 @@ func (l *listener) socks5(in *input, c *Client) error {
 
 // socksMethod agrees on a method and, where there are users, checks the
 // client's name and password.
-func (l *listener) socksMethod(in *input) error {
+func (l *greeter) socksMethod(in *input) error {
 	var head [2]byte
 	if _, err := io.ReadFull(in, head[:1]); err != nil {
 		return err
@@ -86,7 +86,7 @@ func (l *listener) socksMethod(in *input) error {
 		return err
 	}
 	method := byte(methodNone)
-	if len(*l.users.Load()) > 0 {
+	if len(l.users) > 0 {
 		method = methodPassword
 	}
 	if bytes.IndexByte(methods, method) < 0 {
@@ -102,7 +102,7 @@ func (l *listener) socksMethod(in *input) error {
 	return l.socksPassword(in)
 }
 
-func (l *listener) socksPassword(in *input) error {
+func (l *greeter) socksPassword(in *input) error {
 	version, err := in.ReadByte()
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (l *listener) socksPassword(in *input) error {
 	if err != nil {
 		return err
 	}
-	if !l.users.Load().allow(name, password) {
+	if !l.users.allow(name, password) {
 		_, _ = in.conn.Write([]byte{socksAuthVersion, authNotAccepted})
 		return errors.New("unknown name or wrong password")
 	}

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,6 +12,7 @@ import (
 // Match says which connections a rule is for. Every field that is set must
 // match; within a field one entry is enough. The zero Match matches everything.
 type Match struct {
+	Protocol     Protocol // empty: any
 	Listeners    []string
 	Sources      []netip.Prefix
 	Destinations []netip.Prefix
@@ -18,6 +20,16 @@ type Match struct {
 	Hosts        []string    // "example.com", or ".example.com" for every name below it; needs a client that names its target
 	ServerNames  []NamePattern
 }
+
+// Protocol is a transport. Only what comes out of tunnels is anything but TCP.
+type Protocol string
+
+// The transports that rules tell apart. An echo request is ICMP's, and has no port.
+const (
+	TCP  Protocol = "tcp"
+	UDP  Protocol = "udp"
+	ICMP Protocol = "icmp"
+)
 
 // PortRange is an inclusive range of ports.
 type PortRange struct{ First, Last uint16 }
@@ -57,6 +69,9 @@ func (m Match) check() error {
 			return fmt.Errorf("ports %v are back to front", r)
 		}
 	}
+	if m.Protocol != "" && m.Protocol != TCP && len(m.ServerNames)+len(m.Hosts) > 0 {
+		return fmt.Errorf("what comes over %s has no name", m.Protocol)
+	}
 	if slices.Contains(m.ServerNames, NamePattern{}) {
 		return fmt.Errorf("an empty server name matches nothing")
 	}
@@ -73,6 +88,8 @@ func (m *Match) matches(f Facts) bool {
 // name comes later than the rest.
 func (m *Match) matchesBeforeName(f Facts) bool {
 	switch {
+	case m.Protocol != "" && m.Protocol != cmp.Or(f.Protocol, TCP):
+		return false
 	case len(m.Listeners) > 0 && !slices.Contains(m.Listeners, f.Listener):
 		return false
 	case len(m.Sources) > 0 && !containsAddr(m.Sources, f.Source.Addr()):

@@ -17,6 +17,7 @@ import (
 // server leg is dialled.
 type Facts struct {
 	Listener   string
+	Protocol   Protocol       // of the transport; empty: TCP
 	Source     netip.AddrPort // the client
 	Peer       string         // who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
 	Inside     bool           // Peer is the client's own tunnel: what goes to the client goes to that host

@@ -42,6 +42,9 @@ func ports(t *testing.T, s string) []policy.PortRange {
 
 func TestTheFirstMatchingRuleWins(t *testing.T) {
 	p, err := policy.New([]policy.Rule{
+		{Name: "quic", Match: policy.Match{Protocol: policy.UDP, Ports: ports(t, "443")}, Refuse: "over TCP"},
+		{Name: "streams", Match: policy.Match{Protocol: policy.TCP, Ports: ports(t, "8443")}},
+		{Name: "pings", Match: policy.Match{Protocol: policy.ICMP}},
 		{Name: "mail is refused", Match: policy.Match{Ports: ports(t, "25")}, Refuse: "no mail from here"},
 		{Name: "phones", Match: policy.Match{Listeners: []string{"lan"}, Sources: prefix("10.0.0.0/8")}, Down: policy.Terms{Algorithm: "fixed", Weight: 2}},
 		{Name: "video", Match: policy.Match{Hosts: []string{".video.example"}, Ports: ports(t, "443-445")}, Up: policy.Terms{Algorithm: "fixed"}},
@@ -56,6 +59,10 @@ func TestTheFirstMatchingRuleWins(t *testing.T) {
 	}{
 		{"a phone fetching a page", policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "phones", false},
 		{"an IPv4-mapped phone", policy.Facts{Listener: "lan", Source: addrPort("[::ffff:10.1.2.3]:999"), Target: addrPort("192.0.2.1:443")}, "phones", false},
+		{"a phone's QUIC", policy.Facts{Protocol: policy.UDP, Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "quic", true},
+		{"datagrams for another port", policy.Facts{Protocol: policy.UDP, Target: addrPort("192.0.2.1:8443")}, "", false},
+		{"a connection to that port", policy.Facts{Target: addrPort("192.0.2.1:8443")}, "streams", false},
+		{"a ping", policy.Facts{Protocol: policy.ICMP, Target: addrPort("192.0.2.1:0")}, "pings", false},
 		{"a phone sending mail", policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:25")}, "mail is refused", true},
 		{"a phone on another listener", policy.Facts{Listener: "guest", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "", false},
 		{"a named host below the domain", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:444"), Host: "CDN.Video.Example."}, "video", false},

@@ -32,7 +32,7 @@ func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
 // deliver sends a packet to the peer that has the target. It shares the window of the
 // peer's flows where the peer has sessions, and so a share of it.
 func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte) {
-	name := d.with.Outside.Peer(target.Addr())
+	name := d.with.Inside.Peer(target.Addr())
 	d.count.sentPackets.Add(1)
 	d.count.sentBytes.Add(uint64(len(payload)))
 	d.mu.Lock()
@@ -47,7 +47,7 @@ func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte
 // mayCross tells why a peer must not send to another: nil where it answers one that
 // it was asked by, or policy has nothing against it.
 func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
-	sender, receiver := d.with.Outside.Peer(from.Addr()), d.with.Outside.Peer(to.Addr())
+	sender, receiver := d.with.Inside.Peer(from.Addr()), d.with.Inside.Peer(to.Addr())
 	if sender == "" {
 		return errors.New("its source is no peer's")
 	}
@@ -98,7 +98,7 @@ func (d *Datagrams) sweepTalks(now cc.Time, idle time.Duration) {
 // EchoReply implements netstack.Datagrams.
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 	asked := origin{netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), true}
-	if !d.goesOn(talk{d.with.Outside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
+	if !d.goesOn(talk{d.with.Inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
 		d.count.unsolicited.Add(1)
 		return
 	}

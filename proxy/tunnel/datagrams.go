@@ -25,14 +25,13 @@ const (
 // Forwarding is what datagrams need besides what configuration says of them.
 type Forwarding struct {
 	Listener string
-	Outside  Outside
+	Inside   Inside
 	// Verdict is policy's, and its guard's: an error refuses what peer sends to
 	// target, which for an echo request has no port. The terms say whose window the
 	// answers share; without an algorithm nobody's.
 	Verdict func(peer string, source, target netip.AddrPort) (flow.Terms, error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time
-	Most    int    // sessions of all peers, each of which may take a descriptor
 	Mark    uint32 // of the sockets; 0: none
 	Log     *slog.Logger
 }
@@ -171,7 +170,7 @@ func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) 
 var errCrowded = errors.New("too many sessions")
 
 func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payload []byte) {
-	switch d.with.Outside.Place(target.Addr()) {
+	switch d.with.Inside.Place(target.Addr()) {
 	case OfPeer:
 		d.across(from, target, payload)
 		return
@@ -248,7 +247,7 @@ func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error
 		return s, nil
 	}
 	d.mu.Unlock()
-	name := d.with.Outside.Peer(from.Addr())
+	name := d.with.Inside.Peer(from.Addr())
 	if name == "" {
 		return nil, errors.New("its source is no peer's")
 	}
@@ -308,7 +307,7 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 func (d *Datagrams) makeRoom(name string, most int) bool {
 	for {
 		p := d.peers[name]
-		full := len(d.sessions) >= d.with.Most
+		full := len(d.sessions) >= d.cfg.Load().Most
 		switch {
 		case p != nil && p.sessions.Len() >= most:
 		case !full:
@@ -400,7 +399,7 @@ func (d *Datagrams) sweep(now cc.Time) {
 	d.sweepTalks(now, idle)
 	d.mu.Unlock()
 	for addr := range owners {
-		owners[addr] = d.with.Outside.Peer(addr)
+		owners[addr] = d.with.Inside.Peer(addr)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -38,7 +38,7 @@ func bench(b *testing.B) (*netstack.Stack, *Datagrams) {
 	require.NoError(b, err)
 	terms := flow.Terms{Group: "phone", Algorithm: "reno"}
 	d := ForwardDatagrams(stack, usual(), Forwarding{
-		Outside: everybody{}, Most: 1 << 14, Flows: &flow.Manager{}, Clock: clock,
+		Inside: everybody{}, Flows: &flow.Manager{}, Clock: clock,
 		Verdict: func(string, netip.AddrPort, netip.AddrPort) (flow.Terms, error) { return terms, nil },
 	})
 	b.Cleanup(func() {

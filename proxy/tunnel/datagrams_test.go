@@ -83,9 +83,10 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	require.NoError(t, err)
 	l := Listen("vpn", stack, w)
 	g.stack = stack
-	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: Inner(w)}
+	cfg.Most = most
+	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: l.Holds}
 	g.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
-		Listener: "vpn", Outside: w, Flows: g.flows, Clock: clock, Most: most,
+		Listener: "vpn", Inside: w, Flows: g.flows, Clock: clock,
 		Verdict: func(_ string, _, target netip.AddrPort) (flow.Terms, error) {
 			g.asked.Add(1)
 			if err := guard.Check(target.Addr()); err != nil {
@@ -114,7 +115,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 }
 
 func usual() access.Datagrams {
-	return access.Datagrams{Share: 0.5, Idle: 5 * time.Minute, Sessions: 64, Isolate: true}
+	return access.Datagrams{Share: 0.5, Idle: 5 * time.Minute, Sessions: 64, Most: 1 << 14, Isolate: true}
 }
 
 // answer runs a UDP server that answers with what f makes of what it is sent.
@@ -499,8 +500,10 @@ func newForwarder(t *testing.T, most int) *forwarder {
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
 	require.NoError(t, err)
 	f := &forwarder{t: t, stack: stack, outside: &byAddress{}}
-	f.Datagrams = ForwardDatagrams(stack, usual(), Forwarding{
-		Outside: f.outside, Clock: clock, Most: most,
+	cfg := usual()
+	cfg.Most = most
+	f.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
+		Inside: f.outside, Clock: clock,
 		Verdict: func(string, netip.AddrPort, netip.AddrPort) (flow.Terms, error) { return flow.Terms{}, nil },
 	})
 	t.Cleanup(func() {

@@ -44,7 +44,7 @@ func (s *space) place(inner netip.Addr) Place {
 	return Unused
 }
 
-// Gateway implements Outside.
+// Gateway implements Inside.
 func (s *space) Gateway(inner netip.Addr) netip.Addr {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -58,6 +58,12 @@ func (s *space) Gateway(inner netip.Addr) netip.Addr {
 
 // Place returns what an address is to the tunnel.
 func (l *Listener) Place(addr netip.Addr) Place { return l.outside.Place(addr) }
+
+// Holds reports whether an address is a peer's.
+func (l *Listener) Holds(addr netip.Addr) bool { return l.outside.Place(addr) == OfPeer }
+
+// Peer returns the name of the peer that an inner address is of; empty: nobody's.
+func (l *Listener) Peer(inner netip.Addr) string { return l.outside.Peer(inner) }
 
 // Dial opens a connection to a peer, which sees source as whom it is from, or the
 // gateway where source is not inside the tunnel.

@@ -239,13 +239,6 @@ func (m *MASQUE) tls() *tls.Config {
 	return all
 }
 
-// SetAuthorities has clients that come from now on show certificates of others;
-// nil: these are not asked for.
-func (m *MASQUE) SetAuthorities(pool *x509.CertPool) { m.authorities.Store(pool) }
-
-// SetCertificate has new connections see another certificate.
-func (m *MASQUE) SetCertificate(c tls.Certificate) { m.certificate.Store(&c) }
-
 // SetTokens replaces the tokens. Who came with one that is gone loses all it has
 // open, at once. A listener that had tokens keeps needing one or a certificate.
 func (m *MASQUE) SetTokens(tokens []access.Token) error {
@@ -329,10 +322,29 @@ func (m *MASQUE) reject(w http.ResponseWriter, r *http.Request, status int, reas
 	refuse(w, status, reason)
 }
 
-// Requests are the CONNECTs over HTTP/3, as Listen takes them.
+// Apply implements Outside.
+func (m *MASQUE) Apply(s Settings) error {
+	if err := m.SetTokens(s.Tokens); err != nil {
+		return err
+	}
+	m.authorities.Store(s.Authorities)
+	m.certificate.Store(&s.Certificate)
+	return nil
+}
+
+// Report implements Outside.
+func (m *MASQUE) Report(s *Status) error {
+	d := m.Drops()
+	s.Refused += m.Refused() + d.Malformed + d.Source
+	s.Lost += d.Queue
+	s.Sessions = m.Sessions()
+	return nil
+}
+
+// Requests implements Outside: the CONNECTs over HTTP/3.
 func (m *MASQUE) Requests() <-chan datapath.Conn { return m.requests }
 
-// Peer implements Outside.
+// Peer implements Inside.
 func (m *MASQUE) Peer(inner netip.Addr) string {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -342,7 +354,7 @@ func (m *MASQUE) Peer(inner netip.Addr) string {
 	return ""
 }
 
-// Place implements Outside.
+// Place implements Inside.
 func (m *MASQUE) Place(addr netip.Addr) Place {
 	if m.Peer(addr) != "" {
 		return OfPeer

@@ -580,7 +580,7 @@ func TestOtherAuthoritiesOpenTheDoorFromThenOn(t *testing.T) {
 	ours, others := newAuthority(t), newAuthority(t)
 	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.pool() })
 	echoing(t, l)
-	m.SetAuthorities(others.pool())
+	m.authorities.Store(others.pool())
 	c, err := connect(t, m, others.sign(t, "laptop"))
 	require.NoError(t, err)
 	s, _, err := c.stream("192.0.2.80:443", "")

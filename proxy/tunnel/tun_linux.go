@@ -11,6 +11,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/tun"
 
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
@@ -157,13 +158,22 @@ func (t *TUN) outward(ctx context.Context, dev tun.Device) {
 	}
 }
 
-// Peer implements Outside: behind a device each address is somebody.
+// Apply implements Outside: all there is to change is the stack's.
+func (t *TUN) Apply(Settings) error { return nil }
+
+// Report implements Outside.
+func (t *TUN) Report(*Status) error { return nil }
+
+// Requests implements Outside.
+func (t *TUN) Requests() <-chan datapath.Conn { return nil }
+
+// Peer implements Inside: behind a device each address is somebody.
 func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 
-// Place implements Outside: routes decide what leads to the device.
+// Place implements Inside: routes decide what leads to the device.
 func (t *TUN) Place(netip.Addr) Place { return Elsewhere }
 
-// Gateway implements Outside.
+// Gateway implements Inside.
 func (t *TUN) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
 
 // Addr implements Outside.

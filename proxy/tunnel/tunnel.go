@@ -7,6 +7,8 @@ package tunnel
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"net"
 	"net/netip"
@@ -19,8 +21,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
-// Outside is what carries a tunnel's packets.
-type Outside interface {
+// Inside is whose the addresses inside a tunnel are.
+type Inside interface {
 	// Peer returns the name of the peer that an inner address is of; empty:
 	// nobody's.
 	Peer(inner netip.Addr) string
@@ -29,8 +31,20 @@ type Outside interface {
 	// Gateway returns the gateway's own address of the prefix that an inner one is
 	// in; invalid: it has none there.
 	Gateway(inner netip.Addr) netip.Addr
+}
+
+// Outside is what carries a tunnel's packets.
+type Outside interface {
+	Inside
 	// Addr is where peers reach us; nil where they do not by themselves.
 	Addr() net.Addr
+	// Requests are connections that come beside the packets; nil: none do.
+	Requests() <-chan datapath.Conn
+	// Apply puts into force what of the settings is its kind's; an error changes
+	// nothing.
+	Apply(Settings) error
+	// Report adds to a status what it knows itself.
+	Report(*Status) error
 	// Health says why no packets come or go at present; nil: they do. What has
 	// failed is opened again by itself.
 	Health() error
@@ -38,6 +52,16 @@ type Outside interface {
 	Drain()
 	// Close sends what it has been given, and ends.
 	Close() error
+}
+
+// Settings are what may change of a tunnel while it runs.
+type Settings struct {
+	Datagrams   access.Datagrams
+	Pool        []netip.Prefix  // WireGuard's: where its peers' addresses are from
+	Peers       []access.Peer   // WireGuard's
+	Tokens      []access.Token  // MASQUE's, as is the rest
+	Certificate tls.Certificate // for clients that come from now on
+	Authorities *x509.CertPool  // likewise; nil: certificates are not asked for
 }
 
 // Listener is a tunnel as the proxy sees it.
@@ -61,8 +85,8 @@ var _ ingress.Listener = (*Listener)(nil)
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
 	stack.SetGateway(outside.Gateway)
-	if s, both := outside.(interface{ Requests() <-chan datapath.Conn }); both {
-		l.streams, l.packets = s.Requests(), make(chan datapath.Conn)
+	if l.streams = outside.Requests(); l.streams != nil {
+		l.packets = make(chan datapath.Conn)
 		l.done.Go(l.pass)
 	}
 	return l
@@ -86,12 +110,20 @@ func (l *Listener) pass() {
 
 // Forward has the tunnel's datagrams forwarded; once, before the first Accept.
 func (l *Listener) Forward(cfg access.Datagrams, with Forwarding) {
-	with.Listener, with.Outside = l.name, l.outside
+	with.Listener, with.Inside = l.name, l.outside
 	l.forward = ForwardDatagrams(l.stack, cfg, with)
 }
 
-// Configure puts another configuration of datagrams into force.
-func (l *Listener) Configure(cfg access.Datagrams) { l.forward.Configure(cfg) }
+// Apply puts settings into force; an error changes nothing.
+func (l *Listener) Apply(s Settings) error {
+	if err := l.outside.Apply(s); err != nil {
+		return fmt.Errorf("tunnel: listener %q: %w", l.name, err)
+	}
+	if l.forward != nil {
+		l.forward.Configure(s.Datagrams)
+	}
+	return nil
+}
 
 // Accept implements ingress.Listener.
 func (l *Listener) Accept() (datapath.Conn, error) {
@@ -122,8 +154,11 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	if !ok {
 		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: a connection of another kind: %T", l.name, conn)
 	}
+	from := c.Source()
+	peer := l.outside.Peer(from.Addr())
 	return ingress.Client{
-		Conn: c, Listener: l.name, Source: c.Source(), Target: c.Target(), Peer: l.outside.Peer(c.Source().Addr()), Hops: c.Hops(),
+		Conn: c, Listener: l.name, Source: from, Target: c.Target(), Peer: peer, Hops: c.Hops(),
+		Current: func() bool { return l.outside.Peer(from.Addr()) == peer },
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
 				return c.Reset()
@@ -204,27 +239,5 @@ func (l *Listener) Status() (Status, error) {
 	if l.forward != nil {
 		s.Datagrams = l.forward.Stats()
 	}
-	var err error
-	switch o := l.outside.(type) {
-	case *WireGuard:
-		s.Refused = o.Refused()
-		s.Peers, err = o.States()
-	case *MASQUE:
-		d := o.Drops()
-		s.Refused, s.Lost = o.Refused()+d.Malformed+d.Source, s.Lost+d.Queue
-		s.Sessions = o.Sessions()
-	}
-	return s, err
-}
-
-// Outside is what carries the tunnel's packets.
-func (l *Listener) Outside() Outside { return l.outside }
-
-// Inner returns how to tell the inner addresses of a tunnel's peers; nil where
-// nobody knows them, as behind a device.
-func Inner(o Outside) func(netip.Addr) bool {
-	if _, device := o.(*TUN); device {
-		return nil
-	}
-	return func(a netip.Addr) bool { return o.Peer(a) != "" }
+	return s, l.outside.Report(&s)
 }

@@ -21,6 +21,7 @@ import (
 	"golang.zx2c4.com/wireguard/device"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
@@ -156,7 +157,7 @@ func (w *WireGuard) logger() *device.Logger {
 // and those that go lose theirs at once.
 func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	if err := access.CheckPeers(peers); err != nil {
-		return fmt.Errorf("tunnel: %w", err)
+		return err
 	}
 	next := make(map[access.Key]access.Peer, len(peers))
 	for _, p := range peers {
@@ -176,7 +177,7 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 		}
 	}
 	if err := w.device.IpcSet(b.String()); err != nil {
-		return fmt.Errorf("tunnel: set peers: %w", err)
+		return fmt.Errorf("set peers: %w", err)
 	}
 	w.peers = next
 	w.owners.Store(ownersOf(next))
@@ -203,7 +204,26 @@ func (w *WireGuard) Peers() []access.Peer {
 	return slices.SortedFunc(maps.Values(w.peers), func(a, b access.Peer) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// Peer implements Outside: by the longest prefix, as packets are taken.
+// Apply implements Outside.
+func (w *WireGuard) Apply(s Settings) error {
+	if err := w.SetPeers(s.Peers); err != nil {
+		return err
+	}
+	w.SetPool(s.Pool)
+	return nil
+}
+
+// Report implements Outside.
+func (w *WireGuard) Report(s *Status) (err error) {
+	s.Refused = w.Refused()
+	s.Peers, err = w.States()
+	return err
+}
+
+// Requests implements Outside.
+func (w *WireGuard) Requests() <-chan datapath.Conn { return nil }
+
+// Peer implements Inside: by the longest prefix, as packets are taken.
 func (w *WireGuard) Peer(inner netip.Addr) string {
 	o := w.owners.Load()
 	for _, bits := range o.bits {
@@ -216,7 +236,7 @@ func (w *WireGuard) Peer(inner netip.Addr) string {
 	return ""
 }
 
-// Place implements Outside.
+// Place implements Inside.
 func (w *WireGuard) Place(addr netip.Addr) Place {
 	if w.Peer(addr) != "" {
 		return OfPeer

@@ -64,7 +64,7 @@ func raiseDescriptors() {
 // n: two descriptors for each in the proxy, and two here.
 func enough(n int) int {
 	const others = 16 // connections beside those
-	return min(n, proxy.DescriptorBudget(0).Connections-others)
+	return min(n, proxy.DescriptorBudget(nil).Connections-others)
 }
 
 // room skips what has more connections than that.
@@ -72,7 +72,7 @@ func room(b *testing.B, connections int) {
 	if fit := enough(connections); fit < connections {
 		const cure = "raise its hard limit (ulimit -Hn)"
 		fmt.Printf("SKIPPED: %s: RLIMIT_NOFILE (%d) has room for %d connections, not for %d: "+cure+"\n",
-			b.Name(), proxy.DescriptorBudget(0).Total, fit, connections)
+			b.Name(), proxy.DescriptorBudget(nil).Total, fit, connections)
 		b.SkipNow()
 	}
 }

@@ -3,8 +3,11 @@
 package e2e
 
 import (
+	"io"
+	"net"
 	"net/http"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -83,4 +86,53 @@ func TestARunningTransferIsSwitchedToAnotherAlgorithm(t *testing.T) {
 		}
 		assert.Positive(t, least.Delivered, "%s: it stalls", name)
 	}
+}
+
+// TestListenersComeAndGoWithAReload has a tunnel take the place of the listener that
+// there was, whose connection goes on, and is of the program as it is shipped: it has
+// dropped what privileges it no longer needs.
+func TestListenersComeAndGoWithAReload(t *testing.T) {
+	onceIsEnough(t)
+	use(t, released)
+	asking, phone := named("connect"), named("wireguard over IPv4")
+	rest := asking.yaml("")
+	rest = rest[strings.Index(rest, "telemetry:"):]
+	listener := func(w way, name string) string { return "  - name: " + name + "\n    " + w.config + "\n" }
+	s := newScene(t)
+	p := s.start("listeners:\n" + listener(asking, "way") + rest)
+	echo := func(client, server net.Conn, word string) {
+		for _, each := range [][2]net.Conn{{client, server}, {server, client}} {
+			_, err := io.WriteString(each[0], word)
+			require.NoError(t, err)
+			got := make([]byte, len(word))
+			_, err = io.ReadFull(each[1], got)
+			require.NoError(t, err)
+			assert.Equal(t, word, string(got))
+		}
+	}
+	client, server := asking.pair(s)
+	echo(client, server, "before")
+
+	p.rewrite("listeners:\n" + listener(phone, "vpn") + rest)
+	p.signal(syscall.SIGHUP)
+	p.reloaded(1)
+	s.capture(phone)
+	inside, far := phone.pair(s)
+	echo(inside, far, "through the tunnel")
+	echo(client, server, "as before")
+	_, err := asking.connect(s, asking.target(s, servicePort))
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+	require.Eventually(t, func() bool { return strings.Contains(p.said.String(), "listener is closed") }, patience, time.Millisecond)
+
+	// One that cannot be opened keeps all as it is.
+	p.rewrite("listeners:\n" + listener(asking, "way") + "  - {name: far, mode: mixed, address: \"203.0.113.77:1080\"}\n" + rest)
+	p.signal(syscall.SIGHUP)
+	require.Eventually(t, func() bool { return p.metric("penstock_config_reloads_total", `result="failure"`) == 1 },
+		patience, time.Millisecond, p.said)
+	assert.Contains(t, p.said.String(), "listeners[1]")
+	_, err = asking.connect(s, asking.target(s, servicePort))
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	echo(inside, far, "all the same")
 }

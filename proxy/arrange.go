@@ -1,0 +1,191 @@
+package proxy
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// arrangement is what becomes of the listeners: all is open, and nothing of it in force.
+type arrangement struct {
+	listeners []*listenerState // of the next configuration
+	opened    []*listenerState
+	gone      []*listenerState
+	undoing   []func() // each takes one step back
+}
+
+func (a *arrangement) undo() {
+	for _, back := range slices.Backward(a.undoing) {
+		back()
+	}
+}
+
+// addresses are where the listeners are.
+func (a *arrangement) addresses() []netip.AddrPort {
+	var at []netip.AddrPort
+	for _, l := range a.listeners {
+		at = append(at, addrPort(l.Addr()))
+	}
+	return at
+}
+
+// arrange opens the listeners of next that are not there, and tells the others what
+// changes. After an error all is as before.
+func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement, err error) {
+	a := &arrangement{listeners: make([]*listenerState, len(next.Listeners))}
+	defer func() {
+		if err != nil {
+			a.undo()
+		}
+	}()
+	stay := staying(present.listeners, next.Listeners)
+	before, after := DescriptorBudget(present.cfg.Listeners), DescriptorBudget(next.Listeners)
+	for i, cfg := range next.Listeners {
+		if old := stay[i]; old != nil {
+			if err := old.cfg.CheckReload(i, cfg); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		in, err := s.parts.Open(wayConfig(next, cfg, after))
+		if err != nil {
+			return nil, cannotOpen(i, err)
+		}
+		e := &entrance{Way: in}
+		a.undoing = append(a.undoing, func() { _ = e.Close() })
+		a.listeners[i] = newListenerState(e, totalsOf(present.listeners, cfg.Name), cfg)
+		a.opened = append(a.opened, a.listeners[i])
+		e.now.Store(a.listeners[i]) // datagrams may come already
+		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
+	}
+	for i, cfg := range next.Listeners {
+		old := stay[i]
+		if old == nil {
+			continue
+		}
+		if err := old.Apply(wayConfig(next, cfg, after)); err != nil {
+			return nil, fmt.Errorf("proxy: listeners[%d]: %w", i, err)
+		}
+		a.undoing = append(a.undoing, func() { _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) })
+		a.listeners[i] = newListenerState(old.entrance, totalsOf(present.listeners, cfg.Name), cfg)
+	}
+	for _, l := range present.listeners {
+		if !slices.Contains(stay, l) {
+			a.gone = append(a.gone, l)
+		}
+	}
+	return a, nil
+}
+
+// totalsOf are those of the listener of a name, or new ones.
+func totalsOf(present []*listenerState, name string) *listenerTotals {
+	for _, l := range present {
+		if l.cfg.Name == name {
+			return l.listenerTotals
+		}
+	}
+	return newListenerTotals()
+}
+
+// cannotOpen says what keeps a listener from being opened.
+func cannotOpen(i int, err error) error {
+	if errors.Is(err, syscall.EADDRINUSE) {
+		err = fmt.Errorf("%w; a tunnel that is left out keeps its port or device until its connections have ended", err)
+	}
+	return fmt.Errorf("proxy: listeners[%d]: %w", i, err)
+}
+
+// staying finds the listener that each of next is already; nil: none. It is the one of
+// its name that is at the same place, or else a socket that is there.
+func staying(present []*listenerState, next []config.Listener) []*listenerState {
+	stay := make([]*listenerState, len(next))
+	claim := func(is func(*listenerState, *config.Listener) bool) {
+		for i := range next {
+			for _, l := range present {
+				if stay[i] == nil && !slices.Contains(stay, l) && l.cfg.SamePlace(next[i]) && is(l, &next[i]) {
+					stay[i] = l
+				}
+			}
+		}
+	}
+	claim(func(l *listenerState, c *config.Listener) bool { return l.cfg.Name == c.Name })
+	claim(func(_ *listenerState, c *config.Listener) bool { return !c.Tunnels() })
+	return stay
+}
+
+// commit has those that are new accept, and drains those that go.
+func (s *Server) commit(a *arrangement) {
+	for _, l := range a.listeners {
+		l.now.Store(l)
+	}
+	for _, l := range a.gone {
+		s.retire(l)
+	}
+	for _, l := range a.opened {
+		if s.begin == nil {
+			continue // Serve will
+		}
+		s.log.Info("listening", "listener", l.cfg.Name, "mode", l.cfg.Mode, "address", l.Addr().String())
+		s.begin(l.entrance)
+	}
+}
+
+// retire drains a listener that a reload has left out: its connections may go on for as
+// long as at the end of the proxy, and are then reset. Then it is closed.
+func (s *Server) retire(l *listenerState) {
+	l.Drain()
+	if l.accepting == nil {
+		_ = l.Close()
+		return
+	}
+	s.mu.Lock()
+	s.retired[l] = struct{}{}
+	s.mu.Unlock()
+	limit := time.Duration(s.settings().cfg.Shutdown.Drain)
+	s.log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(), "for_at_most", limit)
+	s.retiring.Go(func() {
+		<-l.accepting
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			l.handlers.Wait()
+		}()
+		deadline := time.NewTimer(limit)
+		defer deadline.Stop()
+		select {
+		case <-ended:
+		case <-s.aborted: // all connections are being reset
+		case <-deadline.C:
+			for _, c := range s.live() {
+				if c.lane.entrance == l.entrance {
+					c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
+				}
+			}
+		}
+		<-ended
+		_ = l.Close()
+		s.mu.Lock()
+		delete(s.retired, l)
+		s.mu.Unlock()
+		s.log.Info("listener is closed", "listener", l.cfg.Name)
+	})
+}
+
+// listeners are those in force, and then those that drain and of whose name there is no
+// other.
+func (s *Server) listeners() []*listenerState {
+	all := slices.Clone(s.settings().listeners)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.retired {
+		if !slices.ContainsFunc(all, func(other *listenerState) bool { return other.cfg.Name == l.cfg.Name }) {
+			all = append(all, l)
+		}
+	}
+	return all
+}

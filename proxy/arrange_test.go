@@ -1,0 +1,261 @@
+package proxy_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// listeners replaces them all.
+func listeners(all ...config.Listener) func(*config.Config) {
+	return func(c *config.Config) { c.Listeners = all }
+}
+
+// through connects to an address and to the backend behind it, which says hello.
+func (r *rig) through(address string, backend *net.TCPListener) (client, server net.Conn) {
+	r.tb.Helper()
+	client, err := net.Dial("tcp", address)
+	require.NoError(r.tb, err)
+	r.tb.Cleanup(func() { _ = client.Close() })
+	require.NoError(r.tb, backend.SetDeadline(time.Now().Add(patience)))
+	server, err = backend.AcceptTCP()
+	require.NoError(r.tb, err)
+	r.tb.Cleanup(func() { _ = server.Close() })
+	send(r.tb.(*testing.T), server, "hello")
+	hears(r.tb.(*testing.T), client, "hello")
+	return client, server
+}
+
+// names are those of the listeners that are counted.
+func (r *rig) names() (all []string) {
+	for _, l := range r.proxy.Counters().Listeners {
+		all = append(all, l.Listener)
+	}
+	return all
+}
+
+func TestAReloadOpensAndClosesListeners(t *testing.T) {
+	const here = "127.43.0.1:18001"
+	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(time.Hour) })
+	first := r.cfg.Listeners[0]
+	second := config.Listener{Name: "second", Mode: "forward", Address: here, Target: first.Target}
+	old, far := r.pair()
+
+	done := r.reload(listeners(first, second))
+	assert.Equal(t, proxy.Reloaded{Opened: 1}, done)
+	assert.Equal(t, here, r.proxy.Addrs()["second"].String())
+	client, server := r.through(here, r.backend)
+	again := r.reload(listeners(first, second))
+	assert.Equal(t, proxy.Reloaded{}, again, "what is open stays open")
+
+	done = r.reload(listeners(first))
+	assert.Equal(t, proxy.Reloaded{Closing: 1}, done)
+	_, err := net.Dial("tcp", here)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED)
+	send(t, client, "still here")
+	hears(t, server, "still here")
+	send(t, far, "so am I")
+	hears(t, old, "so am I")
+	assert.Equal(t, []string{"fwd", "second"}, r.names(), "it counts as long as it has connections")
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+	require.Eventually(t, func() bool { return len(r.names()) == 1 }, patience, time.Millisecond)
+
+	r.reload(listeners(first, second))
+	r.through(here, r.backend)
+	send(t, far, "and still")
+	hears(t, old, "and still")
+	assert.Contains(t, r.logs.String(), "listener drains")
+	assert.Contains(t, r.logs.String(), "listener is closed")
+}
+
+func TestAListenerThatMovesKeepsItsCounts(t *testing.T) {
+	const there = "127.43.0.2:18002"
+	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(time.Hour) })
+	l := r.cfg.Listeners[0]
+	client, server := r.pair()
+	l.Address = there
+	assert.Equal(t, proxy.Reloaded{Opened: 1, Closing: 1}, r.reload(listeners(l)))
+	r.through(there, r.backend)
+	send(t, server, "still here")
+	hears(t, client, "still here")
+	counts := r.proxy.Counters().Listeners
+	require.Len(t, counts, 1)
+	assert.EqualValues(t, 2, counts[0].Accepted)
+	assert.Equal(t, 2, counts[0].Active)
+}
+
+func TestAListenerChangesWhileItsSocketStaysOpen(t *testing.T) {
+	other, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = other.Close() })
+	r := newRig(t, nil)
+	at := r.addr()
+	client, server := r.pair()
+	l := r.cfg.Listeners[0]
+
+	l.Target = other.Addr().String()
+	assert.Equal(t, proxy.Reloaded{}, r.reload(listeners(l)))
+	r.through(at, other)
+
+	l.Mode, l.Target = "connect", ""
+	r.reload(listeners(l))
+	asking, err := net.Dial("tcp", at)
+	require.NoError(t, err)
+	defer asking.Close()
+	send(t, asking, fmt.Sprintf("CONNECT %s HTTP/1.1\r\n\r\n", r.backend.Addr()))
+	hears(t, asking, "HTTP/1.1 403")
+
+	l.Name = "renamed"
+	assert.Equal(t, proxy.Reloaded{}, r.reload(listeners(l)))
+	assert.Equal(t, at, r.proxy.Addrs()["renamed"].String())
+	assert.Equal(t, []string{"renamed"}, r.names())
+	l.Mode, l.Target = "forward", r.backend.Addr().String()
+	r.reload(listeners(l))
+	r.through(at, r.backend)
+	assert.EqualValues(t, 1, r.proxy.Counters().Listeners[0].Accepted)
+
+	send(t, client, "all the time")
+	hears(t, server, "all the time")
+}
+
+func TestAListenerThatCannotBeOpenedLeavesAllAsItWas(t *testing.T) {
+	const fine = "127.43.0.3:18003"
+	taken, err := net.Listen("tcp", "127.43.0.3:18004")
+	require.NoError(t, err)
+	defer taken.Close()
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, nil, p)
+	vpn := g.cfg.Listeners[0]
+	p.connect(g)
+	client, server := p.pair(t, listenHere(t))
+
+	change := func(c *config.Config) {
+		open := config.Listener{Name: "fine", Mode: "mixed", Address: fine}
+		shut := config.Listener{Name: "shut", Mode: "mixed", Address: taken.Addr().String()}
+		without := vpn
+		without.WireGuard.Peers = nil
+		c.Listeners = []config.Listener{without, open, shut}
+		c.Defaults.Algorithm = "none"
+	}
+	_, err = g.proxy.Reload(g.with(change))
+	require.ErrorContains(t, err, "listeners[2]")
+	require.ErrorContains(t, err, "127.43.0.3:18004")
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+	_, err = net.Dial("tcp", fine)
+	require.ErrorIs(t, err, syscall.ECONNREFUSED, "what had been opened is closed")
+	assert.Equal(t, []string{"vpn"}, g.names())
+	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
+	assert.NotEqual(t, "none", g.proxy.Flows()[0].Down.Algorithm)
+	send(t, server, "still here")
+	hears(t, client, "still here")
+}
+
+func TestATunnelIsOpenedDrainedAndClosedByAReload(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *config.Config) {
+		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
+		c.Shutdown.Drain = config.Duration(time.Hour)
+	}, p)
+	vpn, other := g.cfg.Listeners[0], g.cfg.Listeners[1]
+	assert.Equal(t, proxy.Reloaded{Closing: 1}, g.reload(listeners(other)))
+	assert.Empty(t, g.proxy.Tunnels())
+	require.Eventually(t, func() bool { return len(g.names()) == 1 }, patience, time.Millisecond)
+
+	assert.Equal(t, proxy.Reloaded{Opened: 1}, g.reload(listeners(other, vpn)))
+	p.connect(g)
+	backend := listenHere(t)
+	client, server := p.pair(t, backend)
+
+	assert.Equal(t, proxy.Reloaded{Closing: 1}, g.reload(listeners(other)))
+	send(t, server, "still here")
+	hears(t, client, "still here")
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	_, err := p.net.DialContext(ctx, "tcp", backend.Addr().String())
+	require.ErrorIs(t, err, context.DeadlineExceeded, "it takes nobody further")
+	assert.Equal(t, []string{"other", "vpn"}, g.names())
+	require.NoError(t, client.Close())
+	require.NoError(t, server.Close())
+	require.Eventually(t, func() bool { return len(g.names()) == 1 }, patience, time.Millisecond)
+}
+
+func TestWhatATunnelIsCannotChangeAtItsPort(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, nil, p)
+	for key, change := range map[string]func(*config.Listener){
+		"listeners[0].wireguard.private_key": func(l *config.Listener) { l.WireGuard.PrivateKey = config.Key(p.private) },
+		"listeners[0].tunnel.mtu":            func(l *config.Listener) { l.Tunnel.MTU = 1300 },
+	} {
+		l := g.cfg.Listeners[0]
+		change(&l)
+		_, err := g.proxy.Reload(g.with(listeners(l)))
+		var ce *config.Error
+		require.ErrorAs(t, err, &ce)
+		assert.Equal(t, key, ce.Key)
+	}
+	l := g.cfg.Listeners[0]
+	l.Tunnel.UDPSessions, l.Tunnel.Isolate = new(7), new(false)
+	assert.Equal(t, proxy.Reloaded{}, g.reload(listeners(l)), "what becomes of datagrams can")
+}
+
+// A listener that is left out has its connections reset once shutdown.drain is over,
+// and nobody else's.
+func TestTheConnectionsOfAListenerThatIsLeftOutHaveTheTimeOfADrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		ways := map[string]*fakeListener{"a": newFakeListener(), "b": newFakeListener()}
+		dialled := make(chan *fakeLeg, 2)
+		b := &bench{dialled: dialled, clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 }, capacity: 1 << 16}
+		cfg := config.Default()
+		cfg.Defaults.Algorithm = "none"
+		cfg.Shutdown.Drain = config.Duration(30 * time.Second)
+		cfg.Listeners = []config.Listener{
+			{Name: "a", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"},
+			{Name: "b", Mode: "forward", Address: "192.0.2.1:2", Target: "203.0.113.9:443"},
+		}
+		s, err := proxy.New(cfg, proxy.Parts{
+			Clock: b.clock, Flows: &flow.Manager{}, Dial: b.dial, Log: slog.New(slog.DiscardHandler),
+			Open: func(l proxy.WayConfig) (proxy.Way, error) { return ways[l.Name], nil },
+		})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		served := make(chan error, 1)
+		go func() { served <- s.Serve(ctx) }()
+		clients := map[string]*fakeLeg{}
+		for name, way := range ways {
+			clients[name] = newFakeLeg(b.clock, 10000, 1<<16)
+			way.legs <- clients[name]
+			<-dialled
+		}
+		synctest.Wait()
+		cfg.Listeners = cfg.Listeners[:1]
+		_, err = s.Reload(cfg)
+		require.NoError(t, err)
+		began := time.Now()
+		_, err = clients["b"].take(1)
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.Equal(t, 30*time.Second, time.Since(began))
+		synctest.Wait()
+		assert.False(t, clients["a"].wasReset())
+		assert.Len(t, s.Counters().Listeners, 1)
+		clients["a"].sendReset()
+		cancel()
+		require.NoError(t, <-served)
+		_, err = s.Reload(cfg)
+		assert.ErrorContains(t, err, "ending")
+	})
+}

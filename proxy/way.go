@@ -1,0 +1,215 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// Way is one way in: what a Server asks of sockets and of tunnels alike.
+type Way interface {
+	ingress.Listener
+	// Apply puts into force what of a configuration may change while running, for
+	// clients that come from now on. An error changes nothing.
+	Apply(WayConfig) error
+	// Tunnel is what its clients are inside of; nil: they are in none.
+	Tunnel() *tunnel.Listener
+}
+
+// WayConfig is what a way in is opened and changed by.
+type WayConfig struct {
+	config.Listener
+	Handshake config.Duration // for a client to say where it wants to go
+	Datagrams int             // sessions of a tunnel's datagrams that there are descriptors for
+}
+
+// wayConfig is how a Way is told of a listener.
+func wayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
+	return WayConfig{Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name]}
+}
+
+// openWay opens a listener of whatever kind, at socket unless that is nil.
+func openWay(
+	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger,
+) (Way, error) {
+	if l.Tunnels() {
+		return openTunnel(l, clock, log)
+	}
+	cfg := l.ingress(log)
+	cfg.Socket = socket
+	in, err := ingress.Listen(ctx, cfg, wrap)
+	if err != nil {
+		return nil, err
+	}
+	return &socketWay{in, log}, nil
+}
+
+// socketWay is a TCP listener as a Way.
+type socketWay struct {
+	*ingress.Socket
+	log *slog.Logger
+}
+
+// Apply implements Way.
+func (w *socketWay) Apply(next WayConfig) error { return w.Socket.Apply(next.ingress(w.log)) }
+
+// Tunnel implements Way.
+func (*socketWay) Tunnel() *tunnel.Listener { return nil }
+
+// ingress is the listener's part of the configuration in the ingress's terms.
+func (l WayConfig) ingress(log *slog.Logger) ingress.Config {
+	out := ingress.Config{
+		Name: l.Name, Mode: access.Mode(l.Mode), Addr: l.Address, Target: l.Target,
+		HandshakeTimeout: time.Duration(l.Handshake), Log: log,
+	}
+	for _, u := range l.Users {
+		out.Auth = append(out.Auth, ingress.User{Name: u.Name, Password: u.Password})
+	}
+	out.TrustedProxies = config.Prefixes(l.ProxyProtocol.From)
+	return out
+}
+
+// tunnelWay is a tunnel as a Way.
+type tunnelWay struct{ *tunnel.Listener }
+
+// openTunnel opens a listener that ends a tunnel in a stack of its own.
+func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error) {
+	settings, err := l.settings()
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	stack, err := netstack.New(netstack.Config{Clock: clock, MTU: l.MTU()})
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	outside, err := l.openOutside(settings, stack, clock, log)
+	if err != nil {
+		_ = stack.Close() // nothing has come through it
+		return nil, err
+	}
+	return tunnelWay{tunnel.Listen(l.Name, stack, outside)}, nil
+}
+
+// openOutside opens what carries the tunnel's packets.
+func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time, log *slog.Logger) (tunnel.Outside, error) {
+	switch access.Mode(l.Mode) {
+	case access.MASQUE:
+		return tunnel.ListenMASQUE(tunnel.MASQUEConfig{
+			Name: l.Name, Addr: l.Address, Certificate: s.Certificate, ClientCAs: s.Authorities, Tokens: s.Tokens,
+			Open: l.MASQUE.Open, Pool: config.Prefixes(l.MASQUE.Pool), Clock: clock, Log: log,
+		}, stack)
+	case access.TUN:
+		return tunnel.OpenTUN(tunnel.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
+	}
+	_, port, _ := net.SplitHostPort(l.Address) // it has been checked, as the port has been
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	return tunnel.ListenWireGuard(tunnel.WireGuardConfig{
+		Name: l.Name, Port: uint16(n), PrivateKey: access.Key(l.WireGuard.PrivateKey), Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
+	}, stack)
+}
+
+// settings are what may change of the tunnel while it runs.
+func (l WayConfig) settings() (s tunnel.Settings, err error) {
+	s = tunnel.Settings{
+		Datagrams: l.Listener.Tunnel.Datagrams(), Pool: config.Prefixes(l.WireGuard.Pool), Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
+	}
+	s.Datagrams.Most = l.Datagrams
+	if l.TLS.Certificate != "" {
+		if s.Certificate, err = l.TLS.Pair(); err != nil {
+			return s, fmt.Errorf("tls: %w", err)
+		}
+	}
+	if s.Authorities, err = l.TLS.Authorities(); err != nil {
+		return s, fmt.Errorf("tls.client_ca: %w", err)
+	}
+	return s, nil
+}
+
+// Apply implements Way.
+func (w tunnelWay) Apply(next WayConfig) error {
+	s, err := next.settings()
+	if err != nil {
+		return err
+	}
+	return w.Listener.Apply(s)
+}
+
+// Tunnel implements Way.
+func (w tunnelWay) Tunnel() *tunnel.Listener { return w.Listener }
+
+// entrance is a way in that is open.
+type entrance struct {
+	Way
+	now       atomic.Pointer[listenerState] // what the configuration says of it
+	handlers  sync.WaitGroup                // of its connections
+	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
+}
+
+// listenerState is a listener as one configuration has it. It is never changed.
+type listenerState struct {
+	*entrance
+	*listenerTotals
+	cfg   config.Listener
+	guard policy.Guard
+}
+
+func newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *listenerState {
+	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
+	l.guard = policy.Guard{Allow: config.Prefixes(cfg.Allow), Captured: access.Mode(cfg.Mode).Captures(), Own: ingress.Local}
+	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
+		l.guard.Inner = via.Holds
+	}
+	return l
+}
+
+// listenerTotals are what is counted of all listeners of one name.
+type listenerTotals struct {
+	lane
+	setup, dial *datapath.Durations
+	taken       atomic.Uint64
+	refused     rejections
+}
+
+func newListenerTotals() *listenerTotals {
+	return &listenerTotals{setup: datapath.NewDurations(setupBounds), dial: datapath.NewDurations(setupBounds)}
+}
+
+// TunnelInfo is how it goes with a listener that ends a tunnel.
+type TunnelInfo struct {
+	Listener, Mode string
+	tunnel.Status
+}
+
+// Tunnels returns how it goes with the tunnels, in the order of the configuration.
+func (s *Server) Tunnels() []TunnelInfo {
+	var out []TunnelInfo
+	for _, l := range s.settings().listeners {
+		t := l.Tunnel()
+		if t == nil {
+			continue
+		}
+		status, err := t.Status()
+		if err != nil { // its counters are good
+			s.log.Warn("peers of a tunnel cannot be listed", "listener", l.cfg.Name, "err", err)
+		}
+		out = append(out, TunnelInfo{l.cfg.Name, string(l.cfg.Mode), status})
+	}
+	return out
+}
