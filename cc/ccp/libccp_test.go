@@ -279,11 +279,11 @@ func (l *libccp) agree(t testing.TB, seed uint64) (runs int) {
 	return len(events)
 }
 
-// TestProgramsComeOutAsUnderLibccp is of a few thousand programs.
+// TestProgramsComeOutAsUnderLibccp is of a thousand programs.
 func TestProgramsComeOutAsUnderLibccp(t *testing.T) {
 	l := startLibccp(t)
 	runs := 0
-	const programs = 3000
+	const programs = 1000
 	for seed := range uint64(programs) {
 		runs += l.agree(t, seed)
 	}

@@ -70,14 +70,14 @@ func links(t testing.TB) map[string]sim.LinkConfig {
 
 // perRTT is how many bytes leave in each 20 ms, and the queueing of each packet, in ms.
 func perRTT(
-	t testing.TB, who agents.Agents, algorithm string, link sim.LinkConfig, length time.Duration,
+	t testing.TB, run func(sim.Scenario) (sim.Result, error), algorithm string, link sim.LinkConfig, length time.Duration,
 ) (rates, delays []float64) {
 	t.Helper()
 	const rtt = 20 * time.Millisecond
 	rates = make([]float64, length/rtt)
 	name, params, err := cc.Parse(algorithm)
 	require.NoError(t, err)
-	_, err = who.Run(sim.Scenario{
+	_, err = run(sim.Scenario{
 		Down: link, Up: sim.LinkConfig{Delay: link.Delay}, Duration: length, Seed: 1,
 		Flows: []sim.FlowConfig{{Algorithm: name, Params: params}},
 		Watch: func(p sim.Packet) {
@@ -100,8 +100,8 @@ func apart(t testing.TB, who agents.Agents, link sim.LinkConfig, length time.Dur
 	if builtIn == "cubic" {
 		builtIn = "cubic:hystart=off" // the agent has none
 	}
-	theirs, theirDelays := perRTT(t, who, "ccp:"+who[0].Name, link, length)
-	own, ownDelays := perRTT(t, who, builtIn, link, length)
+	theirs, theirDelays := perRTT(t, who.Run, "ccp:"+who[0].Name, link, length)
+	own, ownDelays := perRTT(t, who.Run, builtIn, link, length)
 	return distance(theirs, own), distance(theirDelays, ownDelays)
 }
 
@@ -121,8 +121,8 @@ func TestAgentsSendAsTheBuiltInAlgorithmsDo(t *testing.T) {
 
 func TestVirtualTimeRepeats(t *testing.T) {
 	who := start(t, "cubic")
-	first, firstDelays := perRTT(t, who, "ccp:cubic", links(t)["drop"], 3*time.Second)
-	again, againDelays := perRTT(t, who, "ccp:cubic", links(t)["drop"], 3*time.Second)
+	first, firstDelays := perRTT(t, who.Run, "ccp:cubic", links(t)["drop"], 3*time.Second)
+	again, againDelays := perRTT(t, who.Run, "ccp:cubic", links(t)["drop"], 3*time.Second)
 	assert.Equal(t, first, again)
 	assert.Equal(t, firstDelays, againDelays)
 }
