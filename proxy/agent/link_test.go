@@ -16,7 +16,6 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// patience bounds every wait.
 // patience bounds every wait; only a hang reaches it.
 const patience = time.Minute
 
