@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestMain(m *testing.M) {
@@ -17,5 +17,5 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	os.Exit(need.Run(m))
 }

@@ -1,9 +1,10 @@
 package telemetry
 
 import (
+	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(need.Run(m)) }

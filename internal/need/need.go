@@ -1,4 +1,4 @@
-// Package need is for tests that cannot run on every machine. A test that a
+// Package need is what tests need of the machine they run on. A test that a
 // machine cannot run is skipped, with what is missing; where the environment
 // requires it, as CI does, it fails.
 package need

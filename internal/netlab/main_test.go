@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/need"
@@ -27,7 +26,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleEnv); role != "" {
 		os.Exit(play(role))
 	}
-	goleak.VerifyTestMain(m)
+	os.Exit(need.Run(m))
 }
 
 // needNamespaces skips a test where labs cannot be built.

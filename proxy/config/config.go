@@ -1,3 +1,5 @@
+// Package config is the configuration file: its types, schema, reading, checks, and what may
+// change while the proxy runs. It opens nothing but the files that it names.
 package config
 
 import (

@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(starvedChild())
 	}
-	goleak.VerifyTestMain(m)
+	os.Exit(need.Run(m))
 }
 
 func testListener(tb testing.TB, cfg Config) *Socket {

@@ -11,13 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/need"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { os.Exit(need.Run(m)) }
 
 // namespace is a network namespace of a test's own.
 type namespace struct{ handle netns.NsHandle }

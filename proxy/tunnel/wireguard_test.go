@@ -6,17 +6,18 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -26,7 +27,7 @@ const mtu = 1420
 
 func TestMain(m *testing.M) {
 	apart()
-	goleak.VerifyTestMain(m)
+	os.Exit(need.Run(m))
 }
 
 var inner = netip.MustParseAddr("10.9.0.2")

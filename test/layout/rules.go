@@ -55,6 +55,7 @@ var table = []rule{
 	},
 	{packages: "proxy/policy", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
+	{packages: "proxy/datapath/datapathtest", module: []string{"cc", "cc/flow", "proxy/datapath/...", "internal/need"}},
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath/..."}},
 	{packages: "proxy/tunnel", module: []string{

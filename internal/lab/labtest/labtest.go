@@ -16,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -42,10 +41,9 @@ func Main(m *testing.M) {
 	if place, err = os.MkdirTemp("", "penstock-test-"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		_ = os.RemoveAll(place) // what is left there harms nobody
-		os.Exit(code)
-	}))
+	code = need.Run(m)
+	_ = os.RemoveAll(place) // what is left there harms nobody
+	os.Exit(code)
 }
 
 // Need skips the test where there can be no lab.

@@ -5,11 +5,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // PeerClock checks a datapath that sees the timestamps of its peer, whose clock ticks
@@ -17,7 +18,7 @@ import (
 func PeerClock(t *testing.T, pair Pair) {
 	t.Helper()
 	t.Run("the peer's clock is told", func(t *testing.T) {
-		t.Cleanup(func() { goleak.VerifyNone(t) })
+		t.Cleanup(func() { assert.NoError(t, need.Leaks()) })
 		suite{T: t, pair: pair}.peerClock()
 	})
 }

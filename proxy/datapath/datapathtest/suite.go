@@ -14,10 +14,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -64,7 +64,7 @@ func run(t *testing.T, pair Pair, mute Mute, rows []row) {
 	for _, test := range rows {
 		t.Run(test.name, func(t *testing.T) {
 			// First in, last out: the datapath's own clean-up runs before it.
-			t.Cleanup(func() { goleak.VerifyNone(t) })
+			t.Cleanup(func() { assert.NoError(t, need.Leaks()) })
 			test.run(suite{t, pair, mute})
 		})
 	}

@@ -10,11 +10,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -299,7 +299,7 @@ func TestCloseWaitsForTheTicksAndLeavesTheLegsOpen(t *testing.T) {
 	reports := watched(a)
 	require.NoError(t, d.Close())
 	require.NoError(t, d.Close(), "twice")
-	goleak.VerifyNone(t)
+	require.NoError(t, need.Leaks())
 	d.Wake(0)
 	before := *reports
 	_, err = a.Write([]byte("x"))

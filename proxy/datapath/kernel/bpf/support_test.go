@@ -19,7 +19,6 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/need"
@@ -42,7 +41,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	os.Exit(need.Run(m))
 }
 
 // child has a Control until its input ends.
