@@ -124,6 +124,7 @@ func (h *service) run(ctx context.Context) (err error) {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
 	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
+	h.resume()
 	h.announce()
 	if h.flags.broken == nil {
 		h.keep(h.flags.loaded)
@@ -263,6 +264,7 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.radio) })
 	}
 	others.Go(func() { h.watch(pagesCtx) })
+	others.Go(func() { h.keepEndpoints(pagesCtx) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
 	h.tell(daemon.SdNotifyReady + "\n" + h.status(false))
 
@@ -278,6 +280,7 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 			return errors.Join(err, <-ended)
 		case <-asked:
 			asked, stopping = nil, true
+			h.saveEndpoints()
 		case <-rereads:
 			h.reloadOnSignal()
 		case s := <-signals:
@@ -286,6 +289,7 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 				return errors.Join(errStoppedAtOnce, <-ended)
 			}
 			stopping = true
+			h.saveEndpoints()
 			h.log.Info("ending: no new connections", "signal", s.String())
 			h.tell(daemon.SdNotifyStopping + "\n" + h.status(true))
 			cancel()

@@ -332,6 +332,9 @@ func (m *MASQUE) Apply(s Settings) error {
 	return nil
 }
 
+// Resume implements Outside: clients that are gone come back by themselves.
+func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
+
 // Report implements Outside.
 func (m *MASQUE) Report(s *Status) error {
 	d := m.Drops()

@@ -11,6 +11,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/tun"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
@@ -160,6 +161,9 @@ func (t *TUN) outward(ctx context.Context, dev tun.Device) {
 
 // Apply implements Outside: all there is to change is the stack's.
 func (t *TUN) Apply(Settings) error { return nil }
+
+// Resume implements Outside.
+func (t *TUN) Resume(map[access.Key]netip.AddrPort) {}
 
 // Report implements Outside.
 func (t *TUN) Report(*Status) error { return nil }

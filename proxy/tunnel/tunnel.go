@@ -43,6 +43,8 @@ type Outside interface {
 	// Apply puts into force what of the settings is its kind's; an error changes
 	// nothing.
 	Apply(Settings) error
+	// Resume has peers found where a process before this one heard from them last.
+	Resume(map[access.Key]netip.AddrPort)
 	// Report adds to a status what it knows itself.
 	Report(*Status) error
 	// Health says why no packets come or go at present; nil: they do. What has
@@ -212,6 +214,10 @@ func (l *Listener) Close() error {
 	})
 	return l.err
 }
+
+// Resume has peers found where a process before this one heard from them last: they
+// are sent to at once, and need not find out by themselves that it has gone.
+func (l *Listener) Resume(at map[access.Key]netip.AddrPort) { l.outside.Resume(at) }
 
 // Status is how it goes with a tunnel.
 type Status struct {

@@ -213,6 +213,30 @@ func (w *WireGuard) Apply(s Settings) error {
 	return nil
 }
 
+// Resume implements Outside. A peer that has not been heard from yet is asked for a
+// handshake; otherwise it would use its old keys until WireGuard's timers have run out,
+// 15 s at least. One that is not there any more is asked for 90 s.
+func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
+	states, err := w.States()
+	if err != nil {
+		w.log.Warn("tunnel: peers find out by themselves that the endpoint is another", "err", err)
+		return
+	}
+	for _, s := range states {
+		where, known := at[s.PublicKey]
+		if !known || s.Endpoint != "" {
+			continue
+		}
+		err := w.device.IpcSet(fmt.Sprintf("public_key=%s\nupdate_only=true\nendpoint=%v\n", s.PublicKey.Hex(), where))
+		if peer := w.device.LookupPeer(device.NoisePublicKey(s.PublicKey)); err == nil && peer != nil {
+			err = peer.SendHandshakeInitiation(false)
+		}
+		if err != nil {
+			w.log.Debug("tunnel: a peer is not where it was", "peer", s.Name, "endpoint", where, "err", err)
+		}
+	}
+}
+
 // Report implements Outside.
 func (w *WireGuard) Report(s *Status) (err error) {
 	s.Refused = w.Refused()
