@@ -86,7 +86,7 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	}
 	cfg, err := config.Load(path)
 	require.NoError(t, err)
-	require.NoError(t, cfg.Check(), "as it is after its files were read")
+	require.NoError(t, cfg.Validate(), "as it is after its files were read")
 	cfg.Listeners[0].Allow = loopbackAllowed // a stream is no packet: its client may name the address
 	r := newRig(t, func(c *config.Config) { c.Listeners, c.Defaults.Algorithm = cfg.Listeners, "cubic" })
 	at := r.proxy.Addrs()["masque"]

@@ -40,7 +40,7 @@ func (s *Server) Reload(cfg config.Config) (Reloaded, error) {
 	if s.draining.Load() {
 		return Reloaded{}, errEnding
 	}
-	if err := cfg.Check(); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return Reloaded{}, err
 	}
 	if err := s.settings().cfg.CheckReload(cfg); err != nil {

@@ -95,7 +95,7 @@ func newGateway(tb testing.TB, change func(*config.Config), phones ...*phone) *g
 		if change != nil {
 			change(c)
 		}
-		require.NoError(tb, c.Check())
+		require.NoError(tb, c.Validate())
 	})}
 }
 
@@ -329,7 +329,7 @@ func TestWhatIsRoutedIntoATUNDeviceGoesThroughTheProxy(t *testing.T) {
 		}
 		r := newRig(t, func(c *config.Config) { // what it dials, it dials from outside
 			c.Listeners = []config.Listener{{Name: "tun", Mode: "tun", Device: "penstock0", Allow: own}}
-			assert.NoError(t, c.Check())
+			assert.NoError(t, c.Validate())
 		})
 		if !assert.NoError(t, routeInto("penstock0")) {
 			return

@@ -20,11 +20,13 @@ func checkCommand() *cobra.Command {
 		Use:   "check FILE",
 		Short: "Check a configuration file and print what it would run",
 		Long: `Check reads a configuration file as "run" would, password files included, but
-opens nothing. It exits with 78 and one line when the file is wrong.`,
+opens nothing. It exits with 78 when the file is wrong: the first mistake is shown where it
+stands, up to 19 others have a line each.`,
 		Example: "  penstock check /etc/penstock/penstock.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := config.Load(args[0])
+			f := runFlags{config: args[0]}
+			cfg, err := f.load(cmd.Flags())
 			if err != nil {
 				return badConfig(cmd.ErrOrStderr(), err)
 			}

@@ -129,13 +129,9 @@ func (g *gateway) open() (err error) {
 			g.release()
 		}
 	}()
-	text, err := config.ReadFile(g.config)
+	written, err := config.Written(g.config)
 	if err != nil {
-		return badInput(fmt.Errorf("--config: %s: %w", g.config, err))
-	}
-	written, err := config.Parse(text)
-	if err != nil {
-		return fmt.Errorf("%s: %w", g.config, err)
+		return err
 	}
 	i, err := g.find(written.Listeners)
 	if err != nil {

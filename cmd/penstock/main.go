@@ -77,6 +77,9 @@ func finish(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	switch {
 	case !*began, errors.As(err, &input):
 	case errors.As(err, &mistake):
+		for _, line := range mistake.Rest() {
+			fmt.Fprintln(stderr, line)
+		}
 		return exitConfig
 	default:
 		return exitFail

@@ -262,7 +262,7 @@ func TestABrokenFileStartsTheLastGoodConfiguration(t *testing.T) {
 	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("first"))
 	line := in.log.line(t, "the configuration has a mistake; the last good one is in force until it is mended and reloaded")
 	assert.Equal(t, "ERROR", line["level"])
-	assert.Contains(t, line["err"], "penstock.yaml:4:1: frob")
+	assert.Contains(t, line["err"], "penstock.yaml:2:99: listeners[0].users[0].password_file: "+pw)
 	in.counts(0, 0, 0)
 
 	require.NoError(t, os.WriteFile(pw, []byte("second\n"), 0o600))

@@ -126,7 +126,7 @@ func (f *runFlags) lay(flags *pflag.FlagSet, cfg config.Config) (config.Config, 
 			apply()
 		}
 	}
-	return cfg, badInput(cfg.Check()) // a mistake of the flags: what is in a file has been checked
+	return cfg, badInput(cfg.Validate()) // a mistake of the flags: what is in a file has been checked
 }
 
 // newLogger returns a logger of that format.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -30,28 +31,27 @@ type AgentTLS struct {
 }
 
 func (c *Config) checkAgents() error {
+	var errs []error
 	names, sockets := map[string]string{}, map[string]string{}
 	for i, a := range c.Agents {
 		key := fmt.Sprintf("agents[%d]", i)
 		if err := ccp.CheckName(a.Name); err != nil {
-			return keyErrorf(key+".name", "%v", err)
+			errs = append(errs, keyErrorf(key+".name", "%v", err))
+		} else {
+			errs = append(errs, unique(names, key+".name", a.Name))
 		}
-		if err := unique(names, key+".name", a.Name); err != nil {
-			return err
-		}
-		if a.Address != "" || a.TLS != (AgentTLS{}) {
-			if err := a.checkRemote(key); err != nil {
-				return err
+		switch {
+		case a.Address == "" && a.TLS == AgentTLS{}:
+			errs = append(errs, a.checkSockets(key, sockets))
+		default:
+			errs = append(errs, a.checkRemote(key))
+			if a.Address != "" {
+				errs = append(errs, unique(sockets, key+".address", a.Address))
 			}
-			if err := unique(sockets, key+".address", a.Address); err != nil {
-				return err
-			}
-		} else if err := a.checkSockets(key, sockets); err != nil {
-			return err
 		}
 		if len(a.Algorithm) > ccp.MaxName || strings.ContainsRune(a.Algorithm, 0) {
-			return keyErrorf(key+".algorithm", "%q has %d bytes; the message has room for %d",
-				a.Algorithm, len(a.Algorithm), ccp.MaxName)
+			errs = append(errs, keyErrorf(key+".algorithm", "%q has %d bytes; the message has room for %d",
+				a.Algorithm, len(a.Algorithm), ccp.MaxName))
 		}
 	}
 	scopes := slices.Concat(c.Defaults.scopes("defaults", "down"), c.Defaults.scopes("defaults", "up"))
@@ -61,40 +61,44 @@ func (c *Config) checkAgents() error {
 	}
 	for _, s := range scopes {
 		name, _, _ := strings.Cut(string(s.Algorithm), ",")
-		if err := c.checkAgent(s.key+".algorithm", name); err != nil {
-			return err
-		}
+		errs = append(errs, because("agents", c.checkAgent(s.key+".algorithm", name)))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // checkSockets wants paths that nobody else has.
 func (a Agent) checkSockets(key string, taken map[string]string) error {
+	var errs []error
 	for _, at := range [...]struct{ name, path string }{{".socket", a.SocketPath()}, {".reply", a.ReplyPath()}} {
 		name, path := at.name, at.path
 		if !filepath.IsAbs(path) || len(path) > ccp.MaxReply {
-			return keyErrorf(key+name, "%q is no whole path of at most %d bytes, such as %s",
-				path, ccp.MaxReply, ccp.DefaultSocket)
+			errs = append(errs, keyErrorf(key+name, "%q is no whole path of at most %d bytes, such as %s",
+				path, ccp.MaxReply, ccp.DefaultSocket))
+			if a.Reply == "" { // it begins with the socket's
+				break
+			}
+			continue
 		}
-		if err := unique(taken, key+name, path); err != nil {
-			return err
-		}
+		errs = append(errs, unique(taken, key+name, path))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // checkRemote wants all that a connection to another machine needs.
 func (a Agent) checkRemote(key string) error {
-	switch {
-	case a.Address == "":
-		return keyErrorf(key+".address", "missing; tls is for an agent on another machine, as in controller.example:4433")
-	case a.Socket != "":
-		return keyErrorf(key+".socket", "not together with address; remove the one or the other")
-	case a.Reply != "":
-		return keyErrorf(key+".reply", "not together with address, whose agent answers on the same connection; remove it")
+	var errs []error
+	if a.Address == "" {
+		errs = append(errs, keyErrorf(key+".address",
+			"missing; tls is for an agent on another machine, as in controller.example:4433"))
+	} else {
+		errs = append(errs, checkTarget(key+".address", a.Address))
 	}
-	if err := checkTarget(key+".address", a.Address); err != nil {
-		return err
+	if a.Socket != "" {
+		errs = append(errs, keyErrorf(key+".socket", "not together with address; remove the one or the other"))
+	}
+	if a.Reply != "" {
+		errs = append(errs, keyErrorf(key+".reply",
+			"not together with address, whose agent answers on the same connection; remove it"))
 	}
 	for _, m := range [...]struct{ name, value, what string }{
 		{".tls.certificate", a.TLS.Certificate, "the proxy shows one to the agent"},
@@ -102,10 +106,10 @@ func (a Agent) checkRemote(key string) error {
 		{".tls.ca", a.TLS.CA, "whoever has a certificate of it is taken for the agent"},
 	} {
 		if m.value == "" {
-			return keyErrorf(key+m.name, "missing; %s", m.what)
+			errs = append(errs, keyErrorf(key+m.name, "missing; %s", m.what))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // readFiles puts what is in the agent's files where their names were.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"reflect"
 
@@ -18,19 +19,20 @@ const (
 	maxItems = 65536 // of one list
 )
 
-// inBounds finds a number outside the bounds that its field's tags name; 0 is left
-// out.
+// inBounds finds the numbers outside the bounds that their fields' tags name; 0 is
+// left out.
 func inBounds(key string, v reflect.Value) error {
+	var errs []error
 	for at, f := range fieldsIn(key, v) {
 		n := reflect.Indirect(f.value)
 		if n.Kind() != reflect.Int || n.IsZero() {
 			continue
 		}
 		if wrong := outside(f.StructField, int(n.Int())); wrong != "" {
-			return keyErrorf(at, "%s", wrong)
+			errs = append(errs, keyErrorf(at, "%s", wrong))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // level is a list or a mapping that has not ended.

@@ -68,6 +68,7 @@ func TestOddFilesAreRefusedAtOnce(t *testing.T) {
 		says string
 	}{
 		"a device that never ends":     {func() error { return os.Symlink("/dev/zero", path) }, "it is a device; name a regular file"},
+		"a file that the kernel makes": {func() error { return os.Symlink("/proc/self/status", path) }, "it is a file of the kernel's (proc); name a regular file"},
 		"a directory":                  {func() error { return os.Mkdir(path, 0o700) }, "it is a directory; name a regular file"},
 		"a FIFO that nobody writes to": {func() error { return syscall.Mkfifo(path, 0o600) }, "at least one listener"},
 		"a file that is too long":      {func() error { return os.WriteFile(path, make([]byte, 20<<20), 0o600) }, "has more than 1048576 bytes"},
@@ -85,7 +86,7 @@ func TestOddFilesAreRefusedAtOnce(t *testing.T) {
 	}
 	require.NoError(t, os.WriteFile(path, []byte("listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: /dev/zero}]}]"), 0o600))
 	_, err := config.Load(path)
-	assert.ErrorContains(t, err, "users[0].password_file: it is a device")
+	assert.ErrorContains(t, err, "users[0].password_file: /dev/zero: it is a device")
 }
 
 // A pipe is read to its end, as the shell's <(command) needs.

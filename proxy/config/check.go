@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -18,124 +19,103 @@ import (
 // maxName bounds names that become metric labels.
 const maxName = 64
 
-// Check finds what is wrong with a configuration that did not come whole from
-// a file, since flags changed it. The error is a *Error.
-func (c Config) Check() error {
-	if err := c.check(); err != nil {
-		return places(nil).locate(err)
-	}
-	return nil
-}
-
-// check finds what the shape alone does not show. It returns a *keyError.
+// check finds what the shape alone does not show: *keyErrors, joined.
 func (c *Config) check() error {
 	if len(c.Listeners) == 0 {
-		return keyErrorf("listeners", "at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
+		return keyErrorf("listeners",
+			"at least one listener is needed, such as {name: local, mode: mixed, address: \"127.0.0.1:1080\"}")
 	}
-	if err := inBounds("", reflect.ValueOf(*c)); err != nil {
-		return err
-	}
+	errs := []error{inBounds("", reflect.ValueOf(*c))}
 	names, devices := map[string]string{}, map[string]string{}
 	var taken sockets
 	for i := range c.Listeners {
+		l := &c.Listeners[i]
 		key := fmt.Sprintf("listeners[%d]", i)
-		if err := c.Listeners[i].check(key); err != nil {
-			return err
+		errs = append(errs, l.check(key))
+		if l.Name != "" {
+			errs = append(errs, unique(names, key+".name", l.Name))
 		}
-		if err := unique(names, key+".name", c.Listeners[i].Name); err != nil {
-			return err
+		if l.Device != "" {
+			errs = append(errs, unique(devices, key+".device", l.Device))
 		}
-		if err := unique(devices, key+".device", c.Listeners[i].Device); c.Listeners[i].Device != "" && err != nil {
-			return err
-		}
-		if err := taken.add(key+".address", c.Listeners[i].network(), c.Listeners[i].Address); err != nil {
-			return err
-		}
+		errs = append(errs, taken.add(key+".address", l.network(), l.Address))
 	}
+	rules := c.checkRules(names)
+	if _, _, err := c.terms(); err != nil || rules != nil {
+		errs = append(errs, rules, err)
+	} else if _, err := c.Policy(); err != nil {
+		errs = append(errs, err)
+	}
+	errs = append(errs, c.checkAgents(), c.checkSources(), c.Limits.check())
+	if c.Telemetry.Address != "off" {
+		errs = append(errs, checkAddress("telemetry.address", c.Telemetry.Address),
+			taken.add("telemetry.address", "tcp", c.Telemetry.Address))
+	}
+	return errors.Join(append(errs, c.Telemetry.Hints.check("telemetry.hints"))...)
+}
+
+// checkRules is about names and matches; listeners are the names that there are.
+func (c *Config) checkRules(listeners map[string]string) error {
+	var errs []error
 	rules := map[string]string{}
 	for i, r := range c.Rules {
 		key := fmt.Sprintf("rules[%d]", i)
-		if err := checkName(key+".name", r.Name); err != nil {
-			return err
-		}
-		if err := unique(rules, key+".name", r.Name); err != nil {
-			return err
+		errs = append(errs, checkName(key+".name", r.Name))
+		if r.Name != "" {
+			errs = append(errs, unique(rules, key+".name", r.Name))
 		}
 		if r.Undecided != "" && len(r.Match.ServerName) == 0 {
-			return keyErrorf(key+".undecided", "there is nothing to decide by; it goes with match.server_name")
+			errs = append(errs, keyErrorf(key+".undecided", "there is nothing to decide by; it goes with match.server_name"))
 		}
 		if p := r.Match.Protocol; p != "" && p != "tcp" && len(r.Match.ServerName)+len(r.Match.Host) > 0 {
-			return keyErrorf(key+".match.protocol", "nothing that comes over %s shows a name; remove server_name and host, or protocol", p)
+			errs = append(errs, keyErrorf(key+".match.protocol",
+				"nothing that comes over %s shows a name; remove server_name and host, or protocol", p))
 		}
 		for j, l := range r.Match.Listener {
-			if _, ok := names[l]; !ok {
-				return keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)
+			if _, ok := listeners[l]; !ok {
+				err := keyErrorf(fmt.Sprintf("%s.match.listener[%d]", key, j), "there is no listener %q", l)
+				errs = append(errs, because("listeners", err))
 			}
 		}
 		for j, h := range r.Match.Host {
 			if strings.Trim(h, ".") == "" || strings.ContainsAny(h, "*:/ ") {
-				return keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j), "%q is no host name; write example.com, or .example.com for all names below it", h)
+				errs = append(errs, keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j),
+					"%q is no host name; write example.com, or .example.com for all names below it", h))
 			}
 		}
 	}
-	if _, err := c.Policy(); err != nil {
-		return err
-	}
-	if err := c.checkAgents(); err != nil {
-		return err
-	}
-	if err := c.checkSources(); err != nil {
-		return err
-	}
-	if err := c.Limits.check(); err != nil {
-		return err
-	}
-	if c.Telemetry.Address != "off" {
-		if err := checkAddress("telemetry.address", c.Telemetry.Address); err != nil {
-			return err
-		}
-		if err := taken.add("telemetry.address", "tcp", c.Telemetry.Address); err != nil {
-			return err
-		}
-	}
-	return c.Telemetry.Hints.check("telemetry.hints")
+	return errors.Join(errs...)
 }
 
 func (l *Listener) check(key string) error {
-	if err := checkName(key+".name", l.Name); err != nil {
-		return err
-	}
+	errs := []error{checkName(key+".name", l.Name)}
 	if l.Mode == "" {
-		return keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(modeValues(), ", "))
+		return errors.Join(append(errs,
+			keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(modeValues(), ", ")))...)
 	}
-	if err := l.checkTunnel(key); err != nil {
-		return err
-	}
+	errs = append(errs, l.checkTunnel(key))
 	if !l.Tunnels() {
-		if err := checkAddress(key+".address", l.Address); err != nil {
-			return err
-		}
+		errs = append(errs, checkAddress(key+".address", l.Address))
 	}
 	mode := access.Mode(l.Mode)
 	switch {
 	case mode == access.Forward && l.Target == "":
-		return keyErrorf(key+".target", "missing; mode forward needs the host:port to connect to")
+		errs = append(errs, keyErrorf(key+".target", "missing; mode forward needs the host:port to connect to"))
 	case mode == access.Forward:
-		if err := checkTarget(key+".target", l.Target); err != nil {
-			return err
-		}
+		errs = append(errs, checkTarget(key+".target", l.Target))
 	case l.Target != "":
-		return keyErrorf(key+".target", "only mode forward has a target; remove it or change the mode")
+		errs = append(errs, keyErrorf(key+".target", "only mode forward has a target; remove it or change the mode"))
 	}
-	switch {
-	case l.KeepClient && mode != access.TPROXY:
-		return keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address")
-	case len(l.Users) > 0 && !access.Mode(l.Mode).Asks():
-		return keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode)
-	case len(l.Allow) > 0 && !l.Guarded():
-		return keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove allow")
+	if l.KeepClient && mode != access.TPROXY {
+		errs = append(errs, keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address"))
 	}
-	return l.checkUsers(key)
+	if len(l.Users) > 0 && !mode.Asks() {
+		errs = append(errs, keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode))
+	}
+	if len(l.Allow) > 0 && !l.Guarded() {
+		errs = append(errs, keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove allow"))
+	}
+	return errors.Join(append(errs, l.checkUsers(key))...)
 }
 
 // network is what the listener's address is of.
@@ -147,24 +127,25 @@ func (l *Listener) network() string {
 }
 
 func (l *Listener) checkUsers(key string) error {
+	var errs []error
 	seen := map[string]string{}
 	for i, u := range l.Users {
 		at := fmt.Sprintf("%s.users[%d]", key, i)
-		switch {
-		case len(u.Name) < 1 || len(u.Name) > 255:
-			return keyErrorf(at+".name", "a name has 1 to 255 bytes, not %d", len(u.Name))
-		case u.Password != "" && u.PasswordFile != "":
-			return keyErrorf(at+".password_file", "give password or password_file, not both")
-		case u.Password == "" && u.PasswordFile == "":
-			return keyErrorf(at, "needs a password or a password_file")
-		case len(u.Password) > 255:
-			return keyErrorf(at+".password", "a password has at most 255 bytes, not %d", len(u.Password))
+		if len(u.Name) < 1 || len(u.Name) > 255 {
+			errs = append(errs, keyErrorf(at+".name", "a name has 1 to 255 bytes, not %d", len(u.Name)))
+		} else {
+			errs = append(errs, unique(seen, at+".name", u.Name))
 		}
-		if err := unique(seen, at+".name", u.Name); err != nil {
-			return err
+		switch {
+		case u.Password != "" && u.PasswordFile != "":
+			errs = append(errs, keyErrorf(at+".password_file", "give password or password_file, not both"))
+		case u.Password == "" && u.PasswordFile == "":
+			errs = append(errs, keyErrorf(at, "needs a password or a password_file"))
+		case len(u.Password) > 255:
+			errs = append(errs, keyErrorf(at+".password", "a password has at most 255 bytes, not %d", len(u.Password)))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // minBuffer is the least that a copy takes, which package datapath keeps for when memory is short.
@@ -180,21 +161,30 @@ const (
 const maxServerNameWait = Duration(time.Minute)
 
 func (l Limits) check() error {
-	switch {
-	case l.HandshakeTimeout == 0:
-		return keyErrorf("limits.handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
-	case l.DialTimeout == 0:
-		return keyErrorf("limits.dial_timeout", "0s would let no connection be made; write a time such as 10s")
-	case l.ServerNameWait == 0 || l.ServerNameWait > maxServerNameWait:
-		return keyErrorf("limits.server_name_wait", "%v is not above 0s and at most 1m; write a time such as 1s. Nothing waits where no rule has a server_name", time.Duration(l.ServerNameWait))
-	case l.Buffer < minBuffer || l.Buffer > 16<<20:
-		return keyErrorf("limits.buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
-	case l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer):
-		return keyErrorf("limits.receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
-	case l.Memory < minBuffer:
-		return keyErrorf("limits.memory", "%v is not enough; at least 16KiB", cc.Bytes(l.Memory))
+	var errs []error
+	wrong := func(key, format string, args ...any) {
+		errs = append(errs, keyErrorf("limits."+key, format, args...))
 	}
-	return nil
+	if l.HandshakeTimeout == 0 {
+		wrong("handshake_timeout", "0s would leave silent clients connected for ever; write a time such as 10s")
+	}
+	if l.DialTimeout == 0 {
+		wrong("dial_timeout", "0s would let no connection be made; write a time such as 10s")
+	}
+	if l.ServerNameWait == 0 || l.ServerNameWait > maxServerNameWait {
+		wrong("server_name_wait", "%v is not above 0s and at most 1m; write a time such as 1s. "+
+			"Nothing waits where no rule has a server_name", time.Duration(l.ServerNameWait))
+	}
+	if l.Buffer < minBuffer || l.Buffer > 16<<20 {
+		wrong("buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
+	}
+	if l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer) {
+		wrong("receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
+	}
+	if l.Memory < minBuffer {
+		wrong("memory", "%v is not enough; at least 16KiB", cc.Bytes(l.Memory))
+	}
+	return errors.Join(errs...)
 }
 
 func checkName(key, name string) error {
@@ -305,17 +295,20 @@ func checkTarget(key, s string) error {
 const maxSocketPath = 107 - len(".new")
 
 func (h Hints) check(key string) error {
+	var errs []error
 	switch {
 	case h.Socket != "" && !filepath.IsAbs(h.Socket):
-		return keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock", h.Socket)
+		errs = append(errs, keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock", h.Socket))
 	case len(h.Socket) > maxSocketPath:
-		return keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket), maxSocketPath)
-	case h.Token != "" && h.TokenFile != "":
-		return keyErrorf(key+".token_file", "give token or token_file, not both")
-	case h.Token != "":
-		return checkToken(key+".token", h.Token)
+		errs = append(errs, keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket), maxSocketPath))
 	}
-	return nil
+	switch {
+	case h.Token != "" && h.TokenFile != "":
+		errs = append(errs, keyErrorf(key+".token_file", "give token or token_file, not both"))
+	case h.Token != "":
+		errs = append(errs, checkToken(key+".token", h.Token))
+	}
+	return errors.Join(errs...)
 }
 
 // Warnings names what is allowed and probably not meant.

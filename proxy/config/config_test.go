@@ -312,13 +312,13 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 
 	_, err := config.Load(file)
 	require.ErrorContains(t, err, file+":1:", "the file that is missing is named where it is asked for")
-	require.ErrorContains(t, err, "listeners[0].users[0].password_file: no such file")
+	require.ErrorContains(t, err, "listeners[0].users[0].password_file: "+filepath.Join(filepath.Dir(file), "secret")+": no such file")
 
 	write("secret", "hunter2\nsecond line\n")
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
 	assert.Equal(t, "hunter2", cfg.Listeners[0].Users[0].Password)
-	assert.NoError(t, cfg.Check(), "as it is once more with the flags")
+	assert.NoError(t, cfg.Validate(), "as it is once more with the flags")
 
 	write("secret", "\n")
 	_, err = config.Load(file)
@@ -336,13 +336,13 @@ func TestLoadReadsTheTokenOfHints(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, []byte(lan+"telemetry: {hints: {token_file: token}}\n"), 0o600))
 
 	_, err := config.Load(file)
-	require.ErrorContains(t, err, file+":3:33: telemetry.hints.token_file: no such file")
+	require.ErrorContains(t, err, file+":3:33: telemetry.hints.token_file: "+secret+": no such file")
 
 	require.NoError(t, os.WriteFile(secret, []byte("0123456789abcdef\nnext\n"), 0o600))
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
 	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.Hints.Token)
-	assert.NoError(t, cfg.Check(), "as it is once more with the flags")
+	assert.NoError(t, cfg.Validate(), "as it is once more with the flags")
 
 	require.NoError(t, os.WriteFile(secret, []byte("hunter2\n"), 0o600))
 	_, err = config.Load(file)
@@ -404,7 +404,7 @@ func TestFilesAreCheckedLikeTheConfiguration(t *testing.T) {
 			path := masqueFolder(t, func(f map[string]string) { f["tokens"] = name + " " + token + "\n" })
 			cfg, err := config.Load(path)
 			require.NoError(t, err)
-			require.NoError(t, cfg.Check(), "as run and reload check it again")
+			require.NoError(t, cfg.Validate(), "as run and reload check it again")
 			inline := masqueFolder(t, func(f map[string]string) {
 				f["c.yaml"] = strings.Replace(f["c.yaml"], "tokens_file: tokens", "tokens: [{name: '"+name+"', token: '"+token+"'}]", 1)
 			})
@@ -442,7 +442,7 @@ func TestWhoSendsIsLetSendInAWindow(t *testing.T) {
 	assert.EqualValues(t, 9e6, v.Up.MaxRate)
 
 	cfg, err = config.Parse([]byte(lan + "defaults: {up: {receive: copa}}\n"))
-	require.Error(t, errors.Join(err, cfg.Check()))
-	err = errors.Join(err, cfg.Check())
+	require.Error(t, errors.Join(err, cfg.Validate()))
+	err = errors.Join(err, cfg.Validate())
 	assert.ErrorContains(t, err, "copa does not go as the algorithm of a receive window")
 }

@@ -68,11 +68,13 @@ func (f *files) closed(path string) error {
 // text is bytes for the file that a key names; err says which key.
 func (f *files) text(key, path string, secret bool) (string, error) {
 	data, err := f.bytes(path)
-	if err == nil && secret {
-		err = f.closed(path)
-	}
 	if err != nil {
-		return "", keyErrorf(key, "%v", err)
+		return "", keyErrorf(key, "%s: %v", f.path(path), err)
+	}
+	if secret {
+		if err := f.closed(path); err != nil {
+			return "", keyErrorf(key, "%v", err)
+		}
 	}
 	return string(data), nil
 }
@@ -88,20 +90,23 @@ type pemKey struct {
 
 // pem puts what is in the keys' files where their names were.
 func (f *files) pem(keys ...pemKey) error {
+	var errs []error
 	for _, k := range keys {
 		if *k.value == "" || strings.HasPrefix(*k.value, pemBegin) {
 			continue
 		}
 		text, err := f.text(k.name, *k.value, k.secret)
-		if err != nil {
-			return err
+		begin := strings.Index(text, pemBegin)
+		switch {
+		case err != nil:
+			errs = append(errs, err)
+		case begin < 0:
+			errs = append(errs, keyErrorf(k.name, "there is no PEM in %s", f.path(*k.value)))
+		default:
+			*k.value = text[begin:]
 		}
-		if !strings.Contains(text, pemBegin) {
-			return keyErrorf(k.name, "there is no PEM in %s", f.path(*k.value))
-		}
-		*k.value = text[strings.Index(text, pemBegin):]
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // firstLine returns the first line of a file that holds a secret.
@@ -132,6 +137,12 @@ func ReadFile(path string) ([]byte, error) {
 	return data, err
 }
 
+// kernelFiles are the file systems (statfs(2)) whose files are made as they are read:
+// some wait for something to happen, or lose what is read.
+var kernelFiles = map[int64]string{
+	0x9fa0: "proc", 0x62656572: "sysfs", 0x64626720: "debugfs", 0x74726163: "tracefs",
+}
+
 // readFile reads a regular file, or a pipe that somebody writes to, of at most
 // maxFile bytes. It neither waits for a writer nor reads a device. Errors do not
 // name the file.
@@ -145,7 +156,13 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	if err != nil {
 		return nil, nil, withoutPath(err)
 	}
+	made, err := kernelFile(f)
+	if err != nil {
+		return nil, nil, err
+	}
 	switch {
+	case info.Mode().IsRegular() && made != "":
+		return nil, nil, fmt.Errorf("it is a file of the kernel's (%s); name a regular file", made)
 	case info.Mode().IsRegular():
 	case info.Mode()&fs.ModeNamedPipe != 0:
 		late := time.AfterFunc(pipePatience, func() { _ = f.SetReadDeadline(time.Unix(0, 1)) })
@@ -163,6 +180,21 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 		return nil, nil, fmt.Errorf("it has more than %d bytes, which is all that is read", maxFile)
 	}
 	return data, info, nil
+}
+
+// kernelFile names the file system of f if its files are made as they are read; empty:
+// they are not.
+func kernelFile(f *os.File) (string, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return "", withoutPath(err)
+	}
+	var on syscall.Statfs_t
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = syscall.Fstatfs(int(fd), &on) }); err != nil || failed != nil {
+		return "", fmt.Errorf("statfs: %w", errors.Join(err, failed))
+	}
+	return kernelFiles[int64(on.Type)], nil //nolint:unconvert // 32 bits wide elsewhere
 }
 
 // withoutPath is the cause alone; callers name the file.

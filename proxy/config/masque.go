@@ -35,72 +35,84 @@ type Token struct {
 
 // checkMASQUE is about the keys of mode masque.
 func (l *Listener) checkMASQUE(key string) error {
-	if err := checkAddress(key+".address", l.Address); err != nil {
-		return err
-	}
+	errs := []error{checkAddress(key+".address", l.Address)}
 	m := l.MASQUE
 	for i, p := range m.Pool {
 		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
-			return keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i), "%v has no room for clients; write a prefix such as 10.10.0.0/24", host)
+			errs = append(errs, keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i),
+				"%v has no room for clients; write a prefix such as 10.10.0.0/24", host))
 		}
 	}
 	names, values := map[string]string{}, map[string]string{}
 	for i, t := range m.Tokens {
 		at := fmt.Sprintf("%s.masque.tokens[%d]", key, i)
 		if err := t.access().CheckName(); err != nil {
-			return keyErrorf(at+".name", "%v", err)
-		}
-		if err := unique(names, at+".name", t.Name); err != nil {
-			return err
+			errs = append(errs, keyErrorf(at+".name", "%v", err))
+		} else {
+			errs = append(errs, unique(names, at+".name", t.Name))
 		}
 		if err := t.access().CheckValue(); err != nil {
-			return keyErrorf(at+".token", "%v", err)
-		}
-		if err := uniqueSecret(values, at+".token", t.Token); err != nil {
-			return err
+			errs = append(errs, keyErrorf(at+".token", "%v", err))
+		} else {
+			errs = append(errs, uniqueSecret(values, at+".token", t.Token))
 		}
 	}
-	asks := len(m.Tokens) > 0 || m.TokensFile != "" || l.TLS.ClientCA != ""
-	switch {
-	case l.TLS.Certificate == "":
-		return keyErrorf(key+".tls.certificate", "missing; mode masque needs a certificate that its clients trust, and its key")
-	case l.TLS.Key == "":
-		return keyErrorf(key+".tls.key", "missing; it is the certificate's private key")
+	if l.TLS.Certificate == "" {
+		errs = append(errs, keyErrorf(key+".tls.certificate",
+			"missing; mode masque needs a certificate that its clients trust, and its key"))
+	}
+	if l.TLS.Key == "" {
+		errs = append(errs, keyErrorf(key+".tls.key", "missing; it is the certificate's private key"))
+	}
+	switch asks := len(m.Tokens) > 0 || m.TokensFile != "" || l.TLS.ClientCA != ""; {
 	case !asks && !m.Open:
-		return keyErrorf(key+".masque.tokens_file", "missing; name a file of tokens, or tls.client_ca, or write open: true for everybody")
+		errs = append(errs, keyErrorf(key+".masque.tokens_file",
+			"missing; name a file of tokens, or tls.client_ca, or write open: true for everybody"))
 	case asks && m.Open:
-		return keyErrorf(key+".masque.open", "not together with tokens or tls.client_ca; remove the one or the other")
+		errs = append(errs, keyErrorf(key+".masque.open",
+			"not together with tokens or tls.client_ca; remove the one or the other"))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // readMASQUEFiles puts what is in l's files where their names were.
 func (l *Listener) readMASQUEFiles(key string, from *files) error {
-	if err := from.pem(
+	err := from.pem(
 		pemKey{key + ".tls.certificate", &l.TLS.Certificate, false},
 		pemKey{key + ".tls.key", &l.TLS.Key, true},
 		pemKey{key + ".tls.client_ca", &l.TLS.ClientCA, false},
-	); err != nil {
-		return err
+	)
+	if err == nil {
+		err = l.TLS.check(key + ".tls")
 	}
-	if _, err := l.TLS.Pair(); l.TLS.Certificate != "" && err != nil {
-		return keyErrorf(key+".tls", "%v", err)
+	return errors.Join(err, l.readTokens(key+".masque.tokens_file", from))
+}
+
+// check finds out whether what the files hold is what it should be.
+func (t TLS) check(key string) error {
+	var errs []error
+	if _, err := t.Pair(); t.Certificate != "" && err != nil {
+		errs = append(errs, keyErrorf(key, "%v", err))
 	}
-	if _, err := l.TLS.Authorities(); err != nil {
-		return keyErrorf(key+".tls.client_ca", "%v", err)
+	if _, err := t.Authorities(); err != nil {
+		errs = append(errs, keyErrorf(key+".client_ca", "%v", err))
 	}
+	return errors.Join(errs...)
+}
+
+// readTokens puts the tokens of a file in its place.
+func (l *Listener) readTokens(key string, from *files) error {
 	m := &l.MASQUE
 	if m.TokensFile == "" {
 		return nil
 	}
-	at := key + ".masque.tokens_file"
-	text, err := from.text(at, m.TokensFile, true)
+	text, err := from.text(key, m.TokensFile, true)
 	if err != nil {
 		return err
 	}
 	list, err := access.ParseTokens(strings.NewReader(text))
 	if err != nil {
-		return keyErrorf(at, "%v", err)
+		return keyErrorf(key, "%v", err)
 	}
 	m.Tokens = m.Tokens[:len(m.Tokens):len(m.Tokens)]
 	for _, t := range list {
@@ -108,7 +120,7 @@ func (l *Listener) readMASQUEFiles(key string, from *files) error {
 	}
 	m.TokensFile = ""
 	if len(m.Tokens) == 0 && l.TLS.ClientCA == "" {
-		return keyErrorf(at, "there is no token in it; add a line such as: phone and what openssl rand -hex 16 prints")
+		return keyErrorf(key, "there is no token in it; add a line such as: phone and what openssl rand -hex 16 prints")
 	}
 	return nil
 }

@@ -24,8 +24,15 @@ type Error struct {
 	Key          string // path of the key, such as listeners[0].mode; empty: the whole file
 	Message      string
 	Excerpt      string // the lines around the place, the place marked; may be empty
+
+	Others []*Error // further mistakes of the file, without excerpts, at most maxOthers
+	Untold int      // how many there are beyond these
 }
 
+// maxOthers bounds how many mistakes are told besides the first.
+const maxOthers = 19
+
+// Error is the first mistake alone, in one line.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -41,6 +48,18 @@ func (e *Error) Error() string {
 		b.WriteString(e.Key + ": ")
 	}
 	return printable(b.String()+e.Message, false)
+}
+
+// Rest are the lines that tell of the mistakes behind the first one.
+func (e *Error) Rest() []string {
+	var lines []string
+	for _, other := range e.Others {
+		lines = append(lines, other.Error())
+	}
+	if e.Untold > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", e.Untold))
+	}
+	return lines
 }
 
 // Loaded is a configuration with what it was read from.
@@ -71,96 +90,104 @@ func (f *files) load(path string) (Loaded, error) {
 	}
 	c, mistake := load(data, name, f)
 	if mistake != nil {
-		mistake.File = path
-		return Loaded{}, mistake
+		return Loaded{}, mistake.in(path)
 	}
 	sum := sha256.Sum256(f.read[f.path(name)].data)
 	return Loaded{Config: c, Path: path, Hash: hex.EncodeToString(sum[:]), Files: f.names(), files: f}, nil
 }
 
-// load parses a configuration and reads the files that it names. What they hold
-// is checked like what stands in the configuration itself.
+// load reads a configuration and the files that it names. What they hold is checked
+// like what stands in the configuration itself.
 func load(data []byte, name string, from *files) (Config, *Error) {
-	c, found, err := parse(data)
-	if err != nil {
-		return c, shown(err, data)
-	}
-	if key := inlineSecret("", reflect.ValueOf(c)); key != "" {
-		if err := from.closed(name); err != nil {
-			return c, shown(found.locate(keyErrorf(key, "%v, or put the secret into a file of its own", err)), data)
+	r, fine := shape(data)
+	if fine {
+		r.pass(r.check(), true)
+		if key := inlineSecret("", reflect.ValueOf(r.Config)); key != "" {
+			if err := from.closed(name); err != nil {
+				r.pass(keyErrorf(key, "%v, or put the secret into a file of its own", err), false)
+			}
 		}
+		r.pass(r.readSecrets(from), false)
+		r.pass(r.check(), true)
 	}
-	err = c.readSecrets(from)
-	if err == nil {
-		err = c.check()
+	return r.Config, r.mistake(data)
+}
+
+// in names the file of the mistakes.
+func (e *Error) in(path string) *Error {
+	e.File = path
+	for _, other := range e.Others {
+		other.File = path
 	}
+	return e
+}
+
+// Written reads and checks a configuration file, but none of the files that it names.
+// Every mistake is an *Error.
+func Written(path string) (Config, error) {
+	data, err := ReadFile(path)
 	if err != nil {
-		return c, shown(found.locate(err), data)
+		return Config{}, &Error{File: path, Message: err.Error()}
 	}
-	return c, nil
+	c, err := Parse(data)
+	var mistake *Error
+	if errors.As(err, &mistake) {
+		return Config{}, mistake.in(path)
+	}
+	return c, err
 }
 
 // Parse reads and checks a configuration. Files of secrets are not read.
 func Parse(data []byte) (Config, error) {
 	data = withoutMark(data)
-	c, _, err := parse(data)
-	if err != nil {
-		return Config{}, shown(err, data)
+	r, fine := shape(data)
+	if fine {
+		r.pass(r.check(), true)
 	}
-	return c, nil
+	if e := r.mistake(data); e != nil {
+		return Config{}, e
+	}
+	return r.Config, nil
 }
 
-// shown is the mistake with its place in data.
-func shown(err error, data []byte) *Error {
-	var ce *Error
-	if !errors.As(err, &ce) {
-		ce = &Error{Message: oneLine(err.Error())}
+// Validate finds what is wrong with a configuration that did not come whole from a
+// file, since flags changed it, or once more with one that did. The error is an *Error.
+func (c Config) Validate() error {
+	r := reading{Config: c}
+	r.pass(c.check(), true)
+	if e := r.mistake(nil); e != nil {
+		return e
 	}
-	if ce.Line > 0 {
-		ce.Excerpt = excerpt(data, ce.Line, ce.Column)
-	}
-	return ce
+	return nil
 }
 
-// parse reads a configuration and checks it.
-func parse(data []byte) (Config, places, error) {
-	c, found, err := shape(data)
-	if err != nil {
-		return Config{}, nil, err
-	}
-	if err := c.check(); err != nil {
-		return Config{}, nil, found.locate(err)
-	}
-	return c, found, nil
-}
-
-// shape reads a configuration: each value may stand where it does, whatever others say.
-func shape(data []byte) (Config, places, error) {
+// shape reads a configuration: each value may stand where it does, whatever others
+// say. It is not fine where it cannot be read at all.
+func shape(data []byte) (r *reading, fine bool) {
+	r = &reading{Config: defaults(), places: places{}}
 	if len(data) > maxFile {
-		return Config{}, nil, &Error{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}
+		r.wrong = []*Error{{Message: fmt.Sprintf("more than %d bytes are no configuration", maxFile)}}
+		return r, false
 	}
 	if err := bounded(data); err != nil {
-		return Config{}, nil, positioned(err, nil)
+		r.blame("", err)
+		return r, false
 	}
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		return Config{}, nil, withoutValues(positioned(err, nil))
+		r.blame("", err)
+		withoutValues(r.wrong[0])
+		return r, false
 	}
-	c := defaults()
-	found := places{}
 	root, err := document(file)
 	if err != nil {
-		return Config{}, nil, positioned(err, nil)
+		r.blame("", err)
+		return r, false
 	}
 	if root != nil {
-		if err := found.walk("", root, configType); err != nil {
-			return Config{}, nil, positioned(err, found)
-		}
-		if err := yaml.NodeToValue(root, &c, yaml.Strict()); err != nil {
-			return Config{}, nil, positioned(err, found)
-		}
+		r.decode("", root, reflect.ValueOf(&r.Config).Elem())
 	}
-	return c, found, nil
+	return r, true
 }
 
 // document returns the root of the only document; nil when there is nothing.
@@ -179,30 +206,18 @@ func document(file *ast.File) (ast.Node, error) {
 }
 
 // positioned turns an error of the YAML library into ours.
-func positioned(err error, found places) error {
-	var ce *Error
-	if errors.As(err, &ce) {
-		return err
+func positioned(err error) *Error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
 	}
 	var ye yaml.Error
 	if !errors.As(err, &ye) {
 		return &Error{Message: oneLine(err.Error())}
 	}
-	out := &Error{Message: oneLine(ye.GetMessage())}
-	var syntax *yaml.SyntaxError
-	var overflow *yaml.OverflowError
-	var twice *yaml.DuplicateKeyError
-	switch {
-	case errors.As(err, &overflow):
-		out.Message = fmt.Sprintf("%s is too large", overflow.SrcNum)
-	case !errors.As(err, &syntax) && !errors.As(err, &twice): // they speak of Go's types
-		out.Message = "this kind of value does not fit here"
-	}
-	if tk := ye.GetToken(); tk != nil {
-		out.mark(tk)
-		out.Key = found.at(tk)
-	}
-	return out
+	e = &Error{Message: oneLine(ye.GetMessage())}
+	e.mark(ye.GetToken())
+	return e
 }
 
 func (e *Error) mark(tk *token.Token) {
@@ -216,58 +231,10 @@ var quoted = regexp.MustCompile(`"(\\.|[^"\\])*"`)
 
 // withoutValues takes what the file says out of a message of the YAML library's,
 // which does not know what is a secret.
-func withoutValues(err error) error {
-	var ce *Error
-	if errors.As(err, &ce) && !strings.HasPrefix(ce.Message, "mapping key ") {
-		ce.Message = quoted.ReplaceAllString(ce.Message, "this")
+func withoutValues(e *Error) {
+	if !strings.HasPrefix(e.Message, "mapping key ") {
+		e.Message = quoted.ReplaceAllString(e.Message, "this")
 	}
-	return err
 }
 
 func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
-
-// keyError is a mistake found after parsing, by the path of its key.
-type keyError struct {
-	key, message string
-}
-
-func (e *keyError) Error() string { return e.key + ": " + e.message }
-
-func keyErrorf(key, format string, args ...any) error {
-	return &keyError{key, fmt.Sprintf(format, args...)}
-}
-
-// places are the tokens of the values that were given, by path.
-type places map[string]*token.Token
-
-// locate finds the place of a keyError: its own, or that of the nearest
-// enclosing key where its own was left out.
-func (p places) locate(err error) error {
-	var ke *keyError
-	if !errors.As(err, &ke) {
-		return &Error{Message: oneLine(err.Error())}
-	}
-	out := &Error{Key: ke.key, Message: oneLine(ke.message)}
-	for key := ke.key; key != ""; key = parent(key) {
-		if tk := p[key]; tk != nil {
-			out.mark(tk)
-			break
-		}
-	}
-	return out
-}
-
-// at returns the path of the value that begins with tk.
-func (p places) at(tk *token.Token) string {
-	best := ""
-	for key, t := range p {
-		if t == tk && len(key) > len(best) {
-			best = key
-		}
-	}
-	return best
-}
-
-func parent(key string) string {
-	return key[:max(0, strings.LastIndexAny(key, ".["))]
-}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -18,51 +19,70 @@ type scope struct {
 }
 
 // Policy compiles the rules: what decides about connections. The configuration has been
-// checked, or the error names the key.
+// checked, or the errors name the keys.
 func (c *Config) Policy() (*policy.Policy, error) {
-	base := policy.Rule{SendProxy: c.Defaults.SendProxy.version()}
-	var err error
-	if base.Down, err = merge(c.Defaults.scopes("defaults", "down")...); err != nil {
+	rules, base, err := c.terms()
+	if err != nil {
 		return nil, err
-	}
-	if base.Up, err = merge(c.Defaults.scopes("defaults", "up")...); err != nil {
-		return nil, err
-	}
-	rules := make([]policy.Rule, len(c.Rules))
-	for i, r := range c.Rules {
-		key := fmt.Sprintf("rules[%d]", i)
-		out := policy.Rule{
-			Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse", SendProxy: base.SendProxy,
-			Match: policy.Match{
-				Protocol:     policy.Protocol(r.Match.Protocol),
-				Listeners:    r.Match.Listener,
-				Sources:      Prefixes(r.Match.Source),
-				Destinations: Prefixes(r.Match.Destination),
-				Hosts:        r.Match.Host,
-			},
-		}
-		for _, p := range r.Match.Ports {
-			out.Match.Ports = append(out.Match.Ports, policy.PortRange(p))
-		}
-		for _, n := range r.Match.ServerName {
-			out.Match.ServerNames = append(out.Match.ServerNames, policy.NamePattern(n))
-		}
-		if r.SendProxy != "" {
-			out.SendProxy = r.SendProxy.version()
-		}
-		if out.Down, err = merge(slices.Concat(c.Defaults.scopes("defaults", "down"), r.scopes(key, "down"))...); err != nil {
-			return nil, err
-		}
-		if out.Up, err = merge(slices.Concat(c.Defaults.scopes("defaults", "up"), r.scopes(key, "up"))...); err != nil {
-			return nil, err
-		}
-		rules[i] = out
 	}
 	p, err := policy.New(rules, base)
 	if err != nil {
 		return nil, keyErrorf("rules", "%v", err)
 	}
 	return p, nil
+}
+
+// terms are the rules with what each gives, and what holds where none matches.
+func (c *Config) terms() (rules []policy.Rule, base policy.Rule, err error) {
+	base, err = c.directions(policy.Rule{SendProxy: c.Defaults.SendProxy.version()}, "defaults", nil)
+	errs := []error{err}
+	rules = make([]policy.Rule, len(c.Rules))
+	for i, r := range c.Rules {
+		rules[i], err = c.directions(r.policy(base.SendProxy), fmt.Sprintf("rules[%d]", i), &r.Terms)
+		errs = append(errs, because("defaults", err))
+	}
+	return rules, base, errors.Join(errs...)
+}
+
+// directions adds the terms of both directions to a rule: what t says at key, and
+// else the defaults.
+func (c *Config) directions(r policy.Rule, key string, t *Terms) (policy.Rule, error) {
+	var errs [2]error
+	for i, d := range [...]struct {
+		name string
+		to   *policy.Terms
+	}{{"down", &r.Down}, {"up", &r.Up}} {
+		scopes := c.Defaults.scopes("defaults", d.name)
+		if t != nil {
+			scopes = append(scopes, t.scopes(key, d.name)...)
+		}
+		*d.to, errs[i] = merge(scopes...)
+	}
+	return r, errors.Join(errs[:]...)
+}
+
+// policy is the rule without its terms.
+func (r Rule) policy(sendProxy int) policy.Rule {
+	out := policy.Rule{
+		Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse", SendProxy: sendProxy,
+		Match: policy.Match{
+			Protocol:     policy.Protocol(r.Match.Protocol),
+			Listeners:    r.Match.Listener,
+			Sources:      Prefixes(r.Match.Source),
+			Destinations: Prefixes(r.Match.Destination),
+			Hosts:        r.Match.Host,
+		},
+	}
+	for _, p := range r.Match.Ports {
+		out.Match.Ports = append(out.Match.Ports, policy.PortRange(p))
+	}
+	for _, n := range r.Match.ServerName {
+		out.Match.ServerNames = append(out.Match.ServerNames, policy.NamePattern(n))
+	}
+	if r.SendProxy != "" {
+		out.SendProxy = r.SendProxy.version()
+	}
+	return out
 }
 
 // scopes are what t says about a direction, the widest first.
@@ -79,25 +99,21 @@ func (t Terms) scopes(key, direction string) []scope {
 // that has no target drops one.
 func merge(scopes ...scope) (policy.Terms, error) {
 	t := policy.Terms{Algorithm: policy.Unmanaged}
+	var errs []error
 	said := map[string]string{} // by key: where what holds was said
 	for _, s := range scopes {
 		if s.Algorithm != "" {
 			name, params, err := cc.Parse(string(s.Algorithm))
 			if err != nil {
-				return t, keyErrorf(s.key+".algorithm", "%v", err)
+				return t, errors.Join(append(errs, keyErrorf(s.key+".algorithm", "%v", err))...)
 			}
 			t.Algorithm, t.Params = name, params
 		}
-		if err := s.params(&t); err != nil {
-			return t, err
-		}
-		if err := s.receive(&t); err != nil {
-			return t, err
-		}
+		errs = append(errs, s.params(&t), s.receive(&t))
 		if s.Group != "" {
 			g, err := policy.ParseGroup(s.Group)
 			if err != nil {
-				return t, keyErrorf(s.key+".group", "%v", err)
+				errs = append(errs, keyErrorf(s.key+".group", "%v", err))
 			}
 			t.Group = g
 		}
@@ -113,14 +129,12 @@ func merge(scopes ...scope) (policy.Terms, error) {
 		if s.ConnectionRate > 0 {
 			t.ConnectionRate = cc.Rate(s.ConnectionRate)
 		}
-		if err := s.class(&t, said); err != nil {
-			return t, err
-		}
+		errs = append(errs, s.class(&t, said))
 	}
 	if key, err := t.CheckClass(); err != nil {
-		return t, keyErrorf(said[key]+"."+key, "%v", err)
+		errs = append(errs, keyErrorf(said[key]+"."+key, "%v", err))
 	}
-	return t, nil
+	return t, errors.Join(errs...)
 }
 
 // class adds what s promises the flow, and notes in said what it says.
@@ -179,15 +193,17 @@ func (s scope) params(t *policy.Terms) error {
 	if params == nil {
 		params = cc.Params{}
 	}
+	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(s.Params)) {
 		v, err := spec.ParseParam(name, string(s.Params[name]))
 		if err != nil {
-			return keyErrorf(s.key+".params."+name, "%v", err)
+			errs = append(errs, keyErrorf(s.key+".params."+name, "%v", err))
+			continue
 		}
 		params[name] = v
 	}
 	t.Params = params
-	return nil
+	return errors.Join(errs...)
 }
 
 // Prefixes are those of a list.

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -54,41 +55,47 @@ func checkToken(key, token string) error {
 
 // readSecrets puts secrets where the names of their files were.
 func (c *Config) readSecrets(from *files) error {
-	if h := &c.Telemetry.Hints; h.TokenFile != "" {
-		const key = "telemetry.hints.token_file"
-		token, err := from.firstLine(key, h.TokenFile)
-		if err == nil {
-			err = checkToken(key, token)
-		}
-		if err != nil {
-			return err
-		}
-		h.Token, h.TokenFile = token, ""
-	}
+	errs := []error{c.Telemetry.Hints.readToken("telemetry.hints.token_file", from)}
 	for i := range c.Agents {
-		if err := c.Agents[i].readFiles(fmt.Sprintf("agents[%d]", i), from); err != nil {
-			return err
-		}
+		errs = append(errs, c.Agents[i].readFiles(fmt.Sprintf("agents[%d]", i), from))
 	}
-	for i, l := range c.Listeners {
-		if err := c.Listeners[i].readTunnelFiles(fmt.Sprintf("listeners[%d]", i), from); err != nil {
-			return err
-		}
+	for i := range c.Listeners {
+		l := &c.Listeners[i]
+		key := fmt.Sprintf("listeners[%d]", i)
+		errs = append(errs, l.readTunnelFiles(key, from))
 		for j := range l.Users {
-			u := &c.Listeners[i].Users[j]
-			if u.PasswordFile == "" {
-				continue
-			}
-			key := fmt.Sprintf("listeners[%d].users[%d].password_file", i, j)
-			var err error
-			if u.Password, err = from.firstLine(key, u.PasswordFile); err != nil {
-				return err
-			}
-			u.PasswordFile = ""
-			if len(u.Password) < 1 || len(u.Password) > 255 {
-				return keyErrorf(key, "the first line has %d bytes; a password has 1 to 255", len(u.Password))
-			}
+			errs = append(errs, l.Users[j].readPassword(fmt.Sprintf("%s.users[%d].password_file", key, j), from))
 		}
 	}
+	return errors.Join(errs...)
+}
+
+func (h *Hints) readToken(key string, from *files) error {
+	if h.TokenFile == "" {
+		return nil
+	}
+	token, err := from.firstLine(key, h.TokenFile)
+	if err == nil {
+		err = checkToken(key, token)
+	}
+	if err != nil {
+		return err
+	}
+	h.Token, h.TokenFile = token, ""
+	return nil
+}
+
+func (u *User) readPassword(key string, from *files) error {
+	if u.PasswordFile == "" {
+		return nil
+	}
+	password, err := from.firstLine(key, u.PasswordFile)
+	if err != nil {
+		return err
+	}
+	if len(password) < 1 || len(password) > 255 {
+		return keyErrorf(key, "the first line has %d bytes; a password has 1 to 255", len(password))
+	}
+	u.Password, u.PasswordFile = password, ""
 	return nil
 }

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -27,22 +28,25 @@ const (
 const maxInterfaceName = 15
 
 func (c *Config) checkSources() error {
+	var errs []error
 	seen := map[string]string{}
 	for i, s := range c.Hints {
 		key := fmt.Sprintf("hints[%d]", i)
-		switch every := s.Every(); {
-		case s.Interface == "":
-			return keyErrorf(key+".interface", "missing; write the interface's name, such as wlan0")
-		case len(s.Interface) > maxInterfaceName || strings.ContainsAny(s.Interface, "/ :") || s.Interface == "." || s.Interface == "..":
-			return keyErrorf(key+".interface", "%q is no interface's name, such as wlan0: it has at most %d characters, without spaces, / and :", s.Interface, maxInterfaceName)
-		case every < shortestInterval || every > longestInterval:
-			return keyErrorf(key+".interval", "%v is outside %v to %v", every, shortestInterval, longestInterval)
+		if every := s.Every(); every < shortestInterval || every > longestInterval {
+			errs = append(errs, keyErrorf(key+".interval", "%v is outside %v to %v", every, shortestInterval, longestInterval))
 		}
-		if err := unique(seen, key+".interface", s.Interface); err != nil {
-			return err
+		key += ".interface"
+		switch name := s.Interface; {
+		case name == "":
+			errs = append(errs, keyErrorf(key, "missing; write the interface's name, such as wlan0"))
+		case len(name) > maxInterfaceName || strings.ContainsAny(name, "/ :") || name == "." || name == "..":
+			errs = append(errs, keyErrorf(key, "%q is no interface's name, such as wlan0: "+
+				"it has at most %d characters, without spaces, / and :", name, maxInterfaceName))
+		default:
+			errs = append(errs, unique(seen, key, name))
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Every is the time between two readings.

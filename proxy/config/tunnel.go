@@ -126,111 +126,127 @@ func (p Peer) Access() access.Peer {
 
 // checkTunnel is about the keys of tunnels, in listeners that are and others.
 func (l *Listener) checkTunnel(key string) error {
-	switch {
-	case !l.Is(access.MASQUE) && !l.MASQUE.isZero():
-		return keyErrorf(key+".masque", "only mode masque has this; remove it or change the mode")
-	case !l.Is(access.MASQUE) && l.TLS != (TLS{}):
-		return keyErrorf(key+".tls", "only mode masque speaks TLS; remove it or change the mode")
-	case !l.Is(access.WireGuard) && !l.WireGuard.isZero():
-		return keyErrorf(key+".wireguard", "only mode wireguard has this; remove it or change the mode")
-	case !l.Is(access.TUN) && l.Device != "":
-		return keyErrorf(key+".device", "only mode tun has a device; remove it or change the mode")
-	case !l.Tunnels() && l.Tunnel != (Tunnel{}):
-		return keyErrorf(key+".tunnel", "only modes wireguard, tun and masque are tunnels; remove it or change the mode")
-	case !l.Tunnels():
-		return nil
-	case len(l.ProxyProtocol.From) > 0:
-		return keyErrorf(key+".proxy_protocol", "connections out of a tunnel carry no PROXY header; remove it")
+	var errs []error
+	for _, k := range [...]struct {
+		misplaced bool
+		name, why string
+	}{
+		{!l.Is(access.MASQUE) && !l.MASQUE.isZero(), ".masque", "only mode masque has this; remove it or change the mode"},
+		{!l.Is(access.MASQUE) && l.TLS != TLS{}, ".tls", "only mode masque speaks TLS; remove it or change the mode"},
+		{!l.Is(access.WireGuard) && !l.WireGuard.isZero(), ".wireguard", "only mode wireguard has this; remove it or change the mode"},
+		{!l.Is(access.TUN) && l.Device != "", ".device", "only mode tun has a device; remove it or change the mode"},
+		{
+			!l.Tunnels() && l.Tunnel != Tunnel{}, ".tunnel",
+			"only modes wireguard, tun and masque are tunnels; remove it or change the mode",
+		},
+		{
+			l.Tunnels() && len(l.ProxyProtocol.From) > 0, ".proxy_protocol",
+			"connections out of a tunnel carry no PROXY header; remove it",
+		},
+	} {
+		if k.misplaced {
+			errs = append(errs, keyErrorf(key+k.name, "%s", k.why))
+		}
 	}
-	if err := l.Tunnel.check(key + ".tunnel"); err != nil {
-		return err
+	if idle := time.Duration(l.Tunnel.UDPIdle); l.Tunnels() && idle != 0 && idle < time.Second {
+		errs = append(errs, keyErrorf(key+".tunnel.udp_idle", "%v is less than an answer may take; write at least 1s", idle))
 	}
-	switch {
-	case l.Is(access.TUN):
-		return l.checkDevice(key)
-	case l.Is(access.MASQUE):
-		return l.checkMASQUE(key)
+	switch access.Mode(l.Mode) {
+	case access.TUN:
+		errs = append(errs, l.checkDevice(key))
+	case access.MASQUE:
+		errs = append(errs, l.checkMASQUE(key))
+	case access.WireGuard:
+		errs = append(errs, l.checkWireGuard(key))
 	}
-	return l.checkWireGuard(key)
-}
-
-func (t Tunnel) check(key string) error {
-	if t.UDPIdle != 0 && time.Duration(t.UDPIdle) < time.Second {
-		return keyErrorf(key+".udp_idle", "%v is less than an answer may take; write at least 1s", time.Duration(t.UDPIdle))
-	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // maxDevice is what a network device's name has room for (IFNAMSIZ).
 const maxDevice = 15
 
 func (l *Listener) checkDevice(key string) error {
-	switch {
-	case l.Address != "":
-		return keyErrorf(key+".address", "mode tun has a device and no address; remove it")
-	case l.Device == "":
-		return keyErrorf(key+".device", "missing; mode tun needs the name of a TUN device, such as penstock0, which is made unless it exists")
-	case len(l.Device) > maxDevice || strings.ContainsAny(l.Device, "/ :%") || l.Device == "." || l.Device == "..":
-		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%", l.Device)
-	case l.Tunnel.Isolate != nil && *l.Tunnel.Isolate:
-		return keyErrorf(key+".tunnel.isolate", "mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network")
+	var errs []error
+	if l.Address != "" {
+		errs = append(errs, keyErrorf(key+".address", "mode tun has a device and no address; remove it"))
 	}
-	return nil
+	switch name := l.Device; {
+	case name == "":
+		errs = append(errs, keyErrorf(key+".device",
+			"missing; mode tun needs the name of a TUN device, such as penstock0, which is made unless it exists"))
+	case len(name) > maxDevice || strings.ContainsAny(name, "/ :%") || name == "." || name == "..":
+		errs = append(errs, keyErrorf(key+".device",
+			"%q is no name of a network device: at most 15 bytes without spaces, / : or %%", name))
+	}
+	if l.Tunnel.Isolate != nil && *l.Tunnel.Isolate {
+		errs = append(errs, keyErrorf(key+".tunnel.isolate",
+			"mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network"))
+	}
+	return errors.Join(errs...)
 }
 
 func (l *Listener) checkWireGuard(key string) error {
 	w := &l.WireGuard
 	at := key + ".wireguard"
+	var errs []error
 	if w.ConfigFile == "" || l.Address != "" {
-		if err := checkAddress(key+".address", l.Address); err != nil {
-			return err
+		err := checkAddress(key+".address", l.Address)
+		if host, _, _ := net.SplitHostPort(l.Address); err == nil && host != "" && host != "::" && host != "0.0.0.0" {
+			err = keyErrorf(key+".address", "mode wireguard listens on every address of the machine: "+
+				"write :%s, and keep others out with the packet filter", port(l.Address))
 		}
-		if host, _, _ := net.SplitHostPort(l.Address); host != "" && host != "::" && host != "0.0.0.0" {
-			return keyErrorf(key+".address", "mode wireguard listens on every address of the machine: write :%s, and keep others out with the packet filter", port(l.Address))
-		}
+		errs = append(errs, err)
 	}
 	switch {
 	case w.ConfigFile != "" && (w.PrivateKeyFile != "" || w.PrivateKey != Key{}):
-		return keyErrorf(at+".config_file", "has the private key already; remove private_key and private_key_file")
+		errs = append(errs, keyErrorf(at+".config_file", "has the private key already; remove private_key and private_key_file"))
 	case w.ConfigFile != "" && w.PeersFile != "":
-		return keyErrorf(at+".config_file", "has the peers already; remove peers_file, or move them there")
+		errs = append(errs, keyErrorf(at+".config_file", "has the peers already; remove peers_file, or move them there"))
 	case w.PrivateKeyFile != "" && w.PrivateKey != Key{}:
-		return keyErrorf(at+".private_key_file", "give private_key or private_key_file, not both")
+		errs = append(errs, keyErrorf(at+".private_key_file", "give private_key or private_key_file, not both"))
 	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == Key{}:
-		return keyErrorf(at+".private_key_file", "missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)")
+		errs = append(errs, keyErrorf(at+".private_key_file",
+			"missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)"))
 	}
 	for i, p := range w.Pool {
 		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
-			return keyErrorf(fmt.Sprintf("%s.pool[%d]", at, i), "%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", host)
+			errs = append(errs, keyErrorf(fmt.Sprintf("%s.pool[%d]", at, i),
+				"%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", host))
 		}
 	}
+	var peers []error
 	for i, p := range w.Peers {
-		if err := p.check(fmt.Sprintf("%s.peers[%d]", at, i)); err != nil {
-			return err
+		peers = append(peers, p.check(fmt.Sprintf("%s.peers[%d]", at, i)))
+	}
+	err := errors.Join(peers...)
+	if err == nil {
+		if err = access.CheckPeers(w.Access()); err != nil {
+			err = keyErrorf(at+".peers", "%v", err)
 		}
 	}
-	if err := access.CheckPeers(w.Access()); err != nil {
-		return keyErrorf(at+".peers", "%v", err)
-	}
-	return nil
+	return errors.Join(append(errs, err)...)
 }
 
 func (p Peer) check(key string) error {
+	var errs []error
 	switch {
 	case p.Name == "":
-		return keyErrorf(key+".name", "missing; give it a name such as phone")
+		errs = append(errs, keyErrorf(key+".name", "missing; give it a name such as phone"))
 	case strings.ContainsFunc(p.Name, func(r rune) bool { return !strconv.IsPrint(r) }):
-		return keyErrorf(key+".name", "%q: a name has printable characters only", p.Name)
+		errs = append(errs, keyErrorf(key+".name", "%q: a name has printable characters only", p.Name))
 	case len(p.Name) > maxName:
-		return keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name))
-	case p.PublicKey == Key{}:
-		return keyErrorf(key+".public_key", "missing; it is what the client's app shows as its public key")
-	case p.PresharedKeyFile != "" && p.PresharedKey != Key{}:
-		return keyErrorf(key+".preshared_key_file", "give preshared_key or preshared_key_file, not both")
-	case time.Duration(p.Keepalive)%time.Second != 0 || time.Duration(p.Keepalive) > 65535*time.Second:
-		return keyErrorf(key+".keepalive", "%v is not in whole seconds up to 65535s", time.Duration(p.Keepalive))
+		errs = append(errs, keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name)))
 	}
-	return nil
+	if (p.PublicKey == Key{}) {
+		errs = append(errs, keyErrorf(key+".public_key", "missing; it is what the client's app shows as its public key"))
+	}
+	if p.PresharedKeyFile != "" && p.PresharedKey != (Key{}) {
+		errs = append(errs, keyErrorf(key+".preshared_key_file", "give preshared_key or preshared_key_file, not both"))
+	}
+	if every := time.Duration(p.Keepalive); every%time.Second != 0 || every > 65535*time.Second {
+		errs = append(errs, keyErrorf(key+".keepalive", "%v is not in whole seconds up to 65535s", every))
+	}
+	return errors.Join(errs...)
 }
 
 func (w WireGuard) isZero() bool {
@@ -249,54 +265,48 @@ func (l *Listener) readTunnelFiles(key string, from *files) error {
 		return l.readMASQUEFiles(key, from)
 	}
 	w := &l.WireGuard
-	at := key + ".wireguard"
-	if w.PrivateKeyFile != "" {
-		k, err := from.key(at+".private_key_file", w.PrivateKeyFile)
-		if err != nil {
-			return err
-		}
-		w.PrivateKey, w.PrivateKeyFile = k, ""
-	}
+	key += ".wireguard"
+	errs := []error{from.key(key+".private_key_file", &w.PrivateKeyFile, &w.PrivateKey)}
 	for i := range w.Peers {
 		p := &w.Peers[i]
-		if p.PresharedKeyFile == "" {
-			continue
-		}
-		k, err := from.key(fmt.Sprintf("%s.peers[%d].preshared_key_file", at, i), p.PresharedKeyFile)
-		if err != nil {
-			return err
-		}
-		p.PresharedKey, p.PresharedKeyFile = k, ""
+		at := fmt.Sprintf("%s.peers[%d].preshared_key_file", key, i)
+		errs = append(errs, from.key(at, &p.PresharedKeyFile, &p.PresharedKey))
 	}
-	var named string
 	switch {
 	case w.ConfigFile != "":
-		named = at + ".config_file"
-		f, err := from.quick(named, w.ConfigFile)
-		if err != nil {
-			return err
-		}
-		if err := l.adopt(f, named); err != nil {
-			return err
-		}
-		w.ConfigFile = ""
+		errs = append(errs, l.readConfigFile(key+".config_file", from))
 	case w.PeersFile != "":
-		named = at + ".peers_file"
-		f, err := from.quick(named, w.PeersFile)
-		if err != nil {
-			return err
-		}
-		if (f.PrivateKey != access.Key{}) {
-			return keyErrorf(named, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
-		}
-		w.add(f.Peers)
-		w.PeersFile = ""
-	default:
-		return nil
+		errs = append(errs, w.readPeers(key+".peers_file", from))
 	}
-	if err := access.CheckPeers(w.Access()); err != nil {
-		return keyErrorf(named, "%v", err)
+	return errors.Join(errs...)
+}
+
+// readConfigFile takes over what is in a file that wg-quick has.
+func (l *Listener) readConfigFile(key string, from *files) error {
+	f, err := from.quick(key, l.WireGuard.ConfigFile)
+	if err == nil {
+		err = l.adopt(f, key)
 	}
+	if err != nil {
+		return err
+	}
+	l.WireGuard.ConfigFile = ""
+	return nil
+}
+
+// readPeers adds the peers of a file.
+func (w *WireGuard) readPeers(key string, from *files) error {
+	f, err := from.quick(key, w.PeersFile)
+	if err != nil {
+		return err
+	}
+	if (f.PrivateKey != access.Key{}) {
+		return keyErrorf(key, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
+	}
+	if err := w.add(f.Peers); err != nil {
+		return keyErrorf(key, "%v", err)
+	}
+	w.PeersFile = ""
 	return nil
 }
 
@@ -325,11 +335,14 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 			}
 		}
 	}
-	l.WireGuard.add(f.Peers)
+	if err := l.WireGuard.add(f.Peers); err != nil {
+		return keyErrorf(key, "%v", err)
+	}
 	return nil
 }
 
-func (w *WireGuard) add(peers []access.Peer) {
+// add adds peers, unless they cannot stand beside those that there are.
+func (w *WireGuard) add(peers []access.Peer) error {
 	w.Peers = w.Peers[:len(w.Peers):len(w.Peers)]
 	for _, p := range peers {
 		c := Peer{Name: p.Name, PublicKey: Key(p.PublicKey), PresharedKey: Key(p.Preshared), Keepalive: Duration(p.Keepalive)}
@@ -338,19 +351,24 @@ func (w *WireGuard) add(peers []access.Peer) {
 		}
 		w.Peers = append(w.Peers, c)
 	}
+	return access.CheckPeers(w.Access())
 }
 
-// key reads a key from the first line of a file.
-func (f *files) key(key, path string) (Key, error) {
-	line, err := f.firstLine(key, path)
+// key puts the key in the first line of a file where its name was.
+func (f *files) key(key string, path *string, to *Key) error {
+	if *path == "" {
+		return nil
+	}
+	line, err := f.firstLine(key, *path)
 	if err != nil {
-		return Key{}, err
+		return err
 	}
 	k, err := access.ParseKey(strings.TrimSpace(line))
 	if err != nil {
-		return Key{}, keyErrorf(key, "%s: %v", path, err)
+		return keyErrorf(key, "%s: %v", *path, err)
 	}
-	return Key(k), nil
+	*to, *path = Key(k), ""
+	return nil
 }
 
 // quick reads a file in wg-quick's format; one with secrets must be closed to others.
@@ -360,7 +378,7 @@ func (f *files) quick(key, path string) (access.QuickFile, error) {
 		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", f.path(path))
 	}
 	if err != nil {
-		return access.QuickFile{}, keyErrorf(key, "%v", err)
+		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.path(path), err)
 	}
 	q, err := access.ParseQuick(string(data))
 	if err != nil {

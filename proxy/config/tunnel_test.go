@@ -53,7 +53,7 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	})
 	c, err := config.Load(filepath.Join(dir, "c.yaml"))
 	require.NoError(t, err)
-	require.NoError(t, c.Check(), "as it is after its files were read")
+	require.NoError(t, c.Validate(), "as it is after its files were read")
 	w := c.Listeners[0].WireGuard
 	assert.Equal(t, keyC, access.Key(w.PrivateKey).String())
 	require.Len(t, w.Peers, 2)
@@ -75,7 +75,7 @@ func TestAFileOfWgQuicksIsAWholeListener(t *testing.T) {
 	})
 	c, err := config.Load(filepath.Join(dir, "c.yaml"))
 	require.NoError(t, err)
-	require.NoError(t, c.Check())
+	require.NoError(t, c.Validate())
 	l := c.Listeners[0]
 	assert.Equal(t, ":51820", l.Address)
 	assert.Equal(t, 1300, l.Tunnel.MTU)

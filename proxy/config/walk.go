@@ -4,116 +4,157 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 )
 
-var (
-	configType      = reflect.TypeFor[Config]()
-	unmarshalerType = reflect.TypeFor[yaml.NodeUnmarshaler]()
-)
+var configType = reflect.TypeFor[Config]()
 
-// walk checks the shape of node against t before any value is read, so that a
-// mistake is told in the words of the file and not of Go, the first one first.
-// It notes where each value stands.
-func (p places) walk(key string, node ast.Node, t reflect.Type) error {
-	p[key] = node.GetToken()
+// decode reads a node into v, and notes where each value stands. What is wrong is
+// noted in the words of the file and not of Go, and left as it was in v.
+func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
+	r.places[key] = node.GetToken()
+	t := v.Type()
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
+	wrong := func(format string, args ...any) { r.blame(key, at(node, format, args...)) }
 	switch node.Type() {
 	case ast.AliasType:
-		return at(node, "a value that begins with * is written in quotes; aliases are not supported")
+		wrong("a value that begins with * is written in quotes; aliases are not supported")
+		return
 	case ast.AnchorType, ast.MergeKeyType, ast.TagType:
-		return at(node, "anchors, aliases and tags are not supported; write the value out")
+		wrong("anchors, aliases and tags are not supported; write the value out")
+		return
 	case ast.NullType:
-		return at(node, "no value; leave the key out for its default")
+		wrong("no value; leave the key out for its default")
+		return
 	}
-	if reflect.PointerTo(t).Implements(unmarshalerType) {
-		return nil
+	read := reflect.New(t)
+	if u, ok := read.Interface().(yaml.NodeUnmarshaler); ok {
+		if err := u.UnmarshalYAML(node); err != nil {
+			r.blame(key, err)
+			return
+		}
+		put(v, read)
+		return
 	}
 	switch t.Kind() {
 	case reflect.Struct, reflect.Map:
-		return p.walkMapping(key, node, t)
+		r.decodeMapping(key, node, v)
 	case reflect.Slice:
 		seq, ok := node.(*ast.SequenceNode)
 		if !ok {
-			return at(node, "expected a list, not %s", describe(node, t))
+			wrong("expected a list, not %s", describe(node, t))
+			return
 		}
+		list := reflect.MakeSlice(t, len(seq.Values), len(seq.Values))
 		for i, item := range seq.Values {
-			if err := p.walk(fmt.Sprintf("%s[%d]", key, i), item, t.Elem()); err != nil {
-				return err
-			}
+			r.decode(fmt.Sprintf("%s[%d]", key, i), item, list.Index(i))
 		}
+		v.Set(list)
 	case reflect.Bool:
-		if node.Type() != ast.BoolType {
-			return at(node, "expected true or false, not %s", describe(node, t))
+		b, ok := node.(*ast.BoolNode)
+		if !ok {
+			wrong("expected true or false, not %s", describe(node, t))
+			return
 		}
+		read.Elem().SetBool(b.Value)
+		put(v, read)
 	case reflect.Int:
-		if node.Type() != ast.IntegerType {
-			return at(node, "expected a whole number, not %s", describe(node, t))
+		n, ok := node.(*ast.IntegerNode)
+		if !ok {
+			wrong("expected a whole number, not %s", describe(node, t))
+			return
 		}
+		i, ok := n.Value.(int64)
+		if u, unsigned := n.Value.(uint64); unsigned {
+			i, ok = int64(u), u <= math.MaxInt
+		}
+		if !ok {
+			wrong("%s is too large", cut(n.Token.Value))
+			return
+		}
+		read.Elem().SetInt(i)
+		put(v, read)
 	case reflect.String:
 		if _, err := text(node); err != nil {
-			return at(node, "expected a text, not %s", describe(node, t))
+			wrong("expected a text, not %s", describe(node, t))
+			return
 		}
-		if !isText(node) { // what it is may be a secret
-			return at(node, "expected a text; write it in quotes")
+		switch n := node.(type) {
+		case *ast.StringNode:
+			v.SetString(n.Value)
+		case *ast.LiteralNode:
+			v.SetString(n.Value.Value)
+		default: // what it is may be a secret
+			wrong("expected a text; write it in quotes")
 		}
 	default:
-		panic("config: configuration field of a kind nobody reads: " + t.String())
+		panic("config: field of a kind nobody reads: " + t.String())
 	}
-	return nil
 }
 
-func (p places) walkMapping(key string, node ast.Node, t reflect.Type) error {
+// put sets v, or what it points to, to what read points to.
+func put(v, read reflect.Value) {
+	if v.Kind() == reflect.Pointer {
+		v.Set(read)
+		return
+	}
+	v.Set(read.Elem())
+}
+
+func (r *reading) decodeMapping(key string, node ast.Node, v reflect.Value) {
 	m, ok := node.(ast.MapNode)
 	if !ok {
-		return at(node, "expected keys with values, not %s", describe(node, t))
+		r.blame(key, at(node, "expected keys with values, not %s", describe(node, v.Type())))
+		return
 	}
 	var fields map[string]reflect.StructField
-	if t.Kind() == reflect.Struct {
-		fields = fieldsOf(t)
+	if v.Kind() == reflect.Struct {
+		fields = fieldsOf(v.Type())
+	} else {
+		v.Set(reflect.MakeMap(v.Type()))
 	}
 	for it := m.MapRange(); it.Next(); {
 		if it.Key().IsMergeKey() {
-			return at(it.Key(), "anchors, aliases and tags are not supported; write the value out")
+			r.blame(key, at(it.Key(), "anchors, aliases and tags are not supported; write the value out"))
+			continue
 		}
 		name, err := text(it.Key())
 		if err != nil {
-			return err
+			r.blame(key, err)
+			continue
 		}
 		full := strings.TrimPrefix(key+"."+cut(name), ".")
-		f := fields[name]
-		ft := f.Type
 		if fields == nil {
-			ft = t.Elem()
+			value := reflect.New(v.Type().Elem()).Elem()
+			r.decode(full, it.Value(), value)
+			v.SetMapIndex(reflect.ValueOf(name), value)
+			continue
 		}
-		if ft == nil {
+		f, known := fields[name]
+		if !known {
 			shown := full
 			if i := strings.IndexAny(name, " \t="); i >= 0 { // a value may follow, after an equal sign or a space
 				shown = strings.TrimPrefix(key+"."+cut(name[:i])+cutMark, ".")
 			}
-			return &Error{
-				Line: it.Key().GetToken().Position.Line, Column: it.Key().GetToken().Position.Column,
-				Key: shown, Message: "unknown key; " + suggest(name, fields),
-			}
+			r.blame(shown, at(it.Key(), "unknown key; %s", suggest(name, fields)))
+			continue
 		}
-		if err := p.walk(full, it.Value(), ft); err != nil {
-			return err
-		}
-		if n, err := strconv.Atoi(it.Value().GetToken().Value); err == nil && it.Value().Type() == ast.IntegerType {
-			if wrong := outside(f, n); wrong != "" {
-				return at(it.Value(), "%s", wrong)
+		field := v.FieldByName(f.Name)
+		r.decode(full, it.Value(), field)
+		if n := reflect.Indirect(field); n.Kind() == reflect.Int {
+			if wrong := outside(f, int(n.Int())); wrong != "" && it.Value().Type() == ast.IntegerType {
+				r.blame(full, at(it.Value(), "%s", wrong))
 			}
 		}
 	}
-	return nil
 }
 
 // maxShown is how much of a value or an unknown key a message shows, in bytes.

@@ -53,6 +53,7 @@ var table = []rule{
 		packages: "proxy/config", module: []string{"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/policy"},
 		banned: active,
 	},
+	{packages: "proxy/config/configtest", banned: active},
 	{packages: "proxy/policy", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath", module: []string{"cc", "cc/flow"}},
 	{packages: "proxy/datapath/datapathtest", module: []string{"cc", "cc/flow", "proxy/datapath/...", "internal/need"}},

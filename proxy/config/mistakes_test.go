@@ -1,0 +1,123 @@
+package config_test
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// mistakesIn loads a configuration beside other files; every line but the first has no file name.
+func mistakesIn(t *testing.T, files map[string]string) (first *config.Error, rest []string) {
+	t.Helper()
+	path := filepath.Join(folder(t, files), "c.yaml")
+	_, err := config.Load(path)
+	require.ErrorAs(t, err, &first)
+	for _, line := range first.Rest() {
+		rest = append(rest, strings.TrimPrefix(line, path+":"))
+	}
+	return first, rest
+}
+
+// What cannot be read, what does not go together and what is wrong with files are told at once.
+func TestAllMistakesAreToldAtOnce(t *testing.T) {
+	first, rest := mistakesIn(t, map[string]string{"wrong.pw": strings.Repeat("x", 256), "c.yaml": `
+limits: {bufer: 64KiB, dial_timeout: 0s}
+listeners:
+- {name: a, mode: mixd, address: "127.0.0.1:1080"}
+- {name: b, mode: socks5, address: nowhere, target: "x:1", keep_client: true, users: [{name: x, password_file: gone}]}
+- {name: c, mode: socks5, address: "127.0.0.1:1081", users: [{name: x, password_file: gone}, {name: y, password_file: wrong.pw}]}
+- {name: d, mode: masque, address: "127.0.0.1:443"}
+rules:
+- {name: one, match: {listener: [nobody], ports: [99999]}, down: {weight: 2000}}
+- {name: two, params: {delta: 1}, group: source/99}
+mark: x
+`})
+	assert.Equal(t, "limits.bufer", first.Key)
+	assert.Contains(t, first.Excerpt, ">  2 | limits: {bufer: 64KiB")
+	assert.Equal(t, "unknown key; did you mean buffer?", first.Message)
+	var keys []string
+	for _, line := range rest {
+		require.Regexp(t, `^\d+:\d+: [a-z0-9_.\[\]]+: .`, line)
+		keys = append(keys, strings.SplitN(line, ": ", 3)[1])
+	}
+	assert.Equal(t, []string{
+		"limits.dial_timeout",
+		"listeners[0].mode", // nothing else of this listener: it may follow from its mode
+		"listeners[1].address", "listeners[1].target", "listeners[1].keep_client", "listeners[1].users[0].password_file",
+		"listeners[2].users[0].password_file", "listeners[2].users[1].password_file",
+		"listeners[3].tls.certificate", "listeners[3].tls.key", "listeners[3].masque.tokens_file",
+		"rules[0].match.ports[0]", "rules[0].down.weight",
+		"rules[1].params.delta", "rules[1].group",
+		"mark",
+	}, keys, strings.Join(rest, "\n"))
+}
+
+// A mistake is not told again in what follows from it.
+func TestWhatFollowsFromAMistakeIsNotTold(t *testing.T) {
+	for name, text := range map[string]string{
+		"a listener's name":     "listeners: [{name: 5, mode: mixed, address: '127.0.0.1:1'}]\nrules: [{name: a, match: {listener: [b]}}]\n",
+		"no list of listeners":  "listeners: 5\n",
+		"the default algorithm": lan + "defaults: {algorithm: cpa, params: {delta: 1}}\nrules: [{name: a, params: {delta: 1}}]\n",
+		"of the defaults":       lan + "defaults: {params: {nonsense: 1}}\nrules: [{name: a}, {name: b}]\n",
+		"an agent":              lan + "agents: [{name: 5}]\nrules: [{name: a, algorithm: 'ccp:b'}]\n",
+		"no configuration":      "[1, 2]\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, rest := mistakesIn(t, map[string]string{"c.yaml": text})
+			assert.Empty(t, rest)
+		})
+	}
+}
+
+func TestMoreMistakesThanTwentyAreCounted(t *testing.T) {
+	var rules strings.Builder
+	for i := range 50 {
+		fmt.Fprintf(&rules, "- {name: r%d, weigth: 1}\n", i)
+	}
+	first, rest := mistakesIn(t, map[string]string{"c.yaml": lan + "rules:\n" + rules.String()})
+	assert.Equal(t, "rules[0].weigth", first.Key)
+	require.Len(t, rest, 20)
+	assert.Equal(t, "22:15: rules[18].weigth: unknown key; did you mean weight?", rest[17])
+	assert.Equal(t, "and 30 more", rest[19])
+}
+
+func TestFurtherMistakesShowNoSecrets(t *testing.T) {
+	const secret = "hunter2hunter2hunter2"
+	text := "mark: x\nlisteners:\n- name: a\n  mode: masque\n  address: ':1'\n  users: [{name: x, pasword: " + secret +
+		"}, {name: y, password: {is: " + secret + "}}, " + secret + "]\n  masque: {tokens: [{name: a, token: " + secret[:10] +
+		"}, " + secret + "]}\ntelemetry: {hints: {token: " + secret[:10] + "}}\n"
+	first, rest := mistakesIn(t, map[string]string{"c.yaml": text})
+	assert.Greater(t, len(rest), 4)
+	assert.NotContains(t, first.Error()+first.Excerpt+strings.Join(rest, "\n"), "hunter2")
+}
+
+// A file that is missing is told with its path and the key that names it.
+func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
+	for key, text := range map[string]string{
+		"telemetry.hints.token_file":                         lan + "telemetry: {hints: {token_file: gone}}\n",
+		"listeners[0].users[0].password_file":                "listeners: [{name: a, mode: mixed, address: ':1', users: [{name: x, password_file: gone}]}]\n",
+		"listeners[0].wireguard.private_key_file":            "listeners: [{name: v, mode: wireguard, address: ':1', wireguard: {private_key_file: gone}}]\n",
+		"listeners[0].wireguard.config_file":                 "listeners: [{name: v, mode: wireguard, wireguard: {config_file: gone}}]\n",
+		"listeners[0].wireguard.peers[0].preshared_key_file": "listeners: [{name: v, mode: wireguard, address: ':1', wireguard: {private_key: " + keyA + ", peers: [{name: p, public_key: " + keyB + ", allowed_ips: [10.9.0.2], preshared_key_file: gone}]}}]\n",
+		"listeners[0].tls.certificate":                       "listeners: [{name: m, mode: masque, address: ':1', tls: {certificate: gone, key: gone}, masque: {open: true}}]\n",
+		"listeners[0].masque.tokens_file":                    "listeners: [{name: m, mode: masque, address: ':1', tls: {certificate: '" + pemHead + "', key: '" + pemHead + "'}, masque: {tokens_file: gone}}]\n",
+	} {
+		t.Run(key, func(t *testing.T) {
+			dir := folder(t, map[string]string{"c.yaml": text})
+			_, err := config.Load(filepath.Join(dir, "c.yaml"))
+			var e *config.Error
+			require.ErrorAs(t, err, &e)
+			all := append([]string{e.Error()}, e.Rest()...)
+			assert.Contains(t, strings.Join(all, "\n"), key+": ")
+			assert.Contains(t, strings.Join(all, "\n"), filepath.Join(dir, "gone"))
+		})
+	}
+}
+
+const pemHead = "-----BEGIN NOTHING-----"
