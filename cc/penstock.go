@@ -61,7 +61,9 @@ const (
 	ownDrainBases = 50
 	ownRejoin     = time.Second // between drainings that others began, or that settle a doubt
 	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
-	ownProbeDepth = 0.75        // where the question is whether others fill the queue: they leave less than this of it
+	// ownDrainTargets of queue less are enough on a long path, as bases are not wrong by more.
+	ownDrainTargets = 2
+	ownProbeDepth   = 0.75 // where the question is whether others fill the queue: they leave less than this of it
 	// ownReverseGain of the rate is the pace while the queue on the way back is more
 	// than ownReverseBases of the base: acknowledgements come in trains then.
 	ownReverseGain  = 1.2
@@ -295,7 +297,7 @@ func (p *penstock) follow(a Ack) {
 	back *= min(p.reverse.Seconds(), ownReverseMost)
 	cwnd := p.rate*(base+p.target) + back
 	if p.phase == ownDraining {
-		cwnd = p.drainDepth*p.rate*base + back
+		cwnd = p.rate*max(p.drainDepth*base, base-ownDrainTargets*p.target) + back
 	}
 	n := cwnd / float64(p.mss)
 	if p.rivals && p.phase != ownDraining {

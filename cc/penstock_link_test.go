@@ -189,6 +189,21 @@ func TestPenstockFollowsAPathThatGrows(t *testing.T) {
 	assert.Greater(t, least.Mbps(), 7.0, "within twice the time after which it drains")
 }
 
+// TestPenstockFillsLongPaths counts once slow start and what it left are over.
+func TestPenstockFillsLongPaths(t *testing.T) {
+	for _, tt := range []struct {
+		rate  cc.Rate
+		base  time.Duration
+		least float64
+	}{{200e6, 200 * ms, 0.96}, {50e6, 600 * ms, 0.96}} {
+		s := over(sim.LinkConfig{Rate: tt.rate, QueueBytes: 8e6}, tt.base, time.Minute, "penstock")
+		s.Warmup = 15 * time.Second
+		r := play(t, s)
+		t.Logf("%v, %v: %.1f %%, p95 %v", tt.rate, tt.base, 100*r.Utilisation, r.Queueing.P95)
+		assert.GreaterOrEqual(t, r.Utilisation, tt.least, "%v, %v", tt.rate, tt.base)
+	}
+}
+
 // TestPenstockBesideAnUpload has the client send by its own Cubic, in whose queue the
 // acknowledgements wait for up to 1.3 s.
 func TestPenstockBesideAnUpload(t *testing.T) {
