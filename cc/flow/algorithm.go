@@ -127,9 +127,11 @@ func (g *group) ownInflight() cc.Bytes {
 
 // cwndLimited tells whether the window was what held the sender back since the newest
 // delivered byte left, a round trip ago. Bytes that pile up in the transport mean that
-// it was not; nor was it where a cap leaves less.
+// it was not; nor was it where a cap leaves less, or where by now all members have all
+// that their terms allow: the window would go on growing for a round trip, and fall into
+// swings where it then meets the end of the path.
 func (g *group) cwndLimited() bool {
-	return g.cwndFullAt != 0 && !g.limitedBelow && !g.caps.bind && g.cwndFullAt >= g.delivered.firstSent
+	return g.cwndFullAt != 0 && !g.limitedBelow && !g.caps.bind && !g.allContent && g.cwndFullAt >= g.delivered.firstSent
 }
 
 // noteAppLimited marks what is in flight as too little to probe the path, when there is

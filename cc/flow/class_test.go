@@ -177,6 +177,17 @@ func TestAWindowDoesNotGrowForThoseThatMayNotUseIt(t *testing.T) {
 	assert.NotZero(t, legs[0].group().cwndFullAt)
 }
 
+func TestOnceAllHaveAllTheyMayTheWindowIsSaidNotToLimit(t *testing.T) {
+	_, legs := measured(t, windowOf(20e6).asGuarantee(5e6), windowOf(20e6).asGuarantee(5e6))
+	g := legs[0].group()
+	shares(legs)
+	g.cwndFullAt = legs[0].p.now // though it did less than a round trip ago
+	assert.False(t, g.cwndLimited())
+	legs[0].Move(legs[0].p.now, windowOf(20e6)) //nolint:errcheck // to the same group
+	shares(legs)
+	assert.True(t, g.cwndLimited())
+}
+
 func TestANewcomerGetsItsShareOverARoundTrip(t *testing.T) {
 	join := func(class Class) (at []float64) {
 		c := &crowd{testbed: newTestbed(t)}

@@ -54,9 +54,12 @@ func (g *group) divide(now cc.Time) {
 	if g.alloc.odd {
 		g.timers.schedule(g, g.alloc.turnEnds)
 	}
+	contend, content := false, true
 	for _, m := range kept {
 		g.provide(m, now, atOnce)
+		contend, content = contend || m.wants, content && (!m.wants || g.content(m))
 	}
+	g.allContent = contend && content
 	g.rest(resting, now)
 	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }
@@ -178,7 +181,8 @@ func (g *group) windowFor(r cc.Rate) cc.Bytes {
 func (g *group) known() bool { return g.rtt.srtt > 0 }
 
 // content reports whether m has all that its terms allow, so that a wider window would
-// be none to it. It goes by the last division.
+// be none to it. It goes by what the last division gave it, before that was cut to whole
+// pairs of segments.
 func (g *group) content(m *member) bool {
-	return g.known() && m.ceiling > 0 && m.share >= m.bound && m.bound < g.window()
+	return g.known() && m.ceiling > 0 && m.due >= m.bound && m.bound < g.window()
 }

@@ -144,7 +144,7 @@ func (g *group) ack(m *member, n news) (ev cc.Ack, beside cc.Bytes) {
 func (g *group) sample(m *member, now cc.Time, rtt time.Duration) time.Duration {
 	rtt, changed := g.paths.sample(now, m.path, rtt, g.rtt.srtt)
 	if changed {
-		g.recountPath(m.path)
+		g.recountAll(m.path.members)
 	}
 	before := g.rtt.srtt
 	g.rtt.add(rtt)

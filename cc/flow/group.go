@@ -45,6 +45,7 @@ type group struct {
 
 	cwndFullAt   cc.Time  // when the window last cut a grant short, or kept bytes waiting in a transport
 	wantedAt     cc.Time  // when a member last got less than it wanted; 0: never
+	allContent   bool     // at the last division, all that contended had all that their terms allow
 	limitedBelow bool     // the transport or the receiver, not the window, holds bytes back
 	started      cc.Time  // when alg was built
 	starts       uint64   // how many have been
@@ -75,19 +76,17 @@ func (g *group) recount(m *member) {
 	}
 }
 
-// recountPath does so for all members on p; nil: for all members.
-func (g *group) recountPath(p *path) {
-	for _, m := range g.members {
-		if p == nil || m.path == p {
-			g.recount(m)
-		}
+// recountAll does so for each of some members.
+func (g *group) recountAll(members []*member) {
+	for _, m := range members {
+		g.recount(m)
 	}
 }
 
 // anchor makes p the reference path.
 func (g *group) anchor(p *path) {
 	g.paths.anchor(p, g.rtt.srtt)
-	g.recountPath(nil)
+	g.recountAll(g.members)
 }
 
 // setWant notes how much m wants beyond what it has.

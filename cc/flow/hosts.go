@@ -60,7 +60,7 @@ func (l located) within(p netip.Prefix, do func(*group)) {
 
 // inUse reports whether g's bytes go along p: as long as g has members, theirs do; one
 // without members waits for all that it remembers.
-func (g *group) inUse(p *path) bool { return p.members > 0 || len(g.members) == 0 }
+func (g *group) inUse(p *path) bool { return len(p.members) > 0 || len(g.members) == 0 }
 
 // meet tells g, which is new, what others have heard lately whose bytes go along its
 // path and no other. The caller holds m.mu, and no group's.

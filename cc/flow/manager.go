@@ -289,7 +289,7 @@ func (m *Manager) dropPath(g *indexed, i int) {
 func (m *Manager) trimPaths(g *indexed) {
 	idle, oldest := 0, -1
 	for i, p := range g.paths.all {
-		if p.members > 0 {
+		if len(p.members) > 0 {
 			continue
 		}
 		if idle++; oldest < 0 || p.idle < g.paths.all[oldest].idle {

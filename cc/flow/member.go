@@ -26,6 +26,7 @@ type member struct {
 	maxRate *rateLimit // of its group; nil: none
 	turn    cc.Time    // at maxRate, while it waits there; 0: it does not
 	place   int        // in the group's list of members
+	along   int        // in the path's
 }
 
 // leastWindow is floorSegments as they count in the group's window.

@@ -11,8 +11,7 @@ func (g *group) join(m *member, p *path) {
 	m.place = len(g.members)
 	g.members = append(g.members, m)
 	g.weights += m.weight
-	p.members++
-	m.path = p
+	p.join(m)
 	g.caps.add(m)
 	g.changed = true
 }
@@ -23,8 +22,7 @@ func (g *group) leave(m *member, now cc.Time) {
 	m.inflight, m.sampler.blocked = 0, 0
 	g.recount(m)
 	g.deactivate(m)
-	m.path.members--
-	m.path.idle = now
+	m.path.leave(m, now)
 	last := g.members[len(g.members)-1]
 	g.members[m.place], last.place = last, m.place
 	g.members[len(g.members)-1] = nil

@@ -84,10 +84,8 @@ func (f *Flow) accept(g *group, now cc.Time, t Terms) {
 
 // redirect has m's bytes go along another path of the group.
 func (g *group) redirect(m *member, now cc.Time, p *path) {
-	m.path.members--
-	m.path.idle = now
-	p.members++
-	m.path = p
+	m.path.leave(m, now)
+	p.join(m)
 	g.recount(m)
 }
 

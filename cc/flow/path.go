@@ -26,8 +26,8 @@ const rescale = 1.0 / 16
 // another count by how much shorter or longer it is: as many as the same rate keeps in
 // flight on the reference.
 type path struct {
-	host    netip.Addr // invalid: not known
-	members int
+	host    netip.Addr    // invalid: not known
+	members []*member     // in no order
 	idle    cc.Time       // when the last member left
 	base    time.Duration // least round trip without the queue that others knew of; 0: no sample yet
 	learnt  cc.Time       // until when base is the average of samples less that queue
@@ -42,6 +42,22 @@ type paths struct {
 	ref *path         // whose round trips the algorithm sees; nil: no sample since it started
 	q   time.Duration // newest queueing delay that a member has seen
 	qAt cc.Time
+}
+
+// join has m's bytes go along p.
+func (p *path) join(m *member) {
+	m.path, m.along = p, len(p.members)
+	p.members = append(p.members, m)
+}
+
+// leave undoes join.
+func (p *path) leave(m *member, now cc.Time) {
+	last := len(p.members) - 1
+	p.members[m.along] = p.members[last]
+	p.members[m.along].along = m.along
+	p.members[last] = nil
+	p.members = p.members[:last]
+	p.idle = now
 }
 
 // far reports whether p's round trips are unlike the reference's.

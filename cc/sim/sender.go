@@ -50,6 +50,9 @@ type sender struct {
 	heard cc.Time   // when the newest acknowledgement that came was sent
 	told  int       // of the receiver's log, how much the sender has seen
 
+	telling  bool     // a report of what has left is planned
+	toldSent cc.Bytes // sent, as last reported
+
 	recovery recovery
 	report   flow.Report
 	stats    stats
@@ -163,7 +166,10 @@ func (s *sender) wake() {
 // pump sends new data as far as the application and the flow allow.
 func (s *sender) pump() {
 	if s.held {
-		s.pumpHeld()
+		before := s.sent
+		if s.pumpHeld(); s.sent > before {
+			s.tellOfSent()
+		}
 		return
 	}
 	for !s.closed && !s.recovery.pending() {
@@ -184,45 +190,6 @@ func (s *sender) pump() {
 			s.extend(size, left == 0)
 		}
 		s.report.Written = s.sent
-	}
-}
-
-// pumpHeld is pump within the window and at the pace that the flow named last. As
-// in the kernel, what the application has beyond that waits below the flow.
-func (s *sender) pumpHeld() {
-	for !s.closed && !s.recovery.pending() {
-		n, next := s.src.available(s.w.now)
-		if n == 0 {
-			s.resumeAt(next)
-			break
-		}
-		s.write(n)
-		size := min(s.wrote-s.sent, cc.DefaultMSS)
-		if size == 0 || s.pipe+size > s.limit || s.sent+size > s.edge {
-			break
-		}
-		if s.paced > s.w.now {
-			s.resumeAt(s.paced)
-			break
-		}
-		if s.pace > 0 {
-			s.paced = s.w.now.Add(s.pace.TimeFor(size))
-		}
-		s.src.taken += size
-		s.extend(size, s.wrote == s.sent+size)
-	}
-}
-
-// write gives a transport that holds the window up to n bytes beyond what it has
-// sent, as far as the flow allows and the transport's buffer has room.
-func (s *sender) write(n cc.Bytes) {
-	room := min(n, sendBatch) - (s.wrote - s.sent)
-	switch {
-	case room <= 0:
-	case !s.flow.HasMaxRate():
-		s.wrote += room
-	default:
-		s.wrote += s.flow.Take(s.w.now, room).Bytes
 	}
 }
 
@@ -358,7 +325,7 @@ func (s *sender) hear(upTo int, stamp *uint32) {
 	}
 	s.repair(atLeast)
 	if s.held { // before anybody hears of the acknowledgement
-		s.pump()
+		s.pumpHeld()
 	}
 	s.tell(raw)
 	s.repair(0)
@@ -430,6 +397,7 @@ func (s *sender) tell(raw time.Duration) {
 		s.report.Written = s.wrote
 		s.report.RwndFull = s.report.Unsent > 0 && s.sent+cc.DefaultMSS > s.edge && s.pipe+cc.DefaultMSS <= s.limit
 	}
+	s.toldSent = s.sent
 	s.flow.Report(s.report)
 }
 

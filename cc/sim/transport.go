@@ -3,6 +3,8 @@ package sim
 import (
 	"fmt"
 	"time"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // Transport is what carries a scenario's flows, and what its receivers do.
@@ -30,6 +32,9 @@ const AckAtOnce time.Duration = -1
 
 // NoTimestamps is the Timestamps of receivers that tell no time, whatever the transport is.
 const NoTimestamps time.Duration = -1
+
+// datapathTick is how often the datapath looks at what its legs have sent.
+const datapathTick = time.Millisecond
 
 // kernelTick is that of the timestamps of Linux (TCP_TS_HZ).
 const kernelTick = time.Millisecond
@@ -70,4 +75,58 @@ func (s Scenario) complete() Scenario {
 	}
 	s.AckDelay, s.Timestamps = max(0, s.AckDelay), max(0, s.Timestamps)
 	return s
+}
+
+// pumpHeld is pump within the window and at the pace that the flow named last. As
+// in the kernel, what the application has beyond that waits below the flow.
+func (s *sender) pumpHeld() {
+	for !s.closed && !s.recovery.pending() {
+		n, next := s.src.available(s.w.now)
+		if n == 0 {
+			s.resumeAt(next)
+			break
+		}
+		s.write(n)
+		size := min(s.wrote-s.sent, cc.DefaultMSS)
+		if size == 0 || s.pipe+size > s.limit || s.sent+size > s.edge {
+			break
+		}
+		if s.paced > s.w.now {
+			s.resumeAt(s.paced)
+			break
+		}
+		if s.pace > 0 {
+			s.paced = s.w.now.Add(s.pace.TimeFor(size))
+		}
+		s.src.taken += size
+		s.extend(size, s.wrote == s.sent+size)
+	}
+}
+
+// tellOfSent plans a report of what has left with the datapath's next tick, unless an
+// acknowledgement brings one before. A client has no datapath.
+func (s *sender) tellOfSent() {
+	if s.telling || s.cfg.Upload {
+		return
+	}
+	s.telling = true
+	s.w.at(s.w.now.Add(datapathTick), func() {
+		s.telling = false
+		if !s.closed && s.sent > s.toldSent {
+			s.tell(0)
+		}
+	})
+}
+
+// write gives a transport that holds the window up to n bytes beyond what it has
+// sent, as far as the flow allows and the transport's buffer has room.
+func (s *sender) write(n cc.Bytes) {
+	room := min(n, sendBatch) - (s.wrote - s.sent)
+	switch {
+	case room <= 0:
+	case !s.flow.HasMaxRate():
+		s.wrote += room
+	default:
+		s.wrote += s.flow.Take(s.w.now, room).Bytes
+	}
 }

@@ -50,15 +50,10 @@ func TestRecipesAreSelectedByName(t *testing.T) {
 	require.Error(t, err)
 }
 
-// missed are the bounds that short forms miss over the kernel's transport. Those of
-// tunnel and janus-c9 are missed over real sockets too, those of janus-c0 and
-// live-switch are not (the full live-switch holds in virtual time as well): why virtual
-// time leaves slow start sooner is not known. One window of guarantees over its link
-// (janus-c2) is used to 0.94.
+// missed are the bounds that short forms miss over the kernel's transport;
+// docs/recipes.md says why.
 var missed = map[string][]string{
-	"janus-c0":    {"time until it has its target"}, // it leaves slow start after the first window
-	"janus-c2":    {"all of them over what there is, one window, 25 Mbit/s"},
-	"janus-c9":    {"janus 2 beside cubic, 2 and 2"},
+	"janus-c9":    {"janus 1 beside cubic, 2 and 2"},
 	"live-switch": {"whole round trips in a row in which a flow moved nothing"},
 	"hosts": {
 		"throughput of the host with eight flows over that of the other, penstock",
