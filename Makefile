@@ -8,12 +8,12 @@ GOLANGCI_LINT_VERSION = v2.15.0
 
 GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 
-# Tests of these packages and the end-to-end tests drive a kernel and emulated links
-# in real time, and a machine that others share may stand still for longer than any
-# deadline. Such a test that fails is run again, up to twice, and counts when it fails
+# Tests of these packages and the end-to-end tests drive a kernel, its sockets and
+# emulated links in real time, and a machine that others share may stand still for
+# longer than any deadline. Such a test that fails is run again, up to twice, and counts when it fails
 # each time; a table at the end names it. A data race counts at once. All other tests
 # run once.
-REAL_TIME = ./cmd/penstock ./internal/lab/... ./internal/netlab ./proxy/datapath/kernel/...
+REAL_TIME = ./cmd/penstock ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry
 RERUN     = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
 
 # Property tests draw the same cases in each run of make, so that what passes here passes
