@@ -169,10 +169,10 @@ func (s *Server) retire(l *listenerState) {
 		}
 		<-ended
 		_ = l.Close()
+		s.log.Info("listener is closed", "listener", l.cfg.Name)
 		s.mu.Lock()
 		delete(s.retired, l)
 		s.mu.Unlock()
-		s.log.Info("listener is closed", "listener", l.cfg.Name)
 	})
 }
 
