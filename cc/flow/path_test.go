@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // bottleneck is a link with a queue that members of one group share; beyond
@@ -177,7 +178,7 @@ func TestWhoeverIsLeftGoesOnAtTheSameRate(t *testing.T) {
 // TestRoutesKeepTheirAccounts checks what is always true of members whose ways
 // differ, whoever comes, goes and moves.
 func TestRoutesKeepTheirAccounts(t *testing.T) {
-	if raced {
+	if need.Raced {
 		t.Skip("takes minutes under the race detector, and is one goroutine")
 	}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -247,7 +248,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 }
 
 func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
-	if raced {
+	if need.Raced {
 		t.Skip("takes minutes under the race detector, and is one goroutine")
 	}
 	const ms = time.Millisecond
@@ -274,7 +275,7 @@ func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
 }
 
 func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
-	if raced {
+	if need.Raced {
 		t.Skip("takes minutes under the race detector, and is one goroutine")
 	}
 	rapid.Check(t, func(rt *rapid.T) {

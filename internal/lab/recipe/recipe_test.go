@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestRecipesSayWhatTheyAre(t *testing.T) {
@@ -64,8 +65,8 @@ var missed = map[string][]string{
 
 // Every recipe's short form, in virtual time.
 func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
-	if testing.Short() {
-		t.Skip("plays every recipe")
+	if testing.Short() || need.Raced {
+		t.Skip("plays every recipe, in one goroutine each")
 	}
 	for _, r := range recipe.All() {
 		t.Run(r.Name, func(t *testing.T) {
