@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/test/agents/nonsense"
 )
 
@@ -107,6 +108,9 @@ func TestAnAgentsFaultsCostNoByte(t *testing.T) {
 // TestAnAgentLosesItsFlowsWithinThreeRoundTrips is of a link of 100 ms. It takes a round
 // trip until the agent would have heard of the flow, and three more.
 func TestAnAgentLosesItsFlowsWithinThreeRoundTrips(t *testing.T) {
+	if present.envelope != kernel.EBPF {
+		t.Skip("the relay reports too rarely for that: the round trip changes meanwhile")
+	}
 	const trials = 3 // of which the machine may disturb all but one
 	w := present.way()
 	s, path := newCellular(t, sim.LinkConfig{Rate: 20e6, Delay: 50 * time.Millisecond, QueuePackets: 100})
@@ -141,6 +145,7 @@ func TestAnAgentLosesItsFlowsWithinThreeRoundTrips(t *testing.T) {
 		}
 		still := watch.stop()
 		if !within && still > 40*time.Millisecond {
+			d.finish()
 			t.Skipf("the machine is too busy: it stood still for %v", still)
 		}
 		assert.True(t, within, "%s: it took %v", name, worst)
