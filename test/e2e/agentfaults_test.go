@@ -21,12 +21,15 @@ import (
 	"github.com/penstock-net/penstock/test/agents/nonsense"
 )
 
-// eachAgent runs a test under our own Reno and under the authors'.
+// eachAgent runs a test under our own Reno and, on one tier, under the authors'.
 func eachAgent(t *testing.T, test func(t *testing.T, s *scene, a *steering)) {
 	for name, place := range map[string]func(*scene) *steering{
 		"ours":         (*scene).ownAgent,
 		"the authors'": func(s *scene) *steering { return s.agentOf("reno") },
 	} {
+		if name != "ours" && present.envelope != kernel.EBPF {
+			continue
+		}
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			s.shapeLinkTo(8 * shapedRate)
