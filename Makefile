@@ -10,9 +10,9 @@ GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 
 # Tests of these packages and the end-to-end tests drive a kernel, its sockets and
 # emulated links in real time, and a machine that others share may stand still for
-# longer than any deadline. Such a test that fails is run again, up to twice, and counts when it fails
-# each time; a table at the end names it. A data race counts at once. All other tests
-# run once.
+# longer than any deadline. Such a test that fails is run again, up to twice, and
+# counts when it fails each time; a table at the end names it. A data race counts at
+# once. All other tests run once.
 REAL_TIME = ./cmd/penstock ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry
 RERUN     = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
 
@@ -26,7 +26,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 LDFLAGS  = -s -w -X main.version=$(VERSION)
 
 # Packages with goroutines, or that are called from several.
-CONCURRENT = ./cc/flow/... ./internal/... ./proxy/... ./telemetry/...
+CONCURRENT = ./cc/flow/... ./cmd/penstock ./internal/... ./proxy/... ./telemetry/...
 # All but the end-to-end tests, which run by themselves so that nothing beside
 # them takes the processor that they measure on.
 UNIT     = ./...
@@ -72,9 +72,7 @@ test-unit: ## unit and property tests, scenarios, fuzz corpora
 test-race: ## the concurrent packages under the race detector
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v $$($(GO) env CC) >/dev/null; then \
 		set -ex; \
-		$(GOTESTSUM) --format pkgname --packages "$(call packages,$(CONCURRENT),$(REAL_TIME))" -- \
-			-race -timeout $(TIMEOUT); \
-		$(GOTESTSUM) $(RERUN) --format pkgname --packages "$(REAL_TIME)" -- -race -timeout $(TIMEOUT); \
+		$(GOTESTSUM) $(RERUN) --format pkgname --packages "$(CONCURRENT)" -- -race -timeout $(TIMEOUT); \
 	else \
 		echo "test-race: SKIPPED: the race detector needs a C compiler (CC=$$($(GO) env CC)," \
 			"CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
