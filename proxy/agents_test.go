@@ -13,8 +13,8 @@ import (
 )
 
 func TestARenewedCertificateTakesAReload(t *testing.T) {
-	certificate, key := certified(t)
-	renewed, renewedKey := certified(t)
+	certificate, key := certified()
+	renewed, renewedKey := certified()
 	own, err := tls.X509KeyPair([]byte(certificate), []byte(key))
 	require.NoError(t, err)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{

@@ -2,13 +2,7 @@ package proxy_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"net"
 	"net/http"
 	"net/url"
@@ -22,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -34,23 +29,9 @@ listeners:
     masque: {pool: [10.10.0.0/24], tokens_file: tokens}
 `
 
-// certified writes a certificate for tests and its key as PEM.
-func certified(t *testing.T) (certificate, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	form := &x509.Certificate{
-		SerialNumber: big.NewInt(1), DNSNames: []string{"vpn.test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotAfter: time.Now().Add(time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, form, form, &private.PublicKey, private)
-	require.NoError(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	write := func(kind string, b []byte) string {
-		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
-	}
-	return write("CERTIFICATE", der), write("PRIVATE KEY", secret)
+// certified is a certificate for tests and its key as PEM.
+func certified() (certificate, key string) {
+	return certs.PEM(certs.SelfSigned("vpn.test", "127.0.0.1"))
 }
 
 // stream asks a MASQUE listener for a TCP connection.
@@ -77,7 +58,7 @@ func stream(t *testing.T, at net.Addr, to, token string) (*http3.RequestStream, 
 
 func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	dir := t.TempDir()
-	certificate, key := certified(t)
+	certificate, key := certified()
 	path := filepath.Join(dir, "c.yaml")
 	for name, text := range map[string]string{
 		"c.yaml": masqueConfig, "cert.pem": certificate, "key.pem": key, "tokens": "phone phone-0123456789abcdef\n",

@@ -2,14 +2,9 @@ package agent
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"log/slog"
-	"math/big"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -20,57 +15,19 @@ import (
 
 	"github.com/penstock-net/penstock/agents/go/ccpagent"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/need"
 )
 
-// authority issues certificates.
-type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
+// here is a certificate by an authority for the addresses of these tests.
+func here(by *certs.Authority) []tls.Certificate {
+	return []tls.Certificate{by.Issue("x", "127.0.0.1", need.Host())}
 }
 
-func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t}
-	c := a.issue(true)
-	a.cert, a.key = c.Leaf, c.PrivateKey.(*ecdsa.PrivateKey)
-	return a
-}
-
-// issue is a certificate for the addresses of these tests, or the authority's own.
-func (a *authority) issue(own bool) tls.Certificate {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(a.t, err)
-	form := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "x"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(need.Host())}, IsCA: own, BasicConstraintsValid: true,
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	parent, signer := a.cert, a.key
-	if own {
-		parent, signer = form, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, form, parent, &key.PublicKey, signer)
-	require.NoError(a.t, err)
-	leaf, err := x509.ParseCertificate(der)
-	require.NoError(a.t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
-// datapath is how a datapath connects whose certificate is by a and that trusts to.
-func (a *authority) datapath(to *authority) *tls.Config {
-	return &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{a.issue(false)}, RootCAs: to.pool(),
-	}
+// trusting is how a datapath connects whose certificate is by one authority and that
+// trusts another.
+func trusting(by, to *certs.Authority) *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, Certificates: here(by), RootCAs: to.Pool()}
 }
 
 // answers says a window to each report.
@@ -81,10 +38,10 @@ func (a answers) Report(r ccpagent.Report) {
 }
 
 // elsewhere serves an agent at an address over TLS to whoever has a certificate of clients.
-func elsewhere(t *testing.T, address string, own *authority, clients *x509.CertPool) (at string, die func()) {
+func elsewhere(t *testing.T, address string, own *certs.Authority, clients *x509.CertPool) (at string, die func()) {
 	t.Helper()
 	l, err := tls.Listen("tcp", address, &tls.Config{
-		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{own.issue(false)},
+		MinVersion: tls.VersionTLS13, Certificates: here(own),
 		ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: clients,
 	})
 	require.NoError(t, err)
@@ -113,9 +70,9 @@ func elsewhere(t *testing.T, address string, own *authority, clients *x509.CertP
 var ownAddress = need.Host() + ":7407"
 
 func TestAnAgentOnAnotherMachineDecides(t *testing.T) {
-	ca := newAuthority(t)
-	at, die := elsewhere(t, ownAddress, ca, ca.pool())
-	s := startWith(t, Config{Address: at, TLS: ca.datapath(ca)})
+	ca := certs.NewAuthority()
+	at, die := elsewhere(t, ownAddress, ca, ca.Pool())
+	s := startWith(t, Config{Address: at, TLS: trusting(ca, ca)})
 	s.until("agent")
 	assert.EqualValues(t, 31_448, s.decided())
 	assert.Equal(t, at, s.link.Info().Socket)
@@ -123,25 +80,25 @@ func TestAnAgentOnAnotherMachineDecides(t *testing.T) {
 	die()
 	s.until("fallback")
 	assert.NotZero(t, s.link.Info().Fallbacks["gone"])
-	elsewhere(t, at, ca, ca.pool())
+	elsewhere(t, at, ca, ca.Pool())
 	s.until("agent")
 	assert.EqualValues(t, 2, s.link.Info().Connects)
 }
 
 func TestBothEndsWantACertificate(t *testing.T) {
-	ca, other := newAuthority(t), newAuthority(t)
+	ca, other := certs.NewAuthority(), certs.NewAuthority()
 	t.Run("the agent's is not trusted", func(t *testing.T) {
-		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.pool())
+		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.Pool())
 		link := &Link{cfg: Config{Name: "x", Address: at}}
-		link.Secure(ca.datapath(other))
+		link.Secure(trusting(ca, other))
 		_, err := link.dialRemote(context.Background())
 		var unknown x509.UnknownAuthorityError
 		assert.ErrorAs(t, err, &unknown)
 	})
 	t.Run("the proxy's is not trusted", func(t *testing.T) {
 		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-			MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{ca.issue(false)},
-			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.pool(),
+			MinVersion: tls.VersionTLS13, Certificates: here(ca),
+			ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: ca.Pool(),
 		})
 		require.NoError(t, err)
 		defer l.Close()
@@ -159,7 +116,7 @@ func TestBothEndsWantACertificate(t *testing.T) {
 			}
 		}()
 		said := &lines{}
-		s := startWith(t, Config{Address: l.Addr().String(), TLS: other.datapath(ca), Log: slog.New(slog.NewTextHandler(said, nil))})
+		s := startWith(t, Config{Address: l.Addr().String(), TLS: trusting(other, ca), Log: slog.New(slog.NewTextHandler(said, nil))})
 		require.Eventually(t, func() bool { return refused.Load() > 2 }, patience, time.Millisecond)
 		s.ack()
 		assert.Zero(t, s.link.Info().Steered)
@@ -177,20 +134,20 @@ func (l *lines) Write(b []byte) (int, error) {
 }
 
 func TestTheNextConnectionIsByNewCertificates(t *testing.T) {
-	ca, other := newAuthority(t), newAuthority(t)
-	at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.pool())
-	s := startWith(t, Config{Address: at, TLS: other.datapath(ca)})
+	ca, other := certs.NewAuthority(), certs.NewAuthority()
+	at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.Pool())
+	s := startWith(t, Config{Address: at, TLS: trusting(other, ca)})
 	assert.Equal(t, "fallback", s.ack())
-	s.link.Secure(ca.datapath(ca))
+	s.link.Secure(trusting(ca, ca))
 	s.until("agent")
 }
 
 // An agent that is not there is dialled again and again, and the log has one line for it.
 func TestAReasonIsTheSameEachTime(t *testing.T) {
-	ca := newAuthority(t)
+	ca := certs.NewAuthority()
 	t.Run("expired", func(t *testing.T) {
-		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.pool())
-		secure := ca.datapath(ca)
+		at, _ := elsewhere(t, "127.0.0.1:0", ca, ca.Pool())
+		secure := trusting(ca, ca)
 		hour := time.Now().Add(24 * time.Hour)
 		secure.Time = func() time.Time { hour = hour.Add(time.Hour); return hour }
 		sameReason(t, at, secure)
@@ -210,7 +167,7 @@ func TestAReasonIsTheSameEachTime(t *testing.T) {
 				_ = conn.Close()
 			}
 		}()
-		sameReason(t, l.Addr().String(), ca.datapath(ca))
+		sameReason(t, l.Addr().String(), trusting(ca, ca))
 	})
 }
 
@@ -238,9 +195,9 @@ func TestWhatIsNoMessageEndsAConnectionToAnotherMachine(t *testing.T) {
 		}(),
 	} {
 		t.Run(name, func(t *testing.T) {
-			ca := newAuthority(t)
+			ca := certs.NewAuthority()
 			l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-				MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{ca.issue(false)},
+				MinVersion: tls.VersionTLS13, Certificates: here(ca),
 			})
 			require.NoError(t, err)
 			defer l.Close()
@@ -256,7 +213,7 @@ func TestWhatIsNoMessageEndsAConnectionToAnotherMachine(t *testing.T) {
 				}
 				closed <- err
 			}()
-			s := startWith(t, Config{Address: l.Addr().String(), TLS: ca.datapath(ca)})
+			s := startWith(t, Config{Address: l.Addr().String(), TLS: trusting(ca, ca)})
 			assert.Error(t, <-closed)
 			assert.NotZero(t, s.link.Info().Malformed)
 		})

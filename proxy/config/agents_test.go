@@ -21,7 +21,7 @@ defaults: {algorithm: "ccp:far"}
 `
 
 func TestAnAgentOnAnotherMachineNeedsAddressAndCertificates(t *testing.T) {
-	certificate, key := certified(t)
+	certificate, key := certified()
 	load := func(old, now string) (config.Config, error) {
 		require.Contains(t, farAgent, old)
 		files := map[string]string{

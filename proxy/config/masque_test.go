@@ -1,21 +1,15 @@
 package config_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -28,27 +22,14 @@ listeners:
     masque: {pool: [10.10.0.0/24], tokens_file: tokens}
 `
 
-// certified writes a certificate for tests and its key as PEM.
-func certified(t *testing.T) (certificate, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	form := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"vpn.test"}, NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, form, form, &private.PublicKey, private)
-	require.NoError(t, err)
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	write := func(kind string, b []byte) string {
-		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
-	}
-	return write("CERTIFICATE", der), write("PRIVATE KEY", secret)
-}
+// certified is a certificate for tests and its key as PEM.
+func certified() (certificate, key string) { return certs.PEM(certs.SelfSigned("vpn.test")) }
 
 // masqueFolder has a configuration of mode masque with its files.
 func masqueFolder(t *testing.T, change func(files map[string]string)) (path string) {
 	t.Helper()
 	files := map[string]string{"c.yaml": masqueConfig, "tokens": "phone phone-0123456789abcdef\n"}
-	files["cert.pem"], files["key.pem"] = certified(t)
+	files["cert.pem"], files["key.pem"] = certified()
 	if change != nil {
 		change(files)
 	}
@@ -67,7 +48,7 @@ func TestMistakesInMASQUEAreToldWithTheirKey(t *testing.T) {
 		"no key":                   {replace(", key: key.pem", ""), "listeners[0].tls.key: missing"},
 		"no file":                  {replace("cert.pem", "no.pem"), "listeners[0].tls.certificate: "},
 		"no PEM":                   {func(f map[string]string) { f["cert.pem"] = "secret" }, "there is no PEM in"},
-		"another's key":            {func(f map[string]string) { _, f["key.pem"] = certified(t) }, "listeners[0].tls: "},
+		"another's key":            {func(f map[string]string) { _, f["key.pem"] = certified() }, "listeners[0].tls: "},
 		"nobody":                   {replace(", tokens_file: tokens", ""), "listeners[0].masque.tokens_file: missing"},
 		"everybody and some":       {replace("tokens_file: tokens", "tokens_file: tokens, open: true"), "listeners[0].masque.open: not together"},
 		"no tokens":                {func(f map[string]string) { f["tokens"] = "# none\n" }, "there is no token in it"},

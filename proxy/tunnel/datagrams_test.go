@@ -2,17 +2,12 @@ package tunnel
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	crand "crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -37,6 +32,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -209,15 +205,6 @@ func TestANameIsFoundThroughTheTunnel(t *testing.T) {
 	assert.Zero(t, g.Stats().Peers)
 }
 
-func certificate(t *testing.T) *tls.Config {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), crand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"penstock.example"}, NotAfter: time.Now().Add(time.Hour)} //nolint:forbidigo // certificates go by the clock
-	der, err := x509.CreateCertificate(crand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	return &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}, NextProtos: []string{"test"}}
-}
-
 func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
 	g := gate(t, usual(), anywhere, nil)
 	data := make([]byte, 5<<20)
@@ -225,7 +212,9 @@ func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
 	out, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
 	require.NoError(t, err)
 	server := &quic.Transport{Conn: out}
-	l, err := server.Listen(certificate(t), nil)
+	l, err := server.Listen(&tls.Config{
+		Certificates: []tls.Certificate{certs.SelfSigned("penstock.example")}, NextProtos: []string{"test"},
+	}, nil)
 	require.NoError(t, err)
 	var done sync.WaitGroup
 	done.Go(func() {

@@ -2,17 +2,11 @@ package tunnel
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	mathrand "math/rand/v2"
 	"net"
 	"net/http"
@@ -33,6 +27,7 @@ import (
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
@@ -54,51 +49,10 @@ func testClock() func() cc.Time {
 	return func() cc.Time { return cc.Time(time.Since(start)) + 1 }
 }
 
-// authority signs certificates.
-type authority struct {
-	key  *ecdsa.PrivateKey
-	cert *x509.Certificate
-}
-
-func newAuthority(t testing.TB) *authority {
-	a := &authority{}
-	signed := a.sign(t, "an authority")
-	a.key = signed.PrivateKey.(*ecdsa.PrivateKey)
-	var err error
-	a.cert, err = x509.ParseCertificate(signed.Certificate[0])
-	require.NoError(t, err)
-	return a
-}
-
-// sign makes a certificate; the authority's own if it has none yet.
-func (a *authority) sign(t testing.TB, name string) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	form := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{"vpn.test"},
-		NotAfter: time.Now().Add(time.Hour), //nolint:forbidigo // TLS runs on it
-		IsCA:     a.cert == nil, BasicConstraintsValid: true,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-	}
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		parent, signer = form, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, form, parent, &key.PublicKey, signer)
-	require.NoError(t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.cert)
-	return p
-}
-
 // masque starts a listener on loopback; change may alter what it is configured as.
 func masque(t testing.TB, change func(*MASQUEConfig)) (*MASQUE, ingress.Listener) {
 	cfg := MASQUEConfig{
-		Name: "masque", Addr: "127.0.0.1:0", Certificate: newAuthority(t).sign(t, "vpn.test"), Tokens: testTokens(),
+		Name: "masque", Addr: "127.0.0.1:0", Certificate: certs.SelfSigned("vpn.test"), Tokens: testTokens(),
 		Pool:  []netip.Prefix{netip.MustParsePrefix("10.10.0.0/24"), netip.MustParsePrefix("fd00:10::/64")},
 		Clock: testClock(),
 	}
@@ -493,7 +447,7 @@ func jumbo(t testing.TB) (*MASQUE, ingress.Listener) {
 	stack, err := netstack.New(netstack.Config{MTU: jumboMTU, Clock: clock})
 	require.NoError(t, err)
 	m, err := ListenMASQUE(MASQUEConfig{
-		Name: "masque", Addr: "127.0.0.1:0", Certificate: newAuthority(t).sign(t, "vpn.test"), Tokens: testTokens(), Clock: clock,
+		Name: "masque", Addr: "127.0.0.1:0", Certificate: certs.SelfSigned("vpn.test"), Tokens: testTokens(), Clock: clock,
 		Pool: []netip.Prefix{netip.MustParsePrefix("10.10.0.0/24"), netip.MustParsePrefix("fd00:10::/64")},
 	}, stack)
 	require.NoError(t, err)
@@ -556,17 +510,17 @@ func TestWhoMayNotIsRefusedAndCounted(t *testing.T) {
 }
 
 func TestACertificateOpensTheDoorToWhoeverItIsOf(t *testing.T) {
-	ours, others := newAuthority(t), newAuthority(t)
-	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.pool() })
+	ours, others := certs.NewAuthority(), certs.NewAuthority()
+	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.Pool() })
 	seen := echoing(t, l)
-	c, err := connect(t, m, ours.sign(t, "laptop"))
+	c, err := connect(t, m, ours.Issue("laptop", "vpn.test"))
 	require.NoError(t, err)
 	s, _, err := c.stream("192.0.2.80:443", "")
 	require.NoError(t, err)
 	exchange(t, s, []byte("question"))
 	assert.Equal(t, "laptop", (<-seen).Peer)
 
-	for i, certificates := range [][]tls.Certificate{nil, {others.sign(t, "laptop")}} {
+	for i, certificates := range [][]tls.Certificate{nil, {others.Issue("laptop", "vpn.test")}} {
 		c, err := connect(t, m, certificates...)
 		if err == nil { // a client's handshake is over before the server has looked at its certificate
 			_, _, err = c.stream("192.0.2.80:443", "")
@@ -577,16 +531,16 @@ func TestACertificateOpensTheDoorToWhoeverItIsOf(t *testing.T) {
 }
 
 func TestOtherAuthoritiesOpenTheDoorFromThenOn(t *testing.T) {
-	ours, others := newAuthority(t), newAuthority(t)
-	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.pool() })
+	ours, others := certs.NewAuthority(), certs.NewAuthority()
+	m, l := masque(t, func(c *MASQUEConfig) { c.Tokens, c.ClientCAs = nil, ours.Pool() })
 	echoing(t, l)
-	m.authorities.Store(others.pool())
-	c, err := connect(t, m, others.sign(t, "laptop"))
+	m.authorities.Store(others.Pool())
+	c, err := connect(t, m, others.Issue("laptop", "vpn.test"))
 	require.NoError(t, err)
 	s, _, err := c.stream("192.0.2.80:443", "")
 	require.NoError(t, err)
 	exchange(t, s, []byte("question"))
-	c, err = connect(t, m, ours.sign(t, "laptop"))
+	c, err = connect(t, m, ours.Issue("laptop", "vpn.test"))
 	if err == nil {
 		_, _, err = c.stream("192.0.2.80:443", "")
 	}
@@ -618,7 +572,7 @@ func TestNoListenerIsOpenByAccident(t *testing.T) {
 	stack, err := netstack.New(netstack.Config{MTU: config.MASQUEMTU, Clock: testClock()})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, stack.Close()) })
-	cert := newAuthority(t).sign(t, "vpn.test")
+	cert := certs.SelfSigned("vpn.test")
 	for want, cfg := range map[string]MASQUEConfig{
 		"needs a certificate":       {Tokens: testTokens()},
 		"nobody could be refused":   {Certificate: cert},

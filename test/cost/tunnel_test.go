@@ -22,6 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -174,8 +175,7 @@ func (k keys) listener() string {
 }
 
 func masqueListener(b *testing.B) string {
-	certificate, key, err := netlab.Certificate("vpn.test")
-	require.NoError(b, err)
+	certificate, key := certs.PEM(certs.SelfSigned("vpn.test"))
 	return fmt.Sprintf("{name: bench, mode: masque, address: \":%d\", tls: {certificate: %q, key: %q}, masque: {pool: [10.10.0.0/24], tokens: [{name: phone, token: %s}]}}",
 		gatewayPort, certificate, key, masqueToken)
 }

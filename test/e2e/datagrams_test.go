@@ -277,7 +277,7 @@ func TestADownloadByQUICThroughATunnelOverACellularLink(t *testing.T) {
 	s.capture(w)
 	path.StartOnData()
 
-	cert, _ := certificate(t, "server.test")
+	cert, _ := certificate("server.test")
 	ln, err := quic.Listen(listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 443)),
 		&tls.Config{Certificates: []tls.Certificate{cert}, NextProtos: []string{"test"}}, nil)
 	require.NoError(t, err)

@@ -13,18 +13,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/internal/certs"
 )
 
 // certificate is one for the names, signed by itself.
-func certificate(t *testing.T, names ...string) (tls.Certificate, *x509.CertPool) {
-	t.Helper()
-	own, key, err := netlab.Certificate(names...)
-	require.NoError(t, err)
-	cert, err := tls.X509KeyPair(own, key)
-	require.NoError(t, err)
-	roots := x509.NewCertPool()
-	require.True(t, roots.AppendCertsFromPEM(own))
+func certificate(names ...string) (tls.Certificate, *x509.CertPool) {
+	cert, roots := certs.SelfSigned(names...), x509.NewCertPool()
+	roots.AddCert(cert.Leaf)
 	return cert, roots
 }
 
@@ -48,7 +43,7 @@ func TestTheServerNameDecides(t *testing.T) {
 			s := newScene(t)
 			s.start("listeners:\n  - name: way\n    " + w.config + "\ntelemetry: {address: \"" + telemetryAddr + "\"}\nlog: {level: debug}\n" + byName)
 			s.capture(w)
-			identity, roots := certificate(t, "cdn.video.example", "other.example", "ads.example")
+			identity, roots := certificate("cdn.video.example", "other.example", "ads.example")
 
 			for _, row := range []struct{ server, rule, algorithm string }{
 				{"cdn.video.example", "video", "vegas"},

@@ -70,6 +70,7 @@ var table = []rule{
 	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
 	{packages: "internal/caps"},
+	{packages: "internal/certs"},
 	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps", "internal/netlab"}},
 	{packages: "internal/lab/...", module: []string{
 		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",

@@ -2,13 +2,8 @@ package quic
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"io"
-	"math/big"
 	"net"
 	"net/http"
 	"net/url"
@@ -27,6 +22,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/datapathtest"
 )
@@ -34,18 +30,6 @@ import (
 func clock() func() cc.Time {
 	start := time.Now() //nolint:forbidigo // quic-go runs on it
 	return func() cc.Time { return cc.Time(time.Since(start)) + 1 }
-}
-
-func certificate(t testing.TB) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	form := &x509.Certificate{
-		SerialNumber: big.NewInt(1), DNSNames: []string{"localhost"},
-		NotAfter: time.Now().Add(time.Hour), //nolint:forbidigo // TLS runs on it
-	}
-	der, err := x509.CreateCertificate(rand.Reader, form, form, &key.PublicKey, key)
-	require.NoError(t, err)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
 // wire is a QUIC connection over loopback: streams that the client opens come
@@ -67,7 +51,7 @@ func newWire(t testing.TB, losing int64) *wire {
 		socket = &lossy{PacketConn: udp, each: losing}
 	}
 	server := &http3.Server{
-		TLSConfig:  http3.ConfigureTLSConfig(&tls.Config{Certificates: []tls.Certificate{certificate(t)}}),
+		TLSConfig:  http3.ConfigureTLSConfig(&tls.Config{Certificates: []tls.Certificate{certs.SelfSigned("localhost")}}),
 		QUICConfig: &quic.Config{Tracer: Tracer(now, nil)},
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			rw.WriteHeader(http.StatusOK)

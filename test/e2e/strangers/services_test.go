@@ -15,16 +15,15 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/internal/certs"
 )
 
 // nginx serves the scene's directory on ports 80 and, over TLS, 443.
 func (s *scene) nginx(program string) {
 	s.t.Helper()
-	certificate, key, err := netlab.Certificate("files.example")
-	require.NoError(s.t, err)
-	s.write("cert.pem", string(certificate))
-	s.write("key.pem", string(key))
+	certificate, key := certs.PEM(certs.SelfSigned("files.example"))
+	s.write("cert.pem", certificate)
+	s.write("key.pem", key)
 	s.serve(s.Server, 443, program, "-p", s.dir, "-e", "stderr", "-c", s.write("nginx.conf", fmt.Sprintf(
 		"daemon off; user root; pid %[1]s/nginx.pid; error_log stderr;\nevents {}\nhttp { access_log off; server {\n"+
 			"listen %[2]v:80; listen %[2]v:443 ssl http2; server_name files.example;\n"+
