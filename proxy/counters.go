@@ -25,6 +25,7 @@ var (
 type Counters struct {
 	Listeners []ListenerCounters // in the order of the configuration
 	Routes    []RouteCounters    // by listener, then rule; only those that were used
+	Peers     []PeerCounters     // by listener, then name; only those that have had connections
 	Active    int                // connections, in whatever state
 	Sources   int                // client hosts that have connections
 	Limit     int                // connections at most
@@ -134,6 +135,7 @@ func (r *rejections) snapshot() map[Reason]uint64 {
 type totals struct {
 	mu     sync.Mutex
 	routes map[routeKey]*route
+	peers  peerTotals
 }
 
 type routeKey struct{ listener, rule string }
@@ -163,6 +165,10 @@ func (t *totals) open(c *connection) {
 	r.up.control(AlgorithmCounters{Algorithm: c.verdict.Up.Algorithm})
 	r.opened++
 	r.active++
+	if p := t.peers.of(c); p != nil {
+		p.Opened++
+		p.Active++
+	}
 }
 
 func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Duration) {
@@ -174,6 +180,10 @@ func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Dur
 	r.down.add(last.Down, last.Client)
 	r.up.add(last.Up, last.Server)
 	r.duration.Observe(lived)
+	if p := t.peers.of(c); p != nil {
+		p.Active--
+		p.Retransmitted += last.Client.Retransmitted
+	}
 }
 
 // Counters returns the totals, those of live connections included.
@@ -199,7 +209,7 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	// only makes the next one larger.
 	s.mu.Lock()
 	conns := s.unsorted()
-	rows := s.totals.snapshot()
+	rows, peers := s.totals.snapshot()
 	s.mu.Unlock()
 
 	now := s.clock()
@@ -212,8 +222,10 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 		if row := rows[c.route]; row != nil {
 			row.Down.add(flows[i].Down, flows[i].Client)
 			row.Up.add(flows[i].Up, flows[i].Server)
+			addLive(peers, flows[i])
 		}
 	}
+	out.Peers = peers
 	for _, k := range slices.SortedFunc(maps.Keys(rows), routeKey.compare) {
 		out.Routes = append(out.Routes, *rows[k])
 	}
@@ -224,7 +236,7 @@ func (k routeKey) compare(l routeKey) int {
 	return cmp.Or(strings.Compare(k.listener, l.listener), strings.Compare(k.rule, l.rule))
 }
 
-func (t *totals) snapshot() map[routeKey]*RouteCounters {
+func (t *totals) snapshot() (map[routeKey]*RouteCounters, []PeerCounters) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	rows := map[routeKey]*RouteCounters{}
@@ -234,5 +246,5 @@ func (t *totals) snapshot() map[routeKey]*RouteCounters {
 			Closed: maps.Clone(r.closed), Down: r.down.clone(), Up: r.up.clone(), Duration: r.duration.Snapshot(),
 		}
 	}
-	return rows
+	return rows, t.peers.snapshot()
 }

@@ -202,6 +202,8 @@ func TestAPhoneDownloadsThroughTheTunnel(t *testing.T) {
 	require.Len(t, tunnels[0].Peers, 1)
 	assert.Equal(t, "phone", tunnels[0].Peers[0].Name)
 	assert.False(t, tunnels[0].Peers[0].Handshake.IsZero())
+	assert.Equal(t, []proxy.PeerCounters{{Listener: "vpn", Peer: "phone", Opened: 1, Retransmitted: routes[0].Down.Retransmitted}},
+		g.proxy.Counters().Peers)
 }
 
 func TestAnUploadOutOfATunnelIsHeld(t *testing.T) {
@@ -246,6 +248,9 @@ func TestConnectionsOutOfATunnelShareTheWindowOfTheirPeer(t *testing.T) {
 	}
 	flows := g.proxy.Flows()
 	require.Len(t, flows, 2)
+	peers := g.proxy.Counters().Peers
+	require.Len(t, peers, 1)
+	assert.Equal(t, 2, peers[0].Active)
 	for _, f := range flows {
 		assert.Equal(t, "phone", f.Peer)
 		assert.Equal(t, "down|vpn|through phone", f.Down.Flow.Group)

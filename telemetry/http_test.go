@@ -232,7 +232,9 @@ func TestHostsAreLimited(t *testing.T) {
 
 func TestPeersShowEveryField(t *testing.T) {
 	rec := httptest.NewRecorder()
-	pages(busyProxy()).Handler(true).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "http://localhost/v1/peers", nil))
+	src := busyProxy()
+	src.flows[0].Listener, src.flows[0].Peer = "vpn", "phone"
+	pages(src).Handler(true).ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "http://localhost/v1/peers", nil))
 	require.Equal(t, http.StatusOK, rec.Code)
 	var got []Peer
 	require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &got))
@@ -242,6 +244,7 @@ func TestPeersShowEveryField(t *testing.T) {
 		{
 			Listener: "vpn", Name: "phone", PublicKey: phone.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},
 			Endpoint: "198.51.100.9:4000", Handshake: 1.7e9 + .5, Received: 1100, Sent: 9900,
+			Connections: 2, QueueingDelay: .025, DeliveryRate: 12e6, Retransmitted: 4344,
 		},
 		{Listener: "vpn", Name: "tablet", PublicKey: tablet.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
 		{

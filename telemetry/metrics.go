@@ -243,7 +243,7 @@ func newCollector(src Source, o Options) *collector {
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range slices.Concat(all, agentMetrics) {
+	for _, m := range slices.Concat(all, peerMetrics, agentMetrics) {
 		ch <- m.desc
 		if m.former != nil {
 			ch <- m.former
@@ -266,8 +266,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range counters.Routes {
 		out.route(r)
 	}
+	loads := peerLoads(counters, flows)
 	for _, t := range c.src.Tunnels() {
 		out.tunnel(t, c.o.Wall())
+		out.peers(t, loads)
 	}
 	sumLive(flows).write(out)
 	sumGroups(c.src.Groups()).write(out)

@@ -71,7 +71,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 	for m := range ch {
 		shown[m.Desc().String()] = true
 	}
-	for _, m := range all {
+	for _, m := range slices.Concat(all, peerMetrics) {
 		assert.True(t, shown[m.desc.String()], "%s", m.desc)
 		assert.True(t, m.former == nil || shown[m.former.String()], "%s", m.former)
 	}
@@ -80,7 +80,7 @@ func TestEveryMetricIsShownWhenThereIsSomethingToShow(t *testing.T) {
 func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
-		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface",
+		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface", "peer",
 		"doubt",                                                              // told of by the configuration and the code
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}

@@ -64,6 +64,11 @@ func busyProxy() *still {
 				Closed: map[proxy.Cause]uint64{{Who: "client", How: proxy.ClosedEOF}: 5},
 				Down:   direction, Up: direction, Duration: histogram,
 			}},
+			Peers: []proxy.PeerCounters{
+				{Listener: "vpn", Peer: "phone", Opened: 9, Active: 2, Retransmitted: 4344},
+				{Listener: "vpn", Peer: "sold", Opened: 1, Retransmitted: 1448},
+				{Listener: "vpn2", Peer: "browser", Opened: 3, Active: 1, Retransmitted: 2896},
+			},
 			Active: 3, Sources: 2, Limit: 100, Draining: true,
 		},
 		flows: []proxy.FlowInfo{
@@ -104,7 +109,9 @@ func busyProxy() *still {
 					{Name: "tablet", PublicKey: access.Key{2}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
 				},
 			}},
-			{Listener: "vpn2", Mode: "masque", Status: vpn.Status{Received: 1, Sessions: []vpn.SessionState{{
+			{Listener: "vpn2", Mode: "masque", Status: vpn.Status{Received: 1, Clients: map[string]vpn.Traffic{
+				"laptop": {Received: 5700, Sent: 6800}, "198.51.100.8": {Received: 1},
+			}, Sessions: []vpn.SessionState{{
 				Name: "laptop", Endpoint: "198.51.100.7:5000", Received: 700, Sent: 800,
 				Addresses: []netip.Addr{netip.MustParseAddr("10.10.0.1"), netip.MustParseAddr("fd00:10::1")},
 			}}}},

@@ -1,10 +1,13 @@
 package telemetry
 
 import (
+	"maps"
 	"net/http"
 	"net/netip"
+	"slices"
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
 )
 
@@ -27,6 +30,97 @@ var (
 	tunnelEvicted  = counter("tunnel_datagram_sessions_evicted_total", "Sessions that ended early to make room for others.", "listener")
 	tunnelNotices  = counter("tunnel_icmp_errors_total", "ICMP errors about datagrams that peers were told.", "listener")
 )
+
+// What is told of single peers, by the names that configuration, tokens or certificates
+// give them.
+var (
+	peerBytes = counter("peer_bytes_total",
+		"Bytes received from a peer and sent to it: WireGuard's with the tunnel's own, of a MASQUE client "+
+			"those of the packets in its CONNECT-IP sessions.", "listener", "peer", "direction")
+	peerHandshake = gauge("peer_last_handshake_timestamp_seconds",
+		"When WireGuard's last handshake with a peer was, in Unix time; absent: there was none.", "listener", "peer")
+	peerConnections = gauge("peer_connections_active", "Connections of a peer that are relayed.", "listener", "peer")
+	peerQueueing    = gauge("peer_queueing_delay_seconds",
+		"Newest round-trip time towards a peer above the least, the greatest of the connections that have "+
+			"something in flight under our congestion control; 0: none has.", "listener", "peer")
+	peerRate = gauge("peer_delivery_rate_bytes_per_second",
+		"Newest delivery rates towards a peer, summed over the connections that have something in flight "+
+			"under our congestion control.", "listener", "peer")
+	peerRetransmitted = counter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener", "peer")
+
+	peerMetrics = []metric{peerBytes, peerHandshake, peerConnections, peerQueueing, peerRate, peerRetransmitted}
+)
+
+// maxPeerSeries bounds the peers of a listener that have series of their own; the
+// first by name have.
+const maxPeerSeries = 1000
+
+// peerKey names a peer.
+type peerKey struct{ listener, name string }
+
+// peerLoad is what the connections of a peer do.
+type peerLoad struct {
+	connections   int
+	queueing      time.Duration
+	rate          cc.Rate
+	retransmitted cc.Bytes
+}
+
+// peerLoads sums up connections by their peers.
+func peerLoads(counters proxy.Counters, flows []proxy.FlowInfo) map[peerKey]peerLoad {
+	loads := map[peerKey]peerLoad{}
+	for _, p := range counters.Peers {
+		loads[peerKey{p.Listener, p.Peer}] = peerLoad{connections: p.Active, retransmitted: p.Retransmitted}
+	}
+	for _, f := range flows {
+		s := f.Down.Flow
+		if f.Peer == "" || !f.Down.Managed || s.Inflight == 0 {
+			continue
+		}
+		k := peerKey{f.Listener, f.Peer}
+		l := loads[k]
+		l.queueing, l.rate = max(l.queueing, s.QueueingDelay), l.rate+s.DeliveryRate
+		loads[k] = l
+	}
+	return loads
+}
+
+// peers writes what is known of a tunnel's peers.
+func (s sink) peers(t proxy.TunnelInfo, loads map[peerKey]peerLoad) {
+	type state struct {
+		received, sent uint64
+		handshake      time.Time
+	}
+	known := map[string]state{}
+	for _, p := range t.Peers {
+		known[p.Name] = state{p.Received, p.Sent, p.Handshake}
+	}
+	for name, c := range t.Clients {
+		known[name] = state{received: c.Received, sent: c.Sent}
+	}
+	for k := range loads { // a MASQUE client may have streams alone
+		if _, counted := known[k.name]; !counted && k.listener == t.Listener && t.Clients != nil {
+			known[k.name] = state{}
+		}
+	}
+	names := slices.Sorted(maps.Keys(known))
+	// Who is known by nothing but an address has no name, and there may be any number.
+	names = slices.DeleteFunc(names, func(name string) bool { _, err := netip.ParseAddr(name); return err == nil })
+	for _, name := range names[:min(len(names), maxPeerSeries)] {
+		load, is := loads[peerKey{t.Listener, name}], known[name]
+		s.put(peerBytes, float64(is.received), t.Listener, name, "received")
+		s.put(peerBytes, float64(is.sent), t.Listener, name, "sent")
+		if !is.handshake.IsZero() {
+			s.put(peerHandshake, unixSeconds(is.handshake), t.Listener, name)
+		}
+		s.put(peerConnections, float64(load.connections), t.Listener, name)
+		s.put(peerQueueing, load.queueing.Seconds(), t.Listener, name)
+		s.put(peerRate, float64(load.rate)/8, t.Listener, name)
+		s.put(peerRetransmitted, float64(load.retransmitted), t.Listener, name)
+	}
+}
+
+func unixSeconds(t time.Time) float64 { return float64(t.UnixMilli()) / 1e3 }
 
 // sessionLife is how long after its handshake a WireGuard session ends at the latest.
 const sessionLife = 3 * time.Minute
@@ -75,10 +169,26 @@ type Peer struct {
 	Handshake float64        `json:"handshake_seconds"`    // when WireGuard's last was, in Unix time; 0: never
 	Received  uint64         `json:"received_bytes"`       // WireGuard's with the tunnel's own
 	Sent      uint64         `json:"sent_bytes"`
+
+	// Of all connections of the listener's peer of that name; delay and rate are the
+	// newest of those that have something in flight towards it.
+	Connections   int      `json:"connections"`
+	QueueingDelay float64  `json:"queueing_delay_seconds"`
+	DeliveryRate  cc.Rate  `json:"delivery_bits_per_second"`
+	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
+}
+
+// with adds what the connections of a peer do.
+func (p Peer) with(loads map[peerKey]peerLoad) Peer {
+	l := loads[peerKey{p.Listener, p.Name}]
+	p.Connections, p.QueueingDelay = l.connections, l.queueing.Seconds()
+	p.DeliveryRate, p.Retransmitted = l.rate, l.retransmitted
+	return p
 }
 
 func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
 	var peers []Peer
+	loads := peerLoads(p.Source.Snapshot())
 	for _, t := range p.Source.Tunnels() {
 		for _, s := range t.Peers {
 			out := Peer{
@@ -86,16 +196,16 @@ func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
 				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
 			}
 			if !s.Handshake.IsZero() {
-				out.Handshake = float64(s.Handshake.UnixMilli()) / 1e3
+				out.Handshake = unixSeconds(s.Handshake)
 			}
-			peers = append(peers, out)
+			peers = append(peers, out.with(loads))
 		}
 		for _, s := range t.Sessions {
 			out := Peer{Listener: t.Listener, Name: s.Name, Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent}
 			for _, a := range s.Addresses {
 				out.Addresses = append(out.Addresses, netip.PrefixFrom(a, a.BitLen()))
 			}
-			peers = append(peers, out)
+			peers = append(peers, out.with(loads))
 		}
 	}
 	p.list(w, r, len(peers), func(i int) any { return peers[i] })

@@ -224,20 +224,24 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 		}
 	}
 	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "NAME\tADDRESSES\tHANDSHAKE\tRECEIVED\tSENT\tFROM")
+	fmt.Fprintln(table, "NAME\tADDRESSES\tHANDSHAKE\tRECEIVED\tSENT\tQUEUE\tFROM")
 	for _, p := range g.WireGuard.Access() {
-		handshake, received, sent, from := "-", "-", "-", "-"
+		handshake, received, sent, queue, from := "-", "-", "-", "-", "-"
 		if k, ok := known[p.Name]; ok {
 			handshake = "never"
 			if k.Handshake > 0 {
 				handshake = ago(time.Since(time.UnixMilli(int64(k.Handshake * 1e3))))
 			}
 			received, sent = cc.Bytes(k.Received).String(), cc.Bytes(k.Sent).String()
+			if k.QueueingDelay > 0 {
+				queue = time.Duration(k.QueueingDelay * float64(time.Second)).Round(time.Millisecond).String()
+			}
 			if k.Endpoint != "" {
 				from = k.Endpoint
 			}
 		}
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Name, access.JoinPrefixes(p.AllowedIPs), handshake, received, sent, from)
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			p.Name, access.JoinPrefixes(p.AllowedIPs), handshake, received, sent, queue, from)
 	}
 	return table.Flush()
 }

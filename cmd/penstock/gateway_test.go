@@ -89,7 +89,7 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 
 	code, stdout, _ = run(t, peerArgs(path, "list")...)
 	require.Equal(t, exitOK, code)
-	assert.Regexp(t, `(?m)^Jane's phone +10\.9\.0\.3/32, fd00:9::2/128 +- +- +- +-$`, stdout)
+	assert.Regexp(t, `(?m)^Jane's phone +10\.9\.0\.3/32, fd00:9::2/128 +- +- +- +- +-$`, stdout)
 	assert.Regexp(t, `(?m)^tablet +10\.9\.0\.2/32 +- `, stdout)
 
 	require.NoError(t, os.Chmod(peers, 0o600))

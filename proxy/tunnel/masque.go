@@ -92,7 +92,8 @@ type MASQUE struct {
 	tokens   []hashedToken
 	pool     *pool
 	sessions map[netip.Addr]*ipSession
-	open     map[string]int // sessions of each peer, those that begin too
+	open     map[string]int     // sessions of each peer, those that begin too
+	past     map[string]Traffic // of sessions that have ended, by peer
 	conns    map[*quicgo.Conn]*masqueConn
 }
 
@@ -130,7 +131,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, conns: map[*quicgo.Conn]*masqueConn{},
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, past: map[string]Traffic{}, conns: map[*quicgo.Conn]*masqueConn{},
 		leave: leaveWithin,
 	}
 	switch {
@@ -340,7 +341,7 @@ func (m *MASQUE) Report(s *Status) error {
 	d := m.Drops()
 	s.Refused += m.Refused() + d.Malformed + d.Source
 	s.Lost += d.Queue
-	s.Sessions = m.Sessions()
+	s.Sessions, s.Clients = m.Sessions(), m.clients()
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -57,6 +58,30 @@ func (m *MASQUE) Sessions() []SessionState {
 	}
 	slices.SortFunc(states, func(a, b SessionState) int { return a.Addresses[0].Compare(b.Addresses[0]) })
 	return states
+}
+
+// Traffic is bytes of packets that came from a peer and that went to it.
+type Traffic struct{ Received, Sent uint64 }
+
+func (t Traffic) and(s *ipSession) Traffic {
+	return Traffic{t.Received + s.received.Load(), t.Sent + s.sent.Load()}
+}
+
+// maxClients bounds the names whose past sessions are counted: certificates may hold
+// any number.
+const maxClients = 4096
+
+// clients returns the traffic of all sessions so far, by the name of their peer.
+func (m *MASQUE) clients() map[string]Traffic {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	all := maps.Clone(m.past)
+	for a, s := range m.sessions {
+		if a == s.addrs[0] {
+			all[s.name] = all[s.name].and(s)
+		}
+	}
+	return all
 }
 
 // wellKnown is where a client asks for all addresses and protocols (RFC 9484
@@ -300,6 +325,9 @@ func (m *MASQUE) add(s *ipSession) {
 func (m *MASQUE) remove(s *ipSession) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if t, known := m.past[s.name]; known || len(m.past) < maxClients {
+		m.past[s.name] = t.and(s)
+	}
 	for _, a := range s.addrs {
 		delete(m.sessions, a)
 	}

@@ -134,6 +134,24 @@ func (c *client) raw(t testing.TB, m *MASQUE, of int) *http3.RequestStream {
 	return s
 }
 
+func TestWhatSessionsCarriedIsCountedWhenTheyHaveEnded(t *testing.T) {
+	m, _ := masque(t, nil)
+	status := func() (s Status) {
+		require.NoError(t, m.Report(&s))
+		return s
+	}
+	for n := range uint64(2) {
+		s := dialMASQUE(t, m).raw(t, m, 1)
+		p := udp(status().Sessions[0].Addresses[0], server4, 100)
+		require.NoError(t, s.SendDatagram(append([]byte{0}, p...)))
+		require.Eventually(t, func() bool { return status().Clients["phone"].Received == (n+1)*100 }, soon, time.Millisecond)
+		s.CancelRead(0)
+		s.CancelWrite(0)
+		require.Eventually(t, func() bool { return len(m.Sessions()) == 0 }, soon, time.Millisecond)
+	}
+	assert.EqualValues(t, 200, status().Clients["phone"].Received)
+}
+
 func TestMalformedPacketsAreCountedAndEndNothing(t *testing.T) {
 	m, l := masque(t, nil)
 	answering(t, l, nil, echo(t))

@@ -231,7 +231,8 @@ type Status struct {
 	// run out.
 	Malformed, Damaged, Senseless, Expired uint64
 	Peers                                  []PeerState
-	Sessions                               []SessionState // CONNECT-IP's
+	Sessions                               []SessionState     // CONNECT-IP's
+	Clients                                map[string]Traffic // by all CONNECT-IP sessions of a peer, past ones too
 	Datagrams                              DatagramStats
 }
 

@@ -1,0 +1,69 @@
+package proxy
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// maxPeers bounds the peers that are counted one by one: certificates may name any number.
+const maxPeers = 4096
+
+// PeerCounters are what happened to the relayed connections of one peer of a tunnel.
+type PeerCounters struct {
+	Listener, Peer string
+	Opened         uint64
+	Active         int
+	Retransmitted  cc.Bytes // by TCP, towards the peer
+}
+
+type peerKey struct{ listener, peer string }
+
+func (k peerKey) compare(l peerKey) int {
+	return cmp.Or(strings.Compare(k.listener, l.listener), strings.Compare(k.peer, l.peer))
+}
+
+// peerTotals are the counters of peers that have had connections, by peer. A nil map is
+// ready.
+type peerTotals map[peerKey]*PeerCounters
+
+// of returns the counters of a connection's peer; nil: it has none, or it is told apart
+// by its address alone, of which there may be any number.
+func (p *peerTotals) of(c *connection) *PeerCounters {
+	k := peerKey{c.lane.cfg.Name, c.chosen.Peer}
+	if n := (*p)[k]; n != nil || k.peer == "" {
+		return n
+	}
+	if _, err := netip.ParseAddr(k.peer); err == nil || len(*p) >= maxPeers {
+		return nil
+	}
+	if *p == nil {
+		*p = peerTotals{}
+	}
+	(*p)[k] = &PeerCounters{Listener: k.listener, Peer: k.peer}
+	return (*p)[k]
+}
+
+// snapshot returns copies, ordered.
+func (p peerTotals) snapshot() []PeerCounters {
+	out := make([]PeerCounters, 0, len(p))
+	for _, k := range slices.SortedFunc(maps.Keys(p), peerKey.compare) {
+		out = append(out, *p[k])
+	}
+	return out
+}
+
+// addLive counts in what the peer of a live connection was sent again so far.
+func addLive(peers []PeerCounters, f FlowInfo) {
+	k := peerKey{f.Listener, f.Peer}
+	i, found := slices.BinarySearchFunc(peers, k, func(c PeerCounters, k peerKey) int {
+		return peerKey{c.Listener, c.Peer}.compare(k)
+	})
+	if found {
+		peers[i].Retransmitted += f.Client.Retransmitted
+	}
+}
