@@ -86,8 +86,9 @@ type load struct {
 // carrier is a proxy under test.
 type carrier struct {
 	name      string
+	peer      peer // another program; nil: Penstock
 	envelope  string
-	algorithm string // empty: the plain proxy
+	algorithm string
 	terms     string // of the defaults, beside the algorithm
 	more      string // of the configuration
 }
@@ -106,7 +107,7 @@ func BenchmarkCost(b *testing.B) {
 		{name: "16flows", flows: 16, wall: measure},
 	} {
 		compare(b, executable, l, []carrier{
-			{name: "iocopy"},
+			{name: "iocopy", peer: copying},
 			{name: "none", envelope: "bbr", algorithm: "none", terms: eachAlone},
 			{name: "static-bbr", envelope: "bbr", algorithm: "static:cwnd_packets=100000", terms: eachAlone},
 			{name: "static-ebpf", envelope: "ebpf", algorithm: "static:cwnd_packets=100000", terms: eachAlone},
@@ -207,7 +208,7 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	lab := newLab(b)
 	defer func() { require.NoError(b, lab.Close()) }()
 	perFlow := 0.0
-	if l.rate > 0 && (!l.paced || c.algorithm == "" || c.algorithm == "none") {
+	if l.rate > 0 && (!l.paced || c.peer != nil || c.algorithm == "none") {
 		perFlow = l.rate / float64(l.flows)
 	}
 	var got atomic.Int64
@@ -229,7 +230,7 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	time.Sleep(l.wall)
 	u := usage{bytes: got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
 	u.foreign = edge.foreignTime(b) - foreign
-	if c.algorithm != "" {
+	if c.peer == nil {
 		var err error
 		if u.seen, err = edge.telemetry(); err != nil {
 			b.Log("without what the proxy says of itself:", err)
@@ -393,11 +394,8 @@ func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) 
 		}
 		return err == nil
 	}
-	if c.algorithm == "" {
-		self, err := os.Executable()
-		require.NoError(b, err)
-		p.cmd = lab.Edge.Command(context.Background(), self)
-		p.cmd.Env = append(os.Environ(), copyEnv+"="+listen+" "+backend)
+	if c.peer != nil {
+		p.cmd = c.peer(b, lab.Edge, listen, backend)
 	} else {
 		config := filepath.Join(b.TempDir(), "penstock.yaml")
 		require.NoError(b, os.WriteFile(config, fmt.Appendf(nil, `envelope: %s

@@ -34,6 +34,7 @@ const (
 	askEcho    = 'e' // the message
 	askTrickle = 't' // the message, and then trickleSize each trickleEvery
 	askStream  = 's' // bytes without end
+	askOnce    = 'o' // the message, and then the end
 )
 
 const (
@@ -128,7 +129,7 @@ type site struct {
 	reads sync.WaitGroup
 }
 
-// newSite starts the proxy if c has an algorithm.
+// newSite starts the proxy, unless c is none.
 func newSite(b *testing.B, executable string, c carrier) *site {
 	s := &site{lab: newLab(b)}
 	s.at = netip.AddrPortFrom(s.lab.ServerAddr.V4, serverPort)
@@ -136,7 +137,7 @@ func newSite(b *testing.B, executable string, c carrier) *site {
 	require.NoError(b, s.lab.Edge.Route(crowdNet, s.lab.ClientAddr.V4))
 	s.far = startServer(b, s.lab, s.serve)
 	s.trickle.start()
-	if c.algorithm != "" {
+	if c.peer != nil || c.algorithm != "" {
 		s.edge = startProxy(b, s.lab, executable, c)
 		s.at = netip.AddrPortFrom(s.lab.EdgeNear.V4, proxyPort)
 	}
@@ -187,7 +188,7 @@ func (s *site) serve(conn *net.TCPConn) {
 			send(conn, 0)
 			return
 		}
-		if _, err := conn.Write(buf); err != nil {
+		if _, err := conn.Write(buf); err != nil || buf[0] == askOnce {
 			return
 		}
 		if buf[0] == askTrickle {
