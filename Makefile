@@ -13,7 +13,7 @@ GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 # longer than any deadline. Such a test that fails is run again, up to twice, and
 # counts when it fails each time; a table at the end names it. A data race counts at
 # once. All other tests run once.
-REAL_TIME = ./cmd/penstock ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry
+REAL_TIME = ./cmd/... ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry
 RERUN     = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
 
 # Property tests draw the same cases in each run of make, so that what passes here passes
@@ -23,10 +23,11 @@ export RAPID_SEED ?= 1
 export RAPID_NOFAILFILE = true
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
-LDFLAGS  = -s -w -X main.version=$(VERSION)
+MODULE   = github.com/penstock-net/penstock
+LDFLAGS  = -s -w -X $(MODULE)/internal/cli.version=$(VERSION)
 
 # Packages with goroutines, or that are called from several.
-CONCURRENT = ./cc/flow/... ./cmd/penstock ./internal/... ./proxy/... ./telemetry/...
+CONCURRENT = ./cc/flow/... ./cmd/... ./internal/... ./proxy/... ./telemetry/...
 # All but the end-to-end tests, which run by themselves so that nothing beside
 # them takes the processor that they measure on.
 UNIT     = ./...
@@ -42,12 +43,14 @@ BPF       = proxy/datapath/kernel/bpf
 CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
 
 .DEFAULT_GOAL = all
-.PHONY: all build lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs bpf bpf-check cross demo clean
+.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs bpf bpf-check cross demo clean
 
 all: build lint test ## build, lint and test
 
-build: ## bin/penstock, static (elsewhere: BIN)
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/penstock ./cmd/penstock
+build: penstock penstock-lab ## bin/penstock and bin/penstock-lab, static (elsewhere: BIN)
+
+penstock penstock-lab:
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/$@
 
 lint: bpf-check ## bpf-check and golangci-lint; gofmt and go vet where that is not installed
 	@if command -v $(GOLANGCI_LINT) >/dev/null; then \
@@ -127,7 +130,7 @@ cross: ## compile for other processors, and what is not bound to Linux for anoth
 	done
 
 demo: build ## the main job on an emulated cellular link, measured
-	bin/penstock demo
+	bin/penstock-lab demo
 
 clean:
 	rm -rf bin

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/config/configtest"
@@ -28,15 +29,15 @@ func TestCheckAndRunAgree(t *testing.T) {
 		doc := configtest.Document(schema, seed)
 		require.NoError(t, os.WriteFile(path, doc, 0o600))
 		code, _, told := run(t, "check", path)
-		if code == exitConfig {
+		if code == cli.ExitConfig {
 			refused++
 			code, _, toldByRun := run(t, "run", "--config", path)
-			assert.Equal(t, exitConfig, code, "seed %d: %s", seed, doc)
+			assert.Equal(t, cli.ExitConfig, code, "seed %d: %s", seed, doc)
 			assert.Equal(t, told, toldByRun, "seed %d: %s", seed, doc)
 			continue
 		}
 		taken++
-		require.Equal(t, exitOK, code, "seed %d: %s\n%s", seed, told, doc)
+		require.Equal(t, cli.ExitOK, code, "seed %d: %s\n%s", seed, told, doc)
 		f := runFlags{config: path}
 		cfg, err := f.load(pflag.NewFlagSet("run", pflag.ContinueOnError))
 		require.NoError(t, err, "seed %d: %s", seed, doc)

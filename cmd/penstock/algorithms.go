@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 func algorithmsCommand() *cobra.Command {
@@ -28,7 +30,7 @@ func algorithmsCommand() *cobra.Command {
 			if len(args) == 1 {
 				spec, err := cc.Lookup(args[0])
 				if err != nil {
-					return badInput(err)
+					return cli.BadInput(err)
 				}
 				return explain(out, spec)
 			}
@@ -138,7 +140,7 @@ An algorithm is written in a rule or on a command line as its name, optionally
 with settings or the name of a profile: ` + "`copa`, `copa:delta=0.1`, `copa:alcc`" + `.
 A profile may come first and settings after it override what it set.
 
-What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock sim --trace-out`" + `) and in
+What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock-lab sim --trace-out`" + `) and in
 ` + "`/flows`" + `, below ` + "`internals`" + `; 0 is what it does not know yet.
 
 | name | what it does | source |
@@ -238,12 +240,7 @@ func valueRange(p cc.Param) string {
 	return lo + " to " + hi
 }
 
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
+func orDash(s string) string { return cmp.Or(s, "-") }
 
 // cell makes s safe inside a Markdown table.
 func cell(s string) string { return strings.ReplaceAll(s, "|", `\|`) }

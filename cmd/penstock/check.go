@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -42,7 +43,7 @@ stands, up to 19 others have a line each.`,
 func badConfig(w io.Writer, err error) error {
 	var ce *config.Error
 	if !errors.As(err, &ce) {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	if ce.Excerpt != "" {
 		fmt.Fprintln(complaints(w), strings.TrimRight(ce.Excerpt, "\n"))

@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 func checkFile(t *testing.T, content string) (code int, stdout, stderr string) {
@@ -31,7 +34,7 @@ rules:
 - {name: call, match: {ports: [5061]}, down: {algorithm: cubic, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}, up: {algorithm: janus, group: flow, class: delay_sensitive}}
 - {name: video, match: {ports: [443]}, down: {algorithm: "copa:delta=0.1", max_rate: 20mbit, weight: 2}, up: {algorithm: none}}
 `)
-	require.Equal(t, exitOK, code, errs)
+	require.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
 	assert.Contains(t, out, "rule mail: refuse (no mail)")
 	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit in a group weight 2, up none")
@@ -47,7 +50,7 @@ listeners:
     {name: phone, public_key: BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA=, allowed_ips: [10.9.0.2]}]}}
 - {name: other, mode: tun, device: penstock0}
 `)
-	require.Equal(t, exitOK, code, errs)
+	require.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "listener vpn: wireguard on :51820, MTU 1420, 1 peers\n")
 	assert.Contains(t, out, "listener other: tun on penstock0, MTU 1500\n")
 	assert.NotContains(t, out+errs, "EEEE")
@@ -61,7 +64,7 @@ func TestCheckTellsWhereHintsComeFrom(t *testing.T) {
 		"telemetry: {address: '0.0.0.0:9464', hints: {socket: /run/h.sock}}": "hints: on /run/h.sock\n",
 	} {
 		code, out, errs := checkFile(t, lan+config)
-		require.Equal(t, exitOK, code, errs)
+		require.Equal(t, cli.ExitOK, code, errs)
 		assert.Contains(t, out, says)
 		assert.NotContains(t, out, "0123456789abcdef")
 	}
@@ -78,7 +81,7 @@ rules:
 - {name: video, match: {server_name: [video.example, "*.video.example"], ports: [443]}, algorithm: copa}
 limits: {server_name_wait: 250ms}
 `)
-	require.Equal(t, exitOK, code, errs)
+	require.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "rule ads (server name *.ads.example, or none: refuse): refuse (refused by rule)\n")
 	assert.Contains(t, out, "rule video (server name video.example, *.video.example): down copa, up copa\n")
 	assert.Contains(t, out, "server names: the client's first bytes are awaited for at most 250ms, until the server speaks\n")
@@ -86,7 +89,7 @@ limits: {server_name_wait: 250ms}
 
 func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 	code, out, errs := checkFile(t, "listeners:\n- name: lan\n  mod: mixed\n")
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Empty(t, out)
 	lines := strings.Split(strings.TrimSpace(errs), "\n")
 	assert.Contains(t, errs, ">  3 |   mod: mixed")
@@ -96,14 +99,31 @@ func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 func TestCheckOfAFileThatIsNotThere(t *testing.T) {
 	var out, errs bytes.Buffer
 	code := execute(context.Background(), []string{"check", filepath.Join(t.TempDir(), "absent.yaml")}, &out, &errs)
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs.String(), "absent.yaml: no such file")
 }
 
 func TestSchemaIsJSON(t *testing.T) {
 	var out, errs bytes.Buffer
-	require.Equal(t, exitOK, execute(context.Background(), []string{"schema"}, &out, &errs), errs.String())
+	require.Equal(t, cli.ExitOK, execute(context.Background(), []string{"schema"}, &out, &errs), errs.String())
 	var schema map[string]any
 	require.NoError(t, json.Unmarshal(out.Bytes(), &schema))
 	assert.Equal(t, "object", schema["type"])
+}
+
+// Models that are added stay, so one that is added is checked in a process of its own.
+func TestCheckKnowsTheModelsOfItsCommandLine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "penstock.yaml")
+	const text = "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1080'}]\n" +
+		"defaults: {algorithm: 'mdi:model=mine'}\n"
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	code, _, stderr := run(t, "check", path)
+	assert.Equal(t, cli.ExitConfig, code)
+	assert.Contains(t, stderr, `parameter model is "mine", but must be one of verus`)
+
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "check", "--mdi-model", "mine=../../cc/mdi/verus.csv", path)
+	cmd.Env = append(os.Environ(), programEnv+"=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	assert.Contains(t, string(out), "mdi:model=mine")
 }

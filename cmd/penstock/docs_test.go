@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -83,20 +84,20 @@ func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
 			_, peers := in.get("/v1/peers")
 			assert.Contains(t, peers, `"phone"`)
 			in.signal()
-			assert.Equal(t, exitOK, <-in.code, in.log.String())
+			assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 			continue
 		}
 		code, stdout, stderr := run(t, words[1:]...)
-		require.Equal(t, exitOK, code, "%s%s", line, stderr)
+		require.Equal(t, cli.ExitOK, code, "%s%s", line, stderr)
 		printed += stdout
 	}
 	assert.Contains(t, printed, "[Interface]")
 	assert.Contains(t, printed, "Endpoint = vpn.example.com:51820")
 	code, _, stderr := run(t, "gateway", "init", "penstock.yaml")
-	assert.Equal(t, exitInput, code)
+	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "penstock.yaml is there already")
 	code, _, stderr = run(t, "gateway", "init", "other.yaml")
-	assert.Equal(t, exitInput, code)
+	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "vpn.key is there already")
 	assert.NoFileExists(t, "other.yaml", "all or nothing")
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/doctor"
 )
 
@@ -33,7 +34,7 @@ the way. The exit code is 0 unless Penstock cannot run here at all.`,
 				return doctor.PrintTrials(cmd.Context(), cmd.OutOrStdout())
 			}
 			r := doctor.Diagnose(cmd.Context(), doctor.Program{
-				Version: readBuild().Version, Clock: now, Trials: []string{"doctor", "--" + trialsFlag},
+				Version: cli.ReadBuild().Version, Clock: now, Trials: []string{"doctor", "--" + trialsFlag},
 			})
 			write := r.Text
 			if asJSON {

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/penstock-net/penstock/internal/caps"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/doctor"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
@@ -108,7 +109,7 @@ func TestDoctorTellsAUserWhatIsMissing(t *testing.T) {
 
 func TestDoctorHelpHasExamples(t *testing.T) {
 	code, stdout, _ := run(t, "doctor", "--help")
-	require.Equal(t, exitOK, code)
+	require.Equal(t, cli.ExitOK, code)
 	assert.Contains(t, stdout, "penstock doctor --json")
 	assert.NotContains(t, stdout, trialsFlag)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy"
 )
 
@@ -57,5 +58,5 @@ func TestAGatewayThatStartsAsksPeersForAHandshakeWhereTheyWere(t *testing.T) {
 	assert.Equal(t, 148, n, "an initiation")
 	assert.EqualValues(t, 1, b[0], "likewise")
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
@@ -122,7 +123,7 @@ func (g *gateway) open() (err error) {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w; penstock gateway init makes one, and --config names another", err)
 		}
-		return badInput(fmt.Errorf("--config: %w", err))
+		return cli.BadInput(fmt.Errorf("--config: %w", err))
 	}
 	defer func() {
 		if err != nil {
@@ -135,7 +136,7 @@ func (g *gateway) open() (err error) {
 	}
 	i, err := g.find(written.Listeners)
 	if err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	w := written.Listeners[i].WireGuard
 	switch {
@@ -147,7 +148,7 @@ func (g *gateway) open() (err error) {
 			return err
 		}
 	default:
-		return badInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as peers.conf (it need not exist yet)", i))
+		return cli.BadInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as peers.conf (it need not exist yet)", i))
 	}
 	if g.cfg, err = config.Load(g.config); err != nil {
 		return err
@@ -196,10 +197,10 @@ func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) erro
 	case !found:
 		for _, p := range g.WireGuard.Peers {
 			if p.Name == name {
-				return badInput(fmt.Errorf("peer %q stands in %s itself; remove it there", name, g.config))
+				return cli.BadInput(fmt.Errorf("peer %q stands in %s itself; remove it there", name, g.config))
 			}
 		}
-		return badInput(fmt.Errorf("there is no peer %q; penstock gateway peer list shows who there is", name))
+		return cli.BadInput(fmt.Errorf("there is no peer %q; penstock gateway peer list shows who there is", name))
 	}
 	if err := replaceFile(g.file, []byte(rest)); err != nil {
 		return err

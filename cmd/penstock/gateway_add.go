@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -29,7 +30,7 @@ const clientKeepalive = 25
 
 func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error {
 	if err := checkPeerName(n.name); err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	if err := g.open(); err != nil {
 		return err
@@ -38,7 +39,7 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 	p := access.Peer{Name: n.name}
 	var err error
 	if p.AllowedIPs, err = g.chooseAddresses(n.addresses); err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	private, err := access.GenerateKey()
 	if err != nil {
@@ -53,11 +54,11 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 		}
 	}
 	if err := access.CheckPeers(append(g.WireGuard.Access(), p)); err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	client, err := g.clientConfig(n, p, private, notes)
 	if err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	text, err := config.ReadFile(g.file)
 	if err != nil {

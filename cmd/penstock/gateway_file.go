@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -122,7 +123,7 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 	}
 	host, port, err := net.SplitHostPort(at)
 	if err != nil {
-		return 0, nil, badInput(fmt.Errorf("--telemetry: %w", err))
+		return 0, nil, cli.BadInput(fmt.Errorf("--telemetry: %w", err))
 	}
 	if addr, err := netip.ParseAddr(host); host == "" || err == nil && addr.IsUnspecified() {
 		at = net.JoinHostPort("localhost", port) // it is there, too

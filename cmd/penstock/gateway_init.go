@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
@@ -65,7 +66,7 @@ func initGateway(config string, notes io.Writer) (err error) {
 	} {
 		out, err := os.OpenFile(f.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, f.mode)
 		if errors.Is(err, fs.ErrExist) {
-			return badInput(fmt.Errorf("%s is there already; name a file in another directory, or remove it", f.path))
+			return cli.BadInput(fmt.Errorf("%s is there already; name a file in another directory, or remove it", f.path))
 		}
 		if err != nil {
 			return err

@@ -21,6 +21,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/netstack"
 	"rsc.io/qr"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
@@ -60,7 +61,7 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 	path := gatewayFolder(t, gatewayConfig)
 	peers := filepath.Join(filepath.Dir(path), "peers.conf")
 	code, stdout, stderr := run(t, peerArgs(path, "add", "Jane's phone", "--endpoint", "vpn.example.com:51820", "--dns", "9.9.9.9")...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stderr, "no proxy answers at "+unheard)
 	client, err := access.ParseQuick(stdout)
 	require.NoError(t, err, stdout)
@@ -88,13 +89,13 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 	assert.Equal(t, server, client.Peers[0].PublicKey)
 
 	code, stdout, _ = run(t, peerArgs(path, "list")...)
-	require.Equal(t, exitOK, code)
+	require.Equal(t, cli.ExitOK, code)
 	assert.Regexp(t, `(?m)^Jane's phone +10\.9\.0\.3/32, fd00:9::2/128 +- +- +- +- +-$`, stdout)
 	assert.Regexp(t, `(?m)^tablet +10\.9\.0\.2/32 +- `, stdout)
 
 	require.NoError(t, os.Chmod(peers, 0o600))
 	code, _, stderr = run(t, peerArgs(path, "remove", "Jane's phone")...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	info, err = os.Stat(peers)
 	require.NoError(t, err)
 	assert.Equal(t, os.FileMode(0o600), info.Mode(), "the mode stays")
@@ -107,7 +108,7 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 func TestASharedKeyGoesToBothEnds(t *testing.T) {
 	path := gatewayFolder(t, gatewayConfig)
 	code, stdout, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820", "--preshared-key")...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	client, err := access.ParseQuick(stdout)
 	require.NoError(t, err)
 	c, err := config.Load(path)
@@ -148,7 +149,7 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 			path := gatewayFolder(t, c.config)
 			require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "peers.conf"), nil, 0o600))
 			code, stdout, stderr := run(t, peerArgs(path, c.args...)...)
-			assert.Equal(t, exitInput, code)
+			assert.Equal(t, cli.ExitInput, code)
 			assert.Empty(t, stdout)
 			assert.Contains(t, stderr, c.says)
 			for _, file := range []string{"peers.conf", "other.conf"} {
@@ -191,7 +192,7 @@ func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
 	peer := func(args ...string) (string, string) {
 		t.Helper()
 		code, stdout, stderr := run(t, append(append([]string{"gateway", "peer"}, args...), "--config", path, "--telemetry", at)...)
-		require.Equal(t, exitOK, code, stderr)
+		require.Equal(t, cli.ExitOK, code, stderr)
 		return stdout, stderr
 	}
 	printed, notes := peer("add", "phone", "--endpoint", "127.0.0.1:"+port)
@@ -222,7 +223,7 @@ func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
 	assert.Contains(t, page, `penstock_tunnel_peers{listener="vpn"} 1`)
 	in.signal()
 	in.expect("STOPPING=1")
-	assert.Equal(t, exitOK, <-in.code)
+	assert.Equal(t, cli.ExitOK, <-in.code)
 }
 
 // joinAs starts a WireGuard client with a configuration as it was printed.
@@ -254,12 +255,12 @@ func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {
 	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
 	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(gatewayConfig, "mtu: 1400", "mtu: 1300", 1)), 0o640))
 	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", path, "--telemetry", at)
-	assert.Equal(t, exitFail, code)
+	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, stderr, "listeners[0].tunnel.mtu: cannot change while running")
 	assert.Contains(t, stdout, "PrivateKey = ", "it is nowhere else")
 	in.signal()
 	in.expect("STOPPING=1")
-	assert.Equal(t, exitOK, <-in.code)
+	assert.Equal(t, cli.ExitOK, <-in.code)
 }
 
 func TestAQRCodeIsDrawnModuleByModule(t *testing.T) {
@@ -314,7 +315,7 @@ func TestTheGatewayReadsNoDevice(t *testing.T) {
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
 	for path, says := range map[string]string{"/dev/zero": "it is a device", fifo: "at least one listener"} {
 		code, _, stderr := run(t, "gateway", "peer", "list", "--config", path)
-		assert.NotEqual(t, exitOK, code)
+		assert.NotEqual(t, cli.ExitOK, code)
 		assert.Contains(t, stderr, says)
 	}
 }

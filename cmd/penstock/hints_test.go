@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
@@ -86,7 +87,7 @@ func TestHintsComeWithATokenOrThroughTheSocket(t *testing.T) {
 
 	require.NoError(t, conn.Close())
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 	assert.NoFileExists(t, socket)
 }
 
@@ -138,7 +139,7 @@ func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
 
 	require.NoError(t, conn.Close())
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
 
 func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
@@ -173,6 +174,6 @@ func TestASocketThatCannotBeMadeIsNamed(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "absent", "hints.sock")
 	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(runConfig, `address: "127.0.0.1:0"}`+"\n", `address: "127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)), 0o600))
 	code := execute(t.Context(), []string{"run", "--keep-privileges", "--config", path}, &log, &log)
-	assert.Equal(t, exitFail, code)
+	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, log.String(), "telemetry.hints.socket: telemetry: there is no directory "+filepath.Dir(socket))
 }

@@ -2,16 +2,14 @@ package main
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
 	"regexp"
 	"testing"
 
-	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 // run executes one command line.
@@ -28,17 +26,16 @@ func TestExitCodes(t *testing.T) {
 		code int
 		says string // in standard error
 	}{
-		"nothing at all prints the help":   {nil, exitOK, ""},
-		"help is no error":                 {[]string{"algorithms", "--help"}, exitOK, ""},
-		"an unknown command is bad usage":  {[]string{"frobnicate"}, exitInput, `unknown command "frobnicate"`},
-		"a command that is nearly one":     {[]string{"rnu"}, exitInput, `unknown command "rnu" for "penstock"; did you mean run?`},
-		"a time without its unit":          {[]string{"bench", "--duration", "5"}, exitInput, `--duration: "5" is not a time with its unit, such as 10s`},
-		"a word for a number":              {[]string{"bench", "--seeds", "abc"}, exitInput, `--seeds: "abc" is not a whole number`},
-		"a word for a number of runs":      {[]string{"bench", "--runs", "many"}, exitInput, `--runs: "many" is not a whole number`},
-		"an unknown flag is bad usage":     {[]string{"algorithms", "--frob"}, exitInput, "unknown flag: --frob"},
-		"too many arguments are bad usage": {[]string{"algorithms", "copa", "reno"}, exitInput, "accepts at most 1 arg"},
-		"an unknown name is bad input":     {[]string{"algorithms", "frob"}, exitInput, `no algorithm "frob"`},
-		"a good command succeeds":          {[]string{"algorithms", "copa"}, exitOK, ""},
+		"nothing at all prints the help":   {nil, cli.ExitOK, ""},
+		"help is no error":                 {[]string{"algorithms", "--help"}, cli.ExitOK, ""},
+		"an unknown command is bad usage":  {[]string{"frobnicate"}, cli.ExitInput, `unknown command "frobnicate"`},
+		"a command that is nearly one":     {[]string{"rnu"}, cli.ExitInput, `unknown command "rnu" for "penstock"; did you mean run?`},
+		"a command of the laboratory":      {[]string{"bench"}, cli.ExitInput, `unknown command "bench" for "penstock"; run penstock-lab bench`},
+		"a time without its unit":          {[]string{"run", "--drain", "5"}, cli.ExitInput, `"5" is not a time with a unit, such as 10s`},
+		"an unknown flag is bad usage":     {[]string{"algorithms", "--frob"}, cli.ExitInput, "unknown flag: --frob"},
+		"too many arguments are bad usage": {[]string{"algorithms", "copa", "reno"}, cli.ExitInput, "accepts at most 1 arg"},
+		"an unknown name is bad input":     {[]string{"algorithms", "frob"}, cli.ExitInput, `no algorithm "frob"`},
+		"a good command succeeds":          {[]string{"algorithms", "copa"}, cli.ExitOK, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(t, c.args...)
@@ -54,18 +51,6 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-func TestOnlyInputErrorsAreTheUsers(t *testing.T) {
-	root := &cobra.Command{Use: "x", SilenceErrors: true, SilenceUsage: true}
-	for name, err := range map[string]error{"fail": errors.New("disk full"), "input": fmt.Errorf("read: %w", badInput(errors.New("no such key")))} {
-		root.AddCommand(&cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error { return err }})
-	}
-	for name, want := range map[string]int{"fail": exitFail, "input": exitInput} {
-		root.SetArgs([]string{name})
-		var stderr bytes.Buffer
-		assert.Equal(t, want, finish(t.Context(), root, &stderr), name)
-	}
-}
-
 func TestClockIsNeverZeroAndNeverGoesBack(t *testing.T) {
 	first := now()
 	assert.Positive(t, first)
@@ -74,10 +59,10 @@ func TestClockIsNeverZeroAndNeverGoesBack(t *testing.T) {
 
 func TestVersionNamesTheProgram(t *testing.T) {
 	code, stdout, _ := run(t, "version")
-	require.Equal(t, exitOK, code)
+	require.Equal(t, cli.ExitOK, code)
 	for _, flag := range []string{"--version", "-v"} {
 		code, same, _ := run(t, flag)
-		require.Equal(t, exitOK, code)
+		require.Equal(t, cli.ExitOK, code)
 		assert.Equal(t, stdout, same)
 	}
 	assert.Regexp(t, `^penstock \S+ .*go1\.\d+\S* linux/\w+\n$`, stdout)
@@ -85,7 +70,7 @@ func TestVersionNamesTheProgram(t *testing.T) {
 
 func TestAlgorithmsListsTheRegistry(t *testing.T) {
 	code, stdout, _ := run(t, "algorithms")
-	require.Equal(t, exitOK, code)
+	require.Equal(t, cli.ExitOK, code)
 	for _, s := range cc.Specs() {
 		assert.Regexp(t, `(?m)^`+s.Name+` `, stdout)
 	}
@@ -94,7 +79,7 @@ func TestAlgorithmsListsTheRegistry(t *testing.T) {
 func TestEveryAlgorithmExplainsItself(t *testing.T) {
 	for _, s := range cc.Specs() {
 		code, stdout, _ := run(t, "algorithms", s.Name)
-		require.Equal(t, exitOK, code)
+		require.Equal(t, cli.ExitOK, code)
 		assert.Contains(t, stdout, s.About)
 		for _, p := range s.Params {
 			assert.Regexp(t, `(?m)^`+p.Name+` `, stdout)

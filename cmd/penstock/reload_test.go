@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -126,7 +127,7 @@ func TestAChangedFileIsReread(t *testing.T) {
 
 	require.NoError(t, conn.Close())
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
 
 func TestFlagsHoldAcrossAReload(t *testing.T) {
@@ -138,7 +139,7 @@ func TestFlagsHoldAcrossAReload(t *testing.T) {
 	assert.Equal(t, "reno", in.algorithm())
 	require.NoError(t, conn.Close())
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
 
 func TestWithoutAFileThereIsNothingToReread(t *testing.T) {
@@ -150,7 +151,7 @@ func TestWithoutAFileThereIsNothingToReread(t *testing.T) {
 	assert.Contains(t, body, "without --config")
 	in.counts(0, 0, 1)
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
 
 // tunnel asks for one with a password, and returns the answer's code.
@@ -187,7 +188,7 @@ func TestARotatedPasswordIsTakenIn(t *testing.T) {
 	require.Equal(t, http.StatusOK, code, body)
 	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("second"), "everybody may come")
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 }
 
 func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
@@ -199,20 +200,20 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 		return run(t, "reload", "--config", in.config, "--telemetry", at)
 	}
 	code, out, errs := reload()
-	assert.Equal(t, exitOK, code, errs)
+	assert.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "reloaded: 0 directions")
 	in.counts(1, 0, 1)
 
 	in.rewrite(runConfig + "mark: 7\n")
 	code, _, errs = reload()
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "mark: cannot change while running")
 	in.counts(1, 1, 0)
 
 	t.Setenv("MAINPID", strconv.Itoa(os.Getpid()))
 	in.rewrite(runConfig + "frob: 1\n")
 	code, _, errs = reload()
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "penstock.yaml:4:1: frob: unknown key")
 	in.expect("RELOADING=1")
 	for !strings.Contains(in.status(), "the configuration file is not in force: "+in.config+":4:1: frob: unknown key") {
@@ -220,15 +221,15 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 	in.counts(1, 2, 0)
 
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 	in.rewrite(runConfig)
 	code, _, errs = reload()
-	assert.Equal(t, exitFail, code)
+	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, errs, "no proxy answers at")
 	t.Setenv("MAINPID", "")
 	in.rewrite(strings.Replace(runConfig, "telemetry: {address: \"127.0.0.1:0\"}", "telemetry: {address: \"off\"}", 1))
 	code, _, errs = run(t, "reload", "--config", in.config)
-	assert.Equal(t, exitFail, code)
+	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, errs, "telemetry.address is off")
 }
 
@@ -241,12 +242,12 @@ func TestABrokenFileStartsTheLastGoodConfiguration(t *testing.T) {
 	require.NoError(t, os.WriteFile(pw, []byte("first\n"), 0o600))
 	end := func(in *instance) {
 		in.signal()
-		require.Equal(t, exitOK, <-in.code, in.log.String())
+		require.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 	}
 
 	write("listeners: [\n")
 	code, _, errs := run(t, "run", "--config", config, "--last-good", kept)
-	assert.Equal(t, exitConfig, code, "there is none")
+	assert.Equal(t, cli.ExitConfig, code, "there is none")
 	assert.Contains(t, errs, config+":1:12:")
 
 	write(good)
@@ -281,12 +282,12 @@ func TestABrokenFileStartsTheLastGoodConfiguration(t *testing.T) {
 
 	require.NoError(t, os.Chmod(kept, 0o644))
 	code, _, errs = run(t, "run", "--config", config, "--last-good", kept)
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "holds a secret")
 	require.NoError(t, os.Chmod(kept, 0o600))
 	require.NoError(t, os.WriteFile(kept, []byte("{"), 0o600))
 	code, _, errs = run(t, "run", "--config", config, "--last-good", kept)
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "is no saved configuration")
 }
 
@@ -303,7 +304,7 @@ func TestTheLastGoodFileIsNotTheConfiguration(t *testing.T) {
 		line := in.log.line(t, "the configuration is not kept for a start with a broken one")
 		assert.Contains(t, line["err"], "name a file of its own")
 		in.signal()
-		require.Equal(t, exitOK, <-in.code, in.log.String())
+		require.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 		text, err := os.ReadFile(config)
 		require.NoError(t, err)
 		assert.Equal(t, good, string(text))
@@ -316,6 +317,6 @@ func TestTheLastGoodFileIsNotTheConfiguration(t *testing.T) {
 	pipe := filepath.Join(dir, "pipe")
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
 	code, _, errs := run(t, "run", "--config", config, "--last-good", pipe)
-	assert.Equal(t, exitConfig, code)
+	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "is no saved configuration")
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
 
@@ -112,7 +113,7 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 		for _, text := range ports {
 			var p capture.PortRange
 			if err := p.UnmarshalText([]byte(text)); err != nil {
-				return badInput(fmt.Errorf("--dport: %w", err))
+				return cli.BadInput(fmt.Errorf("--dport: %w", err))
 			}
 			r.Ports = append(r.Ports, p)
 		}
@@ -128,14 +129,14 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 			{"not-destination", notDestinations, &r.Destinations.Exclude},
 		} {
 			if *list.out, err = parsePrefixes(list.texts); err != nil {
-				return badInput(fmt.Errorf("--%s: %w", list.flag, err))
+				return cli.BadInput(fmt.Errorf("--%s: %w", list.flag, err))
 			}
 		}
 		if !r.IPv4 && !r.IPv6 {
-			return badInput(errors.New("--ipv4 and --ipv6: both are off, so there is nothing to capture"))
+			return cli.BadInput(errors.New("--ipv4 and --ipv6: both are off, so there is nothing to capture"))
 		}
 		if err := r.Validate(); err != nil {
-			return badInput(err)
+			return cli.BadInput(err)
 		}
 		return do(c, r)
 	}

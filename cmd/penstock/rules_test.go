@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -74,9 +75,8 @@ func TestRulesMistakesAreTheUsersToFix(t *testing.T) {
 		"share bits":                     {"print", "--port", "1", "--mark", "3", "--own-mark", "1"},
 		`interface "lan*"`:               {"print", "--port", "1", "-i", "lan*"},
 	} {
-		_, err := runRules(t, args...)
-		var input inputError
-		assert.ErrorAs(t, err, &input, "exit code 2")
-		assert.ErrorContains(t, err, want)
+		code, _, stderr := run(t, append([]string{"rules"}, args...)...)
+		assert.Equal(t, cli.ExitInput, code)
+		assert.Contains(t, stderr, want)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -89,7 +90,7 @@ func (h *service) run(ctx context.Context) (err error) {
 	rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
 	signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
 	defer signal.Stop(rereads)
-	h.log.Info("penstock starts", "version", readBuild().Version, "pid", os.Getpid())
+	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
 	if h.flags.broken != nil {
 		h.log.Error("the configuration has a mistake; the last good one is in force until it is mended and reloaded",
 			"config", h.flags.config, "last_good", h.flags.lastGood, "err", h.flags.broken)
@@ -299,7 +300,7 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 
 // telemetryPages puts the HTTP pages together.
 func (h *service) telemetryPages() telemetry.Pages {
-	b := readBuild()
+	b := cli.ReadBuild()
 	o := telemetry.Options{
 		Facts: telemetry.Facts{
 			Version: b.Version, Revision: b.Revision, GoVersion: runtime.Version(),

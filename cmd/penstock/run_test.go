@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
@@ -193,7 +194,7 @@ func TestRunDrainsOnASignal(t *testing.T) {
 		return code == http.StatusServiceUnavailable
 	}, 5*time.Second, time.Millisecond, "ready while draining")
 	require.NoError(t, conn.Close())
-	assert.Equal(t, exitOK, <-in.code, in.log.String())
+	assert.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 
 	assert.NotEmpty(t, in.log.line(t, "penstock starts")["version"])
 	assert.NotEmpty(t, in.log.line(t, "datapath")["envelope"])
@@ -208,7 +209,7 @@ func TestASecondSignalDoesNotWait(t *testing.T) {
 	in.signal()
 	in.expect("STOPPING=1")
 	in.signal()
-	assert.Equal(t, exitFail, <-in.code)
+	assert.Equal(t, cli.ExitFail, <-in.code)
 	assert.Contains(t, in.log.String(), "second signal")
 	_, err := conn.Read(make([]byte, 1))
 	assert.ErrorIs(t, err, syscall.ECONNRESET, "a FIN would make a cut transfer look whole")
@@ -222,7 +223,7 @@ func TestRunFeedsTheWatchdog(t *testing.T) {
 		in.expect("WATCHDOG=1")
 	}
 	in.signal()
-	assert.Equal(t, exitOK, <-in.code)
+	assert.Equal(t, cli.ExitOK, <-in.code)
 }
 
 func TestRunWritesATrace(t *testing.T) {
@@ -240,7 +241,7 @@ func TestRunWritesATrace(t *testing.T) {
 	}, 5*time.Second, time.Millisecond)
 	require.NoError(t, conn.Close())
 	in.signal()
-	require.Equal(t, exitOK, <-in.code, in.log.String())
+	require.Equal(t, cli.ExitOK, <-in.code, in.log.String())
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	var line map[string]any
@@ -263,18 +264,18 @@ func TestRunRefusesWhatCannotWork(t *testing.T) {
 		code int
 		says string
 	}{
-		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, exitConfig, "/nonexistent.yaml"},
-		"an unknown key":                        {[]string{"-c", broken}, exitConfig, "frob"},
-		"an unknown envelope":                   {[]string{"--envelope", "frob"}, exitInput, `"frob" is not one of auto, ebpf, bbr, cubic, reno`},
-		"an unknown algorithm":                  {[]string{"--algorithm", "frob"}, exitInput, `no algorithm "frob"`},
-		"a time without its unit":               {[]string{"--drain", "30"}, exitInput, "--drain"},
-		"an address without a port":             {[]string{"--listen", "localhost"}, exitInput, "is not host:port"},
-		"a listener beside a file":              {[]string{"-c", good, "--listen", "127.0.0.1:1"}, exitInput, "--listen"},
-		"a listener on a taken port":            {[]string{"--listen", taken.Addr().String(), "--telemetry", "off"}, exitFail, "address already in use"},
-		"telemetry on a taken port":             {[]string{"-c", good, "--telemetry", taken.Addr().String()}, exitFail, "--telemetry"},
-		"a trace into nowhere":                  {[]string{"-c", good, "--trace", "/nonexistent/trace"}, exitFail, "--trace"},
-		"a word in the place of a log level":    {[]string{"--log-level", "loud"}, exitInput, "debug, info, warn, error"},
-		"a word with quotes is shown as it was": {[]string{"--mark", `a"b`}, exitInput, `a\"b`},
+		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, cli.ExitConfig, "/nonexistent.yaml"},
+		"an unknown key":                        {[]string{"-c", broken}, cli.ExitConfig, "frob"},
+		"an unknown envelope":                   {[]string{"--envelope", "frob"}, cli.ExitInput, `"frob" is not one of auto, ebpf, bbr, cubic, reno`},
+		"an unknown algorithm":                  {[]string{"--algorithm", "frob"}, cli.ExitInput, `no algorithm "frob"`},
+		"a time without its unit":               {[]string{"--drain", "30"}, cli.ExitInput, "--drain"},
+		"an address without a port":             {[]string{"--listen", "localhost"}, cli.ExitInput, "is not host:port"},
+		"a listener beside a file":              {[]string{"-c", good, "--listen", "127.0.0.1:1"}, cli.ExitInput, "--listen"},
+		"a listener on a taken port":            {[]string{"--listen", taken.Addr().String(), "--telemetry", "off"}, cli.ExitFail, "address already in use"},
+		"telemetry on a taken port":             {[]string{"-c", good, "--telemetry", taken.Addr().String()}, cli.ExitFail, "--telemetry"},
+		"a trace into nowhere":                  {[]string{"-c", good, "--trace", "/nonexistent/trace"}, cli.ExitFail, "--trace"},
+		"a word in the place of a log level":    {[]string{"--log-level", "loud"}, cli.ExitInput, "debug, info, warn, error"},
+		"a word with quotes is shown as it was": {[]string{"--mark", `a"b`}, cli.ExitInput, `a\"b`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := run(t, append([]string{"run"}, c.args...)...)

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -126,7 +127,7 @@ func (f *runFlags) lay(flags *pflag.FlagSet, cfg config.Config) (config.Config, 
 			apply()
 		}
 	}
-	return cfg, badInput(cfg.Validate()) // a mistake of the flags: what is in a file has been checked
+	return cfg, cli.BadInput(cfg.Validate()) // a mistake of the flags: what is in a file has been checked
 }
 
 // newLogger returns a logger of that format.

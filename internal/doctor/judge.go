@@ -306,11 +306,11 @@ func (f facts) judgeUserNamespaces() Check {
 	}()
 	switch err := f.user; {
 	case err == nil && (!f.root || limits == ""):
-		return fine(c.Name, "may be made: penstock bench and penstock demo need no root")
+		return fine(c.Name, "may be made: penstock-lab needs no root")
 	case err == nil:
-		c.Found, c.Fix = "for root only: other users may not run penstock bench and penstock demo", "sysctl -w "+limits
+		c.Found, c.Fix = "for root only: other users may not run penstock-lab", "sysctl -w "+limits
 	default:
-		c.State, c.Found = Missing, fmt.Sprintf("may not be made: %v; penstock bench and penstock demo need root then", err)
+		c.State, c.Found = Missing, fmt.Sprintf("may not be made: %v; penstock-lab needs root then", err)
 		switch {
 		case limits != "":
 			c.Fix = "sysctl -w " + limits
@@ -346,7 +346,7 @@ func (f facts) judgeTUN() Check {
 	case err == nil:
 		return fine(c.Name, "%s makes devices: emulated links and listeners of mode tun work", tunDevice)
 	}
-	c.State, c.Found = Missing, fmt.Sprintf("%v; listeners of mode tun, penstock bench and penstock demo need it", err)
+	c.State, c.Found = Missing, fmt.Sprintf("%v; listeners of mode tun, penstock-lab needs it", err)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENXIO):
 		c.Fix = "modprobe tun; into a container the device comes by --device " + tunDevice

@@ -12,9 +12,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
 
@@ -58,31 +58,54 @@ func (f failure) Error() string { return f.Failed }
 
 func (f failure) Unwrap() error { return f.Errno }
 
-// tryInNamespace applies capture rules and makes a TUN device in a network
-// namespace of their own, with the rights of this process.
+// tryInNamespace applies capture rules and makes devices in a network namespace of
+// their own, with the rights of this process.
 func tryInNamespace(ctx context.Context) (trials map[string]attempt, err error) {
-	lab := netlab.New()
-	defer func() { err = errors.Join(err, lab.Close()) }()
-	node, err := lab.Node("doctor")
-	if err != nil {
-		return nil, err
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		runtime.LockOSThread() // for good: the thread and its namespace end with the goroutine
+		if err = os.NewSyscallError("unshare", unix.Unshare(unix.CLONE_NEWNET)); err == nil {
+			trials, err = tryHere(ctx)
+		}
+	}()
+	<-over
+	return trials, err
+}
+
+// tryHere makes the trials in the network namespace of the calling thread.
+func tryHere(ctx context.Context) (map[string]attempt, error) {
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
 	}
-	trials = map[string]attempt{}
-	err = node.Do(func() error {
-		for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
-			for _, v6 := range []bool{false, true} {
-				rules := capture.Rules{Mode: mode, Port: 1, IPv4: !v6, IPv6: v6, Interfaces: []string{capture.AnyInterface}}
-				trials[rulesCheck(mode, v6)] = tried(rules.Apply(ctx))
-				if err := capture.Remove(ctx); err != nil {
-					return err
-				}
+	if err != nil {
+		return nil, fmt.Errorf("bring up loopback in a network namespace: %w", err)
+	}
+	trials := map[string]attempt{}
+	for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
+		for _, v6 := range []bool{false, true} {
+			rules := capture.Rules{Mode: mode, Port: 1, IPv4: !v6, IPv6: v6, Interfaces: []string{capture.AnyInterface}}
+			trials[rulesCheck(mode, v6)] = tried(rules.Apply(ctx))
+			if err := capture.Remove(ctx); err != nil {
+				return nil, err
 			}
 		}
-		trials["tun"] = tried(tryTUN())
-		trials[wireGuardTrial] = tried(node.TryLink("wireguard"))
-		return nil
-	})
-	return trials, err
+	}
+	trials["tun"] = tried(tryTUN())
+	trials[wireGuardTrial] = tried(tryDevice("wireguard"))
+	return trials, nil
+}
+
+// tryDevice makes a network device of that kind where the calling thread is, and takes it away.
+func tryDevice(kind string) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "trial0"
+	link := &netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}
+	if err := netlink.LinkAdd(link); err != nil {
+		return fmt.Errorf("make a %s device: %w", kind, err)
+	}
+	return netlink.LinkDel(link)
 }
 
 // rulesCheck names the check of a kind of capture rules.

@@ -206,16 +206,3 @@ func writePacket(fd int, b []byte) unix.Errno {
 	_, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
 	return errno
 }
-
-// TryLink makes a network device of that kind in the node and takes it away.
-func (n *Node) TryLink(kind string) error {
-	return n.withNetlink(func(h *netlink.Handle) error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "trial0"
-		link := &netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}
-		if err := h.LinkAdd(link); err != nil {
-			return fmt.Errorf("netlab: make a %s device: %w", kind, err)
-		}
-		return h.LinkDel(link)
-	})
-}

@@ -22,7 +22,7 @@ var files = []string{
 
 // ignored are what builds and measurements leave behind (see .gitignore), and
 // the .git file of a worktree.
-var ignored = []string{".git", "bin", "penstock", "results"}
+var ignored = []string{".git", "bin", "penstock", "penstock-lab", "results"}
 
 // rule says what the packages that match it may import.
 type rule struct {
@@ -71,11 +71,15 @@ var table = []rule{
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
 	{packages: "internal/caps"},
 	{packages: "internal/certs"},
-	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps", "internal/netlab"}},
+	{packages: "internal/cli", module: []string{"cc", "proxy/config"}},
+	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps"}},
 	{packages: "internal/lab/...", module: []string{
 		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
 	}},
-	{packages: "cmd/...", module: []string{
+	{packages: "cmd/penstock", module: []string{
+		"cc", "cc/ccp", "cc/flow", "proxy/...", "telemetry", "internal/caps", "internal/cli", "internal/doctor",
+	}},
+	{packages: "cmd/penstock-lab", module: []string{
 		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
 	}},
 	{packages: "test/...", module: []string{"..."}},
@@ -91,14 +95,16 @@ const sharedTable = "cc/sprout_table.go"
 // homes names the only places that may import a heavy dependency. Tests may
 // import any.
 var homes = map[string][]string{
-	"github.com/spf13/...":               {"cmd/..."},
-	"github.com/prometheus/...":          {"telemetry", "internal/lab/bench"},
-	"github.com/gopacket/...":            {"internal/netlab"},
-	"github.com/coreos/go-systemd/...":   {"cmd/..."},
-	"github.com/goccy/go-yaml/...":       {"proxy/config", "cmd/..."},
-	"github.com/google/nftables/...":     {"proxy/capture", "internal/netlab"},
-	"github.com/mdlayher/...":            {"proxy/linkstat"},
-	"github.com/vishvananda/...":         {"proxy/capture", "proxy/ingress", "proxy/linkstat", "internal/netlab", "internal/lab/bench"},
+	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
+	"github.com/prometheus/...":        {"telemetry", "internal/lab/bench"},
+	"github.com/gopacket/...":          {"internal/netlab"},
+	"github.com/coreos/go-systemd/...": {"cmd/..."},
+	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/..."},
+	"github.com/google/nftables/...":   {"proxy/capture", "internal/netlab"},
+	"github.com/mdlayher/...":          {"proxy/linkstat"},
+	"github.com/vishvananda/...": {
+		"proxy/capture", "proxy/ingress", "proxy/linkstat", "internal/doctor", "internal/netlab", "internal/lab/bench",
+	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},

@@ -120,7 +120,7 @@ func Build(dir string) (path string, err error) {
 	if err != nil {
 		return "", fmt.Errorf("find the module of the program: %w", err)
 	}
-	build := exec.Command("make", "-C", strings.TrimSpace(string(root)), "build", "BIN="+dir)
+	build := exec.Command("make", "-C", strings.TrimSpace(string(root)), "penstock", "BIN="+dir)
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the program: %w\n%s", err, out)
 	}

@@ -84,7 +84,7 @@ func Select(names []string) ([]Recipe, error) {
 	for _, name := range names {
 		i := slices.IndexFunc(all, func(r Recipe) bool { return r.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("recipe: there is no %q; penstock bench recipe list has them all", name)
+			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all", name)
 		}
 		out = append(out, all[i])
 	}

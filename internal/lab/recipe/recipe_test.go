@@ -46,7 +46,7 @@ func TestRecipesAreSelectedByName(t *testing.T) {
 	require.Len(t, some, 2)
 	assert.Equal(t, []string{"pbe-e1", "hosts"}, []string{some[0].Name, some[1].Name})
 	_, err = recipe.Select([]string{"nonesuch"})
-	require.ErrorContains(t, err, `no "nonesuch"; penstock bench recipe list`)
+	require.ErrorContains(t, err, `no "nonesuch"; penstock-lab bench recipe list`)
 	_, err = recipe.Select([]string{"all", "hosts"})
 	require.Error(t, err)
 }

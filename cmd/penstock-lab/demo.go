@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 )
 
@@ -36,11 +37,11 @@ link's queue holds 2 MB and its propagation delay is 10 ms each way. Without
 Then the client uploads as well, under its own Cubic, beside a download and a
 request every 100 ms: with its window left alone, and held by the edge.
 
-It is a preset of "penstock bench", which has all the choices. Run it as root,
+It is a preset of "penstock-lab bench", which has all the choices. Run it as root,
 or as a user where user namespaces are allowed.`,
-		Example: `  penstock demo
-  penstock demo --trace Verizon-LTE-short.down --plot demo.png
-  penstock demo --algorithm copa --algorithm copa:delta=0.5 --duration 10s`,
+		Example: `  penstock-lab demo
+  penstock-lab demo --trace Verizon-LTE-short.down --plot demo.png
+  penstock-lab demo --algorithm copa --algorithm copa:delta=0.5 --duration 10s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.links = []string{demoLink}
@@ -51,7 +52,7 @@ or as a user where user namespaces are allowed.`,
 			plan, err := f.plan()
 			if err != nil {
 				// The preset's own flags go by other names here.
-				return badInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ", "--algorithm ").Replace(err.Error())))
+				return cli.BadInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ", "--algorithm ").Replace(err.Error())))
 			}
 			results, err := runPlan(cmd, plan, f.outputs)
 			if err := errors.Join(err, f.outputs.write(cmd, results)); err != nil {

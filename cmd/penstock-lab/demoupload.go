@@ -32,9 +32,9 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	exe, err := os.Executable()
+	exe, err := proxyOf(cmd)
 	if err != nil {
-		return fmt.Errorf("find the penstock program: %w", err)
+		return err
 	}
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -35,7 +36,7 @@ func TestAnAgentDrivesTheSimulator(t *testing.T) {
 		"--delay", "20ms", "--buffer", "40pkt", "--duration", "5s",
 	}
 	code, stdout, stderr := run(t, args...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, 3)
 	assert.NotEqual(t, "0", strings.Fields(lines[1])[7], "Reno fills the queue until it overflows")
@@ -45,7 +46,7 @@ func TestAnAgentDrivesTheSimulator(t *testing.T) {
 
 	code, stdout, stderr = run(t, "bench", "--sender", "ccp:mine@sim", "--agent", "mine="+socket,
 		"--link", "12mbit", "--buffer", "40pkt", "--duration", "3s")
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "ccp:mine@sim")
 }
 
@@ -66,16 +67,16 @@ func TestTheControllerOfThePageWorks(t *testing.T) {
 	require.NoError(t, os.WriteFile(program, []byte(block("python", "class Mine")), 0o600))
 	socket := agentAt(t, "python3", program)
 	words := strings.Fields(strings.Replace(block("sh", "sim --algorithm ccp:mine"), "/tmp/mine.sock", socket, 1))
-	require.Equal(t, "bin/penstock", words[0])
+	require.Equal(t, "bin/penstock-lab", words[0])
 	code, stdout, stderr := run(t, words[1:]...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Equal(t, stdout, block("text", "ccp:mine"))
 
 	_, err := config.Parse([]byte(block("yaml", "ccp:mine")))
 	require.NoError(t, err)
 	root, _, err := rootCommand().Find([]string{"bench"})
 	require.NoError(t, err)
-	overSockets := strings.Fields(strings.ReplaceAll(block("sh", "sudo bin/penstock bench"), "\\\n", ""))
+	overSockets := strings.Fields(strings.ReplaceAll(block("sh", "sudo bin/penstock-lab bench"), "\\\n", ""))
 	assert.NoError(t, root.ParseFlags(overSockets[3:]))
 }
 
@@ -85,12 +86,12 @@ func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
 		code int
 		says string
 	}{
-		"none is named":      {[]string{"sim", "-a", "ccp:x"}, exitInput, "add --agent x=SOCKET"},
-		"another is":         {[]string{"bench", "--sender", "ccp:x@sim", "--agent", "y"}, exitInput, "add --agent x=SOCKET"},
-		"it has no socket":   {[]string{"sim", "--agent", "x="}, exitInput, "it has no socket"},
-		"it is named twice":  {[]string{"sim", "--agent", "x", "--agent", "x=y"}, exitInput, "there is another agent x"},
-		"it has a bad name":  {[]string{"bench", "--agent", "X"}, exitInput, `--agent: "X" is no agent's name`},
-		"it does not listen": {[]string{"sim", "-a", "ccp:x", "--agent", "x=/nowhere"}, exitFail, "connecting to /nowhere"},
+		"none is named":      {[]string{"sim", "-a", "ccp:x"}, cli.ExitInput, "add --agent x=SOCKET"},
+		"another is":         {[]string{"bench", "--sender", "ccp:x@sim", "--agent", "y"}, cli.ExitInput, "add --agent x=SOCKET"},
+		"it has no socket":   {[]string{"sim", "--agent", "x="}, cli.ExitInput, "it has no socket"},
+		"it is named twice":  {[]string{"sim", "--agent", "x", "--agent", "x=y"}, cli.ExitInput, "there is another agent x"},
+		"it has a bad name":  {[]string{"bench", "--agent", "X"}, cli.ExitInput, `--agent: "X" is no agent's name`},
+		"it does not listen": {[]string{"sim", "-a", "ccp:x", "--agent", "x=/nowhere"}, cli.ExitFail, "connecting to /nowhere"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := run(t, c.args...)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/stage"
@@ -67,10 +68,10 @@ the same configuration but without a proxy whose time or memory could matter.
 --short plays less: shorter, with fewer flows.
 
 With several --runs, which have seeds of their own, a finding must hold in each.`,
-		Example: `  penstock bench recipe run hosts --virtual
-  penstock bench recipe run janus-c1 janus-c2 --virtual --short
-  sudo penstock bench recipe run live-switch --plot switch.png
-  sudo penstock bench recipe run all --runs 3 --json runs.jsonl`,
+		Example: `  penstock-lab bench recipe run hosts --virtual
+  penstock-lab bench recipe run janus-c1 janus-c2 --virtual --short
+  sudo penstock-lab bench recipe run live-switch --plot switch.png
+  sudo penstock-lab bench recipe run all --runs 3 --json runs.jsonl`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error { return f.run(cmd, names) },
 	}
@@ -89,13 +90,13 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	recipes, err := recipe.Select(names)
 	switch {
 	case err != nil:
-		return badInput(err)
+		return cli.BadInput(err)
 	case f.runs < 1:
-		return badInput(fmt.Errorf("--runs %d: at least one", f.runs))
+		return cli.BadInput(fmt.Errorf("--runs %d: at least one", f.runs))
 	case f.retry < 0:
-		return badInput(fmt.Errorf("--retry-noisy %d: not below 0", f.retry))
+		return cli.BadInput(fmt.Errorf("--retry-noisy %d: not below 0", f.retry))
 	case f.plot != "" && !strings.HasSuffix(f.plot, ".png"):
-		return badInput(fmt.Errorf("--plot %s: the name must end in .png", f.plot))
+		return cli.BadInput(fmt.Errorf("--plot %s: the name must end in .png", f.plot))
 	}
 	player, err := f.player(cmd)
 	if err != nil {
@@ -103,7 +104,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	}
 	record, done, err := (&benchOutputs{json: f.json, plot: f.plot}).open()
 	if err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	defer func() { err = errors.Join(err, done()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
@@ -146,7 +147,7 @@ func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Rec
 			return nil, err
 		}
 		results = append(results, result)
-		if err := recipe.WriteJSON(record, result, f.virtual, readBuild().String()); err != nil {
+		if err := recipe.WriteJSON(record, result, f.virtual, cli.ReadBuild().String()); err != nil {
 			return nil, err
 		}
 	}
@@ -174,12 +175,12 @@ func (f *recipeFlags) player(cmd *cobra.Command) (recipe.Player, error) {
 	if ran {
 		os.Exit(code)
 	}
-	exe, err := os.Executable()
+	exe, err := proxyOf(cmd)
 	if err != nil {
-		return nil, fmt.Errorf("find the penstock program: %w", err)
+		return nil, err
 	}
 	env := stage.Env{Executable: exe}
-	for _, file := range mdiModelsOf(cmd) {
+	for _, file := range cli.Models(cmd) {
 		env.Args = append(env.Args, "--mdi-model", file)
 	}
 	return recipe.Retry(func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -44,14 +45,14 @@ can show.
 
 The network is made of namespaces: run it as root, or as a user where user
 namespaces are allowed.`,
-		Example: `  sudo penstock bench fidelity -a penstock,copa,cubic
-  sudo penstock bench fidelity -a static:cwnd_packets=50,pacing_mbit=8 --links 20 --duration 60s --json runs.jsonl
-  sudo penstock bench fidelity -a penstock,copa --envelope wireguard`,
+		Example: `  sudo penstock-lab bench fidelity -a penstock,copa,cubic
+  sudo penstock-lab bench fidelity -a static:cwnd_packets=50,pacing_mbit=8 --links 20 --duration 60s --json runs.jsonl
+  sudo penstock-lab bench fidelity -a penstock,copa --envelope wireguard`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			plan, err := f.plan()
 			if err != nil {
-				return badInput(err)
+				return cli.BadInput(err)
 			}
 			results, err := runPlan(cmd, plan, f.outputs)
 			if len(results) == 0 {

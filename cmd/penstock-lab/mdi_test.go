@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 // runApart executes one command line in a process of its own: models that are
@@ -39,7 +39,7 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	file := filepath.Join(dir, "model.csv")
 	args := []string{"mdi", "train", "--algorithm", "copa:delta=0.5", "--generate", "lte", "--generate", "walk", "--runs", "3", "--duration", "10s", "--windows=-20,20,4"}
 	code, stdout, stderr := run(t, append(args, "--output", file)...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Empty(t, stdout)
 	progress := strings.Split(strings.TrimSpace(stderr), "\n")
 	require.Len(t, progress, 4)
@@ -52,18 +52,18 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	require.NoError(t, err)
 	lines := strings.Split(string(text), "\n")
 	assert.Equal(t, "11,-20,20,4,11,-10,10,2", lines[1])
-	require.True(t, strings.HasPrefix(lines[0], "# penstock "), lines[0])
+	require.True(t, strings.HasPrefix(lines[0], "# penstock-lab "), lines[0])
 
 	again := filepath.Join(dir, "again.csv")
-	command := strings.Fields(strings.TrimPrefix(lines[0], "# penstock "))
+	command := strings.Fields(strings.TrimPrefix(lines[0], "# penstock-lab "))
 	code, _, stderr = run(t, append(command, "--output", again)...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	same, err := os.ReadFile(again)
 	require.NoError(t, err)
 	assert.Equal(t, string(text), string(same), "the command line in a model makes it again")
 
 	code, stdout, stderr = runApart(t, "sim", "--mdi-model", "trained="+file, "-a", "mdi:model=trained", "-a", "mdi", "--duration", "5s", "--json")
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	var records []simRecord
 	for d := json.NewDecoder(strings.NewReader(stdout)); d.More(); {
 		var r simRecord
@@ -72,15 +72,6 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	}
 	require.Len(t, records, 2)
 	assert.NotEqual(t, records[0].Throughput, records[1].Throughput, "another model, another walk")
-
-	config := filepath.Join(dir, "penstock.yaml")
-	require.NoError(t, os.WriteFile(config, []byte("listeners:\n  - {name: a, mode: socks5, address: '127.0.0.1:1080'}\ndefaults: {algorithm: 'mdi:model=configured'}\n"), 0o600))
-	code, _, stderr = run(t, "check", config)
-	assert.Equal(t, exitConfig, code)
-	assert.Contains(t, stderr, `parameter model is "configured", but must be one of verus`)
-	code, stdout, stderr = runApart(t, "check", "--mdi-model", "configured="+file, config)
-	require.Equal(t, exitOK, code, stderr)
-	assert.Contains(t, stdout, "mdi:model=configured")
 }
 
 func TestMDIRefuses(t *testing.T) {
@@ -105,20 +96,12 @@ func TestMDIRefuses(t *testing.T) {
 		"mdi train --runs 1 --duration 2s -o " + dir + "/no/file": "--output: open",
 	} {
 		code, stdout, stderr := run(t, strings.Fields(args)...)
-		assert.NotEqual(t, exitOK, code, args)
+		assert.NotEqual(t, cli.ExitOK, code, args)
 		assert.Contains(t, stderr, complaint, args)
 		assert.Empty(t, stdout, args)
 	}
 	code, _, _ := run(t, "mdi", "train", "--runs", "1", "--duration", "2s", "-o", dir+"/no/file")
-	assert.Equal(t, exitFail, code, "a disk that does not take it is nobody's typing mistake")
-}
-
-func TestMDIModelsAreHandedOn(t *testing.T) {
-	root, sub := &cobra.Command{Use: "root"}, &cobra.Command{Use: "sub"}
-	root.AddCommand(sub)
-	assert.Empty(t, mdiModelsOf(sub))
-	root.PersistentFlags().Var(&mdiModelFlag{files: []string{"one=a", "two=b"}}, "mdi-model", "")
-	assert.Equal(t, []string{"one=a", "two=b"}, mdiModelsOf(sub))
+	assert.Equal(t, cli.ExitFail, code, "a disk that does not take it is nobody's typing mistake")
 }
 
 func TestMDIEpochsOfSamples(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -57,7 +59,7 @@ func (f *simFlags) openTraces() (w io.Writer, done func() error, err error) {
 	}
 	file, err := os.Create(f.traceOut)
 	if err != nil {
-		return nil, nil, badInput(fmt.Errorf("--trace-out: %w", err))
+		return nil, nil, cli.BadInput(fmt.Errorf("--trace-out: %w", err))
 	}
 	buffered := bufio.NewWriter(file)
 	return buffered, func() error { return errors.Join(buffered.Flush(), file.Close()) }, nil
@@ -88,7 +90,7 @@ func writeSimRows(w io.Writer, t trial, r sim.Result) {
 	if len(r.Flows) > 1 {
 		fairness = strconv.FormatFloat(r.Jain, 'f', 3, 64)
 	}
-	fmt.Fprintf(w, "%s\t%s\t%.2f\t%.1f\t%s\t%d\t%d\t%s\n", t.name, orDash(t.link), total.Mbps(), 100*r.Utilisation,
+	fmt.Fprintf(w, "%s\t%s\t%.2f\t%.1f\t%s\t%d\t%d\t%s\n", t.name, cmp.Or(t.link, "-"), total.Mbps(), 100*r.Utilisation,
 		delayCells(r.Queueing), r.Drops, r.Retransmits, fairness)
 	if t.link != "" || len(r.Flows) == 1 {
 		return

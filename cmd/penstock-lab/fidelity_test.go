@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 )
 
@@ -46,7 +47,7 @@ func TestFidelityRefuses(t *testing.T) {
 		"runs.jsonl":       "unknown command",
 	} {
 		code, stdout, stderr := run(t, append([]string{"bench", "fidelity"}, strings.Fields(args)...)...)
-		assert.Equal(t, exitInput, code, args)
+		assert.Equal(t, cli.ExitInput, code, args)
 		assert.Contains(t, stderr, complaint, args)
 		assert.Empty(t, stdout, args)
 	}

@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -8,18 +8,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker for a release: -X main.version=v1.2.3.
+// version is set by the linker for a release: -X github.com/penstock-net/penstock/internal/cli.version=v1.2.3.
 var version = ""
 
-// build identifies the program.
-type build struct {
+// Build identifies a program.
+type Build struct {
 	Version  string // "devel" when neither the linker nor the module system named one
 	Revision string // of the source; empty: unknown
 	Modified bool   // the source differed from Revision
 }
 
-func readBuild() build {
-	b := build{Version: version}
+// ReadBuild says what the linker and the module system noted of this program.
+func ReadBuild() Build {
+	b := Build{Version: version}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		info = &debug.BuildInfo{}
@@ -41,8 +42,12 @@ func readBuild() build {
 	return b
 }
 
-func (b build) String() string {
-	s := "penstock " + b.Version
+// String is the build as records of runs have it.
+func (b Build) String() string { return b.line("penstock") }
+
+// line tells the build of a program in one line.
+func (b Build) line(program string) string {
+	s := program + " " + b.Version
 	if b.Revision != "" {
 		s += " " + b.Revision
 		if b.Modified {
@@ -52,14 +57,17 @@ func (b build) String() string {
 	return fmt.Sprintf("%s %s %s/%s", s, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
-func versionCommand() *cobra.Command {
+// VersionCommand prints the version of its program.
+func VersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), readBuild())
-			return err
-		},
+		RunE:  func(cmd *cobra.Command, _ []string) error { return printVersion(cmd) },
 	}
+}
+
+func printVersion(cmd *cobra.Command) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), ReadBuild().line(cmd.Root().Name()))
+	return err
 }

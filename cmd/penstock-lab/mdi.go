@@ -2,10 +2,8 @@ package main
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,49 +14,9 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/output"
 )
-
-// mdiModelFlag adds a model to the algorithm mdi as soon as it is read, so that
-// the flags behind it can name it.
-type mdiModelFlag struct{ files []string }
-
-// Set implements pflag.Value.
-func (f *mdiModelFlag) Set(text string) error {
-	name, path, ok := strings.Cut(text, "=")
-	if !ok || path == "" {
-		return errors.New("write NAME=FILE")
-	}
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	if err := cc.LoadMDI(name, io.LimitReader(file, maxModelBytes)); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	f.files = append(f.files, text)
-	return nil
-}
-
-// maxModelBytes bounds what is read of a model.
-const maxModelBytes = 64 << 20
-
-// Type implements pflag.Value.
-func (f *mdiModelFlag) Type() string { return "NAME=FILE" }
-
-// String implements pflag.Value.
-func (f *mdiModelFlag) String() string { return strings.Join(f.files, " ") }
-
-// mdiModelsOf are the models that were added on cmd's command line.
-func mdiModelsOf(cmd *cobra.Command) []string {
-	if f := cmd.Flag("mdi-model"); f != nil {
-		if models, ok := f.Value.(*mdiModelFlag); ok {
-			return models.files
-		}
-	}
-	return nil
-}
 
 func mdiCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -99,14 +57,14 @@ Changes are in percent, times the decimal logarithm of what changed: packets, or
 milliseconds. A run begins to count after a second.
 
 ` + modelList(),
-		Example: `  penstock mdi train --algorithm verus --generate lte --generate walk --runs 20 --output verus.csv
-  penstock mdi train --algorithm copa:delta=0.5 --generate highway --windows=-60,60,5 --delays=-25,15,5 --output copa.csv
+		Example: `  penstock-lab mdi train --algorithm verus --generate lte --generate walk --runs 20 --output verus.csv
+  penstock-lab mdi train --algorithm copa:delta=0.5 --generate highway --windows=-60,60,5 --delays=-25,15,5 --output copa.csv
   penstock --mdi-model mine=copa.csv sim --algorithm mdi:model=mine --generate highway`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			plan, err := f.plan()
 			if err != nil {
-				return badInput(err)
+				return cli.BadInput(err)
 			}
 			return f.train(cmd, plan)
 		},
@@ -242,7 +200,7 @@ func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
 
 // commandLine is what makes the same model again.
 func (f *mdiTrainFlags) commandLine() string {
-	return fmt.Sprintf("penstock mdi train --algorithm %s --generate %s --runs %d --seed %d --duration %v --delay %v --buffer %s --windows=%s --delays=%s",
+	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --generate %s --runs %d --seed %d --duration %v --delay %v --buffer %s --windows=%s --delays=%s",
 		f.algorithm, strings.Join(f.models, " --generate "), f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows, f.delays)
 }
 

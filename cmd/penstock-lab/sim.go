@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 )
 
@@ -71,24 +72,24 @@ thinks, so that one that goes by its reports alone gives one result as well.
 
 Where two flows share the link, Jain's index says how fairly they do (1: equally,
 0.5: one has everything), and the share is that of the algorithm in question.`,
-		Example: `  penstock sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
-  penstock sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
-  penstock sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
-  penstock sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
-  penstock sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte
-  penstock sim test/scenarios/testdata/outage.txt
-  penstock sim --all
-  penstock sim --all --transport relay --markdown`,
+		Example: `  penstock-lab sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
+  penstock-lab sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
+  penstock-lab sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
+  penstock-lab sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
+  penstock-lab sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte
+  penstock-lab sim test/scenarios/testdata/outage.txt
+  penstock-lab sim --all
+  penstock-lab sim --all --transport relay --markdown`,
 		RunE: func(cmd *cobra.Command, files []string) (err error) {
 			if f.deciders, err = agents.Parse(f.agents); err != nil {
-				return badInput(err)
+				return cli.BadInput(err)
 			}
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)
 			}
 			trials, err := f.trials(cmd.Flags(), files)
 			if err != nil {
-				return badInput(err)
+				return cli.BadInput(err)
 			}
 			return f.run(cmd.OutOrStdout(), trials)
 		},

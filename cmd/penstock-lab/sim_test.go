@@ -10,12 +10,14 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 func TestSimPrintsATable(t *testing.T) {
 	args := []string{"sim", "--algorithm", "copa:delta=0.5", "--algorithm", "cubic", "--rate", "12mbit", "--generate", "lte", "--buffer", "100pkt", "--duration", "10s"}
 	code, stdout, stderr := run(t, args...)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, 5)
 	assert.Equal(t, []string{"ALGORITHM", "LINK", "MBIT/S", "UTILISATION", "%", "QUEUEING", "MS", "P50", "P95", "P99", "DROPS", "RETRANSMITS", "JAIN"}, strings.Fields(lines[0]))
@@ -34,7 +36,7 @@ func TestSimPrintsJSON(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "samples.jsonl")
 	code, stdout, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant", "--flows", "2",
 		"--duration", "5s", "--warmup", "2s", "--json", "--trace-out", trace, "--trace-every", "100ms")
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, 2)
 	for i, name := range []string{"copa:delta=0.5,mode=constant", "copa:delta=0.1,mode=constant"} {
@@ -80,11 +82,11 @@ func TestSimReadsFiles(t *testing.T) {
 	bad := write("bad.txt", "link 12mbit rtt 40ms\nflow static\nflow static\nrun 5s\nexpect utilisation >= 2\n")
 
 	code, stdout, stderr := run(t, "sim", good)
-	assert.Equal(t, exitOK, code, stderr)
+	assert.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "good.txt")
 
 	code, stdout, stderr = run(t, "sim", good, bad)
-	assert.Equal(t, exitFail, code, "an expectation that does not hold is a failure, not a mistake")
+	assert.Equal(t, cli.ExitFail, code, "an expectation that does not hold is a failure, not a mistake")
 	assert.Contains(t, stderr, "bad.txt: expected utilisation >= 2, but it is 0.99")
 	assert.Contains(t, stdout, "1 static", "one row for each flow")
 }
@@ -121,7 +123,7 @@ func TestSimRefuses(t *testing.T) {
 		"open /nope: no such file":                       "/nope",
 	} {
 		code, stdout, stderr := run(t, append([]string{"sim"}, strings.Fields(args)...)...)
-		assert.Equal(t, exitInput, code, args)
+		assert.Equal(t, cli.ExitInput, code, args)
 		assert.Contains(t, stderr, complaint, args)
 		assert.Empty(t, stdout, args)
 		assert.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line", args)

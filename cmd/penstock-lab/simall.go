@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 )
@@ -42,7 +43,7 @@ var withAll = map[string]bool{"all": true, "markdown": true, "algorithm": true, 
 func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	runs, err := f.standardRuns(cmd.Flags(), files)
 	if err != nil {
-		return badInput(err)
+		return cli.BadInput(err)
 	}
 	traces, closeTraces, err := f.openTraces()
 	if err != nil {

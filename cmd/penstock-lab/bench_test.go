@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 )
 
@@ -37,7 +38,7 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
 			code, stdout, stderr := run(t, c.args...)
-			assert.Equal(t, exitInput, code)
+			assert.Equal(t, cli.ExitInput, code)
 			assert.Empty(t, stdout)
 			for _, s := range c.says {
 				assert.Contains(t, stderr, s)
@@ -53,7 +54,7 @@ func TestBenchInVirtualTimeNeedsNoNetwork(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
 	code, stdout, stderr := run(t, "bench", "--sender", "copa@sim", "--sender", "vegas", "--envelope", "sim",
 		"--link", "12mbit", "--duration", "2s", "--json", file)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Regexp(t, `(?m)^copa@sim +1 `, stdout)
 	assert.Regexp(t, `(?m)^vegas@sim +1 `, stdout)
 	f, err := os.Open(file)
@@ -68,7 +69,7 @@ func TestBenchInVirtualTimeNeedsNoNetwork(t *testing.T) {
 
 func TestRecipesAreListedAndNamed(t *testing.T) {
 	code, stdout, stderr := run(t, "bench", "recipe", "list")
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	for _, name := range []string{"join-leave", "live-switch", "janus-c10", "nacc-d1", "pbe-e5"} {
 		assert.Regexp(t, `(?m)^`+name+` `, stdout)
 	}
@@ -76,13 +77,13 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 		args []string
 		says string
 	}{
-		"an unknown recipe":         {[]string{"nonesuch", "--virtual"}, `no "nonesuch"; penstock bench recipe list`},
+		"an unknown recipe":         {[]string{"nonesuch", "--virtual"}, `no "nonesuch"; penstock-lab bench recipe list`},
 		"all and another":           {[]string{"all", "hosts", "--virtual"}, "all goes without other names"},
 		"no runs":                   {[]string{"hosts", "--virtual", "--runs", "0"}, "--runs"},
 		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.pdf"}, ".png"},
 	} {
 		code, stdout, stderr := run(t, append([]string{"bench", "recipe", "run"}, c.args...)...)
-		assert.Equal(t, exitInput, code, name)
+		assert.Equal(t, cli.ExitInput, code, name)
 		assert.Empty(t, stdout, name)
 		assert.Contains(t, stderr, c.says, name)
 	}
@@ -91,7 +92,7 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
 	code, stdout, stderr := run(t, "bench", "recipe", "run", "pbe-e1", "--virtual", "--short", "--runs", "2", "--json", file)
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "short form, 2 runs")
 	assert.Regexp(t, `(?m)^ok +p95 queueing`, stdout)
 	assert.Contains(t, stderr, "pbe-e1 1/2: pbe")
@@ -107,23 +108,23 @@ func TestNoRunIsLostToItsOutputs(t *testing.T) {
 	command := []string{"bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s"}
 	for range 2 {
 		code, _, stderr := run(t, append(command, "--json", "runs.jsonl")...)
-		require.Equal(t, exitOK, code, stderr)
+		require.Equal(t, cli.ExitOK, code, stderr)
 	}
 	text, err := os.ReadFile("runs.jsonl")
 	require.NoError(t, err)
 	assert.Equal(t, 2, bytes.Count(text, []byte("\n")))
 	for flag, path := range map[string]string{"--plot": "none/x.png", "--json": "none/x.jsonl"} {
 		code, stdout, stderr := run(t, append(command, flag, path)...)
-		assert.Equal(t, exitInput, code)
+		assert.Equal(t, cli.ExitInput, code)
 		assert.Empty(t, stdout)
-		assert.Contains(t, stderr, "penstock: "+flag+": ")
+		assert.Contains(t, stderr, "penstock-lab: "+flag+": ")
 		assert.NotContains(t, stderr, "copa@sim", "before anything has run")
 		code, _, stderr = run(t, "bench", "recipe", "run", "hosts", "--virtual", "--short", flag, path)
-		assert.Equal(t, exitInput, code)
-		assert.Contains(t, stderr, "penstock: "+flag+": ")
+		assert.Equal(t, cli.ExitInput, code)
+		assert.Contains(t, stderr, "penstock-lab: "+flag+": ")
 	}
 	code, _, stderr := run(t, "mdi", "train", "--output", "none/x.mdi")
-	assert.Equal(t, exitFail, code)
-	assert.Contains(t, stderr, "penstock: --output: ")
+	assert.Equal(t, cli.ExitFail, code)
+	assert.Contains(t, stderr, "penstock-lab: --output: ")
 	assert.NotContains(t, stderr, "run 1 of")
 }

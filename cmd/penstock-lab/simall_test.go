@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 // standardRunsOf are those of a command line.
@@ -84,7 +85,7 @@ func TestSimAllMakesOneTable(t *testing.T) {
 func TestSimAllPrintsJSON(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "samples.jsonl")
 	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=4", "--json", "--trace-out", trace, "--trace-every", "10s")
-	require.Equal(t, exitOK, code, stderr)
+	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, len(sim.Standard()))
 	for i, s := range sim.Standard() {
@@ -102,7 +103,7 @@ func TestSimAllPrintsJSON(t *testing.T) {
 
 func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {
 	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=1")
-	assert.Equal(t, exitFail, code)
+	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, stderr, "static:cwnd_packets=1 in fixed: expected tested.throughput_mbit >= 1, but it is 0.19")
 	assert.Contains(t, stdout, "static:cwnd_packets=1 |", "the table is there all the same")
 	assert.Contains(t, stderr, "[6/6] static:cwnd_packets=1 in ")
@@ -125,7 +126,7 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all -a copa -a vegas --sweep delta=0.5": "vegas has no parameter",
 	} {
 		code, stdout, stderr := run(t, append([]string{"sim"}, strings.Fields(args)...)...)
-		assert.Equal(t, exitInput, code, args)
+		assert.Equal(t, cli.ExitInput, code, args)
 		assert.Contains(t, stderr, complaint, args)
 		assert.Empty(t, stdout, args)
 		assert.Equal(t, 1, strings.Count(stderr, "\n"), "%s: one line", args)

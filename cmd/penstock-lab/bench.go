@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/output"
@@ -68,7 +69,7 @@ virtual time, for as long and counted alike: what it comes to by itself, on any
 machine. Nothing is late there, and there is no proxy whose time or packets could
 be looked at. The transport is that of the same algorithm's real senders: the
 kernel's, which enforces the window, with acknowledgements that Linux delays; the
-relay's where all of those are over bbr, cubic, reno or wireguard. "penstock bench
+relay's where all of those are over bbr, cubic, reno or wireguard. "penstock-lab bench
 fidelity" compares the two over several links.
 
 A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
@@ -86,20 +87,20 @@ one that rate asks for.
 
 The network is made of namespaces: run it as root, or as a user
 where user namespaces are allowed.`,
-		Example: `  penstock bench --sender cubic --sender bbr --sender copa --link generate:lte --buffer 2MB
-  penstock bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down --runs 5 --json runs.jsonl --plot out.png
-  penstock bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
-  penstock bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
-  penstock bench --sender copa --sender copa@sim --link generate:lte
-  penstock bench --sender penstock@wireguard --sender penstock@sim --link generate:lte --duration 20s
-  penstock bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
-  penstock bench --sender ccp:mine --sender ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
-  penstock bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
+		Example: `  penstock-lab bench --sender cubic --sender bbr --sender copa --link generate:lte --buffer 2MB
+  penstock-lab bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down --runs 5 --json runs.jsonl --plot out.png
+  penstock-lab bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
+  penstock-lab bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
+  penstock-lab bench --sender copa --sender copa@sim --link generate:lte
+  penstock-lab bench --sender penstock@wireguard --sender penstock@sim --link generate:lte --duration 20s
+  penstock-lab bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
+  penstock-lab bench --sender ccp:mine --sender ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
+  penstock-lab bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			plan, err := f.plan()
 			if err != nil {
-				return badInput(err)
+				return cli.BadInput(err)
 			}
 			results, err := runPlan(cmd, plan, f.outputs)
 			return errors.Join(err, f.outputs.write(cmd, results))
@@ -213,6 +214,7 @@ func (f *benchFlags) plan() (bench.Plan, error) {
 // runPlan carries the plan out, with progress on standard error, and returns
 // what was finished even when it was interrupted.
 func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []bench.Result, err error) {
+	var exe string
 	if plan.Real() {
 		// Without the rights this runs the whole program again inside a user
 		// namespace; that run has printed everything by then.
@@ -223,22 +225,21 @@ func runPlan(cmd *cobra.Command, plan bench.Plan, out benchOutputs) (results []b
 		if ran {
 			os.Exit(code)
 		}
-	}
-	exe, err := os.Executable()
-	if err != nil {
-		return nil, fmt.Errorf("find the penstock program: %w", err)
+		if exe, err = proxyOf(cmd); err != nil {
+			return nil, err
+		}
 	}
 	record, done, err := out.open()
 	if err != nil {
-		return nil, badInput(err)
+		return nil, cli.BadInput(err)
 	}
 	defer func() { err = errors.Join(err, done()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	printer := bench.NewPrinter(cmd.ErrOrStderr())
 	defer printer.Break()
-	plan.Models = mdiModelsOf(cmd)
-	b := bench.Bench{Executable: exe, Version: readBuild().String(), Progress: printer.Show}
+	plan.Models = cli.Models(cmd)
+	b := bench.Bench{Executable: exe, Version: cli.ReadBuild().String(), Progress: printer.Show}
 	return b.Run(ctx, plan, func(r bench.Result) error { return bench.WriteJSON(record, r) })
 }
 

@@ -1,0 +1,79 @@
+// Command penstock-lab measures Penstock: in virtual time, and over emulated links
+// between network namespaces with the program penstock at the edge.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/edge"
+)
+
+func main() {
+	os.Exit(execute(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// execute runs one command line and returns its exit code.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	root := rootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	return cli.Run(ctx, root, stderr)
+}
+
+func rootCommand() *cobra.Command {
+	root := cli.Root(&cobra.Command{
+		Use:   "penstock-lab",
+		Short: "Measure congestion control on emulated links",
+		Long: `Penstock-lab compares congestion-control algorithms: in virtual time, which takes
+seconds and no privileges, and over real sockets and emulated links, with the
+program penstock at the edge.
+
+Exit codes:
+  0  it worked
+  1  something failed while running, or an expectation does not hold
+  2  the command line is wrong`,
+	}, nil)
+	root.PersistentFlags().String(proxyFlag, "",
+		"the program that is the proxy of real runs; default: penstock beside this program, or else in $PATH")
+	root.AddCommand(
+		demoCommand(),
+		simCommand(),
+		benchCommand(),
+		mdiCommand(),
+		cli.VersionCommand(),
+	)
+	return root
+}
+
+// proxyFlag names the program that is the proxy of real runs.
+const proxyFlag = "penstock"
+
+// proxyOf is the program that is the proxy of cmd's real runs. It is told when that
+// was built from another source than this program.
+func proxyOf(cmd *cobra.Command) (string, error) {
+	named, err := cmd.Flags().GetString(proxyFlag)
+	if err != nil {
+		return "", err
+	}
+	path, err := edge.Find(named)
+	if err != nil {
+		return "", fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
+	}
+	said, err := exec.CommandContext(cmd.Context(), path, "version").Output()
+	if err != nil {
+		return "", fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
+	}
+	if other, own := strings.TrimSpace(string(said)), cli.ReadBuild().String(); other != own {
+		fmt.Fprintf(cmd.ErrOrStderr(), "note: the proxy is another build: %s is %s, this is %s\n", path, other, own)
+	}
+	return path, nil
+}

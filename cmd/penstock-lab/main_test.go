@@ -1,0 +1,76 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/need"
+)
+
+// programEnv makes this test binary the program itself.
+const programEnv = "PENSTOCK_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(programEnv) != "" {
+		main()
+	}
+	os.Exit(need.Run(m))
+}
+
+// run executes one command line.
+func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = execute(t.Context(), args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// readDoc returns a page below docs.
+func readDoc(t *testing.T, name string) string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/" + name)
+	require.NoError(t, err)
+	return string(page)
+}
+
+func TestTheLaboratoryNamesWhatIsWrongWithACommandLine(t *testing.T) {
+	for name, c := range map[string]struct {
+		args []string
+		code int
+		says string // in standard error
+	}{
+		"an unknown command":          {[]string{"sin"}, cli.ExitInput, `unknown command "sin" for "penstock-lab"; did you mean sim?`},
+		"a time without its unit":     {[]string{"bench", "--duration", "5"}, cli.ExitInput, `--duration: "5" is not a time with its unit, such as 10s`},
+		"a word for a number":         {[]string{"bench", "--seeds", "abc"}, cli.ExitInput, `--seeds: "abc" is not a whole number`},
+		"a word for a number of runs": {[]string{"bench", "--runs", "many"}, cli.ExitInput, `--runs: "many" is not a whole number`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			code, stdout, stderr := run(t, c.args...)
+			assert.Equal(t, c.code, code)
+			assert.Empty(t, stdout)
+			assert.Contains(t, stderr, c.says)
+			assert.Contains(t, stderr, "Run 'penstock-lab ")
+		})
+	}
+}
+
+func TestTheLaboratoryNamesItself(t *testing.T) {
+	code, stdout, _ := run(t, "version")
+	require.Equal(t, cli.ExitOK, code)
+	assert.Regexp(t, `^penstock-lab \S+ .*go1\.\d+\S* linux/\w+\n$`, stdout)
+}
+
+func TestAProxyThatIsNotThereIsNamedBeforeAnyRun(t *testing.T) {
+	for _, flag := range []string{"/nowhere/penstock", "/dev/null"} {
+		code, stdout, stderr := run(t, "bench", "--penstock", flag, "--sender", "cubic@sim", "--sender", "penstock", "--duration", "2s")
+		assert.Equal(t, cli.ExitFail, code)
+		assert.Empty(t, stdout)
+		assert.Contains(t, stderr, flag)
+		assert.Contains(t, stderr, "build it by make build, or name it by --penstock")
+	}
+}

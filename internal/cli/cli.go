@@ -1,0 +1,142 @@
+// Package cli is what the commands of Penstock's programs have in common: exit codes,
+// errors, the version and models of the algorithm mdi.
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// Exit codes.
+const (
+	ExitOK     = 0
+	ExitFail   = 1  // something went wrong while running
+	ExitInput  = 2  // the command line is wrong; Go's crashes end with it, too
+	ExitConfig = 78 // the configuration is wrong (EX_CONFIG of sysexits.h)
+)
+
+// inputError is a mistake in what the user wrote, as opposed to something that
+// failed: it ends the process with ExitInput.
+type inputError struct{ error }
+
+func (e inputError) Unwrap() error { return e.error }
+
+// BadInput marks err as the user's to fix; nil stays nil.
+func BadInput(err error) error {
+	if err == nil {
+		return nil
+	}
+	return inputError{err}
+}
+
+// Root completes the command of a program: version, models, and errors that name the
+// cure. elsewhere tells of commands that another program has, by name.
+func Root(root *cobra.Command, elsewhere map[string]string) *cobra.Command {
+	root.SilenceUsage, root.SilenceErrors = true, true
+	root.Args = func(c *cobra.Command, args []string) error { return knownCommand(c, args, elsewhere) }
+	// Not cobra's own, whose template has the linker keep every method of every type.
+	version := root.Flags().BoolP("version", "v", false, "print the version")
+	root.RunE = func(c *cobra.Command, _ []string) error {
+		if *version {
+			return printVersion(c)
+		}
+		return c.Help()
+	}
+	root.SuggestionsMinimumDistance = 2
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.PersistentFlags().Var(new(modelFlag), modelFlagName,
+		"add the model in FILE to mdi's choices by NAME, for the flags behind this one; repeat for several")
+	return root
+}
+
+// Run runs root and returns its exit code. It reports an error once, to stderr, and
+// tells whose fault it was.
+func Run(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
+	began := markBegin(root)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	fmt.Fprintf(stderr, "%s: %s\n", root.Name(), config.Printable(err.Error()))
+	var input inputError
+	var mistake *config.Error
+	switch {
+	case !*began, errors.As(err, &input):
+	case errors.As(err, &mistake):
+		for _, line := range mistake.Rest() {
+			fmt.Fprintln(stderr, line)
+		}
+		return ExitConfig
+	default:
+		return ExitFail
+	}
+	if !*began {
+		fmt.Fprintf(stderr, "Run '%s --help' for usage.\n", cmd.CommandPath())
+	}
+	return ExitInput
+}
+
+// markBegin notes when a command's own code begins: an error before that is
+// about the command line (an unknown command or flag, a wrong argument).
+func markBegin(cmd *cobra.Command) *bool {
+	began := new(bool)
+	var wrap func(*cobra.Command)
+	wrap = func(c *cobra.Command) {
+		if run := c.RunE; run != nil {
+			c.RunE = func(c *cobra.Command, args []string) error {
+				*began = true
+				return run(c, args)
+			}
+		}
+		for _, sub := range c.Commands() {
+			wrap(sub)
+		}
+	}
+	wrap(cmd)
+	return began
+}
+
+// knownCommand refuses a word that is no command, with those that were perhaps meant.
+func knownCommand(c *cobra.Command, args []string, elsewhere map[string]string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := fmt.Errorf("unknown command %q for %q", args[0], c.CommandPath())
+	if program := elsewhere[args[0]]; program != "" {
+		return fmt.Errorf("%w; run %s %s", err, program, args[0])
+	}
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		err = fmt.Errorf("%w; did you mean %s?", err, strings.Join(near, " or "))
+	}
+	return err
+}
+
+// flagError says in words what the libraries say of a number or a time that is none.
+func flagError(err error) error {
+	var wrong *pflag.InvalidValueError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	var want string
+	switch kind := wrong.GetFlag().Value.Type(); {
+	case strings.HasPrefix(kind, "duration"):
+		want = "a time with its unit, such as 10s or 1h30m"
+	case strings.HasPrefix(kind, "uint"):
+		want = "a whole number, not below 0"
+	case strings.HasPrefix(kind, "int"):
+		want = "a whole number"
+	case strings.HasPrefix(kind, "float"):
+		want = "a number"
+	default:
+		return err
+	}
+	return fmt.Errorf("--%s: %q is not %s", wrong.GetFlag().Name, wrong.GetValue(), want)
+}

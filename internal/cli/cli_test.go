@@ -1,0 +1,31 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/stretchr/testify/assert"
+)
+
+func TestOnlyInputErrorsAreTheUsers(t *testing.T) {
+	root := &cobra.Command{Use: "x", SilenceErrors: true, SilenceUsage: true}
+	for name, err := range map[string]error{"fail": errors.New("disk full"), "input": fmt.Errorf("read: %w", BadInput(errors.New("no such key")))} {
+		root.AddCommand(&cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error { return err }})
+	}
+	for name, want := range map[string]int{"fail": ExitFail, "input": ExitInput} {
+		root.SetArgs([]string{name})
+		var stderr bytes.Buffer
+		assert.Equal(t, want, Run(t.Context(), root, &stderr), name)
+	}
+}
+
+func TestModelsAreHandedOn(t *testing.T) {
+	root, sub := &cobra.Command{Use: "root"}, &cobra.Command{Use: "sub"}
+	root.AddCommand(sub)
+	assert.Empty(t, Models(sub))
+	root.PersistentFlags().Var(&modelFlag{files: []string{"one=a", "two=b"}}, modelFlagName, "")
+	assert.Equal(t, []string{"one=a", "two=b"}, Models(sub))
+}

@@ -1,0 +1,36 @@
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// program is the name of the proxy's program.
+const program = "penstock"
+
+// Find returns the program that is the proxy: the one that is named, or else the one
+// beside this program, or else the one in $PATH.
+func Find(named string) (string, error) {
+	if named != "" {
+		path, err := exec.LookPath(named)
+		if err != nil {
+			return "", fmt.Errorf("find the proxy: %w", err)
+		}
+		return filepath.Abs(path)
+	}
+	if own, err := os.Executable(); err == nil {
+		if path, err := exec.LookPath(filepath.Join(filepath.Dir(own), program)); err == nil {
+			return path, nil
+		}
+	}
+	path, err := exec.LookPath(program)
+	switch {
+	case errors.Is(err, exec.ErrDot), err == nil:
+		return filepath.Abs(path)
+	default:
+		return "", fmt.Errorf("%s is neither beside this program nor in $PATH", program)
+	}
+}
