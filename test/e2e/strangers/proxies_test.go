@@ -3,18 +3,11 @@
 package strangers
 
 import (
-	"fmt"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/lab/edge"
-	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // TestHAProxy has one at the client, which sends PROXY headers, and one at the
@@ -48,45 +41,4 @@ func TestHAProxy(t *testing.T) {
 			s.carried(2)
 		})
 	}
-}
-
-func TestWireGuardGo(t *testing.T) {
-	is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
-	private, err := access.GenerateKey()
-	require.NoError(t, err)
-	public, err := private.Public()
-	require.NoError(t, err)
-	const device, inner = "wgstranger", "10.9.0.2"
-	dir := t.TempDir()
-	own := filepath.Join(dir, "key")
-	key, err := access.GenerateKey()
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(own, []byte(key.String()), 0o600))
-	peer, err := key.Public()
-	require.NoError(t, err)
-	s := open(t, edge.Options{Listener: fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", "+
-		"wireguard: {private_key: %q, peers: [{name: laptop, public_key: %q, allowed_ips: [%s/32]}]}}",
-		private, peer, inner)})
-	file := s.file("file", 1, size)
-	require.NoError(t, os.MkdirAll(s.dir+"/put", 0o755)) //nolint:gosec // the server's
-	s.nginx(is["nginx"])
-
-	s.serve(s.Client, 0, is["wireguard-go"], "-f", device)
-	t.Cleanup(func() { _ = os.Remove("/var/run/wireguard/" + device + ".sock") })
-	require.Eventually(t, func() bool {
-		return s.Client.Command(t.Context(), is["wg"], "show", device).Run() == nil
-	}, patience, 10*time.Millisecond)
-	s.run(nil, is["wg"], "set", device, "private-key", own, "peer", public.String(),
-		"endpoint", netip.AddrPortFrom(s.EdgeNear.V4, 51820).String(), "allowed-ips", "10.77.2.0/24")
-	s.run(nil, is["ip"], "addr", "add", inner+"/32", "dev", device)
-	s.run(nil, is["ip"], "link", "set", device, "mtu", "1420", "up")
-	s.run(nil, is["ip"], "route", "add", "10.77.2.0/24", "dev", device, "src", inner)
-
-	at := fmt.Sprintf("http://%v/", s.ServerAddr.V4)
-	s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-o", s.dir+"/got", at+"file")
-	s.same(file, s.dir+"/got")
-	s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-T", file, at+"put/file")
-	s.same(file, s.dir+"/put/file")
-	assert.NotContains(t, s.run(nil, is["wg"], "show", device, "latest-handshakes"), "\t0\n")
-	s.carried(2)
 }

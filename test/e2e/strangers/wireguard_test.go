@@ -1,0 +1,219 @@
+//go:build linux
+
+package strangers
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// A WireGuard client as Debian has it, and its address inside.
+const (
+	device = "wgstranger"
+	inner  = "10.9.0.2"
+)
+
+// keys are those of a gateway and its one peer.
+type keys struct {
+	own  string // the file with the peer's private key
+	edge access.Key
+	edge.Options
+}
+
+func newKeys(t *testing.T) keys {
+	t.Helper()
+	private, err := access.GenerateKey()
+	require.NoError(t, err)
+	public, err := private.Public()
+	require.NoError(t, err)
+	key, err := access.GenerateKey()
+	require.NoError(t, err)
+	own := filepath.Join(t.TempDir(), "key")
+	require.NoError(t, os.WriteFile(own, []byte(key.String()), 0o600))
+	peer, err := key.Public()
+	require.NoError(t, err)
+	return keys{own, public, edge.Options{Listener: fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", "+
+		"wireguard: {private_key: %q, peers: [{name: laptop, public_key: %q, allowed_ips: [%s/32]}]}}", private, peer, inner)}}
+}
+
+// wireGuard brings the client's tunnel to the edge up; what is for the server takes it.
+func (s *scene) wireGuard(is map[string]string, k keys) {
+	s.t.Helper()
+	s.serve(s.Client, 0, is["wireguard-go"], "-f", device)
+	s.t.Cleanup(func() { _ = os.Remove("/var/run/wireguard/" + device + ".sock") })
+	require.Eventually(s.t, func() bool {
+		return s.Client.Command(s.t.Context(), is["wg"], "show", device).Run() == nil
+	}, patience, 10*time.Millisecond)
+	s.run(nil, is["wg"], "set", device, "private-key", k.own, "peer", k.edge.String(),
+		"endpoint", netip.AddrPortFrom(s.EdgeNear.V4, 51820).String(), "allowed-ips", "10.77.2.0/24")
+	s.run(nil, is["ip"], "addr", "add", inner+"/32", "dev", device)
+	s.run(nil, is["ip"], "link", "set", device, "mtu", "1420", "up")
+	s.run(nil, is["ip"], "route", "add", "10.77.2.0/24", "dev", device, "src", inner)
+}
+
+func TestWireGuardGo(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
+	k := newKeys(t)
+	s := open(t, k.Options)
+	file := s.file("file", 1, size)
+	require.NoError(t, os.MkdirAll(s.dir+"/put", 0o755)) //nolint:gosec // the server's
+	s.nginx(is["nginx"])
+	s.wireGuard(is, k)
+
+	at := fmt.Sprintf("http://%v/", s.ServerAddr.V4)
+	s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-o", s.dir+"/got", at+"file")
+	s.same(file, s.dir+"/got")
+	s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-T", file, at+"put/file")
+	s.same(file, s.dir+"/put/file")
+	assert.NotContains(t, s.run(nil, is["wg"], "show", device, "latest-handshakes"), "\t0\n")
+	s.carried(2)
+}
+
+// TestWireGuardGoOverARestartOfTheGateway: by itself the client would go on with its old
+// keys for 15 s (KEEPALIVE_TIMEOUT + REKEY_TIMEOUT).
+func TestWireGuardGoOverARestartOfTheGateway(t *testing.T) {
+	const byItself = 15 * time.Second
+	is := find(t, "wireguard-go", "wg", "ip")
+	k := newKeys(t)
+	good := filepath.Join(t.TempDir(), "good")
+	k.Executable, k.Args = labtest.Penstock(t), []string{"--last-good", good}
+	s := open(t, k.Options)
+	s.wireGuard(is, k)
+	server := netip.AddrPortFrom(s.ServerAddr.V4, 7)
+
+	// A download, which the restart ends.
+	ln, err := s.Server.Listen("tcp", server.String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		if c, err := ln.Accept(); err == nil {
+			_, _ = io.Copy(c, zeros{})
+			_ = c.Close()
+		}
+	}()
+	conn, err := s.Client.Dial("tcp", server.String())
+	require.NoError(t, err)
+	require.NoError(t, conn.SetDeadline(time.Now().Add(patience)))
+	_, err = io.CopyN(io.Discard, conn, size)
+	require.NoError(t, err)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, conn)
+	}()
+	t.Cleanup(func() {
+		_ = conn.Close()
+		<-ended
+	})
+
+	pings := s.ping(server)
+	pings.await(t, 1)
+	require.NoError(t, s.proxy.Stop())
+	before := pings.answers.Load()
+	s.proxy, err = edge.Start(t.Context(), s.Edge, k.Options)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.proxy.Stop()) })
+	pings.await(t, before+10)
+	gap := time.Duration(pings.gap.Load())
+	t.Logf("a restart of the gateway: no answer for %v", gap.Round(time.Millisecond))
+	assert.Less(t, gap, byItself)
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// pings are datagrams that are answered, one each 10 ms.
+type pings struct {
+	answers atomic.Int64
+	gap     atomic.Int64 // the longest between two answers, in nanoseconds
+}
+
+// ping sends datagrams from the client to the server, which answers, until the test
+// ends.
+func (s *scene) ping(to netip.AddrPort) *pings {
+	s.t.Helper()
+	var server net.PacketConn
+	require.NoError(s.t, s.Server.Do(func() (err error) {
+		server, err = net.ListenPacket("udp", to.String())
+		return err
+	}))
+	client, err := s.Client.Dial("udp", to.String())
+	require.NoError(s.t, err)
+	p, stop, done := &pings{}, make(chan struct{}), make(chan struct{}, 3)
+	go func() { // answers
+		defer func() { done <- struct{}{} }()
+		b := make([]byte, 100)
+		for {
+			n, from, err := server.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo(b[:n], from)
+		}
+	}()
+	go func() { // asks
+		defer func() { done <- struct{}{} }()
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+				_, _ = client.Write([]byte("ping")) // an error tells of one before
+			}
+		}
+	}()
+	go func() { // listens
+		defer func() { done <- struct{}{} }()
+		b := make([]byte, 100)
+		last := time.Now()
+		for {
+			_, err := client.Read(b)
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if err != nil { // an ICMP error
+				continue
+			}
+			now := time.Now()
+			if p.answers.Load() > 0 {
+				p.gap.Store(max(p.gap.Load(), int64(now.Sub(last))))
+			}
+			last = now
+			p.answers.Add(1)
+		}
+	}()
+	s.t.Cleanup(func() {
+		close(stop)
+		_ = client.Close()
+		_ = server.Close()
+		for range cap(done) {
+			<-done
+		}
+	})
+	return p
+}
+
+// await waits for so many answers.
+func (p *pings) await(t *testing.T, n int64) {
+	t.Helper()
+	require.Eventually(t, func() bool { return p.answers.Load() >= n }, patience, time.Millisecond)
+}
