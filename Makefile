@@ -13,7 +13,7 @@ GOTESTSUM ?= $(GO) run gotest.tools/gotestsum@v1.13.0
 # longer than any deadline. Such a test that fails is run again, up to twice, and
 # counts when it fails each time; a table at the end names it. A data race counts at
 # once. All other tests run once.
-REAL_TIME = ./cmd/... ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry
+REAL_TIME = ./cmd/... ./internal/lab/... ./internal/netlab ./proxy/... ./telemetry/... ./test/browser
 RERUN     = --rerun-fails=2 --rerun-fails-max-failures=12 --rerun-fails-abort-on-data-race
 
 # Property tests draw the same cases in each run of make, so that what passes here passes
@@ -43,7 +43,7 @@ BPF       = proxy/datapath/kernel/bpf
 CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
 
 .DEFAULT_GOAL = all
-.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs bpf bpf-check cross demo clean
+.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo clean
 
 all: build lint test ## build, lint and test
 
@@ -106,6 +106,9 @@ docs: ## rewrite the pages that are generated
 	sed '/^<!-- Generated/q' docs/configuration.md > docs/configuration.md.new
 	$(GO) run ./cmd/penstock schema --markdown >> docs/configuration.md.new
 	mv docs/configuration.md.new docs/configuration.md
+
+pictures: ## redraw the pictures of the page in docs; with chromium
+	PENSTOCK_PICTURES=$(CURDIR)/docs $(GO) test ./test/browser -count=1 -run TestPictures
 
 bpf: ## rewrite the eBPF objects; with clang-14, llvm-14 and libbpf-dev
 	$(GO) generate ./$(BPF)

@@ -12,10 +12,13 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 const (
@@ -34,6 +37,8 @@ const (
 type Pages struct {
 	Source  Source
 	Metrics prometheus.Gatherer
+	// Page is what a browser shows at /; nil: there is none.
+	Page *page.Page
 	// Ready says what keeps the proxy from serving new connections; nil: it serves.
 	Ready func() error
 	// Profile adds /debug/pprof, which lets whoever reaches it read the
@@ -63,15 +68,9 @@ func (p Pages) Handler(local bool) http.Handler {
 	mux.HandleFunc("GET /flows", p.flows)
 	mux.HandleFunc("GET /hosts", p.hosts)
 	mux.HandleFunc("GET /v1/peers", p.peers)
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, "penstock\n\n/metrics  for Prometheus\n/flows    open connections as JSON; ?limit=N\n/hosts    groups of flows that share a window as JSON; ?limit=N\n/v1/peers peers of tunnels as JSON; ?limit=N\n/healthz  the process is alive\n/readyz   new connections are served\n")
-		if p.Hints != nil {
-			fmt.Fprint(w, "/v1/hints takes what the network says about the path to a host; POST it as JSON\n")
-		}
-		if p.Reload != nil {
-			fmt.Fprint(w, "/-/reload rereads the configuration; POST\n")
-		}
-	})
+	if p.Page != nil {
+		p.Page.Register(mux)
+	}
 	if p.Reload != nil {
 		mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, r *http.Request) { p.reload(w, r, local) })
 	}
@@ -179,6 +178,13 @@ func (p Pages) Serve(ctx context.Context, ln net.Listener) error {
 	local := false
 	if tcp, ok := ln.Addr().(*net.TCPAddr); ok {
 		local = tcp.IP.IsLoopback()
+	}
+	if p.Page != nil {
+		looking, end := context.WithCancel(ctx)
+		var looks sync.WaitGroup
+		looks.Go(func() { p.Page.Run(looking) })
+		defer looks.Wait()
+		defer end()
 	}
 	return serve(ctx, ln, p.Handler(local), p.Log)
 }

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -20,10 +21,15 @@ import (
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 func pages(src Source) Pages {
-	return Pages{Source: src, Metrics: NewRegistry(src, busyOptions(&handClock{t: 1}))}
+	clock := &handClock{t: 1}
+	return Pages{
+		Source: src, Metrics: NewRegistry(src, busyOptions(clock)),
+		Page: page.New(page.Options{Source: src, Clock: clock.now, Wall: time.Now}),
+	}
 }
 
 func TestPages(t *testing.T) {
@@ -36,29 +42,32 @@ func TestPages(t *testing.T) {
 		code   int
 		says   string // part of the body
 	}{
-		"metrics are there":                         {path: "/metrics", code: 200, says: "penstock_flows_total"},
-		"metrics are only read":                     {method: "POST", path: "/metrics", code: 405},
-		"flows are only read":                       {method: "DELETE", path: "/flows", code: 405},
-		"a living process is healthy":               {path: "/healthz", code: 200, says: "ok"},
-		"a serving proxy is ready":                  {path: "/readyz", code: 200, says: "ready"},
-		"a draining proxy is not ready":             {pages: func(p *Pages) { p.Ready = func() error { return draining } }, path: "/readyz", code: 503, says: "draining"},
-		"a draining proxy is healthy":               {pages: func(p *Pages) { p.Ready = func() error { return draining } }, path: "/healthz", code: 200},
-		"the root tells what there is":              {path: "/", code: 200, says: "/flows"},
-		"anything else is not found":                {path: "/nope", code: 404},
-		"profiles are off":                          {path: "/debug/pprof/", code: 404},
-		"profiles are on when asked for":            {pages: func(p *Pages) { p.Profile = true }, path: "/debug/pprof/", code: 200, says: "goroutine"},
-		"a limit that is no number is refused":      {path: "/flows?limit=many", code: 400, says: `limit is "many"`},
-		"a negative limit is refused":               {path: "/flows?limit=-1", code: 400},
-		"of hosts as well":                          {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
-		"peers are listed":                          {path: "/v1/peers", code: 200, says: `"name":"phone"`},
-		"peers are only read":                       {method: "POST", path: "/v1/peers", code: 405},
-		"hosts are only read":                       {method: "POST", path: "/hosts", code: 405},
-		"localhost with a port is this host":        {path: "/healthz", host: "localhost:9464", code: 200},
-		"an address is this host":                   {path: "/healthz", host: "127.0.0.1:9464", code: 200},
-		"an IPv6 address is this host":              {path: "/healthz", host: "[::1]:9464", code: 200},
-		"somebody's domain is not this host":        {path: "/flows", host: "rebind.example:9464", code: 421},
-		"a domain that begins like one is not":      {path: "/flows", host: "localhost.example", code: 421},
-		"a bracket alone does not upset the server": {path: "/flows", host: "[", code: 421},
+		"metrics are there":                              {path: "/metrics", code: 200, says: "penstock_flows_total"},
+		"metrics are only read":                          {method: "POST", path: "/metrics", code: 405},
+		"flows are only read":                            {method: "DELETE", path: "/flows", code: 405},
+		"a living process is healthy":                    {path: "/healthz", code: 200, says: "ok"},
+		"a serving proxy is ready":                       {path: "/readyz", code: 200, says: "ready"},
+		"a draining proxy is not ready":                  {pages: func(p *Pages) { p.Ready = func() error { return draining } }, path: "/readyz", code: 503, says: "draining"},
+		"a draining proxy is healthy":                    {pages: func(p *Pages) { p.Ready = func() error { return draining } }, path: "/healthz", code: 200},
+		"the root is the page, which says what there is": {path: "/", code: 200, says: "/flows"},
+		"the page is only read":                          {method: "POST", path: "/", code: 405},
+		"its view is there":                              {path: "/v1/view", code: 200, says: "server.example:443"},
+		"its view is not for another host":               {path: "/v1/view", host: "rebind.example", code: 421},
+		"anything else is not found":                     {path: "/nope", code: 404},
+		"profiles are off":                               {path: "/debug/pprof/", code: 404},
+		"profiles are on when asked for":                 {pages: func(p *Pages) { p.Profile = true }, path: "/debug/pprof/", code: 200, says: "goroutine"},
+		"a limit that is no number is refused":           {path: "/flows?limit=many", code: 400, says: `limit is "many"`},
+		"a negative limit is refused":                    {path: "/flows?limit=-1", code: 400},
+		"of hosts as well":                               {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
+		"peers are listed":                               {path: "/v1/peers", code: 200, says: `"name":"phone"`},
+		"peers are only read":                            {method: "POST", path: "/v1/peers", code: 405},
+		"hosts are only read":                            {method: "POST", path: "/hosts", code: 405},
+		"localhost with a port is this host":             {path: "/healthz", host: "localhost:9464", code: 200},
+		"an address is this host":                        {path: "/healthz", host: "127.0.0.1:9464", code: 200},
+		"an IPv6 address is this host":                   {path: "/healthz", host: "[::1]:9464", code: 200},
+		"somebody's domain is not this host":             {path: "/flows", host: "rebind.example:9464", code: 421},
+		"a domain that begins like one is not":           {path: "/flows", host: "localhost.example", code: 421},
+		"a bracket alone does not upset the server":      {path: "/flows", host: "[", code: 421},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := pages(busyProxy())

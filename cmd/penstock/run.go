@@ -27,6 +27,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/telemetry"
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 func runCommand() *cobra.Command {
@@ -57,7 +58,7 @@ change while running is refused.`,
 			}
 			h := &service{cfg: cfg, flags: f, written: cmd.Flags()}
 			h.level.Set(cfg.Log.Level.Level())
-			h.log = newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level)
+			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
 			return h.run(cmd.Context())
 		},
 	}
@@ -72,6 +73,7 @@ type service struct {
 	written *pflag.FlagSet // which of them were given
 	log     *slog.Logger
 	level   slog.LevelVar // of log
+	events  page.Events   // of log, for the page
 
 	flows flow.Manager
 	trace *telemetry.Trace
@@ -234,7 +236,7 @@ func (h *service) announce() {
 		h.log.Info("telemetry is off")
 		return
 	}
-	h.log.Info("telemetry", "metrics", "http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
+	h.log.Info("telemetry", "page", "http://"+h.pages.Addr().String()+"/", "metrics", "http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
 }
 
 // errStoppedAtOnce says that connections were reset because somebody was in a hurry.
@@ -319,15 +321,20 @@ func (h *service) telemetryPages() telemetry.Pages {
 	if h.trace != nil {
 		o.Dropped = h.trace.Dropped
 	}
+	ready := func() error {
+		if !h.proxy.Ready() {
+			return errors.New("draining: no new connections are accepted")
+		}
+		return h.proxy.Health()
+	}
 	return telemetry.Pages{
 		Source:  h.proxy,
 		Metrics: telemetry.NewRegistry(h.proxy, o),
-		Ready: func() error {
-			if !h.proxy.Ready() {
-				return errors.New("draining: no new connections are accepted")
-			}
-			return h.proxy.Health()
-		},
+		Page: page.New(page.Options{
+			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: now, Wall: time.Now,
+			Ready: ready, Fallbacks: h.fallbacks, Events: &h.events,
+		}),
+		Ready:   ready,
 		Profile: h.flags.pprof,
 		Hints:   &h.hints,
 		Reload:  func() (string, error) { return h.reload("http") },
@@ -345,6 +352,14 @@ func (h *service) load() telemetry.Load {
 		}
 	}
 	return l
+}
+
+// fallbacks counts how often the kernel ran Reno on a leg.
+func (h *service) fallbacks() uint64 {
+	if k := h.proxy.Datapath.Status().Enforced; k != nil {
+		return k.Fallbacks
+	}
+	return 0
 }
 
 // statusPeriod is how often systemd is told how it goes.

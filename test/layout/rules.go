@@ -66,7 +66,8 @@ var table = []rule{
 		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config", "proxy/policy",
 		"proxy/datapath/...", "proxy/ingress", "proxy/tunnel",
 	}},
-	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath"}},
+	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath", "telemetry/page"}},
+	{packages: "telemetry/page", module: []string{"cc", "cc/flow", "proxy"}},
 	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
 	{packages: "internal/caps"},
@@ -74,13 +75,13 @@ var table = []rule{
 	{packages: "internal/cli", module: []string{"cc", "proxy/config"}},
 	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps"}},
 	{packages: "internal/lab/...", module: []string{
-		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
+		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry/...", "internal/...",
 	}},
 	{packages: "cmd/penstock", module: []string{
-		"cc", "cc/ccp", "cc/flow", "proxy/...", "telemetry", "internal/caps", "internal/cli", "internal/doctor",
+		"cc", "cc/ccp", "cc/flow", "proxy/...", "telemetry/...", "internal/caps", "internal/cli", "internal/doctor",
 	}},
 	{packages: "cmd/penstock-lab", module: []string{
-		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry", "internal/...",
+		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry/...", "internal/...",
 	}},
 	{packages: "test/...", module: []string{"..."}},
 	{packages: "agents/...", module: []string{"cc/ccp", "agents/..."}},

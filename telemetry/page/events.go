@@ -1,0 +1,120 @@
+package page
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	maxEvents    = 128
+	maxEventText = 400 // bytes
+	// together is within how long the same event again counts as one.
+	together = time.Minute
+)
+
+// quiet are messages that are no news: connections have rows and counters, and
+// rules are told one by one at the start.
+var quiet = []string{"flow closed", "flow refused", "rule"}
+
+// Events keeps what happened of late: what the log tells, and what counters say.
+// The zero value is ready.
+type Events struct {
+	mu   sync.Mutex
+	seq  uint64
+	ring []Event // oldest first, at most maxEvents
+}
+
+// add notes an event. The same text again within a minute is counted.
+func (e *Events) add(at float64, level slog.Level, text string, count int) {
+	text = cut(text)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seq++
+	same := func(x Event) bool {
+		return x.Text == text && x.Level == level.String() && at-x.At < together.Seconds()
+	}
+	if i := slices.IndexFunc(e.ring, same); i >= 0 {
+		count += e.ring[i].Count
+		e.ring = slices.Delete(e.ring, i, i+1)
+	}
+	if len(e.ring) == maxEvents {
+		e.ring = slices.Delete(e.ring, 0, 1)
+	}
+	e.ring = append(e.ring, Event{At: at, Level: level.String(), Text: text, Count: count})
+}
+
+// cut bounds a text, at the end of a character.
+func cut(text string) string {
+	if len(text) <= maxEventText {
+		return text
+	}
+	end := maxEventText
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + "…"
+}
+
+// since returns all events, newest first, if there is one after seq.
+func (e *Events) since(seq uint64) ([]Event, uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if seq == e.seq {
+		return nil, e.seq
+	}
+	out := slices.Clone(e.ring)
+	slices.Reverse(out)
+	return out, e.seq
+}
+
+// Handler returns a handler that passes records on to next and notes those that
+// are news, whatever the level from which next writes them.
+func (e *Events) Handler(next slog.Handler) slog.Handler { return noting{e, next, ""} }
+
+type noting struct {
+	events *Events
+	next   slog.Handler
+	attrs  string
+}
+
+// Enabled implements slog.Handler.
+func (n noting) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelInfo || n.next.Enabled(ctx, l)
+}
+
+// Handle implements slog.Handler.
+func (n noting) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelInfo && !slices.Contains(quiet, r.Message) {
+		var b strings.Builder
+		b.WriteString(r.Message)
+		b.WriteString(n.attrs)
+		r.Attrs(func(a slog.Attr) bool {
+			b.WriteString(" " + a.String())
+			return b.Len() < maxEventText
+		})
+		n.events.add(float64(r.Time.UnixMilli())/1e3, r.Level, b.String(), 1)
+	}
+	if !n.next.Enabled(ctx, r.Level) {
+		return nil
+	}
+	return n.next.Handle(ctx, r)
+}
+
+// WithAttrs implements slog.Handler.
+func (n noting) WithAttrs(attrs []slog.Attr) slog.Handler {
+	words := n.attrs
+	for _, a := range attrs {
+		words += " " + a.String()
+	}
+	return noting{n.events, n.next.WithAttrs(attrs), words}
+}
+
+// WithGroup implements slog.Handler.
+func (n noting) WithGroup(name string) slog.Handler {
+	return noting{n.events, n.next.WithGroup(name), n.attrs}
+}

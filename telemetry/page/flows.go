@@ -1,0 +1,146 @@
+package page
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// row is what is kept of a flow from one look to the next.
+type row struct {
+	id                                 uint64
+	state                              proxy.State
+	listener, rule, peer, host, server string
+	client, target                     netip.AddrPort
+	age, idle                          time.Duration
+	down, up                           side
+}
+
+type side struct {
+	algorithm, phase         string
+	bytes                    cc.Bytes
+	rate                     cc.Rate
+	known                    bool // rate is
+	managed                  bool // the rest is
+	window, inflight, lost   cc.Bytes
+	pacing                   cc.Rate
+	queue, srtt, min, limits time.Duration
+	limitedBy                flow.LimitedBy
+}
+
+func rowOf(f *proxy.FlowInfo) row {
+	r := row{
+		id: f.ID, state: f.State, listener: f.Listener, rule: f.Rule, peer: f.Peer, host: f.Host, server: f.ServerName,
+		client: f.Source, target: f.Target, age: f.Age, idle: f.Idle,
+	}
+	if f.Relayed() {
+		r.down, r.up = sideOf(&f.Down), sideOf(&f.Up)
+	}
+	return r
+}
+
+func sideOf(d *proxy.DirectionInfo) side {
+	s := side{algorithm: d.Algorithm, bytes: d.Written}
+	if d.Managed {
+		f := &d.Flow
+		s.managed, s.phase, s.window, s.inflight, s.lost = true, f.Phase, f.Share, f.Inflight, f.Lost
+		s.pacing, s.queue, s.srtt, s.min = f.PacingRate, f.QueueingDelay, f.SRTT, f.MinRTT
+		s.limitedBy, s.limits = f.LimitedBy, f.Limited[f.LimitedBy]
+	}
+	return s
+}
+
+// progress tells the rates since before, and whether anything has moved.
+func (s *side) progress(before side, d time.Duration) (moved bool) {
+	s.known, s.rate = true, rateOf(before.bytes, s.bytes, d)
+	return s.bytes > before.bytes
+}
+
+// follow fills in the rates of rows, which are in the order of their numbers as
+// those before are, and returns the queueing delays of those that moved bytes.
+func follow(rows, before []row, d time.Duration) (delays []time.Duration) {
+	i := 0
+	for n := range rows {
+		r := &rows[n]
+		for i < len(before) && before[i].id < r.id {
+			i++
+		}
+		var was row
+		lived := d // a flow that was not there before has moved all it has since
+		if i < len(before) && before[i].id == r.id {
+			was = before[i]
+		} else {
+			lived = min(d, r.age)
+		}
+		if lived <= 0 {
+			continue
+		}
+		for _, s := range []struct{ now, was *side }{{&r.down, &was.down}, {&r.up, &was.up}} {
+			if s.now.progress(*s.was, lived) && s.now.managed && s.now.srtt > 0 {
+				delays = append(delays, s.now.queue)
+			}
+		}
+	}
+	return delays
+}
+
+// main is the direction that moves more, or has.
+func (r *row) main() (name string, s *side) {
+	if r.up.rate > r.down.rate || r.up.rate == r.down.rate && r.up.bytes > r.down.bytes {
+		return "up", &r.up
+	}
+	return "down", &r.down
+}
+
+func (r *row) view() Flow {
+	out := Flow{
+		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer, Host: r.host, ServerName: r.server,
+		Age: r.age.Seconds(), Idle: r.idle.Seconds(), Down: r.down.view(), Up: r.up.view(),
+	}
+	out.Main, _ = r.main()
+	if r.client.IsValid() {
+		out.Client = r.client.String()
+	}
+	if r.target.IsValid() {
+		out.Target = r.target.String()
+	}
+	return out
+}
+
+func (s *side) view() Side {
+	out := Side{Algorithm: s.algorithm, Phase: s.phase, Bytes: s.bytes}
+	if s.known {
+		out.Rate = &s.rate
+	}
+	if !s.managed {
+		return out
+	}
+	out.Inflight, out.Lost, out.Pacing = s.inflight, s.lost, s.pacing
+	if s.window < cc.MaxCwnd {
+		out.Window = s.window
+	}
+	if s.srtt > 0 {
+		out.Queue = new(s.queue.Seconds())
+	}
+	out.SRTT, out.MinRTT = s.srtt.Seconds(), s.min.Seconds()
+	out.LimitedBy, out.Limited = s.limitedBy.String(), s.limits.Seconds()
+	return out
+}
+
+// words appends what a search looks at.
+func (r *row) words(to []byte) []byte {
+	if r.client.IsValid() {
+		to = r.client.AppendTo(to)
+	}
+	if to = append(to, ' '); r.target.IsValid() {
+		to = r.target.AppendTo(to)
+	}
+	words := []string{r.host, r.server, r.listener, r.rule, r.peer, string(r.state), r.down.algorithm, r.up.algorithm}
+	if _, s := r.main(); s.managed {
+		words = append(words, s.limitedBy.String())
+	}
+	return join(to, words...)
+}

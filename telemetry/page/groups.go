@@ -1,0 +1,104 @@
+package page
+
+import (
+	"strings"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// hintedWithin is how old the hint of a group may be that counts.
+const hintedWithin = time.Second
+
+// hosts are the groups at one moment.
+type hosts struct {
+	at        cc.Time
+	all       []Host
+	delivered map[string]cc.Bytes // by group and algorithm
+}
+
+// next looks at groups after h was looked at.
+func (h hosts) next(groups []flow.Group, now cc.Time) hosts {
+	out := hosts{at: now, all: make([]Host, len(groups)), delivered: make(map[string]cc.Bytes, len(groups))}
+	for i, g := range groups {
+		key := g.Name + "\x00" + g.Algorithm
+		out.delivered[key] = g.Delivered
+		v := Host{
+			Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: []string{},
+			Members: g.Members, Active: g.Active, Window: g.Cwnd, Inflight: g.Inflight, MinRTT: g.MinRTT.Seconds(),
+			LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(now) <= hintedWithin, Capped: g.Capped, Delivered: g.Delivered,
+		}
+		if v.Window >= cc.MaxCwnd {
+			v.Window = 0
+		}
+		for _, a := range g.Hosts {
+			v.Hosts = append(v.Hosts, a.String())
+		}
+		if g.SRTT > 0 {
+			v.Queue = new(g.QueueingDelay.Seconds())
+		}
+		if was, ok := h.delivered[key]; ok {
+			v.Rate = new(rateOf(was, g.Delivered, now.Sub(h.at)))
+		}
+		out.all[i] = v
+	}
+	return out
+}
+
+func (h *Host) words(to []byte) []byte {
+	return join(to, h.Name, h.Algorithm, h.Phase, h.LimitedBy, strings.Join(h.Hosts, " "))
+}
+
+// peers are those of tunnels at one moment.
+type peers struct {
+	at    cc.Time
+	all   []Peer
+	moved map[string][2]uint64 // received and sent, by listener and name
+}
+
+// next looks at tunnels after p was looked at; wall is the date.
+func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) peers {
+	out := peers{at: now, moved: map[string][2]uint64{}}
+	add := func(v Peer, key string) {
+		key = v.Listener + "\x00" + key
+		out.moved[key] = [2]uint64{v.Received, v.Sent}
+		if was, ok := p.moved[key]; ok {
+			d := now.Sub(p.at)
+			v.Up = new(rateOf(cc.Bytes(was[0]), cc.Bytes(v.Received), d))
+			v.Down = new(rateOf(cc.Bytes(was[1]), cc.Bytes(v.Sent), d))
+		}
+		out.all = append(out.all, v)
+	}
+	for _, t := range tunnels {
+		for _, s := range t.Peers {
+			v := Peer{
+				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: []string{},
+				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
+			}
+			for _, a := range s.Addresses {
+				v.Addresses = append(v.Addresses, a.String())
+			}
+			if !s.Handshake.IsZero() {
+				v.Handshake = new(max(0, wall.Sub(s.Handshake).Seconds()))
+			}
+			add(v, s.PublicKey.String())
+		}
+		for _, s := range t.Sessions {
+			v := Peer{
+				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: []string{},
+				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
+			}
+			for _, a := range s.Addresses {
+				v.Addresses = append(v.Addresses, a.String())
+			}
+			add(v, s.Name+"\x00"+s.Endpoint)
+		}
+	}
+	return out
+}
+
+func (p *Peer) words(to []byte) []byte {
+	return join(to, p.Listener, p.Mode, p.Name, p.Endpoint, strings.Join(p.Addresses, " "))
+}

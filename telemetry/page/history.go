@@ -1,0 +1,102 @@
+package page
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+const (
+	// step is the time between two points of the history.
+	step = 5 * time.Second
+	// points are an hour of them.
+	points = int(time.Hour / step)
+)
+
+// history is a ring of points.
+type history struct {
+	ring []Point
+	next int // where the next point goes once the ring is full
+}
+
+func (h *history) add(p Point) {
+	if len(h.ring) < points {
+		h.ring = append(h.ring, p)
+		return
+	}
+	h.ring[h.next] = p
+	h.next = (h.next + 1) % points
+}
+
+// since returns the points after at, oldest first; never nil.
+func (h *history) since(at float64) []Point {
+	all := append(append(make([]Point, 0, len(h.ring)), h.ring[h.next:]...), h.ring[:h.next]...)
+	i, _ := slices.BinarySearchFunc(all, at, func(p Point, at float64) int {
+		if p.At <= at {
+			return -1
+		}
+		return 1
+	})
+	return all[i:]
+}
+
+// counted is what counters said at one moment.
+type counted struct {
+	at        cc.Time
+	down, up  map[string]cc.Bytes // by listener
+	refused   map[string]map[proxy.Reason]uint64
+	fallbacks uint64
+}
+
+func count(c proxy.Counters, fallbacks uint64, now cc.Time) counted {
+	out := counted{
+		at: now, down: map[string]cc.Bytes{}, up: map[string]cc.Bytes{},
+		refused: map[string]map[proxy.Reason]uint64{}, fallbacks: fallbacks,
+	}
+	for _, r := range c.Routes {
+		out.down[r.Listener] += r.Down.Written
+		out.up[r.Listener] += r.Up.Written
+	}
+	for _, l := range c.Listeners {
+		out.refused[l.Listener] = l.Rejected
+	}
+	return out
+}
+
+// refusedSince counts what was refused after before, and tells events of it.
+func (c counted) refusedSince(before counted, tell func(slog.Level, string, int)) (n uint64) {
+	for listener, reasons := range c.refused {
+		for reason, total := range reasons {
+			if now := total - before.refused[listener][reason]; total > before.refused[listener][reason] {
+				n += now
+				tell(slog.LevelWarn, fmt.Sprintf("connections refused at %s: %s", listener, reason), int(now))
+			}
+		}
+	}
+	return n
+}
+
+// rateOf is the rate at which a counter rose from was to is in d; 0 where it did not.
+func rateOf(was, is cc.Bytes, d time.Duration) cc.Rate {
+	if is <= was || d <= 0 {
+		return 0
+	}
+	return cc.RateOf(is-was, d)
+}
+
+// quantiles returns the median and the 95th percentile of delays, which it sorts;
+// nil where there are none.
+func quantiles(delays []time.Duration) (p50, p95 *float64) {
+	if len(delays) == 0 {
+		return nil, nil
+	}
+	slices.Sort(delays)
+	at := func(q float64) *float64 {
+		return new(delays[min(len(delays)-1, int(q*float64(len(delays))))].Seconds())
+	}
+	return at(.5), at(.95)
+}

@@ -1,0 +1,244 @@
+package page
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
+)
+
+// One look at the proxy serves all who ask for minFresh at least, so that a second
+// reader costs nothing, and for share times what it took, so that looking takes no more
+// than a fortieth of the time however many flows there are; but not beyond maxFresh.
+const (
+	minFresh = time.Second
+	maxFresh = 10 * time.Second
+	share    = 40
+)
+
+// policy lets the page load its own script and style, ask the proxy it came from,
+// and nothing else (Content Security Policy Level 3).
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+//go:embed assets
+var assets embed.FS
+
+// Source is what a proxy tells of itself.
+type Source interface {
+	Snapshot() (proxy.Counters, []proxy.FlowInfo)
+	Groups() ([]flow.Group, cc.Time)
+	Tunnels() []proxy.TunnelInfo
+}
+
+// Options are what a page is made of.
+type Options struct {
+	Source  Source
+	Version string
+	Start   float64 // of the process, in Unix seconds
+	Clock   func() cc.Time
+	Wall    func() time.Time
+	// Ready says what keeps the proxy from serving new connections; nil: it serves.
+	Ready func() error
+	// Fallbacks counts how often the kernel ran Reno on a leg; nil: it never does.
+	Fallbacks func() uint64
+	Events    *Events
+}
+
+// Page looks at a proxy and remembers the last hour.
+type Page struct {
+	o Options
+
+	mu      sync.Mutex
+	fresh   time.Duration // for how long the last look is
+	rows    []row
+	hosts   hosts
+	peers   peers
+	counted counted
+	noted   counted // as of the last point of the history
+	totals  Totals
+	lists   []Listener
+	history history
+}
+
+// New returns the page of a proxy.
+func New(o Options) *Page {
+	if o.Ready == nil {
+		o.Ready = func() error { return nil }
+	}
+	if o.Fallbacks == nil {
+		o.Fallbacks = func() uint64 { return 0 }
+	}
+	if o.Events == nil {
+		o.Events = &Events{}
+	}
+	return &Page{o: o, fresh: minFresh}
+}
+
+// Run writes the history until ctx is done.
+func (p *Page) Run(ctx context.Context) {
+	p.Note()
+	tick := time.NewTicker(step)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			p.Note()
+		}
+	}
+}
+
+// Note adds a point to the history, and the events that counters tell of.
+func (p *Page) Note() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.look()
+	before, now := p.noted, p.counted
+	p.noted = now
+	if before.at == 0 || before.at == now.at {
+		return // what was counted before nobody looked
+	}
+	at := p.wall()
+	tell := func(l slog.Level, text string, n int) { p.o.Events.add(at, l, text, n) }
+	refused := now.refusedSince(before, tell)
+	if n := now.fallbacks - before.fallbacks; now.fallbacks > before.fallbacks {
+		tell(slog.LevelWarn, "connections fell back to Reno in the kernel: the process did not answer in time", int(n))
+	}
+	down, up := rates(before, now)
+	p.history.add(Point{
+		At: at, Down: down, Up: up, Connections: p.totals.Connections,
+		Queue50: p.totals.Queue50, Queue95: p.totals.Queue95, Refused: refused,
+	})
+}
+
+func (p *Page) wall() float64 { return float64(p.o.Wall().UnixMilli()) / 1e3 }
+
+// rates are those of all listeners between two counts.
+func rates(before, now counted) (down, up cc.Rate) {
+	d := now.at.Sub(before.at)
+	for name, n := range now.down {
+		down += rateOf(before.down[name], n, d)
+		up += rateOf(before.up[name], now.up[name], d)
+	}
+	return down, up
+}
+
+// look takes a new snapshot unless the last one is fresh. Callers hold mu.
+func (p *Page) look() {
+	now := p.o.Clock()
+	before := p.counted
+	d := now.Sub(before.at)
+	if before.at != 0 && d < p.fresh {
+		return
+	}
+	defer func() { p.fresh = min(max(minFresh, share*p.o.Clock().Sub(now)), maxFresh) }()
+	c, flows := p.o.Source.Snapshot()
+	p.counted = count(c, p.o.Fallbacks(), now)
+	rows := make([]row, len(flows))
+	for i := range flows {
+		rows[i] = rowOf(&flows[i])
+	}
+	var delays []time.Duration
+	p.totals = Totals{Connections: c.Active, Limit: c.Limit, Sources: c.Sources}
+	if before.at != 0 {
+		delays = follow(rows, p.rows, d)
+		p.totals.Down, p.totals.Up = rates(before, p.counted)
+	}
+	p.totals.Queue50, p.totals.Queue95 = quantiles(delays)
+	p.rows = rows
+	p.lists = make([]Listener, len(c.Listeners))
+	for i, l := range c.Listeners {
+		v := Listener{Name: l.Listener, Mode: l.Mode, Active: l.Active, Accepted: l.Accepted}
+		for _, n := range l.Rejected {
+			v.Refused += n
+		}
+		if before.at != 0 {
+			v.Down = rateOf(before.down[v.Name], p.counted.down[v.Name], d)
+			v.Up = rateOf(before.up[v.Name], p.counted.up[v.Name], d)
+		}
+		p.lists[i] = v
+	}
+}
+
+// view answers q.
+func (p *Page) view(q query) View {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.look()
+	out := View{
+		Now: p.wall(), Fresh: p.fresh.Seconds(), Version: p.o.Version, Start: p.o.Start, State: "serving", Serving: true,
+		Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
+		History: History{Step: step.Seconds(), Points: p.history.since(q.since)},
+	}
+	if err := p.o.Ready(); err != nil {
+		out.State, out.Serving = err.Error(), false
+	}
+	out.Events, out.EventsSeq = p.o.Events.since(q.events)
+	now := p.o.Clock()
+	switch q.table {
+	case "hosts":
+		if p.hosts.at == 0 || now.Sub(p.hosts.at) >= p.fresh {
+			p.hosts = p.hosts.next(p.o.Source.Groups())
+		}
+		rows, n := choose(p.hosts.all, q, hostOrder[q.sort], (*Host).words)
+		out.Total, out.Matches, out.Hosts = len(p.hosts.all), n, values(rows)
+	case "peers":
+		if p.peers.at == 0 || now.Sub(p.peers.at) >= p.fresh {
+			p.peers = p.peers.next(p.o.Source.Tunnels(), now, p.o.Wall())
+		}
+		rows, n := choose(p.peers.all, q, peerOrder[q.sort], (*Peer).words)
+		out.Total, out.Matches, out.Peers = len(p.peers.all), n, values(rows)
+	default:
+		rows, n := choose(p.rows, q, flowOrder[q.sort], (*row).words)
+		out.Total, out.Matches = len(p.rows), n
+		for _, r := range rows {
+			out.Flows = append(out.Flows, r.view())
+		}
+	}
+	if i, ok := find(p.rows, q.detail); ok {
+		out.Detail = new(p.rows[i].view())
+	}
+	return out
+}
+
+// Register puts the page at / and what it is made of beside it.
+func (p *Page) Register(mux *http.ServeMux) {
+	mux.HandleFunc("GET /{$}", asset("index.html"))
+	mux.HandleFunc("GET /page.js", asset("page.js"))
+	mux.HandleFunc("GET /page.css", asset("page.css"))
+	mux.HandleFunc("GET /favicon.svg", asset("favicon.svg"))
+	mux.HandleFunc("GET /v1/view", p.answer)
+}
+
+func asset(name string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Security-Policy", policy)
+		w.Header().Set("Referrer-Policy", "no-referrer")
+		w.Header().Set("Cross-Origin-Resource-Policy", "same-origin")
+		http.ServeFileFS(w, r, assets, "assets/"+name)
+	}
+}
+
+func (p *Page) answer(w http.ResponseWriter, r *http.Request) {
+	q, err := readQuery(r.URL.Query())
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	text, err := json.Marshal(p.view(q))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(text) // who has gone needs no answer
+}

@@ -1,0 +1,155 @@
+// Package page serves what an operator looks at: a page for the browser, and the
+// view it is made of as JSON, which penstock top shows in a terminal. Lists are
+// searched, sorted and cut on this side, so that only rows in sight are sent. It
+// pulls snapshots and changes nothing.
+package page
+
+import "github.com/penstock-net/penstock/cc"
+
+// View is the answer to GET /v1/view. Times are in Unix seconds, durations in
+// seconds, rates in bits per second. What is not known yet is absent.
+type View struct {
+	Now       float64    `json:"now"`
+	Fresh     float64    `json:"fresh_seconds"` // asking more often than this shows nothing new
+	Version   string     `json:"version"`
+	Start     float64    `json:"start"` // of the process
+	State     string     `json:"state"` // "serving", or why not all new connections are served
+	Serving   bool       `json:"serving"`
+	Totals    Totals     `json:"totals"`
+	Listeners []Listener `json:"listeners"`
+	History   History    `json:"history"`
+	// Events are the newest ones, newest first; absent where the request has seen them.
+	Events    []Event `json:"events,omitempty"`
+	EventsSeq uint64  `json:"events_seq"`
+
+	Table   string `json:"table"`   // whose rows these are: flows, hosts or peers
+	Total   int    `json:"total"`   // rows there are
+	Matches int    `json:"matches"` // rows that the search finds
+	Offset  int    `json:"offset"`  // of the first row here among those
+	Flows   []Flow `json:"flows,omitempty"`
+	Hosts   []Host `json:"hosts,omitempty"`
+	Peers   []Peer `json:"peers,omitempty"`
+	Detail  *Flow  `json:"detail,omitempty"` // the flow that was asked for; absent: it is closed
+}
+
+// Totals are those of all listeners.
+type Totals struct {
+	Down        cc.Rate `json:"down_bits_per_second"` // written to clients
+	Up          cc.Rate `json:"up_bits_per_second"`   // written to servers
+	Connections int     `json:"connections"`
+	Limit       int     `json:"limit"` // connections at most
+	Sources     int     `json:"sources"`
+	// Queue50 and Queue95 are quantiles of the queueing delay over flows that moved
+	// bytes of late; absent where none did under a window of ours.
+	Queue50 *float64 `json:"queue_p50_seconds,omitempty"`
+	Queue95 *float64 `json:"queue_p95_seconds,omitempty"`
+}
+
+// Listener is one listener, with its tunnel if it ends one.
+type Listener struct {
+	Name     string  `json:"name"`
+	Mode     string  `json:"mode"`
+	Active   int     `json:"active"`
+	Accepted uint64  `json:"accepted"`
+	Refused  uint64  `json:"refused"`
+	Down     cc.Rate `json:"down_bits_per_second"`
+	Up       cc.Rate `json:"up_bits_per_second"`
+}
+
+// Flow is one connection as a row shows it.
+type Flow struct {
+	ID         uint64  `json:"id"`
+	State      string  `json:"state"`
+	Listener   string  `json:"listener"`
+	Rule       string  `json:"rule"`
+	Client     string  `json:"client"`
+	Peer       string  `json:"peer,omitempty"`
+	Target     string  `json:"target,omitempty"`
+	Host       string  `json:"host,omitempty"`
+	ServerName string  `json:"server_name,omitempty"`
+	Age        float64 `json:"age_seconds"`
+	Idle       float64 `json:"idle_seconds"`
+	Main       string  `json:"main"` // the direction that moves more: down or up
+	Down       Side    `json:"down"`
+	Up         Side    `json:"up"`
+}
+
+// Side is one direction of a flow.
+type Side struct {
+	Algorithm string   `json:"algorithm,omitempty"`
+	Phase     string   `json:"phase,omitempty"`
+	Bytes     cc.Bytes `json:"bytes"`
+	Rate      *cc.Rate `json:"bits_per_second,omitempty"`
+	// The rest is absent where the kernel alone decides.
+	Window   cc.Bytes `json:"window_bytes,omitempty"` // this flow's share
+	Inflight cc.Bytes `json:"inflight_bytes,omitempty"`
+	Pacing   cc.Rate  `json:"pacing_bits_per_second,omitempty"`
+	Queue    *float64 `json:"queueing_delay_seconds,omitempty"`
+	SRTT     float64  `json:"srtt_seconds,omitempty"`
+	MinRTT   float64  `json:"min_rtt_seconds,omitempty"`
+	Lost     cc.Bytes `json:"lost_bytes,omitempty"`
+	// LimitedBy is what holds it back now, and Limited for how long that cause has
+	// done so in the flow's life.
+	LimitedBy string  `json:"limited_by,omitempty"`
+	Limited   float64 `json:"limited_seconds,omitempty"`
+}
+
+// Host is one group of flows that share a window.
+type Host struct {
+	Name      string   `json:"name"`
+	Algorithm string   `json:"algorithm"`
+	Receives  bool     `json:"receives,omitempty"` // hosts send, and this is the window they are let send in
+	Phase     string   `json:"phase"`
+	Hosts     []string `json:"hosts"`
+	Members   int      `json:"members"`
+	Active    int      `json:"active"`
+	Rate      *cc.Rate `json:"bits_per_second,omitempty"`
+	Window    cc.Bytes `json:"window_bytes"`
+	Inflight  cc.Bytes `json:"inflight_bytes"`
+	Queue     *float64 `json:"queueing_delay_seconds,omitempty"`
+	MinRTT    float64  `json:"min_rtt_seconds,omitempty"`
+	LimitedBy string   `json:"limited_by"`
+	Hinted    bool     `json:"hinted,omitempty"`
+	Capped    bool     `json:"capped,omitempty"`
+	Delivered cc.Bytes `json:"delivered_bytes"`
+}
+
+// Peer is one peer of a tunnel.
+type Peer struct {
+	Listener  string   `json:"listener"`
+	Mode      string   `json:"mode"`
+	Name      string   `json:"name"`
+	Addresses []string `json:"addresses"`
+	Endpoint  string   `json:"endpoint,omitempty"` // absent: never heard from
+	// Handshake is how long ago WireGuard's last was; absent: never, or not WireGuard.
+	Handshake *float64 `json:"handshake_age_seconds,omitempty"`
+	Received  uint64   `json:"received_bytes"`
+	Sent      uint64   `json:"sent_bytes"`
+	Down      *cc.Rate `json:"down_bits_per_second,omitempty"`
+	Up        *cc.Rate `json:"up_bits_per_second,omitempty"`
+}
+
+// History is the last hour at most.
+type History struct {
+	Step   float64 `json:"step_seconds"`
+	Points []Point `json:"points"` // oldest first
+}
+
+// Point is what one step of the history came to.
+type Point struct {
+	At          float64  `json:"t"`
+	Down        cc.Rate  `json:"down"`
+	Up          cc.Rate  `json:"up"`
+	Connections int      `json:"n"`
+	Queue50     *float64 `json:"q50,omitempty"`
+	Queue95     *float64 `json:"q95,omitempty"`
+	Refused     uint64   `json:"refused,omitempty"`
+}
+
+// Event is something that happened, once or several times.
+type Event struct {
+	At    float64 `json:"t"` // the last time
+	Level string  `json:"level"`
+	Text  string  `json:"text"`
+	Count int     `json:"count"`
+}

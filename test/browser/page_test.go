@@ -1,0 +1,179 @@
+//go:build linux
+
+package browser
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/accessibility"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/telemetry/page"
+)
+
+const many = 10_000
+
+func TestTenThousandFlows(t *testing.T) {
+	at, _ := serve(t, &busy{n: many}, nil)
+	b := open(t, 1280, 800)
+	b.do(chromedp.Navigate(at))
+	b.until(`document.querySelector("#matches").textContent === "10,000 rows"`)
+	t.Log("first paint after ms:", b.text(`performance.getEntriesByName("first-contentful-paint")[0]?.startTime`))
+	rows := `document.querySelectorAll("#table tbody tr:not(.gap)").length`
+	b.until(rows + " > 10 && " + rows + " < 100")
+	assert.Equal(t, "10001", b.text(`document.querySelector("#table").getAttribute("aria-rowcount")`))
+	b.until(`document.querySelector("#down").textContent.endsWith("bit/s") && document.querySelector("#down").textContent !== "0 bit/s"`)
+
+	// Rows in sight are there wherever it is scrolled to.
+	b.text(`document.querySelector("#panel").scrollTop = 1e7`)
+	b.until(`[...document.querySelectorAll("#table tbody tr:not(.gap)")].at(-1).getAttribute("aria-rowindex") === "10001"`)
+	b.text(`document.querySelector("#panel").scrollTop = 170000`)
+	b.until(`(() => { const p = document.querySelector("#panel").getBoundingClientRect();
+		const e = document.elementFromPoint(p.left + 40, p.top + p.height / 2);
+		return e.closest("tr") && !e.closest("tr").classList.contains("gap"); })()`)
+
+	// A name of the network's is text, wherever it is shown.
+	b.do(chromedp.SendKeys("#search", "<img src"))
+	b.until(`document.querySelector("#matches").textContent === "1 of 10,000"`)
+	b.until(`document.querySelector("#table tbody").textContent.includes("<img src=x")`)
+	b.do(chromedp.Click("#table tbody button"))
+	b.until(`document.querySelector("#detail").open && document.querySelector("#detail-title").textContent.includes("<img src=x")`)
+	b.until(`document.querySelector("#detail-body").textContent.includes("penstock · steady")`)
+	assert.Equal(t, "0", b.text(`document.querySelectorAll("img").length`))
+	assert.Equal(t, "undefined", b.text("window.pwned"))
+	b.do(chromedp.KeyEvent(kb.Escape))
+	b.until(`!document.querySelector("#detail").open`)
+
+	for _, asked := range b.asked() {
+		assert.True(t, strings.HasPrefix(asked, at), "the page asks %s", asked)
+	}
+	b.quiet()
+}
+
+func TestTheServerSortsAndRatesGoOn(t *testing.T) {
+	at, _ := serve(t, &busy{n: 300}, nil)
+	b := open(t, 1280, 800)
+	b.do(chromedp.Navigate(at + "#tab=flows&sort=queue"))
+	b.until(`document.querySelector('[aria-sort="ascending"]').textContent.startsWith("Queue")`)
+	column := func(n int) string {
+		return b.text(`document.querySelector("#table tbody tr:not(.gap)").cells[` + string(rune('0'+n)) + `].textContent`)
+	}
+	b.until(`document.querySelectorAll("#table tbody tr:not(.gap)").length > 5`)
+	assert.Equal(t, "5.0 ms", column(5))
+	b.do(chromedp.Click(`[data-sort="queue"]`))
+	b.until(`document.querySelector("#table tbody tr:not(.gap)").cells[5].textContent === "64.0 ms"`)
+	assert.Contains(t, b.text("location.hash"), "sort=-queue")
+
+	before := b.text(`document.querySelector("#down").textContent`)
+	b.until(`document.querySelector("#down").textContent !== "` + before + `"`)
+	b.do(chromedp.Click("#pause"))
+	b.until(`document.querySelector("#pause").getAttribute("aria-pressed") === "true"`)
+	b.quiet()
+}
+
+func TestKeyboardAndScreenReader(t *testing.T) {
+	events := &page.Events{}
+	slog.New(events.Handler(slog.DiscardHandler)).Error("configuration not reloaded", "err", "line 3: <b>unknown</b> key")
+	at, p := serve(t, &busy{n: 25}, events)
+	p.Note()
+	b := open(t, 1280, 800)
+	b.do(chromedp.Navigate(at))
+	b.until(`document.querySelectorAll("#table tbody button").length === 25`)
+
+	// What a screen reader is told.
+	tree, err := chromedp.Call(b.ctx, accessibility.GetFullAXTree, accessibility.GetFullAXTreeParams{})
+	require.NoError(t, err)
+	roles := map[string]int{}
+	for _, n := range tree.Nodes {
+		if n.Ignored || n.Role == nil {
+			continue
+		}
+		role := strings.Trim(string(n.Role.Value), `"`)
+		roles[role]++
+		if role == "button" || role == "tab" || role == "searchbox" || role == "image" {
+			require.NotNil(t, n.Name, role)
+			assert.NotEmpty(t, strings.Trim(string(n.Name.Value), `"`), "a %s without a name", role)
+		}
+	}
+	assert.Equal(t, 5, roles["tab"])
+	assert.Equal(t, 1, roles["tabpanel"])
+	assert.Equal(t, 1, roles["table"])
+	assert.Equal(t, 10, roles["columnheader"])
+	assert.Equal(t, 26, roles["row"], "with the head, without what only takes up room")
+	assert.Equal(t, 1, roles["main"])
+	assert.NotZero(t, roles["status"])
+
+	// By keys alone: to the tabs, along them, into the search, to a flow and back.
+	b.do(chromedp.Focus("#tab-flows"), chromedp.KeyEvent(kb.ArrowLeft))
+	b.until(`document.activeElement.id === "tab-events" && document.activeElement.getAttribute("aria-selected") === "true"`)
+	b.until(`document.querySelector("#table").textContent.includes("line 3: <b>unknown</b> key")`)
+	b.do(chromedp.KeyEvent(kb.ArrowLeft))
+	b.until(`document.querySelector("#table").textContent.includes("198.51.100.9:4000")`)
+	b.until(`document.querySelector("#table").textContent.includes("1 min")`) // the age of a handshake of 75 s ago
+	b.do(chromedp.KeyEvent(kb.ArrowLeft))
+	b.until(`document.querySelector("#table").textContent.includes("wireguard")`)
+	b.do(chromedp.KeyEvent(kb.ArrowLeft))
+	b.until(`document.querySelector("#table").textContent.includes("down|lan|10.7.0.")`)
+	b.do(chromedp.KeyEvent(kb.Home))
+	b.until(`document.activeElement.id === "tab-flows" && document.querySelectorAll("#table tbody button").length === 25`)
+	b.do(chromedp.KeyEvent("/"))
+	b.until(`document.activeElement.id === "search"`)
+	b.text(`document.querySelector("#search").value = ""`) // where this way of typing has left the key itself
+	b.do(chromedp.KeyEvent("10.7.0.23:"))
+	b.until(`document.querySelector("#matches").textContent === "1 of 25"`)
+	b.do(chromedp.Focus("#table tbody button"), chromedp.KeyEvent(kb.Enter))
+	b.until(`document.querySelector("#detail").open && document.querySelector("#detail-title").textContent.startsWith("10.7.0.23:")`)
+	b.do(chromedp.KeyEvent(kb.Escape))
+	b.until(`!document.querySelector("#detail").open`)
+	b.quiet()
+}
+
+func TestPhone(t *testing.T) {
+	at, _ := serve(t, &busy{n: many}, nil)
+	b := open(t, 390, 844, chromedp.EmulateMobile)
+	b.dark(true)
+	b.do(chromedp.Navigate(at))
+	b.until(`document.querySelector("#matches").textContent === "10,000 rows"`)
+	assert.LessOrEqual(t, b.text("document.documentElement.scrollWidth"), "390", "it scrolls sideways")
+	assert.Equal(t, "rgb(16, 21, 27)", b.text("getComputedStyle(document.body).backgroundColor"), "in the dark")
+	b.text(`document.querySelector("#panel").scrollTop = 1e7`)
+	b.until(`[...document.querySelectorAll("#table tbody tr:not(.gap)")].at(-1).getAttribute("aria-rowindex") === "10001"`)
+	b.text(`(s => { s.value = "-queue"; s.dispatchEvent(new Event("change")); })(document.querySelector("#sort"))`)
+	b.until(`[...document.querySelector("#table tbody tr:not(.gap)").cells].some(c => c.textContent === "64.0 ms")`)
+	b.quiet()
+}
+
+// TestPictures draws those of the documents: make pictures.
+func TestPictures(t *testing.T) {
+	dir := os.Getenv("PENSTOCK_PICTURES")
+	if dir == "" {
+		t.Skip("draws pictures where PENSTOCK_PICTURES names a directory: make pictures")
+	}
+	src := &busy{n: 640}
+	var later time.Duration
+	at, p := serveAt(t, src, nil, func() time.Duration { return later })
+	for range 600 {
+		later += 5 * time.Second
+		p.Note()
+	}
+	for name, size := range map[string][2]int64{"desktop": {1100, 700}, "phone": {390, 844}} {
+		for _, scheme := range []string{"light", "dark"} {
+			b := open(t, size[0], size[1])
+			b.dark(scheme == "dark")
+			b.do(chromedp.Navigate(at))
+			b.until(`document.querySelectorAll("#table tbody tr:not(.gap)").length > 5 && document.querySelector("#down").textContent.length > 7`)
+			b.until(`document.querySelector("#table tbody tr:not(.gap)").cells[3].textContent !== "–"`)
+			png, err := chromedp.Run(b.ctx, chromedp.CaptureScreenshot())
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(filepath.Join(dir, "page-"+name+"-"+scheme+".png"), png, 0o644))
+		}
+	}
+}
