@@ -270,7 +270,7 @@ func TestReadCaseOfATransport(t *testing.T) {
 	}
 	for lines, complaint := range map[string]string{
 		"transport":                          "transport lacks a word",
-		"transport quic":                     `no transport "quic"; use kernel or relay`,
+		"transport quic":                     `no transport "quic"; use kernel, relay or native`,
 		"transport kernel relay":             "too much",
 		"transport kernel\ntransport kernel": `a second "transport"`,
 	} {

@@ -133,7 +133,7 @@ func (s Scenario) Check() error {
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
 		return fmt.Errorf("sim: warm-up is %v, but must be shorter than the run of %v", s.Warmup, s.Duration)
 	case int(s.Transport) >= len(transportNames):
-		return fmt.Errorf("sim: there is no %v; use Kernel or Relay", s.Transport)
+		return fmt.Errorf("sim: there is no %v; use Kernel, Relay or Native", s.Transport)
 	case s.AckEvery < 0 || s.AckDelay < AckAtOnce || s.Sample < 0:
 		return fmt.Errorf("sim: periods must not be negative")
 	case s.AckEvery > 0 && s.AckDelay > 0:

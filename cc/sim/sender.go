@@ -80,7 +80,7 @@ const (
 
 func newSender(w *world, cfg FlowConfig, i, host int) *sender {
 	s := &sender{w: w, cfg: cfg, to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd}
-	s.held = cfg.Upload || w.scenario.Transport == Kernel
+	s.held = cfg.Upload || w.scenario.Transport != Relay
 	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
 		s.ask = &client{s: s, player: Player{Chunk: cfg.Video.Chunk, Buffer: cfg.Video.Buffer}}

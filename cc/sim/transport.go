@@ -20,6 +20,9 @@ const (
 	// measures each packet's round trip. Acknowledgements are delayed by DelayedAck and
 	// tell the receiver's time in milliseconds.
 	Kernel
+	// Native is the algorithm's own, with nothing else below it: it enforces the window
+	// and is acknowledged packet by packet, at once.
+	Native
 )
 
 // DelayedAck is how long Linux delays the acknowledgement of a packet by itself
@@ -43,7 +46,7 @@ const kernelTick = time.Millisecond
 const maxClockSkew = 10_000.0
 
 // transportNames are as a case file and a command line have them.
-var transportNames = [...]string{Relay: "relay", Kernel: "kernel"}
+var transportNames = [...]string{Relay: "relay", Kernel: "kernel", Native: "native"}
 
 func (t Transport) String() string {
 	if int(t) < len(transportNames) {
@@ -59,13 +62,13 @@ func ParseTransport(s string) (Transport, error) {
 			return Transport(t), nil
 		}
 	}
-	return 0, fmt.Errorf("no transport %q; use kernel or relay", s)
+	return 0, fmt.Errorf("no transport %q; use kernel, relay or native", s)
 }
 
 // complete spells out what comes with the scenario's transport.
 func (s Scenario) complete() Scenario {
+	s.RawRTT = s.RawRTT || s.Transport != Relay
 	if s.Transport == Kernel {
-		s.RawRTT = true
 		if s.AckDelay == 0 && s.AckEvery == 0 {
 			s.AckDelay = DelayedAck
 		}

@@ -108,7 +108,8 @@ where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", cc.Default}, "who sends; repeat for several")
-	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what holds the window under Penstock: ebpf, bbr, cubic, reno, wireguard, or sim; several for each in turn (default: the proxy's)")
+	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
+		"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
 	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
 	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"},

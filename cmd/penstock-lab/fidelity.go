@@ -18,8 +18,9 @@ import (
 
 // fidelityFlags are the flags of bench fidelity as written.
 type fidelityFlags struct {
-	algorithms             []string
-	envelope, model        string
+	algorithms, envelopes  []string
+	against, model         string
+	traces                 []string
 	links                  int
 	delay, duration, hints time.Duration
 	buffer                 string
@@ -34,20 +35,26 @@ func fidelityCommand() *cobra.Command {
 	var f fidelityFlags
 	cmd := &cobra.Command{
 		Use:   "fidelity",
-		Short: "Compare real runs with virtual time",
+		Short: "Compare real runs with virtual time, or with native senders",
 		Long: `Fidelity runs each algorithm through a real proxy over several generated links,
 and in virtual time over the same links with the same seeds and the transport that
 the real runs have: the kernel's with ebpf, else the relay's. It prints by how
 much the real runs differ from those in virtual time, link by link: the mean in
-per cent, the standard deviation over the links, and the standard error of the
-mean. A mean of less than two standard errors is no difference that these links
-can show.
+per cent, the median, the standard deviation over the links, and the standard error
+of the mean. A mean of less than two standard errors is no difference that these
+links can show.
+
+With --against native the reference is the same algorithm with nothing below it: it
+sends over UDP, from the server, with an acknowledgement for each packet. That is what
+the papers call native, and what layering over TCP costs is the difference.
 
 The network is made of namespaces: run it as root, or as a user where user
 namespaces are allowed.`,
 		Example: `  sudo penstock-lab bench fidelity -a penstock,copa,cubic
   sudo penstock-lab bench fidelity -a static:cwnd_packets=50,pacing_mbit=8 --links 20 --duration 60s --json runs.jsonl
-  sudo penstock-lab bench fidelity -a penstock,copa --envelope wireguard`,
+  sudo penstock-lab bench fidelity -a penstock,copa --envelope wireguard
+  sudo penstock-lab bench fidelity -a copa,verus,sprout,bbr --against native --envelope cubic,reno,bbr,ebpf \
+      --trace Verizon-LTE-short.down --duration 60s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			plan, err := f.plan()
@@ -58,15 +65,18 @@ namespaces are allowed.`,
 			if len(results) == 0 {
 				return err
 			}
-			return errors.Join(err, bench.WriteFidelities(cmd.OutOrStdout(), results))
+			return errors.Join(err, bench.WriteFidelities(cmd.OutOrStdout(), results, f.against))
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default},
 		"`ALGORITHMS` to compare, separated by commas, with settings as in copa:delta=0.1; repeat for more")
-	flags.StringVar(&f.envelope, "envelope", "ebpf",
-		"what keeps the window of the real runs: ebpf, bbr, cubic, reno or wireguard")
-	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on")
+	flags.StringSliceVar(&f.envelopes, "envelope", []string{"ebpf"},
+		"what keeps the window of the real runs: ebpf, bbr, cubic, reno or wireguard; or several, separated by commas")
+	flags.StringVar(&f.against, "against", bench.EnvelopeSim, "the reference: sim, virtual time; or native")
+	flags.StringArrayVar(&f.traces, "trace", nil,
+		"play this recorded trace, in Mahimahi's format, in place of generated links; repeat for several")
+	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on; or runs over each trace")
 	flags.StringVar(&f.model, "generate", "lte", "`MODEL` that links are drawn from")
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none")
@@ -90,12 +100,16 @@ func (f *fidelityFlags) plan() (bench.Plan, error) {
 	for seed := range f.links {
 		p.Seeds = append(p.Seeds, uint64(seed)+1)
 	}
-	if f.envelope == bench.EnvelopeSim || !slices.Contains(bench.Envelopes, f.envelope) {
-		usable := strings.Join(bench.Envelopes[:len(bench.Envelopes)-1], ", ")
-		return p, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", f.envelope, usable)
+	if f.against != bench.EnvelopeSim && f.against != bench.EnvelopeNative {
+		return p, fmt.Errorf("--against %q: must be %s or %s", f.against, bench.EnvelopeSim, bench.EnvelopeNative)
+	}
+	for _, e := range f.envelopes {
+		if !slices.Contains(bench.ProxyEnvelopes, e) {
+			return p, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", e, strings.Join(bench.ProxyEnvelopes, ", "))
+		}
 	}
 	for _, a := range separate(f.algorithms) {
-		for _, envelope := range []string{f.envelope, bench.EnvelopeSim} {
+		for _, envelope := range append(slices.Clone(f.envelopes), f.against) {
 			senders, err := bench.ParseSender(a+"@"+envelope, nil)
 			if err != nil {
 				return p, fmt.Errorf("--algorithm %q: %w", a, err)
@@ -103,19 +117,35 @@ func (f *fidelityFlags) plan() (bench.Plan, error) {
 			p.Senders = append(p.Senders, senders...)
 		}
 	}
-	if _, err := sim.Model(f.model); err != nil { // a link would take a seed behind it
-		return p, fmt.Errorf("--generate: %w", err)
-	}
-	link, err := bench.ParseLink("generate:" + f.model)
-	if err != nil {
-		return p, fmt.Errorf("--generate: %w", err)
+	var err error
+	if p.Links, err = f.paths(); err != nil {
+		return p, err
 	}
 	buffer, err := bench.ParseBuffer(f.buffer)
 	if err != nil {
 		return p, fmt.Errorf("--buffer: %w", err)
 	}
-	p.Links, p.Buffers = []bench.Link{link}, []bench.Buffer{buffer}
+	p.Buffers = []bench.Buffer{buffer}
 	return p, p.Validate()
+}
+
+// paths are the recorded links, or the model that links are drawn from.
+func (f *fidelityFlags) paths() (links []bench.Link, err error) {
+	specs, flag := f.traces, "trace"
+	if len(specs) == 0 {
+		if _, err := sim.Model(f.model); err != nil { // a link would take a seed behind it
+			return nil, fmt.Errorf("--generate: %w", err)
+		}
+		specs, flag = []string{"generate:" + f.model}, "generate"
+	}
+	for _, spec := range specs {
+		link, err := bench.ParseLink(spec)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", flag, err)
+		}
+		links = append(links, link)
+	}
+	return links, nil
 }
 
 // separate cuts lists of algorithms at the commas that do not stand before another

@@ -116,7 +116,7 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.Float64Var(&f.upLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.StringVar(&f.transport, "transport", sim.Kernel.String(),
 		"what is below the algorithm: kernel enforces the window, and acknowledgements are delayed as by Linux; "+
-			"relay has the proxy keep it, and each packet is acknowledged")
+			"relay has the proxy keep it, and each packet is acknowledged; native is nothing but the algorithm")
 	flags.DurationVar(&f.ackEvery, "ack-every", 0,
 		"acknowledge in batches, at multiples of this; 0: as --transport has it")
 	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base station would; 0: never")

@@ -119,7 +119,7 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all -a kopa":                            `no algorithm "kopa"`,
 		"--all -a none":                            "none leaves the window to the transport below",
 		"--all --trace-every 0s":                   "--trace-every must be above 0",
-		"--all --transport quic":                   `--transport: no transport "quic"; use kernel or relay`,
+		"--all --transport quic":                   `--transport: no transport "quic"; use kernel, relay or native`,
 		"--all -a copa --trace-out /no/x":          "--trace-out: open /no/x",
 		"--all --sweep delta":                      `--sweep "delta" must be a parameter`,
 		"--all --sweep cwnd=1,2,3":                 "has no parameter",

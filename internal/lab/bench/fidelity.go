@@ -11,35 +11,36 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/figures"
 )
 
-// Fidelity says by how much an algorithm's real runs differ from those in virtual
-// time over the same links.
+// Fidelity says by how much an algorithm's runs differ from its reference's over the
+// same links: those in virtual time, or native ones.
 type Fidelity struct {
-	Sender     string // the real one: "copa@ebpf"
+	Sender     string // "copa@ebpf"
 	Throughput Difference
 	P95        Difference // of queueing
 }
 
 // Difference summarises one figure's over the links on which both runs count.
 type Difference struct {
-	Links         int     // that have it
-	Real, Virtual float64 // means of the figure itself
-	Mean          float64 // of the differences of real from virtual, in per cent of virtual
-	Deviation     float64 // their standard deviation over the links; NaN with fewer than two
-	Error         float64 // the mean's standard error: Deviation over the root of Links; NaN with fewer than two
+	Links            int     // that have it
+	Found, Reference float64 // means of the figure itself
+	Mean             float64 // of the differences of found from reference, in per cent of reference
+	Median           float64 // of the same
+	Deviation        float64 // their standard deviation over the links; NaN with fewer than two
+	Error            float64 // the mean's standard error: Deviation over the root of Links; NaN with fewer than two
 }
 
-// Fidelities compares each real sender with the same algorithm in virtual time,
-// link by link: runs belong together that are of one path, seed and number.
-func Fidelities(results []Result) []Fidelity {
+// Fidelities compares each real sender with the same algorithm over the envelope
+// against, link by link: runs belong together that are of one path, seed and number.
+func Fidelities(results []Result, against string) []Fidelity {
 	var all []Fidelity
 	var pairs [][][2]Result
 	for _, r := range results {
-		if r.Algorithm == "" || r.virtual() {
+		if r.Algorithm == "" || r.virtual() || r.Envelope == against {
 			continue
 		}
 		v := slices.IndexFunc(results, func(o Result) bool {
-			return o.virtual() && o.Algorithm == r.Algorithm && o.path(true) == r.path(true) &&
-				o.Seed == r.Seed && o.Run == r.Run
+			return o.Envelope == against && o.Algorithm == r.Algorithm && o.path(true) == r.path(true) &&
+				o.Seed == r.Seed && o.Run == r.Run && o.Discarded == ""
 		})
 		i := slices.IndexFunc(all, func(f Fidelity) bool { return f.Sender == r.Sender })
 		if i < 0 {
@@ -67,14 +68,17 @@ func difference(pairs [][2]Result, figure func(Result) float64) Difference {
 		if expected <= 0 {
 			continue
 		}
-		d.Real += found
-		d.Virtual += expected
+		d.Found += found
+		d.Reference += expected
 		each = append(each, 100*(found/expected-1))
 		d.Mean += each[len(each)-1]
 	}
-	d.Links = len(each)
+	if d.Links = len(each); d.Links == 0 {
+		return d
+	}
 	n := float64(d.Links)
-	d.Real, d.Virtual, d.Mean = d.Real/n, d.Virtual/n, d.Mean/n
+	d.Found, d.Reference, d.Mean = d.Found/n, d.Reference/n, d.Mean/n
+	d.Median = spread(each).Median
 	squares := 0.0
 	for _, v := range each {
 		squares += (v - d.Mean) * (v - d.Mean)
@@ -87,26 +91,41 @@ func difference(pairs [][2]Result, figure func(Result) float64) Difference {
 	return d
 }
 
-// WriteFidelities writes a table of them, and what says how far to trust it.
-func WriteFidelities(w io.Writer, results []Result) error {
+// WriteFidelities writes a table of them for each path, and what says how far to trust it.
+func WriteFidelities(w io.Writer, results []Result, against string) error {
+	reference := "virtual"
+	if against != EnvelopeSim {
+		reference = against
+	}
 	var b strings.Builder
-	if len(results) > 0 {
-		b.WriteString(results[0].path(true) + "\n\n")
+	var paths []string
+	for _, r := range results {
+		if path := r.path(true); !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
 	}
-	g := figures.Table{
-		{
-			"", "", "Mbit/s", figures.Spans, "difference, %", figures.Spans, figures.Spans,
-			"p95 queueing, ms", figures.Spans, "difference, %", figures.Spans, figures.Spans,
-		},
-		{"sender", "links", "virtual", "real", "mean", "sd", "se", "virtual", "real", "mean", "sd", "se"},
+	for _, path := range paths {
+		of := slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return r.path(true) != path })
+		b.WriteString(path + "\n\n")
+		g := figures.Table{
+			{
+				"", "", "Mbit/s", figures.Spans, "difference, %", figures.Spans, figures.Spans, figures.Spans,
+				"p95 queueing, ms", figures.Spans, "difference, %", figures.Spans, figures.Spans, figures.Spans,
+			},
+			{
+				"sender", "links", reference, "real", "mean", "median", "sd", "se",
+				reference, "real", "mean", "median", "sd", "se",
+			},
+		}
+		for _, f := range Fidelities(of, against) {
+			line := []string{f.Sender, strconv.Itoa(f.Throughput.Links)}
+			g = append(g, slices.Concat(line, f.Throughput.cells(), f.P95.cells()))
+		}
+		g.Write(&b)
+		b.WriteByte('\n')
 	}
-	for _, f := range Fidelities(results) {
-		line := []string{f.Sender, strconv.Itoa(f.Throughput.Links)}
-		g = append(g, slices.Concat(line, f.Throughput.cells(), f.P95.cells()))
-	}
-	g.Write(&b)
-	b.WriteString("\nMeans over the links. Differences are those of the real run from the one in virtual time on the same link;\n" +
-		"sd: their standard deviation, se: the standard error of their mean.\n")
+	fmt.Fprintf(&b, "Over the links, which differ by their seed. Differences are those of the real run from the %s one on the\n"+
+		"same link; sd: their standard deviation, se: the standard error of their mean.\n", reference)
 	writeTrust(&b, results)
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -114,7 +133,7 @@ func WriteFidelities(w io.Writer, results []Result) error {
 
 func (d Difference) cells() []string {
 	if d.Links == 0 {
-		return []string{"-", "-", "-", "-", "-"}
+		return []string{"-", "-", "-", "-", "-", "-"}
 	}
 	spread := func(v float64) string {
 		if math.IsNaN(v) {
@@ -123,6 +142,7 @@ func (d Difference) cells() []string {
 		return strconv.FormatFloat(v, 'f', 1, 64)
 	}
 	return []string{
-		figures.Number(d.Virtual), figures.Number(d.Real), fmt.Sprintf("%+.1f", d.Mean), spread(d.Deviation), spread(d.Error),
+		figures.Number(d.Reference), figures.Number(d.Found), fmt.Sprintf("%+.1f", d.Mean),
+		fmt.Sprintf("%+.1f", d.Median), spread(d.Deviation), spread(d.Error),
 	}
 }

@@ -31,15 +31,15 @@ func compared() []Result {
 }
 
 func TestFidelityIsJudgedLinkByLink(t *testing.T) {
-	all := Fidelities(compared())
+	all := Fidelities(compared(), EnvelopeSim)
 	require.Len(t, all, 2)
 	copa, vegas := all[0], all[1]
 
 	assert.Equal(t, "copa", copa.Sender)
 	d := copa.Throughput
 	assert.Equal(t, 3, d.Links)
-	assert.InDelta(t, 46./3, d.Real, 1e-9)
-	assert.InDelta(t, 40./3, d.Virtual, 1e-9)
+	assert.InDelta(t, 46./3, d.Found, 1e-9)
+	assert.InDelta(t, 40./3, d.Reference, 1e-9)
 	assert.InDelta(t, 10, d.Mean, 1e-9, "of the differences, not the difference of the means")
 	assert.InDelta(t, 20, d.Deviation, 1e-9)
 	assert.InDelta(t, 11.547, d.Error, 1e-3)
@@ -47,13 +47,29 @@ func TestFidelityIsJudgedLinkByLink(t *testing.T) {
 	assert.InDelta(t, 0, copa.P95.Deviation, 1e-9)
 
 	assert.InDelta(t, -25, vegas.Throughput.Mean, 1e-9)
-	assert.Equal(t, []string{"8", "6", "-25.0", "-", "-"}, vegas.Throughput.cells(), "one link has no spread")
+	assert.Equal(t, []string{"8", "6", "-25.0", "-25.0", "-", "-"}, vegas.Throughput.cells(), "one link has no spread")
 	assert.Zero(t, vegas.P95.Links, "there is nothing that it could be a part of")
-	assert.Equal(t, []string{"-", "-", "-", "-", "-"}, vegas.P95.cells())
+	assert.Equal(t, []string{"-", "-", "-", "-", "-", "-"}, vegas.P95.cells())
 }
 
 func TestFidelityIsPrinted(t *testing.T) {
 	var b strings.Builder
-	require.NoError(t, WriteFidelities(&b, compared()))
+	require.NoError(t, WriteFidelities(&b, compared(), EnvelopeSim))
 	golden(t, "fidelity.golden", b.String())
+}
+
+func TestFidelityAgainstNativeSenders(t *testing.T) {
+	native := func(mbps, p95 float64, seed uint64) Result {
+		r := onLink(proxied("copa", 1, mbps, p95, 1.25), seed)
+		r.Sender, r.Envelope = "copa@native", EnvelopeNative
+		return r
+	}
+	results := append(compared(), native(10, 10, 1), native(10, 20, 2), native(20, 30, 3))
+	all := Fidelities(results, EnvelopeNative)
+	require.Len(t, all, 2, "copa, and vegas without a reference")
+	assert.Equal(t, "copa", all[0].Sender)
+	assert.Equal(t, 3, all[0].Throughput.Links)
+	assert.InDelta(t, 10, all[0].Throughput.Mean, 1e-9)
+	assert.InDelta(t, 10, all[0].Throughput.Median, 1e-9)
+	assert.Zero(t, all[1].Throughput.Links)
 }

@@ -20,7 +20,7 @@ type Result struct {
 	Algorithm string  `json:"algorithm,omitempty"`        // of Penstock
 	Envelope  string  `json:"envelope,omitempty"`         // as the proxy reports it, else as asked for; "sim": in virtual time
 	Ingress   Ingress `json:"ingress,omitempty"`
-	Transport string  `json:"transport,omitempty"` // in virtual time: kernel or relay, as sim.Transport has them
+	Transport string  `json:"transport,omitempty"` // in virtual time: as sim.Transport has them
 
 	Link      string  `json:"link"`
 	Up        string  `json:"up"` // "same": as link

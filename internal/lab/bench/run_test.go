@@ -156,3 +156,25 @@ func TestProxyThatDoesNotStartIsExplained(t *testing.T) {
 	assert.ErrorContains(t, err, "cannot do that")
 	assert.ErrorContains(t, err, "static:cwnd_packets=22 on 12mbit")
 }
+
+// A native sender keeps its window by itself, without a proxy, and sends again what the
+// link loses.
+func TestANativeSenderHasNothingBelowIt(t *testing.T) {
+	labtest.Need(t)
+	plan := testPlan(t)
+	var err error
+	plan.Senders, err = ParseSenders([]string{"static:cwnd_packets=22@native"}, nil)
+	require.NoError(t, err)
+	plan.Packets, plan.Losses = false, []float64{0, 0.02}
+	results, err := (&Bench{Version: "test"}).Run(t.Context(), plan, func(Result) error { return nil })
+	require.NoError(t, err)
+	require.Len(t, results, 2)
+	for _, r := range results {
+		assert.Greater(t, r.Throughput, 1.0)
+		// Not the most there was: on a machine that stands still the timer fires in vain.
+		assert.LessOrEqual(t, r.Queueing.P50, 23.0, "22 packets and what is left of one, at 1 ms each")
+		assert.Empty(t, r.Discarded)
+		assert.Nil(t, r.CPUPerGB, "there is no proxy")
+	}
+	assert.Positive(t, results[1].Retransmitted)
+}

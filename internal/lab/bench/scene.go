@@ -36,6 +36,7 @@ type scene struct {
 	proxy    *edge.Proxy  // nil: the server sends directly
 	tunnel   *edge.Tunnel // around the download; nil: there is none
 	download *download
+	native   *nativeDownload // in place of server and download; nil: there is none
 	sniffer  *netlab.Sniffer // nil: packets are not recorded
 	feeder   *feeder         // nil: the link says nothing
 
@@ -75,6 +76,11 @@ func (s *scene) set(ctx context.Context, executable string, plan Plan, t Trial) 
 		if err := s.lab.Client.Sysctl("net.ipv4.tcp_ecn", "1"); err != nil {
 			return err
 		}
+	}
+	if t.Sender.Native() {
+		s.lab.Path.StartOnData()
+		s.native, err = startNative(s.lab, t.Sender.Algorithm)
+		return err
 	}
 	// What the server runs towards a proxy does not matter: that leg has no
 	// bottleneck.
@@ -156,7 +162,7 @@ func (s *scene) play(ctx context.Context, plan Plan, tell func(elapsed time.Dura
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case err := <-s.download.ended:
+		case err := <-s.ended():
 			return s.explain(fmt.Errorf("the download ended after %s: %w", s.lab.Path.Elapsed().Round(time.Millisecond), err))
 		case <-progress.C:
 			tell(s.lab.Path.Elapsed())
@@ -170,6 +176,14 @@ func (s *scene) play(ctx context.Context, plan Plan, tell func(elapsed time.Dura
 	}
 }
 
+// ended tells when the download ends by itself, which it should not.
+func (s *scene) ended() <-chan error {
+	if s.native != nil {
+		return s.native.failed
+	}
+	return s.download.ended
+}
+
 func (s *scene) awaitData(ctx context.Context) error {
 	poll := time.NewTicker(5 * time.Millisecond)
 	defer poll.Stop()
@@ -179,7 +193,7 @@ func (s *scene) awaitData(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case err := <-s.download.ended:
+		case err := <-s.ended():
 			return fmt.Errorf("the download ended before any data came: %w", err)
 		case <-late.C:
 			return fmt.Errorf("no data came within %s", firstData)
@@ -215,6 +229,11 @@ func (s *scene) look(ctx context.Context) error {
 
 // finish takes the figures that are gone once the connections are.
 func (s *scene) finish(ctx context.Context, plan Plan, cpuBefore time.Duration) (err error) {
+	if s.native != nil {
+		s.last, err = s.native.close()
+		s.native = nil
+		return err
+	}
 	sender := s.lab.Server
 	if s.feeder != nil {
 		err := s.feeder.stop()
@@ -267,6 +286,10 @@ func (s *scene) close() error {
 	}
 	if s.download != nil {
 		errs = append(errs, s.download.close())
+	}
+	if s.native != nil {
+		_, err := s.native.close()
+		errs = append(errs, err)
 	}
 	if s.proxy != nil {
 		errs = append(errs, s.proxy.Stop())

@@ -27,8 +27,15 @@ const EnvelopeSim = "sim"
 // through a tunnel, and what sends to it is the TCP in user space that ends there.
 const envelopeWireGuard = "wireguard"
 
-// Envelopes are what may lie under Penstock.
-var Envelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeWireGuard, EnvelopeSim)
+// EnvelopeNative is none in the kernel: the algorithm itself sends, over UDP and from the
+// server, without a proxy and without TCP below it.
+const EnvelopeNative = "native"
+
+// ProxyEnvelopes are what may lie under a proxy's algorithms.
+var ProxyEnvelopes = append(slices.Clone(KernelAlgorithms), envelopeEBPF, envelopeWireGuard)
+
+// Envelopes are what may lie under algorithms.
+var Envelopes = append(slices.Clone(ProxyEnvelopes), EnvelopeNative, EnvelopeSim)
 
 // Sender is who decides how fast the data come: the kernel at the server, or
 // Penstock at the edge.
@@ -40,7 +47,10 @@ type Sender struct {
 }
 
 // Proxied tells whether the data pass through Penstock.
-func (s Sender) Proxied() bool { return s.Algorithm != "" && !s.Virtual() }
+func (s Sender) Proxied() bool { return s.Algorithm != "" && !s.Virtual() && !s.Native() }
+
+// Native tells whether the algorithm itself sends, with nothing below it.
+func (s Sender) Native() bool { return s.Envelope == EnvelopeNative }
 
 // Virtual tells whether there are data at all, or only virtual ones.
 func (s Sender) Virtual() bool { return s.Envelope == EnvelopeSim }
@@ -99,8 +109,13 @@ func ParseSender(spec string, envelopes []string) ([]Sender, error) {
 	}
 	simulated := strings.Contains(name, ":") || // decided by an agent
 		slices.ContainsFunc(sim.Algorithms(), func(s cc.Spec) bool { return s.Name == name })
-	if slices.Contains(envelopes, EnvelopeSim) && !simulated {
-		return nil, fmt.Errorf("%s leaves the window to the kernel, and in virtual time there is none", name)
+	for _, alone := range []string{EnvelopeSim, EnvelopeNative} {
+		if slices.Contains(envelopes, alone) && !simulated {
+			return nil, fmt.Errorf("%s leaves the window to the kernel, and over %s there is none", name, alone)
+		}
+	}
+	if slices.Contains(envelopes, EnvelopeNative) && strings.Contains(name, ":") {
+		return nil, fmt.Errorf("%s: agents steer proxies and virtual time, not native senders", ref)
 	}
 	senders := make([]Sender, 0, len(envelopes))
 	for _, e := range envelopes {
@@ -117,7 +132,7 @@ func checkEnvelope(name string) error {
 }
 
 // bringsAlong are the envelopes that ask nothing of the kernel's list.
-var bringsAlong = []string{envelopeEBPF, envelopeWireGuard, EnvelopeSim}
+var bringsAlong = []string{envelopeEBPF, envelopeWireGuard, EnvelopeNative, EnvelopeSim}
 
 // missingAlgorithms returns what the senders need of the kernel and available,
 // the contents of tcp_available_congestion_control, lacks. Whether our own

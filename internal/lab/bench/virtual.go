@@ -54,15 +54,18 @@ func (p Plan) scenario(t Trial) (sim.Scenario, error) {
 // transport is the one that a sender in virtual time has: that of the algorithm's
 // real runs in the plan, the kernel's where any of them, or none, has that.
 func (p Plan) transport(virtual Sender) sim.Transport {
-	transport := sim.Kernel
+	transport, other := sim.Kernel, sim.Native
 	for _, s := range p.Senders {
-		if !s.Proxied() || s.Algorithm != virtual.Algorithm {
+		switch {
+		case s.Virtual() || s.Algorithm != virtual.Algorithm:
 			continue
-		}
-		if s.Envelope == "" || s.Envelope == envelopeEBPF {
+		case s.Native():
+		case s.Envelope == "" || s.Envelope == envelopeEBPF:
 			return sim.Kernel
+		default:
+			other = sim.Relay
 		}
-		transport = sim.Relay
+		transport = other
 	}
 	return transport
 }

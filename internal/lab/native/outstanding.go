@@ -1,0 +1,223 @@
+package native
+
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// The constants of loss detection.
+const (
+	reorderPackets = 3                      // RFC 9002 §6.1.1
+	minRTO         = 200 * time.Millisecond // Linux's; RFC 6298 §2.4 would have 1 s
+	maxRTO         = 60 * time.Second       // RFC 6298 §2.5
+	firstRTO       = time.Second            // RFC 6298 §2.1
+)
+
+// ahead is what the application has written and the sender not sent: there is always more.
+const ahead = 16 * payload
+
+// segment is a piece of the stream, as long as one packet.
+type segment struct {
+	state  state
+	resent bool
+	tx     uint64 // its latest transmission
+	sentAt cc.Time
+}
+
+type state uint8
+
+const (
+	onWire state = iota
+	lost         // and waiting to be sent again
+	arrived
+)
+
+// outstanding is what was sent and has not all arrived: it takes in acknowledgements,
+// finds what was lost and says so in a report. It is pure: time comes in with each call.
+type outstanding struct {
+	segs []segment // from base on
+	base int64     // number of segs[0]; segment n ends at stream offset (n+1)·payload
+
+	txs     []int64 // segments by transmission, from txBase on
+	txBase  uint64
+	highest uint64 // the latest transmission that has arrived
+	checked uint64 // transmissions before this one have arrived or are lost
+	repairs []int64
+
+	srtt, rttvar, latest time.Duration
+	rtoFrom              cc.Time
+	backoff              uint
+
+	report flow.Report
+}
+
+func newOutstanding() outstanding {
+	return outstanding{txBase: 1, checked: 1, report: flow.Report{MSS: payload, Written: ahead, Unsent: ahead}}
+}
+
+// next says which segment is to be sent: one that was lost, or a new one.
+func (o *outstanding) next() (n int64, again bool) {
+	for len(o.repairs) > 0 {
+		if n = o.repairs[0]; n >= o.base && o.segs[n-o.base].state == lost {
+			return n, true
+		}
+		o.repairs = o.repairs[1:]
+	}
+	return o.base + int64(len(o.segs)), false
+}
+
+// send notes that the segment that next named leaves now, and returns its number.
+func (o *outstanding) send(now cc.Time) (tx uint64) {
+	n, again := o.next()
+	if again {
+		o.repairs = o.repairs[1:]
+		o.report.Lost += payload
+	} else {
+		o.segs = append(o.segs, segment{})
+		o.report.Written += payload
+	}
+	if o.report.Pipe == 0 {
+		o.rtoFrom = now
+	}
+	o.report.Pipe += payload
+	tx = o.txBase + uint64(len(o.txs))
+	o.txs = append(o.txs, n)
+	o.segs[n-o.base] = segment{state: onWire, resent: again || o.segs[n-o.base].resent, tx: tx, sentAt: now}
+	return tx
+}
+
+// take takes in an acknowledgement and reports whether it told anything new; if so,
+// losses are to be detected.
+func (o *outstanding) take(now cc.Time, a ack) (news bool) {
+	o.report.RTT = 0
+	if a.highest >= o.txBase+uint64(len(o.txs)) {
+		return false // of something that was never sent
+	}
+	a.each(func(tx uint64) {
+		if o.arrive(tx) {
+			news = true
+			if seg := o.segs[o.txs[tx-o.txBase]-o.base]; tx == a.tx && seg.tx == tx {
+				o.measure(now.Sub(seg.sentAt))
+			}
+		}
+	})
+	if !news {
+		return false
+	}
+	o.rtoFrom = now
+	o.highest = max(o.highest, a.highest)
+	o.trim()
+	o.report.Sacked = o.report.Acked - cc.Bytes(o.base)*payload
+	return true
+}
+
+// arrive notes a transmission and reports whether its segment was not known to have arrived.
+func (o *outstanding) arrive(tx uint64) bool {
+	if tx < o.txBase {
+		return false
+	}
+	n := o.txs[tx-o.txBase]
+	if n < o.base {
+		return false
+	}
+	seg := &o.segs[n-o.base]
+	if seg.state == arrived {
+		return false
+	}
+	if seg.state == onWire {
+		o.report.Pipe -= payload
+	}
+	seg.state = arrived
+	o.report.Acked += payload
+	if !seg.resent {
+		o.report.Newest = max(o.report.Newest, cc.Bytes(n+1)*payload)
+	}
+	return true
+}
+
+// measure takes in a round trip (RFC 6298 §2).
+func (o *outstanding) measure(rtt time.Duration) {
+	o.report.RTT, o.latest, o.backoff = rtt, rtt, 0
+	if o.srtt == 0 {
+		o.srtt, o.rttvar = rtt, rtt/2
+		return
+	}
+	o.rttvar += ((o.srtt - rtt).Abs() - o.rttvar) / 4
+	o.srtt += (rtt - o.srtt) / 8
+}
+
+// trim forgets what has arrived without a hole.
+func (o *outstanding) trim() {
+	k := 0
+	for k < len(o.segs) && o.segs[k].state == arrived {
+		k++
+	}
+	o.segs = o.segs[k:]
+	o.base += int64(k)
+}
+
+// detect finds what must be lost, since later packets have arrived: three of them, or one
+// a while ago (RFC 9002 §6.1). It returns when to look again; 0: with the next arrival.
+func (o *outstanding) detect(now cc.Time) (again cc.Time) {
+	for ; o.checked < o.highest; o.checked++ {
+		n := o.txs[o.checked-o.txBase]
+		if n < o.base {
+			continue
+		}
+		seg := &o.segs[n-o.base]
+		if seg.tx != o.checked || seg.state != onWire {
+			continue
+		}
+		due := seg.sentAt.Add(max(o.srtt, o.latest) * 9 / 8)
+		if o.highest-o.checked < reorderPackets && now < due {
+			again = due
+			break
+		}
+		o.lose(n)
+	}
+	forget := min(o.checked-o.txBase, uint64(len(o.txs)))
+	if forget > maskBits { // later acknowledgements may still tell of the last ones
+		o.txs = o.txs[forget-maskBits:]
+		o.txBase += forget - maskBits
+	}
+	return again
+}
+
+func (o *outstanding) lose(n int64) {
+	o.segs[n-o.base].state = lost
+	o.report.Pipe -= payload
+	o.repairs = append(o.repairs, n)
+}
+
+// timeout is when the retransmission timer fires; cc.Never: nothing is on the wire.
+func (o *outstanding) timeout() cc.Time {
+	if o.report.Pipe == 0 {
+		return cc.Never
+	}
+	d := firstRTO
+	if o.srtt > 0 {
+		d = max(minRTO, o.srtt+4*o.rttvar)
+	}
+	return o.rtoFrom.Add(min(maxRTO, d<<min(o.backoff, 16)))
+}
+
+// expire has the timer fire: all that is on the wire is lost.
+func (o *outstanding) expire(now cc.Time) {
+	o.report.Timeouts++
+	o.report.RTT = 0
+	o.backoff++
+	o.rtoFrom = now
+	o.repairs = o.repairs[:0]
+	for i := range o.segs {
+		switch o.segs[i].state {
+		case onWire:
+			o.lose(o.base + int64(i))
+		case lost:
+			o.repairs = append(o.repairs, o.base+int64(i))
+		case arrived:
+		}
+	}
+	o.checked = o.txBase + uint64(len(o.txs))
+}
