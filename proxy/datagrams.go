@@ -20,10 +20,13 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 	settings.Most = way.Datagrams
 	t.Forward(settings, tunnel.Forwarding{
 		Flows: s.parts.Flows, Clock: s.clock, Mark: uint32(mark), Log: s.log,
-		Verdict: func(peer string, source, target netip.AddrPort) (flow.Terms, error) {
+		Verdict: func(sent tunnel.Sent) (flow.Terms, error) {
 			l := e.now.Load()
-			f := policy.Facts{Listener: l.cfg.Name, Protocol: policy.UDP, Source: source, Target: target, Peer: peer, Inside: true}
-			if target.Port() == 0 {
+			f := policy.Facts{
+				Listener: l.cfg.Name, Protocol: policy.UDP, Source: sent.Source, Target: sent.Target, Host: sent.Host,
+				Peer: sent.Peer, Inside: true,
+			}
+			if sent.Target.Port() == 0 {
 				f.Protocol = policy.ICMP
 			}
 			return s.datagram(l, f)

@@ -21,7 +21,7 @@ type TLS struct {
 
 // MASQUE is a MASQUE endpoint: IP packets and TCP streams over HTTP/3.
 type MASQUE struct {
-	Pool       []Prefix `yaml:"pool" about:"Addresses for clients that send IP packets (CONNECT-IP), one of each prefix to a client; none: only streams (CONNECT) are served."`
+	Pool       []Prefix `yaml:"pool" about:"Addresses for clients that send IP packets (CONNECT-IP), one of each prefix to a client; none: only TCP (CONNECT) and UDP (CONNECT-UDP) are served."`
 	Tokens     []Token  `yaml:"tokens" reload:"yes" about:"Bearer tokens, one of which a client must show, unless it has a certificate of tls.client_ca."`
 	TokensFile string   `yaml:"tokens_file" reload:"yes" about:"A file with more of them, a name and a token on each line, closed to others; relative to the configuration file, and reread with it."`
 	Open       bool     `yaml:"open" about:"Let everybody in who reaches the port."`

@@ -22,7 +22,7 @@ func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
 		d.refuse(from, to, payload, err)
 		return
 	}
-	target := origin{to, from.echo}
+	target := origin{AddrPort: to, echo: from.echo}
 	if from.echo {
 		target.AddrPort = netip.AddrPortFrom(to.Addr(), from.Port()) // the identifier stays
 	}
@@ -52,10 +52,10 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 		return errors.New("its source is no peer's")
 	}
 	begun := talk{sender, from, to}
-	if d.goesOn(begun) || !from.echo && d.goesOn(talk{receiver, origin{to, false}, from.AddrPort}) {
+	if d.goesOn(begun) || !from.echo && d.goesOn(talk{receiver, origin{AddrPort: to}, from.AddrPort}) {
 		return nil
 	}
-	if _, err := d.with.Verdict(sender, from.AddrPort, to); err != nil {
+	if _, err := d.with.Verdict(Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -97,7 +97,7 @@ func (d *Datagrams) sweepTalks(now cc.Time, idle time.Duration) {
 
 // EchoReply implements netstack.Datagrams.
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
-	asked := origin{netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), true}
+	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
 	if !d.goesOn(talk{d.with.Inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
 		d.count.unsolicited.Add(1)
 		return

@@ -26,14 +26,20 @@ const (
 type Forwarding struct {
 	Listener string
 	Inside   Inside
-	// Verdict is policy's, and its guard's: an error refuses what peer sends to
-	// target, which for an echo request has no port. The terms say whose window the
-	// answers share; without an algorithm nobody's.
-	Verdict func(peer string, source, target netip.AddrPort) (flow.Terms, error)
+	// Verdict is policy's, and its guard's: an error refuses what is sent. The terms say
+	// whose window the answers share; without an algorithm nobody's.
+	Verdict func(Sent) (flow.Terms, error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time
 	Mark    uint32 // of the sockets; 0: none
 	Log     *slog.Logger
+}
+
+// Sent is what policy decides on about a datagram.
+type Sent struct {
+	Peer           string
+	Source, Target netip.AddrPort // Target has no port where it is an echo request
+	Host           string         // the name that the peer gave; empty: an address
 }
 
 // Datagrams forwards the UDP and the echo requests of a tunnel: each address and
@@ -68,7 +74,8 @@ type Datagrams struct {
 // origin is a peer's address and port, or the identifier of its echo requests.
 type origin struct {
 	netip.AddrPort
-	echo bool
+	echo   bool
+	stream *udpStream // a CONNECT-UDP request from that address outside; nil: it is inside
 }
 
 // echoID is how answers to what a raw socket sent are told apart.
@@ -158,13 +165,13 @@ func (d *Datagrams) Close() error {
 
 // UDP implements netstack.Datagrams.
 func (d *Datagrams) UDP(source, target netip.AddrPort, hops uint8, payload []byte) {
-	d.forward(origin{source, false}, target, hops, payload)
+	d.forward(origin{AddrPort: source}, target, hops, payload)
 }
 
 // Echo implements netstack.Datagrams.
 func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) {
 	identifier := binary.BigEndian.Uint16(message[4:])
-	d.forward(origin{netip.AddrPortFrom(source, identifier), true}, netip.AddrPortFrom(target, 0), hops, message)
+	d.forward(origin{AddrPort: netip.AddrPortFrom(source, identifier), echo: true}, netip.AddrPortFrom(target, 0), hops, message)
 }
 
 var errCrowded = errors.New("too many sessions")
@@ -181,9 +188,8 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 		}
 	case Elsewhere, Unused:
 	}
-	s, err := d.session(from, target)
-	switch {
-	case err != nil:
+	s, err := d.session(from, target, "")
+	if err != nil {
 		d.refuse(from, target, payload, err)
 		return
 	}
@@ -237,8 +243,8 @@ func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u 
 }
 
 // session returns the session that a datagram belongs to; a new one, if policy
-// has nothing against it.
-func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error) {
+// has nothing against it. The target may have been given as a host's name.
+func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*session, error) {
 	d.mu.Lock()
 	s := d.sessions[from]
 	if s != nil && s.knows(target) {
@@ -247,17 +253,17 @@ func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error
 		return s, nil
 	}
 	d.mu.Unlock()
-	name := d.with.Inside.Peer(from.Addr())
+	name := d.owner(from)
 	if name == "" {
 		return nil, errors.New("its source is no peer's")
 	}
-	terms, err := d.with.Verdict(name, from.AddrPort, target)
+	terms, err := d.with.Verdict(Sent{name, from.AddrPort, target, host})
 	if err != nil {
 		return nil, err
 	}
 	var fresh *socket
 	if s == nil {
-		if fresh, err = d.openSocket(from); err != nil {
+		if fresh, err = d.openSocket(from, target); err != nil {
 			return nil, errors.Join(errCrowded, err)
 		}
 	}
@@ -276,6 +282,14 @@ func (d *Datagrams) session(from origin, target netip.AddrPort) (*session, error
 	return s, nil
 }
 
+// owner is the name of the peer that something is from; empty: nobody's.
+func (d *Datagrams) owner(from origin) string {
+	if from.stream != nil {
+		return from.stream.name
+	}
+	return d.with.Inside.Peer(from.Addr())
+}
+
 // begin adds a session; nil if there is no room for it. The caller holds d.mu.
 func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *socket) *session {
 	most := d.cfg.Load().Sessions
@@ -289,7 +303,7 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 		d.peers[name] = p
 		heap.Push(&d.crowd, p)
 	}
-	s := &session{d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{}, dns: true}
+	s := &session{d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{}, dns: from.stream == nil}
 	s.place = p.sessions.PushFront(s)
 	heap.Fix(&d.crowd, p.place)
 	d.sessions[from] = s
@@ -349,6 +363,9 @@ func (d *Datagrams) end(s *session) {
 		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
 	}
 	s.socket.release()
+	if s.from.stream != nil {
+		s.from.stream.cancel()
+	}
 	if s.peer.sessions.Len() == 0 {
 		heap.Remove(&d.crowd, s.peer.place)
 		delete(d.peers, s.peer.name)
@@ -394,7 +411,9 @@ func (d *Datagrams) sweep(now cc.Time) {
 			d.end(s)
 			continue
 		}
-		owners[s.from.Addr()] = ""
+		if s.from.stream == nil {
+			owners[s.from.Addr()] = ""
+		}
 	}
 	d.sweepTalks(now, idle)
 	d.mu.Unlock()
@@ -404,7 +423,7 @@ func (d *Datagrams) sweep(now cc.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.sessions {
-		if owner, known := owners[s.from.Addr()]; known && owner != s.peer.name {
+		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
 			d.end(s)
 		}
 	}

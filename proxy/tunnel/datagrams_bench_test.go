@@ -39,7 +39,7 @@ func bench(b *testing.B) (*netstack.Stack, *Datagrams) {
 	terms := flow.Terms{Group: "phone", Algorithm: "reno"}
 	d := ForwardDatagrams(stack, usual(), Forwarding{
 		Inside: everybody{}, Flows: &flow.Manager{}, Clock: clock,
-		Verdict: func(string, netip.AddrPort, netip.AddrPort) (flow.Terms, error) { return terms, nil },
+		Verdict: func(Sent) (flow.Terms, error) { return terms, nil },
 	})
 	b.Cleanup(func() {
 		require.NoError(b, d.Close())

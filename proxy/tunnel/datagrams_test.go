@@ -83,13 +83,13 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: l.Holds}
 	g.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
 		Listener: "vpn", Inside: w, Flows: g.flows, Clock: clock,
-		Verdict: func(_ string, _, target netip.AddrPort) (flow.Terms, error) {
+		Verdict: func(sent Sent) (flow.Terms, error) {
 			g.asked.Add(1)
-			if err := guard.Check(target.Addr()); err != nil {
+			if err := guard.Check(sent.Target.Addr()); err != nil {
 				return flow.Terms{}, err
 			}
 			if refuse != nil {
-				return flow.Terms{}, refuse(target)
+				return flow.Terms{}, refuse(sent.Target)
 			}
 			return g.terms, nil
 		},
@@ -493,7 +493,7 @@ func newForwarder(t *testing.T, most int) *forwarder {
 	cfg.Most = most
 	f.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
 		Inside: f.outside, Clock: clock,
-		Verdict: func(string, netip.AddrPort, netip.AddrPort) (flow.Terms, error) { return flow.Terms{}, nil },
+		Verdict: func(Sent) (flow.Terms, error) { return flow.Terms{}, nil },
 	})
 	t.Cleanup(func() {
 		require.NoError(t, f.Close())

@@ -27,7 +27,8 @@ import (
 )
 
 // MASQUEConfig describes a MASQUE listener: HTTP/3 that carries IP packets
-// (CONNECT-IP, RFC 9484) and TCP streams (CONNECT, RFC 9114 §4.4).
+// (CONNECT-IP, RFC 9484), UDP (CONNECT-UDP, RFC 9298) and TCP streams (CONNECT,
+// RFC 9114 §4.4).
 type MASQUEConfig struct {
 	Name        string
 	Addr        string // UDP, "host:port"; an empty host is every address
@@ -83,6 +84,7 @@ type MASQUE struct {
 	buffers     sync.Pool // of *[]byte
 	refused     atomic.Uint64
 	drops       masqueDrops
+	forward     atomic.Pointer[Datagrams] // nil until there is one
 
 	leave    time.Duration // leaveWithin
 	mu       sync.RWMutex
@@ -152,6 +154,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	if m.pool, err = newPool(cfg.Pool); err != nil {
 		return nil, err
 	}
+	m.pool.reserve(namesOf(cfg.Tokens))
 	if m.addr, err = net.ResolveUDPAddr("udp", cfg.Addr); err == nil {
 		err = m.listen()
 	}
@@ -250,6 +253,7 @@ func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	var gone []*quicgo.Conn
 	m.mu.Lock()
 	m.tokens = hashed
+	m.pool.reserve(namesOf(tokens))
 	for c, state := range m.conns {
 		for h := range state.tokens {
 			if _, stays := find(hashed, h); !stays {
@@ -312,6 +316,8 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.serveStream(w, r, who)
 	case protocol == "connect-ip" && len(m.cfg.Pool) > 0:
 		m.serveIP(w, r, who)
+	case protocol == "connect-udp":
+		m.serveUDP(w, r, who)
 	default:
 		m.reject(w, r, http.StatusNotImplemented, "this protocol is not served here")
 	}
@@ -344,6 +350,9 @@ func (m *MASQUE) Report(s *Status) error {
 	s.Sessions, s.Clients = m.Sessions(), m.clients()
 	return nil
 }
+
+// Forward implements Outside: CONNECT-UDP brings datagrams that are in no packets.
+func (m *MASQUE) Forward(d *Datagrams) { m.forward.Store(d) }
 
 // Requests implements Outside: the CONNECTs over HTTP/3.
 func (m *MASQUE) Requests() <-chan datapath.Conn { return m.requests }

@@ -38,6 +38,13 @@ func hashTokens(tokens []access.Token) ([]hashedToken, error) {
 	return hashed, nil
 }
 
+func namesOf(tokens []access.Token) (names []string) {
+	for _, t := range tokens {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
 // find looks at every token, also after it found one.
 func find(tokens []hashedToken, h digest) (name string, ok bool) {
 	for i := range tokens {

@@ -1,6 +1,7 @@
 package tunnel
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
@@ -176,6 +177,7 @@ func TestAPoolGivesNobodyWhatIsSomebodysAndEverythingOnce(t *testing.T) {
 		prefixes := []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.10.0.0"), bits), netip.MustParsePrefix("fd00:10::/64")}
 		p, err := newPool(prefixes)
 		require.NoError(t, err)
+		p.reserve([]string{"phone", "tablet", "laptop"})
 		room := 1<<(32-bits) - 3 // less its own, the gateway's and everybody's
 		var out [][]netip.Addr
 		held := map[netip.Addr]bool{}
@@ -189,7 +191,7 @@ func TestAPoolGivesNobodyWhatIsSomebodysAndEverythingOnce(t *testing.T) {
 				out = slices.Delete(out, i, i+1)
 				continue
 			}
-			got, err := p.take()
+			got, err := p.take(rapid.SampledFrom([]string{"phone", "tablet", "nobody"}).Draw(t, "name"))
 			if len(out) == room {
 				require.ErrorIs(t, err, errPoolExhausted)
 				require.Len(t, p.used, 2*room)
@@ -207,15 +209,46 @@ func TestAPoolGivesNobodyWhatIsSomebodysAndEverythingOnce(t *testing.T) {
 	})
 }
 
-func TestAnAddressThatComesBackIsGivenOutLast(t *testing.T) {
-	p, err := newPool([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/29")})
-	require.NoError(t, err)
-	var order []string
-	for range 7 {
-		a, err := p.take()
+func TestANameHasTheSameAddressesEachTime(t *testing.T) {
+	prefixes := []netip.Prefix{netip.MustParsePrefix("10.10.0.0/24"), netip.MustParsePrefix("fd00:10::/64")}
+	names := []string{"phone", "tablet"}
+	for i := range 150 {
+		names = append(names, fmt.Sprint("other", i))
+	}
+	taken := func(p *pool, name string) []netip.Addr {
+		a, err := p.take(name)
 		require.NoError(t, err)
-		order = append(order, a[0].String())
+		return a
+	}
+	p, err := newPool(prefixes)
+	require.NoError(t, err)
+	p.reserve(names)
+	phone := taken(p, "phone")
+	assert.NotEqual(t, phone, taken(p, "phone"), "a second session beside the first")
+	p.give(phone)
+	for _, name := range names[1:] {
+		assert.NotEqual(t, phone, taken(p, name), "it is kept for its owner")
+	}
+	assert.Equal(t, phone, taken(p, "phone"))
+	p.give(phone)
+	p.reserve(append([]string{"new"}, names[:2]...))
+	assert.Equal(t, phone, taken(p, "phone"), "after a reload")
+
+	again, err := newPool(prefixes)
+	require.NoError(t, err)
+	again.reserve(names)
+	assert.Equal(t, phone, taken(again, "phone"), "in another process")
+}
+
+func TestMoreNamesThanAddressesShareThem(t *testing.T) {
+	p, err := newPool([]netip.Prefix{netip.MustParsePrefix("10.10.0.0/30")}) // one for clients
+	require.NoError(t, err)
+	p.reserve([]string{"phone", "tablet"})
+	for _, name := range []string{"tablet", "phone", "guest"} {
+		a, err := p.take(name)
+		require.NoError(t, err)
+		_, err = p.take("phone")
+		require.ErrorIs(t, err, errPoolExhausted)
 		p.give(a)
 	}
-	assert.Equal(t, []string{"10.10.0.2", "10.10.0.3", "10.10.0.4", "10.10.0.5", "10.10.0.6", "10.10.0.2", "10.10.0.3"}, order)
 }

@@ -142,7 +142,7 @@ func (m *MASQUE) admit(name string) ([]netip.Addr, error) {
 	if m.open[name] >= maxSessions {
 		return nil, errTooManySessions
 	}
-	addrs, err := m.pool.take()
+	addrs, err := m.pool.take(name)
 	if err == nil {
 		m.open[name]++
 	}

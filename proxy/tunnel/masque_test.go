@@ -610,7 +610,8 @@ func TestOnlyWhatIsServedIsAnswered(t *testing.T) {
 		{"a page", &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/"}}, http.StatusMethodNotAllowed},
 		{"a destination without a port", &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1"}, Host: "192.0.2.1"}, http.StatusBadRequest},
 		{"packets, without a pool", &http.Request{Method: http.MethodConnect, Proto: "connect-ip", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: wellKnown}}, http.StatusNotImplemented},
-		{"UDP", &http.Request{Method: http.MethodConnect, Proto: "connect-udp", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"}}, http.StatusNotImplemented},
+		{"UDP without a target", &http.Request{Method: http.MethodConnect, Proto: "connect-udp", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"}}, http.StatusBadRequest},
+		{"what nobody knows", &http.Request{Method: http.MethodConnect, Proto: "connect-ether", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"}}, http.StatusNotImplemented},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			row.r.Header = bearer(phoneToken)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
 // session is a peer's endpoint and its socket. d.mu guards what changes.
@@ -83,6 +84,16 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 	}
 }
 
+// targetGone reports whether an ICMP error says that nothing gets to a target, rather
+// than that something did not fit.
+func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
+	const unreachable4, fragmentationNeeded, unreachable6 = 3, 4, 1
+	if target.Addr().Is6() {
+		return u.Type == unreachable6
+	}
+	return u.Type == unreachable4 && u.Code != fragmentationNeeded
+}
+
 func (s *session) take(news received) {
 	d := s.d
 	now := d.with.Clock()
@@ -97,7 +108,11 @@ func (s *session) take(news received) {
 	case !known:
 		d.count.unsolicited.Add(1)
 	case news.failure != nil:
-		d.tell(s.from, news.from, news.payload, *news.failure)
+		if s.from.stream == nil {
+			d.tell(s.from, news.from, news.payload, *news.failure)
+		} else if targetGone(*news.failure, news.from) { // the request ends with its socket (RFC 9298 §3.1)
+			d.finish(s)
+		}
 	default:
 		for left := news.payload; ; {
 			n := len(left)

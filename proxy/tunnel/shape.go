@@ -157,7 +157,9 @@ func (p *peer) send(pkt packet) {
 	c.receivedPackets.Add(1)
 	c.receivedBytes.Add(uint64(len(pkt.payload)))
 	var err error
-	if pkt.target.echo {
+	if pkt.target.stream != nil {
+		err = pkt.target.stream.deliver(pkt.payload)
+	} else if pkt.target.echo {
 		binary.BigEndian.PutUint16(pkt.payload[4:], pkt.target.Port())
 		err = p.d.stack.SendICMP(pkt.source.Addr(), pkt.target.Addr(), pkt.payload)
 	} else {

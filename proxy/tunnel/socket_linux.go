@@ -41,10 +41,10 @@ const (
 // raw reports whether sessions share the socket.
 func (s *socket) raw() bool { return s.kind == forRaw }
 
-// openSocket opens the socket for what comes from an endpoint, or returns the one
-// that sessions share.
-func (d *Datagrams) openSocket(from origin) (*socket, error) {
-	six := from.Addr().Is6()
+// openSocket opens the socket for what comes from an endpoint and is for target, or
+// returns the one that sessions share.
+func (d *Datagrams) openSocket(from origin, target netip.AddrPort) (*socket, error) {
+	six := target.Addr().Is6()
 	switch {
 	case !from.echo:
 		return newSocket(forUDP, six, d.with.Mark)

@@ -171,6 +171,9 @@ func (t *TUN) Report(*Status) error { return nil }
 // Requests implements Outside.
 func (t *TUN) Requests() <-chan datapath.Conn { return nil }
 
+// Forward implements Outside: all datagrams come in packets.
+func (t *TUN) Forward(*Datagrams) {}
+
 // Peer implements Inside: behind a device each address is somebody.
 func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 

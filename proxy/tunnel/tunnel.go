@@ -40,6 +40,8 @@ type Outside interface {
 	Addr() net.Addr
 	// Requests are connections that come beside the packets; nil: none do.
 	Requests() <-chan datapath.Conn
+	// Forward hands over who forwards datagrams that come beside the packets.
+	Forward(*Datagrams)
 	// Apply puts into force what of the settings is its kind's; an error changes
 	// nothing.
 	Apply(Settings) error
@@ -114,6 +116,7 @@ func (l *Listener) pass() {
 func (l *Listener) Forward(cfg access.Datagrams, with Forwarding) {
 	with.Listener, with.Inside = l.name, l.outside
 	l.forward = ForwardDatagrams(l.stack, cfg, with)
+	l.outside.Forward(l.forward)
 }
 
 // Apply puts settings into force; an error changes nothing.

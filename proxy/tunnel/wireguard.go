@@ -244,6 +244,9 @@ func (w *WireGuard) Report(s *Status) (err error) {
 	return err
 }
 
+// Forward implements Outside: all datagrams come in packets.
+func (w *WireGuard) Forward(*Datagrams) {}
+
 // Requests implements Outside.
 func (w *WireGuard) Requests() <-chan datapath.Conn { return nil }
 

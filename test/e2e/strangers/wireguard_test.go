@@ -5,7 +5,6 @@ package strangers
 import (
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -147,25 +146,10 @@ type pings struct {
 // ends.
 func (s *scene) ping(to netip.AddrPort) *pings {
 	s.t.Helper()
-	var server net.PacketConn
-	require.NoError(s.t, s.Server.Do(func() (err error) {
-		server, err = net.ListenPacket("udp", to.String())
-		return err
-	}))
+	s.echo(to)
 	client, err := s.Client.Dial("udp", to.String())
 	require.NoError(s.t, err)
-	p, stop, done := &pings{}, make(chan struct{}), make(chan struct{}, 3)
-	go func() { // answers
-		defer func() { done <- struct{}{} }()
-		b := make([]byte, 100)
-		for {
-			n, from, err := server.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = server.WriteTo(b[:n], from)
-		}
-	}()
+	p, stop, done := &pings{}, make(chan struct{}), make(chan struct{}, 2)
 	go func() { // asks
 		defer func() { done <- struct{}{} }()
 		tick := time.NewTicker(10 * time.Millisecond)
@@ -204,7 +188,6 @@ func (s *scene) ping(to netip.AddrPort) *pings {
 	s.t.Cleanup(func() {
 		close(stop)
 		_ = client.Close()
-		_ = server.Close()
 		for range cap(done) {
 			<-done
 		}
