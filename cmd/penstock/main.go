@@ -61,6 +61,7 @@ Exit codes:
 		checkCommand(),
 		reloadCommand(),
 		doctorCommand(),
+		topCommand(),
 		rulesCommand(),
 		gatewayCommand(),
 		algorithmsCommand(),

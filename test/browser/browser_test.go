@@ -1,6 +1,7 @@
 //go:build linux
 
-// Package browser opens the page of a proxy in Debian's Chromium.
+// Package browser looks at a proxy as people do: at its page in Debian's Chromium, and at
+// penstock top in tmux.
 package browser
 
 import (
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -26,31 +28,32 @@ import (
 const patience = 30 * time.Second
 
 // browser is the one that all tests share; each has a tab and a profile of its own.
-var browser context.Context
+// It starts with the first that asks.
+var (
+	browser  context.Context
+	starting sync.Once
+	failed   error // to start
+	ends     []func()
+)
 
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
+	code := m.Run()
+	for _, end := range slices.Backward(ends) {
+		end()
+	}
+	os.Exit(code)
 }
 
-func run(m *testing.M) int {
-	path, err := exec.LookPath("chromium")
-	if err != nil {
-		fmt.Println("SKIPPED: all tests of the page: chromium is not installed (apt-get install chromium)")
-		return 0
-	}
+// startBrowser starts Debian's Chromium.
+func startBrowser(path string) error {
 	alloc, end := chromedp.NewExecAllocator(context.Background(), chromedp.ExecPath(path), chromedp.NoSandbox,
 		chromedp.Headless, chromedp.DisableGPU, chromedp.NoFirstRun, chromedp.NoDefaultBrowserCheck,
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("disable-background-networking", true),
 		chromedp.Flag("disable-component-update", true), chromedp.WSURLReadTimeout(patience))
-	defer end()
 	var cancel context.CancelFunc
 	browser, cancel = chromedp.NewContext(alloc)
-	defer cancel()
-	if err := chromedp.Do(browser); err != nil {
-		fmt.Println("FAIL: chromium does not start:", err)
-		return 1
-	}
-	return m.Run()
+	ends = append(ends, end, cancel)
+	return chromedp.Do(browser)
 }
 
 // tab is one page in the browser.
@@ -66,6 +69,12 @@ type tab struct {
 // open makes a tab of that size.
 func open(t *testing.T, width, height int64, options ...chromedp.EmulateViewportOption) *tab {
 	t.Helper()
+	path, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("chromium is not installed: apt-get install chromium")
+	}
+	starting.Do(func() { failed = startBrowser(path) })
+	require.NoError(t, failed, "chromium does not start")
 	ctx, cancel := chromedp.NewContext(browser, chromedp.WithNewBrowserContext())
 	t.Cleanup(cancel)
 	b := &tab{t: t, ctx: ctx}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -28,8 +29,26 @@ const (
 	pagePort  = ":7482"
 )
 
-// start runs the real program, until the test ends at the latest.
-func start(t *testing.T, program, config string) *exec.Cmd {
+// built is the program, in a directory that goes when all tests are over.
+var built = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "penstock-browser-")
+	if err != nil {
+		return "", err
+	}
+	ends = append(ends, func() { _ = os.RemoveAll(dir) })
+	return labtest.Build(dir)
+})
+
+func build(t *testing.T) string {
+	t.Helper()
+	program, err := built()
+	require.NoError(t, err)
+	return program
+}
+
+// startAt runs the real program, until the test ends at the latest; at is where its
+// telemetry is.
+func startAt(t *testing.T, program, config, at string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(program, "run", "--config", config)
 	var said bytes.Buffer
@@ -43,7 +62,7 @@ func start(t *testing.T, program, config string) *exec.Cmd {
 		}
 	})
 	require.Eventually(t, func() bool {
-		resp, err := http.Get("http://" + need.Host() + pagePort + "/readyz")
+		resp, err := http.Get("http://" + at + "/readyz")
 		if err != nil {
 			return false
 		}
@@ -68,10 +87,9 @@ func download(t *testing.T) {
 	})
 }
 
-func TestARestartOfTheRealProxy(t *testing.T) {
-	dir := t.TempDir()
-	program, err := labtest.Build(dir)
-	require.NoError(t, err)
+// endless sends to whoever connects until the other end is gone.
+func endless(t *testing.T) net.Listener {
+	t.Helper()
 	sender, err := net.Listen("tcp", need.Host()+":0")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = sender.Close() })
@@ -91,13 +109,20 @@ func TestARestartOfTheRealProxy(t *testing.T) {
 			}()
 		}
 	}()
+	return sender
+}
+
+func TestARestartOfTheRealProxy(t *testing.T) {
+	dir := t.TempDir()
+	program := build(t)
+	sender := endless(t)
 	config := filepath.Join(dir, "penstock.yaml")
 	write := func(more string) {
 		require.NoError(t, os.WriteFile(config, []byte("listeners:\n  - name: front\n    mode: forward\n    address: "+need.Host()+proxyPort+
 			"\n    target: "+sender.Addr().String()+"\ntelemetry:\n  address: "+need.Host()+pagePort+"\nshutdown:\n  drain: 1s\n"+more), 0o600))
 	}
 	write("")
-	cmd := start(t, program, config)
+	cmd := startAt(t, program, config, need.Host()+pagePort)
 	download(t)
 
 	b := open(t, 1280, 800)
@@ -120,7 +145,7 @@ func TestARestartOfTheRealProxy(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	b.until(`document.querySelector("#state").textContent.startsWith("no answer since")`)
-	start(t, program, config)
+	startAt(t, program, config, need.Host()+pagePort)
 	download(t)
 	b.until(`document.querySelector("#state").textContent === "serving"`)
 	b.until(`document.querySelector("#matches").textContent === "1 rows"`)

@@ -97,6 +97,8 @@ const sharedTable = "cc/sprout_table.go"
 // import any.
 var homes = map[string][]string{
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
+	"github.com/rivo/...":              {"cmd/penstock"},
+	"github.com/gdamore/...":           {"cmd/penstock"},
 	"github.com/prometheus/...":        {"telemetry", "internal/lab/bench"},
 	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
