@@ -128,3 +128,25 @@ func TestNoRunIsLostToItsOutputs(t *testing.T) {
 	assert.Contains(t, stderr, "penstock-lab: --output: ")
 	assert.NotContains(t, stderr, "run 1 of")
 }
+
+func TestRecordsBecomeAPage(t *testing.T) {
+	t.Chdir(t.TempDir())
+	code, _, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--json", "runs.jsonl")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	code, _, stderr = run(t, "report", "runs.jsonl", "--figures", "figures")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Contains(t, stderr, "written: report.html")
+	assert.FileExists(t, "report.html")
+	assert.FileExists(t, "figures/tradeoff-1.svg")
+
+	require.NoError(t, os.WriteFile("none.jsonl", nil, 0o600))
+	require.NoError(t, os.WriteFile("bad.jsonl", []byte("{}\nno\n"), 0o600))
+	for name, says := range map[string]string{
+		"none.jsonl": "none.jsonl has no runs", "bad.jsonl": "bad.jsonl: bench: line 2", "nowhere": "no such file",
+	} {
+		code, _, stderr := run(t, "report", name, "--output", "other.html")
+		assert.Equal(t, cli.ExitInput, code)
+		assert.Contains(t, stderr, says)
+	}
+	assert.NoFileExists(t, "other.html")
+}

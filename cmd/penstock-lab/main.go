@@ -49,6 +49,7 @@ Exit codes:
 		simCommand(),
 		benchCommand(),
 		mdiCommand(),
+		reportCommand(),
 		cli.VersionCommand(),
 	)
 	return root

@@ -16,6 +16,7 @@ import (
 type Quantiles struct {
 	Count                         int
 	Mean, P50, P90, P95, P99, Max time.Duration
+	Centiles                      [101]time.Duration // the least that 0, 1, … 100 % do not exceed
 }
 
 // Drops counts lost packets by reason.
@@ -204,8 +205,12 @@ func quantiles(v []time.Duration) Quantiles {
 	for _, d := range v {
 		sum += float64(d)
 	}
-	return Quantiles{
+	q := Quantiles{
 		Count: len(v), Mean: time.Duration(sum / float64(len(v))),
 		P50: rank(0.50), P90: rank(0.90), P95: rank(0.95), P99: rank(0.99), Max: v[len(v)-1],
 	}
+	for i := range q.Centiles {
+		q.Centiles[i] = rank(float64(i) / 100)
+	}
+	return q
 }

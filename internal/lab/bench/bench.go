@@ -173,7 +173,7 @@ func (s *scene) fill(r *Result, plan Plan) error {
 	if missed > 0 || discarded > 0 {
 		r.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, discarded)
 	}
-	r.series = s.lab.Path.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep)
+	r.record(s.lab.Path.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep), down.DataQueueing)
 	return nil
 }
 

@@ -35,7 +35,7 @@ func Fidelities(results []Result, against string) []Fidelity {
 	var all []Fidelity
 	var pairs [][][2]Result
 	for _, r := range results {
-		if r.Algorithm == "" || r.virtual() || r.Envelope == against {
+		if r.Algorithm == "" || r.Virtual() || r.Envelope == against {
 			continue
 		}
 		v := slices.IndexFunc(results, func(o Result) bool {

@@ -53,7 +53,7 @@ func (t table) plot(name string) (bool, error) {
 	rate, delay, legend := figures.NewPlot(t.path, "throughput, Mbit/s"), figures.NewPlot("", "queueing delay, ms"), figures.NewLegend()
 	rate.Y.Min = 0
 	delay.X.Label.Text = "seconds since the first data packet"
-	delay.Y.Scale, delay.Y.Tick.Marker = plot.LogScale{}, decades{}
+	delay.Y.Scale, delay.Y.Tick.Marker = plot.LogScale{}, figures.Decades{}
 	delay.Y.Min = leastDelay
 
 	drawn := 0
@@ -141,24 +141,4 @@ func merge(points []netlab.Point, n int) []netlab.Point {
 		merged = append(merged, m)
 	}
 	return merged
-}
-
-// decades marks 1, 10, 100, … with numbers one can read, and 2 to 9 without.
-type decades struct{}
-
-// Ticks implements plot.Ticker.
-func (decades) Ticks(lo, hi float64) []plot.Tick {
-	var ticks []plot.Tick
-	for d := leastDelay; d <= hi; d *= 10 {
-		for i := 1.0; i < 10 && i*d <= hi; i++ {
-			t := plot.Tick{Value: i * d}
-			if i == 1 {
-				t.Label = figures.Number(i * d)
-			}
-			if t.Value >= lo {
-				ticks = append(ticks, t)
-			}
-		}
-	}
-	return ticks
 }

@@ -200,7 +200,7 @@ func writeTrust(b *strings.Builder, results []Result) {
 	var late []float64
 	noisy := 0
 	for _, r := range results {
-		if r.virtual() {
+		if r.Virtual() {
 			continue
 		}
 		late = append(late, r.Lateness.P99)
@@ -233,7 +233,7 @@ func writeTrust(b *strings.Builder, results []Result) {
 
 // writeTransports says over what the runs in virtual time were.
 func writeTransports(b *strings.Builder, results []Result) {
-	for _, transport := range []sim.Transport{sim.Kernel, sim.Relay} {
+	for _, transport := range []sim.Transport{sim.Kernel, sim.Relay, sim.Native} {
 		var senders []string
 		for _, r := range results {
 			if r.Transport == transport.String() && !slices.Contains(senders, r.Sender) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -73,8 +74,45 @@ type Result struct {
 	Noisy     bool        `json:"noisy"`               // lateness above the plan's limit at p99
 	Discarded string      `json:"discarded,omitempty"` // why the run does not count, in words
 
+	Series *Series `json:"series,omitempty"`
+	// The queueing delay that 0, 1, … 100 % of the data packets do not exceed.
+	Centiles []float64 `json:"queueing_centiles_ms,omitempty"`
+
 	series []netlab.Point // for plots
 }
+
+// Series is what came of each step of a run.
+type Series struct {
+	Step       float64   `json:"step_seconds"`
+	Throughput []float64 `json:"throughput_mbit"` // IP bytes that left the queue
+	Offered    []float64 `json:"offered_mbit"`    // what the link could have carried
+	Queueing   []float64 `json:"queueing_ms"`     // mean of the packets that left, weighted by their bytes; 0: none left
+}
+
+// seriesStep is the length of a record's steps.
+const seriesStep = time.Second
+
+// record keeps the course of the run and the distribution of its delay.
+func (r *Result) record(points []netlab.Point, queueing netlab.Quantiles) {
+	r.series = points
+	s := Series{Step: seriesStep.Seconds()}
+	for _, p := range merge(points, int(seriesStep/netlab.DefaultStep)) {
+		s.Throughput = append(s.Throughput, rounded(p.Throughput.Mbps()))
+		s.Offered = append(s.Offered, rounded(p.Offered.Mbps()))
+		s.Queueing = append(s.Queueing, rounded(millis(p.Queueing)))
+	}
+	if len(s.Throughput) > 0 {
+		r.Series = &s
+	}
+	if queueing.Count > 0 {
+		for _, d := range queueing.Centiles {
+			r.Centiles = append(r.Centiles, rounded(millis(d)))
+		}
+	}
+}
+
+// rounded leaves out digits that say nothing.
+func rounded(v float64) float64 { return math.Round(v*1e3) / 1e3 }
 
 // Percentiles summarise one kind of delay, in milliseconds.
 type Percentiles struct {
@@ -88,6 +126,13 @@ type Percentiles struct {
 func percentiles(q netlab.Quantiles) Percentiles {
 	return Percentiles{Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), P99: millis(q.P99), Max: millis(q.Max)}
 }
+
+// Path says in words what the run's packets went through, and how long it took. Runs
+// of one path can be compared.
+func (r Result) Path() string { return r.path(true) }
+
+// Virtual tells whether the run was in virtual time.
+func (r Result) Virtual() bool { return r.Envelope == EnvelopeSim }
 
 // path says in words what the run's packets went through. Runs with the same
 // path stand in one table, where random loss may differ.

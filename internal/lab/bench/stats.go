@@ -61,7 +61,7 @@ func (t *table) add(r Result) {
 	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == r.Sender && w.loss == r.Loss })
 	if i < 0 {
 		i = len(t.rows)
-		t.rows = append(t.rows, row{sender: r.Sender, kernel: r.Kernel != "", virtual: r.virtual(), loss: r.Loss})
+		t.rows = append(t.rows, row{sender: r.Sender, kernel: r.Kernel != "", virtual: r.Virtual(), loss: r.Loss})
 	}
 	t.rows[i].results = append(t.rows[i].results, r)
 }

@@ -28,11 +28,12 @@ func (b *Bench) simulate(plan Plan, t Trial, p Progress) (Result, error) {
 	if err != nil {
 		return r, err
 	}
-	r.count(run.Report(0, plan.Duration), plan.Duration)
+	report := run.Report(0, plan.Duration)
+	r.count(report, plan.Duration)
 	if sent := run.Flows[0].Packets; sent > 0 {
 		r.Retransmitted = float64(run.Retransmits) / float64(sent) // all of one size
 	}
-	r.series = run.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep)
+	r.record(run.Series(netlab.Down, 0, plan.Duration, netlab.DefaultStep), report.Down.DataQueueing)
 	p.Elapsed, p.Result = plan.Duration, &r
 	b.report(p)
 	return r, nil
@@ -80,6 +81,3 @@ func (r *Result) count(report netlab.Report, over time.Duration) {
 	r.UpQueueing = percentiles(report.Up.Queueing)
 	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
 }
-
-// virtual tells whether the run was in virtual time.
-func (r Result) virtual() bool { return r.Envelope == EnvelopeSim }

@@ -36,12 +36,18 @@ var Colours = []color.RGBA{
 
 // NewPlot returns one over seconds.
 func NewPlot(title, y string) *plot.Plot {
+	p := NewChart(title, "", y)
+	p.X.Min = 0
+	p.X.Tick.Marker = seconds{}
+	return p
+}
+
+// NewChart returns a plot over anything.
+func NewChart(title, x, y string) *plot.Plot {
 	p := plot.New()
 	p.Title.Text = title
 	p.Title.Padding = 4 * vg.Millimeter
-	p.Y.Label.Text = y
-	p.X.Min = 0
-	p.X.Tick.Marker = seconds{}
+	p.X.Label.Text, p.Y.Label.Text = x, y
 	for _, style := range []*text.Style{
 		&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label,
 	} {
@@ -100,6 +106,26 @@ func (seconds) Ticks(_, hi float64) []plot.Tick {
 	var ticks []plot.Tick
 	for v := 0.0; v <= hi; v += step {
 		ticks = append(ticks, plot.Tick{Value: v, Label: Number(v)})
+	}
+	return ticks
+}
+
+// Decades marks 1, 10, 100, … with numbers one can read, and 2 to 9 without.
+type Decades struct{}
+
+// Ticks implements plot.Ticker.
+func (Decades) Ticks(lo, hi float64) []plot.Tick {
+	var ticks []plot.Tick
+	for d := 1.0; d <= hi; d *= 10 {
+		for i := 1.0; i < 10 && i*d <= hi; i++ {
+			t := plot.Tick{Value: i * d}
+			if i == 1 {
+				t.Label = Number(i * d)
+			}
+			if t.Value >= lo {
+				ticks = append(ticks, t)
+			}
+		}
 	}
 	return ticks
 }

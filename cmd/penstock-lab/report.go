@@ -1,0 +1,78 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/lab/report"
+)
+
+func reportCommand() *cobra.Command {
+	var out, pictures string
+	cmd := &cobra.Command{
+		Use:   "report FILE...",
+		Short: "Make a page of the records of runs",
+		Long: `Report reads what bench --json wrote and makes one page of it that needs no network:
+for each path a table with medians and confidence intervals, throughput against
+queueing delay, both over time, and the distribution of the delay. Several files
+stand side by side, such as one from before a change and one from after it.`,
+		Example: `  penstock-lab bench --sender penstock@sim --sender copa@sim --link generate:lte --json runs.jsonl
+  penstock-lab report runs.jsonl --output report.html
+  penstock-lab report before.jsonl after.jsonl --figures figures`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			var files []report.File
+			for _, name := range names {
+				f, err := readRecords(name)
+				if err != nil {
+					return cli.BadInput(err)
+				}
+				files = append(files, f)
+			}
+			err := output.Write(out, func(w io.Writer) error { return report.Write(w, files) })
+			if err != nil {
+				return fmt.Errorf("--output: %w", err)
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", out)
+			if pictures == "" {
+				return nil
+			}
+			drawn, err := report.WriteFigures(pictures, files)
+			for _, name := range drawn {
+				fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
+			}
+			if err != nil {
+				return fmt.Errorf("--figures: %w", err)
+			}
+			return nil
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&out, "output", "o", "report.html", "the page")
+	flags.StringVar(&pictures, "figures", "", "draw each figure into this folder as well, as .svg and .png")
+	return cmd
+}
+
+// readRecords reads a file of records, which has one at least.
+func readRecords(name string) (report.File, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return report.File{}, err
+	}
+	defer f.Close()
+	results, err := bench.ReadJSON(f)
+	if err != nil {
+		return report.File{}, fmt.Errorf("%s: %w; give what bench --json wrote", name, err)
+	}
+	if len(results) == 0 {
+		return report.File{}, fmt.Errorf("%s has no runs", name)
+	}
+	return report.File{Name: filepath.Base(name), Results: results}, nil
+}

@@ -1,0 +1,269 @@
+// Package report makes one page of the records of runs: what came of each sender on each
+// path, with figures, and how far to trust it. The page needs no network and no scripts.
+package report
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gonum.org/v1/plot"
+
+	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/output"
+)
+
+// File is a file of records.
+type File struct {
+	Name    string
+	Results []bench.Result
+}
+
+//go:embed page.html
+var pageText string
+
+var page = template.Must(template.New("report").Parse(pageText))
+
+// Write writes the page of all files' runs. Where there are several, their runs of one
+// path stand side by side.
+func Write(w io.Writer, files []File) error {
+	content := struct {
+		Files []string
+		Trust trust
+		Paths []section
+	}{Trust: trustOf(files)}
+	for _, f := range files {
+		content.Files = append(content.Files, f.Name)
+	}
+	for _, p := range pathsOf(files) {
+		s, err := p.section()
+		if err != nil {
+			return err
+		}
+		content.Paths = append(content.Paths, s)
+	}
+	if err := page.Execute(w, content); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return nil
+}
+
+// path is all runs over one path.
+type path struct {
+	name string
+	rows []row
+}
+
+// row is all runs of one sender, of one file, on one path.
+type row struct {
+	name      string
+	runs      []bench.Result // that count
+	discarded int            // that do not
+}
+
+// pathsOf sorts runs by path and sender, both in order of first appearance.
+func pathsOf(files []File) []path {
+	var all []path
+	for _, f := range files {
+		for _, r := range f.Results {
+			name := r.Sender
+			if len(files) > 1 {
+				name += ", " + f.Name
+			}
+			i := slices.IndexFunc(all, func(p path) bool { return p.name == r.Path() })
+			if i < 0 {
+				i = len(all)
+				all = append(all, path{name: r.Path()})
+			}
+			all[i].add(name, r)
+		}
+	}
+	return all
+}
+
+func (p *path) add(name string, r bench.Result) {
+	i := slices.IndexFunc(p.rows, func(w row) bool { return w.name == name })
+	if i < 0 {
+		i = len(p.rows)
+		p.rows = append(p.rows, row{name: name})
+	}
+	if r.Discarded != "" {
+		p.rows[i].discarded++
+		return
+	}
+	p.rows[i].runs = append(p.rows[i].runs, r)
+}
+
+// section is a path as the page has it.
+type section struct {
+	Name    string
+	Figures []template.HTML
+	Lines   []line
+}
+
+// line is a sender's in a path's table.
+type line struct {
+	Name, Colour                         string
+	Runs                                 int
+	Discarded                            int
+	Throughput, Used, P50, P95, Lost, Up string
+}
+
+func (p path) section() (section, error) {
+	s := section{Name: p.name}
+	for _, f := range p.figures() {
+		drawn, err := f.draw()
+		if err != nil {
+			return s, err
+		}
+		svg, err := figures.SVG(drawn, f.label+": "+p.name)
+		if err != nil {
+			return s, err
+		}
+		s.Figures = append(s.Figures, template.HTML(svg)) //nolint:gosec // drawn by figures, which escapes its text
+	}
+	for i, w := range p.rows {
+		c := colour(i)
+		s.Lines = append(s.Lines, line{
+			Name: w.name, Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
+			Runs: len(w.runs), Discarded: w.discarded,
+			Throughput: w.median(func(r bench.Result) float64 { return r.Throughput }),
+			Used:       w.median(func(r bench.Result) float64 { return 100 * r.Utilisation }),
+			P50:        w.median(func(r bench.Result) float64 { return r.Queueing.P50 }),
+			P95:        w.median(func(r bench.Result) float64 { return r.Queueing.P95 }),
+			Lost:       w.median(func(r bench.Result) float64 { return 100 * lost(r) }),
+			Up:         w.median(func(r bench.Result) float64 { return r.UpQueueing.P95 }),
+		})
+	}
+	return s, nil
+}
+
+// lost is the share of packets that the link lost on the way to the client.
+func lost(r bench.Result) float64 {
+	return float64(r.QueueDrops+r.RandomLosses) / max(1, float64(r.Packets))
+}
+
+// median is a figure's, with its 95 % confidence interval or, of fewer than six runs,
+// the range.
+func (w row) median(figure func(bench.Result) float64) string {
+	var values []float64
+	for _, r := range w.runs {
+		values = append(values, figure(r))
+	}
+	if len(values) == 0 {
+		return "–"
+	}
+	slices.Sort(values)
+	text := figures.Number(quantile(values, 0.5))
+	if len(values) > 1 {
+		lo, hi := interval(len(values))
+		text += " (" + figures.Number(values[lo]) + "–" + figures.Number(values[hi]) + ")"
+	}
+	return text
+}
+
+// interval is the ranks, from 0, of the values between which the median lies with a
+// probability of at least 95 %: order statistics, which assume no distribution. Of fewer
+// than six values no two do, and the interval is the range.
+func interval(n int) (lo, hi int) {
+	// below is the chance that at most k of n values lie below the median.
+	below, chance := 0.0, 1.0
+	for range n {
+		chance /= 2
+	}
+	for k := 0; 2*k < n; k++ {
+		below += chance
+		if below > 0.025 {
+			break
+		}
+		lo = k
+		chance = chance * float64(n-k) / float64(k+1)
+	}
+	return lo, n - 1 - lo
+}
+
+// quantile is that of sorted values, of which there is one at least, interpolated.
+func quantile(sorted []float64, p float64) float64 {
+	at := p * float64(len(sorted)-1)
+	i := int(at)
+	if i+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
+}
+
+// trust is what says how far to trust the figures.
+type trust struct {
+	Systems, Versions []string
+	Runs, Virtual     int
+	Lateness          string // of the emulator at p99, over the runs; empty: none was real
+	Noisy             int
+	Discarded         []string
+}
+
+func trustOf(files []File) trust {
+	var t trust
+	var late []float64
+	note := func(list *[]string, text string) {
+		if text = strings.TrimSpace(text); text != "" && !slices.Contains(*list, text) {
+			*list = append(*list, text)
+		}
+	}
+	for _, f := range files {
+		for _, r := range f.Results {
+			t.Runs++
+			note(&t.Versions, r.Version)
+			if r.Discarded != "" {
+				note(&t.Discarded, fmt.Sprintf("%s, seed %d, run %d: %s", r.Sender, r.Seed, r.Run, r.Discarded))
+			}
+			if r.Virtual() {
+				t.Virtual++
+				continue
+			}
+			note(&t.Systems, r.System.String())
+			late = append(late, r.Lateness.P99)
+			if r.Noisy {
+				t.Noisy++
+			}
+		}
+	}
+	if len(late) > 0 {
+		slices.Sort(late)
+		t.Lateness = fmt.Sprintf("%s ms in the middle run, %s ms in the worst",
+			figures.Number(quantile(late, 0.5)), figures.Number(late[len(late)-1]))
+	}
+	return t
+}
+
+// WriteFigures draws each figure into a folder, which it makes, as .svg and .png. It
+// returns the files' names.
+func WriteFigures(folder string, files []File) (names []string, err error) {
+	if err := os.MkdirAll(folder, 0o755); err != nil { //nolint:gosec // for others to read
+		return nil, err
+	}
+	for i, p := range pathsOf(files) {
+		for _, f := range p.figures() {
+			drawn, err := f.draw()
+			if err != nil {
+				return names, err
+			}
+			for suffix, write := range map[string]func(io.Writer, *plot.Plot) error{
+				".svg": figures.WriteSVG, ".png": figures.WritePNG,
+			} {
+				name := filepath.Join(folder, fmt.Sprintf("%s-%d%s", f.name, i+1, suffix))
+				if err := output.Write(name, func(w io.Writer) error { return write(w, drawn) }); err != nil {
+					return names, err
+				}
+				names = append(names, name)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}

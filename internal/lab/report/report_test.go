@@ -1,0 +1,113 @@
+package report
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/lab/bench"
+)
+
+// virtual are runs of that senders in virtual time.
+func virtual(t *testing.T, seeds int, senders ...string) []bench.Result {
+	t.Helper()
+	link, err := bench.ParseLink("12mbit")
+	require.NoError(t, err)
+	buffer, err := bench.ParseBuffer("250pkt")
+	require.NoError(t, err)
+	plan := bench.Plan{
+		Links: []bench.Link{link}, Buffers: []bench.Buffer{buffer}, Losses: []float64{0.001}, Delay: 10 * time.Millisecond,
+		Duration: 4 * time.Second, Runs: 1, Ingress: bench.IngressTPROXY,
+	}
+	plan.Senders, err = bench.ParseSenders(senders, nil)
+	require.NoError(t, err)
+	for seed := range seeds {
+		plan.Seeds = append(plan.Seeds, uint64(seed)+1)
+	}
+	require.NoError(t, plan.Validate())
+	results, err := (&bench.Bench{Version: "test"}).Run(t.Context(), plan, func(bench.Result) error { return nil })
+	require.NoError(t, err)
+	return results
+}
+
+func TestTheReportShowsEachPath(t *testing.T) {
+	results := virtual(t, 2, "copa@sim", "cubic@sim")
+	discarded := results[0]
+	discarded.Discarded = `the emulator lost 3 packets & <more>`
+	var b strings.Builder
+	require.NoError(t, Write(&b, []File{{"runs.jsonl", append(results, discarded)}}))
+	page := b.String()
+	assert.Contains(t, page, "5 runs, 5 of them in virtual time")
+	assert.Contains(t, page, "12mbit both ways, 10 ms each way, buffer 250pkt, 0.1 % random loss, 4 s")
+	assert.Contains(t, page, "2, 1 not counted")
+	assert.Contains(t, page, "3 packets &amp; &lt;more&gt;")
+	assert.NotContains(t, page, "<more>")
+	assert.Equal(t, 4, strings.Count(page, "<svg "))
+	assert.NotContains(t, page, "http://www.w3.org/1999/xlink")
+	assert.NotContains(t, page, "<script")
+	assert.NotContains(t, page, "NaN")
+}
+
+func TestSeveralFilesStandSideBySide(t *testing.T) {
+	results := virtual(t, 1, "copa@sim")
+	var b strings.Builder
+	require.NoError(t, Write(&b, []File{{"before.jsonl", results}, {"after.jsonl", results}}))
+	assert.Contains(t, b.String(), "</span>copa@sim, before.jsonl</td>")
+	assert.Contains(t, b.String(), "</span>copa@sim, after.jsonl</td>")
+	assert.Equal(t, 1, strings.Count(b.String(), "<h2>"), "one path")
+}
+
+func TestRecordsOfOlderBuildsHaveATableAlone(t *testing.T) {
+	results := virtual(t, 1, "copa@sim")
+	results[0].Series, results[0].Centiles = nil, nil
+	var b strings.Builder
+	require.NoError(t, Write(&b, []File{{"old.jsonl", results}}))
+	assert.Contains(t, b.String(), "made by an older build")
+	assert.NotContains(t, b.String(), "<svg ")
+}
+
+func TestFiguresAreFilesToo(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "figures")
+	names, err := WriteFigures(folder, []File{{"runs.jsonl", virtual(t, 1, "copa@sim")}})
+	require.NoError(t, err)
+	require.Len(t, names, 8)
+	for _, name := range names {
+		head, err := os.ReadFile(name)
+		require.NoError(t, err)
+		want := map[string]string{".svg": "<?xml", ".png": "\x89PNG"}[filepath.Ext(name)]
+		assert.True(t, strings.HasPrefix(string(head), want), name)
+	}
+}
+
+// The interval of the median holds the true one in 95 of 100 samples at least.
+func TestTheIntervalCoversTheMedian(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{6, 7, 10, 25, 100} {
+		lo, hi := interval(n)
+		assert.Equal(t, n-1, lo+hi, "as far from both ends")
+		covered := 0
+		const samples = 4000
+		for range samples {
+			below := 0
+			for range n {
+				if r.Float64() < 0.5 {
+					below++
+				}
+			}
+			if below > lo && below <= hi {
+				covered++
+			}
+		}
+		assert.GreaterOrEqual(t, float64(covered)/samples, 0.94, "%d values", n)
+	}
+	for n := 1; n < 6; n++ {
+		lo, hi := interval(n)
+		assert.Equal(t, [2]int{0, n - 1}, [2]int{lo, hi}, "the range")
+	}
+}
