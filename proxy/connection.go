@@ -250,7 +250,11 @@ func (c *connection) revoked() bool {
 		return true
 	}
 	to := c.decidedOn
-	return to.TargetPeer != "" && c.lane.Tunnel().Peer(to.Target.Addr()) != to.TargetPeer
+	if to.TargetPeer == "" {
+		return false
+	}
+	via, err := c.srv.inside(c.lane, to.Target.Addr())
+	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
 }
 
 func aborted(conn datapath.Conn) bool {

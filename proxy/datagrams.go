@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/penstock-net/penstock/cc/flow"
@@ -37,6 +38,9 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 // datagram decides about what a peer of a tunnel sends.
 func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) {
 	in := s.settings()
+	if via, err := s.inside(l, f.Target.Addr()); via != nil && err == nil && via != l.Tunnel() {
+		return flow.Terms{}, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which TCP alone reaches", f.Target)}
+	}
 	if err := s.guard(l, f.Target); err != nil {
 		return flow.Terms{}, err
 	}

@@ -3,15 +3,25 @@ package proxy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
+// leadsInside reports whether its clients may reach an address inside the tunnel of
+// another listener: where the configuration names it.
+func (l *listenerState) leadsInside(target netip.Addr) bool {
+	return l.cfg.Is(access.Forward) || slices.ContainsFunc(config.Prefixes(l.cfg.Allow), func(p netip.Prefix) bool { return p.Contains(target) })
+}
+
 // inside returns the tunnel that leads to an address; nil: none does, and it is to be
 // dialled from this machine. What is inside a tunnel is reached by the tunnel's own
-// peers alone, and never through another network: an error refuses it.
+// peers, by whom the configuration lets, and never through another network: an error
+// refuses it.
 func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
 	for _, other := range s.settings().listeners {
@@ -31,8 +41,9 @@ func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, 
 		}
 		switch {
 		case place == tunnel.Elsewhere:
-		case other.entrance != l.entrance:
-			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q, whose peers alone reach it", target, other.cfg.Name)}
+		case other.entrance != l.entrance && !l.leadsInside(target):
+			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q; "+
+				"its peers reach it, targets of mode forward, and what allow lists", target, other.cfg.Name)}
 		case place == tunnel.OfPeer:
 			return t, nil
 		case place == tunnel.OfGateway:

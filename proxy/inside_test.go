@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -207,29 +208,90 @@ func TestWhatIsSentToAPeerByAnotherSharesItsWindow(t *testing.T) {
 	assert.Equal(t, "netstack", flows[0].Server.Tier)
 }
 
-func TestOnlyPeersReachWhatIsInsideATunnel(t *testing.T) {
-	g, _, q := together(t, false, func(c *config.Config) {
+// connects asks a listener for a connection.
+func (g *gateway) connects(t *testing.T, listener, target string) (net.Conn, *bufio.Reader, int) {
+	t.Helper()
+	c, err := net.Dial("tcp", g.proxy.Addrs()[listener].String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	require.NoError(t, c.SetDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+	_, err = fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target)
+	require.NoError(t, err)
+	r := bufio.NewReader(c)
+	answer, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	require.NoError(t, err)
+	require.NoError(t, answer.Body.Close())
+	return c, r, answer.StatusCode
+}
+
+func TestOthersReachWhatIsInsideATunnelWhereTheyMay(t *testing.T) {
+	site := newPhone(t, "site", "192.168.50.7") // of a network behind a peer, with no address of the pool
+	g, _, q := together(t, true, func(c *config.Config) {
+		c.Listeners[0].WireGuard.Peers = append(c.Listeners[0].WireGuard.Peers, site.peer())
 		c.Listeners = append(c.Listeners,
 			config.Listener{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
-			config.Listener{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+			config.Listener{
+				Name: "may", Mode: "mixed", Address: "127.0.0.1:0",
+				Allow: []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.0/24")), config.Prefix(netip.MustParsePrefix("192.168.50.0/24"))},
+			},
+			config.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+		c.Defaults.Algorithm = "cubic"
 	})
+	site.connect(g)
+	_, err := site.dial(t, "10.9.0.99:80")
+	require.ErrorContains(t, err, "refused", "it has been heard from")
 	q.greets(t)
+	site.greets(t)
 	for _, target := range []string{"10.9.0.1:80", "10.9.0.3:80", "10.9.0.77:80", "[::ffff:10.9.0.3]:80"} {
-		c, err := net.Dial("tcp", g.proxy.Addrs()["asks"].String())
+		_, _, status := g.connects(t, "asks", target)
+		assert.Equal(t, http.StatusForbidden, status, target)
+	}
+	for _, target := range []string{"10.9.0.3:80", "192.168.50.7:80"} {
+		c, r, status := g.connects(t, "may", target)
+		require.Equal(t, http.StatusOK, status, target)
+		said, err := io.ReadAll(r)
 		require.NoError(t, err)
-		require.NoError(t, c.SetDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
-		_, err = fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target)
-		require.NoError(t, err)
-		answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
-		require.NoError(t, err)
-		assert.Equal(t, http.StatusForbidden, answer.StatusCode, target)
-		require.NoError(t, answer.Body.Close())
+		assert.Equal(t, "hello 10.9.0.1", string(said), "from the gateway's own address")
 		require.NoError(t, c.Close())
 	}
-	c, err := net.Dial("tcp", g.proxy.Addrs()["fwd"].String())
+	for target, want := range map[string]int{"10.9.0.1:80": http.StatusBadGateway, "10.9.0.77:80": http.StatusBadGateway} {
+		_, _, status := g.connects(t, "may", target)
+		assert.Equal(t, want, status, "nobody is there: "+target)
+	}
+	c, err := net.Dial("tcp", g.proxy.Addrs()["forward"].String())
 	require.NoError(t, err)
+	assert.Equal(t, "hello 10.9.0.1", receive(t, c))
+	require.NoError(t, c.Close())
+}
+
+// What is uploaded to a peer shares the window of what it downloads, whoever sends it.
+func TestWhatOthersSendAPeerSharesItsWindow(t *testing.T) {
+	g, _, q := together(t, true, func(c *config.Config) {
+		c.Listeners = append(c.Listeners,
+			config.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
+		c.Defaults.Algorithm = "cubic"
+	})
+	ln, err := q.net.ListenTCP(&net.TCPAddr{Port: 80})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	c, err := net.Dial("tcp", g.proxy.Addrs()["forward"].String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	peer, err := ln.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = peer.Close() })
+	send(t, c, "hello")
+	hears(t, peer, "hello")
+	var flows []proxy.FlowInfo
+	require.Eventually(t, func() bool {
+		flows = g.proxy.Flows()
+		return len(flows) == 1
+	}, patience, time.Millisecond)
+	assert.Equal(t, "down|vpn|through tablet", flows[0].Up.Flow.Group)
+
+	// It ends with the peer.
+	g.reload(func(c *config.Config) { c.Listeners[0].WireGuard.Peers = c.Listeners[0].WireGuard.Peers[:1] })
 	require.NoError(t, c.SetDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
 	_, err = c.Read(make([]byte, 1))
 	require.ErrorContains(t, err, "reset")
-	require.NoError(t, c.Close())
 }

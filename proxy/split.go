@@ -127,7 +127,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 		f.Peer = from.String()
 	}
 	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
-		f.TargetPeer = via.Peer(target.Addr())
+		f.TargetPeer, f.TargetListener = via.Peer(target.Addr()), via.Name()
 	}
 	return f
 }

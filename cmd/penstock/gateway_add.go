@@ -149,6 +149,9 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 			return "", fmt.Errorf("--dns: %q is no address", d)
 		}
 	}
+	if len(n.dns) == 0 && netip.Addr(g.Tunnel.DNS).IsValid() && len(g.WireGuard.Pool) > 0 {
+		n.dns = []string{netip.Prefix(g.WireGuard.Pool[0]).Masked().Addr().Next().String()}
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, access.JoinPrefixes(p.AllowedIPs))
 	if len(n.dns) > 0 {

@@ -57,6 +57,19 @@ func peerArgs(path string, args ...string) []string {
 	return append(append([]string{"gateway", "peer"}, args...), "--config", path, "--telemetry", unheard)
 }
 
+func TestClientsAskTheGatewayForNamesWhereItAnswers(t *testing.T) {
+	path := gatewayFolder(t, strings.Replace(gatewayConfig, "{mtu: 1400}", "{mtu: 1400, dns: 192.0.2.53}", 1))
+	for given, want := range map[string]string{"": "DNS = 10.9.0.1\n", "9.9.9.9": "DNS = 9.9.9.9\n"} {
+		args := []string{"add", "phone" + given, "--endpoint", "vpn.example.com:51820"}
+		if given != "" {
+			args = append(args, "--dns", given)
+		}
+		code, stdout, stderr := run(t, peerArgs(path, args...)...)
+		require.Equal(t, cli.ExitOK, code, stderr)
+		assert.Contains(t, stdout, want)
+	}
+}
+
 func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 	path := gatewayFolder(t, gatewayConfig)
 	peers := filepath.Join(filepath.Dir(path), "peers.conf")

@@ -1,12 +1,16 @@
 package access
 
-import "time"
+import (
+	"net/netip"
+	"time"
+)
 
 // Datagrams says what becomes of UDP and ICMP that come through a tunnel.
 type Datagrams struct {
-	Share    float64       // of the group's rate that a peer's datagrams may take while others want it, up to 1; 0: they are not held back
-	Idle     time.Duration // after which a session without packets is forgotten
-	Sessions int           // of one peer at once, the longest idle goes first; 0: none, no datagram is forwarded
-	Most     int           // of all peers, each of which may take a descriptor
-	Isolate  bool          // refuse what one peer sends to another, over TCP too
+	Share    float64        // of the group's rate that a peer's datagrams may take while others want it, up to 1; 0: they are not held back
+	Idle     time.Duration  // after which a session without packets is forgotten
+	Sessions int            // of one peer at once, the longest idle goes first; 0: none, no datagram is forwarded
+	Most     int            // of all peers, each of which may take a descriptor
+	Isolate  bool           // refuse what one peer sends to another, over TCP too
+	DNS      netip.AddrPort // answers at the gateway's own addresses, over TCP too; invalid: nobody does
 }

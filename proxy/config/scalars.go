@@ -30,6 +30,8 @@ type (
 	Duration time.Duration
 	// Prefix is a prefix, or an address for the one host.
 	Prefix netip.Prefix
+	// Address is one host's.
+	Address netip.Addr
 	// Ports is one port or a range.
 	Ports policy.PortRange
 	// ServerName is a host name, or *. and a name for all below it.
@@ -211,6 +213,17 @@ func (p *Prefix) UnmarshalYAML(node ast.Node) error {
 			return Prefix{}, fmt.Errorf("%q has bits behind its length; write %v, or the address alone for one host", s, v.Masked())
 		}
 		return Prefix(v), nil
+	})
+}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (a *Address) UnmarshalYAML(node ast.Node) error {
+	return read(node, a, func(s string) (Address, error) {
+		v, err := netip.ParseAddr(s)
+		if err != nil || v.Zone() != "" || v.IsUnspecified() {
+			return Address{}, fmt.Errorf("%q is no host's address, such as 192.0.2.1 or 2001:db8::1", s)
+		}
+		return Address(v.Unmap()), nil
 	})
 }
 

@@ -44,6 +44,9 @@ var scalars = map[reflect.Type]object{
 		"type": "string", "pattern": `^[0-9a-fA-F:.]+(/[0-9]{1,3})?$`,
 		"examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"},
 	},
+	reflect.TypeFor[Address](): {
+		"type": "string", "pattern": `^[0-9a-fA-F:.]+$`, "examples": []string{"192.0.2.1", "2001:db8::1"},
+	},
 	reflect.TypeFor[Ports](): {"anyOf": []any{
 		object{"type": "integer", "minimum": 1, "maximum": 65535},
 		object{"type": "string", "pattern": `^\s*` + portNumber + `\s*(-\s*` + portNumber + `\s*)?$`},

@@ -23,6 +23,7 @@ type Tunnel struct {
 	UDPIdle     Duration  `yaml:"udp_idle" reload:"yes" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
 	UDPSessions *int      `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
 	Isolate     *bool     `yaml:"isolate" reload:"yes" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
+	DNS         Address   `yaml:"dns" reload:"yes" about:"A name server that peers find at the gateway's own address inside, by the rules that hold for it; none where not set. Not for mode tun."`
 }
 
 // WireGuard is a WireGuard endpoint.
@@ -69,6 +70,8 @@ const (
 	defaultUDPShare    = .5
 	defaultUDPIdle     = 5 * time.Minute // RFC 4787 REQ-5
 	defaultUDPSessions = 1024
+
+	dnsPort = 53
 )
 
 // Tunnels reports whether clients of the listener are inside a tunnel.
@@ -103,6 +106,9 @@ func (t Tunnel) Datagrams() access.Datagrams {
 	}
 	if t.Isolate != nil {
 		out.Isolate = *t.Isolate
+	}
+	if at := netip.Addr(t.DNS); at.IsValid() {
+		out.DNS = netip.AddrPortFrom(at, dnsPort)
 	}
 	return out
 }
@@ -182,6 +188,9 @@ func (l *Listener) checkDevice(key string) error {
 		errs = append(errs, keyErrorf(key+".tunnel.isolate",
 			"mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network"))
 	}
+	if (l.Tunnel.DNS != Address{}) {
+		errs = append(errs, keyErrorf(key+".tunnel.dns", "mode tun has no address inside for it; remove it"))
+	}
 	return errors.Join(errs...)
 }
 
@@ -207,6 +216,10 @@ func (l *Listener) checkWireGuard(key string) error {
 	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == Key{}:
 		errs = append(errs, keyErrorf(at+".private_key_file",
 			"missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)"))
+	}
+	if (l.Tunnel.DNS != Address{} && len(w.Pool) == 0 && w.ConfigFile == "") {
+		errs = append(errs, keyErrorf(key+".tunnel.dns",
+			"without a pool the gateway has no address inside for it; add wireguard.pool, such as [10.9.0.0/24]"))
 	}
 	for i, p := range w.Pool {
 		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {

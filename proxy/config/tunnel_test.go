@@ -26,7 +26,7 @@ listeners:
   - name: vpn
     mode: wireguard
     address: ":51820"
-    tunnel: {mtu: 1380, udp_share: 0.25, udp_idle: 30s, udp_sessions: 10, isolate: false}
+    tunnel: {mtu: 1380, udp_share: 0.25, udp_idle: 30s, udp_sessions: 10, isolate: false, dns: 192.0.2.53}
     wireguard:
       private_key_file: vpn.key
       peers_file: peers.conf
@@ -62,7 +62,8 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	assert.Equal(t, "phone", w.Peers[1].Name)
 	assert.Equal(t, keyB, access.Key(w.Peers[1].PresharedKey).String())
 	assert.Equal(t, []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.2/32"))}, w.Peers[1].AllowedIPs)
-	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10}, c.Listeners[0].Tunnel.Datagrams())
+	dns := netip.MustParseAddrPort("192.0.2.53:53")
+	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10, DNS: dns}, c.Listeners[0].Tunnel.Datagrams())
 	assert.Equal(t, access.Datagrams{Share: .5, Idle: 5 * time.Minute, Sessions: 1024, Isolate: true}, c.Listeners[1].Tunnel.Datagrams())
 }
 
@@ -91,14 +92,18 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 	}
 	key := "private_key: " + keyA
 	for name, c := range map[string]struct{ config, key, message string }{
-		"no key":                    {wireguard("wireguard: {}"), "listeners[0].wireguard.private_key_file", "wg genkey"},
-		"two keys":                  {wireguard("wireguard: {" + key + ", private_key_file: x}"), "listeners[0].wireguard.private_key_file", "not both"},
-		"a key that is none":        {wireguard("wireguard: {private_key: abc}"), "listeners[0].wireguard.private_key", "44 characters"},
-		"a file beside it":          {wireguard("wireguard: {config_file: x, peers_file: y}"), "listeners[0].wireguard.config_file", "remove peers_file"},
-		"one address of many":       {`listeners: [{name: v, mode: wireguard, address: "192.0.2.1:51820", wireguard: {` + key + "}}]", "listeners[0].address", "write :51820"},
-		"no address":                {`listeners: [{name: v, mode: wireguard, wireguard: {` + key + "}}]", "listeners[0].address", "missing"},
-		"a small MTU":               {wireguard("tunnel: {mtu: 1279}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu", "1280 to 65535"},
-		"a large MTU":               {wireguard("tunnel: {mtu: 65536}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu", "1280 to 65535"},
+		"no key":              {wireguard("wireguard: {}"), "listeners[0].wireguard.private_key_file", "wg genkey"},
+		"two keys":            {wireguard("wireguard: {" + key + ", private_key_file: x}"), "listeners[0].wireguard.private_key_file", "not both"},
+		"a key that is none":  {wireguard("wireguard: {private_key: abc}"), "listeners[0].wireguard.private_key", "44 characters"},
+		"a file beside it":    {wireguard("wireguard: {config_file: x, peers_file: y}"), "listeners[0].wireguard.config_file", "remove peers_file"},
+		"one address of many": {`listeners: [{name: v, mode: wireguard, address: "192.0.2.1:51820", wireguard: {` + key + "}}]", "listeners[0].address", "write :51820"},
+		"no address":          {`listeners: [{name: v, mode: wireguard, wireguard: {` + key + "}}]", "listeners[0].address", "missing"},
+		"a small MTU":         {wireguard("tunnel: {mtu: 1279}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu", "1280 to 65535"},
+		"a large MTU":         {wireguard("tunnel: {mtu: 65536}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu", "1280 to 65535"},
+		"a name server without an address inside": {
+			wireguard("tunnel: {dns: 192.0.2.53}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns", "wireguard.pool",
+		},
+		"a name server by name":     {wireguard("tunnel: {dns: ns.example}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns", `"ns.example" is no host's address`},
 		"no time to be idle":        {wireguard("tunnel: {udp_idle: 10ms}, wireguard: {" + key + "}"), "listeners[0].tunnel.udp_idle", "at least 1s"},
 		"too many sessions":         {wireguard("tunnel: {udp_sessions: 100000}, wireguard: {" + key + "}"), "listeners[0].tunnel.udp_sessions", "0 to 65536"},
 		"more than all":             {wireguard("tunnel: {udp_share: 1.5}, wireguard: {" + key + "}"), "listeners[0].tunnel.udp_share", "no part of a whole"},

@@ -85,7 +85,7 @@ func (g Group) expand(f Facts, d direction) string {
 	by := g.by
 	switch {
 	case by == byPeer && d == up && f.TargetPeer != "": // the last hop is that peer's, as for what it downloads
-		return string(down) + "|" + f.Listener + "|through " + f.TargetPeer
+		return string(down) + "|" + f.TargetListener + "|through " + f.TargetPeer
 	case by == byPeer && d == up:
 		by = byDestination
 	case by == byPeer && f.Inside:

@@ -16,15 +16,16 @@ import (
 // Facts are what is known about a connection, all but ServerName before its
 // server leg is dialled.
 type Facts struct {
-	Listener   string
-	Protocol   Protocol       // of the transport; empty: TCP
-	Source     netip.AddrPort // the client
-	Peer       string         // who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
-	Inside     bool           // Peer is the client's own tunnel: what goes to the client goes to that host
-	Target     netip.AddrPort // the server, resolved
-	TargetPeer string         // the peer of the same tunnel that Target is of; empty: it is outside
-	Host       string         // the name the client asked for, without its port; empty when it gave an address
-	ServerName string         // as the function of that name found it; empty: there is none, or not yet
+	Listener       string
+	Protocol       Protocol       // of the transport; empty: TCP
+	Source         netip.AddrPort // the client
+	Peer           string         // who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
+	Inside         bool           // Peer is the client's own tunnel: what goes to the client goes to that host
+	Target         netip.AddrPort // the server, resolved
+	TargetPeer     string         // the peer of a tunnel that Target is of; empty: it is outside
+	TargetListener string         // of that tunnel
+	Host           string         // the name the client asked for, without its port; empty when it gave an address
+	ServerName     string         // as the function of that name found it; empty: there is none, or not yet
 }
 
 // Verdict is what a connection may do.

@@ -75,7 +75,16 @@ type Datagrams struct {
 type origin struct {
 	netip.AddrPort
 	echo   bool
-	stream *udpStream // a CONNECT-UDP request from that address outside; nil: it is inside
+	stream *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
+	asked  netip.AddrPort // the gateway's, in whose place a name server answers; invalid: it asks nobody else
+}
+
+// shown is whom it takes for the source of what comes from one outside.
+func (o origin) shown(source netip.AddrPort) netip.AddrPort {
+	if o.asked.IsValid() {
+		return o.asked
+	}
+	return source
 }
 
 // echoID is how answers to what a raw socket sent are told apart.
@@ -186,6 +195,9 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 			d.answer(from, target.Addr(), payload)
 			return
 		}
+		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
+			from.asked, target = target, server
+		}
 	case Elsewhere, Unused:
 	}
 	s, err := d.session(from, target, "")
@@ -230,7 +242,7 @@ func prohibited(target netip.AddrPort) netstack.Unreachable {
 // tell passes an ICMP error about payload on to whom it came from, unless there have
 // been many of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
 func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
-	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, target, about.echo, len(payload)
+	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shown(target), about.echo, len(payload)
 	if u.Echo && len(payload) >= icmpHeader {
 		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
 	}

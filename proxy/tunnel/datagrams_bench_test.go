@@ -23,6 +23,7 @@ func (everybody) Peer(netip.Addr) string        { return "phone" }
 func (everybody) Addr() net.Addr                { return nil }
 func (everybody) Place(netip.Addr) Place        { return Elsewhere }
 func (everybody) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
+func (everybody) Own(netip.Addr) netip.Addr     { return netip.Addr{} }
 func (everybody) Health() error                 { return nil }
 func (everybody) Drain()                        {}
 func (everybody) Close() error                  { return nil }

@@ -44,13 +44,15 @@ var inner6 = netip.MustParseAddr("fd00:9::2")
 // gateway is a WireGuard endpoint that forwards datagrams, and one client of it.
 type gateway struct {
 	*Datagrams
-	stack *netstack.Stack
-	phone *wgnetstack.Net
-	flows *flow.Manager
-	ahead atomic.Int64 // of the clock
-	still atomic.Int64 // where the clock stands; 0: it does not
-	terms flow.Terms
-	asked atomic.Int64 // how often policy was
+	stack    *netstack.Stack
+	outside  *WireGuard
+	listener *Listener
+	phone    *wgnetstack.Net
+	flows    *flow.Manager
+	ahead    atomic.Int64 // of the clock
+	still    atomic.Int64 // where the clock stands; 0: it does not
+	terms    flow.Terms
+	asked    atomic.Int64 // how often policy was
 }
 
 var anywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
@@ -78,7 +80,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	}}, stack)
 	require.NoError(t, err)
 	l := Listen("vpn", stack, w)
-	g.stack = stack
+	g.stack, g.outside, g.listener = stack, w, l
 	cfg.Most = most
 	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: l.Holds}
 	g.Datagrams = ForwardDatagrams(stack, cfg, Forwarding{
@@ -94,10 +96,8 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 			return g.terms, nil
 		},
 	})
-	t.Cleanup(func() {
-		assert.NoError(t, g.Close())
-		assert.NoError(t, l.Close())
-	})
+	l.forward = g.Datagrams
+	t.Cleanup(func() { assert.NoError(t, l.Close()) })
 
 	dev, phone, err := wgnetstack.CreateNetTUN([]netip.Addr{inner, inner6}, []netip.Addr{outside4}, mtu)
 	require.NoError(t, err)
@@ -175,6 +175,29 @@ func TestADatagramIsAnsweredThroughTheTunnel(t *testing.T) {
 				assert.Zero(t, s.Refused+s.Failed+s.Late+s.Crowded)
 			})
 		}
+	}
+}
+
+func TestTheGatewaysOwnAddressAnswersDNSWhereThereIsAServer(t *testing.T) {
+	cfg := usual()
+	server := answer(t, netip.AddrPortFrom(outside4, 0), same)
+	cfg.DNS = server
+	g := gate(t, cfg, anywhere, nil)
+	g.outside.SetPool([]netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")})
+	own := netip.MustParseAddrPort("10.9.0.1:53")
+	local := netip.AddrPortFrom(inner, 4000)
+	c, err := g.phone.DialUDPAddrPort(local, own)
+	require.NoError(t, err)
+	for _, question := range []string{"first", "second"} {
+		got, err := ask(t, c, []byte(question), soon)
+		require.NoError(t, err, "from the address that was asked, as DialUDP wants")
+		assert.Equal(t, question, string(got))
+	}
+	require.NoError(t, c.Close())
+	assert.Equal(t, server, g.listener.target(own), "over TCP")
+	assert.Equal(t, 1, g.Stats().Sessions)
+	for _, other := range []netip.AddrPort{netip.MustParseAddrPort("10.9.0.1:80"), netip.AddrPortFrom(outside4, 53)} {
+		assert.Equal(t, other, g.listener.target(other))
 	}
 }
 

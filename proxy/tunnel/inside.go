@@ -16,7 +16,7 @@ type Place int
 const (
 	Elsewhere Place = iota // outside the tunnel, or nobody knows
 	OfPeer                 // a peer's
-	OfGateway              // the first of the pool, which answers pings and nothing else
+	OfGateway              // the first of the pool, which answers pings, and names where there is a server for them
 	Unused                 // of the pool, and no peer's at present
 )
 
@@ -56,8 +56,23 @@ func (s *space) Gateway(inner netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
+// Own implements Inside.
+func (s *space) Own(like netip.Addr) netip.Addr {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, p := range s.prefixes {
+		if p.Addr().Is4() == like.Is4() {
+			return p.Masked().Addr().Next()
+		}
+	}
+	return netip.Addr{}
+}
+
 // Place returns what an address is to the tunnel.
 func (l *Listener) Place(addr netip.Addr) Place { return l.outside.Place(addr) }
+
+// Name is the listener's.
+func (l *Listener) Name() string { return l.name }
 
 // Holds reports whether an address is a peer's.
 func (l *Listener) Holds(addr netip.Addr) bool { return l.outside.Place(addr) == OfPeer }
@@ -69,7 +84,11 @@ func (l *Listener) Peer(inner netip.Addr) string { return l.outside.Peer(inner) 
 // gateway where source is not inside the tunnel.
 func (l *Listener) Dial(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
 	if source.Is4() != target.Addr().Is4() || l.outside.Place(source) != OfPeer {
-		if source = l.outside.Gateway(target.Addr()); !source.IsValid() {
+		source = l.outside.Gateway(target.Addr())
+		if !source.IsValid() { // of a network behind a peer
+			source = l.outside.Own(target.Addr())
+		}
+		if !source.IsValid() {
 			return nil, fmt.Errorf("tunnel: listener %q: dial %v: the gateway has no address inside", l.name, target)
 		}
 	}

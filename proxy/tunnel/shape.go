@@ -163,7 +163,7 @@ func (p *peer) send(pkt packet) {
 		binary.BigEndian.PutUint16(pkt.payload[4:], pkt.target.Port())
 		err = p.d.stack.SendICMP(pkt.source.Addr(), pkt.target.Addr(), pkt.payload)
 	} else {
-		err = p.d.stack.SendUDP(pkt.source, pkt.target.AddrPort, pkt.payload)
+		err = p.d.stack.SendUDP(pkt.target.shown(pkt.source), pkt.target.AddrPort, pkt.payload)
 	}
 	if err != nil {
 		c.failed.Add(1)

@@ -180,6 +180,9 @@ func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 // Place implements Inside: routes decide what leads to the device.
 func (t *TUN) Place(netip.Addr) Place { return Elsewhere }
 
+// Own implements Inside.
+func (t *TUN) Own(netip.Addr) netip.Addr { return netip.Addr{} }
+
 // Gateway implements Inside.
 func (t *TUN) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
 

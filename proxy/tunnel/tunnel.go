@@ -31,6 +31,9 @@ type Inside interface {
 	// Gateway returns the gateway's own address of the prefix that an inner one is
 	// in; invalid: it has none there.
 	Gateway(inner netip.Addr) netip.Addr
+	// Own returns an address of the gateway inside that is of the same family;
+	// invalid: it has none.
+	Own(like netip.Addr) netip.Addr
 }
 
 // Outside is what carries a tunnel's packets.
@@ -162,7 +165,7 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	from := c.Source()
 	peer := l.outside.Peer(from.Addr())
 	return ingress.Client{
-		Conn: c, Listener: l.name, Source: from, Target: c.Target(), Peer: peer, Hops: c.Hops(),
+		Conn: c, Listener: l.name, Source: from, Target: l.target(c.Target()), Peer: peer, Hops: c.Hops(),
 		Current: func() bool { return l.outside.Peer(from.Addr()) == peer },
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
@@ -171,6 +174,18 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 			return c.Admit(context.WithoutCancel(ctx))
 		},
 	}, nil
+}
+
+// target is where what is for an address goes: the name server's, where it is asked for
+// at the gateway's own.
+func (l *Listener) target(to netip.AddrPort) netip.AddrPort {
+	if l.forward == nil || to.Port() != dnsPort || l.outside.Place(to.Addr()) != OfGateway {
+		return to
+	}
+	if server := l.forward.cfg.Load().DNS; server.IsValid() {
+		return server
+	}
+	return to
 }
 
 // Addr implements ingress.Listener.
