@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/lab/report"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -39,8 +41,8 @@ type benchFlags struct {
 
 // benchOutputs is where results go beside the table.
 type benchOutputs struct {
-	json, plot string
-	windows    bool // with what the kernel made of our window
+	json, plot, report string
+	windows            bool // with what the kernel made of our window
 }
 
 func benchCommand() *cobra.Command {
@@ -138,6 +140,7 @@ where user namespaces are allowed.`,
 
 func (o *benchOutputs) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
+	cmd.Flags().StringVar(&o.report, "report", "", "make a page of the runs, with tables and figures, as the command report does")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw throughput and queueing delay over time into this .png file")
 }
 
@@ -149,11 +152,14 @@ func (o *benchOutputs) check() error {
 	return nil
 }
 
-// open opens the file of --json, and finds out whether that of --plot can be made.
+// open opens the file of --json, and finds out whether the others can be made.
 func (o *benchOutputs) open() (record io.Writer, done func() error, err error) {
-	if o.plot != "" {
-		if err := output.Check(o.plot); err != nil {
-			return nil, nil, fmt.Errorf("--plot: %w", err)
+	for flag, path := range map[string]string{"plot": o.plot, "report": o.report} {
+		if path == "" {
+			continue
+		}
+		if err := output.Check(path); err != nil {
+			return nil, nil, fmt.Errorf("--%s: %w", flag, err)
 		}
 	}
 	if o.json == "" {
@@ -251,6 +257,12 @@ func (o *benchOutputs) write(cmd *cobra.Command, results []bench.Result) error {
 	}
 	if err := bench.WriteTables(cmd.OutOrStdout(), results, o.windows); err != nil {
 		return err
+	}
+	if o.report != "" {
+		name := filepath.Base(o.report)
+		if err := writeReport(cmd, o.report, []report.File{{Name: strings.TrimSuffix(name, filepath.Ext(name)), Results: results}}); err != nil {
+			return fmt.Errorf("--report: %w", err)
+		}
 	}
 	if o.plot == "" {
 		return nil

@@ -123,7 +123,10 @@ func TestNoRunIsLostToItsOutputs(t *testing.T) {
 		assert.Equal(t, cli.ExitInput, code)
 		assert.Contains(t, stderr, "penstock-lab: "+flag+": ")
 	}
-	code, _, stderr := run(t, "mdi", "train", "--output", "none/x.mdi")
+	code, _, stderr := run(t, append(command, "--report", "none/x.html")...)
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, "penstock-lab: --report: ")
+	code, _, stderr = run(t, "mdi", "train", "--output", "none/x.mdi")
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, stderr, "penstock-lab: --output: ")
 	assert.NotContains(t, stderr, "run 1 of")
@@ -138,6 +141,9 @@ func TestRecordsBecomeAPage(t *testing.T) {
 	assert.Contains(t, stderr, "written: report.html")
 	assert.FileExists(t, "report.html")
 	assert.FileExists(t, "figures/tradeoff-1.svg")
+	code, _, stderr = run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--report", "mine.html")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.FileExists(t, "mine.html")
 
 	require.NoError(t, os.WriteFile("none.jsonl", nil, 0o600))
 	require.NoError(t, os.WriteFile("bad.jsonl", []byte("{}\nno\n"), 0o600))

@@ -36,11 +36,9 @@ stand side by side, such as one from before a change and one from after it.`,
 				}
 				files = append(files, f)
 			}
-			err := output.Write(out, func(w io.Writer) error { return report.Write(w, files) })
-			if err != nil {
+			if err := writeReport(cmd, out, files); err != nil {
 				return fmt.Errorf("--output: %w", err)
 			}
-			fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", out)
 			if pictures == "" {
 				return nil
 			}
@@ -58,6 +56,15 @@ stand side by side, such as one from before a change and one from after it.`,
 	flags.StringVarP(&out, "output", "o", "report.html", "the page")
 	flags.StringVar(&pictures, "figures", "", "draw each figure into this folder as well, as .svg and .png")
 	return cmd
+}
+
+// writeReport makes the page.
+func writeReport(cmd *cobra.Command, path string, files []report.File) error {
+	if err := output.Write(path, func(w io.Writer) error { return report.Write(w, files) }); err != nil {
+		return err
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "written: %s\n", path)
+	return nil
 }
 
 // readRecords reads a file of records, which has one at least.
