@@ -63,8 +63,7 @@ func (p Pages) Handler(local bool) http.Handler {
 		// A scraper that cannot wait has gone; a pile of them must not form.
 		MaxRequestsInFlight: 4,
 	}))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", p.ready)
+	p.health(mux)
 	mux.HandleFunc("GET /flows", p.flows)
 	mux.HandleFunc("GET /hosts", p.hosts)
 	mux.HandleFunc("GET /v1/peers", p.peers)
@@ -109,6 +108,19 @@ func namesThisHost(host string) bool {
 	}
 	_, err := netip.ParseAddr(host)
 	return err == nil
+}
+
+// health adds the pages for probes.
+func (p Pages) health(mux *http.ServeMux) {
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", p.ready)
+}
+
+// ServeHealth is Serve for the pages for probes alone, which anybody may see.
+func (p Pages) ServeHealth(ctx context.Context, ln net.Listener) error {
+	mux := http.NewServeMux()
+	p.health(mux)
+	return serve(ctx, ln, mux, p.Log)
 }
 
 func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {

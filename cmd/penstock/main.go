@@ -60,6 +60,7 @@ Exit codes:
 		runCommand(),
 		checkCommand(),
 		reloadCommand(),
+		readyCommand(),
 		doctorCommand(),
 		topCommand(),
 		rulesCommand(),

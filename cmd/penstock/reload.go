@@ -23,6 +23,8 @@ type reloads struct {
 	mu  sync.Mutex
 	now telemetry.Config
 	err error // of the last time
+
+	files []string // that the configuration in force was read from
 }
 
 // start notes that the first configuration is in force.
@@ -35,6 +37,13 @@ func (r *reloads) went(c telemetry.Config, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.now, r.err = c, err
+}
+
+// reads notes which files the configuration in force is from.
+func (r *reloads) reads(files []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.files = files
 }
 
 // why is what keeps the file that lies there from being in force; nil: nothing.
@@ -101,6 +110,7 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 		h.log.Warn(w)
 	}
 	h.keep(flags.loaded)
+	h.reloads.reads(flags.loaded.Files)
 	return flags.loaded.Hash, done, nil
 }
 

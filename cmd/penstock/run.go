@@ -9,8 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -78,6 +78,7 @@ type service struct {
 	flows flow.Manager
 	trace *telemetry.Trace
 	pages net.Listener // where telemetry is; nil: nowhere
+	probe net.Listener // where probes ask for the health alone; nil: nowhere
 	radio net.Listener // the Unix socket for hints; nil: there is none
 	hints telemetry.HintReceiver
 	proxy *proxy.Kernel
@@ -85,6 +86,7 @@ type service struct {
 	sources []*linkstat.Source
 
 	reloads reloads
+	leaving atomic.Bool // a signal has come
 }
 
 // run builds everything, serves until a signal comes, and takes it down again.
@@ -127,6 +129,7 @@ func (h *service) run(ctx context.Context) (err error) {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
 	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
+	h.reloads.reads(h.flags.loaded.Files)
 	h.resume()
 	h.announce()
 	if h.flags.broken == nil {
@@ -161,6 +164,11 @@ func (h *service) openTelemetry() (err error) {
 			return fmt.Errorf("telemetry: %w (telemetry.address or --telemetry changes it, off does without)", err)
 		}
 	}
+	if at := h.cfg.Telemetry.Health; at != "off" {
+		if h.probe, err = net.Listen("tcp", at); err != nil {
+			return errors.Join(fmt.Errorf("telemetry.health: %w (off does without)", err), h.closeTelemetry())
+		}
+	}
 	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
 		if h.radio, err = telemetry.ListenSocket(path); err != nil {
 			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
@@ -171,7 +179,7 @@ func (h *service) openTelemetry() (err error) {
 
 // closeTelemetry closes what openTelemetry opened, where nothing has been served.
 func (h *service) closeTelemetry() (err error) {
-	for _, ln := range []net.Listener{h.pages, h.radio} {
+	for _, ln := range []net.Listener{h.pages, h.probe, h.radio} {
 		if ln != nil {
 			err = errors.Join(err, ln.Close())
 		}
@@ -229,6 +237,9 @@ func (h *service) announce() {
 		}
 		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up))
 	}
+	if h.probe != nil {
+		h.log.Info("health", "address", h.probe.Addr().String())
+	}
 	if h.radio != nil {
 		h.log.Info("taking hints", "socket", h.cfg.Telemetry.Hints.Socket)
 	}
@@ -259,20 +270,29 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 
 	ended := make(chan error, 1)
 	go func() { ended <- h.proxy.Serve(ctx) }()
-	pagesEnded := make(chan error, 2)
+	pagesEnded := make(chan error, 3)
+	pages := h.telemetryPages()
 	if h.pages != nil {
-		others.Go(func() { pagesEnded <- h.telemetryPages().Serve(pagesCtx, h.pages) })
+		others.Go(func() { pagesEnded <- pages.Serve(pagesCtx, h.pages) })
+	}
+	if h.probe != nil {
+		others.Go(func() { pagesEnded <- pages.ServeHealth(pagesCtx, h.probe) })
 	}
 	if h.radio != nil {
 		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.radio) })
 	}
 	others.Go(func() { h.watch(pagesCtx) })
 	others.Go(func() { h.keepEndpoints(pagesCtx) })
+	others.Go(func() { h.watchFiles(pagesCtx) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
 	h.tell(daemon.SdNotifyReady + "\n" + h.status(false))
 
+	var delayed <-chan time.Time
 	for stopping := false; ; {
 		select {
+		case <-delayed:
+			h.log.Info("no new connections from now on")
+			cancel()
 		case err := <-ended:
 			if err == nil {
 				h.log.Info("penstock ends")
@@ -288,14 +308,21 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 			h.reloadOnSignal()
 		case s := <-signals:
 			if stopping {
+				cancel()
 				h.proxy.Abort()
 				return errors.Join(errStoppedAtOnce, <-ended)
 			}
 			stopping = true
+			h.leaving.Store(true)
 			h.saveEndpoints()
-			h.log.Info("ending: no new connections", "signal", s.String())
+			delay := time.Duration(h.cfg.Shutdown.Delay)
+			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
 			h.tell(daemon.SdNotifyStopping + "\n" + h.status(true))
-			cancel()
+			if delay > 0 {
+				delayed = time.After(delay)
+			} else {
+				cancel()
+			}
 		}
 	}
 }
@@ -322,8 +349,8 @@ func (h *service) telemetryPages() telemetry.Pages {
 		o.Dropped = h.trace.Dropped
 	}
 	ready := func() error {
-		if !h.proxy.Ready() {
-			return errors.New("draining: no new connections are accepted")
+		if h.leaving.Load() || !h.proxy.Ready() {
+			return errors.New("draining: connect elsewhere")
 		}
 		return h.proxy.Health()
 	}
@@ -360,59 +387,6 @@ func (h *service) fallbacks() uint64 {
 		return k.Fallbacks
 	}
 	return 0
-}
-
-// statusPeriod is how often systemd is told how it goes.
-const statusPeriod = 5 * time.Second
-
-// watch tells systemd how it goes and, if it asked, that we are alive: that every
-// lock on the way to every connection can still be had.
-func (h *service) watch(ctx context.Context) {
-	if os.Getenv("NOTIFY_SOCKET") == "" {
-		return
-	}
-	period, alive := statusPeriod, ""
-	if every, err := daemon.SdWatchdogEnabled(false); err == nil && every > 0 {
-		period, alive = min(period, every/2), daemon.SdNotifyWatchdog+"\n"
-	}
-	tick := time.NewTicker(period)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			h.proxy.Snapshot()
-			h.tell(alive + h.status(!h.proxy.Ready()))
-		}
-	}
-}
-
-// maxReason bounds what a status shows of an error, in bytes.
-const maxReason = 200
-
-// status is what systemctl status shows.
-func (h *service) status(draining bool) string {
-	open := h.proxy.Counters().Active
-	words := fmt.Sprintf("serving %d connections", open)
-	if draining {
-		words = fmt.Sprintf("draining, %d connections open", open)
-	}
-	if err := h.reloads.why(); err != nil {
-		why := config.Printable(strings.Join(strings.Fields(err.Error()), " "))
-		if len(why) > maxReason {
-			why = strings.ToValidUTF8(why[:maxReason], "") + "…"
-		}
-		words += "; the configuration file is not in force: " + why
-	}
-	return "STATUS=" + words
-}
-
-// tell notifies systemd where it waits for that.
-func (h *service) tell(state string) {
-	if _, err := daemon.SdNotify(false, state); err != nil {
-		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
-	}
 }
 
 // mayMark tries whether our connections can carry the firewall mark, since

@@ -23,6 +23,7 @@ type runFlags struct {
 	config, listen, telemetry string
 	trace, lastGood           string
 	pprof, keepPrivileges     bool
+	watch                     bool
 
 	algorithm config.Algorithm
 	envelope  config.Envelope
@@ -40,6 +41,7 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.listen, "listen", "", "`host:port` for SOCKS5 and HTTP CONNECT, instead of 127.0.0.1:1080; not with --config")
 	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off (default "+config.DefaultTelemetry+")")
 	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, with its secrets, and start with that when --config has a mistake")
+	flags.BoolVar(&f.watch, "watch", false, "reload when the file of --config, or one that it names, has changed")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
 	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false, "keep the capabilities that are of no use once all sockets are open; for debuggers and profilers that need them in this process")

@@ -51,6 +51,10 @@ func (c *Config) check() error {
 		errs = append(errs, checkAddress("telemetry.address", c.Telemetry.Address),
 			taken.add("telemetry.address", "tcp", c.Telemetry.Address))
 	}
+	if c.Telemetry.Health != "off" {
+		errs = append(errs, checkAddress("telemetry.health", c.Telemetry.Health),
+			taken.add("telemetry.health", "tcp", c.Telemetry.Health))
+	}
 	return errors.Join(append(errs, c.Telemetry.Hints.check("telemetry.hints"))...)
 }
 

@@ -118,6 +118,7 @@ type Limits struct {
 // Telemetry is where the proxy can be watched.
 type Telemetry struct {
 	Address string `yaml:"address" about:"host:port for /metrics, /healthz, /readyz, /flows and /hosts; off: none. /flows and /hosts show addresses: keep them on loopback or behind a firewall."`
+	Health  string `yaml:"health" about:"host:port for /healthz and /readyz alone, such as 0.0.0.0:9465 for the probes of a cluster; off: none."`
 	Hints   Hints  `yaml:"hints" about:"Who may tell what the network knows of a path (POST /v1/hints)."`
 }
 
@@ -137,6 +138,7 @@ type Log struct {
 
 // Shutdown is how the proxy ends.
 type Shutdown struct {
+	Delay Duration `yaml:"delay" about:"How long listeners go on accepting after a signal, while /readyz says 503: what sends connections here learns of it first."`
 	Drain Duration `yaml:"drain" about:"How long open connections may go on once no new ones are accepted; then they are reset."`
 }
 
@@ -174,7 +176,7 @@ func defaults() Config {
 			Memory:            Size(256 << 20),
 		},
 		Envelope:  "auto",
-		Telemetry: Telemetry{Address: DefaultTelemetry},
+		Telemetry: Telemetry{Address: DefaultTelemetry, Health: "off"},
 		Log:       Log{Level: "info", Format: "auto", Flows: true},
 		Shutdown:  Shutdown{Drain: Duration(30 * time.Second)},
 	}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// statusPeriod is how often systemd is told how it goes.
+const statusPeriod = 5 * time.Second
+
+// watch tells systemd how it goes and, if it asked, that we are alive: that every
+// lock on the way to every connection can still be had.
+func (h *service) watch(ctx context.Context) {
+	if os.Getenv("NOTIFY_SOCKET") == "" {
+		return
+	}
+	period, alive := statusPeriod, ""
+	if every, err := daemon.SdWatchdogEnabled(false); err == nil && every > 0 {
+		period, alive = min(period, every/2), daemon.SdNotifyWatchdog+"\n"
+	}
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			h.proxy.Snapshot()
+			h.tell(alive + h.status(!h.proxy.Ready()))
+		}
+	}
+}
+
+// maxReason bounds what a status shows of an error, in bytes.
+const maxReason = 200
+
+// status is what systemctl status shows.
+func (h *service) status(draining bool) string {
+	open := h.proxy.Counters().Active
+	words := fmt.Sprintf("serving %d connections", open)
+	if draining {
+		words = fmt.Sprintf("draining, %d connections open", open)
+	}
+	if err := h.reloads.why(); err != nil {
+		why := config.Printable(strings.Join(strings.Fields(err.Error()), " "))
+		if len(why) > maxReason {
+			why = strings.ToValidUTF8(why[:maxReason], "") + "…"
+		}
+		words += "; the configuration file is not in force: " + why
+	}
+	return "STATUS=" + words
+}
+
+// tell notifies systemd where it waits for that.
+func (h *service) tell(state string) {
+	if _, err := daemon.SdNotify(false, state); err != nil {
+		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"os"
+	"syscall"
+	"time"
+)
+
+// watchPeriod is how often the files of the configuration are looked at. They are polled:
+// a ConfigMap is a symbolic link to a link that is replaced, and a change there comes
+// up to a minute late anyway.
+const watchPeriod = time.Second
+
+// stamp tells one state of a file from another; zero: it is not there.
+type stamp struct {
+	device, inode  uint64
+	size, modified int64 // bytes, nanoseconds
+}
+
+// stamps looks at the files that the configuration is from.
+func (h *service) stamps() map[string]stamp {
+	h.reloads.mu.Lock()
+	files := append([]string{h.flags.config}, h.reloads.files...)
+	h.reloads.mu.Unlock()
+	out := map[string]stamp{}
+	for _, name := range files {
+		out[name] = stamp{}
+		info, err := os.Stat(name) // of what links lead to
+		if err != nil {
+			continue
+		}
+		if s, ok := info.Sys().(*syscall.Stat_t); ok {
+			out[name] = stamp{uint64(s.Dev), s.Ino, info.Size(), info.ModTime().UnixNano()} //nolint:unconvert // other widths elsewhere
+		}
+	}
+	return out
+}
+
+// watchFiles reloads once files have changed and then stayed as they are for a period,
+// until ctx is done. One that cannot be taken over is tried again when it has changed again.
+func (h *service) watchFiles(ctx context.Context) {
+	if !h.flags.watch || h.flags.config == "" {
+		return
+	}
+	tick := time.NewTicker(watchPeriod)
+	defer tick.Stop()
+	known := h.stamps()
+	before := known
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := h.stamps()
+		if maps.Equal(now, before) && !maps.Equal(now, known) {
+			_, _ = h.reload("file") // which has logged what came of it
+			known = h.stamps()      // of other files, perhaps
+			for name, s := range now {
+				if _, ok := known[name]; ok {
+					known[name] = s
+				}
+			}
+		}
+		before = now
+	}
+}
