@@ -13,21 +13,21 @@ import (
 
 // Agent is a process that decides for the flows of rules with algorithm ccp:NAME.
 type Agent struct {
-	Name      string `yaml:"name" about:"Rules call it ccp:NAME. Lower-case letters, digits, - and _."`
-	Socket    string `yaml:"socket" about:"The agent's Unix datagram socket; /tmp/ccp/portus where not set."`
-	Reply     string `yaml:"reply" about:"The proxy's own, which the agent can reach. Not set: socket.penstock-NAME."`
-	Algorithm string `yaml:"algorithm" about:"What flows ask the agent for, up to 63 bytes. Not set: its default."`
+	Name      string `yaml:"name"`
+	Socket    string `yaml:"socket"`
+	Reply     string `yaml:"reply"`
+	Algorithm string `yaml:"algorithm"`
 
-	Address string   `yaml:"address" about:"HOST:PORT of an agent on another machine; in place of socket, reply."`
-	TLS     AgentTLS `yaml:"tls" reload:"yes" about:"For address: both ends show certificates."`
+	Address string   `yaml:"address"`
+	TLS     AgentTLS `yaml:"tls" reload:"yes"`
 }
 
 // AgentTLS is who the proxy is to an agent on another machine, and whom it takes for one.
 // Each key holds PEM, or the name of a file that does.
 type AgentTLS struct {
-	Certificate string `yaml:"certificate" about:"The proxy's, with its chain: PEM, or a file, relative to this one."`
-	Key         string `yaml:"key" secret:"pem" about:"Its private key, likewise; a file must be closed to others."`
-	CA          string `yaml:"ca" about:"The authorities of the agent's certificate, likewise."`
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key" secret:"pem"`
+	CA          string `yaml:"ca"`
 }
 
 func (c *Config) checkAgents() error {

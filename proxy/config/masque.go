@@ -14,23 +14,23 @@ import (
 // TLS is who a listener is, and whose clients' certificates it trusts.
 // Each key holds PEM, or the name of a file that does.
 type TLS struct {
-	Certificate string `yaml:"certificate" about:"The certificate with its chain: PEM, or a file of it relative to the configuration file, reread with it."`
-	Key         string `yaml:"key" secret:"pem" about:"The certificate's private key, likewise; a file must be closed to others."`
-	ClientCA    string `yaml:"client_ca" about:"Who has a certificate of these authorities may come in; likewise. Not set: certificates are not asked for."`
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key" secret:"pem"`
+	ClientCA    string `yaml:"client_ca"`
 }
 
 // MASQUE is a MASQUE endpoint: IP packets and TCP streams over HTTP/3.
 type MASQUE struct {
-	Pool       []Prefix `yaml:"pool" about:"Addresses for clients that send IP packets (CONNECT-IP), one of each prefix to a client; none: only TCP (CONNECT) and UDP (CONNECT-UDP) are served."`
-	Tokens     []Token  `yaml:"tokens" reload:"yes" about:"Bearer tokens, one of which a client must show, unless it has a certificate of tls.client_ca."`
-	TokensFile string   `yaml:"tokens_file" reload:"yes" about:"A file with more of them, a name and a token on each line, closed to others; relative to the configuration file, and reread with it."`
-	Open       bool     `yaml:"open" about:"Let everybody in who reaches the port."`
+	Pool       []Prefix `yaml:"pool"`
+	Tokens     []Token  `yaml:"tokens" reload:"yes"`
+	TokensFile string   `yaml:"tokens_file" reload:"yes"`
+	Open       bool     `yaml:"open"`
 }
 
 // Token lets a client in.
 type Token struct {
-	Name  string `yaml:"name" required:"yes" about:"For groups and logs: 1 to 64 printable characters, no spaces."`
-	Token string `yaml:"token" required:"yes" secret:"true" about:"16 to 4096 visible characters without spaces."`
+	Name  string `yaml:"name" required:"yes"`
+	Token string `yaml:"token" required:"yes" secret:"true"`
 }
 
 // checkMASQUE is about the keys of mode masque.

@@ -114,7 +114,7 @@ func schemaOf(t reflect.Type) object {
 		s := object{"type": "object", "properties": properties, "additionalProperties": false}
 		var required []string
 		for name, f := range fieldsOf(t) {
-			properties[name] = property(f)
+			properties[name] = property(f, about(t, name))
 			if f.Tag.Get("required") != "" {
 				required = append(required, name)
 			}
@@ -134,14 +134,13 @@ func schemaOf(t reflect.Type) object {
 	}
 }
 
-// property is the schema of a field, with what its tags say: about is its
-// description, min and max bound a number, and reload is whether a running proxy
-// takes another value.
-func property(f reflect.StructField) object {
+// property is the schema of a field, with what it is for and what its tags say: min and
+// max bound a number, and reload is whether a running proxy takes another value.
+func property(f reflect.StructField, purpose string) object {
 	s := schemaOf(f.Type)
-	s["description"] = f.Tag.Get("about")
+	s["description"] = purpose
 	if f.Tag.Get("reload") != "" {
-		s["description"] = f.Tag.Get("about") + " A reload changes it."
+		s["description"] = purpose + " A reload changes it."
 	}
 	least, most := bounds(f)
 	if least != nil {

@@ -10,10 +10,10 @@ import (
 
 // Source is an interface of this machine that tells what it knows.
 type Source struct {
-	Interface string   `yaml:"interface" required:"yes" about:"Name of the interface that leads to the hosts, such as wlan0. It need not exist yet."`
-	Prefix    []Prefix `yaml:"prefix" about:"The hosts whose path leads through it; those of the interface's own addresses where not set."`
-	Capacity  Rate     `yaml:"capacity" about:"What it carries at most, such as 54mbit, where neither its queue nor its device says so: a modem behind an Ethernet port. Not set: what they say."`
-	Interval  Duration `yaml:"interval" about:"Between two readings, 5ms to 1s; 20ms where not set."`
+	Interface string   `yaml:"interface" required:"yes"`
+	Prefix    []Prefix `yaml:"prefix"`
+	Capacity  Rate     `yaml:"capacity"`
+	Interval  Duration `yaml:"interval"`
 }
 
 // How often an interface may be read. Below the shortest, a reading costs more than it

@@ -18,32 +18,32 @@ import (
 
 // Tunnel is what holds for every packet of a tunnel.
 type Tunnel struct {
-	MTU         int       `yaml:"mtu" min:"1280" max:"65535" about:"Largest packet inside the tunnel, 1280 to 65535 bytes; it must be the clients' too. 1420 where not set, 1500 for mode tun, 1300 for masque."`
-	UDPShare    *Fraction `yaml:"udp_share" reload:"yes" about:"The part of a peer's rate that its UDP and ICMP may take while its connections want it; 0: they are not held back. 0.5 where not set."`
-	UDPIdle     Duration  `yaml:"udp_idle" reload:"yes" about:"Forget a UDP session on which nothing moved for this long; 5m where not set, as RFC 4787 asks of middleboxes."`
-	UDPSessions *int      `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536" about:"UDP sessions of one peer at once; the one that was idle longest makes room. 0: UDP and ICMP are not forwarded. 1024 where not set."`
-	Isolate     *bool     `yaml:"isolate" reload:"yes" about:"Refuse what one peer sends to another; true where not set. With false they reach each other inside the tunnel. Not for mode tun, where routes decide."`
-	DNS         Address   `yaml:"dns" reload:"yes" about:"A name server that peers find at the gateway's own address inside, by the rules that hold for it; none where not set. Not for mode tun."`
+	MTU         int       `yaml:"mtu" min:"1280" max:"65535"`
+	UDPShare    *Fraction `yaml:"udp_share" reload:"yes"`
+	UDPIdle     Duration  `yaml:"udp_idle" reload:"yes"`
+	UDPSessions *int      `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536"`
+	Isolate     *bool     `yaml:"isolate" reload:"yes"`
+	DNS         Address   `yaml:"dns" reload:"yes"`
 }
 
 // WireGuard is a WireGuard endpoint.
 type WireGuard struct {
-	PrivateKey     Key      `yaml:"private_key" secret:"true" about:"Our private key, as wg genkey prints it."`
-	PrivateKeyFile string   `yaml:"private_key_file" about:"A file whose first line is the private key, closed to others; relative to the configuration file."`
-	ConfigFile     string   `yaml:"config_file" about:"A file as wg-quick has it, instead of private_key, peers_file and, where they are not set, address and tunnel.mtu."`
-	PeersFile      string   `yaml:"peers_file" reload:"yes" about:"[Peer] sections as wg-quick has them, a comment # Name = phone in each; relative to the configuration file, reread with it, and written by penstock gateway peer."`
-	Peers          []Peer   `yaml:"peers" reload:"yes" about:"Who may use the tunnel, besides those in the file."`
-	Pool           []Prefix `yaml:"pool" reload:"yes" about:"Where penstock gateway peer add takes addresses from, such as 10.9.0.0/24 and fd00:9::/64; the first of each is kept for the gateway."`
+	PrivateKey     Key      `yaml:"private_key" secret:"true"`
+	PrivateKeyFile string   `yaml:"private_key_file"`
+	ConfigFile     string   `yaml:"config_file"`
+	PeersFile      string   `yaml:"peers_file" reload:"yes"`
+	Peers          []Peer   `yaml:"peers" reload:"yes"`
+	Pool           []Prefix `yaml:"pool" reload:"yes"`
 }
 
 // Peer is one client of a tunnel.
 type Peer struct {
-	Name             string   `yaml:"name" required:"yes" about:"For groups, logs and lists; unique."`
-	PublicKey        Key      `yaml:"public_key" required:"yes" about:"As wg pubkey prints it."`
-	PresharedKey     Key      `yaml:"preshared_key" secret:"true" about:"As wg genpsk prints it, if both ends have one."`
-	PresharedKeyFile string   `yaml:"preshared_key_file" about:"A file whose first line is that key, closed to others; relative to the configuration file."`
-	AllowedIPs       []Prefix `yaml:"allowed_ips" required:"yes" about:"The client's addresses inside the tunnel: no others are taken from it, or sent to it."`
-	Keepalive        Duration `yaml:"keepalive" about:"Send something this often, in whole seconds; 0s: only clients do, where they need to."`
+	Name             string   `yaml:"name" required:"yes"`
+	PublicKey        Key      `yaml:"public_key" required:"yes"`
+	PresharedKey     Key      `yaml:"preshared_key" secret:"true"`
+	PresharedKeyFile string   `yaml:"preshared_key_file"`
+	AllowedIPs       []Prefix `yaml:"allowed_ips" required:"yes"`
+	Keepalive        Duration `yaml:"keepalive"`
 }
 
 // Key is a WireGuard key; zero: not set.
