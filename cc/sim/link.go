@@ -14,6 +14,7 @@ type LinkConfig struct {
 	Rate         cc.Rate       // fixed rate; ignored when Trace is set; 0 without a trace: infinitely fast
 	Trace        *Trace        // delivery opportunities; loops
 	Delay        time.Duration // propagation, after the queue
+	Delays       *DelayTrace   // propagation beyond Delay; loops; nil: none
 	QueueBytes   cc.Bytes      // drop-tail limit in bytes; 0: none
 	QueuePackets int           // drop-tail limit in packets; 0: none
 	Loss         float64       // probability that a packet is lost, before the queue
@@ -53,6 +54,7 @@ const (
 type Link struct {
 	cfg     LinkConfig
 	start   cc.Time // of the trace
+	line    delayLine
 	rng     *rand.Rand
 	waiting ring[queuedPacket]
 	queued  cc.Bytes // sum over waiting
@@ -74,7 +76,7 @@ const lossStream = 0x6c696e6b
 
 // NewLink returns a link that starts at time zero of its trace at start.
 func NewLink(cfg LinkConfig, start cc.Time) *Link {
-	return &Link{cfg: cfg, start: start, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
+	return &Link{cfg: cfg, start: start, line: delayLine{start: start}, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
 }
 
 // SetDelay changes the propagation delay for the packets sent from now on. They
@@ -104,7 +106,7 @@ func (l *Link) Send(now cc.Time, size cc.Bytes) Verdict {
 		l.waiting.push(queuedPacket{l.departs, size})
 		l.queued += size
 	}
-	arrives := l.departs.Add(l.cfg.Delay)
+	arrives := l.line.arrives(l.cfg, l.departs)
 	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
 		arrives = arrives.Add(l.cfg.ReorderBy)
 	}

@@ -19,6 +19,7 @@ import (
 type ManagedLink struct {
 	cfg      LinkConfig
 	start    cc.Time // of the trace
+	line     delayLine
 	rng      *rand.Rand
 	aqm      aqm
 	lanes    lanes
@@ -39,7 +40,7 @@ type ManagedLink struct {
 
 // NewManagedLink returns a link with an AQM that starts at time zero of its trace at start.
 func NewManagedLink(cfg LinkConfig, start cc.Time) *ManagedLink {
-	l := &ManagedLink{cfg: cfg, start: start, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
+	l := &ManagedLink{cfg: cfg, start: start, line: delayLine{start: start}, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
 	if cfg.AQM == DualPI2 {
 		l.aqm = &dualPI2{rng: l.rng}
 	} else {
@@ -132,7 +133,7 @@ func (l *ManagedLink) take(now cc.Time) {
 		return
 	}
 	l.serve(p.size)
-	d.Departs, d.Arrives = l.departs, l.departs.Add(l.cfg.Delay)
+	d.Departs, d.Arrives = l.departs, l.line.arrives(l.cfg, l.departs)
 	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
 		d.Arrives = d.Arrives.Add(l.cfg.ReorderBy)
 	}

@@ -25,6 +25,7 @@ const (
 // Trace is a recorded link in Mahimahi's format: each line is the millisecond,
 // from the start, at which 1500 bytes may leave; a line repeats when more may.
 // A player loops it at its end: the last line is also the length of the loop.
+// Lines that are blank, or begin with #, say nothing.
 type Trace struct {
 	Name  string
 	times []int64 // milliseconds, ascending; the last is above zero
@@ -34,28 +35,18 @@ var errTraceLine = errors.New("too long for a number of milliseconds")
 
 // ReadTrace parses a trace; an error names the line.
 func ReadTrace(name string, r io.Reader) (*Trace, error) {
-	lines := bufio.NewScanner(r)
 	var times []int64
 	last := int64(0)
-	n := 0
-	for lines.Scan() {
-		n++
-		at, err := parseMillis(lines.Bytes())
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("sim: trace %s: line %d: %w", name, n, err)
-		case at < last:
-			return nil, fmt.Errorf("sim: trace %s: line %d: %d comes after %d; times must not go back", name, n, at, last)
-		case n > maxOpportunities:
-			return nil, fmt.Errorf("sim: trace %s: line %d: a trace may have at most %d lines", name, n, maxOpportunities)
+	n, err := readNumbers(name, r, func(at int64) error {
+		if at < last {
+			return fmt.Errorf("%d comes after %d; times must not go back", at, last)
 		}
 		last = at
 		times = append(times, at)
-	}
-	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return nil, fmt.Errorf("sim: trace %s: line %d: %w", name, n+1, errTraceLine)
-	} else if err != nil {
-		return nil, fmt.Errorf("sim: read trace %s: %w", name, err)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if len(times) == 0 {
 		return nil, fmt.Errorf("sim: trace %s is empty; it needs one line, a number of milliseconds, per 1500 bytes", name)
@@ -66,11 +57,37 @@ func ReadTrace(name string, r io.Reader) (*Trace, error) {
 	return &Trace{Name: name, times: slices.Clip(times)}, nil
 }
 
+// readNumbers hands over the number of each line that says something. It returns how
+// many lines there are; an error names the line.
+func readNumbers(name string, r io.Reader, take func(int64) error) (n int, err error) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		n++
+		line := lines.Bytes()
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		v, err := parseMillis(line)
+		if err == nil && n > maxOpportunities {
+			err = fmt.Errorf("a trace may have at most %d lines", maxOpportunities)
+		}
+		if err == nil {
+			err = take(v)
+		}
+		if err != nil {
+			return n, fmt.Errorf("sim: trace %s: line %d: %w", name, n, err)
+		}
+	}
+	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
+		return n, fmt.Errorf("sim: trace %s: line %d: %w", name, n+1, errTraceLine)
+	} else if err != nil {
+		return n, fmt.Errorf("sim: read trace %s: %w", name, err)
+	}
+	return n, nil
+}
+
 // parseMillis reads a line: decimal digits, nothing else.
 func parseMillis(line []byte) (int64, error) {
-	if len(line) == 0 {
-		return 0, errors.New("is empty; it must hold a number of milliseconds")
-	}
 	if len(line) > maxTraceLine {
 		return 0, errTraceLine
 	}

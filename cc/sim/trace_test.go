@@ -33,6 +33,7 @@ func TestReadTrace(t *testing.T) {
 		{"1\r\n2\r\n", 2 * time.Millisecond, 12},
 		{"0\n1\n", time.Millisecond, 24},
 		{"5\n5\n5\n10\n", 10 * time.Millisecond, 4.8},
+		{"# a drive\n\n5\n5\n#\n5\n10\n\n", 10 * time.Millisecond, 4.8},
 	} {
 		trace := readTrace(t, c.lines)
 		assert.Equal(t, c.duration, trace.Duration(), "%q", c.lines)
@@ -44,7 +45,8 @@ func TestReadTraceRefuses(t *testing.T) {
 	for lines, complaint := range map[string]string{
 		"":                               "trace bad is empty",
 		"0\n0\n":                         "line 2: the last line is the length of the loop",
-		"1\n\n2\n":                       "line 2: is empty",
+		"\n# nothing\n":                  "trace bad is empty",
+		"1\n\n3\n2\n":                    "line 4: 2 comes after 3",
 		"1\n3\n2\n":                      "line 3: 2 comes after 3",
 		"1\n-2\n":                        `line 2: "-2" is not a whole number`,
 		"1\n2.5\n":                       `line 2: "2.5" is not a whole number`,

@@ -26,6 +26,7 @@ import (
 // benchFlags are the flags of bench as written.
 type benchFlags struct {
 	senders, envelopes, links, buffers []string
+	delays                             string
 	up, aqm                            string
 	delay, duration, sample, reorderBy time.Duration
 	losses                             []float64
@@ -117,6 +118,8 @@ where user namespaces are allowed.`,
 	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"},
 		"limit of the queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
+	flags.StringVar(&f.delays, "delay-trace", "",
+		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
 	flags.Float64SliceVar(&f.losses, "loss", []float64{0}, "probability that a packet towards the client is lost at random; several for each in turn")
 	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
 	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
@@ -187,6 +190,11 @@ func (f *benchFlags) plan() (bench.Plan, error) {
 	}
 	if p.AQM, err = sim.ParseAQM(f.aqm); err != nil {
 		return p, fmt.Errorf("--aqm: %w", err)
+	}
+	if f.delays != "" {
+		if p.Delays, err = bench.ReadDelayTrace(f.delays); err != nil {
+			return p, fmt.Errorf("--delay-trace: %w", err)
+		}
 	}
 	if p.Senders, err = bench.ParseSenders(f.senders, f.envelopes); err != nil {
 		return p, err

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/lab/bench"
 )
 
 // simFlags are the flags of sim as written.
@@ -23,6 +24,7 @@ type simFlags struct {
 	algorithms, sweeps        []string
 	rates, traces, models     []string
 	upRate, upTrace           string
+	delayTrace                string
 	buffer                    string
 	delay, ackEvery, hints    time.Duration
 	transport, aqm, ecn       string
@@ -107,6 +109,8 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.upRate, "up-rate", "", "`RATE` of the link that carries acknowledgements (default: infinitely fast)")
 	flags.StringVar(&f.upTrace, "up-trace", "", "trace `FILE` of the link that carries acknowledgements")
 	flags.DurationVar(&f.delay, "delay", 20*time.Millisecond, "propagation, each way")
+	flags.StringVar(&f.delayTrace, "delay-trace", "",
+		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
 	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
 		"how that queue is managed: droptail, codel (RFC 8289, with ECN marks) or dualpi2 (RFC 9332)")
@@ -262,6 +266,15 @@ func (f *simFlags) base() (sim.Scenario, error) {
 	if f.upTrace != "" {
 		if s.Up.Trace, err = openTrace(f.upTrace); err != nil {
 			return s, fmt.Errorf("--up-trace: %w", err)
+		}
+	}
+	if f.delayTrace != "" {
+		delays, err := bench.ReadDelayTrace(f.delayTrace)
+		if err != nil {
+			return s, fmt.Errorf("--delay-trace: %w", err)
+		}
+		for _, c := range []*sim.LinkConfig{&s.Down, &s.Up} {
+			c.Delay, c.Delays = 0, delays
 		}
 	}
 	if f.upRate != "" && f.upTrace != "" {

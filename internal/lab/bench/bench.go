@@ -121,6 +121,9 @@ func (b *Bench) describe(plan Plan, t Trial) Result {
 	if plan.AQM != sim.DropTail {
 		r.AQM = plan.AQM.String()
 	}
+	if plan.Delays != nil {
+		r.Delay, r.Delays = 0, plan.Delays.Name
+	}
 	if plan.Up != nil {
 		r.Up = plan.Up.Name
 	}

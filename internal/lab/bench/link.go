@@ -85,6 +85,16 @@ func (l Link) Config(seed uint64) (sim.LinkConfig, error) {
 	return cfg, nil
 }
 
+// ReadDelayTrace reads a trace of delays from a file.
+func ReadDelayTrace(name string) (*sim.DelayTrace, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	delays, err := sim.ReadDelayTrace(filepath.Base(name), f)
+	return delays, errors.Join(err, f.Close())
+}
+
 // Buffer is the drop-tail limit of the link's queue; zero: none.
 type Buffer struct {
 	Name    string // as tables show it
@@ -135,6 +145,9 @@ func (p Plan) directions(t Trial) (down, up sim.LinkConfig, err error) {
 	}
 	for _, c := range []*sim.LinkConfig{&down, &up} {
 		c.Delay, c.QueueBytes, c.QueuePackets = p.Delay, t.Buffer.bytes, t.Buffer.packets
+		if c.Delays = p.Delays; p.Delays != nil {
+			c.Delay = 0
+		}
 	}
 	down.AQM, down.Loss, down.Reorder, down.ReorderBy = p.AQM, t.Loss, p.Reorder, p.ReorderBy
 	return down, up, nil

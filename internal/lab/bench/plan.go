@@ -31,10 +31,11 @@ type Plan struct {
 	Links     []Link
 	Up        *Link // towards the server; nil: as the link itself
 	Buffers   []Buffer
-	Delay     time.Duration // propagation, each way
-	AQM       sim.AQM       // of the queue towards the client
-	Losses    []float64     // probabilities that a data packet is lost at random; towards the client only
-	Reorder   float64       // probability that a data packet takes ReorderBy longer
+	Delay     time.Duration   // propagation, each way
+	Delays    *sim.DelayTrace // in place of Delay; nil: it does not move
+	AQM       sim.AQM         // of the queue towards the client
+	Losses    []float64       // probabilities that a data packet is lost at random; towards the client only
+	Reorder   float64         // probability that a data packet takes ReorderBy longer
 	ReorderBy time.Duration
 	Duration  time.Duration // from the first data packet
 	Seeds     []uint64      // of random loss, and of generated traces that name none

@@ -27,6 +27,7 @@ type Result struct {
 	Up        string  `json:"up"` // "same": as link
 	Buffer    string  `json:"buffer"`
 	Delay     float64 `json:"delay_ms"`          // each way
+	Delays    string  `json:"delays,omitempty"`  // the trace of delays in its place; empty: none
 	Loss      float64 `json:"loss"`              // probability, towards the client
 	AQM       string  `json:"aqm,omitempty"`     // of the queue towards the client; empty: drop-tail
 	Reorder   float64 `json:"reorder,omitempty"` // probability, towards the client, that a packet takes ReorderBy longer
@@ -144,7 +145,11 @@ func (r Result) path(withLoss bool) string {
 	} else {
 		b.WriteString(" down, " + r.Up + " up")
 	}
-	fmt.Fprintf(&b, ", %s ms each way", figures.Number(r.Delay))
+	if r.Delays != "" {
+		b.WriteString(", delays of " + r.Delays + " each way")
+	} else {
+		fmt.Fprintf(&b, ", %s ms each way", figures.Number(r.Delay))
+	}
 	if r.Buffer == bufferNone {
 		b.WriteString(", no buffer limit")
 	} else {
