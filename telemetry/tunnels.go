@@ -12,23 +12,40 @@ import (
 )
 
 var (
-	tunnelPeers      = gauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
-	tunnelActive     = gauge("tunnel_peers_active", "Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and CONNECT-IP's.", "listener")
-	tunnelBytes      = counter("tunnel_bytes_total", "Bytes of the packets inside the tunnel, their headers included, received from peers and sent to them.", "listener", "direction")
-	tunnelRefused    = counter("tunnel_refused_packets_total", "Packets that were no peer's, or not from its addresses.", "listener")
-	tunnelLost       = counter("tunnel_lost_packets_total", "Packets to peers that were lost here, since more waited than may.", "listener")
-	tunnelHandshakes = counter("tunnel_dropped_handshakes_total", "Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
-	tunnelStalls     = counter("tunnel_stalls_total", "How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
-	tunnelInvalid    = counter("tunnel_invalid_packets_total", "Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) and flags (no TCP sends them together).", "listener", "reason")
-	tunnelExpired    = counter("tunnel_expired_packets_total", "Packets out of the tunnel whose hop limit had run out.", "listener")
+	tunnelPeers  = gauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
+	tunnelActive = gauge("tunnel_peers_active",
+		"Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and "+
+			"CONNECT-IP's.", "listener")
+	tunnelBytes = counter("tunnel_bytes_total",
+		"Bytes of the packets inside the tunnel, their headers included, received from peers and sent to "+
+			"them.", "listener", "direction")
+	tunnelRefused = counter("tunnel_refused_packets_total",
+		"Packets that were no peer's, or not from its addresses.", "listener")
+	tunnelLost = counter("tunnel_lost_packets_total",
+		"Packets to peers that were lost here, since more waited than may.", "listener")
+	tunnelHandshakes = counter("tunnel_dropped_handshakes_total",
+		"Connections asked for that were not heard, since as many waited as may; clients ask again.", "listener")
+	tunnelStalls = counter("tunnel_stalls_total",
+		"How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
+	tunnelInvalid = counter("tunnel_invalid_packets_total",
+		"Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) and flags "+
+			"(no TCP sends them together).", "listener", "reason")
+	tunnelExpired = counter("tunnel_expired_packets_total",
+		"Packets out of the tunnel whose hop limit had run out.", "listener")
 
-	tunnelDatagrams = counter("tunnel_datagrams_total", "UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
-	tunnelDropped   = counter("tunnel_datagrams_dropped_total", "UDP datagrams and echo messages that were dropped: refused by policy, "+
-		"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on the way to a peer, "+
-		"unsolicited (from whom the peer had not written to), failed (not taken by the network or the tunnel).", "listener", "reason")
-	tunnelSessions = gauge("tunnel_datagram_sessions", "Addresses and ports of peers that have sent datagrams and may be answered.", "listener")
-	tunnelEvicted  = counter("tunnel_datagram_sessions_evicted_total", "Sessions that ended early to make room for others.", "listener")
-	tunnelNotices  = counter("tunnel_icmp_errors_total", "ICMP errors about datagrams that peers were told.", "listener")
+	tunnelDatagrams = counter("tunnel_datagrams_total",
+		"UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
+	tunnelDropped = counter("tunnel_datagrams_dropped_total",
+		"UDP datagrams and echo messages that were dropped: refused by policy, "+
+			"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on "+
+			"the way to a peer, "+
+			"unsolicited (from whom the peer had not written to), failed (not taken by the network or the "+
+			"tunnel).", "listener", "reason")
+	tunnelSessions = gauge("tunnel_datagram_sessions",
+		"Addresses and ports of peers that have sent datagrams and may be answered.", "listener")
+	tunnelEvicted = counter("tunnel_datagram_sessions_evicted_total",
+		"Sessions that ended early to make room for others.", "listener")
+	tunnelNotices = counter("tunnel_icmp_errors_total", "ICMP errors about datagrams that peers were told.", "listener")
 )
 
 // What is told of single peers, by the names that configuration, tokens or certificates
@@ -46,7 +63,8 @@ var (
 	peerRate = gauge("peer_delivery_rate_bytes_per_second",
 		"Newest delivery rates towards a peer, summed over the connections that have something in flight "+
 			"under our congestion control.", "listener", "peer")
-	peerRetransmitted = counter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener", "peer")
+	peerRetransmitted = counter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener",
+		"peer")
 
 	peerMetrics = []metric{peerBytes, peerHandshake, peerConnections, peerQueueing, peerRate, peerRetransmitted}
 )
@@ -149,7 +167,8 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 	s.put(tunnelDatagrams, float64(d.SentPackets), t.Listener, "received")
 	s.put(tunnelDatagrams, float64(d.ReceivedPackets), t.Listener, "sent")
 	for reason, n := range map[string]uint64{
-		"refused": d.Refused, "crowded": d.Crowded, "late": d.Late, "overflow": d.Overflow, "unsolicited": d.Unsolicited, "failed": d.Failed,
+		"refused": d.Refused, "crowded": d.Crowded, "late": d.Late,
+		"overflow": d.Overflow, "unsolicited": d.Unsolicited, "failed": d.Failed,
 	} {
 		s.put(tunnelDropped, float64(n), t.Listener, reason)
 	}

@@ -61,7 +61,8 @@ once, and other peers' sessions go on.`,
 	flags := cmd.PersistentFlags()
 	flags.StringVarP(&g.config, "config", "c", defaultConfig, "configuration `FILE`")
 	flags.StringVar(&g.listener, "listener", "", "`NAME` of the listener, where there is more than one of mode wireguard")
-	flags.StringVar(&g.telemetry, "telemetry", "", "`host:port` where the running proxy answers, if that is not the file's telemetry.address")
+	flags.StringVar(&g.telemetry, "telemetry", "",
+		"`host:port` where the running proxy answers, if that is not the file's telemetry.address")
 
 	var n newPeer
 	add := &cobra.Command{
@@ -80,9 +81,11 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 		},
 	}
 	f := add.Flags()
-	f.StringVar(&n.endpoint, "endpoint", "", "`HOST[:PORT]` where clients reach this machine (default its own address and the listener's port)")
+	f.StringVar(&n.endpoint, "endpoint", "",
+		"`HOST[:PORT]` where clients reach this machine (default its own address and the listener's port)")
 	f.StringSliceVar(&n.allowed, "allowed-ips", []string{"0.0.0.0/0", "::/0"}, "what the client sends into the tunnel")
-	f.StringSliceVar(&n.addresses, "address", nil, "the client's own addresses in the tunnel (default the next that is free of each prefix in wireguard.pool)")
+	f.StringSliceVar(&n.addresses, "address", nil,
+		"the client's own addresses in the tunnel (default the next that is free of each prefix in wireguard.pool)")
 	f.StringSliceVar(&n.dns, "dns", nil, "name servers that the client is to use")
 	f.BoolVar(&n.preshared, "preshared-key", false, "give both ends a shared key, too")
 	f.BoolVar(&n.noQR, "no-qr", false, "print no QR code")
@@ -148,7 +151,8 @@ func (g *gateway) open() (err error) {
 			return err
 		}
 	default:
-		return cli.BadInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as peers.conf (it need not exist yet)", i))
+		return cli.BadInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as "+
+			"peers.conf (it need not exist yet)", i))
 	}
 	if g.cfg, err = config.Load(g.config); err != nil {
 		return err

@@ -96,7 +96,8 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 		return list, nil
 	}
 	if len(g.WireGuard.Pool) == 0 {
-		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as [10.9.0.0/24], or give --address", g.Name)
+		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as [10.9.0.0/24], "+
+			"or give --address", g.Name)
 	}
 	var taken, out []netip.Prefix
 	for _, p := range g.WireGuard.Access() {
@@ -105,7 +106,8 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 	for _, pool := range g.WireGuard.Pool {
 		free, ok := nextFree(netip.Prefix(pool), taken)
 		if !ok {
-			return nil, fmt.Errorf("every address of %v is taken; add a prefix to wireguard.pool, or remove a peer", netip.Prefix(pool))
+			return nil, fmt.Errorf("every address of %v is taken; add a prefix to wireguard.pool, or remove a peer",
+				netip.Prefix(pool))
 		}
 		out = append(out, netip.PrefixFrom(free, free.BitLen()))
 	}
@@ -157,13 +159,15 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 	if len(n.dns) > 0 {
 		fmt.Fprintf(&b, "DNS = %s\n", strings.Join(n.dns, ", "))
 	} else if slices.ContainsFunc(allowed, func(a netip.Prefix) bool { return a.Bits() == 0 }) {
-		fmt.Fprintln(notes, "without --dns the client asks the name servers of whatever network it is in, through the tunnel, where they seldom answer")
+		fmt.Fprintln(notes, "without --dns the client asks the name servers of whatever network it is in, through the "+
+			"tunnel, where they seldom answer")
 	}
 	fmt.Fprintf(&b, "MTU = %d\n\n[Peer]\nPublicKey = %v\n", g.MTU(), server)
 	if p.Preshared != (access.Key{}) {
 		fmt.Fprintf(&b, "PresharedKey = %v\n", p.Preshared)
 	}
-	fmt.Fprintf(&b, "Endpoint = %s\nAllowedIPs = %s\nPersistentKeepalive = %d\n", endpoint, access.JoinPrefixes(allowed), clientKeepalive)
+	fmt.Fprintf(&b, "Endpoint = %s\nAllowedIPs = %s\nPersistentKeepalive = %d\n", endpoint,
+		access.JoinPrefixes(allowed), clientKeepalive)
 	return b.String(), nil
 }
 
@@ -187,7 +191,8 @@ func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("--endpoint: missing, and this machine's own address is unknown: %w", err)
 		}
-		fmt.Fprintf(notes, "the endpoint is this machine's own address, %s; where clients reach it by another, say so with --endpoint\n", own)
+		fmt.Fprintf(notes, "the endpoint is this machine's own address, %s; where clients reach it by another, say so with "+
+			"--endpoint\n", own)
 		host = own
 	}
 	return net.JoinHostPort(host, port), nil

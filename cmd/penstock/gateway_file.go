@@ -105,7 +105,8 @@ func writeNew(path string, content []byte, owner fs.FileInfo, mode fs.FileMode) 
 const proxyPatience = 10 * time.Second
 
 // errTelemetryOff is why a proxy that may well run cannot be asked.
-var errTelemetryOff = errors.New("telemetry.address is off, so that no proxy can be asked; SIGHUP has it reread its files")
+var errTelemetryOff = errors.New("telemetry.address is off, so that no proxy can be asked; SIGHUP has it reread its " +
+	"files")
 
 // request asks the running proxy for a page and returns what it answers.
 func (g *gateway) request(ctx context.Context, method, page string) (status int, body []byte, err error) {

@@ -73,17 +73,20 @@ func TestClientsAskTheGatewayForNamesWhereItAnswers(t *testing.T) {
 func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 	path := gatewayFolder(t, gatewayConfig)
 	peers := filepath.Join(filepath.Dir(path), "peers.conf")
-	code, stdout, stderr := run(t, peerArgs(path, "add", "Jane's phone", "--endpoint", "vpn.example.com:51820", "--dns", "9.9.9.9")...)
+	code, stdout, stderr := run(t, peerArgs(path, "add", "Jane's phone", "--endpoint", "vpn.example.com:51820",
+		"--dns", "9.9.9.9")...)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stderr, "no proxy answers at "+unheard)
 	client, err := access.ParseQuick(stdout)
 	require.NoError(t, err, stdout)
-	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32"), netip.MustParsePrefix("fd00:9::2/128")}, client.Addresses)
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32"), netip.MustParsePrefix("fd00:9::2/128")},
+		client.Addresses)
 	assert.Equal(t, 1400, client.MTU)
 	assert.Contains(t, stdout, "DNS = 9.9.9.9\n")
 	assert.Contains(t, stdout, "Endpoint = vpn.example.com:51820\n")
 	require.Len(t, client.Peers, 1)
-	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}, client.Peers[0].AllowedIPs)
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")},
+		client.Peers[0].AllowedIPs)
 
 	info, err := os.Stat(peers)
 	require.NoError(t, err)
@@ -133,30 +136,54 @@ func TestASharedKeyGoesToBothEnds(t *testing.T) {
 
 func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 	plain := strings.Replace(gatewayConfig, "      peers_file: peers.conf\n", "", 1)
-	two := strings.Replace(gatewayConfig, "listeners:\n", "listeners:\n  - {name: other, mode: wireguard, address: \":0\", wireguard: {private_key: EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=, peers_file: other.conf}}\n", 1)
+	two := strings.Replace(gatewayConfig, "listeners:\n",
+		"listeners:\n  - {name: other, mode: wireguard, address: \":0\", wireguard: {private_key: "+
+			"EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=, peers_file: other.conf}}\n", 1)
 	end := []string{"--endpoint", "192.0.2.1:51820"}
 	for name, c := range map[string]struct {
 		config string
 		args   []string
 		says   string
 	}{
-		"a name twice":               {gatewayConfig, append([]string{"add", "tablet"}, end...), `two peers are called "tablet"`},
-		"a name of two lines":        {gatewayConfig, append([]string{"add", "a\nb"}, end...), "no name for a peer"},
-		"an address twice":           {gatewayConfig, append([]string{"add", "phone", "--address", "10.9.0.2"}, end...), "both have 10.9.0.2/32"},
-		"an address that is none":    {gatewayConfig, append([]string{"add", "phone", "--address", "10.9"}, end...), "--address"},
-		"no port to tell the client": {gatewayConfig, []string{"add", "phone", "--endpoint", "vpn.example.com"}, "--endpoint: say the port"},
-		"an endpoint that is none":   {gatewayConfig, []string{"add", "phone", "--endpoint", "a b:1"}, "--endpoint"},
-		"name servers by name":       {gatewayConfig, append([]string{"add", "phone", "--dns", "dns.example"}, end...), "--dns"},
-		"what is no prefix":          {gatewayConfig, append([]string{"add", "phone", "--allowed-ips", "all"}, end...), "--allowed-ips"},
-		"no file":                    {plain, append([]string{"add", "phone"}, end...), "listeners[0].wireguard.peers_file: missing"},
+		"a name twice":        {gatewayConfig, append([]string{"add", "tablet"}, end...), `two peers are called "tablet"`},
+		"a name of two lines": {gatewayConfig, append([]string{"add", "a\nb"}, end...), "no name for a peer"},
+		"an address twice": {
+			gatewayConfig, append([]string{"add", "phone", "--address", "10.9.0.2"}, end...),
+			"both have 10.9.0.2/32",
+		},
+		"an address that is none": {
+			gatewayConfig, append([]string{"add", "phone", "--address", "10.9"}, end...),
+			"--address",
+		},
+		"no port to tell the client": {
+			gatewayConfig,
+			[]string{"add", "phone", "--endpoint", "vpn.example.com"},
+			"--endpoint: say the port",
+		},
+		"an endpoint that is none": {gatewayConfig, []string{"add", "phone", "--endpoint", "a b:1"}, "--endpoint"},
+		"name servers by name": {
+			gatewayConfig, append([]string{"add", "phone", "--dns", "dns.example"}, end...),
+			"--dns",
+		},
+		"what is no prefix": {
+			gatewayConfig, append([]string{"add", "phone", "--allowed-ips", "all"}, end...),
+			"--allowed-ips",
+		},
+		"no file": {
+			plain, append([]string{"add", "phone"}, end...),
+			"listeners[0].wireguard.peers_file: missing",
+		},
 		"a peer of the configuration": {
 			gatewayConfig, []string{"remove", "tablet"}, "remove it there",
 		},
-		"a peer that is not":     {gatewayConfig, []string{"remove", "phone"}, `no peer "phone"`},
-		"which listener":         {two, append([]string{"add", "phone"}, end...), "--listener: say which of other, vpn"},
-		"a listener that is not": {two, append([]string{"add", "phone", "--listener", "x"}, end...), `--listener: "x" is not one of other, vpn`},
-		"no pool":                {two, append([]string{"add", "phone", "--listener", "other"}, end...), "no wireguard.pool"},
-		"no gateway":             {runConfig, []string{"list"}, "has no listener of mode wireguard"},
+		"a peer that is not": {gatewayConfig, []string{"remove", "phone"}, `no peer "phone"`},
+		"which listener":     {two, append([]string{"add", "phone"}, end...), "--listener: say which of other, vpn"},
+		"a listener that is not": {
+			two, append([]string{"add", "phone", "--listener", "x"}, end...),
+			`--listener: "x" is not one of other, vpn`,
+		},
+		"no pool":    {two, append([]string{"add", "phone", "--listener", "other"}, end...), "no wireguard.pool"},
+		"no gateway": {runConfig, []string{"list"}, "has no listener of mode wireguard"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := gatewayFolder(t, c.config)
@@ -176,7 +203,10 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 
 func TestAddressesAreTakenInOrderUntilThereAreNone(t *testing.T) {
 	pool := netip.MustParsePrefix("10.9.0.0/29")
-	taken := []netip.Prefix{netip.MustParsePrefix("10.9.0.4/31"), netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("fd00::/8")}
+	taken := []netip.Prefix{
+		netip.MustParsePrefix("10.9.0.4/31"), netip.MustParsePrefix("0.0.0.0/0"),
+		netip.MustParsePrefix("fd00::/8"),
+	}
 	var got []string
 	for {
 		a, ok := nextFree(pool, taken)
@@ -204,7 +234,8 @@ func TestWhoeverIsAddedWhileTheProxyRunsComesIn(t *testing.T) {
 
 	peer := func(args ...string) (string, string) {
 		t.Helper()
-		code, stdout, stderr := run(t, append(append([]string{"gateway", "peer"}, args...), "--config", path, "--telemetry", at)...)
+		code, stdout, stderr := run(t, append(append([]string{"gateway", "peer"}, args...), "--config", path,
+			"--telemetry", at)...)
 		require.Equal(t, cli.ExitOK, code, stderr)
 		return stdout, stderr
 	}
@@ -254,7 +285,8 @@ func joinAs(t *testing.T, text string) *netstack.Net {
 	require.NoError(t, err)
 	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
 	t.Cleanup(d.Close)
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\nendpoint=%s\nallowed_ip=0.0.0.0/0\n", c.PrivateKey[:], c.Peers[0].PublicKey[:], endpoint)))
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\nendpoint=%s\nallowed_ip=0.0.0.0/0\n",
+		c.PrivateKey[:], c.Peers[0].PublicKey[:], endpoint)))
 	require.NoError(t, d.Up())
 	return stack
 }
@@ -267,7 +299,8 @@ func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {
 	require.True(t, ok)
 	at := strings.TrimSuffix(strings.TrimPrefix(metrics, "http://"), "/metrics")
 	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(gatewayConfig, "mtu: 1400", "mtu: 1300", 1)), 0o640))
-	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", path, "--telemetry", at)
+	code, stdout, stderr := run(t, "gateway", "peer", "add", "phone", "--endpoint", "127.0.0.1:1", "--config", path,
+		"--telemetry", at)
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, stderr, "listeners[0].tunnel.mtu: cannot change while running")
 	assert.Contains(t, stdout, "PrivateKey = ", "it is nowhere else")

@@ -31,12 +31,15 @@ func healthy() facts {
 		envelope: kernel.EBPF, beneath: "bbr", infoSize: 280, btf: true,
 		available: []string{"reno", "cubic", "bbr"}, allowed: []string{"reno", "cubic", "bbr"},
 		sources: []linkstat.Interface{
-			{Name: "wlan0", Queue: "noqueue", Radio: true}, {Name: "lan0", Queue: "tbf", Rate: 40_000_000}, {Name: "wan0", Queue: "fq_codel"},
+			{Name: "wlan0", Queue: "noqueue", Radio: true},
+			{Name: "lan0", Queue: "tbf", Rate: 40_000_000},
+			{Name: "wan0", Queue: "fq_codel"},
 		},
 		root: true, traceable: true,
 		capabilities: caps.NetAdmin | caps.NetBindService | caps.SysAdmin | caps.BPF | caps.Perfmon,
 		trials: map[string]attempt{
-			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {}, "tun": {}, "kernel_wireguard": {},
+			"tproxy_rules_ipv4": {}, "tproxy_rules_ipv6": {}, "redirect_rules_ipv4": {}, "redirect_rules_ipv6": {},
+			"tun": {}, "kernel_wireguard": {},
 		},
 		descriptors: proxy.Descriptors{Total: 1048576, Connections: 458696, Pipes: 65528},
 		sysctls: map[string]string{
@@ -55,7 +58,10 @@ func limited() facts {
 	f.release, f.infoSize = "5.3.0", 240
 	f.sources, f.sourceless = nil, unix.EAFNOSUPPORT
 	f.filterless = unix.EPERM
-	f.lacking = []string{"TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen", `envelope "bbr": not loaded`}
+	f.lacking = []string{
+		"TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen",
+		`envelope "bbr": not loaded`,
+	}
 	f.envelope, f.beneath = "cubic", "cubic"
 	f.ebpf = fmt.Errorf("bpf: needs Linux 6.10 or later, this is 5.3.0: %w", unix.EPERM)
 	f.btf, f.root, f.capabilities = false, false, 0
@@ -117,20 +123,47 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		state  State
 		fix    string // a part of it; empty: there is none
 	}{
-		"a kernel without the datapath": {func(f *facts) { f.datapath = errors.New("kernel: too old") }, "release", Missing, "boot Linux 4.6"},
-		"no tier without a datapath":    {func(f *facts) { f.datapath = errors.New("kernel: too old") }, "tier", Missing, "see release"},
-		"a short TCP_INFO":              {func(f *facts) { f.lacking = []string{"TCP_INFO has no total_rto"} }, "tcp_info", Warn, "boot Linux 6.7"},
+		"a kernel without the datapath": {
+			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "release",
+			Missing, "boot Linux 4.6",
+		},
+		"no tier without a datapath": {
+			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "tier", Missing,
+			"see release",
+		},
+		"a short TCP_INFO": {
+			func(f *facts) { f.lacking = []string{"TCP_INFO has no total_rto"} },
+			"tcp_info", Warn, "boot Linux 6.7",
+		},
 
-		"eBPF on an old kernel":           {func(f *facts) { f.release, f.ebpf = "6.9.12", unix.ENOTSUP }, "ebpf", Warn, "boot Linux 6.10"},
-		"eBPF without type information":   {func(f *facts) { f.btf, f.ebpf = false, unix.ENOENT }, "ebpf", Warn, "CONFIG_DEBUG_INFO_BTF=y"},
-		"eBPF without both capabilities":  {without(caps.NetAdmin), "ebpf", Warn, "setcap cap_net_admin,cap_perfmon,cap_bpf+ep"},
-		"eBPF without one of the two":     {without(caps.BPF), "ebpf", Warn, "AmbientCapabilities=CAP_PERFMON CAP_BPF in"},
-		"eBPF behind a filter":            {func(f *facts) { f.ebpf = unix.EPERM }, "ebpf", Warn, "SystemCallFilter=bpf"},
-		"eBPF in a rootless container":    {func(f *facts) { f.ebpf, f.guest = unix.EPERM, true }, "ebpf", Warn, "which cannot grant CAP_PERFMON CAP_BPF"},
-		"eBPF in a kernel built without":  {func(f *facts) { f.ebpf = unix.EINVAL }, "ebpf", Warn, "CONFIG_BPF_JIT=y"},
-		"congestion controls are unknown": {func(f *facts) { f.controls = unix.EACCES }, "congestion_controls", Warn, "ProcSubset"},
+		"eBPF on an old kernel": {
+			func(f *facts) { f.release, f.ebpf = "6.9.12", unix.ENOTSUP }, "ebpf", Warn,
+			"boot Linux 6.10",
+		},
+		"eBPF without type information": {
+			func(f *facts) { f.btf, f.ebpf = false, unix.ENOENT }, "ebpf", Warn,
+			"CONFIG_DEBUG_INFO_BTF=y",
+		},
+		"eBPF without both capabilities": {
+			without(caps.NetAdmin), "ebpf", Warn,
+			"setcap cap_net_admin,cap_perfmon,cap_bpf+ep",
+		},
+		"eBPF without one of the two": {without(caps.BPF), "ebpf", Warn, "AmbientCapabilities=CAP_PERFMON CAP_BPF in"},
+		"eBPF behind a filter":        {func(f *facts) { f.ebpf = unix.EPERM }, "ebpf", Warn, "SystemCallFilter=bpf"},
+		"eBPF in a rootless container": {
+			func(f *facts) { f.ebpf, f.guest = unix.EPERM, true }, "ebpf", Warn,
+			"which cannot grant CAP_PERFMON CAP_BPF",
+		},
+		"eBPF in a kernel built without": {func(f *facts) { f.ebpf = unix.EINVAL }, "ebpf", Warn, "CONFIG_BPF_JIT=y"},
+		"congestion controls are unknown": {
+			func(f *facts) { f.controls = unix.EACCES }, "congestion_controls", Warn,
+			"ProcSubset",
+		},
 
-		"bbr is not loaded, for an administrator": {func(f *facts) { f.available = []string{"reno"} }, "bbr", Warn, "modprobe tcp_bbr"},
+		"bbr is not loaded, for an administrator": {
+			func(f *facts) { f.available = []string{"reno"} }, "bbr", Warn,
+			"modprobe tcp_bbr",
+		},
 		"bbr is not loaded, for a user": {
 			func(f *facts) { f.available, f.allowed, f.capabilities = []string{"reno"}, []string{"reno"}, 0 }, "bbr", Warn,
 			`modprobe tcp_bbr && sysctl -w net.ipv4.tcp_allowed_congestion_control="reno bbr"`,
@@ -140,27 +173,69 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			`sysctl -w net.ipv4.tcp_allowed_congestion_control="reno cubic bbr"`,
 		},
 
-		"no CAP_NET_ADMIN":                       {without(0), "net_admin", Missing, "setcap cap_net_admin+ep on the binary, or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit"},
-		"IP_TRANSPARENT is refused":              {func(f *facts) { f.transparent[0], f.capabilities = unix.EPERM, 0 }, "tproxy_ipv4", Missing, "setcap cap_net_admin+ep"},
-		"IP_TRANSPARENT in a rootless container": {func(f *facts) { f.transparent[0], f.guest = unix.EPERM, true }, "tproxy_ipv4", Missing, "which cannot grant CAP_NET_ADMIN"},
-		"IPv6 is switched off":                   {func(f *facts) { f.transparent[1] = unix.EAFNOSUPPORT }, "tproxy_ipv6", Missing, "ipv6.disable=1"},
-		"a kernel without transparency":          {func(f *facts) { f.transparent[1] = unix.ENOPROTOOPT }, "tproxy_ipv6", Missing, "CONFIG_IPV6"},
-		"no tproxy in nftables":                  {refused("tproxy_rules_ipv4", unix.ENOENT), "tproxy_rules_ipv4", Missing, "modprobe -a nft_fib_inet nft_tproxy nft_socket"},
-		"no redirect in nftables":                {refused("redirect_rules_ipv4", unix.EOPNOTSUPP), "redirect_rules_ipv4", Missing, "modprobe -a nft_fib_inet nft_redir nft_chain_nat"},
-		"no rules for IPv6":                      {refused("tproxy_rules_ipv6", unix.EAFNOSUPPORT), "tproxy_rules_ipv6", Missing, "--ipv6=false"},
-		"rules are refused":                      {refused("redirect_rules_ipv6", unix.EPERM), "redirect_rules_ipv6", Missing, "setcap cap_net_bind_service,cap_net_admin,"},
-		"rules that could not be tried":          {func(f *facts) { f.trials, f.own = nil, unix.EPERM }, "tproxy_rules_ipv4", Warn, "run penstock doctor as root"},
-		"a TUN device not tried":                 {func(f *facts) { f.trials, f.own = nil, unix.EPERM }, "tun", Warn, "user_namespaces"},
-		"no TUN device":                          {refused("tun", unix.ENOENT), "tun", Missing, "modprobe tun"},
-		"a TUN device for root only":             {refused("tun", unix.EACCES), "tun", Missing, "chmod 0666 /dev/net/tun"},
-		"a TUN device behind a fence":            {refused("tun", unix.EPERM), "tun", Missing, "DeviceAllow=/dev/net/tun"},
-		"no WireGuard in the kernel":             {refused("kernel_wireguard", unix.EOPNOTSUPP), "kernel_wireguard", Warn, "modprobe wireguard"},
-		"WireGuard in the kernel for root only":  {refused("kernel_wireguard", unix.EPERM), "kernel_wireguard", Warn, "CAP_NET_ADMIN"},
+		"no CAP_NET_ADMIN": {
+			without(0), "net_admin", Missing,
+			"setcap cap_net_admin+ep on the binary, or AmbientCapabilities=CAP_NET_ADMIN in the systemd unit",
+		},
+		"IP_TRANSPARENT is refused": {
+			func(f *facts) { f.transparent[0], f.capabilities = unix.EPERM, 0 },
+			"tproxy_ipv4", Missing, "setcap cap_net_admin+ep",
+		},
+		"IP_TRANSPARENT in a rootless container": {
+			func(f *facts) { f.transparent[0], f.guest = unix.EPERM, true },
+			"tproxy_ipv4", Missing, "which cannot grant CAP_NET_ADMIN",
+		},
+		"IPv6 is switched off": {
+			func(f *facts) { f.transparent[1] = unix.EAFNOSUPPORT }, "tproxy_ipv6",
+			Missing, "ipv6.disable=1",
+		},
+		"a kernel without transparency": {
+			func(f *facts) { f.transparent[1] = unix.ENOPROTOOPT }, "tproxy_ipv6",
+			Missing, "CONFIG_IPV6",
+		},
+		"no tproxy in nftables": {
+			refused("tproxy_rules_ipv4", unix.ENOENT), "tproxy_rules_ipv4",
+			Missing, "modprobe -a nft_fib_inet nft_tproxy nft_socket",
+		},
+		"no redirect in nftables": {
+			refused("redirect_rules_ipv4", unix.EOPNOTSUPP), "redirect_rules_ipv4",
+			Missing, "modprobe -a nft_fib_inet nft_redir nft_chain_nat",
+		},
+		"no rules for IPv6": {
+			refused("tproxy_rules_ipv6", unix.EAFNOSUPPORT), "tproxy_rules_ipv6",
+			Missing, "--ipv6=false",
+		},
+		"rules are refused": {
+			refused("redirect_rules_ipv6", unix.EPERM), "redirect_rules_ipv6",
+			Missing, "setcap cap_net_bind_service,cap_net_admin,",
+		},
+		"rules that could not be tried": {
+			func(f *facts) { f.trials, f.own = nil, unix.EPERM },
+			"tproxy_rules_ipv4", Warn, "run penstock doctor as root",
+		},
+		"a TUN device not tried": {
+			func(f *facts) { f.trials, f.own = nil, unix.EPERM }, "tun", Warn,
+			"user_namespaces",
+		},
+		"no TUN device":               {refused("tun", unix.ENOENT), "tun", Missing, "modprobe tun"},
+		"a TUN device for root only":  {refused("tun", unix.EACCES), "tun", Missing, "chmod 0666 /dev/net/tun"},
+		"a TUN device behind a fence": {refused("tun", unix.EPERM), "tun", Missing, "DeviceAllow=/dev/net/tun"},
+		"no WireGuard in the kernel": {
+			refused("kernel_wireguard", unix.EOPNOTSUPP), "kernel_wireguard", Warn,
+			"modprobe wireguard",
+		},
+		"WireGuard in the kernel for root only": {
+			refused("kernel_wireguard", unix.EPERM), "kernel_wireguard", Warn,
+			"CAP_NET_ADMIN",
+		},
 		"pings are for nobody": {
 			func(f *facts) { f.ping, f.sysctls["net.ipv4.ping_group_range"] = unix.EACCES, "1 0" }, "ping", Missing,
 			`sysctl -w net.ipv4.ping_group_range="0 2147483647"; or run as root, or setcap cap_net_bind_service,cap_net_admin,cap_net_raw`,
 		},
-		"pings by raw sockets":           {func(f *facts) { f.ping, f.capabilities = unix.EACCES, caps.NetRaw }, "ping", OK, ""},
+		"pings by raw sockets": {
+			func(f *facts) { f.ping, f.capabilities = unix.EACCES, caps.NetRaw }, "ping",
+			OK, "",
+		},
 		"low ports are for information":  {without(caps.NetBindService), "ports", OK, ""},
 		"a TUN device without its ioctl": {refused("tun", unix.EINVAL), "tun", Missing, "CONFIG_TUN"},
 
@@ -168,16 +243,37 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			func(f *facts) { f.user, f.sysctls["user.max_user_namespaces"] = unix.ENOSPC, "0" }, "user_namespaces", Missing,
 			"sysctl -w user.max_user_namespaces=10000",
 		},
-		"user namespaces are for root only, says Debian":   {sysctl("kernel.unprivileged_userns_clone", "0"), "user_namespaces", Warn, "sysctl -w kernel.unprivileged_userns_clone=1"},
-		"user namespaces are for root only, says AppArmor": {sysctl("kernel.apparmor_restrict_unprivileged_userns", "1"), "user_namespaces", Warn, "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"},
+		"user namespaces are for root only, says Debian": {
+			sysctl("kernel.unprivileged_userns_clone", "0"),
+			"user_namespaces", Warn, "sysctl -w kernel.unprivileged_userns_clone=1",
+		},
+		"user namespaces are for root only, says AppArmor": {
+			sysctl("kernel.apparmor_restrict_unprivileged_userns", "1"),
+			"user_namespaces", Warn, "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+		},
 		"user namespaces are refused to a user": {
-			func(f *facts) { f.root, f.user, f.sysctls["kernel.unprivileged_userns_clone"] = false, unix.EPERM, "0" }, "user_namespaces", Missing,
+			func(f *facts) {
+				f.root, f.user = false, unix.EPERM
+				f.sysctls["kernel.unprivileged_userns_clone"] = "0"
+			}, "user_namespaces", Missing,
 			"sysctl -w kernel.unprivileged_userns_clone=1",
 		},
-		"too many user namespaces":           {func(f *facts) { f.user = unix.ENOSPC }, "user_namespaces", Missing, "sysctl -w user.max_user_namespaces=254000"},
-		"user namespaces in a container":     {func(f *facts) { f.user = unix.EPERM }, "user_namespaces", Missing, "seccomp=unconfined"},
-		"user namespaces by a setcap binary": {func(f *facts) { f.user, f.traceable = unix.EACCES, false }, "user_namespaces", Missing, "run a copy"},
-		"a kernel without user namespaces":   {func(f *facts) { f.user = unix.EINVAL }, "user_namespaces", Missing, "CONFIG_USER_NS=y"},
+		"too many user namespaces": {
+			func(f *facts) { f.user = unix.ENOSPC }, "user_namespaces", Missing,
+			"sysctl -w user.max_user_namespaces=254000",
+		},
+		"user namespaces in a container": {
+			func(f *facts) { f.user = unix.EPERM }, "user_namespaces", Missing,
+			"seccomp=unconfined",
+		},
+		"user namespaces by a setcap binary": {
+			func(f *facts) { f.user, f.traceable = unix.EACCES, false },
+			"user_namespaces", Missing, "run a copy",
+		},
+		"a kernel without user namespaces": {
+			func(f *facts) { f.user = unix.EINVAL }, "user_namespaces", Missing,
+			"CONFIG_USER_NS=y",
+		},
 
 		"a forward chain that drops": {
 			func(f *facts) { f.filters = []string{"inet fw forward (policy drop)"} }, "forward_chain", Warn, "The forward chain",
@@ -190,18 +286,44 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		},
 		"nobody may look at the forward chain": {func(f *facts) { f.filterless = unix.EPERM }, "forward_chain", OK, ""},
 
-		"few descriptors":               {func(f *facts) { f.descriptors = proxy.Descriptors{Total: 1024, Connections: 392, Pipes: 56} }, "descriptors", Warn, "LimitNOFILE=1048576"},
-		"small send buffers":            {sysctl("net.ipv4.tcp_wmem", "4096 16384 262144"), "net.ipv4.tcp_wmem", Warn, `sysctl -w net.ipv4.tcp_wmem="4096 16384 4194304"`},
-		"small receive buffers":         {sysctl("net.ipv4.tcp_rmem", "4096 87380 1048576"), "net.ipv4.tcp_rmem", Warn, `sysctl -w net.ipv4.tcp_rmem="4096 87380 4194304"`},
-		"no selective acknowledgements": {sysctl("net.ipv4.tcp_sack", "0"), "net.ipv4.tcp_sack", Warn, "sysctl -w net.ipv4.tcp_sack=1"},
-		"no timestamps":                 {sysctl("net.ipv4.tcp_timestamps", "0"), "net.ipv4.tcp_timestamps", Warn, "sysctl -w net.ipv4.tcp_timestamps=1"},
-		"no window scaling":             {sysctl("net.ipv4.tcp_window_scaling", "0"), "net.ipv4.tcp_window_scaling", Warn, "sysctl -w net.ipv4.tcp_window_scaling=1"},
-		"capabilities are unknown":      {func(f *facts) { f.capabilityLoss = unix.EPERM }, "capabilities", Warn, "SystemCallFilter"},
+		"few descriptors": {func(f *facts) {
+			f.descriptors = proxy.Descriptors{Total: 1024, Connections: 392, Pipes: 56}
+		}, "descriptors", Warn, "LimitNOFILE=1048576"},
+		"small send buffers": {
+			sysctl("net.ipv4.tcp_wmem", "4096 16384 262144"), "net.ipv4.tcp_wmem", Warn,
+			`sysctl -w net.ipv4.tcp_wmem="4096 16384 4194304"`,
+		},
+		"small receive buffers": {
+			sysctl("net.ipv4.tcp_rmem", "4096 87380 1048576"), "net.ipv4.tcp_rmem", Warn,
+			`sysctl -w net.ipv4.tcp_rmem="4096 87380 4194304"`,
+		},
+		"no selective acknowledgements": {
+			sysctl("net.ipv4.tcp_sack", "0"), "net.ipv4.tcp_sack", Warn,
+			"sysctl -w net.ipv4.tcp_sack=1",
+		},
+		"no timestamps": {
+			sysctl("net.ipv4.tcp_timestamps", "0"), "net.ipv4.tcp_timestamps", Warn,
+			"sysctl -w net.ipv4.tcp_timestamps=1",
+		},
+		"no window scaling": {
+			sysctl("net.ipv4.tcp_window_scaling", "0"), "net.ipv4.tcp_window_scaling", Warn,
+			"sysctl -w net.ipv4.tcp_window_scaling=1",
+		},
+		"capabilities are unknown": {
+			func(f *facts) { f.capabilityLoss = unix.EPERM }, "capabilities", Warn,
+			"SystemCallFilter",
+		},
 
-		"starting over after a pause is for information": {sysctl("net.ipv4.tcp_slow_start_after_idle", "1"), "net.ipv4.tcp_slow_start_after_idle", OK, ""},
-		"not routing is for information":                 {sysctl("net.ipv4.ip_forward", "0"), "net.ipv4.ip_forward", OK, ""},
-		"no capabilities at all are for information":     {without(0), "capabilities", OK, ""},
-		"AppArmor's permission to all is fine":           {sysctl("kernel.apparmor_restrict_unprivileged_userns", "0"), "user_namespaces", OK, ""},
+		"starting over after a pause is for information": {
+			sysctl("net.ipv4.tcp_slow_start_after_idle", "1"),
+			"net.ipv4.tcp_slow_start_after_idle", OK, "",
+		},
+		"not routing is for information":             {sysctl("net.ipv4.ip_forward", "0"), "net.ipv4.ip_forward", OK, ""},
+		"no capabilities at all are for information": {without(0), "capabilities", OK, ""},
+		"AppArmor's permission to all is fine": {
+			sysctl("kernel.apparmor_restrict_unprivileged_userns", "0"),
+			"user_namespaces", OK, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := healthy()
@@ -235,12 +357,25 @@ func TestTheVerdictIsWhatRunWillDo(t *testing.T) {
 		change func(*facts)
 		says   string
 	}{
-		"everything works":    {func(*facts) {}, "penstock run will use the ebpf tier of the kernel datapath with envelope ebpf, and can capture connections by tproxy and by redirect."},
-		"without eBPF":        {func(f *facts) { f.envelope = "bbr" }, "the unprivileged tier of the kernel datapath with envelope bbr"},
-		"without tproxy":      {func(f *facts) { f.trials["tproxy_rules_ipv4"] = tried(unix.ENOENT) }, "can capture connections by redirect."},
-		"without redirect":    {func(f *facts) { f.trials["redirect_rules_ipv4"] = tried(unix.ENOENT) }, "can capture connections by tproxy."},
-		"without rights":      {func(f *facts) { f.capabilities = 0 }, "cannot capture connections as it is"},
-		"without a datapath":  {func(f *facts) { f.datapath = errors.New("kernel: no TCP_INFO") }, "penstock run cannot work here: kernel: no TCP_INFO."},
+		"everything works": {func(*facts) {}, "penstock run will use the ebpf tier of the kernel datapath with envelope " +
+			"ebpf, and can capture connections by tproxy and by redirect."},
+		"without eBPF": {
+			func(f *facts) { f.envelope = "bbr" },
+			"the unprivileged tier of the kernel datapath with envelope bbr",
+		},
+		"without tproxy": {
+			func(f *facts) { f.trials["tproxy_rules_ipv4"] = tried(unix.ENOENT) },
+			"can capture connections by redirect.",
+		},
+		"without redirect": {
+			func(f *facts) { f.trials["redirect_rules_ipv4"] = tried(unix.ENOENT) },
+			"can capture connections by tproxy.",
+		},
+		"without rights": {func(f *facts) { f.capabilities = 0 }, "cannot capture connections as it is"},
+		"without a datapath": {
+			func(f *facts) { f.datapath = errors.New("kernel: no TCP_INFO") },
+			"penstock run cannot work here: kernel: no TCP_INFO.",
+		},
 		"without IPv6, still": {func(f *facts) { f.transparent[1] = unix.EAFNOSUPPORT }, "by tproxy and by redirect."},
 	} {
 		t.Run(name, func(t *testing.T) {

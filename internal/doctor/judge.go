@@ -120,16 +120,19 @@ func (f facts) judgeEBPF() Check {
 		c.Found = "the kernel has no type information of its own"
 		c.Fix = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, so that there is /sys/kernel/btf/vmlinux"
 	case lacks != 0 && !f.capabilities.Has(caps.SysAdmin):
-		c.Found = fmt.Sprintf("a congestion control of ours may not be loaded: missing %s", strings.ReplaceAll(lacks.String(), " ", " and "))
+		c.Found = fmt.Sprintf("a congestion control of ours may not be loaded: missing %s",
+			strings.ReplaceAll(lacks.String(), " ", " and "))
 		c.Fix = f.grant(lacks)
 	case errors.Is(f.ebpf, unix.EPERM) && f.guest:
 		c.Found = "a congestion control of ours may not be loaded from a user namespace"
 		c.Fix = f.grant(ebpfNeeds)
 	case errors.Is(f.ebpf, unix.EPERM):
 		c.Found = "a congestion control of ours may not be loaded, although the capabilities are held"
-		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: SystemCallFilter=bpf, after the other filters)"
+		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: SystemCallFilter=bpf, " +
+			"after the other filters)"
 	default:
-		c.Fix = "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y; until then the unprivileged tier serves"
+		c.Fix = "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y; until then the " +
+			"unprivileged tier serves"
 	}
 	return c
 }
@@ -153,7 +156,8 @@ func (f facts) judgeControls() []Check {
 		}}
 	}
 	list := fine("congestion_controls", "loaded: %s; for everybody: %s", words(f.available), words(f.allowed))
-	permit := fmt.Sprintf("sysctl -w net.ipv4.tcp_allowed_congestion_control=%q", strings.Join(with(f.allowed, "bbr"), " "))
+	permit := fmt.Sprintf("sysctl -w net.ipv4.tcp_allowed_congestion_control=%q",
+		strings.Join(with(f.allowed, "bbr"), " "))
 	bbr := Check{Name: "bbr", State: Warn}
 	admin := f.capabilities.Has(caps.NetAdmin)
 	switch {
@@ -245,7 +249,8 @@ func (f facts) judgeTransparent(name, option string, err error) Check {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		c.Fix = f.grant(caps.NetAdmin)
 	case errors.Is(err, unix.EAFNOSUPPORT):
-		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it on, or listen on 0.0.0.0"
+		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it on, or " +
+			"listen on 0.0.0.0"
 	default:
 		c.Fix = "boot a kernel with CONFIG_INET and CONFIG_IPV6"
 	}
@@ -276,7 +281,8 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	case errors.Is(err, unix.EPERM):
 		c.Fix = f.grant(caps.NetAdmin)
 	case v6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT)):
-		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the kernel's command line)"
+		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the kernel's " +
+			"command line)"
 	default:
 		c.Fix = "modprobe -a " + modules + "; where there are no such modules, boot a kernel that has them"
 	}
@@ -317,9 +323,11 @@ func (f facts) judgeUserNamespaces() Check {
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
 			c.Fix = "too many are in use or nested: sysctl -w user.max_user_namespaces=" + f.more("user.max_user_namespaces")
 		case !f.traceable:
-			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command -v penstock)\" ~/penstock"
+			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command -v " +
+				"penstock)\" ~/penstock"
 		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-			c.Fix = "refused, most likely by a container's seccomp profile or by RestrictNamespaces= of a systemd unit: run outside of it, or start the container with --security-opt seccomp=unconfined"
+			c.Fix = "refused, most likely by a container's seccomp profile or by RestrictNamespaces= of a systemd unit: run " +
+				"outside of it, or start the container with --security-opt seccomp=unconfined"
 		default:
 			c.Fix = "boot a kernel with CONFIG_USER_NS=y and CONFIG_NET_NS=y, or run as root"
 		}
@@ -353,7 +361,8 @@ func (f facts) judgeTUN() Check {
 	case errors.Is(err, unix.EACCES):
 		c.Fix = "run as root, or chmod 0666 " + tunDevice
 	case errors.Is(err, unix.EPERM):
-		c.Fix = "let the container or the systemd unit use the device: --device " + tunDevice + ", or DeviceAllow=" + tunDevice
+		c.Fix = "let the container or the systemd unit use the device: --device " + tunDevice +
+			", or DeviceAllow=" + tunDevice
 	default:
 		c.Fix = "boot a kernel with CONFIG_TUN"
 	}
@@ -363,7 +372,10 @@ func (f facts) judgeTUN() Check {
 func (f facts) judgeCapabilities() Check {
 	switch {
 	case f.capabilityLoss != nil:
-		return Check{Name: "capabilities", State: Warn, Found: f.capabilityLoss.Error(), Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)"}
+		return Check{
+			Name: "capabilities", State: Warn, Found: f.capabilityLoss.Error(),
+			Fix: "let capget be called (under systemd: SystemCallFilter=@system-service)",
+		}
 	case f.capabilities == 0:
 		return fine("capabilities", "none: what needs no privilege works")
 	}
@@ -382,7 +394,8 @@ func (f facts) verdict(r Report) string {
 	}
 	// A redirect listener is open to everybody; its rules are not.
 	capturing := "can capture connections by tproxy and by redirect"
-	switch tproxy, redirect := able("net_admin", "tproxy_ipv4", "tproxy_rules_ipv4"), able("net_admin", "redirect_rules_ipv4"); {
+	tproxy, redirect := able("net_admin", "tproxy_ipv4", "tproxy_rules_ipv4"), able("net_admin", "redirect_rules_ipv4")
+	switch {
 	case tproxy && !redirect:
 		capturing = "can capture connections by tproxy"
 	case redirect && !tproxy:
@@ -390,5 +403,6 @@ func (f facts) verdict(r Report) string {
 	case !tproxy:
 		capturing = "cannot capture connections as it is; SOCKS5, CONNECT and forward listeners work"
 	}
-	return fmt.Sprintf("penstock run will use the %s tier of the kernel datapath with envelope %s, and %s.", r.Tier, r.Envelope, capturing)
+	return fmt.Sprintf("penstock run will use the %s tier of the kernel datapath with envelope %s, and %s.", r.Tier,
+		r.Envelope, capturing)
 }

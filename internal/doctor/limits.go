@@ -17,7 +17,8 @@ const leastBuffer cc.Bytes = 4 << 20
 const fewConnections = 1000
 
 func (f facts) judgeDescriptors() Check {
-	c := fine("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total, f.descriptors.Connections, f.descriptors.Pipes)
+	c := fine("descriptors", "%d: room for %d connections and %d pipes", f.descriptors.Total,
+		f.descriptors.Connections, f.descriptors.Pipes)
 	if f.descriptors.Connections < fewConnections {
 		c.State = Warn
 		c.Fix = "ulimit -Hn 1048576 (as root), or LimitNOFILE=1048576 in the systemd unit"
@@ -37,9 +38,12 @@ func (f facts) judgeSettings() []Check {
 		{"net.ipv4.tcp_sack", judgeSwitch("losses are found one in a round trip, and the datapath sees less of them")},
 		{"net.ipv4.tcp_timestamps", judgeSwitch("round trips are measured more rarely, and retransmissions blur them")},
 		{"net.ipv4.tcp_window_scaling", judgeSwitch("at most 64 KiB are in flight, 5 Mbit/s at 100 ms")},
-		{"net.ipv4.tcp_slow_start_after_idle", inform("the kernel's window starts over after a pause (cubic and reno only)", "the kernel's window stays as it was over a pause")},
-		{"net.ipv4.ip_forward", inform("IPv4 is routed, as capturing other machines' connections needs", "IPv4 is not routed; a router that captures needs 1")},
-		{"net.ipv6.conf.all.forwarding", inform("IPv6 is routed, as capturing other machines' connections needs", "IPv6 is not routed; a router that captures needs 1")},
+		{"net.ipv4.tcp_slow_start_after_idle", inform("the kernel's window starts over after a pause (cubic and reno "+
+			"only)", "the kernel's window stays as it was over a pause")},
+		{"net.ipv4.ip_forward", inform("IPv4 is routed, as capturing other machines' connections needs",
+			"IPv4 is not routed; a router that captures needs 1")},
+		{"net.ipv6.conf.all.forwarding", inform("IPv6 is routed, as capturing other machines' connections needs",
+			"IPv6 is not routed; a router that captures needs 1")},
 	} {
 		if value, ok := f.sysctls[s.name]; ok {
 			checks = append(checks, s.judge(s.name, value))
@@ -95,7 +99,8 @@ func (f facts) judgeSources() Check {
 	if f.sourceless != nil {
 		return Check{
 			Name: "sources", State: Warn, Found: f.sourceless.Error(),
-			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them the key hints has no effect",
+			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them the key " +
+				"hints has no effect",
 		}
 	}
 	words := make([]string, len(f.sources))

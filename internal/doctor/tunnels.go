@@ -33,8 +33,9 @@ func (f facts) judgePing() Check {
 	}
 	return Check{
 		Name: "ping", State: Missing,
-		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, and CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
-		Fix:   fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grant(caps.NetRaw)),
+		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, and "+
+			"CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
+		Fix: fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grant(caps.NetRaw)),
 	}
 }
 
@@ -47,7 +48,8 @@ func (f facts) judgePorts() Check {
 	if f.capabilities.Has(caps.NetBindService) || first <= 1 {
 		return fine("ports", "listeners may be on every port")
 	}
-	return fine("ports", "listeners may be on ports from %d on, WireGuard's 51820 among them; below, CAP_NET_BIND_SERVICE is needed", first)
+	return fine("ports", "listeners may be on ports from %d on, WireGuard's 51820 among them; below, "+
+		"CAP_NET_BIND_SERVICE is needed", first)
 }
 
 // judgeWireGuard is about the kernel's own: listeners of mode wireguard do without.

@@ -27,7 +27,8 @@ const (
 func (t Token) CheckName() error {
 	odd := func(r rune) bool { return r == ' ' || !strconv.IsPrint(r) }
 	if t.Name == "" || len(t.Name) > maxTokenName || t.Name[0] == '#' || strings.ContainsFunc(t.Name, odd) {
-		return fmt.Errorf("a token's name has 1 to %d printable characters without spaces and does not begin with #", maxTokenName)
+		return fmt.Errorf("a token's name has 1 to %d printable characters without spaces and does not begin with #",
+			maxTokenName)
 	}
 	return nil
 }
@@ -36,7 +37,8 @@ func (t Token) CheckName() error {
 func (t Token) CheckValue() error {
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
 	if len(t.Value) < minToken || len(t.Value) > maxToken || strings.ContainsFunc(t.Value, odd) {
-		return fmt.Errorf("a token has %d to %d visible characters without spaces, such as openssl rand -hex 32 prints; this has %d bytes",
+		return fmt.Errorf("a token has %d to %d visible characters without spaces, such as openssl rand -hex 32 prints; "+
+			"this has %d bytes",
 			minToken, maxToken, len(t.Value))
 	}
 	return nil

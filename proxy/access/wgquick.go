@@ -87,7 +87,8 @@ func (p *quickParser) line(n int, line string) error {
 		p.settle(nil)
 		key, value, ok := strings.Cut(line, "=")
 		if !ok {
-			return errors.New("it is neither [Interface], [Peer] nor a key with its value") // and is not shown: it may hold a secret
+			// and is not shown: it may hold a secret
+			return errors.New("it is neither [Interface], [Peer] nor a key with its value")
 		}
 		if p.peer != nil {
 			p.peer.fresh = false

@@ -63,7 +63,10 @@ func TestAWgQuickFileSaysWhatItSaysToWgQuick(t *testing.T) {
 	assert.Equal(t, 1380, f.MTU)
 	assert.Equal(t, prefixList("10.9.0.1/24", "fd00:9::1/64"), f.Addresses)
 	assert.Equal(t, []Peer{
-		{Name: "phone", PublicKey: key(t, keyB), Preshared: key(t, keyC), AllowedIPs: prefixList("10.9.0.2/32", "fd00:9::2/128"), Keepalive: 25 * time.Second},
+		{
+			Name: "phone", PublicKey: key(t, keyB), Preshared: key(t, keyC),
+			AllowedIPs: prefixList("10.9.0.2/32", "fd00:9::2/128"), Keepalive: 25 * time.Second,
+		},
 		{Name: keyC[:8], PublicKey: key(t, keyC), AllowedIPs: prefixList("10.9.0.3/32", "192.168.7.0/24")},
 	}, f.Peers)
 }
@@ -75,19 +78,31 @@ func TestPeersAreCalledWhatTheCommentsSay(t *testing.T) {
 		text string
 		want []string
 	}{
-		"a name inside":                         {"[Peer]\n# Name = phone\n" + peer, []string{"phone"}},
-		"a name at the end":                     {"[Peer]\n" + peer + "#name=Jane's phone\n", []string{"Jane's phone"}},
-		"a name above":                          {"# Name = phone\n[Peer]\n" + peer, []string{"phone"}},
-		"words above":                           {"# phone\n[Peer]\n" + peer, []string{"phone"}},
-		"the words right above":                 {"# all of us\n# phone\n[Peer]\n" + peer, []string{"phone"}},
-		"words below":                           {"[Peer]\n# phone\n" + peer, []string{"phone"}},
-		"the name goes before words":            {"# old\n[Peer]\n# Name = phone\n" + peer, []string{"phone"}},
-		"a name between two is the second's":    {"[Peer]\n" + peer + "# Name = tablet\n" + other, []string{keyA[:8], "tablet"}},
-		"and the first's before an empty line":  {"[Peer]\n" + peer + "# Name = phone\n\n" + other, []string{"phone", keyB[:8]}},
-		"words further down are no name":        {"[Peer]\n" + peer + "# since May\n\n" + other, []string{keyA[:8], keyB[:8]}},
+		"a name inside":              {"[Peer]\n# Name = phone\n" + peer, []string{"phone"}},
+		"a name at the end":          {"[Peer]\n" + peer + "#name=Jane's phone\n", []string{"Jane's phone"}},
+		"a name above":               {"# Name = phone\n[Peer]\n" + peer, []string{"phone"}},
+		"words above":                {"# phone\n[Peer]\n" + peer, []string{"phone"}},
+		"the words right above":      {"# all of us\n# phone\n[Peer]\n" + peer, []string{"phone"}},
+		"words below":                {"[Peer]\n# phone\n" + peer, []string{"phone"}},
+		"the name goes before words": {"# old\n[Peer]\n# Name = phone\n" + peer, []string{"phone"}},
+		"a name between two is the second's": {
+			"[Peer]\n" + peer + "# Name = tablet\n" + other,
+			[]string{keyA[:8], "tablet"},
+		},
+		"and the first's before an empty line": {
+			"[Peer]\n" + peer + "# Name = phone\n\n" + other,
+			[]string{"phone", keyB[:8]},
+		},
+		"words further down are no name": {
+			"[Peer]\n" + peer + "# since May\n\n" + other,
+			[]string{keyA[:8], keyB[:8]},
+		},
 		"words behind an empty line are none":   {"# a file\n\n[Peer]\n" + peer, []string{keyA[:8]}},
 		"a key that is switched off is no name": {"[Peer]\n# Endpoint = 192.0.2.1:1\n" + peer, []string{keyA[:8]}},
-		"too long a name is none":               {"[Peer]\n# Name = " + strings.Repeat("x", 65) + "\n" + peer, []string{keyA[:8]}},
+		"too long a name is none": {
+			"[Peer]\n# Name = " + strings.Repeat("x", 65) + "\n" + peer,
+			[]string{keyA[:8]},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, err := ParseQuick(c.text)
@@ -140,10 +155,13 @@ func TestWhatIsAddedIsReadAgainAndCanBeRemoved(t *testing.T) {
 			return k
 		}
 		p := Peer{
-			Name: rapid.StringMatching(`[a-zA-Z0-9_-]{1,64}`).Draw(t, "name"), PublicKey: draw("key"), Preshared: draw("preshared"),
-			AllowedIPs: prefixList("10.9.0.7/32", "fd00::7/128"), Keepalive: time.Duration(rapid.IntRange(0, 65535).Draw(t, "keepalive")) * time.Second,
+			Name:      rapid.StringMatching(`[a-zA-Z0-9_-]{1,64}`).Draw(t, "name"),
+			PublicKey: draw("key"), Preshared: draw("preshared"),
+			AllowedIPs: prefixList("10.9.0.7/32", "fd00::7/128"), Keepalive: time.Duration(rapid.IntRange(0, 65535).Draw(t,
+				"keepalive")) * time.Second,
 		}
-		before := rapid.SampledFrom([]string{"", "# peers\n", interfaceFile, strings.TrimSpace(interfaceFile)}).Draw(t, "before")
+		before := rapid.SampledFrom([]string{"", "# peers\n", interfaceFile, strings.TrimSpace(interfaceFile)}).Draw(t,
+			"before")
 		had, err := ParseQuick(before)
 		require.NoError(t, err)
 		text := AddSection(before, p)

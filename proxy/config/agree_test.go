@@ -63,5 +63,6 @@ func TestSchemaAndParserAgree(t *testing.T) {
 
 func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {
 	assert.GreaterOrEqual(t, time.Duration(defaults().Limits.IdleTimeout), 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
-	assert.GreaterOrEqual(t, time.Duration(defaults().Limits.HalfClosedTimeout), 4*time.Minute, "likewise, of closing ones")
+	assert.GreaterOrEqual(t, time.Duration(defaults().Limits.HalfClosedTimeout), 4*time.Minute,
+		"likewise, of closing ones")
 }

@@ -18,7 +18,10 @@ import (
 func TestWhatWouldKeepTheParserBusyIsRefused(t *testing.T) {
 	const many = 100_000
 	for name, c := range map[string]struct{ config, says string }{
-		"brackets":            {"listeners: " + strings.Repeat("[", many), "1:43: more than 32 lists and keys within each other"},
+		"brackets": {
+			"listeners: " + strings.Repeat("[", many),
+			"1:43: more than 32 lists and keys within each other",
+		},
 		"braces":              {strings.Repeat("{", many), "more than 32"},
 		"keys in braces":      {strings.Repeat("{a: ", many), "more than 32"},
 		"dashes":              {strings.Repeat("- ", many), "more than 32"},
@@ -49,7 +52,8 @@ func indented(n int) string {
 
 // What a configuration needs is far within the bounds.
 func TestALongConfigurationIsRead(t *testing.T) {
-	rule := "- {name: r%, match: {destination: [203.0.113.0/24], ports: [443, 8000-8100]}, down: {algorithm: copa, params: {delta: 1}}}\n"
+	rule := "- {name: r%, match: {destination: [203.0.113.0/24], ports: [443, 8000-8100]}, down: {algorithm: copa, " +
+		"params: {delta: 1}}}\n"
 	var rules strings.Builder
 	for i := range 2000 {
 		rules.WriteString(strings.Replace(rule, "%", strconv.Itoa(i), 1))
@@ -67,12 +71,24 @@ func TestOddFilesAreRefusedAtOnce(t *testing.T) {
 		make func() error
 		says string
 	}{
-		"a device that never ends":     {func() error { return os.Symlink("/dev/zero", path) }, "it is a device; name a regular file"},
-		"a file that the kernel makes": {func() error { return os.Symlink("/proc/self/status", path) }, "it is a file of the kernel's (proc); name a regular file"},
-		"a directory":                  {func() error { return os.Mkdir(path, 0o700) }, "it is a directory; name a regular file"},
+		"a device that never ends": {
+			func() error { return os.Symlink("/dev/zero", path) },
+			"it is a device; name a regular file",
+		},
+		"a file that the kernel makes": {
+			func() error { return os.Symlink("/proc/self/status", path) },
+			"it is a file of the kernel's (proc); name a regular file",
+		},
+		"a directory": {
+			func() error { return os.Mkdir(path, 0o700) },
+			"it is a directory; name a regular file",
+		},
 		"a FIFO that nobody writes to": {func() error { return syscall.Mkfifo(path, 0o600) }, "at least one listener"},
-		"a file that is too long":      {func() error { return os.WriteFile(path, make([]byte, 20<<20), 0o600) }, "has more than 1048576 bytes"},
-		"a file that is not there":     {func() error { return nil }, "no such file"},
+		"a file that is too long": {
+			func() error { return os.WriteFile(path, make([]byte, 20<<20), 0o600) },
+			"has more than 1048576 bytes",
+		},
+		"a file that is not there": {func() error { return nil }, "no such file"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.NoError(t, c.make())
@@ -84,7 +100,8 @@ func TestOddFilesAreRefusedAtOnce(t *testing.T) {
 			assert.Equal(t, path, ce.File)
 		})
 	}
-	require.NoError(t, os.WriteFile(path, []byte("listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: /dev/zero}]}]"), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte("listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: "+
+		"[{name: x, password_file: /dev/zero}]}]"), 0o600))
 	_, err := config.Load(path)
 	assert.ErrorContains(t, err, "users[0].password_file: /dev/zero: it is a device")
 }

@@ -250,7 +250,8 @@ func (list *sockets) add(key, network, address string) error {
 		case s.host == other.host:
 			return keyErrorf(key, "%q is already %s", address, other.key)
 		default:
-			return keyErrorf(key, "%q is already %s, which is %q: one of them has every address", address, other.key, other.address)
+			return keyErrorf(key, "%q is already %s, which is %q: one of them has every address", address, other.key,
+				other.address)
 		}
 	}
 	*list = append(*list, s)
@@ -304,7 +305,8 @@ func (h Hints) check(key string) error {
 	case h.Socket != "" && !filepath.IsAbs(h.Socket):
 		errs = append(errs, keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock", h.Socket))
 	case len(h.Socket) > maxSocketPath:
-		errs = append(errs, keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket), maxSocketPath))
+		errs = append(errs, keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket),
+			maxSocketPath))
 	}
 	switch {
 	case h.Token != "" && h.TokenFile != "":
@@ -320,19 +322,23 @@ func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
 		if (access.Mode(l.Mode).Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
-			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or tokens), or listen on loopback", i, l.Name, l.Address))
+			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or tokens), or "+
+				"listen on loopback", i, l.Name, l.Address))
 		}
 		if inner, outer := access.Overlap(l.WireGuard.Access()); inner != "" {
-			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get what is sent there", i, inner, outer))
+			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get "+
+				"what is sent there", i, inner, outer))
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
 		}
 	}
 	if c.Telemetry.Address != "off" && !OnLoopback(c.Telemetry.Address) {
-		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can reach %s", c.Telemetry.Address))
+		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can "+
+			"reach %s", c.Telemetry.Address))
 		if c.Telemetry.Hints.Token != "" {
-			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever listens on the way may use it", c.Telemetry.Address))
+			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever listens on the "+
+				"way may use it", c.Telemetry.Address))
 		}
 	}
 	return out

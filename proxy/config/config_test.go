@@ -52,7 +52,9 @@ rules:
     server_name: [example.com, "*.video.example"]
   algorithm: copa:delta=0.1
   weight: 2
-  down: {max_rate: 20mbit, connection_rate: 8mbit, group: source/24, priority: -1, class: guarantee, target: 5mbit, min_rate: 500kbit, hint_cap: 0.95}
+  down:
+    {max_rate: 20mbit, connection_rate: 8mbit, group: source/24, priority: -1, class: guarantee, target: 5mbit,
+     min_rate: 500kbit, hint_cap: 0.95}
   up: {algorithm: none}
   send_proxy: v2
 - name: tuned
@@ -163,47 +165,102 @@ func TestMistakes(t *testing.T) {
 		{"a list where keys belong", "- a\n", "1:1", "expected keys with values, not a list"},
 		{"two documents", lan + "---\nmark: 1\n", "", "a second document"},
 		{"a misspelt key", lan + "limts: {}\n", "3:1", "limts: unknown key; did you mean limits?"},
-		{"a misspelt key further in", "listeners:\n- {name: a, mod: mixed}\n", "2:13", "listeners[0].mod: unknown key; did you mean mode?"},
-		{"a key from nowhere", lan + "log: {colour: red}\n", "3:7", "log.colour: unknown key; there are flows, format, level"},
+		{
+			"a misspelt key further in", "listeners:\n- {name: a, mod: mixed}\n", "2:13",
+			"listeners[0].mod: unknown key; did you mean mode?",
+		},
+		{
+			"a key from nowhere", lan + "log: {colour: red}\n", "3:7",
+			"log.colour: unknown key; there are flows, format, level",
+		},
 		{"the same key twice", lan + "mark: 1\nmark: 2\n", "4:1", "mark"},
 		{"a key without value", lan + "mark:\n", "3:7", "no value"},
 		{"an anchor", lan + "defaults: &a {algorithm: copa}\n", "", "anchors"},
 		{"an alias", lan + "defaults: *a\n", "", ""},
 		{"a merge key", lan + "defaults: {<<: {algorithm: copa}}\n", "3:12", "anchors"},
 		{"a word where a list belongs", "listeners: all\n", "1:12", "listeners: expected a list, not \"all\""},
-		{"a word where a number belongs", lan + "limits: {connections: many}\n", "3:23", "limits.connections: expected a whole number, not \"many\""},
+		{
+			"a word where a number belongs", lan + "limits: {connections: many}\n", "3:23",
+			"limits.connections: expected a whole number, not \"many\"",
+		},
 		{"a fraction where a whole number belongs", lan + "limits: {connections: 1.5}\n", "3:23", "expected a whole number"},
 		{"a word where yes or no belongs", lan + "log: {flows: 'on'}\n", "3:14", "log.flows: expected true or false"},
 		{"a list where a text belongs", lan + "telemetry: {address: [a]}\n", "", "telemetry.address: expected"},
 
 		{"a listener without name", "listeners: [{mode: mixed, address: '127.0.0.1:1'}]\n", "", "listeners[0].name: missing"},
-		{"a name that no label takes", "listeners: [{name: 'my lan', mode: mixed, address: '127.0.0.1:1'}]\n", "1:20", "listeners[0].name"},
-		{"two listeners by one name", lan + "- {name: lan, mode: mixed, address: '127.0.0.1:2'}\n", "3:10", "\"lan\" is already listeners[0].name"},
-		{"two listeners on one address", lan + "- {name: b, mode: mixed, address: '127.0.0.1:1080'}\n", "3:35", "already listeners[0].address"},
-		{"no mode", "listeners: [{name: a, address: '127.0.0.1:1'}]\n", "", "listeners[0].mode: missing; it is one of tproxy"},
+		{
+			"a name that no label takes", "listeners: [{name: 'my lan', mode: mixed, address: '127.0.0.1:1'}]\n", "1:20",
+			"listeners[0].name",
+		},
+		{
+			"two listeners by one name", lan + "- {name: lan, mode: mixed, address: '127.0.0.1:2'}\n", "3:10",
+			"\"lan\" is already listeners[0].name",
+		},
+		{
+			"two listeners on one address", lan + "- {name: b, mode: mixed, address: '127.0.0.1:1080'}\n", "3:35",
+			"already listeners[0].address",
+		},
+		{
+			"no mode", "listeners: [{name: a, address: '127.0.0.1:1'}]\n", "",
+			"listeners[0].mode: missing; it is one of tproxy",
+		},
 		{"an unknown mode", "listeners: [{name: a, mode: http}]\n", "1:29", "listeners[0].mode: \"http\" is not one of"},
 		{"no address", "listeners: [{name: a, mode: mixed}]\n", "", "listeners[0].address: missing"},
 		{"an address without port", "listeners: [{name: a, mode: mixed, address: 127.0.0.1}]\n", "1:45", "is not host:port"},
 		{"a port too high", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:99999'}]\n", "1:45", "port \"99999\""},
-		{"a host name to listen on", "listeners: [{name: a, mode: mixed, address: 'example.com:1'}]\n", "1:45", "is not an address of this machine"},
-		{"forward to nowhere", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1'}]\n", "", "listeners[0].target: missing"},
-		{"forward to no port", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: host}]\n", "1:70", "listeners[0].target"},
-		{"a target without forward", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', target: 'h:1'}]\n", "1:68", "only mode forward has a target"},
-		{"keeping the address of a client that asked", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', keep_client: true}]\n", "1:74", "only mode tproxy"},
-		{"passwords for those who cannot be asked", "listeners: [{name: a, mode: tproxy, address: '127.0.0.1:1', users: [{name: x, password: y}]}]\n", "1:68", "cannot ask for a password"},
-		{"allow where nothing is denied", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: 'x:1', allow: ['::1']}]\n", "1:84", "has the one destination that you gave it"},
-		{"a user without password", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x}]}]\n", "", "listeners[0].users[0]: needs a password"},
-		{"a user with two", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password: y, password_file: z}]}]\n", "1:107", "not both"},
+		{
+			"a host name to listen on", "listeners: [{name: a, mode: mixed, address: 'example.com:1'}]\n", "1:45",
+			"is not an address of this machine",
+		},
+		{
+			"forward to nowhere", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1'}]\n", "",
+			"listeners[0].target: missing",
+		},
+		{
+			"forward to no port", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: host}]\n", "1:70",
+			"listeners[0].target",
+		},
+		{
+			"a target without forward", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', target: 'h:1'}]\n",
+			"1:68", "only mode forward has a target",
+		},
+		{
+			"keeping the address of a client that asked",
+			"listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', keep_client: true}]\n", "1:74", "only mode tproxy",
+		},
+		{
+			"passwords for those who cannot be asked",
+			"listeners: [{name: a, mode: tproxy, address: '127.0.0.1:1', users: [{name: x, password: " +
+				"y}]}]\n", "1:68", "cannot ask for a password",
+		},
+		{"allow where nothing is denied", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: 'x:1', " +
+			"allow: ['::1']}]\n", "1:84", "has the one destination that you gave it"},
+		{
+			"a user without password", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x}]}]\n",
+			"", "listeners[0].users[0]: needs a password",
+		},
+		{"a user with two", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password: y, " +
+			"password_file: z}]}]\n", "1:107", "not both"},
 		{"hints from no interface", lan + "hints: [{capacity: 1mbit}]\n", "", "hints[0].interface: missing"},
 		{"hints from what is no interface", lan + "hints: [{interface: wlan0/x}]\n", "3:21", "is no interface's name"},
-		{"hints from an interface twice", lan + "hints: [{interface: w}, {interface: w}]\n", "3:37", "already hints[0].interface"},
-		{"hints more often than they can be read", lan + "hints: [{interface: w, interval: 1ms}]\n", "3:34", "hints[0].interval: 1ms is outside 5ms to 1s"},
+		{
+			"hints from an interface twice", lan + "hints: [{interface: w}, {interface: w}]\n", "3:37",
+			"already hints[0].interface",
+		},
+		{
+			"hints more often than they can be read", lan + "hints: [{interface: w, interval: 1ms}]\n", "3:34",
+			"hints[0].interval: 1ms is outside 5ms to 1s",
+		},
 		{
 			"a negative limit", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', connections: -1}]\n",
 			"", "-1 is less than 0",
 		},
-		{"a prefix that is none", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.0/33]}]\n", "1:68", "listeners[0].allow[0]"},
-		{"a prefix with bits behind it", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.1/8]}]\n", "1:68", "write 10.0.0.0/8"},
+		{
+			"a prefix that is none", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.0/33]}]\n",
+			"1:68", "listeners[0].allow[0]",
+		},
+		{"a prefix with bits behind it", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: " +
+			"[10.0.0.1/8]}]\n", "1:68", "write 10.0.0.0/8"},
 
 		{"a rule without name", lan + "rules: [{refuse: true}]\n", "", "rules[0].name: missing"},
 		{"two rules by one name", lan + "rules: [{name: a}, {name: a}]\n", "3:27", "already rules[0].name"},
@@ -227,13 +284,32 @@ func TestMistakes(t *testing.T) {
 			"an agent's socket in no place", lan + "agents: [{name: a, socket: portus}]\n", "3:28",
 			"is no whole path of at most 101 bytes, such as /tmp/ccp/portus",
 		},
-		{"a rule for a listener that is not there", lan + "rules: [{name: a, match: {listener: [lna]}}]\n", "3:38", "rules[0].match.listener[0]: there is no listener \"lna\""},
+		{
+			"a rule for a listener that is not there", lan + "rules: [{name: a, match: {listener: [lna]}}]\n", "3:38",
+			"rules[0].match.listener[0]: there is no listener \"lna\"",
+		},
 		{"ports back to front", lan + "rules: [{name: a, match: {ports: [9-8]}}]\n", "3:35", "rules[0].match.ports[0]"},
-		{"a wildcard host", lan + "rules: [{name: a, match: {host: ['*.example.com']}}]\n", "3:34", "write example.com, or .example.com"},
-		{"any server name", lan + "rules: [{name: a, match: {server_name: ['*']}}]\n", "3:41", "rules[0].match.server_name[0]: \"*\" is no server name; leave server_name out"},
-		{"a URL for a server name", lan + "rules: [{name: a, match: {server_name: ['https://example.com/a']}}]\n", "3:41", "write the name alone: example.com"},
-		{"a server name with a port", lan + "rules: [{name: a, match: {server_name: [b.example, 'example.com:8443']}}]\n", "3:52", "rules[0].match.server_name[1]: \"example.com:8443\" is no server name; write example.com here, and 8443 under ports"},
-		{"a server name that is an alias", lan + "rules: [{name: a, match: {server_name: [*.example.com]}}]\n", "3:41", "rules[0].match.server_name[0]: a value that begins with * is written in quotes"},
+		{
+			"a wildcard host", lan + "rules: [{name: a, match: {host: ['*.example.com']}}]\n", "3:34",
+			"write example.com, or .example.com",
+		},
+		{
+			"any server name", lan + "rules: [{name: a, match: {server_name: ['*']}}]\n", "3:41",
+			"rules[0].match.server_name[0]: \"*\" is no server name; leave server_name out",
+		},
+		{
+			"a URL for a server name", lan + "rules: [{name: a, match: {server_name: ['https://example.com/a']}}]\n", "3:41",
+			"write the name alone: example.com",
+		},
+		{
+			"a server name with a port", lan + "rules: [{name: a, match: {server_name: [b.example, 'example.com:8443']}}]\n",
+			"3:52", "rules[0].match.server_name[1]: \"example.com:8443\" is no server name; write example.com here, and 8443 " +
+				"under ports",
+		},
+		{
+			"a server name that is an alias", lan + "rules: [{name: a, match: {server_name: [*.example.com]}}]\n", "3:41",
+			"rules[0].match.server_name[0]: a value that begins with * is written in quotes",
+		},
 		{
 			"undecided without names", lan + "rules: [{name: a, undecided: refuse}]\n",
 			"3:30", "rules[0].undecided: there is nothing to decide by; it goes with match.server_name",
@@ -246,46 +322,121 @@ func TestMistakes(t *testing.T) {
 			"undecided either way", lan + "rules: [{name: a, match: {server_name: [a.example]}, undecided: maybe}]\n",
 			"3:65", "rules[0].undecided: \"maybe\" is not one of next, refuse",
 		},
-		{"no time for a server name", lan + "limits: {server_name_wait: 0s}\n", "3:28", "limits.server_name_wait: 0s is not above 0s"},
-		{"a long time for a server name", lan + "limits: {server_name_wait: 2m}\n", "3:28", "limits.server_name_wait: 2m0s is not"},
-		{"an unknown algorithm", lan + "defaults: {algorithm: warp}\n", "3:23", "defaults.algorithm: no algorithm \"warp\"; there are"},
+		{
+			"no time for a server name", lan + "limits: {server_name_wait: 0s}\n", "3:28",
+			"limits.server_name_wait: 0s is not above 0s",
+		},
+		{
+			"a long time for a server name", lan + "limits: {server_name_wait: 2m}\n", "3:28",
+			"limits.server_name_wait: 2m0s is not",
+		},
+		{
+			"an unknown algorithm", lan + "defaults: {algorithm: warp}\n", "3:23",
+			"defaults.algorithm: no algorithm \"warp\"; there are",
+		},
 		{"an unknown parameter", lan + "defaults: {algorithm: 'copa:speed=9'}\n", "3:23", "no parameter \"speed\""},
-		{"a parameter out of range", lan + "rules: [{name: a, up: {params: {delta: -1}}}]\n", "3:40", "rules[0].up.params.delta"},
-		{"parameters where there is no algorithm for them", lan + "rules: [{name: a, algorithm: none, params: {delta: 1}}]\n", "3:52", "rules[0].params.delta: none has no parameter"},
-		{"a rate without unit", lan + "defaults: {max_rate: 20}\n", "3:22", "defaults.max_rate: \"20\" needs a unit, such as 20mbit"},
-		{"a rate with a unit of others", lan + "defaults: {max_rate: 20Mbps}\n", "3:22", "defaults.max_rate: \"20Mbps\" needs a unit, such as 20mbit; \"Mbps\" is none"},
+		{
+			"a parameter out of range", lan + "rules: [{name: a, up: {params: {delta: -1}}}]\n", "3:40",
+			"rules[0].up.params.delta",
+		},
+		{
+			"parameters where there is no algorithm for them",
+			lan + "rules: [{name: a, algorithm: none, params: {delta: 1}}]\n", "3:52", "rules[0].params.delta: none has no " +
+				"parameter",
+		},
+		{
+			"a rate without unit", lan + "defaults: {max_rate: 20}\n", "3:22",
+			"defaults.max_rate: \"20\" needs a unit, such as 20mbit",
+		},
+		{
+			"a rate with a unit of others", lan + "defaults: {max_rate: 20Mbps}\n", "3:22",
+			"defaults.max_rate: \"20Mbps\" needs a unit, such as 20mbit; \"Mbps\" is none",
+		},
 		{"a rate of zero", lan + "defaults: {max_rate: 0mbit}\n", "3:22", "leave the key out"},
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
 		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is outside 0 to 1000"},
 		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is outside 0 to 1000"},
-		{"a class that does not exist", lan + "defaults: {class: video}\n", "3:19", "defaults.class: \"video\" is not one of bulk, delay_sensitive, guarantee"},
-		{"a target for nothing that has one", lan + "rules: [{name: a, down: {target: 5mbit}}]\n", "3:34", "rules[0].down.target: a flow of class bulk has no target; add class: guarantee"},
-		{"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n", "3:27", "rules[0].target: a flow of class bulk"},
-		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, target: 1mbit}]\n", "3:22", "defaults.min_rate: 2mbit is above the target, which is 1mbit"},
-		{"a target that max_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {max_rate: 1mbit}}\n", "3:38", "defaults.target: 2mbit is more than max_rate lets pass, which is 1mbit"},
-		{"a target that connection_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {connection_rate: 1mbit}}\n", "3:38", "defaults.target: 2mbit is more than connection_rate lets pass, which is 1mbit"},
-		{"a cap above the capacity", lan + "defaults: {hint_cap: 1.2}\n", "3:22", "defaults.hint_cap: \"1.2\" is no part of a whole; write a number above 0, up to 1"},
+		{
+			"a class that does not exist", lan + "defaults: {class: video}\n", "3:19",
+			"defaults.class: \"video\" is not one of bulk, delay_sensitive, guarantee",
+		},
+		{
+			"a target for nothing that has one", lan + "rules: [{name: a, down: {target: 5mbit}}]\n", "3:34",
+			"rules[0].down.target: a flow of class bulk has no target; add class: guarantee",
+		},
+		{
+			"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n",
+			"3:27", "rules[0].target: a flow of class bulk",
+		},
+		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, target: " +
+			"1mbit}]\n", "3:22", "defaults.min_rate: 2mbit is above the target, which is 1mbit"},
+		{"a target that max_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {max_rate: " +
+			"1mbit}}\n", "3:38", "defaults.target: 2mbit is more than max_rate lets pass, which is 1mbit"},
+		{
+			"a target that connection_rate keeps from",
+			lan + "defaults: {class: guarantee, target: 2mbit, up: {connection_rate: 1mbit}}\n", "3:38", "defaults.target: " +
+				"2mbit is more than connection_rate lets pass, which is 1mbit",
+		},
+		{
+			"a cap above the capacity", lan + "defaults: {hint_cap: 1.2}\n", "3:22",
+			"defaults.hint_cap: \"1.2\" is no part of a whole; write a number above 0, up to 1",
+		},
 		{"a cap in percent", lan + "defaults: {hint_cap: 95%}\n", "3:22", "defaults.hint_cap: \"95%\" is no part of a whole"},
-		{"Janus told twice", lan + "defaults: {algorithm: 'janus:class=guarantee', group: flow, down: {class: guarantee}}\n", "3:75", "defaults.down.class: guarantee, and janus is given class as well"},
+		{"Janus told twice", lan + "defaults: {algorithm: 'janus:class=guarantee', group: flow, down: {class: " +
+			"guarantee}}\n", "3:75", "defaults.down.class: guarantee, and janus is given class as well"},
 		{"a group with spaces", lan + "defaults: {group: my group}\n", "3:19", "defaults.group"},
-		{"a PROXY protocol that does not exist", lan + "defaults: {send_proxy: v3}\n", "3:24", "defaults.send_proxy: \"v3\" is not one of off, v1, v2"},
+		{
+			"a PROXY protocol that does not exist", lan + "defaults: {send_proxy: v3}\n", "3:24",
+			"defaults.send_proxy: \"v3\" is not one of off, v1, v2",
+		},
 
-		{"a size without unit", lan + "limits: {buffer: 65536}\n", "3:18", "limits.buffer: \"65536\" needs a unit, such as 64KiB"},
+		{
+			"a size without unit", lan + "limits: {buffer: 65536}\n", "3:18",
+			"limits.buffer: \"65536\" needs a unit, such as 64KiB",
+		},
 		{"a buffer too small", lan + "limits: {buffer: 1KiB}\n", "3:18", "limits.buffer: 1KiB is outside"},
-		{"a time without unit", lan + "limits: {idle_timeout: 3600}\n", "3:24", "limits.idle_timeout: \"3600\" is not a time with a unit"},
+		{
+			"a time without unit", lan + "limits: {idle_timeout: 3600}\n", "3:24",
+			"limits.idle_timeout: \"3600\" is not a time with a unit",
+		},
 		{"a negative time", lan + "limits: {idle_timeout: -1s}\n", "3:24", "limits.idle_timeout"},
 		{"no time for a handshake", lan + "limits: {handshake_timeout: 0s}\n", "3:29", "limits.handshake_timeout"},
 		{"no time to dial", lan + "limits: {dial_timeout: 0s}\n", "3:24", "limits.dial_timeout"},
 		{"too little memory", lan + "limits: {memory: 1KiB}\n", "3:18", "limits.memory"},
-		{"an envelope nobody has", lan + "envelope: vegas\n", "3:11", "envelope: \"vegas\" is not one of auto, ebpf, bbr, cubic, reno"},
+		{
+			"an envelope nobody has", lan + "envelope: vegas\n", "3:11",
+			"envelope: \"vegas\" is not one of auto, ebpf, bbr, cubic, reno",
+		},
 		{"a mark too wide", lan + "mark: 0x1ffffffff\n", "3:7", "mark: \"0x1ffffffff\" is no firewall mark"},
-		{"telemetry on a listener's port", lan + "telemetry: {address: '127.0.0.1:1080'}\n", "3:22", "telemetry.address: \"127.0.0.1:1080\" is already listeners[0].address"},
-		{"a socket somewhere", lan + "telemetry: {hints: {socket: hints.sock}}\n", "3:29", "telemetry.hints.socket: \"hints.sock\" is not a whole path, such as /run/penstock/hints.sock"},
-		{"a socket far away", lan + "telemetry: {hints: {socket: /" + strings.Repeat("x", 103) + "}}\n", "3:29", "telemetry.hints.socket: a path of 104 bytes; a socket's has at most 103"},
-		{"a token that is guessed", lan + "telemetry: {hints: {token: secret}}\n", "3:28", "telemetry.hints.token: a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 prints"},
-		{"a token of two words", lan + "telemetry: {hints: {token: 0123456789 0123456789}}\n", "3:28", "telemetry.hints.token: a token is"},
-		{"two tokens", lan + "telemetry: {hints: {token: 0123456789abcdef, token_file: t}}\n", "3:58", "telemetry.hints.token_file: give token or token_file, not both"},
-		{"a level that does not exist", lan + "log: {level: trace}\n", "3:14", "log.level: \"trace\" is not one of debug, info, warn, error"},
+		{
+			"telemetry on a listener's port", lan + "telemetry: {address: '127.0.0.1:1080'}\n", "3:22",
+			"telemetry.address: \"127.0.0.1:1080\" is already listeners[0].address",
+		},
+		{
+			"a socket somewhere", lan + "telemetry: {hints: {socket: hints.sock}}\n", "3:29",
+			"telemetry.hints.socket: \"hints.sock\" is not a whole path, such as /run/penstock/hints.sock",
+		},
+		{
+			"a socket far away", lan + "telemetry: {hints: {socket: /" + strings.Repeat("x", 103) + "}}\n", "3:29",
+			"telemetry.hints.socket: a path of 104 bytes; a socket's has at most 103",
+		},
+		{
+			"a token that is guessed", lan + "telemetry: {hints: {token: secret}}\n", "3:28",
+			"telemetry.hints.token: a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 " +
+				"prints",
+		},
+		{
+			"a token of two words", lan + "telemetry: {hints: {token: 0123456789 0123456789}}\n", "3:28",
+			"telemetry.hints.token: a token is",
+		},
+		{
+			"two tokens", lan + "telemetry: {hints: {token: 0123456789abcdef, token_file: t}}\n", "3:58",
+			"telemetry.hints.token_file: give token or token_file, not both",
+		},
+		{
+			"a level that does not exist", lan + "log: {level: trace}\n", "3:14",
+			"log.level: \"trace\" is not one of debug, info, warn, error",
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			_, err := config.Parse([]byte(row.config))
@@ -308,11 +459,13 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	write := func(name, content string) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 	}
-	write("penstock.yaml", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: secret}]}]\n")
+	write("penstock.yaml", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, "+
+		"password_file: secret}]}]\n")
 
 	_, err := config.Load(file)
 	require.ErrorContains(t, err, file+":1:", "the file that is missing is named where it is asked for")
-	require.ErrorContains(t, err, "listeners[0].users[0].password_file: "+filepath.Join(filepath.Dir(file), "secret")+": no such file")
+	require.ErrorContains(t, err, "listeners[0].users[0].password_file: "+filepath.Join(filepath.Dir(file),
+		"secret")+": no such file")
 
 	write("secret", "hunter2\nsecond line\n")
 	cfg, err := config.Load(file)
@@ -352,7 +505,8 @@ func TestLoadReadsTheTokenOfHints(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	cfg, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: {from: [0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
+	cfg, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: {from: " +
+		"[0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
 	require.NoError(t, err)
 	assert.Len(t, cfg.Warnings(), 3, "an open proxy, addresses anybody may claim, telemetry for all")
 	cfg.Telemetry.Hints.Token = "0123456789abcdef"
@@ -363,7 +517,8 @@ func TestWarnings(t *testing.T) {
 // Two listeners share a port where the kernel lets them.
 func TestListenersShareAPort(t *testing.T) {
 	masque := func(name, address string) string {
-		return "- {name: " + name + ", mode: masque, address: '" + address + "', tls: {certificate: c, key: k}, masque: {open: true}}\n"
+		return "- {name: " + name + ", mode: masque, address: '" + address + "', tls: {certificate: c, key: k}, masque: " +
+			"{open: true}}\n"
 	}
 	mixed := func(name, address string) string {
 		return "- {name: " + name + ", mode: mixed, address: '" + address + "'}\n"
@@ -372,19 +527,40 @@ func TestListenersShareAPort(t *testing.T) {
 		return "- {name: " + name + ", mode: wireguard, address: '" + address + "', wireguard: {private_key_file: k}}\n"
 	}
 	for name, c := range map[string]struct{ listeners, says string }{
-		"MASQUE on two addresses":              {masque("a", "192.0.2.1:443") + masque("b", "192.0.2.2:443"), ""},
-		"MASQUE on two families":               {masque("a", "0.0.0.0:443") + masque("b", "[2001:db8::1]:443"), ""},
-		"MASQUE on one address":                {masque("a", "192.0.2.1:443") + masque("b", "192.0.2.1:443"), "listeners[1].address: \"192.0.2.1:443\" is already listeners[0].address"},
-		"MASQUE on all and one":                {masque("a", ":443") + masque("b", "192.0.2.1:443"), "listeners[1].address: \"192.0.2.1:443\" is already listeners[0].address, which is \":443\""},
-		"MASQUE on one and all":                {masque("a", "192.0.2.1:443") + masque("b", "0.0.0.0:443"), "already listeners[0].address"},
-		"MASQUE beside WireGuard":              {wireguard("a", ":443") + masque("b", "192.0.2.1:443"), "already listeners[0].address"},
+		"MASQUE on two addresses": {masque("a", "192.0.2.1:443") + masque("b", "192.0.2.2:443"), ""},
+		"MASQUE on two families":  {masque("a", "0.0.0.0:443") + masque("b", "[2001:db8::1]:443"), ""},
+		"MASQUE on one address": {
+			masque("a", "192.0.2.1:443") + masque("b", "192.0.2.1:443"),
+			"listeners[1].address: \"192.0.2.1:443\" is already listeners[0].address",
+		},
+		"MASQUE on all and one": {
+			masque("a", ":443") + masque("b", "192.0.2.1:443"),
+			"listeners[1].address: \"192.0.2.1:443\" is already listeners[0].address, which is \":443\"",
+		},
+		"MASQUE on one and all": {
+			masque("a", "192.0.2.1:443") + masque("b", "0.0.0.0:443"),
+			"already listeners[0].address",
+		},
+		"MASQUE beside WireGuard": {
+			wireguard("a", ":443") + masque("b", "192.0.2.1:443"),
+			"already listeners[0].address",
+		},
 		"MASQUE beside TCP":                    {masque("a", ":443") + mixed("b", "127.0.0.1:443"), ""},
 		"TCP on two addresses":                 {mixed("a", "127.0.0.1:1080") + mixed("b", "192.0.2.1:1080"), ""},
 		"TCP on all of a family and the other": {mixed("a", "0.0.0.0:1080") + mixed("b", "[::1]:1080"), ""},
-		"TCP on all and one":                   {mixed("a", "[::]:1080") + mixed("b", "127.0.0.1:1080"), "listeners[1].address: \"127.0.0.1:1080\" is already listeners[0].address"},
-		"TCP by name and number":               {mixed("a", "localhost:1080") + mixed("b", "127.0.0.1:1080"), "already listeners[0].address"},
-		"ports of the kernel's choice":         {mixed("a", "[::]:0") + mixed("b", "127.0.0.1:0"), ""},
-		"telemetry below a listener":           {mixed("a", ":9464"), "telemetry.address: \"127.0.0.1:9464\" is already listeners[0].address"},
+		"TCP on all and one": {
+			mixed("a", "[::]:1080") + mixed("b", "127.0.0.1:1080"),
+			"listeners[1].address: \"127.0.0.1:1080\" is already listeners[0].address",
+		},
+		"TCP by name and number": {
+			mixed("a", "localhost:1080") + mixed("b", "127.0.0.1:1080"),
+			"already listeners[0].address",
+		},
+		"ports of the kernel's choice": {mixed("a", "[::]:0") + mixed("b", "127.0.0.1:0"), ""},
+		"telemetry below a listener": {
+			mixed("a", ":9464"),
+			"telemetry.address: \"127.0.0.1:9464\" is already listeners[0].address",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Parse([]byte("listeners:\n" + c.listeners))
@@ -406,17 +582,22 @@ func TestFilesAreCheckedLikeTheConfiguration(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, cfg.Validate(), "as run and reload check it again")
 			inline := masqueFolder(t, func(f map[string]string) {
-				f["c.yaml"] = strings.Replace(f["c.yaml"], "tokens_file: tokens", "tokens: [{name: '"+name+"', token: '"+token+"'}]", 1)
+				f["c.yaml"] = strings.Replace(f["c.yaml"], "tokens_file: tokens",
+					"tokens: [{name: '"+name+"', token: '"+token+"'}]", 1)
 			})
 			_, err = config.Load(inline)
 			require.NoError(t, err)
 		}
 	}
-	_, err := config.Load(masqueFolder(t, func(f map[string]string) { f["tokens"] = "a " + strings.Repeat("x", 4097) + "\n" }))
+	_, err := config.Load(masqueFolder(t, func(f map[string]string) {
+		f["tokens"] = "a " + strings.Repeat("x",
+			4097) + "\n"
+	}))
 	require.ErrorContains(t, err, "masque.tokens_file: access: tokens: line 1")
 
 	dir := folder(t, map[string]string{
-		"c.yaml":   "listeners:\n- {name: v, mode: wireguard, address: ':51820', wireguard: {private_key_file: k}}\n- {name: w, mode: wireguard, wireguard: {config_file: wg0.conf}}\n",
+		"c.yaml": "listeners:\n- {name: v, mode: wireguard, address: ':51820', wireguard: {private_key_file: k}}\n- " +
+			"{name: w, mode: wireguard, wireguard: {config_file: wg0.conf}}\n",
 		"k":        keyA,
 		"wg0.conf": "[Interface]\nPrivateKey = " + keyC + "\nListenPort = 51820\n",
 	})

@@ -213,7 +213,10 @@ func (h *hider) visible(s string, begin, end int) int {
 	if h.last == open {
 		return begin + strayKey(s[begin:end])
 	}
-	if i := strings.IndexFunc(s[begin:end], func(r rune) bool { return !strings.ContainsRune(" \t-?[]{},|>", r) }); i >= 0 {
+	if i := strings.IndexFunc(s[begin:end], func(r rune) bool {
+		return !strings.ContainsRune(" \t-?[]{},|>",
+			r)
+	}); i >= 0 {
 		return begin + i
 	}
 	return end
@@ -271,7 +274,8 @@ func spaced(s string, colon int) bool {
 func keyBegin(s string, from, colon int) int {
 	begin := from
 	for i := from; i < colon; i++ {
-		if strings.IndexByte("{[,", s[i]) >= 0 || s[i] == '-' && i+1 < colon && s[i+1] == ' ' && strings.Trim(s[:i], " \t-") == "" {
+		if strings.IndexByte("{[,", s[i]) >= 0 || s[i] == '-' && i+1 < colon && s[i+1] == ' ' &&
+			strings.Trim(s[:i], " \t-") == "" {
 			begin = i + 1
 		}
 	}

@@ -34,57 +34,64 @@ func TestMistakesShowNoSecrets(t *testing.T) {
 		return "listeners:\n- {name: v, mode: wireguard, address: ':51820', wireguard: {" + keys + "}}\n"
 	}
 	for name, text := range map[string]string{
-		"a line above the mistake":          wireguard("private_key: "+keyA+"}") + "",
-		"two lines above":                   "listeners:\n- name: v\n  mode: wireguard\n  address: ':1'\n  wireguard:\n    private_key: " + s + "\n    peers:\n    - name: a\n      public_key: x\n",
+		"a line above the mistake": wireguard("private_key: "+keyA+"}") + "",
+		"two lines above": "listeners:\n- name: v\n  mode: wireguard\n  address: ':1'\n  wireguard:\n    " +
+			"private_key: " + s + "\n    peers:\n    - name: a\n      public_key: x\n",
 		"on the line of the mistake":        user("[{name: x, password: " + s + ", frob: 1}]"),
 		"before the mistake in one mapping": user("[{password: '" + s + "', name: ''}, {name: y}]"),
 		"a quoted key":                      user(`[{"name": "x", "password":"` + s + `", "frob": 1}]`),
 		"below the mistake":                 "listeners:\n- naem: a\n  users:\n  - name: x\n    password: " + s + "\n",
-		"a block of text":                   "listeners:\n- users:\n  - password: |\n      one\n      " + s + "\n      name: " + s + "\n    naem: x\n",
-		"a folded text":                     "listeners:\n- users:\n  - password: >-\n\n\n      " + s + "\n    naem: x\n",
-		"a plain text of two lines":         "listeners:\n- users:\n  - password: one\n      " + s + "\n    naem: x\n",
-		"a quoted text of two lines":        "listeners:\n- users: [{name: x, password: \"one\n" + s + "\nname: " + s + "\", naem: y}]\n",
-		"quotation marks in it":             "listeners:\n- users: [{name: x, password: \"one\\\" \n" + s + "\", naem: y}]\n",
-		"a quotation mark too many":         user("[{name: x, password: 'it's " + s + "'}]"),
-		"JSON, the value on its own line":   "{\"listeners\": [{\"name\": \"a\", \"users\": [{\"password\":\n\"" + s + "\"\n, \"naem\": 1}]}]}",
-		"a key that is spelt wrong":         user("[{name: x, pasword: " + s + "}]"),
-		"a key of another tool":             user("[{name: x, passwd: " + s + "}]"),
-		"a key in capitals":                 user("[{name: x, PASSWORD: " + s + "}]"),
-		"no space behind the colon":         user("[{name: x, password:" + s + ", frob: 1}]"),
-		"a list of words":                   user("[alice, " + s + "]"),
-		"a list of words below":             user("\n  - alice\n  - " + s),
-		"names for keys":                    user("{alice: " + s + "}"),
-		"one word":                          user(s),
-		"a mapping for a text":              user("[{name: x, password: {is: " + s + "}}]"),
-		"a list for a text":                 user("[{name: x, password: [" + s + "]}]"),
-		"a tag":                             user("[{name: x, password: !!int " + s + "}]"),
-		"an anchor":                         user("[{name: x, password: &a " + s + "}]"),
-		"an alias":                          user("[{name: x, password: *" + s + "}]"),
-		"twice":                             user("[{name: x, password: " + s + ", password: " + s + "}]"),
-		"too long":                          user("[{name: x, password: " + strings.Repeat(s, 20) + "}]"),
-		"a key's mistake":                   wireguard("private_key: " + s),
-		"a mark of a block":                 "listeners:\n- users:\n  - password: |" + s + "\n",
-		"a short token":                     lan + "telemetry: {hints: {token: " + s[:10] + "}}\n",
-		"a token with a space":              lan + "telemetry: {hints: {token: " + s + " " + s + "}}\n",
-		"tokens as words":                   "listeners: [{name: m, mode: masque, address: ':1', masque: {tokens: [" + s + "]}}]\n",
-		"a key in PEM":                      "listeners:\n- name: m\n  tls:\n    key: |\n      -----BEGIN PRIVATE KEY-----\n      " + s + "\n      -----END PRIVATE KEY-----\n    cert: x\n",
-		"in a comment":                      "listeners: # the password is " + s + "\n# password: " + s + "\n- naem: a\n",
-		"no YAML at all":                    "listeners: [}\npassword: " + s + "\n",
-		"YAML that ends too soon":           user("[{name: x, password: " + s),
-		"a file of keys":                    "[Interface]\nPrivateKey = " + s + "\nListenPort = 51820\n",
-		"a key alone":                       s + "\n",
-		"a binary file":                     "\x00\x01\x02" + s + "\xff\xfe\n",
-		"equal signs for colons":            "listeners:\n- name = a\n  password = " + s + "\n",
-		"an equal sign for a colon":         "telemetry: token=" + s + "\n",
-		"words where a list is wanted":      "listeners:\n  name = a\n  password = " + s + "\n",
-		"an equal sign in a mapping":        user("[{name: x, password=" + s + "}]"),
-		"equal signs in a mapping":          user("[{name: x, pasword = " + s + "}]"),
-		"a space for a colon":               user("[{name: x, password " + s + "}]"),
-		"the first key's equal sign":        user("[{password=" + s + ", name: x}]"),
-		"an equal sign for users":           "listeners: [{name: a, mode: socks5, users = " + s + "}]\n",
-		"a colon on the next line":          "listeners:\n- {name: a, users: [{name: x, password\n   : " + s + "}]}\n",
-		"an anchor of a short key":          "x: &p " + s + "\n" + user("[{name: x, password: *p}]"),
-		"Windows lines":                     "listeners:\r\n- users:\r\n  - password: one\r\n      " + s + "\r\n    naem: x\r\n",
+		"a block of text": "listeners:\n- users:\n  - password: |\n      one\n      " + s + "\n      " +
+			"name: " + s + "\n    naem: x\n",
+		"a folded text":             "listeners:\n- users:\n  - password: >-\n\n\n      " + s + "\n    naem: x\n",
+		"a plain text of two lines": "listeners:\n- users:\n  - password: one\n      " + s + "\n    naem: x\n",
+		"a quoted text of two lines": "listeners:\n- users: [{name: x, password: " +
+			"\"one\n" + s + "\nname: " + s + "\", naem: y}]\n",
+		"quotation marks in it":     "listeners:\n- users: [{name: x, password: \"one\\\" \n" + s + "\", naem: y}]\n",
+		"a quotation mark too many": user("[{name: x, password: 'it's " + s + "'}]"),
+		"JSON, the value on its own line": "{\"listeners\": [{\"name\": \"a\", \"users\": " +
+			"[{\"password\":\n\"" + s + "\"\n, \"naem\": 1}]}]}",
+		"a key that is spelt wrong": user("[{name: x, pasword: " + s + "}]"),
+		"a key of another tool":     user("[{name: x, passwd: " + s + "}]"),
+		"a key in capitals":         user("[{name: x, PASSWORD: " + s + "}]"),
+		"no space behind the colon": user("[{name: x, password:" + s + ", frob: 1}]"),
+		"a list of words":           user("[alice, " + s + "]"),
+		"a list of words below":     user("\n  - alice\n  - " + s),
+		"names for keys":            user("{alice: " + s + "}"),
+		"one word":                  user(s),
+		"a mapping for a text":      user("[{name: x, password: {is: " + s + "}}]"),
+		"a list for a text":         user("[{name: x, password: [" + s + "]}]"),
+		"a tag":                     user("[{name: x, password: !!int " + s + "}]"),
+		"an anchor":                 user("[{name: x, password: &a " + s + "}]"),
+		"an alias":                  user("[{name: x, password: *" + s + "}]"),
+		"twice":                     user("[{name: x, password: " + s + ", password: " + s + "}]"),
+		"too long":                  user("[{name: x, password: " + strings.Repeat(s, 20) + "}]"),
+		"a key's mistake":           wireguard("private_key: " + s),
+		"a mark of a block":         "listeners:\n- users:\n  - password: |" + s + "\n",
+		"a short token":             lan + "telemetry: {hints: {token: " + s[:10] + "}}\n",
+		"a token with a space":      lan + "telemetry: {hints: {token: " + s + " " + s + "}}\n",
+		"tokens as words": "listeners: [{name: m, mode: masque, address: ':1', masque: {tokens: " +
+			"[" + s + "]}}]\n",
+		"a key in PEM": "listeners:\n- name: m\n  tls:\n    key: |\n      -----BEGIN PRIVATE " +
+			"KEY-----\n      " + s + "\n      -----END PRIVATE KEY-----\n    cert: x\n",
+		"in a comment":                 "listeners: # the password is " + s + "\n# password: " + s + "\n- naem: a\n",
+		"no YAML at all":               "listeners: [}\npassword: " + s + "\n",
+		"YAML that ends too soon":      user("[{name: x, password: " + s),
+		"a file of keys":               "[Interface]\nPrivateKey = " + s + "\nListenPort = 51820\n",
+		"a key alone":                  s + "\n",
+		"a binary file":                "\x00\x01\x02" + s + "\xff\xfe\n",
+		"equal signs for colons":       "listeners:\n- name = a\n  password = " + s + "\n",
+		"an equal sign for a colon":    "telemetry: token=" + s + "\n",
+		"words where a list is wanted": "listeners:\n  name = a\n  password = " + s + "\n",
+		"an equal sign in a mapping":   user("[{name: x, password=" + s + "}]"),
+		"equal signs in a mapping":     user("[{name: x, pasword = " + s + "}]"),
+		"a space for a colon":          user("[{name: x, password " + s + "}]"),
+		"the first key's equal sign":   user("[{password=" + s + ", name: x}]"),
+		"an equal sign for users":      "listeners: [{name: a, mode: socks5, users = " + s + "}]\n",
+		"a colon on the next line":     "listeners:\n- {name: a, users: [{name: x, password\n   : " + s + "}]}\n",
+		"an anchor of a short key":     "x: &p " + s + "\n" + user("[{name: x, password: *p}]"),
+		"Windows lines": "listeners:\r\n- users:\r\n  - password: one\r\n      " + s + "\r\n    naem: " +
+			"x\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			text = strings.ReplaceAll(text, "\t", "  ")
@@ -98,7 +105,8 @@ func TestMistakesShowNoSecrets(t *testing.T) {
 
 // What is no secret is shown, and the mark stands where the mistake is.
 func TestExcerptsShowThePlace(t *testing.T) {
-	_, err := config.Parse([]byte("# a comment\nlisteners:\n- name: lan\n  mode: mixed\n  address: \"127.0.0.1:1080\"\n  users: [{name: x, password: y}]\n  conections: 5\nmark: 1\n"))
+	_, err := config.Parse([]byte("# a comment\nlisteners:\n- name: lan\n  mode: mixed\n  address: \"127.0.0.1:1080\"\n " +
+		" users: [{name: x, password: y}]\n  conections: 5\nmark: 1\n"))
 	var ce *config.Error
 	require.ErrorAs(t, err, &ce)
 	assert.Equal(t, `   4 |   mode: mixed
@@ -109,7 +117,8 @@ func TestExcerptsShowThePlace(t *testing.T) {
    8 | mark: 1
 `, ce.Excerpt)
 
-	_, err = config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\ndefaults: {params: {delta: 1}, max_rate: 5}\n"))
+	_, err = config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\ndefaults: {params: " +
+		"{delta: 1}, max_rate: 5}\n"))
 	require.ErrorAs(t, err, &ce)
 	assert.Contains(t, ce.Excerpt, ">  2 | defaults: {params: {delta: 1}, max_rate: 5}\n"+strings.Repeat(" ", 7+41)+"^\n")
 
@@ -142,8 +151,9 @@ func TestAByteOrderMarkIsNoKey(t *testing.T) {
 	_, err := config.Parse([]byte("\ufeff" + lan))
 	require.NoError(t, err)
 	dir := folder(t, map[string]string{
-		"c.yaml": "\ufefflisteners:\n- {name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: pw}]}\n",
-		"pw":     "\ufeffhunter2\r\n",
+		"c.yaml": "\ufefflisteners:\n- {name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: " +
+			"pw}]}\n",
+		"pw": "\ufeffhunter2\r\n",
 	})
 	cfg, err := config.Load(filepath.Join(dir, "c.yaml"))
 	require.NoError(t, err)
@@ -152,13 +162,19 @@ func TestAByteOrderMarkIsNoKey(t *testing.T) {
 
 // Secrets in files are not shown either, nor those that stand in the wrong place.
 func TestMistakesInFilesShowNoSecrets(t *testing.T) {
-	for _, text := range []string{keyA + "\n", "[Peer]\n" + keyA + "\n", "[Peer]\nPublicKey " + keyA + "\n", "[" + keyA + "]\n", "[Interface]\nPrivateKey = " + keyA + "x\n"} {
+	for _, text := range []string{
+		keyA + "\n", "[Peer]\n" + keyA + "\n", "[Peer]\nPublicKey " + keyA + "\n",
+		"[" + keyA + "]\n", "[Interface]\nPrivateKey = " + keyA + "x\n",
+	} {
 		_, err := access.ParseQuick(text)
 		require.Error(t, err)
 		assert.NotContains(t, strings.ToLower(err.Error()), strings.ToLower(keyA[:20]), text)
 	}
 	const s = "0123456789abcdef0123"
-	for _, text := range []string{s + " phone\n", s + "\n", "phone " + s + "\nphone " + s + "\n", "a " + s + "\n" + s + " a\n", "\x1b[31m " + s} {
+	for _, text := range []string{
+		s + " phone\n", s + "\n", "phone " + s + "\nphone " + s + "\n",
+		"a " + s + "\n" + s + " a\n", "\x1b[31m " + s,
+	} {
 		_, err := access.ParseTokens(strings.NewReader(text))
 		require.Error(t, err)
 		assert.NotContains(t, err.Error(), s)
@@ -171,15 +187,21 @@ func TestMistakesInFilesShowNoSecrets(t *testing.T) {
 func TestFilesOfSecretsAreClosedToOthers(t *testing.T) {
 	const wireguard = "listeners: [{name: v, mode: wireguard, address: ':1', wireguard: {"
 	for name, c := range map[string]struct{ text, file, content string }{
-		"password_file":      {"listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: f}]}]", "f", "hunter2"},
-		"token_file":         {lan + "telemetry: {hints: {token_file: f}}", "f", "0123456789abcdef"},
-		"private_key_file":   {wireguard + "private_key_file: f}}]", "f", keyA},
-		"preshared_key_file": {wireguard + "private_key_file: k, peers: [{name: a, public_key: " + keyB + ", preshared_key_file: f, allowed_ips: [10.9.0.2]}]}}]", "f", keyC},
-		"config_file":        {wireguard + "config_file: f}}]", "f", "[Interface]\nPrivateKey = " + keyA + "\n"},
-		"peers_file":         {wireguard + "private_key_file: k, peers_file: f}}]", "f", "[Peer]\nPublicKey = " + keyB + "\nPresharedKey = " + keyC + "\nAllowedIPs = 10.9.0.2/32\n"},
-		"password":           {"", "c.yaml", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password: y}]}]"},
-		"token":              {"", "c.yaml", lan + "telemetry: {hints: {token: 0123456789abcdef}}"},
-		"private_key":        {"", "c.yaml", wireguard + "private_key: " + keyA + "}}]"},
+		"password_file": {"listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, " +
+			"password_file: f}]}]", "f", "hunter2"},
+		"token_file":       {lan + "telemetry: {hints: {token_file: f}}", "f", "0123456789abcdef"},
+		"private_key_file": {wireguard + "private_key_file: f}}]", "f", keyA},
+		"preshared_key_file": {wireguard + "private_key_file: k, peers: [{name: a, public_key: " + keyB + ", " +
+			"preshared_key_file: f, allowed_ips: [10.9.0.2]}]}}]", "f", keyC},
+		"config_file": {wireguard + "config_file: f}}]", "f", "[Interface]\nPrivateKey = " + keyA + "\n"},
+		"peers_file": {
+			wireguard + "private_key_file: k, peers_file: f}}]", "f",
+			"[Peer]\nPublicKey = " + keyB + "\nPresharedKey = " + keyC + "\nAllowedIPs = 10.9.0.2/32\n",
+		},
+		"password": {"", "c.yaml", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: " +
+			"x, password: y}]}]"},
+		"token":       {"", "c.yaml", lan + "telemetry: {hints: {token: 0123456789abcdef}}"},
+		"private_key": {"", "c.yaml", wireguard + "private_key: " + keyA + "}}]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := folder(t, map[string]string{"k": keyA, "c.yaml": c.text, c.file: c.content})
@@ -210,8 +232,11 @@ func FuzzMistakesShowNoSecrets(f *testing.F) {
 	f.Add(uint64(4), []byte("name: \"x"), uint8(3))
 	f.Fuzz(func(t *testing.T, seed uint64, noise []byte, style uint8) {
 		const s = "Xq7Zk2Wv9Jm4"
-		value := []string{s, "'" + s + "'", `"` + s + `"`, "|\n      " + s, "one\n      " + s, "\"one\n      " + s + "\""}[style%6]
-		text := "mark: 1\nlisteners:\n- name: a\n  mode: socks5\n  users:\n  - name: x\n    password: " + value + "\n    frob: 1\n  - name: y\n"
+		value := []string{
+			s, "'" + s + "'", `"` + s + `"`, "|\n      " + s, "one\n      " + s, "\"one\n      " + s + "\"",
+		}[style%6]
+		text := "mark: 1\nlisteners:\n- name: a\n  mode: socks5\n  users:\n  - name: x\n    password: " + value + "\n    " +
+			"frob: 1\n  - name: y\n"
 		// The noise stands at the end of a line, where it takes no part of the secret away.
 		lines := strings.SplitAfter(text, "\n")
 		before := rand.New(rand.NewPCG(seed, 0)).IntN(6)

@@ -44,22 +44,34 @@ func TestMistakesInMASQUEAreToldWithTheirKey(t *testing.T) {
 		change func(map[string]string)
 		says   string
 	}{
-		"no certificate":           {replace("certificate: cert.pem, ", ""), "listeners[0].tls.certificate: missing"},
-		"no key":                   {replace(", key: key.pem", ""), "listeners[0].tls.key: missing"},
-		"no file":                  {replace("cert.pem", "no.pem"), "listeners[0].tls.certificate: "},
-		"no PEM":                   {func(f map[string]string) { f["cert.pem"] = "secret" }, "there is no PEM in"},
-		"another's key":            {func(f map[string]string) { _, f["key.pem"] = certified() }, "listeners[0].tls: "},
-		"nobody":                   {replace(", tokens_file: tokens", ""), "listeners[0].masque.tokens_file: missing"},
-		"everybody and some":       {replace("tokens_file: tokens", "tokens_file: tokens, open: true"), "listeners[0].masque.open: not together"},
-		"no tokens":                {func(f map[string]string) { f["tokens"] = "# none\n" }, "there is no token in it"},
-		"a short token":            {replace("tokens_file: tokens", "tokens: [{name: a, token: b}]"), "listeners[0].masque.tokens[0].token"},
-		"a short token in a file":  {func(f map[string]string) { f["tokens"] = "a b\n" }, "listeners[0].masque.tokens_file"},
-		"a pool of one":            {replace("10.10.0.0/24", "10.10.0.1"), "listeners[0].masque.pool[0]"},
-		"an authority that is not": {replace("key: key.pem", "key: key.pem, client_ca: key.pem"), "listeners[0].tls.client_ca: there is no certificate"},
+		"no certificate": {replace("certificate: cert.pem, ", ""), "listeners[0].tls.certificate: missing"},
+		"no key":         {replace(", key: key.pem", ""), "listeners[0].tls.key: missing"},
+		"no file":        {replace("cert.pem", "no.pem"), "listeners[0].tls.certificate: "},
+		"no PEM":         {func(f map[string]string) { f["cert.pem"] = "secret" }, "there is no PEM in"},
+		"another's key":  {func(f map[string]string) { _, f["key.pem"] = certified() }, "listeners[0].tls: "},
+		"nobody":         {replace(", tokens_file: tokens", ""), "listeners[0].masque.tokens_file: missing"},
+		"everybody and some": {
+			replace("tokens_file: tokens", "tokens_file: tokens, open: true"),
+			"listeners[0].masque.open: not together",
+		},
+		"no tokens": {func(f map[string]string) { f["tokens"] = "# none\n" }, "there is no token in it"},
+		"a short token": {
+			replace("tokens_file: tokens", "tokens: [{name: a, token: b}]"),
+			"listeners[0].masque.tokens[0].token",
+		},
+		"a short token in a file": {func(f map[string]string) { f["tokens"] = "a b\n" }, "listeners[0].masque.tokens_file"},
+		"a pool of one":           {replace("10.10.0.0/24", "10.10.0.1"), "listeners[0].masque.pool[0]"},
+		"an authority that is not": {
+			replace("key: key.pem", "key: key.pem, client_ca: key.pem"),
+			"listeners[0].tls.client_ca: there is no certificate",
+		},
 		"in another mode": {func(f map[string]string) {
 			f["c.yaml"] = "listeners: [{name: m, mode: tun, device: t, masque: {open: true}}]"
 		}, "listeners[0].masque: only mode masque"},
-		"TLS in another mode": {func(f map[string]string) { f["c.yaml"] = "listeners: [{name: m, mode: tun, device: t, tls: {key: x}}]" }, "listeners[0].tls: only mode masque"},
+		"TLS in another mode": {func(f map[string]string) {
+			f["c.yaml"] = "listeners: [{name: m, mode: tun, device: t, " +
+				"tls: {key: x}}]"
+		}, "listeners[0].tls: only mode masque"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Load(masqueFolder(t, c.change))

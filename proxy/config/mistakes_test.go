@@ -61,12 +61,14 @@ mark: x
 // A mistake is not told again in what follows from it.
 func TestWhatFollowsFromAMistakeIsNotTold(t *testing.T) {
 	for name, text := range map[string]string{
-		"a listener's name":     "listeners: [{name: 5, mode: mixed, address: '127.0.0.1:1'}]\nrules: [{name: a, match: {listener: [b]}}]\n",
-		"no list of listeners":  "listeners: 5\n",
-		"the default algorithm": lan + "defaults: {algorithm: cpa, params: {delta: 1}}\nrules: [{name: a, params: {delta: 1}}]\n",
-		"of the defaults":       lan + "defaults: {params: {nonsense: 1}}\nrules: [{name: a}, {name: b}]\n",
-		"an agent":              lan + "agents: [{name: 5}]\nrules: [{name: a, algorithm: 'ccp:b'}]\n",
-		"no configuration":      "[1, 2]\n",
+		"a listener's name": "listeners: [{name: 5, mode: mixed, address: '127.0.0.1:1'}]\nrules: [{name: a, match: " +
+			"{listener: [b]}}]\n",
+		"no list of listeners": "listeners: 5\n",
+		"the default algorithm": lan + "defaults: {algorithm: cpa, params: {delta: 1}}\nrules: [{name: a, params: {delta: " +
+			"1}}]\n",
+		"of the defaults":  lan + "defaults: {params: {nonsense: 1}}\nrules: [{name: a}, {name: b}]\n",
+		"an agent":         lan + "agents: [{name: 5}]\nrules: [{name: a, algorithm: 'ccp:b'}]\n",
+		"no configuration": "[1, 2]\n",
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, rest := mistakesIn(t, map[string]string{"c.yaml": text})
@@ -100,13 +102,20 @@ func TestFurtherMistakesShowNoSecrets(t *testing.T) {
 // A file that is missing is told with its path and the key that names it.
 func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
 	for key, text := range map[string]string{
-		"telemetry.hints.token_file":                         lan + "telemetry: {hints: {token_file: gone}}\n",
-		"listeners[0].users[0].password_file":                "listeners: [{name: a, mode: mixed, address: ':1', users: [{name: x, password_file: gone}]}]\n",
-		"listeners[0].wireguard.private_key_file":            "listeners: [{name: v, mode: wireguard, address: ':1', wireguard: {private_key_file: gone}}]\n",
-		"listeners[0].wireguard.config_file":                 "listeners: [{name: v, mode: wireguard, wireguard: {config_file: gone}}]\n",
-		"listeners[0].wireguard.peers[0].preshared_key_file": "listeners: [{name: v, mode: wireguard, address: ':1', wireguard: {private_key: " + keyA + ", peers: [{name: p, public_key: " + keyB + ", allowed_ips: [10.9.0.2], preshared_key_file: gone}]}}]\n",
-		"listeners[0].tls.certificate":                       "listeners: [{name: m, mode: masque, address: ':1', tls: {certificate: gone, key: gone}, masque: {open: true}}]\n",
-		"listeners[0].masque.tokens_file":                    "listeners: [{name: m, mode: masque, address: ':1', tls: {certificate: '" + pemHead + "', key: '" + pemHead + "'}, masque: {tokens_file: gone}}]\n",
+		"telemetry.hints.token_file": lan + "telemetry: {hints: {token_file: gone}}\n",
+		"listeners[0].users[0].password_file": "listeners: [{name: a, mode: mixed, address: ':1', users: " +
+			"[{name: x, password_file: gone}]}]\n",
+		"listeners[0].wireguard.private_key_file": "listeners: [{name: v, mode: wireguard, address: ':1', " +
+			"wireguard: {private_key_file: gone}}]\n",
+		"listeners[0].wireguard.config_file": "listeners: [{name: v, mode: wireguard, wireguard: " +
+			"{config_file: gone}}]\n",
+		"listeners[0].wireguard.peers[0].preshared_key_file": "listeners: [{name: v, mode: wireguard, address: ':1', " +
+			"wireguard: {private_key: " + keyA + ", peers: [{name: p, public_key: " + keyB + ", allowed_ips: [10.9.0.2], " +
+			"preshared_key_file: gone}]}}]\n",
+		"listeners[0].tls.certificate": "listeners: [{name: m, mode: masque, address: ':1', tls: " +
+			"{certificate: gone, key: gone}, masque: {open: true}}]\n",
+		"listeners[0].masque.tokens_file": "listeners: [{name: m, mode: masque, address: ':1', tls: " +
+			"{certificate: '" + pemHead + "', key: '" + pemHead + "'}, masque: {tokens_file: gone}}]\n",
 	} {
 		t.Run(key, func(t *testing.T) {
 			dir := folder(t, map[string]string{"c.yaml": text})

@@ -166,7 +166,8 @@ func oneOf[T ~string](values []string) func(string) (T, error) {
 func (r *Rate) UnmarshalYAML(node ast.Node) error {
 	return read(node, r, func(s string) (Rate, error) {
 		v, err := cc.ParseRate(s)
-		if unit := strings.TrimLeft(s, "0123456789. "); err != nil && unit != "" && !strings.Contains(strings.ToLower(unit), "bit") {
+		if unit := strings.TrimLeft(s, "0123456789. "); err != nil && unit != "" &&
+			!strings.Contains(strings.ToLower(unit), "bit") {
 			err = fmt.Errorf("%w; %q is none", err, unit)
 		}
 		if err == nil && v == 0 {
@@ -210,7 +211,8 @@ func (p *Prefix) UnmarshalYAML(node ast.Node) error {
 			return Prefix{}, fmt.Errorf("%q is neither an address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32", s)
 		}
 		if v != v.Masked() {
-			return Prefix{}, fmt.Errorf("%q has bits behind its length; write %v, or the address alone for one host", s, v.Masked())
+			return Prefix{}, fmt.Errorf("%q has bits behind its length; write %v, or the address alone for one host", s,
+				v.Masked())
 		}
 		return Prefix(v), nil
 	})

@@ -35,7 +35,8 @@ func TestSchemaAndParserAcceptTheSameKeys(t *testing.T) {
 				return // any key is fine
 			}
 			assert.Equal(t, false, schema["additionalProperties"], "%v", path)
-			assert.True(t, unknown(t, append(slices.Clone(path), "no_such_key")), "%v refuses what the schema does not have", path)
+			assert.True(t, unknown(t, append(slices.Clone(path), "no_such_key")), "%v refuses what the schema does not have",
+				path)
 			for _, name := range slices.Sorted(maps.Keys(properties)) {
 				seen++
 				full := append(slices.Clone(path), name)
@@ -55,7 +56,8 @@ func TestSchemaAndParserAcceptTheSameKeys(t *testing.T) {
 	require.NoError(t, yaml.Unmarshal([]byte(whole), &document))
 	collect(document, "", &keys)
 	for _, key := range keys {
-		assert.True(t, inSchema(root, strings.Split(strings.TrimPrefix(key, "."), ".")), "%s is in the whole configuration, so also in the schema", key)
+		assert.True(t, inSchema(root, strings.Split(strings.TrimPrefix(key, "."), ".")),
+			"%s is in the whole configuration, so also in the schema", key)
 	}
 }
 

@@ -47,8 +47,12 @@ func hasSecrets(t reflect.Type, deep bool) bool {
 
 // checkToken wants what a header can carry and nobody guesses.
 func checkToken(key, token string) error {
-	if len(token) < 16 || len(token) > 255 || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return keyErrorf(key, "a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 prints; this has %d bytes", len(token))
+	if len(token) < 16 || len(token) > 255 || strings.ContainsFunc(token, func(r rune) bool {
+		return r <= ' ' ||
+			r > '~'
+	}) {
+		return keyErrorf(key, "a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 "+
+			"prints; this has %d bytes", len(token))
 	}
 	return nil
 }

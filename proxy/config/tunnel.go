@@ -139,7 +139,10 @@ func (l *Listener) checkTunnel(key string) error {
 	}{
 		{!l.Is(access.MASQUE) && !l.MASQUE.isZero(), ".masque", "only mode masque has this; remove it or change the mode"},
 		{!l.Is(access.MASQUE) && l.TLS != TLS{}, ".tls", "only mode masque speaks TLS; remove it or change the mode"},
-		{!l.Is(access.WireGuard) && !l.WireGuard.isZero(), ".wireguard", "only mode wireguard has this; remove it or change the mode"},
+		{
+			!l.Is(access.WireGuard) && !l.WireGuard.isZero(), ".wireguard",
+			"only mode wireguard has this; remove it or change the mode",
+		},
 		{!l.Is(access.TUN) && l.Device != "", ".device", "only mode tun has a device; remove it or change the mode"},
 		{
 			!l.Tunnels() && l.Tunnel != Tunnel{}, ".tunnel",
@@ -208,7 +211,8 @@ func (l *Listener) checkWireGuard(key string) error {
 	}
 	switch {
 	case w.ConfigFile != "" && (w.PrivateKeyFile != "" || w.PrivateKey != Key{}):
-		errs = append(errs, keyErrorf(at+".config_file", "has the private key already; remove private_key and private_key_file"))
+		errs = append(errs, keyErrorf(at+".config_file",
+			"has the private key already; remove private_key and private_key_file"))
 	case w.ConfigFile != "" && w.PeersFile != "":
 		errs = append(errs, keyErrorf(at+".config_file", "has the peers already; remove peers_file, or move them there"))
 	case w.PrivateKeyFile != "" && w.PrivateKey != Key{}:
@@ -263,7 +267,8 @@ func (p Peer) check(key string) error {
 }
 
 func (w WireGuard) isZero() bool {
-	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" && len(w.Peers) == 0 && len(w.Pool) == 0
+	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" &&
+		len(w.Peers) == 0 && len(w.Pool) == 0
 }
 
 // port is that of an address that has been checked.
@@ -388,7 +393,8 @@ func (f *files) key(key string, path *string, to *Key) error {
 func (f *files) quick(key, path string) (access.QuickFile, error) {
 	data, err := f.bytes(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so does touch", f.path(path))
+		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so "+
+			"does touch", f.path(path))
 	}
 	if err != nil {
 		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.path(path), err)

@@ -49,7 +49,8 @@ func folder(t *testing.T, files map[string]string) string {
 func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	dir := folder(t, map[string]string{
 		"c.yaml": vpn, "vpn.key": keyC + "\n",
-		"peers.conf": "[Peer]\n# Name = phone\nPublicKey = " + keyC + "\nPresharedKey = " + keyB + "\nAllowedIPs = 10.9.0.2/32\n",
+		"peers.conf": "[Peer]\n# Name = phone\nPublicKey = " + keyC + "\nPresharedKey = " + keyB + "\n" +
+			"AllowedIPs = 10.9.0.2/32\n",
 	})
 	c, err := config.Load(filepath.Join(dir, "c.yaml"))
 	require.NoError(t, err)
@@ -63,14 +64,18 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	assert.Equal(t, keyB, access.Key(w.Peers[1].PresharedKey).String())
 	assert.Equal(t, []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.2/32"))}, w.Peers[1].AllowedIPs)
 	dns := netip.MustParseAddrPort("192.0.2.53:53")
-	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10, DNS: dns}, c.Listeners[0].Tunnel.Datagrams())
-	assert.Equal(t, access.Datagrams{Share: .5, Idle: 5 * time.Minute, Sessions: 1024, Isolate: true}, c.Listeners[1].Tunnel.Datagrams())
+	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10, DNS: dns},
+		c.Listeners[0].Tunnel.Datagrams())
+	assert.Equal(t, access.Datagrams{Share: .5, Idle: 5 * time.Minute, Sessions: 1024, Isolate: true},
+		c.Listeners[1].Tunnel.Datagrams())
 }
 
 func TestAFileOfWgQuicksIsAWholeListener(t *testing.T) {
 	dir := folder(t, map[string]string{
-		"c.yaml": "listeners: [{name: vpn, mode: wireguard, wireguard: {config_file: wg0.conf}}, {name: two, mode: wireguard, wireguard: {config_file: wg1.conf}}]\n",
-		"wg0.conf": "[Interface]\nPrivateKey = " + keyC + "\nListenPort = 51820\nMTU = 1300\nAddress = 10.9.0.1/24, 10.7.0.1\n" +
+		"c.yaml": "listeners: [{name: vpn, mode: wireguard, wireguard: {config_file: wg0.conf}}, " +
+			"{name: two, mode: wireguard, wireguard: {config_file: wg1.conf}}]\n",
+		"wg0.conf": "[Interface]\nPrivateKey = " + keyC + "\nListenPort = 51820\nMTU = 1300\n" +
+			"Address = 10.9.0.1/24, 10.7.0.1\n" +
 			"[Peer]\n# phone\nPublicKey = " + keyB + "\nAllowedIPs = 10.9.0.2/32\n",
 		"wg1.conf": "[Interface]\nPrivateKey = " + keyC + "\nListenPort = 51821\n",
 	})
@@ -92,41 +97,111 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 	}
 	key := "private_key: " + keyA
 	for name, c := range map[string]struct{ config, key, message string }{
-		"no key":              {wireguard("wireguard: {}"), "listeners[0].wireguard.private_key_file", "wg genkey"},
-		"two keys":            {wireguard("wireguard: {" + key + ", private_key_file: x}"), "listeners[0].wireguard.private_key_file", "not both"},
-		"a key that is none":  {wireguard("wireguard: {private_key: abc}"), "listeners[0].wireguard.private_key", "44 characters"},
-		"a file beside it":    {wireguard("wireguard: {config_file: x, peers_file: y}"), "listeners[0].wireguard.config_file", "remove peers_file"},
-		"one address of many": {`listeners: [{name: v, mode: wireguard, address: "192.0.2.1:51820", wireguard: {` + key + "}}]", "listeners[0].address", "write :51820"},
-		"no address":          {`listeners: [{name: v, mode: wireguard, wireguard: {` + key + "}}]", "listeners[0].address", "missing"},
-		"a small MTU":         {wireguard("tunnel: {mtu: 1279}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu", "1280 to 65535"},
-		"a large MTU":         {wireguard("tunnel: {mtu: 65536}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu", "1280 to 65535"},
+		"no key": {wireguard("wireguard: {}"), "listeners[0].wireguard.private_key_file", "wg genkey"},
+		"two keys": {
+			wireguard("wireguard: {" + key + ", private_key_file: x}"),
+			"listeners[0].wireguard.private_key_file", "not both",
+		},
+		"a key that is none": {
+			wireguard("wireguard: {private_key: abc}"), "listeners[0].wireguard.private_key",
+			"44 characters",
+		},
+		"a file beside it": {
+			wireguard("wireguard: {config_file: x, peers_file: y}"),
+			"listeners[0].wireguard.config_file", "remove peers_file",
+		},
+		"one address of many": {
+			`listeners: [{name: v, mode: wireguard, address: "192.0.2.1:51820", wireguard: {` + key + "}}]",
+			"listeners[0].address", "write :51820",
+		},
+		"no address": {
+			"listeners: [{name: v, mode: wireguard, wireguard: {" + key + "}}]", "listeners[0].address", "missing",
+		},
+		"a small MTU": {
+			wireguard("tunnel: {mtu: 1279}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu",
+			"1280 to 65535",
+		},
+		"a large MTU": {
+			wireguard("tunnel: {mtu: 65536}, wireguard: {" + key + "}"), "listeners[0].tunnel.mtu",
+			"1280 to 65535",
+		},
 		"a name server without an address inside": {
 			wireguard("tunnel: {dns: 192.0.2.53}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns", "wireguard.pool",
 		},
-		"a name server by name":     {wireguard("tunnel: {dns: ns.example}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns", `"ns.example" is no host's address`},
-		"no time to be idle":        {wireguard("tunnel: {udp_idle: 10ms}, wireguard: {" + key + "}"), "listeners[0].tunnel.udp_idle", "at least 1s"},
-		"too many sessions":         {wireguard("tunnel: {udp_sessions: 100000}, wireguard: {" + key + "}"), "listeners[0].tunnel.udp_sessions", "0 to 65536"},
-		"more than all":             {wireguard("tunnel: {udp_share: 1.5}, wireguard: {" + key + "}"), "listeners[0].tunnel.udp_share", "no part of a whole"},
-		"a pool of one":             {wireguard("wireguard: {" + key + ", pool: [10.9.0.1/32]}"), "listeners[0].wireguard.pool[0]", "no room"},
-		"a peer without a name":     {wireguard("wireguard: {" + key + ", peers: [{public_key: " + keyB + ", allowed_ips: [10.9.0.2]}]}"), "listeners[0].wireguard.peers[0].name", "missing"},
-		"a peer without a key":      {wireguard("wireguard: {" + key + ", peers: [{name: a, allowed_ips: [10.9.0.2]}]}"), "listeners[0].wireguard.peers[0].public_key", "missing"},
-		"a peer without an address": {wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + "}]}"), "listeners[0].wireguard.peers", "has no address in the tunnel"},
+		"a name server by name": {
+			wireguard("tunnel: {dns: ns.example}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns",
+			`"ns.example" is no host's address`,
+		},
+		"no time to be idle": {
+			wireguard("tunnel: {udp_idle: 10ms}, wireguard: {" + key + "}"),
+			"listeners[0].tunnel.udp_idle", "at least 1s",
+		},
+		"too many sessions": {
+			wireguard("tunnel: {udp_sessions: 100000}, wireguard: {" + key + "}"),
+			"listeners[0].tunnel.udp_sessions", "0 to 65536",
+		},
+		"more than all": {
+			wireguard("tunnel: {udp_share: 1.5}, wireguard: {" + key + "}"),
+			"listeners[0].tunnel.udp_share", "no part of a whole",
+		},
+		"a pool of one": {
+			wireguard("wireguard: {" + key + ", pool: [10.9.0.1/32]}"),
+			"listeners[0].wireguard.pool[0]", "no room",
+		},
+		"a peer without a name": {wireguard("wireguard: {" + key + ", peers: [{public_key: " + keyB + ", allowed_ips: " +
+			"[10.9.0.2]}]}"), "listeners[0].wireguard.peers[0].name", "missing"},
+		"a peer without a key": {
+			wireguard("wireguard: {" + key + ", peers: [{name: a, allowed_ips: [10.9.0.2]}]}"),
+			"listeners[0].wireguard.peers[0].public_key", "missing",
+		},
+		"a peer without an address": {
+			wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + "}]}"),
+			"listeners[0].wireguard.peers", "has no address in the tunnel",
+		},
 		"two with one address": {
-			wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", allowed_ips: [10.9.0.2]}, {name: b, public_key: " + keyC + ", allowed_ips: [10.9.0.2]}]}"),
+			wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", allowed_ips: [10.9.0.2]}, {name: " +
+				"b, public_key: " + keyC + ", allowed_ips: [10.9.0.2]}]}"),
 			"listeners[0].wireguard.peers", `"a" and "b" both have 10.9.0.2/32`,
 		},
-		"half a second":           {wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", allowed_ips: [10.9.0.2], keepalive: 500ms}]}"), "listeners[0].wireguard.peers[0].keepalive", "whole seconds"},
-		"one port twice":          {"listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {" + key + "}}, {name: w, mode: wireguard, address: \"[::]:1\", wireguard: {" + key + "}}]", "listeners[1].address", "already listeners[0].address"},
-		"one device twice":        {"listeners: [{name: v, mode: tun, device: t}, {name: w, mode: tun, device: t}]", "listeners[1].device", "already listeners[0].device"},
-		"no device":               {"listeners: [{name: v, mode: tun}]", "listeners[0].device", "penstock0"},
-		"peers behind a device":   {"listeners: [{name: v, mode: tun, device: t, tunnel: {isolate: true}}]", "listeners[0].tunnel.isolate", "have a rule refuse"},
-		"a device's address":      {"listeners: [{name: v, mode: tun, device: t, address: \":1\"}]", "listeners[0].address", "remove it"},
-		"a device that cannot be": {"listeners: [{name: v, mode: tun, device: a/b}]", "listeners[0].device", "no name of a network device"},
-		"a proxy in a tunnel":     {"listeners: [{name: v, mode: tun, device: t, users: [{name: a, password: b}]}]", "listeners[0].users", "cannot ask"},
-		"a header in a tunnel":    {"listeners: [{name: v, mode: tun, device: t, proxy_protocol: {from: [10.0.0.0/8]}}]", "listeners[0].proxy_protocol", "no PROXY header"},
-		"a tunnel that is none":   {"listeners: [{name: v, mode: mixed, address: \"127.0.0.1:1\", tunnel: {mtu: 1500}}]", "listeners[0].tunnel", "change the mode"},
-		"keys of another mode":    {"listeners: [{name: v, mode: tun, device: t, wireguard: {" + key + "}}]", "listeners[0].wireguard", "only mode wireguard"},
-		"a device elsewhere":      {wireguard("device: t, wireguard: {" + key + "}"), "listeners[0].device", "only mode tun"},
+		"half a second": {wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", " +
+			"allowed_ips: [10.9.0.2], keepalive: 500ms}]}"), "listeners[0].wireguard.peers[0].keepalive", "whole seconds"},
+		"one port twice": {"listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {" + key + "}}, " +
+			"{name: w, mode: wireguard, address: \"[::]:1\", wireguard: {" + key + "}}]", "listeners[1].address", "already " +
+			"listeners[0].address"},
+		"one device twice": {
+			"listeners: [{name: v, mode: tun, device: t}, {name: w, mode: tun, device: t}]",
+			"listeners[1].device", "already listeners[0].device",
+		},
+		"no device": {"listeners: [{name: v, mode: tun}]", "listeners[0].device", "penstock0"},
+		"peers behind a device": {
+			"listeners: [{name: v, mode: tun, device: t, tunnel: {isolate: true}}]",
+			"listeners[0].tunnel.isolate", "have a rule refuse",
+		},
+		"a device's address": {
+			"listeners: [{name: v, mode: tun, device: t, address: \":1\"}]",
+			"listeners[0].address", "remove it",
+		},
+		"a device that cannot be": {
+			"listeners: [{name: v, mode: tun, device: a/b}]", "listeners[0].device",
+			"no name of a network device",
+		},
+		"a proxy in a tunnel": {
+			"listeners: [{name: v, mode: tun, device: t, users: [{name: a, password: b}]}]",
+			"listeners[0].users", "cannot ask",
+		},
+		"a header in a tunnel": {
+			"listeners: [{name: v, mode: tun, device: t, proxy_protocol: {from: [10.0.0.0/8]}}]",
+			"listeners[0].proxy_protocol", "no PROXY header",
+		},
+		"a tunnel that is none": {
+			"listeners: [{name: v, mode: mixed, address: \"127.0.0.1:1\", tunnel: {mtu: 1500}}]",
+			"listeners[0].tunnel", "change the mode",
+		},
+		"keys of another mode": {
+			"listeners: [{name: v, mode: tun, device: t, wireguard: {" + key + "}}]",
+			"listeners[0].wireguard", "only mode wireguard",
+		},
+		"a device elsewhere": {wireguard("device: t, wireguard: {" + key + "}"), "listeners[0].device", "only mode tun"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Parse([]byte(c.config))
@@ -141,7 +216,10 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 
 func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 	load := func(change func(dir string, files map[string]string)) error {
-		files := map[string]string{"c.yaml": vpn, "vpn.key": keyC, "peers.conf": "[Peer]\nPublicKey = " + keyC + "\nAllowedIPs = 10.9.0.2/32\n"}
+		files := map[string]string{
+			"c.yaml": vpn, "vpn.key": keyC,
+			"peers.conf": "[Peer]\nPublicKey = " + keyC + "\nAllowedIPs = 10.9.0.2/32\n",
+		}
 		change("", files)
 		dir := folder(t, files)
 		change(dir, files)
@@ -157,13 +235,25 @@ func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 				require.NoError(t, os.Chmod(filepath.Join(dir, "vpn.key"), 0o644))
 			}
 		}, "wireguard.private_key_file: "},
-		"no key in the file":   {func(_ string, f map[string]string) { f["vpn.key"] = "secret" }, "wireguard.private_key_file: vpn.key: this is no key"},
-		"no file":              {func(_ string, f map[string]string) { delete(f, "peers.conf") }, "penstock gateway peer add makes"},
-		"a peer without a key": {func(_ string, f map[string]string) { f["peers.conf"] = "[Peer]\n" }, "peers.conf: line 1: this peer has no PublicKey"},
+		"no key in the file": {
+			func(_ string, f map[string]string) { f["vpn.key"] = "secret" },
+			"wireguard.private_key_file: vpn.key: this is no key",
+		},
+		"no file": {
+			func(_ string, f map[string]string) { delete(f, "peers.conf") },
+			"penstock gateway peer add makes",
+		},
+		"a peer without a key": {
+			func(_ string, f map[string]string) { f["peers.conf"] = "[Peer]\n" },
+			"peers.conf: line 1: this peer has no PublicKey",
+		},
 		"an address of another's": {func(_ string, f map[string]string) {
 			f["peers.conf"] = strings.Replace(f["peers.conf"], ".2/32", ".3/32", 1)
 		}, "both have 10.9.0.3/32"},
-		"a whole file": {func(_ string, f map[string]string) { f["peers.conf"] = "[Interface]\nPrivateKey = " + keyC + "\n" }, "write config_file: peers.conf"},
+		"a whole file": {func(_ string, f map[string]string) {
+			f["peers.conf"] = "[Interface]\nPrivateKey " +
+				"= " + keyC + "\n"
+		}, "write config_file: peers.conf"},
 		"peers alone": {func(_ string, f map[string]string) {
 			f["c.yaml"] = "listeners: [{name: v, mode: wireguard, wireguard: {config_file: peers.conf}}]"
 		}, "wireguard.config_file: it has no PrivateKey"},
@@ -185,8 +275,10 @@ func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 }
 
 func TestAPeerInsideAnothersAddressesIsWarnedOf(t *testing.T) {
-	c, err := config.Parse([]byte("listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {private_key: " + keyA + ", peers: [" +
-		"{name: office, public_key: " + keyB + ", allowed_ips: [10.9.0.0/16]}, {name: phone, public_key: " + keyC + ", allowed_ips: [10.9.0.2]}]}}]"))
+	c, err := config.Parse([]byte("listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: " +
+		"{private_key: " + keyA + ", peers: [" +
+		"{name: office, public_key: " + keyB + ", allowed_ips: [10.9.0.0/16]}, {name: phone, public_key: " + keyC + ", " +
+		"allowed_ips: [10.9.0.2]}]}}]"))
 	require.NoError(t, err)
 	require.Len(t, c.Warnings(), 1)
 	assert.Contains(t, c.Warnings()[0], "peer phone lie within those of office")

@@ -107,10 +107,11 @@ type DatagramStats struct {
 	Crowded                                                uint64 // lost, since there were too many sessions, or sockets
 	Late                                                   uint64 // lost to peers: they stood in a queue for too long
 	Overflow                                               uint64 // lost to peers: the queue was full
-	Failed                                                 uint64 // among sent and received: the network outside, or the tunnel, did not take them
-	Unsolicited                                            uint64 // from whom the peer had not written to
-	Evicted                                                uint64 // sessions that ended to make room for others
-	Notices                                                uint64 // ICMP errors to peers
+	// among sent and received: the network outside, or the tunnel, did not take them
+	Failed      uint64
+	Unsolicited uint64 // from whom the peer had not written to
+	Evicted     uint64 // sessions that ended to make room for others
+	Notices     uint64 // ICMP errors to peers
 }
 
 // ForwardDatagrams has a stack's datagrams forwarded until Close, which comes
@@ -180,7 +181,8 @@ func (d *Datagrams) UDP(source, target netip.AddrPort, hops uint8, payload []byt
 // Echo implements netstack.Datagrams.
 func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) {
 	identifier := binary.BigEndian.Uint16(message[4:])
-	d.forward(origin{AddrPort: netip.AddrPortFrom(source, identifier), echo: true}, netip.AddrPortFrom(target, 0), hops, message)
+	d.forward(origin{AddrPort: netip.AddrPortFrom(source, identifier), echo: true}, netip.AddrPortFrom(target, 0),
+		hops, message)
 }
 
 var errCrowded = errors.New("too many sessions")

@@ -75,7 +75,10 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
 	require.NoError(t, err)
 	w, err := ListenWireGuard(WireGuardConfig{Name: "vpn", PrivateKey: private, MTU: mtu, Peers: []access.Peer{
-		{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32), netip.PrefixFrom(inner6, 128)}},
+		{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{
+			netip.PrefixFrom(inner, 32),
+			netip.PrefixFrom(inner6, 128),
+		}},
 		{Name: "tablet", PublicKey: otherPublic, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
 	}}, stack)
 	require.NoError(t, err)
@@ -104,7 +107,8 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
 	t.Cleanup(d.Close)
 	port := w.Addr().(*net.UDPAddr).Port
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=0.0.0.0/0\nallowed_ip=::/0\n", phoneKey.Hex(), public.Hex(), port)))
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\n"+
+		"allowed_ip=0.0.0.0/0\nallowed_ip=::/0\n", phoneKey.Hex(), public.Hex(), port)))
 	require.NoError(t, d.Up())
 	g.phone = phone
 	return g
@@ -256,7 +260,8 @@ func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
 	in, err := g.phone.ListenUDPAddrPort(netip.AddrPortFrom(inner, 0))
 	require.NoError(t, err)
 	client := &quic.Transport{Conn: in}
-	c, err := client.Dial(deadlineOf(t), out.LocalAddr(), &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil)
+	c, err := client.Dial(deadlineOf(t), out.LocalAddr(),
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil)
 	require.NoError(t, err)
 	s, err := c.OpenStreamSync(deadlineOf(t))
 	require.NoError(t, err)
@@ -275,7 +280,10 @@ func TestAQUICDownloadComesThroughTheTunnel(t *testing.T) {
 }
 
 func TestAPingIsAnsweredFromOutsideAndNotByTheGateway(t *testing.T) {
-	for _, kind := range []struct{ name, groups string }{{"by a ping socket", "0 2147483647"}, {"by a raw socket", "1 0"}} {
+	for _, kind := range []struct{ name, groups string }{
+		{"by a ping socket", "0 2147483647"},
+		{"by a raw socket", "1 0"},
+	} {
 		for _, to := range []netip.Addr{outside4, outside6} {
 			t.Run(fmt.Sprintf("%s to %v", kind.name, to), func(t *testing.T) {
 				needNamespace(t)
@@ -357,7 +365,8 @@ func TestOnlyWhoWasWrittenToMayAnswer(t *testing.T) {
 
 	// Another destination sees the same address and port of the gateway.
 	require.NoError(t, p.Close())
-	again, err := g.phone.DialUDPAddrPort(p.LocalAddr().(*net.UDPAddr).AddrPort(), stranger.LocalAddr().(*net.UDPAddr).AddrPort())
+	again, err := g.phone.DialUDPAddrPort(p.LocalAddr().(*net.UDPAddr).AddrPort(),
+		stranger.LocalAddr().(*net.UDPAddr).AddrPort())
 	require.NoError(t, err)
 	_, err = again.Write([]byte("3"))
 	require.NoError(t, err)
@@ -422,7 +431,10 @@ func TestWhatAPeerMustNotReachIsRefused(t *testing.T) {
 		"the gateway's own address": {to: outside4},
 		"its address of the other":  {to: outside6},
 		"another peer":              {to: netip.MustParseAddr("10.9.0.3")},
-		"what policy says":          {allow: anywhere, to: outside4, refuse: func(netip.AddrPort) error { return errors.New("no") }},
+		"what policy says": {
+			allow: anywhere, to: outside4,
+			refuse: func(netip.AddrPort) error { return errors.New("no") },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := gate(t, usual(), c.allow, c.refuse)
@@ -481,7 +493,8 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 		_, err := out.WriteToUDPAddrPort(make([]byte, 1200), to)
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool { return g.Stats().ReceivedPackets > before }, soon, time.Millisecond, "the window is theirs again")
+	require.Eventually(t, func() bool { return g.Stats().ReceivedPackets > before }, soon, time.Millisecond,
+		"the window is theirs again")
 	require.NoError(t, c.Close())
 	require.NoError(t, out.Close())
 }
@@ -648,8 +661,10 @@ func TestADatagramTooBigForThisMachineIsToldWithItsMTU(t *testing.T) {
 		return b
 	}
 	const local = 1
-	assert.Equal(t, &netstack.Unreachable{Type: 3, Code: 4, MTU: 1280, From: netip.IPv4Unspecified()}, failureIn(message(unix.IPPROTO_IP, unix.IP_RECVERR, local)))
-	assert.Equal(t, &netstack.Unreachable{Type: 2, MTU: 1280, From: netip.IPv6Unspecified()}, failureIn(message(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, local)))
+	assert.Equal(t, &netstack.Unreachable{Type: 3, Code: 4, MTU: 1280, From: netip.IPv4Unspecified()},
+		failureIn(message(unix.IPPROTO_IP, unix.IP_RECVERR, local)))
+	assert.Equal(t, &netstack.Unreachable{Type: 2, MTU: 1280, From: netip.IPv6Unspecified()},
+		failureIn(message(unix.IPPROTO_IPV6, unix.IPV6_RECVERR, local)))
 }
 
 // TestPingsShareASocketWhereTheyMayHaveNone has the kernel's default for ping sockets.

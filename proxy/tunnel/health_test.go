@@ -118,7 +118,10 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 	sockets, health := &frail{Bind: conn.NewDefaultBind()}, newWatch()
 	w, err := ListenWireGuard(WireGuardConfig{
 		Name: "vpn", PrivateKey: private, MTU: mtu, bind: sockets, Log: slog.New(health),
-		Peers: []access.Peer{{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}},
+		Peers: []access.Peer{{
+			Name: "phone", PublicKey: phonePublic,
+			AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)},
+		}},
 	}, stack)
 	require.NoError(t, err)
 	health.of.Store(&w.health)

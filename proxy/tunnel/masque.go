@@ -133,14 +133,16 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	}
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
-		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{}, past: map[string]Traffic{}, conns: map[*quicgo.Conn]*masqueConn{},
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
+		past: map[string]Traffic{}, conns: map[*quicgo.Conn]*masqueConn{},
 		leave: leaveWithin,
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:
 		return nil, errors.New("tls: MASQUE needs a certificate and its key")
 	case len(cfg.Tokens) == 0 && cfg.ClientCAs == nil && !cfg.Open:
-		return nil, errors.New("nobody could be refused: name tokens (masque.tokens_file) or an authority for client certificates (tls.client_ca), or say that it is open to everybody")
+		return nil, errors.New("nobody could be refused: name tokens (masque.tokens_file) or an authority for client " +
+			"certificates (tls.client_ca), or say that it is open to everybody")
 	case cfg.Open && (len(cfg.Tokens) > 0 || cfg.ClientCAs != nil):
 		return nil, errors.New("it cannot be open to everybody and ask for tokens or certificates")
 	}

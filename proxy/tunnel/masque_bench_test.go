@@ -27,7 +27,8 @@ func BenchmarkConnectIP(b *testing.B) {
 			m, l := masque(b, nil)
 			accepted := make(chan ingress.Client, 1)
 			answering(b, l, nil, func(c ingress.Client) { accepted <- c })
-			near, err := dialMASQUE(b, m).tunnel(phoneToken).DialContextTCPAddrPort(deadlineOf(b), netip.MustParseAddrPort("203.0.113.7:443"))
+			near, err := dialMASQUE(b, m).tunnel(phoneToken).DialContextTCPAddrPort(deadlineOf(b),
+				netip.MustParseAddrPort("203.0.113.7:443"))
 			require.NoError(b, err)
 			far := <-accepted
 			var from halfCloser = far

@@ -15,7 +15,8 @@ const (
 func synOf(p []byte) (segment []byte, header, end int) {
 	header = ipv6Header
 	if p[0]>>4 == 4 {
-		if header = int(p[0]&0xf) * 4; header < ipv4Header || p[9] != protocolTCP || binary.BigEndian.Uint16(p[6:])&0x1fff != 0 {
+		if header = int(p[0]&0xf) * 4; header < ipv4Header || p[9] != protocolTCP ||
+			binary.BigEndian.Uint16(p[6:])&0x1fff != 0 {
 			return nil, 0, 0
 		}
 	} else if p[6] != protocolTCP {

@@ -26,12 +26,18 @@ func ip(from, to netip.Addr, protocol tcpip.TransportProtocolNumber, payload []b
 	src, dst := tcpip.AddrFromSlice(from.AsSlice()), tcpip.AddrFromSlice(to.AsSlice())
 	if from.Is4() {
 		b := header.IPv4(make([]byte, header.IPv4MinimumSize, header.IPv4MinimumSize+len(payload)))
-		b.Encode(&header.IPv4Fields{TotalLength: uint16(cap(b)), TTL: 64, Protocol: uint8(protocol), SrcAddr: src, DstAddr: dst})
+		b.Encode(&header.IPv4Fields{
+			TotalLength: uint16(cap(b)), TTL: 64, Protocol: uint8(protocol), SrcAddr: src,
+			DstAddr: dst,
+		})
 		b.SetChecksum(^b.CalculateChecksum())
 		return append(b, payload...)
 	}
 	b := header.IPv6(make([]byte, header.IPv6MinimumSize, header.IPv6MinimumSize+len(payload)))
-	b.Encode(&header.IPv6Fields{PayloadLength: uint16(len(payload)), TransportProtocol: protocol, HopLimit: 64, SrcAddr: src, DstAddr: dst})
+	b.Encode(&header.IPv6Fields{
+		PayloadLength: uint16(len(payload)), TransportProtocol: protocol, HopLimit: 64,
+		SrcAddr: src, DstAddr: dst,
+	})
 	return append(b, payload...)
 }
 
@@ -46,7 +52,10 @@ func udp(from, to netip.Addr, size int) []byte {
 func syn(from, to netip.Addr, flags header.TCPFlags, options []byte) []byte {
 	b := header.TCP(make([]byte, header.TCPMinimumSize+len(options)))
 	copy(b[header.TCPMinimumSize:], options)
-	b.Encode(&header.TCPFields{SrcPort: 4000, DstPort: 443, SeqNum: 7, DataOffset: uint8(len(b)), Flags: flags, WindowSize: 1000})
+	b.Encode(&header.TCPFields{
+		SrcPort: 4000, DstPort: 443, SeqNum: 7, DataOffset: uint8(len(b)), Flags: flags,
+		WindowSize: 1000,
+	})
 	b.SetChecksum(^b.CalculateChecksum(tcpSum(from, to, len(b))))
 	return ip(from, to, header.TCPProtocolNumber, b)
 }
@@ -65,7 +74,12 @@ func TestEndsOfAPacket(t *testing.T) {
 	from, to, ok := endsOf(udp(client6, server6, 100))
 	assert.True(t, ok)
 	assert.Equal(t, [2]netip.Addr{client6, server6}, [2]netip.Addr{from, to})
-	for _, p := range [][]byte{nil, {0x45}, udp(client4, server4, 100)[:19], udp(client6, server6, 100)[:39], append([]byte{0x55}, make([]byte, 60)...)} {
+	for _, p := range [][]byte{
+		nil,
+		{0x45},
+		udp(client4, server4, 100)[:19], udp(client6, server6, 100)[:39],
+		append([]byte{0x55}, make([]byte, 60)...),
+	} {
 		_, _, ok := endsOf(p)
 		assert.False(t, ok, p)
 	}
@@ -94,7 +108,10 @@ func TestPacketTooBigSaysWhatFitsToWhoSentIt(t *testing.T) {
 		six := header.ICMPv6(p.Payload())
 		assert.Equal(t, header.ICMPv6PacketTooBig, six.Type())
 		assert.Equal(t, uint32(1300), six.MTU())
-		assert.Equal(t, six.Checksum(), header.ICMPv6Checksum(header.ICMPv6ChecksumParams{Header: six, Src: p.SourceAddress(), Dst: p.DestinationAddress()}))
+		assert.Equal(t, six.Checksum(), header.ICMPv6Checksum(header.ICMPv6ChecksumParams{
+			Header: six,
+			Src:    p.SourceAddress(), Dst: p.DestinationAddress(),
+		}))
 	}
 }
 
@@ -174,7 +191,10 @@ func FuzzPackets(f *testing.F) {
 func TestAPoolGivesNobodyWhatIsSomebodysAndEverythingOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		bits := rapid.IntRange(24, 30).Draw(t, "bits")
-		prefixes := []netip.Prefix{netip.PrefixFrom(netip.MustParseAddr("10.10.0.0"), bits), netip.MustParsePrefix("fd00:10::/64")}
+		prefixes := []netip.Prefix{
+			netip.PrefixFrom(netip.MustParseAddr("10.10.0.0"), bits),
+			netip.MustParsePrefix("fd00:10::/64"),
+		}
 		p, err := newPool(prefixes)
 		require.NoError(t, err)
 		p.reserve([]string{"phone", "tablet", "laptop"})

@@ -123,7 +123,10 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
-	s := &ipSession{masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, queue: make(chan *[]byte, sessionQueue)}
+	s := &ipSession{
+		masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs,
+		queue: make(chan *[]byte, sessionQueue),
+	}
 	if err := s.run(w, r); err != nil {
 		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
 	}

@@ -127,7 +127,10 @@ func connectFor(t testing.TB, m *MASQUE, idle time.Duration, certificates ...tls
 	defer cancel()
 	conn, err := quicgo.DialAddr(ctx, m.Addr().String(),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}, Certificates: certificates},
-		&quicgo.Config{EnableDatagrams: true, InitialPacketSize: 1350, MaxIdleTimeout: idle, Tracer: quic.Tracer(testClock(), nil)})
+		&quicgo.Config{
+			EnableDatagrams: true, InitialPacketSize: 1350, MaxIdleTimeout: idle,
+			Tracer: quic.Tracer(testClock(), nil),
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +176,10 @@ func (c *client) stream(to, token string) (*quic.Conn, reply, error) {
 	if err != nil {
 		return nil, reply{}, err
 	}
-	err = s.SendRequestHeader(&http.Request{Method: http.MethodConnect, URL: &url.URL{Host: to}, Host: to, Header: bearer(token)})
+	err = s.SendRequestHeader(&http.Request{
+		Method: http.MethodConnect, URL: &url.URL{Host: to}, Host: to,
+		Header: bearer(token),
+	})
 	if err != nil {
 		return nil, reply{}, err
 	}
@@ -335,7 +341,8 @@ func TestAClientThatSaysNothingIsAskedWhetherItIsThere(t *testing.T) {
 	s := c.mustStream("203.0.113.7:443")
 	<-accepted
 	heard := c.conn.ConnectionStats().PacketsReceived
-	require.Eventually(t, func() bool { return c.conn.ConnectionStats().PacketsReceived > heard+2 }, soon, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return c.conn.ConnectionStats().PacketsReceived > heard+2 }, soon,
+		10*time.Millisecond)
 	exchange(t, s, []byte("still there"))
 }
 
@@ -434,7 +441,8 @@ func TestPacketsOfASessionAreConnectionsOfItsPeer(t *testing.T) {
 func TestAResetInsideATunnelIsOneAtTheOtherEnd(t *testing.T) {
 	m, l := masque(t, nil)
 	answering(t, l, nil, func(c ingress.Client) { assert.NoError(t, c.Conn.Reset()) })
-	c, err := dialMASQUE(t, m).tunnel(phoneToken).DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	c, err := dialMASQUE(t, m).tunnel(phoneToken).DialContextTCPAddrPort(deadlineOf(t),
+		netip.MustParseAddrPort("203.0.113.7:443"))
 	require.NoError(t, err)
 	_, err = c.Read(make([]byte, 1))
 	assert.ErrorContains(t, err, "reset")
@@ -574,14 +582,23 @@ func TestNoListenerIsOpenByAccident(t *testing.T) {
 	t.Cleanup(func() { assert.NoError(t, stack.Close()) })
 	cert := certs.SelfSigned("vpn.test")
 	for want, cfg := range map[string]MASQUEConfig{
-		"needs a certificate":       {Tokens: testTokens()},
-		"nobody could be refused":   {Certificate: cert},
-		"cannot be open":            {Certificate: cert, Open: true, Tokens: testTokens()},
-		"openssl rand":              {Certificate: cert, Tokens: []access.Token{{Name: "phone", Value: "short"}}},
-		"have the same token":       {Certificate: cert, Tokens: []access.Token{{Name: "a", Value: phoneToken}, {Name: "b", Value: phoneToken}}},
-		"10.0.0.0/32 has no room":   {Certificate: cert, Open: true, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/32")}},
-		"10.0.0.0/8 and 10.1.0.0/1": {Certificate: cert, Open: true, Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")}},
-		`UDP address "nonsense"`:    {Certificate: cert, Open: true, Addr: "nonsense"},
+		"needs a certificate":     {Tokens: testTokens()},
+		"nobody could be refused": {Certificate: cert},
+		"cannot be open":          {Certificate: cert, Open: true, Tokens: testTokens()},
+		"openssl rand":            {Certificate: cert, Tokens: []access.Token{{Name: "phone", Value: "short"}}},
+		"have the same token": {
+			Certificate: cert,
+			Tokens:      []access.Token{{Name: "a", Value: phoneToken}, {Name: "b", Value: phoneToken}},
+		},
+		"10.0.0.0/32 has no room": {
+			Certificate: cert, Open: true,
+			Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/32")},
+		},
+		"10.0.0.0/8 and 10.1.0.0/1": {
+			Certificate: cert, Open: true,
+			Pool: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("10.1.0.0/16")},
+		},
+		`UDP address "nonsense"`: {Certificate: cert, Open: true, Addr: "nonsense"},
 	} {
 		cfg.Name, cfg.Clock = "masque", testClock()
 		_, err := ListenMASQUE(cfg, stack)
@@ -607,11 +624,26 @@ func TestOnlyWhatIsServedIsAnswered(t *testing.T) {
 		r      *http.Request
 		status int
 	}{
-		{"a page", &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/"}}, http.StatusMethodNotAllowed},
-		{"a destination without a port", &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1"}, Host: "192.0.2.1"}, http.StatusBadRequest},
-		{"packets, without a pool", &http.Request{Method: http.MethodConnect, Proto: "connect-ip", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: wellKnown}}, http.StatusNotImplemented},
-		{"UDP without a target", &http.Request{Method: http.MethodConnect, Proto: "connect-udp", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"}}, http.StatusBadRequest},
-		{"what nobody knows", &http.Request{Method: http.MethodConnect, Proto: "connect-ether", URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"}}, http.StatusNotImplemented},
+		{
+			"a page", &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/"}},
+			http.StatusMethodNotAllowed,
+		},
+		{"a destination without a port", &http.Request{
+			Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1"},
+			Host: "192.0.2.1",
+		}, http.StatusBadRequest},
+		{"packets, without a pool", &http.Request{
+			Method: http.MethodConnect, Proto: "connect-ip",
+			URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: wellKnown},
+		}, http.StatusNotImplemented},
+		{"UDP without a target", &http.Request{
+			Method: http.MethodConnect, Proto: "connect-udp",
+			URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"},
+		}, http.StatusBadRequest},
+		{"what nobody knows", &http.Request{
+			Method: http.MethodConnect, Proto: "connect-ether",
+			URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/x"},
+		}, http.StatusNotImplemented},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			row.r.Header = bearer(phoneToken)

@@ -189,7 +189,9 @@ func (u *udpStream) deliver(payload []byte) error {
 
 // open begins the session of a request: with the target, or with the first address of its
 // name that may be reached.
-func (d *Datagrams) open(ctx context.Context, u *udpStream, source, target netip.AddrPort, host string) (*session, netip.AddrPort, error) {
+func (d *Datagrams) open(ctx context.Context, u *udpStream, source, target netip.AddrPort, host string) (*session,
+	netip.AddrPort, error,
+) {
 	from := origin{AddrPort: source, stream: u}
 	if target.IsValid() {
 		s, err := d.toward(from, target, "")

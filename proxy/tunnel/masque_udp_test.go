@@ -34,12 +34,15 @@ func udpListener(t *testing.T, cfg access.Datagrams, verdict func(Sent) error) (
 		cfg.Idle = time.Hour
 	}
 	cfg.Most = 16
-	l.(*Listener).Forward(cfg, Forwarding{Clock: m.cfg.Clock, Flows: &flow.Manager{}, Verdict: func(s Sent) (flow.Terms, error) {
-		if verdict == nil {
-			return flow.Terms{}, nil
-		}
-		return flow.Terms{}, verdict(s)
-	}})
+	l.(*Listener).Forward(cfg, Forwarding{
+		Clock: m.cfg.Clock, Flows: &flow.Manager{},
+		Verdict: func(s Sent) (flow.Terms, error) {
+			if verdict == nil {
+				return flow.Terms{}, nil
+			}
+			return flow.Terms{}, verdict(s)
+		},
+	})
 	return m, l.(*Listener)
 }
 

@@ -130,7 +130,10 @@ func (s *socket) set(fd int, mark uint32) error {
 	case s.kind == forUDP:
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) // older kernels hand over one by one
 	case s.raw() && s.six:
-		only := unix.ICMPv6Filter{Data: [8]uint32{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}}
+		only := unix.ICMPv6Filter{Data: [8]uint32{
+			0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff,
+			0xffffffff, 0xffffffff,
+		}}
 		only.Data[echoReply6>>5] &^= 1 << (echoReply6 & 31)
 		return unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &only)
 	case s.raw():
@@ -198,7 +201,8 @@ func (s *socket) limit(hops uint8) []byte {
 func pending(err error) bool {
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH),
-		errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err, unix.EACCES):
+		errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err,
+			unix.EACCES):
 		return true
 	}
 	return false

@@ -79,7 +79,10 @@ func ownersOf(peers map[access.Key]access.Peer) *owners {
 
 // ListenWireGuard opens the endpoint and joins it to a stack.
 func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
-	w := &WireGuard{name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1), peers: map[access.Key]access.Peer{}}
+	w := &WireGuard{
+		name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1),
+		peers: map[access.Key]access.Peer{},
+	}
 	w.owners.Store(ownersOf(nil))
 	w.SetPool(cfg.Pool)
 	if w.log == nil {
@@ -185,7 +188,8 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 }
 
 func samePeer(p, q access.Peer) bool {
-	return p.Name == q.Name && p.Preshared == q.Preshared && p.Keepalive == q.Keepalive && slices.Equal(p.AllowedIPs, q.AllowedIPs)
+	return p.Name == q.Name && p.Preshared == q.Preshared && p.Keepalive == q.Keepalive &&
+		slices.Equal(p.AllowedIPs, q.AllowedIPs)
 }
 
 // write adds the peer in the words of WireGuard's configuration protocol.

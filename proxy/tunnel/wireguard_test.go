@@ -51,7 +51,8 @@ func phone(t *testing.T, key, server access.Key, at net.Addr) *wgnetstack.Net {
 	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
 	t.Cleanup(d.Close)
 	port := at.(*net.UDPAddr).Port
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\nallowed_ip=0.0.0.0/0\n", key.Hex(), server.Hex(), port)))
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\n"+
+		"allowed_ip=0.0.0.0/0\n", key.Hex(), server.Hex(), port)))
 	require.NoError(t, d.Up())
 	return stack
 }
@@ -67,7 +68,10 @@ func keys(t *testing.T) (private, public access.Key) {
 func TestAPeersConnectionGoesWhereItWasMeantTo(t *testing.T) {
 	private, public := keys(t)
 	phoneKey, phonePublic := keys(t)
-	w, l := endpoint(t, private, access.Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}})
+	w, l := endpoint(t, private, access.Peer{
+		Name: "phone", PublicKey: phonePublic,
+		AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)},
+	})
 	seen := echoing(t, l)
 	n := phone(t, phoneKey, public, w.Addr())
 
@@ -91,9 +95,13 @@ func TestAPeersConnectionGoesWhereItWasMeantTo(t *testing.T) {
 func TestARefusedConnectionIsResetBeforeItWasEverOpen(t *testing.T) {
 	private, public := keys(t)
 	phoneKey, phonePublic := keys(t)
-	w, l := endpoint(t, private, access.Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}})
+	w, l := endpoint(t, private, access.Peer{
+		Name: "phone", PublicKey: phonePublic,
+		AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)},
+	})
 	answering(t, l, errors.New("nobody there"), nil)
-	_, err := phone(t, phoneKey, public, w.Addr()).DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	_, err := phone(t, phoneKey, public, w.Addr()).DialContextTCPAddrPort(deadlineOf(t),
+		netip.MustParseAddrPort("203.0.113.7:443"))
 	assert.ErrorContains(t, err, "refused")
 }
 
@@ -140,10 +148,19 @@ func TestPeersThatContradictEachOtherChangeNothing(t *testing.T) {
 	ips := []netip.Prefix{netip.PrefixFrom(inner, 32)}
 	w, _ := endpoint(t, private, access.Peer{Name: "one", PublicKey: one, AllowedIPs: ips})
 	for want, peers := range map[string][]access.Peer{
-		"both have":           {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "two", PublicKey: two, AllowedIPs: ips}},
-		"the same public key": {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "two", PublicKey: one, AllowedIPs: ips}},
-		"are called":          {{Name: "one", PublicKey: one, AllowedIPs: ips}, {Name: "one", PublicKey: two, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32")}}},
-		"allowed_ips":         {{Name: "one", PublicKey: one}},
+		"both have": {
+			{Name: "one", PublicKey: one, AllowedIPs: ips},
+			{Name: "two", PublicKey: two, AllowedIPs: ips},
+		},
+		"the same public key": {
+			{Name: "one", PublicKey: one, AllowedIPs: ips},
+			{Name: "two", PublicKey: one, AllowedIPs: ips},
+		},
+		"are called": {
+			{Name: "one", PublicKey: one, AllowedIPs: ips},
+			{Name: "one", PublicKey: two, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32")}},
+		},
+		"allowed_ips": {{Name: "one", PublicKey: one}},
 	} {
 		assert.ErrorContains(t, w.SetPeers(peers), want)
 		assert.Equal(t, "one", w.Peer(inner))

@@ -24,7 +24,8 @@ const (
 // masqueConfig has a certificate that was made on the spot.
 var masqueConfig = func() string {
 	certificate, key := certs.PEM(certs.SelfSigned("vpn.test"))
-	return fmt.Sprintf("mode: masque\n    address: \":%d\"\n    tls: {certificate: %q, key: %q}\n    masque: {pool: [10.10.0.0/24, \"fd00:10::/64\"], tokens: [{name: phone, token: %s}]}",
+	return fmt.Sprintf("mode: masque\n    address: \":%d\"\n    tls: {certificate: %q, key: %q}\n    masque: {pool: "+
+		"[10.10.0.0/24, \"fd00:10::/64\"], tokens: [{name: phone, token: %s}]}",
 		masquePort, certificate, key, masqueToken)
 }()
 

@@ -43,7 +43,8 @@ var (
 	gatewayKey, phoneKey = newKey(), newKey()
 
 	phoneAddrs    = []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32"), netip.MustParsePrefix("fd09::2/128")}
-	gatewayConfig = fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, peers: [{name: phone, public_key: %q, allowed_ips: [%q, %q]}]}",
+	gatewayConfig = fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, peers: [{name: "+
+		"phone, public_key: %q, allowed_ips: [%q, %q]}]}",
 		gatewayPort, gatewayKey, publicKey(phoneKey), phoneAddrs[0], phoneAddrs[1])
 )
 
@@ -78,7 +79,8 @@ func (s *scene) connectPhone(private access.Key) *netlab.WireGuard {
 		Peers: []netlab.WireGuardPeer{{
 			PublicKey: publicKey(gatewayKey), Endpoint: netip.AddrPortFrom(s.EdgeNear.V4, gatewayPort),
 			Allowed: []netip.Prefix{
-				netip.PrefixFrom(s.ServerAddr.V4, 24), netip.PrefixFrom(s.ServerAddr.V6, 64), netip.MustParsePrefix("10.99.0.0/16"), // the last has nobody
+				// the last has nobody
+				netip.PrefixFrom(s.ServerAddr.V4, 24), netip.PrefixFrom(s.ServerAddr.V6, 64), netip.MustParsePrefix("10.99.0.0/16"),
 				netip.MustParsePrefix("10.9.0.0/24"), // other peers
 			},
 		}},
@@ -254,7 +256,8 @@ func TestAWrongKeyIsRefusedAndCounted(t *testing.T) {
 	var failed net.Error
 	require.ErrorAs(t, err, &failed)
 	assert.True(t, failed.Timeout(), "there is no tunnel")
-	require.Eventually(t, func() bool { return p.metric("penstock_tunnel_refused_packets_total") > 0 }, patience, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return p.metric("penstock_tunnel_refused_packets_total") > 0 }, patience,
+		20*time.Millisecond)
 	assert.Zero(t, p.metric("penstock_tunnel_peers_active"))
 	assert.Zero(t, p.metric("penstock_flows_total"))
 }
@@ -288,9 +291,11 @@ func TestThePrintedConfigurationBringsAClientUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			peers := s.write("") // none yet
-			p := s.start(way{config: fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, peers_file: %q, pool: [10.9.0.0/24, \"fd09::/64\"]}",
+			p := s.start(way{config: fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, "+
+				"peers_file: %q, pool: [10.9.0.0/24, \"fd09::/64\"]}",
 				gatewayPort, gatewayKey, peers)}.yaml(""))
-			add := s.Edge.Command(t.Context(), executable, "gateway", "peer", "add", "laptop", "--config", p.cmd.Args[len(p.cmd.Args)-1],
+			add := s.Edge.Command(t.Context(), executable, "gateway", "peer", "add", "laptop", "--config",
+				p.cmd.Args[len(p.cmd.Args)-1],
 				"--endpoint", s.EdgeNear.V4.String(), "--allowed-ips", "10.77.2.0/24,fd77:2::/64")
 			printed, err := add.Output()
 			require.NoError(t, err)
@@ -332,7 +337,10 @@ func wireguardGo(s *scene, file string) {
 	require.NoError(s.t, err)
 	w, err := s.Client.WireGuard(netlab.WireGuardConfig{
 		Device: phoneDevice, Addrs: prefixes(is["Address"]), MTU: mtu, PrivateKey: private,
-		Peers: []netlab.WireGuardPeer{{PublicKey: public, Endpoint: netip.MustParseAddrPort(is["Endpoint"]), Allowed: prefixes(is["AllowedIPs"])}},
+		Peers: []netlab.WireGuardPeer{{
+			PublicKey: public, Endpoint: netip.MustParseAddrPort(is["Endpoint"]),
+			Allowed: prefixes(is["AllowedIPs"]),
+		}},
 	})
 	require.NoError(s.t, err)
 	s.t.Cleanup(w.Close)
