@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// talk is what a peer has begun with another, who may answer: sockets play no part.
-type talk struct {
+// association is what a peer has begun with another, who may answer: sockets play no part.
+type association struct {
 	by   string // the peer
 	from origin
 	to   netip.AddrPort // of an echo request without a port
@@ -51,8 +51,8 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	if sender == "" {
 		return errors.New("its source is no peer's")
 	}
-	begun := talk{sender, from, to}
-	if d.goesOn(begun) || !from.echo && d.goesOn(talk{receiver, origin{AddrPort: to}, from.AddrPort}) {
+	begun := association{sender, from, to}
+	if d.refresh(begun) || !from.echo && d.refresh(association{receiver, origin{AddrPort: to}, from.AddrPort}) {
 		return nil
 	}
 	if _, err := d.with.Verdict(Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
@@ -60,37 +60,37 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, exists := d.talks[begun]; exists {
+	if _, exists := d.associations[begun]; exists {
 		return nil
 	}
-	if d.talking[sender] >= d.cfg.Load().Sessions {
+	if d.begun[sender] >= d.cfg.Load().Sessions {
 		return errCrowded
 	}
-	d.talks[begun] = d.with.Clock()
-	d.talking[sender]++
+	d.associations[begun] = d.with.Clock()
+	d.begun[sender]++
 	return nil
 }
 
-// goesOn tells whether there is such a talk, and notes that something moves.
-func (d *Datagrams) goesOn(t talk) bool {
+// refresh tells whether there is such an association, and notes that something moves.
+func (d *Datagrams) refresh(a association) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, exists := d.talks[t]; !exists {
+	if _, exists := d.associations[a]; !exists {
 		return false
 	}
-	d.talks[t] = d.with.Clock()
+	d.associations[a] = d.with.Clock()
 	return true
 }
 
-// sweepTalks forgets those in which nothing has moved for idle. The caller holds d.mu.
-func (d *Datagrams) sweepTalks(now cc.Time, idle time.Duration) {
-	for t, used := range d.talks {
+// sweepAssociations forgets those in which nothing has moved for idle. The caller holds d.mu.
+func (d *Datagrams) sweepAssociations(now cc.Time, idle time.Duration) {
+	for a, used := range d.associations {
 		if now.Sub(used) <= idle {
 			continue
 		}
-		delete(d.talks, t)
-		if d.talking[t.by]--; d.talking[t.by] == 0 {
-			delete(d.talking, t.by)
+		delete(d.associations, a)
+		if d.begun[a.by]--; d.begun[a.by] == 0 {
+			delete(d.begun, a.by)
 		}
 	}
 }
@@ -98,7 +98,7 @@ func (d *Datagrams) sweepTalks(now cc.Time, idle time.Duration) {
 // EchoReply implements netstack.Datagrams.
 func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
 	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
-	if !d.goesOn(talk{d.with.Inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
+	if !d.refresh(association{d.with.Inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
 		d.count.unsolicited.Add(1)
 		return
 	}

@@ -54,15 +54,15 @@ type Datagrams struct {
 	queued atomic.Int64     // bytes that wait for room, of all peers
 	raw    map[bool]*socket // for echo requests over IPv6 (true) and IPv4 that may have no sockets of their own
 
-	mu       sync.Mutex
-	sessions map[origin]*session
-	peers    map[string]*peer
-	crowd    crowd
-	echoes   map[echoID]*session // those that share a raw socket
-	lastID   uint16              // of them
-	talks    map[talk]cc.Time    // between peers, with when something last moved
-	talking  map[string]int      // how many each peer has begun
-	closed   bool
+	mu           sync.Mutex
+	sessions     map[origin]*session
+	peers        map[string]*peer
+	bySessions   peerHeap
+	echoes       map[echoID]*session     // those that share a raw socket
+	lastID       uint16                  // of them
+	associations map[association]cc.Time // between peers, with when something last moved
+	begun        map[string]int          // how many each peer has begun
+	closed       bool
 
 	wakes chan struct{} // woken is not empty
 	wake  sync.Mutex
@@ -123,8 +123,9 @@ func ForwardDatagrams(stack *netstack.Stack, cfg access.Datagrams, with Forwardi
 	with.Log = with.Log.With("listener", with.Listener)
 	d := &Datagrams{
 		stack: stack, with: with, sessions: map[origin]*session{}, peers: map[string]*peer{},
-		echoes: map[echoID]*session{}, talks: map[talk]cc.Time{}, talking: map[string]int{}, lastID: uint16(with.Clock()),
-		wakes: make(chan struct{}, 1), stop: make(chan struct{}),
+		echoes: map[echoID]*session{}, associations: map[association]cc.Time{}, begun: map[string]int{},
+		lastID: uint16(with.Clock()),
+		wakes:  make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	d.Configure(cfg)
 	d.openEchoes()
@@ -315,11 +316,11 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 	if p == nil {
 		p = d.newPeer(name, terms)
 		d.peers[name] = p
-		heap.Push(&d.crowd, p)
+		heap.Push(&d.bySessions, p)
 	}
 	s := &session{d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{}, dns: from.stream == nil}
 	s.place = p.sessions.PushFront(s)
-	heap.Fix(&d.crowd, p.place)
+	heap.Fix(&d.bySessions, p.place)
 	d.sessions[from] = s
 	if sock.raw() {
 		s.id = d.identify(s)
@@ -340,10 +341,10 @@ func (d *Datagrams) makeRoom(name string, most int) bool {
 		case p != nil && p.sessions.Len() >= most:
 		case !full:
 			return true
-		case len(d.crowd) == 0:
+		case len(d.bySessions) == 0:
 			return false
-		case p == nil || d.crowd[0].sessions.Len() > p.sessions.Len():
-			if p = d.crowd[0]; p.sessions.Len() == 1 {
+		case p == nil || d.bySessions[0].sessions.Len() > p.sessions.Len():
+			if p = d.bySessions[0]; p.sessions.Len() == 1 {
 				return false
 			}
 		}
@@ -372,7 +373,7 @@ func (d *Datagrams) end(s *session) {
 	}
 	delete(d.sessions, s.from)
 	s.peer.sessions.Remove(s.place)
-	heap.Fix(&d.crowd, s.peer.place)
+	heap.Fix(&d.bySessions, s.peer.place)
 	if s.socket.raw() {
 		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
 	}
@@ -381,7 +382,7 @@ func (d *Datagrams) end(s *session) {
 		s.from.stream.cancel()
 	}
 	if s.peer.sessions.Len() == 0 {
-		heap.Remove(&d.crowd, s.peer.place)
+		heap.Remove(&d.bySessions, s.peer.place)
 		delete(d.peers, s.peer.name)
 		s.peer.leave()
 	}
@@ -429,7 +430,7 @@ func (d *Datagrams) sweep(now cc.Time) {
 			owners[s.from.Addr()] = ""
 		}
 	}
-	d.sweepTalks(now, idle)
+	d.sweepAssociations(now, idle)
 	d.mu.Unlock()
 	for addr := range owners {
 		owners[addr] = d.with.Inside.Peer(addr)

@@ -14,9 +14,9 @@ const (
 	reopenLast  = 30 * time.Second
 )
 
-// lastWords is for how long what is sent at the very end may take to leave. Neither
+// flushWithin is for how long what is sent at the very end may take to leave. Neither
 // WireGuard nor QUIC tells when it has.
-const lastWords = 100 * time.Millisecond
+const flushWithin = 100 * time.Millisecond
 
 // health is whether packets get through to the peers, as far as it is ours.
 type health struct {
@@ -59,7 +59,7 @@ func (h *health) reopen(ctx context.Context, log *slog.Logger, failure error, op
 
 // linger waits for what has just been sent to leave.
 func linger() {
-	timer := time.NewTimer(lastWords)
+	timer := time.NewTimer(flushWithin)
 	defer timer.Stop()
 	<-timer.C
 }

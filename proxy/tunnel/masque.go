@@ -408,7 +408,7 @@ func (m *MASQUE) Close() (err error) {
 	m.closing.Do(func() {
 		m.Drain()
 		close(m.closed)
-		if m.farewell() {
+		if m.awaitClients() {
 			linger()
 		}
 		m.cancel()
@@ -421,8 +421,8 @@ func (m *MASQUE) Close() (err error) {
 	return err
 }
 
-// farewell waits for the clients of streams to leave, and tells whether there are others.
-func (m *MASQUE) farewell() (others bool) {
+// awaitClients waits for the clients of streams to leave, and tells whether there are others.
+func (m *MASQUE) awaitClients() (others bool) {
 	m.mu.RLock()
 	conns := slices.Collect(maps.Values(m.conns))
 	m.mu.RUnlock()

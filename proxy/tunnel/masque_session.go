@@ -88,18 +88,18 @@ func (m *MASQUE) clients() map[string]Traffic {
 // §4.1, with the default template of §3).
 const wellKnown = "/.well-known/masque/ip/*/*/"
 
-// takenOver hands a stream to connect-ip that we hold too: it speaks the
+// hijacked hands a stream to connect-ip that we hold too: it speaks the
 // capsules, the packets go past it.
-type takenOver struct {
+type hijacked struct {
 	http.ResponseWriter
 	stream *http3.Stream
 }
 
-func (takenOver) WriteHeader(int)                      {}
-func (t takenOver) HTTPStream() (*http3.Stream, error) { return t.stream, nil }
-func (t takenOver) Header() http.Header                { return http.Header{} }
-func prefixOf(a netip.Addr) netip.Prefix               { return netip.PrefixFrom(a, a.BitLen()) }
-func everywhere(from, to string) connectip.IPRoute {
+func (hijacked) WriteHeader(int)                      {}
+func (t hijacked) HTTPStream() (*http3.Stream, error) { return t.stream, nil }
+func (t hijacked) Header() http.Header                { return http.Header{} }
+func prefixOf(a netip.Addr) netip.Prefix              { return netip.PrefixFrom(a, a.BitLen()) }
+func wholeRange(from, to string) connectip.IPRoute {
 	return connectip.IPRoute{StartIP: netip.MustParseAddr(from), EndIP: netip.MustParseAddr(to)}
 }
 
@@ -160,7 +160,7 @@ func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 	if s.stream, err = w.(http3.HTTPStreamer).HTTPStream(); err != nil {
 		return err
 	}
-	capsules, err := (&connectip.Proxy{}).Proxy(takenOver{w, s.stream}, nil)
+	capsules, err := (&connectip.Proxy{}).Proxy(hijacked{w, s.stream}, nil)
 	if err != nil {
 		return err
 	}
@@ -198,10 +198,10 @@ func (s *ipSession) assign(capsules *connectip.Conn) error {
 		prefixes = append(prefixes, prefixOf(a))
 	}
 	if slices.ContainsFunc(s.addrs, netip.Addr.Is4) {
-		routes = append(routes, everywhere("0.0.0.0", "255.255.255.255"))
+		routes = append(routes, wholeRange("0.0.0.0", "255.255.255.255"))
 	}
 	if slices.ContainsFunc(s.addrs, netip.Addr.Is6) {
-		routes = append(routes, everywhere("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"))
+		routes = append(routes, wholeRange("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"))
 	}
 	if err := capsules.AssignAddresses(prefixes); err != nil {
 		return err
@@ -301,9 +301,9 @@ func (s *ipSession) room(large *quic.DatagramTooLargeError) int {
 	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
 }
 
-// never fits: quic-go's packets end at 1452 bytes. It says what does fit then,
+// oversized fits no datagram: quic-go's packets end at 1452 bytes. It says what does fit then,
 // which it says nowhere else.
-var never [2048]byte
+var oversized [2048]byte
 
 // clamp has both ends of a connection that begins send what fits at present; the
 // path may turn out to carry more, never less.
@@ -312,7 +312,7 @@ func (s *ipSession) clamp(p []byte) {
 		return
 	}
 	var large *quic.DatagramTooLargeError
-	if errors.As(s.stream.SendDatagram(never[:]), &large) {
+	if errors.As(s.stream.SendDatagram(oversized[:]), &large) {
 		clampMSS(p, s.room(large))
 	}
 }

@@ -719,7 +719,7 @@ func TestAListenerThatClosesWaitsForItsClientsToRead(t *testing.T) {
 	select {
 	case <-c.conn.Context().Done():
 		require.Fail(t, "closed before all was read")
-	case <-time.After(3 * lastWords): //nolint:forbidigo // nothing tells of what does not happen
+	case <-time.After(3 * flushWithin): //nolint:forbidigo // nothing tells of what does not happen
 	}
 	got, err := io.ReadAll(s)
 	require.NoError(t, err)

@@ -22,7 +22,7 @@ type peer struct {
 	d        *Datagrams
 	name     string
 	sessions list.List // of *session; guarded by d.mu
-	place    int       // in d.crowd; likewise
+	place    int       // in d.bySessions; likewise
 	pending  atomic.Bool
 
 	mu    sync.Mutex
@@ -74,7 +74,7 @@ func (p *peer) leave() {
 	if p.queue == nil {
 		return
 	}
-	defer p.settle(p.queued())
+	defer p.account(p.queued())
 	p.queue.Trim(0, 0)
 	p.close()
 	p.queue = nil
@@ -104,10 +104,10 @@ func (p *peer) pass(now cc.Time, pkt packet) {
 		p.send(pkt)
 		return
 	}
-	defer p.settle(p.queued())
+	defer p.account(p.queued())
 	pkt.payload = append([]byte(nil), pkt.payload...)
 	p.queue.Push(now, pkt.fiveTuple, size, pkt)
-	p.let(now)
+	p.sendQueued(now)
 	// queued has what this queue held before, but not this packet.
 	p.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(queuedInAll-p.d.queued.Load())))
 }
@@ -118,13 +118,13 @@ func (p *peer) drain(now cc.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.queue != nil {
-		defer p.settle(p.queued())
-		p.let(now)
+		defer p.account(p.queued())
+		p.sendQueued(now)
 	}
 }
 
-// let sends what waits, as far as there is room. The caller holds p.mu.
-func (p *peer) let(now cc.Time) {
+// sendQueued sends what waits, as far as there is room. The caller holds p.mu.
+func (p *peer) sendQueued(now cc.Time) {
 	for pkt, ok := p.queue.Pop(now); ok; pkt, ok = p.queue.Pop(now) {
 		p.send(pkt)
 	}
@@ -139,8 +139,8 @@ func (p *peer) queued() cc.Bytes {
 	return bytes
 }
 
-// settle adds to the sum of all queues what has changed in this one.
-func (p *peer) settle(before cc.Bytes) { p.d.queued.Add(int64(p.queued() - before)) }
+// account adds to the sum of all queues what has changed in this one.
+func (p *peer) account(before cc.Bytes) { p.d.queued.Add(int64(p.queued() - before)) }
 
 // size is the packet's with its headers.
 func (pkt packet) size() cc.Bytes {
@@ -170,23 +170,23 @@ func (p *peer) send(pkt packet) {
 	}
 }
 
-// crowd is a heap of the peers that have sessions, the one with the most first.
-type crowd []*peer
+// peerHeap is a heap of the peers that have sessions, the one with the most first.
+type peerHeap []*peer
 
-func (c crowd) Len() int           { return len(c) }
-func (c crowd) Less(i, j int) bool { return c[i].sessions.Len() > c[j].sessions.Len() }
-func (c crowd) Swap(i, j int) {
+func (c peerHeap) Len() int           { return len(c) }
+func (c peerHeap) Less(i, j int) bool { return c[i].sessions.Len() > c[j].sessions.Len() }
+func (c peerHeap) Swap(i, j int) {
 	c[i], c[j] = c[j], c[i]
 	c[i].place, c[j].place = i, j
 }
 
-func (c *crowd) Push(x any) {
+func (c *peerHeap) Push(x any) {
 	p := x.(*peer)
 	p.place = len(*c)
 	*c = append(*c, p)
 }
 
-func (c *crowd) Pop() any {
+func (c *peerHeap) Pop() any {
 	last := len(*c) - 1
 	p := (*c)[last]
 	(*c)[last] = nil

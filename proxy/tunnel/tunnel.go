@@ -221,7 +221,7 @@ func (l *Listener) Close() error {
 			_ = l.forward.Close() // it has none
 		}
 		l.stack.Abort()
-		ctx, cancel := context.WithTimeout(context.Background(), lastWords)
+		ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 		l.stack.Flush(ctx)
 		cancel()
 		l.err = l.outside.Close()
