@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"math/rand/v2"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -14,10 +15,12 @@ const (
 	DropTail AQM = iota
 	CoDel        // RFC 8289, with ECN marks in place of drops where a packet allows them
 	DualPI2      // RFC 9332: one queue for ECT(1) and CE, one for all else
+	PIE          // RFC 8033, with ECN marks
+	FQCoDel      // RFC 8290: CoDel for each flow, which take turns
 )
 
 // aqmNames are as a case file and a command line have them.
-var aqmNames = [...]string{DropTail: "droptail", CoDel: "codel", DualPI2: "dualpi2"}
+var aqmNames = [...]string{DropTail: "droptail", CoDel: "codel", DualPI2: "dualpi2", PIE: "pie", FQCoDel: "fq_codel"}
 
 func (a AQM) String() string {
 	if int(a) < len(aqmNames) {
@@ -33,14 +36,16 @@ func ParseAQM(s string) (AQM, error) {
 			return AQM(a), nil
 		}
 	}
-	return 0, fmt.Errorf("no management %q of a queue; use droptail, codel or dualpi2", s)
+	return 0, fmt.Errorf("no management %q of a queue; use droptail, codel, dualpi2, pie or fq_codel", s)
 }
 
 // aqm is the part of a ManagedLink that decides. Waiting times are the sojourn
 // times of RFC 8289: from a packet's arrival until its first byte is sent.
 type aqm interface {
-	// lane tells in which queue a packet with that codepoint waits.
-	lane(Codepoint) int
+	// lane tells in which queue a packet of that flow with that codepoint waits.
+	lane(flow uint32, ecn Codepoint) int
+	// admit tells what becomes of a packet that is to wait, when it comes.
+	admit(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement
 	// settle lets time pass up to now with the lanes as they are.
 	settle(now cc.Time, lanes *lanes)
 	// pick tells which lane to serve at now; one at least is not empty.
@@ -48,6 +53,22 @@ type aqm interface {
 	// judge tells what becomes of a packet that was taken out of a lane at now.
 	judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement
 }
+
+// newAQM returns how the queue is managed, and in how many lanes.
+func newAQM(kind AQM, rng *rand.Rand) (aqm, int) {
+	switch kind {
+	case DualPI2:
+		return &dualPI2{rng: rng}, 2
+	case PIE:
+		return &pie{rng: rng}, 1
+	case FQCoDel:
+		return newFQCoDel(), MaxLanes
+	}
+	return newCoDel(), 1
+}
+
+// MaxLanes is how many lanes a ManagedLink has at most (RFC 8290 §4.1.3).
+const MaxLanes = 1024
 
 type judgement uint8
 
@@ -58,25 +79,46 @@ const (
 )
 
 // lanes are the queues of a ManagedLink.
-type lanes [2]struct {
+type lanes struct {
+	each  []lane
+	n     int      // packets in all
+	total cc.Bytes // in all
+}
+
+type lane struct {
 	ring[waitingPacket]
 	bytes cc.Bytes
 }
 
+func newLanes(n int) lanes { return lanes{each: make([]lane, n)} }
+
+func (l *lanes) push(lane int, p waitingPacket) {
+	l.each[lane].push(p)
+	l.each[lane].bytes += p.size
+	l.n++
+	l.total += p.size
+}
+
+func (l *lanes) pop(lane int) waitingPacket {
+	p := l.each[lane].pop()
+	l.each[lane].bytes -= p.size
+	l.n--
+	l.total -= p.size
+	return p
+}
+
 // waitingPacket is one in a lane.
 type waitingPacket struct {
-	at   cc.Time // it came
-	size cc.Bytes
-	ecn  Codepoint
+	at     cc.Time // it came
+	size   cc.Bytes
+	ecn    Codepoint
+	marked bool // when it came
 }
 
-// waited is how long the first packet of a lane has waited at now; 0: there is none.
+// waited is how long the first packet of a lane has waited at now, in seconds; 0: there is none.
 func (l *lanes) waited(lane int, now cc.Time) float64 {
-	if l[lane].n == 0 {
+	if l.each[lane].n == 0 {
 		return 0
 	}
-	return now.Sub(l[lane].first().at).Seconds()
+	return now.Sub(l.each[lane].first().at).Seconds()
 }
-
-func (l *lanes) packets() int    { return l[0].n + l[1].n }
-func (l *lanes) bytes() cc.Bytes { return l[0].bytes + l[1].bytes }

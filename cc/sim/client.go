@@ -44,7 +44,7 @@ func (c *client) ask() {
 // request sends one for so many bytes.
 func (c *client) request(size cc.Bytes) {
 	s := c.s
-	s.w.carry(true, s.to, ackBytes, NotECT, func(v Verdict) {
+	s.w.carry(true, s.to, ackBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
 			s.w.at(s.w.now.Add(firstRTO), func() { c.request(size) })
 			return

@@ -15,12 +15,13 @@ type codel struct{ flow.CoDel }
 
 func newCoDel() *codel { return &codel{flow.CoDel{Target: codelTarget, Spare: OpportunityBytes}} }
 
-func (c *codel) lane(Codepoint) int       { return 0 }
-func (c *codel) settle(cc.Time, *lanes)   {}
-func (c *codel) pick(cc.Time, *lanes) int { return 0 }
+func (c *codel) lane(uint32, Codepoint) int                          { return 0 }
+func (c *codel) admit(cc.Time, int, waitingPacket, *lanes) judgement { return passes }
+func (c *codel) settle(cc.Time, *lanes)                              {}
+func (c *codel) pick(cc.Time, *lanes) int                            { return 0 }
 
 func (c *codel) judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) judgement {
-	if c.Signals(now, now.Sub(p.at), lanes[lane].bytes) {
+	if c.Signals(now, now.Sub(p.at), lanes.each[lane].bytes) {
 		return signals
 	}
 	return passes

@@ -22,6 +22,7 @@ const (
 
 // datagrams sends them.
 type datagrams struct {
+	number uint32 // of the flow
 	w      *world
 	cfg    FlowConfig
 	host   int
@@ -36,7 +37,7 @@ type datagrams struct {
 
 func newDatagrams(w *world, cfg FlowConfig, i, host int) *datagrams {
 	return &datagrams{
-		w: w, cfg: cfg, host: host,
+		number: uint32(i), w: w, cfg: cfg, host: host,
 		src: newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed), stats: newStats(w, cfg),
 	}
 }
@@ -85,7 +86,7 @@ func (d *datagrams) transmit() {
 	now := d.w.now
 	d.sent += datagramPayload
 	d.stats.sent(now)
-	d.w.send(d.host, datagramBytes, NotECT, func(v Verdict) {
+	d.w.send(d.host, datagramBytes, d.number, NotECT, func(v Verdict) {
 		d.stats.settled(now, datagramBytes, d.cfg.Delay, v)
 		if v.Dropped == DropNone {
 			d.w.at(v.Arrives.Add(d.cfg.Delay), d.arrive)

@@ -38,12 +38,14 @@ type dualPI2 struct {
 	updates cc.Time // the next; 0: not begun
 }
 
-func (d *dualPI2) lane(ecn Codepoint) int {
+func (d *dualPI2) lane(_ uint32, ecn Codepoint) int {
 	if ecn == ECT1 || ecn == CE {
 		return l4sLane
 	}
 	return classicLane
 }
+
+func (d *dualPI2) admit(cc.Time, int, waitingPacket, *lanes) judgement { return passes }
 
 // settle makes the updates that are due by now. Nothing has come or gone since the
 // last call, so what had waited at each of them is known.
@@ -52,7 +54,7 @@ func (d *dualPI2) settle(now cc.Time, lanes *lanes) {
 		d.updates = now.Add(dualUpdate)
 	}
 	for d.updates <= now {
-		if lanes.packets() == 0 && d.p == 0 && d.before == 0 { // nothing will change
+		if lanes.n == 0 && d.p == 0 && d.before == 0 { // nothing will change
 			d.updates = now.Add(dualUpdate)
 			return
 		}
@@ -68,9 +70,9 @@ func (d *dualPI2) settle(now cc.Time, lanes *lanes) {
 // earlier by a fixed time.
 func (d *dualPI2) pick(now cc.Time, lanes *lanes) int {
 	switch {
-	case lanes[classicLane].n == 0:
+	case lanes.each[classicLane].n == 0:
 		return l4sLane
-	case lanes[l4sLane].n == 0, lanes.waited(l4sLane, now)+dualShift < lanes.waited(classicLane, now):
+	case lanes.each[l4sLane].n == 0, lanes.waited(l4sLane, now)+dualShift < lanes.waited(classicLane, now):
 		return classicLane
 	}
 	return l4sLane
@@ -88,7 +90,7 @@ func (d *dualPI2) judge(now cc.Time, lane int, p waitingPacket, lanes *lanes) ju
 		return passes
 	case coupled >= 1 && d.draws(classic): // nor here: overload
 		return drops
-	case d.draws(max(coupled, ramp(now.Sub(p.at).Seconds(), lanes[lane].bytes))):
+	case d.draws(max(coupled, ramp(now.Sub(p.at).Seconds(), lanes.each[lane].bytes))):
 		return signals
 	}
 	return passes

@@ -40,38 +40,72 @@ type ManagedLink struct {
 
 // NewManagedLink returns a link with an AQM that starts at time zero of its trace at start.
 func NewManagedLink(cfg LinkConfig, start cc.Time) *ManagedLink {
-	l := &ManagedLink{cfg: cfg, start: start, line: delayLine{start: start}, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
-	if cfg.AQM == DualPI2 {
-		l.aqm = &dualPI2{rng: l.rng}
-	} else {
-		l.aqm = newCoDel()
+	l := &ManagedLink{
+		cfg: cfg, start: start, line: delayLine{start: start}, now: start,
+		rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)),
 	}
+	var n int
+	l.aqm, n = newAQM(cfg.AQM, l.rng)
+	l.lanes = newLanes(n)
 	return l
 }
 
 // SetDelay changes the propagation delay for the packets that leave the queue from now on.
 func (l *ManagedLink) SetDelay(d time.Duration) { l.cfg.Delay = d }
 
-// Enqueue puts a packet of size bytes (IP length) into the lane that it names, at now,
-// which never goes backwards; unless it is dropped.
-func (l *ManagedLink) Enqueue(now cc.Time, size cc.Bytes, ecn Codepoint) (lane int, drop Drop) {
+// Enqueue puts a packet of size bytes (IP length) of that flow into the lane that it
+// names, at now, which never goes backwards; unless it is dropped.
+func (l *ManagedLink) Enqueue(now cc.Time, size cc.Bytes, flow uint32, ecn Codepoint) (lane int, drop Drop) {
 	l.advance(now)
 	now = l.now
 	if l.cfg.Loss > 0 && l.rng.Float64() < l.cfg.Loss {
 		return 0, DropLoss
 	}
-	if l.cfg.QueueBytes > 0 && l.lanes.bytes()+size > l.cfg.QueueBytes ||
-		l.cfg.QueuePackets > 0 && l.lanes.packets() >= l.cfg.QueuePackets {
+	l.aqm.settle(now, &l.lanes)
+	lane = l.aqm.lane(flow, ecn)
+	if l.full(size) && !l.makeRoom(lane, size) {
 		return 0, DropQueue
 	}
-	l.aqm.settle(now, &l.lanes)
-	if l.lanes.packets() == 0 && l.departs <= now {
+	p := waitingPacket{at: now, size: size, ecn: ecn}
+	switch judged := l.aqm.admit(now, lane, p, &l.lanes); {
+	case judged == drops || judged == signals && ecn == NotECT:
+		return 0, DropQueue
+	case judged == signals:
+		p.marked = true
+	}
+	if l.lanes.n == 0 && l.departs <= now {
 		l.begin(now)
 	}
-	lane = l.aqm.lane(ecn)
-	l.lanes[lane].push(waitingPacket{now, size, ecn})
-	l.lanes[lane].bytes += size
+	l.lanes.push(lane, p)
 	return lane, DropNone
+}
+
+// full tells whether there is no room for so many bytes.
+func (l *ManagedLink) full(size cc.Bytes) bool {
+	return l.cfg.QueueBytes > 0 && l.lanes.total+size > l.cfg.QueueBytes ||
+		l.cfg.QueuePackets > 0 && l.lanes.n >= l.cfg.QueuePackets
+}
+
+// makeRoom drops the oldest packets of the longest lane, where flows have lanes of their
+// own, until there is room for size bytes more (RFC 8290 §4.1.2); false: there is none.
+func (l *ManagedLink) makeRoom(lane int, size cc.Bytes) bool {
+	if l.cfg.AQM != FQCoDel {
+		return false
+	}
+	for l.full(size) {
+		longest := lane
+		for i := range l.lanes.each {
+			if l.lanes.each[i].bytes > l.lanes.each[longest].bytes {
+				longest = i
+			}
+		}
+		if l.lanes.each[longest].n == 0 {
+			return false
+		}
+		p := l.lanes.pop(longest)
+		l.departed = append(l.departed, Departure{Lane: longest, Size: p.size, Verdict: Verdict{Dropped: DropQueue}})
+	}
+	return true
 }
 
 // begin ends a time in which nothing was to be sent.
@@ -96,7 +130,7 @@ func (l *ManagedLink) Next() cc.Time {
 	switch {
 	case len(l.departed) > 0:
 		return l.now
-	case l.lanes.packets() == 0:
+	case l.lanes.n == 0:
 		return cc.Never
 	}
 	return l.next
@@ -105,7 +139,7 @@ func (l *ManagedLink) Next() cc.Time {
 // Backlog returns what waits in the queue at now.
 func (l *ManagedLink) Backlog(now cc.Time) (bytes cc.Bytes, packets int) {
 	l.advance(now)
-	return l.lanes.bytes(), l.lanes.packets()
+	return l.lanes.total, l.lanes.n
 }
 
 // Offered returns how many bytes the link could have delivered, as Link.Offered does.
@@ -113,7 +147,7 @@ func (l *ManagedLink) Offered(from, to cc.Time) cc.Bytes { return l.cfg.offered(
 
 func (l *ManagedLink) advance(now cc.Time) {
 	l.now = max(l.now, now)
-	for l.lanes.packets() > 0 && l.next <= l.now {
+	for l.lanes.n > 0 && l.next <= l.now {
 		l.aqm.settle(l.next, &l.lanes)
 		l.take(l.next)
 	}
@@ -122,9 +156,7 @@ func (l *ManagedLink) advance(now cc.Time) {
 // take takes one packet out of the queue, to send or to drop it.
 func (l *ManagedLink) take(now cc.Time) {
 	i := l.aqm.pick(now, &l.lanes)
-	lane := &l.lanes[i]
-	p := lane.pop()
-	lane.bytes -= p.size
+	p := l.lanes.pop(i)
 	d := Departure{Lane: i, Size: p.size}
 	judged := l.aqm.judge(now, i, p, &l.lanes)
 	if judged == drops || judged == signals && p.ecn == NotECT {
@@ -137,7 +169,7 @@ func (l *ManagedLink) take(now cc.Time) {
 	if l.cfg.Reorder > 0 && l.rng.Float64() < l.cfg.Reorder {
 		d.Arrives = d.Arrives.Add(l.cfg.ReorderBy)
 	}
-	d.Marked = judged == signals || l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
+	d.Marked = judged == signals || p.marked || l.cfg.Mark > 0 && l.rng.Float64() < l.cfg.Mark
 	l.departed = append(l.departed, d)
 }
 

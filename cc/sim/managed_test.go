@@ -34,7 +34,7 @@ func TestAManagedLinkServesAsALinkDoes(t *testing.T) {
 			now = now.Add(time.Duration(rapid.IntRange(0, 12).Draw(t, "wait")) * ms / 4)
 			size := cc.Bytes(rapid.IntRange(40, 4000).Draw(t, "size"))
 			want = append(want, link.Send(now, size))
-			_, drop := managed.Enqueue(now, size, NotECT)
+			_, drop := managed.Enqueue(now, size, 0, NotECT)
 			require.Equal(t, DropNone, drop)
 			if rapid.Bool().Draw(t, "asked now") { // when it is asked makes no difference
 				got = append(got, verdicts(managed.Advance(now))...)
@@ -62,11 +62,11 @@ func TestAManagedLinksQueueHasLimits(t *testing.T) {
 		l := NewManagedLink(cfg, start)
 		var drops []Drop
 		for _, ecn := range []Codepoint{ECT0, ECT1, NotECT} {
-			_, drop := l.Enqueue(start, 1500, ecn)
+			_, drop := l.Enqueue(start, 1500, 0, ecn)
 			drops = append(drops, drop)
 		}
 		assert.Equal(t, []Drop{DropNone, DropNone, DropNone}, drops, "%s: one is being sent", what)
-		_, drop := l.Enqueue(start, 1500, ECT1)
+		_, drop := l.Enqueue(start, 1500, 0, ECT1)
 		assert.Equal(t, DropQueue, drop, what)
 		bytes, packets := l.Backlog(start.Add(ms))
 		assert.EqualValues(t, 1500, bytes)
@@ -80,7 +80,7 @@ func flood(aqm AQM, d time.Duration, ecn ...Codepoint) (l *ManagedLink, out []De
 	l = NewManagedLink(LinkConfig{Rate: 12e6, AQM: aqm, Seed: 5}, start)
 	for i := range int(2 * d / ms) {
 		now := start.Add(time.Duration(i) * ms / 2)
-		l.Enqueue(now, 1500, ecn[i%len(ecn)])
+		l.Enqueue(now, 1500, 0, ecn[i%len(ecn)])
 		out = append(out, l.Advance(now)...)
 	}
 	return l, out
@@ -136,8 +136,8 @@ func TestTheL4SQueueMarksFromOneMillisecondOn(t *testing.T) {
 // marked is the part of packets that d signals.
 func marked(d *dualPI2, lane int, waited time.Duration, behind cc.Bytes) float64 {
 	d.rng = rand.New(rand.NewPCG(1, 1))
-	var l lanes
-	l[lane].bytes = behind
+	l := newLanes(2)
+	l.each[lane].bytes = behind
 	n := 0
 	const of = 100_000
 	for range of {
@@ -161,8 +161,8 @@ func TestDualPI2CouplesTheSquareRoot(t *testing.T) {
 // alpha for what is off it and by beta for what has changed.
 func TestDualPI2Steps(t *testing.T) {
 	d := &dualPI2{p: 0.1, before: dualTarget}
-	var l lanes
-	l[classicLane].push(waitingPacket{at: start})
+	l := newLanes(2)
+	l.push(classicLane, waitingPacket{at: start})
 	d.updates = start.Add(15 * ms)
 	d.settle(start.Add(20*ms), &l)
 	assert.InDelta(t, 0.1, d.p, 1e-12, "at the target")
@@ -172,24 +172,24 @@ func TestDualPI2Steps(t *testing.T) {
 
 func TestAnEmptyDualPI2Forgets(t *testing.T) {
 	d := &dualPI2{}
-	l := &lanes{}
-	d.settle(start, l)
+	l := newLanes(2)
+	d.settle(start, &l)
 	d.p, d.before = 1, 1
-	d.settle(start.Add(24*time.Hour), l)
+	d.settle(start.Add(24*time.Hour), &l)
 	assert.Zero(t, d.p)
 	assert.Greater(t, d.updates, start.Add(24*time.Hour))
 }
 
 // RFC 9332 §4.1.1: L4S packets go first, and classic ones wait no more than 50 ms longer.
 func TestDualPI2ServesL4SFirst(t *testing.T) {
-	var l lanes
-	l[classicLane].push(waitingPacket{at: start})
-	l[l4sLane].push(waitingPacket{at: start.Add(49 * ms)})
+	l := newLanes(2)
+	l.push(classicLane, waitingPacket{at: start})
+	l.push(l4sLane, waitingPacket{at: start.Add(49 * ms)})
 	d := &dualPI2{}
 	assert.Equal(t, l4sLane, d.pick(start.Add(60*ms), &l))
-	l[l4sLane].first().at = start.Add(51 * ms)
+	l.each[l4sLane].first().at = start.Add(51 * ms)
 	assert.Equal(t, classicLane, d.pick(start.Add(60*ms), &l))
-	l[classicLane].pop()
+	l.pop(classicLane)
 	assert.Equal(t, l4sLane, d.pick(start.Add(60*ms), &l))
 }
 
@@ -219,12 +219,12 @@ func TestDualPI2KeepsWhatAnswersMarksInProportionShort(t *testing.T) {
 }
 
 func TestAManagedLinkAllocatesNothing(t *testing.T) {
-	for _, aqm := range []AQM{CoDel, DualPI2} {
+	for _, aqm := range []AQM{CoDel, DualPI2, PIE, FQCoDel} {
 		l := NewManagedLink(LinkConfig{Rate: 12e6, AQM: aqm, QueuePackets: 100, Loss: 0.01}, start)
 		now := start
 		send := func() {
 			now = now.Add(ms / 2)
-			l.Enqueue(now, 1500, ECT1)
+			l.Enqueue(now, 1500, 0, ECT1)
 			l.Advance(now)
 		}
 		for range 1000 {
@@ -239,7 +239,7 @@ func TestCubicKeepsAManagedQueueAtItsTarget(t *testing.T) {
 	for _, tt := range []struct {
 		line string
 		most time.Duration // mean waiting time
-	}{{"codel", 10 * ms}, {"dualpi2", 20 * ms}} {
+	}{{"codel", 10 * ms}, {"dualpi2", 20 * ms}, {"pie", 22 * ms}, {"fq_codel", 10 * ms}} {
 		for _, ecn := range []string{"classic", "off"} {
 			r := playLines(t, "link 24mbit rtt 40ms queue 2MB aqm "+tt.line, "flow cubic ecn "+ecn, "run 30s warmup 5s")
 			assert.GreaterOrEqual(t, r.Utilisation, 0.9, "%s, ecn %s", tt.line, ecn)
@@ -247,4 +247,82 @@ func TestCubicKeepsAManagedQueueAtItsTarget(t *testing.T) {
 			assert.Equal(t, ecn == "off", r.Drops > 0, "%s, ecn %s: %d drops", tt.line, ecn, r.Drops)
 		}
 	}
+}
+
+// RFC 8033: what does not answer is dropped as far as it is too much, and the burst at the
+// start passes.
+func TestPIEDropsWhatIsTooMuch(t *testing.T) {
+	_, out := flood(PIE, 20*time.Second, NotECT)
+	for i, d := range out {
+		if d.Dropped == DropQueue {
+			require.Fail(t, "served packets are not dropped", "%d", i)
+		}
+	}
+	l := NewManagedLink(LinkConfig{Rate: 12e6, AQM: PIE, Seed: 5}, start)
+	drops, marks := 0, 0
+	const packets = 40_000 // of 20 s, twice of what the link carries
+	for i := range packets {
+		now := start.Add(time.Duration(i) * ms / 2)
+		_, drop := l.Enqueue(now, 1500, 0, ECT0)
+		for _, d := range l.Advance(now) {
+			if d.Marked {
+				marks++
+			}
+		}
+		if drop == DropQueue {
+			assert.Greater(t, now, start.Add(pieBurst), "the burst passes")
+			if drops++; i > packets/2 {
+				_, waiting := l.Backlog(now)
+				assert.Less(t, waiting, 200)
+			}
+		}
+	}
+	assert.Positive(t, marks, "while the probability is small")
+	assert.InDelta(t, 0.5, float64(drops)/packets, 0.05, "marks do not help any more")
+}
+
+// RFC 8290: flows take turns, however much each offers, and one that sends little does
+// not wait behind the others.
+func TestFQCoDelHasFlowsTakeTurns(t *testing.T) {
+	l := NewManagedLink(LinkConfig{Rate: 12e6, AQM: FQCoDel, QueuePackets: 1000}, start)
+	sent := map[int]cc.Bytes{}
+	lanes := map[int]uint32{}
+	var waited time.Duration // of flow 3, which sends little
+	var came cc.Time
+	for i := range 20_000 { // 10 s
+		now := start.Add(time.Duration(i) * ms / 2)
+		put := func(flow uint32, size cc.Bytes) {
+			lane, drop := l.Enqueue(now, size, flow, NotECT)
+			if drop == DropNone {
+				lanes[lane] = flow
+			}
+		}
+		put(1, 1500)
+		if i%2 == 0 {
+			put(2, 750)
+			put(2, 750)
+		}
+		if i%100 == 99 {
+			came = now
+			put(3, 200)
+		}
+		for _, d := range l.Advance(now) {
+			if d.Dropped == DropNone {
+				sent[d.Lane] += d.Size
+				if lanes[d.Lane] == 3 {
+					waited = max(waited, d.Departs.Sub(came))
+				}
+			}
+		}
+		_, packets := l.Backlog(now)
+		require.LessOrEqual(t, packets, 1000)
+	}
+	byFlow := map[uint32]cc.Bytes{}
+	for lane, n := range sent {
+		byFlow[lanes[lane]] += n
+	}
+	require.Len(t, byFlow, 3)
+	assert.InEpsilon(t, float64(byFlow[1]), float64(byFlow[2]), 0.02, "half each")
+	assert.LessOrEqual(t, waited, 4*ms, "a packet of each other flow at most")
+	assert.GreaterOrEqual(t, byFlow[3], cc.Bytes(199*200), "all but the last, which has just come")
 }

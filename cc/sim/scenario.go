@@ -211,7 +211,7 @@ func (c LinkConfig) Check() error {
 	case c.Reorder > 0 && c.ReorderBy == 0:
 		return fmt.Errorf("packets are reordered, but by no time")
 	case int(c.AQM) >= len(aqmNames):
-		return fmt.Errorf("there is no %v; use DropTail, CoDel or DualPI2", c.AQM)
+		return fmt.Errorf("there is no %v; use DropTail, CoDel, DualPI2, PIE or FQCoDel", c.AQM)
 	case c.AQM != DropTail && c.Rate == 0 && c.Trace == nil:
 		return fmt.Errorf("the queue of %v needs a rate or a trace: nothing waits without", c.AQM)
 	case !(c.Mark >= 0 && c.Mark <= 1):

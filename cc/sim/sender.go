@@ -22,15 +22,16 @@ const sendBatch = 64 * cc.DefaultMSS
 // the limit that the flow's last answer named. Its acknowledgements are those
 // of TCP with selective acknowledgement and as many blocks as it takes.
 type sender struct {
-	w    *world
-	cfg  FlowConfig
-	flow *flow.Flow // nil before it opens
-	src  source
-	rcv  receiver
-	win  *window // that the receiver advertises; nil: more than is ever in flight
-	ask  *client // nil: nobody asks
-	to   int     // number of the host, from 0; of an upload, where it comes from
-	held bool    // the transport keeps the flow's window
+	w      *world
+	cfg    FlowConfig
+	flow   *flow.Flow // nil before it opens
+	src    source
+	rcv    receiver
+	win    *window // that the receiver advertises; nil: more than is ever in flight
+	ask    *client // nil: nobody asks
+	to     int     // number of the host, from 0; of an upload, where it comes from
+	number uint32  // of the flow, from 0
+	held   bool    // the transport keeps the flow's window
 
 	closed   bool
 	closedAt cc.Time
@@ -79,7 +80,7 @@ const (
 )
 
 func newSender(w *world, cfg FlowConfig, i, host int) *sender {
-	s := &sender{w: w, cfg: cfg, to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd}
+	s := &sender{w: w, cfg: cfg, number: uint32(i), to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd}
 	s.held = cfg.Upload || w.scenario.Transport != Relay
 	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
@@ -221,7 +222,7 @@ func (s *sender) transmit(n int64) {
 	s.pipe += seg.size
 	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}
 	s.stats.sent(now)
-	s.w.carry(s.cfg.Upload, s.to, seg.size+HeaderBytes, s.cfg.ECN.codepoint(s.cfg.Algorithm), func(v Verdict) {
+	s.w.carry(s.cfg.Upload, s.to, seg.size+HeaderBytes, s.number, s.cfg.ECN.codepoint(s.cfg.Algorithm), func(v Verdict) {
 		s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
 		if v.Dropped == DropNone {
 			a.ce = v.Marked

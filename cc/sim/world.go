@@ -94,7 +94,7 @@ func newWorld(s Scenario) *world {
 		w.managed = NewManagedLink(down, w.origin)
 	}
 	w.hosts = s.hosts()
-	w.held = make([][]holding, max(slices.Max(w.hosts)+1, len(lanes{})))
+	w.held = make([][]holding, max(slices.Max(w.hosts)+1, MaxLanes))
 	w.hints.w = w
 	w.manager.Seed, w.manager.Lookup = s.Seed, s.Lookup
 	w.manager.Arm = func(_ int, at cc.Time) { w.arm(at) }
@@ -117,16 +117,16 @@ func (w *world) run() {
 	w.now = w.end
 }
 
-// send puts a packet of size bytes for a host into the bottleneck; settled hears
-// what becomes of it, as soon as that is certain.
-func (w *world) send(host int, size cc.Bytes, ecn Codepoint, settled func(Verdict)) {
+// send puts a packet of size bytes of a flow, for a host, into the bottleneck; settled
+// hears what becomes of it, as soon as that is certain.
+func (w *world) send(host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
 	p := holding{w.now, host, ecn, settled}
 	lane, v, waits := host, Verdict{}, true
 	switch {
 	case w.cell != nil:
 		v.Dropped = w.cell.Enqueue(w.now, host, size)
 	case w.managed != nil:
-		lane, v.Dropped = w.managed.Enqueue(w.now, size, ecn)
+		lane, v.Dropped = w.managed.Enqueue(w.now, size, flow, ecn)
 	default:
 		v, waits = w.down.Send(w.now, size), false
 	}
@@ -153,9 +153,9 @@ type server interface {
 }
 
 // carry is send for either way.
-func (w *world) carry(up bool, host int, size cc.Bytes, ecn Codepoint, settled func(Verdict)) {
+func (w *world) carry(up bool, host int, size cc.Bytes, flow uint32, ecn Codepoint, settled func(Verdict)) {
 	if !up {
-		w.send(host, size, ecn, settled)
+		w.send(host, size, flow, ecn, settled)
 		return
 	}
 	v := w.up.Send(w.now, size)

@@ -123,7 +123,8 @@ where user namespaces are allowed.`,
 	flags.Float64SliceVar(&f.losses, "loss", []float64{0}, "probability that a packet towards the client is lost at random; several for each in turn")
 	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
 	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
-		"how the queue towards the client is managed: droptail, codel (RFC 8289, with ECN marks) or dualpi2 (RFC 9332)")
+		"how the queue towards the client is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), "+
+			"all but the first with ECN marks")
 	flags.Float64Var(&f.reorder, "reorder", 0, "probability that a packet towards the client takes --reorder-by longer, so that later ones overtake it")
 	flags.DurationVar(&f.reorderBy, "reorder-by", 5*time.Millisecond, "how much longer those packets take")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run, from the first data packet")

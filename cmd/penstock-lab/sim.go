@@ -113,7 +113,8 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
 	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
-		"how that queue is managed: droptail, codel (RFC 8289, with ECN marks) or dualpi2 (RFC 9332)")
+		"how that queue is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), "+
+			"all but the first with ECN marks")
 	flags.StringVar(&f.ecn, "ecn", sim.ECNDefault.String(),
 		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with others")
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")

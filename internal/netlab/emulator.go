@@ -96,7 +96,7 @@ func newEmulator(p *Path) *emulator {
 	for d := range p.dirs {
 		e.fds[d] = unix.PollFd{Fd: int32(p.dirs[d].in), Events: unix.POLLIN}
 		p.dirs[d].line.ring = make([]*packet, readyPackets)
-		p.dirs[d].waiting = make([]queue, max(2, len(p.hosts)))
+		p.dirs[d].waiting = make([]queue, max(sim.MaxLanes, len(p.hosts)))
 	}
 	e.fds[2] = unix.PollFd{Fd: int32(p.wake), Events: unix.POLLIN}
 	return e
@@ -270,7 +270,7 @@ func (e *emulator) admit(d *pipe, p *packet) bool {
 	case d.cell != nil:
 		rec.drop = d.cell.Enqueue(now, host, cc.Bytes(p.n))
 	case d.managed != nil:
-		lane, rec.drop = d.managed.Enqueue(now, cc.Bytes(p.n), codepoint(p.data[:p.n]))
+		lane, rec.drop = d.managed.Enqueue(now, cc.Bytes(p.n), flowOf(p.data[:p.n]), codepoint(p.data[:p.n]))
 	default:
 		return e.settle(d, p, rec, d.link.Send(now, cc.Bytes(p.n)))
 	}
