@@ -42,8 +42,17 @@ BPF       = proxy/datapath/kernel/bpf
 # are for Linux.
 CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
 
+# Releases: the same commit gives the same bytes.
+DIST      = dist
+NFPM     ?= $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
+ARCHS     = amd64 arm64 arm mips mipsle
+DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
+# A tag v1.2.3, or what sorts before every release.
+PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/dev/null || \
+	git log -1 --date=format:%Y%m%d%H%M --format=0.0.0~git%cd.%h 2>/dev/null || echo 0.0.0))
+
 .DEFAULT_GOAL = all
-.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo clean
+.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo dist packages image release package-test clean
 
 all: build lint test ## build, lint and test
 
@@ -135,5 +144,43 @@ cross: ## compile for other processors, and what is not bound to Linux for anoth
 demo: build ## the main job on an emulated cellular link, measured
 	bin/penstock-lab demo
 
+dist: ## the program for every kind of machine, and its man pages and completions, in dist
+	@set -e; for arch in $(ARCHS); do \
+		echo GOARCH=$$arch $(GO) build -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build -trimpath -buildvcs=false \
+			-ldflags '$(LDFLAGS)' -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
+	done
+	rm -rf $(DIST)/man $(DIST)/completion
+	SOURCE_DATE_EPOCH=$(DATE) $(GO) run -tags packaging ./cmd/penstock manual $(DIST)
+	gzip -9n $(DIST)/man/*.1
+
+packages: dist ## deb, rpm and apk of what dist made
+	@set -e; for arch in $(patsubst arm,arm7,$(filter-out mipsle,$(ARCHS))); do \
+		rm -rf dist/package; mkdir -p dist/package; \
+		cp -r $(DIST)/linux-$${arch%7}/penstock $(DIST)/man $(DIST)/completion dist/package/; \
+		for kind in deb rpm apk; do \
+			case $$arch-$$kind in mips-rpm | mips-apk) continue;; esac; \
+			ARCH=$$arch VERSION=$(PACKAGE_VERSION) SOURCE_DATE_EPOCH=$(DATE) $(NFPM) package -f deploy/nfpm.yaml -p $$kind -t $(DIST)/; \
+		done; \
+	done
+
+image: ## the container image for this machine, by buildah or docker; with dist
+	@set -e; build="buildah build --format docker --ignorefile deploy/Dockerfile.dockerignore"; \
+	command -v buildah >/dev/null || build="docker build"; \
+	$$build -f deploy/Dockerfile --build-arg TARGETARCH=$$($(GO) env GOARCH) \
+		--build-arg VERSION=$(VERSION) --build-arg REVISION=$$(git rev-parse HEAD) -t penstock:$(PACKAGE_VERSION) .
+
+release: packages ## all that a release has, with checksums and a bill of materials
+	set -e; for arch in $(ARCHS); do \
+		cp LICENSE README.md $(DIST)/linux-$$arch/; \
+		tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@$(DATE) -C $(DIST) -cf - linux-$$arch/penstock \
+			linux-$$arch/LICENSE linux-$$arch/README.md | gzip -9n > $(DIST)/penstock-$(PACKAGE_VERSION)-linux-$$arch.tar.gz; \
+	done
+	$(GO) run -tags packaging ./cmd/penstock sbom $(DIST)/linux-amd64/penstock > $(DIST)/penstock.cdx.json
+	cd $(DIST) && sha256sum *.deb *.rpm *.apk *.tar.gz *.cdx.json > SHA256SUMS
+
+package-test: packages ## install, use, upgrade and remove the deb in a copy of this Debian; as root
+	deploy/package/test.sh $(DIST)/penstock_*_amd64.deb
+
 clean:
-	rm -rf bin
+	rm -rf bin $(DIST)

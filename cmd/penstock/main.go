@@ -42,6 +42,9 @@ var inLab = map[string]string{
 	"demo": "penstock-lab", "bench": "penstock-lab", "sim": "penstock-lab", "mdi": "penstock-lab",
 }
 
+// packaging are commands that only builds for packages have.
+var packaging []*cobra.Command
+
 func rootCommand() *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "penstock",
@@ -69,5 +72,6 @@ Exit codes:
 		schemaCommand(),
 		cli.VersionCommand(),
 	)
+	root.AddCommand(packaging...)
 	return root
 }

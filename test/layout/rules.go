@@ -17,12 +17,12 @@ var directories = []string{"agents", "cc", "cmd", "deploy", "docs", "internal", 
 
 // files are all that may stand at the top level.
 var files = []string{
-	".gitignore", ".golangci.yml", "CHANGELOG.md", "LICENSE", "Makefile", "README.md", "go.mod", "go.sum",
+	".gitignore", ".golangci.yml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "Makefile", "README.md", "go.mod", "go.sum",
 }
 
 // ignored are what builds and measurements leave behind (see .gitignore), and
 // the .git file of a worktree.
-var ignored = []string{".git", "bin", "penstock", "penstock-lab", "results"}
+var ignored = []string{".git", "bin", "dist", "penstock", "penstock-lab", "results"}
 
 // rule says what the packages that match it may import.
 type rule struct {

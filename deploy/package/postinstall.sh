@@ -1,0 +1,23 @@
+#!/bin/sh
+# Runs as root after the files are there, at the first installation and at each upgrade.
+set -e
+if command -v systemd-sysusers >/dev/null 2>&1; then
+	systemd-sysusers penstock.conf || true
+fi
+if ! getent group penstock >/dev/null 2>&1; then
+	if command -v groupadd >/dev/null 2>&1; then groupadd -r penstock; else addgroup -S penstock; fi
+fi
+if ! getent passwd penstock >/dev/null 2>&1; then
+	if command -v useradd >/dev/null 2>&1; then
+		useradd -r -g penstock -d / -s /usr/sbin/nologin penstock
+	else
+		adduser -S -D -H -h / -s /sbin/nologin -G penstock penstock
+	fi
+fi
+chgrp penstock /etc/penstock/penstock.yaml
+if [ -d /run/systemd/system ]; then
+	systemctl daemon-reload
+	# An upgrade: what runs ends its connections in the time of shutdown.drain.
+	systemctl try-restart penstock.service
+fi
+echo "penstock: edit /etc/penstock/penstock.yaml, then: systemctl enable --now penstock (or rc-update add penstock)"
