@@ -113,7 +113,7 @@ type masqueDrops struct{ malformed, source, destination, large, queue atomic.Uin
 type MASQUEDrops struct {
 	Malformed   uint64 // no IP packets
 	Source      uint64 // from an address that is not the client's
-	Destination uint64 // for an address that no client has
+	Destination uint64 // for an address that no client has, or outside what a session asked for
 	Large       uint64 // answered with a Packet Too Big
 	Queue       uint64 // beyond what may wait for a client's connection
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
-	"github.com/yosida95/uritemplate/v3"
 )
 
 // sessionQueue bounds the packets that wait for a session's QUIC connection;
@@ -32,6 +31,7 @@ type ipSession struct {
 	name     string
 	endpoint string
 	addrs    []netip.Addr
+	scope    ipScope
 	stream   *http3.Stream
 	queue    chan *[]byte
 
@@ -84,10 +84,6 @@ func (m *MASQUE) clients() map[string]Traffic {
 	return all
 }
 
-// wellKnown is where a client asks for all addresses and protocols (RFC 9484
-// §4.1, with the default template of §3).
-const wellKnown = "/.well-known/masque/ip/*/*/"
-
 // hijacked hands a stream to connect-ip that we hold too: it speaks the
 // capsules, the packets go past it.
 type hijacked struct {
@@ -99,22 +95,12 @@ func (hijacked) WriteHeader(int)                      {}
 func (t hijacked) HTTPStream() (*http3.Stream, error) { return t.stream, nil }
 func (t hijacked) Header() http.Header                { return http.Header{} }
 func prefixOf(a netip.Addr) netip.Prefix              { return netip.PrefixFrom(a, a.BitLen()) }
-func wholeRange(from, to string) connectip.IPRoute {
-	return connectip.IPRoute{StartIP: netip.MustParseAddr(from), EndIP: netip.MustParseAddr(to)}
-}
 
 // serveIP runs a CONNECT-IP session until either side ends it.
 func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
-	template, err := uritemplate.New("https://" + r.Host + wellKnown)
-	if err == nil {
-		_, err = connectip.ParseProxyRequest(r, template)
-	}
+	scope, err := scopeOf(r)
 	if err != nil {
-		m.reject(w, r, http.StatusBadRequest, "this is no CONNECT-IP request")
-		return
-	}
-	if r.URL.Path != wellKnown {
-		m.reject(w, r, http.StatusNotFound, "packets are taken at "+wellKnown)
+		m.reject(w, r, http.StatusBadRequest, err.Error())
 		return
 	}
 	addrs, err := m.admit(who.name)
@@ -124,7 +110,7 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		return
 	}
 	s := &ipSession{
-		masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs,
+		masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, scope: scope,
 		queue: make(chan *[]byte, sessionQueue),
 	}
 	if err := s.run(w, r); err != nil {
@@ -190,23 +176,16 @@ func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 	}
 }
 
-// assign tells the client its addresses, and that it may reach all there are.
+// assign tells the client its addresses, and what it may reach.
 func (s *ipSession) assign(capsules *connectip.Conn) error {
 	var prefixes []netip.Prefix
-	var routes []connectip.IPRoute
 	for _, a := range s.addrs {
 		prefixes = append(prefixes, prefixOf(a))
-	}
-	if slices.ContainsFunc(s.addrs, netip.Addr.Is4) {
-		routes = append(routes, wholeRange("0.0.0.0", "255.255.255.255"))
-	}
-	if slices.ContainsFunc(s.addrs, netip.Addr.Is6) {
-		routes = append(routes, wholeRange("::", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"))
 	}
 	if err := capsules.AssignAddresses(prefixes); err != nil {
 		return err
 	}
-	return capsules.AdvertiseRoute(routes)
+	return capsules.AdvertiseRoute(s.scope.routes(s.addrs))
 }
 
 // answer gives a client that asks for addresses those that it has: an answer
@@ -256,13 +235,17 @@ func (s *ipSession) accept(b []byte) ([]byte, bool) {
 	if id != 0 {
 		return nil, false // of an extension that we do not have
 	}
-	from, _, ok := endsOf(b[n:])
+	from, to, ok := endsOf(b[n:])
 	if !ok {
 		drops.malformed.Add(1)
 		return nil, false
 	}
 	if !slices.Contains(s.addrs, from) {
 		drops.source.Add(1)
+		return nil, false
+	}
+	if !s.scope.holds(b[n:], to) {
+		drops.destination.Add(1)
 		return nil, false
 	}
 	return b[n:], true

@@ -131,9 +131,14 @@ func TestSessionsAreKeptApart(t *testing.T) {
 // raw is a CONNECT-IP session without a library that would keep it in order; it
 // is the last of so many.
 func (c *client) raw(t testing.TB, m *MASQUE, of int) *http3.RequestStream {
+	return c.scoped(t, m, of, "*/*/")
+}
+
+// scoped is one that asks for a target and a protocol.
+func (c *client) scoped(t testing.TB, m *MASQUE, of int, scope string) *http3.RequestStream {
 	s, err := c.h3.OpenRequestStream(t.Context())
 	require.NoError(t, err)
-	r, err := http.NewRequest(http.MethodConnect, "https://vpn.test"+wellKnown, nil)
+	r, err := http.NewRequest(http.MethodConnect, "https://vpn.test"+ipPath+scope, nil)
 	require.NoError(t, err)
 	r.Proto, r.Header = "connect-ip", bearer(phoneToken)
 	r.Header.Set(http3.CapsuleProtocolHeader, "?1")

@@ -202,7 +202,7 @@ func (c *client) mustStream(to string) *quic.Conn {
 func (c *client) packets(token string) (*connectip.Conn, reply, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	c.t.Cleanup(cancel)
-	r, err := connectip.NewRequest(ctx, uritemplate.MustNew("https://vpn.test"+wellKnown))
+	r, err := connectip.NewRequest(ctx, uritemplate.MustNew("https://vpn.test"+ipPath+"*/*/"))
 	require.NoError(c.t, err)
 	for name, values := range bearer(token) {
 		r.Header()[name] = values
@@ -634,7 +634,7 @@ func TestOnlyWhatIsServedIsAnswered(t *testing.T) {
 		}, http.StatusBadRequest},
 		{"packets, without a pool", &http.Request{
 			Method: http.MethodConnect, Proto: "connect-ip",
-			URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: wellKnown},
+			URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: ipPath + "*/*/"},
 		}, http.StatusNotImplemented},
 		{"UDP without a target", &http.Request{
 			Method: http.MethodConnect, Proto: "connect-udp",
