@@ -52,7 +52,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 	git log -1 --date=format:%Y%m%d%H%M --format=0.0.0~git%cd.%h 2>/dev/null || echo 0.0.0))
 
 .DEFAULT_GOAL = all
-.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo dist packages image release package-test clean
+.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo dist packages image release manifests package-test clean
 
 all: build lint test ## build, lint and test
 
@@ -178,6 +178,9 @@ release: packages ## all that a release has, with checksums and a bill of materi
 	done
 	$(GO) run -tags packaging ./cmd/penstock sbom $(DIST)/linux-amd64/penstock > $(DIST)/penstock.cdx.json
 	cd $(DIST) && sha256sum *.deb *.rpm *.apk *.tar.gz *.cdx.json > SHA256SUMS
+
+manifests: ## have a real kube-apiserver judge the manifests; with etcd, kube-apiserver and kubectl
+	deploy/kubernetes/validate.sh
 
 package-test: packages ## install, use, upgrade and remove the deb in a copy of this Debian; as root
 	deploy/package/test.sh $(DIST)/penstock_*_amd64.deb
