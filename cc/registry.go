@@ -63,6 +63,7 @@ type Spec struct {
 	Internals []Internal // what its Inspect shows; empty: it is no Inspector
 	Marks     Marks      // how ECN marks are answered
 	L4S       bool       // it is made for packets that say ECT(1) (RFC 9331)
+	Fixed     bool       // its settings are the limits, from the first byte on
 }
 
 // Scales tells whether marks on packets that say ECT(1) are answered in proportion, as

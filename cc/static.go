@@ -5,6 +5,7 @@ func init() {
 		Name:   "static",
 		About:  "A fixed window and, if wanted, a fixed pacing rate, whatever losses and delays say: for experiments.",
 		Source: "the fixed-window experiment of ALCC §3.1",
+		Fixed:  true,
 		Params: []Param{
 			{Name: "cwnd_packets", About: "window", Unit: "packets", Default: 22, Min: 1, Max: 1e6},
 			{Name: "pacing_mbit", About: "pacing rate; 0: not paced", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e6},

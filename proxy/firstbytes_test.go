@@ -120,7 +120,7 @@ func TestRulesByServerName(t *testing.T) {
 				flow := r.relayed()
 				assert.Equal(t, row.rule, flow.Rule)
 				assert.Equal(t, row.server, flow.ServerName)
-				assert.Equal(t, row.rule == "video", flow.Up.Managed)
+				assert.Equal(t, row.rule == "video", flow.Up.Algorithm != "none")
 				send(t, client, "the rest")
 				require.NoError(t, client.(*net.TCPConn).CloseWrite())
 				assert.Equal(t, "the rest", receive(t, server))

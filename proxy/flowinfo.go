@@ -36,8 +36,8 @@ type DirectionInfo struct {
 	Written   cc.Bytes // to the leg it goes to
 	Spliced   cc.Bytes // of those, moved inside the kernel
 	Finished  bool
-	Managed   bool          // Flow is meaningful
-	Flow      flow.Snapshot // of the window that holds it
+	Managed   bool          // Flow is meaningful; false where the kernel alone decides, or still does
+	Flow      flow.Snapshot // of the window that holds it; Group is known before it is Managed
 	Receive   HoldingInfo   // of the window that who sends these bytes is let send in
 	// Control is what happened under each algorithm it has had, and since the last
 	// change under the present one.
@@ -89,6 +89,8 @@ func (d *direction) info() DirectionInfo {
 	}
 	if d.flow != nil {
 		out.Flow = d.flow.Snapshot()
+	} else {
+		out.Flow.Group = d.terms.Group
 	}
 	out.Receive = d.hold.info()
 	out.Control = append(slices.Clone(d.earlier), d.since(out.Algorithm, out.Flow))

@@ -3,7 +3,6 @@ package proxy
 import (
 	"errors"
 	"io"
-	"log/slog"
 	"sync/atomic"
 
 	"github.com/penstock-net/penstock/cc"
@@ -20,17 +19,23 @@ const minPiece = 64 << 10
 // errStopped ends a relay whose connection was ended by somebody else.
 var errStopped = errors.New("proxy: relay stopped")
 
+// initialWindow is what a transport may have in flight before it has heard from its peer
+// (RFC 6928 section 2), in bytes.
+const initialWindow = 14600
+
 // direction moves the bytes of one direction from one leg to the other. One
 // goroutine runs it.
 type direction struct {
+	conn     *connection
 	name     string // "up" or "down"
 	src, dst *leg
 	terms    flow.Terms          // of the moment; the connection's mu guards it once it is open
 	earlier  []AlgorithmCounters // of algorithms before, likewise
-	log      *slog.Logger
-	flow     *flow.Flow // nil: unmanaged, the kernel alone decides
-	enforces bool       // dst keeps the window by itself: ask for no grants without a maximum rate
-	hold     *holding   // keeps the window that src advertises
+	flow     *flow.Flow          // nil: unmanaged, or not yet: the kernel alone decides; likewise
+	enforces bool                // dst keeps the window by itself: ask for no grants without a maximum rate
+	free     atomic.Int64        // what may be underway before it is managed, in bytes; below 0: it need not become so
+	underway int64               // at most, until it is managed
+	hold     *holding            // keeps the window that src advertises
 	carrier  datapath.Carrier
 	splicing splicing          // carrier, where it may splice
 	early    []byte            // read from src already, goes first
@@ -38,10 +43,7 @@ type direction struct {
 	room     int64             // by this
 	piece    int               // read at once at present
 	maxPiece int
-	clock    func() cc.Time
-	stop     <-chan struct{} // closed when the connection is torn down
-	wake     chan struct{}   // a refused Take may now succeed
-	active   *atomic.Int64   // cc.Time of the last byte moved, of the whole connection
+	wake     chan struct{} // a refused Take may now succeed
 
 	read, written, spliced atomic.Int64
 	finished               atomic.Bool
@@ -50,6 +52,24 @@ type direction struct {
 // managed reports whether terms need a flow of ours.
 func managed(t flow.Terms) bool {
 	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
+}
+
+// unmanaged is free for a direction that is managed already, or never.
+const unmanaged = -1
+
+// freely returns how much may be underway before terms are in force: most connections
+// never have more than an initial window, which any sender may have. Terms with a limit of
+// their own hold from the first byte.
+func freely(t flow.Terms) int64 {
+	spec, err := cc.Lookup(t.Algorithm)
+	switch {
+	case !managed(t):
+		return unmanaged
+	case t.Algorithm == policy.Unmanaged, err == nil && spec.Fixed,
+		t.MaxRate > 0, t.ConnectionRate > 0, t.HintCap > 0, t.Target > 0, t.MinRate > 0:
+		return 0
+	}
+	return initialWindow
 }
 
 // wanted is which parts of a flow's limits its transport is to enforce. An algorithm
@@ -171,18 +191,41 @@ func (d *direction) sendEarly() error {
 	return nil
 }
 
+// begin has d be managed if with n bytes more there would be more underway than it may
+// have before.
+func (d *direction) begin(n int) error {
+	free := d.free.Load()
+	if free < 0 {
+		return nil
+	}
+	d.underway += int64(n)
+	if d.underway <= free {
+		return nil
+	}
+	if e, ok := d.dst.conn.(datapath.Ending); ok {
+		if left, err := e.Undelivered(); err == nil && int64(left)+int64(n) <= free {
+			d.underway = int64(left) + int64(n)
+			return nil
+		}
+	}
+	return d.conn.manage(d)
+}
+
 // take returns how many of n bytes may be written, waiting until some may.
 func (d *direction) take(n int) (int, error) {
+	if err := d.begin(n); err != nil {
+		return 0, err
+	}
 	if d.flow == nil || d.enforces && !d.flow.HasMaxRate() {
 		return n, nil
 	}
 	for {
-		if g := d.flow.Take(d.clock(), cc.Bytes(n)); g.Bytes > 0 {
+		if g := d.flow.Take(d.conn.srv.clock(), cc.Bytes(n)); g.Bytes > 0 {
 			return int(g.Bytes), nil
 		}
 		select {
 		case <-d.wake:
-		case <-d.stop:
+		case <-d.conn.stop:
 			return 0, errStopped
 		}
 	}
@@ -210,11 +253,11 @@ func (d *direction) taken(written int64) {
 	}
 }
 
-func (d *direction) touch() { d.active.Store(int64(d.clock())) }
+func (d *direction) touch() { d.conn.active.Store(int64(d.conn.srv.clock())) }
 
 func (d *direction) isStopped() bool {
 	select {
-	case <-d.stop:
+	case <-d.conn.stop:
 		return true
 	default:
 		return false

@@ -103,8 +103,8 @@ func (c *connection) reconsider(done *Reloaded) {
 		d     *direction
 		terms flow.Terms
 	}{{&c.down, v.FromServer}, {&c.up, v.FromClient}} {
-		if err := each.d.hold.reconsider(each.d.clock(), each.terms); err != nil {
-			each.d.log.Error("receive window keeps its terms", "direction", each.d.name, "err", err)
+		if err := each.d.hold.reconsider(c.srv.clock(), each.terms); err != nil {
+			c.srv.log.Error("receive window keeps its terms", "direction", each.d.name, "err", err)
 		}
 	}
 }
@@ -112,6 +112,12 @@ func (c *connection) reconsider(done *Reloaded) {
 // reconsider has d send under other terms. The connection's mu is held.
 func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
+		return
+	}
+	if d.free.Load() >= 0 {
+		d.terms = t
+		d.free.Store(freely(t))
+		done.Moved++
 		return
 	}
 	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged || d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
@@ -122,8 +128,8 @@ func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 		return
 	}
 	before := d.flow.Snapshot()
-	if err := d.flow.Move(d.clock(), t); err != nil { // the check has found it
-		d.log.Error("direction keeps its terms", "direction", d.name, "algorithm", t.Algorithm, "err", err)
+	if err := d.flow.Move(d.conn.srv.clock(), t); err != nil { // the check has found it
+		d.conn.srv.log.Error("direction keeps its terms", "direction", d.name, "algorithm", t.Algorithm, "err", err)
 		done.Kept++
 		return
 	}

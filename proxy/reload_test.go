@@ -132,8 +132,12 @@ func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, under(row.before))
 			client, server := r.pair()
-			send(t, client, "ping")
-			_, err := io.ReadFull(server, make([]byte, 4))
+			busy := string(random(1, 100_000)) // more than goes without an algorithm
+			send(t, client, busy)
+			_, err := io.ReadFull(server, make([]byte, len(busy)))
+			require.NoError(t, err)
+			send(t, server, busy)
+			_, err = io.ReadFull(client, make([]byte, len(busy)))
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { return r.proxy.Flows()[0].State == proxy.StateOpen }, patience, time.Millisecond)
 			assert.Equal(t, row.done, r.reload(row.change))
@@ -149,6 +153,30 @@ func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 			send(t, server, "pong")
 			_, err = io.ReadFull(client, make([]byte, 4))
 			require.NoError(t, err)
+		})
+	}
+}
+
+// A direction that has had no more underway than any sender may has no algorithm yet, and
+// takes whatever a reload gives it.
+func TestWhatIsNotManagedYetTakesAnyTerms(t *testing.T) {
+	for algorithm, managed := range map[config.Algorithm]struct{ afterLittle, afterMuch bool }{
+		"none": {false, false}, "copa": {false, true}, "static": {true, true},
+	} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			r := newRig(t, under("cubic"))
+			client, server := r.pair()
+			upload := func(size int) proxy.FlowInfo {
+				send(t, client, string(random(1, size)))
+				_, err := io.ReadFull(server, make([]byte, size))
+				require.NoError(t, err)
+				return r.proxy.Flows()[0]
+			}
+			assert.False(t, upload(4).Up.Managed)
+			assert.Equal(t, proxy.Reloaded{Moved: 2}, r.reload(under(algorithm)))
+			assert.EqualValues(t, algorithm, r.proxy.Flows()[0].Up.Algorithm)
+			assert.Equal(t, managed.afterLittle, upload(4).Up.Managed)
+			assert.Equal(t, managed.afterMuch, upload(100_000).Up.Managed)
 		})
 	}
 }
@@ -229,7 +257,7 @@ func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait()
 		f := b.server.Flows()[0]
-		assert.Equal(t, "copa", f.Down.Flow.Algorithm)
+		assert.Equal(t, "copa", f.Down.Algorithm)
 		assert.Equal(t, "copa", f.Up.Algorithm)
 	})
 }

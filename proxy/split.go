@@ -234,8 +234,7 @@ func (c *connection) open() error {
 }
 
 func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms, receive flow.Terms) error {
-	d.name, d.src, d.dst, d.terms = name, src, dst, terms
-	d.clock, d.stop, d.active, d.log = c.srv.clock, c.stop, &c.active, c.srv.log
+	d.conn, d.name, d.src, d.dst, d.terms = c, name, src, dst, terms
 	d.maxPiece = int(c.decidedBy.cfg.Limits.Buffer)
 	d.piece = d.maxPiece
 	d.wake = make(chan struct{}, 1)
@@ -249,18 +248,34 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 		d.source, _ = src.conn.(datapath.Receiver)
 	}
 	c.hold(d, receive)
-	if !managed(terms) {
+	if managed(terms) {
+		d.piece = min(minPiece, d.maxPiece)
+	}
+	free := freely(terms)
+	d.free.Store(free)
+	if free != 0 {
 		return nil
 	}
-	d.piece = min(minPiece, d.maxPiece)
-	enforces := dst.conn.Enforce(wanted(terms), c.srv.parts.Flows.Shard(terms))&datapath.HoldWindow != 0
-	leg := flow.Leg{Enforces: enforces, Apply: dst.conn.Apply, Wake: d.wakeUp}
-	f, err := c.srv.parts.Flows.Open(c.srv.clock(), terms, leg)
+	return c.manage(d)
+}
+
+// manage opens a flow for d, unless a reload says meanwhile that it needs none. The
+// goroutine that writes calls it, or nobody writes yet.
+func (c *connection) manage(d *direction) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d.free.Swap(unmanaged) < 0 {
+		return nil
+	}
+	to, flows := d.dst.conn, c.srv.parts.Flows
+	enforces := to.Enforce(wanted(d.terms), flows.Shard(d.terms))&datapath.HoldWindow != 0
+	leg := flow.Leg{Enforces: enforces, Apply: to.Apply, Wake: d.wakeUp}
+	f, err := flows.Open(c.srv.clock(), d.terms, leg)
 	if err != nil {
-		return fmt.Errorf("proxy: %s: %w", name, err)
+		return fmt.Errorf("proxy: %s: %w", d.name, err)
 	}
 	d.flow, d.enforces = f, enforces
-	dst.conn.Observe(f.Report)
+	to.Observe(f.Report)
 	return nil
 }
 

@@ -240,10 +240,11 @@ func TestConnectionsOutOfATunnelShareTheWindowOfTheirPeer(t *testing.T) {
 	p.connect(g)
 	backend := listenHere(t)
 	for range 2 {
+		const much = 100_000 // more than goes without an algorithm
 		c, server := p.pair(t, backend)
-		send(t, server, "hello")
+		send(t, server, string(random(1, much)))
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
-		_, err := io.ReadFull(c, make([]byte, 5))
+		_, err := io.ReadFull(c, make([]byte, much))
 		require.NoError(t, err)
 	}
 	flows := g.proxy.Flows()
