@@ -41,9 +41,10 @@ type connection struct {
 	client, server leg
 	down, up       direction
 	chosen         ingress.Client
-	decidedOn      policy.Facts // what the verdict was given on
-	route          routeKey     // what it is counted under: the rule it was opened by
-	serverName     string       // empty: nobody asked, or there was none
+	decidedOn      policy.Facts     // what the verdict was given on
+	prospects      []policy.Verdict // while it is dialled: what the rules may say of decidedOn
+	route          routeKey         // what it is counted under: the rule it was opened by
+	serverName     string           // empty: nobody asked, or there was none
 	opened         cc.Time
 	counted        netip.Addr // client host this counts against; invalid: none yet
 	captured       wire       // as noted in the loop guard; zero: not

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"io"
+	"slices"
 	"sync/atomic"
 
 	"github.com/penstock-net/penstock/cc"
@@ -59,13 +60,13 @@ const unmanaged = -1
 
 // freely returns how much may be underway before terms are in force: most connections
 // never have more than an initial window, which any sender may have. Terms with a limit of
-// their own hold from the first byte.
+// their own hold from the first byte, and hints find who needs them.
 func freely(t flow.Terms) int64 {
 	spec, err := cc.Lookup(t.Algorithm)
 	switch {
 	case !managed(t):
 		return unmanaged
-	case t.Algorithm == policy.Unmanaged, err == nil && spec.Fixed,
+	case t.Algorithm == policy.Unmanaged, err == nil && (spec.Fixed || slices.Contains(spec.Needs, cc.NeedsHints)),
 		t.MaxRate > 0, t.ConnectionRate > 0, t.HintCap > 0, t.Target > 0, t.MinRate > 0:
 		return 0
 	}

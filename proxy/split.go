@@ -28,9 +28,7 @@ type rejection struct {
 
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
-	greet, cancel := context.WithTimeout(ctx, time.Duration(c.srv.settings().cfg.Limits.HandshakeTimeout))
-	chosen, err := c.lane.Greet(greet, c.accepted)
-	cancel()
+	chosen, err := c.lane.Greet(ctx, c.accepted)
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
 	}
@@ -71,8 +69,11 @@ func (c *connection) connect(ctx context.Context) *rejection {
 		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
 	}
 	// Once more, for now it is known which of a name's addresses answered.
-	c.decidedOn = c.facts(addrPort(server.RemoteAddr()))
-	prospects := c.decidedBy.policy.Prospects(c.decidedOn)
+	prospects := c.prospects
+	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
+		prospects = c.ask(target)
+	}
+	c.prospects = nil
 	c.verdict = prospects[len(prospects)-1]
 	// A server that waits for a header before it speaks is not kept waiting for
 	// the client's first bytes, unless they decide about the header.
@@ -186,11 +187,23 @@ func (c *connection) permit(target netip.AddrPort) error {
 	if err := c.srv.guard(c.lane, target); err != nil {
 		return err
 	}
-	prospects := c.decidedBy.policy.Prospects(c.facts(target))
+	var prospects []policy.Verdict
+	if c.chosen.Target.IsValid() {
+		prospects = c.ask(target)
+	} else { // addresses of a name may be tried at the same time
+		prospects = c.decidedBy.policy.Prospects(c.facts(target))
+	}
 	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {
 		return nil
 	}
 	return refusedBy(prospects[len(prospects)-1])
+}
+
+// ask finds out what the rules may say of target.
+func (c *connection) ask(target netip.AddrPort) []policy.Verdict {
+	c.decidedOn = c.facts(target)
+	c.prospects = c.decidedBy.policy.Prospects(c.decidedOn)
+	return c.prospects
 }
 
 func refusedBy(v policy.Verdict) *refusal {

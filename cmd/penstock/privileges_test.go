@@ -321,7 +321,7 @@ func TestTheKernelHoldsWindowsAfterPrivilegesAreGone(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		echoes(t, conn) // then both legs are there
+		echoesMuch(t, conn)
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 		resp, err := client.Get(page)
 		require.NoError(t, err)

@@ -167,12 +167,23 @@ func (in *instance) connect() net.Conn {
 
 func echoes(t *testing.T, conn net.Conn) {
 	t.Helper()
-	_, err := conn.Write([]byte("hello"))
+	echoesText(t, conn, "hello")
+}
+
+// echoesMuch has more underway than goes without an algorithm.
+func echoesMuch(t *testing.T, conn net.Conn) {
+	t.Helper()
+	echoesText(t, conn, strings.Repeat("hello", 10_000))
+}
+
+func echoesText(t *testing.T, conn net.Conn, text string) {
+	t.Helper()
+	_, err := conn.Write([]byte(text))
 	require.NoError(t, err)
-	got := make([]byte, 5)
+	got := make([]byte, len(text))
 	_, err = io.ReadFull(conn, got)
 	require.NoError(t, err)
-	assert.Equal(t, "hello", string(got))
+	assert.True(t, text == string(got))
 }
 
 func TestRunDrainsOnASignal(t *testing.T) {

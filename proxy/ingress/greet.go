@@ -107,6 +107,14 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn) (Client, error)
 	if r, ok := conn.(*redirected); ok {
 		conn, original = r.Conn, r.original
 	}
+	if !l.cfg.Mode.Asks() && !l.trusts(addrPort(conn.RemoteAddr()).Addr()) { // nothing is read, so nothing waits
+		client, err := l.understand(conn, original)
+		if err != nil {
+			_ = conn.Reset()
+			return Client{}, fmt.Errorf("ingress: listener %q: %w", l.cfg.Name, err)
+		}
+		return client, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, l.cfg.HandshakeTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(expired) })

@@ -6,7 +6,6 @@ package kernel
 
 import (
 	"log/slog"
-	"net"
 	"net/netip"
 	"time"
 
@@ -27,14 +26,13 @@ const DefaultPollsPerTick = 256
 // defaultCells is how many windows the kernel enforces at a time, in 3 MiB.
 const defaultCells = 16 << 10
 
-// DefaultKeepAlive finds a vanished peer in four minutes, and its first probe
-// comes late enough not to hold a phone's radio awake.
-var DefaultKeepAlive = net.KeepAliveConfig{
-	Enable:   true,
-	Idle:     2 * time.Minute,
-	Interval: 30 * time.Second,
-	Count:    4,
-}
+// A vanished peer is found in four minutes, and the first probe comes late enough not to
+// hold a phone's radio awake.
+const (
+	keepAliveIdle     = 2 * time.Minute
+	keepAliveInterval = 30 * time.Second
+	keepAliveCount    = 4
+)
 
 // Config is what a Datapath starts from.
 type Config struct {
@@ -61,10 +59,9 @@ type Config struct {
 	// Conn.LimitReceive. 0: as the kernel likes.
 	ReceiveBuffer cc.Bytes
 
-	KeepAlive    net.KeepAliveConfig // zero: DefaultKeepAlive; Enable false with anything else set: off
-	PollsPerTick int                 // 0: DefaultPollsPerTick
-	Pipes        int                 // pipes in use for splicing at most; 0: 128
-	Log          *slog.Logger        // nil: silent
+	PollsPerTick int          // 0: DefaultPollsPerTick
+	Pipes        int          // pipes in use for splicing at most; 0: 128
+	Log          *slog.Logger // nil: silent
 }
 
 // DialConfig says where a leg goes and as whom.

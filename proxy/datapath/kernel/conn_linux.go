@@ -87,9 +87,6 @@ func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
 	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing, dialled: dialled}
 	c.read, c.roomy = c.readInfo, c.hasRoom
 	// Package net has set TCP_NODELAY.
-	if err := tcp.SetKeepAliveConfig(d.keepAlive); err != nil {
-		return nil, fmt.Errorf("kernel: wrap: %w", err)
-	}
 	c.LimitReceive(d.receiving.first)
 	return c, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"runtime"
 	"slices"
 	"sync"
@@ -21,7 +20,6 @@ import (
 type Datapath struct {
 	clock     func() cc.Time
 	onTick    func(shard int, now cc.Time) cc.Time
-	keepAlive net.KeepAliveConfig
 	enforcer  *enforcer // has the kernel enforce windows; nil: the relay keeps them
 	envelope  string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
 	inUse     string    // what sockets then have
@@ -60,10 +58,7 @@ func prepared(cfg Config) (*Datapath, error) {
 	}
 	cfg.Shards = min(cfg.Shards, mostShards)
 	d := &Datapath{
-		clock: cfg.Clock, onTick: cfg.OnTick, keepAlive: cfg.KeepAlive, budget: cfg.PollsPerTick, log: cfg.Log,
-	}
-	if d.keepAlive == (net.KeepAliveConfig{}) {
-		d.keepAlive = DefaultKeepAlive
+		clock: cfg.Clock, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
 	}
 	if d.budget <= 0 {
 		d.budget = DefaultPollsPerTick

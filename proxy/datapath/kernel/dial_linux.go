@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,7 +30,7 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	var foreign atomic.Pointer[error]
 	dialer := net.Dialer{
 		Timeout:   cfg.Timeout,
-		KeepAlive: -1, // Wrap sets it
+		KeepAlive: -1, // guardStream sets it
 		Control: func(network, address string, raw syscall.RawConn) error {
 			if err := guard(cfg.Guard, address); err != nil {
 				return err
@@ -116,6 +117,18 @@ func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
 // guardStream sets what keeps a stream from being cut unnoticed. It must be set
 // before the first byte can come; accepted sockets inherit it from the listener.
 func guardStream(fd int) error {
+	for _, o := range [...]struct {
+		level, option, value int
+	}{
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(keepAliveIdle / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(keepAliveInterval / time.Second)},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAliveCount},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.option, o.value); err != nil {
+			return fmt.Errorf("set the keep-alive of a connection: %w", err)
+		}
+	}
 	// An urgent byte stays in its place of the stream; otherwise a second one can drop it.
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
 		return fmt.Errorf("set SO_OOBINLINE: %w", err)
@@ -157,7 +170,7 @@ func control(raw syscall.RawConn, f func(fd int) error) error {
 // are not this host's, as TPROXY delivers them.
 func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListener, error) {
 	lc := net.ListenConfig{
-		KeepAlive: -1, // Wrap sets it
+		KeepAlive: -1, // guardStream sets it
 		Control: func(network, _ string, raw syscall.RawConn) error {
 			return control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
 		},

@@ -35,7 +35,7 @@ func (c *Conn) shut(linger int) error {
 	c.mu.Lock()
 	if !c.closed {
 		h := c.enforced.Load()
-		if c.observer == nil || h != nil {
+		if (c.observer == nil || h != nil) && !c.still() {
 			_ = c.refresh() // for Info
 		}
 		c.conclude()
@@ -66,14 +66,9 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 // Aborted implements datapath.Ending. A peer's FIN leaves CLOSE_WAIT; only a
 // connection that is no more is in CLOSE.
 func (c *Conn) Aborted() bool {
-	var info unix.TCPInfo
-	err := control(c.raw, func(fd int) error {
-		if _, errno := tcpInfo(uintptr(fd), &info); errno != 0 {
-			return errno
-		}
-		return nil
-	})
-	return err != nil || info.State == tcpClose
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.refresh() != nil || c.info.State == tcpClose
 }
 
 // InProcess implements datapath.Ending.
