@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
@@ -119,53 +118,4 @@ func (d *direction) under(algorithm string, s flow.Snapshot) {
 		return
 	}
 	d.earlier[i].add(now)
-}
-
-// logClosed writes the one line of a connection that was relayed.
-func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
-	if !s.settings().cfg.Log.Flows {
-		return
-	}
-	attrs := []any{
-		"id", f.ID, "listener", f.Listener, "rule", f.Rule,
-		"client", f.Source, "target", f.Target, "host", f.Host,
-		"closed_by", cause.Who, "reason", cause.How,
-		"duration", f.Age.Round(time.Millisecond), "setup", f.Setup.Round(time.Microsecond),
-		f.Down.attrs("down", f.Client), f.Up.attrs("up", f.Server),
-	}
-	if err != nil {
-		attrs = append(attrs, "err", err)
-	}
-	s.log.Info("flow closed", attrs...)
-}
-
-// attrs describes a direction and the leg it sent to.
-func (d DirectionInfo) attrs(name string, leg datapath.Info) slog.Attr {
-	attrs := []any{"algorithm", d.Algorithm, "bytes", int64(d.Written)}
-	if unwritten := d.Read - d.Written; unwritten > 0 {
-		attrs = append(attrs, "undelivered", int64(unwritten))
-	}
-	srtt, minRTT := leg.SRTT, leg.MinRTT
-	if d.Managed {
-		srtt, minRTT = d.Flow.SRTT, d.Flow.MinRTT
-		attrs = append(attrs, "group", d.Flow.Group, "lost", int64(d.Flow.Lost), "timeouts", d.Flow.Timeouts)
-		for by, t := range d.Flow.Limited {
-			if t > 0 {
-				attrs = append(attrs, "limited_"+flow.LimitedBy(by).String(), t.Round(time.Millisecond))
-			}
-		}
-	}
-	attrs = append(attrs, "srtt", srtt.Round(time.Microsecond), "min_rtt", minRTT.Round(time.Microsecond),
-		"retransmitted", int64(leg.Retransmitted))
-	return slog.Group(name, attrs...)
-}
-
-// logRejected writes the one line of a connection that was not.
-func (s *Server) logRejected(c *connection, r *rejection) {
-	if !s.settings().cfg.Log.Flows {
-		return
-	}
-	s.log.Info("flow refused", "id", c.id, "listener", c.lane.cfg.Name, "client", c.source(),
-		"target", c.chosen.Target, "host", c.chosen.Host, "reason", r.reason,
-		"duration", s.clock().Sub(c.started).Round(time.Microsecond), "err", r.err)
 }

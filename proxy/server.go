@@ -43,6 +43,7 @@ type Server struct {
 	loops   *loopGuard
 	buffers *datapath.Buffers
 	totals  totals
+	lines   lines
 
 	inForce   atomic.Pointer[settings]
 	reloading sync.Mutex
