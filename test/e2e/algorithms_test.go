@@ -40,7 +40,9 @@ func crosses(t *testing.T, link sim.LinkConfig, spec cc.Spec) {
 	w := ways[0]
 	p := s.start(w.yaml(fmt.Sprintf("defaults: {algorithm: %s}\n", spec.Name)))
 	s.capture(w)
-	d := w.prepare(s, 1, size)
+	path.StartOnData()
+	d := w.download(s, 1, size)
+	d.reaches(size / 10)
 	flow := p.relaying(1)[0]
 	assert.Equal(t, p.envelope(), leg(t, flow, "client")["envelope"])
 	down := flow["down"].(map[string]any)
@@ -50,8 +52,6 @@ func crosses(t *testing.T, link sim.LinkConfig, spec cc.Spec) {
 	for _, show := range spec.Internals {
 		assert.Contains(t, internals, show.Name)
 	}
-	path.StartOnData()
-	d.begin()
 	d.arrives()
 	crossed := path.Report(0, path.Elapsed()).Down
 

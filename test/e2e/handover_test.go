@@ -131,6 +131,7 @@ func TestAfterPrivilegesAreDroppedNothingIsMissing(t *testing.T) {
 			s := w.open(t, "")
 			s.proxy.hasLess(unix.CAP_SYS_ADMIN, unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_RAW)
 			client, server := w.pair(s)
+			warm(t, client, server)
 			flow := s.proxy.relaying(1)[0]
 			for _, side := range []string{"client", "server"} {
 				assert.Equal(t, s.proxy.announced("envelope"), leg(t, flow, side)["envelope"], side)

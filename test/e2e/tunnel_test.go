@@ -149,8 +149,8 @@ func TestAHundredConnectionsThroughATunnelShareTheWindowOfTheirPeer(t *testing.T
 	onceIsEnough(t)
 	const flows, size = 100, megabyte / 4
 	w := named("wireguard over IPv4")
-	s := w.open(t, "")
-	all := make(chan struct{}) // closed once all connections stand
+	s := w.open(t, "defaults: {max_rate: 10gbit}\n") // so that they are in their group at once
+	all := make(chan struct{})                       // closed once all connections stand
 	wait := w.manyAtOnce(s, flows, size, func(conn net.Conn) {
 		seed := make([]byte, 1)
 		if _, err := io.ReadFull(conn, seed); err != nil {

@@ -36,6 +36,7 @@ func TestAnUnmanagedDirectionKeepsTheKernelsOwnControl(t *testing.T) {
 			client, server := w.pair(s)
 			defer server.Close()
 			defer client.Close()
+			warm(t, client, server)
 			f := p.relaying(1)[0]
 			for side, row := range map[string]struct {
 				peer    net.Addr

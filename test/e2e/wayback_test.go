@@ -34,8 +34,8 @@ func TestAnUploadShowsAsAQueueOnTheWayBack(t *testing.T) {
 	var forward, reverse []float64
 	for path.Elapsed() < uploadTime*9/10 {
 		for _, f := range s.proxy.flows() {
-			control := f["down"].(map[string]any)["control"].(map[string]any)
-			if control["delivered_bytes"].(float64) < megabyte {
+			control, busy := f["down"].(map[string]any)["control"].(map[string]any)
+			if !busy || control["delivered_bytes"].(float64) < megabyte {
 				continue // the upload's
 			}
 			if there, known := control["forward_queueing_delay_seconds"]; known {

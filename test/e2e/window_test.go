@@ -153,7 +153,7 @@ func sent(s netlab.Sending) (n int) {
 func TestAFullTableLeavesTheOthersToTheRelay(t *testing.T) {
 	needsHeld(t)
 	w := ways[0]
-	config := strings.Replace(w.yaml("defaults: {algorithm: copa, up: {algorithm: none}}\n"), "limits: {", "limits: {held_legs: 2, ", 1)
+	config := strings.Replace(w.yaml(fixed(22)), "limits: {", "limits: {held_legs: 2, ", 1)
 	s, path := newCellular(t, slow(100))
 	p := s.start(config)
 	s.capture(w)
