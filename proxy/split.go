@@ -28,7 +28,9 @@ type rejection struct {
 
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
-	chosen, err := c.lane.Greet(ctx, c.accepted)
+	greet, cancel := context.WithTimeout(ctx, time.Duration(c.srv.settings().cfg.Limits.HandshakeTimeout))
+	chosen, err := c.lane.Greet(greet, c.accepted)
+	cancel()
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
 	}
