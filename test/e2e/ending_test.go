@@ -43,11 +43,14 @@ func TestTheServerFinishesFirstAndTheClientGoesOn(t *testing.T) {
 		got, err := io.ReadAll(client)
 		require.NoError(t, err)
 		assert.Equal(t, "banner", string(got))
-		_, err = io.Copy(struct{ io.Writer }{client}, random(2, megabyte))
-		require.NoError(t, err)
-		require.NoError(t, client.Close())
+		written := make(chan error, 1) // while the server reads: nothing on the way need hold all of it
+		go func() {
+			_, err := io.Copy(struct{ io.Writer }{client}, random(2, megabyte))
+			written <- errors.Join(err, client.Close())
+		}()
 		sum, _, err := digest(server)
 		require.NoError(t, err)
+		require.NoError(t, <-written)
 		assert.Equal(t, digestOf(2, megabyte), sum)
 	})
 }
