@@ -25,14 +25,24 @@ func TestHalfCloseByTheClientAndTheServerGoesOn(t *testing.T) {
 		got, err := io.ReadAll(server)
 		require.NoError(t, err)
 		assert.Equal(t, "question", string(got))
-		_, err = io.Copy(struct{ io.Writer }{server}, random(1, megabyte))
-		require.NoError(t, err)
-		require.NoError(t, server.Close())
+		written := writing(server, 1)
 		sum, n, err := digest(client)
 		require.NoError(t, err)
+		require.NoError(t, <-written)
 		assert.Equal(t, int64(megabyte), n)
 		assert.Equal(t, digestOf(1, megabyte), sum)
 	})
+}
+
+// writing writes a megabyte and closes, while somebody reads: nothing on the way need hold
+// all of it.
+func writing(conn net.Conn, seed uint64) <-chan error {
+	written := make(chan error, 1)
+	go func() {
+		_, err := io.Copy(struct{ io.Writer }{conn}, random(seed, megabyte))
+		written <- errors.Join(err, conn.Close())
+	}()
+	return written
 }
 
 func TestTheServerFinishesFirstAndTheClientGoesOn(t *testing.T) {
@@ -43,11 +53,7 @@ func TestTheServerFinishesFirstAndTheClientGoesOn(t *testing.T) {
 		got, err := io.ReadAll(client)
 		require.NoError(t, err)
 		assert.Equal(t, "banner", string(got))
-		written := make(chan error, 1) // while the server reads: nothing on the way need hold all of it
-		go func() {
-			_, err := io.Copy(struct{ io.Writer }{client}, random(2, megabyte))
-			written <- errors.Join(err, client.Close())
-		}()
+		written := writing(client, 2)
 		sum, _, err := digest(server)
 		require.NoError(t, err)
 		require.NoError(t, <-written)
