@@ -241,14 +241,15 @@ func TestRunWritesATrace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.jsonl")
 	in := startRun(t, runConfig, "--trace", path, "--pprof", "--algorithm", "reno")
 	conn := in.connect()
-	echoes(t, conn)
+	echoesMuch(t, conn)
 	code, _ := in.get("/debug/pprof/cmdline")
 	assert.Equal(t, http.StatusOK, code)
 	// The acknowledgement of what was echoed comes with one of the next ticks.
 	require.Eventually(t, func() bool {
 		_, body := in.get("/flows")
 		var flows []telemetry.Flow
-		return json.Unmarshal([]byte(body), &flows) == nil && len(flows) == 1 && flows[0].Down.Control.Delivered == 5
+		return json.Unmarshal([]byte(body), &flows) == nil && len(flows) == 1 &&
+			flows[0].Down.Control != nil && flows[0].Down.Control.Delivered > 0
 	}, 5*time.Second, time.Millisecond)
 	require.NoError(t, conn.Close())
 	in.signal()
