@@ -1,6 +1,6 @@
 #!/bin/sh
 # Has a real kube-apiserver judge the manifests (--dry-run=server): make manifests.
-# It needs etcd, kube-apiserver, kubectl and openssl; nothing listens but on loopback.
+# It needs etcd, kube-apiserver, kubectl and openssl, and helm for the chart; nothing listens but on loopback.
 set -eu
 cd "$(dirname "$0")"
 for tool in etcd kube-apiserver kubectl openssl; do
@@ -37,5 +37,10 @@ for file in proxy gateway edge; do
 	[ "$file" = edge ] && space=node
 	k -n "$space" apply --dry-run=server --validate=strict -f "$file.yaml" 2>&1 | tee "$work/said"
 	! grep -iE "^(error|warning)|would violate" "$work/said"
+	command -v helm >/dev/null || continue
+	helm template penstock . --set "form=$file" --set image=registry.example/penstock:1 >"$work/chart.yaml"
+	k -n "$space" apply --dry-run=server --validate=strict -f "$work/chart.yaml" >"$work/said" 2>&1 || { cat "$work/said"; exit 1; }
+	! grep -iE "^(error|warning)|would violate" "$work/said"
+	echo "the chart, form $file: $(wc -l <"$work/said") objects"
 done
 echo "manifests: valid for Kubernetes $(kube-apiserver --version | cut -d' ' -f2); podmonitor.yaml is a custom resource and was not judged"
