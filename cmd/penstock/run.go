@@ -283,7 +283,8 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 	}
 	others.Go(func() { h.watch(pagesCtx) })
 	others.Go(func() { h.keepEndpoints(pagesCtx) })
-	others.Go(func() { h.watchFiles(pagesCtx) })
+	files := h.stamps() // before anybody is told that we are ready, and may change them
+	others.Go(func() { h.watchFiles(pagesCtx, files) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
 	h.tell(daemon.SdNotifyReady + "\n" + h.status(false))
 

@@ -38,15 +38,14 @@ func (h *service) stamps() map[string]stamp {
 	return out
 }
 
-// watchFiles reloads once files have changed and then stayed as they are for a period,
+// watchFiles reloads once files, which were as known, have changed and then stayed as they are for a period,
 // until ctx is done. One that cannot be taken over is tried again when it has changed again.
-func (h *service) watchFiles(ctx context.Context) {
+func (h *service) watchFiles(ctx context.Context, known map[string]stamp) {
 	if !h.flags.watch || h.flags.config == "" {
 		return
 	}
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
-	known := h.stamps()
 	before := known
 	for {
 		select {
