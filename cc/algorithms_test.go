@@ -197,7 +197,8 @@ func TestAlgorithmsKeepTheirPromises(t *testing.T) {
 				params = compatible(s, params)
 				p := program(rapid.SliceOfN(rapid.Byte(), 2, 200).Draw(t, "program"))
 				seed := rapid.Uint64().Draw(t, "seed")
-				require.Equal(t, p.run(t, s.Name, params, seed), p.run(t, s.Name, params, seed), "same seed, same limits")
+				require.Equal(t, p.run(t, s.Name, params, seed), p.run(t, s.Name, params, seed),
+					"same seed, same limits")
 			})
 		})
 	}
@@ -220,7 +221,8 @@ func FuzzAlgorithms(f *testing.F) {
 		}
 		params = compatible(s, params)
 		p = p[:min(len(p), 1000)]
-		assert.Equal(t, program(p).run(t, s.Name, params, seed), program(p).run(t, s.Name, params, seed), "same seed, same limits")
+		assert.Equal(t, program(p).run(t, s.Name, params, seed), program(p).run(t, s.Name, params, seed),
+			"same seed, same limits")
 	})
 }
 
@@ -268,7 +270,10 @@ func BenchmarkOnAck(b *testing.B) {
 	for _, ref := range variants() {
 		b.Run(ref, func(b *testing.B) {
 			alg := newPath(b, ref).alg
-			ack := Ack{State: State{Now: 1, MSS: DefaultMSS, SRTT: 40 * ms, Inflight: 100 * DefaultMSS, CwndLimited: true}, Acked: DefaultMSS}
+			ack := Ack{State: State{
+				Now: 1, MSS: DefaultMSS, SRTT: 40 * ms, Inflight: 100 * DefaultMSS,
+				CwndLimited: true,
+			}, Acked: DefaultMSS}
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {

@@ -24,5 +24,6 @@ func TestStaticStaysWhereItIs(t *testing.T) {
 	p = newPath(t, "static:cwnd_packets=40,pacing_mbit=12")
 	p.state.MSS = 1000
 	p.Ack(1, 40*ms)
-	assert.Equal(t, Control{Cwnd: 40_000, PacingRate: 12e6, Phase: "static"}, p.alg.Control(), "in segments of the path")
+	assert.Equal(t, Control{Cwnd: 40_000, PacingRate: 12e6, Phase: "static"}, p.alg.Control(),
+		"in segments of the path")
 }

@@ -32,7 +32,8 @@ func init() {
 			},
 			{
 				Name: "rtprop_window", Unit: "s", Default: 10, Min: 1, Max: 600,
-				About: "how long the least round trip is believed before all but four packets are drained to see it again",
+				About: "how long the least round trip is believed before all but four packets are drained to see " +
+					"it again",
 			},
 			{
 				Name: "policer", Default: 1, Choices: []string{"ignore", "detect"},
@@ -158,7 +159,8 @@ func (b *bbr) OnAck(a Ack) {
 	b.bunched.onAck(a, &b.bbrModel, b.rate(), b.cwnd, bunchRounds)
 
 	inflight := b.packets(a.Inflight + a.Acked)
-	if b.state == bbrProbingBW && b.cycle.over(a.Now, b.rtprop, inflight+b.lost, b.inflightAt(b.cycle.gain()), b.inflightAt(1), lossy) {
+	if b.state == bbrProbingBW && b.cycle.over(a.Now, b.rtprop, inflight+b.lost, b.inflightAt(b.cycle.gain()),
+		b.inflightAt(1), lossy) {
 		b.cycle.advance(a.Now)
 	}
 	if b.newRound && !understates {
@@ -407,7 +409,10 @@ func (b *bbr) OnTick(s State) {
 // Inspect shows what Spec.Internals lists.
 func (b *bbr) Inspect() Internals {
 	pacing, cwnd := b.gains()
-	in := Internals{b.bw.get().Mbps(), millis(b.rtprop), pacing, cwnd, max(b.bunched.most[0], b.bunched.most[1]), 0, b.bdp(b.rate())}
+	in := Internals{
+		b.bw.get().Mbps(), millis(b.rtprop), pacing, cwnd, max(b.bunched.most[0], b.bunched.most[1]), 0,
+		b.bdp(b.rate()),
+	}
 	if b.policer.found {
 		in[5] = b.policer.bw.Mbps()
 	}

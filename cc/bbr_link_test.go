@@ -54,7 +54,8 @@ func TestBbrAloneOnALink(t *testing.T) {
 	for i := 1; i < len(dips); i++ {
 		assert.InDelta(t, 10.25, (dips[i] - dips[i-1]).Seconds(), 0.25, "10 s after the last ended")
 	}
-	assert.LessOrEqual(t, highest, 50*time.Millisecond+10*time.Millisecond, "a quarter over the base, and three bursts of two with what rounds them up")
+	assert.LessOrEqual(t, highest, 50*time.Millisecond+10*time.Millisecond,
+		"a quarter over the base, and three bursts of two with what rounds them up")
 }
 
 func TestBbrFollowsADropInCapacity(t *testing.T) {
@@ -67,10 +68,12 @@ func TestBbrFollowsADropInCapacity(t *testing.T) {
 		if s.Internals[0] > 9 {
 			forgot = s.At
 		}
-		assert.LessOrEqual(t, segmentsOf(s.Inflight), 2*41.4+10+s.Internals[4], "twice what filled the path, bunches, and bursts in even numbers, at %v", s.At)
+		assert.LessOrEqual(t, segmentsOf(s.Inflight), 2*41.4+10+s.Internals[4],
+			"twice what filled the path, bunches, and bursts in even numbers, at %v", s.At)
 	}
 	require.Greater(t, forgot, 15*time.Second)
-	assert.LessOrEqual(t, forgot-15*time.Second, 11*160*time.Millisecond, "ten round trips, the queue of twice the path at half the rate included")
+	assert.LessOrEqual(t, forgot-15*time.Second, 11*160*time.Millisecond,
+		"ten round trips, the queue of twice the path at half the rate included")
 	assert.InDelta(t, 6*1448./1500, r.Flows[0].PerSecond[19].Mbps(), 0.1, "and fills what there is")
 }
 
@@ -85,7 +88,8 @@ func TestBbrsShare(t *testing.T) {
 	r := playLines(t, "link 12mbit rtt 40ms queue 200pkt", "flow bbr", "flow bbr start 5s", "run 40s warmup 20s")
 	assert.Greater(t, r.Jain, 0.9)
 	assert.GreaterOrEqual(t, r.Utilisation, 0.95)
-	assert.LessOrEqual(t, r.QueuePackets, 80.0, "the queue is about one bandwidth-delay product, for want of a better RTprop")
+	assert.LessOrEqual(t, r.QueuePackets, 80.0, "the queue is about one bandwidth-delay product, for want of a "+
+		"better RTprop")
 }
 
 func TestBbrKeepsItsRateWhereAcknowledgementsComeInBunches(t *testing.T) {

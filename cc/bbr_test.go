@@ -104,7 +104,8 @@ func TestBbrStartupIgnoresWhatTheApplicationLimits(t *testing.T) {
 func TestBbrFirstPaces(t *testing.T) {
 	p := newBbrPath(t, "bbr", 40*ms)
 	initial := RateOf(10*DefaultMSS, ms).Mbps()
-	assert.InDelta(t, 2.885*0.99*initial, p.Control().PacingRate.Mbps(), 0.1, "ten packets in 1 ms, before the first round trip")
+	assert.InDelta(t, 2.885*0.99*initial, p.Control().PacingRate.Mbps(), 0.1,
+		"ten packets in 1 ms, before the first round trip")
 	p.Ack(1, 0)
 	assert.InDelta(t, 2.885*0.99*initial/40, p.Control().PacingRate.Mbps(), 0.1, "in the round trip, once it is known")
 	p.Rounds(1, 12e6)
@@ -152,7 +153,8 @@ func TestBbrCycle(t *testing.T) {
 		c.start(1, rng)
 		seen[c.phase] = true
 	}
-	assert.Equal(t, map[int]bool{0: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true}, seen, "it starts anywhere but draining")
+	assert.Equal(t, map[int]bool{0: true, 2: true, 3: true, 4: true, 5: true, 6: true, 7: true}, seen,
+		"it starts anywhere but draining")
 
 	for _, tt := range []struct {
 		phase    int
@@ -246,7 +248,8 @@ func TestBbrProbesNoRoundTripRightBehindAPause(t *testing.T) {
 	p := cruising(t, "bbr")
 	p.limited, p.inflight = true, 0
 	p.Ack(1, 12e6)
-	assert.InDelta(t, 0.99*12, p.Control().PacingRate.Mbps(), 0.01, "nothing in flight: the next packets ask for no more than the path gave")
+	assert.InDelta(t, 0.99*12, p.Control().PacingRate.Mbps(), 0.01,
+		"nothing in flight: the next packets ask for no more than the path gave")
 	p.Wait(20 * time.Second)
 	p.rtt, p.inflight = 70*ms, 10
 	p.Ack(1, 12e6)
@@ -322,7 +325,10 @@ func lossyRounds(p *bbrPath, n int, rate Rate) {
 	perRound := float64(rate.BytesIn(p.rtt)) / float64(DefaultMSS)
 	for range n {
 		p.Wait(p.rtt)
-		p.OnLoss(Loss{State: p.path.state, Lost: Bytes(perRound / 4 * float64(DefaultMSS)), SentAt: p.Now().Add(-p.rtt)})
+		p.OnLoss(Loss{
+			State: p.path.state, Lost: Bytes(perRound / 4 * float64(DefaultMSS)),
+			SentAt: p.Now().Add(-p.rtt),
+		})
 		p.Ack(perRound, rate)
 	}
 }

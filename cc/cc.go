@@ -62,8 +62,9 @@ type State struct {
 // Hint is what the network itself, a base station or a router, says about the
 // path to a host. What it does not know is 0.
 type Hint struct {
-	At          Time    // when this was so, by the sender's clock
-	Capacity    Rate    // what the link would carry for this host now, headers left out: its own part and its share of what is idle
+	At Time // when this was so, by the sender's clock
+	// what the link would carry for this host now, headers left out: its own part and its share of what is idle
+	Capacity    Rate
 	FairShare   Rate    // what it would if every host that is active had as much
 	LinkRate    Rate    // of the whole link
 	ArrivalRate Rate    // at the link's queue, of all flows

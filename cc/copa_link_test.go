@@ -67,7 +67,8 @@ func TestCopaAutoStaysInItsDefaultModeAmongItsOwnKind(t *testing.T) {
 	l.run(t, 60*time.Second, a, b)
 	mean, _ := l.queued(30*time.Second, 60*time.Second)
 	assert.Less(t, mean, 15.0, "the queue of two constant deltas is 6")
-	assert.Greater(t, jain(a.throughput(30*time.Second, 60*time.Second), b.throughput(30*time.Second, 60*time.Second)), 0.95)
+	assert.Greater(t, jain(a.throughput(30*time.Second, 60*time.Second),
+		b.throughput(30*time.Second, 60*time.Second)), 0.95)
 }
 
 func TestCopaEndsWhenAPolicerDropsAThirdAndMore(t *testing.T) {

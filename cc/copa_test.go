@@ -66,7 +66,8 @@ func TestCopaPacing(t *testing.T) {
 	p := newPath(t, "copa")
 	assert.Zero(t, p.alg.Control().PacingRate, "no rate before the first sample")
 	p, _ = copaAt(t, "copa", 52, 52*ms)
-	assert.InDelta(t, 2000*8*1448, float64(p.alg.Control().PacingRate), 8, "52 packets at 52 ms leave at 2000 per second")
+	assert.InDelta(t, 2000*8*1448, float64(p.alg.Control().PacingRate), 8,
+		"52 packets at 52 ms leave at 2000 per second")
 }
 
 func TestCopaDoublesNoFurtherThanThePathIsKnownToCarry(t *testing.T) {

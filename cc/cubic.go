@@ -15,9 +15,16 @@ func init() {
 		About:  "CUBIC: the window follows a cubic in the time since the last loss; needs losses to stop growing.",
 		Source: "RFC 9438; slow start RFC 9406",
 		Params: []Param{
-			{Name: "hystart", About: "leave the first slow start when the round trip rises (RFC 9406)", Default: 1, Choices: offOn},
-			{Name: "pre_loss_growth", About: "growth before the first loss and after a timeout: the RFC's, or Linux's of at least 5 % per round trip", Default: 0, Choices: []string{"rfc", "linux"}},
-			{Name: "pacing", About: "pace at 1.2 windows per round trip, 2 in slow start, as Linux does", Default: 0, Choices: offOn},
+			{
+				Name: "hystart", About: "leave the first slow start when the round trip rises (RFC 9406)", Default: 1,
+				Choices: offOn,
+			},
+			{Name: "pre_loss_growth", About: "growth before the first loss and after a timeout: the RFC's, or " +
+				"Linux's of at least 5 % per round trip", Default: 0, Choices: []string{"rfc", "linux"}},
+			{
+				Name: "pacing", About: "pace at 1.2 windows per round trip, 2 in slow start, as Linux does", Default: 0,
+				Choices: offOn,
+			},
 		},
 		New: func(cfg Config) Algorithm {
 			return &cubic{

@@ -106,7 +106,8 @@ func TestNaccIsFasterAndSteadierThanCubicOverARadio(t *testing.T) {
 		r := playHints(t, naccRadio, ref)
 		assert.GreaterOrEqual(t, r.Flows[0].Throughput.Mbps(), faster*cubic.Flows[0].Throughput.Mbps(), ref)
 		assert.Less(t, variation(r), variation(cubic)/2, ref)
-		t.Logf("%s: %.2f Mbit/s, window varies by %.2f; cubic %.2f Mbit/s, %.2f", ref, r.Flows[0].Throughput.Mbps(), variation(r), cubic.Flows[0].Throughput.Mbps(), variation(cubic))
+		t.Logf("%s: %.2f Mbit/s, window varies by %.2f; cubic %.2f Mbit/s, %.2f", ref, r.Flows[0].Throughput.Mbps(),
+			variation(r), cubic.Flows[0].Throughput.Mbps(), variation(cubic))
 	}
 }
 

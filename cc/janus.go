@@ -32,25 +32,30 @@ import (
 
 func init() {
 	Register(Spec{
-		Name:   "janus",
-		About:  "Janus: Vegas while the flow has its target rate, CUBIC to regain it; lowers the target when the link is full.",
+		Name: "janus",
+		About: "Janus: Vegas while the flow has its target rate, CUBIC to regain it; lowers the target when the " +
+			"link is full.",
 		Source: "Zhou, Choffnes & Chowdhury, IEEE TMC 2018",
 		Params: []Param{
 			{
 				Name: "class", Default: float64(janusBulk), Choices: []string{"bulk", "delay_sensitive", "guarantee"},
-				About: "what the flow is for: bulk and delay_sensitive take the target from what the network has to spare; guarantee brings its own",
+				About: "what the flow is for: bulk and delay_sensitive take the target from what the network has " +
+					"to spare; guarantee brings its own",
 			},
 			{
 				Name: "target_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e5,
-				About: "with guarantee, payload that the application needs; 0: not known, so taken from the network as for bulk, but never lowered below min_mbit",
+				About: "with guarantee, payload that the application needs; 0: not known, so taken from the " +
+					"network as for bulk, but never lowered below min_mbit",
 			},
 			{
 				Name: "min_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e5,
-				About: "with guarantee, what the target is never lowered below, at most target_mbit where that is known; 0: as low as it takes",
+				About: "with guarantee, what the target is never lowered below, at most target_mbit where that is " +
+					"known; 0: as low as it takes",
 			},
 			{
 				Name: "gamma", Default: 0.2, Min: 0.01, Max: 0.9,
-				About: "how far throughput may fall short of the target, and by how much a target is lowered, each as a fraction of it",
+				About: "how far throughput may fall short of the target, and by how much a target is lowered, each " +
+					"as a fraction of it",
 			},
 			{
 				Name: "epsilon", Default: 0.1, Min: 0, Max: 1,
@@ -58,13 +63,18 @@ func init() {
 			},
 			{
 				Name: "queue_packets", Unit: "packets", Default: 4, Min: 0, Max: 100,
-				About: "what the conservative stage keeps in the queue, left out of the estimate of the propagation delay",
+				About: "what the conservative stage keeps in the queue, left out of the estimate of the " +
+					"propagation delay",
 			},
 			{
 				Name: "tau", Unit: "round trips", Default: 20, Min: 0, Max: 1000,
-				About: "in which the aggressive stage doubles the window; times gamma/(1-gamma) it is how long that stage lasts before the target is lowered",
+				About: "in which the aggressive stage doubles the window; times gamma/(1-gamma) it is how long " +
+					"that stage lasts before the target is lowered",
 			},
-			{Name: "xi", Default: 0.125, Min: 0.01, Max: 1, About: "weight of the newest round trip in the smoothed throughput"},
+			{
+				Name: "xi", Default: 0.125, Min: 0.01, Max: 1,
+				About: "weight of the newest round trip in the smoothed throughput",
+			},
 		},
 		Check: checkJanus,
 		New:   func(cfg Config) Algorithm { return newJanus(cfg) },
@@ -330,7 +340,10 @@ func (j *janus) window() *lossWindow {
 
 // Inspect shows what Spec.Internals lists.
 func (j *janus) Inspect() Internals {
-	return Internals{megabits(j.target.now), megabits(j.meter.avg), millis(j.propagation), j.cap, finite(j.window().ssthresh)}
+	return Internals{
+		megabits(j.target.now), megabits(j.meter.avg), millis(j.propagation), j.cap,
+		finite(j.window().ssthresh),
+	}
 }
 
 func (j *janus) Control() Control {

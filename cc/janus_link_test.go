@@ -127,7 +127,8 @@ func TestJanusFlowsThatWantTooMuchMeetAndTheOneLeftIsSoonBack(t *testing.T) {
 			for _, s := range f.Samples {
 				if s.At >= 10*time.Second && s.At < leaves {
 					n++
-					assert.Contains(t, []string{"9.60", "7.68"}, fmt.Sprintf("%.2f", janusAims(s)), "lowered once, or twice")
+					assert.Contains(t, []string{"9.60", "7.68"}, fmt.Sprintf("%.2f", janusAims(s)),
+						"lowered once, or twice")
 				}
 			}
 			assert.InEpsilon(t, 10, rates[i], janusGamma, "flow %d, the one that stays started at %v", i+1, first)
@@ -182,7 +183,8 @@ func TestJanusBulkYieldsToGuaranteesAndTakesTheLinkBack(t *testing.T) {
 		if i == 0 {
 			assert.LessOrEqual(t, mean, 7.5, "it makes room")
 		} else {
-			assert.GreaterOrEqual(t, mean, 5*(1-janusGamma)*(1-janusGamma), "flow %d is content, its target lowered once at the most", i+1)
+			assert.GreaterOrEqual(t, mean, 5*(1-janusGamma)*(1-janusGamma),
+				"flow %d is content, its target lowered once at the most", i+1)
 		}
 		t.Logf("flow %d: %.2f Mbit/s", i+1, mean)
 	}
@@ -209,9 +211,12 @@ func TestJanusOutlivesALongerPath(t *testing.T) {
 	t.Parallel()
 	run := func(ref string) (slowest float64) {
 		r, err := sim.Run(sim.Scenario{
-			Down:     sim.LinkConfig{Rate: payloadRate(20), Delay: 20 * time.Millisecond, QueuePackets: 200},
-			Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
-			Changes:  []sim.Change{{At: 10 * time.Second, Delay: 30 * time.Millisecond}, {At: 20 * time.Second, Delay: 40 * time.Millisecond}},
+			Down: sim.LinkConfig{Rate: payloadRate(20), Delay: 20 * time.Millisecond, QueuePackets: 200},
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond},
+			Changes: []sim.Change{
+				{At: 10 * time.Second, Delay: 30 * time.Millisecond},
+				{At: 20 * time.Second, Delay: 40 * time.Millisecond},
+			},
 			Duration: 30 * time.Second, Warmup: 24 * time.Second, Seed: 1,
 			Flows: []sim.FlowConfig{janusFlow(t, 0, 0, ref), janusFlow(t, 0, 0, ref)},
 		})
@@ -281,7 +286,8 @@ func TestJanusDownloadsLeaveTheQueueToShortFlows(t *testing.T) {
 			require.NotZero(t, f.Completed)
 			slowest = max(slowest, f.Completed)
 		}
-		t.Logf("%s: %.2f Mbit/s, p95 queueing %v, slowest object %v", ref, r.Flows[0].Throughput.Mbps(), r.Queueing.P95, slowest)
+		t.Logf("%s: %.2f Mbit/s, p95 queueing %v, slowest object %v", ref, r.Flows[0].Throughput.Mbps(),
+			r.Queueing.P95, slowest)
 		return r, slowest
 	}
 	cubic, slow := beside("cubic")

@@ -75,7 +75,8 @@ func TestJanusChangesStage(t *testing.T) {
 	assert.Equal(t, "clearing", p.alg.Control().Phase)
 
 	janusTrip(p, 100, 60*ms)
-	assert.InDelta(t, 691, janusPPS(j.meter.avg), 0.1, "the pause that clearing the buffer makes is no loss of throughput")
+	assert.InDelta(t, 691, janusPPS(j.meter.avg), 0.1, "the pause that clearing the buffer makes is no loss of "+
+		"throughput")
 	janusTrip(p, 691, 60*ms)
 	assert.Equal(t, "conservative", p.alg.Control().Phase)
 
@@ -398,7 +399,8 @@ func TestJanusLeavesIdleTimeOut(t *testing.T) {
 	require.Equal(t, p.state.Now, j.meter.idle, "nothing was left in flight")
 	p.Wait(10*time.Second + 60*ms)
 	p.alg.OnAck(Ack{State: p.state, Acked: 42 * DefaultMSS, RTT: 60 * ms, Sent: Sent{At: p.state.Now.Add(-60 * ms)}})
-	assert.InDelta(t, 700, janusPPS(j.meter.smp), 0.1, "ten seconds without anything to send are no part of the round trip")
+	assert.InDelta(t, 700, janusPPS(j.meter.smp), 0.1, "ten seconds without anything to send are no part of the "+
+		"round trip")
 }
 
 func TestJanusMeasuresOncePerRoundTrip(t *testing.T) {
@@ -407,7 +409,8 @@ func TestJanusMeasuresOncePerRoundTrip(t *testing.T) {
 	p.Round(100 * ms)
 	p.Round(100 * ms)
 	p.Round(100 * ms)
-	assert.InDelta(t, 0.875*0.125*200+0.125*400, janusPPS(j.meter.avg), 40, "an eighth of each: 20 and 40 packets in 100 ms")
+	assert.InDelta(t, 0.875*0.125*200+0.125*400, janusPPS(j.meter.avg), 40,
+		"an eighth of each: 20 and 40 packets in 100 ms")
 	before := j.meter.smp
 	p.Wait(ms)
 	p.Ack(1, 100*ms)
@@ -482,10 +485,11 @@ func TestJanusParameters(t *testing.T) {
 		assert.Error(t, err, ref)
 	}
 	for ref, want := range map[string]string{
-		"janus:class=bulk,target_mbit=8":                       "janus: target_mbit goes with class=guarantee",
-		"janus:target_mbit=8,min_mbit=5":                       "janus: target_mbit goes with class=guarantee",
-		"janus:class=delay_sensitive,min_mbit=5":               "janus: min_mbit goes with class=guarantee",
-		"janus:class=guarantee,target_mbit=8,min_mbit=8.1":     "janus: min_mbit is 8.1, but must not be above target_mbit, which is 8",
+		"janus:class=bulk,target_mbit=8":         "janus: target_mbit goes with class=guarantee",
+		"janus:target_mbit=8,min_mbit=5":         "janus: target_mbit goes with class=guarantee",
+		"janus:class=delay_sensitive,min_mbit=5": "janus: min_mbit goes with class=guarantee",
+		"janus:class=guarantee,target_mbit=8,min_mbit=8.1": "janus: min_mbit is 8.1, but must not be above " +
+			"target_mbit, which is 8",
 		"janus:class=guarantee,target_mbit=8,min_mbit=8":       "",
 		"janus:class=guarantee,min_mbit=8":                     "",
 		"janus:min_mbit=5,target_mbit=8,class=guarantee,xi=.5": "",
@@ -503,7 +507,10 @@ func TestJanusTargetsStayWithinTheirBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		original := rapid.Float64Range(0, 100).Draw(t, "original")
 		floor := rapid.Float64Range(0, 100).Draw(t, "floor")
-		a := &janusTarget{gamma: rapid.Float64Range(0.01, 0.9).Draw(t, "gamma"), tau: rapid.Float64Range(0, 1000).Draw(t, "tau")}
+		a := &janusTarget{
+			gamma: rapid.Float64Range(0.01, 0.9).Draw(t, "gamma"),
+			tau:   rapid.Float64Range(0, 1000).Draw(t, "tau"),
+		}
 		a.set(original, floor)
 		if original == 0 {
 			a.now = max(1, floor)

@@ -130,7 +130,10 @@ func (l *bottleneck) pump(s *sender) {
 }
 
 func (l *bottleneck) send(s *sender) {
-	p := packet{sent: Sent{At: l.now, Cwnd: s.alg.Control().Cwnd, Inflight: s.state.Inflight, Delivered: s.state.Delivered}}
+	p := packet{sent: Sent{
+		At: l.now, Cwnd: s.alg.Control().Cwnd, Inflight: s.state.Inflight,
+		Delivered: s.state.Delivered,
+	}}
 	s.state.Inflight += s.state.MSS
 	p.lost = l.buffer > 0 && l.backlog() >= float64(l.buffer) || l.rng.Float64() < l.random
 	if !p.lost {

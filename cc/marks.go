@@ -14,9 +14,10 @@ const (
 )
 
 var marksAbout = [...]string{
-	MarksLowerCeiling: "lower a ceiling on the window: half of what is in flight, from where it grows by a packet per round trip until the algorithm asks for less",
-	MarksAreLosses:    "are answered as losses are",
-	MarksPass:         "are answered by the transport's own congestion control",
+	MarksLowerCeiling: "lower a ceiling on the window: half of what is in flight, from where it grows by a packet " +
+		"per round trip until the algorithm asks for less",
+	MarksAreLosses: "are answered as losses are",
+	MarksPass:      "are answered by the transport's own congestion control",
 }
 
 // String says what a mark does.

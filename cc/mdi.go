@@ -59,11 +59,16 @@ func mdiSpec() Spec {
 		Source: "comnetsAD/MDI",
 		Params: []Param{
 			{Name: "model", Choices: names, About: "which one to imitate"},
-			{Name: "down", Default: 0, Min: 0, Max: 1, About: "what is left of the window when the delay rises beyond the table; 0: as learned, or 0.95"},
-			{Name: "up_packets", Unit: "packets", Default: 0, Min: 0, Max: 1000, About: "what is added to it when the delay falls beyond the table; 0: as learned, or 20"},
+			{Name: "down", Default: 0, Min: 0, Max: 1, About: "what is left of the window when the delay rises " +
+				"beyond the table; 0: as learned, or 0.95"},
+			{
+				Name: "up_packets", Unit: "packets", Default: 0, Min: 0, Max: 1000,
+				About: "what is added to it when the delay falls beyond the table; 0: as learned, or 20",
+			},
 		},
 		Profiles: []Profile{
-			{Name: "held", About: "with the table's edges set by hand, as its authors did for each trace: shorter queues on cellular links", Params: Params{"down": 0.95, "up_packets": 5}},
+			{Name: "held", About: "with the table's edges set by hand, as its authors did for each trace: shorter " +
+				"queues on cellular links", Params: Params{"down": 0.95, "up_packets": 5}},
 		},
 		New: func(cfg Config) Algorithm { return newMDI(cfg) },
 
@@ -71,7 +76,8 @@ func mdiSpec() Spec {
 		Internals: []Internal{
 			{Name: "window_packets", About: "window that the table's draws have led to"},
 			{Name: "delay_ms", About: "longest round trip of the last epoch"},
-			{Name: "delay_change", About: "its change since the one before, in percent times the delay's decimal logarithm"},
+			{Name: "delay_change", About: "its change since the one before, in percent times the delay's decimal " +
+				"logarithm"},
 			{Name: "window_change", About: "the window's, likewise"},
 		},
 	}

@@ -17,9 +17,12 @@ func TestMDIOverCellularLinks(t *testing.T) {
 		trace, err := sim.Generate(link, 99, time.Minute)
 		require.NoError(t, err)
 		s := sim.Scenario{
-			Down:  sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueueBytes: 2_000_000},
-			Up:    sim.LinkConfig{Delay: 20 * time.Millisecond},
-			Flows: []sim.FlowConfig{{Algorithm: "mdi", Params: cc.Params{"down": 0.95, "up_packets": 5}}}, Duration: 30 * time.Second, Seed: 99,
+			Down: sim.LinkConfig{Trace: trace, Delay: 20 * time.Millisecond, QueueBytes: 2_000_000},
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond},
+			Flows: []sim.FlowConfig{{Algorithm: "mdi", Params: cc.Params{
+				"down":       0.95,
+				"up_packets": 5,
+			}}}, Duration: 30 * time.Second, Seed: 99,
 		}
 		r, err := sim.Run(s)
 		require.NoError(t, err)

@@ -12,7 +12,9 @@ import (
 
 // MDIEpoch is one epoch of a flow that is to be imitated.
 type MDIEpoch struct {
-	Delay  float64 // longest round trip sampled in it, in milliseconds; without a sample, the time since the last acknowledgement if that is longer than the previous epoch's
+	// longest round trip sampled in it, in milliseconds; without a sample, the time since the last acknowledgement if
+	// that is longer than the previous epoch's
+	Delay  float64
 	Window float64 // after its decision, in packets
 }
 
@@ -40,7 +42,8 @@ type MDIModel struct {
 }
 
 const (
-	mdiLeastLog  = 1.1  // of the value before, in the logarithm: below it a change would have no weight, or a negative one
+	// of the value before, in the logarithm: below it a change would have no weight, or a negative one
+	mdiLeastLog  = 1.1
 	mdiLeastP    = 0.02 // what is less probable is noise of the training
 	mdiMaxStates = 1200 // bounds what a file may make us allocate
 )
@@ -272,7 +275,8 @@ func (m *MDIModel) Write(w io.Writer, comments ...string) error {
 		fmt.Fprintf(b, "# %s\n", strings.ReplaceAll(c, "\n", "\n# "))
 	}
 	g := m.Grid
-	fmt.Fprintf(b, "%d,%v,%v,%v,%d,%v,%v,%v\n", g.Window.len(), g.Window.Min, g.Window.Max, g.Window.Step, g.Delay.len(), g.Delay.Min, g.Delay.Max, g.Delay.Step)
+	fmt.Fprintf(b, "%d,%v,%v,%v,%d,%v,%v,%v\n", g.Window.len(), g.Window.Min, g.Window.Max, g.Window.Step,
+		g.Delay.len(), g.Delay.Min, g.Delay.Max, g.Delay.Step)
 	var line []byte
 	for s := range m.states {
 		line = line[:0]
@@ -359,7 +363,8 @@ func readMDIGrid(text string) (*MDIModel, error) {
 		return nil, err
 	}
 	if v[0] != float64(m.Grid.Window.len()) || v[4] != float64(m.Grid.Delay.len()) {
-		return nil, fmt.Errorf("the grid is said to have %v by %v values, but has %d by %d", v[0], v[4], m.Grid.Window.len(), m.Grid.Delay.len())
+		return nil, fmt.Errorf("the grid is said to have %v by %v values, but has %d by %d", v[0], v[4],
+			m.Grid.Window.len(), m.Grid.Delay.len())
 	}
 	return m, nil
 }

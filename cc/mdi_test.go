@@ -76,7 +76,10 @@ func walk(seed uint64, n int) []MDIEpoch {
 
 func TestMDITrainedBlocksAreDistributions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		g := rapid.SampledFrom([]MDIGrid{{published.Window, MDIAxis{-5, 5, 5}}, {MDIAxis{-60, 60, 20}, MDIAxis{-25, 15, 5}}}).Draw(t, "grid")
+		g := rapid.SampledFrom([]MDIGrid{
+			{published.Window, MDIAxis{-5, 5, 5}},
+			{MDIAxis{-60, 60, 20}, MDIAxis{-25, 15, 5}},
+		}).Draw(t, "grid")
 		trainsDistributions(t, g, rapid.Uint64().Draw(t, "seed"))
 	})
 }
@@ -105,7 +108,20 @@ func trainsDistributions(t require.TestingT, g MDIGrid, seed uint64) {
 }
 
 func TestMDILearnsWhatHappensBeyondTheGrid(t *testing.T) {
-	run := []MDIEpoch{{50, 30}, {50, 30}, {50, 30}, {80, 24}, {80, 24}, {160, 12}, {160, 12}, {100, 15}, {100, 15}, {50, 15}, {50, 15}, {25, 18}}
+	run := []MDIEpoch{
+		{50, 30},
+		{50, 30},
+		{50, 30},
+		{80, 24},
+		{80, 24},
+		{160, 12},
+		{160, 12},
+		{100, 15},
+		{100, 15},
+		{50, 15},
+		{50, 15},
+		{25, 18},
+	}
 	m, err := TrainMDI(DefaultMDIGrid, run)
 	require.NoError(t, err)
 	assert.InEpsilon(t, 0.8, m.Down, 1e-9, "the median of 0.8 and 0.5 is the larger")
@@ -119,8 +135,14 @@ func TestMDILearnsWhatHappensBeyondTheGrid(t *testing.T) {
 func TestMDIRefusesToLearnFromNothing(t *testing.T) {
 	for complaint, runs := range map[string][][]MDIEpoch{
 		"hold no three successive epochs within the grid": {{{50, 30}, {50, 30}}, nil},
-		"the 1 runs hold no three":                        {{{50, 30}, {0, 30}, {50, math.Inf(1)}, {math.NaN(), 1}, {50, 30}}},
-		"the 0 runs":                                      nil,
+		"the 1 runs hold no three": {{
+			{50, 30},
+			{0, 30},
+			{50, math.Inf(1)},
+			{math.NaN(), 1},
+			{50, 30},
+		}},
+		"the 0 runs": nil,
 	} {
 		_, err := TrainMDI(DefaultMDIGrid, runs...)
 		assert.ErrorContains(t, err, complaint)
@@ -320,9 +342,24 @@ func TestMDIBeyondTheTable(t *testing.T) {
 		delays       [2]time.Duration
 		phase1, last string
 	}{
-		{"as learned", "mdi", 0.9, 1.2, 90, 108, [2]time.Duration{60 * ms, 40 * ms}, "delay_exploding", "delay_collapsing"},
-		{"where nothing was learned", "mdi", 0, 0, 95, 115, [2]time.Duration{60 * ms, 40 * ms}, "delay_exploding", "delay_collapsing"},
-		{"as set", "mdi:held", 0.5, 2, 95, 100, [2]time.Duration{60 * ms, 40 * ms}, "delay_exploding", "delay_collapsing"},
+		{
+			"as learned", "mdi", 0.9, 1.2, 90, 108,
+			[2]time.Duration{60 * ms, 40 * ms},
+			"delay_exploding",
+			"delay_collapsing",
+		},
+		{
+			"where nothing was learned", "mdi", 0, 0, 95, 115,
+			[2]time.Duration{60 * ms, 40 * ms},
+			"delay_exploding",
+			"delay_collapsing",
+		},
+		{
+			"as set", "mdi:held", 0.5, 2, 95, 100,
+			[2]time.Duration{60 * ms, 40 * ms},
+			"delay_exploding",
+			"delay_collapsing",
+		},
 	} {
 		m, err := newMDIModel(published)
 		require.NoError(t, err)
@@ -414,7 +451,8 @@ func TestLoadMDIAddsAChoice(t *testing.T) {
 	require.NoError(t, LoadMDI("mine", strings.NewReader(text)))
 	p := newPath(t, "mdi:model=mine")
 	assert.Equal(t, 0.5, as[*mdi](p).down)
-	require.NoError(t, LoadMDI("mine", strings.NewReader(strings.Replace(text, "0.5", "0.7", 1))), "again, to replace it")
+	require.NoError(t, LoadMDI("mine", strings.NewReader(strings.Replace(text, "0.5", "0.7", 1))),
+		"again, to replace it")
 	assert.Equal(t, 0.7, as[*mdi](newPath(t, "mdi:model=mine")).down)
 	assert.Equal(t, []string{"verus", "mine"}, registry["mdi"].Params[0].Choices)
 }

@@ -26,9 +26,13 @@ func init() {
 		Params: []Param{
 			{
 				Name: "mode", Default: float64(naccNetwork), Choices: []string{"network", "application"},
-				About: "flows share by making room for each other, or by the shares and priorities that the network knows",
+				About: "flows share by making room for each other, or by the shares and priorities that the " +
+					"network knows",
 			},
-			{Name: "priority", Default: 1, Min: 1, Max: naccMaxLevels, About: "of the application, 1 the least; only in application mode"},
+			{
+				Name: "priority", Default: 1, Min: 1, Max: naccMaxLevels,
+				About: "of the application, 1 the least; only in application mode",
+			},
 			{Name: "max_priority", Default: 4, Min: 1, Max: naccMaxLevels, About: "the highest that there is"},
 			{
 				Name: "usable_fraction", Default: 0.16, Min: 0.01, Max: 1,
@@ -36,7 +40,10 @@ func init() {
 			},
 		},
 		Profiles: []Profile{
-			{Name: "wired", About: "for links whose rate is what they carry", Params: Params{"usable_fraction": naccWired}},
+			{
+				Name: "wired", About: "for links whose rate is what they carry",
+				Params: Params{"usable_fraction": naccWired},
+			},
 			{Name: "application", About: "by priority", Params: Params{"mode": float64(naccApplication)}},
 		},
 		New: func(cfg Config) Algorithm { return newNacc(cfg) },
@@ -60,14 +67,15 @@ const (
 )
 
 const (
-	naccFloor      = 10.0 // packets; equation 1
-	naccCut        = 0.1  // what a cut takes off, equations 5 and 7; per level of priority, equation 12
-	naccLeastCut   = 0.05 // at a loss, of the highest priority; ours
-	naccMaxLevels  = 8    // so that equation 12 leaves something
-	naccWired      = 0.9  // ours: a link's own rate, headers and a margin off
-	naccMostRoom   = 0.5  // of the window that a newcomer may take; ours
-	naccRTTWindow  = 10 * time.Second
-	naccPatience   = 3                      // round trips without a report: it no longer says what there is to gain; ours
+	naccFloor     = 10.0 // packets; equation 1
+	naccCut       = 0.1  // what a cut takes off, equations 5 and 7; per level of priority, equation 12
+	naccLeastCut  = 0.05 // at a loss, of the highest priority; ours
+	naccMaxLevels = 8    // so that equation 12 leaves something
+	naccWired     = 0.9  // ours: a link's own rate, headers and a margin off
+	naccMostRoom  = 0.5  // of the window that a newcomer may take; ours
+	naccRTTWindow = 10 * time.Second
+	// round trips without a report: it no longer says what there is to gain; ours
+	naccPatience   = 3
 	naccLeastWait  = 100 * time.Millisecond // but reports may be rarer than round trips; ours
 	naccGuideWait  = time.Second            // without a report: on one's own; ours
 	naccGuideWaits = 5                      // but at least so many times the patience; ours

@@ -53,7 +53,10 @@ func TestNaccBounds(t *testing.T) {
 		lower, upper, limit float64 // packets, packets, Mbit/s
 	}{
 		{"equations 1 to 3: 54 Mbit/s, 20 ms, 1448 B", "nacc", 0, 10, 24.92, 8.64},
-		{"equations 9 and 10: priority 4 of 4 and 2, equal traffic", "nacc:application,priority=4", 2. / 3, 40, 49.94, 8.64},
+		{
+			"equations 9 and 10: priority 4 of 4 and 2, equal traffic", "nacc:application,priority=4", 2. / 3, 40, 49.94,
+			8.64,
+		},
 		{"priority 2 of 4 and 2", "nacc:application,priority=2", 1. / 3, 20, 24.97, 8.64},
 		{"priority 2 of 2, 4 and 1", "nacc:application,priority=2", 0.286, 20, 24.27, 8.64},
 		{"priority 4 of 2, 4 and 1", "nacc:application,priority=4", 0.571, 40, 48.52, 8.64},
@@ -105,13 +108,24 @@ func TestNaccMakesRoomForNewFlows(t *testing.T) {
 		arrival      [2]Rate
 		before, want float64
 	}{
-		{"worked number: flows 1 to 2, arrivals 4 to 5 Mbit/s: 0.3, at least 0.5", "nacc", [2]int{1, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 20},
+		{
+			"worked number: flows 1 to 2, arrivals 4 to 5 Mbit/s: 0.3, at least 0.5", "nacc",
+			[2]int{1, 2},
+			[2]Rate{4 * naccMbit, 5 * naccMbit},
+			40, 20,
+		},
 		{"flows unchanged", "nacc", [2]int{2, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
 		{"one went", "nacc", [2]int{2, 1}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
 		{"9 to 10", "nacc", [2]int{9, 10}, [2]Rate{5 * naccMbit, 5 * naccMbit}, 40, 36},
 		{"9 to 10, and a tenth more arrives", "nacc", [2]int{9, 10}, [2]Rate{9 * naccMbit, 10 * naccMbit}, 40, 32},
 		{"the count was not known before", "nacc", [2]int{0, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
-		{"the network shares by priority", "nacc:application", [2]int{1, 2}, [2]Rate{4 * naccMbit, 5 * naccMbit}, 40, 40},
+		{
+			"the network shares by priority", "nacc:application",
+			[2]int{1, 2},
+			[2]Rate{4 * naccMbit, 5 * naccMbit},
+			40,
+			40,
+		},
 	} {
 		h := naccWide
 		h.Flows, h.ArrivalRate = tt.flows[0], tt.arrival[0]
@@ -179,7 +193,8 @@ func TestNaccYieldsWhenTooMuchArrives(t *testing.T) {
 		p.Wait(5 * ms)
 		p.Say()
 		p.Ack(0, 20*ms)
-		assert.InDelta(t, tt.want, p.nacc().cwnd, 1e-9, "%s: a report of before the cut could show counts no more; nor does the window grow", tt.name)
+		assert.InDelta(t, tt.want, p.nacc().cwnd, 1e-9,
+			"%s: a report of before the cut could show counts no more; nor does the window grow", tt.name)
 		p.Wait(cut.Add(30 * ms).Sub(p.state.Now))
 		p.Say()
 		p.Ack(0, 20*ms)

@@ -22,15 +22,31 @@ import (
 
 func init() {
 	Register(Spec{
-		Name:   "nimbus",
-		About:  "Nimbus: keeps the queue short, and competes as CUBIC does while cross traffic is elastic; for links of a fixed rate.",
+		Name: "nimbus",
+		About: "Nimbus: keeps the queue short, and competes as CUBIC does while cross traffic is elastic; for " +
+			"links of a fixed rate.",
 		Source: "Goyal et al., SIGCOMM 2022",
 		Params: []Param{
-			{Name: "mu_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e6, About: "the bottleneck's rate, payload only; 0: the largest rate of delivery in the window below"},
-			{Name: "mu_window_s", Unit: "s", Default: 600, Min: 1, Max: 86400, About: "how long the largest rate is remembered; beside other flows it cannot be seen again"},
-			{Name: "mode", Default: 0, Choices: []string{"auto", "delay", "competitive"}, About: "switch with the cross traffic, or stay in one"},
-			{Name: "start", Default: 0, Choices: []string{"delay", "competitive"}, About: "mode of auto before it has seen enough to decide, which takes 15 s"},
-			{Name: "queue_ratio", Default: 1.25, Min: 1.05, Max: 4, About: "round trip that delay mode aims at, as a multiple of the one without a queue"},
+			{
+				Name: "mu_mbit", Unit: "Mbit/s", Default: 0, Min: 0, Max: 1e6,
+				About: "the bottleneck's rate, payload only; 0: the largest rate of delivery in the window below",
+			},
+			{
+				Name: "mu_window_s", Unit: "s", Default: 600, Min: 1, Max: 86400,
+				About: "how long the largest rate is remembered; beside other flows it cannot be seen again",
+			},
+			{
+				Name: "mode", Default: 0, Choices: []string{"auto", "delay", "competitive"},
+				About: "switch with the cross traffic, or stay in one",
+			},
+			{
+				Name: "start", Default: 0, Choices: []string{"delay", "competitive"},
+				About: "mode of auto before it has seen enough to decide, which takes 15 s",
+			},
+			{
+				Name: "queue_ratio", Default: 1.25, Min: 1.05, Max: 4,
+				About: "round trip that delay mode aims at, as a multiple of the one without a queue",
+			},
 		},
 		New: func(cfg Config) Algorithm { return newNimbus(cfg) },
 
@@ -40,7 +56,8 @@ func init() {
 			{Name: "cross_mbit", About: "rate of the cross traffic there"},
 			{Name: "sent_mbit", About: "rate at which the newest acknowledged bytes left"},
 			{Name: "received_mbit", About: "rate at which the same bytes arrived"},
-			{Name: "elasticity", About: "average by which the pulse stands out of the cross traffic; above 2.25 it is elastic"},
+			{Name: "elasticity", About: "average by which the pulse stands out of the cross traffic; above 2.25 it " +
+				"is elastic"},
 			{Name: "eta", About: "the same at the last look"},
 			{Name: "rate_mbit", About: "rate without the pulse"},
 			{Name: "base_rtt_ms", About: "least round trip remembered"},

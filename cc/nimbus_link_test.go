@@ -55,7 +55,10 @@ func TestNimbusBesideCubicCompetes(t *testing.T) {
 }
 
 func TestNimbusBesideAConstantRateKeepsTheQueueShort(t *testing.T) {
-	constant := sim.FlowConfig{Algorithm: "static", Params: cc.Params{"cwnd_packets": 1000}, Rate: 6_000_000, Start: 3 * time.Second}
+	constant := sim.FlowConfig{
+		Algorithm: "static", Params: cc.Params{"cwnd_packets": 1000}, Rate: 6_000_000,
+		Start: 3 * time.Second,
+	}
 	r := nimbusRun(t, 250, 40*time.Second, 15*time.Second, constant)
 	assert.Equal(t, 1.0, spent(r, "delay", 5*time.Second))
 	assert.Less(t, r.Queueing.P95, 25*time.Millisecond)
@@ -64,7 +67,8 @@ func TestNimbusBesideAConstantRateKeepsTheQueueShort(t *testing.T) {
 }
 
 func TestNimbusGoesBackToAShortQueueWhenCubicHasLeft(t *testing.T) {
-	r := nimbusRun(t, 250, 90*time.Second, 75*time.Second, sim.FlowConfig{Algorithm: "cubic", Start: 3 * time.Second, Stop: 45 * time.Second})
+	r := nimbusRun(t, 250, 90*time.Second, 75*time.Second,
+		sim.FlowConfig{Algorithm: "cubic", Start: 3 * time.Second, Stop: 45 * time.Second})
 	assert.Greater(t, spent(r, "delay", 52*time.Second), 0.95)
 	assert.Less(t, r.Queueing.P50, 20*time.Millisecond)
 	assert.Greater(t, r.Utilisation, 0.97)

@@ -163,7 +163,8 @@ func TestNimbusMarksReachBackForTheSpanHoweverManyAcknowledgementsThereAre(t *te
 		now := Time(time.Second)
 		for i := range 30 + int(4*nimbusSpan/gap) {
 			now = now.Add(gap)
-			f.Add(Ack{State: State{Now: now, Delivered: Bytes(i) * 1000}, Sent: Sent{At: now.Add(-20 * ms)}}, nimbusSpan)
+			f.Add(Ack{State: State{Now: now, Delivered: Bytes(i) * 1000}, Sent: Sent{At: now.Add(-20 * ms)}},
+				nimbusSpan)
 		}
 		sent, received, ok := f.Rates(nimbusSpan, 10_000)
 		require.True(t, ok)

@@ -22,24 +22,38 @@ func init() {
 		About:  "PBE-CC: sends at the capacity that a cellular link says it has; BBR where it says nothing.",
 		Source: "Xie, Yi & Jamieson, SIGCOMM 2020",
 		Params: []Param{
-			{Name: "ramp_rtts", Default: 3, Min: 0, Max: 100, About: "round trips in which the rate rises to the fair share at the start"},
-			{Name: "late_ms", Unit: "ms", Default: pbeLate, Min: 1, Max: 10_000, About: "above the least round trip: what scheduling and retransmissions of the link explain"},
+			{
+				Name: "ramp_rtts", Default: 3, Min: 0, Max: 100,
+				About: "round trips in which the rate rises to the fair share at the start",
+			},
+			{
+				Name: "late_ms", Unit: "ms", Default: pbeLate, Min: 1, Max: 10_000,
+				About: "above the least round trip: what scheduling and retransmissions of the link explain",
+			},
 			{
 				Name: "detect", Default: float64(pbeByRate), Choices: []string{"delay", "rate"},
-				About: "a queue is elsewhere when packets are late; or when they are and arrive slower than the link would carry them",
+				About: "a queue is elsewhere when packets are late; or when they are and arrive slower than the " +
+					"link would carry them",
 			},
 			{
 				Name: "claim", Default: float64(pbeFairShare), Choices: []string{"capacity", "fair_share"},
-				About: "send at what the link has for this host now; or at its fair share where that is more, so that one who had little can have as much as the others",
+				About: "send at what the link has for this host now; or at its fair share where that is more, so " +
+					"that one who had little can have as much as the others",
 			},
 			{
 				Name: "subframes", Unit: "ms", Default: 6, Min: 1, Max: 1000,
 				About: "so long a row of packets that are late means a queue elsewhere on the path",
 			},
-			{Name: "headroom", Default: 1.25, Min: 1, Max: 4, About: "what may be in flight, over what the rate sends in the least round trip"},
+			{
+				Name: "headroom", Default: 1.25, Min: 1, Max: 4,
+				About: "what may be in flight, over what the rate sends in the least round trip",
+			},
 		},
 		Profiles: []Profile{
-			{Name: "paper", About: "as its paper has it", Params: Params{"detect": float64(pbeByDelay), "claim": float64(pbeCapacity)}},
+			{
+				Name: "paper", About: "as its paper has it",
+				Params: Params{"detect": float64(pbeByDelay), "claim": float64(pbeCapacity)},
+			},
 		},
 		New: func(cfg Config) Algorithm { return newPbe(cfg) },
 

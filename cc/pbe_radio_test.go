@@ -16,12 +16,24 @@ func TestRadioReportsAsHints(t *testing.T) {
 		cells                []RadioCell
 		capacity, fair, link float64 // Mbit/s
 	}{
-		{"worked number: 20 blocks and a third of 30, 500 bits each: 15 Mbit/s less overhead", []RadioCell{one}, 13.98, 0.932 * 50. / 3, 50},
-		{"worked number: a second carrier, idle, adds 20 Mbit/s", []RadioCell{one, two}, 13.98 + 0.932*20, 0.932 * (50./3 + 20), 70},
+		{
+			"worked number: 20 blocks and a third of 30, 500 bits each: 15 Mbit/s less overhead",
+			[]RadioCell{one},
+			13.98, 0.932 * 50. / 3, 50,
+		},
+		{
+			"worked number: a second carrier, idle, adds 20 Mbit/s",
+			[]RadioCell{one, two},
+			13.98 + 0.932*20,
+			0.932 * (50./3 + 20), 70,
+		},
 		{"all is others'", []RadioCell{{Blocks: 100, Users: 2, BitsPerBlock: 500}}, 1e-6, 0.932 * 25, 50},
 		{"no user is counted", []RadioCell{{Blocks: 100, Idle: 100, BitsPerBlock: 500}}, 0.932 * 50, 0.932 * 50, 50},
 		{"nothing is known", nil, 0, 0, 0},
-		{"what cannot be", []RadioCell{{Blocks: 100, Mine: 200, Idle: 300, Users: -1, BitsPerBlock: 500, BitErrors: math.NaN()}}, 0.932 * 50, 0.932 * 50, 50},
+		{"what cannot be", []RadioCell{{
+			Blocks: 100, Mine: 200, Idle: 300, Users: -1, BitsPerBlock: 500,
+			BitErrors: math.NaN(),
+		}}, 0.932 * 50, 0.932 * 50, 50},
 	} {
 		h := RadioReport{At: 7, Cells: tt.cells}.Hint()
 		assert.InDelta(t, tt.capacity, h.Capacity.Mbps(), 0.001, tt.name)

@@ -43,7 +43,10 @@ func (c *pbePath) Ack(n float64, rtt time.Duration, rate Rate) {
 	c.path.state.Inflight = 20 * c.path.state.MSS
 	c.path.state.CwndLimited = true
 	c.smooth(rtt)
-	c.OnAck(Ack{State: c.speak(), Acked: acked, RTT: rtt, DeliveryRate: rate, Sent: Sent{At: max(1, c.now().Add(-rtt))}})
+	c.OnAck(Ack{
+		State: c.speak(), Acked: acked, RTT: rtt, DeliveryRate: rate,
+		Sent: Sent{At: max(1, c.now().Add(-rtt))},
+	})
 }
 
 // Tick lets d pass without an acknowledgement.
@@ -208,7 +211,8 @@ func TestPbeDrainsThenProbesUpToItsFairShare(t *testing.T) {
 	c.Wait(ms)
 	c.Ack(1, 80*ms, 12e6)
 	require.Equal(t, "internet", c.phase())
-	assert.InDelta(t, 2*12e6*0.04/8/1448, float64(c.Control().Cwnd)/1448, 12, "two bandwidth-delay products, and bursts")
+	assert.InDelta(t, 2*12e6*0.04/8/1448, float64(c.Control().Cwnd)/1448, 12,
+		"two bandwidth-delay products, and bursts")
 
 	fastest := Rate(0)
 	for range 40 {
@@ -316,7 +320,10 @@ func TestPbeWithoutHintsIsBbr(t *testing.T) {
 					p.Lose(2)
 				default:
 					p.state.Delivered += 4 * DefaultMSS
-					p.alg.OnAck(Ack{State: p.state, Acked: 4 * DefaultMSS, RTT: rtt, DeliveryRate: rate, Sent: Sent{At: p.state.Now.Add(-rtt)}})
+					p.alg.OnAck(Ack{
+						State: p.state, Acked: 4 * DefaultMSS, RTT: rtt, DeliveryRate: rate,
+						Sent: Sent{At: p.state.Now.Add(-rtt)},
+					})
 				}
 			}
 			require.Equal(t, b.alg.Control(), a.alg.Control(), "event %d", i)
@@ -348,7 +355,8 @@ func TestPbeBehindABottleneckElsewhere(t *testing.T) {
 		l.run(t, 20*time.Second, s)
 		assert.Greater(t, s.throughput(5*time.Second, 20*time.Second), 930.0, ref)
 		mean, p99 := l.queued(5*time.Second, 20*time.Second)
-		assert.Less(t, mean, 40.0, "%s: BBR holds up to a bandwidth-delay product of 50 packets; the link's word would hold 166", ref)
+		assert.Less(t, mean, 40.0, "%s: BBR holds up to a bandwidth-delay product of 50 packets; the link's word "+
+			"would hold 166", ref)
 		assert.Less(t, p99, 100.0, ref)
 		assert.Equal(t, "internet", s.alg.Control().Phase, ref)
 	}

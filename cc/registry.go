@@ -46,7 +46,8 @@ const (
 	NeedsSent   Signal = "sent"          // the window in force when the newest acknowledged byte left
 	NeedsTicks  Signal = "ticks"         // a clock of its own
 	NeedsPacing Signal = "pacing"        // its rate kept, not only its window
-	NeedsHints  Signal = "hints"         // what the network says of the path; where it is silent, another algorithm's rules apply
+	// what the network says of the path; where it is silent, another algorithm's rules apply
+	NeedsHints Signal = "hints"
 )
 
 // Spec is one registered algorithm.
@@ -56,8 +57,9 @@ type Spec struct {
 	Source   string // paper or RFC with section
 	Params   []Param
 	Profiles []Profile
-	Check    func(Params) error // of a complete set whose values are each in range: whether they go together; nil: they always do
-	New      func(Config) Algorithm
+	// of a complete set whose values are each in range: whether they go together; nil: they always do
+	Check func(Params) error
+	New   func(Config) Algorithm
 
 	Needs     []Signal   // beyond acknowledged bytes
 	Internals []Internal // what its Inspect shows; empty: it is no Inspector
@@ -130,7 +132,8 @@ func Lookup(name string) (Spec, error) {
 	if word, member, named := strings.Cut(name, ":"); named && families[word] != nil {
 		return families[word](member)
 	}
-	return Spec{}, fmt.Errorf("no algorithm %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(registry)), ", "))
+	return Spec{}, fmt.Errorf("no algorithm %q; there are %s", name,
+		strings.Join(slices.Sorted(maps.Keys(registry)), ", "))
 }
 
 // New builds an algorithm. Params may be partial; MSS and InitialCwnd default
@@ -226,7 +229,8 @@ func (s Spec) ParseParam(name, value string) (float64, error) {
 		return float64(i), nil
 	}
 	if len(d.Choices) > 0 {
-		return 0, fmt.Errorf("%s: parameter %s is %q, but must be one of %s", s.Name, name, value, strings.Join(d.Choices, ", "))
+		return 0, fmt.Errorf("%s: parameter %s is %q, but must be one of %s", s.Name, name, value,
+			strings.Join(d.Choices, ", "))
 	}
 	v, err := strconv.ParseFloat(value, 64)
 	if err != nil {

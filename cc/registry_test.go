@@ -96,7 +96,8 @@ func TestResolveChecksWhatGoesTogether(t *testing.T) {
 	_, err = s.Resolve(Params{"least": 6})
 	require.EqualError(t, err, "made-up: least is above most", "with the default of the other")
 	_, err = s.Resolve(Params{"least": 6, "most": 10})
-	assert.EqualError(t, err, "made-up: parameter most is 10, but must be between 0 and 9", "each by itself comes first")
+	assert.EqualError(t, err, "made-up: parameter most is 10, but must be between 0 and 9",
+		"each by itself comes first")
 }
 
 func TestEverySpecIsComplete(t *testing.T) {
@@ -143,7 +144,10 @@ func TestRegisterRefusesATakenName(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, s := range []string{"copa:alcc,delta=0.05", "cubic:hystart=off", "copa:delta=", "static:cwnd_packets=1e3", ":", "copa:mode=auto,,"} {
+	for _, s := range []string{
+		"copa:alcc,delta=0.05", "cubic:hystart=off", "copa:delta=", "static:cwnd_packets=1e3",
+		":", "copa:mode=auto,,",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, ref string) {

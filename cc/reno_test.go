@@ -128,7 +128,8 @@ func TestRenoFollowsTheSawtooth(t *testing.T) {
 	l := &bottleneck{rate: 1000, base: 50 * ms, buffer: 50}
 	s := from(t, 0, "reno")
 	l.run(t, 60*time.Second, s)
-	assert.GreaterOrEqual(t, s.throughput(10*time.Second, 60*time.Second), 990.0, "a buffer of one BDP keeps the link busy")
+	assert.GreaterOrEqual(t, s.throughput(10*time.Second, 60*time.Second), 990.0,
+		"a buffer of one BDP keeps the link busy")
 	mean := 0.0
 	settled := s.cwnd[len(s.cwnd)/4:]
 	for _, w := range settled {

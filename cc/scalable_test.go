@@ -58,7 +58,8 @@ func TestTheWindowShrinksByHalfOfAlpha(t *testing.T) {
 		p.Wait(ms)
 		p.Ack(1, 40*ms)
 	}
-	assert.InDelta(t, 0.8*before, own.cwnd, 0.1, "no further in the same round trip, and marked packets do not extend it")
+	assert.InDelta(t, 0.8*before, own.cwnd, 0.1, "no further in the same round trip, and marked packets do not "+
+		"extend it")
 }
 
 // The draft, §2.4.4: below 25 ms the window grows by less, so that the rate does not

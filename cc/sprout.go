@@ -53,7 +53,8 @@ func init() {
 		Params: []Param{
 			{
 				Name: "unit_bytes", Unit: "bytes", Default: sproutUnit, Min: 100, Max: 1e6,
-				About: "what the model counts in: it knows rates up to 1000 of it per second (11 Mbit/s) and tells them apart from about 50",
+				About: "what the model counts in: it knows rates up to 1000 of it per second (11 Mbit/s) and tells " +
+					"them apart from about 50",
 			},
 			{
 				Name: "quantile", Default: sproutQuantile, Min: 0.001, Max: 0.5,
@@ -69,7 +70,8 @@ func init() {
 			},
 			{
 				Name: "outage", Default: 0, Choices: []string{"reference", "normalised"},
-				About: "an outage loses weight in every tick, as in the authors' program; or ends once a second, as in their paper",
+				About: "an outage loses weight in every tick, as in the authors' program; or ends once a second, " +
+					"as in their paper",
 			},
 		},
 		New: func(cfg Config) Algorithm { return newSprout(cfg) },

@@ -65,7 +65,10 @@ func TestSproutDoesNotTakeItsQueueForItsBase(t *testing.T) {
 
 func TestSproutStartsOnALongPath(t *testing.T) {
 	// The silence between the first windows is the path's, not an outage.
-	r := sprouting(t, 300*millisecond, sim.Scenario{Down: sim.LinkConfig{Rate: sproutUnits(500)}, Duration: 4 * time.Second})
+	r := sprouting(t, 300*millisecond, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: sproutUnits(500)},
+		Duration: 4 * time.Second,
+	})
 	assert.GreaterOrEqual(t, r.Utilisation, 0.88)
 	assert.LessOrEqual(t, r.Queueing.P99, 350*millisecond)
 }
@@ -82,11 +85,15 @@ func TestSproutBearsBunchedAcknowledgements(t *testing.T) {
 
 func TestSproutLeavesASilentLinkAlone(t *testing.T) {
 	trace, err := sim.Steps("outage", 8*time.Second,
-		sim.Step{Rate: sproutUnits(500)}, sim.Step{At: 4 * time.Second}, sim.Step{At: 5 * time.Second, Rate: sproutUnits(500)})
+		sim.Step{Rate: sproutUnits(500)}, sim.Step{At: 4 * time.Second}, sim.Step{
+			At:   5 * time.Second,
+			Rate: sproutUnits(500),
+		})
 	require.NoError(t, err)
 	r := sprouting(t, 40*millisecond, sim.Scenario{Down: sim.LinkConfig{Trace: trace}, Duration: 8 * time.Second})
 	assert.GreaterOrEqual(t, r.Utilisation, 0.93, "with what was in the queue to wake it, it is soon back")
-	assert.LessOrEqual(t, r.Queueing.P99, 1200*millisecond, "what was queued waits for the outage's second, and little is added")
+	assert.LessOrEqual(t, r.Queueing.P99, 1200*millisecond,
+		"what was queued waits for the outage's second, and little is added")
 }
 
 // twoEnds is Sprout with its receiver: a queue in front of a link of so many

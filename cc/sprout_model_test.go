@@ -57,28 +57,82 @@ func TestSproutModelWorkedNumbers(t *testing.T) {
 		outage   float64
 		counts   [sproutHorizons]int
 	}{
-		"any rate is as likely":          {belief(reference), 0.05, 501.9, 0.0039, [8]int{1, 1, 3, 4, 5, 6, 8, 9}},
-		"200 ticks of 0":                 {belief(reference, times(200, 0)...), 0.05, 0.8, 0.970, [8]int{}},
-		"200 ticks of 1":                 {belief(reference, times(200, 1)...), 0.05, 68.0, 0, [8]int{0, 0, 0, 1, 1, 2, 3, 4}},
-		"200 ticks of 5":                 {belief(reference, times(200, 5)...), 0.05, 258.4, 0, [8]int{2, 4, 8, 11, 14, 18, 21, 24}},
-		"200 ticks of 10":                {belief(reference, times(200, 10)...), 0.05, 505.9, 0, [8]int{5, 12, 20, 27, 35, 43, 51, 59}},
-		"200 ticks of 20":                {belief(reference, times(200, 20)...), 0.05, 953.5, 0, [8]int{12, 28, 44, 61, 77, 94, 111, 128}},
-		"an empty tick after 10":         {belief(reference, after(200, 10, 0)...), 0.05, 413.4, 0, [8]int{4, 9, 15, 21, 27, 33, 39, 44}},
-		"two empty ticks":                {belief(reference, after(200, 10, 0, 0)...), 0.05, 314.9, 0, [8]int{2, 6, 10, 13, 17, 21, 25, 29}},
-		"three empty ticks":              {belief(reference, after(200, 10, 0, 0, 0)...), 0.05, 209.8, 0.001, [8]int{1, 2, 4, 6, 8, 10, 12, 14}},
-		"four empty ticks":               {belief(reference, after(200, 10, times(4, 0)...)...), 0.05, 105.9, 0.057, [8]int{0, 0, 0, 0, 0, 0, 1, 2}},
-		"five empty ticks":               {belief(reference, after(200, 10, times(5, 0)...)...), 0.05, 42.8, 0.289, [8]int{}},
-		"10 after 100 empty ticks":       {belief(reference, after(100, 0, 10)...), 0.05, 129, 0, [8]int{0, 1, 3, 4, 5, 7, 8, 10}},
-		"three of them":                  {belief(reference, after(100, 0, times(3, 10)...)...), 0.05, 246, 0, [8]int{1, 4, 8, 11, 14, 18, 21, 24}},
-		"six of them":                    {belief(reference, after(100, 0, times(6, 10)...)...), 0.05, 350, 0, [8]int{3, 7, 12, 17, 23, 28, 33, 38}},
-		"10 a tick, then 10 unobserved":  {unobserved(reference, 10, times(200, 10)...), 0.05, 505.9, 0, [8]int{4, 10, 17, 23, 30, 36, 42, 49}},
-		"the median of 10 a tick":        {belief(reference, times(200, 10)...), 0.5, 505.9, 0, [8]int{10, 20, 30, 40, 50, 60, 70, 80}},
-		"the first quartile of it":       {belief(reference, times(200, 10)...), 0.25, 505.9, 0, [8]int{8, 17, 26, 35, 44, 53, 62, 71}},
-		"normalised: no counts yet":      {belief(normalised), 0.05, 501.9, 0.0039, [8]int{1, 1, 3, 4, 5, 6, 7, 8}},
-		"normalised: 200 ticks of 0":     {belief(normalised, times(200, 0)...), 0.05, 0.4, 0.984, [8]int{}},
-		"normalised: 200 ticks of 10":    {belief(normalised, times(200, 10)...), 0.05, 505.9, 0, [8]int{5, 12, 20, 27, 35, 43, 51, 59}},
-		"normalised: four empty ticks":   {belief(normalised, after(200, 10, times(4, 0)...)...), 0.05, 104.6, 0.068, [8]int{}},
-		"beyond 100, all counts are one": {belief(reference, 100_000), 0.05, belief(reference, 100).mean(), 0, belief(reference, 100).forecasts(0.05)},
+		"any rate is as likely": {belief(reference), 0.05, 501.9, 0.0039, [8]int{1, 1, 3, 4, 5, 6, 8, 9}},
+		"200 ticks of 0":        {belief(reference, times(200, 0)...), 0.05, 0.8, 0.970, [8]int{}},
+		"200 ticks of 1": {
+			belief(reference, times(200, 1)...), 0.05, 68.0, 0,
+			[8]int{0, 0, 0, 1, 1, 2, 3, 4},
+		},
+		"200 ticks of 5": {
+			belief(reference, times(200, 5)...), 0.05, 258.4, 0,
+			[8]int{2, 4, 8, 11, 14, 18, 21, 24},
+		},
+		"200 ticks of 10": {
+			belief(reference, times(200, 10)...), 0.05, 505.9, 0,
+			[8]int{5, 12, 20, 27, 35, 43, 51, 59},
+		},
+		"200 ticks of 20": {
+			belief(reference, times(200, 20)...), 0.05, 953.5, 0,
+			[8]int{12, 28, 44, 61, 77, 94, 111, 128},
+		},
+		"an empty tick after 10": {
+			belief(reference, after(200, 10, 0)...), 0.05, 413.4, 0,
+			[8]int{4, 9, 15, 21, 27, 33, 39, 44},
+		},
+		"two empty ticks": {
+			belief(reference, after(200, 10, 0, 0)...), 0.05, 314.9, 0,
+			[8]int{2, 6, 10, 13, 17, 21, 25, 29},
+		},
+		"three empty ticks": {
+			belief(reference, after(200, 10, 0, 0, 0)...), 0.05, 209.8, 0.001,
+			[8]int{1, 2, 4, 6, 8, 10, 12, 14},
+		},
+		"four empty ticks": {
+			belief(reference, after(200, 10, times(4, 0)...)...), 0.05, 105.9, 0.057,
+			[8]int{0, 0, 0, 0, 0, 0, 1, 2},
+		},
+		"five empty ticks": {
+			belief(reference, after(200, 10, times(5, 0)...)...), 0.05, 42.8, 0.289,
+			[8]int{},
+		},
+		"10 after 100 empty ticks": {
+			belief(reference, after(100, 0, 10)...), 0.05, 129, 0,
+			[8]int{0, 1, 3, 4, 5, 7, 8, 10},
+		},
+		"three of them": {
+			belief(reference, after(100, 0, times(3, 10)...)...), 0.05, 246, 0,
+			[8]int{1, 4, 8, 11, 14, 18, 21, 24},
+		},
+		"six of them": {
+			belief(reference, after(100, 0, times(6, 10)...)...), 0.05, 350, 0,
+			[8]int{3, 7, 12, 17, 23, 28, 33, 38},
+		},
+		"10 a tick, then 10 unobserved": {
+			unobserved(reference, 10, times(200, 10)...), 0.05, 505.9, 0,
+			[8]int{4, 10, 17, 23, 30, 36, 42, 49},
+		},
+		"the median of 10 a tick": {
+			belief(reference, times(200, 10)...), 0.5, 505.9, 0,
+			[8]int{10, 20, 30, 40, 50, 60, 70, 80},
+		},
+		"the first quartile of it": {
+			belief(reference, times(200, 10)...), 0.25, 505.9, 0,
+			[8]int{8, 17, 26, 35, 44, 53, 62, 71},
+		},
+		"normalised: no counts yet":  {belief(normalised), 0.05, 501.9, 0.0039, [8]int{1, 1, 3, 4, 5, 6, 7, 8}},
+		"normalised: 200 ticks of 0": {belief(normalised, times(200, 0)...), 0.05, 0.4, 0.984, [8]int{}},
+		"normalised: 200 ticks of 10": {
+			belief(normalised, times(200, 10)...), 0.05, 505.9, 0,
+			[8]int{5, 12, 20, 27, 35, 43, 51, 59},
+		},
+		"normalised: four empty ticks": {
+			belief(normalised, after(200, 10, times(4, 0)...)...), 0.05, 104.6, 0.068,
+			[8]int{},
+		},
+		"beyond 100, all counts are one": {
+			belief(reference, 100_000), 0.05, belief(reference, 100).mean(), 0,
+			belief(reference, 100).forecasts(0.05),
+		},
 	} {
 		assert.InDelta(t, tt.mean, tt.model.mean(), max(0.01*tt.mean, 0.05), "%s: mean rate", name)
 		assert.InDelta(t, tt.outage, tt.model.p[0], 0.001, "%s: outage", name)
@@ -86,7 +140,8 @@ func TestSproutModelWorkedNumbers(t *testing.T) {
 			assert.InDelta(t, tt.counts[h], c, 1, "%s: within %d ticks", name, h+1)
 		}
 	}
-	assert.InDelta(t, 0.543934, reference.outage[0], 1e-6, "an outage keeps so much of its weight in the authors' program")
+	assert.InDelta(t, 0.543934, reference.outage[0], 1e-6,
+		"an outage keeps so much of its weight in the authors' program")
 	assert.InDelta(t, 0.98406, normalised.outage[0], 1e-5, "and stays with this probability in their paper")
 }
 
@@ -164,7 +219,8 @@ func TestSproutForecastIsThatOfItsDefinition(t *testing.T) {
 			most := 0.0
 			for c, x := range total {
 				most += x
-				assert.InDelta(t, most, table.reaches[h][c][start], 1e-6, "at most %d within %d ticks of bin %d", c, h, start)
+				assert.InDelta(t, most, table.reaches[h][c][start], 1e-6, "at most %d within %d ticks of bin %d", c,
+					h, start)
 			}
 			m := sproutModel{sproutTable: table, p: p}
 			m.evolve()
@@ -177,7 +233,8 @@ func TestSproutModelProperties(t *testing.T) {
 	tables := []*sproutTable{sproutReference(), sproutNormalised()}
 	rapid.Check(t, func(t *rapid.T) {
 		m := belief(tables[rapid.IntRange(0, 1).Draw(t, "table")],
-			rapid.SliceOfN(rapid.OneOf(rapid.Just(0), rapid.IntRange(0, 30), rapid.IntRange(0, 1_000_000)), 0, 40).Draw(t, "counts")...)
+			rapid.SliceOfN(rapid.OneOf(rapid.Just(0), rapid.IntRange(0, 30), rapid.IntRange(0, 1_000_000)), 0,
+				40).Draw(t, "counts")...)
 		sum := 0.0
 		for _, p := range m.p {
 			assert.GreaterOrEqual(t, p, 0.0)

@@ -60,15 +60,18 @@ func TestSproutWindow(t *testing.T) {
 	assert.InDelta(t, 10, p.Cwnd(), 0.01, "the initial window before the first round trip")
 	assert.Equal(t, "start", p.alg.Control().Phase)
 	assert.Zero(t, p.alg.Control().NextTick, "no tick before the first acknowledgement")
-	assert.InDelta(t, 10+10, float64(p.alg.Control().PacingRate.BytesIn(sproutTick))/1448, 0.1, "which goes out within a tick")
+	assert.InDelta(t, 10+10, float64(p.alg.Control().PacingRate.BytesIn(sproutTick))/1448, 0.1,
+		"which goes out within a tick")
 
 	p.Ack(1, 40*ms)
-	assert.InDelta(t, 501.9*0.04+5, p.Cwnd(), 1.5, "any rate is as likely: mean rate times round trip, and the forecast of 5 ticks")
+	assert.InDelta(t, 501.9*0.04+5, p.Cwnd(), 1.5, "any rate is as likely: mean rate times round trip, and the "+
+		"forecast of 5 ticks")
 	assert.Equal(t, p.state.Now.Add(20*ms), p.alg.Control().NextTick)
 
 	p = steady(t, whole, 40*ms)
 	assert.InDelta(t, 505.9*0.04+35, p.Cwnd(), 1.5, "10 a tick: 35 in the next 5")
-	assert.InDelta(t, 505.9*1448*8, float64(p.alg.Control().PacingRate), 0.02*505.9*1448*8, "no room in the window: what will leave it is replaced")
+	assert.InDelta(t, 505.9*1448*8, float64(p.alg.Control().PacingRate), 0.02*505.9*1448*8,
+		"no room in the window: what will leave it is replaced")
 	p.state.Inflight = 0
 	p.idle = true
 	p.Tick(0)
@@ -122,7 +125,8 @@ func TestSproutSpreadsBunches(t *testing.T) {
 	}
 	even := steady(t, whole, 60*ms).in.ahead
 	assert.InDelta(t, even, bunched(whole).in.ahead, 2, "30 every third tick forecast what 10 a tick do")
-	assert.Greater(t, bunched(whole+",spread_ticks=1").in.ahead, even+5, "taken as they come, the last burst counts for itself")
+	assert.Greater(t, bunched(whole+",spread_ticks=1").in.ahead, even+5,
+		"taken as they come, the last burst counts for itself")
 
 	p := steady(t, whole, 60*ms)
 	for range 7 {
@@ -192,7 +196,8 @@ func TestSproutTakesNoEvidenceFromWhatWasNotSent(t *testing.T) {
 		}
 		p.Wait(20 * ms)
 	}
-	assert.InDelta(t, 500, p.in.rate, 25, "ten in a tick are ten in a tick, and the silence around them is none of the link's")
+	assert.InDelta(t, 500, p.in.rate, 25, "ten in a tick are ten in a tick, and the silence around them is none of "+
+		"the link's")
 }
 
 func TestSproutRests(t *testing.T) {
@@ -227,7 +232,8 @@ func TestSproutLateTicks(t *testing.T) {
 	assert.Equal(t, a.in.model.p, b.in.model.p, "six ticks at once are six ticks")
 	assert.Equal(t, a.alg.Control(), b.alg.Control())
 	b.Tick(7 * ms)
-	assert.Equal(t, a.alg.Control().NextTick.Add(sproutTick), b.alg.Control().NextTick, "being late does not shift the next")
+	assert.Equal(t, a.alg.Control().NextTick.Add(sproutTick), b.alg.Control().NextTick,
+		"being late does not shift the next")
 }
 
 func TestSproutBase(t *testing.T) {
@@ -237,7 +243,8 @@ func TestSproutBase(t *testing.T) {
 		p.Arrive(10, 80*ms)
 		require.Less(t, p.state.Now.Sub(start), 11*time.Second)
 	}
-	assert.GreaterOrEqual(t, p.state.Now.Sub(start), 10*time.Second, "the base is looked for 10 s after it was last seen")
+	assert.GreaterOrEqual(t, p.state.Now.Sub(start), 10*time.Second,
+		"the base is looked for 10 s after it was last seen")
 	assert.Equal(t, "probe_rtt", p.alg.Control().Phase)
 	assert.InDelta(t, 0.5*(505.9*0.04+35)*40/80, p.Cwnd(), 1, "with half of what a link without a queue holds")
 	p.Arrive(10, 42*ms)

@@ -11,9 +11,10 @@ import (
 
 // SproutPacket is what a packet's header says to the receiver.
 type SproutPacket struct {
-	Seq    Bytes         // bytes sent before it, retransmissions included
-	Size   Bytes         // its own
-	Behind Bytes         // what left longer than the reordering limit ago, below Seq−Behind, has arrived by now or is lost
+	Seq  Bytes // bytes sent before it, retransmissions included
+	Size Bytes // its own
+	// what left longer than the reordering limit ago, below Seq−Behind, has arrived by now or is lost
+	Behind Bytes
 	Pause  time.Duration // the sender means to be silent for so long
 }
 

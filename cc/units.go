@@ -94,7 +94,15 @@ type unit struct {
 // Longer suffixes first, so that "kbit" is not read as "bit".
 var (
 	rateUnits = []unit{{"gbit", 1e9}, {"mbit", 1e6}, {"kbit", 1e3}, {"bit", 1}}
-	byteUnits = []unit{{"gib", 1 << 30}, {"mib", 1 << 20}, {"kib", 1 << 10}, {"gb", 1e9}, {"mb", 1e6}, {"kb", 1e3}, {"b", 1}}
+	byteUnits = []unit{
+		{"gib", 1 << 30},
+		{"mib", 1 << 20},
+		{"kib", 1 << 10},
+		{"gb", 1e9},
+		{"mb", 1e6},
+		{"kb", 1e3},
+		{"b", 1},
+	}
 )
 
 // ParseRate reads a rate such as "20mbit", "1.5gbit" or "64kbit"; the unit is required.

@@ -60,7 +60,10 @@ func TestParseUnits(t *testing.T) {
 		require.NoError(t, err, in)
 		assert.Equal(t, want, got, in)
 	}
-	for _, in := range []string{"", "20", "mbit", "-1mbit", "nanmbit", "infbit", "1e30gbit", "20MB", "9223372036854775808bit", "1 2mbit"} {
+	for _, in := range []string{
+		"", "20", "mbit", "-1mbit", "nanmbit", "infbit", "1e30gbit", "20MB",
+		"9223372036854775808bit", "1 2mbit",
+	} {
 		_, err := ParseRate(in)
 		assert.ErrorContains(t, err, "20mbit", "rate %q: the error shows how to write one", in)
 	}

@@ -95,7 +95,8 @@ func (v *vegas) evaluate(n float64, limited bool) {
 		v.grow(n)
 		return
 	}
-	base, rtt := float64(v.base), float64(v.least) // whole nanoseconds: the quotients below are exact where they should be
+	// whole nanoseconds: the quotients below are exact where they should be
+	base, rtt := float64(v.base), float64(v.least)
 	queued := math.Trunc(v.cwnd * (rtt - base) / base)
 	switch {
 	case v.inSlowStart() && queued > vegasGamma:

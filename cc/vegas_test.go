@@ -117,7 +117,8 @@ func TestVegasOnALink(t *testing.T) {
 	mean, p99 = l.queued(90*time.Second, 120*time.Second)
 	assert.GreaterOrEqual(t, mean, 3.5, "two flows hold 4 to 10 between them")
 	assert.LessOrEqual(t, p99, 10.0)
-	assert.InDelta(t, 1000, one.throughput(90*time.Second, 120*time.Second)+two.throughput(90*time.Second, 120*time.Second), 10)
+	assert.InDelta(t, 1000, one.throughput(90*time.Second, 120*time.Second)+two.throughput(90*time.Second,
+		120*time.Second), 10)
 }
 
 // least is the least window of the second half of a run.

@@ -24,19 +24,32 @@ func init() {
 		About:  "Verus: learns which delay each window is met with and keeps it below r times the least.",
 		Source: "Zaki et al., SIGCOMM 2015",
 		Params: []Param{
-			{Name: "r", Default: 6, Min: 1.1, Max: 50, About: "how much longer than the least the round trip may become"},
+			{Name: "r", Default: 6, Min: 1.1, Max: 50, About: "how much longer than the least the round trip may " +
+				"become"},
 			{Name: "m", Default: 0.7, Min: 0.1, Max: 0.95, About: "what a loss leaves of the window"},
-			{Name: "delta1_ms", Unit: "ms", Default: 1, Min: 0.1, Max: 20, About: "step of the target, per epoch, when the delay rises"},
-			{Name: "delta2_ms", Unit: "ms", Default: 2, Min: 0.1, Max: 20, About: "step when it does not, and down when it is too long"},
+			{
+				Name: "delta1_ms", Unit: "ms", Default: 1, Min: 0.1, Max: 20,
+				About: "step of the target, per epoch, when the delay rises",
+			},
+			{
+				Name: "delta2_ms", Unit: "ms", Default: 2, Min: 0.1, Max: 20,
+				About: "step when it does not, and down when it is too long",
+			},
 			{Name: "epoch_ms", Unit: "ms", Default: 5, Min: 1, Max: 100, About: "how often the window is set anew"},
-			{Name: "refresh_s", Unit: "s", Default: 1, Min: 0.1, Max: 60, About: "how often the profile is fitted anew"},
+			{
+				Name: "refresh_s", Unit: "s", Default: 1, Min: 0.1, Max: 60,
+				About: "how often the profile is fitted anew",
+			},
 			{
 				Name: "exit_ms", Unit: "ms", Default: 500, Min: 100, Max: 5000,
 				About: "delay at which slow start ends, at the latest: 15 times the least do so before, from 100 ms on",
 			},
 		},
 		Profiles: []Profile{
-			{Name: "paper", About: "halves at a loss, and with the shortest of the delays its paper studies", Params: Params{"r": 2, "m": 0.5}},
+			{
+				Name: "paper", About: "halves at a loss, and with the shortest of the delays its paper studies",
+				Params: Params{"r": 2, "m": 0.5},
+			},
 		},
 		New: func(cfg Config) Algorithm { return newVerus(cfg) },
 

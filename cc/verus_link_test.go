@@ -60,7 +60,8 @@ func TestVerusHoldsTheDelayThatRAllows(t *testing.T) {
 func TestVerusFillsAPathWhoseRateChanges(t *testing.T) {
 	got := verusOverPath(t, "verus", 0, 40*time.Millisecond, func(s *sim.Scenario) {
 		var err error
-		s.Down.Trace, err = sim.Steps("steps", s.Duration, sim.Step{Rate: 2e6}, sim.Step{At: 10 * time.Second, Rate: 40e6}, sim.Step{At: 25 * time.Second, Rate: 4e6})
+		s.Down.Trace, err = sim.Steps("steps", s.Duration, sim.Step{Rate: 2e6},
+			sim.Step{At: 10 * time.Second, Rate: 40e6}, sim.Step{At: 25 * time.Second, Rate: 4e6})
 		require.NoError(t, err)
 		s.Warmup = 5 * time.Second
 	})
@@ -81,7 +82,8 @@ func TestVerusComesBackFromAnOutageWithTheDelayItHad(t *testing.T) {
 
 func TestVerusKeepsGoingWithABufferShorterThanItsDelay(t *testing.T) {
 	for _, packets := range []int{50, 100} {
-		got := verusOverPath(t, "verus", 1000, 50*time.Millisecond, func(s *sim.Scenario) { s.Down.QueuePackets = packets })
+		got := verusOverPath(t, "verus", 1000, 50*time.Millisecond,
+			func(s *sim.Scenario) { s.Down.QueuePackets = packets })
 		assert.GreaterOrEqual(t, got.Utilisation, 0.5, "%d packets", packets)
 		assert.Less(t, float64(got.Retransmits), 0.1*20_000, "%d packets: no storm", packets)
 	}

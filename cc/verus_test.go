@@ -198,7 +198,10 @@ func TestVerusLossLeavesNoRoomForABurst(t *testing.T) {
 	p, v := steadyVerus(t, "verus")
 	verusEpoch(p)
 	require.Greater(t, p.Cwnd(), 100.0)
-	p.alg.OnLoss(Loss{State: State{Now: p.state.Now, MSS: DefaultMSS, Inflight: 40 * DefaultMSS}, Lost: 60 * DefaultMSS, SentAt: p.state.Now})
+	p.alg.OnLoss(Loss{
+		State: State{Now: p.state.Now, MSS: DefaultMSS, Inflight: 40 * DefaultMSS},
+		Lost:  60 * DefaultMSS, SentAt: p.state.Now,
+	})
 	assert.InDelta(t, 40+v.allot(40), p.Cwnd(), 1e-6, "an epoch's credit above what is still in flight")
 }
 
@@ -342,7 +345,10 @@ func TestVerusUnusedWindowsTeachNothing(t *testing.T) {
 
 	v.resize(p.state.Now, 100)
 	p.Wait(60 * ms)
-	ack := Ack{State: p.state, Acked: DefaultMSS, RTT: 50 * ms, Sent: Sent{At: p.state.Now.Add(-50 * ms), AppLimited: true}}
+	ack := Ack{
+		State: p.state, Acked: DefaultMSS, RTT: 50 * ms,
+		Sent: Sent{At: p.state.Now.Add(-50 * ms), AppLimited: true},
+	}
 	ack.CwndLimited = true
 	p.alg.OnAck(ack)
 	assert.Equal(t, points, v.profile.points, "nor does a packet that left when the application had no more")
@@ -358,7 +364,10 @@ func TestVerusLeastDelayGrowsOnlyWithEvidence(t *testing.T) {
 	lone := func(before Bytes) {
 		v.dMaxLast, v.dMax = 200, 200
 		p.state.Inflight = 0
-		p.alg.OnAck(Ack{State: p.state, Acked: DefaultMSS, RTT: 65 * ms, Sent: Sent{At: p.state.Now.Add(-65 * ms), Inflight: before}})
+		p.alg.OnAck(Ack{
+			State: p.state, Acked: DefaultMSS, RTT: 65 * ms,
+			Sent: Sent{At: p.state.Now.Add(-65 * ms), Inflight: before},
+		})
 		p.state.Inflight = DefaultMSS
 		verusEpoch(p)
 	}

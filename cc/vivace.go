@@ -48,7 +48,8 @@ func init() {
 			},
 			{
 				Name: "overrun", Default: 1, Choices: []string{"ignore", "follow"},
-				About: "while less than three quarters of the rate comes through: probe on, or fall to three quarters of what does",
+				About: "while less than three quarters of the rate comes through: probe on, or fall to three " +
+					"quarters of what does",
 			},
 			{
 				Name: "rules", Choices: []string{"paper", "uspace"},
@@ -94,7 +95,8 @@ type vivaceRules struct {
 	leastBound float64 // on a step, as a part of the rate
 	widen      float64 // by which it grows each time it binds
 	mbit       float64 // bit/s in what they call Mbit/s
-	code       bool    // loss counts by itself, not times the rate; the second pair alone gives the slope; steps grow by a tenth
+	// loss counts by itself, not times the rate; the second pair alone gives the slope; steps grow by a tenth
+	code bool
 }
 
 var vivaceRulesOf = [...]vivaceRules{

@@ -12,7 +12,8 @@ func TestVivaceDoublesUntilItPaysNoMore(t *testing.T) {
 	r := playLines(t, "link 10.36mbit rtt 115ms", "flow vivace", "run 3s sample 1ms")
 	var rates []float64
 	for _, s := range r.Flows[0].Samples {
-		if rate := s.PacingRate.Mbps(); s.SRTT > 0 && (len(rates) == 0 || rate != rates[len(rates)-1]) && len(rates) < 6 {
+		if rate := s.PacingRate.Mbps(); s.SRTT > 0 && (len(rates) == 0 || rate != rates[len(rates)-1]) &&
+			len(rates) < 6 {
 			rates = append(rates, rate)
 		}
 	}
@@ -31,7 +32,8 @@ func TestVivaceFillsALink(t *testing.T) {
 		{"vivace:paper", "1ms", "0", 0.9, 10 * time.Millisecond},
 		{"vivace:uspace", "1ms", "0", 0.85, 10 * time.Millisecond},
 	} {
-		r := playLines(t, "link 12mbit rtt 40ms loss "+tt.loss, "acks every "+tt.acks, "flow "+tt.flow, "run 20s warmup 5s")
+		r := playLines(t, "link 12mbit rtt 40ms loss "+tt.loss, "acks every "+tt.acks, "flow "+tt.flow,
+			"run 20s warmup 5s")
 		assert.Greater(t, r.Utilisation, tt.least, "%+v", tt)
 		assert.Less(t, r.Queueing.P50, tt.p50, "%+v", tt)
 	}

@@ -22,7 +22,8 @@ func TestVivaceUtility(t *testing.T) {
 		{"vivace:loss", 10, 0.5, 0, 7.943},
 	} {
 		v := as[*vivace](newPath(t, tt.ref))
-		assert.InDelta(t, tt.want, v.value(tt.x, tt.slope, tt.loss), max(0.005, math.Abs(tt.want)/1e4), "worked number: %+v", tt)
+		assert.InDelta(t, tt.want, v.value(tt.x, tt.slope, tt.loss), max(0.005, math.Abs(tt.want)/1e4),
+			"worked number: %+v", tt)
 	}
 }
 
@@ -65,7 +66,10 @@ func TestVivaceSteps(t *testing.T) {
 // settled is an interval of 100 ms at rate, all of whose bytes are accounted
 // for, whose round trip grew by slope and which lost a part.
 func settled(rate, slope, loss float64) interval {
-	i := interval{rate: rate, from: linkStart, to: linkStart.Add(100 * ms), before: linkStart.Add(40 * ms), heard: linkStart.Add(140 * ms)}
+	i := interval{
+		rate: rate, from: linkStart, to: linkStart.Add(100 * ms), before: linkStart.Add(40 * ms),
+		heard: linkStart.Add(140 * ms),
+	}
 	sent := rate * 1e6 / 8 / 10
 	i.lost = Bytes(loss * sent)
 	i.acked = Bytes(sent) - i.lost
@@ -101,13 +105,33 @@ func TestVivaceProbes(t *testing.T) {
 		rate      float64
 		phase     string
 	}{
-		{"the rates above are worth more: from the better of them 5 % more", true, [4]float64{}, 10.5 + 0.525, "moving"},
+		{
+			"the rates above are worth more: from the better of them 5 % more", true,
+			[4]float64{},
+			10.5 + 0.525,
+			"moving",
+		},
 		{"in either order", false, [4]float64{}, 10.5 + 0.525, "moving"},
-		{"those above grow the round trip: from below 5 % less", true, [4]float64{0.05, 0, 0, 0.05}, 9.5 - 0.475, "moving"},
+		{
+			"those above grow the round trip: from below 5 % less", true,
+			[4]float64{0.05, 0, 0, 0.05},
+			9.5 - 0.475,
+			"moving",
+		},
 		{"in either order", false, [4]float64{0, 0.05, 0.05, 0}, 9.5 - 0.475, "moving"},
-		{"worked number: the first pair prefers high, the second low", true, [4]float64{0, 0.05, 0, 0.05}, 10, "probing"},
+		{
+			"worked number: the first pair prefers high, the second low", true,
+			[4]float64{0, 0.05, 0, 0.05},
+			10,
+			"probing",
+		},
 		{"less than a hundredth is noise", true, [4]float64{0.009, 0, 0, 0.009}, 10.5 + 0.525, "moving"},
-		{"a round trip that shrinks is worth nothing", true, [4]float64{-0.1, -0.3, -0.3, -0.1}, 10.5 + 0.525, "moving"},
+		{
+			"a round trip that shrinks is worth nothing", true,
+			[4]float64{-0.1, -0.3, -0.3, -0.1},
+			10.5 + 0.525,
+			"moving",
+		},
 	} {
 		v := probed(t, "vivace", tt.highFirst, tt.slopes)
 		assert.Equal(t, tt.phase, v.Control().Phase, tt.name)
@@ -118,11 +142,13 @@ func TestVivaceProbes(t *testing.T) {
 
 	v := probed(t, "vivace", true, [4]float64{0, 0.05, 0, 0.05})
 	assert.Equal(t, 4, v.planned, "new probes")
-	assert.ElementsMatch(t, []float64{9.5, 9.5, 10.5, 10.5}, []float64{v.intervals[0].rate, v.intervals[1].rate, v.intervals[2].rate, v.intervals[3].rate})
+	assert.ElementsMatch(t, []float64{9.5, 9.5, 10.5, 10.5},
+		[]float64{v.intervals[0].rate, v.intervals[1].rate, v.intervals[2].rate, v.intervals[3].rate})
 	assert.InDelta(t, v.intervals[0].rate, v.intervals[3].rate, 0, "the second pair in the reverse order of the first")
 
 	code := probed(t, "vivace:uspace", true, [4]float64{0.05, 0, 0.03, 0.05})
-	assert.InDelta(t, (code.value(10.2, 0.05, 0)-code.value(9.8, 0.03, 0))/0.4, code.gradient, 1e-6, "PCC-Uspace: the last pair's slope")
+	assert.InDelta(t, (code.value(10.2, 0.05, 0)-code.value(9.8, 0.03, 0))/0.4, code.gradient, 1e-6,
+		"PCC-Uspace: the last pair's slope")
 }
 
 func TestVivaceMoves(t *testing.T) {
@@ -162,7 +188,10 @@ func TestVivaceCountsWhatLeftInAnInterval(t *testing.T) {
 	assert.Zero(t, m.due(), "it coasts")
 
 	ack := func(left time.Duration, n Bytes) bool {
-		return m.onAck(Ack{State: State{Now: start.Add(left + 40*ms), SRTT: 40 * ms}, RTT: 40 * ms, Acked: n, Sent: Sent{At: start.Add(left)}})
+		return m.onAck(Ack{
+			State: State{Now: start.Add(left + 40*ms), SRTT: 40 * ms}, RTT: 40 * ms, Acked: n,
+			Sent: Sent{At: start.Add(left)},
+		})
 	}
 	ack(-1, 100) // before
 	ack(0, 1000)
@@ -197,10 +226,17 @@ func TestVivaceJudgesOnlyWhatTellsOfItsRate(t *testing.T) {
 		{"the application had too little", func(i *interval) { i.limited = true }, false, false},
 		{"nothing left for a round trip", func(i *interval) { i.paused = true }, false, false},
 		{"four samples", func(i *interval) { i.slope.n = 4 }, false, false},
-		{"less than three quarters left, as something else limits it", func(i *interval) { i.acked = 7 * i.acked / 10 }, false, false},
-		{"that much came through over half again the time", func(i *interval) { i.heard = i.before.Add(150 * ms) }, true, true},
+		{
+			"less than three quarters left, as something else limits it",
+			func(i *interval) { i.acked = 7 * i.acked / 10 }, false, false,
+		},
+		{
+			"that much came through over half again the time",
+			func(i *interval) { i.heard = i.before.Add(150 * ms) }, true, true,
+		},
 		{"of it half was lost", func(i *interval) { i.acked /= 2; i.lost = i.acked }, true, true},
-		{"a little was lost, and gave few samples", func(i *interval) { i.lost = 1448; i.slope = slope{} }, true, false},
+		{"a little was lost, and gave few " +
+			"samples", func(i *interval) { i.lost = 1448; i.slope = slope{} }, true, false},
 	} {
 		i := settled(10, 0, 0)
 		tt.change(&i)
@@ -270,7 +306,8 @@ func TestVivaceFallsToWhatComesThrough(t *testing.T) {
 func TestVivaceStartsSlowly(t *testing.T) {
 	p := newPath(t, "vivace")
 	v := as[*vivace](p)
-	assert.InDelta(t, 10*1448*8/0.1/1e6, p.alg.Control().PacingRate.Mbps(), 1e-6, "ten packets in 100 ms, for want of a round trip")
+	assert.InDelta(t, 10*1448*8/0.1/1e6, p.alg.Control().PacingRate.Mbps(), 1e-6,
+		"ten packets in 100 ms, for want of a round trip")
 	p.Ack(1, 40*ms)
 	assert.InDelta(t, 10*1448*8/0.04/1e6, p.alg.Control().PacingRate.Mbps(), 1e-6, "in a round trip")
 	assert.InDelta(t, 2*10+10, p.Cwnd(), 0.01, "the window is two round trips and ten packets")

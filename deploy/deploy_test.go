@@ -112,7 +112,8 @@ func TestSystemdUnderstandsTheUnitWithTUN(t *testing.T) {
 func TestUnitIsHardened(t *testing.T) {
 	const most = 20 // tenths: systemd calls up to 4.9 "OK"
 	path := unitElsewhere(t)
-	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+strconv.Itoa(most), path).CombinedOutput()
+	out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+strconv.Itoa(most),
+		path).CombinedOutput()
 	if err != nil && strings.Contains(string(out), "unrecognized option") {
 		t.Skip("this systemd-analyze knows no security --offline; systemd 250 does")
 	}

@@ -52,7 +52,10 @@ yaml
 func TestOpenWrtMakesAConfigurationThatIsValid(t *testing.T) {
 	for name, settings := range map[string][]string{
 		"as it is shipped": nil,
-		"all of it":        {"UCI_port=7001", "UCI_algorithm=copa:delta=0.1", "UCI_max_rate=20mbit", "UCI_telemetry=off"},
+		"all of it": {
+			"UCI_port=7001", "UCI_algorithm=copa:delta=0.1", "UCI_max_rate=20mbit",
+			"UCI_telemetry=off",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command("sh", "-c", uci)

@@ -60,15 +60,18 @@ func TestUnderSystemd(t *testing.T) {
 	require.NoError(t, err)
 	users, err := os.ReadFile("penstock.sysusers")
 	require.NoError(t, err)
-	write("penstock.service", strings.NewReplacer("/usr/bin/penstock", "/opt/penstock", "WatchdogSec=30s", "WatchdogSec=2s",
+	write("penstock.service", strings.NewReplacer("/usr/bin/penstock", "/opt/penstock", "WatchdogSec=30s",
+		"WatchdogSec=2s",
 		"[Service]", "StartLimitIntervalSec=0\n[Service]").Replace(string(unit)))
 	write("penstock.sysusers", string(users))
 	write("good.yaml", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1080'}]\nshutdown: {drain: 0s}\n")
 	write("inside", inside)
-	write("inside.service", "[Service]\nType=oneshot\nExecStart=/bin/bash /opt/inside\nExecStopPost=/bin/systemctl poweroff --no-block\n")
+	write("inside.service", "[Service]\nType=oneshot\nExecStart=/bin/bash /opt/inside\nExecStopPost=/bin/systemctl "+
+		"poweroff --no-block\n")
 
 	args := []string{
-		"120s", "systemd-nspawn", "-q", "-b", "-D", "/", "-M", fmt.Sprintf("penstock-%d", os.Getpid()), "--volatile=yes", "--private-network",
+		"120s", "systemd-nspawn", "-q", "-b", "-D", "/", "-M", fmt.Sprintf("penstock-%d",
+			os.Getpid()), "--volatile=yes", "--private-network",
 		"--register=no", "--keep-unit", "--bind=" + dir + ":/out",
 	}
 	for name, place := range map[string]string{
@@ -77,7 +80,8 @@ func TestUnderSystemd(t *testing.T) {
 	} {
 		args = append(args, "--bind-ro="+filepath.Join(dir, name)+":"+place)
 	}
-	args = append(args, "systemd.unit=inside.service", "systemd.firstboot=no", "systemd.mask=systemd-networkd-wait-online.service")
+	args = append(args, "systemd.unit=inside.service", "systemd.firstboot=no",
+		"systemd.mask=systemd-networkd-wait-online.service")
 	boot, err := exec.Command("timeout", args...).CombinedOutput()
 	seen, failed := os.ReadFile(filepath.Join(dir, "seen"))
 	if failed != nil {

@@ -147,7 +147,8 @@ func (s *Server) retire(l *listenerState) {
 	s.retired[l] = struct{}{}
 	s.mu.Unlock()
 	limit := time.Duration(s.settings().cfg.Shutdown.Drain)
-	s.log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(), "for_at_most", limit)
+	s.log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(),
+		"for_at_most", limit)
 	s.retiring.Go(func() {
 		<-l.accepting
 		ended := make(chan struct{})

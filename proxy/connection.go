@@ -24,7 +24,8 @@ const (
 	StateDialing    State = "dialing"     // the server leg is being made, or a rule waits for a name
 	StateOpen       State = "open"        // both directions move
 	StateHalfClosed State = "half_closed" // one side has finished sending
-	StateClosing    State = "closing"     // both sides have finished, or one leg has failed; what they sent is being delivered
+	// both sides have finished, or one leg has failed; what they sent is being delivered
+	StateClosing State = "closing"
 )
 
 // connection is one accepted client on its way through the proxy.

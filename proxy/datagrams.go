@@ -39,7 +39,8 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) {
 	in := s.settings()
 	if via, err := s.inside(l, f.Target.Addr()); via != nil && err == nil && via != l.Tunnel() {
-		return flow.Terms{}, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which TCP alone reaches", f.Target)}
+		return flow.Terms{}, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which "+
+			"TCP alone reaches", f.Target)}
 	}
 	if err := s.guard(l, f.Target); err != nil {
 		return flow.Terms{}, err

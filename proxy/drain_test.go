@@ -14,7 +14,9 @@ import (
 )
 
 // draining is a gateway with one connection out of its tunnel, told to end.
-func draining(t *testing.T, drain time.Duration) (g *gateway, p *phone, client net.Conn, server *net.TCPConn, ended chan error) {
+func draining(t *testing.T, drain time.Duration) (g *gateway, p *phone, client net.Conn, server *net.TCPConn,
+	ended chan error,
+) {
 	p = newPhone(t, "phone", "10.9.0.2")
 	g = newGateway(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(drain) }, p)
 	p.connect(g)

@@ -340,7 +340,10 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 		dialled: make(chan *fakeLeg, 100), served: make(chan error, 1),
 	}
 	cfg := config.Default()
-	cfg.Listeners = []config.Listener{{Name: "fake", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"}}
+	cfg.Listeners = []config.Listener{{
+		Name: "fake", Mode: "forward", Address: "192.0.2.1:1",
+		Target: "203.0.113.9:443",
+	}}
 	cfg.Defaults.Algorithm = "none"
 	if change != nil {
 		change(&cfg, b)

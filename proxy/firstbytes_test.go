@@ -99,7 +99,8 @@ func TestRulesByServerName(t *testing.T) {
 		{"HTTP", request, "cdn.video.example", "video"},
 		{"HTTP with a long body", big, "video.example", "video"},
 		{"SSH", "SSH-2.0-client\r\n", "", "rest"},
-		{"a header that is too long", "GET / HTTP/1.1\r\nX: " + strings.Repeat("x", 20_000) + "\r\nHost: video.example\r\n\r\n", "", "rest"},
+		{"a header that is too long", "GET / HTTP/1.1\r\nX: " + strings.Repeat("x",
+			20_000) + "\r\nHost: video.example\r\n\r\n", "", "rest"},
 	} {
 		for kind, pair := range map[string]func(*rig, string) (net.Conn, *net.TCPConn){
 			"at once":              (*rig).sendAtOnce,
@@ -211,7 +212,10 @@ func TestWithoutANameInTimeTheNextRuleDecides(t *testing.T) {
 }
 
 func TestAClientThatClosesEndsTheWait(t *testing.T) {
-	for name, said := range map[string]string{"silently": "", "after one byte": "G", "after a whole name": "GET / HTTP/1.1\r\nHost: video.example\r\n\r\n"} {
+	for name, said := range map[string]string{
+		"silently": "", "after one byte": "G",
+		"after a whole name": "GET / HTTP/1.1\r\nHost: video.example\r\n\r\n",
+	} {
 		t.Run(name, func(t *testing.T) {
 			client, server := newRig(t, byName(t, nil)).pair()
 			send(t, client, said)
@@ -359,7 +363,8 @@ func TestTheServerNameOfAURL(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, asking(byName(t, func(cfg *config.Config) {
-				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed), config.Prefix(netip.MustParsePrefix("::1/128")))
+				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed),
+					config.Prefix(netip.MustParsePrefix("::1/128")))
 				cfg.Rules[1].Match.ServerName = serverNames(t, "localhost")
 			})))
 			conn, err := net.Dial("tcp", r.addr())

@@ -69,7 +69,8 @@ func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
 	attrs = append(attrs, slog.String("listener", f.Listener), slog.String("rule", f.Rule),
 		address("client", f.Source), address("target", f.Target), slog.String("host", f.Host),
 		slog.String("closed_by", string(cause.Who)), slog.String("reason", string(cause.How)),
-		slog.Duration("duration", f.Age.Round(time.Millisecond)), slog.Duration("setup", f.Setup.Round(time.Microsecond)),
+		slog.Duration("duration", f.Age.Round(time.Millisecond)), slog.Duration("setup",
+			f.Setup.Round(time.Microsecond)),
 		f.Down.attrs("down", f.Client), f.Up.attrs("up", f.Server))
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
@@ -79,7 +80,8 @@ func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
 
 // attrs describes a direction and the leg it sent to.
 func (d DirectionInfo) attrs(name string, leg datapath.Info) slog.Attr {
-	attrs := append(make([]slog.Attr, 0, 12), slog.String("algorithm", d.Algorithm), slog.Int64("bytes", int64(d.Written)))
+	attrs := append(make([]slog.Attr, 0, 12), slog.String("algorithm", d.Algorithm),
+		slog.Int64("bytes", int64(d.Written)))
 	if unwritten := d.Read - d.Written; unwritten > 0 {
 		attrs = append(attrs, slog.Int64("undelivered", int64(unwritten)))
 	}

@@ -15,7 +15,8 @@ import (
 // leadsInside reports whether its clients may reach an address inside the tunnel of
 // another listener: where the configuration names it.
 func (l *listenerState) leadsInside(target netip.Addr) bool {
-	return l.cfg.Is(access.Forward) || slices.ContainsFunc(config.Prefixes(l.cfg.Allow), func(p netip.Prefix) bool { return p.Contains(target) })
+	return l.cfg.Is(access.Forward) || slices.ContainsFunc(config.Prefixes(l.cfg.Allow),
+		func(p netip.Prefix) bool { return p.Contains(target) })
 }
 
 // inside returns the tunnel that leads to an address; nil: none does, and it is to be
@@ -47,9 +48,11 @@ func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, 
 		case place == tunnel.OfPeer:
 			return t, nil
 		case place == tunnel.OfGateway:
-			return nil, fmt.Errorf("destination %v is the gateway's inside the tunnel, where no service is: %w", target, syscall.ECONNREFUSED)
+			return nil, fmt.Errorf("destination %v is the gateway's inside the tunnel, where no service is: %w",
+				target, syscall.ECONNREFUSED)
 		default:
-			return nil, fmt.Errorf("destination %v is inside the tunnel, and no peer's: %w", target, syscall.EHOSTUNREACH)
+			return nil, fmt.Errorf("destination %v is inside the tunnel, and no peer's: %w", target,
+				syscall.EHOSTUNREACH)
 		}
 	}
 	return nil, nil

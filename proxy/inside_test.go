@@ -232,7 +232,10 @@ func TestOthersReachWhatIsInsideATunnelWhereTheyMay(t *testing.T) {
 			config.Listener{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
 			config.Listener{
 				Name: "may", Mode: "mixed", Address: "127.0.0.1:0",
-				Allow: []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.0/24")), config.Prefix(netip.MustParsePrefix("192.168.50.0/24"))},
+				Allow: []config.Prefix{
+					config.Prefix(netip.MustParsePrefix("10.9.0.0/24")),
+					config.Prefix(netip.MustParsePrefix("192.168.50.0/24")),
+				},
 			},
 			config.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})
 		c.Defaults.Algorithm = "cubic"
@@ -254,7 +257,10 @@ func TestOthersReachWhatIsInsideATunnelWhereTheyMay(t *testing.T) {
 		assert.Equal(t, "hello 10.9.0.1", string(said), "from the gateway's own address")
 		require.NoError(t, c.Close())
 	}
-	for target, want := range map[string]int{"10.9.0.1:80": http.StatusBadGateway, "10.9.0.77:80": http.StatusBadGateway} {
+	for target, want := range map[string]int{
+		"10.9.0.1:80":  http.StatusBadGateway,
+		"10.9.0.77:80": http.StatusBadGateway,
+	} {
 		_, _, status := g.connects(t, "may", target)
 		assert.Equal(t, want, status, "nobody is there: "+target)
 	}

@@ -105,7 +105,10 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			var l limiter
 			l.change(config.Config{Limits: config.Limits{Connections: row.connections, PerSource: row.perSource}}, nil)
-			for addr, want := range map[netip.Addr]int{far: row.far, near: row.near, netip.MustParseAddr("2001:db8::1"): row.another} {
+			for addr, want := range map[netip.Addr]int{
+				far: row.far, near: row.near,
+				netip.MustParseAddr("2001:db8::1"): row.another,
+			} {
 				in := 0
 				for range 50 {
 					if l.enterSource(addr) {

@@ -79,7 +79,10 @@ func newRig(tb testing.TB, change func(*config.Config)) *rig {
 	backend, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(tb, err)
 	cfg := config.Default()
-	cfg.Listeners = []config.Listener{{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: backend.Addr().String()}}
+	cfg.Listeners = []config.Listener{{
+		Name: "fwd", Mode: "forward", Address: "127.0.0.1:0",
+		Target: backend.Addr().String(),
+	}}
 	cfg.Shutdown.Drain = 0
 	if change != nil {
 		change(&cfg)
@@ -383,7 +386,8 @@ func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 
 	cfg := r.cfg
 	cfg.Listeners = slices.Clone(cfg.Listeners)
-	cfg.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(), 32))}
+	cfg.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(),
+		32))}
 	_, err := r.proxy.Reload(cfg)
 	require.NoError(t, err)
 	assert.Contains(t, ask(), "200")

@@ -93,7 +93,8 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	assert.EqualValues(t, 1, r.proxy.Tunnels()[0].Refused)
 
 	// Tokens and certificates are reread.
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokens"), []byte("phone phone-0123456789abcdef\ntablet tablet-0123456789abcdef\n"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokens"),
+		[]byte("phone phone-0123456789abcdef\ntablet tablet-0123456789abcdef\n"), 0o600))
 	again, err := config.Load(path)
 	require.NoError(t, err)
 	again.Listeners[0].Allow = loopbackAllowed

@@ -83,7 +83,8 @@ func TestRelayDeliversWhatWasSentOrSaysThatItDidNot(t *testing.T) {
 
 		check := func(name string, s, other *side) {
 			sent := other.all()
-			require.True(rt, bytes.HasPrefix(sent, s.got), "%s sees %d bytes that are not the first of what was sent", name, len(s.got))
+			require.True(rt, bytes.HasPrefix(sent, s.got), "%s sees %d bytes that are not the first of what was sent",
+				name, len(s.got))
 			if s.ending == withReset {
 				return // it has thrown away what was on its way
 			}

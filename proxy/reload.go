@@ -21,7 +21,8 @@ type settings struct {
 
 // Reloaded is what a Reload did to listeners and running connections.
 type Reloaded struct {
-	Opened, Closing int // listeners; those that close take nobody further, and their connections may go on for shutdown.drain
+	// listeners; those that close take nobody further, and their connections may go on for shutdown.drain
+	Opened, Closing int
 
 	Moved   int // directions that send under other terms now
 	Kept    int // directions that keep theirs: ours cannot take over from the kernel's own control, or give up to it
@@ -120,7 +121,8 @@ func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 		done.Moved++
 		return
 	}
-	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged || d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
+	if t.Algorithm != d.terms.Algorithm && (t.Algorithm == policy.Unmanaged ||
+		d.terms.Algorithm == policy.Unmanaged) || d.flow == nil {
 		// The kernel's own control has a window of its own by now, or would have none.
 		if managed(t) || managed(d.terms) {
 			done.Kept++

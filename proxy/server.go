@@ -65,7 +65,8 @@ type Server struct {
 // trusts reports whether a peer opens with a PROXY header, so that whom it
 // counts against is not known before.
 func (l *listenerState) trusts(peer netip.Addr) bool {
-	return slices.ContainsFunc(l.cfg.ProxyProtocol.From, func(p config.Prefix) bool { return netip.Prefix(p).Contains(peer) })
+	return slices.ContainsFunc(l.cfg.ProxyProtocol.From,
+		func(p config.Prefix) bool { return netip.Prefix(p).Contains(peer) })
 }
 
 // New puts a Server together. Connections are limited to what the process's

@@ -43,7 +43,10 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 	c.mu.Unlock()
 	if !c.counted.IsValid() {
 		if !c.srv.limits.enterSource(chosen.Source.Addr()) {
-			return c.refuse(&refusal{RejectedSourceLimit, fmt.Errorf("too many connections from %v", chosen.Source.Addr())})
+			return c.refuse(&refusal{
+				RejectedSourceLimit,
+				fmt.Errorf("too many connections from %v", chosen.Source.Addr()),
+			})
 		}
 		c.counted = chosen.Source.Addr()
 	}
@@ -179,7 +182,8 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 // permitOutside is asked about each address before it is tried from this machine.
 func (c *connection) permitOutside(target netip.AddrPort) error {
 	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
-		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target, syscall.EHOSTUNREACH)
+		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target,
+			syscall.EHOSTUNREACH)
 	}
 	return c.permit(target)
 }
@@ -222,7 +226,8 @@ func (c *connection) sendProxyHeader() error {
 	if !target.IsValid() {
 		target = addrPort(c.server.conn.RemoteAddr())
 	}
-	h := proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(c.chosen.Source), net.TCPAddrFromAddrPort(target))
+	h := proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(c.chosen.Source),
+		net.TCPAddrFromAddrPort(target))
 	if c.chosen.Source.Addr().Is4() != target.Addr().Is4() {
 		// Neither version has a form for two families; a name may lead to one.
 		h = &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}

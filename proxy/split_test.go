@@ -149,7 +149,10 @@ func TestClientsBehindOnePeerShareAWindowWhereRulesSaySo(t *testing.T) {
 		c.Listeners[0].ProxyProtocol.From = loopbackAllowed
 		c.Defaults.Algorithm, c.Defaults.Group = "cubic", "tunnel"
 	})
-	for _, header := range []string{"PROXY TCP4 203.0.113.1 192.0.2.1 1000 443\r\n", "PROXY TCP4 203.0.113.2 192.0.2.1 1000 443\r\n", "PROXY UNKNOWN\r\n"} {
+	for _, header := range []string{
+		"PROXY TCP4 203.0.113.1 192.0.2.1 1000 443\r\n",
+		"PROXY TCP4 203.0.113.2 192.0.2.1 1000 443\r\n", "PROXY UNKNOWN\r\n",
+	} {
 		conn, err := net.Dial("tcp", r.addr())
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
@@ -160,5 +163,6 @@ func TestClientsBehindOnePeerShareAWindowWhereRulesSaySo(t *testing.T) {
 	for _, f := range r.proxy.Flows() {
 		groups[f.Down.Flow.Group]++
 	}
-	assert.Equal(t, map[string]int{"down|fwd|through 127.0.0.1": 2, "down|fwd|127.0.0.1": 1}, groups, "the peer's own connection is its own")
+	assert.Equal(t, map[string]int{"down|fwd|through 127.0.0.1": 2, "down|fwd|127.0.0.1": 1}, groups,
+		"the peer's own connection is its own")
 }

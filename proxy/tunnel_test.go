@@ -202,7 +202,10 @@ func TestAPhoneDownloadsThroughTheTunnel(t *testing.T) {
 	require.Len(t, tunnels[0].Peers, 1)
 	assert.Equal(t, "phone", tunnels[0].Peers[0].Name)
 	assert.False(t, tunnels[0].Peers[0].Handshake.IsZero())
-	assert.Equal(t, []proxy.PeerCounters{{Listener: "vpn", Peer: "phone", Opened: 1, Retransmitted: routes[0].Down.Retransmitted}},
+	assert.Equal(t, []proxy.PeerCounters{{
+		Listener: "vpn", Peer: "phone", Opened: 1,
+		Retransmitted: routes[0].Down.Retransmitted,
+	}},
 		g.proxy.Counters().Peers)
 }
 
@@ -359,13 +362,19 @@ func routeInto(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(10, 8, 0, 2), Mask: net.CIDRMask(24, 32)}}); err != nil {
+	if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{
+		IP:   net.IPv4(10, 8, 0, 2),
+		Mask: net.CIDRMask(24, 32),
+	}}); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return err
 	}
-	return netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}})
+	return netlink.RouteAdd(&netlink.Route{
+		LinkIndex: link.Attrs().Index,
+		Dst:       &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)},
+	})
 }
 
 // fetchHere asks for a page from the calling thread's namespace, which Go's own

@@ -105,7 +105,9 @@ func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error
 }
 
 // openOutside opens what carries the tunnel's packets.
-func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time, log *slog.Logger) (tunnel.Outside, error) {
+func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time,
+	log *slog.Logger,
+) (tunnel.Outside, error) {
 	switch access.Mode(l.Mode) {
 	case access.MASQUE:
 		return tunnel.ListenMASQUE(tunnel.MASQUEConfig{
@@ -172,7 +174,10 @@ type listenerState struct {
 
 func newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *listenerState {
 	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
-	l.guard = policy.Guard{Allow: config.Prefixes(cfg.Allow), Captured: access.Mode(cfg.Mode).Captures(), Own: ingress.Local}
+	l.guard = policy.Guard{
+		Allow: config.Prefixes(cfg.Allow), Captured: access.Mode(cfg.Mode).Captures(),
+		Own: ingress.Local,
+	}
 	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
 		l.guard.Inner = via.Holds
 	}

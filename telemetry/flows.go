@@ -102,8 +102,9 @@ type Leg struct {
 	Unsent        cc.Bytes `json:"unsent_bytes"`
 	Retransmitted cc.Bytes `json:"retransmitted_bytes"`
 	SignalErrors  uint64   `json:"signal_errors"`
-	Fallbacks     uint64   `json:"fallbacks"` // times the kernel ran Reno on the leg, since the process did not answer it
-	Falls         uint64   `json:"falls"`     // Fallbacks under its former name, for one release more
+	// times the kernel ran Reno on the leg, since the process did not answer it
+	Fallbacks uint64 `json:"fallbacks"`
+	Falls     uint64 `json:"falls"` // Fallbacks under its former name, for one release more
 }
 
 // describe turns the proxy's account of a connection into ours.

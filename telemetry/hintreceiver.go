@@ -118,7 +118,9 @@ type pathHint struct {
 
 // receive returns the hints of a request, all of them or a refusal; with one for
 // coming too often also those that are refused.
-func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]pathHint, *refusal) {
+func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) ([]pathHint,
+	*refusal,
+) {
 	if err := permit(r); err != nil {
 		code := http.StatusForbidden
 		if errors.Is(err, errToken) {
@@ -127,11 +129,17 @@ func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit fu
 		return nil, &refusal{code, HintRefused, err}
 	}
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
-		return nil, &refusal{http.StatusUnsupportedMediaType, HintInvalid, errors.New("a hint is JSON: send Content-Type: application/json")}
+		return nil, &refusal{
+			http.StatusUnsupportedMediaType, HintInvalid,
+			errors.New("a hint is JSON: send Content-Type: application/json"),
+		}
 	}
 	hints, err := readHints(http.MaxBytesReader(w, r.Body, maxHintBytes))
 	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
-		return nil, &refusal{http.StatusRequestEntityTooLarge, HintInvalid, fmt.Errorf("a request has at most %d bytes", maxHintBytes)}
+		return nil, &refusal{
+			http.StatusRequestEntityTooLarge, HintInvalid,
+			fmt.Errorf("a request has at most %d bytes", maxHintBytes),
+		}
 	}
 	if errors.Is(err, errTooMany) {
 		return nil, &refusal{http.StatusRequestEntityTooLarge, HintInvalid, errTooMany}
@@ -152,7 +160,10 @@ func (k *HintReceiver) receive(w http.ResponseWriter, r *http.Request, permit fu
 		out[i] = pathHint{about, h.at(now)}
 	}
 	if !k.admit(now, len(out)) {
-		return out, &refusal{http.StatusTooManyRequests, HintTooOften, fmt.Errorf("at most %d hints a second are taken", hintRate)}
+		return out, &refusal{
+			http.StatusTooManyRequests, HintTooOften,
+			fmt.Errorf("at most %d hints a second are taken", hintRate),
+		}
 	}
 	return out, nil
 }
@@ -174,7 +185,8 @@ func (k *HintReceiver) admit(now cc.Time, n int) bool {
 }
 
 // errToken is wrapped where a token is wanted.
-var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: Bearer TOKEN")
+var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: " +
+	"Bearer TOKEN")
 
 // permitTCP wants the token where there is one, and a loopback listener where
 // there is none. A page in a browser there cannot send JSON here without asking
@@ -188,7 +200,8 @@ func (k *HintReceiver) permitTCP(local bool) func(*http.Request) error {
 			if local {
 				return nil
 			}
-			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only; set it, move telemetry.address there, or use telemetry.hints.socket")
+			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only; set " +
+				"it, move telemetry.address there, or use telemetry.hints.socket")
 		}
 		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		got := sha256.Sum256([]byte(strings.TrimSpace(token))) // as long as the other, whatever was sent

@@ -82,7 +82,10 @@ func TestHintsMayComeTogether(t *testing.T) {
 	e.n = 0
 	assert.JSONEq(t, `{"groups": 0}`, post(p, true, nil, `[]`).Body.String())
 	assert.JSONEq(t, `{"groups": 0}`, post(p, true, nil, `{"host": "192.0.2.8"}`).Body.String())
-	assert.Equal(t, map[HintOutcome]uint64{HintHeard: 4, HintUnheard: 1, HintInvalid: 0, HintRefused: 0, HintTooOften: 0}, p.Hints.Outcomes())
+	assert.Equal(t, map[HintOutcome]uint64{
+		HintHeard: 4, HintUnheard: 1, HintInvalid: 0, HintRefused: 0,
+		HintTooOften: 0,
+	}, p.Hints.Outcomes())
 }
 
 func TestHintsThatAreRefused(t *testing.T) {
@@ -93,33 +96,75 @@ func TestHintsThatAreRefused(t *testing.T) {
 		code   int
 		says   string
 	}{
-		"beyond this machine":               {remote: true, body: `{"host": "192.0.2.7"}`, code: 403, says: "without telemetry.hints.token_file hints are taken on a loopback address only"},
-		"as a browser would without asking": {kind: "text/plain", body: `{"host": "192.0.2.7"}`, code: 415, says: "application/json"},
-		"without a kind":                    {kind: " ", body: `{}`, code: 415},
-		"a name that is not known":          {body: `{"host": "192.0.2.7", "capacity": 1}`, code: 400, says: `unknown field "capacity"`},
-		"one among others":                  {body: `[{"host": "192.0.2.7"}, {"host": "192.0.2.7", "capacity": 1}]`, code: 400, says: `unknown field "capacity"`},
-		"no host":                           {body: `{}`, code: 400, says: `host is ""`},
-		"nothing at all":                    {body: `null`, code: 400, says: `host is ""`},
-		"a host by name":                    {body: `{"host": "phone.example"}`, code: 400, says: "must be an address"},
-		"a prefix without its length":       {body: `{"prefix": "192.0.2.7"}`, code: 400, says: "prefix is"},
-		"both":                              {body: `{"host": "192.0.2.7", "prefix": "192.0.2.0/24"}`, code: 400, says: "not both"},
-		"a rate below zero":                 {body: `{"host": "192.0.2.7", "capacity_bits_per_second": -1}`, code: 400, says: "capacity_bits_per_second is -1"},
-		"the second of two":                 {body: `[{"host": "192.0.2.7"}, {"host": "192.0.2.7", "flows": -1}]`, code: 400, says: "hint 2 of 2: flows is -1"},
-		"a rate beyond measure":             {body: `{"host": "192.0.2.7", "link_rate_bits_per_second": 1e300}`, code: 400, says: "from 0 to"},
-		"a share above all":                 {body: `{"host": "192.0.2.7", "share": 1.5}`, code: 400, says: "share is 1.5"},
-		"from the future":                   {body: `{"host": "192.0.2.7", "age_ms": -5}`, code: 400, says: "age_ms is -5"},
-		"from long ago":                     {body: `{"host": "192.0.2.7", "age_ms": 60001}`, code: 400, says: "age_ms"},
-		"a word for a number":               {body: `{"host": "192.0.2.7", "flows": "many"}`, code: 400, says: "read the hint"},
-		"no JSON":                           {body: `capacity=1`, code: 400, says: "read the hint"},
-		"nothing":                           {body: ``, code: 400, says: "read the hint"},
-		"two of them":                       {body: `{"host": "192.0.2.7"} {}`, code: 400, says: "something follows"},
-		"two lists":                         {body: `[] []`, code: 400, says: "something follows"},
-		"half a list":                       {body: `[{"host": "192.0.2.7"}`, code: 400, says: "read the hint"},
-		"a list in a list":                  {body: `[[{"host": "192.0.2.7"}]]`, code: 400, says: "read the hint"},
-		"too many":                          {body: "[" + strings.Repeat(`{"host":"::1"},`, maxHints) + `{"host":"::1"}]`, code: 413, says: "at most 256 hints"},
-		"too long":                          {body: `{"host": "` + strings.Repeat("x", maxHintBytes) + `"}`, code: 413, says: "at most 65536 bytes"},
-		"too long, with white space after the end":    {body: `{"host": "192.0.2.7"}` + strings.Repeat(" ", maxHintBytes), code: 413},
-		"too long, with white space before the start": {body: strings.Repeat(" ", maxHintBytes) + `{"host": "192.0.2.7"}`, code: 413},
+		"beyond this machine": {
+			remote: true, body: `{"host": "192.0.2.7"}`, code: 403,
+			says: "without telemetry.hints.token_file hints are taken on a loopback address only",
+		},
+		"as a browser would without asking": {
+			kind: "text/plain", body: `{"host": "192.0.2.7"}`, code: 415,
+			says: "application/json",
+		},
+		"without a kind": {kind: " ", body: `{}`, code: 415},
+		"a name that is not known": {
+			body: `{"host": "192.0.2.7", "capacity": 1}`, code: 400,
+			says: `unknown field "capacity"`,
+		},
+		"one among others": {
+			body: `[{"host": "192.0.2.7"}, {"host": "192.0.2.7", "capacity": 1}]`,
+			code: 400, says: `unknown field "capacity"`,
+		},
+		"no host":                     {body: `{}`, code: 400, says: `host is ""`},
+		"nothing at all":              {body: `null`, code: 400, says: `host is ""`},
+		"a host by name":              {body: `{"host": "phone.example"}`, code: 400, says: "must be an address"},
+		"a prefix without its length": {body: `{"prefix": "192.0.2.7"}`, code: 400, says: "prefix is"},
+		"both": {
+			body: `{"host": "192.0.2.7", "prefix": "192.0.2.0/24"}`, code: 400,
+			says: "not both",
+		},
+		"a rate below zero": {
+			body: `{"host": "192.0.2.7", "capacity_bits_per_second": -1}`,
+			code: 400, says: "capacity_bits_per_second is -1",
+		},
+		"the second of two": {
+			body: `[{"host": "192.0.2.7"}, {"host": "192.0.2.7", "flows": -1}]`,
+			code: 400, says: "hint 2 of 2: flows is -1",
+		},
+		"a rate beyond measure": {
+			body: `{"host": "192.0.2.7", "link_rate_bits_per_second": 1e300}`,
+			code: 400, says: "from 0 to",
+		},
+		"a share above all": {
+			body: `{"host": "192.0.2.7", "share": 1.5}`, code: 400,
+			says: "share is 1.5",
+		},
+		"from the future": {
+			body: `{"host": "192.0.2.7", "age_ms": -5}`, code: 400,
+			says: "age_ms is -5",
+		},
+		"from long ago": {
+			body: `{"host": "192.0.2.7", "age_ms": 60001}`, code: 400,
+			says: "age_ms",
+		},
+		"a word for a number": {
+			body: `{"host": "192.0.2.7", "flows": "many"}`, code: 400,
+			says: "read the hint",
+		},
+		"no JSON":          {body: `capacity=1`, code: 400, says: "read the hint"},
+		"nothing":          {body: ``, code: 400, says: "read the hint"},
+		"two of them":      {body: `{"host": "192.0.2.7"} {}`, code: 400, says: "something follows"},
+		"two lists":        {body: `[] []`, code: 400, says: "something follows"},
+		"half a list":      {body: `[{"host": "192.0.2.7"}`, code: 400, says: "read the hint"},
+		"a list in a list": {body: `[[{"host": "192.0.2.7"}]]`, code: 400, says: "read the hint"},
+		"too many": {body: "[" + strings.Repeat(`{"host":"::1"},`,
+			maxHints) + `{"host":"::1"}]`, code: 413, says: "at most 256 hints"},
+		"too long": {
+			body: `{"host": "` + strings.Repeat("x", maxHintBytes) + `"}`,
+			code: 413, says: "at most 65536 bytes",
+		},
+		"too long, with white space after the end": {body: `{"host": "192.0.2.7"}` + strings.Repeat(" ",
+			maxHintBytes), code: 413},
+		"too long, with white space before the start": {body: strings.Repeat(" ",
+			maxHintBytes) + `{"host": "192.0.2.7"}`, code: 413},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := &ear{}
@@ -239,10 +284,12 @@ func FuzzReadHints(f *testing.F) {
 				assert.NotContains(t, err.Error(), "\n")
 				continue
 			}
-			assert.True(t, about.IsValid() && about == about.Masked() && !about.Addr().Is4In6() && about.Addr().Zone() == "", "%v", about)
+			assert.True(t, about.IsValid() && about == about.Masked() && !about.Addr().Is4In6() &&
+				about.Addr().Zone() == "", "%v", about)
 			got := h.at(now)
 			assert.True(t, got.At <= now && got.At >= now.Add(-maxHintAge), "%v", got.At)
-			assert.True(t, min(got.Capacity, got.FairShare, got.LinkRate, got.ArrivalRate) >= 0 && min(got.QueueRoom, got.RadioLost) >= 0 && got.Flows >= 0, "%+v", got)
+			assert.True(t, min(got.Capacity, got.FairShare, got.LinkRate, got.ArrivalRate) >= 0 &&
+				min(got.QueueRoom, got.RadioLost) >= 0 && got.Flows >= 0, "%+v", got)
 			assert.True(t, got.Share >= 0 && got.Share <= 1)
 		}
 	})
@@ -312,7 +359,8 @@ func TestAHintCapsWhoseRuleSaysSo(t *testing.T) {
 	assert.Equal(t, cc.Rate(80e6), down.Hint.Capacity)
 	assert.GreaterOrEqual(t, down.Hint.Age, 0.)
 
-	done, err := p.Reload(configure(t, "defaults: {algorithm: cubic, hint_cap: 0.25, class: guarantee, target: 50mbit, min_rate: 1mbit}"))
+	done, err := p.Reload(configure(t, "defaults: {algorithm: cubic, hint_cap: 0.25, class: guarantee, target: "+
+		"50mbit, min_rate: 1mbit}"))
 	require.NoError(t, err)
 	assert.Equal(t, 2, done.Moved, "both directions, in place")
 	down = until(func(g Group) bool { return g.PacingRate == 20e6 })

@@ -19,11 +19,12 @@ type Group struct {
 	Active    int          `json:"active"`  // members with something in flight or to send
 	Idle      float64      `json:"idle_seconds"`
 
-	Cwnd       cc.Bytes `json:"cwnd_bytes"`
-	Inflight   cc.Bytes `json:"inflight_bytes"`
-	Borrowed   cc.Bytes `json:"borrowed_bytes"` // in flight beyond shares by weight, out of what other members leave unused
-	Lent       cc.Bytes `json:"lent_bytes"`     // Borrowed under its former name, for one release more
-	Unused     cc.Bytes `json:"unused_bytes"`   // what no member wants
+	Cwnd     cc.Bytes `json:"cwnd_bytes"`
+	Inflight cc.Bytes `json:"inflight_bytes"`
+	// in flight beyond shares by weight, out of what other members leave unused
+	Borrowed   cc.Bytes `json:"borrowed_bytes"`
+	Lent       cc.Bytes `json:"lent_bytes"`   // Borrowed under its former name, for one release more
+	Unused     cc.Bytes `json:"unused_bytes"` // what no member wants
 	PacingRate cc.Rate  `json:"pacing_bits_per_second"`
 
 	SRTT          float64  `json:"srtt_seconds"`

@@ -149,7 +149,8 @@ func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, item func(i i
 	if text := r.URL.Query().Get("limit"); text != "" {
 		var err error
 		if limit, err = strconv.Atoi(text); err != nil || limit < 0 {
-			http.Error(w, fmt.Sprintf("limit is %q, but must be a number of lines; 0 lists all", text), http.StatusBadRequest)
+			http.Error(w, fmt.Sprintf("limit is %q, but must be a number of lines; 0 lists all", text),
+				http.StatusBadRequest)
 			return
 		}
 	}

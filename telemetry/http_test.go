@@ -56,18 +56,21 @@ func TestPages(t *testing.T) {
 		"anything else is not found":                     {path: "/nope", code: 404},
 		"profiles are off":                               {path: "/debug/pprof/", code: 404},
 		"profiles are on when asked for":                 {pages: func(p *Pages) { p.Profile = true }, path: "/debug/pprof/", code: 200, says: "goroutine"},
-		"a limit that is no number is refused":           {path: "/flows?limit=many", code: 400, says: `limit is "many"`},
-		"a negative limit is refused":                    {path: "/flows?limit=-1", code: 400},
-		"of hosts as well":                               {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
-		"peers are listed":                               {path: "/v1/peers", code: 200, says: `"name":"phone"`},
-		"peers are only read":                            {method: "POST", path: "/v1/peers", code: 405},
-		"hosts are only read":                            {method: "POST", path: "/hosts", code: 405},
-		"localhost with a port is this host":             {path: "/healthz", host: "localhost:9464", code: 200},
-		"an address is this host":                        {path: "/healthz", host: "127.0.0.1:9464", code: 200},
-		"an IPv6 address is this host":                   {path: "/healthz", host: "[::1]:9464", code: 200},
-		"somebody's domain is not this host":             {path: "/flows", host: "rebind.example:9464", code: 421},
-		"a domain that begins like one is not":           {path: "/flows", host: "localhost.example", code: 421},
-		"a bracket alone does not upset the server":      {path: "/flows", host: "[", code: 421},
+		"a limit that is no number is refused": {
+			path: "/flows?limit=many", code: 400,
+			says: `limit is "many"`,
+		},
+		"a negative limit is refused":               {path: "/flows?limit=-1", code: 400},
+		"of hosts as well":                          {path: "/hosts?limit=-1", code: 400, says: `limit is "-1"`},
+		"peers are listed":                          {path: "/v1/peers", code: 200, says: `"name":"phone"`},
+		"peers are only read":                       {method: "POST", path: "/v1/peers", code: 405},
+		"hosts are only read":                       {method: "POST", path: "/hosts", code: 405},
+		"localhost with a port is this host":        {path: "/healthz", host: "localhost:9464", code: 200},
+		"an address is this host":                   {path: "/healthz", host: "127.0.0.1:9464", code: 200},
+		"an IPv6 address is this host":              {path: "/healthz", host: "[::1]:9464", code: 200},
+		"somebody's domain is not this host":        {path: "/flows", host: "rebind.example:9464", code: 421},
+		"a domain that begins like one is not":      {path: "/flows", host: "localhost.example", code: 421},
+		"a bracket alone does not upset the server": {path: "/flows", host: "[", code: 421},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := pages(busyProxy())
@@ -127,7 +130,13 @@ func TestFlowsShowEveryField(t *testing.T) {
 					Inflight: 1448, Unsent: 52, SRTT: .04, MinRTT: .02, LatestRTT: .045, QueueingDelay: .025, DeliveryRate: 12e6,
 					Forward: &forward, Reverse: &reverse, Delivered: 450, Lost: 48, Marked: 1, LossEvents: 3, Timeouts: 2,
 					LimitedBy: "cwnd", Limited: map[string]float64{"cwnd": 1.5},
-					Internals: Internals{{"target_packets", 20.5}, {"velocity", 2}, {"delta", .02}, {"standing_rtt_ms", 41.25}, {"min_rtt_ms", 0}},
+					Internals: Internals{
+						{"target_packets", 20.5},
+						{"velocity", 2},
+						{"delta", .02},
+						{"standing_rtt_ms", 41.25},
+						{"min_rtt_ms", 0},
+					},
 				},
 			},
 			Up:        &Direction{Algorithm: "none", Read: 10, Written: 10},
@@ -217,10 +226,19 @@ func TestHostsShowEveryField(t *testing.T) {
 				Age: .5, Capacity: 20e6, FairShare: 10e6, LinkRate: 40e6, ArrivalRate: 30e6, QueueRoom: 15000, Flows: 4, RadioLost: 1448, Share: .5,
 				Believed: .75, Doubt: flow.HintTooHigh,
 			},
-			Capped:    true,
-			Internals: Internals{{"target_packets", 20.5}, {"velocity", 2}, {"delta", .02}, {"standing_rtt_ms", 41.25}, {"min_rtt_ms", 0}},
+			Capped: true,
+			Internals: Internals{
+				{"target_packets", 20.5},
+				{"velocity", 2},
+				{"delta", .02},
+				{"standing_rtt_ms", 41.25},
+				{"min_rtt_ms", 0},
+			},
 		},
-		{Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Hosts: []netip.Addr{}, Idle: 7, Cwnd: 14480, Unused: 14480, LimitedBy: "application", Internals: InternalsOf("cubic", cc.Internals{})},
+		{
+			Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Hosts: []netip.Addr{}, Idle: 7,
+			Cwnd: 14480, Unused: 14480, LimitedBy: "application", Internals: InternalsOf("cubic", cc.Internals{}),
+		},
 	}, groups)
 	assert.Len(t, strings.Split(strings.TrimSpace(body), "\n"), 2+2, "a line for each, between the brackets")
 	assert.Contains(t, body, `"hosts":[]`, "an empty array, not null")
@@ -228,7 +246,10 @@ func TestHostsShowEveryField(t *testing.T) {
 
 func TestHostsAreLimited(t *testing.T) {
 	many := &still{groups: make([]flow.Group, defaultLimit+500)}
-	for path, want := range map[string]int{"/hosts": defaultLimit, "/hosts?limit=2": 2, "/hosts?limit=0": defaultLimit + 500} {
+	for path, want := range map[string]int{
+		"/hosts": defaultLimit, "/hosts?limit=2": 2,
+		"/hosts?limit=0": defaultLimit + 500,
+	} {
 		groups, _, total := listHosts(t, pages(many), path)
 		assert.Len(t, groups, want, path)
 		assert.Equal(t, "1500", total, path)
@@ -255,7 +276,10 @@ func TestPeersShowEveryField(t *testing.T) {
 			Endpoint: "198.51.100.9:4000", Handshake: 1.7e9 + .5, Received: 1100, Sent: 9900,
 			Connections: 2, QueueingDelay: .025, DeliveryRate: 12e6, Retransmitted: 4344,
 		},
-		{Listener: "vpn", Name: "tablet", PublicKey: tablet.String(), Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+		{
+			Listener: "vpn", Name: "tablet", PublicKey: tablet.String(),
+			Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")},
+		},
 		{
 			Listener: "vpn2", Name: "laptop", Endpoint: "198.51.100.7:5000", Received: 700, Sent: 800,
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/32"), netip.MustParsePrefix("fd00:10::1/128")},

@@ -81,7 +81,8 @@ func TestLabelsAreBounded(t *testing.T) {
 	// An address, a port or a flow's number as a label would grow without end.
 	allowed := []string{
 		"listener", "rule", "leg", "algorithm", "direction", "reason", "by", "result", "state", "interface", "peer",
-		"doubt",                                                              // told of by the configuration and the code
+		// told of by the configuration and the code
+		"doubt",
 		"version", "revision", "goversion", "hash", "tier", "envelope", "le", // constant in a process
 	}
 	for name, family := range gather(t, NewRegistry(busyProxy(), busyOptions(&handClock{t: 1}))) {

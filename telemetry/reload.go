@@ -35,7 +35,8 @@ var ErrNoFile = errors.New("the proxy runs without --config: there is no file to
 // machine, but no page in a browser there, which says where it comes from.
 func (p Pages) reload(w http.ResponseWriter, r *http.Request, local bool) {
 	if !local && (!fromHere(r) || !namesThisHost(r.Host)) {
-		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP", http.StatusForbidden)
+		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",
+			http.StatusForbidden)
 		return
 	}
 	if site := r.Header.Get("Sec-Fetch-Site"); r.Header.Get("Origin") != "" || site != "" && site != "none" {

@@ -22,13 +22,22 @@ func TestAReloadIsAskedForAndAnswered(t *testing.T) {
 		says   string
 		asked  int
 	}{
-		"that works":                     {code: 200, says: "reloaded: 3", asked: 1},
-		"with a mistake in the file":     {err: errors.New("penstock.yaml:3:1: frob"), code: 422, says: "penstock.yaml:3:1: frob", asked: 1},
-		"without a file":                 {err: ErrNoFile, code: 400, says: "without --config", asked: 1},
-		"by reading":                     {method: http.MethodGet, code: 405},
-		"from beyond this machine":       {remote: true, code: 403, says: "from this machine only"},
-		"by a page in a browser":         {header: map[string]string{"Origin": "http://evil.example"}, code: 403, says: "web pages"},
-		"by a page that hides its name":  {header: map[string]string{"Sec-Fetch-Site": "cross-site"}, code: 403, says: "web pages"},
+		"that works": {code: 200, says: "reloaded: 3", asked: 1},
+		"with a mistake in the file": {
+			err: errors.New("penstock.yaml:3:1: frob"), code: 422,
+			says: "penstock.yaml:3:1: frob", asked: 1,
+		},
+		"without a file":           {err: ErrNoFile, code: 400, says: "without --config", asked: 1},
+		"by reading":               {method: http.MethodGet, code: 405},
+		"from beyond this machine": {remote: true, code: 403, says: "from this machine only"},
+		"by a page in a browser": {
+			header: map[string]string{"Origin": "http://evil.example"}, code: 403,
+			says: "web pages",
+		},
+		"by a page that hides its name": {
+			header: map[string]string{"Sec-Fetch-Site": "cross-site"}, code: 403,
+			says: "web pages",
+		},
 		"by a person in the address bar": {header: map[string]string{"Sec-Fetch-Site": "none"}, code: 200, asked: 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -51,12 +51,17 @@ func newSampler() *sampler {
 		}, labels)
 	}
 	return &sampler{
-		rtt:      h("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", delayBuckets, "leg"),
-		minRTT:   h("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", delayBuckets, "leg"),
-		queueing: h("tcp_queueing_delay_seconds", "Smoothed round-trip time above the smallest of busy legs, sampled at scrapes.", delayBuckets, "leg"),
-		delivery: h("tcp_delivery_rate_bytes_per_second", "Delivery rate of busy legs, sampled at scrapes.", rateBuckets, "leg"),
-		delay:    h("cc_queueing_delay_seconds", "Newest round-trip time above the smallest of busy directions, as our congestion control sees it, sampled at scrapes.", delayBuckets, "algorithm", "direction"),
-		seen:     map[uint64]moved{},
+		rtt: h("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", delayBuckets,
+			"leg"),
+		minRTT: h("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", delayBuckets,
+			"leg"),
+		queueing: h("tcp_queueing_delay_seconds", "Smoothed round-trip time above the smallest of busy legs, "+
+			"sampled at scrapes.", delayBuckets, "leg"),
+		delivery: h("tcp_delivery_rate_bytes_per_second", "Delivery rate of busy legs, sampled at scrapes.",
+			rateBuckets, "leg"),
+		delay: h("cc_queueing_delay_seconds", "Newest round-trip time above the smallest of busy directions, as "+
+			"our congestion control sees it, sampled at scrapes.", delayBuckets, "algorithm", "direction"),
+		seen: map[uint64]moved{},
 	}
 }
 

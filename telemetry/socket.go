@@ -28,7 +28,8 @@ func ListenSocket(path string) (net.Listener, error) {
 	}
 	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: fresh, Net: "unix"})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("telemetry: there is no directory %s; make it, or let the service manager do so (RuntimeDirectory=)", filepath.Dir(path))
+		return nil, fmt.Errorf("telemetry: there is no directory %s; make it, or let the service manager do so "+
+			"(RuntimeDirectory=)", filepath.Dir(path))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("telemetry: %w", err)

@@ -76,9 +76,15 @@ func busyProxy() *still {
 				ID: 1, Listener: "lan", Rule: "all", State: proxy.StateOpen, Host: "server.example:443",
 				Source: netip.MustParseAddrPort("192.0.2.7:1234"), Target: netip.MustParseAddrPort("198.51.100.1:443"),
 				Age: 90 * time.Second, Setup: 30 * time.Millisecond, Idle: time.Millisecond,
-				Down: managed, Up: proxy.DirectionInfo{Algorithm: "none", Read: 10, Written: 10}, Client: leg, Server: leg,
+				Down: managed, Up: proxy.DirectionInfo{
+					Algorithm: "none", Read: 10,
+					Written: 10,
+				}, Client: leg, Server: leg,
 			},
-			{ID: 2, Listener: "lan", Peer: "phone", State: proxy.StateGreeting, Source: netip.MustParseAddrPort("192.0.2.8:99")},
+			{
+				ID: 2, Listener: "lan", Peer: "phone", State: proxy.StateGreeting,
+				Source: netip.MustParseAddrPort("192.0.2.8:99"),
+			},
 		},
 		groups: []flow.Group{
 			{
@@ -92,7 +98,10 @@ func busyProxy() *still {
 				},
 				HintDoubt: flow.HintTooHigh, Believed: .75,
 			},
-			{Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Idle: 7 * time.Second, Cwnd: 14480, Unused: 14480},
+			{
+				Name: "up|lan|satellite", Algorithm: "cubic", Phase: "avoidance", Idle: 7 * time.Second, Cwnd: 14480,
+				Unused: 14480,
+			},
 		},
 		tunnels: []proxy.TunnelInfo{
 			{Listener: "vpn", Mode: "wireguard", Status: vpn.Status{
@@ -106,7 +115,10 @@ func busyProxy() *still {
 						Name: "phone", PublicKey: access.Key{1}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")},
 						Endpoint: "198.51.100.9:4000", Handshake: time.Unix(1.7e9, 5e8), Received: 1100, Sent: 9900,
 					},
-					{Name: "tablet", PublicKey: access.Key{2}, Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}},
+					{
+						Name: "tablet", PublicKey: access.Key{2},
+						Addresses: []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")},
+					},
 				},
 			}},
 			{Listener: "vpn2", Mode: "masque", Status: vpn.Status{Received: 1, Clients: map[string]vpn.Traffic{

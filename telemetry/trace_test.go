@@ -38,7 +38,8 @@ func TestTraceWritesOneJSONObjectPerEvent(t *testing.T) {
 	var out bytes.Buffer
 	trace := NewTrace(&out)
 	trace.Event(flow.Event{
-		Kind: flow.KindAck, Flow: 7, Group: "a \"quoted\" host\n", Algorithm: "copa", Bytes: 1448, RTT: 41500 * time.Microsecond,
+		Kind: flow.KindAck, Flow: 7, Group: "a \"quoted\" " +
+			"host\n", Algorithm: "copa", Bytes: 1448, RTT: 41500 * time.Microsecond,
 		Reverse: 7500 * time.Microsecond,
 		State: cc.State{
 			Now: cc.Time(2*time.Second + 3), Inflight: 14480, Delivered: 99, SRTT: 40 * time.Millisecond,
@@ -60,7 +61,10 @@ func TestTraceWritesOneJSONObjectPerEvent(t *testing.T) {
 		"bytes": 1448.0, "inflight_bytes": 14480.0, "delivered_bytes": 99.0, "cwnd_bytes": 28960.0,
 		"pacing_bits_per_second": 12e6, "rtt_seconds": 0.0415, "srtt_seconds": 0.04, "min_rtt_seconds": 0.02,
 		"cwnd_limited": true, "phase": "steady", "one_way": true, "reverse_queue_seconds": 0.0075,
-		"internals": map[string]any{"target_packets": 20.5, "velocity": 2.0, "delta": 0.02, "standing_rtt_ms": 41.25, "min_rtt_ms": 0.0},
+		"internals": map[string]any{
+			"target_packets": 20.5, "velocity": 2.0, "delta": 0.02, "standing_rtt_ms": 41.25,
+			"min_rtt_ms": 0.0,
+		},
 	}, got)
 	require.True(t, lines.Scan())
 	assert.True(t, json.Valid(lines.Bytes()))

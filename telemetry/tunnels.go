@@ -28,7 +28,8 @@ var (
 	tunnelStalls = counter("tunnel_stalls_total",
 		"How often a connection in user space had stopped retransmitting, and was made to go on.", "listener")
 	tunnelInvalid = counter("tunnel_invalid_packets_total",
-		"Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) and flags "+
+		"Packets out of the tunnel that were dropped: malformed (shorter than they say), checksum (one is wrong) "+
+			"and flags "+
 			"(no TCP sends them together).", "listener", "reason")
 	tunnelExpired = counter("tunnel_expired_packets_total",
 		"Packets out of the tunnel whose hop limit had run out.", "listener")
@@ -37,7 +38,8 @@ var (
 		"UDP datagrams and echo messages that came from peers and that went to them.", "listener", "direction")
 	tunnelDropped = counter("tunnel_datagrams_dropped_total",
 		"UDP datagrams and echo messages that were dropped: refused by policy, "+
-			"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on "+
+			"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was "+
+			"full) on "+
 			"the way to a peer, "+
 			"unsolicited (from whom the peer had not written to), failed (not taken by the network or the "+
 			"tunnel).", "listener", "reason")

@@ -62,7 +62,8 @@ penstock_peer_retransmitted_bytes_total{listener="vpn",peer="tablet"} 0
 penstock_peer_retransmitted_bytes_total{listener="vpn2",peer="browser"} 2896
 penstock_peer_retransmitted_bytes_total{listener="vpn2",peer="laptop"} 0
 `
-	err := testutil.CollectAndCompare(newCollector(src, busyOptions(&handClock{t: 1})), strings.NewReader(want), names...)
+	err := testutil.CollectAndCompare(newCollector(src, busyOptions(&handClock{t: 1})), strings.NewReader(want),
+		names...)
 	require.NoError(t, err)
 }
 

@@ -131,7 +131,8 @@ func (g *group) ownInflight() cc.Bytes {
 // that their terms allow: the window would go on growing for a round trip, and fall into
 // swings where it then meets the end of the path.
 func (g *group) cwndLimited() bool {
-	return g.cwndFullAt != 0 && !g.limitedBelow && !g.caps.bind && !g.allContent && g.cwndFullAt >= g.delivered.firstSent
+	return g.cwndFullAt != 0 && !g.limitedBelow && !g.caps.bind && !g.allContent &&
+		g.cwndFullAt >= g.delivered.firstSent
 }
 
 // noteAppLimited marks what is in flight as too little to probe the path, when there is

@@ -108,7 +108,8 @@ func TestTakeAndReportDoNotAllocate(t *testing.T) {
 				for range 20000 + 500*members { // let the ledgers reach their size
 					step()
 				}
-				assert.Zero(t, testing.AllocsPerRun(2000, step), "%d members, enforced: %v, apart: %v", members, enforced, apart)
+				assert.Zero(t, testing.AllocsPerRun(2000, step), "%d members, enforced: %v, apart: %v", members,
+					enforced, apart)
 			}
 		}
 	}

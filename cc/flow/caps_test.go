@@ -34,7 +34,8 @@ func TestAHintCapsAnAlgorithmThatKnowsNothingOfHints(t *testing.T) {
 	p.wait(0)
 
 	s := l.Snapshot()
-	assert.Equal(t, cc.Rate(10e6).BytesIn(40*time.Millisecond)+2*mss, s.Cwnd, "half of the capacity for a round trip, and two segments")
+	assert.Equal(t, cc.Rate(10e6).BytesIn(40*time.Millisecond)+2*mss, s.Cwnd,
+		"half of the capacity for a round trip, and two segments")
 	assert.Equal(t, cc.Rate(10e6), s.PacingRate)
 	assert.True(t, p.mgr.Groups(p.now)[0].Capped)
 	assert.LessOrEqual(t, l.send(1000*mss), s.Cwnd)

@@ -23,14 +23,54 @@ func TestSharesGoByPriorityAndTraffic(t *testing.T) {
 		hint  cc.Hint
 		want  []float64
 	}{
-		{"priorities 4 and 2, equal traffic", []Terms{claiming(0, 4, 0), claiming(1, 2, 0)}, cc.Hint{}, []float64{2. / 3, 1. / 3}},
-		{"priorities 2, 4 and 1", []Terms{claiming(0, 2, 0), claiming(1, 4, 0), claiming(2, 1, 0)}, cc.Hint{}, []float64{2. / 7, 4. / 7, 1. / 7}},
-		{"1000 B each 10 ms at priority 2, 500 B at 4", []Terms{claiming(0, 2, 800_000), claiming(1, 4, 400_000)}, cc.Hint{}, []float64{0.5, 0.5}},
-		{"traffic that is not known of all is not counted", []Terms{claiming(0, 2, 800_000), claiming(1, 4, 0)}, cc.Hint{}, []float64{1. / 3, 2. / 3}},
-		{"an algorithm without a priority counts as 1", []Terms{claiming(0, 3, 0), {Host: hostAt(1), Algorithm: "reno"}}, cc.Hint{}, []float64{0.75, 0.25}},
-		{"flows of one host add up", []Terms{claiming(0, 1, 0), claiming(0, 1, 0), claiming(1, 2, 0)}, cc.Hint{}, []float64{0.5, 0.5, 0.5}},
-		{"flows that the network counts and we do not see claim 1 each", []Terms{claiming(0, 2, 0)}, cc.Hint{Flows: 3}, []float64{0.5}},
-		{"what the network assigns stays", []Terms{claiming(0, 4, 0), claiming(1, 2, 0)}, cc.Hint{Share: 0.25}, []float64{0.25, 0.25}},
+		{
+			"priorities 4 and 2, equal traffic",
+			[]Terms{claiming(0, 4, 0), claiming(1, 2, 0)},
+			cc.Hint{},
+			[]float64{2. / 3, 1. / 3},
+		},
+		{
+			"priorities 2, 4 and 1",
+			[]Terms{claiming(0, 2, 0), claiming(1, 4, 0), claiming(2, 1, 0)},
+			cc.Hint{},
+			[]float64{2. / 7, 4. / 7, 1. / 7},
+		},
+		{
+			"1000 B each 10 ms at priority 2, 500 B at 4",
+			[]Terms{claiming(0, 2, 800_000), claiming(1, 4, 400_000)},
+			cc.Hint{},
+			[]float64{0.5, 0.5},
+		},
+		{
+			"traffic that is not known of all is not counted",
+			[]Terms{claiming(0, 2, 800_000), claiming(1, 4, 0)},
+			cc.Hint{},
+			[]float64{1. / 3, 2. / 3},
+		},
+		{
+			"an algorithm without a priority counts as 1",
+			[]Terms{claiming(0, 3, 0), {Host: hostAt(1), Algorithm: "reno"}},
+			cc.Hint{},
+			[]float64{0.75, 0.25},
+		},
+		{
+			"flows of one host add up",
+			[]Terms{claiming(0, 1, 0), claiming(0, 1, 0), claiming(1, 2, 0)},
+			cc.Hint{},
+			[]float64{0.5, 0.5, 0.5},
+		},
+		{
+			"flows that the network counts and we do not see claim 1 each",
+			[]Terms{claiming(0, 2, 0)},
+			cc.Hint{Flows: 3},
+			[]float64{0.5},
+		},
+		{
+			"what the network assigns stays",
+			[]Terms{claiming(0, 4, 0), claiming(1, 2, 0)},
+			cc.Hint{Share: 0.25},
+			[]float64{0.25, 0.25},
+		},
 	} {
 		p := newTestbed(t)
 		for _, terms := range tt.flows {

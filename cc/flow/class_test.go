@@ -99,8 +99,16 @@ func TestWhatAMemberIsDue(t *testing.T) {
 		terms []Terms
 		want  []float64
 	}{
-		{"a guarantee has its target, the others the rest", []Terms{bulk, bulk.asGuarantee(5e6), bulk}, []float64{7.5, 5, 7.5}},
-		{"guarantees for all there is leave the others their floors", []Terms{bulk, bulk.asGuarantee(30e6)}, []float64{floor, 20 - floor}},
+		{
+			"a guarantee has its target, the others the rest",
+			[]Terms{bulk, bulk.asGuarantee(5e6), bulk},
+			[]float64{7.5, 5, 7.5},
+		},
+		{
+			"guarantees for all there is leave the others their floors",
+			[]Terms{bulk, bulk.asGuarantee(30e6)},
+			[]float64{floor, 20 - floor},
+		},
 		{"a guarantee of an unknown rate is one of the others", []Terms{bulk, bulk.asGuarantee(0)}, []float64{10, 10}},
 		{"by weight where two guarantees ask for too much", []Terms{
 			with(func(t *Terms) { *t = t.asGuarantee(30e6); t.Weight = 3 }), bulk.asGuarantee(30e6),
@@ -324,7 +332,8 @@ func TestTheWindowIsDividedWell(t *testing.T) {
 		require.LessOrEqual(rt, shared+least, max(W, floors+least)+cc.Bytes(len(active)),
 			"nor is it when it is cut to whole pairs")
 		if hungry {
-			require.GreaterOrEqual(rt, due+most, W-cc.Bytes(len(active))*16, "nothing is kept from those that could use it")
+			require.GreaterOrEqual(rt, due+most, W-cc.Bytes(len(active))*16,
+				"nothing is kept from those that could use it")
 		}
 		// Max-min: who is due less for its weight than an equal is due as much as it may.
 		for _, a := range active {

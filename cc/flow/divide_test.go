@@ -184,7 +184,10 @@ func TestMembersAreToldTheirShares(t *testing.T) {
 		b := p.openEnforced(terms)
 		terms.MaxRate = 1e6
 		c := p.openEnforced(terms)
-		assert.Equal(t, cc.Rate(8e6), p.openEnforced(Terms{Algorithm: "static", Params: terms.Params}).fill().PacingRate)
+		assert.Equal(t, cc.Rate(8e6), p.openEnforced(Terms{
+			Algorithm: "static",
+			Params:    terms.Params,
+		}).fill().PacingRate)
 		for _, l := range []*leg{a, b, c} {
 			l.fill()
 		}

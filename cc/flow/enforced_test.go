@@ -53,7 +53,12 @@ func TestWhatHoldsAFlowBackOverALegThatEnforcesTheWindow(t *testing.T) {
 		{"room for two segments in the window, and a rate: pacing", paced, 8 * mss, mss, false, LimitedByPacing, true},
 		{"the window is nearly full, rate or not", paced, 8*mss + 1, mss, false, LimitedByCwnd, true},
 		{"without a rate it is the window that is slow to open", static(10), 5 * mss, mss, false, LimitedByCwnd, true},
-		{"the policy's rate is a rate", Terms{Algorithm: "static", MaxRate: 1e6}, 5 * mss, mss, false, LimitedByPacing, true},
+		{
+			"the policy's rate is a rate",
+			Terms{Algorithm: "static", MaxRate: 1e6},
+			5 * mss, mss, false,
+			LimitedByPacing, true,
+		},
 		{"the receiver before everything else", paced, 5 * mss, 10 * mss, true, LimitedByReceiver, false},
 	}
 	for _, tt := range tests {

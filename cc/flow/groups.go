@@ -23,10 +23,12 @@ type Group struct {
 	Algorithm string
 	Receives  bool // it is of windows that hosts are let send in
 	Phase     string
-	Hosts     []netip.Addr  // where its members' bytes go, in order, at most maxGroupHosts of them; of one that lingers, where they went of late
-	Members   int           // 0: it lingers, its window waits for the next
-	Active    int           // members with something in flight, or waiting to be
-	Idle      time.Duration // since the last member left; 0 with members
+	// where its members' bytes go, in order, at most maxGroupHosts of them; of one that lingers, where they went of
+	// late
+	Hosts   []netip.Addr
+	Members int           // 0: it lingers, its window waits for the next
+	Active  int           // members with something in flight, or waiting to be
+	Idle    time.Duration // since the last member left; 0 with members
 
 	Cwnd       cc.Bytes // all members' together; 0 before the first event
 	Inflight   cc.Bytes

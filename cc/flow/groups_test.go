@@ -123,13 +123,19 @@ func TestHintsMovesGroupsAndClosesMayRunAtOnce(t *testing.T) {
 	for k := range 3 {
 		wg.Go(func() {
 			for n := range rounds {
-				terms := Terms{Group: "g", Host: hostAt((n + k) % 5), Algorithm: "reno", HintCap: float64(n % 2), Target: cc.Rate(n % 3)}
+				terms := Terms{
+					Group: "g", Host: hostAt((n + k) % 5), Algorithm: "reno", HintCap: float64(n % 2),
+					Target: cc.Rate(n % 3),
+				}
 				f, err := mgr.Open(at(n), terms, Leg{})
 				if !assert.NoError(t, err) {
 					return
 				}
 				g := f.Take(at(n), 4*mss)
-				r := Report{At: at(n), Written: g.Bytes, Acked: g.Bytes, MSS: mss, RTT: time.Duration(1+n%7) * 10 * time.Millisecond}
+				r := Report{
+					At: at(n), Written: g.Bytes, Acked: g.Bytes, MSS: mss,
+					RTT: time.Duration(1+n%7) * 10 * time.Millisecond,
+				}
 				f.Report(r)
 				terms.Group, terms.Host = []string{"g", "h"}[n%2], hostAt(n%4)
 				assert.NoError(t, f.Move(at(n), terms))

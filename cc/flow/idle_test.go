@@ -71,7 +71,8 @@ func TestAWindowIsRememberedForAWhile(t *testing.T) {
 				l.ack(l.r.Pipe)
 			}
 			if tt.halved > 0 {
-				assert.InDelta(t, 88, float64(l.Snapshot().Cwnd)/float64(mss), 8, "slow start ends where the path was known to carry it")
+				assert.InDelta(t, 88, float64(l.Snapshot().Cwnd)/float64(mss), 8,
+					"slow start ends where the path was known to carry it")
 			}
 		})
 	}

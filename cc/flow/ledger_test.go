@@ -75,40 +75,41 @@ func TestSamplesKeepComing(t *testing.T) {
 		{packets: 20_000, pushed: 16, acked: 2, least: 200},
 		{packets: 20_000, pushed: 200, acked: 200, least: 100},
 	} {
-		t.Run(fmt.Sprintf("%d in flight, %d pushed and %d acknowledged at a time", tt.packets, tt.pushed, tt.acked), func(t *testing.T) {
-			p := newTestbed(t)
-			gap := 100 * time.Millisecond / time.Duration(tt.packets)
-			rtt := gap * time.Duration(tt.packets)
-			chunk := time.Duration(max(tt.pushed, 1+3*tt.packets/ledgerChunks*2)) * gap
-			samples := 0
-			p.trace = func(e Event) {
-				if e.Kind != KindAck || e.RTT == 0 {
-					return
+		t.Run(fmt.Sprintf("%d in flight, %d pushed and %d acknowledged at a time", tt.packets, tt.pushed, tt.acked),
+			func(t *testing.T) {
+				p := newTestbed(t)
+				gap := 100 * time.Millisecond / time.Duration(tt.packets)
+				rtt := gap * time.Duration(tt.packets)
+				chunk := time.Duration(max(tt.pushed, 1+3*tt.packets/ledgerChunks*2)) * gap
+				samples := 0
+				p.trace = func(e Event) {
+					if e.Kind != KindAck || e.RTT == 0 {
+						return
+					}
+					samples++
+					require.GreaterOrEqual(t, e.RTT, rtt)
+					require.LessOrEqual(t, e.RTT, rtt+chunk+time.Duration(tt.pushed+tt.acked)*gap)
 				}
-				samples++
-				require.GreaterOrEqual(t, e.RTT, rtt)
-				require.LessOrEqual(t, e.RTT, rtt+chunk+time.Duration(tt.pushed+tt.acked)*gap)
-			}
-			l := p.open(static(float64(tt.packets + tt.pushed + tt.acked)))
-			sent, acked := 0, 0
-			for k := range 6*tt.packets + 1 {
-				p.wait(gap)
-				if n := k - tt.packets - acked; n >= tt.acked { // what left a round trip ago
-					l.ack(cc.Bytes(n) * mss)
-					acked += n
+				l := p.open(static(float64(tt.packets + tt.pushed + tt.acked)))
+				sent, acked := 0, 0
+				for k := range 6*tt.packets + 1 {
+					p.wait(gap)
+					if n := k - tt.packets - acked; n >= tt.acked { // what left a round trip ago
+						l.ack(cc.Bytes(n) * mss)
+						acked += n
+					}
+					if k-sent >= tt.pushed {
+						require.Equal(t, cc.Bytes(tt.pushed)*mss, l.send(cc.Bytes(tt.pushed)*mss))
+						sent += tt.pushed
+					}
+					if k == 3*tt.packets {
+						samples = 0
+					}
 				}
-				if k-sent >= tt.pushed {
-					require.Equal(t, cc.Bytes(tt.pushed)*mss, l.send(cc.Bytes(tt.pushed)*mss))
-					sent += tt.pushed
-				}
-				if k == 3*tt.packets {
-					samples = 0
-				}
-			}
-			assert.GreaterOrEqual(t, samples, 3*tt.least)
-			assert.InEpsilon(t, float64(cc.RateOf(mss, gap)), float64(l.Snapshot().DeliveryRate), 0.1)
-			assert.LessOrEqual(t, len(l.ledger.ring), ledgerChunks)
-		})
+				assert.GreaterOrEqual(t, samples, 3*tt.least)
+				assert.InEpsilon(t, float64(cc.RateOf(mss, gap)), float64(l.Snapshot().DeliveryRate), 0.1)
+				assert.LessOrEqual(t, len(l.ledger.ring), ledgerChunks)
+			})
 	}
 }
 

@@ -173,7 +173,8 @@ func TestEnforcedAndGatedMembersShareOneWindow(t *testing.T) {
 			if s == nil {
 				continue
 			}
-			rtt := time.Duration(rapid.IntRange(0, 1).Draw(rt, "measured")*rapid.IntRange(1, 60).Draw(rt, "rtt")) * time.Millisecond
+			rtt := time.Duration(rapid.IntRange(0, 1).Draw(rt, "measured")*rapid.IntRange(1, 60).Draw(rt,
+				"rtt")) * time.Millisecond
 			switch rapid.IntRange(0, 9).Draw(rt, "what") {
 			case 0, 1, 2:
 				s.write(cc.Bytes(rapid.IntRange(1, 100_000).Draw(rt, "bytes")))

@@ -126,7 +126,8 @@ func TestOneWayFollowsAPathThatGrew(t *testing.T) {
 	const by, at = 50 * ms, 20 * time.Second
 	var o oneWay
 	r := remote{
-		tick: ms, skew: 50e-6, there: longer(swings(10*ms, 20*ms, time.Second), at, by), back: longer(steady(10*ms), at, by),
+		tick: ms, skew: 50e-6, there: longer(swings(10*ms, 20*ms, time.Second), at, by), back: longer(steady(10*ms),
+			at, by),
 	}
 	last := told{}
 	newest := time.Duration(0)
@@ -158,7 +159,10 @@ func TestOneWayOfClocksThatAreNone(t *testing.T) {
 		"noise":          func(at time.Duration, _ uint32) uint32 { return uint32(at) * 2654435761 },
 	} {
 		var o oneWay
-		r := remote{tick: ms, there: swings(10*ms, 30*ms, time.Second), back: swings(10*ms, 10*ms, 700*ms), shows: shows}
+		r := remote{
+			tick: ms, there: swings(10*ms, 30*ms, time.Second), back: swings(10*ms, 10*ms, 700*ms),
+			shows: shows,
+		}
 		watchWays(&o, r, 5*ms, 2*time.Minute, func(h told) {
 			require.False(t, h.known, "%s: %+v", name, h)
 			require.Zero(t, h.queue, name)
@@ -175,7 +179,8 @@ func TestOneWayOfAClockThatIsSet(t *testing.T) {
 	for _, set := range []int64{-100_000, -300, 300, 100_000} {
 		var o oneWay
 		r := remote{
-			tick: ms, offset: math.MaxUint32 - 5000, there: swings(10*ms, 20*ms, 500*ms), back: swings(10*ms, 40*ms, 900*ms),
+			tick: ms, offset: math.MaxUint32 - 5000, there: swings(10*ms, 20*ms, 500*ms), back: swings(10*ms, 40*ms,
+				900*ms),
 			shows: func(at time.Duration, v uint32) uint32 {
 				if at > 30*time.Second {
 					v += uint32(set)

@@ -19,7 +19,10 @@ func (m *Manager) Open(now cc.Time, t Terms, leg Leg) (*Flow, error) {
 	m.nextID++
 	g, fresh := m.group(now, r)
 	f := &Flow{mgr: m}
-	f.member = member{id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.allocation(), limits: limits{since: now}}
+	f.member = member{
+		id: m.nextID, leg: leg, clock: f, terms: t, allocation: t.allocation(),
+		limits: limits{since: now},
+	}
 	f.enforced = leg.Enforces
 	f.limitTo(m.rateLimit(now, t))
 	f.home.Store(g.group)

@@ -100,7 +100,8 @@ func TestMembersOnWaysOfUnlikeLengthHaveTheSameRate(t *testing.T) {
 				sum += float64(b.got[i] - before[i])
 			}
 			for i := range b.got {
-				assert.InEpsilon(t, float64(tt.weights[i])/float64(weights), float64(b.got[i]-before[i])/sum, 0.2, "member %d", i)
+				assert.InEpsilon(t, float64(tt.weights[i])/float64(weights), float64(b.got[i]-before[i])/sum, 0.2,
+					"member %d", i)
 			}
 		})
 	}
@@ -171,7 +172,8 @@ func TestWhoeverIsLeftGoesOnAtTheSameRate(t *testing.T) {
 		b.run(500 * ms)
 		before := b.got[1]
 		b.run(2 * time.Second)
-		assert.InEpsilon(t, float64(all), float64(b.got[1]-before), 0.1, "%v: the window means the same rate on any way", ways)
+		assert.InEpsilon(t, float64(all), float64(b.got[1]-before), 0.1,
+			"%v: the window means the same rate on any way", ways)
 	}
 }
 
@@ -253,7 +255,11 @@ func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
 	}
 	const ms = time.Millisecond
 	for _, algorithm := range []string{"copa", "vegas", "bbr", "penstock"} {
-		for _, ways := range [][]time.Duration{{20 * ms, 100 * ms}, {100 * ms, 20 * ms}, {20 * ms, 60 * ms, 60 * ms, 200 * ms}} {
+		for _, ways := range [][]time.Duration{
+			{20 * ms, 100 * ms},
+			{100 * ms, 20 * ms},
+			{20 * ms, 60 * ms, 60 * ms, 200 * ms},
+		} {
 			b := &bottleneck{testbed: newTestbed(t), rate: 20e6}
 			for _, d := range ways {
 				b.host(Terms{Group: "host", Algorithm: algorithm}, d)
@@ -267,7 +273,8 @@ func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
 				sum += b.got[i] - before[i]
 			}
 			for i := range b.got {
-				assert.InEpsilon(t, 1/float64(len(ways)), float64(b.got[i]-before[i])/float64(sum), 0.25, "%s, %v: member %d", algorithm, ways, i)
+				assert.InEpsilon(t, 1/float64(len(ways)), float64(b.got[i]-before[i])/float64(sum), 0.25,
+					"%s, %v: member %d", algorithm, ways, i)
 			}
 			assert.Greater(t, cc.RateOf(sum, 10*time.Second).Mbps(), 17.0, "%s, %v: the link is used", algorithm, ways)
 		}
@@ -280,7 +287,8 @@ func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
 	}
 	rapid.Check(t, func(rt *rapid.T) {
 		b := &bottleneck{testbed: newTestbed(t), rate: 20e6}
-		window := float64(rapid.IntRange(300, 600).Draw(rt, "window")) // with a queue that stands, or without; never so small that two segments are more than a share
+		// with a queue that stands, or without; never so small that two segments are more than a share
+		window := float64(rapid.IntRange(300, 600).Draw(rt, "window"))
 		weights := 0
 		for range rapid.IntRange(2, 3).Draw(rt, "members") {
 			terms := static(window)
@@ -303,7 +311,8 @@ func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
 		for i, l := range b.legs {
 			way := float64(b.ways[i]) / 1e6
 			queue := float64(b.rate.TimeFor(cc.Bytes(window)*mss)) / 1e6 // at most
-			require.InDelta(rt, way, float64(l.path.base)/1e6, 5+0.3*way+0.4*queue, "member %d: a queue is not taken for a way", i)
+			require.InDelta(rt, way, float64(l.path.base)/1e6, 5+0.3*way+0.4*queue,
+				"member %d: a queue is not taken for a way", i)
 		}
 	})
 }

@@ -38,7 +38,11 @@ func TestAGroupsMaximumRateBindsAllItsFlows(t *testing.T) {
 	}{
 		{"one flow", []Terms{limited("a", "none", rate)}, []float64{1}},
 		{"two flows", []Terms{limited("a", "none", rate), limited("a", "none", rate)}, []float64{0.5, 0.5}},
-		{"under unlike algorithms", []Terms{limited("a", "none", rate), limited("a", "static", rate)}, []float64{0.5, 0.5}},
+		{
+			"under unlike algorithms",
+			[]Terms{limited("a", "none", rate), limited("a", "static", rate)},
+			[]float64{0.5, 0.5},
+		},
 		{"two groups", []Terms{limited("a", "none", rate), limited("b", "none", rate)}, []float64{1, 1}},
 		{"two rates in a group", []Terms{limited("a", "none", rate), limited("a", "none", 2*rate)}, []float64{1, 2}},
 	}

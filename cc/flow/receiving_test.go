@@ -46,7 +46,10 @@ func (p *peer) send(d time.Duration, most cc.Bytes) {
 		inflight := min(window, most)
 		rtt := max(peerRTT, peerRate.TimeFor(inflight))
 		p.got += min(cc.RateOf(inflight, peerRTT), peerRate).BytesIn(time.Millisecond)
-		p.r.Arrived(Arrivals{At: p.now, Received: p.got, RTT: rtt, Window: window, Unread: p.unread, MSS: cc.DefaultMSS})
+		p.r.Arrived(Arrivals{
+			At: p.now, Received: p.got, RTT: rtt, Window: window, Unread: p.unread,
+			MSS: cc.DefaultMSS,
+		})
 	}
 }
 

@@ -20,21 +20,26 @@ import (
 // and zero at Open, so a datapath may report every acknowledgement or every few
 // milliseconds and nothing is lost in between.
 type Report struct {
-	At       cc.Time
-	Written  cc.Bytes      // accepted by the transport; those taken beyond it are still on their way there
-	Acked    cc.Bytes      // delivered to the peer; selectively acknowledged bytes count
-	Newest   cc.Bytes      // stream offset up to which a first transmission is known to have arrived, holes below it notwithstanding; 0: Acked
-	Sacked   cc.Bytes      // gauge: of Acked, what lies beyond a hole; a loss found before the hole is filled belongs to the same event
-	Lost     cc.Bytes      // retransmitted by the transport; they stay in flight until acknowledged
-	Marked   cc.Bytes      // acknowledged with ECN-CE
-	L4S      bool          // gauge: packets leave as ECT(1), and the peer reports each mark (RFC 9331, 9768)
-	Timeouts int           // retransmission timeouts; after one, offsets in flight give no RTT (Karn)
-	RTT      time.Duration // newest raw sample, never a smoothed one; 0: none, and the send ledger measures, unless a leg that enforces the window has had samples before
-	Peer     PeerClock     // newest reading of the peer's clock; the zero value: none
-	Unsent   cc.Bytes      // gauge: accepted by the transport, not on the wire yet
-	Pipe     cc.Bytes      // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
-	MSS      cc.Bytes      // gauge: payload of a full segment; 0: unchanged
-	RwndFull bool          // gauge: the peer's receive window, not ours, holds the flow back
+	At      cc.Time
+	Written cc.Bytes // accepted by the transport; those taken beyond it are still on their way there
+	Acked   cc.Bytes // delivered to the peer; selectively acknowledged bytes count
+	// stream offset up to which a first transmission is known to have arrived, holes below it notwithstanding; 0:
+	// Acked
+	Newest cc.Bytes
+	// gauge: of Acked, what lies beyond a hole; a loss found before the hole is filled belongs to the same event
+	Sacked   cc.Bytes
+	Lost     cc.Bytes // retransmitted by the transport; they stay in flight until acknowledged
+	Marked   cc.Bytes // acknowledged with ECN-CE
+	L4S      bool     // gauge: packets leave as ECT(1), and the peer reports each mark (RFC 9331, 9768)
+	Timeouts int      // retransmission timeouts; after one, offsets in flight give no RTT (Karn)
+	// newest raw sample, never a smoothed one; 0: none, and the send ledger measures, unless a leg that enforces the
+	// window has had samples before
+	RTT      time.Duration
+	Peer     PeerClock // newest reading of the peer's clock; the zero value: none
+	Unsent   cc.Bytes  // gauge: accepted by the transport, not on the wire yet
+	Pipe     cc.Bytes  // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
+	MSS      cc.Bytes  // gauge: payload of a full segment; 0: unchanged
+	RwndFull bool      // gauge: the peer's receive window, not ours, holds the flow back
 }
 
 // PeerClock is the timestamp of an acknowledgement (TSval, RFC 7323 §3.2): the peer's
@@ -55,15 +60,17 @@ type Limit struct {
 // tick, a hint, a move, another member. Apply and Wake run with locks held, on any
 // goroutine: they must neither block nor call back.
 type Leg struct {
-	Enforces bool        // it keeps Limit.Cwnd by itself: bytes count in flight once they leave; otherwise Take keeps it
+	// it keeps Limit.Cwnd by itself: bytes count in flight once they leave; otherwise Take keeps it
+	Enforces bool
 	Apply    func(Limit) // the limit is this from now on; nil: nobody to tell
 	Wake     func()      // a refused Take may succeed now; nil: nobody to tell
 }
 
 // Terms are what policy grants a flow.
 type Terms struct {
-	Group            string     // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
-	Alone            bool       // no other flow will ever have that Group: nothing of it is kept once the flow is closed
+	Group string // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
+	// no other flow will ever have that Group: nothing of it is kept once the flow is closed
+	Alone            bool
 	Host             netip.Addr // where the bytes go, or come from; flows to one host have one path; invalid: not known
 	Algorithm        string
 	Params           cc.Params
@@ -82,9 +89,10 @@ type Class uint8
 
 // The classes: who shares a window with others is served by them.
 const (
-	Bulk           Class = iota // takes what is left, at leisure
-	DelaySensitive              // short and awaited: has its share at once, before Bulk flows have fallen back to theirs
-	Guarantee                   // has its Target before others share the rest, and no more than a little above it
+	Bulk Class = iota // takes what is left, at leisure
+	// short and awaited: has its share at once, before Bulk flows have fallen back to theirs
+	DelaySensitive
+	Guarantee // has its Target before others share the rest, and no more than a little above it
 )
 
 var classNames = [...]string{"bulk", "delay_sensitive", "guarantee"}

@@ -107,17 +107,20 @@ func TestNoAlgorithmBurstsAfterSilence(t *testing.T) {
 				return l, before
 			}
 			l, before := run(120 * time.Second)
-			assert.LessOrEqual(t, l.limit.Cwnd, cc.InitialCwndPackets*mss, "%s, %v: a burst before it asks", name, enforced)
+			assert.LessOrEqual(t, l.limit.Cwnd, cc.InitialCwndPackets*mss, "%s, %v: a burst before it asks", name,
+				enforced)
 			once, all := l.burst()
 			assert.Positive(t, once, name)
 			assert.LessOrEqual(t, all, cc.InitialCwndPackets*mss, "%s, enforced: %v: of %v", name, enforced, before)
 
 			l, before = run(time.Second)
-			assert.LessOrEqual(t, l.limit.Cwnd, cc.InitialCwndPackets*mss, "%s, %v: a burst before it asks", name, enforced)
+			assert.LessOrEqual(t, l.limit.Cwnd, cc.InitialCwndPackets*mss, "%s, %v: a burst before it asks", name,
+				enforced)
 			once, all = l.burst()
 			assert.LessOrEqual(t, all, max(before, l.limit.Cwnd)+2*mss, "%s, enforced: %v", name, enforced)
 			most := max(before/5, 2*mss) // what a pacer may save is a tenth of a round trip
-			assert.LessOrEqual(t, once, max(most, cc.InitialCwndPackets*mss), "%s, %v: of %v, paced", name, enforced, before)
+			assert.LessOrEqual(t, once, max(most, cc.InitialCwndPackets*mss), "%s, %v: of %v, paced", name, enforced,
+				before)
 			if before > cc.InitialCwndPackets*mss {
 				rate := float64(l.limit.Cwnd) / restartRTT.Seconds() * 8
 				assert.Positive(t, l.limit.PacingRate, "%s, enforced: %v", name, enforced)

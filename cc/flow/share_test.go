@@ -141,7 +141,8 @@ func TestAnIdleMemberLendsItsShareAndHasItBack(t *testing.T) {
 	c.legs[0].Close(c.now)
 	c.legs[0] = nil
 	c.run(45*time.Millisecond, wants)
-	assert.InDelta(t, float64(100*mss), float64(c.legs[1].inflight()), float64(mss), "what a member leaves behind goes to the others")
+	assert.InDelta(t, float64(100*mss), float64(c.legs[1].inflight()), float64(mss),
+		"what a member leaves behind goes to the others")
 }
 
 func TestPriorityComesFirstButNobodyStarves(t *testing.T) {

@@ -128,7 +128,10 @@ func (l *leg) fill() Limit {
 }
 
 func static(packets float64) Terms {
-	return Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "static", Params: cc.Params{"cwnd_packets": packets}}
+	return Terms{
+		Group: "host", Host: addr("192.0.2.1"), Algorithm: "static",
+		Params: cc.Params{"cwnd_packets": packets},
+	}
 }
 
 func reno() Terms { return Terms{Group: "host", Host: addr("192.0.2.1"), Algorithm: "reno"} }

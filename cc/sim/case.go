@@ -213,7 +213,8 @@ func (p *caseReader) line(words []string) error {
 		p.c.Expect = append(p.c.Expect, e)
 		return err
 	}
-	return fmt.Errorf("%q is not something a scenario says; lines begin with link, cell, host, trace, up, transport, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
+	return fmt.Errorf("%q is not something a scenario says; lines begin with link, cell, host, trace, up, "+
+		"transport, acks, hints, timestamps, step, outage, delay, move, flow, run or expect", words[0])
 }
 
 // link reads a link's properties; its delay is also that of other, if there is one.

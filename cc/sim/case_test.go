@@ -45,15 +45,21 @@ func TestReadCase(t *testing.T) {
 	)
 	require.NoError(t, err)
 	assert.Equal(t, Scenario{
-		Down:      LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
-		Up:        LinkConfig{Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5, Reorder: 0.1, ReorderBy: 3 * ms},
+		Down: LinkConfig{Rate: 20e6, Delay: 20 * ms, QueuePackets: 100, Loss: 0.01},
+		Up: LinkConfig{
+			Rate: 2e6, Delay: 20 * ms, QueueBytes: 64 << 10, Loss: 0.5, Reorder: 0.1,
+			ReorderBy: 3 * ms,
+		},
 		Transport: Kernel, AckEvery: 10 * ms, Hints: 20 * ms, RawRTT: true, Timestamps: 10 * ms, ClockSkew: -20,
 		Flows: []FlowConfig{
 			{
 				Name: "a", Algorithm: "copa", Params: cc.Params{"delta": 0.1}, Group: "g", Priority: 1, Weight: 2,
 				MaxRate: 5e6, Start: time.Second, Stop: 20 * time.Second,
 			},
-			{Algorithm: "cubic", Params: cc.Params{}, Bytes: 1e6, Rate: 2e6, On: time.Second, Off: 2 * time.Second, Class: flow.Guarantee, Target: 2e6, MinRate: 1e6},
+			{
+				Algorithm: "cubic", Params: cc.Params{}, Bytes: 1e6, Rate: 2e6, On: time.Second, Off: 2 * time.Second,
+				Class: flow.Guarantee, Target: 2e6, MinRate: 1e6,
+			},
 		},
 		Changes:  []Change{{At: 30 * time.Second, Delay: 40 * ms}},
 		Duration: 40 * time.Second, Warmup: 5 * time.Second, Sample: 50 * ms, Seed: 9,

@@ -117,7 +117,8 @@ func (c CellConfig) Check() error {
 	for i, h := range c.Hosts {
 		switch {
 		case h.BitsPerBlock < 0 || h.BitsPerBlock > maxBits:
-			return fmt.Errorf("host %d: a block carries %d bits, but must carry 1 to %d; 0: %d", i+1, h.BitsPerBlock, maxBits, defaultBits)
+			return fmt.Errorf("host %d: a block carries %d bits, but must carry 1 to %d; 0: %d", i+1, h.BitsPerBlock,
+				maxBits, defaultBits)
 		case h.Delay < 0:
 			return fmt.Errorf("host %d: the delay is %v, but must not be negative", i+1, h.Delay)
 		case h.QueueBytes < 0 || h.QueuePackets < 0:

@@ -21,7 +21,8 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 		return nil, fmt.Errorf("sim: trace %s: the first step must be at 0 s", name)
 	}
 	if d < time.Millisecond || d > maxGenerated || d%time.Millisecond != 0 {
-		return nil, fmt.Errorf("sim: trace %s must last a whole number of milliseconds, between 1 and %d, not %v", name, maxGenerated.Milliseconds(), d)
+		return nil, fmt.Errorf("sim: trace %s must last a whole number of milliseconds, between 1 and %d, not %v",
+			name, maxGenerated.Milliseconds(), d)
 	}
 	t := &Trace{Name: name}
 	for i, s := range steps {
@@ -29,14 +30,16 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 		if i+1 < len(steps) {
 			end = min(d, steps[i+1].At)
 			if steps[i+1].At < s.At {
-				return nil, fmt.Errorf("sim: trace %s: the step at %v comes after the one at %v", name, steps[i+1].At, s.At)
+				return nil, fmt.Errorf("sim: trace %s: the step at %v comes after the one at %v", name, steps[i+1].At,
+					s.At)
 			}
 		}
 		if s.Rate == 0 {
 			continue
 		}
 		if n := int64(s.Rate.BytesIn(end-s.At) / OpportunityBytes); n > maxOpportunities-int64(len(t.times)) {
-			return nil, fmt.Errorf("sim: trace %s has more than %d opportunities; lower the rate or shorten it", name, maxOpportunities)
+			return nil, fmt.Errorf("sim: trace %s has more than %d opportunities; lower the rate or shorten it", name,
+				maxOpportunities)
 		}
 		for n := cc.Bytes(1); ; n++ {
 			at := s.At + s.Rate.TimeFor(n*OpportunityBytes)

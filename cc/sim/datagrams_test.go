@@ -40,7 +40,8 @@ func TestDatagramsInTheWindowLeaveFlowsTheirPart(t *testing.T) {
 	} {
 		alone := playLines(t, home(c.algorithm, "")...)
 		r := playLines(t, home(c.algorithm, "rate 30mbit group peer share 0.5")...)
-		t.Logf("%s: managed %.3f, p95 of queueing %v, %v alone", c.algorithm, managedPart(r), r.Queueing.P95, alone.Queueing.P95)
+		t.Logf("%s: managed %.3f, p95 of queueing %v, %v alone", c.algorithm, managedPart(r), r.Queueing.P95,
+			alone.Queueing.P95)
 		assert.GreaterOrEqual(t, managedPart(r), 0.45, c.algorithm)
 		assert.GreaterOrEqual(t, r.Flows[2].Throughput.Mbps(), 8.0, c.algorithm)
 		assert.GreaterOrEqual(t, r.Utilisation, 0.95, c.algorithm)
@@ -65,7 +66,8 @@ func TestDatagramsHaveTheWholeWindowThatNobodyWants(t *testing.T) {
 }
 
 func TestAFlowThatStartsBesideDatagramsTakesOverWithinSeconds(t *testing.T) {
-	r := playLines(t, "link 20mbit rtt 40ms queue 2500KB", "run 30s", "flow udp name udp rate 19mbit group peer share 0.5",
+	r := playLines(t, "link 20mbit rtt 40ms queue 2500KB", "run 30s",
+		"flow udp name udp rate 19mbit group peer share 0.5",
 		"flow copa name a group peer start 10s", "flow copa name b group peer start 10s")
 	between := func(i int, from, to time.Duration) float64 { return mean(r.Flows[i].PerSecond, from, to).Mbps() }
 	assert.InDelta(t, 19*1400.0/1428, between(0, 2*time.Second, 10*time.Second), 0.5)
@@ -96,14 +98,16 @@ func TestACallLosesNothingBesideADownloadAndAFlood(t *testing.T) {
 			for seed := range 4 {
 				lines := []string{
 					"link rtt 40ms queue 2MB", fmt.Sprintf("trace lte seed %d", seed+1), "run 60s warmup 5s",
-					"flow " + algorithm + " name download group peer", "flow udp name call rate 260kbit group peer share 0.5",
+					"flow " + algorithm + " name download group peer", "flow udp name call rate 260kbit group peer " +
+						"share 0.5",
 				}
 				if flood {
 					lines = append(lines, "flow udp name flood rate 30mbit group peer share 0.5")
 				}
 				r := playLines(t, lines...)
 				call := r.Flows[1]
-				t.Logf("%s seed %d flood %v: call lost %d of %d, p95 %v; download %v", algorithm, seed+1, flood, call.Drops, call.Packets, call.OneWay.P95, r.Flows[0].Throughput)
+				t.Logf("%s seed %d flood %v: call lost %d of %d, p95 %v; download %v", algorithm, seed+1, flood,
+					call.Drops, call.Packets, call.OneWay.P95, r.Flows[0].Throughput)
 				assert.Zero(t, call.Drops)
 				if !flood {
 					continue

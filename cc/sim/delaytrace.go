@@ -36,7 +36,8 @@ func ReadDelayTrace(name string, r io.Reader) (*DelayTrace, error) {
 		return nil, err
 	}
 	if len(d.steps) == 0 {
-		return nil, fmt.Errorf("sim: trace %s is empty; it needs one line, a number of milliseconds, per %v", name, DelayStep)
+		return nil, fmt.Errorf("sim: trace %s is empty; it needs one line, a number of milliseconds, per %v", name,
+			DelayStep)
 	}
 	d.steps = slices.Clip(d.steps)
 	return d, nil

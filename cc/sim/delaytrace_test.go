@@ -20,10 +20,12 @@ func TestDelaysAreRead(t *testing.T) {
 	assert.Equal(t, 30*time.Millisecond, d.Duration())
 	assert.Equal(t, 8*time.Millisecond, d.Least())
 	for since, want := range map[int]int{0: 12, 9: 12, 10: 30, 29: 8, 30: 12, 55: 8, 3000: 12} {
-		assert.Equal(t, time.Duration(want)*time.Millisecond, d.at(time.Duration(since)*time.Millisecond), "after %d ms", since)
+		assert.Equal(t, time.Duration(want)*time.Millisecond, d.at(time.Duration(since)*time.Millisecond),
+			"after %d ms", since)
 	}
 	for lines, complaint := range map[string]string{
-		"": "trace bad is empty", "5\n10001\n": "line 2: 10.001s is beyond the 10s", "5\n-1\n": `line 2: "-1" is not a whole number`,
+		"": "trace bad is empty", "5\n10001\n": "line 2: 10.001s is beyond the " +
+			"10s", "5\n-1\n": `line 2: "-1" is not a whole number`,
 	} {
 		_, err := ReadDelayTrace("bad", strings.NewReader(lines))
 		assert.ErrorContains(t, err, complaint, "%q", lines)

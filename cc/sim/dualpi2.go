@@ -21,7 +21,8 @@ const (
 	dualAlpha   = 0.1 * dualTarget / dualLongest / dualLongest // Hz
 	dualBeta    = 0.3 / dualLongest                            // Hz
 	dualCouple  = 2                                            // k
-	dualShift   = 0.05                                         // seconds by which packets of the other lane are preferred
+	// seconds by which packets of the other lane are preferred
+	dualShift = 0.05
 	// The ramp of the L4S queue: none is marked that waited shorter, each that waited
 	// longer, and none behind which the queue holds less than a packet.
 	dualRampFrom, dualRampTo = 0.0008, 0.0012 // seconds

@@ -194,7 +194,8 @@ func parseExpectation(words []string) (e Expectation, err error) {
 			return e, fmt.Errorf("a flow has no %q; it has %s", e.Metric, sortedKeys(flowFigures))
 		}
 	} else if figures[e.Metric] == nil {
-		return e, fmt.Errorf("a run has no %q; it has %s; a flow (FLOW.METRIC) has %s", e.Metric, sortedKeys(figures), sortedKeys(flowFigures))
+		return e, fmt.Errorf("a run has no %q; it has %s; a flow (FLOW.METRIC) has %s", e.Metric, sortedKeys(figures),
+			sortedKeys(flowFigures))
 	}
 	if len(words) == 7 {
 		if words[1] != "from" || words[3] != "to" || !slices.Contains(inParts, e.Metric) {

@@ -129,7 +129,8 @@ const maxGenerated = time.Hour
 // seed gives one trace.
 func (g GenConfig) Generate(seed uint64, d time.Duration) (*Trace, error) {
 	if d < time.Millisecond || d > maxGenerated || d%time.Millisecond != 0 {
-		return nil, fmt.Errorf("sim: a generated trace lasts a whole number of milliseconds, between 1 and %d, not %v", maxGenerated.Milliseconds(), d)
+		return nil, fmt.Errorf("sim: a generated trace lasts a whole number of milliseconds, between 1 and %d, not "+
+			"%v", maxGenerated.Milliseconds(), d)
 	}
 	level := g.level(int(d.Milliseconds()), rand.New(rand.NewPCG(seed, levelStream)))
 	g.cutOutages(level, rand.New(rand.NewPCG(seed, outageStream)))
@@ -140,7 +141,8 @@ func (g GenConfig) Generate(seed uint64, d time.Duration) (*Trace, error) {
 	for i, rate := range level {
 		for credit += rate / 8000; credit >= float64(OpportunityBytes); credit -= float64(OpportunityBytes) {
 			if len(t.times) == maxOpportunities-1 {
-				return nil, fmt.Errorf("sim: %v of model %s has more than the %d opportunities a trace may have", d, g.Name, maxOpportunities)
+				return nil, fmt.Errorf("sim: %v of model %s has more than the %d opportunities a trace may have", d,
+					g.Name, maxOpportunities)
 			}
 			t.times = append(t.times, int64(i+1))
 		}

@@ -55,7 +55,8 @@ func TestModels(t *testing.T) {
 			require.NoError(t, err)
 			s := shapeOf(trace)
 			in := func(v, lo, hi float64, what string) {
-				assert.True(t, lo <= v && v <= hi, "%s seed %d: %s is %.3g, but should be from %g to %g", c.model, seed, what, v, lo, hi)
+				assert.True(t, lo <= v && v <= hi, "%s seed %d: %s is %.3g, but should be from %g to %g", c.model,
+					seed, what, v, lo, hi)
 			}
 			assert.Equal(t, GeneratedLength, trace.Duration())
 			in(s.mean, c.meanLow, c.meanHigh, "mean")

@@ -138,7 +138,8 @@ func TestALinkThatIsFullIsSharedEqually(t *testing.T) {
 	}
 	all := hear(t, s)
 	for i, want := range []float64{5.5e6, 5.5e6, 1e6} {
-		assert.InDelta(t, full(want), float64(all[i].last(t, 1500*ms).Capacity), 0.3e6, "flow %d: the small one has all it wants, give or take a packet", i+1)
+		assert.InDelta(t, full(want), float64(all[i].last(t, 1500*ms).Capacity), 0.3e6,
+			"flow %d: the small one has all it wants, give or take a packet", i+1)
 	}
 }
 
@@ -156,7 +157,8 @@ func TestFlowsOfOneGroupAreOneHost(t *testing.T) {
 }
 
 func TestALinkThatIsSilentSaysSo(t *testing.T) {
-	trace, err := Steps("steps", 3*time.Second, Step{Rate: 12e6}, Step{At: time.Second, Rate: 0}, Step{At: 1200 * ms, Rate: 6e6})
+	trace, err := Steps("steps", 3*time.Second, Step{Rate: 12e6}, Step{At: time.Second, Rate: 0},
+		Step{At: 1200 * ms, Rate: 6e6})
 	require.NoError(t, err)
 	l := hear(t, Scenario{
 		Down: LinkConfig{Trace: trace, Delay: 20 * ms}, Up: LinkConfig{Delay: 20 * ms},
@@ -212,9 +214,17 @@ func TestSharesGoByPriorityAndTraffic(t *testing.T) {
 		flows []FlowConfig
 		want  []float64
 	}{
-		{"NACC equation 8: priorities 4 and 2, equal traffic", []FlowConfig{flow(4, 0), flow(2, 0)}, []float64{2. / 3, 1. / 3}},
+		{
+			"NACC equation 8: priorities 4 and 2, equal traffic",
+			[]FlowConfig{flow(4, 0), flow(2, 0)},
+			[]float64{2. / 3, 1. / 3},
+		},
 		{"priorities 2, 4 and 1", []FlowConfig{flow(2, 0), flow(4, 0), flow(1, 0)}, []float64{2. / 7, 4. / 7, 1. / 7}},
-		{"1000 B each 10 ms at priority 2, 500 B at 4", []FlowConfig{flow(2, 800_000), flow(4, 400_000)}, []float64{0.5, 0.5}},
+		{
+			"1000 B each 10 ms at priority 2, 500 B at 4",
+			[]FlowConfig{flow(2, 800_000), flow(4, 400_000)},
+			[]float64{0.5, 0.5},
+		},
 		{"an algorithm without a priority counts as 1", []FlowConfig{flow(3, 0), {Algorithm: "reno"}}, []float64{0.75}},
 	} {
 		l := hear(t, Scenario{

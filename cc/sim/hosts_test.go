@@ -47,13 +47,15 @@ func TestOneHostsBloatIsNotTheOthers(t *testing.T) {
 		"host queue 2MB", "flow cubic name bloated", "flow cubic rate 2mbit name light",
 		"run 20s warmup 5s", "expect bloated.p95_queueing_ms >= 200",
 	}
-	playLines(t, append(lines, "cell rtt 40ms", "expect light.p95_queueing_ms <= 5", "expect light.throughput_mbit >= 1.9")...)
+	playLines(t, append(lines, "cell rtt 40ms", "expect light.p95_queueing_ms <= 5",
+		"expect light.throughput_mbit >= 1.9")...)
 	playLines(t, append(lines[1:], "link 50mbit rtt 40ms queue 2MB", "expect light.p95_queueing_ms >= 200")...)
 }
 
 // A better modulation makes more of the same blocks.
 func TestEqualPartsOfTheAirAreNotEqualRates(t *testing.T) {
-	r := playLines(t, "cell rtt 40ms", "host bits 600 queue 200pkt", "host bits 200 queue 200pkt", "flow cubic", "flow cubic",
+	r := playLines(t, "cell rtt 40ms", "host bits 600 queue 200pkt", "host bits 200 queue 200pkt", "flow cubic",
+		"flow cubic",
 		"run 20s warmup 5s", "expect utilisation >= 0.97", "expect utilisation <= 1.001")
 	assert.InEpsilon(t, 3, r.Flows[0].Throughput.Mbps()/r.Flows[1].Throughput.Mbps(), 0.05)
 	assert.InDelta(t, 0.5, r.Flows[1].Utilisation, 0.02, "of what it would carry for that host alone")
@@ -74,7 +76,8 @@ func TestACellTellsItsHosts(t *testing.T) {
 		assert.InEpsilon(t, 0.932*25e6, float64(h.FairShare), 0.001)
 		assert.EqualValues(t, 50e6, h.LinkRate)
 		assert.Equal(t, 2, h.Flows)
-		assert.InDelta(t, float64(20*ms), float64(h.at.Sub(h.At)), float64(11*ms), "it takes the way of the acknowledgements")
+		assert.InDelta(t, float64(20*ms), float64(h.at.Sub(h.At)), float64(11*ms),
+			"it takes the way of the acknowledgements")
 	}
 }
 
@@ -94,7 +97,8 @@ func TestAFlowsOwnDelay(t *testing.T) {
 	r := playLines(t, "link 12mbit rtt 20ms", "flow static:cwnd_packets=2", "flow static:cwnd_packets=2 rtt 60ms",
 		"run 5s warmup 1s sample 10ms")
 	near, far := r.Flows[0], r.Flows[1]
-	assert.InDelta(t, float64(30*ms), float64(far.OneWay.P50-near.OneWay.P50), float64(2*ms), "half of it on the way there")
+	assert.InDelta(t, float64(30*ms), float64(far.OneWay.P50-near.OneWay.P50), float64(2*ms),
+		"half of it on the way there")
 	assert.InDelta(t, float64(60*ms), float64(far.Final.MinRTT-near.Final.MinRTT), float64(2*ms))
 	assert.InDelta(t, 4, near.Throughput.Mbps()/far.Throughput.Mbps(), 0.4)
 }
@@ -107,7 +111,8 @@ func TestHostsOfFlows(t *testing.T) {
 
 // 1428 bytes on the wire for 1400 of payload, 20 Mbit/s of them on a link of 12.
 func TestDatagramsComeWhateverBecomesOfThem(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 20ms queue 50pkt", "flow udp rate 20mbit start 1s stop 9s name cross", "flow reno start 11s",
+	r := playLines(t, "link 12mbit rtt 20ms queue 50pkt", "flow udp rate 20mbit start 1s stop 9s name cross",
+		"flow reno start 11s",
 		"run 15s")
 	u := r.Flows[0]
 	assert.InDelta(t, 8*20e6/8/1428, float64(u.Packets), 1)
@@ -129,7 +134,8 @@ func TestDatagramsRest(t *testing.T) {
 // of its own.
 func TestRandomRests(t *testing.T) {
 	run := func(seed string) Result {
-		return playLines(t, "link 100mbit rtt 10ms", "flow udp rate 1mbit on 1s off 3s random", "flow udp rate 1mbit on 1s off 3s random",
+		return playLines(t, "link 100mbit rtt 10ms", "flow udp rate 1mbit on 1s off 3s random",
+			"flow udp rate 1mbit on 1s off 3s random",
 			"run 1000s seed "+seed)
 	}
 	r := run("1")
@@ -139,7 +145,8 @@ func TestRandomRests(t *testing.T) {
 	assert.NotEqual(t, r.Flows[0].PerSecond, r.Flows[1].PerSecond)
 	assert.Equal(t, r, run("1"))
 	assert.NotEqual(t, r.Flows[0].PerSecond, run("2").Flows[0].PerSecond)
-	tcp := playLines(t, "link 12mbit rtt 10ms queue 50pkt", "flow cubic on 2s off 2s random", "run 400s seed 3").Flows[0]
+	tcp := playLines(t, "link 12mbit rtt 10ms queue 50pkt", "flow cubic on 2s off 2s random",
+		"run 400s seed 3").Flows[0]
 	assert.InDelta(t, 5.8, tcp.Throughput.Mbps(), 1.5, "half of the time")
 }
 
@@ -171,7 +178,8 @@ func TestAVideo(t *testing.T) {
 	f = playLines(t, "link 6mbit rtt 40ms queue 100pkt", "outage 20s 40s", video, "run 60s",
 		"expect 1.rebuffers == 1", "expect 1.rebuffer_s >= 8").Flows[0]
 	assert.Equal(t, time.Minute-f.Video.StartUp-f.Video.Rebuffer, f.Video.Played)
-	playLines(t, "link 2mbit rtt 40ms queue 100pkt", video, "run 60s", "expect 1.rebuffers >= 3", "expect 1.rebuffer_s >= 20")
+	playLines(t, "link 2mbit rtt 40ms queue 100pkt", video, "run 60s", "expect 1.rebuffers >= 3",
+		"expect 1.rebuffer_s >= 20")
 }
 
 func TestPlayer(t *testing.T) {
@@ -182,7 +190,8 @@ func TestPlayer(t *testing.T) {
 	assert.Equal(t, at(2), p.Room(at(2)))
 	p.Arrived(at(3)) // 7 s ahead
 	assert.Equal(t, at(4), p.Room(at(3)), "when 6 s are left")
-	assert.Equal(t, Playback{StartUp: at(2), Played: at(8), Rebuffers: 1, Rebuffer: at(1)}, p.Playback(at(11)), "dry at 10 s")
+	assert.Equal(t, Playback{StartUp: at(2), Played: at(8), Rebuffers: 1, Rebuffer: at(1)}, p.Playback(at(11)),
+		"dry at 10 s")
 	p.Arrived(at(12))
 	assert.Equal(t, Playback{StartUp: at(2), Played: at(9), Rebuffers: 1, Rebuffer: at(2)}, p.Playback(at(13)))
 }

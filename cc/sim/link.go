@@ -76,7 +76,10 @@ const lossStream = 0x6c696e6b
 
 // NewLink returns a link that starts at time zero of its trace at start.
 func NewLink(cfg LinkConfig, start cc.Time) *Link {
-	return &Link{cfg: cfg, start: start, line: delayLine{start: start}, now: start, rng: rand.New(rand.NewPCG(cfg.Seed, lossStream))}
+	return &Link{
+		cfg: cfg, start: start, line: delayLine{start: start}, now: start,
+		rng: rand.New(rand.NewPCG(cfg.Seed, lossStream)),
+	}
 }
 
 // SetDelay changes the propagation delay for the packets sent from now on. They

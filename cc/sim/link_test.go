@@ -66,16 +66,41 @@ func TestLinkPlaysATrace(t *testing.T) {
 		want  []float64
 	}{
 		{"a packet takes the next opportunity", "3\n5\n", []float64{0}, []cc.Bytes{1500, 1500}, []float64{3, 5}},
-		{"the file repeats from its last line on", "3\n5\n", []float64{0}, []cc.Bytes{1500, 1500, 1500, 1500}, []float64{3, 5, 8, 10}},
+		{
+			"the file repeats from its last line on", "3\n5\n",
+			[]float64{0},
+			[]cc.Bytes{1500, 1500, 1500, 1500},
+			[]float64{3, 5, 8, 10},
+		},
 		{"one line that says 1 is 12 Mbit/s", "1\n", []float64{0}, []cc.Bytes{1500, 1500, 1500}, []float64{1, 2, 3}},
-		{"a line that repeats sends two packets at once", "2\n2\n4\n", []float64{0}, []cc.Bytes{1500, 1500, 1500}, []float64{2, 2, 4}},
-		{"small packets share an opportunity", "2\n4\n", []float64{0}, []cc.Bytes{500, 500, 500, 500}, []float64{2, 2, 2, 4}},
-		{"a packet spans what is left of one and the next", "2\n4\n", []float64{0}, []cc.Bytes{1000, 1000, 1000}, []float64{2, 4, 4}},
+		{
+			"a line that repeats sends two packets at once", "2\n2\n4\n",
+			[]float64{0},
+			[]cc.Bytes{1500, 1500, 1500},
+			[]float64{2, 2, 4},
+		},
+		{
+			"small packets share an opportunity", "2\n4\n",
+			[]float64{0},
+			[]cc.Bytes{500, 500, 500, 500},
+			[]float64{2, 2, 2, 4},
+		},
+		{
+			"a packet spans what is left of one and the next", "2\n4\n",
+			[]float64{0},
+			[]cc.Bytes{1000, 1000, 1000},
+			[]float64{2, 4, 4},
+		},
 		{"a big packet needs several", "2\n4\n6\n", []float64{0}, []cc.Bytes{4000, 500}, []float64{6, 6}},
 		{"opportunities that find nobody are lost", "1\n", []float64{0, 7.5}, []cc.Bytes{1500, 1500}, []float64{1, 8}},
 		{"so is what one packet left over", "2\n4\n", []float64{0, 3}, []cc.Bytes{500, 500}, []float64{2, 4}},
 		{"one comes too late at the very moment", "2\n4\n", []float64{2}, []cc.Bytes{500}, []float64{4}},
-		{"an outage holds all back", "1\n2\n500\n", []float64{1.5}, []cc.Bytes{1500, 1500, 1500}, []float64{2, 500, 501}},
+		{
+			"an outage holds all back", "1\n2\n500\n",
+			[]float64{1.5},
+			[]cc.Bytes{1500, 1500, 1500},
+			[]float64{2, 500, 501},
+		},
 	} {
 		l := NewLink(LinkConfig{Trace: readTrace(t, c.trace)}, start)
 		assert.Equal(t, c.want, departures(l, c.at, c.sizes...), c.what)
@@ -221,7 +246,8 @@ func TestLinkPlaysATraceLikeMahimahi(t *testing.T) {
 			}
 			b, n := l.Backlog(start.Add(now))
 			if n != len(model.queue) || b != bytes {
-				t.Fatalf("at %v: backlog is %d bytes in %d packets, but should be %d in %d", now, b, n, bytes, len(model.queue))
+				t.Fatalf("at %v: backlog is %d bytes in %d packets, but should be %d in %d", now, b, n, bytes,
+					len(model.queue))
 			}
 		}
 		model.until(now + time.Hour)

@@ -73,7 +73,8 @@ func TestAMoveFromAFullQueueStallsNoLongerThanTwoRoundTrips(t *testing.T) {
 }
 
 func TestMovesByName(t *testing.T) {
-	c, err := ReadCase("moves", strings.NewReader("link 12mbit rtt 40ms\nmove 2s a reno\nflow cubic name a group g weight 2\nrun 4s\n"), nil)
+	c, err := ReadCase("moves", strings.NewReader("link 12mbit rtt 40ms\nmove 2s a reno\nflow cubic name a group g "+
+		"weight 2\nrun 4s\n"), nil)
 	require.NoError(t, err)
 	r, err := Run(c.Scenario)
 	require.NoError(t, err)
@@ -88,7 +89,8 @@ func TestMovesByName(t *testing.T) {
 		"move 2s a":               "lacks a word",
 		"move 2s a reno weight 3": "too much",
 	} {
-		_, err := ReadCase("moves", strings.NewReader("link 12mbit rtt 40ms\nflow cubic name a\nrun 4s\n"+text+"\n"), nil)
+		_, err := ReadCase("moves", strings.NewReader("link 12mbit rtt 40ms\nflow cubic name a\nrun 4s\n"+text+"\n"),
+			nil)
 		assert.ErrorContains(t, err, says, text)
 	}
 }

@@ -68,7 +68,8 @@ func TestQueueOnTheWayBackIsTold(t *testing.T) {
 					queue := min(h.waited-least, h.rtt-h.least)
 					over, under = max(over, h.told-queue), max(under, queue-h.told)
 				}
-				t.Logf("%s, %v, %v: %d known, up to %v, off by %v to %v", algorithm, tick, skew, known, most, -under, over)
+				t.Logf("%s, %v, %v: %d known, up to %v, off by %v to %v", algorithm, tick, skew, known, most, -under,
+					over)
 				assert.NotZero(t, known)
 				assert.LessOrEqual(t, over, 3*ms)
 				// Where neither queue is ever empty, nothing shows the clock's skew.

@@ -23,6 +23,8 @@ func TestTimerLearnsALongerRoundTrip(t *testing.T) {
 	f := r.Flows[0]
 	assert.Less(t, f.Timeouts, 10)
 	for s := 10; s+1 < len(f.PerSecond); s += 2 {
-		assert.InEpsilon(t, float64(100*cc.DefaultMSS), float64((f.PerSecond[s] + f.PerSecond[s+1]).BytesIn(time.Second)), 0.05, "a window in two seconds, from second %d", s)
+		assert.InEpsilon(t, float64(100*cc.DefaultMSS),
+			float64((f.PerSecond[s] + f.PerSecond[s+1]).BytesIn(time.Second)), 0.05, "a window in two seconds, "+
+				"from second %d", s)
 	}
 }

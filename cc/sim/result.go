@@ -13,8 +13,9 @@ import (
 // of the warm-up. What is about the bottleneck is about the way down, unless
 // all flows are uploads.
 type Result struct {
-	Flows        []FlowResult
-	Offered      cc.Bytes // what the bottleneck could have carried; a cell: to the hosts that it served, in the same parts
+	Flows []FlowResult
+	// what the bottleneck could have carried; a cell: to the hosts that it served, in the same parts
+	Offered      cc.Bytes
 	Carried      cc.Bytes // what it did, with headers and retransmissions
 	Utilisation  float64  // Carried over Offered
 	Queueing     Delays   // of all flows' packets, in the queue
@@ -178,7 +179,10 @@ func (s *stats) timeout(now cc.Time) {
 
 func (s *stats) sample(w *world, host int, state flow.Snapshot, read cc.Bytes) {
 	bytes, packets := w.backlog(host)
-	s.samples = append(s.samples, Sample{At: w.now.Sub(w.origin), Snapshot: state, Read: read, Backlog: bytes, BacklogPackets: packets})
+	s.samples = append(s.samples, Sample{
+		At: w.now.Sub(w.origin), Snapshot: state, Read: read, Backlog: bytes,
+		BacklogPackets: packets,
+	})
 }
 
 // result sums up the run.

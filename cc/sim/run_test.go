@@ -227,9 +227,12 @@ func TestRunKeepsItsBooks(t *testing.T) {
 			s.AckEvery, s.AckDelay = 0, 40*ms
 		}
 		if rapid.Bool().Draw(t, "in a cell") {
-			s.Cell = &CellConfig{Delay: s.Down.Delay, Blocks: rapid.IntRange(2, 50).Draw(t, "blocks"), Hosts: []CellHost{
-				{QueuePackets: s.Down.QueuePackets}, {Loss: s.Down.Loss, QueuePackets: 100},
-			}}
+			s.Cell = &CellConfig{
+				Delay: s.Down.Delay, Blocks: rapid.IntRange(2, 50).Draw(t, "blocks"),
+				Hosts: []CellHost{
+					{QueuePackets: s.Down.QueuePackets}, {Loss: s.Down.Loss, QueuePackets: 100},
+				},
+			}
 			s.Down = LinkConfig{}
 		}
 		for range rapid.IntRange(1, 3).Draw(t, "flows") {

@@ -96,7 +96,8 @@ type FlowConfig struct {
 	Rate        cc.Rate       // how fast the application produces it, UDP: with headers; 0: as fast as it is taken
 	On, Off     time.Duration // it produces for On, then pauses for Off, and so on; On 0: always
 	Random      bool          // On and Off are means of exponential times, drawn from the run's seed
-	Share       float64       // UDP: of the window of the first other flow in its group, by way of a gateway; 0: it passes unseen
+	// UDP: of the window of the first other flow in its group, by way of a gateway; 0: it passes unseen
+	Share float64
 
 	// Every makes Bytes an object that a client asks for, time and again: so long
 	// after it asked for the last, or when that has come, if it took longer. 0: once.
@@ -183,7 +184,8 @@ func (s Scenario) Check() error {
 		}
 		f := s.Flows[i]
 		if f.Algorithm == UDP || c.Terms.Algorithm == UDP {
-			return fmt.Errorf("sim: the move of flow %s at %v: datagrams have no algorithm, before or after", c.Flow, c.At)
+			return fmt.Errorf("sim: the move of flow %s at %v: datagrams have no algorithm, before or after", c.Flow,
+				c.At)
 		}
 		f.Algorithm, f.Params = c.Terms.Algorithm, c.Terms.Params
 		if err := f.check(); err != nil {
@@ -229,7 +231,8 @@ func (f FlowConfig) check() error {
 	}
 	switch {
 	case f.Algorithm == "none":
-		return fmt.Errorf("none leaves the window to the transport below, and a simulated one has none; try cubic or reno")
+		return fmt.Errorf("none leaves the window to the transport below, and a simulated one has none; try cubic " +
+			"or reno")
 	case f.Start < 0 || f.Stop < 0 || f.Stop > 0 && f.Stop <= f.Start:
 		return fmt.Errorf("it must stop after it starts, at 0 or later")
 	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0 || f.ConnectionRate < 0:
@@ -250,10 +253,12 @@ func (f FlowConfig) checkAlgorithm() error {
 	if f.Algorithm == UDP {
 		if f.Rate < minDatagramRate || f.hasClient() || f.Bytes > 0 || f.MaxRate > 0 || f.ConnectionRate > 0 ||
 			len(f.Params) > 0 || f.ECN != ECNDefault {
-			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit", minDatagramRate)
+			return fmt.Errorf("udp sends at a rate of at least %v, and without an end: write flow udp rate 20mbit",
+				minDatagramRate)
 		}
 		if f.Share < 0 || f.Share > 1 || f.Share > 0 && f.Group == "" {
-			return fmt.Errorf("udp has a share of a group's window, up to 1: write flow udp rate 20mbit group a share 0.5")
+			return fmt.Errorf("udp has a share of a group's window, up to 1: write flow udp rate 20mbit group a " +
+				"share 0.5")
 		}
 		return nil
 	}
@@ -267,7 +272,8 @@ func (f FlowConfig) checkAlgorithm() error {
 func (f FlowConfig) checkUpload() error {
 	switch {
 	case f.Upload && (f.hasClient() || f.Algorithm == UDP || f.MaxRate > 0 || f.ConnectionRate > 0):
-		return fmt.Errorf("an upload is TCP as the client has it: udp, every, video and maximum rates do not go with it")
+		return fmt.Errorf("an upload is TCP as the client has it: udp, every, video and maximum rates do not go " +
+			"with it")
 	case !f.Upload && f.Receive != "":
 		return fmt.Errorf("a receiver's window is for uploads: write flow cubic upload receive penstock")
 	case f.Receive == "":

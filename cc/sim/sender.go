@@ -80,7 +80,10 @@ const (
 )
 
 func newSender(w *world, cfg FlowConfig, i, host int) *sender {
-	s := &sender{w: w, cfg: cfg, number: uint32(i), to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS, edge: cc.MaxCwnd}
+	s := &sender{
+		w: w, cfg: cfg, number: uint32(i), to: host, limit: cc.InitialCwndPackets * cc.DefaultMSS,
+		edge: cc.MaxCwnd,
+	}
 	s.held = cfg.Upload || w.scenario.Transport != Relay
 	s.src = newSource(cfg, i, w.origin.Add(cfg.Start), w.scenario.Seed)
 	if cfg.hasClient() {
@@ -222,13 +225,14 @@ func (s *sender) transmit(n int64) {
 	s.pipe += seg.size
 	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}
 	s.stats.sent(now)
-	s.w.carry(s.cfg.Upload, s.to, seg.size+HeaderBytes, s.number, s.cfg.ECN.codepoint(s.cfg.Algorithm), func(v Verdict) {
-		s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
-		if v.Dropped == DropNone {
-			a.ce = v.Marked
-			s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
-		}
-	})
+	s.w.carry(s.cfg.Upload, s.to, seg.size+HeaderBytes, s.number, s.cfg.ECN.codepoint(s.cfg.Algorithm),
+		func(v Verdict) {
+			s.stats.settled(now, a.size+HeaderBytes, s.cfg.Delay, v)
+			if v.Dropped == DropNone {
+				a.ce = v.Marked
+				s.w.at(v.Arrives.Add(s.cfg.Delay), func() { s.arrive(a) })
+			}
+		})
 	s.setAlarm()
 }
 

@@ -30,7 +30,12 @@ func TestSource(t *testing.T) {
 		{"its last segment may be short", FlowConfig{Rate: 8e6, Bytes: 2000}, 1448, 2 * ms, 552, 0},
 		{"in a pause there is nothing until it ends", FlowConfig{On: 10 * ms, Off: 5 * ms}, 0, 12 * ms, 0, at(15 * ms)},
 		{"after a pause there is again", FlowConfig{On: 10 * ms, Off: 5 * ms}, 0, 15 * ms, cc.MaxCwnd, 0},
-		{"a pause produces nothing", FlowConfig{Rate: 8 * 1448 * 100, On: 10 * ms, Off: 5 * ms}, mss, 14 * ms, 0, at(25 * ms)},
+		{
+			"a pause produces nothing",
+			FlowConfig{Rate: 8 * 1448 * 100, On: 10 * ms, Off: 5 * ms},
+			mss, 14 * ms, 0,
+			at(25 * ms),
+		},
 	} {
 		s := newSource(c.cfg, 0, start, 1)
 		s.taken = c.taken
@@ -157,7 +162,8 @@ func TestDelaysAreNearestRanks(t *testing.T) {
 	for i := 200; i > 0; i-- {
 		all = append(all, time.Duration(i)*ms)
 	}
-	assert.Equal(t, Delays{Mean: 100*ms + ms/2, P50: 100 * ms, P95: 190 * ms, P99: 198 * ms, Max: 200 * ms}, delaysOf(all))
+	assert.Equal(t, Delays{Mean: 100*ms + ms/2, P50: 100 * ms, P95: 190 * ms, P99: 198 * ms, Max: 200 * ms},
+		delaysOf(all))
 	assert.Equal(t, Delays{Mean: ms, P50: ms, P95: ms, P99: ms, Max: ms}, delaysOf([]time.Duration{ms}))
 	assert.Zero(t, delaysOf(nil))
 }

@@ -34,7 +34,8 @@ func TestStandardCasesAreForEveryAlgorithm(t *testing.T) {
 			assert.Equal(t, spec.Name, c.Flows[0].Algorithm, s.Name)
 			assert.Equal(t, standardTested, c.Flows[0].Name, s.Name)
 			assert.NotEmpty(t, c.Expect, s.Name)
-			assert.Equal(t, slices.Contains(spec.Needs, cc.NeedsHints), c.Hints > 0, "%s for %s: hints are for those that need them", s.Name, spec.Name)
+			assert.Equal(t, slices.Contains(spec.Needs, cc.NeedsHints), c.Hints > 0,
+				"%s for %s: hints are for those that need them", s.Name, spec.Name)
 			assert.GreaterOrEqual(t, c.Sample, time.Second, "a golden file stays short")
 			assert.Contains(t, []int{1, 2}, len(c.Flows), s.Name)
 		}

@@ -49,10 +49,12 @@ func ReadTrace(name string, r io.Reader) (*Trace, error) {
 		return nil, err
 	}
 	if len(times) == 0 {
-		return nil, fmt.Errorf("sim: trace %s is empty; it needs one line, a number of milliseconds, per 1500 bytes", name)
+		return nil, fmt.Errorf("sim: trace %s is empty; it needs one line, a number of milliseconds, per 1500 bytes",
+			name)
 	}
 	if last == 0 {
-		return nil, fmt.Errorf("sim: trace %s: line %d: the last line is the length of the loop and must be above 0", name, n)
+		return nil, fmt.Errorf("sim: trace %s: line %d: the last line is the length of the loop and must be above 0",
+			name, n)
 	}
 	return &Trace{Name: name, times: slices.Clip(times)}, nil
 }

@@ -117,7 +117,10 @@ func TestTraceRepeats(t *testing.T) {
 }
 
 func FuzzReadTrace(f *testing.F) {
-	for _, seed := range []string{"1\n", "0\n5\n5\n9\n", "", "0\n", "7\n3\n", "x", "1\n\n", "1\r\n2\r\n", "18446744073709551617\n"} {
+	for _, seed := range []string{
+		"1\n", "0\n5\n5\n9\n", "", "0\n", "7\n3\n", "x", "1\n\n", "1\r\n2\r\n",
+		"18446744073709551617\n",
+	} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, lines []byte) {

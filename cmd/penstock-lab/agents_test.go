@@ -86,12 +86,24 @@ func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
 		code int
 		says string
 	}{
-		"none is named":      {[]string{"sim", "-a", "ccp:x"}, cli.ExitInput, "add --agent x=SOCKET"},
-		"another is":         {[]string{"bench", "--sender", "ccp:x@sim", "--agent", "y"}, cli.ExitInput, "add --agent x=SOCKET"},
-		"it has no socket":   {[]string{"sim", "--agent", "x="}, cli.ExitInput, "it has no socket"},
-		"it is named twice":  {[]string{"sim", "--agent", "x", "--agent", "x=y"}, cli.ExitInput, "there is another agent x"},
-		"it has a bad name":  {[]string{"bench", "--agent", "X"}, cli.ExitInput, `--agent: "X" is no agent's name`},
-		"it does not listen": {[]string{"sim", "-a", "ccp:x", "--agent", "x=/nowhere"}, cli.ExitFail, "connecting to /nowhere"},
+		"none is named": {[]string{"sim", "-a", "ccp:x"}, cli.ExitInput, "add --agent x=SOCKET"},
+		"another is": {
+			[]string{"bench", "--sender", "ccp:x@sim", "--agent", "y"},
+			cli.ExitInput,
+			"add --agent x=SOCKET",
+		},
+		"it has no socket": {[]string{"sim", "--agent", "x="}, cli.ExitInput, "it has no socket"},
+		"it is named twice": {
+			[]string{"sim", "--agent", "x", "--agent", "x=y"},
+			cli.ExitInput,
+			"there is another agent x",
+		},
+		"it has a bad name": {[]string{"bench", "--agent", "X"}, cli.ExitInput, `--agent: "X" is no agent's name`},
+		"it does not listen": {
+			[]string{"sim", "-a", "ccp:x", "--agent", "x=/nowhere"},
+			cli.ExitFail,
+			"connecting to /nowhere",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, stderr := run(t, c.args...)

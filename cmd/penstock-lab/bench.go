@@ -111,29 +111,39 @@ where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", cc.Default}, "who sends; repeat for several")
-	flags.StringSliceVar(&f.envelopes, "envelope", nil, "what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
-		"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")
-	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"}, "rate, trace file or generate:NAME[:SEED]; repeat for several")
-	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the client)")
+	flags.StringSliceVar(&f.envelopes, "envelope", nil,
+		"what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
+			"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")
+	flags.StringArrayVar(&f.links, "link", []string{"generate:lte"},
+		"rate, trace file or generate:NAME[:SEED]; repeat for several")
+	flags.StringVar(&f.up, "up", "", "what the link carries towards the server (default: the same as towards the "+
+		"client)")
 	flags.StringSliceVar(&f.buffers, "buffer", []string{"2MB"},
 		"limit of the queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")
 	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
 	flags.StringVar(&f.delays, "delay-trace", "",
 		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
-	flags.Float64SliceVar(&f.losses, "loss", []float64{0}, "probability that a packet towards the client is lost at random; several for each in turn")
+	flags.Float64SliceVar(&f.losses, "loss", []float64{0},
+		"probability that a packet towards the client is lost at random; several for each in turn")
 	flags.Lookup("loss").DefValue = "[0]" // not with the six decimals of the library
 	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
-		"how the queue towards the client is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), "+
+		"how the queue towards the client is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC "+
+			"8033) or dualpi2 (RFC 9332), "+
 			"all but the first with ECN marks")
-	flags.Float64Var(&f.reorder, "reorder", 0, "probability that a packet towards the client takes --reorder-by longer, so that later ones overtake it")
+	flags.Float64Var(&f.reorder, "reorder", 0, "probability that a packet towards the client takes --reorder-by "+
+		"longer, so that later ones overtake it")
 	flags.DurationVar(&f.reorderBy, "reorder-by", 5*time.Millisecond, "how much longer those packets take")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run, from the first data packet")
 	flags.IntVar(&f.runs, "runs", 1, "runs for each seed")
 	flags.UintSliceVar(&f.seeds, "seeds", []uint{1}, "seeds of random loss, and of generated traces that name none")
-	flags.StringVar(&f.ingress, "ingress", string(bench.IngressTPROXY), "how the download gets into the proxy: tproxy (captured) or forward")
-	flags.DurationVar(&f.sample, "sample", 50*time.Millisecond, "how often to look at the proxy's window and the kernel's, which costs the proxy a little CPU; 0: never")
-	flags.BoolVar(&f.packets, "packets", false, "record each packet at the edge's device towards the client: how many are in flight, and the gaps between them")
-	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station would, half a round trip late; 0: never")
+	flags.StringVar(&f.ingress, "ingress", string(bench.IngressTPROXY),
+		"how the download gets into the proxy: tproxy (captured) or forward")
+	flags.DurationVar(&f.sample, "sample", 50*time.Millisecond,
+		"how often to look at the proxy's window and the kernel's, which costs the proxy a little CPU; 0: never")
+	flags.BoolVar(&f.packets, "packets", false, "record each packet at the edge's device towards the client: how "+
+		"many are in flight, and the gaps between them")
+	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the proxy of its capacity, as a base station "+
+		"would, half a round trip late; 0: never")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
 	f.outputs.register(cmd)
@@ -144,7 +154,8 @@ where user namespaces are allowed.`,
 
 func (o *benchOutputs) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
-	cmd.Flags().StringVar(&o.report, "report", "", "make a page of the runs, with tables and figures, as the command report does")
+	cmd.Flags().StringVar(&o.report, "report", "", "make a page of the runs, with tables and figures, as the "+
+		"command report does")
 	cmd.Flags().StringVar(&o.plot, "plot", "", "draw throughput and queueing delay over time into this .png file")
 }
 
@@ -269,7 +280,10 @@ func (o *benchOutputs) write(cmd *cobra.Command, results []bench.Result) error {
 	}
 	if o.report != "" {
 		name := filepath.Base(o.report)
-		if err := writeReport(cmd, o.report, []report.File{{Name: strings.TrimSuffix(name, filepath.Ext(name)), Results: results}}); err != nil {
+		if err := writeReport(cmd, o.report, []report.File{{
+			Name:    strings.TrimSuffix(name, filepath.Ext(name)),
+			Results: results,
+		}}); err != nil {
 			return fmt.Errorf("--report: %w", err)
 		}
 	}

@@ -18,18 +18,33 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 		args []string
 		says []string
 	}{
-		"an unknown sender":            {[]string{"bench", "--sender", "kopa"}, []string{`--sender "kopa"`, "copa"}},
-		"a setting out of range":       {[]string{"bench", "--sender", "copa:delta=-1"}, []string{`--sender "copa:delta=-1"`, "delta"}},
-		"an unknown envelope":          {[]string{"bench", "--envelope", "hybla"}, []string{"--envelope", "cubic, bbr, reno"}},
-		"nobody in virtual time":       {[]string{"bench", "--sender", "none@sim"}, []string{`--sender "none@sim"`}},
-		"a link that is nothing":       {[]string{"bench", "--link", "none.down"}, []string{"--link", "12mbit", "generate:"}},
-		"a model that is not there":    {[]string{"bench", "--link", "generate:moon"}, []string{"--link", "moon", "lte"}},
-		"a way back that is nothing":   {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
-		"a buffer without a unit":      {[]string{"bench", "--buffer", "2"}, []string{"--buffer", "2MB", "250pkt"}},
-		"loss in per cent":             {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
-		"no time at all":               {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
-		"no runs":                      {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
-		"a way in that is none":        {[]string{"bench", "--ingress", "socks5"}, []string{"--ingress", "tproxy", "forward"}},
+		"an unknown sender": {[]string{"bench", "--sender", "kopa"}, []string{`--sender "kopa"`, "copa"}},
+		"a setting out of range": {
+			[]string{"bench", "--sender", "copa:delta=-1"},
+			[]string{`--sender "copa:delta=-1"`, "delta"},
+		},
+		"an unknown envelope": {
+			[]string{"bench", "--envelope", "hybla"},
+			[]string{"--envelope", "cubic, bbr, reno"},
+		},
+		"nobody in virtual time": {[]string{"bench", "--sender", "none@sim"}, []string{`--sender "none@sim"`}},
+		"a link that is nothing": {
+			[]string{"bench", "--link", "none.down"},
+			[]string{"--link", "12mbit", "generate:"},
+		},
+		"a model that is not there": {
+			[]string{"bench", "--link", "generate:moon"},
+			[]string{"--link", "moon", "lte"},
+		},
+		"a way back that is nothing": {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
+		"a buffer without a unit":    {[]string{"bench", "--buffer", "2"}, []string{"--buffer", "2MB", "250pkt"}},
+		"loss in per cent":           {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
+		"no time at all":             {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
+		"no runs":                    {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
+		"a way in that is none": {
+			[]string{"bench", "--ingress", "socks5"},
+			[]string{"--ingress", "tproxy", "forward"},
+		},
 		"a picture of another kind":    {[]string{"bench", "--plot", "out.pdf"}, []string{"--plot", ".png"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},
 		"the demo's algorithm":         {[]string{"demo", "--algorithm", "kopa"}, []string{`--algorithm "kopa"`}},
@@ -77,7 +92,10 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 		args []string
 		says string
 	}{
-		"an unknown recipe":         {[]string{"nonesuch", "--virtual"}, `no "nonesuch"; penstock-lab bench recipe list`},
+		"an unknown recipe": {
+			[]string{"nonesuch", "--virtual"},
+			`no "nonesuch"; penstock-lab bench recipe list`,
+		},
 		"all and another":           {[]string{"all", "hosts", "--virtual"}, "all goes without other names"},
 		"no runs":                   {[]string{"hosts", "--virtual", "--runs", "0"}, "--runs"},
 		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.pdf"}, ".png"},
@@ -91,7 +109,8 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 
 func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
-	code, stdout, stderr := run(t, "bench", "recipe", "run", "pbe-e1", "--virtual", "--short", "--runs", "2", "--json", file)
+	code, stdout, stderr := run(t, "bench", "recipe", "run", "pbe-e1", "--virtual", "--short", "--runs", "2",
+		"--json", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "short form, 2 runs")
 	assert.Regexp(t, `(?m)^ok +p95 queueing`, stdout)
@@ -134,14 +153,16 @@ func TestNoRunIsLostToItsOutputs(t *testing.T) {
 
 func TestRecordsBecomeAPage(t *testing.T) {
 	t.Chdir(t.TempDir())
-	code, _, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--json", "runs.jsonl")
+	code, _, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--json",
+		"runs.jsonl")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	code, _, stderr = run(t, "report", "runs.jsonl", "--figures", "figures")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stderr, "written: report.html")
 	assert.FileExists(t, "report.html")
 	assert.FileExists(t, "figures/tradeoff-1.svg")
-	code, _, stderr = run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--report", "mine.html")
+	code, _, stderr = run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--report",
+		"mine.html")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.FileExists(t, "mine.html")
 

@@ -52,7 +52,8 @@ or as a user where user namespaces are allowed.`,
 			plan, err := f.plan()
 			if err != nil {
 				// The preset's own flags go by other names here.
-				return cli.BadInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ", "--algorithm ").Replace(err.Error())))
+				return cli.BadInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ",
+					"--algorithm ").Replace(err.Error())))
 			}
 			results, err := runPlan(cmd, plan, f.outputs)
 			if err := errors.Join(err, f.outputs.write(cmd, results)); err != nil {
@@ -66,7 +67,8 @@ or as a user where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
-	flags.StringArrayVar(&algorithms, "algorithm", []string{cc.Default}, "algorithm of Penstock's to show; repeat for several")
+	flags.StringArrayVar(&algorithms, "algorithm", []string{cc.Default},
+		"algorithm of Penstock's to show; repeat for several")
 	flags.DurationVar(&f.duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
 	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")

@@ -105,7 +105,8 @@ func (f *fidelityFlags) plan() (bench.Plan, error) {
 	}
 	for _, e := range f.envelopes {
 		if !slices.Contains(bench.ProxyEnvelopes, e) {
-			return p, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", e, strings.Join(bench.ProxyEnvelopes, ", "))
+			return p, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", e,
+				strings.Join(bench.ProxyEnvelopes, ", "))
 		}
 	}
 	for _, a := range separate(f.algorithms) {

@@ -13,8 +13,11 @@ import (
 
 func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
 	f := fidelityFlags{
-		algorithms: []string{"penstock,static:cwnd_packets=50,pacing_mbit=8,cubic", "penstock", "copa:paper,delta=0.25"},
-		envelopes:  []string{"ebpf"}, against: "sim", model: "lte", links: 3, delay: 10 * time.Millisecond, duration: 20 * time.Second, buffer: "2MB",
+		algorithms: []string{
+			"penstock,static:cwnd_packets=50,pacing_mbit=8,cubic", "penstock",
+			"copa:paper,delta=0.25",
+		},
+		envelopes: []string{"ebpf"}, against: "sim", model: "lte", links: 3, delay: 10 * time.Millisecond, duration: 20 * time.Second, buffer: "2MB",
 	}
 	p, err := f.plan()
 	require.NoError(t, err)

@@ -44,10 +44,26 @@ func TestTheLaboratoryNamesWhatIsWrongWithACommandLine(t *testing.T) {
 		code int
 		says string // in standard error
 	}{
-		"an unknown command":          {[]string{"sin"}, cli.ExitInput, `unknown command "sin" for "penstock-lab"; did you mean sim?`},
-		"a time without its unit":     {[]string{"bench", "--duration", "5"}, cli.ExitInput, `--duration: "5" is not a time with its unit, such as 10s`},
-		"a word for a number":         {[]string{"bench", "--seeds", "abc"}, cli.ExitInput, `--seeds: "abc" is not a whole number`},
-		"a word for a number of runs": {[]string{"bench", "--runs", "many"}, cli.ExitInput, `--runs: "many" is not a whole number`},
+		"an unknown command": {
+			[]string{"sin"},
+			cli.ExitInput,
+			`unknown command "sin" for "penstock-lab"; did you mean sim?`,
+		},
+		"a time without its unit": {
+			[]string{"bench", "--duration", "5"},
+			cli.ExitInput,
+			`--duration: "5" is not a time with its unit, such as 10s`,
+		},
+		"a word for a number": {
+			[]string{"bench", "--seeds", "abc"},
+			cli.ExitInput,
+			`--seeds: "abc" is not a whole number`,
+		},
+		"a word for a number of runs": {
+			[]string{"bench", "--runs", "many"},
+			cli.ExitInput,
+			`--runs: "many" is not a whole number`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(t, c.args...)
@@ -67,7 +83,8 @@ func TestTheLaboratoryNamesItself(t *testing.T) {
 
 func TestAProxyThatIsNotThereIsNamedBeforeAnyRun(t *testing.T) {
 	for _, flag := range []string{"/nowhere/penstock", "/dev/null"} {
-		code, stdout, stderr := run(t, "bench", "--penstock", flag, "--sender", "cubic@sim", "--sender", "penstock", "--duration", "2s")
+		code, stdout, stderr := run(t, "bench", "--penstock", flag, "--sender", "cubic@sim", "--sender", "penstock",
+			"--duration", "2s")
 		assert.Equal(t, cli.ExitFail, code)
 		assert.Empty(t, stdout)
 		assert.Contains(t, stderr, flag)

@@ -75,15 +75,19 @@ milliseconds. A run begins to count after a second.
 }
 
 func (f *mdiTrainFlags) register(flags *pflag.FlagSet) {
-	flags.StringVarP(&f.algorithm, "algorithm", "a", "verus", "`ALGORITHM` to imitate, with settings as in copa:delta=0.1")
-	flags.StringArrayVar(&f.models, "generate", []string{"lte"}, "link that plays a trace drawn from `MODEL`; repeat for several, which take turns")
+	flags.StringVarP(&f.algorithm, "algorithm", "a", "verus",
+		"`ALGORITHM` to imitate, with settings as in copa:delta=0.1")
+	flags.StringArrayVar(&f.models, "generate", []string{"lte"},
+		"link that plays a trace drawn from `MODEL`; repeat for several, which take turns")
 	flags.IntVar(&f.runs, "runs", 20, "how many runs, over as many traces")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of the first run's trace; the next ones count up")
 	flags.DurationVar(&f.duration, "duration", 5*time.Minute, "length of a run")
 	flags.DurationVar(&f.delay, "delay", 20*time.Millisecond, "propagation, each way")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "drop-tail queue: bytes (2MB), packets (100pkt) or none")
-	flags.StringVar(&f.windows, "windows", axisText(cc.DefaultMDIGrid.Window), "changes of the window to tell apart: `LEAST,LARGEST,STEP`")
-	flags.StringVar(&f.delays, "delays", axisText(cc.DefaultMDIGrid.Delay), "changes of the delay to tell apart: `LEAST,LARGEST,STEP`")
+	flags.StringVar(&f.windows, "windows", axisText(cc.DefaultMDIGrid.Window),
+		"changes of the window to tell apart: `LEAST,LARGEST,STEP`")
+	flags.StringVar(&f.delays, "delays", axisText(cc.DefaultMDIGrid.Delay),
+		"changes of the delay to tell apart: `LEAST,LARGEST,STEP`")
 	flags.StringVarP(&f.output, "output", "o", "", "`FILE` to write the model to")
 }
 
@@ -138,7 +142,8 @@ func (f *mdiTrainFlags) plan() (p mdiPlan, err error) {
 			Down: down, Up: sim.LinkConfig{Delay: f.delay}, Duration: f.duration, Sample: mdiEpoch,
 			Flows: []sim.FlowConfig{{Algorithm: name, Params: params}}, Seed: f.seed + uint64(i),
 		}
-		if s.Down.Trace, err = sim.Generate(model, s.Seed, max(sim.GeneratedLength, f.duration.Truncate(time.Millisecond))); err != nil {
+		if s.Down.Trace, err = sim.Generate(model, s.Seed,
+			max(sim.GeneratedLength, f.duration.Truncate(time.Millisecond))); err != nil {
 			return p, fmt.Errorf("--generate: %w", err)
 		}
 		if err := s.Check(); err != nil {
@@ -180,7 +185,8 @@ func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
 			return err
 		}
 		epochs := epochsOf(r.Flows[0].Samples, p.window)
-		fmt.Fprintf(cmd.ErrOrStderr(), "run %d of %d: %s, %.3g Mbit/s, %d epochs\n", i+1, len(p.runs), p.links[i], r.Flows[0].Throughput.Mbps(), len(epochs))
+		fmt.Fprintf(cmd.ErrOrStderr(), "run %d of %d: %s, %.3g Mbit/s, %d epochs\n", i+1, len(p.runs), p.links[i],
+			r.Flows[0].Throughput.Mbps(), len(epochs))
 		runs = append(runs, epochs)
 	}
 	model, err := cc.TrainMDI(p.grid, runs...)
@@ -194,14 +200,17 @@ func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
 	if err := output.Write(f.output, func(w io.Writer) error { _, err := text.WriteTo(w); return err }); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s: beyond the table the window goes to %.3g of itself when the delay rises, %.3g when it falls\n", f.output, model.Down, model.Up)
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s: beyond the table the window goes to %.3g of itself when the delay rises, "+
+		"%.3g when it falls\n", f.output, model.Down, model.Up)
 	return nil
 }
 
 // commandLine is what makes the same model again.
 func (f *mdiTrainFlags) commandLine() string {
-	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --generate %s --runs %d --seed %d --duration %v --delay %v --buffer %s --windows=%s --delays=%s",
-		f.algorithm, strings.Join(f.models, " --generate "), f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows, f.delays)
+	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --generate %s --runs %d --seed %d --duration %v "+
+		"--delay %v --buffer %s --windows=%s --delays=%s",
+		f.algorithm, strings.Join(f.models, " --generate "+
+			""), f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows, f.delays)
 }
 
 // epochsOf turns a flow's samples into epochs. window is the index of its window

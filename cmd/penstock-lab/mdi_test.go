@@ -37,7 +37,10 @@ func runApart(t *testing.T, args ...string) (code int, stdout, stderr string) {
 func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "model.csv")
-	args := []string{"mdi", "train", "--algorithm", "copa:delta=0.5", "--generate", "lte", "--generate", "walk", "--runs", "3", "--duration", "10s", "--windows=-20,20,4"}
+	args := []string{
+		"mdi", "train", "--algorithm", "copa:delta=0.5", "--generate", "lte", "--generate", "walk",
+		"--runs", "3", "--duration", "10s", "--windows=-20,20,4",
+	}
 	code, stdout, stderr := run(t, append(args, "--output", file)...)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Empty(t, stdout)
@@ -62,7 +65,8 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, string(text), string(same), "the command line in a model makes it again")
 
-	code, stdout, stderr = runApart(t, "sim", "--mdi-model", "trained="+file, "-a", "mdi:model=trained", "-a", "mdi", "--duration", "5s", "--json")
+	code, stdout, stderr = runApart(t, "sim", "--mdi-model", "trained="+file, "-a", "mdi:model=trained", "-a", "mdi",
+		"--duration", "5s", "--json")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	var records []simRecord
 	for d := json.NewDecoder(strings.NewReader(stdout)); d.More(); {
@@ -79,19 +83,21 @@ func TestMDIRefuses(t *testing.T) {
 	bad := filepath.Join(dir, "bad.csv")
 	require.NoError(t, os.WriteFile(bad, []byte("1,2,3\n"), 0o600))
 	for args, complaint := range map[string]string{
-		"mdi train":                                               `required flag(s) "output" not set`,
-		"mdi train -o x -a frob":                                  `--algorithm: no algorithm "frob"`,
-		"mdi train -o x --generate frob":                          `--generate: sim: no model "frob"`,
-		"mdi train -o x --runs 0":                                 "--runs is 0, but must be from 1 to 200",
-		"mdi train -o x --duration 1s":                            "--duration is 1s, but must be at least 2s",
-		"mdi train -o x --buffer 1x":                              `--buffer: "1x" needs a unit`,
-		"mdi train -o x --delay -1s":                              "the delay is -1s",
-		"mdi train -o x --windows 1,2":                            `--windows: "1,2" is not LEAST,LARGEST,STEP`,
-		"mdi train -o x --delays a,2,3":                           `--delays: "a" is not a number`,
-		"mdi train -o x --delays=-10,10,3":                        "--windows and --delays: the delay's changes do not reach from -10 to 10",
-		"algorithms --mdi-model x":                                "write NAME=FILE",
-		"algorithms --mdi-model x=/nope":                          "open /nope",
-		"algorithms --mdi-model x=" + bad:                         bad + ": cc: mdi model: line 1: a grid has 8 numbers",
+		"mdi train":                      `required flag(s) "output" not set`,
+		"mdi train -o x -a frob":         `--algorithm: no algorithm "frob"`,
+		"mdi train -o x --generate frob": `--generate: sim: no model "frob"`,
+		"mdi train -o x --runs 0":        "--runs is 0, but must be from 1 to 200",
+		"mdi train -o x --duration 1s":   "--duration is 1s, but must be at least 2s",
+		"mdi train -o x --buffer 1x":     `--buffer: "1x" needs a unit`,
+		"mdi train -o x --delay -1s":     "the delay is -1s",
+		"mdi train -o x --windows 1,2":   `--windows: "1,2" is not LEAST,LARGEST,STEP`,
+		"mdi train -o x --delays a,2,3":  `--delays: "a" is not a number`,
+		"mdi train -o x --delays=-10,10,3": "--windows and --delays: the delay's changes do " +
+			"not reach from -10 to 10",
+		"algorithms --mdi-model x":       "write NAME=FILE",
+		"algorithms --mdi-model x=/nope": "open /nope",
+		"algorithms --mdi-model x=" + bad: bad + ": cc: mdi model: line 1: a grid has 8 " +
+			"numbers",
 		"algorithms --mdi-model verus=" + bad:                     "the mdi model verus is built in",
 		"mdi train --runs 1 --duration 2s -o " + dir + "/no/file": "--output: open",
 	} {
@@ -107,7 +113,10 @@ func TestMDIRefuses(t *testing.T) {
 func TestMDIEpochsOfSamples(t *testing.T) {
 	at := func(ms int, delivered cc.Bytes, rtt time.Duration, cwnd cc.Bytes) sim.Sample {
 		return sim.Sample{At: time.Second + time.Duration(ms)*time.Millisecond, Snapshot: flow.Snapshot{
-			Delivered: delivered, LatestRTT: rtt, Cwnd: cwnd * cc.DefaultMSS, Internals: cc.Internals{0, float64(cwnd) / 2},
+			Delivered: delivered, LatestRTT: rtt, Cwnd: cwnd * cc.DefaultMSS, Internals: cc.Internals{
+				0,
+				float64(cwnd) / 2,
+			},
 		}}
 	}
 	samples := []sim.Sample{

@@ -79,9 +79,11 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
 	flags.BoolVar(&f.short, "short", false, "the short form")
 	flags.StringVar(&f.json, "json", "", "append one JSON line for each run of a recipe to this file")
-	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration changes: a .png file for each stage, named after this one")
+	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration "+
+		"changes: a .png file for each stage, named after this one")
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
-	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, and keep the calmest")
+	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, "+
+		"and keep the calmest")
 	flags.IntVar(&f.runs, "runs", 1, "runs of each recipe, each with the next seed")
 	return cmd
 }
@@ -133,7 +135,9 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 }
 
 // play makes a recipe's runs.
-func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Recipe, player recipe.Player, record io.Writer) ([]recipe.Result, error) {
+func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Recipe, player recipe.Player,
+	record io.Writer,
+) ([]recipe.Result, error) {
 	printer := bench.NewPrinter(cmd.ErrOrStderr())
 	defer printer.Break()
 	scale := recipe.Full
@@ -142,7 +146,8 @@ func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Rec
 	}
 	var results []recipe.Result
 	for n := range f.runs {
-		result, err := r.Play(ctx, scale, f.seed+uint64(n), player, func(p recipe.Progress) { printer.Line(p.String(), p.Over) })
+		result, err := r.Play(ctx, scale, f.seed+uint64(n), player,
+			func(p recipe.Progress) { printer.Line(p.String(), p.Over) })
 		if err != nil {
 			return nil, err
 		}

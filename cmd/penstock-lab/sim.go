@@ -101,22 +101,29 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 }
 
 func (f *simFlags) register(flags *pflag.FlagSet) {
-	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default}, "`ALGORITHM` to run, with settings as in copa:delta=0.1; repeat for several")
-	flags.StringArrayVar(&f.sweeps, "sweep", nil, "run each algorithm once for each value of a parameter: `NAME=VALUE,VALUE...`")
-	flags.StringArrayVar(&f.rates, "rate", nil, "link of a fixed `RATE` (default 12mbit when there is no other); repeat for several")
+	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default},
+		"`ALGORITHM` to run, with settings as in copa:delta=0.1; repeat for several")
+	flags.StringArrayVar(&f.sweeps, "sweep", nil, "run each algorithm once for each value of a parameter: "+
+		"`NAME=VALUE,VALUE...`")
+	flags.StringArrayVar(&f.rates, "rate", nil, "link of a fixed `RATE` (default 12mbit when there is no other); "+
+		"repeat for several")
 	flags.StringArrayVar(&f.traces, "trace", nil, "link that plays the trace in `FILE`; repeat for several")
-	flags.StringArrayVar(&f.models, "generate", nil, "link that plays a trace drawn from `MODEL` with --seed; repeat for several")
-	flags.StringVar(&f.upRate, "up-rate", "", "`RATE` of the link that carries acknowledgements (default: infinitely fast)")
+	flags.StringArrayVar(&f.models, "generate", nil, "link that plays a trace drawn from `MODEL` with --seed; "+
+		"repeat for several")
+	flags.StringVar(&f.upRate, "up-rate", "", "`RATE` of the link that carries acknowledgements (default: "+
+		"infinitely fast)")
 	flags.StringVar(&f.upTrace, "up-trace", "", "trace `FILE` of the link that carries acknowledgements")
 	flags.DurationVar(&f.delay, "delay", 20*time.Millisecond, "propagation, each way")
 	flags.StringVar(&f.delayTrace, "delay-trace", "",
 		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
 	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
-		"how that queue is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), "+
+		"how that queue is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 "+
+			"(RFC 9332), "+
 			"all but the first with ECN marks")
 	flags.StringVar(&f.ecn, "ecn", sim.ECNDefault.String(),
-		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with others")
+		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with "+
+			"others")
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
 	flags.Float64Var(&f.upLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.StringVar(&f.transport, "transport", sim.Kernel.String(),
@@ -124,7 +131,8 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 			"relay has the proxy keep it, and each packet is acknowledged; native is nothing but the algorithm")
 	flags.DurationVar(&f.ackEvery, "ack-every", 0,
 		"acknowledge in batches, at multiples of this; 0: as --transport has it")
-	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base station would; 0: never")
+	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base "+
+		"station would; 0: never")
 	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run")
 	flags.DurationVar(&f.warmup, "warmup", 0, "leave this much of the beginning out of the figures")
 	flags.IntVar(&f.flows, "flows", 1, "flows of the algorithm that share the link, each with its own window")
@@ -132,7 +140,8 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVar(&f.json, "json", false, "print one JSON object for each run instead of the table")
 	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
 	flags.BoolVar(&f.markdown, "markdown", false, "with --all: print the table as Markdown")
-	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to `FILE`, as JSON lines")
+	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
+		"`FILE`, as JSON lines")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.DurationVar(&f.sampled, "trace-every", 10*time.Millisecond, "how often --trace-out records")
 }
@@ -239,7 +248,8 @@ func (f *simFlags) base() (sim.Scenario, error) {
 		return s, fmt.Errorf("--duration is %v; write a time such as 30s", f.duration)
 	}
 	if f.delay < 0 || f.ackEvery < 0 || f.hints < 0 || f.warmup < 0 {
-		return s, errors.New("--delay, --ack-every, --hints and --warmup must not be negative; write a time such as 20ms")
+		return s, errors.New("--delay, --ack-every, --hints and --warmup must not be negative; write a time such " +
+			"as 20ms")
 	}
 	if f.warmup >= f.duration {
 		return s, fmt.Errorf("--warmup %v leaves nothing of --duration %v", f.warmup, f.duration)

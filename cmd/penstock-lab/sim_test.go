@@ -15,13 +15,24 @@ import (
 )
 
 func TestSimPrintsATable(t *testing.T) {
-	args := []string{"sim", "--algorithm", "copa:delta=0.5", "--algorithm", "cubic", "--rate", "12mbit", "--generate", "lte", "--buffer", "100pkt", "--duration", "10s"}
+	args := []string{
+		"sim", "--algorithm", "copa:delta=0.5", "--algorithm", "cubic", "--rate", "12mbit", "--generate",
+		"lte", "--buffer", "100pkt", "--duration", "10s",
+	}
 	code, stdout, stderr := run(t, args...)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, 5)
-	assert.Equal(t, []string{"ALGORITHM", "LINK", "MBIT/S", "UTILISATION", "%", "QUEUEING", "MS", "P50", "P95", "P99", "DROPS", "RETRANSMITS", "JAIN"}, strings.Fields(lines[0]))
-	for i, want := range [][]string{{"copa:delta=0.5", "12mbit"}, {"cubic", "12mbit"}, {"copa:delta=0.5", "lte"}, {"cubic", "lte"}} {
+	assert.Equal(t, []string{
+		"ALGORITHM", "LINK", "MBIT/S", "UTILISATION", "%", "QUEUEING", "MS", "P50", "P95", "P99",
+		"DROPS", "RETRANSMITS", "JAIN",
+	}, strings.Fields(lines[0]))
+	for i, want := range [][]string{
+		{"copa:delta=0.5", "12mbit"},
+		{"cubic", "12mbit"},
+		{"copa:delta=0.5", "lte"},
+		{"cubic", "lte"},
+	} {
 		fields := strings.Fields(lines[i+1])
 		require.Len(t, fields, 10)
 		assert.Equal(t, want, fields[:2])
@@ -34,7 +45,8 @@ func TestSimPrintsATable(t *testing.T) {
 
 func TestSimPrintsJSON(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "samples.jsonl")
-	code, stdout, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant", "--flows", "2",
+	code, stdout, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant",
+		"--flows", "2",
 		"--duration", "5s", "--warmup", "2s", "--json", "--trace-out", trace, "--trace-every", "100ms")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
@@ -78,7 +90,8 @@ func TestSimReadsFiles(t *testing.T) {
 		return path
 	}
 	write("constant", "1\n")
-	good := write("good.txt", "link rtt 40ms\ntrace constant\nflow static:cwnd_packets=45 name a\nrun 5s warmup 1s\nexpect a.utilisation >= 0.99\n")
+	good := write("good.txt", "link rtt 40ms\ntrace constant\nflow static:cwnd_packets=45 name a\nrun 5s warmup "+
+		"1s\nexpect a.utilisation >= 0.99\n")
 	bad := write("bad.txt", "link 12mbit rtt 40ms\nflow static\nflow static\nrun 5s\nexpect utilisation >= 2\n")
 
 	code, stdout, stderr := run(t, "sim", good)

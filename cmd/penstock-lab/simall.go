@@ -239,7 +239,8 @@ func writeStandardTable(runs []standardRun) string {
 		}
 		b.WriteByte('\n')
 	}
-	b.WriteString("\nUSED: % of what the link offered. P50, P95: packets' time in the queue, ms. JAIN: fairness. SHARE: % of the throughput.\n")
+	b.WriteString("\nUSED: % of what the link offered. P50, P95: packets' time in the queue, ms. JAIN: fairness. " +
+		"SHARE: % of the throughput.\n")
 	return b.String()
 }
 

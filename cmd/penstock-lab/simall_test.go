@@ -58,7 +58,8 @@ func TestSimAllMakesOneTable(t *testing.T) {
 	lines := strings.Split(strings.TrimRight(table, "\n"), "\n")
 	require.Len(t, lines, 6)
 	assert.Equal(t, []string{"fixed", "lte", "steps", "loss", "beside-cubic", "two"}, strings.Fields(lines[0]))
-	assert.Equal(t, "ALGORITHM | USED P50 P95 | USED P50 P95 | USED P50 P95 | USED P50 P95 | USED P50 P95 JAIN SHARE | USED P50 P95 JAIN SHARE",
+	assert.Equal(t, "ALGORITHM | USED P50 P95 | USED P50 P95 | USED P50 P95 | USED P50 P95 | USED P50 P95 JAIN "+
+		"SHARE | USED P50 P95 JAIN SHARE",
 		strings.Join(strings.Fields(lines[1]), " "))
 	for i, name := range []string{"static:cwnd_packets=10", "copa:delta=0.5"} {
 		cells := strings.Fields(lines[i+2])
@@ -84,7 +85,8 @@ func TestSimAllMakesOneTable(t *testing.T) {
 
 func TestSimAllPrintsJSON(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "samples.jsonl")
-	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=4", "--json", "--trace-out", trace, "--trace-every", "10s")
+	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=4", "--json", "--trace-out", trace,
+		"--trace-every", "10s")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
 	require.Len(t, lines, len(sim.Standard()))
@@ -98,7 +100,8 @@ func TestSimAllPrintsJSON(t *testing.T) {
 	}
 	samples, err := os.ReadFile(trace)
 	require.NoError(t, err)
-	assert.Equal(t, 4*3+(6+6)+(6+6)-2, strings.Count(string(samples), "\n"), "every ten seconds of each flow; two of them come later")
+	assert.Equal(t, 4*3+(6+6)+(6+6)-2, strings.Count(string(samples), "\n"),
+		"every ten seconds of each flow; two of them come later")
 }
 
 func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {

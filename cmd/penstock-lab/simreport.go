@@ -96,7 +96,8 @@ func writeSimRows(w io.Writer, t trial, r sim.Result) {
 		return
 	}
 	for _, f := range r.Flows {
-		fmt.Fprintf(w, "  %s %s\t\t%.2f\t%.1f\t%s\t%d\t%d\t\n", f.Name, f.Algorithm, f.Throughput.Mbps(), 100*f.Utilisation,
+		fmt.Fprintf(w, "  %s %s\t\t%.2f\t%.1f\t%s\t%d\t%d\t\n", f.Name, f.Algorithm, f.Throughput.Mbps(),
+			100*f.Utilisation,
 			delayCells(f.Queueing), f.Drops, f.Retransmits)
 	}
 }

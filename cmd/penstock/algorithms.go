@@ -83,7 +83,8 @@ func listAlgorithms(w io.Writer, specs []cc.Spec) error {
 		for _, f := range s.Profiles {
 			profiles = append(profiles, f.Name)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, orDash(strings.Join(params, ",")), orDash(strings.Join(profiles, ",")),
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", s.Name, orDash(strings.Join(params, ",")),
+			orDash(strings.Join(profiles, ",")),
 			orDash(strings.ReplaceAll(needs(s, "%s"), " ", "")), orDash(s.Source))
 	}
 	return t.Flush()
@@ -103,7 +104,8 @@ func explain(w io.Writer, s cc.Spec) error {
 		fmt.Fprintln(t, "\nPARAMETER\tDEFAULT\tUNIT\tVALUES\tMEANING")
 	}
 	for _, p := range s.Params {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, formatValue(p, p.Default), orDash(p.Unit), valueRange(p), p.About)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, formatValue(p, p.Default), orDash(p.Unit), valueRange(p),
+			p.About)
 	}
 	if len(s.Profiles) > 0 {
 		fmt.Fprintln(t, "\nPROFILE\tSETS\tMEANING")
@@ -159,7 +161,8 @@ What an algorithm shows is in traces (` + "`penstock run --trace`, `penstock-lab
 
 // writeNeeds sets against each other what the algorithms need.
 func writeNeeds(b *strings.Builder, specs []cc.Spec) {
-	b.WriteString("\nBeside acknowledged bytes an algorithm may need:\n\n| signal | what it is | who needs it |\n|---|---|---|\n")
+	b.WriteString("\nBeside acknowledged bytes an algorithm may need:\n\n| signal | what it is | who needs it " +
+		"|\n|---|---|---|\n")
 	for _, n := range slices.Sorted(maps.Keys(signals)) {
 		var who []string
 		for _, s := range specs {
@@ -187,7 +190,8 @@ func writeAlgorithm(b *strings.Builder, s cc.Spec) {
 		b.WriteString("\n| parameter | default | unit | values | meaning |\n|---|---|---|---|---|\n")
 	}
 	for _, p := range s.Params {
-		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), cell(orDash(p.Unit)), cell(valueRange(p)), cell(p.About))
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s | %s |\n", p.Name, formatValue(p, p.Default), cell(orDash(p.Unit)),
+			cell(valueRange(p)), cell(p.About))
 	}
 	if len(s.Profiles) > 0 {
 		b.WriteString("\n| profile | sets | meaning |\n|---|---|---|\n")

@@ -112,7 +112,8 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 		b.WriteByte('\n')
 	}
 	if named > 0 {
-		fmt.Fprintf(&b, "server names: the client's first bytes are awaited for at most %v, until the server speaks\n", time.Duration(cfg.Limits.ServerNameWait))
+		fmt.Fprintf(&b, "server names: the client's first bytes are awaited for at most %v, until the server "+
+			"speaks\n", time.Duration(cfg.Limits.ServerNameWait))
 	}
 	fmt.Fprintf(&b, "telemetry: %s\n", cfg.Telemetry.Address)
 	if ways := hintWays(cfg); len(ways) > 0 {

@@ -38,7 +38,8 @@ rules:
 	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
 	assert.Contains(t, out, "rule mail: refuse (no mail)")
 	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit in a group weight 2, up none")
-	assert.Contains(t, out, "rule call: down cubic class guarantee target 5mbit at least 500kbit within 0.95 of hints, up janus:class=delay_sensitive\n")
+	assert.Contains(t, out, "rule call: down cubic class guarantee target 5mbit at least 500kbit within 0.95 of "+
+		"hints, up janus:class=delay_sensitive\n")
 	assert.Contains(t, out, "otherwise: down penstock, up penstock")
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
 }
@@ -60,7 +61,8 @@ func TestCheckTellsWhereHintsComeFrom(t *testing.T) {
 	const lan = "listeners: [{name: lan, mode: mixed, address: '127.0.0.1:1080'}]\n"
 	for config, says := range map[string]string{
 		"": "hints: on 127.0.0.1:9464\n",
-		"telemetry: {hints: {token: 0123456789abcdef, socket: /run/h.sock}}": "hints: on 127.0.0.1:9464 with the token, on /run/h.sock\n",
+		"telemetry: {hints: {token: 0123456789abcdef, socket: /run/h.sock}}": "hints: on 127.0.0.1:9464 with the " +
+			"token, on /run/h.sock\n",
 		"telemetry: {address: '0.0.0.0:9464', hints: {socket: /run/h.sock}}": "hints: on /run/h.sock\n",
 	} {
 		code, out, errs := checkFile(t, lan+config)
@@ -84,7 +86,8 @@ limits: {server_name_wait: 250ms}
 	require.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "rule ads (server name *.ads.example, or none: refuse): refuse (refused by rule)\n")
 	assert.Contains(t, out, "rule video (server name video.example, *.video.example): down copa, up copa\n")
-	assert.Contains(t, out, "server names: the client's first bytes are awaited for at most 250ms, until the server speaks\n")
+	assert.Contains(t, out, "server names: the client's first bytes are awaited for at most 250ms, until the "+
+		"server speaks\n")
 }
 
 func TestCheckShowsWhereAMistakeIs(t *testing.T) {
@@ -93,7 +96,8 @@ func TestCheckShowsWhereAMistakeIs(t *testing.T) {
 	assert.Empty(t, out)
 	lines := strings.Split(strings.TrimSpace(errs), "\n")
 	assert.Contains(t, errs, ">  3 |   mod: mixed")
-	assert.Regexp(t, `^penstock: .*penstock\.yaml:3:3: listeners\[0\]\.mod: unknown key; did you mean mode\?$`, lines[len(lines)-1])
+	assert.Regexp(t, `^penstock: .*penstock\.yaml:3:3: listeners\[0\]\.mod: unknown key; did you mean mode\?$`,
+		lines[len(lines)-1])
 }
 
 func TestCheckOfAFileThatIsNotThere(t *testing.T) {
@@ -121,7 +125,8 @@ func TestCheckKnowsTheModelsOfItsCommandLine(t *testing.T) {
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, stderr, `parameter model is "mine", but must be one of verus`)
 
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "check", "--mdi-model", "mine=../../cc/mdi/verus.csv", path)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "check", "--mdi-model", "mine=../../cc/mdi/verus.csv",
+		path)
 	cmd.Env = append(os.Environ(), programEnv+"=1")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))

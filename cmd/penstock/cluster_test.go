@@ -44,12 +44,14 @@ func TestAConfigMapThatChangesIsReread(t *testing.T) {
 	logged := func(words string) func() bool {
 		return func() bool { return strings.Contains(in.log.String(), words) }
 	}
-	require.Eventually(t, logged(`"configuration reloaded","by":"file"`), 30*time.Second, 10*time.Millisecond, in.log.String())
+	require.Eventually(t, logged(`"configuration reloaded","by":"file"`), 30*time.Second, 10*time.Millisecond,
+		in.log.String())
 	assert.Equal(t, "copa", in.algorithm())
 	in.counts(1, 0, 1)
 
 	publish(runConfig + "frob: 1\n")
-	require.Eventually(t, logged(`"configuration not reloaded","by":"file"`), 30*time.Second, 10*time.Millisecond, in.log.String())
+	require.Eventually(t, logged(`"configuration not reloaded","by":"file"`), 30*time.Second, 10*time.Millisecond,
+		in.log.String())
 	assert.Equal(t, "copa", in.algorithm(), "what was before stays in force")
 	in.counts(1, 1, 0)
 	in.signal()
@@ -78,11 +80,15 @@ func TestADelayEnds(t *testing.T) {
 }
 
 func TestProbesSeeTheHealthAlone(t *testing.T) {
-	in := startRun(t, strings.Replace(runConfig, `"127.0.0.1:0"}`+"\n", `"127.0.0.1:0", health: "127.0.0.1:0"}`+"\n", 1))
+	in := startRun(t, strings.Replace(runConfig, `"127.0.0.1:0"}`+"\n", `"127.0.0.1:0", health: "127.0.0.1:0"}`+"\n",
+		1))
 	at, ok := in.log.line(t, "health")["address"].(string)
 	require.True(t, ok)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	for page, code := range map[string]int{"/healthz": 200, "/readyz": 200, "/flows": 404, "/metrics": 404, "/": 404, "/v1/view": 404} {
+	for page, code := range map[string]int{
+		"/healthz": 200, "/readyz": 200, "/flows": 404, "/metrics": 404, "/": 404,
+		"/v1/view": 404,
+	} {
 		resp, err := client.Get("http://" + at + page)
 		require.NoError(t, err)
 		require.NoError(t, resp.Body.Close())
@@ -114,7 +120,8 @@ func TestReadyReadsWhereToAsk(t *testing.T) {
 	var stderr bytes.Buffer
 	path := filepath.Join(t.TempDir(), "penstock.yaml")
 	write := func(telemetry string) {
-		require.NoError(t, os.WriteFile(path, []byte("listeners: [{name: a, mode: connect, address: '127.0.0.1:1'}]\ntelemetry: "+telemetry+"\n"), 0o600))
+		require.NoError(t, os.WriteFile(path, []byte("listeners: [{name: a, mode: connect, address: "+
+			"'127.0.0.1:1'}]\ntelemetry: "+telemetry+"\n"), 0o600))
 	}
 	write("{address: off}")
 	assert.Equal(t, cli.ExitFail, execute(t.Context(), []string{"ready", "--config", path}, &stderr, &stderr))

@@ -23,7 +23,8 @@ func readDoc(t *testing.T, name string) string {
 
 func TestAlgorithmsPageIsCurrent(t *testing.T) {
 	_, stdout, _ := run(t, "algorithms", "--markdown")
-	assert.Equal(t, stdout, readDoc(t, "algorithms.md"), "docs/algorithms.md is not what the registry says; run: make docs")
+	assert.Equal(t, stdout, readDoc(t, "algorithms.md"),
+		"docs/algorithms.md is not what the registry says; run: make docs")
 }
 
 func TestConfigurationReferenceIsCurrent(t *testing.T) {

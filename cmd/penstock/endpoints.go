@@ -36,7 +36,8 @@ func (h *service) resume() {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		h.log.Warn("peers of tunnels have to find out by themselves that the proxy was restarted", "file", name, "err", err)
+		h.log.Warn("peers of tunnels have to find out by themselves that the proxy was restarted", "file", name,
+			"err", err)
 	default:
 		h.proxy.Resume(all)
 	}

@@ -18,7 +18,10 @@ import (
 func TestEndpointsAreReadAsTheyWereWritten(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "last-good.endpoints")
 	for _, all := range []proxy.Endpoints{
-		{"vpn": {"aaaa": netip.MustParseAddrPort("192.0.2.1:51820")}, "other": {"bbbb": netip.MustParseAddrPort("[fe80::1%eth0]:7")}},
+		{
+			"vpn":   {"aaaa": netip.MustParseAddrPort("192.0.2.1:51820")},
+			"other": {"bbbb": netip.MustParseAddrPort("[fe80::1%eth0]:7")},
+		},
 		{"vpn": {"aaaa": netip.MustParseAddrPort("[2001:db8::1]:51820")}},
 	} {
 		require.NoError(t, writeEndpoints(name, all))

@@ -60,7 +60,8 @@ once, and other peers' sessions go on.`,
 	}
 	flags := cmd.PersistentFlags()
 	flags.StringVarP(&g.config, "config", "c", defaultConfig, "configuration `FILE`")
-	flags.StringVar(&g.listener, "listener", "", "`NAME` of the listener, where there is more than one of mode wireguard")
+	flags.StringVar(&g.listener, "listener", "", "`NAME` of the listener, where there is more than one of mode "+
+		"wireguard")
 	flags.StringVar(&g.telemetry, "telemetry", "",
 		"`host:port` where the running proxy answers, if that is not the file's telemetry.address")
 
@@ -151,7 +152,8 @@ func (g *gateway) open() (err error) {
 			return err
 		}
 	default:
-		return cli.BadInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, such as "+
+		return cli.BadInput(fmt.Errorf("listeners[%d].wireguard.peers_file: missing; name a file for peers there, "+
+			"such as "+
 			"peers.conf (it need not exist yet)", i))
 	}
 	if g.cfg, err = config.Load(g.config); err != nil {

@@ -79,7 +79,8 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 // checkPeerName wants what is as good a name in a comment as in a list.
 func checkPeerName(name string) error {
 	odd := func(r rune) bool { return !strconv.IsPrint(r) || r == '#' || r == '=' }
-	if name == "" || len(name) > 64 || strings.ContainsFunc(name, odd) || strings.Join(strings.Fields(name), " ") != name {
+	if name == "" || len(name) > 64 || strings.ContainsFunc(name, odd) ||
+		strings.Join(strings.Fields(name), " ") != name {
 		return fmt.Errorf("%q is no name for a peer: at most 64 printable bytes without # and =, such as phone", name)
 	}
 	return nil
@@ -96,7 +97,8 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 		return list, nil
 	}
 	if len(g.WireGuard.Pool) == 0 {
-		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as [10.9.0.0/24], "+
+		return nil, fmt.Errorf("listener %s has no wireguard.pool to take an address from; add one such as "+
+			"[10.9.0.0/24], "+
 			"or give --address", g.Name)
 	}
 	var taken, out []netip.Prefix
@@ -191,7 +193,8 @@ func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("--endpoint: missing, and this machine's own address is unknown: %w", err)
 		}
-		fmt.Fprintf(notes, "the endpoint is this machine's own address, %s; where clients reach it by another, say so with "+
+		fmt.Fprintf(notes, "the endpoint is this machine's own address, %s; where clients reach it by another, say "+
+			"so with "+
 			"--endpoint\n", own)
 		host = own
 	}

@@ -66,7 +66,8 @@ func initGateway(config string, notes io.Writer) (err error) {
 	} {
 		out, err := os.OpenFile(f.path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, f.mode)
 		if errors.Is(err, fs.ErrExist) {
-			return cli.BadInput(fmt.Errorf("%s is there already; name a file in another directory, or remove it", f.path))
+			return cli.BadInput(fmt.Errorf("%s is there already; name a file in another directory, or remove it",
+				f.path))
 		}
 		if err != nil {
 			return err

@@ -123,7 +123,8 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 
 func TestASharedKeyGoesToBothEnds(t *testing.T) {
 	path := gatewayFolder(t, gatewayConfig)
-	code, stdout, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820", "--preshared-key")...)
+	code, stdout, stderr := run(t, peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820",
+		"--preshared-key")...)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	client, err := access.ParseQuick(stdout)
 	require.NoError(t, err)
@@ -145,7 +146,10 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 		args   []string
 		says   string
 	}{
-		"a name twice":        {gatewayConfig, append([]string{"add", "tablet"}, end...), `two peers are called "tablet"`},
+		"a name twice": {
+			gatewayConfig, append([]string{"add", "tablet"}, end...),
+			`two peers are called "tablet"`,
+		},
 		"a name of two lines": {gatewayConfig, append([]string{"add", "a\nb"}, end...), "no name for a peer"},
 		"an address twice": {
 			gatewayConfig, append([]string{"add", "phone", "--address", "10.9.0.2"}, end...),

@@ -34,7 +34,8 @@ func (in *instance) hint(socket, token string) int {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}
 	}
-	req, err := http.NewRequestWithContext(in.t.Context(), http.MethodPost, strings.TrimSuffix(metrics, "/metrics")+"/v1/hints",
+	req, err := http.NewRequestWithContext(in.t.Context(), http.MethodPost,
+		strings.TrimSuffix(metrics, "/metrics")+"/v1/hints",
 		strings.NewReader(`[{"host": "127.0.0.1", "link_rate_bits_per_second": 5e9}]`))
 	require.NoError(in.t, err)
 	req.Header.Set("Content-Type", "application/json")
@@ -52,7 +53,8 @@ func TestHintsComeWithATokenOrThroughTheSocket(t *testing.T) {
 	token, socket := filepath.Join(dir, "token"), filepath.Join(dir, "hints.sock")
 	write := func(text string) { require.NoError(t, os.WriteFile(token, []byte(text+"\n"), 0o600)) }
 	write("first-0123456789")
-	in := startRun(t, strings.Replace(runConfig, `address: "127.0.0.1:0"}`+"\n", `address: "127.0.0.1:0", hints: {socket: `+socket+`, token_file: `+token+"}}\n", 1)+
+	in := startRun(t, strings.Replace(runConfig, `address: "127.0.0.1:0"}`+"\n",
+		`address: "127.0.0.1:0", hints: {socket: `+socket+`, token_file: `+token+"}}\n", 1)+
 		"defaults: {algorithm: nacc}\n")
 	assert.Equal(t, socket, in.log.line(t, "taking hints")["socket"])
 	conn := in.connect()
@@ -120,11 +122,13 @@ func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755))
 	}
 	socket := filepath.Join(dir, "hints.sock")
-	in := startRun(t, strings.Replace(runConfig, `"127.0.0.1:0"}`+"\n", `"127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)+"defaults: {algorithm: cubic}\n")
+	in := startRun(t, strings.Replace(runConfig, `"127.0.0.1:0"}`+"\n",
+		`"127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)+"defaults: {algorithm: cubic}\n")
 	conn := in.connect()
 	echoesMuch(t, conn)
 
-	agent := exec.Command("sh", "-c", block[1], "hints.sh", "wlan0", "--unix-socket", socket, "http://penstock/v1/hints")
+	agent := exec.Command("sh", "-c", block[1], "hints.sh", "wlan0", "--unix-socket", socket,
+		"http://penstock/v1/hints")
 	agent.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
 	agent.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	require.NoError(t, agent.Start())
@@ -159,7 +163,8 @@ func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
 	require.Len(t, bodies, 3)
 	for _, body := range bodies {
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-		resp, err := client.Post("http://"+ln.Addr().String()+"/v1/hints", "application/json", strings.NewReader(body[1]))
+		resp, err := client.Post("http://"+ln.Addr().String()+"/v1/hints", "application/json",
+			strings.NewReader(body[1]))
 		require.NoError(t, err)
 		assert.Equal(t, http.StatusOK, resp.StatusCode, body[1])
 		require.NoError(t, resp.Body.Close())
@@ -172,7 +177,8 @@ func TestASocketThatCannotBeMadeIsNamed(t *testing.T) {
 	var log journal
 	path := filepath.Join(t.TempDir(), "penstock.yaml")
 	socket := filepath.Join(t.TempDir(), "absent", "hints.sock")
-	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(runConfig, `address: "127.0.0.1:0"}`+"\n", `address: "127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)), 0o600))
+	require.NoError(t, os.WriteFile(path, []byte(strings.Replace(runConfig, `address: "127.0.0.1:0"}`+"\n",
+		`address: "127.0.0.1:0", hints: {socket: `+socket+"}}\n", 1)), 0o600))
 	code := execute(t.Context(), []string{"run", "--keep-privileges", "--config", path}, &log, &log)
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, log.String(), "telemetry.hints.socket: telemetry: there is no directory "+filepath.Dir(socket))

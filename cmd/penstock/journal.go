@@ -40,7 +40,9 @@ type journalHandler struct {
 	byPriority map[int]slog.Handler
 }
 
-func newJournalHandler(w io.Writer, of func(io.Writer, func([]string, slog.Attr) slog.Attr) slog.Handler) journalHandler {
+func newJournalHandler(w io.Writer, of func(io.Writer, func([]string,
+	slog.Attr) slog.Attr) slog.Handler,
+) journalHandler {
 	withoutTime := func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) == 0 && a.Key == slog.TimeKey {
 			return slog.Attr{}

@@ -26,16 +26,32 @@ func TestExitCodes(t *testing.T) {
 		code int
 		says string // in standard error
 	}{
-		"nothing at all prints the help":   {nil, cli.ExitOK, ""},
-		"help is no error":                 {[]string{"algorithms", "--help"}, cli.ExitOK, ""},
-		"an unknown command is bad usage":  {[]string{"frobnicate"}, cli.ExitInput, `unknown command "frobnicate"`},
-		"a command that is nearly one":     {[]string{"rnu"}, cli.ExitInput, `unknown command "rnu" for "penstock"; did you mean run?`},
-		"a command of the laboratory":      {[]string{"bench"}, cli.ExitInput, `unknown command "bench" for "penstock"; run penstock-lab bench`},
-		"a time without its unit":          {[]string{"run", "--drain", "5"}, cli.ExitInput, `"5" is not a time with a unit, such as 10s`},
-		"an unknown flag is bad usage":     {[]string{"algorithms", "--frob"}, cli.ExitInput, "unknown flag: --frob"},
-		"too many arguments are bad usage": {[]string{"algorithms", "copa", "reno"}, cli.ExitInput, "accepts at most 1 arg"},
-		"an unknown name is bad input":     {[]string{"algorithms", "frob"}, cli.ExitInput, `no algorithm "frob"`},
-		"a good command succeeds":          {[]string{"algorithms", "copa"}, cli.ExitOK, ""},
+		"nothing at all prints the help":  {nil, cli.ExitOK, ""},
+		"help is no error":                {[]string{"algorithms", "--help"}, cli.ExitOK, ""},
+		"an unknown command is bad usage": {[]string{"frobnicate"}, cli.ExitInput, `unknown command "frobnicate"`},
+		"a command that is nearly one": {
+			[]string{"rnu"},
+			cli.ExitInput,
+			`unknown command "rnu" for "penstock"; did you mean run?`,
+		},
+		"a command of the laboratory": {
+			[]string{"bench"},
+			cli.ExitInput,
+			`unknown command "bench" for "penstock"; run penstock-lab bench`,
+		},
+		"a time without its unit": {
+			[]string{"run", "--drain", "5"},
+			cli.ExitInput,
+			`"5" is not a time with a unit, such as 10s`,
+		},
+		"an unknown flag is bad usage": {[]string{"algorithms", "--frob"}, cli.ExitInput, "unknown flag: --frob"},
+		"too many arguments are bad usage": {
+			[]string{"algorithms", "copa", "reno"},
+			cli.ExitInput,
+			"accepts at most 1 arg",
+		},
+		"an unknown name is bad input": {[]string{"algorithms", "frob"}, cli.ExitInput, `no algorithm "frob"`},
+		"a good command succeeds":      {[]string{"algorithms", "copa"}, cli.ExitOK, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(t, c.args...)

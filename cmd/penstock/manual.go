@@ -71,7 +71,10 @@ func billCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			parts := []component{{Type: "library", Name: "std", Version: info.GoVersion, PURL: "pkg:golang/std@" + info.GoVersion}}
+			parts := []component{{
+				Type: "library", Name: "std", Version: info.GoVersion,
+				PURL: "pkg:golang/std@" + info.GoVersion,
+			}}
 			for _, m := range info.Deps {
 				if m.Replace != nil {
 					m = m.Replace
@@ -82,7 +85,10 @@ func billCommand() *cobra.Command {
 			out.SetIndent("", " ")
 			return out.Encode(map[string]any{
 				"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
-				"metadata":   map[string]any{"component": component{Type: "application", Name: "penstock", Version: info.Main.Version}},
+				"metadata": map[string]any{"component": component{
+					Type: "application", Name: "penstock",
+					Version: info.Main.Version,
+				}},
 				"components": parts,
 			})
 		},

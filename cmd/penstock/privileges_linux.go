@@ -69,11 +69,13 @@ func (h *service) neededToReread(has caps.Set) caps.Set {
 		h.log.Warn("whether a reload can read the configuration again is unknown", "err", err)
 	case len(closed) == 0:
 	case has.Has(caps.DACReadSearch):
-		h.log.Info("CAP_DAC_READ_SEARCH is kept, since a reload reads these files only with it; where this user may read them, such as in /etc/penstock, it is dropped",
+		h.log.Info("CAP_DAC_READ_SEARCH is kept, since a reload reads these files only with it; where this user "+
+			"may read them, such as in /etc/penstock, it is dropped",
 			"uid", os.Getuid(), "files", closed)
 		return caps.DACReadSearch
 	default:
-		h.log.Warn("a reload will not be able to read these files again: the privilege that read them is dropped; let this user read them and search their directories",
+		h.log.Warn("a reload will not be able to read these files again: the privilege that read them is dropped; "+
+			"let this user read them and search their directories",
 			"uid", os.Getuid(), "files", closed)
 	}
 	return 0
@@ -84,9 +86,11 @@ func (h *service) neededToReread(has caps.Set) caps.Set {
 func whyTheyStay(err error) string {
 	switch {
 	case errors.Is(err, syscall.ENOTSUP):
-		return "this program was built with cgo, where they cannot be dropped on all threads; build it with CGO_ENABLED=0"
+		return "this program was built with cgo, where they cannot be dropped on all threads; build it with " +
+			"CGO_ENABLED=0"
 	case errors.Is(err, syscall.EPERM):
-		return "a system call filter forbids it; allow capset (under systemd: SystemCallFilter=capset, after the other filters)"
+		return "a system call filter forbids it; allow capset (under systemd: SystemCallFilter=capset, after the " +
+			"other filters)"
 	}
 	return "the kernel refused"
 }

@@ -45,13 +45,28 @@ func TestOnlyWhatIsNeededAfterwardsIsKept(t *testing.T) {
 		envelope  string
 		has, want caps.Set
 	}{
-		"a proxy that everybody may run":                           {nil, "reno", all, caps.NetBindService},
-		"a transparent listener, which is open by then":            {captures, "reno", all, caps.NetBindService},
-		"a TUN device, which is made again when it goes":           {device, "reno", all, caps.NetAdmin | caps.NetBindService},
-		"a mark on each connection":                                {marks, "reno", all, caps.NetAdmin | caps.NetBindService},
-		"the client's address on each connection":                  {keeps, "reno", all, caps.NetAdmin | caps.NetBindService},
-		"an envelope that is not for everybody":                    {nil, "cubic", all, caps.NetAdmin | caps.NetBindService},
-		"a mark by CAP_NET_RAW alone":                              {marks, "reno", caps.NetRaw | caps.BPF, caps.NetRaw},
+		"a proxy that everybody may run":                {nil, "reno", all, caps.NetBindService},
+		"a transparent listener, which is open by then": {captures, "reno", all, caps.NetBindService},
+		"a TUN device, which is made again when it goes": {
+			device, "reno", all,
+			caps.NetAdmin | caps.NetBindService,
+		},
+		"a mark on each connection": {
+			marks, "reno", all,
+			caps.NetAdmin | caps.NetBindService,
+		},
+		"the client's address on each connection": {
+			keeps, "reno", all,
+			caps.NetAdmin | caps.NetBindService,
+		},
+		"an envelope that is not for everybody": {
+			nil, "cubic", all,
+			caps.NetAdmin | caps.NetBindService,
+		},
+		"a mark by CAP_NET_RAW alone": {
+			marks, "reno", caps.NetRaw | caps.BPF,
+			caps.NetRaw,
+		},
 		"the client's address by CAP_NET_RAW alone":                {keeps, "reno", caps.NetRaw, caps.NetRaw},
 		"an envelope that CAP_NET_RAW is no help with":             {nil, "cubic", caps.NetRaw, 0},
 		"a process with the one capability that it needs":          {marks, "reno", caps.NetAdmin, caps.NetAdmin},
@@ -269,8 +284,11 @@ func TestARunningProxyHasOnlyThePrivilegesItNeeds(t *testing.T) {
 		want     caps.Set
 	}
 	rows := map[string]row{
-		"root needs nothing but low ports":     {asRoot, "envelope: reno", caps.NetBindService},
-		"root with a mark":                     {asRoot, "envelope: reno\nmark: 0x2000000", caps.NetAdmin | caps.NetBindService},
+		"root needs nothing but low ports": {asRoot, "envelope: reno", caps.NetBindService},
+		"root with a mark": {
+			asRoot, "envelope: reno\nmark: 0x2000000",
+			caps.NetAdmin | caps.NetBindService,
+		},
 		"a user who needs none of what he has": {asUser, "envelope: reno", 0},
 		"a user with a mark":                   {asUser, "envelope: reno\nmark: 0x2000000", caps.NetAdmin},
 	}
@@ -284,7 +302,8 @@ func TestARunningProxyHasOnlyThePrivilegesItNeeds(t *testing.T) {
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
 			defer ln.Close()
-			p := launch(t, fmt.Sprintf("%s\ntelemetry: {address: \"off\"}\nlisteners: [{name: f, mode: forward, address: \"127.0.0.1:0\", target: %q}]\n",
+			p := launch(t, fmt.Sprintf("%s\ntelemetry: {address: \"off\"}\nlisteners: [{name: f, mode: forward, "+
+				"address: \"127.0.0.1:0\", target: %q}]\n",
 				c.settings, ln.Addr()), c.start)
 			line := p.says("privileges")
 			assert.Equal(t, "privileges", line["msg"])
@@ -307,7 +326,8 @@ func TestTheKernelHoldsWindowsAfterPrivilegesAreGone(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer ln.Close()
-	p := launch(t, fmt.Sprintf("envelope: ebpf\ntelemetry: {address: \"127.0.0.1:0\"}\nlisteners: [{name: f, mode: forward, address: \"127.0.0.1:0\", target: %q}]\n", ln.Addr()),
+	p := launch(t, fmt.Sprintf("envelope: ebpf\ntelemetry: {address: \"127.0.0.1:0\"}\nlisteners: [{name: f, mode: "+
+		"forward, address: \"127.0.0.1:0\", target: %q}]\n", ln.Addr()),
 		func(args []string) (starter, *exec.Cmd) {
 			cmd := exec.Command(args[0], args[1:]...)
 			return cmd, cmd
@@ -342,7 +362,8 @@ func TestPrivilegesCanBeKept(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer ln.Close()
-	p := launch(t, fmt.Sprintf("telemetry: {address: \"off\"}\nlisteners: [{name: f, mode: forward, address: \"127.0.0.1:0\", target: %q}]\n", ln.Addr()),
+	p := launch(t, fmt.Sprintf("telemetry: {address: \"off\"}\nlisteners: [{name: f, mode: forward, address: "+
+		"\"127.0.0.1:0\", target: %q}]\n", ln.Addr()),
 		func(args []string) (starter, *exec.Cmd) {
 			cmd := exec.Command(args[0], append(args[1:], "--keep-privileges")...)
 			return cmd, cmd
@@ -377,18 +398,25 @@ func TestCapturingGoesOnWithoutPrivileges(t *testing.T) {
 		want          caps.Set
 		sees          netip.Addr
 	}{
-		"as the proxy":  {"", "", caps.NetBindService, lab.EdgeFar.V4},
-		"as the client": {"mark: 0x2000000\n", ", keep_client: true", caps.NetAdmin | caps.NetBindService, lab.ClientAddr.V4},
+		"as the proxy": {"", "", caps.NetBindService, lab.EdgeFar.V4},
+		"as the client": {
+			"mark: 0x2000000\n", ", keep_client: true", caps.NetAdmin | caps.NetBindService,
+			lab.ClientAddr.V4,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := launch(t, fmt.Sprintf("envelope: reno\n%stelemetry: {address: \"off\"}\nlisteners: [{name: t, mode: tproxy, address: \"[::]:7000\"%s}]\n",
+			p := launch(t, fmt.Sprintf("envelope: reno\n%stelemetry: {address: \"off\"}\nlisteners: [{name: t, "+
+				"mode: tproxy, address: \"[::]:7000\"%s}]\n",
 				c.settings, c.own), func(args []string) (starter, *exec.Cmd) {
 				cmd := lab.Edge.Command(context.Background(), args[0], args[1:]...)
 				return cmd, cmd.Cmd
 			})
 			p.says("privileges")
 			p.hasOnly(c.want)
-			rules := capture.Rules{Mode: capture.TPROXY, Port: 7000, Interfaces: []string{netlab.NearDevice}, Connected: capture.ConnectedCapture}
+			rules := capture.Rules{
+				Mode: capture.TPROXY, Port: 7000, Interfaces: []string{netlab.NearDevice},
+				Connected: capture.ConnectedCapture,
+			}
 			require.NoError(t, lab.Edge.Do(func() error { return rules.Apply(t.Context()) }))
 			target := netip.AddrPortFrom(lab.ServerAddr.V4, 8080).String()
 			ln, err := lab.Server.Listen("tcp", target)
@@ -479,7 +507,8 @@ envelope: reno
 		dir := filepath.Dir(args[3])
 		require.NoError(t, os.Chown(dir, 65534, 65534))
 		require.NoError(t, os.Chmod(dir, 0o700))
-		cmd := exec.Command("setpriv", append([]string{"--bounding-set=-dac_read_search", "--inh-caps=-all"}, args...)...)
+		cmd := exec.Command("setpriv", append([]string{"--bounding-set=-dac_read_search", "--inh-caps=-all"},
+			args...)...)
 		return cmd, cmd
 	})
 	line := p.says("a reload will not be able to read these files again")

@@ -53,7 +53,8 @@ The proxy is asked at the telemetry.health or the telemetry.address of the file.
 		},
 	}
 	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
-	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the file's")
+	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
+		"file's")
 	cmd.Flags().BoolVar(&alive, "alive", false, "whether the process answers at all, as while it drains")
 	return cmd
 }

@@ -85,7 +85,10 @@ func (h *service) reload(by string) (string, error) {
 		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w", err)
 	}
 	status.Succeeded++
-	h.reloads.went(telemetry.Config{Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded, Failed: status.Failed}, nil)
+	h.reloads.went(telemetry.Config{
+		Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded,
+		Failed: status.Failed,
+	}, nil)
 	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
 		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept, "refused", done.Refused, "revoked", done.Revoked)
 	return describeReload(done), nil

@@ -162,9 +162,12 @@ func (in *instance) tunnelAs(password string) int {
 	conn, err := net.Dial("tcp", address)
 	require.NoError(in.t, err)
 	defer conn.Close()
-	req := &http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "127.0.0.1:9"}, Host: "127.0.0.1:9", Header: http.Header{
-		"Proxy-Authorization": {"Basic " + base64.StdEncoding.EncodeToString([]byte("u:"+password))},
-	}}
+	req := &http.Request{
+		Method: http.MethodConnect, URL: &url.URL{Host: "127.0.0.1:9"}, Host: "127.0.0.1:9",
+		Header: http.Header{
+			"Proxy-Authorization": {"Basic " + base64.StdEncoding.EncodeToString([]byte("u:"+password))},
+		},
+	}
 	require.NoError(in.t, req.Write(conn))
 	resp, err := http.ReadResponse(bufio.NewReader(conn), req)
 	require.NoError(in.t, err)
@@ -176,7 +179,8 @@ func TestARotatedPasswordIsTakenIn(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "pw")
 	write := func(password string) { require.NoError(t, os.WriteFile(file, []byte(password+"\n"), 0o600)) }
 	write("first")
-	in := startRun(t, strings.Replace(runConfig, "allow:", fmt.Sprintf("users: [{name: u, password_file: %q}], allow:", file), 1))
+	in := startRun(t, strings.Replace(runConfig, "allow:",
+		fmt.Sprintf("users: [{name: u, password_file: %q}], allow:", file), 1))
 	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("first"))
 	write("second")
 	code, body := in.post("/-/reload")
@@ -261,7 +265,8 @@ func TestABrokenFileStartsTheLastGoodConfiguration(t *testing.T) {
 	in := startRunWithout(t, "--config", config, "--last-good", kept)
 	assert.Equal(t, http.StatusProxyAuthRequired, in.tunnelAs("second"))
 	assert.NotEqual(t, http.StatusProxyAuthRequired, in.tunnelAs("first"))
-	line := in.log.line(t, "the configuration has a mistake; the last good one is in force until it is mended and reloaded")
+	line := in.log.line(t, "the configuration has a mistake; the last good one is in force until it is mended and "+
+		"reloaded")
 	assert.Equal(t, "ERROR", line["level"])
 	assert.Contains(t, line["err"], "penstock.yaml:2:99: listeners[0].users[0].password_file: "+pw)
 	in.counts(0, 0, 0)

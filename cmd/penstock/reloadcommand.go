@@ -34,7 +34,8 @@ the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.
 		},
 	}
 	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
-	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the file's telemetry.address")
+	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
+		"file's telemetry.address")
 	return cmd
 }
 

@@ -94,8 +94,11 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	f.Uint16Var(&r.Port, "port", 0, "the listener's port")
 	f.BoolVar(&r.IPv4, "ipv4", true, "capture IPv4")
 	f.BoolVar(&r.IPv6, "ipv6", true, "capture IPv6")
-	f.StringSliceVarP(&r.Interfaces, "interface", "i", nil, "where connections come in, such as lan0; any is every interface, the outside ones too (required)")
-	f.StringVar((*string)(&r.Connected), "connected", string(capture.ConnectedAuto), "capture what goes to networks that this machine is on: auto (where no forward chain drops or rejects), yes or no")
+	f.StringSliceVarP(&r.Interfaces, "interface", "i", nil,
+		"where connections come in, such as lan0; any is every interface, the outside ones too (required)")
+	f.StringVar((*string)(&r.Connected), "connected", string(capture.ConnectedAuto),
+		"capture what goes to networks that this machine is on: auto (where no forward chain drops or rejects), "+
+			"yes or no")
 	f.Lookup("connected").NoOptDefVal = string(capture.ConnectedCapture)
 	f.StringSliceVar(&ports, "dport", nil, "destination ports, such as 80,443,8000-8099 (default all)")
 	f.StringSliceVar(&sources, "source", nil, "only from these prefixes")
@@ -103,8 +106,10 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	f.StringSliceVar(&destinations, "destination", nil, "only to these prefixes")
 	f.StringSliceVar(&notDestinations, "not-destination", nil, "not to these prefixes")
 	f.Uint32Var(&r.Mark, "mark", capture.DefaultMark, "bits that mark captured packets, for tproxy")
-	f.Uint32Var(&r.OwnMark, "own-mark", capture.DefaultOwnMark, `bits that mark the proxy's own connections ("mark" in its configuration)`)
-	f.IntVar(&r.RouteTable, "route-table", capture.DefaultRouteTable, "routing table for captured packets, for tproxy; only ours")
+	f.Uint32Var(&r.OwnMark, "own-mark", capture.DefaultOwnMark,
+		`bits that mark the proxy's own connections ("mark" in its configuration)`)
+	f.IntVar(&r.RouteTable, "route-table", capture.DefaultRouteTable,
+		"routing table for captured packets, for tproxy; only ours")
 
 	cmd.Args = cobra.NoArgs
 	cmd.RunE = func(c *cobra.Command, _ []string) error {

@@ -55,7 +55,8 @@ func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, lab.Close()) }()
 	require.NoError(t, lab.Edge.Do(func() error {
-		said, err := runRules(t, "apply", "--port", "1081", "--interface", netlab.NearDevice, "--interface", "nosuch0", "--connected=no")
+		said, err := runRules(t, "apply", "--port", "1081", "--interface", netlab.NearDevice, "--interface",
+			"nosuch0", "--connected=no")
 		assert.Contains(t, said, "note: interface nosuch0 does not exist")
 		assert.Contains(t, said, "note: connections to networks of this machine go past the proxy")
 		assert.Contains(t, said, "("+netlab.NearDevice+")")

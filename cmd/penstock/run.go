@@ -209,7 +209,10 @@ func (h *service) announce() {
 	d := h.proxy.Datapath
 	attrs := []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "relay"}
 	if control := d.Control(); control != "" {
-		attrs = []any{"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "kernel", "control", control, "otherwise", d.Beneath()}
+		attrs = []any{
+			"tier", kernel.Tier, "envelope", d.Envelope(), "windows_held_by", "kernel", "control", control,
+			"otherwise", d.Beneath(),
+		}
 	}
 	if why := d.Why(); why != "" {
 		attrs = append(attrs, "why", why)
@@ -247,7 +250,8 @@ func (h *service) announce() {
 		h.log.Info("telemetry is off")
 		return
 	}
-	h.log.Info("telemetry", "page", "http://"+h.pages.Addr().String()+"/", "metrics", "http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
+	h.log.Info("telemetry", "page", "http://"+h.pages.Addr().String()+"/", "metrics",
+		"http://"+h.pages.Addr().String()+"/metrics", "flows", "http://"+h.pages.Addr().String()+"/flows")
 }
 
 // errStoppedAtOnce says that connections were reset because somebody was in a hurry.

@@ -276,17 +276,47 @@ func TestRunRefusesWhatCannotWork(t *testing.T) {
 		code int
 		says string
 	}{
-		"a file that is not there":              {[]string{"-c", "/nonexistent.yaml"}, cli.ExitConfig, "/nonexistent.yaml"},
-		"an unknown key":                        {[]string{"-c", broken}, cli.ExitConfig, "frob"},
-		"an unknown envelope":                   {[]string{"--envelope", "frob"}, cli.ExitInput, `"frob" is not one of auto, ebpf, bbr, cubic, reno`},
-		"an unknown algorithm":                  {[]string{"--algorithm", "frob"}, cli.ExitInput, `no algorithm "frob"`},
-		"a time without its unit":               {[]string{"--drain", "30"}, cli.ExitInput, "--drain"},
-		"an address without a port":             {[]string{"--listen", "localhost"}, cli.ExitInput, "is not host:port"},
-		"a listener beside a file":              {[]string{"-c", good, "--listen", "127.0.0.1:1"}, cli.ExitInput, "--listen"},
-		"a listener on a taken port":            {[]string{"--listen", taken.Addr().String(), "--telemetry", "off"}, cli.ExitFail, "address already in use"},
-		"telemetry on a taken port":             {[]string{"-c", good, "--telemetry", taken.Addr().String()}, cli.ExitFail, "--telemetry"},
-		"a trace into nowhere":                  {[]string{"-c", good, "--trace", "/nonexistent/trace"}, cli.ExitFail, "--trace"},
-		"a word in the place of a log level":    {[]string{"--log-level", "loud"}, cli.ExitInput, "debug, info, warn, error"},
+		"a file that is not there": {
+			[]string{"-c", "/nonexistent.yaml"},
+			cli.ExitConfig,
+			"/nonexistent.yaml",
+		},
+		"an unknown key": {[]string{"-c", broken}, cli.ExitConfig, "frob"},
+		"an unknown envelope": {
+			[]string{"--envelope", "frob"},
+			cli.ExitInput,
+			`"frob" is not one of auto, ebpf, bbr, cubic, reno`,
+		},
+		"an unknown algorithm": {
+			[]string{"--algorithm", "frob"},
+			cli.ExitInput,
+			`no algorithm "frob"`,
+		},
+		"a time without its unit":   {[]string{"--drain", "30"}, cli.ExitInput, "--drain"},
+		"an address without a port": {[]string{"--listen", "localhost"}, cli.ExitInput, "is not host:port"},
+		"a listener beside a file": {
+			[]string{"-c", good, "--listen", "127.0.0.1:1"},
+			cli.ExitInput,
+			"--listen",
+		},
+		"a listener on a taken port": {
+			[]string{"--listen", taken.Addr().String(), "--telemetry", "off"},
+			cli.ExitFail, "address already in use",
+		},
+		"telemetry on a taken port": {
+			[]string{"-c", good, "--telemetry", taken.Addr().String()},
+			cli.ExitFail, "--telemetry",
+		},
+		"a trace into nowhere": {
+			[]string{"-c", good, "--trace", "/nonexistent/trace"},
+			cli.ExitFail,
+			"--trace",
+		},
+		"a word in the place of a log level": {
+			[]string{"--log-level", "loud"},
+			cli.ExitInput,
+			"debug, info, warn, error",
+		},
 		"a word with quotes is shown as it was": {[]string{"--mark", `a"b`}, cli.ExitInput, `a\"b`},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -321,7 +351,8 @@ log: {level: debug}
 	assert.EqualValues(t, "debug", cfg.Log.Level)
 	assert.Len(t, f.loaded.Hash, 64)
 
-	cfg, _ = load("--envelope", "auto", "--algorithm", "vegas", "--log-level", "error", "--telemetry", "off", "--drain", "1m30s", "--mark", "0")
+	cfg, _ = load("--envelope", "auto", "--algorithm", "vegas", "--log-level", "error", "--telemetry", "off",
+		"--drain", "1m30s", "--mark", "0")
 	assert.EqualValues(t, "auto", cfg.Envelope)
 	assert.EqualValues(t, "vegas", cfg.Defaults.Algorithm)
 	assert.Empty(t, cfg.Defaults.Down.Algorithm, "the flag is for both directions")

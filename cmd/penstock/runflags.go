@@ -38,15 +38,22 @@ type runFlags struct {
 
 func (f *runFlags) register(flags *pflag.FlagSet) {
 	flags.StringVarP(&f.config, "config", "c", "", "configuration `FILE`")
-	flags.StringVar(&f.listen, "listen", "", "`host:port` for SOCKS5 and HTTP CONNECT, instead of 127.0.0.1:1080; not with --config")
-	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off (default "+config.DefaultTelemetry+")")
-	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, with its secrets, and start with that when --config has a mistake")
+	flags.StringVar(&f.listen, "listen", "", "`host:port` for SOCKS5 and HTTP CONNECT, instead of 127.0.0.1:1080; "+
+		"not with --config")
+	flags.StringVar(&f.telemetry, "telemetry", "", "`host:port` of metrics, health and the list of flows, or off "+
+		"(default "+config.DefaultTelemetry+")")
+	flags.StringVar(&f.lastGood, "last-good", "", "keep the configuration that works in `FILE`, with its secrets, "+
+		"and start with that when --config has a mistake")
 	flags.BoolVar(&f.watch, "watch", false, "reload when the file of --config, or one that it names, has changed")
 	flags.StringVar(&f.trace, "trace", "", "write what the algorithms see and answer to `FILE`, as JSON lines")
 	flags.BoolVar(&f.pprof, "pprof", false, "serve Go's profiles under /debug/pprof/ beside the metrics")
-	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false, "keep the capabilities that are of no use once all sockets are open; for debuggers and profilers that need them in this process")
-	flags.Var(scalar{&f.algorithm, "ALGORITHM"}, "algorithm", "congestion control where no rule names another, in both directions (default "+cc.Default+")")
-	flags.Var(scalar{&f.envelope, "NAME"}, "envelope", "the kernel's congestion control under our window: auto, ebpf, bbr, cubic or reno (default auto)")
+	flags.BoolVar(&f.keepPrivileges, "keep-privileges", false,
+		"keep the capabilities that are of no use once all sockets are open; for debuggers and profilers that need "+
+			"them in this process")
+	flags.Var(scalar{&f.algorithm, "ALGORITHM"}, "algorithm",
+		"congestion control where no rule names another, in both directions (default "+cc.Default+")")
+	flags.Var(scalar{&f.envelope, "NAME"}, "envelope", "the kernel's congestion control under our window: auto, "+
+		"ebpf, bbr, cubic or reno (default auto)")
 	flags.Var(scalar{&f.level, "LEVEL"}, "log-level", "debug, info, warn or error (default info)")
 	flags.Var(scalar{&f.format, "FORMAT"}, "log-format", "text, json, or auto: text on a terminal (default auto)")
 	flags.Var(scalar{&f.drain, "TIME"}, "drain", "how long open connections may go on after a signal (default 30s)")
@@ -140,12 +147,15 @@ func newLogger(w io.Writer, format config.LogFormat, level slog.Leveler) *slog.L
 		if text {
 			return slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: replace})
 		}
-		return slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
-			if replace != nil {
-				a = replace(groups, a)
-			}
-			return inSeconds(groups, a)
-		}})
+		return slog.NewJSONHandler(w, &slog.HandlerOptions{
+			Level: level,
+			ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+				if replace != nil {
+					a = replace(groups, a)
+				}
+				return inSeconds(groups, a)
+			},
+		})
 	}
 	if !isJournal(w) {
 		return slog.New(handler(w, nil))

@@ -65,7 +65,8 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 		},
 	}
 	cmd.Flags().StringVarP(&path, "config", "c", defaultConfig, "configuration `FILE` of the running proxy")
-	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the file's telemetry.address")
+	cmd.Flags().StringVar(&at, "telemetry", "", "`host:port` where the running proxy answers, if that is not the "+
+		"file's telemetry.address")
 	cmd.Flags().StringVar(&search, "search", "", "show only what contains `TEXT`")
 	cmd.Flags().BoolVar(&once, "once", false, "print what there is and end")
 	return cmd
@@ -106,7 +107,10 @@ func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[
 // topTables are the lists, in the order of the Tab key.
 var topTables = []topTable{
 	tableOf("flows", func(v page.View) []page.Flow { return v.Flows },
-		topColumn[page.Flow]{"client", "CLIENT", func(f page.Flow) string { return strings.TrimSpace(f.Client + " " + f.Peer) }},
+		topColumn[page.Flow]{"client", "CLIENT", func(f page.Flow) string {
+			return strings.TrimSpace(f.Client + " " +
+				"" + f.Peer)
+		}},
 		topColumn[page.Flow]{"server", "SERVER", func(f page.Flow) string { return first(f.Host, f.ServerName, f.Target, "-") }},
 		topColumn[page.Flow]{"down", "DOWN", func(f page.Flow) string { return rateWords(f.Down.Rate) }},
 		topColumn[page.Flow]{"up", "UP", func(f page.Flow) string { return rateWords(f.Up.Rate) }},
@@ -127,14 +131,20 @@ var topTables = []topTable{
 		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }},
 		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string { return delayWords(h.Queue) }},
 		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return sizeWords(float64(h.Window), "B") }},
-		topColumn[page.Host]{"members", "FLOWS", func(h page.Host) string { return fmt.Sprintf("%d of %d", h.Active, h.Members) }},
+		topColumn[page.Host]{"members", "FLOWS", func(h page.Host) string {
+			return fmt.Sprintf("%d of "+
+				"%d", h.Active, h.Members)
+		}},
 		topColumn[page.Host]{"limited", "LIMITED BY", func(h page.Host) string { return h.LimitedBy }},
 		topColumn[page.Host]{"algorithm", "ALGORITHM", func(h page.Host) string { return h.Algorithm }},
 	),
 	tableOf("peers", func(v page.View) []page.Peer { return v.Peers },
 		topColumn[page.Peer]{"name", "PEER", func(p page.Peer) string { return p.Name }},
 		topColumn[page.Peer]{"listener", "LISTENER", func(p page.Peer) string { return p.Listener }},
-		topColumn[page.Peer]{"endpoint", "ENDPOINT", func(p page.Peer) string { return first(p.Endpoint, "never heard from") }},
+		topColumn[page.Peer]{"endpoint", "ENDPOINT", func(p page.Peer) string {
+			return first(p.Endpoint, "never "+
+				"heard from")
+		}},
 		topColumn[page.Peer]{"handshake", "HANDSHAKE", func(p page.Peer) string {
 			if p.Handshake == nil {
 				return "-"
@@ -293,7 +303,8 @@ func (t *top) summary() string {
 	if t.paused {
 		state += ", paused"
 	}
-	return fmt.Sprintf("penstock %s  %s  up %s   down %s  up %s  %d connections  queue %s / %s", config.Printable(v.Version), config.Printable(state),
+	return fmt.Sprintf("penstock %s  %s  up %s   down %s  up %s  %d connections  queue %s / %s",
+		config.Printable(v.Version), config.Printable(state),
 		ageWords(v.Now-v.Start), rateWords(&v.Totals.Down), rateWords(&v.Totals.Up), v.Totals.Connections,
 		delayWords(v.Totals.Queue50), delayWords(v.Totals.Queue95))
 }

@@ -69,7 +69,8 @@ func (t *top) run(ctx context.Context) error {
 	table := tview.NewTable().SetFixed(1, 0).SetSelectable(true, false).SetContent(&content{top: t})
 	search := tview.NewInputField().SetLabel("search: ").SetFieldBackgroundColor(tcell.ColorDefault)
 	below := tview.NewPages().AddPage("foot", foot, true, true).AddPage("search", search, true, false)
-	screen := tview.NewFlex().SetDirection(tview.FlexRow).AddItem(head, 1, 0, false).AddItem(table, 0, 1, true).AddItem(below, 1, 0, false)
+	screen := tview.NewFlex().SetDirection(tview.FlexRow).AddItem(head, 1, 0, false).AddItem(table, 0, 1,
+		true).AddItem(below, 1, 0, false)
 
 	search.SetDoneFunc(func(key tcell.Key) {
 		if key == tcell.KeyEscape {
@@ -94,7 +95,10 @@ func (t *top) run(ctx context.Context) error {
 			t.change(func() {
 				t.table, t.search, t.toTop = (t.table+1)%len(topTables), "", true
 				t.offset, t.cells, t.view.Matches = 0, nil, 0
-				t.sort, t.down = map[string]int{"flows": 2, "hosts": 1}[topTables[t.table].name], topTables[t.table].name != "peers"
+				t.sort, t.down = map[string]int{
+					"flows": 2,
+					"hosts": 1,
+				}[topTables[t.table].name], topTables[t.table].name != "peers"
 			})
 			search.SetText("")
 			return nil
@@ -113,7 +117,10 @@ func (t *top) run(ctx context.Context) error {
 		t.offset, t.height = row, max(1, height)
 		head.SetText(t.summary())
 		foot.SetText(fmt.Sprintf("%s: %d of %d   %s Tab lists  s sort  r reverse  / search  p pause  q end",
-			topTables[t.table].name, t.view.Matches, t.view.Total, map[bool]string{true: "", false: "search: " + t.search + "  "}[t.search == ""]))
+			topTables[t.table].name, t.view.Matches, t.view.Total, map[bool]string{
+				true:  "",
+				false: "search: " + t.search + "  ",
+			}[t.search == ""]))
 		t.mu.Unlock()
 		if moved {
 			t.change(func() {})

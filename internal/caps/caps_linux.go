@@ -109,7 +109,8 @@ func Drop(keep Set) (dropped Set, err error) {
 		{Effective: uint32(effective >> 32), Permitted: uint32(permitted >> 32)},
 	}
 	h := header()
-	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&h)), uintptr(unsafe.Pointer(&data)), 0)
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&h)),
+		uintptr(unsafe.Pointer(&data)), 0)
 	if errno != 0 {
 		return 0, fmt.Errorf("capabilities: drop capabilities: %w", errno)
 	}

@@ -12,7 +12,10 @@ import (
 
 func TestOnlyInputErrorsAreTheUsers(t *testing.T) {
 	root := &cobra.Command{Use: "x", SilenceErrors: true, SilenceUsage: true}
-	for name, err := range map[string]error{"fail": errors.New("disk full"), "input": fmt.Errorf("read: %w", BadInput(errors.New("no such key")))} {
+	for name, err := range map[string]error{
+		"fail":  errors.New("disk full"),
+		"input": fmt.Errorf("read: %w", BadInput(errors.New("no such key"))),
+	} {
 		root.AddCommand(&cobra.Command{Use: name, RunE: func(*cobra.Command, []string) error { return err }})
 	}
 	for name, want := range map[string]int{"fail": ExitFail, "input": ExitInput} {

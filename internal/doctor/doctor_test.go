@@ -45,7 +45,8 @@ func healthy() facts {
 		sysctls: map[string]string{
 			"user.max_user_namespaces": "127000", "kernel.unprivileged_userns_clone": "1",
 			"kernel.apparmor_restrict_unprivileged_userns": "0",
-			"net.ipv4.tcp_wmem":                            "4096 16384 4194304", "net.ipv4.tcp_rmem": "4096 131072 6291456",
+			"net.ipv4.tcp_wmem":                            "4096 16384 4194304", "net.ipv4.tcp_rmem": "4096 " +
+				"131072 6291456",
 			"net.ipv4.tcp_sack": "1", "net.ipv4.tcp_timestamps": "1", "net.ipv4.tcp_window_scaling": "1",
 			"net.ipv4.tcp_slow_start_after_idle": "0", "net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "0",
 		},
@@ -276,7 +277,8 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 		},
 
 		"a forward chain that drops": {
-			func(f *facts) { f.filters = []string{"inet fw forward (policy drop)"} }, "forward_chain", Warn, "The forward chain",
+			func(f *facts) { f.filters = []string{"inet fw forward (policy drop)"} }, "forward_chain", Warn, "The " +
+				"forward chain",
 		},
 		"a network that came after the rules": {
 			func(f *facts) {
@@ -318,7 +320,10 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			sysctl("net.ipv4.tcp_slow_start_after_idle", "1"),
 			"net.ipv4.tcp_slow_start_after_idle", OK, "",
 		},
-		"not routing is for information":             {sysctl("net.ipv4.ip_forward", "0"), "net.ipv4.ip_forward", OK, ""},
+		"not routing is for information": {
+			sysctl("net.ipv4.ip_forward", "0"), "net.ipv4.ip_forward", OK,
+			"",
+		},
 		"no capabilities at all are for information": {without(0), "capabilities", OK, ""},
 		"AppArmor's permission to all is fine": {
 			sysctl("kernel.apparmor_restrict_unprivileged_userns", "0"),
@@ -357,7 +362,8 @@ func TestTheVerdictIsWhatRunWillDo(t *testing.T) {
 		change func(*facts)
 		says   string
 	}{
-		"everything works": {func(*facts) {}, "penstock run will use the ebpf tier of the kernel datapath with envelope " +
+		"everything works": {func(*facts) {}, "penstock run will use the ebpf tier of the kernel datapath with " +
+			"envelope " +
 			"ebpf, and can capture connections by tproxy and by redirect."},
 		"without eBPF": {
 			func(f *facts) { f.envelope = "bbr" },

@@ -128,10 +128,12 @@ func (f facts) judgeEBPF() Check {
 		c.Fix = f.grant(ebpfNeeds)
 	case errors.Is(f.ebpf, unix.EPERM):
 		c.Found = "a congestion control of ours may not be loaded, although the capabilities are held"
-		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: SystemCallFilter=bpf, " +
+		c.Fix = "allow bpf() where a container or a system call filter forbids it (under systemd: " +
+			"SystemCallFilter=bpf, " +
 			"after the other filters)"
 	default:
-		c.Fix = "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y; until then the " +
+		c.Fix = "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y; until then " +
+			"the " +
 			"unprivileged tier serves"
 	}
 	return c
@@ -191,7 +193,8 @@ func with(names []string, name string) []string {
 }
 
 func (f facts) judgeCapture() []Check {
-	admin := fine("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may be used")
+	admin := fine("net_admin", "CAP_NET_ADMIN is held: tproxy listeners, keep_client, mark and penstock rules may "+
+		"be used")
 	if !f.capabilities.Has(caps.NetAdmin) {
 		admin = Check{
 			Name: "net_admin", State: Missing,
@@ -224,7 +227,8 @@ func (f facts) judgeForward() []Check {
 	if len(f.filters) > 0 {
 		forward.State = Warn
 		forward.Found = "captured connections do not pass it, and it drops some: " + strings.Join(f.filters, ", ")
-		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured connections " +
+		forward.Fix = "what it forbids between other networks than this machine's own, forbid for captured " +
+			"connections " +
 			"in an input chain or by a rule with refuse (docs/operations.md, The forward chain)"
 	}
 	own := fine(networks, "connections to networks of this machine go past the rules, or are captured as asked")
@@ -249,7 +253,8 @@ func (f facts) judgeTransparent(name, option string, err error) Check {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		c.Fix = f.grant(caps.NetAdmin)
 	case errors.Is(err, unix.EAFNOSUPPORT):
-		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it on, or " +
+		c.Fix = "this kernel has the address family switched off (ipv6.disable=1 on its command line): switch it " +
+			"on, or " +
 			"listen on 0.0.0.0"
 	default:
 		c.Fix = "boot a kernel with CONFIG_INET and CONFIG_IPV6"
@@ -281,7 +286,8 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	case errors.Is(err, unix.EPERM):
 		c.Fix = f.grant(caps.NetAdmin)
 	case v6 && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EAFNOSUPPORT)):
-		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the kernel's " +
+		c.Fix = "leave IPv6 out: penstock rules apply --ipv6=false; or switch it on (no ipv6.disable=1 on the " +
+			"kernel's " +
 			"command line)"
 	default:
 		c.Fix = "modprobe -a " + modules + "; where there are no such modules, boot a kernel that has them"
@@ -321,12 +327,15 @@ func (f facts) judgeUserNamespaces() Check {
 		case limits != "":
 			c.Fix = "sysctl -w " + limits
 		case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
-			c.Fix = "too many are in use or nested: sysctl -w user.max_user_namespaces=" + f.more("user.max_user_namespaces")
+			c.Fix = "too many are in use or nested: sysctl -w " +
+				"user.max_user_namespaces=" + f.more("user.max_user_namespaces")
 		case !f.traceable:
-			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command -v " +
+			c.Fix = "a program with file capabilities cannot make them: run a copy without, such as cp \"$(command " +
+				"-v " +
 				"penstock)\" ~/penstock"
 		case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-			c.Fix = "refused, most likely by a container's seccomp profile or by RestrictNamespaces= of a systemd unit: run " +
+			c.Fix = "refused, most likely by a container's seccomp profile or by RestrictNamespaces= of a systemd " +
+				"unit: run " +
 				"outside of it, or start the container with --security-opt seccomp=unconfined"
 		default:
 			c.Fix = "boot a kernel with CONFIG_USER_NS=y and CONFIG_NET_NS=y, or run as root"

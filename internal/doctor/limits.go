@@ -99,7 +99,8 @@ func (f facts) judgeSources() Check {
 	if f.sourceless != nil {
 		return Check{
 			Name: "sources", State: Warn, Found: f.sourceless.Error(),
-			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them the key " +
+			Fix: "let the process open netlink sockets (systemd: RestrictAddressFamilies=AF_NETLINK); without them " +
+				"the key " +
 				"hints has no effect",
 		}
 	}

@@ -33,7 +33,8 @@ func (f facts) judgePing() Check {
 	}
 	return Check{
 		Name: "ping", State: Missing,
-		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, and "+
+		Found: fmt.Sprintf("pings through a tunnel stay unanswered: %s is %q and leaves out this process's groups, "+
+			"and "+
 			"CAP_NET_RAW is not held", pingGroups, f.sysctls[pingGroups]),
 		Fix: fmt.Sprintf("sysctl -w %s=\"0 2147483647\"; or %s", pingGroups, f.grant(caps.NetRaw)),
 	}

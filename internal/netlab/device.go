@@ -144,7 +144,8 @@ func (e End) tun() (fd int, err error) {
 		if err != nil {
 			return fmt.Errorf("netlab: find %s in %s: %w", e.Device, e.Node.name, err)
 		}
-		if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets), h.LinkSetMulticastOff(link)); err != nil {
+		if err := errors.Join(h.LinkSetMTU(link, MTU), h.LinkSetTxQLen(link, ringPackets),
+			h.LinkSetMulticastOff(link)); err != nil {
 			return fmt.Errorf("netlab: configure %s in %s: %w", e.Device, e.Node.name, err)
 		}
 		if err := e.up(h); err != nil {
@@ -163,9 +164,11 @@ func openTUN(name string) (int, error) {
 	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return -1, fmt.Errorf("netlab: %s is missing: load the module (modprobe tun), or give the container the device (--device %s)", tunDevice, tunDevice)
+		return -1, fmt.Errorf("netlab: %s is missing: load the module (modprobe tun), or give the container the "+
+			"device (--device %s)", tunDevice, tunDevice)
 	case errors.Is(err, fs.ErrPermission):
-		return -1, fmt.Errorf("netlab: %s may not be opened by this user (%w): run as root, or chmod 0666 %s", tunDevice, err, tunDevice)
+		return -1, fmt.Errorf("netlab: %s may not be opened by this user (%w): run as root, or chmod 0666 %s",
+			tunDevice, err, tunDevice)
 	case err != nil:
 		return -1, fmt.Errorf("netlab: open %s: %w", tunDevice, err)
 	}
@@ -175,7 +178,8 @@ func openTUN(name string) (int, error) {
 		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
 	}
 	if err != nil {
-		return -1, errors.Join(fmt.Errorf("netlab: create TUN device %s: %w%s", name, err, privilegeHint(err)), unix.Close(fd))
+		return -1, errors.Join(fmt.Errorf("netlab: create TUN device %s: %w%s", name, err, privilegeHint(err)),
+			unix.Close(fd))
 	}
 	return fd, nil
 }

@@ -28,11 +28,13 @@ func Enter() (code int, ran bool, err error) {
 		return 0, false, nil
 	}
 	if os.Getenv(insideEnv) != "" {
-		return 0, false, fmt.Errorf("netlab: a user namespace was granted, but without its rights: %w%s", probe, privilegeHint(probe))
+		return 0, false, fmt.Errorf("netlab: a user namespace was granted, but without its rights: %w%s", probe,
+			privilegeHint(probe))
 	}
 	code, err = runInside()
 	if err != nil {
-		return 0, false, fmt.Errorf("netlab: without root, a user namespace is needed: %w%s", err, userNamespaceHint(err))
+		return 0, false, fmt.Errorf("netlab: without root, a user namespace is needed: %w%s", err,
+			userNamespaceHint(err))
 	}
 	return code, true, nil
 }
@@ -103,11 +105,14 @@ func userNamespaceHint(err error) string {
 	case sysctlIs("kernel/unprivileged_userns_clone", "0"):
 		return " (user namespaces are for root only: sysctl -w kernel.unprivileged_userns_clone=1, or run as root)"
 	case sysctlIs("kernel/apparmor_restrict_unprivileged_userns", "1"):
-		return " (AppArmor restricts user namespaces: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run as root)"
+		return " (AppArmor restricts user namespaces: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or " +
+			"run as root)"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
 		return " (too many user namespaces are in use or nested: raise user.max_user_namespaces)"
 	case errors.Is(err, unix.EPERM):
-		return " (refused, most likely by a container's seccomp profile: start the container with --cap-add SYS_ADMIN --cap-add NET_ADMIN --device /dev/net/tun and a seccomp profile that allows it, or run outside of it)"
+		return " (refused, most likely by a container's seccomp profile: start the container with --cap-add " +
+			"SYS_ADMIN --cap-add NET_ADMIN --device /dev/net/tun and a seccomp profile that allows it, or run " +
+			"outside of it)"
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOSYS):
 		return " (this kernel has no user namespaces: run as root)"
 	}

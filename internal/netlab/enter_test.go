@@ -143,7 +143,8 @@ func playUserNamespace() error {
 func needUserNamespaces(t *testing.T) {
 	t.Helper()
 	if out, err := unprivileged(t, "user-namespace", 0o666); err != nil {
-		t.Skip("needs user namespaces for ordinary users, which a container's seccomp profile, a chroot or a sysctl forbids: ", out)
+		t.Skip("needs user namespaces for ordinary users, which a container's seccomp profile, a chroot or a "+
+			"sysctl forbids: ", out)
 	}
 }
 

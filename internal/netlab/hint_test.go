@@ -33,7 +33,8 @@ func TestALinkTellsOfItself(t *testing.T) {
 	w.note(&entry{at: at(129), size: 1500, drop: sim.DropLoss})
 	w.note(&entry{at: at(129), departs: at(400), size: 1500, dir: Up})
 	h = w.hint(at(130))
-	assert.Equal(t, cc.RateOf(31*1500, sim.HintWindow), h.ArrivalRate, "what is dropped for want of room has come; what the radio lost has not")
+	assert.Equal(t, cc.RateOf(31*1500, sim.HintWindow), h.ArrivalRate,
+		"what is dropped for want of room has come; what the radio lost has not")
 	assert.EqualValues(t, 5*1500, h.QueueRoom, "15 of 30 have left by then")
 	assert.EqualValues(t, 1448, h.RadioLost)
 
@@ -68,9 +69,11 @@ func TestALinkThatPausesTellsSo(t *testing.T) {
 	zero := cc.Time(time.Second)
 	w := watch{cfg: sim.LinkConfig{Trace: trace, QueueBytes: 3000}, zero: zero}
 	assert.EqualValues(t, 1, w.hint(zero.Add(90*time.Millisecond)).Capacity)
-	assert.Equal(t, cc.RateOf(2*1500, 10*time.Millisecond), w.hint(zero.Add(10*time.Millisecond)).LinkRate, "no more than it has been there for")
+	assert.Equal(t, cc.RateOf(2*1500, 10*time.Millisecond), w.hint(zero.Add(10*time.Millisecond)).LinkRate,
+		"no more than it has been there for")
 	w.note(&entry{at: zero.Add(91 * time.Millisecond), departs: zero.Add(100 * time.Millisecond), size: 3000})
-	assert.EqualValues(t, 1, w.hint(zero.Add(95*time.Millisecond)).QueueRoom, "full, which is not the same as not knowing")
+	assert.EqualValues(t, 1, w.hint(zero.Add(95*time.Millisecond)).QueueRoom,
+		"full, which is not the same as not knowing")
 }
 
 func TestAMonitorFollowsAPath(t *testing.T) {

@@ -153,7 +153,8 @@ func (m *MASQUE) inward() {
 
 // give hands the device a packet, which is lost when it has ended.
 func (m *MASQUE) give(packet []byte) {
-	_, _ = m.device.Write([][]byte{append(make([]byte, masqueHeadroom, masqueHeadroom+len(packet)), packet...)}, masqueHeadroom)
+	_, _ = m.device.Write([][]byte{append(make([]byte, masqueHeadroom, masqueHeadroom+len(packet)), packet...)},
+		masqueHeadroom)
 }
 
 // Close ends the session; its device goes with it.

@@ -86,13 +86,22 @@ func TestHeadersAreRead(t *testing.T) {
 		payload, whole cc.Bytes
 		sack           []SACKBlock
 	}{
-		"IPv4 without data":                {wire{}.v4(), 0, v4, 0, 40, nil},
-		"IPv6 without data":                {wire{}.v6(), 0, v6, 0, 60, nil},
-		"IPv4, cut behind the headers":     {long.v4()[:100], 1500, v4, 1448, 1500, nil},
-		"IPv6, cut behind the headers":     {long.v6()[:100], 1520, v6, 1448, 1520, nil},
-		"behind an extension header":       {wire{payload: 9, extension: []byte{6, 0, 1, 4, 0, 0, 0, 0}}.v6(), 0, v6, 9, 77, nil},
-		"with selective acknowledgements":  {wire{options: sackOptions}.v4(), 0, v4, 0, 72, []SACKBlock{{0x1000, 0x2000}, {0xffffff00, 0x100}}},
-		"and over IPv6":                    {wire{options: sackOptions}.v6(), 0, v6, 0, 92, []SACKBlock{{0x1000, 0x2000}, {0xffffff00, 0x100}}},
+		"IPv4 without data":            {wire{}.v4(), 0, v4, 0, 40, nil},
+		"IPv6 without data":            {wire{}.v6(), 0, v6, 0, 60, nil},
+		"IPv4, cut behind the headers": {long.v4()[:100], 1500, v4, 1448, 1500, nil},
+		"IPv6, cut behind the headers": {long.v6()[:100], 1520, v6, 1448, 1520, nil},
+		"behind an extension header": {
+			wire{payload: 9, extension: []byte{6, 0, 1, 4, 0, 0, 0, 0}}.v6(), 0, v6,
+			9, 77, nil,
+		},
+		"with selective acknowledgements": {
+			wire{options: sackOptions}.v4(), 0, v4, 0, 72,
+			[]SACKBlock{{0x1000, 0x2000}, {0xffffff00, 0x100}},
+		},
+		"and over IPv6": {
+			wire{options: sackOptions}.v6(), 0, v6, 0, 92,
+			[]SACKBlock{{0x1000, 0x2000}, {0xffffff00, 0x100}},
+		},
 		"to be segmented by the device":    {wire{payload: 100, length: -1}.v4(), 70_000, v4, 69_960, 70_000, nil},
 		"padded to Ethernet's least frame": {append(wire{}.v4(), 0, 0, 0, 0, 0, 0), 46, v4, 0, 40, nil},
 	} {
@@ -153,7 +162,13 @@ func TestDecodingAllocatesNothing(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, w := range []wire{{}, {options: sackOptions, payload: 3}, {length: -1}, {length: 30}, {extension: []byte{6, 0, 1, 4, 0, 0, 0, 0}}} {
+	for _, w := range []wire{
+		{},
+		{options: sackOptions, payload: 3},
+		{length: -1},
+		{length: 30},
+		{extension: []byte{6, 0, 1, 4, 0, 0, 0, 0}},
+	} {
 		f.Add(w.v4(), 1500)
 		f.Add(w.v6(), 70_000)
 	}

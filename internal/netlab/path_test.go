@@ -226,7 +226,8 @@ func TestDropsAreCounted(t *testing.T) {
 				10*time.Second, 5*time.Millisecond)
 			r := settled(t, c.Path)
 			assert.Positive(t, tt.want(r.Down.Drops))
-			assert.Equal(t, r.Down.Drops.Total(), tt.want(r.Down.Drops), "nothing is lost for another reason: %+v", r.Down.Drops)
+			assert.Equal(t, r.Down.Drops.Total(), tt.want(r.Down.Drops), "nothing is lost for another reason: %+v",
+				r.Down.Drops)
 			arrived := datagrams - r.Down.Drops.Total()
 			assert.Equal(t, arrived, count(arrived), "what the record says arrived, arrived")
 			assert.Equal(t, cc.Bytes(datagrams*1028), r.Down.SentBytes, "IP bytes, headers included")
@@ -249,7 +250,8 @@ func TestTraceWithAnOutage(t *testing.T) {
 	r := settled(t, c.Path)
 	assert.Equal(t, 300, count(300))
 	assert.LessOrEqual(t, r.Down.Utilisation, 1.0)
-	assert.Less(t, c.Path.Report(0, 498*time.Millisecond).Down.Delivered, 300, "the 300th opportunity comes after 498 ms")
+	assert.Less(t, c.Path.Report(0, 498*time.Millisecond).Down.Delivered, 300,
+		"the 300th opportunity comes after 498 ms")
 	silent := 0
 	for _, p := range c.Path.Series(Down, 0, 600*time.Millisecond, 100*time.Millisecond) {
 		if p.Offered < 1e6 {
@@ -306,7 +308,10 @@ func BenchmarkLateness(b *testing.B) {
 		return CellularConfig{Down: l, Up: l}
 	}
 	cell := link(50e6)
-	cell.Down, cell.Cell = sim.LinkConfig{}, &sim.CellConfig{Delay: 10 * time.Millisecond, Hosts: []sim.CellHost{{QueuePackets: 250}}}
+	cell.Down, cell.Cell = sim.LinkConfig{}, &sim.CellConfig{
+		Delay: 10 * time.Millisecond,
+		Hosts: []sim.CellHost{{QueuePackets: 250}},
+	}
 	for _, bench := range []struct {
 		name string
 		cfg  CellularConfig

@@ -32,15 +32,18 @@ func (d Drops) Total() int { return d.Queue + d.Loss + d.Held + d.Failed }
 
 // DirectionReport is what one direction did within a window of time.
 type DirectionReport struct {
-	Sent      int      // packets that arrived at the queue in the window, dropped ones included; of a cell, without those that wait yet
+	// packets that arrived at the queue in the window, dropped ones included; of a cell, without those that wait yet
+	Sent      int
 	SentBytes cc.Bytes // IP bytes of those
 	Drops     Drops    // of those
 
-	Delivered   int      // packets that left the queue in the window
-	Bytes       cc.Bytes // IP bytes of those
-	Offered     cc.Bytes // what the link could have delivered in the window, a cell to the hosts that it served, in the same parts; 0: no limit
-	Throughput  cc.Rate  // Bytes over the window
-	Utilisation float64  // Bytes/Offered; 0 when nothing was offered
+	Delivered int      // packets that left the queue in the window
+	Bytes     cc.Bytes // IP bytes of those
+	// what the link could have delivered in the window, a cell to the hosts that it served, in the same parts; 0: no
+	// limit
+	Offered     cc.Bytes
+	Throughput  cc.Rate // Bytes over the window
+	Utilisation float64 // Bytes/Offered; 0 when nothing was offered
 
 	// Queueing is the time from a packet's arrival to the departure of its last
 	// byte, its own transmission included, of the packets that left in the

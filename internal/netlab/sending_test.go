@@ -147,7 +147,8 @@ func TestInFlightAgainstAModel(t *testing.T) {
 				}
 				s := r.sending()
 				last := s.Steps[len(s.Steps)-1]
-				if last.Inflight != cc.Bytes(inflight*1000) || last.Pipe != cc.Bytes(pipe*1000) || last.Acked != cc.Bytes(una*1000) {
+				if last.Inflight != cc.Bytes(inflight*1000) || last.Pipe != cc.Bytes(pipe*1000) ||
+					last.Acked != cc.Bytes(una*1000) {
 					t.Fatalf("%d sent, %d acknowledged: in flight %d, pipe %d; the model says %d000 and %d000",
 						sent, una, last.Inflight, last.Pipe, inflight, pipe)
 				}
@@ -235,7 +236,8 @@ func TestGaps(t *testing.T) {
 	require.Len(t, gaps, 3)
 	assert.Equal(t, Gap{At: 2 * time.Millisecond, Length: time.Millisecond, Payload: 1000, Size: 1052}, gaps[0])
 	assert.Equal(t, 10*time.Millisecond, gaps[1].Length)
-	assert.Equal(t, 2*time.Millisecond, gaps[2].Length, "acknowledgements in between do not count, packets sent again do")
+	assert.Equal(t, 2*time.Millisecond, gaps[2].Length,
+		"acknowledgements in between do not count, packets sent again do")
 
 	assert.InDelta(t, 1, gaps[0].Against(8_000_000, 1000), 1e-9, "1000 bytes at 8 Mbit/s take a millisecond")
 	assert.InDelta(t, 2.5, gaps[1].Against(2_000_000, 1000), 1e-9)
@@ -260,7 +262,8 @@ func TestBuckets(t *testing.T) {
 		{At: 30 * time.Millisecond},
 	}, s.Buckets(0, 45*time.Millisecond, 10*time.Millisecond), "whole steps only")
 	assert.Equal(t, []Bucket{{At: 6 * time.Millisecond, Inflight: 2000, Pipe: 2000}},
-		s.Buckets(6*time.Millisecond, 7*time.Millisecond, time.Millisecond), "what is in flight at the beginning counts")
+		s.Buckets(6*time.Millisecond, 7*time.Millisecond,
+			time.Millisecond), "what is in flight at the beginning counts")
 	assert.Empty(t, s.Buckets(0, time.Second, 0))
 	assert.Empty(t, s.Buckets(time.Second, 0, time.Second))
 

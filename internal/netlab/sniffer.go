@@ -71,7 +71,8 @@ func (n *Node) Sniff(device string) (*Sniffer, error) {
 		err = n.Do(func() error { return s.open(index) })
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("netlab: sniff at %s in %s: %w%s", device, n.name, err, privilegeHint(err)), s.close())
+		return nil, errors.Join(fmt.Errorf("netlab: sniff at %s in %s: %w%s", device, n.name, err,
+			privilegeHint(err)), s.close())
 	}
 	go s.run()
 	return s, nil
@@ -93,7 +94,8 @@ func (s *Sniffer) open(index int) (err error) {
 	if err := unix.SetsockoptTpacketReq(s.fd, unix.SOL_PACKET, unix.PACKET_RX_RING, &req); err != nil {
 		return fmt.Errorf("make the ring: %w", err)
 	}
-	if s.ring, err = unix.Mmap(s.fd, 0, sniffBlock*sniffBlocks, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if s.ring, err = unix.Mmap(s.fd, 0, sniffBlock*sniffBlocks, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED); err != nil {
 		return fmt.Errorf("map the ring: %w", err)
 	}
 	s.began = time.Now()

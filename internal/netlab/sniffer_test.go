@@ -77,7 +77,8 @@ func TestWhatTheSnifferSaw(t *testing.T) {
 			require.Eventually(t, func() bool {
 				info = tcpInfo(t, out)
 				return info.Unacked == 0
-			}, 10*time.Second, time.Millisecond, "the last acknowledgement is still underway when the receiver has everything")
+			}, 10*time.Second, time.Millisecond, "the last acknowledgement is still underway when the receiver has "+
+				"everything")
 			capture := stop(t, s)
 			require.Zero(t, capture.Missed)
 			require.NotZero(t, info.Total_retrans, "the link loses packets")

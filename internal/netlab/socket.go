@@ -18,7 +18,9 @@ func (n *Node) Listen(network, address string) (net.Listener, error) {
 }
 
 // ListenWith is Listen with the caller's options.
-func (n *Node) ListenWith(ctx context.Context, lc *net.ListenConfig, network, address string) (ln net.Listener, err error) {
+func (n *Node) ListenWith(ctx context.Context, lc *net.ListenConfig, network, address string) (ln net.Listener,
+	err error,
+) {
 	err = n.Do(func() error {
 		ln, err = lc.Listen(ctx, network, address)
 		return err

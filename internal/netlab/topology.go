@@ -69,7 +69,10 @@ func NewCellular(cfg CellularConfig) (*Cellular, error) {
 	c := &Cellular{}
 	var err error
 	c.Routed, err = routed(cfg.Hosts, func(r *Routed, client, edge End) (err error) {
-		c.Path, err = r.Path(PathConfig{Near: client, Far: edge, Down: cfg.Down, Up: cfg.Up, Cell: cfg.Cell, Spin: cfg.Spin})
+		c.Path, err = r.Path(PathConfig{
+			Near: client, Far: edge, Down: cfg.Down, Up: cfg.Up, Cell: cfg.Cell,
+			Spin: cfg.Spin,
+		})
 		return err
 	})
 	if err != nil {
@@ -107,10 +110,12 @@ func (r *Routed) build(near func(r *Routed, client, edge End) error) (err error)
 			return err
 		}
 	}
-	if err := near(r, End{r.Client, NearDevice, prefixes(r.Hosts...)}, End{r.Edge, NearDevice, prefixes(r.EdgeNear)}); err != nil {
+	if err := near(r, End{r.Client, NearDevice, prefixes(r.Hosts...)},
+		End{r.Edge, NearDevice, prefixes(r.EdgeNear)}); err != nil {
 		return err
 	}
-	if err := r.Veth(End{r.Edge, FarDevice, prefixes(r.EdgeFar)}, End{r.Server, FarDevice, prefixes(r.ServerAddr)}); err != nil {
+	if err := r.Veth(End{r.Edge, FarDevice, prefixes(r.EdgeFar)},
+		End{r.Server, FarDevice, prefixes(r.ServerAddr)}); err != nil {
 		return err
 	}
 	// Last, as a router's device is born into multicast groups, which it reports.

@@ -26,7 +26,10 @@ const simulationZero = cc.Time(time.Second)
 func Simulate(s sim.Scenario) (*Simulation, error) {
 	r := &Simulation{down: s.Down, up: s.Up, cell: s.Cell}
 	s.Watch = func(p sim.Packet) {
-		e := entry{at: simulationZero.Add(p.At), size: uint16(p.Size), host: uint16(p.Host), drop: p.Dropped, late: latePending}
+		e := entry{
+			at: simulationZero.Add(p.At), size: uint16(p.Size), host: uint16(p.Host), drop: p.Dropped,
+			late: latePending,
+		}
 		if p.Up {
 			e.dir = Up
 		}

@@ -46,8 +46,11 @@ func TestASimulationIsReadAsAPathIs(t *testing.T) {
 // waited, and of all how much of the air was used.
 func TestASimulatedCellIsReadByHost(t *testing.T) {
 	s := sim.Scenario{
-		Cell: &sim.CellConfig{Delay: 4 * time.Millisecond, Hosts: []sim.CellHost{{}, {BitsPerBlock: 250, Delay: time.Millisecond}}},
-		Up:   sim.LinkConfig{Delay: 4 * time.Millisecond}, Duration: 10 * time.Second,
+		Cell: &sim.CellConfig{
+			Delay: 4 * time.Millisecond,
+			Hosts: []sim.CellHost{{}, {BitsPerBlock: 250, Delay: time.Millisecond}},
+		},
+		Up: sim.LinkConfig{Delay: 4 * time.Millisecond}, Duration: 10 * time.Second,
 		Flows: []sim.FlowConfig{
 			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 400}},
 			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 100}},
@@ -65,14 +68,18 @@ func TestASimulatedCellIsReadByHost(t *testing.T) {
 	assert.InEpsilon(t, 12.5, second.Throughput.Mbps(), 0.01)
 	assert.Equal(t, first.Queueing.P95+4*time.Millisecond, first.OneWay.P95)
 	assert.Equal(t, second.Queueing.P95+5*time.Millisecond, second.OneWay.P95)
-	assert.InEpsilon(t, 2, float64(first.Queueing.P50)/float64(second.Queueing.P50), 0.15, "four times the window at twice the rate")
+	assert.InEpsilon(t, 2, float64(first.Queueing.P50)/float64(second.Queueing.P50), 0.15,
+		"four times the window at twice the rate")
 	assert.InEpsilon(t, 37.5, r.Series(Down, 0, s.Duration, time.Second)[5].Throughput.Mbps(), 0.01)
 }
 
 // What still waits at the end has not left, whatever its schedule says.
 func TestASimulationCountsWhatHasLeft(t *testing.T) {
 	link := sim.LinkConfig{Rate: 1_200_000, Delay: time.Millisecond, QueuePackets: 1000}
-	s := sim.Scenario{Down: link, Duration: 5 * time.Second, Flows: []sim.FlowConfig{{Algorithm: "static", Params: cc.Params{"cwnd_packets": 400}}}}
+	s := sim.Scenario{
+		Down: link, Duration: 5 * time.Second,
+		Flows: []sim.FlowConfig{{Algorithm: "static", Params: cc.Params{"cwnd_packets": 400}}},
+	}
 	s.Down.Loss, s.Down.Seed = 0.05, 3
 	r, err := Simulate(s)
 	require.NoError(t, err)

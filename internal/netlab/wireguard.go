@@ -53,7 +53,8 @@ func OpenWireGuard(cfg WireGuardConfig) (*WireGuard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("netlab: open TUN device %s: %w", cfg.Device, err)
 	}
-	w := &WireGuard{device.NewDevice(newSteady(inside, cfg.MTU), conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))}
+	w := &WireGuard{device.NewDevice(newSteady(inside, cfg.MTU), conn.NewDefaultBind(),
+		device.NewLogger(device.LogLevelSilent, ""))}
 	err = w.device.IpcSet(cfg.setup())
 	if err == nil {
 		err = w.device.Up() // here and now, where its sockets belong

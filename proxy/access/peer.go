@@ -20,7 +20,8 @@ func CheckPeers(peers []Peer) error {
 	names, keys, owners := map[string]bool{}, map[Key]string{}, map[netip.Prefix]string{}
 	for _, p := range peers {
 		if other, twice := keys[p.PublicKey]; twice {
-			return fmt.Errorf("peers %q and %q have the same public key; each device needs a key of its own", other, p.Name)
+			return fmt.Errorf("peers %q and %q have the same public key; each device needs a key of its own", other,
+				p.Name)
 		}
 		keys[p.PublicKey] = p.Name
 		if names[p.Name] {
@@ -32,7 +33,8 @@ func CheckPeers(peers []Peer) error {
 		}
 		for _, a := range p.AllowedIPs {
 			if other, taken := owners[a.Masked()]; taken {
-				return fmt.Errorf("peers %q and %q both have %v in their allowed_ips; only one can", other, p.Name, a.Masked())
+				return fmt.Errorf("peers %q and %q both have %v in their allowed_ips; only one can", other, p.Name,
+					a.Masked())
 			}
 			owners[a.Masked()] = p.Name
 		}

@@ -37,7 +37,8 @@ func (t Token) CheckName() error {
 func (t Token) CheckValue() error {
 	odd := func(r rune) bool { return r <= ' ' || r > '~' }
 	if len(t.Value) < minToken || len(t.Value) > maxToken || strings.ContainsFunc(t.Value, odd) {
-		return fmt.Errorf("a token has %d to %d visible characters without spaces, such as openssl rand -hex 32 prints; "+
+		return fmt.Errorf("a token has %d to %d visible characters without spaces, such as openssl rand -hex 32 "+
+			"prints; "+
 			"this has %d bytes",
 			minToken, maxToken, len(t.Value))
 	}

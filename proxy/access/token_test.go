@@ -11,7 +11,8 @@ import (
 
 func TestTokensAreReadLineByLine(t *testing.T) {
 	phone, tablet := Token{"phone", "phone-0123456789abcdef"}, Token{"tablet", "tablet-0123456789abcdef"}
-	got, err := ParseTokens(strings.NewReader("# who\n\nphone " + phone.Value + "\n  tablet\t" + tablet.Value + "  \r\n"))
+	got, err := ParseTokens(strings.NewReader("# who\n\nphone " + phone.Value + "\n  tablet\t" + tablet.Value + "  " +
+		"\r\n"))
 	require.NoError(t, err)
 	assert.Equal(t, []Token{phone, tablet}, got)
 	for want, text := range map[string]string{

@@ -157,7 +157,8 @@ func TestWhatIsAddedIsReadAgainAndCanBeRemoved(t *testing.T) {
 		p := Peer{
 			Name:      rapid.StringMatching(`[a-zA-Z0-9_-]{1,64}`).Draw(t, "name"),
 			PublicKey: draw("key"), Preshared: draw("preshared"),
-			AllowedIPs: prefixList("10.9.0.7/32", "fd00::7/128"), Keepalive: time.Duration(rapid.IntRange(0, 65535).Draw(t,
+			AllowedIPs: prefixList("10.9.0.7/32", "fd00::7/128"), Keepalive: time.Duration(rapid.IntRange(0,
+				65535).Draw(t,
 				"keepalive")) * time.Second,
 		}
 		before := rapid.SampledFrom([]string{"", "# peers\n", interfaceFile, strings.TrimSpace(interfaceFile)}).Draw(t,

@@ -116,7 +116,10 @@ func TestBothEndsWantACertificate(t *testing.T) {
 			}
 		}()
 		said := &lines{}
-		s := startWith(t, Config{Address: l.Addr().String(), TLS: trusting(other, ca), Log: slog.New(slog.NewTextHandler(said, nil))})
+		s := startWith(t, Config{
+			Address: l.Addr().String(), TLS: trusting(other, ca),
+			Log: slog.New(slog.NewTextHandler(said, nil)),
+		})
 		require.Eventually(t, func() bool { return refused.Load() > 2 }, patience, time.Millisecond)
 		s.ack()
 		assert.Zero(t, s.link.Info().Steered)

@@ -52,7 +52,10 @@ func Reach(cfg Config) (*Virtual, error) {
 	v := &Virtual{
 		cfg: cfg, buf: make([]byte, ccp.MaxFromAgent+1),
 		// A report about a flow that there is none of, which agents leave alone.
-		fence: ccp.Measure{Flow: math.MaxUint32, Program: math.MaxUint32, Fields: make([]uint64, fenceFields)}.Append(nil),
+		fence: ccp.Measure{
+			Flow: math.MaxUint32, Program: math.MaxUint32,
+			Fields: make([]uint64, fenceFields),
+		}.Append(nil),
 	}
 	var err error
 	if v.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, v.transmit); err != nil {
@@ -97,7 +100,8 @@ func (v *Virtual) Err() error {
 	}
 	c := v.agent.Counters()
 	if v.sent > 1 && c.Decisions == 0 { // the first is a Ready
-		return v.wrap(errors.New("it has set no program for any flow; has it an algorithm of the name that is asked for?"))
+		return v.wrap(errors.New("it has set no program for any flow; has it an algorithm of the name that is " +
+			"asked for?"))
 	}
 	for why, n := range c.Fallbacks {
 		if n > 0 {

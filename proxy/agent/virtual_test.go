@@ -64,7 +64,10 @@ func counting(t *testing.T) func(ccp.Message) [][]byte {
 			}
 			cwnd += 1448
 			set := func(v uint64) []byte {
-				return ccp.Change{Flow: m.Flow, Updates: []ccp.Update{{Register: code.Registers["Cwnd"], Value: v}}}.Append(nil)
+				return ccp.Change{Flow: m.Flow, Updates: []ccp.Update{{
+					Register: code.Registers["Cwnd"],
+					Value:    v,
+				}}}.Append(nil)
 			}
 			return [][]byte{set(1), set(cwnd)}
 		}

@@ -133,7 +133,10 @@ func foreign(t *testing.T, ns namespace) {
 				Table: table, Name: "prerouting", Type: nftables.ChainTypeFilter,
 				Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
 			})
-			c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+			c.AddRule(&nftables.Rule{
+				Table: table, Chain: chain,
+				Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}},
+			})
 		}
 		if err := c.Flush(); err != nil {
 			return err
@@ -149,7 +152,10 @@ func foreign(t *testing.T, ns namespace) {
 		}
 		_, dst, _ := net.ParseCIDR("203.0.113.0/24")
 		for _, proto := range []netlink.RouteProtocol{unix.RTPROT_STATIC, RouteProtocol} { // the second is no local one
-			route := &netlink.Route{Table: DefaultRouteTable + int(proto), Dst: dst, LinkIndex: lo.Attrs().Index, Protocol: proto}
+			route := &netlink.Route{
+				Table: DefaultRouteTable + int(proto), Dst: dst, LinkIndex: lo.Attrs().Index,
+				Protocol: proto,
+			}
 			if err := netlink.RouteAdd(route); err != nil {
 				return err
 			}
@@ -160,10 +166,19 @@ func foreign(t *testing.T, ns namespace) {
 
 func TestAnothersTableOfOurNameStays(t *testing.T) {
 	for name, chain := range map[string]nftables.Chain{
-		"another chain":                {Name: "mine", Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter},
-		"a chain that is called alike": {Name: ourChain, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle},
-		"a chain at another place":     {Name: ourChain, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityMangle},
-		"a chain that hooks nowhere":   {Name: ourChain},
+		"another chain": {
+			Name: "mine", Hooknum: nftables.ChainHookInput,
+			Priority: nftables.ChainPriorityFilter,
+		},
+		"a chain that is called alike": {
+			Name: ourChain, Hooknum: nftables.ChainHookPrerouting,
+			Priority: nftables.ChainPriorityMangle,
+		},
+		"a chain at another place": {
+			Name: ourChain, Hooknum: nftables.ChainHookInput,
+			Priority: nftables.ChainPriorityMangle,
+		},
+		"a chain that hooks nowhere": {Name: ourChain},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := newNamespace(t)
@@ -176,7 +191,10 @@ func TestAnothersTableOfOurNameStays(t *testing.T) {
 				if chain.Hooknum != nil {
 					chain.Type = nftables.ChainTypeFilter
 				}
-				c.AddRule(&nftables.Rule{Table: chain.Table, Chain: c.AddChain(&chain), Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}})
+				c.AddRule(&nftables.Rule{
+					Table: chain.Table, Chain: c.AddChain(&chain),
+					Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}},
+				})
 				return c.Flush()
 			})
 			before := ns.state(t)

@@ -109,7 +109,10 @@ func (n network) proxy(t *testing.T, mode access.Mode, keep bool, targets chan<-
 	t.Helper()
 	var l ingress.Listener
 	n.router.do(t, func() (err error) {
-		l, err = ingress.Listen(t.Context(), ingress.Config{Name: "lan", Mode: mode, Addr: fmt.Sprintf(":%d", proxyPort)},
+		l, err = ingress.Listen(t.Context(), ingress.Config{
+			Name: "lan", Mode: mode,
+			Addr: fmt.Sprintf(":%d", proxyPort),
+		},
 			func(c *net.TCPConn) (datapath.Conn, error) { return leg{c}, nil })
 		return err
 	})
@@ -239,7 +242,8 @@ func TestConnectionsAreCaptured(t *testing.T) {
 				}
 
 				// To the proxy itself: refused, not dialled in a circle.
-				_, _, err := n.ask(net.JoinHostPort(family.client, "0"), net.JoinHostPort(family.near, fmt.Sprint(proxyPort)))
+				_, _, err := n.ask(net.JoinHostPort(family.client, "0"),
+					net.JoinHostPort(family.near, fmt.Sprint(proxyPort)))
 				assert.ErrorIs(t, err, syscall.ECONNRESET)
 			}
 			assert.Empty(t, targets, "nothing else came to the proxy")
@@ -274,7 +278,10 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 				})
 			}
 			// Beyond the next hop, as most of the world is.
-			for _, far := range []struct{ addr, via string }{{"203.0.113.5/32", "10.2.0.2"}, {"2001:db8::5/128", "fd02::2"}} {
+			for _, far := range []struct{ addr, via string }{
+				{"203.0.113.5/32", "10.2.0.2"},
+				{"2001:db8::5/128", "fd02::2"},
+			} {
 				address(n.server, "lo", far.addr)
 				n.router.do(t, func() error {
 					_, dst, err := net.ParseCIDR(far.addr)
@@ -308,7 +315,10 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 					Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
 					Priority: nftables.ChainPriorityFilter, Policy: &accept,
 				})
-				c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(&nftables.Chain{Name: "guests", Table: table}), Exprs: []expr.Any{&expr.Reject{}}})
+				c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(&nftables.Chain{
+					Name:  "guests",
+					Table: table,
+				}), Exprs: []expr.Any{&expr.Reject{}}})
 				return c.Flush()
 			})
 			apply()
@@ -329,7 +339,8 @@ func TestConnectionsToNetworksOfThisMachineGoPast(t *testing.T) {
 			assert.Equal(t, []Network{{netip.MustParsePrefix("2001:db8:7::/64"), "wan"}}, caught())
 			apply()
 			assert.Empty(t, caught())
-			assert.False(t, captured("[fd01::2]:0", "[2001:db8:7::2]:80"), "another network, once the rules are applied again")
+			assert.False(t, captured("[fd01::2]:0", "[2001:db8:7::2]:80"),
+				"another network, once the rules are applied again")
 		})
 	}
 }
@@ -340,7 +351,10 @@ func TestAnInputChainForbidsWhatTheForwardChainCannot(t *testing.T) {
 	targets := make(chan netip.AddrPort, 10)
 	n.proxy(t, access.TPROXY, false, targets)
 	n.router.do(t, func() error {
-		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
+		return Rules{
+			Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture,
+			Port: proxyPort,
+		}.Apply(t.Context())
 	})
 	n.router.do(t, func() error {
 		c, err := nftables.New()
@@ -353,7 +367,10 @@ func TestAnInputChainForbidsWhatTheForwardChainCannot(t *testing.T) {
 			Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityFilter,
 		})
 		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: append(hasMark(DefaultMark).exprs,
-			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4.target, Len: ipv4.length},
+			&expr.Payload{
+				DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4.target,
+				Len: ipv4.length,
+			},
 			equal(10, 2, 0, 2), isTCP().exprs[0], isTCP().exprs[1], &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})})
 		return c.Flush()
 	})
@@ -400,12 +417,27 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 		decide expr.VerdictKind // what the map "verdicts" says, where the rule asks it
 		says   string
 	}{
-		{"drops", nftables.TableFamilyINet, drop, nftables.ChainHookForward, nil, 0, "inet drops forward (policy drop)"},
+		{
+			"drops", nftables.TableFamilyINet, drop, nftables.ChainHookForward, nil, 0,
+			"inet drops forward (policy drop)",
+		},
 		{"old", nftables.TableFamilyIPv4, drop, nftables.ChainHookForward, nil, 0, "ip old forward (policy drop)"},
-		{"jumps", nftables.TableFamilyIPv6, accept, nftables.ChainHookForward, []expr.Any{&expr.Reject{}}, 0, "ip6 jumps forward (rules that drop or reject)"},
-		{"lets", nftables.TableFamilyINet, accept, nftables.ChainHookForward, []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}, 0, ""},
+		{
+			"jumps", nftables.TableFamilyIPv6, accept, nftables.ChainHookForward,
+			[]expr.Any{&expr.Reject{}},
+			0,
+			"ip6 jumps forward (rules that drop or reject)",
+		},
+		{
+			"lets", nftables.TableFamilyINet, accept, nftables.ChainHookForward,
+			[]expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}},
+			0, "",
+		},
 		{"input", nftables.TableFamilyINet, drop, nftables.ChainHookInput, nil, 0, ""},
-		{"maps", nftables.TableFamilyINet, accept, nftables.ChainHookForward, asked, expr.VerdictDrop, "inet maps forward (rules that drop or reject)"},
+		{
+			"maps", nftables.TableFamilyINet, accept, nftables.ChainHookForward, asked, expr.VerdictDrop,
+			"inet maps forward (rules that drop or reject)",
+		},
 		{"passes", nftables.TableFamilyINet, accept, nftables.ChainHookForward, asked, expr.VerdictAccept, ""},
 	} {
 		n.router.do(t, func() error {
@@ -429,7 +461,10 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 				return err
 			}
 			if row.rule != nil {
-				c.AddRule(&nftables.Rule{Table: table, Chain: c.AddChain(&nftables.Chain{Name: "more", Table: table}), Exprs: row.rule})
+				c.AddRule(&nftables.Rule{
+					Table: table, Chain: c.AddChain(&nftables.Chain{Name: "more", Table: table}),
+					Exprs: row.rule,
+				})
 			}
 			return c.Flush()
 		})
@@ -444,7 +479,10 @@ func TestAdviceSaysWhatIsNotWhatItSeems(t *testing.T) {
 func TestWithoutAListenerTPROXYCapturesNothing(t *testing.T) {
 	n := newNetwork(t)
 	n.router.do(t, func() error {
-		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
+		return Rules{
+			Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture,
+			Port: proxyPort,
+		}.Apply(t.Context())
 	})
 	for from, target := range map[string]string{"10.1.0.2:0": "10.2.0.2:80", "[fd01::2]:0": "[fd02::2]:80"} {
 		local, seen, err := n.ask(from, target)
@@ -460,7 +498,10 @@ func TestOwnPacketsAreNeverCaptured(t *testing.T) {
 	// The client bears our mark here, standing for a proxy behind this one on
 	// the same machine: its packets pass through prerouting marked.
 	n.router.do(t, func() error {
-		return Rules{Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort, OwnMark: 0x4}.Apply(t.Context())
+		return Rules{
+			Mode: TPROXY, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort,
+			OwnMark: 0x4,
+		}.Apply(t.Context())
 	})
 	n.router.do(t, func() error { return markFrom("lan", 0x4) })
 	local, seen, err := n.ask("10.1.0.2:0", "10.2.0.2:80")
@@ -491,7 +532,10 @@ func TestOpenConnectionsSurviveTheRules(t *testing.T) {
 		defer server.Close()
 
 		n.router.do(t, func() error {
-			return Rules{Mode: mode, Interfaces: anywhere, Connected: ConnectedCapture, Port: proxyPort}.Apply(t.Context())
+			return Rules{
+				Mode: mode, Interfaces: anywhere, Connected: ConnectedCapture,
+				Port: proxyPort,
+			}.Apply(t.Context())
 		})
 		for range 2 {
 			for _, leg := range [][2]net.Conn{{client, server}, {server, client}} {

@@ -131,7 +131,8 @@ func (ns namespace) state(t *testing.T) []string {
 				if r.Mask != nil {
 					mask = *r.Mask
 				}
-				add("policy %d priority %d mark %#x/%#x table %d proto %d", af, r.Priority, r.Mark, mask, r.Table, r.Protocol)
+				add("policy %d priority %d mark %#x/%#x table %d proto %d", af, r.Priority, r.Mark, mask, r.Table,
+					r.Protocol)
 			}
 			routes, err := netlink.RouteListFiltered(af, &netlink.Route{}, netlink.RT_FILTER_TABLE)
 			if err != nil {

@@ -53,16 +53,19 @@ func (g *routing) add(r Rules) error {
 		route := object{route: localRoute(r.RouteTable, f, lo.Attrs().Index)}
 		if !contains(have, route) {
 			if err := g.handle.RouteAdd(route.route); errors.Is(err, syscall.EEXIST) {
-				return fmt.Errorf("capture: route-table %d already has a default route that is not ours: choose another table", r.RouteTable)
+				return fmt.Errorf("capture: route-table %d already has a default route that is not ours: choose "+
+					"another table", r.RouteTable)
 			} else if err != nil {
-				return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, r.RouteTable), err)
+				return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name,
+					r.RouteTable), err)
 			}
 			g.added = append(g.added, route)
 		}
 		rule := object{rule: policyRule(r, f)}
 		if !contains(have, rule) {
 			if err := g.handle.RuleAdd(rule.rule); errors.Is(err, syscall.EEXIST) {
-				return fmt.Errorf("capture: another program has the same %s policy rule for mark %#x: choose another mark", f.name, r.Mark)
+				return fmt.Errorf("capture: another program has the same %s policy rule for mark %#x: choose "+
+					"another mark", f.name, r.Mark)
 			} else if err != nil {
 				return explain(fmt.Sprintf("add the %s policy rule for mark %#x", f.name, r.Mark), err)
 			}

@@ -149,15 +149,18 @@ func (r Rules) normalise() (Rules, error) {
 	case r.Port == 0:
 		return r, errors.New("capture: port: the port of the transparent listener is missing")
 	case r.Mark&r.OwnMark != 0:
-		return r, fmt.Errorf("capture: mark %#x and own-mark %#x share bits: the proxy's own packets would be routed back to it", r.Mark, r.OwnMark)
+		return r, fmt.Errorf("capture: mark %#x and own-mark %#x share bits: the proxy's own packets would be "+
+			"routed back to it", r.Mark, r.OwnMark)
 	case r.RouteTable < 0 || r.RouteTable > 1<<31-1:
 		return r, fmt.Errorf("capture: route-table %d is not in 1..2147483647", r.RouteTable)
 	case r.RouteTable >= 253 && r.RouteTable <= 255:
-		return r, fmt.Errorf("capture: route-table %d is the system's (default, main, local): choose an unused one", r.RouteTable)
+		return r, fmt.Errorf("capture: route-table %d is the system's (default, main, local): choose an unused one",
+			r.RouteTable)
 	}
 	if len(r.Interfaces) == 0 {
 		return r, errors.New("capture: interface: where connections come in is missing: " +
-			"--interface lan0, once for each inside interface; or --interface any, which captures what comes from outside, too")
+			"--interface lan0, once for each inside interface; or --interface any, which captures what comes from " +
+			"outside, too")
 	}
 	for _, name := range r.Interfaces {
 		if name == "" || len(name) > 15 || strings.ContainsAny(name, "/ \t\n\"*\x00") {
@@ -169,7 +172,10 @@ func (r Rules) normalise() (Rules, error) {
 			return r, fmt.Errorf("capture: port range %v is empty or has port 0", p)
 		}
 	}
-	for _, list := range [][]netip.Prefix{r.Sources.Include, r.Sources.Exclude, r.Destinations.Include, r.Destinations.Exclude} {
+	for _, list := range [][]netip.Prefix{
+		r.Sources.Include, r.Sources.Exclude, r.Destinations.Include,
+		r.Destinations.Exclude,
+	} {
 		for _, p := range list {
 			if !p.IsValid() || p.Addr().Is4In6() {
 				return r, fmt.Errorf("capture: prefix %v: write it as 192.0.2.0/24 or 2001:db8::/32", p)

@@ -17,9 +17,12 @@ var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestPrint(t *testing.T) {
 	for name, rules := range map[string]Rules{
-		"tproxy":   everything(),
-		"little":   {Mode: TPROXY, Port: 1081, Interfaces: anywhere},
-		"redirect": {Mode: Redirect, Port: 1081, IPv4: true, Interfaces: []string{"lan0"}, Ports: []PortRange{{80, 80}}},
+		"tproxy": everything(),
+		"little": {Mode: TPROXY, Port: 1081, Interfaces: anywhere},
+		"redirect": {
+			Mode: Redirect, Port: 1081, IPv4: true, Interfaces: []string{"lan0"},
+			Ports: []PortRange{{80, 80}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var b bytes.Buffer
@@ -81,7 +84,10 @@ func TestElementsAreThePrefixes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		prefixes := rapid.SliceOf(rapid.Custom(func(t *rapid.T) netip.Prefix {
 			// Few distinct bits, so that prefixes meet.
-			addr := netip.AddrFrom4([4]byte{rapid.SampledFrom([]byte{0, 127, 128, 255}).Draw(t, "a"), 0, 0, rapid.Byte().Draw(t, "d")})
+			addr := netip.AddrFrom4([4]byte{
+				rapid.SampledFrom([]byte{0, 127, 128, 255}).Draw(t, "a"), 0, 0,
+				rapid.Byte().Draw(t, "d"),
+			})
 			return netip.PrefixFrom(addr, rapid.SampledFrom([]int{0, 1, 8, 24, 30, 31, 32}).Draw(t, "bits"))
 		})).Draw(t, "prefixes")
 		elements := addressElements(prefixes, true)
@@ -98,7 +104,8 @@ func TestElementsAreThePrefixes(t *testing.T) {
 			want = want || p.Contains(probe)
 		}
 		for _, e := range elements {
-			got = got || bytes.Compare(e.first, probe.AsSlice()) <= 0 && (e.end == nil || bytes.Compare(probe.AsSlice(), e.end) < 0)
+			got = got || bytes.Compare(e.first, probe.AsSlice()) <= 0 &&
+				(e.end == nil || bytes.Compare(probe.AsSlice(), e.end) < 0)
 		}
 		if got != want {
 			t.Fatalf("%v: %v in the prefixes, %v in the elements", probe, want, got)

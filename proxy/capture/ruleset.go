@@ -128,7 +128,10 @@ func (t *ruleset) capture(r Rules, f family, ports []clause) {
 }
 
 func (t *ruleset) set(name string, kind nftables.SetDatatype, elements []element) set {
-	s := set{name: name, kind: kind, elements: elements, interval: kind != nftables.TypeIFName, order: binaryutil.BigEndian}
+	s := set{
+		name: name, kind: kind, elements: elements, interval: kind != nftables.TypeIFName,
+		order: binaryutil.BigEndian,
+	}
 	if kind == nftables.TypeIFName {
 		s.order = binaryutil.NativeEndian
 	}

@@ -25,7 +25,8 @@ func TestAnAgentOnAnotherMachineNeedsAddressAndCertificates(t *testing.T) {
 	load := func(old, now string) (config.Config, error) {
 		require.Contains(t, farAgent, old)
 		files := map[string]string{
-			"c.yaml": strings.Replace(farAgent, old, now, 1), "cert.pem": certificate, "key.pem": key, "other.pem": "nothing",
+			"c.yaml": strings.Replace(farAgent, old, now,
+				1), "cert.pem": certificate, "key.pem": key, "other.pem": "nothing",
 		}
 		return config.Load(filepath.Join(folder(t, files), "c.yaml"))
 	}

@@ -69,7 +69,8 @@ func (c *Config) checkRules(listeners map[string]string) error {
 			errs = append(errs, unique(rules, key+".name", r.Name))
 		}
 		if r.Undecided != "" && len(r.Match.ServerName) == 0 {
-			errs = append(errs, keyErrorf(key+".undecided", "there is nothing to decide by; it goes with match.server_name"))
+			errs = append(errs, keyErrorf(key+".undecided",
+				"there is nothing to decide by; it goes with match.server_name"))
 		}
 		if p := r.Match.Protocol; p != "" && p != "tcp" && len(r.Match.ServerName)+len(r.Match.Host) > 0 {
 			errs = append(errs, keyErrorf(key+".match.protocol",
@@ -114,10 +115,12 @@ func (l *Listener) check(key string) error {
 		errs = append(errs, keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address"))
 	}
 	if len(l.Users) > 0 && !mode.Asks() {
-		errs = append(errs, keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed", mode))
+		errs = append(errs, keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed",
+			mode))
 	}
 	if len(l.Allow) > 0 && !l.Guarded() {
-		errs = append(errs, keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove allow"))
+		errs = append(errs, keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove "+
+			"allow"))
 	}
 	return errors.Join(append(errs, l.checkUsers(key))...)
 }
@@ -183,7 +186,8 @@ func (l Limits) check() error {
 		wrong("buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
 	}
 	if l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer) {
-		wrong("receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes", cc.Bytes(l.ReceiveBuffer))
+		wrong("receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes",
+			cc.Bytes(l.ReceiveBuffer))
 	}
 	if l.Memory < minBuffer {
 		wrong("memory", "%v is not enough; at least 16KiB", cc.Bytes(l.Memory))
@@ -303,7 +307,8 @@ func (h Hints) check(key string) error {
 	var errs []error
 	switch {
 	case h.Socket != "" && !filepath.IsAbs(h.Socket):
-		errs = append(errs, keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock", h.Socket))
+		errs = append(errs, keyErrorf(key+".socket", "%q is not a whole path, such as /run/penstock/hints.sock",
+			h.Socket))
 	case len(h.Socket) > maxSocketPath:
 		errs = append(errs, keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket),
 			maxSocketPath))
@@ -322,11 +327,13 @@ func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
 		if (access.Mode(l.Mode).Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
-			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or tokens), or "+
+			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or "+
+				"tokens), or "+
 				"listen on loopback", i, l.Name, l.Address))
 		}
 		if inner, outer := access.Overlap(l.WireGuard.Access()); inner != "" {
-			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which does not get "+
+			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which "+
+				"does not get "+
 				"what is sent there", i, inner, outer))
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
@@ -334,10 +341,12 @@ func (c Config) Warnings() []string {
 		}
 	}
 	if c.Telemetry.Address != "off" && !OnLoopback(c.Telemetry.Address) {
-		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody who can "+
+		out = append(out, fmt.Sprintf("telemetry.address: /flows and /hosts show who talks to whom to everybody "+
+			"who can "+
 			"reach %s", c.Telemetry.Address))
 		if c.Telemetry.Hints.Token != "" {
-			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever listens on the "+
+			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever "+
+				"listens on the "+
 				"way may use it", c.Telemetry.Address))
 		}
 	}

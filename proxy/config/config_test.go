@@ -183,13 +183,20 @@ func TestMistakes(t *testing.T) {
 			"a word where a number belongs", lan + "limits: {connections: many}\n", "3:23",
 			"limits.connections: expected a whole number, not \"many\"",
 		},
-		{"a fraction where a whole number belongs", lan + "limits: {connections: 1.5}\n", "3:23", "expected a whole number"},
+		{
+			"a fraction where a whole number belongs", lan + "limits: {connections: 1.5}\n", "3:23",
+			"expected a whole number",
+		},
 		{"a word where yes or no belongs", lan + "log: {flows: 'on'}\n", "3:14", "log.flows: expected true or false"},
 		{"a list where a text belongs", lan + "telemetry: {address: [a]}\n", "", "telemetry.address: expected"},
 
-		{"a listener without name", "listeners: [{mode: mixed, address: '127.0.0.1:1'}]\n", "", "listeners[0].name: missing"},
 		{
-			"a name that no label takes", "listeners: [{name: 'my lan', mode: mixed, address: '127.0.0.1:1'}]\n", "1:20",
+			"a listener without name", "listeners: [{mode: mixed, address: '127.0.0.1:1'}]\n", "",
+			"listeners[0].name: missing",
+		},
+		{
+			"a name that no label takes", "listeners: [{name: 'my lan', mode: mixed, address: " +
+				"'127.0.0.1:1'}]\n", "1:20",
 			"listeners[0].name",
 		},
 		{
@@ -204,10 +211,19 @@ func TestMistakes(t *testing.T) {
 			"no mode", "listeners: [{name: a, address: '127.0.0.1:1'}]\n", "",
 			"listeners[0].mode: missing; it is one of tproxy",
 		},
-		{"an unknown mode", "listeners: [{name: a, mode: http}]\n", "1:29", "listeners[0].mode: \"http\" is not one of"},
+		{
+			"an unknown mode", "listeners: [{name: a, mode: http}]\n", "1:29",
+			"listeners[0].mode: \"http\" is not one of",
+		},
 		{"no address", "listeners: [{name: a, mode: mixed}]\n", "", "listeners[0].address: missing"},
-		{"an address without port", "listeners: [{name: a, mode: mixed, address: 127.0.0.1}]\n", "1:45", "is not host:port"},
-		{"a port too high", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:99999'}]\n", "1:45", "port \"99999\""},
+		{
+			"an address without port", "listeners: [{name: a, mode: mixed, address: 127.0.0.1}]\n", "1:45",
+			"is not host:port",
+		},
+		{
+			"a port too high", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:99999'}]\n", "1:45",
+			"port \"99999\"",
+		},
 		{
 			"a host name to listen on", "listeners: [{name: a, mode: mixed, address: 'example.com:1'}]\n", "1:45",
 			"is not an address of this machine",
@@ -217,7 +233,8 @@ func TestMistakes(t *testing.T) {
 			"listeners[0].target: missing",
 		},
 		{
-			"forward to no port", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: host}]\n", "1:70",
+			"forward to no port", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: " +
+				"host}]\n", "1:70",
 			"listeners[0].target",
 		},
 		{
@@ -226,20 +243,24 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			"keeping the address of a client that asked",
-			"listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', keep_client: true}]\n", "1:74", "only mode tproxy",
+			"listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', keep_client: true}]\n", "1:74", "only " +
+				"mode tproxy",
 		},
 		{
 			"passwords for those who cannot be asked",
 			"listeners: [{name: a, mode: tproxy, address: '127.0.0.1:1', users: [{name: x, password: " +
 				"y}]}]\n", "1:68", "cannot ask for a password",
 		},
-		{"allow where nothing is denied", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: 'x:1', " +
+		{"allow where nothing is denied", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: " +
+			"'x:1', " +
 			"allow: ['::1']}]\n", "1:84", "has the one destination that you gave it"},
 		{
-			"a user without password", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x}]}]\n",
+			"a user without password", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: " +
+				"x}]}]\n",
 			"", "listeners[0].users[0]: needs a password",
 		},
-		{"a user with two", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password: y, " +
+		{"a user with two", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, " +
+			"password: y, " +
 			"password_file: z}]}]\n", "1:107", "not both"},
 		{"hints from no interface", lan + "hints: [{capacity: 1mbit}]\n", "", "hints[0].interface: missing"},
 		{"hints from what is no interface", lan + "hints: [{interface: wlan0/x}]\n", "3:21", "is no interface's name"},
@@ -256,7 +277,8 @@ func TestMistakes(t *testing.T) {
 			"", "-1 is less than 0",
 		},
 		{
-			"a prefix that is none", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: [10.0.0.0/33]}]\n",
+			"a prefix that is none", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: " +
+				"[10.0.0.0/33]}]\n",
 			"1:68", "listeners[0].allow[0]",
 		},
 		{"a prefix with bits behind it", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: " +
@@ -269,7 +291,8 @@ func TestMistakes(t *testing.T) {
 			"defaults.algorithm: there is no agent \"reno\"; name it in agents, as in {name: reno}",
 		},
 		{
-			"an agent that is another", lan + "agents: [{name: a}]\nrules: [{name: r, up: {algorithm: ccp:b}}]\n", "4:35",
+			"an agent that is another", lan + "agents: [{name: a}]\nrules: [{name: r, up: {algorithm: " +
+				"ccp:b}}]\n", "4:35",
 			"rules[0].up.algorithm: there is no agent \"b\"; agents has a",
 		},
 		{
@@ -298,16 +321,20 @@ func TestMistakes(t *testing.T) {
 			"rules[0].match.server_name[0]: \"*\" is no server name; leave server_name out",
 		},
 		{
-			"a URL for a server name", lan + "rules: [{name: a, match: {server_name: ['https://example.com/a']}}]\n", "3:41",
+			"a URL for a server name", lan + "rules: [{name: a, match: {server_name: " +
+				"['https://example.com/a']}}]\n", "3:41",
 			"write the name alone: example.com",
 		},
 		{
-			"a server name with a port", lan + "rules: [{name: a, match: {server_name: [b.example, 'example.com:8443']}}]\n",
-			"3:52", "rules[0].match.server_name[1]: \"example.com:8443\" is no server name; write example.com here, and 8443 " +
+			"a server name with a port", lan + "rules: [{name: a, match: {server_name: [b.example, " +
+				"'example.com:8443']}}]\n",
+			"3:52", "rules[0].match.server_name[1]: \"example.com:8443\" is no server name; write example.com " +
+				"here, and 8443 " +
 				"under ports",
 		},
 		{
-			"a server name that is an alias", lan + "rules: [{name: a, match: {server_name: [*.example.com]}}]\n", "3:41",
+			"a server name that is an alias", lan + "rules: [{name: a, match: {server_name: " +
+				"[*.example.com]}}]\n", "3:41",
 			"rules[0].match.server_name[0]: a value that begins with * is written in quotes",
 		},
 		{
@@ -341,7 +368,8 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			"parameters where there is no algorithm for them",
-			lan + "rules: [{name: a, algorithm: none, params: {delta: 1}}]\n", "3:52", "rules[0].params.delta: none has no " +
+			lan + "rules: [{name: a, algorithm: none, params: {delta: 1}}]\n", "3:52", "rules[0].params.delta: " +
+				"none has no " +
 				"parameter",
 		},
 		{
@@ -354,8 +382,14 @@ func TestMistakes(t *testing.T) {
 		},
 		{"a rate of zero", lan + "defaults: {max_rate: 0mbit}\n", "3:22", "leave the key out"},
 		{"a number too large", lan + "defaults: {weight: 99999999999999999999}\n", "3:20", "defaults.weight: "},
-		{"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "", "defaults.down.weight: -2 is outside 0 to 1000"},
-		{"a weight that is too large", lan + "defaults: {weight: 1001}\n", "", "defaults.weight: 1001 is outside 0 to 1000"},
+		{
+			"a negative weight", lan + "defaults: {down: {weight: -2}}\n", "",
+			"defaults.down.weight: -2 is outside 0 to 1000",
+		},
+		{
+			"a weight that is too large", lan + "defaults: {weight: 1001}\n", "",
+			"defaults.weight: 1001 is outside 0 to 1000",
+		},
 		{
 			"a class that does not exist", lan + "defaults: {class: video}\n", "3:19",
 			"defaults.class: \"video\" is not one of bulk, delay_sensitive, guarantee",
@@ -368,20 +402,25 @@ func TestMistakes(t *testing.T) {
 			"a target in the way of one direction", lan + "rules: [{name: a, target: 5mbit, up: {class: guarantee}}]\n",
 			"3:27", "rules[0].target: a flow of class bulk",
 		},
-		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, target: " +
+		{"more at least than at all", lan + "defaults: {min_rate: 2mbit}\nrules: [{name: a, class: guarantee, " +
+			"target: " +
 			"1mbit}]\n", "3:22", "defaults.min_rate: 2mbit is above the target, which is 1mbit"},
 		{"a target that max_rate keeps from", lan + "defaults: {class: guarantee, target: 2mbit, up: {max_rate: " +
 			"1mbit}}\n", "3:38", "defaults.target: 2mbit is more than max_rate lets pass, which is 1mbit"},
 		{
 			"a target that connection_rate keeps from",
-			lan + "defaults: {class: guarantee, target: 2mbit, up: {connection_rate: 1mbit}}\n", "3:38", "defaults.target: " +
+			lan + "defaults: {class: guarantee, target: 2mbit, up: {connection_rate: " +
+				"1mbit}}\n", "3:38", "defaults.target: " +
 				"2mbit is more than connection_rate lets pass, which is 1mbit",
 		},
 		{
 			"a cap above the capacity", lan + "defaults: {hint_cap: 1.2}\n", "3:22",
 			"defaults.hint_cap: \"1.2\" is no part of a whole; write a number above 0, up to 1",
 		},
-		{"a cap in percent", lan + "defaults: {hint_cap: 95%}\n", "3:22", "defaults.hint_cap: \"95%\" is no part of a whole"},
+		{
+			"a cap in percent", lan + "defaults: {hint_cap: 95%}\n", "3:22",
+			"defaults.hint_cap: \"95%\" is no part of a whole",
+		},
 		{"Janus told twice", lan + "defaults: {algorithm: 'janus:class=guarantee', group: flow, down: {class: " +
 			"guarantee}}\n", "3:75", "defaults.down.class: guarantee, and janus is given class as well"},
 		{"a group with spaces", lan + "defaults: {group: my group}\n", "3:19", "defaults.group"},
@@ -422,7 +461,8 @@ func TestMistakes(t *testing.T) {
 		},
 		{
 			"a token that is guessed", lan + "telemetry: {hints: {token: secret}}\n", "3:28",
-			"telemetry.hints.token: a token is 16 to 255 visible characters without spaces, such as openssl rand -hex 16 " +
+			"telemetry.hints.token: a token is 16 to 255 visible characters without spaces, such as openssl rand " +
+				"-hex 16 " +
 				"prints",
 		},
 		{
@@ -505,19 +545,22 @@ func TestLoadReadsTheTokenOfHints(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	cfg, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: {from: " +
+	cfg, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '0.0.0.0:1080', proxy_protocol: " +
+		"{from: " +
 		"[0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
 	require.NoError(t, err)
 	assert.Len(t, cfg.Warnings(), 3, "an open proxy, addresses anybody may claim, telemetry for all")
 	cfg.Telemetry.Hints.Token = "0123456789abcdef"
-	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"), "telemetry.hints: hints to :9464 carry their token unencrypted")
+	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"),
+		"telemetry.hints: hints to :9464 carry their token unencrypted")
 	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
 
 // Two listeners share a port where the kernel lets them.
 func TestListenersShareAPort(t *testing.T) {
 	masque := func(name, address string) string {
-		return "- {name: " + name + ", mode: masque, address: '" + address + "', tls: {certificate: c, key: k}, masque: " +
+		return "- {name: " + name + ", mode: masque, address: '" + address + "', tls: {certificate: c, key: k}, " +
+			"masque: " +
 			"{open: true}}\n"
 	}
 	mixed := func(name, address string) string {

@@ -105,7 +105,8 @@ func TestMistakesShowNoSecrets(t *testing.T) {
 
 // What is no secret is shown, and the mark stands where the mistake is.
 func TestExcerptsShowThePlace(t *testing.T) {
-	_, err := config.Parse([]byte("# a comment\nlisteners:\n- name: lan\n  mode: mixed\n  address: \"127.0.0.1:1080\"\n " +
+	_, err := config.Parse([]byte("# a comment\nlisteners:\n- name: lan\n  mode: mixed\n  address: " +
+		"\"127.0.0.1:1080\"\n " +
 		" users: [{name: x, password: y}]\n  conections: 5\nmark: 1\n"))
 	var ce *config.Error
 	require.ErrorAs(t, err, &ce)
@@ -120,7 +121,8 @@ func TestExcerptsShowThePlace(t *testing.T) {
 	_, err = config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\ndefaults: {params: " +
 		"{delta: 1}, max_rate: 5}\n"))
 	require.ErrorAs(t, err, &ce)
-	assert.Contains(t, ce.Excerpt, ">  2 | defaults: {params: {delta: 1}, max_rate: 5}\n"+strings.Repeat(" ", 7+41)+"^\n")
+	assert.Contains(t, ce.Excerpt, ">  2 | defaults: {params: {delta: 1}, max_rate: 5}\n"+strings.Repeat(" ",
+		7+41)+"^\n")
 
 	_, err = config.Parse([]byte("listeners: [{" + strings.Repeat("name: a, ", 30) + "mode: mixed, frob: 1}]\n"))
 	require.ErrorAs(t, err, &ce)
@@ -151,7 +153,8 @@ func TestAByteOrderMarkIsNoKey(t *testing.T) {
 	_, err := config.Parse([]byte("\ufeff" + lan))
 	require.NoError(t, err)
 	dir := folder(t, map[string]string{
-		"c.yaml": "\ufefflisteners:\n- {name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, password_file: " +
+		"c.yaml": "\ufefflisteners:\n- {name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, " +
+			"password_file: " +
 			"pw}]}\n",
 		"pw": "\ufeffhunter2\r\n",
 	})
@@ -235,7 +238,8 @@ func FuzzMistakesShowNoSecrets(f *testing.F) {
 		value := []string{
 			s, "'" + s + "'", `"` + s + `"`, "|\n      " + s, "one\n      " + s, "\"one\n      " + s + "\"",
 		}[style%6]
-		text := "mark: 1\nlisteners:\n- name: a\n  mode: socks5\n  users:\n  - name: x\n    password: " + value + "\n    " +
+		text := "mark: 1\nlisteners:\n- name: a\n  mode: socks5\n  users:\n  - name: x\n    password: " +
+			"" + value + "\n    " +
 			"frob: 1\n  - name: y\n"
 		// The noise stands at the end of a line, where it takes no part of the secret away.
 		lines := strings.SplitAfter(text, "\n")

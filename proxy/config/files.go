@@ -173,7 +173,8 @@ func readFile(path string) ([]byte, fs.FileInfo, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, nil, fmt.Errorf("it is a pipe whose writer has not ended after %v; name a regular file", pipePatience)
+		return nil, nil, fmt.Errorf("it is a pipe whose writer has not ended after %v; name a regular file",
+			pipePatience)
 	case err != nil:
 		return nil, nil, withoutPath(err)
 	case len(data) > maxFile:

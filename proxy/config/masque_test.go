@@ -59,8 +59,11 @@ func TestMistakesInMASQUEAreToldWithTheirKey(t *testing.T) {
 			replace("tokens_file: tokens", "tokens: [{name: a, token: b}]"),
 			"listeners[0].masque.tokens[0].token",
 		},
-		"a short token in a file": {func(f map[string]string) { f["tokens"] = "a b\n" }, "listeners[0].masque.tokens_file"},
-		"a pool of one":           {replace("10.10.0.0/24", "10.10.0.1"), "listeners[0].masque.pool[0]"},
+		"a short token in a file": {func(f map[string]string) {
+			f["tokens"] = "a " +
+				"b\n"
+		}, "listeners[0].masque.tokens_file"},
+		"a pool of one": {replace("10.10.0.0/24", "10.10.0.1"), "listeners[0].masque.pool[0]"},
 		"an authority that is not": {
 			replace("key: key.pem", "key: key.pem, client_ca: key.pem"),
 			"listeners[0].tls.client_ca: there is no certificate",

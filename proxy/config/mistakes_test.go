@@ -64,7 +64,8 @@ func TestWhatFollowsFromAMistakeIsNotTold(t *testing.T) {
 		"a listener's name": "listeners: [{name: 5, mode: mixed, address: '127.0.0.1:1'}]\nrules: [{name: a, match: " +
 			"{listener: [b]}}]\n",
 		"no list of listeners": "listeners: 5\n",
-		"the default algorithm": lan + "defaults: {algorithm: cpa, params: {delta: 1}}\nrules: [{name: a, params: {delta: " +
+		"the default algorithm": lan + "defaults: {algorithm: cpa, params: {delta: 1}}\nrules: [{name: a, params: " +
+			"{delta: " +
 			"1}}]\n",
 		"of the defaults":  lan + "defaults: {params: {nonsense: 1}}\nrules: [{name: a}, {name: b}]\n",
 		"an agent":         lan + "agents: [{name: 5}]\nrules: [{name: a, algorithm: 'ccp:b'}]\n",
@@ -92,7 +93,8 @@ func TestMoreMistakesThanTwentyAreCounted(t *testing.T) {
 func TestFurtherMistakesShowNoSecrets(t *testing.T) {
 	const secret = "hunter2hunter2hunter2"
 	text := "mark: x\nlisteners:\n- name: a\n  mode: masque\n  address: ':1'\n  users: [{name: x, pasword: " + secret +
-		"}, {name: y, password: {is: " + secret + "}}, " + secret + "]\n  masque: {tokens: [{name: a, token: " + secret[:10] +
+		"}, {name: y, password: {is: " + secret + "}}, " + secret + "]\n  masque: {tokens: [{name: a, token: " +
+		"" + secret[:10] +
 		"}, " + secret + "]}\ntelemetry: {hints: {token: " + secret[:10] + "}}\n"
 	first, rest := mistakesIn(t, map[string]string{"c.yaml": text})
 	assert.Greater(t, len(rest), 4)
@@ -110,7 +112,8 @@ func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
 		"listeners[0].wireguard.config_file": "listeners: [{name: v, mode: wireguard, wireguard: " +
 			"{config_file: gone}}]\n",
 		"listeners[0].wireguard.peers[0].preshared_key_file": "listeners: [{name: v, mode: wireguard, address: ':1', " +
-			"wireguard: {private_key: " + keyA + ", peers: [{name: p, public_key: " + keyB + ", allowed_ips: [10.9.0.2], " +
+			"wireguard: {private_key: " + keyA + ", peers: [{name: p, public_key: " + keyB + ", allowed_ips: " +
+			"[10.9.0.2], " +
 			"preshared_key_file: gone}]}}]\n",
 		"listeners[0].tls.certificate": "listeners: [{name: m, mode: masque, address: ':1', tls: " +
 			"{certificate: gone, key: gone}, masque: {open: true}}]\n",

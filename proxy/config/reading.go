@@ -31,7 +31,8 @@ func (r *reading) pass(err error, checks bool) {
 	earlier := r.wrong
 	for _, err := range separate(err) {
 		var ke *keyError
-		if errors.As(err, &ke) && slices.ContainsFunc(earlier, func(e *Error) bool { return ke.follows(e.Key, checks) }) {
+		if errors.As(err, &ke) && slices.ContainsFunc(earlier,
+			func(e *Error) bool { return ke.follows(e.Key, checks) }) {
 			continue
 		}
 		e := r.places.locate(err)

@@ -41,7 +41,8 @@ func cannotChange(key string) error {
 	if key == "" {
 		return nil
 	}
-	return places(nil).locate(keyErrorf(key, "cannot change while running; put the old value back, or restart the proxy"))
+	return places(nil).locate(keyErrorf(key, "cannot change while running; put the old value back, or restart the "+
+		"proxy"))
 }
 
 // firstChange returns the first key of a section that differs, but for those

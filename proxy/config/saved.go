@@ -27,7 +27,8 @@ func (l Loaded) Save(path string) (err error) {
 	if there, err := os.Stat(path); err == nil {
 		for name := range l.files.read {
 			if info, err := os.Stat(name); err == nil && os.SameFile(there, info) {
-				return fmt.Errorf("config: save the configuration: %s is what it was read from; name a file of its own", path)
+				return fmt.Errorf("config: save the configuration: %s is what it was read from; name a file of its "+
+					"own", path)
 			}
 		}
 	}

@@ -301,7 +301,8 @@ func (f *Fraction) UnmarshalYAML(node ast.Node) error {
 	return read(node, f, func(s string) (Fraction, error) {
 		v, err := strconv.ParseFloat(s, 64)
 		if err != nil || !(v >= 0 && v <= 1) { // NaN is neither
-			return 0, fmt.Errorf("%q is no part of a whole; write a number above 0, up to 1, such as 0.95, or 0 for none", s)
+			return 0, fmt.Errorf("%q is no part of a whole; write a number above 0, up to 1, such as 0.95, or 0 "+
+				"for none", s)
 		}
 		return Fraction(v), nil
 	})

@@ -35,7 +35,8 @@ func TestSchemaAndParserAcceptTheSameKeys(t *testing.T) {
 				return // any key is fine
 			}
 			assert.Equal(t, false, schema["additionalProperties"], "%v", path)
-			assert.True(t, unknown(t, append(slices.Clone(path), "no_such_key")), "%v refuses what the schema does not have",
+			assert.True(t, unknown(t, append(slices.Clone(path), "no_such_key")),
+				"%v refuses what the schema does not have",
 				path)
 			for _, name := range slices.Sorted(maps.Keys(properties)) {
 				seen++

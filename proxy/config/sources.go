@@ -33,7 +33,8 @@ func (c *Config) checkSources() error {
 	for i, s := range c.Hints {
 		key := fmt.Sprintf("hints[%d]", i)
 		if every := s.Every(); every < shortestInterval || every > longestInterval {
-			errs = append(errs, keyErrorf(key+".interval", "%v is outside %v to %v", every, shortestInterval, longestInterval))
+			errs = append(errs, keyErrorf(key+".interval", "%v is outside %v to %v", every, shortestInterval,
+				longestInterval))
 		}
 		key += ".interface"
 		switch name := s.Interface; {

@@ -137,7 +137,10 @@ func (l *Listener) checkTunnel(key string) error {
 		misplaced bool
 		name, why string
 	}{
-		{!l.Is(access.MASQUE) && !l.MASQUE.isZero(), ".masque", "only mode masque has this; remove it or change the mode"},
+		{
+			!l.Is(access.MASQUE) && !l.MASQUE.isZero(), ".masque",
+			"only mode masque has this; remove it or change the mode",
+		},
 		{!l.Is(access.MASQUE) && l.TLS != TLS{}, ".tls", "only mode masque speaks TLS; remove it or change the mode"},
 		{
 			!l.Is(access.WireGuard) && !l.WireGuard.isZero(), ".wireguard",
@@ -158,7 +161,8 @@ func (l *Listener) checkTunnel(key string) error {
 		}
 	}
 	if idle := time.Duration(l.Tunnel.UDPIdle); l.Tunnels() && idle != 0 && idle < time.Second {
-		errs = append(errs, keyErrorf(key+".tunnel.udp_idle", "%v is less than an answer may take; write at least 1s", idle))
+		errs = append(errs, keyErrorf(key+".tunnel.udp_idle", "%v is less than an answer may take; write at least 1s",
+			idle))
 	}
 	switch access.Mode(l.Mode) {
 	case access.TUN:
@@ -214,7 +218,8 @@ func (l *Listener) checkWireGuard(key string) error {
 		errs = append(errs, keyErrorf(at+".config_file",
 			"has the private key already; remove private_key and private_key_file"))
 	case w.ConfigFile != "" && w.PeersFile != "":
-		errs = append(errs, keyErrorf(at+".config_file", "has the peers already; remove peers_file, or move them there"))
+		errs = append(errs, keyErrorf(at+".config_file",
+			"has the peers already; remove peers_file, or move them there"))
 	case w.PrivateKeyFile != "" && w.PrivateKey != Key{}:
 		errs = append(errs, keyErrorf(at+".private_key_file", "give private_key or private_key_file, not both"))
 	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == Key{}:
@@ -255,7 +260,8 @@ func (p Peer) check(key string) error {
 		errs = append(errs, keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name)))
 	}
 	if (p.PublicKey == Key{}) {
-		errs = append(errs, keyErrorf(key+".public_key", "missing; it is what the client's app shows as its public key"))
+		errs = append(errs, keyErrorf(key+".public_key",
+			"missing; it is what the client's app shows as its public key"))
 	}
 	if p.PresharedKeyFile != "" && p.PresharedKey != (Key{}) {
 		errs = append(errs, keyErrorf(key+".preshared_key_file", "give preshared_key or preshared_key_file, not both"))
@@ -319,7 +325,8 @@ func (w *WireGuard) readPeers(key string, from *files) error {
 		return err
 	}
 	if (f.PrivateKey != access.Key{}) {
-		return keyErrorf(key, "it has an [Interface] section with a private key; write config_file: %s instead", w.PeersFile)
+		return keyErrorf(key, "it has an [Interface] section with a private key; write config_file: %s instead",
+			w.PeersFile)
 	}
 	if err := w.add(f.Peers); err != nil {
 		return keyErrorf(key, "%v", err)
@@ -363,7 +370,10 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 func (w *WireGuard) add(peers []access.Peer) error {
 	w.Peers = w.Peers[:len(w.Peers):len(w.Peers)]
 	for _, p := range peers {
-		c := Peer{Name: p.Name, PublicKey: Key(p.PublicKey), PresharedKey: Key(p.Preshared), Keepalive: Duration(p.Keepalive)}
+		c := Peer{
+			Name: p.Name, PublicKey: Key(p.PublicKey), PresharedKey: Key(p.Preshared),
+			Keepalive: Duration(p.Keepalive),
+		}
 		for _, a := range p.AllowedIPs {
 			c.AllowedIPs = append(c.AllowedIPs, Prefix(a))
 		}
@@ -393,7 +403,8 @@ func (f *files) key(key string, path *string, to *Key) error {
 func (f *files) quick(key, path string) (access.QuickFile, error) {
 	data, err := f.bytes(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, and so "+
+		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, "+
+			"and so "+
 			"does touch", f.path(path))
 	}
 	if err != nil {

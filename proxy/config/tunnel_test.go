@@ -126,7 +126,8 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			"1280 to 65535",
 		},
 		"a name server without an address inside": {
-			wireguard("tunnel: {dns: 192.0.2.53}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns", "wireguard.pool",
+			wireguard("tunnel: {dns: 192.0.2.53}, wireguard: " +
+				"{" + key + "}"), "listeners[0].tunnel.dns", "wireguard.pool",
 		},
 		"a name server by name": {
 			wireguard("tunnel: {dns: ns.example}, wireguard: {" + key + "}"), "listeners[0].tunnel.dns",
@@ -148,7 +149,8 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			wireguard("wireguard: {" + key + ", pool: [10.9.0.1/32]}"),
 			"listeners[0].wireguard.pool[0]", "no room",
 		},
-		"a peer without a name": {wireguard("wireguard: {" + key + ", peers: [{public_key: " + keyB + ", allowed_ips: " +
+		"a peer without a name": {wireguard("wireguard: {" + key + ", peers: [{public_key: " + keyB + ", " +
+			"allowed_ips: " +
 			"[10.9.0.2]}]}"), "listeners[0].wireguard.peers[0].name", "missing"},
 		"a peer without a key": {
 			wireguard("wireguard: {" + key + ", peers: [{name: a, allowed_ips: [10.9.0.2]}]}"),
@@ -159,14 +161,17 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			"listeners[0].wireguard.peers", "has no address in the tunnel",
 		},
 		"two with one address": {
-			wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", allowed_ips: [10.9.0.2]}, {name: " +
+			wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", allowed_ips: " +
+				"[10.9.0.2]}, {name: " +
 				"b, public_key: " + keyC + ", allowed_ips: [10.9.0.2]}]}"),
 			"listeners[0].wireguard.peers", `"a" and "b" both have 10.9.0.2/32`,
 		},
 		"half a second": {wireguard("wireguard: {" + key + ", peers: [{name: a, public_key: " + keyB + ", " +
-			"allowed_ips: [10.9.0.2], keepalive: 500ms}]}"), "listeners[0].wireguard.peers[0].keepalive", "whole seconds"},
+			"allowed_ips: [10.9.0.2], keepalive: 500ms}]}"), "listeners[0].wireguard.peers[0].keepalive", "whole " +
+			"seconds"},
 		"one port twice": {"listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {" + key + "}}, " +
-			"{name: w, mode: wireguard, address: \"[::]:1\", wireguard: {" + key + "}}]", "listeners[1].address", "already " +
+			"{name: w, mode: wireguard, address: \"[::]:1\", wireguard: " +
+			"{" + key + "}}]", "listeners[1].address", "already " +
 			"listeners[0].address"},
 		"one device twice": {
 			"listeners: [{name: v, mode: tun, device: t}, {name: w, mode: tun, device: t}]",
@@ -201,7 +206,10 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			"listeners: [{name: v, mode: tun, device: t, wireguard: {" + key + "}}]",
 			"listeners[0].wireguard", "only mode wireguard",
 		},
-		"a device elsewhere": {wireguard("device: t, wireguard: {" + key + "}"), "listeners[0].device", "only mode tun"},
+		"a device elsewhere": {
+			wireguard("device: t, wireguard: {" + key + "}"), "listeners[0].device",
+			"only mode tun",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := config.Parse([]byte(c.config))
@@ -277,7 +285,8 @@ func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 func TestAPeerInsideAnothersAddressesIsWarnedOf(t *testing.T) {
 	c, err := config.Parse([]byte("listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: " +
 		"{private_key: " + keyA + ", peers: [" +
-		"{name: office, public_key: " + keyB + ", allowed_ips: [10.9.0.0/16]}, {name: phone, public_key: " + keyC + ", " +
+		"{name: office, public_key: " + keyB + ", allowed_ips: [10.9.0.0/16]}, {name: phone, public_key: " +
+		"" + keyC + ", " +
 		"allowed_ips: [10.9.0.2]}]}}]"))
 	require.NoError(t, err)
 	require.Len(t, c.Warnings(), 1)

@@ -42,7 +42,10 @@ func (h *Durations) Observe(d time.Duration) {
 
 // Snapshot returns the counts so far.
 func (h *Durations) Snapshot() Histogram {
-	out := Histogram{Bounds: h.bounds, Counts: make([]uint64, len(h.counts)), Sum: time.Duration(h.sum.Load()).Seconds()}
+	out := Histogram{
+		Bounds: h.bounds, Counts: make([]uint64, len(h.counts)),
+		Sum: time.Duration(h.sum.Load()).Seconds(),
+	}
 	for i := range h.counts {
 		out.Counts[i] = h.counts[i].Load()
 	}

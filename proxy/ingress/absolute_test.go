@@ -72,7 +72,8 @@ func TestRequestsForWholeURLs(t *testing.T) {
 			name: "fields between client and proxy", host: "a.test:80",
 			says: "GET http://a.test/ HTTP/1.1\r\nConnection: keep-alive, X-Mine\r\n" +
 				"Connection: content-length\r\nContent-Length: 0\r\n" +
-				"Keep-Alive: 5\r\nProxy-Connection: keep-alive\r\nX-Mine: 1\r\nTE: trailers\r\nUpgrade: h2c\r\nCookie: c=1\r\n\r\n",
+				"Keep-Alive: 5\r\nProxy-Connection: keep-alive\r\nX-Mine: 1\r\nTE: trailers\r\nUpgrade: " +
+				"h2c\r\nCookie: c=1\r\n\r\n",
 			early: "GET / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\nCookie: c=1\r\n" + ends,
 		},
 		{
@@ -80,7 +81,8 @@ func TestRequestsForWholeURLs(t *testing.T) {
 			host: "a.test:80", early: "OPTIONS * HTTP/1.1\r\nHost: a.test\r\n" + ends,
 		},
 		{
-			name: "a name and a password in the URL go no further", says: "GET http://me:secret@a.test/ HTTP/1.1\r\n\r\n",
+			name: "a name and a password in the URL go no further", says: "GET http://me:secret@a.test/ " +
+				"HTTP/1.1\r\n\r\n",
 			host: "a.test:80", early: "GET / HTTP/1.1\r\nHost: a.test\r\n" + ends,
 		},
 		{name: "no URL", says: "GET / HTTP/1.1\r\nHost: a.test\r\n\r\n", hears: refused, err: notWhole},
@@ -88,7 +90,10 @@ func TestRequestsForWholeURLs(t *testing.T) {
 		{name: "ftp", says: "GET ftp://a.test/ HTTP/1.1\r\n\r\n", hears: refused, err: notWhole},
 		{name: "no host", says: "GET http:///page HTTP/1.1\r\n\r\n", hears: refused, err: notWhole},
 		{name: "port 0", says: "GET http://a.test:0/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ", err: "not in 1..65535"},
-		{name: "no such name", says: "GET http://a!b/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ", err: "no host name has"},
+		{
+			name: "no such name", says: "GET http://a!b/ HTTP/1.1\r\n\r\n", hears: "HTTP/1.1 400 ",
+			err: "no host name has",
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) { row.run(t, Config{Mode: access.Connect}) })
 	}
@@ -164,7 +169,8 @@ func TestARequestForAURLIsAnsweredByTheServerAlone(t *testing.T) {
 		c, err := testListener(t, Config{Mode: access.Mixed}).Greet(t.Context(), conn)
 		require.NoError(t, err)
 		require.NoError(t, c.Answer(netip.AddrPort{}, row.err), row.name)
-		assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 "+row.status+"\r\nProxy-Status: penstock; error="), row.name)
+		assert.True(t, strings.HasPrefix(conn.heard(), "HTTP/1.1 "+row.status+"\r\nProxy-Status: penstock; error="),
+			row.name)
 	}
 	conn := newFakeConn("GET http://a.test/ HTTP/1.1\r\n\r\n")
 	c, err := testListener(t, Config{Mode: access.Mixed}).Greet(t.Context(), conn)

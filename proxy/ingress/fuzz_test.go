@@ -56,7 +56,8 @@ func play(t *testing.T, l *Socket, data []byte, chunk uint8) {
 
 func FuzzSocks5(f *testing.F) {
 	f.Add([]byte(hello+connect4+someone+"early"), uint8(0))
-	open, locked := testListener(f, Config{Mode: access.SOCKS5}), testListener(f, Config{Mode: access.SOCKS5, Auth: []User{{"a", "b"}}})
+	open, locked := testListener(f, Config{Mode: access.SOCKS5}), testListener(f,
+		Config{Mode: access.SOCKS5, Auth: []User{{"a", "b"}}})
 	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) {
 		play(t, open, data, chunk)
 		play(t, locked, data, chunk)
@@ -66,7 +67,8 @@ func FuzzSocks5(f *testing.F) {
 func FuzzConnect(f *testing.F) {
 	f.Add([]byte("CONNECT a.test:443 HTTP/1.1\r\nHost: a.test\r\n\r\nearly"), uint8(0))
 	f.Add([]byte("POST http://a.test/ HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nearly"), uint8(0))
-	open, locked := testListener(f, Config{Mode: access.Connect}), testListener(f, Config{Mode: access.Mixed, Auth: []User{{"a", "b"}}})
+	open, locked := testListener(f, Config{Mode: access.Connect}), testListener(f,
+		Config{Mode: access.Mixed, Auth: []User{{"a", "b"}}})
 	f.Fuzz(func(t *testing.T, data []byte, chunk uint8) {
 		play(t, open, data, chunk)
 		play(t, locked, data, chunk)

@@ -110,7 +110,8 @@ func explain(mode access.Mode, err error) error {
 	default:
 		return err
 	}
-	return fmt.Errorf("%s needs %s: run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the systemd unit: %w",
+	return fmt.Errorf("%s needs %s: run as root, or setcap %s+ep on the binary, or AmbientCapabilities=%s in the "+
+		"systemd unit: %w",
 		what, capability, strings.ToLower(capability), capability, err)
 }
 

@@ -170,7 +170,8 @@ func TestRefusedClientGetsItsAnswerThoughItWroteMore(t *testing.T) {
 	client, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
 	defer client.Close()
-	_, err = client.Write([]byte("\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x00\x50" + strings.Repeat("early", 10_000)))
+	_, err = client.Write([]byte("\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x00\x50" + strings.Repeat("early",
+		10_000)))
 	require.NoError(t, err)
 	conn, err := l.Accept()
 	require.NoError(t, err)

@@ -90,7 +90,8 @@ func WriteProxyHeader(w io.Writer, version int, source, target netip.AddrPort) e
 	}
 	h := &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
 	if source, target = plain(source), plain(target); source.IsValid() && target.IsValid() {
-		h = proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(source), net.TCPAddrFromAddrPort(target))
+		h = proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(source),
+			net.TCPAddrFromAddrPort(target))
 	}
 	if _, err := h.WriteTo(w); err != nil {
 		return fmt.Errorf("ingress: proxy protocol: write header: %w", err)

@@ -20,7 +20,10 @@ const (
 )
 
 func TestProxyHeader(t *testing.T) {
-	cfg := Config{Mode: access.Forward, Target: "a.test:1", TrustedProxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}}
+	cfg := Config{
+		Mode: access.Forward, Target: "a.test:1",
+		TrustedProxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")},
+	}
 	const peer = "198.51.100.7:40000"
 	for _, row := range []struct{ name, says, source, err string }{
 		{name: "v1 IPv4", says: "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\r\n", source: "203.0.113.5:1234"},
@@ -30,7 +33,8 @@ func TestProxyHeader(t *testing.T) {
 		{name: "v2 IPv4", says: v2IPv4, source: "203.0.113.5:1234"},
 		{
 			name: "v2 IPv6", says: v2 + "\x21\x21\x00\x24\x20\x01\x0d\xb8" + strings.Repeat("\x00", 11) + "\x05" +
-				"\x20\x01\x0d\xb8" + strings.Repeat("\x00", 11) + "\x80" + "\x04\xd2\x01\xbb", source: "[2001:db8::5]:1234",
+				"\x20\x01\x0d\xb8" + strings.Repeat("\x00",
+				11) + "\x80" + "\x04\xd2\x01\xbb", source: "[2001:db8::5]:1234",
 		},
 		{name: "v2 local speaks for the peer", says: v2 + "\x20\x00\x00\x00", source: peer},
 		{name: "v2 local with something to skip", says: v2 + "\x20\x11\x00\x03abc", source: peer},
@@ -45,14 +49,23 @@ func TestProxyHeader(t *testing.T) {
 		{name: "v1 without return", says: "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\n", err: "\\r\\n"},
 		{name: "v1 too long", says: "PROXY UNKNOWN " + strings.Repeat("f", 200) + "\r\n", err: "without an end"},
 		{name: "v1 of UDP", says: "PROXY UDP4 203.0.113.5 192.0.2.80 1234 443\r\n", err: "family"},
-		{name: "v1 of the wrong family", says: "PROXY TCP4 2001:db8::5 2001:db8::80 1234 443\r\n", err: "invalid address"},
+		{
+			name: "v1 of the wrong family", says: "PROXY TCP4 2001:db8::5 2001:db8::80 1234 443\r\n",
+			err: "invalid address",
+		},
 		{name: "v1 with a bad port", says: "PROXY TCP4 203.0.113.5 192.0.2.80 65536 443\r\n", err: "invalid port"},
 		{name: "v1 with a word too many", says: "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443 x\r\n", err: "family"},
 		{name: "v2 cut in the fixed part", says: v2 + "\x21", err: "EOF"},
 		{name: "v2 cut in the addresses", says: v2 + "\x21\x11\x00\x0c\xcb", err: "EOF"},
-		{name: "v2 of version 3", says: v2 + "\x31\x11\x00\x0c" + strings.Repeat("\x00", 12), err: "version and command"},
+		{
+			name: "v2 of version 3", says: v2 + "\x31\x11\x00\x0c" + strings.Repeat("\x00", 12),
+			err: "version and command",
+		},
 		{name: "v2 of UDP", says: v2 + "\x21\x12\x00\x0c" + strings.Repeat("\x00", 12), err: "not of a TCP connection"},
-		{name: "v2 of a UNIX socket", says: v2 + "\x21\x31\x00\xd8" + strings.Repeat("\x00", 216), err: "not of a TCP connection"},
+		{
+			name: "v2 of a UNIX socket", says: v2 + "\x21\x31\x00\xd8" + strings.Repeat("\x00", 216),
+			err: "not of a TCP connection",
+		},
 		{name: "v2 shorter than its addresses", says: v2 + "\x21\x11\x00\x04\xcb\x00\x71\x05", err: "invalid length"},
 		{name: "v2 too long", says: v2 + "\x21\x11\xff\xff" + strings.Repeat("\x00", 65535), err: "65535 bytes"},
 	} {
@@ -128,7 +141,10 @@ func TestWriteProxyHeader(t *testing.T) {
 		want           string
 	}{
 		{"v1", 1, source, target, "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\r\n"},
-		{"v1 between families", 1, source, netip.MustParseAddrPort("[2001:db8::80]:443"), "PROXY TCP6 ::ffff:203.0.113.5 2001:db8::80 1234 443\r\n"},
+		{
+			"v1 between families", 1, source, netip.MustParseAddrPort("[2001:db8::80]:443"),
+			"PROXY TCP6 ::ffff:203.0.113.5 2001:db8::80 1234 443\r\n",
+		},
 		{"v1 unknown", 1, netip.AddrPort{}, target, "PROXY UNKNOWN\r\n"},
 		{"v2", 2, source, target, v2IPv4},
 		{"v2 of mapped addresses", 2, netip.AddrPortFrom(netip.AddrFrom16(source.Addr().As16()), 1234), target, v2IPv4},

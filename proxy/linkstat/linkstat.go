@@ -22,9 +22,10 @@ const (
 // Config is what one source watches and whom it tells.
 type Config struct {
 	Interface string
-	Prefixes  []netip.Prefix // whose path leads through it, but for who is on another interface; none: who is on this one
-	Capacity  cc.Rate        // it carries no more, whatever it tells of itself; 0: no such bound
-	Interval  time.Duration  // between readings
+	// whose path leads through it, but for who is on another interface; none: who is on this one
+	Prefixes []netip.Prefix
+	Capacity cc.Rate       // it carries no more, whatever it tells of itself; 0: no such bound
+	Interval time.Duration // between readings
 
 	Clock func() cc.Time
 	Users func([]netip.Prefix) Users      // nil: not known

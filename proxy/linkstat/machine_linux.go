@@ -251,7 +251,9 @@ func (m *machine) speed(index int) cc.Rate {
 }
 
 // ask sends one request to a generic netlink family.
-func (m *machine) ask(f genetlink.Family, command uint8, flags netlink.HeaderFlags, ae *netlink.AttributeEncoder) ([]genetlink.Message, error) {
+func (m *machine) ask(f genetlink.Family, command uint8, flags netlink.HeaderFlags,
+	ae *netlink.AttributeEncoder,
+) ([]genetlink.Message, error) {
 	data, err := ae.Encode()
 	if err != nil {
 		return nil, err

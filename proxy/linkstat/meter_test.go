@@ -43,7 +43,10 @@ func TestArrivalRateIsWhatLeavesAndWhatWaitsAndWhatIsDropped(t *testing.T) {
 		},
 		{
 			"as much again piles up", 20 * ms,
-			[]reading{at(0, reading{}), at(20, reading{sent: 12_500, backlog: 12_500}), at(40, reading{sent: 25_000, backlog: 25_000})},
+			[]reading{
+				at(0, reading{}), at(20, reading{sent: 12_500, backlog: 12_500}),
+				at(40, reading{sent: 25_000, backlog: 25_000}),
+			},
 			10_000_000,
 		},
 		{
@@ -63,12 +66,18 @@ func TestArrivalRateIsWhatLeavesAndWhatWaitsAndWhatIsDropped(t *testing.T) {
 		},
 		{
 			"counters wrap around", 20 * ms,
-			[]reading{at(0, reading{packets: 1<<32 - 10, dropped: 1<<32 - 5}), at(40, reading{sent: 25_000, packets: 10, dropped: 5})},
+			[]reading{
+				at(0, reading{packets: 1<<32 - 10, dropped: 1<<32 - 5}),
+				at(40, reading{sent: 25_000, packets: 10, dropped: 5}),
+			},
 			7_500_000,
 		},
 		{
 			"only the last 40 ms count", 20 * ms,
-			[]reading{at(0, reading{}), at(20, reading{sent: 100_000}), at(40, reading{sent: 100_000}), at(60, reading{sent: 125_000})},
+			[]reading{
+				at(0, reading{}), at(20, reading{sent: 100_000}), at(40, reading{sent: 100_000}),
+				at(60, reading{sent: 125_000}),
+			},
 			5_000_000,
 		},
 		{

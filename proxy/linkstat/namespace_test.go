@@ -112,7 +112,10 @@ func (ns namespace) shape(t testing.TB, name string, build func(netlink.QdiscAtt
 		if linkErr != nil {
 			return linkErr
 		}
-		q := build(netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT})
+		q := build(netlink.QdiscAttrs{
+			LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0),
+			Parent: netlink.HANDLE_ROOT,
+		})
 		kind, err = q.Type(), netlink.QdiscReplace(q)
 		return nil
 	})

@@ -45,7 +45,10 @@ func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact"
 // everybody who listens to changes of each single one that is asked for.
 func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 	msg := nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)}
-	req := netlink.Message{Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request | netlink.Dump}, Data: msg.Serialize()}
+	req := netlink.Message{
+		Header: netlink.Header{Type: unix.RTM_GETQDISC, Flags: netlink.Request | netlink.Dump},
+		Data:   msg.Serialize(),
+	}
 	if hidden {
 		flag, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.TCA_DUMP_INVISIBLE}})
 		if err != nil {

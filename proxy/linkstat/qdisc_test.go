@@ -65,7 +65,8 @@ func TestEachKindTellsItsRateAndItsLimit(t *testing.T) {
 		assert.Equal(t, tt.kind, q.kind)
 		assert.Equal(t, tt.rate, q.rate, tt.kind)
 		assert.Equal(t, tt.limit, q.limit, tt.kind)
-		assert.Equal(t, reading{sent: 1_000_000, packets: 700, backlog: 30_280, waiting: 20, dropped: 5}, q.reading, tt.kind)
+		assert.Equal(t, reading{sent: 1_000_000, packets: 700, backlog: 30_280, waiting: 20, dropped: 5}, q.reading,
+			tt.kind)
 	}
 }
 
@@ -78,14 +79,22 @@ func TestTheQueueThatIsFullFirstIsTheLimit(t *testing.T) {
 	}{
 		{"nothing is known of it", []qdisc{{kind: kindNone}}, limit{}},
 		{"a shaper on its own, as old kernels tell", []qdisc{shaper}, limit{bytes: 100_000}},
-		{"what is in the shaper counts", []qdisc{shaper, {kind: "fq_codel", limit: limit{packets: 600}}}, limit{packets: 600}},
+		{
+			"what is in the shaper counts",
+			[]qdisc{shaper, {kind: "fq_codel", limit: limit{packets: 600}}},
+			limit{packets: 600},
+		},
 		{
 			"of queues side by side the smallest",
 			[]qdisc{{kind: "mq"}, {kind: "fq", limit: limit{packets: 900}}, {kind: "fq", limit: limit{packets: 800}}},
 			limit{packets: 800},
 		},
 		{"pfifo_fast has the interface's", []qdisc{{kind: "pfifo_fast"}}, limit{packets: 1000}},
-		{"what comes in does not wait", []qdisc{{kind: "ingress", limit: limit{packets: 1}}, {kind: "clsact"}, {kind: "pfifo_fast"}}, limit{packets: 1000}},
+		{"what comes in does not wait", []qdisc{
+			{kind: "ingress", limit: limit{packets: 1}},
+			{kind: "clsact"},
+			{kind: "pfifo_fast"},
+		}, limit{packets: 1000}},
 	} {
 		assert.Equal(t, tt.want, limitOf(tt.qs, 1000), tt.name)
 	}

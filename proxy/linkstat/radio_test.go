@@ -134,9 +134,10 @@ func TestARadioTellsOfItsStations(t *testing.T) {
 }
 
 func TestAnInterfaceThatIsNoRadio(t *testing.T) {
-	conn := genltest.Dial(genltest.ServeFamily(nl80211, func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
-		return nil, genltest.Error(int(unix.ENODEV))
-	}))
+	conn := genltest.Dial(genltest.ServeFamily(nl80211,
+		func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
+			return nil, genltest.Error(int(unix.ENODEV))
+		}))
 	defer conn.Close()
 	r, err := (&machine{generic: conn}).radio(wlan)
 	require.NoError(t, err)

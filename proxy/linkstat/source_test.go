@@ -198,11 +198,17 @@ func TestAQueueOfClassesTellsTheirRateAndTheirLeavesLimit(t *testing.T) {
 			return err
 		}
 		top := netlink.NewHtbClass(
-			netlink.ClassAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.MakeHandle(1, 0), Handle: netlink.MakeHandle(1, 1)},
+			netlink.ClassAttrs{
+				LinkIndex: link.Attrs().Index, Parent: netlink.MakeHandle(1, 0),
+				Handle: netlink.MakeHandle(1, 1),
+			},
 			netlink.HtbClassAttrs{Rate: 8_000_000, Ceil: 8_000_000},
 		)
 		leaf := netlink.NewHtbClass(
-			netlink.ClassAttrs{LinkIndex: link.Attrs().Index, Parent: netlink.MakeHandle(1, 1), Handle: netlink.MakeHandle(1, 0x10)},
+			netlink.ClassAttrs{
+				LinkIndex: link.Attrs().Index, Parent: netlink.MakeHandle(1, 1),
+				Handle: netlink.MakeHandle(1, 0x10),
+			},
 			netlink.HtbClassAttrs{Rate: 1_000_000, Ceil: 8_000_000},
 		)
 		if err := netlink.ClassAdd(top); err != nil {
@@ -213,7 +219,8 @@ func TestAQueueOfClassesTellsTheirRateAndTheirLeavesLimit(t *testing.T) {
 	h := router.listen(t, Config{})
 	hint := h.until("a hint", func(cc.Hint) bool { return true })
 	assert.EqualValues(t, 8_000_000, hint.LinkRate, "of the class at the top, not of what is below it")
-	assert.InDelta(t, 1000*1514, int(hint.QueueRoom), 3*1514, "of the leaf: as many packets as the interface's queue is long")
+	assert.InDelta(t, 1000*1514, int(hint.QueueRoom), 3*1514,
+		"of the leaf: as many packets as the interface's queue is long")
 }
 
 func TestAFairQueueTellsItsRoom(t *testing.T) {
@@ -230,7 +237,10 @@ func TestAFairQueueTellsItsRoom(t *testing.T) {
 
 func TestALinkWithoutAQueueCountsWhatItSends(t *testing.T) {
 	router, host := joined(t)
-	h := router.listen(t, Config{Capacity: 30_000_000, Interval: 10 * time.Millisecond, Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}})
+	h := router.listen(t, Config{
+		Capacity: 30_000_000, Interval: 10 * time.Millisecond,
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")},
+	})
 	hint := h.until("a hint", func(h cc.Hint) bool { return h.ArrivalRate > 0 })
 	_, where, _ := h.last()
 	assert.Equal(t, netip.MustParsePrefix("0.0.0.0/0"), where)
@@ -255,15 +265,23 @@ func TestAnInterfaceThatGoesAndComesAgain(t *testing.T) {
 		return netlink.LinkDel(link)
 	})
 	require.Eventually(t, func() bool { return !h.source.Stats().Up }, patience, time.Millisecond)
-	require.Eventually(t, func() bool { return h.source.Stats().Errors >= 2 }, patience, time.Millisecond, "it tries again")
+	require.Eventually(t, func() bool { return h.source.Stats().Errors >= 2 }, patience, time.Millisecond, "it "+
+		"tries again")
 	h.forget()
 
 	join(t, router, host)
 	router.shape(t, near, tbf(7_000_000, 100_000))
 	h.until("hints from its successor", func(h cc.Hint) bool { return h.LinkRate == 7_000_000 })
-	require.Eventually(t, func() bool { return strings.Count(h.said(), "hints from the interface") == 3 }, patience, time.Millisecond)
-	assert.Equal(t, 1, strings.Count(h.said(), "no hints from the interface"), "once for each change, however often it is tried")
-	assert.Equal(t, Stats{Interface: near, Up: true, Readings: h.source.Stats().Readings, Errors: h.source.Stats().Errors}, h.source.Stats())
+	require.Eventually(t, func() bool {
+		return strings.Count(h.said(), "hints from the "+
+			"interface") == 3
+	}, patience, time.Millisecond)
+	assert.Equal(t, 1, strings.Count(h.said(), "no hints from the interface"),
+		"once for each change, however often it is tried")
+	assert.Equal(t, Stats{
+		Interface: near, Up: true, Readings: h.source.Stats().Readings,
+		Errors: h.source.Stats().Errors,
+	}, h.source.Stats())
 }
 
 func TestAQueueThatIsReplacedIsNoticedAtOnce(t *testing.T) {

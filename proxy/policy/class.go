@@ -22,7 +22,8 @@ func (t Terms) CheckClass() (key string, err error) {
 	case t.MinRate < 0:
 		return "min_rate", fmt.Errorf("%v is negative", t.MinRate)
 	case t.Target > 0 && t.Class != flow.Guarantee:
-		return "target", fmt.Errorf("a flow of class %v has no target; add class: %v, or leave target out", t.Class, flow.Guarantee)
+		return "target", fmt.Errorf("a flow of class %v has no target; add class: %v, or leave target out", t.Class,
+			flow.Guarantee)
 	case t.Target > 0 && t.MinRate > t.Target:
 		return "min_rate", fmt.Errorf("%v is above the target, which is %v", t.MinRate, t.Target)
 	case t.MaxRate > 0 && t.Target > t.MaxRate:
@@ -30,11 +31,14 @@ func (t Terms) CheckClass() (key string, err error) {
 	case t.MaxRate > 0 && t.MinRate > t.MaxRate:
 		return "min_rate", fmt.Errorf("%v is more than max_rate lets pass, which is %v", t.MinRate, t.MaxRate)
 	case t.ConnectionRate > 0 && t.Target > t.ConnectionRate:
-		return "target", fmt.Errorf("%v is more than connection_rate lets pass, which is %v", t.Target, t.ConnectionRate)
+		return "target", fmt.Errorf("%v is more than connection_rate lets pass, which is %v", t.Target,
+			t.ConnectionRate)
 	case t.ConnectionRate > 0 && t.MinRate > t.ConnectionRate:
-		return "min_rate", fmt.Errorf("%v is more than connection_rate lets pass, which is %v", t.MinRate, t.ConnectionRate)
+		return "min_rate", fmt.Errorf("%v is more than connection_rate lets pass, which is %v", t.MinRate,
+			t.ConnectionRate)
 	case !(t.HintCap >= 0 && t.HintCap <= 1): // NaN is neither
-		return "hint_cap", fmt.Errorf("%v is no part of a capacity; write a number above 0, up to 1, or 0 for no cap", t.HintCap)
+		return "hint_cap", fmt.Errorf("%v is no part of a capacity; write a number above 0, up to 1, or 0 for no cap",
+			t.HintCap)
 	}
 	if t.distributed() {
 		for _, name := range []string{"class", "target_mbit", "min_mbit"} {

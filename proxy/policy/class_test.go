@@ -41,16 +41,31 @@ func TestPromisesThatContradictThemselvesAreNamed(t *testing.T) {
 		key, says string
 	}{
 		"a target without a guarantee": {policy.Terms{Target: 1e6}, "target", "add class: guarantee"},
-		"more at least than at all":    {policy.Terms{Class: flow.Guarantee, Target: 1e6, MinRate: 2e6}, "min_rate", "above the target, which is 1mbit"},
-		"a target out of reach":        {policy.Terms{Class: flow.Guarantee, Target: 2e6, MaxRate: 1e6}, "target", "more than max_rate lets pass"},
-		"a floor out of reach":         {policy.Terms{MinRate: 2e6, MaxRate: 1e6}, "min_rate", "more than max_rate lets pass"},
-		"a negative target":            {policy.Terms{Class: flow.Guarantee, Target: -1}, "target", "negative"},
-		"a negative floor":             {policy.Terms{MinRate: -1}, "min_rate", "negative"},
-		"more than the capacity":       {policy.Terms{HintCap: 1.01}, "hint_cap", "up to 1"},
-		"no number":                    {policy.Terms{HintCap: math.NaN()}, "hint_cap", "up to 1"},
-		"a class that is not there":    {policy.Terms{Class: 7}, "class", "no class 7"},
+		"more at least than at all": {
+			policy.Terms{Class: flow.Guarantee, Target: 1e6, MinRate: 2e6},
+			"min_rate",
+			"above the target, which is 1mbit",
+		},
+		"a target out of reach": {
+			policy.Terms{Class: flow.Guarantee, Target: 2e6, MaxRate: 1e6},
+			"target",
+			"more than max_rate lets pass",
+		},
+		"a floor out of reach": {
+			policy.Terms{MinRate: 2e6, MaxRate: 1e6},
+			"min_rate",
+			"more than max_rate lets pass",
+		},
+		"a negative target":         {policy.Terms{Class: flow.Guarantee, Target: -1}, "target", "negative"},
+		"a negative floor":          {policy.Terms{MinRate: -1}, "min_rate", "negative"},
+		"more than the capacity":    {policy.Terms{HintCap: 1.01}, "hint_cap", "up to 1"},
+		"no number":                 {policy.Terms{HintCap: math.NaN()}, "hint_cap", "up to 1"},
+		"a class that is not there": {policy.Terms{Class: 7}, "class", "no class 7"},
 		"Janus told twice": {
-			policy.Terms{Algorithm: "janus", Group: group(t, "flow"), Class: flow.Guarantee, Params: cc.Params{"target_mbit": 3}},
+			policy.Terms{
+				Algorithm: "janus", Group: group(t, "flow"), Class: flow.Guarantee,
+				Params: cc.Params{"target_mbit": 3},
+			},
 			"class", "janus is given target_mbit as well",
 		},
 	} {
@@ -63,7 +78,10 @@ func TestPromisesThatContradictThemselvesAreNamed(t *testing.T) {
 }
 
 func TestJanusKeepsToAClassWhereItIsAlone(t *testing.T) {
-	promised := policy.Terms{Algorithm: "janus", Class: flow.Guarantee, Target: 8e6, MinRate: 5e5, Params: cc.Params{"tau": 10}}
+	promised := policy.Terms{
+		Algorithm: "janus", Class: flow.Guarantee, Target: 8e6, MinRate: 5e5,
+		Params: cc.Params{"tau": 10},
+	}
 	alone := promised
 	alone.Group = group(t, "flow")
 
@@ -85,5 +103,6 @@ func TestJanusKeepsToAClassWhereItIsAlone(t *testing.T) {
 	alone.Class, alone.Target, alone.MinRate = flow.DelaySensitive, 0, 0
 	assert.Equal(t, cc.Params{"tau": 10, "class": 1}, decide(t, alone, policy.Facts{}).Params)
 	alone.Class, alone.Params = flow.Bulk, cc.Params{"class": 2, "target_mbit": 3}
-	assert.Equal(t, cc.Params{"class": 2, "target_mbit": 3}, decide(t, alone, policy.Facts{}).Params, "Janus' own settings go on")
+	assert.Equal(t, cc.Params{"class": 2, "target_mbit": 3}, decide(t, alone, policy.Facts{}).Params,
+		"Janus' own settings go on")
 }

@@ -64,7 +64,8 @@ func ParseGroup(s string) (Group, error) {
 	}
 	lengths, ok := strings.CutPrefix(s, "source/")
 	if !ok {
-		if strings.ContainsAny(s, "/|{} ") || strings.ContainsFunc(s, func(r rune) bool { return !strconv.IsPrint(r) }) {
+		if strings.ContainsAny(s, "/|{} ") || strings.ContainsFunc(s,
+			func(r rune) bool { return !strconv.IsPrint(r) }) {
 			return Group{}, fmt.Errorf("%q is no group; write %s", s, GroupForms)
 		}
 		return Group{by: byName, name: s}, nil
@@ -76,7 +77,8 @@ func ParseGroup(s string) (Group, error) {
 	v4, err4 := strconv.ParseUint(first, 10, 8)
 	v6, err6 := strconv.ParseUint(second, 10, 8)
 	if err4 != nil || err6 != nil || v4 < 1 || v4 > 32 || v6 < 1 || v6 > 128 {
-		return Group{}, fmt.Errorf("%q is no group; prefix lengths go from 1 to 32 (IPv4) and 1 to 128 (IPv6), as in source/24/64", s)
+		return Group{}, fmt.Errorf("%q is no group; prefix lengths go from 1 to 32 (IPv4) and 1 to 128 (IPv6), as "+
+			"in source/24/64", s)
 	}
 	return Group{by: bySource, v4: int(v4), v6: int(v6)}, nil
 }

@@ -77,7 +77,8 @@ func (g Guard) Check(addr netip.Addr) error {
 		case err != nil: // what cannot be told apart is not let through
 			return fmt.Errorf("policy: whether destination %v is this machine's: %w", addr, err)
 		case what != "":
-			return fmt.Errorf("policy: destination %v is %s; list it under the listener's allow if clients may reach it", addr, what)
+			return fmt.Errorf("policy: destination %v is %s; list it under the listener's allow if clients may "+
+				"reach it", addr, what)
 		}
 	}
 	return nil
@@ -116,7 +117,8 @@ func embedded(addr netip.Addr) (netip.Addr, bool) {
 	switch {
 	case !addr.Is6():
 		return netip.Addr{}, false
-	case nat64.Contains(addr), nat64Priv.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
+	case nat64.Contains(addr), nat64Priv.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr) &&
+		!addr.IsUnspecified() && !addr.IsLoopback():
 		return netip.AddrFrom4([4]byte(b[12:16])), true
 	case sixToFour.Contains(addr):
 		return netip.AddrFrom4([4]byte(b[2:6])), true

@@ -114,11 +114,15 @@ func TestGuardTellsWhoseAnAddressIs(t *testing.T) {
 	assert.NoError(t, g.Check(netip.MustParseAddr("198.51.100.1")))
 
 	g.Own = func(netip.Addr) (bool, error) { return false, errors.New("no netlink") }
-	assert.ErrorContains(t, g.Check(netip.MustParseAddr("198.51.100.1")), "no netlink", "what cannot be told apart is refused")
+	assert.ErrorContains(t, g.Check(netip.MustParseAddr("198.51.100.1")), "no netlink",
+		"what cannot be told apart is refused")
 }
 
 func TestGuardAllowsWhatIsListed(t *testing.T) {
-	g := policy.Guard{Own: own, Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("fe80::/10")}}
+	g := policy.Guard{Own: own, Allow: []netip.Prefix{
+		netip.MustParsePrefix("127.0.0.0/8"),
+		netip.MustParsePrefix("fe80::/10"),
+	}}
 	for _, addr := range []string{"127.0.0.1", "::ffff:127.0.0.1", "fe80::1%eth0", "64:ff9b::7f00:1"} {
 		assert.NoError(t, g.Check(netip.MustParseAddr(addr)), addr)
 	}

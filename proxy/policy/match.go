@@ -17,8 +17,9 @@ type Match struct {
 	Sources      []netip.Prefix
 	Destinations []netip.Prefix
 	Ports        []PortRange // of the destination
-	Hosts        []string    // "example.com", or ".example.com" for every name below it; needs a client that names its target
-	ServerNames  []NamePattern
+	// "example.com", or ".example.com" for every name below it; needs a client that names its target
+	Hosts       []string
+	ServerNames []NamePattern
 }
 
 // Protocol is a transport. Only what comes out of tunnels is anything but TCP.
@@ -81,7 +82,8 @@ func (m Match) check() error {
 // matches reports whether the rule is for f.
 func (m *Match) matches(f Facts) bool {
 	return m.matchesBeforeName(f) &&
-		(len(m.ServerNames) == 0 || slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matches(f.ServerName) }))
+		(len(m.ServerNames) == 0 || slices.ContainsFunc(m.ServerNames,
+			func(p NamePattern) bool { return p.matches(f.ServerName) }))
 }
 
 // matchesBeforeName has one case per matcher; all but ServerNames, since that
@@ -96,9 +98,11 @@ func (m *Match) matchesBeforeName(f Facts) bool {
 		return false
 	case len(m.Destinations) > 0 && !containsAddr(m.Destinations, f.Target.Addr()):
 		return false
-	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports, func(r PortRange) bool { return r.contains(f.Target.Port()) }):
+	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports,
+		func(r PortRange) bool { return r.contains(f.Target.Port()) }):
 		return false
-	case len(m.Hosts) > 0 && !slices.ContainsFunc(m.Hosts, func(pattern string) bool { return hostMatches(pattern, f.Host) }):
+	case len(m.Hosts) > 0 && !slices.ContainsFunc(m.Hosts,
+		func(pattern string) bool { return hostMatches(pattern, f.Host) }):
 		return false
 	}
 	return true

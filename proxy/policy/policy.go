@@ -16,10 +16,11 @@ import (
 // Facts are what is known about a connection, all but ServerName before its
 // server leg is dialled.
 type Facts struct {
-	Listener       string
-	Protocol       Protocol       // of the transport; empty: TCP
-	Source         netip.AddrPort // the client
-	Peer           string         // who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
+	Listener string
+	Protocol Protocol       // of the transport; empty: TCP
+	Source   netip.AddrPort // the client
+	// who hands on what many clients send, such as the far end of a tunnel; empty: the client comes by itself
+	Peer           string
 	Inside         bool           // Peer is the client's own tunnel: what goes to the client goes to that host
 	Target         netip.AddrPort // the server, resolved
 	TargetPeer     string         // the peer of a tunnel that Target is of; empty: it is outside
@@ -83,7 +84,8 @@ func New(rules []Rule, defaults Rule) (*Policy, error) {
 	names := map[string]bool{}
 	for i, r := range p.rules {
 		if r.Name == "" || names[r.Name] {
-			return nil, fmt.Errorf("policy: rule %d: the name %q is empty or taken; every rule needs its own", i+1, r.Name)
+			return nil, fmt.Errorf("policy: rule %d: the name %q is empty or taken; every rule needs its own", i+1,
+				r.Name)
 		}
 		names[r.Name] = true
 		if err := r.check(); err != nil {

@@ -46,8 +46,14 @@ func TestTheFirstMatchingRuleWins(t *testing.T) {
 		{Name: "streams", Match: policy.Match{Protocol: policy.TCP, Ports: ports(t, "8443")}},
 		{Name: "pings", Match: policy.Match{Protocol: policy.ICMP}},
 		{Name: "mail is refused", Match: policy.Match{Ports: ports(t, "25")}, Refuse: "no mail from here"},
-		{Name: "phones", Match: policy.Match{Listeners: []string{"lan"}, Sources: prefix("10.0.0.0/8")}, Down: policy.Terms{Algorithm: "fixed", Weight: 2}},
-		{Name: "video", Match: policy.Match{Hosts: []string{".video.example"}, Ports: ports(t, "443-445")}, Up: policy.Terms{Algorithm: "fixed"}},
+		{
+			Name: "phones", Match: policy.Match{Listeners: []string{"lan"}, Sources: prefix("10.0.0.0/8")},
+			Down: policy.Terms{Algorithm: "fixed", Weight: 2},
+		},
+		{
+			Name: "video", Match: policy.Match{Hosts: []string{".video.example"}, Ports: ports(t, "443-445")},
+			Up: policy.Terms{Algorithm: "fixed"},
+		},
 		{Name: "v6", Match: policy.Match{Destinations: prefix("2001:db8::/32")}},
 	}, policy.Rule{Name: "ignored", SendProxy: 2})
 	require.NoError(t, err)
@@ -57,18 +63,50 @@ func TestTheFirstMatchingRuleWins(t *testing.T) {
 		rule   string
 		refuse bool
 	}{
-		{"a phone fetching a page", policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "phones", false},
-		{"an IPv4-mapped phone", policy.Facts{Listener: "lan", Source: addrPort("[::ffff:10.1.2.3]:999"), Target: addrPort("192.0.2.1:443")}, "phones", false},
-		{"a phone's QUIC", policy.Facts{Protocol: policy.UDP, Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "quic", true},
-		{"datagrams for another port", policy.Facts{Protocol: policy.UDP, Target: addrPort("192.0.2.1:8443")}, "", false},
+		{"a phone fetching a page", policy.Facts{
+			Listener: "lan", Source: addrPort("10.1.2.3:999"),
+			Target: addrPort("192.0.2.1:443"),
+		}, "phones", false},
+		{"an IPv4-mapped phone", policy.Facts{
+			Listener: "lan", Source: addrPort("[::ffff:10.1.2.3]:999"),
+			Target: addrPort("192.0.2.1:443"),
+		}, "phones", false},
+		{"a phone's QUIC", policy.Facts{
+			Protocol: policy.UDP, Listener: "lan", Source: addrPort("10.1.2.3:999"),
+			Target: addrPort("192.0.2.1:443"),
+		}, "quic", true},
+		{
+			"datagrams for another port",
+			policy.Facts{Protocol: policy.UDP, Target: addrPort("192.0.2.1:8443")},
+			"",
+			false,
+		},
 		{"a connection to that port", policy.Facts{Target: addrPort("192.0.2.1:8443")}, "streams", false},
 		{"a ping", policy.Facts{Protocol: policy.ICMP, Target: addrPort("192.0.2.1:0")}, "pings", false},
-		{"a phone sending mail", policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:25")}, "mail is refused", true},
-		{"a phone on another listener", policy.Facts{Listener: "guest", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}, "", false},
-		{"a named host below the domain", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:444"), Host: "CDN.Video.Example."}, "video", false},
-		{"the domain itself", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:444"), Host: "video.example"}, "", false},
-		{"a port above the range", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:446"), Host: "a.video.example"}, "", false},
-		{"a destination in the prefix", policy.Facts{Source: addrPort("192.0.2.9:1"), Target: addrPort("[2001:db8::7]:80")}, "v6", false},
+		{"a phone sending mail", policy.Facts{
+			Listener: "lan", Source: addrPort("10.1.2.3:999"),
+			Target: addrPort("192.0.2.1:25"),
+		}, "mail is refused", true},
+		{"a phone on another listener", policy.Facts{
+			Listener: "guest", Source: addrPort("10.1.2.3:999"),
+			Target: addrPort("192.0.2.1:443"),
+		}, "", false},
+		{"a named host below the domain", policy.Facts{
+			Source: addrPort("192.0.2.9:1"),
+			Target: addrPort("192.0.2.1:444"), Host: "CDN.Video.Example.",
+		}, "video", false},
+		{"the domain itself", policy.Facts{
+			Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:444"),
+			Host: "video.example",
+		}, "", false},
+		{"a port above the range", policy.Facts{
+			Source: addrPort("192.0.2.9:1"), Target: addrPort("192.0.2.1:446"),
+			Host: "a.video.example",
+		}, "", false},
+		{"a destination in the prefix", policy.Facts{
+			Source: addrPort("192.0.2.9:1"),
+			Target: addrPort("[2001:db8::7]:80"),
+		}, "v6", false},
 		{"nothing known at all", policy.Facts{}, "", false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -97,7 +135,10 @@ func TestProspectsAreWhatAServerNameMayStillDecide(t *testing.T) {
 	p, err := policy.New([]policy.Rule{
 		{Name: "mail", Match: policy.Match{Ports: ports(t, "25")}, Refuse: "no mail"},
 		{Name: "ads", Match: policy.Match{ServerNames: patterns(t, "*.ads.example")}, Refuse: "no ads"},
-		{Name: "video", Match: policy.Match{ServerNames: patterns(t, "video.example", "*.video.example"), Ports: ports(t, "443")}},
+		{Name: "video", Match: policy.Match{
+			ServerNames: patterns(t, "video.example", "*.video.example"),
+			Ports:       ports(t, "443"),
+		}},
 		{Name: "plain", Match: policy.Match{Ports: ports(t, "80-443")}},
 		{Name: "late", Match: policy.Match{ServerNames: patterns(t, "late.example")}},
 	}, policy.Rule{})
@@ -194,7 +235,10 @@ func TestGroups(t *testing.T) {
 			assert.Equal(t, row.up, v.Up.Group)
 		})
 	}
-	for _, bad := range []string{"source/0", "source/33", "source/24/129", "source/", "source/a", "a/b", "two words", "{client}"} {
+	for _, bad := range []string{
+		"source/0", "source/33", "source/24/129", "source/", "source/a", "a/b", "two words",
+		"{client}",
+	} {
 		_, err := policy.ParseGroup(bad)
 		assert.Error(t, err, bad)
 	}
@@ -225,8 +269,14 @@ func TestBadRulesAreNamed(t *testing.T) {
 	}{
 		{"no name", "needs its own", []policy.Rule{{}}},
 		{"the same name twice", "taken", []policy.Rule{{Name: "a"}, {Name: "a"}}},
-		{"an unknown algorithm", `no algorithm "warp"`, []policy.Rule{{Name: "a", Down: policy.Terms{Algorithm: "warp"}}}},
-		{"an unknown parameter", `no parameter "speed"`, []policy.Rule{{Name: "a", Up: policy.Terms{Algorithm: "fixed", Params: cc.Params{"speed": 1}}}}},
+		{
+			"an unknown algorithm", `no algorithm "warp"`,
+			[]policy.Rule{{Name: "a", Down: policy.Terms{Algorithm: "warp"}}},
+		},
+		{
+			"an unknown parameter", `no parameter "speed"`,
+			[]policy.Rule{{Name: "a", Up: policy.Terms{Algorithm: "fixed", Params: cc.Params{"speed": 1}}}},
+		},
 		{"a negative weight", "negative", []policy.Rule{{Name: "a", Up: policy.Terms{Weight: -1}}}},
 		{"a PROXY protocol that does not exist", "version 3", []policy.Rule{{Name: "a", SendProxy: 3}}},
 	} {

@@ -173,9 +173,11 @@ func httpServerName(b []byte) (name string, more bool) {
 	line = bytes.TrimSuffix(line, []byte("\r"))
 	method, _, spaced := bytes.Cut(line, []byte(" "))
 	switch {
-	case len(method) == 0, len(method) > maxMethod, bytes.ContainsFunc(method, notMethod), bytes.ContainsFunc(line, notPrinted):
+	case len(method) == 0, len(method) > maxMethod, bytes.ContainsFunc(method, notMethod), bytes.ContainsFunc(line,
+		notPrinted):
 		return "", false
-	case whole && (!spaced || !bytes.HasSuffix(line, []byte(" HTTP/1.1")) && !bytes.HasSuffix(line, []byte(" HTTP/1.0"))):
+	case whole && (!spaced || !bytes.HasSuffix(line, []byte(" HTTP/1.1")) &&
+		!bytes.HasSuffix(line, []byte(" HTTP/1.0"))):
 		return "", false
 	}
 	header := requestHeader(b)
@@ -242,7 +244,8 @@ func hostName(s string) (name string, ok bool) {
 	}
 	last := ""
 	for last = range strings.SplitSeq(s, ".") {
-		if len(last) == 0 || len(last) > maxLabel || last[0] == '-' || last[len(last)-1] == '-' || strings.ContainsFunc(last, notLabel) {
+		if len(last) == 0 || len(last) > maxLabel || last[0] == '-' || last[len(last)-1] == '-' ||
+			strings.ContainsFunc(last, notLabel) {
 			return "", false
 		}
 	}
@@ -288,7 +291,8 @@ func cure(s string) string {
 	name, isName := hostName(host)
 	switch {
 	case s == "*" || s == "":
-		return "leave server_name out to match whatever the name is, or write example.com, or \"*.example.com\" for all names below it"
+		return "leave server_name out to match whatever the name is, or write example.com, or \"*.example.com\" " +
+			"for all names below it"
 	case err == nil:
 		return fmt.Sprintf("write %v under destination", address)
 	case hasPort && isName && port != "":

@@ -63,7 +63,8 @@ func echConfigs(tb testing.TB, public string) []byte {
 			c.AddUint8(7)       // id
 			c.AddUint16(0x0020) // DHKEM(X25519, HKDF-SHA256)
 			c.AddUint16LengthPrefixed(func(k *cryptobyte.Builder) { k.AddBytes(key.PublicKey().Bytes()) })
-			c.AddUint16LengthPrefixed(func(s *cryptobyte.Builder) { s.AddUint16(1); s.AddUint16(1) }) // HKDF-SHA256, AES-128-GCM
+			// HKDF-SHA256, AES-128-GCM
+			c.AddUint16LengthPrefixed(func(s *cryptobyte.Builder) { s.AddUint16(1); s.AddUint16(1) })
 			c.AddUint8(0)
 			c.AddUint8LengthPrefixed(func(n *cryptobyte.Builder) { n.AddBytes([]byte(public)) })
 			c.AddUint16(0) // no extensions
@@ -124,21 +125,34 @@ func TestTheServerNameOfAClientHello(t *testing.T) {
 		name, want string
 		hello      []byte
 	}{
-		{"of TLS 1.0", "example.com", hello(t, &tls.Config{ServerName: "example.com", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10})},
+		{"of TLS 1.0", "example.com", hello(t, &tls.Config{
+			ServerName: "example.com", MinVersion: tls.VersionTLS10,
+			MaxVersion: tls.VersionTLS10,
+		})},
 		{"of TLS 1.2", "example.com", hello(t, &tls.Config{ServerName: "example.com", MaxVersion: tls.VersionTLS12})},
-		{"of TLS 1.3", "a.example.com", hello(t, &tls.Config{ServerName: "a.example.com", MinVersion: tls.VersionTLS13})},
+		{"of TLS 1.3", "a.example.com", hello(t, &tls.Config{
+			ServerName: "a.example.com",
+			MinVersion: tls.VersionTLS13,
+		})},
 		{"with post-quantum key shares and protocols", "example.com", hello(t, &tls.Config{
-			ServerName: "example.com", NextProtos: []string{"h2", "http/1.1"}, CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
+			ServerName: "example.com", NextProtos: []string{
+				"h2",
+				"http/1.1",
+			}, CurvePreferences: []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
 		})},
 		{"in capitals", "example.com", named(t, "Example.COM")},
 		{"without a name", "", hello(t, &tls.Config{InsecureSkipVerify: true})},
 		{"of an address, which has no name", "", named(t, "192.0.2.1")},
 		{"encrypted, of which the outer name shows", "provider.example", hello(t, &tls.Config{
-			ServerName: "secret.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "provider.example"),
+			ServerName: "secret.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t,
+				"provider.example"),
 		})},
 		{"with a final dot", "example.com", crafted(sni("example.com."))},
 		{"without extensions", "", crafted()},
-		{"with another extension before", "example.com", crafted(func(b *cryptobyte.Builder) { b.AddUint16(0x0a0a); b.AddUint16(0) }, sni("example.com"))},
+		{
+			"with another extension before", "example.com",
+			crafted(func(b *cryptobyte.Builder) { b.AddUint16(0x0a0a); b.AddUint16(0) }, sni("example.com")),
+		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			name, more := policy.ServerName(row.hello)
@@ -217,9 +231,15 @@ func TestADamagedClientHelloIsHarmless(t *testing.T) {
 func TestTheHostOfARequest(t *testing.T) {
 	for _, row := range []struct{ name, sent, want string }{
 		{"in its header", "GET / HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
-		{"with a port", "GET / HTTP/1.1\r\nUser-Agent: x\r\nhost:Example.COM:8080\r\nAccept: */*\r\n\r\n", "example.com"},
+		{
+			"with a port", "GET / HTTP/1.1\r\nUser-Agent: x\r\nhost:Example.COM:8080\r\nAccept: */*\r\n\r\n",
+			"example.com",
+		},
 		{"with a final dot", "GET / HTTP/1.0\r\nHost: example.com.:80\r\n\r\n", "example.com"},
-		{"in an absolute URI, which goes first", "GET http://a.example:81/x HTTP/1.1\r\nHost: b.example\r\n\r\n", "a.example"},
+		{
+			"in an absolute URI, which goes first", "GET http://a.example:81/x HTTP/1.1\r\nHost: b.example\r\n\r\n",
+			"a.example",
+		},
 		{"of a CONNECT", "CONNECT a.example:443 HTTP/1.1\r\nHost: b.example\r\n\r\n", "a.example"},
 		{"of a method with a hyphen", "M-SEARCH * HTTP/1.1\r\nHost: example.com\r\n\r\n", "example.com"},
 		{"with bare line ends", "GET / HTTP/1.1\nHost: example.com\n\n", "example.com"},
@@ -289,7 +309,11 @@ func TestNamePatterns(t *testing.T) {
 	}{
 		{"example.com", []string{"example.com"}, []string{"", "a.example.com", "badexample.com", "example.co"}},
 		{"Example.COM.", []string{"example.com"}, nil},
-		{"*.video.example", []string{"a.video.example", "a.b.video.example"}, []string{"", "video.example", "badvideo.example", ".video.example.com"}},
+		{
+			"*.video.example",
+			[]string{"a.video.example", "a.b.video.example"},
+			[]string{"", "video.example", "badvideo.example", ".video.example.com"},
+		},
 		{"*.example", []string{"video.example"}, []string{"example"}},
 		{"_service.example", []string{"_service.example"}, nil},
 	} {
@@ -299,7 +323,10 @@ func TestNamePatterns(t *testing.T) {
 			again, err := policy.ParseNamePattern(pattern.String())
 			require.NoError(t, err)
 			assert.Equal(t, pattern, again)
-			p, err := policy.New([]policy.Rule{{Name: "named", Match: policy.Match{ServerNames: []policy.NamePattern{pattern}}}}, policy.Rule{})
+			p, err := policy.New([]policy.Rule{{
+				Name:  "named",
+				Match: policy.Match{ServerNames: []policy.NamePattern{pattern}},
+			}}, policy.Rule{})
 			require.NoError(t, err)
 			for _, name := range row.matches {
 				assert.Equal(t, "named", p.Decide(policy.Facts{ServerName: name}).Rule, name)
@@ -336,7 +363,8 @@ func TestBadNamePatternsNameTheCure(t *testing.T) {
 			assert.ErrorContains(t, err, says)
 		})
 	}
-	_, err := policy.New([]policy.Rule{{Name: "a", Match: policy.Match{ServerNames: make([]policy.NamePattern, 1)}}}, policy.Rule{})
+	_, err := policy.New([]policy.Rule{{Name: "a", Match: policy.Match{ServerNames: make([]policy.NamePattern, 1)}}},
+		policy.Rule{})
 	assert.ErrorContains(t, err, "server name")
 }
 

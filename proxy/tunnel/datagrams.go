@@ -104,9 +104,10 @@ type DatagramStats struct {
 	Sessions, Peers                                        int // at the moment
 	SentPackets, SentBytes, ReceivedPackets, ReceivedBytes uint64
 	Refused                                                uint64 // by policy, or of nobody
-	Crowded                                                uint64 // lost, since there were too many sessions, or sockets
-	Late                                                   uint64 // lost to peers: they stood in a queue for too long
-	Overflow                                               uint64 // lost to peers: the queue was full
+	// lost, since there were too many sessions, or sockets
+	Crowded  uint64
+	Late     uint64 // lost to peers: they stood in a queue for too long
+	Overflow uint64 // lost to peers: the queue was full
 	// among sent and received: the network outside, or the tunnel, did not take them
 	Failed      uint64
 	Unsolicited uint64 // from whom the peer had not written to
@@ -318,7 +319,10 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 		d.peers[name] = p
 		heap.Push(&d.bySessions, p)
 	}
-	s := &session{d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{}, dns: from.stream == nil}
+	s := &session{
+		d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{},
+		dns: from.stream == nil,
+	}
 	s.place = p.sessions.PushFront(s)
 	heap.Fix(&d.bySessions, p.place)
 	d.sessions[from] = s

@@ -322,7 +322,8 @@ func TestAPingIsAnsweredFromOutsideAndNotByTheGateway(t *testing.T) {
 				}, soon, time.Millisecond)
 				assert.Positive(t, g.Stats().Sessions)
 
-				none, err := g.phone.DialPingAddr(netip.Addr{}, netip.MustParseAddr("198.51.100.1")) // to which there is no route
+				// to which there is no route
+				none, err := g.phone.DialPingAddr(netip.Addr{}, netip.MustParseAddr("198.51.100.1"))
 				require.NoError(t, err)
 				_, err = ask(t, none, []byte{8, 0, 0, 0, 0, 0, 0, 1}, now)
 				assert.Error(t, err)
@@ -637,7 +638,8 @@ func TestAPeerIsToldWhatTheNetworkDoesNotTake(t *testing.T) {
 		f.UDP(netip.AddrPortFrom(source, 5000), netip.AddrPortFrom(target, 53), 63, []byte("hello"))
 		p := f.next()
 		assert.Equal(t, []byte{c.kind, c.code}, p[header:header+2], c.target)
-		assert.Equal(t, uint16(5000), binary.BigEndian.Uint16(p[header+8+header:]), "it quotes the datagram to %s", c.target)
+		assert.Equal(t, uint16(5000), binary.BigEndian.Uint16(p[header+8+header:]), "it quotes the datagram to %s",
+			c.target)
 	}
 	assert.Equal(t, uint64(6), f.Stats().Notices)
 	for range 5000 {

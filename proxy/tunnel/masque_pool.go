@@ -26,7 +26,8 @@ func newPool(prefixes []netip.Prefix) (*pool, error) {
 	p := &pool{used: map[netip.Addr]bool{}, reserved: map[string][]netip.Addr{}, owner: map[netip.Addr]string{}}
 	for i, a := range prefixes {
 		if !a.IsValid() || a.Addr().Is4In6() || a.Addr().BitLen()-a.Bits() < 2 {
-			return nil, fmt.Errorf("pool: %v has no room for clients; a prefix such as 10.10.0.0/24 or fd00:10::/64 has", a)
+			return nil, fmt.Errorf("pool: %v has no room for clients; a prefix such as 10.10.0.0/24 or "+
+				"fd00:10::/64 has", a)
 		}
 		for _, b := range prefixes[:i] {
 			if a.Overlaps(b) {

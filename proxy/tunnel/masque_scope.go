@@ -88,7 +88,10 @@ func (s ipScope) holds(p []byte, to netip.Addr) bool {
 func (s ipScope) routes(addrs []netip.Addr) (routes []connectip.IPRoute) {
 	prefixes := slices.Clone(s.prefixes)
 	if prefixes == nil {
-		prefixes = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+		prefixes = []netip.Prefix{
+			netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+			netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+		}
 	}
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
 	for _, p := range slices.Compact(prefixes) {

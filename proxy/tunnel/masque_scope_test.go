@@ -21,7 +21,10 @@ func scoped(t testing.TB, rest string) (ipScope, error) {
 
 func TestScopesAreReadAndTold(t *testing.T) {
 	route := func(from, to string, protocol uint8) connectip.IPRoute {
-		return connectip.IPRoute{StartIP: netip.MustParseAddr(from), EndIP: netip.MustParseAddr(to), IPProtocol: protocol}
+		return connectip.IPRoute{
+			StartIP: netip.MustParseAddr(from), EndIP: netip.MustParseAddr(to),
+			IPProtocol: protocol,
+		}
 	}
 	const last6 = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff"
 	both := []netip.Addr{client4, client6}

@@ -53,7 +53,10 @@ func (m *MASQUE) Sessions() []SessionState {
 	var states []SessionState
 	for a, s := range m.sessions {
 		if a == s.addrs[0] {
-			states = append(states, SessionState{s.name, s.endpoint, slices.Clone(s.addrs), s.received.Load(), s.sent.Load()})
+			states = append(states, SessionState{
+				s.name, s.endpoint, slices.Clone(s.addrs), s.received.Load(),
+				s.sent.Load(),
+			})
 		}
 	}
 	slices.SortFunc(states, func(a, b SessionState) int { return a.Addresses[0].Compare(b.Addresses[0]) })

@@ -625,7 +625,10 @@ func TestOnlyWhatIsServedIsAnswered(t *testing.T) {
 		status int
 	}{
 		{
-			"a page", &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: "vpn.test", Path: "/"}},
+			"a page", &http.Request{
+				Method: http.MethodGet,
+				URL:    &url.URL{Scheme: "https", Host: "vpn.test", Path: "/"},
+			},
 			http.StatusMethodNotAllowed,
 		},
 		{"a destination without a port", &http.Request{

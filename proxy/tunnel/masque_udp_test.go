@@ -150,7 +150,10 @@ func TestUDPGoesWhereItsClientAsked(t *testing.T) {
 }
 
 func TestUDPIsRefusedLikeConnections(t *testing.T) {
-	m, _ := udpListener(t, access.Datagrams{}, func(Sent) error { return fmt.Errorf("not there: %w", fs.ErrPermission) })
+	m, _ := udpListener(t, access.Datagrams{}, func(Sent) error {
+		return fmt.Errorf("not there: "+
+			"%w", fs.ErrPermission)
+	})
 	c := dialMASQUE(t, m)
 	for path, status := range map[string]int{
 		udpPath + "192.0.2.1/443/":          http.StatusForbidden,

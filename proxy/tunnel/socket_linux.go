@@ -72,7 +72,8 @@ func (d *Datagrams) openEchoes() {
 		raw, err := newSocket(forRaw, six, d.with.Mark)
 		if err != nil {
 			d.with.Log.Warn("tunnel: pings through the tunnel stay unanswered; let the proxy make ping sockets "+
-				"(sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"), or start it with CAP_NET_RAW", "ipv6", six, "err", err)
+				"(sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"), or start it with "+
+				"CAP_NET_RAW", "ipv6", six, "err", err)
 			continue
 		}
 		d.raw[six] = raw
@@ -269,7 +270,8 @@ func (r received) release() { memories.Put(r.memory) }
 // receive waits for something from outside, until the socket is closed.
 func (s *socket) receive() (news received, err error) {
 	waited := s.conn.Read(func(fd uintptr) bool {
-		news.memory = memories.Get().(*[largestDatagrams]byte) // only once there is something, for the many that are silent
+		// only once there is something, for the many that are silent
+		news.memory = memories.Get().(*[largestDatagrams]byte)
 		for {
 			var more bool
 			more, err = s.read(int(fd), &news)

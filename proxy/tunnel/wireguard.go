@@ -195,7 +195,8 @@ func samePeer(p, q access.Peer) bool {
 // write adds the peer in the words of WireGuard's configuration protocol.
 func writePeer(b *strings.Builder, p access.Peer) {
 	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.Hex())
-	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(), int(p.Keepalive.Seconds()))
+	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(),
+		int(p.Keepalive.Seconds()))
 	for _, a := range p.AllowedIPs {
 		fmt.Fprintf(b, "allowed_ip=%v\n", a)
 	}

@@ -35,7 +35,10 @@ var inner = netip.MustParseAddr("10.9.0.2")
 // endpoint starts a tunnel that knows the given peers, on loopback.
 func endpoint(t *testing.T, key access.Key, peers ...access.Peer) (*WireGuard, ingress.Listener) {
 	start := time.Now() //nolint:forbidigo // the stack under test runs on it
-	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 }})
+	stack, err := netstack.New(netstack.Config{
+		MTU:   mtu,
+		Clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 },
+	})
 	require.NoError(t, err)
 	w, err := ListenWireGuard(WireGuardConfig{Name: "vpn", PrivateKey: key, Peers: peers, MTU: mtu}, stack)
 	require.NoError(t, err)

@@ -97,8 +97,14 @@ func ask(t *testing.T, p *Page, parameters string) (v View) {
 }
 
 func TestRatesAreThoseBetweenTwoLooks(t *testing.T) {
-	h := &hand{at: cc.Time(time.Second), flows: []proxy.FlowInfo{managed(1, "a", 10*time.Millisecond), managed(2, "b", 30*time.Millisecond)}}
-	h.counters.Listeners = []proxy.ListenerCounters{{Listener: "lan", Mode: "mixed", Active: 2, Accepted: 7, Rejected: map[proxy.Reason]uint64{"limit": 3}}}
+	h := &hand{at: cc.Time(time.Second), flows: []proxy.FlowInfo{
+		managed(1, "a", 10*time.Millisecond),
+		managed(2, "b", 30*time.Millisecond),
+	}}
+	h.counters.Listeners = []proxy.ListenerCounters{{
+		Listener: "lan", Mode: "mixed", Active: 2, Accepted: 7,
+		Rejected: map[proxy.Reason]uint64{"limit": 3},
+	}}
 	h.counters.Active, h.counters.Limit = 2, 100
 	h.later(0, 500, 0)
 	p := h.page()
@@ -112,7 +118,10 @@ func TestRatesAreThoseBetweenTwoLooks(t *testing.T) {
 	assert.Equal(t, cc.Rate(1_000_000), *v.Flows[0].Down.Rate)
 	assert.Equal(t, cc.Rate(4000), *v.Flows[0].Up.Rate)
 	assert.Equal(t, cc.Rate(2_000_000), v.Totals.Down)
-	assert.Equal(t, Listener{Name: "lan", Mode: "mixed", Active: 2, Accepted: 7, Refused: 3, Down: 2_000_000, Up: 8000}, v.Listeners[0])
+	assert.Equal(t, Listener{
+		Name: "lan", Mode: "mixed", Active: 2, Accepted: 7, Refused: 3, Down: 2_000_000,
+		Up: 8000,
+	}, v.Listeners[0])
 	assert.InDelta(t, .03, *v.Totals.Queue95, 1e-9)
 	f := v.Flows[0]
 	assert.Equal(t, "down", f.Main)
@@ -170,12 +179,14 @@ func TestLookingTakesAFortiethOfTheTimeAtMost(t *testing.T) {
 func TestRowsAreFoundSortedAndCut(t *testing.T) {
 	h := &hand{at: 1}
 	for i := range 200 {
-		h.flows = append(h.flows, managed(uint64(i+1), fmt.Sprintf("Server%d.example", i%20), time.Duration(i%50)*time.Millisecond))
+		h.flows = append(h.flows, managed(uint64(i+1), fmt.Sprintf("Server%d.example", i%20),
+			time.Duration(i%50)*time.Millisecond))
 	}
 	p := h.page()
 	v := ask(t, p, "sort=-queue&rows=3")
 	assert.Equal(t, []int{200, 200, 3}, []int{v.Total, v.Matches, len(v.Flows)})
-	assert.Equal(t, []uint64{50, 100, 150}, []uint64{v.Flows[0].ID, v.Flows[1].ID, v.Flows[2].ID}, "equal rows stay in order")
+	assert.Equal(t, []uint64{50, 100, 150}, []uint64{v.Flows[0].ID, v.Flows[1].ID, v.Flows[2].ID},
+		"equal rows stay in order")
 	v = ask(t, p, "sort=-queue&rows=3&offset=3")
 	assert.EqualValues(t, 200, v.Flows[0].ID)
 	v = ask(t, p, "q=SERVER7.&rows=2")
@@ -194,9 +205,15 @@ func TestRowsAreFoundSortedAndCut(t *testing.T) {
 
 func TestHostsAndPeers(t *testing.T) {
 	h := &hand{at: cc.Time(time.Second), groups: []flow.Group{
-		{Name: "down|lan|192.0.2.7", Algorithm: "copa", Hosts: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, Cwnd: cc.MaxCwnd, Delivered: 1000},
+		{
+			Name: "down|lan|192.0.2.7", Algorithm: "copa", Hosts: []netip.Addr{netip.MustParseAddr("192.0.2.7")},
+			Cwnd: cc.MaxCwnd, Delivered: 1000,
+		},
 	}, tunnels: []proxy.TunnelInfo{{Listener: "vpn", Mode: "wireguard", Status: tunnel.Status{
-		Peers:    []tunnel.PeerState{{Name: "phone", PublicKey: access.Key{1}, Handshake: begin.Add(-time.Minute), Received: 10, Sent: 100}, {Name: "tablet", PublicKey: access.Key{2}}},
+		Peers: []tunnel.PeerState{{
+			Name: "phone", PublicKey: access.Key{1}, Handshake: begin.Add(-time.Minute),
+			Received: 10, Sent: 100,
+		}, {Name: "tablet", PublicKey: access.Key{2}}},
 		Sessions: []tunnel.SessionState{{Name: "laptop", Addresses: []netip.Addr{netip.MustParseAddr("10.9.0.9")}}},
 	}}}}
 	p := h.page()
@@ -258,7 +275,10 @@ func TestRefusalsAndFallbacksAreEvents(t *testing.T) {
 	h := &hand{at: 1}
 	refused := uint64(500)
 	count := func() {
-		h.counters.Listeners = []proxy.ListenerCounters{{Listener: "lan", Rejected: map[proxy.Reason]uint64{proxy.RejectedDialTimeout: refused}}}
+		h.counters.Listeners = []proxy.ListenerCounters{{
+			Listener: "lan",
+			Rejected: map[proxy.Reason]uint64{proxy.RejectedDialTimeout: refused},
+		}}
 	}
 	count()
 	p := h.page(func(o *Options) { o.Fallbacks = func() uint64 { return fallbacks } })
@@ -287,7 +307,8 @@ func TestRefusalsAndFallbacksAreEvents(t *testing.T) {
 func TestTheLogIsEvents(t *testing.T) {
 	var out strings.Builder
 	e := &Events{}
-	log := slog.New(e.Handler(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelError}))).With("listener", "lan")
+	log := slog.New(e.Handler(slog.NewTextHandler(&out,
+		&slog.HandlerOptions{Level: slog.LevelError}))).With("listener", "lan")
 	log.Info("configuration reloaded", "hash", "abc")
 	log.Info("flow closed", "id", 1)
 	log.Debug("nobody asks")
@@ -318,7 +339,8 @@ func TestWrongParametersAreNamed(t *testing.T) {
 	mux := http.NewServeMux()
 	(&hand{at: 1}).page().Register(mux)
 	for parameters, says := range map[string]string{
-		"table=people": `table is "people"`, "sort=size": `sort is "size"`, "table=peers&sort=rate": "must be one of name, listener",
+		"table=people": `table is "people"`, "sort=size": `sort is "size"`, "table=peers&sort=rate": "must be one " +
+			"of name, listener",
 		"rows=501": "from 0 to 500", "offset=-1": `offset is "-1"`, "since=now": `since is "now"`,
 		"events=x": `events is "x"`, "detail=-2": `detail is "-2"`, "q=" + strings.Repeat("x", 101): "q has 101 bytes",
 	} {
@@ -332,7 +354,10 @@ func TestWrongParametersAreNamed(t *testing.T) {
 func TestThePageLoadsNothingButItself(t *testing.T) {
 	mux := http.NewServeMux()
 	(&hand{at: 1}).page().Register(mux)
-	for path, kind := range map[string]string{"/": "text/html", "/page.js": "text/javascript", "/page.css": "text/css", "/favicon.svg": "image/svg+xml"} {
+	for path, kind := range map[string]string{
+		"/": "text/html", "/page.js": "text/javascript",
+		"/page.css": "text/css", "/favicon.svg": "image/svg+xml",
+	} {
 		rec := httptest.NewRecorder()
 		mux.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path, http.NoBody))
 		assert.Equal(t, http.StatusOK, rec.Code, path)
@@ -360,10 +385,13 @@ func TestAnyFlowsAnyQuery(t *testing.T) {
 				i := rapid.IntRange(0, len(h.flows)-1).Draw(r, "which")
 				h.flows = append(append([]proxy.FlowInfo{}, h.flows[:i]...), h.flows[i+1:]...)
 			}
-			h.later(time.Duration(rapid.Int64Range(0, 3e9).Draw(r, "ns")), cc.Bytes(rapid.Int64Range(-50, 1e6).Draw(r, "bytes")), 0)
+			h.later(time.Duration(rapid.Int64Range(0, 3e9).Draw(r, "ns")),
+				cc.Bytes(rapid.Int64Range(-50, 1e6).Draw(r, "bytes")), 0)
 			q, err := readQuery(map[string][]string{
-				"offset": {fmt.Sprint(rapid.IntRange(0, 9).Draw(r, "offset"))}, "rows": {fmt.Sprint(rapid.IntRange(0, 9).Draw(r, "rows"))},
-				"sort": {rapid.SampledFrom(columns["flows"]).Draw(r, "sort")}, "q": {rapid.StringN(0, 3, 20).Draw(r, "q")},
+				"offset": {fmt.Sprint(rapid.IntRange(0, 9).Draw(r, "offset"))}, "rows": {fmt.Sprint(rapid.IntRange(0,
+					9).Draw(r, "rows"))},
+				"sort": {rapid.SampledFrom(columns["flows"]).Draw(r, "sort")}, "q": {rapid.StringN(0, 3, 20).Draw(r,
+					"q")},
 			})
 			if err != nil {
 				r.Fatal(err)
@@ -400,7 +428,8 @@ func FuzzReadQuery(f *testing.F) {
 func BenchmarkView(b *testing.B) {
 	h := &hand{at: 1}
 	for i := range 10_000 {
-		h.flows = append(h.flows, managed(uint64(i+1), fmt.Sprintf("server%d.example:443", i%300), time.Duration(i%50)*time.Millisecond))
+		h.flows = append(h.flows, managed(uint64(i+1), fmt.Sprintf("server%d.example:443", i%300),
+			time.Duration(i%50)*time.Millisecond))
 	}
 	p := h.page()
 	q := query{table: "flows", sort: "queue", descending: true, search: "server1", rows: 60}

@@ -85,7 +85,10 @@ func readQuery(v url.Values) (q query, err error) {
 
 // columns are what tables can be sorted by; the first is the default.
 var columns = map[string][]string{
-	"flows": {"rate", "down", "up", "bytes", "queue", "window", "age", "idle", "client", "server", "listener", "algorithm", "limited"},
+	"flows": {
+		"rate", "down", "up", "bytes", "queue", "window", "age", "idle", "client", "server", "listener",
+		"algorithm", "limited",
+	},
 	"hosts": {"rate", "queue", "window", "members", "delivered", "name", "algorithm", "limited"},
 	"peers": {"name", "listener", "handshake", "down", "up", "received", "sent", "endpoint"},
 }

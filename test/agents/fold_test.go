@@ -85,7 +85,10 @@ func (s *seen) ack(a cc.Ack) {
 		return
 	}
 	for name, of := range map[string][2]float64{
-		"min": {s.each.least, s.some.least}, "max": {s.each.most, s.some.most}, "ewma": {s.each.average, s.some.average},
+		"min": {s.each.least, s.some.least}, "max": {s.each.most, s.some.most}, "ewma": {
+			s.each.average,
+			s.some.average,
+		},
 	} {
 		if s.next > 0 && of[1] > 0 && !math.IsInf(of[1], 0) {
 			s.apart[name] = append(s.apart[name], math.Abs(of[1]/of[0]-1))
@@ -129,7 +132,10 @@ func TestWhatIsFoldedIsAllThere(t *testing.T) {
 	var got cc.Bytes
 	f := &folding{Algorithm: summing{&got}, over: kernelFold, seen: &seen{apart: map[string][]float64{}}}
 	for i := range 30 {
-		f.OnAck(cc.Ack{State: cc.State{Now: cc.Time(i) * cc.Time(100*time.Microsecond)}, Acked: 1000, RTT: time.Millisecond})
+		f.OnAck(cc.Ack{
+			State: cc.State{Now: cc.Time(i) * cc.Time(100*time.Microsecond)}, Acked: 1000,
+			RTT: time.Millisecond,
+		})
 	}
 	assert.Equal(t, 2, f.seen.runs, "one for each 1 ms that is over")
 	f.OnLoss(cc.Loss{})

@@ -132,14 +132,16 @@ func (b *tab) until(expression string) {
 	b.t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
-		ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool]("(() => { try { return !!("+expression+") } catch { return false } })()"))
+		ok, err := chromedp.Run(b.ctx, chromedp.Evaluate[bool]("(() => { try { return !!("+expression+") } catch { "+
+			"return false } })()"))
 		require.NoError(b.t, err, expression)
 		if ok {
 			return
 		}
 		if time.Now().After(deadline) {
 			b.quiet()
-			require.Fail(b.t, "it never came to be", "%s\nthe page says:\n%s", expression, b.text("document.body.innerText"))
+			require.Fail(b.t, "it never came to be", "%s\nthe page says:\n%s", expression,
+				b.text("document.body.innerText"))
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -81,7 +81,8 @@ func TestTheServerSortsAndRatesGoOn(t *testing.T) {
 
 func TestKeyboardAndScreenReader(t *testing.T) {
 	events := &page.Events{}
-	slog.New(events.Handler(slog.DiscardHandler)).Error("configuration not reloaded", "err", "line 3: <b>unknown</b> key")
+	slog.New(events.Handler(slog.DiscardHandler)).Error("configuration not reloaded", "err",
+		"line 3: <b>unknown</b> key")
 	at, p := serve(t, &busy{n: 25}, events)
 	p.Note()
 	b := open(t, 1280, 800)

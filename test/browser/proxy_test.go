@@ -54,7 +54,10 @@ func (b *busy) Snapshot() (proxy.Counters, []proxy.FlowInfo) {
 	}
 	return proxy.Counters{
 		Listeners: []proxy.ListenerCounters{
-			{Listener: "lan", Mode: "tproxy", Accepted: uint64(b.n), Active: b.n, Rejected: map[proxy.Reason]uint64{proxy.RejectedDialTimeout: uint64(looks)}},
+			{
+				Listener: "lan", Mode: "tproxy", Accepted: uint64(b.n), Active: b.n,
+				Rejected: map[proxy.Reason]uint64{proxy.RejectedDialTimeout: uint64(looks)},
+			},
 			{Listener: "vpn", Mode: "wireguard"},
 		},
 		Routes: []proxy.RouteCounters{{
@@ -67,7 +70,10 @@ func (b *busy) Snapshot() (proxy.Counters, []proxy.FlowInfo) {
 
 // flowInfo is the i-th flow at the time of a look.
 func flowInfo(i, looks int) proxy.FlowInfo {
-	by := []flow.LimitedBy{flow.LimitedByCwnd, flow.LimitedByApplication, flow.LimitedByPacing, flow.LimitedByReceiver}[i%4]
+	by := []flow.LimitedBy{
+		flow.LimitedByCwnd, flow.LimitedByApplication, flow.LimitedByPacing,
+		flow.LimitedByReceiver,
+	}[i%4]
 	rate := cc.Bytes(1000 * (1 + i%977))
 	leg := datapath.Info{Tier: "kernel", Envelope: "ebpf"}
 	side := func(moved cc.Bytes, queue time.Duration) proxy.DirectionInfo {
@@ -81,11 +87,13 @@ func flowInfo(i, looks int) proxy.FlowInfo {
 	}
 	f := proxy.FlowInfo{
 		ID: uint64(i + 1), Listener: "lan", Rule: "all", State: proxy.StateOpen,
-		Source: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 7, byte(i / 250 % 250), byte(1 + i%250)}), uint16(20000+i%40000)),
+		Source: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 7, byte(i / 250 % 250), byte(1 + i%250)}),
+			uint16(20000+i%40000)),
 		Target: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i % 256)}), 443),
 		Host:   fmt.Sprintf("server%d.example:443", i%300),
 		Age:    time.Duration(10+i%5000) * time.Second, Idle: time.Millisecond,
-		Down:   side(rate*cc.Bytes(looks)+cc.Bytes(float64(10*rate)*math.Sin(float64(looks)/25)), time.Duration(5+i%60)*time.Millisecond),
+		Down: side(rate*cc.Bytes(looks)+cc.Bytes(float64(10*rate)*math.Sin(float64(looks)/25)),
+			time.Duration(5+i%60)*time.Millisecond),
 		Up:     side(cc.Bytes(10*looks), time.Duration(i%9)*time.Millisecond),
 		Client: leg, Server: leg,
 	}

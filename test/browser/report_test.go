@@ -43,7 +43,8 @@ func TestAReportOpens(t *testing.T) {
 			b.do(chromedp.Navigate("file://" + path))
 			b.until(`document.querySelectorAll("svg path").length > 20`)
 			assert.Equal(t, "4", b.text(`document.querySelectorAll("svg[role=img]").length`), name)
-			assert.Equal(t, "true", b.text(`document.documentElement.scrollWidth <= innerWidth`), "%s: the page fits", name)
+			assert.Equal(t, "true", b.text(`document.documentElement.scrollWidth <= innerWidth`), "%s: the page fits",
+				name)
 			assert.Equal(t, "true", b.text(`getComputedStyle(document.querySelector("svg text")).fill ===
 				getComputedStyle(document.body).color`), "%s: labels have the page's colour", name)
 			assert.Equal(t, []string{"file://" + path}, b.asked())

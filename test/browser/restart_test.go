@@ -118,8 +118,10 @@ func TestARestartOfTheRealProxy(t *testing.T) {
 	sender := endless(t)
 	config := filepath.Join(dir, "penstock.yaml")
 	write := func(more string) {
-		require.NoError(t, os.WriteFile(config, []byte("listeners:\n  - name: front\n    mode: forward\n    address: "+need.Host()+proxyPort+
-			"\n    target: "+sender.Addr().String()+"\ntelemetry:\n  address: "+need.Host()+pagePort+"\nshutdown:\n  drain: 1s\n"+more), 0o600))
+		require.NoError(t, os.WriteFile(config, []byte("listeners:\n  - name: front\n    mode: forward\n    "+
+			"address: "+need.Host()+proxyPort+
+			"\n    target: "+sender.Addr().String()+"\ntelemetry:\n  address: "+
+			""+need.Host()+pagePort+"\nshutdown:\n  drain: 1s\n"+more), 0o600))
 	}
 	write("")
 	cmd := startAt(t, program, config, need.Host()+pagePort)

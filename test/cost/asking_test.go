@@ -38,7 +38,8 @@ func newAsking(b *testing.B, conns []*net.TCPConn) *asking {
 		fd := int(file.Fd())
 		require.NoError(b, unix.SetNonblock(fd, true))
 		a.conns = append(a.conns, asker{file: file, fd: fd})
-		require.NoError(b, unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}))
+		require.NoError(b, unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd,
+			&unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}))
 	}
 	return a
 }

@@ -141,7 +141,8 @@ func BenchmarkManyPacedFlows(b *testing.B) {
 	for _, flows := range []int{1000, 8000} {
 		l := load{name: fmt.Sprintf("%dflows", flows), flows: flows, rate: 500e6, paced: true, wall: 6 * time.Second}
 		paced := func(windows int) string {
-			return fmt.Sprintf("static:cwnd_packets=%d,pacing_mbit=%g", packets*flows/windows, l.rate/1e6/float64(windows))
+			return fmt.Sprintf("static:cwnd_packets=%d,pacing_mbit=%g", packets*flows/windows,
+				l.rate/1e6/float64(windows))
 		}
 		compare(b, executable, l, []carrier{
 			{name: "none", envelope: "bbr", algorithm: "none"},
@@ -332,7 +333,8 @@ func prepare(conn *net.TCPConn, rate float64) error {
 	err = raw.Control(func(fd uintptr) {
 		inner = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic")
 		if rate > 0 {
-			inner = errors.Join(inner, unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, uint64(rate/8)))
+			inner = errors.Join(inner, unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE,
+				uint64(rate/8)))
 		}
 	})
 	return errors.Join(err, inner)

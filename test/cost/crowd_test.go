@@ -387,7 +387,8 @@ func (s *site) account(b *testing.B) account {
 	require.NoError(b, err)
 	require.NotEmpty(b, threads)
 	for _, status := range threads {
-		a.switches += procField(b, status, "voluntary_ctxt_switches") + procField(b, status, "nonvoluntary_ctxt_switches")
+		a.switches += procField(b, status, "voluntary_ctxt_switches") + procField(b, status,
+			"nonvoluntary_ctxt_switches")
 	}
 	return a
 }

@@ -106,7 +106,8 @@ func throughTunnel(b *testing.B, executable string, start traffic, flows int, g 
 		require.NoError(b, lab.Edge.Do(routeIntoDevice))
 	case strings.Contains(g.listener, masqueToken):
 		phone, err := lab.Client.MASQUE(netlab.MASQUEConfig{
-			Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4, gatewayPort), Token: masqueToken, Through: through,
+			Device: "masque0", MTU: config.MASQUEMTU, Gateway: netip.AddrPortFrom(lab.EdgeNear.V4,
+				gatewayPort), Token: masqueToken, Through: through,
 		})
 		require.NoError(b, err)
 		defer phone.Close()
@@ -148,7 +149,8 @@ func startDownload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int6
 
 func startUpload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func()) {
 	to := startServer(b, lab, func(conn *net.TCPConn) { receive(conn, pieceOf(flows), got) })
-	from := startClients(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort), func(conn *net.TCPConn) { send(conn, 0) })
+	from := startClients(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort),
+		func(conn *net.TCPConn) { send(conn, 0) })
 	return func() {
 		from.close()
 		to.close()
@@ -170,13 +172,15 @@ func newKeys(b *testing.B) (k keys) {
 }
 
 func (k keys) listener() string {
-	return fmt.Sprintf("{name: bench, mode: wireguard, address: \":%d\", wireguard: {private_key: %q, peers: [{name: phone, public_key: %q, allowed_ips: [%q]}]}}",
+	return fmt.Sprintf("{name: bench, mode: wireguard, address: \":%d\", wireguard: {private_key: %q, peers: "+
+		"[{name: phone, public_key: %q, allowed_ips: [%q]}]}}",
 		gatewayPort, k.edge, k.clientPublic, insideClient)
 }
 
 func masqueListener(b *testing.B) string {
 	certificate, key := certs.PEM(certs.SelfSigned("vpn.test"))
-	return fmt.Sprintf("{name: bench, mode: masque, address: \":%d\", tls: {certificate: %q, key: %q}, masque: {pool: [10.10.0.0/24], tokens: [{name: phone, token: %s}]}}",
+	return fmt.Sprintf("{name: bench, mode: masque, address: \":%d\", tls: {certificate: %q, key: %q}, masque: "+
+		"{pool: [10.10.0.0/24], tokens: [{name: phone, token: %s}]}}",
 		gatewayPort, certificate, key, masqueToken)
 }
 
@@ -230,7 +234,8 @@ func (p *program) profile(b *testing.B) {
 	b.Cleanup(func() { _ = file.Close() })
 	client := http.Client{Transport: &http.Transport{DialContext: p.edge.DialContext}}
 	go func() {
-		resp, err := client.Get(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", telemetryAddr, int(measure.Seconds())-1))
+		resp, err := client.Get(fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", telemetryAddr,
+			int(measure.Seconds())-1))
 		if err == nil {
 			_, _ = io.Copy(file, resp.Body) // a profile that is cut short says so
 			resp.Body.Close()

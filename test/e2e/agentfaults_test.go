@@ -257,7 +257,8 @@ func TestAnAgentThatTalksNonsenseCostsNoByte(t *testing.T) {
 	a := &steering{s: s, name: "rogue", dir: s.meetingPlace()}
 	a.socket = filepath.Join(a.dir, "agent")
 	r := talks(t, a.socket)
-	p := s.start(w.yaml(strings.ReplaceAll(a.yaml(), "fallback=cubic", fmt.Sprintf("fallback=cubic,max_window=%d", most))))
+	p := s.start(w.yaml(strings.ReplaceAll(a.yaml(), "fallback=cubic",
+		fmt.Sprintf("fallback=cubic,max_window=%d", most))))
 	s.capture(w)
 	downloads := w.load(s, flows)
 	a.decides(flows)
@@ -318,7 +319,10 @@ func TestTwoProxiesShareAnAgent(t *testing.T) {
 	s.startSecond(moved(w.yaml(a.yaml())))
 	three := other.load(s, 1)
 	three.progress(megabyte / 2)
-	require.Eventually(t, func() bool { return strings.Contains(s.proxy.said.String(), "another process answers there") },
+	require.Eventually(t, func() bool {
+		return strings.Contains(s.proxy.said.String(), "another process answers "+
+			"there")
+	},
 		patience, 5*time.Millisecond)
 	assert.Zero(t, a.metric("up"))
 	three.finish()

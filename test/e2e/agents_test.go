@@ -169,7 +169,8 @@ func (s *scene) inItsOwnTmp(name, program string) *steering {
 // ownReno is our own Reno, built once.
 var ownReno = sync.OnceValues(func() (string, error) {
 	program := filepath.Join(place, "reno")
-	out, err := exec.Command("go", "build", "-o", program, "github.com/penstock-net/penstock/agents/go/reno").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", program,
+		"github.com/penstock-net/penstock/agents/go/reno").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("build the agent: %w: %s", err, out)
 	}

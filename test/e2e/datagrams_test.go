@@ -129,9 +129,15 @@ func TestPingsPassWithoutPrivilegesLater(t *testing.T) {
 		groups  string
 		command []string
 	}{
-		"root, and the kernel's default":            {"1 0", nil},
-		"as the systemd unit starts it":             {"1 0", append(user, "--inh-caps=-all,+net_raw", "--ambient-caps=+net_raw", "--bounding-set=-all,+net_raw")},
-		"an ordinary user who may open the sockets": {"0 2147483647", append(user, "--inh-caps=-all", "--bounding-set=-all")},
+		"root, and the kernel's default": {"1 0", nil},
+		"as the systemd unit starts it": {
+			"1 0",
+			append(user, "--inh-caps=-all,+net_raw", "--ambient-caps=+net_raw", "--bounding-set=-all,+net_raw"),
+		},
+		"an ordinary user who may open the sockets": {
+			"0 2147483647",
+			append(user, "--inh-caps=-all", "--bounding-set=-all"),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := named("wireguard over IPv4")
@@ -260,7 +266,8 @@ func TestACallLosesNothingBesideADownloadOverACellularLink(t *testing.T) {
 	require.NoError(t, callee.SetReadDeadline(time.Now().Add(3*time.Second)))
 	lost := packets - <-got
 	t.Logf("the call lost %d of %d; late %v, overflow %v", lost, packets,
-		s.proxy.metric("penstock_tunnel_datagrams_dropped_total", "late"), s.proxy.metric("penstock_tunnel_datagrams_dropped_total", "overflow"))
+		s.proxy.metric("penstock_tunnel_datagrams_dropped_total",
+			"late"), s.proxy.metric("penstock_tunnel_datagrams_dropped_total", "overflow"))
 	assert.LessOrEqual(t, lost, packets/200)
 }
 
@@ -295,7 +302,8 @@ func TestADownloadByQUICThroughATunnelOverACellularLink(t *testing.T) {
 			_ = stream.Close()
 		}
 	}()
-	conn, err := quic.Dial(ctx, listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.ServerAddr.V4, 443)),
+	conn, err := quic.Dial(ctx, listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0)),
+		net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.ServerAddr.V4, 443)),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{"test"}}, nil) //nolint:gosec // the server's key is made on the spot
 	require.NoError(t, err)
 	defer conn.CloseWithError(0, "") //nolint:errcheck // read to its end

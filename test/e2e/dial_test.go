@@ -134,6 +134,7 @@ func dialWithProxyHeader(s *scene, target netip.AddrPort) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	header := fmt.Sprintf("PROXY TCP4 %s %s %d %d\r\n", proxiedFrom.Addr(), target.Addr(), proxiedFrom.Port(), target.Port())
+	header := fmt.Sprintf("PROXY TCP4 %s %s %d %d\r\n", proxiedFrom.Addr(), target.Addr(), proxiedFrom.Port(),
+		target.Port())
 	return conn, trickle(conn, []byte(header))
 }

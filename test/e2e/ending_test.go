@@ -305,7 +305,10 @@ func TestASecondSignalEndsTheDrain(t *testing.T) {
 
 func TestExplicitListenersDoNotReachInside(t *testing.T) {
 	onceIsEnough(t)
-	for _, target := range []string{"127.0.0.1:9464", "[::1]:9464", "169.254.169.254:80", "100.64.0.1:80", "224.0.0.1:80", "0.0.0.0:9464", "[::ffff:127.0.0.1]:9464"} {
+	for _, target := range []string{
+		"127.0.0.1:9464", "[::1]:9464", "169.254.169.254:80", "100.64.0.1:80",
+		"224.0.0.1:80", "0.0.0.0:9464", "[::ffff:127.0.0.1]:9464",
+	} {
 		t.Run(target, func(t *testing.T) {
 			s := ways[6].open(t, "")
 			_, err := ways[6].connect(s, netip.MustParseAddrPort(target))

@@ -37,7 +37,8 @@ func TestAfterAGapTheLinkIsInUseAgain(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %v", algorithm, gap), func(t *testing.T) {
 				t.Parallel() // they wait, most of the time
 				back := begins + gap
-				trace, err := sim.Steps("a gap", 2*time.Minute, sim.Step{Rate: linkRate}, sim.Step{At: begins}, sim.Step{At: back, Rate: linkRate})
+				trace, err := sim.Steps("a gap", 2*time.Minute, sim.Step{Rate: linkRate}, sim.Step{At: begins},
+					sim.Step{At: back, Rate: linkRate})
 				require.NoError(t, err)
 				w := named("socks5")
 				s, path := newCellular(t, sim.LinkConfig{Trace: trace, Delay: linkDelay, QueuePackets: 100})

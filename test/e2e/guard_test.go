@@ -18,7 +18,8 @@ import (
 func (p *program) denied(n int, reason string) {
 	p.t.Helper()
 	require.Eventually(p.t, func() bool {
-		return p.metric("penstock_flow_rejections_total", `reason="denied"`) == float64(n) && strings.Contains(p.said.String(), reason)
+		return p.metric("penstock_flow_rejections_total", `reason="denied"`) == float64(n) &&
+			strings.Contains(p.said.String(), reason)
 	}, patience, 5*time.Millisecond)
 }
 

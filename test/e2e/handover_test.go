@@ -41,7 +41,10 @@ func TestAnUpgradeLetsTheOldFlowsFinishUnderTheirOwnControl(t *testing.T) {
 	w := ways[0]
 	s, path := newCellular(t, slow(100))
 	// On a link this slow a transfer takes its time.
-	patiently := func(window int) string { return strings.Replace(w.yaml(fixed(window)), "drain: 10s", "drain: 60s", 1) }
+	patiently := func(window int) string {
+		return strings.Replace(w.yaml(fixed(window)), "drain: 10s", "drain: "+
+			"60s", 1)
+	}
 	first := s.start(patiently(before))
 	s.capture(w)
 	record := s.record(path).answered()

@@ -43,7 +43,8 @@ func TestADeviceThatIsDeletedIsMissedAndMadeAgain(t *testing.T) {
 	}))
 	require.Eventually(t, func() bool {
 		status, says := s.proxy.ready()
-		return status == http.StatusServiceUnavailable && assert.Contains(t, says, `listener "way": TUN device "penstock0" has gone`)
+		return status == http.StatusServiceUnavailable &&
+			assert.Contains(t, says, `listener "way": TUN device "penstock0" has gone`)
 	}, patience, 5*time.Millisecond)
 	require.Eventually(t, func() bool {
 		status, _ := s.proxy.ready()

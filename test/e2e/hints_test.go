@@ -37,8 +37,11 @@ func (s *scene) shapeLinkTo(rate uint64) {
 			return err
 		}
 		return netlink.QdiscReplace(&netlink.Tbf{
-			QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
-			Rate:       rate / 8, Limit: shapedQueue, Buffer: netlink.Xmittime(rate/8, 15140),
+			QdiscAttrs: netlink.QdiscAttrs{
+				LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0),
+				Parent: netlink.HANDLE_ROOT,
+			},
+			Rate: rate / 8, Limit: shapedQueue, Buffer: netlink.Xmittime(rate/8, 15140),
 		})
 	}))
 }

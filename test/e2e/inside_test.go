@@ -58,7 +58,8 @@ func ourClient(s *scene, n *netlab.Node, device string, key access.Key, inner, g
 	w, err := n.WireGuard(netlab.WireGuardConfig{
 		Device: device, Addrs: []netip.Prefix{netip.PrefixFrom(inner, 32)}, MTU: 1420, PrivateKey: key,
 		Peers: []netlab.WireGuardPeer{{
-			PublicKey: publicKey(gatewayKey), Endpoint: netip.AddrPortFrom(gateway, gatewayPort), Allowed: []netip.Prefix{insidePool},
+			PublicKey: publicKey(gatewayKey), Endpoint: netip.AddrPortFrom(gateway,
+				gatewayPort), Allowed: []netip.Prefix{insidePool},
 		}},
 	})
 	if errors.Is(err, unix.ENOENT) {
@@ -197,7 +198,8 @@ func (s *scene) askUDP(n *netlab.Node, from netip.Addr, to netip.AddrPort) (stri
 	s.t.Helper()
 	var conn *net.UDPConn
 	require.NoError(s.t, n.Do(func() (err error) {
-		conn, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(to))
+		conn, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+			net.UDPAddrFromAddrPort(to))
 		return err
 	}))
 	raw, err := conn.SyscallConn()
@@ -226,7 +228,8 @@ func TestPeersReachEachOtherInsideAndNothingOfItLeavesOutside(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, isolate %v", name, isolate), func(t *testing.T) {
 				s := newScene(t)
 				require.NoError(t, s.Edge.Route(netip.MustParsePrefix("0.0.0.0/0"), s.ServerAddr.V4))
-				p := s.start(way{config: peersOf(isolate) + "\n  - {name: ask, mode: mixed, address: \"127.0.0.1:1080\"}"}.yaml(""))
+				p := s.start(way{config: peersOf(isolate) + "\n  - {name: ask, mode: mixed, address: " +
+					"\"127.0.0.1:1080\"}"}.yaml(""))
 				client(s, s.Client, "inphone", phoneKey, phone, s.EdgeNear.V4)
 				client(s, s.Server, "intablet", tabletKey, tabletAddr, s.EdgeFar.V4)
 				upstream := s.watchForLeaks(netlab.FarDevice)
@@ -258,7 +261,8 @@ func TestPeersReachEachOtherInsideAndNothingOfItLeavesOutside(t *testing.T) {
 
 				// The tablet is called once it has been heard from.
 				require.Eventually(t, func() bool {
-					return s.pings(s.Server, tabletAddr, insidePool.Addr().Next(), time.Second) == ipv4.ICMPTypeEchoReply
+					return s.pings(s.Server, tabletAddr, insidePool.Addr().Next(),
+						time.Second) == ipv4.ICMPTypeEchoReply
 				}, patience, time.Millisecond, "the gateway answers pings")
 				assert.Equal(t, ipv4.ICMPTypeEchoReply, s.pings(s.Client, phone, insidePool.Addr().Next(), patience))
 
@@ -288,7 +292,8 @@ func TestPeersReachEachOtherInsideAndNothingOfItLeavesOutside(t *testing.T) {
 					_, err = s.askUDP(s.Client, phone, to)
 					require.ErrorIs(t, err, refused)
 				}
-				assert.Equal(t, ipv4.ICMPTypeDestinationUnreachable, s.pings(s.Client, phone, netip.MustParseAddr("10.9.0.77"), patience))
+				assert.Equal(t, ipv4.ICMPTypeDestinationUnreachable,
+					s.pings(s.Client, phone, netip.MustParseAddr("10.9.0.77"), patience))
 				for _, last := range []byte{1, 3, 77} { // nobody else is let in either
 					c, err := s.Edge.Dial("tcp4", "127.0.0.1:1080")
 					require.NoError(t, err)

@@ -47,7 +47,8 @@ func slow(queue int) sim.LinkConfig {
 // fixed is the configuration of a window that does not move, towards the client
 // alone; every flow has one of its own.
 func fixed(packets int) string {
-	return "defaults: {algorithm: \"static:cwnd_packets=" + strconv.Itoa(packets) + "\", group: flow, up: {algorithm: none}}\n"
+	return "defaults: {algorithm: \"static:cwnd_packets=" + strconv.Itoa(packets) + "\", group: flow, up: " +
+		"{algorithm: none}}\n"
 }
 
 // record is what passed the edge's device towards the link.
@@ -98,7 +99,8 @@ func (r *record) end() {
 	}
 	report := r.path.Report(0, r.path.Elapsed())
 	if was := max(report.Down.Lateness.Max, report.Up.Lateness.Max); was > late {
-		r.t.Skipf("the machine is too busy: the link was %v late, and a record with more than %v tells nothing", was, late)
+		r.t.Skipf("the machine is too busy: the link was %v late, and a record with more than %v tells nothing", was,
+			late)
 	}
 }
 
@@ -134,7 +136,8 @@ func newWatch() *watch {
 func (w *watch) skip(t *testing.T, most time.Duration) {
 	t.Helper()
 	if still := w.stop(); still > most {
-		t.Skipf("the machine is too busy: it stood still for %v, and a record with more than %v tells nothing", still, most)
+		t.Skipf("the machine is too busy: it stood still for %v, and a record with more than %v tells nothing", still,
+			most)
 	}
 }
 

@@ -65,7 +65,8 @@ func TestARunningTransferIsSwitchedToAnotherAlgorithm(t *testing.T) {
 	assert.Equal(t, "cubic", down()["algorithm"])
 	d.arrives()
 	for _, name := range []string{"cubic", "copa"} {
-		assert.Positive(t, p.metric("penstock_cc_limited_seconds_total", `direction="down"`, `algorithm="`+name+`"`), name)
+		assert.Positive(t, p.metric("penstock_cc_limited_seconds_total", `direction="down"`, `algorithm="`+name+`"`),
+			name)
 	}
 
 	// A round trip takes 20 ms without a queue, and six times that with a full one.
@@ -124,10 +125,14 @@ func TestListenersComeAndGoWithAReload(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
-	require.Eventually(t, func() bool { return strings.Contains(p.said.String(), "listener is closed") }, patience, time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(p.said.String(), "listener is "+
+			"closed")
+	}, patience, time.Millisecond)
 
 	// One that cannot be opened keeps all as it is.
-	p.rewrite("listeners:\n" + listener(asking, "way") + "  - {name: far, mode: mixed, address: \"203.0.113.77:1080\"}\n" + rest)
+	p.rewrite("listeners:\n" + listener(asking, "way") + "  - {name: far, mode: mixed, address: " +
+		"\"203.0.113.77:1080\"}\n" + rest)
 	p.signal(syscall.SIGHUP)
 	require.Eventually(t, func() bool { return p.metric("penstock_config_reloads_total", `result="failure"`) == 1 },
 		patience, time.Millisecond, p.said)

@@ -41,7 +41,8 @@ func TestATransparentListenerWithoutPrivilegesSaysWhatIsMissing(t *testing.T) {
 	onceIsEnough(t)
 	s := newScene(t)
 	config := s.write(ways[0].yaml(""))
-	cmd := s.Edge.Command(t.Context(), "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--regid=65534", "--clear-groups",
+	cmd := s.Edge.Command(t.Context(), "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=65534",
+		"--regid=65534", "--clear-groups",
 		executable, "run", "--config", config)
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
@@ -64,10 +65,14 @@ func TestCountersMoveWhileAFlowLives(t *testing.T) {
 	flows := s.proxy.flows()
 	require.Len(t, flows, 1)
 	page := s.proxy.page("/flows")
-	for _, key := range []string{"cwnd", "inflight", "srtt", "min_rtt", "queueing_delay", "delivery_bits_per_second", "limited_by"} {
+	for _, key := range []string{
+		"cwnd", "inflight", "srtt", "min_rtt", "queueing_delay", "delivery_bits_per_second",
+		"limited_by",
+	} {
 		assert.Contains(t, page, key)
 	}
-	assert.NotRegexp(t, regexp.MustCompile(`="[^"]*(10\.77|fd77)[^"]*"`), s.proxy.page("/metrics"), "an address in a label")
+	assert.NotRegexp(t, regexp.MustCompile(`="[^"]*(10\.77|fd77)[^"]*"`), s.proxy.page("/metrics"),
+		"an address in a label")
 }
 
 // straight is what the link recorded without a proxy, which is the same over
@@ -92,7 +97,8 @@ func TestCopaKeepsAnEmulatedCellularQueueShort(t *testing.T) {
 	}
 	cubic := plainCubic(t)
 	copa := download(t, "copa", "")
-	t.Logf("cubic %v, queueing p95 %v; copa %v, queueing p95 %v", cubic.Throughput, cubic.DataQueueing.P95, copa.Throughput, copa.DataQueueing.P95)
+	t.Logf("cubic %v, queueing p95 %v; copa %v, queueing p95 %v", cubic.Throughput, cubic.DataQueueing.P95,
+		copa.Throughput, copa.DataQueueing.P95)
 	assert.Less(t, copa.DataQueueing.P95, cubic.DataQueueing.P95/3)
 	assert.Greater(t, float64(copa.Throughput), 0.6*float64(cubic.Throughput))
 }

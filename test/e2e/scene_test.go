@@ -107,7 +107,8 @@ func (s *scene) write(config string) string {
 	require.NoError(s.t, os.Chmod(dir, 0o755)) //nolint:gosec // read by another user
 	path := filepath.Join(dir, "penstock.yaml")
 	require.NoError(s.t, os.WriteFile(path, []byte(config), 0o640)) //nolint:gosec // as above
-	_ = os.Chown(path, -1, 65534)                                   // which only root can, and only root changes its user
+	// which only root can, and only root changes its user
+	_ = os.Chown(path, -1, 65534)
 	return path
 }
 
@@ -121,7 +122,10 @@ func (s *scene) launch(args ...string) *program {
 func (s *scene) launchAt(pages string, args ...string) *program {
 	s.t.Helper()
 	p := &program{t: s.t, edge: s.Edge, pages: pages, said: &labtest.Output{}, ended: make(chan struct{})}
-	p.client = &http.Client{Transport: &http.Transport{DialContext: s.Edge.DialContext, DisableKeepAlives: true}, Timeout: patience}
+	p.client = &http.Client{
+		Transport: &http.Transport{DialContext: s.Edge.DialContext, DisableKeepAlives: true},
+		Timeout:   patience,
+	}
 	p.cmd = s.Edge.Command(context.Background(), args[0], args[1:]...)
 	p.cmd.Stdout, p.cmd.Stderr = p.said, p.said
 	p.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=0 exitcode=66")
@@ -228,7 +232,8 @@ func (p *program) relaying(n int) (flows []map[string]any) {
 	p.t.Helper()
 	require.Eventually(p.t, func() bool {
 		flows = p.flows()
-		return len(flows) == n && !slices.ContainsFunc(flows, func(f map[string]any) bool { return f["client_leg"] == nil })
+		return len(flows) == n && !slices.ContainsFunc(flows,
+			func(f map[string]any) bool { return f["client_leg"] == nil })
 	}, patience, 5*time.Millisecond)
 	return flows
 }
@@ -299,17 +304,50 @@ const (
 )
 
 var ways = []way{
-	{name: "tproxy over IPv4", config: "mode: tproxy\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "edge"},
-	{name: "tproxy over IPv6", config: "mode: tproxy\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, v6: true, sees: "edge"},
-	{name: "tproxy keeping the client's address over IPv4", config: "mode: tproxy\n    address: \"[::]:7000\"\n    keep_client: true", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "client"},
-	{name: "tproxy keeping the client's address over IPv6", config: "mode: tproxy\n    address: \"[::]:7000\"\n    keep_client: true", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, v6: true, sees: "client"},
-	{name: "redirect over IPv4", config: "mode: redirect\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.Redirect, Port: port}, sees: "edge"},
-	{name: "redirect over IPv6", config: "mode: redirect\n    address: \"[::]:7000\"", capture: &capture.Rules{Mode: capture.Redirect, Port: port}, v6: true, sees: "edge"},
-	{name: "socks5", config: "mode: socks5\n    address: \"[::]:7000\"\n    users: [{name: ann, password: secret}]", dial: dialSOCKS, sees: "edge"},
+	{
+		name: "tproxy over IPv4", config: "mode: tproxy\n    address: \"[::]:7000\"",
+		capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "edge",
+	},
+	{
+		name: "tproxy over IPv6", config: "mode: tproxy\n    address: \"[::]:7000\"",
+		capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, v6: true, sees: "edge",
+	},
+	{
+		name: "tproxy keeping the client's address over IPv4",
+		config: "mode: tproxy\n    address: \"[::]:7000\"\n    keep_client: " +
+			"true", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, sees: "client",
+	},
+	{
+		name: "tproxy keeping the client's address over IPv6",
+		config: "mode: tproxy\n    address: \"[::]:7000\"\n    keep_client: " +
+			"true", capture: &capture.Rules{Mode: capture.TPROXY, Port: port}, v6: true, sees: "client",
+	},
+	{
+		name: "redirect over IPv4", config: "mode: redirect\n    address: \"[::]:7000\"",
+		capture: &capture.Rules{Mode: capture.Redirect, Port: port}, sees: "edge",
+	},
+	{
+		name: "redirect over IPv6", config: "mode: redirect\n    address: \"[::]:7000\"",
+		capture: &capture.Rules{Mode: capture.Redirect, Port: port}, v6: true, sees: "edge",
+	},
+	{
+		name: "socks5", config: "mode: socks5\n    address: \"[::]:7000\"\n    users: [{name: ann, password: secret}]",
+		dial: dialSOCKS, sees: "edge",
+	},
 	{name: "connect", config: "mode: connect\n    address: \"[::]:7000\"", dial: dialConnect, sees: "edge"},
-	{name: "socks5 on the mixed port over IPv6", config: "mode: mixed\n    address: \"[::]:7000\"", dial: dialSOCKS, v6: true, sees: "edge"},
-	{name: "forward", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080", dial: dialEdge, forwards: true, sees: "edge"},
-	{name: "forward behind a load balancer with PROXY protocol", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080\n    proxy_protocol: {from: [10.77.1.0/24]}", dial: dialWithProxyHeader, forwards: true, sees: "edge"},
+	{
+		name: "socks5 on the mixed port over IPv6", config: "mode: mixed\n    address: \"[::]:7000\"", dial: dialSOCKS,
+		v6: true, sees: "edge",
+	},
+	{
+		name: "forward", config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080", dial: dialEdge,
+		forwards: true, sees: "edge",
+	},
+	{
+		name: "forward behind a load balancer with PROXY protocol",
+		config: "mode: forward\n    address: \"[::]:7000\"\n    target: 10.77.2.2:8080\n    proxy_protocol: {from: " +
+			"[10.77.1.0/24]}", dial: dialWithProxyHeader, forwards: true, sees: "edge",
+	},
 	{name: "wireguard over IPv4", config: gatewayConfig, tunnel: throughWireGuard, sees: "edge"},
 	{name: "wireguard over IPv6", config: gatewayConfig, tunnel: throughWireGuard, v6: true, sees: "edge"},
 	{name: "tun over IPv4", config: "mode: tun\n    device: penstock0", tunnel: throughDevice, sees: "edge"},
@@ -350,7 +388,8 @@ func (s *scene) capture(w way) {
 		return
 	}
 	rules := *w.capture
-	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, capture.ConnectedCapture // the server is next to the edge
+	// the server is next to the edge
+	rules.Interfaces, rules.Connected = []string{netlab.NearDevice}, capture.ConnectedCapture
 	require.NoError(s.t, s.Edge.Do(func() error { return rules.Apply(s.t.Context()) }))
 }
 

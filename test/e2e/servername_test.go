@@ -41,7 +41,8 @@ func TestTheServerNameDecides(t *testing.T) {
 				needsPrivilege(t)
 			}
 			s := newScene(t)
-			s.start("listeners:\n  - name: way\n    " + w.config + "\ntelemetry: {address: \"" + telemetryAddr + "\"}\nlog: {level: debug}\n" + byName)
+			s.start("listeners:\n  - name: way\n    " + w.config + "\ntelemetry: {address: " +
+				"\"" + telemetryAddr + "\"}\nlog: {level: debug}\n" + byName)
 			s.capture(w)
 			identity, roots := certificate("cdn.video.example", "other.example", "ads.example")
 

@@ -40,7 +40,8 @@ func assertLossBased(t *testing.T, rs []round, window int) {
 		// A round trip with losses behind two without: a new loss event.
 		if resent(rs[i-2:i]) == 0 && rs[i].again > 0 {
 			least := min(rs[i].pipe, rs[i+1].pipe, rs[i+2].pipe, rs[i+3].pipe)
-			if assert.LessOrEqual(t, least, most/2+2, "a loss halves the window: round trips from %d on: %+v", i, rs[i:i+4]) {
+			if assert.LessOrEqual(t, least, most/2+2, "a loss halves the window: round trips from %d on: %+v", i,
+				rs[i:i+4]) {
 				halved++
 			}
 			most, from, since = most/2, most/2, i
@@ -49,9 +50,11 @@ func assertLossBased(t *testing.T, rs []round, window int) {
 			continue // the old window is still coming back
 		}
 		most = max(most, rs[i].pipe)
-		assert.LessOrEqual(t, rs[i].pipe, from+i-since+3, "a window grows by a packet: round trip %d, from %d at %d: %+v", i, from, since, rs[i])
+		assert.LessOrEqual(t, rs[i].pipe, from+i-since+3,
+			"a window grows by a packet: round trip %d, from %d at %d: %+v", i, from, since, rs[i])
 	}
-	assert.True(t, halved > 0 || slices.ContainsFunc(rs, func(r round) bool { return r.pipe <= window/2+1 }), "no loss has halved the window: %+v", rs)
+	assert.True(t, halved > 0 || slices.ContainsFunc(rs,
+		func(r round) bool { return r.pipe <= window/2+1 }), "no loss has halved the window: %+v", rs)
 }
 
 // TestAStoppedProxyLeavesALossBasedSender has a window of 40 packets on a path

@@ -37,7 +37,8 @@ func TestAReaderThatNeverReadsHoldsLittleKernelMemory(t *testing.T) {
 			}
 			taken := int(s.proxy.metric("penstock_bytes_total", `direction="down"`))
 			assert.Positive(t, last)
-			assert.LessOrEqual(t, last, max(256<<10, 4*taken)+(128<<10), "%d bytes were taken; the last segment may go beyond", taken)
+			assert.LessOrEqual(t, last, max(256<<10, 4*taken)+(128<<10),
+				"%d bytes were taken; the last segment may go beyond", taken)
 			_ = server.Close()
 			_ = client.Close()
 		})

@@ -37,8 +37,11 @@ var tiers = []tier{
 	},
 	{
 		name: "unprivileged", about: "an ordinary user's program chooses by itself", envelope: "auto",
-		command: []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"},
-		holder:  "relay",
+		command: []string{
+			"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all",
+			"--inh-caps=-all",
+		},
+		holder: "relay",
 	},
 }
 

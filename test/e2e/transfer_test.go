@@ -133,7 +133,9 @@ func TestOtherEnvelopesCarryBytes(t *testing.T) {
 
 // manyAtOnce has so many connections each get the bytes of its own number, which
 // serve, at the server, sends after begin. wait returns once all have them.
-func (w way) manyAtOnce(s *scene, flows int, size int64, serve func(net.Conn), begin func(i uint64, conn *net.TCPConn)) (wait func()) {
+func (w way) manyAtOnce(s *scene, flows int, size int64, serve func(net.Conn),
+	begin func(i uint64, conn *net.TCPConn),
+) (wait func()) {
 	ln := s.listen(w.target(s, servicePort))
 	go func() {
 		for {
@@ -219,14 +221,16 @@ func TestRealCurlAgainstARealServer(t *testing.T) {
 			go func() { _ = server.Serve(ln) }()
 			t.Cleanup(func() { server.Close() })
 
-			args := append([]string{"--silent", "--show-error", "--fail", "--max-time", "60", "--noproxy", ""}, tt.args...)
+			args := append([]string{"--silent", "--show-error", "--fail", "--max-time", "60", "--noproxy", ""},
+				tt.args...)
 			down := s.Client.Command(t.Context(), "curl", append(args, "http://"+target.String()+"/")...)
 			body, err := down.Output()
 			require.NoError(t, err)
 			got, _, _ := digest(strings.NewReader(string(body)))
 			assert.Equal(t, digestOf(5, size), got)
 
-			up := s.Client.Command(t.Context(), "curl", append(args, "--upload-file", "-", "http://"+target.String()+"/x")...)
+			up := s.Client.Command(t.Context(), "curl",
+				append(args, "--upload-file", "-", "http://"+target.String()+"/x")...)
 			up.Stdin = random(6, size)
 			answer, err := up.Output()
 			require.NoError(t, err)

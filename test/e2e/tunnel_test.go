@@ -43,7 +43,8 @@ var (
 	gatewayKey, phoneKey = newKey(), newKey()
 
 	phoneAddrs    = []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32"), netip.MustParsePrefix("fd09::2/128")}
-	gatewayConfig = fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, peers: [{name: "+
+	gatewayConfig = fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, peers: "+
+		"[{name: "+
 		"phone, public_key: %q, allowed_ips: [%q, %q]}]}",
 		gatewayPort, gatewayKey, publicKey(phoneKey), phoneAddrs[0], phoneAddrs[1])
 )
@@ -80,7 +81,8 @@ func (s *scene) connectPhone(private access.Key) *netlab.WireGuard {
 			PublicKey: publicKey(gatewayKey), Endpoint: netip.AddrPortFrom(s.EdgeNear.V4, gatewayPort),
 			Allowed: []netip.Prefix{
 				// the last has nobody
-				netip.PrefixFrom(s.ServerAddr.V4, 24), netip.PrefixFrom(s.ServerAddr.V6, 64), netip.MustParsePrefix("10.99.0.0/16"),
+				netip.PrefixFrom(s.ServerAddr.V4, 24), netip.PrefixFrom(s.ServerAddr.V6,
+					64), netip.MustParsePrefix("10.99.0.0/16"),
 				netip.MustParsePrefix("10.9.0.0/24"), // other peers
 			},
 		}},
@@ -118,7 +120,10 @@ func (s *scene) setUpDevice() {
 		err = netlink.LinkSetUp(link)
 		for _, everything := range []string{"0.0.0.0/0", "::/0"} {
 			_, dst, _ := net.ParseCIDR(everything)
-			err = errors.Join(err, netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: dst, Table: deviceTable}))
+			err = errors.Join(err, netlink.RouteAdd(&netlink.Route{
+				LinkIndex: link.Attrs().Index, Dst: dst,
+				Table: deviceTable,
+			}))
 		}
 		return err
 	}))
@@ -291,7 +296,8 @@ func TestThePrintedConfigurationBringsAClientUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			peers := s.write("") // none yet
-			p := s.start(way{config: fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: {private_key: %q, "+
+			p := s.start(way{config: fmt.Sprintf("mode: wireguard\n    address: \":%d\"\n    wireguard: "+
+				"{private_key: %q, "+
 				"peers_file: %q, pool: [10.9.0.0/24, \"fd09::/64\"]}",
 				gatewayPort, gatewayKey, peers)}.yaml(""))
 			add := s.Edge.Command(t.Context(), executable, "gateway", "peer", "add", "laptop", "--config",

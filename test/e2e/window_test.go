@@ -129,7 +129,8 @@ func outlives(t *testing.T, link sim.LinkConfig, breaks func(*scene, *netlab.Pat
 	// it may send something new, to find out whether what it takes for lost is
 	// (F-RTO, RFC 5682), and there may be only little of that.
 	early := sent(sending.Between(at, at+4*linkDelay+slack))
-	assert.GreaterOrEqual(t, early, window-2, "at the beginning of the third round trip at the latest the window is in use")
+	assert.GreaterOrEqual(t, early, window-2, "at the beginning of the third round trip at the latest the window "+
+		"is in use")
 	assert.LessOrEqual(t, early, 3*window, "no more than a window in each of the round trips that this may span")
 	rs := rounds(sending, at, record.now())
 	require.Greater(t, len(rs), 10)

@@ -42,8 +42,9 @@ var active = []string{"context", "net/http/...", "os/exec", "os/signal", "golang
 // table is the import table; the first match counts.
 var table = []rule{
 	{packages: "cc", banned: append([]string{"sync/atomic"}, impure...)}, // and sync, but for sharedTable
-	{packages: "cc/flow", module: []string{"cc"}, banned: impure},        // sync/atomic: what is read before a group's lock is held
-	{packages: "cc/ccp", module: []string{"cc"}, banned: impure},         // sync: messages come on another goroutine
+	// sync/atomic: what is read before a group's lock is held
+	{packages: "cc/flow", module: []string{"cc"}, banned: impure},
+	{packages: "cc/ccp", module: []string{"cc"}, banned: impure}, // sync: messages come on another goroutine
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
 	{packages: "proxy/capture"},
 	{packages: "proxy/linkstat", module: []string{"cc"}},
@@ -66,7 +67,10 @@ var table = []rule{
 		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config", "proxy/policy",
 		"proxy/datapath/...", "proxy/ingress", "proxy/tunnel",
 	}},
-	{packages: "telemetry", module: []string{"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath", "telemetry/page"}},
+	{packages: "telemetry", module: []string{
+		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath",
+		"telemetry/page",
+	}},
 	{packages: "telemetry/page", module: []string{"cc", "cc/flow", "proxy"}},
 	{packages: "internal/need"},
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
@@ -159,7 +163,8 @@ func check(u unit, table []rule, homes map[string][]string) []string {
 		}
 		for heavy, at := range homes {
 			if matches(heavy, imp) && !matchesAny(at, u.path) {
-				wrong = append(wrong, fmt.Sprintf("%s imports %s, which stays in %s", u.path, imp, strings.Join(at, " and ")))
+				wrong = append(wrong, fmt.Sprintf("%s imports %s, which stays in %s", u.path, imp,
+					strings.Join(at, " and ")))
 			}
 		}
 	}
@@ -167,7 +172,8 @@ func check(u unit, table []rule, homes map[string][]string) []string {
 		own, ours := strings.CutPrefix(imp, module+"/")
 		upward := ours && matchesAny(upper, own)
 		if upward && own != u.path && !matchesAny(users, u.path) {
-			wrong = append(wrong, fmt.Sprintf("%s's tests import %s, which only cmd, test and the lab may", u.path, own))
+			wrong = append(wrong, fmt.Sprintf("%s's tests import %s, which only cmd, test and the lab may", u.path,
+				own))
 		}
 	}
 	return wrong

@@ -20,20 +20,35 @@ func TestCheckFindsWhatTheTableForbids(t *testing.T) {
 		unit unit
 		want []string
 	}{
-		"an allowed import passes":             {unit{path: "mid/x", imports: []string{module + "/low", "os"}}, nil},
-		"a heavy import passes at home":        {unit{path: "mid/x", imports: []string{"example.org/heavy/part"}}, nil},
-		"an upward import fails":               {unit{path: "low", imports: []string{module + "/mid/x"}}, []string{"low may not import mid/x"}},
-		"a sideways import fails":              {unit{path: "mid/x", imports: []string{module + "/mid/y"}}, []string{"mid/x may not import mid/y"}},
-		"a banned import fails":                {unit{path: "low", imports: []string{"os"}}, []string{"low may not import os"}},
-		"what is below a banned import fails":  {unit{path: "low", imports: []string{"os/exec"}}, []string{"low may not import os/exec"}},
+		"an allowed import passes":      {unit{path: "mid/x", imports: []string{module + "/low", "os"}}, nil},
+		"a heavy import passes at home": {unit{path: "mid/x", imports: []string{"example.org/heavy/part"}}, nil},
+		"an upward import fails": {
+			unit{path: "low", imports: []string{module + "/mid/x"}},
+			[]string{"low may not import mid/x"},
+		},
+		"a sideways import fails": {
+			unit{path: "mid/x", imports: []string{module + "/mid/y"}},
+			[]string{"mid/x may not import mid/y"},
+		},
+		"a banned import fails": {
+			unit{path: "low", imports: []string{"os"}},
+			[]string{"low may not import os"},
+		},
+		"what is below a banned import fails": {
+			unit{path: "low", imports: []string{"os/exec"}},
+			[]string{"low may not import os/exec"},
+		},
 		"a ban of v1 leaves v2 alone":          {unit{path: "low", imports: []string{"math/rand/v2"}}, nil},
 		"a name that only begins alike passes": {unit{path: "low", imports: []string{"osmosis"}}, nil},
 		"a heavy import elsewhere fails": {
 			unit{path: "mid/y", imports: []string{"example.org/heavy"}},
 			[]string{"mid/y imports example.org/heavy, which stays in mid/x"},
 		},
-		"a package without a row fails":    {unit{path: "new"}, []string{"new is in no row of the import table"}},
-		"a test that imports a lab fails":  {unit{path: "low", tests: []string{module + "/internal/netlab"}}, []string{"low's tests import internal/netlab, which only cmd, test and the lab may"}},
+		"a package without a row fails": {unit{path: "new"}, []string{"new is in no row of the import table"}},
+		"a test that imports a lab fails": {
+			unit{path: "low", tests: []string{module + "/internal/netlab"}},
+			[]string{"low's tests import internal/netlab, which only cmd, test and the lab may"},
+		},
 		"a command's test may use the lab": {unit{path: "cmd/x", tests: []string{module + "/internal/netlab"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -42,7 +42,10 @@ func (b *Bench) Run(ctx context.Context, plan Plan, done func(Result) error) ([]
 	var results []Result
 	trials := plan.Trials()
 	for i, t := range trials {
-		r, err := b.judged(ctx, plan, t, Progress{Trial: t, Number: i + 1, Total: len(trials), Attempt: 1, Of: plan.Duration})
+		r, err := b.judged(ctx, plan, t, Progress{
+			Trial: t, Number: i + 1, Total: len(trials), Attempt: 1,
+			Of: plan.Duration,
+		})
 		if ctx.Err() != nil {
 			return results, fmt.Errorf("bench: stopped after %d of %d runs: %w", i, len(trials), context.Cause(ctx))
 		}

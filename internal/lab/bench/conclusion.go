@@ -38,7 +38,8 @@ func Conclusion(results []Result) string {
 	if algorithm, _, _ := strings.Cut(ours.sender, "@"); algorithm == "penstock" {
 		who = "Penstock"
 	}
-	return fmt.Sprintf("%s has %.0f %% of %s's throughput, and 19 of 20 packets spend less than %s ms in the queue instead of %s ms (%s).",
+	return fmt.Sprintf("%s has %.0f %% of %s's throughput, and 19 of 20 packets spend less than %s ms in the queue "+
+		"instead of %s ms (%s).",
 		who, share*100, capital(base.sender), figures.Number(a), figures.Number(b), figures.Ratio(a, b))
 }
 

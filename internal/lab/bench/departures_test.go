@@ -15,7 +15,10 @@ func TestDepartures(t *testing.T) {
 
 	s := netlab.Sending{MSS: 1000}
 	for i := range 11 { // every millisecond, but for the last
-		s.Steps = append(s.Steps, netlab.Step{At: time.Duration(5+i) * time.Millisecond, Payload: 1000, Size: 1052, Inflight: 4000, Pipe: 3000})
+		s.Steps = append(s.Steps, netlab.Step{
+			At: time.Duration(5+i) * time.Millisecond, Payload: 1000, Size: 1052,
+			Inflight: 4000, Pipe: 3000,
+		})
 	}
 	s.Steps[3].Again = true
 	s.Steps[10].At += 2 * time.Millisecond

@@ -124,7 +124,8 @@ func WriteFidelities(w io.Writer, results []Result, against string) error {
 		g.Write(&b)
 		b.WriteByte('\n')
 	}
-	fmt.Fprintf(&b, "Over the links, which differ by their seed. Differences are those of the real run from the %s one on the\n"+
+	fmt.Fprintf(&b, "Over the links, which differ by their seed. Differences are those of the real run from the %s "+
+		"one on the\n"+
 		"same link; sd: their standard deviation, se: the standard error of their mean.\n", reference)
 	writeTrust(&b, results)
 	_, err := io.WriteString(w, b.String())

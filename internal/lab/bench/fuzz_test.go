@@ -10,7 +10,10 @@ import (
 )
 
 func FuzzParseSender(f *testing.F) {
-	for _, s := range []string{"cubic", "copa", "copa@bbr", "copa@sim", "none@sim", "copa:delta=0.1,mode=auto@cubic", "cubic@", "@", "static:cwnd_packets=22", "copa:alcc", "cubic,bbr", "none@none"} {
+	for _, s := range []string{
+		"cubic", "copa", "copa@bbr", "copa@sim", "none@sim", "copa:delta=0.1,mode=auto@cubic",
+		"cubic@", "@", "static:cwnd_packets=22", "copa:alcc", "cubic,bbr", "none@none",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, spec string) {

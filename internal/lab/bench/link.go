@@ -39,7 +39,8 @@ func ParseLink(spec string) (Link, error) {
 	}
 	f, err := os.Open(spec)
 	if err != nil {
-		return Link{}, fmt.Errorf("%q is neither a rate such as 12mbit, nor generate:NAME, nor a trace file: %w", spec, err)
+		return Link{}, fmt.Errorf("%q is neither a rate such as 12mbit, nor generate:NAME, nor a trace file: %w",
+			spec, err)
 	}
 	name := filepath.Base(spec)
 	trace, err := sim.ReadTrace(name, f)
@@ -56,7 +57,8 @@ func parseGenerated(spec, rest string) (Link, error) {
 	if seeded {
 		var err error
 		if seed, err = strconv.ParseUint(seedText, 10, 64); err != nil {
-			return Link{}, fmt.Errorf("%q: the seed after the second colon must be a whole number, such as generate:%s:7", spec, preset)
+			return Link{}, fmt.Errorf("%q: the seed after the second colon must be a whole number, such as "+
+				"generate:%s:7", spec, preset)
 		}
 	}
 	if _, err := sim.Model(preset); err != nil {
@@ -123,7 +125,8 @@ func ParseBuffer(spec string) (Buffer, error) {
 	n, err := cc.ParseBytes(spec)
 	switch {
 	case err != nil:
-		return Buffer{}, fmt.Errorf("%q is neither a size such as 2MB, nor a number of packets such as 250pkt, nor none", spec)
+		return Buffer{}, fmt.Errorf("%q is neither a size such as 2MB, nor a number of packets such as 250pkt, nor "+
+			"none", spec)
 	case n < sim.OpportunityBytes:
 		return Buffer{}, fmt.Errorf("%q does not hold one packet of %d bytes", spec, int64(sim.OpportunityBytes))
 	}

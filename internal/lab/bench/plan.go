@@ -73,9 +73,11 @@ func (p Plan) Validate() error {
 	case p.Delay < 0:
 		return fmt.Errorf("--delay %s: must not be negative", p.Delay)
 	case !(p.Reorder >= 0 && p.Reorder < 1):
-		return fmt.Errorf("--reorder %v: must be a probability below 1, such as 0.01 for one packet in a hundred", p.Reorder)
+		return fmt.Errorf("--reorder %v: must be a probability below 1, such as 0.01 for one packet in a hundred",
+			p.Reorder)
 	case p.Reorder > 0 && p.ReorderBy <= 0:
-		return fmt.Errorf("--reorder-by %s: must be above 0, as packets that take no longer are not overtaken", p.ReorderBy)
+		return fmt.Errorf("--reorder-by %s: must be above 0, as packets that take no longer are not overtaken",
+			p.ReorderBy)
 	case p.Runs < 1:
 		return fmt.Errorf("--runs %d: must be at least 1", p.Runs)
 	case p.Ingress != IngressTPROXY && p.Ingress != IngressForward:
@@ -83,13 +85,15 @@ func (p Plan) Validate() error {
 	case p.Hints != 0 && p.Hints < edge.LeastHints:
 		return fmt.Errorf("--hints %s: must be at least %s; 0: never", p.Hints, edge.LeastHints)
 	case p.Packets && slices.ContainsFunc(p.Senders, Sender.Tunnelled):
-		return errors.New("--packets: what leaves through a tunnel cannot be told apart; record senders that are not over wireguard")
+		return errors.New("--packets: what leaves through a tunnel cannot be told apart; record senders that are " +
+			"not over wireguard")
 	case p.Sample < 0:
 		return fmt.Errorf("--sample %s: must not be negative; 0 switches sampling off", p.Sample)
 	}
 	for _, loss := range p.Losses {
 		if !(loss >= 0 && loss < 1) {
-			return fmt.Errorf("--loss %v: must be a probability below 1, such as 0.01 for one packet in a hundred", loss)
+			return fmt.Errorf("--loss %v: must be a probability below 1, such as 0.01 for one packet in a hundred",
+				loss)
 		}
 	}
 	for _, s := range p.Senders {
@@ -116,7 +120,10 @@ func (p Plan) Trials() []Trial {
 				for _, seed := range p.Seeds {
 					for _, loss := range p.Losses {
 						for _, sender := range p.Senders {
-							trials = append(trials, Trial{Sender: sender, Link: link, Buffer: buffer, Loss: loss, Seed: seed, Run: run + 1})
+							trials = append(trials, Trial{
+								Sender: sender, Link: link, Buffer: buffer, Loss: loss,
+								Seed: seed, Run: run + 1,
+							})
 						}
 					}
 				}

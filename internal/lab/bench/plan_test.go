@@ -92,7 +92,10 @@ func TestParseBuffer(t *testing.T) {
 		require.NoError(t, err, spec)
 		assert.Equal(t, want, got)
 	}
-	for _, spec := range []string{"", "2", "pkt", "0pkt", "-3pkt", "2.5pkt", "100B", "many", "99999999999999999999pkt"} {
+	for _, spec := range []string{
+		"", "2", "pkt", "0pkt", "-3pkt", "2.5pkt", "100B", "many",
+		"99999999999999999999pkt",
+	} {
 		_, err := ParseBuffer(spec)
 		assert.ErrorContains(t, err, `"`+spec+`"`)
 	}

@@ -50,7 +50,8 @@ func WritePlots(path string, results []Result) ([]string, error) {
 
 // plot draws one table; false: no run in it has a series.
 func (t table) plot(name string) (bool, error) {
-	rate, delay, legend := figures.NewPlot(t.path, "throughput, Mbit/s"), figures.NewPlot("", "queueing delay, ms"), figures.NewLegend()
+	rate, delay, legend := figures.NewPlot(t.path, "throughput, Mbit/s"), figures.NewPlot("",
+		"queueing delay, ms"), figures.NewLegend()
 	rate.Y.Min = 0
 	delay.X.Label.Text = "seconds since the first data packet"
 	delay.Y.Scale, delay.Y.Tick.Marker = plot.LogScale{}, figures.Decades{}

@@ -82,7 +82,8 @@ func (p *Printer) Break() {
 
 // String is the step in words.
 func (s Progress) String() string {
-	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name, s.Trial.Buffer.Name)
+	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name,
+		s.Trial.Buffer.Name)
 	if s.Trial.Loss > 0 {
 		out += fmt.Sprintf(", loss %s %%", figures.Number(s.Trial.Loss*100))
 	}
@@ -93,7 +94,8 @@ func (s Progress) String() string {
 		out += " (again, the first was noisy)"
 	}
 	if r := s.Result; r != nil {
-		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput, figures.Number(r.Queueing.P50), figures.Number(r.Queueing.P95))
+		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput,
+			figures.Number(r.Queueing.P50), figures.Number(r.Queueing.P95))
 		if r.Noisy {
 			out += ", noisy"
 		}

@@ -14,7 +14,9 @@ import (
 
 // startProxy starts the proxy under test. Its configuration shows nothing that a
 // user's would not.
-func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, sender Sender, plan Plan, target netip.AddrPort, tunnel *edge.Tunnel) (*edge.Proxy, error) {
+func startProxy(ctx context.Context, executable string, lab *netlab.Cellular, sender Sender, plan Plan,
+	target netip.AddrPort, tunnel *edge.Tunnel,
+) (*edge.Proxy, error) {
 	envelope := sender.Envelope
 	if envelope == "" || tunnel != nil {
 		envelope = "auto"

@@ -40,7 +40,10 @@ func (t table) write(b *strings.Builder) {
 	b.WriteString("\n\n")
 	base := t.baseline()
 	g := t.head(
-		[]string{"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans, "dropped", "resent", "proxy CPU", figures.Spans},
+		[]string{
+			"", "Mbit/s", "used", "queueing, ms", figures.Spans, figures.Spans, "one-way, ms", figures.Spans,
+			"dropped", "resent", "proxy CPU", figures.Spans,
+		},
 		[]string{"runs", "", "%", "p50", "p95", "p99", "p50", "p95", "%", "%", "s/GB", "% of a core"})
 	if base != "" {
 		g[0] = append(g[0], "against "+base, figures.Spans)
@@ -211,12 +214,14 @@ func writeTrust(b *strings.Builder, results []Result) {
 	b.WriteByte('\n')
 	if len(late) > 0 {
 		s := spread(late)
-		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max, results[0].System)
+		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max,
+			results[0].System)
 	}
 	fmt.Fprintf(b, "%s.\n", results[0].Version)
 	writeTransports(b, results)
 	if noisy > 0 {
-		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, or use --retry-noisy.\n", noisy, len(late))
+		fmt.Fprintf(b, "* %d of %d runs are noisy: the machine handed packets over too late. Close other programs, "+
+			"or use --retry-noisy.\n", noisy, len(late))
 	}
 	for _, r := range results {
 		if r.Discarded != "" {
@@ -241,7 +246,8 @@ func writeTransports(b *strings.Builder, results []Result) {
 			}
 		}
 		if len(senders) > 0 {
-			fmt.Fprintf(b, "In virtual time, where nothing is late, over the transport %s: %s.\n", transport, strings.Join(senders, ", "))
+			fmt.Fprintf(b, "In virtual time, where nothing is late, over the transport %s: %s.\n", transport,
+				strings.Join(senders, ", "))
 		}
 	}
 }

@@ -16,21 +16,23 @@ import (
 // Result is one run: what was asked for, what came of it, and how far to trust
 // it. It is one line of the JSON output.
 type Result struct {
-	Sender    string  `json:"sender"`
-	Kernel    string  `json:"kernel_algorithm,omitempty"` // of a direct sender
-	Algorithm string  `json:"algorithm,omitempty"`        // of Penstock
-	Envelope  string  `json:"envelope,omitempty"`         // as the proxy reports it, else as asked for; "sim": in virtual time
+	Sender    string `json:"sender"`
+	Kernel    string `json:"kernel_algorithm,omitempty"` // of a direct sender
+	Algorithm string `json:"algorithm,omitempty"`        // of Penstock
+	// as the proxy reports it, else as asked for; "sim": in virtual time
+	Envelope  string  `json:"envelope,omitempty"`
 	Ingress   Ingress `json:"ingress,omitempty"`
 	Transport string  `json:"transport,omitempty"` // in virtual time: as sim.Transport has them
 
-	Link      string  `json:"link"`
-	Up        string  `json:"up"` // "same": as link
-	Buffer    string  `json:"buffer"`
-	Delay     float64 `json:"delay_ms"`          // each way
-	Delays    string  `json:"delays,omitempty"`  // the trace of delays in its place; empty: none
-	Loss      float64 `json:"loss"`              // probability, towards the client
-	AQM       string  `json:"aqm,omitempty"`     // of the queue towards the client; empty: drop-tail
-	Reorder   float64 `json:"reorder,omitempty"` // probability, towards the client, that a packet takes ReorderBy longer
+	Link   string  `json:"link"`
+	Up     string  `json:"up"` // "same": as link
+	Buffer string  `json:"buffer"`
+	Delay  float64 `json:"delay_ms"`         // each way
+	Delays string  `json:"delays,omitempty"` // the trace of delays in its place; empty: none
+	Loss   float64 `json:"loss"`             // probability, towards the client
+	AQM    string  `json:"aqm,omitempty"`    // of the queue towards the client; empty: drop-tail
+	// probability, towards the client, that a packet takes ReorderBy longer
+	Reorder   float64 `json:"reorder,omitempty"`
 	ReorderBy float64 `json:"reorder_by_ms,omitempty"`
 	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the sender of itself
 	Duration  float64 `json:"duration_seconds"`
@@ -87,7 +89,8 @@ type Series struct {
 	Step       float64   `json:"step_seconds"`
 	Throughput []float64 `json:"throughput_mbit"` // IP bytes that left the queue
 	Offered    []float64 `json:"offered_mbit"`    // what the link could have carried
-	Queueing   []float64 `json:"queueing_ms"`     // mean of the packets that left, weighted by their bytes; 0: none left
+	// mean of the packets that left, weighted by their bytes; 0: none left
+	Queueing []float64 `json:"queueing_ms"`
 }
 
 // seriesStep is the length of a record's steps.
@@ -125,7 +128,10 @@ type Percentiles struct {
 }
 
 func percentiles(q netlab.Quantiles) Percentiles {
-	return Percentiles{Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), P99: millis(q.P99), Max: millis(q.Max)}
+	return Percentiles{
+		Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), P99: millis(q.P99),
+		Max: millis(q.Max),
+	}
 }
 
 // Path says in words what the run's packets went through, and how long it took. Runs

@@ -53,7 +53,10 @@ func proxied(sender string, run int, mbit, p95, cpu float64) Result {
 	r.CPUPerGB, r.CPUShare = &cpu, &share
 	r.Window = &Window{
 		Samples: 600, KernelCovers: 0.9951,
-		KernelCwnd: Spread{Median: 44, Min: 20, Max: 60}, Cwnd: Spread{Median: 22, Min: 10, Max: 40}, Pipe: Spread{Median: 21.5, Min: 3, Max: 41},
+		KernelCwnd: Spread{Median: 44, Min: 20, Max: 60}, Cwnd: Spread{
+			Median: 22, Min: 10,
+			Max: 40,
+		}, Pipe: Spread{Median: 21.5, Min: 3, Max: 41},
 		PipeExcess: 0.75,
 	}
 	return r
@@ -68,7 +71,8 @@ func someResults() []Result {
 	other.Reorder, other.ReorderBy = 0.02, 5
 	other.Up, other.Buffer, other.Loss = "2mbit", bufferNone, 0.01
 	return []Result{
-		result("cubic", "cubic", 1, 9.9, 3000), result("bbr", "bbr", 1, 9.5, 230), proxied("copa", 1, 9.4, 87.123, 1.25),
+		result("cubic", "cubic", 1, 9.9, 3000), result("bbr", "bbr", 1, 9.5, 230), proxied("copa", 1, 9.4, 87.123,
+			1.25),
 		result("cubic", "cubic", 2, 9.8, 3200), noisy, discarded,
 		result("cubic", "cubic", 3, 9.7, 2900), proxied("copa", 3, 9.6, 91, 1.5), other,
 	}
@@ -83,7 +87,10 @@ func faded() []Result {
 	ours := proxied("copa", 1, 9.4, 87, 1.25)
 	ours.Answer = &Answer{Count: 9000, P50: 0.0812, P99: 1.25}
 	ours.Departures = &Departures{
-		Packets: 25000, Again: 3, Inflight: Occupancy{P50: 21, P95: 22, Max: 22}, Pipe: Occupancy{P50: 21, P95: 22, Max: 23},
+		Packets: 25000, Again: 3, Inflight: Occupancy{P50: 21, P95: 22, Max: 22}, Pipe: Occupancy{
+			P50: 21, P95: 22,
+			Max: 23,
+		},
 		Gaps: Tails{P5: 1.5, P50: 1001.2, P95: 2010}, IdealGap: 1448, Ratio: &Tails{P5: 0.001, P50: 0.692, P95: 1.39},
 	}
 	poor := ours
@@ -91,7 +98,10 @@ func faded() []Result {
 	gone := result("bbr", "bbr", 1, 9, 200)
 	gone.Discarded = mistaken("ebpf", "bbr")
 	direct := result("cubic", "cubic", 1, 9.9, 3000)
-	direct.Departures = &Departures{Packets: 26000, Missed: 5, Inflight: Occupancy{P50: 200, P95: 280, Max: 290}, Gaps: Tails{P50: 990}}
+	direct.Departures = &Departures{
+		Packets: 26000, Missed: 5, Inflight: Occupancy{P50: 200, P95: 280, Max: 290},
+		Gaps: Tails{P50: 990},
+	}
 	return []Result{
 		direct, result("bbr", "bbr", 1, 9.5, 230), ours,
 		at(result("cubic", "cubic", 1, 5.5, 20), 0.01), at(gone, 0.01), at(poor, 0.01),
@@ -116,9 +126,12 @@ func TestTables(t *testing.T) {
 		results []Result
 		windows bool
 	}{
-		"several runs, two paths":  {someResults(), true},
-		"three losses":             {faded(), true},
-		"real beside virtual":      {[]Result{result("cubic", "cubic", 1, 9.9, 3000), proxied("copa", 1, 9.4, 87, 1.25), virtual("copa", 9.5, 85)}, true},
+		"several runs, two paths": {someResults(), true},
+		"three losses":            {faded(), true},
+		"real beside virtual": {[]Result{
+			result("cubic", "cubic", 1, 9.9, 3000),
+			proxied("copa", 1, 9.4, 87, 1.25), virtual("copa", 9.5, 85),
+		}, true},
 		"virtual alone":            {[]Result{virtual("copa", 9.5, 85), relayed(virtual("cubic", 9.9, 3000))}, true},
 		"one run of each":          {someResults()[:3], false},
 		"nobody to compare with":   {[]Result{proxied("copa", 1, 9.4, 87, 1.25)}, true},
@@ -155,9 +168,13 @@ func TestJSONKeepsEverything(t *testing.T) {
 }
 
 func TestConclusion(t *testing.T) {
-	assert.Equal(t, "Copa through Penstock has 97 % of Cubic's throughput, and 19 of 20 packets spend less than 89.1 ms in the queue instead of 3000 ms (1/33.7).",
+	assert.Equal(t, "Copa through Penstock has 97 % of Cubic's throughput, and 19 of 20 packets spend less than "+
+		"89.1 ms in the queue instead of 3000 ms (1/33.7).",
 		Conclusion(someResults()))
-	assert.Regexp(t, "^Penstock has 94 %", Conclusion([]Result{someResults()[0], proxied("penstock", 1, 9.3, 70, 1.25)}))
+	assert.Regexp(t, "^Penstock has 94 %", Conclusion([]Result{
+		someResults()[0],
+		proxied("penstock", 1, 9.3, 70, 1.25),
+	}))
 	assert.Empty(t, Conclusion(nil))
 	assert.Empty(t, Conclusion(someResults()[:2]), "there is nothing of ours")
 	assert.Empty(t, Conclusion(someResults()[2:3]), "there is nothing to compare with")
@@ -197,22 +214,34 @@ func TestSpread(t *testing.T) {
 }
 
 func TestNumbers(t *testing.T) {
-	for v, want := range map[float64]string{0: "0", 3: "3", 0.126: "0.13", 9.5: "9.5", 12.34: "12.3", 100.6: "101", 3416.2: "3416", -0.251: "-0.25"} {
+	for v, want := range map[float64]string{
+		0: "0", 3: "3", 0.126: "0.13", 9.5: "9.5", 12.34: "12.3", 100.6: "101",
+		3416.2: "3416", -0.251: "-0.25",
+	} {
 		assert.Equal(t, want, figures.Number(v))
 	}
 	for _, c := range []struct {
 		a, b float64
 		want string
-	}{{5, 5, "1.00×"}, {4.75, 5, "0.95×"}, {12, 5, "2.40×"}, {1, 10, "1/10"}, {2, 67, "1/33.5"}, {0, 5, "0"}, {1, 0, "-"}} {
+	}{{5, 5, "1.00×"}, {4.75, 5, "0.95×"}, {12, 5, "2.40×"}, {1, 10, "1/10"}, {2, 67, "1/33.5"}, {0, 5, "0"}, {
+		1, 0,
+		"-",
+	}} {
 		assert.Equal(t, c.want, figures.Ratio(c.a, c.b))
 	}
 }
 
 func TestMergeSteps(t *testing.T) {
 	step := func(at int, mbit cc.Rate, queueing time.Duration) netlab.Point {
-		return netlab.Point{At: time.Duration(at) * 100 * time.Millisecond, Throughput: mbit * 1e6, Offered: 12e6, Queueing: queueing, MaxQueue: 2 * queueing, Drops: 1}
+		return netlab.Point{
+			At: time.Duration(at) * 100 * time.Millisecond, Throughput: mbit * 1e6, Offered: 12e6,
+			Queueing: queueing, MaxQueue: 2 * queueing, Drops: 1,
+		}
 	}
-	got := merge([]netlab.Point{step(0, 10, 30*time.Millisecond), step(1, 5, 90*time.Millisecond), step(2, 0, 0), step(3, 3, 0), step(4, 1, 0)}, 2)
+	got := merge([]netlab.Point{
+		step(0, 10, 30*time.Millisecond), step(1, 5, 90*time.Millisecond), step(2, 0, 0),
+		step(3, 3, 0), step(4, 1, 0),
+	}, 2)
 	require.Len(t, got, 2, "the rest is left out")
 	assert.Equal(t, netlab.Point{
 		At: 0, Throughput: 7.5e6, Offered: 12e6, Queueing: 50 * time.Millisecond, MaxQueue: 180 * time.Millisecond, Drops: 2,
@@ -223,7 +252,10 @@ func TestMergeSteps(t *testing.T) {
 func TestPlots(t *testing.T) {
 	r := result("cubic", "cubic", 1, 9.9, 3000)
 	for i := range 30 {
-		r.series = append(r.series, netlab.Point{At: time.Duration(i) * netlab.DefaultStep, Throughput: 9e6, Offered: 10e6, Queueing: time.Duration(i*i) * time.Millisecond})
+		r.series = append(r.series, netlab.Point{
+			At: time.Duration(i) * netlab.DefaultStep, Throughput: 9e6,
+			Offered: 10e6, Queueing: time.Duration(i*i) * time.Millisecond,
+		})
 	}
 	other := r
 	other.Buffer = "250pkt"
@@ -258,7 +290,10 @@ func TestPlots(t *testing.T) {
 func TestPrinter(t *testing.T) {
 	trial := testPlan(t).Trials()[0]
 	r := result("cubic", "cubic", 1, 11.9, 250)
-	underway := Progress{Trial: trial, Number: 1, Total: 2, Attempt: 1, Elapsed: 1500 * time.Millisecond, Of: 3 * time.Second, Throughput: 11_900_000, Queueing: 170 * time.Millisecond}
+	underway := Progress{
+		Trial: trial, Number: 1, Total: 2, Attempt: 1, Elapsed: 1500 * time.Millisecond,
+		Of: 3 * time.Second, Throughput: 11_900_000, Queueing: 170 * time.Millisecond,
+	}
 	over := underway
 	over.Result, over.Attempt = &r, 2
 
@@ -267,17 +302,20 @@ func TestPrinter(t *testing.T) {
 	p.Show(underway)
 	p.Show(over)
 	p.Break()
-	assert.Equal(t, "[1/2] cubic on 12mbit, buffer 250pkt (again, the first was noisy): 11.90 Mbit/s, queueing p50 125 ms, p95 250 ms\n", plain.String())
+	assert.Equal(t, "[1/2] cubic on 12mbit, buffer 250pkt (again, the first was noisy): 11.90 Mbit/s, queueing p50 "+
+		"125 ms, p95 250 ms\n", plain.String())
 
 	p = &Printer{w: &terminal, terminal: true}
 	p.Show(underway)
-	assert.Equal(t, "\r\x1b[K[1/2] cubic on 12mbit, buffer 250pkt:  2 of 3 s, 11.90 Mbit/s, queueing  170 ms", terminal.String())
+	assert.Equal(t, "\r\x1b[K[1/2] cubic on 12mbit, buffer 250pkt:  2 of 3 s, 11.90 Mbit/s, queueing  170 ms",
+		terminal.String())
 	p.Break()
 	assert.True(t, strings.HasSuffix(terminal.String(), "ms\n"), "what follows begins on a line of its own")
 }
 
 func TestLinesFitTheTerminal(t *testing.T) {
-	line := "[1/9] static:cwnd_packets=22@cubic on Verizon-LTE-short.down, buffer 250pkt: 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms"
+	line := "[1/9] static:cwnd_packets=22@cubic on Verizon-LTE-short.down, buffer 250pkt: 10 of 30 s, 10.00 " +
+		"Mbit/s, queueing 1000 ms"
 	assert.Equal(t, line, fit(line, 0), "the width is not known")
 	assert.Equal(t, line, fit(line, 200))
 	assert.Equal(t, "[1/9] static:cwnd_packets=22@cubic … 10 of 30 s, 10.00 Mbit/s, queueing 1000 ms", fit(line, 80))

@@ -47,7 +47,8 @@ func TestRealRun(t *testing.T) {
 				d := r.Departures
 				require.NotNil(t, d)
 				assert.Zero(t, d.Missed)
-				assert.InEpsilon(t, r.Packets, d.Packets, 0.2, "what left arrived at the queue, however late the emulator looked")
+				assert.InEpsilon(t, r.Packets, d.Packets, 0.2,
+					"what left arrived at the queue, however late the emulator looked")
 				assert.LessOrEqual(t, d.Inflight.P95, d.Inflight.Max)
 				assert.Nil(t, d.Ratio, "nobody asked for a rate")
 			}

@@ -163,7 +163,8 @@ func (s *scene) play(ctx context.Context, plan Plan, tell func(elapsed time.Dura
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-s.ended():
-			return s.explain(fmt.Errorf("the download ended after %s: %w", s.lab.Path.Elapsed().Round(time.Millisecond), err))
+			return s.explain(fmt.Errorf("the download ended after %s: %w",
+				s.lab.Path.Elapsed().Round(time.Millisecond), err))
 		case <-progress.C:
 			tell(s.lab.Path.Elapsed())
 		case <-sample:

@@ -101,7 +101,10 @@ func (t table) writeDepartures(b *strings.Builder) {
 		paced = paced || len(w.ratios(func(m Tails) float64 { return m.P50 })) > 0
 	}
 	g := t.head(
-		[]string{"", "in flight, packets", figures.Spans, figures.Spans, "pipe, packets", figures.Spans, "gaps, µs", figures.Spans, figures.Spans},
+		[]string{
+			"", "in flight, packets", figures.Spans, figures.Spans, "pipe, packets", figures.Spans, "gaps, µs",
+			figures.Spans, figures.Spans,
+		},
 		[]string{"packets", "p50", "p95", "max", "p95", "max", "p5", "p50", "p95"})
 	if paced {
 		g[0] = append(g[0], "gaps of ideal", figures.Spans, figures.Spans, figures.Spans)

@@ -142,7 +142,8 @@ func missingAlgorithms(senders []Sender, available string) []string {
 	var missing []string
 	for _, s := range senders {
 		for _, name := range []string{s.Kernel, s.Envelope} {
-			if name != "" && !slices.Contains(bringsAlong, name) && !slices.Contains(has, name) && !slices.Contains(missing, name) {
+			if name != "" && !slices.Contains(bringsAlong, name) && !slices.Contains(has, name) &&
+				!slices.Contains(missing, name) {
 				missing = append(missing, name)
 			}
 		}

@@ -27,7 +27,10 @@ func TestParseSenders(t *testing.T) {
 		"an algorithm leaves the envelope to the proxy": {
 			[]string{"copa", "static:cwnd_packets=22"},
 			nil,
-			[]Sender{{Name: "copa", Algorithm: "copa"}, {Name: "static:cwnd_packets=22", Algorithm: "static:cwnd_packets=22"}},
+			[]Sender{
+				{Name: "copa", Algorithm: "copa"},
+				{Name: "static:cwnd_packets=22", Algorithm: "static:cwnd_packets=22"},
+			},
 		},
 		"several envelopes are several senders, and the kernel's own stay one": {
 			[]string{"cubic", "copa:delta=0.1"},
@@ -82,12 +85,24 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 		specs, envelopes []string
 		says             []string
 	}{
-		"nobody":                       {nil, nil, []string{"--sender", "at least one"}},
-		"an unknown algorithm":         {[]string{"kopa"}, nil, []string{`--sender "kopa"`, "copa"}},
-		"an unknown setting":           {[]string{"copa:dalte=1"}, nil, []string{"--sender", "dalte", "delta"}},
-		"an unknown envelope":          {[]string{"copa@vegas"}, nil, []string{`--sender "copa@vegas"`, "cubic, bbr, reno, ebpf"}},
-		"none in virtual time":         {[]string{"none@sim"}, nil, []string{`--sender "none@sim"`, "leaves the window to the kernel"}},
-		"none in virtual time as well": {[]string{"none"}, []string{"bbr", "sim"}, []string{`--sender "none"`, "leaves the window to the kernel"}},
+		"nobody":               {nil, nil, []string{"--sender", "at least one"}},
+		"an unknown algorithm": {[]string{"kopa"}, nil, []string{`--sender "kopa"`, "copa"}},
+		"an unknown setting":   {[]string{"copa:dalte=1"}, nil, []string{"--sender", "dalte", "delta"}},
+		"an unknown envelope": {
+			[]string{"copa@vegas"},
+			nil,
+			[]string{`--sender "copa@vegas"`, "cubic, bbr, reno, ebpf"},
+		},
+		"none in virtual time": {
+			[]string{"none@sim"},
+			nil,
+			[]string{`--sender "none@sim"`, "leaves the window to the kernel"},
+		},
+		"none in virtual time as well": {
+			[]string{"none"},
+			[]string{"bbr", "sim"},
+			[]string{`--sender "none"`, "leaves the window to the kernel"},
+		},
 		"virtual time by itself":       {[]string{"sim"}, nil, []string{`--sender "sim"`}},
 		"ours sends nothing by itself": {[]string{"ebpf"}, nil, []string{`--sender "ebpf"`}},
 		"an unknown envelope flag":     {[]string{"copa"}, []string{"hybla"}, []string{"--envelope", `"hybla"`}},
@@ -106,11 +121,18 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 }
 
 func TestMissingAlgorithms(t *testing.T) {
-	senders := []Sender{{Kernel: "cubic"}, {Algorithm: "copa", Envelope: "bbr"}, {Algorithm: "none", Envelope: "bbr"}, {Algorithm: "copa"}}
+	senders := []Sender{
+		{Kernel: "cubic"},
+		{Algorithm: "copa", Envelope: "bbr"},
+		{Algorithm: "none", Envelope: "bbr"},
+		{Algorithm: "copa"},
+	}
 	assert.Empty(t, missingAlgorithms(senders, "reno bbr cubic\n"))
-	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "ebpf"}}, "cubic"), "the proxy brings it along")
+	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "ebpf"}}, "cubic"),
+		"the proxy brings it along")
 	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "sim"}}, "cubic"), "there is no kernel")
-	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "wireguard"}}, "cubic"), "it has a stack of its own")
+	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "wireguard"}}, "cubic"),
+		"it has a stack of its own")
 	assert.Equal(t, []string{"bbr"}, missingAlgorithms(senders, "reno cubic\n"))
 	assert.Equal(t, []string{"cubic", "bbr"}, missingAlgorithms(senders, "bbr2"))
 }

@@ -41,7 +41,8 @@ func checkKernelAlgorithms(senders []Sender) error {
 		return fmt.Errorf("bench: read the kernel's congestion controls: %w", err)
 	}
 	if missing := missingAlgorithms(senders, string(available)); len(missing) > 0 {
-		return fmt.Errorf("bench: this kernel has no congestion control %s, only %s: load it (modprobe tcp_%s), or choose another --sender or --envelope",
+		return fmt.Errorf("bench: this kernel has no congestion control %s, only %s: load it (modprobe tcp_%s), or "+
+			"choose another --sender or --envelope",
 			strings.Join(missing, ", "), strings.TrimSpace(string(available)), missing[0])
 	}
 	return nil

@@ -29,7 +29,9 @@ func (p *Proxy) Get(ctx context.Context, page string, read func(io.Reader) error
 	return err
 }
 
-func (p *Proxy) ask(ctx context.Context, method, page string, body []byte, read func(*http.Response) error) (status int, err error) {
+func (p *Proxy) ask(ctx context.Context, method, page string, body []byte,
+	read func(*http.Response) error,
+) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, "http://"+telemetryAddr+page, bytes.NewReader(body))
 	if err != nil {
 		return 0, err

@@ -10,7 +10,8 @@ import (
 )
 
 func TestCPUTimeOfAnotherProcess(t *testing.T) {
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; read x")
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c",
+		"i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; read x")
 	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()

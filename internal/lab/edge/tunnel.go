@@ -47,7 +47,8 @@ func NewTunnel() (t *Tunnel, err error) {
 
 // Listener is a proxy's end, in YAML.
 func (t *Tunnel) Listener() string {
-	return fmt.Sprintf("{name: edge, mode: wireguard, address: \":%d\", tunnel: {mtu: %d}, wireguard: {private_key: %q, peers: [{name: host, public_key: %q, allowed_ips: [%q]}]}}",
+	return fmt.Sprintf("{name: edge, mode: wireguard, address: \":%d\", tunnel: {mtu: %d}, wireguard: "+
+		"{private_key: %q, peers: [{name: host, public_key: %q, allowed_ips: [%q]}]}}",
 		tunnelPort, tunnelMTU, t.edge, t.hostPublic, netip.PrefixFrom(TunnelHost, TunnelHost.BitLen()))
 }
 
@@ -55,7 +56,10 @@ func (t *Tunnel) Listener() string {
 func (t *Tunnel) Route(edge *netlab.Node) error {
 	return t.open(edge, netlab.WireGuardConfig{
 		Addrs: []netip.Prefix{netip.PrefixFrom(tunnelEdge, 24)}, PrivateKey: t.edge, Port: tunnelPort,
-		Peers: []netlab.WireGuardPeer{{PublicKey: t.hostPublic, Allowed: []netip.Prefix{netip.PrefixFrom(TunnelHost, TunnelHost.BitLen())}}},
+		Peers: []netlab.WireGuardPeer{{
+			PublicKey: t.hostPublic,
+			Allowed:   []netip.Prefix{netip.PrefixFrom(TunnelHost, TunnelHost.BitLen())},
+		}},
 	})
 }
 

@@ -135,7 +135,8 @@ func (Decades) Ticks(lo, hi float64) []plot.Tick {
 func Save(name string, legend *Legend, below ...*plot.Plot) error {
 	beside := max(legend.widest, 2*vg.Centimeter) + keyWidth + vg.Centimeter
 	height := plotHeight * vg.Length(len(below))
-	img := vgimg.NewWith(vgimg.UseWH(plotWidth+beside, height), vgimg.UseDPI(plotDPI), vgimg.UseBackgroundColor(color.White))
+	img := vgimg.NewWith(vgimg.UseWH(plotWidth+beside, height), vgimg.UseDPI(plotDPI),
+		vgimg.UseBackgroundColor(color.White))
 	whole := draw.New(img)
 	plots := make([][]*plot.Plot, len(below))
 	for i, p := range below {

@@ -35,7 +35,8 @@ func SVG(p *plot.Plot, label string) (string, error) {
 		return "", fmt.Errorf("draw %s: %w", label, err)
 	}
 	text := sized.ReplaceAllString(b.String(), `<svg role="img" aria-label="`+attribute(label)+`"`)
-	return strings.NewReplacer("#000000", "currentColor", `xmlns:xlink="http://www.w3.org/1999/xlink"`, "").Replace(text), nil
+	return strings.NewReplacer("#000000", "currentColor", `xmlns:xlink="http://www.w3.org/1999/xlink"`,
+		"").Replace(text), nil
 }
 
 // inside leaves room at the right, where the last label of an axis ends.

@@ -16,7 +16,8 @@ func gateway() []Recipe { return []Recipe{tunnelGateway()} }
 
 func tunnelGateway() Recipe {
 	const plain = "packets forwarded"
-	ours := []string{"copa:delta=0.05", cc.Default} // Copa by itself holds a queue that is longer than is asked for here
+	// Copa by itself holds a queue that is longer than is asked for here
+	ours := []string{"copa:delta=0.05", cc.Default}
 	play := func(name, edge string) stage.Stage {
 		trace, err := sim.Generate("lte", 1, sim.GeneratedLength)
 		if err != nil {
@@ -36,7 +37,8 @@ func tunnelGateway() Recipe {
 	}
 	return Recipe{
 		Name: "tunnel-gateway", Source: "no paper; ours",
-		About: "a download and small requests of a phone inside WireGuard, over LTE: packets forwarded, and connections ended",
+		About: "a download and small requests of a phone inside WireGuard, over LTE: packets forwarded, and " +
+			"connections ended",
 		Stages: func(Scale) []stage.Stage {
 			all := []stage.Stage{play(plain, "")}
 			for _, a := range ours {
@@ -56,7 +58,8 @@ func tunnelGateway() Recipe {
 					atMost("p95 of the requests over that of forwarding, "+a, "",
 						r.RequestsP95("requests")/forwarded.RequestsP95("requests"), 1.0/8, ""),
 					beside("the same, in ms", "", figures.Number(r.RequestsP95("requests"))),
-					atLeast("throughput of the download over that of forwarding, "+a, "", mbit(r)/mbit(forwarded), 0.9, ""),
+					atLeast("throughput of the download over that of forwarding, "+a, "", mbit(r)/mbit(forwarded),
+						0.9, ""),
 					beside("median queueing in the last hop, "+a, "", figure(millis(r.Record.Queueing.P50), "ms")))
 			}
 			return all

@@ -58,7 +58,10 @@ func janusBurst() Recipe {
 		Name: "janus-c0", Source: janusSource + "§4, Fig. 6",
 		About: "one flow that asks for 8 of 10 Mbit/s, and a burst of cross traffic",
 		Stages: func(Scale) []stage.Stage {
-			st := stage.Stage{Name: "janus", Edge: edge("janus", perFlow, guarantees(target)...), Duration: 15 * time.Second}
+			st := stage.Stage{
+				Name: "janus", Edge: edge("janus", perFlow, guarantees(target)...),
+				Duration: 15 * time.Second,
+			}
 			st.Down, st.Up = janusHop(10)
 			st.Actors = []stage.Actor{
 				janusActor(0, asking(target), 0, 0),
@@ -123,11 +126,13 @@ func janusSatisfaction() Recipe {
 			satisfaction := func(r Run, target float64) float64 { return r.rate(asking(target), from, to) / target }
 			for _, name := range []string{"janus, each for itself", "one window"} {
 				for _, target := range janusTargets[2:] {
-					all = append(all, within(fmt.Sprintf("satisfaction of %s, %s", asking(target), name), "satisfied", satisfaction(o.of(name), target), 0.9, 1.15, ""))
+					all = append(all, within(fmt.Sprintf("satisfaction of %s, %s", asking(target), name), "satisfied",
+						satisfaction(o.of(name), target), 0.9, 1.15, ""))
 				}
 			}
 			for _, target := range janusTargets[2:] {
-				all = append(all, beside(fmt.Sprintf("satisfaction of %s, cubic", asking(target)), "about 20 s to converge", figures.Number(satisfaction(o.of("cubic"), target))))
+				all = append(all, beside(fmt.Sprintf("satisfaction of %s, cubic", asking(target)),
+					"about 20 s to converge", figures.Number(satisfaction(o.of("cubic"), target))))
 			}
 			return all
 		},
@@ -158,9 +163,11 @@ func janusMaxMin() Recipe {
 					var got []float64
 					for i, target := range janusTargets {
 						got = append(got, r.rate(asking(target), from, to))
-						all = append(all, within(name(asking(target)+" over its max-min share, "+who, c), paper[c], got[i]/fair[i], 0.9, 1.1, ""))
+						all = append(all, within(name(asking(target)+" over its max-min share, "+who, c), paper[c],
+							got[i]/fair[i], 0.9, 1.1, ""))
 					}
-					all = append(all, atLeast(name("all of them over what there is, "+who, c), "", sum(got)/c, 0.95, ""))
+					all = append(all, atLeast(name("all of them over what there is, "+who, c), "", sum(got)/c, 0.95,
+						""))
 				}
 			}
 			return all
@@ -190,7 +197,8 @@ func janusVideo() Recipe {
 		return v
 	}
 	show := func(v stage.VideoRecord) string {
-		return fmt.Sprintf("%d, %s s, %s s", v.Rebuffers, figures.Number(v.Rebuffer.Seconds()), figures.Number(v.StartUp.Seconds()))
+		return fmt.Sprintf("%d, %s s, %s s", v.Rebuffers, figures.Number(v.Rebuffer.Seconds()),
+			figures.Number(v.StartUp.Seconds()))
 	}
 	return Recipe{
 		Name: "janus-c3", Source: janusSource + "§8.1.3",
@@ -203,7 +211,8 @@ func janusVideo() Recipe {
 			return []Finding{
 				beside("rebuffers, time spent so, start-up, janus", "6, 4.2 s, 3.6 s", show(ours)),
 				beside("rebuffers, time spent so, start-up, cubic", "21, 31.9 s, 3.5 s", show(theirs)),
-				atMost("time spent rebuffering", "1/7.6 of cubic's", ours.Rebuffer.Seconds(), theirs.Rebuffer.Seconds()/2, "s"),
+				atMost("time spent rebuffering", "1/7.6 of cubic's", ours.Rebuffer.Seconds(),
+					theirs.Rebuffer.Seconds()/2, "s"),
 			}
 		},
 	}
@@ -228,17 +237,23 @@ func janusYield() Recipe {
 		Name: "janus-c6", Source: janusSource + "§8.3.1",
 		About: "a long download yields to three flows that ask for 5 Mbit/s, and takes back what they leave",
 		Stages: func(Scale) []stage.Stage {
-			return []stage.Stage{play("janus, each for itself", janusEach(targets...)), play("one window", janusAll(targets...))}
+			return []stage.Stage{
+				play("janus, each for itself", janusEach(targets...)),
+				play("one window", janusAll(targets...)),
+			}
 		},
 		Judge: func(o Outcome) (all []Finding) {
 			for _, r := range o.Runs {
 				who := ", " + r.Stage.Name
 				for i, n := range names {
-					all = append(all, within("satisfaction of the "+n+who, "satisfied", r.rate(n, enter[i]+2*time.Second, leave)/target, 0.85, 1.15, ""))
+					all = append(all, within("satisfaction of the "+n+who, "satisfied",
+						r.rate(n, enter[i]+2*time.Second, leave)/target, 0.85, 1.15, ""))
 				}
 				all = append(all,
-					atLeast("bulk alone over what there is, before"+who, "", r.rate("bulk", 5*time.Second, enter[0])/r.capacity(), 0.9, ""),
-					atLeast("bulk alone over what there is, after"+who, "regains it", r.rate("bulk", leave+5*time.Second, r.Stage.Duration)/r.capacity(), 0.9, ""))
+					atLeast("bulk alone over what there is, before"+who, "",
+						r.rate("bulk", 5*time.Second, enter[0])/r.capacity(), 0.9, ""),
+					atLeast("bulk alone over what there is, after"+who, "regains it",
+						r.rate("bulk", leave+5*time.Second, r.Stage.Duration)/r.capacity(), 0.9, ""))
 			}
 			return all
 		},
@@ -299,7 +314,10 @@ func janusDelay() Recipe {
 		st.Down.Delay, st.Up.Delay = 20*time.Millisecond, 20*time.Millisecond
 		st.Actors = []stage.Actor{janusActor(0, "first", 0, 0), janusActor(1, "second", 500*time.Millisecond, 0)}
 		for i := 1; i < 4; i++ {
-			st.Changes = append(st.Changes, stage.Change{At: time.Duration(i) * step, Delay: time.Duration(20+10*i) * time.Millisecond})
+			st.Changes = append(st.Changes, stage.Change{
+				At:    time.Duration(i) * step,
+				Delay: time.Duration(20+10*i) * time.Millisecond,
+			})
 		}
 		return st
 	}
@@ -315,8 +333,10 @@ func janusDelay() Recipe {
 				from, to := time.Duration(i)*step+step/2, time.Duration(i+1)*step
 				rtt := 40 + 20*i
 				all = append(all,
-					atLeast(fmt.Sprintf("the lesser of the two at %d ms", rtt), "10 Mbit/s again", slices.Min(r.rates(from, to, "first", "second")), 9, "Mbit/s"),
-					beside(fmt.Sprintf("the lesser of the two at %d ms, vegas", rtt), "starves", figure(slices.Min(vegas.rates(from, to, "first", "second")), "Mbit/s")))
+					atLeast(fmt.Sprintf("the lesser of the two at %d ms", rtt), "10 Mbit/s again",
+						slices.Min(r.rates(from, to, "first", "second")), 9, "Mbit/s"),
+					beside(fmt.Sprintf("the lesser of the two at %d ms, vegas", rtt), "starves",
+						figure(slices.Min(vegas.rates(from, to, "first", "second")), "Mbit/s")))
 			}
 			return all
 		},
@@ -350,7 +370,8 @@ func janusMinimum() Recipe {
 					if a.Direct {
 						continue
 					}
-					all = append(all, within(a.Name+" beside cubic, "+r.Stage.Name, "about 5", r.rate(a.Name, enter+5*time.Second, leave), 4, 6.5, "Mbit/s"))
+					all = append(all, within(a.Name+" beside cubic, "+r.Stage.Name, "about 5",
+						r.rate(a.Name, enter+5*time.Second, leave), 4, 6.5, "Mbit/s"))
 					what := a.Name + " after cubic is back at 0.95 of its target, " + r.Stage.Name
 					if at, ok := r.firstAt(a.Name, 0.95*target, time.Second, leave, r.Stage.Duration); ok {
 						all = append(all, atMost(what, "back to 10", (at-leave).Seconds(), 5, "s"))
@@ -371,7 +392,10 @@ func janusPair() Recipe {
 		Name: "janus-c10", Source: janusSource + "§7.3",
 		About: "two flows that ask for 12 Mbit/s over 20; one leaves",
 		Stages: func(Scale) []stage.Stage {
-			st := stage.Stage{Name: "janus", Edge: janusEach(target, target), Duration: 30 * time.Second, Warmup: 5 * time.Second}
+			st := stage.Stage{
+				Name: "janus", Edge: janusEach(target, target), Duration: 30 * time.Second,
+				Warmup: 5 * time.Second,
+			}
 			st.Down, st.Up = janusHop(20)
 			st.Actors = []stage.Actor{janusActor(0, "first", 0, leave), janusActor(1, "second", time.Second, 0)}
 			return []stage.Stage{st}
@@ -380,9 +404,11 @@ func janusPair() Recipe {
 			r := o.Runs[0]
 			all := []Finding{}
 			for _, n := range []string{"first", "second"} {
-				all = append(all, within("share of the "+n, "within 0.8 and 1.2 of its share", r.rate(n, 5*time.Second, leave), 8, 12, "Mbit/s"))
+				all = append(all, within("share of the "+n, "within 0.8 and 1.2 of its share",
+					r.rate(n, 5*time.Second, leave), 8, 12, "Mbit/s"))
 			}
-			const what, paper = "time until the second has its target, once it is alone", "2 s with H-TCP, longer with Reno"
+			const what, paper = "time until the second has its target, once it is alone", "2 s with H-TCP, longer " +
+				"with Reno"
 			at, ok := r.firstAt("second", target, 3*stage.Step, leave, r.Stage.Duration)
 			if !ok {
 				return append(all, holds(what, paper, "at most 2 s", "never", false))

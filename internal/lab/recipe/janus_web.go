@@ -11,7 +11,10 @@ import (
 
 // Short downloads beside a long one, of §8.2.
 func janusBeside(s Scale, name, config string, background bool, short ...stage.Actor) stage.Stage {
-	st := stage.Stage{Name: name, Edge: config, Duration: pick(s, 120*time.Second, 40*time.Second), Warmup: 10 * time.Second}
+	st := stage.Stage{
+		Name: name, Edge: config, Duration: pick(s, 120*time.Second, 40*time.Second),
+		Warmup: 10 * time.Second,
+	}
 	st.Down, st.Up = janusHop(15)
 	if background {
 		st.Actors = append(st.Actors, janusActor(0, "background", 0, 0))
@@ -43,15 +46,19 @@ func janusWeb() Recipe {
 			cubic := o.of("cubic")
 			used := func(r Run) float64 { return r.rate("background", r.Stage.Warmup, r.Stage.Duration) / r.capacity() }
 			for _, name := range []string{"janus, bulk", "janus, R=12", "one window"} {
-				all = append(all, atMost("p95 queueing over cubic's, "+name, "about 1/10", o.of(name).p95()/cubic.p95(), 1.0/8, ""))
+				all = append(all, atMost("p95 queueing over cubic's, "+name, "about 1/10",
+					o.of(name).p95()/cubic.p95(), 1.0/8, ""))
 			}
 			all = append(all,
-				above("background over what the link has, janus, bulk", "above 90 %", used(o.of("janus, bulk")), 0.9, ""),
+				above("background over what the link has, janus, bulk", "above 90 %", used(o.of("janus, bulk")), 0.9,
+					""),
 				above("background over what the link has, one window", "", used(o.of("one window")), 0.9, ""),
-				beside("p95 queueing over cubic's, vivace", "PCC: about 5 times Janus's", figures.Number(o.of("vivace").p95()/cubic.p95())),
+				beside("p95 queueing over cubic's, vivace", "PCC: about 5 times Janus's",
+					figures.Number(o.of("vivace").p95()/cubic.p95())),
 				beside("background over what the link has, vivace", "PCC: 73 %", figures.Number(used(o.of("vivace")))))
 			for _, r := range o.Runs {
-				all = append(all, beside("median time of an object, "+r.Stage.Name, "", figure(median(took(r.actor("web"))), "s")))
+				all = append(all, beside("median time of an object, "+r.Stage.Name, "",
+					figure(median(took(r.actor("web"))), "s")))
 			}
 			return all
 		},
@@ -115,7 +122,8 @@ func janusPage() Recipe {
 		Judge: func(o Outcome) []Finding {
 			over := func(name string) float64 { return load(o.of(name)) / load(o.of("cubic, idle")) }
 			return []Finding{
-				atMost("page load time over that of an idle link with cubic, one window", "as on an idle link", over("one window"), 1.3, ""),
+				atMost("page load time over that of an idle link with cubic, one window", "as on an idle link",
+					over("one window"), 1.3, ""),
 				// By itself it is slower: a gentler start keeps the queue short that janus-c4 is about.
 				beside("the same, janus each for itself", "as on an idle link", figures.Number(over("janus"))),
 				beside("the same, cubic", "above 2", figures.Number(over("cubic"))),

@@ -126,17 +126,26 @@ func within(what, paper string, got, lo, hi float64, unit string) Finding {
 
 // atLeast asserts got ≥ bound.
 func atLeast(what, paper string, got, bound float64, unit string) Finding {
-	return Finding{What: what, Paper: paper, Bound: "at least " + figure(bound, unit), Got: figure(got, unit), OK: got >= bound}
+	return Finding{
+		What: what, Paper: paper, Bound: "at least " + figure(bound, unit), Got: figure(got, unit),
+		OK: got >= bound,
+	}
 }
 
 // atMost asserts got ≤ bound.
 func atMost(what, paper string, got, bound float64, unit string) Finding {
-	return Finding{What: what, Paper: paper, Bound: "at most " + figure(bound, unit), Got: figure(got, unit), OK: got <= bound}
+	return Finding{
+		What: what, Paper: paper, Bound: "at most " + figure(bound, unit), Got: figure(got, unit),
+		OK: got <= bound,
+	}
 }
 
 // above asserts got > bound.
 func above(what, paper string, got, bound float64, unit string) Finding {
-	return Finding{What: what, Paper: paper, Bound: "above " + figure(bound, unit), Got: figure(got, unit), OK: got > bound}
+	return Finding{
+		What: what, Paper: paper, Bound: "above " + figure(bound, unit), Got: figure(got, unit),
+		OK: got > bound,
+	}
 }
 
 // holds asserts a fact.

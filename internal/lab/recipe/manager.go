@@ -66,8 +66,10 @@ func joinLeave() Recipe {
 			for _, algorithm := range []string{"reno", cc.Default} {
 				one, five := o.of("one window, "+algorithm), o.of("five windows, "+algorithm)
 				all = append(all,
-					above("least Jain index of any second, one window, "+algorithm, "fair at once", least(one, every(o.Scale)), 0.99, ""),
-					beside("the same, five windows, "+algorithm, "Reno has to probe", figures.Number(least(five, every(o.Scale)))),
+					above("least Jain index of any second, one window, "+algorithm, "fair at once",
+						least(one, every(o.Scale)), 0.99, ""),
+					beside("the same, five windows, "+algorithm, "Reno has to probe",
+						figures.Number(least(five, every(o.Scale)))),
 					atLeast("utilisation, one window, "+algorithm, "", one.Record.Utilisation, 0.9, ""))
 			}
 			return all
@@ -80,11 +82,17 @@ func hosts() Recipe {
 	// The default algorithm takes some ten seconds to learn what queue there is.
 	learnt := func(s Scale) time.Duration { return pick(s, 20*time.Second, 15*time.Second) }
 	play := func(s Scale, name, algorithm, group string, first, second int) stage.Stage {
-		st := stage.Stage{Name: name + ", " + algorithm, Edge: edge(algorithm, group), Duration: pick(s, 60*time.Second, 30*time.Second), Warmup: learnt(s)}
+		st := stage.Stage{
+			Name: name + ", " + algorithm, Edge: edge(algorithm, group),
+			Duration: pick(s, 60*time.Second, 30*time.Second), Warmup: learnt(s),
+		}
 		st.Down, st.Up = hop(24, 40*time.Millisecond, 160)
 		for host, n := range []int{first, second} {
 			for i := range n {
-				st.Actors = append(st.Actors, stage.Actor{Name: fmt.Sprintf("host %d flow %d", host+1, i+1), Kind: stage.Bulk, Host: host})
+				st.Actors = append(st.Actors, stage.Actor{
+					Name: fmt.Sprintf("host %d flow %d", host+1, i+1),
+					Kind: stage.Bulk, Host: host,
+				})
 			}
 		}
 		return st
@@ -116,12 +124,16 @@ func hosts() Recipe {
 				ours, each := of("a window per host"), of("a window per flow")
 				alone, pair := of("one flow alone"), of("a flow per host")
 				all = append(all,
-					within("throughput of the host with eight flows over that of the other, "+algorithm, "", ratio(ours), 0.9, 1.1, ""),
+					within("throughput of the host with eight flows over that of the other, "+algorithm, "",
+						ratio(ours), 0.9, 1.1, ""),
 					beside("the same, a window per flow", "", figures.Number(ratio(each))),
-					atMost("p95 queueing over that of a flow per host, "+algorithm, "", ours.p95()/pair.p95(), 1.15, ""),
+					atMost("p95 queueing over that of a flow per host, "+algorithm, "", ours.p95()/pair.p95(), 1.15,
+						""),
 					beside("the same, a window per flow", "", figures.Number(each.p95()/pair.p95())),
-					atMost("p95 queueing of eight flows alone over that of one, "+algorithm, "", of("eight flows alone").p95()/alone.p95(), 1.15, ""),
-					beside("p95 queueing of both hosts, a window for each, over that of one flow alone", "", figures.Number(ours.p95()/alone.p95())),
+					atMost("p95 queueing of eight flows alone over that of one, "+algorithm, "",
+						of("eight flows alone").p95()/alone.p95(), 1.15, ""),
+					beside("p95 queueing of both hosts, a window for each, over that of one flow alone", "",
+						figures.Number(ours.p95()/alone.p95())),
 					atLeast("utilisation, "+algorithm, "", ours.Record.Utilisation, 0.9, ""))
 			}
 			return all
@@ -134,7 +146,8 @@ func tunnel() Recipe {
 	rtt := 40 * time.Millisecond
 	play := func(s Scale, name, algorithm string, cross stage.Actor) stage.Stage {
 		st := stage.Stage{
-			Name: name, Edge: edge(algorithm, perHost), Duration: pick(s, 120*time.Second, 40*time.Second), Warmup: 2 * time.Second, Seed: 7,
+			Name: name, Edge: edge(algorithm, perHost), Duration: pick(s, 120*time.Second,
+				40*time.Second), Warmup: 2 * time.Second, Seed: 7,
 		}
 		st.Down, st.Up = hop(mbit, rtt, int(rate(mbit).BytesIn(rtt)/1500)) // a BDP
 		cross.Name, cross.Start = "cross", 5*time.Second
@@ -181,12 +194,15 @@ func tunnel() Recipe {
 		},
 		Judge: func(o Outcome) []Finding {
 			all := []Finding{
-				atLeast("Jain index with TCP past the edge, while both run", "shares fairly", together(o.of("TCP past the edge")), 0.9, ""),
+				atLeast("Jain index with TCP past the edge, while both run", "shares fairly",
+					together(o.of("TCP past the edge")), 0.9, ""),
 				beside("the same, "+cc.Default, "", figures.Number(together(o.of("TCP past the edge, "+cc.Default)))),
-				atLeast("Jain index with TCP through the edge, while both run", "needs a congestion manager", together(o.of("TCP through the edge")), 0.99, ""),
+				atLeast("Jain index with TCP through the edge, while both run", "needs a congestion manager",
+					together(o.of("TCP through the edge")), 0.99, ""),
 			}
 			for _, m := range cbr {
-				all = append(all, atLeast("part of its rate that "+udp(m)+" has", "UDP dominates", got(o.of(udp(m))), 0.9, ""))
+				all = append(all, atLeast("part of its rate that "+udp(m)+" has", "UDP dominates", got(o.of(udp(m))),
+					0.9, ""))
 			}
 			return all
 		},
@@ -231,10 +247,13 @@ func liveSwitch() Recipe {
 				after += a.Rate(at, at+3*time.Second).Mbps()
 			}
 			return []Finding{
-				holds("bytes that arrived", "", "all of them, and none other", orElse(broken, "all of them"), broken == ""),
-				holds("the new configuration", "", "is in force", orElse(refusals(r), "is in force"), len(r.Record.Reloads) == 1 && refusals(r) == ""),
+				holds("bytes that arrived", "", "all of them, and none other", orElse(broken, "all of them"),
+					broken == ""),
+				holds("the new configuration", "", "is in force", orElse(refusals(r), "is in force"),
+					len(r.Record.Reloads) == 1 && refusals(r) == ""),
 				atMost("whole round trips in a row in which a flow moved nothing", "", float64(longest), 0, ""),
-				atLeast("throughput in the three seconds after the switch, over that in the three before", "", after/before, 0.9, ""),
+				atLeast("throughput in the three seconds after the switch, over that in the three before", "",
+					after/before, 0.9, ""),
 			}
 		},
 	}
@@ -262,10 +281,16 @@ func reloadStorm() Recipe {
 			}
 			st.Down, st.Up = hop(100, 20*time.Millisecond, 2000)
 			for i := range flows {
-				st.Actors = append(st.Actors, stage.Actor{Name: fmt.Sprint("flow ", i+1), Kind: stage.Bulk, Host: i % 50})
+				st.Actors = append(st.Actors, stage.Actor{
+					Name: fmt.Sprint("flow ", i+1), Kind: stage.Bulk,
+					Host: i % 50,
+				})
 			}
 			for i := range reloads {
-				st.Changes = append(st.Changes, stage.Change{At: time.Duration(i+1) * every, Edge: configs[i%len(configs)]})
+				st.Changes = append(st.Changes, stage.Change{
+					At:   time.Duration(i+1) * every,
+					Edge: configs[i%len(configs)],
+				})
 			}
 			return []stage.Stage{st}
 		},
@@ -285,16 +310,19 @@ func reloadStorm() Recipe {
 				}
 			}
 			all := []Finding{
-				holds("bytes that arrived", "", "all of them, and none other", orElse(broken, "all of them"), broken == ""),
+				holds("bytes that arrived", "", "all of them, and none other", orElse(broken, "all of them"),
+					broken == ""),
 				atMost("flows that moved nothing in the last five seconds", "", float64(stopped), 0, ""),
-				within("configurations answered", "", float64(len(r.Record.Reloads)), float64(len(r.Stage.Changes)), float64(len(r.Stage.Changes)), ""),
+				within("configurations answered", "", float64(len(r.Record.Reloads)), float64(len(r.Stage.Changes)),
+					float64(len(r.Stage.Changes)), ""),
 				atMost("of those, valid ones refused or broken ones taken", "", float64(wrong), 0, ""),
 				atLeast("utilisation", "", r.Record.Utilisation, 0.9, ""),
 			}
 			if m := r.Record.Memory; len(m) > 10 {
 				// The first seconds are the flows' own start.
 				early, late := slices.Max(m[5:10]), slices.Max(m[len(m)-5:])
-				all = append(all, atMost("memory in the last five seconds, over that in seconds 5 to 10", "", float64(late)/float64(early), 1.1, ""))
+				all = append(all, atMost("memory in the last five seconds, over that in seconds 5 to 10", "",
+					float64(late)/float64(early), 1.1, ""))
 			}
 			return all
 		},

@@ -27,7 +27,10 @@ const (
 const naccSource = "NACC, J. Commun. Netw. 2023, "
 
 func nacc() []Recipe {
-	return []Recipe{naccSteps(), naccLoad(), naccPriorities("nacc-d3", "4 and 2", 4, 2), naccPriorities("nacc-d4", "2, 4 and 1", 2, 4, 1)}
+	return []Recipe{
+		naccSteps(), naccLoad(), naccPriorities("nacc-d3", "4 and 2", 4, 2),
+		naccPriorities("nacc-d4", "2, 4 and 1", 2, 4, 1),
+	}
 }
 
 func naccStage(name, config string, loss float64, d time.Duration) stage.Stage {
@@ -56,7 +59,11 @@ func naccSteps() Recipe {
 			}
 			falls.Down.Trace = trace
 			return []stage.Stage{
-				play("more arrives and the queue fills", stage.Actor{Name: "cross", Kind: stage.UDP, Host: 1, Rate: rate(naccMbit), Start: at, Stop: at + time.Second}),
+				play("more arrives and the queue fills",
+					stage.Actor{
+						Name: "cross", Kind: stage.UDP, Host: 1, Rate: rate(naccMbit), Start: at,
+						Stop: at + time.Second,
+					}),
 				play("another flow", stage.Actor{Name: "other", Kind: stage.Bulk, Host: 1, Start: at}),
 				falls,
 			}
@@ -78,7 +85,8 @@ func naccSteps() Recipe {
 			}
 			falls := o.of("the link slows down")
 			upper := 10 + slow*1e6*0.16*naccRTT.Seconds()/(8*float64(cc.DefaultMSS)) // equation 2
-			return append(all, atMost("cwnd over its new bound, the link slows down", "CWND_UP follows DR", packets(falls, at+naccHeard)/upper, 1, ""))
+			return append(all, atMost("cwnd over its new bound, the link slows down", "CWND_UP follows DR",
+				packets(falls, at+naccHeard)/upper, 1, ""))
 		},
 	}
 }
@@ -119,7 +127,8 @@ func naccLoad() Recipe {
 		Stages: func(s Scale) (all []stage.Stage) {
 			for _, size := range sizes(s) {
 				for _, algorithm := range []string{"nacc", "cubic"} {
-					st := naccStage(name(algorithm, size), edge(algorithm, perFlow), naccLoss, time.Duration(float64(size)/200_000*float64(time.Second)))
+					st := naccStage(name(algorithm, size), edge(algorithm, perFlow), naccLoss,
+						time.Duration(float64(size)/200_000*float64(time.Second)))
 					st.Warmup = 0
 					st.Actors = []stage.Actor{{Name: "download", Kind: stage.Bulk, Size: size}}
 					all = append(all, st)
@@ -160,7 +169,8 @@ func naccPriorities(name, listed string, priorities ...int) Recipe {
 		Stages: func(s Scale) []stage.Stage {
 			var rules []string
 			for _, p := range priorities {
-				rules = append(rules, rule(8000+p, fmt.Sprintf("algorithm: %q", fmt.Sprintf("nacc:application,priority=%d", p))))
+				rules = append(rules, rule(8000+p, fmt.Sprintf("algorithm: %q",
+					fmt.Sprintf("nacc:application,priority=%d", p))))
 			}
 			return []stage.Stage{
 				play(s, "nacc", edge("nacc:application", perFlow, rules...)),
@@ -186,7 +196,8 @@ func naccPriorities(name, listed string, priorities ...int) Recipe {
 				} else {
 					all = append(all, above(what, "more", ratio, 1, ""))
 				}
-				all = append(all, beside(what+", cubic", "equal", figures.Number(got(cubic, pair[0])/got(cubic, pair[1]))))
+				all = append(all, beside(what+", cubic", "equal",
+					figures.Number(got(cubic, pair[0])/got(cubic, pair[1]))))
 			}
 			return append(all, atLeast("all of them over all of cubic's", "about 2", total(ours)/total(cubic), 1, ""))
 		},

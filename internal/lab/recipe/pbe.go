@@ -35,7 +35,8 @@ const pbeRTT = 40 * time.Millisecond
 func pbeCross() Recipe {
 	algorithms := []string{"pbe", "bbr", "cubic", "verus", "copa", "vivace", "sprout", "penstock"}
 	paper := map[string]string{
-		"pbe": "57 Mbit/s, 61/71 ms", "bbr": "62 Mbit/s, 147/227 ms", "cubic": "58 Mbit/s, 252/416 ms", "verus": "56 Mbit/s, 263/403 ms",
+		"pbe": "57 Mbit/s, 61/71 ms", "bbr": "62 Mbit/s, 147/227 ms", "cubic": "58 Mbit/s, 252/416 " +
+			"ms", "verus": "56 Mbit/s, 263/403 ms",
 		"copa": "less throughput", "vivace": "less throughput", "sprout": "less throughput",
 	}
 	got := func(r Run) float64 { return r.rate("phone", r.Stage.Warmup, r.Stage.Duration) }
@@ -51,7 +52,10 @@ func pbeCross() Recipe {
 				st := pbeCell(algorithm, edge(algorithm, perHost), pick(s, 40*time.Second, 14*time.Second), pbeRTT)
 				st.Actors = []stage.Actor{
 					{Name: "phone", Kind: stage.Bulk},
-					{Name: "other", Kind: stage.UDP, Host: 1, Rate: rate(20), Start: 4 * time.Second, On: 4 * time.Second, Off: 4 * time.Second},
+					{
+						Name: "other", Kind: stage.UDP, Host: 1, Rate: rate(20), Start: 4 * time.Second,
+						On: 4 * time.Second, Off: 4 * time.Second,
+					},
 				}
 				all = append(all, st)
 			}
@@ -62,11 +66,13 @@ func pbeCross() Recipe {
 			all = append(all,
 				atLeast("throughput over cubic's", "57/58", got(ours)/got(cubic), 0.9, ""),
 				atMost("p95 queueing", "71 ms one-way at p95, 61 on average", p95(ours), 20, "ms"),
-				atMost("p95 queueing over cubic's", "71/416, all of the one-way delay", p95(ours)/p95(cubic), 1.0/3, ""))
+				atMost("p95 queueing over cubic's", "71/416, all of the one-way delay", p95(ours)/p95(cubic), 1.0/3,
+					""))
 			for _, r := range o.Runs {
 				q := r.actor("phone").Queueing
 				all = append(all, beside("throughput, mean and p95 queueing, "+r.Stage.Name, paper[r.Stage.Name],
-					fmt.Sprintf("%s Mbit/s, %s/%s ms", figures.Number(got(r)), figures.Number(millis(q.Mean)), figures.Number(millis(q.P95)))))
+					fmt.Sprintf("%s Mbit/s, %s/%s ms", figures.Number(got(r)), figures.Number(millis(q.Mean)),
+						figures.Number(millis(q.P95)))))
 			}
 			return all
 		},
@@ -93,7 +99,8 @@ func pbeTwo() Recipe {
 			for _, r := range o.Runs {
 				rates := r.rates(r.Stage.Warmup, r.Stage.Duration, names...)
 				for i, n := range names {
-					all = append(all, within(fmt.Sprintf("%s over half of both, %s", n, r.Stage.Name), paper[i], 2*rates[i]/sum(rates), 0.85, 1.15, ""))
+					all = append(all, within(fmt.Sprintf("%s over half of both, %s", n, r.Stage.Name), paper[i],
+						2*rates[i]/sum(rates), 0.85, 1.15, ""))
 				}
 				all = append(all, beside("both, "+r.Stage.Name, "54 Mbit/s", figure(sum(rates), "Mbit/s")))
 			}
@@ -111,7 +118,10 @@ func pbeShare(s Scale, name string, rtts []time.Duration, other string) stage.St
 	every := pick(s, 10*time.Second, 4*time.Second)
 	st := pbeCell(name, edge("pbe", perHost), 3*every, rtts...)
 	for i := range 3 {
-		st.Actors = append(st.Actors, stage.Actor{Name: fmt.Sprint("phone ", i+1), Kind: stage.Bulk, Host: i, Start: time.Duration(i) * every})
+		st.Actors = append(st.Actors, stage.Actor{
+			Name: fmt.Sprint("phone ", i+1), Kind: stage.Bulk, Host: i,
+			Start: time.Duration(i) * every,
+		})
 	}
 	if other != "" {
 		st.Kernel, st.Actors[2].Direct = other, true
@@ -177,7 +187,8 @@ func pbeOthers() Recipe {
 		},
 		Judge: func(o Outcome) (all []Finding) {
 			for _, other := range others {
-				all = append(all, atLeast("Jain index of three, one of them "+other, paper[other], pbeFair(o.of("pbe and "+other), 3), 0.97, ""))
+				all = append(all, atLeast("Jain index of three, one of them "+other, paper[other],
+					pbeFair(o.of("pbe and "+other), 3), 0.97, ""))
 			}
 			return all
 		},

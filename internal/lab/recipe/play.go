@@ -69,7 +69,9 @@ func (r Result) Failed() (n int) {
 
 // Play plays the recipe's stages one after the other and judges what came of
 // them. The seed is added to those of the stages.
-func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (Result, error) {
+func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (Result,
+	error,
+) {
 	out := Result{Recipe: r, Outcome: Outcome{Scale: scale}, Seed: seed}
 	stages := r.Stages(scale)
 	for i, s := range stages {

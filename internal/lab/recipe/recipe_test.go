@@ -110,7 +110,10 @@ func TestAResultIsWritten(t *testing.T) {
 	result := play(t, "live-switch", 1)
 	var text bytes.Buffer
 	require.NoError(t, recipe.WriteResults(&text, []recipe.Result{result}))
-	for _, want := range []string{"live-switch: four flows", "cubic, then copa", "finding", "bytes that arrived", "\nok "} {
+	for _, want := range []string{
+		"live-switch: four flows", "cubic, then copa", "finding", "bytes that arrived",
+		"\nok ",
+	} {
 		assert.Contains(t, text.String(), want)
 	}
 
@@ -146,8 +149,11 @@ func TestAResultIsWritten(t *testing.T) {
 func TestAFindingMustHoldInEachRun(t *testing.T) {
 	finding := func(ok bool, got string) recipe.Result {
 		return recipe.Result{
-			Recipe:   recipe.Recipe{Name: "made-up"},
-			Outcome:  recipe.Outcome{Runs: []recipe.Run{{Stage: stage.Stage{Name: "one"}, Record: stage.Record{Stage: "one"}}}},
+			Recipe: recipe.Recipe{Name: "made-up"},
+			Outcome: recipe.Outcome{Runs: []recipe.Run{{
+				Stage:  stage.Stage{Name: "one"},
+				Record: stage.Record{Stage: "one"},
+			}}},
 			Findings: []recipe.Finding{{What: "what", Bound: "at least 2", Got: got, OK: ok}},
 		}
 	}

@@ -37,7 +37,8 @@ func upHop(name, which string, d time.Duration) stage.Stage {
 func upOver(link sim.LinkConfig, name, which string, d time.Duration) stage.Stage {
 	link.Delay, link.QueueBytes = 10*time.Millisecond, 2_000_000
 	return stage.Stage{
-		Name: name + ", " + which, Edge: upEdge(which), Down: link, Up: link, Duration: d, Warmup: 2 * time.Second, Seed: 1,
+		Name: name + ", " +
+			"" + which, Edge: upEdge(which), Down: link, Up: link, Duration: d, Warmup: 2 * time.Second, Seed: 1,
 	}
 }
 
@@ -141,7 +142,8 @@ func uploadsBeside() Recipe {
 			for _, who := range []string{Uploading, Downloading} {
 				alone := got(o.of(who+", "+held), who)
 				all = append(all,
-					atLeast("throughput of the "+who+" over what it has alone, "+held, "", got(both, who)/alone, 0.9, ""),
+					atLeast("throughput of the "+who+" over what it has alone, "+held, "", got(both, who)/alone, 0.9,
+						""),
 					beside("the same of the "+who+", "+unheld, "", figure(got(unheldBoth, who)/alone, "")))
 			}
 			return append(all,

@@ -241,7 +241,8 @@ func (l *line) get(size cc.Bytes) error {
 		n, err := l.Read(buf)
 		l.read(n)
 		if !p.holds(buf[:n], uint64(got)) {
-			l.record.Corrupt = fmt.Sprintf("connection %d, bytes %d to %d are not what the server sent", l.stream+1, got, got+cc.Bytes(n))
+			l.record.Corrupt = fmt.Sprintf("connection %d, bytes %d to %d are not what the server sent", l.stream+1,
+				got, got+cc.Bytes(n))
 			return errors.New(l.record.Corrupt)
 		}
 		got += cc.Bytes(n)

@@ -62,7 +62,11 @@ func TestTurnsCoverTheRunAlternately(t *testing.T) {
 		{On: time.Second, Off: time.Second, Random: true},
 		{On: time.Second, Off: time.Second, Random: true},
 	}}
-	assert.Equal(t, []sim.Turn{{From: time.Second, To: 3 * time.Second}, {From: 4 * time.Second, To: 6 * time.Second}, {From: 7 * time.Second, To: 9 * time.Second}}, s.Turns(0))
+	assert.Equal(t, []sim.Turn{
+		{From: time.Second, To: 3 * time.Second},
+		{From: 4 * time.Second, To: 6 * time.Second},
+		{From: 7 * time.Second, To: 9 * time.Second},
+	}, s.Turns(0))
 	assert.Equal(t, []sim.Turn{{From: time.Second, To: 5 * time.Second}}, s.Turns(1))
 	assert.Equal(t, s.Turns(2), s.Turns(2), "the same seed")
 	assert.NotEqual(t, s.Turns(2), s.Turns(3), "each actor for itself")

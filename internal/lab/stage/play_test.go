@@ -58,9 +58,18 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 		Actor{Name: "limited", Kind: Bulk, Host: 1, Rate: 400 * kbit},
 		Actor{Name: "finite", Kind: Bulk, Host: 1, Size: 50_000},
 		Actor{Name: "requests", Kind: Requests, Host: 2, Size: 20_000, Every: 300 * time.Millisecond},
-		Actor{Name: "web", Kind: Web, Host: 2, Port: 8080, Size: 20_000, Every: 300 * time.Millisecond, Start: 500 * time.Millisecond},
-		Actor{Name: "video", Kind: Video, Host: 3, Rate: 800 * kbit, Every: 200 * time.Millisecond, Buffer: time.Second},
-		Actor{Name: "udp", Kind: UDP, Host: 4, Rate: 2 * mbit, Start: 200 * time.Millisecond, Stop: 1200 * time.Millisecond},
+		Actor{
+			Name: "web", Kind: Web, Host: 2, Port: 8080, Size: 20_000, Every: 300 * time.Millisecond,
+			Start: 500 * time.Millisecond,
+		},
+		Actor{
+			Name: "video", Kind: Video, Host: 3, Rate: 800 * kbit, Every: 200 * time.Millisecond,
+			Buffer: time.Second,
+		},
+		Actor{
+			Name: "udp", Kind: UDP, Host: 4, Rate: 2 * mbit, Start: 200 * time.Millisecond,
+			Stop: 1200 * time.Millisecond,
+		},
 		Actor{Name: "direct", Kind: Bulk, Host: 5, Direct: true, Stop: time.Second},
 		Actor{Name: "upload", Kind: Upload, Host: 6, Control: "reno", Start: 1200 * time.Millisecond},
 	)
@@ -146,7 +155,10 @@ func TestAReloadMovesARunningTransferAndABrokenOneIsRecorded(t *testing.T) {
 
 func TestDatagramsThatTheLastHopHasNoRoomForAreMissing(t *testing.T) {
 	labtest.Need(t)
-	s := short(Actor{Name: "blaster", Kind: UDP, Rate: 8 * mbit, On: 400 * time.Millisecond, Off: 300 * time.Millisecond})
+	s := short(Actor{
+		Name: "blaster", Kind: UDP, Rate: 8 * mbit, On: 400 * time.Millisecond,
+		Off: 300 * time.Millisecond,
+	})
 	s.Edge, s.Duration = "", 1500*time.Millisecond
 	s.Down.Rate, s.Down.QueuePackets = 2*mbit, 10
 	r, err := Play(t.Context(), Env{}, s, nil)
@@ -215,7 +227,8 @@ func TestHostsOfACellHaveQueuesOfTheirOwnAndHints(t *testing.T) {
 		Actor{Name: "blaster", Kind: UDP, Host: 1, Rate: 20 * mbit},
 	)
 	s.Down, s.Up.QueuePackets = sim.LinkConfig{}, 0
-	s.Cell = &sim.CellConfig{Blocks: 20, Delay: 10 * time.Millisecond, Hosts: []sim.CellHost{{QueuePackets: 100}}} // 10 Mbit/s
+	// 10 Mbit/s
+	s.Cell = &sim.CellConfig{Blocks: 20, Delay: 10 * time.Millisecond, Hosts: []sim.CellHost{{QueuePackets: 100}}}
 	s.Edge, s.Hints = "defaults: {algorithm: pbe}\n", 10*time.Millisecond
 	s.Changes = []Change{{At: 500 * time.Millisecond, Delay: 15 * time.Millisecond}}
 	r, err := Play(t.Context(), penstock(t), s, nil)

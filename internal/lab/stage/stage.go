@@ -52,12 +52,13 @@ type Kind string
 
 // The kinds of applications.
 const (
-	Bulk     Kind = "bulk"     // one connection that downloads without end
-	Requests Kind = "requests" // a download of Size every Every, one after the other on one connection; how long each takes
-	Web      Kind = "web"      // as Requests, each on a connection of its own
-	Video    Kind = "video"    // a player: chunks of Every seconds' worth at Rate, ahead as far as its buffer holds
-	UDP      Kind = "udp"      // datagrams towards the host at Rate, whatever becomes of them
-	Upload   Kind = "upload"   // one connection that uploads without end
+	Bulk Kind = "bulk" // one connection that downloads without end
+	// a download of Size every Every, one after the other on one connection; how long each takes
+	Requests Kind = "requests"
+	Web      Kind = "web"    // as Requests, each on a connection of its own
+	Video    Kind = "video"  // a player: chunks of Every seconds' worth at Rate, ahead as far as its buffer holds
+	UDP      Kind = "udp"    // datagrams towards the host at Rate, whatever becomes of them
+	Upload   Kind = "upload" // one connection that uploads without end
 )
 
 // Actor is one application on a host behind the last hop.

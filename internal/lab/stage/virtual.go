@@ -112,7 +112,8 @@ func readEdge(edge string) (*policy.Policy, string, error) {
 	if edge == "" {
 		return nil, "", nil
 	}
-	cfg, err := config.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s", virtualListener, edge))
+	cfg, err := config.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s",
+		virtualListener, edge))
 	if err != nil {
 		return nil, "", err
 	}

@@ -65,7 +65,8 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 
 // change alters the stage, each time in its turn.
 func (w *watch) change() {
-	changes := slices.SortedStableFunc(slices.Values(w.stage.Changes), func(a, b Change) int { return cmp.Compare(a.At, b.At) })
+	changes := slices.SortedStableFunc(slices.Values(w.stage.Changes),
+		func(a, b Change) int { return cmp.Compare(a.At, b.At) })
 	for _, c := range changes {
 		if w.wait(w.ctx, c.At) != nil {
 			return
@@ -203,7 +204,8 @@ func (r *run) account() error {
 	}
 	whole := r.lab.Path.Report(0, r.stage.Duration)
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
-		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed, d.Held+d.Failed+u.Held+u.Failed)
+		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed,
+			d.Held+d.Failed+u.Held+u.Failed)
 	}
 	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
 	hop := late.Down

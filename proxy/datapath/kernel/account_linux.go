@@ -52,7 +52,8 @@ func lacking(size uintptr) []string {
 	}{
 		{uptoRwndLimited, "TCP_INFO has no rwnd_limited before Linux 4.10: a full receive window may go unnoticed"},
 		{uptoDeliveredCE, "TCP_INFO has no delivered_ce before Linux 4.18: ECN marks are not seen"},
-		{uptoBytesRetrans, "TCP_INFO has no bytes_sent before Linux 4.19: bytes on the wire are estimated from packets"},
+		{uptoBytesRetrans, "TCP_INFO has no bytes_sent before Linux 4.19: bytes on the wire are estimated from " +
+			"packets"},
 		{uptoSndWnd, "TCP_INFO has no snd_wnd before Linux 5.4: the receive window is not seen"},
 		{uptoTotalRTO, "TCP_INFO has no total_rto before Linux 6.7: timeouts are inferred from the recovery state"},
 	} {

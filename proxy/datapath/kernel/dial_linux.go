@@ -197,7 +197,8 @@ func Adopt(ln *net.TCPListener, transparent bool) error {
 	return control(raw, func(fd int) error {
 		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if err != nil || protocol != unix.IPPROTO_TCP {
-			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of MPTCP"), err)
+			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of "+
+				"MPTCP"), err)
 		}
 		return prepareListener(fd, network, transparent)
 	})

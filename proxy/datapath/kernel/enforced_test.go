@@ -106,7 +106,10 @@ func TestOneReadingOfACellBecomesAReport(t *testing.T) {
 			limit: flow.Limit{Cwnd: 10 * mss},
 			then:  reading(10, 4, func(s *bpf.Seen) { s.SndWnd = 7_000 }),
 			wrote: 15_000,
-			want:  flow.Report{Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000, RwndFull: true},
+			want: flow.Report{
+				Written: 15_000, Acked: 4_000, Newest: 4_000, Pipe: 7_000, Unsent: 4_000,
+				RwndFull: true,
+			},
 		},
 		"a closed receive window": {
 			limit: flow.Limit{Cwnd: 10 * mss},
@@ -325,7 +328,8 @@ func TestThePeersClockIsReportedAsOfItsAcknowledgement(t *testing.T) {
 	now := now + 9
 	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer, "nothing has come")
 	h.next.Tsval, h.next.Acks, h.next.Timeouts, h.next.At = 8, 3, 1, 99
-	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer, "the time may be that of the timeout")
+	assert.Equal(t, first, h.step(0, false, now, now, flow.Limit{}, wider{}).Peer,
+		"the time may be that of the timeout")
 	h.next.Acks, h.next.At = 4, 100
 	assert.Equal(t, flow.PeerClock{At: now + 1, Value: 8}, h.step(0, false, now+1, now+1, flow.Limit{}, wider{}).Peer)
 }
@@ -386,7 +390,10 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		start := rapid.SampledFrom([]uint32{0, math.MaxUint32 - 3}).Draw(t, "counters start at")
 		s := &enforcedSender{
-			seen:  bpf.Seen{Mss: mss, SndWnd: wideWnd, Cwnd: 10, Lost: start, Timeouts: start, Marked: start, Samples: start},
+			seen: bpf.Seen{
+				Mss: mss, SndWnd: wideWnd, Cwnd: 10, Lost: start, Timeouts: start, Marked: start,
+				Samples: start,
+			},
 			limit: 10,
 		}
 		s.says()

@@ -60,7 +60,8 @@ func envelopeRefused(name string, err error) string {
 		if !slices.Contains(allowed, name) {
 			allowed = append(allowed, name)
 		}
-		return fmt.Sprintf("envelope %q: not permitted; run: sysctl -w net.ipv4.tcp_allowed_congestion_control=%q, or grant CAP_NET_ADMIN",
+		return fmt.Sprintf("envelope %q: not permitted; run: sysctl -w net.ipv4.tcp_allowed_congestion_control=%q, "+
+			"or grant CAP_NET_ADMIN",
 			name, strings.Join(allowed, " "))
 	default:
 		return fmt.Sprintf("envelope %q: %v", name, err)

@@ -113,9 +113,10 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 	a.Apply(flow.Limit{Cwnd: 80 * mss})
 	settle()
 	for name, row := range map[string]struct {
-		blocked, rwndFull      bool
-		pipe                   cc.Bytes // in segments; 0: the window
-		reported, pushed, want cc.Bytes // windows in segments; pushed is to be used now; want: the one that was, 0: none
+		blocked, rwndFull bool
+		pipe              cc.Bytes // in segments; 0: the window
+		// windows in segments; pushed is to be used now; want: the one that was, 0: none
+		reported, pushed, want cc.Bytes
 	}{
 		"a raise waits for the next acknowledgement": {blocked: true, reported: 90},
 		"one that is to be used now does not":        {blocked: true, reported: 80, pushed: 81, want: 81},
@@ -161,9 +162,17 @@ func TestWhatMayWaitUnsentLastsSomeMilliseconds(t *testing.T) {
 		srtt  time.Duration
 		want  int
 	}{
-		"a window per round trip":        {flow.Limit{Cwnd: 1_000_000}, 100 * time.Millisecond, 100_000},
-		"a pacing rate below that":       {flow.Limit{Cwnd: 1_000_000, PacingRate: 40e6}, 100 * time.Millisecond, 50_000},
-		"a pacing rate above that":       {flow.Limit{Cwnd: 1_000_000, PacingRate: 800e6}, 100 * time.Millisecond, 100_000},
+		"a window per round trip": {flow.Limit{Cwnd: 1_000_000}, 100 * time.Millisecond, 100_000},
+		"a pacing rate below that": {
+			flow.Limit{Cwnd: 1_000_000, PacingRate: 40e6},
+			100 * time.Millisecond,
+			50_000,
+		},
+		"a pacing rate above that": {
+			flow.Limit{Cwnd: 1_000_000, PacingRate: 800e6},
+			100 * time.Millisecond,
+			100_000,
+		},
 		"some segments at least":         {flow.Limit{Cwnd: 5_000}, 100 * time.Millisecond, leastSegments * mss},
 		"so many of a closed one":        {flow.Limit{}, 100 * time.Millisecond, leastSegments * mss},
 		"at most what ever waits":        {flow.Limit{Cwnd: cc.MaxCwnd}, time.Millisecond, mostUnsent},

@@ -27,7 +27,8 @@ func settleReceiving(fd int, first cc.Bytes) (r receiving, why string) {
 		return r, ""
 	}
 	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK); err != nil {
-		return r, "receive buffers cannot be bounded before Linux 5.14: readers that stall may hold as much as net.ipv4.tcp_rmem allows"
+		return r, "receive buffers cannot be bounded before Linux 5.14: readers that stall may hold as much as " +
+			"net.ipv4.tcp_rmem allows"
 	}
 	var least, initial int64
 	errs := errors.Join(scan("/proc/sys/net/ipv4/tcp_rmem", &least, &initial, &r.most),

@@ -111,16 +111,17 @@ const echoHeader = 8
 
 // SendUDP sends a datagram into the tunnel, in fragments where it does not fit.
 func (s *Stack) SendUDP(source, target netip.AddrPort, payload []byte) error {
-	return s.send(source.Addr(), target.Addr(), udp.ProtocolNumber, header.UDPMinimumSize, payload, func(r *stack.Route, h []byte, sum uint16) {
-		segment := header.UDP(h)
-		length := uint16(len(h) + len(payload))
-		segment.Encode(&header.UDPFields{SrcPort: source.Port(), DstPort: target.Port(), Length: length})
-		sum = checksum.Combine(r.PseudoHeaderChecksum(udp.ProtocolNumber, length), sum)
-		if sum = ^segment.CalculateChecksum(sum); sum == 0 {
-			sum = 0xffff // 0 is for none (RFC 768)
-		}
-		segment.SetChecksum(sum)
-	})
+	return s.send(source.Addr(), target.Addr(), udp.ProtocolNumber, header.UDPMinimumSize, payload,
+		func(r *stack.Route, h []byte, sum uint16) {
+			segment := header.UDP(h)
+			length := uint16(len(h) + len(payload))
+			segment.Encode(&header.UDPFields{SrcPort: source.Port(), DstPort: target.Port(), Length: length})
+			sum = checksum.Combine(r.PseudoHeaderChecksum(udp.ProtocolNumber, length), sum)
+			if sum = ^segment.CalculateChecksum(sum); sum == 0 {
+				sum = 0xffff // 0 is for none (RFC 768)
+			}
+			segment.SetChecksum(sum)
+		})
 }
 
 // SendICMP sends an ICMP message into the tunnel, of the version that the
@@ -133,19 +134,22 @@ func (s *Stack) SendICMP(source, target netip.Addr, message []byte) error {
 	if target.Is6() {
 		protocol = icmp.ProtocolNumber6
 	}
-	return s.send(source, target, protocol, echoHeader, message[echoHeader:], func(r *stack.Route, h []byte, sum uint16) {
-		copy(h, message)
-		binary.BigEndian.PutUint16(h[2:], 0)
-		if target.Is6() {
-			sum = checksum.Combine(r.PseudoHeaderChecksum(icmp.ProtocolNumber6, uint16(len(message))), sum)
-		}
-		binary.BigEndian.PutUint16(h[2:], ^checksum.Checksum(h, sum))
-	})
+	return s.send(source, target, protocol, echoHeader, message[echoHeader:],
+		func(r *stack.Route, h []byte, sum uint16) {
+			copy(h, message)
+			binary.BigEndian.PutUint16(h[2:], 0)
+			if target.Is6() {
+				sum = checksum.Combine(r.PseudoHeaderChecksum(icmp.ProtocolNumber6, uint16(len(message))), sum)
+			}
+			binary.BigEndian.PutUint16(h[2:], ^checksum.Checksum(h, sum))
+		})
 }
 
 // send sends a packet whose transport header, of n bytes, is encode's to write; it
 // is given the payload's checksum.
-func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocolNumber, n int, payload []byte, encode func(r *stack.Route, h []byte, sum uint16)) error {
+func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocolNumber, n int, payload []byte,
+	encode func(r *stack.Route, h []byte, sum uint16),
+) error {
 	select {
 	case <-s.closed:
 		return fmt.Errorf("netstack: send: %w", os.ErrClosed)
@@ -155,7 +159,8 @@ func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocol
 	if target.Is6() {
 		network = header.IPv6ProtocolNumber
 	}
-	r, err := s.net.FindRoute(nic, tcpip.AddrFromSlice(source.AsSlice()), tcpip.AddrFromSlice(target.AsSlice()), network, false)
+	r, err := s.net.FindRoute(nic, tcpip.AddrFromSlice(source.AsSlice()), tcpip.AddrFromSlice(target.AsSlice()),
+		network, false)
 	if err != nil {
 		return fmt.Errorf("netstack: send to %v: %w", target, failure(err))
 	}
@@ -238,7 +243,8 @@ func (u Unreachable) message() []byte {
 	binary.BigEndian.PutUint16(b[6:], uint16(min(u.MTU, 0xffff)))
 	ip := header.IPv4(b[echoHeader:])
 	ip.Encode(&header.IPv4Fields{
-		TotalLength: uint16(min(header.IPv4MinimumSize+len(quoted)+u.Length, 0xffff)), Protocol: uint8(protocol), TTL: 1,
+		TotalLength: uint16(min(header.IPv4MinimumSize+len(quoted)+u.Length,
+			0xffff)), Protocol: uint8(protocol), TTL: 1,
 		SrcAddr: source, DstAddr: target,
 	})
 	ip.SetChecksum(^ip.CalculateChecksum())

@@ -233,7 +233,8 @@ func answerable4(p []byte) bool {
 // answerable6 is answerable4 for IPv6 (RFC 4443 §2.4 e).
 func answerable6(p []byte) bool {
 	b := p[header.IPv6MinimumSize:]
-	failure := p[6] == uint8(icmp.ProtocolNumber6) && (len(b) == 0 || header.ICMPv6Type(b[0]) < header.ICMPv6EchoRequest)
+	failure := p[6] == uint8(icmp.ProtocolNumber6) && (len(b) == 0 ||
+		header.ICMPv6Type(b[0]) < header.ICMPv6EchoRequest)
 	return !failure && !netip.AddrFrom16([16]byte(p[24:40])).IsMulticast()
 }
 

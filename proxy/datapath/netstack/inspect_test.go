@@ -163,7 +163,8 @@ func TestADamagedSegmentIsNotMergedWithOthers(t *testing.T) {
 			conn, answer := a.admit(f.client, f.server, nil)
 			var together [][]byte
 			for i := range uint32(3) {
-				together = append(together, tcpPacket(f.client, f.server, header.TCPFlagAck, 101+i*size, answer.SequenceNumber()+1, nil, make([]byte, size)...))
+				together = append(together, tcpPacket(f.client, f.server, header.TCPFlagAck, 101+i*size,
+					answer.SequenceNumber()+1, nil, make([]byte, size)...))
 			}
 			together[1][len(together[1])-1] ^= 1
 			a.Deliver(together...)
@@ -232,10 +233,12 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 						answer := a.next()
 						var source, target netip.Addr
 						if name == "IPv4" {
-							source, target = addrPort(header.IPv4(answer).SourceAddress(), 0).Addr(), addrPort(header.IPv4(answer).DestinationAddress(), 0).Addr()
+							source, target = addrPort(header.IPv4(answer).SourceAddress(),
+								0).Addr(), addrPort(header.IPv4(answer).DestinationAddress(), 0).Addr()
 							assert.Equal(t, []byte{11, 0}, answer[f.head:f.head+2])
 						} else {
-							source, target = addrPort(header.IPv6(answer).SourceAddress(), 0).Addr(), addrPort(header.IPv6(answer).DestinationAddress(), 0).Addr()
+							source, target = addrPort(header.IPv6(answer).SourceAddress(),
+								0).Addr(), addrPort(header.IPv6(answer).DestinationAddress(), 0).Addr()
 							assert.Equal(t, []byte{3, 0}, answer[f.head:f.head+2])
 						}
 						assert.Equal(t, from, source)
@@ -249,9 +252,13 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 				assert.Zero(t, a.asked())
 				assert.Equal(t, before+6, a.Counts().Expired)
 
-				group := map[string]netip.Addr{"IPv4": netip.MustParseAddr("224.0.0.251"), "IPv6": netip.MustParseAddr("ff02::fb")}[name]
+				group := map[string]netip.Addr{
+					"IPv4": netip.MustParseAddr("224.0.0.251"),
+					"IPv6": netip.MustParseAddr("ff02::fb"),
+				}[name]
 				a.Deliver(f.withHops(udpPacket(f.client, netip.AddrPortFrom(group, 5353), nil), 1))
-				failure := icmpPacket(f.client.Addr(), f.server.Addr(), append([]byte{3, 0, 0, 0, 0, 0, 0, 0}, f.udp()...))
+				failure := icmpPacket(f.client.Addr(), f.server.Addr(),
+					append([]byte{3, 0, 0, 0, 0, 0, 0, 0}, f.udp()...))
 				a.Deliver(f.withHops(failure, 1))
 				a.silent()
 

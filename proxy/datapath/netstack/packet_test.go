@@ -48,7 +48,9 @@ func ipPacket(from, to netip.Addr, protocol tcpip.TransportProtocolNumber, segme
 	return append(p, segment...)
 }
 
-func tcpPacket(from, to netip.AddrPort, flags header.TCPFlags, seq, ack uint32, options []byte, payload ...byte) []byte {
+func tcpPacket(from, to netip.AddrPort, flags header.TCPFlags, seq, ack uint32, options []byte,
+	payload ...byte,
+) []byte {
 	head := header.TCPMinimumSize + len(options)
 	b := append(append(make([]byte, header.TCPMinimumSize), options...), payload...)
 	header.TCP(b).Encode(&header.TCPFields{
@@ -189,7 +191,8 @@ func TestSegmentsThatComeTogetherGoThroughTheStackAsOne(t *testing.T) {
 				conn, answer := a.admit(from, c.to, nil)
 				conns = append(conns, conn)
 				for at := 0; at < len(want); at += size {
-					p := tcpPacket(from, c.to, header.TCPFlagAck, 101+uint32(at), answer.SequenceNumber()+1, nil, want[at:at+size]...)
+					p := tcpPacket(from, c.to, header.TCPFlagAck, 101+uint32(at), answer.SequenceNumber()+1, nil,
+						want[at:at+size]...)
 					if at == 0 { // longer than it says: the rest is nobody's
 						p = append(p, make([]byte, tail)...)
 					}
@@ -299,7 +302,10 @@ func TestWhatIsSentIntoTheTunnelFitsAndIsValid(t *testing.T) {
 func TestAnErrorFromOutsideQuotesWhatItIsAbout(t *testing.T) {
 	a := newAlone(t)
 	from, router := netip.AddrPortFrom(client, 5000), netip.MustParseAddr("198.51.100.1")
-	told, err := a.SendUnreachable(Unreachable{Type: 3, Code: 4, MTU: 1280, From: router, Source: from, Target: server, Length: 1300})
+	told, err := a.SendUnreachable(Unreachable{
+		Type: 3, Code: 4, MTU: 1280, From: router, Source: from,
+		Target: server, Length: 1300,
+	})
 	require.NoError(t, err)
 	assert.True(t, told)
 	p := a.next()
@@ -313,7 +319,10 @@ func TestAnErrorFromOutsideQuotesWhatItIsAbout(t *testing.T) {
 	assert.Equal(t, uint16(1328), quoted.TotalLength())
 	assert.Equal(t, uint16(5000), header.UDP(quoted[quoted.HeaderLength():]).SourcePort())
 
-	told, err = a.SendUnreachable(Unreachable{Type: 2, MTU: 1280, Source: netip.AddrPortFrom(client6, 77), Target: server6, Echo: true, Sequence: 3})
+	told, err = a.SendUnreachable(Unreachable{
+		Type: 2, MTU: 1280, Source: netip.AddrPortFrom(client6, 77),
+		Target: server6, Echo: true, Sequence: 3,
+	})
 	require.NoError(t, err)
 	assert.True(t, told)
 	p = a.next()
@@ -326,13 +335,17 @@ func TestAnErrorFromOutsideQuotesWhatItIsAbout(t *testing.T) {
 func FuzzDeliver(f *testing.F) {
 	from, from6 := netip.AddrPortFrom(client, 5000), netip.AddrPortFrom(client6, 5000)
 	for _, p := range [][]byte{
-		tcpPacket(from, server, header.TCPFlagSyn, 1, 0, []byte{2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7}),
+		tcpPacket(from, server, header.TCPFlagSyn, 1, 0,
+			[]byte{2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7}),
 		tcpPacket(from, server, header.TCPFlagAck, 2, 1, nil), tcpPacket(from, server, header.TCPFlagRst, 2, 1, nil),
 		tcpPacket(from6, server6, header.TCPFlagSyn, 1, 0, []byte{2, 4, 5, 160}),
 		udpPacket(from, server, []byte("hello")), udpPacket(from6, server6, []byte("hello")),
-		icmpPacket(client, server.Addr(), []byte{8, 0, 0, 0, 0, 1, 0, 1}), icmpPacket(client6, server6.Addr(), []byte{128, 0, 0, 0, 0, 1, 0, 1}),
-		icmpPacket(client, server.Addr(), append([]byte{3, 4, 0, 0, 0, 0, 2, 88}, tcpPacket(server, from, header.TCPFlagAck, 1, 1, nil)...)),
-		icmpPacket(client6, server6.Addr(), append([]byte{2, 0, 0, 0, 0, 0, 5, 0}, tcpPacket(server6, from6, header.TCPFlagAck, 1, 1, nil)...)),
+		icmpPacket(client, server.Addr(), []byte{8, 0, 0, 0, 0, 1, 0, 1}), icmpPacket(client6, server6.Addr(),
+			[]byte{128, 0, 0, 0, 0, 1, 0, 1}),
+		icmpPacket(client, server.Addr(), append([]byte{3, 4, 0, 0, 0, 0, 2, 88},
+			tcpPacket(server, from, header.TCPFlagAck, 1, 1, nil)...)),
+		icmpPacket(client6, server6.Addr(), append([]byte{2, 0, 0, 0, 0, 0, 5, 0},
+			tcpPacket(server6, from6, header.TCPFlagAck, 1, 1, nil)...)),
 		{},
 		{0x45},
 		{0x60},

@@ -95,7 +95,10 @@ func New(cfg Config) (*Stack, error) {
 	}
 	// The stack would tell of odd packets, and so whoever sends them, on standard error.
 	log.SetLevel(log.Warning)
-	s := &Stack{clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}), syns: make(chan *Conn, cfg.Handshakes)}
+	s := &Stack{
+		clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}),
+		syns: make(chan *Conn, cfg.Handshakes),
+	}
 	s.requests.most, s.requests.hops = cfg.Handshakes, map[stack.TransportEndpointID]uint8{}
 	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
 	s.poller.clock, s.poller.kick, s.poller.closed = cfg.Clock, make(chan struct{}, 1), make(chan struct{})
@@ -120,7 +123,10 @@ func (s *Stack) set(cfg Config) error {
 	recovery, wait := tcpip.TCPRACKLossDetection, tcpip.TCPTimeWaitTimeoutOption(timeWait)
 	sending := tcpip.TCPSendBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
 	receiving := tcpip.TCPReceiveBufferSizeRangeOption{Min: leastBuffer, Default: defaultBuffer, Max: mostBuffer}
-	for _, o := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &below, &recovery, &wait, &sending, &receiving} {
+	for _, o := range []tcpip.SettableTransportProtocolOption{
+		&sack, &moderate, &below, &recovery, &wait, &sending,
+		&receiving,
+	} {
 		if err := s.net.SetTransportProtocolOption(tcp.ProtocolNumber, o); err != nil {
 			return fmt.Errorf("set %T: %w", o, failure(err))
 		}

@@ -33,7 +33,8 @@ func TestWhatIsLostBehindARecoveryIsSentAgain(t *testing.T) {
 	const size = 1000
 	a := newAlone(t)
 	from := netip.AddrPortFrom(client, 40000)
-	conn, answer := a.admit(from, server, []byte{2, 4, (size + 36) >> 8, (size + 36) & 0xff, 4, 2, 1, 1}) // MSS with room for SACK, and SACK permitted
+	// MSS with room for SACK, and SACK permitted
+	conn, answer := a.admit(from, server, []byte{2, 4, (size + 36) >> 8, (size + 36) & 0xff, 4, 2, 1, 1})
 	first := answer.SequenceNumber() + 1
 	ack := func(upTo uint32, blocks ...[2]uint32) {
 		var options []byte
@@ -141,7 +142,8 @@ func TestALostAnswerToASYNIsNoPartOfTheRoundTrip(t *testing.T) {
 			stamps := func(echo uint32) []byte {
 				return binary.BigEndian.AppendUint32([]byte{1, 1, 8, 10, 0, 0, 0, 1}, echo)
 			}
-			a.Deliver(tcpPacket(from, c.to, header.TCPFlagSyn, 100, 0, append([]byte{2, 4, 5, 0, 4, 2, 1, 1}, stamps(0)...)))
+			a.Deliver(tcpPacket(from, c.to, header.TCPFlagSyn, 100, 0,
+				append([]byte{2, 4, 5, 0, 4, 2, 1, 1}, stamps(0)...)))
 			conn, err := a.Accept()
 			require.NoError(t, err)
 			admitted := make(chan error, 1)
@@ -151,7 +153,8 @@ func TestALostAnswerToASYNIsNoPartOfTheRoundTrip(t *testing.T) {
 			answer := segment(again)
 			source, target := tcpip.AddrFromSlice(c.to.Addr().AsSlice()), tcpip.AddrFromSlice(c.from.AsSlice())
 			assert.True(t, answer.IsChecksumValid(source, target, 0, 0))
-			a.Deliver(tcpPacket(from, c.to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, stamps(header.ParseSynOptions(answer.Options(), true).TSVal)))
+			a.Deliver(tcpPacket(from, c.to, header.TCPFlagAck, 101, answer.SequenceNumber()+1,
+				stamps(header.ParseSynOptions(answer.Options(), true).TSVal)))
 			require.NoError(t, <-admitted)
 			e := conn.tcp()
 			e.LockUser()

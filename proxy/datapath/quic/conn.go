@@ -71,7 +71,8 @@ var errNotAdmitted = errors.New("the request has not been answered yet")
 func (c *Conn) Admit(s Stream) error {
 	t, ok := s.QlogTrace().(*Trace)
 	if !ok {
-		return errors.New("quic: admit: nobody hears what this connection tells of its bytes: set Config.Tracer to Tracer")
+		return errors.New("quic: admit: nobody hears what this connection tells of its bytes: set Config.Tracer to " +
+			"Tracer")
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

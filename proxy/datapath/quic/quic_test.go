@@ -89,7 +89,10 @@ func (w *wire) trace() *Trace { return w.served.Load() }
 func (w *wire) open(t testing.TB) (server, client *Conn) {
 	s, err := w.client.OpenRequestStream(context.Background())
 	require.NoError(t, err)
-	require.NoError(t, s.SendRequestHeader(&http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1:443"}, Host: "192.0.2.1:443"}))
+	require.NoError(t, s.SendRequestHeader(&http.Request{
+		Method: http.MethodConnect,
+		URL:    &url.URL{Host: "192.0.2.1:443"}, Host: "192.0.2.1:443",
+	}))
 	answer, err := s.ReadResponse() //nolint:bodyclose // the body is the stream, which the leg closes
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, answer.StatusCode)

@@ -50,14 +50,18 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 		trace := Tracer(func() cc.Time { now++; return now }, nil)(nil, false, quic.ConnectionID{}).(*Trace) //nolint:staticcheck // the context is not used
 		streams := []*model{{id: 0}, {id: 4}}
 		frame := func(m *model, header, payload int) {
-			e := h3log.FrameCreated{StreamID: m.id, Raw: h3log.RawInfo{Length: header + payload, PayloadLength: payload}}
+			e := h3log.FrameCreated{StreamID: m.id, Raw: h3log.RawInfo{
+				Length:        header + payload,
+				PayloadLength: payload,
+			}}
 			e.Frame.Frame = h3log.DataFrame{}
 			if payload == 0 {
 				e.Frame.Frame = h3log.HeadersFrame{}
 			}
 			trace.RecordEvent(e)
 			for i := range header + payload {
-				m.payload, m.sent, m.acked = append(m.payload, i >= header), append(m.sent, false), append(m.acked, false)
+				m.payload, m.sent, m.acked = append(m.payload, i >= header), append(m.sent, false), append(m.acked,
+					false)
 			}
 		}
 		for _, m := range streams {
@@ -76,7 +80,10 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 			}
 			trace.RecordEvent(qlog.PacketSent{
 				Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(pn)},
-				Frames: []qlog.Frame{{Frame: &qlog.StreamFrame{StreamID: m.id, Offset: int64(from), Length: int64(to - from)}}},
+				Frames: []qlog.Frame{{Frame: &qlog.StreamFrame{
+					StreamID: m.id, Offset: int64(from),
+					Length: int64(to - from),
+				}}},
 			})
 		}
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
@@ -106,7 +113,10 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 					n := slices.Min(slices.Collect(maps.Keys(underway)))
 					lost = append(lost, underway[n])
 					delete(underway, n)
-					trace.RecordEvent(qlog.PacketLost{Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(n)}})
+					trace.RecordEvent(qlog.PacketLost{Header: qlog.PacketHeader{
+						PacketType:   qlog.PacketType1RTT,
+						PacketNumber: qlog.PacketNumber(n),
+					}})
 				}
 			case 4:
 				from := pn - int64(rapid.IntRange(0, 20).Draw(t, "least"))
@@ -156,11 +166,17 @@ func TestReportsAreWhatBecameOfEachByte(t *testing.T) {
 func TestAFlowControlLimitShowsUntilItIsLifted(t *testing.T) {
 	trace := Tracer(func() cc.Time { return 1 }, nil)(t.Context(), false, quic.ConnectionID{}).(*Trace)
 	var last flow.Report
-	trace.RecordEvent(h3log.FrameCreated{StreamID: 0, Raw: h3log.RawInfo{Length: 100, PayloadLength: 98}, Frame: h3log.Frame{Frame: h3log.DataFrame{}}})
+	trace.RecordEvent(h3log.FrameCreated{
+		StreamID: 0, Raw: h3log.RawInfo{Length: 100, PayloadLength: 98},
+		Frame: h3log.Frame{Frame: h3log.DataFrame{}},
+	})
 	s := trace.signalsOf(0)
 	s.base, s.observer = 0, func(r flow.Report) { last = r }
 	sent := func(pn int64, frames ...any) {
-		e := qlog.PacketSent{Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(pn)}}
+		e := qlog.PacketSent{Header: qlog.PacketHeader{
+			PacketType:   qlog.PacketType1RTT,
+			PacketNumber: qlog.PacketNumber(pn),
+		}}
 		for _, f := range frames {
 			e.Frames = append(e.Frames, qlog.Frame{Frame: f})
 		}
@@ -196,7 +212,10 @@ func TestAcknowledgementsGiveRoundTripsWithoutThePeersDelay(t *testing.T) {
 	now := cc.Time(1)
 	trace := Tracer(func() cc.Time { return now }, nil)(t.Context(), false, quic.ConnectionID{}).(*Trace)
 	var last flow.Report
-	trace.RecordEvent(h3log.FrameCreated{StreamID: 0, Raw: h3log.RawInfo{Length: 100, PayloadLength: 98}, Frame: h3log.Frame{Frame: h3log.DataFrame{}}})
+	trace.RecordEvent(h3log.FrameCreated{
+		StreamID: 0, Raw: h3log.RawInfo{Length: 100, PayloadLength: 98},
+		Frame: h3log.Frame{Frame: h3log.DataFrame{}},
+	})
 	trace.signalsOf(0).observer = func(r flow.Report) { last = r }
 	trace.RecordEvent(qlog.MetricsUpdated{MinRTT: 40, SmoothedRTT: 50, CongestionWindow: 12_000})
 	trace.RecordEvent(qlog.PacketSent{
@@ -206,7 +225,10 @@ func TestAcknowledgementsGiveRoundTripsWithoutThePeersDelay(t *testing.T) {
 	now += 70
 	trace.RecordEvent(qlog.PacketReceived{
 		Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT},
-		Frames: []qlog.Frame{{Frame: &qlog.AckFrame{AckRanges: []qlog.AckRange{{Smallest: 5, Largest: 5}}, DelayTime: 25, ECNCE: 1}}},
+		Frames: []qlog.Frame{{Frame: &qlog.AckFrame{
+			AckRanges: []qlog.AckRange{{Smallest: 5, Largest: 5}},
+			DelayTime: 25, ECNCE: 1,
+		}}},
 	})
 	assert.EqualValues(t, 45, last.RTT)
 	assert.Equal(t, last.Acked, last.Marked)
@@ -217,13 +239,19 @@ func TestAcknowledgementsGiveRoundTripsWithoutThePeersDelay(t *testing.T) {
 func TestStreamsThatAreNoLegsAreForgotten(t *testing.T) {
 	trace := Tracer(func() cc.Time { return 1 }, nil)(t.Context(), false, quic.ConnectionID{}).(*Trace)
 	for id := quic.StreamID(0); id < 400; id += 4 {
-		trace.RecordEvent(h3log.FrameCreated{StreamID: id, Raw: h3log.RawInfo{Length: 10}, Frame: h3log.Frame{Frame: h3log.HeadersFrame{}}})
+		trace.RecordEvent(h3log.FrameCreated{
+			StreamID: id, Raw: h3log.RawInfo{Length: 10},
+			Frame: h3log.Frame{Frame: h3log.HeadersFrame{}},
+		})
 		var end any = &qlog.StreamFrame{StreamID: id, Length: 10, Fin: true}
 		if id%8 == 0 {
 			end = &qlog.ResetStreamFrame{StreamID: id, ErrorCode: quic.StreamErrorCode(http3.ErrCodeRequestCanceled)}
 		}
 		trace.RecordEvent(qlog.PacketSent{
-			Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT, PacketNumber: qlog.PacketNumber(id)}, Frames: []qlog.Frame{{Frame: end}},
+			Header: qlog.PacketHeader{
+				PacketType:   qlog.PacketType1RTT,
+				PacketNumber: qlog.PacketNumber(id),
+			}, Frames: []qlog.Frame{{Frame: end}},
 		})
 	}
 	assert.Empty(t, trace.streams)
@@ -232,7 +260,10 @@ func TestStreamsThatAreNoLegsAreForgotten(t *testing.T) {
 func TestOnlyCertificatesAreARefusal(t *testing.T) {
 	refused := 0
 	trace := Tracer(nil, func() { refused++ })(t.Context(), false, quic.ConnectionID{}).(*Trace)
-	for code, want := range map[qlog.TransportErrorCode]int{0x100 + 42: 1, 0x100 + 48: 1, 0x100 + 116: 1, 0x100 + 120: 0, 0: 0, 42: 0} {
+	for code, want := range map[qlog.TransportErrorCode]int{
+		0x100 + 42: 1, 0x100 + 48: 1, 0x100 + 116: 1,
+		0x100 + 120: 0, 0: 0, 42: 0,
+	} {
 		refused = 0
 		trace.RecordEvent(qlog.ConnectionClosed{ConnectionError: &code})
 		assert.Equal(t, want, refused, "%#x", uint64(code))

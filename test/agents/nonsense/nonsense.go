@@ -45,7 +45,10 @@ func Kinds() []Kind {
 			return m
 		})},
 		{"each comes cut short as well", beside(func(m []byte) []byte { return m[:draw.IntN(len(m)-1)+1] })},
-		{"each comes again with bytes behind it that are none of it", beside(func(m []byte) []byte { return append(m, 1, 2, 3) })},
+		{
+			"each comes again with bytes behind it that are none of it",
+			beside(func(m []byte) []byte { return append(m, 1, 2, 3) }),
+		},
 		{"each says that it is longer as well", beside(func(m []byte) []byte {
 			m[2], m[3] = 0xff, 0xff
 			return m

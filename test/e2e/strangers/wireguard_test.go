@@ -46,7 +46,8 @@ func newKeys(t *testing.T) keys {
 	peer, err := key.Public()
 	require.NoError(t, err)
 	return keys{own, public, edge.Options{Listener: fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", "+
-		"wireguard: {private_key: %q, peers: [{name: laptop, public_key: %q, allowed_ips: [%s/32]}]}}", private, peer, inner)}}
+		"wireguard: {private_key: %q, peers: [{name: laptop, public_key: %q, allowed_ips: "+
+		"[%s/32]}]}}", private, peer, inner)}}
 }
 
 // wireGuard brings the client's tunnel to the edge up; what is for the server takes it.

@@ -370,7 +370,8 @@ func TestOffsetsGoOnPast32Bits(t *testing.T) {
 	for left := total; left > 0; {
 		n := min(left, 1<<30)
 		l.transfer(t, n, func(s Seen) {
-			require.True(t, s.Acked >= before.Acked && s.Newest >= s.Acked && s.Sent >= s.Newest && s.End >= s.Sent, "%+v after %+v", s, before)
+			require.True(t, s.Acked >= before.Acked && s.Newest >= s.Acked && s.Sent >= s.Newest && s.End >= s.Sent,
+				"%+v after %+v", s, before)
 			require.LessOrEqual(t, s.End-s.Acked, uint64(1<<30))
 			before = s
 			l.apply(t, window, 0)

@@ -15,7 +15,8 @@ var (
 // Config is what a Control starts from.
 type Config struct {
 	Cells int // sockets bound at a time, of 192 bytes each
-	Parts int // into which the cells are divided, each for a goroutine of its own; 0: 1. There are no more than ⌈Cells/64⌉
+	// into which the cells are divided, each for a goroutine of its own; 0: 1. There are no more than ⌈Cells/64⌉
+	Parts int
 }
 
 // namePrefix is followed by the process's number: the kernel keeps one list of

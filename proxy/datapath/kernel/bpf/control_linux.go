@@ -185,9 +185,11 @@ func explain(err error, release string, btf error) error {
 	case release != "" && !atLeast(release, 6, 10):
 		why = "needs Linux 6.10 or later, this is " + release
 	case errors.Is(btf, fs.ErrNotExist):
-		why = "needs the kernel's type information in /sys/kernel/btf/vmlinux: use a kernel with CONFIG_DEBUG_INFO_BTF=y"
+		why = "needs the kernel's type information in /sys/kernel/btf/vmlinux: use a kernel with " +
+			"CONFIG_DEBUG_INFO_BTF=y"
 	case errors.Is(err, unix.EPERM):
-		why = "needs CAP_BPF and CAP_PERFMON at the start: run as root, or setcap cap_bpf,cap_perfmon+ep on the binary, " +
+		why = "needs CAP_BPF and CAP_PERFMON at the start: run as root, or setcap cap_bpf,cap_perfmon+ep on the " +
+			"binary, " +
 			"or AmbientCapabilities=CAP_BPF CAP_PERFMON in the systemd unit"
 	case errors.Is(err, ebpf.ErrNotSupported):
 		why = "needs a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y"

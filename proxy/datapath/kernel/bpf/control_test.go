@@ -191,7 +191,10 @@ func TestWhatIsMissingIsNamedWithItsFix(t *testing.T) {
 		},
 		"no rights": {
 			fmt.Errorf("load: %w", unix.EPERM), "6.18.0", nil,
-			[]string{"CAP_BPF and CAP_PERFMON", "setcap cap_bpf,cap_perfmon+ep", "AmbientCapabilities=CAP_BPF CAP_PERFMON"},
+			[]string{
+				"CAP_BPF and CAP_PERFMON", "setcap cap_bpf,cap_perfmon+ep",
+				"AmbientCapabilities=CAP_BPF CAP_PERFMON",
+			},
 		},
 		"a kernel built without": {
 			fmt.Errorf("load: %w", ebpf.ErrNotSupported), "7.0.0", nil,

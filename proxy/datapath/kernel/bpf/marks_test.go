@@ -46,7 +46,8 @@ func markAll(t *testing.T, receiver *net.TCPConn) (stop func()) {
 			return nil
 		})
 	}
-	nft(fmt.Sprintf("table ip marks { chain in { type filter hook prerouting priority raw; tcp dport %d ip ecn != not-ect ip ecn set ce; }; }",
+	nft(fmt.Sprintf("table ip marks { chain in { type filter hook prerouting priority raw; tcp dport %d ip ecn != "+
+		"not-ect ip ecn set ce; }; }",
 		receiver.LocalAddr().(*net.TCPAddr).Port))
 	return func() { nft("delete table ip marks") }
 }
