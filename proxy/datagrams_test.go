@@ -39,13 +39,26 @@ func echoHere(t *testing.T) *net.UDPAddr {
 func (p *phone) ask(t *testing.T, to *net.UDPAddr, wait time.Duration) (string, error) {
 	c, err := p.net.DialUDP(nil, to)
 	require.NoError(t, err)
-	defer c.Close()                                             //nolint:errcheck // a socket in memory
-	require.NoError(t, c.SetReadDeadline(time.Now().Add(wait))) //nolint:forbidigo // a deadline is by the clock
-	_, err = c.Write([]byte("hello"))
-	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // a socket in memory
+	got, err := answer(t, c, []byte("hello"), wait)
+	return string(got), err
+}
+
+// answer returns what comes back for a datagram, which is sent again each second: one may
+// be lost, as while the ends of a tunnel shake hands.
+func answer(t *testing.T, c net.Conn, datagram []byte, wait time.Duration) ([]byte, error) {
+	t.Helper()
 	b := make([]byte, 100)
-	n, err := c.Read(b)
-	return string(b[:n]), err
+	for {
+		turn := min(wait, time.Second)
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(turn))) //nolint:forbidigo // a deadline is by the clock
+		_, err := c.Write(datagram)
+		require.NoError(t, err)
+		n, err := c.Read(b)
+		if wait -= turn; err == nil || wait <= 0 {
+			return b[:n], err
+		}
+	}
 }
 
 func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
@@ -56,7 +69,7 @@ func TestDatagramsGoThroughTheTunnelByTheRulesOfItsConnections(t *testing.T) {
 	got, err := p.ask(t, server, patience)
 	require.NoError(t, err)
 	assert.Equal(t, "hello", got)
-	assert.Equal(t, uint64(1), g.proxy.Tunnels()[0].Datagrams.ReceivedPackets)
+	assert.Positive(t, g.proxy.Tunnels()[0].Datagrams.ReceivedPackets)
 
 	g.reload(func(c *config.Config) {
 		c.Rules = []config.Rule{{Name: "closed", Refuse: "not today"}}
