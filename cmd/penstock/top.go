@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -108,14 +109,17 @@ func tableOf[T any](name string, rows func(page.View) []T, columns ...topColumn[
 var topTables = []topTable{
 	tableOf("flows", func(v page.View) []page.Flow { return v.Flows },
 		topColumn[page.Flow]{"client", "CLIENT", func(f page.Flow) string {
-			return strings.TrimSpace(f.Client + " " +
-				"" + f.Peer)
+			return strings.TrimSpace(f.Client + " " + f.Peer)
 		}},
-		topColumn[page.Flow]{"server", "SERVER", func(f page.Flow) string { return first(f.Host, f.ServerName, f.Target, "-") }},
+		topColumn[page.Flow]{"server", "SERVER", func(f page.Flow) string {
+			return cmp.Or(f.Host, f.ServerName, f.Target, "-")
+		}},
 		topColumn[page.Flow]{"down", "DOWN", func(f page.Flow) string { return rateWords(f.Down.Rate) }},
 		topColumn[page.Flow]{"up", "UP", func(f page.Flow) string { return rateWords(f.Up.Rate) }},
 		topColumn[page.Flow]{"queue", "QUEUE", func(f page.Flow) string { return delayWords(mainSide(f).Queue) }},
-		topColumn[page.Flow]{"window", "WINDOW", func(f page.Flow) string { return sizeWords(float64(mainSide(f).Window), "B") }},
+		topColumn[page.Flow]{"window", "WINDOW", func(f page.Flow) string {
+			return sizeWords(float64(mainSide(f).Window), "B")
+		}},
 		topColumn[page.Flow]{"limited", "LIMITED BY", func(f page.Flow) string {
 			s := mainSide(f)
 			if s.LimitedBy == "" {
@@ -123,7 +127,9 @@ var topTables = []topTable{
 			}
 			return s.LimitedBy + " " + ageWords(s.Limited)
 		}},
-		topColumn[page.Flow]{"algorithm", "ALGORITHM", func(f page.Flow) string { return first(mainSide(f).Algorithm, "-") }},
+		topColumn[page.Flow]{"algorithm", "ALGORITHM", func(f page.Flow) string {
+			return cmp.Or(mainSide(f).Algorithm, "-")
+		}},
 		topColumn[page.Flow]{"age", "AGE", func(f page.Flow) string { return ageWords(f.Age) }},
 	),
 	tableOf("hosts", func(v page.View) []page.Host { return v.Hosts },
@@ -142,7 +148,7 @@ var topTables = []topTable{
 		topColumn[page.Peer]{"name", "PEER", func(p page.Peer) string { return p.Name }},
 		topColumn[page.Peer]{"listener", "LISTENER", func(p page.Peer) string { return p.Listener }},
 		topColumn[page.Peer]{"endpoint", "ENDPOINT", func(p page.Peer) string {
-			return first(p.Endpoint, "never "+
+			return cmp.Or(p.Endpoint, "never "+
 				"heard from")
 		}},
 		topColumn[page.Peer]{"handshake", "HANDSHAKE", func(p page.Peer) string {
@@ -161,15 +167,6 @@ func mainSide(f page.Flow) page.Side {
 		return f.Up
 	}
 	return f.Down
-}
-
-func first(words ...string) string {
-	for _, w := range words {
-		if w != "" {
-			return w
-		}
-	}
-	return ""
 }
 
 func rateWords[R ~int64](r *R) string {

@@ -36,7 +36,8 @@ func (t *top) GetCell(row, column int) *tview.TableCell {
 		if column == t.sort {
 			head += map[bool]string{true: " ▼", false: " ▲"}[t.down]
 		}
-		return tview.NewTableCell(head).SetSelectable(false).SetAttributes(tcell.AttrBold).SetTextColor(tcell.ColorDefault)
+		return tview.NewTableCell(head).SetSelectable(false).SetAttributes(tcell.AttrBold).
+			SetTextColor(tcell.ColorDefault)
 	}
 	cell := tview.NewTableCell("").SetTextColor(tcell.ColorDefault).SetMaxWidth(44)
 	if i := row - 1 - t.view.Offset; i >= 0 && i < len(t.cells) {

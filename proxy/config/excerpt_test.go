@@ -238,8 +238,8 @@ func FuzzMistakesShowNoSecrets(f *testing.F) {
 		value := []string{
 			s, "'" + s + "'", `"` + s + `"`, "|\n      " + s, "one\n      " + s, "\"one\n      " + s + "\"",
 		}[style%6]
-		text := "mark: 1\nlisteners:\n- name: a\n  mode: socks5\n  users:\n  - name: x\n    password: " +
-			"" + value + "\n    " +
+		text := "mark: 1\nlisteners:\n- name: a\n  mode: socks5\n  users:\n  - name: x\n    password: " + value +
+			"\n    " +
 			"frob: 1\n  - name: y\n"
 		// The noise stands at the end of a line, where it takes no part of the secret away.
 		lines := strings.SplitAfter(text, "\n")

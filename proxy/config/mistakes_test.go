@@ -94,8 +94,9 @@ func TestFurtherMistakesShowNoSecrets(t *testing.T) {
 	const secret = "hunter2hunter2hunter2"
 	text := "mark: x\nlisteners:\n- name: a\n  mode: masque\n  address: ':1'\n  users: [{name: x, pasword: " + secret +
 		"}, {name: y, password: {is: " + secret + "}}, " + secret + "]\n  masque: {tokens: [{name: a, token: " +
-		"" + secret[:10] +
-		"}, " + secret + "]}\ntelemetry: {hints: {token: " + secret[:10] + "}}\n"
+		secret[:10] +
+		"}, " + secret + "]}\ntelemetry: {hints: {token: " +
+		secret[:10] + "}}\n"
 	first, rest := mistakesIn(t, map[string]string{"c.yaml": text})
 	assert.Greater(t, len(rest), 4)
 	assert.NotContains(t, first.Error()+first.Excerpt+strings.Join(rest, "\n"), "hunter2")

@@ -286,7 +286,7 @@ func TestAPeerInsideAnothersAddressesIsWarnedOf(t *testing.T) {
 	c, err := config.Parse([]byte("listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: " +
 		"{private_key: " + keyA + ", peers: [" +
 		"{name: office, public_key: " + keyB + ", allowed_ips: [10.9.0.0/16]}, {name: phone, public_key: " +
-		"" + keyC + ", " +
+		keyC + ", " +
 		"allowed_ips: [10.9.0.2]}]}}]"))
 	require.NoError(t, err)
 	require.Len(t, c.Warnings(), 1)

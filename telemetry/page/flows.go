@@ -97,8 +97,8 @@ func (r *row) main() (name string, s *side) {
 
 func (r *row) view() Flow {
 	out := Flow{
-		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer, Host: r.host, ServerName: r.server,
-		Age: r.age.Seconds(), Idle: r.idle.Seconds(), Down: r.down.view(), Up: r.up.view(),
+		ID: r.id, State: string(r.state), Listener: r.listener, Rule: r.rule, Peer: r.peer,
+		Host: r.host, ServerName: r.server, Age: r.age.Seconds(), Idle: r.idle.Seconds(), Down: r.down.view(), Up: r.up.view(),
 	}
 	out.Main, _ = r.main()
 	if r.client.IsValid() {

@@ -28,7 +28,8 @@ func (h hosts) next(groups []flow.Group, now cc.Time) hosts {
 		v := Host{
 			Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: []string{},
 			Members: g.Members, Active: g.Active, Window: g.Cwnd, Inflight: g.Inflight, MinRTT: g.MinRTT.Seconds(),
-			LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(now) <= hintedWithin, Capped: g.Capped, Delivered: g.Delivered,
+			LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(now) <= hintedWithin, Capped: g.Capped,
+			Delivered: g.Delivered,
 		}
 		if v.Window >= cc.MaxCwnd {
 			v.Window = 0

@@ -175,8 +175,8 @@ func (p *Page) view(q query) View {
 	defer p.mu.Unlock()
 	p.look()
 	out := View{
-		Now: p.wall(), Fresh: p.fresh.Seconds(), Version: p.o.Version, Start: p.o.Start, State: "serving", Serving: true,
-		Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
+		Now: p.wall(), Fresh: p.fresh.Seconds(), Version: p.o.Version, Start: p.o.Start,
+		State: "serving", Serving: true, Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
 		History: History{Step: step.Seconds(), Points: p.history.since(q.since)},
 	}
 	if err := p.o.Ready(); err != nil {

@@ -17,7 +17,8 @@ var directories = []string{"agents", "cc", "cmd", "deploy", "docs", "internal", 
 
 // files are all that may stand at the top level.
 var files = []string{
-	".gitignore", ".golangci.yml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "Makefile", "README.md", "go.mod", "go.sum",
+	".gitignore", ".golangci.yml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "SECURITY.md", "Makefile",
+	"README.md", "go.mod", "go.sum",
 }
 
 // ignored are what builds and measurements leave behind (see .gitignore), and

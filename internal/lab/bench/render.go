@@ -135,7 +135,7 @@ func (w row) cells() []string {
 		figures.Number(median(func(r Result) float64 { return r.Queueing.P99 })),
 		figures.Number(median(func(r Result) float64 { return r.OneWay.P50 })),
 		figures.Number(median(func(r Result) float64 { return r.OneWay.P95 })),
-		figures.Percent(median(Result.dropShare), 2),
+		figures.Percent(median(Result.DropShare), 2),
 		figures.Percent(median(func(r Result) float64 { return r.Retransmitted }), 2),
 		w.cpu(func(r Result) *float64 { return r.CPUPerGB }, 1),
 		w.cpu(func(r Result) *float64 { return r.CPUShare }, 100),
@@ -186,9 +186,9 @@ func (w row) cpu(figure func(Result) *float64, scale float64) string {
 	return figures.Number(spread(values).Median)
 }
 
-// dropShare is the share of packets that the link lost on the way to the
+// DropShare is the share of packets that the link lost on the way to the
 // client, random losses included.
-func (r Result) dropShare() float64 {
+func (r Result) DropShare() float64 {
 	if r.Packets == 0 {
 		return 0
 	}

@@ -37,8 +37,8 @@ func upHop(name, which string, d time.Duration) stage.Stage {
 func upOver(link sim.LinkConfig, name, which string, d time.Duration) stage.Stage {
 	link.Delay, link.QueueBytes = 10*time.Millisecond, 2_000_000
 	return stage.Stage{
-		Name: name + ", " +
-			"" + which, Edge: upEdge(which), Down: link, Up: link, Duration: d, Warmup: 2 * time.Second, Seed: 1,
+		Name: name + ", " + which, Edge: upEdge(which), Down: link, Up: link,
+		Duration: d, Warmup: 2 * time.Second, Seed: 1,
 	}
 }
 

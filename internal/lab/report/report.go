@@ -137,16 +137,11 @@ func (p path) section() (section, error) {
 			Used:       w.median(func(r bench.Result) float64 { return 100 * r.Utilisation }),
 			P50:        w.median(func(r bench.Result) float64 { return r.Queueing.P50 }),
 			P95:        w.median(func(r bench.Result) float64 { return r.Queueing.P95 }),
-			Lost:       w.median(func(r bench.Result) float64 { return 100 * lost(r) }),
+			Lost:       w.median(func(r bench.Result) float64 { return 100 * r.DropShare() }),
 			Up:         w.median(func(r bench.Result) float64 { return r.UpQueueing.P95 }),
 		})
 	}
 	return s, nil
-}
-
-// lost is the share of packets that the link lost on the way to the client.
-func lost(r bench.Result) float64 {
-	return float64(r.QueueDrops+r.RandomLosses) / max(1, float64(r.Packets))
 }
 
 // median is a figure's, with its 95 % confidence interval or, of fewer than six runs,
