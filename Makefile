@@ -46,13 +46,16 @@ CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
 DIST      = dist
 NFPM     ?= $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
 ARCHS     = amd64 arm64 arm mips mipsle
+# Those of routers have the build for routers: without a network stack of its own and QUIC.
+ROUTERS   = arm mips mipsle
+ROUTER    = -tags nonetstack
 DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # A tag v1.2.3, or what sorts before every release.
 PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/dev/null || \
 	git log -1 --date=format:%Y%m%d%H%M --format=0.0.0~git%cd.%h 2>/dev/null || echo 0.0.0))
 
 .DEFAULT_GOAL = all
-.PHONY: all build penstock penstock-lab lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo dist packages image release manifests package-test clean
+.PHONY: all build penstock penstock-lab penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo dist packages image release manifests package-test clean
 
 all: build lint test ## build, lint and test
 
@@ -60,6 +63,9 @@ build: penstock penstock-lab ## bin/penstock and bin/penstock-lab, static (elsew
 
 penstock penstock-lab:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/$@
+
+penstock-router: ## bin/penstock-router, smaller: without tunnels that end in the program, and QUIC
+	CGO_ENABLED=0 $(GO) build $(ROUTER) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/penstock
 
 lint: bpf-check ## bpf-check and golangci-lint; gofmt and go vet where that is not installed
 	@if command -v $(GOLANGCI_LINT) >/dev/null; then \
@@ -146,8 +152,9 @@ demo: build ## the main job on an emulated cellular link, measured
 
 dist: ## the program for every kind of machine, and its man pages and completions, in dist
 	@set -e; for arch in $(ARCHS); do \
-		echo GOARCH=$$arch $(GO) build -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
-		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build -trimpath -buildvcs=false \
+		tags=; case " $(ROUTERS) " in *" $$arch "*) tags="$(ROUTER)";; esac; \
+		echo GOARCH=$$arch $(GO) build $$tags -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build $$tags -trimpath -buildvcs=false \
 			-ldflags '$(LDFLAGS)' -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
 	done
 	rm -rf $(DIST)/man $(DIST)/completion

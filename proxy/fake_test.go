@@ -306,7 +306,7 @@ func (l *fakeListener) Drain() { _ = l.Close() }
 
 func (l *fakeListener) Apply(proxy.WayConfig) error { return nil }
 
-func (l *fakeListener) Tunnel() *tunnel.Listener { return nil }
+func (l *fakeListener) Tunnel() tunnel.Listener { return nil }
 
 func (l *fakeListener) Close() error {
 	l.once.Do(func() { close(l.closed) })

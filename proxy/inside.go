@@ -23,7 +23,7 @@ func (l *listenerState) leadsInside(target netip.Addr) bool {
 // dialled from this machine. What is inside a tunnel is reached by the tunnel's own
 // peers, by whom the configuration lets, and never through another network: an error
 // refuses it.
-func (s *Server) inside(l *listenerState, target netip.Addr) (*tunnel.Listener, error) {
+func (s *Server) inside(l *listenerState, target netip.Addr) (tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
 	for _, other := range s.settings().listeners {
 		t := other.Tunnel()

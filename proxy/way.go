@@ -2,10 +2,9 @@ package proxy
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
-	"strconv"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
-	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -27,7 +25,7 @@ type Way interface {
 	// clients that come from now on. An error changes nothing.
 	Apply(WayConfig) error
 	// Tunnel is what its clients are inside of; nil: they are in none.
-	Tunnel() *tunnel.Listener
+	Tunnel() tunnel.Listener
 }
 
 // WayConfig is what a way in is opened and changed by.
@@ -68,7 +66,7 @@ type socketWay struct {
 func (w *socketWay) Apply(next WayConfig) error { return w.Socket.Apply(next.ingress(w.log)) }
 
 // Tunnel implements Way.
-func (*socketWay) Tunnel() *tunnel.Listener { return nil }
+func (*socketWay) Tunnel() tunnel.Listener { return nil }
 
 // ingress is the listener's part of the configuration in the ingress's terms.
 func (l WayConfig) ingress(log *slog.Logger) ingress.Config {
@@ -82,79 +80,6 @@ func (l WayConfig) ingress(log *slog.Logger) ingress.Config {
 	out.TrustedProxies = config.Prefixes(l.ProxyProtocol.From)
 	return out
 }
-
-// tunnelWay is a tunnel as a Way.
-type tunnelWay struct{ *tunnel.Listener }
-
-// openTunnel opens a listener that ends a tunnel in a stack of its own.
-func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error) {
-	settings, err := l.settings()
-	if err != nil {
-		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
-	}
-	stack, err := netstack.New(netstack.Config{Clock: clock, MTU: l.MTU()})
-	if err != nil {
-		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
-	}
-	outside, err := l.openOutside(settings, stack, clock, log)
-	if err != nil {
-		_ = stack.Close() // nothing has come through it
-		return nil, err
-	}
-	return tunnelWay{tunnel.Listen(l.Name, stack, outside)}, nil
-}
-
-// openOutside opens what carries the tunnel's packets.
-func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time,
-	log *slog.Logger,
-) (tunnel.Outside, error) {
-	switch access.Mode(l.Mode) {
-	case access.MASQUE:
-		return tunnel.ListenMASQUE(tunnel.MASQUEConfig{
-			Name: l.Name, Addr: l.Address, Certificate: s.Certificate, ClientCAs: s.Authorities, Tokens: s.Tokens,
-			Open: l.MASQUE.Open, Pool: config.Prefixes(l.MASQUE.Pool), Clock: clock, Log: log,
-		}, stack)
-	case access.TUN:
-		return tunnel.OpenTUN(tunnel.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
-	}
-	_, port, _ := net.SplitHostPort(l.Address) // it has been checked, as the port has been
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
-	}
-	return tunnel.ListenWireGuard(tunnel.WireGuardConfig{
-		Name: l.Name, Port: uint16(n), PrivateKey: access.Key(l.WireGuard.PrivateKey), Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
-	}, stack)
-}
-
-// settings are what may change of the tunnel while it runs.
-func (l WayConfig) settings() (s tunnel.Settings, err error) {
-	s = tunnel.Settings{
-		Datagrams: l.Listener.Tunnel.Datagrams(), Pool: config.Prefixes(l.WireGuard.Pool), Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
-	}
-	s.Datagrams.Most = l.Datagrams
-	if l.TLS.Certificate != "" {
-		if s.Certificate, err = l.TLS.Pair(); err != nil {
-			return s, fmt.Errorf("tls: %w", err)
-		}
-	}
-	if s.Authorities, err = l.TLS.Authorities(); err != nil {
-		return s, fmt.Errorf("tls.client_ca: %w", err)
-	}
-	return s, nil
-}
-
-// Apply implements Way.
-func (w tunnelWay) Apply(next WayConfig) error {
-	s, err := next.settings()
-	if err != nil {
-		return err
-	}
-	return w.Listener.Apply(s)
-}
-
-// Tunnel implements Way.
-func (w tunnelWay) Tunnel() *tunnel.Listener { return w.Listener }
 
 // entrance is a way in that is open.
 type entrance struct {
@@ -179,7 +104,7 @@ func newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *list
 		Own: ingress.Local,
 	}
 	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
-		l.guard.Inner = via.Holds
+		l.guard.Inner = func(a netip.Addr) bool { return via.Place(a) == tunnel.OfPeer }
 	}
 	return l
 }

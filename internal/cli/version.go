@@ -16,6 +16,7 @@ type Build struct {
 	Version  string // "devel" when neither the linker nor the module system named one
 	Revision string // of the source; empty: unknown
 	Modified bool   // the source differed from Revision
+	Tags     string // of the build, with commas between them; empty: it is the full one
 }
 
 // ReadBuild says what the linker and the module system noted of this program.
@@ -37,6 +38,8 @@ func ReadBuild() Build {
 			b.Revision = s.Value
 		case "vcs.modified":
 			b.Modified = s.Value == "true"
+		case "-tags":
+			b.Tags = s.Value
 		}
 	}
 	return b
@@ -54,7 +57,11 @@ func (b Build) line(program string) string {
 			s += " (modified)"
 		}
 	}
-	return fmt.Sprintf("%s %s %s/%s", s, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	s = fmt.Sprintf("%s %s %s/%s", s, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	if b.Tags != "" {
+		s += " -tags " + b.Tags
+	}
+	return s
 }
 
 // VersionCommand prints the version of its program.

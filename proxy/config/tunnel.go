@@ -130,6 +130,11 @@ func (p Peer) Access() access.Peer {
 	}
 }
 
+// NoNetstack is why a build without Netstack has no tunnels, and the cure.
+const NoNetstack = "this is the build for routers (-tags nonetstack), which has no network stack of its own and no " +
+	"QUIC, so no tunnel can end in it; install the full build, or capture what comes out of the kernel's tunnel by " +
+	"mode tproxy"
+
 // checkTunnel is about the keys of tunnels, in listeners that are and others.
 func (l *Listener) checkTunnel(key string) error {
 	var errs []error
@@ -159,6 +164,9 @@ func (l *Listener) checkTunnel(key string) error {
 		if k.misplaced {
 			errs = append(errs, keyErrorf(key+k.name, "%s", k.why))
 		}
+	}
+	if l.Tunnels() && !Netstack {
+		errs = append(errs, keyErrorf(key+".mode", "%s", NoNetstack))
 	}
 	if idle := time.Duration(l.Tunnel.UDPIdle); l.Tunnels() && idle != 0 && idle < time.Second {
 		errs = append(errs, keyErrorf(key+".tunnel.udp_idle", "%v is less than an answer may take; write at least 1s",

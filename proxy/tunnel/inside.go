@@ -1,13 +1,27 @@
 package tunnel
 
 import (
-	"context"
-	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 
-	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/access"
 )
+
+// Inside is whose the addresses inside a tunnel are.
+type Inside interface {
+	// Peer returns the name of the peer that an inner address is of; empty:
+	// nobody's.
+	Peer(inner netip.Addr) string
+	// Place returns what an address is to the tunnel.
+	Place(netip.Addr) Place
+	// Gateway returns the gateway's own address of the prefix that an inner one is
+	// in; invalid: it has none there.
+	Gateway(inner netip.Addr) netip.Addr
+	// Own returns an address of the gateway inside that is of the same family;
+	// invalid: it has none.
+	Own(like netip.Addr) netip.Addr
+}
 
 // Place is what an address is to a tunnel.
 type Place int
@@ -20,21 +34,21 @@ const (
 	Unused                 // of the pool, and no peer's at present
 )
 
-// space is the addresses that a tunnel's peers get theirs from.
-type space struct {
+// Pool is the prefixes that a tunnel's peers get their addresses from.
+type Pool struct {
 	mu       sync.RWMutex
 	prefixes []netip.Prefix
 }
 
 // SetPool replaces the prefixes.
-func (s *space) SetPool(prefixes []netip.Prefix) {
+func (s *Pool) SetPool(prefixes []netip.Prefix) {
 	s.mu.Lock()
 	s.prefixes = prefixes
 	s.mu.Unlock()
 }
 
-// place is what an address is that no peer has.
-func (s *space) place(inner netip.Addr) Place {
+// Vacant returns the place of an address that no peer has.
+func (s *Pool) Vacant(inner netip.Addr) Place {
 	switch gateway := s.Gateway(inner); {
 	case !gateway.IsValid():
 		return Elsewhere
@@ -45,7 +59,7 @@ func (s *space) place(inner netip.Addr) Place {
 }
 
 // Gateway implements Inside.
-func (s *space) Gateway(inner netip.Addr) netip.Addr {
+func (s *Pool) Gateway(inner netip.Addr) netip.Addr {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, p := range s.prefixes {
@@ -57,7 +71,7 @@ func (s *space) Gateway(inner netip.Addr) netip.Addr {
 }
 
 // Own implements Inside.
-func (s *space) Own(like netip.Addr) netip.Addr {
+func (s *Pool) Own(like netip.Addr) netip.Addr {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	for _, p := range s.prefixes {
@@ -68,33 +82,36 @@ func (s *space) Own(like netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// Place returns what an address is to the tunnel.
-func (l *Listener) Place(addr netip.Addr) Place { return l.outside.Place(addr) }
+// Owners are the names of the peers that addresses are of. It is never changed.
+type Owners struct {
+	names map[netip.Prefix]string
+	bits  []int // lengths of the prefixes, the longest first
+}
 
-// Name is the listener's.
-func (l *Listener) Name() string { return l.name }
-
-// Holds reports whether an address is a peer's.
-func (l *Listener) Holds(addr netip.Addr) bool { return l.outside.Place(addr) == OfPeer }
-
-// Peer returns the name of the peer that an inner address is of; empty: nobody's.
-func (l *Listener) Peer(inner netip.Addr) string { return l.outside.Peer(inner) }
-
-// Dial opens a connection to a peer, which sees source as whom it is from, or the
-// gateway where source is not inside the tunnel.
-func (l *Listener) Dial(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
-	if source.Is4() != target.Addr().Is4() || l.outside.Place(source) != OfPeer {
-		source = l.outside.Gateway(target.Addr())
-		if !source.IsValid() { // of a network behind a peer
-			source = l.outside.Own(target.Addr())
-		}
-		if !source.IsValid() {
-			return nil, fmt.Errorf("tunnel: listener %q: dial %v: the gateway has no address inside", l.name, target)
+// OwnersOf notes the peers' addresses.
+func OwnersOf(peers []access.Peer) *Owners {
+	o := &Owners{names: map[netip.Prefix]string{}}
+	for _, p := range peers {
+		for _, a := range p.AllowedIPs {
+			o.names[a.Masked()] = p.Name
+			o.bits = append(o.bits, a.Bits())
 		}
 	}
-	c, err := l.stack.Dial(ctx, source, target)
-	if err != nil {
-		return nil, fmt.Errorf("tunnel: listener %q: %w", l.name, err) // not a nil *netstack.Conn in an interface
+	slices.Sort(o.bits)
+	slices.Reverse(o.bits)
+	o.bits = slices.Compact(o.bits)
+	return o
+}
+
+// Peer returns the name of the peer that an address is of, by the longest prefix; empty:
+// nobody's.
+func (o *Owners) Peer(inner netip.Addr) string {
+	for _, bits := range o.bits {
+		if p, err := inner.Prefix(bits); err == nil { // the family has such a length
+			if name, ok := o.names[p]; ok {
+				return name
+			}
+		}
 	}
-	return c, nil
+	return ""
 }

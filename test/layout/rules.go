@@ -61,12 +61,13 @@ var table = []rule{
 	{packages: "proxy/datapath/datapathtest", module: []string{"cc", "cc/flow", "proxy/datapath/...", "internal/need"}},
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath/..."}},
-	{packages: "proxy/tunnel", module: []string{
-		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/ingress",
+	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath", "proxy/ingress"}},
+	{packages: "proxy/tunnel/userspace", module: []string{
+		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/ingress", "proxy/tunnel",
 	}},
 	{packages: "proxy", module: []string{
 		"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/agent", "proxy/config", "proxy/policy",
-		"proxy/datapath/...", "proxy/ingress", "proxy/tunnel",
+		"proxy/datapath/...", "proxy/ingress", "proxy/tunnel/...",
 	}},
 	{packages: "telemetry", module: []string{
 		"cc", "cc/flow", "proxy", "proxy/agent", "proxy/datapath",
@@ -116,9 +117,9 @@ var homes = map[string][]string{
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
-	"golang.zx2c4.com/...":               {"proxy/tunnel", "internal/netlab"},
-	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel", "internal/netlab"},
-	"github.com/yosida95/...":            {"proxy/tunnel", "internal/netlab"},
+	"golang.zx2c4.com/...":               {"proxy/tunnel/userspace", "internal/netlab"},
+	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab"},
+	"github.com/yosida95/...":            {"proxy/tunnel/userspace", "internal/netlab"},
 	"gonum.org/v1/plot/...":              {"internal/lab/..."},
 	"gonum.org/v1/gonum/...":             {"cc"},
 }

@@ -1,0 +1,7 @@
+//go:build !nonetstack
+
+package config
+
+// Netstack reports whether this build has a network stack of its own, and QUIC: what ends
+// tunnels in this process.
+const Netstack = true

@@ -1,0 +1,118 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// association is what a peer has begun with another, who may answer: sockets play no part.
+type association struct {
+	by   string // the peer
+	from origin
+	to   netip.AddrPort // of an echo request without a port
+}
+
+// across forwards what one peer sends to another, in its own name.
+func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
+	if err := d.mayCross(from, to); err != nil {
+		d.refuse(from, to, payload, err)
+		return
+	}
+	target := origin{AddrPort: to, echo: from.echo}
+	if from.echo {
+		target.AddrPort = netip.AddrPortFrom(to.Addr(), from.Port()) // the identifier stays
+	}
+	d.deliver(from.AddrPort, target, payload)
+}
+
+// deliver sends a packet to the peer that has the target. It shares the window of the
+// peer's flows where the peer has sessions, and so a share of it.
+func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte) {
+	name := d.inside.Peer(target.Addr())
+	d.count.sentPackets.Add(1)
+	d.count.sentBytes.Add(uint64(len(payload)))
+	d.mu.Lock()
+	p := d.peers[name]
+	d.mu.Unlock()
+	if p == nil {
+		p = &peer{d: d, name: name}
+	}
+	p.pass(d.with.Clock(), packet{fiveTuple{source, target}, payload})
+}
+
+// mayCross tells why a peer must not send to another: nil where it answers one that
+// it was asked by, or policy has nothing against it.
+func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
+	sender, receiver := d.inside.Peer(from.Addr()), d.inside.Peer(to.Addr())
+	if sender == "" {
+		return errors.New("its source is no peer's")
+	}
+	begun := association{sender, from, to}
+	if d.refresh(begun) || !from.echo && d.refresh(association{receiver, origin{AddrPort: to}, from.AddrPort}) {
+		return nil
+	}
+	if _, err := d.with.Verdict(tunnel.Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, exists := d.associations[begun]; exists {
+		return nil
+	}
+	if d.begun[sender] >= d.cfg.Load().Sessions {
+		return errCrowded
+	}
+	d.associations[begun] = d.with.Clock()
+	d.begun[sender]++
+	return nil
+}
+
+// refresh tells whether there is such an association, and notes that something moves.
+func (d *Datagrams) refresh(a association) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, exists := d.associations[a]; !exists {
+		return false
+	}
+	d.associations[a] = d.with.Clock()
+	return true
+}
+
+// sweepAssociations forgets those in which nothing has moved for idle. The caller holds d.mu.
+func (d *Datagrams) sweepAssociations(now cc.Time, idle time.Duration) {
+	for a, used := range d.associations {
+		if now.Sub(used) <= idle {
+			continue
+		}
+		delete(d.associations, a)
+		if d.begun[a.by]--; d.begun[a.by] == 0 {
+			delete(d.begun, a.by)
+		}
+	}
+}
+
+// EchoReply implements netstack.Datagrams.
+func (d *Datagrams) EchoReply(source, target netip.Addr, message []byte) {
+	asked := origin{AddrPort: netip.AddrPortFrom(target, binary.BigEndian.Uint16(message[4:])), echo: true}
+	if !d.refresh(association{d.inside.Peer(target), asked, netip.AddrPortFrom(source, 0)}) {
+		d.count.unsolicited.Add(1)
+		return
+	}
+	d.deliver(netip.AddrPortFrom(source, 0), asked, message)
+}
+
+// answer answers an echo request for the gateway's own address inside.
+func (d *Datagrams) answer(from origin, gateway netip.Addr, message []byte) {
+	message[0] = echoReply4
+	if gateway.Is6() {
+		message[0] = echoReply6
+	}
+	if err := d.stack.SendICMP(gateway, from.Addr(), message); err != nil {
+		d.count.failed.Add(1)
+	}
+}

@@ -1,0 +1,416 @@
+package userspace
+
+import (
+	"container/heap"
+	"encoding/binary"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+const (
+	answeredDNS = 5 * time.Second // a name server has nothing more to say (RFC 4787 REQ-5c)
+	dnsPort     = 53
+	maxRemotes  = 1024 // of one session: who else may answer it
+)
+
+// Datagrams forwards the UDP and the echo requests of a tunnel: each address and
+// port of a peer has a socket of its own, through which it reaches anybody, and
+// through which those answer that it has written to (RFC 4787's
+// endpoint-independent mapping with address- and port-dependent filtering).
+type Datagrams struct {
+	stack  *netstack.Stack
+	inside tunnel.Inside
+	with   tunnel.Forwarding
+	cfg    atomic.Pointer[access.Datagrams]
+	count  counters
+	queued atomic.Int64     // bytes that wait for room, of all peers
+	raw    map[bool]*socket // for echo requests over IPv6 (true) and IPv4 that may have no sockets of their own
+
+	mu           sync.Mutex
+	sessions     map[origin]*session
+	peers        map[string]*peer
+	bySessions   peerHeap
+	echoes       map[echoID]*session     // those that share a raw socket
+	lastID       uint16                  // of them
+	associations map[association]cc.Time // between peers, with when something last moved
+	begun        map[string]int          // how many each peer has begun
+	closed       bool
+
+	wakes chan struct{} // woken is not empty
+	wake  sync.Mutex
+	woken []*peer
+	stop  chan struct{}
+	done  sync.WaitGroup
+}
+
+// origin is a peer's address and port, or the identifier of its echo requests.
+type origin struct {
+	netip.AddrPort
+	echo   bool
+	stream *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
+	asked  netip.AddrPort // the gateway's, in whose place a name server answers; invalid: it asks nobody else
+}
+
+// shown is whom it takes for the source of what comes from one outside.
+func (o origin) shown(source netip.AddrPort) netip.AddrPort {
+	if o.asked.IsValid() {
+		return o.asked
+	}
+	return source
+}
+
+// echoID is how answers to what a raw socket sent are told apart.
+type echoID struct {
+	six bool
+	id  uint16
+}
+
+type counters struct {
+	sentPackets, sentBytes, receivedPackets, receivedBytes                  atomic.Uint64
+	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
+}
+
+// ForwardDatagrams has a stack's datagrams forwarded until Close, which comes
+// before the stack's.
+func ForwardDatagrams(
+	listener string, stack *netstack.Stack, inside tunnel.Inside, cfg access.Datagrams, with tunnel.Forwarding,
+) *Datagrams {
+	if with.Log == nil {
+		with.Log = slog.New(slog.DiscardHandler)
+	}
+	with.Log = with.Log.With("listener", listener)
+	d := &Datagrams{
+		stack: stack, inside: inside, with: with, sessions: map[origin]*session{}, peers: map[string]*peer{},
+		echoes: map[echoID]*session{}, associations: map[association]cc.Time{}, begun: map[string]int{},
+		lastID: uint16(with.Clock()),
+		wakes:  make(chan struct{}, 1), stop: make(chan struct{}),
+	}
+	d.Configure(cfg)
+	d.openEchoes()
+	d.done.Go(d.keep)
+	stack.Handle(d)
+	return d
+}
+
+// Configure puts another configuration into force; sessions stay. A share holds
+// for peers that have none yet.
+func (d *Datagrams) Configure(cfg access.Datagrams) { d.cfg.Store(&cfg) }
+
+// Stats returns the counts.
+func (d *Datagrams) Stats() tunnel.DatagramStats {
+	d.mu.Lock()
+	sessions, peers := len(d.sessions), len(d.peers)
+	d.mu.Unlock()
+	c := &d.count
+	return tunnel.DatagramStats{
+		Sessions: sessions, Peers: peers,
+		SentPackets: c.sentPackets.Load(), SentBytes: c.sentBytes.Load(),
+		ReceivedPackets: c.receivedPackets.Load(), ReceivedBytes: c.receivedBytes.Load(),
+		Refused: c.refused.Load(), Crowded: c.crowded.Load(), Late: c.late.Load(), Overflow: c.overflow.Load(),
+		Failed: c.failed.Load(), Unsolicited: c.unsolicited.Load(), Evicted: c.evicted.Load(), Notices: c.notices.Load(),
+	}
+}
+
+// Close ends all sessions.
+func (d *Datagrams) Close() error {
+	d.stack.Handle(nil)
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	for _, s := range d.sessions {
+		d.end(s)
+	}
+	d.mu.Unlock()
+	for _, raw := range d.raw {
+		raw.close()
+	}
+	close(d.stop)
+	d.done.Wait()
+	return nil
+}
+
+// UDP implements netstack.Datagrams.
+func (d *Datagrams) UDP(source, target netip.AddrPort, hops uint8, payload []byte) {
+	d.forward(origin{AddrPort: source}, target, hops, payload)
+}
+
+// Echo implements netstack.Datagrams.
+func (d *Datagrams) Echo(source, target netip.Addr, hops uint8, message []byte) {
+	identifier := binary.BigEndian.Uint16(message[4:])
+	d.forward(origin{AddrPort: netip.AddrPortFrom(source, identifier), echo: true}, netip.AddrPortFrom(target, 0),
+		hops, message)
+}
+
+var errCrowded = errors.New("too many sessions")
+
+func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payload []byte) {
+	switch d.inside.Place(target.Addr()) {
+	case tunnel.OfPeer:
+		d.across(from, target, payload)
+		return
+	case tunnel.OfGateway:
+		if from.echo {
+			d.answer(from, target.Addr(), payload)
+			return
+		}
+		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
+			from.asked, target = target, server
+		}
+	case tunnel.Elsewhere, tunnel.Unused:
+	}
+	s, err := d.session(from, target, "")
+	if err != nil {
+		d.refuse(from, target, payload, err)
+		return
+	}
+	d.count.sentPackets.Add(1)
+	d.count.sentBytes.Add(uint64(len(payload)))
+	if err := s.socket.send(target, payload, s.id, hops); err != nil {
+		d.count.failed.Add(1)
+		if notice, ok := toTell(err, target); ok {
+			d.tell(from, target, payload, notice)
+		}
+	}
+}
+
+// refuse drops a datagram and says why, unless there was only no room for it.
+func (d *Datagrams) refuse(from origin, target netip.AddrPort, payload []byte, err error) {
+	if errors.Is(err, errCrowded) {
+		d.count.crowded.Add(1)
+		d.with.Log.Debug("tunnel: datagram lost", "client", from.AddrPort, "target", target, "err", err)
+		return
+	}
+	d.count.refused.Add(1)
+	d.with.Log.Debug("tunnel: datagram refused", "client", from.AddrPort, "target", target, "err", err)
+	notice, ok := toTell(err, target)
+	if !ok {
+		notice = prohibited(target)
+	}
+	d.tell(from, target, payload, notice)
+}
+
+// prohibited is the error for what policy refuses (RFC 1812 §5.2.7.1, RFC 4443 §3.1).
+func prohibited(target netip.AddrPort) netstack.Unreachable {
+	if target.Addr().Is6() {
+		return netstack.Unreachable{Type: 1, Code: 1}
+	}
+	return netstack.Unreachable{Type: 3, Code: 13}
+}
+
+// tell passes an ICMP error about payload on to whom it came from, unless there have
+// been many of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
+func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
+	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shown(target), about.echo, len(payload)
+	if u.Echo && len(payload) >= icmpHeader {
+		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader
+	}
+	switch told, err := d.stack.SendUnreachable(u); {
+	case err != nil:
+		d.count.failed.Add(1)
+	case told:
+		d.count.notices.Add(1)
+	}
+}
+
+// session returns the session that a datagram belongs to; a new one, if policy
+// has nothing against it. The target may have been given as a host's name.
+func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*session, error) {
+	d.mu.Lock()
+	s := d.sessions[from]
+	if s != nil && s.knows(target) {
+		s.touch(d.with.Clock())
+		d.mu.Unlock()
+		return s, nil
+	}
+	d.mu.Unlock()
+	name := d.owner(from)
+	if name == "" {
+		return nil, errors.New("its source is no peer's")
+	}
+	terms, err := d.with.Verdict(tunnel.Sent{Peer: name, Source: from.AddrPort, Target: target, Host: host})
+	if err != nil {
+		return nil, err
+	}
+	var fresh *socket
+	if s == nil {
+		if fresh, err = d.openSocket(from, target); err != nil {
+			return nil, errors.Join(errCrowded, err)
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if s = d.sessions[from]; s == nil && fresh != nil {
+		s = d.begin(from, name, terms, fresh)
+	} else if fresh != nil { // another was faster
+		fresh.release()
+	}
+	if s == nil {
+		return nil, errCrowded
+	}
+	s.learn(target)
+	s.touch(d.with.Clock())
+	return s, nil
+}
+
+// owner is the name of the peer that something is from; empty: nobody's.
+func (d *Datagrams) owner(from origin) string {
+	if from.stream != nil {
+		return from.stream.name
+	}
+	return d.inside.Peer(from.Addr())
+}
+
+// begin adds a session; nil if there is no room for it. The caller holds d.mu.
+func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *socket) *session {
+	most := d.cfg.Load().Sessions
+	if d.closed || most == 0 || !d.makeRoom(name, most) {
+		sock.release()
+		return nil
+	}
+	p := d.peers[name]
+	if p == nil {
+		p = d.newPeer(name, terms)
+		d.peers[name] = p
+		heap.Push(&d.bySessions, p)
+	}
+	s := &session{
+		d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{},
+		dns: from.stream == nil,
+	}
+	s.place = p.sessions.PushFront(s)
+	heap.Fix(&d.bySessions, p.place)
+	d.sessions[from] = s
+	if sock.raw() {
+		s.id = d.identify(s)
+	} else {
+		d.done.Go(s.receive)
+	}
+	return s
+}
+
+// makeRoom ends sessions until a peer may have one more: its own longest idle where
+// it has most, and where all together have as many as there may be that of whoever
+// has more than any other. Nobody loses his last one to another. The caller holds d.mu.
+func (d *Datagrams) makeRoom(name string, most int) bool {
+	for {
+		p := d.peers[name]
+		full := len(d.sessions) >= d.cfg.Load().Most
+		switch {
+		case p != nil && p.sessions.Len() >= most:
+		case !full:
+			return true
+		case len(d.bySessions) == 0:
+			return false
+		case p == nil || d.bySessions[0].sessions.Len() > p.sessions.Len():
+			if p = d.bySessions[0]; p.sessions.Len() == 1 {
+				return false
+			}
+		}
+		d.count.evicted.Add(1)
+		d.end(p.sessions.Back().Value.(*session))
+	}
+}
+
+// identify gives a session that shares a raw socket an identifier of its own. The
+// caller holds d.mu.
+func (d *Datagrams) identify(s *session) uint16 {
+	for {
+		d.lastID++ // there are fewer sessions than identifiers
+		e := echoID{s.from.Addr().Is6(), d.lastID}
+		if d.echoes[e] == nil {
+			d.echoes[e] = s
+			return e.id
+		}
+	}
+}
+
+// end forgets a session. The caller holds d.mu.
+func (d *Datagrams) end(s *session) {
+	if d.sessions[s.from] != s {
+		return
+	}
+	delete(d.sessions, s.from)
+	s.peer.sessions.Remove(s.place)
+	heap.Fix(&d.bySessions, s.peer.place)
+	if s.socket.raw() {
+		delete(d.echoes, echoID{s.from.Addr().Is6(), s.id})
+	}
+	s.socket.release()
+	if s.from.stream != nil {
+		s.from.stream.cancel()
+	}
+	if s.peer.sessions.Len() == 0 {
+		heap.Remove(&d.bySessions, s.peer.place)
+		delete(d.peers, s.peer.name)
+		s.peer.leave()
+	}
+}
+
+// keep ends what is idle, and lets go what has waited for room.
+func (d *Datagrams) keep() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-d.wakes:
+			for _, p := range d.takeWoken() {
+				p.drain(d.with.Clock())
+			}
+		case <-timer.C:
+			d.sweep(d.with.Clock())
+			timer.Reset(min(max(d.cfg.Load().Idle/8, 10*time.Millisecond), time.Second))
+		}
+	}
+}
+
+func (d *Datagrams) takeWoken() []*peer {
+	d.wake.Lock()
+	defer d.wake.Unlock()
+	all := d.woken
+	d.woken = nil
+	return all
+}
+
+// sweep ends the sessions that have been idle for long enough, and those whose
+// address is another peer's now.
+func (d *Datagrams) sweep(now cc.Time) {
+	idle := d.cfg.Load().Idle
+	owners := map[netip.Addr]string{}
+	d.mu.Lock()
+	for _, s := range d.sessions {
+		if now.Sub(s.used) > s.lasts(idle) {
+			d.end(s)
+			continue
+		}
+		if s.from.stream == nil {
+			owners[s.from.Addr()] = ""
+		}
+	}
+	d.sweepAssociations(now, idle)
+	d.mu.Unlock()
+	for addr := range owners {
+		owners[addr] = d.inside.Peer(addr)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.sessions {
+		if owner, known := owners[s.from.Addr()]; known && s.from.stream == nil && owner != s.peer.name {
+			d.end(s)
+		}
+	}
+}

@@ -1,0 +1,450 @@
+package userspace
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	quicgo "github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// MASQUEConfig describes a MASQUE listener: HTTP/3 that carries IP packets
+// (CONNECT-IP, RFC 9484), UDP (CONNECT-UDP, RFC 9298) and TCP streams (CONNECT,
+// RFC 9114 §4.4).
+type MASQUEConfig struct {
+	Name        string
+	Addr        string // UDP, "host:port"; an empty host is every address
+	Certificate tls.Certificate
+	Tokens      []access.Token // who may use it
+	ClientCAs   *x509.CertPool // who may use it: whoever has a certificate of theirs; nil: certificates are not asked for
+	Open        bool           // everybody may use it
+	Pool        []netip.Prefix // addresses for CONNECT-IP clients, one of each to a client; empty: only streams
+	Clock       func() cc.Time
+	Log         *slog.Logger
+}
+
+const (
+	// initialPacket is the size of QUIC's first packets; those that find out
+	// what the path carries come later. Cellular paths carry this much.
+	initialPacket = 1350
+
+	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
+	maxHeader   = 16 << 10
+	maxStreams  = 1024 // of one client at a time
+
+	// A client that is connected without a request is sent away after idleTimeout.
+	// While it has one, it is asked whether it is still there, as a leg of the
+	// kernel's would ask; one that has vanished is noticed after vanishedAfter.
+	idleTimeout   = 2 * time.Minute
+	askEvery      = 2 * time.Minute
+	vanishedAfter = 4 * time.Minute
+
+	// leaveWithin is for how long Close waits for clients of streams to leave, which they
+	// have been told to do after their last one (GOAWAY): a connection that we close takes
+	// with it what has arrived there but has not been read.
+	leaveWithin = 5 * time.Second
+)
+
+// MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
+// of its own besides.
+type MASQUE struct {
+	health
+	tunnel.Pool
+	cfg         MASQUEConfig
+	log         *slog.Logger
+	stack       *netstack.Stack
+	certificate atomic.Pointer[tls.Certificate]
+	authorities atomic.Pointer[x509.CertPool] // of clients' certificates; nil: these are not asked for
+	addr        *net.UDPAddr                  // where it listens
+	requests    chan datapath.Conn
+	closed      chan struct{}
+	closing     sync.Once
+	ended       context.Context // done once it is closed, and all that was sent has left
+	cancel      context.CancelFunc
+	stopServing context.CancelFunc
+	done        sync.WaitGroup
+	buffers     sync.Pool // of *[]byte
+	refused     atomic.Uint64
+	drops       masqueDrops
+	forward     atomic.Pointer[Datagrams] // nil until there is one
+
+	leave    time.Duration // leaveWithin
+	mu       sync.RWMutex
+	draining bool
+	udp      *net.UDPConn  // replaced where it has failed
+	server   *http3.Server // likewise
+	tokens   []hashedToken
+	pool     *pool
+	sessions map[netip.Addr]*ipSession
+	open     map[string]int            // sessions of each peer, those that begin too
+	past     map[string]tunnel.Traffic // of sessions that have ended, by peer
+	conns    map[*quicgo.Conn]*masqueConn
+}
+
+// masqueConn is what is known of a client's QUIC connection.
+type masqueConn struct {
+	tokens  map[digest]bool // that have been used on it
+	streams atomic.Bool     // there have been some
+	closed  <-chan struct{}
+}
+
+// masqueDrops counts packets that were not passed on.
+type masqueDrops struct{ malformed, source, destination, large, queue atomic.Uint64 }
+
+// MASQUEDrops counts packets of CONNECT-IP sessions that were not passed on.
+type MASQUEDrops struct {
+	Malformed   uint64 // no IP packets
+	Source      uint64 // from an address that is not the client's
+	Destination uint64 // for an address that no client has, or outside what a session asked for
+	Large       uint64 // answered with a Packet Too Big
+	Queue       uint64 // beyond what may wait for a client's connection
+}
+
+// ListenMASQUE opens the listener and joins it to a stack.
+func ListenMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
+	m, err := newMASQUE(cfg, stack)
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err)
+	}
+	return m, nil
+}
+
+func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &MASQUE{
+		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
+		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
+		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{},
+		leave: leaveWithin,
+	}
+	switch {
+	case len(cfg.Certificate.Certificate) == 0:
+		return nil, errors.New("tls: MASQUE needs a certificate and its key")
+	case len(cfg.Tokens) == 0 && cfg.ClientCAs == nil && !cfg.Open:
+		return nil, errors.New("nobody could be refused: name tokens (masque.tokens_file) or an authority for client " +
+			"certificates (tls.client_ca), or say that it is open to everybody")
+	case cfg.Open && (len(cfg.Tokens) > 0 || cfg.ClientCAs != nil):
+		return nil, errors.New("it cannot be open to everybody and ask for tokens or certificates")
+	}
+	m.SetPool(cfg.Pool)
+	m.certificate.Store(&cfg.Certificate)
+	m.authorities.Store(cfg.ClientCAs)
+	var err error
+	if m.tokens, err = hashTokens(cfg.Tokens); err != nil {
+		return nil, err
+	}
+	if m.pool, err = newPool(cfg.Pool); err != nil {
+		return nil, err
+	}
+	m.pool.reserve(namesOf(cfg.Tokens))
+	if m.addr, err = net.ResolveUDPAddr("udp", cfg.Addr); err == nil {
+		err = m.listen()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("MASQUE on UDP address %q: %w", cfg.Addr, err)
+	}
+	m.addr = m.udp.LocalAddr().(*net.UDPAddr)
+	m.ended, m.cancel = context.WithCancel(context.Background())
+	serving, stopServing := context.WithCancel(m.ended)
+	m.stopServing = stopServing
+	m.done.Go(func() { m.outward(m.ended) })
+	m.done.Go(func() { m.serve(serving) })
+	return m, nil
+}
+
+// listen opens the UDP socket and puts a server on it.
+func (m *MASQUE) listen() error {
+	udp, err := net.ListenUDP("udp", m.addr)
+	if err != nil {
+		return err
+	}
+	server := &http3.Server{
+		TLSConfig: m.tls(), Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
+		QUICConfig: &quicgo.Config{
+			Tracer:            quic.Tracer(m.cfg.Clock, func() { m.refused.Add(1) }),
+			InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams,
+			MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
+		},
+		IdleTimeout: idleTimeout,
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.draining {
+		return errors.Join(http.ErrServerClosed, udp.Close())
+	}
+	m.udp, m.server = udp, server
+	return nil
+}
+
+// serving is what is open at present.
+func (m *MASQUE) serving() (*http3.Server, *net.UDPConn) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.server, m.udp
+}
+
+// serve takes connections until it is drained, over another socket where one has
+// failed.
+func (m *MASQUE) serve(ctx context.Context) {
+	for {
+		server, udp := m.serving()
+		err := server.Serve(udp)
+		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+			return
+		}
+		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), server.Close())
+		_ = udp.Close()
+		if !m.reopen(ctx, m.log, err, m.listen) {
+			return
+		}
+	}
+}
+
+// tls asks for a certificate where one may open the door, and insists where
+// nothing else does.
+func (m *MASQUE) tls() *tls.Config {
+	all := &tls.Config{
+		MinVersion:     tls.VersionTLS13,
+		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return m.certificate.Load(), nil },
+	}
+	all.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		c := all.Clone()
+		c.ClientCAs = m.authorities.Load()
+		m.mu.RLock()
+		tokens := len(m.tokens)
+		m.mu.RUnlock()
+		switch {
+		case c.ClientCAs == nil:
+		case tokens == 0:
+			c.ClientAuth = tls.RequireAndVerifyClientCert
+		default:
+			c.ClientAuth = tls.VerifyClientCertIfGiven
+		}
+		return c, nil
+	}
+	return all
+}
+
+// SetTokens replaces the tokens. Who came with one that is gone loses all it has
+// open, at once. A listener that had tokens keeps needing one or a certificate.
+func (m *MASQUE) SetTokens(tokens []access.Token) error {
+	hashed, err := hashTokens(tokens)
+	if err != nil {
+		return err
+	}
+	var gone []*quicgo.Conn
+	m.mu.Lock()
+	m.tokens = hashed
+	m.pool.reserve(namesOf(tokens))
+	for c, state := range m.conns {
+		for h := range state.tokens {
+			if _, stays := find(hashed, h); !stays {
+				gone = append(gone, c)
+				break
+			}
+		}
+	}
+	m.mu.Unlock()
+	for _, c := range gone {
+		_ = c.CloseWithError(quicgo.ApplicationErrorCode(http3.ErrCodeRequestRejected), "the token is not valid any more")
+	}
+	return nil
+}
+
+// connKey is where a request's context has its QUIC connection.
+type connKey struct{}
+
+func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context {
+	m.mu.Lock()
+	m.conns[c] = &masqueConn{tokens: map[digest]bool{}, closed: c.Context().Done()}
+	m.mu.Unlock()
+	context.AfterFunc(c.Context(), func() {
+		m.mu.Lock()
+		delete(m.conns, c)
+		m.mu.Unlock()
+	})
+	return context.WithValue(ctx, connKey{}, c)
+}
+
+// note remembers which token a connection has used; false: it has just gone.
+func (m *MASQUE) note(r *http.Request, who identity) bool {
+	if who.token == (digest{}) {
+		return true
+	}
+	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if state := m.conns[c]; state != nil {
+		state.tokens[who.token] = true
+	}
+	_, ok := find(m.tokens, who.token)
+	return ok
+}
+
+// ServeHTTP implements http.Handler.
+func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	who, ok := m.authenticate(r)
+	if !ok || !m.note(r, who) {
+		m.refused.Add(1)
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		m.reject(w, r, http.StatusUnauthorized, "a token or a certificate is needed")
+		return
+	}
+	switch protocol := extended(r); {
+	case r.Method != http.MethodConnect:
+		w.Header().Set("Allow", http.MethodConnect)
+		m.reject(w, r, http.StatusMethodNotAllowed, "only CONNECT is served here")
+	case protocol == "":
+		m.serveStream(w, r, who)
+	case protocol == "connect-ip" && len(m.cfg.Pool) > 0:
+		m.serveIP(w, r, who)
+	case protocol == "connect-udp":
+		m.serveUDP(w, r, who)
+	default:
+		m.reject(w, r, http.StatusNotImplemented, "this protocol is not served here")
+	}
+}
+
+// reject refuses a request.
+func (m *MASQUE) reject(w http.ResponseWriter, r *http.Request, status int, reason string) {
+	m.log.Debug("tunnel: refused", "client", r.RemoteAddr, "status", status, "reason", reason)
+	refuse(w, status, reason)
+}
+
+// Apply implements Outside.
+func (m *MASQUE) Apply(s tunnel.Settings) error {
+	if err := m.SetTokens(s.Tokens); err != nil {
+		return err
+	}
+	m.authorities.Store(s.Authorities)
+	m.certificate.Store(&s.Certificate)
+	return nil
+}
+
+// Resume implements Outside: clients that are gone come back by themselves.
+func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
+
+// Report implements Outside.
+func (m *MASQUE) Report(s *tunnel.Status) error {
+	d := m.Drops()
+	s.Refused += m.Refused() + d.Malformed + d.Source
+	s.Lost += d.Queue
+	s.Sessions, s.Clients = m.Sessions(), m.clients()
+	return nil
+}
+
+// Forward implements Outside: CONNECT-UDP brings datagrams that are in no packets.
+func (m *MASQUE) Forward(d *Datagrams) { m.forward.Store(d) }
+
+// Requests implements Outside: the CONNECTs over HTTP/3.
+func (m *MASQUE) Requests() <-chan datapath.Conn { return m.requests }
+
+// Peer implements Inside.
+func (m *MASQUE) Peer(inner netip.Addr) string {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if s := m.sessions[inner]; s != nil {
+		return s.name
+	}
+	return ""
+}
+
+// Place implements Inside.
+func (m *MASQUE) Place(addr netip.Addr) tunnel.Place {
+	if m.Peer(addr) != "" {
+		return tunnel.OfPeer
+	}
+	return m.Vacant(addr)
+}
+
+// Addr implements Outside.
+func (m *MASQUE) Addr() net.Addr { return m.addr }
+
+// Refused counts who was not let in: for a token, or a certificate.
+func (m *MASQUE) Refused() uint64 { return m.refused.Load() }
+
+// Drops counts packets that were not passed on.
+func (m *MASQUE) Drops() MASQUEDrops {
+	d := &m.drops
+	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load(), d.queue.Load()}
+}
+
+// Drain implements Outside: clients are told to go elsewhere (GOAWAY, RFC 9114 §5.2).
+func (m *MASQUE) Drain() {
+	m.mu.Lock()
+	again := m.draining
+	m.draining = true
+	m.mu.Unlock()
+	if again {
+		return
+	}
+	m.stopServing()
+	server, _ := m.serving()
+	m.done.Go(func() { _ = server.Shutdown(m.ended) }) // what is left then is closed
+}
+
+// Close implements Outside.
+func (m *MASQUE) Close() (err error) {
+	m.closing.Do(func() {
+		m.Drain()
+		close(m.closed)
+		if m.awaitClients() {
+			linger()
+		}
+		m.cancel()
+		m.done.Wait()
+		_, udp := m.serving()
+		if err = udp.Close(); errors.Is(err, net.ErrClosed) { // it had failed
+			err = nil
+		}
+	})
+	return err
+}
+
+// awaitClients waits for the clients of streams to leave, and tells whether there are others.
+func (m *MASQUE) awaitClients() (others bool) {
+	m.mu.RLock()
+	conns := slices.Collect(maps.Values(m.conns))
+	m.mu.RUnlock()
+	timer := time.NewTimer(m.leave)
+	defer timer.Stop()
+	for _, c := range conns {
+		if !c.streams.Load() {
+			others = true
+			continue
+		}
+		select {
+		case <-c.closed:
+		case <-timer.C:
+			return true
+		}
+	}
+	return others
+}
+
+// clientAddr reads an address as package net writes it.
+func clientAddr(s string) netip.AddrPort {
+	a, _ := netip.ParseAddrPort(s)
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}

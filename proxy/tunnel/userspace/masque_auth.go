@@ -1,0 +1,102 @@
+package userspace
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// digest is a token's hash: comparing hashes takes a time that depends neither
+// on lengths nor on where they differ.
+type digest [sha256.Size]byte
+
+type hashedToken struct {
+	name  string
+	value digest
+}
+
+func hashTokens(tokens []access.Token) ([]hashedToken, error) {
+	hashed := make([]hashedToken, 0, len(tokens))
+	owner := map[digest]string{}
+	for _, t := range tokens {
+		if err := errors.Join(t.CheckName(), t.CheckValue()); err != nil {
+			return nil, fmt.Errorf("tunnel: tokens: %w", err)
+		}
+		h := digest(sha256.Sum256([]byte(t.Value)))
+		if other, taken := owner[h]; taken {
+			return nil, fmt.Errorf("tunnel: tokens: %q and %q have the same token", other, t.Name)
+		}
+		owner[h] = t.Name
+		hashed = append(hashed, hashedToken{t.Name, h})
+	}
+	return hashed, nil
+}
+
+func namesOf(tokens []access.Token) (names []string) {
+	for _, t := range tokens {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
+// find looks at every token, also after it found one.
+func find(tokens []hashedToken, h digest) (name string, ok bool) {
+	for i := range tokens {
+		if subtle.ConstantTimeCompare(tokens[i].value[:], h[:]) == 1 {
+			name, ok = tokens[i].name, true
+		}
+	}
+	return name, ok
+}
+
+// identity is who asks.
+type identity struct {
+	name  string
+	token digest // zero: came without one
+}
+
+// authenticate tells who r is from: by its token if it brings one, in the header
+// for a server or the one for a proxy, else by its certificate, which TLS has
+// verified; and by its address where everybody may come.
+func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
+	if m.cfg.Open {
+		return identity{name: clientAddr(r.RemoteAddr).Addr().String()}, true
+	}
+	given := r.Header.Get("Authorization")
+	if given == "" {
+		given = r.Header.Get("Proxy-Authorization")
+	}
+	if given != "" {
+		scheme, value, _ := strings.Cut(given, " ")
+		h := digest(sha256.Sum256([]byte(strings.TrimSpace(value))))
+		m.mu.RLock()
+		name, ok := find(m.tokens, h)
+		m.mu.RUnlock()
+		return identity{name, h}, ok && strings.EqualFold(scheme, "Bearer")
+	}
+	name := certificateName(r.TLS)
+	return identity{name: name}, name != ""
+}
+
+// certificateName is the name in a client's certificate; empty: it has shown none.
+func certificateName(s *tls.ConnectionState) string {
+	if s == nil || len(s.VerifiedChains) == 0 {
+		return ""
+	}
+	c := s.PeerCertificates[0]
+	switch {
+	case c.Subject.CommonName != "":
+		return c.Subject.CommonName
+	case len(c.DNSNames) > 0:
+		return c.DNSNames[0]
+	case len(c.EmailAddresses) > 0:
+		return c.EmailAddresses[0]
+	}
+	return "serial " + c.SerialNumber.String()
+}

@@ -1,0 +1,146 @@
+package userspace
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// pool hands out addresses: to each session one of every prefix. A name that has
+// reserved some gets these, as long as no other session of its has them.
+type pool struct {
+	ranges   []addressRange
+	used     map[netip.Addr]bool
+	reserved map[string][]netip.Addr // by name, one of each range
+	owner    map[netip.Addr]string   // of reserved ones
+}
+
+// addressRange is one prefix of the pool.
+type addressRange struct{ prefix netip.Prefix }
+
+// errPoolExhausted is why a session has no address.
+var errPoolExhausted = errors.New("no address is free")
+
+func newPool(prefixes []netip.Prefix) (*pool, error) {
+	p := &pool{used: map[netip.Addr]bool{}, reserved: map[string][]netip.Addr{}, owner: map[netip.Addr]string{}}
+	for i, a := range prefixes {
+		if !a.IsValid() || a.Addr().Is4In6() || a.Addr().BitLen()-a.Bits() < 2 {
+			return nil, fmt.Errorf("pool: %v has no room for clients; a prefix such as 10.10.0.0/24 or "+
+				"fd00:10::/64 has", a)
+		}
+		for _, b := range prefixes[:i] {
+			if a.Overlaps(b) {
+				return nil, fmt.Errorf("pool: %v and %v overlap", b, a)
+			}
+		}
+		p.ranges = append(p.ranges, addressRange{a.Masked()})
+	}
+	return p, nil
+}
+
+// least is the first address for clients: the prefix's own is nobody's, and the
+// one after it by custom the gateway's.
+func (r addressRange) least() netip.Addr { return r.prefix.Addr().Next().Next() }
+
+// holds reports whether a client may have an address; the last of an IPv4 prefix is
+// everybody's.
+func (r addressRange) holds(a netip.Addr) bool {
+	return r.prefix.Contains(a) && a.Compare(r.least()) >= 0 && !(a.Is4() && !r.prefix.Contains(a.Next()))
+}
+
+// of is where to look first for an address for a name: the same each time, also in
+// another process.
+func (r addressRange) of(name string) netip.Addr {
+	a, hash := r.prefix.Addr().AsSlice(), sha256.Sum256([]byte(name))
+	for bit := r.prefix.Bits(); bit < 8*len(a); bit++ {
+		a[bit/8] |= hash[bit/8] & (0x80 >> (bit % 8))
+	}
+	if addr, _ := netip.AddrFromSlice(a); r.holds(addr) {
+		return addr
+	}
+	return r.least()
+}
+
+// find is the next address from one for a name that is not taken; false: all are.
+// At most as many are taken.
+func (r addressRange) find(name string, most int, taken func(netip.Addr) bool) (netip.Addr, bool) {
+	first := r.of(name)
+	a := first
+	for tries := 0; taken(a); tries++ {
+		if a = a.Next(); !r.holds(a) {
+			a = r.least()
+		}
+		if a == first || tries > most {
+			return netip.Addr{}, false
+		}
+	}
+	return a, true
+}
+
+// reserve keeps addresses for these names, those of others are free again. What a name
+// has it keeps; whoever finds none that is not kept gets what is free at the moment.
+func (p *pool) reserve(names []string) {
+	before := p.reserved
+	p.reserved, p.owner = map[string][]netip.Addr{}, map[netip.Addr]string{}
+	keep := func(name string, addrs []netip.Addr) {
+		p.reserved[name] = addrs
+		for _, a := range addrs {
+			p.owner[a] = name
+		}
+	}
+	for _, name := range names {
+		if addrs, had := before[name]; had {
+			keep(name, addrs)
+		}
+	}
+	for _, name := range names {
+		if _, has := p.reserved[name]; has {
+			continue
+		}
+		addrs := make([]netip.Addr, 0, len(p.ranges))
+		for _, r := range p.ranges {
+			if a, ok := r.find(name, len(p.owner), func(a netip.Addr) bool { return p.owner[a] != "" }); ok {
+				addrs = append(addrs, a)
+			}
+		}
+		if len(addrs) == len(p.ranges) {
+			keep(name, addrs)
+		}
+	}
+}
+
+// take hands out one address of each prefix for a session of that name.
+func (p *pool) take(name string) ([]netip.Addr, error) {
+	taken := make([]netip.Addr, 0, len(p.ranges))
+	for i, r := range p.ranges {
+		a, ok := netip.Addr{}, false
+		if own := p.reserved[name]; own != nil && !p.used[own[i]] {
+			a, ok = own[i], true
+		}
+		most := len(p.used) + len(p.owner)
+		if !ok {
+			a, ok = r.find(name, most, func(a netip.Addr) bool { return p.used[a] || p.owner[a] != "" })
+		}
+		if !ok {
+			a, ok = r.find(name, most, func(a netip.Addr) bool { return p.used[a] })
+		}
+		if !ok {
+			p.give(taken)
+			return nil, fmt.Errorf("%w in %v", errPoolExhausted, r.prefix)
+		}
+		p.used[a] = true
+		taken = append(taken, a)
+	}
+	if len(taken) == 0 {
+		return nil, errPoolExhausted
+	}
+	return taken, nil
+}
+
+// give takes addresses back.
+func (p *pool) give(addrs []netip.Addr) {
+	for _, a := range addrs {
+		delete(p.used, a)
+	}
+}

@@ -1,0 +1,371 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	connectip "github.com/quic-go/connect-ip-go"
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/quicvarint"
+
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// sessionQueue bounds the packets that wait for a session's QUIC connection;
+// what comes beyond it is lost, and the senders in the stack slow down.
+const sessionQueue = 256
+
+// contextID goes before each packet: zero says that it is an IP packet (RFC 9484 §6).
+const contextID = 1 // byte
+
+// ipSession is one client's CONNECT-IP.
+type ipSession struct {
+	masque   *MASQUE
+	name     string
+	endpoint string
+	addrs    []netip.Addr
+	scope    ipScope
+	stream   *http3.Stream
+	queue    chan *[]byte
+
+	received, sent atomic.Uint64 // bytes of packets
+}
+
+// Sessions returns the present CONNECT-IP sessions, ordered by address.
+func (m *MASQUE) Sessions() []tunnel.SessionState {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	var states []tunnel.SessionState
+	for a, s := range m.sessions {
+		if a == s.addrs[0] {
+			states = append(states, tunnel.SessionState{
+				Name: s.name, Endpoint: s.endpoint, Addresses: slices.Clone(s.addrs), Received: s.received.Load(),
+				Sent: s.sent.Load(),
+			})
+		}
+	}
+	slices.SortFunc(states, func(a, b tunnel.SessionState) int { return a.Addresses[0].Compare(b.Addresses[0]) })
+	return states
+}
+
+// add returns a traffic with the session's.
+func (s *ipSession) add(t tunnel.Traffic) tunnel.Traffic {
+	return tunnel.Traffic{Received: t.Received + s.received.Load(), Sent: t.Sent + s.sent.Load()}
+}
+
+// maxClients bounds the names whose past sessions are counted: certificates may hold
+// any number.
+const maxClients = 4096
+
+// clients returns the traffic of all sessions so far, by the name of their peer.
+func (m *MASQUE) clients() map[string]tunnel.Traffic {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	all := maps.Clone(m.past)
+	for a, s := range m.sessions {
+		if a == s.addrs[0] {
+			all[s.name] = s.add(all[s.name])
+		}
+	}
+	return all
+}
+
+// hijacked hands a stream to connect-ip that we hold too: it speaks the
+// capsules, the packets go past it.
+type hijacked struct {
+	http.ResponseWriter
+	stream *http3.Stream
+}
+
+func (hijacked) WriteHeader(int)                      {}
+func (t hijacked) HTTPStream() (*http3.Stream, error) { return t.stream, nil }
+func (t hijacked) Header() http.Header                { return http.Header{} }
+func prefixOf(a netip.Addr) netip.Prefix              { return netip.PrefixFrom(a, a.BitLen()) }
+
+// serveIP runs a CONNECT-IP session until either side ends it.
+func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
+	scope, err := scopeOf(r)
+	if err != nil {
+		m.reject(w, r, http.StatusBadRequest, err.Error())
+		return
+	}
+	addrs, err := m.admit(who.name)
+	if err != nil {
+		m.log.Warn("tunnel: CONNECT-IP refused", "peer", who.name, "err", err)
+		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
+		return
+	}
+	s := &ipSession{
+		masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, scope: scope,
+		queue: make(chan *[]byte, sessionQueue),
+	}
+	if err := s.run(w, r); err != nil {
+		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.pool.give(addrs)
+	if m.open[who.name]--; m.open[who.name] == 0 {
+		delete(m.open, who.name)
+	}
+}
+
+// admit takes addresses for one more session of a peer.
+func (m *MASQUE) admit(name string) ([]netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.open[name] >= maxSessions {
+		return nil, errTooManySessions
+	}
+	addrs, err := m.pool.take(name)
+	if err == nil {
+		m.open[name]++
+	}
+	return addrs, err
+}
+
+var errTooManySessions = fmt.Errorf("a peer may have %d sessions at a time", maxSessions)
+
+func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
+	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
+	w.WriteHeader(http.StatusOK)
+	if s.stream, err = w.(http3.HTTPStreamer).HTTPStream(); err != nil {
+		return err
+	}
+	capsules, err := (&connectip.Proxy{}).Proxy(hijacked{w, s.stream}, nil)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	var done sync.WaitGroup
+	defer func() {
+		s.masque.remove(s)
+		cancel()
+		_ = capsules.Close()
+		done.Wait()
+	}()
+	s.masque.add(s)
+	done.Go(func() { s.inward(ctx) })
+	done.Go(func() { s.outward(ctx) })
+
+	if err := s.assign(capsules); err != nil {
+		return err
+	}
+	for {
+		asked, err := capsules.ReceiveAddressRequest(ctx)
+		if err != nil {
+			return err
+		}
+		if err := s.answer(asked); err != nil {
+			return err
+		}
+	}
+}
+
+// assign tells the client its addresses, and what it may reach.
+func (s *ipSession) assign(capsules *connectip.Conn) error {
+	var prefixes []netip.Prefix
+	for _, a := range s.addrs {
+		prefixes = append(prefixes, prefixOf(a))
+	}
+	if err := capsules.AssignAddresses(prefixes); err != nil {
+		return err
+	}
+	return capsules.AdvertiseRoute(s.scope.routes(s.addrs))
+}
+
+// answer gives a client that asks for addresses those that it has: an answer
+// takes the place of all before it (RFC 9484 §4.7.1).
+func (s *ipSession) answer(asked *connectip.AddressRequest) error {
+	rest := slices.Clone(s.addrs)
+	given := make([]netip.Prefix, len(asked.Prefixes)) // zero: refused
+	for i, p := range asked.Prefixes {
+		j := slices.IndexFunc(rest, func(a netip.Addr) bool {
+			return a.Is4() == p.Addr().Is4() && (p.Addr().IsUnspecified() || p.Contains(a))
+		})
+		if j >= 0 {
+			given[i] = prefixOf(rest[j])
+			rest = slices.Delete(rest, j, j+1)
+		}
+	}
+	var others []netip.Prefix
+	for _, a := range rest {
+		others = append(others, prefixOf(a))
+	}
+	return asked.Respond(given, others)
+}
+
+// inward moves packets from the client into the stack.
+func (s *ipSession) inward(ctx context.Context) {
+	for {
+		b, err := s.stream.ReceiveDatagram(ctx)
+		if err != nil {
+			return
+		}
+		if p, ok := s.accept(b); ok {
+			s.clamp(p)
+			s.received.Add(uint64(len(p)))
+			s.masque.stack.Deliver(p)
+		}
+	}
+}
+
+// accept returns the packet in a datagram, if it is one that this client may send.
+func (s *ipSession) accept(b []byte) ([]byte, bool) {
+	drops := &s.masque.drops
+	id, n, err := quicvarint.Parse(b)
+	if err != nil {
+		drops.malformed.Add(1)
+		return nil, false
+	}
+	if id != 0 {
+		return nil, false // of an extension that we do not have
+	}
+	from, to, ok := endsOf(b[n:])
+	if !ok {
+		drops.malformed.Add(1)
+		return nil, false
+	}
+	if !slices.Contains(s.addrs, from) {
+		drops.source.Add(1)
+		return nil, false
+	}
+	if !s.scope.holds(b[n:], to) {
+		drops.destination.Add(1)
+		return nil, false
+	}
+	return b[n:], true
+}
+
+// outward moves packets to the client.
+func (s *ipSession) outward(ctx context.Context) {
+	m := s.masque
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case b := <-s.queue:
+			s.clamp((*b)[contextID:])
+			err := s.stream.SendDatagram(*b)
+			var large *quic.DatagramTooLargeError
+			switch {
+			case err == nil:
+				s.sent.Add(uint64(len(*b) - contextID))
+			case errors.As(err, &large):
+				m.drops.large.Add(1)
+				if icmp := tooBig((*b)[contextID:], s.room(large)); icmp != nil {
+					m.stack.Deliver(icmp)
+				}
+			}
+			m.buffers.Put(b)
+			if err != nil && large == nil {
+				return // the connection has ended
+			}
+		}
+	}
+}
+
+// room is what a packet has in a datagram once stream and context are named in it.
+func (s *ipSession) room(large *quic.DatagramTooLargeError) int {
+	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
+}
+
+// oversized fits no datagram: quic-go's packets end at 1452 bytes. It says what does fit then,
+// which it says nowhere else.
+var oversized [2048]byte
+
+// clamp has both ends of a connection that begins send what fits at present; the
+// path may turn out to carry more, never less.
+func (s *ipSession) clamp(p []byte) {
+	if !isSYN(p) {
+		return
+	}
+	var large *quic.DatagramTooLargeError
+	if errors.As(s.stream.SendDatagram(oversized[:]), &large) {
+		clampMSS(p, s.room(large))
+	}
+}
+
+func (m *MASQUE) add(s *ipSession) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range s.addrs {
+		m.sessions[a] = s
+	}
+}
+
+func (m *MASQUE) remove(s *ipSession) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if t, known := m.past[s.name]; known || len(m.past) < maxClients {
+		m.past[s.name] = s.add(t)
+	}
+	for _, a := range s.addrs {
+		delete(m.sessions, a)
+	}
+}
+
+// outward gives each packet of the stack to the session whose address it is for.
+func (m *MASQUE) outward(ctx context.Context) {
+	const batch = 64
+	lent := make([]*[]byte, batch)
+	bufs, sizes := make([][]byte, batch), make([]int, batch)
+	for {
+		for i := range lent {
+			if lent[i] == nil {
+				lent[i] = m.buffer()
+				bufs[i] = *lent[i]
+			}
+		}
+		n, err := m.stack.Collect(ctx, bufs, sizes, contextID)
+		if err != nil {
+			return
+		}
+		for i := range n {
+			_, to, ok := endsOf(bufs[i][contextID : contextID+sizes[i]])
+			m.mu.RLock()
+			s := m.sessions[to]
+			m.mu.RUnlock()
+			if !ok || s == nil {
+				m.drops.destination.Add(1)
+				continue
+			}
+			*lent[i] = bufs[i][:contextID+sizes[i]]
+			select {
+			case s.queue <- lent[i]:
+				lent[i] = nil
+			default:
+				*lent[i] = bufs[i]
+				m.drops.queue.Add(1)
+			}
+		}
+	}
+}
+
+// buffer lends memory for a packet, its context ID before it.
+func (m *MASQUE) buffer() *[]byte {
+	if b, ok := m.buffers.Get().(*[]byte); ok {
+		*b = (*b)[:cap(*b)]
+		return b
+	}
+	b := make([]byte, contextID+m.stack.MTU())
+	return &b
+}
+
+// extended tells which protocol an extended CONNECT is for (RFC 9220); empty:
+// the plain one.
+func extended(r *http.Request) string {
+	if strings.HasPrefix(r.Proto, "HTTP/") {
+		return ""
+	}
+	return r.Proto
+}

@@ -1,0 +1,129 @@
+package userspace
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+
+	quicgo "github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+// waitingRequests bounds the CONNECTs that nobody has accepted yet.
+const waitingRequests = 1024
+
+// request is a CONNECT over HTTP/3 on its way to being a leg.
+type request struct {
+	*quic.Conn
+	writer http.ResponseWriter
+	source netip.AddrPort
+	target netip.AddrPort
+	host   string
+	peer   string
+
+	mu      sync.Mutex
+	settled bool
+	done    chan struct{} // closed once it is settled: the handler may return
+}
+
+// settle runs how unless the request has been settled before.
+func (r *request) settle(how func() error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.settled {
+		return net.ErrClosed
+	}
+	r.settled = true
+	defer close(r.done)
+	return how()
+}
+
+// serveStream passes a CONNECT to whoever accepts, and returns once it is answered.
+func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identity) {
+	req := &request{writer: w, peer: who.name, source: clientAddr(r.RemoteAddr), done: make(chan struct{})}
+	var err error
+	if req.target, req.host, err = ingress.Destination(r.Host); err != nil {
+		m.reject(w, r, http.StatusBadRequest, "CONNECT needs host:port")
+		return
+	}
+	full := func() error {
+		m.reject(w, r, http.StatusServiceUnavailable, "the proxy has no room for another connection")
+		return nil
+	}
+	req.Conn = quic.NewConn(m.Addr(), net.UDPAddrFromAddrPort(req.source), func() { _ = req.settle(full) })
+	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
+	if !m.pass(req, c) {
+		_ = req.settle(full)
+		return
+	}
+	select {
+	case <-req.done:
+	case <-r.Context().Done():
+	case <-m.closed:
+	}
+	_ = req.settle(func() error { return nil }) // nobody may write to w once this returns
+}
+
+// pass hands a request to whoever accepts; false: there is no room, or nobody accepts
+// any more. What has been passed before Drain is there for it to see.
+func (m *MASQUE) pass(req *request, from *quicgo.Conn) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if m.draining {
+		return false
+	}
+	select {
+	case m.requests <- req:
+		if c := m.conns[from]; c != nil {
+			c.streams.Store(true)
+		}
+		return true
+	default:
+		return false
+	}
+}
+
+// client is the request as the proxy sees it.
+func (r *request) client(listener string) ingress.Client {
+	return ingress.Client{
+		Conn: r.Conn, Listener: listener, Source: r.source, Target: r.target, Host: r.host, Peer: r.peer,
+		Answer: func(_ netip.AddrPort, err error) error {
+			answer := r.admit
+			if err != nil {
+				answer = func() error { return r.fail(err) }
+			}
+			if err := r.settle(answer); err != nil {
+				return fmt.Errorf("tunnel: answer a CONNECT: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+func (r *request) admit() error {
+	r.writer.WriteHeader(http.StatusOK)
+	stream, err := r.writer.(http3.HTTPStreamer).HTTPStream()
+	if err != nil {
+		return err
+	}
+	return r.Admit(stream)
+}
+
+func (r *request) fail(err error) error {
+	status, why, reason := ingress.HTTPFailure(err)
+	r.writer.Header().Set("Proxy-Status", why)
+	refuse(r.writer, status, reason)
+	return nil
+}
+
+// refuse answers with a sentence for people.
+func refuse(w http.ResponseWriter, status int, reason string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintln(w, reason)
+}

@@ -1,0 +1,253 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/quicvarint"
+
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+const (
+	// udpPath is where a client asks for a target: the default template of RFC 9298 §2 with
+	// target_host and target_port behind it.
+	udpPath = "/.well-known/masque/udp/"
+
+	udpQueue      = 64               // datagrams that may wait for a request's QUIC connection
+	resolveWithin = 10 * time.Second // a target's name
+	udpHops       = 64               // the hop limit of what leaves
+
+	capsuleDatagram = 0         // RFC 9297 §3.5
+	maxUDP          = 65527 + 8 // of a datagram's payload (RFC 9298 §5), and the context before it
+)
+
+// udpStream is a CONNECT-UDP request: a session of Datagrams with one target.
+type udpStream struct {
+	name   string // of the peer
+	queue  chan []byte
+	cancel context.CancelFunc
+}
+
+// udpTarget returns what a request's path asks for: an address, or a name and a port.
+func udpTarget(r *http.Request) (netip.AddrPort, string, error) {
+	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), udpPath)
+	parts := strings.Split(rest, "/")
+	if !ok || len(parts) != 3 || parts[2] != "" {
+		return netip.AddrPort{}, "", fmt.Errorf("targets are asked for at %sHOST/PORT/", udpPath)
+	}
+	host, err := url.PathUnescape(parts[0]) // an IPv6 address has its colons escaped
+	if err != nil {
+		return netip.AddrPort{}, "", err
+	}
+	return ingress.Destination(net.JoinHostPort(host, parts[1]))
+}
+
+// serveUDP forwards the datagrams of a CONNECT-UDP request (RFC 9298) until it ends, or
+// has been idle for as long as a session may be.
+func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) {
+	target, host, err := udpTarget(r)
+	if err != nil {
+		m.reject(w, r, http.StatusBadRequest, err.Error())
+		return
+	}
+	d := m.forward.Load()
+	if d == nil {
+		m.reject(w, r, http.StatusServiceUnavailable, "the proxy is starting")
+		return
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	u := &udpStream{name: who.name, queue: make(chan []byte, udpQueue), cancel: cancel}
+	s, target, err := d.open(ctx, u, clientAddr(r.RemoteAddr), target, host)
+	switch {
+	case errors.Is(err, errCrowded):
+		m.reject(w, r, http.StatusServiceUnavailable, "the proxy has no room for another UDP session")
+		return
+	case err != nil:
+		m.log.Debug("tunnel: CONNECT-UDP refused", "peer", who.name, "target", target, "host", host, "err", err)
+		status, why, reason := ingress.HTTPFailure(err)
+		w.Header().Set("Proxy-Status", why)
+		refuse(w, status, reason)
+		return
+	}
+	defer d.finish(s)
+	w.Header().Set(http3.CapsuleProtocolHeader, "?1")
+	w.WriteHeader(http.StatusOK)
+	stream, err := w.(http3.HTTPStreamer).HTTPStream()
+	if err != nil {
+		return
+	}
+	var done sync.WaitGroup
+	for _, part := range []func() error{
+		func() error { return inwardUDP(ctx, stream, func(b []byte) bool { return d.pass(s, target, b) }) },
+		func() error { return capsulesUDP(stream, func(b []byte) bool { return d.pass(s, target, b) }) },
+		func() error { return m.outwardUDP(ctx, stream, u) },
+	} {
+		done.Go(func() {
+			if err := part(); err != nil && !errors.Is(err, io.EOF) && ctx.Err() == nil {
+				m.log.Debug("tunnel: CONNECT-UDP ended", "peer", who.name, "target", target, "err", err)
+			}
+			cancel()
+		})
+	}
+	<-ctx.Done()
+	stream.CancelRead(quic.StreamErrorCode(http3.ErrCodeNoError))
+	done.Wait()
+	_ = stream.Close()
+}
+
+var errSessionOver = errors.New("the session is over")
+
+// inwardUDP passes on what comes in QUIC's datagrams.
+func inwardUDP(ctx context.Context, stream *http3.Stream, pass func([]byte) bool) error {
+	for {
+		b, err := stream.ReceiveDatagram(ctx)
+		if err != nil {
+			return err
+		}
+		if payload, ok := payloadUDP(b); ok && !pass(payload) {
+			return errSessionOver
+		}
+	}
+}
+
+// capsulesUDP passes on what comes in the stream, and returns when the client ends it.
+func capsulesUDP(stream io.Reader, pass func([]byte) bool) error {
+	capsules := http3.NewCapsuleParser(stream)
+	for {
+		kind, content, err := capsules.Next()
+		if err != nil {
+			return err
+		}
+		if kind != capsuleDatagram { // to be passed over (RFC 9297 §3.2)
+			if _, err := io.Copy(io.Discard, content); err != nil {
+				return err
+			}
+			continue
+		}
+		b, err := io.ReadAll(io.LimitReader(content, maxUDP+1))
+		if err != nil {
+			return err
+		}
+		if len(b) > maxUDP {
+			return fmt.Errorf("a datagram of more than %d bytes", maxUDP)
+		}
+		if payload, ok := payloadUDP(b); ok && !pass(payload) {
+			return errSessionOver
+		}
+	}
+}
+
+// payloadUDP is what of an HTTP datagram goes to the target; false: it is of an extension
+// that we do not have, or malformed.
+func payloadUDP(b []byte) ([]byte, bool) {
+	id, n, err := quicvarint.Parse(b)
+	return b[min(n, len(b)):], err == nil && id == 0
+}
+
+// outwardUDP sends the client what has come for it.
+func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStream) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case b := <-u.queue:
+			var large *quic.DatagramTooLargeError
+			switch err := stream.SendDatagram(b); {
+			case errors.As(err, &large):
+				m.drops.large.Add(1) // in the stream it would wait for others (RFC 9298 §5)
+			case err != nil:
+				return err
+			}
+		}
+	}
+}
+
+// deliver queues a datagram for the client; an error: there is no room.
+func (u *udpStream) deliver(payload []byte) error {
+	b := append(make([]byte, contextID, contextID+len(payload)), payload...)
+	select {
+	case u.queue <- b:
+		return nil
+	default:
+		return syscall.ENOBUFS
+	}
+}
+
+// open begins the session of a request: with the target, or with the first address of its
+// name that may be reached.
+func (d *Datagrams) open(ctx context.Context, u *udpStream, source, target netip.AddrPort, host string) (*session,
+	netip.AddrPort, error,
+) {
+	from := origin{AddrPort: source, stream: u}
+	if target.IsValid() {
+		s, err := d.toward(from, target, "")
+		return s, target, err
+	}
+	name, port, err := net.SplitHostPort(host)
+	if err != nil {
+		return nil, target, err
+	}
+	n, err := net.LookupPort("udp", port)
+	if err != nil {
+		return nil, target, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	for _, a := range addrs {
+		target = netip.AddrPortFrom(a.Unmap().WithZone(""), uint16(n))
+		var s *session
+		if s, err = d.toward(from, target, name); err == nil {
+			return s, target, nil
+		}
+	}
+	return nil, target, err
+}
+
+// toward begins a session with a target that is outside the tunnel: its peers are reached
+// by packets (CONNECT-IP) alone.
+func (d *Datagrams) toward(from origin, target netip.AddrPort, host string) (*session, error) {
+	if d.inside.Place(target.Addr()) != tunnel.Elsewhere {
+		return nil, fmt.Errorf("destination %v is inside the tunnel: %w", target, syscall.EHOSTUNREACH)
+	}
+	return d.session(from, target, host)
+}
+
+// pass sends what a request's client sends; false: the session is over.
+func (d *Datagrams) pass(s *session, target netip.AddrPort, payload []byte) bool {
+	d.mu.Lock()
+	if d.sessions[s.from] != s {
+		d.mu.Unlock()
+		return false
+	}
+	s.touch(d.with.Clock())
+	d.mu.Unlock()
+	d.count.sentPackets.Add(1)
+	d.count.sentBytes.Add(uint64(len(payload)))
+	if err := s.socket.send(target, payload, 0, udpHops); err != nil {
+		d.count.failed.Add(1)
+	}
+	return true
+}
+
+// finish ends a session, unless it has ended.
+func (d *Datagrams) finish(s *session) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.end(s)
+}

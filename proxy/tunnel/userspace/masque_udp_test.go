@@ -1,0 +1,254 @@
+package userspace
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/quicvarint"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// udpListener is a MASQUE listener that forwards UDP to wherever verdict lets it; nil:
+// everywhere.
+func udpListener(t *testing.T, cfg access.Datagrams, verdict func(tunnel.Sent) error) (*MASQUE, *Listener) {
+	t.Helper()
+	m, l := masque(t, nil)
+	if cfg.Sessions == 0 {
+		cfg.Sessions = 16
+	}
+	if cfg.Idle == 0 {
+		cfg.Idle = time.Hour
+	}
+	cfg.Most = 16
+	l.(*Listener).Forward(cfg, tunnel.Forwarding{
+		Clock: m.cfg.Clock, Flows: &flow.Manager{},
+		Verdict: func(s tunnel.Sent) (flow.Terms, error) {
+			if verdict == nil {
+				return flow.Terms{}, nil
+			}
+			return flow.Terms{}, verdict(s)
+		},
+	})
+	return m, l.(*Listener)
+}
+
+// echoUDP sends back what comes to an address of this machine.
+func echoUDP(t *testing.T) netip.AddrPort {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := make([]byte, 2048)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort(b[:n], from)
+		}
+	}()
+	t.Cleanup(func() {
+		_ = c.Close()
+		<-done
+	})
+	return c.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// udp asks for a UDP target; host and port as the path has them.
+func (c *client) udp(path string) (*http3.RequestStream, reply) {
+	c.t.Helper()
+	s, err := c.h3.OpenRequestStream(c.t.Context())
+	require.NoError(c.t, err)
+	r, err := http.NewRequest(http.MethodConnect, "https://vpn.test"+path, nil)
+	require.NoError(c.t, err)
+	r.Proto, r.Header = "connect-udp", bearer(phoneToken)
+	r.Header.Set(http3.CapsuleProtocolHeader, "?1")
+	require.NoError(c.t, s.SendRequestHeader(r))
+	said, err := read(s)
+	require.NoError(c.t, err)
+	return s, said
+}
+
+func pathOf(a netip.AddrPort) string {
+	return fmt.Sprintf("%s%s/%d/", udpPath, url.PathEscape(a.Addr().String()), a.Port())
+}
+
+// echoes wants an answer with the words that were sent in a datagram of QUIC's.
+func echoes(t *testing.T, s *http3.RequestStream, words string) {
+	t.Helper()
+	require.NoError(t, s.SendDatagram(append([]byte{0}, words...)))
+	got, err := s.ReceiveDatagram(deadlineOf(t))
+	require.NoError(t, err)
+	assert.Equal(t, append([]byte{0}, words...), got)
+}
+
+func TestUDPGoesWhereItsClientAsked(t *testing.T) {
+	server := echoUDP(t)
+	var asked atomic.Pointer[tunnel.Sent]
+	m, l := udpListener(t, access.Datagrams{}, func(s tunnel.Sent) error {
+		asked.Store(&s)
+		if s.Target.Addr().Is6() {
+			return fs.ErrPermission
+		}
+		return nil
+	})
+	c := dialMASQUE(t, m)
+	s, said := c.udp(pathOf(server))
+	require.Equal(t, http.StatusOK, said.status)
+	assert.Equal(t, "?1", said.header.Get(http3.CapsuleProtocolHeader))
+	echoes(t, s, "question")
+	assert.Equal(t, "phone", asked.Load().Peer)
+	assert.Equal(t, server, asked.Load().Target)
+	assert.Equal(t, c.conn.LocalAddr().(*net.UDPAddr).Port, int(asked.Load().Source.Port()))
+
+	// By name: the first of its addresses that may be reached.
+	named, said := c.udp(fmt.Sprintf("%slocalhost/%d/", udpPath, server.Port()))
+	require.Equal(t, http.StatusOK, said.status)
+	echoes(t, named, "by name")
+	assert.Equal(t, "localhost", asked.Load().Host)
+
+	// In a capsule, among others that nobody knows, and of a context that nobody has.
+	var b []byte
+	for _, capsule := range []struct {
+		kind    uint64
+		content string
+	}{{0x2345, "grease"}, {0, "\x07of an extension"}, {0, "\x00in a capsule"}} {
+		b = quicvarint.Append(quicvarint.Append(b, capsule.kind), uint64(len(capsule.content)))
+		b = append(b, capsule.content...)
+	}
+	_, err := s.Write(b)
+	require.NoError(t, err)
+	got, err := s.ReceiveDatagram(deadlineOf(t))
+	require.NoError(t, err)
+	assert.Equal(t, "\x00in a capsule", string(got))
+
+	status, err := l.Status()
+	require.NoError(t, err)
+	assert.Equal(t, 2, status.Datagrams.Sessions)
+	assert.EqualValues(t, 3, status.Datagrams.ReceivedPackets)
+	for _, stream := range []*http3.RequestStream{s, named} {
+		require.NoError(t, stream.Close()) // the client ends it
+	}
+	require.Eventually(t, func() bool { return l.forward.Stats().Sessions == 0 }, soon, time.Millisecond)
+}
+
+func TestUDPIsRefusedLikeConnections(t *testing.T) {
+	m, _ := udpListener(t, access.Datagrams{}, func(tunnel.Sent) error {
+		return fmt.Errorf("not there: "+
+			"%w", fs.ErrPermission)
+	})
+	c := dialMASQUE(t, m)
+	for path, status := range map[string]int{
+		udpPath + "192.0.2.1/443/":          http.StatusForbidden,
+		udpPath + "2001%3Adb8%3A%3A1/443/":  http.StatusForbidden,
+		udpPath + "10.10.0.9/443/":          http.StatusBadGateway, // inside, and no client's
+		udpPath + "192.0.2.1/0/":            http.StatusBadRequest,
+		udpPath + "192.0.2.1/65536/":        http.StatusBadRequest,
+		udpPath + "192.0.2.1/443":           http.StatusBadRequest,
+		udpPath + "a%2Fb/443/":              http.StatusBadRequest,
+		udpPath + "/443/":                   http.StatusBadRequest,
+		"/.well-known/masque/ip/*/*/":       http.StatusBadRequest,
+		udpPath + "nothing.invalid/443/x/y": http.StatusBadRequest,
+	} {
+		_, said := c.udp(path)
+		assert.Equal(t, status, said.status, path)
+	}
+}
+
+// over waits for the end of a request.
+func over(t *testing.T, s *http3.RequestStream) {
+	t.Helper()
+	require.NoError(t, s.SetReadDeadline(time.Now().Add(soon))) //nolint:forbidigo // a deadline is by the clock
+	_, err := s.Read(make([]byte, 1))
+	require.Error(t, err)
+	assert.NotContains(t, err.Error(), "deadline")
+}
+
+func TestAnIdleUDPRequestEnds(t *testing.T) {
+	m, l := udpListener(t, access.Datagrams{Idle: 50 * time.Millisecond}, nil)
+	s, said := dialMASQUE(t, m).udp(pathOf(echoUDP(t)))
+	require.Equal(t, http.StatusOK, said.status)
+	over(t, s)
+	assert.Zero(t, l.forward.Stats().Sessions)
+}
+
+func TestAUDPRequestEndsWhereItsTargetIsNotThere(t *testing.T) {
+	at := netip.AddrPortFrom(netip.MustParseAddr(need.Host()), 9) // nobody listens there
+	m, _ := udpListener(t, access.Datagrams{}, nil)
+	s, said := dialMASQUE(t, m).udp(pathOf(at))
+	require.Equal(t, http.StatusOK, said.status)
+	require.NoError(t, s.SendDatagram([]byte("\x00anybody?")))
+	over(t, s)
+}
+
+func TestUDPRequestsOfAClientAreBounded(t *testing.T) {
+	server := echoUDP(t)
+	m, l := udpListener(t, access.Datagrams{Sessions: 2}, nil)
+	c := dialMASQUE(t, m)
+	var streams []*http3.RequestStream
+	for i := range 3 {
+		s, said := c.udp(pathOf(server))
+		require.Equal(t, http.StatusOK, said.status)
+		echoes(t, s, fmt.Sprint("number ", i))
+		streams = append(streams, s)
+	}
+	over(t, streams[0])
+	echoes(t, streams[1], "still here")
+	echoes(t, streams[2], "and here")
+	assert.EqualValues(t, 1, l.forward.Stats().Evicted)
+}
+
+func TestARevokedTokenEndsItsUDP(t *testing.T) {
+	m, l := udpListener(t, access.Datagrams{}, nil)
+	s, said := dialMASQUE(t, m).udp(pathOf(echoUDP(t)))
+	require.Equal(t, http.StatusOK, said.status)
+	require.NoError(t, m.SetTokens(testTokens()[1:]))
+	over(t, s)
+	require.Eventually(t, func() bool { return l.forward.Stats().Sessions == 0 }, soon, time.Millisecond)
+}
+
+func FuzzCapsulesUDP(f *testing.F) {
+	f.Add([]byte("\x00\x03\x00hi"))
+	f.Add([]byte("\x40\x00\x01"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		sum := 0
+		err := capsulesUDP(bytes.NewReader(b), func(p []byte) bool { sum += len(p); return true })
+		assert.Error(t, err, "it ends with its stream")
+		assert.LessOrEqual(t, sum, len(b))
+	})
+}
+
+func FuzzUDPTarget(f *testing.F) {
+	f.Add("192.0.2.1/443/")
+	f.Add("%5B::1%5D/1/")
+	f.Fuzz(func(t *testing.T, rest string) {
+		u, err := url.Parse("https://vpn.test" + udpPath + rest)
+		if err != nil {
+			return
+		}
+		target, host, err := udpTarget(&http.Request{URL: u})
+		if err != nil {
+			return
+		}
+		assert.NotEqual(t, target.IsValid(), host != "")
+		assert.False(t, strings.ContainsAny(host, "/%"))
+	})
+}

@@ -1,0 +1,128 @@
+package userspace
+
+import (
+	"container/list"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+)
+
+// session is a peer's endpoint and its socket. d.mu guards what changes.
+type session struct {
+	d      *Datagrams
+	peer   *peer
+	from   origin
+	socket *socket
+	id     uint16        // of its echo requests in a raw socket that it shares
+	place  *list.Element // among the peer's, the latest used first
+
+	remotes  map[netip.AddrPort]struct{} // written to: they may answer
+	used     cc.Time
+	dns      bool // all remotes are name servers
+	answered bool
+}
+
+func (s *session) knows(remote netip.AddrPort) bool {
+	_, ok := s.remotes[remote]
+	return ok
+}
+
+func (s *session) learn(remote netip.AddrPort) {
+	if len(s.remotes) >= maxRemotes {
+		for any := range s.remotes {
+			delete(s.remotes, any)
+			break
+		}
+	}
+	s.remotes[remote] = struct{}{}
+	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort
+}
+
+func (s *session) touch(now cc.Time) {
+	s.used = now
+	s.peer.sessions.MoveToFront(s.place)
+}
+
+func (s *session) lasts(idle time.Duration) time.Duration {
+	if s.dns && s.answered {
+		return min(idle, answeredDNS)
+	}
+	return idle
+}
+
+// receive passes on what comes from outside until the session ends.
+func (s *session) receive() {
+	for {
+		news, err := s.socket.receive()
+		if err != nil {
+			s.d.mu.Lock()
+			s.d.end(s)
+			s.d.mu.Unlock()
+			return
+		}
+		s.take(news)
+		news.release()
+	}
+}
+
+// receiveEchoes passes on what comes to the raw socket that sessions share.
+func (d *Datagrams) receiveEchoes(raw *socket) {
+	for {
+		news, err := raw.receive()
+		if err != nil {
+			return
+		}
+		d.mu.Lock()
+		s := d.echoes[echoID{raw.six, news.id}]
+		d.mu.Unlock()
+		if s != nil { // others' pings are answered here as well
+			s.take(news)
+		}
+		news.release()
+	}
+}
+
+// targetGone reports whether an ICMP error says that nothing gets to a target, rather
+// than that something did not fit.
+func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
+	const unreachable4, fragmentationNeeded, unreachable6 = 3, 4, 1
+	if target.Addr().Is6() {
+		return u.Type == unreachable6
+	}
+	return u.Type == unreachable4 && u.Code != fragmentationNeeded
+}
+
+func (s *session) take(news received) {
+	d := s.d
+	now := d.with.Clock()
+	d.mu.Lock()
+	known := s.knows(news.from)
+	if known && news.failure == nil {
+		s.answered = true
+		s.touch(now)
+	}
+	d.mu.Unlock()
+	switch {
+	case !known:
+		d.count.unsolicited.Add(1)
+	case news.failure != nil:
+		if s.from.stream == nil {
+			d.tell(s.from, news.from, news.payload, *news.failure)
+		} else if targetGone(*news.failure, news.from) { // the request ends with its socket (RFC 9298 §3.1)
+			d.finish(s)
+		}
+	default:
+		for left := news.payload; ; {
+			n := len(left)
+			if news.segment > 0 {
+				n = min(n, news.segment)
+			}
+			s.peer.pass(now, packet{fiveTuple{news.from, s.from}, left[:n]})
+			if left = left[n:]; len(left) == 0 {
+				return
+			}
+		}
+	}
+}

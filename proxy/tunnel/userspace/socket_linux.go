@@ -1,0 +1,420 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+)
+
+const (
+	icmpHeader       = 8
+	socketBuffer     = 256 << 10 // bytes towards us, as far as the system allows: what a burst may hold
+	largestDatagrams = 1 << 16   // what the kernel hands over at once, several of one size
+)
+
+// socket is a session's way to the network outside. It does not wait to send.
+type socket struct {
+	file *os.File
+	conn syscall.RawConn
+	six  bool
+	kind kind
+}
+
+// kind is what a socket is for.
+type kind uint8
+
+const (
+	forUDP  kind = iota
+	forPing      // one session's echo requests: the kernel sets and checks the identifier
+	forRaw       // all sessions' echo requests, where the kernel permits no other; it sees all replies
+)
+
+// raw reports whether sessions share the socket.
+func (s *socket) raw() bool { return s.kind == forRaw }
+
+// openSocket opens the socket for what comes from an endpoint and is for target, or
+// returns the one that sessions share.
+func (d *Datagrams) openSocket(from origin, target netip.AddrPort) (*socket, error) {
+	six := target.Addr().Is6()
+	switch {
+	case !from.echo:
+		return newSocket(forUDP, six, d.with.Mark)
+	case d.raw[six] != nil:
+		return d.raw[six], nil
+	}
+	return newSocket(forPing, six, d.with.Mark)
+}
+
+// openEchoes opens the raw sockets for echo requests where there may be no ping
+// sockets (net.ipv4.ping_group_range), which is the kernel's default. It comes
+// while the process still has its privileges; none are needed later.
+func (d *Datagrams) openEchoes() {
+	d.raw = map[bool]*socket{}
+	for _, six := range []bool{false, true} {
+		ping, err := newSocket(forPing, six, d.with.Mark)
+		if err == nil {
+			ping.close()
+			continue
+		}
+		if !errors.Is(err, unix.EACCES) {
+			d.with.Log.Debug("tunnel: no ping sockets", "ipv6", six, "err", err) // such as without IPv6
+			continue
+		}
+		raw, err := newSocket(forRaw, six, d.with.Mark)
+		if err != nil {
+			d.with.Log.Warn("tunnel: pings through the tunnel stay unanswered; let the proxy make ping sockets "+
+				"(sysctl -w net.ipv4.ping_group_range=\"0 2147483647\"), or start it with "+
+				"CAP_NET_RAW", "ipv6", six, "err", err)
+			continue
+		}
+		d.raw[six] = raw
+		d.done.Go(func() { d.receiveEchoes(raw) })
+	}
+}
+
+func newSocket(k kind, six bool, mark uint32) (*socket, error) {
+	s := &socket{six: six, kind: k}
+	family, typ, protocol := unix.AF_INET, unix.SOCK_DGRAM, 0
+	if six {
+		family = unix.AF_INET6
+	}
+	if k != forUDP {
+		protocol = unix.IPPROTO_ICMP
+		if six {
+			protocol = unix.IPPROTO_ICMPV6
+		}
+	}
+	if k == forRaw {
+		typ = unix.SOCK_RAW
+	}
+	fd, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: open a socket: %w", err)
+	}
+	if err := s.set(fd, mark); err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("tunnel: set up a socket: %w", err)
+	}
+	s.file = os.NewFile(uintptr(fd), "datagrams")
+	if s.conn, err = s.file.SyscallConn(); err != nil {
+		_ = s.file.Close()
+		return nil, fmt.Errorf("tunnel: %w", err)
+	}
+	return s, nil
+}
+
+func (s *socket) set(fd int, mark uint32) error {
+	if mark != 0 {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+			return fmt.Errorf("mark %d: %w", mark, err)
+		}
+	}
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, socketBuffer)
+	// Errors of the network are read, with what they say, from a queue of their own.
+	if s.six {
+		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1); err != nil {
+			return err
+		}
+	} else if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_RECVERR, 1); err != nil {
+		return err
+	}
+	switch {
+	case s.kind == forUDP:
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, unix.UDP_GRO, 1) // older kernels hand over one by one
+	case s.raw() && s.six:
+		only := unix.ICMPv6Filter{Data: [8]uint32{
+			0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff,
+			0xffffffff, 0xffffffff,
+		}}
+		only.Data[echoReply6>>5] &^= 1 << (echoReply6 & 31)
+		return unix.SetsockoptICMPv6Filter(fd, unix.IPPROTO_ICMPV6, unix.ICMPV6_FILTER, &only)
+	case s.raw():
+		const icmpFilter = 1 // of linux/icmp.h
+		return unix.SetsockoptInt(fd, unix.SOL_RAW, icmpFilter, ^(1 << echoReply4))
+	}
+	return nil
+}
+
+const (
+	echoReply4 = 0
+	echoReply6 = 129
+)
+
+func (s *socket) close() { _ = s.file.Close() }
+
+// release closes a socket of one session.
+func (s *socket) release() {
+	if !s.raw() {
+		s.close()
+	}
+}
+
+// send sends a datagram that may pass as many routers as hops, or drops it where there
+// is no room for it. id is for raw sockets.
+func (s *socket) send(target netip.AddrPort, payload []byte, id uint16, hops uint8) error {
+	if s.raw() {
+		binary.BigEndian.PutUint16(payload[4:], id)
+		if !s.six { // the kernel sums up ICMPv6 only
+			binary.BigEndian.PutUint16(payload[2:], 0)
+			binary.BigEndian.PutUint16(payload[2:], ^sum(payload))
+		}
+	}
+	var to unix.Sockaddr
+	if s.six {
+		to = &unix.SockaddrInet6{Port: int(target.Port()), Addr: target.Addr().As16()}
+	} else {
+		to = &unix.SockaddrInet4{Port: int(target.Port()), Addr: target.Addr().As4()}
+	}
+	control := s.limit(hops)
+	var err error
+	closed := s.conn.Control(func(fd uintptr) {
+		_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
+		if pending(err) { // about an earlier one, which receive tells of
+			_, err = unix.SendmsgN(int(fd), payload, control, to, unix.MSG_DONTWAIT)
+		}
+	})
+	return errors.Join(closed, err)
+}
+
+// limit is the control message that sets a datagram's hop limit.
+func (s *socket) limit(hops uint8) []byte {
+	b := make([]byte, unix.CmsgSpace(4))
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
+	h.Level, h.Type = unix.IPPROTO_IP, unix.IP_TTL
+	if s.six {
+		h.Level, h.Type = unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT
+	}
+	h.SetLen(unix.CmsgLen(4))
+	binary.NativeEndian.PutUint32(b[unix.CmsgLen(0):], uint32(hops))
+	return b
+}
+
+// pending reports whether a socket's error may be about something sent before.
+func pending(err error) bool {
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH),
+		errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.EPROTO), errors.Is(err, unix.ENOPROTOOPT), errors.Is(err,
+			unix.EACCES):
+		return true
+	}
+	return false
+}
+
+// errorsToTell are the ICMP errors that say what the kernel says of a datagram that
+// it did not take: type and code for IPv4 (RFC 792, RFC 1812 §5.2.7.1) and IPv6
+// (RFC 4443 §3.1). One that is too big is in the error queue, with the MTU.
+var errorsToTell = []struct {
+	err          error
+	code4, code6 uint8
+}{
+	{unix.ENETUNREACH, 0, 0},
+	{unix.EHOSTUNREACH, 1, 3},
+	{unix.ECONNREFUSED, 3, 4},
+	{unix.EACCES, 13, 1},
+	{unix.EPERM, 13, 1},
+}
+
+// toTell returns the ICMP error to tell whoever sent to target; false: there is none.
+func toTell(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
+	for _, e := range errorsToTell {
+		if !errors.Is(err, e.err) {
+			continue
+		}
+		if target.Addr().Is6() {
+			return netstack.Unreachable{Type: 1, Code: e.code6}, true
+		}
+		return netstack.Unreachable{Type: 3, Code: e.code4}, true
+	}
+	return netstack.Unreachable{}, false
+}
+
+// sum is the Internet checksum (RFC 1071), not yet inverted.
+func sum(b []byte) uint16 {
+	var s uint32
+	for ; len(b) > 1; b = b[2:] {
+		s += uint32(b[0])<<8 | uint32(b[1])
+	}
+	if len(b) == 1 {
+		s += uint32(b[0]) << 8
+	}
+	for s > 0xffff {
+		s = s>>16 + s&0xffff
+	}
+	return uint16(s)
+}
+
+// received is what came from outside: datagrams from one sender, each but the last
+// of segment bytes (0: there is one), or what the network said of one sent to from.
+type received struct {
+	from    netip.AddrPort
+	payload []byte
+	id      uint16 // of an echo request that a raw socket sent
+	segment int
+	failure *netstack.Unreachable
+	memory  *[largestDatagrams]byte
+}
+
+var memories = sync.Pool{New: func() any { return new([largestDatagrams]byte) }}
+
+func (r received) release() { memories.Put(r.memory) }
+
+// receive waits for something from outside, until the socket is closed.
+func (s *socket) receive() (news received, err error) {
+	waited := s.conn.Read(func(fd uintptr) bool {
+		// only once there is something, for the many that are silent
+		news.memory = memories.Get().(*[largestDatagrams]byte)
+		for {
+			var more bool
+			more, err = s.read(int(fd), &news)
+			switch {
+			case err != nil || more:
+				return true
+			case news.payload == nil:
+				news.release()
+				return false
+			}
+			news.payload = nil // of no use
+		}
+	})
+	if waited != nil {
+		return received{}, fmt.Errorf("tunnel: receive: %w", waited)
+	}
+	if err != nil {
+		news.release()
+	}
+	return news, err
+}
+
+// read takes in one thing without waiting: ok if it is for the session; news
+// without a payload: there is nothing.
+func (s *socket) read(fd int, news *received) (ok bool, err error) {
+	var control [128]byte
+	n, oobn, _, from, err := unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_DONTWAIT)
+	switch {
+	case err == nil:
+		news.payload, news.from, news.segment = news.memory[:n], addrPortOf(from), segmentSize(control[:oobn])
+		return s.strip(news), nil
+	case errors.Is(err, unix.EINTR):
+		news.payload = news.memory[:0]
+		return false, nil
+	case !errors.Is(err, unix.EAGAIN) && !pending(err):
+		return false, err
+	}
+	again := pending(err)
+	n, oobn, _, from, err = unix.Recvmsg(fd, news.memory[:], control[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+	if err != nil {
+		if again {
+			news.payload = news.memory[:0] // the error has been taken: there may be something behind it
+		}
+		return false, nil
+	}
+	news.payload, news.from, news.failure = news.memory[:n], addrPortOf(from), failureIn(control[:oobn])
+	if s.kind != forUDP {
+		news.from = netip.AddrPortFrom(news.from.Addr(), 0)
+		if n >= icmpHeader { // the echo request that it is about
+			news.id = binary.BigEndian.Uint16(news.payload[4:])
+		}
+	}
+	return news.failure != nil, nil
+}
+
+// strip makes an echo reply of what an ICMP socket read; false: it is another's.
+func (s *socket) strip(news *received) bool {
+	if s.kind == forUDP {
+		return true
+	}
+	b, reply := news.payload, byte(echoReply6)
+	news.from = netip.AddrPortFrom(news.from.Addr(), 0)
+	if !s.six {
+		reply = echoReply4
+		if s.raw() { // with its IP header
+			if len(b) == 0 || len(b) < int(b[0]&15)*4 {
+				return false
+			}
+			b = b[int(b[0]&15)*4:]
+		}
+	}
+	news.payload = b
+	if len(b) < icmpHeader || b[0] != reply {
+		news.payload = news.memory[:0]
+		return false
+	}
+	news.id = binary.BigEndian.Uint16(b[4:])
+	return true
+}
+
+// segmentSize is how large datagrams are that the kernel has put together.
+func segmentSize(control []byte) int {
+	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return 0
+		}
+		if h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_GRO && len(data) >= 4 {
+			return int(binary.NativeEndian.Uint32(data))
+		}
+		control = rest
+	}
+	return 0
+}
+
+// failureIn is the ICMP error in a message of the error queue (struct
+// sock_extended_err, and the address of whoever says so); nil: there is none.
+func failureIn(control []byte) *netstack.Unreachable {
+	const (
+		fromUs, fromICMP, fromICMP6 = 1, 2, 3
+		size                        = 16
+	)
+	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
+		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
+		if err != nil {
+			return nil
+		}
+		control = rest
+		four := h.Level == unix.IPPROTO_IP && h.Type == unix.IP_RECVERR
+		six := h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_RECVERR
+		if !four && !six || len(data) < size {
+			continue
+		}
+		tooBig := unix.Errno(binary.NativeEndian.Uint32(data)) == unix.EMSGSIZE
+		u := &netstack.Unreachable{Type: data[5], Code: data[6]}
+		switch origin := data[4]; {
+		case origin == fromICMP || origin == fromICMP6:
+		case origin == fromUs && tooBig && four: // what the kernel did not send since it does not fit
+			u.Type, u.Code = 3, 4
+		case origin == fromUs && tooBig:
+			u.Type, u.Code = 2, 0
+		default:
+			continue // send has told of it
+		}
+		if tooBig {
+			u.MTU = binary.NativeEndian.Uint32(data[8:])
+		}
+		if offender := data[size:]; four && len(offender) >= 8 {
+			u.From = netip.AddrFrom4([4]byte(offender[4:8]))
+		} else if six && len(offender) >= 24 {
+			u.From = netip.AddrFrom16([16]byte(offender[8:24]))
+		}
+		return u
+	}
+	return nil
+}
+
+func addrPortOf(sa unix.Sockaddr) netip.AddrPort {
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port))
+	}
+	return netip.AddrPort{}
+}

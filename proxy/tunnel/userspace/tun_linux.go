@@ -1,0 +1,207 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+
+	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// TUNConfig describes a TUN device that feeds a stack.
+type TUNConfig struct {
+	Name   string // of the listener
+	Device string // its name; created unless it exists
+	MTU    int    // of the stack it feeds
+	Log    *slog.Logger
+}
+
+// headroom is what the device's own header needs before a packet.
+const headroom = 16
+
+// TUN is a TUN device that anything that delivers packets may feed: the kernel's
+// routes, OpenVPN, IPsec.
+type TUN struct {
+	health
+	cfg    TUNConfig
+	log    *slog.Logger
+	name   deviceAddr
+	stack  *netstack.Stack
+	cancel context.CancelFunc
+	done   sync.WaitGroup
+}
+
+// OpenTUN opens the device and joins it to a stack. Addresses and routes are the
+// administrator's.
+func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
+	t := &TUN{cfg: cfg, log: cfg.Log, stack: stack}
+	if t.log == nil {
+		t.log = slog.New(slog.DiscardHandler)
+	}
+	t.log = t.log.With("listener", cfg.Name)
+	dev, err := t.open()
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err)
+	}
+	name, err := dev.Name()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err), dev.Close())
+	}
+	t.name = deviceAddr(name)
+	ctx, cancel := context.WithCancel(context.Background())
+	t.cancel = cancel
+	t.done.Go(func() { t.run(ctx, dev) })
+	return t, nil
+}
+
+func (t *TUN) open() (tun.Device, error) {
+	dev, err := tun.CreateTUN(t.cfg.Device, t.cfg.MTU)
+	if err != nil {
+		return nil, fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w", t.cfg.Device, err)
+	}
+	return dev, nil
+}
+
+// run moves packets until ctx is done, over another device of that name where one
+// has gone.
+func (t *TUN) run(ctx context.Context, dev tun.Device) {
+	for {
+		err := t.carry(ctx, dev)
+		if ctx.Err() != nil {
+			return
+		}
+		err = fmt.Errorf("TUN device %q has gone: %w", t.name, err)
+		if !t.reopen(ctx, t.log, err, func() (err error) {
+			dev, err = t.open()
+			return err
+		}) {
+			return
+		}
+	}
+}
+
+// carry moves packets both ways until the device fails, or ctx is done and what had
+// been collected by then is written.
+func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
+	sending, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, 1)
+	var inward, outward, events sync.WaitGroup
+	events.Go(func() {
+		for range dev.Events() { // must be taken
+		}
+	})
+	inward.Go(func() { failed <- t.inward(dev) })
+	outward.Go(func() { t.outward(sending, dev) })
+	var err error
+	select {
+	case err = <-failed:
+	case <-ctx.Done():
+	}
+	cancel()
+	outward.Wait()
+	_ = dev.Close()
+	inward.Wait()
+	events.Wait()
+	return err
+}
+
+func buffers(n, size int) ([][]byte, []int) {
+	bufs := make([][]byte, n)
+	for i := range bufs {
+		bufs[i] = make([]byte, size)
+	}
+	return bufs, make([]int, n)
+}
+
+const largestPacket = 1 << 16
+
+// inward moves packets from the device into the stack, and returns why there are
+// no more.
+func (t *TUN) inward(dev tun.Device) error {
+	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
+	packets := make([][]byte, len(bufs))
+	for {
+		n, err := dev.Read(bufs, sizes, headroom)
+		for i := range n {
+			packets[i] = bufs[i][headroom : headroom+sizes[i]]
+		}
+		t.stack.Deliver(packets[:n]...)
+		if err != nil && !errors.Is(err, tun.ErrTooManySegments) {
+			return err
+		}
+	}
+}
+
+// outward moves packets from the stack into the device.
+func (t *TUN) outward(ctx context.Context, dev tun.Device) {
+	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
+	out := make([][]byte, len(bufs))
+	for {
+		n, err := t.stack.Collect(ctx, bufs, sizes, headroom)
+		if err != nil {
+			return
+		}
+		for i := range n {
+			out[i] = bufs[i][:headroom+sizes[i]]
+		}
+		if _, err := dev.Write(out[:n], headroom); err != nil && ctx.Err() == nil {
+			t.log.Debug("tunnel: packets to the TUN device lost", "err", err)
+		}
+	}
+}
+
+// Apply implements Outside: all there is to change is the stack's.
+func (t *TUN) Apply(tunnel.Settings) error { return nil }
+
+// Resume implements Outside.
+func (t *TUN) Resume(map[access.Key]netip.AddrPort) {}
+
+// Report implements Outside.
+func (t *TUN) Report(*tunnel.Status) error { return nil }
+
+// Requests implements Outside.
+func (t *TUN) Requests() <-chan datapath.Conn { return nil }
+
+// Forward implements Outside: all datagrams come in packets.
+func (t *TUN) Forward(*Datagrams) {}
+
+// Peer implements Inside: behind a device each address is somebody.
+func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
+
+// Place implements Inside: routes decide what leads to the device.
+func (t *TUN) Place(netip.Addr) tunnel.Place { return tunnel.Elsewhere }
+
+// Own implements Inside.
+func (t *TUN) Own(netip.Addr) netip.Addr { return netip.Addr{} }
+
+// Gateway implements Inside.
+func (t *TUN) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
+
+// Addr implements Outside.
+func (t *TUN) Addr() net.Addr { return t.name }
+
+// Drain implements Outside: whoever routes into the device decides what comes.
+func (t *TUN) Drain() {}
+
+// Close implements Outside.
+func (t *TUN) Close() error {
+	t.cancel()
+	t.done.Wait()
+	return nil
+}
+
+// deviceAddr is a device as a net.Addr.
+type deviceAddr string
+
+func (deviceAddr) Network() string  { return "tun" }
+func (d deviceAddr) String() string { return string(d) }

@@ -1,0 +1,337 @@
+package userspace
+
+import (
+	"bufio"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// WireGuardConfig describes the endpoint of a WireGuard tunnel.
+type WireGuardConfig struct {
+	Name       string
+	Port       uint16 // UDP, on every address; 0: any
+	PrivateKey access.Key
+	Peers      []access.Peer
+	Pool       []netip.Prefix // where peers' addresses are from; the first of each is the gateway's
+	MTU        int            // of the stack it feeds
+	Log        *slog.Logger
+
+	bind conn.Bind // its sockets; nil: WireGuard's own
+}
+
+// WireGuard is the endpoint of a WireGuard tunnel, in this process.
+type WireGuard struct {
+	health
+	tunnel.Pool
+	name     string
+	log      *slog.Logger
+	stack    *netstack.Stack
+	device   *device.Device
+	refused  atomic.Uint64
+	failures chan error // of its sockets
+	cancel   context.CancelFunc
+	done     sync.WaitGroup
+
+	mu     sync.Mutex
+	port   uint16
+	peers  map[access.Key]access.Peer
+	owners atomic.Pointer[tunnel.Owners]
+}
+
+// ListenWireGuard opens the endpoint and joins it to a stack.
+func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, error) {
+	w := &WireGuard{
+		name: cfg.Name, log: cfg.Log, stack: stack, failures: make(chan error, 1),
+		peers: map[access.Key]access.Peer{},
+	}
+	w.owners.Store(tunnel.OwnersOf(nil))
+	w.SetPool(cfg.Pool)
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	w.log = w.log.With("listener", cfg.Name)
+	if cfg.bind == nil {
+		cfg.bind = conn.NewDefaultBind()
+	}
+	w.device = device.NewDevice(newLink(stack, cfg.MTU), cfg.bind, w.logger())
+	setup := "private_key=" + cfg.PrivateKey.Hex() + "\nlisten_port=" + strconv.Itoa(int(cfg.Port)) + "\n"
+	err := w.device.IpcSet(setup)
+	if err == nil {
+		err = w.SetPeers(cfg.Peers)
+	}
+	if err == nil {
+		err = w.device.Up()
+	}
+	if err == nil {
+		err = w.learnPort()
+	}
+	if err != nil {
+		w.device.Close()
+		return nil, fmt.Errorf("tunnel: listener %q: WireGuard on UDP port %d: %w", cfg.Name, cfg.Port, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	w.done.Go(func() { w.watch(ctx) })
+	return w, nil
+}
+
+// watch opens the UDP port again where it has failed. Sessions go on.
+func (w *WireGuard) watch(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case err := <-w.failures:
+			err = fmt.Errorf("WireGuard's UDP port %d failed: %w", w.port, err)
+			w.reopen(ctx, w.log, err, func() error {
+				err := w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port))
+				select {
+				case <-w.failures: //nolint:errcheck // of a socket that is closed by now
+				default:
+				}
+				return err
+			})
+		}
+	}
+}
+
+// logger passes on what goes wrong, counts what is refused, and hears of sockets
+// that fail: the device tells of nothing in another way.
+func (w *WireGuard) logger() *device.Logger {
+	return &device.Logger{
+		Verbosef: func(format string, args ...any) {
+			switch {
+			case strings.HasPrefix(format, "Failed to receive"):
+				select {
+				case w.failures <- fmt.Errorf(format, args...): //nolint:err113 // the device's words
+				default:
+				}
+			case strings.Contains(format, "invalid"), strings.Contains(format, "disallowed"):
+				w.refused.Add(1)
+				w.log.Debug("tunnel: refused", "reason", fmt.Sprintf(format, args...))
+			}
+		},
+		Errorf: func(format string, args ...any) {
+			w.log.Warn("tunnel: WireGuard", "err", fmt.Sprintf(format, args...))
+		},
+	}
+}
+
+// SetPeers replaces the peers. Those that stay as they are keep their sessions,
+// and those that go lose theirs at once.
+func (w *WireGuard) SetPeers(peers []access.Peer) error {
+	if err := access.CheckPeers(peers); err != nil {
+		return err
+	}
+	next := make(map[access.Key]access.Peer, len(peers))
+	for _, p := range peers {
+		next[p.PublicKey] = p
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var b strings.Builder
+	for key := range w.peers {
+		if _, stays := next[key]; !stays {
+			fmt.Fprintf(&b, "public_key=%s\nremove=true\n", key.Hex())
+		}
+	}
+	for key, p := range next {
+		if old, known := w.peers[key]; !known || !samePeer(old, p) {
+			writePeer(&b, p)
+		}
+	}
+	if err := w.device.IpcSet(b.String()); err != nil {
+		return fmt.Errorf("set peers: %w", err)
+	}
+	w.peers = next
+	w.owners.Store(tunnel.OwnersOf(peers))
+	return nil
+}
+
+func samePeer(p, q access.Peer) bool {
+	return p.Name == q.Name && p.Preshared == q.Preshared && p.Keepalive == q.Keepalive &&
+		slices.Equal(p.AllowedIPs, q.AllowedIPs)
+}
+
+// write adds the peer in the words of WireGuard's configuration protocol.
+func writePeer(b *strings.Builder, p access.Peer) {
+	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.Hex())
+	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(),
+		int(p.Keepalive.Seconds()))
+	for _, a := range p.AllowedIPs {
+		fmt.Fprintf(b, "allowed_ip=%v\n", a)
+	}
+}
+
+// Peers returns the present peers, ordered by name.
+func (w *WireGuard) Peers() []access.Peer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.SortedFunc(maps.Values(w.peers), func(a, b access.Peer) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// Apply implements Outside.
+func (w *WireGuard) Apply(s tunnel.Settings) error {
+	if err := w.SetPeers(s.Peers); err != nil {
+		return err
+	}
+	w.SetPool(s.Pool)
+	return nil
+}
+
+// Resume implements Outside. A peer that has not been heard from yet is asked for a
+// handshake; otherwise it would use its old keys until WireGuard's timers have run out,
+// 15 s at least. One that is not there any more is asked for 90 s.
+func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
+	states, err := w.States()
+	if err != nil {
+		w.log.Warn("tunnel: peers find out by themselves that the endpoint is another", "err", err)
+		return
+	}
+	for _, s := range states {
+		where, known := at[s.PublicKey]
+		if !known || s.Endpoint != "" {
+			continue
+		}
+		err := w.device.IpcSet(fmt.Sprintf("public_key=%s\nupdate_only=true\nendpoint=%v\n", s.PublicKey.Hex(), where))
+		if peer := w.device.LookupPeer(device.NoisePublicKey(s.PublicKey)); err == nil && peer != nil {
+			err = peer.SendHandshakeInitiation(false)
+		}
+		if err != nil {
+			w.log.Debug("tunnel: a peer is not where it was", "peer", s.Name, "endpoint", where, "err", err)
+		}
+	}
+}
+
+// Report implements Outside.
+func (w *WireGuard) Report(s *tunnel.Status) (err error) {
+	s.Refused = w.Refused()
+	s.Peers, err = w.States()
+	return err
+}
+
+// Forward implements Outside: all datagrams come in packets.
+func (w *WireGuard) Forward(*Datagrams) {}
+
+// Requests implements Outside.
+func (w *WireGuard) Requests() <-chan datapath.Conn { return nil }
+
+// Peer implements Inside: by the longest prefix, as packets are taken.
+func (w *WireGuard) Peer(inner netip.Addr) string { return w.owners.Load().Peer(inner) }
+
+// Place implements Inside.
+func (w *WireGuard) Place(addr netip.Addr) tunnel.Place {
+	if w.Peer(addr) != "" {
+		return tunnel.OfPeer
+	}
+	return w.Vacant(addr)
+}
+
+// States returns the peers' states, ordered by name.
+func (w *WireGuard) States() ([]tunnel.PeerState, error) {
+	said, err := w.device.IpcGet()
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: read peers: %w", err)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var states []tunnel.PeerState
+	var seconds int64
+	lines := bufio.NewScanner(strings.NewReader(said))
+	for lines.Scan() {
+		key, value, _ := strings.Cut(lines.Text(), "=")
+		if key == "public_key" {
+			k, err := parseHexKey(value)
+			if err != nil {
+				return nil, fmt.Errorf("tunnel: read peers: %w", err)
+			}
+			states = append(states, tunnel.PeerState{Name: w.peers[k].Name, PublicKey: k, Addresses: w.peers[k].AllowedIPs})
+			continue
+		}
+		if len(states) == 0 {
+			continue
+		}
+		s := &states[len(states)-1]
+		switch key {
+		case "endpoint":
+			s.Endpoint = value
+		case "last_handshake_time_sec":
+			seconds, _ = strconv.ParseInt(value, 10, 64)
+		case "last_handshake_time_nsec":
+			if ns, _ := strconv.ParseInt(value, 10, 64); seconds != 0 || ns != 0 {
+				s.Handshake = time.Unix(seconds, ns)
+			}
+		case "rx_bytes":
+			s.Received, _ = strconv.ParseUint(value, 10, 64)
+		case "tx_bytes":
+			s.Sent, _ = strconv.ParseUint(value, 10, 64)
+		}
+	}
+	slices.SortFunc(states, func(a, b tunnel.PeerState) int { return strings.Compare(a.Name, b.Name) })
+	return states, nil
+}
+
+// Refused counts packets that were no peer's: a wrong key, or an address that
+// is not the peer's.
+func (w *WireGuard) Refused() uint64 { return w.refused.Load() }
+
+// learnPort finds out which port was chosen.
+func (w *WireGuard) learnPort() error {
+	said, err := w.device.IpcGet()
+	if err != nil {
+		return err
+	}
+	for line := range strings.SplitSeq(said, "\n") {
+		if text, ok := strings.CutPrefix(line, "listen_port="); ok {
+			n, err := strconv.ParseUint(text, 10, 16)
+			w.port = uint16(n)
+			return err
+		}
+	}
+	return errors.New("the endpoint has no port")
+}
+
+// Addr implements Outside.
+func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.port)} }
+
+// Drain implements Outside: there is nothing to come in by but packets.
+func (w *WireGuard) Drain() {}
+
+// Close implements Outside.
+func (w *WireGuard) Close() error {
+	if _, sent := w.stack.Traffic(); sent > 0 {
+		linger()
+	}
+	w.cancel()
+	w.done.Wait()
+	w.device.Close()
+	return nil
+}
+
+func parseHexKey(s string) (access.Key, error) {
+	b, err := hex.DecodeString(s)
+	if err != nil || len(b) != len(access.Key{}) {
+		return access.Key{}, fmt.Errorf("%q is no key", s)
+	}
+	return access.Key(b), nil
+}

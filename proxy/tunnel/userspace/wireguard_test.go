@@ -1,0 +1,171 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/ingress"
+)
+
+const mtu = 1420
+
+func TestMain(m *testing.M) {
+	apart()
+	os.Exit(need.Run(m))
+}
+
+var inner = netip.MustParseAddr("10.9.0.2")
+
+// endpoint starts a tunnel that knows the given peers, on loopback.
+func endpoint(t *testing.T, key access.Key, peers ...access.Peer) (*WireGuard, ingress.Listener) {
+	start := time.Now() //nolint:forbidigo // the stack under test runs on it
+	stack, err := netstack.New(netstack.Config{
+		MTU:   mtu,
+		Clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 },
+	})
+	require.NoError(t, err)
+	w, err := ListenWireGuard(WireGuardConfig{Name: "vpn", PrivateKey: key, Peers: peers, MTU: mtu}, stack)
+	require.NoError(t, err)
+	l := Listen("vpn", stack, w)
+	t.Cleanup(func() { assert.NoError(t, l.Close()) })
+	return w, l
+}
+
+// phone is a stock WireGuard client with a stack of its own.
+func phone(t *testing.T, key, server access.Key, at net.Addr) *wgnetstack.Net {
+	dev, stack, err := wgnetstack.CreateNetTUN([]netip.Addr{inner}, nil, mtu)
+	require.NoError(t, err)
+	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
+	t.Cleanup(d.Close)
+	port := at.(*net.UDPAddr).Port
+	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\n"+
+		"allowed_ip=0.0.0.0/0\n", key.Hex(), server.Hex(), port)))
+	require.NoError(t, d.Up())
+	return stack
+}
+
+func keys(t *testing.T) (private, public access.Key) {
+	private, err := access.GenerateKey()
+	require.NoError(t, err)
+	public, err = private.Public()
+	require.NoError(t, err)
+	return private, public
+}
+
+func TestAPeersConnectionGoesWhereItWasMeantTo(t *testing.T) {
+	private, public := keys(t)
+	phoneKey, phonePublic := keys(t)
+	w, l := endpoint(t, private, access.Peer{
+		Name: "phone", PublicKey: phonePublic,
+		AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)},
+	})
+	seen := echoing(t, l)
+	n := phone(t, phoneKey, public, w.Addr())
+
+	c, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	require.NoError(t, err)
+	data := randomBytes(3 << 20)
+	exchange(t, c, data)
+
+	client := <-seen
+	assert.Equal(t, "203.0.113.7:443", client.Target.String())
+	assert.Equal(t, inner, client.Source.Addr())
+	assert.Equal(t, "phone", client.Peer)
+	states, err := w.States()
+	require.NoError(t, err)
+	require.Len(t, states, 1)
+	assert.Equal(t, "phone", states[0].Name)
+	assert.Greater(t, states[0].Received, uint64(len(data)))
+	assert.False(t, states[0].Handshake.IsZero())
+}
+
+func TestARefusedConnectionIsResetBeforeItWasEverOpen(t *testing.T) {
+	private, public := keys(t)
+	phoneKey, phonePublic := keys(t)
+	w, l := endpoint(t, private, access.Peer{
+		Name: "phone", PublicKey: phonePublic,
+		AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)},
+	})
+	answering(t, l, errors.New("nobody there"), nil)
+	_, err := phone(t, phoneKey, public, w.Addr()).DialContextTCPAddrPort(deadlineOf(t),
+		netip.MustParseAddrPort("203.0.113.7:443"))
+	assert.ErrorContains(t, err, "refused")
+}
+
+func TestWhoHasNoKeyIsRefusedAndCounted(t *testing.T) {
+	private, public := keys(t)
+	stranger, _ := keys(t)
+	w, _ := endpoint(t, private)
+	n := phone(t, stranger, public, w.Addr())
+	ctx, cancel := context.WithCancel(deadlineOf(t))
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.DialContextTCPAddrPort(ctx, netip.MustParseAddrPort("203.0.113.7:443"))
+		ended <- err
+	}()
+	require.Eventually(t, func() bool { return w.Refused() > 0 }, soon, 10*time.Millisecond)
+	cancel()
+	assert.Error(t, <-ended)
+}
+
+func TestPeersComeAndGoWhileTheEndpointRuns(t *testing.T) {
+	private, public := keys(t)
+	phoneKey, phonePublic := keys(t)
+	w, l := endpoint(t, private)
+	answering(t, l, nil, func(c ingress.Client) { assert.NoError(t, c.Conn.Close()) })
+	p := access.Peer{Name: "phone", PublicKey: phonePublic, AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner, 32)}}
+	require.NoError(t, w.SetPeers([]access.Peer{p}))
+	n := phone(t, phoneKey, public, w.Addr())
+	c, err := n.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+
+	p.Name = "tablet"
+	require.NoError(t, w.SetPeers([]access.Peer{p}))
+	assert.Equal(t, "tablet", w.Peer(inner))
+	require.NoError(t, w.SetPeers(nil))
+	assert.Empty(t, w.Peers())
+	assert.Empty(t, w.Peer(inner))
+}
+
+func TestPeersThatContradictEachOtherChangeNothing(t *testing.T) {
+	private, _ := keys(t)
+	_, one := keys(t)
+	_, two := keys(t)
+	ips := []netip.Prefix{netip.PrefixFrom(inner, 32)}
+	w, _ := endpoint(t, private, access.Peer{Name: "one", PublicKey: one, AllowedIPs: ips})
+	for want, peers := range map[string][]access.Peer{
+		"both have": {
+			{Name: "one", PublicKey: one, AllowedIPs: ips},
+			{Name: "two", PublicKey: two, AllowedIPs: ips},
+		},
+		"the same public key": {
+			{Name: "one", PublicKey: one, AllowedIPs: ips},
+			{Name: "two", PublicKey: one, AllowedIPs: ips},
+		},
+		"are called": {
+			{Name: "one", PublicKey: one, AllowedIPs: ips},
+			{Name: "one", PublicKey: two, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.9.0.7/32")}},
+		},
+		"allowed_ips": {{Name: "one", PublicKey: one}},
+	} {
+		assert.ErrorContains(t, w.SetPeers(peers), want)
+		assert.Equal(t, "one", w.Peer(inner))
+	}
+}

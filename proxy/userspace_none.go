@@ -1,0 +1,16 @@
+//go:build nonetstack
+
+package proxy
+
+import (
+	"fmt"
+	"log/slog"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// openTunnel refuses, as the check of a configuration does before.
+func openTunnel(l WayConfig, _ func() cc.Time, _ *slog.Logger) (Way, error) {
+	return nil, fmt.Errorf("proxy: listener %q: mode %s: %s", l.Name, l.Mode, config.NoNetstack)
+}
