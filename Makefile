@@ -48,7 +48,9 @@ NFPM     ?= $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
 ARCHS     = amd64 arm64 arm mips mipsle
 # Those of routers have the build for routers: without a network stack of its own and QUIC.
 ROUTERS   = arm mips mipsle
-ROUTER    = -tags nonetstack
+# Nothing of ours speaks HTTP/2, which net/http would bring: half a megabyte.
+TAGS      = nethttpomithttp2
+ROUTER    = $(TAGS),nonetstack
 DATE     ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 # A tag v1.2.3, or what sorts before every release.
 PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/dev/null || \
@@ -62,10 +64,10 @@ all: build lint test ## build, lint and test
 build: penstock penstock-lab ## bin/penstock and bin/penstock-lab, static (elsewhere: BIN)
 
 penstock penstock-lab:
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/$@
+	CGO_ENABLED=0 $(GO) build -tags $(TAGS) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/$@
 
 penstock-router: ## bin/penstock-router, smaller: without tunnels that end in the program, and QUIC
-	CGO_ENABLED=0 $(GO) build $(ROUTER) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/penstock
+	CGO_ENABLED=0 $(GO) build -tags $(ROUTER) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/penstock
 
 lint: bpf-check ## bpf-check and golangci-lint; gofmt and go vet where that is not installed
 	@if command -v $(GOLANGCI_LINT) >/dev/null; then \
@@ -152,9 +154,9 @@ demo: build ## the main job on an emulated cellular link, measured
 
 dist: ## the program for every kind of machine, and its man pages and completions, in dist
 	@set -e; for arch in $(ARCHS); do \
-		tags=; case " $(ROUTERS) " in *" $$arch "*) tags="$(ROUTER)";; esac; \
-		echo GOARCH=$$arch $(GO) build $$tags -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
-		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build $$tags -trimpath -buildvcs=false \
+		tags=$(TAGS); case " $(ROUTERS) " in *" $$arch "*) tags=$(ROUTER);; esac; \
+		echo GOARCH=$$arch $(GO) build -tags $$tags -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
+		CGO_ENABLED=0 GOOS=linux GOARCH=$$arch GOARM=7 GOMIPS=softfloat $(GO) build -tags $$tags -trimpath -buildvcs=false \
 			-ldflags '$(LDFLAGS)' -o $(DIST)/linux-$$arch/penstock ./cmd/penstock; \
 	done
 	rm -rf $(DIST)/man $(DIST)/completion

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -16,7 +18,7 @@ type Build struct {
 	Version  string // "devel" when neither the linker nor the module system named one
 	Revision string // of the source; empty: unknown
 	Modified bool   // the source differed from Revision
-	Tags     string // of the build, with commas between them; empty: it is the full one
+	Tags     string // of the build, with commas between them, but for such as take no function away; empty: none
 }
 
 // ReadBuild says what the linker and the module system noted of this program.
@@ -39,7 +41,9 @@ func ReadBuild() Build {
 		case "vcs.modified":
 			b.Modified = s.Value == "true"
 		case "-tags":
-			b.Tags = s.Value
+			b.Tags = strings.Join(slices.DeleteFunc(strings.Split(s.Value, ","), func(tag string) bool {
+				return tag == "nethttpomithttp2"
+			}), ",")
 		}
 	}
 	return b
