@@ -186,15 +186,26 @@ func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Dur
 	}
 }
 
-// Counters returns the totals, those of live connections included.
+// Counters returns the totals, with the bytes of live connections. What the kernel or an
+// algorithm counts is in them when a connection is over: Snapshot asks for it earlier.
 func (s *Server) Counters() Counters {
-	counters, _ := s.Snapshot()
-	return counters
+	return s.count((*connection).moved, func(FlowInfo) {})
 }
 
-// Snapshot returns the totals together with the live connections, oldest
-// first, that are counted in them.
+// Snapshot returns the totals, all that is counted of live connections included,
+// together with these connections, oldest first.
 func (s *Server) Snapshot() (Counters, []FlowInfo) {
+	var flows []FlowInfo
+	now := s.clock()
+	out := s.count(
+		func(c *connection) FlowInfo { return c.info(now) },
+		func(f FlowInfo) { flows = append(flows, f) },
+	)
+	return out, flows
+}
+
+// count adds up what look says of each live connection, oldest first, and keeps it.
+func (s *Server) count(look func(*connection) FlowInfo, keep func(FlowInfo)) Counters {
 	active, sources, limit := s.limits.counts()
 	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
 	for _, l := range s.listeners() {
@@ -212,24 +223,23 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	rows, peers := s.totals.snapshot()
 	s.mu.Unlock()
 
-	now := s.clock()
-	flows := make([]FlowInfo, len(conns))
-	for i, c := range oldestFirst(conns) {
-		flows[i] = c.info(now)
-		if !flows[i].Relayed() {
+	for _, c := range oldestFirst(conns) {
+		f := look(c)
+		keep(f)
+		if !f.Relayed() {
 			continue
 		}
 		if row := rows[c.route]; row != nil {
-			row.Down.add(flows[i].Down, flows[i].Client)
-			row.Up.add(flows[i].Up, flows[i].Server)
-			addLive(peers, flows[i])
+			row.Down.add(f.Down, f.Client)
+			row.Up.add(f.Up, f.Server)
+			addLive(peers, f)
 		}
 	}
 	out.Peers = peers
 	for _, k := range slices.SortedFunc(maps.Keys(rows), routeKey.compare) {
 		out.Routes = append(out.Routes, *rows[k])
 	}
-	return out, flows
+	return out
 }
 
 func (k routeKey) compare(l routeKey) int {

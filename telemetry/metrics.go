@@ -19,6 +19,8 @@ import (
 
 // Source is what a proxy.Server tells of itself.
 type Source interface {
+	// Counters returns the totals, without what takes a look at each flow.
+	Counters() proxy.Counters
 	Flows() []proxy.FlowInfo
 	// Snapshot returns the totals and the flows that are counted in them.
 	Snapshot() (proxy.Counters, []proxy.FlowInfo)

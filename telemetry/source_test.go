@@ -21,6 +21,7 @@ type still struct {
 }
 
 func (s *still) Flows() []proxy.FlowInfo                      { return s.flows }
+func (s *still) Counters() proxy.Counters                     { return s.counters }
 func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counters, s.flows }
 func (s *still) Groups() ([]flow.Group, cc.Time)              { return s.groups, cc.Time(time.Minute) }
 

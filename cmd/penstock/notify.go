@@ -32,7 +32,7 @@ func (h *service) watch(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			h.proxy.Snapshot()
+			h.proxy.Groups() // blocks where a group is stuck, and then the watchdog is not told
 			h.tell(alive + h.status(!h.proxy.Ready()))
 		}
 	}

@@ -53,15 +53,14 @@ func sideOf(d *proxy.DirectionInfo) side {
 	return s
 }
 
-// progress tells the rates since before, and whether anything has moved.
-func (s *side) progress(before side, d time.Duration) (moved bool) {
+// progress tells the rate since before.
+func (s *side) progress(before side, d time.Duration) {
 	s.known, s.rate = true, rateOf(before.bytes, s.bytes, d)
-	return s.bytes > before.bytes
 }
 
 // follow fills in the rates of rows, which are in the order of their numbers as
-// those before are, and returns the queueing delays of those that moved bytes.
-func follow(rows, before []row, d time.Duration) (delays []time.Duration) {
+// those before are.
+func follow(rows, before []row, d time.Duration) {
 	i := 0
 	for n := range rows {
 		r := &rows[n]
@@ -78,13 +77,9 @@ func follow(rows, before []row, d time.Duration) (delays []time.Duration) {
 		if lived <= 0 {
 			continue
 		}
-		for _, s := range []struct{ now, was *side }{{&r.down, &was.down}, {&r.up, &was.up}} {
-			if s.now.progress(*s.was, lived) && s.now.managed && s.now.srtt > 0 {
-				delays = append(delays, s.now.queue)
-			}
-		}
+		r.down.progress(was.down, lived)
+		r.up.progress(was.up, lived)
 	}
-	return delays
 }
 
 // main is the direction that moves more, or has.

@@ -19,9 +19,10 @@ type hosts struct {
 	delivered map[string]cc.Bytes // by group and algorithm
 }
 
-// next looks at groups after h was looked at.
-func (h hosts) next(groups []flow.Group, now cc.Time) hosts {
-	out := hosts{at: now, all: make([]Host, len(groups)), delivered: make(map[string]cc.Bytes, len(groups))}
+// next looks at groups after h was looked at. It returns the queueing delays of those
+// that had bytes delivered since, too.
+func (h hosts) next(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
+	out = hosts{at: now, all: make([]Host, len(groups)), delivered: make(map[string]cc.Bytes, len(groups))}
 	for i, g := range groups {
 		key := g.Name + "\x00" + g.Algorithm
 		out.delivered[key] = g.Delivered
@@ -43,9 +44,12 @@ func (h hosts) next(groups []flow.Group, now cc.Time) hosts {
 		if was, ok := h.delivered[key]; ok {
 			v.Rate = new(rateOf(was, g.Delivered, now.Sub(h.at)))
 		}
+		if g.SRTT > 0 && h.at != 0 && g.Delivered > h.delivered[key] {
+			delays = append(delays, g.QueueingDelay)
+		}
 		out.all[i] = v
 	}
-	return out
+	return out, delays
 }
 
 func (h *Host) words(to []byte) []byte {

@@ -33,7 +33,9 @@ var assets embed.FS
 
 // Source is what a proxy tells of itself.
 type Source interface {
-	Snapshot() (proxy.Counters, []proxy.FlowInfo)
+	// Counters are cheap, Flows ask the kernel about each.
+	Counters() proxy.Counters
+	Flows() []proxy.FlowInfo
 	Groups() ([]flow.Group, cc.Time)
 	Tunnels() []proxy.TunnelInfo
 }
@@ -57,8 +59,9 @@ type Page struct {
 	o Options
 
 	mu      sync.Mutex
-	fresh   time.Duration // for how long the last look is
 	rows    []row
+	looked  cc.Time       // when rows were
+	fresh   time.Duration // for how long they are
 	hosts   hosts
 	peers   peers
 	counted counted
@@ -101,7 +104,7 @@ func (p *Page) Run(ctx context.Context) {
 func (p *Page) Note() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.look()
+	p.sum()
 	before, now := p.noted, p.counted
 	p.noted = now
 	if before.at == 0 || before.at == now.at {
@@ -132,29 +135,23 @@ func rates(before, now counted) (down, up cc.Rate) {
 	return down, up
 }
 
-// look takes a new snapshot unless the last one is fresh. Callers hold mu.
-func (p *Page) look() {
+// sum counts anew unless it just did: what the whole proxy and its groups do, without
+// a look at each flow. Callers hold mu.
+func (p *Page) sum() {
 	now := p.o.Clock()
 	before := p.counted
-	d := now.Sub(before.at)
-	if before.at != 0 && d < p.fresh {
+	if before.at != 0 && now.Sub(before.at) < minFresh {
 		return
 	}
-	defer func() { p.fresh = min(max(minFresh, share*p.o.Clock().Sub(now)), maxFresh) }()
-	c, flows := p.o.Source.Snapshot()
+	c := p.o.Source.Counters()
 	p.counted = count(c, p.o.Fallbacks(), now)
-	rows := make([]row, len(flows))
-	for i := range flows {
-		rows[i] = rowOf(&flows[i])
-	}
 	var delays []time.Duration
+	p.hosts, delays = p.hosts.next(p.o.Source.Groups())
 	p.totals = Totals{Connections: c.Active, Limit: c.Limit, Sources: c.Sources}
 	if before.at != 0 {
-		delays = follow(rows, p.rows, d)
 		p.totals.Down, p.totals.Up = rates(before, p.counted)
 	}
 	p.totals.Queue50, p.totals.Queue95 = quantiles(delays)
-	p.rows = rows
 	p.lists = make([]Listener, len(c.Listeners))
 	for i, l := range c.Listeners {
 		v := Listener{Name: l.Listener, Mode: l.Mode, Active: l.Active, Accepted: l.Accepted}
@@ -162,6 +159,7 @@ func (p *Page) look() {
 			v.Refused += n
 		}
 		if before.at != 0 {
+			d := now.Sub(before.at)
 			v.Down = rateOf(before.down[v.Name], p.counted.down[v.Name], d)
 			v.Up = rateOf(before.up[v.Name], p.counted.up[v.Name], d)
 		}
@@ -169,13 +167,32 @@ func (p *Page) look() {
 	}
 }
 
+// look looks at all flows unless the last look is fresh. Callers hold mu.
+func (p *Page) look() {
+	now := p.o.Clock()
+	d := now.Sub(p.looked)
+	if p.looked != 0 && d < p.fresh {
+		return
+	}
+	flows := p.o.Source.Flows()
+	rows := make([]row, len(flows))
+	for i := range flows {
+		rows[i] = rowOf(&flows[i])
+	}
+	if p.looked != 0 {
+		follow(rows, p.rows, d)
+	}
+	p.rows, p.looked = rows, now
+	p.fresh = min(max(minFresh, share*p.o.Clock().Sub(now)), maxFresh)
+}
+
 // view answers q.
 func (p *Page) view(q query) View {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.look()
+	p.sum()
 	out := View{
-		Now: p.wall(), Fresh: p.fresh.Seconds(), Version: p.o.Version, Start: p.o.Start,
+		Now: p.wall(), Version: p.o.Version, Start: p.o.Start,
 		State: "serving", Serving: true, Totals: p.totals, Listeners: p.lists, Table: q.table, Offset: q.offset,
 		History: History{Step: step.Seconds(), Points: p.history.since(q.since)},
 	}
@@ -186,9 +203,6 @@ func (p *Page) view(q query) View {
 	now := p.o.Clock()
 	switch q.table {
 	case "hosts":
-		if p.hosts.at == 0 || now.Sub(p.hosts.at) >= p.fresh {
-			p.hosts = p.hosts.next(p.o.Source.Groups())
-		}
 		rows, n := choose(p.hosts.all, q, hostOrder[q.sort], (*Host).words)
 		out.Total, out.Matches, out.Hosts = len(p.hosts.all), n, values(rows)
 	case "peers":
@@ -198,15 +212,20 @@ func (p *Page) view(q query) View {
 		rows, n := choose(p.peers.all, q, peerOrder[q.sort], (*Peer).words)
 		out.Total, out.Matches, out.Peers = len(p.peers.all), n, values(rows)
 	default:
+		p.look()
 		rows, n := choose(p.rows, q, flowOrder[q.sort], (*row).words)
 		out.Total, out.Matches = len(p.rows), n
 		for _, r := range rows {
 			out.Flows = append(out.Flows, r.view())
 		}
 	}
-	if i, ok := find(p.rows, q.detail); ok {
-		out.Detail = new(p.rows[i].view())
+	if q.detail != 0 {
+		p.look()
+		if i, ok := find(p.rows, q.detail); ok {
+			out.Detail = new(p.rows[i].view())
+		}
 	}
+	out.Fresh = p.fresh.Seconds()
 	return out
 }
 

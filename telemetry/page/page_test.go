@@ -35,9 +35,10 @@ type hand struct {
 	looks    int
 }
 
-func (h *hand) Snapshot() (proxy.Counters, []proxy.FlowInfo) { h.looks++; return h.counters, h.flows }
-func (h *hand) Groups() ([]flow.Group, cc.Time)              { return h.groups, h.at }
-func (h *hand) Tunnels() []proxy.TunnelInfo                  { return h.tunnels }
+func (h *hand) Counters() proxy.Counters        { return h.counters }
+func (h *hand) Flows() []proxy.FlowInfo         { h.looks++; return h.flows }
+func (h *hand) Groups() ([]flow.Group, cc.Time) { return h.groups, h.at }
+func (h *hand) Tunnels() []proxy.TunnelInfo     { return h.tunnels }
 
 // begin is the date when a hand's clock shows nothing.
 var begin = time.Unix(1_700_000_000, 0)
@@ -122,7 +123,6 @@ func TestRatesAreThoseBetweenTwoLooks(t *testing.T) {
 		Name: "lan", Mode: "mixed", Active: 2, Accepted: 7, Refused: 3, Down: 2_000_000,
 		Up: 8000,
 	}, v.Listeners[0])
-	assert.InDelta(t, .03, *v.Totals.Queue95, 1e-9)
 	f := v.Flows[0]
 	assert.Equal(t, "down", f.Main)
 	assert.Equal(t, "cwnd", f.Down.LimitedBy)
@@ -138,6 +138,27 @@ func TestRatesAreThoseBetweenTwoLooks(t *testing.T) {
 	v = ask(t, p, "detail=3")
 	assert.Equal(t, cc.Rate(16_000), *v.Detail.Down.Rate)
 	assert.Nil(t, ask(t, p, "detail=4").Detail)
+}
+
+func TestTheHistoryHasTheQueuesOfHostsThatReceive(t *testing.T) {
+	group := func(name string, delivered cc.Bytes, queue time.Duration) flow.Group {
+		return flow.Group{Name: name, Delivered: delivered, SRTT: time.Second, QueueingDelay: queue}
+	}
+	h := &hand{at: 1, groups: []flow.Group{
+		group("a", 100, 10*time.Millisecond), group("b", 100, 30*time.Millisecond), group("c", 100, time.Second),
+	}}
+	p := h.page()
+	p.Note()
+	h.later(step, 0, 0)
+	h.groups[0].Delivered, h.groups[1].Delivered = 200, 101
+	p.Note()
+	assert.Zero(t, h.looks, "a point needs no look at every flow")
+	v := ask(t, p, "")
+	assert.InDelta(t, .03, *v.Totals.Queue95, 1e-9)
+	assert.InDelta(t, .03, *v.History.Points[0].Queue95, 1e-9)
+	h.later(step, 0, 0)
+	p.Note()
+	assert.Nil(t, ask(t, p, "").Totals.Queue50, "nobody has received anything since")
 }
 
 func TestOneLookServesAllWhoAsk(t *testing.T) {
@@ -159,9 +180,9 @@ type slow struct {
 	takes time.Duration
 }
 
-func (s slow) Snapshot() (proxy.Counters, []proxy.FlowInfo) {
+func (s slow) Flows() []proxy.FlowInfo {
 	s.at = s.at.Add(s.takes)
-	return s.hand.Snapshot()
+	return s.hand.Flows()
 }
 
 func TestLookingTakesAFortiethOfTheTimeAtMost(t *testing.T) {

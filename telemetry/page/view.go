@@ -39,8 +39,8 @@ type Totals struct {
 	Connections int     `json:"connections"`
 	Limit       int     `json:"limit"` // connections at most
 	Sources     int     `json:"sources"`
-	// Queue50 and Queue95 are quantiles of the queueing delay over flows that moved
-	// bytes of late; absent where none did under a window of ours.
+	// Queue50 and Queue95 are quantiles of the queueing delay over hosts whose groups
+	// had bytes delivered of late; absent where there are none.
 	Queue50 *float64 `json:"queue_p50_seconds,omitempty"`
 	Queue95 *float64 `json:"queue_p95_seconds,omitempty"`
 }

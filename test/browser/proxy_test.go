@@ -24,7 +24,7 @@ import (
 )
 
 // busy is a proxy with as many flows as a test wants, each of which goes on between
-// two looks.
+// two counts.
 type busy struct {
 	n int
 
@@ -36,21 +36,27 @@ type busy struct {
 const hostile = `<img src=x onerror="window.pwned=1">.example`
 
 func (b *busy) Flows() []proxy.FlowInfo {
-	_, flows := b.Snapshot()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	flows := make([]proxy.FlowInfo, b.n)
+	for i := range flows {
+		flows[i] = flowInfo(i, b.looks)
+	}
 	return flows
 }
 
-func (b *busy) Snapshot() (proxy.Counters, []proxy.FlowInfo) {
+func (b *busy) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return b.Counters(), b.Flows() }
+
+func (b *busy) Counters() proxy.Counters {
 	b.mu.Lock()
 	b.looks++
 	looks := b.looks
 	b.mu.Unlock()
-	flows := make([]proxy.FlowInfo, b.n)
 	var down, up cc.Bytes
-	for i := range flows {
-		flows[i] = flowInfo(i, looks)
-		down += flows[i].Down.Written
-		up += flows[i].Up.Written
+	for i := range b.n {
+		f := flowInfo(i, looks)
+		down += f.Down.Written
+		up += f.Up.Written
 	}
 	return proxy.Counters{
 		Listeners: []proxy.ListenerCounters{
@@ -65,7 +71,7 @@ func (b *busy) Snapshot() (proxy.Counters, []proxy.FlowInfo) {
 			Down: proxy.DirectionCounters{Written: down}, Up: proxy.DirectionCounters{Written: up},
 		}},
 		Active: b.n, Sources: 250, Limit: 65536,
-	}, flows
+	}
 }
 
 // flowInfo is the i-th flow at the time of a look.
