@@ -36,7 +36,8 @@ type Conn struct {
 	queued   atomic.Bool // settles with the next tick
 
 	wrote atomic.Int64 // bytes the socket took, since there is a leg
-	piece atomic.Int64 // written at once at most; 0: no bound
+	piece atomic.Int64 // written at most before the kernel is asked whether there is room; 0: no bound
+	room  atomic.Int64 // left of it
 
 	mu       sync.Mutex // held while observer runs
 	observer func(flow.Report)

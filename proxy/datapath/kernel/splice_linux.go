@@ -124,6 +124,11 @@ func (s *splicer) Fill(limit int) (int, error) {
 	if s.Buffered() > 0 || limit <= 0 {
 		return 0, nil
 	}
+	// What has to wait for room waits at its source, so that a thousand slow flows hold
+	// no pipes. An error is Drain's to tell.
+	if s.dst.await() == nil {
+		limit = s.dst.upTo(0, limit)
+	}
 	s.limit, s.n, s.err, s.copies, s.look = limit, 0, nil, false, s.dry
 	poll := s.src.raw.Read(s.in)
 	if s.copies && poll == nil {
@@ -180,13 +185,14 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if s.pipe == nil {
 		return s.copy.Drain(limit)
 	}
-	s.limit, s.n, s.err = s.dst.upTo(0, min(limit, s.pipe.n)), 0, nil
-	if s.limit <= 0 {
+	if limit = min(limit, s.pipe.n); limit <= 0 {
 		return 0, nil
 	}
+	s.n, s.err = 0, nil
 	s.dst.begin()
 	poll := s.dst.await()
 	if poll == nil {
+		s.limit = s.dst.upTo(0, limit)
 		poll = s.dst.raw.Write(s.out)
 	}
 	s.dst.took(s.n)

@@ -21,6 +21,7 @@ func (c *Conn) took(n int) {
 	}
 	c.wrote.Add(int64(n))
 	c.writes.Add(1)
+	c.room.Add(-int64(n))
 	if !c.observed.Load() {
 		return
 	}
@@ -99,20 +100,27 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 }
 
 // upTo is how far a write of what lies between n and end goes at once; await waits
-// until it may. The kernel checks what may wait unsent only when it begins a buffer of
-// up to 64 KiB, whether writes are small or large.
+// until it may.
 func (c *Conn) upTo(n, end int) int {
-	if piece := int(c.piece.Load()); piece > 0 {
-		return min(end, n+piece)
+	if c.piece.Load() > 0 {
+		return min(end, n+int(max(1, c.room.Load())))
 	}
 	return end
 }
 
+// await waits until at least half a piece may be written. The kernel checks what may wait
+// unsent only when it begins a buffer of up to 64 KiB, whether writes are small or large,
+// so that we ask it, once for a piece.
 func (c *Conn) await() error {
-	if c.piece.Load() == 0 {
+	piece := c.piece.Load()
+	if piece == 0 || c.room.Load() > piece/2 {
 		return nil
 	}
-	return c.raw.Write(c.roomy)
+	err := c.raw.Write(c.roomy)
+	if err == nil {
+		c.room.Store(piece)
+	}
+	return err
 }
 
 // hasRoom runs inside RawConn.Write. Asking has the kernel wake us when there is.
