@@ -190,3 +190,40 @@ func TestOverALegThatEnforcesTheWindowTakeIsForMaximumRatesAlone(t *testing.T) {
 	assert.Equal(t, 10*mss, f.Snapshot().Taken)
 	assert.Zero(t, f.woken)
 }
+
+// Four members of a group at 1 Mbit/s on a path of microseconds: each sends all that
+// waits at once, and rests for as long as its part of the rate asks for.
+func TestAMemberThatWaitsForItsRateKeepsItsPartWhileItSaysNothing(t *testing.T) {
+	p := newTestbed(t)
+	terms := Terms{
+		Group: "host", Algorithm: "static",
+		Params: cc.Params{"cwnd_packets": 80, "pacing_mbit": 1},
+	}
+	var legs []*leg
+	for range 4 {
+		f := p.openEnforced(terms)
+		f.write(18*mss, 2*mss)
+		f.r.RTT = 50 * time.Microsecond
+		f.report()
+		f.ack(2 * mss)
+		legs = append(legs, f)
+	}
+	p.settle()
+	rest := cc.Rate(250_000).TimeFor(16 * mss) // 740 ms
+	for left := rest; left > 0; left -= tickInterval * 10 {
+		p.wait(tickInterval * 10)
+		var sum cc.Rate
+		for _, f := range legs {
+			sum += f.limit.PacingRate
+		}
+		assert.LessOrEqual(t, sum, cc.Rate(1_000_000+4), "%v before the end", left)
+	}
+	// What says nothing for a timeout more cannot send, and the others have its part.
+	for range 100 {
+		p.wait(10 * time.Millisecond)
+		for _, f := range legs[:3] {
+			f.report()
+		}
+	}
+	assert.InEpsilon(t, 1e6/3, float64(legs[0].limit.PacingRate), .02)
+}

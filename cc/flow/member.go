@@ -33,9 +33,18 @@ type member struct {
 func (m *member) leastWindow() cc.Bytes { return m.path.shrink(floorSegments * m.mss()) }
 
 // contends reports whether m wants more than it has. Who was granted a part and has not
-// come back for a retransmission timeout cannot use it.
+// come back for a retransmission timeout cannot use it. The kernel says nothing either
+// while all that waits there waits for the pacing rate: on a path of microseconds it sends
+// up to 64 KiB at once (tcp_tso_autosize), and a slow flow then rests for long.
 func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
-	return m.gate.blocked && !m.enforced || m.want > 0 && now.Sub(m.asked) <= rtt.rto()
+	if m.gate.blocked && !m.enforced {
+		return true
+	}
+	silence := rtt.rto()
+	if m.enforced && m.limit.PacingRate > 0 {
+		silence += m.limit.PacingRate.TimeFor(m.want)
+	}
+	return m.want > 0 && now.Sub(m.asked) <= silence
 }
 
 // busy reports whether m wants to send or has bytes in flight.
