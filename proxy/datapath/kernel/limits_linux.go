@@ -116,6 +116,13 @@ func (l *limits) window() cc.Bytes {
 	return l.limit.Cwnd
 }
 
+// pacing is the rate of the limit; 0: there is none.
+func (l *limits) pacing() cc.Rate {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.limit.PacingRate
+}
+
 // report notes that a report is underway.
 func (l *limits) report() {
 	l.mu.Lock()

@@ -63,8 +63,9 @@ func (s *shard) visit(c *Conn) {
 	if !c.active.Load() {
 		return
 	}
-	c.due = s.now.Add(confirmAfter)
-	switch o := c.serve(s.now); {
+	o := c.serve(s.now)
+	c.due = s.now.Add(confirmAfter + c.rest())
+	switch {
 	case o == polledQuiet, o == polledGone:
 	case c.isBulk():
 		s.bulk = s.now
@@ -182,12 +183,24 @@ func (c *Conn) full(used cc.Bytes) bool {
 // The kernel can take in an acknowledgement without calling the congestion control, as
 // Linux 6.18 does now and then where many come at once. The next one makes up for it, but
 // after the last bytes there is none: they would be in flight for ever. So of a leg that
-// has said nothing for confirmAfter, TCP_INFO tells whether all has arrived; where it has
-// not, again after as long as it has been silent, up to mostConfirm.
+// has said nothing for confirmAfter, though nothing more waits for its pacing rate,
+// TCP_INFO tells whether all has arrived; where it has not, again after as long as it has
+// been silent, up to mostConfirm.
 const (
 	confirmAfter = 256 * Tick
 	mostConfirm  = 16 * time.Second
 )
+
+// rest is how long what waits unsent takes at the pacing rate, up to mostConfirm.
+func (c *Conn) rest() time.Duration {
+	c.mu.Lock()
+	unsent := c.last().Unsent
+	c.mu.Unlock()
+	if rate := c.limits.pacing(); unsent > 0 && rate > 0 {
+		return min(rate.TimeFor(unsent), mostConfirm)
+	}
+	return 0
+}
 
 // confirm looks at so many legs in s.watched that each has its turn once in confirmAfter,
 // and drops those that are busy no more.
