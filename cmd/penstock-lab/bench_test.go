@@ -100,7 +100,7 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 		"no runs":                   {[]string{"hosts", "--virtual", "--runs", "0"}, "--runs"},
 		"a picture of another kind": {[]string{"hosts", "--virtual", "--plot", "out.pdf"}, ".png"},
 	} {
-		code, stdout, stderr := run(t, append([]string{"bench", "recipe", "run"}, c.args...)...)
+		code, stdout, stderr := run(t, append([]string{"bench", "recipe"}, c.args...)...)
 		assert.Equal(t, cli.ExitInput, code, name)
 		assert.Empty(t, stdout, name)
 		assert.Contains(t, stderr, c.says, name)
@@ -109,7 +109,7 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 
 func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
-	code, stdout, stderr := run(t, "bench", "recipe", "run", "pbe-e1", "--virtual", "--short", "--runs", "2",
+	code, stdout, stderr := run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--runs", "2",
 		"--json", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "short form, 2 runs")
@@ -138,7 +138,7 @@ func TestNoRunIsLostToItsOutputs(t *testing.T) {
 		assert.Empty(t, stdout)
 		assert.Contains(t, stderr, "penstock-lab: "+flag+": ")
 		assert.NotContains(t, stderr, "copa@sim", "before anything has run")
-		code, _, stderr = run(t, "bench", "recipe", "run", "hosts", "--virtual", "--short", flag, path)
+		code, _, stderr = run(t, "bench", "recipe", "hosts", "--virtual", "--short", flag, path)
 		assert.Equal(t, cli.ExitInput, code)
 		assert.Contains(t, stderr, "penstock-lab: "+flag+": ")
 	}

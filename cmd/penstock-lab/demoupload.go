@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -45,7 +46,13 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 		{"upload's window", "up", "down", "p50", "p95", "p95"},
 	}
 	var p95 []float64
-	for i, s := range recipe.Beside(hop, max(d, leastUpload)) {
+	stages, err := besides()
+	if err != nil {
+		return err
+	}
+	for i, s := range stages {
+		hop.Delay, hop.QueueBytes, hop.QueuePackets = s.Down.Delay, s.Down.QueueBytes, s.Down.QueuePackets
+		s.Down, s.Up, s.Duration = hop, hop, max(d, leastUpload)
 		show := func(at time.Duration) { printer.Line(fmt.Sprintf("upload, %s: %.0f s", s.Name, at.Seconds()), false) }
 		record, err := stage.Play(ctx, stage.Env{Executable: exe}, s, show)
 		if err != nil {
@@ -56,7 +63,7 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 		if wrong := up.Corrupt + up.Error + down.Corrupt + down.Error; wrong != "" {
 			return errors.New(wrong)
 		}
-		request := recipe.Run{Stage: s, Record: record}.RequestsP95(recipe.PingPong)
+		request := recipe.Run{Stage: s, Record: record}.RequestsP95(record.Actors[2].Name)
 		p95 = append(p95, request)
 		mbit := func(a stage.ActorRecord) string { return figures.Number(a.Rate(s.Warmup, s.Duration).Mbps()) }
 		ms := func(d time.Duration) string { return figures.Number(float64(d) / float64(time.Millisecond)) }
@@ -72,4 +79,15 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 		figures.Number(p95[1]), figures.Number(p95[0]), figures.Ratio(p95[1], p95[0]))
 	_, err = fmt.Fprint(cmd.OutOrStdout(), b.String())
 	return err
+}
+
+// besides are the runs of the recipe in which an upload, a download and a ping-pong share
+// the link, the upload's window left alone and held.
+func besides() ([]stage.Stage, error) {
+	r, err := recipe.Select([]string{"uploads-beside"}, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := r[0].Stages(recipe.Full, 1)
+	return slices.DeleteFunc(all, func(s stage.Stage) bool { return len(s.Actors) < 3 }), err
 }

@@ -20,30 +20,18 @@ import (
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
-func recipeCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "recipe",
-		Short: "Replay published experiments",
-		Long: `A recipe is an experiment that somebody published: its setup, what we assert of
-it, and the figures that the paper printed, beside which ours are put.`,
-		Args: cobra.NoArgs,
-	}
-	cmd.AddCommand(recipeListCommand(), recipeRunCommand())
-	return cmd
-}
-
 func recipeListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the recipes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return recipe.WriteList(cmd.OutOrStdout(), recipe.All())
+			return recipe.WriteList(cmd.OutOrStdout(), recipe.All(""))
 		},
 	}
 }
 
-// recipeFlags are the flags of bench recipe run as written.
+// recipeFlags are the flags of bench recipe as written.
 type recipeFlags struct {
 	virtual, short bool
 	json, plot     string
@@ -51,30 +39,36 @@ type recipeFlags struct {
 	runs, retry    int
 }
 
-func recipeRunCommand() *cobra.Command {
+func recipeCommand() *cobra.Command {
 	var f recipeFlags
 	cmd := &cobra.Command{
-		Use:   "run NAME...",
-		Short: "Replay experiments and judge what comes of them",
-		Long: `Run plays each named recipe's stages, prints their figures, and then each
-finding: what the paper reports of it, what is asserted, what was measured, and
-whether that holds. "all" is every recipe. The exit status is 1 when a finding
-fails.
+		Use:   "recipe NAME|FILE...",
+		Short: "Replay published experiments, and your own",
+		Long: `A recipe is an experiment that somebody published: its setup, what we assert of
+it, and the figures that the paper printed, beside which ours are put. Each is a
+file of one form, and a FILE of your own, which ends in .yaml, plays the same way:
+bench recipe list names what there is, penstock-lab sim --help shows every key.
 
-Stages are played between network namespaces over real sockets, with a real proxy
+Each run of a recipe is played, its figures are printed, and then each finding:
+what the paper reports of it, what is asserted, what was measured, and whether
+that holds. "all" is every recipe. The exit status is 1 when a finding fails.
+
+Runs are played between network namespaces over real sockets, with a real proxy
 process at the edge, which needs root or user namespaces, and takes as long as the
 experiment; or with --virtual in virtual time, on any machine and much faster, by
 the same configuration but without a proxy whose time or memory could matter.
 --short plays less: shorter, with fewer flows.
 
 With several --runs, which have seeds of their own, a finding must hold in each.`,
-		Example: `  penstock-lab bench recipe run hosts --virtual
-  penstock-lab bench recipe run janus-c1 janus-c2 --virtual --short
-  sudo penstock-lab bench recipe run live-switch --plot switch.png
-  sudo penstock-lab bench recipe run all --runs 3 --json runs.jsonl`,
+		Example: `  penstock-lab bench recipe hosts --virtual
+  penstock-lab bench recipe my.yaml --virtual
+  penstock-lab bench recipe janus-c1 janus-c2 --virtual --short
+  sudo penstock-lab bench recipe live-switch --plot switch.png
+  sudo penstock-lab bench recipe all --runs 3 --json runs.jsonl`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error { return f.run(cmd, names) },
 	}
+	cmd.AddCommand(recipeListCommand())
 	flags := cmd.Flags()
 	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
 	flags.BoolVar(&f.short, "short", false, "the short form")
@@ -89,7 +83,7 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 }
 
 func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
-	recipes, err := recipe.Select(names)
+	recipes, err := recipe.Select(names, "")
 	switch {
 	case err != nil:
 		return cli.BadInput(err)

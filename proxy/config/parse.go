@@ -190,6 +190,15 @@ func shape(data []byte) (r *reading, fine bool) {
 	return r, true
 }
 
+// Decode reads a YAML node of another kind of file into what v points to, by its yaml
+// tags and as strictly as a configuration is read; key is the node's own, empty for the
+// root. data is the file, for excerpts. nil: nothing is wrong.
+func Decode(data []byte, key string, node ast.Node, v any) *Error {
+	r := &reading{places: places{}}
+	r.decode(key, node, reflect.ValueOf(v).Elem())
+	return r.mistake(data)
+}
+
 // document returns the root of the only document; nil when there is nothing.
 func document(file *ast.File) (ast.Node, error) {
 	var root ast.Node

@@ -108,7 +108,8 @@ var homes = map[string][]string{
 	"github.com/prometheus/...":        {"telemetry", "internal/lab/bench"},
 	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
-	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/..."},
+	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},
+	"github.com/expr-lang/expr/...":    {"internal/lab/recipe"},
 	"github.com/google/nftables/...":   {"proxy/capture", "internal/netlab"},
 	"github.com/mdlayher/...":          {"proxy/linkstat"},
 	"github.com/vishvananda/...": {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -15,7 +16,7 @@ type Player func(ctx context.Context, s stage.Stage, progress func(elapsed time.
 
 // Virtual plays in virtual time.
 func Virtual(_ context.Context, s stage.Stage, _ func(time.Duration)) (stage.Record, error) {
-	return stage.PlayVirtual(s)
+	return stage.PlayVirtual(s, sim.Run)
 }
 
 // Retry plays a stage again, up to so many times, while the machine disturbed it,
@@ -68,19 +69,21 @@ func (r Result) Failed() (n int) {
 }
 
 // Play plays the recipe's stages one after the other and judges what came of
-// them. The seed is added to those of the stages.
+// them, with the seed that Stages takes.
 func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (Result,
 	error,
 ) {
 	out := Result{Recipe: r, Outcome: Outcome{Scale: scale}, Seed: seed}
-	stages := r.Stages(scale)
+	stages, err := r.Stages(scale, seed)
+	if err != nil {
+		return out, err
+	}
 	for i, s := range stages {
 		if err := ctx.Err(); err != nil {
 			return out, err
 		}
 		at := Progress{Recipe: r.Name, Stage: s.Name, Number: i + 1, Of: len(stages)}
 		progress(at)
-		s.Seed += seed
 		record, err := play(ctx, s, func(elapsed time.Duration) {
 			at.Elapsed = elapsed
 			progress(at)
@@ -92,8 +95,8 @@ func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player,
 		at.Elapsed, at.Over = s.Duration, true
 		progress(at)
 	}
-	out.Findings = r.Judge(out.Outcome)
-	return out, nil
+	out.Findings, err = r.Judge(out.Outcome)
+	return out, err
 }
 
 // String is the line that a person sees.

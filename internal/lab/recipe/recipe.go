@@ -1,30 +1,34 @@
-// Package recipe replays published experiments: the paper's setup as stages, our
-// assertions, and the figures that the paper printed beside ours.
-//
-// A recipe is one value: what is played, and what is asserted of it. To add one,
-// write a function that returns it into the file of its family and name it in All.
+// Package recipe reads experiments from files of one form (see Format), has a stage play
+// each of their runs, and judges what came of them. Those that somebody published are its
+// library: the paper's setup, our assertions, and the figures that the paper printed
+// beside ours.
 package recipe
 
 import (
+	"embed"
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
-// Recipe is one published experiment.
+// Recipe is one experiment, as its file says it.
 type Recipe struct {
 	Name   string // on the command line: "janus-c2"
 	About  string // one line: what is played, and what for
 	Source string // paper and section
 
-	// Stages are what is played, the baselines included. Their names are unique.
-	Stages func(Scale) []stage.Stage
-	// Judge compares what came of them with what is asserted.
-	Judge func(Outcome) []Finding
+	text  []byte
+	load  Loader
+	all   map[string]bool // names of the runs of the full form
+	lets  map[Scale]variables
+	musts []must
 }
 
 // Scale is how much of an experiment is played.
@@ -35,14 +39,6 @@ const (
 	Full  Scale = "full"  // what the paper did, as far as it says
 	Short Scale = "short" // less of it, for tests
 )
-
-// pick returns what belongs to the scale.
-func pick[T any](s Scale, full, short T) T {
-	if s == Short {
-		return short
-	}
-	return full
-}
 
 // Outcome is all that came of a recipe's stages.
 type Outcome struct {
@@ -65,15 +61,41 @@ type Finding struct {
 	OK    bool   `json:"ok"`
 }
 
-// All returns every recipe, by family.
-func All() []Recipe {
-	return slices.Concat(ccpShapes(), manager(), gateway(), uploads(), janus(), nacc(), pbe())
+//go:embed recipes
+var library embed.FS
+
+// families are the files of the library in the order in which they are listed.
+var families = []string{"manager", "gateway", "uploads", "ccp", "janus", "nacc", "pbe"}
+
+// All returns every recipe of the library, by family. edge is written before each
+// configuration of the proxy, such as the agents that it has; empty: nothing.
+func All(edge string) (all []Recipe) {
+	for _, family := range families {
+		files, err := library.ReadDir("recipes/" + family)
+		if err != nil {
+			panic("recipe: " + err.Error()) // they are part of the program
+		}
+		for _, f := range files {
+			text, err := library.ReadFile("recipes/" + family + "/" + f.Name())
+			if err == nil {
+				var r Recipe
+				if r, err = Read(strings.TrimSuffix(f.Name(), ".yaml"), text, Loader{Edge: edge}); err == nil {
+					all = append(all, r)
+				}
+			}
+			if err != nil {
+				panic("recipe: " + err.Error())
+			}
+		}
+	}
+	return all
 }
 
-// Select returns the named recipes in the order in which they are named; "all" is
-// every one.
-func Select(names []string) ([]Recipe, error) {
-	all := All()
+// Select returns the named recipes in the order in which they are named; "all" is every
+// one of the library, and what ends in .yaml or .yml is a file, whose traces are found
+// beside it.
+func Select(names []string, edge string) ([]Recipe, error) {
+	all := All(edge)
 	if slices.Contains(names, "all") {
 		if len(names) > 1 {
 			return nil, fmt.Errorf("recipe: all goes without other names")
@@ -82,42 +104,54 @@ func Select(names []string) ([]Recipe, error) {
 	}
 	var out []Recipe
 	for _, name := range names {
+		if strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") {
+			r, err := Open(name, edge)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, r)
+			continue
+		}
 		i := slices.IndexFunc(all, func(r Recipe) bool { return r.Name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all", name)
+			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all, and a file of "+
+				"your own ends in .yaml", name)
 		}
 		out = append(out, all[i])
 	}
 	return out, nil
 }
 
-// hop is a last hop that carries the same in both directions, with a queue
-// towards the hosts alone: what the papers shape.
-func hop(mbit float64, rtt time.Duration, packets int) (down, up sim.LinkConfig) {
-	return sim.LinkConfig{Rate: rate(mbit), Delay: rtt / 2, QueuePackets: packets}, sim.LinkConfig{Delay: rtt / 2}
-}
-
-// edge is a proxy's configuration: one algorithm for all, the flows of a group
-// under one window, and rules before that.
-func edge(algorithm, group string, rules ...string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "defaults: {algorithm: %q, group: %s}\n", algorithm, group)
-	if len(rules) > 0 {
-		b.WriteString("rules:\n")
+// Open reads the file of an experiment.
+func Open(name, edge string) (Recipe, error) {
+	text, err := os.ReadFile(name)
+	if err != nil {
+		return Recipe{}, err
 	}
-	for _, r := range rules {
-		b.WriteString("  - " + r + "\n")
+	beside := func(file string) string {
+		if filepath.IsAbs(file) {
+			return file
+		}
+		return filepath.Join(filepath.Dir(name), file)
 	}
-	return b.String()
+	r, err := Read(name, text, Loader{
+		Edge: edge,
+		Trace: func(file string) (*sim.Trace, error) {
+			return opened(beside(file), sim.ReadTrace)
+		},
+		Delays: func(file string) (*sim.DelayTrace, error) {
+			return opened(beside(file), sim.ReadDelayTrace)
+		},
+	})
+	r.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+	return r, err
 }
 
-// rule gives terms, as YAML, to the connections to a port.
-func rule(port int, terms string) string {
-	return fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, %s}", port, port, terms)
+func opened[T any](name string, read func(string, io.Reader) (*T, error)) (*T, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	v, err := read(filepath.Base(name), f)
+	return v, errors.Join(err, f.Close())
 }
-
-// The groups.
-const (
-	perHost = "peer" // one window for all flows of a host
-	perFlow = "flow" // each flow its own
-)

@@ -20,14 +20,16 @@ import (
 
 func TestRecipesSayWhatTheyAre(t *testing.T) {
 	names := map[string]bool{}
-	for _, r := range recipe.All() {
+	for _, r := range recipe.All("") {
 		assert.False(t, names[r.Name], "%s: a name of its own", r.Name)
 		names[r.Name] = true
 		assert.NotEmpty(t, r.About, r.Name)
 		assert.NotEmpty(t, r.Source, r.Name)
 		for _, scale := range []recipe.Scale{recipe.Full, recipe.Short} {
 			stages := map[string]bool{}
-			for _, s := range r.Stages(scale) {
+			all, err := r.Stages(scale, 1)
+			require.NoError(t, err)
+			for _, s := range all {
 				require.NoError(t, s.Check(), "%s, %s", r.Name, scale)
 				assert.False(t, stages[s.Name], "%s, %s: a stage's own name: %s", r.Name, scale, s.Name)
 				stages[s.Name] = true
@@ -38,16 +40,16 @@ func TestRecipesSayWhatTheyAre(t *testing.T) {
 }
 
 func TestRecipesAreSelectedByName(t *testing.T) {
-	all, err := recipe.Select([]string{"all"})
+	all, err := recipe.Select([]string{"all"}, "")
 	require.NoError(t, err)
-	assert.Len(t, all, len(recipe.All()))
-	some, err := recipe.Select([]string{"pbe-e1", "hosts"})
+	assert.Len(t, all, len(recipe.All("")))
+	some, err := recipe.Select([]string{"pbe-e1", "hosts"}, "")
 	require.NoError(t, err)
 	require.Len(t, some, 2)
 	assert.Equal(t, []string{"pbe-e1", "hosts"}, []string{some[0].Name, some[1].Name})
-	_, err = recipe.Select([]string{"nonesuch"})
+	_, err = recipe.Select([]string{"nonesuch"}, "")
 	require.ErrorContains(t, err, `no "nonesuch"; penstock-lab bench recipe list`)
-	_, err = recipe.Select([]string{"all", "hosts"})
+	_, err = recipe.Select([]string{"all", "hosts"}, "")
 	require.Error(t, err)
 }
 
@@ -55,10 +57,10 @@ func TestRecipesAreSelectedByName(t *testing.T) {
 // docs/recipes.md says why.
 var missed = map[string][]string{
 	"janus-c9":    {"janus 1 beside cubic, 2 and 2"},
-	"live-switch": {"whole round trips in a row in which a flow moved nothing"},
+	"live-switch": {"longest time in which a flow moved nothing"},
 	"hosts": {
 		"throughput of the host with eight flows over that of the other, penstock",
-		"p95 queueing of eight flows alone over that of one, penstock",
+		"p95 queueing of eight flows alone over that of one flow alone, penstock",
 	},
 	"tunnel": {"Jain index with TCP past the edge, while both run", "part of its rate that UDP of 30 Mbit/s has"},
 }
@@ -68,7 +70,7 @@ func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
 	if testing.Short() || need.Raced {
 		t.Skip("plays every recipe, in one goroutine each")
 	}
-	for _, r := range recipe.All() {
+	for _, r := range recipe.All("") {
 		t.Run(r.Name, func(t *testing.T) {
 			t.Parallel()
 			result, err := r.Play(context.Background(), recipe.Short, 1, recipe.Virtual, func(recipe.Progress) {})
@@ -87,7 +89,7 @@ func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
 
 func play(t *testing.T, name string, seed uint64) recipe.Result {
 	t.Helper()
-	r, err := recipe.Select([]string{name})
+	r, err := recipe.Select([]string{name}, "")
 	require.NoError(t, err)
 	var over []recipe.Progress
 	result, err := r[0].Play(context.Background(), recipe.Short, seed, recipe.Virtual, func(p recipe.Progress) {
@@ -111,7 +113,7 @@ func TestAResultIsWritten(t *testing.T) {
 	var text bytes.Buffer
 	require.NoError(t, recipe.WriteResults(&text, []recipe.Result{result}))
 	for _, want := range []string{
-		"live-switch: four flows", "cubic, then copa", "finding", "bytes that arrived",
+		"live-switch: four flows", "cubic, then copa", "finding", "all bytes arrived",
 		"\nok ",
 	} {
 		assert.Contains(t, text.String(), want)

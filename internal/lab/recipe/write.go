@@ -103,7 +103,7 @@ func each(r Run) string {
 	var all []string
 	least, largest := -1.0, 0.0
 	for i, a := range r.Record.Actors {
-		v := a.Rate(span(r.Stage, i)).Mbps()
+		v := a.Rate(there(r.Stage, i)).Mbps()
 		all = append(all, figures.Number(v))
 		if least < 0 || v < least {
 			least = v
@@ -116,8 +116,8 @@ func each(r Run) string {
 	return strings.Join(all, " ")
 }
 
-// span is the time after the warm-up in which an actor is there.
-func span(s stage.Stage, i int) (from, to time.Duration) {
+// there is the time after the warm-up in which an actor is there.
+func there(s stage.Stage, i int) (from, to time.Duration) {
 	a := s.Actors[i]
 	from, to = max(s.Warmup, a.Start), s.Duration
 	if a.Stop > 0 {
@@ -201,6 +201,16 @@ func delays(q stage.Quantiles) jsonDelays {
 func perSecond(a stage.ActorRecord, d time.Duration) (all []float64) {
 	for t := time.Duration(0); t+time.Second <= d; t += time.Second {
 		all = append(all, a.Rate(t, t+time.Second).Mbps())
+	}
+	return all
+}
+
+// took is how long each request took, in seconds.
+func took(a stage.ActorRecord) (all []float64) {
+	for _, q := range a.Requests {
+		if q.Took > 0 {
+			all = append(all, q.Took.Seconds())
+		}
 	}
 	return all
 }

@@ -113,6 +113,20 @@ func (a Actor) check(s Stage) error {
 	return nil
 }
 
+// realisable tells what of the stage is for virtual time alone.
+func (s Stage) realisable() error {
+	if s.AckEvery > 0 || s.AckDelay != 0 {
+		return fmt.Errorf("stage: %s: over real sockets the hosts acknowledge as their kernel does: leave acks out, or "+
+			"play it in virtual time", s.Name)
+	}
+	for _, a := range s.Actors {
+		if a.ECN != sim.ECNDefault {
+			return fmt.Errorf("stage: %s: %q has ecn %s, which virtual time alone can set", s.Name, a.Name, a.ECN)
+		}
+	}
+	return nil
+}
+
 // uploadsAlone tells whether there is nothing else.
 func (s Stage) uploadsAlone() bool {
 	return !slices.ContainsFunc(s.Actors, func(a Actor) bool { return a.Kind != Upload })

@@ -48,7 +48,7 @@ type run struct {
 // process at the edge where the stage has one. progress is told how far it is
 // about twice a second; nil: nobody is. When ctx ends there is no record.
 func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Duration)) (Record, error) {
-	if err := s.Check(); err != nil {
+	if err := errors.Join(s.Check(), s.realisable()); err != nil {
 		return Record{}, err
 	}
 	defer netlab.QuietCollector()()

@@ -38,6 +38,10 @@ type Stage struct {
 	Duration time.Duration // from the first data packet
 	Warmup   time.Duration // figures over the whole run count from here on
 	Seed     uint64        // of links and applications
+
+	// AckEvery and AckDelay are as in sim.Scenario, and in virtual time alone: over real
+	// sockets the hosts' kernels acknowledge as they do.
+	AckEvery, AckDelay time.Duration
 }
 
 // Change alters the stage while it plays.
@@ -45,6 +49,8 @@ type Change struct {
 	At    time.Duration
 	Edge  string        // another configuration for the proxy, which rereads it; empty: none
 	Delay time.Duration // the last hop's propagation delay from now on, each way; 0: unchanged
+	// Refused says that Edge is wrong on purpose, and the one before must stay.
+	Refused bool
 }
 
 // Kind is what an actor's application does.
@@ -85,6 +91,7 @@ type Actor struct {
 	// Random is set, else the times themselves. On 0: it never rests.
 	On, Off time.Duration
 	Random  bool
+	ECN     sim.ECN // what its packets say; in virtual time alone
 }
 
 // Record is what came of a run.
@@ -102,10 +109,12 @@ type Record struct {
 	Reloads []Reload      // what the proxy answered to changes of its configuration
 	CPU     time.Duration // that the proxy used in the run; 0 without one
 	Memory  []cc.Bytes    // resident of the proxy, at the start and at each second; nil without one
+
+	Virtual *sim.Result // all that virtual time tells; nil over real sockets
 }
 
 // Quantiles of a duration.
-type Quantiles struct{ Mean, P50, P95, Max time.Duration }
+type Quantiles struct{ Mean, P50, P95, P99, Max time.Duration }
 
 // Reload is one change of the proxy's configuration.
 type Reload struct {

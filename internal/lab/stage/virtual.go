@@ -23,12 +23,14 @@ import (
 //
 // A Web application's requests begin when they are due, whether or not the one
 // before has ended; of Requests, those after the warm-up are recorded.
-func PlayVirtual(s Stage) (Record, error) {
+//
+// run plays the scenario that it comes to, as sim.Run does.
+func PlayVirtual(s Stage, run func(sim.Scenario) (sim.Result, error)) (Record, error) {
 	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
 	if err := v.prepare(); err != nil {
 		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
-	result, err := sim.Run(v.scenario)
+	result, err := run(v.scenario)
 	if err != nil {
 		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
@@ -60,7 +62,8 @@ func (v *virtual) prepare() error {
 		return err
 	}
 	v.scenario = sim.Scenario{
-		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(envelope), RawRTT: true, Hints: s.Hints,
+		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(envelope), RawRTT: s.Tunnel != "", Hints: s.Hints,
+		AckEvery: s.AckEvery, AckDelay: s.AckDelay,
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
 	v.edges = []virtualEdge{{rules: rules}}
@@ -163,7 +166,10 @@ func (v *virtual) addFlows() error {
 
 func (v *virtual) add(actor int, f sim.FlowConfig) {
 	n := len(v.scenario.Flows)
-	f.Name = strconv.Itoa(n)
+	f.Name = v.stage.Actors[actor].Name
+	if k := len(v.flows[actor]); k > 0 {
+		f.Name += " " + strconv.Itoa(k+1)
+	}
 	v.scenario.Flows = append(v.scenario.Flows, f)
 	v.flows[actor] = append(v.flows[actor], n)
 }
@@ -174,7 +180,7 @@ func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
 		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
 		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
 		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap,
-		Start: a.Start, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random,
+		Start: a.Start, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random, ECN: a.ECN,
 	}
 	switch a.Kind {
 	case UDP:
@@ -283,7 +289,7 @@ func (v *virtual) record(run sim.Result) Record {
 	s := v.stage
 	r := Record{
 		Stage: s.Name, Throughput: cc.RateOf(run.Carried, s.Duration-s.Warmup), Utilisation: run.Utilisation,
-		Queueing: quantilesOf(run.Queueing), Reloads: v.reloads,
+		Queueing: quantilesOf(run.Queueing), Reloads: v.reloads, Virtual: &run,
 	}
 	for i, numbers := range v.flows {
 		var flows []sim.FlowResult
@@ -296,7 +302,7 @@ func (v *virtual) record(run sim.Result) Record {
 }
 
 func quantilesOf(d sim.Delays) Quantiles {
-	return Quantiles{Mean: d.Mean, P50: d.P50, P95: d.P95, Max: d.Max}
+	return Quantiles{Mean: d.Mean, P50: d.P50, P95: d.P95, P99: d.P99, Max: d.Max}
 }
 
 func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {

@@ -218,5 +218,5 @@ func (r *run) account() error {
 }
 
 func quantiles(q netlab.Quantiles) Quantiles {
-	return Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, Max: q.Max}
+	return Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}
 }

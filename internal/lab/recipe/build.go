@@ -1,0 +1,369 @@
+package recipe
+
+import (
+	"cmp"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+type link struct {
+	Rate       config.Rate      `yaml:"rate"`
+	Payload    config.Rate      `yaml:"payload"`
+	Trace      string           `yaml:"trace"`
+	TraceSeed  *int             `yaml:"trace_seed" min:"0"`
+	DelayTrace string           `yaml:"delay_trace"`
+	RTT        config.Duration  `yaml:"rtt"`
+	Delay      *config.Duration `yaml:"delay"`
+	Queue      word[queue]      `yaml:"queue"`
+	Loss       word[float64]    `yaml:"loss"`
+	Reorder    word[float64]    `yaml:"reorder"`
+	ReorderBy  config.Duration  `yaml:"reorder_by"`
+	Mark       word[float64]    `yaml:"mark"`
+	AQM        word[sim.AQM]    `yaml:"aqm"`
+	Steps      []step           `yaml:"steps"`
+	Outages    []outage         `yaml:"outages"`
+}
+
+type step struct {
+	At   config.Duration `yaml:"at"`
+	Rate config.Rate     `yaml:"rate"`
+}
+
+type outage struct {
+	From config.Duration `yaml:"from"`
+	To   config.Duration `yaml:"to"`
+}
+
+type queue struct {
+	bytes   cc.Bytes
+	packets int
+}
+
+type cell struct {
+	RTT    config.Duration `yaml:"rtt"`
+	Blocks int             `yaml:"blocks" min:"1"`
+	Hosts  []cellHost      `yaml:"hosts"`
+}
+
+type cellHost struct {
+	Bits  int             `yaml:"bits" min:"1"`
+	Queue word[queue]     `yaml:"queue"`
+	Loss  word[float64]   `yaml:"loss"`
+	Delay config.Duration `yaml:"delay"`
+}
+
+func parsePart(s string) (float64, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 0 && v <= 1) {
+		return 0, fmt.Errorf("%q is not a part from 0 to 1, such as 0.01", s)
+	}
+	return v, nil
+}
+
+// builder makes a stage of a form.
+type builder struct {
+	text  []byte
+	load  Loader
+	seed  uint64
+	flows ast.Node
+	rules []string // of the edge, for flows with terms of their own
+}
+
+// decode reads a node; key is where it stands.
+func (b *builder) decode(key string, n ast.Node, v any) error {
+	if err := config.Decode(b.text, key, n, v); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (b *builder) stage(f form) (s stage.Stage, err error) {
+	s = stage.Stage{
+		Name: f.Name, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: span(f.Hints),
+		Duration: span(f.Duration), Warmup: span(f.Warmup), Seed: uint64(f.Seed) + b.seed - 1,
+		AckEvery: span(f.Acks.Every),
+	}
+	if d := f.Acks.Delayed; d != nil {
+		s.AckDelay = cmp.Or(span(*d), sim.AckAtOnce)
+	}
+	if s.Duration <= 0 || s.Duration > maxLength {
+		return s, &config.Error{Key: "duration", Message: fmt.Sprintf("it is missing or above %v: write such as "+
+			"duration: 30s", maxLength)}
+	}
+	if len(f.Cell.Hosts) > 0 {
+		s.Cell = f.Cell.config()
+	} else if s.Down, err = b.link("link", f.Link, s.Duration); err != nil {
+		return s, err
+	} else if s.Down.Rate == 0 && s.Down.Trace == nil {
+		return s, &config.Error{Key: "link", Message: "it needs a rate or a trace, such as {rate: 12mbit, rtt: 40ms}: " +
+			"nothing else bounds what is sent"}
+	}
+	if s.Up, err = b.link("up", f.Up, s.Duration); err != nil {
+		return s, err
+	}
+	if f.Up.Delay == nil && f.Up.RTT == 0 && f.Up.DelayTrace == "" {
+		s.Up.Delay, s.Up.Delays = s.Down.Delay, s.Down.Delays
+		if s.Cell != nil {
+			s.Up.Delay = s.Cell.Delay
+		}
+	}
+	if err := b.actors(&s); err != nil {
+		return s, err
+	}
+	if s.Edge, err = b.edge(f); err != nil {
+		return s, err
+	}
+	return s, b.changes(f, &s)
+}
+
+func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, err error) {
+	c = sim.LinkConfig{
+		Rate: cc.Rate(l.Rate), Delay: span(l.RTT) / 2, QueueBytes: l.Queue.value.bytes,
+		QueuePackets: l.Queue.value.packets, Loss: l.Loss.value, Reorder: l.Reorder.value, ReorderBy: span(l.ReorderBy),
+		Mark: l.Mark.value, AQM: l.AQM.value,
+	}
+	wrong := func(err error) error {
+		return &config.Error{Key: key, Message: strings.TrimPrefix(err.Error(), "sim: ")}
+	}
+	if l.Delay != nil {
+		c.Delay = span(*l.Delay)
+	}
+	if l.Payload > 0 {
+		c.Rate = cc.Rate(float64(l.Payload) * float64(cc.DefaultMSS+sim.HeaderBytes) / float64(cc.DefaultMSS))
+	}
+	if l.Trace != "" {
+		if c.Trace, err = b.trace(l); err != nil {
+			return c, wrong(err)
+		}
+	}
+	if l.DelayTrace != "" {
+		if b.load.Delays == nil {
+			return c, wrong(fmt.Errorf("no file can be named here: delay_trace %s", l.DelayTrace))
+		}
+		if c.Delays, err = b.load.Delays(l.DelayTrace); err != nil {
+			return c, wrong(err)
+		}
+	}
+	if len(l.Steps) > 0 {
+		if c.Trace != nil || c.Rate == 0 {
+			return c, wrong(fmt.Errorf("steps need a rate from which they begin, and no trace"))
+		}
+		steps := []sim.Step{{Rate: c.Rate}}
+		for _, s := range l.Steps {
+			steps = append(steps, sim.Step{At: span(s.At), Rate: cc.Rate(s.Rate)})
+		}
+		if c.Trace, err = sim.Steps("steps", d, steps...); err != nil {
+			return c, wrong(err)
+		}
+	}
+	for _, o := range l.Outages {
+		if o.To <= o.From {
+			return c, wrong(fmt.Errorf("an outage ends after it begins: write {from: 10s, to: 20s}"))
+		}
+		if c.Trace == nil {
+			if c.Trace, err = sim.Steps("outage", d, sim.Step{Rate: c.Rate}); err != nil {
+				return c, wrong(err)
+			}
+		}
+		if c.Trace, err = c.Trace.Without(span(o.From), span(o.To), d); err != nil {
+			return c, wrong(err)
+		}
+	}
+	if err := c.Check(); err != nil {
+		return c, wrong(err)
+	}
+	return c, nil
+}
+
+func (b *builder) trace(l link) (*sim.Trace, error) {
+	m, err := sim.Model(l.Trace)
+	if err == nil {
+		seed := b.seed
+		if l.TraceSeed != nil {
+			seed = uint64(*l.TraceSeed)
+		}
+		return m.Generate(seed, sim.GeneratedLength)
+	}
+	if b.load.Trace == nil {
+		return nil, err
+	}
+	return b.load.Trace(l.Trace)
+}
+
+func (c cell) config() *sim.CellConfig {
+	out := &sim.CellConfig{Delay: span(c.RTT) / 2, Blocks: c.Blocks}
+	for _, h := range c.Hosts {
+		out.Hosts = append(out.Hosts, sim.CellHost{
+			BitsPerBlock: h.Bits, Delay: span(h.Delay), QueueBytes: h.Queue.value.bytes,
+			QueuePackets: h.Queue.value.packets, Loss: h.Loss.value,
+		})
+	}
+	return out
+}
+
+// firstPort is that of the first flow that has terms of its own: rules tell flows apart by
+// their ports.
+const firstPort = 8001
+
+func (b *builder) actors(s *stage.Stage) error {
+	var flows section
+	if b.flows != nil {
+		var ok bool
+		if flows, ok = sectionOf(b.flows); !ok {
+			return at(b.flows, "flows", "expected names with what each does, such as {download: {}}")
+		}
+	}
+	if flows.MappingNode == nil || len(flows.Values) == 0 {
+		return &config.Error{Key: "flows", Message: "there is none: write such as flows: {download: {}}"}
+	}
+	random := rand.New(rand.NewPCG(s.Seed, 7))
+	for i, p := range flows.Values {
+		name, key := keyOf(p), "flows."+keyOf(p)
+		f := flowForm{App: string(stage.Bulk), Host: 1}
+		if err := b.decode(key, p.Value, &f); err != nil {
+			return err
+		}
+		terms, err := b.terms(key, p.Value)
+		if err != nil {
+			return err
+		}
+		if terms != "" && f.Port == 0 {
+			f.Port = firstPort + i
+		}
+		if terms != "" {
+			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port, terms))
+		}
+		a := f.actor(name)
+		if len(s.Actors)+f.Count > maxFlows {
+			return &config.Error{Key: key, Message: fmt.Sprintf("there are more than %d flows", maxFlows)}
+		}
+		for k := range max(1, f.Count) {
+			one := a
+			if f.Count > 0 {
+				one.Name = fmt.Sprint(name, " ", k+1)
+			}
+			shift := time.Duration(k) * span(f.Stagger)
+			if f.Within > 0 {
+				shift += time.Duration(random.Int64N(int64(f.Within)))
+			}
+			one.Start += shift
+			if one.Stop > 0 {
+				one.Stop += shift
+			}
+			if f.Hosts > 0 {
+				one.Host += k % f.Hosts
+			}
+			s.Actors = append(s.Actors, one)
+		}
+	}
+	return nil
+}
+
+func (f flowForm) actor(name string) stage.Actor {
+	a := stage.Actor{
+		Name: name, Kind: stage.Kind(f.App), Host: f.Host - 1, Port: f.Port, Direct: f.Direct, Control: f.Control,
+		Start: span(f.Start), Stop: span(f.Stop), Size: cc.Bytes(f.Size), Every: span(f.Every), Rate: cc.Rate(f.Rate),
+		Buffer: span(f.Buffer), On: span(f.On), Off: span(f.Off), Random: f.Random, ECN: f.ECN.value,
+	}
+	if a.Kind == stage.Video {
+		a.Every = span(f.Chunk)
+	}
+	return a
+}
+
+// termKeys are those that the proxy's configuration has for a connection.
+var termKeys = []string{
+	"algorithm", "params", "max_rate", "connection_rate", "weight", "priority", "class", "target", "min_rate",
+	"hint_cap", "group",
+}
+
+// terms are a flow's own, as the proxy reads them; empty: it has none.
+func (b *builder) terms(key string, n ast.Node) (string, error) {
+	s, _ := sectionOf(n)
+	own := ast.Mapping(n.GetToken(), true)
+	if s.MappingNode != nil {
+		for _, p := range s.Values {
+			if slices.Contains(termKeys, keyOf(p)) {
+				own.Values = append(own.Values, p)
+			}
+		}
+	}
+	if len(own.Values) == 0 {
+		return "", nil
+	}
+	var v yaml.MapSlice
+	if err := yaml.NodeToValue(own, &v, yaml.UseOrderedMap()); err != nil {
+		return "", at(n, key, "%v", err)
+	}
+	text, err := yaml.MarshalWithOptions(v, yaml.Flow(true))
+	return strings.TrimSpace(string(text)), err
+}
+
+// edge is the proxy's configuration; empty: there is no proxy.
+func (b *builder) edge(f form) (string, error) {
+	if f.Edge.Node != nil {
+		if f.Algorithm != "" || f.Group != "" || f.Envelope != "" || len(b.rules) > 0 {
+			return "", at(f.Edge, "edge", "it takes the place of algorithm, group and envelope, and of what flows have of "+
+				"these; write all of it there, or none")
+		}
+		text, err := f.Edge.text()
+		return b.load.Edge + text, err
+	}
+	if f.Algorithm == "" && len(b.rules) == 0 {
+		return "", nil
+	}
+	var out strings.Builder
+	out.WriteString(b.load.Edge)
+	fmt.Fprintf(&out, "envelope: %s\ndefaults: {algorithm: %q, group: %s}\n", cmp.Or(string(f.Envelope), "auto"),
+		cmp.Or(string(f.Algorithm), cc.Default), cmp.Or(f.Group, "peer"))
+	if len(b.rules) > 0 {
+		out.WriteString("rules:\n  - " + strings.Join(b.rules, "\n  - ") + "\n")
+	}
+	return out.String(), nil
+}
+
+func (b *builder) changes(f form, s *stage.Stage) error {
+	for i, c := range f.Changes {
+		key := fmt.Sprintf("changes[%d]", i)
+		one := stage.Change{At: span(c.At), Delay: span(c.RTT) / 2, Refused: c.Refused}
+		if c.Algorithm != "" || c.Edge.Node != nil {
+			other := f
+			other.Edge = c.Edge
+			if c.Algorithm != "" {
+				other.Algorithm = c.Algorithm
+			} else {
+				other.Algorithm, other.Group, other.Envelope = "", "", ""
+			}
+			var err error
+			if one.Edge, err = b.edge(other); err != nil {
+				return err
+			}
+		}
+		if one.Edge == "" && one.Delay == 0 {
+			return &config.Error{Key: key, Message: "it changes nothing: give it rtt, algorithm or edge"}
+		}
+		for ; one.At < s.Duration; one.At += span(c.Every) {
+			if len(s.Changes) == maxChanges {
+				return &config.Error{Key: key, Message: fmt.Sprintf("these are more than %d changes", maxChanges)}
+			}
+			s.Changes = append(s.Changes, one)
+			if c.Every <= 0 {
+				break
+			}
+		}
+	}
+	slices.SortStableFunc(s.Changes, func(a, b stage.Change) int { return cmp.Compare(a.At, b.At) })
+	return nil
+}

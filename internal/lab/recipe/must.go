@@ -1,0 +1,362 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/expr-lang/expr"
+	"github.com/expr-lang/expr/ast"
+	"github.com/expr-lang/expr/parser"
+	"github.com/expr-lang/expr/vm"
+	yaml "github.com/goccy/go-yaml/ast"
+
+	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// mustForm is what is asserted of an experiment, as the file says it.
+type mustForm struct {
+	For     raw     `yaml:"for"`
+	When    formula `yaml:"when"`
+	Run     string  `yaml:"run"`
+	What    string  `yaml:"what"`
+	Paper   string  `yaml:"paper"`
+	Is      formula `yaml:"is"`
+	Unit    string  `yaml:"unit"`
+	AtLeast formula `yaml:"at_least"`
+	AtMost  formula `yaml:"at_most"`
+	Above   formula `yaml:"above"`
+	Below   formula `yaml:"below"`
+}
+
+// formula is an expression, or a number.
+type formula string
+
+// UnmarshalYAML implements the YAML library's NodeUnmarshaler.
+func (f *formula) UnmarshalYAML(n yaml.Node) error {
+	text, ok := scalar(n)
+	if !ok {
+		return at(n, "", "expected an expression; one with a colon, a comma or a quote in the wrong place stands in quotes")
+	}
+	*f = formula(text)
+	return nil
+}
+
+// must is one assertion, ready to be checked.
+type must struct {
+	node   yaml.Node
+	key    string
+	form   mustForm
+	when   *vm.Program // nil: always
+	is     *vm.Program
+	bounds [4]*vm.Program // by comparisons; nil: none
+}
+
+// comparison is one way to bound a value.
+type comparison struct {
+	sign, words string
+	holds       func(got, bound float64) bool
+}
+
+var comparisons = [4]comparison{
+	{">=", "at least", func(a, b float64) bool { return a >= b }},
+	{"<=", "at most", func(a, b float64) bool { return a <= b }},
+	{">", "above", func(a, b float64) bool { return a > b }},
+	{"<", "below", func(a, b float64) bool { return a < b }},
+}
+
+// alone is what an expression that is about no run in particular can name, and about one
+// what an expression about that run can.
+type (
+	alone struct {
+		Run func(name string) (*view, error) `expr:"run"`
+		Inf float64                          `expr:"inf"`
+		functions
+	}
+	about struct {
+		*view
+		alone
+	}
+)
+
+func (r *Recipe) readMusts() (all []must, err error) {
+	root, err := parse(r.text)
+	if err != nil {
+		return nil, err
+	}
+	lets := map[Scale]variables{}
+	for _, scale := range []Scale{Full, Short} {
+		scaled, err := r.scaled(r.text, scale)
+		if err != nil {
+			return nil, err
+		}
+		if lets[scale], err = let(scaled.take("let")); err != nil {
+			return nil, err
+		}
+	}
+	n := root.take("must")
+	if n == nil {
+		return nil, nil
+	}
+	list, ok := n.(*yaml.SequenceNode)
+	if !ok {
+		return nil, at(n, "must", "expected a list, such as [utilisation >= 0.9]")
+	}
+	r.lets = lets
+	for i, item := range list.Values {
+		key := fmt.Sprintf("must[%d]", i)
+		form, err := r.mustForm(key, item)
+		if err != nil {
+			return nil, err
+		}
+		values, err := rows(form.For.Node, key+".for")
+		if err != nil {
+			return nil, err
+		}
+		for _, row := range values {
+			all = append(all, must{node: item, key: key, form: form.with(row)})
+		}
+	}
+	for _, scale := range []Scale{Full, Short} { // all of it is understood, in either form
+		for _, m := range all {
+			if _, err := m.compile(r, scale); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
+}
+
+// mustForm reads one item: a section, or a comparison by itself.
+func (r *Recipe) mustForm(key string, item yaml.Node) (f mustForm, err error) {
+	text, ok := scalar(item)
+	if !ok {
+		if err := config.Decode(r.text, key, item, &f); err != nil {
+			return f, err
+		}
+		if f.Is == "" {
+			return f, at(item, key, "is, what is measured, is missing: write is: utilisation")
+		}
+		return f, nil
+	}
+	tree, err := parser.Parse(text)
+	if err != nil {
+		return f, at(item, key, "%s", firstLine(err))
+	}
+	if two, ok := tree.Node.(*ast.BinaryNode); ok {
+		f.What, f.Is = two.Left.String(), formula(two.Left.String())
+		bound := formula(two.Right.String())
+		switch two.Operator {
+		case ">=":
+			f.AtLeast = bound
+		case "<=":
+			f.AtMost = bound
+		case ">":
+			f.Above = bound
+		case "<":
+			f.Below = bound
+		case "==":
+			f.AtLeast, f.AtMost = bound, bound
+		}
+	}
+	if f.AtLeast+f.AtMost+f.Above+f.Below == "" {
+		return f, at(item, key, "expected a comparison, such as utilisation >= 0.9")
+	}
+	return f, nil
+}
+
+// with puts the values of variables in.
+func (f mustForm) with(v variables) mustForm {
+	for _, s := range []*string{&f.Run, &f.What, &f.Paper, &f.Unit} {
+		*s = v.in(*s)
+	}
+	for _, s := range []*formula{&f.When, &f.Is, &f.AtLeast, &f.AtMost, &f.Above, &f.Below} {
+		*s = formula(v.in(string(*s)))
+	}
+	return f
+}
+
+// compile puts the variables of a scale in and reads the expressions.
+func (m must) compile(r *Recipe, scale Scale) (must, error) {
+	m.form = m.form.with(r.lets[scale])
+	var env any = about{view: &view{}}
+	if len(r.all) > 1 && m.form.Run == "" {
+		env = alone{}
+	}
+	if m.form.Run != "" && !r.all[m.form.Run] {
+		return m, at(m.node, m.key+".run", "there is no run %q", m.form.Run)
+	}
+	var failed error
+	read := func(name string, f formula) *vm.Program {
+		if f == "" || failed != nil {
+			return nil
+		}
+		program, err := expr.Compile(string(f), expr.Env(env))
+		if err != nil {
+			cure := ""
+			if _, ok := env.(alone); ok && strings.Contains(err.Error(), "unknown name") {
+				cure = `; of which run? give it run: NAME, or write run("NAME") and a dot before it`
+			}
+			failed = at(m.node, m.key+name, "%s%s", firstLine(err), cure)
+		}
+		return program
+	}
+	m.when, m.is = read(".when", m.form.When), read(".is", m.form.Is)
+	for i, f := range []formula{m.form.AtLeast, m.form.AtMost, m.form.Above, m.form.Below} {
+		m.bounds[i] = read("", f)
+	}
+	return m, failed
+}
+
+func firstLine(err error) string {
+	line, _, _ := strings.Cut(err.Error(), "\n")
+	return line
+}
+
+// Judge compares what came of the runs with what is asserted.
+func (r *Recipe) Judge(o Outcome) (all []Finding, err error) {
+	views := map[string]*view{}
+	for _, run := range o.Runs {
+		views[run.Stage.Name] = run.view()
+	}
+	for _, m := range r.musts {
+		m, err := m.compile(r, o.Scale)
+		if err != nil {
+			return nil, err
+		}
+		if m.form.Run != "" && views[m.form.Run] == nil {
+			continue // a run of the other form
+		}
+		rest := alone{Inf: math.Inf(1), functions: judging, Run: func(name string) (*view, error) {
+			if v := views[name]; v != nil {
+				return v, nil
+			}
+			return nil, fmt.Errorf("there is no run %q", name)
+		}}
+		var env any = rest
+		if v := views[m.form.Run]; v != nil {
+			env = about{v, rest}
+		} else if len(r.all) == 1 {
+			env = about{views[o.Runs[0].Stage.Name], rest}
+		}
+		f, holds, err := m.judge(env)
+		if err != nil {
+			return nil, at(m.node, m.key, "%s", firstLine(err))
+		}
+		if holds {
+			all = append(all, f)
+		}
+	}
+	return all, nil
+}
+
+// judge evaluates the assertion; false: it is not about this run.
+func (m must) judge(env any) (f Finding, there bool, err error) {
+	if m.when != nil {
+		if is, err := expr.Run(m.when, env); err != nil || is != true {
+			return f, false, err
+		}
+	}
+	f = Finding{What: orElse(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
+	got, err := number(m.is, env)
+	if err != nil {
+		return f, false, err
+	}
+	f.Got = figure(got, m.form.Unit)
+	var bounds []string
+	for i, c := range comparisons {
+		if m.bounds[i] == nil {
+			continue
+		}
+		bound, err := number(m.bounds[i], env)
+		if err != nil {
+			return f, false, err
+		}
+		bounds = append(bounds, c.words+" "+figure(bound, m.form.Unit))
+		f.OK = f.OK && c.holds(got, bound)
+	}
+	f.Bound = orElse(strings.Join(bounds, ", "), "for comparison")
+	if math.IsNaN(got) {
+		f.Got = "not measured"
+	}
+	return f, true, nil
+}
+
+// number is what an expression comes to: true is 1 and false 0.
+func number(p *vm.Program, env any) (float64, error) {
+	v, err := expr.Run(p, env)
+	if err != nil {
+		return 0, err
+	}
+	if b, ok := v.(bool); ok {
+		if b {
+			return 1, nil
+		}
+		return 0, nil
+	}
+	return toNumber(v)
+}
+
+func toNumber(v any) (float64, error) {
+	switch v := v.(type) {
+	case float64:
+		return v, nil
+	case int:
+		return float64(v), nil
+	}
+	return 0, fmt.Errorf("expected a number, not %v", v)
+}
+
+// numbers are those of a list.
+func numbers(list any) ([]float64, error) {
+	switch list := list.(type) {
+	case []float64:
+		return list, nil
+	case []any:
+		all := make([]float64, len(list))
+		for i, v := range list {
+			var err error
+			if all[i], err = toNumber(v); err != nil {
+				return nil, err
+			}
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("expected a list of numbers, not %v", list)
+}
+
+// figure is a number with its unit.
+func figure(v float64, unit string) string {
+	if math.IsInf(v, 1) {
+		return "never"
+	}
+	if unit == "" {
+		return figures.Number(v)
+	}
+	return figures.Number(v) + " " + unit
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// percentile is by the nearest rank.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p/100*float64(len(sorted))))-1))]
+}
+
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	return percentile(values, 50)
+}

@@ -1,0 +1,366 @@
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// Format shows every key that the file of an experiment may have.
+const Format = `about: one line on what is played, and what for
+source: who published it, and where
+let: {size: 20}                      # $(size) stands for 20 wherever it is written
+link: {rate: 12mbit, rtt: 40ms, queue: 100pkt, loss: 0.01}  # delay: one way; queue: bytes (2MB) or packets
+# link: trace: lte (a built-in model) or a FILE, trace_seed, delay_trace: FILE, aqm: codel|fq_codel|pie|dualpi2,
+# mark, reorder, reorder_by, payload: 10mbit (the rate that carries so much of it),
+# steps: [{at: 10s, rate: 6mbit}], outages: [{from: 10s, to: 20s}]
+up: {rate: 2mbit, queue: 64KiB}      # the way back; without it: no limit, and the link's delay
+# cell: {rtt: 40ms, blocks: 100, hosts: [{bits: 500, queue: 1MB, loss: 0.01, delay: 5ms}]}   in place of link
+algorithm: penstock                  # of the proxy at the edge; without it, and edge, there is no proxy
+group: peer                          # which flows share a window, as in the proxy's configuration
+envelope: ebpf                       # or bbr, cubic, reno: the kernel's below
+# edge: {defaults: {...}, rules: [...]}   the proxy's configuration, in place of these three
+# kernel: bbr                        of servers towards hosts that no proxy serves; without it: cubic
+# tunnel: wireguard                  around all that passes the link
+hints: 10ms                          # how often the link tells the proxy of itself; without it: never
+acks: {delayed: 40ms}                # or every: 10ms; in virtual time alone
+flows:
+  download: {}                       # app: bulk, one connection that downloads without end; size: 1MB, rate: 2mbit
+  second: {start: 5s, stop: 20s, on: 2s, off: 1s, random: true, host: 2, weight: 2, class: guarantee, target: 2mbit}
+  web: {app: web, size: 100KB, every: 2s, algorithm: "copa:delta=0.1"}   # requests: on one connection
+  video: {app: video, rate: 4mbit, chunk: 4s, buffer: 30s}
+  noise: {app: udp, rate: 3mbit}
+  # upload: {app: upload, control: cubic}; many: {count: 8, stagger: 1s, within: 2s}; other: {direct: true};
+  # {ecn: l4s} and every key that terms have in the proxy's configuration, down
+changes:
+  - {at: 15s, rtt: 80ms}             # or algorithm, or edge; every: 2s repeats it, refused: true expects no effect
+duration: 30s
+warmup: 5s
+seed: 1
+runs:                                # what differs, by run; null takes a key away; without it there is one
+  - {name: small}
+  - vary: {algorithm: [copa, cubic]} # a run for each; of several names each combination, or a list of {name: value}
+    name: large, $(algorithm)
+    algorithm: $(algorithm)
+    link: {queue: 1000pkt}
+short: {duration: 20s}               # what differs in the short form
+must:                                # see docs/recipes.md for what can be asked
+  - {run: small, what: use of the link, paper: 95 %, is: utilisation, at_least: 0.5}
+  - {for: {flow: [download, second]}, run: small, what: "rate of $(flow)", is: rate("$(flow)"), unit: Mbit/s}
+  - run("small").queueing.p95 <= run("large, cubic").queueing.p95
+`
+
+// The bounds of an experiment.
+const (
+	maxText    = 1 << 20
+	maxRuns    = 1000
+	maxLength  = time.Hour
+	maxChanges = 10_000
+	maxFlows   = 1000
+)
+
+// Loader finds what a file names, with what is written before each configuration of the edge.
+type Loader struct {
+	Trace  func(name string) (*sim.Trace, error)
+	Delays func(name string) (*sim.DelayTrace, error)
+	Edge   string
+}
+
+// Read reads the file of an experiment; a mistake tells line, column and cure. It is called
+// name where it says nothing else.
+func Read(name string, text []byte, load Loader) (Recipe, error) {
+	r := Recipe{Name: name, text: text, load: load}
+	err := r.read()
+	var mistake *config.Error
+	if errors.As(err, &mistake) && mistake.File == "" {
+		mistake.File = name
+	} else if err != nil {
+		err = fmt.Errorf("%s: %w", name, err)
+	}
+	return r, err
+}
+
+func (r *Recipe) read() error {
+	if len(r.text) > maxText {
+		return fmt.Errorf("more than %d bytes are no experiment", maxText)
+	}
+	root, err := parse(r.text)
+	if err != nil {
+		return err
+	}
+	for key, to := range map[string]*string{"about": &r.About, "source": &r.Source} {
+		if n := root.take(key); n != nil {
+			*to, _ = scalar(n)
+		}
+	}
+	names := map[string]bool{}
+	for _, scale := range []Scale{Short, Full} {
+		stages, err := r.Stages(scale, 1)
+		if err != nil {
+			return err
+		}
+		clear(names)
+		for _, s := range stages {
+			if names[s.Name] {
+				return fmt.Errorf("two runs are called %q; give each a name of its own", s.Name)
+			}
+			names[s.Name] = true
+		}
+	}
+	r.all = names
+	r.musts, err = r.readMusts()
+	return err
+}
+
+// variant is one run of an experiment: the values of variables, and what differs.
+type variant struct {
+	variables
+	run int // of runs; -1: there are none
+}
+
+// variants are the runs in their order, and the number of musts.
+func (r *Recipe) variants(scale Scale) (all []variant, err error) {
+	root, err := r.scaled(r.text, scale)
+	if err != nil {
+		return nil, err
+	}
+	lets, err := let(root.take("let"))
+	if err != nil {
+		return nil, err
+	}
+	varied, err := rows(root.take("vary"), "vary")
+	if err != nil {
+		return nil, err
+	}
+	runs, err := runsOf(root)
+	if err != nil {
+		return nil, err
+	}
+	own := make([][]variables, len(runs))
+	for i, run := range runs {
+		if own[i], err = rows(run.take("vary"), "vary"); err != nil {
+			return nil, err
+		}
+	}
+	for _, row := range varied {
+		row = lets.with(row)
+		if runs == nil {
+			all = append(all, variant{row, -1})
+		}
+		for i := range runs {
+			for _, more := range own[i] {
+				all = append(all, variant{row.with(more), i})
+			}
+		}
+		if len(all) > maxRuns {
+			return nil, fmt.Errorf("these are more than the %d runs that an experiment may have", maxRuns)
+		}
+	}
+	return all, nil
+}
+
+func runsOf(root section) (all []section, err error) {
+	i := root.index("runs")
+	if i < 0 {
+		return nil, nil
+	}
+	list, ok := root.Values[i].Value.(*ast.SequenceNode)
+	if !ok || len(list.Values) == 0 {
+		return nil, at(root.Values[i].Value, "runs", "expected a list of runs, each with its name and what differs")
+	}
+	for _, n := range list.Values {
+		s, ok := sectionOf(n)
+		if !ok {
+			return nil, at(n, "runs", "expected a name and what differs, such as {name: cubic, algorithm: cubic}")
+		}
+		all = append(all, section{ast.Mapping(s.GetToken(), false, slices.Clone(s.Values)...)})
+	}
+	return all, nil
+}
+
+// scaled parses the text, with what differs in the short form.
+func (r *Recipe) scaled(text []byte, scale Scale) (section, error) {
+	root, err := parse(text)
+	if err != nil {
+		return root, err
+	}
+	if n := root.take("short"); n != nil && scale == Short {
+		short, ok := sectionOf(n)
+		if !ok {
+			return root, at(n, "short", "expected what differs in the short form, such as {duration: 10s}")
+		}
+		root.merge(short)
+	}
+	return root, nil
+}
+
+// Stages are the runs of the experiment. The seed is that of generated traces and random
+// starts that have none of their own; each run's, less one, is added to it for the rest.
+func (r *Recipe) Stages(scale Scale, seed uint64) (all []stage.Stage, err error) {
+	variants, err := r.variants(scale)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range variants {
+		s, err := r.stage(scale, v, seed)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func (r *Recipe) stage(scale Scale, v variant, seed uint64) (stage.Stage, error) {
+	text := []byte(v.in(string(r.text)))
+	root, err := r.scaled(text, scale)
+	if err != nil {
+		return stage.Stage{}, err
+	}
+	if v.run >= 0 {
+		runs, err := runsOf(root)
+		if err != nil {
+			return stage.Stage{}, err
+		}
+		runs[v.run].take("vary")
+		root.merge(runs[v.run])
+	}
+	for _, key := range []string{"about", "source", "let", "vary", "runs", "must"} {
+		root.take(key)
+	}
+	if err := root.unset(v.variables); err != nil {
+		return stage.Stage{}, err
+	}
+	b := builder{text: text, load: r.load, seed: seed, flows: root.take("flows")}
+	f := form{Seed: 1}
+	if err := b.decode("", root.MappingNode, &f); err != nil {
+		return stage.Stage{}, err
+	}
+	s, err := b.stage(f)
+	if s.Name == "" && v.run >= 0 {
+		return s, at(root, "runs", "a run needs a name: write name: NAME")
+	}
+	if s.Name == "" {
+		s.Name = r.Name
+	}
+	if err == nil {
+		err = s.Check()
+	}
+	return s, err
+}
+
+// form is an experiment as the file says it, one run of it.
+type form struct {
+	Name      string           `yaml:"name"`
+	Link      link             `yaml:"link"`
+	Up        link             `yaml:"up"`
+	Cell      cell             `yaml:"cell"`
+	Algorithm config.Algorithm `yaml:"algorithm"`
+	Group     string           `yaml:"group"`
+	Envelope  config.Envelope  `yaml:"envelope"`
+	Edge      raw              `yaml:"edge"`
+	Kernel    string           `yaml:"kernel"`
+	Tunnel    string           `yaml:"tunnel"`
+	Hints     config.Duration  `yaml:"hints"`
+	Acks      acks             `yaml:"acks"`
+	Changes   []change         `yaml:"changes"`
+	Duration  config.Duration  `yaml:"duration"`
+	Warmup    config.Duration  `yaml:"warmup"`
+	Seed      int              `yaml:"seed" min:"0"`
+}
+
+type acks struct {
+	Every   config.Duration  `yaml:"every"`
+	Delayed *config.Duration `yaml:"delayed"`
+}
+
+type change struct {
+	At        config.Duration  `yaml:"at"`
+	Every     config.Duration  `yaml:"every"`
+	RTT       config.Duration  `yaml:"rtt"`
+	Algorithm config.Algorithm `yaml:"algorithm"`
+	Edge      raw              `yaml:"edge"`
+	Refused   bool             `yaml:"refused"`
+}
+
+type flowForm struct {
+	App     string          `yaml:"app"`
+	Host    int             `yaml:"host" min:"1" max:"100"`
+	Hosts   int             `yaml:"hosts" min:"1" max:"100"` // over which Count is spread
+	Port    int             `yaml:"port" min:"1" max:"65535"`
+	Direct  bool            `yaml:"direct"`
+	Control string          `yaml:"control"`
+	Start   config.Duration `yaml:"start"`
+	Stop    config.Duration `yaml:"stop"`
+	Within  config.Duration `yaml:"within"`
+	Count   int             `yaml:"count" min:"1" max:"1000"`
+	Stagger config.Duration `yaml:"stagger"`
+	Size    config.Size     `yaml:"size"`
+	Every   config.Duration `yaml:"every"`
+	Rate    config.Rate     `yaml:"rate"`
+	Chunk   config.Duration `yaml:"chunk"`
+	Buffer  config.Duration `yaml:"buffer"`
+	On      config.Duration `yaml:"on"`
+	Off     config.Duration `yaml:"off"`
+	Random  bool            `yaml:"random"`
+	ECN     word[sim.ECN]   `yaml:"ecn"`
+
+	config.Direction `yaml:",inline"`
+}
+
+// raw is a part of the file that somebody else reads.
+type raw struct{ ast.Node }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (r *raw) UnmarshalYAML(n ast.Node) error {
+	r.Node = n
+	return nil
+}
+
+// text is what the proxy reads: a section, or what is not one, on purpose, in quotes.
+func (r raw) text() (string, error) {
+	if s, ok := scalar(r.Node); ok {
+		return s + "\n", nil
+	}
+	var v yaml.MapSlice
+	if err := yaml.NodeToValue(r.Node, &v, yaml.UseOrderedMap()); err != nil {
+		return "", at(r.Node, "edge", "expected a configuration of the proxy, such as {defaults: {algorithm: copa}}")
+	}
+	out, err := yaml.Marshal(v)
+	return string(out), err
+}
+
+// word is a value that a parser of its own reads.
+type word[T any] struct{ value T }
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (w *word[T]) UnmarshalYAML(n ast.Node) (err error) {
+	text, ok := scalar(n)
+	if !ok {
+		return &yaml.SyntaxError{Message: "expected one value", Token: n.GetToken()}
+	}
+	switch v := any(&w.value).(type) {
+	case *sim.ECN:
+		*v, err = sim.ParseECN(text)
+	case *sim.AQM:
+		*v, err = sim.ParseAQM(text)
+	case *queue:
+		v.bytes, v.packets, err = sim.ParseQueue(text)
+	case *float64:
+		*v, err = parsePart(text)
+	}
+	if err != nil {
+		return &yaml.SyntaxError{Message: err.Error(), Token: n.GetToken()}
+	}
+	return nil
+}
+
+func span(d config.Duration) time.Duration { return time.Duration(d) }

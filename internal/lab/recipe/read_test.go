@@ -1,0 +1,174 @@
+package recipe
+
+import (
+	"context"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+)
+
+func playText(t *testing.T, text string) Result {
+	t.Helper()
+	r, err := Read("my", []byte(text), Loader{})
+	require.NoError(t, err)
+	result, err := r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
+	require.NoError(t, err)
+	return result
+}
+
+func TestEveryKeyOfTheFormatIsRead(t *testing.T) {
+	result := playText(t, Format)
+	assert.Equal(t, "one line on what is played, and what for", result.About)
+	var names []string
+	for _, r := range result.Runs {
+		names = append(names, r.Stage.Name)
+	}
+	assert.Equal(t, []string{"small", "large, copa", "large, cubic"}, names)
+}
+
+func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
+	const fine = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
+	for text, says := range map[string]string{
+		fine + "durration: 3s":                                    "my:5:1: durration: unknown key; did you mean duration?",
+		fine + "warmup: soon":                                     `my:5:9: warmup: "soon" is not a time with a unit`,
+		fine + "link: {rate: 12mbit}":                             "my:5:1",
+		strings.Replace(fine, "a: {}", "", 1):                     "flows: there is none: write such as flows: {download: {}}",
+		strings.Replace(fine, "{}", "{app: x}", 1):                `its kind is "x", but must be one of bulk`,
+		strings.Replace(fine, "{}", "{sise: 1MB}", 1):             "my:3:13: flows.a.sise: unknown key; did you mean size?",
+		strings.Replace(fine, "copa", "kopa", 1):                  `my:2:12: algorithm: no algorithm "kopa"`,
+		strings.Replace(fine, "duration", "warmup", 1):            "duration: it is missing or above 1h0m0s",
+		strings.Replace(fine, "12mbit", "$(mbit)", 1):             "my:1:14: $(mbit) has no value",
+		strings.Replace(fine, "rate: 12mbit, ", "", 1):            "link: it needs a rate or a trace",
+		strings.Replace(fine, "rate: 12mbit", "trace: nope", 1):   `link: no model "nope"`,
+		fine + "edge: {rules: []}":                                "my:5:7: edge: it takes the place of algorithm",
+		fine + "changes: [{at: 0s, every: 1us, rtt: 9ms}]":        "more than 10000 changes",
+		fine + "changes: [{at: 1s}]":                              "changes[0]: it changes nothing: give it rtt",
+		fine + "runs: [{link: {rate: 1mbit}}]":                    "runs: a run needs a name",
+		fine + "runs: [{name: a}, {name: a}]":                     `two runs are called "a"`,
+		fine + "vary: {x: 1}":                                     "my:5:8: vary: expected a list of values, such as x: [copa",
+		fine + "must: [utilisation]":                              "my:5:8: must[0]: expected a comparison",
+		fine + "must: [utilization >= 0.9]":                       "my:5:8: must[0].is: unknown name utilization",
+		fine + "must:\n  - {run: b, is: drops}":                   `my:6:5: must[0].run: there is no run "b"`,
+		fine + "runs: [{name: a}, {name: b}]\nmust: [drops == 0]": "of which run? give it run: NAME",
+		"- a":  "an experiment is one document of keys with values",
+		"a: [": "my:1:",
+	} {
+		_, err := Read("my", []byte(text), Loader{})
+		assert.ErrorContains(t, err, says, text)
+	}
+}
+
+func TestWhatIsAskedIsJudged(t *testing.T) {
+	result := playText(t, `
+vary: {mbit: [6, 12]}
+name: $(mbit) Mbit/s
+link: {payload: $(mbit)mbit, rtt: 40ms, queue: 100pkt}
+algorithm: cubic
+group: flow
+flows:
+  flow: {count: 2, stagger: 2s, stop: 8s}
+duration: 12s
+must:
+  - for: {mbit: [6, 12]}
+    run: $(mbit) Mbit/s
+    what: use at $(mbit)
+    is: rate("flow 1", 1, 2)
+    unit: Mbit/s
+    at_least: 0.9 * capacity
+  - run("6 Mbit/s").utilisation > 2
+  - {run: 6 Mbit/s, when: drops < 0, is: drops}
+  - {run: 6 Mbit/s, is: "first_at('flow 1', 100, 1, 0)", at_most: 12}
+  - {run: 6 Mbit/s, is: "median([0/0])", below: 1}
+`)
+	var got []string
+	for _, f := range result.Findings {
+		got = append(got, strings.TrimSpace(f.What+": "+f.Bound))
+	}
+	require.Len(t, got, 5, got)
+	assert.Equal(t, "use at 6: at least 5.4 Mbit/s", got[0])
+	assert.True(t, result.Findings[0].OK, result.Findings[0].Got)
+	assert.True(t, result.Findings[1].OK, result.Findings[1].Got)
+	assert.False(t, result.Findings[2].OK)
+	assert.Equal(t, "never", result.Findings[3].Got)
+	assert.False(t, result.Findings[3].OK)
+	assert.False(t, result.Findings[4].OK, "what cannot be measured holds nothing")
+	assert.Equal(t, 8*time.Second, result.Runs[0].Stage.Actors[0].Stop)
+	assert.Equal(t, 10*time.Second, result.Runs[0].Stage.Actors[1].Stop)
+}
+
+func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
+	r, err := Read("my", []byte("link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [rate('b') > 1]"), Loader{})
+	require.NoError(t, err)
+	_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
+	assert.ErrorContains(t, err, `has no flow "b"`)
+}
+
+func TestTheFirstMomentOfARateIsTheEndOfItsTime(t *testing.T) {
+	bytes := make([]cc.Bytes, 20)
+	for i := 10; i < 20; i++ {
+		bytes[i] = 12_500 // 1 Mbit/s
+	}
+	r := Run{
+		Stage:  stage.Stage{Duration: 2 * time.Second},
+		Record: stage.Record{Actors: []stage.ActorRecord{{Name: "a", Bytes: bytes}}},
+	}
+	at, err := r.firstAt("a", 1, 0.3, 0)
+	require.NoError(t, err)
+	assert.InDelta(t, 1.3, at, 1e-9)
+	at, err = r.firstAt("a", 1.1, 0.3, 0)
+	require.NoError(t, err)
+	assert.True(t, math.IsInf(at, 1))
+	stall, err := r.stall("a", 0.2)
+	require.NoError(t, err)
+	assert.InDelta(t, 0.8, stall, 1e-9)
+}
+
+func TestFairnessIsThatOfTheWorstSecond(t *testing.T) {
+	mbit := func(v ...float64) (all []cc.Rate) {
+		for _, x := range v {
+			all = append(all, cc.Rate(x*1e6))
+		}
+		return all
+	}
+	r := Run{
+		Stage: stage.Stage{
+			Duration: 3 * time.Second,
+			Actors:   []stage.Actor{{Name: "a"}, {Name: "b"}, {Name: "late", Start: 2500 * time.Millisecond}},
+		},
+		Record: stage.Record{
+			Actors: []stage.ActorRecord{{Name: "a"}, {Name: "b"}, {Name: "late"}},
+			Virtual: &sim.Result{Flows: []sim.FlowResult{
+				{PerSecond: mbit(4, 6, 5)}, {PerSecond: mbit(4, 2, 5)}, {PerSecond: mbit(0, 0, 1)},
+			}},
+		},
+	}
+	least, err := r.leastJain(0, 3)
+	require.NoError(t, err)
+	assert.InDelta(t, 0.8, least, 1e-9)
+	least, err = r.leastJain(2, 3)
+	require.NoError(t, err)
+	assert.InDelta(t, 1, least, 1e-9, "who comes in the second does not count")
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add([]byte(Format))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := Read("fuzz", text, Loader{})
+		if err != nil {
+			return
+		}
+		stages, err := r.Stages(Full, 1)
+		require.NoError(t, err)
+		for _, s := range stages {
+			require.NoError(t, s.Check())
+		}
+	})
+}

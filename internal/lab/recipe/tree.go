@@ -1,0 +1,236 @@
+package recipe
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// section is a mapping of the file, in its order.
+type section struct{ *ast.MappingNode }
+
+// sectionOf is the section that a node is; false: it is none.
+func sectionOf(n ast.Node) (section, bool) {
+	switch n := n.(type) {
+	case *ast.MappingNode:
+		return section{n}, true
+	case *ast.MappingValueNode:
+		return section{ast.Mapping(n.GetToken(), false, n)}, true
+	}
+	return section{}, false
+}
+
+// keyOf is a pair's key as written.
+func keyOf(p *ast.MappingValueNode) string {
+	if s, ok := p.Key.(*ast.StringNode); ok {
+		return s.Value
+	}
+	return p.Key.GetToken().Value
+}
+
+func (s section) index(key string) int {
+	return slices.IndexFunc(s.Values, func(p *ast.MappingValueNode) bool { return keyOf(p) == key })
+}
+
+// take takes the value of a key out of the section; nil: there is none.
+func (s section) take(key string) ast.Node {
+	i := s.index(key)
+	if i < 0 {
+		return nil
+	}
+	value := s.Values[i].Value
+	s.Values = slices.Delete(s.Values, i, i+1)
+	return value
+}
+
+// merge lays a section over this one: what is a section in both is merged, null takes a
+// key away, and anything else stands in the place of what was there.
+func (s section) merge(over section) {
+	for _, p := range over.Values {
+		i := s.index(keyOf(p))
+		switch {
+		case i < 0 && p.Value.Type() != ast.NullType:
+			s.Values = append(s.Values, p)
+		case i < 0:
+		case p.Value.Type() == ast.NullType:
+			s.take(keyOf(p))
+		default:
+			below, was := sectionOf(s.Values[i].Value)
+			above, is := sectionOf(p.Value)
+			if !was || !is {
+				s.Values[i] = p
+				continue
+			}
+			below.merge(above)
+			s.Values[i].Value = below.MappingNode
+		}
+	}
+}
+
+// parse reads a text whose root is a section.
+func parse(text []byte) (section, error) {
+	file, err := parser.ParseBytes(text, 0)
+	if err != nil {
+		return section{}, placed(err)
+	}
+	if len(file.Docs) == 1 && file.Docs[0].Body != nil {
+		if root, ok := sectionOf(file.Docs[0].Body); ok {
+			return root, nil
+		}
+	}
+	return section{}, &config.Error{Line: 1, Column: 1, Message: "an experiment is one document of keys with values, " +
+		"such as duration: 30s"}
+}
+
+// placed has an error of the YAML library tell its place.
+func placed(err error) error {
+	var ye yaml.Error
+	if !errors.As(err, &ye) || ye.GetToken() == nil {
+		return err
+	}
+	at := ye.GetToken().Position
+	return &config.Error{Line: at.Line, Column: at.Column, Message: strings.Join(strings.Fields(ye.GetMessage()), " ")}
+}
+
+// at is a mistake at a node.
+func at(n ast.Node, key, format string, args ...any) error {
+	e := &config.Error{Key: key, Message: fmt.Sprintf(format, args...)}
+	if tk := n.GetToken(); tk != nil && tk.Position != nil {
+		e.Line, e.Column = tk.Position.Line, tk.Position.Column
+	}
+	return e
+}
+
+// Variables stand in the text as $(name).
+type variables map[string]string
+
+var variable = regexp.MustCompile(`\$\(([a-z_]+)\)`)
+
+// in puts the values in their places.
+func (v variables) in(text string) string {
+	return variable.ReplaceAllStringFunc(text, func(s string) string {
+		if value, ok := v[s[2:len(s)-1]]; ok {
+			return value
+		}
+		return s
+	})
+}
+
+// with are these variables and others.
+func (v variables) with(more variables) variables {
+	all := maps.Clone(v)
+	if all == nil {
+		all = variables{}
+	}
+	maps.Copy(all, more)
+	return all
+}
+
+// unset finds a variable in what is left of a section that has no value.
+func (s section) unset(known variables) (err error) {
+	ast.Walk(walker(func(n ast.Node) {
+		text, ok := n.(*ast.StringNode)
+		if !ok || err != nil {
+			return
+		}
+		if name := variable.FindString(text.Value); name != "" {
+			err = at(n, "", "%s has no value: let, vary and for give some; there are %s", name,
+				strings.Join(slices.Sorted(maps.Keys(known)), ", "))
+		}
+	}), s.MappingNode)
+	return err
+}
+
+type walker func(ast.Node)
+
+// Visit implements ast.Visitor.
+func (w walker) Visit(n ast.Node) ast.Visitor {
+	w(n)
+	return w
+}
+
+// scalar is a value as written; false: it is a list or a section.
+func scalar(n ast.Node) (string, bool) {
+	switch n := n.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.LiteralNode:
+		return strings.TrimSpace(n.Value.Value), true
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+		return n.GetToken().Value, true
+	}
+	return "", false
+}
+
+// let are variables that each have a value.
+func let(n ast.Node) (variables, error) {
+	v := variables{}
+	if n == nil {
+		return v, nil
+	}
+	s, ok := sectionOf(n)
+	if !ok {
+		return nil, at(n, "let", "expected names with values, such as {every: 10}")
+	}
+	for _, p := range s.Values {
+		value, ok := scalar(p.Value)
+		if !ok || !variable.MatchString("$("+keyOf(p)+")") {
+			return nil, at(p.Key, "let", "expected a name of small letters with one value, such as every: 10")
+		}
+		v[keyOf(p)] = value
+	}
+	return v, nil
+}
+
+// rows are the values that variables take: of a section with lists every combination, the
+// last name's changing first; of a list of sections one after the other.
+func rows(n ast.Node, key string) ([]variables, error) {
+	all := []variables{{}}
+	if n == nil {
+		return all, nil
+	}
+	if list, ok := n.(*ast.SequenceNode); ok {
+		all = nil
+		for _, item := range list.Values {
+			v, err := let(item)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, v)
+		}
+		return all, nil
+	}
+	s, ok := sectionOf(n)
+	if !ok {
+		return nil, at(n, key, "expected names with lists of values, such as {algorithm: [copa, cubic]}")
+	}
+	for _, p := range s.Values {
+		list, ok := p.Value.(*ast.SequenceNode)
+		if !ok || len(list.Values) == 0 {
+			return nil, at(p.Key, key, "expected a list of values, such as %s: [copa, cubic]", keyOf(p))
+		}
+		var more []variables
+		for _, row := range all {
+			for _, item := range list.Values {
+				value, ok := scalar(item)
+				if !ok {
+					return nil, at(item, key, "expected one value")
+				}
+				more = append(more, row.with(variables{keyOf(p): value}))
+			}
+		}
+		if all = more; len(all) > maxRuns {
+			return nil, at(p.Key, key, "these are more than %d combinations", maxRuns)
+		}
+	}
+	return all, nil
+}

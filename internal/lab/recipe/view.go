@@ -1,0 +1,439 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+)
+
+// functions are of numbers alone.
+type functions struct {
+	Jain       func(list any) (float64, error)            `expr:"jain"`
+	Percentile func(list any, p float64) (float64, error) `expr:"percentile"`
+	Variation  func(list any) (float64, error)            `expr:"variation"`
+}
+
+var judging = functions{
+	Jain:      of(func(v []float64) float64 { return sim.Jain(v...) }),
+	Variation: of(variation),
+	Percentile: func(list any, p float64) (float64, error) {
+		return of(func(v []float64) float64 { return percentile(v, p) })(list)
+	},
+}
+
+func of(f func([]float64) float64) func(any) (float64, error) {
+	return func(list any) (float64, error) {
+		v, err := numbers(list)
+		return f(v), err
+	}
+}
+
+// variation is the coefficient of variation.
+func variation(values []float64) float64 {
+	var mean, squares float64
+	for _, v := range values {
+		mean += v / float64(len(values))
+		squares += v * v / float64(len(values))
+	}
+	return math.Sqrt(max(0, squares-mean*mean)) / mean
+}
+
+// view is a run as an expression sees it: figures of the whole, then functions of a flow's
+// name. Rates are of payload in Mbit/s, times in seconds from the run's start, delays in
+// milliseconds, windows in packets. What is not measured over real sockets is NaN there.
+// Spans go from the first number to the second, without them from the warm-up to the end
+// as long as the flow is there.
+type view struct {
+	Flows        []string  `expr:"flows"`
+	Wire         float64   `expr:"wire"`     // Mbit/s with headers that left the link
+	Capacity     float64   `expr:"capacity"` // what a link of a fixed rate carries of payload
+	Utilisation  float64   `expr:"utilisation"`
+	Queueing     quantiles `expr:"queueing"`
+	Fairness     float64   `expr:"fairness"` // Jain's index of the TCP flows' throughputs
+	QueuePackets float64   `expr:"queue_packets"`
+	Drops        float64   `expr:"drops"`
+	Losses       float64   `expr:"losses"`
+	Retransmits  float64   `expr:"retransmits"`
+	Memory       []float64 `expr:"memory"`        // of the proxy, in bytes, at each second
+	Intact       bool      `expr:"intact"`        // no byte was lost or changed, and nothing ended early
+	Answers      int       `expr:"answers"`       // to changes of the proxy's configuration
+	WrongAnswers int       `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
+
+	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
+	Share      func(flow string) (float64, error)                       `expr:"share"` // of all rates
+	LeastJain  func(from, to any) (float64, error)                      `expr:"least_jain"`
+	FirstAt    func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
+	RateBeside func(flow, other string) (float64, error)                `expr:"rate_beside"`
+	Window     func(flow string, span ...any) ([]float64, error)        `expr:"window"`
+	QueueingOf func(flow string) (quantiles, error)                     `expr:"queueing_of"`
+	Requests   func(flow string) ([]float64, error)                     `expr:"requests"` // ms each took
+	Pages      func(prefix string) ([]float64, error)                   `expr:"pages"`
+	Arrived    func(flow string) (float64, error)                       `expr:"arrived"` // part of what UDP sent
+	Finish     func(flow string) (float64, error)                       `expr:"finish"`
+	Stall      func(flow string, from any) (float64, error)             `expr:"stall"`
+	Video      func(flow string) (video, error)                         `expr:"video"`
+	Timeouts   func(flow string) (float64, error)                       `expr:"timeouts"`
+}
+
+type quantiles struct {
+	Mean float64 `expr:"mean"`
+	P50  float64 `expr:"p50"`
+	P95  float64 `expr:"p95"`
+	P99  float64 `expr:"p99"`
+	Max  float64 `expr:"max"`
+}
+
+type video struct {
+	StartUp   float64 `expr:"startup"`
+	Rebuffers int     `expr:"rebuffers"`
+	Rebuffer  float64 `expr:"rebuffer"`
+}
+
+func quantilesOf(q stage.Quantiles) quantiles {
+	return quantiles{millis(q.Mean), millis(q.P50), millis(q.P95), millis(q.P99), millis(q.Max)}
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// payload is what is left of a rate on the wire without headers, in Mbit/s.
+func payload(wire cc.Rate) float64 {
+	return wire.Mbps() * float64(cc.DefaultMSS) / float64(cc.DefaultMSS+sim.HeaderBytes)
+}
+
+// view shows the run to expressions.
+func (r Run) view() *view {
+	rec, unknown := r.Record, math.NaN()
+	v := &view{
+		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
+		Queueing: quantilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
+		Intact: true, Answers: len(rec.Reloads),
+		Rate: r.rate, Share: r.share, LeastJain: r.leastJain, FirstAt: r.firstAt, RateBeside: r.rateBeside,
+		Window: r.window, Requests: r.requests, Pages: r.pages, Arrived: r.arrived, Finish: r.finish, Stall: r.stall,
+		Video: r.video, Timeouts: r.timeouts,
+		QueueingOf: func(flow string) (quantiles, error) {
+			i, err := r.index(flow)
+			if err != nil || rec.Virtual == nil {
+				return quantilesOf(rec.Actors[max(0, i)].Queueing), err
+			}
+			q := rec.Virtual.Flows[i].Queueing
+			return quantilesOf(stage.Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}), nil
+		},
+	}
+	var rates []float64
+	for i, a := range rec.Actors {
+		v.Flows = append(v.Flows, a.Name)
+		v.Intact = v.Intact && a.Corrupt+a.Error == ""
+		if r.Stage.Actors[i].Kind != stage.UDP {
+			rates = append(rates, a.Rate(there(r.Stage, i)).Mbps())
+		}
+	}
+	v.Fairness = sim.Jain(rates...)
+	if one := rec.Virtual; one != nil {
+		v.Fairness, v.QueuePackets = one.Jain, one.QueuePackets
+		v.Drops, v.Losses, v.Retransmits = float64(one.Drops), float64(one.Losses), float64(one.Retransmits)
+	}
+	for _, m := range rec.Memory {
+		v.Memory = append(v.Memory, float64(m))
+	}
+	var asked []stage.Change
+	for _, c := range r.Stage.Changes {
+		if c.Edge != "" {
+			asked = append(asked, c)
+		}
+	}
+	for i, c := range rec.Reloads {
+		if i < len(asked) && (c.Error != "") != asked[i].Refused {
+			v.WrongAnswers++
+		}
+	}
+	return v
+}
+
+func (r Run) index(flow string) (int, error) {
+	for i, a := range r.Record.Actors {
+		if a.Name == flow {
+			return i, nil
+		}
+	}
+	return -1, fmt.Errorf("run %q has no flow %q", r.Stage.Name, flow)
+}
+
+// moment is one of the run, in seconds from its start.
+func moment(v any) (time.Duration, error) {
+	s, err := toNumber(v)
+	return time.Duration(math.Round(s*1e3)) * time.Millisecond, err
+}
+
+// span is the time that two numbers tell, or that in which the flow is there.
+func (r Run) span(i int, span []any) (from, to time.Duration, err error) {
+	from, to = there(r.Stage, i)
+	switch len(span) {
+	case 0:
+		return from, to, nil
+	case 2:
+		if from, err = moment(span[0]); err == nil {
+			to, err = moment(span[1])
+		}
+		return from, to, err
+	}
+	return 0, 0, fmt.Errorf("expected two times, from and to, or none")
+}
+
+func (r Run) rate(flow string, span ...any) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	from, to, err := r.span(i, span)
+	whole := from%time.Second == 0 && to%time.Second == 0
+	if v := r.Record.Virtual; err == nil && v != nil && whole && len(span) > 0 && r.Stage.Actors[i].Kind != stage.Web {
+		return mean(v.Flows[i].PerSecond, from, to), nil
+	}
+	return r.Record.Actors[i].Rate(from, to).Mbps(), err
+}
+
+// mean is the mean throughput between two whole seconds.
+func mean(perSecond []cc.Rate, from, to time.Duration) float64 {
+	sum, n := cc.Rate(0), cc.Rate(0)
+	for k := int(from / time.Second); k < int(to/time.Second) && k < len(perSecond); k++ {
+		sum += perSecond[k]
+		n++
+	}
+	return (sum / max(1, n)).Mbps()
+}
+
+func (r Run) share(flow string) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	var all, own float64
+	for k, a := range r.Record.Actors {
+		rate := a.Rate(there(r.Stage, k)).Mbps()
+		if v := r.Record.Virtual; v != nil {
+			rate = v.Flows[k].Throughput.Mbps()
+		}
+		all += rate
+		if k == i {
+			own = rate
+		}
+	}
+	return own / max(all, math.SmallestNonzeroFloat64), nil
+}
+
+// leastJain is the least fairness of any whole second between two times, among the flows
+// that are there in all of it. One flow alone is fair.
+func (r Run) leastJain(from, to any) (float64, error) {
+	first, err := moment(from)
+	if err != nil {
+		return 0, err
+	}
+	last, err := moment(to)
+	least := 1.0
+	for at := first; at+time.Second <= last; at += time.Second {
+		var open []float64
+		for _, a := range r.Stage.Actors {
+			if a.Start <= at && (a.Stop == 0 || a.Stop >= at+time.Second) {
+				rate, err := r.rate(a.Name, at.Seconds(), (at + time.Second).Seconds())
+				if err != nil {
+					return 0, err
+				}
+				open = append(open, rate)
+			}
+		}
+		if len(open) > 0 {
+			least = min(least, sim.Jain(open...))
+		}
+	}
+	return least, err
+}
+
+// firstAt is how long after a time a flow has had so many Mbit/s over so many seconds.
+func (r Run) firstAt(flow string, mbit, over, from any) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	want, err := toNumber(mbit)
+	if err != nil {
+		return 0, err
+	}
+	length, err := moment(over)
+	if err != nil {
+		return 0, err
+	}
+	since, err := moment(from)
+	for t := since; t+length <= r.Stage.Duration; t += stage.Step {
+		if r.Record.Actors[i].Rate(t, t+length).Mbps() >= want {
+			return (t + length - since).Seconds(), err
+		}
+	}
+	return math.Inf(1), err
+}
+
+// rateBeside is a flow's rate in the time in which another runs, from a second after the
+// other's start on.
+func (r Run) rateBeside(flow, other string) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	k, err := r.index(other)
+	if err != nil {
+		return 0, err
+	}
+	var got, length float64
+	for _, turn := range r.Stage.Turns(k) {
+		from, to := turn.From.Truncate(stage.Step)+time.Second, turn.To.Truncate(stage.Step)
+		if to > from {
+			got += r.Record.Actors[i].Rate(from, to).Mbps() * (to - from).Seconds()
+			length += (to - from).Seconds()
+		}
+	}
+	return got / max(length, 1e-9), nil
+}
+
+// window is a flow's group's at each step, in packets.
+func (r Run) window(flow string, span ...any) (packets []float64, err error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return nil, err
+	}
+	from, to, err := r.span(i, span)
+	all := r.Record.Actors[i].Cwnd
+	if all == nil {
+		return nil, fmt.Errorf("the proxy has no part in flow %q", flow)
+	}
+	for _, w := range all[min(len(all), int(from/stage.Step)):min(len(all), int(to/stage.Step))] {
+		packets = append(packets, float64(w)/float64(cc.DefaultMSS))
+	}
+	return packets, err
+}
+
+// requests is how long each took that began after the warm-up; one that has not ended took
+// until the end.
+func (r Run) requests(flow string) (all []float64, err error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return nil, err
+	}
+	for _, q := range r.Record.Actors[i].Requests {
+		switch {
+		case q.At < r.Stage.Warmup:
+		case q.Took == 0:
+			all = append(all, millis(r.Stage.Duration-q.At))
+		default:
+			all = append(all, millis(q.Took))
+		}
+	}
+	return all, nil
+}
+
+// RequestsP95 is the 95th percentile of what a flow's requests took that began after the
+// warm-up, in ms.
+func (r Run) RequestsP95(flow string) float64 {
+	all, err := r.requests(flow)
+	if err != nil {
+		return math.NaN()
+	}
+	return percentile(all, 95)
+}
+
+// pages is how long the slowest of the nth requests took of the flows whose names begin so.
+func (r Run) pages(prefix string) (all []float64, err error) {
+	for i, a := range r.Record.Actors {
+		if !strings.HasPrefix(a.Name, prefix) {
+			continue
+		}
+		for n, q := range a.Requests {
+			if n >= len(all) {
+				all = append(all, 0)
+			}
+			all[n] = max(all[n], millis(q.Took))
+			if q.At+r.Stage.Actors[i].Every >= r.Stage.Duration { // its last may not have had the time
+				all = all[:n]
+				break
+			}
+		}
+	}
+	return all, nil
+}
+
+func (r Run) arrived(flow string) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	var read cc.Bytes
+	for _, n := range r.Record.Actors[i].Bytes {
+		read += n
+	}
+	return float64(read) / float64(max(1, r.Record.Actors[i].Sent)), nil
+}
+
+// finish is when the last byte of a flow came.
+func (r Run) finish(flow string) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	if v := r.Record.Virtual; v != nil && r.Stage.Actors[i].Size > 0 && r.Stage.Actors[i].Kind == stage.Bulk {
+		if v.Flows[i].Completed == 0 {
+			return math.Inf(1), nil
+		}
+		return (r.Stage.Actors[i].Start + v.Flows[i].Completed).Seconds(), nil
+	}
+	last := 0
+	for k, n := range r.Record.Actors[i].Bytes {
+		if n > 0 {
+			last = k + 1
+		}
+	}
+	return (time.Duration(last) * stage.Step).Seconds(), nil
+}
+
+// stall is the longest time in which a flow moved nothing, from a time on.
+func (r Run) stall(flow string, from any) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return 0, err
+	}
+	since, err := moment(from)
+	empty, longest := 0, 0
+	for _, n := range r.Record.Actors[i].Bytes[min(len(r.Record.Actors[i].Bytes), int(since/stage.Step)):] {
+		if empty++; n > 0 {
+			empty = 0
+		}
+		longest = max(longest, empty)
+	}
+	return (time.Duration(longest) * stage.Step).Seconds(), err
+}
+
+func (r Run) video(flow string) (video, error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return video{}, err
+	}
+	v := r.Record.Actors[i].Video
+	if v == nil {
+		return video{}, fmt.Errorf("flow %q is no video", flow)
+	}
+	out := video{StartUp: v.StartUp.Seconds(), Rebuffers: v.Rebuffers, Rebuffer: v.Rebuffer.Seconds()}
+	if v.StartUp == 0 {
+		out.StartUp = math.Inf(1)
+	}
+	return out, nil
+}
+
+func (r Run) timeouts(flow string) (float64, error) {
+	i, err := r.index(flow)
+	if err != nil || r.Record.Virtual == nil {
+		return math.NaN(), err
+	}
+	return float64(r.Record.Virtual.Flows[i].Timeouts), nil
+}
