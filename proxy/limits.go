@@ -66,7 +66,7 @@ func divideDescriptors(total int, listeners []config.Listener) Descriptors {
 
 // sessions is how many of datagrams the listener would have at most.
 func sessions(l config.Listener) int {
-	if !l.Tunnels() {
+	if !l.Tunnels() || l.WireGuard.Path() == config.DatapathKernel {
 		return 0
 	}
 	each := l.Tunnel.Datagrams().Sessions

@@ -50,17 +50,17 @@ func Open(
 		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
 		_ = ln.Close()
 	}
-	open := func(l WayConfig) (Way, error) {
-		socket := own[l.Name]
-		delete(own, l.Name)
-		return openWay(ctx, l, socket, clock, wrap, log)
-	}
 	dial := func(ctx context.Context, d kernel.DialConfig) (datapath.Conn, error) {
 		conn, err := dp.Dial(ctx, d)
 		if err != nil {
 			return nil, err // not a nil *kernel.Conn in an interface
 		}
 		return conn, nil
+	}
+	open := func(l WayConfig) (Way, error) {
+		socket := own[l.Name]
+		delete(own, l.Name)
+		return openWay(ctx, l, socket, clock, wrap, dial, log)
 	}
 	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Log: log})
 	if err != nil {

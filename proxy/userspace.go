@@ -5,8 +5,6 @@ package proxy
 import (
 	"fmt"
 	"log/slog"
-	"net"
-	"strconv"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
@@ -50,31 +48,13 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 	case access.TUN:
 		return userspace.OpenTUN(userspace.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
 	}
-	_, port, _ := net.SplitHostPort(l.Address) // it has been checked, as the port has been
-	n, err := strconv.ParseUint(port, 10, 16)
+	port, err := l.port()
 	if err != nil {
-		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+		return nil, err
 	}
 	return userspace.ListenWireGuard(userspace.WireGuardConfig{
-		Name: l.Name, Port: uint16(n), PrivateKey: access.Key(l.WireGuard.PrivateKey), Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
+		Name: l.Name, Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey), Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
 	}, stack)
-}
-
-// settings are what may change of the tunnel while it runs.
-func (l WayConfig) settings() (s tunnel.Settings, err error) {
-	s = tunnel.Settings{
-		Datagrams: l.Listener.Tunnel.Datagrams(), Pool: config.Prefixes(l.WireGuard.Pool), Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
-	}
-	s.Datagrams.Most = l.Datagrams
-	if l.TLS.Certificate != "" {
-		if s.Certificate, err = l.TLS.Pair(); err != nil {
-			return s, fmt.Errorf("tls: %w", err)
-		}
-	}
-	if s.Authorities, err = l.TLS.Authorities(); err != nil {
-		return s, fmt.Errorf("tls.client_ca: %w", err)
-	}
-	return s, nil
 }
 
 // Apply implements Way.

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -33,17 +34,32 @@ type WayConfig struct {
 	config.Listener
 	Handshake config.Duration // for a client to say where it wants to go
 	Datagrams int             // sessions of a tunnel's datagrams that there are descriptors for
+	// KernelLacks is what of the configuration the kernel's WireGuard would not do; nil: nothing.
+	KernelLacks error
+	// DatagramRules are those that datagrams out of the tunnel may match.
+	DatagramRules []config.Rule
 }
 
 // wayConfig is how a Way is told of a listener.
 func wayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
-	return WayConfig{Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name]}
+	return WayConfig{
+		Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name], KernelLacks: cfg.KernelLacks(&l),
+		DatagramRules: cfg.DatagramRules(&l),
+	}
 }
 
 // openWay opens a listener of whatever kind, at socket unless that is nil.
 func openWay(
-	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, wrap ingress.Wrap, log *slog.Logger,
+	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, wrap ingress.Wrap,
+	dial func(context.Context, kernel.DialConfig) (datapath.Conn, error), log *slog.Logger,
 ) (Way, error) {
+	if l.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
+		way, err := openInKernel(ctx, l, wrap, dial, log)
+		if err == nil || l.WireGuard.Path() == config.DatapathKernel {
+			return way, err
+		}
+		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
+	}
 	if l.Tunnels() {
 		return openTunnel(l, clock, log)
 	}

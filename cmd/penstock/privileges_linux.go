@@ -20,7 +20,8 @@ func needed(cfg config.Config, envelope string, allowed []string, has caps.Set) 
 		foreign = foreign || l.KeepClient
 	}
 	device := slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool {
-		return l.Is(access.TUN) // a device that goes is made again
+		// A device that goes is made again; peers of the kernel's come and go.
+		return l.Is(access.TUN) || l.Is(access.WireGuard) && l.WireGuard.Path() != config.DatapathNetstack
 	})
 	var keep caps.Set
 	switch {

@@ -62,7 +62,7 @@ func (f facts) judgeWireGuard() Check {
 	case !made:
 		return f.untried(c)
 	case err == nil:
-		return fine(c.Name, "makes devices: tunnels may end in the kernel, before a tproxy listener")
+		return fine(c.Name, "makes devices: tunnels may end in the kernel, by wireguard.datapath: kernel")
 	}
 	c.State, c.Found = Warn, err.Error()+"; listeners of mode wireguard do without, and take more CPU"
 	switch {

@@ -3,6 +3,7 @@ package access
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -13,6 +14,12 @@ type Peer struct {
 	Preshared  Key            // zero: none
 	AllowedIPs []netip.Prefix // its addresses inside the tunnel: no other is taken from it, or sent to it
 	Keepalive  time.Duration  // of ours, in whole seconds; 0: none, clients behind NAT send their own
+}
+
+// Equal reports whether nothing differs.
+func (p Peer) Equal(q Peer) bool {
+	return p.Name == q.Name && p.PublicKey == q.PublicKey && p.Preshared == q.Preshared &&
+		p.Keepalive == q.Keepalive && slices.Equal(p.AllowedIPs, q.AllowedIPs)
 }
 
 // CheckPeers finds what keeps peers from standing side by side.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ourChain is the one chain of our table.
+// ourChain is the one chain of the table for Rules.
 const ourChain = "prerouting"
 
 // Apply makes what is installed in this network namespace exactly what the
@@ -79,15 +79,16 @@ func replaceTable(t ruleset) error {
 	if err != nil {
 		return explain("open nftables", err)
 	}
-	table, mine, err := findTable(c)
-	switch {
-	case err != nil:
-		return err
-	case table == nil:
-		table = &nftables.Table{Family: nftables.TableFamilyINet, Name: Table}
-	case !mine:
-		return fmt.Errorf("capture: there is a table inet %s that penstock has not made: "+
-			"give it another name, or remove it (nft delete table inet %s), and apply again", Table, Table)
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.table}
+	if t.table == Table {
+		there, mine, err := findTable(c)
+		switch {
+		case err != nil:
+			return err
+		case there != nil && !mine:
+			return fmt.Errorf("capture: there is a table inet %s that penstock has not made: "+
+				"give it another name, or remove it (nft delete table inet %s), and apply again", Table, Table)
+		}
 	}
 	// Deleting needs a table to be there: add it, so that it always is.
 	c.AddTable(table)
@@ -102,12 +103,13 @@ func replaceTable(t ruleset) error {
 		}
 	}
 	policy := nftables.ChainPolicyAccept
-	chain := c.AddChain(&nftables.Chain{
-		Table: table, Name: ourChain, Type: t.kind,
-		Hooknum: nftables.ChainHookPrerouting, Priority: t.priority, Policy: &policy,
-	})
-	for _, rule := range t.rules {
-		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: ruleExprs(rule)})
+	for _, chain := range t.chains {
+		added := c.AddChain(&nftables.Chain{
+			Table: table, Name: chain.name, Type: chain.kind, Hooknum: chain.hook, Priority: chain.priority, Policy: &policy,
+		})
+		for _, rule := range chain.rules {
+			c.AddRule(&nftables.Rule{Table: table, Chain: added, Exprs: ruleExprs(rule)})
+		}
 	}
 	if err := c.Flush(); err != nil {
 		return explain("install the nftables table", err)

@@ -63,7 +63,7 @@ func TestApplyTwiceIsApplyOnce(t *testing.T) {
 			require.Equal(t, 1, count(once, "table 1 penstock"))
 			r, err := row.rules.normalise()
 			require.NoError(t, err)
-			assert.Equal(t, len(r.ruleset().rules), count(once, "rule 1 penstock"))
+			assert.Equal(t, len(r.ruleset().chains[0].rules), count(once, "rule 1 penstock"))
 			routed := 0
 			if r.Mode == TPROXY {
 				routed = len(r.families())
@@ -254,7 +254,7 @@ func TestAFailedApplyTakesBackWhatItAdded(t *testing.T) {
 			return err
 		}
 		broken := r.ruleset()
-		broken.kind = "no such type"
+		broken.chains[0].kind = "no such type"
 		if err := replaceTable(broken); assert.Error(t, err) {
 			assert.NotContains(t, err.Error(), "CAP_NET_ADMIN")
 		}

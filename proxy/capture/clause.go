@@ -3,7 +3,9 @@ package capture
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
@@ -162,3 +164,117 @@ func redirect(port uint16) clause {
 func accept() clause { return clause{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}} }
 
 func pass() clause { return clause{"return", []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}}} }
+
+const dnsPort = 53
+
+func familyOf(a netip.Addr) family {
+	if a.Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+// addresses is the kind of sets of the family's addresses.
+func (f family) addresses() nftables.SetDatatype {
+	if f.v4() {
+		return nftables.TypeIPAddr
+	}
+	return nftables.TypeIP6Addr
+}
+
+func interfaceIs(key expr.MetaKey, word, op string, name string) clause {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
+	compare := &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: data}
+	if op != "" {
+		compare.Op = expr.CmpOpNeq
+	}
+	return clause{fmt.Sprintf("%s %s%q", word, op, name), []expr.Any{&expr.Meta{Key: key, Register: reg}, compare}}
+}
+
+func fromInterface(name string) clause { return interfaceIs(expr.MetaKeyIIFNAME, "iifname", "", name) }
+
+func notFromInterface(name string) clause {
+	return interfaceIs(expr.MetaKeyIIFNAME, "iifname", "!= ", name)
+}
+
+func toInterface(name string) clause { return interfaceIs(expr.MetaKeyOIFNAME, "oifname", "", name) }
+
+func isUDP() clause {
+	return clause{"meta l4proto udp", []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(unix.IPPROTO_UDP),
+	}}
+}
+
+func isICMP(f family) clause {
+	text, protocol := "meta l4proto icmp", byte(unix.IPPROTO_ICMP)
+	if !f.v4() {
+		text, protocol = "meta l4proto icmpv6", unix.IPPROTO_ICMPV6
+	}
+	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(protocol)}}
+}
+
+// isEcho matches echo requests.
+func isEcho(f family) clause {
+	text, kind := "icmp type echo-request", byte(8)
+	if !f.v4() {
+		text, kind = "icmpv6 type echo-request", 128
+	}
+	return clause{text, append(isICMP(f).exprs,
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}, equal(kind))}
+}
+
+func targetIs(f family, a netip.Addr) clause {
+	return clause{f.name + " daddr " + a.String(), []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: f.target, Len: f.length},
+		equal(a.AsSlice()...),
+	}}
+}
+
+func toPort(port uint16) clause {
+	return clause{fmt.Sprintf("th dport %d", port), []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		equal(binary.BigEndian.AppendUint16(nil, port)...),
+	}}
+}
+
+// tracked matches connections by bits that the connection tracking knows.
+func tracked(key expr.CtKey, bits uint32, text string) clause {
+	return clause{text, []expr.Any{
+		&expr.Ct{Key: key, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: native(bits), Xor: native(0)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: native(0)},
+	}}
+}
+
+// answers matches what belongs to a connection that there is.
+func answers() clause {
+	return tracked(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, "ct state established,related")
+}
+
+// ofTranslated matches what has been sent elsewhere than it was meant to.
+func ofTranslated() clause {
+	const destination = 1 << 5 // IPS_DST_NAT
+	return tracked(expr.CtKeySTATUS, destination, "ct status dnat")
+}
+
+func translated(f family, to netip.AddrPort) clause {
+	const port = unix.NFT_REG_2
+	return clause{fmt.Sprintf("dnat %s to %v", f.name, to), []expr.Any{
+		&expr.Immediate{Register: reg, Data: to.Addr().AsSlice()},
+		&expr.Immediate{Register: port, Data: binary.BigEndian.AppendUint16(nil, to.Port())},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: uint32(f.proto), RegAddrMin: reg, RegProtoMin: port},
+	}}
+}
+
+func masquerade() clause { return clause{"masquerade", []expr.Any{&expr.Masq{}}} }
+
+func reset() clause {
+	return clause{"reject with tcp reset", []expr.Any{&expr.Reject{Type: unix.NFT_REJECT_TCP_RST}}}
+}
+
+func reject() clause {
+	return clause{"reject with icmpx admin-prohibited", []expr.Any{
+		&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED},
+	}}
+}

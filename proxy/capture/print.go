@@ -48,11 +48,14 @@ func (r Rules) Print(w io.Writer) error {
 		}
 		b.WriteString("\t}\n")
 	}
-	fmt.Fprintf(&b, "\tchain "+ourChain+" {\n\t\t%s; policy accept;\n", t.words)
-	for _, rule := range t.rules {
-		fmt.Fprintf(&b, "\t\t%s\n", ruleText(rule))
+	for _, chain := range t.chains {
+		fmt.Fprintf(&b, "\tchain %s {\n\t\t%s; policy accept;\n", chain.name, chain.words)
+		for _, rule := range chain.rules {
+			fmt.Fprintf(&b, "\t\t%s\n", ruleText(rule))
+		}
+		b.WriteString("\t}\n")
 	}
-	b.WriteString("\t}\n}\nEND\n")
+	b.WriteString("}\nEND\n")
 	_, err = io.WriteString(w, b.String())
 	return err
 }

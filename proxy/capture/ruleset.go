@@ -12,10 +12,17 @@ import (
 // connectedSet is what the sets begin with that hold the machine's networks.
 const connectedSet = "connected"
 
-// ruleset is our table: what it looks things up in, and its one chain.
+// ruleset is a table of ours: what it looks things up in, and its chains.
 type ruleset struct {
-	sets     []set
+	table  string
+	sets   []set
+	chains []*chain
+}
+
+type chain struct {
+	name     string
 	kind     nftables.ChainType
+	hook     *nftables.ChainHook
 	priority *nftables.ChainPriority
 	words    string // kind, hook and priority in nft's words
 	rules    [][]clause
@@ -42,13 +49,13 @@ type set struct {
 // Only first packets come as far as the filters. Past them, the answers in
 // connections that were excluded would seem to be new connections.
 func (r Rules) ruleset() ruleset {
-	t := ruleset{
-		kind: nftables.ChainTypeFilter, priority: nftables.ChainPriorityMangle,
-		words: "type filter hook prerouting priority mangle",
-	}
+	t := ruleset{table: Table}
 	if r.Mode == Redirect {
-		t.kind, t.priority = nftables.ChainTypeNAT, nftables.ChainPriorityNATDest
-		t.words = "type nat hook prerouting priority dstnat"
+		t.chain(ourChain, nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
+			"type nat hook prerouting priority dstnat")
+	} else {
+		t.chain(ourChain, nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
+			"type filter hook prerouting priority mangle")
 	}
 	t.rule(hasMark(r.OwnMark), pass())
 	t.rule(notTCP(), pass())
@@ -87,10 +94,7 @@ func (r Rules) families() []family {
 
 // capture adds what is excluded and what is included of one family.
 func (t *ruleset) capture(r Rules, f family, ports []clause) {
-	suffix, kind := f.suffix(), nftables.TypeIPAddr
-	if !f.v4() {
-		kind = nftables.TypeIP6Addr
-	}
+	suffix, kind := f.suffix(), f.addresses()
 	if r.Connected == ConnectedLeave {
 		// The set is there even if it is empty: it tells how the rules were applied.
 		t.rule(ofFamily(f), targetIn(f, t.set(connectedSet+suffix, kind, addressElements(r.connected, f.v4()))), pass())
@@ -139,7 +143,17 @@ func (t *ruleset) set(name string, kind nftables.SetDatatype, elements []element
 	return s
 }
 
-func (t *ruleset) rule(clauses ...clause) { t.rules = append(t.rules, clauses) }
+// chain begins a chain, to which rules are added from now on.
+func (t *ruleset) chain(
+	name string, kind nftables.ChainType, hook *nftables.ChainHook, priority *nftables.ChainPriority, words string,
+) {
+	t.chains = append(t.chains, &chain{name: name, kind: kind, hook: hook, priority: priority, words: words})
+}
+
+func (t *ruleset) rule(clauses ...clause) {
+	last := t.chains[len(t.chains)-1]
+	last.rules = append(last.rules, clauses)
+}
 
 func ruleText(clauses []clause) string {
 	words := make([]string, 0, len(clauses))

@@ -35,7 +35,10 @@ func (c *Config) check() error {
 		if l.Name != "" {
 			errs = append(errs, unique(names, key+".name", l.Name))
 		}
-		if l.Device != "" {
+		switch inKernel := l.Is(access.WireGuard) && l.WireGuard.Path() != DatapathNetstack; {
+		case inKernel && l.Name != "":
+			errs = append(errs, unique(devices, key+".device", l.Interface()))
+		case !inKernel && l.Device != "":
 			errs = append(errs, unique(devices, key+".device", l.Device))
 		}
 		errs = append(errs, taken.add(key+".address", l.network(), l.Address))
@@ -46,7 +49,7 @@ func (c *Config) check() error {
 	} else if _, err := c.Policy(); err != nil {
 		errs = append(errs, err)
 	}
-	errs = append(errs, c.checkAgents(), c.checkSources(), c.Limits.check())
+	errs = append(errs, c.checkDatapath(), c.checkAgents(), c.checkSources(), c.Limits.check())
 	if c.Telemetry.Address != "off" {
 		errs = append(errs, checkAddress("telemetry.address", c.Telemetry.Address),
 			taken.add("telemetry.address", "tcp", c.Telemetry.Address))

@@ -46,6 +46,8 @@ type (
 	Param string
 	// Protocol names a transport; empty: any.
 	Protocol string
+	// Datapath says who ends the tunnels of mode wireguard; empty: netstack.
+	Datapath string
 	// Undecided says what becomes of a connection without a server name; empty: next.
 	Undecided string
 	// Class names what a flow is for; empty: not set.
@@ -67,6 +69,7 @@ type (
 var (
 	classValues     = []string{flow.Bulk.String(), flow.DelaySensitive.String(), flow.Guarantee.String()}
 	protocolValues  = []string{string(policy.TCP), string(policy.UDP), string(policy.ICMP)}
+	datapathValues  = []string{string(DatapathAuto), string(DatapathKernel), string(DatapathNetstack)}
 	undecidedValues = []string{"next", "refuse"}
 	sendProxyValues = []string{"off", "v1", "v2"}
 	envelopeValues  = []string{"auto", "ebpf", "bbr", "cubic", "reno"}
@@ -286,6 +289,11 @@ func (p *Param) UnmarshalYAML(node ast.Node) error {
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (p *Protocol) UnmarshalYAML(node ast.Node) error {
 	return read(node, p, oneOf[Protocol](protocolValues))
+}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (d *Datapath) UnmarshalYAML(node ast.Node) error {
+	return read(node, d, oneOf[Datapath](datapathValues))
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.

@@ -67,6 +67,7 @@ var scalars = map[reflect.Type]object{
 	reflect.TypeFor[Param]():     {"type": []string{"number", "string"}},
 	reflect.TypeFor[Class]():     {"enum": classValues},
 	reflect.TypeFor[Protocol]():  {"enum": protocolValues},
+	reflect.TypeFor[Datapath]():  {"enum": datapathValues},
 	reflect.TypeFor[Undecided](): {"enum": undecidedValues},
 	reflect.TypeFor[Fraction]():  {"type": "number", "minimum": 0, "maximum": 1},
 	reflect.TypeFor[Refuse]():    {"type": []string{"boolean", "string"}, "minLength": 1},

@@ -34,6 +34,7 @@ type WireGuard struct {
 	PeersFile      string   `yaml:"peers_file" reload:"yes"`
 	Peers          []Peer   `yaml:"peers" reload:"yes"`
 	Pool           []Prefix `yaml:"pool" reload:"yes"`
+	Datapath       Datapath `yaml:"datapath"`
 }
 
 // Peer is one client of a tunnel.
@@ -130,10 +131,10 @@ func (p Peer) Access() access.Peer {
 	}
 }
 
-// NoNetstack is why a build without Netstack has no tunnels, and the cure.
+// NoNetstack is why a build without Netstack does not end tunnels itself, and the cure.
 const NoNetstack = "this is the build for routers (-tags nonetstack), which has no network stack of its own and no " +
-	"QUIC, so no tunnel can end in it; install the full build, or capture what comes out of the kernel's tunnel by " +
-	"mode tproxy"
+	"QUIC, so no tunnel can end in it; install the full build, or have the kernel end it: mode wireguard with " +
+	"wireguard.datapath: kernel"
 
 // checkTunnel is about the keys of tunnels, in listeners that are and others.
 func (l *Listener) checkTunnel(key string) error {
@@ -151,7 +152,14 @@ func (l *Listener) checkTunnel(key string) error {
 			!l.Is(access.WireGuard) && !l.WireGuard.isZero(), ".wireguard",
 			"only mode wireguard has this; remove it or change the mode",
 		},
-		{!l.Is(access.TUN) && l.Device != "", ".device", "only mode tun has a device; remove it or change the mode"},
+		{
+			!l.Is(access.TUN) && !l.Is(access.WireGuard) && l.Device != "", ".device",
+			"only modes tun and wireguard have a device; remove it or change the mode",
+		},
+		{
+			l.Is(access.WireGuard) && l.Device != "" && l.WireGuard.Path() == DatapathNetstack, ".device",
+			"datapath netstack needs no interface; remove it, or set wireguard.datapath to kernel or auto",
+		},
 		{
 			!l.Tunnels() && l.Tunnel != Tunnel{}, ".tunnel",
 			"only modes wireguard, tun and masque are tunnels; remove it or change the mode",
@@ -165,7 +173,7 @@ func (l *Listener) checkTunnel(key string) error {
 			errs = append(errs, keyErrorf(key+k.name, "%s", k.why))
 		}
 	}
-	if l.Tunnels() && !Netstack {
+	if l.Tunnels() && !Netstack && (!l.Is(access.WireGuard) || l.WireGuard.Path() == DatapathNetstack) {
 		errs = append(errs, keyErrorf(key+".mode", "%s", NoNetstack))
 	}
 	if idle := time.Duration(l.Tunnel.UDPIdle); l.Tunnels() && idle != 0 && idle < time.Second {
@@ -191,14 +199,11 @@ func (l *Listener) checkDevice(key string) error {
 	if l.Address != "" {
 		errs = append(errs, keyErrorf(key+".address", "mode tun has a device and no address; remove it"))
 	}
-	switch name := l.Device; {
-	case name == "":
+	if l.Device == "" {
 		errs = append(errs, keyErrorf(key+".device",
 			"missing; mode tun needs the name of a TUN device, such as penstock0, which is made unless it exists"))
-	case len(name) > maxDevice || strings.ContainsAny(name, "/ :%") || name == "." || name == "..":
-		errs = append(errs, keyErrorf(key+".device",
-			"%q is no name of a network device: at most 15 bytes without spaces, / : or %%", name))
 	}
+	errs = append(errs, l.checkDeviceName(key))
 	if l.Tunnel.Isolate != nil && *l.Tunnel.Isolate {
 		errs = append(errs, keyErrorf(key+".tunnel.isolate",
 			"mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network"))
@@ -209,10 +214,18 @@ func (l *Listener) checkDevice(key string) error {
 	return errors.Join(errs...)
 }
 
+func (l *Listener) checkDeviceName(key string) error {
+	if name := l.Device; len(name) > maxDevice || strings.ContainsAny(name, "/ :%") || name == "." || name == ".." {
+		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%",
+			name)
+	}
+	return nil
+}
+
 func (l *Listener) checkWireGuard(key string) error {
 	w := &l.WireGuard
 	at := key + ".wireguard"
-	var errs []error
+	errs := []error{l.checkDeviceName(key)}
 	if w.ConfigFile == "" || l.Address != "" {
 		err := checkAddress(key+".address", l.Address)
 		if host, _, _ := net.SplitHostPort(l.Address); err == nil && host != "" && host != "::" && host != "0.0.0.0" {
@@ -282,7 +295,7 @@ func (p Peer) check(key string) error {
 
 func (w WireGuard) isZero() bool {
 	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" &&
-		len(w.Peers) == 0 && len(w.Pool) == 0
+		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == ""
 }
 
 // port is that of an address that has been checked.

@@ -207,8 +207,33 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			"listeners[0].wireguard", "only mode wireguard",
 		},
 		"a device elsewhere": {
+			"listeners: [{name: v, mode: mixed, address: \"127.0.0.1:1\", device: t}]", "listeners[0].device",
+			"only modes tun and wireguard",
+		},
+		"a device without a use": {
 			wireguard("device: t, wireguard: {" + key + "}"), "listeners[0].device",
-			"only mode tun",
+			"set wireguard.datapath to kernel or auto",
+		},
+		"a device of the kernel's that cannot be": {
+			wireguard("device: a/b, wireguard: {datapath: kernel, " + key + "}"), "listeners[0].device",
+			"no name of a network device",
+		},
+		"an unknown datapath": {
+			wireguard("wireguard: {datapath: ebpf, " + key + "}"), "listeners[0].wireguard.datapath", "not one of auto",
+		},
+		"a share of what the kernel forwards": {
+			wireguard("tunnel: {udp_share: 0.5}, wireguard: {datapath: kernel, " + key + "}"),
+			"listeners[0].tunnel.udp_share", "datapath: netstack",
+		},
+		"a window for what the kernel forwards": {
+			wireguard("wireguard: {datapath: kernel, "+key+"}") +
+				"\nrules: [{name: r, match: {protocol: udp}, max_rate: 1mbit}]",
+			"rules[0].match.protocol", "have it refuse",
+		},
+		"one interface twice": {
+			"listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {datapath: auto, " + key + "}}, " +
+				"{name: w, mode: wireguard, address: \":2\", device: wg-v, wireguard: {datapath: kernel, " + key + "}}]",
+			"listeners[1].device", "already listeners[0].device",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

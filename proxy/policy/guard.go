@@ -58,6 +58,15 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
+// Closed returns all that a Guard refuses by the address alone, the machine's own aside.
+func Closed() []netip.Prefix {
+	var all []netip.Prefix
+	for _, k := range classes {
+		all = append(all, k.prefixes...)
+	}
+	return all
+}
+
 // Check returns why addr must not be dialled, or nil.
 func (g Guard) Check(addr netip.Addr) error {
 	if !addr.IsValid() {

@@ -62,6 +62,9 @@ var table = []rule{
 	{packages: "proxy/datapath/...", module: []string{"cc", "cc/flow", "proxy/datapath/..."}},
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath/..."}},
 	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath", "proxy/ingress"}},
+	{packages: "proxy/tunnel/kernelspace", module: []string{
+		"cc", "cc/flow", "proxy/access", "proxy/capture", "proxy/datapath", "proxy/ingress", "proxy/tunnel",
+	}},
 	{packages: "proxy/tunnel/userspace", module: []string{
 		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/ingress", "proxy/tunnel",
 	}},
@@ -113,12 +116,13 @@ var homes = map[string][]string{
 	"github.com/google/nftables/...":   {"proxy/capture", "internal/netlab"},
 	"github.com/mdlayher/...":          {"proxy/linkstat"},
 	"github.com/vishvananda/...": {
-		"proxy/capture", "proxy/ingress", "proxy/linkstat", "internal/doctor", "internal/netlab", "internal/lab/bench",
+		"proxy/capture", "proxy/ingress", "proxy/linkstat", "proxy/tunnel/kernelspace", "internal/doctor",
+		"internal/netlab", "internal/lab/bench",
 	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
-	"golang.zx2c4.com/...":               {"proxy/tunnel/userspace", "internal/netlab"},
+	"golang.zx2c4.com/...":               {"proxy/tunnel/userspace", "proxy/tunnel/kernelspace", "internal/netlab"},
 	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab"},
 	"github.com/yosida95/...":            {"proxy/tunnel/userspace", "internal/netlab"},
 	"gonum.org/v1/plot/...":              {"internal/lab/..."},

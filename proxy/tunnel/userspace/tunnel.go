@@ -95,7 +95,7 @@ func (l *Listener) Forward(cfg access.Datagrams, with tunnel.Forwarding) {
 	l.outside.Forward(l.forward)
 }
 
-// Apply implements tunnel.Listener.
+// Apply puts settings into force; an error changes nothing.
 func (l *Listener) Apply(s tunnel.Settings) error {
 	if err := l.outside.Apply(s); err != nil {
 		return fmt.Errorf("tunnel: listener %q: %w", l.name, err)

@@ -156,7 +156,7 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 		}
 	}
 	for key, p := range next {
-		if old, known := w.peers[key]; !known || !samePeer(old, p) {
+		if old, known := w.peers[key]; !known || !old.Equal(p) {
 			writePeer(&b, p)
 		}
 	}
@@ -168,12 +168,7 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	return nil
 }
 
-func samePeer(p, q access.Peer) bool {
-	return p.Name == q.Name && p.Preshared == q.Preshared && p.Keepalive == q.Keepalive &&
-		slices.Equal(p.AllowedIPs, q.AllowedIPs)
-}
-
-// write adds the peer in the words of WireGuard's configuration protocol.
+// writePeer adds the peer in the words of WireGuard's configuration protocol.
 func writePeer(b *strings.Builder, p access.Peer) {
 	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.Hex())
 	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(),

@@ -74,6 +74,14 @@ func find(t *testing.T, programs ...string) map[string]string {
 // open builds the network with a proxy.
 func open(t *testing.T, o edge.Options) *scene {
 	t.Helper()
+	s := lay(t)
+	s.start(o)
+	return s
+}
+
+// lay builds the network.
+func lay(t *testing.T) *scene {
+	t.Helper()
 	labtest.Need(t)
 	needUsers(t)
 	lab, err := netlab.NewRouted()
@@ -83,11 +91,17 @@ func open(t *testing.T, o edge.Options) *scene {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	require.NoError(t, os.Chmod(dir, 0o755)) //nolint:gosec // servers read it as users of their own
-	o.Executable, o.Server = labtest.Penstock(t), lab.ServerAddr.V4
-	p, err := edge.Start(t.Context(), lab.Edge, o)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, p.Stop()) })
-	return &scene{Routed: lab, t: t, proxy: p, dir: dir}
+	return &scene{Routed: lab, t: t, dir: dir}
+}
+
+// start starts a proxy, which ends with the test at the latest.
+func (s *scene) start(o edge.Options) {
+	s.t.Helper()
+	o.Executable, o.Server = labtest.Penstock(s.t), s.ServerAddr.V4
+	p, err := edge.Start(s.t.Context(), s.Edge, o)
+	require.NoError(s.t, err)
+	s.proxy = p
+	s.t.Cleanup(func() { require.NoError(s.t, p.Stop()) })
 }
 
 // captured is open with connections to these ports of the server captured.

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/lab/edge"
-	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
@@ -50,14 +50,20 @@ func newKeys(t *testing.T) keys {
 		"[%s/32]}]}}", private, peer, inner)}}
 }
 
+// wireGuardGo has wireguard-go make an interface, until the test ends.
+func (s *scene) wireGuardGo(at *netlab.Node, is map[string]string, device string) {
+	s.t.Helper()
+	s.serve(at, 0, is["wireguard-go"], "-f", device)
+	s.t.Cleanup(func() { _ = os.Remove("/var/run/wireguard/" + device + ".sock") })
+	require.Eventually(s.t, func() bool {
+		return at.Command(s.t.Context(), is["wg"], "show", device).Run() == nil
+	}, patience, 10*time.Millisecond)
+}
+
 // wireGuard brings the client's tunnel to the edge up; what is for the server takes it.
 func (s *scene) wireGuard(is map[string]string, k keys) {
 	s.t.Helper()
-	s.serve(s.Client, 0, is["wireguard-go"], "-f", device)
-	s.t.Cleanup(func() { _ = os.Remove("/var/run/wireguard/" + device + ".sock") })
-	require.Eventually(s.t, func() bool {
-		return s.Client.Command(s.t.Context(), is["wg"], "show", device).Run() == nil
-	}, patience, 10*time.Millisecond)
+	s.wireGuardGo(s.Client, is, device)
 	s.run(nil, is["wg"], "set", device, "private-key", k.own, "peer", k.edge.String(),
 		"endpoint", netip.AddrPortFrom(s.EdgeNear.V4, 51820).String(), "allowed-ips", "10.77.2.0/24")
 	s.run(nil, is["ip"], "addr", "add", inner+"/32", "dev", device)
@@ -90,7 +96,7 @@ func TestWireGuardGoOverARestartOfTheGateway(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip")
 	k := newKeys(t)
 	good := filepath.Join(t.TempDir(), "good")
-	k.Executable, k.Args = labtest.Penstock(t), []string{"--last-good", good}
+	k.Args = []string{"--last-good", good}
 	s := open(t, k.Options)
 	s.wireGuard(is, k)
 	server := netip.AddrPortFrom(s.ServerAddr.V4, 7)
@@ -124,9 +130,7 @@ func TestWireGuardGoOverARestartOfTheGateway(t *testing.T) {
 	pings.await(t, 1)
 	require.NoError(t, s.proxy.Stop())
 	before := pings.answers.Load()
-	s.proxy, err = edge.Start(t.Context(), s.Edge, k.Options)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, s.proxy.Stop()) })
+	s.start(k.Options)
 	pings.await(t, before+10)
 	gap := time.Duration(pings.gap.Load())
 	t.Logf("a restart of the gateway: no answer for %v", gap.Round(time.Millisecond))

@@ -1,0 +1,181 @@
+package capture
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/google/nftables"
+)
+
+// tunnelTable is what the names of tables of tunnels begin with; the interface follows.
+const tunnelTable = Table + "_"
+
+// Tunnel is what surrounds the interface of a tunnel that the kernel ends: what comes out
+// of it as TCP goes to a transparent listener, and the rest is forwarded, in this
+// machine's name. It stands beside Rules and knows nothing of them.
+//
+// When the listener is gone, what is TCP is forwarded, too.
+type Tunnel struct {
+	Interface string
+	Port      uint16 // of our listener, on every local address
+
+	Inside   []netip.Prefix // all addresses inside
+	Gateways []netip.Addr   // this machine's inside: they answer pings
+	DNS      netip.AddrPort // answers at Gateways of its family, at port 53; invalid: nobody does
+	Isolate  bool           // refuse what one peer sends to another
+	Closed   []netip.Prefix // where nothing may go
+	Open     []netip.Prefix // where it may all the same, this machine's own addresses included
+	Verdicts []Verdict      // the first that matches decides what else is forwarded; without any it is
+
+	routeTable int // where captured packets are routed to this machine
+}
+
+// Verdict says what becomes of what peers send that the kernel forwards.
+type Verdict struct {
+	Refuse           bool
+	Sources, Targets []netip.Prefix // empty: all
+	Ports            []PortRange    // of the target, over UDP and TCP; empty: all, of whatever protocol
+	UDP, ICMP        bool           // that alone; neither: whatever it is
+}
+
+// table is the name of the tunnel's table.
+func (t Tunnel) table() string { return tunnelTable + t.Interface }
+
+// families are those that there are addresses of inside.
+func (t Tunnel) families() []family {
+	return slices.DeleteFunc([]family{ipv4, ipv6}, func(f family) bool {
+		return !slices.ContainsFunc(t.Inside, func(p netip.Prefix) bool { return p.Addr().Is4() == f.v4() })
+	})
+}
+
+// ruleset builds the tunnel's table.
+//
+//	prerouting   TCP from the tunnel, but to this machine     to us
+//	dns          port 53 at the gateway's own address         to the name server
+//	input        from the tunnel to this machine              refused, but for pings, names, answers and Open
+//	forward      from the tunnel                              passes, unless to a peer or Closed
+//	             from elsewhere into the tunnel               answers alone
+//	postrouting  from the tunnel to elsewhere                 in this machine's name
+func (t Tunnel) ruleset() ruleset {
+	r := ruleset{table: t.table()}
+	families := t.families()
+	closed, open := map[family]set{}, map[family]set{}
+	for _, f := range families {
+		kind := f.addresses()
+		closed[f] = r.set("closed"+f.suffix(), kind, addressElements(t.Closed, f.v4()))
+		open[f] = r.set("open"+f.suffix(), kind, addressElements(t.Open, f.v4()))
+	}
+	from, to := fromInterface(t.Interface), toInterface(t.Interface)
+
+	r.chain("prerouting", nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityMangle,
+		"type filter hook prerouting priority mangle")
+	r.rule(notFromInterface(t.Interface), pass())
+	r.rule(notTCP(), pass())
+	r.rule(notFirst(), ofWildcardSocket(), pass())
+	r.rule(notFirst(), ofTransparentSocket(), addMark(DefaultMark), accept())
+	r.rule(notFirst(), pass())
+	r.rule(toThisMachine(), pass())
+	for _, f := range families {
+		r.rule(ofFamily(f), isTCP(), counted(), toProxy(f, t.Port), addMark(DefaultMark), accept())
+	}
+
+	r.chain("dns", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest,
+		"type nat hook prerouting priority dstnat")
+	for _, gateway := range t.Gateways {
+		if f := familyOf(gateway); t.DNS.IsValid() && f == familyOf(t.DNS.Addr()) {
+			for _, protocol := range []clause{isUDP(), isTCP()} {
+				r.rule(from, ofFamily(f), targetIs(f, gateway), protocol, toPort(dnsPort), translated(f, t.DNS))
+			}
+		}
+	}
+
+	r.chain("input", nftables.ChainTypeFilter, nftables.ChainHookInput, nftables.ChainPriorityFilter,
+		"type filter hook input priority filter")
+	r.rule(notFromInterface(t.Interface), pass())
+	r.rule(hasMark(DefaultMark), pass())
+	r.rule(answers(), pass())
+	r.rule(ofTranslated(), pass())
+	for _, gateway := range t.Gateways {
+		f := familyOf(gateway)
+		r.rule(ofFamily(f), targetIs(f, gateway), isEcho(f), pass())
+	}
+	for _, f := range families {
+		r.rule(ofFamily(f), targetIn(f, open[f]), pass())
+	}
+	r.rule(isTCP(), counted(), reset())
+	r.rule(counted(), reject())
+
+	r.chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter,
+		"type filter hook forward priority filter")
+	r.rule(answers(), pass())
+	if t.Isolate {
+		for _, f := range families {
+			r.rule(from, to, ofFamily(f), targetIn(f, open[f]), pass())
+		}
+		r.rule(from, to, counted(), reject())
+	}
+	for _, f := range families {
+		r.rule(from, ofFamily(f), targetIn(f, open[f]), pass())
+		r.rule(from, ofFamily(f), targetIn(f, closed[f]), counted(), reject())
+	}
+	for i, v := range t.Verdicts {
+		for _, f := range families {
+			r.verdict(v, f, from, strconv.Itoa(i)+f.suffix())
+		}
+	}
+	r.rule(from, pass())
+	r.rule(to, counted(), reject())
+
+	r.chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
+		"type nat hook postrouting priority srcnat")
+	r.rule(to, pass())
+	for _, f := range families {
+		inside := r.set("inside"+f.suffix(), f.addresses(), addressElements(t.Inside, f.v4()))
+		r.rule(ofFamily(f), sourceIn(f, inside), masquerade())
+	}
+	return r
+}
+
+// verdict adds what a Verdict means for a family; suffix makes the names of its sets.
+func (t *ruleset) verdict(v Verdict, f family, from clause, suffix string) {
+	rule := []clause{from, ofFamily(f)}
+	for _, part := range []struct {
+		name  string
+		in    func(family, set) clause
+		addrs []netip.Prefix
+	}{{"from", sourceIn, v.Sources}, {"to", targetIn, v.Targets}} {
+		if len(part.addrs) == 0 {
+			continue
+		}
+		elements := addressElements(part.addrs, f.v4())
+		if len(elements) == 0 {
+			return // it is about the other family
+		}
+		rule = append(rule, part.in(f, t.set(part.name+suffix, f.addresses(), elements)))
+	}
+	protocols := [][]clause{nil}
+	switch {
+	case v.ICMP && len(v.Ports) > 0:
+		return // it has none
+	case v.ICMP:
+		protocols = [][]clause{{isICMP(f)}}
+	case v.UDP:
+		protocols = [][]clause{{isUDP()}}
+	case len(v.Ports) > 0:
+		protocols = [][]clause{{isUDP()}, {isTCP()}}
+	}
+	var ports []clause
+	if len(v.Ports) > 0 {
+		s := t.set("ports"+suffix, nftables.TypeInetService, portElements(v.Ports))
+		ports = append(ports, clause{"th dport @" + s.name, portIn(s).exprs})
+	}
+	for _, protocol := range protocols {
+		all := slices.Concat(rule, protocol, ports)
+		if v.Refuse {
+			t.rule(append(all, counted(), reject())...)
+		} else {
+			t.rule(append(all, pass())...)
+		}
+	}
+}

@@ -1,0 +1,119 @@
+package capture
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// What belongs to tunnels in the kernel, by which Remove finds it.
+const (
+	TunnelProtocol = RouteProtocol + 1 // origin of their routes and policy rules
+	tunnelPriority = RulePriority + 1
+	tunnelRoutes   = DefaultRouteTable + 100 // the first of their route tables; the interface's index is added
+)
+
+// Apply makes what is installed for the tunnel exactly what it says, whatever there was.
+// The interface exists. After an error nothing is installed.
+func (t Tunnel) Apply(ctx context.Context) (err error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return explain("open netlink", err)
+	}
+	defer h.Close()
+	link, err := h.LinkByName(t.Interface)
+	if err != nil {
+		return explain("find interface "+t.Interface, err)
+	}
+	t.routeTable = tunnelRoutes + link.Attrs().Index
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, t.Remove(ctx))
+		}
+	}()
+	if err := t.route(h); err != nil {
+		return err
+	}
+	return replaceTable(t.ruleset())
+}
+
+// Remove takes away what Apply made, the interface gone or not.
+func (t Tunnel) Remove(context.Context) error {
+	c, err := nftables.New()
+	if err != nil {
+		return explain("open nftables", err)
+	}
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: t.table()}
+	c.AddTable(table) // deleting needs it to be there
+	c.DelTable(table)
+	if err := c.Flush(); err != nil {
+		return explain("delete the nftables table", err)
+	}
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return explain("open netlink", err)
+	}
+	defer h.Close()
+	var errs error
+	for _, f := range []family{ipv4, ipv6} {
+		errs = errors.Join(errs, t.unroute(h, f))
+	}
+	return errs
+}
+
+// route has captured packets of the tunnel routed to this machine.
+func (t Tunnel) route(h *netlink.Handle) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return explain("find lo", err)
+	}
+	for _, f := range []family{ipv4, ipv6} {
+		if err := t.unroute(h, f); err != nil {
+			return err
+		}
+	}
+	for _, f := range t.families() {
+		route := localRoute(t.routeTable, f, lo.Attrs().Index)
+		route.Protocol = TunnelProtocol
+		if err := h.RouteReplace(route); err != nil {
+			return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, t.routeTable), err)
+		}
+		if err := h.RuleAdd(t.policyRule(f)); err != nil {
+			return explain(fmt.Sprintf("add the %s policy rule for %s", f.name, t.Interface), err)
+		}
+	}
+	return nil
+}
+
+func (t Tunnel) policyRule(f family) *netlink.Rule {
+	rule := policyRule(Rules{Mark: DefaultMark, RouteTable: t.routeTable}, f)
+	rule.Priority, rule.Protocol, rule.IifName = tunnelPriority, TunnelProtocol, t.Interface
+	return rule
+}
+
+// unroute removes the policy rules of the interface's name and the routes that they lead to.
+func (t Tunnel) unroute(h *netlink.Handle, f family) error {
+	rules, err := retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
+	if err != nil {
+		return explain("list the policy rules", err)
+	}
+	for _, rule := range rules {
+		if rule.Protocol != TunnelProtocol || rule.Family != int(f.af) || rule.IifName != t.Interface {
+			continue
+		}
+		if err := h.RuleDel(&rule); err != nil && !errors.Is(err, syscall.ENOENT) {
+			return explain("delete a policy rule", err)
+		}
+		route := localRoute(rule.Table, f, 0)
+		route.Protocol = TunnelProtocol
+		if err := h.RouteDel(route); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return explain("delete a local route", err)
+		}
+	}
+	return nil
+}

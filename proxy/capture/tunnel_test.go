@@ -1,0 +1,105 @@
+package capture
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+)
+
+func aTunnel() Tunnel {
+	prefix := netip.MustParsePrefix
+	return Tunnel{
+		Interface: "wg0", Port: 1081, Inside: []netip.Prefix{prefix("10.9.0.0/24"), prefix("fd09::/64"), prefix("10.9.0.2/32")},
+		Gateways: []netip.Addr{netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")},
+		DNS:      netip.MustParseAddrPort("192.0.2.53:53"), Isolate: true,
+		Closed: []netip.Prefix{prefix("169.254.0.0/16"), prefix("fe80::/10")}, Open: []netip.Prefix{prefix("10.9.0.3/32")},
+		Verdicts: []Verdict{
+			{Sources: []netip.Prefix{prefix("10.9.0.9/32")}, Ports: []PortRange{{53, 53}}},
+			{Refuse: true, Targets: []netip.Prefix{prefix("10.0.0.0/8"), prefix("fc00::/7")}},
+			{Refuse: true, UDP: true, Ports: []PortRange{{123, 123}, {443, 444}}},
+			{Refuse: true, ICMP: true},
+		},
+	}
+}
+
+// Once more, or after a process that was killed, there is what there was; after Remove
+// there is nothing, and the rules for others stay.
+func TestATunnelIsSurroundedAndLeftAsItWas(t *testing.T) {
+	for name, tunnel := range map[string]Tunnel{
+		"all of it": aTunnel(),
+		"little":    {Interface: "wg0", Port: 1081, Inside: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := newNamespace(t)
+			ns.do(t, func() error {
+				attrs := netlink.NewLinkAttrs()
+				attrs.Name = "wg0"
+				return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "wg1"})
+			})
+			ns.do(t, func() error { return everything().Apply(t.Context()) })
+			before := ns.state(t)
+			ns.do(t, func() error { return tunnel.Apply(t.Context()) })
+			once := ns.state(t)
+			require.Equal(t, 1, count(once, "table 1 penstock_wg0"))
+			rules := 0
+			for _, c := range tunnel.ruleset().chains {
+				rules += len(c.rules)
+			}
+			assert.Equal(t, rules, count(once, "rule 1 penstock_wg0"))
+			families := len(tunnel.families())
+			assert.Equal(t, count(before, "policy")+families, count(once, "policy"))
+			assert.Equal(t, count(before, "route")+families, count(once, "route"))
+			ns.do(t, func() error { return tunnel.Apply(t.Context()) })
+			assert.Equal(t, once, ns.state(t))
+
+			ns.do(t, func() error { return Tunnel{Interface: "wg0"}.Remove(t.Context()) })
+			assert.Equal(t, before, ns.state(t))
+			ns.do(t, func() error { return Tunnel{Interface: "wg0"}.Remove(t.Context()) })
+			assert.Equal(t, before, ns.state(t))
+
+			ns.do(t, func() error { return tunnel.Apply(t.Context()) })
+			ns.do(t, func() error { return Remove(t.Context()) })
+			assert.Equal(t, count(once, "rule 1 penstock_wg0"), count(ns.state(t), "rule 1 penstock_wg0"))
+		})
+	}
+}
+
+func TestATunnelWithoutItsInterfaceLeavesNothing(t *testing.T) {
+	ns := newNamespace(t)
+	before := ns.state(t)
+	ns.do(t, func() error {
+		assert.ErrorContains(t, aTunnel().Apply(t.Context()), "wg0")
+		return nil
+	})
+	assert.Equal(t, before, ns.state(t))
+}
+
+// What is printed for a rule is what nft says of it.
+func TestVerdictsReadAsTheyAreMeant(t *testing.T) {
+	var texts []string
+	for _, c := range aTunnel().ruleset().chains {
+		if c.name == "forward" {
+			for _, r := range c.rules {
+				texts = append(texts, ruleText(r))
+			}
+		}
+	}
+	const from = `iifname "wg0" meta nfproto `
+	const no = "counter reject with icmpx admin-prohibited"
+	for _, want := range []string{
+		from + "ipv4 ip saddr @from04 meta l4proto udp th dport @ports04 return",
+		from + "ipv4 ip daddr @to14 " + no,
+		from + "ipv6 ip6 daddr @to16 " + no,
+		from + "ipv6 meta l4proto udp th dport @ports26 " + no,
+		from + "ipv4 meta l4proto icmp " + no,
+		from + "ipv6 meta l4proto icmpv6 " + no,
+	} {
+		assert.Contains(t, texts, want)
+	}
+	for _, text := range texts {
+		assert.NotContains(t, text, "from06", "a source of the other family")
+	}
+}

@@ -1,0 +1,85 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// The datapaths of mode wireguard.
+const (
+	DatapathAuto     Datapath = "auto"
+	DatapathKernel   Datapath = "kernel"
+	DatapathNetstack Datapath = "netstack"
+)
+
+// Path is the datapath of a listener of mode wireguard, with what was not set.
+func (w WireGuard) Path() Datapath {
+	if w.Datapath == "" {
+		return DatapathNetstack
+	}
+	return w.Datapath
+}
+
+// Interface is the name of the interface that the kernel's WireGuard has.
+func (l Listener) Interface() string {
+	if l.Device != "" {
+		return l.Device
+	}
+	name := "wg-" + l.Name
+	return name[:min(len(name), maxDevice)]
+}
+
+// KernelLacks tells what of the configuration the kernel's WireGuard would not do, since
+// it forwards datagrams by itself: an error that names the keys; nil: it does all.
+func (c *Config) KernelLacks(l *Listener) error {
+	i := slices.IndexFunc(c.Listeners, func(other Listener) bool { return other.Name == l.Name })
+	key := fmt.Sprintf("listeners[%d].tunnel", i)
+	var errs []error
+	for _, k := range []struct {
+		name string
+		set  bool
+	}{
+		{".udp_share", l.Tunnel.UDPShare != nil},
+		{".udp_idle", l.Tunnel.UDPIdle != 0},
+		{".udp_sessions", l.Tunnel.UDPSessions != nil},
+	} {
+		if k.set {
+			errs = append(errs, keyErrorf(key+k.name, "the kernel forwards datagrams by itself; remove this, or take "+
+				"wireguard.datapath: netstack"))
+		}
+	}
+	for i, r := range c.Rules {
+		if m := r.Match; l.sentBy(m) && m.Protocol != "" && r.Refuse == "" {
+			errs = append(errs, keyErrorf(fmt.Sprintf("rules[%d].match.protocol", i), "what the kernel forwards out of "+
+				"listener %q has no window, so that this rule can refuse it and nothing else; have it refuse, or take "+
+				"wireguard.datapath: netstack", l.Name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sentBy reports whether datagrams out of the listener's tunnel may match.
+func (l *Listener) sentBy(m Match) bool {
+	return (len(m.Listener) == 0 || slices.Contains(m.Listener, l.Name)) && len(m.ServerName)+len(m.Host) == 0 &&
+		m.Protocol != "tcp"
+}
+
+// DatagramRules are the rules that datagrams out of the listener's tunnel may match, in
+// order.
+func (c *Config) DatagramRules(l *Listener) []Rule {
+	return slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return !l.sentBy(r.Match) })
+}
+
+// checkDatapath is about who ends the tunnels of mode wireguard.
+func (c *Config) checkDatapath() error {
+	var errs []error
+	for i := range c.Listeners {
+		if l := &c.Listeners[i]; l.Is(access.WireGuard) && l.WireGuard.Path() == DatapathKernel {
+			errs = append(errs, c.KernelLacks(l))
+		}
+	}
+	return errors.Join(errs...)
+}

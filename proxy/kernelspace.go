@@ -1,0 +1,90 @@
+package proxy
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+	"github.com/penstock-net/penstock/proxy/tunnel/kernelspace"
+)
+
+// kernelWay is a tunnel that the kernel ends as a Way.
+type kernelWay struct {
+	*kernelspace.WireGuard
+	log *slog.Logger
+}
+
+// openInKernel opens a listener of mode wireguard whose tunnel the kernel ends. Where
+// that is for us to choose, it is refused to what the kernel would not do.
+func openInKernel(
+	ctx context.Context, l WayConfig, wrap ingress.Wrap,
+	dial func(context.Context, kernel.DialConfig) (datapath.Conn, error), log *slog.Logger,
+) (Way, error) {
+	if l.WireGuard.Path() == config.DatapathAuto {
+		if l.KernelLacks != nil {
+			return nil, l.KernelLacks
+		}
+		if off := kernelspace.ForwardingOff(config.Prefixes(l.WireGuard.Pool)); len(off) > 0 {
+			return nil, fmt.Errorf("the kernel forwards nothing that is not TCP: %s is 0", strings.Join(off, " and "))
+		}
+	}
+	settings, err := l.kernelSettings()
+	if err != nil {
+		return nil, fmt.Errorf("proxy: listener %q: %w", l.Name, err)
+	}
+	port, err := l.port()
+	if err != nil {
+		return nil, err
+	}
+	w, err := kernelspace.Listen(ctx, kernelspace.Config{
+		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey), MTU: l.MTU(),
+		Closed: policy.Closed(), Socket: l.ingress(log), Wrap: wrap, Log: log,
+		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
+			return dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
+		},
+	}, settings)
+	if err != nil {
+		return nil, err
+	}
+	return kernelWay{w, log}, nil
+}
+
+// kernelSettings are settings with the rules for what the kernel forwards by itself.
+func (l WayConfig) kernelSettings() (tunnel.Settings, error) {
+	s, err := l.settings()
+	for _, r := range l.DatagramRules {
+		rule := tunnel.Rule{
+			Refuse: r.Refuse != "", Sources: config.Prefixes(r.Match.Source), Targets: config.Prefixes(r.Match.Destination),
+			UDP: r.Match.Protocol == "udp", ICMP: r.Match.Protocol == "icmp",
+		}
+		for _, p := range r.Match.Ports {
+			rule.Ports = append(rule.Ports, [2]uint16{p.First, p.Last})
+		}
+		s.Rules = append(s.Rules, rule)
+	}
+	return s, err
+}
+
+// Apply implements Way.
+func (w kernelWay) Apply(next WayConfig) error {
+	s, err := next.kernelSettings()
+	if err != nil {
+		return err
+	}
+	if next.KernelLacks != nil {
+		return fmt.Errorf("the kernel ends the tunnel: %w", next.KernelLacks)
+	}
+	return w.WireGuard.Apply(s, next.ingress(w.log))
+}
+
+// Tunnel implements Way.
+func (w kernelWay) Tunnel() tunnel.Listener { return w.WireGuard }

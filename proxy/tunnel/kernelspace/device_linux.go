@@ -1,0 +1,333 @@
+package kernelspace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// ours is the alias of an interface that we made: one that a process before this one has
+// left behind is taken over.
+const ours = "made by penstock"
+
+// discard is the port to which nothing is sent that has a meaning (RFC 863).
+const discard = 9
+
+// device is the interface and what configures it.
+type device struct {
+	name    string
+	made    bool // by us, so that it goes at the end
+	blank   bool // it had no key
+	raised  bool // by us
+	link    netlink.Link
+	claim   io.Closer // which nobody else in this network namespace has, and which ends with the process
+	control *wgctrl.Client
+	port    int
+	added   []netlink.Addr
+	routes  []netip.Prefix
+}
+
+// openDevice finds or makes the interface, with its keys and its port. The peers are those
+// that it has, of which nothing but the keys is told.
+func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err error) {
+	d = &device{name: cfg.Interface}
+	if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
+		return nil, nil, fmt.Errorf("another listener of a Penstock has it: %w", err)
+	}
+	if d.control, err = wgctrl.New(); err != nil {
+		return nil, nil, errors.Join(err, d.claim.Close())
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+			d = nil
+		}
+	}()
+	if err := d.find(); err != nil {
+		return d, nil, err
+	}
+	key, port := wgtypes.Key(cfg.PrivateKey), int(cfg.Port)
+	is, err := d.control.Device(d.name)
+	if err != nil {
+		return d, nil, d.explain("is no WireGuard interface", err)
+	}
+	d.blank = is.PrivateKey == wgtypes.Key{}
+	if is.PrivateKey != key && !d.blank {
+		d.made = false
+		return d, nil, errors.New("it is another's: it has another private key")
+	}
+	err = d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &key, ListenPort: &port})
+	if err != nil {
+		return d, nil, d.explain(fmt.Sprintf("UDP port %d", port), err)
+	}
+	peers = map[access.Key]access.Peer{}
+	for _, p := range is.Peers {
+		peers[access.Key(p.PublicKey)] = access.Peer{}
+	}
+	return d, peers, netlink.LinkSetMTU(d.link, cfg.MTU)
+}
+
+// find looks for the interface, and makes it where there is none.
+func (d *device) find() (err error) {
+	d.link, err = netlink.LinkByName(d.name)
+	if err == nil {
+		d.made = d.link.Attrs().Alias == ours
+		return nil
+	}
+	if !errors.As(err, new(netlink.LinkNotFoundError)) {
+		return d.explain("find it", err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = d.name
+	if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
+		return d.explain("make it", err)
+	}
+	d.made = true
+	if d.link, err = netlink.LinkByName(d.name); err != nil {
+		return d.explain("find it", err)
+	}
+	if err := netlink.LinkSetAlias(d.link, ours); err != nil {
+		return d.explain("name it", err)
+	}
+	return nil
+}
+
+// explain says what is missing, and how to get it.
+func (d *device) explain(what string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EOPNOTSUPP):
+		return fmt.Errorf("%s: the kernel has no WireGuard: load its module (modprobe wireguard): %w", what, err)
+	case errors.Is(err, syscall.EPERM):
+		return fmt.Errorf("%s: needs CAP_NET_ADMIN: run as root, or AmbientCapabilities=CAP_NET_ADMIN in the systemd "+
+			"unit: %w", what, err)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// up has packets come, and finds out which port was chosen.
+func (d *device) up() error {
+	d.raised = d.link.Attrs().Flags&net.FlagUp == 0
+	if err := netlink.LinkSetUp(d.link); err != nil {
+		return d.explain("set it up", err)
+	}
+	is, err := d.control.Device(d.name)
+	if err != nil {
+		return err
+	}
+	d.port = is.ListenPort
+	return d.reroute() // routes need an interface that is up
+}
+
+// setPeers takes those that are for those that are to be.
+func (d *device) setPeers(are, next map[access.Key]access.Peer) error {
+	var peers []wgtypes.PeerConfig
+	for key := range are {
+		if _, stays := next[key]; !stays {
+			peers = append(peers, wgtypes.PeerConfig{PublicKey: wgtypes.Key(key), Remove: true})
+		}
+	}
+	for key, p := range next {
+		if old, known := are[key]; known && old.Equal(p) {
+			continue
+		}
+		shared, alive := wgtypes.Key(p.Preshared), p.Keepalive
+		peer := wgtypes.PeerConfig{
+			PublicKey: wgtypes.Key(key), PresharedKey: &shared, PersistentKeepaliveInterval: &alive, ReplaceAllowedIPs: true,
+		}
+		for _, a := range p.AllowedIPs {
+			peer.AllowedIPs = append(peer.AllowedIPs, *ipNet(a.Masked()))
+		}
+		peers = append(peers, peer)
+	}
+	if len(peers) == 0 {
+		return nil
+	}
+	if err := d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: peers}); err != nil {
+		return fmt.Errorf("set peers: %w", err)
+	}
+	return nil
+}
+
+// address gives the interface the gateway's addresses, and has what is inside routed there.
+func (d *device) address(gateways, inside []netip.Prefix) error {
+	var wanted []netlink.Addr
+	for _, g := range gateways {
+		a := netlink.Addr{IPNet: ipNet(g)}
+		wanted = append(wanted, a)
+		if err := netlink.AddrReplace(d.link, &a); err != nil {
+			return d.explain("add address "+g.String(), err)
+		}
+	}
+	for _, a := range d.added {
+		if !slices.ContainsFunc(wanted, a.Equal) {
+			if err := netlink.AddrDel(d.link, &a); err != nil && !errors.Is(err, syscall.EADDRNOTAVAIL) {
+				return d.explain("remove address "+a.String(), err)
+			}
+		}
+	}
+	d.added = wanted
+	before := d.routes
+	d.routes = slices.DeleteFunc(slices.Clone(inside), func(p netip.Prefix) bool {
+		return slices.ContainsFunc(gateways, func(g netip.Prefix) bool { return g.Masked() == p.Masked() })
+	})
+	for _, p := range before {
+		if !slices.Contains(d.routes, p) {
+			if err := netlink.RouteDel(d.route(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return d.explain("remove the route to "+p.String(), err)
+			}
+		}
+	}
+	return d.reroute()
+}
+
+// reroute adds the routes that peers' addresses need beside the pool's. A link that is
+// down has none.
+func (d *device) reroute() error {
+	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
+	if err != nil {
+		return d.explain("find it", err)
+	}
+	if link.Attrs().Flags&net.FlagUp == 0 {
+		return nil
+	}
+	for _, p := range d.routes {
+		if err := netlink.RouteReplace(d.route(p)); err != nil {
+			return d.explain("add a route to "+p.String(), err)
+		}
+	}
+	return nil
+}
+
+func (d *device) route(to netip.Prefix) *netlink.Route {
+	return &netlink.Route{
+		LinkIndex: d.link.Attrs().Index, Dst: ipNet(to.Masked()), Scope: netlink.SCOPE_LINK,
+		Protocol: capture.TunnelProtocol,
+	}
+}
+
+// resume says where a peer was, and sends it something, unless it has been heard from.
+func (d *device) resume(p access.Peer, where netip.AddrPort) error {
+	is, err := d.control.Device(d.name)
+	if err != nil {
+		return err
+	}
+	for _, known := range is.Peers {
+		if known.PublicKey == wgtypes.Key(p.PublicKey) && known.Endpoint != nil {
+			return nil
+		}
+	}
+	err = d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+		PublicKey: wgtypes.Key(p.PublicKey), UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(where),
+	}}})
+	if err != nil || len(p.AllowedIPs) == 0 {
+		return err
+	}
+	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.AllowedIPs[0].Addr(), discard)))
+	if err != nil {
+		return err
+	}
+	_, err = c.Write([]byte{0})
+	return errors.Join(err, c.Close())
+}
+
+// traffic is that of the interface: bytes, and packets to peers that were lost.
+func (d *device) traffic() (received, sent, lost uint64, err error) {
+	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	if s := link.Attrs().Statistics; s != nil {
+		received, sent, lost = s.RxBytes, s.TxBytes, s.TxDropped
+	}
+	return received, sent, lost, nil
+}
+
+// states are the peers as WireGuard knows them, by name.
+func (d *device) states(peers map[access.Key]access.Peer) ([]tunnel.PeerState, error) {
+	is, err := d.control.Device(d.name)
+	if err != nil {
+		return nil, err
+	}
+	states := make([]tunnel.PeerState, 0, len(is.Peers))
+	for _, p := range is.Peers {
+		known := peers[access.Key(p.PublicKey)]
+		s := tunnel.PeerState{
+			Name: known.Name, PublicKey: access.Key(p.PublicKey), Addresses: known.AllowedIPs,
+			Received: uint64(p.ReceiveBytes), Sent: uint64(p.TransmitBytes),
+		}
+		if p.Endpoint != nil {
+			at := p.Endpoint.AddrPort()
+			s.Endpoint = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()).String()
+		}
+		if p.LastHandshakeTime.After(time.Unix(0, 0)) {
+			s.Handshake = p.LastHandshakeTime
+		}
+		states = append(states, s)
+	}
+	slices.SortFunc(states, func(a, b tunnel.PeerState) int { return strings.Compare(a.Name, b.Name) })
+	return states, nil
+}
+
+// close takes away what was added, and the interface if it was made.
+func (d *device) close() error {
+	var errs []error
+	switch {
+	case d.link == nil:
+	case d.made:
+		err := netlink.LinkDel(d.link)
+		if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, syscall.ENODEV) {
+			errs = append(errs, d.explain("remove it", err))
+		}
+	default:
+		for _, p := range d.routes {
+			_ = netlink.RouteDel(d.route(p)) // gone with the interface, or by another's hand
+		}
+		for _, a := range d.added {
+			_ = netlink.AddrDel(d.link, &a)
+		}
+		if d.raised {
+			errs = append(errs, netlink.LinkSetDown(d.link))
+		}
+		if d.blank {
+			errs = append(errs, d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: new(wgtypes.Key)}))
+		}
+	}
+	return errors.Join(append(errs, d.control.Close(), d.claim.Close())...)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// ForwardingOff names the settings by which the kernel forwards none of the pool's families.
+func ForwardingOff(pool []netip.Prefix) []string {
+	var off []string
+	for _, f := range []struct {
+		is4     bool
+		setting string
+	}{{true, "net.ipv4.ip_forward"}, {false, "net.ipv6.conf.all.forwarding"}} {
+		if !slices.ContainsFunc(pool, func(p netip.Prefix) bool { return p.Addr().Is4() == f.is4 }) {
+			continue
+		}
+		is, err := os.ReadFile("/proc/sys/" + strings.ReplaceAll(f.setting, ".", "/"))
+		if err == nil && strings.TrimSpace(string(is)) == "0" {
+			off = append(off, f.setting)
+		}
+	}
+	return off
+}

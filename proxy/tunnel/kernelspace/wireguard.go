@@ -1,0 +1,284 @@
+// Package kernelspace ends WireGuard tunnels in the kernel: it makes the interface, has
+// what comes out of it as TCP handed to a transparent socket, and the rest forwarded in
+// this machine's name. Whatever speaks WireGuard's configuration protocol for an
+// interface that is there will do in place of the kernel's own.
+//
+//	peer ══ WireGuard ══▶ interface ──┬─ TCP ──▶ TPROXY ──▶ socket ──▶ proxy
+//	                                  └─ other ──▶ forwarded, masqueraded
+package kernelspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
+)
+
+// Config describes a tunnel.
+type Config struct {
+	Name       string
+	Interface  string // its name; one that is there is used if it has no other private key, and stays
+	Port       uint16 // UDP, on every address; 0: any
+	PrivateKey access.Key
+	MTU        int
+	Closed     []netip.Prefix // where nothing that the kernel forwards may go
+	Socket     ingress.Config // of the transparent socket; its address and mode are set here
+	Wrap       ingress.Wrap
+	// Dial opens a connection from a source, which need not be this machine's; invalid: any.
+	Dial func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error)
+	Log  *slog.Logger // nil: silent
+}
+
+// WireGuard is a tunnel as the proxy sees it.
+type WireGuard struct {
+	*ingress.Socket
+	tunnel.Pool
+	cfg    Config
+	log    *slog.Logger
+	device *device
+	owners atomic.Pointer[tunnel.Owners]
+	drain  sync.Once
+	once   sync.Once
+	err    error
+
+	mu    sync.Mutex // of what follows, and of changes
+	peers map[access.Key]access.Peer
+}
+
+var _ tunnel.Listener = (*WireGuard)(nil)
+
+// Listen makes the tunnel. What it has made is gone again after Close, or an error.
+func Listen(ctx context.Context, cfg Config, s tunnel.Settings) (_ *WireGuard, err error) {
+	w := &WireGuard{cfg: cfg, log: cfg.Log}
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	w.log = w.log.With("listener", cfg.Name)
+	w.owners.Store(tunnel.OwnersOf(nil))
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("tunnel: listener %q: interface %s: %w", cfg.Name, cfg.Interface, err), w.undo())
+		}
+	}()
+	if w.Socket, err = ingress.Listen(ctx, transparent(cfg.Socket), cfg.Wrap); err != nil {
+		return nil, err
+	}
+	if w.device, w.peers, err = openDevice(cfg); err != nil {
+		return nil, err
+	}
+	if err := w.apply(s); err != nil {
+		return nil, err
+	}
+	if err := w.device.up(); err != nil {
+		return nil, err
+	}
+	w.log.Info("tunnel: the kernel ends it", "device", cfg.Interface)
+	for _, off := range ForwardingOff(s.Pool) {
+		w.log.Warn("what is not TCP does not leave the tunnel: the kernel does not forward", "fix", "sysctl -w "+off+"=1")
+	}
+	return w, nil
+}
+
+// transparent is a configuration of our socket, which the kernel hands connections to.
+func transparent(c ingress.Config) ingress.Config {
+	c.Mode, c.Addr, c.Socket = access.TPROXY, ":0", nil
+	return c
+}
+
+// Name implements tunnel.Listener.
+func (w *WireGuard) Name() string { return w.cfg.Name }
+
+// Addr implements tunnel.Listener.
+func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: w.device.port} }
+
+// Greet implements tunnel.Listener: who comes by another way than the tunnel is reset.
+func (w *WireGuard) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
+	c, err := w.Socket.Greet(ctx, conn)
+	if err != nil {
+		return c, err
+	}
+	from := c.Source.Addr()
+	c.Peer = w.Peer(from)
+	if c.Peer == "" {
+		_ = conn.Reset()
+		return ingress.Client{}, fmt.Errorf("tunnel: listener %q: %v is no peer's address", w.cfg.Name, from)
+	}
+	c.Current = func() bool { return w.Peer(from) == c.Peer }
+	return c, nil
+}
+
+// Peer implements tunnel.Inside.
+func (w *WireGuard) Peer(inner netip.Addr) string { return w.owners.Load().Peer(inner) }
+
+// Place implements tunnel.Inside.
+func (w *WireGuard) Place(addr netip.Addr) tunnel.Place {
+	if w.Peer(addr) != "" {
+		return tunnel.OfPeer
+	}
+	return w.Vacant(addr)
+}
+
+// Forward implements tunnel.Listener: the kernel forwards by itself.
+func (w *WireGuard) Forward(access.Datagrams, tunnel.Forwarding) {}
+
+// Dial implements tunnel.Listener.
+func (w *WireGuard) Dial(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
+	if source.Is4() != target.Addr().Is4() || w.Peer(source) == "" {
+		source = w.Own(target.Addr())
+	}
+	c, err := w.cfg.Dial(ctx, source, target)
+	if err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: %w", w.cfg.Name, err)
+	}
+	return c, nil
+}
+
+// Apply puts settings into force, and what may change of our socket.
+func (w *WireGuard) Apply(s tunnel.Settings, socket ingress.Config) error {
+	if err := errors.Join(w.apply(s), w.Socket.Apply(transparent(socket))); err != nil {
+		return fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface, err)
+	}
+	return nil
+}
+
+// apply puts settings into force: peers that stay as they are keep their sessions.
+func (w *WireGuard) apply(s tunnel.Settings) error {
+	if err := access.CheckPeers(s.Peers); err != nil {
+		return err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	next := make(map[access.Key]access.Peer, len(s.Peers))
+	inside := s.Pool
+	for _, p := range s.Peers {
+		next[p.PublicKey] = p
+		inside = append(inside[:len(inside):len(inside)], p.AllowedIPs...)
+	}
+	// The table comes before the peers do, and peers go before it changes: nothing
+	// passes that neither configuration lets pass.
+	if err := w.device.setPeers(w.peers, keep(w.peers, next)); err != nil {
+		return err
+	}
+	gateways := gatewaysOf(s.Pool)
+	around := capture.Tunnel{
+		Interface: w.cfg.Interface, Port: uint16(w.Socket.Addr().(*net.TCPAddr).Port),
+		Inside: inside, DNS: s.Datagrams.DNS, Isolate: s.Datagrams.Isolate, Closed: w.cfg.Closed, Open: s.Allow,
+	}
+	for _, r := range s.Rules {
+		v := capture.Verdict{Refuse: r.Refuse, Sources: r.Sources, Targets: r.Targets, UDP: r.UDP, ICMP: r.ICMP}
+		for _, p := range r.Ports {
+			v.Ports = append(v.Ports, capture.PortRange{First: p[0], Last: p[1]})
+		}
+		around.Verdicts = append(around.Verdicts, v)
+	}
+	for _, g := range gateways {
+		around.Gateways = append(around.Gateways, g.Addr())
+	}
+	if err := around.Apply(context.Background()); err != nil {
+		return err
+	}
+	if err := w.device.address(gateways, inside); err != nil {
+		return err
+	}
+	if err := w.device.setPeers(keep(w.peers, next), next); err != nil {
+		return err
+	}
+	w.peers = next
+	w.owners.Store(tunnel.OwnersOf(s.Peers))
+	w.SetPool(s.Pool)
+	return nil
+}
+
+// keep are those of the peers that are among others as they are.
+func keep(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
+	same := map[access.Key]access.Peer{}
+	for key, p := range peers {
+		if q, stays := others[key]; stays && p.Equal(q) {
+			same[key] = p
+		}
+	}
+	return same
+}
+
+// gatewaysOf are this machine's addresses inside, with the lengths of the pool's prefixes.
+func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range pool {
+		out = append(out, netip.PrefixFrom(p.Masked().Addr().Next(), p.Bits()))
+	}
+	return out
+}
+
+// Resume implements tunnel.Listener. A peer that has not been heard from yet is sent a
+// packet, for which WireGuard has to shake hands first.
+func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for key, where := range at {
+		p, known := w.peers[key]
+		if !known {
+			continue
+		}
+		if err := w.device.resume(p, where); err != nil {
+			w.log.Debug("tunnel: a peer is not where it was", "peer", p.Name, "endpoint", where, "err", err)
+		}
+	}
+}
+
+// Status implements tunnel.Listener.
+func (w *WireGuard) Status() (tunnel.Status, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var s tunnel.Status
+	var err error
+	s.Received, s.Sent, s.Lost, err = w.device.traffic()
+	if err == nil {
+		s.Peers, err = w.device.states(w.peers)
+	}
+	if err != nil {
+		return s, fmt.Errorf("tunnel: listener %q: %w", w.cfg.Name, err)
+	}
+	return s, nil
+}
+
+// Health implements tunnel.Listener.
+func (w *WireGuard) Health() error {
+	if _, _, _, err := w.device.traffic(); err != nil {
+		return fmt.Errorf("interface %s is gone; restart the proxy: %w", w.cfg.Interface, err)
+	}
+	return nil
+}
+
+// Drain implements tunnel.Listener. New connections go past the proxy from then on.
+func (w *WireGuard) Drain() { w.drain.Do(w.Socket.Drain) }
+
+// Close implements tunnel.Listener.
+func (w *WireGuard) Close() error {
+	w.once.Do(func() { w.err = w.undo() })
+	return w.err
+}
+
+// undo takes away what there is by now.
+func (w *WireGuard) undo() error {
+	var errs []error
+	if w.Socket != nil {
+		errs = append(errs, w.Socket.Close())
+	}
+	if w.device != nil {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		errs = append(errs, w.device.setPeers(w.peers, nil), w.device.close(),
+			capture.Tunnel{Interface: w.cfg.Interface}.Remove(context.Background()))
+	}
+	return errors.Join(errs...)
+}

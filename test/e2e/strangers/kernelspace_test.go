@@ -1,0 +1,254 @@
+//go:build linux
+
+package strangers
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/access"
+)
+
+// edgeDevice is the interface at the edge, which wireguard-go has made: to us it is as the
+// kernel's own.
+const (
+	edgeDevice = "wgedge"
+	inner6     = "fd09::2" // the peer's, beside inner
+)
+
+// inKernel are keys and options of a gateway whose tunnel an interface ends, and the file
+// of its peers.
+func inKernel(t *testing.T, datapath string) (k keys, peers string) {
+	t.Helper()
+	dir := t.TempDir()
+	private, err := access.GenerateKey()
+	require.NoError(t, err)
+	k.edge, err = private.Public()
+	require.NoError(t, err)
+	key, err := access.GenerateKey()
+	require.NoError(t, err)
+	peer, err := key.Public()
+	require.NoError(t, err)
+	k.own, peers = filepath.Join(dir, "key"), filepath.Join(dir, "peers.conf")
+	require.NoError(t, os.WriteFile(k.own, []byte(key.String()), 0o600))
+	laptop := fmt.Sprintf("[Peer]\n# Name = laptop\nPublicKey = %s\nAllowedIPs = %s/32, %s/128\n", peer, inner, inner6)
+	require.NoError(t, os.WriteFile(peers, []byte(laptop), 0o600))
+	k.Listener = fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", device: %s, wireguard: "+
+		"{datapath: %s, private_key: %q, peers_file: %q, pool: [10.9.0.0/24, \"fd09::/64\"]}}", edgeDevice, datapath, private, peers)
+	return k, peers
+}
+
+// has is what the edge's kernel has of ours: rules of the packet filter, policy rules,
+// routes, addresses.
+func (s *scene) has() string {
+	s.t.Helper()
+	var all strings.Builder
+	for _, c := range []string{
+		"nft list tables", "ip rule", "ip -6 rule", "wg show " + edgeDevice + " private-key", "ip -br addr show dev " + edgeDevice, "ip route show table all", "ip -6 route show table all",
+	} {
+		words := strings.Fields(c)
+		out, _ := s.Edge.Command(s.t.Context(), words[0], words[1:]...).Output()
+		all.Write(out)
+	}
+	return all.String()
+}
+
+// peer is what the gateway tells of a peer.
+type peer struct {
+	Name      string  `json:"name"`
+	Endpoint  string  `json:"endpoint"`
+	Handshake float64 `json:"handshake_seconds"`
+	Received  uint64  `json:"received_bytes"`
+	Sent      uint64  `json:"sent_bytes"`
+}
+
+// peers are what the gateway tells of all.
+func (s *scene) peers() (all []peer) {
+	s.t.Helper()
+	require.NoError(s.t, s.proxy.Get(s.t.Context(), "/v1/peers", func(r io.Reader) error {
+		return json.NewDecoder(r).Decode(&all)
+	}))
+	return all
+}
+
+func TestAWireGuardInterfaceEndsTheTunnel(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip", "nft", "nginx", "curl")
+	k, peers := inKernel(t, "kernel")
+	k.Listener += "\n  - {name: camera, mode: forward, address: \":8554\", target: \"10.9.0.2:554\"}"
+	k.Config = "rules: [{name: no-ntp, match: {protocol: udp, ports: [123]}, refuse: not through here}]"
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	before := s.has()
+	s.start(k.Options)
+	file := s.file("file", 1, size)
+	require.NoError(t, os.MkdirAll(s.dir+"/put", 0o755)) //nolint:gosec // the server's
+	s.nginx(is["nginx"])
+	s.wireGuard(is, k)
+	s.run(nil, is["ip"], "route", "add", "10.9.0.0/24", "dev", device, "src", inner)
+	s.run(nil, is["wg"], "set", device, "peer", k.edge.String(), "allowed-ips", "10.77.2.0/24,10.9.0.0/24,169.254.0.0/16,::/0")
+	s.run(nil, is["ip"], "route", "add", "169.254.169.254/32", "dev", device, "src", inner)
+	s.run(nil, is["ip"], "addr", "add", inner6+"/128", "dev", device)
+	s.run(nil, is["ip"], "-6", "route", "add", s.ServerAddr.V6.String()+"/128", "dev", device, "src", inner6)
+
+	// TCP goes through the proxy, what is not past it, and nothing to the machine itself.
+	at := fmt.Sprintf("http://%v/", s.ServerAddr.V4)
+	s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-o", s.dir+"/got", at+"file")
+	s.same(file, s.dir+"/got")
+	s.run(nil, is["curl"], "-sS", "--fail", "--noproxy", "*", "-T", file, at+"put/file")
+	s.same(file, s.dir+"/put/file")
+	s.carried(2)
+	s.icmp(s.ServerAddr.V4)
+	s.icmp(netip.MustParseAddr("10.9.0.1"))
+	s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7)).await(t, 10)
+	s.ping(netip.AddrPortFrom(s.ServerAddr.V6, 7)).await(t, 10)
+	s.talk(s.Client, s.Server, netip.AddrPortFrom(s.ServerAddr.V6, 554), netip.AddrPortFrom(s.ServerAddr.V6, 554))
+	s.talk(s.Server, s.Client, netip.AddrPortFrom(s.EdgeFar.V4, 8554), netip.MustParseAddrPort(inner+":554"))
+	s.carried(4)
+	ntp, err := s.Client.Dial("udp", netip.AddrPortFrom(s.ServerAddr.V4, 123).String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ntp.Close() })
+	require.NoError(t, ntp.SetReadDeadline(time.Now().Add(patience)))
+	_, err = ntp.Write([]byte("what time is it?"))
+	require.NoError(t, err)
+	_, err = ntp.Read(make([]byte, 1))
+	require.ErrorIs(t, err, syscall.EHOSTUNREACH, "refused by the rule: communication administratively prohibited")
+	for what, target := range map[string]string{
+		"the gateway's own": "http://10.9.0.1:9464/", "its address outside": fmt.Sprintf("http://%v:22/", s.EdgeNear.V4),
+		"metadata": "http://169.254.169.254/", "nobody's": "http://10.9.0.77/",
+	} {
+		out, err := s.Client.Command(t.Context(), is["curl"], "-sS", "-m", "20", "--noproxy", "*", target).CombinedOutput()
+		assert.Error(t, err, "%s: %s", what, out)
+		assert.NotContains(t, string(out), "timed out", what)
+	}
+
+	require.Len(t, s.peers(), 1)
+	p := s.peers()[0]
+	assert.Equal(t, "laptop", p.Name)
+	assert.Contains(t, p.Endpoint, s.ClientAddr.V4.String())
+	assert.Positive(t, p.Handshake)
+	assert.Greater(t, p.Received, uint64(size))
+	assert.Greater(t, p.Sent, uint64(size))
+
+	// A peer that is removed is gone at once, its connections, too.
+	conn, err := s.Client.Dial("tcp", netip.AddrPortFrom(s.ServerAddr.V4, 80).String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	require.NoError(t, os.WriteFile(peers, nil, 0o600))
+	refused, err := s.proxy.Reload(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, refused)
+	require.Eventually(t, func() bool {
+		flows, err := s.proxy.Flows(t.Context())
+		return err == nil && len(flows) == 0
+	}, patience, 10*time.Millisecond)
+	assert.Empty(t, strings.TrimSpace(string(must(s.Edge.Command(t.Context(), is["wg"], "show", edgeDevice, "peers").Output()))))
+
+	require.NoError(t, s.proxy.Stop())
+	assert.Equal(t, before, s.has())
+}
+
+// icmp sends an echo request from inside the tunnel, again and again until it is answered.
+func (s *scene) icmp(to netip.Addr) {
+	s.t.Helper()
+	var conn net.PacketConn
+	require.NoError(s.t, s.Client.Do(func() (err error) {
+		conn, err = net.ListenPacket("ip4:icmp", inner)
+		return err
+	}))
+	defer func() { _ = conn.Close() }()
+	request := []byte{8, 0, 0xe5, 0xca, 0x12, 0x34, 0, 1} // with its checksum
+	require.Eventually(s.t, func() bool {
+		if _, err := conn.WriteTo(request, &net.IPAddr{IP: to.AsSlice()}); err != nil {
+			return false
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+		for b := make([]byte, 100); ; {
+			n, from, err := conn.ReadFrom(b)
+			if err != nil {
+				return false
+			}
+			if n == len(request) && b[0] == 0 && from.String() == to.String() {
+				return true
+			}
+		}
+	}, patience, time.Millisecond, "%v does not answer", to)
+}
+
+// talk has one dial to, and another answer at is.
+func (s *scene) talk(one, another *netlab.Node, to, is netip.AddrPort) {
+	s.t.Helper()
+	ln, err := another.Listen("tcp", is.String())
+	require.NoError(s.t, err)
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		if c, err := ln.Accept(); err == nil {
+			_, _ = c.Write([]byte("here"))
+			_ = c.Close()
+		}
+	}()
+	conn, err := one.Dial("tcp", to.String())
+	require.NoError(s.t, err)
+	require.NoError(s.t, conn.SetDeadline(time.Now().Add(patience)))
+	said, err := io.ReadAll(conn)
+	require.NoError(s.t, err)
+	assert.Equal(s.t, "here", string(said))
+	_ = conn.Close()
+	_ = ln.Close()
+	<-answered
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestAnInterfaceIsShakenHandsWithAtOnceAfterARestart(t *testing.T) {
+	const byItself = 15 * time.Second
+	is := find(t, "wireguard-go", "wg", "ip", "nft")
+	k, _ := inKernel(t, "kernel")
+	k.Args = []string{"--last-good", filepath.Join(t.TempDir(), "good")}
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	s.start(k.Options)
+	s.wireGuard(is, k)
+	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
+	pings.await(t, 10)
+	require.NoError(t, s.proxy.Stop())
+	before := pings.answers.Load()
+	s.start(k.Options)
+	pings.await(t, before+10)
+	gap := time.Duration(pings.gap.Load())
+	t.Logf("a restart of the gateway: no answer for %v", gap.Round(time.Millisecond))
+	assert.Less(t, gap, byItself)
+}
+
+// Without the module there is no interface, and netstack does the same.
+func TestNetstackIsTakenWhereTheKernelHasNoWireGuard(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	k, _ := inKernel(t, "auto")
+	s := lay(t)
+	if s.Edge.Command(t.Context(), is["ip"], "link", "add", "wgtrial", "type", "wireguard").Run() == nil {
+		t.Skip("this kernel has WireGuard")
+	}
+	s.start(k.Options)
+	s.wireGuard(is, k)
+	s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7)).await(t, 1)
+	assert.Empty(t, must(s.Edge.Command(t.Context(), is["ip"], "link", "show", "type", "wireguard").Output()))
+	assert.Equal(t, "laptop", s.peers()[0].Name)
+}
