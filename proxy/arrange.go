@@ -163,7 +163,7 @@ func (s *Server) retire(l *listenerState) {
 		case <-s.aborted: // all connections are being reset
 		case <-deadline.C:
 			for _, c := range s.live() {
-				if c.lane.entrance == l.entrance {
+				if c.listener.entrance == l.entrance {
 					c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
 				}
 			}

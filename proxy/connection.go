@@ -32,7 +32,7 @@ const (
 type connection struct {
 	id       uint64
 	srv      *Server
-	lane     *listenerState
+	listener *listenerState
 	started  cc.Time
 	cancel   context.CancelFunc // ends greeting and dialing
 	stop     chan struct{}      // closed by tearDown
@@ -255,7 +255,7 @@ func (c *connection) revoked() bool {
 	if to.TargetPeer == "" {
 		return false
 	}
-	via, err := c.srv.inside(c.lane, to.Target.Addr())
+	via, err := c.srv.inside(c.listener, to.Target.Addr())
 	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
 }
 

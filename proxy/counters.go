@@ -151,7 +151,7 @@ type route struct {
 func (t *totals) open(c *connection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := routeKey{c.lane.cfg.Name, c.verdict.Rule}
+	k := routeKey{c.listener.cfg.Name, c.verdict.Rule}
 	c.route = k
 	if t.routes == nil {
 		t.routes = map[routeKey]*route{}
@@ -211,7 +211,7 @@ func (s *Server) count(look func(*connection) FlowInfo, keep func(FlowInfo)) Cou
 	for _, l := range s.listeners() {
 		out.Listeners = append(out.Listeners, ListenerCounters{
 			Listener: l.cfg.Name, Mode: string(l.cfg.Mode), Accepted: l.taken.Load(),
-			Active: s.limits.laneActive(&l.lane), Rejected: l.refused.snapshot(),
+			Active: s.limits.activeIn(&l.share), Rejected: l.refused.snapshot(),
 			Dial: l.dial.Snapshot(), Setup: l.setup.Snapshot(),
 		})
 	}

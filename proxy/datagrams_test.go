@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -16,23 +17,7 @@ func echoHere(t *testing.T) *net.UDPAddr {
 	ip := listenHere(t).Addr().(*net.TCPAddr).IP
 	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: ip})
 	require.NoError(t, err)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		b := make([]byte, 2048)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			_, _ = c.WriteToUDPAddrPort(b[:n], from)
-		}
-	}()
-	t.Cleanup(func() {
-		_ = c.Close()
-		<-ended
-	})
-	return c.LocalAddr().(*net.UDPAddr)
+	return need.Echo(t, c)
 }
 
 // ask sends a datagram through the tunnel and waits for an answer.

@@ -89,7 +89,7 @@ func (c *connection) decide() *rejection {
 	facts := c.decidedOn
 	c.serverName = facts.ServerName
 	c.verdict = c.decidedBy.policy.Decide(facts)
-	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.lane.cfg.Name, "client", c.source(),
+	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.source(),
 		"target", facts.Target, "server_name", facts.ServerName, "rule", c.verdict.Rule)
 	if c.verdict.Refuse == "" {
 		return nil

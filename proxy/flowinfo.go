@@ -60,7 +60,7 @@ func (s *Server) Flows() []FlowInfo {
 func (c *connection) info(now cc.Time) FlowInfo {
 	c.mu.Lock()
 	out := FlowInfo{
-		ID: c.id, Listener: c.lane.cfg.Name, State: c.state,
+		ID: c.id, Listener: c.listener.cfg.Name, State: c.state,
 		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
 		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
 	}

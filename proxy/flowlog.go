@@ -108,7 +108,7 @@ func (s *Server) logRejected(c *connection, r *rejection) {
 		return
 	}
 	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow refused", append(attrs,
-		slog.String("listener", c.lane.cfg.Name), address("client", c.source()), address("target", c.chosen.Target),
+		slog.String("listener", c.listener.cfg.Name), address("client", c.source()), address("target", c.chosen.Target),
 		slog.String("host", c.chosen.Host), slog.String("reason", string(r.reason)),
 		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err))...)
 }

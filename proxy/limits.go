@@ -107,32 +107,32 @@ func (l *limiter) change(cfg config.Config, listeners []*listenerState) {
 	}
 }
 
-// lane is the part of the limiter that belongs to one listener.
-type lane struct {
+// share is the part of the limiter that belongs to one listener.
+type share struct {
 	max    int // 0: no limit
 	active int // guarded by limiter.mu
 }
 
 // enter counts a connection in, or says which limit it met.
-func (l *limiter) enter(ln *lane) (Reason, bool) {
+func (l *limiter) enter(of *share) (Reason, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case l.global > 0 && l.active >= l.global:
 		return RejectedGlobalLimit, false
-	case ln.max > 0 && ln.active >= ln.max:
+	case of.max > 0 && of.active >= of.max:
 		return RejectedListenerLimit, false
 	}
 	l.active++
-	ln.active++
+	of.active++
 	return "", true
 }
 
-func (l *limiter) leave(ln *lane) {
+func (l *limiter) leave(of *share) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.active--
-	ln.active--
+	of.active--
 }
 
 // enterSource counts a connection of one client host in.
@@ -166,10 +166,10 @@ func (l *limiter) counts() (active, sources, limit int) {
 	return l.active, len(l.sources), l.global
 }
 
-func (l *limiter) laneActive(ln *lane) int {
+func (l *limiter) activeIn(of *share) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return ln.active
+	return of.active
 }
 
 // sourceHost is what counts as one client: an IPv4 address, or an IPv6 /64,

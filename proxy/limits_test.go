@@ -56,7 +56,7 @@ func anyListener(t *rapid.T) config.Listener {
 
 func TestLimiterCountsBothWays(t *testing.T) {
 	l := limiter{global: 3, perSource: 2}
-	a, b := &lane{max: 2}, &lane{}
+	a, b := &share{max: 2}, &share{}
 	for range 2 {
 		_, ok := l.enter(a)
 		require.True(t, ok)

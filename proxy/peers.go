@@ -34,7 +34,7 @@ type peerTotals map[peerKey]*PeerCounters
 // of returns the counters of a connection's peer; nil: it has none, or it is told apart
 // by its address alone, of which there may be any number.
 func (p *peerTotals) of(c *connection) *PeerCounters {
-	k := peerKey{c.lane.cfg.Name, c.chosen.Peer}
+	k := peerKey{c.listener.cfg.Name, c.chosen.Peer}
 	if n := (*p)[k]; n != nil || k.peer == "" {
 		return n
 	}

@@ -161,21 +161,21 @@ func (s *Server) accept(e *entrance) error {
 
 // admit starts a connection's goroutine unless a limit is in the way.
 func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
-	if reason, ok := s.limits.enter(&l.lane); !ok {
+	if reason, ok := s.limits.enter(&l.share); !ok {
 		return reason, false
 	}
 	remote := addrPort(conn.RemoteAddr())
 	var counted netip.Addr
 	if !l.trusts(remote.Addr()) {
 		if !s.limits.enterSource(remote.Addr()) {
-			s.limits.leave(&l.lane)
+			s.limits.leave(&l.share)
 			return RejectedSourceLimit, false
 		}
 		counted = remote.Addr()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &connection{
-		srv: s, lane: l, started: s.clock(), cancel: cancel, stop: make(chan struct{}),
+		srv: s, listener: l, started: s.clock(), cancel: cancel, stop: make(chan struct{}),
 		accepted: conn, state: StateGreeting, counted: counted,
 	}
 	c.active.Store(int64(c.started))
@@ -207,7 +207,7 @@ func (s *Server) handle(ctx context.Context, c *connection) {
 		return
 	}
 	c.opened = s.clock()
-	c.lane.setup.Observe(c.opened.Sub(c.started))
+	c.listener.setup.Observe(c.opened.Sub(c.started))
 	s.totals.open(c)
 	c.mu.Lock()
 	if c.state == StateDialing {
@@ -237,7 +237,7 @@ func (s *Server) rejected(c *connection, r *rejection) {
 	if c.isStopped() {
 		r.reason = RejectedShutdown
 	}
-	c.lane.refused.add(r.reason)
+	c.listener.refused.add(r.reason)
 	s.logRejected(c, r)
 }
 
@@ -250,7 +250,7 @@ func (s *Server) forget(c *connection) {
 	if c.counted.IsValid() {
 		s.limits.leaveSource(c.counted)
 	}
-	s.limits.leave(&c.lane.lane)
+	s.limits.leave(&c.listener.share)
 }
 
 // live returns the connections, oldest first.

@@ -10,13 +10,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pires/go-proxyproto"
-
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -29,7 +28,7 @@ type rejection struct {
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
 	greet, cancel := context.WithTimeout(ctx, time.Duration(c.srv.settings().cfg.Limits.HandshakeTimeout))
-	chosen, err := c.lane.Greet(greet, c.accepted)
+	chosen, err := c.listener.Greet(greet, c.accepted)
 	cancel()
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
@@ -50,7 +49,7 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 		}
 		c.counted = chosen.Source.Addr()
 	}
-	if access.Mode(c.lane.cfg.Mode).Captures() {
+	if access.Mode(c.listener.cfg.Mode).Captures() {
 		w := wire{addrPort(c.accepted.RemoteAddr()), chosen.Target}
 		if err := c.srv.loops.capture(w); err != nil {
 			return c.refuse(&refusal{RejectedLoop, err})
@@ -68,7 +67,7 @@ func (c *connection) connect(ctx context.Context) *rejection {
 	if err != nil {
 		return c.refuse(err)
 	}
-	c.lane.dial.Observe(c.srv.clock().Sub(began))
+	c.listener.dial.Observe(c.srv.clock().Sub(began))
 	if !c.setServer(server) {
 		_ = server.Reset()
 		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
@@ -126,13 +125,13 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 	if err != nil {
 		host = c.chosen.Host
 	}
-	f := policy.Facts{Listener: c.lane.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
+	f := policy.Facts{Listener: c.listener.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
 	if c.chosen.Peer != "" {
 		f.Peer, f.Inside = c.chosen.Peer, true
 	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
 		f.Peer = from.String()
 	}
-	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
+	if via, err := c.srv.inside(c.listener, target.Addr()); via != nil && err == nil {
 		f.TargetPeer, f.TargetListener = via.Peer(target.Addr()), via.Name()
 	}
 	return f
@@ -143,7 +142,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 	timeout := time.Duration(c.decidedBy.cfg.Limits.DialTimeout)
 	if to := c.chosen.Target; to.IsValid() {
-		if via, err := c.srv.inside(c.lane, to.Addr()); via != nil && err == nil {
+		if via, err := c.srv.inside(c.listener, to.Addr()); via != nil && err == nil {
 			if err := c.permit(to); err != nil {
 				return nil, err
 			}
@@ -160,14 +159,14 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 		Guard:   c.permitOutside,
 		Timeout: timeout,
 	}
-	if c.lane.cfg.KeepClient {
+	if c.listener.cfg.KeepClient {
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
 	}
 	conn, err := c.srv.parts.Dial(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if c.lane.cfg.KeepClient {
+	if c.listener.cfg.KeepClient {
 		return conn, nil // on the wire it may look like another connection of that client
 	}
 	leg := wire{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())}
@@ -181,7 +180,7 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 
 // permitOutside is asked about each address before it is tried from this machine.
 func (c *connection) permitOutside(target netip.AddrPort) error {
-	if via, err := c.srv.inside(c.lane, target.Addr()); via != nil && err == nil {
+	if via, err := c.srv.inside(c.listener, target.Addr()); via != nil && err == nil {
 		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target,
 			syscall.EHOSTUNREACH)
 	}
@@ -190,7 +189,7 @@ func (c *connection) permitOutside(target netip.AddrPort) error {
 
 // permit refuses an address by guards and rules.
 func (c *connection) permit(target netip.AddrPort) error {
-	if err := c.srv.guard(c.lane, target); err != nil {
+	if err := c.srv.guard(c.listener, target); err != nil {
 		return err
 	}
 	var prospects []policy.Verdict
@@ -226,19 +225,9 @@ func (c *connection) sendProxyHeader() error {
 	if !target.IsValid() {
 		target = addrPort(c.server.conn.RemoteAddr())
 	}
-	h := proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(c.chosen.Source),
-		net.TCPAddrFromAddrPort(target))
-	if c.chosen.Source.Addr().Is4() != target.Addr().Is4() {
-		// Neither version has a form for two families; a name may lead to one.
-		h = &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
-	}
-	b, err := h.Format()
-	if err != nil {
-		return fmt.Errorf("proxy: PROXY protocol header: %w", err)
-	}
 	// A fresh connection has room for it, so this does not wait.
-	if _, err := c.server.conn.Write(b); err != nil {
-		return fmt.Errorf("proxy: PROXY protocol header: %w", err)
+	if err := ingress.WriteProxyHeader(c.server.conn, version, c.chosen.Source, target); err != nil {
+		return fmt.Errorf("proxy: %w", err)
 	}
 	return nil
 }

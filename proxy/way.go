@@ -127,7 +127,7 @@ func newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *list
 
 // listenerTotals are what is counted of all listeners of one name.
 type listenerTotals struct {
-	lane
+	share
 	setup, dial *datapath.Durations
 	taken       atomic.Uint64
 	refused     rejections

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -52,7 +53,7 @@ func TestAnAgentDrivesTheSimulator(t *testing.T) {
 
 // The page's controller and commands in virtual time work as written, and show what it shows.
 func TestTheControllerOfThePageWorks(t *testing.T) {
-	page := readDoc(t, "controller.md")
+	page := clitest.Doc(t, "controller.md")
 	block := func(language, part string) string {
 		t.Helper()
 		for _, b := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {

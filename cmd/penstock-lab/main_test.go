@@ -1,41 +1,21 @@
 package main
 
 import (
-	"bytes"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 )
 
-// programEnv makes this test binary the program itself.
-const programEnv = "PENSTOCK_TEST_PROGRAM"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(programEnv) != "" {
-		main()
-	}
-	os.Exit(need.Run(m))
-}
+func TestMain(m *testing.M) { clitest.Main(m, main) }
 
 // run executes one command line.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	var out, errs bytes.Buffer
-	code = execute(t.Context(), args, &out, &errs)
-	return code, out.String(), errs.String()
-}
-
-// readDoc returns a page below docs.
-func readDoc(t *testing.T, name string) string {
-	t.Helper()
-	page, err := os.ReadFile("../../docs/" + name)
-	require.NoError(t, err)
-	return string(page)
+	return clitest.Run(t, execute, args)
 }
 
 func TestTheLaboratoryNamesWhatIsWrongWithACommandLine(t *testing.T) {

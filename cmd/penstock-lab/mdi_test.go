@@ -17,14 +17,14 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 )
 
 // runApart executes one command line in a process of its own: models that are
 // added stay.
 func runApart(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), programEnv+"=1")
+	cmd := clitest.Program(t.Context(), args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 )
 
 func checkFile(t *testing.T, content string) (code int, stdout, stderr string) {
@@ -125,9 +125,8 @@ func TestCheckKnowsTheModelsOfItsCommandLine(t *testing.T) {
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, stderr, `parameter model is "mine", but must be one of verus`)
 
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "check", "--mdi-model", "mine=../../cc/mdi/verus.csv",
+	cmd := clitest.Program(t.Context(), "check", "--mdi-model", "mine=../../cc/mdi/verus.csv",
 		path)
-	cmd.Env = append(os.Environ(), programEnv+"=1")
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	assert.Contains(t, string(out), "mdi:model=mine")

@@ -10,33 +10,26 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
-// readDoc returns a page below docs.
-func readDoc(t *testing.T, name string) string {
-	t.Helper()
-	page, err := os.ReadFile("../../docs/" + name)
-	require.NoError(t, err)
-	return string(page)
-}
-
 func TestAlgorithmsPageIsCurrent(t *testing.T) {
 	_, stdout, _ := run(t, "algorithms", "--markdown")
-	assert.Equal(t, stdout, readDoc(t, "algorithms.md"),
+	assert.Equal(t, stdout, clitest.Doc(t, "algorithms.md"),
 		"docs/algorithms.md is not what the registry says; run: make docs")
 }
 
 func TestConfigurationReferenceIsCurrent(t *testing.T) {
 	_, stdout, _ := run(t, "schema", "--markdown")
 	assert.Contains(t, stdout, "| `limits.idle_timeout` | such as 10s, 1h30m |")
-	_, reference, found := strings.Cut(readDoc(t, "configuration.md"), "a test compares it with the types. -->\n")
+	_, reference, found := strings.Cut(clitest.Doc(t, "configuration.md"), "a test compares it with the types. -->\n")
 	require.True(t, found)
 	assert.Equal(t, stdout, reference, "docs/configuration.md is not what the types say; run: make docs")
 }
 
 func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
-	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "gateway.md"), -1)
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(clitest.Doc(t, "gateway.md"), -1)
 	require.Len(t, blocks, 8)
 	for _, b := range blocks {
 		_, err := config.Parse([]byte(b[1]))
@@ -52,7 +45,7 @@ func TestExamplesOfTheGatewayGuideAreValid(t *testing.T) {
 }
 
 func TestExamplesOfTheConfigurationPageAreValid(t *testing.T) {
-	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(readDoc(t, "configuration.md"), -1)
+	blocks := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(clitest.Doc(t, "configuration.md"), -1)
 	require.Len(t, blocks, 6)
 	for _, b := range blocks {
 		_, err := config.Parse([]byte(b[1]))
@@ -71,7 +64,7 @@ func TestTheGatewayOfTheREADMEWorks(t *testing.T) {
 	require.True(t, found)
 	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(section)
 	require.NotNil(t, block)
-	guide := readDoc(t, "gateway.md")
+	guide := clitest.Doc(t, "gateway.md")
 	t.Chdir(t.TempDir())
 	var printed string
 	for line := range strings.Lines(block[1]) {

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/exec"
 	"slices"
 	"syscall"
 	"testing"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/caps"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/doctor"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
@@ -31,8 +30,7 @@ func checkOf(t *testing.T, r doctor.Report, name string) doctor.Check {
 // its report and the number it had.
 func runDoctor(t *testing.T, credential *syscall.Credential) (r doctor.Report, pid int) {
 	t.Helper()
-	cmd := exec.Command("/proc/self/exe", "doctor", "--json")
-	cmd.Env = append(os.Environ(), programEnv+"=1")
+	cmd := clitest.Program(t.Context(), "doctor", "--json")
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: credential}
 	var stderr bytes.Buffer

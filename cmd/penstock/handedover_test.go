@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 )
 
 // TestSocketsOfSystemdServeAcrossARestart hands sockets over as systemd does, and has a
@@ -47,7 +49,7 @@ func TestSocketsOfSystemdServeAcrossARestart(t *testing.T) {
 		require.NoError(t, err)
 
 		cmd := exec.Command("sh", "-c", `LISTEN_PID=$$ exec "$0" run --keep-privileges --config "$1"`, program, config)
-		cmd.Env = append(os.Environ(), programEnv+"=1", "LISTEN_FDS=2")
+		cmd.Env = append(clitest.Environment(), "LISTEN_FDS=2")
 		cmd.ExtraFiles = files
 		var log bytes.Buffer
 		cmd.Stderr = &log

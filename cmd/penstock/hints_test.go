@@ -19,6 +19,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
@@ -114,7 +115,7 @@ func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
 			t.Skipf("%s is not installed, which the example on the page needs", program)
 		}
 	}
-	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(readDoc(t, "hints.md"))
+	block := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(clitest.Doc(t, "hints.md"))
 	require.NotNil(t, block)
 	dir := t.TempDir()
 	for name, prints := range map[string]string{"ip": ipNeigh, "iw": iwStations} {
@@ -147,7 +148,7 @@ func TestTheAgentOfTheHintsPageWorks(t *testing.T) {
 }
 
 func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
-	page := readDoc(t, "hints.md")
+	page := clitest.Doc(t, "hints.md")
 	example := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindStringSubmatch(page)
 	require.NotNil(t, example)
 	_, err := config.Parse([]byte(example[1]))

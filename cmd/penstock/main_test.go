@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"regexp"
 	"testing"
 
@@ -10,14 +9,13 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 )
 
 // run executes one command line.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	var out, errs bytes.Buffer
-	code = execute(t.Context(), args, &out, &errs)
-	return code, out.String(), errs.String()
+	return clitest.Run(t, execute, args)
 }
 
 func TestExitCodes(t *testing.T) {

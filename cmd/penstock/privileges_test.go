@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/caps"
+	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/capture"
@@ -89,18 +90,8 @@ func TestWhyPrivilegesStayIsSaid(t *testing.T) {
 	assert.Contains(t, whyTheyStay(syscall.EINVAL), "the kernel refused")
 }
 
-// programEnv makes this test binary the program itself.
-const programEnv = "PENSTOCK_TEST_PROGRAM"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(programEnv) != "" {
-		main()
-	}
-	code := m.Run()
-	if builds != "" {
-		_ = os.RemoveAll(builds)
-	}
-	os.Exit(code)
+	clitest.Main(m, main, func() { _ = os.RemoveAll(builds) }) // nothing where nothing was built
 }
 
 // builds is the directory of static; empty: nothing was built.

@@ -83,13 +83,14 @@ func frameProxyHeader(in *input) ([]byte, error) {
 }
 
 // WriteProxyHeader writes the header of version 1 or 2 that tells a server who
-// the client is. Where source or target is unknown it says just that.
+// the client is. Where source or target is unknown, or they are of two families, for
+// which neither version has a form, it says just that somebody is.
 func WriteProxyHeader(w io.Writer, version int, source, target netip.AddrPort) error {
 	if version != 1 && version != 2 {
 		return fmt.Errorf("ingress: proxy protocol: version %d is neither 1 nor 2", version)
 	}
 	h := &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
-	if source, target = plain(source), plain(target); source.IsValid() && target.IsValid() {
+	if source, target = plain(source), plain(target); source.IsValid() && target.IsValid() && source.Addr().Is4() == target.Addr().Is4() {
 		h = proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(source),
 			net.TCPAddrFromAddrPort(target))
 	}

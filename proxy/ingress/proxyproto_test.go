@@ -143,7 +143,7 @@ func TestWriteProxyHeader(t *testing.T) {
 		{"v1", 1, source, target, "PROXY TCP4 203.0.113.5 192.0.2.80 1234 443\r\n"},
 		{
 			"v1 between families", 1, source, netip.MustParseAddrPort("[2001:db8::80]:443"),
-			"PROXY TCP6 ::ffff:203.0.113.5 2001:db8::80 1234 443\r\n",
+			"PROXY UNKNOWN\r\n",
 		},
 		{"v1 unknown", 1, netip.AddrPort{}, target, "PROXY UNKNOWN\r\n"},
 		{"v2", 2, source, target, v2IPv4},

@@ -81,6 +81,7 @@ var table = []rule{
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
 	{packages: "internal/caps"},
 	{packages: "internal/certs"},
+	{packages: "internal/cli/clitest", module: []string{"internal/need"}},
 	{packages: "internal/cli", module: []string{"cc", "proxy/config"}},
 	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps"}},
 	{packages: "internal/lab/...", module: []string{

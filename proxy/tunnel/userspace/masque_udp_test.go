@@ -53,23 +53,7 @@ func echoUDP(t *testing.T) netip.AddrPort {
 	t.Helper()
 	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b := make([]byte, 2048)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(b)
-			if err != nil {
-				return
-			}
-			_, _ = c.WriteToUDPAddrPort(b[:n], from)
-		}
-	}()
-	t.Cleanup(func() {
-		_ = c.Close()
-		<-done
-	})
-	return c.LocalAddr().(*net.UDPAddr).AddrPort()
+	return need.Echo(t, c).AddrPort()
 }
 
 // udp asks for a UDP target; host and port as the path has them.

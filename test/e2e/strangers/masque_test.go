@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // pythonVariable names a Python that has aioquic; python3 where it is not set.
@@ -79,20 +80,5 @@ func (s *scene) echo(at netip.AddrPort) {
 		server, err = net.ListenPacket("udp", at.String())
 		return err
 	}))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		b := make([]byte, 2048)
-		for {
-			n, from, err := server.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = server.WriteTo(b[:n], from)
-		}
-	}()
-	s.t.Cleanup(func() {
-		_ = server.Close()
-		<-done
-	})
+	need.Echo(s.t, server)
 }
