@@ -4,6 +4,7 @@ package deploy_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -158,6 +159,45 @@ func TestDashboardIsValid(t *testing.T) {
 	for _, p := range dashboard.Panels {
 		assert.NotEmpty(t, p.Targets, p.Title)
 	}
+}
+
+// TestPrometheusUnderstandsAlertsAndDashboard has promtool, which is Prometheus's own,
+// judge the alerts, and the queries of the dashboard as rules.
+func TestPrometheusUnderstandsAlertsAndDashboard(t *testing.T) {
+	if _, err := exec.LookPath("promtool"); err != nil {
+		t.Skip("promtool is not installed; Debian's package prometheus has it")
+	}
+	data, err := os.ReadFile("grafana.json")
+	require.NoError(t, err)
+	var dashboard struct {
+		Panels []struct{ Targets []struct{ Expr string } }
+	}
+	require.NoError(t, json.Unmarshal(data, &dashboard))
+	type rule struct {
+		Record, Expr string
+	}
+	type group struct {
+		Name  string
+		Rules []rule
+	}
+	var queries group
+	for _, p := range dashboard.Panels {
+		for _, target := range p.Targets {
+			queries.Rules = append(queries.Rules, rule{
+				Record: fmt.Sprintf("query:%d", len(queries.Rules)),
+				Expr:   strings.ReplaceAll(target.Expr, "$__rate_interval", "5m"),
+			})
+		}
+	}
+	require.NotEmpty(t, queries.Rules)
+	queries.Name = "dashboard"
+	rules, err := yaml.Marshal(map[string][]group{"groups": {queries}})
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "dashboard.yaml")
+	require.NoError(t, os.WriteFile(file, rules, 0o600))
+	out, err := exec.Command("promtool", "check", "rules", "alerts.yaml", file).CombinedOutput()
+	assert.NoError(t, err, "%s", out)
+	assert.NotContains(t, string(out), "FAILED")
 }
 
 func TestAlertsAreValid(t *testing.T) {
