@@ -29,9 +29,13 @@ func longestIn(f sim.FlowResult, phase string) (longest time.Duration, entered i
 }
 
 func TestBbr3AloneOnALink(t *testing.T) {
-	for _, transport := range []string{"relay", "kernel"} {
-		r := playLines(t,
-			"link 12mbit rtt 40ms queue 80pkt", "transport "+transport, "flow bbr3", "run 40s warmup 2s sample 10ms")
+	for _, transport := range []sim.Transport{sim.Relay, sim.Kernel} {
+		r := play(t, sim.Scenario{
+			Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 80},
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Transport: transport,
+			Flows:    []sim.FlowConfig{{Algorithm: "bbr3"}},
+			Duration: 40 * time.Second, Warmup: 2 * time.Second, Sample: 10 * time.Millisecond,
+		})
 		f := r.Flows[0]
 		assert.GreaterOrEqual(t, r.Utilisation, 0.95, transport)
 		assert.Zero(t, r.Drops, transport)
@@ -47,8 +51,16 @@ func TestBbr3AloneOnALink(t *testing.T) {
 
 // An eighth of the packets that fill the path fit into the queue.
 func TestBbr3LosesLittleBeforeAShortQueue(t *testing.T) {
-	v1 := playLines(t, "link 12mbit rtt 40ms queue 5pkt", "flow bbr", "run 40s warmup 5s")
-	v3 := playLines(t, "link 12mbit rtt 40ms queue 5pkt", "flow bbr3", "run 40s warmup 5s sample 10ms")
+	v1 := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 5},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
+		Duration: 40 * time.Second, Warmup: 5 * time.Second,
+	})
+	v3 := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 5},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
+		Duration: 40 * time.Second, Warmup: 5 * time.Second, Sample: 10 * time.Millisecond,
+	})
 	assert.Greater(t, v3.Utilisation, 0.85)
 	assert.Less(t, 3*v3.Drops, v1.Drops)
 	bound := 0.0
@@ -61,14 +73,22 @@ func TestBbr3LosesLittleBeforeAShortQueue(t *testing.T) {
 }
 
 func TestBbr3FindsTenTimesTheRate(t *testing.T) {
-	r := playLines(t, "link 10mbit rtt 40ms", "step 8s 100mbit", "flow bbr3", "run 20s")
+	r := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Delay: 20 * time.Millisecond, Trace: steps(t, 20*time.Second, sim.Step{Rate: 10e6}, sim.Step{At: 8 * time.Second, Rate: 100e6})},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
+		Duration: 20 * time.Second,
+	})
 	f := r.Flows[0]
 	assert.Greater(t, f.PerSecond[7].Mbps(), 9.0)
 	assert.Greater(t, f.PerSecond[12].Mbps(), 85.0, "a probe is due within three seconds")
 }
 
 func TestBbr3FollowsADropToATenth(t *testing.T) {
-	r := playLines(t, "link 100mbit rtt 40ms queue 500KB", "step 8s 10mbit", "flow bbr3", "run 30s sample 10ms")
+	r := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Delay: 20 * time.Millisecond, QueueBytes: 500000, Trace: steps(t, 30*time.Second, sim.Step{Rate: 100e6}, sim.Step{At: 8 * time.Second, Rate: 10e6})},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
+		Duration: 30 * time.Second, Sample: 10 * time.Millisecond,
+	})
 	f := r.Flows[0]
 	for _, s := range f.Samples {
 		if s.At >= 16*time.Second {
@@ -81,15 +101,28 @@ func TestBbr3FollowsADropToATenth(t *testing.T) {
 }
 
 func TestBbr3BearsOnePercentOfLoss(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms queue 80pkt loss 0.01", "flow bbr3", "run 40s warmup 5s")
+	r := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 80, Loss: 0.01},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
+		Duration: 40 * time.Second, Warmup: 5 * time.Second,
+	})
 	assert.Greater(t, r.Utilisation, 0.75)
-	cubic := playLines(t, "link 12mbit rtt 40ms queue 80pkt loss 0.01", "flow cubic", "run 40s warmup 5s")
+	cubic := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 80, Loss: 0.01},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "cubic"}},
+		Duration: 40 * time.Second, Warmup: 5 * time.Second,
+	})
 	assert.Greater(t, r.Utilisation, 1.5*cubic.Utilisation)
 }
 
 func TestBbr3sShare(t *testing.T) {
-	for _, queue := range []string{"30pkt", "200pkt"} {
-		r := playLines(t, "link 12mbit rtt 40ms queue "+queue, "flow bbr3", "flow bbr3 start 5s", "run 60s warmup 30s")
+	for _, queue := range []int{30, 200} {
+		r := play(t, sim.Scenario{
+			Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: queue},
+			Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+			Flows:    []sim.FlowConfig{{Algorithm: "bbr3"}, {Algorithm: "bbr3", Start: 5 * time.Second}},
+			Duration: 60 * time.Second, Warmup: 30 * time.Second,
+		})
 		assert.Greater(t, r.Jain, 0.9, queue)
 		assert.GreaterOrEqual(t, r.Utilisation, 0.9, queue)
 	}
@@ -98,14 +131,18 @@ func TestBbr3sShare(t *testing.T) {
 // A queue of one and a half of what fills the path is what BBR is made for.
 func TestBbr3LeavesCubicItsShare(t *testing.T) {
 	for _, tt := range []struct {
-		queue       string
+		queue       int
 		least, most float64 // bbr3's part
 	}{
-		{"60pkt", 0.25, 0.75},
-		{"160pkt", 0.2, 0.7},
+		{60, 0.25, 0.75},
+		{160, 0.2, 0.7},
 	} {
-		r := playLines(t,
-			"link 12mbit rtt 40ms queue "+tt.queue, "flow bbr3", "flow cubic start 2s", "run 60s warmup 20s")
+		r := play(t, sim.Scenario{
+			Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: tt.queue},
+			Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+			Flows:    []sim.FlowConfig{{Algorithm: "bbr3"}, {Algorithm: "cubic", Start: 2 * time.Second}},
+			Duration: 60 * time.Second, Warmup: 20 * time.Second,
+		})
 		share := r.Flows[0].Throughput.Mbps() / (r.Flows[0].Throughput.Mbps() + r.Flows[1].Throughput.Mbps())
 		assert.GreaterOrEqual(t, share, tt.least, tt.queue)
 		assert.LessOrEqual(t, share, tt.most, tt.queue)
@@ -114,14 +151,24 @@ func TestBbr3LeavesCubicItsShare(t *testing.T) {
 }
 
 func TestBbr3KeepsItsRateWhereAcknowledgementsComeInBunches(t *testing.T) {
-	for _, every := range []string{"5ms", "20ms", "60ms"} {
-		r := playLines(t, "link 12mbit rtt 40ms", "acks every "+every, "flow bbr3", "run 15s warmup 5s")
+	for _, every := range []time.Duration{5 * ms, 20 * ms, 60 * ms} {
+		r := play(t, sim.Scenario{
+			Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond},
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, AckEvery: every,
+			Flows:    []sim.FlowConfig{{Algorithm: "bbr3"}},
+			Duration: 15 * time.Second, Warmup: 5 * time.Second,
+		})
 		assert.Greater(t, r.Utilisation, 0.9, every)
 	}
 }
 
 func TestBbr3IsNotMisledByAnApplicationThatPauses(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms", "flow bbr3 rate 2mbit on 1s off 1s", "run 30s sample 10ms")
+	r := play(t, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond},
+		Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+		Flows:    []sim.FlowConfig{{Algorithm: "bbr3", Rate: 2e6, On: time.Second, Off: time.Second}},
+		Duration: 30 * time.Second, Sample: 10 * time.Millisecond,
+	})
 	assert.InDelta(t, 1, r.Flows[0].Throughput.Mbps(), 0.1, "all that there was")
 	_, probes := longestIn(r.Flows[0], "probe_rtt")
 	assert.Zero(t, probes, "the pauses drain the path")

@@ -1,7 +1,6 @@
 package cc_test
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -12,21 +11,23 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// playLines runs a scenario, written as a case file has it.
-func playLines(t *testing.T, lines ...string) sim.Result {
+// steps is a trace of these rates.
+func steps(t *testing.T, d time.Duration, all ...sim.Step) *sim.Trace {
 	t.Helper()
-	c, err := sim.ReadCase(t.Name(), strings.NewReader(strings.Join(lines, "\n")), nil)
+	trace, err := sim.Steps("steps", d, all...)
 	require.NoError(t, err)
-	r, err := sim.Run(c.Scenario)
-	require.NoError(t, err)
-	return r
+	return trace
 }
 
 func segmentsOf(b cc.Bytes) float64 { return float64(b) / float64(cc.DefaultMSS) }
 
 // Of 12 Mbit/s in 40 ms, 40 packets fill the path.
 func TestBbrAloneOnALink(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms queue 80pkt", "flow bbr", "run 40s warmup 2s sample 10ms")
+	r := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 80},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
+		Duration: 40 * time.Second, Warmup: 2 * time.Second, Sample: 10 * time.Millisecond,
+	})
 	assert.GreaterOrEqual(t, r.Utilisation, 0.95)
 	assert.Zero(t, r.Drops)
 
@@ -59,7 +60,11 @@ func TestBbrAloneOnALink(t *testing.T) {
 }
 
 func TestBbrFollowsADropInCapacity(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms", "step 15s 6mbit", "flow bbr", "run 25s sample 10ms")
+	r := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Delay: 20 * time.Millisecond, Trace: steps(t, 25*time.Second, sim.Step{Rate: 12e6}, sim.Step{At: 15 * time.Second, Rate: 6e6})},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
+		Duration: 25 * time.Second, Sample: 10 * time.Millisecond,
+	})
 	var forgot time.Duration // when it last believed in the old rate
 	for _, s := range r.Flows[0].Samples {
 		if s.At < 5*time.Second {
@@ -78,14 +83,27 @@ func TestBbrFollowsADropInCapacity(t *testing.T) {
 }
 
 func TestBbrIgnoresRandomLoss(t *testing.T) {
-	clean := playLines(t, "link 12mbit rtt 40ms queue 80pkt", "flow bbr", "run 15s warmup 5s")
-	lossy := playLines(t, "link 12mbit rtt 40ms queue 80pkt loss 0.01", "flow bbr", "run 15s warmup 5s")
+	clean := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 80},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
+		Duration: 15 * time.Second, Warmup: 5 * time.Second,
+	})
+	lossy := play(t, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 80, Loss: 0.01},
+		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
+		Duration: 15 * time.Second, Warmup: 5 * time.Second,
+	})
 	assert.Greater(t, float64(lossy.Flows[0].Throughput), 0.9*float64(clean.Flows[0].Throughput))
 	assert.Positive(t, lossy.Losses)
 }
 
 func TestBbrsShare(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms queue 200pkt", "flow bbr", "flow bbr start 5s", "run 40s warmup 20s")
+	r := play(t, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, QueuePackets: 200},
+		Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+		Flows:    []sim.FlowConfig{{Algorithm: "bbr"}, {Algorithm: "bbr", Start: 5 * time.Second}},
+		Duration: 40 * time.Second, Warmup: 20 * time.Second,
+	})
 	assert.Greater(t, r.Jain, 0.9)
 	assert.GreaterOrEqual(t, r.Utilisation, 0.95)
 	assert.LessOrEqual(t, r.QueuePackets, 80.0, "the queue is about one bandwidth-delay product, for want of a "+
@@ -93,14 +111,24 @@ func TestBbrsShare(t *testing.T) {
 }
 
 func TestBbrKeepsItsRateWhereAcknowledgementsComeInBunches(t *testing.T) {
-	for _, every := range []string{"5ms", "20ms", "60ms"} {
-		r := playLines(t, "link 12mbit rtt 40ms", "acks every "+every, "flow bbr", "run 12s warmup 5s")
+	for _, every := range []time.Duration{5 * ms, 20 * ms, 60 * ms} {
+		r := play(t, sim.Scenario{
+			Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond},
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, AckEvery: every,
+			Flows:    []sim.FlowConfig{{Algorithm: "bbr"}},
+			Duration: 12 * time.Second, Warmup: 5 * time.Second,
+		})
 		assert.Greater(t, r.Utilisation, 0.9, every)
 	}
 }
 
 func TestBbrIsNotMisledByAnApplicationThatPauses(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms", "flow bbr rate 2mbit on 1s off 1s", "run 30s sample 10ms")
+	r := play(t, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond},
+		Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+		Flows:    []sim.FlowConfig{{Algorithm: "bbr", Rate: 2e6, On: time.Second, Off: time.Second}},
+		Duration: 30 * time.Second, Sample: 10 * time.Millisecond,
+	})
 	assert.InDelta(t, 1, r.Flows[0].Throughput.Mbps(), 0.1, "all that there was")
 	assert.LessOrEqual(t, r.Queueing.P99, 12*time.Millisecond)
 	last := r.Flows[0].Samples[len(r.Flows[0].Samples)-1]

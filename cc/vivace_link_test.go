@@ -5,11 +5,20 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // Ten packets a round trip are 1 Mbit/s at first, and headers make 10 of 10.36.
 func TestVivaceDoublesUntilItPaysNoMore(t *testing.T) {
-	r := playLines(t, "link 10.36mbit rtt 115ms", "flow vivace", "run 3s sample 1ms")
+	r := play(t, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 10.36e6, Delay: 57500 * time.Microsecond},
+		Up:       sim.LinkConfig{Delay: 57500 * time.Microsecond},
+		Flows:    []sim.FlowConfig{{Algorithm: "vivace"}},
+		Duration: 3 * time.Second, Sample: 1 * time.Millisecond,
+	})
 	var rates []float64
 	for _, s := range r.Flows[0].Samples {
 		if rate := s.PacingRate.Mbps(); s.SRTT > 0 && (len(rates) == 0 || rate != rates[len(rates)-1]) &&
@@ -22,31 +31,48 @@ func TestVivaceDoublesUntilItPaysNoMore(t *testing.T) {
 
 func TestVivaceFillsALink(t *testing.T) {
 	for _, tt := range []struct {
-		flow, acks, loss string
-		least            float64
-		p50              time.Duration
+		profile string
+		acks    time.Duration
+		loss    float64
+		least   float64
+		p50     time.Duration
 	}{
-		{"vivace", "1ms", "0", 0.9, 10 * time.Millisecond},
-		{"vivace", "10ms", "0", 0.9, 10 * time.Millisecond},
-		{"vivace", "1ms", "0.01", 0.8, 20 * time.Millisecond},
-		{"vivace:paper", "1ms", "0", 0.9, 10 * time.Millisecond},
-		{"vivace:uspace", "1ms", "0", 0.85, 10 * time.Millisecond},
+		{"vivace", ms, 0, 0.9, 10 * time.Millisecond},
+		{"vivace", 10 * ms, 0, 0.9, 10 * time.Millisecond},
+		{"vivace", ms, 0.01, 0.8, 20 * time.Millisecond},
+		{"vivace:paper", ms, 0, 0.9, 10 * time.Millisecond},
+		{"vivace:uspace", ms, 0, 0.85, 10 * time.Millisecond},
 	} {
-		r := playLines(t, "link 12mbit rtt 40ms loss "+tt.loss, "acks every "+tt.acks, "flow "+tt.flow,
-			"run 20s warmup 5s")
+		name, params, err := cc.Parse(tt.profile)
+		require.NoError(t, err)
+		r := play(t, sim.Scenario{
+			Down: sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond, Loss: tt.loss},
+			Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, AckEvery: tt.acks,
+			Flows:    []sim.FlowConfig{{Algorithm: name, Params: params}},
+			Duration: 20 * time.Second, Warmup: 5 * time.Second,
+		})
 		assert.Greater(t, r.Utilisation, tt.least, "%+v", tt)
 		assert.Less(t, r.Queueing.P50, tt.p50, "%+v", tt)
 	}
 }
 
 func TestVivacesShare(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms", "flow vivace", "flow vivace start 3s", "run 40s warmup 20s")
+	r := play(t, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond},
+		Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+		Flows:    []sim.FlowConfig{{Algorithm: "vivace"}, {Algorithm: "vivace", Start: 3 * time.Second}},
+		Duration: 40 * time.Second, Warmup: 20 * time.Second,
+	})
 	assert.Greater(t, r.Jain, 0.9)
 	assert.Greater(t, r.Utilisation, 0.9)
 }
 
 func TestVivaceFollowsTheLink(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms", "step 10s 3mbit", "step 20s 12mbit", "flow vivace", "run 36s")
+	r := play(t, sim.Scenario{
+		Down:  sim.LinkConfig{Delay: 20 * time.Millisecond, Trace: steps(t, 36*time.Second, sim.Step{Rate: 12e6}, sim.Step{At: 10 * time.Second, Rate: 3e6}, sim.Step{At: 20 * time.Second, Rate: 12e6})},
+		Up:    sim.LinkConfig{Delay: 20 * time.Millisecond},
+		Flows: []sim.FlowConfig{{Algorithm: "vivace"}}, Duration: 36 * time.Second,
+	})
 	f := r.Flows[0]
 	assert.Greater(t, f.PerSecond[9].Mbps(), 9.0)
 	assert.InDelta(t, 2.9, f.PerSecond[18].Mbps(), 0.5)
@@ -56,7 +82,12 @@ func TestVivaceFollowsTheLink(t *testing.T) {
 
 // What the application does not send says nothing of the path.
 func TestVivaceKeepsItsRateWhileTheApplicationHasLittle(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 40ms", "flow vivace rate 1mbit", "run 20s sample 100ms")
+	r := play(t, sim.Scenario{
+		Down:     sim.LinkConfig{Rate: 12e6, Delay: 20 * time.Millisecond},
+		Up:       sim.LinkConfig{Delay: 20 * time.Millisecond},
+		Flows:    []sim.FlowConfig{{Algorithm: "vivace", Rate: 1e6}},
+		Duration: 20 * time.Second, Sample: 100 * time.Millisecond,
+	})
 	f := r.Flows[0]
 	assert.InDelta(t, 1, f.Throughput.Mbps(), 0.05)
 	last := f.Samples[len(f.Samples)-1]

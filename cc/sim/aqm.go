@@ -19,7 +19,7 @@ const (
 	FQCoDel      // RFC 8290: CoDel for each flow, which take turns
 )
 
-// aqmNames are as a case file and a command line have them.
+// aqmNames are as files and a command line have them.
 var aqmNames = [...]string{DropTail: "droptail", CoDel: "codel", DualPI2: "dualpi2", PIE: "pie", FQCoDel: "fq_codel"}
 
 func (a AQM) String() string {

@@ -1,26 +1,24 @@
 package sim
 
 import (
-	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // home is a last hop of 20 Mbit/s with a second's worth of queue, and two flows of
 // one peer; unless it is alone, 30 Mbit/s of datagrams come for it from the fifth
 // second on, with or without a share of its window.
-func home(algorithm, datagrams string) []string {
-	lines := []string{
-		"link 20mbit rtt 40ms queue 2500KB", "run 30s warmup 10s",
-		"flow " + algorithm + " name a group peer", "flow " + algorithm + " name b group peer",
+func home(algorithm string, datagrams ...FlowConfig) Scenario {
+	return Scenario{
+		Down: LinkConfig{Rate: 20e6, Delay: 20 * ms, QueueBytes: 2_500_000}, Up: LinkConfig{Delay: 20 * ms},
+		Duration: 30 * time.Second, Warmup: 10 * time.Second,
+		Flows: append([]FlowConfig{
+			{Algorithm: algorithm, Name: "a", Group: "peer"}, {Algorithm: algorithm, Name: "b", Group: "peer"},
+		}, datagrams...),
 	}
-	if datagrams != "" {
-		lines = append(lines, "flow udp name udp start 5s "+datagrams)
-	}
-	return lines
 }
 
 func managedPart(r Result) float64 {
@@ -38,8 +36,9 @@ func TestDatagramsInTheWindowLeaveFlowsTheirPart(t *testing.T) {
 		{"sprout", 15 * ms},
 		{"bbr", 130 * ms}, // datagrams fill its window, of up to two bandwidth-delay products
 	} {
-		alone := playLines(t, home(c.algorithm, "")...)
-		r := playLines(t, home(c.algorithm, "rate 30mbit group peer share 0.5")...)
+		alone := play(t, home(c.algorithm))
+		r := play(t, home(c.algorithm,
+			FlowConfig{Algorithm: UDP, Start: 5 * time.Second, Rate: 30e6, Group: "peer", Share: 0.5}))
 		t.Logf("%s: managed %.3f, p95 of queueing %v, %v alone", c.algorithm, managedPart(r), r.Queueing.P95,
 			alone.Queueing.P95)
 		assert.GreaterOrEqual(t, managedPart(r), 0.45, c.algorithm)
@@ -51,42 +50,58 @@ func TestDatagramsInTheWindowLeaveFlowsTheirPart(t *testing.T) {
 }
 
 func TestDatagramsOutsideTheWindowTakeAllThereIs(t *testing.T) {
-	r := playLines(t, home("copa", "rate 30mbit")...)
+	r := play(t, home("copa", FlowConfig{Algorithm: UDP, Start: 5 * time.Second, Rate: 30e6}))
 	assert.Less(t, managedPart(r), 0.05)
 	assert.Greater(t, r.Queueing.P95, 900*ms)
 }
 
 func TestDatagramsHaveTheWholeWindowThatNobodyWants(t *testing.T) {
-	r := playLines(t, "link 20mbit rtt 40ms queue 2500KB", "run 30s warmup 10s",
-		"flow copa name a group peer rate 500kbit", "flow copa name b group peer rate 500kbit",
-		"flow udp rate 16mbit group peer share 0.5")
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 20e6, Delay: 20 * ms, QueueBytes: 2500000},
+		Up:   LinkConfig{Delay: 20 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: "copa", Name: "a", Group: "peer", Rate: 0.5e6},
+			{Algorithm: "copa", Name: "b", Group: "peer", Rate: 0.5e6},
+			{Algorithm: UDP, Rate: 16e6, Group: "peer", Share: 0.5},
+		},
+		Duration: 30 * time.Second, Warmup: 10 * time.Second,
+	})
 	assert.InDelta(t, 16*1400.0/1428, r.Flows[2].Throughput.Mbps(), 0.5)
 	assert.InDelta(t, 0.05, managedPart(r), 0.01)
 	assert.Zero(t, r.Flows[2].Drops)
 }
 
 func TestAFlowThatStartsBesideDatagramsTakesOverWithinSeconds(t *testing.T) {
-	r := playLines(t, "link 20mbit rtt 40ms queue 2500KB", "run 30s",
-		"flow udp name udp rate 19mbit group peer share 0.5",
-		"flow copa name a group peer start 10s", "flow copa name b group peer start 10s")
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 20e6, Delay: 20 * ms, QueueBytes: 2500000},
+		Up:   LinkConfig{Delay: 20 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: UDP, Name: "udp", Rate: 19e6, Group: "peer", Share: 0.5},
+			{Algorithm: "copa", Name: "a", Group: "peer", Start: 10 * time.Second},
+			{Algorithm: "copa", Name: "b", Group: "peer", Start: 10 * time.Second},
+		},
+		Duration: 30 * time.Second,
+	})
 	between := func(i int, from, to time.Duration) float64 { return mean(r.Flows[i].PerSecond, from, to).Mbps() }
 	assert.InDelta(t, 19*1400.0/1428, between(0, 2*time.Second, 10*time.Second), 0.5)
 	assert.Greater(t, between(1, 13*time.Second, 30*time.Second)+between(2, 13*time.Second, 30*time.Second), 9.0)
 }
 
 func TestAShareIsForDatagramsBesideAFlow(t *testing.T) {
-	for _, c := range []struct{ want, line string }{
-		{"share above 0", "flow udp rate 1mbit group a share 0"},
-		{"share above 0", "flow udp rate 1mbit group a share 2"},
-		{"group a share 0.5", "flow udp rate 1mbit share 0.5"},
-		{"flows have weights", "flow copa group a share 0.5"},
-	} {
-		_, err := ReadCase("case", strings.NewReader("link 1mbit\nrun 1s\n"+c.line), nil)
-		assert.ErrorContains(t, err, c.want)
+	with := func(f FlowConfig) Scenario {
+		return Scenario{Down: LinkConfig{Rate: 1e6}, Duration: time.Second, Flows: []FlowConfig{f}}
 	}
-	nobody, err := ReadCase("case", strings.NewReader("link 1mbit\nrun 1s\nflow udp rate 1mbit group a share 0.5"), nil)
-	assert.NoError(t, err)
-	_, err = Run(nobody.Scenario)
+	for _, c := range []struct {
+		want string
+		flow FlowConfig
+	}{
+		{"up to 1", FlowConfig{Algorithm: UDP, Rate: 1e6, Group: "a", Share: 2}},
+		{"group a share 0.5", FlowConfig{Algorithm: UDP, Rate: 1e6, Share: 0.5}},
+		{"flows have weights", FlowConfig{Algorithm: "copa", Group: "a", Share: 0.5}},
+	} {
+		assert.ErrorContains(t, with(c.flow).Check(), c.want)
+	}
+	_, err := Run(with(FlowConfig{Algorithm: UDP, Rate: 1e6, Group: "a", Share: 0.5}))
 	assert.ErrorContains(t, err, "no flow of group")
 }
 
@@ -96,15 +111,20 @@ func TestACallLosesNothingBesideADownloadAndAFlood(t *testing.T) {
 	for _, algorithm := range []string{"penstock", "copa", "bbr"} {
 		for _, flood := range []bool{false, true} {
 			for seed := range 4 {
-				lines := []string{
-					"link rtt 40ms queue 2MB", fmt.Sprintf("trace lte seed %d", seed+1), "run 60s warmup 5s",
-					"flow " + algorithm + " name download group peer", "flow udp name call rate 260kbit group peer " +
-						"share 0.5",
+				trace, err := Generate("lte", uint64(seed+1), GeneratedLength)
+				require.NoError(t, err)
+				s := Scenario{
+					Down: LinkConfig{Trace: trace, Delay: 20 * ms, QueueBytes: 2_000_000}, Up: LinkConfig{Delay: 20 * ms},
+					Duration: time.Minute, Warmup: 5 * time.Second,
+					Flows: []FlowConfig{
+						{Algorithm: algorithm, Name: "download", Group: "peer"},
+						{Algorithm: UDP, Name: "call", Rate: 260e3, Group: "peer", Share: 0.5},
+					},
 				}
 				if flood {
-					lines = append(lines, "flow udp name flood rate 30mbit group peer share 0.5")
+					s.Flows = append(s.Flows, FlowConfig{Algorithm: UDP, Name: "flood", Rate: 30e6, Group: "peer", Share: 0.5})
 				}
-				r := playLines(t, lines...)
+				r := play(t, s)
 				call := r.Flows[1]
 				t.Logf("%s seed %d flood %v: call lost %d of %d, p95 %v; download %v", algorithm, seed+1, flood,
 					call.Drops, call.Packets, call.OneWay.P95, r.Flows[0].Throughput)

@@ -28,7 +28,7 @@ const (
 	ECNOff                // Not-ECT
 )
 
-// ecnNames are as a case file and a command line have them.
+// ecnNames are as files and a command line have them.
 var ecnNames = [...]string{ECNDefault: "default", ECNClassic: "classic", ECNL4S: "l4s", ECNOff: "off"}
 
 func (e ECN) String() string {

@@ -99,7 +99,7 @@ func Model(name string) (GenConfig, error) {
 	return GenConfig{}, fmt.Errorf("no model %q of a link; there are %s", name, strings.Join(names, ", "))
 }
 
-// GeneratedLength is how long the traces are that commands and case files draw,
+// GeneratedLength is how long the traces are that commands and experiments draw,
 // so that a model and a seed name one trace. It is the length of most recorded
 // ones.
 const GeneratedLength = 5 * time.Minute

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -11,52 +10,67 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// playLines runs a case and checks what it expects.
-func playLines(t *testing.T, lines ...string) Result {
-	t.Helper()
-	c, err := readCase(t, lines...)
-	require.NoError(t, err)
-	r := play(t, c.Scenario)
-	for _, e := range c.Expect {
-		got, ok := e.Check(r)
-		assert.True(t, ok, "expect %v: it is %.4g", e, got)
-	}
-	return r
-}
-
 func TestACellGivesEachHostHalf(t *testing.T) {
-	playLines(t,
-		"cell rtt 40ms", "host queue 250pkt",
-		"flow cubic host 1", "flow cubic host 2", "flow cubic host 1",
-		"run 20s warmup 5s",
-		"expect utilisation >= 0.97",
-		"expect 2.share >= 0.48", // one flow as much as the two of the other
-		"expect 2.share <= 0.52",
-	)
+	r := play(t, Scenario{
+		Cell: &CellConfig{Delay: 20 * ms, Hosts: []CellHost{{QueuePackets: 250}}},
+		Up:   LinkConfig{Delay: 20 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: "cubic", Host: 1},
+			{Algorithm: "cubic", Host: 2},
+			{Algorithm: "cubic", Host: 1},
+		},
+		Duration: 20 * time.Second, Warmup: 5 * time.Second,
+	})
+	assert.GreaterOrEqual(t, r.Utilisation, 0.97)
+	assert.GreaterOrEqual(t, flowOf(r, "2").share(r), 0.48)
+	assert.LessOrEqual(t, flowOf(r, "2").share(r), 0.52)
 }
 
 func TestWhoIsAloneInACellGetsAll(t *testing.T) {
-	r := playLines(t, "cell rtt 40ms", "host queue 400pkt", "host", "flow cubic host 1", "flow cubic host 2 stop 5s",
-		"run 15s warmup 7s", "expect 1.throughput_mbit >= 46", "expect utilisation >= 0.97")
+	r := play(t, Scenario{
+		Cell: &CellConfig{Delay: 20 * ms, Hosts: []CellHost{{QueuePackets: 400}, {}}},
+		Up:   LinkConfig{Delay: 20 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: "cubic", Host: 1},
+			{Algorithm: "cubic", Host: 2, Stop: 5 * time.Second},
+		},
+		Duration: 15 * time.Second, Warmup: 7 * time.Second,
+	})
+	assert.GreaterOrEqual(t, flowOf(r, "1").Throughput.Mbps(), 46.0)
+	assert.GreaterOrEqual(t, r.Utilisation, 0.97)
 	assert.LessOrEqual(t, r.Utilisation, 1.001)
 }
 
 // Each host has a queue of its own: what one floods is not the other's delay.
 func TestOneHostsBloatIsNotTheOthers(t *testing.T) {
-	lines := []string{
-		"host queue 2MB", "flow cubic name bloated", "flow cubic rate 2mbit name light",
-		"run 20s warmup 5s", "expect bloated.p95_queueing_ms >= 200",
+	shared := Scenario{
+		Up: LinkConfig{Delay: 20 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: "cubic", Name: "bloated"}, {Algorithm: "cubic", Rate: 2e6, Name: "light"},
+		},
+		Duration: 20 * time.Second, Warmup: 5 * time.Second,
 	}
-	playLines(t, append(lines, "cell rtt 40ms", "expect light.p95_queueing_ms <= 5",
-		"expect light.throughput_mbit >= 1.9")...)
-	playLines(t, append(lines[1:], "link 50mbit rtt 40ms queue 2MB", "expect light.p95_queueing_ms >= 200")...)
+	own := shared
+	own.Cell = &CellConfig{Delay: 20 * ms, Hosts: []CellHost{{QueueBytes: 2_000_000}}}
+	r := play(t, own)
+	assert.GreaterOrEqual(t, flowOf(r, "bloated").Queueing.P95, 200*ms)
+	assert.LessOrEqual(t, flowOf(r, "light").Queueing.P95, 5*ms)
+	assert.GreaterOrEqual(t, flowOf(r, "light").Throughput.Mbps(), 1.9)
+	shared.Down = LinkConfig{Rate: 50e6, Delay: 20 * ms, QueueBytes: 2_000_000}
+	r = play(t, shared)
+	assert.GreaterOrEqual(t, flowOf(r, "bloated").Queueing.P95, 200*ms)
+	assert.GreaterOrEqual(t, flowOf(r, "light").Queueing.P95, 200*ms)
 }
 
 // A better modulation makes more of the same blocks.
 func TestEqualPartsOfTheAirAreNotEqualRates(t *testing.T) {
-	r := playLines(t, "cell rtt 40ms", "host bits 600 queue 200pkt", "host bits 200 queue 200pkt", "flow cubic",
-		"flow cubic",
-		"run 20s warmup 5s", "expect utilisation >= 0.97", "expect utilisation <= 1.001")
+	r := play(t, Scenario{
+		Cell: &CellConfig{Delay: 20 * ms, Hosts: []CellHost{{BitsPerBlock: 600, QueuePackets: 200}, {BitsPerBlock: 200, QueuePackets: 200}}},
+		Up:   LinkConfig{Delay: 20 * ms}, Flows: []FlowConfig{{Algorithm: "cubic"}, {Algorithm: "cubic"}},
+		Duration: 20 * time.Second, Warmup: 5 * time.Second,
+	})
+	assert.GreaterOrEqual(t, r.Utilisation, 0.97)
+	assert.LessOrEqual(t, r.Utilisation, 1.001)
 	assert.InEpsilon(t, 3, r.Flows[0].Throughput.Mbps()/r.Flows[1].Throughput.Mbps(), 0.05)
 	assert.InDelta(t, 0.5, r.Flows[1].Utilisation, 0.02, "of what it would carry for that host alone")
 }
@@ -82,20 +96,31 @@ func TestACellTellsItsHosts(t *testing.T) {
 }
 
 func TestPBEFollowsItsCell(t *testing.T) {
-	playLines(t, "cell rtt 40ms", "host queue 2MB", "hints every 10ms",
-		"flow pbe name phone", "flow cubic name other start 10s stop 20s",
-		"run 30s warmup 2s",
-		"expect phone.throughput_mbit from 5s to 10s >= 42",
-		"expect phone.throughput_mbit from 12s to 20s >= 20",
-		"expect phone.throughput_mbit from 12s to 20s <= 25",
-		"expect phone.throughput_mbit from 22s to 30s >= 42",
-		"expect phone.p95_queueing_ms <= 20",
-	)
+	r := play(t, Scenario{
+		Cell: &CellConfig{Delay: 20 * ms, Hosts: []CellHost{{QueueBytes: 2000000}}},
+		Up:   LinkConfig{Delay: 20 * ms}, Hints: 10 * ms,
+		Flows: []FlowConfig{
+			{Algorithm: "pbe", Name: "phone"},
+			{Algorithm: "cubic", Name: "other", Start: 10 * time.Second, Stop: 20 * time.Second},
+		},
+		Duration: 30 * time.Second, Warmup: 2 * time.Second,
+	})
+	assert.GreaterOrEqual(t, mean(flowOf(r, "phone").PerSecond, 5*time.Second, 10*time.Second).Mbps(), 42.0)
+	assert.GreaterOrEqual(t, mean(flowOf(r, "phone").PerSecond, 12*time.Second, 20*time.Second).Mbps(), 20.0)
+	assert.LessOrEqual(t, mean(flowOf(r, "phone").PerSecond, 12*time.Second, 20*time.Second).Mbps(), 25.0)
+	assert.GreaterOrEqual(t, mean(flowOf(r, "phone").PerSecond, 22*time.Second, 30*time.Second).Mbps(), 42.0)
+	assert.LessOrEqual(t, millis(flowOf(r, "phone").Queueing.P95), 20.0)
 }
 
 func TestAFlowsOwnDelay(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 20ms", "flow static:cwnd_packets=2", "flow static:cwnd_packets=2 rtt 60ms",
-		"run 5s warmup 1s sample 10ms")
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 12e6, Delay: 10 * ms}, Up: LinkConfig{Delay: 10 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 2}},
+			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 2}, Delay: 30 * ms},
+		},
+		Duration: 5 * time.Second, Warmup: time.Second, Sample: 10 * ms,
+	})
 	near, far := r.Flows[0], r.Flows[1]
 	assert.InDelta(t, float64(30*ms), float64(far.OneWay.P50-near.OneWay.P50), float64(2*ms),
 		"half of it on the way there")
@@ -111,9 +136,14 @@ func TestHostsOfFlows(t *testing.T) {
 
 // 1428 bytes on the wire for 1400 of payload, 20 Mbit/s of them on a link of 12.
 func TestDatagramsComeWhateverBecomesOfThem(t *testing.T) {
-	r := playLines(t, "link 12mbit rtt 20ms queue 50pkt", "flow udp rate 20mbit start 1s stop 9s name cross",
-		"flow reno start 11s",
-		"run 15s")
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 12e6, Delay: 10 * ms, QueuePackets: 50}, Up: LinkConfig{Delay: 10 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: UDP, Rate: 20e6, Start: time.Second, Stop: 9 * time.Second, Name: "cross"},
+			{Algorithm: "reno", Start: 11 * time.Second},
+		},
+		Duration: 15 * time.Second,
+	})
 	u := r.Flows[0]
 	assert.InDelta(t, 8*20e6/8/1428, float64(u.Packets), 1)
 	assert.InDelta(t, 8*12e6/8/1428, float64(u.Arrived), 60, "but for those on the way at the end")
@@ -124,7 +154,11 @@ func TestDatagramsComeWhateverBecomesOfThem(t *testing.T) {
 }
 
 func TestDatagramsRest(t *testing.T) {
-	u := playLines(t, "link 50mbit rtt 20ms", "flow udp rate 20mbit on 2s off 3s", "run 10s").Flows[0]
+	u := play(t, Scenario{
+		Down: LinkConfig{Rate: 50e6, Delay: 10 * ms}, Up: LinkConfig{Delay: 10 * ms},
+		Flows:    []FlowConfig{{Algorithm: UDP, Rate: 20e6, On: 2 * time.Second, Off: 3 * time.Second}},
+		Duration: 10 * time.Second,
+	}).Flows[0]
 	for k, on := range []bool{true, true, false, false, false, true, true, false, false, false} {
 		assert.Equal(t, on, u.PerSecond[k].Mbps() > 15, "second %d", k)
 	}
@@ -133,33 +167,54 @@ func TestDatagramsRest(t *testing.T) {
 // On and off at random: means are kept, the seed decides, and each flow has times
 // of its own.
 func TestRandomRests(t *testing.T) {
-	run := func(seed string) Result {
-		return playLines(t, "link 100mbit rtt 10ms", "flow udp rate 1mbit on 1s off 3s random",
-			"flow udp rate 1mbit on 1s off 3s random",
-			"run 1000s seed "+seed)
+	run := func(seed uint64) Result {
+		return play(t, Scenario{
+			Down: LinkConfig{Rate: 100e6, Delay: 5 * ms}, Up: LinkConfig{Delay: 5 * ms},
+			Flows: []FlowConfig{
+				{Algorithm: UDP, Random: true, Rate: 1e6, On: time.Second, Off: 3 * time.Second},
+				{Algorithm: UDP, Random: true, Rate: 1e6, On: time.Second, Off: 3 * time.Second},
+			},
+			Duration: 1000 * time.Second, Seed: seed,
+		})
 	}
-	r := run("1")
+	r := run(1)
 	for _, f := range r.Flows {
 		assert.InDelta(t, 0.25, f.Throughput.Mbps(), 0.05, "a quarter of the time")
 	}
 	assert.NotEqual(t, r.Flows[0].PerSecond, r.Flows[1].PerSecond)
-	assert.Equal(t, r, run("1"))
-	assert.NotEqual(t, r.Flows[0].PerSecond, run("2").Flows[0].PerSecond)
-	tcp := playLines(t, "link 12mbit rtt 10ms queue 50pkt", "flow cubic on 2s off 2s random",
-		"run 400s seed 3").Flows[0]
+	assert.Equal(t, r, run(1))
+	assert.NotEqual(t, r.Flows[0].PerSecond, run(2).Flows[0].PerSecond)
+	tcp := play(t, Scenario{
+		Down: LinkConfig{Rate: 12e6, Delay: 5 * ms, QueuePackets: 50}, Up: LinkConfig{Delay: 5 * ms},
+		Flows: []FlowConfig{
+			{Algorithm: "cubic", Random: true, On: 2 * time.Second, Off: 2 * time.Second},
+		},
+		Duration: 400 * time.Second, Seed: 3,
+	}).Flows[0]
 	assert.InDelta(t, 5.8, tcp.Throughput.Mbps(), 1.5, "half of the time")
 }
 
 func TestAnObjectEverySoOften(t *testing.T) {
-	f := playLines(t, "link 12mbit rtt 40ms queue 100pkt", "flow cubic bytes 100KB every 2s", "run 11s",
-		"expect 1.objects == 6", "expect 1.fct_p50_ms <= 200", "expect 1.fct_max_ms >= 107").Flows[0]
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 12e6, Delay: 20 * ms, QueuePackets: 100}, Up: LinkConfig{Delay: 20 * ms},
+		Flows:    []FlowConfig{{Algorithm: "cubic", Bytes: 100000, Every: 2 * time.Second}},
+		Duration: 11 * time.Second,
+	})
+	f := r.Flows[0]
+	assert.EqualValues(t, 6, flowOf(r, "1").completions())
+	assert.LessOrEqual(t, millis(flowOf(r, "1").FCT.P50), 200.0)
+	assert.GreaterOrEqual(t, millis(flowOf(r, "1").FCT.Max), 107.0)
 	for i, o := range f.Objects {
 		assert.Equal(t, time.Duration(2*i)*time.Second, o.At)
 		assert.GreaterOrEqual(t, o.Took, 40*ms+67*ms, "a round trip and its transmission")
 	}
 	assert.InEpsilon(t, 8*6*100e3, 11*float64(f.Throughput), 0.001)
 
-	f = playLines(t, "link 1mbit rtt 40ms queue 100pkt", "flow cubic bytes 200KB every 1s", "run 10s").Flows[0]
+	f = play(t, Scenario{
+		Down: LinkConfig{Rate: 1e6, Delay: 20 * ms, QueuePackets: 100}, Up: LinkConfig{Delay: 20 * ms},
+		Flows:    []FlowConfig{{Algorithm: "cubic", Bytes: 200000, Every: time.Second}},
+		Duration: 10 * time.Second,
+	}).Flows[0]
 	require.Greater(t, len(f.Objects), 2)
 	for i, o := range f.Objects[1:] {
 		assert.Equal(t, f.Objects[i].At+f.Objects[i].Took, o.At, "the next waits until the last has come")
@@ -170,16 +225,29 @@ func TestAnObjectEverySoOften(t *testing.T) {
 // A video of 4 Mbit/s plays smoothly on 6 Mbit/s, and asks for no more than its
 // buffer holds; with an outage longer than that it stops once.
 func TestAVideo(t *testing.T) {
-	video := "flow cubic video 4mbit chunk 4s buffer 12s"
-	f := playLines(t, "link 6mbit rtt 40ms queue 100pkt", video, "run 60s",
-		"expect 1.rebuffers == 0", "expect 1.startup_s >= 2.6", "expect 1.startup_s <= 3.5").Flows[0]
+	watch := func(down LinkConfig) FlowResult {
+		down.Delay, down.QueuePackets = 20*ms, 100
+		return play(t, Scenario{
+			Down: down, Up: LinkConfig{Delay: 20 * ms}, Duration: time.Minute,
+			Flows: []FlowConfig{{
+				Algorithm: "cubic", Video: Video{Rate: 4e6, Chunk: 4 * time.Second, Buffer: 12 * time.Second},
+			}},
+		}).Flows[0]
+	}
+	f := watch(LinkConfig{Rate: 6e6})
+	assert.Zero(t, f.Video.Rebuffers)
+	assert.InDelta(t, 3.05, f.Video.StartUp.Seconds(), 0.45)
 	assert.Equal(t, time.Minute-f.Video.StartUp, f.Video.Played)
 	assert.InDelta(t, 4, cc.RateOf(cc.Bytes(float64(f.Throughput)*60/8), 60*time.Second).Mbps(), 0.9)
-	f = playLines(t, "link 6mbit rtt 40ms queue 100pkt", "outage 20s 40s", video, "run 60s",
-		"expect 1.rebuffers == 1", "expect 1.rebuffer_s >= 8").Flows[0]
+	cut, err := steps(time.Minute, Step{Rate: 6e6}).Without(20*time.Second, 40*time.Second, time.Minute)
+	require.NoError(t, err)
+	f = watch(LinkConfig{Trace: cut})
+	assert.Equal(t, 1, f.Video.Rebuffers)
+	assert.GreaterOrEqual(t, f.Video.Rebuffer, 8*time.Second)
 	assert.Equal(t, time.Minute-f.Video.StartUp-f.Video.Rebuffer, f.Video.Played)
-	playLines(t, "link 2mbit rtt 40ms queue 100pkt", video, "run 60s", "expect 1.rebuffers >= 3",
-		"expect 1.rebuffer_s >= 20")
+	f = watch(LinkConfig{Rate: 2e6})
+	assert.GreaterOrEqual(t, f.Video.Rebuffers, 3)
+	assert.GreaterOrEqual(t, f.Video.Rebuffer, 20*time.Second)
 }
 
 func TestPlayer(t *testing.T) {
@@ -194,12 +262,4 @@ func TestPlayer(t *testing.T) {
 		"dry at 10 s")
 	p.Arrived(at(12))
 	assert.Equal(t, Playback{StartUp: at(2), Played: at(9), Rebuffers: 1, Rebuffer: at(2)}, p.Playback(at(13)))
-}
-
-func TestEveryLineOfTheFormatIsUnderstood(t *testing.T) {
-	for _, line := range strings.Split(strings.TrimSpace(CaseFormat), "\n") {
-		text, _, _ := strings.Cut(line, "#")
-		p := &caseReader{once: map[string]bool{}, declared: map[string]bool{}}
-		assert.NoError(t, p.line(strings.Fields(text)), line)
-	}
 }

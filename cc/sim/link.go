@@ -3,7 +3,10 @@
 package sim
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -174,4 +177,20 @@ func (l *Link) advance(now cc.Time) cc.Time {
 type queuedPacket struct {
 	departs cc.Time
 	size    cc.Bytes
+}
+
+// ParseQueue reads the limit of a queue: packets ("100pkt") or bytes ("2MB").
+func ParseQueue(s string) (bytes cc.Bytes, packets int, err error) {
+	if n, ok := strings.CutSuffix(s, "pkt"); ok {
+		v, err := strconv.ParseUint(n, 10, 31)
+		if err != nil {
+			return 0, 0, fmt.Errorf("%q is not a number of packets such as 100pkt", s)
+		}
+		return 0, int(v), nil
+	}
+	bytes, err = cc.ParseBytes(s)
+	if err != nil {
+		return 0, 0, fmt.Errorf("%w or 100pkt", err)
+	}
+	return bytes, 0, nil
 }

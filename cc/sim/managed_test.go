@@ -237,14 +237,18 @@ func TestAManagedLinkAllocatesNothing(t *testing.T) {
 // A Cubic flow meets the delay that the queue is made for.
 func TestCubicKeepsAManagedQueueAtItsTarget(t *testing.T) {
 	for _, tt := range []struct {
-		line string
+		aqm  AQM
 		most time.Duration // mean waiting time
-	}{{"codel", 10 * ms}, {"dualpi2", 20 * ms}, {"pie", 22 * ms}, {"fq_codel", 10 * ms}} {
-		for _, ecn := range []string{"classic", "off"} {
-			r := playLines(t, "link 24mbit rtt 40ms queue 2MB aqm "+tt.line, "flow cubic ecn "+ecn, "run 30s warmup 5s")
-			assert.GreaterOrEqual(t, r.Utilisation, 0.9, "%s, ecn %s", tt.line, ecn)
-			assert.LessOrEqual(t, r.Queueing.Mean, tt.most, "%s, ecn %s", tt.line, ecn)
-			assert.Equal(t, ecn == "off", r.Drops > 0, "%s, ecn %s: %d drops", tt.line, ecn, r.Drops)
+	}{{CoDel, 10 * ms}, {DualPI2, 20 * ms}, {PIE, 22 * ms}, {FQCoDel, 10 * ms}} {
+		for _, ecn := range []ECN{ECNClassic, ECNOff} {
+			r := play(t, Scenario{
+				Down: LinkConfig{Rate: 24e6, Delay: 20 * ms, QueueBytes: 2000000, AQM: tt.aqm},
+				Up:   LinkConfig{Delay: 20 * ms}, Flows: []FlowConfig{{Algorithm: "cubic", ECN: ecn}},
+				Duration: 30 * time.Second, Warmup: 5 * time.Second,
+			})
+			assert.GreaterOrEqual(t, r.Utilisation, 0.9, "%s, ecn %s", tt.aqm, ecn)
+			assert.LessOrEqual(t, r.Queueing.Mean, tt.most, "%s, ecn %s", tt.aqm, ecn)
+			assert.Equal(t, ecn == ECNOff, r.Drops > 0, "%s, ecn %s: %d drops", tt.aqm, ecn, r.Drops)
 		}
 	}
 }

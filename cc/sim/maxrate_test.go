@@ -2,15 +2,15 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-)
 
-var (
-	overRelay  = "transport relay"
-	overKernel = "transport kernel"
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 )
 
 // A maximum rate is that of the group, however many flows it has and whoever holds
@@ -18,34 +18,34 @@ var (
 func TestAMaximumRateIsTheGroups(t *testing.T) {
 	for _, tt := range []struct {
 		algorithm string
-		transport string
+		transport Transport
 		flows     []int
 	}{
-		{"penstock", overRelay, []int{1, 2, 4, 16, 64}},
-		{"cubic", overRelay, []int{1, 4, 64}},
-		{"bbr", overRelay, []int{1, 4, 64}},
-		{"copa", overRelay, []int{1, 4, 64}},
-		{"penstock", overKernel, []int{1, 2, 4, 16, 64}},
-		{"cubic", overKernel, []int{1, 4, 16, 64}},
-		{"bbr", overKernel, []int{1, 4}},
-		{"copa", overKernel, []int{1, 4}},
+		{"penstock", Relay, []int{1, 2, 4, 16, 64}},
+		{"cubic", Relay, []int{1, 4, 64}},
+		{"bbr", Relay, []int{1, 4, 64}},
+		{"copa", Relay, []int{1, 4, 64}},
+		{"penstock", Kernel, []int{1, 2, 4, 16, 64}},
+		{"cubic", Kernel, []int{1, 4, 16, 64}},
+		{"bbr", Kernel, []int{1, 4}},
+		{"copa", Kernel, []int{1, 4}},
 	} {
 		for _, n := range tt.flows {
 			t.Run(fmt.Sprintf("%s %s %d", tt.algorithm, tt.transport, n), func(t *testing.T) {
-				lines := []string{tt.transport}
-				for i := range n {
-					lines = append(lines, fmt.Sprintf("flow %s group host maxrate 10mbit name f%d", tt.algorithm, i))
-				}
-				assert.InEpsilon(t, 10, total(playMaxRate(t, lines...)), 0.02)
+				flows := slices.Repeat([]FlowConfig{{Algorithm: tt.algorithm, Group: "host", MaxRate: 10e6}}, n)
+				assert.InEpsilon(t, 10, total(playMaxRate(t, tt.transport, flows...)), 0.02)
 			})
 		}
 	}
 }
 
 // playMaxRate plays flows on a link that carries four times 10 Mbit/s.
-func playMaxRate(t *testing.T, lines ...string) Result {
+func playMaxRate(t *testing.T, transport Transport, flows ...FlowConfig) Result {
 	t.Helper()
-	return playLines(t, append([]string{"link 40mbit rtt 30ms queue 300pkt", "run 15s warmup 3s"}, lines...)...)
+	return play(t, Scenario{
+		Down: LinkConfig{Rate: 40e6, Delay: 15 * ms, QueuePackets: 300}, Up: LinkConfig{Delay: 15 * ms},
+		Transport: transport, Flows: flows, Duration: 15 * time.Second, Warmup: 3 * time.Second,
+	})
 }
 
 func total(r Result) (mbit float64) {
@@ -56,12 +56,12 @@ func total(r Result) (mbit float64) {
 }
 
 func TestFlowsUnderUnlikeAlgorithmsShareTheMaximumRateOfTheirGroup(t *testing.T) {
-	for _, transport := range []string{overRelay, overKernel} {
-		r := playMaxRate(t, append([]string{transport},
-			"flow penstock group host maxrate 10mbit",
-			"flow cubic group host maxrate 10mbit",
-			"flow cubic group host maxrate 10mbit",
-			"flow copa group other maxrate 10mbit")...)
+	for _, transport := range []Transport{Relay, Kernel} {
+		r := playMaxRate(t, transport,
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6},
+			FlowConfig{Algorithm: "cubic", Group: "host", MaxRate: 10e6},
+			FlowConfig{Algorithm: "cubic", Group: "host", MaxRate: 10e6},
+			FlowConfig{Algorithm: "copa", Group: "other", MaxRate: 10e6})
 		other := r.Flows[3].Throughput.Mbps()
 		assert.InEpsilon(t, 10, other, 0.02, "another group has its own")
 		assert.InEpsilon(t, 10, total(r)-other, 0.02)
@@ -73,33 +73,30 @@ func TestFlowsUnderUnlikeAlgorithmsShareTheMaximumRateOfTheirGroup(t *testing.T)
 
 // What a maximum rate leaves is divided as a link would be.
 func TestClassesAndWeightsHoldUnderAMaximumRate(t *testing.T) {
-	for _, transport := range []string{overRelay, overKernel} {
-		playMaxRate(t, append([]string{transport},
-			"flow penstock group host maxrate 10mbit name call class guarantee target 4mbit",
-			"flow penstock group host maxrate 10mbit name heavy weight 3",
-			"flow penstock group host maxrate 10mbit name light",
-			"expect call.throughput_mbit >= 3.8", "expect call.throughput_mbit <= 4.6",
-			"expect heavy.throughput_mbit >= 3.9", "expect light.throughput_mbit <= 1.7",
-			"expect light.throughput_mbit >= 1.2")...)
-		playMaxRate(t, append([]string{transport},
-			"flow penstock group host maxrate 10mbit name first priority 0",
-			"flow penstock group host maxrate 10mbit name second priority 1",
-			"expect first.throughput_mbit >= 8")...)
+	for _, transport := range []Transport{Relay, Kernel} {
+		f := playMaxRate(t, transport,
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6, Class: flow.Guarantee, Target: 4e6},
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6, Weight: 3},
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6}).Flows
+		assert.InDelta(t, 4.2, f[0].Throughput.Mbps(), 0.4)
+		assert.GreaterOrEqual(t, f[1].Throughput.Mbps(), 3.9)
+		assert.InDelta(t, 1.45, f[2].Throughput.Mbps(), 0.25)
+		f = playMaxRate(t, transport,
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6},
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6, Priority: 1}).Flows
+		assert.GreaterOrEqual(t, f[0].Throughput.Mbps(), 8.0)
 	}
 }
 
 // A maximum rate above what the link carries changes nothing.
 func TestAMaximumRateAboveTheLinkDoesNotBind(t *testing.T) {
-	for _, transport := range []string{overRelay, overKernel} {
+	for _, transport := range []Transport{Relay, Kernel} {
 		for _, algorithm := range []string{"penstock", "cubic", "bbr", "copa"} {
-			with := func(rate string) Result {
-				lines := []string{transport}
-				for i := range 3 {
-					lines = append(lines, fmt.Sprintf("flow %s group host name f%d %s", algorithm, i, rate))
-				}
-				return playMaxRate(t, lines...)
+			with := func(rate cc.Rate) Result {
+				return playMaxRate(t, transport,
+					slices.Repeat([]FlowConfig{{Algorithm: algorithm, Group: "host", MaxRate: rate}}, 3)...)
 			}
-			free, limited := with(""), with("maxrate 100mbit")
+			free, limited := with(0), with(100e6)
 			require.InEpsilon(t, total(free), total(limited), 0.03, algorithm)
 			assert.InDelta(t, free.Queueing.P95.Seconds(), limited.Queueing.P95.Seconds(), 0.005, algorithm)
 		}
@@ -107,31 +104,34 @@ func TestAMaximumRateAboveTheLinkDoesNotBind(t *testing.T) {
 }
 
 func TestWhatSomeDoNotUseOfAMaximumRateOthersDo(t *testing.T) {
-	for _, transport := range []string{overRelay, overKernel} {
-		playMaxRate(t, append([]string{transport},
-			"flow penstock group host maxrate 10mbit name little rate 1mbit",
-			"flow penstock group host maxrate 10mbit name all",
-			"expect little.throughput_mbit >= 0.97",
-			"expect all.throughput_mbit >= 8.8",
-			"expect all.throughput_mbit <= 9.2")...)
+	for _, transport := range []Transport{Relay, Kernel} {
+		f := playMaxRate(t, transport,
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6, Rate: 1e6},
+			FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6}).Flows
+		assert.GreaterOrEqual(t, f[0].Throughput.Mbps(), 0.97)
+		assert.InDelta(t, 9, f[1].Throughput.Mbps(), 0.2)
 	}
 }
 
 // Datagrams of a group count in its maximum rate, with connections beside them and
 // without; one that is sparse loses nothing.
 func TestDatagramsCountInTheMaximumRate(t *testing.T) {
-	flood := "flow udp name flood group host share 0.5 rate 20mbit"
-	alone := playMaxRate(t, flood, "flow penstock name tcp group host maxrate 10mbit start 14999ms")
+	flood := FlowConfig{Algorithm: UDP, Group: "host", Share: 0.5, Rate: 20e6}
+	tcp := FlowConfig{Algorithm: "penstock", Group: "host", MaxRate: 10e6}
+	late := tcp
+	late.Start = 14999 * ms
+	alone := playMaxRate(t, Relay, flood, late)
 	assert.InEpsilon(t, 10, total(alone), 0.04)
 	assert.Greater(t, total(alone), 9.0)
 
-	for _, transport := range []string{overRelay, overKernel} {
-		both := playMaxRate(t, append([]string{transport}, flood, "flow penstock name tcp group host maxrate 10mbit",
-			"expect tcp.throughput_mbit >= 3", "expect flood.throughput_mbit >= 3")...)
+	for _, transport := range []Transport{Relay, Kernel} {
+		both := playMaxRate(t, transport, flood, tcp)
+		assert.GreaterOrEqual(t, both.Flows[0].Throughput.Mbps(), 3.0)
+		assert.GreaterOrEqual(t, both.Flows[1].Throughput.Mbps(), 3.0)
 		assert.LessOrEqual(t, total(both), 10.3)
 
-		sparse := playMaxRate(t, append([]string{transport}, "flow udp name call group host share 0.5 rate 300kbit",
-			"flow penstock name tcp group host maxrate 10mbit", "expect call.throughput_mbit >= 0.29")...)
+		sparse := playMaxRate(t, transport, FlowConfig{Algorithm: UDP, Group: "host", Share: 0.5, Rate: 300e3}, tcp)
+		assert.GreaterOrEqual(t, sparse.Flows[0].Throughput.Mbps(), 0.29)
 		assert.InEpsilon(t, 10, total(sparse), 0.03)
 	}
 }

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"strings"
 	"testing"
 	"time"
 
@@ -73,24 +72,21 @@ func TestAMoveFromAFullQueueStallsNoLongerThanTwoRoundTrips(t *testing.T) {
 }
 
 func TestMovesByName(t *testing.T) {
-	c, err := ReadCase("moves", strings.NewReader("link 12mbit rtt 40ms\nmove 2s a reno\nflow cubic name a group g "+
-		"weight 2\nrun 4s\n"), nil)
-	require.NoError(t, err)
-	r, err := Run(c.Scenario)
+	with := func(move Change) Scenario {
+		return Scenario{
+			Down: LinkConfig{Rate: 12e6, Delay: 20 * ms}, Up: LinkConfig{Delay: 20 * ms}, Duration: 4 * time.Second,
+			Flows: []FlowConfig{{Algorithm: "cubic", Name: "a", Group: "g"}}, Changes: []Change{move},
+		}
+	}
+	r, err := Run(with(Change{At: 2 * time.Second, Flow: "a", Terms: flow.Terms{Algorithm: "reno"}}))
 	require.NoError(t, err)
 	assert.Equal(t, "reno", r.Flows[0].Final.Algorithm)
 	assert.Equal(t, "g", r.Flows[0].Final.Group)
-	assert.Equal(t, 2, c.Changes[0].Terms.Weight, "all but the algorithm stays")
-
-	for text, says := range map[string]string{
-		"move 2s b reno":          "which is not there",
-		"move 2s a nope":          "nope",
-		"move 2s a none":          "none leaves the window",
-		"move 2s a":               "lacks a word",
-		"move 2s a reno weight 3": "too much",
+	for says, move := range map[string]Change{
+		"which is not there":     {Flow: "b", Terms: flow.Terms{Algorithm: "reno"}},
+		"nope":                   {Flow: "a", Terms: flow.Terms{Algorithm: "nope"}},
+		"none leaves the window": {Flow: "a", Terms: flow.Terms{Algorithm: "none"}},
 	} {
-		_, err := ReadCase("moves", strings.NewReader("link 12mbit rtt 40ms\nflow cubic name a\nrun 4s\n"+text+"\n"),
-			nil)
-		assert.ErrorContains(t, err, says, text)
+		assert.ErrorContains(t, with(move).Check(), says)
 	}
 }

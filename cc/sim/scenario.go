@@ -126,6 +126,9 @@ type Change struct {
 // maxDuration bounds a run: statistics are kept for every packet.
 const maxDuration = time.Hour
 
+// maxHosts bounds a run's hosts.
+const maxHosts = 256
+
 // Check tells what is wrong with the scenario; Run asks it, too.
 func (s Scenario) Check() error {
 	switch {
@@ -243,8 +246,8 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("at random needs means of at least %v: write on 10s off 10s random", minMean)
 	case int(f.ECN) >= len(ecnNames):
 		return fmt.Errorf("there is no %v; use ECNClassic, ECNL4S or ECNOff", f.ECN)
-	case f.Host < 0 || f.Host > maxFlows || f.Delay < 0:
-		return fmt.Errorf("hosts are counted from 1 to %d, and a delay must not be negative", maxFlows)
+	case f.Host < 0 || f.Host > maxHosts || f.Delay < 0:
+		return fmt.Errorf("hosts are counted from 1 to %d, and a delay must not be negative", maxHosts)
 	}
 	return f.checkClient()
 }

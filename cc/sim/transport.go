@@ -45,7 +45,7 @@ const kernelTick = time.Millisecond
 // maxClockSkew bounds ClockSkew; quartz is wrong by some tens of millionths.
 const maxClockSkew = 10_000.0
 
-// transportNames are as a case file and a command line have them.
+// transportNames are as files and a command line have them.
 var transportNames = [...]string{Relay: "relay", Kernel: "kernel", Native: "native"}
 
 func (t Transport) String() string {

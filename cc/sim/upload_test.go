@@ -1,14 +1,12 @@
 package sim
 
 import (
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
@@ -126,23 +124,15 @@ func TestAHeldWindowLeavesTheOtherDirectionItsRate(t *testing.T) {
 	assert.Less(t, with.Flows[1].OneWay.P95+with.Flows[0].OneWay.P95, 100*ms)
 }
 
-func TestACaseSaysWhoUploads(t *testing.T) {
-	c, err := readCase(t, "link 12mbit rtt 20ms", "up 6mbit queue 1MB",
-		"flow cubic upload receive penstock:target_ms=20 host 1", "flow reno upload", "flow copa host 1", "run 1s")
-	require.NoError(t, err)
-	assert.Equal(t, FlowConfig{
-		Algorithm: "cubic", Params: cc.Params{}, Upload: true, Host: 1,
-		Receive: "penstock", ReceiveParams: cc.Params{"target_ms": 20},
-	}, c.Flows[0])
-	assert.True(t, c.Flows[1].Upload)
-	for line, says := range map[string]string{
-		"flow cubic receive penstock":     "for uploads",
-		"flow cubic upload receive bbr":   "nobody paces there",
-		"flow cubic upload receive nacc":  "there are cubic",
-		"flow udp upload rate 1mbit":      "as the client has it",
-		"flow cubic upload maxrate 1mbit": "as the client has it",
+func TestUploadsAreChecked(t *testing.T) {
+	for says, f := range map[string]FlowConfig{
+		"for uploads":          {Algorithm: "cubic", Receive: "penstock"},
+		"nobody paces there":   {Algorithm: "cubic", Upload: true, Receive: "bbr"},
+		"there are cubic":      {Algorithm: "cubic", Upload: true, Receive: "nacc"},
+		"as the client has it": {Algorithm: UDP, Upload: true, Rate: 1e6},
+		"maximum rates do not": {Algorithm: "cubic", Upload: true, MaxRate: 1e6},
 	} {
-		_, err := readCase(t, strings.Split("link 12mbit rtt 20ms|"+line+"|run 1s", "|")...)
-		assert.ErrorContains(t, err, says, line)
+		s := Scenario{Down: LinkConfig{Rate: 12e6}, Duration: time.Second, Flows: []FlowConfig{f}}
+		assert.ErrorContains(t, s.Check(), says)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +16,8 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // simFlags are the flags of sim as written.
@@ -61,10 +62,10 @@ Queueing is from a packet's arrival at the queue until its last byte has left
 it. Utilisation counts all that the link carried, headers and retransmissions
 too, against all it offered; Mbit/s is payload that arrived.
 
-A FILE describes path, flows and expectations line by line; it takes the place
-of the flags, and an expectation that does not hold is a failure.
+A FILE describes an experiment in YAML, as bench recipe plays it over real sockets,
+too; it takes the place of the flags, and what must hold and does not is a failure.
 
-` + caseFormat() + `
+` + fileFormat() + `
 With --all every algorithm, or each that --algorithm names, is put through the
 standard cases:
 
@@ -79,7 +80,7 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
   penstock-lab sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
   penstock-lab sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
   penstock-lab sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte
-  penstock-lab sim test/scenarios/testdata/outage.txt
+  penstock-lab sim test/scenarios/testdata/outage.yaml
   penstock-lab sim --all
   penstock-lab sim --all --transport relay --markdown`,
 		RunE: func(cmd *cobra.Command, files []string) (err error) {
@@ -154,16 +155,19 @@ func modelList() string {
 	return b.String()
 }
 
-// caseFormat is every line that a FILE may have, indented.
-func caseFormat() string {
-	return strings.ReplaceAll("\n"+strings.TrimSpace(sim.CaseFormat), "\n", "\n  ")[1:] + "\n"
+// fileFormat is every key that a FILE may have, indented.
+func fileFormat() string {
+	return strings.ReplaceAll("\n"+strings.TrimSpace(recipe.Format), "\n", "\n  ")[1:] + "\n"
 }
 
 // trial is one run to be made.
 type trial struct {
 	name string // of the algorithm with its settings, or of the file
 	link string // empty for a file
-	sim.Case
+	sim.Scenario
+	of *experiment // that it is a run of; nil: of none
+	recipe.Run
+	record func(sim.Result) stage.Record
 }
 
 // shared are the flags that go with files, too.
@@ -182,9 +186,9 @@ func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial,
 		})
 		for _, name := range files {
 			if err == nil {
-				var t trial
-				t, err = f.fromFile(name)
-				trials = append(trials, t)
+				var more []trial
+				more, err = f.fromFile(name)
+				trials = append(trials, more...)
 			}
 		}
 		return trials, err
@@ -207,7 +211,7 @@ func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial,
 	}
 	for _, l := range links {
 		for _, ref := range refs {
-			t := trial{name: ref, link: l.name, Case: sim.Case{Scenario: base}}
+			t := trial{name: ref, link: l.name, Scenario: base}
 			t.Down.Rate, t.Down.Trace = l.rate, l.trace
 			algorithm, params, err := cc.Parse(ref)
 			if err != nil {
@@ -222,7 +226,7 @@ func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial,
 			for range f.flows {
 				t.Flows = append(t.Flows, sim.FlowConfig{Algorithm: algorithm, Params: params, ECN: ecn})
 			}
-			if err := t.Check(); err != nil {
+			if err := t.Scenario.Check(); err != nil {
 				return nil, err
 			}
 			trials = append(trials, t)
@@ -374,26 +378,3 @@ func openTrace(name string) (*sim.Trace, error) {
 	defer f.Close()
 	return sim.ReadTrace(filepath.Base(name), f)
 }
-
-// fromFile reads a case; its traces are found beside it.
-func (f *simFlags) fromFile(name string) (trial, error) {
-	file, err := os.Open(name)
-	if err != nil {
-		return trial{}, err
-	}
-	defer file.Close()
-	c, err := sim.ReadCase(name, io.LimitReader(file, maxCaseBytes), func(trace string) (*sim.Trace, error) {
-		if !filepath.IsAbs(trace) {
-			trace = filepath.Join(filepath.Dir(name), trace)
-		}
-		return openTrace(trace)
-	})
-	c.Sample = 0
-	if f.traceOut != "" {
-		c.Sample = f.sampled
-	}
-	return trial{name: filepath.Base(name), Case: c}, err
-}
-
-// maxCaseBytes bounds what is read of a file.
-const maxCaseBytes = 1 << 20

@@ -90,29 +90,30 @@ func TestSimReadsFiles(t *testing.T) {
 		return path
 	}
 	write("constant", "1\n")
-	good := write("good.txt", "link rtt 40ms\ntrace constant\nflow static:cwnd_packets=45 name a\nrun 5s warmup "+
-		"1s\nexpect a.utilisation >= 0.99\n")
-	bad := write("bad.txt", "link 12mbit rtt 40ms\nflow static\nflow static\nrun 5s\nexpect utilisation >= 2\n")
+	good := write("good.yaml", "link: {trace: constant, rtt: 40ms}\nflows: {a: {algorithm: \"static:cwnd_packets=45\"}}\n"+
+		"duration: 5s\nwarmup: 1s\nmust: [utilisation >= 0.99]\n")
+	bad := write("bad.yaml", "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: static\ngroup: flow\n"+
+		"flows: {static: {count: 2}}\nduration: 5s\nmust: [utilisation >= 2]\n")
 
 	code, stdout, stderr := run(t, "sim", good)
 	assert.Equal(t, cli.ExitOK, code, stderr)
-	assert.Contains(t, stdout, "good.txt")
+	assert.Contains(t, stdout, "good ")
 
 	code, stdout, stderr = run(t, "sim", good, bad)
 	assert.Equal(t, cli.ExitFail, code, "an expectation that does not hold is a failure, not a mistake")
-	assert.Contains(t, stderr, "bad.txt: expected utilisation >= 2, but it is 0.99")
-	assert.Contains(t, stdout, "1 static", "one row for each flow")
+	assert.Contains(t, stderr, "bad: utilisation is 1, but must be at least 2")
+	assert.Contains(t, stdout, "static 1", "one row for each flow")
 }
 
 func TestSimRefuses(t *testing.T) {
 	dir := t.TempDir()
-	file := filepath.Join(dir, "case.txt")
-	require.NoError(t, os.WriteFile(file, []byte("link 12mbit\nfrob\n"), 0o600))
+	file := filepath.Join(dir, "case.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("duration: 1s\nfrob: 1\n"), 0o600))
 	for complaint, args := range map[string]string{
 		`--rate: "12" needs a unit`:                      "--rate 12",
 		`--rate: "0mbit" carries nothing`:                "--rate 0mbit",
 		"--trace: open /nope":                            "--trace /nope",
-		"--trace: sim: trace case.txt: line 1":           "--trace " + file,
+		"--trace: sim: trace case.yaml: line 1":          "--trace " + file,
 		`--generate: sim: no model "x"`:                  "--generate x",
 		`--sweep "delta" must be a parameter`:            "--sweep delta",
 		`--algorithm with --sweep: penstock has no`:      "--sweep gamma=1",
@@ -131,7 +132,7 @@ func TestSimRefuses(t *testing.T) {
 		"--up-trace: open /nope":                         "--up-trace /nope",
 		"--trace-every must be above 0":                  "--trace-every 0s",
 		"--trace-out: open /nope/x":                      "--trace-out /nope/x",
-		"case.txt:2: \"frob\" is not something":          file,
+		"case.yaml:2:1: frob: unknown key":               file,
 		"--seed does not go with a file: write it there": "--seed 3 " + file,
 		"open /nope: no such file":                       "/nope",
 	} {

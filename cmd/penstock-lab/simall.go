@@ -18,19 +18,20 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
 
 // standardRun is one algorithm in one standard case.
 type standardRun struct {
 	trial
-	standard sim.StandardCase
+	standard recipe.StandardCase
 	result   sim.Result
 	err      error
 }
 
 func standardList() string {
 	var b strings.Builder
-	for _, s := range sim.Standard() {
+	for _, s := range recipe.Standard() {
 		fmt.Fprintf(&b, "  %-13s %s\n", s.Name, s.About)
 	}
 	return b.String()
@@ -58,7 +59,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 			return fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err)
 		}
 		failures = append(failures, r.unmet(r.result)...)
-		if err := writeSamples(traces, r.trial, r.result); err != nil {
+		if err := f.writeSamples(traces, r.trial, r.result); err != nil {
 			return err
 		}
 	}
@@ -102,16 +103,18 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 		return nil, fmt.Errorf("--transport: %w", err)
 	}
 	for _, ref := range refs {
-		for _, s := range sim.Standard() {
-			c, err := s.Case(ref)
+		for _, s := range recipe.Standard() {
+			r, err := s.Recipe(ref, f.deciders.YAML())
 			if err != nil {
 				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
-			c.Transport, c.Sample = transport, 0
-			if f.traceOut != "" {
-				c.Sample = f.sampled
+			trials, err := f.experimentTrials(r)
+			if err != nil {
+				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
-			runs = append(runs, standardRun{trial: trial{name: ref, link: s.Name, Case: c}, standard: s})
+			t := trials[0]
+			t.name, t.link, t.Transport = ref, s.Name, transport
+			runs = append(runs, standardRun{trial: t, standard: s})
 		}
 	}
 	return runs, nil
@@ -193,7 +196,7 @@ func brief(v float64) string {
 // rows cuts runs into one row for each algorithm.
 func rows(runs []standardRun) [][]standardRun {
 	var all [][]standardRun
-	for row := range slices.Chunk(runs, len(sim.Standard())) {
+	for row := range slices.Chunk(runs, len(recipe.Standard())) {
 		all = append(all, row)
 	}
 	return all

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
 
 // standardRunsOf are those of a command line.
@@ -30,10 +31,10 @@ func standardRunsOf(t *testing.T, args ...string) []standardRun {
 
 func TestSimAllIsOfEveryAlgorithmInEveryStandardCase(t *testing.T) {
 	runs := standardRunsOf(t, "--all")
-	require.Len(t, runs, len(sim.Algorithms())*len(sim.Standard()))
+	require.Len(t, runs, len(sim.Algorithms())*len(recipe.Standard()))
 	for i, spec := range sim.Algorithms() {
-		for k, s := range sim.Standard() {
-			run := runs[i*len(sim.Standard())+k]
+		for k, s := range recipe.Standard() {
+			run := runs[i*len(recipe.Standard())+k]
 			assert.Equal(t, spec.Name, run.name)
 			assert.Equal(t, s.Name, run.link)
 		}
@@ -75,7 +76,7 @@ func TestSimAllMakesOneTable(t *testing.T) {
 		assert.Equal(t, 8, strings.Count(row, "|"), row)
 	}
 	assert.True(t, strings.HasPrefix(rows[3], "| `copa:delta=0.5` | "), rows[3])
-	for _, s := range sim.Standard() {
+	for _, s := range recipe.Standard() {
 		assert.Contains(t, page, s.About)
 	}
 
@@ -89,8 +90,8 @@ func TestSimAllPrintsJSON(t *testing.T) {
 		"--trace-every", "10s")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
-	require.Len(t, lines, len(sim.Standard()))
-	for i, s := range sim.Standard() {
+	require.Len(t, lines, len(recipe.Standard()))
+	for i, s := range recipe.Standard() {
 		var rec simRecord
 		require.NoError(t, json.Unmarshal([]byte(lines[i]), &rec))
 		assert.Equal(t, "static:cwnd_packets=4", rec.Algorithm)
@@ -107,7 +108,7 @@ func TestSimAllPrintsJSON(t *testing.T) {
 func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {
 	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=1")
 	assert.Equal(t, cli.ExitFail, code)
-	assert.Contains(t, stderr, "static:cwnd_packets=1 in fixed: expected tested.throughput_mbit >= 1, but it is 0.19")
+	assert.Contains(t, stderr, "static:cwnd_packets=1 in fixed: rate(\"tested\") is 0.19, but must be at least 1")
 	assert.Contains(t, stdout, "static:cwnd_packets=1 |", "the table is there all the same")
 	assert.Contains(t, stderr, "[6/6] static:cwnd_packets=1 in ")
 }
@@ -115,7 +116,7 @@ func TestSimAllFailsWhenAnExpectationDoesNotHold(t *testing.T) {
 func TestSimAllRefuses(t *testing.T) {
 	for args, complaint := range map[string]string{
 		"--all --rate 12mbit":                      "--rate does not go with --all",
-		"--all case.txt":                           "--all does not go with a file",
+		"--all case.yaml":                          "--all does not go with a file",
 		"--markdown":                               "--markdown goes with --all",
 		"--markdown --rate 1mbit":                  "--markdown goes with --all",
 		"--all --json --markdown":                  "--json and --markdown exclude each other",

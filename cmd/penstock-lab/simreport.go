@@ -41,7 +41,7 @@ func (f *simFlags) run(out io.Writer, trials []trial) (err error) {
 		} else {
 			writeSimRows(t, trial, result)
 		}
-		if err := errors.Join(err, writeSamples(traces, trial, result)); err != nil {
+		if err := errors.Join(err, f.writeSamples(traces, trial, result)); err != nil {
 			return err
 		}
 		unmet = append(unmet, trial.unmet(result)...)
@@ -63,20 +63,6 @@ func (f *simFlags) openTraces() (w io.Writer, done func() error, err error) {
 	}
 	buffered := bufio.NewWriter(file)
 	return buffered, func() error { return errors.Join(buffered.Flush(), file.Close()) }, nil
-}
-
-// unmet are the expectations that do not hold.
-func (t trial) unmet(r sim.Result) (failures []error) {
-	name := t.name
-	if t.link != "" {
-		name += " in " + t.link
-	}
-	for _, e := range t.Expect {
-		if got, ok := e.Check(r); !ok {
-			failures = append(failures, fmt.Errorf("%s: expected %v, but it is %.4g", name, e, got))
-		}
-	}
-	return failures
 }
 
 // writeSimRows prints one row for a run; for a file with several flows, also
@@ -231,12 +217,15 @@ type simSample struct {
 	Internals telemetry.Internals `json:"internals,omitempty"`
 }
 
-func writeSamples(w io.Writer, t trial, r sim.Result) error {
+func (f *simFlags) writeSamples(w io.Writer, t trial, r sim.Result) error {
 	enc := json.NewEncoder(w)
-	for _, f := range r.Flows {
-		for _, s := range f.Samples {
+	for _, one := range r.Flows {
+		for _, s := range one.Samples {
+			if s.At%f.sampled != 0 {
+				continue
+			}
 			if err := enc.Encode(simSample{
-				Run: t.name, Link: t.link, Flow: f.Name, At: s.At.Seconds(),
+				Run: t.name, Link: t.link, Flow: one.Name, At: s.At.Seconds(),
 				Cwnd: s.Cwnd, Share: s.Share, Inflight: s.Inflight, Pacing: s.PacingRate,
 				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), Reverse: s.ReverseQueue.Seconds(),
 				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,

@@ -1,4 +1,4 @@
-// Package scenarios runs the text files in testdata, one case each, and every
+// Package scenarios runs the experiments in testdata, one case each, and every
 // algorithm in each standard case, in virtual time: their expectations must hold,
 // and the course of every flow must be the one in its golden file. After a wanted
 // change, run
@@ -25,16 +25,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
+	files, err := filepath.Glob("testdata/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".yaml"), func(t *testing.T) {
 			t.Parallel()
 			play(t, file)
 		})
@@ -43,16 +45,22 @@ func TestScenarios(t *testing.T) {
 
 func play(t *testing.T, file string) {
 	t.Helper()
-	c := read(t, file)
-	require.NotEmpty(t, c.Expect, "a case without expectation tests nothing")
-	result, err := sim.Run(c.Scenario)
+	r, err := recipe.Open(file, "")
 	require.NoError(t, err)
-	for _, e := range c.Expect {
-		got, ok := e.Check(result)
-		assert.True(t, ok, "expect %v: it is %.4g", e, got)
-	}
+	compareGolden(t, strings.TrimSuffix(file, ".yaml")+".golden", courseOf(asserted(t, r)))
+}
 
-	compareGolden(t, strings.TrimSuffix(file, ".txt")+".golden", courseOf(result))
+// asserted plays the only run of an experiment, whose assertions must hold.
+func asserted(t *testing.T, r recipe.Recipe) (time.Duration, sim.Result) {
+	t.Helper()
+	o, err := r.Play(t.Context(), recipe.Full, 1, recipe.Virtual, func(recipe.Progress) {})
+	require.NoError(t, err)
+	require.Len(t, o.Runs, 1)
+	require.NotEmpty(t, o.Findings, "a case that asserts nothing tests nothing")
+	for _, f := range o.Findings {
+		assert.True(t, f.OK, "%s: %s, but must be %s", f.What, f.Got, f.Bound)
+	}
+	return o.Runs[0].Stage.Sample, *o.Runs[0].Record.Virtual
 }
 
 // compareGolden compares a course with the golden file, or writes that with -update.
@@ -74,23 +82,16 @@ func compareGolden(t *testing.T, golden string, course []byte) {
 	compare(t, string(want), string(course))
 }
 
-func read(t *testing.T, file string) sim.Case {
-	t.Helper()
-	f, err := os.Open(file)
-	require.NoError(t, err)
-	defer f.Close()
-	c, err := sim.ReadCase(file, f, nil)
-	require.NoError(t, err)
-	return c
-}
-
-// courseOf writes the samples of all flows, one line each, and what the run
+// courseOf writes the samples of all flows, one line for each that is due, and what the run
 // came to.
-func courseOf(r sim.Result) []byte {
+func courseOf(every time.Duration, r sim.Result) []byte {
 	var b bytes.Buffer
 	b.WriteString("seconds flow cwnd_packets inflight_packets srtt_ms phase\n")
 	for _, f := range r.Flows {
 		for _, s := range f.Samples {
+			if s.At%every != 0 {
+				continue
+			}
 			const mss = 1448.
 			fmt.Fprintf(&b, "%.1f %s %.1f %.1f %.1f %s\n", s.At.Seconds(), f.Name,
 				float64(s.Share)/mss, float64(s.Inflight)/mss, float64(s.SRTT)/float64(time.Millisecond), s.Phase)
@@ -131,16 +132,21 @@ func line(lines []string, i int) string {
 
 // One seed gives one result, to the last bit.
 func TestScenariosRepeat(t *testing.T) {
-	c := read(t, "testdata/copa-lte.txt")
-	c.Down.Loss = 0.01
-	first, err := sim.Run(c.Scenario)
+	r, err := recipe.Open("testdata/copa-lte.yaml", "")
 	require.NoError(t, err)
-	again, err := sim.Run(c.Scenario)
+	stages, err := r.Stages(recipe.Full, 1)
+	require.NoError(t, err)
+	c, _, err := stage.Scenario(stages[0])
+	require.NoError(t, err)
+	c.Down.Loss = 0.01
+	first, err := sim.Run(c)
+	require.NoError(t, err)
+	again, err := sim.Run(c)
 	require.NoError(t, err)
 	assert.Equal(t, first, again)
 
 	c.Seed++
-	other, err := sim.Run(c.Scenario)
+	other, err := sim.Run(c)
 	require.NoError(t, err)
 	assert.NotEqual(t, first.Flows, other.Flows)
 }

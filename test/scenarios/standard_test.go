@@ -10,18 +10,19 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
 
 // standard is where the courses of the standard cases are kept, one file for
 // each case and algorithm.
 const standard = "testdata/standard"
 
-func goldenOf(c sim.StandardCase, algorithm string) string {
+func goldenOf(c recipe.StandardCase, algorithm string) string {
 	return filepath.Join(standard, c.Name, algorithm+".golden")
 }
 
 func TestEveryAlgorithmInEveryStandardCase(t *testing.T) {
-	for _, s := range sim.Standard() {
+	for _, s := range recipe.Standard() {
 		t.Run(s.Name, func(t *testing.T) {
 			for _, spec := range sim.Algorithms() {
 				t.Run(spec.Name, func(t *testing.T) {
@@ -38,21 +39,16 @@ func TestEveryAlgorithmInEveryStandardCase(t *testing.T) {
 // timer that has backed off meanwhile as much again.
 const mostSilent = 3
 
-func playStandard(t *testing.T, s sim.StandardCase, algorithm string) {
+func playStandard(t *testing.T, s recipe.StandardCase, algorithm string) {
 	t.Helper()
-	c, err := s.Case(algorithm)
+	r, err := s.Recipe(algorithm, "")
 	require.NoError(t, err)
-	result, err := sim.Run(c.Scenario)
-	require.NoError(t, err)
-	for _, e := range c.Expect {
-		got, ok := e.Check(result)
-		assert.True(t, ok, "expect %v: it is %.4g", e, got)
-	}
+	every, result := asserted(t, r)
 	for _, f := range result.Flows {
 		silent, at := longestSilence(f)
 		assert.LessOrEqual(t, silent, mostSilent, "flow %s delivers nothing for %d s from second %d on", f.Name, silent, at)
 	}
-	compareGolden(t, goldenOf(s, algorithm), courseOf(result))
+	compareGolden(t, goldenOf(s, algorithm), courseOf(every, result))
 }
 
 // longestSilence is the longest row of seconds, between the flow's first and the
@@ -77,7 +73,7 @@ func longestSilence(f sim.FlowResult) (longest, at int) {
 // What is left of a case or an algorithm that is gone would be compared with nothing.
 func TestEveryStandardGoldenFileIsOfACase(t *testing.T) {
 	expected := map[string]bool{}
-	for _, s := range sim.Standard() {
+	for _, s := range recipe.Standard() {
 		for _, spec := range sim.Algorithms() {
 			expected[goldenOf(s, spec.Name)] = true
 		}

@@ -93,7 +93,7 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 	s = stage.Stage{
 		Name: f.Name, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: span(f.Hints),
 		Duration: span(f.Duration), Warmup: span(f.Warmup), Seed: uint64(f.Seed) + b.seed - 1,
-		AckEvery: span(f.Acks.Every),
+		AckEvery: span(f.Acks.Every), Native: f.Native, Sample: cmp.Or(span(f.Sample), stage.Step),
 	}
 	if d := f.Acks.Delayed; d != nil {
 		s.AckDelay = cmp.Or(span(*d), sim.AckAtOnce)

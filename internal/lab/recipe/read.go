@@ -28,6 +28,7 @@ algorithm: penstock                  # of the proxy at the edge; without it, and
 group: peer                          # which flows share a window, as in the proxy's configuration
 envelope: ebpf                       # or bbr, cubic, reno: the kernel's below
 # edge: {defaults: {...}, rules: [...]}   the proxy's configuration, in place of these three
+# native: true                       what they decide without an edge and TCP, as over UDP; in virtual time alone
 # kernel: bbr                        of servers towards hosts that no proxy serves; without it: cubic
 # tunnel: wireguard                  around all that passes the link
 hints: 10ms                          # how often the link tells the proxy of itself; without it: never
@@ -45,6 +46,7 @@ changes:
 duration: 30s
 warmup: 5s
 seed: 1
+sample: 1s                           # how much of its course a golden file keeps
 runs:                                # what differs, by run; null takes a key away; without it there is one
   - {name: small}
   - vary: {algorithm: [copa, cubic]} # a run for each; of several names each combination, or a list of {name: value}
@@ -266,6 +268,7 @@ type form struct {
 	Algorithm config.Algorithm `yaml:"algorithm"`
 	Group     string           `yaml:"group"`
 	Envelope  config.Envelope  `yaml:"envelope"`
+	Native    bool             `yaml:"native"`
 	Edge      raw              `yaml:"edge"`
 	Kernel    string           `yaml:"kernel"`
 	Tunnel    string           `yaml:"tunnel"`
@@ -275,6 +278,7 @@ type form struct {
 	Duration  config.Duration  `yaml:"duration"`
 	Warmup    config.Duration  `yaml:"warmup"`
 	Seed      int              `yaml:"seed" min:"0"`
+	Sample    config.Duration  `yaml:"sample"`
 }
 
 type acks struct {

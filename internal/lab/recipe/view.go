@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,12 +16,14 @@ import (
 type functions struct {
 	Jain       func(list any) (float64, error)            `expr:"jain"`
 	Percentile func(list any, p float64) (float64, error) `expr:"percentile"`
+	KS         func(a, b any) (float64, error)            `expr:"ks"`
 	Variation  func(list any) (float64, error)            `expr:"variation"`
 }
 
 var judging = functions{
 	Jain:      of(func(v []float64) float64 { return sim.Jain(v...) }),
 	Variation: of(variation),
+	KS:        kolmogorov,
 	Percentile: func(list any, p float64) (float64, error) {
 		return of(func(v []float64) float64 { return percentile(v, p) })(list)
 	},
@@ -31,6 +34,29 @@ func of(f func([]float64) float64) func(any) (float64, error) {
 		v, err := numbers(list)
 		return f(v), err
 	}
+}
+
+// kolmogorov is the distance of Kolmogorov and Smirnov: the largest difference between the
+// parts of two lists that are at most as large as any value.
+func kolmogorov(a, b any) (float64, error) {
+	first, err := numbers(a)
+	if err != nil {
+		return 0, err
+	}
+	second, err := numbers(b)
+	part := func(values []float64, v float64) (n float64) {
+		for _, x := range values {
+			if x <= v {
+				n += 1 / float64(len(values))
+			}
+		}
+		return n
+	}
+	largest := 0.0
+	for _, v := range slices.Concat(first, second) {
+		largest = max(largest, math.Abs(part(first, v)-part(second, v)))
+	}
+	return largest, err
 }
 
 // variation is the coefficient of variation.
@@ -65,7 +91,8 @@ type view struct {
 	WrongAnswers int       `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
 
 	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
-	Share      func(flow string) (float64, error)                       `expr:"share"` // of all rates
+	Seconds    func(flow string) ([]float64, error)                     `expr:"seconds"` // the rate in each after the warm-up
+	Share      func(flow string) (float64, error)                       `expr:"share"`   // of all rates
 	LeastJain  func(from, to any) (float64, error)                      `expr:"least_jain"`
 	FirstAt    func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
 	RateBeside func(flow, other string) (float64, error)                `expr:"rate_beside"`
@@ -112,7 +139,7 @@ func (r Run) view() *view {
 		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
 		Queueing: quantilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
 		Intact: true, Answers: len(rec.Reloads),
-		Rate: r.rate, Share: r.share, LeastJain: r.leastJain, FirstAt: r.firstAt, RateBeside: r.rateBeside,
+		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain, FirstAt: r.firstAt, RateBeside: r.rateBeside,
 		Window: r.window, Requests: r.requests, Pages: r.pages, Arrived: r.arrived, Finish: r.finish, Stall: r.stall,
 		Video: r.video, Timeouts: r.timeouts,
 		QueueingOf: func(flow string) (quantiles, error) {
@@ -195,6 +222,19 @@ func (r Run) rate(flow string, span ...any) (float64, error) {
 		return mean(v.Flows[i].PerSecond, from, to), nil
 	}
 	return r.Record.Actors[i].Rate(from, to).Mbps(), err
+}
+
+// seconds are the rates in each whole second in which a flow is there.
+func (r Run) seconds(flow string) (all []float64, err error) {
+	i, err := r.index(flow)
+	if err != nil {
+		return nil, err
+	}
+	from, to := there(r.Stage, i)
+	for t := from; t+time.Second <= to; t += time.Second {
+		all = append(all, r.Record.Actors[i].Rate(t, t+time.Second).Mbps())
+	}
+	return all, nil
 }
 
 // mean is the mean throughput between two whole seconds.

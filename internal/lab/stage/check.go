@@ -119,6 +119,10 @@ func (s Stage) realisable() error {
 		return fmt.Errorf("stage: %s: over real sockets the hosts acknowledge as their kernel does: leave acks out, or "+
 			"play it in virtual time", s.Name)
 	}
+	if s.Native {
+		return fmt.Errorf("stage: %s: over real sockets native senders are played by penstock-lab bench fidelity "+
+			"--against native; play this in virtual time", s.Name)
+	}
 	for _, a := range s.Actors {
 		if a.ECN != sim.ECNDefault {
 			return fmt.Errorf("stage: %s: %q has ecn %s, which virtual time alone can set", s.Name, a.Name, a.ECN)

@@ -42,6 +42,10 @@ type Stage struct {
 	// AckEvery and AckDelay are as in sim.Scenario, and in virtual time alone: over real
 	// sockets the hosts' kernels acknowledge as they do.
 	AckEvery, AckDelay time.Duration
+	// Native has what the edge would decide without the edge, and nothing below it: each packet is
+	// acknowledged by itself, as over UDP. In virtual time alone.
+	Native bool
+	Sample time.Duration // how much of its course a golden file keeps; 0: Step
 }
 
 // Change alters the stage while it plays.

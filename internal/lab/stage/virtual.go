@@ -26,15 +26,25 @@ import (
 //
 // run plays the scenario that it comes to, as sim.Run does.
 func PlayVirtual(s Stage, run func(sim.Scenario) (sim.Result, error)) (Record, error) {
-	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
-	if err := v.prepare(); err != nil {
-		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
+	scenario, record, err := Scenario(s)
+	if err != nil {
+		return Record{}, err
 	}
-	result, err := run(v.scenario)
+	result, err := run(scenario)
 	if err != nil {
 		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
-	return v.record(result), nil
+	return record(result), nil
+}
+
+// Scenario is a stage as the simulator has it, and what reads its result as that of a real
+// run is.
+func Scenario(s Stage) (sim.Scenario, func(sim.Result) Record, error) {
+	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
+	if err := v.prepare(); err != nil {
+		return sim.Scenario{}, nil, fmt.Errorf("stage: %s: %w", s.Name, err)
+	}
+	return v.scenario, v.record, nil
 }
 
 // virtual is a stage as the simulator has it.
@@ -102,6 +112,9 @@ const virtualListener = "edge"
 // a tunnel that ends in the proxy, or the proxy relays above an envelope of the
 // kernel's own. A stage has one, also for those that are past such a proxy.
 func (s Stage) transport(envelope string) sim.Transport {
+	if s.Native {
+		return sim.Native
+	}
 	tunnelled := s.Edge != "" && s.Tunnel != ""
 	if tunnelled || envelope != "" && envelope != kernel.EBPF {
 		return sim.Relay
@@ -360,7 +373,9 @@ func (a *ActorRecord) follow(f sim.FlowResult) {
 		note(sample.At, sample.Read)
 		if k := int(sample.At / Step); a.Cwnd != nil && k < len(a.Cwnd) {
 			a.Cwnd[k] = max(a.Cwnd[k], sample.Cwnd)
-			a.Share[k] += sample.Share
+			if sample.At%Step == 0 { // there may be more
+				a.Share[k] += sample.Share
+			}
 		}
 	}
 	note(f.To, f.Read)

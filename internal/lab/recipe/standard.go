@@ -1,0 +1,73 @@
+package recipe
+
+import (
+	"embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+// The standard cases are put to every algorithm, so that each can be set beside the
+// others. In their files the algorithm is $(algorithm), and its flow is called "tested".
+//
+//go:embed standard
+var standardFiles embed.FS
+
+// Tested is the name of the flow that a standard case is for.
+const Tested = "tested"
+
+// standardNames are the files in the order in which tables have them: alone on ever harder
+// links, then with company.
+var standardNames = []string{"fixed", "lte", "steps", "loss", "beside-cubic", "two"}
+
+// StandardCase is one of the standard cases, the algorithm left open.
+type StandardCase struct {
+	Name  string
+	About string // one sentence
+	text  string
+}
+
+// Standard returns the standard cases.
+func Standard() (all []StandardCase) {
+	for _, name := range standardNames {
+		text, err := standardFiles.ReadFile("standard/" + name + ".yaml")
+		if err != nil {
+			panic("recipe: standard case: " + err.Error()) // the files are part of the program
+		}
+		c := StandardCase{Name: name, text: string(text)}
+		r, err := c.Recipe(cc.Default, "")
+		if err != nil {
+			panic("recipe: standard case: " + err.Error())
+		}
+		c.About = r.About
+		all = append(all, c)
+	}
+	return all
+}
+
+// Recipe returns the case for an algorithm, with settings as cc.Parse reads them; edge is as
+// for All. One that needs hints is given them.
+func (s StandardCase) Recipe(algorithm, edge string) (Recipe, error) {
+	name, _, err := cc.Parse(algorithm)
+	if err != nil {
+		return Recipe{}, fmt.Errorf("recipe: standard case %s: %w", s.Name, err)
+	}
+	if name == "none" {
+		return Recipe{}, fmt.Errorf("recipe: standard case %s: none leaves the window to the transport below, and a "+
+			"simulated one has none; try cubic or reno", s.Name)
+	}
+	text := strings.ReplaceAll(s.text, "$(algorithm)", algorithm)
+	if spec, _ := cc.Lookup(name); slices.Contains(spec.Needs, cc.NeedsHints) {
+		text += "hints: 10ms\n"
+	}
+	return Read(s.Name, []byte(text), Loader{Edge: edge})
+}
+
+// Tested returns what came of the algorithm that the case was for.
+func (s StandardCase) Tested(r sim.Result) sim.FlowResult {
+	i := slices.IndexFunc(r.Flows, func(f sim.FlowResult) bool { return f.Name == Tested })
+	return r.Flows[i]
+}
