@@ -3,7 +3,6 @@ package recipe
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/expr-lang/expr"
@@ -12,7 +11,6 @@ import (
 	"github.com/expr-lang/expr/vm"
 	yaml "github.com/goccy/go-yaml/ast"
 
-	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -284,79 +282,9 @@ func (m must) judge(env any) (f Finding, there bool, err error) {
 	return f, true, nil
 }
 
-// number is what an expression comes to: true is 1 and false 0.
-func number(p *vm.Program, env any) (float64, error) {
-	v, err := expr.Run(p, env)
-	if err != nil {
-		return 0, err
-	}
-	if b, ok := v.(bool); ok {
-		if b {
-			return 1, nil
-		}
-		return 0, nil
-	}
-	return toNumber(v)
-}
-
-func toNumber(v any) (float64, error) {
-	switch v := v.(type) {
-	case float64:
-		return v, nil
-	case int:
-		return float64(v), nil
-	}
-	return 0, fmt.Errorf("expected a number, not %v", v)
-}
-
-// numbers are those of a list.
-func numbers(list any) ([]float64, error) {
-	switch list := list.(type) {
-	case []float64:
-		return list, nil
-	case []any:
-		all := make([]float64, len(list))
-		for i, v := range list {
-			var err error
-			if all[i], err = toNumber(v); err != nil {
-				return nil, err
-			}
-		}
-		return all, nil
-	}
-	return nil, fmt.Errorf("expected a list of numbers, not %v", list)
-}
-
-// figure is a number with its unit.
-func figure(v float64, unit string) string {
-	if math.IsInf(v, 1) {
-		return "never"
-	}
-	if unit == "" {
-		return figures.Number(v)
-	}
-	return figures.Number(v) + " " + unit
-}
-
 func orElse(s, otherwise string) string {
 	if s == "" {
 		return otherwise
 	}
 	return s
-}
-
-// percentile is by the nearest rank.
-func percentile(values []float64, p float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p/100*float64(len(sorted))))-1))]
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	return percentile(values, 50)
 }

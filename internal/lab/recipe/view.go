@@ -3,7 +3,6 @@ package recipe
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"time"
 
@@ -11,63 +10,6 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
-
-// functions are of numbers alone.
-type functions struct {
-	Jain       func(list any) (float64, error)            `expr:"jain"`
-	Percentile func(list any, p float64) (float64, error) `expr:"percentile"`
-	KS         func(a, b any) (float64, error)            `expr:"ks"`
-	Variation  func(list any) (float64, error)            `expr:"variation"`
-}
-
-var judging = functions{
-	Jain:      of(func(v []float64) float64 { return sim.Jain(v...) }),
-	Variation: of(variation),
-	KS:        kolmogorov,
-	Percentile: func(list any, p float64) (float64, error) {
-		return of(func(v []float64) float64 { return percentile(v, p) })(list)
-	},
-}
-
-func of(f func([]float64) float64) func(any) (float64, error) {
-	return func(list any) (float64, error) {
-		v, err := numbers(list)
-		return f(v), err
-	}
-}
-
-// kolmogorov is the distance of Kolmogorov and Smirnov: the largest difference between the
-// parts of two lists that are at most as large as any value.
-func kolmogorov(a, b any) (float64, error) {
-	first, err := numbers(a)
-	if err != nil {
-		return 0, err
-	}
-	second, err := numbers(b)
-	part := func(values []float64, v float64) (n float64) {
-		for _, x := range values {
-			if x <= v {
-				n += 1 / float64(len(values))
-			}
-		}
-		return n
-	}
-	largest := 0.0
-	for _, v := range slices.Concat(first, second) {
-		largest = max(largest, math.Abs(part(first, v)-part(second, v)))
-	}
-	return largest, err
-}
-
-// variation is the coefficient of variation.
-func variation(values []float64) float64 {
-	var mean, squares float64
-	for _, v := range values {
-		mean += v / float64(len(values))
-		squares += v * v / float64(len(values))
-	}
-	return math.Sqrt(max(0, squares-mean*mean)) / mean
-}
 
 // view is a run as an expression sees it: figures of the whole, then functions of a flow's
 // name. Rates are of payload in Mbit/s, times in seconds from the run's start, delays in

@@ -1,0 +1,140 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/expr-lang/expr"
+	"github.com/expr-lang/expr/vm"
+
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/figures"
+)
+
+// functions are of numbers alone.
+type functions struct {
+	Jain       func(list any) (float64, error)            `expr:"jain"`
+	Percentile func(list any, p float64) (float64, error) `expr:"percentile"`
+	KS         func(a, b any) (float64, error)            `expr:"ks"`
+	Variation  func(list any) (float64, error)            `expr:"variation"`
+}
+
+var judging = functions{
+	Jain:      of(func(v []float64) float64 { return sim.Jain(v...) }),
+	Variation: of(variation),
+	KS:        kolmogorov,
+	Percentile: func(list any, p float64) (float64, error) {
+		return of(func(v []float64) float64 { return percentile(v, p) })(list)
+	},
+}
+
+func of(f func([]float64) float64) func(any) (float64, error) {
+	return func(list any) (float64, error) {
+		v, err := numbers(list)
+		return f(v), err
+	}
+}
+
+// kolmogorov is the distance of Kolmogorov and Smirnov: the largest difference between the
+// parts of two lists that are at most as large as any value.
+func kolmogorov(a, b any) (float64, error) {
+	first, err := numbers(a)
+	if err != nil {
+		return 0, err
+	}
+	second, err := numbers(b)
+	part := func(values []float64, v float64) (n float64) {
+		for _, x := range values {
+			if x <= v {
+				n += 1 / float64(len(values))
+			}
+		}
+		return n
+	}
+	largest := 0.0
+	for _, v := range slices.Concat(first, second) {
+		largest = max(largest, math.Abs(part(first, v)-part(second, v)))
+	}
+	return largest, err
+}
+
+// variation is the coefficient of variation.
+func variation(values []float64) float64 {
+	var mean, squares float64
+	for _, v := range values {
+		mean += v / float64(len(values))
+		squares += v * v / float64(len(values))
+	}
+	return math.Sqrt(max(0, squares-mean*mean)) / mean
+}
+
+// number is what an expression comes to: true is 1 and false 0.
+func number(p *vm.Program, env any) (float64, error) {
+	v, err := expr.Run(p, env)
+	if err != nil {
+		return 0, err
+	}
+	if b, ok := v.(bool); ok {
+		if b {
+			return 1, nil
+		}
+		return 0, nil
+	}
+	return toNumber(v)
+}
+
+func toNumber(v any) (float64, error) {
+	switch v := v.(type) {
+	case float64:
+		return v, nil
+	case int:
+		return float64(v), nil
+	}
+	return 0, fmt.Errorf("expected a number, not %v", v)
+}
+
+// numbers are those of a list.
+func numbers(list any) ([]float64, error) {
+	switch list := list.(type) {
+	case []float64:
+		return list, nil
+	case []any:
+		all := make([]float64, len(list))
+		for i, v := range list {
+			var err error
+			if all[i], err = toNumber(v); err != nil {
+				return nil, err
+			}
+		}
+		return all, nil
+	}
+	return nil, fmt.Errorf("expected a list of numbers, not %v", list)
+}
+
+// figure is a number with its unit.
+func figure(v float64, unit string) string {
+	if math.IsInf(v, 1) {
+		return "never"
+	}
+	if unit == "" {
+		return figures.Number(v)
+	}
+	return figures.Number(v) + " " + unit
+}
+
+// percentile is by the nearest rank.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p/100*float64(len(sorted))))-1))]
+}
+
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	return percentile(values, 50)
+}
