@@ -82,7 +82,12 @@ func (h *service) reload(by string) (string, error) {
 		status.OK = false
 		h.reloads.went(status, err)
 		h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", err)
-		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w", err)
+		var rest strings.Builder
+		for _, line := range config.Rest(err) {
+			h.log.Error("configuration not reloaded", "by", by, "config", h.flags.config, "err", line)
+			rest.WriteString("\n" + line)
+		}
+		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w%s", err, rest.String())
 	}
 	status.Succeeded++
 	h.reloads.went(telemetry.Config{

@@ -99,15 +99,17 @@ func TestAChangedFileIsReread(t *testing.T) {
 	assert.Equal(t, 0.0, line["kept"])
 	assert.Equal(t, hash(after), line["hash"])
 
-	in.rewrite(runConfig + "frob: 1\n")
+	in.rewrite(runConfig + "frob: 1\nfrubs: 2\n")
 	code, body := in.post("/-/reload")
 	assert.Equal(t, http.StatusUnprocessableEntity, code)
 	assert.Contains(t, body, "frob")
-	assert.Contains(t, body, in.config, "with its place")
+	assert.Contains(t, body, "frubs", "all mistakes are told")
+	assert.Equal(t, 2, strings.Count(body, in.config), "with their places: %s", body)
 	in.counts(1, 1, 0)
 	line = in.log.line(t, "configuration not reloaded")
 	assert.Equal(t, "http", line["by"])
 	assert.Contains(t, line["err"], "frob")
+	assert.Contains(t, in.log.String(), "frubs")
 
 	in.rewrite(runConfig + "mark: 7\n")
 	code, body = in.post("/-/reload")
@@ -215,7 +217,7 @@ func TestTheReloadCommandSaysWhatCameOfIt(t *testing.T) {
 	in.counts(1, 1, 0)
 
 	t.Setenv("MAINPID", strconv.Itoa(os.Getpid()))
-	in.rewrite(runConfig + "frob: 1\n")
+	in.rewrite(runConfig + "frob: 1\nfrubs: 2\n")
 	code, _, errs = reload()
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "penstock.yaml:4:1: frob: unknown key")

@@ -71,7 +71,7 @@ func Run(ctx context.Context, root *cobra.Command, stderr io.Writer) int {
 	switch {
 	case !*began, errors.As(err, &input):
 	case errors.As(err, &mistake):
-		for _, line := range mistake.Rest() {
+		for _, line := range config.Rest(err) {
 			fmt.Fprintln(stderr, line)
 		}
 		return ExitConfig

@@ -18,7 +18,7 @@ func mistakesIn(t *testing.T, files map[string]string) (first *config.Error, res
 	path := filepath.Join(folder(t, files), "c.yaml")
 	_, err := config.Load(path)
 	require.ErrorAs(t, err, &first)
-	for _, line := range first.Rest() {
+	for _, line := range config.Rest(first) {
 		rest = append(rest, strings.TrimPrefix(line, path+":"))
 	}
 	return first, rest
@@ -126,7 +126,7 @@ func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
 			_, err := config.Load(filepath.Join(dir, "c.yaml"))
 			var e *config.Error
 			require.ErrorAs(t, err, &e)
-			all := append([]string{e.Error()}, e.Rest()...)
+			all := append([]string{e.Error()}, config.Rest(e)...)
 			assert.Contains(t, strings.Join(all, "\n"), key+": ")
 			assert.Contains(t, strings.Join(all, "\n"), filepath.Join(dir, "gone"))
 		})

@@ -50,9 +50,13 @@ func (e *Error) Error() string {
 	return printable(b.String()+e.Message, false)
 }
 
-// Rest are the lines that tell of the mistakes behind the first one.
-func (e *Error) Rest() []string {
-	var lines []string
+// Rest are the lines that tell of the mistakes behind the first one, which err tells of;
+// none where err is another one.
+func Rest(err error) (lines []string) {
+	var e *Error
+	if !errors.As(err, &e) {
+		return nil
+	}
 	for _, other := range e.Others {
 		lines = append(lines, other.Error())
 	}
