@@ -65,7 +65,7 @@ type Finding struct {
 var library embed.FS
 
 // families are the files of the library in the order in which they are listed.
-var families = []string{"manager", "gateway", "uploads", "ccp", "janus", "nacc", "pbe"}
+var families = []string{"manager", "gateway", "uploads", "alcc", "ccp", "janus", "nacc", "pbe"}
 
 // All returns every recipe of the library, by family. edge is written before each
 // configuration of the proxy, such as the agents that it has; empty: nothing.
