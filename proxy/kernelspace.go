@@ -61,6 +61,7 @@ func openInKernel(
 // kernelSettings are settings with the rules for what the kernel forwards by itself.
 func (l WayConfig) kernelSettings() (tunnel.Settings, error) {
 	s, err := l.settings()
+	s.From = config.Prefixes(l.WireGuard.ReachableFrom)
 	for _, r := range l.DatagramRules {
 		rule := tunnel.Rule{
 			Refuse: r.Refuse != "", Sources: config.Prefixes(r.Match.Source), Targets: config.Prefixes(r.Match.Destination),

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/ipc"
 	"golang.zx2c4.com/wireguard/tun"
 )
 
@@ -76,6 +77,28 @@ func (w *WireGuard) Rebind() error {
 		return fmt.Errorf("netlab: rebind WireGuard: %w", err)
 	}
 	w.device.SendKeepalivesToPeersWithCurrentKeypair()
+	return nil
+}
+
+// Serve has others configure the tunnel, as wireguard-go does, until the process ends.
+func (w *WireGuard) Serve(device string) error {
+	file, err := ipc.UAPIOpen(device)
+	if err != nil {
+		return fmt.Errorf("netlab: open the socket of %s: %w", device, err)
+	}
+	ln, err := ipc.UAPIListen(device, file)
+	if err != nil {
+		return fmt.Errorf("netlab: listen at the socket of %s: %w", device, err)
+	}
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go w.device.IpcHandle(c)
+		}
+	}()
 	return nil
 }
 

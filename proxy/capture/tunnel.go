@@ -26,6 +26,7 @@ type Tunnel struct {
 	Isolate  bool           // refuse what one peer sends to another
 	Closed   []netip.Prefix // where nothing may go
 	Open     []netip.Prefix // where it may all the same, this machine's own addresses included
+	From     []netip.Prefix // who may begin something with a peer
 	Verdicts []Verdict      // the first that matches decides what else is forwarded; without any it is
 
 	routeTable int // where captured packets are routed to this machine
@@ -55,16 +56,17 @@ func (t Tunnel) families() []family {
 //	dns          port 53 at the gateway's own address         to the name server
 //	input        from the tunnel to this machine              refused, but for pings, names, answers and Open
 //	forward      from the tunnel                              passes, unless to a peer or Closed
-//	             from elsewhere into the tunnel               answers alone
-//	postrouting  from the tunnel to elsewhere                 in this machine's name
+//	             from elsewhere into the tunnel               answers alone, but for From
+//	postrouting  from the tunnel to elsewhere, From into it   in this machine's name
 func (t Tunnel) ruleset() ruleset {
 	r := ruleset{table: t.table()}
 	families := t.families()
-	closed, open := map[family]set{}, map[family]set{}
+	closed, open, outside := map[family]set{}, map[family]set{}, map[family]set{}
 	for _, f := range families {
 		kind := f.addresses()
 		closed[f] = r.set("closed"+f.suffix(), kind, addressElements(t.Closed, f.v4()))
 		open[f] = r.set("open"+f.suffix(), kind, addressElements(t.Open, f.v4()))
+		outside[f] = r.set("outside"+f.suffix(), kind, addressElements(t.From, f.v4()))
 	}
 	from, to := fromInterface(t.Interface), toInterface(t.Interface)
 
@@ -125,10 +127,16 @@ func (t Tunnel) ruleset() ruleset {
 		}
 	}
 	r.rule(from, pass())
+	for _, f := range families {
+		r.rule(to, ofFamily(f), sourceIn(f, outside[f]), pass())
+	}
 	r.rule(to, counted(), reject())
 
 	r.chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource,
 		"type nat hook postrouting priority srcnat")
+	for _, f := range families {
+		r.rule(to, ofFamily(f), sourceIn(f, outside[f]), masquerade())
+	}
 	r.rule(to, pass())
 	for _, f := range families {
 		inside := r.set("inside"+f.suffix(), f.addresses(), addressElements(t.Inside, f.v4()))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 
 	"github.com/google/nftables"
@@ -61,21 +62,17 @@ func (t Tunnel) Remove(context.Context) error {
 	defer h.Close()
 	var errs error
 	for _, f := range []family{ipv4, ipv6} {
-		errs = errors.Join(errs, t.unroute(h, f))
+		errs = errors.Join(errs, t.unroute(h, f, false))
 	}
 	return errs
 }
 
-// route has captured packets of the tunnel routed to this machine.
+// route has captured packets of the tunnel routed to this machine. What is right already
+// stays: a packet of an open connection must not go elsewhere in between.
 func (t Tunnel) route(h *netlink.Handle) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
 		return explain("find lo", err)
-	}
-	for _, f := range []family{ipv4, ipv6} {
-		if err := t.unroute(h, f); err != nil {
-			return err
-		}
 	}
 	for _, f := range t.families() {
 		route := localRoute(t.routeTable, f, lo.Attrs().Index)
@@ -83,8 +80,13 @@ func (t Tunnel) route(h *netlink.Handle) error {
 		if err := h.RouteReplace(route); err != nil {
 			return explain(fmt.Sprintf("add the local %s route to table %d (lo must be up)", f.name, t.routeTable), err)
 		}
-		if err := h.RuleAdd(t.policyRule(f)); err != nil {
+		if err := h.RuleAdd(t.policyRule(f)); err != nil && !errors.Is(err, syscall.EEXIST) {
 			return explain(fmt.Sprintf("add the %s policy rule for %s", f.name, t.Interface), err)
+		}
+	}
+	for _, f := range []family{ipv4, ipv6} {
+		if err := t.unroute(h, f, slices.Contains(t.families(), f)); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -96,14 +98,16 @@ func (t Tunnel) policyRule(f family) *netlink.Rule {
 	return rule
 }
 
-// unroute removes the policy rules of the interface's name and the routes that they lead to.
-func (t Tunnel) unroute(h *netlink.Handle, f family) error {
+// unroute removes the policy rules of the interface's name and the routes that they lead
+// to, but for the present one where it is to stay.
+func (t Tunnel) unroute(h *netlink.Handle, f family, stays bool) error {
 	rules, err := retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
 	if err != nil {
 		return explain("list the policy rules", err)
 	}
 	for _, rule := range rules {
-		if rule.Protocol != TunnelProtocol || rule.Family != int(f.af) || rule.IifName != t.Interface {
+		if rule.Protocol != TunnelProtocol || rule.Family != int(f.af) || rule.IifName != t.Interface ||
+			stays && rule.Table == t.routeTable {
 			continue
 		}
 		if err := h.RuleDel(&rule); err != nil && !errors.Is(err, syscall.ENOENT) {

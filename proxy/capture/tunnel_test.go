@@ -16,6 +16,7 @@ func aTunnel() Tunnel {
 		Gateways: []netip.Addr{netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")},
 		DNS:      netip.MustParseAddrPort("192.0.2.53:53"), Isolate: true,
 		Closed: []netip.Prefix{prefix("169.254.0.0/16"), prefix("fe80::/10")}, Open: []netip.Prefix{prefix("10.9.0.3/32")},
+		From: []netip.Prefix{prefix("192.168.7.0/24"), prefix("fd77::/64")},
 		Verdicts: []Verdict{
 			{Sources: []netip.Prefix{prefix("10.9.0.9/32")}, Ports: []PortRange{{53, 53}}},
 			{Refuse: true, Targets: []netip.Prefix{prefix("10.0.0.0/8"), prefix("fc00::/7")}},

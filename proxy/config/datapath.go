@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/penstock-net/penstock/proxy/access"
 )
@@ -82,4 +83,12 @@ func (c *Config) checkDatapath() error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (l *Listener) checkDeviceName(key string) error {
+	if name := l.Device; len(name) > maxDevice || strings.ContainsAny(name, "/ :%") || name == "." || name == ".." {
+		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%",
+			name)
+	}
+	return nil
 }

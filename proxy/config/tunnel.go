@@ -35,6 +35,7 @@ type WireGuard struct {
 	Peers          []Peer   `yaml:"peers" reload:"yes"`
 	Pool           []Prefix `yaml:"pool" reload:"yes"`
 	Datapath       Datapath `yaml:"datapath"`
+	ReachableFrom  []Prefix `yaml:"reachable_from" reload:"yes"`
 }
 
 // Peer is one client of a tunnel.
@@ -214,14 +215,6 @@ func (l *Listener) checkDevice(key string) error {
 	return errors.Join(errs...)
 }
 
-func (l *Listener) checkDeviceName(key string) error {
-	if name := l.Device; len(name) > maxDevice || strings.ContainsAny(name, "/ :%") || name == "." || name == ".." {
-		return keyErrorf(key+".device", "%q is no name of a network device: at most 15 bytes without spaces, / : or %%",
-			name)
-	}
-	return nil
-}
-
 func (l *Listener) checkWireGuard(key string) error {
 	w := &l.WireGuard
 	at := key + ".wireguard"
@@ -250,6 +243,10 @@ func (l *Listener) checkWireGuard(key string) error {
 	if (l.Tunnel.DNS != Address{} && len(w.Pool) == 0 && w.ConfigFile == "") {
 		errs = append(errs, keyErrorf(key+".tunnel.dns",
 			"without a pool the gateway has no address inside for it; add wireguard.pool, such as [10.9.0.0/24]"))
+	}
+	if len(w.ReachableFrom) > 0 && w.Path() != DatapathKernel {
+		errs = append(errs, keyErrorf(at+".reachable_from", "only datapath kernel forwards to peers; set it, or have a "+
+			"listener of mode forward lead there, over TCP"))
 	}
 	for i, p := range w.Pool {
 		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
@@ -295,7 +292,7 @@ func (p Peer) check(key string) error {
 
 func (w WireGuard) isZero() bool {
 	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" &&
-		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == ""
+		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == "" && len(w.ReachableFrom) == 0
 }
 
 // port is that of an address that has been checked.

@@ -230,6 +230,10 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 				"\nrules: [{name: r, match: {protocol: udp}, max_rate: 1mbit}]",
 			"rules[0].match.protocol", "have it refuse",
 		},
+		"networks that nothing forwards": {
+			wireguard("wireguard: {reachable_from: [192.168.1.0/24], " + key + "}"),
+			"listeners[0].wireguard.reachable_from", "only datapath kernel",
+		},
 		"one interface twice": {
 			"listeners: [{name: v, mode: wireguard, address: \":1\", wireguard: {datapath: auto, " + key + "}}, " +
 				"{name: w, mode: wireguard, address: \":2\", device: wg-v, wireguard: {datapath: kernel, " + key + "}}]",

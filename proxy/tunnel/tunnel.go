@@ -40,6 +40,7 @@ type Listener interface {
 type Settings struct {
 	Datagrams   access.Datagrams
 	Allow       []netip.Prefix  // where peers may go that is closed to them otherwise
+	From        []netip.Prefix  // who reaches peers from outside, where the kernel ends the tunnel
 	Rules       []Rule          // for what the kernel forwards, where it ends the tunnel
 	Pool        []netip.Prefix  // WireGuard's: where its peers' addresses are from
 	Peers       []access.Peer   // WireGuard's

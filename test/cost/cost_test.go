@@ -381,6 +381,7 @@ func (c *clients) close() {
 // program is what runs at the edge.
 type program struct {
 	cmd  *netlab.Cmd
+	end  *program // of its tunnel; nil: itself
 	edge *netlab.Node
 	said bytes.Buffer
 }
@@ -418,7 +419,19 @@ shutdown: {drain: 0s}
 
 func (p *program) pid() int { return p.cmd.Process.Pid }
 
+// cpuTime is what it has taken so far, with the end of its tunnel.
+func (p *program) cpuTime(b *testing.B) time.Duration {
+	t := cpuTime(b, p.pid())
+	if p.end != nil {
+		t += p.end.cpuTime(b)
+	}
+	return t
+}
+
 func (p *program) stop(b *testing.B) {
+	if p.end != nil {
+		defer p.end.stop(b)
+	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	_ = p.cmd.Wait() // the plain one ends by the signal
 	if said := p.said.String(); b.Failed() || strings.Contains(said, "level=ERROR") {

@@ -36,6 +36,7 @@ const (
 	gatewayPort = 51820
 	tunDevice   = "penstock0"
 	tunnelMTU   = 1420
+	wgDevice    = "wgcost"
 	masqueToken = "a-token-of-a-phone-s-own"
 )
 
@@ -55,6 +56,8 @@ func BenchmarkTunnels(b *testing.B) {
 		return gateway{name: "wireguard-" + algorithm, listener: keys.listener(), algorithm: algorithm}
 	}
 	forwarding, wireguard := gateway{name: "wireguard-go"}, under("copa")
+	// In place of the kernel's WireGuard.
+	inKernel := gateway{name: "kernel-" + cc.Default, listener: keys.inKernel(), algorithm: cc.Default}
 	tun := gateway{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"}
 	masque := gateway{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"}
 	for _, way := range []struct {
@@ -62,8 +65,8 @@ func BenchmarkTunnels(b *testing.B) {
 		start    traffic
 		gateways []gateway
 	}{
-		{"down", startDownload, []gateway{forwarding, under("none"), wireguard, under(cc.Default), tun, masque}},
-		{"up", startUpload, []gateway{forwarding, wireguard, tun, masque}},
+		{"down", startDownload, []gateway{forwarding, under("none"), wireguard, under(cc.Default), inKernel, tun, masque}},
+		{"up", startUpload, []gateway{forwarding, wireguard, inKernel, tun, masque}},
 	} {
 		for _, flows := range []int{1, 16} {
 			var plain usage
@@ -129,9 +132,9 @@ func throughTunnel(b *testing.B, executable string, start traffic, flows int, g 
 	if g.listener != "" {
 		edge.profile(b)
 	}
-	before, cpuBefore, at := got.Load(), cpuTime(b, edge.pid()), time.Now()
+	before, cpuBefore, at := got.Load(), edge.cpuTime(b), time.Now()
 	time.Sleep(measure)
-	return usage{bytes: got.Load() - before, cpu: cpuTime(b, edge.pid()) - cpuBefore, wall: time.Since(at)}
+	return usage{bytes: got.Load() - before, cpu: edge.cpuTime(b) - cpuBefore, wall: time.Since(at)}
 }
 
 // traffic has so many connections between the client and the server carry what they
@@ -177,6 +180,12 @@ func (k keys) listener() string {
 		gatewayPort, k.edge, k.clientPublic, insideClient)
 }
 
+// inKernel is a listener that has an interface there is end the tunnel.
+func (k keys) inKernel() string {
+	return strings.Replace(k.listener(), "wireguard: {", fmt.Sprintf("device: %s, wireguard: {datapath: kernel, pool: [%v], ",
+		wgDevice, insideEdge.Masked()), 1)
+}
+
 func masqueListener(b *testing.B) string {
 	certificate, key := certs.PEM(certs.SelfSigned("vpn.test"))
 	return fmt.Sprintf("{name: bench, mode: masque, address: \":%d\", tls: {certificate: %q, key: %q}, masque: "+
@@ -186,6 +195,9 @@ func masqueListener(b *testing.B) string {
 
 func startGateway(b *testing.B, lab *netlab.Routed, executable string, g gateway, keys keys) *program {
 	p := &program{edge: lab.Edge}
+	if strings.Contains(g.listener, wgDevice) {
+		p.end = startGateway(b, lab, executable, gateway{}, keys)
+	}
 	if g.listener == "" {
 		self, err := os.Executable()
 		require.NoError(b, err)
@@ -262,17 +274,21 @@ func routeIntoDevice() error {
 func runForward(text string) error {
 	private, public, _ := strings.Cut(text, " ")
 	cfg := netlab.WireGuardConfig{
-		Device: "wg0", Addrs: []netip.Prefix{insideEdge}, MTU: tunnelMTU, Port: gatewayPort,
+		Device: wgDevice, Addrs: []netip.Prefix{insideEdge}, MTU: tunnelMTU, Port: gatewayPort,
 		Peers: []netlab.WireGuardPeer{{Allowed: []netip.Prefix{insideClient}}},
 	}
 	_, err := hex.Decode(cfg.PrivateKey[:], []byte(private))
 	if err == nil {
 		_, err = hex.Decode(cfg.Peers[0].PublicKey[:], []byte(public))
 	}
-	if err == nil {
-		_, err = netlab.OpenWireGuard(cfg)
-	}
 	if err != nil {
+		return err
+	}
+	w, err := netlab.OpenWireGuard(cfg)
+	if err != nil {
+		return err
+	}
+	if err := w.Serve(wgDevice); err != nil {
 		return err
 	}
 	fmt.Println("ready")

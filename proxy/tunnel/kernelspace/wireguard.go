@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -51,8 +52,9 @@ type WireGuard struct {
 	once   sync.Once
 	err    error
 
-	mu    sync.Mutex // of what follows, and of changes
-	peers map[access.Key]access.Peer
+	mu      sync.Mutex // of what follows, and of changes
+	peers   map[access.Key]access.Peer
+	inForce tunnel.Settings
 }
 
 var _ tunnel.Listener = (*WireGuard)(nil)
@@ -143,15 +145,22 @@ func (w *WireGuard) Dial(ctx context.Context, source netip.Addr, target netip.Ad
 	return c, nil
 }
 
-// Apply puts settings into force, and what may change of our socket.
+// Apply puts settings into force, and what may change of our socket; an error changes
+// nothing.
 func (w *WireGuard) Apply(s tunnel.Settings, socket ingress.Config) error {
-	if err := errors.Join(w.apply(s), w.Socket.Apply(transparent(socket))); err != nil {
-		return fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface, err)
+	before := w.inForce
+	err := w.apply(s)
+	if err == nil {
+		err = w.Socket.Apply(transparent(socket))
+	}
+	if err != nil {
+		return fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface,
+			errors.Join(err, w.apply(before)))
 	}
 	return nil
 }
 
-// apply puts settings into force: peers that stay as they are keep their sessions.
+// apply puts settings into force: peers that stay keep their sessions.
 func (w *WireGuard) apply(s tunnel.Settings) error {
 	if err := access.CheckPeers(s.Peers); err != nil {
 		return err
@@ -164,15 +173,17 @@ func (w *WireGuard) apply(s tunnel.Settings) error {
 		next[p.PublicKey] = p
 		inside = append(inside[:len(inside):len(inside)], p.AllowedIPs...)
 	}
-	// The table comes before the peers do, and peers go before it changes: nothing
-	// passes that neither configuration lets pass.
-	if err := w.device.setPeers(w.peers, keep(w.peers, next)); err != nil {
+	// Peers go before the table changes, and come after: nothing of theirs passes that
+	// neither configuration lets pass.
+	stay := staying(w.peers, next)
+	if err := w.device.setPeers(w.peers, stay); err != nil {
 		return err
 	}
+	w.peers = stay
 	gateways := gatewaysOf(s.Pool)
 	around := capture.Tunnel{
 		Interface: w.cfg.Interface, Port: uint16(w.Socket.Addr().(*net.TCPAddr).Port),
-		Inside: inside, DNS: s.Datagrams.DNS, Isolate: s.Datagrams.Isolate, Closed: w.cfg.Closed, Open: s.Allow,
+		Inside: inside, DNS: s.Datagrams.DNS, Isolate: s.Datagrams.Isolate, Closed: w.cfg.Closed, Open: s.Allow, From: s.From,
 	}
 	for _, r := range s.Rules {
 		v := capture.Verdict{Refuse: r.Refuse, Sources: r.Sources, Targets: r.Targets, UDP: r.UDP, ICMP: r.ICMP}
@@ -190,24 +201,23 @@ func (w *WireGuard) apply(s tunnel.Settings) error {
 	if err := w.device.address(gateways, inside); err != nil {
 		return err
 	}
-	if err := w.device.setPeers(keep(w.peers, next), next); err != nil {
+	if err := w.device.setPeers(stay, next); err != nil {
 		return err
 	}
-	w.peers = next
+	w.peers, w.inForce = next, s
 	w.owners.Store(tunnel.OwnersOf(s.Peers))
 	w.SetPool(s.Pool)
 	return nil
 }
 
-// keep are those of the peers that are among others as they are.
-func keep(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
-	same := map[access.Key]access.Peer{}
-	for key, p := range peers {
-		if q, stays := others[key]; stays && p.Equal(q) {
-			same[key] = p
-		}
-	}
-	return same
+// staying are those of the peers whose keys are among others.
+func staying(peers, others map[access.Key]access.Peer) map[access.Key]access.Peer {
+	stay := maps.Clone(peers)
+	maps.DeleteFunc(stay, func(key access.Key, _ access.Peer) bool {
+		_, stays := others[key]
+		return !stays
+	})
+	return stay
 }
 
 // gatewaysOf are this machine's addresses inside, with the lengths of the pool's prefixes.
