@@ -149,3 +149,18 @@ func (t *Trace) until(d time.Duration) int64 {
 	within, _ := slices.BinarySearch(t.times, ms%t.loop()+1)
 	return ms/t.loop()*int64(len(t.times)) + int64(within)
 }
+
+// Carries is what the trace can carry after from and up to to, whole milliseconds.
+func (t *Trace) Carries(from, to time.Duration) cc.Bytes {
+	return cc.Bytes(t.until(to)-t.until(from)) * OpportunityBytes
+}
+
+// LongestGap is the longest time in one loop, or from one into the next, without an
+// opportunity.
+func (t *Trace) LongestGap() time.Duration {
+	longest, last := t.times[0], int64(0)
+	for _, at := range t.times {
+		longest, last = max(longest, at-last), at
+	}
+	return time.Duration(longest) * time.Millisecond
+}

@@ -50,6 +50,7 @@ Exit codes:
 		benchCommand(),
 		mdiCommand(),
 		reportCommand(),
+		traceCommand(),
 		cli.VersionCommand(),
 	)
 	return root

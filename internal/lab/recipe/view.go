@@ -3,6 +3,7 @@ package recipe
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -41,6 +42,7 @@ type view struct {
 	Window     func(flow string, span ...any) ([]float64, error)        `expr:"window"`
 	QueueingOf func(flow string) (quantiles, error)                     `expr:"queueing_of"`
 	Requests   func(flow string) ([]float64, error)                     `expr:"requests"` // ms each took
+	RPM        func(flow string) (float64, error)                       `expr:"rpm"`
 	Pages      func(prefix string) ([]float64, error)                   `expr:"pages"`
 	Arrived    func(flow string) (float64, error)                       `expr:"arrived"` // part of what UDP sent
 	Finish     func(flow string) (float64, error)                       `expr:"finish"`
@@ -82,12 +84,18 @@ func (r Run) view() *view {
 		Queueing: quantilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
 		Intact: true, Answers: len(rec.Reloads),
 		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain, FirstAt: r.firstAt, RateBeside: r.rateBeside,
-		Window: r.window, Requests: r.requests, Pages: r.pages, Arrived: r.arrived, Finish: r.finish, Stall: r.stall,
+		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived, Finish: r.finish, Stall: r.stall,
 		Video: r.video, Timeouts: r.timeouts,
 		QueueingOf: func(flow string) (quantiles, error) {
 			i, err := r.index(flow)
-			if err != nil || rec.Virtual == nil {
-				return quantilesOf(rec.Actors[max(0, i)].Queueing), err
+			switch {
+			case err != nil:
+				return quantiles{}, err
+			case rec.Virtual != nil:
+			case r.Stage.Cell != nil || r.Stage.Actors[i].Kind == stage.Upload:
+				return quantilesOf(rec.Actors[i].Queueing), nil
+			default: // the queue is everybody's
+				return quantilesOf(rec.Queueing), nil
 			}
 			q := rec.Virtual.Flows[i].Queueing
 			return quantilesOf(stage.Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}), nil
@@ -314,6 +322,23 @@ func (r Run) requests(flow string) (all []float64, err error) {
 		}
 	}
 	return all, nil
+}
+
+// rpm is how many of a flow's requests a minute has room for, one after the other, by the mean
+// of the fastest 95 % (draft-ietf-ippm-responsiveness, trimmed mean of the probes on connections
+// of their own).
+func (r Run) rpm(flow string) (float64, error) {
+	all, err := r.requests(flow)
+	if err != nil || len(all) == 0 {
+		return math.NaN(), err
+	}
+	slices.Sort(all)
+	all = all[:max(1, len(all)*95/100)]
+	sum := 0.0
+	for _, ms := range all {
+		sum += ms
+	}
+	return 60_000 * float64(len(all)) / sum, nil
 }
 
 // RequestsP95 is the 95th percentile of what a flow's requests took that began after the

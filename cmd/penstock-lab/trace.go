@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/linktrace"
+)
+
+func traceCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "trace",
+		Short: "Describe, convert, generate and record traces of links",
+		Long: `A trace is what a link carried: each line the millisecond at which 1500 bytes may
+leave (Mahimahi's format), which sim, bench and experiments play.`,
+		Args: cobra.NoArgs,
+	}
+	cmd.AddCommand(traceInfoCommand(), traceConvertCommand(), traceGenerateCommand(), traceRecordCommand(), traceServeCommand())
+	return cmd
+}
+
+func traceInfoCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "info FILE...",
+		Short:   "Say what traces carry",
+		Example: "  penstock-lab trace info Verizon-LTE-short.down",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, files []string) error {
+			t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(t, "TRACE\tSECONDS\tMBIT/S MEAN\tP5\tP50\tP95\tLONGEST GAP MS\tOPPORTUNITIES")
+			for _, name := range files {
+				trace, err := openTrace(name)
+				if err != nil {
+					return cli.BadInput(err)
+				}
+				s := linktrace.Summarise(trace)
+				fmt.Fprintf(t, "%s\t%.3f\t%.2f\t%.2f\t%.2f\t%.2f\t%d\t%d\n", filepath.Base(name), s.Length.Seconds(),
+					s.Mean.Mbps(), s.P5.Mbps(), s.P50.Mbps(), s.P95.Mbps(), s.Gap.Milliseconds(), s.Opportunities)
+			}
+			return t.Flush()
+		},
+	}
+}
+
+func traceConvertCommand() *cobra.Command {
+	var to string
+	var every time.Duration
+	cmd := &cobra.Command{
+		Use:   "convert FROM TO",
+		Short: "Convert rates over time to a trace, and back",
+		Long: `Convert reads lines of a time in seconds and a rate in Mbit/s, as data sets of
+measurements have them, and writes a trace; or with --to rates reads a trace and
+writes such lines.`,
+		Example: `  penstock-lab trace convert 5g-throughput.csv 5g.trace
+  penstock-lab trace convert --to rates --every 100ms Verizon-LTE-short.down verizon.csv`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, names []string) error {
+			if every < time.Millisecond || every%time.Millisecond != 0 {
+				return cli.BadInput(fmt.Errorf("--every is %v, but must be whole milliseconds, such as 1s", every))
+			}
+			switch to {
+			case "rates":
+				trace, err := openTrace(names[0])
+				if err != nil {
+					return cli.BadInput(err)
+				}
+				return created(names[1], func(f *os.File) error { return linktrace.WriteRates(f, trace, every) })
+			case "trace":
+				from, err := os.Open(names[0])
+				if err != nil {
+					return cli.BadInput(err)
+				}
+				defer from.Close()
+				trace, err := linktrace.ReadRates(filepath.Base(names[0]), from)
+				if err != nil {
+					return cli.BadInput(err)
+				}
+				return writeTraceTo(names[1], trace)
+			}
+			return cli.BadInput(fmt.Errorf("--to is %q, but must be trace or rates", to))
+		},
+	}
+	cmd.Flags().StringVar(&to, "to", "trace", "what is written: trace or rates")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "with --to rates, over which span each rate is")
+	return cmd
+}
+
+func traceGenerateCommand() *cobra.Command {
+	var seed uint64
+	var d time.Duration
+	cmd := &cobra.Command{
+		Use:     "generate MODEL TO",
+		Short:   "Draw a trace from a built-in model",
+		Long:    "Generate writes a trace drawn from a model, the same for the same seed:\n\n" + modelList(),
+		Example: "  penstock-lab trace generate lte lte.trace --seed 7 --duration 2m",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, names []string) error {
+			trace, err := sim.Generate(names[0], seed, d)
+			if err != nil {
+				return cli.BadInput(err)
+			}
+			return writeTraceTo(names[1], trace)
+		},
+	}
+	cmd.Flags().Uint64Var(&seed, "seed", 1, "of the draw")
+	cmd.Flags().DurationVar(&d, "duration", sim.GeneratedLength, "length of the trace")
+	return cmd
+}
+
+func traceRecordCommand() *cobra.Command {
+	var rate string
+	var d time.Duration
+	cmd := &cobra.Command{
+		Use:   "record SERVER:PORT TO",
+		Short: "Record the way from a server that runs trace serve",
+		Long: `Record has a server send datagrams at a rate that is more than the link carries,
+and writes when they arrive, as a trace of the way from the server to here. The
+other way is recorded with the two programs the other way round. It uses as much
+of a volume of data as the rate and the time come to.`,
+		Example: `  penstock-lab trace serve --listen :9000                                  # at the server
+  penstock-lab trace record server.example:9000 lte.trace --rate 60mbit --duration 2m`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			r, err := parseLinkRate(rate)
+			if err != nil {
+				return cli.BadInput(fmt.Errorf("--rate: %w", err))
+			}
+			if d < time.Second {
+				return cli.BadInput(fmt.Errorf("--duration is %v, but must be 1s at least", d))
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			trace, err := linktrace.Record(ctx, names[0], r, d)
+			if err != nil {
+				return err
+			}
+			if 10*trace.MeanRate() > 9*r {
+				fmt.Fprintf(cmd.ErrOrStderr(), "note: %.1f of %.1f Mbit/s came: the link may carry more; ask for a higher "+
+					"--rate\n", trace.MeanRate().Mbps(), r.Mbps())
+			}
+			return writeTraceTo(names[1], trace)
+		},
+	}
+	cmd.Flags().StringVar(&rate, "rate", "100mbit", "what the server sends, above what the link carries")
+	cmd.Flags().DurationVar(&d, "duration", time.Minute, "how long")
+	return cmd
+}
+
+func traceServeCommand() *cobra.Command {
+	var listen, most string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Send the datagrams that trace record asks for",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := parseLinkRate(most)
+			if err != nil {
+				return cli.BadInput(fmt.Errorf("--most: %w", err))
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
+			return served(ctx, listen, r)
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:9000", "TCP and UDP `ADDRESS`")
+	cmd.Flags().StringVar(&most, "most", "1gbit", "rate that nobody gets more than")
+	return cmd
+}
+
+func served(ctx context.Context, listen string, most cc.Rate) error {
+	if err := linktrace.Serve(ctx, listen, most); err != nil {
+		return cli.BadInput(fmt.Errorf("--listen: %w", err))
+	}
+	return nil
+}
+
+func writeTraceTo(name string, t *sim.Trace) error {
+	return created(name, func(f *os.File) error {
+		_, err := t.WriteTo(f)
+		return err
+	})
+}
+
+// created writes a new file.
+func created(name string, write func(*os.File) error) error {
+	f, err := os.Create(name)
+	if err != nil {
+		return cli.BadInput(err)
+	}
+	return errors.Join(write(f), f.Close())
+}

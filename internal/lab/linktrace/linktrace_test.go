@@ -1,0 +1,94 @@
+package linktrace
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestRatesBecomeATraceAndBack(t *testing.T) {
+	trace, err := ReadRates("rates", strings.NewReader("seconds,mbit\n0,12\n# a pause\n\n2;0\n3 24\n4,6\n"))
+	require.NoError(t, err)
+	s := Summarise(trace)
+	assert.Equal(t, 5*time.Second, s.Length, "the last holds as long as the one before it")
+	assert.InDelta(t, (12+12+0+24+6)/5., s.Mean.Mbps(), 0.05)
+	assert.InDelta(t, 12, s.P50.Mbps(), 0.05)
+	assert.InDelta(t, 24, s.P95.Mbps(), 0.05)
+	assert.InDelta(t, 1000, float64(s.Gap.Milliseconds()), 2)
+	var out bytes.Buffer
+	require.NoError(t, WriteRates(&out, trace, time.Second))
+	again, err := ReadRates("again", &out)
+	require.NoError(t, err)
+	assert.InDelta(t, s.Mean.Mbps(), again.MeanRate().Mbps(), 0.05)
+}
+
+func TestRatesAreRefused(t *testing.T) {
+	for text, says := range map[string]string{
+		"":                "it needs two lines at least",
+		"0,1\n":           "it needs two lines at least",
+		"1,1\n2,2\n":      "rates: line 1: the first time is 1 s, but must be 0",
+		"0,1\n1\n":        "rates: line 2: expected a time in seconds and a rate",
+		"0,1\n1,x\n":      `rates: line 2: "x" is not a number`,
+		"0,1\n1,-1\n":     `rates: line 2: "-1" is not a number`,
+		"0,1\n1,1\n1,2\n": "rates: line 3: the time 1s is not after",
+	} {
+		_, err := ReadRates("rates", strings.NewReader(text))
+		assert.ErrorContains(t, err, says, text)
+	}
+}
+
+func FuzzReadRates(f *testing.F) {
+	f.Add([]byte("0,12\n1,6\n"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if trace, err := ReadRates("fuzz", bytes.NewReader(text)); err == nil {
+			assert.Positive(t, trace.Duration())
+			Summarise(trace)
+		}
+	})
+}
+
+// The way from a server on this machine carries what the server sends.
+func TestAWayIsRecorded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	udp, err := net.ListenPacket("udp", l.Addr().String())
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	over := make(chan error)
+	go func() { over <- serve(ctx, l, udp.(*net.UDPConn), 8e6) }()
+	for range 2 {
+		trace, err := Record(ctx, l.Addr().String(), 100e6, 1500*time.Millisecond)
+		require.NoError(t, err)
+		s := Summarise(trace)
+		assert.Equal(t, 1500*time.Millisecond, s.Length)
+		assert.Positive(t, s.Opportunities)
+		assert.LessOrEqual(t, s.Mean.Mbps(), 12., "no more than the server gives, and what waited in the socket")
+	}
+	stop()
+	require.NoError(t, <-over)
+}
+
+func TestNobodyIsFloodedWhoDidNotAsk(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	udp, err := net.ListenPacket("udp", l.Addr().String())
+	require.NoError(t, err)
+	defer udp.Close()
+	client, err := net.Dial("tcp", l.Addr().String())
+	require.NoError(t, err)
+	conn, err := l.Accept()
+	require.NoError(t, err)
+	over := make(chan error)
+	go func() { over <- fill(conn, udp.(*net.UDPConn), 8e6) }()
+	_, err = client.Write(make([]byte, request-1))
+	require.NoError(t, err)
+	require.NoError(t, client.Close())
+	assert.Error(t, <-over, "half a request")
+	require.NoError(t, l.Close())
+}
