@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -55,7 +57,10 @@ func badConfig(w io.Writer, err error) error {
 func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {
-		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, l.Address+l.Device) // it has one of them
+		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, cmp.Or(l.Address, l.Device)) // it has one of them
+		if l.Is(access.WireGuard) && l.WireGuard.Path() != config.DatapathNetstack {
+			fmt.Fprintf(&b, ", datapath %s, interface %s", l.WireGuard.Path(), l.Interface())
+		}
 		if l.Tunnels() {
 			fmt.Fprintf(&b, ", MTU %d", l.MTU())
 		}

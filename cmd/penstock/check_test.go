@@ -57,6 +57,13 @@ listeners:
 	assert.NotContains(t, out+errs, "EEEE")
 }
 
+func TestCheckTellsWhoEndsATunnel(t *testing.T) {
+	code, out, errs := checkFile(t, "listeners: [{name: vpn, mode: wireguard, address: ':51820', wireguard: {datapath: "+
+		"auto, private_key: EEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEEE=, pool: [10.9.0.0/24]}}]")
+	require.Equal(t, cli.ExitOK, code, errs)
+	assert.Contains(t, out, "listener vpn: wireguard on :51820, datapath auto, interface wg-vpn, MTU 1420\n")
+}
+
 func TestCheckTellsWhereHintsComeFrom(t *testing.T) {
 	const lan = "listeners: [{name: lan, mode: mixed, address: '127.0.0.1:1080'}]\n"
 	for config, says := range map[string]string{
