@@ -15,9 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/access"
 )
@@ -55,16 +58,29 @@ func inKernel(t *testing.T, datapath string) (k keys, peers string) {
 	return k, peers
 }
 
-// has is what the edge's kernel has of ours: rules of the packet filter, policy rules,
-// routes, addresses.
+// has is what the edge's kernel has of ours: the packet filter's tables, policy rules,
+// routes, addresses, and the interface's key.
 func (s *scene) has() string {
 	s.t.Helper()
 	var all strings.Builder
+	require.NoError(s.t, s.Edge.Do(func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		tables, err := c.ListTables()
+		for _, table := range tables {
+			fmt.Fprintln(&all, table.Name)
+		}
+		return err
+	}))
 	for _, c := range []string{
-		"nft list tables", "ip rule", "ip -6 rule", "wg show " + edgeDevice + " private-key", "ip -br addr show dev " + edgeDevice, "ip route show table all", "ip -6 route show table all",
+		"ip rule", "ip -6 rule", "ip route show table all", "ip -6 route show table all",
+		"ip -br addr show dev " + edgeDevice, "wg show " + edgeDevice + " private-key",
 	} {
 		words := strings.Fields(c)
-		out, _ := s.Edge.Command(s.t.Context(), words[0], words[1:]...).Output()
+		out, err := s.Edge.Command(s.t.Context(), words[0], words[1:]...).CombinedOutput()
+		require.NoError(s.t, err, "%s: %s", c, out)
 		all.Write(out)
 	}
 	return all.String()
@@ -89,7 +105,7 @@ func (s *scene) peers() (all []peer) {
 }
 
 func TestAWireGuardInterfaceEndsTheTunnel(t *testing.T) {
-	is := find(t, "wireguard-go", "wg", "ip", "nft", "nginx", "curl")
+	is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
 	k, peers := inKernel(t, "kernel")
 	k.Listener += "\n  - {name: camera, mode: forward, address: \":8554\", target: \"10.9.0.2:554\"}"
 	k.Config = "rules: [{name: no-ntp, match: {protocol: udp, ports: [123]}, refuse: not through here}]"
@@ -164,6 +180,7 @@ func TestAWireGuardInterfaceEndsTheTunnel(t *testing.T) {
 	}, patience, 10*time.Millisecond)
 	assert.Empty(t, strings.TrimSpace(string(must(s.Edge.Command(t.Context(), is["wg"], "show", edgeDevice, "peers").Output()))))
 
+	require.NotEqual(t, before, s.has())
 	require.NoError(t, s.proxy.Stop())
 	assert.Equal(t, before, s.has())
 }
@@ -250,7 +267,7 @@ func must[T any](v T, err error) T {
 
 func TestAnInterfaceIsShakenHandsWithAtOnceAfterARestart(t *testing.T) {
 	const byItself = 15 * time.Second
-	is := find(t, "wireguard-go", "wg", "ip", "nft")
+	is := find(t, "wireguard-go", "wg", "ip")
 	k, _ := inKernel(t, "kernel")
 	k.Args = []string{"--last-good", filepath.Join(t.TempDir(), "good")}
 	s := lay(t)
@@ -276,6 +293,10 @@ func TestNetstackIsTakenWhereTheKernelHasNoWireGuard(t *testing.T) {
 	if s.Edge.Command(t.Context(), is["ip"], "link", "add", "wgtrial", "type", "wireguard").Run() == nil {
 		t.Skip("this kernel has WireGuard")
 	}
+	insists, _ := inKernel(t, "kernel")
+	insists.Executable = labtest.Penstock(t)
+	_, err := edge.Start(t.Context(), s.Edge, insists.Options)
+	require.ErrorContains(t, err, "modprobe wireguard")
 	s.start(k.Options)
 	s.wireGuard(is, k)
 	s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7)).await(t, 1)
