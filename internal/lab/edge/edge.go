@@ -182,6 +182,12 @@ func (p *Proxy) Stop() error {
 	return os.RemoveAll(p.dir)
 }
 
+// Kill ends the proxy as a crash does.
+func (p *Proxy) Kill() {
+	_ = p.cmd.Process.Kill() // it may have ended just now
+	<-p.ended
+}
+
 // Explain adds what the proxy said last.
 func (p *Proxy) Explain(err error) error {
 	if said := p.said.String(); said != "" {

@@ -285,6 +285,35 @@ func TestAnInterfaceIsShakenHandsWithAtOnceAfterARestart(t *testing.T) {
 	assert.Less(t, gap, byItself)
 }
 
+// A crash takes the proxy alone: UDP goes on through the tunnel, new connections go past
+// where the proxy was, and the next start takes over what is there.
+func TestAnInterfaceCarriesOnAfterACrash(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	k, _ := inKernel(t, "kernel")
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	s.start(k.Options)
+	s.wireGuard(is, k)
+	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
+	pings.await(t, 10)
+	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
+	s.talk(s.Client, s.Server, server, server)
+	s.carried(1)
+	s.proxy.Kill()
+	pings.await(t, pings.answers.Load()+10)
+	s.talk(s.Client, s.Server, server, server)
+	s.start(k.Options)
+	pings.await(t, pings.answers.Load()+10)
+	s.talk(s.Client, s.Server, server, server)
+	s.carried(1)
+	require.Contains(t, s.has(), "penstock_"+edgeDevice)
+	require.NoError(t, s.proxy.Stop())
+	left := s.has()
+	assert.NotContains(t, left, "penstock_"+edgeDevice)
+	assert.NotContains(t, left, "iif "+edgeDevice)
+	assert.NotContains(t, left, "10.9.0.1")
+}
+
 // Without the module there is no interface, and netstack does the same.
 func TestNetstackIsTakenWhereTheKernelHasNoWireGuard(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip")
