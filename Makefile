@@ -57,7 +57,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 	git log -1 --date=format:%Y%m%d%H%M --format=0.0.0~git%cd.%h 2>/dev/null || echo 0.0.0))
 
 .DEFAULT_GOAL = all
-.PHONY: all build penstock penstock-lab penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures bpf bpf-check cross demo dist packages image release manifests package-test clean
+.PHONY: all build penstock penstock-lab penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross demo dist packages image release manifests package-test clean
 
 all: build lint test ## build, lint and test
 
@@ -126,6 +126,20 @@ docs: ## rewrite the pages that are generated
 
 pictures: ## redraw the pictures of the page in docs; with chromium
 	PENSTOCK_PICTURES=$(CURDIR)/docs $(GO) test ./test/browser -count=1 -run TestPictures
+
+# What is there of this build is left out, so that a run that was stopped goes on. Over real
+# sockets it takes hours and needs root: REAL=yes.
+RESULTS = docs/measurements
+measurements: build ## play every recipe and rewrite the results in docs/measurements and their tables
+	mkdir -p $(RESULTS)
+	bin/penstock-lab bench recipe all --virtual --resume --json $(RESULTS)/virtual.jsonl >/dev/null || [ $$? = 1 ]
+	@if [ -n "$(REAL)" ]; then set -x; \
+		bin/penstock-lab bench recipe all --resume --json $(RESULTS)/real.jsonl >/dev/null || [ $$? = 1 ]; fi
+	git ls-files -s cc | grep -v _test.go | sha256sum | cut -d' ' -f1 > $(RESULTS)/cc.sha256
+	sed '/^<!-- Generated/q' docs/measurements.md > docs/measurements.md.new
+	(echo; bin/penstock-lab sim --all --markdown; echo; echo '## Published experiments'; echo; \
+		bin/penstock-lab bench recipe table $$(ls $(RESULTS)/*.jsonl)) >> docs/measurements.md.new
+	mv docs/measurements.md.new docs/measurements.md
 
 bpf: ## rewrite the eBPF objects; with clang-14, llvm-14 and libbpf-dev
 	$(GO) generate ./$(BPF)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -118,6 +119,17 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	lines, err := os.ReadFile(file)
 	require.NoError(t, err)
 	assert.Equal(t, 2, bytes.Count(lines, []byte("\n")))
+
+	code, stdout, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--runs", "3", "--resume",
+		"--json", file)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Equal(t, 1, strings.Count(stderr, "pbe-e1 1/2: pbe\n"), "two of the three are there")
+	code, stdout, stderr = run(t, "bench", "recipe", "table", file)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Contains(t, stdout, "| `pbe-e1` | throughput over cubic's | 57/58 | at least 0.9 |")
+	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--resume")
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, "--resume needs --json")
 }
 
 // Runs cost time: their records stand behind earlier ones, and a place where

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -31,12 +32,43 @@ func recipeListCommand() *cobra.Command {
 	}
 }
 
+func recipeTableCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "table FILE...",
+		Short:   "Make a table of what --json wrote: the paper's figures, in virtual time and over real sockets",
+		Example: "  penstock-lab bench recipe table docs/measurements/recipes.jsonl",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			var all []recipe.Line
+			for _, name := range names {
+				lines, err := linesOf(name)
+				if err != nil {
+					return cli.BadInput(err)
+				}
+				all = append(all, lines...)
+			}
+			return recipe.WriteMarkdown(cmd.OutOrStdout(), all)
+		},
+	}
+}
+
+// linesOf reads what --json wrote.
+func linesOf(name string) ([]recipe.Line, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return recipe.ReadJSON(name, f)
+}
+
 // recipeFlags are the flags of bench recipe as written.
 type recipeFlags struct {
 	virtual, short bool
 	json, plot     string
 	seed           uint64
 	runs, retry    int
+	resume         bool
 }
 
 func recipeCommand() *cobra.Command {
@@ -68,11 +100,12 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error { return f.run(cmd, names) },
 	}
-	cmd.AddCommand(recipeListCommand())
+	cmd.AddCommand(recipeListCommand(), recipeTableCommand())
 	flags := cmd.Flags()
 	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
 	flags.BoolVar(&f.short, "short", false, "the short form")
 	flags.StringVar(&f.json, "json", "", "append one JSON line for each run of a recipe to this file")
+	flags.BoolVar(&f.resume, "resume", false, "leave out what the file of --json has of this build, seed and form")
 	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration "+
 		"changes: a .png file for each stage, named after this one")
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
@@ -91,12 +124,20 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		return cli.BadInput(fmt.Errorf("--runs %d: at least one", f.runs))
 	case f.retry < 0:
 		return cli.BadInput(fmt.Errorf("--retry-noisy %d: not below 0", f.retry))
+	case f.resume && f.json == "":
+		return cli.BadInput(errors.New("--resume needs --json, the file that says what is there"))
 	case f.plot != "" && !strings.HasSuffix(f.plot, ".png"):
 		return cli.BadInput(fmt.Errorf("--plot %s: the name must end in .png", f.plot))
 	}
 	player, err := f.player(cmd)
 	if err != nil {
 		return err
+	}
+	var there []recipe.Line
+	if f.resume {
+		if there, err = linesOf(f.json); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return cli.BadInput(fmt.Errorf("--json: %w", err))
+		}
 	}
 	record, done, err := (&benchOutputs{json: f.json, plot: f.plot}).open()
 	if err != nil {
@@ -110,9 +151,13 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		if i > 0 {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
-		results, err := f.play(ctx, cmd, r, player, record)
+		results, err := f.play(ctx, cmd, r, player, record, there)
 		if err != nil {
 			return err
+		}
+		if len(results) == 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: it is there\n", r.Name)
+			continue
 		}
 		if err := recipe.WriteResults(cmd.OutOrStdout(), results); err != nil {
 			return err
@@ -130,7 +175,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 
 // play makes a recipe's runs.
 func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Recipe, player recipe.Player,
-	record io.Writer,
+	record io.Writer, there []recipe.Line,
 ) ([]recipe.Result, error) {
 	printer := bench.NewPrinter(cmd.ErrOrStderr())
 	defer printer.Break()
@@ -140,6 +185,12 @@ func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Rec
 	}
 	var results []recipe.Result
 	for n := range f.runs {
+		if slices.ContainsFunc(there, func(l recipe.Line) bool {
+			return l.Recipe == r.Name && l.Scale == scale && l.Virtual == f.virtual && l.Seed == f.seed+uint64(n) &&
+				l.Version == cli.ReadBuild().String()
+		}) {
+			continue
+		}
 		result, err := r.Play(ctx, scale, f.seed+uint64(n), player,
 			func(p recipe.Progress) { printer.Line(p.String(), p.Over) })
 		if err != nil {
@@ -150,7 +201,7 @@ func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Rec
 			return nil, err
 		}
 	}
-	if f.plot == "" {
+	if f.plot == "" || len(results) == 0 {
 		return results, nil
 	}
 	names, err := recipe.WritePlots(f.plot, results[0])

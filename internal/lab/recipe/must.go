@@ -250,6 +250,9 @@ func (r *Recipe) Judge(o Outcome) (all []Finding, err error) {
 	return all, nil
 }
 
+// comparing is the bound of a finding that has none.
+const comparing = "for comparison"
+
 // judge evaluates the assertion; false: it is not about this run.
 func (m must) judge(env any) (f Finding, there bool, err error) {
 	if m.when != nil {
@@ -275,7 +278,7 @@ func (m must) judge(env any) (f Finding, there bool, err error) {
 		bounds = append(bounds, c.words+" "+figure(bound, m.form.Unit))
 		f.OK = f.OK && c.holds(got, bound)
 	}
-	f.Bound = orElse(strings.Join(bounds, ", "), "for comparison")
+	f.Bound = orElse(strings.Join(bounds, ", "), comparing)
 	if math.IsNaN(got) {
 		f.Got = "not measured"
 	}

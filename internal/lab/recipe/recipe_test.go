@@ -140,6 +140,18 @@ func TestAResultIsWritten(t *testing.T) {
 	assert.Len(t, got.Stages[0].Actors[0].PerSecond, 20)
 	assert.Equal(t, result.Findings, got.Findings)
 
+	again, err := recipe.ReadJSON("runs", bytes.NewReader(append(line.Bytes(), line.Bytes()...)))
+	require.NoError(t, err)
+	require.Len(t, again, 2)
+	again[1].Virtual, again[1].Findings[2].Got = false, "0.2 s"
+	var page bytes.Buffer
+	require.NoError(t, recipe.WriteMarkdown(&page, again))
+	assert.Contains(t, page.String(), "| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | 1 | ok |")
+	assert.Contains(t, page.String(), "| 0.1 s | 0.2 s | **no** |")
+	assert.Contains(t, page.String(), "6 of 8 bounds hold")
+	_, err = recipe.ReadJSON("runs", strings.NewReader("{}\n{"))
+	require.ErrorContains(t, err, "runs: record 2")
+
 	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
 	require.NoError(t, err)
 	require.Len(t, names, 1)

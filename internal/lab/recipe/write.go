@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -126,53 +127,53 @@ func there(s stage.Stage, i int) (from, to time.Duration) {
 	return from.Truncate(stage.Step), to.Truncate(stage.Step)
 }
 
-// jsonRun is a line of --json.
-type jsonRun struct {
+// Line is a line of --json: a run of a recipe.
+type Line struct {
 	Recipe   string      `json:"recipe"`
 	Source   string      `json:"source"`
 	Scale    Scale       `json:"scale"`
 	Virtual  bool        `json:"virtual"`
 	Seed     uint64      `json:"seed"`
 	Version  string      `json:"version"`
-	Stages   []jsonStage `json:"stages"`
+	Stages   []lineStage `json:"stages"`
 	Findings []Finding   `json:"findings"`
 }
 
-type jsonStage struct {
+type lineStage struct {
 	Name        string      `json:"name"`
 	Throughput  float64     `json:"throughput_mbit"`
 	Utilisation float64     `json:"utilisation"`
-	Queueing    jsonDelays  `json:"queueing_ms"`
+	Queueing    lineDelays  `json:"queueing_ms"`
 	Lateness    float64     `json:"lateness_ms"`
 	Discarded   string      `json:"discarded,omitempty"`
 	CPU         float64     `json:"cpu_seconds,omitempty"`
 	Memory      []int64     `json:"memory_bytes,omitempty"`
-	Actors      []jsonActor `json:"actors"`
+	Actors      []lineActor `json:"actors"`
 }
 
-type jsonDelays struct {
+type lineDelays struct {
 	Mean float64 `json:"mean"`
 	P50  float64 `json:"p50"`
 	P95  float64 `json:"p95"`
 	Max  float64 `json:"max"`
 }
 
-type jsonActor struct {
+type lineActor struct {
 	Name      string     `json:"name"`
 	PerSecond []float64  `json:"throughput_mbit_per_second"`
-	Queueing  jsonDelays `json:"queueing_ms"`
+	Queueing  lineDelays `json:"queueing_ms"`
 	Took      []float64  `json:"request_seconds,omitempty"`
 	Error     string     `json:"error,omitempty"`
 }
 
 // WriteJSON writes one run as one line.
 func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
-	out := jsonRun{
+	out := Line{
 		Recipe: r.Name, Source: r.Source, Scale: r.Scale, Virtual: virtual, Seed: r.Seed, Version: version, Findings: r.Findings,
 	}
 	for _, run := range r.Runs {
 		rec := run.Record
-		s := jsonStage{
+		s := lineStage{
 			Name: run.Stage.Name, Throughput: rec.Throughput.Mbps(), Utilisation: rec.Utilisation,
 			Queueing: delays(rec.Queueing), Lateness: millis(rec.Lateness), Discarded: rec.Discarded, CPU: rec.CPU.Seconds(),
 		}
@@ -180,7 +181,7 @@ func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
 			s.Memory = append(s.Memory, int64(m))
 		}
 		for _, a := range rec.Actors {
-			s.Actors = append(s.Actors, jsonActor{
+			s.Actors = append(s.Actors, lineActor{
 				Name: a.Name, PerSecond: perSecond(a, run.Stage.Duration), Queueing: delays(a.Queueing),
 				Took: took(a), Error: a.Corrupt + a.Error,
 			})
@@ -193,14 +194,14 @@ func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
 	return nil
 }
 
-func delays(q stage.Quantiles) jsonDelays {
-	return jsonDelays{Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), Max: millis(q.Max)}
+func delays(q stage.Quantiles) lineDelays {
+	return lineDelays{Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), Max: millis(q.Max)}
 }
 
 // perSecond is an actor's throughput in each whole second, in Mbit/s.
 func perSecond(a stage.ActorRecord, d time.Duration) (all []float64) {
 	for t := time.Duration(0); t+time.Second <= d; t += time.Second {
-		all = append(all, a.Rate(t, t+time.Second).Mbps())
+		all = append(all, math.Round(1e3*a.Rate(t, t+time.Second).Mbps())/1e3)
 	}
 	return all
 }
