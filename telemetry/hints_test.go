@@ -19,20 +19,20 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// ear notes what is passed on, and says that n groups heard it.
-type ear struct {
+// recorder notes what is passed on, and says that n groups heard it.
+type recorder struct {
 	n     int
 	about []netip.Prefix
 	hints []cc.Hint
 }
 
-func (e *ear) pass(p netip.Prefix, h cc.Hint) int {
+func (e *recorder) pass(p netip.Prefix, h cc.Hint) int {
 	e.about, e.hints = append(e.about, p), append(e.hints, h)
 	return e.n
 }
 
-// desk returns pages with a desk that passes on to e, ten seconds after the start.
-func desk(e *ear) (Pages, *handClock) {
+// hintPages returns pages with a receiver that passes on to e, ten seconds after the start.
+func hintPages(e *recorder) (Pages, *handClock) {
 	clock := &handClock{t: cc.Time(10 * time.Second)}
 	p := pages(busyProxy())
 	p.Hints = &HintReceiver{Pass: e.pass, Clock: clock.now}
@@ -53,8 +53,8 @@ func post(p Pages, local bool, header map[string]string, body string) *httptest.
 }
 
 func TestHintsArePassedOn(t *testing.T) {
-	e := &ear{n: 2}
-	p, _ := desk(e)
+	e := &recorder{n: 2}
+	p, _ := hintPages(e)
 	rec := post(p, true, map[string]string{"Content-Type": "application/json; charset=utf-8"}, `{"host": "192.0.2.7", "age_ms": 12.5,
 		"capacity_bits_per_second": 12e6, "fair_share_bits_per_second": 6e6, "link_rate_bits_per_second": 24000000,
 		"arrival_rate_bits_per_second": 1, "queue_room_bytes": 150000, "flows": 3, "radio_lost_bytes": 1448, "share": 0.25}`)
@@ -68,8 +68,8 @@ func TestHintsArePassedOn(t *testing.T) {
 }
 
 func TestHintsMayComeTogether(t *testing.T) {
-	e := &ear{n: 1}
-	p, _ := desk(e)
+	e := &recorder{n: 1}
+	p, _ := hintPages(e)
 	rec := post(p, true, nil, ` [{"host": "::ffff:192.0.2.7", "flows": 1}, {"prefix": "2001:db8:7::1/48", "flows": 2},
 		{"host": "fe80::1%lan0"}, {"prefix": "10.0.0.0/8"}] `)
 	require.Equal(t, http.StatusOK, rec.Code, rec.Body)
@@ -167,8 +167,8 @@ func TestHintsThatAreRefused(t *testing.T) {
 			maxHintBytes) + `{"host": "192.0.2.7"}`, code: 413},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &ear{}
-			p, _ := desk(e)
+			e := &recorder{}
+			p, _ := hintPages(e)
 			header := map[string]string{}
 			if c.kind != "" {
 				header["Content-Type"] = c.kind
@@ -203,8 +203,8 @@ func TestATokenIsWantedOverTCP(t *testing.T) {
 		"the token alone":         {token, 401},
 	} {
 		for _, local := range []bool{true, false} {
-			e := &ear{n: 1}
-			p, _ := desk(e)
+			e := &recorder{n: 1}
+			p, _ := hintPages(e)
 			p.Hints.SetToken(token)
 			rec := post(p, local, map[string]string{"Authorization": c.header}, `{"host": "192.0.2.7"}`)
 			assert.Equal(t, c.code, rec.Code, "%s, local %v", name, local)
@@ -219,7 +219,7 @@ func TestATokenIsWantedOverTCP(t *testing.T) {
 }
 
 func TestAnotherTokenHoldsAtOnce(t *testing.T) {
-	p, _ := desk(&ear{})
+	p, _ := hintPages(&recorder{})
 	try := func(token string) int {
 		return post(p, true, map[string]string{"Authorization": "Bearer " + token}, `{"host": "192.0.2.7"}`).Code
 	}
@@ -234,8 +234,8 @@ func TestAnotherTokenHoldsAtOnce(t *testing.T) {
 }
 
 func TestHintsAreTakenAtABoundedRate(t *testing.T) {
-	e := &ear{n: 1}
-	p, clock := desk(e)
+	e := &recorder{n: 1}
+	p, clock := hintPages(e)
 	hints := func(n int) *httptest.ResponseRecorder {
 		return post(p, true, nil, "["+strings.TrimSuffix(strings.Repeat(`{"host":"::1"},`, n), ",")+"]")
 	}

@@ -154,12 +154,12 @@ func TestTheExamplesOfTheHintsPageAreUnderstood(t *testing.T) {
 	_, err := config.Parse([]byte(example[1]))
 	assert.NoError(t, err)
 
-	desk := &telemetry.HintReceiver{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}
+	receiver := &telemetry.HintReceiver{Pass: func(netip.Prefix, cc.Hint) int { return 1 }, Clock: now}
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- desk.Serve(ctx, ln) }()
+	go func() { served <- receiver.Serve(ctx, ln) }()
 	bodies := regexp.MustCompile(`(?s) -d '(.*?)'`).FindAllStringSubmatch(page, -1)
 	require.Len(t, bodies, 3)
 	for _, body := range bodies {

@@ -75,13 +75,13 @@ type service struct {
 	level   slog.LevelVar // of log
 	events  page.Events   // of log, for the page
 
-	flows flow.Manager
-	trace *telemetry.Trace
-	pages net.Listener // where telemetry is; nil: nowhere
-	probe net.Listener // where probes ask for the health alone; nil: nowhere
-	radio net.Listener // the Unix socket for hints; nil: there is none
-	hints telemetry.HintReceiver
-	proxy *proxy.Kernel
+	flows      flow.Manager
+	trace      *telemetry.Trace
+	pages      net.Listener // where telemetry is; nil: nowhere
+	probe      net.Listener // where probes ask for the health alone; nil: nowhere
+	hintSocket net.Listener // the Unix socket for hints; nil: there is none
+	hints      telemetry.HintReceiver
+	proxy      *proxy.Kernel
 
 	sources []*linkstat.Source
 
@@ -170,7 +170,7 @@ func (h *service) openTelemetry() (err error) {
 		}
 	}
 	if path := h.cfg.Telemetry.Hints.Socket; path != "" {
-		if h.radio, err = telemetry.ListenSocket(path); err != nil {
+		if h.hintSocket, err = telemetry.ListenSocket(path); err != nil {
 			return errors.Join(fmt.Errorf("telemetry.hints.socket: %w", err), h.closeTelemetry())
 		}
 	}
@@ -179,7 +179,7 @@ func (h *service) openTelemetry() (err error) {
 
 // closeTelemetry closes what openTelemetry opened, where nothing has been served.
 func (h *service) closeTelemetry() (err error) {
-	for _, ln := range []net.Listener{h.pages, h.probe, h.radio} {
+	for _, ln := range []net.Listener{h.pages, h.probe, h.hintSocket} {
 		if ln != nil {
 			err = errors.Join(err, ln.Close())
 		}
@@ -243,7 +243,7 @@ func (h *service) announce() {
 	if h.probe != nil {
 		h.log.Info("health", "address", h.probe.Addr().String())
 	}
-	if h.radio != nil {
+	if h.hintSocket != nil {
 		h.log.Info("taking hints", "socket", h.cfg.Telemetry.Hints.Socket)
 	}
 	if h.pages == nil {
@@ -282,8 +282,8 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 	if h.probe != nil {
 		others.Go(func() { pagesEnded <- pages.ServeHealth(pagesCtx, h.probe) })
 	}
-	if h.radio != nil {
-		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.radio) })
+	if h.hintSocket != nil {
+		others.Go(func() { pagesEnded <- h.hints.Serve(pagesCtx, h.hintSocket) })
 	}
 	others.Go(func() { h.watch(pagesCtx) })
 	others.Go(func() { h.keepEndpoints(pagesCtx) })
