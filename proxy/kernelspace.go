@@ -34,7 +34,7 @@ func openInKernel(
 			return nil, l.KernelLacks
 		}
 		if off := kernelspace.ForwardingOff(config.Prefixes(l.WireGuard.Pool)); len(off) > 0 {
-			return nil, fmt.Errorf("the kernel forwards nothing that is not TCP: %s is 0", strings.Join(off, " and "))
+			return nil, fmt.Errorf("the kernel does not forward what is not TCP: sysctl -w %s=1", strings.Join(off, "=1 "))
 		}
 	}
 	settings, err := l.kernelSettings()

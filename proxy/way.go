@@ -55,8 +55,8 @@ func openWay(
 ) (Way, error) {
 	if l.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
 		way, err := openInKernel(ctx, l, wrap, dial, log)
-		if err == nil || l.WireGuard.Path() == config.DatapathKernel {
-			return way, err
+		if err == nil || l.WireGuard.Path() == config.DatapathKernel || !config.Netstack {
+			return way, err // there is nothing else
 		}
 		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
 	}
