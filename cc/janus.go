@@ -53,6 +53,10 @@ func init() {
 					"known; 0: as low as it takes",
 			},
 			{
+				Name: "aggressive", Default: float64(janusCubic), Choices: []string{"cubic", "reno", "htcp"},
+				About: "what regains the target (TMC 2018 §7.3)",
+			},
+			{
 				Name: "gamma", Default: 0.2, Min: 0.01, Max: 0.9,
 				About: "how far throughput may fall short of the target, and by how much a target is lowered, each " +
 					"as a fraction of it",
@@ -100,6 +104,15 @@ const (
 	janusGuarantee
 )
 
+// janusPair is what the aggressive stage is; the values are those of Param aggressive.
+type janusPair int
+
+const (
+	janusCubic janusPair = iota
+	janusReno
+	janusHTCP
+)
+
 func checkJanus(p Params) error {
 	target, least := p["target_mbit"], p["min_mbit"]
 	switch guarantee := janusClass(p["class"]) == janusGuarantee; {
@@ -141,7 +154,9 @@ type janus struct {
 
 	aggressive bool
 	first      bool // no conservative stage has been entered yet
-	cubic      cubic
+	pair       janusPair
+	cubic      cubic // its window is that of the aggressive stage, whatever makes it grow
+	htcp       htcp
 	vegas      vegas
 
 	rounds      int           // ended since the buffer was cleared, or, without a target, since slow start
@@ -160,6 +175,7 @@ func newJanus(cfg Config) *janus {
 	if janusClass(cfg.Params["class"]) == janusGuarantee {
 		j.target.set(bytesPerSecond(cfg.Params["target_mbit"]), bytesPerSecond(cfg.Params["min_mbit"]))
 	}
+	j.pair = janusPair(cfg.Params["aggressive"])
 	j.guarantee = j.target.original > 0
 	j.aggressive, j.first = j.guarantee, true
 	w := newLossWindow(cfg)
@@ -176,7 +192,7 @@ func (j *janus) OnAck(a Ack) {
 	}
 	if j.aggressive {
 		j.limitSlowStart()
-		j.cubic.OnAck(a)
+		j.grow(a)
 	} else {
 		j.vegas.OnAck(a)
 	}
@@ -186,6 +202,33 @@ func (j *janus) OnAck(a Ack) {
 	if j.cap > 0 {
 		j.vegas.cwnd = min(j.vegas.cwnd, j.cap)
 	}
+}
+
+// grow is an acknowledgement in the aggressive stage.
+func (j *janus) grow(a Ack) {
+	w := &j.cubic.lossWindow
+	switch j.pair {
+	case janusReno:
+		w.grow(w.credit(a))
+	case janusHTCP:
+		j.htcp.onAck(w, a)
+	case janusCubic:
+		j.cubic.OnAck(a)
+	}
+}
+
+// shrink is a loss there.
+func (j *janus) shrink(l Loss) {
+	w, fresh := &j.cubic.lossWindow, false
+	switch j.pair {
+	case janusReno:
+		fresh = w.lose(l, renoBeta)
+	case janusHTCP:
+		fresh = j.htcp.onLoss(w, l)
+	case janusCubic:
+		j.cubic.OnLoss(l)
+	}
+	j.cubic.hasLost = j.cubic.hasLost || fresh
 }
 
 // limitSlowStart ends the first slow start where the target is reached, as the
@@ -290,7 +333,7 @@ func (j *janus) clear(w *lossWindow) {
 func (j *janus) contend(now Time) {
 	w := j.vegas.lossWindow
 	w.ssthresh = min(w.ssthresh, w.cwnd)
-	j.cubic = cubic{lossWindow: w, linuxGrowth: true}
+	j.cubic, j.htcp = cubic{lossWindow: w, linuxGrowth: true}, htcp{}
 	j.aggressive, j.cap = true, 0
 	j.target.contend(now, j.meter.rtt)
 }
@@ -324,7 +367,7 @@ func (j *janus) limitRate() {
 func (j *janus) OnLoss(l Loss) {
 	j.learn(l.MSS)
 	if j.aggressive {
-		j.cubic.OnLoss(l)
+		j.shrink(l)
 	} else {
 		j.vegas.OnLoss(l)
 	}
