@@ -208,6 +208,7 @@ func startGateway(b *testing.B, lab *netlab.Routed, executable string, g gateway
 		require.NoError(b, p.cmd.Start())
 		_, err = ready.Read(make([]byte, 1))
 		require.NoError(b, err)
+		b.Cleanup(func() { _ = os.Remove("/var/run/wireguard/" + wgDevice + ".sock") })
 		return p
 	}
 	config := filepath.Join(b.TempDir(), "penstock.yaml")
