@@ -120,7 +120,7 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, 2, bytes.Count(lines, []byte("\n")))
 
-	code, stdout, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--runs", "3", "--resume",
+	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--runs", "3", "--resume",
 		"--json", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Equal(t, 1, strings.Count(stderr, "pbe-e1 1/2: pbe\n"), "two of the three are there")

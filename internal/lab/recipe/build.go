@@ -3,6 +3,7 @@ package recipe
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -245,7 +246,13 @@ func (b *builder) actors(s *stage.Stage) error {
 		if terms != "" {
 			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port, terms))
 		}
+		if f.Sizes != "" && f.Sizes != "caida" {
+			return &config.Error{Key: key + ".sizes", Message: fmt.Sprintf("there are no sizes %q; write caida", f.Sizes)}
+		}
 		a := f.actor(name)
+		if f.Sizes != "" {
+			a.Size = 1 // until it is drawn
+		}
 		if len(s.Actors)+f.Count > maxFlows {
 			return &config.Error{Key: key, Message: fmt.Sprintf("there are more than %d flows", maxFlows)}
 		}
@@ -262,6 +269,9 @@ func (b *builder) actors(s *stage.Stage) error {
 			if one.Stop > 0 {
 				one.Stop += shift
 			}
+			if f.Sizes != "" {
+				one.Size = caida(random)
+			}
 			if f.Hosts > 0 {
 				one.Host += k % f.Hosts
 			}
@@ -269,6 +279,20 @@ func (b *builder) actors(s *stage.Stage) error {
 		}
 	}
 	return nil
+}
+
+// caida draws the size of a flow as those of CCP's figure 3-3 are (MIT 2019): of 100,000 flows
+// 97,606 of at most 10 KB with 487 MB together, 95 above 1 MB with 907, and 306 MB in the others.
+// The shapes within the three are ours: even, and twice even in the logarithm.
+func caida(random *rand.Rand) cc.Bytes {
+	between := func(low, high float64) cc.Bytes { return cc.Bytes(low * math.Pow(high/low, random.Float64())) }
+	switch part := random.Float64(); {
+	case part < 0.97606:
+		return 1 + cc.Bytes(random.Int64N(9980))
+	case part < 0.99905:
+		return between(10e3, 540e3)
+	}
+	return between(1e6, 34e6)
 }
 
 func (f flowForm) actor(name string) stage.Actor {

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/expr-lang/expr"
 	"github.com/expr-lang/expr/vm"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/figures"
 )
@@ -137,4 +139,11 @@ func median(values []float64) float64 {
 		return 0
 	}
 	return percentile(values, 50)
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// payload is what is left of a rate on the wire without headers, in Mbit/s.
+func payload(wire cc.Rate) float64 {
+	return wire.Mbps() * float64(cc.DefaultMSS) / float64(cc.DefaultMSS+sim.HeaderBytes)
 }

@@ -40,6 +40,7 @@ flows:
   video: {app: video, rate: 4mbit, chunk: 4s, buffer: 30s}
   noise: {app: udp, rate: 3mbit}
   # upload: {app: upload, control: cubic}; many: {count: 8, stagger: 1s, within: 2s}; other: {direct: true};
+  # {app: web, every: 1h, count: 500, within: 20s, sizes: caida}: a Poisson process of sizes as CCP's figure 3-3 has them;
   # {ecn: l4s} and every key that terms have in the proxy's configuration, down
 changes:
   - {at: 15s, rtt: 80ms}             # or algorithm, or edge; every: 2s repeats it, refused: true expects no effect
@@ -66,7 +67,7 @@ const (
 	maxRuns    = 1000
 	maxLength  = time.Hour
 	maxChanges = 10_000
-	maxFlows   = 1000
+	maxFlows   = 5000
 )
 
 // Loader finds what a file names, with what is written before each configuration of the edge.
@@ -305,9 +306,10 @@ type flowForm struct {
 	Start   config.Duration `yaml:"start"`
 	Stop    config.Duration `yaml:"stop"`
 	Within  config.Duration `yaml:"within"`
-	Count   int             `yaml:"count" min:"1" max:"1000"`
+	Count   int             `yaml:"count" min:"1" max:"5000"`
 	Stagger config.Duration `yaml:"stagger"`
 	Size    config.Size     `yaml:"size"`
+	Sizes   string          `yaml:"sizes"`
 	Every   config.Duration `yaml:"every"`
 	Rate    config.Rate     `yaml:"rate"`
 	Chunk   config.Duration `yaml:"chunk"`

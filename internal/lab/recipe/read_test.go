@@ -3,6 +3,7 @@ package recipe
 import (
 	"context"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		strings.Replace(fine, "{}", "{app: x}", 1):                `its kind is "x", but must be one of bulk`,
 		strings.Replace(fine, "{}", "{sise: 1MB}", 1):             "my:3:13: flows.a.sise: unknown key; did you mean size?",
 		strings.Replace(fine, "copa", "kopa", 1):                  `my:2:12: algorithm: no algorithm "kopa"`,
+		strings.Replace(fine, "{}", "{sizes: many}", 1):           `flows.a.sizes: there are no sizes "many"`,
 		strings.Replace(fine, "duration", "warmup", 1):            "duration: it is missing or above 1h0m0s",
 		strings.Replace(fine, "12mbit", "$(mbit)", 1):             "my:1:14: $(mbit) has no value",
 		strings.Replace(fine, "rate: 12mbit, ", "", 1):            "link: it needs a rate or a trace",
@@ -129,6 +131,28 @@ func TestTheFirstMomentOfARateIsTheEndOfItsTime(t *testing.T) {
 	stall, err := r.stall("a", 0.2)
 	require.NoError(t, err)
 	assert.InDelta(t, 0.8, stall, 1e-9)
+}
+
+func TestSizesAreThePapers(t *testing.T) {
+	const n = 200_000
+	random := rand.New(rand.NewPCG(1, 2))
+	var all, small, large cc.Bytes
+	counts := [2]int{}
+	for range n {
+		size := caida(random)
+		all += size
+		switch {
+		case size <= 10_000:
+			small, counts[0] = small+size, counts[0]+1
+		case size > 1_000_000:
+			large, counts[1] = large+size, counts[1]+1
+		}
+	}
+	assert.InDelta(t, 97_606, float64(counts[0])/n*100_000, 200)
+	assert.InDelta(t, 95, float64(counts[1])/n*100_000, 30)
+	assert.InDelta(t, 487e6, float64(small)/n*100_000, 10e6)
+	assert.InDelta(t, 1.7e9, float64(all)/n*100_000, 0.3e9)
+	assert.Positive(t, large)
 }
 
 func TestFairnessIsThatOfTheWorstSecond(t *testing.T) {

@@ -39,15 +39,15 @@ func WriteMarkdown(w io.Writer, lines []Line) error {
 	cell := func(s string) string { return strings.ReplaceAll(orElse(s, "-"), "|", "\\|") }
 	held, of := 0, 0
 	for _, name := range names {
-		virtual, real := last[name][true], last[name][false]
+		virtual, sockets := last[name][true], last[name][false]
 		title := "`" + name + "`"
 		findings := virtual.Findings
 		if findings == nil {
-			findings = real.Findings
+			findings = sockets.Findings
 		}
 		for _, f := range findings {
 			v, isVirtual := virtual.finding(f.What)
-			r, isReal := real.finding(f.What)
+			r, isReal := sockets.finding(f.What)
 			verdict := ""
 			if f.Bound != comparing {
 				verdict = "ok"

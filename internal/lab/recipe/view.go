@@ -69,13 +69,6 @@ func quantilesOf(q stage.Quantiles) quantiles {
 	return quantiles{millis(q.Mean), millis(q.P50), millis(q.P95), millis(q.P99), millis(q.Max)}
 }
 
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// payload is what is left of a rate on the wire without headers, in Mbit/s.
-func payload(wire cc.Rate) float64 {
-	return wire.Mbps() * float64(cc.DefaultMSS) / float64(cc.DefaultMSS+sim.HeaderBytes)
-}
-
 // view shows the run to expressions.
 func (r Run) view() *view {
 	rec, unknown := r.Record, math.NaN()
@@ -305,23 +298,29 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 	return packets, err
 }
 
-// requests is how long each took that began after the warm-up; one that has not ended took
-// until the end.
+// requests is how long each took that began after the warm-up, of a flow or of all whose names
+// begin so and end in a number; one that has not ended took until the end.
 func (r Run) requests(flow string) (all []float64, err error) {
-	i, err := r.index(flow)
-	if err != nil {
-		return nil, err
-	}
-	for _, q := range r.Record.Actors[i].Requests {
-		switch {
-		case q.At < r.Stage.Warmup:
-		case q.Took == 0:
-			all = append(all, millis(r.Stage.Duration-q.At))
-		default:
-			all = append(all, millis(q.Took))
+	found := false
+	for _, a := range r.Record.Actors {
+		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
+			continue
+		}
+		found = true
+		for _, q := range a.Requests {
+			switch {
+			case q.At < r.Stage.Warmup:
+			case q.Took == 0:
+				all = append(all, millis(r.Stage.Duration-q.At))
+			default:
+				all = append(all, millis(q.Took))
+			}
 		}
 	}
-	return all, nil
+	if !found {
+		_, err = r.index(flow)
+	}
+	return all, err
 }
 
 // rpm is how many of a flow's requests a minute has room for, one after the other, by the mean

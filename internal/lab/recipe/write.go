@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
@@ -180,7 +181,7 @@ func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
 		for _, m := range rec.Memory {
 			s.Memory = append(s.Memory, int64(m))
 		}
-		for _, a := range rec.Actors {
+		for _, a := range shown(rec.Actors) {
 			s.Actors = append(s.Actors, lineActor{
 				Name: a.Name, PerSecond: perSecond(a, run.Stage.Duration), Queueing: delays(a.Queueing),
 				Took: took(a), Error: a.Corrupt + a.Error,
@@ -196,6 +197,23 @@ func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
 
 func delays(q stage.Quantiles) lineDelays {
 	return lineDelays{Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), Max: millis(q.Max)}
+}
+
+// shown are the actors, or where they are many, all of them as one.
+func shown(actors []stage.ActorRecord) []stage.ActorRecord {
+	const most = 100
+	if len(actors) <= most {
+		return actors
+	}
+	all := stage.ActorRecord{Name: fmt.Sprintf("all %d", len(actors)), Bytes: make([]cc.Bytes, len(actors[0].Bytes))}
+	for _, a := range actors {
+		for k, n := range a.Bytes {
+			all.Bytes[k] += n
+		}
+		all.Requests = append(all.Requests, a.Requests...)
+		all.Error = orElse(all.Error, a.Corrupt+a.Error)
+	}
+	return []stage.ActorRecord{all}
 }
 
 // perSecond is an actor's throughput in each whole second, in Mbit/s.
