@@ -63,7 +63,7 @@ must:                                # see docs/recipes.md for what can be asked
 
 // The bounds of an experiment.
 const (
-	maxText    = 1 << 20
+	maxText    = 1 << 16
 	maxRuns    = 1000
 	maxLength  = time.Hour
 	maxChanges = 10_000

@@ -29,3 +29,17 @@ func TestAVirtualStageHasTheTransportOfTheRealOne(t *testing.T) {
 		assert.Equal(t, c.want, v.scenario.Transport, name)
 	}
 }
+
+func TestWhatVirtualTimeAloneCanPlayIsRefusedOverRealSockets(t *testing.T) {
+	for says, change := range map[string]func(*Stage){
+		"leave acks out":   func(s *Stage) { s.AckEvery = Step },
+		"ecn l4s":          func(s *Stage) { s.Actors[0].ECN = sim.ECNL4S },
+		"--against native": func(s *Stage) { s.Native = true },
+	} {
+		s := short(Actor{Name: "bulk", Kind: Bulk})
+		require.NoError(t, s.realisable())
+		change(&s)
+		_, err := Play(t.Context(), Env{}, s, nil)
+		assert.ErrorContains(t, err, says)
+	}
+}
