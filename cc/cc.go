@@ -117,6 +117,9 @@ type Config struct {
 	// Ssthresh is where slow start ends at the latest, for a flow whose path is
 	// known (RFC 5681 §3.1 leaves its first value open); 0: not known.
 	Ssthresh Bytes
+	// Receives is whether the window is what a host is let send: its round trips then
+	// pass the queue towards the host on their way back.
+	Receives bool
 	Params   Params     // complete: the Spec's defaults, overridden by policy
 	Rand     *rand.Rand // the only randomness an algorithm may use
 	Host     netip.Addr // where the bytes of the first flow go; invalid: not known

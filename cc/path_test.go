@@ -67,6 +67,9 @@ func (p *path) Ack(n float64, rtt time.Duration) {
 		ack.Sent.At = max(1, p.state.Now.Add(-rtt))
 	}
 	p.fill()
+	if ack.Sent.At != 0 {
+		ack.Sent.Inflight = p.state.Inflight
+	}
 	ack.State = p.state
 	p.alg.OnAck(ack)
 }

@@ -53,9 +53,10 @@ const (
 	// ownLongBases bases are the long window of a longer path.
 	ownLongBases = 4
 	ownMinCwnd   = 4.0 // packets: what keeps acknowledgements coming
+	ownMinDrain  = 2.0 // packets, while draining
 
-	// The base is the least round trip of two draining intervals: the longer of
-	// ownDrainEvery and ownDrainBases of it without an empty queue.
+	// The base is the least round trip of two draining intervals: ownDrainEvery, doubled
+	// until it is at least ownDrainBases of it. All flows have the same beginnings of them.
 	ownDrainEvery = 5 * time.Second
 	ownBaseSeen   = time.Millisecond // above the base, and the base has been seen
 	ownDrainBases = 50
@@ -109,12 +110,15 @@ type penstock struct {
 	arrived Time           // when the receiver had what the newest acknowledgement told of
 	empty   Time           // when the queue was last seen empty, or was to be emptied
 
+	receives   bool // as in Config
+	next       Time // when to drain, unless the queue is seen empty before
 	drainDepth float64
 	drainFrom  Time          // what left after this finds the queue drained
 	drainEnd   Time          // by then it is over, whatever an outage has made of the round trip
 	drained    Time          // what left before this found the queue as draining left it
 	drainLeft  time.Duration // least round trip of that; 0: none yet
-	longer     time.Duration // that of the draining before, where it did not come down to the base
+	doubted    time.Duration // that of the draining before, where it did not come down to the base
+	longer     longerPath
 
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
@@ -125,6 +129,7 @@ func newPenstock(cfg Config) *penstock {
 	p := &penstock{
 		segments: segments{cfg.MSS},
 		competes: cfg.Params["compete"] == 1,
+		receives: cfg.Receives,
 		base:     minFilter(),
 		best:     maxFilter(),
 		aim:      queueTarget{set: cfg.Params["target_ms"] / 1e3, excess: newLossGuard()},
@@ -139,6 +144,7 @@ func newPenstock(cfg Config) *penstock {
 // behaves, is still known.
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
+	p.longer = longerPath{rest: p.longer.rest}
 	p.cwnd = p.clamp(p.initial, ownMinCwnd)
 	p.short.reset()
 	p.long.reset()
@@ -167,13 +173,16 @@ func (p *penstock) OnAck(a Ack) {
 	p.aim.observe(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyBelow(), counts && a.RTT > 0)
 	switch p.phase {
 	case ownTracking:
-		if a.Now.Sub(p.empty) > p.drainEvery() {
+		if p.due(a.Now) {
 			p.drain(a.State, ownDrainDepth)
 		}
 	case ownDraining:
 		p.endDrain(a)
 	}
 	p.follow(a)
+	if p.phase == ownTracking && a.RTT > 0 {
+		p.lengthen(a, a.RTT-p.reverse)
+	}
 }
 
 // sample takes in a round trip.
@@ -187,9 +196,13 @@ func (p *penstock) sample(a Ack) {
 	if p.phase == ownTracking && rtt < p.base.get()-ownBaseSeen && a.Now.Sub(p.drainFrom) > ownRejoin {
 		p.drain(a.State, ownDrainDepth) // somebody else does, and the base was never the path's
 	}
+	if rtt < p.base.get()-p.emptyBelow() {
+		p.aim.doubt()
+	}
 	p.base.add(a.Now, rtt, 2*p.drainEvery())
 	p.queue = rtt - p.base.get()
-	if p.queue <= ownBaseSeen {
+	paused := p.phase == ownTracking && a.Sent.At > p.drained && p.packets(a.Sent.Inflight) <= ownMinDrain
+	if p.queue <= ownBaseSeen || paused { // what leaves after a pause finds none of ours
 		p.empty = a.Now
 	}
 	if p.queue <= p.emptyBelow() {
@@ -226,7 +239,8 @@ func (p *penstock) start(a Ack) {
 
 // track ends slow start: the rates before it are those of smaller windows.
 func (p *penstock) track(now Time) {
-	p.phase, p.empty = ownTracking, now
+	p.phase, p.empty = ownTracking, now.Add(-ownDrainEvery)
+	p.next = p.multiple(now, ownDrainEvery)
 	short, _ := p.windows()
 	p.long.keep(short)
 }
@@ -248,7 +262,36 @@ func (p *penstock) windows() (short, long time.Duration) {
 	return short, max(short, long)
 }
 
-func (p *penstock) drainEvery() time.Duration { return max(ownDrainEvery, ownDrainBases*p.base.get()) }
+// drainEvery is the interval of drainings.
+func (p *penstock) drainEvery() time.Duration {
+	every := ownDrainEvery
+	for every < ownDrainBases*p.base.get() {
+		every *= 2
+	}
+	return every
+}
+
+// due is whether to drain now: not where the queue was empty just before.
+func (p *penstock) due(now Time) bool {
+	if now < p.next {
+		return false
+	}
+	every := p.drainEvery()
+	p.next = p.multiple(now, every)
+	return now.Sub(p.empty) > every/2
+}
+
+// multiple is the next of an interval: all flows of an edge drain then, since none of
+// them empties the queue by itself. A window that a host is let send in drains half-way
+// between: its round trips meet the queue that our flows to the host make, and it is
+// not to shrink for that.
+func (p *penstock) multiple(now Time, every time.Duration) Time {
+	past := time.Duration(now) % every
+	if p.receives {
+		past = (past + every/2) % every
+	}
+	return now.Add(every - past)
+}
 
 func (p *penstock) drain(s State, depth float64) {
 	p.drainDepth = depth
@@ -270,16 +313,15 @@ func (p *penstock) endDrain(a Ack) {
 		return
 	}
 	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
-	switch first := p.longer; {
+	switch first := p.doubted; {
 	case p.drainLeft <= p.base.get()+p.emptyBelow():
-		p.longer = 0
+		p.doubted = 0
 	case first == 0:
-		p.longer = p.drainLeft
-		p.empty = a.Now.Add(ownRejoin - p.drainEvery())
+		p.doubted = p.drainLeft
+		p.next, p.empty = a.Now.Add(ownRejoin), a.Now.Add(-p.drainEvery())
 	default:
-		p.base.reset()
-		p.base.add(a.Now, p.drainLeft, p.drainEvery())
-		p.longer = 0
+		p.rebase(a.Now, min(first, p.drainLeft))
+		p.doubted = 0
 	}
 }
 
@@ -306,13 +348,18 @@ func (p *penstock) follow(a Ack) {
 	if !a.CwndLimited { // the rate is the application's
 		n = max(n, p.cwnd)
 	}
-	p.cwnd = p.clamp(n, ownMinCwnd)
+	least := ownMinCwnd
+	if p.phase == ownDraining {
+		least = ownMinDrain
+	}
+	p.cwnd = p.clamp(n, least)
 }
 
 func (p *penstock) OnLoss(l Loss) {
 	p.learn(l.MSS)
 	if l.Timeout {
 		p.rival.OnLoss(l)
+		p.losses.reacted = l.Now // whatever it finds lost tells of the same
 		p.restart()
 		return
 	}

@@ -72,6 +72,9 @@ func (t *queueTarget) observe(now Time, n, rate float64, empty, counts bool) {
 	}
 }
 
+// doubt is called when what found the queue empty did not: the base was too long.
+func (t *queueTarget) doubt() { t.empty = min(t.empty, targetEmpty*t.all) }
+
 // share is the part of the time in which bytes found no queue.
 func (t *queueTarget) share() float64 {
 	if t.all <= 0 {

@@ -84,16 +84,69 @@ func TestPenstockDrainsWhenTheBaseHasNotBeenSeen(t *testing.T) {
 			p.Ack(1, least)
 		}
 	}
-	drain(5000, 55*ms)
+	at := func() time.Duration { return time.Duration(p.state.Now) % ownDrainEvery }
+	drain(5001, 55*ms)
+	assert.Less(t, at(), 500*ms, "at the multiples of the interval, as all flows")
 	assert.Equal(t, 40*ms, own.base.get(), "that once may be a flow that began")
-	drain(1000, 40*ms)
-	drain(5000, 55*ms)
+	drain(1001, 40*ms)
+	drain(7500, 55*ms)
+	assert.Less(t, at(), 500*ms, "the next of them at which the queue was not empty just before")
 	assert.Equal(t, 40*ms, own.base.get(), "and so may this")
-	drain(1000, 55*ms)
-	assert.Equal(t, 55*ms, own.base.get(), "what does not drain twice is part of the path")
+	drain(1001, 54*ms)
+	assert.Equal(t, 54*ms, own.base.get(), "what does not drain twice is part of the path, the lesser of both")
 	p.Wait(ms)
 	p.Ack(1, 45*ms)
 	assert.Equal(t, 45*ms, own.base.get(), "until something shorter is seen")
+}
+
+func TestPenstockDrainsTheWindowThatAHostIsLetSendBetweenItsFlows(t *testing.T) {
+	at := func(receives bool) time.Duration {
+		p, own := tracking(t)
+		own.receives = receives
+		for drained := 0; drained < 2; drained++ {
+			for own.phase == ownTracking {
+				p.Wait(ms)
+				p.Ack(1, 60*ms)
+			}
+			for own.phase == ownDraining {
+				p.Wait(ms)
+				p.Ack(1, 40*ms)
+			}
+		}
+		return time.Duration(p.state.Now) % ownDrainEvery
+	}
+	assert.Less(t, at(false), 500*ms)
+	assert.InDelta(t, 2.5, at(true).Seconds(), 0.5)
+}
+
+func TestPenstockDoesNotDrainAfterAPause(t *testing.T) {
+	p, own := tracking(t)
+	for range 10 {
+		p.Wait(4 * time.Second)
+		p.idle = true
+		p.Ack(1, 60*ms) // left with nothing before it
+		p.idle = false
+		assert.Equal(t, ownTracking, own.phase)
+	}
+}
+
+// TestPenstockTellsAPathThatGrewFromAQueue plays round trips as they are with so many packets in flight.
+func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		rtt  func(cwnd float64) time.Duration
+		base time.Duration
+	}{
+		{"a longer path", func(cwnd float64) time.Duration { return max(140*ms, time.Duration(cwnd)*ms) }, 140 * ms},
+		{"a slower link", func(cwnd float64) time.Duration { return max(40*ms, 3*time.Duration(cwnd)*ms) }, 40 * ms},
+		{"a queue of others", func(cwnd float64) time.Duration { return 140*ms + time.Duration(cwnd)*ms }, 40 * ms},
+	} {
+		p, own := tracking(t)
+		for range 12 {
+			p.Round(tt.rtt(p.Cwnd()))
+		}
+		assert.Equal(t, tt.base, own.base.get(), tt.name)
+	}
 }
 
 func TestPenstockMeetsALossWithARivalAndLeavesItWhenTheQueueIsEmpty(t *testing.T) {

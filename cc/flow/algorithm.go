@@ -30,7 +30,7 @@ func (g *group) start(now cc.Time) {
 	g.started, g.base = now, g.delivered.total
 	g.starts++
 	cfg := cc.Config{
-		MSS: g.mss, InitialCwnd: initial, Ssthresh: g.ssthresh, Params: g.params,
+		MSS: g.mss, InitialCwnd: initial, Ssthresh: g.ssthresh, Params: g.params, Receives: g.receives,
 		Rand: rand.New(rand.NewPCG(g.seed, 0)), Wake: g.waker(),
 	}
 	if len(g.members) > 0 {
