@@ -76,7 +76,7 @@ const (
 	ownAloneQueue = 1.5
 	// ownStartQueue is how much of a base in the queue ends slow start, where it
 	// is more than half of the target.
-	ownStartQueue = 1. / 8
+	ownStartQueue = 1. / 4
 )
 
 type ownPhase uint8
