@@ -47,9 +47,10 @@ type connection struct {
 	route          routeKey         // what it is counted under: the rule it was opened by
 	serverName     string           // empty: nobody asked, or there was none
 	opened         cc.Time
-	counted        netip.Addr // client host this counts against; invalid: none yet
-	captured       wire       // as noted in the loop guard; zero: not
-	dialled        wire       // likewise
+	counted        netip.Addr   // client host this counts against; invalid: none yet
+	captured       wire         // as noted in the loop guard; zero: not
+	dialled        wire         // likewise
+	moving         atomic.Int32 // directions that are not over
 
 	mu        sync.Mutex // guards what follows, and leg's fields
 	state     State
@@ -70,16 +71,20 @@ type leg struct {
 	closed bool // we have sent it our end
 }
 
-// relay runs both directions until the connection is over.
-func (c *connection) relay() {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.finish(&c.down, c.down.run())
-	}()
-	c.finish(&c.up, c.up.run())
-	<-done
-	c.settle()
+// relay has both directions run until the connection is over, each on a goroutine that
+// has done nothing yet: the stack of one that has greeted and dialled is several times what
+// an idle direction needs. over is called then.
+func (c *connection) relay(over func()) {
+	c.moving.Store(2)
+	for _, d := range []*direction{&c.down, &c.up} {
+		go func() {
+			c.finish(d, d.run())
+			if c.moving.Add(-1) == 0 {
+				c.settle()
+				over()
+			}
+		}()
+	}
 }
 
 // settle waits until what was sent by transports in this process has arrived, lest the

@@ -185,25 +185,23 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	s.conns[c.id] = c
 	s.mu.Unlock()
 	l.handlers.Add(1)
-	s.handlers.Go(func() {
-		defer l.handlers.Done()
-		s.handle(ctx, c)
-	})
+	s.handlers.Add(1)
+	go s.handle(ctx, c)
 	return "", true
 }
 
-// handle is the life of one connection.
+// handle brings a connection to where it is relayed.
 func (s *Server) handle(ctx context.Context, c *connection) {
-	defer c.cancel()
-	defer s.forget(c)
 	if r := c.setUp(ctx); r != nil {
 		s.rejected(c, r)
+		s.forget(c)
 		return
 	}
 	if err := c.open(); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.close()
 		s.rejected(c, &rejection{RejectedDialError, err})
+		s.forget(c)
 		return
 	}
 	c.opened = s.clock()
@@ -215,8 +213,10 @@ func (s *Server) handle(ctx context.Context, c *connection) {
 	}
 	c.mu.Unlock()
 	c.reconsider(&Reloaded{}) // a reload since it was decided about has passed it over
-	c.relay()
-	s.closed(c)
+	c.relay(func() {
+		s.closed(c)
+		s.forget(c)
+	})
 }
 
 // closed accounts for a relayed connection that is over.
@@ -251,6 +251,9 @@ func (s *Server) forget(c *connection) {
 		s.limits.leaveSource(c.counted)
 	}
 	s.limits.leave(&c.listener.share)
+	c.cancel()
+	c.listener.handlers.Done()
+	s.handlers.Done()
 }
 
 // live returns the connections, oldest first.
