@@ -173,16 +173,20 @@ func echoes(t *testing.T, conn net.Conn) {
 // echoesMuch has more underway than goes without an algorithm.
 func echoesMuch(t *testing.T, conn net.Conn) {
 	t.Helper()
-	echoesText(t, conn, strings.Repeat("hello", 10_000))
+	echoesText(t, conn, strings.Repeat("hello", 200_000))
 }
 
 func echoesText(t *testing.T, conn net.Conn, text string) {
 	t.Helper()
-	_, err := conn.Write([]byte(text))
-	require.NoError(t, err)
+	wrote := make(chan error, 1)
+	go func() {
+		_, err := conn.Write([]byte(text))
+		wrote <- err
+	}()
 	got := make([]byte, len(text))
-	_, err = io.ReadFull(conn, got)
+	_, err := io.ReadFull(conn, got)
 	require.NoError(t, err)
+	require.NoError(t, <-wrote)
 	assert.True(t, text == string(got))
 }
 
