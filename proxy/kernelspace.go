@@ -59,16 +59,16 @@ func openInKernel(
 }
 
 // kernelSettings are settings with the rules for what the kernel forwards by itself.
-func (l WayConfig) kernelSettings() (tunnel.Settings, error) {
-	s, err := l.settings()
-	s.From = config.Prefixes(l.WireGuard.ReachableFrom)
+func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
+	common, err := l.settings()
+	s := kernelspace.Settings{Settings: common, From: config.Prefixes(l.WireGuard.ReachableFrom)}
 	for _, r := range l.DatagramRules {
-		rule := tunnel.Rule{
+		rule := kernelspace.Rule{
 			Refuse: r.Refuse != "", Sources: config.Prefixes(r.Match.Source), Targets: config.Prefixes(r.Match.Destination),
 			UDP: r.Match.Protocol == "udp", ICMP: r.Match.Protocol == "icmp",
 		}
 		for _, p := range r.Match.Ports {
-			rule.Ports = append(rule.Ports, [2]uint16{p.First, p.Last})
+			rule.Ports = append(rule.Ports, kernelspace.PortRange(p))
 		}
 		s.Rules = append(s.Rules, rule)
 	}

@@ -40,21 +40,11 @@ type Listener interface {
 type Settings struct {
 	Datagrams   access.Datagrams
 	Allow       []netip.Prefix  // where peers may go that is closed to them otherwise
-	From        []netip.Prefix  // who reaches peers from outside, where the kernel ends the tunnel
-	Rules       []Rule          // for what the kernel forwards, where it ends the tunnel
 	Pool        []netip.Prefix  // WireGuard's: where its peers' addresses are from
 	Peers       []access.Peer   // WireGuard's
 	Tokens      []access.Token  // MASQUE's, as is the rest
 	Certificate tls.Certificate // for clients that come from now on
 	Authorities *x509.CertPool  // likewise; nil: certificates are not asked for
-}
-
-// Rule is one of policy as far as it is about datagrams: the first that matches decides.
-type Rule struct {
-	Refuse           bool
-	Sources, Targets []netip.Prefix // empty: all
-	Ports            [][2]uint16    // of the target, the first and the last of each range; empty: all
-	UDP, ICMP        bool           // that alone; neither: both
 }
 
 // Forwarding is what datagrams need besides what configuration says of them.

@@ -40,6 +40,19 @@ type Config struct {
 	Log  *slog.Logger // nil: silent
 }
 
+// Settings are those of any tunnel, and of what the kernel forwards by itself.
+type Settings struct {
+	tunnel.Settings
+	From  []netip.Prefix // who reaches peers from outside
+	Rules []Rule         // the first that matches what a peer sends decides
+}
+
+// Rule says what becomes of what the kernel forwards.
+type Rule = capture.Verdict
+
+// PortRange is one of a Rule.
+type PortRange = capture.PortRange
+
 // WireGuard is a tunnel as the proxy sees it.
 type WireGuard struct {
 	*ingress.Socket
@@ -54,13 +67,13 @@ type WireGuard struct {
 
 	mu      sync.Mutex // of what follows, and of changes
 	peers   map[access.Key]access.Peer
-	inForce tunnel.Settings
+	inForce Settings
 }
 
 var _ tunnel.Listener = (*WireGuard)(nil)
 
 // Listen makes the tunnel. What it has made is gone again after Close, or an error.
-func Listen(ctx context.Context, cfg Config, s tunnel.Settings) (_ *WireGuard, err error) {
+func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err error) {
 	w := &WireGuard{cfg: cfg, log: cfg.Log}
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
@@ -147,7 +160,7 @@ func (w *WireGuard) Dial(ctx context.Context, source netip.Addr, target netip.Ad
 
 // Apply puts settings into force, and what may change of our socket; an error changes
 // nothing.
-func (w *WireGuard) Apply(s tunnel.Settings, socket ingress.Config) error {
+func (w *WireGuard) Apply(s Settings, socket ingress.Config) error {
 	before := w.inForce
 	err := w.apply(s)
 	if err == nil {
@@ -161,7 +174,7 @@ func (w *WireGuard) Apply(s tunnel.Settings, socket ingress.Config) error {
 }
 
 // apply puts settings into force: peers that stay keep their sessions.
-func (w *WireGuard) apply(s tunnel.Settings) error {
+func (w *WireGuard) apply(s Settings) error {
 	if err := access.CheckPeers(s.Peers); err != nil {
 		return err
 	}
@@ -183,14 +196,8 @@ func (w *WireGuard) apply(s tunnel.Settings) error {
 	gateways := gatewaysOf(s.Pool)
 	around := capture.Tunnel{
 		Interface: w.cfg.Interface, Port: uint16(w.Socket.Addr().(*net.TCPAddr).Port),
-		Inside: inside, DNS: s.Datagrams.DNS, Isolate: s.Datagrams.Isolate, Closed: w.cfg.Closed, Open: s.Allow, From: s.From,
-	}
-	for _, r := range s.Rules {
-		v := capture.Verdict{Refuse: r.Refuse, Sources: r.Sources, Targets: r.Targets, UDP: r.UDP, ICMP: r.ICMP}
-		for _, p := range r.Ports {
-			v.Ports = append(v.Ports, capture.PortRange{First: p[0], Last: p[1]})
-		}
-		around.Verdicts = append(around.Verdicts, v)
+		Inside: inside, DNS: s.Datagrams.DNS, Isolate: s.Datagrams.Isolate,
+		Closed: w.cfg.Closed, Open: s.Allow, From: s.From, Verdicts: s.Rules,
 	}
 	for _, g := range gateways {
 		around.Gateways = append(around.Gateways, g.Addr())
