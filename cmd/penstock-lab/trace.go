@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
+	"github.com/penstock-net/penstock/internal/lab/output"
 )
 
 func traceCommand() *cobra.Command {
@@ -27,7 +28,8 @@ func traceCommand() *cobra.Command {
 leave (Mahimahi's format), which sim, bench and experiments play.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.AddCommand(traceInfoCommand(), traceConvertCommand(), traceGenerateCommand(), traceRecordCommand(), traceServeCommand())
+	cmd.AddCommand(traceInfoCommand(), traceConvertCommand(), traceGenerateCommand(),
+		traceRecordCommand(), traceServeCommand())
 	return cmd
 }
 
@@ -76,7 +78,7 @@ writes such lines.`,
 				if err != nil {
 					return cli.BadInput(err)
 				}
-				return created(names[1], func(f *os.File) error { return linktrace.WriteRates(f, trace, every) })
+				return written(names[1], func(w io.Writer) error { return linktrace.WriteRates(w, trace, every) })
 			case "trace":
 				from, err := os.Open(names[0])
 				if err != nil {
@@ -140,6 +142,9 @@ of a volume of data as the rate and the time come to.`,
 			if d < time.Second {
 				return cli.BadInput(fmt.Errorf("--duration is %v, but must be 1s at least", d))
 			}
+			if err := output.Check(names[1]); err != nil { // before the time that it takes
+				return cli.BadInput(err)
+			}
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
 			trace, err := linktrace.Record(ctx, names[0], r, d)
@@ -187,17 +192,16 @@ func served(ctx context.Context, listen string, most cc.Rate) error {
 }
 
 func writeTraceTo(name string, t *sim.Trace) error {
-	return created(name, func(f *os.File) error {
-		_, err := t.WriteTo(f)
+	return written(name, func(w io.Writer) error {
+		_, err := t.WriteTo(w)
 		return err
 	})
 }
 
-// created writes a new file.
-func created(name string, write func(*os.File) error) error {
-	f, err := os.Create(name)
-	if err != nil {
+// written makes a file; a place where there can be none is the user's to mend.
+func written(name string, write func(io.Writer) error) error {
+	if err := output.Check(name); err != nil {
 		return cli.BadInput(err)
 	}
-	return errors.Join(write(f), f.Close())
+	return output.Write(name, write)
 }
