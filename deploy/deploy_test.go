@@ -143,17 +143,25 @@ func unitElsewhere(t *testing.T) string {
 	return path
 }
 
-func TestDashboardIsValid(t *testing.T) {
+// dashboard is what tests look at of Grafana's.
+type dashboard struct {
+	Title  string
+	Panels []struct {
+		Title   string
+		Targets []struct{ Expr string }
+	}
+}
+
+func readDashboard(t *testing.T) (d dashboard) {
+	t.Helper()
 	data, err := os.ReadFile("grafana.json")
 	require.NoError(t, err)
-	var dashboard struct {
-		Title  string
-		Panels []struct {
-			Title   string
-			Targets []struct{ Expr string }
-		}
-	}
-	require.NoError(t, json.Unmarshal(data, &dashboard))
+	require.NoError(t, json.Unmarshal(data, &d))
+	return d
+}
+
+func TestDashboardIsValid(t *testing.T) {
+	dashboard := readDashboard(t)
 	assert.NotEmpty(t, dashboard.Title)
 	require.NotEmpty(t, dashboard.Panels)
 	for _, p := range dashboard.Panels {
@@ -167,12 +175,6 @@ func TestPrometheusUnderstandsAlertsAndDashboard(t *testing.T) {
 	if _, err := exec.LookPath("promtool"); err != nil {
 		t.Skip("promtool is not installed; Debian's package prometheus has it")
 	}
-	data, err := os.ReadFile("grafana.json")
-	require.NoError(t, err)
-	var dashboard struct {
-		Panels []struct{ Targets []struct{ Expr string } }
-	}
-	require.NoError(t, json.Unmarshal(data, &dashboard))
 	type rule struct {
 		Record, Expr string
 	}
@@ -180,8 +182,8 @@ func TestPrometheusUnderstandsAlertsAndDashboard(t *testing.T) {
 		Name  string
 		Rules []rule
 	}
-	var queries group
-	for _, p := range dashboard.Panels {
+	queries := group{Name: "dashboard"}
+	for _, p := range readDashboard(t).Panels {
 		for _, target := range p.Targets {
 			queries.Rules = append(queries.Rules, rule{
 				Record: fmt.Sprintf("query:%d", len(queries.Rules)),
@@ -190,7 +192,6 @@ func TestPrometheusUnderstandsAlertsAndDashboard(t *testing.T) {
 		}
 	}
 	require.NotEmpty(t, queries.Rules)
-	queries.Name = "dashboard"
 	rules, err := yaml.Marshal(map[string][]group{"groups": {queries}})
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "dashboard.yaml")
