@@ -74,8 +74,11 @@ func TestBbr3LosesLittleBeforeAShortQueue(t *testing.T) {
 
 func TestBbr3FindsTenTimesTheRate(t *testing.T) {
 	r := play(t, sim.Scenario{
-		Down: sim.LinkConfig{Delay: 20 * time.Millisecond, Trace: steps(t, 20*time.Second, sim.Step{Rate: 10e6}, sim.Step{At: 8 * time.Second, Rate: 100e6})},
-		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
+		Down: sim.LinkConfig{
+			Delay: 20 * time.Millisecond,
+			Trace: steps(t, 20*time.Second, sim.Step{Rate: 10e6}, sim.Step{At: 8 * time.Second, Rate: 100e6}),
+		},
+		Up: sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
 		Duration: 20 * time.Second,
 	})
 	f := r.Flows[0]
@@ -85,8 +88,11 @@ func TestBbr3FindsTenTimesTheRate(t *testing.T) {
 
 func TestBbr3FollowsADropToATenth(t *testing.T) {
 	r := play(t, sim.Scenario{
-		Down: sim.LinkConfig{Delay: 20 * time.Millisecond, QueueBytes: 500000, Trace: steps(t, 30*time.Second, sim.Step{Rate: 100e6}, sim.Step{At: 8 * time.Second, Rate: 10e6})},
-		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
+		Down: sim.LinkConfig{
+			Delay: 20 * time.Millisecond, QueueBytes: 500000,
+			Trace: steps(t, 30*time.Second, sim.Step{Rate: 100e6}, sim.Step{At: 8 * time.Second, Rate: 10e6}),
+		},
+		Up: sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr3"}},
 		Duration: 30 * time.Second, Sample: 10 * time.Millisecond,
 	})
 	f := r.Flows[0]

@@ -61,8 +61,11 @@ func TestBbrAloneOnALink(t *testing.T) {
 
 func TestBbrFollowsADropInCapacity(t *testing.T) {
 	r := play(t, sim.Scenario{
-		Down: sim.LinkConfig{Delay: 20 * time.Millisecond, Trace: steps(t, 25*time.Second, sim.Step{Rate: 12e6}, sim.Step{At: 15 * time.Second, Rate: 6e6})},
-		Up:   sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
+		Down: sim.LinkConfig{
+			Delay: 20 * time.Millisecond,
+			Trace: steps(t, 25*time.Second, sim.Step{Rate: 12e6}, sim.Step{At: 15 * time.Second, Rate: 6e6}),
+		},
+		Up: sim.LinkConfig{Delay: 20 * time.Millisecond}, Flows: []sim.FlowConfig{{Algorithm: "bbr"}},
 		Duration: 25 * time.Second, Sample: 10 * time.Millisecond,
 	})
 	var forgot time.Duration // when it last believed in the old rate

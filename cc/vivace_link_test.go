@@ -69,7 +69,11 @@ func TestVivacesShare(t *testing.T) {
 
 func TestVivaceFollowsTheLink(t *testing.T) {
 	r := play(t, sim.Scenario{
-		Down:  sim.LinkConfig{Delay: 20 * time.Millisecond, Trace: steps(t, 36*time.Second, sim.Step{Rate: 12e6}, sim.Step{At: 10 * time.Second, Rate: 3e6}, sim.Step{At: 20 * time.Second, Rate: 12e6})},
+		Down: sim.LinkConfig{
+			Delay: 20 * time.Millisecond,
+			Trace: steps(t, 36*time.Second, sim.Step{Rate: 12e6}, sim.Step{At: 10 * time.Second, Rate: 3e6},
+				sim.Step{At: 20 * time.Second, Rate: 12e6}),
+		},
 		Up:    sim.LinkConfig{Delay: 20 * time.Millisecond},
 		Flows: []sim.FlowConfig{{Algorithm: "vivace"}}, Duration: 36 * time.Second,
 	})

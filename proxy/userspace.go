@@ -53,7 +53,8 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 		return nil, err
 	}
 	return userspace.ListenWireGuard(userspace.WireGuardConfig{
-		Name: l.Name, Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey), Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
+		Name: l.Name, Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey),
+		Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
 	}, stack)
 }
 

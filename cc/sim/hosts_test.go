@@ -65,8 +65,11 @@ func TestOneHostsBloatIsNotTheOthers(t *testing.T) {
 // A better modulation makes more of the same blocks.
 func TestEqualPartsOfTheAirAreNotEqualRates(t *testing.T) {
 	r := play(t, Scenario{
-		Cell: &CellConfig{Delay: 20 * ms, Hosts: []CellHost{{BitsPerBlock: 600, QueuePackets: 200}, {BitsPerBlock: 200, QueuePackets: 200}}},
-		Up:   LinkConfig{Delay: 20 * ms}, Flows: []FlowConfig{{Algorithm: "cubic"}, {Algorithm: "cubic"}},
+		Cell: &CellConfig{Delay: 20 * ms, Hosts: []CellHost{
+			{BitsPerBlock: 600, QueuePackets: 200},
+			{BitsPerBlock: 200, QueuePackets: 200},
+		}},
+		Up: LinkConfig{Delay: 20 * ms}, Flows: []FlowConfig{{Algorithm: "cubic"}, {Algorithm: "cubic"}},
 		Duration: 20 * time.Second, Warmup: 5 * time.Second,
 	})
 	assert.GreaterOrEqual(t, r.Utilisation, 0.97)

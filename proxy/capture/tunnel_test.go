@@ -12,7 +12,8 @@ import (
 func aTunnel() Tunnel {
 	prefix := netip.MustParsePrefix
 	return Tunnel{
-		Interface: "wg0", Port: 1081, Inside: []netip.Prefix{prefix("10.9.0.0/24"), prefix("fd09::/64"), prefix("10.9.0.2/32")},
+		Interface: "wg0", Port: 1081,
+		Inside:   []netip.Prefix{prefix("10.9.0.0/24"), prefix("fd09::/64"), prefix("10.9.0.2/32")},
 		Gateways: []netip.Addr{netip.MustParseAddr("10.9.0.1"), netip.MustParseAddr("fd09::1")},
 		DNS:      netip.MustParseAddrPort("192.0.2.53:53"), Isolate: true,
 		Closed: []netip.Prefix{prefix("169.254.0.0/16"), prefix("fe80::/10")}, Open: []netip.Prefix{prefix("10.9.0.3/32")},
@@ -31,7 +32,10 @@ func aTunnel() Tunnel {
 func TestATunnelIsSurroundedAndLeftAsItWas(t *testing.T) {
 	for name, tunnel := range map[string]Tunnel{
 		"all of it": aTunnel(),
-		"little":    {Interface: "wg0", Port: 1081, Inside: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}},
+		"little": {
+			Interface: "wg0", Port: 1081,
+			Inside: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := newNamespace(t)

@@ -90,7 +90,8 @@ func WriteProxyHeader(w io.Writer, version int, source, target netip.AddrPort) e
 		return fmt.Errorf("ingress: proxy protocol: version %d is neither 1 nor 2", version)
 	}
 	h := &proxyproto.Header{Version: byte(version), Command: proxyproto.LOCAL, TransportProtocol: proxyproto.UNSPEC}
-	if source, target = plain(source), plain(target); source.IsValid() && target.IsValid() && source.Addr().Is4() == target.Addr().Is4() {
+	source, target = plain(source), plain(target)
+	if source.IsValid() && target.IsValid() && source.Addr().Is4() == target.Addr().Is4() {
 		h = proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(source),
 			net.TCPAddrFromAddrPort(target))
 	}

@@ -182,8 +182,9 @@ func (k keys) listener() string {
 
 // inKernel is a listener that has an interface there is end the tunnel.
 func (k keys) inKernel() string {
-	return strings.Replace(k.listener(), "wireguard: {", fmt.Sprintf("device: %s, wireguard: {datapath: kernel, pool: [%v], ",
-		wgDevice, insideEdge.Masked()), 1)
+	return strings.Replace(k.listener(), "wireguard: {",
+		fmt.Sprintf("device: %s, wireguard: {datapath: kernel, pool: [%v], ",
+			wgDevice, insideEdge.Masked()), 1)
 }
 
 func masqueListener(b *testing.B) string {

@@ -40,7 +40,7 @@ flows:
   video: {app: video, rate: 4mbit, chunk: 4s, buffer: 30s}
   noise: {app: udp, rate: 3mbit}
   # upload: {app: upload, control: cubic}; many: {count: 8, stagger: 1s, within: 2s}; other: {direct: true};
-  # {app: web, every: 1h, count: 500, within: 20s, sizes: caida}: a Poisson process of sizes as CCP's figure 3-3 has them;
+  # {app: web, every: 1h, count: 500, within: 20s, sizes: caida}: a Poisson process, sizes as in CCP's figure 3-3;
   # {ecn: l4s} and every key that terms have in the proxy's configuration, down
 changes:
   - {at: 15s, rtt: 80ms}             # or algorithm, or edge; every: 2s repeats it, refused: true expects no effect

@@ -38,24 +38,28 @@ func TestEveryKeyOfTheFormatIsRead(t *testing.T) {
 func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 	const fine = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
 	for text, says := range map[string]string{
-		fine + "durration: 3s":                                    "my:5:1: durration: unknown key; did you mean duration?",
-		fine + "warmup: soon":                                     `my:5:9: warmup: "soon" is not a time with a unit`,
-		fine + "link: {rate: 12mbit}":                             "my:5:1",
-		strings.Replace(fine, "a: {}", "", 1):                     "flows: there is none: write such as flows: {download: {}}",
-		strings.Replace(fine, "{}", "{app: x}", 1):                `its kind is "x", but must be one of bulk`,
-		strings.Replace(fine, "{}", "{sise: 1MB}", 1):             "my:3:13: flows.a.sise: unknown key; did you mean size?",
-		strings.Replace(fine, "copa", "kopa", 1):                  `my:2:12: algorithm: no algorithm "kopa"`,
-		strings.Replace(fine, "{}", "{sizes: many}", 1):           `flows.a.sizes: there are no sizes "many"`,
-		strings.Replace(fine, "duration", "warmup", 1):            "duration: it is missing or above 1h0m0s",
-		strings.Replace(fine, "12mbit", "$(mbit)", 1):             "my:1:14: $(mbit) has no value",
-		strings.Replace(fine, "rate: 12mbit, ", "", 1):            "link: it needs a rate or a trace",
-		strings.Replace(fine, "rate: 12mbit", "trace: nope", 1):   `link: no model "nope"`,
-		fine + "edge: {rules: []}":                                "my:5:7: edge: it takes the place of algorithm",
-		fine + "changes: [{at: 0s, every: 1us, rtt: 9ms}]":        "more than 10000 changes",
-		fine + "changes: [{at: 1s}]":                              "changes[0]: it changes nothing: give it rtt",
-		fine + "runs: [{link: {rate: 1mbit}}]":                    "runs: a run needs a name",
-		fine + "runs: [{name: a}, {name: a}]":                     `two runs are called "a"`,
-		fine + "vary: {x: 1}":                                     "my:5:8: vary: expected a list of values, such as x: [copa",
+		fine + "durration: 3s":        "my:5:1: durration: unknown key; did you mean duration?",
+		fine + "warmup: soon":         `my:5:9: warmup: "soon" is not a time with a unit`,
+		fine + "link: {rate: 12mbit}": "my:5:1",
+
+		strings.Replace(fine, "a: {}", "", 1): "flows: there is none: write such as flows: {download: {}}",
+
+		strings.Replace(fine, "{}", "{app: x}", 1):              `its kind is "x", but must be one of bulk`,
+		strings.Replace(fine, "{}", "{sise: 1MB}", 1):           "my:3:13: flows.a.sise: unknown key; did you mean size?",
+		strings.Replace(fine, "copa", "kopa", 1):                `my:2:12: algorithm: no algorithm "kopa"`,
+		strings.Replace(fine, "{}", "{sizes: many}", 1):         `flows.a.sizes: there are no sizes "many"`,
+		strings.Replace(fine, "duration", "warmup", 1):          "duration: it is missing or above 1h0m0s",
+		strings.Replace(fine, "12mbit", "$(mbit)", 1):           "my:1:14: $(mbit) has no value",
+		strings.Replace(fine, "rate: 12mbit, ", "", 1):          "link: it needs a rate or a trace",
+		strings.Replace(fine, "rate: 12mbit", "trace: nope", 1): `link: no model "nope"`,
+		fine + "edge: {rules: []}":                              "my:5:7: edge: it takes the place of algorithm",
+		fine + "changes: [{at: 0s, every: 1us, rtt: 9ms}]":      "more than 10000 changes",
+		fine + "changes: [{at: 1s}]":                            "changes[0]: it changes nothing: give it rtt",
+		fine + "runs: [{link: {rate: 1mbit}}]":                  "runs: a run needs a name",
+		fine + "runs: [{name: a}, {name: a}]":                   `two runs are called "a"`,
+
+		fine + "vary: {x: 1}": "my:5:8: vary: expected a list of values, such as x: [copa",
+
 		fine + "must: [utilisation]":                              "my:5:8: must[0]: expected a comparison",
 		fine + "must: [utilization >= 0.9]":                       "my:5:8: must[0].is: unknown name utilization",
 		fine + "must:\n  - {run: b, is: drops}":                   `my:6:5: must[0].run: there is no run "b"`,
@@ -129,13 +133,15 @@ func TestResponsivenessLeavesOutTheSlowest(t *testing.T) {
 		a.Requests = append(a.Requests, stage.Request{At: time.Duration(i) * time.Second, Took: 50 * time.Millisecond})
 	}
 	a.Requests[7].Took = 5 * time.Second
-	rpm, err := Run{Stage: stage.Stage{Duration: time.Minute}, Record: stage.Record{Actors: []stage.ActorRecord{a}}}.rpm("probe")
+	run := Run{Stage: stage.Stage{Duration: time.Minute}, Record: stage.Record{Actors: []stage.ActorRecord{a}}}
+	rpm, err := run.rpm("probe")
 	require.NoError(t, err)
 	assert.InDelta(t, 1200, rpm, 1e-9)
 }
 
 func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
-	r, err := Read("my", []byte("link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [rate('b') > 1]"), Loader{})
+	r, err := Read("my", []byte("link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [rate('b') > 1]"),
+		Loader{})
 	require.NoError(t, err)
 	_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
 	assert.ErrorContains(t, err, `has no flow "b"`)

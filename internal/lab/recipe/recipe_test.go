@@ -146,7 +146,8 @@ func TestAResultIsWritten(t *testing.T) {
 	again[1].Virtual, again[1].Findings[2].Got = false, "0.2 s"
 	var page bytes.Buffer
 	require.NoError(t, recipe.WriteMarkdown(&page, again))
-	assert.Contains(t, page.String(), "| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | 1 | ok |")
+	assert.Contains(t, page.String(),
+		"| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | 1 | ok |")
 	assert.Contains(t, page.String(), "| 0.1 s | 0.2 s | **no** |")
 	assert.Contains(t, page.String(), "6 of 8 bounds hold")
 	_, err = recipe.ReadJSON("runs", strings.NewReader("{}\n{"))

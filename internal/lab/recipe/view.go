@@ -34,7 +34,7 @@ type view struct {
 	WrongAnswers int       `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
 
 	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
-	Seconds    func(flow string) ([]float64, error)                     `expr:"seconds"` // the rate in each after the warm-up
+	Seconds    func(flow string) ([]float64, error)                     `expr:"seconds"` // rates after the warm-up
 	Share      func(flow string) (float64, error)                       `expr:"share"`   // of all rates
 	LeastJain  func(from, to any) (float64, error)                      `expr:"least_jain"`
 	FirstAt    func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
@@ -76,8 +76,10 @@ func (r Run) view() *view {
 		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
 		Queueing: quantilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
 		Intact: true, Answers: len(rec.Reloads),
-		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain, FirstAt: r.firstAt, RateBeside: r.rateBeside,
-		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived, Finish: r.finish, Stall: r.stall,
+		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,
+		FirstAt: r.firstAt, RateBeside: r.rateBeside,
+		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived,
+		Finish: r.finish, Stall: r.stall,
 		Video: r.video, Timeouts: r.timeouts,
 		QueueingOf: func(flow string) (quantiles, error) {
 			i, err := r.index(flow)

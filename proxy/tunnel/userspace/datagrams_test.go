@@ -86,7 +86,8 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	l := Listen("vpn", stack, w)
 	g.stack, g.outside, g.listener = stack, w, l
 	cfg.Most = most
-	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: func(a netip.Addr) bool { return l.Place(a) == tunnel.OfPeer }}
+	ofPeer := func(a netip.Addr) bool { return l.Place(a) == tunnel.OfPeer }
+	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: ofPeer}
 	g.Datagrams = ForwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
 		Flows: g.flows, Clock: clock,
 		Verdict: func(sent tunnel.Sent) (flow.Terms, error) {
