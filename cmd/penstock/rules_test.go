@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"strings"
 	"testing"
 
+	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -45,6 +47,33 @@ func TestRulesPrintSaysWhatTheFlagsSay(t *testing.T) {
 	assert.NotContains(t, out, "ip rule")
 	assert.NotContains(t, out, "iifname")
 	assert.NotContains(t, out, "connected")
+}
+
+// The manifest for Kubernetes applies rules as well.
+func TestTheRulesOfTheEdgeOnNodesAreRules(t *testing.T) {
+	text, err := os.ReadFile("../../deploy/kubernetes/edge.yaml")
+	require.NoError(t, err)
+	var args []string
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		var set struct {
+			Spec struct {
+				Template struct {
+					Spec struct {
+						InitContainers []struct{ Args []string } `yaml:"initContainers"`
+					}
+				}
+			}
+		}
+		require.NoError(t, yaml.Unmarshal([]byte(document), &set))
+		for _, c := range set.Spec.Template.Spec.InitContainers {
+			args = append(args, c.Args...)
+		}
+	}
+	require.Greater(t, len(args), 2)
+	require.Equal(t, []string{"rules", "apply"}, args[:2])
+	out, err := runRules(t, append([]string{"print"}, args[2:]...)...)
+	require.NoError(t, err)
+	assert.Contains(t, out, "{ 10.244.0.0/16 }")
 }
 
 func TestRulesApplySaysWhatIsToBeKnown(t *testing.T) {
