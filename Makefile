@@ -205,8 +205,9 @@ release: packages ## all that a release has, with checksums and a bill of materi
 manifests: ## have a real kube-apiserver judge the manifests; with etcd, kube-apiserver and kubectl
 	deploy/kubernetes/validate.sh
 
-package-test: packages ## install, use, upgrade and remove the deb in a copy of this Debian; as root
+package-test: packages ## install, use, upgrade and remove the deb in copies of this Debian, one of them booted; as root
 	deploy/package/test.sh $(DIST)/penstock_*_amd64.deb
+	deploy/package/booted.sh $(DIST)/penstock_*_amd64.deb
 
 clean:
 	rm -rf bin $(DIST)

@@ -2,7 +2,7 @@
 # Installs a deb, runs the proxy as its user, upgrades, removes and purges it, in a copy of
 # this Debian's files that is thrown away (overlayfs in a mount namespace).
 #   deploy/package/test.sh DEB
-# It needs root. The unit is checked by the tests of this directory; here systemd does not run.
+# It needs root. Here no init runs; booted.sh has systemd run the service.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "package-test: run it as root"; exit 1; }
 deb=$(realpath "$1")
