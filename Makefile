@@ -57,14 +57,21 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 	git log -1 --date=format:%Y%m%d%H%M --format=0.0.0~git%cd.%h 2>/dev/null || echo 0.0.0))
 
 .DEFAULT_GOAL = all
-.PHONY: all build penstock penstock-lab penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross demo dist packages image release manifests package-test clean
+# Those that recipes start are penstock-agent-NAME.
+AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
+
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross demo dist packages image release manifests package-test clean
 
 all: build lint test ## build, lint and test
 
-build: penstock penstock-lab ## bin/penstock and bin/penstock-lab, static (elsewhere: BIN)
+build: penstock penstock-lab agents ## bin/penstock, bin/penstock-lab and its agents, static (elsewhere: BIN)
 
 penstock penstock-lab:
 	CGO_ENABLED=0 $(GO) build -tags $(TAGS) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/$@
+
+agents:
+	@set -e; for agent in $(AGENTS); do CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' \
+		-o $(BIN)/penstock-agent-$$agent ./agents/go/$$agent; done
 
 penstock-router: ## bin/penstock-router, smaller: without tunnels that end in the program, and QUIC
 	CGO_ENABLED=0 $(GO) build -tags $(ROUTER) -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/$@ ./cmd/penstock

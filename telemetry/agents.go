@@ -20,10 +20,12 @@ var (
 	agentFallbacks = counter("agent_fallbacks_total",
 		"Times the fallback took over from the agent: it is gone, stalled (does not read), silent (does not "+
 			"answer), or its program fails.", "agent", "reason")
+	agentTook = gauge("agent_decision_seconds",
+		"From a report to the agent until the decision that followed it was in force.", "agent")
 
 	agentMetrics = []metric{
 		agentUp, agentFlows, agentConnects, agentReports, agentDropped, agentDecisions, agentRefused, agentAborts,
-		agentFallbacks,
+		agentFallbacks, agentTook,
 	}
 )
 
@@ -37,6 +39,7 @@ func (s sink) agent(a agent.Info) {
 	s.put(agentDecisions, float64(a.Decisions), a.Name)
 	s.put(agentRefused, float64(a.Refused), a.Name)
 	s.put(agentAborts, float64(a.Aborted), a.Name)
+	s.histogram(agentTook, a.Took, a.Name)
 	for reason, n := range a.Fallbacks {
 		s.put(agentFallbacks, float64(n), a.Name, reason)
 	}

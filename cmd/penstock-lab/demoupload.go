@@ -84,7 +84,7 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 // besides are the runs of the recipe in which an upload, a download and a ping-pong share
 // the link, the upload's window left alone and held.
 func besides() ([]stage.Stage, error) {
-	r, err := recipe.Select([]string{"uploads-beside"}, "")
+	r, err := recipe.Select([]string{"uploads-beside"}, nil)
 	if err != nil {
 		return nil, err
 	}

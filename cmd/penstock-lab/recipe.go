@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/stage"
@@ -27,7 +28,7 @@ func recipeListCommand() *cobra.Command {
 		Short: "List the recipes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return recipe.WriteList(cmd.OutOrStdout(), recipe.All(""))
+			return recipe.WriteList(cmd.OutOrStdout(), recipe.All(nil))
 		},
 	}
 }
@@ -68,6 +69,7 @@ type recipeFlags struct {
 	json, plot     string
 	seed           uint64
 	runs, retry    int
+	agents         []string
 	resume         bool
 }
 
@@ -111,12 +113,17 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
 	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, "+
 		"and keep the calmest")
+	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage+"; without it a recipe starts its own")
 	flags.IntVar(&f.runs, "runs", 1, "runs of each recipe, each with the next seed")
 	return cmd
 }
 
 func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
-	recipes, err := recipe.Select(names, "")
+	there, err := agents.Parse(f.agents)
+	if err != nil {
+		return cli.BadInput(err)
+	}
+	recipes, err := recipe.Select(names, there)
 	switch {
 	case err != nil:
 		return cli.BadInput(err)
@@ -133,17 +140,17 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	if err != nil {
 		return err
 	}
-	var there []recipe.Line
+	var done []recipe.Line
 	if f.resume {
-		if there, err = linesOf(f.json); err != nil && !errors.Is(err, os.ErrNotExist) {
+		if done, err = linesOf(f.json); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return cli.BadInput(fmt.Errorf("--json: %w", err))
 		}
 	}
-	record, done, err := (&benchOutputs{json: f.json, plot: f.plot}).open()
+	record, end, err := (&benchOutputs{json: f.json, plot: f.plot}).open()
 	if err != nil {
 		return cli.BadInput(err)
 	}
-	defer func() { err = errors.Join(err, done()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	failed, findings := 0, 0
@@ -151,7 +158,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		if i > 0 {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
-		results, err := f.play(ctx, cmd, r, player, record, there)
+		results, err := f.play(ctx, cmd, r, player, record, done)
 		if err != nil {
 			return err
 		}
@@ -175,7 +182,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 
 // play makes a recipe's runs.
 func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Recipe, player recipe.Player,
-	record io.Writer, there []recipe.Line,
+	record io.Writer, done []recipe.Line,
 ) ([]recipe.Result, error) {
 	printer := bench.NewPrinter(cmd.ErrOrStderr())
 	defer printer.Break()
@@ -185,7 +192,7 @@ func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Rec
 	}
 	var results []recipe.Result
 	for n := range f.runs {
-		if slices.ContainsFunc(there, func(l recipe.Line) bool {
+		if slices.ContainsFunc(done, func(l recipe.Line) bool {
 			return l.Recipe == r.Name && l.Scale == scale && l.Virtual == f.virtual && l.Seed == f.seed+uint64(n) &&
 				l.Version == cli.ReadBuild().String()
 		}) {

@@ -165,7 +165,8 @@ type trial struct {
 	name string // of the algorithm with its settings, or of the file
 	link string // empty for a file
 	sim.Scenario
-	of *experiment // that it is a run of; nil: of none
+	who agents.Agents // that decide
+	of  *experiment   // that it is a run of; nil: of none
 	recipe.Run
 	record func(sim.Result) stage.Record
 }
@@ -211,7 +212,7 @@ func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial,
 	}
 	for _, l := range links {
 		for _, ref := range refs {
-			t := trial{name: ref, link: l.name, Scenario: base}
+			t := trial{name: ref, link: l.name, Scenario: base, who: f.deciders}
 			t.Down.Rate, t.Down.Trace = l.rate, l.trace
 			algorithm, params, err := cc.Parse(ref)
 			if err != nil {

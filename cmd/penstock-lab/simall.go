@@ -16,7 +16,6 @@ import (
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
@@ -52,7 +51,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	}
 	defer func() { err = errors.Join(err, closeTraces()) }()
 
-	playAll(runs, f.deciders, cmd.ErrOrStderr())
+	playAll(runs, cmd.ErrOrStderr())
 	var failures []error
 	for _, r := range runs {
 		if r.err != nil {
@@ -104,7 +103,7 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 	}
 	for _, ref := range refs {
 		for _, s := range recipe.Standard() {
-			r, err := s.Recipe(ref, f.deciders.YAML())
+			r, err := s.Recipe(ref, f.deciders)
 			if err != nil {
 				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
@@ -121,7 +120,7 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 }
 
 // playAll makes the runs, as many at once as there are processors.
-func playAll(runs []standardRun, deciders agents.Agents, progress io.Writer) {
+func playAll(runs []standardRun, progress io.Writer) {
 	printer := bench.NewPrinter(progress)
 	defer printer.Break()
 	next := make(chan *standardRun)
@@ -131,7 +130,7 @@ func playAll(runs []standardRun, deciders agents.Agents, progress io.Writer) {
 	for range min(runtime.GOMAXPROCS(0), len(runs)) {
 		wg.Go(func() {
 			for r := range next {
-				r.result, r.err = deciders.Run(r.Scenario)
+				r.result, r.err = r.who.Run(r.Scenario)
 				mu.Lock()
 				over++
 				printer.Line(fmt.Sprintf("[%d/%d] %s in %s", over, len(runs), r.name, r.standard.Name), true)

@@ -48,7 +48,7 @@ func TestSimAllMakesOneTable(t *testing.T) {
 			runs[i].Duration, runs[i].Warmup = 6*time.Second, 0
 		}
 		var progress strings.Builder
-		playAll(runs, nil, &progress)
+		playAll(runs, &progress)
 		return runs, progress.String()
 	}
 	runs, progress := play()

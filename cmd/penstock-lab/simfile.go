@@ -23,7 +23,7 @@ func (f *simFlags) experimentTrials(r recipe.Recipe) (trials []trial, err error)
 	}
 	of := &experiment{Recipe: r, runs: len(stages)}
 	for _, s := range stages {
-		t := trial{name: s.Name, of: of, Run: recipe.Run{Stage: s}}
+		t := trial{name: s.Name, who: s.Agents, of: of, Run: recipe.Run{Stage: s}}
 		if t.Scenario, t.record, err = stage.Scenario(s); err != nil {
 			return nil, err
 		}
@@ -65,7 +65,7 @@ func (t *trial) unmet(r sim.Result) (failures []error) {
 
 // fromFile reads an experiment; its traces are found beside it.
 func (f *simFlags) fromFile(name string) ([]trial, error) {
-	r, err := recipe.Open(name, f.deciders.YAML())
+	r, err := recipe.Open(name, f.deciders)
 	if err != nil {
 		return nil, err
 	}

@@ -32,7 +32,7 @@ func (f *simFlags) run(out io.Writer, trials []trial) (err error) {
 	}
 	var unmet []error
 	for _, trial := range trials {
-		result, err := f.deciders.Run(trial.Scenario)
+		result, err := trial.who.Run(trial.Scenario)
 		if err != nil {
 			return fmt.Errorf("%s: %w", trial.name, err)
 		}

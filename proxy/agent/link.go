@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 const (
@@ -64,6 +65,7 @@ type Link struct {
 	queue   chan []byte // to an agent elsewhere; nil: not connected
 	sent    ledger
 	looking bool // watch will soon look by itself
+	asked   asked
 }
 
 // Info is how it goes with an agent.
@@ -72,6 +74,8 @@ type Info struct {
 	Up           bool
 	Connects     uint64 // times it was reached
 	Malformed    uint64 // datagrams
+	// Took is how long it was from a report until the decision was in force that came next.
+	Took datapath.Histogram
 	ccp.Counters
 }
 
@@ -79,7 +83,7 @@ type Info struct {
 func Start(cfg Config) (*Link, error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
-	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), fd: -1}
+	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), fd: -1, asked: newAsked()}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
@@ -112,7 +116,8 @@ func (l *Link) Close() error {
 func (l *Link) Info() Info {
 	return Info{
 		Name: l.cfg.Name, Socket: cmp.Or(l.cfg.Address, l.cfg.Socket), Up: l.agent.Connected(),
-		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Counters: l.agent.Counters(),
+		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Took: l.asked.took.Snapshot(),
+		Counters: l.agent.Counters(),
 	}
 }
 
@@ -121,8 +126,13 @@ func (l *Link) Info() Info {
 func (l *Link) transmit(b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	now := l.cfg.Clock()
 	if l.queue != nil {
-		return l.enqueue(b)
+		err := l.enqueue(b)
+		if err == nil {
+			l.asked.sent(now, b)
+		}
+		return err
 	}
 	if l.fd < 0 {
 		return unix.ENOTCONN
@@ -140,7 +150,8 @@ func (l *Link) transmit(b []byte) error {
 		l.sent.learn(len(b), queued(l.fd)-before)
 	}
 	if err == nil {
-		l.sent.add(l.cfg.Clock(), len(b))
+		l.sent.add(now, len(b))
+		l.asked.sent(now, b)
 	}
 	if !l.looking || err != nil { // after an error as well: the agent has gone
 		select {
@@ -342,6 +353,7 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	<-ctx.Done()
 	l.mu.Lock()
 	l.fd, l.queue = -1, nil
+	clear(l.asked.since)
 	l.mu.Unlock()
 	l.agent.Lost(l.cfg.Clock())
 	l.agent.Unread(0)
@@ -359,7 +371,7 @@ func (l *Link) reached(at string) {
 // receive hands on what the agent sends, after what came early.
 func (l *Link) receive(file *os.File, early [][]byte) error {
 	for _, b := range early {
-		if err := l.agent.Receive(l.cfg.Clock(), b); err != nil {
+		if err := l.hear(b); err != nil {
 			l.malformed.Add(1)
 		}
 	}
@@ -372,7 +384,7 @@ func (l *Link) receive(file *os.File, early [][]byte) error {
 		if n > ccp.MaxFromAgent {
 			err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
 		} else if n > 0 {
-			err = l.agent.Receive(l.cfg.Clock(), buf[:n])
+			err = l.hear(buf[:n])
 		} else {
 			err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
 		}

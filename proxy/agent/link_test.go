@@ -249,6 +249,35 @@ func TestTheAgeOfWhatIsUnreadIsThatOfTheOldest(t *testing.T) {
 	assert.EqualValues(t, 1977, l.oldest(2000*768), "as far as is known")
 }
 
+func TestItIsKnownHowLongDecisionsTake(t *testing.T) {
+	a := newAsked()
+	report := func(flow uint32, fields ...uint64) []byte {
+		return ccp.Measure{Flow: flow, Program: uint32(min(len(fields), 1)), Fields: fields}.Append(nil)
+	}
+	decision := func(flow uint32) []byte { return ccp.Change{Flow: flow}.Append(nil) }
+	ms := cc.Time(time.Millisecond)
+	a.decided(1*ms, decision(1)) // that nobody asked for
+	a.sent(2*ms, report(1, 5))
+	a.sent(3*ms, report(1, 5))                       // the first counts
+	a.sent(3*ms, ccp.Create{Flow: 2}.Append(nil))    // which is no report
+	a.decided(4*ms, ccp.Ready{}.Append(decision(2))) // nor is this a decision
+	a.decided(6*ms, append(decision(1), 1, 2, 3))
+	a.decided(7*ms, decision(1))
+	a.sent(8*ms, report(3, 5))
+	a.sent(9*ms, report(3)) // it is closed
+	a.decided(10*ms, decision(3))
+	assert.EqualValues(t, 1, a.took.Snapshot().Count())
+	assert.InDelta(t, 0.004, a.took.Snapshot().Sum, 1e-9)
+
+	s := start(t)
+	p := listen(t, s.path)
+	flow := p.greet()
+	s.until("agent")
+	require.Equal(t, ccp.KindMeasure, p.next().Kind)
+	p.say(decision(flow))
+	require.Eventually(t, func() bool { return s.link.Info().Took.Count() == 1 }, patience, time.Millisecond)
+}
+
 func TestTwoProxiesDoNotTakeOneReply(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "portus")
 	listen(t, path)

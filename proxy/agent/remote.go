@@ -94,7 +94,11 @@ func sendRemote(ctx context.Context, conn net.Conn, queue <-chan []byte) error {
 			if len(queue) == 0 {
 				err = w.Flush()
 			}
-			if err != nil {
+			if err != nil { // the other direction tells why, as with the alert of who does not trust us
+				select {
+				case <-ctx.Done():
+				case <-time.After(remoteDead):
+				}
 				return fmt.Errorf("nobody reads what is sent: %w", err)
 			}
 		}
@@ -120,7 +124,7 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 		if !l.heard.Swap(true) { // by now it has taken our certificate
 			l.reached(l.cfg.Address)
 		}
-		if err := l.agent.Receive(l.cfg.Clock(), buf[:n]); err != nil {
+		if err := l.hear(buf[:n]); err != nil {
 			bad++
 			l.malformed.Add(1)
 			l.log.Debug("message of the agent refused", "err", err)

@@ -49,7 +49,7 @@ var table = []rule{
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
 	{packages: "proxy/capture"},
 	{packages: "proxy/linkstat", module: []string{"cc"}},
-	{packages: "proxy/agent", module: []string{"cc", "cc/ccp"}},
+	{packages: "proxy/agent", module: []string{"cc", "cc/ccp", "proxy/datapath"}},
 	{packages: "proxy/access", banned: active},
 	{
 		packages: "proxy/config", module: []string{"cc", "cc/ccp", "cc/flow", "proxy/access", "proxy/policy"},
@@ -109,7 +109,7 @@ var homes = map[string][]string{
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
 	"github.com/rivo/...":              {"cmd/penstock"},
 	"github.com/gdamore/...":           {"cmd/penstock"},
-	"github.com/prometheus/...":        {"telemetry", "internal/lab/bench"},
+	"github.com/prometheus/...":        {"telemetry", "internal/lab/bench", "internal/lab/edge"},
 	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
 	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},

@@ -45,7 +45,7 @@ func TestScenarios(t *testing.T) {
 
 func play(t *testing.T, file string) {
 	t.Helper()
-	r, err := recipe.Open(file, "")
+	r, err := recipe.Open(file, nil)
 	require.NoError(t, err)
 	compareGolden(t, strings.TrimSuffix(file, ".yaml")+".golden", courseOf(asserted(t, r)))
 }
@@ -132,7 +132,7 @@ func line(lines []string, i int) string {
 
 // One seed gives one result, to the last bit.
 func TestScenariosRepeat(t *testing.T) {
-	r, err := recipe.Open("testdata/copa-lte.yaml", "")
+	r, err := recipe.Open("testdata/copa-lte.yaml", nil)
 	require.NoError(t, err)
 	stages, err := r.Stages(recipe.Full, 1)
 	require.NoError(t, err)

@@ -41,7 +41,7 @@ const mostSilent = 3
 
 func playStandard(t *testing.T, s recipe.StandardCase, algorithm string) {
 	t.Helper()
-	r, err := s.Recipe(algorithm, "")
+	r, err := s.Recipe(algorithm, nil)
 	require.NoError(t, err)
 	every, result := asserted(t, r)
 	for _, f := range result.Flows {

@@ -1,7 +1,11 @@
 // Reno (RFC 5681), decided once per round trip: go run ./agents/go/reno [SOCKET]
+//
+// Flows that ask for the algorithm 10ms report as often as that, and those that ask for ack
+// with each acknowledgement.
 package main
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/penstock-net/penstock/agents/go/ccpagent"
@@ -21,7 +25,10 @@ const program = `
 	(when (< Cwnd threshold) (:= Cwnd (+ Cwnd Ack.bytes_acked)) (fallthrough))
 	(when true (:= Report.cwnd Cwnd) (fallthrough))
 	(when (|| Report.timeout (> Report.lost 0)) (report) (:= Micros 0))
-	(when (> Micros Flow.rtt_sample_us) (report) (:= Micros 0))`
+	(when (> Micros %s) (report) (:= Micros 0))`
+
+// every is how long it is from one report to the next, µs.
+var every = map[string]string{"rtt": "Flow.rtt_sample_us", "10ms": "10000", "ack": "0"}
 
 // reno is one flow's.
 type reno struct {
@@ -31,7 +38,11 @@ type reno struct {
 }
 
 func start(f *ccpagent.Flow) ccpagent.Controller {
-	f.Run("reno", ccpagent.Set{"Cwnd": uint64(f.InitialCwnd)})
+	asked := f.Algorithm
+	if every[asked] == "" {
+		asked = "rtt"
+	}
+	f.Run(asked, ccpagent.Set{"Cwnd": uint64(f.InitialCwnd)})
 	return &reno{flow: f, threshold: math.MaxUint32}
 }
 
@@ -61,6 +72,10 @@ func (r *reno) Report(report ccpagent.Report) {
 }
 
 func main() {
-	agent := ccpagent.Agent{Programs: map[string]string{"reno": program}, New: start}
+	programs := map[string]string{}
+	for name, micros := range every {
+		programs[name] = fmt.Sprintf(program, micros)
+	}
+	agent := ccpagent.Agent{Programs: programs, New: start}
 	agent.Main()
 }

@@ -3,9 +3,11 @@
 package agents
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/penstock-net/penstock/cc"
@@ -25,7 +27,14 @@ const (
 type Agents []Agent
 
 // Agent is one of them.
-type Agent struct{ Name, Socket string }
+type Agent struct {
+	Name      string
+	Socket    string // where it listens; empty: it is yet to be started
+	Program   string // that Start starts, without Prefix; empty: the one of its name
+	Algorithm string // that flows ask it for; empty: its default
+
+	pid int // 0: somebody else has started it
+}
 
 // Parse reads them as the command line has them.
 func Parse(specs []string) (Agents, error) {
@@ -41,26 +50,26 @@ func Parse(specs []string) (Agents, error) {
 		if socket == "" {
 			return nil, fmt.Errorf("--%s %s: it has no socket; write %s=/run/%s.sock", Flag, spec, name, name)
 		}
-		if _, err := out.socket(name); err == nil {
+		if _, err := out.named(name); err == nil {
 			return nil, fmt.Errorf("--%s %s: there is another agent %s", Flag, spec, name)
 		}
 		socket, err := filepath.Abs(socket)
 		if err != nil {
 			return nil, fmt.Errorf("--%s %s: %w", Flag, spec, err)
 		}
-		out = append(out, Agent{name, socket})
+		out = append(out, Agent{Name: name, Socket: socket})
 	}
 	return out, nil
 }
 
-// socket is where the agent of a name listens.
-func (a Agents) socket(name string) (string, error) {
+// named is the agent of a name.
+func (a Agents) named(name string) (Agent, error) {
 	for _, one := range a {
 		if one.Name == name {
-			return one.Socket, nil
+			return one, nil
 		}
 	}
-	return "", fmt.Errorf("no agent is named that decides for %s:%s; add --%s %s=SOCKET", ccp.Family, name, Flag, name)
+	return Agent{}, fmt.Errorf("no agent is named that decides for %s:%s; add --%s %s=SOCKET", ccp.Family, name, Flag, name)
 }
 
 // Check wants the algorithm, if it is of the form ccp:NAME, to be one of theirs.
@@ -69,8 +78,31 @@ func (a Agents) Check(algorithm string) error {
 	if word != ccp.Family {
 		return nil
 	}
-	_, err := a.socket(name)
+	_, err := a.named(name)
 	return err
+}
+
+// Over are these agents, but that those of the same names take their places.
+func (a Agents) Over(below Agents) Agents {
+	all := slices.Clone(a)
+	for _, one := range below {
+		if i := slices.IndexFunc(a, func(o Agent) bool { return o.Name == one.Name }); i < 0 {
+			all = append(all, one)
+		} else {
+			all[i].Algorithm = one.Algorithm
+		}
+	}
+	return all
+}
+
+// In are those that decide for algorithms which a text names.
+func (a Agents) In(text string) (named Agents) {
+	for _, one := range a {
+		if strings.Contains(text, ccp.Family+":"+one.Name) {
+			named = append(named, one)
+		}
+	}
+	return named
 }
 
 // YAML is the part of a proxy's configuration that names them.
@@ -81,20 +113,15 @@ func (a Agents) YAML() string {
 	var b strings.Builder
 	b.WriteString("agents:\n")
 	for _, one := range a {
-		fmt.Fprintf(&b, "  - {name: %s, socket: %q}\n", one.Name, one.Socket)
+		fmt.Fprintf(&b, "  - {name: %s, socket: %q, algorithm: %q}\n", one.Name,
+			cmp.Or(one.Socket, "/"+one.Name), one.Algorithm)
 	}
 	return b.String()
 }
 
 // Simulate has them decide in virtual time for the flows of s that ask for it, while play
-// plays what it is given.
+// plays what it is given. Those that are not there are started for it.
 func (a Agents) Simulate(s sim.Scenario, play func(sim.Scenario) error) (err error) {
-	there := map[string]*agent.Virtual{}
-	defer func() {
-		for _, v := range there {
-			err = errors.Join(err, v.Close())
-		}
-	}()
 	var names []string
 	for _, f := range s.Flows {
 		names = append(names, f.Algorithm)
@@ -102,16 +129,28 @@ func (a Agents) Simulate(s sim.Scenario, play func(sim.Scenario) error) (err err
 	for _, c := range s.Changes {
 		names = append(names, c.Terms.Algorithm)
 	}
+	a, stop, err := a.In(strings.Join(names, " ")).Start()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	there := map[string]*agent.Virtual{}
+	defer func() {
+		for _, v := range there {
+			err = errors.Join(err, v.Close())
+		}
+	}()
 	for _, algorithm := range names {
 		word, name, _ := strings.Cut(algorithm, ":")
 		if word != ccp.Family || there[algorithm] != nil {
 			continue
 		}
-		socket, err := a.socket(name)
+		one, err := a.named(name)
 		if err != nil {
 			return err
 		}
-		if there[algorithm], err = agent.Reach(agent.Config{Name: name, Socket: socket}); err != nil {
+		cfg := agent.Config{Name: name, Socket: one.Socket, Algorithm: one.Algorithm}
+		if there[algorithm], err = agent.Reach(cfg); err != nil {
 			delete(there, algorithm)
 			return err
 		}

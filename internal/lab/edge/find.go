@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// program is the name of the proxy's program.
-const program = "penstock"
+// proxy is the name of its program.
+const proxy = "penstock"
 
 // Find returns the program that is the proxy: the one that is named, or else the one
 // beside this program, or else the one in $PATH.
@@ -21,6 +21,11 @@ func Find(named string) (string, error) {
 		}
 		return filepath.Abs(path)
 	}
+	return Beside(proxy)
+}
+
+// Beside returns the program of a name that stands beside this program, or else the one in $PATH.
+func Beside(program string) (string, error) {
 	if own, err := os.Executable(); err == nil {
 		if path, err := exec.LookPath(filepath.Join(filepath.Dir(own), program)); err == nil {
 			return path, nil

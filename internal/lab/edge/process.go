@@ -14,11 +14,11 @@ import (
 )
 
 // CPUTime is what the proxy has used so far.
-func (p *Proxy) CPUTime() (time.Duration, error) { return cpuTime(p.cmd.Process.Pid) }
+func (p *Proxy) CPUTime() (time.Duration, error) { return CPUTime(p.cmd.Process.Pid) }
 
-// cpuTime is the processor time a process has used so far: exact to the
+// CPUTime is the processor time a process has used so far: exact to the
 // nanosecond, where /proc counts in hundredths of a second.
-func cpuTime(pid int) (time.Duration, error) {
+func CPUTime(pid int) (time.Duration, error) {
 	// The kernel's name for another process's CPU clock: its complemented id
 	// above three bits that select the scheduler's account.
 	const schedulerAccount = 2

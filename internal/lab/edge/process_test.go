@@ -19,14 +19,14 @@ func TestCPUTimeOfAnotherProcess(t *testing.T) {
 	require.NoError(t, cmd.Start())
 	_, err = out.Read(make([]byte, 8))
 	require.NoError(t, err)
-	used, err := cpuTime(cmd.Process.Pid)
+	used, err := CPUTime(cmd.Process.Pid)
 	require.NoError(t, err)
 	assert.Positive(t, used)
 	require.NoError(t, in.Close())
 	_ = cmd.Wait() // its read met the end of the input
 	total := (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	assert.InDelta(t, total, used.Seconds(), 0.1, "what the parent is told in the end")
-	_, err = cpuTime(1 << 21)
+	_, err = CPUTime(1 << 21)
 	assert.Error(t, err)
 }
 

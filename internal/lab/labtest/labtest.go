@@ -114,15 +114,28 @@ func StartAgent(t testing.TB, cmd *exec.Cmd, socket string) {
 	}, 20*time.Second, 5*time.Millisecond)
 }
 
+// Agents has the programs of agents that recipes start be found, which it builds.
+func Agents(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, makeIn(dir, "agents"))
+	t.Setenv("PATH", dir+string(os.PathListSeparator)+os.Getenv("PATH"))
+}
+
 // Build builds the program as it is shipped, into a directory.
 func Build(dir string) (path string, err error) {
+	return filepath.Join(dir, "penstock"), makeIn(dir, "penstock")
+}
+
+// makeIn makes a target, which is put into a directory.
+func makeIn(dir, target string) error {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
-		return "", fmt.Errorf("find the module of the program: %w", err)
+		return fmt.Errorf("find the module of the program: %w", err)
 	}
-	build := exec.Command("make", "-C", strings.TrimSpace(string(root)), "penstock", "BIN="+dir)
+	build := exec.Command("make", "-C", strings.TrimSpace(string(root)), target, "BIN="+dir)
 	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build the program: %w\n%s", err, out)
+		return fmt.Errorf("build %s: %w\n%s", target, err, out)
 	}
-	return filepath.Join(dir, "penstock"), nil
+	return nil
 }

@@ -14,7 +14,9 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -120,6 +122,13 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 			s.Up.Delay = s.Cell.Delay
 		}
 	}
+	for _, a := range f.Agents {
+		if err := ccp.CheckName(a.Name); err != nil {
+			return s, &config.Error{Key: "agents", Message: err.Error()}
+		}
+		s.Agents = append(s.Agents, agents.Agent{Name: a.Name, Program: a.Program, Algorithm: a.Algorithm})
+	}
+	s.Agents = b.load.Agents.Over(s.Agents)
 	if err := b.actors(&s); err != nil {
 		return s, err
 	}
@@ -343,13 +352,12 @@ func (b *builder) edge(f form) (string, error) {
 				"these; write all of it there, or none")
 		}
 		text, err := f.Edge.text()
-		return b.load.Edge + text, err
+		return text, err
 	}
 	if f.Algorithm == "" && len(b.rules) == 0 {
 		return "", nil
 	}
 	var out strings.Builder
-	out.WriteString(b.load.Edge)
 	fmt.Fprintf(&out, "envelope: %s\ndefaults: {algorithm: %q, group: %s}\n", cmp.Or(string(f.Envelope), "auto"),
 		cmp.Or(string(f.Algorithm), cc.Default), cmp.Or(f.Group, "peer"))
 	if len(b.rules) > 0 {

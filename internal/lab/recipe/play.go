@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -16,7 +15,7 @@ type Player func(ctx context.Context, s stage.Stage, progress func(elapsed time.
 
 // Virtual plays in virtual time.
 func Virtual(_ context.Context, s stage.Stage, _ func(time.Duration)) (stage.Record, error) {
-	return stage.PlayVirtual(s, sim.Run)
+	return stage.PlayVirtual(s, s.Agents.Run)
 }
 
 // Retry plays a stage again, up to so many times, while the machine disturbed it,

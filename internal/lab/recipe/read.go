@@ -10,6 +10,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -27,6 +28,7 @@ up: {rate: 2mbit, queue: 64KiB}      # the way back; without it: no limit, and t
 algorithm: penstock                  # of the proxy at the edge; without it, and edge, there is no proxy
 group: peer                          # which flows share a window, as in the proxy's configuration
 envelope: ebpf                       # or bbr, cubic, reno: the kernel's below
+agents: [{name: reno, program: reno, algorithm: 10ms}]  # that decide for ccp:reno: penstock-agent-PROGRAM is started
 # edge: {defaults: {...}, rules: [...]}   the proxy's configuration, in place of these three
 # native: true                       what they decide without an edge and TCP, as over UDP; in virtual time alone
 # kernel: bbr                        of servers towards hosts that no proxy serves; without it: cubic
@@ -70,11 +72,11 @@ const (
 	maxFlows   = 5000
 )
 
-// Loader finds what a file names, with what is written before each configuration of the edge.
+// Loader finds what a file names, with the agents that are there already.
 type Loader struct {
 	Trace  func(name string) (*sim.Trace, error)
 	Delays func(name string) (*sim.DelayTrace, error)
-	Edge   string
+	Agents agents.Agents
 }
 
 // Read reads the file of an experiment; a mistake tells line, column and cure. It is called
@@ -273,6 +275,7 @@ type form struct {
 	Edge      raw              `yaml:"edge"`
 	Kernel    string           `yaml:"kernel"`
 	Tunnel    string           `yaml:"tunnel"`
+	Agents    []agentForm      `yaml:"agents"`
 	Hints     config.Duration  `yaml:"hints"`
 	Acks      acks             `yaml:"acks"`
 	Changes   []change         `yaml:"changes"`
@@ -280,6 +283,12 @@ type form struct {
 	Warmup    config.Duration  `yaml:"warmup"`
 	Seed      int              `yaml:"seed" min:"0"`
 	Sample    config.Duration  `yaml:"sample"`
+}
+
+type agentForm struct {
+	Name      string `yaml:"name"`
+	Program   string `yaml:"program"`
+	Algorithm string `yaml:"algorithm"`
 }
 
 type acks struct {

@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -67,9 +68,9 @@ var library embed.FS
 // families are the files of the library in the order in which they are listed.
 var families = []string{"manager", "gateway", "uploads", "alcc", "ccp", "janus", "nacc", "pbe"}
 
-// All returns every recipe of the library, by family. edge is written before each
-// configuration of the proxy, such as the agents that it has; empty: nothing.
-func All(edge string) (all []Recipe) {
+// All returns every recipe of the library, by family. The agents are those that are there
+// already, which take the places of those that recipes start.
+func All(there agents.Agents) (all []Recipe) {
 	for _, family := range families {
 		files, err := library.ReadDir("recipes/" + family)
 		if err != nil {
@@ -79,7 +80,7 @@ func All(edge string) (all []Recipe) {
 			text, err := library.ReadFile("recipes/" + family + "/" + f.Name())
 			if err == nil {
 				var r Recipe
-				if r, err = Read(strings.TrimSuffix(f.Name(), ".yaml"), text, Loader{Edge: edge}); err == nil {
+				if r, err = Read(strings.TrimSuffix(f.Name(), ".yaml"), text, Loader{Agents: there}); err == nil {
 					all = append(all, r)
 				}
 			}
@@ -94,8 +95,8 @@ func All(edge string) (all []Recipe) {
 // Select returns the named recipes in the order in which they are named; "all" is every
 // one of the library, and what ends in .yaml or .yml is a file, whose traces are found
 // beside it.
-func Select(names []string, edge string) ([]Recipe, error) {
-	all := All(edge)
+func Select(names []string, there agents.Agents) ([]Recipe, error) {
+	all := All(there)
 	if slices.Contains(names, "all") {
 		if len(names) > 1 {
 			return nil, fmt.Errorf("recipe: all goes without other names")
@@ -105,7 +106,7 @@ func Select(names []string, edge string) ([]Recipe, error) {
 	var out []Recipe
 	for _, name := range names {
 		if strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") {
-			r, err := Open(name, edge)
+			r, err := Open(name, there)
 			if err != nil {
 				return nil, err
 			}
@@ -123,7 +124,7 @@ func Select(names []string, edge string) ([]Recipe, error) {
 }
 
 // Open reads the file of an experiment.
-func Open(name, edge string) (Recipe, error) {
+func Open(name string, there agents.Agents) (Recipe, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
 		return Recipe{}, err
@@ -135,7 +136,7 @@ func Open(name, edge string) (Recipe, error) {
 		return filepath.Join(filepath.Dir(name), file)
 	}
 	r, err := Read(name, text, Loader{
-		Edge: edge,
+		Agents: there,
 		Trace: func(file string) (*sim.Trace, error) {
 			return opened(beside(file), sim.ReadTrace)
 		},

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/need"
@@ -20,7 +21,7 @@ import (
 
 func TestRecipesSayWhatTheyAre(t *testing.T) {
 	names := map[string]bool{}
-	for _, r := range recipe.All("") {
+	for _, r := range recipe.All(nil) {
 		assert.False(t, names[r.Name], "%s: a name of its own", r.Name)
 		names[r.Name] = true
 		assert.NotEmpty(t, r.About, r.Name)
@@ -40,16 +41,16 @@ func TestRecipesSayWhatTheyAre(t *testing.T) {
 }
 
 func TestRecipesAreSelectedByName(t *testing.T) {
-	all, err := recipe.Select([]string{"all"}, "")
+	all, err := recipe.Select([]string{"all"}, nil)
 	require.NoError(t, err)
-	assert.Len(t, all, len(recipe.All("")))
-	some, err := recipe.Select([]string{"pbe-e1", "hosts"}, "")
+	assert.Len(t, all, len(recipe.All(nil)))
+	some, err := recipe.Select([]string{"pbe-e1", "hosts"}, nil)
 	require.NoError(t, err)
 	require.Len(t, some, 2)
 	assert.Equal(t, []string{"pbe-e1", "hosts"}, []string{some[0].Name, some[1].Name})
-	_, err = recipe.Select([]string{"nonesuch"}, "")
+	_, err = recipe.Select([]string{"nonesuch"}, nil)
 	require.ErrorContains(t, err, `no "nonesuch"; penstock-lab bench recipe list`)
-	_, err = recipe.Select([]string{"all", "hosts"}, "")
+	_, err = recipe.Select([]string{"all", "hosts"}, nil)
 	require.Error(t, err)
 }
 
@@ -70,7 +71,8 @@ func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
 	if testing.Short() || need.Raced {
 		t.Skip("plays every recipe, in one goroutine each")
 	}
-	for _, r := range recipe.All("") {
+	labtest.Agents(t)
+	for _, r := range recipe.All(nil) {
 		t.Run(r.Name, func(t *testing.T) {
 			t.Parallel()
 			result, err := r.Play(context.Background(), recipe.Short, 1, recipe.Virtual, func(recipe.Progress) {})
@@ -89,7 +91,7 @@ func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
 
 func play(t *testing.T, name string, seed uint64) recipe.Result {
 	t.Helper()
-	r, err := recipe.Select([]string{name}, "")
+	r, err := recipe.Select([]string{name}, nil)
 	require.NoError(t, err)
 	var over []recipe.Progress
 	result, err := r[0].Play(context.Background(), recipe.Short, seed, recipe.Virtual, func(p recipe.Progress) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 )
 
 // The standard cases are put to every algorithm, so that each can be set beside the
@@ -38,7 +39,7 @@ func Standard() (all []StandardCase) {
 			panic("recipe: standard case: " + err.Error()) // the files are part of the program
 		}
 		c := StandardCase{Name: name, text: string(text)}
-		r, err := c.Recipe(cc.Default, "")
+		r, err := c.Recipe(cc.Default, nil)
 		if err != nil {
 			panic("recipe: standard case: " + err.Error())
 		}
@@ -48,9 +49,9 @@ func Standard() (all []StandardCase) {
 	return all
 }
 
-// Recipe returns the case for an algorithm, with settings as cc.Parse reads them; edge is as
-// for All. One that needs hints is given them.
-func (s StandardCase) Recipe(algorithm, edge string) (Recipe, error) {
+// Recipe returns the case for an algorithm, with settings as cc.Parse reads them; the agents
+// are as for All. One that needs hints is given them.
+func (s StandardCase) Recipe(algorithm string, there agents.Agents) (Recipe, error) {
 	name, _, err := cc.Parse(algorithm)
 	if err != nil {
 		return Recipe{}, fmt.Errorf("recipe: standard case %s: %w", s.Name, err)
@@ -63,7 +64,7 @@ func (s StandardCase) Recipe(algorithm, edge string) (Recipe, error) {
 	if spec, _ := cc.Lookup(name); slices.Contains(spec.Needs, cc.NeedsHints) {
 		text += "hints: 10ms\n"
 	}
-	return Read(s.Name, []byte(text), Loader{Edge: edge})
+	return Read(s.Name, []byte(text), Loader{Agents: there})
 }
 
 // Tested returns what came of the algorithm that the case was for.

@@ -3,8 +3,6 @@ package recipe
 import (
 	"fmt"
 	"math"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -32,10 +30,14 @@ type view struct {
 	Intact       bool      `expr:"intact"`        // no byte was lost or changed, and nothing ended early
 	Answers      int       `expr:"answers"`       // to changes of the proxy's configuration
 	WrongAnswers int       `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
+	CPU          float64   `expr:"cpu"`           // seconds per GB of payload, of the proxy and the agents started for it
+	Decision     quantiles `expr:"decision"`      // ms from a report to an agent until what it decided was in force
+	Fallbacks    float64   `expr:"fallbacks"`     // times that one took over from an agent
 
 	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
 	Seconds    func(flow string) ([]float64, error)                     `expr:"seconds"` // rates after the warm-up
-	Share      func(flow string) (float64, error)                       `expr:"share"`   // of all rates
+	Each       func(step any) ([]float64, error)                        `expr:"each"`
+	Share      func(flow string) (float64, error)                       `expr:"share"` // of all rates
 	LeastJain  func(from, to any) (float64, error)                      `expr:"least_jain"`
 	FirstAt    func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
 	RateBeside func(flow, other string) (float64, error)                `expr:"rate_beside"`
@@ -75,7 +77,8 @@ func (r Run) view() *view {
 	v := &view{
 		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
 		Queueing: quantilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
-		Intact: true, Answers: len(rec.Reloads),
+		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
+		Each: r.each,
 		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,
 		FirstAt: r.firstAt, RateBeside: r.rateBeside,
 		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived,
@@ -95,6 +98,9 @@ func (r Run) view() *view {
 			q := rec.Virtual.Flows[i].Queueing
 			return quantilesOf(stage.Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}), nil
 		},
+	}
+	if rec.Virtual == nil {
+		v.Fallbacks = float64(rec.Decided.Fallbacks)
 	}
 	var rates []float64
 	for i, a := range rec.Actors {
@@ -298,78 +304,6 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 		packets = append(packets, float64(w)/float64(cc.DefaultMSS))
 	}
 	return packets, err
-}
-
-// requests is how long each took that began after the warm-up, of a flow or of all whose names
-// begin so and end in a number; one that has not ended took until the end.
-func (r Run) requests(flow string) (all []float64, err error) {
-	found := false
-	for _, a := range r.Record.Actors {
-		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
-			continue
-		}
-		found = true
-		for _, q := range a.Requests {
-			switch {
-			case q.At < r.Stage.Warmup:
-			case q.Took == 0:
-				all = append(all, millis(r.Stage.Duration-q.At))
-			default:
-				all = append(all, millis(q.Took))
-			}
-		}
-	}
-	if !found {
-		_, err = r.index(flow)
-	}
-	return all, err
-}
-
-// rpm is how many of a flow's requests a minute has room for, one after the other, by the mean
-// of the fastest 95 % (draft-ietf-ippm-responsiveness, trimmed mean of the probes on connections
-// of their own).
-func (r Run) rpm(flow string) (float64, error) {
-	all, err := r.requests(flow)
-	if err != nil || len(all) == 0 {
-		return math.NaN(), err
-	}
-	slices.Sort(all)
-	all = all[:max(1, len(all)*95/100)]
-	sum := 0.0
-	for _, ms := range all {
-		sum += ms
-	}
-	return 60_000 * float64(len(all)) / sum, nil
-}
-
-// RequestsP95 is the 95th percentile of what a flow's requests took that began after the
-// warm-up, in ms.
-func (r Run) RequestsP95(flow string) float64 {
-	all, err := r.requests(flow)
-	if err != nil {
-		return math.NaN()
-	}
-	return percentile(all, 95)
-}
-
-// pages is how long the slowest of the nth requests took of the flows whose names begin so.
-func (r Run) pages(prefix string) (all []float64, err error) {
-	for i, a := range r.Record.Actors {
-		if !strings.HasPrefix(a.Name, prefix) {
-			continue
-		}
-		for n, q := range a.Requests {
-			if n >= len(all) {
-				all = append(all, 0)
-			}
-			all[n] = max(all[n], millis(q.Took))
-			if q.At+r.Stage.Actors[i].Every >= r.Stage.Duration { // its last may not have had the time
-				all = all[:n]
-				break
-			}
-		}
-	}
-	return all, nil
 }
 
 func (r Run) arrived(flow string) (float64, error) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/lab/traffic"
 	"github.com/penstock-net/penstock/internal/netlab"
@@ -37,6 +38,7 @@ type run struct {
 	servers []*traffic.Server
 	proxy   *edge.Proxy  // nil: there is none
 	tunnel  *edge.Tunnel // nil: there is none
+	agents  agents.Agents
 	actors  []*actor
 	began   chan struct{}  // closed when the first data packet has come
 	others  sync.WaitGroup // all goroutines of the run but the actors' own
@@ -76,7 +78,11 @@ func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) e
 	// The servers' side outlives the actors, so that nobody sees an error that the
 	// end of the run itself made.
 	ctx, cancel := context.WithCancel(ctx)
-	err = r.set(ctx, env)
+	ended, err := r.decide()
+	if err == nil {
+		defer ended()
+		err = r.set(ctx, env)
+	}
 	if err == nil {
 		err = r.act(ctx, progress)
 	}
@@ -100,6 +106,16 @@ func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) e
 	return errors.Join(err, r.lab.Close())
 }
 
+// decide starts the agents that the proxy is to name.
+func (r *run) decide() (ended func(), err error) {
+	named := r.stage.Edge
+	for _, c := range r.stage.Changes {
+		named += c.Edge
+	}
+	r.agents, ended, err = r.stage.Agents.In(named).Start()
+	return ended, err
+}
+
 // set puts hosts, servers and proxy in place.
 func (r *run) set(ctx context.Context, env Env) error {
 	if err := traffic.Loosen(r.lab.Client, r.lab.Edge, r.lab.Server); err != nil {
@@ -117,7 +133,7 @@ func (r *run) set(ctx context.Context, env Env) error {
 		return err
 	}
 	opts := edge.Options{
-		Executable: env.Executable, Args: env.Args, Config: r.stage.Edge,
+		Executable: env.Executable, Args: env.Args, Config: r.agents.YAML() + r.stage.Edge,
 		Server: r.lab.ServerAddr.V4, Ports: ports,
 	}
 	if r.stage.Tunnel != "" {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Tunnel is a VPN between the hosts and the edge.
@@ -26,8 +28,9 @@ type Stage struct {
 	Cell     *sim.CellConfig // in place of Down: a queue and a share of the air for each host; nil: none
 
 	// Edge is what the proxy's configuration says, listeners and telemetry left
-	// out: envelope, defaults, rules. Empty: there is no proxy, the edge routes.
+	// out, and agents: envelope, defaults, rules. Empty: there is no proxy, the edge routes.
 	Edge   string
+	Agents agents.Agents // that it may name; those without a socket are started for the run
 	Tunnel Tunnel        // around all that passes the last hop, and ends at the edge; empty: none
 	Kernel string        // congestion control of the servers towards hosts that no proxy serves; empty: cubic
 	Hints  time.Duration // how often the last hop tells the proxy of itself; 0: never
@@ -109,9 +112,11 @@ type Record struct {
 	Queueing    Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
 	Lateness    time.Duration // p99 of the emulator's own error; 0 in virtual time
 	Discarded   string        // why none of it counts: the emulator lost packets; empty: it does
+	Left        []cc.Bytes    // IP bytes that left the last hop towards the hosts, in each FineStep of the run
 
 	Reloads []Reload      // what the proxy answered to changes of its configuration
 	CPU     time.Duration // that the proxy used in the run; 0 without one
+	Decided Decided       // by agents
 	Memory  []cc.Bytes    // resident of the proxy, at the start and at each second; nil without one
 
 	Virtual *sim.Result // all that virtual time tells; nil over real sockets
@@ -119,6 +124,14 @@ type Record struct {
 
 // Quantiles of a duration.
 type Quantiles struct{ Mean, P50, P95, P99, Max time.Duration }
+
+// Decided is what became of agents' flows over real sockets.
+type Decided struct {
+	CPU       time.Duration // that the agents used which were started for the run
+	Fallbacks int           // times that a fallback took over
+	// Took is how long it was from a report until the decision that followed was in force.
+	Took datapath.Histogram
+}
 
 // Reload is one change of the proxy's configuration.
 type Reload struct {
@@ -128,6 +141,9 @@ type Reload struct {
 
 // Step is how finely records are cut.
 const Step = 100 * time.Millisecond
+
+// FineStep is that of Record.Left.
+const FineStep = 20 * time.Millisecond
 
 // ActorRecord is what came of one application.
 type ActorRecord struct {

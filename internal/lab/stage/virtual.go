@@ -40,7 +40,7 @@ func PlayVirtual(s Stage, run func(sim.Scenario) (sim.Result, error)) (Record, e
 // Scenario is a stage as the simulator has it, and what reads its result as that of a real
 // run is.
 func Scenario(s Stage) (sim.Scenario, func(sim.Result) Record, error) {
-	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
+	v := virtual{stage: s, flows: make([][]int, len(s.Actors)), left: make([]cc.Bytes, s.Duration/FineStep)}
 	if err := v.prepare(); err != nil {
 		return sim.Scenario{}, nil, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
@@ -54,6 +54,7 @@ type virtual struct {
 	flows    [][]int // numbers of each actor's; the first is the actor's own
 	edges    []virtualEdge
 	reloads  []Reload
+	left     []cc.Bytes
 }
 
 // virtualEdge is what decides about connections from a moment on.
@@ -67,7 +68,7 @@ func (v *virtual) prepare() error {
 	if err := s.Check(); err != nil {
 		return err
 	}
-	rules, envelope, err := readEdge(s.Edge)
+	rules, envelope, err := s.readEdge(s.Edge)
 	if err != nil {
 		return err
 	}
@@ -76,6 +77,11 @@ func (v *virtual) prepare() error {
 		AckEvery: s.AckEvery, AckDelay: s.AckDelay,
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
+	v.scenario.Watch = func(p sim.Packet) {
+		if k := int(p.Departs / FineStep); !p.Up && p.Dropped == sim.DropNone && k < len(v.left) {
+			v.left[k] += p.Size
+		}
+	}
 	v.edges = []virtualEdge{{rules: rules}}
 	changes := slices.SortedStableFunc(slices.Values(s.Changes), func(a, b Change) int { return int(a.At - b.At) })
 	for _, c := range changes {
@@ -83,7 +89,7 @@ func (v *virtual) prepare() error {
 			continue
 		}
 		answer := Reload{At: c.At}
-		if rules, _, err := readEdge(c.Edge); err != nil {
+		if rules, _, err := s.readEdge(c.Edge); err != nil {
 			answer.Error = err.Error()
 		} else {
 			v.edges = append(v.edges, virtualEdge{c.At, rules})
@@ -124,12 +130,12 @@ func (s Stage) transport(envelope string) sim.Transport {
 
 // readEdge reads the proxy's configuration: its rules, nil where there is no proxy,
 // and its envelope, empty where the proxy chooses.
-func readEdge(edge string) (*policy.Policy, string, error) {
+func (s Stage) readEdge(edge string) (*policy.Policy, string, error) {
 	if edge == "" {
 		return nil, "", nil
 	}
 	cfg, err := config.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s",
-		virtualListener, edge))
+		virtualListener, s.Agents.YAML()+edge))
 	if err != nil {
 		return nil, "", err
 	}
@@ -303,6 +309,7 @@ func (v *virtual) record(run sim.Result) Record {
 	r := Record{
 		Stage: s.Name, Throughput: cc.RateOf(run.Carried, s.Duration-s.Warmup), Utilisation: run.Utilisation,
 		Queueing: quantilesOf(run.Queueing), Reloads: v.reloads, Virtual: &run,
+		Left: v.left,
 	}
 	for i, numbers := range v.flows {
 		var flows []sim.FlowResult

@@ -26,6 +26,7 @@ type watch struct {
 	ctx    context.Context
 	stop   context.CancelFunc
 	cpu    time.Duration // that the proxy had used when the run began
+	theirs time.Duration // that its agents had
 	looked []*actor      // whose windows are looked at
 	next   int           // step that has no sample yet
 }
@@ -42,7 +43,11 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 		return w, nil
 	}
 	var err error
-	if w.cpu, err = r.proxy.CPUTime(); err != nil {
+	w.cpu, err = r.proxy.CPUTime()
+	if err == nil {
+		w.theirs, err = r.agents.CPUTime()
+	}
+	if err != nil {
 		w.stop()
 		return nil, err
 	}
@@ -81,7 +86,7 @@ func (w *watch) change() {
 			continue
 		}
 		at := w.now()
-		err := w.proxy.Rewrite(c.Edge)
+		err := w.proxy.Rewrite(w.agents.YAML() + c.Edge)
 		refused := ""
 		if err == nil {
 			refused, err = w.proxy.Reload(w.ctx)
@@ -163,6 +168,16 @@ func (w *watch) finish() error {
 	}
 	used, err := w.proxy.CPUTime()
 	w.record.CPU = used - w.cpu
+	if err != nil || len(w.agents) == 0 {
+		return err
+	}
+	theirs, err := w.agents.CPUTime()
+	if err != nil {
+		return err
+	}
+	d := &w.record.Decided
+	d.CPU = theirs - w.theirs
+	d.Took, d.Fallbacks, err = w.proxy.Decisions(w.ctx)
 	return err
 }
 
@@ -206,6 +221,9 @@ func (r *run) account() error {
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
 		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed,
 			d.Held+d.Failed+u.Held+u.Failed)
+	}
+	for _, pt := range r.lab.Path.Series(netlab.Down, 0, r.stage.Duration, FineStep) {
+		r.record.Left = append(r.record.Left, pt.Throughput.BytesIn(FineStep))
 	}
 	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
 	hop := late.Down

@@ -1,0 +1,71 @@
+package recipe
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// cpu is what the proxy and the agents that were started for the run used for each GB that
+// the applications read; NaN where there is no proxy, as in virtual time.
+func (r Run) cpu() float64 {
+	read := cc.Bytes(0)
+	for _, a := range r.Record.Actors {
+		for _, n := range a.Bytes {
+			read += n
+		}
+	}
+	if r.Record.CPU == 0 || read == 0 {
+		return math.NaN()
+	}
+	return (r.Record.CPU + r.Record.Decided.CPU).Seconds() / (float64(read) / 1e9)
+}
+
+// within are the quantiles of a histogram in ms, even within its buckets; NaN of an empty one.
+func within(h datapath.Histogram) quantiles {
+	at := func(part float64) float64 {
+		left := part * float64(h.Count())
+		for i, n := range h.Counts {
+			if float64(n) < left || n == 0 {
+				left -= float64(n)
+				continue
+			}
+			low, high := 0.0, math.Inf(1)
+			if i > 0 {
+				low = h.Bounds[i-1]
+			}
+			if i < len(h.Bounds) {
+				high = h.Bounds[i]
+			}
+			return 1e3 * (low + (high-low)*left/float64(n))
+		}
+		return math.NaN()
+	}
+	return quantiles{Mean: 1e3 * h.Sum / float64(h.Count()), P50: at(0.5), P95: at(0.95), P99: at(0.99), Max: at(1)}
+}
+
+// each are the rates at which IP bytes left the last hop after the warm-up, in Mbit/s, by steps
+// of so many seconds.
+func (r Run) each(step any) (all []float64, err error) {
+	length, err := moment(step)
+	if err != nil {
+		return nil, err
+	}
+	n := int(length / stage.FineStep)
+	if n < 1 || length%stage.FineStep != 0 {
+		return nil, fmt.Errorf("each(%v): steps are of %v or a multiple", step, stage.FineStep.Seconds())
+	}
+	left := r.Record.Left[min(len(r.Record.Left), int(r.Stage.Warmup/stage.FineStep)):]
+	for ; len(left) >= n; left = left[n:] {
+		sum := cc.Bytes(0)
+		for _, bytes := range left[:n] {
+			sum += bytes
+		}
+		all = append(all, cc.RateOf(sum, time.Duration(n)*stage.FineStep).Mbps())
+	}
+	return all, nil
+}

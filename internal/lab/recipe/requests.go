@@ -1,0 +1,79 @@
+package recipe
+
+import (
+	"math"
+	"slices"
+	"strings"
+)
+
+// requests is how long each took that began after the warm-up, of a flow or of all whose names
+// begin so and end in a number; one that has not ended took until the end.
+func (r Run) requests(flow string) (all []float64, err error) {
+	found := false
+	for _, a := range r.Record.Actors {
+		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
+			continue
+		}
+		found = true
+		for _, q := range a.Requests {
+			switch {
+			case q.At < r.Stage.Warmup:
+			case q.Took == 0:
+				all = append(all, millis(r.Stage.Duration-q.At))
+			default:
+				all = append(all, millis(q.Took))
+			}
+		}
+	}
+	if !found {
+		_, err = r.index(flow)
+	}
+	return all, err
+}
+
+// rpm is how many of a flow's requests a minute has room for, one after the other, by the mean
+// of the fastest 95 % (draft-ietf-ippm-responsiveness, trimmed mean of the probes on connections
+// of their own).
+func (r Run) rpm(flow string) (float64, error) {
+	all, err := r.requests(flow)
+	if err != nil || len(all) == 0 {
+		return math.NaN(), err
+	}
+	slices.Sort(all)
+	all = all[:max(1, len(all)*95/100)]
+	sum := 0.0
+	for _, ms := range all {
+		sum += ms
+	}
+	return 60_000 * float64(len(all)) / sum, nil
+}
+
+// RequestsP95 is the 95th percentile of what a flow's requests took that began after the
+// warm-up, in ms.
+func (r Run) RequestsP95(flow string) float64 {
+	all, err := r.requests(flow)
+	if err != nil {
+		return math.NaN()
+	}
+	return percentile(all, 95)
+}
+
+// pages is how long the slowest of the nth requests took of the flows whose names begin so.
+func (r Run) pages(prefix string) (all []float64, err error) {
+	for i, a := range r.Record.Actors {
+		if !strings.HasPrefix(a.Name, prefix) {
+			continue
+		}
+		for n, q := range a.Requests {
+			if n >= len(all) {
+				all = append(all, 0)
+			}
+			all[n] = max(all[n], millis(q.Took))
+			if q.At+r.Stage.Actors[i].Every >= r.Stage.Duration { // its last may not have had the time
+				all = all[:n]
+				break
+			}
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,65 @@
+package agent
+
+import (
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// tookBounds are those of Info.Took, in seconds.
+var tookBounds = []float64{
+	20e-6, 30e-6, 50e-6, 75e-6, 100e-6, 150e-6, 200e-6, 300e-6, 500e-6, 750e-6,
+	1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 1,
+}
+
+// closeLen is how long a report is that closes its flow.
+const closeLen = ccp.HeaderLen + 8
+
+// asked knows which reports have had no decision yet.
+type asked struct {
+	since map[uint32]cc.Time  // by flow: when the first of those was sent
+	took  *datapath.Durations // until the decision was in force
+}
+
+func newAsked() asked {
+	return asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
+}
+
+// sent notes a message to the agent, if it is a report.
+func (a *asked) sent(now cc.Time, b []byte) {
+	m, _, err := ccp.Next(b)
+	if err != nil || m.Kind != ccp.KindMeasure {
+		return
+	}
+	if len(b) == closeLen {
+		delete(a.since, m.Flow)
+	} else if _, waits := a.since[m.Flow]; !waits {
+		a.since[m.Flow] = now
+	}
+}
+
+// decided notes a datagram of the agent, all of which is in force.
+func (a *asked) decided(now cc.Time, b []byte) {
+	for len(b) > 0 {
+		m, rest, err := ccp.Next(b)
+		if err != nil {
+			return
+		}
+		since, waits := a.since[m.Flow]
+		if waits && (m.Kind == ccp.KindChange || m.Kind == ccp.KindUpdate) {
+			a.took.Observe(now.Sub(since))
+			delete(a.since, m.Flow)
+		}
+		b = rest
+	}
+}
+
+// hear takes a datagram of the agent: what it decides is in force when it returns.
+func (l *Link) hear(datagram []byte) error {
+	err := l.agent.Receive(l.cfg.Clock(), datagram)
+	now := l.cfg.Clock()
+	l.mu.Lock()
+	l.asked.decided(now, datagram)
+	l.mu.Unlock()
+	return err
+}
