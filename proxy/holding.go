@@ -14,23 +14,39 @@ import (
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// lookEvery is how often what has come over a leg is looked at.
-const lookEvery = time.Millisecond
+const (
+	// lookEvery is how often what has come over a leg is looked at while its window is
+	// held, and watchEvery while no queue is seen: a look costs what moving a piece does.
+	lookEvery  = time.Millisecond
+	watchEvery = 4 * time.Millisecond
+	// leastQueue is how much longer than the least a round trip is that tells of a queue,
+	// and queueBases the part of the least, if that is more: the kernel's clock has
+	// milliseconds, and long paths waver.
+	leastQueue = 4 * time.Millisecond
+	queueBases = 32
+	// letGoAfter is how long no queue was seen when a window is held no longer: who drains
+	// the queue on purpose does so for less.
+	letGoAfter = 5 * time.Second
+)
 
 // errNoAdvertiser says why a leg's window is as its transport likes.
 var errNoAdvertiser = errors.New("this transport's receive window cannot be bounded")
 
-// holding keeps the window that a leg advertises to whom it receives from. The relay's
-// goroutine looks after each read, so that legs that bring nothing cost nothing. Nothing
-// is held before flow.ReceiveBulk bytes have come.
+// holding keeps the window that a leg advertises to whom it receives from, while a queue
+// is seen to stand in front of it: where there is none, there is nothing to take away, and a
+// window below the transport's own only makes the pieces smaller. The relay's goroutine
+// looks after each read, so that legs that bring nothing cost nothing. Nothing is looked
+// at before flow.ReceiveBulk bytes have come.
 type holding struct {
 	leg    datapath.Advertiser // nil: its window cannot be bounded
 	flows  *flow.Manager
 	clock  func() cc.Time
 	log    *slog.Logger
 	looked cc.Time
-	held   bool         // leg's window is bounded
-	window atomic.Int64 // the newest of flow
+	least  time.Duration // round trip
+	queued cc.Time       // a queue was last seen; 0: not in letGoAfter
+	held   bool          // leg's window is bounded; the relay's goroutine writes it, with mu held
+	window atomic.Int64  // the newest of flow
 
 	mu     sync.Mutex // guards what follows
 	terms  flow.Terms
@@ -53,8 +69,12 @@ func (h *holding) read(got int64) {
 	if h == nil || h.leg == nil || cc.Bytes(got) < flow.ReceiveBulk {
 		return
 	}
+	every := watchEvery
+	if h.held {
+		every = lookEvery
+	}
 	now := h.clock()
-	if now < h.looked.Add(lookEvery) {
+	if now < h.looked.Add(every) {
 		return
 	}
 	h.looked = now
@@ -69,7 +89,7 @@ func (h *holding) read(got int64) {
 			h.stop(now)
 		}
 	}
-	if h.flow == nil && h.held {
+	if h.held && (h.flow == nil || h.queued == 0) {
 		h.held = false
 		if err := h.leg.Advertise(0); err != nil {
 			h.log.Debug("receive window stays bounded", "err", err)
@@ -77,7 +97,9 @@ func (h *holding) read(got int64) {
 	}
 }
 
-// look tells the flow what has come, and puts the window that follows into force.
+// look tells the flow what has come, and puts the window that follows into force where
+// there is a queue. The flow knows no other window than its own, so that it follows the
+// path all the time.
 func (h *holding) look(now cc.Time, got int64) error {
 	a, err := h.leg.Arrivals()
 	if err != nil {
@@ -89,9 +111,29 @@ func (h *holding) look(now cc.Time, got int64) error {
 		}
 	}
 	a.At, a.Unread = now, max(0, a.Received-cc.Bytes(got))
+	if !h.held {
+		a.Window = min(a.Window, cc.Bytes(h.window.Load()))
+	}
 	h.flow.Arrived(a)
+	h.watch(now, a.RTT)
+	if h.queued == 0 {
+		return nil
+	}
 	h.held = true
 	return h.leg.Advertise(cc.Bytes(h.window.Load()))
+}
+
+// watch takes in a round trip, and finds out whether there is a queue.
+func (h *holding) watch(now cc.Time, rtt time.Duration) {
+	switch {
+	case rtt > 0 && (h.least == 0 || rtt < h.least):
+		h.least = rtt
+	case rtt-h.least >= max(leastQueue, h.least/queueBases):
+		h.queued = now
+	}
+	if h.queued > 0 && now.Sub(h.queued) > letGoAfter {
+		h.queued = 0
+	}
 }
 
 // stop has nothing be held. The relay, whose goroutine the leg is for, frees the window.
@@ -137,6 +179,7 @@ func (h *holding) close(now cc.Time) {
 type HoldingInfo struct {
 	Algorithm string        // "none": it is left to the transport
 	Held      bool          // Flow is meaningful
+	InForce   bool          // a queue is seen, so that the transport has no wider window
 	Why       string        // it will not be held; empty: it is, or there was no reason yet
 	Flow      flow.Snapshot // of what decides it; Share is the window
 }
@@ -147,7 +190,7 @@ func (h *holding) info() HoldingInfo {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := HoldingInfo{Algorithm: h.terms.Algorithm, Held: h.flow != nil}
+	out := HoldingInfo{Algorithm: h.terms.Algorithm, Held: h.flow != nil, InForce: h.held}
 	if h.flow != nil {
 		out.Flow = h.flow.Snapshot()
 	}

@@ -14,9 +14,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// advertiser is a leg to which a peer sends at 12 Mbit/s over 20 ms.
+// advertiser is a leg to which a peer sends at 12 Mbit/s over 20 ms, with a queue from then
+// on that it has one.
 type advertiser struct {
 	now    *cc.Time
+	queue  time.Duration
 	looks  int
 	err    error
 	window cc.Bytes
@@ -25,7 +27,7 @@ type advertiser struct {
 func (a *advertiser) Arrivals() (flow.Arrivals, error) {
 	a.looks++
 	return flow.Arrivals{
-		Received: cc.Rate(12e6).BytesIn(a.now.Sub(0)), RTT: 20 * time.Millisecond, Window: 30e3, MSS: 1448,
+		Received: cc.Rate(12e6).BytesIn(a.now.Sub(0)), RTT: 20*time.Millisecond + a.queue, Window: 30e3, MSS: 1448,
 	}, a.err
 }
 
@@ -56,10 +58,12 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	read(400) // 60 kB
 	assert.Zero(t, leg.looks, "a short request is left alone")
 	assert.Equal(t, HoldingInfo{Algorithm: "penstock"}, h.info())
+	read(100)
+	leg.queue, leg.looks = leastQueue, 0
 	read(1000)
 	assert.InDelta(t, 100, leg.looks, 5, "one look in a millisecond")
 	info := h.info()
-	assert.True(t, info.Held)
+	assert.True(t, info.Held && info.InForce)
 	assert.Equal(t, leg.window, info.Flow.Share)
 	assert.Positive(t, leg.window)
 
@@ -82,10 +86,53 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	assert.Empty(t, h.flows.Snapshots())
 }
 
+// What stands in no queue has nothing to gain; what it costs to look is little.
+func TestAWindowIsTheTransportsOwnWhereNoQueueIsSeen(t *testing.T) {
+	var now cc.Time
+	leg := &advertiser{}
+	h, read := held(leg, &now)
+	second := func() { read(10_000) }
+	second()
+	leg.queue, leg.looks = leastQueue-1, 0
+	second()
+	assert.InDelta(t, 250, leg.looks, 5, "one look in four milliseconds")
+	assert.Zero(t, leg.window)
+	assert.True(t, h.info().Held)
+	assert.False(t, h.info().InForce)
+
+	leg.queue = leastQueue
+	second()
+	assert.Equal(t, h.info().Flow.Share, leg.window)
+	assert.Positive(t, leg.window)
+	leg.queue = 0
+	for range 4 {
+		second()
+	}
+	assert.Positive(t, leg.window, "a window that empties the queue stays")
+	second()
+	second()
+	assert.Zero(t, leg.window)
+	assert.False(t, h.info().InForce)
+}
+
+// A path that wavers has no queue for that.
+func TestAQueueIsSeenByThePathsLength(t *testing.T) {
+	h := &holding{}
+	h.watch(1, 640*time.Millisecond)
+	h.watch(2, 659*time.Millisecond)
+	assert.Zero(t, h.queued)
+	h.watch(3, 660*time.Millisecond)
+	assert.EqualValues(t, 3, h.queued)
+	h.watch(4, 0)
+	assert.EqualValues(t, 3, h.queued, "that is no round trip")
+}
+
 func TestAWindowThatCannotBeHeldSaysWhy(t *testing.T) {
 	var now cc.Time
 	leg := &advertiser{}
 	h, read := held(leg, &now)
+	read(1000)
+	leg.queue = leastQueue
 	read(1000)
 	require.Positive(t, leg.window)
 	leg.err = errors.New("the clock has gone")

@@ -47,10 +47,11 @@ type Direction struct {
 
 // Receive is how the window is held that who sends these bytes is let send in.
 type Receive struct {
-	Algorithm string `json:"algorithm"`     // none: it is left to the transport
-	Why       string `json:"why,omitempty"` // it is not held although it was to be
-	// Control is absent while nothing is held: until much has come, or for Why. Its
-	// queueing delay is that on the bytes' way here, its share the window.
+	Algorithm string `json:"algorithm"`      // none: it is left to the transport
+	Held      bool   `json:"held,omitempty"` // the window is in force: a queue is seen on the bytes' way here
+	Why       string `json:"why,omitempty"`  // it is not held although it was to be
+	// Control is absent until much has come, or for Why. Its queueing delay is that on the
+	// bytes' way here, its share the window that is in force once a queue is seen.
 	Control *Control `json:"control,omitempty"`
 }
 
@@ -142,7 +143,7 @@ func describeDirection(d proxy.DirectionInfo) *Direction {
 	if d.Managed {
 		out.Control = describeControl(d.Flow)
 	}
-	out.Receive = Receive{Algorithm: d.Receive.Algorithm, Why: d.Receive.Why}
+	out.Receive = Receive{Algorithm: d.Receive.Algorithm, Held: d.Receive.InForce, Why: d.Receive.Why}
 	if d.Receive.Held {
 		out.Receive.Control = describeControl(d.Receive.Flow)
 	}

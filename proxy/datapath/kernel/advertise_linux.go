@@ -36,6 +36,7 @@ type advertising struct {
 	size   uint32
 	errno  syscall.Errno
 	visit  func(fd uintptr) // read, made once: looking allocates nothing
+	asked  bool             // by Arrivals
 	holes  int
 	ooo    uint32
 }
@@ -61,7 +62,8 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 	case i.Options&timestamped == 0:
 		return flow.Arrivals{}, errNoTimestamps
 	default:
-		first := a.ooo == 0 && a.holes == 0 && a.window == 0
+		first := !a.asked
+		a.asked = true
 		if i.Rcv_ooopack != a.ooo {
 			a.ooo = i.Rcv_ooopack
 			a.holes++
