@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"slices"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -12,44 +14,65 @@ import (
 )
 
 const (
-	pipeSize     = 1 << 20 // a quarter of it costs a third more CPU per byte; a user over its pipe quota gets less
-	defaultPipes = 128     // 128 MiB and 256 descriptors at most
-	idlePipes    = 32      // kept for the next user
+	defaultPipes = 128 // 256 descriptors at most
+	idlePipes    = 32  // of each size, kept for the next user
+	largePipe    = 1 << 20
+	smallPipe    = 64 << 10 // what the kernel makes one; a quarter of large costs bulk a third more CPU per byte
 	spliceFlags  = unix.SPLICE_F_NONBLOCK | unix.SPLICE_F_MOVE
 )
 
-// pipes lends kernel pipes to splices, a bounded number at a time.
+// pipes lends kernel pipes to splices, a bounded number at a time. Once a user's pipes
+// take more than fs.pipe-user-pages-soft, the kernel makes each further one of two pages
+// (pipe(7)), which costs a slow flow three splices for one. So large ones take at most half
+// of that, and pieces that fit into small ones have those.
 type pipes struct {
-	mu     sync.Mutex
-	bound  int
-	out    int
-	idle   []*pipe
-	closed bool
+	mu          sync.Mutex
+	bound       int
+	large       int // that there may be
+	out         int
+	made        int // large ones, lent or idle
+	small, wide []*pipe
+	closed      bool
 }
 
 // pipe is the store of a splice.
 type pipe struct {
-	r, w int
-	n    int // bytes in it
+	r, w  int
+	large bool
+	n     int // bytes in it
 }
 
 func newPipes(bound int) *pipes {
 	if bound <= 0 {
 		bound = defaultPipes
 	}
-	return &pipes{bound: bound}
+	return &pipes{bound: bound, large: largePipes(bound)}
 }
 
-// take returns an empty pipe; nil when there is none to be had.
-func (p *pipes) take() *pipe {
+// largePipes is how many of so many pipes may be large.
+func largePipes(bound int) int {
+	var soft int // pages
+	if scan("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
+		return bound // there is no such limit
+	}
+	return min(bound, soft*os.Getpagesize()/largePipe/2)
+}
+
+// take returns an empty pipe for a piece of so many bytes; nil when there is none to be had.
+func (p *pipes) take(piece int) *pipe {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.out >= p.bound {
 		return nil
 	}
-	if last := len(p.idle) - 1; last >= 0 {
-		pp := p.idle[last]
-		p.idle = p.idle[:last]
+	large := piece > smallPipe && (len(p.wide) > 0 || p.made < p.large)
+	idle := &p.small
+	if large {
+		idle = &p.wide
+	}
+	if last := len(*idle) - 1; last >= 0 {
+		pp := (*idle)[last]
+		*idle = (*idle)[:last]
 		p.out++
 		return pp
 	}
@@ -57,9 +80,12 @@ func (p *pipes) take() *pipe {
 	if unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC) != nil {
 		return nil
 	}
-	_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize) // the default size serves as well
+	if large {
+		_, _ = unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, largePipe) // what it has serves as well
+		p.made++
+	}
 	p.out++
-	return &pipe{r: fds[0], w: fds[1]}
+	return &pipe{r: fds[0], w: fds[1], large: large}
 }
 
 // put takes a pipe back; one with bytes in it is of no more use.
@@ -67,21 +93,28 @@ func (p *pipes) put(pp *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.out--
-	if pp.n > 0 || p.closed || len(p.idle) >= idlePipes {
+	idle := &p.small
+	if pp.large {
+		idle = &p.wide
+	}
+	if pp.n > 0 || p.closed || len(*idle) >= idlePipes {
 		pp.close()
+		if pp.large {
+			p.made--
+		}
 		return
 	}
-	p.idle = append(p.idle, pp)
+	*idle = append(*idle, pp)
 }
 
 func (p *pipes) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
-	for _, pp := range p.idle {
+	for _, pp := range slices.Concat(p.small, p.wide) {
 		pp.close()
 	}
-	p.idle = nil
+	p.small, p.wide = nil, nil
 }
 
 func (pp *pipe) close() {
@@ -162,7 +195,7 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 		}
 	}
 	if s.pipe == nil {
-		if s.pipe = s.pool.take(); s.pipe == nil {
+		if s.pipe = s.pool.take(s.limit); s.pipe == nil {
 			s.copies = true
 			return true
 		}

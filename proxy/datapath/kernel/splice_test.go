@@ -17,13 +17,13 @@ import (
 func TestPipesAreBoundedAndReused(t *testing.T) {
 	p := newPipes(2)
 	t.Cleanup(p.close)
-	first, second := p.take(), p.take()
+	first, second := p.take(1), p.take(1)
 	require.NotNil(t, first)
 	require.NotNil(t, second)
-	assert.Nil(t, p.take(), "two are lent")
+	assert.Nil(t, p.take(1), "two are lent")
 
 	p.put(first)
-	assert.Same(t, first, p.take())
+	assert.Same(t, first, p.take(1))
 
 	second.n = 1
 	p.put(second)
@@ -31,11 +31,39 @@ func TestPipesAreBoundedAndReused(t *testing.T) {
 	assert.ErrorIs(t, err, unix.EBADF, "what is in it would come out at the next user's")
 
 	p.close()
-	assert.Nil(t, p.take())
+	assert.Nil(t, p.take(1))
 	p.put(first)
 	_, err = unix.FcntlInt(uintptr(first.r), unix.F_GETFD, 0)
 	assert.ErrorIs(t, err, unix.EBADF, "nobody is left to use it")
 	assert.Zero(t, p.out)
+}
+
+func TestLargePipesAreForLargePieces(t *testing.T) {
+	p := newPipes(6)
+	t.Cleanup(p.close)
+	p.large = 2
+	size := func(pp *pipe) int {
+		require.NotNil(t, pp)
+		n, err := unix.FcntlInt(uintptr(pp.w), unix.F_GETPIPE_SZ, 0)
+		require.NoError(t, err)
+		return n
+	}
+	small := p.take(smallPipe)
+	assert.LessOrEqual(t, size(small), smallPipe)
+	one, two := p.take(smallPipe+1), p.take(largePipe)
+	assert.Greater(t, size(one), smallPipe)
+	assert.Greater(t, size(two), smallPipe)
+	three := p.take(largePipe)
+	assert.LessOrEqual(t, size(three), smallPipe, "there are no more large ones")
+
+	p.put(two)
+	p.put(small)
+	assert.Same(t, small, p.take(1), "a large one is kept for who needs it")
+	assert.Same(t, two, p.take(largePipe))
+
+	one.n = 1 // it is not kept, and leaves room for another
+	p.put(one)
+	assert.Greater(t, size(p.take(largePipe)), smallPipe)
 }
 
 // carried is source → in, carrier, out → sink.
@@ -77,7 +105,7 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	c.Release()
 	assert.Zero(t, c.Buffered())
 	assert.Zero(t, d.pipes.out)
-	assert.Empty(t, d.pipes.idle, "a byte was left in it")
+	assert.Empty(t, d.pipes.small, "a byte was left in it")
 
 	require.NoError(t, c.source.CloseWrite())
 	n, err = c.Fill(100)
@@ -90,13 +118,13 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 		assert.ErrorIs(t, err, io.EOF)
 	}
 	assert.Zero(t, d.pipes.out)
-	assert.Len(t, d.pipes.idle, 1)
+	assert.Len(t, d.pipes.small, 1)
 }
 
 func TestWithoutAPipeASpliceCopies(t *testing.T) {
 	d := still(t, Config{Pipes: 1})
 	t.Cleanup(d.pipes.close)
-	hog := d.pipes.take()
+	hog := d.pipes.take(1)
 	c := d.carried(t)
 	_, err := c.source.Write([]byte("abcdef"))
 	require.NoError(t, err)

@@ -87,7 +87,7 @@ func eachCarrier(t *testing.T, test func(t *testing.T, c carried)) {
 			d := still(t, Config{Pipes: pipes})
 			t.Cleanup(d.pipes.close)
 			if pipes == 1 {
-				hog := d.pipes.take()
+				hog := d.pipes.take(1)
 				t.Cleanup(func() { d.pipes.put(hog) })
 			}
 			test(t, d.carried(t))
