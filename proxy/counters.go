@@ -82,7 +82,7 @@ func (a *AlgorithmCounters) add(more AlgorithmCounters) {
 }
 
 // add counts a direction in, and what is known of the leg it goes to.
-func (d *DirectionCounters) add(i DirectionInfo, leg datapath.Info) {
+func (d *DirectionCounters) add(i *DirectionInfo, leg *datapath.Info) {
 	d.Read += i.Read
 	d.Written += i.Written
 	d.Spliced += i.Spliced
@@ -171,14 +171,14 @@ func (t *totals) open(c *connection) {
 	}
 }
 
-func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Duration) {
+func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.routes[c.route]
 	r.active--
 	r.closed[cause]++
-	r.down.add(last.Down, last.Client)
-	r.up.add(last.Up, last.Server)
+	r.down.add(&last.Down, &last.Client)
+	r.up.add(&last.Up, &last.Server)
 	r.duration.Observe(lived)
 	if p := t.peers.of(c); p != nil {
 		p.Active--
@@ -189,7 +189,7 @@ func (t *totals) close(c *connection, last FlowInfo, cause Cause, lived time.Dur
 // Counters returns the totals, with the bytes of live connections. What the kernel or an
 // algorithm counts is in them when a connection is over: Snapshot asks for it earlier.
 func (s *Server) Counters() Counters {
-	return s.count((*connection).moved, func(FlowInfo) {})
+	return s.count((*connection).moved, func(*FlowInfo) {})
 }
 
 // Snapshot returns the totals, all that is counted of live connections included,
@@ -198,14 +198,14 @@ func (s *Server) Snapshot() (Counters, []FlowInfo) {
 	var flows []FlowInfo
 	now := s.clock()
 	out := s.count(
-		func(c *connection) FlowInfo { return c.info(now) },
-		func(f FlowInfo) { flows = append(flows, f) },
+		func(c *connection, out *FlowInfo) { c.fill(out, now) },
+		func(f *FlowInfo) { flows = append(flows, *f) },
 	)
 	return out, flows
 }
 
 // count adds up what look says of each live connection, oldest first, and keeps it.
-func (s *Server) count(look func(*connection) FlowInfo, keep func(FlowInfo)) Counters {
+func (s *Server) count(look func(*connection, *FlowInfo), keep func(*FlowInfo)) Counters {
 	active, sources, limit := s.limits.counts()
 	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
 	for _, l := range s.listeners() {
@@ -223,15 +223,16 @@ func (s *Server) count(look func(*connection) FlowInfo, keep func(FlowInfo)) Cou
 	rows, peers := s.totals.snapshot()
 	s.mu.Unlock()
 
+	f := new(FlowInfo)
 	for _, c := range oldestFirst(conns) {
-		f := look(c)
+		look(c, f)
 		keep(f)
 		if !f.Relayed() {
 			continue
 		}
 		if row := rows[c.route]; row != nil {
-			row.Down.add(f.Down, f.Client)
-			row.Up.add(f.Up, f.Server)
+			row.Down.add(&f.Down, &f.Client)
+			row.Up.add(&f.Up, &f.Server)
 			addLive(peers, f)
 		}
 	}

@@ -279,8 +279,13 @@ func (l *fakeListener) Accept() (datapath.Conn, error) {
 	}
 }
 
+// handshakeTimeout is a listener's own.
+const handshakeTimeout = 10 * time.Second
+
 func (l *fakeListener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
 	if l.greet != nil {
+		ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+		defer cancel()
 		if err := l.greet(ctx); err != nil {
 			_ = conn.Reset()
 			return ingress.Client{}, err

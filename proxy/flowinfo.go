@@ -44,7 +44,7 @@ type DirectionInfo struct {
 }
 
 // Relayed reports whether the directions and legs are in place.
-func (f FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
+func (f *FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
 
 // Flows returns the live connections, oldest first.
 func (s *Server) Flows() []FlowInfo {
@@ -52,14 +52,15 @@ func (s *Server) Flows() []FlowInfo {
 	conns := s.live()
 	out := make([]FlowInfo, len(conns))
 	for i, c := range conns {
-		out[i] = c.info(now)
+		c.fill(&out[i], now)
 	}
 	return out
 }
 
-func (c *connection) info(now cc.Time) FlowInfo {
+// fill writes down what there is to say of the connection.
+func (c *connection) fill(out *FlowInfo, now cc.Time) {
 	c.mu.Lock()
-	out := FlowInfo{
+	*out = FlowInfo{
 		ID: c.id, Listener: c.listener.cfg.Name, State: c.state,
 		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
 		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
@@ -67,52 +68,49 @@ func (c *connection) info(now cc.Time) FlowInfo {
 	client, server := c.client.conn, c.server.conn
 	if !out.Relayed() {
 		c.mu.Unlock()
-		return out
+		return
 	}
 	out.Rule, out.ServerName = c.verdict.Rule, c.serverName
-	out.Down, out.Up = c.down.info(), c.up.info()
+	c.down.fill(&out.Down)
+	c.up.fill(&out.Up)
 	c.mu.Unlock()
 	out.Setup = age(c.opened, c.started)
 	out.Target = addrPort(server.RemoteAddr())
 	out.Client, out.Server = client.Info(), server.Info()
-	return out
 }
 
 // moved is the part of info that costs nothing: the state, and the bytes of each direction.
-func (c *connection) moved() FlowInfo {
+func (c *connection) moved(out *FlowInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := FlowInfo{ID: c.id, State: c.state}
+	*out = FlowInfo{ID: c.id, State: c.state}
 	if out.Relayed() {
-		out.Down, out.Up = c.down.moved(), c.up.moved()
-	}
-	return out
-}
-
-func (d *direction) moved() DirectionInfo {
-	return DirectionInfo{
-		Algorithm: d.terms.Algorithm,
-		Read:      cc.Bytes(d.read.Load()), Written: cc.Bytes(d.written.Load()), Spliced: cc.Bytes(d.spliced.Load()),
-		Finished: d.finished.Load(), Managed: d.flow != nil,
+		c.down.moved(&out.Down)
+		c.up.moved(&out.Up)
 	}
 }
 
-// info is for those who hold the connection's mu: what is counted under an
+func (d *direction) moved(out *DirectionInfo) {
+	out.Algorithm = d.terms.Algorithm
+	out.Read, out.Written, out.Spliced = cc.Bytes(d.read.Load()), cc.Bytes(d.written.Load()), cc.Bytes(d.spliced.Load())
+	out.Finished, out.Managed = d.finished.Load(), d.flow != nil
+}
+
+// fill is for those who hold the connection's mu: what is counted under an
 // algorithm does not change hands in between.
-func (d *direction) info() DirectionInfo {
-	out := d.moved()
+func (d *direction) fill(out *DirectionInfo) {
+	d.moved(out)
 	if d.flow != nil {
 		out.Flow = d.flow.Snapshot()
 	} else {
 		out.Flow.Group = d.terms.Group
 	}
 	out.Receive = d.hold.info()
-	out.Control = append(slices.Clone(d.earlier), d.since(out.Algorithm, out.Flow))
-	return out
+	out.Control = append(slices.Clone(d.earlier), d.since(out.Algorithm, &out.Flow))
 }
 
 // since is what has happened up to s under the present algorithm.
-func (d *direction) since(algorithm string, s flow.Snapshot) AlgorithmCounters {
+func (d *direction) since(algorithm string, s *flow.Snapshot) AlgorithmCounters {
 	now := AlgorithmCounters{Algorithm: algorithm, LossEvents: uint64(s.LossEvents), Limited: s.Limited}
 	for _, e := range d.earlier {
 		now.LossEvents -= e.LossEvents
@@ -125,7 +123,7 @@ func (d *direction) since(algorithm string, s flow.Snapshot) AlgorithmCounters {
 
 // under notes what has happened up to s under the algorithm that is left now, once
 // for all the times it was in force: there may be no end of reloads.
-func (d *direction) under(algorithm string, s flow.Snapshot) {
+func (d *direction) under(algorithm string, s *flow.Snapshot) {
 	now := d.since(algorithm, s)
 	i := slices.IndexFunc(d.earlier, func(e AlgorithmCounters) bool { return e.Algorithm == algorithm })
 	if i < 0 {

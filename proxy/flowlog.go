@@ -61,7 +61,7 @@ func (s *Server) line(id uint64) []slog.Attr {
 }
 
 // logClosed writes the one line of a connection that was relayed.
-func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
+func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
 	attrs := s.line(f.ID)
 	if attrs == nil {
 		return
@@ -71,7 +71,7 @@ func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
 		slog.String("closed_by", string(cause.Who)), slog.String("reason", string(cause.How)),
 		slog.Duration("duration", f.Age.Round(time.Millisecond)), slog.Duration("setup",
 			f.Setup.Round(time.Microsecond)),
-		f.Down.attrs("down", f.Client), f.Up.attrs("up", f.Server))
+		f.Down.attrs("down", &f.Client), f.Up.attrs("up", &f.Server))
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
@@ -79,7 +79,7 @@ func (s *Server) logClosed(f FlowInfo, cause Cause, err error) {
 }
 
 // attrs describes a direction and the leg it sent to.
-func (d DirectionInfo) attrs(name string, leg datapath.Info) slog.Attr {
+func (d *DirectionInfo) attrs(name string, leg *datapath.Info) slog.Attr {
 	attrs := append(make([]slog.Attr, 0, 12), slog.String("algorithm", d.Algorithm),
 		slog.Int64("bytes", int64(d.Written)))
 	if unwritten := d.Read - d.Written; unwritten > 0 {

@@ -58,7 +58,7 @@ func (p peerTotals) snapshot() []PeerCounters {
 }
 
 // addLive counts in what the peer of a live connection was sent again so far.
-func addLive(peers []PeerCounters, f FlowInfo) {
+func addLive(peers []PeerCounters, f *FlowInfo) {
 	k := peerKey{f.Listener, f.Peer}
 	i, found := slices.BinarySearchFunc(peers, k, func(c PeerCounters, k peerKey) int {
 		return peerKey{c.Listener, c.Peer}.compare(k)

@@ -136,7 +136,7 @@ func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 		return
 	}
 	if t.Algorithm != d.terms.Algorithm {
-		d.under(d.terms.Algorithm, before)
+		d.under(d.terms.Algorithm, &before)
 	}
 	d.terms = t
 	done.Moved++

@@ -118,7 +118,7 @@ func TestSilentClientsCountAgainstTheirSource(t *testing.T) {
 				}
 				synctest.Wait()
 				assert.Equal(t, row.refused, b.server.Counters().Listeners[0].Rejected[proxy.RejectedSourceLimit])
-				time.Sleep(10 * time.Second) // the handshakes' time
+				time.Sleep(handshakeTimeout)
 				synctest.Wait()
 				assert.Zero(t, b.server.Counters().Active)
 			})

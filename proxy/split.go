@@ -27,9 +27,7 @@ type rejection struct {
 
 // setUp greets the client, dials the server and answers the client.
 func (c *connection) setUp(ctx context.Context) *rejection {
-	greet, cancel := context.WithTimeout(ctx, time.Duration(c.srv.settings().cfg.Limits.HandshakeTimeout))
-	chosen, err := c.listener.Greet(greet, c.accepted)
-	cancel()
+	chosen, err := c.listener.Greet(ctx, c.accepted)
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
 	}

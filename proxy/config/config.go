@@ -192,4 +192,4 @@ func Default() Config {
 
 // Guarded reports whether the listener's clients are kept from what is the
 // proxy's own: all but those whose one destination is the operator's choice.
-func (l Listener) Guarded() bool { return !l.Is(access.Forward) }
+func (l *Listener) Guarded() bool { return !l.Is(access.Forward) }

@@ -25,7 +25,7 @@ func (w WireGuard) Path() Datapath {
 }
 
 // Interface is the name of the interface that the kernel's WireGuard has.
-func (l Listener) Interface() string {
+func (l *Listener) Interface() string {
 	if l.Device != "" {
 		return l.Device
 	}

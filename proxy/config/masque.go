@@ -163,4 +163,4 @@ func (m MASQUE) isZero() bool {
 }
 
 // Is reports whether the listener is of a mode.
-func (l Listener) Is(m access.Mode) bool { return access.Mode(l.Mode) == m }
+func (l *Listener) Is(m access.Mode) bool { return access.Mode(l.Mode) == m }

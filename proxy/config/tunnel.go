@@ -77,12 +77,12 @@ const (
 )
 
 // Tunnels reports whether clients of the listener are inside a tunnel.
-func (l Listener) Tunnels() bool {
+func (l *Listener) Tunnels() bool {
 	return access.Mode(l.Mode).Tunnels()
 }
 
 // MTU is the tunnel's.
-func (l Listener) MTU() int {
+func (l *Listener) MTU() int {
 	switch {
 	case l.Tunnel.MTU != 0:
 		return l.Tunnel.MTU

@@ -20,8 +20,9 @@ type Listener interface {
 	Accept() (datapath.Conn, error)
 
 	// Greet finds out where the connection is meant to go. It runs on the
-	// connection's own goroutine, and ctx bounds it. On an error it has told
-	// the client what the protocol allows and closed the connection.
+	// connection's own goroutine, takes no longer than the configured handshake
+	// timeout, and ends with ctx. On an error it has told the client what the
+	// protocol allows and closed the connection.
 	Greet(ctx context.Context, conn datapath.Conn) (Client, error)
 
 	Addr() net.Addr
