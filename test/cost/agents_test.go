@@ -29,7 +29,7 @@ func BenchmarkAgent(b *testing.B) {
 		_ = agent.Wait()
 	}()
 	const window = "max_window=1000" // packets; nothing is lost here that would bound it
-	for _, flows := range []int{1, 16, 64} {
+	for _, flows := range []int{1, 16, 64, 1000} {
 		l := load{name: fmt.Sprintf("%dflows-500mbit", flows), flows: flows, rate: 500e6, wall: measure}
 		compare(b, executable, l, []carrier{
 			{name: "reno-ebpf", envelope: "ebpf", algorithm: "reno", terms: eachAlone},
