@@ -19,7 +19,7 @@ import (
 const Prefix = "penstock-agent-"
 
 const (
-	startLimit = 10 * time.Second // for an agent's socket to be there
+	startLimit = 30 * time.Second // for an agent's socket to be there
 	startLook  = 5 * time.Millisecond
 )
 
