@@ -60,7 +60,7 @@ PACKAGE_VERSION ?= $(patsubst v%,%,$(shell git describe --tags --exact-match 2>/
 # Those that recipes start are penstock-agent-NAME.
 AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
-.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross demo dist packages image release manifests package-test clean
+.PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross demo dist packages image release manifests package-test kubernetes-test clean
 
 all: build lint test ## build, lint and test
 
@@ -215,6 +215,9 @@ manifests: ## have a real kube-apiserver judge the manifests; with etcd, kube-ap
 package-test: packages ## install, use, upgrade and remove the deb in copies of this Debian, one of them booted; as root
 	deploy/package/test.sh $(DIST)/penstock_*_amd64.deb
 	deploy/package/booted.sh $(DIST)/penstock_*_amd64.deb
+
+kubernetes-test: ## boot Kubernetes here and run the manifests in it; as root, builds Kubernetes the first time
+	test/kubernetes/run.sh
 
 clean:
 	rm -rf bin $(DIST)

@@ -27,16 +27,20 @@ type manifest struct {
 				TerminationGracePeriodSeconds int `yaml:"terminationGracePeriodSeconds"`
 				Containers                    []struct {
 					Args           []string
-					ReadinessProbe struct {
-						HTTPGet struct{ Path string } `yaml:"httpGet"`
-					} `yaml:"readinessProbe"`
-					VolumeMounts []struct {
+					ReadinessProbe probe `yaml:"readinessProbe"`
+					LivenessProbe  probe `yaml:"livenessProbe"`
+					VolumeMounts   []struct {
 						SubPath string `yaml:"subPath"`
 					} `yaml:"volumeMounts"`
 				}
 			}
 		}
 	}
+}
+
+type probe struct {
+	TimeoutSeconds int                   `yaml:"timeoutSeconds"`
+	HTTPGet        struct{ Path string } `yaml:"httpGet"`
 }
 
 func manifests(t *testing.T, path string) (out []manifest) {
@@ -85,6 +89,10 @@ func TestManifestsHaveValidConfigurations(t *testing.T) {
 				require.Len(t, pod.Containers, 1)
 				assert.Contains(t, pod.Containers[0].Args, "--watch")
 				assert.Equal(t, "/readyz", pod.Containers[0].ReadinessProbe.HTTPGet.Path)
+				assert.Equal(t, "/healthz", pod.Containers[0].LivenessProbe.HTTPGet.Path)
+				for _, p := range []probe{pod.Containers[0].ReadinessProbe, pod.Containers[0].LivenessProbe} {
+					assert.GreaterOrEqual(t, p.TimeoutSeconds, 5, "on a busy node the default of a second ends the pod")
+				}
 				for _, v := range pod.Containers[0].VolumeMounts {
 					assert.Empty(t, v.SubPath, "Kubernetes never changes a file that is mounted by one")
 				}

@@ -18,7 +18,7 @@ import (
 
 // SelfSigned is a certificate for names and IP addresses that is its own authority.
 func SelfSigned(names ...string) tls.Certificate {
-	return sign(nil, "a test", names)
+	return sign(nil, pkix.Name{CommonName: "a test"}, names)
 }
 
 // Authority issues certificates, for servers and for clients.
@@ -31,7 +31,18 @@ func NewAuthority() *Authority {
 
 // Issue is a certificate of a subject, for names and IP addresses.
 func (a *Authority) Issue(subject string, names ...string) tls.Certificate {
+	return sign(&a.own, pkix.Name{CommonName: subject}, names)
+}
+
+// IssueTo is a certificate of a subject with groups (organisations) and all else that it has.
+func (a *Authority) IssueTo(subject pkix.Name, names ...string) tls.Certificate {
 	return sign(&a.own, subject, names)
+}
+
+// PEM is the authority's own certificate as files have it.
+func (a *Authority) PEM() string {
+	certificate, _ := PEM(a.own)
+	return certificate
 }
 
 // Pool holds the authority alone.
@@ -51,10 +62,10 @@ func PEM(c tls.Certificate) (certificate, key string) {
 }
 
 // sign makes a certificate; by is who signs it, nil: itself.
-func sign(by *tls.Certificate, subject string, names []string) tls.Certificate {
+func sign(by *tls.Certificate, subject pkix.Name, names []string) tls.Certificate {
 	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	form := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: subject},
+		SerialNumber: big.NewInt(1), Subject: subject,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: by == nil, BasicConstraintsValid: true,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
