@@ -17,6 +17,9 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/yosida95/uritemplate/v3"
 	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/penstock-net/penstock/cc"
+	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
 )
 
 // MASQUEConfig describes a CONNECT-IP client (RFC 9484) whose inside is a network
@@ -44,6 +47,7 @@ const (
 	masqueKeepalive = 10 * time.Second
 	masquePacket    = 1350 // QUIC's first ones: less than the path to the gateway carries
 	masquePatience  = 20 * time.Second
+	masqueStream    = 0  // the first request of a connection has this one
 	masqueHeadroom  = 16 // bytes before a packet that the device wants for itself
 )
 
@@ -74,7 +78,10 @@ func (m *MASQUE) connect(cfg MASQUEConfig) (err error) {
 	defer cancel()
 	m.conn, err = quic.Dial(ctx, m.udp, net.UDPAddrFromAddrPort(cfg.Gateway),
 		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, //nolint:gosec // in a lab, where the gateway's key is made on the spot
-		&quic.Config{EnableDatagrams: true, InitialPacketSize: masquePacket, KeepAlivePeriod: masqueKeepalive})
+		&quic.Config{
+			EnableDatagrams: true, InitialPacketSize: masquePacket, KeepAlivePeriod: masqueKeepalive,
+			Tracer: legs.Tracer(func() cc.Time { return 1 }, nil),
+		})
 	if err != nil {
 		return err
 	}
@@ -139,15 +146,24 @@ func (m *MASQUE) outward() {
 	}
 }
 
-// inward moves packets from the session into the device.
+// inward moves packets from the session into the device. HTTP/3 waits for it: left to
+// itself it loses what comes in bursts of more than 32 (legs.Datagrams).
 func (m *MASQUE) inward() {
-	buf := make([]byte, 1<<16)
+	packets, err := legs.ReceiveDatagrams(m.conn.QlogTrace(), masqueStream, func(context.Context) ([]byte, error) {
+		p := make([]byte, masqueHeadroom+1<<11)
+		n, err := m.session.ReadPacket(p[masqueHeadroom:])
+		return p[:masqueHeadroom+n], err
+	})
+	if err != nil {
+		return // the connection has a Tracer
+	}
+	defer packets.Close()
+	batch := make([][]byte, 0, m.device.BatchSize())
 	for {
-		n, err := m.session.ReadPacket(buf)
-		if err != nil {
+		if batch, err = packets.Receive(context.Background(), batch); err != nil {
 			return
 		}
-		m.give(buf[:n])
+		_, _ = m.device.Write(batch, masqueHeadroom) // lost where the device has ended
 	}
 }
 

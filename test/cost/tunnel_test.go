@@ -59,14 +59,19 @@ func BenchmarkTunnels(b *testing.B) {
 	// In place of the kernel's WireGuard.
 	inKernel := gateway{name: "kernel-" + cc.Default, listener: keys.inKernel(), algorithm: cc.Default}
 	tun := gateway{name: "tun-copa", listener: "{name: bench, mode: tun, device: " + tunDevice + "}", algorithm: "copa"}
-	masque := gateway{name: "masque-copa", listener: masqueListener(b), algorithm: "copa"}
+	masque := func(algorithm string) gateway {
+		return gateway{name: "masque-" + algorithm, listener: masqueListener(b), algorithm: algorithm}
+	}
 	for _, way := range []struct {
 		name     string
 		start    traffic
 		gateways []gateway
 	}{
-		{"down", startDownload, []gateway{forwarding, under("none"), wireguard, under(cc.Default), inKernel, tun, masque}},
-		{"up", startUpload, []gateway{forwarding, wireguard, inKernel, tun, masque}},
+		{"down", startDownload, []gateway{
+			forwarding, under("none"), wireguard, under(cc.Default), inKernel, tun,
+			masque("copa"), masque(cc.Default),
+		}},
+		{"up", startUpload, []gateway{forwarding, wireguard, inKernel, tun, masque("copa")}},
 	} {
 		for _, flows := range []int{1, 16} {
 			var plain usage

@@ -78,7 +78,7 @@ var table = []rule{
 	}},
 	{packages: "telemetry/page", module: []string{"cc", "cc/flow", "proxy"}},
 	{packages: "internal/need"},
-	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim"}},
+	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim", "proxy/datapath/quic"}},
 	{packages: "internal/caps"},
 	{packages: "internal/certs"},
 	{packages: "internal/cli/clitest", module: []string{"internal/need"}},

@@ -41,7 +41,9 @@ type wire struct {
 	served   atomic.Pointer[Trace]
 }
 
-func newWire(t testing.TB, losing int64) *wire {
+func newWire(t testing.TB, losing int64) *wire { return newWireWith(t, losing, false) }
+
+func newWireWith(t testing.TB, losing int64, datagrams bool) *wire {
 	now := clock()
 	w := &wire{accepted: make(chan *Conn, 1)}
 	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -51,8 +53,9 @@ func newWire(t testing.TB, losing int64) *wire {
 		socket = &lossy{PacketConn: udp, each: losing}
 	}
 	server := &http3.Server{
-		TLSConfig:  http3.ConfigureTLSConfig(&tls.Config{Certificates: []tls.Certificate{certs.SelfSigned("localhost")}}),
-		QUICConfig: &quic.Config{Tracer: Tracer(now, nil)},
+		EnableDatagrams: datagrams,
+		TLSConfig:       http3.ConfigureTLSConfig(&tls.Config{Certificates: []tls.Certificate{certs.SelfSigned("localhost")}}),
+		QUICConfig:      &quic.Config{Tracer: Tracer(now, nil)},
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			rw.WriteHeader(http.StatusOK)
 			s, err := rw.(http3.HTTPStreamer).HTTPStream()
@@ -68,9 +71,9 @@ func newWire(t testing.TB, losing int64) *wire {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	w.conn, err = quic.DialAddr(ctx, udp.LocalAddr().String(),
-		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, &quic.Config{Tracer: Tracer(now, nil)})
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, &quic.Config{Tracer: Tracer(now, nil), EnableDatagrams: datagrams})
 	require.NoError(t, err)
-	transport := &http3.Transport{}
+	transport := &http3.Transport{EnableDatagrams: datagrams}
 	w.client = transport.NewClientConn(w.conn)
 	t.Cleanup(func() {
 		assert.NoError(t, w.conn.CloseWithError(0, ""))
@@ -89,16 +92,19 @@ func (w *wire) trace() *Trace { return w.served.Load() }
 func (w *wire) open(t testing.TB) (server, client *Conn) {
 	s, err := w.client.OpenRequestStream(context.Background())
 	require.NoError(t, err)
-	require.NoError(t, s.SendRequestHeader(&http.Request{
-		Method: http.MethodConnect,
-		URL:    &url.URL{Host: "192.0.2.1:443"}, Host: "192.0.2.1:443",
-	}))
+	require.NoError(t, s.SendRequestHeader(connectRequest()))
 	answer, err := s.ReadResponse() //nolint:bodyclose // the body is the stream, which the leg closes
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, answer.StatusCode)
 	client = NewConn(w.conn.LocalAddr(), w.conn.RemoteAddr(), nil)
 	require.NoError(t, client.Admit(s))
 	return <-w.accepted, client
+}
+
+func connectRequest() *http.Request {
+	return &http.Request{
+		Method: http.MethodConnect, URL: &url.URL{Host: "192.0.2.1:443"}, Host: "192.0.2.1:443",
+	}
 }
 
 // lossy loses one packet in so many, once the connection stands.

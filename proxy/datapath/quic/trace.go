@@ -36,6 +36,7 @@ func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, qu
 type Trace struct {
 	clock   func() cc.Time
 	refused func()
+	inboxes sync.Map // quic.StreamID to *Datagrams
 
 	mu      sync.Mutex
 	streams map[quic.StreamID]*signals
@@ -64,7 +65,7 @@ type recorder struct{ *Trace }
 func (recorder) Close() error { return nil }
 
 // RecordEvent implements qlogwriter.Recorder. It is called in the midst of
-// quic-go's own work: note and leave.
+// quic-go's own work: note and leave. Datagrams of HTTP/3 alone may wait.
 func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	switch e := e.(type) {
 	case qlog.PacketSent:
@@ -89,6 +90,10 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 		}
 	case h3log.FrameCreated:
 		t.framed(e)
+	case h3log.DatagramParsed:
+		if d, ok := t.inboxes.Load(quic.StreamID(4 * e.QuarterStreamID)); ok {
+			d.(*Datagrams).comes()
+		}
 	case qlog.ConnectionClosed:
 		t.mu.Lock()
 		t.gone = true

@@ -17,6 +17,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
 
+	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -24,18 +25,27 @@ import (
 // what comes beyond it is lost, and the senders in the stack slow down.
 const sessionQueue = 256
 
-// contextID goes before each packet: zero says that it is an IP packet (RFC 9484 §6).
-const contextID = 1 // byte
+// inwardBatch is how many packets of a client's go into the stack at once.
+const inwardBatch = 64
+
+// What goes before each packet in a datagram: a quarter of the stream's number (RFC 9297
+// §2.1), and a context, of which zero says that it is an IP packet (RFC 9484 §6).
+const (
+	contextID    = 1 // byte
+	beforePacket = 8 + contextID
+)
 
 // ipSession is one client's CONNECT-IP.
 type ipSession struct {
-	masque   *MASQUE
-	name     string
-	endpoint string
-	addrs    []netip.Addr
-	scope    ipScope
-	stream   *http3.Stream
-	queue    chan *[]byte
+	masque    *MASQUE
+	name      string
+	endpoint  string
+	addrs     []netip.Addr
+	scope     ipScope
+	conn      *quic.Conn
+	stream    *http3.Stream
+	datagrams *legs.Datagrams
+	queue     chan *[]byte
 
 	received, sent atomic.Uint64 // bytes of packets
 }
@@ -104,8 +114,9 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
+	conn, _ := r.Context().Value(connKey{}).(*quic.Conn)
 	s := &ipSession{
-		masque: m, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, scope: scope,
+		masque: m, conn: conn, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, scope: scope,
 		queue: make(chan *[]byte, sessionQueue),
 	}
 	if err := s.run(w, r); err != nil {
@@ -142,6 +153,10 @@ func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 		return err
 	}
 	capsules, err := (&connectip.Proxy{}).Proxy(hijacked{w, s.stream}, nil)
+	if err != nil {
+		return err
+	}
+	s.datagrams, err = legs.ReceiveDatagrams(s.stream.QlogTrace(), s.stream.StreamID(), s.stream.ReceiveDatagram)
 	if err != nil {
 		return err
 	}
@@ -204,18 +219,24 @@ func (s *ipSession) answer(asked *connectip.AddressRequest) error {
 	return asked.Respond(given, others)
 }
 
-// inward moves packets from the client into the stack.
+// inward moves packets from the client into the stack, those that come together at once.
 func (s *ipSession) inward(ctx context.Context) {
+	defer s.datagrams.Close()
+	batch, packets := make([][]byte, 0, inwardBatch), make([][]byte, 0, inwardBatch)
 	for {
-		b, err := s.stream.ReceiveDatagram(ctx)
-		if err != nil {
+		var err error
+		if batch, err = s.datagrams.Receive(ctx, batch); err != nil {
 			return
 		}
-		if p, ok := s.accept(b); ok {
-			s.clamp(p)
-			s.received.Add(uint64(len(p)))
-			s.masque.stack.Deliver(p)
+		packets = packets[:0]
+		for _, b := range batch {
+			if p, ok := s.accept(b); ok {
+				s.clamp(p)
+				s.received.Add(uint64(len(p)))
+				packets = append(packets, p)
+			}
 		}
+		s.masque.stack.Deliver(packets...)
 	}
 }
 
@@ -249,20 +270,23 @@ func (s *ipSession) accept(b []byte) ([]byte, bool) {
 // outward moves packets to the client.
 func (s *ipSession) outward(ctx context.Context) {
 	m := s.masque
+	prefix := append(quicvarint.Append(nil, uint64(s.stream.StreamID()/4)), 0)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case b := <-s.queue:
-			s.clamp((*b)[contextID:])
-			err := s.stream.SendDatagram(*b)
+			packet := (*b)[beforePacket:]
+			s.clamp(packet)
+			copy((*b)[beforePacket-len(prefix):], prefix)
+			err := s.conn.SendDatagram((*b)[beforePacket-len(prefix):]) // the stream's would copy it once more
 			var large *quic.DatagramTooLargeError
 			switch {
 			case err == nil:
-				s.sent.Add(uint64(len(*b) - contextID))
+				s.sent.Add(uint64(len(packet)))
 			case errors.As(err, &large):
 				m.drops.large.Add(1)
-				if icmp := tooBig((*b)[contextID:], s.room(large)); icmp != nil {
+				if icmp := tooBig(packet, s.room(large)); icmp != nil {
 					m.stack.Deliver(icmp)
 				}
 			}
@@ -326,12 +350,12 @@ func (m *MASQUE) outward(ctx context.Context) {
 				bufs[i] = *lent[i]
 			}
 		}
-		n, err := m.stack.Collect(ctx, bufs, sizes, contextID)
+		n, err := m.stack.Collect(ctx, bufs, sizes, beforePacket)
 		if err != nil {
 			return
 		}
 		for i := range n {
-			_, to, ok := endsOf(bufs[i][contextID : contextID+sizes[i]])
+			_, to, ok := endsOf(bufs[i][beforePacket : beforePacket+sizes[i]])
 			m.mu.RLock()
 			s := m.sessions[to]
 			m.mu.RUnlock()
@@ -339,7 +363,7 @@ func (m *MASQUE) outward(ctx context.Context) {
 				m.drops.destination.Add(1)
 				continue
 			}
-			*lent[i] = bufs[i][:contextID+sizes[i]]
+			*lent[i] = bufs[i][:beforePacket+sizes[i]]
 			select {
 			case s.queue <- lent[i]:
 				lent[i] = nil
@@ -351,13 +375,13 @@ func (m *MASQUE) outward(ctx context.Context) {
 	}
 }
 
-// buffer lends memory for a packet, its context ID before it.
+// buffer lends memory for a packet, and what goes before it.
 func (m *MASQUE) buffer() *[]byte {
 	if b, ok := m.buffers.Get().(*[]byte); ok {
 		*b = (*b)[:cap(*b)]
 		return b
 	}
-	b := make([]byte, contextID+m.stack.MTU())
+	b := make([]byte, beforePacket+m.stack.MTU())
 	return &b
 }
 

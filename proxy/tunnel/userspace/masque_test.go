@@ -488,7 +488,7 @@ func TestAPacketThatIsTooBigIsCountedAndTheNextIsSent(t *testing.T) {
 	s := m.sessions[to]
 	m.mu.RUnlock()
 	for _, size := range []int{jumboMTU, 100} {
-		p := append([]byte{0}, udp(server4, to, size)...)
+		p := append(make([]byte, beforePacket), udp(server4, to, size)...)
 		s.queue <- &p
 	}
 	got := make([]byte, jumboMTU)

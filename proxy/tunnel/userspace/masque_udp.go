@@ -18,6 +18,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
 
+	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -91,9 +92,13 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	if err != nil {
 		return
 	}
+	datagrams, err := legs.ReceiveDatagrams(stream.QlogTrace(), stream.StreamID(), stream.ReceiveDatagram)
+	if err != nil {
+		return
+	}
 	var done sync.WaitGroup
 	for _, part := range []func() error{
-		func() error { return inwardUDP(ctx, stream, func(b []byte) bool { return d.pass(s, target, b) }) },
+		func() error { return inwardUDP(ctx, datagrams, func(b []byte) bool { return d.pass(s, target, b) }) },
 		func() error { return capsulesUDP(stream, func(b []byte) bool { return d.pass(s, target, b) }) },
 		func() error { return m.outwardUDP(ctx, stream, u) },
 	} {
@@ -113,14 +118,18 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 var errSessionOver = errors.New("the session is over")
 
 // inwardUDP passes on what comes in QUIC's datagrams.
-func inwardUDP(ctx context.Context, stream *http3.Stream, pass func([]byte) bool) error {
+func inwardUDP(ctx context.Context, datagrams *legs.Datagrams, pass func([]byte) bool) error {
+	defer datagrams.Close()
+	batch := make([][]byte, 0, inwardBatch)
 	for {
-		b, err := stream.ReceiveDatagram(ctx)
-		if err != nil {
+		var err error
+		if batch, err = datagrams.Receive(ctx, batch); err != nil {
 			return err
 		}
-		if payload, ok := payloadUDP(b); ok && !pass(payload) {
-			return errSessionOver
+		for _, b := range batch {
+			if payload, ok := payloadUDP(b); ok && !pass(payload) {
+				return errSessionOver
+			}
 		}
 	}
 }

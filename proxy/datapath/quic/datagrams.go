@@ -1,0 +1,92 @@
+package quic
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/qlogwriter"
+)
+
+// keptDatagrams is how many of a stream's datagrams HTTP/3 keeps until they are received
+// (streamDatagramQueueLen of quic-go's http3); it loses others without a word.
+const keptDatagrams = 32
+
+// Datagrams receives a stream's datagrams, and has HTTP/3 wait rather than lose what it
+// has no room for. It says what it has read before it puts it there (h3log.DatagramParsed),
+// and does not go on before it has been heard. What comes then waits in QUIC, which keeps
+// 128 of a connection's.
+type Datagrams struct {
+	trace   *Trace
+	id      quic.StreamID
+	receive func(context.Context) ([]byte, error)
+
+	mu      sync.Mutex
+	room    sync.Cond
+	waiting int // in HTTP/3, or about to be
+	closed  bool
+}
+
+// ReceiveDatagrams returns what receives a stream's datagrams by receive, which nobody else
+// may call. trace is what the stream's connection has for QlogTrace: Tracer made it. Close it.
+func ReceiveDatagrams(
+	trace qlogwriter.Trace, id quic.StreamID, receive func(context.Context) ([]byte, error),
+) (*Datagrams, error) {
+	t, ok := trace.(*Trace)
+	if !ok {
+		return nil, errors.New("quic: receive datagrams: nobody hears of them: set Config.Tracer to Tracer")
+	}
+	d := &Datagrams{trace: t, id: id, receive: receive}
+	d.room.L = &d.mu
+	t.inboxes.Store(id, d)
+	return d, nil
+}
+
+// Receive waits for a datagram and returns it with those that are here already, as far as
+// batch has room for them; an error tells that there are none.
+func (d *Datagrams) Receive(ctx context.Context, batch [][]byte) ([][]byte, error) {
+	batch = batch[:0]
+	for {
+		b, err := d.receive(ctx)
+		if err != nil {
+			if len(batch) > 0 {
+				err = nil
+			}
+			return batch, err
+		}
+		batch = append(batch, b)
+		if !d.took() || len(batch) == cap(batch) {
+			return batch, nil
+		}
+	}
+}
+
+// took notes that one has been received, and tells whether there are more. Those that came
+// before there was somebody to receive them are not counted.
+func (d *Datagrams) took() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting = max(0, d.waiting-1)
+	d.room.Signal()
+	return d.waiting > 0
+}
+
+// comes waits until there is room for one more.
+func (d *Datagrams) comes() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.waiting >= keptDatagrams && !d.closed {
+		d.room.Wait()
+	}
+	d.waiting++
+}
+
+// Close lets others go on; what comes then is lost.
+func (d *Datagrams) Close() {
+	d.trace.inboxes.CompareAndDelete(d.id, d)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	d.room.Broadcast()
+}

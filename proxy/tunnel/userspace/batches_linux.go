@@ -1,0 +1,203 @@
+package userspace
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	mostSegments = 32       // that the kernel is given at once
+	mostBatch    = 48 << 10 // bytes of them; UDP ends at 64 KiB
+	mostWaiting  = 16       // batches; who writes then waits
+)
+
+// batches is a UDP socket that quic-go writes to. It hands the kernel together what goes
+// to one address in packets of one size (UDP_SEGMENT): quic-go does so with packets that are
+// as large as the path carries, and those around a tunnel's packets are smaller. What
+// is written waits only while the kernel is busy with what came before.
+type batches struct {
+	*net.UDPConn
+	write func(b, oob []byte, to *net.UDPAddr) error
+	whole bool // the kernel cuts nothing, as a device cannot; run's alone
+
+	mu      sync.Mutex
+	changed sync.Cond
+	waiting []*batch // the oldest first
+	closed  bool
+	failed  error          // the next write to its address tells
+	at      netip.AddrPort // where what failed went
+	ended   chan struct{}
+}
+
+// batch is packets of one size to one address; the last may be smaller.
+type batch struct {
+	to      netip.AddrPort
+	addr    *net.UDPAddr
+	oob     []byte // without a size
+	segment int
+	data    []byte
+	full    bool
+}
+
+var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
+
+func listenBatches(addr *net.UDPAddr) (*batches, error) {
+	udp, err := net.ListenUDP("udp", addr)
+	if err != nil {
+		return nil, err
+	}
+	return batchesTo(udp, func(b, oob []byte, to *net.UDPAddr) error {
+		_, _, err := udp.WriteMsgUDP(b, oob, to)
+		return err
+	}), nil
+}
+
+func batchesTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *batches {
+	w := &batches{UDPConn: udp, write: write, ended: make(chan struct{})}
+	w.changed.L = &w.mu
+	go w.run()
+	return w
+}
+
+// WriteMsgUDP takes a packet, or several with their size in oob. An error is that of an
+// earlier one to the same address.
+func (w *batches) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
+	segment, rest := withoutSize(oob)
+	if segment == 0 || segment > len(b) {
+		segment = max(1, len(b))
+	}
+	addr := to.AddrPort()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for len(w.waiting) >= mostWaiting && !w.closed {
+		w.changed.Wait()
+	}
+	switch {
+	case w.closed:
+		return 0, 0, net.ErrClosed
+	case w.failed != nil && w.at == addr:
+		err, w.failed = w.failed, nil
+		return 0, 0, err
+	}
+	if !w.join(addr, b, rest, segment) {
+		p := spare.Get().(*batch)
+		p.to, p.addr, p.segment, p.full = addr, to, segment, len(b)%segment != 0
+		p.data, p.oob = append(p.data[:0], b...), append(p.oob[:0], rest...)
+		w.waiting = append(w.waiting, p)
+		w.changed.Broadcast()
+	}
+	return len(b), len(oob), nil
+}
+
+// join adds packets to the last batch that goes to their address.
+func (w *batches) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
+	for i := len(w.waiting) - 1; i >= 0; i-- {
+		p := w.waiting[i]
+		if p.to != addr {
+			continue
+		}
+		if p.full || segment > p.segment || segment < min(p.segment, len(b)) ||
+			len(p.data)+len(b) > min(mostBatch, mostSegments*p.segment) || !bytes.Equal(p.oob, oob) {
+			return false
+		}
+		p.data = append(p.data, b...)
+		p.full = len(b)%p.segment != 0
+		return true
+	}
+	return false
+}
+
+func (w *batches) run() {
+	defer close(w.ended)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for {
+		for len(w.waiting) == 0 {
+			if w.closed {
+				return
+			}
+			w.changed.Wait()
+		}
+		p := w.waiting[0]
+		w.waiting = append(w.waiting[:0], w.waiting[1:]...)
+		w.mu.Unlock()
+		err := w.send(p)
+		w.mu.Lock()
+		if err != nil && !errors.Is(err, unix.EMSGSIZE) { // a probe of the path's MTU is too large
+			w.failed, w.at = err, p.to
+		}
+		spare.Put(p)
+		w.changed.Broadcast()
+	}
+}
+
+// send gives a batch to the kernel, or its packets one by one where that cuts nothing.
+func (w *batches) send(p *batch) error {
+	if len(p.data) <= p.segment {
+		return w.write(p.data, p.oob, p.addr)
+	}
+	if !w.whole {
+		err := w.write(p.data, withSize(p.oob, p.segment), p.addr)
+		if !errors.Is(err, unix.EIO) && !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+		w.whole = true
+	}
+	for b := p.data; len(b) > 0; {
+		n := min(p.segment, len(b))
+		if err := w.write(b[:n], p.oob, p.addr); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	return nil
+}
+
+// Close sends what has been written, and ends.
+func (w *batches) Close() error {
+	w.mu.Lock()
+	w.closed = true
+	w.changed.Broadcast()
+	w.mu.Unlock()
+	late := time.AfterFunc(flushWithin, func() { _ = w.UDPConn.Close() }) // the kernel has no room
+	<-w.ended
+	late.Stop()
+	return w.UDPConn.Close()
+}
+
+// withoutSize returns the size of packets that control messages tell (0: none), and the
+// others of them.
+func withoutSize(oob []byte) (segment int, rest []byte) {
+	for left := oob; len(left) >= unix.SizeofCmsghdr; {
+		h, data, after, err := unix.ParseOneSocketControlMessage(left)
+		if err != nil {
+			return 0, oob
+		}
+		if h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_SEGMENT && len(data) >= 2 {
+			segment = int(binary.NativeEndian.Uint16(data))
+		} else {
+			rest = append(rest, left[:len(left)-len(after)]...)
+		}
+		left = after
+	}
+	return segment, rest
+}
+
+// withSize adds the size of packets to control messages.
+func withSize(oob []byte, segment int) []byte {
+	at := len(oob)
+	oob = append(oob, make([]byte, unix.CmsgSpace(2))...)
+	h := (*unix.Cmsghdr)(unsafe.Pointer(&oob[at]))
+	h.Level, h.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
+	h.SetLen(unix.CmsgLen(2))
+	binary.NativeEndian.PutUint16(oob[at+unix.CmsgLen(0):], uint16(segment))
+	return oob
+}
