@@ -60,33 +60,50 @@ func (g *signals) offset(seq seqnum.Value) cc.Bytes {
 // span is a part of the stream, by offsets.
 type span struct{ from, end cc.Bytes }
 
-// sent notes that n bytes from seq leave, and tells whether they should: what the
-// peer has said that it holds is not sent again. The stack does that where it has
-// sent several segments as one and lost one of them.
-func (g *signals) sent(seq uint32, n int, syn bool) bool {
+// sent notes that n bytes from seq leave, in segments of mss, and tells which should not,
+// by their numbers; nil: all should. What the peer has said that it holds is not sent again.
+// The stack does that where it has sent several segments as one and lost one of them.
+func (g *signals) sent(seq uint32, n, mss int, syn bool) (omit []bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if syn {
 		g.first, g.started = seqnum.Value(seq)+1, true
 		g.unaSeq = g.first
-		return true
+		return nil
 	}
 	if n == 0 || !g.started {
-		return true
+		return nil
 	}
 	from := g.offset(seqnum.Value(seq))
 	end := from + cc.Bytes(n)
-	within := func(b span) bool { return b.from <= from && end <= b.end }
-	if slices.ContainsFunc(g.blocks, within) || slices.ContainsFunc(g.kept, within) {
-		return false
+	if len(g.blocks)+len(g.kept) == 0 {
+		g.leaves(from, end)
+		return nil
 	}
+	for i := 0; from < end; i++ {
+		part := span{from, min(end, from+cc.Bytes(mss))}
+		within := func(b span) bool { return b.from <= part.from && part.end <= b.end }
+		if slices.ContainsFunc(g.blocks, within) || slices.ContainsFunc(g.kept, within) {
+			if omit == nil {
+				omit = make([]bool, (n+mss-1)/mss)
+			}
+			omit[i] = true
+		} else {
+			g.leaves(part.from, part.end)
+		}
+		from = part.end
+	}
+	return omit
+}
+
+// leaves notes that a part of the stream leaves.
+func (g *signals) leaves(from, end cc.Bytes) {
 	if again := min(end, g.sndMax) - from; again > 0 {
 		g.lost += again
 		g.resent = max(g.resent, from+again)
 	}
 	g.sndMax = max(g.sndMax, end)
-	g.pipe += cc.Bytes(n)
-	return true
+	g.pipe += end - from
 }
 
 // restamp corrects the timestamp of a SYN, or of an answer to one. Where the stack sends

@@ -267,26 +267,17 @@ const mergerDepth = 8
 // as there are, at most len(bufs), each to offset of its buffer; sizes tells
 // their lengths.
 func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	var batch [128]*stack.PacketBuffer
-	took := s.wire.await(ctx, batch[:min(len(batch), len(bufs))])
+	var batch [128]outgoing
+	took := s.wire.await(ctx, batch[:], len(bufs))
 	if took == 0 {
 		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
 	}
-	for _, pkt := range batch[:took] {
-		if size := pkt.Size(); size <= len(bufs[n])-offset {
-			at := offset
-			views, skip := pkt.AsViewList()
-			for v := views.Front(); v != nil; v = v.Next() {
-				part := v.AsSlice()
-				over := min(skip, len(part))
-				skip -= over
-				at += copy(bufs[n][at:], part[over:])
-			}
-			sizes[n] = size
+	for _, o := range batch[:took] {
+		for range o.cut(bufs[n:], sizes[n:], offset) {
+			s.collected.Add(uint64(sizes[n]))
 			n++
-			s.collected.Add(uint64(size))
 		}
-		pkt.DecRef()
+		o.pkt.DecRef()
 	}
 	return n, nil
 }

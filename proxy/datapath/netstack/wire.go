@@ -26,17 +26,18 @@ type wire struct {
 	unchecked  atomic.Bool  // what is being delivered has not been
 
 	mu      sync.Mutex
-	waiting [queuePackets]*stack.PacketBuffer // a ring
+	waiting [queuePackets]outgoing // a ring
 	first   int
 	count   int
+	packets int // that they leave as
 	drops   uint64
 	over    bool
 }
 
 func newWire(s *Stack, mtu int) *wire {
 	e := channel.New(0, uint32(mtu), "")
-	// Segments are cut once they have been through the stack together.
-	e.SupportedGSOKind = stack.GVisorGSOSupported
+	// Segments go through the stack together, and are cut as they are collected.
+	e.SupportedGSOKind = stack.HostGSOSupported
 	return &wire{Endpoint: e, stack: s, ready: make(chan struct{}, 1), ended: make(chan struct{})}
 }
 
@@ -51,25 +52,39 @@ func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 
 // WritePackets implements stack.LinkWriter. What there is no room for is lost; what
 // need not be sent again passes for sent.
-func (w *wire) WritePackets(pkts stack.PacketBufferList) (int, tcpip.Error) {
-	written := pkts.Len()
-	all := w.note(pkts.AsSlice())
+func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.Error) {
+	for _, p := range pkts.AsSlice() {
+		o := w.note(p)
+		fits, over := w.put(o)
+		if over {
+			return written, &tcpip.ErrClosedForSend{}
+		}
+		if fits {
+			written++
+		}
+	}
+	return written, nil
+}
+
+// put has a packet wait, or as many of its segments as there is room for.
+func (w *wire) put(o outgoing) (fits, over bool) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	if w.over {
-		w.mu.Unlock()
-		return 0, &tcpip.ErrClosedForSend{}
+		return false, true
 	}
-	n := min(len(all), queuePackets-w.count)
-	for _, p := range all[:n] {
-		w.waiting[(w.first+w.count)%queuePackets] = p.IncRef()
+	n := o.end
+	if o.end = min(n, queuePackets-w.packets); o.end < n {
+		w.drops += uint64(n - o.end)
+	}
+	if o.end > 0 {
+		o.pkt.IncRef()
+		w.waiting[(w.first+w.count)%queuePackets] = o
 		w.count++
-	}
-	w.drops += uint64(len(all) - n)
-	w.mu.Unlock()
-	if n > 0 {
+		w.packets += o.end
 		w.wake()
 	}
-	return written - (len(all) - n), nil
+	return o.end > 0 || n == 0, false
 }
 
 // DeliverNetworkPacket implements stack.NetworkDispatcher, for packets from the
@@ -99,25 +114,38 @@ func (w *wire) wake() {
 	}
 }
 
-// take moves as many packets as wait into pkts, which own them then.
-func (w *wire) take(pkts []*stack.PacketBuffer) int {
+// take moves as many packets as wait into pieces, which own them then, at most so many
+// segments.
+func (w *wire) take(pieces []outgoing, most int) (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n := min(len(pkts), w.count)
-	for i := range n {
-		pkts[i], w.waiting[w.first] = w.waiting[w.first], nil
+	for n < len(pieces) && w.count > 0 && most > 0 {
+		o := &w.waiting[w.first]
+		p := *o
+		p.end = min(o.end, o.next+most)
+		most -= p.end - p.next
+		w.packets -= p.end - p.next
+		pieces[n] = p
+		n++
+		if p.end < o.end {
+			o.pkt.IncRef()
+			o.next = p.end
+			break
+		}
+		*o = outgoing{}
 		w.first = (w.first + 1) % queuePackets
+		w.count--
 	}
-	if w.count -= n; w.count > 0 {
+	if w.count > 0 {
 		w.wake() // another may collect, too
 	}
 	return n
 }
 
 // await is take once there is something; 0: it is over.
-func (w *wire) await(ctx context.Context, pkts []*stack.PacketBuffer) int {
+func (w *wire) await(ctx context.Context, pieces []outgoing, most int) int {
 	for {
-		if n := w.take(pkts); n > 0 {
+		if n := w.take(pieces, most); n > 0 {
 			return n
 		}
 		select {
@@ -160,43 +188,41 @@ func (w *wire) Close() {
 
 // discard loses what waits, and tells how many packets that was.
 func (w *wire) discard() (n int) {
-	var p [1]*stack.PacketBuffer
-	for ; w.take(p[:]) > 0; n++ {
-		p[0].DecRef()
+	var p [1]outgoing
+	for w.take(p[:], queuePackets) > 0 {
+		n += p[0].end - p[0].next
+		p[0].pkt.DecRef()
 	}
 	return n
 }
 
-// note tells the connections that packets are of, and returns those that should
-// leave. The list itself stays the caller's.
-func (w *wire) note(pkts []*stack.PacketBuffer) []*stack.PacketBuffer {
-	var last stack.TransportEndpointID
-	var conn *Conn // of last: packets of a connection come together
-	leave, whole := pkts, true
-	for i, p := range pkts {
-		goes := true
-		if p.TransportProtocolNumber == header.TCPProtocolNumber {
-			segment := header.TCP(p.TransportHeader().Slice())
-			if id := endpointOf(p, segment); id != last {
-				last, conn = id, w.stack.conns.find(id)
-			}
-			if conn != nil {
-				syn := segment.Flags().Contains(header.TCPFlagSyn)
-				if syn {
-					conn.signals.restamp(segment, w.stack.clock())
-				}
-				conn.incoming.leaves(segment, w.stack.clock())
-				goes = conn.signals.sent(segment.SequenceNumber(), p.Data().Size(), syn)
-			}
-		}
-		switch {
-		case !goes && whole:
-			leave, whole = slices.Clone(pkts[:i]), false
-		case goes && !whole:
-			leave = append(leave, p)
-		}
+// note tells the connection that a packet is of, and returns what should leave of it. The
+// packet itself stays the caller's.
+func (w *wire) note(p *stack.PacketBuffer) outgoing {
+	o := outgoing{pkt: p, end: 1}
+	if p.TransportProtocolNumber != header.TCPProtocolNumber {
+		return o
 	}
-	return leave
+	size := p.Data().Size()
+	mss := size
+	if most := int(p.GSOOptions.MSS); p.GSOOptions.Type != stack.GSONone && most > 0 && size > most {
+		mss, o.end = most, (size+most-1)/most
+	}
+	segment := header.TCP(p.TransportHeader().Slice())
+	conn := w.stack.conns.find(endpointOf(p, segment))
+	if conn == nil {
+		return o
+	}
+	syn := segment.Flags().Contains(header.TCPFlagSyn)
+	if syn {
+		conn.signals.restamp(segment, w.stack.clock())
+	}
+	conn.incoming.leaves(segment, w.stack.clock())
+	o.omit = conn.signals.sent(segment.SequenceNumber(), size, mss, syn)
+	if o.omit != nil && !slices.Contains(o.omit, false) {
+		o.end = 0
+	}
+	return o
 }
 
 // endpointOf is the connection, by its ends, that sends a segment.

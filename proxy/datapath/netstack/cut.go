@@ -1,0 +1,123 @@
+package netstack
+
+import (
+	"encoding/binary"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+)
+
+// outgoing is a packet that waits for the tunnel, or part of it: the stack sends several
+// segments of a connection as one, and leaves it to us to cut it and to sum it up.
+type outgoing struct {
+	pkt       *stack.PacketBuffer
+	next, end int    // its segments that are to be collected
+	omit      []bool // segments that need not leave, by their numbers; nil: all should
+}
+
+// cut copies the segments to offset of a buffer each, and tells how many there were;
+// sizes tells their lengths. What does not fit a buffer is lost.
+func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
+	network, transport := o.pkt.NetworkHeader().Slice(), o.pkt.TransportHeader().Slice()
+	head, size, mss := len(network)+len(transport), o.pkt.Data().Size(), 0
+	if gso := o.pkt.GSOOptions; gso.Type != stack.GSONone && gso.NeedsCsum {
+		if mss = int(gso.MSS); mss == 0 {
+			mss = max(1, size)
+		}
+	}
+	payload := newCursor(o.pkt, head)
+	if mss > 0 {
+		payload.skip(o.next * mss)
+	}
+	for i := o.next; i < o.end; i++ {
+		from, to := 0, size
+		if mss > 0 {
+			from, to = i*mss, min(size, (i+1)*mss)
+		}
+		if o.omit != nil && o.omit[i] || offset+head+to-from > len(bufs[n]) {
+			payload.skip(to - from)
+			continue
+		}
+		p := bufs[n][offset : offset+head+to-from]
+		copy(p[copy(p, network):], transport)
+		payload.read(p[head:])
+		if mss > 0 {
+			finish(p, len(network), i, from, to == size)
+		}
+		sizes[n] = len(p)
+		n++
+	}
+	return n
+}
+
+// finish makes a packet of its own of segment number i, whose payload begins at from of
+// what the stack has sent as one.
+func finish(p []byte, network, i, from int, last bool) {
+	var source, target tcpip.Address
+	if p[0]>>4 == 4 {
+		ip := header.IPv4(p)
+		ip.SetTotalLength(uint16(len(p)))
+		ip.SetID(ip.ID() + uint16(i))
+		ip.SetChecksum(0)
+		ip.SetChecksum(^ip.CalculateChecksum())
+		source, target = ip.SourceAddress(), ip.DestinationAddress()
+	} else {
+		ip := header.IPv6(p)
+		ip.SetPayloadLength(uint16(len(p) - header.IPv6MinimumSize))
+		source, target = ip.SourceAddress(), ip.DestinationAddress()
+	}
+	tcp := header.TCP(p[network:])
+	tcp.SetSequenceNumber(tcp.SequenceNumber() + uint32(from))
+	if !last {
+		tcp.SetFlags(uint8(tcp.Flags() &^ (header.TCPFlagFin | header.TCPFlagPsh)))
+	}
+	tcp.SetChecksum(0)
+	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, source, target, uint16(len(tcp)))
+	binary.BigEndian.PutUint16(tcp[header.TCPChecksumOffset:], ^checksum.Checksum(tcp, sum))
+}
+
+// cursor reads a packet's payload from its parts.
+type cursor struct {
+	view *buffer.View
+	part []byte
+}
+
+func newCursor(pkt *stack.PacketBuffer, head int) *cursor {
+	views, before := pkt.AsViewList()
+	c := &cursor{view: views.Front()}
+	if c.view != nil {
+		c.part = c.view.AsSlice()
+	}
+	c.skip(before + head)
+	return c
+}
+
+// more makes sure that part is not empty where there is something left.
+func (c *cursor) more() bool {
+	for len(c.part) == 0 {
+		if c.view == nil {
+			return false
+		}
+		if c.view = c.view.Next(); c.view != nil {
+			c.part = c.view.AsSlice()
+		}
+	}
+	return true
+}
+
+func (c *cursor) skip(n int) {
+	for n > 0 && c.more() {
+		k := min(n, len(c.part))
+		c.part, n = c.part[k:], n-k
+	}
+}
+
+func (c *cursor) read(b []byte) {
+	for len(b) > 0 && c.more() {
+		k := copy(b, c.part)
+		c.part, b = c.part[k:], b[k:]
+	}
+}
