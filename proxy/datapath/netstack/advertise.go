@@ -171,7 +171,8 @@ func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
 	if known == 0 {
 		return
 	}
-	if newest := in.stamps[known-1]; newest.value == echo {
+	// One that left with the same stamp before anybody asked may be what is echoed.
+	if newest := in.stamps[known-1]; newest.value == echo && now > newest.at {
 		in.rtt = now.Sub(newest.at)
 	}
 	in.stamps = slices.Delete(in.stamps, 0, known)
