@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -11,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 func TestBenchNamesTheWrongFlag(t *testing.T) {
@@ -37,15 +38,17 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 			[]string{"bench", "--link", "generate:moon"},
 			[]string{"--link", "moon", "lte"},
 		},
-		"a way back that is nothing": {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
-		"a buffer without a unit":    {[]string{"bench", "--buffer", "2"}, []string{"--buffer", "2MB", "250pkt"}},
-		"loss in per cent":           {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
-		"no time at all":             {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
-		"no runs":                    {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
-		"a way in that is none": {
-			[]string{"bench", "--ingress", "socks5"},
-			[]string{"--ingress", "tproxy", "forward"},
+		"a way back that is nothing":            {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
+		"a buffer without a unit":               {[]string{"bench", "--buffer", "2"}, []string{"--buffer", "64KiB", "100pkt or none"}},
+		"loss in per cent":                      {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
+		"no time at all":                        {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
+		"no runs":                               {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
+		"a file beside flags that describe one": {[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"}},
+		"packets of a tunnel": {
+			[]string{"bench", "--sender", "copa@wireguard", "--packets"},
+			[]string{"--packets", "cannot be told apart"},
 		},
+		"to go on without a file":      {[]string{"bench", "--resume"}, []string{"--resume needs --json"}},
 		"a picture of another kind":    {[]string{"bench", "--plot", "out.pdf"}, []string{"--plot", ".png"}},
 		"the demo's trace is no trace": {[]string{"demo", "--trace", "none.down"}, []string{"--trace", "none.down"}},
 		"the demo's algorithm":         {[]string{"demo", "--algorithm", "kopa"}, []string{`--algorithm "kopa"`}},
@@ -73,13 +76,10 @@ func TestBenchInVirtualTimeNeedsNoNetwork(t *testing.T) {
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Regexp(t, `(?m)^copa@sim +1 `, stdout)
 	assert.Regexp(t, `(?m)^vegas@sim +1 `, stdout)
-	f, err := os.Open(file)
-	require.NoError(t, err)
-	defer f.Close()
-	results, err := bench.ReadJSON(f)
+	results, err := record.Open(file)
 	require.NoError(t, err)
 	require.Len(t, results, 2)
-	assert.Equal(t, "sim", results[1].Envelope)
+	assert.True(t, results[1].Virtual)
 	assert.InDelta(t, 12, results[1].Offered, 1e-9)
 }
 
@@ -118,18 +118,62 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	assert.Contains(t, stderr, "pbe-e1 1/2: pbe")
 	lines, err := os.ReadFile(file)
 	require.NoError(t, err)
-	assert.Equal(t, 2, bytes.Count(lines, []byte("\n")))
+	assert.Equal(t, 4, bytes.Count(lines, []byte("\n")), "two runs, twice")
 
 	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--runs", "3", "--resume",
 		"--json", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	assert.Equal(t, 1, strings.Count(stderr, "pbe-e1 1/2: pbe\n"), "two of the three are there")
+	assert.Equal(t, 1, strings.Count(stderr, "pbe-e1 1/2: pbe: "), "two of the three are there")
 	code, stdout, stderr = run(t, "bench", "recipe", "table", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "| `pbe-e1` | throughput over cubic's | 57/58 | at least 0.9 |")
 	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--resume")
 	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "--resume needs --json")
+}
+
+// The flags of bench are an experiment like any other: printed, it plays as a file.
+func TestBenchPlaysWhatItPrints(t *testing.T) {
+	t.Chdir(t.TempDir())
+	flags := []string{
+		"bench", "--sender", "copa@sim", "--sender", "vegas@sim", "--link", "12mbit", "--loss", "0,0.01",
+		"--duration", "2s",
+	}
+	code, text, stderr := run(t, append(flags, "--print")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	require.NoError(t, os.WriteFile("bench.yaml", []byte(text+"must: [run(\"copa@sim\").utilisation >= 2]\n"), 0o600))
+	code, _, stderr = run(t, "bench", "bench.yaml")
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, `two runs are called "copa@sim"`)
+	require.NoError(t, os.WriteFile("bench.yaml", []byte(text), 0o600))
+	code, want, stderr := run(t, flags...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	code, got, stderr := run(t, "bench", "bench.yaml")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Equal(t, want, got)
+}
+
+// What a file of records has of this build is not made again, and stands in the tables.
+func TestBenchGoesOn(t *testing.T) {
+	t.Chdir(t.TempDir())
+	command := []string{
+		"bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--json", "runs.jsonl",
+		"--csv", "runs.csv", "--resume",
+	}
+	code, one, stderr := run(t, command...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	code, two, stderr := run(t, append(command, "--sender", "vegas@sim")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.NotContains(t, stderr, "copa@sim")
+	assert.Contains(t, stderr, "vegas@sim")
+	row := regexp.MustCompile(`(?m)^copa@sim .*$`)
+	assert.Equal(t, strings.Fields(row.FindString(one)), strings.Fields(row.FindString(two)))
+	text, err := os.ReadFile("runs.jsonl")
+	require.NoError(t, err)
+	assert.Equal(t, 2, bytes.Count(text, []byte("\n")))
+	text, err = os.ReadFile("runs.csv")
+	require.NoError(t, err)
+	assert.Equal(t, 3, bytes.Count(text, []byte("\n")))
 }
 
 // Runs cost time: their records stand behind earlier ones, and a place where
@@ -179,9 +223,9 @@ func TestRecordsBecomeAPage(t *testing.T) {
 	assert.FileExists(t, "mine.html")
 
 	require.NoError(t, os.WriteFile("none.jsonl", nil, 0o600))
-	require.NoError(t, os.WriteFile("bad.jsonl", []byte("{}\nno\n"), 0o600))
+	require.NoError(t, os.WriteFile("bad.jsonl", []byte("{\"experiment\":\"a\"}\nno\n"), 0o600))
 	for name, says := range map[string]string{
-		"none.jsonl": "none.jsonl has no runs", "bad.jsonl": "bad.jsonl: bench: line 2", "nowhere": "no such file",
+		"none.jsonl": "none.jsonl has no runs", "bad.jsonl": "bad.jsonl: line 2", "nowhere": "no such file",
 	} {
 		code, _, stderr := run(t, "report", name, "--output", "other.html")
 		assert.Equal(t, cli.ExitInput, code)

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // demoLink is the link of the demo: a seeded model, so that no recorded trace
@@ -20,9 +21,11 @@ const demoLink = "generate:lte:1"
 
 func demoCommand() *cobra.Command {
 	f := benchFlags{
-		senders: []string{"cubic", "bbr"}, buffers: []string{"2MB"}, seeds: []uint{1},
-		delay: 10 * time.Millisecond, ingress: string(bench.IngressTPROXY), sample: 0, losses: []float64{0},
-		aqm: sim.DropTail.String(),
+		Matrix: bench.Matrix{
+			Name: "demo", Up: record.Same, Buffers: []string{"2MB"}, Delay: 10 * time.Millisecond, Losses: []float64{0},
+			AQM: sim.DropTail.String(),
+		},
+		senders: []string{"cubic", "bbr"}, seeds: []uint{1}, blind: true,
 	}
 	var trace string
 	var algorithms []string
@@ -44,32 +47,32 @@ or as a user where user namespaces are allowed.`,
   penstock-lab demo --algorithm copa --algorithm copa:delta=0.5 --duration 10s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f.links = []string{demoLink}
+			f.Links = []string{demoLink}
 			if trace != "" {
-				f.links = []string{trace}
+				f.Links = []string{trace}
 			}
 			f.senders = append(f.senders, algorithms...)
-			plan, err := f.plan()
+			experiment, err := f.experiment(cmd, nil)
 			if err != nil {
 				// The preset's own flags go by other names here.
 				return cli.BadInput(errors.New(strings.NewReplacer("--link:", "--trace:", "--sender ",
 					"--algorithm ").Replace(err.Error())))
 			}
-			results, err := runPlan(cmd, plan, f.outputs)
-			if err := errors.Join(err, f.outputs.write(cmd, results)); err != nil {
+			results, err := f.play(cmd, experiment)
+			if err := errors.Join(err, f.outputs.tables(cmd, results, false)); err != nil {
 				return err
 			}
 			if s := bench.Conclusion(results); s != "" {
 				fmt.Fprintf(cmd.OutOrStdout(), "\n%s\n", s)
 			}
-			return showUpload(cmd, f.links[0], f.duration*3/8)
+			return showUpload(cmd, f.Links[0], f.Duration*3/8)
 		},
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
 	flags.StringArrayVar(&algorithms, "algorithm", []string{cc.Default},
 		"algorithm of Penstock's to show; repeat for several")
-	flags.DurationVar(&f.duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
+	flags.DurationVar(&f.Duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
 	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")
 	f.outputs.register(cmd)

@@ -3,11 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
-	"os/signal"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,11 +22,7 @@ const leastUpload = 4 * time.Second
 // showUpload has a client upload beside a download and a ping-pong over the demo's link,
 // and prints what came of it.
 func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
-	l, err := bench.ParseLink(link)
-	if err != nil {
-		return err
-	}
-	hop, err := l.Config(1)
+	rate, trace, err := recipe.Carries(link, 1)
 	if err != nil {
 		return err
 	}
@@ -37,7 +30,7 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := interruptible(cmd)
 	defer stop()
 	printer := bench.NewPrinter(cmd.ErrOrStderr())
 	defer printer.Break()
@@ -51,8 +44,8 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 		return err
 	}
 	for i, s := range stages {
-		hop.Delay, hop.QueueBytes, hop.QueuePackets = s.Down.Delay, s.Down.QueueBytes, s.Down.QueuePackets
-		s.Down, s.Up, s.Duration = hop, hop, max(d, leastUpload)
+		s.Down.Rate, s.Down.Trace, s.Duration = rate, trace, max(d, leastUpload)
+		s.Up = s.Down
 		show := func(at time.Duration) { printer.Line(fmt.Sprintf("upload, %s: %.0f s", s.Name, at.Seconds()), false) }
 		record, err := stage.Play(ctx, stage.Env{Executable: exe}, s, show)
 		if err != nil {

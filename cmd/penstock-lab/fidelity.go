@@ -13,19 +13,18 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
-	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // fidelityFlags are the flags of bench fidelity as written.
 type fidelityFlags struct {
-	algorithms, envelopes  []string
-	against, model         string
-	traces                 []string
-	links                  int
-	delay, duration, hints time.Duration
-	buffer                 string
-	retry                  bool
-	outputs                benchOutputs
+	benchFlags
+	algorithms     []string
+	against, model string
+	traces         []string
+	links          int
+	buffer         string
 }
 
 // maxFidelityLinks bounds --links.
@@ -57,15 +56,15 @@ namespaces are allowed.`,
       --trace Verizon-LTE-short.down --duration 60s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			plan, err := f.plan()
+			experiment, err := f.experiment()
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			results, err := runPlan(cmd, plan, f.outputs)
-			if len(results) == 0 {
+			runs, err := f.play(cmd, experiment)
+			if len(runs) == 0 {
 				return err
 			}
-			return errors.Join(err, bench.WriteFidelities(cmd.OutOrStdout(), results, f.against))
+			return errors.Join(err, bench.WriteFidelities(cmd.OutOrStdout(), runs, f.against))
 		},
 	}
 	flags := cmd.Flags()
@@ -78,34 +77,31 @@ namespaces are allowed.`,
 		"play this recorded trace, in Mahimahi's format, in place of generated links; repeat for several")
 	flags.IntVar(&f.links, "links", 5, "how many links are drawn, with the seeds from 1 on; or runs over each trace")
 	flags.StringVar(&f.model, "generate", "lte", "`MODEL` that links are drawn from")
-	flags.DurationVar(&f.delay, "delay", 10*time.Millisecond, "propagation, each way")
+	flags.DurationVar(&f.Delay, "delay", 10*time.Millisecond, "propagation, each way")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "drop-tail queue, each way: bytes (2MB), packets (250pkt) or none")
-	flags.DurationVar(&f.duration, "duration", 20*time.Second, "length of a run, from the first data packet")
-	flags.DurationVar(&f.hints, "hints", 0,
+	flags.DurationVar(&f.Duration, "duration", 20*time.Second, "length of a run, from the first data packet")
+	flags.DurationVar(&f.Hints, "hints", 0,
 		"how often the link tells the proxy of its capacity, as a base station would, half a round trip late; 0: never")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a run once when the machine disturbed it")
-	flags.StringVar(&f.outputs.json, "json", "", "append one JSON line for each run to this file")
+	f.outputs.register(cmd)
 	return cmd
 }
 
-// plan is every algorithm on every link, for real and in virtual time.
-func (f *fidelityFlags) plan() (bench.Plan, error) {
-	p := bench.Plan{
-		Delay: f.delay, Losses: []float64{0}, Duration: f.duration, Runs: 1, Ingress: bench.IngressTPROXY,
-		Late: netlab.Late, Retry: f.retry, Hints: f.hints,
-	}
+// experiment is every algorithm on every link, for real and beside what it is held against.
+func (f *fidelityFlags) experiment() (r recipe.Recipe, err error) {
 	if f.links < 1 || f.links > maxFidelityLinks {
-		return p, fmt.Errorf("--links is %d, but must be from 1 to %d", f.links, maxFidelityLinks)
+		return r, fmt.Errorf("--links is %d, but must be from 1 to %d", f.links, maxFidelityLinks)
 	}
+	f.runs, f.seeds = 1, nil
 	for seed := range f.links {
-		p.Seeds = append(p.Seeds, uint64(seed)+1)
+		f.seeds = append(f.seeds, uint(seed)+1)
 	}
 	if f.against != bench.EnvelopeSim && f.against != bench.EnvelopeNative {
-		return p, fmt.Errorf("--against %q: must be %s or %s", f.against, bench.EnvelopeSim, bench.EnvelopeNative)
+		return r, fmt.Errorf("--against %q: must be %s or %s", f.against, bench.EnvelopeSim, bench.EnvelopeNative)
 	}
 	for _, e := range f.envelopes {
 		if !slices.Contains(bench.ProxyEnvelopes, e) {
-			return p, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", e,
+			return r, fmt.Errorf("--envelope %q: must be one of %s, for the real runs", e,
 				strings.Join(bench.ProxyEnvelopes, ", "))
 		}
 	}
@@ -113,40 +109,30 @@ func (f *fidelityFlags) plan() (bench.Plan, error) {
 		for _, envelope := range append(slices.Clone(f.envelopes), f.against) {
 			senders, err := bench.ParseSender(a+"@"+envelope, nil)
 			if err != nil {
-				return p, fmt.Errorf("--algorithm %q: %w", a, err)
+				return r, fmt.Errorf("--algorithm %q: %w", a, err)
 			}
-			p.Senders = append(p.Senders, senders...)
+			f.Senders = append(f.Senders, senders...)
 		}
 	}
-	var err error
-	if p.Links, err = f.paths(); err != nil {
-		return p, err
-	}
-	buffer, err := bench.ParseBuffer(f.buffer)
-	if err != nil {
-		return p, fmt.Errorf("--buffer: %w", err)
-	}
-	p.Buffers = []bench.Buffer{buffer}
-	return p, p.Validate()
-}
-
-// paths are the recorded links, or the model that links are drawn from.
-func (f *fidelityFlags) paths() (links []bench.Link, err error) {
-	specs, flag := f.traces, "trace"
-	if len(specs) == 0 {
+	f.Name, f.Up, f.Losses, f.AQM, f.blind = "fidelity", record.Same, []float64{0}, sim.DropTail.String(), true
+	f.Links, f.Buffers = f.traces, []string{f.buffer}
+	if len(f.Links) == 0 {
 		if _, err := sim.Model(f.model); err != nil { // a link would take a seed behind it
-			return nil, fmt.Errorf("--generate: %w", err)
+			return r, fmt.Errorf("--generate: %w", err)
 		}
-		specs, flag = []string{"generate:" + f.model}, "generate"
+		f.Links = []string{"generate:" + f.model}
 	}
-	for _, spec := range specs {
-		link, err := bench.ParseLink(spec)
-		if err != nil {
-			return nil, fmt.Errorf("--%s: %w", flag, err)
-		}
-		links = append(links, link)
+	if f.Duration < shortest {
+		return r, fmt.Errorf("--duration %s: must be at least %s", f.Duration, shortest)
 	}
-	return links, nil
+	if err := f.outputs.check(); err != nil {
+		return r, err
+	}
+	r, err = f.Experiment()
+	if err != nil {
+		err = errors.New(strings.Replace(err.Error(), "--link:", "--trace:", 1))
+	}
+	return r, err
 }
 
 // separate cuts lists of algorithms at the commas that do not stand before another

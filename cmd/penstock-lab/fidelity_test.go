@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
 )
 
 func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
@@ -17,21 +18,23 @@ func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
 			"penstock,static:cwnd_packets=50,pacing_mbit=8,cubic", "penstock",
 			"copa:paper,delta=0.25",
 		},
-		envelopes: []string{"ebpf"}, against: "sim", model: "lte", links: 3, delay: 10 * time.Millisecond, duration: 20 * time.Second, buffer: "2MB",
+		against: "sim", model: "lte", links: 3, buffer: "2MB",
 	}
-	p, err := f.plan()
+	f.envelopes, f.Delay, f.Duration = []string{"ebpf"}, 10*time.Millisecond, 20*time.Second
+	r, err := f.experiment()
+	require.NoError(t, err)
+	stages, err := r.Stages(recipe.Full, 1)
 	require.NoError(t, err)
 	var names []string
-	for _, s := range p.Senders {
+	for i, s := range stages {
 		names = append(names, s.Name)
+		assert.Equal(t, i%2 == 1, s.Virtual)
 	}
 	assert.Equal(t, []string{
 		"penstock@ebpf", "penstock@sim", "static:cwnd_packets=50,pacing_mbit=8@ebpf", "static:cwnd_packets=50,pacing_mbit=8@sim",
 		"cubic@ebpf", "cubic@sim", "copa:paper,delta=0.25@ebpf", "copa:paper,delta=0.25@sim",
 	}, names)
-	assert.Equal(t, []uint64{1, 2, 3}, p.Seeds)
-	assert.True(t, p.Real())
-	assert.Len(t, p.Trials(), 3*8)
+	assert.Equal(t, []uint{1, 2, 3}, f.seeds)
 }
 
 func TestFidelityRefuses(t *testing.T) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // runApart executes one command line in a process of its own: models that are
@@ -65,15 +65,12 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, string(text), string(same), "the command line in a model makes it again")
 
-	code, stdout, stderr = runApart(t, "sim", "--mdi-model", "trained="+file, "-a", "mdi:model=trained", "-a", "mdi",
-		"--duration", "5s", "--json")
+	runs := filepath.Join(dir, "runs.jsonl")
+	code, _, stderr = runApart(t, "sim", "--mdi-model", "trained="+file, "-a", "mdi:model=trained", "-a", "mdi",
+		"--duration", "5s", "--json", runs)
 	require.Equal(t, cli.ExitOK, code, stderr)
-	var records []simRecord
-	for d := json.NewDecoder(strings.NewReader(stdout)); d.More(); {
-		var r simRecord
-		require.NoError(t, d.Decode(&r))
-		records = append(records, r)
-	}
+	records, err := record.Open(runs)
+	require.NoError(t, err)
 	require.Len(t, records, 2)
 	assert.NotEqual(t, records[0].Throughput, records[1].Throughput, "another model, another walk")
 }

@@ -1,25 +1,15 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/signal"
-	"slices"
-	"strings"
-	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
-	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
-	"github.com/penstock-net/penstock/internal/lab/stage"
-	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 func recipeListCommand() *cobra.Command {
@@ -40,37 +30,26 @@ func recipeTableCommand() *cobra.Command {
 		Example: "  penstock-lab bench recipe table docs/measurements/recipes.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
-			var all []recipe.Line
+			var all []record.Run
 			for _, name := range names {
-				lines, err := linesOf(name)
+				f, err := readRecords(name)
 				if err != nil {
 					return cli.BadInput(err)
 				}
-				all = append(all, lines...)
+				all = append(all, f.Runs...)
 			}
 			return recipe.WriteMarkdown(cmd.OutOrStdout(), all)
 		},
 	}
 }
 
-// linesOf reads what --json wrote.
-func linesOf(name string) ([]recipe.Line, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return recipe.ReadJSON(name, f)
-}
-
 // recipeFlags are the flags of bench recipe as written.
 type recipeFlags struct {
 	virtual, short bool
-	json, plot     string
 	seed           uint64
 	runs, retry    int
 	agents         []string
-	resume         bool
+	outputs        outputs
 }
 
 func recipeCommand() *cobra.Command {
@@ -106,10 +85,7 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags := cmd.Flags()
 	flags.BoolVar(&f.virtual, "virtual", false, "in virtual time")
 	flags.BoolVar(&f.short, "short", false, "the short form")
-	flags.StringVar(&f.json, "json", "", "append one JSON line for each run of a recipe to this file")
-	flags.BoolVar(&f.resume, "resume", false, "leave out what the file of --json has of this build, seed and form")
-	flags.StringVar(&f.plot, "plot", "", "draw throughput over time, and the window where the configuration "+
-		"changes: a .png file for each stage, named after this one")
+	f.outputs.register(cmd)
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
 	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, "+
 		"and keep the calmest")
@@ -131,116 +107,35 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		return cli.BadInput(fmt.Errorf("--runs %d: at least one", f.runs))
 	case f.retry < 0:
 		return cli.BadInput(fmt.Errorf("--retry-noisy %d: not below 0", f.retry))
-	case f.resume && f.json == "":
-		return cli.BadInput(errors.New("--resume needs --json, the file that says what is there"))
-	case f.plot != "" && !strings.HasSuffix(f.plot, ".png"):
-		return cli.BadInput(fmt.Errorf("--plot %s: the name must end in .png", f.plot))
 	}
-	player, err := f.player(cmd)
-	if err != nil {
-		return err
-	}
-	var done []recipe.Line
-	if f.resume {
-		if done, err = linesOf(f.json); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return cli.BadInput(fmt.Errorf("--json: %w", err))
-		}
-	}
-	record, end, err := (&benchOutputs{json: f.json, plot: f.plot}).open()
-	if err != nil {
+	if err := f.outputs.check(); err != nil {
 		return cli.BadInput(err)
 	}
-	defer func() { err = errors.Join(err, end()) }()
-	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	failed, findings := 0, 0
-	for i, r := range recipes {
-		if i > 0 {
+	s := session{outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, runs: 1, retry: f.retry}
+	if f.short {
+		s.scale = recipe.Short
+	}
+	for n := range f.runs {
+		s.seeds = append(s.seeds, f.seed+uint64(n))
+	}
+	var all []recipe.Result
+	first := true
+	err = s.play(recipes, func(r recipe.Recipe, _ []record.Run, results []recipe.Result) error {
+		if !first {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
-		results, err := f.play(ctx, cmd, r, player, record, done)
-		if err != nil {
-			return err
-		}
+		first = false
 		if len(results) == 0 {
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: it is there\n", r.Name)
-			continue
+			return nil
 		}
-		if err := recipe.WriteResults(cmd.OutOrStdout(), results); err != nil {
+		all = append(all, results...)
+		if err := recipe.WriteResults(cmd.OutOrStdout(), results); err != nil || f.outputs.plot == "" {
 			return err
 		}
-		for _, result := range results {
-			failed += result.Failed()
-			findings += len(result.Findings)
-		}
-	}
-	if failed > 0 {
-		return fmt.Errorf("%d of %d findings do not hold", failed, findings)
-	}
-	return nil
-}
-
-// play makes a recipe's runs.
-func (f *recipeFlags) play(ctx context.Context, cmd *cobra.Command, r recipe.Recipe, player recipe.Player,
-	record io.Writer, done []recipe.Line,
-) ([]recipe.Result, error) {
-	printer := bench.NewPrinter(cmd.ErrOrStderr())
-	defer printer.Break()
-	scale := recipe.Full
-	if f.short {
-		scale = recipe.Short
-	}
-	var results []recipe.Result
-	for n := range f.runs {
-		if slices.ContainsFunc(done, func(l recipe.Line) bool {
-			return l.Recipe == r.Name && l.Scale == scale && l.Virtual == f.virtual && l.Seed == f.seed+uint64(n) &&
-				l.Version == cli.ReadBuild().String()
-		}) {
-			continue
-		}
-		result, err := r.Play(ctx, scale, f.seed+uint64(n), player,
-			func(p recipe.Progress) { printer.Line(p.String(), p.Over) })
-		if err != nil {
-			return nil, err
-		}
-		results = append(results, result)
-		if err := recipe.WriteJSON(record, result, f.virtual, cli.ReadBuild().String()); err != nil {
-			return nil, err
-		}
-	}
-	if f.plot == "" || len(results) == 0 {
-		return results, nil
-	}
-	names, err := recipe.WritePlots(f.plot, results[0])
-	for _, name := range names {
-		fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
-	}
-	return results, err
-}
-
-// player is what plays the stages. Without the rights for network namespaces this
-// runs the whole program again inside a user namespace; that run has printed
-// everything by then.
-func (f *recipeFlags) player(cmd *cobra.Command) (recipe.Player, error) {
-	if f.virtual {
-		return recipe.Virtual, nil
-	}
-	code, ran, err := netlab.Enter()
-	if err != nil {
-		return nil, err
-	}
-	if ran {
-		os.Exit(code)
-	}
-	exe, err := proxyOf(cmd)
-	if err != nil {
-		return nil, err
-	}
-	env := stage.Env{Executable: exe}
-	for _, file := range cli.Models(cmd) {
-		env.Args = append(env.Args, "--mdi-model", file)
-	}
-	return recipe.Retry(func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
-		return stage.Play(ctx, env, s, progress)
-	}, f.retry), nil
+		names, err := recipe.WritePlots(f.outputs.plot, results[0])
+		tellDrawn(cmd, names)
+		return err
+	})
+	return errors.Join(err, failures(all))
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/report"
 )
 
@@ -19,7 +19,7 @@ func reportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "report FILE...",
 		Short: "Make a page of the records of runs",
-		Long: `Report reads what bench --json wrote and makes one page of it that needs no network:
+		Long: `Report reads what --json wrote and makes one page of it that needs no network:
 for each path a table with medians and confidence intervals, throughput against
 queueing delay, both over time, and the distribution of the delay. Several files
 stand side by side, such as one from before a change and one from after it.`,
@@ -69,17 +69,15 @@ func writeReport(cmd *cobra.Command, path string, files []report.File) error {
 
 // readRecords reads a file of records, which has one at least.
 func readRecords(name string) (report.File, error) {
-	f, err := os.Open(name)
-	if err != nil {
+	if _, err := os.Stat(name); err != nil {
 		return report.File{}, err
 	}
-	defer f.Close()
-	results, err := bench.ReadJSON(f)
+	runs, err := record.Open(name)
 	if err != nil {
-		return report.File{}, fmt.Errorf("%s: %w; give what bench --json wrote", name, err)
+		return report.File{}, fmt.Errorf("%w; give what --json wrote", err)
 	}
-	if len(results) == 0 {
+	if len(runs) == 0 {
 		return report.File{}, fmt.Errorf("%s has no runs", name)
 	}
-	return report.File{Name: filepath.Base(name), Results: results}, nil
+	return report.File{Name: filepath.Base(name), Runs: runs}, nil
 }

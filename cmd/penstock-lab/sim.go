@@ -17,27 +17,23 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
-	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // simFlags are the flags of sim as written.
 type simFlags struct {
-	algorithms, sweeps        []string
-	rates, traces, models     []string
-	upRate, upTrace           string
-	delayTrace                string
-	buffer                    string
-	delay, ackEvery, hints    time.Duration
-	transport, aqm, ecn       string
-	duration, warmup, sampled time.Duration
-	loss, upLoss              float64
-	seed                      uint64
-	flows                     int
-	all, markdown             bool
-	json                      bool
-	traceOut                  string
-	agents                    []string
-	deciders                  agents.Agents // those that agents name
+	bench.Matrix
+	algorithms, sweeps     []string
+	rates, traces, models  []string
+	upRate, upTrace        string
+	buffer, transport, ecn string
+	loss                   float64
+	seed                   uint64
+	all, markdown          bool
+	traceOut               string
+	sampled                time.Duration
+	agents                 []string
+	outputs                outputs
 }
 
 func simCommand() *cobra.Command {
@@ -77,26 +73,34 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 0.5: one has everything), and the share is that of the algorithm in question.`,
 		Example: `  penstock-lab sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
   penstock-lab sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
-  penstock-lab sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json
+  penstock-lab sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json runs.jsonl
+  penstock-lab sim --algorithm penstock --algorithm cubic --trace mine.down --report report.html
   penstock-lab sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
   penstock-lab sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte
   penstock-lab sim test/scenarios/testdata/outage.yaml
   penstock-lab sim --all
   penstock-lab sim --all --transport relay --markdown`,
 		RunE: func(cmd *cobra.Command, files []string) (err error) {
-			if f.deciders, err = agents.Parse(f.agents); err != nil {
+			if f.Agents, err = agents.Parse(f.agents); err != nil {
+				return cli.BadInput(err)
+			}
+			if f.sampled <= 0 {
+				return cli.BadInput(errors.New("--trace-every must be above 0, such as 10ms"))
+			}
+			if err := f.outputs.check(); err != nil {
 				return cli.BadInput(err)
 			}
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)
 			}
-			trials, err := f.trials(cmd.Flags(), files)
+			experiments, err := f.experiments(cmd.Flags(), files)
 			if err != nil {
 				return cli.BadInput(err)
 			}
-			return f.run(cmd.OutOrStdout(), trials)
+			return f.run(cmd, experiments)
 		},
 	}
+	f.outputs.register(cmd)
 	f.register(cmd.Flags())
 	return cmd
 }
@@ -114,31 +118,28 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.upRate, "up-rate", "", "`RATE` of the link that carries acknowledgements (default: "+
 		"infinitely fast)")
 	flags.StringVar(&f.upTrace, "up-trace", "", "trace `FILE` of the link that carries acknowledgements")
-	flags.DurationVar(&f.delay, "delay", 20*time.Millisecond, "propagation, each way")
-	flags.StringVar(&f.delayTrace, "delay-trace", "",
+	flags.DurationVar(&f.Delay, "delay", 20*time.Millisecond, "propagation, each way")
+	flags.StringVar(&f.DelayTrace, "delay-trace", "",
 		"propagation that moves, in place of --delay: a `FILE` with one delay in ms, one way, for each 10 ms")
 	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
-	flags.StringVar(&f.aqm, "aqm", sim.DropTail.String(),
-		"how that queue is managed: droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 "+
-			"(RFC 9332), "+
-			"all but the first with ECN marks")
+	flags.StringVar(&f.AQM, "aqm", sim.DropTail.String(),
+		"how that queue is managed: "+managements)
 	flags.StringVar(&f.ecn, "ecn", sim.ECNDefault.String(),
 		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with "+
 			"others")
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
-	flags.Float64Var(&f.upLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
+	flags.Float64Var(&f.UpLoss, "up-loss", 0, "probability that an acknowledgement is lost at random")
 	flags.StringVar(&f.transport, "transport", sim.Kernel.String(),
 		"what is below the algorithm: kernel enforces the window, and acknowledgements are delayed as by Linux; "+
 			"relay has the proxy keep it, and each packet is acknowledged; native is nothing but the algorithm")
-	flags.DurationVar(&f.ackEvery, "ack-every", 0,
+	flags.DurationVar(&f.AckEvery, "ack-every", 0,
 		"acknowledge in batches, at multiples of this; 0: as --transport has it")
-	flags.DurationVar(&f.hints, "hints", 0, "how often the link tells the senders of its capacity, as a base "+
+	flags.DurationVar(&f.Hints, "hints", 0, "how often the link tells the senders of its capacity, as a base "+
 		"station would; 0: never")
-	flags.DurationVar(&f.duration, "duration", 30*time.Second, "length of a run")
-	flags.DurationVar(&f.warmup, "warmup", 0, "leave this much of the beginning out of the figures")
-	flags.IntVar(&f.flows, "flows", 1, "flows of the algorithm that share the link, each with its own window")
+	flags.DurationVar(&f.Duration, "duration", 30*time.Second, "length of a run")
+	flags.DurationVar(&f.Warmup, "warmup", 0, "leave this much of the beginning out of the figures")
+	flags.IntVar(&f.Flows, "flows", 1, "flows of the algorithm that share the link, each with its own window")
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of generated traces, losses and algorithms")
-	flags.BoolVar(&f.json, "json", false, "print one JSON object for each run instead of the table")
 	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
 	flags.BoolVar(&f.markdown, "markdown", false, "with --all: print the table as Markdown")
 	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
@@ -160,182 +161,103 @@ func fileFormat() string {
 	return strings.ReplaceAll("\n"+strings.TrimSpace(recipe.Format), "\n", "\n  ")[1:] + "\n"
 }
 
-// trial is one run to be made.
-type trial struct {
-	name string // of the algorithm with its settings, or of the file
-	link string // empty for a file
-	sim.Scenario
-	who agents.Agents // that decide
-	of  *experiment   // that it is a run of; nil: of none
-	recipe.Run
-	record func(sim.Result) stage.Record
+// shared are the flags that go with files, too.
+var shared = map[string]bool{
+	"json": true, "csv": true, "report": true, "plot": true, "resume": true, "trace-out": true, "trace-every": true,
+	agents.Flag: true, "help": true, "mdi-model": true, proxyFlag: true,
 }
 
-// shared are the flags that go with files, too.
-var shared = map[string]bool{"json": true, "trace-out": true, "trace-every": true, agents.Flag: true, "help": true}
-
-// trials reads the flags or the files.
-func (f *simFlags) trials(flags *pflag.FlagSet, files []string) (trials []trial, err error) {
-	if f.sampled <= 0 {
-		return nil, errors.New("--trace-every must be above 0, such as 10ms")
+// experiments reads the flags or the files.
+func (f *simFlags) experiments(flags *pflag.FlagSet, files []string) (all []recipe.Recipe, err error) {
+	if len(files) == 0 {
+		r, err := f.experiment()
+		return []recipe.Recipe{r}, err
 	}
-	if len(files) > 0 {
-		flags.Visit(func(flag *pflag.Flag) {
-			if !shared[flag.Name] && err == nil {
-				err = fmt.Errorf("--%s does not go with a file: write it there", flag.Name)
-			}
-		})
-		for _, name := range files {
-			if err == nil {
-				var more []trial
-				more, err = f.fromFile(name)
-				trials = append(trials, more...)
-			}
+	flags.Visit(func(flag *pflag.Flag) {
+		if !shared[flag.Name] && err == nil {
+			err = fmt.Errorf("--%s does not go with a file: write it there", flag.Name)
 		}
-		return trials, err
+	})
+	for _, name := range files {
+		if err == nil {
+			var r recipe.Recipe
+			r, err = recipe.Open(name, f.Agents)
+			all = append(all, r)
+		}
 	}
-	links, err := f.links()
-	if err != nil {
-		return nil, err
+	return all, err
+}
+
+// experiment is what the flags describe.
+func (f *simFlags) experiment() (r recipe.Recipe, err error) {
+	f.Name, f.Losses, f.Buffers, f.Up, f.ECN = "sim", []float64{f.loss}, []string{f.buffer}, record.Free, f.ecn
+	if f.Flows < 1 || f.Flows > maxSimFlows {
+		return r, fmt.Errorf("--flows is %d, but must be from 1 to %d", f.Flows, maxSimFlows)
+	}
+	if f.Links, err = f.links(); err != nil {
+		return r, err
+	}
+	switch {
+	case f.upRate != "" && f.upTrace != "":
+		return r, errors.New("--up-rate and --up-trace exclude each other")
+	case f.upRate != "":
+		if _, err := parseLinkRate(f.upRate); err != nil {
+			return r, fmt.Errorf("--up-rate: %w", err)
+		}
+		f.Up = f.upRate
+	case f.upTrace != "":
+		if _, err := openTrace(f.upTrace); err != nil {
+			return r, fmt.Errorf("--up-trace: %w", err)
+		}
+		f.Up = f.upTrace
+	}
+	if _, err := sim.ParseTransport(f.transport); err != nil {
+		return r, fmt.Errorf("--transport: %w", err)
 	}
 	refs, err := f.swept()
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	base, err := f.base()
-	if err != nil {
-		return nil, err
-	}
-	ecn, err := sim.ParseECN(f.ecn)
-	if err != nil {
-		return nil, fmt.Errorf("--ecn: %w", err)
-	}
-	for _, l := range links {
-		for _, ref := range refs {
-			t := trial{name: ref, link: l.name, Scenario: base, who: f.deciders}
-			t.Down.Rate, t.Down.Trace = l.rate, l.trace
-			algorithm, params, err := cc.Parse(ref)
-			if err != nil {
-				if len(f.sweeps) > 0 {
-					return nil, fmt.Errorf("--algorithm with --sweep: %w", err)
-				}
-				return nil, fmt.Errorf("--algorithm: %w", err)
-			}
-			if err := f.deciders.Check(algorithm); err != nil {
-				return nil, fmt.Errorf("--algorithm: %w", err)
-			}
-			for range f.flows {
-				t.Flows = append(t.Flows, sim.FlowConfig{Algorithm: algorithm, Params: params, ECN: ecn})
-			}
-			if err := t.Scenario.Check(); err != nil {
-				return nil, err
-			}
-			trials = append(trials, t)
-		}
-	}
-	return trials, nil
-}
-
-// base is what all runs have in common.
-func (f *simFlags) base() (sim.Scenario, error) {
-	s := sim.Scenario{
-		Down:     sim.LinkConfig{Delay: f.delay, Loss: f.loss},
-		Up:       sim.LinkConfig{Delay: f.delay, Loss: f.upLoss},
-		AckEvery: f.ackEvery, Hints: f.hints, Duration: f.duration, Warmup: f.warmup, Seed: f.seed,
-	}
-	if f.traceOut != "" {
-		s.Sample = f.sampled
-	}
-	if f.flows < 1 || f.flows > maxSimFlows {
-		return s, fmt.Errorf("--flows is %d, but must be from 1 to %d", f.flows, maxSimFlows)
-	}
-	if f.duration <= 0 {
-		return s, fmt.Errorf("--duration is %v; write a time such as 30s", f.duration)
-	}
-	if f.delay < 0 || f.ackEvery < 0 || f.hints < 0 || f.warmup < 0 {
-		return s, errors.New("--delay, --ack-every, --hints and --warmup must not be negative; write a time such " +
-			"as 20ms")
-	}
-	if f.warmup >= f.duration {
-		return s, fmt.Errorf("--warmup %v leaves nothing of --duration %v", f.warmup, f.duration)
-	}
-	if !isFraction(f.loss) || !isFraction(f.upLoss) {
-		return s, errors.New("--loss and --up-loss must be fractions such as 0.01, below 1")
-	}
-	var err error
-	if s.Transport, err = sim.ParseTransport(f.transport); err != nil {
-		return s, fmt.Errorf("--transport: %w", err)
-	}
-	if s.Down.AQM, err = sim.ParseAQM(f.aqm); err != nil {
-		return s, fmt.Errorf("--aqm: %w", err)
-	}
-	if f.buffer != "none" {
-		if s.Down.QueueBytes, s.Down.QueuePackets, err = sim.ParseQueue(f.buffer); err != nil {
-			return s, fmt.Errorf("--buffer: %w or none", err)
-		}
-	}
-	if f.upRate != "" {
-		if s.Up.Rate, err = parseLinkRate(f.upRate); err != nil {
-			return s, fmt.Errorf("--up-rate: %w", err)
-		}
-	}
-	if f.upTrace != "" {
-		if s.Up.Trace, err = openTrace(f.upTrace); err != nil {
-			return s, fmt.Errorf("--up-trace: %w", err)
-		}
-	}
-	if f.delayTrace != "" {
-		delays, err := bench.ReadDelayTrace(f.delayTrace)
+	for _, ref := range refs {
+		senders, err := bench.ParseSender(ref+"@"+bench.EnvelopeSim, nil)
 		if err != nil {
-			return s, fmt.Errorf("--delay-trace: %w", err)
+			if len(f.sweeps) > 0 {
+				return r, fmt.Errorf("--algorithm with --sweep: %w", err)
+			}
+			return r, fmt.Errorf("--algorithm: %w", err)
 		}
-		for _, c := range []*sim.LinkConfig{&s.Down, &s.Up} {
-			c.Delay, c.Delays = 0, delays
-		}
+		senders[0].Name, senders[0].Transport = ref, f.transport
+		f.Senders = append(f.Senders, senders[0])
 	}
-	if f.upRate != "" && f.upTrace != "" {
-		return s, errors.New("--up-rate and --up-trace exclude each other")
-	}
-	return s, nil
+	return f.Experiment()
 }
-
-func isFraction(p float64) bool { return p >= 0 && p < 1 }
 
 // maxSimFlows bounds --flows.
 const maxSimFlows = 1000
 
-// simLink is one link to run over.
-type simLink struct {
-	name  string
-	rate  cc.Rate
-	trace *sim.Trace
-}
-
-func (f *simFlags) links() (links []simLink, err error) {
+// links are what recipe.Carries reads.
+func (f *simFlags) links() (links []string, err error) {
 	rates := f.rates
 	if len(f.rates)+len(f.traces)+len(f.models) == 0 {
 		rates = []string{"12mbit"}
 	}
 	for _, text := range rates {
-		l := simLink{name: text}
-		if l.rate, err = parseLinkRate(text); err != nil {
+		if _, err := parseLinkRate(text); err != nil {
 			return nil, fmt.Errorf("--rate: %w", err)
 		}
-		links = append(links, l)
+		links = append(links, text)
 	}
 	for _, name := range f.traces {
-		l := simLink{name: filepath.Base(name)}
-		if l.trace, err = openTrace(name); err != nil {
+		if _, err := openTrace(name); err != nil {
 			return nil, fmt.Errorf("--trace: %w", err)
 		}
-		links = append(links, l)
+		links = append(links, name)
 	}
 	for _, name := range f.models {
-		l := simLink{name: name}
-		if l.trace, err = sim.Generate(name, f.seed, sim.GeneratedLength); err != nil {
+		if _, err := sim.Model(name); err != nil {
 			return nil, fmt.Errorf("--generate: %w", err)
 		}
-		links = append(links, l)
+		links = append(links, "generate:"+name)
 	}
 	return links, nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 func TestSimPrintsATable(t *testing.T) {
@@ -44,26 +45,23 @@ func TestSimPrintsATable(t *testing.T) {
 }
 
 func TestSimPrintsJSON(t *testing.T) {
-	trace := filepath.Join(t.TempDir(), "samples.jsonl")
-	code, stdout, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant",
+	trace, file := filepath.Join(t.TempDir(), "samples.jsonl"), filepath.Join(t.TempDir(), "runs.jsonl")
+	code, _, stderr := run(t, "sim", "-a", "copa", "--sweep", "delta=0.5,0.1", "--sweep", "mode=constant",
 		"--flows", "2",
-		"--duration", "5s", "--warmup", "2s", "--json", "--trace-out", trace, "--trace-every", "100ms")
+		"--duration", "5s", "--warmup", "2s", "--json", file, "--trace-out", trace, "--trace-every", "100ms")
 	require.Equal(t, cli.ExitOK, code, stderr)
-	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
-	require.Len(t, lines, 2)
+	runs, err := record.Open(file)
+	require.NoError(t, err)
+	require.Len(t, runs, 2)
 	for i, name := range []string{"copa:delta=0.5,mode=constant", "copa:delta=0.1,mode=constant"} {
-		var rec simRecord
-		d := json.NewDecoder(strings.NewReader(lines[i]))
-		d.DisallowUnknownFields()
-		require.NoError(t, d.Decode(&rec))
-		assert.Equal(t, name, rec.Algorithm)
-		assert.Equal(t, "12mbit", rec.Link)
-		assert.EqualValues(t, 4_500_000, rec.Offered)
-		assert.Greater(t, rec.Utilisation, 0.9)
-		assert.Less(t, rec.Queueing.P50, rec.OneWay.P50)
-		require.Len(t, rec.Flows, 2)
-		assert.Equal(t, rec.Throughput, rec.Flows[0].Throughput+rec.Flows[1].Throughput)
-		assert.Len(t, rec.Flows[0].PerSecond, 5)
+		r := runs[i]
+		assert.Equal(t, name, r.Name)
+		assert.Equal(t, "12mbit", r.Link)
+		assert.InDelta(t, 12, r.Offered, 1e-9)
+		assert.Greater(t, r.Utilisation, 0.9)
+		assert.Less(t, r.Queueing.P50, r.OneWay.P50)
+		require.Len(t, r.Flows, 2)
+		assert.Len(t, r.Flows[0].PerSecond, 5)
 	}
 
 	f, err := os.Open(trace)
@@ -114,20 +112,20 @@ func TestSimRefuses(t *testing.T) {
 		`--rate: "0mbit" carries nothing`:                "--rate 0mbit",
 		"--trace: open /nope":                            "--trace /nope",
 		"--trace: sim: trace case.yaml: line 1":          "--trace " + file,
-		`--generate: sim: no model "x"`:                  "--generate x",
+		`--generate: no model "x"`:                       "--generate x",
 		`--sweep "delta" must be a parameter`:            "--sweep delta",
 		`--algorithm with --sweep: penstock has no`:      "--sweep gamma=1",
 		`--algorithm: no algorithm "foo"; there are`:     "-a foo",
-		"none leaves the window to the transport below":  "-a none",
-		"--loss and --up-loss must be fractions":         "--up-loss 2",
+		"none leaves the window to the kernel":           "-a none",
+		"--loss and --up-loss must be probabilities":     "--up-loss 2",
 		`--buffer: "1x" needs a unit, such as 64KiB or`:  "--buffer 1x",
 		`--aqm: no management "red" of a queue; use`:     "--aqm red",
 		`--ecn: no ECN "yes"; use classic, l4s or off`:   "--ecn yes",
 		"--flows is 0, but must be from 1":               "--flows 0",
 		"--warmup 30s leaves nothing of --duration 30s":  "--warmup 30s",
 		"--duration is -1s; write a time such as 30s":    "--duration -1s",
-		"duration is 2h0m0s, but must be":                "--duration 2h",
-		"--delay, --ack-every, --hints and --warmup":     "--delay -1s",
+		"duration: it is missing or above 1h0m0s":        "--duration 2h",
+		"--delay, --warmup, --hints and --ack-every":     "--delay -1s",
 		"--up-rate and --up-trace exclude each other":    "--up-rate 1mbit --up-trace " + writeTrace(t, dir),
 		"--up-trace: open /nope":                         "--up-trace /nope",
 		"--trace-every must be above 0":                  "--trace-every 0s",

@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,13 +17,16 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // standardRun is one algorithm in one standard case.
 type standardRun struct {
-	trial
+	recipe.Run
+	recipe   recipe.Recipe
+	name     string // of the algorithm with its settings
 	standard recipe.StandardCase
-	result   sim.Result
 	err      error
 }
 
@@ -45,24 +47,49 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return cli.BadInput(err)
 	}
+	transport, err := sim.ParseTransport(f.transport)
+	if err != nil {
+		return cli.BadInput(fmt.Errorf("--transport: %w", err))
+	}
 	traces, closeTraces, err := f.openTraces()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, closeTraces()) }()
-
-	playAll(runs, cmd.ErrOrStderr())
+	file, _, done, err := f.outputs.open()
+	if err != nil {
+		return cli.BadInput(err)
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	s := session{sampled: f.sampling()}
+	playAll(runs, cmd.ErrOrStderr(), func(scenario *sim.Scenario) {
+		scenario.Transport = transport
+		s.sampling(scenario)
+	})
 	var failures []error
+	var records []record.Run
 	for _, r := range runs {
 		if r.err != nil {
 			return fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err)
 		}
-		failures = append(failures, r.unmet(r.result)...)
-		if err := f.writeSamples(traces, r.trial, r.result); err != nil {
+		findings, err := r.recipe.Judge(recipe.Outcome{Scale: recipe.Full, Runs: []recipe.Run{r.Run}})
+		if err != nil {
+			return err
+		}
+		failures = append(failures, unheld(r.name+" in "+r.standard.Name, findings)...)
+		one := record.Of(r.Stage, r.Record)
+		one.Experiment, one.Name, one.Version, one.Findings = r.standard.Name, r.name, cli.ReadBuild().String(), findings
+		records = append(records, one)
+		if err := errors.Join(record.Write(file, one), f.writeSamples(traces, r.Run, *r.Record.Virtual)); err != nil {
 			return err
 		}
 	}
-	return errors.Join(f.writeAll(cmd.OutOrStdout(), runs), errors.Join(failures...))
+	write := writeStandardTable
+	if f.markdown {
+		write = writeStandardMarkdown
+	}
+	_, err = io.WriteString(cmd.OutOrStdout(), write(runs))
+	return errors.Join(err, f.outputs.write(cmd, records), errors.Join(failures...))
 }
 
 // standardRuns lists the runs to be made, by algorithm.
@@ -81,12 +108,6 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 	if err != nil {
 		return nil, err
 	}
-	if f.json && f.markdown {
-		return nil, errors.New("--json and --markdown exclude each other")
-	}
-	if f.sampled <= 0 {
-		return nil, errors.New("--trace-every must be above 0, such as 10ms")
-	}
 	if !flags.Changed("algorithm") {
 		f.algorithms = nil
 		for _, s := range sim.Algorithms() {
@@ -97,30 +118,27 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 	if err != nil {
 		return nil, err
 	}
-	transport, err := sim.ParseTransport(f.transport)
-	if err != nil {
-		return nil, fmt.Errorf("--transport: %w", err)
-	}
 	for _, ref := range refs {
 		for _, s := range recipe.Standard() {
-			r, err := s.Recipe(ref, f.deciders)
+			r, err := s.Recipe(ref, f.Agents)
 			if err != nil {
 				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
-			trials, err := f.experimentTrials(r)
+			stages, err := r.Stages(recipe.Full, 1)
+			if err == nil {
+				_, _, err = stage.Scenario(stages[0])
+			}
 			if err != nil {
 				return nil, fmt.Errorf("--algorithm: %w", err)
 			}
-			t := trials[0]
-			t.name, t.link, t.Transport = ref, s.Name, transport
-			runs = append(runs, standardRun{trial: t, standard: s})
+			runs = append(runs, standardRun{recipe: r, name: ref, standard: s, Run: recipe.Run{Stage: stages[0]}})
 		}
 	}
 	return runs, nil
 }
 
 // playAll makes the runs, as many at once as there are processors.
-func playAll(runs []standardRun, progress io.Writer) {
+func playAll(runs []standardRun, progress io.Writer, change func(*sim.Scenario)) {
 	printer := bench.NewPrinter(progress)
 	defer printer.Break()
 	next := make(chan *standardRun)
@@ -130,7 +148,7 @@ func playAll(runs []standardRun, progress io.Writer) {
 	for range min(runtime.GOMAXPROCS(0), len(runs)) {
 		wg.Go(func() {
 			for r := range next {
-				r.result, r.err = r.who.Run(r.Scenario)
+				r.Record, r.err = stage.PlayVirtual(r.Stage, change)
 				mu.Lock()
 				over++
 				printer.Line(fmt.Sprintf("[%d/%d] %s in %s", over, len(runs), r.name, r.standard.Name), true)
@@ -145,43 +163,24 @@ func playAll(runs []standardRun, progress io.Writer) {
 	wg.Wait()
 }
 
-func (f *simFlags) writeAll(w io.Writer, runs []standardRun) error {
-	if f.json {
-		enc := json.NewEncoder(w)
-		for _, r := range runs {
-			rec := newSimRecord(r.trial, r.result)
-			rec.Scenario, rec.Link = rec.Link, ""
-			if err := enc.Encode(rec); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	write := writeStandardTable
-	if f.markdown {
-		write = writeStandardMarkdown
-	}
-	_, err := io.WriteString(w, write(runs))
-	return err
-}
-
 // figures are the cells of one run: utilisation and share in per cent, queueing
 // in milliseconds; the last two only where flows share the link.
 func (r standardRun) figures() []string {
+	result := r.Record.Virtual
 	cells := []string{
-		fmt.Sprintf("%.1f", 100*r.result.Utilisation),
-		brief(inMillis(r.result.Queueing.P50)),
-		brief(inMillis(r.result.Queueing.P95)),
+		fmt.Sprintf("%.1f", 100*result.Utilisation),
+		brief(inMillis(result.Queueing.P50)),
+		brief(inMillis(result.Queueing.P95)),
 	}
-	if len(r.result.Flows) == 1 {
+	if len(result.Flows) == 1 {
 		return cells
 	}
 	total := 0.0
-	for _, f := range r.result.Flows {
+	for _, f := range result.Flows {
 		total += float64(f.Throughput)
 	}
-	share := float64(r.standard.Tested(r.result).Throughput) / max(total, 1)
-	return append(cells, fmt.Sprintf("%.2f", r.result.Jain), fmt.Sprintf("%.0f", 100*share))
+	share := float64(r.standard.Tested(*result).Throughput) / max(total, 1)
+	return append(cells, fmt.Sprintf("%.2f", result.Jain), fmt.Sprintf("%.0f", 100*share))
 }
 
 // brief writes a figure with a decimal where that tells something.

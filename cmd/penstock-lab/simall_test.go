@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // standardRunsOf are those of a command line.
@@ -36,7 +36,7 @@ func TestSimAllIsOfEveryAlgorithmInEveryStandardCase(t *testing.T) {
 		for k, s := range recipe.Standard() {
 			run := runs[i*len(recipe.Standard())+k]
 			assert.Equal(t, spec.Name, run.name)
-			assert.Equal(t, s.Name, run.link)
+			assert.Equal(t, s.Name, run.standard.Name)
 		}
 	}
 }
@@ -45,10 +45,10 @@ func TestSimAllMakesOneTable(t *testing.T) {
 	play := func() ([]standardRun, string) {
 		runs := standardRunsOf(t, "--all", "-a", "static:cwnd_packets=10", "-a", "copa:delta=0.5")
 		for i := range runs { // short, but long enough for the flow that comes later
-			runs[i].Duration, runs[i].Warmup = 6*time.Second, 0
+			runs[i].Stage.Duration, runs[i].Stage.Warmup = 6*time.Second, 0
 		}
 		var progress strings.Builder
-		playAll(runs, &progress)
+		playAll(runs, &progress, nil)
 		return runs, progress.String()
 	}
 	runs, progress := play()
@@ -86,18 +86,17 @@ func TestSimAllMakesOneTable(t *testing.T) {
 
 func TestSimAllPrintsJSON(t *testing.T) {
 	trace := filepath.Join(t.TempDir(), "samples.jsonl")
-	code, stdout, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=4", "--json", "--trace-out", trace,
+	file := filepath.Join(t.TempDir(), "runs.jsonl")
+	code, _, stderr := run(t, "sim", "--all", "-a", "static:cwnd_packets=4", "--json", file, "--trace-out", trace,
 		"--trace-every", "10s")
 	require.Equal(t, cli.ExitOK, code, stderr)
-	lines := strings.Split(strings.TrimRight(stdout, "\n"), "\n")
-	require.Len(t, lines, len(recipe.Standard()))
+	runs, err := record.Open(file)
+	require.NoError(t, err)
+	require.Len(t, runs, len(recipe.Standard()))
 	for i, s := range recipe.Standard() {
-		var rec simRecord
-		require.NoError(t, json.Unmarshal([]byte(lines[i]), &rec))
-		assert.Equal(t, "static:cwnd_packets=4", rec.Algorithm)
-		assert.Equal(t, s.Name, rec.Scenario)
-		assert.Empty(t, rec.Link)
-		assert.Positive(t, rec.Utilisation)
+		assert.Equal(t, "static:cwnd_packets=4", runs[i].Name)
+		assert.Equal(t, s.Name, runs[i].Experiment)
+		assert.Positive(t, runs[i].Utilisation)
 	}
 	samples, err := os.ReadFile(trace)
 	require.NoError(t, err)
@@ -119,7 +118,6 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all case.yaml":                          "--all does not go with a file",
 		"--markdown":                               "--markdown goes with --all",
 		"--markdown --rate 1mbit":                  "--markdown goes with --all",
-		"--all --json --markdown":                  "--json and --markdown exclude each other",
 		"--all -a kopa":                            `no algorithm "kopa"`,
 		"--all -a none":                            "none leaves the window to the transport below",
 		"--all --trace-every 0s":                   "--trace-every must be above 0",

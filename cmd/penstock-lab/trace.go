@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -145,7 +143,7 @@ of a volume of data as the rate and the time come to.`,
 			if err := output.Check(names[1]); err != nil { // before the time that it takes
 				return cli.BadInput(err)
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := interruptible(cmd)
 			defer stop()
 			trace, err := linktrace.Record(ctx, names[0], r, d)
 			if err != nil {
@@ -174,7 +172,7 @@ func traceServeCommand() *cobra.Command {
 			if err != nil {
 				return cli.BadInput(fmt.Errorf("--most: %w", err))
 			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			ctx, stop := interruptible(cmd)
 			defer stop()
 			return served(ctx, listen, r)
 		},

@@ -12,28 +12,32 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/report"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // A report is a file that opens by itself: it draws, fits a phone, and asks for nothing.
 func TestAReportOpens(t *testing.T) {
-	link, err := bench.ParseLink("generate:lte")
+	_, trace, err := recipe.Carries("generate:lte", 1)
 	require.NoError(t, err)
-	buffer, err := bench.ParseBuffer("2MB")
-	require.NoError(t, err)
-	plan := bench.Plan{
-		Links: []bench.Link{link}, Buffers: []bench.Buffer{buffer}, Losses: []float64{0}, Seeds: []uint64{1},
-		Delay: 10 * time.Millisecond, Duration: 5 * time.Second, Runs: 1, Ingress: bench.IngressTPROXY,
+	link := sim.LinkConfig{Trace: trace, Delay: 10 * time.Millisecond, QueueBytes: 2_000_000}
+	var runs []record.Run
+	for _, algorithm := range []string{"penstock", "cubic"} {
+		s := stage.Stage{
+			Name: algorithm, Down: link, Up: link, Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}},
+			Duration: 5 * time.Second, Seed: 1, Edge: "defaults: {algorithm: " + algorithm + "}\n",
+		}
+		rec, err := stage.PlayVirtual(s, nil)
+		require.NoError(t, err)
+		runs = append(runs, record.Of(s, rec))
 	}
-	plan.Senders, err = bench.ParseSenders([]string{"penstock@sim", "cubic@sim"}, nil)
-	require.NoError(t, err)
-	results, err := (&bench.Bench{Version: "test"}).Run(t.Context(), plan, func(bench.Result) error { return nil })
-	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "report.html")
 	f, err := os.Create(path)
 	require.NoError(t, err)
-	require.NoError(t, report.Write(f, []report.File{{Name: "runs.jsonl", Results: results}}))
+	require.NoError(t, report.Write(f, []report.File{{Name: "runs.jsonl", Runs: runs}}))
 	require.NoError(t, f.Close())
 
 	for name, width := range map[string]int64{"phone": 390, "desktop": 1280} {

@@ -109,7 +109,7 @@ var homes = map[string][]string{
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
 	"github.com/rivo/...":              {"cmd/penstock"},
 	"github.com/gdamore/...":           {"cmd/penstock"},
-	"github.com/prometheus/...":        {"telemetry", "internal/lab/bench", "internal/lab/edge"},
+	"github.com/prometheus/...":        {"telemetry", "internal/lab/stage", "internal/lab/edge"},
 	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
 	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},
@@ -118,7 +118,7 @@ var homes = map[string][]string{
 	"github.com/mdlayher/...":          {"proxy/linkstat"},
 	"github.com/vishvananda/...": {
 		"proxy/capture", "proxy/ingress", "proxy/linkstat", "proxy/tunnel/kernelspace", "internal/doctor",
-		"internal/netlab", "internal/lab/bench",
+		"internal/netlab", "internal/lab/stage",
 	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},

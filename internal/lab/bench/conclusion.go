@@ -5,12 +5,13 @@ import (
 	"strings"
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // Conclusion says in one sentence how the first proxied sender of the first
 // table, and there of the first probability of loss, compares with its first
 // direct one; empty when either is missing.
-func Conclusion(results []Result) string {
+func Conclusion(results []record.Run) string {
 	all := tables(results, false)
 	if len(all) == 0 {
 		return ""
@@ -26,9 +27,9 @@ func Conclusion(results []Result) string {
 	if base == nil || ours == nil {
 		return ""
 	}
-	median := func(w *row, figure func(Result) float64) float64 { s, _ := w.of(figure); return s.Median }
-	throughput := func(r Result) float64 { return r.Throughput }
-	p95 := func(r Result) float64 { return r.Queueing.P95 }
+	median := func(w *row, figure func(record.Run) float64) float64 { s, _ := w.of(figure); return s.Median }
+	throughput := func(r record.Run) float64 { return r.Throughput }
+	p95 := func(r record.Run) float64 { return r.Queueing.P95 }
 	a, b := median(ours, p95), median(base, p95)
 	share := 0.0
 	if t := median(base, throughput); t > 0 {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // Fidelity says by how much an algorithm's runs differ from its reference's over the
@@ -31,36 +32,44 @@ type Difference struct {
 
 // Fidelities compares each real sender with the same algorithm over the envelope
 // against, link by link: runs belong together that are of one path, seed and number.
-func Fidelities(results []Result, against string) []Fidelity {
+func Fidelities(results []record.Run, against string) []Fidelity {
 	var all []Fidelity
-	var pairs [][][2]Result
+	var pairs [][][2]record.Run
 	for _, r := range results {
-		if r.Algorithm == "" || r.Virtual() || r.Envelope == against {
+		if r.Algorithm == "" || r.Virtual || isReference(r, against) {
 			continue
 		}
-		v := slices.IndexFunc(results, func(o Result) bool {
-			return o.Envelope == against && o.Algorithm == r.Algorithm && o.path(true) == r.path(true) &&
-				o.Seed == r.Seed && o.Run == r.Run && o.Discarded == ""
+		v := slices.IndexFunc(results, func(o record.Run) bool {
+			return isReference(o, against) && o.Algorithm == r.Algorithm && o.Way(true) == r.Way(true) &&
+				o.Seed == r.Seed && o.Number == r.Number && o.Discarded == ""
 		})
-		i := slices.IndexFunc(all, func(f Fidelity) bool { return f.Sender == r.Sender })
+		i := slices.IndexFunc(all, func(f Fidelity) bool { return f.Sender == r.Name })
 		if i < 0 {
 			i = len(all)
-			all, pairs = append(all, Fidelity{Sender: r.Sender}), append(pairs, nil)
+			all, pairs = append(all, Fidelity{Sender: r.Name}), append(pairs, nil)
 		}
 		if v >= 0 && r.Discarded == "" {
-			pairs[i] = append(pairs[i], [2]Result{r, results[v]})
+			pairs[i] = append(pairs[i], [2]record.Run{r, results[v]})
 		}
 	}
 	for i := range all {
-		all[i].Throughput = difference(pairs[i], func(r Result) float64 { return r.Throughput })
-		all[i].P95 = difference(pairs[i], func(r Result) float64 { return r.Queueing.P95 })
+		all[i].Throughput = difference(pairs[i], func(r record.Run) float64 { return r.Throughput })
+		all[i].P95 = difference(pairs[i], func(r record.Run) float64 { return r.Queueing.P95 })
 	}
 	return all
 }
 
+// isReference tells whether others are compared with a run.
+func isReference(r record.Run, against string) bool {
+	if against == EnvelopeSim {
+		return r.Virtual
+	}
+	return r.Native && !r.Virtual
+}
+
 // difference is that of one figure between the first and the second of each pair.
 // Pairs are left out of which the second has none.
-func difference(pairs [][2]Result, figure func(Result) float64) Difference {
+func difference(pairs [][2]record.Run, figure func(record.Run) float64) Difference {
 	var d Difference
 	var each []float64
 	for _, p := range pairs {
@@ -78,7 +87,7 @@ func difference(pairs [][2]Result, figure func(Result) float64) Difference {
 	}
 	n := float64(d.Links)
 	d.Found, d.Reference, d.Mean = d.Found/n, d.Reference/n, d.Mean/n
-	d.Median = spread(each).Median
+	d.Median = figures.SpreadOf(each).Median
 	squares := 0.0
 	for _, v := range each {
 		squares += (v - d.Mean) * (v - d.Mean)
@@ -92,7 +101,7 @@ func difference(pairs [][2]Result, figure func(Result) float64) Difference {
 }
 
 // WriteFidelities writes a table of them for each path, and what says how far to trust it.
-func WriteFidelities(w io.Writer, results []Result, against string) error {
+func WriteFidelities(w io.Writer, results []record.Run, against string) error {
 	reference := "virtual"
 	if against != EnvelopeSim {
 		reference = against
@@ -100,12 +109,12 @@ func WriteFidelities(w io.Writer, results []Result, against string) error {
 	var b strings.Builder
 	var paths []string
 	for _, r := range results {
-		if path := r.path(true); !slices.Contains(paths, path) {
+		if path := r.Way(true); !slices.Contains(paths, path) {
 			paths = append(paths, path)
 		}
 	}
 	for _, path := range paths {
-		of := slices.DeleteFunc(slices.Clone(results), func(r Result) bool { return r.path(true) != path })
+		of := slices.DeleteFunc(slices.Clone(results), func(r record.Run) bool { return r.Way(true) != path })
 		b.WriteString(path + "\n\n")
 		g := figures.Table{
 			{

@@ -6,20 +6,22 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // onLink makes up a run over the link of that seed.
-func onLink(r Result, seed uint64) Result {
+func onLink(r record.Run, seed uint64) record.Run {
 	r.Seed = seed
 	return r
 }
 
 // compared are copa's runs over three links, and vegas' over one: +10, -10 and +30 %
 // of throughput, and p95 doubled each time.
-func compared() []Result {
+func compared() []record.Run {
 	discarded := onLink(proxied("copa", 1, 1, 1, 1.25), 4)
 	discarded.Discarded = "the emulator lost 3 packets and could not deliver 0"
-	return []Result{
+	return []record.Run{
 		onLink(proxied("copa", 1, 11, 20, 1.25), 1), onLink(virtual("copa", 10, 10), 1),
 		onLink(proxied("copa", 1, 9, 40, 1.25), 2), onLink(virtual("copa", 10, 20), 2),
 		onLink(proxied("copa", 1, 26, 60, 1.25), 3), onLink(virtual("copa", 20, 30), 3),
@@ -59,9 +61,9 @@ func TestFidelityIsPrinted(t *testing.T) {
 }
 
 func TestFidelityAgainstNativeSenders(t *testing.T) {
-	native := func(mbps, p95 float64, seed uint64) Result {
+	native := func(mbps, p95 float64, seed uint64) record.Run {
 		r := onLink(proxied("copa", 1, mbps, p95, 1.25), seed)
-		r.Sender, r.Envelope = "copa@native", EnvelopeNative
+		r.Name, r.Native = "copa@native", true
 		return r
 	}
 	results := append(compared(), native(10, 10, 1), native(10, 20, 2), native(20, 30, 3))

@@ -5,8 +5,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/penstock-net/penstock/cc"
 )
 
 func FuzzParseSender(f *testing.F) {
@@ -28,22 +26,5 @@ func FuzzParseSender(f *testing.F) {
 			require.NoError(t, err)
 			assert.Equal(t, []Sender{s}, again, "a table's name can be typed in again")
 		}
-	})
-}
-
-func FuzzParseBuffer(f *testing.F) {
-	for _, s := range []string{"2MB", "250pkt", "none", "64KiB", "0pkt", "1e3kb", "NaNMB", "-1B", "pkt"} {
-		f.Add(s)
-	}
-	f.Fuzz(func(t *testing.T, spec string) {
-		b, err := ParseBuffer(spec)
-		if err != nil {
-			return
-		}
-		assert.Equal(t, spec, b.Name)
-		assert.GreaterOrEqual(t, b.bytes, cc.Bytes(0))
-		assert.GreaterOrEqual(t, b.packets, 0)
-		assert.False(t, b.bytes > 0 && b.packets > 0)
-		assert.Equal(t, spec == bufferNone, b.bytes == 0 && b.packets == 0)
 	})
 }

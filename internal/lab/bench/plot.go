@@ -9,8 +9,8 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -26,7 +26,7 @@ var capacityColour = color.RGBA{0xe2, 0xe2, 0xe2, 0xff}
 // WritePlots draws, for each path, throughput and queueing delay over time: the
 // first run of each sender that counts. With several paths the file names get a
 // number. It returns the names.
-func WritePlots(path string, results []Result) ([]string, error) {
+func WritePlots(path string, results []record.Run) ([]string, error) {
 	if !strings.HasSuffix(path, ".png") {
 		return nil, fmt.Errorf("--plot %s: the name must end in .png", path)
 	}
@@ -60,10 +60,10 @@ func (t table) plot(name string) (bool, error) {
 	drawn := 0
 	for _, w := range t.rows {
 		runs := w.counted()
-		if len(runs) == 0 || len(runs[0].series) == 0 {
+		if len(runs) == 0 || len(runs[0].Points) == 0 {
 			continue
 		}
-		points := merge(runs[0].series, int(plotStep/netlab.DefaultStep))
+		points := record.Merge(runs[0].Points, int(plotStep/netlab.DefaultStep))
 		if drawn == 0 {
 			area, err := addCapacity(rate, points)
 			if err != nil {
@@ -111,7 +111,7 @@ func addSender(rate, delay *plot.Plot, points []netlab.Point, c color.RGBA) (*pl
 	for _, pt := range points {
 		rates = append(rates, plotter.XY{X: middle(pt), Y: pt.Throughput.Mbps()})
 		if pt.Queueing > 0 { // nothing left in this step otherwise: there is no delay to show
-			delays = append(delays, plotter.XY{X: middle(pt), Y: max(leastDelay, millis(pt.Queueing))})
+			delays = append(delays, plotter.XY{X: middle(pt), Y: max(leastDelay, record.Millis(pt.Queueing))})
 		}
 	}
 	first, err := figures.Line(rate, rates, c)
@@ -122,24 +122,3 @@ func addSender(rate, delay *plot.Plot, points []netlab.Point, c color.RGBA) (*pl
 }
 
 func middle(p netlab.Point) float64 { return (p.At + plotStep/2).Seconds() }
-
-// merge joins n neighbouring steps into one; a rest at the end is left out.
-func merge(points []netlab.Point, n int) []netlab.Point {
-	var merged []netlab.Point
-	for ; len(points) >= n; points = points[n:] {
-		m := netlab.Point{At: points[0].At}
-		var weighted float64 // a busy step says more about the delay
-		for _, p := range points[:n] {
-			m.Throughput += p.Throughput / cc.Rate(n)
-			m.Offered += p.Offered / cc.Rate(n)
-			m.MaxQueue = max(m.MaxQueue, p.MaxQueue)
-			m.Drops += p.Drops
-			weighted += float64(p.Queueing) * float64(p.Throughput)
-		}
-		if m.Throughput > 0 {
-			m.Queueing = time.Duration(weighted / float64(m.Throughput) / float64(n))
-		}
-		merged = append(merged, m)
-	}
-	return merged
-}

@@ -4,11 +4,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/penstock-net/penstock/internal/lab/figures"
 )
 
 // Printer shows progress to a person: on a terminal one line that keeps
@@ -29,9 +26,6 @@ func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
 }
-
-// Show prints one step.
-func (p *Printer) Show(s Progress) { p.Line(s.String(), s.Result != nil) }
 
 // Line prints one step, which over says is the last of a run.
 func (p *Printer) Line(step string, over bool) {
@@ -78,29 +72,4 @@ func (p *Printer) Break() {
 		fmt.Fprintln(p.w)
 		p.open = false
 	}
-}
-
-// String is the step in words.
-func (s Progress) String() string {
-	out := fmt.Sprintf("[%d/%d] %s on %s, buffer %s", s.Number, s.Total, s.Trial.Sender.Name, s.Trial.Link.Name,
-		s.Trial.Buffer.Name)
-	if s.Trial.Loss > 0 {
-		out += fmt.Sprintf(", loss %s %%", figures.Number(s.Trial.Loss*100))
-	}
-	if s.Trial.Run > 1 || s.Trial.Seed != 1 {
-		out += fmt.Sprintf(", seed %d, run %d", s.Trial.Seed, s.Trial.Run)
-	}
-	if s.Attempt > 1 {
-		out += " (again, the first was noisy)"
-	}
-	if r := s.Result; r != nil {
-		out += fmt.Sprintf(": %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", r.Throughput,
-			figures.Number(r.Queueing.P50), figures.Number(r.Queueing.P95))
-		if r.Noisy {
-			out += ", noisy"
-		}
-		return out
-	}
-	return out + fmt.Sprintf(": %2.0f of %.0f s, %5.2f Mbit/s, queueing %4.0f ms",
-		s.Elapsed.Seconds(), s.Of.Seconds(), s.Throughput.Mbps(), float64(s.Queueing)/float64(time.Millisecond))
 }

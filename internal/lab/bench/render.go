@@ -9,13 +9,14 @@ import (
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // WriteTables writes results as one table for each path: medians over the runs
 // that count, with the range in parentheses where there are several. With
 // windows it adds how the kernel under the proxy kept to the proxy's window, and
 // how the packets left where they were recorded.
-func WriteTables(w io.Writer, results []Result, windows bool) error {
+func WriteTables(w io.Writer, results []record.Run, windows bool) error {
 	var b strings.Builder
 	for i, t := range tables(results, false) {
 		if i > 0 {
@@ -104,7 +105,7 @@ func (t table) offered() (float64, bool) {
 	for _, r := range t.rows {
 		all.results = append(all.results, r.results...)
 	}
-	s, ok := all.of(func(r Result) float64 { return r.Offered })
+	s, ok := all.of(func(r record.Run) float64 { return r.Offered })
 	return s.Median, ok && s.Median > 0
 }
 
@@ -119,26 +120,26 @@ func (w row) cells() []string {
 			break
 		}
 	}
-	throughput, ok := w.of(func(r Result) float64 { return r.Throughput })
+	throughput, ok := w.of(func(r record.Run) float64 { return r.Throughput })
 	if !ok {
 		return []string{runs, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"}
 	}
-	median := func(figure func(Result) float64) float64 { s, _ := w.of(figure); return s.Median }
-	p95, _ := w.of(func(r Result) float64 { return r.Queueing.P95 })
+	median := func(figure func(record.Run) float64) float64 { s, _ := w.of(figure); return s.Median }
+	p95, _ := w.of(func(r record.Run) float64 { return r.Queueing.P95 })
 	several := len(w.counted()) > 1
 	return []string{
 		runs,
 		withRange(throughput, several, func(v float64) string { return strconv.FormatFloat(v, 'f', 2, 64) }),
-		figures.Percent(median(func(r Result) float64 { return r.Utilisation }), 1),
-		figures.Number(median(func(r Result) float64 { return r.Queueing.P50 })),
+		figures.Percent(median(func(r record.Run) float64 { return r.Utilisation }), 1),
+		figures.Number(median(func(r record.Run) float64 { return r.Queueing.P50 })),
 		withRange(p95, several, figures.Number),
-		figures.Number(median(func(r Result) float64 { return r.Queueing.P99 })),
-		figures.Number(median(func(r Result) float64 { return r.OneWay.P50 })),
-		figures.Number(median(func(r Result) float64 { return r.OneWay.P95 })),
-		figures.Percent(median(Result.DropShare), 2),
-		figures.Percent(median(func(r Result) float64 { return r.Retransmitted }), 2),
-		w.cpu(func(r Result) *float64 { return r.CPUPerGB }, 1),
-		w.cpu(func(r Result) *float64 { return r.CPUShare }, 100),
+		figures.Number(median(func(r record.Run) float64 { return r.Queueing.P99 })),
+		figures.Number(median(func(r record.Run) float64 { return r.OneWay.P50 })),
+		figures.Number(median(func(r record.Run) float64 { return r.OneWay.P95 })),
+		figures.Percent(median(record.Run.DropShare), 2),
+		figures.Percent(median(func(r record.Run) float64 { return r.Retransmitted }), 2),
+		w.cpu(func(r record.Run) *float64 { return r.CPUPerGB }, 1),
+		w.cpu(func(r record.Run) *float64 { return r.CPUShare }, 100),
 	}
 }
 
@@ -147,14 +148,14 @@ func (w row) against(base *row) []string {
 	if base == nil || len(w.counted()) == 0 {
 		return []string{"-", "-"}
 	}
-	compare := func(figure func(Result) float64) string {
+	compare := func(figure func(record.Run) float64) string {
 		ours, _ := w.of(figure)
 		theirs, _ := base.of(figure)
 		return figures.Ratio(ours.Median, theirs.Median)
 	}
 	return []string{
-		compare(func(r Result) float64 { return r.Throughput }),
-		compare(func(r Result) float64 { return r.Queueing.P95 }),
+		compare(func(r record.Run) float64 { return r.Throughput }),
+		compare(func(r record.Run) float64 { return r.Queueing.P95 }),
 	}
 }
 
@@ -163,7 +164,7 @@ func (w row) share(lossless *row) string {
 	if lossless == nil || len(w.counted()) == 0 {
 		return "-"
 	}
-	throughput := func(r Result) float64 { return r.Throughput }
+	throughput := func(r record.Run) float64 { return r.Throughput }
 	ours, _ := w.of(throughput)
 	whole, _ := lossless.of(throughput)
 	if whole.Median <= 0 {
@@ -173,7 +174,7 @@ func (w row) share(lossless *row) string {
 }
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
-func (w row) cpu(figure func(Result) *float64, scale float64) string {
+func (w row) cpu(figure func(record.Run) *float64, scale float64) string {
 	var values []float64
 	for _, r := range w.counted() {
 		if v := figure(r); v != nil {
@@ -183,27 +184,18 @@ func (w row) cpu(figure func(Result) *float64, scale float64) string {
 	if len(values) == 0 {
 		return "-"
 	}
-	return figures.Number(spread(values).Median)
-}
-
-// DropShare is the share of packets that the link lost on the way to the
-// client, random losses included.
-func (r Result) DropShare() float64 {
-	if r.Packets == 0 {
-		return 0
-	}
-	return float64(r.QueueDrops+r.RandomLosses) / float64(r.Packets)
+	return figures.Number(figures.SpreadOf(values).Median)
 }
 
 // writeTrust adds what says how far to trust the figures.
-func writeTrust(b *strings.Builder, results []Result) {
+func writeTrust(b *strings.Builder, results []record.Run) {
 	if len(results) == 0 {
 		return
 	}
 	var late []float64
 	noisy := 0
 	for _, r := range results {
-		if r.Virtual() {
+		if r.Virtual {
 			continue
 		}
 		late = append(late, r.Lateness.P99)
@@ -213,7 +205,7 @@ func writeTrust(b *strings.Builder, results []Result) {
 	}
 	b.WriteByte('\n')
 	if len(late) > 0 {
-		s := spread(late)
+		s := figures.SpreadOf(late)
 		fmt.Fprintf(b, "Emulator lateness at p99: %.2f ms (runs: %.2f to %.2f). %s. ", s.Median, s.Min, s.Max,
 			results[0].System)
 	}
@@ -225,24 +217,24 @@ func writeTrust(b *strings.Builder, results []Result) {
 	}
 	for _, r := range results {
 		if r.Discarded != "" {
-			fmt.Fprintf(b, "Not counted: %s: %s.\n", r.which(), r.Discarded)
+			fmt.Fprintf(b, "Not counted: %s: %s.\n", which(r), r.Discarded)
 		}
 		for _, m := range r.Missing {
-			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, r.which())
+			fmt.Fprintf(b, "The proxy could not have: %s (%s).\n", m, which(r))
 		}
 		if d := r.Departures; d != nil && d.Missed > 0 {
-			fmt.Fprintf(b, "The record of packets lacks %d: %s.\n", d.Missed, r.which())
+			fmt.Fprintf(b, "The record of packets lacks %d: %s.\n", d.Missed, which(r))
 		}
 	}
 }
 
 // writeTransports says over what the runs in virtual time were.
-func writeTransports(b *strings.Builder, results []Result) {
+func writeTransports(b *strings.Builder, results []record.Run) {
 	for _, transport := range []sim.Transport{sim.Kernel, sim.Relay, sim.Native} {
 		var senders []string
 		for _, r := range results {
-			if r.Transport == transport.String() && !slices.Contains(senders, r.Sender) {
-				senders = append(senders, r.Sender)
+			if r.Transport == transport.String() && !slices.Contains(senders, r.Name) {
+				senders = append(senders, r.Name)
 			}
 		}
 		if len(senders) > 0 {
@@ -253,15 +245,15 @@ func writeTransports(b *strings.Builder, results []Result) {
 }
 
 // which says which run it is.
-func (r Result) which() string {
+func which(r record.Run) string {
 	loss := ""
 	if r.Loss > 0 {
 		loss = fmt.Sprintf(", %s %% random loss", figures.Number(r.Loss*100))
 	}
-	return fmt.Sprintf("%s%s, seed %d, run %d", r.Sender, loss, r.Seed, r.Run)
+	return fmt.Sprintf("%s%s, seed %d, run %d", r.Name, loss, r.Seed, r.Number)
 }
 
-func withRange(s Spread, several bool, format func(float64) string) string {
+func withRange(s figures.Spread, several bool, format func(float64) string) string {
 	if !several {
 		return format(s.Median)
 	}

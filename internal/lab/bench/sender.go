@@ -44,10 +44,10 @@ type Sender struct {
 	Kernel    string // congestion control of the server's own socket; empty: through Penstock
 	Algorithm string // as cc.Parse reads it; empty: direct
 	Envelope  string // one of Envelopes, under Penstock; empty: the proxy's default
+	// Transport is what a sender in virtual time has below it, as sim.Transport names it; empty: as its
+	// algorithm has in the real runs beside it.
+	Transport string
 }
-
-// Proxied tells whether the data pass through Penstock.
-func (s Sender) Proxied() bool { return s.Algorithm != "" && !s.Virtual() && !s.Native() }
 
 // Native tells whether the algorithm itself sends, with nothing below it.
 func (s Sender) Native() bool { return s.Envelope == EnvelopeNative }
@@ -129,33 +129,4 @@ func checkEnvelope(name string) error {
 		return fmt.Errorf("no envelope %q; use one of %s", name, strings.Join(Envelopes, ", "))
 	}
 	return nil
-}
-
-// bringsAlong are the envelopes that ask nothing of the kernel's list.
-var bringsAlong = []string{envelopeEBPF, envelopeWireGuard, EnvelopeNative, EnvelopeSim}
-
-// missingAlgorithms returns what the senders need of the kernel and available,
-// the contents of tcp_available_congestion_control, lacks. Whether our own
-// control can be loaded only the proxy can tell.
-func missingAlgorithms(senders []Sender, available string) []string {
-	has := strings.Fields(available)
-	var missing []string
-	for _, s := range senders {
-		for _, name := range []string{s.Kernel, s.Envelope} {
-			if name != "" && !slices.Contains(bringsAlong, name) && !slices.Contains(has, name) &&
-				!slices.Contains(missing, name) {
-				missing = append(missing, name)
-			}
-		}
-	}
-	return missing
-}
-
-// pacing is the fixed rate that the sender's algorithm was told; 0: none.
-func (s Sender) pacing() cc.Rate {
-	name, params, err := cc.Parse(s.Algorithm)
-	if err != nil || name != "static" {
-		return 0
-	}
-	return cc.Rate(params["pacing_mbit"] * 1e6)
 }

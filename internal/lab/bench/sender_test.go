@@ -5,8 +5,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/penstock-net/penstock/cc"
 )
 
 func TestParseSenders(t *testing.T) {
@@ -117,36 +115,5 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 				assert.ErrorContains(t, err, s)
 			}
 		})
-	}
-}
-
-func TestMissingAlgorithms(t *testing.T) {
-	senders := []Sender{
-		{Kernel: "cubic"},
-		{Algorithm: "copa", Envelope: "bbr"},
-		{Algorithm: "none", Envelope: "bbr"},
-		{Algorithm: "copa"},
-	}
-	assert.Empty(t, missingAlgorithms(senders, "reno bbr cubic\n"))
-	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "ebpf"}}, "cubic"),
-		"the proxy brings it along")
-	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "sim"}}, "cubic"), "there is no kernel")
-	assert.Empty(t, missingAlgorithms([]Sender{{Algorithm: "copa", Envelope: "wireguard"}}, "cubic"),
-		"it has a stack of its own")
-	assert.Equal(t, []string{"bbr"}, missingAlgorithms(senders, "reno cubic\n"))
-	assert.Equal(t, []string{"cubic", "bbr"}, missingAlgorithms(senders, "bbr2"))
-}
-
-func TestPacingIsThatOfTheFixedSender(t *testing.T) {
-	for spec, want := range map[string]cc.Rate{
-		"static:cwnd_packets=50,pacing_mbit=8@bbr": 8_000_000,
-		"static:pacing_mbit=0.5":                   500_000,
-		"static":                                   0,
-		"copa@bbr":                                 0, // it paces as it likes
-		"cubic":                                    0,
-	} {
-		senders, err := ParseSenders([]string{spec}, nil)
-		require.NoError(t, err)
-		assert.Equal(t, want, senders[0].pacing(), spec)
 	}
 }

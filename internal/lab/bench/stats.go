@@ -1,21 +1,11 @@
 package bench
 
-import "slices"
+import (
+	"slices"
 
-// Spread is a median with the range around it.
-type Spread struct {
-	Median float64 `json:"median"`
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-}
-
-// spread summarises values, of which there is at least one. The median of an
-// even number is the mean of the middle two.
-func spread(values []float64) Spread {
-	v := slices.Sorted(slices.Values(values))
-	n := len(v)
-	return Spread{Median: (v[(n-1)/2] + v[n/2]) / 2, Min: v[0], Max: v[n-1]}
-}
+	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
+)
 
 // table is the results that belong side by side: one path, several senders.
 type table struct {
@@ -30,15 +20,15 @@ type row struct {
 	kernel  bool
 	virtual bool
 	loss    float64
-	results []Result
+	results []record.Run
 }
 
 // tables sorts results into tables and rows, both in order of first appearance.
 // With apart each probability of loss has a table of its own.
-func tables(results []Result, apart bool) []table {
+func tables(results []record.Run, apart bool) []table {
 	var all []table
 	for _, r := range results {
-		key := r.path(apart)
+		key := r.Way(apart)
 		i := slices.IndexFunc(all, func(t table) bool { return t.path == key })
 		if i < 0 {
 			i = len(all)
@@ -48,20 +38,20 @@ func tables(results []Result, apart bool) []table {
 	}
 	for i := range all {
 		if t := &all[i]; len(t.losses) == 1 {
-			t.path = t.rows[0].results[0].path(true)
+			t.path = t.rows[0].results[0].Way(true)
 		}
 	}
 	return all
 }
 
-func (t *table) add(r Result) {
+func (t *table) add(r record.Run) {
 	if !slices.Contains(t.losses, r.Loss) {
 		t.losses = append(t.losses, r.Loss)
 	}
-	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == r.Sender && w.loss == r.Loss })
+	i := slices.IndexFunc(t.rows, func(w row) bool { return w.sender == r.Name && w.loss == r.Loss })
 	if i < 0 {
 		i = len(t.rows)
-		t.rows = append(t.rows, row{sender: r.Sender, kernel: r.Kernel != "", virtual: r.Virtual(), loss: r.Loss})
+		t.rows = append(t.rows, row{sender: r.Name, kernel: r.Kernel != "" && !r.Virtual, virtual: r.Virtual, loss: r.Loss})
 	}
 	t.rows[i].results = append(t.rows[i].results, r)
 }
@@ -77,20 +67,20 @@ func (t table) blocks() [][]row {
 }
 
 // counted returns the runs whose figures stand.
-func (w row) counted() []Result {
-	return slices.DeleteFunc(slices.Clone(w.results), func(r Result) bool { return r.Discarded != "" })
+func (w row) counted() []record.Run {
+	return slices.DeleteFunc(slices.Clone(w.results), func(r record.Run) bool { return r.Discarded != "" })
 }
 
 // of summarises one figure over the runs that count; false when none does.
-func (w row) of(figure func(Result) float64) (Spread, bool) {
+func (w row) of(figure func(record.Run) float64) (figures.Spread, bool) {
 	var values []float64
 	for _, r := range w.counted() {
 		values = append(values, figure(r))
 	}
 	if len(values) == 0 {
-		return Spread{}, false
+		return figures.Spread{}, false
 	}
-	return spread(values), true
+	return figures.SpreadOf(values), true
 }
 
 // baseline is the sender that the others are compared with: the first of the

@@ -40,19 +40,14 @@ type Options struct {
 	// client.
 	Server netip.Addr
 	Ports  []uint16
-	// Address is where the proxy forwards to Target, in place of capturing.
-	Address, Target netip.AddrPort
 	// Listener is a listener in YAML, in place of capturing; empty: none.
 	Listener string
 }
 
 // listener is where connections come in.
 func (o Options) listener() string {
-	switch {
-	case o.Listener != "":
+	if o.Listener != "" {
 		return o.Listener
-	case o.Address.IsValid():
-		return fmt.Sprintf("{name: edge, mode: forward, address: %q, target: %q}", o.Address, o.Target)
 	}
 	return fmt.Sprintf("{name: edge, mode: tproxy, address: \"[::]:%d\"}", capturePort)
 }

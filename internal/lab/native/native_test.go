@@ -179,7 +179,7 @@ func TestDataReachTheReceiver(t *testing.T) {
 	go func() { received <- Receive(got, token) }()
 	local, ok := conn.LocalAddr().(*net.UDPAddr)
 	require.True(t, ok)
-	s, err := Open(local.AddrPort(), token, "static:cwnd_packets=20")
+	s, err := Open(local.AddrPort(), token, "static", cc.Params{"cwnd_packets": 20})
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	sent := make(chan error, 1)

@@ -33,9 +33,10 @@ func NewToken() uint64 {
 // Sender is a bulk sender. Its socket is in the network namespace of the thread that
 // opened it.
 type Sender struct {
-	fd    int
-	token uint64
-	algo  string
+	fd     int
+	token  uint64
+	algo   string
+	params cc.Params
 
 	began  time.Time
 	flow   *flow.Flow
@@ -47,9 +48,8 @@ type Sender struct {
 	packet [DataBytes]byte
 }
 
-// Open opens a sender's socket to a receiver with the same token. algorithm is as
-// cc.Parse reads it.
-func Open(to netip.AddrPort, token uint64, algorithm string) (*Sender, error) {
+// Open opens a sender's socket to a receiver with the same token.
+func Open(to netip.AddrPort, token uint64, algorithm string, params cc.Params) (*Sender, error) {
 	if !to.Addr().Is4() {
 		return nil, fmt.Errorf("native: send to %s: only IPv4 addresses are supported", to)
 	}
@@ -60,7 +60,7 @@ func Open(to netip.AddrPort, token uint64, algorithm string) (*Sender, error) {
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
 		return nil, errors.Join(fmt.Errorf("native: connect to %s: %w", to, err), unix.Close(fd))
 	}
-	return &Sender{fd: fd, token: token, algo: algorithm, out: newOutstanding()}, nil
+	return &Sender{fd: fd, token: token, algo: algorithm, params: params, out: newOutstanding()}, nil
 }
 
 // Run sends until ctx ends, and closes the socket.
@@ -68,14 +68,10 @@ func (s *Sender) Run(ctx context.Context) (err error) {
 	runtime.LockOSThread() // whose waits are exact, which a goroutine's are not
 	defer runtime.UnlockOSThread()
 	defer func() { err = errors.Join(err, unix.Close(s.fd)) }()
-	name, params, err := cc.Parse(s.algo)
-	if err != nil {
-		return err
-	}
 	s.began = time.Now()
 	manager := flow.Manager{Seed: s.token, Arm: func(_ int, at cc.Time) { s.tickAt = min(s.tickAt, at) }}
 	s.tickAt = cc.Never
-	terms := flow.Terms{Group: "native", Alone: true, Algorithm: name, Params: params}
+	terms := flow.Terms{Group: "native", Alone: true, Algorithm: s.algo, Params: s.params}
 	apply := func(l flow.Limit) { s.limit = l }
 	if s.flow, err = manager.Open(s.now(), terms, flow.Leg{Enforces: true, Apply: apply}); err != nil {
 		return fmt.Errorf("native: %w", err)

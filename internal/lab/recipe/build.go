@@ -22,6 +22,7 @@ import (
 )
 
 type link struct {
+	Carries    string           `yaml:"carries"`
 	Rate       config.Rate      `yaml:"rate"`
 	Payload    config.Rate      `yaml:"payload"`
 	Trace      string           `yaml:"trace"`
@@ -96,7 +97,8 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 	s = stage.Stage{
 		Name: f.Name, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: span(f.Hints),
 		Duration: span(f.Duration), Warmup: span(f.Warmup), Seed: uint64(f.Seed) + b.seed - 1,
-		AckEvery: span(f.Acks.Every), Native: f.Native, Sample: cmp.Or(span(f.Sample), stage.Step),
+		AckEvery: span(f.Acks.Every), Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
+		Envelope: string(f.Envelope), Sample: cmp.Or(span(f.Sample), stage.Step),
 	}
 	if d := f.Acks.Delayed; d != nil {
 		s.AckDelay = cmp.Or(span(*d), sim.AckAtOnce)
@@ -153,6 +155,11 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 	if l.Payload > 0 {
 		c.Rate = cc.Rate(float64(l.Payload) * float64(cc.DefaultMSS+sim.HeaderBytes) / float64(cc.DefaultMSS))
 	}
+	if l.Carries != "" {
+		if c.Rate, c.Trace, err = b.load.carries(l.Carries, b.seed); err != nil {
+			return c, wrong(err)
+		}
+	}
 	if l.Trace != "" {
 		if c.Trace, err = b.trace(l); err != nil {
 			return c, wrong(err)
@@ -198,18 +205,62 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 }
 
 func (b *builder) trace(l link) (*sim.Trace, error) {
-	m, err := sim.Model(l.Trace)
-	if err == nil {
-		seed := b.seed
+	if _, err := sim.Model(l.Trace); err == nil {
+		name := generate + l.Trace
 		if l.TraceSeed != nil {
-			seed = uint64(*l.TraceSeed)
+			name += fmt.Sprintf(":%d", *l.TraceSeed)
 		}
-		return m.Generate(seed, sim.GeneratedLength)
-	}
-	if b.load.Trace == nil {
+		_, t, err := b.load.carries(name, b.seed)
+		return t, err
+	} else if b.load.Trace == nil {
 		return nil, err
 	}
 	return b.load.Trace(l.Trace)
+}
+
+// generate stands before the name of a model.
+const generate = "generate:"
+
+// Carries reads what a link carries in one word: a rate (12mbit), a trace drawn from a built-in
+// model (generate:lte, with the seed that is given; generate:lte:7), or the name of a file in
+// Mahimahi's format.
+func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
+	return Loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, sim.ReadTrace) }}.carries(spec, seed)
+}
+
+func (load Loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
+	if rest, ok := strings.CutPrefix(spec, generate); ok {
+		model, text, seeded := strings.Cut(rest, ":")
+		m, err := sim.Model(model)
+		if err == nil && seeded {
+			if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+				err = fmt.Errorf("the seed after the second colon must be a whole number, such as %s%s:7", generate, model)
+			}
+		}
+		var t *sim.Trace
+		if err == nil {
+			t, err = m.Generate(seed, sim.GeneratedLength)
+		}
+		if err != nil {
+			return 0, nil, fmt.Errorf("%q: %w", spec, err)
+		}
+		t.Name = spec
+		return 0, t, nil
+	}
+	rate, err := cc.ParseRate(spec)
+	switch {
+	case err == nil && rate <= 0:
+		return 0, nil, fmt.Errorf("%q carries nothing", spec)
+	case err == nil:
+		return rate, nil, nil
+	case load.Trace == nil:
+		return 0, nil, fmt.Errorf("%q is neither a rate such as 12mbit, nor %sNAME: %w", spec, generate, err)
+	}
+	t, err := load.Trace(spec)
+	if err != nil {
+		err = fmt.Errorf("%q is neither a rate such as 12mbit, nor %sNAME, nor a trace file: %w", spec, generate, err)
+	}
+	return 0, t, err
 }
 
 func (c cell) config() *sim.CellConfig {

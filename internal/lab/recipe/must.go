@@ -11,6 +11,7 @@ import (
 	"github.com/expr-lang/expr/vm"
 	yaml "github.com/goccy/go-yaml/ast"
 
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -214,7 +215,7 @@ func firstLine(err error) string {
 }
 
 // Judge compares what came of the runs with what is asserted.
-func (r *Recipe) Judge(o Outcome) (all []Finding, err error) {
+func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
 	views := map[string]*view{}
 	for _, run := range o.Runs {
 		views[run.Stage.Name] = run.view()
@@ -254,13 +255,13 @@ func (r *Recipe) Judge(o Outcome) (all []Finding, err error) {
 const comparing = "for comparison"
 
 // judge evaluates the assertion; false: it is not about this run.
-func (m must) judge(env any) (f Finding, there bool, err error) {
+func (m must) judge(env any) (f record.Finding, there bool, err error) {
 	if m.when != nil {
 		if is, err := expr.Run(m.when, env); err != nil || is != true {
 			return f, false, err
 		}
 	}
-	f = Finding{What: orElse(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
+	f = record.Finding{What: orElse(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
 	got, err := number(m.is, env)
 	if err != nil {
 		return f, false, err

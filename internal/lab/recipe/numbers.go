@@ -127,11 +127,7 @@ func figure(v float64, unit string) string {
 
 // percentile is by the nearest rank.
 func percentile(values []float64, p float64) float64 {
-	if len(values) == 0 {
-		return math.NaN()
-	}
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[min(len(sorted)-1, max(0, int(math.Ceil(p/100*float64(len(sorted))))-1))]
+	return figures.NearestRank(slices.Sorted(slices.Values(values)), p/100)
 }
 
 func median(values []float64) float64 {

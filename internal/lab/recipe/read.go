@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -19,7 +20,8 @@ import (
 const Format = `about: one line on what is played, and what for
 source: who published it, and where
 let: {size: 20}                      # $(size) stands for 20 wherever it is written
-link: {rate: 12mbit, rtt: 40ms, queue: 100pkt, loss: 0.01}  # delay: one way; queue: bytes (2MB) or packets
+link: {rate: 12mbit, rtt: 40ms, queue: 100pkt, loss: 0.01}  # delay: one way; queue: 2MB, 100pkt or none
+# link: carries: 12mbit, generate:lte, generate:lte:7 or a FILE, in one word
 # link: trace: lte (a built-in model) or a FILE, trace_seed, delay_trace: FILE, aqm: codel|fq_codel|pie|dualpi2,
 # mark, reorder, reorder_by, payload: 10mbit (the rate that carries so much of it),
 # steps: [{at: 10s, rate: 6mbit}], outages: [{from: 10s, to: 20s}]
@@ -30,7 +32,8 @@ group: peer                          # which flows share a window, as in the pro
 envelope: ebpf                       # or bbr, cubic, reno: the kernel's below
 agents: [{name: reno, program: reno, algorithm: 10ms}]  # that decide for ccp:reno: penstock-agent-PROGRAM is started
 # edge: {defaults: {...}, rules: [...]}   the proxy's configuration, in place of these three
-# native: true                       what they decide without an edge and TCP, as over UDP; in virtual time alone
+# native: true                       what they decide without an edge and TCP, over UDP
+# virtual: true                      this run in virtual time, also beside others over real sockets
 # kernel: bbr                        of servers towards hosts that no proxy serves; without it: cubic
 # tunnel: wireguard                  around all that passes the link
 hints: 10ms                          # how often the link tells the proxy of itself; without it: never
@@ -65,7 +68,7 @@ must:                                # see docs/recipes.md for what can be asked
 
 // The bounds of an experiment.
 const (
-	maxText    = 1 << 16
+	maxText    = 1 << 18
 	maxRuns    = 1000
 	maxLength  = time.Hour
 	maxChanges = 10_000
@@ -106,7 +109,7 @@ func (r *Recipe) read() error {
 			*to, _ = scalar(n)
 		}
 	}
-	names := map[string]bool{}
+	names, asserts := map[string]bool{}, root.index("must") >= 0
 	for _, scale := range []Scale{Short, Full} {
 		stages, err := r.Stages(scale, 1)
 		if err != nil {
@@ -114,7 +117,7 @@ func (r *Recipe) read() error {
 		}
 		clear(names)
 		for _, s := range stages {
-			if names[s.Name] {
+			if names[s.Name] && asserts {
 				return fmt.Errorf("two runs are called %q; give each a name of its own", s.Name)
 			}
 			names[s.Name] = true
@@ -272,6 +275,7 @@ type form struct {
 	Group     string           `yaml:"group"`
 	Envelope  config.Envelope  `yaml:"envelope"`
 	Native    bool             `yaml:"native"`
+	Virtual   bool             `yaml:"virtual"`
 	Edge      raw              `yaml:"edge"`
 	Kernel    string           `yaml:"kernel"`
 	Tunnel    string           `yaml:"tunnel"`
@@ -368,7 +372,9 @@ func (w *word[T]) UnmarshalYAML(n ast.Node) (err error) {
 	case *sim.AQM:
 		*v, err = sim.ParseAQM(text)
 	case *queue:
-		v.bytes, v.packets, err = sim.ParseQueue(text)
+		if text != record.None {
+			v.bytes, v.packets, err = sim.ParseQueue(text)
+		}
 	case *float64:
 		*v, err = parsePart(text)
 	}

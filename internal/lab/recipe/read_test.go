@@ -56,7 +56,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		fine + "changes: [{at: 0s, every: 1us, rtt: 9ms}]":      "more than 10000 changes",
 		fine + "changes: [{at: 1s}]":                            "changes[0]: it changes nothing: give it rtt",
 		fine + "runs: [{link: {rate: 1mbit}}]":                  "runs: a run needs a name",
-		fine + "runs: [{name: a}, {name: a}]":                   `two runs are called "a"`,
+		fine + "runs: [{name: a}, {name: a}]\nmust: [1 > 0]":    `two runs are called "a"`,
 
 		fine + "vary: {x: 1}": "my:5:8: vary: expected a list of values, such as x: [copa",
 

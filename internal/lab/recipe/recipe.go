@@ -32,6 +32,9 @@ type Recipe struct {
 	musts []must
 }
 
+// Asserts tells whether anything must hold of it.
+func (r Recipe) Asserts() bool { return len(r.musts) > 0 }
+
 // Scale is how much of an experiment is played.
 type Scale string
 
@@ -51,15 +54,6 @@ type Outcome struct {
 type Run struct {
 	Stage  stage.Stage
 	Record stage.Record
-}
-
-// Finding is one assertion and how it came out.
-type Finding struct {
-	What  string `json:"what"`            // "satisfaction of the flow that asks for 6 Mbit/s"
-	Paper string `json:"paper,omitempty"` // what the paper reports of it, as printed there; empty: nothing
-	Bound string `json:"bound"`           // what we assert
-	Got   string `json:"got"`             // what we measured
-	OK    bool   `json:"ok"`
 }
 
 //go:embed recipes
@@ -123,29 +117,42 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 	return out, nil
 }
 
-// Open reads the file of an experiment.
+// Open reads the file of an experiment; its traces are found beside it.
 func Open(name string, there agents.Agents) (Recipe, error) {
 	text, err := os.ReadFile(name)
 	if err != nil {
 		return Recipe{}, err
 	}
-	beside := func(file string) string {
+	r, err := Read(name, text, files(filepath.Dir(name), there))
+	r.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
+	return r, err
+}
+
+// Parse reads the text of an experiment; its traces are found from here.
+func Parse(name string, text []byte, there agents.Agents) (Recipe, error) {
+	return Read(name, text, files("", there))
+}
+
+// files finds what an experiment names in a folder.
+func files(folder string, there agents.Agents) Loader {
+	place := func(file string) string {
 		if filepath.IsAbs(file) {
 			return file
 		}
-		return filepath.Join(filepath.Dir(name), file)
+		return filepath.Join(folder, file)
 	}
-	r, err := Read(name, text, Loader{
-		Agents: there,
-		Trace: func(file string) (*sim.Trace, error) {
-			return opened(beside(file), sim.ReadTrace)
-		},
-		Delays: func(file string) (*sim.DelayTrace, error) {
-			return opened(beside(file), sim.ReadDelayTrace)
-		},
-	})
-	r.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
-	return r, err
+	return Loader{Agents: there, Trace: once(place, sim.ReadTrace), Delays: once(place, sim.ReadDelayTrace)}
+}
+
+// once opens each file one time, however many runs name it.
+func once[T any](place func(string) string, read func(string, io.Reader) (*T, error)) func(string) (*T, error) {
+	files := map[string]*T{}
+	return func(name string) (v *T, err error) {
+		if files[name] == nil {
+			files[name], err = opened(place(name), read)
+		}
+		return files[name], err
+	}
 }
 
 func opened[T any](name string, read func(string, io.Reader) (*T, error)) (*T, error) {

@@ -3,7 +3,6 @@ package recipe_test
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/need"
 )
@@ -121,39 +121,19 @@ func TestAResultIsWritten(t *testing.T) {
 		assert.Contains(t, text.String(), want)
 	}
 
-	var line bytes.Buffer
-	require.NoError(t, recipe.WriteJSON(&line, result, true, "v0"))
-	var got struct {
-		Recipe, Scale string
-		Virtual       bool
-		Stages        []struct {
-			Actors []struct {
-				PerSecond []float64 `json:"throughput_mbit_per_second"`
-			}
-		}
-		Findings []recipe.Finding
-	}
-	require.NoError(t, json.Unmarshal(line.Bytes(), &got))
-	assert.Equal(t, "live-switch", got.Recipe)
-	assert.Equal(t, "short", got.Scale)
-	assert.True(t, got.Virtual)
-	require.Len(t, got.Stages, 1)
-	require.Len(t, got.Stages[0].Actors, 4)
-	assert.Len(t, got.Stages[0].Actors[0].PerSecond, 20)
-	assert.Equal(t, result.Findings, got.Findings)
-
-	again, err := recipe.ReadJSON("runs", bytes.NewReader(append(line.Bytes(), line.Bytes()...)))
-	require.NoError(t, err)
-	require.Len(t, again, 2)
-	again[1].Virtual, again[1].Findings[2].Got = false, "0.2 s"
+	last := record.Of(result.Runs[0].Stage, result.Runs[0].Record)
+	last.Experiment, last.Findings = result.Name, result.Findings
+	require.Len(t, last.Flows, 4)
+	assert.Len(t, last.Flows[0].PerSecond, 20)
+	other := last
+	other.Virtual, other.Findings = false, slices.Clone(last.Findings)
+	other.Findings[2].Got = "0.2 s"
 	var page bytes.Buffer
-	require.NoError(t, recipe.WriteMarkdown(&page, again))
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, {Experiment: result.Name}, other}))
 	assert.Contains(t, page.String(),
 		"| `live-switch` | all bytes arrived, and none other | - | at least 1 | 1 | 1 | ok |")
 	assert.Contains(t, page.String(), "| 0.1 s | 0.2 s | **no** |")
 	assert.Contains(t, page.String(), "6 of 8 bounds hold")
-	_, err = recipe.ReadJSON("runs", strings.NewReader("{}\n{"))
-	require.ErrorContains(t, err, "runs: record 2")
 
 	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
 	require.NoError(t, err)
@@ -171,7 +151,7 @@ func TestAFindingMustHoldInEachRun(t *testing.T) {
 				Stage:  stage.Stage{Name: "one"},
 				Record: stage.Record{Stage: "one"},
 			}}},
-			Findings: []recipe.Finding{{What: "what", Bound: "at least 2", Got: got, OK: ok}},
+			Findings: []record.Finding{{What: "what", Bound: "at least 2", Got: got, OK: ok}},
 		}
 	}
 	var b bytes.Buffer

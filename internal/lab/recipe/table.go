@@ -1,41 +1,30 @@
 package recipe
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
-)
 
-// ReadJSON reads what WriteJSON wrote; an error tells the record.
-func ReadJSON(name string, r io.Reader) (all []Line, err error) {
-	d := json.NewDecoder(r)
-	for {
-		var l Line
-		if err := d.Decode(&l); errors.Is(err, io.EOF) {
-			return all, nil
-		} else if err != nil {
-			return nil, fmt.Errorf("%s: record %d: %w", name, len(all)+1, err)
-		}
-		all = append(all, l)
-	}
-}
+	"github.com/penstock-net/penstock/internal/lab/record"
+)
 
 // WriteMarkdown writes a table of findings: the last of each recipe in virtual time beside the
 // last over real sockets, and whether they hold.
-func WriteMarkdown(w io.Writer, lines []Line) error {
+func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	var names []string
-	last := map[string]map[bool]Line{}
-	for _, l := range lines {
-		if last[l.Recipe] == nil {
-			names = append(names, l.Recipe)
-			last[l.Recipe] = map[bool]Line{}
+	last := map[string]map[bool]record.Run{}
+	for _, r := range runs {
+		if len(r.Findings) == 0 { // they are with an experiment's last run
+			continue
 		}
-		last[l.Recipe][l.Virtual] = l
+		if last[r.Experiment] == nil {
+			names = append(names, r.Experiment)
+			last[r.Experiment] = map[bool]record.Run{}
+		}
+		last[r.Experiment][r.Virtual] = r
 	}
 	var b strings.Builder
-	b.WriteString("| recipe | finding | paper | bound | virtual | real | |\n|---|---|---|---|---|---|---|\n")
+	b.WriteString("| recipe | finding | paper | bound | virtual | real | verdict |\n|---|---|---|---|---|---|---|\n")
 	cell := func(s string) string { return strings.ReplaceAll(orElse(s, "-"), "|", "\\|") }
 	held, of := 0, 0
 	for _, name := range names {
@@ -46,8 +35,8 @@ func WriteMarkdown(w io.Writer, lines []Line) error {
 			findings = sockets.Findings
 		}
 		for _, f := range findings {
-			v, isVirtual := virtual.finding(f.What)
-			r, isReal := sockets.finding(f.What)
+			v, isVirtual := finding(virtual, f.What)
+			r, isReal := finding(sockets, f.What)
 			verdict := ""
 			if f.Bound != comparing {
 				verdict = "ok"
@@ -73,11 +62,11 @@ func WriteMarkdown(w io.Writer, lines []Line) error {
 	return err
 }
 
-func (l Line) finding(what string) (Finding, bool) {
-	for _, f := range l.Findings {
+func finding(r record.Run, what string) (record.Finding, bool) {
+	for _, f := range r.Findings {
 		if f.What == what {
 			return f, true
 		}
 	}
-	return Finding{}, false
+	return record.Finding{}, false
 }

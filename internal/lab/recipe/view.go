@@ -107,7 +107,7 @@ func (r Run) view() *view {
 		v.Flows = append(v.Flows, a.Name)
 		v.Intact = v.Intact && a.Corrupt+a.Error == ""
 		if r.Stage.Actors[i].Kind != stage.UDP {
-			rates = append(rates, a.Rate(there(r.Stage, i)).Mbps())
+			rates = append(rates, a.Rate(r.Stage.There(i)).Mbps())
 		}
 	}
 	v.Fairness = sim.Jain(rates...)
@@ -149,7 +149,7 @@ func moment(v any) (time.Duration, error) {
 
 // span is the time that two numbers tell, or that in which the flow is there.
 func (r Run) span(i int, span []any) (from, to time.Duration, err error) {
-	from, to = there(r.Stage, i)
+	from, to = r.Stage.There(i)
 	switch len(span) {
 	case 0:
 		return from, to, nil
@@ -181,7 +181,7 @@ func (r Run) seconds(flow string) (all []float64, err error) {
 	if err != nil {
 		return nil, err
 	}
-	from, to := there(r.Stage, i)
+	from, to := r.Stage.There(i)
 	for t := from; t+time.Second <= to; t += time.Second {
 		all = append(all, r.Record.Actors[i].Rate(t, t+time.Second).Mbps())
 	}
@@ -205,7 +205,7 @@ func (r Run) share(flow string) (float64, error) {
 	}
 	var all, own float64
 	for k, a := range r.Record.Actors {
-		rate := a.Rate(there(r.Stage, k)).Mbps()
+		rate := a.Rate(r.Stage.There(k)).Mbps()
 		if v := r.Record.Virtual; v != nil {
 			rate = v.Flows[k].Throughput.Mbps()
 		}

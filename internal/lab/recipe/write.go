@@ -1,16 +1,14 @@
 package recipe
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -35,27 +33,11 @@ func WriteResults(w io.Writer, results []Result) error {
 	b.WriteString("\n\n")
 	stageTable(results).Write(&b)
 	b.WriteByte('\n')
-	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\tfinding\tpaper\tbound\tours")
-	for i, f := range first.Findings {
-		var got []string
-		held := 0
-		for _, r := range results {
-			got = append(got, r.Findings[i].Got)
-			if r.Findings[i].OK {
-				held++
-			}
-		}
-		verdict := "ok"
-		if held < len(results) {
-			verdict = "FAIL"
-		}
-		if len(results) > 1 && held > 0 && held < len(results) {
-			verdict += fmt.Sprintf(" %d of %d", len(results)-held, len(results))
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, f.What, orElse(f.Paper, "-"), f.Bound, strings.Join(got, " · "))
+	all := make([][]record.Finding, len(results))
+	for i, r := range results {
+		all[i] = r.Findings
 	}
-	if err := t.Flush(); err != nil {
+	if err := writeFindings(&b, all); err != nil {
 		return err
 	}
 	for _, r := range results {
@@ -71,6 +53,46 @@ func WriteResults(w io.Writer, results []Result) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// WriteFindings writes what must hold of the experiment that runs are of; nothing where nothing must.
+func WriteFindings(w io.Writer, runs []record.Run) error {
+	var all [][]record.Finding
+	for _, r := range runs {
+		if r.Findings != nil {
+			all = append(all, r.Findings)
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	fmt.Fprintln(w)
+	return writeFindings(w, all)
+}
+
+// writeFindings writes those of one experiment, a list for each time that it was played.
+func writeFindings(w io.Writer, all [][]record.Finding) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\tfinding\tpaper\tbound\tours")
+	for i, f := range all[0] {
+		var got []string
+		held := 0
+		for _, findings := range all {
+			got = append(got, findings[i].Got)
+			if findings[i].OK {
+				held++
+			}
+		}
+		verdict := "ok"
+		if held < len(all) {
+			verdict = "FAIL"
+		}
+		if len(all) > 1 && held > 0 && held < len(all) {
+			verdict += fmt.Sprintf(" %d of %d", len(all)-held, len(all))
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, f.What, orElse(f.Paper, "-"), f.Bound, strings.Join(got, " · "))
+	}
+	return t.Flush()
 }
 
 // stageTable has a line for each stage.
@@ -105,7 +127,7 @@ func each(r Run) string {
 	var all []string
 	least, largest := -1.0, 0.0
 	for i, a := range r.Record.Actors {
-		v := a.Rate(there(r.Stage, i)).Mbps()
+		v := a.Rate(r.Stage.There(i)).Mbps()
 		all = append(all, figures.Number(v))
 		if least < 0 || v < least {
 			least = v
@@ -116,120 +138,4 @@ func each(r Run) string {
 		return fmt.Sprintf("%d: %s to %s", len(all), figures.Number(least), figures.Number(largest))
 	}
 	return strings.Join(all, " ")
-}
-
-// there is the time after the warm-up in which an actor is there.
-func there(s stage.Stage, i int) (from, to time.Duration) {
-	a := s.Actors[i]
-	from, to = max(s.Warmup, a.Start), s.Duration
-	if a.Stop > 0 {
-		to = min(to, a.Stop)
-	}
-	return from.Truncate(stage.Step), to.Truncate(stage.Step)
-}
-
-// Line is a line of --json: a run of a recipe.
-type Line struct {
-	Recipe   string      `json:"recipe"`
-	Source   string      `json:"source"`
-	Scale    Scale       `json:"scale"`
-	Virtual  bool        `json:"virtual"`
-	Seed     uint64      `json:"seed"`
-	Version  string      `json:"version"`
-	Stages   []lineStage `json:"stages"`
-	Findings []Finding   `json:"findings"`
-}
-
-type lineStage struct {
-	Name        string      `json:"name"`
-	Throughput  float64     `json:"throughput_mbit"`
-	Utilisation float64     `json:"utilisation"`
-	Queueing    lineDelays  `json:"queueing_ms"`
-	Lateness    float64     `json:"lateness_ms"`
-	Discarded   string      `json:"discarded,omitempty"`
-	CPU         float64     `json:"cpu_seconds,omitempty"`
-	Memory      []int64     `json:"memory_bytes,omitempty"`
-	Actors      []lineActor `json:"actors"`
-}
-
-type lineDelays struct {
-	Mean float64 `json:"mean"`
-	P50  float64 `json:"p50"`
-	P95  float64 `json:"p95"`
-	Max  float64 `json:"max"`
-}
-
-type lineActor struct {
-	Name      string     `json:"name"`
-	PerSecond []float64  `json:"throughput_mbit_per_second"`
-	Queueing  lineDelays `json:"queueing_ms"`
-	Took      []float64  `json:"request_seconds,omitempty"`
-	Error     string     `json:"error,omitempty"`
-}
-
-// WriteJSON writes one run as one line.
-func WriteJSON(w io.Writer, r Result, virtual bool, version string) error {
-	out := Line{
-		Recipe: r.Name, Source: r.Source, Scale: r.Scale, Virtual: virtual, Seed: r.Seed, Version: version, Findings: r.Findings,
-	}
-	for _, run := range r.Runs {
-		rec := run.Record
-		s := lineStage{
-			Name: run.Stage.Name, Throughput: rec.Throughput.Mbps(), Utilisation: rec.Utilisation,
-			Queueing: delays(rec.Queueing), Lateness: millis(rec.Lateness), Discarded: rec.Discarded, CPU: rec.CPU.Seconds(),
-		}
-		for _, m := range rec.Memory {
-			s.Memory = append(s.Memory, int64(m))
-		}
-		for _, a := range shown(rec.Actors) {
-			s.Actors = append(s.Actors, lineActor{
-				Name: a.Name, PerSecond: perSecond(a, run.Stage.Duration), Queueing: delays(a.Queueing),
-				Took: took(a), Error: a.Corrupt + a.Error,
-			})
-		}
-		out.Stages = append(out.Stages, s)
-	}
-	if err := json.NewEncoder(w).Encode(out); err != nil {
-		return fmt.Errorf("recipe: write JSON: %w", err)
-	}
-	return nil
-}
-
-func delays(q stage.Quantiles) lineDelays {
-	return lineDelays{Mean: millis(q.Mean), P50: millis(q.P50), P95: millis(q.P95), Max: millis(q.Max)}
-}
-
-// shown are the actors, or where they are many, all of them as one.
-func shown(actors []stage.ActorRecord) []stage.ActorRecord {
-	const most = 100
-	if len(actors) <= most {
-		return actors
-	}
-	all := stage.ActorRecord{Name: fmt.Sprintf("all %d", len(actors)), Bytes: make([]cc.Bytes, len(actors[0].Bytes))}
-	for _, a := range actors {
-		for k, n := range a.Bytes {
-			all.Bytes[k] += n
-		}
-		all.Requests = append(all.Requests, a.Requests...)
-		all.Error = orElse(all.Error, a.Corrupt+a.Error)
-	}
-	return []stage.ActorRecord{all}
-}
-
-// perSecond is an actor's throughput in each whole second, in Mbit/s.
-func perSecond(a stage.ActorRecord, d time.Duration) (all []float64) {
-	for t := time.Duration(0); t+time.Second <= d; t += time.Second {
-		all = append(all, math.Round(1e3*a.Rate(t, t+time.Second).Mbps())/1e3)
-	}
-	return all
-}
-
-// took is how long each request took, in seconds.
-func took(a stage.ActorRecord) (all []float64) {
-	for _, q := range a.Requests {
-		if q.Took > 0 {
-			all = append(all, q.Took.Seconds())
-		}
-	}
-	return all
 }

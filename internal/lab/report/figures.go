@@ -10,8 +10,8 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
-	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // leastDelay is where logarithmic axes of delay begin, in milliseconds.
@@ -26,19 +26,19 @@ type figure struct {
 // figures are those that the records have data for.
 func (p path) figures() []figure {
 	var all []figure
-	if p.has(func(r bench.Result) bool { return r.Series != nil }) {
+	if p.has(func(r record.Run) bool { return r.Series != nil }) {
 		all = append(all,
 			figure{"tradeoff", "throughput against queueing delay", p.tradeoff},
 			figure{"throughput", "throughput over time", p.throughput},
 			figure{"queueing", "queueing delay over time", p.queueing})
 	}
-	if p.has(func(r bench.Result) bool { return len(r.Centiles) > 0 }) {
+	if p.has(func(r record.Run) bool { return len(r.Centiles) > 0 }) {
 		all = append(all, figure{"cdf", "distribution of the queueing delay", p.distribution})
 	}
 	return all
 }
 
-func (p path) has(data func(bench.Result) bool) bool {
+func (p path) has(data func(record.Run) bool) bool {
 	return slices.ContainsFunc(p.rows, func(w row) bool { return slices.ContainsFunc(w.runs, data) })
 }
 
@@ -58,8 +58,8 @@ func (p path) tradeoff() (*plot.Plot, error) {
 		}
 		slices.Sort(delays)
 		slices.Sort(rates)
-		x := [3]float64{quantile(delays, 0.25), quantile(delays, 0.5), quantile(delays, 0.75)}
-		y := [3]float64{quantile(rates, 0.25), quantile(rates, 0.5), quantile(rates, 0.75)}
+		x := [3]float64{figures.Quantile(delays, 0.25), figures.Quantile(delays, 0.5), figures.Quantile(delays, 0.75)}
+		y := [3]float64{figures.Quantile(rates, 0.25), figures.Quantile(rates, 0.5), figures.Quantile(rates, 0.75)}
 		ring, err := plotter.NewPolygon(ellipse(x, y))
 		if err != nil {
 			return nil, err
@@ -128,7 +128,7 @@ func (p path) throughput() (*plot.Plot, error) {
 			area.Dashes = []vg.Length{vg.Points(2), vg.Points(2)}
 		}
 	}
-	err := p.lines(chart, func(s *bench.Series) []float64 { return s.Throughput }, 0)
+	err := p.lines(chart, func(s *record.Series) []float64 { return s.Throughput }, 0)
 	chart.Y.Max *= 1.05
 	return chart, err
 }
@@ -137,13 +137,13 @@ func (p path) queueing() (*plot.Plot, error) {
 	chart := figures.NewPlot("Queueing delay of the first run", "ms")
 	chart.X.Label.Text = "seconds"
 	chart.Y.Scale, chart.Y.Tick.Marker, chart.Y.Min = plot.LogScale{}, figures.Decades{}, leastDelay
-	err := p.lines(chart, func(s *bench.Series) []float64 { return s.Queueing }, leastDelay)
+	err := p.lines(chart, func(s *record.Series) []float64 { return s.Queueing }, leastDelay)
 	chart.Y.Max = max(1.3*chart.Y.Max, 10*leastDelay)
 	return chart, err
 }
 
 // lines draws a figure of each sender's first run over time, no less than least.
-func (p path) lines(chart *plot.Plot, of func(*bench.Series) []float64, least float64) error {
+func (p path) lines(chart *plot.Plot, of func(*record.Series) []float64, least float64) error {
 	for i, w := range p.rows {
 		s := w.first()
 		if s == nil {
@@ -162,7 +162,7 @@ func (p path) lines(chart *plot.Plot, of func(*bench.Series) []float64, least fl
 }
 
 // first is the course of the first run that has one; nil: none has.
-func (w row) first() *bench.Series {
+func (w row) first() *record.Series {
 	for _, r := range w.runs {
 		if r.Series != nil && len(r.Series.Throughput) > 0 {
 			return r.Series
@@ -171,7 +171,7 @@ func (w row) first() *bench.Series {
 	return nil
 }
 
-func steps(s *bench.Series, values []float64) plotter.XYs {
+func steps(s *record.Series, values []float64) plotter.XYs {
 	var points plotter.XYs
 	for i, v := range values {
 		points = append(points, plotter.XY{X: (float64(i) + 0.5) * s.Step, Y: v})

@@ -14,15 +14,15 @@ import (
 
 	"gonum.org/v1/plot"
 
-	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // File is a file of records.
 type File struct {
-	Name    string
-	Results []bench.Result
+	Name string
+	Runs []record.Run
 }
 
 //go:embed page.html
@@ -63,16 +63,16 @@ type path struct {
 // row is all runs of one sender, of one file, on one path.
 type row struct {
 	name      string
-	runs      []bench.Result // that count
-	discarded int            // that do not
+	runs      []record.Run // that count
+	discarded int          // that do not
 }
 
 // pathsOf sorts runs by path and sender, both in order of first appearance.
 func pathsOf(files []File) []path {
 	var all []path
 	for _, f := range files {
-		for _, r := range f.Results {
-			name := r.Sender
+		for _, r := range f.Runs {
+			name := r.Name
 			if len(files) > 1 {
 				name += ", " + f.Name
 			}
@@ -87,7 +87,7 @@ func pathsOf(files []File) []path {
 	return all
 }
 
-func (p *path) add(name string, r bench.Result) {
+func (p *path) add(name string, r record.Run) {
 	i := slices.IndexFunc(p.rows, func(w row) bool { return w.name == name })
 	if i < 0 {
 		i = len(p.rows)
@@ -133,12 +133,12 @@ func (p path) section() (section, error) {
 		s.Lines = append(s.Lines, line{
 			Name: w.name, Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
 			Runs: len(w.runs), Discarded: w.discarded,
-			Throughput: w.median(func(r bench.Result) float64 { return r.Throughput }),
-			Used:       w.median(func(r bench.Result) float64 { return 100 * r.Utilisation }),
-			P50:        w.median(func(r bench.Result) float64 { return r.Queueing.P50 }),
-			P95:        w.median(func(r bench.Result) float64 { return r.Queueing.P95 }),
-			Lost:       w.median(func(r bench.Result) float64 { return 100 * r.DropShare() }),
-			Up:         w.median(func(r bench.Result) float64 { return r.UpQueueing.P95 }),
+			Throughput: w.median(func(r record.Run) float64 { return r.Throughput }),
+			Used:       w.median(func(r record.Run) float64 { return 100 * r.Utilisation }),
+			P50:        w.median(func(r record.Run) float64 { return r.Queueing.P50 }),
+			P95:        w.median(func(r record.Run) float64 { return r.Queueing.P95 }),
+			Lost:       w.median(func(r record.Run) float64 { return 100 * r.DropShare() }),
+			Up:         w.median(func(r record.Run) float64 { return r.UpQueueing.P95 }),
 		})
 	}
 	return s, nil
@@ -146,7 +146,7 @@ func (p path) section() (section, error) {
 
 // median is a figure's, with its 95 % confidence interval or, of fewer than six runs,
 // the range.
-func (w row) median(figure func(bench.Result) float64) string {
+func (w row) median(figure func(record.Run) float64) string {
 	var values []float64
 	for _, r := range w.runs {
 		values = append(values, figure(r))
@@ -155,7 +155,7 @@ func (w row) median(figure func(bench.Result) float64) string {
 		return "–"
 	}
 	slices.Sort(values)
-	text := figures.Number(quantile(values, 0.5))
+	text := figures.Number(figures.Quantile(values, 0.5))
 	if len(values) > 1 {
 		lo, hi := interval(len(values))
 		text += " (" + figures.Number(values[lo]) + "–" + figures.Number(values[hi]) + ")"
@@ -183,16 +183,6 @@ func interval(n int) (lo, hi int) {
 	return lo, n - 1 - lo
 }
 
-// quantile is that of sorted values, of which there is one at least, interpolated.
-func quantile(sorted []float64, p float64) float64 {
-	at := p * float64(len(sorted)-1)
-	i := int(at)
-	if i+1 >= len(sorted) {
-		return sorted[len(sorted)-1]
-	}
-	return sorted[i] + (at-float64(i))*(sorted[i+1]-sorted[i])
-}
-
 // trust is what says how far to trust the figures.
 type trust struct {
 	Systems, Versions []string
@@ -211,13 +201,13 @@ func trustOf(files []File) trust {
 		}
 	}
 	for _, f := range files {
-		for _, r := range f.Results {
+		for _, r := range f.Runs {
 			t.Runs++
 			note(&t.Versions, r.Version)
 			if r.Discarded != "" {
-				note(&t.Discarded, fmt.Sprintf("%s, seed %d, run %d: %s", r.Sender, r.Seed, r.Run, r.Discarded))
+				note(&t.Discarded, fmt.Sprintf("%s, seed %d, run %d: %s", r.Name, r.Seed, r.Number, r.Discarded))
 			}
-			if r.Virtual() {
+			if r.Virtual {
 				t.Virtual++
 				continue
 			}
@@ -231,7 +221,7 @@ func trustOf(files []File) trust {
 	if len(late) > 0 {
 		slices.Sort(late)
 		t.Lateness = fmt.Sprintf("%s ms in the middle run, %s ms in the worst",
-			figures.Number(quantile(late, 0.5)), figures.Number(late[len(late)-1]))
+			figures.Number(figures.Quantile(late, 0.5)), figures.Number(late[len(late)-1]))
 	}
 	return t
 }

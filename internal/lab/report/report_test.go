@@ -11,33 +11,34 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
-// virtual are runs of that senders in virtual time.
-func virtual(t *testing.T, seeds int, senders ...string) []bench.Result {
+// virtual are runs of those senders in virtual time.
+func virtual(t *testing.T, seeds int, senders ...string) (all []record.Run) {
 	t.Helper()
-	link, err := bench.ParseLink("12mbit")
-	require.NoError(t, err)
-	buffer, err := bench.ParseBuffer("250pkt")
-	require.NoError(t, err)
-	plan := bench.Plan{
-		Links: []bench.Link{link}, Buffers: []bench.Buffer{buffer}, Losses: []float64{0.001}, Delay: 10 * time.Millisecond,
-		Duration: 4 * time.Second, Runs: 1, Ingress: bench.IngressTPROXY,
+	link := sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 250}
+	s := stage.Stage{
+		Down: link, Up: link, Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}}, Duration: 4 * time.Second,
 	}
-	plan.Senders, err = bench.ParseSenders(senders, nil)
-	require.NoError(t, err)
+	s.Down.Loss = 0.001
 	for seed := range seeds {
-		plan.Seeds = append(plan.Seeds, uint64(seed)+1)
+		for _, sender := range senders {
+			s.Name, s.Seed, s.Edge = sender, uint64(seed)+1, "defaults: {algorithm: "+sender+"}\n"
+			rec, err := stage.PlayVirtual(s, nil)
+			require.NoError(t, err)
+			r := record.Of(s, rec)
+			r.Experiment, r.Version = "test", "test"
+			all = append(all, r)
+		}
 	}
-	require.NoError(t, plan.Validate())
-	results, err := (&bench.Bench{Version: "test"}).Run(t.Context(), plan, func(bench.Result) error { return nil })
-	require.NoError(t, err)
-	return results
+	return all
 }
 
 func TestTheReportShowsEachPath(t *testing.T) {
-	results := virtual(t, 2, "copa@sim", "cubic@sim")
+	results := virtual(t, 2, "copa", "cubic")
 	discarded := results[0]
 	discarded.Discarded = `the emulator lost 3 packets & <more>`
 	var b strings.Builder
@@ -55,16 +56,16 @@ func TestTheReportShowsEachPath(t *testing.T) {
 }
 
 func TestSeveralFilesStandSideBySide(t *testing.T) {
-	results := virtual(t, 1, "copa@sim")
+	results := virtual(t, 1, "copa")
 	var b strings.Builder
 	require.NoError(t, Write(&b, []File{{"before.jsonl", results}, {"after.jsonl", results}}))
-	assert.Contains(t, b.String(), "</span>copa@sim, before.jsonl</td>")
-	assert.Contains(t, b.String(), "</span>copa@sim, after.jsonl</td>")
+	assert.Contains(t, b.String(), "</span>copa, before.jsonl</td>")
+	assert.Contains(t, b.String(), "</span>copa, after.jsonl</td>")
 	assert.Equal(t, 1, strings.Count(b.String(), "<h2>"), "one path")
 }
 
 func TestRecordsOfOlderBuildsHaveATableAlone(t *testing.T) {
-	results := virtual(t, 1, "copa@sim")
+	results := virtual(t, 1, "copa")
 	results[0].Series, results[0].Centiles = nil, nil
 	var b strings.Builder
 	require.NoError(t, Write(&b, []File{{"old.jsonl", results}}))
@@ -74,7 +75,7 @@ func TestRecordsOfOlderBuildsHaveATableAlone(t *testing.T) {
 
 func TestFiguresAreFilesToo(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), "figures")
-	names, err := WriteFigures(folder, []File{{"runs.jsonl", virtual(t, 1, "copa@sim")}})
+	names, err := WriteFigures(folder, []File{{"runs.jsonl", virtual(t, 1, "copa")}})
 	require.NoError(t, err)
 	require.Len(t, names, 8)
 	for _, name := range names {

@@ -29,6 +29,8 @@ type actor struct {
 	streams int                            // connections so far
 	at      atomic.Pointer[netip.AddrPort] // the client's end of the present one
 	record  ActorRecord
+
+	sent, resent cc.Bytes // by what sends into the last hop
 }
 
 func (r *run) newActor(number int) *actor {
@@ -37,7 +39,7 @@ func (r *run) newActor(number int) *actor {
 	if r.stage.Tunnel != "" {
 		a.host = edge.TunnelHost
 	}
-	a.proxied = r.stage.proxied(a.Actor)
+	a.proxied = r.stage.proxied(a.Actor) && !r.stage.Native
 	a.server = netip.AddrPortFrom(r.direct, a.port())
 	if a.proxied {
 		a.server = netip.AddrPortFrom(r.lab.ServerAddr.V4, a.port())
@@ -86,6 +88,9 @@ func (a *actor) play(ctx context.Context) {
 }
 
 func (a *actor) bulk(ctx context.Context) error {
+	if a.run.stage.Native {
+		return a.native(ctx)
+	}
 	l, err := a.open(ctx)
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 // maxHosts is what a lab has addresses for.
@@ -113,17 +115,23 @@ func (a Actor) check(s Stage) error {
 	return nil
 }
 
-// realisable tells what of the stage is for virtual time alone.
-func (s Stage) realisable() error {
+// Realisable tells what of the stage is for virtual time alone.
+func (s Stage) Realisable() error {
 	if s.AckEvery > 0 || s.AckDelay != 0 {
 		return fmt.Errorf("stage: %s: over real sockets the hosts acknowledge as their kernel does: leave acks out, or "+
 			"play it in virtual time", s.Name)
 	}
-	if s.Native {
-		return fmt.Errorf("stage: %s: over real sockets native senders are played by penstock-lab bench fidelity "+
-			"--against native; play this in virtual time", s.Name)
+	if err := s.kernelHas(); err != nil {
+		return err
+	}
+	if s.Native && len(s.Changes) > 0 {
+		return fmt.Errorf("stage: %s: over real sockets native senders do not change; play this in virtual time", s.Name)
 	}
 	for _, a := range s.Actors {
+		if s.Native && a.Kind != UDP && (a.Kind != Bulk || a.Size > 0 || a.Rate > 0 || a.On > 0 || a.Direct) {
+			return fmt.Errorf("stage: %s: %q: over real sockets native senders only download without end; play this in "+
+				"virtual time", s.Name, a.Name)
+		}
 		if a.ECN != sim.ECNDefault {
 			return fmt.Errorf("stage: %s: %q has ecn %s, which virtual time alone can set", s.Name, a.Name, a.ECN)
 		}
@@ -131,8 +139,33 @@ func (s Stage) realisable() error {
 	return nil
 }
 
-// uploadsAlone tells whether there is nothing else.
-func (s Stage) uploadsAlone() bool {
+const availableControls = "/proc/sys/net/ipv4/tcp_available_congestion_control"
+
+// kernelHas tells which congestion control the stage needs and this kernel lacks. Whether our
+// own can be loaded only the proxy can tell.
+func (s Stage) kernelHas() error {
+	text, err := os.ReadFile(availableControls)
+	if err != nil {
+		return fmt.Errorf("read the kernel's congestion controls: %w", err)
+	}
+	needed := []string{s.Kernel}
+	if s.Edge != "" && s.Envelope != "auto" && s.Envelope != kernel.EBPF {
+		needed = append(needed, s.Envelope)
+	}
+	for _, a := range s.Actors {
+		needed = append(needed, a.Control)
+	}
+	for _, name := range needed {
+		if name != "" && !slices.Contains(strings.Fields(string(text)), name) {
+			return fmt.Errorf("stage: %s: this kernel has no congestion control %s, only %s: load it (modprobe tcp_%s), or "+
+				"choose another", s.Name, name, strings.TrimSpace(string(text)), name)
+		}
+	}
+	return nil
+}
+
+// UploadsAlone tells whether there is nothing else.
+func (s Stage) UploadsAlone() bool {
 	return !slices.ContainsFunc(s.Actors, func(a Actor) bool { return a.Kind != Upload })
 }
 

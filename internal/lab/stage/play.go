@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/lab/traffic"
@@ -20,10 +21,15 @@ const (
 	progressEvery = 500 * time.Millisecond
 )
 
+// What links' losses are drawn from beside the stage's seed: as in virtual time.
+const downSeed, upSeed = 0x646f776e, 0x7570
+
 // Env is what a stage is played with.
 type Env struct {
 	Executable string   // the program that is the proxy: penstock
 	Args       []string // beside its configuration, such as --mdi-model
+	Packets    bool     // record the packets that leave the edge for the first actor
+	Blind      bool     // do not look at the proxy as it runs, which costs it a little time
 }
 
 // run is a stage at play:
@@ -33,6 +39,7 @@ type Env struct {
 //	 for each host           the proxy             .3  past it
 type run struct {
 	stage   Stage
+	env     Env
 	lab     *netlab.Cellular
 	direct  netip.Addr // of the server, for who is not captured
 	servers []*traffic.Server
@@ -44,19 +51,20 @@ type run struct {
 	others  sync.WaitGroup // all goroutines of the run but the actors' own
 	failed  chan error     // what ends the run; the first stands
 	record  Record
+	sniffer *netlab.Sniffer // nil: packets are not recorded
 }
 
 // Play plays the stage between network namespaces, in real time, with a proxy
 // process at the edge where the stage has one. progress is told how far it is
 // about twice a second; nil: nobody is. When ctx ends there is no record.
 func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Duration)) (Record, error) {
-	if err := errors.Join(s.Check(), s.realisable()); err != nil {
+	if err := errors.Join(s.Check(), s.Realisable()); err != nil {
 		return Record{}, err
 	}
 	defer netlab.QuietCollector()()
 	runtime.GC() // now, not in the middle of the run
-	r := &run{stage: s, began: make(chan struct{}), failed: make(chan error, 1), record: Record{Stage: s.Name}}
-	err := r.play(ctx, env, progress)
+	r := &run{stage: s, env: env, began: make(chan struct{}), failed: make(chan error, 1), record: Record{Stage: s.Name}}
+	err := r.play(ctx, progress)
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -66,9 +74,16 @@ func Play(ctx context.Context, env Env, s Stage, progress func(elapsed time.Dura
 	return r.record, nil
 }
 
-func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) error {
+func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
 	var err error
 	cfg := netlab.CellularConfig{Down: r.stage.Down, Up: r.stage.Up, Cell: r.stage.Cell}
+	cfg.Up.Seed = r.stage.Seed ^ upSeed
+	if c := r.stage.Cell; c == nil {
+		cfg.Down.Seed = r.stage.Seed ^ downSeed
+	} else {
+		drawn := *c
+		cfg.Cell, drawn.Seed = &drawn, r.stage.Seed^downSeed
+	}
 	for _, a := range r.stage.Actors {
 		cfg.Hosts = max(cfg.Hosts, a.Host+1)
 	}
@@ -81,12 +96,16 @@ func (r *run) play(ctx context.Context, env Env, progress func(time.Duration)) e
 	ended, err := r.decide()
 	if err == nil {
 		defer ended()
-		err = r.set(ctx, env)
+		err = r.set(ctx)
 	}
 	if err == nil {
 		err = r.act(ctx, progress)
 	}
 	cancel()
+	if r.sniffer != nil {
+		_, stopped := r.sniffer.Stop()
+		err = errors.Join(err, stopped)
+	}
 	for _, s := range r.servers {
 		err = errors.Join(err, s.Close())
 	}
@@ -117,9 +136,14 @@ func (r *run) decide() (ended func(), err error) {
 }
 
 // set puts hosts, servers and proxy in place.
-func (r *run) set(ctx context.Context, env Env) error {
+func (r *run) set(ctx context.Context) error {
 	if err := traffic.Loosen(r.lab.Client, r.lab.Edge, r.lab.Server); err != nil {
 		return err
+	}
+	if r.stage.Down.AQM != sim.DropTail { // which may mark what otherwise it drops
+		if err := r.lab.Client.Sysctl("net.ipv4.tcp_ecn", "1"); err != nil {
+			return err
+		}
 	}
 	r.direct = r.lab.ServerAddr.V4.Next()
 	if err := r.lab.Server.Address(netlab.FarDevice, netip.PrefixFrom(r.direct, 24)); err != nil {
@@ -133,7 +157,7 @@ func (r *run) set(ctx context.Context, env Env) error {
 		return err
 	}
 	opts := edge.Options{
-		Executable: env.Executable, Args: env.Args, Config: r.agents.YAML() + r.stage.Edge,
+		Executable: r.env.Executable, Args: r.env.Args, Config: r.agents.YAML() + r.stage.Edge,
 		Server: r.lab.ServerAddr.V4, Ports: ports,
 	}
 	if r.stage.Tunnel != "" {
@@ -142,13 +166,18 @@ func (r *run) set(ctx context.Context, env Env) error {
 		}
 		opts.Listener = r.tunnel.Listener()
 	}
-	if r.stage.Edge != "" {
+	if r.stage.Edge != "" && !r.stage.Native {
 		r.proxy, err = edge.Start(ctx, r.lab.Edge, opts)
 	} else if r.tunnel != nil {
 		err = r.tunnel.Route(r.lab.Edge)
 	}
 	if err == nil && r.tunnel != nil {
 		err = r.tunnel.Join(r.lab)
+	}
+	if err == nil && r.env.Packets {
+		// The edge's device, whoever sends: there each packet is one by itself,
+		// where the server's own hands over what is yet to be segmented.
+		r.sniffer, err = r.lab.Edge.Sniff(netlab.NearDevice)
 	}
 	return err
 }
@@ -161,7 +190,7 @@ func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
 	}
 	seen := map[netip.AddrPort]bool{}
 	for _, a := range r.actors {
-		if a.Kind == UDP || seen[a.server] {
+		if a.Kind == UDP || r.stage.Native || seen[a.server] {
 			continue
 		}
 		seen[a.server] = true

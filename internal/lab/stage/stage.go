@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -46,9 +47,13 @@ type Stage struct {
 	// sockets the hosts' kernels acknowledge as they do.
 	AckEvery, AckDelay time.Duration
 	// Native has what the edge would decide without the edge, and nothing below it: each packet is
-	// acknowledged by itself, as over UDP. In virtual time alone.
+	// acknowledged by itself, over UDP.
 	Native bool
-	Sample time.Duration // how much of its course a golden file keeps; 0: Step
+	// Virtual has this run in virtual time, wherever those beside it are played.
+	Virtual bool
+	// Algorithm and Envelope are what Edge has by default, as somebody wrote it, for the record.
+	Algorithm, Envelope string
+	Sample              time.Duration // how much of its course a golden file keeps; 0: Step
 }
 
 // Change alters the stage while it plays.
@@ -107,19 +112,32 @@ type Record struct {
 	Actors []ActorRecord // in the order of Stage.Actors
 
 	// Throughput to Queueing are of the uplink where there is nothing but uploads.
-	Throughput  cc.Rate       // IP bytes that left the last hop towards the hosts, after warm-up
-	Utilisation float64       // of what it could have carried; 0: no bound
-	Queueing    Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
-	Lateness    time.Duration // p99 of the emulator's own error; 0 in virtual time
-	Discarded   string        // why none of it counts: the emulator lost packets; empty: it does
-	Left        []cc.Bytes    // IP bytes that left the last hop towards the hosts, in each FineStep of the run
+	Throughput  cc.Rate // IP bytes that left the last hop towards the hosts, after warm-up
+	Utilisation float64 // of what it could have carried; 0: no bound
+	// Path is the last hop's whole account, after warm-up, and Points its course in steps of Step, towards
+	// the hosts or, where there is nothing but uploads, from them.
+	Path      netlab.Report
+	Points    []netlab.Point
+	Resent    float64       // share of the bytes that were sent into the last hop, but for UDP
+	Queueing  Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
+	Lateness  time.Duration // p99 of the emulator's own error; 0 in virtual time
+	Discarded string        // why none of it counts: the emulator lost packets; empty: it does
+	Left      []cc.Bytes    // IP bytes that left the last hop towards the hosts, in each FineStep of the run
 
 	Reloads []Reload      // what the proxy answered to changes of its configuration
 	CPU     time.Duration // that the proxy used in the run; 0 without one
 	Decided Decided       // by agents
 	Memory  []cc.Bytes    // resident of the proxy, at the start and at each second; nil without one
 
-	Virtual *sim.Result // all that virtual time tells; nil over real sockets
+	Envelope   string      // below the first managed actor, as the proxy says; empty: it does not
+	Missing    []string    // what the proxy asked of the kernel for it and did not get
+	Window     *Window     // of the one managed download, if there is no other actor; else nil
+	Answer     *Answer     // nil: the proxy does not say
+	Departures *Departures // of the first actor; nil: packets were not recorded
+	Attempt    int         // 2: played again, as the machine disturbed the first; 0 as 1
+
+	Transport sim.Transport // in virtual time
+	Virtual   *sim.Result   // all that virtual time tells; nil over real sockets
 }
 
 // Quantiles of a duration.
@@ -173,6 +191,16 @@ type VideoRecord struct {
 	Rebuffers int
 	Rebuffer  time.Duration // spent waiting, start-up aside
 	Played    time.Duration
+}
+
+// There is the time after the warm-up in which an actor is there.
+func (s Stage) There(i int) (from, to time.Duration) {
+	a := s.Actors[i]
+	from, to = max(s.Warmup, a.Start), s.Duration
+	if a.Stop > 0 {
+		to = min(to, a.Stop)
+	}
+	return from.Truncate(Step), to.Truncate(Step)
 }
 
 // Rate is the actor's throughput between two moments.

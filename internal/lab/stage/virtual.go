@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/policy"
@@ -24,23 +25,38 @@ import (
 // A Web application's requests begin when they are due, whether or not the one
 // before has ended; of Requests, those after the warm-up are recorded.
 //
-// run plays the scenario that it comes to, as sim.Run does.
-func PlayVirtual(s Stage, run func(sim.Scenario) (sim.Result, error)) (Record, error) {
+// change alters the scenario that it comes to; nil: nothing does.
+func PlayVirtual(s Stage, change func(*sim.Scenario)) (Record, error) {
 	scenario, record, err := Scenario(s)
 	if err != nil {
 		return Record{}, err
 	}
-	result, err := run(scenario)
+	if change != nil {
+		change(&scenario)
+	}
+	var run *netlab.Simulation
+	err = s.Agents.Simulate(scenario, func(scenario sim.Scenario) (err error) {
+		run, err = netlab.Simulate(scenario)
+		return err
+	})
 	if err != nil {
 		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
-	return record(result), nil
+	r := record(run.Result)
+	r.Path = run.Report(s.Warmup, s.Duration)
+	dir := netlab.Down
+	if s.UploadsAlone() {
+		dir = netlab.Up
+	}
+	r.Points = run.Series(dir, 0, s.Duration, Step)
+	r.Left = leftOf(run.Series(netlab.Down, 0, s.Duration, FineStep))
+	return r, nil
 }
 
 // Scenario is a stage as the simulator has it, and what reads its result as that of a real
 // run is.
 func Scenario(s Stage) (sim.Scenario, func(sim.Result) Record, error) {
-	v := virtual{stage: s, flows: make([][]int, len(s.Actors)), left: make([]cc.Bytes, s.Duration/FineStep)}
+	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
 	if err := v.prepare(); err != nil {
 		return sim.Scenario{}, nil, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
@@ -54,7 +70,6 @@ type virtual struct {
 	flows    [][]int // numbers of each actor's; the first is the actor's own
 	edges    []virtualEdge
 	reloads  []Reload
-	left     []cc.Bytes
 }
 
 // virtualEdge is what decides about connections from a moment on.
@@ -76,11 +91,6 @@ func (v *virtual) prepare() error {
 		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(envelope), RawRTT: s.Tunnel != "", Hints: s.Hints,
 		AckEvery: s.AckEvery, AckDelay: s.AckDelay,
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
-	}
-	v.scenario.Watch = func(p sim.Packet) {
-		if k := int(p.Departs / FineStep); !p.Up && p.Dropped == sim.DropNone && k < len(v.left) {
-			v.left[k] += p.Size
-		}
 	}
 	v.edges = []virtualEdge{{rules: rules}}
 	changes := slices.SortedStableFunc(slices.Values(s.Changes), func(a, b Change) int { return int(a.At - b.At) })
@@ -283,6 +293,25 @@ func (v *virtual) decide(i int, edge virtualEdge) (policy.Verdict, error) {
 	return verdict, nil
 }
 
+// terms are what the stage's edge says of an actor's downloads; false: it has no part in them.
+func (s Stage) terms(i int) (bool, flow.Terms, error) {
+	v := virtual{stage: s}
+	rules, _, err := s.readEdge(s.Edge)
+	if err != nil {
+		return false, flow.Terms{}, err
+	}
+	t, managed, err := v.managed(i, virtualEdge{rules: rules})
+	return managed, t, err
+}
+
+// pacing is the fixed rate that a sender's algorithm was told; 0: none.
+func pacing(t flow.Terms) cc.Rate {
+	if t.Algorithm != "static" {
+		return 0
+	}
+	return cc.Rate(t.Params["pacing_mbit"] * 1e6)
+}
+
 // move gives running flows what another configuration says, as a reload does:
 // one that it would leave alone or refuse goes on as it was.
 func (v *virtual) move(edge virtualEdge) {
@@ -308,9 +337,15 @@ func (v *virtual) record(run sim.Result) Record {
 	s := v.stage
 	r := Record{
 		Stage: s.Name, Throughput: cc.RateOf(run.Carried, s.Duration-s.Warmup), Utilisation: run.Utilisation,
-		Queueing: quantilesOf(run.Queueing), Reloads: v.reloads, Virtual: &run,
-		Left: v.left,
+		Queueing: Quantiles(run.Queueing), Reloads: v.reloads, Virtual: &run, Transport: v.scenario.Transport,
 	}
+	packets := 0
+	for _, f := range run.Flows {
+		if f.Algorithm != sim.UDP {
+			packets += f.Packets
+		}
+	}
+	r.Resent = float64(run.Retransmits) / float64(max(1, packets)) // all of one size
 	for i, numbers := range v.flows {
 		var flows []sim.FlowResult
 		for _, n := range numbers {
@@ -321,10 +356,6 @@ func (v *virtual) record(run sim.Result) Record {
 	return r
 }
 
-func quantilesOf(d sim.Delays) Quantiles {
-	return Quantiles{Mean: d.Mean, P50: d.P50, P95: d.P95, P99: d.P99, Max: d.Max}
-}
-
 func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 	s := v.stage
 	steps := int(s.Duration / Step)
@@ -333,7 +364,7 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)
 	}
 	if s.Cell != nil || a.Kind == Upload {
-		r.Queueing = quantilesOf(flows[0].Queueing)
+		r.Queueing = Quantiles(flows[0].Queueing)
 	}
 	for _, f := range flows {
 		r.follow(f)

@@ -32,12 +32,14 @@ func TestAVirtualStageHasTheTransportOfTheRealOne(t *testing.T) {
 
 func TestWhatVirtualTimeAloneCanPlayIsRefusedOverRealSockets(t *testing.T) {
 	for says, change := range map[string]func(*Stage){
-		"leave acks out":   func(s *Stage) { s.AckEvery = Step },
-		"ecn l4s":          func(s *Stage) { s.Actors[0].ECN = sim.ECNL4S },
-		"--against native": func(s *Stage) { s.Native = true },
+		"leave acks out":                 func(s *Stage) { s.AckEvery = Step },
+		"ecn l4s":                        func(s *Stage) { s.Actors[0].ECN = sim.ECNL4S },
+		"do not change":                  func(s *Stage) { s.Native, s.Changes = true, []Change{{At: Step, Delay: Step}} },
+		"download without end":           func(s *Stage) { s.Native, s.Actors[0].Size = true, 1000 },
+		"no congestion control nonesuch": func(s *Stage) { s.Kernel = "nonesuch" },
 	} {
 		s := short(Actor{Name: "bulk", Kind: Bulk})
-		require.NoError(t, s.realisable())
+		require.NoError(t, s.Realisable())
 		change(&s)
 		_, err := Play(t.Context(), Env{}, s, nil)
 		assert.ErrorContains(t, err, says)

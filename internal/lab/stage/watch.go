@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/telemetry"
 )
 
 const (
@@ -29,6 +31,7 @@ type watch struct {
 	theirs time.Duration // that its agents had
 	looked []*actor      // whose windows are looked at
 	next   int           // step that has no sample yet
+	seam   []windowSample
 }
 
 // accompany starts what the stage has beside its actors: changes, hints, and the
@@ -64,7 +67,9 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 			}
 		})
 	}
-	r.apart(w.look)
+	if !r.env.Blind {
+		r.apart(w.look)
+	}
 	return w, nil
 }
 
@@ -136,6 +141,9 @@ func (w *watch) sample() error {
 		return err
 	}
 	step := min(int(w.now()/Step), w.stage.steps()-1)
+	if err := w.lookBelow(flows); err != nil {
+		return err
+	}
 	type window struct{ cwnd, share cc.Bytes }
 	windows := make(map[netip.AddrPort]window, len(flows))
 	for _, f := range flows {
@@ -160,14 +168,93 @@ func (w *watch) sample() error {
 	return nil
 }
 
-// finish takes the figures that are gone once the proxy is.
+// lookBelow takes a sample of our window and of what is below it, where one download has all.
+func (w *watch) lookBelow(flows []telemetry.Flow) error {
+	if len(w.actors) > 1 || len(w.looked) == 0 {
+		return nil
+	}
+	at := w.looked[0].at.Load()
+	f := flowOf(flows, at)
+	if f == nil || f.Down == nil || f.Down.Control == nil || f.Down.Control.Cwnd >= cc.MaxCwnd {
+		return nil
+	}
+	s := windowSample{ours: f.Down.Control.Cwnd}
+	if w.tunnel != nil { // no socket sends: the transport is the proxy's own
+		mss := float64(edge.TunnelMSS)
+		s.kernel = socket{
+			cwnd: float64(f.ClientLeg.Cwnd) / mss, pipe: float64(f.Down.Control.Inflight) / mss, mss: edge.TunnelMSS,
+		}
+	} else {
+		all, err := sockets(w.lab.Edge)
+		if err != nil {
+			return err
+		}
+		s.kernel = all[*at]
+	}
+	w.seam = append(w.seam, s)
+	return nil
+}
+
+// flowOf is the flow of the client at that address; nil: there is none.
+func flowOf(flows []telemetry.Flow, at *netip.AddrPort) *telemetry.Flow {
+	for i, f := range flows {
+		if at != nil && edge.Client(f) == *at && f.ClientLeg != nil {
+			return &flows[i]
+		}
+	}
+	return nil
+}
+
+// finish takes the figures that are gone once the proxy and the connections are.
 func (w *watch) finish() error {
 	defer w.stop()
+	if err := w.countSockets(); err != nil {
+		return err
+	}
+	if w.sniffer != nil {
+		capture, err := w.sniffer.Stop()
+		if w.sniffer = nil; err != nil {
+			return err
+		}
+		if at := w.actors[0].at.Load(); at != nil {
+			_, verdict, err := w.stage.terms(0)
+			if err != nil {
+				return err
+			}
+			sending := netlab.SendingTo(capture.Packets, netip.AddrPort{}, *at)
+			w.record.Departures = departures(sending, capture.Missed, w.stage.Duration, pacing(verdict))
+		}
+	}
 	if w.proxy == nil {
 		return nil
 	}
 	used, err := w.proxy.CPUTime()
-	w.record.CPU = used - w.cpu
+	if err != nil {
+		return err
+	}
+	w.record.CPU, w.record.Window = used-w.cpu, window(w.seam)
+	flows, err := w.proxy.Flows(w.ctx)
+	if err != nil {
+		return err
+	}
+	for _, a := range w.looked {
+		if f := flowOf(flows, a.at.Load()); f != nil && w.record.Envelope == "" {
+			w.record.Envelope, w.record.Missing = f.ClientLeg.Envelope, f.ClientLeg.Missing
+			asked := w.stage.Envelope
+			if f.Down != nil && f.Down.Control != nil && w.tunnel == nil && asked != "" && asked != "auto" &&
+				w.record.Envelope != "" && asked != w.record.Envelope {
+				w.record.Discarded = fmt.Sprintf("it went over %s and not over %s", w.record.Envelope, asked)
+			}
+			if w.tunnel != nil {
+				w.record.Envelope = string(w.stage.Tunnel)
+				a.sent, a.resent = 0, f.ClientLeg.Retransmitted // what was sent the last hop knows
+			}
+		}
+	}
+	err = w.proxy.Get(w.ctx, "/metrics", func(r io.Reader) (err error) {
+		w.record.Answer, err = readAnswer(r)
+		return err
+	})
 	if err != nil || len(w.agents) == 0 {
 		return err
 	}
@@ -179,6 +266,22 @@ func (w *watch) finish() error {
 	d.CPU = theirs - w.theirs
 	d.Took, d.Fallbacks, err = w.proxy.Decisions(w.ctx)
 	return err
+}
+
+// countSockets notes what the sockets that send into the last hop have sent.
+func (w *watch) countSockets() error {
+	for _, node := range []*netlab.Node{w.lab.Edge, w.lab.Server} {
+		all, err := sockets(node)
+		if err != nil {
+			return err
+		}
+		for _, a := range w.actors {
+			if at := a.at.Load(); at != nil && a.Kind != Upload && a.proxied == (node == w.lab.Edge) {
+				a.sent, a.resent = all[*at].sent, all[*at].resent
+			}
+		}
+	}
+	return nil
 }
 
 // hints returns what asks the last hop about the hosts that the proxy serves.
@@ -209,32 +312,49 @@ func (r *run) account() error {
 	late := r.lab.Path.Report(r.stage.Warmup, r.stage.Duration)
 	for _, a := range r.actors {
 		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
-			hosts[a.Host] = quantiles(r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing)
+			hosts[a.Host] = QuantilesOf(r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing)
 		}
 		a.record.Queueing = hosts[a.Host]
 		if a.Kind == Upload {
-			a.record.Queueing = quantiles(late.Up.DataQueueing)
+			a.record.Queueing = QuantilesOf(late.Up.DataQueueing)
 		}
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
+	var sent, resent cc.Bytes
+	for _, a := range r.actors {
+		sent, resent = sent+a.sent, resent+a.resent
+	}
+	if r.tunnel != nil && r.proxy != nil {
+		sent = late.Down.Bytes
+	}
+	r.record.Resent = float64(resent) / float64(max(1, sent))
+	r.record.Path = late
 	whole := r.lab.Path.Report(0, r.stage.Duration)
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
 		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed,
 			d.Held+d.Failed+u.Held+u.Failed)
 	}
-	for _, pt := range r.lab.Path.Series(netlab.Down, 0, r.stage.Duration, FineStep) {
-		r.record.Left = append(r.record.Left, pt.Throughput.BytesIn(FineStep))
-	}
+	r.record.Left = leftOf(r.lab.Path.Series(netlab.Down, 0, r.stage.Duration, FineStep))
 	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
-	hop := late.Down
-	if r.stage.uploadsAlone() {
-		hop = late.Up
+	dir, hop := netlab.Down, late.Down
+	if r.stage.UploadsAlone() {
+		dir, hop = netlab.Up, late.Up
 	}
+	r.record.Points = r.lab.Path.Series(dir, 0, r.stage.Duration, Step)
 	r.record.Throughput, r.record.Utilisation = hop.Throughput, hop.Utilisation
-	r.record.Queueing = quantiles(hop.DataQueueing)
+	r.record.Queueing = QuantilesOf(hop.DataQueueing)
 	return nil
 }
 
-func quantiles(q netlab.Quantiles) Quantiles {
+// leftOf are the bytes of a series in steps of FineStep.
+func leftOf(points []netlab.Point) (all []cc.Bytes) {
+	for _, pt := range points {
+		all = append(all, pt.Throughput.BytesIn(FineStep))
+	}
+	return all
+}
+
+// QuantilesOf are those of the last hop's record.
+func QuantilesOf(q netlab.Quantiles) Quantiles {
 	return Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}
 }

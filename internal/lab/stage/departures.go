@@ -1,11 +1,11 @@
-package bench
+package stage
 
 import (
-	"math"
 	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -82,6 +82,5 @@ func tails(v []float64) Tails {
 		return Tails{}
 	}
 	slices.Sort(v)
-	rank := func(p float64) float64 { return v[max(0, int(math.Ceil(p*float64(len(v))))-1)] }
-	return Tails{P5: rank(0.05), P50: rank(0.50), P95: rank(0.95)}
+	return Tails{P5: figures.NearestRank(v, 0.05), P50: figures.NearestRank(v, 0.50), P95: figures.NearestRank(v, 0.95)}
 }

@@ -1,0 +1,299 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/output"
+	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/report"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// interruptible is a command's context until the user ends it.
+func interruptible(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+}
+
+// outputs is where records go beside the tables.
+type outputs struct {
+	json, csv, plot, report string
+	resume                  bool
+}
+
+func (o *outputs) register(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
+	flags.StringVar(&o.csv, "csv", "", "write a table of the runs to this file")
+	flags.StringVar(&o.report, "report", "", "make a page of the runs, with tables and figures, as the command report does")
+	flags.StringVar(&o.plot, "plot", "", "draw the course of the runs into this .png file, or files named after it")
+	flags.BoolVar(&o.resume, "resume", false, "leave out the runs that the file of --json has of this build, and go on with "+
+		"what it says of them")
+}
+
+// check finds mistakes that would otherwise show after a long run.
+func (o *outputs) check() error {
+	if o.plot != "" && !strings.HasSuffix(o.plot, ".png") {
+		return fmt.Errorf("--plot %s: the name must end in .png", o.plot)
+	}
+	if o.resume && o.json == "" {
+		return errors.New("--resume needs --json, the file that says what is there")
+	}
+	return nil
+}
+
+// open opens the file of --json, reads what is there, and finds out whether the others can be made.
+func (o *outputs) open() (file io.Writer, there []record.Run, done func() error, err error) {
+	for flag, path := range map[string]string{"plot": o.plot, "report": o.report, "csv": o.csv} {
+		if path == "" {
+			continue
+		}
+		if err := output.Check(path); err != nil {
+			return nil, nil, nil, fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	if o.json == "" {
+		return io.Discard, nil, func() error { return nil }, nil
+	}
+	if o.resume {
+		if there, err = record.Open(o.json); err != nil {
+			return nil, nil, nil, fmt.Errorf("--json: %w", err)
+		}
+	}
+	f, err := output.Append(o.json)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("--json: %w", err)
+	}
+	return f, there, f.Close, nil
+}
+
+// write makes the page and the table.
+func (o *outputs) write(cmd *cobra.Command, runs []record.Run) error {
+	if len(runs) == 0 {
+		return nil
+	}
+	if o.csv != "" {
+		if err := output.Write(o.csv, func(w io.Writer) error { return record.WriteCSV(w, runs) }); err != nil {
+			return fmt.Errorf("--csv: %w", err)
+		}
+	}
+	if o.report == "" {
+		return nil
+	}
+	name := filepath.Base(o.report)
+	files := []report.File{{Name: strings.TrimSuffix(name, filepath.Ext(name)), Runs: runs}}
+	if err := writeReport(cmd, o.report, files); err != nil {
+		return fmt.Errorf("--report: %w", err)
+	}
+	return nil
+}
+
+func tellDrawn(cmd *cobra.Command, names []string) {
+	for _, name := range names {
+		fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
+	}
+}
+
+// session plays experiments for a command.
+type session struct {
+	outputs
+	cmd     *cobra.Command
+	scale   recipe.Scale
+	virtual bool     // all of it
+	seeds   []uint64 // of each experiment
+	runs    int      // for each seed
+	retry   int      // as recipe.Retry has it
+	env     stage.Env
+	quiet   bool          // no progress
+	sampled time.Duration // how often virtual time samples flows; 0: as records need
+
+	file  io.Writer
+	there []record.Run
+	real  recipe.Player
+	all   []record.Run // of all experiments
+}
+
+// play plays experiments, one after the other, and tells of each when it is over, with the records of
+// its runs and, of those that were made now, all that came of them. Nothing is played before all of
+// it can be, and before its outputs are open.
+func (s *session) play(experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error) (err error) {
+	if err := s.prepare(experiments); err != nil {
+		return err
+	}
+	file, there, done, err := s.open()
+	if err != nil {
+		return cli.BadInput(err)
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	s.file, s.there = file, there
+	ctx, stop := interruptible(s.cmd)
+	defer stop()
+	defer func() { err = errors.Join(err, s.write(s.cmd, s.all)) }()
+	for _, r := range experiments {
+		var runs []record.Run
+		var results []recipe.Result
+		var failed error
+		for number := range s.runs {
+			for _, seed := range s.seeds {
+				if failed != nil {
+					continue
+				}
+				made, result, err := s.one(ctx, r, seed, number+1)
+				runs = append(runs, made...)
+				if failed = err; err == nil && result != nil {
+					results = append(results, *result)
+				}
+			}
+		}
+		s.all = append(s.all, runs...)
+		if err := errors.Join(failed, tell(r, runs, results)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare finds what cannot be played before anything is.
+func (s *session) prepare(experiments []recipe.Recipe) error {
+	overSockets := false
+	for _, r := range experiments {
+		for _, seed := range s.seeds {
+			stages, err := r.Stages(s.scale, seed)
+			if err != nil {
+				return cli.BadInput(err)
+			}
+			for _, one := range stages {
+				if s.virtual || one.Virtual {
+					_, _, err = stage.Scenario(one)
+				} else {
+					overSockets = true
+					err = one.Realisable()
+				}
+				if err == nil && s.env.Packets && one.Tunnel != "" {
+					err = fmt.Errorf("--packets: %s: what leaves through a tunnel cannot be told apart", one.Name)
+				}
+				if err != nil {
+					return cli.BadInput(err)
+				}
+			}
+		}
+	}
+	if !overSockets {
+		return nil
+	}
+	// Without the rights this runs the whole program again inside a user
+	// namespace; that run has printed everything by then.
+	code, ran, err := netlab.Enter()
+	if err != nil {
+		return fmt.Errorf("%w; --virtual plays it in virtual time, on any machine", err)
+	}
+	if ran {
+		os.Exit(code)
+	}
+	if s.env.Executable, err = proxyOf(s.cmd); err != nil {
+		return err
+	}
+	for _, file := range cli.Models(s.cmd) {
+		s.env.Args = append(s.env.Args, "--mdi-model", file)
+	}
+	s.real = recipe.Retry(func(ctx context.Context, one stage.Stage, tell func(time.Duration)) (stage.Record, error) {
+		return stage.Play(ctx, s.env, one, tell)
+	}, s.retry)
+	return nil
+}
+
+// one makes the runs of an experiment with one seed, but for those that are there; result is nil
+// where all are.
+func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number int) (made []record.Run,
+	result *recipe.Result, err error,
+) {
+	stages, err := r.Stages(s.scale, seed)
+	if err != nil {
+		return nil, nil, err
+	}
+	of := func(one stage.Stage, rec stage.Record) record.Run {
+		run := record.Of(one, rec)
+		run.Experiment, run.Source, run.Seed, run.Number, run.Version = r.Name, r.Source, seed, number, cli.ReadBuild().String()
+		run.Virtual = s.virtual || one.Virtual
+		if s.scale == recipe.Short {
+			run.Scale = string(s.scale)
+		}
+		return run
+	}
+	known := make([]int, len(stages)) // of there; -1: to be made
+	missing := 0
+	for i, one := range stages {
+		if known[i] = of(one, stage.Record{}).Find(s.there); known[i] < 0 {
+			missing++
+		}
+	}
+	if r.Asserts() && (missing > 0 || s.there[known[len(known)-1]].Findings == nil) {
+		for i := range known { // what must hold is about all of it
+			known[i] = -1
+		}
+		missing = len(known)
+	}
+	if missing == 0 {
+		for _, k := range known {
+			made = append(made, s.there[k])
+		}
+		return made, nil, nil
+	}
+	printer := bench.NewPrinter(s.cmd.ErrOrStderr())
+	defer printer.Break()
+	next := 0
+	player := func(ctx context.Context, one stage.Stage, tell func(time.Duration)) (rec stage.Record, err error) {
+		k := known[next]
+		next++
+		switch {
+		case k >= 0:
+			made = append(made, s.there[k])
+			return rec, nil
+		case s.virtual || one.Virtual:
+			rec, err = stage.PlayVirtual(one, s.sampling)
+		default:
+			rec, err = s.real(ctx, one, tell)
+		}
+		if err == nil {
+			made = append(made, of(one, rec))
+			if !r.Asserts() || next < len(stages) { // the last takes the findings along
+				err = record.Write(s.file, made[len(made)-1])
+			}
+		}
+		return rec, err
+	}
+	played, err := r.Play(ctx, s.scale, seed, player, func(p recipe.Progress) {
+		if p.Over && known[p.Number-1] < 0 || !p.Over && !s.quiet {
+			if !s.quiet {
+				printer.Line(p.String(), p.Over)
+			}
+		}
+	})
+	if r.Asserts() && len(made) == len(stages) {
+		made[len(made)-1].Findings = played.Findings
+		err = errors.Join(err, record.Write(s.file, made[len(made)-1]))
+	}
+	return made, &played, err
+}
+
+// sampling has virtual time sample flows as often as is asked for.
+func (s *session) sampling(scenario *sim.Scenario) {
+	if s.sampled > 0 {
+		scenario.Sample = s.sampled
+	}
+}

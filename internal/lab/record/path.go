@@ -1,0 +1,102 @@
+package record
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+)
+
+// Same is a Run's Up when the link carries the same in both directions, None a Buffer
+// without a limit, and Free a link that carries all at once.
+const (
+	Same = "same"
+	None = "none"
+	Free = "unlimited"
+)
+
+// describe writes down what the run's packets pass.
+func (r *Run) describe(s stage.Stage) {
+	down, up := s.Down, s.Up
+	r.Link, r.Up, r.Buffer = carries(down), carries(up), buffer(down)
+	if r.Up == r.Link {
+		r.Up = Same
+	}
+	r.Delay, r.Loss, r.Reorder, r.ReorderBy = Millis(down.Delay), down.Loss, down.Reorder, Millis(down.ReorderBy)
+	if down.Delays != nil {
+		r.Delay, r.Delays = 0, down.Delays.Name
+	}
+	if down.AQM != sim.DropTail {
+		r.AQM = down.AQM.String()
+	}
+	if c := s.Cell; c != nil {
+		r.Link, r.Buffer, r.Delay = fmt.Sprintf("a cell of %d hosts", len(c.Hosts)), "of its own for each", Millis(c.Delay)
+	}
+}
+
+// carries is what a link does, in a word.
+func carries(c sim.LinkConfig) string {
+	switch {
+	case c.Trace != nil:
+		return c.Trace.Name
+	case c.Rate == 0:
+		return Free
+	case c.Rate%1e6 != 0 && c.Rate > 1e6:
+		return figures.Number(c.Rate.Mbps()) + "mbit"
+	}
+	return c.Rate.String()
+}
+
+func buffer(c sim.LinkConfig) string {
+	switch b := c.QueueBytes; {
+	case c.QueuePackets > 0:
+		return fmt.Sprintf("%dpkt", c.QueuePackets)
+	case b == 0:
+		return None
+	case b%1e6 == 0:
+		return fmt.Sprintf("%dMB", b/1e6)
+	case b%1e3 == 0:
+		return fmt.Sprintf("%dkB", b/1e3)
+	default:
+		return b.String()
+	}
+}
+
+// Path says in words what the run's packets went through, and how long it took. Runs
+// of one path can be compared.
+func (r Run) Path() string { return r.Way(true) }
+
+// Way is Path, with random loss or without. Runs of one way stand in one table, where
+// random loss may differ.
+func (r Run) Way(withLoss bool) string {
+	var b strings.Builder
+	b.WriteString(r.Link)
+	if r.Up == Same {
+		b.WriteString(" both ways")
+	} else {
+		b.WriteString(" down, " + r.Up + " up")
+	}
+	if r.Delays != "" {
+		b.WriteString(", delays of " + r.Delays + " each way")
+	} else {
+		fmt.Fprintf(&b, ", %s ms each way", figures.Number(r.Delay))
+	}
+	if r.Buffer == None {
+		b.WriteString(", no buffer limit")
+	} else {
+		b.WriteString(", buffer " + r.Buffer)
+	}
+	if r.AQM != "" {
+		b.WriteString(", " + r.AQM)
+	}
+	if withLoss && r.Loss > 0 {
+		fmt.Fprintf(&b, ", %s %% random loss", figures.Number(r.Loss*100))
+	}
+	if r.Reorder > 0 {
+		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Number(r.Reorder*100), figures.Number(r.ReorderBy))
+	}
+	fmt.Fprintf(&b, ", %s s", figures.Number(r.Duration))
+	return b.String()
+}

@@ -1,0 +1,405 @@
+// Package record is what commands of the laboratory write of runs and read again: one form,
+// one JSON object a line, with units in the names, whoever played the run and wherever.
+package record
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// Run is one run: what was played, what came of it, and how far to trust it. It is one line
+// of a file of records. Figures are of the time after the warm-up, series of the whole run.
+type Run struct {
+	Experiment string `json:"experiment"`
+	Source     string `json:"source,omitempty"` // who published it
+	Scale      string `json:"scale,omitempty"`  // "short": less than all of it
+	Name       string `json:"run"`              // of the run: "copa@ebpf"
+	Seed       uint64 `json:"seed"`
+	Number     int    `json:"number"`  // of the runs with one name and seed, from 1
+	Attempt    int    `json:"attempt"` // 2: repeated, as the first was noisy
+
+	// Virtual tells that it was in virtual time, and Transport what was below it there.
+	Virtual   bool   `json:"virtual"`
+	Transport string `json:"transport,omitempty"`
+	Kernel    string `json:"kernel_algorithm,omitempty"` // of the servers' own, where no edge has a part in it
+	Algorithm string `json:"algorithm,omitempty"`        // that the edge has by default
+	Native    bool   `json:"native,omitempty"`           // which sent by itself, without an edge
+	Envelope  string `json:"envelope,omitempty"`         // below it, as the proxy reports it, else as asked for
+	Tunnel    string `json:"tunnel,omitempty"`
+
+	Link   string  `json:"link"`
+	Up     string  `json:"up"` // "same": as link
+	Buffer string  `json:"buffer"`
+	Delay  float64 `json:"delay_ms"`         // each way
+	Delays string  `json:"delays,omitempty"` // the trace of delays in its place; empty: none
+	Loss   float64 `json:"loss"`             // probability, towards the hosts
+	AQM    string  `json:"aqm,omitempty"`    // of the queue towards the hosts; empty: drop-tail
+	// probability, towards the hosts, that a packet takes ReorderBy longer
+	Reorder   float64 `json:"reorder,omitempty"`
+	ReorderBy float64 `json:"reorder_by_ms,omitempty"`
+	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the edge of itself
+	Duration  float64 `json:"duration_seconds"`
+	Warmup    float64 `json:"warmup_seconds,omitempty"`
+
+	StartedAt time.Time `json:"started_at"`
+	Version   string    `json:"version"`
+	System    System    `json:"system"`
+
+	Throughput  float64 `json:"throughput_mbit"` // IP bytes that left the queue
+	Offered     float64 `json:"offered_mbit"`    // what the link could have carried; 0: no bound
+	Utilisation float64 `json:"utilisation"`     // of what was offered
+
+	// Of the data packets; from a packet's arrival at the queue until its last
+	// byte has left, and until it reaches the host.
+	Queueing Percentiles `json:"queueing_ms"`
+	OneWay   Percentiles `json:"one_way_ms"`
+	// Of the acknowledgements, in the other direction's queue.
+	UpQueueing Percentiles `json:"up_queueing_ms"`
+
+	Packets       int     `json:"packets"` // that arrived at the queue
+	QueueDrops    int     `json:"queue_drops"`
+	RandomLosses  int     `json:"random_losses"`
+	Retransmitted float64 `json:"retransmitted"` // share of the bytes sent by the transport that sends into the link
+
+	// The proxy's processor time without its start-up: for each GB of IP bytes,
+	// and as a share of one core. At a few Mbit/s the tick that watches the
+	// transport is most of it, so that only the second says what it costs.
+	CPUPerGB *float64   `json:"proxy_cpu_seconds_per_gb,omitempty"` // absent without a proxy
+	CPUShare *float64   `json:"proxy_cpu_share,omitempty"`
+	Memory   []cc.Bytes `json:"proxy_memory_bytes,omitempty"` // at the start and at each second
+	Missing  []string   `json:"proxy_missing,omitempty"`      // what the proxy asked of the kernel and did not get
+
+	Window     *stage.Window     `json:"window,omitempty"`     // absent unless one managed download has the link
+	Answer     *stage.Answer     `json:"answer_ms,omitempty"`  // absent where the proxy does not say
+	Departures *stage.Departures `json:"departures,omitempty"` // absent unless packets were recorded
+
+	// How late the emulator handed packets over: the error of the measurement.
+	// Absent in virtual time.
+	Lateness  Percentiles `json:"lateness_ms,omitzero"`
+	Noisy     bool        `json:"noisy"`               // lateness above netlab.Late at p99
+	Discarded string      `json:"discarded,omitempty"` // why the run does not count, in words
+
+	Series *Series `json:"series,omitempty"`
+	// The queueing delay that 0, 1, … 100 % of the data packets do not exceed.
+	Centiles []float64 `json:"queueing_centiles_ms,omitempty"`
+	Jain     float64   `json:"jain,omitempty"` // of the flows' throughputs, of several that are no UDP
+	Flows    []Flow    `json:"flows"`
+	// Findings are what must hold of the experiment, with its last run.
+	Findings []Finding `json:"findings,omitempty"`
+
+	Points []netlab.Point `json:"-"` // for plots
+}
+
+// Series is what came of each step of a run.
+type Series struct {
+	Step       float64   `json:"step_seconds"`
+	Throughput []float64 `json:"throughput_mbit"` // IP bytes that left the queue
+	Offered    []float64 `json:"offered_mbit"`    // what the link could have carried
+	// mean of the packets that left, weighted by their bytes; 0: none left
+	Queueing []float64 `json:"queueing_ms"`
+}
+
+// Flow is one application, or all of them where there are many.
+type Flow struct {
+	Name       string  `json:"name"`
+	Throughput float64 `json:"throughput_mbit"` // payload, while it was there
+	// in each second of the run
+	PerSecond []float64    `json:"throughput_mbit_per_second"`
+	Queueing  *Percentiles `json:"queueing_ms,omitempty"`     // of its own packets, where that is known
+	Took      []float64    `json:"request_seconds,omitempty"` // of those that ended
+	Video     *Video       `json:"video,omitempty"`
+	Sent      int          `json:"packets,omitempty"` // this and the next three in virtual time alone
+	Drops     int          `json:"queue_drops,omitempty"`
+	Resent    int          `json:"retransmits,omitempty"`
+	Timeouts  int          `json:"timeouts,omitempty"`
+	Error     string       `json:"error,omitempty"` // what was wrong with it
+}
+
+// Video is how a video played.
+type Video struct {
+	StartUp   float64 `json:"startup_seconds"` // 0: it has not begun
+	Rebuffers int     `json:"rebuffers"`
+	Rebuffer  float64 `json:"rebuffer_seconds"`
+	Played    float64 `json:"played_seconds"`
+}
+
+// Finding is one assertion and how it came out.
+type Finding struct {
+	What  string `json:"what"`            // "satisfaction of the flow that asks for 6 Mbit/s"
+	Paper string `json:"paper,omitempty"` // what the paper reports of it, as printed there; empty: nothing
+	Bound string `json:"bound"`           // what we assert
+	Got   string `json:"got"`             // what we measured
+	OK    bool   `json:"ok"`
+}
+
+// Percentiles summarise one kind of delay, in milliseconds.
+type Percentiles struct {
+	Mean float64 `json:"mean"`
+	P50  float64 `json:"p50"`
+	P95  float64 `json:"p95"`
+	P99  float64 `json:"p99"`
+	Max  float64 `json:"max"`
+}
+
+func percentiles(q stage.Quantiles) Percentiles {
+	return Percentiles{Millis(q.Mean), Millis(q.P50), Millis(q.P95), Millis(q.P99), Millis(q.Max)}
+}
+
+// System is the machine a run was made on.
+type System struct {
+	Kernel string `json:"kernel"` // release
+	Arch   string `json:"arch"`
+	CPUs   int    `json:"cpus"`
+}
+
+func readSystem() System {
+	s := System{Arch: runtime.GOARCH, CPUs: runtime.NumCPU()}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		s.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	return s
+}
+
+func (s System) String() string {
+	return fmt.Sprintf("Linux %s on %d × %s", s.Kernel, s.CPUs, s.Arch)
+}
+
+// mostFlows is how many a record tells apart.
+const mostFlows = 100
+
+// Of is the record of what came of a stage; who played it for what is left open.
+func Of(s stage.Stage, rec stage.Record) Run {
+	r := Run{
+		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil, Native: s.Native,
+		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
+		Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(), StartedAt: time.Now().UTC().Truncate(time.Second),
+		System: readSystem(), Retransmitted: rec.Resent, Missing: rec.Missing, Window: rec.Window, Answer: rec.Answer,
+		Departures: rec.Departures, Discarded: rec.Discarded, Points: rec.Points, Memory: rec.Memory,
+	}
+	r.describe(s)
+	if r.Envelope == "" && s.Edge != "" && !s.Native {
+		r.Envelope = s.Envelope
+	}
+	if s.Edge == "" {
+		r.Kernel = orElse(s.Kernel, "cubic")
+	}
+	if r.Virtual {
+		r.Transport = rec.Transport.String()
+	}
+	over := s.Duration - s.Warmup
+	down, up := rec.Path.Down, rec.Path.Up
+	if s.UploadsAlone() {
+		down, up = up, down
+	}
+	r.Throughput, r.Utilisation = down.Throughput.Mbps(), down.Utilisation
+	r.Offered = cc.RateOf(down.Offered, over).Mbps()
+	r.Queueing, r.OneWay = percentiles(stage.QuantilesOf(down.DataQueueing)), percentiles(stage.QuantilesOf(down.DataOneWay))
+	r.UpQueueing = percentiles(stage.QuantilesOf(up.Queueing))
+	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
+	r.course(rec.Points, down.DataQueueing)
+	if !r.Virtual {
+		late := down.Lateness
+		if up.Lateness.P99 > late.P99 {
+			late = up.Lateness
+		}
+		r.Lateness, r.Noisy = percentiles(stage.QuantilesOf(late)), late.P99 > netlab.Late
+	}
+	if rec.CPU > 0 {
+		share := rec.CPU.Seconds() / s.Duration.Seconds()
+		r.CPUShare = &share
+		if gb := float64(down.Bytes) / 1e9; gb > 0 {
+			perGB := rec.CPU.Seconds() / gb
+			r.CPUPerGB = &perGB
+		}
+	}
+	r.flows(s, rec)
+	return r
+}
+
+// course keeps the course of the run and the distribution of its delay.
+func (r *Run) course(points []netlab.Point, queueing netlab.Quantiles) {
+	s := Series{Step: time.Second.Seconds()}
+	for _, p := range Merge(points, int(time.Second/stage.Step)) {
+		s.Throughput = append(s.Throughput, rounded(p.Throughput.Mbps()))
+		s.Offered = append(s.Offered, rounded(p.Offered.Mbps()))
+		s.Queueing = append(s.Queueing, rounded(Millis(p.Queueing)))
+	}
+	if len(s.Throughput) > 0 {
+		r.Series = &s
+	}
+	if queueing.Count > 0 {
+		for _, d := range queueing.Centiles {
+			r.Centiles = append(r.Centiles, rounded(Millis(d)))
+		}
+	}
+}
+
+func (r *Run) flows(s stage.Stage, rec stage.Record) {
+	var rates []float64
+	for i, a := range rec.Actors {
+		f := Flow{Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Error: a.Corrupt + a.Error}
+		if v := a.Video; v != nil {
+			f.Video = &Video{v.StartUp.Seconds(), v.Rebuffers, v.Rebuffer.Seconds(), v.Played.Seconds()}
+		}
+		for t := time.Duration(0); t+time.Second <= s.Duration; t += time.Second {
+			f.PerSecond = append(f.PerSecond, rounded(a.Rate(t, t+time.Second).Mbps()))
+		}
+		for _, q := range a.Requests {
+			if q.Took > 0 {
+				f.Took = append(f.Took, rounded(q.Took.Seconds()))
+			}
+		}
+		if a.Queueing != (stage.Quantiles{}) {
+			own := percentiles(a.Queueing)
+			f.Queueing = &own
+		}
+		if v := rec.Virtual; v != nil {
+			one := v.Flows[i]
+			own := percentiles(stage.Quantiles(one.Queueing))
+			if s.Actors[i].Kind != stage.Web { // which has other flows as well
+				f.Throughput = rounded(one.Throughput.Mbps())
+			}
+			f.Queueing, f.Sent, f.Drops, f.Resent, f.Timeouts = &own, one.Packets, one.Drops, one.Retransmits, one.Timeouts
+		}
+		if s.Actors[i].Kind != stage.UDP {
+			rates = append(rates, f.Throughput)
+		}
+		r.Flows = append(r.Flows, f)
+	}
+	if len(rates) > 1 {
+		r.Jain = rounded(sim.Jain(rates...))
+	}
+	if len(r.Flows) > mostFlows {
+		r.Flows = []Flow{together(r.Flows)}
+	}
+}
+
+// together are all flows as one.
+func together(flows []Flow) Flow {
+	all := Flow{Name: fmt.Sprintf("all %d", len(flows)), PerSecond: make([]float64, len(flows[0].PerSecond))}
+	for _, f := range flows {
+		all.Throughput = rounded(all.Throughput + f.Throughput)
+		for k, v := range f.PerSecond {
+			all.PerSecond[k] = rounded(all.PerSecond[k] + v)
+		}
+		all.Took = append(all.Took, f.Took...)
+		all.Sent, all.Drops = all.Sent+f.Sent, all.Drops+f.Drops
+		all.Resent, all.Timeouts = all.Resent+f.Resent, all.Timeouts+f.Timeouts
+		all.Error = orElse(all.Error, f.Error)
+	}
+	return all
+}
+
+// DropShare is the share of packets that the link lost on the way to the
+// hosts, random losses included.
+func (r Run) DropShare() float64 {
+	if r.Packets == 0 {
+		return 0
+	}
+	return float64(r.QueueDrops+r.RandomLosses) / float64(r.Packets)
+}
+
+// Same tells whether the other is the same run of the same build: one needs not be made again.
+func (r Run) Same(o Run) bool {
+	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Name == o.Name && r.Virtual == o.Virtual && r.Seed == o.Seed &&
+		r.Number == o.Number && r.Version == o.Version && r.Path() == o.Path() && r.Algorithm == o.Algorithm
+}
+
+// Merge joins n neighbouring steps into one; a rest at the end is left out.
+func Merge(points []netlab.Point, n int) []netlab.Point {
+	var merged []netlab.Point
+	for ; len(points) >= n; points = points[n:] {
+		m := netlab.Point{At: points[0].At}
+		var weighted float64 // a busy step says more about the delay
+		for _, p := range points[:n] {
+			m.Throughput += p.Throughput / cc.Rate(n)
+			m.Offered += p.Offered / cc.Rate(n)
+			m.MaxQueue = max(m.MaxQueue, p.MaxQueue)
+			m.Drops += p.Drops
+			weighted += float64(p.Queueing) * float64(p.Throughput)
+		}
+		if m.Throughput > 0 {
+			m.Queueing = time.Duration(weighted / float64(m.Throughput) / float64(n))
+		}
+		merged = append(merged, m)
+	}
+	return merged
+}
+
+// rounded leaves out digits that say nothing.
+func rounded(v float64) float64 { return math.Round(v*1e3) / 1e3 }
+
+// Millis rounds to the microsecond: what is beyond it is noise.
+func Millis(d time.Duration) float64 { return float64(d.Round(time.Microsecond)) / 1e6 }
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// Write writes one run as one line.
+func Write(w io.Writer, r Run) error {
+	if err := json.NewEncoder(w).Encode(r); err != nil {
+		return fmt.Errorf("record: write run: %w", err)
+	}
+	return nil
+}
+
+// Read reads what Write wrote, one run a line; an error names file and line.
+func Read(name string, r io.Reader) (runs []Run, err error) {
+	lines := bufio.NewReader(r)
+	for n := 1; ; n++ {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var run Run
+			err := json.Unmarshal(line, &run)
+			if err == nil && run.Experiment == "" {
+				err = errors.New("it is no record of a run; older builds wrote another form: make it again")
+			}
+			if err != nil {
+				return runs, fmt.Errorf("%s: line %d: %w", name, n, err)
+			}
+			runs = append(runs, run)
+		}
+		if errors.Is(err, io.EOF) {
+			return runs, nil
+		}
+		if err != nil {
+			return runs, fmt.Errorf("%s: %w", name, err)
+		}
+	}
+}
+
+// Open reads a file of records; one that is not there has none.
+func Open(name string) ([]Run, error) {
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	runs, err := Read(name, f)
+	return runs, errors.Join(err, f.Close())
+}
+
+// Find is the index of that run among others; -1: it is not there.
+func (r Run) Find(runs []Run) int { return slices.IndexFunc(runs, r.Same) }

@@ -1,0 +1,135 @@
+package record_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// A window of 22 packets on a path that has 20 in flight.
+func played(t *testing.T, change func(*stage.Stage)) record.Run {
+	t.Helper()
+	link := sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 250}
+	s := stage.Stage{
+		Name: "static", Down: link, Up: link, Edge: "defaults: {algorithm: \"static:cwnd_packets=22\"}\n",
+		Algorithm: "static:cwnd_packets=22", Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}}, Duration: 3 * time.Second,
+		Seed: 1,
+	}
+	if change != nil {
+		change(&s)
+	}
+	rec, err := stage.PlayVirtual(s, nil)
+	require.NoError(t, err)
+	r := record.Of(s, rec)
+	r.Experiment, r.Version = "test", "v0"
+	return r
+}
+
+func TestARecordOfVirtualTime(t *testing.T) {
+	r := played(t, nil)
+	assert.True(t, r.Virtual)
+	assert.Equal(t, "kernel", r.Transport)
+	assert.Empty(t, r.Kernel)
+	assert.Equal(t, "12mbit both ways, 10 ms each way, buffer 250pkt, 3 s", r.Path())
+	assert.InDelta(t, 12, r.Offered, 1e-9)
+	assert.InDelta(t, 1, r.Utilisation, 0.005)
+	assert.InDelta(t, 12, r.Throughput, 0.05)
+	assert.InDelta(t, 2, r.Queueing.P50, 0.1, "two of the window's packets wait: one, and the one that is sent")
+	assert.InDelta(t, r.Queueing.P95+10, r.OneWay.P95, 1e-9)
+	assert.Less(t, r.UpQueueing.Max, 0.1, "acknowledgements do not wait")
+	assert.InDelta(t, 3000, r.Packets, 30)
+	assert.Zero(t, r.QueueDrops+r.RandomLosses)
+	assert.Zero(t, r.Retransmitted)
+	assert.Len(t, r.Points, 30)
+	assert.Len(t, r.Series.Throughput, 3)
+	assert.Len(t, r.Centiles, 101)
+	require.Len(t, r.Flows, 1)
+	assert.Len(t, r.Flows[0].PerSecond, 3)
+	assert.Nil(t, r.CPUPerGB)
+	assert.Zero(t, r.Lateness)
+
+	lossy := played(t, func(s *stage.Stage) { s.Down.Loss = 0.02 })
+	assert.InDelta(t, 0.02, float64(lossy.RandomLosses)/float64(lossy.Packets), 0.01)
+	assert.InDelta(t, 0.02, lossy.Retransmitted, 0.01)
+	assert.Equal(t, "12mbit both ways, 10 ms each way, buffer 250pkt, 2 % random loss, 3 s", lossy.Path())
+	assert.Equal(t, r.Way(false), lossy.Way(false))
+
+	two := played(t, func(s *stage.Stage) {
+		s.Edge, s.Up = "", sim.LinkConfig{Delay: s.Up.Delay}
+		s.Actors = append(s.Actors, stage.Actor{Name: "video", Kind: stage.Video, Rate: 1e6, Every: time.Second})
+	})
+	assert.Equal(t, "cubic", two.Kernel)
+	assert.Equal(t, "12mbit down, unlimited up, 10 ms each way, buffer 250pkt, 3 s", two.Path())
+	assert.Positive(t, two.Jain)
+	assert.Positive(t, two.Flows[1].Video.StartUp)
+	many := played(t, func(s *stage.Stage) {
+		for range 120 {
+			s.Actors = append(s.Actors, stage.Actor{Name: "bulk", Kind: stage.Bulk})
+		}
+	})
+	require.Len(t, many.Flows, 1, "all of them as one")
+	assert.Equal(t, "all 121", many.Flows[0].Name)
+}
+
+func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
+	want := []record.Run{played(t, nil), played(t, func(s *stage.Stage) { s.Name = "again" })}
+	want[1].Findings = []record.Finding{{What: "what", Bound: "at least 2", Got: "3", OK: true}}
+	var b bytes.Buffer
+	for i := range want {
+		require.NoError(t, record.Write(&b, want[i]))
+		want[i].Points = nil // for plots alone
+	}
+	assert.Equal(t, 2, strings.Count(b.String(), "\n"), "one line for each run")
+	for _, absent := range []string{"lateness", "proxy_cpu", "window", "departures"} {
+		assert.NotContains(t, b.String(), absent, "there is none in virtual time")
+	}
+	got, err := record.Read("runs", &b)
+	require.NoError(t, err)
+	assert.Equal(t, want, got)
+	assert.Equal(t, 1, want[1].Find(got))
+	other := want[1]
+	other.Version = "v1"
+	assert.Equal(t, -1, other.Find(got), "another build's run is made again")
+
+	_, err = record.Read("runs", strings.NewReader("{\"experiment\":\"a\"}\n{\"recipe\":\"b\"}\n"))
+	require.ErrorContains(t, err, "runs: line 2: it is no record of a run")
+	_, err = record.Read("runs", strings.NewReader("{\"experiment\": 3}\n"))
+	require.ErrorContains(t, err, "runs: line 1")
+}
+
+func TestATableOfRuns(t *testing.T) {
+	var b strings.Builder
+	require.NoError(t, record.WriteCSV(&b, []record.Run{played(t, nil)}))
+	lines := strings.Split(b.String(), "\n")
+	require.Len(t, lines, 3)
+	assert.Contains(t, lines[0], "experiment,run,path,virtual,seed,number,throughput_mbit,")
+	assert.Contains(t, lines[1], "test,static,\"12mbit both ways, 10 ms each way, buffer 250pkt, 3 s\",true,1,1,1")
+}
+
+func TestMergeSteps(t *testing.T) {
+	step := func(at int, mbit cc.Rate, queueing time.Duration) netlab.Point {
+		return netlab.Point{
+			At: time.Duration(at) * 100 * time.Millisecond, Throughput: mbit * 1e6, Offered: 12e6,
+			Queueing: queueing, MaxQueue: 2 * queueing, Drops: 1,
+		}
+	}
+	got := record.Merge([]netlab.Point{
+		step(0, 10, 30*time.Millisecond), step(1, 5, 90*time.Millisecond), step(2, 0, 0),
+		step(3, 3, 0), step(4, 1, 0),
+	}, 2)
+	require.Len(t, got, 2, "the rest is left out")
+	assert.Equal(t, netlab.Point{
+		At: 0, Throughput: 7.5e6, Offered: 12e6, Queueing: 50 * time.Millisecond, MaxQueue: 180 * time.Millisecond, Drops: 2,
+	}, got[0], "delays are weighted by what left")
+	assert.Zero(t, got[1].Queueing)
+}

@@ -1,0 +1,126 @@
+package stage
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
+)
+
+func TestWindow(t *testing.T) {
+	at := func(packets, kernel, pipe float64) windowSample {
+		return windowSample{ours: cc.Bytes(packets * 1448), kernel: socket{cwnd: kernel, pipe: pipe, mss: 1448}}
+	}
+	assert.Nil(t, window(nil))
+	assert.Nil(t, window([]windowSample{{}}), "the connection was not up yet")
+
+	w := window([]windowSample{at(22, 44, 20), at(22, 22, 22), at(22, 21, 23), at(22.5, 22, 10)})
+	require.NotNil(t, w)
+	assert.Equal(t, 4, w.Samples)
+	assert.InDelta(t, 0.75, w.KernelCovers, 0, "half a packet is never sent, so 22 covers 22.5")
+	assert.InDelta(t, 1, w.PipeExcess, 1e-3)
+	assert.InDelta(t, 22, w.KernelCwnd.Median, 0)
+
+	w = window([]windowSample{at(22, 44, 20)})
+	require.NotNil(t, w)
+	assert.InDelta(t, -2, w.PipeExcess, 1e-3, "it never reached the window")
+}
+
+func TestPacingIsThatOfTheFixedAlgorithm(t *testing.T) {
+	for algorithm, want := range map[string]cc.Rate{
+		"static:cwnd_packets=50,pacing_mbit=8": 8e6, "static": 0, "copa": 0, // it paces as it likes
+	} {
+		s := short(Actor{Name: "bulk", Kind: Bulk})
+		s.Edge = "defaults: {algorithm: \"" + algorithm + "\"}\n"
+		managed, terms, err := s.terms(0)
+		require.NoError(t, err)
+		assert.True(t, managed)
+		assert.Equal(t, want, pacing(terms), algorithm)
+	}
+}
+
+// fixed is one download in a window of 22 packets on a path that has 20 in flight.
+func fixed(loss float64) Stage {
+	link := sim.LinkConfig{Rate: 12 * mbit, Delay: 10 * time.Millisecond, QueuePackets: 250}
+	s := Stage{
+		Name: "fixed", Down: link, Up: link, Actors: []Actor{{Name: "bulk", Kind: Bulk}}, Duration: 3 * time.Second, Seed: 1,
+		Edge: "defaults: {algorithm: \"static:cwnd_packets=22\"}\n",
+	}
+	s.Down.Loss = loss
+	return s
+}
+
+// What is asserted follows from the link's virtual schedule and holds on a slow machine too.
+func TestWhatIsBelowAWindowIsLookedAt(t *testing.T) {
+	labtest.Need(t)
+	env := penstock(t)
+	env.Packets = true
+	r, err := Play(t.Context(), env, fixed(0), nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	assert.Empty(t, r.Discarded)
+	assert.NotEmpty(t, r.Envelope)
+	assert.Len(t, r.Points, 30)
+	assert.InDelta(t, 12, cc.RateOf(r.Path.Down.Offered, 3*time.Second).Mbps(), 0.1)
+	require.NotNil(t, r.Window)
+	assert.Positive(t, r.Window.Samples)
+	assert.InDelta(t, 22, r.Window.Cwnd.Median, 0.5)
+	// A window of 22 packets cannot queue more than itself.
+	assert.LessOrEqual(t, r.Queueing.P95, 40*time.Millisecond)
+	require.NotNil(t, r.Departures)
+	assert.Zero(t, r.Departures.Missed)
+	assert.InEpsilon(t, r.Path.Down.Sent, r.Departures.Packets, 0.2,
+		"what left arrived at the queue, however late the emulator looked")
+	// Not the most there was: on a machine that stands still the kernel helps itself.
+	assert.LessOrEqual(t, r.Departures.Inflight.P50, 23.0, "the window, and a probe")
+	assert.Nil(t, r.Departures.Ratio, "nobody asked for a rate")
+}
+
+func TestOurOwnControlAnswersAndPaces(t *testing.T) {
+	labtest.Need(t)
+	if err := bpf.Check(); err != nil {
+		t.Skip(err)
+	}
+	env := penstock(t)
+	env.Packets = true
+	s := fixed(0.01)
+	s.Envelope, s.Edge = "ebpf", "envelope: ebpf\ndefaults: {algorithm: \"static:cwnd_packets=40,pacing_mbit=6\"}\n"
+	r, err := Play(t.Context(), env, s, nil)
+	require.NoError(t, err)
+	assert.Equal(t, "ebpf", r.Envelope)
+	assert.Empty(t, r.Discarded)
+	require.NotNil(t, r.Answer)
+	assert.Positive(t, r.Answer.Count)
+	assert.LessOrEqual(t, r.Answer.P50, r.Answer.P99)
+	require.NotNil(t, r.Departures)
+	require.NotNil(t, r.Departures.Ratio)
+	assert.InDelta(t, 1448*8/6., r.Departures.IdealGap, 1, "a full segment's payload at 6 Mbit/s, in µs")
+	assert.Positive(t, r.Departures.Again)
+	assert.Positive(t, r.Resent)
+}
+
+// A native sender keeps its window by itself, without a proxy, and sends again what the link loses.
+func TestANativeSenderHasNothingBelowIt(t *testing.T) {
+	labtest.Need(t)
+	for _, loss := range []float64{0, 0.02} {
+		s := fixed(loss)
+		s.Native = true
+		r, err := Play(t.Context(), Env{}, s, nil)
+		require.NoError(t, err)
+		untouched(t, r)
+		assert.Greater(t, r.Throughput, mbit)
+		assert.Positive(t, total(r.Actors[0]))
+		// Not the most there was: on a machine that stands still the timer fires in vain.
+		assert.LessOrEqual(t, r.Queueing.P50, 23*time.Millisecond, "22 packets and what is left of one, at 1 ms each")
+		assert.Zero(t, r.CPU, "there is no proxy")
+		if loss > 0 {
+			assert.Positive(t, r.Resent)
+		}
+	}
+}

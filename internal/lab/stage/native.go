@@ -1,0 +1,65 @@
+package stage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/lab/native"
+)
+
+// nativePort is the first receiver's.
+const nativePort = 20_000
+
+// native has the algorithm itself send from the server until the actor stops, and counts what
+// comes to its host.
+func (a *actor) native(ctx context.Context) error {
+	managed, terms, err := a.run.stage.terms(a.number)
+	if err != nil {
+		return err
+	}
+	if !managed {
+		return fmt.Errorf("native: %q has no algorithm", a.Name)
+	}
+	to := netip.AddrPortFrom(a.host, uint16(nativePort+a.number))
+	var receiver net.PacketConn
+	err = a.run.lab.Client.Do(func() error {
+		receiver, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(to))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("start the native receiver: %w", err)
+	}
+	token := native.NewToken()
+	var sender *native.Sender
+	err = a.run.lab.Server.Do(func() error {
+		sender, err = native.Open(to, token, terms.Algorithm, terms.Params)
+		return err
+	})
+	if err != nil {
+		return errors.Join(err, receiver.Close())
+	}
+	received := make(chan error, 1)
+	go func() { received <- native.Receive(&counted{receiver, a}, token) }()
+	err = sender.Run(ctx)
+	a.sent, a.resent = sender.Sent()
+	return errors.Join(err, receiver.Close(), <-received)
+}
+
+// counted counts the payload of the packets that come.
+type counted struct {
+	net.PacketConn
+	*actor
+}
+
+// ReadFrom implements net.PacketConn.
+func (c *counted) ReadFrom(b []byte) (int, net.Addr, error) {
+	n, from, err := c.PacketConn.ReadFrom(b)
+	if n == native.DataBytes {
+		c.read(int(cc.DefaultMSS))
+	}
+	return n, from, err
+}

@@ -1,0 +1,104 @@
+package stage
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/lab/figures"
+	"github.com/penstock-net/penstock/internal/netlab"
+)
+
+// Window says how the kernel under the proxy obeyed the proxy's window, as seen
+// from outside through sock_diag.
+type Window struct {
+	Samples int `json:"samples"`
+	// KernelCovers is the share of samples in which the kernel's own window was
+	// at least ours: where it is not, the kernel and not the algorithm decided.
+	KernelCovers float64        `json:"kernel_cwnd_covers_share"`
+	KernelCwnd   figures.Spread `json:"kernel_cwnd_packets"`
+	Cwnd         figures.Spread `json:"cwnd_packets"` // ours
+	Pipe         figures.Spread `json:"pipe_packets"` // on the wire, lost and SACKed ones left out
+	// PipeExcess is the most by which the pipe passed our window, in segments;
+	// negative when it never reached it. A window that shrinks is passed by what
+	// is out already, so only a static one tells about enforcement.
+	PipeExcess float64 `json:"pipe_excess_packets_max"`
+}
+
+// socket is one look at the connection towards the client, in segments.
+type socket struct {
+	cwnd, pipe float64
+	mss        cc.Bytes
+
+	sent, resent cc.Bytes // since the connection began
+}
+
+// windowSample is one look at both sides of the seam.
+type windowSample struct {
+	ours   cc.Bytes
+	kernel socket
+}
+
+// window summarises samples; nil when there are none.
+func window(samples []windowSample) *Window {
+	var cwnd, kernel, pipe []float64
+	covers, excess := 0, math.Inf(-1)
+	for _, s := range samples {
+		if s.kernel.mss <= 0 || s.ours <= 0 {
+			continue
+		}
+		ours := float64(s.ours) / float64(s.kernel.mss)
+		cwnd = append(cwnd, ours)
+		kernel = append(kernel, s.kernel.cwnd)
+		pipe = append(pipe, s.kernel.pipe)
+		if s.kernel.cwnd >= math.Floor(ours) { // a fraction of a segment is never sent
+			covers++
+		}
+		excess = max(excess, s.kernel.pipe-ours)
+	}
+	if len(cwnd) == 0 {
+		return nil
+	}
+	return &Window{
+		Samples:      len(cwnd),
+		KernelCovers: float64(covers) / float64(len(cwnd)),
+		KernelCwnd:   figures.SpreadOf(kernel), Cwnd: figures.SpreadOf(cwnd), Pipe: figures.SpreadOf(pipe),
+		PipeExcess: excess,
+	}
+}
+
+// sockets are the node's connections, by the other end, as sock_diag shows them.
+func sockets(node *netlab.Node) (all map[netip.AddrPort]socket, err error) {
+	all = map[netip.AddrPort]socket{}
+	err = node.Do(func() error {
+		// A listener for both families makes sockets of the second kind only.
+		for _, family := range []uint8{unix.AF_INET6, unix.AF_INET} {
+			found, err := netlink.SocketDiagTCPInfo(family)
+			if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+				return fmt.Errorf("read sockets of %s: %w", node.Name(), err)
+			}
+			for _, r := range found {
+				if addr, ok := netip.AddrFromSlice(r.InetDiagMsg.ID.Destination); ok && r.TCPInfo != nil {
+					all[netip.AddrPortFrom(addr.Unmap(), r.InetDiagMsg.ID.DestinationPort)] = socketOf(r.TCPInfo)
+				}
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+func socketOf(i *netlink.TCPInfo) socket {
+	return socket{
+		cwnd: float64(i.Snd_cwnd),
+		// What the kernel itself counts as being on the wire, RFC 6675's pipe.
+		pipe: float64(i.Unacked) - float64(i.Sacked) - float64(i.Lost) + float64(i.Retrans),
+		mss:  cc.Bytes(i.Snd_mss),
+		sent: cc.Bytes(i.Bytes_sent), resent: cc.Bytes(i.Bytes_retrans),
+	}
+}
