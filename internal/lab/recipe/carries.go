@@ -1,0 +1,69 @@
+package recipe
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+)
+
+func (b *builder) trace(l link) (*sim.Trace, error) {
+	if _, err := sim.Model(l.Trace); err == nil {
+		name := generate + l.Trace
+		if l.TraceSeed != nil {
+			name += fmt.Sprintf(":%d", *l.TraceSeed)
+		}
+		_, t, err := b.load.carries(name, b.seed)
+		return t, err
+	} else if b.load.Trace == nil {
+		return nil, err
+	}
+	return b.load.Trace(l.Trace)
+}
+
+// generate stands before the name of a model.
+const generate = "generate:"
+
+// Carries reads what a link carries in one word: a rate (12mbit), a trace drawn from a built-in
+// model (generate:lte, with the seed that is given; generate:lte:7), or the name of a file in
+// Mahimahi's format.
+func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
+	return Loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, sim.ReadTrace) }}.carries(spec, seed)
+}
+
+func (load Loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
+	if rest, ok := strings.CutPrefix(spec, generate); ok {
+		model, text, seeded := strings.Cut(rest, ":")
+		m, err := sim.Model(model)
+		if err == nil && seeded {
+			if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+				err = fmt.Errorf("the seed after the second colon must be a whole number, such as %s%s:7", generate, model)
+			}
+		}
+		var t *sim.Trace
+		if err == nil {
+			t, err = m.Generate(seed, sim.GeneratedLength)
+		}
+		if err != nil {
+			return 0, nil, fmt.Errorf("%q: %w", spec, err)
+		}
+		t.Name = spec
+		return 0, t, nil
+	}
+	rate, err := cc.ParseRate(spec)
+	switch {
+	case err == nil && rate <= 0:
+		return 0, nil, fmt.Errorf("%q carries nothing", spec)
+	case err == nil:
+		return rate, nil, nil
+	case load.Trace == nil:
+		return 0, nil, fmt.Errorf("%q is neither a rate such as 12mbit, nor %sNAME: %w", spec, generate, err)
+	}
+	t, err := load.Trace(spec)
+	if err != nil {
+		err = fmt.Errorf("%q is neither a rate such as 12mbit, nor %sNAME, nor a trace file: %w", spec, generate, err)
+	}
+	return 0, t, err
+}
