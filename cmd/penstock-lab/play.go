@@ -161,8 +161,11 @@ func (s *session) play(experiments []recipe.Recipe, tell func(recipe.Recipe, []r
 			}
 		}
 		s.all = append(s.all, runs...)
-		if err := errors.Join(failed, tell(r, runs, results)); err != nil {
-			return err
+		if failed == nil || !r.Asserts() { // of what must hold there is nothing to say before all of it is over
+			failed = errors.Join(failed, tell(r, runs, results))
+		}
+		if failed != nil {
+			return failed
 		}
 	}
 	return nil
