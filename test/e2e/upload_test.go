@@ -29,21 +29,34 @@ func holdingClients(receive string) string {
 	return "defaults: {algorithm: penstock, up: {receive: " + receive + "}}\n"
 }
 
-// lastHop is a network whose client has an uplink and a downlink alike, each with a
-// queue of 2 MB, and a proxy at its edge.
-func lastHop(t *testing.T, receive string) (*scene, *netlab.Path) {
+// hop is a network whose client has an uplink and a downlink alike, each with a queue of
+// 2 MB, and a proxy at its edge, which has these sysctls.
+func hop(t *testing.T, link sim.LinkConfig, edge map[string]string, config string) (*scene, *netlab.Path) {
 	t.Helper()
-	link := sim.LinkConfig{Rate: linkRate, Delay: linkDelay, QueueBytes: 2e6}
+	link.QueueBytes = 2e6
 	lab, err := netlab.NewCellular(netlab.CellularConfig{Down: link, Up: link})
 	if err != nil {
 		t.Skipf("needs /dev/net/tun: %v", err)
 	}
 	s := &scene{Routed: lab.Routed, t: t}
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })
-	s.start(ways[0].yaml(holdingClients(receive)))
+	for key, value := range edge {
+		require.NoError(t, s.Edge.Sysctl(key, value))
+	}
+	s.start(ways[0].yaml(config))
 	s.capture(ways[0])
+	lab.Path.StartOnData()
 	return s, lab.Path
 }
+
+// lastHop is a hop over which an upload takes its time.
+func lastHop(t *testing.T, receive string) (*scene, *netlab.Path) {
+	t.Helper()
+	return hop(t, sim.LinkConfig{Rate: linkRate, Delay: linkDelay}, nil, holdingClients(receive))
+}
+
+// shortHop is one over which a client's queue is seen soon, and little takes no time.
+var shortHop = sim.LinkConfig{Rate: 2 * linkRate, Delay: linkDelay / 5}
 
 // serve answers each connection to a port.
 func (s *scene) serve(port uint16, answer func(net.Conn)) netip.AddrPort {
@@ -87,7 +100,6 @@ func upload(t *testing.T, receive string) (up netlab.DirectionReport, direction 
 	sink := s.serve(servicePort, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	watch := newWatch()
 	defer watch.stop()
-	path.StartOnData()
 	c := s.dial(sink, "cubic")
 	_, _ = io.Copy(struct{ io.Writer }{c}, random(1, 1<<40))
 	direction = s.proxy.flows()[0]["up"].(map[string]any)
@@ -121,7 +133,6 @@ func TestBothDirectionsAndAPingPongKeepGoingBesideAnUpload(t *testing.T) {
 	echo := s.serve(servicePort+2, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	watch := newWatch()
 	defer watch.stop()
-	path.StartOnData()
 	var busy sync.WaitGroup
 	up, down, ping := s.dial(sink, "cubic"), s.dial(source, "cubic"), s.dial(echo, "cubic")
 	busy.Go(func() { _, _ = io.Copy(struct{ io.Writer }{up}, random(2, 1<<40)) })
@@ -156,14 +167,25 @@ func TestBothDirectionsAndAPingPongKeepGoingBesideAnUpload(t *testing.T) {
 	assert.Less(t, p95, most)
 }
 
+// received is how the window of the first client is held.
+func (s *scene) received() map[string]any {
+	return s.proxy.flows()[0]["up"].(map[string]any)["receive"].(map[string]any)
+}
+
+// awaitHeld waits until it is.
+func (s *scene) awaitHeld() {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool { return s.received()["held"] == true }, patience, 5*time.Millisecond)
+	assert.Equal(s.t, "penstock", s.received()["algorithm"])
+	assert.Contains(s.t, s.received(), "control")
+}
+
 // TestAClientOfMPTCPIsHeldAsItsTCP: what MPTCP asks for is not granted, so it falls back
 // to TCP (RFC 8684 §3.7).
 func TestAClientOfMPTCPIsHeldAsItsTCP(t *testing.T) {
 	needsPrivilege(t)
-	s := newScene(t)
-	s.start(ways[0].yaml(holdingClients("penstock")))
-	s.capture(ways[0])
-	const size = 5 * megabyte
+	s, _ := hop(t, shortHop, nil, holdingClients("penstock"))
+	const size = 2 * megabyte
 	sum := make(chan string, 1)
 	sink := s.serve(servicePort, func(c net.Conn) {
 		got, _, _ := digest(c)
@@ -186,9 +208,7 @@ func TestAClientOfMPTCPIsHeldAsItsTCP(t *testing.T) {
 	}
 	_, err = io.Copy(struct{ io.Writer }{c}, random(1, size))
 	require.NoError(t, err)
-	receive := s.proxy.flows()[0]["up"].(map[string]any)["receive"].(map[string]any)
-	assert.NotContains(t, receive, "why")
-	assert.Contains(t, receive, "control")
+	s.awaitHeld()
 	require.NoError(t, c.(*net.TCPConn).CloseWrite())
 	assert.Equal(t, digestOf(1, size), <-sum)
 }
@@ -198,10 +218,13 @@ func TestWhatIsHeldArrivesIntact(t *testing.T) {
 	needsPrivilege(t)
 	for name, tt := range map[string]struct {
 		edge map[string]string // sysctls
+		held bool
 		why  string
 	}{
-		"a window without a scale":    {edge: map[string]string{"net.ipv4.tcp_window_scaling": "0"}},
-		"a window in steps of 16 KiB": {edge: map[string]string{"net.ipv4.tcp_rmem": "4096 131072 1073741824"}},
+		"a window without a scale": {edge: map[string]string{"net.ipv4.tcp_window_scaling": "0"}, held: true},
+		"a window in steps of 16 KiB": {
+			edge: map[string]string{"net.ipv4.tcp_rmem": "4096 131072 1073741824"}, held: true,
+		},
 		"no timestamps": {
 			edge: map[string]string{"net.ipv4.tcp_timestamps": "0"},
 			why:  "kernel: the peer sends no TCP timestamps, so that its round trips are not known",
@@ -209,15 +232,10 @@ func TestWhatIsHeldArrivesIntact(t *testing.T) {
 		"the least receive buffers": {edge: map[string]string{"net.ipv4.tcp_rmem": "4096 4096 8192"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newScene(t)
-			for key, value := range tt.edge {
-				require.NoError(t, s.Edge.Sysctl(key, value))
-			}
+			s, _ := hop(t, shortHop, tt.edge, "defaults: {receive: penstock}\n")
 			w := ways[0]
-			s.start(w.yaml("defaults: {receive: penstock}\n"))
-			s.capture(w)
 			client, server := w.pair(s)
-			const size = 5 * megabyte
+			const size = 2 * megabyte
 			sum := make(chan string)
 			go func() {
 				got, _, _ := digest(server)
@@ -225,14 +243,12 @@ func TestWhatIsHeldArrivesIntact(t *testing.T) {
 			}()
 			_, err := io.Copy(struct{ io.Writer }{client}, random(1, size))
 			require.NoError(t, err)
-			receive := s.proxy.flows()[0]["up"].(map[string]any)["receive"].(map[string]any)
-			assert.Equal(t, "penstock", receive["algorithm"])
-			if tt.why == "" {
-				assert.NotContains(t, receive, "why")
-				assert.Contains(t, receive, "control")
-			} else {
-				assert.Equal(t, tt.why, receive["why"])
-				assert.NotContains(t, receive, "control")
+			switch {
+			case tt.held:
+				s.awaitHeld()
+			case tt.why != "":
+				require.Eventually(t, func() bool { return s.received()["why"] == tt.why }, patience, 5*time.Millisecond)
+				assert.NotContains(t, s.received(), "control")
 			}
 			require.NoError(t, client.CloseWrite())
 			assert.Equal(t, digestOf(1, size), <-sum)

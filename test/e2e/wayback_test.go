@@ -25,7 +25,6 @@ func TestAnUploadShowsAsAQueueOnTheWayBack(t *testing.T) {
 	source := s.serve(servicePort+1, func(c net.Conn) { _, _ = io.Copy(struct{ io.Writer }{c}, random(1, 1<<40)) })
 	watch := newWatch()
 	defer watch.stop()
-	path.StartOnData()
 	down, up := s.dial(source, "cubic"), s.dial(sink, "cubic")
 	var busy sync.WaitGroup
 	busy.Go(func() { _, _ = io.Copy(io.Discard, down) })
