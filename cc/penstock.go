@@ -72,6 +72,8 @@ const (
 	// ownReverseMost seconds of it are covered at most: it may be of our acknowledgements.
 	ownReverseMost = 2.0
 	ownBest        = time.Second // and two round trips: the best rate of them fills the way back
+	// ownIdle in one smoothed round trip: a longer silence is the application's.
+	ownIdle = 2
 	// ownAloneQueue targets of queue are as many as we make by ourselves.
 	ownAloneQueue = 1.5
 	// ownStartQueue is how much of a base in the queue ends slow start, where it
@@ -108,6 +110,8 @@ type penstock struct {
 	reverse time.Duration  // and on the way back
 	best    windowedFilter // of the rate; bytes/s for nanoseconds
 	arrived Time           // when the receiver had what the newest acknowledgement told of
+	heard   Time           // when that came
+	idle    time.Duration  // of silences so far, in which nothing was in flight: no rate is over them
 	empty   Time           // when the queue was last seen empty, or was to be emptied
 
 	receives   bool // as in Config
@@ -213,14 +217,22 @@ func (p *penstock) sample(a Ack) {
 // deliver updates the delivery rate.
 func (p *penstock) deliver(a Ack) {
 	short, long := p.windows()
+	if idle := a.Sent.At.Sub(p.heard); p.heard != 0 && a.Sent.Inflight == 0 && idle > p.srtt/ownIdle {
+		p.idle += idle
+		if p.phase == ownTracking { // in the first round trip there is nothing to come
+			p.held, p.until = p.rate, a.Now.Add(short)
+		}
+	}
+	p.heard = a.Now
 	p.arrived = max(p.arrived, a.Now.Add(-p.reverse))
+	at := p.arrived.Add(-p.idle)
 	if p.long.n == 0 {
-		began := p.arrived.Add(-max(a.RTT, a.SRTT))
+		began := at.Add(-max(a.RTT, a.SRTT))
 		p.short.add(began, a.Delivered-a.Acked, short)
 		p.long.add(began, a.Delivered-a.Acked, long)
 	}
-	p.short.add(p.arrived, a.Delivered, short)
-	p.long.add(p.arrived, a.Delivered, long)
+	p.short.add(at, a.Delivered, short)
+	p.long.add(at, a.Delivered, long)
 	p.rate = (p.short.rate(short) + p.long.rate(long)) / 2
 	switch {
 	case p.phase == ownDraining: // which sends less, not the link

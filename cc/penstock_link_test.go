@@ -326,3 +326,21 @@ func recorded(tb testing.TB, file string) *sim.Trace {
 	require.NoError(tb, err)
 	return trace
 }
+
+// TestPenstockBringsObjectsAsSoonAsCubic has a client ask for 100 KB now and then, over a
+// connection that is silent in between.
+func TestPenstockBringsObjectsAsSoonAsCubic(t *testing.T) {
+	for _, rate := range []cc.Rate{12e6, 50e6} {
+		for _, base := range []time.Duration{20 * ms, 40 * ms, 100 * ms} {
+			for _, every := range []time.Duration{time.Second, 4 * time.Second} {
+				took := func(algorithm string) time.Duration {
+					s := over(sim.LinkConfig{Rate: rate, QueueBytes: 2e6}, base, 2*time.Minute)
+					s.Transport = sim.Kernel
+					s.Flows = []sim.FlowConfig{{Algorithm: algorithm, Bytes: 100e3, Every: every}}
+					return play(t, s).Flows[0].FCT.P50
+				}
+				assert.LessOrEqual(t, took("penstock"), took("cubic")*105/100, "%v, %v, every %v", rate, base, every)
+			}
+		}
+	}
+}
