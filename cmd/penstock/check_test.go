@@ -37,10 +37,10 @@ rules:
 	require.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "listener lan: socks5 on 192.168.1.1:1080")
 	assert.Contains(t, out, "rule mail: refuse (no mail)")
-	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit in a group weight 2, up none")
+	assert.Contains(t, out, "rule video: down copa:delta=0.1 at most 20mbit in a group weight 2, up none\n")
 	assert.Contains(t, out, "rule call: down cubic class guarantee target 5mbit at least 500kbit within 0.95 of "+
-		"hints, up janus:class=delay_sensitive\n")
-	assert.Contains(t, out, "otherwise: down penstock, up penstock")
+		"hints, up janus:class=delay_sensitive, clients' windows held by penstock\n")
+	assert.Contains(t, out, "otherwise: down penstock, up penstock, clients' windows held by penstock\n")
 	assert.Contains(t, errs, "warning: listeners[0]: lan serves everybody")
 }
 
@@ -92,7 +92,8 @@ limits: {server_name_wait: 250ms}
 `)
 	require.Equal(t, cli.ExitOK, code, errs)
 	assert.Contains(t, out, "rule ads (server name *.ads.example, or none: refuse): refuse (refused by rule)\n")
-	assert.Contains(t, out, "rule video (server name video.example, *.video.example): down copa, up copa\n")
+	assert.Contains(t, out, "rule video (server name video.example, *.video.example): down copa, up copa, "+
+		"clients' windows held by penstock\n")
 	assert.Contains(t, out, "server names: the client's first bytes are awaited for at most 250ms, until the "+
 		"server speaks\n")
 }

@@ -648,6 +648,42 @@ func TestFilesAreCheckedLikeTheConfiguration(t *testing.T) {
 	require.ErrorContains(t, err, "c.yaml:3:3: listeners[1].address: \":51820\" is already listeners[0].address")
 }
 
+// Whatever says that a window is the kernel's wins over what holds where nothing is said.
+func TestClientsAreLetSendInAWindow(t *testing.T) {
+	const rule = "rules: [{name: r, match: {ports: [80]}, "
+	for text, want := range map[string][2]string{ // of the rule, and of the rest
+		"":                                    {"", "penstock"},
+		"defaults: {algorithm: cubic}\n":      {"", "penstock"},
+		"defaults: {receive: none}\n":         {"", "none"},
+		"defaults: {algorithm: none}\n":       {"", "none"},
+		"defaults: {up: {algorithm: none}}\n": {"", "none"},
+		"defaults: {algorithm: none, up: {receive: vegas}}\n":               {"", "vegas"},
+		"defaults: {receive: none, up: {receive: vegas}}\n":                 {"", "vegas"},
+		rule + "algorithm: none}]\n":                                        {"none", "penstock"},
+		rule + "receive: none}]\n":                                          {"none", "penstock"},
+		rule + "up: {receive: cubic}}]\n":                                   {"cubic", "penstock"},
+		rule + "algorithm: copa}]\ndefaults: {algorithm: none}\n":           {"penstock", "none"},
+		rule + "algorithm: copa}]\ndefaults: {receive: none}\n":             {"none", "none"},
+		rule + "receive: penstock}]\ndefaults: {up: {algorithm: none}}\n":   {"penstock", "none"},
+		rule + "weight: 2}]\ndefaults: {algorithm: none, receive: cubic}\n": {"cubic", "cubic"},
+	} {
+		t.Run(text, func(t *testing.T) {
+			cfg, err := config.Parse([]byte(lan + text))
+			require.NoError(t, err)
+			require.NoError(t, cfg.Validate())
+			routes, err := cfg.Routes()
+			require.NoError(t, err)
+			assert.Equal(t, want[1], routes[len(routes)-1].FromClient.Algorithm)
+			if len(routes) > 1 {
+				assert.Equal(t, want[0], routes[0].FromClient.Algorithm)
+			}
+			if text == "" {
+				assert.Equal(t, policy.Unmanaged, routes[0].FromServer.Algorithm, "servers are left alone")
+			}
+		})
+	}
+}
+
 func TestWhoSendsIsLetSendInAWindow(t *testing.T) {
 	cfg, err := config.Parse([]byte(lan +
 		"defaults: {weight: 2, max_rate: 9mbit, up: {receive: 'penstock:target_ms=20'}}\n"))

@@ -45,7 +45,8 @@ func (c *Config) terms() (rules []policy.Rule, base policy.Rule, err error) {
 }
 
 // directions adds the terms of both directions to a rule: what t says at key, and
-// else the defaults.
+// else the defaults. Where neither says who decides the window that clients are let send
+// in, our own algorithm does, unless the direction is left to the kernel.
 func (c *Config) directions(r policy.Rule, key string, t *Terms) (policy.Rule, error) {
 	var errs [2]error
 	for i, d := range [...]struct {
@@ -57,6 +58,9 @@ func (c *Config) directions(r policy.Rule, key string, t *Terms) (policy.Rule, e
 			scopes = append(scopes, t.scopes(key, d.name)...)
 		}
 		*d.to, errs[i] = merge(scopes...)
+		if d.to == &r.Up && d.to.Receive == "" && d.to.Algorithm != policy.Unmanaged {
+			d.to.Receive = cc.Default
+		}
 	}
 	return r, errors.Join(errs[:]...)
 }

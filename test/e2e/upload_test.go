@@ -184,7 +184,7 @@ func (s *scene) awaitHeld() {
 // to TCP (RFC 8684 §3.7).
 func TestAClientOfMPTCPIsHeldAsItsTCP(t *testing.T) {
 	needsPrivilege(t)
-	s, _ := hop(t, shortHop, nil, holdingClients("penstock"))
+	s, _ := hop(t, shortHop, nil, "")
 	const size = 2 * megabyte
 	sum := make(chan string, 1)
 	sink := s.serve(servicePort, func(c net.Conn) {
