@@ -51,6 +51,7 @@ type run struct {
 	others  sync.WaitGroup // all goroutines of the run but the actors' own
 	failed  chan error     // what ends the run; the first stands
 	record  Record
+	below   []windowSample  // of windows and what is below them; the watch appends, until others have ended
 	sniffer *netlab.Sniffer // nil: packets are not recorded
 }
 

@@ -31,7 +31,6 @@ type watch struct {
 	theirs time.Duration // that its agents had
 	looked []*actor      // whose windows are looked at
 	next   int           // step that has no sample yet
-	seam   []windowSample
 }
 
 // accompany starts what the stage has beside its actors: changes, hints, and the
@@ -191,7 +190,7 @@ func (w *watch) lookBelow(flows []telemetry.Flow) error {
 		}
 		s.kernel = all[*at]
 	}
-	w.seam = append(w.seam, s)
+	w.below = append(w.below, s)
 	return nil
 }
 
@@ -232,7 +231,7 @@ func (w *watch) finish() error {
 	if err != nil {
 		return err
 	}
-	w.record.CPU, w.record.Window = used-w.cpu, window(w.seam)
+	w.record.CPU = used - w.cpu
 	flows, err := w.proxy.Flows(w.ctx)
 	if err != nil {
 		return err
@@ -304,6 +303,7 @@ func (w *watch) hints() func() []edge.HostHint {
 
 // account takes the figures out of the path's record, when all is quiet.
 func (r *run) account() error {
+	r.record.Window = window(r.below)
 	missed, err := r.lab.Path.Missed()
 	if err != nil {
 		return err

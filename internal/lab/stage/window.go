@@ -38,7 +38,7 @@ type socket struct {
 	sent, resent cc.Bytes // since the connection began
 }
 
-// windowSample is one look at both sides of the seam.
+// windowSample is one look at our window and at the socket below it.
 type windowSample struct {
 	ours   cc.Bytes
 	kernel socket
