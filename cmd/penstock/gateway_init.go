@@ -34,7 +34,7 @@ func initCommand() *cobra.Command {
 vpn.key, a new private key, and peers.conf, for "penstock gateway peer add". It
 replaces nothing that is there.`,
 		Example: `  penstock gateway init penstock.yaml
-  penstock gateway peer add phone --config penstock.yaml --endpoint vpn.example.com`,
+  penstock gateway peer add phone --config penstock.yaml --endpoint vpn.example.com --dns 9.9.9.9`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return initGateway(args[0], c.ErrOrStderr())
