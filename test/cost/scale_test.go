@@ -186,7 +186,7 @@ func besideIdle(b *testing.B, executable string, c carrier, idle int) figures {
 }
 
 // BenchmarkScrape fetches the pages that look at every flow, and has requests made
-// meanwhile. Downloads alone are managed, so that hosts are groups.
+// meanwhile; and it has a browser watch the flows. Downloads alone are managed, so that hosts are groups.
 func BenchmarkScrape(b *testing.B) {
 	flows := enough(10000)
 	executable := build(b)
@@ -221,5 +221,29 @@ func scrape(b *testing.B, executable string, flows, groups int) figures {
 		require.Equal(b, flows+pingers, bytes.Count(s.page(b, "/flows?limit=0"), []byte(`"id"`)))
 	})
 	delete(f, "nothing-s")
+	f["CPU-%"] = s.busy(b, func() { time.Sleep(watchFor) })
+	f["watched-CPU-%"] = s.busy(b, func() { s.watch(b) })
 	return f
+}
+
+// watchFor is how long the page is open.
+const watchFor = 20 * time.Second
+
+// busy is how much of a core the proxy takes while f runs.
+func (s *site) busy(b *testing.B, f func()) float64 {
+	before := s.account(b)
+	f()
+	after := s.account(b)
+	return 100 * (after.cpu - before.cpu).Seconds() / after.at.Sub(before.at).Seconds()
+}
+
+// watch asks for what a browser shows as often as the page in it does.
+func (s *site) watch(b *testing.B) {
+	for end := time.Now().Add(watchFor); time.Now().Before(end); {
+		var view struct {
+			Fresh float64 `json:"fresh_seconds"`
+		}
+		require.NoError(b, json.Unmarshal(s.page(b, "/v1/view?table=flows&events=0&offset=0&rows=60"), &view))
+		time.Sleep(max(2*time.Second, time.Duration(view.Fresh*float64(time.Second))))
+	}
 }
