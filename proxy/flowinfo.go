@@ -79,7 +79,7 @@ func (c *connection) fill(out *FlowInfo, now cc.Time) {
 	out.Client, out.Server = client.Info(), server.Info()
 }
 
-// moved is the part of info that costs nothing: the state, and the bytes of each direction.
+// moved is the part of fill that costs nothing: the state, and the bytes of each direction.
 func (c *connection) moved(out *FlowInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -34,7 +34,7 @@ var errNoAdvertiser = errors.New("this transport's receive window cannot be boun
 
 // holding keeps the window that a leg advertises to whom it receives from, while a queue
 // is seen to stand in front of it: where there is none, there is nothing to take away, and a
-// window below the transport's own only makes the pieces smaller. The relay's goroutine
+// smaller window only costs rate whenever the relay is late. The relay's goroutine
 // looks after each read, so that legs that bring nothing cost nothing. Nothing is looked
 // at before flow.ReceiveBulk bytes have come.
 type holding struct {

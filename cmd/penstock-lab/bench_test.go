@@ -38,12 +38,16 @@ func TestBenchNamesTheWrongFlag(t *testing.T) {
 			[]string{"bench", "--link", "generate:moon"},
 			[]string{"--link", "moon", "lte"},
 		},
-		"a way back that is nothing":            {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
-		"a buffer without a unit":               {[]string{"bench", "--buffer", "2"}, []string{"--buffer", "64KiB", "100pkt or none"}},
-		"loss in per cent":                      {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
-		"no time at all":                        {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
-		"no runs":                               {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
-		"a file beside flags that describe one": {[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"}},
+		"a way back that is nothing": {[]string{"bench", "--link", "12mbit", "--up", "x"}, []string{"--up"}},
+		"a buffer without a unit": {
+			[]string{"bench", "--buffer", "2"}, []string{"--buffer", "64KiB", "100pkt or none"},
+		},
+		"loss in per cent": {[]string{"bench", "--loss", "1"}, []string{"--loss", "0.01"}},
+		"no time at all":   {[]string{"bench", "--duration", "0s"}, []string{"--duration"}},
+		"no runs":          {[]string{"bench", "--runs", "0"}, []string{"--runs"}},
+		"a file beside flags that describe one": {
+			[]string{"bench", "--loss", "0.1", "x.yaml"}, []string{"--loss does not go"},
+		},
 		"packets of a tunnel": {
 			[]string{"bench", "--sender", "copa@wireguard", "--packets"},
 			[]string{"--packets", "cannot be told apart"},

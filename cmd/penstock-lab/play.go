@@ -40,10 +40,12 @@ func (o *outputs) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&o.json, "json", "", "append one JSON line for each run to this file")
 	flags.StringVar(&o.csv, "csv", "", "write a table of the runs to this file")
-	flags.StringVar(&o.report, "report", "", "make a page of the runs, with tables and figures, as the command report does")
+	flags.StringVar(&o.report, "report", "",
+		"make a page of the runs, with tables and figures, as the command report does")
 	flags.StringVar(&o.plot, "plot", "", "draw the course of the runs into this .png file, or files named after it")
-	flags.BoolVar(&o.resume, "resume", false, "leave out the runs that the file of --json has of this build, and go on with "+
-		"what it says of them")
+	flags.BoolVar(&o.resume, "resume", false,
+		"leave out the runs that the file of --json has of this build, and go on with "+
+			"what it says of them")
 }
 
 // check finds mistakes that would otherwise show after a long run.
@@ -131,7 +133,9 @@ type session struct {
 // play plays experiments, one after the other, and tells of each when it is over, with the records of
 // its runs and, of those that were made now, all that came of them. Nothing is played before all of
 // it can be, and before its outputs are open.
-func (s *session) play(experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error) (err error) {
+func (s *session) play(
+	experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error,
+) (err error) {
 	if err := s.prepare(experiments); err != nil {
 		return err
 	}
@@ -231,7 +235,8 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	}
 	of := func(one stage.Stage, rec stage.Record) record.Run {
 		run := record.Of(one, rec)
-		run.Experiment, run.Source, run.Seed, run.Number, run.Version = r.Name, r.Source, seed, number, cli.ReadBuild().String()
+		run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
+		run.Seed, run.Number = seed, number
 		run.Virtual = s.virtual || one.Virtual
 		if s.scale == recipe.Short {
 			run.Scale = string(s.scale)

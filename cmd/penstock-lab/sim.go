@@ -73,7 +73,7 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 0.5: one has everything), and the share is that of the algorithm in question.`,
 		Example: `  penstock-lab sim --algorithm copa --algorithm cubic --rate 12mbit --delay 20ms --buffer 100pkt
   penstock-lab sim --algorithm copa --sweep delta=0.5,0.1,0.02 --generate lte --generate highway
-  penstock-lab sim --algorithm copa:alcc --trace Verizon-LTE-short.down --up-trace Verizon-LTE-short.up --json runs.jsonl
+  penstock-lab sim --algorithm copa:alcc --trace mine.down --up-trace mine.up --json runs.jsonl
   penstock-lab sim --algorithm penstock --algorithm cubic --trace mine.down --report report.html
   penstock-lab sim --algorithm copa --rate 12mbit --flows 4 --ack-every 10ms --trace-out windows.jsonl
   penstock-lab sim --algorithm ccp:mine --agent mine=/tmp/mine.sock --generate lte

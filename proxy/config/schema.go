@@ -62,7 +62,8 @@ var scalars = map[reflect.Type]object{
 	reflect.TypeFor[Key]():  {"type": "string", "pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`},
 	reflect.TypeFor[Mode](): {"enum": modeValues()},
 	reflect.TypeFor[Algorithm](): {
-		"type": "string", "pattern": algorithmPattern(), "examples": []string{cc.Default, cc.Default + ":target_ms=20", "none"},
+		"type": "string", "pattern": algorithmPattern(),
+		"examples": []string{cc.Default, cc.Default + ":target_ms=20", "none"},
 	},
 	reflect.TypeFor[Param]():     {"type": []string{"number", "string"}},
 	reflect.TypeFor[Class]():     {"enum": classValues},

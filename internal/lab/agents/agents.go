@@ -69,7 +69,8 @@ func (a Agents) named(name string) (Agent, error) {
 			return one, nil
 		}
 	}
-	return Agent{}, fmt.Errorf("no agent is named that decides for %s:%s; add --%s %s=SOCKET", ccp.Family, name, Flag, name)
+	return Agent{}, fmt.Errorf("no agent is named that decides for %s:%s; add --%s %s=SOCKET",
+		ccp.Family, name, Flag, name)
 }
 
 // Check wants the algorithm, if it is of the form ccp:NAME, to be one of theirs.

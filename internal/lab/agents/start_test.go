@@ -40,7 +40,8 @@ func TestAnAgentThatDoesNotStartIsNamed(t *testing.T) {
 	assert.ErrorContains(t, err, "agent nonesuch: penstock-agent-nonesuch is neither beside this program nor in $PATH; "+
 		"build it by make build; or start one yourself and name it by --agent nonesuch=SOCKET")
 	script := "#!/bin/sh\necho no; exit 1\n"
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "penstock-agent-dies"), []byte(script), 0o755)) //nolint:gosec // it is run
+	dies := filepath.Join(dir, "penstock-agent-dies")
+	require.NoError(t, os.WriteFile(dies, []byte(script), 0o755)) //nolint:gosec // it is run
 	_, _, err = agents.Agents{{Name: "one", Program: "dies"}}.Start()
 	assert.ErrorContains(t, err, "ended: no")
 }

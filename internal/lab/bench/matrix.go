@@ -117,7 +117,8 @@ func (m Matrix) Text() (string, error) {
 	for i, l := range m.Links {
 		links[i] = placed(l)
 	}
-	fmt.Fprintf(&b, "about: senders side by side\nvary:\n  link: %s\n  queue: %s\n  loss: %s\n", list(links), list(m.Buffers),
+	fmt.Fprintf(&b, "about: senders side by side\nvary:\n  link: %s\n  queue: %s\n  loss: %s\n",
+		list(links), list(m.Buffers),
 		strings.ReplaceAll(fmt.Sprint(m.Losses), " ", ", "))
 	delay := fmt.Sprintf("delay: %s", m.Delay)
 	if m.DelayTrace != "" {

@@ -45,7 +45,8 @@ func TestAMatrixIsAnExperiment(t *testing.T) {
 		assert.Equal(t, 250, s.Down.QueuePackets)
 		assert.Equal(t, sim.DualPI2, s.Down.AQM)
 		assert.Equal(t, 3*time.Millisecond, s.Down.ReorderBy)
-		assert.Equal(t, sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 250}, s.Up, "data alone are lost")
+		assert.Equal(t, sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 250}, s.Up,
+			"data alone are lost")
 		assert.Equal(t, 3*time.Second, s.Duration)
 		assert.Zero(t, s.Warmup)
 		assert.Len(t, s.Actors, 1)

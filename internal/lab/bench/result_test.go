@@ -36,7 +36,8 @@ func golden(t *testing.T, name, got string) {
 // result makes up a run whose figures follow from throughput and delay.
 func result(sender, kernel string, run int, mbit, p95 float64) record.Run {
 	return record.Run{
-		Name: sender, Kernel: kernel, Link: "generate:lte:1", Up: record.Same, Experiment: "bench", Buffer: "2MB", Delay: 10, Duration: 30,
+		Name: sender, Kernel: kernel, Link: "generate:lte:1", Up: record.Same, Experiment: "bench",
+		Buffer: "2MB", Delay: 10, Duration: 30,
 		Seed: 1, Number: run, Attempt: 1, StartedAt: time.Date(2026, 11, 21, 3, 0, 0, 0, time.UTC),
 		Version: "penstock devel", System: record.System{Kernel: "6.18.0", Arch: "amd64", CPUs: 2},
 		Throughput: mbit, Offered: 10, Utilisation: mbit / 10,
@@ -92,7 +93,8 @@ func faded() []record.Run {
 			P50: 21, P95: 22,
 			Max: 23,
 		},
-		Gaps: stage.Tails{P5: 1.5, P50: 1001.2, P95: 2010}, IdealGap: 1448, Ratio: &stage.Tails{P5: 0.001, P50: 0.692, P95: 1.39},
+		Gaps: stage.Tails{P5: 1.5, P50: 1001.2, P95: 2010}, IdealGap: 1448,
+		Ratio: &stage.Tails{P5: 0.001, P50: 0.692, P95: 1.39},
 	}
 	poor := ours
 	poor.Throughput, poor.Answer = 4.7, nil
@@ -113,7 +115,8 @@ func faded() []record.Run {
 // virtual makes up a run in virtual time.
 func virtual(sender string, mbit, p95 float64) record.Run {
 	r := result(sender+"@sim", "", 1, mbit, p95)
-	r.Algorithm, r.Virtual, r.Transport, r.Lateness, r.QueueDrops, r.Retransmitted = sender, true, "kernel", record.Percentiles{}, 0, 0
+	r.Algorithm, r.Virtual, r.Transport = sender, true, "kernel"
+	r.Lateness, r.QueueDrops, r.Retransmitted = record.Percentiles{}, 0, 0
 	return r
 }
 

@@ -31,7 +31,9 @@ var columns = []struct {
 	{"lateness_p99_ms", func(r Run) any { return r.Lateness.P99 }},
 	{"discarded", func(r Run) any { return r.Discarded }},
 	{"version", func(r Run) any { return r.Version }},
-	{"throughput_mbit_per_second", func(r Run) any { return listed(r, func(s *Series) []float64 { return s.Throughput }) }},
+	{"throughput_mbit_per_second", func(r Run) any {
+		return listed(r, func(s *Series) []float64 { return s.Throughput })
+	}},
 	{"queueing_ms_per_second", func(r Run) any { return listed(r, func(s *Series) []float64 { return s.Queueing }) }},
 }
 

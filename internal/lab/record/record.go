@@ -210,7 +210,8 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	}
 	r.Throughput, r.Utilisation = down.Throughput.Mbps(), down.Utilisation
 	r.Offered = cc.RateOf(down.Offered, over).Mbps()
-	r.Queueing, r.OneWay = percentiles(stage.QuantilesOf(down.DataQueueing)), percentiles(stage.QuantilesOf(down.DataOneWay))
+	r.Queueing = percentiles(stage.QuantilesOf(down.DataQueueing))
+	r.OneWay = percentiles(stage.QuantilesOf(down.DataOneWay))
 	r.UpQueueing = percentiles(stage.QuantilesOf(up.Queueing))
 	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
 	r.course(rec.Points, down.DataQueueing)
@@ -318,7 +319,8 @@ func (r Run) DropShare() float64 {
 
 // Same tells whether the other is the same run of the same build: one needs not be made again.
 func (r Run) Same(o Run) bool {
-	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Name == o.Name && r.Virtual == o.Virtual && r.Seed == o.Seed &&
+	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Name == o.Name && r.Virtual == o.Virtual &&
+		r.Seed == o.Seed &&
 		r.Number == o.Number && r.Version == o.Version && r.Path() == o.Path() && r.Algorithm == o.Algorithm
 }
 

@@ -22,8 +22,9 @@ func played(t *testing.T, change func(*stage.Stage)) record.Run {
 	link := sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 250}
 	s := stage.Stage{
 		Name: "static", Down: link, Up: link, Edge: "defaults: {algorithm: \"static:cwnd_packets=22\"}\n",
-		Algorithm: "static:cwnd_packets=22", Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}}, Duration: 3 * time.Second,
-		Seed: 1,
+		Algorithm: "static:cwnd_packets=22", Duration: 3 * time.Second,
+		Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}},
+		Seed:   1,
 	}
 	if change != nil {
 		change(&s)

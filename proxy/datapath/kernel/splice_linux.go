@@ -58,6 +58,14 @@ func largePipes(bound int) int {
 	return min(bound, soft*os.Getpagesize()/largePipe/2)
 }
 
+// idle is where pipes of a size wait for the next user.
+func (p *pipes) idle(large bool) *[]*pipe {
+	if large {
+		return &p.wide
+	}
+	return &p.small
+}
+
 // take returns an empty pipe for a piece of so many bytes; nil when there is none to be had.
 func (p *pipes) take(piece int) *pipe {
 	p.mu.Lock()
@@ -66,10 +74,7 @@ func (p *pipes) take(piece int) *pipe {
 		return nil
 	}
 	large := piece > smallPipe && (len(p.wide) > 0 || p.made < p.large)
-	idle := &p.small
-	if large {
-		idle = &p.wide
-	}
+	idle := p.idle(large)
 	if last := len(*idle) - 1; last >= 0 {
 		pp := (*idle)[last]
 		*idle = (*idle)[:last]
@@ -93,10 +98,7 @@ func (p *pipes) put(pp *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.out--
-	idle := &p.small
-	if pp.large {
-		idle = &p.wide
-	}
+	idle := p.idle(pp.large)
 	if pp.n > 0 || p.closed || len(*idle) >= idlePipes {
 		pp.close()
 		if pp.large {

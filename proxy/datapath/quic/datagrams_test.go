@@ -25,7 +25,8 @@ type box struct {
 }
 
 func newBox() *box {
-	trace := Tracer(func() cc.Time { return 1 }, nil)(nil, false, quic.ConnectionID{}).(*Trace) //nolint:staticcheck // the context is not used
+	tracer := Tracer(func() cc.Time { return 1 }, nil)
+	trace := tracer(nil, false, quic.ConnectionID{}).(*Trace) //nolint:staticcheck // the context is not used
 	return &box{trace: trace, kept: make(chan []byte, keptDatagrams)}
 }
 

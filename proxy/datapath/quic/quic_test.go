@@ -54,8 +54,10 @@ func newWireWith(t testing.TB, losing int64, datagrams bool) *wire {
 	}
 	server := &http3.Server{
 		EnableDatagrams: datagrams,
-		TLSConfig:       http3.ConfigureTLSConfig(&tls.Config{Certificates: []tls.Certificate{certs.SelfSigned("localhost")}}),
-		QUICConfig:      &quic.Config{Tracer: Tracer(now, nil)},
+		TLSConfig: http3.ConfigureTLSConfig(&tls.Config{
+			Certificates: []tls.Certificate{certs.SelfSigned("localhost")},
+		}),
+		QUICConfig: &quic.Config{Tracer: Tracer(now, nil)},
 		Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 			rw.WriteHeader(http.StatusOK)
 			s, err := rw.(http3.HTTPStreamer).HTTPStream()
@@ -71,7 +73,8 @@ func newWireWith(t testing.TB, losing int64, datagrams bool) *wire {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	w.conn, err = quic.DialAddr(ctx, udp.LocalAddr().String(),
-		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}}, &quic.Config{Tracer: Tracer(now, nil), EnableDatagrams: datagrams})
+		&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}},
+		&quic.Config{Tracer: Tracer(now, nil), EnableDatagrams: datagrams})
 	require.NoError(t, err)
 	transport := &http3.Transport{EnableDatagrams: datagrams}
 	w.client = transport.NewClientConn(w.conn)
