@@ -14,11 +14,13 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // decider has an agent decide for flows that report with each acknowledgement.
 type decider struct {
 	began time.Time
+	link  *Link
 	flows []cc.Algorithm
 	woken []chan struct{}
 }
@@ -83,6 +85,42 @@ func BenchmarkDecisions(b *testing.B) {
 	b.ReportMetric(float64(cpuTime()-used)/1e3/float64(n), "own-cpu-µs/decision")
 }
 
+// BenchmarkCrowd has so many flows report at the same time, ten times a second: what part of the
+// reports finds no room, and how long decisions take.
+func BenchmarkCrowd(b *testing.B) {
+	for _, flows := range []int{16, 64, 1000} {
+		b.Run(fmt.Sprintf("%d-flows", flows), func(b *testing.B) {
+			d := decide(b, flows)
+			used := cpuTime()
+			turn := time.NewTicker(100 * time.Millisecond)
+			defer turn.Stop()
+			for b.Loop() {
+				for i := range d.flows {
+					d.report(i)
+				}
+				<-turn.C
+			}
+			info := d.link.Info()
+			b.ReportMetric(float64(cpuTime()-used)/1e3/float64(info.Reports), "own-cpu-µs/report")
+			b.ReportMetric(100*float64(info.Dropped)/float64(info.Reports+info.Dropped), "no-room-%")
+			b.ReportMetric(float64(info.Decisions)/float64(b.N*flows), "decisions/ack")
+			b.ReportMetric(1e3*within(info.Took, 0.5), "p50-ms")
+			b.ReportMetric(1e3*within(info.Took, 0.95), "p95-ms")
+		})
+	}
+}
+
+// within is the bound, in seconds, below which a part of the durations lies; 0: there is none.
+func within(h datapath.Histogram, part float64) float64 {
+	seen := uint64(0)
+	for i, bound := range h.Bounds {
+		if seen += h.Counts[i]; float64(seen) >= part*float64(h.Count()) {
+			return bound
+		}
+	}
+	return 0
+}
+
 // cpuTime is what this process has used so far.
 func cpuTime() time.Duration {
 	var u unix.Rusage
@@ -117,6 +155,7 @@ func decide(b *testing.B, flows int) *decider {
 	d := &decider{began: time.Now()}
 	link, err := Start(Config{Name: "x", Socket: path, Clock: d.now})
 	require.NoError(b, err)
+	d.link = link
 	b.Cleanup(func() { _ = link.Close() })
 	require.Eventually(b, func() bool { return link.Info().Up }, patience, time.Millisecond)
 	spec := link.Spec()
@@ -133,10 +172,9 @@ func decide(b *testing.B, flows int) *decider {
 		}})
 		d.flows = append(d.flows, f)
 		b.Cleanup(func() { cc.Close(f) })
-		f.OnTick(d.state())
-		<-woken
-		f.OnTick(d.state())
-		require.Equal(b, "agent", f.Control().Phase)
+		for f.OnTick(d.state()); f.Control().Phase != "agent"; f.OnTick(d.state()) {
+			<-woken
+		}
 	}
 	return d
 }

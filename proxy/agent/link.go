@@ -52,6 +52,7 @@ type Link struct {
 	log    *slog.Logger
 	agent  *ccp.Agent
 	kick   chan struct{} // something was sent
+	room   chan struct{} // something waits
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 	waits  socket                     // bound, until the agent is there; run's alone
@@ -60,9 +61,10 @@ type Link struct {
 
 	connects, malformed atomic.Uint64
 
-	mu      sync.Mutex  // taken last
-	fd      int         // -1: not connected
-	queue   chan []byte // to an agent elsewhere; nil: not connected
+	mu      sync.Mutex // taken last
+	open    bool       // there is a connection
+	fd      int        // -1: none, or to an agent elsewhere
+	waiting backlog
 	sent    ledger
 	looking bool // watch will soon look by itself
 	asked   asked
@@ -83,7 +85,7 @@ type Info struct {
 func Start(cfg Config) (*Link, error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
-	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), fd: -1, asked: newAsked()}
+	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), room: make(chan struct{}, 1), fd: -1, asked: newAsked()}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}
@@ -119,56 +121,6 @@ func (l *Link) Info() Info {
 		Connects: l.connects.Load(), Malformed: l.malformed.Load(), Took: l.asked.took.Snapshot(),
 		Counters: l.agent.Counters(),
 	}
-}
-
-// transmit is the agent's ccp.Transmit. Beside the send it costs no system call but, for
-// the first messages of a length, one to learn how much memory they take.
-func (l *Link) transmit(b []byte) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	now := l.cfg.Clock()
-	if l.queue != nil {
-		err := l.enqueue(b)
-		if err == nil {
-			l.asked.sent(now, b)
-		}
-		return err
-	}
-	if l.fd < 0 {
-		return unix.ENOTCONN
-	}
-	learn := l.sent.unknown(len(b))
-	before := 0
-	if learn {
-		before = queued(l.fd)
-	}
-	err := unix.Sendto(l.fd, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
-	switch {
-	case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR):
-		return ccp.ErrBusy
-	case err == nil && learn:
-		l.sent.learn(len(b), queued(l.fd)-before)
-	}
-	if err == nil {
-		l.sent.add(now, len(b))
-		l.asked.sent(now, b)
-	}
-	if !l.looking || err != nil { // after an error as well: the agent has gone
-		select {
-		case l.kick <- struct{}{}:
-		default:
-		}
-	}
-	return err
-}
-
-// queued is how much memory takes what we have sent and nobody has read (unix(7), SIOCOUTQ).
-func queued(fd int) int {
-	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // run reaches the agent again and again.
@@ -224,7 +176,7 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 		return nil, err
 	}
 	l.mu.Lock()
-	l.fd, l.sent, l.looking = fd, ledger{sizes: l.sent.sizes}, false
+	l.open, l.fd, l.sent, l.looking = true, fd, ledger{sizes: l.sent.sizes}, false
 	l.mu.Unlock()
 	file := os.NewFile(uintptr(fd), l.cfg.Reply)
 	return func(ctx context.Context) error {
@@ -232,7 +184,9 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 			_ = file.Close()
 			_ = os.Remove(l.cfg.Reply)
 		}
-		return l.serve(ctx, l.cfg.Socket, end, func(context.Context) error { return l.receive(file, early) }, l.watch)
+		return l.serve(ctx, l.cfg.Socket, end, l.watch,
+			func(context.Context) error { return l.receive(file, early) },
+			func(ctx context.Context) error { return l.drain(ctx, file) })
 	}, nil
 }
 
@@ -352,7 +306,7 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	}
 	<-ctx.Done()
 	l.mu.Lock()
-	l.fd, l.queue = -1, nil
+	l.open, l.fd, l.waiting = false, -1, backlog{}
 	clear(l.asked.since)
 	l.mu.Unlock()
 	l.agent.Lost(l.cfg.Clock())
@@ -418,13 +372,13 @@ func (l *Link) watch(ctx context.Context) error {
 			return errors.New("nobody reads what is sent")
 		}
 		l.mu.Lock()
-		since := cc.Time(0)
-		if l.fd >= 0 {
-			since = l.sent.oldest(queued(l.fd))
-		}
+		since := l.unread()
 		l.looking = since != 0
 		l.mu.Unlock()
 		l.agent.Unread(since)
+		if _, err := l.flush(); err != nil { // where nothing tells drain of room, as after ENOBUFS
+			return fmt.Errorf("nobody reads what is sent: %w", err)
+		}
 		next := looks
 		if idle = since == 0; idle {
 			next = probes

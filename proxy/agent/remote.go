@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"syscall"
 	"time"
 
@@ -19,9 +18,8 @@ import (
 )
 
 const (
-	remoteQueue = 256             // messages to an agent elsewhere that TCP has not taken yet
-	remoteDial  = 5 * time.Second // for connection and handshake
-	remoteDead  = 2 * time.Second // without an acknowledgement from the other machine
+	remoteDial = 5 * time.Second // for connection and handshake
+	remoteDead = 2 * time.Second // without an acknowledgement from the other machine
 )
 
 // remoteKeepAlive finds out within about remoteDead that the other machine is gone.
@@ -47,7 +45,7 @@ func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
 		return nil, fmt.Errorf("agent %q: connecting to %s: %w", l.cfg.Name, l.cfg.Address, err)
 	}
 	l.mu.Lock()
-	l.queue = make(chan []byte, remoteQueue)
+	l.open = true
 	l.mu.Unlock()
 	return conn, nil
 }
@@ -67,42 +65,41 @@ func reason(err error) string {
 
 // serveRemote is serve for such a connection.
 func (l *Link) serveRemote(ctx context.Context, conn net.Conn) error {
-	queue := l.queue // nobody else sets it
 	return l.serve(ctx, l.cfg.Address, func() { _ = conn.Close() },
 		func(context.Context) error { return l.receiveRemote(conn) },
-		func(ctx context.Context) error { return sendRemote(ctx, conn, queue) })
+		func(ctx context.Context) error { return l.sendRemote(ctx, conn) })
 }
 
-// enqueue is transmit to an agent elsewhere.
-func (l *Link) enqueue(b []byte) error {
-	select {
-	case l.queue <- slices.Clone(b):
-		return nil
-	default:
-		return ccp.ErrBusy
-	}
-}
-
-func sendRemote(ctx context.Context, conn net.Conn, queue <-chan []byte) error {
+// sendRemote sends what waits.
+func (l *Link) sendRemote(ctx context.Context, conn net.Conn) error {
 	w := bufio.NewWriter(conn)
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case b := <-queue:
-			_, err := w.Write(b) // Flush has the error as well
-			if len(queue) == 0 {
-				err = w.Flush()
+		case <-l.room:
+		}
+		for b := l.next(); b != nil; b = l.next() {
+			_, _ = w.Write(b) // Flush has the error as well
+		}
+		if err := w.Flush(); err != nil { // the other direction tells why, as with the alert of who does not trust us
+			select {
+			case <-ctx.Done():
+			case <-time.After(remoteDead):
 			}
-			if err != nil { // the other direction tells why, as with the alert of who does not trust us
-				select {
-				case <-ctx.Done():
-				case <-time.After(remoteDead):
-				}
-				return fmt.Errorf("nobody reads what is sent: %w", err)
-			}
+			return fmt.Errorf("nobody reads what is sent: %w", err)
 		}
 	}
+}
+
+// next takes what waits longest; nil: nothing does.
+func (l *Link) next() []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waiting.empty() {
+		return nil
+	}
+	return l.waiting.pop(l.cfg.Clock())
 }
 
 // receiveRemote hands on what the agent sends. What is no message ends it: nobody knows

@@ -477,16 +477,32 @@ func (p *program) telemetry() (map[string]float64, error) {
 			seen[unit] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 		}
 	}
-	if f := families["penstock_datapath_answer_seconds"]; f != nil {
+	for name, what := range map[string]string{
+		"penstock_datapath_answer_seconds": "answer", "penstock_agent_decision_seconds": "decision",
+	} {
+		f := families[name]
+		if f == nil {
+			continue
+		}
 		h := f.GetMetric()[0].GetHistogram()
-		for unit, q := range map[string]float64{"answer-p50-ms": .5, "answer-p99-ms": .99} {
+		for part, q := range map[string]float64{"p50": .5, "p95": .95, "p99": .99} {
 			for _, bucket := range h.GetBucket() {
 				if float64(bucket.GetCumulativeCount()) >= q*float64(h.GetSampleCount()) && h.GetSampleCount() > 0 {
-					seen[unit] = bucket.GetUpperBound() * 1e3
+					seen[what+"-"+part+"-ms"] = bucket.GetUpperBound() * 1e3
 					break
 				}
 			}
 		}
+	}
+	agent := func(name string) (sum float64) {
+		for _, m := range families["penstock_agent_"+name].GetMetric() {
+			sum += m.GetCounter().GetValue()
+		}
+		return sum
+	}
+	if sent, dropped := agent("reports_total"), agent("reports_dropped_total"); sent > 0 {
+		seen["reports"], seen["reports-without-room-%"] = sent, 100*dropped/(sent+dropped)
+		seen["fallbacks"] = agent("fallbacks_total")
 	}
 	return seen, nil
 }

@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+func TestOfEachFlowOneReportWaits(t *testing.T) {
+	report := func(flow uint32, acked ...uint64) []byte {
+		return ccp.Measure{Flow: flow, Program: uint32(min(len(acked), 1)), Fields: acked}.Append(nil)
+	}
+	var q backlog
+	require.True(t, q.empty())
+	assert.True(t, q.push(1, report(1, 10)))
+	assert.True(t, q.push(2, report(2, 20)))
+	assert.False(t, q.push(3, report(1, 11)), "the next one has what it would have told")
+	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)))
+	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)), "which is the same")
+	assert.True(t, q.push(4, report(2)), "nobody wants a report of a flow that is closed")
+	assert.EqualValues(t, 1, q.moved)
+
+	assert.Equal(t, report(1, 10), q.pop(5))
+	assert.EqualValues(t, 5, q.moved)
+	assert.True(t, q.push(6, report(1, 12)))
+	assert.Equal(t, report(2), q.pop(7))
+	assert.Equal(t, ccp.Create{Flow: 3}.Append(nil), q.pop(7))
+	assert.Equal(t, report(1, 12), q.pop(7))
+	assert.True(t, q.empty())
+	assert.Empty(t, q.waits)
+
+	for i := range uint32(mostWaiting) {
+		require.True(t, q.push(8, report(i, 1)))
+	}
+	assert.False(t, q.push(8, report(mostWaiting, 1)))
+}
+
+// An agent's socket has room for ten messages. Here it reads none until all flows have
+// reported twice.
+func TestReportsOfManyFlowsWaitForRoom(t *testing.T) {
+	const flows, fill = 300, 5
+	path := filepath.Join(t.TempDir(), "portus")
+	p := listen(t, path)
+	began := time.Now()
+	now := func() cc.Time { return cc.Time(time.Second + time.Since(began)) }
+	link, err := Start(Config{Name: "x", Socket: path, Clock: now})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, link.Close()) }()
+	require.Equal(t, ccp.KindReady, p.next().Kind)
+	code, err := ccp.Compile(text)
+	require.NoError(t, err)
+	p.say(code.Install(1).Append(nil))
+	require.Eventually(t, func() bool { return link.Info().Programs == 1 }, patience, time.Millisecond)
+
+	spec := link.Spec()
+	params, err := spec.Resolve(nil)
+	require.NoError(t, err)
+	state := func() cc.State { return cc.State{Now: now(), MSS: 1448, SRTT: patience, MinRTT: patience} }
+	all := make([]cc.Algorithm, flows)
+	for i := range all {
+		all[i] = spec.New(cc.Config{MSS: 1448, InitialCwnd: 14480, Params: params})
+		all[i].OnTick(state())
+	}
+	for range flows {
+		m := p.next()
+		require.Equal(t, ccp.KindCreate, m.Kind, "each is announced once")
+		p.say(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
+	}
+	require.Eventually(t, func() bool { return link.Info().Decisions == flows }, patience, time.Millisecond)
+	for range fill {
+		for _, f := range all {
+			f.OnAck(cc.Ack{State: state(), Acked: 1448, RTT: time.Millisecond, DeliveryRate: 1e6})
+		}
+	}
+	assert.EqualValues(t, flows*fill, link.Info().Reports+link.Info().Dropped)
+	assert.GreaterOrEqual(t, link.Info().Reports, uint64(flows), "at least one of each")
+
+	report := func() ccp.Measure {
+		m := p.next()
+		for m.Kind == ccp.KindCreate { // once more, where the answer took its time
+			m = p.next()
+		}
+		r, err := m.Measure()
+		require.NoError(t, err)
+		return r
+	}
+	sums := map[uint32]uint64{}
+	for range link.Info().Reports {
+		r := report()
+		sums[r.Flow] += r.Fields[0]
+	}
+	assert.Len(t, sums, flows)
+	for _, f := range all {
+		f.OnAck(cc.Ack{State: state(), Acked: 1448, RTT: time.Millisecond, DeliveryRate: 1e6})
+	}
+	for range flows {
+		r := report()
+		sums[r.Flow] += r.Fields[0]
+	}
+	for flow, acked := range sums {
+		assert.EqualValues(t, (fill+1)*1448, acked, "flow %d", flow)
+	}
+	for _, f := range all {
+		cc.Close(f)
+	}
+	for range flows {
+		assert.Empty(t, report().Fields)
+	}
+}
