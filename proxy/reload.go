@@ -79,6 +79,9 @@ func (s *Server) put(cfg config.Config) (Reloaded, error) {
 	return done, nil
 }
 
+// Config is the configuration in force, with its secrets.
+func (s *Server) Config() config.Config { return s.settings().cfg }
+
 // settings are those in force.
 func (s *Server) settings() *settings { return s.inForce.Load() }
 

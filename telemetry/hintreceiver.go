@@ -2,8 +2,6 @@ package telemetry
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,7 +10,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"strings"
 	"sync"
 
 	"github.com/penstock-net/penstock/cc"
@@ -30,9 +27,8 @@ type HintReceiver struct {
 	Clock func() cc.Time // the flows'
 	Log   *slog.Logger   // nil: silent
 
+	token    token
 	mu       sync.Mutex
-	token    [sha256.Size]byte // of the token, if guarded
-	guarded  bool
 	allowed  float64 // hints that may come at once
 	filled   cc.Time // when that was so
 	outcomes map[HintOutcome]uint64
@@ -50,12 +46,8 @@ const (
 	HintTooOften HintOutcome = "limited"      // more than hintRate
 )
 
-// SetToken has hints over TCP carry token from now on; empty: no longer.
-func (k *HintReceiver) SetToken(token string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.token, k.guarded = sha256.Sum256([]byte(token)), token != ""
-}
+// SetToken has hints over TCP carry a token from now on; empty: no longer.
+func (k *HintReceiver) SetToken(secret string) { k.token.set(secret) }
 
 // Outcomes returns how many hints have come so far, by what became of them.
 func (k *HintReceiver) Outcomes() map[HintOutcome]uint64 {
@@ -193,20 +185,13 @@ var errToken = errors.New("hints over TCP need the token of telemetry.hints.toke
 // first, and is not answered.
 func (k *HintReceiver) permitTCP(local bool) func(*http.Request) error {
 	return func(r *http.Request) error {
-		k.mu.Lock()
-		want, guarded := k.token, k.guarded
-		k.mu.Unlock()
-		if !guarded {
-			if local {
-				return nil
-			}
+		given, carried := k.token.carried(r)
+		switch {
+		case given && !carried:
+			return errToken
+		case !given && !local:
 			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only; set " +
 				"it, move telemetry.address there, or use telemetry.hints.socket")
-		}
-		scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-		got := sha256.Sum256([]byte(strings.TrimSpace(token))) // as long as the other, whatever was sent
-		if subtle.ConstantTimeCompare(got[:], want[:]) != 1 || !strings.EqualFold(scheme, "Bearer") {
-			return errToken
 		}
 		return nil
 	}

@@ -46,6 +46,8 @@ type Pages struct {
 	Profile bool
 	// Hints takes what the network says about paths; nil: there is no /v1/hints.
 	Hints *HintReceiver
+	// Changes takes other algorithms; nil: there is no /v1/rules and no /v1/algorithm.
+	Changes *Changer
 	// Reload rereads the configuration and tells in words what came of it, or why
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.
@@ -72,6 +74,9 @@ func (p Pages) Handler(local bool) http.Handler {
 	}
 	if p.Reload != nil {
 		mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, r *http.Request) { p.reload(w, r, local) })
+	}
+	if p.Changes != nil {
+		p.Changes.register(mux)
 	}
 	if p.Hints != nil {
 		permit := p.Hints.permitTCP(local)

@@ -143,6 +143,8 @@ var (
 		"1 unless the last attempt to reread the configuration failed; the one before is in force then.")
 	reloadTime = gauge("config_last_reload_success_timestamp_seconds",
 		"When the configuration in force was put there, in Unix time.")
+	configChanged = gauge("config_changed_rules",
+		"Rules, and the defaults, whose algorithms have been changed since the configuration was reread.")
 	datapathInfo = gauge("datapath_info",
 		"The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
 	missing = gauge("datapath_missing",
@@ -220,7 +222,7 @@ var (
 
 // all lists what Describe announces.
 var all = []metric{
-	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, datapathInfo, missing, busyLegs, pollInterval,
+	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, configChanged, datapathInfo, missing, busyLegs, pollInterval,
 	enforced, enforcedLimit, unenforced, fallbacks, answers, traceDropped,
 	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
@@ -339,6 +341,7 @@ func (s sink) config(c Config) {
 	s.put(reloads, float64(c.Failed), "failure")
 	s.put(reloadOK, oneIf(c.OK))
 	s.put(reloadTime, c.Since)
+	s.put(configChanged, float64(len(c.Changed)))
 }
 
 func (s sink) load(l Load) {

@@ -14,6 +14,8 @@ type Config struct {
 	Succeeded, Failed uint64  // times it was reread, the start not counted
 	OK                bool    // the last time, or the start, went well
 	Since             float64 // when the one in force was put there, in Unix time
+
+	Changed []string // rules that differ from the file since, in words
 }
 
 // fromHere reports whether who asks is on this machine: at the address of ours

@@ -154,14 +154,7 @@ func joined(names []config.ServerName) string {
 
 // describeTerms writes the algorithm as one would in a rule, and what bounds it.
 func describeTerms(t flow.Terms) string {
-	out := t.Algorithm
-	if s := paramsOf(t); s != "" {
-		between := ":"
-		if strings.Contains(out, ":") { // a member of a family
-			between = ","
-		}
-		out += between + s
-	}
+	out := describeAlgorithm(t)
 	if t.MaxRate > 0 {
 		out += " at most " + t.MaxRate.String() + " in a group"
 	}
@@ -184,6 +177,19 @@ func describeTerms(t flow.Terms) string {
 		out += fmt.Sprintf(" within %g of hints", t.HintCap)
 	}
 	return out
+}
+
+// describeAlgorithm writes it as the configuration has it, with its settings.
+func describeAlgorithm(t flow.Terms) string {
+	s := paramsOf(t)
+	if s == "" {
+		return t.Algorithm
+	}
+	between := ":"
+	if strings.Contains(t.Algorithm, ":") { // a member of a family
+		between = ","
+	}
+	return t.Algorithm + between + s
 }
 
 // paramsOf writes the settings that differ from the defaults.

@@ -25,6 +25,8 @@ type reloads struct {
 	err error // of the last time
 
 	files []string // that the configuration in force was read from
+
+	written config.Config // that was reread last, or that of the start: without later changes
 }
 
 // start notes that the first configuration is in force.
@@ -39,11 +41,11 @@ func (r *reloads) went(c telemetry.Config, err error) {
 	r.now, r.err = c, err
 }
 
-// reads notes which files the configuration in force is from.
-func (r *reloads) reads(files []string) {
+// reads notes that cfg is in force, and which files it is from.
+func (r *reloads) reads(cfg config.Config, files []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.files = files
+	r.written, r.files = cfg, files
 }
 
 // why is what keeps the file that lies there from being in force; nil: nothing.
@@ -89,6 +91,9 @@ func (h *service) reload(by string) (string, error) {
 		}
 		return "", fmt.Errorf("not reloaded, the configuration of before stays in force: %w%s", err, rest.String())
 	}
+	if len(status.Changed) > 0 {
+		h.log.Info("changes of algorithms have ended with the reload", "were", status.Changed)
+	}
 	status.Succeeded++
 	h.reloads.went(telemetry.Config{
 		Hash: hash, OK: true, Since: unixNow(), Succeeded: status.Succeeded,
@@ -96,7 +101,7 @@ func (h *service) reload(by string) (string, error) {
 	}, nil)
 	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
 		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept, "refused", done.Refused, "revoked", done.Revoked)
-	return describeReload(done), nil
+	return describeReload("reloaded", done), nil
 }
 
 // reread does what can fail.
@@ -114,11 +119,12 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 	}
 	h.level.Set(cfg.Log.Level.Level())
 	h.hints.SetToken(cfg.Telemetry.Hints.Token)
+	h.changes.SetToken(cfg.Telemetry.ChangeToken)
 	for _, w := range cfg.Warnings() {
 		h.log.Warn(w)
 	}
 	h.keep(flags.loaded)
-	h.reloads.reads(flags.loaded.Files)
+	h.reloads.reads(cfg, flags.loaded.Files)
 	return flags.loaded.Hash, done, nil
 }
 
@@ -132,10 +138,10 @@ func (h *service) keep(l config.Loaded) {
 	}
 }
 
-// describeReload tells what became of running connections.
-func describeReload(done proxy.Reloaded) string {
+// describeReload tells what has been done, and what became of running connections.
+func describeReload(what string, done proxy.Reloaded) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "reloaded: %d directions of running connections have other terms", done.Moved)
+	fmt.Fprintf(&b, "%s: %d directions of running connections have other terms", what, done.Moved)
 	if done.Opened > 0 {
 		fmt.Fprintf(&b, "; %d listeners are open that were not", done.Opened)
 	}

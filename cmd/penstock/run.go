@@ -81,6 +81,7 @@ type service struct {
 	probe      net.Listener // where probes ask for the health alone; nil: nowhere
 	hintSocket net.Listener // the Unix socket for hints; nil: there is none
 	hints      telemetry.HintReceiver
+	changes    telemetry.Changer
 	proxy      *proxy.Kernel
 
 	sources []*linkstat.Source
@@ -125,11 +126,13 @@ func (h *service) run(ctx context.Context) (err error) {
 	}
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
 	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
+	h.changes.SetToken(h.cfg.Telemetry.ChangeToken)
+	h.changes.Rules, h.changes.Change = h.rules, h.change
 	if err := h.openSources(); err != nil {
 		return errors.Join(err, h.proxy.Close(), h.closeTelemetry())
 	}
 	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
-	h.reloads.reads(h.flags.loaded.Files)
+	h.reloads.reads(h.cfg, h.flags.loaded.Files)
 	h.resume()
 	h.announce()
 	if h.flags.broken == nil {
@@ -365,10 +368,12 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Page: page.New(page.Options{
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: now, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbacks, Events: &h.events,
+			Changes: func() (bool, []string) { return h.changes.On(), h.reloads.status().Changed },
 		}),
 		Ready:   ready,
 		Profile: h.flags.pprof,
 		Hints:   &h.hints,
+		Changes: &h.changes,
 		Reload:  func() (string, error) { return h.reload("http") },
 		Log:     h.log,
 	}

@@ -297,6 +297,9 @@ func (t *top) summary() string {
 	}
 	v := t.view
 	state := v.State
+	if n := len(v.Changed); n > 0 {
+		state += fmt.Sprintf(", %d rules differ from the file", n)
+	}
 	if t.paused {
 		state += ", paused"
 	}

@@ -58,7 +58,8 @@ func (c *Config) check() error {
 		errs = append(errs, checkAddress("telemetry.health", c.Telemetry.Health),
 			taken.add("telemetry.health", "tcp", c.Telemetry.Health))
 	}
-	return errors.Join(append(errs, c.Telemetry.Hints.check("telemetry.hints"))...)
+	return errors.Join(append(errs, c.Telemetry.Hints.check("telemetry.hints"),
+		checkGiven("telemetry.change_token", c.Telemetry.ChangeToken, c.Telemetry.ChangeTokenFile))...)
 }
 
 // checkRules is about names and matches; listeners are the names that there are.
@@ -316,13 +317,7 @@ func (h Hints) check(key string) error {
 		errs = append(errs, keyErrorf(key+".socket", "a path of %d bytes; a socket's has at most %d", len(h.Socket),
 			maxSocketPath))
 	}
-	switch {
-	case h.Token != "" && h.TokenFile != "":
-		errs = append(errs, keyErrorf(key+".token_file", "give token or token_file, not both"))
-	case h.Token != "":
-		errs = append(errs, checkToken(key+".token", h.Token))
-	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, checkGiven(key+".token", h.Token, h.TokenFile))...)
 }
 
 // Warnings names what is allowed and probably not meant.
@@ -351,6 +346,10 @@ func (c Config) Warnings() []string {
 			out = append(out, fmt.Sprintf("telemetry.hints: hints to %s carry their token unencrypted; whoever "+
 				"listens on the "+
 				"way may use it", c.Telemetry.Address))
+		}
+		if c.Telemetry.ChangeToken != "" {
+			out = append(out, fmt.Sprintf("telemetry.change_token: changes of algorithms to %s carry their token "+
+				"unencrypted; whoever listens on the way may use it", c.Telemetry.Address))
 		}
 	}
 	return out

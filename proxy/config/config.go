@@ -120,6 +120,9 @@ type Telemetry struct {
 	Address string `yaml:"address"`
 	Health  string `yaml:"health"`
 	Hints   Hints  `yaml:"hints"`
+
+	ChangeToken     string `yaml:"change_token" reload:"yes" secret:"true"`
+	ChangeTokenFile string `yaml:"change_token_file" reload:"yes"`
 }
 
 // Hints is how hints come in.

@@ -474,6 +474,14 @@ func TestMistakes(t *testing.T) {
 			"telemetry.hints.token_file: give token or token_file, not both",
 		},
 		{
+			"a token of changes that is guessed", lan + "telemetry: {change_token: secret}\n", "3:27",
+			"telemetry.change_token: a token is 16 to 255 visible characters",
+		},
+		{
+			"two tokens of changes", lan + "telemetry: {change_token: 0123456789abcdef, change_token_file: t}\n", "3:64",
+			"telemetry.change_token_file: give change_token or change_token_file, not both",
+		},
+		{
 			"a level that does not exist", lan + "log: {level: trace}\n", "3:14",
 			"log.level: \"trace\" is not one of debug, info, warn, error",
 		},
@@ -523,10 +531,11 @@ func TestLoadReadsPasswordFilesBesideTheConfiguration(t *testing.T) {
 	assert.Contains(t, err.Error(), "absent.yaml")
 }
 
-func TestLoadReadsTheTokenOfHints(t *testing.T) {
+func TestLoadReadsTokens(t *testing.T) {
 	dir := t.TempDir()
 	file, secret := filepath.Join(dir, "penstock.yaml"), filepath.Join(dir, "token")
-	require.NoError(t, os.WriteFile(file, []byte(lan+"telemetry: {hints: {token_file: token}}\n"), 0o600))
+	require.NoError(t, os.WriteFile(file, []byte(lan+
+		"telemetry: {hints: {token_file: token}, change_token_file: token}\n"), 0o600))
 
 	_, err := config.Load(file)
 	require.ErrorContains(t, err, file+":3:33: telemetry.hints.token_file: "+secret+": no such file")
@@ -535,6 +544,7 @@ func TestLoadReadsTheTokenOfHints(t *testing.T) {
 	cfg, err := config.Load(file)
 	require.NoError(t, err)
 	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.Hints.Token)
+	assert.Equal(t, "0123456789abcdef", cfg.Telemetry.ChangeToken)
 	assert.NoError(t, cfg.Validate(), "as it is once more with the flags")
 
 	require.NoError(t, os.WriteFile(secret, []byte("hunter2\n"), 0o600))
@@ -550,9 +560,11 @@ func TestWarnings(t *testing.T) {
 		"[0.0.0.0/0]}}]\ntelemetry: {address: ':9464'}\n"))
 	require.NoError(t, err)
 	assert.Len(t, cfg.Warnings(), 3, "an open proxy, addresses anybody may claim, telemetry for all")
-	cfg.Telemetry.Hints.Token = "0123456789abcdef"
+	cfg.Telemetry.Hints.Token, cfg.Telemetry.ChangeToken = "0123456789abcdef", "0123456789abcdef"
 	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"),
 		"telemetry.hints: hints to :9464 carry their token unencrypted")
+	assert.Contains(t, strings.Join(cfg.Warnings(), "\n"),
+		"telemetry.change_token: changes of algorithms to :9464 carry their token unencrypted")
 	assert.NotContains(t, strings.Join(cfg.Warnings(), "\n"), "0123456789abcdef")
 }
 

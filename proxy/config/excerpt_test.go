@@ -192,8 +192,9 @@ func TestFilesOfSecretsAreClosedToOthers(t *testing.T) {
 	for name, c := range map[string]struct{ text, file, content string }{
 		"password_file": {"listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: x, " +
 			"password_file: f}]}]", "f", "hunter2"},
-		"token_file":       {lan + "telemetry: {hints: {token_file: f}}", "f", "0123456789abcdef"},
-		"private_key_file": {wireguard + "private_key_file: f}}]", "f", keyA},
+		"token_file":        {lan + "telemetry: {hints: {token_file: f}}", "f", "0123456789abcdef"},
+		"change_token_file": {lan + "telemetry: {change_token_file: f}", "f", "0123456789abcdef"},
+		"private_key_file":  {wireguard + "private_key_file: f}}]", "f", keyA},
 		"preshared_key_file": {wireguard + "private_key_file: k, peers: [{name: a, public_key: " + keyB + ", " +
 			"preshared_key_file: f, allowed_ips: [10.9.0.2]}]}}]", "f", keyC},
 		"config_file": {wireguard + "config_file: f}}]", "f", "[Interface]\nPrivateKey = " + keyA + "\n"},
@@ -203,8 +204,9 @@ func TestFilesOfSecretsAreClosedToOthers(t *testing.T) {
 		},
 		"password": {"", "c.yaml", "listeners: [{name: a, mode: socks5, address: '127.0.0.1:1', users: [{name: " +
 			"x, password: y}]}]"},
-		"token":       {"", "c.yaml", lan + "telemetry: {hints: {token: 0123456789abcdef}}"},
-		"private_key": {"", "c.yaml", wireguard + "private_key: " + keyA + "}}]"},
+		"token":        {"", "c.yaml", lan + "telemetry: {hints: {token: 0123456789abcdef}}"},
+		"change_token": {"", "c.yaml", lan + "telemetry: {change_token: 0123456789abcdef}"},
+		"private_key":  {"", "c.yaml", wireguard + "private_key: " + keyA + "}}]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := folder(t, map[string]string{"k": keyA, "c.yaml": c.text, c.file: c.content})

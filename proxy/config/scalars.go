@@ -267,18 +267,20 @@ func (m *Mode) UnmarshalYAML(node ast.Node) error { return read(node, m, oneOf[M
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (a *Algorithm) UnmarshalYAML(node ast.Node) error {
-	return read(node, a, func(s string) (Algorithm, error) {
-		name, params, err := cc.Parse(s)
-		if err != nil {
-			return "", err
-		}
-		spec, err := cc.Lookup(name)
-		if err != nil {
-			return "", err
-		}
-		_, err = spec.Resolve(params)
-		return Algorithm(s), err
-	})
+	return read(node, a, parseAlgorithm)
+}
+
+func parseAlgorithm(s string) (Algorithm, error) {
+	name, params, err := cc.Parse(s)
+	if err != nil {
+		return "", err
+	}
+	spec, err := cc.Lookup(name)
+	if err != nil {
+		return "", err
+	}
+	_, err = spec.Resolve(params)
+	return Algorithm(s), err
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.

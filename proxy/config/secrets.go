@@ -45,6 +45,18 @@ func hasSecrets(t reflect.Type, deep bool) bool {
 	return false
 }
 
+// checkGiven wants a token in one place at most: at key itself, or in a file.
+func checkGiven(key, token, file string) error {
+	switch {
+	case token != "" && file != "":
+		name := key[strings.LastIndexByte(key, '.')+1:]
+		return keyErrorf(key+"_file", "give %s or %s_file, not both", name, name)
+	case token != "":
+		return checkToken(key, token)
+	}
+	return nil
+}
+
 // checkToken wants what a header can carry and nobody guesses.
 func checkToken(key, token string) error {
 	if len(token) < 16 || len(token) > 255 || strings.ContainsFunc(token, func(r rune) bool {
@@ -59,7 +71,11 @@ func checkToken(key, token string) error {
 
 // readSecrets puts secrets where the names of their files were.
 func (c *Config) readSecrets(from *files) error {
-	errs := []error{c.Telemetry.Hints.readToken("telemetry.hints.token_file", from)}
+	t := &c.Telemetry
+	errs := []error{
+		from.token("telemetry.hints.token_file", &t.Hints.TokenFile, &t.Hints.Token),
+		from.token("telemetry.change_token_file", &t.ChangeTokenFile, &t.ChangeToken),
+	}
 	for i := range c.Agents {
 		errs = append(errs, c.Agents[i].readFiles(fmt.Sprintf("agents[%d]", i), from))
 	}
@@ -74,18 +90,19 @@ func (c *Config) readSecrets(from *files) error {
 	return errors.Join(errs...)
 }
 
-func (h *Hints) readToken(key string, from *files) error {
-	if h.TokenFile == "" {
+// token puts what is in the file that a key names into token, and empties the key.
+func (f *files) token(key string, file, token *string) error {
+	if *file == "" {
 		return nil
 	}
-	token, err := from.firstLine(key, h.TokenFile)
+	text, err := f.firstLine(key, *file)
 	if err == nil {
-		err = checkToken(key, token)
+		err = checkToken(key, text)
 	}
 	if err != nil {
 		return err
 	}
-	h.Token, h.TokenFile = token, ""
+	*token, *file = text, ""
 	return nil
 }
 

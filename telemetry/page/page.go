@@ -52,6 +52,9 @@ type Options struct {
 	// Fallbacks counts how often the kernel ran Reno on a leg; nil: it never does.
 	Fallbacks func() uint64
 	Events    *Events
+	// Changes tells whether algorithms may be changed here, and which rules differ from the
+	// file by that; nil: they may not.
+	Changes func() (may bool, changed []string)
 }
 
 // Page looks at a proxy and remembers the last hour.
@@ -198,6 +201,9 @@ func (p *Page) view(q query) View {
 	}
 	if err := p.o.Ready(); err != nil {
 		out.State, out.Serving = err.Error(), false
+	}
+	if p.o.Changes != nil {
+		out.Changeable, out.Changed = p.o.Changes()
 	}
 	out.Events, out.EventsSeq = p.o.Events.since(q.events)
 	now := p.o.Clock()

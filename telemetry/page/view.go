@@ -1,7 +1,7 @@
 // Package page serves what an operator looks at: a page for the browser, and the
 // view it is made of as JSON, which penstock top shows in a terminal. Lists are
-// searched, sorted and cut on this side, so that only rows in sight are sent. It
-// pulls snapshots and changes nothing.
+// searched, sorted and cut on this side, so that only rows in sight are sent. The
+// package pulls snapshots and changes nothing: changes are package telemetry's.
 package page
 
 import "github.com/penstock-net/penstock/cc"
@@ -9,13 +9,18 @@ import "github.com/penstock-net/penstock/cc"
 // View is the answer to GET /v1/view. Times are in Unix seconds, durations in
 // seconds, rates in bits per second. What is not known yet is absent.
 type View struct {
-	Now       float64    `json:"now"`
-	Fresh     float64    `json:"fresh_seconds"` // asking more often than this shows nothing new
-	Version   string     `json:"version"`
-	Start     float64    `json:"start"` // of the process
-	State     string     `json:"state"` // "serving", or why not all new connections are served
-	Serving   bool       `json:"serving"`
-	Totals    Totals     `json:"totals"`
+	Now     float64 `json:"now"`
+	Fresh   float64 `json:"fresh_seconds"` // asking more often than this shows nothing new
+	Version string  `json:"version"`
+	Start   float64 `json:"start"` // of the process
+	State   string  `json:"state"` // "serving", or why not all new connections are served
+	Serving bool    `json:"serving"`
+	Totals  Totals  `json:"totals"`
+	// Changeable: whoever has the token may change algorithms. Changed are the rules in force
+	// that differ from the file.
+	Changeable bool     `json:"changeable,omitempty"`
+	Changed    []string `json:"changed,omitempty"`
+
 	Listeners []Listener `json:"listeners"`
 	History   History    `json:"history"`
 	// Events are the newest ones, newest first; absent where the request has seen them.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -105,6 +106,21 @@ func (b *tab) quiet() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	assert.Empty(b.t, b.complaints, "in the console")
+}
+
+// forgive drops complaints of the browser's own about answers of a code, which a page cannot
+// keep it from; one has come.
+func (b *tab) forgive(code string) {
+	b.t.Helper()
+	about := func(c string) bool { return strings.Contains(c, "the server responded with a status of "+code) }
+	require.Eventually(b.t, func() bool {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return slices.ContainsFunc(b.complaints, about)
+	}, patience, 20*time.Millisecond)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.complaints = slices.DeleteFunc(b.complaints, about)
 }
 
 // asked returns all addresses that the page has asked.

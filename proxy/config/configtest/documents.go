@@ -110,11 +110,11 @@ func (g documents) value(schema object, depth int) any {
 	case []any:
 		kind = t[g.IntN(len(t))].(string)
 	}
-	bound := func(key string, without float64) int {
+	bound := func(key string, without int64) int64 {
 		if v, ok := schema[key].(float64); ok {
-			without = v
+			return int64(v)
 		}
-		return int(without)
+		return without
 	}
 	switch kind {
 	case "object":
@@ -142,7 +142,7 @@ func (g documents) value(schema object, depth int) any {
 		return g.IntN(2) == 0
 	case "integer":
 		least, most := bound("minimum", -3), bound("maximum", 5000)
-		return least + g.IntN(most-least+1)
+		return least + g.Int64N(most-least+1)
 	case "number":
 		return g.Float64()
 	}

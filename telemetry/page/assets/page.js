@@ -51,6 +51,11 @@ const bytes = (v) => v === undefined ? "–" : unit(v, 1000, ["B", "kB", "MB", "
 const ms = (s) => s === undefined ? "–" : (s * 1000 >= 100 ? (s * 1000).toFixed(0) : (s * 1000).toFixed(1)) + " ms";
 const age = (s) => s === undefined ? "never" : s < 60 ? s.toFixed(0) + " s" : s < 3600 ? (s / 60).toFixed(0) + " min" :
   s < 86400 ? (s / 3600).toFixed(1) + " h" : (s / 86400).toFixed(1) + " d";
+const option = (value, text, selected) => {
+  const o = document.createElement("option");
+  o.value = value; o.textContent = text; o.selected = selected;
+  return o;
+};
 const clock = (t) => new Date(t * 1000).toLocaleTimeString();
 
 // ---- asking
@@ -124,6 +129,10 @@ function draw() {
   chart($("delays"), $("delays-now"), "Queueing delay", ["q50", "q95"], ms);
   table();
   detail();
+  $("change").hidden = !view.changeable;
+  const changed = view.changed || [];
+  $("differs").hidden = !changed.length;
+  set($("differs"), changed.length ? "Not as in the file, until it is reloaded: " + changed.join("; ") : "");
 }
 function chart(svg, caption, name, keys, words) {
   let most = 0;
@@ -195,21 +204,11 @@ function head() {
       b.addEventListener("click", () => sortBy(on ? (down ? id : "-" + id) : look === "n" ? "-" + id : id));
       th.setAttribute("aria-sort", on ? (down ? "descending" : "ascending") : "none");
       th.append(b);
-      for (const [v, way] of [["-" + id, "greatest first"], [id, "least first"]]) {
-        const o = document.createElement("option");
-        o.value = v;
-        o.textContent = name + ", " + way;
-        o.selected = wish.sort === v;
-        options.push(o);
-      }
+      for (const [v, way] of [["-" + id, "greatest first"], [id, "least first"]]) options.push(option(v, name + ", " + way, wish.sort === v));
     }
     tr.append(th);
   }
-  if (wish.sort.endsWith("rate")) {
-    const o = document.createElement("option");
-    o.value = "-rate"; o.textContent = "Rate, greatest first"; o.selected = true;
-    options.unshift(o);
-  }
+  if (wish.sort.endsWith("rate")) options.unshift(option("-rate", "Rate, greatest first", true));
   $("table").tHead.replaceChildren(tr);
   $("sort").replaceChildren(...options);
   $("sort").parentNode.hidden = !options.length;
@@ -318,6 +317,49 @@ function detail() {
   $("detail-body").replaceChildren(make(facts), make(lines));
 }
 
+// ---- another algorithm, from who has the token
+const TOKEN = "penstock-token";
+function outcome(kind, text) { $("outcome").dataset.state = kind; set($("outcome"), text); }
+async function choices() {
+  const token = sessionStorage.getItem(TOKEN);
+  $("token-form").hidden = Boolean(token);
+  $("change-form").hidden = !token;
+  if (!token) { $("token").focus(); return; }
+  try {
+    const answer = await fetch("v1/rules", { cache: "no-store" });
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    const { rules, algorithms } = await answer.json(), chosen = $("rule").value;
+    const words = (r) => (r.rule || "defaults") + ": " + (r.down === r.up ? r.down : r.down + " ↓, " + r.up + " ↑");
+    $("rule").replaceChildren(...rules.filter((r) => !r.refuse).map((r) => option(r.rule, words(r), r.rule === chosen)));
+    $("algorithms").replaceChildren(...algorithms.map((a) => option(a, a, false)));
+  } catch (e) { outcome("bad", e.message); }
+}
+async function change() {
+  outcome("", "…");
+  try {
+    const answer = await fetch("v1/algorithm", {
+      method: "POST", headers: { "Content-Type": "application/json", Authorization: "Bearer " + sessionStorage.getItem(TOKEN) },
+      body: JSON.stringify({ rule: $("rule").value, direction: $("direction").value, algorithm: $("algorithm").value.trim() }),
+    });
+    if (answer.status === 401) sessionStorage.removeItem(TOKEN);
+    outcome(answer.ok ? "good" : "bad", answer.status === 401 ? "That was not the token." : (await answer.text()).trim());
+  } catch (e) { outcome("bad", e.message); }
+  await choices();
+  ask();
+}
+$("change").addEventListener("click", () => { outcome("", ""); $("changes").showModal(); choices(); });
+$("token-form").addEventListener("submit", async (e) => {
+  e.preventDefault();
+  sessionStorage.setItem(TOKEN, $("token").value.trim());
+  $("token").value = "";
+  outcome("", "");
+  await choices();
+  $("rule").focus();
+});
+$("change-form").addEventListener("submit", (e) => { e.preventDefault(); change(); });
+$("forget").addEventListener("click", () => { sessionStorage.removeItem(TOKEN); outcome("", "forgotten"); choices(); });
+$("changes-close").addEventListener("click", () => $("changes").close());
+
 // ---- what the reader does
 function sortBy(s) { wish.sort = s; $("panel").scrollTop = 0; toHash(); ask(); }
 function show(tab, focus) {
@@ -365,7 +407,7 @@ $("tabs").addEventListener("keydown", (e) => {
   show(all[(to + all.length) % all.length].id.slice(4), true);
 });
 document.addEventListener("keydown", (e) => {
-  if (e.key === "/" && !["INPUT", "SELECT"].includes(document.activeElement.tagName) && !$("detail").open) { e.preventDefault(); $("search").focus(); }
+  if (e.key === "/" && !["INPUT", "SELECT"].includes(document.activeElement.tagName) && !document.querySelector("dialog[open]")) { e.preventDefault(); $("search").focus(); }
 });
 $("close").addEventListener("click", () => $("detail").close());
 $("detail").addEventListener("close", () => { wish.detail = 0; });

@@ -1,0 +1,136 @@
+package telemetry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+)
+
+// maxChangeBytes bounds a request for a change.
+const maxChangeBytes = 4 << 10
+
+// Change is another algorithm for the connections of a rule, as POST /v1/algorithm takes it.
+type Change struct {
+	Rule      *string `json:"rule"`      // its name; empty: the defaults
+	Direction string  `json:"direction"` // down or up; empty: both
+	Algorithm string  `json:"algorithm"` // with parameters, as in the configuration
+}
+
+// Rule is what the connections of a rule get, as GET /v1/rules tells it.
+type Rule struct {
+	Name   string `json:"rule"` // empty: the defaults
+	Refuse string `json:"refuse,omitempty"`
+	Down   string `json:"down,omitempty"`
+	Up     string `json:"up,omitempty"`
+}
+
+// Rules are those in force.
+type Rules struct {
+	Rules      []Rule   `json:"rules"`      // in order, and last the defaults
+	Algorithms []string `json:"algorithms"` // there are
+}
+
+// Changer lets those who have a token change algorithms. It is safe for concurrent use.
+type Changer struct {
+	Rules func() (Rules, error)
+	// Change puts c into force and tells in words what came of it. client is who asks.
+	Change func(c Change, client string) (string, error)
+
+	token token
+}
+
+// SetToken has changes carry a token from now on; empty: none are taken.
+func (k *Changer) SetToken(secret string) { k.token.set(secret) }
+
+// On reports whether changes are taken.
+func (k *Changer) On() bool {
+	k.token.mu.Lock()
+	defer k.token.mu.Unlock()
+	return k.token.given
+}
+
+func (k *Changer) register(mux *http.ServeMux) {
+	mux.HandleFunc("GET /v1/rules", k.rules)
+	mux.HandleFunc("POST /v1/algorithm", k.change)
+}
+
+func (k *Changer) rules(w http.ResponseWriter, _ *http.Request) {
+	rules, err := k.Rules()
+	var text []byte
+	if err == nil {
+		text, err = json.Marshal(rules)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(append(text, '\n')) // who has gone needs no answer
+}
+
+func (k *Changer) change(w http.ResponseWriter, r *http.Request) {
+	if code, err := k.permit(r); err != nil {
+		if code == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+		}
+		http.Error(w, err.Error(), code)
+		return
+	}
+	c, code, err := readChange(w, r)
+	if err != nil {
+		http.Error(w, err.Error(), code)
+		return
+	}
+	words, err := k.Change(c, r.RemoteAddr)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		return
+	}
+	fmt.Fprintln(w, words)
+}
+
+// permit says why a request may change nothing. No page but our own may ask for a
+// change in a browser that has the token.
+func (k *Changer) permit(r *http.Request) (code int, err error) {
+	if err := new(http.CrossOriginProtection).Check(r); err != nil {
+		return http.StatusForbidden, errors.New("changes are not taken from other web pages")
+	}
+	switch given, carried := k.token.carried(r); {
+	case !given:
+		return http.StatusForbidden, errors.New("changes need a token: give telemetry.change_token_file in the " +
+			"configuration, and reload")
+	case !carried:
+		return http.StatusUnauthorized, errors.New("changes need the token of telemetry.change_token_file: send " +
+			"Authorization: Bearer TOKEN")
+	}
+	return 0, nil
+}
+
+// readChange reads one change, and nothing else.
+func readChange(w http.ResponseWriter, r *http.Request) (c Change, code int, err error) {
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
+		return c, http.StatusUnsupportedMediaType, errors.New("a change is JSON: send Content-Type: application/json")
+	}
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxChangeBytes))
+	d.DisallowUnknownFields()
+	if err = d.Decode(&c); err == nil {
+		if _, err = d.Token(); errors.Is(err, io.EOF) {
+			err = nil
+		} else if err == nil {
+			err = errors.New("something follows it")
+		}
+	}
+	if tooLong := (*http.MaxBytesError)(nil); errors.As(err, &tooLong) {
+		return c, http.StatusRequestEntityTooLarge, fmt.Errorf("a change has at most %d bytes", maxChangeBytes)
+	}
+	if err == nil && c.Rule == nil {
+		err = errors.New(`rule is missing: a rule's name, or "" for the defaults`)
+	}
+	if err != nil {
+		return c, http.StatusBadRequest, fmt.Errorf("read the change: %w", err)
+	}
+	return c, 0, nil
+}
