@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // Endpoints are where the peers of tunnels were last heard from, by listener and by
@@ -14,15 +15,11 @@ type Endpoints map[string]map[string]netip.AddrPort
 func (s *Server) Endpoints() Endpoints {
 	all := Endpoints{}
 	for _, t := range s.Tunnels() {
-		for _, p := range t.Peers {
-			at, err := netip.ParseAddrPort(p.Endpoint)
-			if err != nil || p.Handshake.IsZero() {
-				continue
-			}
+		for key, at := range tunnel.Endpoints(t.Peers) {
 			if all[t.Listener] == nil {
 				all[t.Listener] = map[string]netip.AddrPort{}
 			}
-			all[t.Listener][p.PublicKey.String()] = at
+			all[t.Listener][key.String()] = at
 		}
 	}
 	return all

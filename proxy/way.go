@@ -103,6 +103,8 @@ type entrance struct {
 	now       atomic.Pointer[listenerState] // what the configuration says of it
 	handlers  sync.WaitGroup                // of its connections
 	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
+	evicted   chan struct{}                 // closed: another takes its place, so that its drain is over
+	closed    chan struct{}
 }
 
 // listenerState is a listener as one configuration has it. It is never changed.
@@ -140,6 +142,7 @@ func newListenerTotals() *listenerTotals {
 // TunnelInfo is how it goes with a listener that ends a tunnel.
 type TunnelInfo struct {
 	Listener, Mode string
+	Up             bool // packets get through, as far as it is ours
 	tunnel.Status
 }
 
@@ -155,7 +158,7 @@ func (s *Server) Tunnels() []TunnelInfo {
 		if err != nil { // its counters are good
 			s.log.Warn("peers of a tunnel cannot be listed", "listener", l.cfg.Name, "err", err)
 		}
-		out = append(out, TunnelInfo{l.cfg.Name, string(l.cfg.Mode), status})
+		out = append(out, TunnelInfo{l.cfg.Name, string(l.cfg.Mode), t.Health() == nil, status})
 	}
 	return out
 }

@@ -230,7 +230,8 @@ var all = []metric{
 	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
 	groupsOpen, groupMembers, groupBorrowed, groupUnused, groupsHinted, groupsCapped, groupsDoubting, hintsTotal,
 	hintReadings, hintErrors, hintSourceUp,
-	tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls, tunnelInvalid, tunnelExpired,
+	tunnelUp, tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls,
+	tunnelInvalid, tunnelExpired,
 	tunnelDatagrams, tunnelDropped, tunnelSessions, tunnelEvicted, tunnelNotices,
 }
 

@@ -254,6 +254,10 @@ penstock_tunnel_refused_packets_total{listener="vpn2"} 0
 # TYPE penstock_tunnel_stalls_total counter
 penstock_tunnel_stalls_total{listener="vpn"} 4
 penstock_tunnel_stalls_total{listener="vpn2"} 0
+# HELP penstock_tunnel_up Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened again.
+# TYPE penstock_tunnel_up gauge
+penstock_tunnel_up{listener="vpn"} 1
+penstock_tunnel_up{listener="vpn2"} 0
 `
 	var names []string
 	for line := range strings.Lines(want) {

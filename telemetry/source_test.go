@@ -105,7 +105,7 @@ func busyProxy() *still {
 			},
 		},
 		tunnels: []proxy.TunnelInfo{
-			{Listener: "vpn", Mode: "wireguard", Status: vpn.Status{
+			{Listener: "vpn", Mode: "wireguard", Up: true, Status: vpn.Status{
 				Received: 1000, Sent: 9000, Refused: 3, Lost: 2, Handshakes: 1, Stalls: 4, Malformed: 5, Damaged: 6, Senseless: 7, Expired: 8,
 				Datagrams: vpn.DatagramStats{
 					Sessions: 4, Peers: 2, SentPackets: 50, ReceivedPackets: 60,

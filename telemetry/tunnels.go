@@ -12,6 +12,9 @@ import (
 )
 
 var (
+	tunnelUp = gauge("tunnel_up",
+		"Whether packets get through, as far as it is the proxy's; 0: a port or a device has gone and is being opened again.",
+		"listener")
 	tunnelPeers  = gauge("tunnel_peers", "Peers that may use the tunnel.", "listener")
 	tunnelActive = gauge("tunnel_peers_active",
 		"Peers whose session has not run out: WireGuard's that made a handshake in the last three minutes, and "+
@@ -153,6 +156,7 @@ func (s sink) tunnel(t proxy.TunnelInfo, now time.Time) {
 			active++
 		}
 	}
+	s.put(tunnelUp, oneIf(t.Up), t.Listener)
 	s.put(tunnelPeers, float64(len(t.Peers)), t.Listener)
 	s.put(tunnelActive, float64(active), t.Listener)
 	s.put(tunnelBytes, float64(t.Received), t.Listener, "received")

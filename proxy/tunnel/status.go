@@ -35,6 +35,17 @@ type PeerState struct {
 	Sent      uint64
 }
 
+// Endpoints are where peers are with whom there has been a handshake.
+func Endpoints(peers []PeerState) map[access.Key]netip.AddrPort {
+	at := map[access.Key]netip.AddrPort{}
+	for _, p := range peers {
+		if where, err := netip.ParseAddrPort(p.Endpoint); err == nil && !p.Handshake.IsZero() {
+			at[p.PublicKey] = where
+		}
+	}
+	return at
+}
+
 // SessionState is a CONNECT-IP session as the listener sees it.
 type SessionState struct {
 	Name           string

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
@@ -37,9 +39,18 @@ type device struct {
 	link    netlink.Link
 	claim   io.Closer // which nobody else in this network namespace has, and which ends with the process
 	control *wgctrl.Client
-	port    int
 	added   []netlink.Addr
-	routes  []netip.Prefix
+	inside  []netip.Prefix // nothing for these addresses goes elsewhere while there is no interface
+	routes  []netip.Prefix // those of inside that are no gateway's
+	carried traffic        // by interfaces that have gone
+	newest  traffic        // by the present one, as was seen last
+}
+
+// traffic is of packets inside the tunnel: bytes, and packets to peers that were lost.
+type traffic struct{ received, sent, lost uint64 }
+
+func (t traffic) plus(o traffic) traffic {
+	return traffic{t.received + o.received, t.sent + o.sent, t.lost + o.lost}
 }
 
 // openDevice finds or makes the interface, with its keys and its port. The peers are those
@@ -52,34 +63,38 @@ func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err er
 	if d.control, err = wgctrl.New(); err != nil {
 		return nil, nil, errors.Join(err, d.claim.Close())
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, d.close())
-			d = nil
-		}
-	}()
+	if peers, err = d.take(cfg); err != nil {
+		return nil, nil, errors.Join(err, d.close())
+	}
+	return d, peers, nil
+}
+
+// take makes the interface ours, be it the first or one in place of one that has gone.
+func (d *device) take(cfg Config) (peers map[access.Key]access.Peer, err error) {
+	d.raised, d.blank, d.added, d.routes = false, false, nil, nil
+	d.carried, d.newest = d.carried.plus(d.newest), traffic{}
 	if err := d.find(); err != nil {
-		return d, nil, err
+		return nil, err
 	}
 	key, port := wgtypes.Key(cfg.PrivateKey), int(cfg.Port)
 	is, err := d.control.Device(d.name)
 	if err != nil {
-		return d, nil, d.explain("is no WireGuard interface", err)
+		return nil, d.explain("is no WireGuard interface", err)
 	}
 	d.blank = is.PrivateKey == wgtypes.Key{}
 	if is.PrivateKey != key && !d.blank {
 		d.made = false
-		return d, nil, errors.New("it is another's: it has another private key")
+		return nil, errors.New("it is another's: it has another private key")
 	}
 	err = d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &key, ListenPort: &port})
 	if err != nil {
-		return d, nil, d.explain(fmt.Sprintf("UDP port %d", port), err)
+		return nil, d.explain(fmt.Sprintf("UDP port %d", port), err)
 	}
 	peers = map[access.Key]access.Peer{}
 	for _, p := range is.Peers {
 		peers[access.Key(p.PublicKey)] = access.Peer{}
 	}
-	return d, peers, netlink.LinkSetMTU(d.link, cfg.MTU)
+	return peers, netlink.LinkSetMTU(d.link, cfg.MTU)
 }
 
 // find looks for the interface, and makes it where there is none.
@@ -119,18 +134,22 @@ func (d *device) explain(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// up has packets come, and finds out which port was chosen.
+// up has packets come.
 func (d *device) up() error {
 	d.raised = d.link.Attrs().Flags&net.FlagUp == 0
 	if err := netlink.LinkSetUp(d.link); err != nil {
 		return d.explain("set it up", err)
 	}
+	return d.reroute() // routes need an interface that is up
+}
+
+// port is the one that was chosen.
+func (d *device) port() (uint16, error) {
 	is, err := d.control.Device(d.name)
 	if err != nil {
-		return err
+		return 0, d.explain("ask for its port", err)
 	}
-	d.port = is.ListenPort
-	return d.reroute() // routes need an interface that is up
+	return uint16(is.ListenPort), nil
 }
 
 // setPeers takes those that are for those that are to be.
@@ -181,6 +200,9 @@ func (d *device) address(gateways, inside []netip.Prefix) error {
 		}
 	}
 	d.added = wanted
+	if err := d.fence(inside); err != nil {
+		return err
+	}
 	before := d.routes
 	d.routes = slices.DeleteFunc(slices.Clone(inside), func(p netip.Prefix) bool {
 		return slices.ContainsFunc(gateways, func(g netip.Prefix) bool { return g.Masked() == p.Masked() })
@@ -193,6 +215,32 @@ func (d *device) address(gateways, inside []netip.Prefix) error {
 		}
 	}
 	return d.reroute()
+}
+
+// fence has what is for addresses inside refused while the interface is not there or down:
+// other routes would take it outside as it is.
+func (d *device) fence(inside []netip.Prefix) error {
+	for _, p := range inside {
+		if err := netlink.RouteReplace(refusal(p)); err != nil {
+			return d.explain("add the route that refuses "+p.String(), err)
+		}
+	}
+	for _, p := range d.inside {
+		if !slices.Contains(inside, p) {
+			if err := netlink.RouteDel(refusal(p)); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return d.explain("remove the route that refuses "+p.String(), err)
+			}
+		}
+	}
+	d.inside = inside
+	return nil
+}
+
+// refusal is a route that any other to the same addresses comes before.
+func refusal(to netip.Prefix) *netlink.Route {
+	return &netlink.Route{
+		Dst: ipNet(to.Masked()), Type: unix.RTN_UNREACHABLE, Priority: math.MaxInt32, Protocol: capture.TunnelProtocol,
+	}
 }
 
 // reroute adds the routes that peers' addresses need beside the pool's. A link that is
@@ -220,18 +268,26 @@ func (d *device) route(to netip.Prefix) *netlink.Route {
 	}
 }
 
-// resume says where a peer was, and sends it something, unless it has been heard from.
-func (d *device) resume(p access.Peer, where netip.AddrPort) error {
+// resume says where peers were, and sends them something, unless they have been heard from.
+func (d *device) resume(peers map[access.Key]access.Peer, at map[access.Key]netip.AddrPort) error {
 	is, err := d.control.Device(d.name)
 	if err != nil {
 		return err
 	}
+	var errs []error
 	for _, known := range is.Peers {
-		if known.PublicKey == wgtypes.Key(p.PublicKey) && known.Endpoint != nil {
-			return nil
+		key := access.Key(known.PublicKey)
+		if where, was := at[key]; was && known.Endpoint == nil {
+			if err := d.seek(peers[key], where); err != nil {
+				errs = append(errs, fmt.Errorf("peer %q at %v: %w", peers[key].Name, where, err))
+			}
 		}
 	}
-	err = d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+	return errors.Join(errs...)
+}
+
+func (d *device) seek(p access.Peer, where netip.AddrPort) error {
+	err := d.control.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
 		PublicKey: wgtypes.Key(p.PublicKey), UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(where),
 	}}})
 	if err != nil || len(p.AllowedIPs) == 0 {
@@ -245,16 +301,23 @@ func (d *device) resume(p access.Peer, where netip.AddrPort) error {
 	return errors.Join(err, c.Close())
 }
 
-// traffic is that of the interface: bytes, and packets to peers that were lost.
-func (d *device) traffic() (received, sent, lost uint64, err error) {
+var errGone = errors.New("it is not there")
+
+// look finds out what the interface has carried, or that it has gone: errGone.
+func (d *device) look() error {
 	link, err := netlink.LinkByIndex(d.link.Attrs().Index)
-	if err != nil {
-		return 0, 0, 0, err
+	switch {
+	case errors.As(err, new(netlink.LinkNotFoundError)):
+		return errGone
+	case err != nil:
+		return err
+	case link.Attrs().Name != d.name: // all else goes by its name
+		return errGone
 	}
 	if s := link.Attrs().Statistics; s != nil {
-		received, sent, lost = s.RxBytes, s.TxBytes, s.TxDropped
+		d.newest = traffic{s.RxBytes, s.TxBytes, s.TxDropped}
 	}
-	return received, sent, lost, nil
+	return nil
 }
 
 // states are the peers as WireGuard knows them, by name.
@@ -285,9 +348,9 @@ func (d *device) states(peers map[access.Key]access.Peer) ([]tunnel.PeerState, e
 
 // close takes away what was added, and the interface if it was made.
 func (d *device) close() error {
-	var errs []error
+	errs := []error{d.fence(nil)}
 	switch {
-	case d.link == nil:
+	case d.link == nil: // there is none
 	case d.made:
 		err := netlink.LinkDel(d.link)
 		if err != nil && !errors.As(err, new(netlink.LinkNotFoundError)) && !errors.Is(err, syscall.ENODEV) {

@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/capture"
@@ -57,6 +58,7 @@ type PortRange = capture.PortRange
 type WireGuard struct {
 	*ingress.Socket
 	tunnel.Pool
+	tunnel.Condition
 	cfg    Config
 	log    *slog.Logger
 	device *device
@@ -64,11 +66,18 @@ type WireGuard struct {
 	drain  sync.Once
 	once   sync.Once
 	err    error
+	cancel context.CancelFunc
+	done   sync.WaitGroup
 
-	mu      sync.Mutex // of what follows, and of changes
+	mu      sync.Mutex // of what follows, and of the device
+	gone    bool       // there is no interface that is set up
 	peers   map[access.Key]access.Peer
+	at      map[access.Key]netip.AddrPort // where peers were last seen
 	inForce Settings
 }
+
+// lookEvery is how often the interface is looked for.
+const lookEvery = time.Second
 
 var _ tunnel.Listener = (*WireGuard)(nil)
 
@@ -97,6 +106,12 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 	if err := w.device.up(); err != nil {
 		return nil, err
 	}
+	if w.cfg.Port, err = w.device.port(); err != nil {
+		return nil, err
+	}
+	watching, cancel := context.WithCancel(context.Background())
+	w.cancel = cancel
+	w.done.Go(func() { w.watch(watching) })
 	w.log.Info("tunnel: the kernel ends it", "device", cfg.Interface)
 	for _, off := range ForwardingOff(s.Pool) {
 		w.log.Warn("what is not TCP does not leave the tunnel: the kernel does not forward", "fix", "sysctl -w "+off+"=1")
@@ -114,7 +129,7 @@ func transparent(c ingress.Config) ingress.Config {
 func (w *WireGuard) Name() string { return w.cfg.Name }
 
 // Addr implements tunnel.Listener.
-func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: w.device.port} }
+func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.cfg.Port)} }
 
 // Greet implements tunnel.Listener: who comes by another way than the tunnel is reset.
 func (w *WireGuard) Greet(ctx context.Context, conn datapath.Conn) (ingress.Client, error) {
@@ -161,7 +176,9 @@ func (w *WireGuard) Dial(ctx context.Context, source netip.Addr, target netip.Ad
 // Apply puts settings into force, and what may change of our socket; an error changes
 // nothing.
 func (w *WireGuard) Apply(s Settings, socket ingress.Config) error {
+	w.mu.Lock()
 	before := w.inForce
+	w.mu.Unlock()
 	err := w.apply(s)
 	if err == nil {
 		err = w.Socket.Apply(transparent(socket))
@@ -180,6 +197,19 @@ func (w *WireGuard) apply(s Settings) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.gone { // else it is put in with the interface
+		if err := w.put(s); err != nil {
+			return err
+		}
+	}
+	w.inForce = s
+	w.owners.Store(tunnel.OwnersOf(s.Peers))
+	w.SetPool(s.Pool)
+	return nil
+}
+
+// put makes the device and what surrounds it as settings say. The caller holds w.mu.
+func (w *WireGuard) put(s Settings) error {
 	next := make(map[access.Key]access.Peer, len(s.Peers))
 	inside := s.Pool
 	for _, p := range s.Peers {
@@ -211,9 +241,7 @@ func (w *WireGuard) apply(s Settings) error {
 	if err := w.device.setPeers(stay, next); err != nil {
 		return err
 	}
-	w.peers, w.inForce = next, s
-	w.owners.Store(tunnel.OwnersOf(s.Peers))
-	w.SetPool(s.Pool)
+	w.peers = next
 	return nil
 }
 
@@ -236,19 +264,63 @@ func gatewaysOf(pool []netip.Prefix) []netip.Prefix {
 	return out
 }
 
+// watch looks after the interface until ctx is done, and makes it again where it has gone:
+// it may be deleted, or end with the program that made it. Connections wait for it.
+func (w *WireGuard) watch(ctx context.Context) {
+	tick := time.NewTicker(lookEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if err := w.look(); err != nil && !w.Reopen(ctx, w.log, err, w.again) {
+			return
+		}
+	}
+}
+
+// look tells whether the interface has gone; nil: it has not, as far as anybody knows.
+func (w *WireGuard) look() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !errors.Is(w.device.look(), errGone) {
+		return nil
+	}
+	w.gone, w.device.link = true, nil
+	return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
+}
+
+// again finds or makes the interface once more, with all that belongs to it.
+func (w *WireGuard) again() (err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.peers, err = w.device.take(w.cfg); err != nil {
+		return err
+	}
+	if err := w.put(w.inForce); err != nil {
+		return err
+	}
+	if err := w.device.up(); err != nil {
+		return err
+	}
+	w.gone = false
+	w.resume(w.at)
+	return nil
+}
+
 // Resume implements tunnel.Listener. A peer that has not been heard from yet is sent a
 // packet, for which WireGuard has to shake hands first.
 func (w *WireGuard) Resume(at map[access.Key]netip.AddrPort) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for key, where := range at {
-		p, known := w.peers[key]
-		if !known {
-			continue
-		}
-		if err := w.device.resume(p, where); err != nil {
-			w.log.Debug("tunnel: a peer is not where it was", "peer", p.Name, "endpoint", where, "err", err)
-		}
+	w.resume(at)
+}
+
+func (w *WireGuard) resume(at map[access.Key]netip.AddrPort) {
+	if err := w.device.resume(w.peers, at); err != nil {
+		w.log.Debug("tunnel: peers are not where they were", "err", err)
 	}
 }
 
@@ -258,10 +330,16 @@ func (w *WireGuard) Status() (tunnel.Status, error) {
 	defer w.mu.Unlock()
 	var s tunnel.Status
 	var err error
-	s.Received, s.Sent, s.Lost, err = w.device.traffic()
-	if err == nil {
+	if w.gone {
+		for _, p := range w.inForce.Peers {
+			s.Peers = append(s.Peers, tunnel.PeerState{Name: p.Name, PublicKey: p.PublicKey, Addresses: p.AllowedIPs})
+		}
+	} else if err = w.device.look(); err == nil {
 		s.Peers, err = w.device.states(w.peers)
+		w.at = tunnel.Endpoints(s.Peers)
 	}
+	all := w.device.carried.plus(w.device.newest)
+	s.Received, s.Sent, s.Lost = all.received, all.sent, all.lost
 	if err != nil {
 		return s, fmt.Errorf("tunnel: listener %q: %w", w.cfg.Name, err)
 	}
@@ -269,12 +347,7 @@ func (w *WireGuard) Status() (tunnel.Status, error) {
 }
 
 // Health implements tunnel.Listener.
-func (w *WireGuard) Health() error {
-	if _, _, _, err := w.device.traffic(); err != nil {
-		return fmt.Errorf("interface %s is gone; restart the proxy: %w", w.cfg.Interface, err)
-	}
-	return nil
-}
+func (w *WireGuard) Health() error { return w.Condition.Health() }
 
 // Drain implements tunnel.Listener. New connections go past the proxy from then on.
 func (w *WireGuard) Drain() { w.drain.Do(w.Socket.Drain) }
@@ -288,14 +361,20 @@ func (w *WireGuard) Close() error {
 // undo takes away what there is by now.
 func (w *WireGuard) undo() error {
 	var errs []error
+	if w.cancel != nil {
+		w.cancel()
+		w.done.Wait()
+	}
 	if w.Socket != nil {
 		errs = append(errs, w.Socket.Close())
 	}
 	if w.device != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		errs = append(errs, w.device.setPeers(w.peers, nil), w.device.close(),
-			capture.Tunnel{Interface: w.cfg.Interface}.Remove(context.Background()))
+		if w.device.link != nil {
+			errs = append(errs, w.device.setPeers(w.peers, nil))
+		}
+		errs = append(errs, w.device.close(), capture.Tunnel{Interface: w.cfg.Interface}.Remove(context.Background()))
 	}
 	return errors.Join(errs...)
 }

@@ -21,12 +21,13 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // watch is a log that looks at an outside's health whenever that has changed.
 type watch struct {
 	slog.Handler
-	of   atomic.Pointer[health]
+	of   atomic.Pointer[tunnel.Condition]
 	seen chan error
 }
 
@@ -67,7 +68,7 @@ func TestADeviceThatGoesIsMadeAgain(t *testing.T) {
 	health := newWatch()
 	dev, err := OpenTUN(TUNConfig{Name: "tun", Device: "tunnel0", MTU: mtu, Log: slog.New(health)}, stack)
 	require.NoError(t, err)
-	health.of.Store(&dev.health)
+	health.of.Store(&dev.Condition)
 	l := Listen("tun", stack, dev)
 	t.Cleanup(func() { assert.NoError(t, l.Close()) })
 	for range 2 {
@@ -124,7 +125,7 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 		}},
 	}, stack)
 	require.NoError(t, err)
-	health.of.Store(&w.health)
+	health.of.Store(&w.Condition)
 	at := w.Addr()
 	l := Listen("vpn", stack, w)
 	accepted := echoing(t, l)
@@ -154,7 +155,7 @@ func TestAUDPPortThatFailsIsOpenedAgainAndSessionsGoOn(t *testing.T) {
 func TestAMASQUESocketThatFailsIsOpenedAgain(t *testing.T) {
 	health := newWatch()
 	m, l := masque(t, func(c *MASQUEConfig) { c.Log = slog.New(health) })
-	health.of.Store(&m.health)
+	health.of.Store(&m.Condition)
 	accepted := echoing(t, l)
 	at := m.Addr()
 	for range 2 {

@@ -67,7 +67,7 @@ const (
 // MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
 // of its own besides.
 type MASQUE struct {
-	health
+	tunnel.Condition
 	tunnel.Pool
 	cfg         MASQUEConfig
 	log         *slog.Logger
@@ -215,7 +215,7 @@ func (m *MASQUE) serve(ctx context.Context) {
 		}
 		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), server.Close())
 		_ = udp.Close()
-		if !m.reopen(ctx, m.log, err, m.listen) {
+		if !m.Reopen(ctx, m.log, err, m.listen) {
 			return
 		}
 	}

@@ -31,7 +31,7 @@ const headroom = 16
 // TUN is a TUN device that anything that delivers packets may feed: the kernel's
 // routes, OpenVPN, IPsec.
 type TUN struct {
-	health
+	tunnel.Condition
 	cfg    TUNConfig
 	log    *slog.Logger
 	name   deviceAddr
@@ -80,7 +80,7 @@ func (t *TUN) run(ctx context.Context, dev tun.Device) {
 			return
 		}
 		err = fmt.Errorf("TUN device %q has gone: %w", t.name, err)
-		if !t.reopen(ctx, t.log, err, func() (err error) {
+		if !t.Reopen(ctx, t.log, err, func() (err error) {
 			dev, err = t.open()
 			return err
 		}) {

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -19,6 +20,17 @@ import (
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
+
+// flushWithin is for how long what is sent at the very end may take to leave. Neither
+// WireGuard nor QUIC tells when it has.
+const flushWithin = 100 * time.Millisecond
+
+// linger waits for what has just been sent to leave.
+func linger() {
+	timer := time.NewTimer(flushWithin)
+	defer timer.Stop()
+	<-timer.C
+}
 
 // Outside is what carries a tunnel's packets.
 type Outside interface {

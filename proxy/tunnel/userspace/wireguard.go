@@ -41,7 +41,7 @@ type WireGuardConfig struct {
 
 // WireGuard is the endpoint of a WireGuard tunnel, in this process.
 type WireGuard struct {
-	health
+	tunnel.Condition
 	tunnel.Pool
 	name     string
 	log      *slog.Logger
@@ -103,7 +103,7 @@ func (w *WireGuard) watch(ctx context.Context) {
 			return
 		case err := <-w.failures:
 			err = fmt.Errorf("WireGuard's UDP port %d failed: %w", w.port, err)
-			w.reopen(ctx, w.log, err, func() error {
+			w.Reopen(ctx, w.log, err, func() error {
 				err := w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port))
 				select {
 				case <-w.failures: //nolint:errcheck // of a socket that is closed by now

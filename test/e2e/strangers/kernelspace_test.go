@@ -311,6 +311,87 @@ func TestAnInterfaceCarriesOnAfterACrash(t *testing.T) {
 	assert.NotContains(t, left, "10.9.0.1")
 }
 
+// The interface is deleted, as by a hand that meant another one, and comes back: peers,
+// addresses, routes and capture with it. A connection goes on, and nothing of it has left
+// by another way.
+func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	k, _ := inKernel(t, "kernel")
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	before := s.has()
+	s.start(k.Options)
+	s.wireGuard(is, k)
+	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
+	pings.await(t, 10)
+	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
+	ln, err := s.Server.Listen("tcp", server.String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = ln.Close() })
+	conn, err := s.Client.Dial("tcp", server.String())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	far, err := ln.Accept()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = far.Close() })
+	say := func(words string) {
+		_, err := io.WriteString(far, words)
+		require.NoError(t, err)
+		got := make([]byte, len(words))
+		require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
+		_, err = io.ReadFull(conn, got)
+		require.NoError(t, err)
+		assert.Equal(t, words, string(got))
+	}
+	say("before")
+	require.NotEmpty(t, s.peers()[0].Endpoint)
+
+	const there = "penstock_tunnel_up{listener=\"edge\"} "
+	require.Contains(t, s.metrics(), there+"1")
+	require.NoError(t, s.Edge.Command(t.Context(), is["ip"], "link", "del", edgeDevice).Run())
+	require.Eventually(t, func() bool {
+		return strings.Contains(s.metrics(), there+"0")
+	}, patience, 10*time.Millisecond)
+	require.Error(t, s.proxy.Get(t.Context(), "/readyz", nil))
+	assert.Len(t, s.peers(), 1)
+	_, err = io.WriteString(far, "meanwhile")
+	require.NoError(t, err)
+	if s.Edge.Command(t.Context(), is["ip"], "link", "add", "wgtrial", "type", "wireguard").Run() != nil {
+		for _, inside := range []string{inner, inner6} {
+			out, err := s.Edge.Command(t.Context(), is["ip"], "route", "get", inside).CombinedOutput()
+			assert.Error(t, err, "%s", out)
+		}
+		s.wireGuardGo(s.Edge, is, edgeDevice) // else the kernel's comes by itself
+	}
+	require.Eventually(t, func() bool { return s.proxy.Get(t.Context(), "/readyz", nil) == nil },
+		2*patience, 10*time.Millisecond)
+	assert.Contains(t, s.metrics(), there+"1")
+	pings.await(t, pings.answers.Load()+10)
+	got := make([]byte, len("meanwhile"))
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
+	_, err = io.ReadFull(conn, got)
+	require.NoError(t, err)
+	say("and after")
+	another := netip.AddrPortFrom(s.ServerAddr.V4, 555)
+	s.talk(s.Client, s.Server, another, another)
+	s.carried(1) // the first is still open
+	require.NoError(t, s.proxy.Stop())
+	if s.Edge.Command(t.Context(), is["wg"], "show", edgeDevice).Run() == nil { // wireguard-go's, which stays
+		assert.Equal(t, before, s.has())
+	}
+}
+
+// metrics are the gateway's.
+func (s *scene) metrics() (all string) {
+	s.t.Helper()
+	require.NoError(s.t, s.proxy.Get(s.t.Context(), "/metrics", func(r io.Reader) error {
+		text, err := io.ReadAll(r)
+		all = string(text)
+		return err
+	}))
+	return all
+}
+
 // Without the module there is no interface, and netstack does the same.
 func TestNetstackIsTakenWhereTheKernelHasNoWireGuard(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip")
