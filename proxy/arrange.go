@@ -3,12 +3,15 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"syscall"
 	"time"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // arrangement is what becomes of the listeners: all is open, and nothing of it in force.
@@ -52,16 +55,20 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 			}
 			continue
 		}
+		at := s.evict(cfg)
 		in, err := s.parts.Open(wayConfig(next, cfg, after))
 		if err != nil {
 			return nil, cannotOpen(i, err)
 		}
-		e := &entrance{Way: in}
+		e := &entrance{Way: in, evicted: make(chan struct{}), closed: make(chan struct{})}
 		a.undoing = append(a.undoing, func() { _ = e.Close() })
 		a.listeners[i] = newListenerState(e, totalsOf(present.listeners, cfg.Name), cfg)
 		a.opened = append(a.opened, a.listeners[i])
 		e.now.Store(a.listeners[i]) // datagrams may come already
 		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
+		if len(at) > 0 {
+			e.Tunnel().Resume(at)
+		}
 	}
 	for i, cfg := range next.Listeners {
 		old := stay[i]
@@ -95,7 +102,8 @@ func totalsOf(present []*listenerState, name string) *listenerTotals {
 // cannotOpen says what keeps a listener from being opened.
 func cannotOpen(i int, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
-		err = fmt.Errorf("%w; a tunnel that is left out keeps its port or device until its connections have ended", err)
+		err = fmt.Errorf("%w; where a tunnel in force has it, leave that out by one reload, and add this by the next, "+
+			"which resets its connections", err)
 	}
 	return fmt.Errorf("proxy: listeners[%d]: %w", i, err)
 }
@@ -161,12 +169,10 @@ func (s *Server) retire(l *listenerState) {
 		select {
 		case <-ended:
 		case <-s.aborted: // all connections are being reset
+		case <-l.evicted:
+			s.cut(l)
 		case <-deadline.C:
-			for _, c := range s.live() {
-				if c.listener.entrance == l.entrance {
-					c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
-				}
-			}
+			s.cut(l)
 		}
 		<-ended
 		_ = l.Close()
@@ -174,7 +180,41 @@ func (s *Server) retire(l *listenerState) {
 		s.mu.Lock()
 		delete(s.retired, l)
 		s.mu.Unlock()
+		close(l.closed)
 	})
+}
+
+// cut resets the connections of a listener.
+func (s *Server) cut(l *listenerState) {
+	for _, c := range s.live() {
+		if c.listener.entrance == l.entrance {
+			c.tearDown(Cause{ProxySide, ClosedShutdown}, nil)
+		}
+	}
+}
+
+// evict ends the drain of what has the port or the device of a tunnel that is to be opened:
+// a peer has one session with a port, so that only one of the two can carry anything. It
+// returns where their peers were.
+func (s *Server) evict(by config.Listener) map[access.Key]netip.AddrPort {
+	at := map[access.Key]netip.AddrPort{}
+	var old []*listenerState
+	s.mu.Lock()
+	for l := range s.retired {
+		if l.cfg.Excludes(by) {
+			old = append(old, l)
+		}
+	}
+	s.mu.Unlock()
+	for _, l := range old {
+		s.log.Info("listener drains no longer: another takes its place", "listener", l.cfg.Name, "by", by.Name)
+		if is, err := l.Tunnel().Status(); err == nil { // else they find out by themselves
+			maps.Copy(at, tunnel.Endpoints(is.Peers))
+		}
+		close(l.evicted)
+		<-l.closed
+	}
+	return at
 }
 
 // listeners are those in force, and then those that drain and of whose name there is no

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -191,6 +192,43 @@ func TestATunnelIsOpenedDrainedAndClosedByAReload(t *testing.T) {
 	require.NoError(t, client.Close())
 	require.NoError(t, server.Close())
 	require.Eventually(t, func() bool { return len(g.names()) == 1 }, patience, time.Millisecond)
+}
+
+// A tunnel that is added again, with another key even, takes the port of the one that
+// drains, whose connections end with a reset: peers hear of it.
+func TestATunnelThatIsAddedAgainTakesThePortOfTheOneThatDrains(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGateway(t, func(c *config.Config) {
+		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
+		c.Shutdown.Drain = config.Duration(time.Hour)
+	}, p)
+	vpn, other := g.cfg.Listeners[0], g.cfg.Listeners[1]
+	free, err := net.ListenPacket("udp", ":0")
+	require.NoError(t, err)
+	require.NoError(t, free.Close())
+	vpn.Address = fmt.Sprintf(":%d", free.LocalAddr().(*net.UDPAddr).Port)
+	assert.Equal(t, proxy.Reloaded{Opened: 1, Closing: 1}, g.reload(listeners(vpn, other)))
+	backend := listenHere(t)
+	for range 2 {
+		p.connect(g)
+		client, server := p.pair(t, backend)
+		send(t, server, "hello")
+		hears(t, client, "hello")
+		assert.Equal(t, proxy.Reloaded{Closing: 1}, g.reload(listeners(other)))
+		send(t, server, "still here")
+		hears(t, client, "still here")
+		private, err := access.GenerateKey()
+		require.NoError(t, err)
+		g.public, err = private.Public()
+		require.NoError(t, err)
+		vpn.WireGuard.PrivateKey = config.Key(private)
+		assert.Equal(t, proxy.Reloaded{Opened: 1}, g.reload(listeners(other, vpn)))
+		require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
+		_, err = client.Read(make([]byte, 1))
+		require.ErrorContains(t, err, "reset")
+		require.Len(t, g.proxy.Tunnels(), 1)
+		assert.Zero(t, g.proxy.Tunnels()[0].Peers[0].Handshake)
+	}
 }
 
 func TestWhatATunnelIsCannotChangeAtItsPort(t *testing.T) {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+
+	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // CheckReload finds what differs in next and cannot change while the proxy runs, but for
@@ -34,6 +36,19 @@ func (l Listener) SamePlace(other Listener) bool {
 		return l.Mode == other.Mode && l.Address == other.Address && l.Device == other.Device
 	}
 	return l.Address == other.Address
+}
+
+// Excludes reports whether two listeners are tunnels that cannot be open at once, since
+// they have one port or one device.
+func (l Listener) Excludes(other Listener) bool {
+	device := func(l *Listener) string {
+		if l.Is(access.WireGuard) && l.WireGuard.Path() != DatapathNetstack {
+			return l.Interface()
+		}
+		return l.Device
+	}
+	return l.Tunnels() && other.Tunnels() && (l.Address != "" && l.Address == other.Address ||
+		device(&l) != "" && device(&l) == device(&other))
 }
 
 // cannotChange is about a key; nil for none.

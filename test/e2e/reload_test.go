@@ -141,3 +141,45 @@ func TestListenersComeAndGoWithAReload(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
 	echo(inside, far, "all the same")
 }
+
+// TestATunnelThatIsAddedAgainAnswersAtOnce removes a tunnel and adds it again while a
+// download drains out of it: the download ends with a reset that the phone hears of, and
+// the phone shakes hands with the new one by itself.
+func TestATunnelThatIsAddedAgainAnswersAtOnce(t *testing.T) {
+	onceIsEnough(t)
+	use(t, released)
+	asking, phone := named("connect"), named("wireguard over IPv4")
+	rest := asking.yaml("")
+	rest = rest[strings.Index(rest, "telemetry:"):]
+	other := "listeners:\n  - name: way\n    " + asking.config + "\n"
+	vpn := "  - name: vpn\n    " + phone.config + "\n"
+	s := newScene(t)
+	p := s.start(other + vpn + rest)
+	s.capture(phone)
+	client, server := phone.pair(s)
+	sent := make(chan struct{})
+	go func() { // more than ever arrives
+		defer close(sent)
+		_, _ = io.Copy(server, random(1, 1<<40))
+	}()
+	more := func() error {
+		require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
+		_, err := io.CopyN(io.Discard, client, megabyte)
+		return err
+	}
+	require.NoError(t, more())
+
+	p.rewrite(other + rest)
+	p.signal(syscall.SIGHUP)
+	p.reloaded(1)
+	require.NoError(t, more(), "it drains")
+	p.rewrite(other + vpn + rest)
+	p.signal(syscall.SIGHUP)
+	p.reloaded(2)
+	_, err := io.Copy(io.Discard, client)
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+	<-sent
+	again, far := phone.pair(s)
+	exchange(t, again, far, megabyte)
+	assert.Contains(t, p.said.String(), "another takes its place")
+}

@@ -4,6 +4,7 @@ package strangers
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -361,6 +362,10 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 			out, err := s.Edge.Command(t.Context(), is["ip"], "route", "get", inside).CombinedOutput()
 			assert.Error(t, err, "%s", out)
 		}
+		require.Eventually(t, func() bool { // the first has ended, and takes no socket away that is the second's
+			_, err := os.Stat("/var/run/wireguard/" + edgeDevice + ".sock")
+			return errors.Is(err, os.ErrNotExist)
+		}, patience, 10*time.Millisecond)
 		s.wireGuardGo(s.Edge, is, edgeDevice) // else the kernel's comes by itself
 	}
 	require.Eventually(t, func() bool { return s.proxy.Get(t.Context(), "/readyz", nil) == nil },
