@@ -20,7 +20,10 @@ import (
 const (
 	Flag  = "agent"
 	Usage = "`NAME=SOCKET`: the agent that decides for ccp:NAME, and where it listens; NAME alone: " +
-		ccp.DefaultSocket + "; repeat for several"
+		ccp.DefaultSocket + "; NAME=" + byCommand + "COMMAND: how to start it, at that path or at $SOCKET; " +
+		"repeat for several"
+
+	byCommand = "run:"
 )
 
 // Agents are processes that decide for algorithms ccp:NAME.
@@ -30,6 +33,7 @@ type Agents []Agent
 type Agent struct {
 	Name      string
 	Socket    string // where it listens; empty: it is yet to be started
+	Command   string // that Start has a shell start, in place of Program
 	Program   string // that Start starts, without Prefix; empty: the one of its name
 	Algorithm string // that flows ask it for; empty: its default
 
@@ -52,6 +56,13 @@ func Parse(specs []string) (Agents, error) {
 		}
 		if _, err := out.named(name); err == nil {
 			return nil, fmt.Errorf("--%s %s: there is another agent %s", Flag, spec, name)
+		}
+		if command, started := strings.CutPrefix(socket, byCommand); started {
+			if strings.TrimSpace(command) == "" {
+				return nil, fmt.Errorf("--%s %s: it has no command; write %s=%s./%s", Flag, spec, name, byCommand, name)
+			}
+			out = append(out, Agent{Name: name, Command: command})
+			continue
 		}
 		socket, err := filepath.Abs(socket)
 		if err != nil {

@@ -8,10 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"syscall"
 	"time"
 
+	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 )
 
@@ -23,8 +25,8 @@ const (
 	startLook  = 5 * time.Millisecond
 )
 
-// Start starts the programs of those that are not there, which stand beside this program or
-// in $PATH, each at a socket of its own. stop ends them.
+// Start starts those that are not there, by their commands or by their programs, which stand beside
+// this program or in $PATH, each at a socket of its own. stop ends them.
 func (a Agents) Start() (there Agents, stop func(), err error) {
 	there = slices.Clone(a)
 	var ends []func()
@@ -48,34 +50,69 @@ func (a Agents) Start() (there Agents, stop func(), err error) {
 	return there, stop, nil
 }
 
-// start starts the agent's program.
-func (a *Agent) start() (end func(), err error) {
-	program, err := edge.Beside(Prefix + cmp.Or(a.Program, a.Name))
-	if err != nil {
-		return nil, fmt.Errorf("%w; build it by make build", err)
+// its is the script that runs an agent's command: with a /tmp/ccp of its own, where agents on portus
+// always listen, so that several run side by side. The command's last process is the agent's own.
+const its = `mkdir -p "$1" && mount --make-rprivate / && mount --bind "$0" "$1" && SOCKET="$1/$2" exec sh -c "exec $3"`
+
+// command is what starts the agent, which makes its socket in dir.
+func (a *Agent) command(dir string) (cmd *exec.Cmd, socket string, err error) {
+	if a.Command == "" {
+		program, err := edge.Beside(Prefix + cmp.Or(a.Program, a.Name))
+		if err != nil {
+			return nil, "", fmt.Errorf("%w; build it by make build", err)
+		}
+		socket = filepath.Join(dir, "socket")
+		cmd = exec.Command(program, socket)
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+		return cmd, socket, nil
 	}
+	place, name := filepath.Split(ccp.DefaultSocket)
+	cmd = exec.Command("sh", "-c", its, dir, filepath.Clean(place), name, a.Command)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if uid, gid := os.Geteuid(), os.Getegid(); uid != 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+			UidMappings: []syscall.SysProcIDMap{{HostID: uid, Size: 1}},
+			GidMappings: []syscall.SysProcIDMap{{HostID: gid, Size: 1}},
+		}
+	}
+	return cmd, filepath.Join(dir, name), nil
+}
+
+// start starts the agent.
+func (a *Agent) start() (end func(), err error) {
 	dir, err := os.MkdirTemp("", Prefix)
 	if err != nil {
 		return nil, fmt.Errorf("make a place for its socket: %w", err)
 	}
-	var said bytes.Buffer
-	socket := filepath.Join(dir, "socket")
-	cmd := exec.Command(program, socket)
-	cmd.Stdout, cmd.Stderr = &said, &said
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the terminal's Ctrl-C is for us, who end it in its turn
-	if err := cmd.Start(); err != nil {
+	cmd, socket, err := a.command(dir)
+	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	over := make(chan struct{})
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr.Setpgid = true              // the terminal's Ctrl-C is for us, who end it in its turn
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // where we are killed ourselves
+	started, over := make(chan error), make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // it is killed
+		runtime.LockOSThread() // it dies with the thread that starts it
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // it is killed
+		}
 		close(over)
 	}()
+	if err := <-started; err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
 	end = func() {
-		_ = cmd.Process.Kill() // it may have ended just now
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // it may have ended just now
 		<-over
 		_ = os.RemoveAll(dir) // what is left there harms nobody
 	}
+	what := cmp.Or(a.Command, cmd.Path)
 	late := time.NewTimer(startLimit)
 	defer late.Stop()
 	look := time.NewTicker(startLook)
@@ -88,10 +125,10 @@ func (a *Agent) start() (end func(), err error) {
 		select {
 		case <-over:
 			end()
-			return nil, fmt.Errorf("%s ended: %s", program, bytes.TrimSpace(said.Bytes()))
+			return nil, fmt.Errorf("%s ended: %s", what, bytes.TrimSpace(said.Bytes()))
 		case <-late.C:
 			end()
-			return nil, fmt.Errorf("%s makes no socket within %s", program, startLimit)
+			return nil, fmt.Errorf("%s makes no socket within %s", what, startLimit)
 		case <-look.C:
 		}
 	}

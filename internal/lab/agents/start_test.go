@@ -1,13 +1,22 @@
 package agents_test
 
 import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 )
@@ -56,4 +65,87 @@ func TestWhatIsThereTakesThePlaceOfWhatIsStarted(t *testing.T) {
 	}, all)
 	assert.Equal(t, all[2:], all.In("defaults: {algorithm: \"ccp:cubic\"}"))
 	assert.Contains(t, all.YAML(), `{name: cubic, socket: "/cubic", algorithm: ""}`, "a place until it is started")
+}
+
+// commanded is an agent by a command, which listens where agents on portus do.
+func commanded(t *testing.T, name, command string) agents.Agents {
+	t.Helper()
+	if _, err := exec.LookPath("mount"); err != nil {
+		t.Skip(err)
+	}
+	all, err := agents.Parse([]string{name + "=run:" + command})
+	require.NoError(t, err)
+	return all
+}
+
+func TestACommandStartsAnAgent(t *testing.T) {
+	labtest.Agents(t)
+	all := append(commanded(t, "fixed", "penstock-agent-reno /tmp/ccp/portus"),
+		commanded(t, "named", `penstock-agent-cubic "$SOCKET"`)...)
+	there, stop, err := all.Start()
+	if err != nil && strings.Contains(err.Error(), "not permitted") {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	defer stop()
+	assert.NotEqual(t, there[0].Socket, there[1].Socket)
+	for _, a := range there {
+		scenario := sim.Scenario{
+			Down: sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 40}, Duration: time.Second,
+			Flows: []sim.FlowConfig{{Algorithm: "ccp:" + a.Name}},
+		}
+		result, err := there.Run(scenario)
+		require.NoError(t, err, a.Name)
+		assert.Positive(t, result.Flows[0].Throughput)
+	}
+	used, err := there.CPUTime()
+	require.NoError(t, err)
+	assert.Positive(t, used)
+
+	_, _, err = commanded(t, "dies", "sh -c 'echo no; exit 1'").Start()
+	assert.ErrorContains(t, err, "ended: no")
+	_, err = agents.Parse([]string{"x=run: "})
+	assert.ErrorContains(t, err, "it has no command; write x=run:./x")
+}
+
+// dying makes the test binary start agents and print their processes' ids, and wait.
+const dying = "PENSTOCK_TEST_AGENTS_DYING"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(dying) != "" {
+		_, _, err := agents.Agents{{Name: "reno"}, {Name: "fixed", Command: "penstock-agent-reno $SOCKET"}}.Start()
+		fmt.Println(err)
+		select {}
+	}
+	os.Exit(m.Run())
+}
+
+func TestAgentsEndWithWhoStartedThem(t *testing.T) {
+	labtest.Agents(t)
+	place := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), dying+"=1", "TMPDIR="+place)
+	said, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(said).ReadString('\n')
+	require.NoError(t, err)
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if strings.Contains(line, "not permitted") {
+		t.Skip(line)
+	}
+	require.Equal(t, "<nil>\n", line)
+	sockets, err := filepath.Glob(place + "/*/*")
+	require.NoError(t, err)
+	require.Len(t, sockets, 2)
+	for _, path := range sockets {
+		require.Eventually(t, func() bool {
+			conn, err := net.Dial("unixgram", path)
+			if err == nil {
+				_ = conn.Close()
+			}
+			return errors.Is(err, syscall.ECONNREFUSED)
+		}, time.Minute, 5*time.Millisecond, "an agent still listens at %s", path)
+	}
 }

@@ -128,7 +128,9 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 		if err := ccp.CheckName(a.Name); err != nil {
 			return s, &config.Error{Key: "agents", Message: err.Error()}
 		}
-		s.Agents = append(s.Agents, agents.Agent{Name: a.Name, Program: a.Program, Algorithm: a.Algorithm})
+		s.Agents = append(s.Agents, agents.Agent{
+			Name: a.Name, Program: a.Program, Command: a.Command, Algorithm: a.Algorithm,
+		})
 	}
 	s.Agents = b.load.Agents.Over(s.Agents)
 	if err := b.actors(&s); err != nil {

@@ -31,6 +31,7 @@ algorithm: penstock                  # of the proxy at the edge; without it, and
 group: peer                          # which flows share a window, as in the proxy's configuration
 envelope: ebpf                       # or bbr, cubic, reno: the kernel's below
 agents: [{name: reno, program: reno, algorithm: 10ms}]  # that decide for ccp:reno: penstock-agent-PROGRAM is started
+# agents: [{name: mine, command: "./mine $SOCKET"}]   or what a shell starts: where /tmp/ccp is its own
 # edge: {defaults: {...}, rules: [...]}   the proxy's configuration, in place of these three
 # native: true                       what they decide without an edge and TCP, over UDP
 # virtual: true                      this run in virtual time, also beside others over real sockets
@@ -292,6 +293,7 @@ type form struct {
 type agentForm struct {
 	Name      string `yaml:"name"`
 	Program   string `yaml:"program"`
+	Command   string `yaml:"command"`
 	Algorithm string `yaml:"algorithm"`
 }
 
