@@ -1,6 +1,17 @@
 package sim
 
-import "time"
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// Video is what a player at the receiving end asks for; see Player.
+type Video struct {
+	Rate   cc.Rate       // of the encoding; 0: there is none
+	Chunk  time.Duration // length of what it asks for at once
+	Buffer time.Duration // played ahead at most
+}
 
 // Player is a video player that asks for one chunk after the other as long as
 // its buffer has room for one more. It plays what it has from the first whole

@@ -96,6 +96,9 @@ type FlowConfig struct {
 	Rate        cc.Rate       // how fast the application produces it, UDP: with headers; 0: as fast as it is taken
 	On, Off     time.Duration // it produces for On, then pauses for Off, and so on; On 0: always
 	Random      bool          // On and Off are means of exponential times, drawn from the run's seed
+	// SendBuffer is what the sender's transport holds of the stream, sent and not: it takes no more until some
+	// of it is acknowledged. Of a transport that holds the window; 0: no limit.
+	SendBuffer cc.Bytes
 	// UDP: of the window of the first other flow in its group, by way of a gateway; 0: it passes unseen
 	Share float64
 
@@ -103,13 +106,6 @@ type FlowConfig struct {
 	// after it asked for the last, or when that has come, if it took longer. 0: once.
 	Every time.Duration
 	Video Video // in place of Bytes
-}
-
-// Video is what a player at the receiving end asks for; see Player.
-type Video struct {
-	Rate   cc.Rate       // of the encoding; 0: there is none
-	Chunk  time.Duration // length of what it asks for at once
-	Buffer time.Duration // played ahead at most
 }
 
 // Change alters the path, or moves a flow, during the run.
@@ -240,6 +236,8 @@ func (f FlowConfig) check() error {
 		return fmt.Errorf("it must stop after it starts, at 0 or later")
 	case f.Bytes < 0 || f.Rate < 0 || f.MaxRate < 0 || f.ConnectionRate < 0:
 		return fmt.Errorf("bytes and rates must not be negative")
+	case f.SendBuffer < 0 || f.SendBuffer > 0 && f.SendBuffer < cc.DefaultMSS:
+		return fmt.Errorf("a send buffer holds at least a segment of %d bytes; 0: no limit", cc.DefaultMSS)
 	case f.On < 0 || f.Off < 0 || f.On == 0 && f.Off > 0:
 		return fmt.Errorf("a pause needs a time in which the application produces")
 	case f.Random && (f.On < minMean || f.Off < minMean):

@@ -167,3 +167,26 @@ func TestDelaysAreNearestRanks(t *testing.T) {
 	assert.Equal(t, Delays{Mean: ms, P50: ms, P95: ms, P99: ms, Max: ms}, delaysOf([]time.Duration{ms}))
 	assert.Zero(t, delaysOf(nil))
 }
+
+// What a full send buffer takes is what was acknowledged, so that no more is ever in flight than it holds.
+func TestASendBufferBoundsWhatIsInFlight(t *testing.T) {
+	for _, transport := range []Transport{Kernel, Native} {
+		for _, buffer := range []cc.Bytes{20 * mss, 100*mss + 1} {
+			result := play(t, Scenario{
+				Down:      LinkConfig{Rate: 12e6, Delay: 20 * ms, QueueBytes: 2e6},
+				Up:        LinkConfig{Delay: 20 * ms},
+				Transport: transport, Flows: []FlowConfig{{Algorithm: "cubic", SendBuffer: buffer}},
+				Duration: 10 * time.Second, Sample: 10 * ms, Seed: 1,
+			})
+			most := cc.Bytes(0)
+			for _, s := range result.Flows[0].Samples {
+				most = max(most, s.Inflight)
+			}
+			assert.LessOrEqual(t, most, buffer, "%v", transport)
+			assert.Greater(t, most, buffer*9/10, "%v: and it is used", transport)
+			assert.InDelta(t, min(12e6*float64(mss)/float64(mss+HeaderBytes), float64(buffer)*8/0.041), float64(result.Flows[0].Throughput),
+				0.6e6, "%v", transport)
+		}
+	}
+	assert.ErrorContains(t, FlowConfig{Algorithm: "cubic", SendBuffer: 1}.check(), "a send buffer holds at least")
+}

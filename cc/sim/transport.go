@@ -125,6 +125,9 @@ func (s *sender) tellOfSent() {
 // sent, as far as the flow allows and the transport's buffer has room.
 func (s *sender) write(n cc.Bytes) {
 	room := min(n, sendBatch) - (s.wrote - s.sent)
+	if b := s.cfg.SendBuffer; b > 0 {
+		room = min(room, (b-(s.wrote-s.una()))/cc.DefaultMSS*cc.DefaultMSS)
+	}
 	switch {
 	case room <= 0:
 	case !s.flow.HasMaxRate():

@@ -59,8 +59,9 @@ kernel's, which enforces the window, with acknowledgements that Linux delays; th
 relay's where all of those are over bbr, cubic, reno or wireguard. "penstock-lab bench
 fidelity" compares the two over several links.
 
-A link is a rate (12mbit), a trace file in Mahimahi's format, or a generated
-trace (generate:lte, generate:lte:7 with a seed). It carries the same in both
+A link is a rate (12mbit), a trace file in Mahimahi's format, a generated trace
+(generate:lte, generate:lte:7 with a seed) or a recorded one (recorded:campus-walk,
+city-drive, highway-3g or rapid-5s, a minute each). It carries the same in both
 directions unless --up says otherwise. Several values of --loss share one table,
 each sender beside what it has without.
 
@@ -108,7 +109,7 @@ where user namespaces are allowed.`,
 		"what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
 			"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")
 	flags.StringArrayVar(&f.Links, "link", []string{"generate:lte"},
-		"rate, trace file or generate:NAME[:SEED]; repeat for several")
+		"rate, trace file, generate:NAME[:SEED] or recorded:NAME; repeat for several")
 	flags.StringVar(&f.Up, "up", record.Same, "what the link carries towards the server")
 	flags.StringSliceVar(&f.Buffers, "buffer", []string{"2MB"},
 		"limit of the queue, each way: bytes (2MB), packets (250pkt) or none; several for each in turn")

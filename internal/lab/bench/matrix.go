@@ -165,8 +165,8 @@ func quote(s string) string { return fmt.Sprintf("%q", s) }
 
 // placed is a file's name from everywhere, and anything else as it is.
 func placed(spec string) string {
-	if rate, _, err := recipe.Carries(spec, 1); err == nil && rate == 0 && !strings.HasPrefix(spec, "generate:") ||
-		strings.ContainsRune(spec, filepath.Separator) {
+	if rate, _, err := recipe.Carries(spec, 1); err == nil && rate == 0 && !strings.HasPrefix(spec, "generate:") &&
+		!strings.HasPrefix(spec, "recorded:") || strings.ContainsRune(spec, filepath.Separator) {
 		if path, err := filepath.Abs(spec); err == nil {
 			return path
 		}

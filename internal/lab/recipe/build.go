@@ -303,6 +303,7 @@ func (f flowForm) actor(name string) stage.Actor {
 		Name: name, Kind: stage.Kind(f.App), Host: f.Host - 1, Port: f.Port, Direct: f.Direct, Control: f.Control,
 		Start: span(f.Start), Stop: span(f.Stop), Size: cc.Bytes(f.Size), Every: span(f.Every), Rate: cc.Rate(f.Rate),
 		Buffer: span(f.Buffer), On: span(f.On), Off: span(f.Off), Random: f.Random, ECN: f.ECN.value,
+		SendBuffer: cc.Bytes(f.Sending),
 	}
 	if a.Kind == stage.Video {
 		a.Every = span(f.Chunk)

@@ -1,7 +1,11 @@
 package recipe
 
 import (
+	"compress/gzip"
+	"embed"
 	"fmt"
+	"io/fs"
+	"path"
 	"strconv"
 	"strings"
 
@@ -10,6 +14,10 @@ import (
 )
 
 func (b *builder) trace(l link) (*sim.Trace, error) {
+	if strings.HasPrefix(l.Trace, recorded) {
+		_, t, err := b.load.carries(l.Trace, b.seed)
+		return t, err
+	}
 	if _, err := sim.Model(l.Trace); err == nil {
 		name := generate + l.Trace
 		if l.TraceSeed != nil {
@@ -23,12 +31,36 @@ func (b *builder) trace(l link) (*sim.Trace, error) {
 	return b.load.Trace(l.Trace)
 }
 
-// generate stands before the name of a model.
-const generate = "generate:"
+// What stands before the name of a model, and of a trace of the library.
+const (
+	generate = "generate:"
+	recorded = "recorded:"
+)
+
+//go:embed traces
+var traces embed.FS
+
+// readRecorded reads a trace of the library.
+func readRecorded(name string) (*sim.Trace, error) {
+	f, err := traces.Open("traces/" + name + ".gz")
+	if err != nil {
+		var names []string
+		all, _ := fs.Glob(traces, "traces/*.gz") // fails of a bad pattern alone
+		for _, n := range all {
+			names = append(names, strings.TrimSuffix(path.Base(n), ".gz"))
+		}
+		return nil, fmt.Errorf("there is no recorded trace %q; there are %s", name, strings.Join(names, ", "))
+	}
+	text, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, err
+	}
+	return sim.ReadTrace(recorded+name, text)
+}
 
 // Carries reads what a link carries in one word: a rate (12mbit), a trace drawn from a built-in
-// model (generate:lte, with the seed that is given; generate:lte:7), or the name of a file in
-// Mahimahi's format.
+// model (generate:lte, with the seed that is given; generate:lte:7), one of the library
+// (recorded:campus-walk), or the name of a file in Mahimahi's format.
 func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
 	return Loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, sim.ReadTrace) }}.carries(spec, seed)
 }
@@ -51,6 +83,10 @@ func (load Loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error
 		}
 		t.Name = spec
 		return 0, t, nil
+	}
+	if name, ok := strings.CutPrefix(spec, recorded); ok {
+		t, err := readRecorded(name)
+		return 0, t, err
 	}
 	rate, err := cc.ParseRate(spec)
 	switch {

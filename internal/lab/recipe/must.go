@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -261,7 +262,7 @@ func (m must) judge(env any) (f record.Finding, there bool, err error) {
 			return f, false, err
 		}
 	}
-	f = record.Finding{What: orElse(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
+	f = record.Finding{What: cmp.Or(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
 	got, err := number(m.is, env)
 	if err != nil {
 		return f, false, err
@@ -279,16 +280,9 @@ func (m must) judge(env any) (f record.Finding, there bool, err error) {
 		bounds = append(bounds, c.words+" "+figure(bound, m.form.Unit))
 		f.OK = f.OK && c.holds(got, bound)
 	}
-	f.Bound = orElse(strings.Join(bounds, ", "), comparing)
+	f.Bound = cmp.Or(strings.Join(bounds, ", "), comparing)
 	if math.IsNaN(got) {
 		f.Got = "not measured"
 	}
 	return f, true, nil
-}
-
-func orElse(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }

@@ -21,8 +21,8 @@ const Format = `about: one line on what is played, and what for
 source: who published it, and where
 let: {size: 20}                      # $(size) stands for 20 wherever it is written
 link: {rate: 12mbit, rtt: 40ms, queue: 100pkt, loss: 0.01}  # delay: one way; queue: 2MB, 100pkt or none
-# link: carries: 12mbit, generate:lte, generate:lte:7 or a FILE, in one word
-# link: trace: lte (a built-in model) or a FILE, trace_seed, delay_trace: FILE, aqm: codel|fq_codel|pie|dualpi2,
+# link: carries: 12mbit, generate:lte, generate:lte:7, recorded:campus-walk or a FILE, in one word
+# link: trace: lte (a built-in model), recorded:campus-walk or a FILE, trace_seed, delay_trace: FILE, aqm: codel|fq_codel|pie|dualpi2,
 # mark, reorder, reorder_by, payload: 10mbit (the rate that carries so much of it),
 # steps: [{at: 10s, rate: 6mbit}], outages: [{from: 10s, to: 20s}]
 up: {rate: 2mbit, queue: 64KiB}      # the way back; without it: no limit, and the link's delay
@@ -45,6 +45,7 @@ flows:
   web: {app: web, size: 100KB, every: 2s, algorithm: "copa:delta=0.1"}   # requests: on one connection
   video: {app: video, rate: 4mbit, chunk: 4s, buffer: 30s}
   noise: {app: udp, rate: 3mbit}
+  # download: {send_buffer: 1MB}       of the server's socket, where no proxy serves the flow
   # upload: {app: upload, control: cubic}; many: {count: 8, stagger: 1s, within: 2s}; other: {direct: true};
   # {app: web, every: 1h, count: 500, within: 20s, sizes: caida}: a Poisson process, sizes as in CCP's figure 3-3;
   # {ecn: l4s} and every key that terms have in the proxy's configuration, down
@@ -327,6 +328,7 @@ type flowForm struct {
 	Sizes   string          `yaml:"sizes"`
 	Every   config.Duration `yaml:"every"`
 	Rate    config.Rate     `yaml:"rate"`
+	Sending config.Size     `yaml:"send_buffer"`
 	Chunk   config.Duration `yaml:"chunk"`
 	Buffer  config.Duration `yaml:"buffer"`
 	On      config.Duration `yaml:"on"`

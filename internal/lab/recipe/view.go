@@ -298,7 +298,7 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 	from, to, err := r.span(i, span)
 	all := r.Record.Actors[i].Cwnd
 	if all == nil {
-		return nil, fmt.Errorf("the proxy has no part in flow %q", flow)
+		return nil, fmt.Errorf("flow %q has no window that is looked at: it goes past the proxy, up, or as UDP", flow)
 	}
 	for _, w := range all[min(len(all), int(from/stage.Step)):min(len(all), int(to/stage.Step))] {
 		packets = append(packets, float64(w)/float64(cc.DefaultMSS))

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -90,7 +91,7 @@ func writeFindings(w io.Writer, all [][]record.Finding) error {
 		if len(all) > 1 && held > 0 && held < len(all) {
 			verdict += fmt.Sprintf(" %d of %d", len(all)-held, len(all))
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, f.What, orElse(f.Paper, "-"), f.Bound, strings.Join(got, " · "))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, f.What, cmp.Or(f.Paper, "-"), f.Bound, strings.Join(got, " · "))
 	}
 	return t.Flush()
 }

@@ -83,6 +83,10 @@ func (a Actor) check(s Stage) error {
 	case a.On == 0 && a.Off > 0:
 		return errors.New("it has rests, Off, but no On")
 	}
+	if a.SendBuffer != 0 && (a.SendBuffer < cc.DefaultMSS || a.Kind != Bulk || s.Native || s.proxied(a)) {
+		return fmt.Errorf("its SendBuffer is %d bytes, but must be 0 or at least %d, of a Bulk download that no proxy "+
+			"serves", a.SendBuffer, cc.DefaultMSS)
+	}
 	switch a.Kind {
 	case Bulk:
 		return nil

@@ -3,6 +3,7 @@ package stage
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -241,4 +242,26 @@ func TestHostsOfACellHaveQueuesOfTheirOwnAndHints(t *testing.T) {
 	assert.Greater(t, blaster.Queueing.P95, 150*time.Millisecond, "a full queue of 100 at 5 Mbit/s takes 240 ms")
 	assert.NotEqual(t, told.Queueing, blaster.Queueing)
 	assert.Positive(t, told.Cwnd[19])
+}
+
+// Without a proxy the window is that of the server's socket, over real sockets as in virtual time.
+func TestTheServersOwnWindowIsLookedAt(t *testing.T) {
+	s := short(Actor{Name: "held back", Kind: Bulk, SendBuffer: 20 * cc.DefaultMSS})
+	s.Edge = ""
+	check := func(t *testing.T, r Record, err error) {
+		require.NoError(t, err)
+		untouched(t, r)
+		assert.Positive(t, total(r.Actors[0]))
+		assert.Positive(t, slices.Max(r.Actors[0].Cwnd))
+		assert.Less(t, slices.Max(r.Actors[0].Cwnd), 200*cc.DefaultMSS, "a queue of 250 packets could have more")
+	}
+	t.Run("virtual", func(t *testing.T) {
+		r, err := PlayVirtual(s, nil)
+		check(t, r, err)
+	})
+	t.Run("real", func(t *testing.T) {
+		labtest.Need(t)
+		r, err := Play(t.Context(), penstock(t), s, nil)
+		check(t, r, err)
+	})
 }

@@ -3,10 +3,13 @@ package stage
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -73,11 +76,35 @@ func (r *run) answer(ctx context.Context) func(net.Conn) {
 				r.actors[q.actor].take(in, q, buf)
 				return
 			}
+			if err := r.actors[q.actor].holdBack(conn); err != nil {
+				r.fail(err)
+				return
+			}
 			if err := r.actors[q.actor].pour(ctx, conn, q, buf); err != nil {
 				return
 			}
 		}
 	}
+}
+
+// holdBack gives the server's socket the send buffer that the actor is to have.
+func (a *actor) holdBack(conn net.Conn) error {
+	if a.SendBuffer == 0 {
+		return nil
+	}
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) { // beyond net.core.wmem_max
+		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, int(a.SendBuffer))
+	})
+	if err = errors.Join(err, set); err != nil {
+		return fmt.Errorf("set the send buffer of the server of %q to %d bytes, which takes root: %w", a.Name,
+			a.SendBuffer, err)
+	}
+	return nil
 }
 
 // pour sends what was asked for, a bulk download at the pace at which its

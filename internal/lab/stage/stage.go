@@ -94,9 +94,12 @@ type Actor struct {
 	Every time.Duration
 	// Rate is, of UDP, on the wire; of Video that of the encoding; of Bulk what the server
 	// produces, 0: as fast as it is taken.
-	Rate    cc.Rate
-	Buffer  time.Duration // Video: played ahead at most; 0: 30 s
-	Control string        // Upload: the client's own congestion control; empty: cubic
+	Rate   cc.Rate
+	Buffer time.Duration // Video: played ahead at most; 0: 30 s
+	// SendBuffer is that of the server's socket, SO_SNDBUF, of a Bulk download that no proxy serves; 0: the
+	// kernel's own.
+	SendBuffer cc.Bytes
+	Control    string // Upload: the client's own congestion control; empty: cubic
 
 	// On and Off let it run and rest in turns, beginning with the first and keeping
 	// its connection: means of exponential times drawn from the stage's seed where
@@ -170,7 +173,9 @@ type ActorRecord struct {
 	// Queueing is of its host's data packets in the last hop, zero where the queue is
 	// everybody's; of an Upload of those in the uplink.
 	Queueing Quantiles
-	Cwnd     []cc.Bytes   // of its group at each Step, 0 where there is none; nil without a proxy
+	// Cwnd is that of its group at each Step, 0 where there is none, or of the server's socket where there is
+	// no proxy; nil for what is past a proxy, and for Upload and UDP.
+	Cwnd     []cc.Bytes
 	Share    []cc.Bytes   // its part of it, likewise
 	Requests []Request    // Requests and Web, in the order of their starts
 	Video    *VideoRecord // Video

@@ -210,6 +210,7 @@ func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
 		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
 		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap,
 		Start: a.Start, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random, ECN: a.ECN,
+		SendBuffer: a.SendBuffer,
 	}
 	switch a.Kind {
 	case UDP:
@@ -360,7 +361,7 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 	s := v.stage
 	steps := int(s.Duration / Step)
 	r := ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, steps)}
-	if s.proxied(a) && a.Kind != Upload {
+	if s.windowed(a) {
 		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)
 	}
 	if s.Cell != nil || a.Kind == Upload {

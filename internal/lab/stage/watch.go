@@ -41,25 +41,27 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 	if len(r.stage.Changes) > 0 {
 		r.apart(w.change)
 	}
-	if r.proxy == nil {
+	if r.stage.Native {
 		return w, nil
 	}
-	var err error
-	w.cpu, err = r.proxy.CPUTime()
-	if err == nil {
-		w.theirs, err = r.agents.CPUTime()
-	}
-	if err != nil {
-		w.stop()
-		return nil, err
+	if r.proxy != nil {
+		var err error
+		w.cpu, err = r.proxy.CPUTime()
+		if err == nil {
+			w.theirs, err = r.agents.CPUTime()
+		}
+		if err != nil {
+			w.stop()
+			return nil, err
+		}
 	}
 	for _, a := range r.actors {
-		if a.proxied && a.Kind != Upload {
+		if r.stage.windowed(a.Actor) {
 			a.record.Cwnd, a.record.Share = make([]cc.Bytes, r.stage.steps()), make([]cc.Bytes, r.stage.steps())
 			w.looked = append(w.looked, a)
 		}
 	}
-	if r.stage.Hints > 0 {
+	if r.stage.Hints > 0 && r.proxy != nil {
 		r.apart(func() {
 			if err := r.proxy.Feed(w.ctx, w.hints(), r.stage.Hints, r.stage.Up.Delay); err != nil {
 				r.fail(err)
@@ -113,7 +115,7 @@ func (w *watch) look() {
 		if w.wait(w.ctx, at) != nil {
 			return
 		}
-		if w.now() >= memory {
+		if w.proxy != nil && w.now() >= memory {
 			m, err := w.proxy.Memory()
 			if err != nil {
 				w.fail(err)
@@ -135,23 +137,13 @@ func (w *watch) look() {
 // sample notes the windows as they are now. Where there were none of this step's
 // before, the last ones stand.
 func (w *watch) sample() error {
-	flows, err := w.proxy.Flows(w.ctx)
+	step := min(int(w.now()/Step), w.stage.steps()-1)
+	windows, err := w.windows()
 	if err != nil {
 		return err
 	}
-	step := min(int(w.now()/Step), w.stage.steps()-1)
-	if err := w.lookBelow(flows); err != nil {
-		return err
-	}
-	type window struct{ cwnd, share cc.Bytes }
-	windows := make(map[netip.AddrPort]window, len(flows))
-	for _, f := range flows {
-		if f.Down != nil && f.Down.Control != nil && f.Down.Control.Cwnd < cc.MaxCwnd {
-			windows[edge.Client(f)] = window{f.Down.Control.Cwnd, f.Down.Control.Share}
-		}
-	}
 	for _, a := range w.looked {
-		var now window
+		var now held
 		if at := a.at.Load(); at != nil {
 			now = windows[*at]
 		}
@@ -165,6 +157,32 @@ func (w *watch) sample() error {
 	}
 	w.next = max(w.next, step+1)
 	return nil
+}
+
+// held is a window, and a flow's part of it.
+type held struct{ cwnd, share cc.Bytes }
+
+// windows are those of now by their clients: the proxy's or, where there is none, the servers'.
+func (w *watch) windows() (map[netip.AddrPort]held, error) {
+	windows := map[netip.AddrPort]held{}
+	if w.proxy == nil {
+		all, err := sockets(w.lab.Server)
+		for client, s := range all {
+			cwnd := cc.Bytes(s.cwnd) * s.mss
+			windows[client] = held{cwnd, cwnd}
+		}
+		return windows, err
+	}
+	flows, err := w.proxy.Flows(w.ctx)
+	if err == nil {
+		err = w.lookBelow(flows)
+	}
+	for _, f := range flows {
+		if f.Down != nil && f.Down.Control != nil && f.Down.Control.Cwnd < cc.MaxCwnd {
+			windows[edge.Client(f)] = held{f.Down.Control.Cwnd, f.Down.Control.Share}
+		}
+	}
+	return windows, err
 }
 
 // lookBelow takes a sample of our window and of what is below it, where one download has all.
