@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -144,12 +145,12 @@ func (h *holding) stop(now cc.Time) {
 	}
 }
 
-// reconsider puts other terms into force.
-func (h *holding) reconsider(now cc.Time, t flow.Terms) error {
+// reconsider puts other terms into force, and reports whether they are others.
+func (h *holding) reconsider(now cc.Time, t flow.Terms) (moved bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
-		return nil
+	if h.closed || reflect.DeepEqual(t, h.terms) {
+		return false, nil
 	}
 	switch {
 	case h.flow == nil:
@@ -157,11 +158,11 @@ func (h *holding) reconsider(now cc.Time, t flow.Terms) error {
 		h.stop(now)
 	default:
 		if err := h.flow.Move(now, t); err != nil {
-			return fmt.Errorf("proxy: receive window: %w", err)
+			return false, fmt.Errorf("proxy: receive window: %w", err)
 		}
 	}
 	h.terms = t
-	return nil
+	return h.leg != nil && h.why == nil, nil
 }
 
 // close ends it; the leg is closed already.

@@ -67,7 +67,13 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	assert.Equal(t, leg.window, info.Flow.Share)
 	assert.Positive(t, leg.window)
 
-	require.NoError(t, h.reconsider(now, flow.Terms{Algorithm: policy.Unmanaged}))
+	reconsider := func(terms flow.Terms) bool {
+		moved, err := h.reconsider(now, terms)
+		require.NoError(t, err)
+		return moved
+	}
+	assert.True(t, reconsider(flow.Terms{Algorithm: policy.Unmanaged}))
+	assert.False(t, reconsider(flow.Terms{Algorithm: policy.Unmanaged}), "nothing changes")
 	read(20)
 	assert.Zero(t, leg.window, "the transport has its own back")
 	assert.False(t, h.info().Held)
@@ -75,7 +81,7 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	read(20)
 	assert.Equal(t, looks, leg.looks)
 
-	require.NoError(t, h.reconsider(now, flow.Terms{Group: "a", Algorithm: "vegas"}))
+	assert.True(t, reconsider(flow.Terms{Group: "a", Algorithm: "vegas"}))
 	read(20)
 	assert.Positive(t, leg.window)
 	assert.Equal(t, "vegas", h.info().Flow.Algorithm)

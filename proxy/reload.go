@@ -24,7 +24,7 @@ type Reloaded struct {
 	// listeners; those that close take nobody further, and their connections may go on for shutdown.drain
 	Opened, Closing int
 
-	Moved   int // directions that send under other terms now
+	Moved   int // directions that send, or whose sender is held, under other terms now
 	Kept    int // directions that keep theirs: ours cannot take over from the kernel's own control, or give up to it
 	Refused int // connections that go on although new ones like them are refused
 	Revoked int // connections that are reset, since their peer has gone from its tunnel
@@ -101,14 +101,18 @@ func (c *connection) reconsider(done *Reloaded) {
 		return
 	}
 	c.verdict = v
-	c.down.reconsider(v.Down, done)
-	c.up.reconsider(v.Up, done)
 	for _, each := range []struct {
-		d     *direction
-		terms flow.Terms
-	}{{&c.down, v.FromServer}, {&c.up, v.FromClient}} {
-		if err := each.d.hold.reconsider(c.srv.clock(), each.terms); err != nil {
+		d           *direction
+		sends, held flow.Terms
+	}{{&c.down, v.Down, v.FromServer}, {&c.up, v.Up, v.FromClient}} {
+		counted := done.Moved + done.Kept
+		each.d.reconsider(each.sends, done)
+		moved, err := each.d.hold.reconsider(c.srv.clock(), each.held)
+		if err != nil {
 			c.srv.log.Error("receive window keeps its terms", "direction", each.d.name, "err", err)
+		}
+		if moved && done.Moved+done.Kept == counted {
+			done.Moved++
 		}
 	}
 }

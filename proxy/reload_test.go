@@ -122,6 +122,9 @@ func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 		"in place, where only the rate changes": {
 			"cubic", func(c *config.Config) { c.Defaults.MaxRate = 1e9 }, "", "cubic", proxy.Reloaded{Moved: 2},
 		},
+		"in place, where only the client's window changes": {
+			"cubic", func(c *config.Config) { c.Defaults.Up.Receive = "none" }, "", "cubic", proxy.Reloaded{Moved: 1},
+		},
 		"but what was left to the kernel stays there": {
 			"none", under("copa"), "", "none", proxy.Reloaded{Kept: 2},
 		},

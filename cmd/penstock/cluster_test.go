@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -118,6 +120,11 @@ func TestProbesSeeTheHealthAlone(t *testing.T) {
 
 func TestReadyReadsWhereToAsk(t *testing.T) {
 	var stderr bytes.Buffer
+	if _, err := os.Stat(defaultConfig); errors.Is(err, fs.ErrNotExist) {
+		code := execute(t.Context(), []string{"ready"}, &stderr, &stderr)
+		assert.NotEqual(t, cli.ExitConfig, code, "asked at the usual address")
+		assert.NotContains(t, stderr.String(), defaultConfig)
+	}
 	path := filepath.Join(t.TempDir(), "penstock.yaml")
 	write := func(telemetry string) {
 		require.NoError(t, os.WriteFile(path, []byte("listeners: [{name: a, mode: connect, address: "+

@@ -7,8 +7,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-
-	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func readyCommand() *cobra.Command {
@@ -20,15 +18,16 @@ func readyCommand() *cobra.Command {
 		Long: `Ready asks the proxy of this machine whether it serves new connections, and exits with 0
 if it does and with 1 and the reason if not: for probes where there is no shell and no curl.
 
-The proxy is asked at the telemetry.health or the telemetry.address of the file.`,
+The proxy is asked at the telemetry.health or the telemetry.address of the file; without one
+at the usual address.`,
 		Example: `  penstock ready
   penstock ready --alive --config /etc/penstock/penstock.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if at == "" {
-				cfg, err := config.Load(path)
+				cfg, err := running(cmd, path)
 				if err != nil {
-					return badConfig(cmd.ErrOrStderr(), err)
+					return err
 				}
 				if at = cfg.Telemetry.Health; at == "off" {
 					at = cfg.Telemetry.Address

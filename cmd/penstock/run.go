@@ -241,7 +241,8 @@ func (h *service) announce() {
 			h.log.Info("rule", "rule", name, "refuse", r.Refuse)
 			continue
 		}
-		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up))
+		h.log.Info("rule", "rule", name, "down", describeTerms(r.Down), "up", describeTerms(r.Up),
+			"client_windows", describeTerms(r.FromClient), "server_windows", describeTerms(r.FromServer))
 	}
 	if h.probe != nil {
 		h.log.Info("health", "address", h.probe.Addr().String())

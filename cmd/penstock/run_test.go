@@ -213,6 +213,8 @@ func TestRunDrainsOnASignal(t *testing.T) {
 
 	assert.NotEmpty(t, in.log.line(t, "penstock starts")["version"])
 	assert.NotEmpty(t, in.log.line(t, "datapath")["envelope"])
+	rule := in.log.line(t, "rule")
+	assert.Equal(t, []any{"penstock", "none"}, []any{rule["client_windows"], rule["server_windows"]})
 	closed := in.log.line(t, "flow closed")
 	assert.Equal(t, "eof", closed["reason"])
 	assert.IsType(t, 0.0, closed["duration_seconds"])

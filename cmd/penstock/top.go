@@ -49,14 +49,11 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if at == "" {
-				at = config.DefaultTelemetry
-				cfg, err := config.Load(path)
-				switch {
-				case err == nil:
-					at = cfg.Telemetry.Address
-				case cmd.Flags().Changed("config"):
-					return badConfig(cmd.ErrOrStderr(), err)
+				cfg, err := running(cmd, path)
+				if err != nil {
+					return err
 				}
+				at = cfg.Telemetry.Address
 			}
 			t := newTop(at, search)
 			if out, ok := cmd.OutOrStdout().(*os.File); once || !ok || !isTerminal(out) {
@@ -71,6 +68,19 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 	cmd.Flags().StringVar(&search, "search", "", "show only what contains `TEXT`")
 	cmd.Flags().BoolVar(&once, "once", false, "print what there is and end")
 	return cmd
+}
+
+// running is the configuration of the proxy that runs; the defaults where nobody said which
+// file has it, and the usual one cannot be read.
+func running(cmd *cobra.Command, path string) (config.Config, error) {
+	cfg, err := config.Load(path)
+	switch {
+	case err == nil:
+		return cfg, nil
+	case cmd.Flags().Changed("config"):
+		return cfg, badConfig(cmd.ErrOrStderr(), err)
+	}
+	return config.Default(), nil
 }
 
 // topColumn is a column of a table: what the proxy sorts it by, and its words.

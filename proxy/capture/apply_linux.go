@@ -134,8 +134,7 @@ func deleteTable() error {
 }
 
 // findTable returns the table of our name, nil if there is none, and whether it
-// is ours by what is in it: nothing, or our one chain, which begins with a look
-// at the mark. A comment of ours would tell more, but kernels before 5.10 do not
+// is ours by what is in it: our one chain, which begins with a look at the mark. A comment of ours would tell more, but kernels before 5.10 do not
 // keep it, and earlier versions wrote none.
 func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
@@ -153,9 +152,7 @@ func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	}
 	chains = slices.DeleteFunc(chains, func(c *nftables.Chain) bool { return c.Table.Name != Table })
 	switch {
-	case len(chains) == 0:
-		return table, true, nil
-	case len(chains) > 1 || chains[0].Name != ourChain,
+	case len(chains) != 1 || chains[0].Name != ourChain,
 		chains[0].Hooknum == nil || *chains[0].Hooknum != *nftables.ChainHookPrerouting:
 		return table, false, nil
 	}

@@ -179,6 +179,7 @@ func TestAnothersTableOfOurNameStays(t *testing.T) {
 			Priority: nftables.ChainPriorityMangle,
 		},
 		"a chain that hooks nowhere": {Name: ourChain},
+		"no chain":                   {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := newNamespace(t)
@@ -191,10 +192,12 @@ func TestAnothersTableOfOurNameStays(t *testing.T) {
 				if chain.Hooknum != nil {
 					chain.Type = nftables.ChainTypeFilter
 				}
-				c.AddRule(&nftables.Rule{
-					Table: chain.Table, Chain: c.AddChain(&chain),
-					Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}},
-				})
+				if chain.Name != "" {
+					c.AddRule(&nftables.Rule{
+						Table: chain.Table, Chain: c.AddChain(&chain),
+						Exprs: []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}},
+					})
+				}
 				return c.Flush()
 			})
 			before := ns.state(t)

@@ -421,9 +421,12 @@ func (f *files) key(key string, path *string, to *Key) error {
 func (f *files) quick(key, path string) (access.QuickFile, error) {
 	data, err := f.bytes(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return access.QuickFile{}, keyErrorf(key, "there is no %s; penstock gateway peer add makes a peers_file, "+
-			"and so "+
-			"does touch", f.path(path))
+		cure := "penstock gateway peer add makes a peers_file, and so does touch"
+		if strings.HasSuffix(key, ".config_file") {
+			cure = "penstock gateway init makes a configuration of its own; the file of a wg-quick interface is " +
+				"/etc/wireguard/INTERFACE.conf"
+		}
+		return access.QuickFile{}, keyErrorf(key, "there is no %s; %s", f.path(path), cure)
 	}
 	if err != nil {
 		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.path(path), err)

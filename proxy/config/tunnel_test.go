@@ -280,6 +280,12 @@ func TestMistakesInATunnelsFilesAreToldWithTheKeyThatNamesThem(t *testing.T) {
 			func(_ string, f map[string]string) { delete(f, "peers.conf") },
 			"penstock gateway peer add makes",
 		},
+		"no whole file": {
+			func(_ string, f map[string]string) {
+				f["c.yaml"] = "listeners: [{name: v, mode: wireguard, wireguard: {config_file: wg0.conf}}]"
+			},
+			"wg0.conf; penstock gateway init makes",
+		},
 		"a peer without a key": {
 			func(_ string, f map[string]string) { f["peers.conf"] = "[Peer]\n" },
 			"peers.conf: line 1: this peer has no PublicKey",
