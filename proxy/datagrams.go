@@ -21,7 +21,7 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 	settings.Most = way.Datagrams
 	t.Forward(settings, tunnel.Forwarding{
 		Flows: s.parts.Flows, Clock: s.clock, Mark: uint32(mark), Log: s.log,
-		Verdict: func(sent tunnel.Sent) (flow.Terms, error) {
+		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
 			l := e.now.Load()
 			f := policy.Facts{
 				Listener: l.cfg.Name, Protocol: policy.UDP, Source: sent.Source, Target: sent.Target, Host: sent.Host,
@@ -36,23 +36,23 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 }
 
 // datagram decides about what a peer of a tunnel sends.
-func (s *Server) datagram(l *listenerState, f policy.Facts) (flow.Terms, error) {
+func (s *Server) datagram(l *listenerState, f policy.Facts) (down, up flow.Terms, err error) {
 	in := s.settings()
 	if via, err := s.inside(l, f.Target.Addr()); via != nil && err == nil && via != l.Tunnel() {
-		return flow.Terms{}, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which "+
+		return down, up, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which "+
 			"TCP alone reaches", f.Target)}
 	}
 	if err := s.guard(l, f.Target); err != nil {
-		return flow.Terms{}, err
+		return down, up, err
 	}
 	v := in.policy.Decide(f)
-	switch {
-	case v.Refuse != "":
-		return flow.Terms{}, refusedBy(v)
-	case v.Down.Algorithm == policy.Unmanaged && v.Down.MaxRate == 0:
-		return flow.Terms{}, nil // nothing holds them back
+	if v.Refuse != "" {
+		return down, up, refusedBy(v)
 	}
-	return v.Down, nil
+	if v.Down.Algorithm != policy.Unmanaged || v.Down.MaxRate > 0 { // else nothing holds them back
+		down = v.Down
+	}
+	return down, v.Up, nil
 }
 
 // guard refuses what no rule need name: where clients would reach the proxy

@@ -202,7 +202,7 @@ penstock_tunnel_datagram_sessions{listener="vpn2"} 0
 # TYPE penstock_tunnel_datagram_sessions_evicted_total counter
 penstock_tunnel_datagram_sessions_evicted_total{listener="vpn"} 7
 penstock_tunnel_datagram_sessions_evicted_total{listener="vpn2"} 0
-# HELP penstock_tunnel_datagrams_dropped_total UDP datagrams and echo messages that were dropped: refused by policy, crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on the way to a peer, unsolicited (from whom the peer had not written to), failed (not taken by the network or the tunnel).
+# HELP penstock_tunnel_datagrams_dropped_total UDP datagrams and echo messages that were dropped: refused by policy, crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was full) on the way to a peer, or at a maximum rate on the way from it, unsolicited (from whom the peer had not written to), failed (not taken by the network or the tunnel).
 # TYPE penstock_tunnel_datagrams_dropped_total counter
 penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="crowded"} 2
 penstock_tunnel_datagrams_dropped_total{listener="vpn",reason="failed"} 6

@@ -42,8 +42,7 @@ var (
 	tunnelDropped = counter("tunnel_datagrams_dropped_total",
 		"UDP datagrams and echo messages that were dropped: refused by policy, "+
 			"crowded (no room for another session), late (stood too long in its queue) and overflow (the queue was "+
-			"full) on "+
-			"the way to a peer, "+
+			"full) on the way to a peer, or at a maximum rate on the way from it, "+
 			"unsolicited (from whom the peer had not written to), failed (not taken by the network or the "+
 			"tunnel).", "listener", "reason")
 	tunnelSessions = gauge("tunnel_datagram_sessions",

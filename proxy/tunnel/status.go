@@ -65,8 +65,8 @@ type DatagramStats struct {
 	Refused                                                uint64 // by policy, or of nobody
 	// lost, since there were too many sessions, or sockets
 	Crowded  uint64
-	Late     uint64 // lost to peers: they stood in a queue for too long
-	Overflow uint64 // lost to peers: the queue was full
+	Late     uint64 // lost on their way to peers, or at a max_rate from them: they stood in a queue for too long
+	Overflow uint64 // likewise: the queue was full
 	// among sent and received: the network outside, or the tunnel, did not take them
 	Failed      uint64
 	Unsolicited uint64 // from whom the peer had not written to

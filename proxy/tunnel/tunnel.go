@@ -49,9 +49,10 @@ type Settings struct {
 
 // Forwarding is what datagrams need besides what configuration says of them.
 type Forwarding struct {
-	// Verdict is policy's, and its guard's: an error refuses what is sent. The terms say
-	// whose window the answers share; without an algorithm nobody's.
-	Verdict func(Sent) (flow.Terms, error)
+	// Verdict is policy's, and its guard's: an error refuses what is sent. down says whose
+	// window the answers share; without an algorithm nobody's. Of up the group and its
+	// maximum rate count.
+	Verdict func(Sent) (down, up flow.Terms, err error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time
 	Mark    uint32 // of the sockets; 0: none

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -73,4 +74,63 @@ func TestAMaximumRateBindsAllConnectionsOfAHost(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestAMaximumRateBindsWhatAPeerSendsByUDP has a phone send datagrams beside an upload,
+// several times as many as its rule lets pass: both together have no more.
+func TestAMaximumRateBindsWhatAPeerSendsByUDP(t *testing.T) {
+	onceIsEnough(t)
+	const (
+		rate   = 4e6 / 8 // bytes a second
+		length = 3 * time.Second
+		burst  = 128 << 10
+	)
+	w := named("wireguard over IPv4")
+	s := w.open(t, "defaults: {up: {max_rate: 4mbit, group: source}}\n")
+	at := netip.AddrPortFrom(s.ServerAddr.V4, 4000)
+	far, phone := listenUDP(t, s.Server, at), listenUDP(t, s.Client, netip.AddrPortFrom(phoneAddrs[0].Addr(), 0))
+	client, server := w.pair(s)
+	var byTCP, byUDP atomic.Int64
+	var ended sync.WaitGroup
+	start, over := time.Now(), make(chan struct{})
+	ended.Go(func() { _, _ = io.Copy(struct{ io.Writer }{client}, random(1, 1<<40)) })
+	ended.Go(func() { _, _ = io.Copy(io.Discard, counted{server, &byTCP}) })
+	ended.Go(func() { // 20 Mbit/s
+		tick := time.NewTicker(4 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-over:
+				return
+			case <-tick.C:
+			}
+			for range 10 {
+				if _, err := phone.WriteToUDPAddrPort(make([]byte, 1000), at); err != nil {
+					return
+				}
+			}
+		}
+	})
+	ended.Go(func() {
+		for b := make([]byte, 1500); ; {
+			n, _, err := far.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			byUDP.Add(int64(n))
+		}
+	})
+	time.Sleep(length)
+	tcp, udp, elapsed := byTCP.Load(), byUDP.Load(), time.Since(start).Seconds()
+	t.Logf("%.3f of the rate, TCP %d, UDP %d bytes", float64(tcp+udp)/(rate*elapsed), tcp, udp)
+	assert.LessOrEqual(t, float64(tcp+udp), 1.02*rate*elapsed+burst)
+	assert.Positive(t, tcp)
+	assert.Positive(t, udp)
+	close(over)
+	for _, c := range []*net.TCPConn{client, server} {
+		require.NoError(t, c.SetLinger(0))
+		require.NoError(t, c.Close())
+	}
+	require.NoError(t, far.Close())
+	ended.Wait()
 }

@@ -40,9 +40,9 @@ func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte
 	p := d.peers[name]
 	d.mu.Unlock()
 	if p == nil {
-		p = &peer{d: d, name: name}
+		p = &peer{shaper: shaper{d: d}, name: name}
 	}
-	p.pass(d.with.Clock(), packet{fiveTuple{source, target}, payload})
+	p.pass(d.with.Clock(), packet{fiveTuple: fiveTuple{source, target}, payload: payload})
 }
 
 // mayCross tells why a peer must not send to another: nil where it answers one that
@@ -56,7 +56,7 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	if d.refresh(begun) || !from.echo && d.refresh(association{receiver, origin{AddrPort: to}, from.AddrPort}) {
 		return nil
 	}
-	if _, err := d.with.Verdict(tunnel.Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
+	if _, _, err := d.with.Verdict(tunnel.Sent{Peer: sender, Source: from.AddrPort, Target: to}); err != nil {
 		return err
 	}
 	d.mu.Lock()

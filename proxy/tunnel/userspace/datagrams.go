@@ -48,7 +48,7 @@ type Datagrams struct {
 
 	wakes chan struct{} // woken is not empty
 	wake  sync.Mutex
-	woken []*peer
+	woken []*shaper
 	stop  chan struct{}
 	done  sync.WaitGroup
 }
@@ -171,19 +171,12 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 		}
 	case tunnel.Elsewhere, tunnel.Unused:
 	}
-	s, err := d.session(from, target, "")
+	s, up, err := d.session(from, target, "")
 	if err != nil {
 		d.refuse(from, target, payload, err)
 		return
 	}
-	d.count.sentPackets.Add(1)
-	d.count.sentBytes.Add(uint64(len(payload)))
-	if err := s.socket.send(target, payload, s.id, hops); err != nil {
-		d.count.failed.Add(1)
-		if notice, ok := toTell(err, target); ok {
-			d.tell(from, target, payload, notice)
-		}
-	}
+	s.pass(up, target, payload, hops)
 }
 
 // refuse drops a datagram and says why, unless there was only no room for it.
@@ -225,44 +218,47 @@ func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u 
 	}
 }
 
-// session returns the session that a datagram belongs to; a new one, if policy
-// has nothing against it. The target may have been given as a host's name.
-func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*session, error) {
+// session returns the session that a datagram belongs to, and what holds it to a maximum
+// rate; a new one, if policy has nothing against it. The target may have been given as a
+// host's name.
+func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*session, *uplink, error) {
+	now := d.with.Clock()
 	d.mu.Lock()
 	s := d.sessions[from]
-	if s != nil && s.knows(target) {
-		s.touch(d.with.Clock())
-		d.mu.Unlock()
-		return s, nil
+	if s != nil {
+		if up, known := s.toward(target, now); known {
+			d.mu.Unlock()
+			return s, up, nil
+		}
 	}
 	d.mu.Unlock()
 	name := d.owner(from)
 	if name == "" {
-		return nil, errors.New("its source is no peer's")
+		return nil, nil, errors.New("its source is no peer's")
 	}
-	terms, err := d.with.Verdict(tunnel.Sent{Peer: name, Source: from.AddrPort, Target: target, Host: host})
+	down, up, err := d.with.Verdict(tunnel.Sent{Peer: name, Source: from.AddrPort, Target: target, Host: host})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var fresh *socket
 	if s == nil {
 		if fresh, err = d.openSocket(from, target); err != nil {
-			return nil, errors.Join(errCrowded, err)
+			return nil, nil, errors.Join(errCrowded, err)
 		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s = d.sessions[from]; s == nil && fresh != nil {
-		s = d.begin(from, name, terms, fresh)
+		s = d.begin(from, name, down, fresh)
 	} else if fresh != nil { // another was faster
 		fresh.release()
 	}
 	if s == nil {
-		return nil, errCrowded
+		return nil, nil, errCrowded
 	}
-	s.learn(target)
-	s.touch(d.with.Clock())
-	return s, nil
+	s.learn(target, s.peer.uplink(up))
+	held, _ := s.toward(target, now)
+	return s, held, nil
 }
 
 // owner is the name of the peer that something is from; empty: nobody's.
@@ -287,7 +283,7 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 		heap.Push(&d.bySessions, p)
 	}
 	s := &session{
-		d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]struct{}{},
+		d: d, peer: p, from: from, socket: sock, remotes: map[netip.AddrPort]*uplink{},
 		dns: from.stream == nil,
 	}
 	s.place = p.sessions.PushFront(s)
@@ -356,6 +352,9 @@ func (d *Datagrams) end(s *session) {
 		heap.Remove(&d.bySessions, s.peer.place)
 		delete(d.peers, s.peer.name)
 		s.peer.leave()
+		for _, u := range s.peer.uplinks {
+			s.peer.drop(u)
+		}
 	}
 }
 
@@ -378,7 +377,7 @@ func (d *Datagrams) keep() {
 	}
 }
 
-func (d *Datagrams) takeWoken() []*peer {
+func (d *Datagrams) takeWoken() []*shaper {
 	d.wake.Lock()
 	defer d.wake.Unlock()
 	all := d.woken

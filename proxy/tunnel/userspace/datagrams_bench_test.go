@@ -41,7 +41,7 @@ func bench(b *testing.B) (*netstack.Stack, *Datagrams) {
 	terms := flow.Terms{Group: "phone", Algorithm: "reno"}
 	d := ForwardDatagrams("vpn", stack, everybody{}, usual(), tunnel.Forwarding{
 		Flows: &flow.Manager{}, Clock: clock,
-		Verdict: func(tunnel.Sent) (flow.Terms, error) { return terms, nil },
+		Verdict: func(tunnel.Sent) (down, up flow.Terms, err error) { return terms, up, nil },
 	})
 	b.Cleanup(func() {
 		require.NoError(b, d.Close())

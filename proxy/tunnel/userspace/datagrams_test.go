@@ -90,15 +90,15 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: ofPeer}
 	g.Datagrams = ForwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
 		Flows: g.flows, Clock: clock,
-		Verdict: func(sent tunnel.Sent) (flow.Terms, error) {
+		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
 			g.asked.Add(1)
 			if err := guard.Check(sent.Target.Addr()); err != nil {
-				return flow.Terms{}, err
+				return down, up, err
 			}
 			if refuse != nil {
-				return flow.Terms{}, refuse(sent.Target)
+				return down, up, refuse(sent.Target)
 			}
-			return g.terms, nil
+			return g.terms, up, nil
 		},
 	})
 	l.forward = g.Datagrams
@@ -519,20 +519,34 @@ type forwarder struct {
 	t       *testing.T
 	stack   *netstack.Stack
 	outside *byAddress
+	flows   flow.Manager
+	up      func(tunnel.Sent) flow.Terms // nil: what peers send is not held
+	still   atomic.Int64                 // where the clock stands; 0: it does not
 }
 
 func newForwarder(t *testing.T, most int) *forwarder {
 	needNamespace(t)
 	start := time.Now() //nolint:forbidigo // the stack under test runs on it
-	clock := func() cc.Time { return cc.Time(time.Since(start)) + 1 }
+	f := &forwarder{t: t, outside: &byAddress{}}
+	clock := func() cc.Time {
+		if at := f.still.Load(); at != 0 {
+			return cc.Time(at)
+		}
+		return cc.Time(time.Since(start)) + 1
+	}
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
 	require.NoError(t, err)
-	f := &forwarder{t: t, stack: stack, outside: &byAddress{}}
+	f.stack = stack
 	cfg := usual()
 	cfg.Most = most
 	f.Datagrams = ForwardDatagrams("vpn", stack, f.outside, cfg, tunnel.Forwarding{
-		Clock:   clock,
-		Verdict: func(tunnel.Sent) (flow.Terms, error) { return flow.Terms{}, nil },
+		Flows: &f.flows, Clock: clock,
+		Verdict: func(s tunnel.Sent) (down, up flow.Terms, err error) {
+			if f.up != nil {
+				up = f.up(s)
+			}
+			return down, up, nil
+		},
 	})
 	t.Cleanup(func() {
 		require.NoError(t, f.Close())

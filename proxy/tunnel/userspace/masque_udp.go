@@ -234,7 +234,8 @@ func (d *Datagrams) toward(from origin, target netip.AddrPort, host string) (*se
 	if d.inside.Place(target.Addr()) != tunnel.Elsewhere {
 		return nil, fmt.Errorf("destination %v is inside the tunnel: %w", target, syscall.EHOSTUNREACH)
 	}
-	return d.session(from, target, host)
+	s, _, err := d.session(from, target, host)
+	return s, err
 }
 
 // pass sends what a request's client sends; false: the session is over.
@@ -244,13 +245,9 @@ func (d *Datagrams) pass(s *session, target netip.AddrPort, payload []byte) bool
 		d.mu.Unlock()
 		return false
 	}
-	s.touch(d.with.Clock())
+	up, _ := s.toward(target, d.with.Clock()) // the one that it knows
 	d.mu.Unlock()
-	d.count.sentPackets.Add(1)
-	d.count.sentBytes.Add(uint64(len(payload)))
-	if err := s.socket.send(target, payload, 0, udpHops); err != nil {
-		d.count.failed.Add(1)
-	}
+	s.pass(up, target, payload, udpHops)
 	return true
 }
 

@@ -38,11 +38,11 @@ func udpListener(t *testing.T, cfg access.Datagrams, verdict func(tunnel.Sent) e
 	cfg.Most = 16
 	l.(*Listener).Forward(cfg, tunnel.Forwarding{
 		Clock: m.cfg.Clock, Flows: &flow.Manager{},
-		Verdict: func(s tunnel.Sent) (flow.Terms, error) {
-			if verdict == nil {
-				return flow.Terms{}, nil
+		Verdict: func(s tunnel.Sent) (down, up flow.Terms, err error) {
+			if verdict != nil {
+				err = verdict(s)
 			}
-			return flow.Terms{}, verdict(s)
+			return down, up, err
 		},
 	})
 	return m, l.(*Listener)

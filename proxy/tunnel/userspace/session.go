@@ -18,7 +18,7 @@ type session struct {
 	id     uint16        // of its echo requests in a raw socket that it shares
 	place  *list.Element // among the peer's, the latest used first
 
-	remotes  map[netip.AddrPort]struct{} // written to: they may answer
+	remotes  map[netip.AddrPort]*uplink // written to: they may answer; nil: not held to a rate
 	used     cc.Time
 	dns      bool // all remotes are name servers
 	answered bool
@@ -29,14 +29,56 @@ func (s *session) knows(remote netip.AddrPort) bool {
 	return ok
 }
 
-func (s *session) learn(remote netip.AddrPort) {
+// toward returns what holds datagrams for a remote to a rate; false: policy is to be asked.
+// The caller holds d.mu.
+func (s *session) toward(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
+	up, known := s.remotes[remote]
+	if !known {
+		return nil, false
+	}
+	s.touch(now)
+	if up != nil {
+		if up.gone {
+			up = s.peer.uplink(up.terms)
+			s.remotes[remote] = up
+		}
+		up.used = now
+	}
+	return up, true
+}
+
+// pass sends a datagram outside, or has it wait for its turn.
+func (s *session) pass(up *uplink, target netip.AddrPort, payload []byte, hops uint8) {
+	if up == nil {
+		s.send(target, payload, hops)
+		return
+	}
+	up.pass(s.d.with.Clock(), packet{fiveTuple{target, s.from}, payload, s, hops})
+}
+
+// send sends a datagram outside, and tells the peer what the network does not take.
+func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
+	c := &s.d.count
+	c.sentPackets.Add(1)
+	c.sentBytes.Add(uint64(len(payload)))
+	err := s.socket.send(target, payload, s.id, hops)
+	if err == nil {
+		return
+	}
+	c.failed.Add(1)
+	if notice, ok := toTell(err, target); ok && s.from.stream == nil {
+		s.d.tell(s.from, target, payload, notice)
+	}
+}
+
+func (s *session) learn(remote netip.AddrPort, up *uplink) {
 	if len(s.remotes) >= maxRemotes {
 		for any := range s.remotes {
 			delete(s.remotes, any)
 			break
 		}
 	}
-	s.remotes[remote] = struct{}{}
+	s.remotes[remote] = up
 	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort
 }
 
@@ -119,7 +161,7 @@ func (s *session) take(news received) {
 			if news.segment > 0 {
 				n = min(n, news.segment)
 			}
-			s.peer.pass(now, packet{fiveTuple{news.from, s.from}, left[:n]})
+			s.peer.pass(now, packet{fiveTuple: fiveTuple{news.from, s.from}, payload: left[:n]})
 			if left = left[n:]; len(left) == 0 {
 				return
 			}

@@ -19,11 +19,17 @@ const queuedInAll = 16 << 20
 // peer is one of a tunnel's, as long as it has sessions: its datagrams share the
 // window of its flows.
 type peer struct {
-	d        *Datagrams
+	shaper   // of what is for it
 	name     string
-	sessions list.List // of *session; guarded by d.mu
-	place    int       // in d.bySessions; likewise
-	pending  atomic.Bool
+	sessions list.List         // of *session; guarded by d.mu
+	place    int               // in d.bySessions; likewise
+	uplinks  map[limit]*uplink // likewise
+}
+
+// shaper holds packets back until there is room for them.
+type shaper struct {
+	d       *Datagrams
+	pending atomic.Bool
 
 	mu    sync.Mutex
 	queue *flow.FairQueue[fiveTuple, packet] // nil: they are not held back
@@ -36,26 +42,34 @@ type fiveTuple struct {
 	target origin
 }
 
-// packet is a datagram, or an echo reply, on its way to a peer.
+// packet is a datagram, or an echo message: on its way to a peer, or from it to the source.
 type packet struct {
 	fiveTuple
 	payload []byte
+	by      *session // that sends it outside; nil: it is for the peer
+	hops    uint8
 }
 
 // newPeer starts with what the terms of its first datagram say.
 func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
-	p := &peer{d: d, name: name}
-	share := d.cfg.Load().Share
-	if share == 0 || terms.Algorithm == "" || d.with.Flows == nil {
-		return p
+	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[limit]*uplink{}}
+	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
+		p.hold(name, terms, share)
 	}
-	window, err := d.with.Flows.OpenDatagrams(d.with.Clock(), terms, share, p.wake)
-	if err != nil {
-		d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
-		return p
-	}
-	p.queue, p.close = flow.NewFairQueue[fiveTuple](window, d.dropped), window.Close
 	return p
+}
+
+// hold has packets be held back as terms say; of a window they have a share.
+func (s *shaper) hold(name string, terms flow.Terms, share float64) {
+	if s.d.with.Flows == nil {
+		return
+	}
+	window, err := s.d.with.Flows.OpenDatagrams(s.d.with.Clock(), terms, share, s.wake)
+	if err != nil {
+		s.d.with.Log.Error("tunnel: datagrams go unshaped", "client", name, "err", err)
+		return
+	}
+	s.queue, s.close = flow.NewFairQueue[fiveTuple](window, s.d.dropped), window.Close
 }
 
 // dropped counts what a queue does not send.
@@ -67,27 +81,27 @@ func (d *Datagrams) dropped(_ packet, why flow.Drop) {
 	d.count.late.Add(1)
 }
 
-// leave gives back what the peer has of its window.
-func (p *peer) leave() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.queue == nil {
+// leave gives back what there is of a window, and drops what waits.
+func (s *shaper) leave() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue == nil {
 		return
 	}
-	defer p.account(p.queued())
-	p.queue.Trim(0, 0)
-	p.close()
-	p.queue = nil
+	defer s.account(s.queued())
+	s.queue.Trim(0, 0)
+	s.close()
+	s.queue = nil
 }
 
 // wake is the window's to call: it only notes.
-func (p *peer) wake() {
-	if p.pending.Swap(true) {
+func (s *shaper) wake() {
+	if s.pending.Swap(true) {
 		return
 	}
-	d := p.d
+	d := s.d
 	d.wake.Lock()
-	d.woken = append(d.woken, p)
+	d.woken = append(d.woken, s)
 	d.wake.Unlock()
 	select {
 	case d.wakes <- struct{}{}:
@@ -95,52 +109,52 @@ func (p *peer) wake() {
 	}
 }
 
-// pass sends a packet to the peer now, or as soon as there is room for it.
-func (p *peer) pass(now cc.Time, pkt packet) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// pass sends a packet now, or as soon as there is room for it.
+func (s *shaper) pass(now cc.Time, pkt packet) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	size := pkt.size()
-	if p.queue == nil || p.queue.Pass(now, pkt.fiveTuple, size) {
-		p.send(pkt)
+	if s.queue == nil || s.queue.Pass(now, pkt.fiveTuple, size) {
+		s.send(pkt)
 		return
 	}
-	defer p.account(p.queued())
+	defer s.account(s.queued())
 	pkt.payload = append([]byte(nil), pkt.payload...)
-	p.queue.Push(now, pkt.fiveTuple, size, pkt)
-	p.sendQueued(now)
+	s.queue.Push(now, pkt.fiveTuple, size, pkt)
+	s.sendQueued(now)
 	// queued has what this queue held before, but not this packet.
-	p.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(queuedInAll-p.d.queued.Load())))
+	s.queue.Trim(flow.QueuedPackets, min(flow.QueuedBytes, cc.Bytes(queuedInAll-s.d.queued.Load())))
 }
 
 // drain sends what there is room for by now.
-func (p *peer) drain(now cc.Time) {
-	p.pending.Store(false)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.queue != nil {
-		defer p.account(p.queued())
-		p.sendQueued(now)
+func (s *shaper) drain(now cc.Time) {
+	s.pending.Store(false)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue != nil {
+		defer s.account(s.queued())
+		s.sendQueued(now)
 	}
 }
 
-// sendQueued sends what waits, as far as there is room. The caller holds p.mu.
-func (p *peer) sendQueued(now cc.Time) {
-	for pkt, ok := p.queue.Pop(now); ok; pkt, ok = p.queue.Pop(now) {
-		p.send(pkt)
+// sendQueued sends what waits, as far as there is room. The caller holds s.mu.
+func (s *shaper) sendQueued(now cc.Time) {
+	for pkt, ok := s.queue.Pop(now); ok; pkt, ok = s.queue.Pop(now) {
+		s.send(pkt)
 	}
 }
 
 // queued is how many bytes wait.
-func (p *peer) queued() cc.Bytes {
-	if p.queue == nil {
+func (s *shaper) queued() cc.Bytes {
+	if s.queue == nil {
 		return 0
 	}
-	_, bytes := p.queue.Len()
+	_, bytes := s.queue.Len()
 	return bytes
 }
 
 // account adds to the sum of all queues what has changed in this one.
-func (p *peer) account(before cc.Bytes) { p.d.queued.Add(int64(p.queued() - before)) }
+func (s *shaper) account(before cc.Bytes) { s.d.queued.Add(int64(s.queued() - before)) }
 
 // size is the packet's with its headers.
 func (pkt packet) size() cc.Bytes {
@@ -151,9 +165,13 @@ func (pkt packet) size() cc.Bytes {
 	return cc.Bytes(len(pkt.payload) + headers)
 }
 
-// send puts a packet into the tunnel.
-func (p *peer) send(pkt packet) {
-	c := &p.d.count
+// send puts a packet into the tunnel, or sends it outside.
+func (s *shaper) send(pkt packet) {
+	if pkt.by != nil {
+		pkt.by.send(pkt.source, pkt.payload, pkt.hops)
+		return
+	}
+	c := &s.d.count
 	c.receivedPackets.Add(1)
 	c.receivedBytes.Add(uint64(len(pkt.payload)))
 	var err error
@@ -161,9 +179,9 @@ func (p *peer) send(pkt packet) {
 		err = pkt.target.stream.deliver(pkt.payload)
 	} else if pkt.target.echo {
 		binary.BigEndian.PutUint16(pkt.payload[4:], pkt.target.Port())
-		err = p.d.stack.SendICMP(pkt.source.Addr(), pkt.target.Addr(), pkt.payload)
+		err = s.d.stack.SendICMP(pkt.source.Addr(), pkt.target.Addr(), pkt.payload)
 	} else {
-		err = p.d.stack.SendUDP(pkt.target.shown(pkt.source), pkt.target.AddrPort, pkt.payload)
+		err = s.d.stack.SendUDP(pkt.target.shown(pkt.source), pkt.target.AddrPort, pkt.payload)
 	}
 	if err != nil {
 		c.failed.Add(1)

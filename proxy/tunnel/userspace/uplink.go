@@ -1,0 +1,62 @@
+package userspace
+
+import (
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+)
+
+// maxUplinks is to how many maximum rates a peer is held at once: with the usual group
+// each host outside has its own.
+const maxUplinks = 64
+
+const unmanaged = "none" // the algorithm that leaves windows to others
+
+// limit is a maximum rate that all of a group have together, connections included.
+type limit struct {
+	group string
+	rate  cc.Rate
+}
+
+// uplink holds what a peer sends outside to a maximum rate.
+type uplink struct {
+	shaper
+	terms flow.Terms
+	used  cc.Time // guarded by d.mu, as is what follows
+	gone  bool    // it made room for another
+}
+
+// uplink returns what holds the peer's datagrams to the maximum rate of terms; nil: they
+// have none. Where there are as many as may be, the one that was idle longest makes room.
+// The caller holds d.mu.
+func (p *peer) uplink(terms flow.Terms) *uplink {
+	if terms.MaxRate == 0 {
+		return nil
+	}
+	l := limit{terms.Group, terms.MaxRate}
+	if u := p.uplinks[l]; u != nil {
+		return u
+	}
+	if len(p.uplinks) >= maxUplinks {
+		var oldest *uplink
+		for _, u := range p.uplinks {
+			if oldest == nil || u.used < oldest.used {
+				oldest = u
+			}
+		}
+		p.drop(oldest)
+	}
+	// No window is theirs: nobody acknowledges what they send.
+	u := &uplink{shaper: shaper{d: p.d}, terms: flow.Terms{
+		Group: terms.Group, Host: terms.Host, Algorithm: unmanaged, MaxRate: terms.MaxRate,
+	}}
+	u.hold(p.name, u.terms, 1)
+	p.uplinks[l] = u
+	return u
+}
+
+// drop forgets an uplink and what waits there. The caller holds d.mu.
+func (p *peer) drop(u *uplink) {
+	delete(p.uplinks, limit{u.terms.Group, u.terms.MaxRate})
+	u.gone = true
+	u.leave()
+}
