@@ -186,8 +186,12 @@ func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStr
 	}
 }
 
-// deliver queues a datagram for the client; an error: there is no room.
+// deliver queues a datagram for the client; an error: there is no room. What no datagram of
+// QUIC's holds is not kept: while a client acknowledges nothing, its queues stay small.
 func (u *udpStream) deliver(payload []byte) error {
+	if contextID+len(payload) > len(oversized) {
+		return syscall.EMSGSIZE
+	}
 	b := append(make([]byte, contextID, contextID+len(payload)), payload...)
 	select {
 	case u.queue <- b:

@@ -134,6 +134,24 @@ func TestUDPGoesWhereItsClientAsked(t *testing.T) {
 	require.Eventually(t, func() bool { return l.forward.Stats().Sessions == 0 }, soon, time.Millisecond)
 }
 
+// What is larger than any datagram of QUIC's does not wait for one: 64 KB each, of 64 in
+// each of a peer's requests, would be gigabytes.
+func TestUDPThatFitsNoDatagramDoesNotWait(t *testing.T) {
+	server := echoUDP(t)
+	m, l := udpListener(t, access.Datagrams{}, nil)
+	s, said := dialMASQUE(t, m).udp(pathOf(server))
+	require.Equal(t, http.StatusOK, said.status)
+	large := make([]byte, 1+20_000) // with its context, in a capsule
+	_, err := s.Write(append(quicvarint.Append([]byte{0}, uint64(len(large))), large...))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		status, err := l.Status()
+		require.NoError(t, err)
+		return status.Datagrams.Failed == 1
+	}, soon, time.Millisecond)
+	echoes(t, s, "and on it goes")
+}
+
 func TestUDPIsRefusedLikeConnections(t *testing.T) {
 	m, _ := udpListener(t, access.Datagrams{}, func(tunnel.Sent) error {
 		return fmt.Errorf("not there: "+
