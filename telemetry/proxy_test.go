@@ -2,12 +2,16 @@ package telemetry
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -212,4 +216,81 @@ func TestAnOpenFlowIsListedAndCounted(t *testing.T) {
 	assert.Positive(t, f.Down.Control.Cwnd)
 	assert.Equal(t, "kernel", f.ClientLeg.Tier)
 	assert.NotEmpty(t, f.ClientLeg.Envelope)
+}
+
+// A hint goes in by HTTP and comes out in the window of a connection.
+func TestAHintReachesTheAlgorithmsOfItsHost(t *testing.T) {
+	p, clock, addr := startProxy(t, `defaults: {algorithm: "nacc"}`)
+	site := pages(p)
+	site.Hints = &HintReceiver{Pass: p.Hint, Clock: clock}
+
+	hint := func(host string) (groups int) {
+		body := fmt.Sprintf(`{"host": %q, "link_rate_bits_per_second": 5e9, "flows": 1}`, host)
+		rec := post(site, true, nil, body)
+		require.Equal(t, http.StatusOK, rec.Code, rec.Body)
+		var answer struct{ Groups int }
+		require.NoError(t, json.Unmarshal(rec.Body.Bytes(), &answer))
+		return answer.Groups
+	}
+	assert.Zero(t, hint("127.0.0.1"), "it has no connection")
+
+	conn := tunnel(t, addr, echo(t))
+	defer conn.Close()
+	payload := bytes.Repeat([]byte("x"), 10_000)
+	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
+	for guided := false; !guided; {
+		_, err := conn.Write(payload)
+		require.NoError(t, err)
+		_, err = io.ReadFull(conn, payload) // once it answers, both directions are open
+		require.NoError(t, err)
+		assert.Equal(t, 2, hint("127.0.0.1"), "the client, and the server beside it")
+		d := p.Flows()[0].Down.Flow
+		guided = d.Phase == "guided" && d.Internals[0] == 10
+	}
+	assert.Zero(t, hint("127.0.0.9"), "somebody else's")
+}
+
+// A hint bounds a control that knows nothing of hints, for as long as a rule wants it.
+func TestAHintCapsWhoseRuleSaysSo(t *testing.T) {
+	p, clock, addr := startProxy(t, "defaults: {algorithm: cubic, hint_cap: 0.5}")
+	site := pages(p)
+	site.Hints = &HintReceiver{Pass: p.Hint, Clock: clock}
+	conn := tunnel(t, addr, echo(t))
+	defer conn.Close()
+	require.NoError(t, conn.SetDeadline(time.Now().Add(30*time.Second)))
+	payload := bytes.Repeat([]byte("x"), 10_000)
+	// until has bytes and hints go to and fro until the downloads are as wanted.
+	until := func(wanted func(Group) bool) (down Group) {
+		for !wanted(down) {
+			rec := post(site, true, nil, `{"prefix": "127.0.0.0/8", "capacity_bits_per_second": 80e6}`)
+			require.Equal(t, http.StatusOK, rec.Code, rec.Body)
+			_, err := conn.Write(payload)
+			require.NoError(t, err)
+			_, err = io.ReadFull(conn, payload)
+			require.NoError(t, err)
+			groups, _, _ := listHosts(t, site, "/hosts")
+			i := slices.IndexFunc(groups, func(g Group) bool { return g.Name == "down|local|127.0.0.1" })
+			require.GreaterOrEqual(t, i, 0)
+			down = groups[i]
+		}
+		return down
+	}
+	down := until(func(g Group) bool { return g.Capped })
+	assert.Equal(t, cc.Rate(40e6), down.PacingRate)
+	assert.Equal(t, []netip.Addr{netip.MustParseAddr("127.0.0.1")}, down.Hosts)
+	require.NotNil(t, down.Hint)
+	assert.Equal(t, cc.Rate(80e6), down.Hint.Capacity)
+	assert.GreaterOrEqual(t, down.Hint.Age, 0.)
+
+	done, err := p.Reload(configure(t, "defaults: {algorithm: cubic, hint_cap: 0.25, class: guarantee, target: "+
+		"50mbit, min_rate: 1mbit}"))
+	require.NoError(t, err)
+	assert.Equal(t, 2, done.Moved, "both directions, in place")
+	down = until(func(g Group) bool { return g.PacingRate == 20e6 })
+	assert.Equal(t, 1, down.Members)
+
+	_, err = p.Reload(configure(t, "defaults: {algorithm: cubic}"))
+	require.NoError(t, err)
+	down = until(func(g Group) bool { return g.Members == 1 && !g.Capped })
+	assert.Zero(t, down.PacingRate, "cubic is not paced")
 }

@@ -76,7 +76,7 @@ func peer() error {
 			return err
 		}
 		err = control(raw, func(fd int) error {
-			return unix.SetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, pacingOption(cc.Rate(rate)))
+			return unix.SetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, uint64(pacingOption(cc.Rate(rate))))
 		})
 		if err != nil {
 			return err

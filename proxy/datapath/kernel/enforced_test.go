@@ -22,7 +22,7 @@ import (
 func reading(n, acked int, change func(*bpf.Seen)) bpf.Seen {
 	s := bpf.Seen{
 		At: 1, Mss: mss, SndWnd: wideWnd, Cwnd: 1, PacketsOut: uint32(n - acked),
-		Acked: uint64(acked * mss), Newest: uint64(acked * mss), Sent: uint64(n * mss), End: uint64(n * mss),
+		Acked: uint64(acked) * mss, Newest: uint64(acked) * mss, Sent: uint64(n) * mss, End: uint64(n) * mss,
 	}
 	if change != nil {
 		change(&s)

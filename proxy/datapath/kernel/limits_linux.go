@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"math"
-	"math/bits"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -293,7 +292,7 @@ func unsentBelow(limit flow.Limit, srtt time.Duration, mss cc.Bytes) int {
 }
 
 // unlimited is SO_MAX_PACING_RATE's "not limited".
-const unlimited = math.MaxUint64
+const unlimited = math.MaxUint
 
 // systemUnsent has the system's setting (net.ipv4.tcp_notsent_lowat) be in force.
 const systemUnsent = 0
@@ -307,17 +306,14 @@ func rateMoved(has, rate cc.Rate) bool {
 	return max(has, rate)-min(has, rate) > has/50
 }
 
-// pacingOption is SO_MAX_PACING_RATE for a rate: bytes per second, and a 32-bit
-// kernel takes no more than 32 bits of it.
-func pacingOption(rate cc.Rate) uint64 {
+// pacingOption is SO_MAX_PACING_RATE for a rate: bytes per second, in as many bits as the
+// kernel's unsigned long has. A 32-bit kernel looks at the first 32 bits that it is given,
+// which would be the upper half of a longer number where that comes first.
+func pacingOption(rate cc.Rate) uint {
 	if rate == 0 {
 		return unlimited
 	}
-	option := perSecond(rate)
-	if bits.UintSize == 32 {
-		option = min(option, math.MaxUint32-1)
-	}
-	return option
+	return uint(min(perSecond(rate), unlimited-1))
 }
 
 // perSecond is a pacing rate in bytes; only what is not paced is 0.

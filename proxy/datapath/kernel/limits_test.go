@@ -33,7 +33,7 @@ func TestTheSocketIsToldOnlyWhatMoved(t *testing.T) {
 	} {
 		assert.Equal(t, row.want, rateMoved(row.has, row.rate), name)
 	}
-	assert.EqualValues(t, uint64(math.MaxUint64), pacingOption(0))
+	assert.EqualValues(t, uint(math.MaxUint), pacingOption(0))
 	assert.EqualValues(t, 125_000, pacingOption(1_000_000))
 	assert.EqualValues(t, 1, pacingOption(7), "a rate is never rounded to none")
 

@@ -367,9 +367,9 @@ func TestOffsetsGoOnPast32Bits(t *testing.T) {
 	const total = 4<<30 + 12_345
 	window := uint32(math.MaxInt32)
 	var before Seen
-	for left := total; left > 0; {
+	for left := int64(total); left > 0; {
 		n := min(left, 1<<30)
-		l.transfer(t, n, func(s Seen) {
+		l.transfer(t, int(n), func(s Seen) {
 			require.True(t, s.Acked >= before.Acked && s.Newest >= s.Acked && s.Sent >= s.Newest && s.End >= s.Sent,
 				"%+v after %+v", s, before)
 			require.LessOrEqual(t, s.End-s.Acked, uint64(1<<30))
