@@ -45,11 +45,12 @@ CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
 # Tests on other processors: 64 and 32 bits, both byte orders, with and without a unit for
 # floating point. Under qemu-user those are left out that need of the kernel what qemu does not
 # pass on: TCP_INFO (a real proxy), netlink, running a program of this machine. 386 runs without it, and so has all
-# of proxy. Experiments over simulated links would take hours.
+# of proxy. Experiments over simulated links, and what else is long, would take hours.
 EMULATED ?= 386 arm64 arm mips
 EMULATED_PACKAGES = ./cc/... ./proxy/access ./proxy/agent ./proxy/config ./proxy/datapath ./proxy/ingress \
 	./proxy/linkstat ./proxy/policy ./internal/lab/linktrace ./internal/lab/record ./telemetry/...
-EMULATED_WITHOUT  = cc/*_link_test.go cc/lying_hint_test.go cc/ccp/libccp_test.go cc/flow/paced_test.go \
+EMULATED_WITHOUT  = cc/*_link_test.go cc/lying_hint_test.go cc/sprout_model_test.go cc/ccp/libccp_test.go \
+	$(addprefix cc/flow/,bench_test.go cost_test.go paced_test.go path_test.go restart_test.go) \
 	$(addprefix cc/sim/,datagrams_test.go generate_test.go hosts_test.go maxrate_test.go oneway_test.go upload_test.go) \
 	proxy/ingress/listener_test.go proxy/linkstat/source_test.go telemetry/proxy_test.go
 
