@@ -185,7 +185,8 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 				return cli.BadInput(err)
 			}
 			for _, one := range stages {
-				if s.virtual || one.Virtual {
+				if err = r.Place(one.CheckEdge()); err != nil {
+				} else if s.virtual || one.Virtual {
 					_, _, err = stage.Scenario(one)
 				} else {
 					overSockets = true

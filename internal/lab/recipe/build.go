@@ -100,6 +100,9 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 		AckEvery: span(f.Acks.Every), Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
 		Envelope: string(f.Envelope), Sample: cmp.Or(span(f.Sample), stage.Step),
 	}
+	if _, _, err := cc.Parse(f.Kernel); f.Kernel != "" && err != nil {
+		return s, &config.Error{Key: "kernel", Message: err.Error()}
+	}
 	if d := f.Acks.Delayed; d != nil {
 		s.AckDelay = cmp.Or(span(*d), sim.AckAtOnce)
 	}
@@ -148,8 +151,8 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 		QueuePackets: l.Queue.value.packets, Loss: l.Loss.value, Reorder: l.Reorder.value, ReorderBy: span(l.ReorderBy),
 		Mark: l.Mark.value, AQM: l.AQM.value,
 	}
-	wrong := func(err error) error {
-		return &config.Error{Key: key, Message: strings.TrimPrefix(err.Error(), "sim: ")}
+	wrong := func(part string, err error) error {
+		return &config.Error{Key: key + part, Message: strings.TrimPrefix(err.Error(), "sim: ")}
 	}
 	if l.Delay != nil {
 		c.Delay = span(*l.Delay)
@@ -159,49 +162,49 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 	}
 	if l.Carries != "" {
 		if c.Rate, c.Trace, err = b.load.carries(l.Carries, b.seed); err != nil {
-			return c, wrong(err)
+			return c, wrong(".carries", err)
 		}
 	}
 	if l.Trace != "" {
 		if c.Trace, err = b.trace(l); err != nil {
-			return c, wrong(err)
+			return c, wrong(".trace", err)
 		}
 	}
 	if l.DelayTrace != "" {
 		if b.load.Delays == nil {
-			return c, wrong(fmt.Errorf("no file can be named here: delay_trace %s", l.DelayTrace))
+			return c, wrong(".delay_trace", fmt.Errorf("no file can be named here: delay_trace %s", l.DelayTrace))
 		}
 		if c.Delays, err = b.load.Delays(l.DelayTrace); err != nil {
-			return c, wrong(err)
+			return c, wrong(".delay_trace", err)
 		}
 	}
 	if len(l.Steps) > 0 {
 		if c.Trace != nil || c.Rate == 0 {
-			return c, wrong(fmt.Errorf("steps need a rate from which they begin, and no trace"))
+			return c, wrong(".steps", fmt.Errorf("steps need a rate from which they begin, and no trace"))
 		}
 		steps := []sim.Step{{Rate: c.Rate}}
 		for _, s := range l.Steps {
 			steps = append(steps, sim.Step{At: span(s.At), Rate: cc.Rate(s.Rate)})
 		}
 		if c.Trace, err = sim.Steps("steps", d, steps...); err != nil {
-			return c, wrong(err)
+			return c, wrong(".steps", err)
 		}
 	}
 	for _, o := range l.Outages {
 		if o.To <= o.From {
-			return c, wrong(fmt.Errorf("an outage ends after it begins: write {from: 10s, to: 20s}"))
+			return c, wrong(".outages", fmt.Errorf("an outage ends after it begins: write {from: 10s, to: 20s}"))
 		}
 		if c.Trace == nil {
 			if c.Trace, err = sim.Steps("outage", d, sim.Step{Rate: c.Rate}); err != nil {
-				return c, wrong(err)
+				return c, wrong(".outages", err)
 			}
 		}
 		if c.Trace, err = c.Trace.Without(span(o.From), span(o.To), d); err != nil {
-			return c, wrong(err)
+			return c, wrong(".outages", err)
 		}
 	}
 	if err := c.Check(); err != nil {
-		return c, wrong(err)
+		return c, wrong("", err)
 	}
 	return c, nil
 }

@@ -199,8 +199,22 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 			if _, ok := env.(alone); ok && strings.Contains(err.Error(), "unknown name") {
 				cure = `; of which run? give it run: NAME, or write run("NAME") and a dot before it`
 			}
+			if strings.Contains(err.Error(), "unexpected token EOF") {
+				cure = comment
+			}
 			failed = at(m.node, m.key+name, "%s%s", firstLine(err), cure)
+			return nil
 		}
+		tree := program.Node()
+		ast.Walk(&tree, visitor(func(n ast.Node) {
+			call, ok := n.(*ast.CallNode)
+			if !ok || call.Callee.String() != "run" || len(call.Arguments) != 1 {
+				return
+			}
+			if run, ok := call.Arguments[0].(*ast.StringNode); ok && !r.all[run.Value] {
+				failed = at(m.node, m.key+name, "there is no run %q", run.Value)
+			}
+		}))
 		return program
 	}
 	m.when, m.is = read(".when", m.form.When), read(".is", m.form.Is)
@@ -209,6 +223,11 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 	}
 	return m, failed
 }
+
+type visitor func(ast.Node)
+
+// Visit implements ast.Visitor.
+func (v visitor) Visit(n *ast.Node) { v(*n) }
 
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")

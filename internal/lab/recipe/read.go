@@ -229,7 +229,7 @@ func (r *Recipe) Stages(scale Scale, seed uint64) (all []stage.Stage, err error)
 	return all, nil
 }
 
-func (r *Recipe) stage(scale Scale, v variant, seed uint64) (stage.Stage, error) {
+func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err error) {
 	text := []byte(v.in(string(r.text)))
 	root, err := r.scaled(text, scale)
 	if err != nil {
@@ -254,7 +254,8 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (stage.Stage, error)
 	if err := b.decode("", root.MappingNode, &f); err != nil {
 		return stage.Stage{}, err
 	}
-	s, err := b.stage(f)
+	s, err = b.stage(f)
+	defer func() { err = placedIn(err, v.run, text) }()
 	if s.Name == "" && v.run >= 0 {
 		return s, at(root, "runs", "a run needs a name: write name: NAME")
 	}

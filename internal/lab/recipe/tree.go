@@ -80,7 +80,19 @@ func (s section) merge(over section) {
 func parse(text []byte) (section, error) {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
-		return section{}, placed(err)
+		err = placed(err)
+		var mistake *config.Error
+		lines := append(strings.Split(string(text), "\n"), "")
+		if !errors.As(err, &mistake) || mistake.Line < 1 || mistake.Line > len(lines) {
+			return section{}, err
+		}
+		switch line := lines[mistake.Line-1]; {
+		case strings.Contains(line, " #"):
+			mistake.Message += comment
+		case strings.HasPrefix(line, "\t"):
+			mistake.Message += "; indent with spaces, not with tabs"
+		}
+		return section{}, err
 	}
 	if len(file.Docs) == 1 && file.Docs[0].Body != nil {
 		if root, ok := sectionOf(file.Docs[0].Body); ok {
@@ -90,6 +102,8 @@ func parse(text []byte) (section, error) {
 	return section{}, &config.Error{Line: 1, Column: 1, Message: "an experiment is one document of keys with values, " +
 		"such as duration: 30s"}
 }
+
+const comment = "; a # behind a space begins a comment: write what has one between quotes"
 
 // placed has an error of the YAML library tell its place.
 func placed(err error) error {
@@ -108,6 +122,67 @@ func at(n ast.Node, key, format string, args ...any) error {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
 	}
 	return e
+}
+
+// placedIn has a mistake that names a key alone tell where that stands: in the run, counted from 0, or else in
+// what all have; -1: there are no runs.
+func placedIn(err error, run int, text []byte) error {
+	var mistake *config.Error
+	if !errors.As(err, &mistake) || mistake.Line > 0 {
+		return err
+	}
+	root, err := parse(text)
+	if err != nil {
+		return err
+	}
+	var key ast.Node
+	if runs, _ := runsOf(root); run >= 0 && run < len(runs) {
+		key = runs[run].find(mistake.Key)
+	}
+	if key == nil {
+		key = root.find(mistake.Key)
+	}
+	if key == nil {
+		return mistake
+	}
+	return at(key, mistake.Key, "%s", mistake.Message)
+}
+
+// find is the key at a path, or what is there of it; nil: nothing is. A flow of several has their name and a number.
+func (s section) find(path string) ast.Node {
+	for _, p := range s.Values {
+		rest, ok := strings.CutPrefix(path, keyOf(p))
+		if !ok || rest != "" && !strings.ContainsRune(".[ ", rune(rest[0])) {
+			continue
+		}
+		if below, is := sectionOf(p.Value); is && rest != "" {
+			if n := below.find(rest[1:]); n != nil {
+				return n
+			}
+		}
+		return p.Key
+	}
+	return nil
+}
+
+// Place has a mistake in the proxy's configuration tell where the experiment's file has what it is about.
+func (r Recipe) Place(err error) error {
+	var mistake *config.Error
+	if !errors.As(err, &mistake) {
+		return err
+	}
+	text, parsed := parse(r.text)
+	if parsed != nil {
+		return err
+	}
+	for _, key := range []string{"edge." + mistake.Key, strings.TrimPrefix(mistake.Key, "defaults.")} {
+		if n := text.find(key); n != nil {
+			e := at(n, key, "%s", mistake.Message).(*config.Error)
+			e.File = r.Name
+			return e
+		}
+	}
+	return err
 }
 
 // Variables stand in the text as $(name).
@@ -165,7 +240,7 @@ func scalar(n ast.Node) (string, bool) {
 		return n.Value, true
 	case *ast.LiteralNode:
 		return strings.TrimSpace(n.Value.Value), true
-	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
+	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.NanNode, *ast.InfinityNode:
 		return n.GetToken().Value, true
 	}
 	return "", false
@@ -185,6 +260,9 @@ func let(n ast.Node) (variables, error) {
 		value, ok := scalar(p.Value)
 		if !ok || !variable.MatchString("$("+keyOf(p)+")") {
 			return nil, at(p.Key, "let", "expected a name of small letters with one value, such as every: 10")
+		}
+		if variable.MatchString(value) {
+			return nil, at(p.Value, "let", "%q stands for another name: give it its value", value)
 		}
 		v[keyOf(p)] = value
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
@@ -29,35 +30,37 @@ const defaultBuffer = 30 * time.Second
 // Check tells what is wrong with the stage.
 func (s Stage) Check() error {
 	var errs []error
-	wrong := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	wrong := func(key, format string, args ...any) {
+		errs = append(errs, &config.Error{Key: key, Message: fmt.Sprintf(format, args...)})
+	}
 	switch {
 	case s.Duration <= 0:
-		wrong("its duration is %s, but must be above 0", s.Duration)
+		wrong("duration", "its duration is %s, but must be above 0", s.Duration)
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
-		wrong("its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
+		wrong("warmup", "its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
 	case s.Hints != 0 && s.Hints < edge.LeastHints:
-		wrong("its hints come every %s, but the shortest period is %s; 0: never", s.Hints, edge.LeastHints)
+		wrong("hints", "its hints come every %s, but the shortest period is %s; 0: never", s.Hints, edge.LeastHints)
 	case s.Cell != nil && s.Down != (sim.LinkConfig{}):
-		wrong("a cell takes the place of the link down: there is one of them")
+		wrong("cell", "a cell takes the place of the link down: there is one of them")
 	case len(s.Actors) == 0:
-		wrong("there is no actor")
+		wrong("flows", "there is no actor")
 	}
 	if s.Tunnel != "" && s.Tunnel != WireGuard {
-		wrong("its tunnel is %q, but must be %s; empty: none", s.Tunnel, WireGuard)
+		wrong("tunnel", "its tunnel is %q, but must be %s; empty: none", s.Tunnel, WireGuard)
 	}
-	for i, a := range s.Actors {
+	for _, a := range s.Actors {
 		if err := a.check(s); err != nil {
-			wrong("actor %d, %q: %w", i, a.Name, err)
+			wrong("flows."+a.Name, "%v", err)
 		}
 	}
 	for i, c := range s.Changes {
 		switch {
 		case c.At < 0 || c.At >= s.Duration:
-			wrong("change %d is at %s, which is not in the run", i, c.At)
+			wrong("changes", "change %d is at %s, which is not in the run", i, c.At)
 		case c.Edge != "" && s.Edge == "":
-			wrong("change %d is for a proxy, but there is none: give Edge", i)
+			wrong("changes", "change %d is for a proxy, but there is none: give algorithm or edge", i)
 		case c.Delay < 0:
-			wrong("change %d: Delay is %s, but must not be negative", i, c.Delay)
+			wrong("changes", "change %d: Delay is %s, but must not be negative", i, c.Delay)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -81,10 +84,10 @@ func (a Actor) check(s Stage) error {
 	case s.Tunnel != "" && (a.Host > 0 || a.Direct || a.Kind == UDP):
 		return errors.New("inside a tunnel there are downloads of one host, and no way past it")
 	case a.On == 0 && a.Off > 0:
-		return errors.New("it has rests, Off, but no On")
+		return errors.New("it has rests, off, but no on")
 	}
 	if a.SendBuffer != 0 && (a.SendBuffer < cc.DefaultMSS || a.Kind != Bulk || s.Native || s.proxied(a)) {
-		return fmt.Errorf("its SendBuffer is %d bytes, but must be 0 or at least %d, of a Bulk download that no proxy "+
+		return fmt.Errorf("its send_buffer is %d bytes, but must be 0 or at least %d, of a download that no proxy "+
 			"serves", a.SendBuffer, cc.DefaultMSS)
 	}
 	switch a.Kind {
@@ -92,31 +95,37 @@ func (a Actor) check(s Stage) error {
 		return nil
 	case Upload:
 		if name := cmp.Or(a.Control, kernelDefault); !slices.Contains(ownControls, name) {
-			return fmt.Errorf("its Control is %q, but must be one of %s", name, strings.Join(ownControls, ", "))
+			return fmt.Errorf("its control is %q, but must be one of %s", name, strings.Join(ownControls, ", "))
 		}
 		if a.Size+cc.Bytes(a.Rate)+cc.Bytes(a.On) > 0 {
-			return errors.New("an upload goes on without end: Size, Rate and On are not for it")
+			return errors.New("an upload goes on without end: size, rate and on are not for it")
 		}
 	case Requests, Web:
 		if a.Size == 0 {
-			return errors.New("the Size of what it requests is missing")
+			return errors.New("the size of what it requests is missing, such as size 100KB")
 		}
 	case Video:
 		if a.Rate == 0 || a.Every == 0 || a.Rate.BytesIn(a.Every) == 0 {
-			return errors.New("it needs the Rate of the encoding and a chunk's length, Every")
+			return errors.New("a video needs the rate of the encoding and a chunk's length, such as rate 4mbit and chunk 4s")
 		}
 		if a.buffer() < a.Every {
 			return fmt.Errorf("its buffer is %s, but must hold a chunk of %s; 0: %s", a.Buffer, a.Every, defaultBuffer)
 		}
 	case UDP:
 		if a.Rate == 0 {
-			return errors.New("its Rate is missing")
+			return errors.New("its rate is missing, such as rate 3mbit")
 		}
 	default:
 		return fmt.Errorf("its kind is %q, but must be one of %s, %s, %s, %s, %s, %s",
 			a.Kind, Bulk, Requests, Web, Video, UDP, Upload)
 	}
 	return nil
+}
+
+// CheckEdge tells what is wrong with the configuration of the stage's proxy.
+func (s Stage) CheckEdge() error {
+	_, _, err := s.readEdge(s.Edge)
+	return err
 }
 
 // Realisable tells what of the stage is for virtual time alone.

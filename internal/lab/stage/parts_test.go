@@ -94,22 +94,22 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 	}
 	require.NoError(t, good().Check())
 	for want, spoil := range map[string]func(*Stage){
-		"duration is 0s":                      func(s *Stage) { s.Duration = 0 },
-		"warm-up is 1s":                       func(s *Stage) { s.Warmup = time.Second },
-		"there is no actor":                   func(s *Stage) { s.Actors = nil },
-		"kind is \"\"":                        func(s *Stage) { s.Actors[0].Kind = "" },
-		"Size of what it requests is missing": func(s *Stage) { s.Actors[0].Kind = Web },
-		"it needs the Rate of the encoding":   func(s *Stage) { s.Actors[0].Kind = Video },
-		"its Rate is missing":                 func(s *Stage) { s.Actors[0].Kind = UDP },
-		"one of cubic, bbr, reno":             func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Control = Upload, "copa" },
-		"an upload goes on without end":       func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Size = Upload, 1 },
-		"host is 100":                         func(s *Stage) { s.Actors[0].Host = 100 },
-		"but no On":                           func(s *Stage) { s.Actors[0].Off = 1 },
-		"stop is 1ns, which is not":           func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
-		"there is none: give Edge":            func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
-		"there is one of them":                func(s *Stage) { s.Cell, s.Down.Rate = &sim.CellConfig{}, 1 },
-		"change 0 is at 1s":                   func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
-		"shortest period is 1ms":              func(s *Stage) { s.Hints = -1 },
+		"duration is 0s":                         func(s *Stage) { s.Duration = 0 },
+		"warm-up is 1s":                          func(s *Stage) { s.Warmup = time.Second },
+		"there is no actor":                      func(s *Stage) { s.Actors = nil },
+		"kind is \"\"":                           func(s *Stage) { s.Actors[0].Kind = "" },
+		"size of what it requests is missing":    func(s *Stage) { s.Actors[0].Kind = Web },
+		"a video needs the rate of the encoding": func(s *Stage) { s.Actors[0].Kind = Video },
+		"its rate is missing":                    func(s *Stage) { s.Actors[0].Kind = UDP },
+		"one of cubic, bbr, reno":                func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Control = Upload, "copa" },
+		"an upload goes on without end":          func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Size = Upload, 1 },
+		"host is 100":                            func(s *Stage) { s.Actors[0].Host = 100 },
+		"but no on":                              func(s *Stage) { s.Actors[0].Off = 1 },
+		"stop is 1ns, which is not":              func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
+		"there is none: give algorithm or edge":  func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
+		"there is one of them":                   func(s *Stage) { s.Cell, s.Down.Rate = &sim.CellConfig{}, 1 },
+		"change 0 is at 1s":                      func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
+		"shortest period is 1ms":                 func(s *Stage) { s.Hints = -1 },
 	} {
 		s := good()
 		spoil(&s)
