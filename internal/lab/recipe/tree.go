@@ -177,9 +177,11 @@ func (r Recipe) Place(err error) error {
 	}
 	for _, key := range []string{"edge." + mistake.Key, strings.TrimPrefix(mistake.Key, "defaults.")} {
 		if n := text.find(key); n != nil {
-			e := at(n, key, "%s", mistake.Message).(*config.Error)
-			e.File = r.Name
-			return e
+			err = at(n, key, "%s", mistake.Message)
+			if errors.As(err, &mistake) {
+				mistake.File = r.Name
+			}
+			return err
 		}
 	}
 	return err
