@@ -40,14 +40,15 @@ type oneWay struct {
 	overtaken   int           // readings in a row that are older than last
 	restarts    int
 
-	tick   float64 // ns; 0: not known yet
-	skew   float64 // part of it by which the peer's clock is slow
-	within float64 // most that skew may be
-	lows   *lows
-	back   float64 // least reading of the way back without skew, ns
-	rises  float64 // to this, slowly
-	there  float64 // of the way there
-	queue  time.Duration
+	tick    float64 // ns; 0: not known yet
+	unusual float64 // an unusual one that was measured once; 0: none was
+	skew    float64 // part of it by which the peer's clock is slow
+	within  float64 // most that skew may be
+	lows    *lows
+	back    float64 // least reading of the way back without skew, ns
+	rises   float64 // to this, slowly
+	there   float64 // of the way there
+	queue   time.Duration
 }
 
 // The constants of oneWay.
@@ -93,19 +94,19 @@ func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
 	silence := float64(c.At.Sub(o.last.At))
 	switch {
 	case o.first.At == 0 || silence > wrap*max(o.tick, float64(usualTicks[0])):
-		o.begin(c)
+		o.begin(c, rtt)
 		return
 	case step < 0 && o.overtaken < mostStale:
 		o.overtaken++
 		return
 	case step < 0:
-		o.restart(c)
+		o.restart(c, rtt)
 		return
 	}
 	o.last, o.ticks, o.overtaken = c, o.ticks+step, 0
 	elapsed := c.At.Sub(o.first.At)
 	if o.tick == 0 {
-		if o.measure(elapsed, least); o.tick == 0 {
+		if o.measure(c, elapsed, least); o.tick == 0 {
 			return
 		}
 	}
@@ -114,7 +115,10 @@ func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
 	level := back - o.skew*t
 	unsure := 2*o.tick + unevenly + o.within*(silence+tooEarly)
 	if level-o.back > float64(o.rtt)+unsure || o.back-level > float64(least)+unsure {
-		o.restart(c)
+		if rtt == 0 { // so long may it have been on its way
+			return
+		}
+		o.restart(c, rtt)
 		return
 	}
 	o.back = min(o.back+min(max(0, o.rises-o.back), silence*riseSlowly), level)
@@ -132,19 +136,26 @@ func (o *oneWay) take(c PeerClock, rtt, least time.Duration) {
 	o.queue = time.Duration(max(0, level-least0-o.tick))
 }
 
-// begin has c be the first reading.
-func (o *oneWay) begin(c PeerClock) {
-	*o = oneWay{first: c, last: c, firstRTT: o.rtt, rtt: o.rtt, restarts: o.restarts}
+// begin has c be the first reading, unless the round trip that it is of is not known:
+// that of another acknowledgement says nothing of how long this one was on its way.
+func (o *oneWay) begin(c PeerClock, rtt time.Duration) {
+	*o = oneWay{rtt: o.rtt, restarts: o.restarts, unusual: o.unusual}
+	if rtt > 0 {
+		o.first, o.last, o.firstRTT = c, c, rtt
+	}
 }
 
 // restart learns the clock anew.
-func (o *oneWay) restart(c PeerClock) {
+func (o *oneWay) restart(c PeerClock, rtt time.Duration) {
 	o.restarts = min(o.restarts+1, mostRestarts)
-	o.begin(c)
+	o.unusual = 0
+	o.begin(c, rtt)
 }
 
-// measure finds the tick, once enough time has passed since the first reading.
-func (o *oneWay) measure(elapsed, least time.Duration) {
+// measure finds the tick, once enough time has passed since the first reading. One that is
+// not usual must be found twice in a row: else an odd reading at the start would pass for one,
+// and what it is wrong by for a queue that grows without end.
+func (o *oneWay) measure(c PeerClock, elapsed, least time.Duration) {
 	if o.ticks == 0 {
 		return
 	}
@@ -159,9 +170,14 @@ func (o *oneWay) measure(elapsed, least time.Duration) {
 		}
 	}
 	tick := t / float64(o.ticks)
-	if (unsure+tick)*max(certain, wellMeasured) <= t && tick >= float64(usualTicks[0]) &&
-		tick <= float64(usualTicks[len(usualTicks)-1]) {
+	switch {
+	case (unsure+tick)*max(certain, wellMeasured) > t:
+	case tick < float64(usualTicks[0]) || tick > float64(usualTicks[len(usualTicks)-1]):
+	case math.Abs(tick-o.unusual) <= 2*tick/wellMeasured:
 		o.start(tick, 2.0/wellMeasured)
+	default:
+		o.unusual = tick
+		o.begin(c, o.rtt)
 	}
 }
 

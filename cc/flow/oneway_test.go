@@ -223,6 +223,30 @@ func TestOneWayOfAClockThatIsSetBackALittle(t *testing.T) {
 	})
 }
 
+// Acknowledgements that an outage kept on their way, and that tell of no round trip, say
+// nothing of the clock: neither at the start nor later. Meanwhile a queue stands on the way
+// there, so that a clock takes long to be measured.
+func TestOneWayOfAcknowledgementsThatAnOutageKept(t *testing.T) {
+	const least, rtt, late, step = 20 * ms, 50 * ms, time.Second, 5 * ms
+	for _, outage := range []time.Duration{0, 20 * time.Second} {
+		var o oneWay
+		known := false
+		for at := time.Duration(0); at < 2*time.Minute; at += step {
+			arrives := cc.Time(time.Hour).Add(at)
+			said, sample := arrives.Add(-least/2), rtt
+			if at >= outage && at < outage+10*step {
+				said, sample = said.Add(-late), 0
+			}
+			var queue time.Duration
+			queue, known = o.read(PeerClock{arrives, uint32(time.Duration(said) / ms)}, arrives, sample, least)
+			if at > outage+time.Second {
+				require.LessOrEqual(t, queue, 2*ms, "outage at %v, %v later", outage, at-outage)
+			}
+		}
+		assert.True(t, known)
+	}
+}
+
 func FuzzOneWay(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	f.Fuzz(func(t *testing.T, data []byte) {
