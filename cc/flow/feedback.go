@@ -118,15 +118,12 @@ func (g *group) ack(m *member, n news) (ev cc.Ack, beside cc.Bytes) {
 	beside = g.alongside(now, n.acked)
 	sent, rtt, rate := m.arrived(n, &g.delivered, beside, g.leastRTT(m))
 	reverse, oneWay := m.ways.read(m.last.Peer, now, rtt, m.rtt.min)
-	g.oneWay = oneWay
 	if rtt > 0 {
 		rtt = g.sample(m, now, rtt)
-		reverse = min(reverse, max(0, rtt-g.rtt.min))
-		if g.receives && oneWay { // data takes the way back, and our acknowledgements the other
-			reverse = max(0, rtt-g.rtt.min) - reverse
-		}
+		reverse, oneWay = g.wayBack(m, now, max(0, rtt-g.rtt.min), reverse, oneWay)
 		m.reverse, m.oneWay = reverse, oneWay
 	}
+	g.oneWay = oneWay
 	if rate > 0 {
 		g.rate = rate
 	}
@@ -137,6 +134,25 @@ func (g *group) ack(m *member, n news) (ev cc.Ack, beside cc.Bytes) {
 	ev.State = g.state(now)
 	g.checkHint(&ev)
 	return ev, beside
+}
+
+// wayBack is how much of queueing, a round trip's delay beyond the least, was on the way back,
+// if that is known: from the peer's clock, which says that reverse was on the way from it.
+func (g *group) wayBack(
+	m *member, now cc.Time, queueing, reverse time.Duration, oneWay bool,
+) (back time.Duration, known bool) {
+	reverse = min(reverse, queueing)
+	shared := m.path.queue.Load()
+	switch {
+	case g.receives && oneWay: // data takes the way from it, and our acknowledgements the other
+		return queueing - reverse, true
+	case g.receives:
+		there, known := shared.lately(now, 2*m.rtt.srtt)
+		return min(there, queueing), known
+	case oneWay && shared != nil:
+		shared.note(now, queueing-reverse)
+	}
+	return reverse, oneWay
 }
 
 // sample takes in a round trip of m, and returns what it would have been on the group's

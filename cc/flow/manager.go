@@ -264,8 +264,17 @@ func (m *Manager) path(g *indexed, host netip.Addr) *path {
 		return known[i].path
 	}
 	p := &path{host: host, slot: len(known)}
+	if len(known) > 0 {
+		p.queue.Store(known[0].path.queue.Load())
+	}
 	g.paths.all = append(g.paths.all, p)
 	m.hosts[host] = append(known, located{g, p})
+	if g.receives && host.IsValid() && p.queue.Load() == nil {
+		shared := new(hostQueue)
+		for _, l := range m.hosts[host] {
+			l.path.queue.Store(shared)
+		}
+	}
 	return p
 }
 

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -34,6 +36,50 @@ type path struct {
 	samples time.Duration // how many of those there have been
 	scale   float64       // reference's round trip over this one's; 0: they are alike
 	slot    int           // in the manager's index of hosts; its mutex guards it
+
+	queue atomic.Pointer[hostQueue] // of all paths to the host; nil: no group receives from it
+}
+
+// hostQueue is the queue on the way to a host, as the flows see it that send there and know
+// their ways apart. For those that receive from the host it is on the way back: their
+// acknowledgements wait in it, and the kernel tells them nothing of the peer's clock.
+type hostQueue struct {
+	mu    sync.Mutex // taken with a group's
+	at    cc.Time    // of the newest
+	from  cc.Time    // when the present span began
+	least [2]time.Duration
+}
+
+// queueSpan is the span of which a hostQueue keeps the least, and of the one before: what a
+// receiver's kernel says of round trips lags a little behind a queue that grows, and to take
+// off more than they hold would hide a queue on the way from the host. With longer spans
+// uploads lose half of their rate whenever the download lets its queue run empty.
+const queueSpan = 15 * time.Millisecond
+
+// note takes in a queueing delay.
+func (q *hostQueue) note(now cc.Time, delay time.Duration) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.at = now
+	switch passed := now.Sub(q.from); {
+	case passed >= 2*queueSpan:
+		q.from, q.least = now, [2]time.Duration{delay, delay}
+	case passed >= queueSpan:
+		q.from, q.least = now, [2]time.Duration{delay, q.least[0]}
+	default:
+		q.least[0] = min(q.least[0], delay)
+	}
+}
+
+// lately returns the queueing delay that was there at least; false: none was noted within
+// a time.
+func (q *hostQueue) lately(now cc.Time, within time.Duration) (time.Duration, bool) {
+	if q == nil {
+		return 0, false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return min(q.least[0], q.least[1]), q.at > 0 && now.Sub(q.at) <= within
 }
 
 // paths are those of a group.

@@ -121,7 +121,30 @@ func TestAHeldWindowLeavesTheOtherDirectionItsRate(t *testing.T) {
 	assert.Greater(t, without.Flows[0].OneWay.P95, 500*ms)
 	assert.Greater(t, with.Flows[1].Throughput.Mbps(), 9.)
 	assert.Greater(t, with.Flows[0].Throughput.Mbps(), 7.)
-	assert.Less(t, with.Flows[1].OneWay.P95+with.Flows[0].OneWay.P95, 100*ms)
+	assert.Less(t, with.Flows[1].OneWay.P95+with.Flows[0].OneWay.P95, 125*ms)
+}
+
+// A client's upload and its download both keep their rate, from the start and after an
+// outage of both ways: neither takes the other's queue, or the outage, for its own queue.
+func TestAHeldWindowAndADownloadOutliveAnOutage(t *testing.T) {
+	const length, from, to = 45 * time.Second, 15 * time.Second, 16 * time.Second
+	trace, err := Steps("outage", length, Step{Rate: 12e6})
+	require.NoError(t, err)
+	trace, err = trace.Without(from, to, length)
+	require.NoError(t, err)
+	link := LinkConfig{Trace: trace, Delay: 10 * ms, QueueBytes: 2e6}
+	r := play(t, Scenario{
+		Down: link, Up: link, Transport: Kernel, Duration: length, Seed: 1,
+		Flows: []FlowConfig{upload("cubic", "penstock"), {Algorithm: "penstock", Host: 1}},
+	})
+	for _, f := range r.Flows {
+		for second, rate := range f.PerSecond {
+			if at := time.Duration(second) * time.Second; at >= 2*time.Second && (at < from || at >= to+2*time.Second) {
+				assert.Greater(t, rate.Mbps(), 6., "%s in second %d", f.Name, second)
+			}
+		}
+	}
+	assert.Less(t, r.Queueing.P95, 60*ms)
 }
 
 func TestUploadsAreChecked(t *testing.T) {
