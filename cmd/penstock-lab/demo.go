@@ -45,7 +45,7 @@ or as a user where user namespaces are allowed.`,
 		Example: `  penstock-lab demo
   penstock-lab demo --trace Verizon-LTE-short.down --plot demo.png
   penstock-lab demo --algorithm copa --algorithm copa:delta=0.5 --duration 10s`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.Links = []string{demoLink}
 			if trace != "" {

@@ -54,7 +54,7 @@ namespaces are allowed.`,
   sudo penstock-lab bench fidelity -a penstock,copa --envelope wireguard
   sudo penstock-lab bench fidelity -a copa,verus,sprout,bbr --against native --envelope cubic,reno,bbr,ebpf \
       --trace Verizon-LTE-short.down --duration 60s`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			experiment, err := f.experiment()
 			if err != nil {

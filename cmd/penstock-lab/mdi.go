@@ -25,7 +25,7 @@ func mdiCommand() *cobra.Command {
 		Long: `Mdi imitates another algorithm with a table of what that one did. This makes
 such tables; --mdi-model, which every command takes, adds one to the choices of
 mdi's parameter "model".`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	cmd.AddCommand(mdiTrainCommand())
@@ -60,7 +60,7 @@ milliseconds. A run begins to count after a second.
 		Example: `  penstock-lab mdi train --algorithm verus --generate lte --generate walk --runs 20 --output verus.csv
   penstock-lab mdi train --algorithm copa:delta=0.5 --generate highway --windows=-60,60,5 --delays=-25,15,5 --output copa.csv
   penstock-lab --mdi-model mine=copa.csv sim --algorithm mdi:model=mine --generate highway`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			plan, err := f.plan()
 			if err != nil {

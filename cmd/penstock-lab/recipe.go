@@ -16,7 +16,7 @@ func recipeListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "List the recipes",
-		Args:  cobra.NoArgs,
+		Args:  cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return recipe.WriteList(cmd.OutOrStdout(), recipe.All(nil))
 		},

@@ -24,7 +24,7 @@ func traceCommand() *cobra.Command {
 		Short: "Describe, convert, generate and record traces of links",
 		Long: `A trace is what a link carried: each line the millisecond at which 1500 bytes may
 leave (Mahimahi's format), which sim, bench and experiments play.`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 	}
 	cmd.AddCommand(traceInfoCommand(), traceConvertCommand(), traceGenerateCommand(),
 		traceRecordCommand(), traceServeCommand())
@@ -166,7 +166,7 @@ func traceServeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Send the datagrams that trace record asks for",
-		Args:  cobra.NoArgs,
+		Args:  cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := parseLinkRate(most)
 			if err != nil {

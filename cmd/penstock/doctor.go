@@ -28,7 +28,7 @@ the way. The exit code is 0 unless Penstock cannot run here at all.`,
   sudo -u penstock penstock doctor
   systemd-run --pty -p User=penstock -p AmbientCapabilities=CAP_NET_ADMIN penstock doctor
   penstock doctor --json | jq '.checks[] | select(.state != "ok")'`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if trials {
 				return doctor.PrintTrials(cmd.Context(), cmd.OutOrStdout())

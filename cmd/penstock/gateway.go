@@ -26,7 +26,7 @@ func gatewayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gateway",
 		Short: "Manage who may use the WireGuard gateway",
-		Args:  cobra.NoArgs,
+		Args:  cli.NoArgs,
 		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	cmd.AddCommand(initCommand(), peerCommand(), &cobra.Command{
@@ -34,7 +34,7 @@ func gatewayCommand() *cobra.Command {
 		Short: "Print a new private key, for private_key_file",
 		Example: `  (umask 077; penstock gateway key > /etc/penstock/vpn.key)
   chgrp penstock /etc/penstock/vpn.key && chmod 640 /etc/penstock/vpn.key`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			key, err := access.GenerateKey()
 			if err != nil {
@@ -55,7 +55,7 @@ func peerCommand() *cobra.Command {
 		Long: `Peers are those of a listener of mode wireguard. They are kept in its peers_file
 or config_file, which these commands edit; a proxy that runs takes them over at
 once, and other peers' sessions go on.`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	flags := cmd.PersistentFlags()
@@ -103,7 +103,7 @@ scan. The private key is stored nowhere: whoever loses it gets a new one.`,
 		&cobra.Command{
 			Use:   "list",
 			Short: "List the clients, with what a running proxy knows of them",
-			Args:  cobra.NoArgs,
+			Args:  cli.NoArgs,
 			RunE:  func(c *cobra.Command, _ []string) error { return g.list(c.Context(), c.OutOrStdout(), c.ErrOrStderr()) },
 		},
 	)

@@ -24,8 +24,14 @@ func TestExitCodes(t *testing.T) {
 		code int
 		says string // in standard error
 	}{
-		"nothing at all prints the help":  {nil, cli.ExitOK, ""},
-		"help is no error":                {[]string{"algorithms", "--help"}, cli.ExitOK, ""},
+		"nothing at all prints the help": {nil, cli.ExitOK, ""},
+		"help is no error":               {[]string{"algorithms", "--help"}, cli.ExitOK, ""},
+		"a file without its flag": {
+			[]string{"run", "edge.yaml"},
+			cli.ExitInput,
+			"penstock run takes no arguments; the file goes behind a flag: penstock run --config edge.yaml",
+		},
+		"an argument too many":            {[]string{"schema", "all"}, cli.ExitInput, `takes no arguments, but there is "all"`},
 		"an unknown command is bad usage": {[]string{"frobnicate"}, cli.ExitInput, `unknown command "frobnicate"`},
 		"a command that is nearly one": {
 			[]string{"rnu"},

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/penstock-net/penstock/internal/cli"
 )
 
 func readyCommand() *cobra.Command {
@@ -22,7 +24,7 @@ The proxy is asked at the telemetry.health or the telemetry.address of the file;
 at the usual address.`,
 		Example: `  penstock ready
   penstock ready --alive --config /etc/penstock/penstock.yaml`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if at == "" {
 				cfg, err := running(cmd, path)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -28,7 +29,7 @@ the file is wrong, or changes what takes a restart.
 The proxy is asked at the telemetry.address of the file. Where that is off, or the file is wrong,
 the proxy gets a SIGHUP if $MAINPID names it, as it does in a unit's ExecReload.`,
 		Example: "  penstock reload --config /etc/penstock/penstock.yaml",
-		Args:    cobra.NoArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return reloadProxy(cmd.Context(), path, at, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},

@@ -42,7 +42,7 @@ apply and remove need CAP_NET_ADMIN.`, capture.Table, capture.RouteProtocol),
 
   # Whatever was applied, and however:
   penstock rules remove`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	cmd.AddCommand(
@@ -66,7 +66,7 @@ Needs CAP_NET_ADMIN.`,
 			Short: "Remove everything that apply has ever installed",
 			Long: `Needs no settings: it finds what apply made by its names and numbers, also
 after a crash. Without anything to remove it does nothing. Needs CAP_NET_ADMIN.`,
-			Args: cobra.NoArgs,
+			Args: cli.NoArgs,
 			RunE: func(c *cobra.Command, _ []string) error { return capture.Remove(c.Context()) },
 		},
 		rulesFor(&cobra.Command{
@@ -111,7 +111,7 @@ func rulesFor(cmd *cobra.Command, do func(*cobra.Command, capture.Rules) error) 
 	f.IntVar(&r.RouteTable, "route-table", capture.DefaultRouteTable,
 		"routing table for captured packets, for tproxy; only ours")
 
-	cmd.Args = cobra.NoArgs
+	cmd.Args = cli.NoArgs
 	cmd.RunE = func(c *cobra.Command, _ []string) error {
 		r.Mode = capture.Mode(mode)
 		r.Ports = nil

@@ -46,7 +46,7 @@ change while running is refused.`,
 		Example: `  penstock run
   penstock run --config /etc/penstock/penstock.yaml
   penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := f.load(cmd.Flags())
 			var mistake *config.Error

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -16,7 +17,7 @@ func schemaCommand() *cobra.Command {
 		Long: `Schema prints a JSON Schema (draft 2020-12) that editors use to complete and
 check a configuration while it is written.`,
 		Example: "  penstock schema > penstock.schema.json",
-		Args:    cobra.NoArgs,
+		Args:    cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if markdown {
 				return writeReference(cmd.OutOrStdout(), config.Schema())

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
@@ -46,7 +47,7 @@ The proxy is asked at the telemetry.address of the configuration file. For one e
 		Example: `  penstock top
   penstock top --telemetry 192.168.1.1:9464
   penstock top --once --search cwnd`,
-		Args: cobra.NoArgs,
+		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if at == "" {
 				cfg, err := running(cmd, path)

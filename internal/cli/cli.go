@@ -104,6 +104,20 @@ func markBegin(cmd *cobra.Command) *bool {
 	return began
 }
 
+// NoArgs refuses arguments, and says where a file goes.
+func NoArgs(c *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case c.HasSubCommands():
+		return knownCommand(c, args, nil)
+	case c.Flags().Lookup("config") != nil:
+		return fmt.Errorf("%s takes no arguments; the file goes behind a flag: %s --config %s", c.CommandPath(),
+			c.CommandPath(), args[0])
+	}
+	return fmt.Errorf("%s takes no arguments, but there is %q", c.CommandPath(), args[0])
+}
+
 // knownCommand refuses a word that is no command, with those that were perhaps meant.
 func knownCommand(c *cobra.Command, args []string, elsewhere map[string]string) error {
 	if len(args) == 0 {
