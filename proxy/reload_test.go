@@ -199,7 +199,8 @@ func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 	refused(t, r.addr())
 	r.reload(func(c *config.Config) { c.Defaults.Algorithm = "vegas" })
 	_, _ = r.pair()
-	assert.Eventually(t, func() bool { return r.proxy.Flows()[1].Down.Algorithm == "vegas" }, patience, time.Millisecond, "once it is open")
+	moved := func() bool { return r.proxy.Flows()[1].Down.Algorithm == "vegas" }
+	assert.Eventually(t, moved, patience, time.Millisecond, "once it is open")
 	c := r.proxy.Counters()
 	for _, reason := range []proxy.Reason{proxy.RejectedRule, proxy.RejectedGlobalLimit, proxy.RejectedListenerLimit} {
 		assert.Equal(t, uint64(1), c.Listeners[0].Rejected[reason], reason)

@@ -31,7 +31,11 @@ func TestExitCodes(t *testing.T) {
 			cli.ExitInput,
 			"penstock run takes no arguments; the file goes behind a flag: penstock run --config edge.yaml",
 		},
-		"an argument too many":            {[]string{"schema", "all"}, cli.ExitInput, `takes no arguments, but there is "all"`},
+		"an argument too many": {
+			[]string{"schema", "all"},
+			cli.ExitInput,
+			`takes no arguments, but there is "all"`,
+		},
 		"an unknown command is bad usage": {[]string{"frobnicate"}, cli.ExitInput, `unknown command "frobnicate"`},
 		"a command that is nearly one": {
 			[]string{"rnu"},

@@ -100,7 +100,8 @@ func (h *service) reload(by string) (string, error) {
 		Failed: status.Failed,
 	}, nil)
 	h.log.Info("configuration reloaded", "by", by, "config", h.flags.config, "hash", hash,
-		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept, "refused", done.Refused, "revoked", done.Revoked)
+		"opened", done.Opened, "closing", done.Closing, "moved", done.Moved, "kept", done.Kept,
+		"refused", done.Refused, "revoked", done.Revoked)
 	return describeReload("reloaded", done), nil
 }
 

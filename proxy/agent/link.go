@@ -85,7 +85,9 @@ type Info struct {
 func Start(cfg Config) (*Link, error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
-	l := &Link{cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), room: make(chan struct{}, 1), fd: -1, asked: newAsked()}
+	l := &Link{
+		cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), room: make(chan struct{}, 1), fd: -1, asked: newAsked(),
+	}
 	if l.log == nil {
 		l.log = slog.New(slog.DiscardHandler)
 	}

@@ -133,9 +133,9 @@ func deleteTable() error {
 	return nil
 }
 
-// findTable returns the table of our name, nil if there is none, and whether it
-// is ours by what is in it: our one chain, which begins with a look at the mark. A comment of ours would tell more, but kernels before 5.10 do not
-// keep it, and earlier versions wrote none.
+// findTable returns the table of our name, nil if there is none, and whether it is ours
+// by what is in it: our one chain, which begins with a look at the mark. A comment of ours
+// would tell more, but kernels before 5.10 do not keep it, and earlier versions wrote none.
 func findTable(c *nftables.Conn) (table *nftables.Table, mine bool, err error) {
 	tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
 	if err != nil {

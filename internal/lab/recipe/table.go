@@ -14,9 +14,14 @@ import (
 var unplayed = [][3]string{
 	{"ALCC, §5.6", "processor time beside native senders", "the native sender is part of the program that emulates the " +
 		"link, and its time cannot be told apart; `go test -bench . ./test/cost` has the proxy's"},
-	{"ALCC, §5.7", "phones in operators' networks", "needs those networks; `alcc-a7` has their queue, which loses nothing"},
-	{"CCP, MIT 2019, figure 3-6", "incast of 50 flows, 10 and 40 Gbit/s, 20 µs", "flows decide once a millisecond, which " +
-		"is 50 of its round trips; the paper's is a simulation too"},
+	{
+		"ALCC, §5.7", "phones in operators' networks",
+		"needs those networks; `alcc-a7` has their queue, which loses nothing",
+	},
+	{
+		"CCP, MIT 2019, figure 3-6", "incast of 50 flows, 10 and 40 Gbit/s, 20 µs",
+		"flows decide once a millisecond, which is 50 of its round trips; the paper's is a simulation too",
+	},
 }
 
 // played are the last findings of one experiment in virtual time and over real sockets.

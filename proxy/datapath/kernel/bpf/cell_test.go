@@ -214,8 +214,9 @@ func TestAReadingIsOfOneMoment(t *testing.T) {
 			require.LessOrEqual(t, s.SackedOut+s.LostOut, s.PacketsOut)
 			require.LessOrEqual(t, s.Samples, s.Acks)
 			for _, grew := range []bool{
-				s.At >= before.At, s.Acked >= before.Acked, s.Newest >= before.Newest, s.Sent >= before.Sent, s.End >= before.End,
-				s.Acks >= before.Acks, s.Samples >= before.Samples, s.Delivered >= before.Delivered, s.Fallbacks >= before.Fallbacks,
+				s.At >= before.At, s.Acked >= before.Acked, s.Newest >= before.Newest, s.Sent >= before.Sent,
+				s.End >= before.End, s.Acks >= before.Acks, s.Samples >= before.Samples,
+				s.Delivered >= before.Delivered, s.Fallbacks >= before.Fallbacks,
 			} {
 				require.True(t, grew, "%+v after %+v", s, before)
 			}
