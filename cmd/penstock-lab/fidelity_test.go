@@ -52,7 +52,7 @@ func TestFidelityRefuses(t *testing.T) {
 		"--buffer 2":        "--buffer: ",
 		"--duration 0s":     "--duration 0s",
 		"--hints 1us":       "--hints 1µs",
-		"runs.jsonl":        "unknown command",
+		"runs.jsonl":        `takes no arguments, but there is "runs.jsonl"`,
 	} {
 		code, stdout, stderr := run(t, append([]string{"bench", "fidelity"}, strings.Fields(args)...)...)
 		assert.Equal(t, cli.ExitInput, code, args)
