@@ -274,7 +274,7 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 			made = append(made, s.there[k])
 			return rec, nil
 		case s.virtual || one.Virtual:
-			rec, err = stage.PlayVirtual(one, s.sampling)
+			rec, err = stage.PlayVirtual(ctx, one, s.sampling)
 		default:
 			rec, err = s.real(ctx, one, tell)
 		}

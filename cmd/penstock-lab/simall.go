@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -62,7 +63,9 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	}
 	defer func() { err = errors.Join(err, done()) }()
 	s := session{sampled: f.sampling()}
-	playAll(runs, cmd.ErrOrStderr(), func(scenario *sim.Scenario) {
+	ctx, stop := interruptible(cmd)
+	defer stop()
+	playAll(ctx, runs, cmd.ErrOrStderr(), func(scenario *sim.Scenario) {
 		scenario.Transport = transport
 		s.sampling(scenario)
 	})
@@ -70,7 +73,8 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	var records []record.Run
 	for _, r := range runs {
 		if r.err != nil {
-			return fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err)
+			failures = append(failures, fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err))
+			continue
 		}
 		findings, err := r.recipe.Judge(recipe.Outcome{Scale: recipe.Full, Runs: []recipe.Run{r.Run}})
 		if err != nil {
@@ -88,7 +92,12 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	if f.markdown {
 		write = writeStandardMarkdown
 	}
-	_, err = io.WriteString(cmd.OutOrStdout(), write(runs))
+	switch {
+	case ctx.Err() != nil:
+		failures = []error{context.Cause(ctx)}
+	case len(records) == len(runs):
+		_, err = io.WriteString(cmd.OutOrStdout(), write(runs))
+	}
 	return errors.Join(err, f.outputs.write(cmd, records), errors.Join(failures...))
 }
 
@@ -138,7 +147,7 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 }
 
 // playAll makes the runs, as many at once as there are processors.
-func playAll(runs []standardRun, progress io.Writer, change func(*sim.Scenario)) {
+func playAll(ctx context.Context, runs []standardRun, progress io.Writer, change func(*sim.Scenario)) {
 	printer := bench.NewPrinter(progress)
 	defer printer.Break()
 	next := make(chan *standardRun)
@@ -148,7 +157,10 @@ func playAll(runs []standardRun, progress io.Writer, change func(*sim.Scenario))
 	for range min(runtime.GOMAXPROCS(0), len(runs)) {
 		wg.Go(func() {
 			for r := range next {
-				r.Record, r.err = stage.PlayVirtual(r.Stage, change)
+				r.Record, r.err = stage.PlayVirtual(ctx, r.Stage, change)
+				if r.err != nil {
+					continue
+				}
 				mu.Lock()
 				over++
 				printer.Line(fmt.Sprintf("[%d/%d] %s in %s", over, len(runs), r.name, r.standard.Name), true)

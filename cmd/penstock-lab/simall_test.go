@@ -48,7 +48,7 @@ func TestSimAllMakesOneTable(t *testing.T) {
 			runs[i].Stage.Duration, runs[i].Stage.Warmup = 6*time.Second, 0
 		}
 		var progress strings.Builder
-		playAll(runs, &progress, nil)
+		playAll(t.Context(), runs, &progress, nil)
 		return runs, progress.String()
 	}
 	runs, progress := play()

@@ -3,6 +3,8 @@
 package netlab
 
 import (
+	"context"
+	"runtime"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -22,10 +24,13 @@ type Simulation struct {
 // that it has not begun.
 const simulationZero = cc.Time(time.Second)
 
-// Simulate plays a scenario.
-func Simulate(s sim.Scenario) (*Simulation, error) {
+// Simulate plays a scenario, until it is over or ctx is done.
+func Simulate(ctx context.Context, s sim.Scenario) (*Simulation, error) {
 	r := &Simulation{down: s.Down, up: s.Up, cell: s.Cell}
 	s.Watch = func(p sim.Packet) {
+		if ctx.Err() != nil {
+			runtime.Goexit() // of a goroutine that has nothing else to do, see below
+		}
 		e := entry{
 			at: simulationZero.Add(p.At), size: uint16(p.Size), host: uint16(p.Host), drop: p.Dropped,
 			late: latePending,
@@ -39,7 +44,16 @@ func Simulate(s sim.Scenario) (*Simulation, error) {
 		r.packets = append(r.packets, e)
 	}
 	var err error
-	r.Result, err = sim.Run(s)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		err = context.Canceled // unless the run comes to its end
+		r.Result, err = sim.Run(s)
+	}()
+	<-over
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
 	return r, err
 }
 

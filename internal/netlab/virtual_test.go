@@ -3,6 +3,8 @@
 package netlab
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -21,7 +23,7 @@ func TestASimulationIsReadAsAPathIs(t *testing.T) {
 		Down: link, Up: link, Duration: 10 * time.Second,
 		Flows: []sim.FlowConfig{{Algorithm: "static", Params: cc.Params{"cwnd_packets": 20}}},
 	}
-	r, err := Simulate(s)
+	r, err := Simulate(t.Context(), s)
 	require.NoError(t, err)
 	report := r.Report(time.Second, 9*time.Second)
 	assert.Equal(t, cc.Bytes(12_000_000), report.Down.Offered)
@@ -56,7 +58,7 @@ func TestASimulatedCellIsReadByHost(t *testing.T) {
 			{Algorithm: "static", Params: cc.Params{"cwnd_packets": 100}},
 		},
 	}
-	r, err := Simulate(s)
+	r, err := Simulate(t.Context(), s)
 	require.NoError(t, err)
 	all := r.Report(time.Second, 9*time.Second).Down
 	first, second := r.HostReport(0, time.Second, 9*time.Second).Down, r.HostReport(1, time.Second, 9*time.Second).Down
@@ -81,7 +83,7 @@ func TestASimulationCountsWhatHasLeft(t *testing.T) {
 		Flows: []sim.FlowConfig{{Algorithm: "static", Params: cc.Params{"cwnd_packets": 400}}},
 	}
 	s.Down.Loss, s.Down.Seed = 0.05, 3
-	r, err := Simulate(s)
+	r, err := Simulate(t.Context(), s)
 	require.NoError(t, err)
 	down := r.Report(0, s.Duration).Down
 	assert.Equal(t, r.Carried, down.Bytes)
@@ -91,6 +93,25 @@ func TestASimulationCountsWhatHasLeft(t *testing.T) {
 	assert.Less(t, down.Queueing.Count, r.Flows[0].Packets-r.Losses)
 	assert.Less(t, down.Queueing.P50, r.Queueing.P50, "the simulator's own figure has those that wait as well")
 
-	_, err = Simulate(sim.Scenario{})
+	_, err = Simulate(t.Context(), sim.Scenario{})
 	assert.ErrorContains(t, err, "duration is 0s")
+}
+
+func TestASimulationEndsWithItsContext(t *testing.T) {
+	ctx, end := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	_, err := Simulate(ctx, sim.Scenario{
+		Down: sim.LinkConfig{Rate: 100_000_000, QueuePackets: 100}, Duration: time.Hour,
+		Flows: []sim.FlowConfig{{Algorithm: "static"}},
+		Lookup: func(name string) (cc.Spec, error) {
+			spec, err := cc.Lookup(name)
+			made := spec.New
+			spec.New = func(cfg cc.Config) cc.Algorithm {
+				end(why)
+				return made(cfg)
+			}
+			return spec, err
+		},
+	})
+	assert.ErrorIs(t, err, why)
 }

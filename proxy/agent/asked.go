@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"slices"
+
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -15,10 +17,17 @@ var tookBounds = []float64{
 // closeLen is how long a report is that closes its flow.
 const closeLen = ccp.HeaderLen + 8
 
-// asked knows which reports have had no decision yet.
+// asked knows which reports may still have a decision.
 type asked struct {
 	since map[uint32]cc.Time  // by flow: when the first of those was sent
+	order []pending           // the same, as they were sent, with some that are over
 	took  *datapath.Durations // until the decision was in force
+}
+
+// pending is a report that was the first of its flow without a decision.
+type pending struct {
+	flow uint32
+	at   cc.Time
 }
 
 func newAsked() asked {
@@ -35,10 +44,26 @@ func (a *asked) sent(now cc.Time, b []byte) {
 		delete(a.since, m.Flow)
 	} else if _, waits := a.since[m.Flow]; !waits {
 		a.since[m.Flow] = now
+		if len(a.order) > 2*len(a.since)+len(tookBounds) { // an agent that decides nothing, and flows come and go
+			a.order = slices.DeleteFunc(a.order, a.over)
+		}
+		a.order = append(a.order, pending{m.Flow, now})
 	}
 }
 
-// decided notes a datagram of the agent, all of which is in force.
+func (a *asked) over(p pending) bool {
+	at, waits := a.since[p.flow]
+	return !waits || at != p.at
+}
+
+// clear forgets what an agent was asked that is there no more.
+func (a *asked) clear() {
+	clear(a.since)
+	a.order = nil
+}
+
+// decided notes a datagram of the agent, all of which is in force. Agents take reports in their
+// order: to those before the one that is answered there is nothing that they wanted to say.
 func (a *asked) decided(now cc.Time, b []byte) {
 	for len(b) > 0 {
 		m, rest, err := ccp.Next(b)
@@ -49,6 +74,13 @@ func (a *asked) decided(now cc.Time, b []byte) {
 		if waits && (m.Kind == ccp.KindChange || m.Kind == ccp.KindUpdate) {
 			a.took.Observe(now.Sub(since))
 			delete(a.since, m.Flow)
+			n := 0
+			for ; n < len(a.order) && a.order[n].at < since; n++ {
+				if !a.over(a.order[n]) {
+					delete(a.since, a.order[n].flow)
+				}
+			}
+			a.order = a.order[n:]
 		}
 		b = rest
 	}

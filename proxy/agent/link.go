@@ -66,7 +66,7 @@ type Link struct {
 	fd      int        // -1: none, or to an agent elsewhere
 	waiting backlog
 	sent    ledger
-	looking bool // watch will soon look by itself
+	looking bool // watch will look within looks
 	asked   asked
 }
 
@@ -309,7 +309,7 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	<-ctx.Done()
 	l.mu.Lock()
 	l.open, l.fd, l.waiting = false, -1, backlog{}
-	clear(l.asked.since)
+	l.asked.clear()
 	l.mu.Unlock()
 	l.agent.Lost(l.cfg.Clock())
 	l.agent.Unread(0)
@@ -360,11 +360,16 @@ func (l *Link) receive(file *os.File, early [][]byte) error {
 func (l *Link) watch(ctx context.Context) error {
 	look := time.NewTimer(probes)
 	defer look.Stop()
+	seen := 0 // messages that had been sent when it looked
 	for idle := false; ; {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-l.kick:
+		case <-l.kick: // what was just sent has its time
+			if l.agent.Connected() {
+				look.Reset(looks)
+				continue
+			}
 		case <-look.C:
 			if idle && !l.reachable() {
 				return errors.New("nobody listens at " + l.cfg.Socket)
@@ -375,14 +380,15 @@ func (l *Link) watch(ctx context.Context) error {
 		}
 		l.mu.Lock()
 		since := l.unread()
-		l.looking = since != 0
+		idle = since == 0 && l.sent.n == seen
+		l.looking, seen = !idle, l.sent.n
 		l.mu.Unlock()
 		l.agent.Unread(since)
 		if _, err := l.flush(); err != nil { // where nothing tells drain of room, as after ENOBUFS
 			return fmt.Errorf("nobody reads what is sent: %w", err)
 		}
 		next := looks
-		if idle = since == 0; idle {
+		if idle {
 			next = probes
 		}
 		look.Reset(next)

@@ -268,6 +268,19 @@ func TestItIsKnownHowLongDecisionsTake(t *testing.T) {
 	a.decided(10*ms, decision(3))
 	assert.EqualValues(t, 1, a.took.Snapshot().Count())
 	assert.InDelta(t, 0.004, a.took.Snapshot().Sum, 1e-9)
+	a.sent(11*ms, report(1, 5))
+	a.sent(12*ms, report(2, 5))
+	a.sent(13*ms, report(3, 5))
+	a.decided(14*ms, decision(2)) // and nothing about the first, which it has read before
+	a.decided(90*ms, decision(1)) // of its own accord
+	a.decided(16*ms, decision(3))
+	assert.EqualValues(t, 3, a.took.Snapshot().Count())
+	assert.InDelta(t, 0.004+0.002+0.003, a.took.Snapshot().Sum, 1e-9)
+	for i := range cc.Time(10_000) { // flows that come and go under an agent that says nothing
+		a.sent((100+i)*ms, report(uint32(i), 5))
+		a.sent((100+i)*ms, report(uint32(i)))
+	}
+	assert.Less(t, len(a.order), 100)
 
 	s := start(t)
 	p := listen(t, s.path)

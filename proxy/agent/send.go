@@ -91,6 +91,7 @@ func (l *Link) transmit(b []byte) error {
 		l.asked.sent(now, b)
 	}
 	if !l.looking || err != nil { // after an error as well: the agent has gone
+		l.looking = true
 		signal(l.kick)
 	}
 	return err

@@ -30,7 +30,7 @@ func TestAReportOpens(t *testing.T) {
 			Name: algorithm, Down: link, Up: link, Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}},
 			Duration: 5 * time.Second, Seed: 1, Edge: "defaults: {algorithm: " + algorithm + "}\n",
 		}
-		rec, err := stage.PlayVirtual(s, nil)
+		rec, err := stage.PlayVirtual(t.Context(), s, nil)
 		require.NoError(t, err)
 		runs = append(runs, record.Of(s, rec))
 	}

@@ -80,6 +80,7 @@ type load struct {
 	flows int
 	rate  float64 // bits per second over all flows; 0: as fast as it goes
 	paced bool    // by the proxy, each flow at its part of the rate; else the server is
+	queue int     // bytes that wait for a link of that rate in front of the clients; 0: there is no such link
 	wall  time.Duration
 }
 
@@ -209,7 +210,9 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	lab := newLab(b)
 	defer func() { require.NoError(b, lab.Close()) }()
 	perFlow := 0.0
-	if l.rate > 0 && (!l.paced || c.peer != nil || c.algorithm == "none") {
+	if l.queue > 0 {
+		narrow(b, lab.Client, l.rate, l.queue)
+	} else if l.rate > 0 && (!l.paced || c.peer != nil || c.algorithm == "none") {
 		perFlow = l.rate / float64(l.flows)
 	}
 	var got atomic.Int64
@@ -502,7 +505,7 @@ func (p *program) telemetry() (map[string]float64, error) {
 	}
 	if sent, dropped := agent("reports_total"), agent("reports_dropped_total"); sent > 0 {
 		seen["reports"], seen["reports-without-room-%"] = sent, 100*dropped/(sent+dropped)
-		seen["fallbacks"] = agent("fallbacks_total")
+		seen["decisions"], seen["fallbacks"] = agent("decisions_total"), agent("fallbacks_total")
 	}
 	return seen, nil
 }

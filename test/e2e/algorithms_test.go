@@ -59,7 +59,7 @@ func crosses(t *testing.T, link sim.LinkConfig, spec cc.Spec) {
 	if present.envelope == kernel.EBPF {
 		transport = sim.Kernel
 	}
-	virtual, err := netlab.Simulate(sim.Scenario{
+	virtual, err := netlab.Simulate(t.Context(), sim.Scenario{
 		Down: link, Up: sim.LinkConfig{Delay: link.Delay}, Transport: transport,
 		Flows: []sim.FlowConfig{{Algorithm: spec.Name, Bytes: size}}, Duration: time.Minute,
 	})

@@ -16,8 +16,8 @@ import (
 type Player func(ctx context.Context, s stage.Stage, progress func(elapsed time.Duration)) (stage.Record, error)
 
 // Virtual plays in virtual time.
-func Virtual(_ context.Context, s stage.Stage, _ func(time.Duration)) (stage.Record, error) {
-	return stage.PlayVirtual(s, nil)
+func Virtual(ctx context.Context, s stage.Stage, _ func(time.Duration)) (stage.Record, error) {
+	return stage.PlayVirtual(ctx, s, nil)
 }
 
 // Retry plays a stage again, up to so many times, while the machine disturbed it,

@@ -29,7 +29,7 @@ func played(t *testing.T, change func(*stage.Stage)) record.Run {
 	if change != nil {
 		change(&s)
 	}
-	rec, err := stage.PlayVirtual(s, nil)
+	rec, err := stage.PlayVirtual(t.Context(), s, nil)
 	require.NoError(t, err)
 	r := record.Of(s, rec)
 	r.Experiment, r.Version = "test", "v0"

@@ -27,7 +27,7 @@ func virtual(t *testing.T, seeds int, senders ...string) (all []record.Run) {
 	for seed := range seeds {
 		for _, sender := range senders {
 			s.Name, s.Seed, s.Edge = sender, uint64(seed)+1, "defaults: {algorithm: "+sender+"}\n"
-			rec, err := stage.PlayVirtual(s, nil)
+			rec, err := stage.PlayVirtual(t.Context(), s, nil)
 			require.NoError(t, err)
 			r := record.Of(s, rec)
 			r.Experiment, r.Version = "test", "test"

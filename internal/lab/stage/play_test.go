@@ -256,7 +256,7 @@ func TestTheServersOwnWindowIsLookedAt(t *testing.T) {
 		assert.Less(t, slices.Max(r.Actors[0].Cwnd), 200*cc.DefaultMSS, "a queue of 250 packets could have more")
 	}
 	t.Run("virtual", func(t *testing.T) {
-		r, err := PlayVirtual(s, nil)
+		r, err := PlayVirtual(t.Context(), s, nil)
 		check(t, r, err)
 	})
 	t.Run("real", func(t *testing.T) {

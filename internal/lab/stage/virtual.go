@@ -2,6 +2,7 @@ package stage
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -25,8 +26,8 @@ import (
 // A Web application's requests begin when they are due, whether or not the one
 // before has ended; of Requests, those after the warm-up are recorded.
 //
-// change alters the scenario that it comes to; nil: nothing does.
-func PlayVirtual(s Stage, change func(*sim.Scenario)) (Record, error) {
+// change alters the scenario that it comes to; nil: nothing does. When ctx ends there is no record.
+func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Record, error) {
 	scenario, record, err := Scenario(s)
 	if err != nil {
 		return Record{}, err
@@ -36,7 +37,7 @@ func PlayVirtual(s Stage, change func(*sim.Scenario)) (Record, error) {
 	}
 	var run *netlab.Simulation
 	err = s.Agents.Simulate(scenario, func(scenario sim.Scenario) (err error) {
-		run, err = netlab.Simulate(scenario)
+		run, err = netlab.Simulate(ctx, scenario)
 		return err
 	})
 	if err != nil {
