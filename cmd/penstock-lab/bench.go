@@ -79,14 +79,15 @@ FILE of that form takes the place of the flags that describe one.
 The network is made of namespaces: run it as root, or as a user
 where user namespaces are allowed.`,
 		Example: `  penstock-lab bench --sender cubic --sender bbr --sender copa --link generate:lte --buffer 2MB
-  penstock-lab bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down --runs 5 --json runs.jsonl --plot out.png
+  penstock-lab bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down \
+    --runs 5 --json runs.jsonl --plot out.png
   penstock-lab bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
-  penstock-lab bench --sender cubic --sender bbr --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
+  penstock-lab bench --sender cubic --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
   penstock-lab bench --sender copa --sender copa@sim --link generate:lte
   penstock-lab bench --sender penstock@wireguard --sender penstock@sim --link generate:lte --duration 20s
   penstock-lab bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
   penstock-lab bench --sender ccp:mine --sender ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
-  penstock-lab bench --sender static:cwnd_packets=50,pacing_mbit=8@ebpf --sender static:cwnd_packets=50,pacing_mbit=8@bbr --link 12mbit --packets`,
+  penstock-lab bench --sender static:cwnd_packets=50@ebpf --sender static:cwnd_packets=50@bbr --link 12mbit --packets`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			experiment, err := f.experiment(cmd, files)

@@ -91,7 +91,7 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 	code, stdout, stderr := run(t, "bench", "recipe", "list")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	for _, name := range []string{"join-leave", "live-switch", "janus-c10", "nacc-d1", "pbe-e5"} {
-		assert.Regexp(t, `(?m)^`+name+` `, stdout)
+		assert.Regexp(t, `(?m)^`+name+` +(\d+m)?\d+s `, stdout)
 	}
 	for name, c := range map[string]struct {
 		args []string
@@ -131,9 +131,48 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 	code, stdout, stderr = run(t, "bench", "recipe", "table", file)
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, stdout, "| `pbe-e1` | throughput over cubic's | 57/58 | at least 0.9 |")
+	assert.Regexp(t, `Builds: in virtual time penstock .* \(1 of \d+\); over real sockets none\.`, stdout)
 	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--resume")
 	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "--resume needs --json")
+}
+
+// A file of results holds what one build has measured, and takes as many calls as it needs.
+func TestRecipesArePlayedInPieces(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "runs.jsonl")
+	old := record.Run{Experiment: "pbe-e1", Scale: "short", Virtual: true, Version: "penstock of yesterday"}
+	other, sockets := old, old
+	other.Experiment, sockets.Virtual = "pbe-e2", false
+	var text bytes.Buffer
+	for _, r := range []record.Run{old, other, sockets} {
+		require.NoError(t, record.Write(&text, r))
+	}
+	require.NoError(t, os.WriteFile(file, text.Bytes(), 0o600))
+	command := []string{
+		"bench", "recipe", "pbe-e1", "--virtual", "--short", "--resume", "--replace", "--json", file, "--within",
+	}
+	code, stdout, stderr := run(t, append(command, "1ns")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Equal(t, "pbe-e1: left out: it would not be over within 1ns\n", stdout)
+	left, err := record.Open(file)
+	require.NoError(t, err)
+	assert.Equal(t, []record.Run{old, other, sockets}, left)
+
+	code, stdout, stderr = run(t, append(command, "1h")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Contains(t, stdout, "p95 queueing over cubic's")
+	left, err = record.Open(file)
+	require.NoError(t, err)
+	require.Len(t, left, 4, "those of two builds that this one has not played, and two runs of its own")
+	assert.Equal(t, []record.Run{other, sockets}, left[:2])
+	assert.NotEqual(t, old.Version, left[2].Version)
+	code, stdout, stderr = run(t, append(command, "1ns")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Equal(t, "pbe-e1: it is there\n", stdout)
+
+	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--replace")
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, "--replace needs --json")
 }
 
 // The flags of bench are an experiment like any other: printed, it plays as a file.

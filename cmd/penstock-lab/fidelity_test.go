@@ -31,7 +31,8 @@ func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
 		assert.Equal(t, i%2 == 1, s.Virtual)
 	}
 	assert.Equal(t, []string{
-		"penstock@ebpf", "penstock@sim", "static:cwnd_packets=50,pacing_mbit=8@ebpf", "static:cwnd_packets=50,pacing_mbit=8@sim",
+		"penstock@ebpf", "penstock@sim",
+		"static:cwnd_packets=50,pacing_mbit=8@ebpf", "static:cwnd_packets=50,pacing_mbit=8@sim",
 		"cubic@ebpf", "cubic@sim", "copa:paper,delta=0.25@ebpf", "copa:paper,delta=0.25@sim",
 	}, names)
 	assert.Equal(t, []uint{1, 2, 3}, f.seeds)

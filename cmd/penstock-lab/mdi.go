@@ -58,7 +58,8 @@ milliseconds. A run begins to count after a second.
 
 ` + modelList(),
 		Example: `  penstock-lab mdi train --algorithm verus --generate lte --generate walk --runs 20 --output verus.csv
-  penstock-lab mdi train --algorithm copa:delta=0.5 --generate highway --windows=-60,60,5 --delays=-25,15,5 --output copa.csv
+  penstock-lab mdi train --algorithm copa:delta=0.5 --generate highway --windows=-60,60,5 --delays=-25,15,5 \
+    --output copa.csv
   penstock-lab --mdi-model mine=copa.csv sim --algorithm mdi:model=mine --generate highway`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

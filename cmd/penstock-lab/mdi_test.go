@@ -49,7 +49,8 @@ func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
 	assert.Regexp(t, `^run 1 of 3: lte with seed 1, [\d.]+ Mbit/s, 1800 epochs$`, progress[0])
 	assert.Regexp(t, `^run 2 of 3: walk with seed 2, `, progress[1])
 	assert.Regexp(t, `^run 3 of 3: lte with seed 3, `, progress[2])
-	assert.Regexp(t, `model.csv: beyond the table the window goes to [\d.]+ of itself when the delay rises, [\d.]+ when it falls$`, progress[3])
+	assert.Regexp(t, `model.csv: beyond the table the window goes to [\d.]+ of itself when the delay rises, `+
+		`[\d.]+ when it falls$`, progress[3])
 
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)

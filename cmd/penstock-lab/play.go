@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -33,7 +34,7 @@ func interruptible(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 // outputs is where records go beside the tables.
 type outputs struct {
 	json, csv, plot, report string
-	resume                  bool
+	resume, replace         bool
 }
 
 func (o *outputs) register(cmd *cobra.Command) {
@@ -55,6 +56,9 @@ func (o *outputs) check() error {
 	}
 	if o.resume && o.json == "" {
 		return errors.New("--resume needs --json, the file that says what is there")
+	}
+	if o.replace && o.json == "" {
+		return errors.New("--replace needs --json, the file that it is about")
 	}
 	return nil
 }
@@ -82,6 +86,28 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 		return nil, nil, nil, fmt.Errorf("--json: %w", err)
 	}
 	return f, there, f.Close, nil
+}
+
+// drop takes out of the file of --json what other builds say of the experiments that the runs are of.
+func (o *outputs) drop(runs []record.Run) error {
+	there, err := record.Open(o.json)
+	if err != nil {
+		return fmt.Errorf("--replace: %w", err)
+	}
+	kept := slices.DeleteFunc(slices.Clone(there), func(old record.Run) bool {
+		return slices.ContainsFunc(runs, func(r record.Run) bool { return r.Supersedes(old) })
+	})
+	if len(kept) == len(there) {
+		return nil
+	}
+	return output.Write(o.json, func(w io.Writer) error {
+		for _, r := range kept {
+			if err := record.Write(w, r); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // write makes the page and the table.
@@ -120,10 +146,12 @@ type session struct {
 	seeds   []uint64 // of each experiment
 	runs    int      // for each seed
 	retry   int      // as recipe.Retry has it
+	within  time.Duration
 	env     stage.Env
 	quiet   bool          // no progress
 	sampled time.Duration // how often virtual time samples flows; 0: as records need
 
+	began time.Time
 	file  io.Writer
 	there []record.Run
 	real  recipe.Player
@@ -143,8 +171,12 @@ func (s *session) play(
 	if err != nil {
 		return cli.BadInput(err)
 	}
-	defer func() { err = errors.Join(err, done()) }()
-	s.file, s.there = file, there
+	defer func() {
+		if err = errors.Join(err, done()); err == nil && s.replace {
+			err = s.drop(s.all)
+		}
+	}()
+	s.file, s.there, s.began = file, there, time.Now()
 	ctx, stop := interruptible(s.cmd)
 	defer stop()
 	defer func() { err = errors.Join(err, s.write(s.cmd, s.all)) }()
@@ -226,7 +258,7 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 }
 
 // one makes the runs of an experiment with one seed, but for those that are there; result is nil
-// where all are.
+// where all are, or there is no time for them.
 func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number int) (made []record.Run,
 	result *recipe.Result, err error,
 ) {
@@ -262,6 +294,19 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 			made = append(made, s.there[k])
 		}
 		return made, nil, nil
+	}
+	if s.within > 0 {
+		over := time.Since(s.began)
+		if !s.virtual {
+			lasts, err := r.Lasts(s.scale)
+			if err != nil {
+				return nil, nil, err
+			}
+			over += lasts
+		}
+		if over > s.within {
+			return nil, nil, nil
+		}
 	}
 	printer := bench.NewPrinter(s.cmd.ErrOrStderr())
 	defer printer.Break()

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +16,7 @@ import (
 func recipeListCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
-		Short: "List the recipes",
+		Short: "List the recipes, and how long each takes over real sockets",
 		Args:  cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return recipe.WriteList(cmd.OutOrStdout(), recipe.All(nil))
@@ -48,6 +49,7 @@ type recipeFlags struct {
 	virtual, short bool
 	seed           uint64
 	runs, retry    int
+	within         time.Duration
 	agents         []string
 	outputs        outputs
 }
@@ -89,6 +91,10 @@ With several --runs, which have seeds of their own, a finding must hold in each.
 	flags.Uint64Var(&f.seed, "seed", 1, "of random loss, generated traces and random times")
 	flags.IntVar(&f.retry, "retry-noisy", 1, "play a stage that the machine disturbed again, up to so many times, "+
 		"and keep the calmest")
+	flags.DurationVar(&f.within, "within", 0, "leave out what would not be over by then; with --resume the next call "+
+		"goes on; 0: all")
+	flags.BoolVar(&f.outputs.replace, "replace", false, "what other builds say of the experiments that are played "+
+		"leaves the file of --json")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage+"; without it a recipe starts its own")
 	flags.IntVar(&f.runs, "runs", 1, "runs of each recipe, each with the next seed")
 	return cmd
@@ -107,11 +113,16 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 		return cli.BadInput(fmt.Errorf("--runs %d: at least one", f.runs))
 	case f.retry < 0:
 		return cli.BadInput(fmt.Errorf("--retry-noisy %d: not below 0", f.retry))
+	case f.within < 0:
+		return cli.BadInput(fmt.Errorf("--within %v: not below 0", f.within))
 	}
 	if err := f.outputs.check(); err != nil {
 		return cli.BadInput(err)
 	}
-	s := session{outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, runs: 1, retry: f.retry}
+	s := session{
+		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: f.virtual, runs: 1, retry: f.retry,
+		within: f.within,
+	}
 	if f.short {
 		s.scale = recipe.Short
 	}
@@ -120,13 +131,17 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	}
 	var all []recipe.Result
 	first := true
-	err = s.play(recipes, func(r recipe.Recipe, _ []record.Run, results []recipe.Result) error {
+	err = s.play(recipes, func(r recipe.Recipe, runs []record.Run, results []recipe.Result) error {
 		if !first {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
 		first = false
 		if len(results) == 0 {
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: it is there\n", r.Name)
+			there := "it is there"
+			if len(runs) == 0 {
+				there = fmt.Sprintf("left out: it would not be over within %v", f.within)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", r.Name, there)
 			return nil
 		}
 		all = append(all, results...)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -229,8 +228,11 @@ func writeStandardTable(runs []standardRun) string {
 		table = append(table, line)
 	}
 	width := func(group, cell int) int {
-		widest := slices.MaxFunc(table, func(a, b [][]string) int { return cmp.Compare(len(a[group][cell]), len(b[group][cell])) })
-		return len(widest[group][cell])
+		widest := 0
+		for _, line := range table {
+			widest = max(widest, len(line[group][cell]))
+		}
+		return widest
 	}
 	var b strings.Builder
 	above := fmt.Sprintf("%-*s", width(0, 0), "")

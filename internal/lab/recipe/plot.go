@@ -60,7 +60,8 @@ func (r Run) plot(name, title string) error {
 	plots := []*plot.Plot{rates}
 	if windows := r.windows(); len(windows) > 0 {
 		below := figures.NewPlot("", "cwnd, packets")
-		if _, err := draw(below, windows, 1, func(n cc.Bytes) float64 { return float64(n) / float64(cc.DefaultMSS) }); err != nil {
+		packets := func(n cc.Bytes) float64 { return float64(n) / float64(cc.DefaultMSS) }
+		if _, err := draw(below, windows, 1, packets); err != nil {
 			return err
 		}
 		plots = append(plots, below)

@@ -22,8 +22,8 @@ source: who published it, and where
 let: {size: 20}                      # $(size) stands for 20 wherever it is written
 link: {rate: 12mbit, rtt: 40ms, queue: 100pkt, loss: 0.01}  # delay: one way; queue: 2MB, 100pkt or none
 # link: carries: 12mbit, generate:lte, generate:lte:7, recorded:campus-walk or a FILE, in one word
-# link: trace: lte (a built-in model), recorded:campus-walk or a FILE, trace_seed, delay_trace: FILE, aqm: codel|fq_codel|pie|dualpi2,
-# mark, reorder, reorder_by, payload: 10mbit (the rate that carries so much of it),
+# link: trace: lte (a built-in model), recorded:campus-walk or a FILE, trace_seed, delay_trace: FILE,
+# aqm: codel|fq_codel|pie|dualpi2, mark, reorder, reorder_by, payload: 10mbit (the rate that carries so much of it),
 # steps: [{at: 10s, rate: 6mbit}], outages: [{from: 10s, to: 20s}]
 up: {rate: 2mbit, queue: 64KiB}      # the way back; without it: no limit, and the link's delay
 # cell: {rtt: 40ms, blocks: 100, hosts: [{bits: 500, queue: 1MB, loss: 0.01, delay: 5ms}]}   in place of link

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
@@ -34,6 +35,17 @@ type Recipe struct {
 
 // Asserts tells whether anything must hold of it.
 func (r Recipe) Asserts() bool { return len(r.musts) > 0 }
+
+// Lasts is how long its runs over real sockets take, without the second or two that each needs to start.
+func (r Recipe) Lasts(scale Scale) (d time.Duration, err error) {
+	stages, err := r.Stages(scale, 1)
+	for _, s := range stages {
+		if !s.Virtual {
+			d += s.Duration
+		}
+	}
+	return d, err
+}
 
 // Scale is how much of an experiment is played.
 type Scale string

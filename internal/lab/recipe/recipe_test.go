@@ -139,6 +139,11 @@ func TestAResultIsWritten(t *testing.T) {
 	assert.Contains(t, page.String(), "| Janus, IEEE TMC, §7.3 | `janus-c10` | not run | not run | - |")
 	assert.Contains(t, page.String(), "6 of 8 bounds hold")
 
+	other.Findings = other.Findings[:2]
+	page.Reset()
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, other}))
+	assert.Contains(t, page.String(), "| 3 of 4 | 2 of 2, 2 are later | **no** |", "of an earlier form")
+
 	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
 	require.NoError(t, err)
 	require.Len(t, names, 1)

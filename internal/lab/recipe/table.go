@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -61,19 +62,26 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	held, of := 0, 0
 	for _, p := range all {
 		verdict := "-"
+		asked := max(bounds(p.virtual), bounds(p.sockets))
 		count := func(r record.Run) string {
-			bounds := slices.DeleteFunc(slices.Clone(r.Findings), func(f record.Finding) bool { return f.Bound == comparing })
-			n := len(bounds)
+			n, ok := bounds(r), 0
 			if n == 0 {
 				return "not run"
 			}
-			ok := n - len(slices.DeleteFunc(bounds, func(f record.Finding) bool { return f.OK }))
+			for _, f := range r.Findings {
+				if f.Bound != comparing && f.OK {
+					ok++
+				}
+			}
 			held, of = held+ok, of+n
 			switch {
 			case ok < n:
 				verdict = "**no**"
 			case verdict == "-":
 				verdict = "ok"
+			}
+			if n < asked { // an earlier form of the experiment
+				return fmt.Sprintf("%d of %d, %d are later", ok, n, asked-n)
 			}
 			return fmt.Sprintf("%d of %d", ok, n)
 		}
@@ -83,7 +91,9 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	for _, u := range unplayed {
 		fmt.Fprintf(&b, "| %s: %s | none | not run | not run | %s |\n", u[0], u[1], u[2])
 	}
-	fmt.Fprintf(&b, "\n%d of %d bounds hold.\n\n", held, of)
+	fmt.Fprintf(&b, "\n%d of %d bounds hold. Builds: in virtual time %s; over real sockets %s.\n\n", held, of,
+		builds(all, func(p played) record.Run { return p.virtual }),
+		builds(all, func(p played) record.Run { return p.sockets }))
 	b.WriteString("| recipe | finding | paper | bound | virtual | real | verdict |\n|---|---|---|---|---|---|---|\n")
 	for _, p := range all {
 		title := "`" + p.name + "`"
@@ -108,6 +118,31 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// bounds is how much is asked of an experiment.
+func bounds(r record.Run) (n int) {
+	for _, f := range r.Findings {
+		if f.Bound != comparing {
+			n++
+		}
+	}
+	return n
+}
+
+// builds names those that records are of, and how many experiments each has played.
+func builds(all []played, of func(played) record.Run) string {
+	counts := map[string]int{}
+	for _, p := range all {
+		if r := of(p); r.Version != "" {
+			counts[r.Version]++
+		}
+	}
+	var names []string
+	for _, version := range slices.Sorted(maps.Keys(counts)) {
+		names = append(names, fmt.Sprintf("%s (%d of %d)", version, counts[version], len(all)))
+	}
+	return cmp.Or(strings.Join(names, ", "), "none")
 }
 
 func escape(s string) string { return strings.ReplaceAll(cmp.Or(s, "-"), "|", "\\|") }

@@ -13,11 +13,15 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
-// WriteList writes what there is to play.
+// WriteList writes what there is to play, and how long it takes over real sockets.
 func WriteList(w io.Writer, recipes []Recipe) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, r := range recipes {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", r.Name, r.About, r.Source)
+		lasts, err := r.Lasts(Full)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", r.Name, lasts.Round(time.Second), r.About, r.Source)
 	}
 	return t.Flush()
 }

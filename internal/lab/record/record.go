@@ -324,6 +324,11 @@ func (r Run) Same(o Run) bool {
 		r.Number == o.Number && r.Version == o.Version && r.Path() == o.Path() && r.Algorithm == o.Algorithm
 }
 
+// Supersedes tells whether the other is of the same experiment, played in the same way by another build.
+func (r Run) Supersedes(o Run) bool {
+	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Virtual == o.Virtual && r.Version != o.Version
+}
+
 // Merge joins n neighbouring steps into one; a rest at the end is left out.
 func Merge(points []netlab.Point, n int) []netlab.Point {
 	var merged []netlab.Point
