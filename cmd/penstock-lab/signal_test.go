@@ -18,7 +18,7 @@ import (
 // A run in virtual time may take long. Who ends it keeps what was made before.
 func TestWhatIsDoneIsKeptAtTheEnd(t *testing.T) {
 	const file = `
-link: {rate: 100mbit, rtt: 40ms, queue: 40pkt}
+link: {rate: 40mbit, rtt: 40ms, queue: 40pkt}
 flows: {download: {}}
 runs:
   - {name: short, algorithm: copa, duration: 2s}

@@ -210,9 +210,7 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	lab := newLab(b)
 	defer func() { require.NoError(b, lab.Close()) }()
 	perFlow := 0.0
-	if l.queue > 0 {
-		narrow(b, lab.Client, l.rate, l.queue)
-	} else if l.rate > 0 && (!l.paced || c.peer != nil || c.algorithm == "none") {
+	if l.rate > 0 && l.queue == 0 && (!l.paced || c.peer != nil || c.algorithm == "none") {
 		perFlow = l.rate / float64(l.flows)
 	}
 	var got atomic.Int64
@@ -227,6 +225,9 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	defer edge.stop(b)
 	sink := startClients(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort), use)
 	defer sink.close()
+	if l.queue > 0 { // which connections would wait in as they open
+		narrow(b, lab.Client, l.rate, l.queue)
+	}
 
 	time.Sleep(warmUp)
 	foreign := edge.foreignTime(b)
@@ -361,6 +362,8 @@ func startClients(b *testing.B, lab *netlab.Routed, flows int, addr netip.AddrPo
 		conn, err := lab.Client.Dial("tcp4", addr.String())
 		require.NoError(b, err)
 		c.conns = append(c.conns, conn)
+	}
+	for _, conn := range c.conns { // none is in the way of those that open later
 		c.all.Go(func() { use(conn.(*net.TCPConn)) })
 	}
 	return c

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/penstock-net/penstock/cc/sim"
@@ -102,12 +103,12 @@ func All(there agents.Agents) (all []Recipe) {
 // one of the library, and what ends in .yaml or .yml is a file, whose traces are found
 // beside it.
 func Select(names []string, there agents.Agents) ([]Recipe, error) {
-	all := All(there)
+	all := sync.OnceValue(func() []Recipe { return All(there) })
 	if slices.Contains(names, "all") {
 		if len(names) > 1 {
 			return nil, fmt.Errorf("recipe: all goes without other names")
 		}
-		return all, nil
+		return all(), nil
 	}
 	var out []Recipe
 	for _, name := range names {
@@ -119,12 +120,12 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 			out = append(out, r)
 			continue
 		}
-		i := slices.IndexFunc(all, func(r Recipe) bool { return r.Name == name })
+		i := slices.IndexFunc(all(), func(r Recipe) bool { return r.Name == name })
 		if i < 0 {
 			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all, and a file of "+
 				"your own ends in .yaml", name)
 		}
-		out = append(out, all[i])
+		out = append(out, all()[i])
 	}
 	return out, nil
 }
