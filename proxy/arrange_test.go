@@ -160,7 +160,7 @@ func TestAListenerThatCannotBeOpenedLeavesAllAsItWas(t *testing.T) {
 	require.ErrorIs(t, err, syscall.ECONNREFUSED, "what had been opened is closed")
 	assert.Equal(t, []string{"vpn"}, g.names())
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
-	assert.NotEqual(t, "none", g.proxy.Flows()[0].Down.Algorithm)
+	assert.NotEqual(t, "none", flowsOf(g.proxy)[0].Down.Algorithm)
 	send(t, server, "still here")
 	hears(t, client, "still here")
 }

@@ -192,20 +192,15 @@ func (s *Server) Counters() Counters {
 	return s.count((*connection).moved, func(*FlowInfo) {})
 }
 
-// Snapshot returns the totals, all that is counted of live connections included,
-// together with these connections, oldest first.
-func (s *Server) Snapshot() (Counters, []FlowInfo) {
-	var flows []FlowInfo
+// Snapshot returns the totals, all that is counted of live connections included. It has
+// visit see each of these first, oldest first; what it sees is overwritten by the next.
+func (s *Server) Snapshot(visit func(*FlowInfo)) Counters {
 	now := s.clock()
-	out := s.count(
-		func(c *connection, out *FlowInfo) { c.fill(out, now) },
-		func(f *FlowInfo) { flows = append(flows, *f) },
-	)
-	return out, flows
+	return s.count(func(c *connection, out *FlowInfo) { c.fill(out, now) }, visit)
 }
 
-// count adds up what look says of each live connection, oldest first, and keeps it.
-func (s *Server) count(look func(*connection, *FlowInfo), keep func(*FlowInfo)) Counters {
+// count adds up what look says of each live connection, oldest first, and has visit see it.
+func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo)) Counters {
 	active, sources, limit := s.limits.counts()
 	out := Counters{Active: active, Sources: sources, Limit: limit, Draining: s.draining.Load()}
 	for _, l := range s.listeners() {
@@ -218,15 +213,18 @@ func (s *Server) count(look func(*connection, *FlowInfo), keep func(*FlowInfo)) 
 	// A connection moves from the live ones to the totals under s.mu, and only
 	// then: it is in exactly one of both here. What it counts after this copy
 	// only makes the next one larger.
+	conns := s.room()
 	s.mu.Lock()
-	conns := s.unsorted()
+	conns = append(conns, s.conns.conns...)
 	rows, peers := s.totals.snapshot()
 	s.mu.Unlock()
+	slices.SortFunc(peers, PeerCounters.compare)
 
 	f := new(FlowInfo)
-	for _, c := range oldestFirst(conns) {
+	for i, c := range present(conns) {
+		giveWay(i)
 		look(c, f)
-		keep(f)
+		visit(f)
 		if !f.Relayed() {
 			continue
 		}

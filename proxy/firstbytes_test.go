@@ -78,7 +78,7 @@ func (r *rig) relayed() proxy.FlowInfo {
 	r.tb.Helper()
 	var flows []proxy.FlowInfo
 	require.Eventually(r.tb, func() bool {
-		flows = r.proxy.Flows()
+		flows = flowsOf(r.proxy)
 		return len(flows) == 1 && flows[0].Relayed()
 	}, patience, time.Millisecond)
 	return flows[0]
@@ -331,7 +331,7 @@ func TestThePROXYHeaderAndTheServerName(t *testing.T) {
 		r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Defaults.SendProxy = "v1" }))
 		_, server := r.pair()
 		read(t, server, "PROXY TCP4 127.0.0.1")
-		assert.Equal(t, proxy.StateDialing, r.proxy.Flows()[0].State)
+		assert.Equal(t, proxy.StateDialing, flowsOf(r.proxy)[0].State)
 	})
 	t.Run("for one name", func(t *testing.T) {
 		r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Rules[0].SendProxy = "v1" }))

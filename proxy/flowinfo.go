@@ -1,7 +1,9 @@
 package proxy
 
 import (
+	"iter"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -46,24 +48,39 @@ type DirectionInfo struct {
 // Relayed reports whether the directions and legs are in place.
 func (f *FlowInfo) Relayed() bool { return f.State != StateGreeting && f.State != StateDialing }
 
-// Flows returns the live connections, oldest first.
-func (s *Server) Flows() []FlowInfo {
-	now := s.clock()
-	conns := s.live()
-	out := make([]FlowInfo, len(conns))
-	for i, c := range conns {
-		c.fill(&out[i], now)
+// Flows returns how many connections live, and each of them, oldest first. What it yields
+// is overwritten by the next.
+func (s *Server) Flows() (n int, each iter.Seq[*FlowInfo]) {
+	now, conns := s.clock(), s.live()
+	return len(conns), func(yield func(*FlowInfo) bool) {
+		f := new(FlowInfo)
+		for i, c := range conns {
+			giveWay(i)
+			if c.fill(f, now); !yield(f) {
+				return
+			}
+		}
 	}
-	return out
 }
 
-// fill writes down what there is to say of the connection.
+// giveWay lets goroutines that wait for a processor go first, now and then in a walk over
+// all connections of which the i-th is next: the runtime itself would interrupt the walk
+// only after 10 ms.
+func giveWay(i int) {
+	const every = 64 // connections: a tenth of a millisecond
+	if i%every == every-1 {
+		runtime.Gosched()
+	}
+}
+
+// fill writes down what there is to say of the connection, in place of what out had.
 func (c *connection) fill(out *FlowInfo, now cc.Time) {
+	down, up := out.Down.Control[:0], out.Up.Control[:0]
 	c.mu.Lock()
 	*out = FlowInfo{
 		ID: c.id, Listener: c.listener.cfg.Name, State: c.state,
 		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
-		Start: c.started, Age: now.Sub(c.started), Idle: now.Sub(cc.Time(c.active.Load())),
+		Start: c.started, Age: now.Sub(c.started), Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
 	}
 	client, server := c.client.conn, c.server.conn
 	if !out.Relayed() {
@@ -71,6 +88,7 @@ func (c *connection) fill(out *FlowInfo, now cc.Time) {
 		return
 	}
 	out.Rule, out.ServerName = c.verdict.Rule, c.serverName
+	out.Down.Control, out.Up.Control = down, up
 	c.down.fill(&out.Down)
 	c.up.fill(&out.Up)
 	c.mu.Unlock()
@@ -106,7 +124,7 @@ func (d *direction) fill(out *DirectionInfo) {
 		out.Flow.Group = d.terms.Group
 	}
 	out.Receive = d.hold.info()
-	out.Control = append(slices.Clone(d.earlier), d.since(out.Algorithm, &out.Flow))
+	out.Control = append(append(out.Control, d.earlier...), d.since(out.Algorithm, &out.Flow))
 }
 
 // since is what has happened up to s under the present algorithm.

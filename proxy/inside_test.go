@@ -196,7 +196,7 @@ func TestWhatIsSentToAPeerByAnotherSharesItsWindow(t *testing.T) {
 	hears(t, server, "hello")
 	var flows []proxy.FlowInfo
 	require.Eventually(t, func() bool { // a dial that nobody answers may still be on its way
-		flows = g.proxy.Flows()
+		flows = flowsOf(g.proxy)
 		return len(flows) == 1
 	}, patience, time.Millisecond)
 	assert.Equal(t, "down|vpn|through phone", flows[0].Down.Flow.Group)
@@ -286,7 +286,7 @@ func TestWhatOthersSendAPeerSharesItsWindow(t *testing.T) {
 	hears(t, peer, "hello")
 	var flows []proxy.FlowInfo
 	require.Eventually(t, func() bool {
-		flows = g.proxy.Flows()
+		flows = flowsOf(g.proxy)
 		return len(flows) == 1
 	}, patience, time.Millisecond)
 	assert.Equal(t, "down|vpn|through tablet", flows[0].Up.Flow.Group)

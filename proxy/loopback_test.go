@@ -273,7 +273,7 @@ func TestCountersMoveWhileAConnectionLives(t *testing.T) {
 			c := r.proxy.Counters()
 			assert.Equal(t, 1, c.Active)
 			assert.Equal(t, 1, c.Routes[0].Active)
-			flows := r.proxy.Flows()
+			flows := flowsOf(r.proxy)
 			require.Len(t, flows, 1)
 			assert.Equal(t, proxy.StateOpen, flows[0].State)
 			assert.Equal(t, cc.Bytes(4), flows[0].Up.Written)
@@ -283,7 +283,7 @@ func TestCountersMoveWhileAConnectionLives(t *testing.T) {
 			send(t, client, string(random(1, bulk)))
 			_, err = io.CopyN(io.Discard, server, bulk)
 			require.NoError(t, err)
-			flows = r.proxy.Flows()
+			flows = flowsOf(r.proxy)
 			assert.Equal(t, change == nil, flows[0].Up.Managed)
 			assert.False(t, flows[0].Down.Managed, "nothing goes that way")
 			assert.Equal(t, server.LocalAddr().String(), flows[0].Target.String())
@@ -296,7 +296,7 @@ func TestShutdownResetsWhatIsLeft(t *testing.T) {
 	r := newRig(t, nil)
 	client, server := r.pair()
 	// A connection whose dial is not back yet has nothing that could be cut.
-	require.Eventually(t, func() bool { f := r.proxy.Flows(); return len(f) == 1 && f[0].State == proxy.StateOpen }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { f := flowsOf(r.proxy); return len(f) == 1 && f[0].State == proxy.StateOpen }, patience, time.Millisecond)
 	require.NoError(t, r.stop())
 	for _, conn := range []net.Conn{client, server} {
 		_, err := conn.Read(make([]byte, 1))

@@ -2,11 +2,14 @@ package proxy_test
 
 import (
 	"fmt"
+	"iter"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/proxy"
 )
 
 func TestMain(m *testing.M) {
@@ -18,4 +21,18 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(need.Run(m))
+}
+
+// flowsOf returns the live connections, oldest first.
+func flowsOf(s interface {
+	Flows() (int, iter.Seq[*proxy.FlowInfo])
+},
+) (flows []proxy.FlowInfo) {
+	_, each := s.Flows()
+	for f := range each {
+		f := *f
+		f.Down.Control, f.Up.Control = slices.Clone(f.Down.Control), slices.Clone(f.Up.Control)
+		flows = append(flows, f)
+	}
+	return flows
 }

@@ -83,7 +83,7 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	_, err = s.Read(got)
 	require.NoError(t, err)
 	assert.Equal(t, "hello", string(got))
-	flows := r.proxy.Flows()
+	flows := flowsOf(r.proxy)
 	require.Len(t, flows, 1)
 	assert.Equal(t, "phone", flows[0].Peer)
 	assert.Equal(t, "down|masque|through phone", flows[0].Down.Flow.Group)

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"cmp"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,8 +22,8 @@ type PeerCounters struct {
 
 type peerKey struct{ listener, peer string }
 
-func (k peerKey) compare(l peerKey) int {
-	return cmp.Or(strings.Compare(k.listener, l.listener), strings.Compare(k.peer, l.peer))
+func (p PeerCounters) compare(q PeerCounters) int {
+	return cmp.Or(strings.Compare(p.Listener, q.Listener), strings.Compare(p.Peer, q.Peer))
 }
 
 // peerTotals are the counters of peers that have had connections, by peer. A nil map is
@@ -48,22 +47,19 @@ func (p *peerTotals) of(c *connection) *PeerCounters {
 	return (*p)[k]
 }
 
-// snapshot returns copies, ordered.
+// snapshot returns copies, in no order.
 func (p peerTotals) snapshot() []PeerCounters {
 	out := make([]PeerCounters, 0, len(p))
-	for _, k := range slices.SortedFunc(maps.Keys(p), peerKey.compare) {
-		out = append(out, *p[k])
+	for _, n := range p {
+		out = append(out, *n)
 	}
 	return out
 }
 
 // addLive counts in what the peer of a live connection was sent again so far.
 func addLive(peers []PeerCounters, f *FlowInfo) {
-	k := peerKey{f.Listener, f.Peer}
-	i, found := slices.BinarySearchFunc(peers, k, func(c PeerCounters, k peerKey) int {
-		return peerKey{c.Listener, c.Peer}.compare(k)
-	})
-	if found {
+	of := PeerCounters{Listener: f.Listener, Peer: f.Peer}
+	if i, found := slices.BinarySearchFunc(peers, of, PeerCounters.compare); found {
 		peers[i].Retransmitted += f.Client.Retransmitted
 	}
 }

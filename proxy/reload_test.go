@@ -64,7 +64,7 @@ func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 		done := r.reload(under(algorithm))
 		assert.Zero(t, done.Kept)
 		assert.Positive(t, done.Moved, "half of the download is still to come")
-		f := r.proxy.Flows()[0]
+		f := flowsOf(r.proxy)[0]
 		name := [...]string{"copa", "cubic", "static", "copa", "bbr"}[i%len(algorithms)]
 		assert.Equal(t, name, f.Down.Algorithm)
 		assert.Equal(t, name, f.Down.Flow.Algorithm)
@@ -142,9 +142,9 @@ func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
 			send(t, server, busy)
 			_, err = io.ReadFull(client, make([]byte, len(busy)))
 			require.NoError(t, err)
-			require.Eventually(t, func() bool { return r.proxy.Flows()[0].State == proxy.StateOpen }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return flowsOf(r.proxy)[0].State == proxy.StateOpen }, patience, time.Millisecond)
 			assert.Equal(t, row.done, r.reload(row.change))
-			f := r.proxy.Flows()[0]
+			f := flowsOf(r.proxy)[0]
 			assert.Equal(t, row.rule, f.Rule)
 			assert.Equal(t, row.up, f.Up.Algorithm)
 			again := r.reload(row.change)
@@ -173,11 +173,11 @@ func TestWhatIsNotManagedYetTakesAnyTerms(t *testing.T) {
 				send(t, client, string(random(1, size)))
 				_, err := io.ReadFull(server, make([]byte, size))
 				require.NoError(t, err)
-				return r.proxy.Flows()[0]
+				return flowsOf(r.proxy)[0]
 			}
 			assert.False(t, upload(4).Up.Managed)
 			assert.Equal(t, proxy.Reloaded{Moved: 2}, r.reload(under(algorithm)))
-			assert.EqualValues(t, algorithm, r.proxy.Flows()[0].Up.Algorithm)
+			assert.EqualValues(t, algorithm, flowsOf(r.proxy)[0].Up.Algorithm)
 			assert.Equal(t, managed.afterLittle, upload(4).Up.Managed)
 			assert.Equal(t, managed.afterMuch, upload(100_000).Up.Managed)
 		})
@@ -199,7 +199,7 @@ func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 	refused(t, r.addr())
 	r.reload(func(c *config.Config) { c.Defaults.Algorithm = "vegas" })
 	_, _ = r.pair()
-	moved := func() bool { return r.proxy.Flows()[1].Down.Algorithm == "vegas" }
+	moved := func() bool { return flowsOf(r.proxy)[1].Down.Algorithm == "vegas" }
 	assert.Eventually(t, moved, patience, time.Millisecond, "once it is open")
 	c := r.proxy.Counters()
 	for _, reason := range []proxy.Reason{proxy.RejectedRule, proxy.RejectedGlobalLimit, proxy.RejectedListenerLimit} {
@@ -234,7 +234,7 @@ func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {
 			assert.Equal(t, key, ce.Key)
 			assert.Contains(t, err.Error(), key+": cannot change while running")
 			assert.Contains(t, err.Error(), "restart")
-			assert.Equal(t, "cubic", r.proxy.Flows()[0].Down.Algorithm, "nothing else has changed either")
+			assert.Equal(t, "cubic", flowsOf(r.proxy)[0].Down.Algorithm, "nothing else has changed either")
 			assert.NotEqual(t, 1, r.proxy.Counters().Limit)
 		})
 	}
@@ -260,7 +260,7 @@ func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 		_, err := server.take(1)
 		require.NoError(t, err)
 		synctest.Wait()
-		f := b.server.Flows()[0]
+		f := flowsOf(b.server)[0]
 		assert.Equal(t, "copa", f.Down.Algorithm)
 		assert.Equal(t, "copa", f.Up.Algorithm)
 	})

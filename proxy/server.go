@@ -4,12 +4,10 @@
 package proxy
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -59,7 +57,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	nextID  uint64
-	conns   map[uint64]*connection
+	conns   roster
 	retired map[*listenerState]struct{} // listeners whose connections go on, and that are not in force
 }
 
@@ -76,8 +74,7 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 	s := &Server{
 		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(),
 		buffers: datapath.NewBuffers(cc.Bytes(cfg.Limits.Memory)),
-		conns:   map[uint64]*connection{}, retired: map[*listenerState]struct{}{},
-		aborted: make(chan struct{}), setters: newSetters(),
+		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}), setters: newSetters(),
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
@@ -184,7 +181,7 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	s.mu.Lock()
 	s.nextID++
 	c.id = s.nextID
-	s.conns[c.id] = c
+	s.conns.add(c)
 	s.mu.Unlock()
 	l.handlers.Add(1)
 	s.handlers.Add(1)
@@ -232,7 +229,7 @@ func (s *Server) closed(c *connection) {
 	last := new(FlowInfo)
 	c.fill(last, s.clock()) // after close, since a leg's last report comes with it
 	s.mu.Lock()
-	delete(s.conns, c.id) // in one step with the totals: no byte is counted twice or not at all
+	s.conns.remove(c) // in one step with the totals: no byte is counted twice or not at all
 	s.totals.close(c, last, cause, s.clock().Sub(c.opened))
 	s.mu.Unlock()
 	s.logClosed(last, cause, err)
@@ -249,7 +246,7 @@ func (s *Server) rejected(c *connection, r *rejection) {
 // forget gives back what admit and dial took.
 func (s *Server) forget(c *connection) {
 	s.mu.Lock()
-	delete(s.conns, c.id)
+	s.conns.remove(c)
 	s.mu.Unlock()
 	s.loops.gone(c.captured, c.dialled)
 	if c.counted.IsValid() {
@@ -259,24 +256,6 @@ func (s *Server) forget(c *connection) {
 	c.cancel()
 	c.listener.handlers.Done()
 	s.handlers.Done()
-}
-
-// live returns the connections, oldest first.
-func (s *Server) live() []*connection {
-	s.mu.Lock()
-	conns := s.unsorted()
-	s.mu.Unlock()
-	return oldestFirst(conns)
-}
-
-// unsorted is live in no order, for those who hold s.mu.
-func (s *Server) unsorted() []*connection {
-	return slices.AppendSeq(make([]*connection, 0, len(s.conns)), maps.Values(s.conns))
-}
-
-func oldestFirst(conns []*connection) []*connection {
-	slices.SortFunc(conns, func(a, b *connection) int { return cmp.Compare(a.id, b.id) })
-	return conns
 }
 
 // sweepBounds are how often connections are looked at for timeouts: often

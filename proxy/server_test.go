@@ -184,8 +184,8 @@ func TestADrainDeliversWhatEndsWithTheProcess(t *testing.T) {
 			piece, err := client.take(10_000)
 			require.NoError(t, err)
 			got = append(got, piece...)
-			require.Len(t, b.server.Flows(), 1)
-			assert.Equal(t, proxy.StateClosing, b.server.Flows()[0].State)
+			require.Len(t, flowsOf(b.server), 1)
+			assert.Equal(t, proxy.StateClosing, flowsOf(b.server)[0].State)
 		}
 		assert.True(t, bytes.Equal(want, got))
 		require.NoError(t, <-b.served)

@@ -138,7 +138,7 @@ func TestTheClientIsWhoTheLoadBalancerSays(t *testing.T) {
 	connect("203.0.113.1")
 	connect("203.0.113.2")
 	require.Eventually(t, func() bool { return len(r.proxy.Counters().Routes) == 1 && r.proxy.Counters().Routes[0].Active == 2 }, patience, time.Millisecond)
-	assert.Equal(t, "203.0.113.1:1000", r.proxy.Flows()[0].Source.String())
+	assert.Equal(t, "203.0.113.1:1000", flowsOf(r.proxy)[0].Source.String())
 	connect("203.0.113.1")
 	require.Eventually(t, r.rejected(proxy.RejectedSourceLimit), patience, time.Millisecond)
 }
@@ -160,7 +160,7 @@ func TestClientsBehindOnePeerShareAWindowWhereRulesSaySo(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return len(r.proxy.Counters().Routes) == 1 && r.proxy.Counters().Routes[0].Active == 3 }, patience, time.Millisecond)
 	groups := map[string]int{}
-	for _, f := range r.proxy.Flows() {
+	for _, f := range flowsOf(r.proxy) {
 		groups[f.Down.Flow.Group]++
 	}
 	assert.Equal(t, map[string]int{"down|fwd|through 127.0.0.1": 2, "down|fwd|127.0.0.1": 1}, groups,

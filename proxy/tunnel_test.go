@@ -228,7 +228,7 @@ func TestAnUploadOutOfATunnelIsHeld(t *testing.T) {
 	require.NoError(t, <-sent)
 	assert.Equal(t, sha256.Sum256(file), sha256.Sum256(got))
 
-	flows := g.proxy.Flows()
+	flows := flowsOf(g.proxy)
 	require.Len(t, flows, 1)
 	held := flows[0].Up.Receive
 	assert.True(t, held.Held, held.Why)
@@ -250,7 +250,7 @@ func TestConnectionsOutOfATunnelShareTheWindowOfTheirPeer(t *testing.T) {
 		_, err := io.ReadFull(c, make([]byte, much))
 		require.NoError(t, err)
 	}
-	flows := g.proxy.Flows()
+	flows := flowsOf(g.proxy)
 	require.Len(t, flows, 2)
 	peers := g.proxy.Counters().Peers
 	require.Len(t, peers, 1)
@@ -300,7 +300,7 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	assert.Equal(t, handshake, g.proxy.Tunnels()[0].Peers[0].Handshake, "the phone's session goes on")
 
 	_, far := tablet.pair(t, backend)
-	require.Eventually(t, func() bool { return g.proxy.Flows()[1].State == proxy.StateOpen }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return flowsOf(g.proxy)[1].State == proxy.StateOpen }, patience, time.Millisecond)
 	done := g.reload(g.peers(phone))
 	assert.Equal(t, 1, done.Revoked)
 	_, err = far.Read(make([]byte, 1))
@@ -308,7 +308,7 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 	require.Eventually(t, func() bool { // the line comes last
 		return strings.Contains(g.logs.String(), "closed_by=proxy reason=revoked")
 	}, patience, time.Millisecond)
-	assert.Len(t, g.proxy.Flows(), 1)
+	assert.Len(t, flowsOf(g.proxy), 1)
 	send(t, server, "still here")
 	hears(t, client, "still here")
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)

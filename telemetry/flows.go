@@ -109,7 +109,7 @@ type Leg struct {
 }
 
 // describe turns the proxy's account of a connection into ours.
-func describe(f proxy.FlowInfo) Flow {
+func describe(f *proxy.FlowInfo) Flow {
 	out := Flow{
 		ID: f.ID, State: string(f.State), Listener: f.Listener, Rule: f.Rule, Peer: f.Peer, Host: f.Host, ServerName: f.ServerName,
 		Age: f.Age.Seconds(), Setup: f.Setup.Seconds(), Idle: f.Idle.Seconds(),
@@ -121,13 +121,13 @@ func describe(f proxy.FlowInfo) Flow {
 		out.Target = f.Target.String()
 	}
 	if f.Relayed() {
-		out.Down, out.Up = describeDirection(f.Down), describeDirection(f.Up)
-		out.ClientLeg, out.ServerLeg = describeLeg(f.Client), describeLeg(f.Server)
+		out.Down, out.Up = describeDirection(&f.Down), describeDirection(&f.Up)
+		out.ClientLeg, out.ServerLeg = describeLeg(&f.Client), describeLeg(&f.Server)
 	}
 	return out
 }
 
-func describeLeg(i datapath.Info) *Leg {
+func describeLeg(i *datapath.Info) *Leg {
 	return &Leg{
 		Tier: i.Tier, Envelope: i.Envelope, Missing: i.Missing,
 		Cwnd: i.Cwnd, SRTT: i.SRTT.Seconds(), MinRTT: i.MinRTT.Seconds(), DeliveryRate: i.DeliveryRate,
@@ -136,21 +136,21 @@ func describeLeg(i datapath.Info) *Leg {
 	}
 }
 
-func describeDirection(d proxy.DirectionInfo) *Direction {
+func describeDirection(d *proxy.DirectionInfo) *Direction {
 	out := &Direction{
 		Algorithm: d.Algorithm, Read: d.Read, Written: d.Written, Spliced: d.Spliced, Finished: d.Finished,
 	}
 	if d.Managed {
-		out.Control = describeControl(d.Flow)
+		out.Control = describeControl(&d.Flow)
 	}
 	out.Receive = Receive{Algorithm: d.Receive.Algorithm, Held: d.Receive.InForce, Why: d.Receive.Why}
 	if d.Receive.Held {
-		out.Receive.Control = describeControl(d.Receive.Flow)
+		out.Receive.Control = describeControl(&d.Receive.Flow)
 	}
 	return out
 }
 
-func describeControl(s flow.Snapshot) *Control {
+func describeControl(s *flow.Snapshot) *Control {
 	c := &Control{
 		Group: s.Group, Members: s.Members, Class: s.Class.String(), Target: s.Target, Phase: s.Phase,
 		Cwnd: s.Cwnd, Share: s.Share, Unused: s.Lent, Lent: s.Lent, PacingRate: s.PacingRate,

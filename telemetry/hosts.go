@@ -59,7 +59,7 @@ type GroupHint struct {
 }
 
 // describeGroup turns the flow manager's account of a group into ours.
-func describeGroup(g flow.Group, now cc.Time) Group {
+func describeGroup(g *flow.Group, now cc.Time) Group {
 	out := Group{
 		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase,
 		Hosts: g.Hosts, Members: g.Members, Active: g.Active, Idle: g.Idle.Seconds(),

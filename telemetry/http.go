@@ -1,12 +1,16 @@
 package telemetry
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -18,6 +22,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/telemetry/page"
 )
 
@@ -139,17 +144,35 @@ func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (p Pages) flows(w http.ResponseWriter, r *http.Request) {
-	flows := p.Source.Flows()
-	p.list(w, r, len(flows), func(i int) any { return describe(flows[i]) })
+	n, flows := p.Source.Flows()
+	p.list(w, r, n, func(yield func(any) bool) {
+		for f := range flows {
+			if !yield(describe(f)) {
+				return
+			}
+		}
+	})
 }
 
 func (p Pages) hosts(w http.ResponseWriter, r *http.Request) {
 	groups, now := p.Source.Groups()
-	p.list(w, r, len(groups), func(i int) any { return describeGroup(groups[i], now) })
+	p.list(w, r, len(groups), eachOf(groups, func(g *flow.Group) any { return describeGroup(g, now) }))
 }
 
-// list answers with the first of n items, as many as the request wants.
-func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, item func(i int) any) {
+// eachOf yields what describe makes of each of all.
+func eachOf[T any](all []T, describe func(*T) any) iter.Seq[any] {
+	return func(yield func(any) bool) {
+		for i := range all {
+			if !yield(describe(&all[i])) {
+				return
+			}
+		}
+	}
+}
+
+// list answers with the first of n items, as many as the request wants. The others are
+// not looked at.
+func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, items iter.Seq[any]) {
 	limit := defaultLimit
 	if text := r.URL.Query().Get("limit"); text != "" {
 		var err error
@@ -161,33 +184,40 @@ func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, item func(i i
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Total-Count", strconv.Itoa(n))
-	if limit > 0 {
-		n = min(limit, n)
+	if limit == 0 {
+		limit = math.MaxInt
 	}
-	if err := writeList(w, n, item); err != nil && p.Log != nil {
+	if err := writeList(w, limit, items); err != nil && p.Log != nil {
 		p.Log.Debug("telemetry: list not sent", "page", r.URL.Path, "client", r.RemoteAddr, "err", err)
 	}
 }
 
-// writeList writes an array with one item a line, for people and for jq.
-func writeList(w io.Writer, n int, item func(i int) any) error {
-	sep := "[\n"
-	for i := range n {
-		line, err := json.Marshal(item(i))
-		if err != nil {
+// listChunk is how many bytes of a list are sent at once.
+const listChunk = 32 << 10
+
+// writeList writes an array with one item a line, limit at most, for people and for jq.
+func writeList(w io.Writer, limit int, items iter.Seq[any]) error {
+	out := bufio.NewWriterSize(w, listChunk) // keeps the first error for Flush
+	var line bytes.Buffer
+	encoder := json.NewEncoder(&line)
+	before, after := "[\n", "[]\n"
+	n := 0
+	for item := range items {
+		line.Reset()
+		if err := encoder.Encode(item); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(w, "%s%s", sep, line); err != nil {
+		_, _ = out.WriteString(before)
+		if _, err := out.Write(bytes.TrimSuffix(line.Bytes(), []byte("\n"))); err != nil {
 			return err
 		}
-		sep = ",\n"
+		before, after = ",\n", "\n]\n"
+		if n++; n == limit {
+			break
+		}
 	}
-	end := "\n]\n"
-	if n == 0 {
-		end = "[]\n"
-	}
-	_, err := io.WriteString(w, end)
-	return err
+	_, _ = out.WriteString(after)
+	return out.Flush()
 }
 
 // Serve answers on ln until ctx ends, then lets answers underway finish, but

@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"iter"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -28,53 +29,42 @@ type control struct {
 
 type legs struct{ cwnd, unsent cc.Bytes }
 
-func sumLive(flows []proxy.FlowInfo) live {
-	l := live{
+func newLive() live {
+	return live{
 		control:  map[controlKey]*control{},
 		legs:     map[string]*legs{"client": {}, "server": {}},
 		buffered: map[string]cc.Bytes{"down": 0, "up": 0},
 	}
-	for _, f := range flows {
-		if !f.Relayed() {
-			continue
-		}
-		l.buffered["down"] += max(0, f.Down.Read-f.Down.Written)
-		l.buffered["up"] += max(0, f.Up.Read-f.Up.Written)
-		for _, c := range controlled(f) {
-			l.add(controlKey{c.Algorithm, c.direction}, c.Snapshot)
-		}
-		l.leg("client", f.Client)
-		l.leg("server", f.Server)
+}
+
+// flow counts a connection in.
+func (l live) flow(f *proxy.FlowInfo) {
+	if !f.Relayed() {
+		return
 	}
-	return l
-}
-
-// directional is a window of ours and what it is for.
-type directional struct {
-	direction string // down and up: towards the client, the server; from_client, from_server: what they are let send in
-	flow.Snapshot
-}
-
-// controlled are the windows of ours that a connection has.
-func controlled(f proxy.FlowInfo) []directional {
-	var out []directional
-	for _, d := range []struct {
-		name, from string
-		proxy.DirectionInfo
-	}{{"down", "from_server", f.Down}, {"up", "from_client", f.Up}} {
-		if d.Managed {
-			own := d.Flow
-			own.Algorithm = d.Algorithm
-			out = append(out, directional{d.name, own})
-		}
-		if d.Receive.Held {
-			out = append(out, directional{d.from, d.Receive.Flow})
-		}
+	l.buffered["down"] += max(0, f.Down.Read-f.Down.Written)
+	l.buffered["up"] += max(0, f.Up.Read-f.Up.Written)
+	for k, s := range controlled(f) {
+		l.add(k, s)
 	}
-	return out
+	l.leg("client", &f.Client)
+	l.leg("server", &f.Server)
 }
 
-func (l live) add(k controlKey, s flow.Snapshot) {
+// controlled yields the windows of ours that a connection has. A direction of down or up is
+// towards the client or the server; one of from_client or from_server is what they are let
+// send in.
+func controlled(f *proxy.FlowInfo) iter.Seq2[controlKey, *flow.Snapshot] {
+	return func(yield func(controlKey, *flow.Snapshot) bool) {
+		side := func(d *proxy.DirectionInfo, name, from string) bool {
+			return (!d.Managed || yield(controlKey{d.Algorithm, name}, &d.Flow)) &&
+				(!d.Receive.Held || yield(controlKey{d.Receive.Flow.Algorithm, from}, &d.Receive.Flow))
+		}
+		_ = side(&f.Down, "down", "from_server") && side(&f.Up, "up", "from_client")
+	}
+}
+
+func (l live) add(k controlKey, s *flow.Snapshot) {
 	c := l.control[k]
 	if c == nil {
 		c = &control{}
@@ -91,7 +81,7 @@ func (l live) add(k controlKey, s flow.Snapshot) {
 	c.pacing += float64(s.PacingRate) / 8 / members
 }
 
-func (l live) leg(name string, i datapath.Info) {
+func (l live) leg(name string, i *datapath.Info) {
 	l.legs[name].cwnd += i.Cwnd
 	l.legs[name].unsent += i.Unsent
 }

@@ -9,6 +9,12 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
+func sumLive(src Source) live {
+	l := newLive()
+	src.Snapshot(l.flow)
+	return l
+}
+
 // A connection has up to four windows of ours.
 func TestWindowsThatPeersAreLetSendInAreCountedByThemselves(t *testing.T) {
 	held := proxy.HoldingInfo{
@@ -19,7 +25,7 @@ func TestWindowsThatPeersAreLetSendInAreCountedByThemselves(t *testing.T) {
 		Down:  proxy.DirectionInfo{Algorithm: "copa", Managed: true, Flow: flow.Snapshot{Cwnd: 30e3, Inflight: 20e3}},
 		Up:    proxy.DirectionInfo{Algorithm: "none", Read: 9, Written: 5, Receive: held},
 	}
-	l := sumLive([]proxy.FlowInfo{f, f})
+	l := sumLive(&still{flows: []proxy.FlowInfo{f, f}})
 	assert.Equal(t, map[controlKey]*control{
 		{"copa", "down"}:            {flows: 2, window: 60e3, inflight: 40e3},
 		{"penstock", "from_client"}: {flows: 2, window: 50e3},

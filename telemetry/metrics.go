@@ -4,6 +4,7 @@
 package telemetry
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -21,9 +22,11 @@ import (
 type Source interface {
 	// Counters returns the totals, without what takes a look at each flow.
 	Counters() proxy.Counters
-	Flows() []proxy.FlowInfo
-	// Snapshot returns the totals and the flows that are counted in them.
-	Snapshot() (proxy.Counters, []proxy.FlowInfo)
+	// Flows returns how many flows there are, and each, oldest first. What it yields is
+	// overwritten by the next.
+	Flows() (n int, each iter.Seq[*proxy.FlowInfo])
+	// Snapshot returns the totals, and has visit see each flow that is counted in them first.
+	Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters
 	// Groups returns the flows that share a window, group by group, and as of when.
 	Groups() ([]flow.Group, cc.Time)
 	// Tunnels returns how it goes with the listeners that end tunnels.
@@ -259,7 +262,14 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	counters, flows := c.src.Snapshot()
+	live, loads, sample := newLive(), peerLoads{}, c.sample.begin(c.o.Clock())
+	counters := c.src.Snapshot(func(f *proxy.FlowInfo) {
+		live.flow(f)
+		loads.flow(f)
+		sample.flow(f)
+	})
+	sample.end()
+	loads.count(counters.Peers)
 	out := sink(ch)
 	c.facts(out)
 	out.put(draining, oneIf(counters.Draining))
@@ -271,14 +281,12 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range counters.Routes {
 		out.route(r)
 	}
-	loads := peerLoads(counters, flows)
 	for _, t := range c.src.Tunnels() {
 		out.tunnel(t, c.o.Wall())
 		out.peers(t, loads)
 	}
-	sumLive(flows).write(out)
+	live.write(out)
 	sumGroups(c.src.Groups()).write(out)
-	c.sample.take(c.o.Clock(), flows)
 	c.sample.Collect(ch)
 }
 

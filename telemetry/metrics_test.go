@@ -301,7 +301,7 @@ func TestWindowsOfAGroupCountOnce(t *testing.T) {
 	second := src.flows[0]
 	second.ID = 3
 	src.flows = append(src.flows, second) // the other member of the same group
-	got := sumLive(src.flows).control[controlKey{"copa", "down"}]
+	got := sumLive(src).control[controlKey{"copa", "down"}]
 	require.NotNil(t, got)
 	assert.Equal(t, 2, got.flows)
 	assert.InDelta(t, 40000, got.window, 1e-6)
@@ -312,7 +312,7 @@ func TestWindowsOfAGroupCountOnce(t *testing.T) {
 func TestAWindowWithoutBoundIsLeftOut(t *testing.T) {
 	src := busyProxy()
 	src.flows[0].Down.Flow.Cwnd = cc.MaxCwnd
-	assert.Zero(t, sumLive(src.flows).control[controlKey{"copa", "down"}].window)
+	assert.Zero(t, sumLive(src).control[controlKey{"copa", "down"}].window)
 }
 
 func TestTheRestOfAWindowWithoutBoundIsLeftOut(t *testing.T) {

@@ -27,11 +27,14 @@ type sampler struct {
 
 	mu   sync.Mutex
 	last cc.Time
-	seen map[uint64]moved // by flow
+	seen []moved // at the last sample, by flow
 }
 
-// moved is how far each direction had come at the last sample.
-type moved struct{ down, up cc.Bytes }
+// moved is how far each direction of a flow has come.
+type moved struct {
+	flow     uint64
+	down, up cc.Bytes
+}
 
 // Delays from a local network to a bloated cellular buffer.
 var delayBuckets = []float64{.0005, .001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1, 2, 5, 10}
@@ -61,7 +64,6 @@ func newSampler() *sampler {
 			rateBuckets, "leg"),
 		delay: h("cc_queueing_delay_seconds", "Newest round-trip time above the smallest of busy directions, as "+
 			"our congestion control sees it, sampled at scrapes.", delayBuckets, "algorithm", "direction"),
-		seen: map[uint64]moved{},
 	}
 }
 
@@ -83,38 +85,58 @@ func (s *sampler) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// take adds one observation for each busy leg, unless that was done just now.
-func (s *sampler) take(now cc.Time, flows []proxy.FlowInfo) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.last != 0 && now.Sub(s.last) < sampleEvery {
-		return
-	}
-	s.last = now
-	seen := make(map[uint64]moved, len(flows))
-	for _, f := range flows {
-		if !f.Relayed() {
-			continue
-		}
-		was, is := s.seen[f.ID], moved{f.Down.Written, f.Up.Written}
-		seen[f.ID] = is
-		if is.down > was.down {
-			s.leg("client", f.Client)
-		}
-		if is.up > was.up {
-			s.leg("server", f.Server)
-		}
-		for _, c := range controlled(f) {
-			down := c.direction == "down" || c.direction == "from_server"
-			if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
-				s.delay.WithLabelValues(c.Algorithm, c.direction).Observe(c.QueueingDelay.Seconds())
-			}
-		}
-	}
-	s.seen = seen
+// sample is one look at the flows. A nil one sees nothing.
+type sample struct {
+	*sampler
+	before, now []moved // those before go as their flows come
 }
 
-func (s *sampler) leg(name string, i datapath.Info) {
+// begin locks s until the sample ends; nil: there was one just now.
+func (s *sampler) begin(now cc.Time) *sample {
+	s.mu.Lock()
+	if s.last != 0 && now.Sub(s.last) < sampleEvery {
+		s.mu.Unlock()
+		return nil
+	}
+	s.last = now
+	return &sample{s, s.seen, make([]moved, 0, len(s.seen))}
+}
+
+func (s *sample) end() {
+	if s != nil {
+		s.seen = s.now
+		s.mu.Unlock()
+	}
+}
+
+// flow adds one observation for each busy leg. Flows come in the order of their numbers.
+func (s *sample) flow(f *proxy.FlowInfo) {
+	if s == nil || !f.Relayed() {
+		return
+	}
+	for len(s.before) > 0 && s.before[0].flow < f.ID {
+		s.before = s.before[1:]
+	}
+	was, is := moved{}, moved{f.ID, f.Down.Written, f.Up.Written}
+	if len(s.before) > 0 && s.before[0].flow == f.ID {
+		was = s.before[0]
+	}
+	s.now = append(s.now, is)
+	if is.down > was.down {
+		s.leg("client", &f.Client)
+	}
+	if is.up > was.up {
+		s.leg("server", &f.Server)
+	}
+	for k, c := range controlled(f) {
+		down := k.direction == "down" || k.direction == "from_server"
+		if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
+			s.delay.WithLabelValues(k.algorithm, k.direction).Observe(c.QueueingDelay.Seconds())
+		}
+	}
+}
+
+func (s *sampler) leg(name string, i *datapath.Info) {
 	if i.SRTT > 0 {
 		s.rtt.WithLabelValues(name).Observe(i.SRTT.Seconds())
 	}

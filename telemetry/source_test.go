@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"iter"
 	"net/netip"
 	"time"
 
@@ -20,10 +21,25 @@ type still struct {
 	tunnels  []proxy.TunnelInfo
 }
 
-func (s *still) Flows() []proxy.FlowInfo                      { return s.flows }
-func (s *still) Counters() proxy.Counters                     { return s.counters }
-func (s *still) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return s.counters, s.flows }
-func (s *still) Groups() ([]flow.Group, cc.Time)              { return s.groups, cc.Time(time.Minute) }
+func (s *still) Flows() (int, iter.Seq[*proxy.FlowInfo]) { return len(s.flows), pointers(s.flows) }
+func (s *still) Counters() proxy.Counters                { return s.counters }
+func (s *still) Groups() ([]flow.Group, cc.Time)         { return s.groups, cc.Time(time.Minute) }
+
+func (s *still) Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters {
+	pointers(s.flows)(func(f *proxy.FlowInfo) bool { visit(f); return true })
+	return s.counters
+}
+
+// pointers yields pointers to all.
+func pointers[T any](all []T) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		for i := range all {
+			if !yield(&all[i]) {
+				return
+			}
+		}
+	}
+}
 
 func (s *still) Tunnels() []proxy.TunnelInfo { return s.tunnels }
 

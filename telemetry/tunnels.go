@@ -89,26 +89,32 @@ type peerLoad struct {
 }
 
 // peerLoads sums up connections by their peers.
-func peerLoads(counters proxy.Counters, flows []proxy.FlowInfo) map[peerKey]peerLoad {
-	loads := map[peerKey]peerLoad{}
-	for _, p := range counters.Peers {
-		loads[peerKey{p.Listener, p.Peer}] = peerLoad{connections: p.Active, retransmitted: p.Retransmitted}
+type peerLoads map[peerKey]peerLoad
+
+// flow counts a connection in.
+func (loads peerLoads) flow(f *proxy.FlowInfo) {
+	s := &f.Down.Flow
+	if f.Peer == "" || !f.Down.Managed || s.Inflight == 0 {
+		return
 	}
-	for _, f := range flows {
-		s := f.Down.Flow
-		if f.Peer == "" || !f.Down.Managed || s.Inflight == 0 {
-			continue
-		}
-		k := peerKey{f.Listener, f.Peer}
+	k := peerKey{f.Listener, f.Peer}
+	l := loads[k]
+	l.queueing, l.rate = max(l.queueing, s.QueueingDelay), l.rate+s.DeliveryRate
+	loads[k] = l
+}
+
+// count adds what is counted of peers.
+func (loads peerLoads) count(peers []proxy.PeerCounters) {
+	for _, p := range peers {
+		k := peerKey{p.Listener, p.Peer}
 		l := loads[k]
-		l.queueing, l.rate = max(l.queueing, s.QueueingDelay), l.rate+s.DeliveryRate
+		l.connections, l.retransmitted = p.Active, p.Retransmitted
 		loads[k] = l
 	}
-	return loads
 }
 
 // peers writes what is known of a tunnel's peers.
-func (s sink) peers(t proxy.TunnelInfo, loads map[peerKey]peerLoad) {
+func (s sink) peers(t proxy.TunnelInfo, loads peerLoads) {
 	type state struct {
 		received, sent uint64
 		handshake      time.Time
@@ -203,7 +209,7 @@ type Peer struct {
 }
 
 // with adds what the connections of a peer do.
-func (p Peer) with(loads map[peerKey]peerLoad) Peer {
+func (p Peer) with(loads peerLoads) Peer {
 	l := loads[peerKey{p.Listener, p.Name}]
 	p.Connections, p.QueueingDelay = l.connections, l.queueing.Seconds()
 	p.DeliveryRate, p.Retransmitted = l.rate, l.retransmitted
@@ -212,7 +218,8 @@ func (p Peer) with(loads map[peerKey]peerLoad) Peer {
 
 func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
 	var peers []Peer
-	loads := peerLoads(p.Source.Snapshot())
+	loads := peerLoads{}
+	loads.count(p.Source.Snapshot(loads.flow).Peers)
 	for _, t := range p.Source.Tunnels() {
 		for _, s := range t.Peers {
 			out := Peer{
@@ -232,5 +239,5 @@ func (p Pages) peers(w http.ResponseWriter, r *http.Request) {
 			peers = append(peers, out.with(loads))
 		}
 	}
-	p.list(w, r, len(peers), func(i int) any { return peers[i] })
+	p.list(w, r, len(peers), eachOf(peers, func(q *Peer) any { return q }))
 }

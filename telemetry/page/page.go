@@ -4,6 +4,7 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
+	"iter"
 	"log/slog"
 	"net/http"
 	"sync"
@@ -33,9 +34,10 @@ var assets embed.FS
 
 // Source is what a proxy tells of itself.
 type Source interface {
-	// Counters are cheap, Flows ask the kernel about each.
+	// Counters are cheap, Flows ask the kernel about each. What they yield is overwritten
+	// by the next.
 	Counters() proxy.Counters
-	Flows() []proxy.FlowInfo
+	Flows() (n int, each iter.Seq[*proxy.FlowInfo])
 	Groups() ([]flow.Group, cc.Time)
 	Tunnels() []proxy.TunnelInfo
 }
@@ -177,10 +179,10 @@ func (p *Page) look() {
 	if p.looked != 0 && d < p.fresh {
 		return
 	}
-	flows := p.o.Source.Flows()
-	rows := make([]row, len(flows))
-	for i := range flows {
-		rows[i] = rowOf(&flows[i])
+	n, flows := p.o.Source.Flows()
+	rows := make([]row, 0, n)
+	for f := range flows {
+		rows = append(rows, rowOf(f))
 	}
 	if p.looked != 0 {
 		follow(rows, p.rows, d)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -35,8 +36,18 @@ type hand struct {
 	looks    int
 }
 
-func (h *hand) Counters() proxy.Counters        { return h.counters }
-func (h *hand) Flows() []proxy.FlowInfo         { h.looks++; return h.flows }
+func (h *hand) Counters() proxy.Counters { return h.counters }
+func (h *hand) Flows() (int, iter.Seq[*proxy.FlowInfo]) {
+	h.looks++
+	return len(h.flows), func(yield func(*proxy.FlowInfo) bool) {
+		for i := range h.flows {
+			if !yield(&h.flows[i]) {
+				return
+			}
+		}
+	}
+}
+
 func (h *hand) Groups() ([]flow.Group, cc.Time) { return h.groups, h.at }
 func (h *hand) Tunnels() []proxy.TunnelInfo     { return h.tunnels }
 
@@ -180,7 +191,7 @@ type slow struct {
 	takes time.Duration
 }
 
-func (s slow) Flows() []proxy.FlowInfo {
+func (s slow) Flows() (int, iter.Seq[*proxy.FlowInfo]) {
 	s.at = s.at.Add(s.takes)
 	return s.hand.Flows()
 }

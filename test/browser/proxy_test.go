@@ -4,6 +4,7 @@ package browser
 
 import (
 	"fmt"
+	"iter"
 	"math"
 	"net/http/httptest"
 	"net/netip"
@@ -35,17 +36,24 @@ type busy struct {
 // hostile is a name that is markup where it is not taken as text.
 const hostile = `<img src=x onerror="window.pwned=1">.example`
 
-func (b *busy) Flows() []proxy.FlowInfo {
+func (b *busy) Flows() (int, iter.Seq[*proxy.FlowInfo]) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	flows := make([]proxy.FlowInfo, b.n)
-	for i := range flows {
-		flows[i] = flowInfo(i, b.looks)
+	looks := b.looks
+	return b.n, func(yield func(*proxy.FlowInfo) bool) {
+		for i := range b.n {
+			if f := flowInfo(i, looks); !yield(&f) {
+				return
+			}
+		}
 	}
-	return flows
 }
 
-func (b *busy) Snapshot() (proxy.Counters, []proxy.FlowInfo) { return b.Counters(), b.Flows() }
+func (b *busy) Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters {
+	_, flows := b.Flows()
+	flows(func(f *proxy.FlowInfo) bool { visit(f); return true })
+	return b.Counters()
+}
 
 func (b *busy) Counters() proxy.Counters {
 	b.mu.Lock()
