@@ -39,7 +39,26 @@ type Changer struct {
 	// Change puts c into force and tells in words what came of it. client is who asks.
 	Change func(c Change, client string) (string, error)
 
-	token token
+	token    token
+	outcomes tally[ChangeOutcome]
+}
+
+// ChangeOutcome is what became of a request for a change.
+type ChangeOutcome string
+
+// The outcomes.
+const (
+	ChangeMade     ChangeOutcome = "changed"
+	ChangeForeign  ChangeOutcome = "foreign"      // another web page asked
+	ChangeDisabled ChangeOutcome = "disabled"     // no token is configured
+	ChangeRefused  ChangeOutcome = "unauthorized" // without the token, or with a wrong one
+	ChangeInvalid  ChangeOutcome = "invalid"      // not understood
+	ChangeFailed   ChangeOutcome = "failed"       // no such rule or algorithm, or not as the rule needs it
+)
+
+// Outcomes returns how many changes were asked for so far, by what became of them.
+func (k *Changer) Outcomes() map[ChangeOutcome]uint64 {
+	return k.outcomes.counts(ChangeMade, ChangeForeign, ChangeDisabled, ChangeRefused, ChangeInvalid, ChangeFailed)
 }
 
 // SetToken has changes carry a token from now on; empty: none are taken.
@@ -72,41 +91,46 @@ func (k *Changer) rules(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (k *Changer) change(w http.ResponseWriter, r *http.Request) {
-	if code, err := k.permit(r); err != nil {
+	refuse := func(code int, o ChangeOutcome, err error) {
+		k.outcomes.add(o, 1)
 		if code == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 		}
 		http.Error(w, err.Error(), code)
+	}
+	if code, o, err := k.permit(r); err != nil {
+		refuse(code, o, err)
 		return
 	}
 	c, code, err := readChange(w, r)
 	if err != nil {
-		http.Error(w, err.Error(), code)
+		refuse(code, ChangeInvalid, err)
 		return
 	}
 	words, err := k.Change(c, r.RemoteAddr)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusUnprocessableEntity)
+		refuse(http.StatusUnprocessableEntity, ChangeFailed, err)
 		return
 	}
+	k.outcomes.add(ChangeMade, 1)
 	fmt.Fprintln(w, words)
 }
 
 // permit says why a request may change nothing. No page but our own may ask for a
 // change in a browser that has the token.
-func (k *Changer) permit(r *http.Request) (code int, err error) {
+func (k *Changer) permit(r *http.Request) (code int, o ChangeOutcome, err error) {
 	if err := new(http.CrossOriginProtection).Check(r); err != nil {
-		return http.StatusForbidden, errors.New("changes are not taken from other web pages")
+		return http.StatusForbidden, ChangeForeign, errors.New("changes are not taken from other web pages")
 	}
 	switch given, carried := k.token.carried(r); {
 	case !given:
-		return http.StatusForbidden, errors.New("changes need a token: give telemetry.change_token_file in the " +
-			"configuration, and reload")
+		return http.StatusForbidden, ChangeDisabled, errors.New("changes need a token: give " +
+			"telemetry.change_token_file in the configuration, and reload")
 	case !carried:
-		return http.StatusUnauthorized, errors.New("changes need the token of telemetry.change_token_file: send " +
-			"Authorization: Bearer TOKEN")
+		return http.StatusUnauthorized, ChangeRefused, errors.New("changes need the token of " +
+			"telemetry.change_token_file: send Authorization: Bearer TOKEN")
 	}
-	return 0, nil
+	return 0, "", nil
 }
 
 // readChange reads one change, and nothing else.

@@ -126,12 +126,30 @@ func TestAChangeIsAskedForAndAnswered(t *testing.T) {
 			assert.NotContains(t, rec.Body.String(), changeToken)
 			assert.Empty(t, rec.Header().Get("Access-Control-Allow-Origin"))
 			assert.Equal(t, c.code == 401, rec.Header().Get("WWW-Authenticate") != "")
+			assert.Equal(t, outcomeOf(c.code, c.without), p.Changes.Outcomes())
 			require.Len(t, taken, c.taken)
 			if c.taken > 0 && c.body == good {
 				assert.Equal(t, Change{Rule: new("bulk"), Direction: "down", Algorithm: "copa:delta=0.1"}, taken[0])
 			}
 		})
 	}
+}
+
+// outcomeOf counts one answer with a code, where there is a token or not; codes that do not
+// come from the page count nowhere.
+func outcomeOf(code int, without bool) map[ChangeOutcome]uint64 {
+	want := new(Changer).Outcomes()
+	outcome, counts := map[int]ChangeOutcome{
+		200: ChangeMade, 401: ChangeRefused, 403: ChangeForeign,
+		400: ChangeInvalid, 413: ChangeInvalid, 415: ChangeInvalid, 422: ChangeFailed,
+	}[code]
+	if code == 403 && without {
+		outcome = ChangeDisabled
+	}
+	if counts {
+		want[outcome] = 1
+	}
+	return want
 }
 
 func TestATokenThatIsTakenAwayEndsChanges(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"mime"
 	"net"
 	"net/http"
@@ -28,10 +27,10 @@ type HintReceiver struct {
 	Log   *slog.Logger   // nil: silent
 
 	token    token
+	outcomes tally[HintOutcome]
 	mu       sync.Mutex
 	allowed  float64 // hints that may come at once
 	filled   cc.Time // when that was so
-	outcomes map[HintOutcome]uint64
 }
 
 // HintOutcome is what became of a hint.
@@ -51,20 +50,7 @@ func (k *HintReceiver) SetToken(secret string) { k.token.set(secret) }
 
 // Outcomes returns how many hints have come so far, by what became of them.
 func (k *HintReceiver) Outcomes() map[HintOutcome]uint64 {
-	out := map[HintOutcome]uint64{HintHeard: 0, HintUnheard: 0, HintInvalid: 0, HintRefused: 0, HintTooOften: 0}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	maps.Copy(out, k.outcomes)
-	return out
-}
-
-func (k *HintReceiver) count(o HintOutcome, n int) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.outcomes == nil {
-		k.outcomes = map[HintOutcome]uint64{}
-	}
-	k.outcomes[o] += uint64(n)
+	return k.outcomes.counts(HintHeard, HintUnheard, HintInvalid, HintRefused, HintTooOften)
 }
 
 // refusal is an answer other than what was asked for.
@@ -78,7 +64,7 @@ type refusal struct {
 func (k *HintReceiver) answer(w http.ResponseWriter, r *http.Request, permit func(*http.Request) error) {
 	hints, no := k.receive(w, r, permit)
 	if no != nil {
-		k.count(no.outcome, max(1, len(hints)))
+		k.outcomes.add(no.outcome, max(1, len(hints)))
 		switch no.code {
 		case http.StatusUnauthorized:
 			w.Header().Set("WWW-Authenticate", "Bearer")
@@ -93,9 +79,9 @@ func (k *HintReceiver) answer(w http.ResponseWriter, r *http.Request, permit fun
 		groups := k.Pass(h.about, h.hint)
 		total += groups
 		if groups > 0 {
-			k.count(HintHeard, 1)
+			k.outcomes.add(HintHeard, 1)
 		} else {
-			k.count(HintUnheard, 1)
+			k.outcomes.add(HintUnheard, 1)
 		}
 	}
 	w.Header().Set("Content-Type", "application/json")

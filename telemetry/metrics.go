@@ -51,6 +51,8 @@ type Options struct {
 	Config func() Config
 	// Hints returns how many hints were posted, by what became of them; nil: not shown.
 	Hints func() map[HintOutcome]uint64
+	// Changes returns how many changes of algorithms were asked for, by what became of them; nil: not shown.
+	Changes func() map[ChangeOutcome]uint64
 	// HintSources returns the interfaces that tell hints; nil: not shown.
 	HintSources func() []HintSource
 	// Agents returns the congestion control agents; nil: not shown.
@@ -148,6 +150,8 @@ var (
 		"When the configuration in force was put there, in Unix time.")
 	configChanged = gauge("config_changed_rules",
 		"Rules, and the defaults, whose algorithms have been changed since the configuration was reread.")
+	changesTotal = counter("algorithm_changes_total",
+		"Changes of a rule's algorithm that were asked for while running, by what became of them.", "result")
 	datapathInfo = gauge("datapath_info",
 		"The datapath's tier and the kernel's congestion control under our window; always 1.", "tier", "envelope")
 	missing = gauge("datapath_missing",
@@ -225,7 +229,7 @@ var (
 
 // all lists what Describe announces.
 var all = []metric{
-	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, configChanged, datapathInfo, missing, busyLegs, pollInterval,
+	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, configChanged, changesTotal, datapathInfo, missing, busyLegs, pollInterval,
 	enforced, enforcedLimit, unenforced, fallbacks, answers, traceDropped,
 	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
 	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
@@ -317,6 +321,11 @@ func (c *collector) facts(out sink) {
 	if c.o.Hints != nil {
 		for outcome, n := range c.o.Hints() {
 			out.put(hintsTotal, float64(n), string(outcome))
+		}
+	}
+	if c.o.Changes != nil {
+		for outcome, n := range c.o.Changes() {
+			out.put(changesTotal, float64(n), string(outcome))
 		}
 	}
 	if c.o.Dropped != nil {

@@ -35,6 +35,7 @@ func busyOptions(clock *handClock) Options {
 		},
 		Config:  func() Config { return Config{Hash: "d00f", Succeeded: 3, Failed: 2, Since: 1.75e9} },
 		Hints:   func() map[HintOutcome]uint64 { return map[HintOutcome]uint64{HintHeard: 6, HintRefused: 1} },
+		Changes: func() map[ChangeOutcome]uint64 { return map[ChangeOutcome]uint64{ChangeMade: 2, ChangeRefused: 5} },
 		Dropped: func() uint64 { return 8 },
 		HintSources: func() []HintSource {
 			return []HintSource{{Interface: "wlan0", Readings: 50, Errors: 2, Up: true}}
@@ -100,6 +101,10 @@ func TestLabelsAreBounded(t *testing.T) {
 
 func TestMetricsShowWhatTheSnapshotsSay(t *testing.T) {
 	want := `
+# HELP penstock_algorithm_changes_total Changes of a rule's algorithm that were asked for while running, by what became of them.
+# TYPE penstock_algorithm_changes_total counter
+penstock_algorithm_changes_total{result="changed"} 2
+penstock_algorithm_changes_total{result="unauthorized"} 5
 # HELP penstock_buffered_bytes Bytes read from one leg and not yet written to the other.
 # TYPE penstock_buffered_bytes gauge
 penstock_buffered_bytes{direction="down"} 200
