@@ -82,6 +82,7 @@ func TestTheControllerOfThePageWorks(t *testing.T) {
 }
 
 func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
+	nowhere := filepath.Join(t.TempDir(), "nowhere")
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -101,9 +102,9 @@ func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
 		},
 		"it has a bad name": {[]string{"bench", "--agent", "X"}, cli.ExitInput, `--agent: "X" is no agent's name`},
 		"it does not listen": {
-			[]string{"sim", "-a", "ccp:x", "--agent", "x=/nowhere"},
+			[]string{"sim", "-a", "ccp:x", "--agent", "x=" + nowhere},
 			cli.ExitFail,
-			"connecting to /nowhere",
+			"connecting to " + nowhere,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -311,6 +311,8 @@ func (r *run) awaitData(ctx context.Context) error {
 			return ctx.Err()
 		case <-r.ended():
 			return errors.New("the proxy ended before any data came")
+		case err := <-r.failed:
+			return err
 		case <-late.C:
 			return fmt.Errorf("no data came within %s", firstData)
 		case <-poll.C:

@@ -97,14 +97,28 @@ func (a *actor) holdBack(conn net.Conn) error {
 		return err
 	}
 	var set error
-	err = raw.Control(func(fd uintptr) { // beyond net.core.wmem_max
-		set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, int(a.SendBuffer))
-	})
+	err = raw.Control(func(fd uintptr) { set = setSendBuffer(int(fd), int(a.SendBuffer)) })
 	if err = errors.Join(err, set); err != nil {
-		return fmt.Errorf("set the send buffer of the server of %q to %d bytes, which takes root: %w", a.Name,
-			a.SendBuffer, err)
+		return fmt.Errorf("set the send buffer of the server of %q to %d bytes: %w", a.Name, a.SendBuffer, err)
 	}
 	return nil
+}
+
+// setSendBuffer sets SO_SNDBUF, beyond net.core.wmem_max where that is permitted: root of a
+// user namespace may not.
+func setSendBuffer(fd, size int) error {
+	err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, size)
+	if !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, size); err != nil {
+		return err
+	}
+	is, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF)
+	if err == nil && is < 2*size { // the kernel doubles what it is told
+		err = fmt.Errorf("more than net.core.wmem_max takes root: %w", unix.EPERM)
+	}
+	return err
 }
 
 // pour sends what was asked for, a bulk download at the pace at which its

@@ -185,6 +185,7 @@ func TestADatagramIsAnsweredThroughTheTunnel(t *testing.T) {
 }
 
 func TestTheGatewaysOwnAddressAnswersDNSWhereThereIsAServer(t *testing.T) {
+	needNamespace(t)
 	cfg := usual()
 	server := answer(t, netip.AddrPortFrom(outside4, 0), same)
 	cfg.DNS = server
