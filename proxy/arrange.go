@@ -19,7 +19,8 @@ type arrangement struct {
 	listeners []*listenerState // of the next configuration
 	opened    []*listenerState
 	gone      []*listenerState
-	undoing   []func() // each takes one step back
+	yielded   []*listenerState // of those that are gone: others have their places
+	undoing   []func()         // each takes one step back
 }
 
 func (a *arrangement) undo() {
@@ -48,17 +49,20 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 	}()
 	stay := staying(present.listeners, next.Listeners)
 	before, after := DescriptorBudget(present.cfg.Listeners), DescriptorBudget(next.Listeners)
-	for i, cfg := range next.Listeners {
-		if old := stay[i]; old != nil {
-			if err := old.cfg.CheckReload(i, cfg); err != nil {
-				return nil, err
-			}
-			continue
+	for _, l := range present.listeners {
+		if !slices.Contains(stay, l) {
+			a.gone = append(a.gone, l)
 		}
+	}
+	open := func(i int, cfg config.Listener) error {
 		at := s.evict(cfg)
+		for _, old := range a.rivals(cfg) {
+			maps.Copy(at, endpoints(old))
+			a.yield(old)
+		}
 		in, err := s.parts.Open(wayConfig(next, cfg, after))
 		if err != nil {
-			return nil, cannotOpen(i, err)
+			return cannotOpen(i, err)
 		}
 		e := &entrance{Way: in, evicted: make(chan struct{}), closed: make(chan struct{})}
 		a.undoing = append(a.undoing, func() { _ = e.Close() })
@@ -68,6 +72,17 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
 		if len(at) > 0 {
 			e.Tunnel().Resume(at)
+		}
+		return nil
+	}
+	for i, cfg := range next.Listeners {
+		if old := stay[i]; old != nil {
+			err = old.cfg.CheckReload(i, cfg)
+		} else if len(a.rivals(cfg)) == 0 {
+			err = open(i, cfg)
+		}
+		if err != nil {
+			return nil, err
 		}
 	}
 	for i, cfg := range next.Listeners {
@@ -81,12 +96,36 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		a.undoing = append(a.undoing, func() { _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) })
 		a.listeners[i] = newListenerState(old.entrance, totalsOf(present.listeners, cfg.Name), cfg)
 	}
-	for _, l := range present.listeners {
-		if !slices.Contains(stay, l) {
-			a.gone = append(a.gone, l)
+	// At last those that others have to make room for, so that nothing else can fail meanwhile.
+	for i, cfg := range next.Listeners {
+		if a.listeners[i] == nil {
+			if err := open(i, cfg); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return a, nil
+}
+
+// rivals are those that go and have the port or the device that a tunnel needs.
+func (a *arrangement) rivals(next config.Listener) []*listenerState {
+	var all []*listenerState
+	for _, l := range a.gone {
+		if l.cfg.Excludes(next) {
+			all = append(all, l)
+		}
+	}
+	return all
+}
+
+// yield has a tunnel make room for another, until that cannot be opened.
+func (a *arrangement) yield(l *listenerState) {
+	retake, err := l.Tunnel().Yield()
+	if err != nil {
+		return // what is opened then fails, and says why
+	}
+	a.undoing = append(a.undoing, retake)
+	a.yielded = append(a.yielded, l)
 }
 
 // totalsOf are those of the listener of a name, or new ones.
@@ -133,6 +172,9 @@ func (s *Server) commit(a *arrangement) {
 	}
 	for _, l := range a.gone {
 		s.retire(l)
+	}
+	for _, l := range a.yielded {
+		l.evict()
 	}
 	for _, l := range a.opened {
 		if s.begin == nil {
@@ -208,13 +250,21 @@ func (s *Server) evict(by config.Listener) map[access.Key]netip.AddrPort {
 	s.mu.Unlock()
 	for _, l := range old {
 		s.log.Info("listener drains no longer: another takes its place", "listener", l.cfg.Name, "by", by.Name)
-		if is, err := l.Tunnel().Status(); err == nil { // else they find out by themselves
-			maps.Copy(at, tunnel.Endpoints(is.Peers))
-		}
-		close(l.evicted)
+		maps.Copy(at, endpoints(l))
+		l.evict()
 		<-l.closed
 	}
 	return at
+}
+
+// endpoints are where the peers of a tunnel are; of those that are not known nobody is
+// told, and they find out by themselves.
+func endpoints(l *listenerState) map[access.Key]netip.AddrPort {
+	is, err := l.Tunnel().Status()
+	if err != nil {
+		return nil
+	}
+	return tunnel.Endpoints(is.Peers)
 }
 
 // listeners are those in force, and then those that drain and of whose name there is no

@@ -104,8 +104,12 @@ type entrance struct {
 	handlers  sync.WaitGroup                // of its connections
 	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
 	evicted   chan struct{}                 // closed: another takes its place, so that its drain is over
+	evicting  sync.Once
 	closed    chan struct{}
 }
+
+// evict ends the drain.
+func (e *entrance) evict() { e.evicting.Do(func() { close(e.evicted) }) }
 
 // listenerState is a listener as one configuration has it. It is never changed.
 type listenerState struct {

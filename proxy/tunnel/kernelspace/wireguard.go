@@ -324,6 +324,9 @@ func (w *WireGuard) resume(at map[access.Key]netip.AddrPort) {
 	}
 }
 
+// Yield implements tunnel.Listener: another interface would take its routes.
+func (w *WireGuard) Yield() (func(), error) { return nil, tunnel.ErrStays }
+
 // Status implements tunnel.Listener.
 func (w *WireGuard) Status() (tunnel.Status, error) {
 	w.mu.Lock()

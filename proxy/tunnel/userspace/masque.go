@@ -345,6 +345,9 @@ func (m *MASQUE) Apply(s tunnel.Settings) error {
 // Resume implements Outside: clients that are gone come back by themselves.
 func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
+// Yield implements Outside: QUIC's connections end with their socket.
+func (m *MASQUE) Yield() (func(), error) { return nil, tunnel.ErrStays }
+
 // Report implements Outside.
 func (m *MASQUE) Report(s *tunnel.Status) error {
 	d := m.Drops()

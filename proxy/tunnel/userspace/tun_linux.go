@@ -166,6 +166,9 @@ func (t *TUN) Apply(tunnel.Settings) error { return nil }
 // Resume implements Outside.
 func (t *TUN) Resume(map[access.Key]netip.AddrPort) {}
 
+// Yield implements Outside: addresses and routes may go with the device.
+func (t *TUN) Yield() (func(), error) { return nil, tunnel.ErrStays }
+
 // Report implements Outside.
 func (t *TUN) Report(*tunnel.Status) error { return nil }
 

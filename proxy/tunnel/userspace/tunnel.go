@@ -46,6 +46,8 @@ type Outside interface {
 	Apply(tunnel.Settings) error
 	// Resume has peers found where a process before this one heard from them last.
 	Resume(map[access.Key]netip.AddrPort)
+	// Yield gives up the port until retake.
+	Yield() (retake func(), err error)
 	// Report adds to a status what it knows itself.
 	Report(*tunnel.Status) error
 	// Health says why no packets come or go at present; nil: they do. What has
@@ -220,6 +222,9 @@ func (l *Listener) Close() error {
 
 // Resume implements tunnel.Listener.
 func (l *Listener) Resume(at map[access.Key]netip.AddrPort) { l.outside.Resume(at) }
+
+// Yield implements tunnel.Listener.
+func (l *Listener) Yield() (retake func(), err error) { return l.outside.Yield() }
 
 // Status implements tunnel.Listener.
 func (l *Listener) Status() (tunnel.Status, error) {

@@ -104,7 +104,7 @@ func (w *WireGuard) watch(ctx context.Context) {
 		case err := <-w.failures:
 			err = fmt.Errorf("WireGuard's UDP port %d failed: %w", w.port, err)
 			w.Reopen(ctx, w.log, err, func() error {
-				err := w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port))
+				err := w.bind()
 				select {
 				case <-w.failures: //nolint:errcheck // of a socket that is closed by now
 				default:
@@ -115,6 +115,29 @@ func (w *WireGuard) watch(ctx context.Context) {
 	}
 }
 
+// bind opens the UDP port once more.
+func (w *WireGuard) bind() error { return w.device.IpcSet(fmt.Sprintf("listen_port=%d\n", w.port)) }
+
+// Yield implements Outside. Peers keep their sessions.
+func (w *WireGuard) Yield() (retake func(), err error) {
+	if err := w.device.BindClose(); err != nil {
+		return nil, fmt.Errorf("tunnel: listener %q: give up UDP port %d: %w", w.name, w.port, err)
+	}
+	return func() {
+		if err := w.bind(); err != nil {
+			w.fail(err)
+		}
+	}, nil
+}
+
+// fail has watch open the UDP port again.
+func (w *WireGuard) fail(err error) {
+	select {
+	case w.failures <- err:
+	default:
+	}
+}
+
 // logger passes on what goes wrong, counts what is refused, and hears of sockets
 // that fail: the device tells of nothing in another way.
 func (w *WireGuard) logger() *device.Logger {
@@ -122,10 +145,7 @@ func (w *WireGuard) logger() *device.Logger {
 		Verbosef: func(format string, args ...any) {
 			switch {
 			case strings.HasPrefix(format, "Failed to receive"):
-				select {
-				case w.failures <- fmt.Errorf(format, args...): //nolint:err113 // the device's words
-				default:
-				}
+				w.fail(fmt.Errorf(format, args...)) //nolint:err113 // the device's words
 			case strings.Contains(format, "invalid"), strings.Contains(format, "disallowed"):
 				w.refused.Add(1)
 				w.log.Debug("tunnel: refused", "reason", fmt.Sprintf(format, args...))

@@ -1,0 +1,97 @@
+package proxy_test
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// freePort is a UDP port that nothing has.
+func freePort(t *testing.T) string {
+	t.Helper()
+	c, err := net.ListenPacket("udp", ":0")
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	return fmt.Sprintf(":%d", c.LocalAddr().(*net.UDPAddr).Port)
+}
+
+// newGatewayAt has its tunnel end in this process, at a port that stays the same. What a
+// reload leaves out may go on for an hour.
+func newGatewayAt(t *testing.T, more []config.Listener, phones ...*phone) *gateway {
+	t.Helper()
+	g := newGateway(t, func(c *config.Config) {
+		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), config.DatapathNetstack
+		c.Listeners = append(c.Listeners, more...)
+		c.Shutdown.Drain = config.Duration(time.Hour)
+	}, phones...)
+	t.Cleanup(g.proxy.Abort)
+	return g
+}
+
+func TestATunnelIsReplacedAtItsPortByOneReload(t *testing.T) {
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGatewayAt(t, nil, p)
+	p.connect(g)
+	backend := listenHere(t)
+	client, server := p.pair(t, backend)
+	send(t, server, "hello")
+	hears(t, client, "hello")
+
+	next := g.cfg.Listeners[0]
+	next.Name, next.Tunnel.MTU = "other", 1300
+	assert.Equal(t, proxy.Reloaded{Opened: 1, Closing: 1}, g.reload(listeners(next)))
+	require.Eventually(t, func() bool { return len(g.names()) == 1 }, patience, time.Millisecond)
+	assert.Equal(t, []string{"other"}, g.names())
+	send(t, client, "anyone there?")
+	require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
+	_, err := client.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset", "the next one answers in its place")
+	client, server = p.pair(t, backend)
+	send(t, server, "hello again")
+	hears(t, client, "hello again")
+}
+
+// What replaces a tunnel is opened and then has to go, since another cannot be.
+func TestATunnelGoesOnWhereItIsNotReplacedAfterAll(t *testing.T) {
+	dir := t.TempDir()
+	certificate, key := certified()
+	for name, text := range map[string]string{
+		"c.yaml": masqueConfig, "cert.pem": certificate, "key.pem": key, "tokens": "phone phone-0123456789abcdef\n",
+	} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
+	}
+	loaded, err := config.Load(filepath.Join(dir, "c.yaml"))
+	require.NoError(t, err)
+	masque := loaded.Listeners[0]
+	masque.Address = "127.0.0.1" + freePort(t)
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGatewayAt(t, []config.Listener{masque}, p)
+	p.connect(g)
+	backend := listenHere(t)
+	client, server := p.pair(t, backend)
+	for range 3 {
+		first, second := g.cfg.Listeners[0], masque
+		first.Name, second.Name = "first", "second" // which QUIC's socket leaves no room for
+		_, err = g.proxy.Reload(g.with(listeners(first, second)))
+		require.ErrorIs(t, err, syscall.EADDRINUSE)
+		require.ErrorContains(t, err, "listeners[1]")
+		require.ErrorContains(t, err, "leave that out by one reload")
+		assert.Equal(t, []string{"vpn", masque.Name}, g.names())
+		require.NoError(t, g.proxy.Health())
+		send(t, server, "still here")
+		hears(t, client, "still here")
+		send(t, client, "so am I")
+		hears(t, server, "so am I")
+	}
+	p.pair(t, backend)
+}
