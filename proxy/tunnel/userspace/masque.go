@@ -445,9 +445,3 @@ func (m *MASQUE) awaitClients() (others bool) {
 	}
 	return others
 }
-
-// clientAddr reads an address as package net writes it.
-func clientAddr(s string) netip.AddrPort {
-	a, _ := netip.ParseAddrPort(s)
-	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
-}

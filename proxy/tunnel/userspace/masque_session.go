@@ -393,3 +393,9 @@ func extended(r *http.Request) string {
 	}
 	return r.Proto
 }
+
+// clientAddr reads an address as package net writes it.
+func clientAddr(s string) netip.AddrPort {
+	a, _ := netip.ParseAddrPort(s)
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
