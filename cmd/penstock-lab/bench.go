@@ -59,9 +59,10 @@ kernel's, which enforces the window, with acknowledgements that Linux delays; th
 relay's where all of those are over bbr, cubic, reno or wireguard. "penstock-lab bench
 fidelity" compares the two over several links.
 
-A link is a rate (12mbit), a trace file in Mahimahi's format, a generated trace
-(generate:lte, generate:lte:7 with a seed) or a recorded one (recorded:campus-walk,
-city-drive, highway-3g or rapid-5s, a minute each). It carries the same in both
+A link is a rate (12mbit), a trace file in Mahimahi's format or a .csv of times in
+seconds and rates in Mbit/s, a generated trace (generate:lte, generate:lte:7 with a
+seed) or a recorded one (recorded:campus-walk, city-drive, highway-3g or rapid-5s, a
+minute each). It carries the same in both
 directions unless --up says otherwise. Several values of --loss share one table,
 each sender beside what it has without.
 

@@ -240,7 +240,8 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 	// namespace; that run has printed everything by then.
 	code, ran, err := netlab.Enter()
 	if err != nil {
-		return fmt.Errorf("%w; --virtual plays it in virtual time, on any machine", err)
+		return fmt.Errorf("%w; virtual time needs neither: penstock-lab sim, bench recipe --virtual, bench --sender NAME@sim",
+			err)
 	}
 	if ran {
 		os.Exit(code)

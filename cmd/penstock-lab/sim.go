@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/linktrace"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
@@ -50,8 +51,8 @@ own congestion control does in Linux, or with --transport relay one without a
 window, as under a tunnel. One seed gives one result.
 
 A link is a rate, a trace in Mahimahi's format (each line the millisecond at
-which 1500 bytes may leave; the file repeats), or a trace drawn from a built-in
-model:
+which 1500 bytes may leave; the file repeats), a .csv of times in seconds and
+rates in Mbit/s, or a trace drawn from a built-in model:
 
 ` + modelList() + `
 Queueing is from a packet's arrival at the queue until its last byte has left
@@ -299,5 +300,5 @@ func openTrace(name string) (*sim.Trace, error) {
 		return nil, err
 	}
 	defer f.Close()
-	return sim.ReadTrace(filepath.Base(name), f)
+	return linktrace.Read(filepath.Base(name), f)
 }

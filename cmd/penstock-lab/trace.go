@@ -23,7 +23,8 @@ func traceCommand() *cobra.Command {
 		Use:   "trace",
 		Short: "Describe, convert, generate and record traces of links",
 		Long: `A trace is what a link carried: each line the millisecond at which 1500 bytes may
-leave (Mahimahi's format), which sim, bench and experiments play.`,
+leave (Mahimahi's format), which sim, bench and experiments play. They read a .csv
+of times in seconds and rates in Mbit/s as well.`,
 		Args: cli.NoArgs,
 	}
 	cmd.AddCommand(traceInfoCommand(), traceConvertCommand(), traceGenerateCommand(),

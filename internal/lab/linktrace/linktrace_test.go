@@ -28,6 +28,20 @@ func TestRatesBecomeATraceAndBack(t *testing.T) {
 	assert.InDelta(t, s.Mean.Mbps(), again.MeanRate().Mbps(), 0.05)
 }
 
+func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
+	for name, text := range map[string]string{
+		"mine.csv": "\ufeff0,12\r\n1,12\r\n", "mine.CSV": "seconds;mbit\n0;12\n1;12\n",
+		"mine.down": "\ufeff# 1500 bytes in each millisecond\r\n\r\n1\r\n2\r\n",
+	} {
+		trace, err := Read(name, strings.NewReader(text))
+		require.NoError(t, err, name)
+		assert.InDelta(t, 12, trace.MeanRate().Mbps(), 0.1, name)
+	}
+	_, err := Read("mine.txt", strings.NewReader("0,12\n1,12\n"))
+	require.ErrorContains(t, err, `line 1: "0,12" is not a whole number of milliseconds (if these are times and rates, end `+
+		"the file's name in .csv)")
+}
+
 func TestRatesAreRefused(t *testing.T) {
 	for text, says := range map[string]string{
 		"":                "it needs two lines at least",

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,13 +18,37 @@ import (
 // maxRates bounds a list of rates.
 const maxRates = 1_000_000
 
+const mark = "\ufeff"
+
+// Read reads what a link carries: where the name ends in .csv rates, as ReadRates does, otherwise a trace
+// in Mahimahi's format.
+func Read(name string, r io.Reader) (*sim.Trace, error) {
+	if strings.EqualFold(filepath.Ext(name), ".csv") {
+		return ReadRates(name, r)
+	}
+	trace, err := sim.ReadTrace(name, withoutMark(r))
+	if err != nil {
+		err = fmt.Errorf("%w (if these are times and rates, end the file's name in .csv)", err)
+	}
+	return trace, err
+}
+
+// withoutMark leaves out the byte order mark with which some programs begin a text.
+func withoutMark(r io.Reader) io.Reader {
+	b := bufio.NewReader(r)
+	if head, _ := b.Peek(len(mark)); string(head) == mark {
+		_, _ = b.Discard(len(mark))
+	}
+	return b
+}
+
 // ReadRates reads a link's rate over time: lines of a time in seconds and a rate in Mbit/s,
 // between them a comma or blanks, each in force until the next; the last as long as the one
 // before it. Blank lines, those that begin with # and one of titles say nothing. An error
 // names the line.
 func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 	var steps []sim.Step
-	lines := bufio.NewScanner(r)
+	lines := bufio.NewScanner(withoutMark(r))
 	for n := 1; lines.Scan(); n++ {
 		words := strings.FieldsFunc(lines.Text(), func(c rune) bool { return strings.ContainsRune(",;\t ", c) })
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {

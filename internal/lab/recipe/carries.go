@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/linktrace"
 )
 
 func (b *builder) trace(l link) (*sim.Trace, error) {
@@ -60,9 +61,9 @@ func readRecorded(name string) (*sim.Trace, error) {
 
 // Carries reads what a link carries in one word: a rate (12mbit), a trace drawn from a built-in
 // model (generate:lte, with the seed that is given; generate:lte:7), one of the library
-// (recorded:campus-walk), or the name of a file in Mahimahi's format.
+// (recorded:campus-walk), or the name of a file, as linktrace.Read has it.
 func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
-	return Loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, sim.ReadTrace) }}.carries(spec, seed)
+	return Loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, linktrace.Read) }}.carries(spec, seed)
 }
 
 func (load Loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {

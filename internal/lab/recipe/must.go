@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/expr-lang/expr"
@@ -80,6 +81,12 @@ type (
 		alone
 	}
 )
+
+// ofFlows are the functions of a view whose arguments name one flow each.
+var ofFlows = []string{
+	"rate", "seconds", "share", "first_at", "rate_beside", "window", "queueing_of", "arrived", "finish", "stall",
+	"video", "timeouts",
+}
 
 func (r *Recipe) readMusts() (all []must, err error) {
 	root, err := parse(r.text)
@@ -208,11 +215,20 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 		tree := program.Node()
 		ast.Walk(&tree, visitor(func(n ast.Node) {
 			call, ok := n.(*ast.CallNode)
-			if !ok || call.Callee.String() != "run" || len(call.Arguments) != 1 {
+			if !ok {
 				return
 			}
-			if run, ok := call.Arguments[0].(*ast.StringNode); ok && !r.all[run.Value] {
-				failed = at(m.node, m.key+name, "there is no run %q", run.Value)
+			callee := call.Callee.String()
+			callee = callee[strings.LastIndex(callee, ".")+1:]
+			for _, argument := range call.Arguments {
+				named, ok := argument.(*ast.StringNode)
+				switch {
+				case !ok:
+				case callee == "run" && !r.all[named.Value]:
+					failed = at(m.node, m.key+name, "there is no run %q", named.Value)
+				case slices.Contains(ofFlows, callee) && !r.flows[named.Value]:
+					failed = at(m.node, m.key+name, "there is no flow %q", named.Value)
+				}
 			}
 		}))
 		return program

@@ -99,7 +99,9 @@ func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player,
 		at.Elapsed, at.Over, at.Record = s.Duration, true, record
 		progress(at)
 	}
-	out.Findings, err = r.Judge(out.Outcome)
+	if out.Findings, err = r.Judge(out.Outcome); err != nil {
+		err = fmt.Errorf("recipe: %s: %w", r.Name, err)
+	}
 	return out, err
 }
 

@@ -1,6 +1,7 @@
 package recipe
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -87,7 +88,7 @@ type Loader struct {
 // Read reads the file of an experiment; a mistake tells line, column and cure. It is called
 // name where it says nothing else.
 func Read(name string, text []byte, load Loader) (Recipe, error) {
-	r := Recipe{Name: name, text: text, load: load}
+	r := Recipe{Name: name, text: bytes.TrimPrefix(text, []byte("\ufeff")), load: load} // which some editors begin with
 	err := r.read()
 	var mistake *config.Error
 	if errors.As(err, &mistake) && mistake.File == "" {
@@ -112,6 +113,7 @@ func (r *Recipe) read() error {
 		}
 	}
 	names, asserts := map[string]bool{}, root.index("must") >= 0
+	r.flows = map[string]bool{}
 	for _, scale := range []Scale{Short, Full} {
 		stages, err := r.Stages(scale, 1)
 		if err != nil {
@@ -123,6 +125,9 @@ func (r *Recipe) read() error {
 				return fmt.Errorf("two runs are called %q; give each a name of its own", s.Name)
 			}
 			names[s.Name] = true
+			for _, a := range s.Actors {
+				r.flows[a.Name] = true
+			}
 		}
 	}
 	r.all = names

@@ -35,6 +35,13 @@ func TestEveryKeyOfTheFormatIsRead(t *testing.T) {
 	assert.Equal(t, []string{"small", "large, copa", "large, cubic"}, names)
 }
 
+func TestOtherEditorsWriteExperimentsToo(t *testing.T) {
+	const text = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
+	want := playText(t, text)
+	got := playText(t, "\ufeff"+strings.ReplaceAll(text, "\n", "\r\n"))
+	assert.Equal(t, want.Runs, got.Runs)
+}
+
 func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 	const fine = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
 	for text, says := range map[string]string{
@@ -68,6 +75,8 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		fine + "must:\n  - {run: b, is: drops}":                        `my:6:5: must[0].run: there is no run "b"`,
 		fine + "runs: [{name: a}, {name: b}]\nmust: [drops == 0]":      "of which run? give it run: NAME",
 		fine + "must: ['run(\"b\").drops == 0']":                       `my:5:8: must[0].is: there is no run "b"`,
+		fine + "must: ['rate(\"b\") > 0']":                             `my:5:8: must[0].is: there is no flow "b"`,
+		fine + "must: ['run(\"my\").rate_beside(\"a\", \"b\") > 0']":   `my:5:8: must[0].is: there is no flow "b"`,
 		fine + "must:\n  - {is: count(flows, # > 1)}":                  "a # behind a space begins a comment",
 		fine + "must:\n  - is: count(flows, # > 1)":                    "a # behind a space begins a comment",
 		"let: {b: $(c), c: $(b)}\n" + fine:                             `my:1:10: let: "$(c)" stands for another name`,

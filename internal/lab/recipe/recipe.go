@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
+	"github.com/penstock-net/penstock/internal/lab/linktrace"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -30,6 +31,7 @@ type Recipe struct {
 	text  []byte
 	load  Loader
 	all   map[string]bool // names of the runs of the full form
+	flows map[string]bool // names of the flows of all runs
 	lets  map[Scale]variables
 	musts []must
 }
@@ -154,7 +156,7 @@ func files(folder string, there agents.Agents) Loader {
 		}
 		return filepath.Join(folder, file)
 	}
-	return Loader{Agents: there, Trace: once(place, sim.ReadTrace), Delays: once(place, sim.ReadDelayTrace)}
+	return Loader{Agents: there, Trace: once(place, linktrace.Read), Delays: once(place, sim.ReadDelayTrace)}
 }
 
 // once opens each file one time, however many runs name it.

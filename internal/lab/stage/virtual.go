@@ -44,13 +44,7 @@ func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Reco
 		return Record{}, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
 	r := record(run.Result)
-	r.Path = run.Report(s.Warmup, s.Duration)
-	dir := netlab.Down
-	if s.UploadsAlone() {
-		dir = netlab.Up
-	}
-	r.Points = run.Series(dir, 0, s.Duration, Step)
-	r.Left = leftOf(run.Series(netlab.Down, 0, s.Duration, FineStep))
+	r.passed(s, run)
 	return r, nil
 }
 
@@ -338,8 +332,7 @@ func (v *virtual) move(edge virtualEdge) {
 func (v *virtual) record(run sim.Result) Record {
 	s := v.stage
 	r := Record{
-		Stage: s.Name, Throughput: cc.RateOf(run.Carried, s.Duration-s.Warmup), Utilisation: run.Utilisation,
-		Queueing: Quantiles(run.Queueing), Reloads: v.reloads, Virtual: &run, Transport: v.scenario.Transport,
+		Stage: s.Name, Reloads: v.reloads, Virtual: &run, Transport: v.scenario.Transport,
 	}
 	packets := 0
 	for _, f := range run.Flows {

@@ -346,22 +346,30 @@ func (r *run) account() error {
 		sent = late.Down.Bytes
 	}
 	r.record.Resent = float64(resent) / float64(max(1, sent))
-	r.record.Path = late
+	r.record.passed(r.stage, r.lab.Path)
 	whole := r.lab.Path.Report(0, r.stage.Duration)
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
 		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed,
 			d.Held+d.Failed+u.Held+u.Failed)
 	}
-	r.record.Left = leftOf(r.lab.Path.Series(netlab.Down, 0, r.stage.Duration, FineStep))
 	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
-	dir, hop := netlab.Down, late.Down
-	if r.stage.UploadsAlone() {
-		dir, hop = netlab.Up, late.Up
-	}
-	r.record.Points = r.lab.Path.Series(dir, 0, r.stage.Duration, Step)
-	r.record.Throughput, r.record.Utilisation = hop.Throughput, hop.Utilisation
-	r.record.Queueing = QuantilesOf(hop.DataQueueing)
 	return nil
+}
+
+// passed takes in what passed the last hop, emulated or simulated.
+func (r *Record) passed(s Stage, hop interface {
+	Report(from, to time.Duration) netlab.Report
+	Series(dir netlab.Direction, from, to, step time.Duration) []netlab.Point
+},
+) {
+	r.Path = hop.Report(s.Warmup, s.Duration)
+	dir, way := netlab.Down, r.Path.Down
+	if s.UploadsAlone() {
+		dir, way = netlab.Up, r.Path.Up
+	}
+	r.Points = hop.Series(dir, 0, s.Duration, Step)
+	r.Left = leftOf(hop.Series(netlab.Down, 0, s.Duration, FineStep))
+	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, QuantilesOf(way.DataQueueing)
 }
 
 // leftOf are the bytes of a series in steps of FineStep.
