@@ -8,14 +8,6 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// The constants of loss detection.
-const (
-	reorderPackets = 3                      // RFC 9002 §6.1.1, RFC 5681 §3.2
-	minRTO         = 200 * time.Millisecond // Linux's; RFC 6298 §2.4 would have 1 s
-	maxRTO         = 60 * time.Second       // RFC 6298 §2.5
-	firstRTO       = time.Second            // RFC 6298 §2.1
-)
-
 // recovery finds out what was lost and keeps the retransmission timer. Packets
 // are told apart by their transmission, so a lost retransmission is found like
 // any other loss and every round trip counts.
@@ -25,11 +17,8 @@ type recovery struct {
 	highest int64          // the latest transmission known to have arrived; 0: none
 	repairs []int64        // segments to send again, with some that need it no more
 
-	srtt, rttvar time.Duration
-	latest       time.Duration
-	rtoFrom      cc.Time // when the timer was last started
-	backoff      uint    // doublings of the timer, until a round trip is measured
-	alarm        cc.Time // when the next look at the clock is planned; 0: none is
+	timer Timer
+	alarm cc.Time // when the next look at the clock is planned; 0: none is
 
 	// After a timeout the first retransmission is a probe (RFC 5682): should an
 	// original arrive after all, the rest was not lost either.
@@ -59,36 +48,12 @@ func (r *recovery) delivered(tx int64) {
 	r.spurious = r.spurious || r.probing && tx < r.probeTx
 }
 
-// heard notes that an acknowledgement told of something new. The timer stays
-// backed off until there is a sample (RFC 6298 §5, Karn): else it would fire for
-// ever before the answer, where the round trip has grown beyond it.
+// heard notes that an acknowledgement told of something new, and maybe a round trip.
 func (r *recovery) heard(now cc.Time, rtt time.Duration) {
-	r.rtoFrom = now
-	if rtt <= 0 {
-		return
+	r.timer.Start(now)
+	if rtt > 0 {
+		r.timer.Measure(rtt)
 	}
-	r.backoff = 0
-	r.latest = rtt
-	if r.srtt == 0 {
-		r.srtt, r.rttvar = rtt, rtt/2
-		return
-	}
-	r.rttvar += ((r.srtt - rtt).Abs() - r.rttvar) / 4
-	r.srtt += (rtt - r.srtt) / 8
-}
-
-func (r *recovery) rto() time.Duration {
-	d := firstRTO
-	if r.srtt > 0 {
-		d = max(minRTO, r.srtt+4*r.rttvar)
-	}
-	return min(maxRTO, d<<min(r.backoff, 16))
-}
-
-// patience is how long after a later packet's arrival an earlier one may still
-// come (RFC 9002 §6.1.2).
-func (r *recovery) patience() time.Duration {
-	return max(r.srtt, r.latest) * 9 / 8
 }
 
 // detect marks what must be lost: later packets have arrived, three of them or
@@ -99,7 +64,7 @@ func (s *sender) detect() (found bool) {
 		t := r.inOrder[0]
 		seg := s.outstanding(t)
 		if seg != nil {
-			if r.highest-t.tx < reorderPackets && s.w.now < seg.sentAt.Add(r.patience()) {
+			if r.highest-t.tx < ReorderPackets && s.w.now < seg.sentAt.Add(r.timer.Patience()) {
 				break
 			}
 			seg.state = lost
@@ -167,8 +132,7 @@ func (s *sender) sendNewest() {
 // timeout is the retransmission timer: everything on the wire counts as lost.
 func (s *sender) timeout() {
 	r := &s.recovery
-	r.backoff++
-	r.rtoFrom = s.w.now
+	r.timer.Fire(s.w.now)
 	r.inOrder, r.repairs = r.inOrder[:0], r.repairs[:0]
 	for i := range s.segs {
 		seg := &s.segs[i]
@@ -211,10 +175,10 @@ func (s *sender) deadline() cc.Time {
 	if s.closed || len(s.segs) == 0 {
 		return cc.Never
 	}
-	at := r.rtoFrom.Add(r.rto())
+	at := r.timer.Due()
 	if len(r.inOrder) > 0 && r.inOrder[0].tx < r.highest {
 		if seg := s.outstanding(r.inOrder[0]); seg != nil {
-			at = min(at, seg.sentAt.Add(r.patience()))
+			at = min(at, seg.sentAt.Add(r.timer.Patience()))
 		}
 	}
 	return at
@@ -227,7 +191,7 @@ func (s *sender) look() {
 	}
 	r := &s.recovery
 	switch {
-	case s.w.now >= r.rtoFrom.Add(r.rto()):
+	case s.w.now >= r.timer.Due():
 		s.timeout()
 	case s.detect():
 		s.repair(1)

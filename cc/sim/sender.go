@@ -220,7 +220,7 @@ func (s *sender) transmit(n int64) {
 	now := s.w.now
 	seg.tx, seg.sentAt, seg.state = s.recovery.sending(n), now, onWire
 	if s.pipe == 0 {
-		s.recovery.rtoFrom = now
+		s.recovery.timer.Start(now)
 	}
 	s.pipe += seg.size
 	a := arrival{n: n, tx: seg.tx, size: seg.size, pushed: seg.pushed, echo: s.heard, stamp: s.rcv.clock.reading(now)}

@@ -1,18 +1,9 @@
 package native
 
 import (
-	"time"
-
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
-)
-
-// The constants of loss detection.
-const (
-	reorderPackets = 3                      // RFC 9002 §6.1.1
-	minRTO         = 200 * time.Millisecond // Linux's; RFC 6298 §2.4 would have 1 s
-	maxRTO         = 60 * time.Second       // RFC 6298 §2.5
-	firstRTO       = time.Second            // RFC 6298 §2.1
+	"github.com/penstock-net/penstock/cc/sim"
 )
 
 // ahead is what the application has written and the sender not sent: there is always more.
@@ -46,10 +37,7 @@ type outstanding struct {
 	checked uint64 // transmissions before this one have arrived or are lost
 	repairs []int64
 
-	srtt, rttvar, latest time.Duration
-	rtoFrom              cc.Time
-	backoff              uint
-
+	timer  sim.Timer
 	report flow.Report
 }
 
@@ -79,7 +67,7 @@ func (o *outstanding) send(now cc.Time) (tx uint64) {
 		o.report.Written += payload
 	}
 	if o.report.Pipe == 0 {
-		o.rtoFrom = now
+		o.timer.Start(now)
 	}
 	o.report.Pipe += payload
 	tx = o.txBase + uint64(len(o.txs))
@@ -99,14 +87,15 @@ func (o *outstanding) take(now cc.Time, a ack) (news bool) {
 		if o.arrive(tx) {
 			news = true
 			if seg := o.segs[o.txs[tx-o.txBase]-o.base]; tx == a.tx && seg.tx == tx {
-				o.measure(now.Sub(seg.sentAt))
+				o.report.RTT = now.Sub(seg.sentAt)
+				o.timer.Measure(o.report.RTT)
 			}
 		}
 	})
 	if !news {
 		return false
 	}
-	o.rtoFrom = now
+	o.timer.Start(now)
 	o.highest = max(o.highest, a.highest)
 	o.trim()
 	o.report.Sacked = o.report.Acked - cc.Bytes(o.base)*payload
@@ -137,17 +126,6 @@ func (o *outstanding) arrive(tx uint64) bool {
 	return true
 }
 
-// measure takes in a round trip (RFC 6298 §2).
-func (o *outstanding) measure(rtt time.Duration) {
-	o.report.RTT, o.latest, o.backoff = rtt, rtt, 0
-	if o.srtt == 0 {
-		o.srtt, o.rttvar = rtt, rtt/2
-		return
-	}
-	o.rttvar += ((o.srtt - rtt).Abs() - o.rttvar) / 4
-	o.srtt += (rtt - o.srtt) / 8
-}
-
 // trim forgets what has arrived without a hole.
 func (o *outstanding) trim() {
 	k := 0
@@ -170,8 +148,8 @@ func (o *outstanding) detect(now cc.Time) (again cc.Time) {
 		if seg.tx != o.checked || seg.state != onWire {
 			continue
 		}
-		due := seg.sentAt.Add(max(o.srtt, o.latest) * 9 / 8)
-		if o.highest-o.checked < reorderPackets && now < due {
+		due := seg.sentAt.Add(o.timer.Patience())
+		if o.highest-o.checked < sim.ReorderPackets && now < due {
 			again = due
 			break
 		}
@@ -196,19 +174,14 @@ func (o *outstanding) timeout() cc.Time {
 	if o.report.Pipe == 0 {
 		return cc.Never
 	}
-	d := firstRTO
-	if o.srtt > 0 {
-		d = max(minRTO, o.srtt+4*o.rttvar)
-	}
-	return o.rtoFrom.Add(min(maxRTO, d<<min(o.backoff, 16)))
+	return o.timer.Due()
 }
 
 // expire has the timer fire: all that is on the wire is lost.
 func (o *outstanding) expire(now cc.Time) {
 	o.report.Timeouts++
 	o.report.RTT = 0
-	o.backoff++
-	o.rtoFrom = now
+	o.timer.Fire(now)
 	o.repairs = o.repairs[:0]
 	for i := range o.segs {
 		switch o.segs[i].state {
