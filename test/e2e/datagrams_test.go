@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -123,6 +124,7 @@ func (s *scene) ping(v6 bool) {
 func TestPingsPassWithoutPrivilegesLater(t *testing.T) {
 	onceIsEnough(t)
 	needsPrivilege(t)
+	need.Users(t)
 	use(t, released)
 	user := []string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}
 	for name, c := range map[string]struct {

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/access"
 )
@@ -76,6 +77,7 @@ func wireguardGoItself(s *scene, n *netlab.Node, device string, key access.Key, 
 			s.t.Skipf("needs %s in PATH", tool)
 		}
 	}
+	need.WireGuardGo(s.t)
 	daemon := n.Command(s.t.Context(), "wireguard-go", "-f", device)
 	require.NoError(s.t, daemon.Start())
 	s.t.Cleanup(func() {

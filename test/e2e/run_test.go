@@ -12,11 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T) {
 	onceIsEnough(t)
+	need.Users(t)
 	s := newScene(t)
 	p := s.launch("sh", "-c", `exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all --inh-caps=-all "$@"`, "sh", executable, "run")
 	ln := s.listen(netip.AddrPortFrom(s.ServerAddr.V4, servicePort))
@@ -39,6 +41,7 @@ func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T)
 
 func TestATransparentListenerWithoutPrivilegesSaysWhatIsMissing(t *testing.T) {
 	onceIsEnough(t)
+	need.Users(t)
 	s := newScene(t)
 	config := s.write(ways[0].yaml(""))
 	cmd := s.Edge.Command(t.Context(), "setpriv", "--bounding-set=-all", "--inh-caps=-all", "--reuid=65534",

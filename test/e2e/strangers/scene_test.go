@@ -30,6 +30,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -67,6 +68,9 @@ func find(t *testing.T, programs ...string) map[string]string {
 	}
 	if missing != nil {
 		t.Skip("not installed: ", strings.Join(missing, ", "))
+	}
+	if paths["wireguard-go"] != "" {
+		need.WireGuardGo(t)
 	}
 	return paths
 }

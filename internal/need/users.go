@@ -1,0 +1,63 @@
+package need
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// nobody is the user and the group that tests become.
+const nobody = 65534
+
+// OtherUsers says why this process cannot become nobody, whatever its privileges: the user
+// namespace that an ordinary user makes has one user. nil: there is nobody.
+func OtherUsers() error {
+	for _, file := range []string{"/proc/self/uid_map", "/proc/self/gid_map"} {
+		is, err := os.ReadFile(file)
+		if err != nil {
+			return fmt.Errorf("whether there are other users: %w", err)
+		}
+		if !maps(string(is), nobody) {
+			return errors.New("this user namespace has no other users (run as root)")
+		}
+	}
+	return nil
+}
+
+// maps tells whether one of the lines of a map (user_namespaces(7)) has an identifier.
+func maps(lines string, id uint32) bool {
+	for line := range strings.Lines(lines) {
+		var inside, outside, count uint32
+		_, err := fmt.Sscan(line, &inside, &outside, &count)
+		if err == nil && id >= inside && id-inside < count {
+			return true
+		}
+	}
+	return false
+}
+
+// Users skips a test that becomes nobody where it cannot.
+func Users(tb testing.TB) {
+	tb.Helper()
+	if err := OtherUsers(); err != nil {
+		tb.Skipf("needs to become nobody: %v", err)
+	}
+}
+
+// WireGuardGo skips a test that runs wireguard-go where that cannot have its socket.
+func WireGuardGo(tb testing.TB) {
+	tb.Helper()
+	const sockets = "/var/run/wireguard"
+	err := os.MkdirAll(sockets, 0o755)
+	if err == nil {
+		var probe *os.File
+		if probe, err = os.CreateTemp(sockets, "probe"); err == nil {
+			err = errors.Join(probe.Close(), os.Remove(probe.Name()))
+		}
+	}
+	if err != nil {
+		tb.Skipf("needs to write where wireguard-go has its socket (run as root): %v", err)
+	}
+}
