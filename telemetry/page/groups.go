@@ -14,42 +14,62 @@ const hintedWithin = time.Second
 
 // hosts are the groups at one moment.
 type hosts struct {
-	at        cc.Time
-	all       []Host
-	delivered map[string]cc.Bytes // by group and algorithm
+	at, before cc.Time // before is when they were looked at before that; 0: never
+	groups     []flow.Group
+	was        map[groupKey]cc.Bytes // delivered by then
+	rows       []Host                // of groups; nil until somebody wants to see them
 }
+
+type groupKey struct{ name, algorithm string }
 
 // next looks at groups after h was looked at. It returns the queueing delays of those
 // that had bytes delivered since, too.
 func (h hosts) next(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
-	out = hosts{at: now, all: make([]Host, len(groups)), delivered: make(map[string]cc.Bytes, len(groups))}
-	for i, g := range groups {
-		key := g.Name + "\x00" + g.Algorithm
-		out.delivered[key] = g.Delivered
-		v := Host{
-			Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: []string{},
-			Members: g.Members, Active: g.Active, Window: g.Cwnd, Inflight: g.Inflight, MinRTT: g.MinRTT.Seconds(),
-			LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(now) <= hintedWithin, Capped: g.Capped,
-			Delivered: g.Delivered,
-		}
-		if v.Window >= cc.MaxCwnd {
-			v.Window = 0
-		}
-		for _, a := range g.Hosts {
-			v.Hosts = append(v.Hosts, a.String())
-		}
-		if g.SRTT > 0 {
-			v.Queue = new(g.QueueingDelay.Seconds())
-		}
-		if was, ok := h.delivered[key]; ok {
-			v.Rate = new(rateOf(was, g.Delivered, now.Sub(h.at)))
-		}
-		if g.SRTT > 0 && h.at != 0 && g.Delivered > h.delivered[key] {
+	out = hosts{at: now, before: h.at, groups: groups, was: make(map[groupKey]cc.Bytes, len(h.groups))}
+	for i := range h.groups {
+		g := &h.groups[i]
+		out.was[groupKey{g.Name, g.Algorithm}] = g.Delivered
+	}
+	for i := range groups {
+		g := &groups[i]
+		if g.SRTT > 0 && h.at != 0 && g.Delivered > out.was[groupKey{g.Name, g.Algorithm}] {
 			delays = append(delays, g.QueueingDelay)
 		}
-		out.all[i] = v
 	}
 	return out, delays
+}
+
+// all are the groups as rows show them.
+func (h *hosts) all() []Host {
+	if h.rows == nil {
+		h.rows = make([]Host, len(h.groups))
+		for i := range h.groups {
+			h.rows[i] = h.row(&h.groups[i])
+		}
+	}
+	return h.rows
+}
+
+func (h *hosts) row(g *flow.Group) Host {
+	v := Host{
+		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: []string{},
+		Members: g.Members, Active: g.Active, Window: g.Cwnd, Inflight: g.Inflight, MinRTT: g.MinRTT.Seconds(),
+		LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(h.at) <= hintedWithin, Capped: g.Capped,
+		Delivered: g.Delivered,
+	}
+	if v.Window >= cc.MaxCwnd {
+		v.Window = 0
+	}
+	for _, a := range g.Hosts {
+		v.Hosts = append(v.Hosts, a.String())
+	}
+	if g.SRTT > 0 {
+		v.Queue = new(g.QueueingDelay.Seconds())
+	}
+	if was, ok := h.was[groupKey{g.Name, g.Algorithm}]; ok {
+		v.Rate = new(rateOf(was, g.Delivered, h.at.Sub(h.before)))
+	}
+	return v
 }
 
 func (h *Host) words(to []byte) []byte {

@@ -211,8 +211,9 @@ func (p *Page) view(q query) View {
 	now := p.o.Clock()
 	switch q.table {
 	case "hosts":
-		rows, n := choose(p.hosts.all, q, hostOrder[q.sort], (*Host).words)
-		out.Total, out.Matches, out.Hosts = len(p.hosts.all), n, values(rows)
+		all := p.hosts.all()
+		rows, n := choose(all, q, hostOrder[q.sort], (*Host).words)
+		out.Total, out.Matches, out.Hosts = len(all), n, values(rows)
 	case "peers":
 		if p.peers.at == 0 || now.Sub(p.peers.at) >= p.fresh {
 			p.peers = p.peers.next(p.o.Source.Tunnels(), now, p.o.Wall())

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -48,7 +49,7 @@ func (h *hand) Flows() (int, iter.Seq[*proxy.FlowInfo]) {
 	}
 }
 
-func (h *hand) Groups() ([]flow.Group, cc.Time) { return h.groups, h.at }
+func (h *hand) Groups() ([]flow.Group, cc.Time) { return slices.Clone(h.groups), h.at }
 func (h *hand) Tunnels() []proxy.TunnelInfo     { return h.tunnels }
 
 // begin is the date when a hand's clock shows nothing.

@@ -178,3 +178,49 @@ func TestPictures(t *testing.T) {
 		}
 	}
 }
+
+// An address that somebody wrote, and a search that is longer than the proxy takes, leave a
+// page that works.
+func TestAnAddressThatIsWrong(t *testing.T) {
+	at, _ := serve(t, &busy{n: 300}, nil)
+	b := open(t, 1280, 800)
+	b.do(chromedp.Navigate(at + "#tab=flows&sort=-members&q=" + strings.Repeat("%C3%A9", 100)))
+	b.until(`document.querySelector("#matches").textContent === "nothing here"`)
+	assert.NotContains(t, b.text("location.hash"), "members")
+	assert.Equal(t, "serving", b.text(`document.querySelector("#state").textContent`))
+	search := func(words string) {
+		b.text(`(() => { const s = document.querySelector("#search"); s.value = ` + words + `;
+			s.dispatchEvent(new Event("input")); })()`)
+	}
+	search(`"\u{1F600}".repeat(50)`)
+	b.until(`new URLSearchParams(location.hash.slice(1)).get("q") === "\u{1F600}".repeat(25)`)
+	search(`""`)
+	b.until(`document.querySelector("#matches").textContent === "300 rows"`)
+	b.forgive("400")
+	b.quiet()
+}
+
+// A flow that is opened while an answer is on its way has not ended because that answer,
+// to what was asked before, is without it.
+func TestAFlowThatIsOpenedBetweenAnswersHasNotEnded(t *testing.T) {
+	at, _ := serve(t, &busy{n: 300}, nil)
+	b := open(t, 1280, 800)
+	b.do(chromedp.Navigate(at))
+	b.until(`document.querySelector("#matches").textContent === "300 rows"`)
+	b.text(`(() => {
+		window.titles = [];
+		const title = document.querySelector("#detail-title"), real = window.fetch;
+		new MutationObserver(() => titles.push(title.textContent)).observe(title, { childList: true });
+		window.fetch = async (...a) => {
+			const answer = await real(...a);
+			if (!a[0].includes("detail=") && !window.clicked) { // now, while the page waits for it
+				window.clicked = true;
+				document.querySelector("#table tbody button").click();
+			}
+			return answer;
+		};
+	})()`)
+	b.until(`document.querySelector("#detail").open && document.querySelector("#detail-body").textContent.includes("penstock · steady")`)
+	assert.NotContains(t, b.text(`titles.join("|")`), "ended")
+	b.quiet()
+}

@@ -31,7 +31,12 @@ function fromHash() {
   const h = new URLSearchParams(location.hash.slice(1));
   wish.tab = columns[h.get("tab")] ? h.get("tab") : "flows";
   wish.sort = h.get("sort") || first[wish.tab] || "";
-  wish.search = (h.get("q") || "").slice(0, 100);
+  wish.search = bounded(h.get("q") || "");
+}
+// bounded cuts a search to what the proxy takes, which is 100 bytes.
+function bounded(text) {
+  while (new TextEncoder().encode(text).length > 100) text = [...text].slice(0, -1).join("");
+  return text;
 }
 function toHash() {
   const h = new URLSearchParams({ tab: wish.tab });
@@ -82,14 +87,20 @@ async function ask() {
   clearTimeout(timer);
   const tab = wish.tab, patience = new AbortController();
   asking = setTimeout(() => patience.abort(), 10000);
-  let next = null;
+  let next = null, refused = "";
   try {
     const answer = await fetch(url(), { signal: patience.signal, cache: "no-store" });
-    if (!answer.ok) throw new Error((await answer.text()).trim() || answer.statusText);
-    next = await answer.json();
-  } catch (e) { // the proxy is away, or the network to it
+    if (answer.ok) next = await answer.json();
+    else refused = (await answer.text()).trim() || answer.statusText;
+    if (answer.status === 400 && wish.sort !== first[tab]) { // by an address that somebody wrote
+      wish.sort = first[wish.tab] || "";
+      toHash();
+      again = true;
+    }
+  } catch (e) { } // the proxy is away, or the network to it
+  if (!next) {
     if (!lost) lost = Date.now() / 1000;
-    say("bad", "no answer since " + clock(lost) + "; trying again");
+    say("bad", refused ? "refused: " + refused : "no answer since " + clock(lost) + "; trying again");
   }
   clearTimeout(asking);
   asking = null;
@@ -288,7 +299,7 @@ function detail() {
   if (!wish.detail) return;
   const f = view.detail;
   if (!f || f.id !== wish.detail) {
-    if (!asking || !again) $("detail-title").textContent = "This flow has ended.";
+    if (!again) set($("detail-title"), "This flow has ended."); // else this answer is to what was asked before
     return;
   }
   set($("detail-title"), f.client + " → " + server(f));
@@ -383,7 +394,7 @@ function tabs(focus) {
 let typing = 0, scrolling = 0;
 $("search").addEventListener("input", () => {
   clearTimeout(typing);
-  typing = setTimeout(() => { wish.search = $("search").value.trim(); $("panel").scrollTop = 0; toHash(); ask(); }, 150);
+  typing = setTimeout(() => { wish.search = bounded($("search").value.trim()); $("panel").scrollTop = 0; toHash(); ask(); }, 150);
 });
 $("sort").addEventListener("change", () => sortBy($("sort").value));
 $("pause").addEventListener("click", () => {
