@@ -162,8 +162,8 @@ func TestResponsivenessLeavesOutTheSlowest(t *testing.T) {
 }
 
 func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
-	r, err := Read("my", []byte("link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [rate('b') > 1]"),
-		Loader{})
+	const text = "link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [rate(lower('B')) > 1]"
+	r, err := Read("my", []byte(text), Loader{})
 	require.NoError(t, err)
 	_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
 	assert.ErrorContains(t, err, `has no flow "b"`)
