@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -8,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestMain(m *testing.M) { clitest.Main(m, main) }
@@ -65,6 +68,9 @@ func TestAProxyThatIsNotThereIsNamedBeforeAnyRun(t *testing.T) {
 	for _, flag := range []string{"/nowhere/penstock", "/dev/null"} {
 		code, stdout, stderr := run(t, "bench", "--penstock", flag, "--sender", "cubic@sim", "--sender", "penstock",
 			"--duration", "2s")
+		if strings.Contains(stderr, "a user namespace is needed") {
+			need.Namespaces(t, errors.New(stderr)) //nolint:err113 // the program's words
+		}
 		assert.Equal(t, cli.ExitFail, code)
 		assert.Empty(t, stdout)
 		assert.Contains(t, stderr, flag)

@@ -87,7 +87,7 @@ func open(t *testing.T, o edge.Options) *scene {
 func lay(t *testing.T) *scene {
 	t.Helper()
 	labtest.Need(t)
-	needUsers(t)
+	need.Users(t)
 	lab, err := netlab.NewRouted()
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, lab.Close()) })
@@ -112,17 +112,6 @@ func (s *scene) start(o edge.Options) {
 func captured(t *testing.T, ports ...uint16) *scene {
 	t.Helper()
 	return open(t, edge.Options{Ports: ports})
-}
-
-// needUsers skips the test in a user namespace that has one user only: the servers
-// change theirs.
-func needUsers(t *testing.T) {
-	t.Helper()
-	users, err := os.ReadFile("/proc/self/uid_map")
-	require.NoError(t, err)
-	if f := strings.Fields(string(users)); len(f) == 3 && f[2] == "1" {
-		t.Skip("needs root: the servers change their user, and this user namespace has one")
-	}
 }
 
 // write puts a file into the scene's directory and returns its path.

@@ -16,7 +16,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/certs"
-	"github.com/penstock-net/penstock/internal/need"
 )
 
 // nginx serves the scene's directory on ports 80 and, over TLS, 443.
@@ -89,7 +88,6 @@ func TestRedis(t *testing.T) {
 
 func TestPostgreSQL(t *testing.T) {
 	is := find(t, "psql", "initdb", "postgres", "setpriv")
-	need.Users(t)
 	s := captured(t, 5432)
 	data := filepath.Join(s.dir, "data")
 	require.NoError(t, os.Mkdir(data, 0o700))
