@@ -37,6 +37,7 @@ type Conn struct {
 	managed  atomic.Bool // the relay keeps a window
 	watched  atomic.Bool // the poller looks at it
 	stuck    atomic.Bool // the stack cannot be made to send again
+	settled  bool        // settle was called; with the endpoint's lock
 
 	window  atomic.Int64 // of the limit applied last, where the relay keeps it; 0: the stack's own holds
 	widened atomic.Int64 // the window that the stack's has been made room for

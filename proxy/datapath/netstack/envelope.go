@@ -87,8 +87,11 @@ type timer struct {
 	callback    func()
 }
 
-// timerRuns is the state of a timer that runs.
-const timerRuns = 2
+// States of a timer: one that was stopped, and one that runs.
+const (
+	timerStopped = 1
+	timerRuns    = 2
+)
 
 func (t *timer) runs() bool { return t.state == timerRuns }
 

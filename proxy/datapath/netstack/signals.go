@@ -48,6 +48,7 @@ type signals struct {
 	minRTT  time.Duration
 	xmit    tcpip.MonotonicTime // when the newest segment left that has arrived
 	at      cc.Time             // of the newest probe
+	left    cc.Time             // when bytes left last
 	stamp   uint32              // newest timestamp of the peer; 0: none yet
 	peer    flow.PeerClock
 }
@@ -63,7 +64,7 @@ type span struct{ from, end cc.Bytes }
 // sent notes that n bytes from seq leave, in segments of mss, and tells which should not,
 // by their numbers; nil: all should. What the peer has said that it holds is not sent again.
 // The stack does that where it has sent several segments as one and lost one of them.
-func (g *signals) sent(seq uint32, n, mss int, syn bool) (omit []bool) {
+func (g *signals) sent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if syn {
@@ -74,6 +75,7 @@ func (g *signals) sent(seq uint32, n, mss int, syn bool) (omit []bool) {
 	if n == 0 || !g.started {
 		return nil
 	}
+	g.left = now
 	from := g.offset(seqnum.Value(seq))
 	end := from + cc.Bytes(n)
 	if len(g.blocks)+len(g.kept) == 0 {
@@ -180,6 +182,9 @@ func (c *Conn) probed(state *tcp.TCPEndpointState) {
 	if ok {
 		snd.recount(state.SACK.ReceivedBlocks)
 		state.Sender.Outstanding = snd.Outstanding
+	}
+	if ok && !c.settled {
+		c.settled = c.settle(e, snd.probe)
 	}
 	c.incoming.probed(state)
 	c.signals.absorb(state, timeouts(e), c.stack.clock)

@@ -213,12 +213,12 @@ func (w *wire) note(p *stack.PacketBuffer) outgoing {
 	if conn == nil {
 		return o
 	}
-	syn := segment.Flags().Contains(header.TCPFlagSyn)
+	now, syn := w.stack.clock(), segment.Flags().Contains(header.TCPFlagSyn)
 	if syn {
-		conn.signals.restamp(segment, w.stack.clock())
+		conn.signals.restamp(segment, now)
 	}
-	conn.incoming.leaves(segment, w.stack.clock())
-	o.omit = conn.signals.sent(segment.SequenceNumber(), size, mss, syn)
+	conn.incoming.leaves(segment, now)
+	o.omit = conn.signals.sent(now, segment.SequenceNumber(), size, mss, syn)
 	if o.omit != nil && !slices.Contains(o.omit, false) {
 		o.end = 0
 	}

@@ -1,0 +1,50 @@
+package netstack
+
+import (
+	"time"
+
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+// leastProbe is for how long nothing has come or left before the stack takes the tail of
+// what it has sent for lost, and sends it again: Tail Loss Probe's least timeout
+// (draft-dukkipati-tcpm-tcp-loss-probe-01 §2.1). The stack itself has none. On a path of
+// less than a millisecond it would probe whenever the processor is busy for two round
+// trips, and each probe passes for a loss.
+const leastProbe = 10 * time.Millisecond
+
+// settle has the stack's timer for a lost tail wait for leastProbe. The caller holds the
+// endpoint's lock. It is to be called again where it returns false: the timer has just
+// expired.
+func (c *Conn) settle(e *tcp.Endpoint, probe *timer) bool {
+	if probe.state != timerStopped && probe.timer != nil && !probe.timer.Stop() {
+		return false
+	}
+	expired := probe.callback
+	probe.callback = func() {
+		e.LockUser()
+		if quiet := c.signals.quiet(c.stack.clock()); probe.runs() && quiet < leastProbe {
+			if due := probe.clock.NowMonotonic().Add(leastProbe - quiet); probe.target.Before(due) {
+				probe.target = due
+			}
+		}
+		e.UnlockUser()
+		expired()
+	}
+	probe.timer = nil
+	if probe.runs() {
+		probe.start(probe.target.Sub(probe.clock.NowMonotonic()))
+	} else {
+		probe.state = timerStopped
+	}
+	return true
+}
+
+// quiet is for how long nothing has come, and no bytes have left.
+func (g *signals) quiet(now cc.Time) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return now.Sub(max(g.at, g.left))
+}
