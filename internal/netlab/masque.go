@@ -34,7 +34,7 @@ type MASQUEConfig struct {
 
 // MASQUE is a CONNECT-IP client, in this process: connect-ip-go over quic-go.
 type MASQUE struct {
-	udp       *net.UDPConn
+	udp       *legs.Socket
 	conn      *quic.Conn
 	transport *http3.Transport
 	session   *connectip.Conn
@@ -55,7 +55,7 @@ const (
 func (n *Node) MASQUE(cfg MASQUEConfig) (*MASQUE, error) {
 	m := &MASQUE{}
 	err := n.Do(func() (err error) {
-		m.udp, err = net.ListenUDP("udp", nil)
+		m.udp, err = legs.ListenUDP(nil)
 		return err
 	})
 	if err == nil {
@@ -149,8 +149,14 @@ func (m *MASQUE) outward() {
 // inward moves packets from the session into the device. HTTP/3 waits for it: left to
 // itself it loses what comes in bursts of more than 32 (legs.Datagrams).
 func (m *MASQUE) inward() {
+	batch := make([][]byte, 0, m.device.BatchSize())
+	bufs, next := make([][]byte, cap(batch)), 0 // a batch is written before the next one is read
+	for i := range bufs {
+		bufs[i] = make([]byte, masqueHeadroom+1<<11)
+	}
 	packets, err := legs.ReceiveDatagrams(m.conn.QlogTrace(), masqueStream, func(context.Context) ([]byte, error) {
-		p := make([]byte, masqueHeadroom+1<<11)
+		p := bufs[next%len(bufs)]
+		next++
 		n, err := m.session.ReadPacket(p[masqueHeadroom:])
 		return p[:masqueHeadroom+n], err
 	})
@@ -158,7 +164,6 @@ func (m *MASQUE) inward() {
 		return // the connection has a Tracer
 	}
 	defer packets.Close()
-	batch := make([][]byte, 0, m.device.BatchSize())
 	for {
 		if batch, err = packets.Receive(context.Background(), batch); err != nil {
 			return

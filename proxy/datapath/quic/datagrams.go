@@ -4,9 +4,21 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"time"
 
 	"github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/qlog"
 	"github.com/quic-go/quic-go/qlogwriter"
+)
+
+// QUIC keeps 128 of a connection's datagrams until HTTP/3 takes them (maxDatagramRcvQueueLen
+// of quic-go), and handles up to 256 packets in a row. Where more than manyDatagrams are
+// there it waits until HTTP/3 has left fewDatagrams, but no longer than takenWithin; what
+// comes then is lost.
+const (
+	manyDatagrams = 96
+	fewDatagrams  = 48
+	takenWithin   = time.Millisecond
 )
 
 // keptDatagrams is how many of a stream's datagrams HTTP/3 keeps until they are received
@@ -16,7 +28,7 @@ const keptDatagrams = 32
 // Datagrams receives a stream's datagrams, and has HTTP/3 wait rather than lose what it
 // has no room for. It says what it has read before it puts it there (h3log.DatagramParsed),
 // and does not go on before it has been heard. What comes then waits in QUIC, which keeps
-// 128 of a connection's.
+// 128 of a connection's (Trace.came).
 type Datagrams struct {
 	trace   *Trace
 	id      quic.StreamID
@@ -80,6 +92,48 @@ func (d *Datagrams) comes() {
 		d.room.Wait()
 	}
 	d.waiting++
+}
+
+// came notes datagrams in a packet that QUIC has received, and waits where there are many:
+// once, if nobody takes them.
+func (t *Trace) came(frames []qlog.Frame) {
+	n := int64(0)
+	for _, f := range frames {
+		if _, ok := f.Frame.(*qlog.DatagramFrame); ok {
+			n++
+		}
+	}
+	there := t.datagrams.Add(n)
+	if there <= fewDatagrams {
+		t.left = false
+	}
+	if there <= manyDatagrams || t.left {
+		return
+	}
+	select {
+	case <-t.few: // of an earlier time
+	default:
+	}
+	if t.datagrams.Load() <= fewDatagrams {
+		return
+	}
+	timer := time.NewTimer(takenWithin)
+	defer timer.Stop()
+	select {
+	case <-t.few:
+	case <-timer.C:
+		t.left = true
+	}
+}
+
+// taken notes that HTTP/3 has taken a datagram, or that QUIC has lost it.
+func (t *Trace) taken() {
+	if t.datagrams.Add(-1) == fewDatagrams {
+		select {
+		case t.few <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // Close lets others go on; what comes then is lost.

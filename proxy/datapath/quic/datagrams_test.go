@@ -3,12 +3,14 @@ package quic
 import (
 	"context"
 	"encoding/binary"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/quic-go/quic-go"
 	h3log "github.com/quic-go/quic-go/http3/qlog"
+	"github.com/quic-go/quic-go/qlog"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -118,6 +120,57 @@ func TestNothingWaitsForDatagramsThatNobodyReceives(t *testing.T) {
 		}
 		_, err = d.Receive(ctx, make([][]byte, 0, 8))
 		assert.ErrorIs(t, err, context.Canceled)
+	})
+}
+
+var packetOfDatagram = qlog.PacketReceived{
+	Header: qlog.PacketHeader{PacketType: qlog.PacketType1RTT}, Frames: []qlog.Frame{{Frame: &qlog.DatagramFrame{}}},
+}
+
+// QUIC's goroutine goes through a train of packets without HTTP/3 missing any of their
+// datagrams, with one processor for both.
+func TestATrainOfPacketsWaitsForHTTP3(t *testing.T) {
+	const kept, train = 128, 1024 // of QUIC's
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	b := newBox()
+	queue, lost, over := make(chan bool, kept), 0, make(chan bool)
+	go func() {
+		defer close(over)
+		for range queue {
+			b.trace.RecordEvent(h3log.DatagramParsed{})
+		}
+	}()
+	for range train {
+		b.trace.RecordEvent(packetOfDatagram)
+		select {
+		case queue <- true:
+		default:
+			b.trace.RecordEvent(qlog.DatagramDropped{Direction: qlog.DirectionReceiving})
+			lost++
+		}
+	}
+	close(queue)
+	<-over
+	assert.Zero(t, lost)
+	assert.Zero(t, b.trace.datagrams.Load())
+}
+
+// Where HTTP/3 takes none, QUIC waits once, and again only after it has taken some.
+func TestQUICWaitsOnceWhereNobodyTakesDatagrams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, start := newBox(), time.Now()
+		waited := func() time.Duration { return time.Since(start) }
+		for range 2 * manyDatagrams {
+			b.trace.RecordEvent(packetOfDatagram)
+		}
+		assert.Equal(t, takenWithin, waited())
+		for range 2 * manyDatagrams {
+			b.trace.RecordEvent(h3log.DatagramParsed{})
+		}
+		for range 2 * manyDatagrams {
+			b.trace.RecordEvent(packetOfDatagram)
+		}
+		assert.Equal(t, 2*takenWithin, waited())
 	})
 }
 

@@ -12,6 +12,7 @@ package quic
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/quic-go/quic-go"
@@ -27,16 +28,19 @@ import (
 // was missing or not accepted.
 func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
 	return func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
-		return &Trace{clock: clock, refused: refused, streams: map[quic.StreamID]*signals{}}
+		return &Trace{clock: clock, refused: refused, few: make(chan struct{}, 1), streams: map[quic.StreamID]*signals{}}
 	}
 }
 
 // Trace is what is known of one QUIC connection. Its one lock serves all its
 // streams: the events of a connection come one after the other anyway.
 type Trace struct {
-	clock   func() cc.Time
-	refused func()
-	inboxes sync.Map // quic.StreamID to *Datagrams
+	clock     func() cc.Time
+	refused   func()
+	inboxes   sync.Map     // quic.StreamID to *Datagrams
+	datagrams atomic.Int64 // that QUIC has received and HTTP/3 has not taken yet
+	few       chan struct{}
+	left      bool // where there are many; QUIC's goroutine alone touches it
 
 	mu      sync.Mutex
 	streams map[quic.StreamID]*signals
@@ -75,6 +79,11 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	case qlog.PacketReceived:
 		if e.Header.PacketType == qlog.PacketType1RTT {
 			t.received(e.Frames)
+			t.came(e.Frames)
+		}
+	case qlog.DatagramDropped:
+		if e.Direction == qlog.DirectionReceiving {
+			t.taken()
 		}
 	case qlog.PacketLost:
 		if e.Header.PacketType == qlog.PacketType1RTT {
@@ -91,6 +100,7 @@ func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	case h3log.FrameCreated:
 		t.framed(e)
 	case h3log.DatagramParsed:
+		t.taken()
 		if d, ok := t.inboxes.Load(quic.StreamID(4 * e.QuarterStreamID)); ok {
 			d.(*Datagrams).comes()
 		}

@@ -90,7 +90,7 @@ type MASQUE struct {
 	leave    time.Duration // leaveWithin
 	mu       sync.RWMutex
 	draining bool
-	udp      *batches      // replaced where it has failed
+	udp      *quic.Socket  // replaced where it has failed
 	server   *http3.Server // likewise
 	tokens   []hashedToken
 	pool     *pool
@@ -175,7 +175,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 
 // listen opens the UDP socket and puts a server on it.
 func (m *MASQUE) listen() error {
-	udp, err := listenBatches(m.addr)
+	udp, err := quic.ListenUDP(m.addr)
 	if err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func (m *MASQUE) listen() error {
 }
 
 // serving is what is open at present.
-func (m *MASQUE) serving() (*http3.Server, *batches) {
+func (m *MASQUE) serving() (*http3.Server, *quic.Socket) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	return m.server, m.udp

@@ -21,9 +21,9 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// sessionQueue bounds the packets that wait for a session's QUIC connection;
-// what comes beyond it is lost, and the senders in the stack slow down.
-const sessionQueue = 256
+// sessionQueue bounds the packets that wait for a session's QUIC connection: 20 ms of half a
+// gigabit. What comes beyond it is lost, and the senders in the stack slow down.
+const sessionQueue = 1024
 
 // inwardBatch is how many packets of a client's go into the stack at once.
 const inwardBatch = 64

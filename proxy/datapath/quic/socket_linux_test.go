@@ -1,4 +1,4 @@
-package userspace
+package quic
 
 import (
 	"bytes"
@@ -37,14 +37,14 @@ func (c *cutter) write(b, oob []byte, to *net.UDPAddr) error {
 	return nil
 }
 
-func newCutter(t require.TestingT, fails func(int, netip.AddrPort) error) (*cutter, *batches) {
+func newCutter(t require.TestingT, fails func(int, netip.AddrPort) error) (*cutter, *Socket) {
 	if fails == nil {
 		fails = func(int, netip.AddrPort) error { return nil }
 	}
 	udp, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
 	c := &cutter{packets: map[netip.AddrPort][][]byte{}, fails: fails}
-	return c, batchesTo(udp, c.write)
+	return c, socketTo(udp, c.write)
 }
 
 // mark is a control message of so many, as those for ECN are.

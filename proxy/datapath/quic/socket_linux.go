@@ -1,4 +1,4 @@
-package userspace
+package quic
 
 import (
 	"bytes"
@@ -17,16 +17,20 @@ const (
 	mostSegments = 32       // that the kernel is given at once
 	mostBatch    = 48 << 10 // bytes of them; UDP ends at 64 KiB
 	mostWaiting  = 16       // batches; who writes then waits
+
+	flushWithin = 100 * time.Millisecond // what was written last may take so long to leave
 )
 
-// batches is a UDP socket that quic-go writes to. It hands the kernel together what goes
-// to one address in packets of one size (UDP_SEGMENT): quic-go does so with packets that are
-// as large as the path carries, and those around a tunnel's packets are smaller. What
+// Socket is a UDP socket for quic-go. It hands the kernel together what goes to one
+// address in packets of one size (UDP_SEGMENT), and takes from it together what came from
+// one (UDP_GRO): quic-go does the first with packets that are as large as the path
+// carries, and those around a tunnel's packets are smaller; the second it does not. What
 // is written waits only while the kernel is busy with what came before.
-type batches struct {
+type Socket struct {
 	*net.UDPConn
-	write func(b, oob []byte, to *net.UDPAddr) error
-	whole bool // the kernel cuts nothing, as a device cannot; run's alone
+	arrived // read by one goroutine, as quic-go does
+	write   func(b, oob []byte, to *net.UDPAddr) error
+	whole   bool // the kernel cuts nothing, as a device cannot; run's alone
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -49,19 +53,20 @@ type batch struct {
 
 var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
 
-func listenBatches(addr *net.UDPAddr) (*batches, error) {
+// ListenUDP opens a socket.
+func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
 	udp, err := net.ListenUDP("udp", addr)
 	if err != nil {
 		return nil, err
 	}
-	return batchesTo(udp, func(b, oob []byte, to *net.UDPAddr) error {
+	return socketTo(udp, func(b, oob []byte, to *net.UDPAddr) error {
 		_, _, err := udp.WriteMsgUDP(b, oob, to)
 		return err
 	}), nil
 }
 
-func batchesTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *batches {
-	w := &batches{UDPConn: udp, write: write, ended: make(chan struct{})}
+func socketTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {
+	w := &Socket{UDPConn: udp, arrived: arrivals(udp), write: write, ended: make(chan struct{})}
 	w.changed.L = &w.mu
 	go w.run()
 	return w
@@ -69,7 +74,7 @@ func batchesTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) erro
 
 // WriteMsgUDP takes a packet, or several with their size in oob. An error is that of an
 // earlier one to the same address.
-func (w *batches) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
+func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
 	segment, rest := withoutSize(oob)
 	if segment == 0 || segment > len(b) {
 		segment = max(1, len(b))
@@ -98,7 +103,7 @@ func (w *batches) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err 
 }
 
 // join adds packets to the last batch that goes to their address.
-func (w *batches) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
+func (w *Socket) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
 	for i := len(w.waiting) - 1; i >= 0; i-- {
 		p := w.waiting[i]
 		if p.to != addr {
@@ -115,7 +120,7 @@ func (w *batches) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
 	return false
 }
 
-func (w *batches) run() {
+func (w *Socket) run() {
 	defer close(w.ended)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -140,7 +145,7 @@ func (w *batches) run() {
 }
 
 // send gives a batch to the kernel, or its packets one by one where that cuts nothing.
-func (w *batches) send(p *batch) error {
+func (w *Socket) send(p *batch) error {
 	if len(p.data) <= p.segment {
 		return w.write(p.data, p.oob, p.addr)
 	}
@@ -162,7 +167,7 @@ func (w *batches) send(p *batch) error {
 }
 
 // Close sends what has been written, and ends.
-func (w *batches) Close() error {
+func (w *Socket) Close() error {
 	w.mu.Lock()
 	w.closed = true
 	w.changed.Broadcast()
