@@ -52,7 +52,9 @@ func (s *Server) datagram(l *listenerState, f policy.Facts) (down, up flow.Terms
 	if v.Down.Algorithm != policy.Unmanaged || v.Down.MaxRate > 0 { // else nothing holds them back
 		down = v.Down
 	}
-	return down, v.Up, nil
+	// No window is theirs on the way up: nobody acknowledges what they send.
+	up = flow.Terms{Group: v.Up.Group, Host: v.Up.Host, Algorithm: policy.Unmanaged, MaxRate: v.Up.MaxRate}
+	return down, up, nil
 }
 
 // guard refuses what no rule need name: where clients would reach the proxy

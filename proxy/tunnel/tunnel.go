@@ -58,8 +58,8 @@ type Settings struct {
 // Forwarding is what datagrams need besides what configuration says of them.
 type Forwarding struct {
 	// Verdict is policy's, and its guard's: an error refuses what is sent. down says whose
-	// window the answers share; without an algorithm nobody's. Of up the group and its
-	// maximum rate count.
+	// window the answers share; without an algorithm nobody's. up has the group and its maximum
+	// rate; a window it has not.
 	Verdict func(Sent) (down, up flow.Terms, err error)
 	Flows   *flow.Manager
 	Clock   func() cc.Time

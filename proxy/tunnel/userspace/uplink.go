@@ -9,8 +9,6 @@ import (
 // each host outside has its own.
 const maxUplinks = 64
 
-const unmanaged = "none" // the algorithm that leaves windows to others
-
 // limit is a maximum rate that all of a group have together, connections included.
 type limit struct {
 	group string
@@ -45,10 +43,7 @@ func (p *peer) uplink(terms flow.Terms) *uplink {
 		}
 		p.drop(oldest)
 	}
-	// No window is theirs: nobody acknowledges what they send.
-	u := &uplink{shaper: shaper{d: p.d}, terms: flow.Terms{
-		Group: terms.Group, Host: terms.Host, Algorithm: unmanaged, MaxRate: terms.MaxRate,
-	}}
+	u := &uplink{shaper: shaper{d: p.d}, terms: terms}
 	u.hold(p.name, u.terms, 1)
 	p.uplinks[l] = u
 	return u

@@ -25,7 +25,7 @@ func TestWhatPeersSendIsHeldToTheMaximumRateOfTheirGroup(t *testing.T) {
 		burst   = 32 * wire // a turn of each, and what is sparse at first
 	)
 	f := newForwarder(t, 100)
-	f.up = func(tunnel.Sent) flow.Terms { return flow.Terms{Group: "guests", Algorithm: "copa", MaxRate: rate} }
+	f.up = func(tunnel.Sent) flow.Terms { return flow.Terms{Group: "guests", Algorithm: "none", MaxRate: rate} }
 	start := cc.Time(time.Hour)
 	f.still.Store(int64(start))
 	to := silent(t)
@@ -51,7 +51,9 @@ func TestWhatPeersSendIsHeldToTheMaximumRateOfTheirGroup(t *testing.T) {
 // With the usual group each host has a rate of its own: as many as may be held to are.
 func TestThereIsRoomForSoManyMaximumRatesOfAPeer(t *testing.T) {
 	f := newForwarder(t, 100)
-	f.up = func(s tunnel.Sent) flow.Terms { return flow.Terms{Group: s.Target.String(), MaxRate: 1e6} }
+	f.up = func(s tunnel.Sent) flow.Terms {
+		return flow.Terms{Group: s.Target.String(), Algorithm: "none", MaxRate: 1e6}
+	}
 	f.still.Store(1)
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(outside4, 0)))
 	require.NoError(t, err)
