@@ -48,7 +48,13 @@ func (g *group) giveUp() {
 	}
 }
 
-// waker has the algorithm that is about to be built look at what has changed outside it.
+// smallRaise is the part of a window, one in so many, that an acknowledgement of the rest comes soon
+// enough for: a window of as many segments has one in flight at any time.
+const smallRaise = 8
+
+// waker has the algorithm that is about to be built look at what has changed outside it. Having the
+// transport send what a small raise lets out costs as much as the rest of a decision, so that waits
+// for an acknowledgement, as it does where the algorithm has decided by itself.
 func (g *group) waker() func(cc.Time) {
 	number := g.starts
 	return func(now cc.Time) {
@@ -57,7 +63,9 @@ func (g *group) waker() func(cc.Time) {
 			g.mu.Unlock()
 			return
 		}
+		cwnd := g.ctl.Cwnd
 		event := g.clock(now)
+		g.now = g.now || g.ctl.Cwnd-cwnd >= cwnd/smallRaise
 		g.unlock(now)
 		g.trace(event)
 	}
@@ -68,7 +76,6 @@ func (g *group) clock(now cc.Time) Event {
 	state := g.state(now)
 	g.alg.OnTick(state)
 	g.adopt(now)
-	g.now = true
 	return g.event(nil, KindTick, state, 0, 0)
 }
 

@@ -13,7 +13,7 @@ func (g *group) tick(now cc.Time) {
 	}
 	if len(g.members) > 0 && g.alg != nil && g.ctl.NextTick != 0 {
 		if g.ctl.NextTick <= now {
-			events[0], n = g.clock(now), 1
+			events[0], n, g.now = g.clock(now), 1, true
 		} else {
 			g.timers.schedule(g, g.ctl.NextTick)
 		}

@@ -54,6 +54,22 @@ func TestAWokenAlgorithmsLimitsAreInForceAtOnce(t *testing.T) {
 	assert.Equal(t, 30*mss, l.send(100*mss))
 }
 
+func TestASmallRaiseWaitsForAnAcknowledgement(t *testing.T) {
+	set := 40 * mss
+	p, built := newSteered(t, &set)
+	l := p.open(Terms{Group: "a", Algorithm: "steered"})
+	require.Equal(t, 10*mss, l.send(100*mss))
+	for _, c := range []struct {
+		window cc.Bytes
+		now    bool
+	}{{40 * mss, true}, {44 * mss, false}, {50 * mss, true}, {49 * mss, false}} {
+		set = c.window
+		(*built)[0].cfg.Wake(p.now)
+		assert.Equal(t, c.window, l.limit.Cwnd)
+		assert.Equal(t, c.now, l.limit.Now, c.window)
+	}
+}
+
 func TestAnAlgorithmIsClosedOnceItIsGivenUp(t *testing.T) {
 	for name, giveUp := range map[string]func(p *testbed, l *leg){
 		"moved away": func(p *testbed, l *leg) {

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"slices"
+	"sync"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
@@ -19,6 +20,7 @@ const closeLen = ccp.HeaderLen + 8
 
 // asked knows which reports may still have a decision.
 type asked struct {
+	mu    sync.Mutex          // its own: who hears an answer does not wait for who sends
 	since map[uint32]cc.Time  // by flow: when the first of those was sent
 	order []pending           // the same, as they were sent, with some that are over
 	took  *datapath.Durations // until the decision was in force
@@ -30,8 +32,8 @@ type pending struct {
 	at   cc.Time
 }
 
-func newAsked() asked {
-	return asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
+func newAsked() *asked {
+	return &asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
 }
 
 // sent notes a message to the agent, if it is a report.
@@ -40,6 +42,8 @@ func (a *asked) sent(now cc.Time, b []byte) {
 	if err != nil || m.Kind != ccp.KindMeasure {
 		return
 	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	if len(b) == closeLen {
 		delete(a.since, m.Flow)
 	} else if _, waits := a.since[m.Flow]; !waits {
@@ -58,6 +62,8 @@ func (a *asked) over(p pending) bool {
 
 // clear forgets what an agent was asked that is there no more.
 func (a *asked) clear() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	clear(a.since)
 	a.order = nil
 }
@@ -65,6 +71,8 @@ func (a *asked) clear() {
 // decided notes a datagram of the agent, all of which is in force. Agents take reports in their
 // order: to those before the one that is answered there is nothing that they wanted to say.
 func (a *asked) decided(now cc.Time, b []byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for len(b) > 0 {
 		m, rest, err := ccp.Next(b)
 		if err != nil {
@@ -89,9 +97,6 @@ func (a *asked) decided(now cc.Time, b []byte) {
 // hear takes a datagram of the agent: what it decides is in force when it returns.
 func (l *Link) hear(datagram []byte) error {
 	err := l.agent.Receive(l.cfg.Clock(), datagram)
-	now := l.cfg.Clock()
-	l.mu.Lock()
-	l.asked.decided(now, datagram)
-	l.mu.Unlock()
+	l.asked.decided(l.cfg.Clock(), datagram)
 	return err
 }

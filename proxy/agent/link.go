@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"slices"
@@ -67,7 +66,8 @@ type Link struct {
 	waiting backlog
 	sent    ledger
 	looking bool // watch will look within looks
-	asked   asked
+
+	asked *asked
 }
 
 // Info is how it goes with an agent.
@@ -309,8 +309,8 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	<-ctx.Done()
 	l.mu.Lock()
 	l.open, l.fd, l.waiting = false, -1, backlog{}
-	l.asked.clear()
 	l.mu.Unlock()
+	l.asked.clear()
 	l.agent.Lost(l.cfg.Clock())
 	l.agent.Unread(0)
 	end()
@@ -331,28 +331,46 @@ func (l *Link) receive(file *os.File, early [][]byte) error {
 			l.malformed.Add(1)
 		}
 	}
-	buf := make([]byte, ccp.MaxFromAgent+1)
-	for bad := 0; bad < nonsense; {
-		n, err := file.Read(buf)
-		if err != nil && !errors.Is(err, io.EOF) { // which stands for an empty datagram
-			return err
-		}
-		if n > ccp.MaxFromAgent {
-			err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
-		} else if n > 0 {
-			err = l.hear(buf[:n])
-		} else {
-			err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
-		}
-		if err == nil {
-			bad = 0
-			continue
-		}
-		bad++
-		l.malformed.Add(1)
-		l.log.Debug("message of the agent refused", "err", err)
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense)
+	var refused error
+	bad, in := 0, newBatch()
+	err = raw.Read(func(fd uintptr) (done bool) {
+		for n := together; n == together; {
+			if n, refused = in.read(fd); refused != nil {
+				return true
+			}
+			for i := range n {
+				if bad = l.judge(in.datagram(i), bad); bad == nonsense {
+					refused = fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense)
+					return true
+				}
+			}
+		}
+		return false
+	})
+	return errors.Join(refused, err)
+}
+
+// judge takes a datagram, and returns how many in a row were malformed with it; bad were before it.
+func (l *Link) judge(datagram []byte, bad int) int {
+	var err error
+	switch n := len(datagram); {
+	case n > ccp.MaxFromAgent:
+		err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
+	case n == 0:
+		err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
+	default:
+		err = l.hear(datagram)
+	}
+	if err == nil {
+		return 0
+	}
+	l.malformed.Add(1)
+	l.log.Debug("message of the agent refused", "err", err)
+	return bad + 1
 }
 
 // watch looks since when something waits to be read, while anything does, and whether
