@@ -203,10 +203,11 @@ func (f *Flow) attend(s cc.State) {
 			f.fallBack(s, why)
 		}
 	}
+	f.listen(s.Now) // where an answer has come another announcement would make the agent begin anew
 	if f.standby != nil {
 		f.announce(s)
+		f.listen(s.Now) // in virtual time the answer is there
 	}
-	f.listen(s.Now)
 }
 
 // verdict says whether the agent decides no more, and why.
@@ -355,10 +356,15 @@ func (f *Flow) update(u Update) {
 	}
 }
 
+// leastWindow is in segments. A window of one waits for the receiver's delayed acknowledgement with
+// each segment, 40 ms or more; agents get there on short paths by arithmetic without a least window.
+const leastWindow = 2
+
 // setCwnd keeps a window within what the rule lets an agent have.
 func (f *Flow) setCwnd(v uint64) {
-	most := max(f.mss, cc.Bytes(f.most*float64(f.mss)))
-	f.ctl.Cwnd = max(f.mss, min(cc.Bytes(min(v, uint64(cc.MaxCwnd))), most))
+	least := leastWindow * f.mss
+	most := max(least, cc.Bytes(f.most*float64(f.mss)))
+	f.ctl.Cwnd = max(least, min(cc.Bytes(min(v, uint64(cc.MaxCwnd))), most))
 }
 
 // setRate takes bytes per second; 32 bits of them, as libccp does.

@@ -182,6 +182,17 @@ func TestAFlowIsAnnouncedUntilTheAgentAnswers(t *testing.T) {
 	assert.True(t, b.steered())
 }
 
+func TestAnAnswerThatComesAsTheNextAnnouncementIsDueIsHeardFirst(t *testing.T) {
+	b := newBench(t, reports)
+	b.ack(1)
+	b.now = b.alg.Control().NextTick
+	b.agent.Inline = true // the flow's own clock comes before the wake of the answer
+	b.say(1)
+	b.alg.OnTick(b.state())
+	assert.True(t, b.steered())
+	assert.Equal(t, 1, b.count(KindCreate))
+}
+
 func TestTheFallbackTakesOver(t *testing.T) {
 	for why, happens := range map[string]func(b *bench){
 		"gone": func(b *bench) {
@@ -246,7 +257,7 @@ func TestWindowsAreBounded(t *testing.T) {
 	b.alg = b.agent.Spec().New(b.config(cc.Params{"max_window": 100}))
 	b.ack(1)
 	b.say(1)
-	for set, want := range map[uint64]cc.Bytes{1: 1448, 1 << 63: 100 * 1448, 50_000: 50_000} {
+	for set, want := range map[uint64]cc.Bytes{1: 2 * 1448, 1 << 63: 100 * 1448, 50_000: 50_000} {
 		b.say(0, cwnd(set))
 		assert.Equal(t, want, b.alg.Control().Cwnd)
 	}

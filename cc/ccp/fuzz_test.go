@@ -80,7 +80,7 @@ func FuzzAgent(f *testing.F) {
 				b.alg.OnLoss(cc.Loss{State: b.state(), Lost: cc.Bytes(value % 1e6)})
 			}
 			ctl := b.alg.Control()
-			require.GreaterOrEqual(t, ctl.Cwnd, cc.Bytes(1448))
+			require.GreaterOrEqual(t, ctl.Cwnd, cc.Bytes(2*1448))
 			require.LessOrEqual(t, ctl.Cwnd, cc.MaxCwnd)
 			require.GreaterOrEqual(t, ctl.PacingRate, cc.Rate(0))
 		}
