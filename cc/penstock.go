@@ -19,7 +19,9 @@ import (
 // rides out the pauses of its scheduler; both count by when the bytes arrived. The
 // target (penstock_target.go) adapts to how often the queue runs empty. Draining
 // empties the queue, so that the base stays honest, and shows whether anybody else
-// fills it; who does is met with CUBIC's window (rival), as far as that is the larger.
+// fills it; who does is met with as much in flight as half of the link has at this
+// round trip (penstock_share.go), and at a loss with CUBIC's window (rival), as far
+// as that is the larger.
 
 func init() {
 	Register(Spec{
@@ -42,6 +44,7 @@ func init() {
 			{Name: "base_ms", About: "least round trip remembered, without the queue on the way back"},
 			{Name: "empty_percent", About: "of the last minute, as its bytes took it, the part that found hardly any queue"},
 			{Name: "rival_packets", About: "the CUBIC window that keeps up with others; 0: there is no need for one"},
+			{Name: "link_mbit", About: "what the link carried before others filled its queue: half of it is held; 0: no need"},
 			{Name: "reverse_ms", About: "queueing delay of the newest sample on the way back, as far as it is known"},
 		},
 	})
@@ -122,7 +125,7 @@ type penstock struct {
 	drained    Time          // what left before this found the queue as draining left it
 	drainLeft  time.Duration // least round trip of that; 0: none yet
 	doubted    time.Duration // that of the draining before, where it did not come down to the base
-	longer     longerPath
+	stand      standing
 
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
@@ -148,7 +151,7 @@ func newPenstock(cfg Config) *penstock {
 // behaves, is still known.
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
-	p.longer = longerPath{rest: p.longer.rest}
+	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link}
 	p.cwnd = p.clamp(p.initial, ownMinCwnd)
 	p.short.reset()
 	p.long.reset()
@@ -185,7 +188,7 @@ func (p *penstock) OnAck(a Ack) {
 	}
 	p.follow(a)
 	if p.phase == ownTracking && a.RTT > 0 {
-		p.lengthen(a, a.RTT-p.reverse)
+		p.watch(a, a.RTT-p.reverse)
 	}
 }
 
@@ -203,14 +206,19 @@ func (p *penstock) sample(a Ack) {
 	if rtt < p.base.get()-p.emptyBelow() {
 		p.aim.doubt()
 	}
-	p.base.add(a.Now, rtt, 2*p.drainEvery())
+	least := rtt
+	if p.stand.link != 0 { // the base is not to become the others' queue
+		least = min(rtt, p.base.get())
+	}
+	p.base.add(a.Now, least, 2*p.drainEvery())
 	p.queue = rtt - p.base.get()
 	paused := p.phase == ownTracking && a.Sent.At > p.drained && p.packets(a.Sent.Inflight) <= ownMinDrain
 	if p.queue <= ownBaseSeen || paused { // what leaves after a pause finds none of ours
 		p.empty = a.Now
 	}
-	if p.queue <= p.emptyBelow() {
+	if p.queue <= p.emptyBelow() && a.left() >= p.stand.from {
 		p.rivals = false
+		p.stand.link = 0
 	}
 }
 
@@ -252,6 +260,7 @@ func (p *penstock) start(a Ack) {
 // track ends slow start: the rates before it are those of smaller windows.
 func (p *penstock) track(now Time) {
 	p.phase, p.empty = ownTracking, now.Add(-ownDrainEvery)
+	p.stand.rate = max(p.stand.rate, p.rate)
 	p.next = p.multiple(now, ownDrainEvery)
 	short, _ := p.windows()
 	p.long.keep(short)
@@ -277,7 +286,7 @@ func (p *penstock) windows() (short, long time.Duration) {
 // drainEvery is the interval of drainings.
 func (p *penstock) drainEvery() time.Duration {
 	every := ownDrainEvery
-	for every < ownDrainBases*p.base.get() {
+	for every < ownDrainBases*p.base.get() || p.stand.link != 0 && every < shareDrains*p.srtt {
 		every *= 2
 	}
 	return every
@@ -314,8 +323,9 @@ func (p *penstock) drain(s State, depth float64) {
 }
 
 // endDrain ends it once a round trip has passed with the queue drained. Where that
-// is as long as ever a second time, soon after, the queue is not ours, and part of
-// the path: the first time it may have been a flow that began.
+// is as long as ever a second time, soon after, the queue is not ours: the first time
+// it may have been a flow that began. It is part of the path, but where it is long and
+// leaves us less than a share of the link; there a trial tells.
 func (p *penstock) endDrain(a Ack) {
 	left := a.left()
 	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT-p.reverse < p.drainLeft) {
@@ -325,15 +335,19 @@ func (p *penstock) endDrain(a Ack) {
 		return
 	}
 	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
-	switch first := p.doubted; {
+	first := p.doubted
+	p.doubted = 0
+	switch {
 	case p.drainLeft <= p.base.get()+p.emptyBelow():
-		p.doubted = 0
+	case p.stand.link != 0:
+		p.try(a.Now, p.drainLeft)
 	case first == 0:
 		p.doubted = p.drainLeft
 		p.next, p.empty = a.Now.Add(ownRejoin), a.Now.Add(-p.drainEvery())
+	case p.competes && min(first, p.drainLeft) > p.alone() && p.held < shareOfLink*p.stand.rate:
+		p.try(a.Now, p.drainLeft)
 	default:
 		p.rebase(a.Now, min(first, p.drainLeft))
-		p.doubted = 0
 	}
 }
 
@@ -356,6 +370,9 @@ func (p *penstock) follow(a Ack) {
 	n := cwnd / float64(p.mss)
 	if p.rivals && p.phase != ownDraining {
 		n = max(n, p.rival.cwnd)
+	}
+	if p.stand.link != 0 && p.phase != ownDraining {
+		n = p.share(n)
 	}
 	if !a.CwndLimited { // the rate is the application's
 		n = max(n, p.cwnd)
@@ -389,6 +406,7 @@ func (p *penstock) OnLoss(l Loss) {
 // it tells, once they have grown as large as we are.
 func (p *penstock) contend(l Loss) {
 	switch {
+	case p.stand.link != 0:
 	case !p.rivals:
 		p.rivals = true
 		p.rival.cwnd, p.rival.ssthresh = p.cwnd, p.cwnd
@@ -403,7 +421,8 @@ func (p *penstock) Inspect() Internals {
 	if p.rivals {
 		i[5] = p.rival.cwnd
 	}
-	i[6] = millis(p.reverse)
+	i[6] = megabits(p.stand.link)
+	i[7] = millis(p.reverse)
 	return i
 }
 
@@ -422,7 +441,7 @@ func (p *penstock) name() string {
 		return "slow_start"
 	case p.phase == ownDraining:
 		return "draining"
-	case p.rivals && p.rival.cwnd >= p.cwnd:
+	case p.stand.link != 0 || p.rivals && p.rival.cwnd >= p.cwnd:
 		return "competing"
 	default:
 		return "tracking"

@@ -111,6 +111,20 @@ func TestPenstockBesideCubic(t *testing.T) {
 	}
 }
 
+// TestPenstockHoldsHalfOfADeepQueueBesideCubic is there first, so it knows what the link carries.
+func TestPenstockHoldsHalfOfADeepQueueBesideCubic(t *testing.T) {
+	for _, base := range []time.Duration{20 * ms, 60 * ms} {
+		for _, queue := range []cc.Bytes{200e3, 500e3, 1e6, 2e6, 4e6} {
+			r := besideRival(t, "cubic", cc.Default, base, queue)
+			name := fmt.Sprintf("%v, %v bytes", base, queue)
+			t.Logf("%s: %.0f %%, afterwards %.1f Mbit/s, p95 %v", name, 100*r.share, r.after, r.queue)
+			assert.InDelta(t, 0.5, r.share, 0.15, name)
+			assert.GreaterOrEqual(t, r.after, 11., "%s: once Cubic has left", name)
+			assert.LessOrEqual(t, r.queue, 60*ms, "%s: once Cubic has left", name)
+		}
+	}
+}
+
 // TestPenstockManyOfAHostAgainstOne is a window that many flows share beside one
 // that a single flow has, over transports and receivers as they are: their windows
 // come in whole packets, and a packet by itself is acknowledged late.
@@ -156,15 +170,17 @@ func TestPenstockBesideItself(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		link sim.LinkConfig
+		base time.Duration
 		p95  []float64 // of two, four and eight flows, over that of one
 		jain float64   // of 30 s
 	}{
-		{"12 Mbit/s", sim.LinkConfig{Rate: 12e6}, []float64{1.5, 2, 3}, 0.95},
+		{"12 Mbit/s, 20 ms", sim.LinkConfig{Rate: 12e6}, 20 * ms, []float64{1.5, 2, 3}, 0.95},
+		{"12 Mbit/s, 40 ms", sim.LinkConfig{Rate: 12e6}, 40 * ms, []float64{1.5, 2, 3}, 0.95},
 		// Eight have no less than 32 packets in flight: 190 ms, where the link falls to 2 Mbit/s.
-		{"LTE", sim.LinkConfig{Trace: lte}, []float64{1.5, 2, 4}, 0.9},
+		{"LTE", sim.LinkConfig{Trace: lte}, 20 * ms, []float64{1.5, 2, 4}, 0.9},
 	} {
 		several := func(flows int) sim.Result {
-			s := itself(tt.link, 20*ms, flows)
+			s := itself(tt.link, tt.base, flows)
 			s.Duration = time.Minute
 			return play(t, s)
 		}
@@ -202,7 +218,7 @@ func TestPenstockKeepsTheQueueShorterThanAShortBuffer(t *testing.T) {
 	assert.Less(t, float64(r.Drops), 0.05*float64(r.Flows[0].Packets))
 }
 
-// TestPenstockFollowsAPathThatGrows asks for nine tenths after two seconds and five round trips.
+// TestPenstockFollowsAPathThatGrows asks for nine tenths.
 func TestPenstockFollowsAPathThatGrows(t *testing.T) {
 	for _, tt := range []struct {
 		from, to  time.Duration
@@ -213,6 +229,8 @@ func TestPenstockFollowsAPathThatGrows(t *testing.T) {
 		{20 * ms, 120 * ms, sim.Relay, 3},
 		{40 * ms, 200 * ms, sim.Kernel, 3},
 		{40 * ms, 200 * ms, sim.Relay, 3},
+		{20 * ms, 320 * ms, sim.Kernel, 7},
+		{20 * ms, 1300 * ms, sim.Kernel, 9},
 		// Too little to be told from a queue at once: two drainings tell.
 		{20 * ms, 60 * ms, sim.Kernel, 8},
 		{20 * ms, 60 * ms, sim.Relay, 8},

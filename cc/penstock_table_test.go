@@ -133,8 +133,9 @@ func tableOfRivals(b *testing.B, t *table) {
 			for _, queue := range []cc.Bytes{200e3, 500e3, 1e6, 2e6, 4e6} {
 				cells := []any{queue / 1000}
 				for _, first := range []string{cc.Default, rival} {
-					share, after := besideRival(b, rival, first, base, queue)
-					cells = append(cells, fmt.Sprintf("%.0f %%", 100*share), after)
+					r := besideRival(b, rival, first, base, queue)
+					cells = append(cells, fmt.Sprintf("%.0f %%", 100*r.share),
+						fmt.Sprintf("%.1f Mbit/s, p95 %d ms", r.after, r.queue/ms))
 				}
 				t.row("%d kB | %s | %s | %s | %s", cells...)
 			}
@@ -142,11 +143,14 @@ func tableOfRivals(b *testing.B, t *table) {
 	}
 }
 
-// besideRival is our share in seconds 30 to 90 beside one flow, five seconds before or
-// after it, and what we have between 5 and 20 s after it has left.
-func besideRival(
-	tb testing.TB, rival, first string, base time.Duration, queue cc.Bytes,
-) (share float64, after string) {
+// contest is our share in seconds 30 to 90 beside one flow, five seconds before or after
+// it, and between 5 and 20 s after it has left our rate, in Mbit/s, and the p95 of the queue.
+type contest struct {
+	share, after float64
+	queue        time.Duration
+}
+
+func besideRival(tb testing.TB, rival, first string, base time.Duration, queue cc.Bytes) contest {
 	tb.Helper()
 	const leaves = 90
 	s := over(sim.LinkConfig{Rate: 12e6, QueueBytes: queue}, base, (leaves+20)*time.Second)
@@ -165,8 +169,7 @@ func besideRival(
 	}
 	r := play(tb, s)
 	ours, theirs := mean(r.Flows[0], 30, leaves), mean(r.Flows[1], 30, leaves)
-	return ours / (ours + theirs), fmt.Sprintf(
-		"%.1f Mbit/s, p95 %d ms", mean(r.Flows[0], leaves+5, leaves+20), p95(late)/ms)
+	return contest{ours / (ours + theirs), mean(r.Flows[0], leaves+5, leaves+20), p95(late)}
 }
 
 func tableOfUpload(b *testing.B, t *table) {

@@ -136,16 +136,29 @@ func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
 		name string
 		rtt  func(cwnd float64) time.Duration
 		base time.Duration
+		half bool // of the link is held
 	}{
-		{"a longer path", func(cwnd float64) time.Duration { return max(140*ms, time.Duration(cwnd)*ms) }, 140 * ms},
-		{"a slower link", func(cwnd float64) time.Duration { return max(40*ms, 3*time.Duration(cwnd)*ms) }, 40 * ms},
-		{"a queue of others", func(cwnd float64) time.Duration { return 140*ms + time.Duration(cwnd)*ms }, 40 * ms},
+		{"a longer path", func(cwnd float64) time.Duration { return max(140*ms, time.Duration(cwnd)*ms) }, 140 * ms, false},
+		{"a slower link", func(cwnd float64) time.Duration { return max(40*ms, 3*time.Duration(cwnd)*ms) }, 40 * ms, false},
+		{"a queue of others", func(cwnd float64) time.Duration { return 140*ms + time.Duration(cwnd)*ms }, 40 * ms, true},
 	} {
 		p, own := tracking(t)
 		for range 12 {
 			p.Round(tt.rtt(p.Cwnd()))
 		}
 		assert.Equal(t, tt.base, own.base.get(), tt.name)
+		assert.Equal(t, tt.half, own.stand.link != 0, tt.name)
+		if tt.half {
+			link := own.stand.link / float64(DefaultMSS)
+			assert.InEpsilon(t, 1000, link, 0.1, "what it carried")
+			for range 12 { // a draining among them
+				p.Round(tt.rtt(p.Cwnd()))
+			}
+			rtt := tt.rtt(p.Cwnd())
+			assert.InDelta(t, 0.5, p.Cwnd()/(link*rtt.Seconds()), 0.05, "as much as the others")
+			p.Round(41 * ms)
+			assert.Zero(t, own.stand.link, "they have left")
+		}
 	}
 }
 
