@@ -3,7 +3,6 @@ package quic
 import (
 	"context"
 	"encoding/binary"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,31 +127,35 @@ var packetOfDatagram = qlog.PacketReceived{
 }
 
 // QUIC's goroutine goes through a train of packets without HTTP/3 missing any of their
-// datagrams, with one processor for both.
+// datagrams, however late it takes them within takenWithin.
 func TestATrainOfPacketsWaitsForHTTP3(t *testing.T) {
 	const kept, train = 128, 1024 // of QUIC's
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
-	b := newBox()
-	queue, lost, over := make(chan bool, kept), 0, make(chan bool)
-	go func() {
-		defer close(over)
-		for range queue {
-			b.trace.RecordEvent(h3log.DatagramParsed{})
+	synctest.Test(t, func(t *testing.T) {
+		b := newBox()
+		queue, lost, over := make(chan bool, kept), 0, make(chan bool)
+		go func() {
+			defer close(over)
+			for range queue {
+				if len(queue) == manyDatagrams {
+					time.Sleep(takenWithin - 1)
+				}
+				b.trace.RecordEvent(h3log.DatagramParsed{})
+			}
+		}()
+		for range train {
+			b.trace.RecordEvent(packetOfDatagram)
+			select {
+			case queue <- true:
+			default:
+				b.trace.RecordEvent(qlog.DatagramDropped{Direction: qlog.DirectionReceiving})
+				lost++
+			}
 		}
-	}()
-	for range train {
-		b.trace.RecordEvent(packetOfDatagram)
-		select {
-		case queue <- true:
-		default:
-			b.trace.RecordEvent(qlog.DatagramDropped{Direction: qlog.DirectionReceiving})
-			lost++
-		}
-	}
-	close(queue)
-	<-over
-	assert.Zero(t, lost)
-	assert.Zero(t, b.trace.datagrams.Load())
+		close(queue)
+		<-over
+		assert.Zero(t, lost)
+		assert.Zero(t, b.trace.datagrams.Load())
+	})
 }
 
 // Where HTTP/3 takes none, QUIC waits once, and again only after it has taken some.
