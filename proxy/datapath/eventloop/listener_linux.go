@@ -1,0 +1,110 @@
+package eventloop
+
+import (
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listener is a listening socket that all loops watch: what comes is accepted by a loop
+// that has nothing else to do.
+type Listener struct {
+	loops  *Loops
+	fd     int
+	accept func(*Loop) (pause time.Duration)
+
+	mu     sync.Mutex
+	slots  []int32 // of the loops, while they watch
+	resume *time.Timer
+	closed bool
+}
+
+// Listen has accept called, on loops, while connections wait in a non-blocking listening
+// socket, which is the Listener's from then on; after an error it is still the caller's.
+// accept takes some of them; where it returns a pause it is not called before that is over.
+func (ls *Loops) Listen(fd int, accept func(*Loop) (pause time.Duration)) (*Listener, error) {
+	n := &Listener{loops: ls, fd: fd, accept: accept}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.watch(); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// watch has the loops watch. mu is held.
+func (n *Listener) watch() error {
+	for _, l := range n.loops.all {
+		slot, err := l.watch(n.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, n)
+		if err != nil {
+			n.unwatch()
+			return err
+		}
+		n.slots = append(n.slots, slot)
+	}
+	return nil
+}
+
+// unwatch is undone by watch. mu is held.
+func (n *Listener) unwatch() {
+	for i, slot := range n.slots {
+		l := n.loops.all[i]
+		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, n.fd, nil)
+		l.forget(slot)
+	}
+	n.slots = nil
+}
+
+// happened implements watcher.
+func (n *Listener) happened(l *Loop, _ uint32) {
+	if pause := n.accept(l); pause > 0 {
+		n.pause(pause)
+	}
+}
+
+func (n *Listener) pause(d time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed || n.slots == nil {
+		return
+	}
+	n.unwatch()
+	n.resume = time.AfterFunc(d, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if !n.closed && n.slots == nil && n.watch() != nil { // memory is short: once more
+			n.resume.Reset(d)
+		}
+	})
+}
+
+// Control calls f with the descriptor.
+func (n *Listener) Control(f func(fd uintptr)) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return net.ErrClosed
+	}
+	f(uintptr(n.fd))
+	return nil
+}
+
+// Close closes the socket. accept is not called after it has returned. No loop may call it.
+func (n *Listener) Close() error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		return net.ErrClosed
+	}
+	n.closed = true
+	n.unwatch()
+	if n.resume != nil {
+		n.resume.Stop()
+	}
+	n.mu.Unlock()
+	n.loops.Settle()
+	return os.NewSyscallError("close", unix.Close(n.fd))
+}

@@ -1,0 +1,301 @@
+package eventloop
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// batch is how many events are taken from the kernel at a time.
+const batch = 128
+
+// mostTurns is how many batches a loop serves in a row before it lets other goroutines run.
+// To do so takes a system call.
+const mostTurns = 16
+
+// Loops are the loops of a process.
+type Loops struct {
+	all  []*Loop
+	next atomic.Uint32
+	done sync.WaitGroup
+}
+
+// New starts n loops; 0: one for each processor that Go uses. Close ends them.
+func New(n int) (*Loops, error) {
+	if n <= 0 {
+		n = runtime.GOMAXPROCS(0)
+	}
+	ls := &Loops{}
+	for range n {
+		l, err := newLoop()
+		if err != nil {
+			for _, l := range ls.all {
+				l.close()
+			}
+			return nil, fmt.Errorf("eventloop: %w", err)
+		}
+		ls.all = append(ls.all, l)
+	}
+	for _, l := range ls.all {
+		ls.done.Go(l.run)
+	}
+	return ls, nil
+}
+
+// Close ends the loops and waits for them. Sockets stay open, but nobody is told of them
+// any more.
+func (ls *Loops) Close() {
+	for _, l := range ls.all {
+		l.Do(func() { l.ending = true })
+	}
+	ls.done.Wait()
+}
+
+// Least returns the loop with the fewest sockets.
+func (ls *Loops) Least() *Loop {
+	least := ls.all[int(ls.next.Add(1))%len(ls.all)]
+	for _, l := range ls.all {
+		if l.load.Load() < least.load.Load() {
+			least = l
+		}
+	}
+	return least
+}
+
+// Settle waits until whatever the loops were doing is done. No loop may call it.
+func (ls *Loops) Settle() {
+	var all sync.WaitGroup
+	for _, l := range ls.all {
+		all.Add(1)
+		l.Do(all.Done)
+	}
+	all.Wait()
+}
+
+// Loop serves sockets on one goroutine. Whatever it calls must not wait.
+type Loop struct {
+	epoll, wakeup int
+	file          *os.File        // of epoll
+	raw           syscall.RawConn // of file
+	load          atomic.Int64    // sockets
+
+	mu      sync.Mutex // guards what follows
+	watched []watched  // by slot
+	free    []int32    // slots
+	posted  []*Task
+	asleep  bool // or about to be
+
+	// Only the loop's goroutine touches these.
+	ending bool
+	turns  int // batches served in a row
+	events [batch]unix.EpollEvent
+	got    int
+	look   func(epoll uintptr) bool // poll, made once
+	due    []*Task                  // to be run next, in this order
+	spare  []*Task                  // the other buffer of due
+}
+
+// Load is how many sockets the loop has.
+func (l *Loop) Load() int64 { return l.load.Load() }
+
+// watched is a slot. Its generation tells an event of what was there before.
+type watched struct {
+	is         watcher
+	generation int32
+}
+
+// watcher is what events are of.
+type watcher interface{ happened(l *Loop, events uint32) }
+
+func newLoop() (l *Loop, err error) {
+	l = &Loop{wakeup: -1}
+	if l.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	// Go's poller waits for the loop's: a goroutine that waits in a system call of its own
+	// keeps a processor from others for up to 10 ms, and has to find one when it returns.
+	if err := unix.SetNonblock(l.epoll, true); err != nil {
+		_ = unix.Close(l.epoll)
+		return nil, os.NewSyscallError("fcntl", err)
+	}
+	l.file = os.NewFile(uintptr(l.epoll), "epoll")
+	if l.raw, err = l.file.SyscallConn(); err != nil {
+		l.close()
+		return nil, err
+	}
+	l.look = l.poll
+	if l.wakeup, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		l.close()
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	// Edge-triggered: each write is an event, and nobody reads.
+	if _, err := l.watch(l.wakeup, unix.EPOLLIN|unix.EPOLLET, awoken{}); err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// awoken is the watcher of wakeup: that the loop runs is all there is to it.
+type awoken struct{}
+
+func (awoken) happened(*Loop, uint32) {}
+
+func (l *Loop) close() {
+	_ = l.file.Close()
+	if l.wakeup >= 0 {
+		_ = unix.Close(l.wakeup)
+	}
+}
+
+// watch has is told of a descriptor's events.
+func (l *Loop) watch(fd int, events uint32, is watcher) (slot int32, err error) {
+	l.mu.Lock()
+	if last := len(l.free) - 1; last >= 0 {
+		slot, l.free = l.free[last], l.free[:last]
+	} else {
+		slot = int32(len(l.watched))
+		l.watched = append(l.watched, watched{})
+	}
+	l.watched[slot].is = is
+	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.watched[slot].generation}
+	l.mu.Unlock()
+	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+		l.forget(slot)
+		return 0, os.NewSyscallError("epoll_ctl", err)
+	}
+	return slot, nil
+}
+
+// forget frees a slot. The kernel drops a descriptor that is closed by itself.
+func (l *Loop) forget(slot int32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watched[slot].is = nil
+	l.watched[slot].generation++
+	l.free = append(l.free, slot)
+}
+
+// find returns what an event is of; nil: it is gone.
+func (l *Loop) find(event *unix.EpollEvent) watcher {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if w := &l.watched[event.Fd]; w.generation == event.Pad {
+		return w.is
+	}
+	return nil
+}
+
+// Task is something that a loop does, again and again.
+type Task struct {
+	loop   *Loop
+	run    func()
+	queued atomic.Bool
+}
+
+// Task returns a task that calls run on the loop's goroutine each time it is posted.
+func (l *Loop) Task(run func()) *Task { return &Task{loop: l, run: run} }
+
+// Do has f run on the loop's goroutine, once.
+func (l *Loop) Do(f func()) { l.Task(f).Post() }
+
+// Post has the task run soon. It may be called from any goroutine, the task's own run
+// included, and neither waits nor calls back. What is posted before it runs is one run.
+func (t *Task) Post() {
+	if t.queued.Swap(true) {
+		return
+	}
+	l := t.loop
+	l.mu.Lock()
+	l.posted = append(l.posted, t)
+	wake := l.asleep
+	l.asleep = false
+	l.mu.Unlock()
+	if wake {
+		var one [8]byte
+		binary.NativeEndian.PutUint64(one[:], 1)
+		_, _ = unix.Write(l.wakeup, one[:])
+	}
+}
+
+// schedule is Post on the loop's goroutine.
+func (l *Loop) schedule(t *Task) {
+	if !t.queued.Swap(true) {
+		l.due = append(l.due, t)
+	}
+}
+
+func (l *Loop) run() {
+	defer l.close()
+	for !l.ending {
+		if err := l.wait(); err != nil {
+			panic(fmt.Sprintf("eventloop: wait for events: %v", err)) // only a bug can cause it
+		}
+		for i := range l.got {
+			if w := l.find(&l.events[i]); w != nil {
+				w.happened(l, l.events[i].Events)
+			}
+		}
+		l.work()
+		if l.turns++; l.turns == mostTurns {
+			l.turns = 0
+			runtime.Gosched() // who else wants to run has waited for long enough
+		}
+	}
+}
+
+// work runs what is due: what this batch of events brought about, then what others posted.
+func (l *Loop) work() {
+	l.mu.Lock()
+	l.due = append(l.due, l.posted...)
+	clear(l.posted)
+	l.posted = l.posted[:0]
+	l.mu.Unlock()
+	due := l.due
+	l.due = l.spare[:0]
+	for _, t := range due {
+		t.queued.Store(false) // first, so that no Post is lost
+		t.run()
+	}
+	clear(due)
+	l.spare = due[:0]
+}
+
+// wait waits for events, unless there is something to do, and takes a batch of them.
+func (l *Loop) wait() error {
+	if l.poll(uintptr(l.epoll)); l.got > 0 || len(l.due) > 0 {
+		return nil
+	}
+	l.mu.Lock()
+	l.asleep = len(l.posted) == 0
+	asleep := l.asleep
+	l.mu.Unlock()
+	if !asleep {
+		return nil
+	}
+	l.turns = 0
+	err := l.raw.Read(l.look)
+	l.mu.Lock()
+	l.asleep = false
+	l.mu.Unlock()
+	return err
+}
+
+// poll takes a batch of events; false: there are none.
+func (l *Loop) poll(epoll uintptr) bool {
+	for {
+		n, err := unix.EpollWait(int(epoll), l.events[:], 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		l.got = max(n, 0)
+		return n != 0
+	}
+}

@@ -1,0 +1,300 @@
+//go:build linux
+
+package eventloop
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+func TestMain(m *testing.M) { os.Exit(need.Run(m)) }
+
+func start(tb testing.TB, n int) *Loops {
+	tb.Helper()
+	ls, err := New(n)
+	require.NoError(tb, err)
+	tb.Cleanup(ls.Close)
+	return ls
+}
+
+// pair returns two ends of a stream that the loop watches.
+func (l *Loop) pair(tb testing.TB) (a, b *Socket) {
+	tb.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	require.NoError(tb, err)
+	a, err = l.Watch(fds[0])
+	require.NoError(tb, err)
+	b, err = l.Watch(fds[1])
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _, _ = a.Close(), b.Close() })
+	return a, b
+}
+
+func (s *Socket) read(b []byte) (n int, err error) {
+	poll := s.Read(func(fd uintptr) bool {
+		n, err = unix.Read(int(fd), b)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if poll != nil {
+		return 0, poll
+	}
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+func (s *Socket) write(b []byte) (n int, err error) {
+	poll := s.Write(func(fd uintptr) bool {
+		n, err = unix.Write(int(fd), b)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if poll != nil {
+		return 0, poll
+	}
+	return n, err
+}
+
+func TestGoroutinesWaitForASocket(t *testing.T) {
+	a, b := start(t, 1).Least().pair(t)
+	const total = 4 << 20
+	wrote := make(chan error, 1)
+	go func() {
+		piece := make([]byte, 64<<10)
+		for sent := 0; sent < total; {
+			n, err := a.write(piece[:min(len(piece), total-sent)])
+			if err != nil {
+				wrote <- err
+				return
+			}
+			sent += n
+		}
+		wrote <- a.Close()
+	}()
+	got := 0
+	buf := make([]byte, 10_000)
+	for {
+		n, err := b.read(buf)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		require.NoError(t, err)
+		got += n
+	}
+	require.NoError(t, <-wrote)
+	assert.Equal(t, total, got)
+}
+
+func TestADeadlineAndCloseEndAWait(t *testing.T) {
+	a, _ := start(t, 1).Least().pair(t)
+	require.NoError(t, a.SetReadDeadline(time.Now().Add(time.Millisecond)))
+	_, err := a.read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, a.SetReadDeadline(time.Now().Add(-time.Hour)))
+	_, err = a.read(make([]byte, 1))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, a.SetReadDeadline(time.Time{}))
+
+	ended := make(chan error)
+	go func() {
+		_, err := a.read(make([]byte, 1))
+		ended <- err
+	}()
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, <-ended, net.ErrClosed)
+	require.ErrorIs(t, a.Close(), net.ErrClosed)
+	require.ErrorIs(t, a.Control(func(uintptr) {}), net.ErrClosed)
+	require.ErrorIs(t, a.SetReadDeadline(time.Time{}), net.ErrClosed)
+}
+
+// echoing has a task send back what comes, until the end.
+func (s *Socket) echoing(done func(error)) {
+	var buf [4096]byte
+	var have []byte
+	var task *Task
+	ended := false
+	task = s.Loop().Task(func() {
+		for !ended {
+			for len(have) > 0 {
+				n, err := s.write(have)
+				if errors.Is(err, datapath.ErrWait) {
+					return
+				}
+				if err != nil {
+					ended = true
+					done(err)
+					return
+				}
+				have = have[n:]
+			}
+			n, err := s.read(buf[:])
+			if errors.Is(err, datapath.ErrWait) {
+				return
+			}
+			if err != nil {
+				ended = true
+				done(err)
+				return
+			}
+			have = buf[:n]
+		}
+	})
+	s.Drive(task)
+	task.Post()
+}
+
+func TestATaskDrivesASocketWithoutWaiting(t *testing.T) {
+	for _, loops := range []int{1, 4} {
+		ls := start(t, loops)
+		var all sync.WaitGroup
+		for range 64 {
+			a, b := ls.Least().pair(t)
+			ended := make(chan error, 1)
+			b.echoing(func(err error) { ended <- err })
+			all.Go(func() {
+				msg, got := make([]byte, 3000), make([]byte, 3000)
+				for range 100 {
+					_, err := a.write(msg)
+					if !assert.NoError(t, err) {
+						return
+					}
+					for n := 0; n < len(got); {
+						k, err := a.read(got[n:])
+						if !assert.NoError(t, err) {
+							return
+						}
+						n += k
+					}
+				}
+				assert.NoError(t, a.Close())
+				assert.ErrorIs(t, <-ended, io.EOF)
+			})
+		}
+		all.Wait()
+	}
+}
+
+func TestATaskIsToldThatItsSocketIsClosed(t *testing.T) {
+	_, b := start(t, 1).Least().pair(t)
+	ended := make(chan error, 1)
+	b.echoing(func(err error) { ended <- err })
+	require.NoError(t, b.Close())
+	assert.ErrorIs(t, <-ended, net.ErrClosed)
+}
+
+// Posts from everywhere, while the loop falls asleep and wakes, are all followed by a run.
+func TestNoPostIsLost(t *testing.T) {
+	ls := start(t, 2)
+	const posters, posts = 8, 5000
+	var all sync.WaitGroup
+	for range posters {
+		l := ls.Least()
+		var asked, seen atomic.Int64
+		came := make(chan struct{}, 1)
+		task := l.Task(func() {
+			seen.Store(asked.Load())
+			select {
+			case came <- struct{}{}:
+			default:
+			}
+		})
+		all.Go(func() {
+			for i := range int64(posts) {
+				asked.Store(i + 1)
+				task.Post()
+				for seen.Load() != i+1 {
+					<-came
+				}
+			}
+		})
+	}
+	all.Wait()
+}
+
+// What a loop is told of a descriptor that is closed is not taken for another's that has
+// its slot.
+func TestSlotsAreUsedAgain(t *testing.T) {
+	l := start(t, 1).Least()
+	for range 1000 {
+		a, b := l.pair(t)
+		_, err := a.write([]byte("x"))
+		require.NoError(t, err)
+		require.NoError(t, a.Close())
+		require.NoError(t, b.Close())
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	assert.Less(t, len(l.watched), 8)
+	assert.Zero(t, l.Load())
+}
+
+func listening(tb testing.TB) (fd int, addr string) {
+	tb.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(tb, err)
+	f, err := ln.(*net.TCPListener).File()
+	require.NoError(tb, err)
+	fd, err = unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	require.NoError(tb, err)
+	require.NoError(tb, unix.SetNonblock(fd, true))
+	require.NoError(tb, errors.Join(f.Close(), ln.Close()))
+	return fd, ln.Addr().String()
+}
+
+func TestLoopsAcceptFromOneListener(t *testing.T) {
+	ls := start(t, 3)
+	fd, addr := listening(t)
+	var taken, pauses atomic.Int64
+	n, err := ls.Listen(fd, func(*Loop) time.Duration {
+		if pauses.Add(1) == 1 {
+			return time.Millisecond // as where descriptors are short
+		}
+		c, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+		if err == nil {
+			taken.Add(1)
+			_ = unix.Close(c)
+		}
+		return 0
+	})
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			c, err := net.Dial("tcp", addr)
+			if assert.NoError(t, err) {
+				_, _ = c.Read(make([]byte, 1)) // until it is taken and closed
+				_ = c.Close()
+			}
+		})
+	}
+	all.Wait()
+	assert.EqualValues(t, 20, taken.Load())
+	require.NoError(t, n.Close())
+	require.ErrorIs(t, n.Close(), net.ErrClosed)
+	_, err = net.Dial("tcp", addr)
+	assert.Error(t, err)
+}
+
+func BenchmarkEcho(b *testing.B) {
+	x, y := start(b, 1).Least().pair(b)
+	y.echoing(func(error) {})
+	msg := make([]byte, 100)
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = x.write(msg)
+		_, _ = x.read(msg)
+	}
+}

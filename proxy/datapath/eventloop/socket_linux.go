@@ -1,0 +1,279 @@
+package eventloop
+
+import (
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Socket is a non-blocking socket that a loop watches. It is a syscall.RawConn: Read and
+// Write call f until it returns true, and wait in between. Once a task drives the socket
+// they return datapath.ErrWait instead of waiting, only the task may call them, and deadlines do
+// not count.
+type Socket struct {
+	loop *Loop
+	fd   int
+	slot int32
+
+	users  atomic.Int32 // calls underway, one for the owner, and closing
+	in     side
+	out    side
+	urgent atomic.Bool // an urgent byte has come, once
+	ended  bool        // the peer sends no more, or there is an error; the loop's goroutine alone
+
+	mu   sync.Mutex // guards what follows, and the sides' wake
+	task *Task      // drives it; nil: goroutines wait
+}
+
+// closing is set in users once the socket is closed.
+const closing = 1 << 30
+
+// side is reading, or writing.
+type side struct {
+	ready bool // it may be possible; the loop's goroutine alone
+
+	calls   sync.Mutex    // one at a time
+	wake    chan struct{} // there is a reason to try again; nil: nobody has waited
+	expired atomic.Bool
+	timer   *time.Timer // of the deadline
+}
+
+// Every event of a socket. The kernel tells of each once.
+const allEvents = unix.EPOLLIN | unix.EPOLLOUT | unix.EPOLLRDHUP | unix.EPOLLPRI | unix.EPOLLET
+
+// Watch has the loop watch a non-blocking socket, which is the Socket's from then on;
+// after an error it is still the caller's.
+func (l *Loop) Watch(fd int) (*Socket, error) {
+	s := &Socket{loop: l, fd: fd}
+	s.users.Store(1)
+	var err error
+	if s.slot, err = l.watch(fd, allEvents&(1<<32-1), s); err != nil {
+		return nil, err
+	}
+	l.load.Add(1)
+	return s, nil
+}
+
+// Loop is the one that watches it.
+func (s *Socket) Loop() *Loop { return s.loop }
+
+// happened implements watcher.
+func (s *Socket) happened(l *Loop, events uint32) {
+	const broken = unix.EPOLLHUP | unix.EPOLLERR
+	in := events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLPRI|broken) != 0
+	out := events&(unix.EPOLLOUT|broken) != 0
+	s.in.ready = s.in.ready || in
+	s.out.ready = s.out.ready || out
+	s.ended = s.ended || events&(unix.EPOLLRDHUP|broken) != 0
+	if events&unix.EPOLLPRI != 0 {
+		s.urgent.Store(true)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.task != nil {
+		l.schedule(s.task)
+		return
+	}
+	if in {
+		s.in.tell()
+	}
+	if out {
+		s.out.tell()
+	}
+}
+
+// tell wakes who waits. The socket's mu is held.
+func (d *side) tell() {
+	if d.wake == nil {
+		return
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Drive has the task run whenever the socket may be read or written, and once it is
+// closed. nil: goroutines wait again. Nobody may be reading or writing.
+func (s *Socket) Drive(t *Task) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.task = t
+}
+
+// Driven tells whether a task drives it.
+func (s *Socket) Driven() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.task != nil
+}
+
+// Urgent tells whether an urgent byte has ever been announced.
+func (s *Socket) Urgent() bool { return s.urgent.Load() }
+
+// Writable tells whether the socket may be written to, and Ended whether the peer sends no
+// more or there is an error. Only the loop's goroutine calls them.
+func (s *Socket) Writable() bool { return s.out.ready }
+
+// Ended is described with Writable.
+func (s *Socket) Ended() bool { return s.ended }
+
+// Emptied notes that a read has found less than there was room for: until the next event
+// there is nothing more to be read. Only who drives the socket calls it.
+func (s *Socket) Emptied() {
+	if !s.ended { // the end has been told of, and is still to be read
+		s.in.ready = false
+	}
+}
+
+// Control implements syscall.RawConn.
+func (s *Socket) Control(f func(fd uintptr)) error {
+	if !s.enter() {
+		return net.ErrClosed
+	}
+	defer s.leave()
+	f(uintptr(s.fd))
+	return nil
+}
+
+// Read implements syscall.RawConn.
+func (s *Socket) Read(f func(fd uintptr) bool) error { return s.try(&s.in, f) }
+
+// Write implements syscall.RawConn.
+func (s *Socket) Write(f func(fd uintptr) bool) error { return s.try(&s.out, f) }
+
+func (s *Socket) try(d *side, f func(fd uintptr) bool) error {
+	if !s.enter() {
+		return net.ErrClosed
+	}
+	defer s.leave()
+	if !s.Driven() {
+		return s.wait(d, f)
+	}
+	if d.ready && f(uintptr(s.fd)) {
+		return nil
+	}
+	d.ready = false
+	return datapath.ErrWait
+}
+
+// wait calls f until it returns true.
+func (s *Socket) wait(d *side, f func(fd uintptr) bool) error {
+	d.calls.Lock()
+	defer d.calls.Unlock()
+	for {
+		switch {
+		case s.users.Load()&closing != 0:
+			return net.ErrClosed
+		case d.expired.Load():
+			return os.ErrDeadlineExceeded
+		case f(uintptr(s.fd)):
+			return nil
+		}
+		s.mu.Lock()
+		wake := d.wake
+		if wake == nil { // what happens from now on is told
+			d.wake = make(chan struct{}, 1)
+		}
+		s.mu.Unlock()
+		if wake != nil {
+			<-wake
+		}
+	}
+}
+
+// enter keeps the descriptor open until leave; false: it is closed.
+func (s *Socket) enter() bool {
+	for {
+		n := s.users.Load()
+		if n&closing != 0 {
+			return false
+		}
+		if s.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+func (s *Socket) leave() {
+	if s.users.Add(-1) == closing {
+		s.loop.forget(s.slot)
+		s.loop.load.Add(-1)
+		_ = unix.Close(s.fd)
+	}
+}
+
+// Close closes the socket once no call is underway any more, and ends those that wait.
+func (s *Socket) Close() error {
+	for {
+		n := s.users.Load()
+		if n&closing != 0 {
+			return net.ErrClosed
+		}
+		if s.users.CompareAndSwap(n, n|closing) {
+			break
+		}
+	}
+	for _, d := range []*side{&s.in, &s.out} {
+		s.deadline(d, time.Time{})
+	}
+	s.mu.Lock()
+	if s.task != nil {
+		s.task.Post()
+	}
+	s.in.tell()
+	s.out.tell()
+	s.mu.Unlock()
+	s.leave()
+	return nil
+}
+
+// SetReadDeadline is net.Conn's.
+func (s *Socket) SetReadDeadline(t time.Time) error { return s.setDeadline(&s.in, t) }
+
+// SetWriteDeadline is net.Conn's.
+func (s *Socket) SetWriteDeadline(t time.Time) error { return s.setDeadline(&s.out, t) }
+
+func (s *Socket) setDeadline(d *side, t time.Time) error {
+	if !s.enter() {
+		return net.ErrClosed
+	}
+	defer s.leave()
+	s.deadline(d, t)
+	return nil
+}
+
+func (s *Socket) deadline(d *side, t time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.timer != nil {
+		d.timer.Stop()
+		d.timer = nil
+	}
+	d.expired.Store(false)
+	if t.IsZero() {
+		return
+	}
+	after := time.Until(t) //nolint:forbidigo // a deadline of net.Conn is of the real clock
+	if after <= 0 {
+		d.expired.Store(true)
+		d.tell()
+		return
+	}
+	var timer *time.Timer
+	timer = time.AfterFunc(after, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if d.timer == timer { // it has not been set anew meanwhile
+			d.expired.Store(true)
+			d.tell()
+		}
+	})
+	d.timer = timer
+}
