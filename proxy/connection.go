@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
@@ -30,14 +31,16 @@ const (
 
 // connection is one accepted client on its way through the proxy.
 type connection struct {
-	id       uint64
-	srv      *Server
-	listener *listenerState
-	started  cc.Time
-	cancel   context.CancelFunc // ends greeting and dialing
-	stop     chan struct{}      // closed by tearDown
-	active   atomic.Int64       // cc.Time when a byte last moved
-	accepted datapath.Conn
+	id        uint64
+	srv       *Server
+	listener  *listenerState
+	started   cc.Time
+	cancel    context.CancelFunc // ends greeting and dialing
+	stop      chan struct{}      // closed by tearDown
+	active    atomic.Int64       // cc.Time when a byte last moved
+	accepted  datapath.Conn
+	keptAlive bool // sweep has seen to it
+	prompt    bool // the client is not asked anything, so that nothing waits for it
 
 	client, server leg
 	down, up       direction
@@ -51,6 +54,8 @@ type connection struct {
 	captured       wire         // as noted in the loop guard; zero: not
 	dialled        wire         // likewise
 	moving         atomic.Int32 // directions that are not over
+	done           func()       // called once none is
+	post           func()       // has the loop call step; nil: goroutines run the directions
 
 	mu        sync.Mutex // guards what follows, and leg's fields
 	state     State
@@ -71,19 +76,63 @@ type leg struct {
 	closed bool // we have sent it our end
 }
 
-// relay has both directions run until the connection is over, each on a goroutine that
-// has done nothing yet: the stack of one that has greeted and dialled is several times what
-// an idle direction needs. over is called then.
-func (c *connection) relay(over func()) {
+// relay has both directions run until the connection is over, and calls done then: on the
+// loop of both legs, or where they have none in common each on a goroutine that has done
+// nothing yet: the stack of one that has greeted and dialled is several times what an idle
+// direction needs.
+func (c *connection) relay(done func()) {
+	c.done = done
 	c.moving.Store(2)
+	if c.chosen.Content == nil { // reading that may take several reads for a byte
+		if post, ok := kernel.Drive(c.client.conn, c.server.conn, c.step); ok {
+			c.post = post
+			c.post()
+			return
+		}
+	}
 	for _, d := range []*direction{&c.down, &c.up} {
+		d.wake = make(chan struct{}, 1)
+		if d.unbound {
+			d.limit()
+		}
 		go func() {
-			c.finish(d, d.run())
-			if c.moving.Add(-1) == 0 {
-				c.settle()
-				over()
+			if l := c.finish(d, d.run()); l != nil {
+				c.abort(l)
 			}
+			c.ended()
 		}()
+	}
+}
+
+// step moves what can be moved now. It runs on a loop, and does not wait.
+func (c *connection) step() {
+	for _, d := range [...]*direction{&c.down, &c.up} {
+		if d.finished.Load() {
+			continue
+		}
+		switch p, e := d.step(); p {
+		case waits:
+		case again:
+			c.post()
+		case over:
+			d.carrier.Release()
+			if l := c.finish(d, e); l != nil {
+				go func() {
+					c.abort(l)
+					c.ended()
+				}()
+				continue
+			}
+			c.ended()
+		}
+	}
+}
+
+// ended notes that a direction is over.
+func (c *connection) ended() {
+	if c.moving.Add(-1) == 0 {
+		c.settle()
+		c.done()
 	}
 }
 
@@ -100,33 +149,34 @@ func (c *connection) settle() {
 	}
 }
 
-// finish draws the consequences of one direction's end.
+// finish draws the consequences of one direction's end, and returns the leg that is to be
+// aborted; nil: none.
 //
 // A FIN is passed on as a FIN, once all that came before it is written. A leg
 // that fails is different: what it had sent is still delivered, and then the
 // other leg is reset, since a FIN there would make a cut transfer look whole.
-func (c *connection) finish(d *direction, e end) {
+func (c *connection) finish(d *direction, e end) (abort *leg) {
 	defer d.finished.Store(true)
 	switch {
 	case e.stopped:
+		return nil
 	case e.writeErr != nil:
-		c.writeFailed(d.dst, d.src, e.writeErr)
+		return c.writeFailed(d.dst, d.src, e.writeErr)
 	case e.readErr != nil:
-		c.readFailed(d.src, d.dst, e.readErr)
+		return c.readFailed(d.src, d.dst, e.readErr)
 	default:
-		c.sourceEnded(d)
+		return c.sourceEnded(d)
 	}
 }
 
 // sourceEnded passes the source's FIN on, if it was one.
-func (c *connection) sourceEnded(d *direction) {
+func (c *connection) sourceEnded(d *direction) (abort *leg) {
 	c.mu.Lock()
 	// A write to src may have met a RST and collected the error, so that the
 	// read saw a plain end.
 	if d.src.failed || !d.src.closed && aborted(d.src.conn) {
 		c.mu.Unlock()
-		c.readFailed(d.src, d.dst, nil)
-		return
+		return c.readFailed(d.src, d.dst, nil)
 	}
 	d.src.ended = true
 	c.note(Cause{d.src.side, ClosedEOF}, nil)
@@ -134,32 +184,42 @@ func (c *connection) sourceEnded(d *direction) {
 		c.state = StateHalfClosed
 	}
 	d.dst.closed = true
-	err := d.dst.conn.CloseWrite()
+	var err error
+	if !c.closesNext(d) {
+		err = d.dst.conn.CloseWrite()
+	}
 	c.mu.Unlock()
 	if err != nil {
-		c.writeFailed(d.dst, d.src, err)
+		return c.writeFailed(d.dst, d.src, err)
 	}
+	return nil
+}
+
+// closesNext tells whether the end of d is that of the connection, so that closing the legs
+// ends them as well as CloseWrite would. c.mu is held.
+func (c *connection) closesNext(d *direction) bool {
+	return c.post != nil && c.moving.Load() == 1 && d.dst.ended
 }
 
 // writeFailed handles a leg that takes no more. What it sent before may still
 // be on its way through the other direction, which then ends the connection;
 // only if that is over already, it is done here.
-func (c *connection) writeFailed(failed, other *leg, err error) {
+func (c *connection) writeFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.fail(failed, err)
-	over := failed.ended
-	c.mu.Unlock()
-	if over {
-		c.abort(other)
+	if failed.ended {
+		return other
 	}
+	return nil
 }
 
 // readFailed handles a leg that gives no more and did not say so.
-func (c *connection) readFailed(failed, other *leg, err error) {
+func (c *connection) readFailed(failed, other *leg, err error) (abort *leg) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.fail(failed, err)
-	c.mu.Unlock()
-	c.abort(other)
+	return other
 }
 
 // fail notes that a leg has failed; c.mu is held.

@@ -270,14 +270,18 @@ func newFakeListener() *fakeListener {
 	return &fakeListener{legs: make(chan *fakeLeg), closed: make(chan struct{})}
 }
 
-func (l *fakeListener) Accept() (datapath.Conn, error) {
-	select {
-	case leg := <-l.legs:
-		return leg, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
+func (l *fakeListener) Serve(take func(datapath.Conn)) error {
+	for {
+		select {
+		case leg := <-l.legs:
+			take(leg)
+		case <-l.closed:
+			return net.ErrClosed
+		}
 	}
 }
+
+func (l *fakeListener) Prompt(datapath.Conn) bool { return false }
 
 // handshakeTimeout is a listener's own.
 const handshakeTimeout = 10 * time.Second
@@ -366,7 +370,11 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	return b
 }
 
-func (b *bench) dial(_ context.Context, cfg kernel.DialConfig) (datapath.Conn, error) {
+func (b *bench) dial(_ context.Context, cfg kernel.DialConfig, done func(datapath.Conn, error)) {
+	done(b.serverLeg(cfg))
+}
+
+func (b *bench) serverLeg(cfg kernel.DialConfig) (datapath.Conn, error) {
 	if b.dialErr != nil {
 		return nil, b.dialErr
 	}

@@ -75,7 +75,12 @@ func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
-	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow closed", attrs...)
+	s.write("flow closed", attrs)
+}
+
+// write writes a line where nobody waits for whoever reads it.
+func (s *Server) write(message string, attrs []slog.Attr) {
+	s.setters.do(func() { s.log.LogAttrs(context.Background(), slog.LevelInfo, message, attrs...) })
 }
 
 // attrs describes a direction and the leg it sent to.
@@ -107,10 +112,10 @@ func (s *Server) logRejected(c *connection, r *rejection) {
 	if attrs == nil {
 		return
 	}
-	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow refused", append(attrs,
+	s.write("flow refused", append(attrs,
 		slog.String("listener", c.listener.cfg.Name), address("client", c.source()), address("target", c.chosen.Target),
 		slog.String("host", c.chosen.Host), slog.String("reason", string(r.reason)),
-		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err))...)
+		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err)))
 }
 
 // address is empty where it is not known.

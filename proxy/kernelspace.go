@@ -26,8 +26,7 @@ type kernelWay struct {
 // openInKernel opens a listener of mode wireguard whose tunnel the kernel ends. Where
 // that is for us to choose, it is refused to what the kernel would not do.
 func openInKernel(
-	ctx context.Context, l WayConfig, wrap ingress.Wrap,
-	dial func(context.Context, kernel.DialConfig) (datapath.Conn, error), log *slog.Logger,
+	ctx context.Context, l WayConfig, open ingress.Open, dp *kernel.Datapath, log *slog.Logger,
 ) (Way, error) {
 	if l.WireGuard.Path() == config.DatapathAuto {
 		if l.KernelLacks != nil {
@@ -47,9 +46,13 @@ func openInKernel(
 	}
 	w, err := kernelspace.Listen(ctx, kernelspace.Config{
 		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey), MTU: l.MTU(),
-		Closed: policy.Closed(), Socket: l.ingress(log), Wrap: wrap, Log: log,
+		Closed: policy.Closed(), Socket: l.ingress(log), Open: open, Log: log,
 		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
-			return dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
+			conn, err := dp.Dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
+			if err != nil {
+				return nil, err // not a nil *kernel.Conn in an interface
+			}
+			return conn, nil
 		},
 	}, settings)
 	if err != nil {

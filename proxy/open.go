@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 // Kernel is a Server over kernel TCP, with what it stands on.
@@ -39,7 +40,7 @@ func Open(
 	}
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
-	wrap := func(tcp *net.TCPConn) (datapath.Conn, error) { return dp.Wrap(tcp) }
+	accept := func(ln *net.TCPListener) (ingress.Acceptor, error) { return dp.Listener(ln) }
 	links, err := startAgents(cfg.Agents, clock, log)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), dp.Close())
@@ -50,17 +51,19 @@ func Open(
 		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
 		_ = ln.Close()
 	}
-	dial := func(ctx context.Context, d kernel.DialConfig) (datapath.Conn, error) {
-		conn, err := dp.Dial(ctx, d)
-		if err != nil {
-			return nil, err // not a nil *kernel.Conn in an interface
-		}
-		return conn, nil
+	dial := func(ctx context.Context, d kernel.DialConfig, done func(datapath.Conn, error)) {
+		dp.Connect(ctx, d, func(conn *kernel.Conn, err error) {
+			if err != nil {
+				done(nil, err) // not a nil *kernel.Conn in an interface
+				return
+			}
+			done(conn, nil)
+		})
 	}
 	open := func(l WayConfig) (Way, error) {
 		socket := own[l.Name]
 		delete(own, l.Name)
-		return openWay(ctx, l, socket, clock, wrap, dial, log)
+		return openWay(ctx, l, socket, clock, accept, dp, log)
 	}
 	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Log: log})
 	if err != nil {

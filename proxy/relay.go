@@ -25,7 +25,7 @@ var errStopped = errors.New("proxy: relay stopped")
 const initialWindow = 14600
 
 // direction moves the bytes of one direction from one leg to the other. One
-// goroutine runs it.
+// goroutine runs it: its own, or that of the loop that drives both legs.
 type direction struct {
 	conn     *connection
 	name     string // "up" or "down"
@@ -40,11 +40,16 @@ type direction struct {
 	carrier  datapath.Carrier
 	splicing splicing          // carrier, where it may splice
 	early    []byte            // read from src already, goes first
+	granted  int               // of what is stored, may be passed on
+	filled   int               // read last, until it is passed on
+	waited   bool              // that could not be passed on in one go
+	ending   error             // src has ended; it comes after what is stored
 	source   datapath.Receiver // src, while what it takes in is bounded
+	unbound  bool              // or is to be, once it brings more than dst takes
 	room     int64             // by this
 	piece    int               // read at once at present
 	maxPiece int
-	wake     chan struct{} // a refused Take may now succeed
+	wake     chan struct{} // a refused Take may now succeed; nil: a loop drives both legs
 
 	read, written, spliced atomic.Int64
 	finished               atomic.Bool
@@ -91,46 +96,84 @@ type end struct {
 
 // wakeUp is flow.Leg's Wake: it neither blocks nor calls back.
 func (d *direction) wakeUp() {
+	if d.wake == nil {
+		d.conn.post()
+		return
+	}
 	select {
 	case d.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run moves bytes until the source ends, a leg fails or the connection stops.
-func (d *direction) run() end {
-	defer d.carrier.Release()
-	if err := d.sendEarly(); err != nil {
-		return writeEnd(err)
-	}
-	for {
+// progress is how far a step has come.
+type progress uint8
+
+const (
+	waits progress = iota // for a leg, or for its flow to grant more
+	again                 // it has done its part, and others may be waiting
+	over
+)
+
+// stepBytes is what a direction moves in one step at most, lest others of its loop wait.
+const stepBytes = 2 << 20
+
+// step moves bytes until the source ends, a leg fails, the connection stops, or there is a
+// reason to return that progress tells. Where nothing drives the legs it waits instead.
+func (d *direction) step() (progress, end) {
+	for moved := 0; ; {
+		switch err := d.drain(); {
+		case err == nil:
+		case errors.Is(err, datapath.ErrWait):
+			if d.unbound {
+				d.limit()
+			}
+			return waits, end{}
+		case errors.Is(err, errStopped):
+			return over, end{stopped: true}
+		default:
+			return over, end{writeErr: err}
+		}
+		if d.ending != nil {
+			return over, d.readEnd()
+		}
+		if moved >= stepBytes {
+			return again, end{}
+		}
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
 			d.hold.read(d.read.Add(int64(n)))
 			d.touch()
-			waited, err := d.drain()
-			if err != nil {
-				return writeEnd(err)
-			}
-			d.resize(n, waited)
+			d.filled, d.waited = n, false
+			moved += n
 		}
-		switch {
-		case err == nil:
-		case d.isStopped():
-			return end{stopped: true}
-		case errors.Is(err, io.EOF):
-			return end{}
-		default:
-			return end{readErr: err}
+		if errors.Is(err, datapath.ErrWait) {
+			return waits, end{}
 		}
+		d.ending = err
 	}
 }
 
-func writeEnd(err error) end {
-	if errors.Is(err, errStopped) {
+// readEnd is how the source has ended.
+func (d *direction) readEnd() end {
+	switch {
+	case d.isStopped():
 		return end{stopped: true}
+	case errors.Is(d.ending, io.EOF):
+		return end{}
+	default:
+		return end{readErr: d.ending}
 	}
-	return end{writeErr: err}
+}
+
+// run steps until it is over.
+func (d *direction) run() end {
+	for {
+		if p, e := d.step(); p == over {
+			d.carrier.Release()
+			return e
+		}
+	}
 }
 
 // resize adapts the piece to how the last one, of n bytes, fared.
@@ -143,53 +186,60 @@ func (d *direction) resize(n int, waited bool) {
 	}
 }
 
-// drain passes on what the carrier holds, as fast as the flow grants, and
-// tells whether that was in more than one go.
-func (d *direction) drain() (waited bool, err error) {
-	for n := d.carrier.Buffered(); n > 0; n = d.carrier.Buffered() {
-		granted, err := d.take(n)
-		if err != nil {
-			return true, err
-		}
-		waited = waited || granted < n
-		for granted > 0 {
-			inKernel := d.splicing != nil && d.splicing.Splicing()
-			n, err := d.carrier.Drain(granted)
-			d.wrote(n)
-			waited = waited || n < granted
-			if inKernel {
-				d.spliced.Add(int64(n))
-			}
+// drain passes on what is stored, as fast as the flow grants.
+func (d *direction) drain() error {
+	for n := d.stored(); n > 0; n = d.stored() {
+		if d.granted == 0 {
+			granted, err := d.take(n)
 			if err != nil {
-				return waited, d.unlessStopped(err)
+				d.waited = true
+				return err
 			}
-			granted -= n
+			d.granted = granted
+			d.waited = d.waited || granted < n
+		}
+		inKernel := d.splicing != nil && d.splicing.Splicing()
+		n, err := d.pass(d.granted)
+		d.wrote(n)
+		if inKernel {
+			d.spliced.Add(int64(n))
+		}
+		d.granted -= n
+		d.waited = d.waited || d.granted > 0
+		if err != nil {
+			return d.unlessStopped(err)
 		}
 	}
-	return waited, nil
+	if d.filled > 0 {
+		d.resize(d.filled, d.waited)
+		d.filled = 0
+	}
+	return nil
+}
+
+// stored is how much has been read and not been passed on.
+func (d *direction) stored() int {
+	if n := len(d.early); n > 0 {
+		return n
+	}
+	return d.carrier.Buffered()
+}
+
+// pass passes up to limit of the stored bytes on.
+func (d *direction) pass(limit int) (int, error) {
+	if len(d.early) == 0 {
+		return d.carrier.Drain(limit)
+	}
+	n, err := d.dst.conn.Write(d.early[:min(limit, len(d.early))])
+	if d.early = d.early[n:]; len(d.early) == 0 {
+		d.early = nil
+	}
+	return n, err
 }
 
 // splicing is implemented by carriers that may pass bytes on inside the kernel.
 type splicing interface {
 	Splicing() bool // the next Drain will
-}
-
-func (d *direction) sendEarly() error {
-	d.read.Add(int64(len(d.early)))
-	for len(d.early) > 0 {
-		granted, err := d.take(len(d.early))
-		if err != nil {
-			return err
-		}
-		n, err := d.dst.conn.Write(d.early[:granted])
-		d.wrote(n)
-		if err != nil {
-			return d.unlessStopped(err)
-		}
-		d.early = d.early[granted:]
-	}
-	d.early = nil
-	return nil
 }
 
 // begin has d be managed if with n bytes more there would be more underway than it may
@@ -212,7 +262,8 @@ func (d *direction) begin(n int) error {
 	return d.conn.manage(d)
 }
 
-// take returns how many of n bytes may be written, waiting until some may.
+// take returns how many of n bytes may be written, waiting until some may. On a loop it
+// returns datapath.ErrWait instead, and step is called again once some may.
 func (d *direction) take(n int) (int, error) {
 	if err := d.begin(n); err != nil {
 		return 0, err
@@ -223,6 +274,9 @@ func (d *direction) take(n int) (int, error) {
 	for {
 		if g := d.flow.Take(d.conn.srv.clock(), cc.Bytes(n)); g.Bytes > 0 {
 			return int(g.Bytes), nil
+		}
+		if d.wake == nil {
+			return 0, datapath.ErrWait
 		}
 		select {
 		case <-d.wake:
@@ -249,7 +303,13 @@ func (d *direction) taken(written int64) {
 	for written >= d.room/2 {
 		d.room *= 2
 	}
-	if !d.source.LimitReceive(cc.Bytes(d.room)) {
+	d.limit()
+}
+
+// limit bounds what the source takes in.
+func (d *direction) limit() {
+	d.unbound = false
+	if d.source != nil && !d.source.LimitReceive(cc.Bytes(d.room)) {
 		d.source = nil
 	}
 }

@@ -27,9 +27,10 @@ import (
 type Parts struct {
 	Clock func() cc.Time
 	Flows *flow.Manager
-	Dial  func(context.Context, kernel.DialConfig) (datapath.Conn, error)
-	Open  func(WayConfig) (Way, error) // opens a listener; the Server closes it
-	Log   *slog.Logger                 // nil: silent
+	// Dial calls done once the leg is there, or cannot be had; see kernel.Datapath.Connect.
+	Dial func(ctx context.Context, cfg kernel.DialConfig, done func(datapath.Conn, error))
+	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
+	Log  *slog.Logger                 // nil: silent
 }
 
 // Server accepts, splits and relays connections.
@@ -139,26 +140,22 @@ func (s *Server) Serve(ctx context.Context) error {
 
 // accept takes the connections of a way in until it is drained.
 func (s *Server) accept(e *entrance) error {
-	for {
-		conn, err := e.Accept()
+	err := e.Serve(func(conn datapath.Conn) {
 		l := e.now.Load()
-		switch {
-		case err == nil:
-		case s.draining.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
-			return nil
-		default:
-			return fmt.Errorf("proxy: %w", err)
-		}
 		l.taken.Add(1)
 		if reason, ok := s.admit(l, conn); !ok {
 			l.refused.add(reason)
 			s.log.Debug("connection refused", "listener", l.cfg.Name, "client", conn.RemoteAddr(), "reason", reason)
 			_ = conn.Reset()
 		}
+	})
+	if s.draining.Load() || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed) {
+		return nil
 	}
+	return fmt.Errorf("proxy: %w", err)
 }
 
-// admit starts a connection's goroutine unless a limit is in the way.
+// admit sets a connection up unless a limit is in the way. It does not wait.
 func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	if reason, ok := s.limits.enter(&l.share); !ok {
 		return reason, false
@@ -185,22 +182,62 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	s.mu.Unlock()
 	l.handlers.Add(1)
 	s.handlers.Add(1)
-	s.setters.do(func() { s.handle(ctx, c) })
+	c.prompt = l.Prompt(conn)
+	c.mayWait(func() { s.handle(ctx, c) })
 	return "", true
 }
 
-// handle brings a connection to where it is relayed.
+// handle greets the client and dials the server; connected goes on.
 func (s *Server) handle(ctx context.Context, c *connection) {
-	if r := c.setUp(ctx); r != nil {
+	if r := c.greet(ctx); r != nil {
 		s.rejected(c, r)
-		s.forget(c)
 		return
 	}
+	c.decidedBy = s.settings()
+	began := s.clock()
+	c.dial(ctx, func(server datapath.Conn, err error) {
+		if err == nil {
+			c.listener.dial.Observe(s.clock().Sub(began))
+		}
+		c.mayWait(func() { s.connected(c, server, err) })
+	})
+}
+
+// mayWait runs f where it may wait for the client, unless the client is not asked.
+func (c *connection) mayWait(f func()) {
+	if c.prompt {
+		f()
+		return
+	}
+	c.srv.setters.do(f)
+}
+
+// connected brings a connection whose dial is over to where it is relayed.
+func (s *Server) connected(c *connection, server datapath.Conn, err error) {
+	r := c.attach(server, err)
+	switch {
+	case r != nil:
+		s.rejected(c, r)
+	case len(c.prospects) == 1:
+		s.join(c)
+	default:
+		s.setters.do(func() {
+			if r := c.decideByName(); r != nil {
+				s.rejected(c, r)
+				return
+			}
+			s.join(c)
+		})
+	}
+}
+
+// join has the connection be relayed.
+func (s *Server) join(c *connection) {
+	c.prospects = nil
 	if err := c.open(); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.close()
 		s.rejected(c, &rejection{RejectedDialError, err})
-		s.forget(c)
 		return
 	}
 	c.opened = s.clock()
@@ -241,6 +278,7 @@ func (s *Server) rejected(c *connection, r *rejection) {
 	}
 	c.listener.refused.add(r.reason)
 	s.logRejected(c, r)
+	s.forget(c)
 }
 
 // forget gives back what admit and dial took.
@@ -288,6 +326,9 @@ func (s *Server) sweep(done <-chan struct{}) {
 			c.mu.Lock()
 			state := c.state
 			c.mu.Unlock()
+			if state == StateOpen {
+				c.keepAlive()
+			}
 			switch {
 			case c.revoked():
 				c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
@@ -298,6 +339,19 @@ func (s *Server) sweep(done <-chan struct{}) {
 			case state == StateHalfClosed:
 				c.reap()
 			}
+		}
+	}
+}
+
+// keepAlive has the server leg find out that its peer has vanished. Only sweep calls it.
+func (c *connection) keepAlive() {
+	if c.keptAlive {
+		return
+	}
+	c.keptAlive = true
+	if k, ok := c.server.conn.(datapath.KeepAliver); ok {
+		if err := k.KeepAlive(); err != nil {
+			c.srv.log.Debug("a peer that vanishes is found by the idle timeout alone", "id", c.id, "err", err)
 		}
 	}
 }

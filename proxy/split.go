@@ -25,8 +25,8 @@ type rejection struct {
 	err    error
 }
 
-// setUp greets the client, dials the server and answers the client.
-func (c *connection) setUp(ctx context.Context) *rejection {
+// greet finds out where the client wants to go.
+func (c *connection) greet(ctx context.Context) *rejection {
 	chosen, err := c.listener.Greet(ctx, c.accepted)
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
@@ -54,33 +54,26 @@ func (c *connection) setUp(ctx context.Context) *rejection {
 		}
 		c.captured = w
 	}
-	return c.connect(ctx)
+	return nil
 }
 
-// connect dials the server leg and tells the client.
-func (c *connection) connect(ctx context.Context) *rejection {
-	began := c.srv.clock()
-	c.decidedBy = c.srv.settings()
-	server, err := c.dial(ctx)
+// attach takes the server leg, and tells the client how the dial went.
+func (c *connection) attach(server datapath.Conn, err error) *rejection {
 	if err != nil {
 		return c.refuse(err)
 	}
-	c.listener.dial.Observe(c.srv.clock().Sub(began))
 	if !c.setServer(server) {
 		_ = server.Reset()
 		return c.refuse(&refusal{RejectedShutdown, errors.New("the proxy is shutting down")})
 	}
 	// Once more, for now it is known which of a name's addresses answered.
-	prospects := c.prospects
 	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
-		prospects = c.ask(target)
+		c.ask(target)
 	}
-	c.prospects = nil
-	c.verdict = prospects[len(prospects)-1]
+	c.verdict = c.prospects[len(c.prospects)-1]
 	// A server that waits for a header before it speaks is not kept waiting for
 	// the client's first bytes, unless they decide about the header.
-	settled := !slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.SendProxy != c.verdict.SendProxy })
-	if settled {
+	if c.headerSettled() {
 		if err := c.sendProxyHeader(); err != nil {
 			_ = server.Reset()
 			return c.refuse(err)
@@ -89,10 +82,18 @@ func (c *connection) connect(ctx context.Context) *rejection {
 	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
 		return c.giveUp(RejectedClientGone, err)
 	}
-	if len(prospects) == 1 {
-		return nil
-	}
+	return nil
+}
+
+// headerSettled tells whether all that the rules may say is the same as to the PROXY header.
+func (c *connection) headerSettled() bool {
+	return !slices.ContainsFunc(c.prospects, func(v policy.Verdict) bool { return v.SendProxy != c.verdict.SendProxy })
+}
+
+// decideByName decides between the prospects by the server name, for which it waits.
+func (c *connection) decideByName() *rejection {
 	c.decidedOn.ServerName = c.awaitServerName()
+	settled := c.headerSettled()
 	if r := c.decide(); r != nil {
 		return r
 	}
@@ -135,18 +136,22 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 	return f
 }
 
-// dial makes the server leg. Every address, resolved or given, is shown to the
-// guards right before it is tried.
-func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
+// dial makes the server leg and calls done, which may be on a loop. Every address, resolved
+// or given, is shown to the guards right before it is tried.
+func (c *connection) dial(ctx context.Context, done func(datapath.Conn, error)) {
 	timeout := time.Duration(c.decidedBy.cfg.Limits.DialTimeout)
 	if to := c.chosen.Target; to.IsValid() {
 		if via, err := c.srv.inside(c.listener, to.Addr()); via != nil && err == nil {
 			if err := c.permit(to); err != nil {
-				return nil, err
+				done(nil, err)
+				return
 			}
-			ctx, cancel := context.WithTimeout(ctx, timeout)
-			defer cancel()
-			return via.Dial(ctx, c.chosen.Source.Addr(), to)
+			c.srv.setters.do(func() {
+				ctx, cancel := context.WithTimeout(ctx, timeout)
+				defer cancel()
+				done(via.Dial(ctx, c.chosen.Source.Addr(), to))
+			})
+			return
 		}
 	}
 	cfg := kernel.DialConfig{
@@ -154,26 +159,33 @@ func (c *connection) dial(ctx context.Context) (datapath.Conn, error) {
 		Host:    c.chosen.Host,
 		Mark:    uint32(c.decidedBy.cfg.Mark),
 		Hops:    c.chosen.Hops,
+		Near:    c.client.conn,
 		Guard:   c.permitOutside,
 		Timeout: timeout,
 	}
 	if c.listener.cfg.KeepClient {
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
 	}
-	conn, err := c.srv.parts.Dial(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	if c.listener.cfg.KeepClient {
-		return conn, nil // on the wire it may look like another connection of that client
-	}
+	c.srv.parts.Dial(ctx, cfg, func(conn datapath.Conn, err error) {
+		if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
+			err = c.noteDialled(conn)
+		}
+		if err != nil {
+			conn = nil
+		}
+		done(conn, err)
+	})
+}
+
+// noteDialled notes the server leg, unless it has come back to us.
+func (c *connection) noteDialled(conn datapath.Conn) error {
 	leg := wire{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())}
 	if err := c.srv.loops.dialled(leg); err != nil {
 		_ = conn.Reset()
-		return nil, &refusal{RejectedLoop, err}
+		return &refusal{RejectedLoop, err}
 	}
 	c.dialled = leg
-	return conn, nil
+	return nil
 }
 
 // permitOutside is asked about each address before it is tried from this machine.
@@ -242,9 +254,9 @@ func (c *connection) open() error {
 
 func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms, receive flow.Terms) error {
 	d.conn, d.name, d.src, d.dst, d.terms = c, name, src, dst, terms
+	d.read.Store(int64(len(d.early)))
 	d.maxPiece = int(c.decidedBy.cfg.Limits.Buffer)
 	d.piece = d.maxPiece
-	d.wake = make(chan struct{}, 1)
 	if content := c.chosen.Content; content != nil && src == &c.client {
 		d.carrier = datapath.NewCopy(dst.conn, content.From(src.conn), c.srv.buffers)
 	} else {
@@ -253,6 +265,7 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 	d.splicing, _ = d.carrier.(splicing)
 	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
 		d.source, _ = src.conn.(datapath.Receiver)
+		d.unbound = src == &c.server
 	}
 	c.hold(d, receive)
 	if managed(terms) {

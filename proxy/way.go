@@ -50,11 +50,11 @@ func wayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
 
 // openWay opens a listener of whatever kind, at socket unless that is nil.
 func openWay(
-	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, wrap ingress.Wrap,
-	dial func(context.Context, kernel.DialConfig) (datapath.Conn, error), log *slog.Logger,
+	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
+	dp *kernel.Datapath, log *slog.Logger,
 ) (Way, error) {
 	if l.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
-		way, err := openInKernel(ctx, l, wrap, dial, log)
+		way, err := openInKernel(ctx, l, open, dp, log)
 		if err == nil || l.WireGuard.Path() == config.DatapathKernel || !config.Netstack {
 			return way, err // there is nothing else
 		}
@@ -65,7 +65,7 @@ func openWay(
 	}
 	cfg := l.ingress(log)
 	cfg.Socket = socket
-	in, err := ingress.Listen(ctx, cfg, wrap)
+	in, err := ingress.Listen(ctx, cfg, open)
 	if err != nil {
 		return nil, err
 	}

@@ -102,6 +102,21 @@ func (l leg) Close() error {
 	return l.TCPConn.Close()
 }
 
+// acceptor has package net accept.
+type acceptor struct{ *net.TCPListener }
+
+func (a acceptor) SetTransparent() error { return nil } // it was opened so
+
+func (a acceptor) Serve(take func(datapath.Conn), _ func(error) time.Duration) error {
+	for {
+		c, err := a.AcceptTCP()
+		if err != nil {
+			return err
+		}
+		take(leg{c})
+	}
+}
+
 // proxy runs a listener on the router and joins each client to its target,
 // from the client's address if keep says so. It tells targets where clients
 // were going.
@@ -113,13 +128,18 @@ func (n network) proxy(t *testing.T, mode access.Mode, keep bool, targets chan<-
 			Name: "lan", Mode: mode,
 			Addr: fmt.Sprintf(":%d", proxyPort),
 		},
-			func(c *net.TCPConn) (datapath.Conn, error) { return leg{c}, nil })
+			func(ln *net.TCPListener) (ingress.Acceptor, error) { return acceptor{ln}, nil })
 		return err
 	})
+	conns := make(chan datapath.Conn)
+	go func() {
+		defer close(conns)
+		_ = l.Serve(func(c datapath.Conn) { conns <- c })
+	}()
 	serve(t, l.Close, func() error {
-		conn, err := l.Accept()
-		if err != nil {
-			return err
+		conn, ok := <-conns
+		if !ok {
+			return net.ErrClosed
 		}
 		var client ingress.Client
 		if n.router.in(func() (err error) { // where the local addresses are the router's

@@ -81,14 +81,17 @@ func NewBuffers(limit cc.Bytes) *Buffers {
 	return &Buffers{bound: int64(limit) / LargeBuffer}
 }
 
-func (b *Buffers) take() []byte {
-	if n := b.out.Add(1); b.bound == 0 || n <= b.bound {
-		if p, ok := b.large.Get().(*[LargeBuffer]byte); ok {
-			return p[:]
+// take lends a buffer for n bytes, or for less where memory is short.
+func (b *Buffers) take(n int) []byte {
+	if n > SmallBuffer {
+		if out := b.out.Add(1); b.bound == 0 || out <= b.bound {
+			if p, ok := b.large.Get().(*[LargeBuffer]byte); ok {
+				return p[:]
+			}
+			return make([]byte, LargeBuffer)
 		}
-		return make([]byte, LargeBuffer)
+		b.out.Add(-1)
 	}
-	b.out.Add(-1)
 	if p, ok := b.small.Get().(*[SmallBuffer]byte); ok {
 		return p[:]
 	}
@@ -129,7 +132,7 @@ func NewCopy(dst io.Writer, src io.Reader, buffers *Buffers) Carrier {
 
 func (c *copier) borrow() []byte {
 	if c.buf == nil {
-		c.buf = c.buffers.take()
+		c.buf = c.buffers.take(c.limit)
 	}
 	return c.buf[:min(c.limit, len(c.buf))]
 }

@@ -36,10 +36,20 @@ type Config struct {
 	Log              *slog.Logger  // told when connections cannot be accepted; nil: nobody is
 }
 
-// Wrap makes the transport's leg of a connection just accepted, which resets unless
-// the leg's Close takes SO_LINGER off it (see kernel.Listen). On an error the caller
-// closes the connection.
-type Wrap func(*net.TCPConn) (datapath.Conn, error)
+// Acceptor is a listening socket of a transport.
+type Acceptor interface {
+	// Serve calls take, which must not wait, for each connection until Close. failed is
+	// told why one could not be accepted, and for how long it says to wait before the
+	// next; below 0: no more, Serve returns the error.
+	Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error
+	SetTransparent() error // accept connections to addresses that are not this host's
+	Addr() net.Addr
+	Close() error
+}
+
+// Open makes a transport's Acceptor of a listener of kernel.Listen's, which is its own from
+// then on; after an error it is the caller's.
+type Open func(*net.TCPListener) (Acceptor, error)
 
 const defaultHandshakeTimeout = 10 * time.Second
 

@@ -7,10 +7,16 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 // fakeConn is a datapath.Conn whose peer has said all it will say: Read hands
@@ -123,29 +129,51 @@ func (c *fakeConn) isClosed() (closed, reset bool) {
 	return c.closed, c.reset
 }
 
-// tcpConn is a real socket as a leg, for the tests that need the kernel.
-type tcpConn struct{ *net.TCPConn }
-
-func wrapTCP(c *net.TCPConn) (datapath.Conn, error) { return tcpConn{c}, nil }
-
-func (c tcpConn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
-func (c tcpConn) Observe(func(flow.Report))                {}
-func (c tcpConn) Apply(flow.Limit)                         {}
-func (c tcpConn) Info() datapath.Info                      { return datapath.Info{Tier: "tcp"} }
-
-func (c tcpConn) Reset() error {
-	_ = c.SetLinger(0)
-	return c.Close()
+// sockets opens sockets of the kernel datapath, which ends with the test.
+func sockets(tb testing.TB) Open {
+	tb.Helper()
+	start := time.Now()
+	dp, err := kernel.New(kernel.Config{
+		Clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 }, Envelope: "cubic",
+	})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { assert.NoError(tb, dp.Close()) })
+	return func(ln *net.TCPListener) (Acceptor, error) { return dp.Listener(ln) }
 }
 
 // fakeAcceptor gives what next says.
 type fakeAcceptor struct {
-	next func() (*net.TCPConn, error)
-	addr net.Addr
+	next   func() (datapath.Conn, error)
+	addr   net.Addr
+	closed chan struct{} // nil: it is never closed
 }
 
-func (a *fakeAcceptor) AcceptTCP() (*net.TCPConn, error) { return a.next() }
-func (a *fakeAcceptor) Close() error                     { return nil }
+func (a *fakeAcceptor) Serve(take func(datapath.Conn), failed func(error) time.Duration) error {
+	for {
+		conn, err := a.next()
+		pause := time.Duration(0)
+		if err == nil {
+			take(conn)
+		} else if pause = failed(err); pause < 0 {
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-a.closed:
+			return net.ErrClosed
+		}
+	}
+}
+
+func (a *fakeAcceptor) SetTransparent() error { return nil }
+
+func (a *fakeAcceptor) Close() error {
+	if a.closed != nil {
+		close(a.closed)
+	}
+	return nil
+}
+
 func (a *fakeAcceptor) Addr() net.Addr {
 	if a.addr == nil {
 		return net.TCPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.1:1080"))

@@ -69,6 +69,13 @@ func (in *input) rest(content *Content) datapath.Conn {
 	return &prefixed{Conn: in.conn, rest: slices.Concat(in.ahead, early), content: content}
 }
 
+// Prompt implements Listener.
+func (l *Socket) Prompt(conn datapath.Conn) bool { return l.greeter.Load().prompt(conn) }
+
+func (l *greeter) prompt(conn datapath.Conn) bool {
+	return !l.cfg.Mode.Asks() && !l.trusts(addrPort(conn.RemoteAddr()).Addr())
+}
+
 // Greet implements Listener.
 func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
 	return l.greeter.Load().greet(ctx, conn)
@@ -107,7 +114,7 @@ func (l *greeter) greet(ctx context.Context, conn datapath.Conn) (Client, error)
 	if r, ok := conn.(*redirected); ok {
 		conn, original = r.Conn, r.original
 	}
-	if !l.cfg.Mode.Asks() && !l.trusts(addrPort(conn.RemoteAddr()).Addr()) { // nothing is read, so nothing waits
+	if l.prompt(conn) { // nothing is read, so nothing waits
 		client, err := l.understand(conn, original)
 		if err != nil {
 			_ = conn.Reset()

@@ -29,7 +29,7 @@ func testListener(tb testing.TB, cfg Config) *Socket {
 	tb.Helper()
 	cfg.Name = "test"
 	require.NoError(tb, cfg.validate())
-	l, err := newListener(cfg, &fakeAcceptor{}, wrapTCP)
+	l, err := newListener(cfg, &fakeAcceptor{})
 	require.NoError(tb, err)
 	return l
 }
@@ -149,7 +149,7 @@ func TestLoopsAreRefused(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			l, err := newListener(Config{Name: "test", Mode: access.TPROXY},
-				&fakeAcceptor{addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(row.listen))}, wrapTCP)
+				&fakeAcceptor{addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(row.listen))})
 			require.NoError(t, err)
 			conn := newFakeConn("")
 			conn.local = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(row.target))

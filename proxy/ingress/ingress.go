@@ -14,13 +14,17 @@ import (
 // Listener takes connections in two steps, so that a client that is slow to
 // say what it wants never delays the next one.
 type Listener interface {
-	// Accept returns the next connection, not yet understood. Where
-	// descriptors or memory are short it waits and tries again; its error
-	// means that no further connection will come.
-	Accept() (datapath.Conn, error)
+	// Serve calls take for each connection that comes, not yet understood, and returns
+	// once no more will: an error, net.ErrClosed after Drain. Where descriptors or
+	// memory are short it waits and tries again. take must not wait.
+	Serve(take func(datapath.Conn)) error
 
-	// Greet finds out where the connection is meant to go. It runs on the
-	// connection's own goroutine, takes no longer than the configured handshake
+	// Prompt reports whether Greet of a connection asks nothing of the client, so that
+	// it does not wait.
+	Prompt(conn datapath.Conn) bool
+
+	// Greet finds out where the connection is meant to go. Unless it is Prompt, it
+	// needs a goroutine of its own, takes no longer than the configured handshake
 	// timeout, and ends with ctx. On an error it has told the client what the
 	// protocol allows and closed the connection.
 	Greet(ctx context.Context, conn datapath.Conn) (Client, error)
@@ -30,8 +34,7 @@ type Listener interface {
 	// Health says why clients do not reach the listener at present; nil: they do.
 	Health() error
 
-	// Drain takes no further connections; those that Accept has returned go on,
-	// until Close. Accept returns an error from then on.
+	// Drain takes no further connections; those that there are go on, until Close.
 	Drain()
 
 	Close() error
@@ -39,7 +42,7 @@ type Listener interface {
 
 // Client is the client leg, and where it meant to go.
 type Client struct {
-	// Conn is the connection Accept returned, or a thin layer over it while
+	// Conn is the connection that was taken, or a thin layer over it while
 	// bytes wait that the client sent behind its handshake (see Detach).
 	datapath.Conn
 	Listener string

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -25,34 +24,29 @@ const (
 	complaintPeriod = 10 * time.Second // at most one log line in this time
 )
 
-// Socket is a TCP listener of any mode: the accept loop. Its greeter is where the
-// modes differ.
+// Socket is a TCP listener of any mode. Its greeter is where the modes differ.
 type Socket struct {
-	ln      acceptor
-	wrap    Wrap
+	ln      Acceptor
 	greeter atomic.Pointer[greeter]
-	closed  chan struct{}
-	closing sync.Once
-	quiet   atomic.Bool // a complaint was logged less than complaintPeriod ago
-}
-
-// acceptor is what is needed of a *net.TCPListener.
-type acceptor interface {
-	AcceptTCP() (*net.TCPConn, error)
-	Addr() net.Addr
-	Close() error
+	delay   atomic.Int64 // of the last failure, as time.Duration; 0: there was none since a connection
+	quiet   atomic.Bool  // a complaint was logged less than complaintPeriod ago
 }
 
 // Listen opens a listener. ctx bounds only the opening.
-func Listen(ctx context.Context, cfg Config, wrap Wrap) (*Socket, error) {
+func Listen(ctx context.Context, cfg Config, open Open) (*Socket, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	ln, err := cfg.listen(ctx)
+	tcp, err := cfg.listen(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 	}
-	l, err := newListener(cfg, ln, wrap)
+	ln, err := open(tcp)
+	if err != nil {
+		_ = tcp.Close()
+		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
+	}
+	l, err := newListener(cfg, ln)
 	if err != nil {
 		_ = ln.Close()
 		return nil, err
@@ -68,12 +62,12 @@ func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
 	return kernel.Listen(ctx, c.Addr, c.Mode == access.TPROXY)
 }
 
-func newListener(cfg Config, ln acceptor, wrap Wrap) (*Socket, error) {
+func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	g, err := newGreeter(cfg, addrPort(ln.Addr()))
 	if err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	l := &Socket{ln: ln, wrap: wrap, closed: make(chan struct{})}
+	l := &Socket{ln: ln}
 	l.greeter.Store(g)
 	return l, nil
 }
@@ -88,8 +82,8 @@ func (l *Socket) Apply(cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	if tcp, ok := l.ln.(*net.TCPListener); ok && cfg.Mode == access.TPROXY && l.config().Mode != access.TPROXY {
-		if err := kernel.Adopt(tcp, true); err != nil {
+	if cfg.Mode == access.TPROXY && l.config().Mode != access.TPROXY {
+		if err := l.ln.SetTransparent(); err != nil {
 			return fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 		}
 	}
@@ -118,93 +112,64 @@ func explain(mode access.Mode, err error) error {
 // Addr implements Listener.
 func (l *Socket) Addr() net.Addr { return l.ln.Addr() }
 
-// Health implements Listener: a socket that fails ends Accept.
+// Health implements Listener: a socket that fails ends Serve.
 func (l *Socket) Health() error { return nil }
 
 // Drain implements Listener.
 func (l *Socket) Drain() { _ = l.Close() }
 
 // Close implements Listener. Its connections are not the listener's.
-func (l *Socket) Close() (err error) {
-	l.closing.Do(func() {
-		close(l.closed)
-		err = l.ln.Close()
-	})
-	return err
+func (l *Socket) Close() error { return l.ln.Close() }
+
+// Serve implements Listener.
+func (l *Socket) Serve(take func(datapath.Conn)) error {
+	err := l.ln.Serve(func(conn datapath.Conn) {
+		if l.delay.Load() != 0 {
+			l.delay.Store(0)
+		}
+		take(l.redirected(conn))
+	}, l.failed)
+	return fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
 }
 
-// Accept implements Listener.
-func (l *Socket) Accept() (datapath.Conn, error) {
-	delay := firstDelay
-	for {
-		conn, accepted, err := l.take()
-		if err == nil {
-			return conn, nil
-		}
-		if !accepted && !transient(err) {
-			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
-		}
-		l.complain(err)
-		if !transient(err) {
-			continue // this connection was at fault; it is closed and gone
-		}
-		if err := l.wait(delay); err != nil {
-			return nil, fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
-		}
-		delay = min(2*delay, lastDelay)
+// failed says how long to wait after a failure; below 0: for ever.
+func (l *Socket) failed(err error) (pause time.Duration) {
+	if !transient(err) {
+		return -1
 	}
+	l.complain(err)
+	pause = firstDelay
+	if last := time.Duration(l.delay.Load()); last > 0 {
+		pause = min(2*last, lastDelay)
+	}
+	l.delay.Store(int64(pause))
+	return pause
 }
 
-// take accepts one connection and wraps it; accepted says which part failed.
-func (l *Socket) take() (conn datapath.Conn, accepted bool, err error) {
-	raw, err := l.ln.AcceptTCP()
+// redirected notes where a connection was going, in mode redirect.
+func (l *Socket) redirected(conn datapath.Conn) datapath.Conn {
+	if l.config().Mode != access.Redirect {
+		return conn
+	}
+	original, err := originalDestination(conn)
 	if err != nil {
-		return nil, false, err
+		original = netip.AddrPort{}
 	}
-	var original netip.AddrPort
-	redirects := l.config().Mode == access.Redirect
-	if redirects {
-		// Asked for now, because a wrapped connection need not show its
-		// descriptor.
-		if original, err = originalDestination(raw); err != nil {
-			original = netip.AddrPort{}
-		}
-	}
-	conn, err = l.wrap(raw)
-	if err != nil {
-		_ = raw.Close()
-		return nil, true, err
-	}
-	if redirects {
-		conn = &redirected{Conn: conn, original: original}
-	}
-	return conn, true, nil
+	return &redirected{Conn: conn, original: original}
 }
 
-// redirected carries the original destination from Accept to Greet.
+// redirected carries the original destination to Greet.
 type redirected struct {
 	datapath.Conn
 	original netip.AddrPort // invalid: the kernel knows of none
 }
 
-// wait sleeps unless the listener is closed.
-func (l *Socket) wait(d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-l.closed:
-		return net.ErrClosed
-	}
-}
-
-// transient reports an accept error that passes: resources are short, or one
-// connection was refused by the firewall (accept(2)).
+// transient reports an accept error that passes: resources are short, epoll's watches
+// too (epoll_ctl(2)), or one connection was refused by the firewall (accept(2)).
 func transient(err error) bool {
 	for _, e := range []error{
 		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
-		syscall.EPERM, syscall.ECONNABORTED, syscall.EPROTO, syscall.ENETDOWN,
+		syscall.EPERM, syscall.ECONNABORTED, syscall.EPROTO, syscall.ENETDOWN, syscall.ENOSPC,
 	} {
 		if errors.Is(err, e) {
 			return true

@@ -21,8 +21,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 func TestConfigurationErrorsNameTheKey(t *testing.T) {
@@ -45,7 +47,7 @@ func TestConfigurationErrorsNameTheKey(t *testing.T) {
 		if row.cfg.Addr == "" {
 			row.cfg.Addr = "127.0.0.1:0"
 		}
-		_, err := Listen(t.Context(), row.cfg, wrapTCP)
+		_, err := Listen(t.Context(), row.cfg, sockets(t))
 		assert.ErrorContains(t, err, `ingress: listener "lan": `)
 		assert.ErrorContains(t, err, row.want)
 	}
@@ -68,7 +70,7 @@ func TestTPROXYListenWithoutTheCapability(t *testing.T) {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		err := unix.Capset(&header, &(&[2]unix.CapUserData{})[0])
 		if err == nil {
-			_, err = Listen(t.Context(), Config{Name: "lan", Mode: access.TPROXY, Addr: ":0"}, wrapTCP)
+			_, err = Listen(t.Context(), Config{Name: "lan", Mode: access.TPROXY, Addr: ":0"}, never)
 		}
 		failed <- err
 	}()
@@ -77,103 +79,113 @@ func TestTPROXYListenWithoutTheCapability(t *testing.T) {
 	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root")
 }
 
+// never opens nothing: Listen fails before.
+func never(*net.TCPListener) (Acceptor, error) { return nil, errors.New("not to be opened") }
+
+// accepting serves a listener until the test ends; next returns what it takes.
+func accepting(tb testing.TB, l *Socket) (next func() (datapath.Conn, error)) {
+	tb.Helper()
+	conns, stop, ended := make(chan datapath.Conn), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- l.Serve(func(c datapath.Conn) {
+			select {
+			case conns <- c:
+			case <-stop:
+			}
+		})
+	}()
+	tb.Cleanup(func() {
+		close(stop)
+		_ = l.Close()
+	})
+	return func() (datapath.Conn, error) {
+		select {
+		case c := <-conns:
+			return c, nil
+		case err := <-ended:
+			return nil, err
+		}
+	}
+}
+
 func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began, failures := time.Now(), 0
 		var at []time.Duration
-		ln := &fakeAcceptor{next: func() (*net.TCPConn, error) {
+		ln := &fakeAcceptor{closed: make(chan struct{}), next: func() (datapath.Conn, error) {
 			at = append(at, time.Since(began))
 			if failures++; failures <= 12 {
-				return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+				return nil, os.NewSyscallError("accept4", syscall.EMFILE)
 			}
-			return &net.TCPConn{}, nil
+			return newFakeConn(""), nil
 		}}
 		var log bytes.Buffer
 		l, err := newListener(Config{
 			Name: "lan", Mode: access.SOCKS5,
 			Log: slog.New(slog.NewTextHandler(&log, nil)),
-		}, ln, wrapTCP)
+		}, ln)
 		require.NoError(t, err)
-		_, err = l.Accept()
+		next := accepting(t, l)
+		_, err = next()
 		require.NoError(t, err)
+		synctest.Wait()
 
 		var gaps []time.Duration
-		for i := 1; i < len(at); i++ {
+		for i := 1; i <= 12; i++ {
 			gaps = append(gaps, at[i]-at[i-1])
 		}
 		assert.Equal(t, "[5ms 10ms 20ms 40ms 80ms 160ms 320ms 640ms 1s 1s 1s 1s]", fmt.Sprint(gaps))
 		assert.Equal(t, 1, strings.Count(log.String(), "\n"), "one line in ten seconds: %s", log.String())
 		assert.Contains(t, log.String(), "too many open files")
 
-		// A new shortage after the period is worth a new line.
+		// A new shortage after the period is worth a new line, and the first delay.
 		time.Sleep(complaintPeriod)
 		failures = 11
-		_, err = l.Accept()
+		_, err = next() // of before the shortage
 		require.NoError(t, err)
+		_, err = next()
+		require.NoError(t, err)
+		synctest.Wait()
+		assert.Equal(t, firstDelay, at[len(at)-2]-at[len(at)-3])
 		assert.Equal(t, 2, strings.Count(log.String(), "\n"))
 		time.Sleep(complaintPeriod) // let the timer go
 	})
 }
 
-func TestCloseEndsAWaitingAccept(t *testing.T) {
+func TestCloseEndsAServeThatWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := newListener(Config{Mode: access.SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
+		ln := &fakeAcceptor{closed: make(chan struct{}), next: func() (datapath.Conn, error) {
 			return nil, syscall.ENFILE
-		}}, wrapTCP)
+		}}
+		l, err := newListener(Config{Mode: access.SOCKS5}, ln)
 		require.NoError(t, err)
 		ended := make(chan error)
-		go func() {
-			_, err := l.Accept()
-			ended <- err
-		}()
+		go func() { ended <- l.Serve(func(datapath.Conn) {}) }()
 		synctest.Wait()
 		require.NoError(t, l.Close())
 		assert.ErrorIs(t, <-ended, net.ErrClosed)
 	})
 }
 
-func TestOneBadConnectionDoesNotStopTheListener(t *testing.T) {
-	n := 0
-	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.Forward, Addr: "127.0.0.1:0", Target: "a.test:1"},
-		func(c *net.TCPConn) (datapath.Conn, error) {
-			if n++; n == 1 {
-				return nil, errors.New("dead already")
-			}
-			return wrapTCP(c)
-		})
-	require.NoError(t, err)
-	defer l.Close()
-	for range 2 {
-		c, err := net.Dial("tcp", l.Addr().String())
-		require.NoError(t, err)
-		defer c.Close()
-	}
-	c, err := l.Accept()
-	require.NoError(t, err)
-	assert.Equal(t, 2, n)
-	assert.NoError(t, c.Close())
-}
-
 func TestPermanentAcceptErrorIsReturned(t *testing.T) {
-	l, err := newListener(Config{Name: "lan", Mode: access.SOCKS5}, &fakeAcceptor{next: func() (*net.TCPConn, error) {
+	l, err := newListener(Config{Name: "lan", Mode: access.SOCKS5}, &fakeAcceptor{next: func() (datapath.Conn, error) {
 		return nil, syscall.EINVAL
-	}}, wrapTCP)
+	}})
 	require.NoError(t, err)
-	_, err = l.Accept()
-	assert.ErrorIs(t, err, syscall.EINVAL)
+	assert.ErrorIs(t, l.Serve(func(datapath.Conn) {}), syscall.EINVAL)
 }
 
 func TestRefusedClientGetsItsAnswerThoughItWroteMore(t *testing.T) {
-	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0"}, wrapTCP)
+	l, err := Listen(t.Context(), Config{Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0"}, sockets(t))
 	require.NoError(t, err)
-	defer l.Close()
+	next := accepting(t, l)
 	client, err := net.Dial("tcp", l.Addr().String())
 	require.NoError(t, err)
 	defer client.Close()
 	_, err = client.Write([]byte("\x05\x01\x00\x05\x01\x00\x01\x7f\x00\x00\x01\x00\x50" + strings.Repeat("early",
 		10_000)))
 	require.NoError(t, err)
-	conn, err := l.Accept()
+	conn, err := next()
 	require.NoError(t, err)
 	c, err := l.Greet(t.Context(), conn)
 	require.NoError(t, err)
@@ -213,11 +225,18 @@ func starvedChild() int {
 }
 
 func starve() error {
+	start := time.Now()
+	dp, err := kernel.New(kernel.Config{
+		Clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 }, Envelope: "cubic",
+	})
+	if err != nil {
+		return err
+	}
 	var log bytes.Buffer
 	l, err := Listen(context.Background(), Config{
 		Name: "lan", Mode: access.SOCKS5, Addr: "127.0.0.1:0",
 		Log: slog.New(slog.NewTextHandler(&log, nil)),
-	}, wrapTCP)
+	}, func(ln *net.TCPListener) (Acceptor, error) { return dp.Listener(ln) })
 	if err != nil {
 		return err
 	}
@@ -241,21 +260,25 @@ func starve() error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next), Max: limit.Max}); err != nil {
 		return err
 	}
-	accepted := make(chan error)
-	go func() {
-		_, err := l.Accept()
-		accepted <- err
-	}()
+	accepted, ended := make(chan struct{}, 1), make(chan error, 1)
+	go func() { ended <- l.Serve(func(datapath.Conn) { accepted <- struct{}{} }) }()
 	select {
-	case err := <-accepted:
-		return fmt.Errorf("accepted beyond the limit: %w", err)
+	case <-accepted:
+		return errors.New("accepted beyond the limit")
+	case err := <-ended:
+		return err
 	case <-time.After(100 * time.Millisecond):
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		return err
 	}
-	if err := <-accepted; err != nil {
+	select {
+	case <-accepted:
+	case err := <-ended:
 		return fmt.Errorf("the waiting connection was lost: %w", err)
+	}
+	if err := errors.Join(l.Close(), dp.Close()); err != nil {
+		return err
 	}
 	if n := strings.Count(log.String(), "too many open files"); n != 1 {
 		return fmt.Errorf("%d complaints, want 1: %s", n, log.String())

@@ -2,12 +2,15 @@ package ingress
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // soOriginalDst is SO_ORIGINAL_DST and IP6T_SO_ORIGINAL_DST, the same number
@@ -16,8 +19,12 @@ const soOriginalDst = 80
 
 // originalDestination asks conntrack where a redirected connection was going.
 // A connection that came straight to us has its own local address, or none.
-func originalDestination(conn *net.TCPConn) (netip.AddrPort, error) {
-	raw, err := conn.SyscallConn()
+func originalDestination(conn datapath.Conn) (netip.AddrPort, error) {
+	socket, ok := conn.(syscall.Conn)
+	if !ok {
+		return netip.AddrPort{}, errors.New("redirect: not a socket")
+	}
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("redirect: %w", err)
 	}

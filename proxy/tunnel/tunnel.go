@@ -24,7 +24,7 @@ type Listener interface {
 	Inside
 	// Name is the listener's.
 	Name() string
-	// Forward has the tunnel's datagrams forwarded; once, before the first Accept.
+	// Forward has the tunnel's datagrams forwarded; once, before Serve.
 	Forward(access.Datagrams, Forwarding)
 	// Dial opens a connection to a peer, which sees source as whom it is from, or the
 	// gateway where source is not inside the tunnel.

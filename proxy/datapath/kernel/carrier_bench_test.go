@@ -158,7 +158,7 @@ func BenchmarkCarrier(b *testing.B) {
 			sendTo(ln.Addr().String(), w.rate)
 			tcp, err := ln.AcceptTCP()
 			require.NoError(b, err)
-			in, err := d.Wrap(tcp)
+			in, err := d.adopt(tcp, d.loops.Least(), false)
 			require.NoError(b, err)
 			defer in.Close() //nolint:errcheck // the peer goes on sending
 			out, err := d.Dial(b.Context(), DialConfig{Host: sink})
@@ -172,7 +172,7 @@ func BenchmarkCarrier(b *testing.B) {
 			before := cpu(b)
 			b.ResetTimer()
 			if w.carrier == nil {
-				_, err = io.CopyN(out.tcp, in.tcp, total)
+				_, err = io.CopyN(out, in, total)
 			} else {
 				err = move(w.carrier(out, in), total, w.grant)
 			}

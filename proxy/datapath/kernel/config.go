@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Tier names this datapath in datapath.Info.
@@ -75,6 +76,7 @@ type DialConfig struct {
 
 	Mark    uint32                     // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
 	Hops    uint8                      // routers that its packets may pass; 0: the system's default
+	Near    datapath.Conn              // the leg that it belongs to: one loop serves both; nil: any
 	Guard   func(netip.AddrPort) error // may refuse each address, after resolution; nil: all are fine
 	Timeout time.Duration              // for resolution and handshake; 0: the context's alone
 }

@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -14,14 +15,17 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
 // Conn is a leg over kernel TCP.
 type Conn struct {
 	dp    *Datapath
-	shard *shard       // whose tick serves it; set with the first Enforce or Observe
-	tcp   *net.TCPConn // kept here, so that the descriptor behind raw stays open
-	raw   syscall.RawConn
+	shard *shard // whose tick serves it; set with the first Enforce or Observe
+	raw   *eventloop.Socket
+
+	remote *net.TCPAddr
+	local  atomic.Pointer[net.TCPAddr] // nil: not asked for yet
 
 	// Writers and the tick settle through these three, without a lock, whether
 	// the leg must be polled; see leave.
@@ -51,6 +55,7 @@ type Conn struct {
 	errors   uint64
 
 	reader      reader
+	writer      writer
 	advertising advertising
 
 	info  unix.TCPInfo
@@ -76,20 +81,11 @@ var (
 	_ datapath.Carriage    = (*Conn)(nil)
 )
 
-// Wrap makes a leg of a connection that a listener of Listen's accepted; after an
-// error the connection is still the caller's. Wrap it before anything is written to it.
-func (d *Datapath) Wrap(tcp *net.TCPConn) (*Conn, error) { return d.wrap(tcp, false) }
-
-func (d *Datapath) wrap(tcp *net.TCPConn, dialled bool) (*Conn, error) {
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("kernel: wrap: %w", err)
-	}
-	c := &Conn{dp: d, tcp: tcp, raw: raw, missing: d.missing, dialled: dialled}
+// leg makes one of a connected socket that the loop watches.
+func (d *Datapath) leg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
+	c := &Conn{dp: d, raw: raw, remote: remote, missing: d.missing, dialled: dialled}
 	c.read, c.roomy = c.readInfo, c.hasRoom
-	// Package net has set TCP_NODELAY.
-	c.LimitReceive(d.receiving.first)
-	return c, nil
+	return c
 }
 
 // readInfo runs inside RawConn.Control.
@@ -125,19 +121,36 @@ func (c *Conn) still() bool { return c.known == c.wrote.Load()+1 && drained(&c.i
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
 // the client meant to reach.
-func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
+func (c *Conn) LocalAddr() net.Addr {
+	if a := c.local.Load(); a != nil {
+		return a
+	}
+	var a *net.TCPAddr
+	err := c.raw.Control(func(fd uintptr) {
+		if name, err := syscall.Getsockname(int(fd)); err == nil {
+			a = tcpAddr(name)
+		}
+	})
+	if err != nil || a == nil {
+		return (*net.TCPAddr)(nil)
+	}
+	c.local.Store(a)
+	return a
+}
 
 // RemoteAddr implements net.Conn.
-func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
+func (c *Conn) RemoteAddr() net.Addr { return c.remote }
 
 // SetDeadline implements net.Conn.
-func (c *Conn) SetDeadline(t time.Time) error { return c.tcp.SetDeadline(t) }
+func (c *Conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.raw.SetReadDeadline(t), c.raw.SetWriteDeadline(t))
+}
 
 // SetReadDeadline implements net.Conn.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.tcp.SetReadDeadline(t) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDeadline(t) }
 
 // SetWriteDeadline implements net.Conn.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadline(t) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
 
 // SyscallConn gives access to the socket, to read options from it. Bytes
 // written through it are reported late or, on an idle leg, not until the next

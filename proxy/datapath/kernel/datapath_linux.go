@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
 // Datapath makes legs over kernel TCP and serves those that are busy.
@@ -29,6 +30,7 @@ type Datapath struct {
 	budget    int
 	log       *slog.Logger
 	pipes     *pipes
+	loops     *eventloop.Loops
 	shards    []*shard
 	closing   sync.Once
 }
@@ -70,6 +72,11 @@ func prepared(cfg Config) (*Datapath, error) {
 	if err := d.settle(cfg); err != nil {
 		return nil, err
 	}
+	loops, err := eventloop.New(0)
+	if err != nil {
+		return nil, errors.Join(err, d.abandon())
+	}
+	d.loops = loops
 	if d.enforcer != nil {
 		cfg.Shards = d.enforcer.control.Parts()
 	}
@@ -90,6 +97,9 @@ func (d *Datapath) abandon() (err error) {
 	}
 	if d.enforcer != nil {
 		err = errors.Join(err, d.enforcer.control.Close())
+	}
+	if d.loops != nil {
+		d.loops.Close()
 	}
 	return err
 }
@@ -172,6 +182,7 @@ func (d *Datapath) Close() (err error) {
 		for _, s := range d.shards {
 			err = errors.Join(err, s.close())
 		}
+		d.loops.Close()
 		d.pipes.close()
 		if d.enforcer != nil {
 			err = errors.Join(err, d.enforcer.control.Close())

@@ -18,19 +18,41 @@ import (
 // errTransparent says what IP_TRANSPARENT takes.
 var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP_NET_RAW")
 
-// Dial opens a leg to a target. The guard sees every address before it is
-// tried, so a name cannot lead where an address may not.
+// Dial is Connect for who can wait.
 func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
-	target := cfg.Host
-	if cfg.Target.IsValid() {
-		target = cfg.Target.String()
+	type result struct {
+		conn *Conn
+		err  error
 	}
+	came := make(chan result, 1)
+	d.Connect(ctx, cfg, func(c *Conn, err error) { came <- result{c, err} })
+	r := <-came
+	return r.conn, r.err
+}
+
+// Connect opens a leg to a target and calls done once, perhaps before it returns: on a loop
+// where the target is an address, so that done must not wait, and on a goroutine of its own
+// where it is a name. The guard sees every address before it is tried, so a name cannot
+// lead where an address may not.
+func (d *Datapath) Connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
+	if at, err := netip.ParseAddrPort(cfg.Host); err == nil && !cfg.Target.IsValid() {
+		cfg.Target = at
+	}
+	if cfg.Target.IsValid() {
+		d.connect(ctx, cfg, done)
+		return
+	}
+	go func() { done(d.dialName(ctx, cfg)) }()
+}
+
+// dialName tries the addresses of a name as package net does (RFC 6555).
+func (d *Datapath) dialName(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	// Why Source may only be one of this host's addresses. Two attempts may be
 	// under way at a time, one for each family.
 	var foreign atomic.Pointer[error]
 	dialer := net.Dialer{
 		Timeout:   cfg.Timeout,
-		KeepAlive: -1, // guardStream sets it
+		KeepAlive: -1, // Conn.KeepAlive sets it
 		Control: func(network, address string, raw syscall.RawConn) error {
 			if err := guard(cfg.Guard, address); err != nil {
 				return err
@@ -48,19 +70,22 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	if cfg.Source.IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(cfg.Source)
 	}
-	nc, err := dialer.DialContext(ctx, "tcp", target)
+	nc, err := dialer.DialContext(ctx, "tcp", cfg.Host)
 	if err != nil {
-		if why := foreign.Load(); why != nil && errors.Is(err, unix.EADDRNOTAVAIL) {
-			return nil, fmt.Errorf("kernel: dial %s from %s: %w: %w", target, cfg.Source.Addr(), err, *why)
+		if why := foreign.Load(); why != nil {
+			err = notOurs(err, cfg, *why)
 		}
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
-	c, err := d.wrap(nc.(*net.TCPConn), true)
-	if err != nil {
-		_ = nc.Close()
-		return nil, err
+	return d.adopt(nc.(*net.TCPConn), d.loopFor(cfg), true)
+}
+
+// notOurs says why an address that is not this host's cannot be dialled from.
+func notOurs(err error, cfg DialConfig, why error) error {
+	if why == nil || !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return err
 	}
-	return c, nil
+	return fmt.Errorf("dial %s from %s: %w: %w", cfg.Host, cfg.Source.Addr(), err, why)
 }
 
 // guard shows an address in the form the dialler uses to the caller's guard.
@@ -117,6 +142,24 @@ func prepare(fd int, network string, cfg DialConfig) (foreign, err error) {
 // guardStream sets what keeps a stream from being cut unnoticed. It must be set
 // before the first byte can come; accepted sockets inherit it from the listener.
 func guardStream(fd int) error {
+	// An urgent byte stays in its place of the stream; otherwise a second one can drop it.
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
+		return fmt.Errorf("set SO_OOBINLINE: %w", err)
+	}
+	// If the process dies, the kernel resets the connection instead of ending it
+	// in good order. Conn.Close takes this back.
+	if err := setLinger(fd, reset); err != nil {
+		return fmt.Errorf("set SO_LINGER: %w", err)
+	}
+	// What is written goes out at once.
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return fmt.Errorf("set TCP_NODELAY: %w", err)
+	}
+	return nil
+}
+
+// keepAlive has the kernel find out by itself that a peer has vanished.
+func keepAlive(fd int) error {
 	for _, o := range [...]struct {
 		level, option, value int
 	}{
@@ -129,16 +172,15 @@ func guardStream(fd int) error {
 			return fmt.Errorf("set the keep-alive of a connection: %w", err)
 		}
 	}
-	// An urgent byte stays in its place of the stream; otherwise a second one can drop it.
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_OOBINLINE, 1); err != nil {
-		return fmt.Errorf("set SO_OOBINLINE: %w", err)
-	}
-	// If the process dies, the kernel resets the connection instead of ending it
-	// in good order. Conn.Close takes this back.
-	if err := unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
-		return fmt.Errorf("set SO_LINGER: %w", err)
-	}
 	return nil
+}
+
+// KeepAlive implements datapath.KeepAliver. An accepted leg has it from its listener.
+func (c *Conn) KeepAlive() error {
+	if !c.dialled {
+		return nil
+	}
+	return control(c.raw, keepAlive)
 }
 
 // setTransparent lets a socket use addresses that are not this host's. The
@@ -164,13 +206,13 @@ func control(raw syscall.RawConn, f func(fd int) error) error {
 	return inner
 }
 
-// Listen returns a listener for connections to Wrap: closed by anything but
-// Conn.Close, they are reset. MPTCP is off, since socket options and TCP_INFO must
+// Listen returns a listener whose connections are reset where anything but Conn.Close
+// closes them; see Datapath.Listener. MPTCP is off, since socket options and TCP_INFO must
 // mean one path. A transparent listener also accepts connections to addresses that
 // are not this host's, as TPROXY delivers them.
 func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListener, error) {
 	lc := net.ListenConfig{
-		KeepAlive: -1, // guardStream sets it
+		KeepAlive: -1, // prepareListener sets it
 		Control: func(network, _ string, raw syscall.RawConn) error {
 			return control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
 		},
@@ -206,7 +248,7 @@ func Adopt(ln *net.TCPListener, transparent bool) error {
 
 // prepareListener sets what accepted sockets inherit, and what a transparent listener needs.
 func prepareListener(fd int, network string, transparent bool) error {
-	if err := guardStream(fd); err != nil || !transparent {
+	if err := errors.Join(guardStream(fd), keepAlive(fd)); err != nil || !transparent {
 		return err
 	}
 	return setTransparent(fd, network)

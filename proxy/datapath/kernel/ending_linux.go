@@ -21,7 +21,11 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	return c.tcp.CloseWrite()
+	err := control(c.raw, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
+	if err != nil {
+		return c.opError("shutdown", err)
+	}
+	return nil
 }
 
 // How a socket is closed, as the time in seconds for which it lingers.
@@ -44,10 +48,19 @@ func (c *Conn) shut(linger int) error {
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.release(h)
 		}
-		_ = c.tcp.SetLinger(linger) // a socket that refuses it refuses Close, too
+		_ = control(c.raw, func(fd int) error { return setLinger(fd, linger) })
 	}
 	c.mu.Unlock()
-	return c.tcp.Close()
+	return c.raw.Close()
+}
+
+// setLinger says how a socket is closed.
+func setLinger(fd, seconds int) error {
+	l := unix.Linger{Linger: int32(max(seconds, 0))}
+	if seconds >= 0 {
+		l.Onoff = 1
+	}
+	return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &l)
 }
 
 // Undelivered implements datapath.Ending.

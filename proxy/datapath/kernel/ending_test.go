@@ -27,7 +27,7 @@ func eachSide(t *testing.T, test func(t *testing.T, leg, peer *Conn)) {
 // crash closes the socket as the kernel does when the process dies.
 func (c *Conn) crash(t *testing.T) {
 	t.Helper()
-	require.NoError(t, c.tcp.Close())
+	require.NoError(t, c.raw.Close())
 }
 
 // stuff writes until the socket takes no more.
@@ -56,7 +56,7 @@ func TestACrashDoesNotLookLikeTheEnd(t *testing.T) {
 			eachSide(t, func(t *testing.T, leg, peer *Conn) {
 				first(t, leg, peer)
 				leg.crash(t)
-				_, err := io.Copy(io.Discard, peer.tcp)
+				_, err := io.Copy(io.Discard, peer)
 				assert.ErrorIs(t, err, unix.ECONNRESET)
 			})
 		})

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -222,8 +223,10 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 	watched(a)
 	a.begin()
 	mute(t, a) // else its bytes would arrive
-	_, err := a.tcp.Write(make([]byte, 1))
-	require.NoError(t, err)
+	require.NoError(t, control(a.raw, func(fd int) error {
+		_, err := unix.Write(fd, make([]byte, 1))
+		return err
+	}))
 	a.took(1)
 	asked, due := 0, cc.Time(0)
 	for range 4000 {

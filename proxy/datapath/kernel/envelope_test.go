@@ -36,9 +36,9 @@ func (d *Datapath) asTheSystemSets(t *testing.T, name string) (dialled, accepted
 	require.NoError(t, err)
 	far, err := ln.Accept()
 	require.NoError(t, err)
-	dialled, err = d.wrap(near.(*net.TCPConn), true)
+	dialled, err = d.adopt(near.(*net.TCPConn), d.loops.Least(), true)
 	require.NoError(t, err)
-	accepted, err = d.Wrap(far.(*net.TCPConn))
+	accepted, err = d.adopt(far.(*net.TCPConn), d.loops.Least(), false)
 	require.NoError(t, err)
 	t.Cleanup(func() { _, _ = dialled.Close(), accepted.Close() })
 	return dialled, accepted

@@ -36,9 +36,14 @@ func start(tb testing.TB, cfg Config) *Datapath {
 // pair returns a dialled and an accepted leg on loopback, closed with the test.
 func (d *Datapath) pair(tb testing.TB, addr string) (dialled, accepted *Conn) {
 	tb.Helper()
-	ln, err := Listen(tb.Context(), addr, false)
+	tcp, err := Listen(tb.Context(), addr, false)
 	require.NoError(tb, err)
-	defer ln.Close() //nolint:errcheck // it only listened
+	ln, err := d.Listener(tcp)
+	require.NoError(tb, err)
+	legs, ended := make(chan datapath.Conn, 1), make(chan error, 1)
+	go func() {
+		ended <- ln.Serve(func(c datapath.Conn) { legs <- c }, func(error) time.Duration { return -1 })
+	}()
 	type dial struct {
 		conn *Conn
 		err  error
@@ -48,10 +53,13 @@ func (d *Datapath) pair(tb testing.TB, addr string) (dialled, accepted *Conn) {
 		c, err := d.Dial(context.Background(), DialConfig{Host: ln.Addr().String(), Timeout: 10 * time.Second})
 		dials <- dial{c, err}
 	}()
-	tcp, err := ln.AcceptTCP()
-	require.NoError(tb, err)
-	accepted, err = d.Wrap(tcp)
-	require.NoError(tb, err)
+	select {
+	case leg := <-legs:
+		accepted = leg.(*Conn)
+	case err := <-ended:
+		require.NoError(tb, err)
+	}
+	require.NoError(tb, ln.Close())
 	got := <-dials
 	require.NoError(tb, got.err)
 	tb.Cleanup(func() { _, _ = got.conn.Close(), accepted.Close() })

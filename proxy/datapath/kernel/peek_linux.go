@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"errors"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -29,7 +30,7 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 		return done
 	})
 	if poll != nil {
-		return poll
+		return c.pollError("peek", poll)
 	}
 	if call != nil {
 		return c.opError("peek", call)
@@ -58,10 +59,15 @@ func peek(fd int, b []byte) (n int, ended bool, err error) {
 // glance tells, as a read would, whether there is anything to read. n is at most 1.
 func glance(fd int) (n int, err error) {
 	for {
-		var b [1]byte
-		n, _, err = unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-		if !errors.Is(err, unix.EINTR) {
-			return max(n, 0), err
+		var b [1]byte // and no address, which package unix would allocate
+		got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1,
+			unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
+		switch errno {
+		case 0:
+			return int(got), nil
+		case unix.EINTR:
+		default:
+			return 0, errno
 		}
 	}
 }

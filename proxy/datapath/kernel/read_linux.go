@@ -8,11 +8,15 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
 // reader reads from a socket without holding memory while it waits.
 type reader struct {
-	mu     sync.Mutex // one call at a time, as the poller has it anyway
+	mu     sync.Mutex // one call at a time
+	raw    *eventloop.Socket
 	take   func() []byte
 	back   func()
 	marks  bool // in: read the byte at the urgent mark by itself
@@ -24,7 +28,7 @@ type reader struct {
 
 func (r *reader) attempt(fd uintptr) bool {
 	r.urgent = false
-	if r.marks { // once a byte is there, it is settled whether it is urgent
+	if r.marks && r.mayBeUrgent() { // once a byte is there, it is settled whether it is urgent
 		if r.n, r.err = glance(int(fd)); r.n == 0 {
 			return !errors.Is(r.err, unix.EAGAIN)
 		}
@@ -42,11 +46,24 @@ func (r *reader) attempt(fd uintptr) bool {
 		r.back()
 		return false
 	}
+	if r.n < len(buf) && r.raw.Driven() {
+		r.raw.Emptied()
+	}
 	return true
 }
 
+// mayBeUrgent tells whether the next byte may be the urgent one. A task that drives the
+// socket has been told of an urgent byte before it can come to it: a read ends in front
+// of one, and the next comes with the next event.
+func (r *reader) mayBeUrgent() bool { return r.raw.Urgent() || !r.raw.Driven() }
+
 // Read implements net.Conn.
-func (c *Conn) Read(b []byte) (int, error) { return c.tcp.Read(b) }
+func (c *Conn) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	return c.ReadReady(func() []byte { return b }, func() {})
+}
 
 // ReadReady implements datapath.ReadyReader.
 func (c *Conn) ReadReady(take func() []byte, back func()) (int, error) {
@@ -62,7 +79,7 @@ func (c *Conn) readReady(take func() []byte, back func(), marks bool) (n int, ur
 	defer r.mu.Unlock()
 	r.take, r.back, r.marks = take, back, marks
 	if r.try == nil {
-		r.try = r.attempt
+		r.try, r.raw = r.attempt, c.raw
 	}
 	poll := c.raw.Read(r.try)
 	r.take, r.back = nil, nil
@@ -75,13 +92,21 @@ func (c *Conn) readReady(take func() []byte, back func(), marks bool) (n int, ur
 func (c *Conn) moved(n int, poll, call error, op string) (int, error) {
 	switch {
 	case poll != nil:
-		return 0, poll
+		return 0, c.pollError(op, poll)
 	case call != nil:
 		return 0, c.opError(op, call)
 	case n <= 0:
 		return 0, io.EOF
 	}
 	return n, nil
+}
+
+// pollError is why a call did not come about.
+func (c *Conn) pollError(op string, err error) error {
+	if errors.Is(err, datapath.ErrWait) {
+		return err
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 }
 
 // opError dresses a failed system call as package net does.

@@ -124,20 +124,20 @@ func (pp *pipe) close() {
 	_ = unix.Close(pp.w)
 }
 
-// splicer is the carrier in which bytes never leave the kernel. When no pipe
-// is to be had it copies instead, until its store is empty again; the byte at
-// an urgent mark (RFC 6093 section 2) is always copied, and sent as urgent.
+// splicer is the carrier between two legs of this package. A stream goes through a pipe,
+// in which bytes never leave the kernel; what comes in small pieces is copied, which takes
+// fewer system calls. Where no pipe is to be had all is copied. So is the byte at an urgent
+// mark (RFC 6093 section 2), at which a splice would stand still, and it is sent as urgent.
 type splicer struct {
 	dst, src *Conn
 	pool     *pipes
 	pipe     *pipe // nil while nothing is stored in one
 	copy     datapath.Carrier
+	streams  bool // the last piece was a large one
 	copies   bool // what comes next can only be copied
 	urgent   bool // what copy stores is the byte at the mark
-	dry      bool // the source had nothing left behind the last piece
 
-	limit, n int  // of the call underway
-	look     bool // before splicing
+	limit, n int // of the call underway
 	err      error
 	in, out  func(fd uintptr) bool // made once: moving bytes allocates nothing
 }
@@ -155,19 +155,39 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	return s
 }
 
-func (s *splicer) Fill(limit int) (int, error) {
+func (s *splicer) Fill(limit int) (n int, err error) {
 	if s.Buffered() > 0 || limit <= 0 {
 		return 0, nil
 	}
 	// What has to wait for room waits at its source, so that a thousand slow flows hold
-	// no pipes. An error is Drain's to tell.
-	if s.dst.await() == nil {
+	// no pipes. An error other than ErrWait is Drain's to tell.
+	switch err := s.dst.await(); {
+	case err == nil:
 		limit = s.dst.upTo(0, limit)
+	case errors.Is(err, datapath.ErrWait):
+		return 0, err
 	}
-	s.limit, s.n, s.err, s.copies, s.look = limit, 0, nil, false, s.dry
+	if s.copies = !s.streams; s.streams {
+		n, err = s.fillPipe(limit)
+	}
+	if s.copies {
+		if !s.streams {
+			limit = min(limit, datapath.SmallBuffer)
+		}
+		n, err = s.copy.Fill(limit)
+	}
+	if n > 0 {
+		s.streams = n >= datapath.SmallBuffer || n == limit
+	}
+	return n, err
+}
+
+// fillPipe takes bytes into a pipe, unless it finds that they can only be copied.
+func (s *splicer) fillPipe(limit int) (int, error) {
+	s.limit, s.n, s.err = limit, 0, nil
 	poll := s.src.raw.Read(s.in)
 	if s.copies && poll == nil {
-		return s.copy.Fill(limit)
+		return 0, nil
 	}
 	n, err := s.src.moved(s.n, poll, s.err, "splice")
 	if s.pipe != nil {
@@ -179,23 +199,7 @@ func (s *splicer) Fill(limit int) (int, error) {
 }
 
 // spliceIn runs inside RawConn.Read.
-//
-// At the urgent mark splice says for ever that there is nothing, so that it takes
-// another system call to be sure. Where there was nothing behind the last piece,
-// one that sees beyond the mark is therefore tried first: an exchange of messages
-// takes no call more.
 func (s *splicer) spliceIn(fd uintptr) bool {
-	if s.look {
-		s.look = false
-		var n int
-		n, s.err = glance(int(fd))
-		if s.dry = errors.Is(s.err, unix.EAGAIN); s.dry {
-			return false
-		}
-		if n == 0 { // the end, or what s.err says
-			return true
-		}
-	}
 	if s.pipe == nil {
 		if s.pipe = s.pool.take(s.limit); s.pipe == nil {
 			s.copies = true
@@ -203,14 +207,13 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 		}
 	}
 	s.n, s.err = splice(int(fd), s.pipe.w, s.limit)
-	if s.n == 0 && atMark(fd) {
+	if s.n == 0 && atMark(fd) { // splice says for ever that there is nothing
 		s.giveBack()
 		s.copies = true
 		return true
 	}
 	if errors.Is(s.err, unix.EAGAIN) { // the pipe is empty, so it is the socket that is
 		s.giveBack()
-		s.dry = true
 		return false
 	}
 	return true
@@ -237,7 +240,7 @@ func (s *splicer) Drain(limit int) (int, error) {
 	}
 	switch {
 	case poll != nil:
-		return s.n, poll
+		return s.n, s.dst.pollError("splice", poll)
 	case s.err != nil:
 		return s.n, s.dst.opError("splice", s.err)
 	case s.n == 0:

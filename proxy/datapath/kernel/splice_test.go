@@ -93,6 +93,7 @@ func TestAnIdleSpliceHoldsNoPipe(t *testing.T) {
 	require.NoError(t, c.in.SetReadDeadline(time.Time{}))
 	_, err = c.source.Write([]byte("abcdef"))
 	require.NoError(t, err)
+	c.Carrier.(*splicer).streams = true
 	n, err := c.Fill(4)
 	require.NoError(t, err)
 	assert.Equal(t, 4, n)
@@ -128,6 +129,7 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 	c := d.carried(t)
 	_, err := c.source.Write([]byte("abcdef"))
 	require.NoError(t, err)
+	c.Carrier.(*splicer).streams = true
 	n, err := c.Fill(100)
 	require.NoError(t, err)
 	assert.Equal(t, 6, n)
@@ -144,6 +146,7 @@ func TestWithoutAPipeASpliceCopies(t *testing.T) {
 
 	_, err = c.source.Write([]byte("x"))
 	require.NoError(t, err)
+	c.Carrier.(*splicer).streams = true
 	_, err = c.Fill(100)
 	require.NoError(t, err)
 	assert.Equal(t, 1, d.pipes.out, "there is one again")
@@ -160,19 +163,11 @@ func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 		assert.ErrorIs(t, err, unix.ECONNRESET)
 		c.Release()
 	})
-	t.Run("of a source that was found idle", func(t *testing.T) {
+	t.Run("of a source that streams", func(t *testing.T) {
 		c := d.carried(t)
-		c.Carrier.(*splicer).dry = true
-		_, err := c.source.Write([]byte("abc"))
-		require.NoError(t, err)
-		n, err := c.Fill(100)
-		require.NoError(t, err)
-		assert.Equal(t, 3, n)
-		_, err = c.Drain(100)
-		require.NoError(t, err)
-		c.Carrier.(*splicer).dry = true
+		c.Carrier.(*splicer).streams = true
 		require.NoError(t, c.source.Reset())
-		_, err = c.Fill(100)
+		_, err := c.Fill(100)
 		assert.ErrorIs(t, err, unix.ECONNRESET)
 		c.Release()
 	})
@@ -195,12 +190,16 @@ func TestASpliceSeesAResetOnEitherLeg(t *testing.T) {
 func TestSplicingAllocatesNothing(t *testing.T) {
 	d := still(t, Config{})
 	t.Cleanup(d.pipes.close)
-	c := d.carried(t)
-	msg, got := make([]byte, 1000), make([]byte, 1000)
-	assert.Zero(t, testing.AllocsPerRun(100, func() {
-		_, _ = c.source.Write(msg)
-		_, _ = c.Fill(1 << 20)
-		_, _ = c.Drain(1 << 20)
-		_, _ = io.ReadFull(c.sink, got)
-	}))
+	for _, streams := range []bool{false, true} {
+		c := d.carried(t)
+		msg, got := make([]byte, 1000), make([]byte, 1000)
+		take, back := func() []byte { return got }, func() {}
+		assert.Zero(t, testing.AllocsPerRun(100, func() {
+			c.Carrier.(*splicer).streams = streams
+			_, _ = c.source.Write(msg)
+			_, _ = c.Fill(1 << 20)
+			_, _ = c.Drain(1 << 20)
+			_, _ = c.sink.ReadReady(take, back)
+		}), "streams: %v", streams)
+	}
 }

@@ -29,7 +29,7 @@ func (c *Conn) writeUrgent(b []byte) (n int, err error) {
 	}
 	switch {
 	case poll != nil:
-		return 0, poll
+		return 0, c.pollError("write", poll)
 	case err != nil:
 		return 0, c.opError("write", err)
 	}

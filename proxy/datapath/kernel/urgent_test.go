@@ -40,7 +40,7 @@ func (c *Conn) hear(tb testing.TB, n int) string {
 		if c.marked(tb) {
 			said.WriteByte('^')
 		}
-		_, err := c.tcp.Read(b)
+		_, err := c.Read(b)
 		require.NoError(tb, err)
 		said.WriteByte(b[0])
 	}
@@ -166,7 +166,7 @@ func TestAnUrgentByteWaitsBehindABlockedDestination(t *testing.T) {
 		// The receiver reads up to the mark and stops there.
 		got, buf := 0, make([]byte, 1<<20)
 		for got < len(before) {
-			n, err := c.sink.tcp.Read(buf)
+			n, err := c.sink.Read(buf)
 			require.NoError(t, err)
 			got += n
 		}

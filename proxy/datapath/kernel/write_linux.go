@@ -1,6 +1,11 @@
 package kernel
 
-import "golang.org/x/sys/unix"
+import (
+	"errors"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
 
 // begin and end frame everything that hands bytes to the socket, took says how many.
 func (c *Conn) begin() {
@@ -83,20 +88,52 @@ func (c *Conn) leave() (left bool) {
 	return false
 }
 
-// Write implements net.Conn.
+// Write implements net.Conn. Where a task drives the leg it may write less than all, with
+// datapath.ErrWait.
 func (c *Conn) Write(b []byte) (n int, err error) {
 	c.begin()
 	defer c.end()
-	for {
+	w := &c.writer
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.try == nil {
+		w.try = w.attempt
+	}
+	for n < len(b) {
 		if err := c.await(); err != nil {
 			return n, err
 		}
-		wrote, err := c.tcp.Write(b[n:c.upTo(n, len(b))])
-		c.took(wrote)
-		if n += wrote; err != nil || n == len(b) {
-			return n, err
+		w.b, w.n, w.err = b[n:c.upTo(n, len(b))], 0, nil
+		poll := c.raw.Write(w.try)
+		w.b = nil
+		c.took(w.n)
+		n += w.n
+		switch {
+		case poll != nil:
+			return n, c.pollError("write", poll)
+		case w.err != nil:
+			return n, c.opError("write", w.err)
 		}
 	}
+	return n, nil
+}
+
+// writer is a write that is underway.
+type writer struct {
+	mu  sync.Mutex // one call at a time
+	b   []byte
+	n   int
+	err error
+	try func(fd uintptr) bool // attempt, made once: writing allocates nothing
+}
+
+func (w *writer) attempt(fd uintptr) bool {
+	n, err := unix.Write(int(fd), w.b)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Write(int(fd), w.b)
+	}
+	w.n, w.err = max(n, 0), err
+	return !errors.Is(err, unix.EAGAIN)
 }
 
 // upTo is how far a write of what lies between n and end goes at once; await waits
@@ -116,11 +153,11 @@ func (c *Conn) await() error {
 	if piece == 0 || c.room.Load() > piece/2 {
 		return nil
 	}
-	err := c.raw.Write(c.roomy)
-	if err == nil {
-		c.room.Store(piece)
+	if err := c.raw.Write(c.roomy); err != nil {
+		return c.pollError("write", err)
 	}
-	return err
+	c.room.Store(piece)
+	return nil
 }
 
 // hasRoom runs inside RawConn.Write. Asking has the kernel wake us when there is.

@@ -35,7 +35,7 @@ type Config struct {
 	MTU        int
 	Closed     []netip.Prefix // where nothing that the kernel forwards may go
 	Socket     ingress.Config // of the transparent socket; its address and mode are set here
-	Wrap       ingress.Wrap
+	Open       ingress.Open
 	// Dial opens a connection from a source, which need not be this machine's; invalid: any.
 	Dial func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error)
 	Log  *slog.Logger // nil: silent
@@ -94,7 +94,7 @@ func Listen(ctx context.Context, cfg Config, s Settings) (_ *WireGuard, err erro
 			err = errors.Join(fmt.Errorf("tunnel: listener %q: interface %s: %w", cfg.Name, cfg.Interface, err), w.undo())
 		}
 	}()
-	if w.Socket, err = ingress.Listen(ctx, transparent(cfg.Socket), cfg.Wrap); err != nil {
+	if w.Socket, err = ingress.Listen(ctx, transparent(cfg.Socket), cfg.Open); err != nil {
 		return nil, err
 	}
 	if w.device, w.peers, err = openDevice(cfg); err != nil {

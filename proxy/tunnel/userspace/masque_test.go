@@ -30,6 +30,7 @@ import (
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -72,18 +73,14 @@ func masque(t testing.TB, change func(*MASQUEConfig)) (*MASQUE, ingress.Listener
 func answering(t testing.TB, l ingress.Listener, err error, use func(ingress.Client)) {
 	var done sync.WaitGroup
 	done.Go(func() {
-		for {
-			c, acceptErr := l.Accept()
-			if acceptErr != nil {
-				return
-			}
+		_ = l.Serve(func(c datapath.Conn) {
 			done.Go(func() {
 				client, greetErr := l.Greet(context.Background(), c)
 				if assert.NoError(t, greetErr) && client.Answer(netip.AddrPort{}, err) == nil && err == nil {
 					use(client)
 				}
 			})
-		}
+		})
 	})
 	t.Cleanup(func() {
 		assert.NoError(t, l.Close())
@@ -394,7 +391,7 @@ func TestARequestThatNobodyTakesUpIsAnswered(t *testing.T) {
 		assert.NoError(t, err)
 		answered <- said
 	}()
-	taken, err := l.Accept()
+	taken, err := l.(*Listener).accept()
 	require.NoError(t, err)
 	_, err = taken.Write([]byte("x"))
 	require.ErrorContains(t, err, "not been answered")
@@ -406,7 +403,7 @@ func TestAClientThatGoesWhileItsServerIsDialledGetsNothing(t *testing.T) {
 	m, l := masque(t, nil)
 	c := dialMASQUE(t, m)
 	go func() { _, _, _ = c.stream("192.0.2.80:443", phoneToken) }()
-	taken, err := l.Accept()
+	taken, err := l.(*Listener).accept()
 	require.NoError(t, err)
 	asked, err := l.Greet(t.Context(), taken)
 	require.NoError(t, err)

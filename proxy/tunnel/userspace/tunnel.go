@@ -87,7 +87,7 @@ func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	return l
 }
 
-// pass moves what the stack accepts to where Accept waits for streams too.
+// pass moves what the stack accepts to where accept waits for streams too.
 func (l *Listener) pass() {
 	for {
 		c, err := l.stack.Accept()
@@ -120,8 +120,21 @@ func (l *Listener) Apply(s tunnel.Settings) error {
 	return nil
 }
 
-// Accept implements ingress.Listener.
-func (l *Listener) Accept() (datapath.Conn, error) {
+// Serve implements ingress.Listener.
+func (l *Listener) Serve(take func(datapath.Conn)) error {
+	for {
+		c, err := l.accept()
+		if err != nil {
+			return err
+		}
+		take(c)
+	}
+}
+
+// Prompt implements ingress.Listener: where a connection goes is known, but Answer may wait.
+func (l *Listener) Prompt(datapath.Conn) bool { return false }
+
+func (l *Listener) accept() (datapath.Conn, error) {
 	if l.streams == nil {
 		c, err := l.stack.Accept()
 		if err != nil {

@@ -1,0 +1,192 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+)
+
+// acceptsAtOnce is how many connections a loop accepts before it does anything else.
+const acceptsAtOnce = 16
+
+// uneven is by how many sockets a loop may have more than another before it hands
+// connections over: what a loop has accepted it serves at less cost.
+const uneven = 8
+
+// Listener accepts legs.
+type Listener struct {
+	dp      *Datapath
+	addr    net.Addr
+	fd      int
+	take    func(datapath.Conn)
+	failed  func(error) (pause time.Duration)
+	closing sync.Once
+	closed  chan struct{}
+
+	mu      sync.Mutex
+	watched *eventloop.Listener // nil: Serve has not begun
+}
+
+// Listener accepts the connections of a listener of Listen's, or of one that Adopt was
+// called for. It owns that from then on; after an error the caller does.
+func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
+	n := &Listener{dp: d, addr: ln.Addr(), closed: make(chan struct{})}
+	raw, err := ln.SyscallConn()
+	if err == nil {
+		// A descriptor of its own, which Go's poller does not watch.
+		err = control(raw, func(fd int) (err error) {
+			n.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+			return err
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("kernel: listener: %w", err)
+	}
+	_ = ln.Close()
+	return n, nil
+}
+
+// Addr is where it listens.
+func (n *Listener) Addr() net.Addr { return n.addr }
+
+// SetTransparent has it accept connections to addresses that are not this host's.
+func (n *Listener) SetTransparent() error {
+	network := "tcp6"
+	if a, ok := n.addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
+		network = "tcp4"
+	}
+	return setTransparent(n.fd, network)
+}
+
+// Serve calls take for each connection until Close. It calls it on a loop, where it must
+// not wait. failed is told why one could not be accepted; where it returns 0 the next is
+// tried, and below 0 Serve ends with that error.
+func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error {
+	fatal := make(chan error, 1)
+	n.take = take
+	n.failed = func(err error) time.Duration {
+		pause := failed(err)
+		if pause >= 0 {
+			return pause
+		}
+		select {
+		case fatal <- err:
+		default:
+		}
+		return time.Hour // Serve closes it
+	}
+	n.mu.Lock()
+	select {
+	case <-n.closed:
+		n.mu.Unlock()
+		return net.ErrClosed
+	default:
+	}
+	var err error
+	n.watched, err = n.dp.loops.Listen(n.fd, n.accept)
+	n.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("kernel: %w", err)
+	}
+	select {
+	case err := <-fatal:
+		_ = n.Close()
+		return err
+	case <-n.closed:
+		return net.ErrClosed
+	}
+}
+
+// accept accepts what waits, up to a bound.
+func (n *Listener) accept(l *eventloop.Loop) (pause time.Duration) {
+	for range acceptsAtOnce {
+		fd, from, err := syscall.Accept4(n.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return 0
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			if pause := n.failed(os.NewSyscallError("accept4", err)); pause != 0 {
+				return pause
+			}
+			continue
+		}
+		if err := n.hand(l, fd, tcpAddr(from)); err != nil {
+			_ = unix.Close(fd)
+			if pause := n.failed(err); pause != 0 {
+				return pause
+			}
+		}
+	}
+	return 0
+}
+
+// hand has a loop serve a connection: the one that has accepted it, unless another has less to do.
+func (n *Listener) hand(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
+	other := n.dp.loops.Least()
+	if other.Load()+uneven >= l.Load() {
+		other = l
+	}
+	raw, err := other.Watch(fd)
+	if err != nil {
+		return err
+	}
+	c := n.dp.leg(raw, from, false)
+	c.LimitReceive(n.dp.receiving.first)
+	if other == l {
+		n.take(c)
+	} else {
+		other.Do(func() { n.take(c) })
+	}
+	return nil
+}
+
+// Close has it accept no more. take is not called after it has returned; no loop may call it.
+func (n *Listener) Close() (err error) {
+	err = net.ErrClosed
+	n.closing.Do(func() {
+		n.mu.Lock()
+		watched := n.watched
+		close(n.closed)
+		n.mu.Unlock()
+		if watched == nil {
+			err = unix.Close(n.fd)
+			return
+		}
+		err = watched.Close()
+	})
+	return err
+}
+
+// adopt makes a leg, of the loop, of a connection that package net has made, which it takes over.
+func (d *Datapath) adopt(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (*Conn, error) {
+	defer tcp.Close() //nolint:errcheck // the leg has a descriptor of its own
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	own := -1
+	err = control(raw, func(fd int) (err error) {
+		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	socket, err := loop.Watch(own)
+	if err != nil {
+		_ = unix.Close(own)
+		return nil, fmt.Errorf("kernel: %w", err)
+	}
+	return d.leg(socket, tcp.RemoteAddr().(*net.TCPAddr), dialled), nil
+}

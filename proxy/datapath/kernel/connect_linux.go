@@ -1,0 +1,190 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+)
+
+// attempt is a connection to an address that is being made. After begin only its loop's
+// goroutine touches it.
+type attempt struct {
+	dp     *Datapath
+	cfg    DialConfig
+	raw    *eventloop.Socket
+	done   func(*Conn, error)
+	why    error // Source can only be one of this host's addresses; nil: it can be any
+	timer  *time.Timer
+	unhook func() bool // from the context
+}
+
+// connect makes a connection to cfg.Target.
+func (d *Datapath) connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
+	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
+	a := &attempt{dp: d, cfg: cfg, done: done}
+	if err := a.begin(ctx); err != nil {
+		done(nil, a.failure(err))
+	}
+}
+
+// begin has the kernel connect; after an error there is no socket.
+func (a *attempt) begin(ctx context.Context) error {
+	if a.cfg.Guard != nil {
+		if err := a.cfg.Guard(a.cfg.Target); err != nil {
+			return err
+		}
+	}
+	family, network := unix.AF_INET, "tcp4"
+	if a.cfg.Target.Addr().Is6() {
+		family, network = unix.AF_INET6, "tcp6"
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	if err := a.start(fd, network); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	loop := a.dp.loopFor(a.cfg)
+	if a.raw, err = loop.Watch(fd); err != nil {
+		_ = unix.Close(fd)
+		return err
+	}
+	if a.cfg.Timeout > 0 {
+		a.timer = time.AfterFunc(a.cfg.Timeout, func() { loop.Do(func() { a.end(os.ErrDeadlineExceeded) }) })
+	}
+	a.unhook = context.AfterFunc(ctx, func() { loop.Do(func() { a.end(context.Cause(ctx)) }) })
+	task := loop.Task(a.look)
+	a.raw.Drive(task)
+	task.Post() // for what has happened already
+	return nil
+}
+
+// loopFor returns the loop for a new leg.
+func (d *Datapath) loopFor(cfg DialConfig) *eventloop.Loop {
+	if near, ok := cfg.Near.(*Conn); ok {
+		return near.raw.Loop()
+	}
+	return d.loops.Least()
+}
+
+// start has a socket connect.
+func (a *attempt) start(fd int, network string) (err error) {
+	if a.why, err = prepare(fd, network, a.cfg); err != nil {
+		return err
+	}
+	if from := a.cfg.Source; from.IsValid() {
+		if from.Addr().Unmap().Is4() != a.cfg.Target.Addr().Is4() {
+			return fmt.Errorf("from %v: %w", from.Addr(), unix.EAFNOSUPPORT)
+		}
+		if err := unix.Bind(fd, sockaddr(from)); err != nil {
+			return os.NewSyscallError("bind", err)
+		}
+	}
+	err = unix.Connect(fd, sockaddr(a.cfg.Target))
+	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
+		return nil
+	}
+	return os.NewSyscallError("connect", err)
+}
+
+// look finds out what has become of the attempt.
+func (a *attempt) look() {
+	if a.raw == nil || !a.raw.Writable() {
+		return
+	}
+	if a.raw.Ended() {
+		var failed error
+		err := control(a.raw, func(fd int) error {
+			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+			if code != 0 {
+				failed = unix.Errno(code)
+			}
+			return err
+		})
+		if err == nil {
+			err = failed
+		}
+		if err != nil {
+			a.end(os.NewSyscallError("connect", err))
+			return
+		}
+	}
+	c := a.dp.leg(a.raw, net.TCPAddrFromAddrPort(a.cfg.Target), true)
+	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == a.cfg.Target {
+		a.end(os.NewSyscallError("connect", unix.ECONNREFUSED)) // nobody listens there, so it met itself
+		return
+	}
+	a.settle()
+	c.raw.Drive(nil)
+	a.done(c, nil)
+}
+
+// end gives up.
+func (a *attempt) end(err error) {
+	if a.raw == nil {
+		return // it is over
+	}
+	_ = a.raw.Close()
+	a.settle()
+	a.done(nil, a.failure(err))
+}
+
+// settle ends what could still end it.
+func (a *attempt) settle() {
+	a.raw = nil
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	a.unhook()
+}
+
+func (a *attempt) failure(err error) error {
+	failed := &net.OpError{Op: "dial", Net: "tcp", Addr: net.TCPAddrFromAddrPort(a.cfg.Target), Err: err}
+	if a.cfg.Source.IsValid() {
+		failed.Source = net.TCPAddrFromAddrPort(a.cfg.Source)
+	}
+	return fmt.Errorf("kernel: %w", notOurs(failed, a.cfg, a.why))
+}
+
+// sockaddr is an address as the kernel takes it.
+func sockaddr(at netip.AddrPort) unix.Sockaddr {
+	if a := at.Addr().Unmap(); a.Is4() {
+		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: a.As4()}
+	}
+	sa := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
+	if zone := at.Addr().Zone(); zone != "" {
+		if i, err := net.InterfaceByName(zone); err == nil {
+			sa.ZoneId = uint32(i.Index)
+		}
+	}
+	return sa
+}
+
+// tcpAddr is an address as the kernel gives it; nil: of another family. It is of package
+// syscall, since package unix asks the kernel for the protocol of each.
+func tcpAddr(sa syscall.Sockaddr) *net.TCPAddr {
+	switch sa := sa.(type) {
+	case *syscall.SockaddrInet4:
+		return net.TCPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port)))
+	case *syscall.SockaddrInet6:
+		a := &net.TCPAddr{IP: sa.Addr[:], Port: sa.Port}
+		if sa.ZoneId != 0 {
+			if i, err := net.InterfaceByIndex(int(sa.ZoneId)); err == nil {
+				a.Zone = i.Name
+			}
+		}
+		return a
+	}
+	return nil
+}
