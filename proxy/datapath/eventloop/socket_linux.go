@@ -27,8 +27,9 @@ type Socket struct {
 	urgent atomic.Bool // an urgent byte has come, once
 	ended  bool        // the peer sends no more, or there is an error; the loop's goroutine alone
 
-	mu   sync.Mutex // guards what follows, and the sides' wake
-	task *Task      // drives it; nil: goroutines wait
+	task atomic.Pointer[Task] // drives it; nil: goroutines wait
+
+	mu sync.Mutex // guards the sides' wake and timers
 }
 
 // closing is set in users once the socket is closed.
@@ -74,12 +75,12 @@ func (s *Socket) happened(l *Loop, events uint32) {
 	if events&unix.EPOLLPRI != 0 {
 		s.urgent.Store(true)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.task != nil {
-		l.schedule(s.task)
+	if t := s.task.Load(); t != nil {
+		l.schedule(t)
 		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if in {
 		s.in.tell()
 	}
@@ -100,19 +101,12 @@ func (d *side) tell() {
 }
 
 // Drive has the task run whenever the socket may be read or written, and once it is
-// closed. nil: goroutines wait again. Nobody may be reading or writing.
-func (s *Socket) Drive(t *Task) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.task = t
-}
+// closed. What happened before is for the caller to find out, by a Post. nil: goroutines
+// wait again. Nobody may be reading or writing.
+func (s *Socket) Drive(t *Task) { s.task.Store(t) }
 
 // Driven tells whether a task drives it.
-func (s *Socket) Driven() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.task != nil
-}
+func (s *Socket) Driven() bool { return s.task.Load() != nil }
 
 // Urgent tells whether an urgent byte has ever been announced.
 func (s *Socket) Urgent() bool { return s.urgent.Load() }
@@ -223,10 +217,10 @@ func (s *Socket) Close() error {
 	for _, d := range []*side{&s.in, &s.out} {
 		s.deadline(d, time.Time{})
 	}
-	s.mu.Lock()
-	if s.task != nil {
-		s.task.Post()
+	if t := s.task.Load(); t != nil {
+		t.Post()
 	}
+	s.mu.Lock()
 	s.in.tell()
 	s.out.tell()
 	s.mu.Unlock()

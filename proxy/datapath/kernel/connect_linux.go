@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
-// attempt is a connection to an address that is being made. After begin only its loop's
-// goroutine touches it.
+// attempt is a connection to an address that is being made. Only its loop's goroutine
+// touches it.
 type attempt struct {
 	dp     *Datapath
 	cfg    DialConfig
@@ -31,13 +31,16 @@ type attempt struct {
 func (d *Datapath) connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
 	a := &attempt{dp: d, cfg: cfg, done: done}
-	if err := a.begin(ctx); err != nil {
-		done(nil, a.failure(err))
-	}
+	loop := d.loopFor(cfg)
+	loop.Do(func() {
+		if err := a.begin(ctx, loop); err != nil {
+			done(nil, a.failure(err))
+		}
+	})
 }
 
 // begin has the kernel connect; after an error there is no socket.
-func (a *attempt) begin(ctx context.Context) error {
+func (a *attempt) begin(ctx context.Context, loop *eventloop.Loop) error {
 	if a.cfg.Guard != nil {
 		if err := a.cfg.Guard(a.cfg.Target); err != nil {
 			return err
@@ -55,7 +58,6 @@ func (a *attempt) begin(ctx context.Context) error {
 		_ = unix.Close(fd)
 		return err
 	}
-	loop := a.dp.loopFor(a.cfg)
 	if a.raw, err = loop.Watch(fd); err != nil {
 		_ = unix.Close(fd)
 		return err
@@ -64,9 +66,7 @@ func (a *attempt) begin(ctx context.Context) error {
 		a.timer = time.AfterFunc(a.cfg.Timeout, func() { loop.Do(func() { a.end(os.ErrDeadlineExceeded) }) })
 	}
 	a.unhook = context.AfterFunc(ctx, func() { loop.Do(func() { a.end(context.Cause(ctx)) }) })
-	task := loop.Task(a.look)
-	a.raw.Drive(task)
-	task.Post() // for what has happened already
+	a.raw.Drive(loop.Task(a.look))
 	return nil
 }
 
