@@ -21,6 +21,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -391,4 +392,64 @@ func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 	_, err := r.proxy.Reload(cfg)
 	require.NoError(t, err)
 	assert.Contains(t, ask(), "200")
+}
+
+// A connection whose flow has refused to grant more is ended like any other.
+func TestAConnectionThatWaitsForItsFlowEndsAtOnce(t *testing.T) {
+	for name, change := range map[string]func(*config.Config){
+		"a window":       func(c *config.Config) { c.Defaults.Algorithm = "static:cwnd_packets=1" },
+		"a maximum rate": func(c *config.Config) { c.Defaults.MaxRate = 8000 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(c *config.Config) {
+				c.Envelope = "reno" // the relay keeps the window
+				c.Shutdown.Drain = 0
+				change(c)
+			})
+			few := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+				_ = raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
+				return err
+			}}
+			client, err := few.DialContext(t.Context(), "tcp", r.addr())
+			require.NoError(t, err)
+			defer client.Close()
+			server, err := r.backend.AcceptTCP()
+			require.NoError(t, err)
+			defer server.Close()
+			require.NoError(t, server.SetWriteDeadline(time.Now().Add(patience)))
+			go func() { _, _ = server.Write(make([]byte, 64<<20)) }() // until the reset
+			require.Eventually(t, func() bool {
+				flows := flowsOf(r.proxy)
+				return len(flows) == 1 && flows[0].Down.Read > flows[0].Down.Written
+			}, patience, time.Millisecond)
+			require.NoError(t, r.stop())
+		})
+	}
+}
+
+// An urgent byte that comes together with what is in front of it does not wait for more.
+func TestAnUrgentByteInOneSegmentGoesOn(t *testing.T) {
+	r := newRig(t, nil)
+	client, server := r.pair()
+	_, err := client.Write([]byte("-")) // the loop serves it, and the urgent byte is news
+	require.NoError(t, err)
+	got := make([]byte, 5)
+	require.NoError(t, server.SetReadDeadline(time.Now().Add(patience)))
+	_, err = io.ReadFull(server, got[:1])
+	require.NoError(t, err)
+	raw, err := server.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_OOBINLINE, 1)
+	}))
+	require.NoError(t, err)
+	raw, err = client.SyscallConn()
+	require.NoError(t, err)
+	require.NoError(t, raw.Control(func(fd uintptr) {
+		_, err = unix.SendmsgN(int(fd), []byte("abcX"), nil, nil, unix.MSG_OOB)
+	}))
+	require.NoError(t, err)
+	_, err = io.ReadFull(server, got[1:])
+	require.NoError(t, err)
+	assert.Equal(t, "-abcX", string(got))
 }

@@ -276,6 +276,9 @@ func (d *direction) take(n int) (int, error) {
 			return int(g.Bytes), nil
 		}
 		if d.wake == nil {
+			if d.isStopped() { // nobody will call Wake for a leg that is closed
+				return 0, errStopped
+			}
 			return 0, datapath.ErrWait
 		}
 		select {

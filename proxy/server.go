@@ -145,7 +145,11 @@ func (s *Server) accept(e *entrance) error {
 		l.taken.Add(1)
 		if reason, ok := s.admit(l, conn); !ok {
 			l.refused.add(reason)
-			s.log.Debug("connection refused", "listener", l.cfg.Name, "client", conn.RemoteAddr(), "reason", reason)
+			if s.log.Enabled(context.Background(), slog.LevelDebug) {
+				s.setters.do(func() {
+					s.log.Debug("connection refused", "listener", l.cfg.Name, "client", conn.RemoteAddr(), "reason", reason)
+				})
+			}
 			_ = conn.Reset()
 		}
 	})
@@ -326,7 +330,7 @@ func (s *Server) sweep(done <-chan struct{}) {
 			c.mu.Lock()
 			state := c.state
 			c.mu.Unlock()
-			if state == StateOpen {
+			if state == StateOpen || state == StateHalfClosed {
 				c.keepAlive()
 			}
 			switch {

@@ -70,7 +70,7 @@ func (in *input) rest(content *Content) datapath.Conn {
 }
 
 // Prompt implements Listener.
-func (l *Socket) Prompt(conn datapath.Conn) bool { return l.greeter.Load().prompt(conn) }
+func (l *Socket) Prompt(conn datapath.Conn) bool { return l.arrivalOf(conn).by.prompt(conn) }
 
 func (l *greeter) prompt(conn datapath.Conn) bool {
 	return !l.cfg.Mode.Asks() && !l.trusts(addrPort(conn.RemoteAddr()).Addr())
@@ -78,7 +78,8 @@ func (l *greeter) prompt(conn datapath.Conn) bool {
 
 // Greet implements Listener.
 func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) {
-	return l.greeter.Load().greet(ctx, conn)
+	a := l.arrivalOf(conn)
+	return a.by.greet(ctx, a.Conn, a.original)
 }
 
 // greeter understands a listener's clients. It is replaced as a whole and never
@@ -109,11 +110,7 @@ func newGreeter(cfg Config, self netip.AddrPort) (*greeter, error) {
 	return g, nil
 }
 
-func (l *greeter) greet(ctx context.Context, conn datapath.Conn) (Client, error) {
-	original := netip.AddrPort{}
-	if r, ok := conn.(*redirected); ok {
-		conn, original = r.Conn, r.original
-	}
+func (l *greeter) greet(ctx context.Context, conn datapath.Conn, original netip.AddrPort) (Client, error) {
 	if l.prompt(conn) { // nothing is read, so nothing waits
 		client, err := l.understand(conn, original)
 		if err != nil {

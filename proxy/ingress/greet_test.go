@@ -167,7 +167,7 @@ func TestLoopsAreRefused(t *testing.T) {
 
 func TestRedirectWithoutConntrackEntryIsRefused(t *testing.T) {
 	conn := newFakeConn("")
-	_, err := testListener(t, Config{Mode: access.Redirect}).Greet(t.Context(), &redirected{Conn: conn})
+	_, err := testListener(t, Config{Mode: access.Redirect}).Greet(t.Context(), conn)
 	assert.ErrorContains(t, err, "without a capture rule")
 	_, reset := conn.isClosed()
 	assert.True(t, reset)

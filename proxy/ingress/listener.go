@@ -127,7 +127,7 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 		if l.delay.Load() != 0 {
 			l.delay.Store(0)
 		}
-		take(l.redirected(conn))
+		take(l.arrived(conn))
 	}, l.failed)
 	return fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
 }
@@ -146,22 +146,31 @@ func (l *Socket) failed(err error) (pause time.Duration) {
 	return pause
 }
 
-// redirected notes where a connection was going, in mode redirect.
-func (l *Socket) redirected(conn datapath.Conn) datapath.Conn {
-	if l.config().Mode != access.Redirect {
-		return conn
-	}
-	original, err := originalDestination(conn)
-	if err != nil {
-		original = netip.AddrPort{}
-	}
-	return &redirected{Conn: conn, original: original}
+// arrival is a connection with what greets it: another may, before it is greeted, for those
+// that come later.
+type arrival struct {
+	datapath.Conn
+	by       *greeter
+	original netip.AddrPort // of mode redirect; invalid: the kernel knows of none
 }
 
-// redirected carries the original destination to Greet.
-type redirected struct {
-	datapath.Conn
-	original netip.AddrPort // invalid: the kernel knows of none
+func (l *Socket) arrived(conn datapath.Conn) datapath.Conn {
+	a := &arrival{Conn: conn, by: l.greeter.Load()}
+	if a.by.cfg.Mode != access.Redirect {
+		return a
+	}
+	if original, err := originalDestination(conn); err == nil {
+		a.original = original
+	}
+	return a
+}
+
+// arrivalOf is what is known of a connection that is to be greeted.
+func (l *Socket) arrivalOf(conn datapath.Conn) *arrival {
+	if a, ok := conn.(*arrival); ok {
+		return a
+	}
+	return &arrival{Conn: conn, by: l.greeter.Load()}
 }
 
 // transient reports an accept error that passes: resources are short, epoll's watches
@@ -183,7 +192,7 @@ func (l *Socket) complain(err error) {
 	if cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
 		return
 	}
-	cfg.Log.Warn("cannot accept a connection", "listener", cfg.Name, "err", err)
+	go cfg.Log.Warn("cannot accept a connection", "listener", cfg.Name, "err", err) // who reads it may be slow
 	time.AfterFunc(complaintPeriod, func() { l.quiet.Store(false) })
 }
 

@@ -105,6 +105,7 @@ func (n *Listener) Close() error {
 		n.resume.Stop()
 	}
 	n.mu.Unlock()
-	n.loops.Settle()
+	n.loops.Settle() // no accept is underway any more
+	n.loops.Settle() // nor is what one has handed to another loop
 	return os.NewSyscallError("close", unix.Close(n.fd))
 }

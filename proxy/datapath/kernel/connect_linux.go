@@ -41,6 +41,9 @@ func (d *Datapath) connect(ctx context.Context, cfg DialConfig, done func(*Conn,
 
 // begin has the kernel connect; after an error there is no socket.
 func (a *attempt) begin(ctx context.Context, loop *eventloop.Loop) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if a.cfg.Guard != nil {
 		if err := a.cfg.Guard(a.cfg.Target); err != nil {
 			return err
@@ -120,14 +123,30 @@ func (a *attempt) look() {
 			return
 		}
 	}
-	c := a.dp.leg(a.raw, net.TCPAddrFromAddrPort(a.cfg.Target), true)
-	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == a.cfg.Target {
+	c := a.dp.leg(a.raw, a.peer(), true)
+	if local, ok := c.LocalAddr().(*net.TCPAddr); ok && local != nil && local.AddrPort() == c.remote.AddrPort() {
 		a.end(os.NewSyscallError("connect", unix.ECONNREFUSED)) // nobody listens there, so it met itself
 		return
 	}
 	a.settle()
 	c.raw.Drive(nil)
 	a.done(c, nil)
+}
+
+// peer is whom the socket is connected to: where the target is no host's address, this host.
+func (a *attempt) peer() *net.TCPAddr {
+	peer := net.TCPAddrFromAddrPort(a.cfg.Target)
+	if !a.cfg.Target.Addr().IsUnspecified() {
+		return peer
+	}
+	_ = control(a.raw, func(fd int) error {
+		name, err := syscall.Getpeername(fd)
+		if at := tcpAddr(name); at != nil {
+			peer = at
+		}
+		return err
+	})
+	return peer
 }
 
 // end gives up.

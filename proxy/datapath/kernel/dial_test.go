@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -231,4 +232,17 @@ func TestAMissingCapabilityIsNamed(t *testing.T) {
 		_, err = Listen(t.Context(), loopback4, true)
 		assert.ErrorContains(t, err, "CAP_NET_ADMIN", "a transparent listener")
 	})
+}
+
+func TestADialThatIsGivenUpDialsNobody(t *testing.T) {
+	d := still(t, Config{})
+	ln, err := net.Listen("tcp", loopback4)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		_, err := d.Dial(ctx, DialConfig{Target: netip.MustParseAddrPort(ln.Addr().String())})
+		require.ErrorIs(t, err, context.Canceled)
+	}
 }

@@ -1,12 +1,15 @@
 package kernel
 
-import "github.com/penstock-net/penstock/proxy/datapath"
+import (
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
+)
 
-// Drive has one loop serve both legs of a connection, without goroutines: it calls step
-// whenever one of them may be read or written, once one is closed, and after post, which
-// may be called from any goroutine. From then on only step may read and write, and it
-// gets datapath.ErrWait where there is nothing to be done. ok: both are legs of this
-// package with the same loop (DialConfig.Near).
+// Drive has one loop serve both legs of a connection, without goroutines, from the first
+// post on, which may come from any goroutine: the loop calls step then, whenever a leg may
+// be read or written, and once one is closed. Only step may read and write, and it gets
+// datapath.ErrWait where there is nothing to be done. ok: both are legs of this package
+// with the same loop (DialConfig.Near).
 func Drive(a, b datapath.Conn, step func()) (post func(), ok bool) {
 	one, ok := a.(*Conn)
 	if !ok {
@@ -16,8 +19,13 @@ func Drive(a, b datapath.Conn, step func()) (post func(), ok bool) {
 	if !ok || one.raw.Loop() != two.raw.Loop() {
 		return nil, false
 	}
-	task := one.raw.Loop().Task(step)
-	one.raw.Drive(task)
-	two.raw.Drive(task)
+	var task *eventloop.Task
+	task = one.raw.Loop().Task(func() {
+		if !one.raw.Driven() { // on the loop, so that no event comes between the two
+			one.raw.Drive(task)
+			two.raw.Drive(task)
+		}
+		step()
+	})
 	return task.Post, true
 }

@@ -46,15 +46,14 @@ func (r *reader) attempt(fd uintptr) bool {
 		r.back()
 		return false
 	}
-	if r.n < len(buf) && r.raw.Driven() {
+	if r.n < len(buf) && r.raw.Driven() && !r.raw.Urgent() { // a read ends in front of an urgent byte, too
 		r.raw.Emptied()
 	}
 	return true
 }
 
 // mayBeUrgent tells whether the next byte may be the urgent one. A task that drives the
-// socket has been told of an urgent byte before it can come to it: a read ends in front
-// of one, and the next comes with the next event.
+// socket is told of one by an event, before it reads again behind a read that ended short.
 func (r *reader) mayBeUrgent() bool { return r.raw.Urgent() || !r.raw.Driven() }
 
 // Read implements net.Conn.
