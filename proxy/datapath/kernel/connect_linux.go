@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
-// attempt is a connection to an address that is being made. Only its loop's goroutine
-// touches it.
+// attempt is a connection to an address that is being made. After begin only its loop's
+// goroutine touches it.
 type attempt struct {
 	dp     *Datapath
 	cfg    DialConfig
@@ -31,46 +31,53 @@ type attempt struct {
 func (d *Datapath) connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
 	a := &attempt{dp: d, cfg: cfg, done: done}
+	fd, err := a.begin(ctx)
+	if err != nil {
+		done(nil, a.failure(err))
+		return
+	}
 	loop := d.loopFor(cfg)
-	loop.Do(func() {
-		if err := a.begin(ctx, loop); err != nil {
-			done(nil, a.failure(err))
-		}
-	})
+	loop.Do(func() { a.await(ctx, loop, fd) }) // where nothing can end it meanwhile
 }
 
-// begin has the kernel connect; after an error there is no socket.
-func (a *attempt) begin(ctx context.Context, loop *eventloop.Loop) error {
+// begin has the kernel connect a socket; after an error there is none.
+func (a *attempt) begin(ctx context.Context) (fd int, err error) {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return -1, context.Cause(ctx)
 	}
 	if a.cfg.Guard != nil {
 		if err := a.cfg.Guard(a.cfg.Target); err != nil {
-			return err
+			return -1, err
 		}
 	}
 	family, network := unix.AF_INET, "tcp4"
 	if a.cfg.Target.Addr().Is6() {
 		family, network = unix.AF_INET6, "tcp6"
 	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return os.NewSyscallError("socket", err)
+		return -1, os.NewSyscallError("socket", err)
 	}
 	if err := a.start(fd, network); err != nil {
 		_ = unix.Close(fd)
-		return err
+		return -1, err
 	}
+	return fd, nil
+}
+
+// await has the loop tell what becomes of the attempt.
+func (a *attempt) await(ctx context.Context, loop *eventloop.Loop, fd int) {
+	var err error
 	if a.raw, err = loop.Watch(fd); err != nil {
 		_ = unix.Close(fd)
-		return err
+		a.done(nil, a.failure(err))
+		return
 	}
 	if a.cfg.Timeout > 0 {
 		a.timer = time.AfterFunc(a.cfg.Timeout, func() { loop.Do(func() { a.end(os.ErrDeadlineExceeded) }) })
 	}
 	a.unhook = context.AfterFunc(ctx, func() { loop.Do(func() { a.end(context.Cause(ctx)) }) })
 	a.raw.Drive(loop.Task(a.look))
-	return nil
 }
 
 // loopFor returns the loop for a new leg.

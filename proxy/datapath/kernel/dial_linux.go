@@ -30,9 +30,9 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	return r.conn, r.err
 }
 
-// Connect opens a leg to a target and calls done once: on a loop where the target is an
-// address, so that done must not wait, nor the guard, and on a goroutine of its own where it
-// is a name. The guard sees every address before it is tried, so a name cannot
+// Connect opens a leg to a target and calls done once, perhaps before it returns: on a loop
+// where the target is an address, so that done must not wait, and on a goroutine of its own
+// where it is a name. The guard sees every address before it is tried, so a name cannot
 // lead where an address may not.
 func (d *Datapath) Connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
 	if at, err := netip.ParseAddrPort(cfg.Host); err == nil && !cfg.Target.IsValid() {
