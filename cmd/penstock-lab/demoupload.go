@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -47,19 +48,19 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 		s.Down.Rate, s.Down.Trace, s.Duration = rate, trace, max(d, leastUpload)
 		s.Up = s.Down
 		show := func(at time.Duration) { printer.Line(fmt.Sprintf("upload, %s: %.0f s", s.Name, at.Seconds()), false) }
-		record, err := stage.Play(ctx, stage.Env{Executable: exe}, s, show)
+		rec, err := stage.Play(ctx, stage.Env{Executable: exe}, s, show)
 		if err != nil {
 			return err
 		}
 		printer.Line("upload, "+s.Name, true)
-		up, down := record.Actors[0], record.Actors[1]
+		up, down := rec.Actors[0], rec.Actors[1]
 		if wrong := up.Corrupt + up.Error + down.Corrupt + down.Error; wrong != "" {
 			return errors.New(wrong)
 		}
-		request := recipe.Run{Stage: s, Record: record}.RequestsP95(record.Actors[2].Name)
+		request := recipe.Run{Stage: s, Record: rec}.RequestsP95(rec.Actors[2].Name)
 		p95 = append(p95, request)
 		mbit := func(a stage.ActorRecord) string { return figures.Number(a.Rate(s.Warmup, s.Duration).Mbps()) }
-		ms := func(d time.Duration) string { return figures.Number(float64(d) / float64(time.Millisecond)) }
+		ms := func(d time.Duration) string { return figures.Number(record.Millis(d)) }
 		table = append(table, []string{
 			[]string{"left alone", "held"}[i], mbit(up), mbit(down), ms(up.Queueing.P50), ms(up.Queueing.P95),
 			figures.Number(request),

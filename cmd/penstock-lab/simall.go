@@ -180,8 +180,8 @@ func (r standardRun) figures() []string {
 	result := r.Record.Virtual
 	cells := []string{
 		fmt.Sprintf("%.1f", 100*result.Utilisation),
-		brief(inMillis(result.Queueing.P50)),
-		brief(inMillis(result.Queueing.P95)),
+		brief(record.Millis(result.Queueing.P50)),
+		brief(record.Millis(result.Queueing.P95)),
 	}
 	if len(result.Flows) == 1 {
 		return cells

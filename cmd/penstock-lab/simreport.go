@@ -137,8 +137,6 @@ func delayCells(d *record.Percentiles) string {
 	return fmt.Sprintf("%.1f\t%.1f\t%.1f", d.P50, d.P95, d.P99)
 }
 
-func inMillis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
 // simSample is one line of --trace-out.
 type simSample struct {
 	Run       string   `json:"run"`

@@ -109,7 +109,7 @@ var homes = map[string][]string{
 	"github.com/spf13/...":             {"cmd/...", "internal/cli"},
 	"github.com/rivo/...":              {"cmd/penstock"},
 	"github.com/gdamore/...":           {"cmd/penstock"},
-	"github.com/prometheus/...":        {"telemetry", "internal/lab/stage", "internal/lab/edge"},
+	"github.com/prometheus/...":        {"telemetry", "internal/lab/edge"},
 	"github.com/gopacket/...":          {"internal/netlab"},
 	"github.com/coreos/go-systemd/...": {"cmd/..."},
 	"github.com/goccy/go-yaml/...":     {"proxy/config", "cmd/...", "internal/lab/recipe"},

@@ -11,12 +11,7 @@ import (
 	"net/netip"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
-
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -80,35 +75,6 @@ func (p *Proxy) Flows(ctx context.Context) (flows []telemetry.Flow, err error) {
 		return nil, fmt.Errorf("ask the proxy for its flows: %w", err)
 	}
 	return flows, nil
-}
-
-// Decisions are how long it took agents to decide, and how often a fallback took over from one.
-func (p *Proxy) Decisions(ctx context.Context) (took datapath.Histogram, fallbacks int, err error) {
-	var all map[string]*dto.MetricFamily
-	err = p.Get(ctx, "/metrics", func(r io.Reader) (err error) {
-		parser := expfmt.NewTextParser(model.UTF8Validation)
-		all, err = parser.TextToMetricFamilies(r)
-		return err
-	})
-	if err != nil {
-		return took, 0, fmt.Errorf("ask the proxy for its agents: %w", err)
-	}
-	for _, m := range all["penstock_agent_fallbacks_total"].GetMetric() {
-		fallbacks += int(m.GetCounter().GetValue())
-	}
-	for _, m := range all["penstock_agent_decision_seconds"].GetMetric() {
-		h, below := m.GetHistogram(), uint64(0)
-		took.Sum += h.GetSampleSum()
-		for i, b := range h.GetBucket() {
-			if len(took.Counts) == i {
-				took.Counts = append(took.Counts, 0)
-				took.Bounds = append(took.Bounds, b.GetUpperBound())
-			}
-			took.Counts[i] += b.GetCumulativeCount() - below
-			below = b.GetCumulativeCount()
-		}
-	}
-	return took, fallbacks, nil
 }
 
 // Client is the client's end of a flow.

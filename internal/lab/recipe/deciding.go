@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
@@ -26,26 +28,11 @@ func (r Run) cpu() float64 {
 }
 
 // within are the quantiles of a histogram in ms, even within its buckets; NaN of an empty one.
-func within(h datapath.Histogram) quantiles {
-	at := func(part float64) float64 {
-		left := part * float64(h.Count())
-		for i, n := range h.Counts {
-			if float64(n) < left || n == 0 {
-				left -= float64(n)
-				continue
-			}
-			low, high := 0.0, math.Inf(1)
-			if i > 0 {
-				low = h.Bounds[i-1]
-			}
-			if i < len(h.Bounds) {
-				high = h.Bounds[i]
-			}
-			return 1e3 * (low + (high-low)*left/float64(n))
-		}
-		return math.NaN()
+func within(h datapath.Histogram) record.Percentiles {
+	at := func(part float64) float64 { return 1e3 * edge.Quantile(h, part) }
+	return record.Percentiles{
+		Mean: 1e3 * h.Sum / float64(h.Count()), P50: at(0.5), P95: at(0.95), P99: at(0.99), Max: at(1),
 	}
-	return quantiles{Mean: 1e3 * h.Sum / float64(h.Count()), P50: at(0.5), P95: at(0.95), P99: at(0.99), Max: at(1)}
 }
 
 // each are the rates at which IP bytes left the last hop after the warm-up, in Mbit/s, by steps

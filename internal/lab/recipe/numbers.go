@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/expr-lang/expr"
 	"github.com/expr-lang/expr/vm"
@@ -136,8 +135,6 @@ func median(values []float64) float64 {
 	}
 	return percentile(values, 50)
 }
-
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // payload is what is left of a rate on the wire without headers, in Mbit/s.
 func payload(wire cc.Rate) float64 {

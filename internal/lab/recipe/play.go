@@ -109,8 +109,8 @@ func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player,
 func (p Progress) String() string {
 	if p.Over {
 		return fmt.Sprintf("%s %d/%d: %s: %.2f Mbit/s, queueing p50 %s ms, p95 %s ms", p.Recipe, p.Number, p.Of, p.Stage,
-			p.Record.Throughput.Mbps(), figures.Number(millis(p.Record.Queueing.P50)),
-			figures.Number(millis(p.Record.Queueing.P95)))
+			p.Record.Throughput.Mbps(), figures.Number(record.Millis(p.Record.Queueing.P50)),
+			figures.Number(record.Millis(p.Record.Queueing.P95)))
 	}
 	return fmt.Sprintf("%s %d/%d: %s: %.0f s", p.Recipe, p.Number, p.Of, p.Stage, p.Elapsed.Seconds())
 }

@@ -4,6 +4,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/penstock-net/penstock/internal/lab/record"
 )
 
 // requests is how long each took that began after the warm-up, of a flow or of all whose names
@@ -19,9 +21,9 @@ func (r Run) requests(flow string) (all []float64, err error) {
 			switch {
 			case q.At < r.Stage.Warmup:
 			case q.Took == 0:
-				all = append(all, millis(r.Stage.Duration-q.At))
+				all = append(all, record.Millis(r.Stage.Duration-q.At))
 			default:
-				all = append(all, millis(q.Took))
+				all = append(all, record.Millis(q.Took))
 			}
 		}
 	}
@@ -68,7 +70,7 @@ func (r Run) pages(prefix string) (all []float64, err error) {
 			if n >= len(all) {
 				all = append(all, 0)
 			}
-			all[n] = max(all[n], millis(q.Took))
+			all[n] = max(all[n], record.Millis(q.Took))
 			if q.At+r.Stage.Actors[i].Every >= r.Stage.Duration { // its last may not have had the time
 				all = all[:n]
 				break

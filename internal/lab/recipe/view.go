@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -16,23 +17,23 @@ import (
 // Spans go from the first number to the second, without them from the warm-up to the end
 // as long as the flow is there.
 type view struct {
-	Flows        []string  `expr:"flows"`
-	Wire         float64   `expr:"wire"`     // Mbit/s with headers that left the link
-	Capacity     float64   `expr:"capacity"` // what a link of a fixed rate carries of payload
-	Utilisation  float64   `expr:"utilisation"`
-	Queueing     quantiles `expr:"queueing"`
-	Fairness     float64   `expr:"fairness"` // Jain's index of the TCP flows' throughputs
-	QueuePackets float64   `expr:"queue_packets"`
-	Drops        float64   `expr:"drops"`
-	Losses       float64   `expr:"losses"`
-	Retransmits  float64   `expr:"retransmits"`
-	Memory       []float64 `expr:"memory"`        // of the proxy, in bytes, at each second
-	Intact       bool      `expr:"intact"`        // no byte was lost or changed, and nothing ended early
-	Answers      int       `expr:"answers"`       // to changes of the proxy's configuration
-	WrongAnswers int       `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
-	CPU          float64   `expr:"cpu"`           // seconds per GB of payload, of the proxy and the agents started for it
-	Decision     quantiles `expr:"decision"`      // ms from a report to an agent until what it decided was in force
-	Fallbacks    float64   `expr:"fallbacks"`     // times that one took over from an agent
+	Flows        []string           `expr:"flows"`
+	Wire         float64            `expr:"wire"`     // Mbit/s with headers that left the link
+	Capacity     float64            `expr:"capacity"` // what a link of a fixed rate carries of payload
+	Utilisation  float64            `expr:"utilisation"`
+	Queueing     record.Percentiles `expr:"queueing"`
+	Fairness     float64            `expr:"fairness"` // Jain's index of the TCP flows' throughputs
+	QueuePackets float64            `expr:"queue_packets"`
+	Drops        float64            `expr:"drops"`
+	Losses       float64            `expr:"losses"`
+	Retransmits  float64            `expr:"retransmits"`
+	Memory       []float64          `expr:"memory"`        // of the proxy, in bytes, at each second
+	Intact       bool               `expr:"intact"`        // no byte was lost or changed, and nothing ended early
+	Answers      int                `expr:"answers"`       // to changes of the proxy's configuration
+	WrongAnswers int                `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
+	CPU          float64            `expr:"cpu"`           // seconds per GB of payload, of the proxy and the agents started for it
+	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until what it decided was in force
+	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
 
 	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
 	Seconds    func(flow string) ([]float64, error)                     `expr:"seconds"` // rates after the warm-up
@@ -42,33 +43,15 @@ type view struct {
 	FirstAt    func(flow string, mbit, over, from any) (float64, error) `expr:"first_at"`
 	RateBeside func(flow, other string) (float64, error)                `expr:"rate_beside"`
 	Window     func(flow string, span ...any) ([]float64, error)        `expr:"window"`
-	QueueingOf func(flow string) (quantiles, error)                     `expr:"queueing_of"`
+	QueueingOf func(flow string) (record.Percentiles, error)            `expr:"queueing_of"`
 	Requests   func(flow string) ([]float64, error)                     `expr:"requests"` // ms each took
 	RPM        func(flow string) (float64, error)                       `expr:"rpm"`
 	Pages      func(prefix string) ([]float64, error)                   `expr:"pages"`
 	Arrived    func(flow string) (float64, error)                       `expr:"arrived"` // part of what UDP sent
 	Finish     func(flow string) (float64, error)                       `expr:"finish"`
 	Stall      func(flow string, from any) (float64, error)             `expr:"stall"`
-	Video      func(flow string) (video, error)                         `expr:"video"`
+	Video      func(flow string) (record.Video, error)                  `expr:"video"`
 	Timeouts   func(flow string) (float64, error)                       `expr:"timeouts"`
-}
-
-type quantiles struct {
-	Mean float64 `expr:"mean"`
-	P50  float64 `expr:"p50"`
-	P95  float64 `expr:"p95"`
-	P99  float64 `expr:"p99"`
-	Max  float64 `expr:"max"`
-}
-
-type video struct {
-	StartUp   float64 `expr:"startup"`
-	Rebuffers int     `expr:"rebuffers"`
-	Rebuffer  float64 `expr:"rebuffer"`
-}
-
-func quantilesOf(q stage.Quantiles) quantiles {
-	return quantiles{millis(q.Mean), millis(q.P50), millis(q.P95), millis(q.P99), millis(q.Max)}
 }
 
 // view shows the run to expressions.
@@ -76,7 +59,7 @@ func (r Run) view() *view {
 	rec, unknown := r.Record, math.NaN()
 	v := &view{
 		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
-		Queueing: quantilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
+		Queueing: record.PercentilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
 		Each: r.each,
 		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,
@@ -84,19 +67,18 @@ func (r Run) view() *view {
 		Window: r.window, Requests: r.requests, RPM: r.rpm, Pages: r.pages, Arrived: r.arrived,
 		Finish: r.finish, Stall: r.stall,
 		Video: r.video, Timeouts: r.timeouts,
-		QueueingOf: func(flow string) (quantiles, error) {
+		QueueingOf: func(flow string) (record.Percentiles, error) {
 			i, err := r.index(flow)
 			switch {
 			case err != nil:
-				return quantiles{}, err
+				return record.Percentiles{}, err
 			case rec.Virtual != nil:
 			case r.Stage.Cell != nil || r.Stage.Actors[i].Kind == stage.Upload:
-				return quantilesOf(rec.Actors[i].Queueing), nil
+				return record.PercentilesOf(rec.Actors[i].Queueing), nil
 			default: // the queue is everybody's
-				return quantilesOf(rec.Queueing), nil
+				return record.PercentilesOf(rec.Queueing), nil
 			}
-			q := rec.Virtual.Flows[i].Queueing
-			return quantilesOf(stage.Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}), nil
+			return record.PercentilesOf(rec.Virtual.Flows[i].Queueing), nil
 		},
 	}
 	if rec.Virtual == nil {
@@ -356,16 +338,16 @@ func (r Run) stall(flow string, from any) (float64, error) {
 	return (time.Duration(longest) * stage.Step).Seconds(), err
 }
 
-func (r Run) video(flow string) (video, error) {
+func (r Run) video(flow string) (record.Video, error) {
 	i, err := r.index(flow)
 	if err != nil {
-		return video{}, err
+		return record.Video{}, err
 	}
 	v := r.Record.Actors[i].Video
 	if v == nil {
-		return video{}, fmt.Errorf("flow %q is no video", flow)
+		return record.Video{}, fmt.Errorf("flow %q is no video", flow)
 	}
-	out := video{StartUp: v.StartUp.Seconds(), Rebuffers: v.Rebuffers, Rebuffer: v.Rebuffer.Seconds()}
+	out := record.VideoOf(*v)
 	if v.StartUp == 0 {
 		out.StartUp = math.Inf(1)
 	}

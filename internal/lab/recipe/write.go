@@ -118,8 +118,8 @@ func stageTable(results []Result) figures.Table {
 			run.Stage.Name,
 			figures.Number(of(func(r stage.Record) float64 { return r.Throughput.Mbps() })),
 			figures.Percent(of(func(r stage.Record) float64 { return r.Utilisation }), 1),
-			figures.Number(of(func(r stage.Record) float64 { return millis(r.Queueing.P50) })),
-			figures.Number(of(func(r stage.Record) float64 { return millis(r.Queueing.P95) })),
+			figures.Number(of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P50) })),
+			figures.Number(of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P95) })),
 			each(run),
 		})
 	}

@@ -133,10 +133,15 @@ type Flow struct {
 
 // Video is how a video played.
 type Video struct {
-	StartUp   float64 `json:"startup_seconds"` // 0: it has not begun
-	Rebuffers int     `json:"rebuffers"`
-	Rebuffer  float64 `json:"rebuffer_seconds"`
-	Played    float64 `json:"played_seconds"`
+	StartUp   float64 `json:"startup_seconds" expr:"startup"` // 0: it has not begun
+	Rebuffers int     `json:"rebuffers" expr:"rebuffers"`
+	Rebuffer  float64 `json:"rebuffer_seconds" expr:"rebuffer"`
+	Played    float64 `json:"played_seconds" expr:"played"`
+}
+
+// VideoOf is how a player has played.
+func VideoOf(p sim.Playback) Video {
+	return Video{p.StartUp.Seconds(), p.Rebuffers, p.Rebuffer.Seconds(), p.Played.Seconds()}
 }
 
 // Finding is one assertion and how it came out.
@@ -150,14 +155,15 @@ type Finding struct {
 
 // Percentiles summarise one kind of delay, in milliseconds.
 type Percentiles struct {
-	Mean float64 `json:"mean"`
-	P50  float64 `json:"p50"`
-	P95  float64 `json:"p95"`
-	P99  float64 `json:"p99"`
-	Max  float64 `json:"max"`
+	Mean float64 `json:"mean" expr:"mean"`
+	P50  float64 `json:"p50" expr:"p50"`
+	P95  float64 `json:"p95" expr:"p95"`
+	P99  float64 `json:"p99" expr:"p99"`
+	Max  float64 `json:"max" expr:"max"`
 }
 
-func percentiles(q stage.Quantiles) Percentiles {
+// PercentilesOf are those of delays.
+func PercentilesOf(q sim.Delays) Percentiles {
 	return Percentiles{Millis(q.Mean), Millis(q.P50), Millis(q.P95), Millis(q.P99), Millis(q.Max)}
 }
 
@@ -210,9 +216,9 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	}
 	r.Throughput, r.Utilisation = down.Throughput.Mbps(), down.Utilisation
 	r.Offered = cc.RateOf(down.Offered, over).Mbps()
-	r.Queueing = percentiles(stage.QuantilesOf(down.DataQueueing))
-	r.OneWay = percentiles(stage.QuantilesOf(down.DataOneWay))
-	r.UpQueueing = percentiles(stage.QuantilesOf(up.Queueing))
+	r.Queueing = PercentilesOf(down.DataQueueing.Delays())
+	r.OneWay = PercentilesOf(down.DataOneWay.Delays())
+	r.UpQueueing = PercentilesOf(up.Queueing.Delays())
 	r.Packets, r.QueueDrops, r.RandomLosses = down.Sent, down.Drops.Queue, down.Drops.Loss
 	r.course(rec.Points, down.DataQueueing)
 	if !r.Virtual {
@@ -220,7 +226,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		if up.Lateness.P99 > late.P99 {
 			late = up.Lateness
 		}
-		r.Lateness, r.Noisy = percentiles(stage.QuantilesOf(late)), late.P99 > netlab.Late
+		r.Lateness, r.Noisy = PercentilesOf(late.Delays()), late.P99 > netlab.Late
 	}
 	if rec.CPU > 0 {
 		share := rec.CPU.Seconds() / s.Duration.Seconds()
@@ -257,7 +263,8 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 	for i, a := range rec.Actors {
 		f := Flow{Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Error: a.Corrupt + a.Error}
 		if v := a.Video; v != nil {
-			f.Video = &Video{v.StartUp.Seconds(), v.Rebuffers, v.Rebuffer.Seconds(), v.Played.Seconds()}
+			own := VideoOf(*v)
+			f.Video = &own
 		}
 		for t := time.Duration(0); t+time.Second <= s.Duration; t += time.Second {
 			f.PerSecond = append(f.PerSecond, rounded(a.Rate(t, t+time.Second).Mbps()))
@@ -267,13 +274,13 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 				f.Took = append(f.Took, rounded(q.Took.Seconds()))
 			}
 		}
-		if a.Queueing != (stage.Quantiles{}) {
-			own := percentiles(a.Queueing)
+		if a.Queueing != (sim.Delays{}) {
+			own := PercentilesOf(a.Queueing)
 			f.Queueing = &own
 		}
 		if v := rec.Virtual; v != nil {
 			one := v.Flows[i]
-			own := percentiles(stage.Quantiles(one.Queueing))
+			own := PercentilesOf(one.Queueing)
 			if s.Actors[i].Kind != stage.Web { // which has other flows as well
 				f.Throughput = rounded(one.Throughput.Mbps())
 			}

@@ -161,7 +161,7 @@ func (a *actor) watch(ctx context.Context) error {
 	since := func() time.Duration { return a.run.now() - began }
 	p := sim.Player{Chunk: a.Every, Buffer: a.buffer()}
 	defer func() {
-		v := VideoRecord(p.Playback(min(a.run.now(), a.run.stage.Duration) - began))
+		v := p.Playback(min(a.run.now(), a.run.stage.Duration) - began)
 		a.record.Video = &v
 	}()
 	l, err := a.open(ctx)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/lab/edge"
 )
 
 func TestReadAnswer(t *testing.T) {
@@ -47,8 +49,9 @@ penstock_datapath_answer_seconds_count 0
 		"no metrics at all": {"", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := readAnswer(strings.NewReader(c.metrics))
+			metrics, err := edge.ReadMetrics(strings.NewReader(c.metrics))
 			require.NoError(t, err)
+			got := answerOf(metrics)
 			if c.want == nil {
 				assert.Nil(t, got)
 				return
@@ -59,6 +62,6 @@ penstock_datapath_answer_seconds_count 0
 			assert.InDelta(t, c.want.P99, got.P99, 1e-9)
 		})
 	}
-	_, err := readAnswer(strings.NewReader("<html>"))
+	_, err := edge.ReadMetrics(strings.NewReader("<html>"))
 	assert.ErrorContains(t, err, "read the proxy's metrics")
 }

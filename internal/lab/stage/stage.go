@@ -122,7 +122,7 @@ type Record struct {
 	Path      netlab.Report
 	Points    []netlab.Point
 	Resent    float64       // share of the bytes that were sent into the last hop, but for UDP
-	Queueing  Quantiles     // of data packets in the last hop's queue, of all hosts, after warm-up
+	Queueing  sim.Delays    // of data packets in the last hop's queue, of all hosts, after warm-up
 	Lateness  time.Duration // p99 of the emulator's own error; 0 in virtual time
 	Discarded string        // why none of it counts: the emulator lost packets; empty: it does
 	Left      []cc.Bytes    // IP bytes that left the last hop towards the hosts, in each FineStep of the run
@@ -142,9 +142,6 @@ type Record struct {
 	Transport sim.Transport // in virtual time
 	Virtual   *sim.Result   // all that virtual time tells; nil over real sockets
 }
-
-// Quantiles of a duration.
-type Quantiles struct{ Mean, P50, P95, P99, Max time.Duration }
 
 // Decided is what became of agents' flows over real sockets.
 type Decided struct {
@@ -172,30 +169,22 @@ type ActorRecord struct {
 	Bytes []cc.Bytes // payload that the application read in each Step from the start of the run
 	// Queueing is of its host's data packets in the last hop, zero where the queue is
 	// everybody's; of an Upload of those in the uplink.
-	Queueing Quantiles
+	Queueing sim.Delays
 	// Cwnd is that of its group at each Step, 0 where there is none, or of the server's socket where there is
 	// no proxy; nil for what is past a proxy, and for Upload and UDP.
 	Cwnd     []cc.Bytes
-	Share    []cc.Bytes   // its part of it, likewise
-	Requests []Request    // Requests and Web, in the order of their starts
-	Video    *VideoRecord // Video
-	Sent     cc.Bytes     // UDP: payload, as Bytes counts it
-	Corrupt  string       // what was wrong with the bytes that came; empty: nothing
-	Error    string       // what ended the application before its time; empty: nothing
+	Share    []cc.Bytes    // its part of it, likewise
+	Requests []Request     // Requests and Web, in the order of their starts
+	Video    *sim.Playback // Video
+	Sent     cc.Bytes      // UDP: payload, as Bytes counts it
+	Corrupt  string        // what was wrong with the bytes that came; empty: nothing
+	Error    string        // what ended the application before its time; empty: nothing
 }
 
 // Request is one download of a Requests or Web application.
 type Request struct {
 	At   time.Duration
 	Took time.Duration // from the first byte asked, dialling included, to the last one read; 0: not ended
-}
-
-// VideoRecord is how a video played.
-type VideoRecord struct {
-	StartUp   time.Duration // until the first frame
-	Rebuffers int
-	Rebuffer  time.Duration // spent waiting, start-up aside
-	Played    time.Duration
 }
 
 // There is the time after the warm-up in which an actor is there.

@@ -359,7 +359,7 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)
 	}
 	if s.Cell != nil || a.Kind == Upload {
-		r.Queueing = Quantiles(flows[0].Queueing)
+		r.Queueing = flows[0].Queueing
 	}
 	for _, f := range flows {
 		r.follow(f)
@@ -368,8 +368,7 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 	case UDP:
 		r.Sent = flows[0].Final.Taken
 	case Video:
-		p := flows[0].Video
-		r.Video = &VideoRecord{StartUp: p.StartUp, Rebuffers: p.Rebuffers, Rebuffer: p.Rebuffer, Played: p.Played}
+		r.Video = &flows[0].Video
 	case Requests:
 		for _, o := range flows[0].Objects {
 			r.Requests = append(r.Requests, Request{At: o.At, Took: o.Took})

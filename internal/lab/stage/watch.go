@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/telemetry"
@@ -268,21 +268,22 @@ func (w *watch) finish() error {
 			}
 		}
 	}
-	err = w.proxy.Get(w.ctx, "/metrics", func(r io.Reader) (err error) {
-		w.record.Answer, err = readAnswer(r)
+	metrics, err := w.proxy.Metrics(w.ctx)
+	if err != nil {
 		return err
-	})
-	if err != nil || len(w.agents) == 0 {
-		return err
+	}
+	w.record.Answer = answerOf(metrics)
+	if len(w.agents) == 0 {
+		return nil
 	}
 	theirs, err := w.agents.CPUTime()
 	if err != nil {
 		return err
 	}
 	d := &w.record.Decided
-	d.CPU = theirs - w.theirs
-	d.Took, d.Fallbacks, err = w.proxy.Decisions(w.ctx)
-	return err
+	d.CPU, d.Fallbacks = theirs-w.theirs, metrics.Count("penstock_agent_fallbacks_total")
+	d.Took = metrics.Histogram("penstock_agent_decision_seconds")
+	return nil
 }
 
 // countSockets notes what the sockets that send into the last hop have sent.
@@ -326,15 +327,15 @@ func (r *run) account() error {
 	if err != nil {
 		return err
 	}
-	hosts := map[int]Quantiles{}
+	hosts := map[int]sim.Delays{}
 	late := r.lab.Path.Report(r.stage.Warmup, r.stage.Duration)
 	for _, a := range r.actors {
 		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
-			hosts[a.Host] = QuantilesOf(r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing)
+			hosts[a.Host] = r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing.Delays()
 		}
 		a.record.Queueing = hosts[a.Host]
 		if a.Kind == Upload {
-			a.record.Queueing = QuantilesOf(late.Up.DataQueueing)
+			a.record.Queueing = late.Up.DataQueueing.Delays()
 		}
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
@@ -369,7 +370,7 @@ func (r *Record) passed(s Stage, hop interface {
 	}
 	r.Points = hop.Series(dir, 0, s.Duration, Step)
 	r.Left = leftOf(hop.Series(netlab.Down, 0, s.Duration, FineStep))
-	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, QuantilesOf(way.DataQueueing)
+	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, way.DataQueueing.Delays()
 }
 
 // leftOf are the bytes of a series in steps of FineStep.
@@ -378,9 +379,4 @@ func leftOf(points []netlab.Point) (all []cc.Bytes) {
 		all = append(all, pt.Throughput.BytesIn(FineStep))
 	}
 	return all
-}
-
-// QuantilesOf are those of the last hop's record.
-func QuantilesOf(q netlab.Quantiles) Quantiles {
-	return Quantiles{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}
 }

@@ -1,0 +1,82 @@
+package edge
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// Metrics are the proxy's, by name.
+type Metrics map[string]*dto.MetricFamily
+
+// Metrics reads them.
+func (p *Proxy) Metrics(ctx context.Context) (m Metrics, err error) {
+	err = p.Get(ctx, "/metrics", func(r io.Reader) (err error) {
+		m, err = ReadMetrics(r)
+		return err
+	})
+	return m, err
+}
+
+// ReadMetrics reads what a proxy writes of them.
+func ReadMetrics(r io.Reader) (Metrics, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	m, err := parser.TextToMetricFamilies(r)
+	if err != nil {
+		err = fmt.Errorf("read the proxy's metrics: %w", err)
+	}
+	return m, err
+}
+
+// Count is the sum of a counter's series; 0 where there is none.
+func (m Metrics) Count(name string) (n int) {
+	for _, series := range m[name].GetMetric() {
+		n += int(series.GetCounter().GetValue())
+	}
+	return n
+}
+
+// Histogram is the sum of a histogram's series, which have the same bounds; empty where there is none.
+func (m Metrics) Histogram(name string) (sum datapath.Histogram) {
+	for _, series := range m[name].GetMetric() {
+		h, below := series.GetHistogram(), uint64(0)
+		sum.Sum += h.GetSampleSum()
+		for i, b := range h.GetBucket() {
+			if len(sum.Counts) == i {
+				sum.Counts = append(sum.Counts, 0)
+				sum.Bounds = append(sum.Bounds, b.GetUpperBound())
+			}
+			sum.Counts[i] += b.GetCumulativeCount() - below
+			below = b.GetCumulativeCount()
+		}
+	}
+	return sum
+}
+
+// Quantile is that of a histogram, in seconds, even within its buckets: infinite in one without
+// an upper bound, NaN where the histogram is empty.
+func Quantile(h datapath.Histogram, part float64) float64 {
+	left := part * float64(h.Count())
+	for i, n := range h.Counts {
+		if float64(n) < left || n == 0 {
+			left -= float64(n)
+			continue
+		}
+		low, high := 0.0, math.Inf(1)
+		if i > 0 {
+			low = h.Bounds[i-1]
+		}
+		if i < len(h.Bounds) {
+			high = h.Bounds[i]
+		}
+		return low + (high-low)*left/float64(n)
+	}
+	return math.NaN()
+}
