@@ -19,7 +19,7 @@ type Quantiles struct {
 	Centiles                      [101]time.Duration // the least that 0, 1, … 100 % do not exceed
 }
 
-// Delays are those that virtual time tells of each flow as well.
+// Delays returns q without its centiles.
 func (q Quantiles) Delays() sim.Delays {
 	return sim.Delays{Mean: q.Mean, P50: q.P50, P95: q.P95, P99: q.P99, Max: q.Max}
 }

@@ -32,11 +32,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -469,8 +468,7 @@ func (p *program) telemetry() (map[string]float64, error) {
 	if err != nil {
 		return nil, err
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
+	families, err := edge.ReadMetrics(bytes.NewReader(page))
 	if err != nil {
 		return nil, err
 	}
@@ -500,12 +498,7 @@ func (p *program) telemetry() (map[string]float64, error) {
 			}
 		}
 	}
-	agent := func(name string) (sum float64) {
-		for _, m := range families["penstock_agent_"+name].GetMetric() {
-			sum += m.GetCounter().GetValue()
-		}
-		return sum
-	}
+	agent := func(name string) float64 { return float64(families.Count("penstock_agent_" + name)) }
 	if sent, dropped := agent("reports_total"), agent("reports_dropped_total"); sent > 0 {
 		seen["reports"], seen["reports-without-room-%"] = sent, 100*dropped/(sent+dropped)
 		seen["decisions"], seen["fallbacks"] = agent("decisions_total"), agent("fallbacks_total")

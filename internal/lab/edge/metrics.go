@@ -13,10 +13,10 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Metrics are the proxy's, by name.
+// Metrics holds metric families by name.
 type Metrics map[string]*dto.MetricFamily
 
-// Metrics reads them.
+// Metrics fetches and parses the proxy's /metrics page.
 func (p *Proxy) Metrics(ctx context.Context) (m Metrics, err error) {
 	err = p.Get(ctx, "/metrics", func(r io.Reader) (err error) {
 		m, err = ReadMetrics(r)
@@ -25,7 +25,7 @@ func (p *Proxy) Metrics(ctx context.Context) (m Metrics, err error) {
 	return m, err
 }
 
-// ReadMetrics reads what a proxy writes of them.
+// ReadMetrics parses the Prometheus text format.
 func ReadMetrics(r io.Reader) (Metrics, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	m, err := parser.TextToMetricFamilies(r)
@@ -35,7 +35,7 @@ func ReadMetrics(r io.Reader) (Metrics, error) {
 	return m, err
 }
 
-// Count is the sum of a counter's series; 0 where there is none.
+// Count returns the sum of a counter's series, 0 if there is no such counter.
 func (m Metrics) Count(name string) (n int) {
 	for _, series := range m[name].GetMetric() {
 		n += int(series.GetCounter().GetValue())
@@ -43,7 +43,8 @@ func (m Metrics) Count(name string) (n int) {
 	return n
 }
 
-// Histogram is the sum of a histogram's series, which have the same bounds; empty where there is none.
+// Histogram returns the sum of a histogram's series, which must have the same bounds. It is
+// empty if there is no such histogram.
 func (m Metrics) Histogram(name string) (sum datapath.Histogram) {
 	for _, series := range m[name].GetMetric() {
 		h, below := series.GetHistogram(), uint64(0)
@@ -51,7 +52,9 @@ func (m Metrics) Histogram(name string) (sum datapath.Histogram) {
 		for i, b := range h.GetBucket() {
 			if len(sum.Counts) == i {
 				sum.Counts = append(sum.Counts, 0)
-				sum.Bounds = append(sum.Bounds, b.GetUpperBound())
+				if bound := b.GetUpperBound(); !math.IsInf(bound, 1) {
+					sum.Bounds = append(sum.Bounds, bound)
+				}
 			}
 			sum.Counts[i] += b.GetCumulativeCount() - below
 			below = b.GetCumulativeCount()
@@ -60,8 +63,9 @@ func (m Metrics) Histogram(name string) (sum datapath.Histogram) {
 	return sum
 }
 
-// Quantile is that of a histogram, in seconds, even within its buckets: infinite in one without
-// an upper bound, NaN where the histogram is empty.
+// Quantile returns the given quantile (part: 0 to 1) of a histogram in seconds, interpolated
+// linearly within a bucket. It is infinite in the bucket without an upper bound, and NaN if the
+// histogram is empty.
 func Quantile(h datapath.Histogram, part float64) float64 {
 	left := part * float64(h.Count())
 	for i, n := range h.Counts {

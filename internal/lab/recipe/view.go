@@ -31,8 +31,8 @@ type view struct {
 	Intact       bool               `expr:"intact"`        // no byte was lost or changed, and nothing ended early
 	Answers      int                `expr:"answers"`       // to changes of the proxy's configuration
 	WrongAnswers int                `expr:"wrong_answers"` // of those, good ones refused and wrong ones taken
-	CPU          float64            `expr:"cpu"`           // seconds per GB of payload, of the proxy and the agents started for it
-	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until what it decided was in force
+	CPU          float64            `expr:"cpu"`           // of the proxy and its agents, in seconds per GB of payload
+	Decision     record.Percentiles `expr:"decision"`      // ms from a report to an agent until its answer is in force
 	Fallbacks    float64            `expr:"fallbacks"`     // times that one took over from an agent
 
 	Rate       func(flow string, span ...any) (float64, error)          `expr:"rate"`
@@ -59,7 +59,8 @@ func (r Run) view() *view {
 	rec, unknown := r.Record, math.NaN()
 	v := &view{
 		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
-		Queueing: record.PercentilesOf(rec.Queueing), QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
+		Queueing:     record.PercentilesOf(rec.Queueing),
+		QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
 		Each: r.each,
 		Rate: r.rate, Seconds: r.seconds, Share: r.share, LeastJain: r.leastJain,

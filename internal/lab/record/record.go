@@ -139,7 +139,7 @@ type Video struct {
 	Played    float64 `json:"played_seconds" expr:"played"`
 }
 
-// VideoOf is how a player has played.
+// VideoOf converts a playback to seconds.
 func VideoOf(p sim.Playback) Video {
 	return Video{p.StartUp.Seconds(), p.Rebuffers, p.Rebuffer.Seconds(), p.Played.Seconds()}
 }
@@ -162,7 +162,7 @@ type Percentiles struct {
 	Max  float64 `json:"max" expr:"max"`
 }
 
-// PercentilesOf are those of delays.
+// PercentilesOf converts delays to milliseconds.
 func PercentilesOf(q sim.Delays) Percentiles {
 	return Percentiles{Millis(q.Mean), Millis(q.P50), Millis(q.P95), Millis(q.P99), Millis(q.Max)}
 }

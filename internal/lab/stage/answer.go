@@ -11,14 +11,15 @@ type Answer struct {
 	P99   float64 `json:"p99"`
 }
 
-// answerOf finds it in the proxy's metrics; nil where there is none, as without our own
-// congestion control in the kernel. What lies beyond the last bound is known to reach it.
+// answerOf reads the answer times from the proxy's metrics. It returns nil if there are none,
+// as without our own congestion control in the kernel. A quantile beyond the last bound is
+// reported as that bound.
 func answerOf(m edge.Metrics) *Answer {
 	h := m.Histogram("penstock_datapath_answer_seconds")
-	if h.Count() == 0 || len(h.Bounds) < 2 {
+	if h.Count() == 0 || len(h.Bounds) == 0 {
 		return nil
 	}
-	last := h.Bounds[len(h.Bounds)-2]
+	last := h.Bounds[len(h.Bounds)-1]
 	return &Answer{
 		Count: h.Count(), P50: 1e3 * min(last, edge.Quantile(h, 0.50)), P99: 1e3 * min(last, edge.Quantile(h, 0.99)),
 	}
