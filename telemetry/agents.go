@@ -20,14 +20,9 @@ var (
 	agentFallbacks = counter("agent_fallbacks_total",
 		"Times the fallback took over from the agent: it is gone, stalled (does not read), silent (does not "+
 			"answer), or its program fails.", "agent", "reason")
-	agentTook = gauge("agent_decision_seconds",
+	agentTook = histogram("agent_decision_seconds",
 		"From a report to the agent until the decision that followed it was in force; without reports that the agent passed "+
 			"over for a later one.", "agent")
-
-	agentMetrics = []metric{
-		agentUp, agentFlows, agentConnects, agentReports, agentDropped, agentDecisions, agentRefused, agentAborts,
-		agentFallbacks, agentTook,
-	}
 )
 
 func (s sink) agent(a agent.Info) {

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,11 +17,9 @@ import (
 	"net/http/pprof"
 	"net/netip"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/telemetry/page"
@@ -34,6 +33,9 @@ const (
 	// answerTimeout bounds how long it may take over our answer; a CPU profile
 	// runs for 30 s unless told otherwise.
 	answerTimeout = 2 * time.Minute
+	// maxScrapes bounds those that read metrics at once: a scraper that cannot wait has
+	// gone, and a pile of them must not form.
+	maxScrapes = 4
 	// goodbye is how long answers underway may go on once the server is to end.
 	goodbye = 2 * time.Second
 )
@@ -41,7 +43,7 @@ const (
 // Pages is what the HTTP server shows.
 type Pages struct {
 	Source  Source
-	Metrics prometheus.Gatherer
+	Metrics *Exporter
 	// Page is what a browser shows at /; nil: there is none.
 	Page *page.Page
 	// Ready says what keeps the proxy from serving new connections; nil: it serves.
@@ -65,11 +67,16 @@ type Pages struct {
 // browser on this machine cannot read them by pointing its own name here.
 func (p Pages) Handler(local bool) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(p.Metrics, promhttp.HandlerOpts{
-		ErrorLog: scrapeLog{p.Log},
-		// A scraper that cannot wait has gone; a pile of them must not form.
-		MaxRequestsInFlight: 4,
-	}))
+	scrapes := make(chan struct{}, maxScrapes)
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case scrapes <- struct{}{}:
+			defer func() { <-scrapes }()
+			p.metrics(w, r)
+		default:
+			http.Error(w, "others are being told the metrics", http.StatusServiceUnavailable)
+		}
+	})
 	p.health(mux)
 	mux.HandleFunc("GET /flows", p.flows)
 	mux.HandleFunc("GET /hosts", p.hosts)
@@ -143,6 +150,28 @@ func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ready")
 }
 
+func (p Pages) metrics(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	text := p.Metrics.Append(nil)
+	var err error
+	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		w.Header().Set("Content-Encoding", "gzip")
+		zip := gzip.NewWriter(w)
+		_, err = zip.Write(text)
+		err = errors.Join(err, zip.Close())
+	} else {
+		_, err = w.Write(text)
+	}
+	p.unsent(r, err)
+}
+
+// unsent logs that an answer could not be sent.
+func (p Pages) unsent(r *http.Request, err error) {
+	if err != nil && p.Log != nil {
+		p.Log.Debug("telemetry: answer not sent", "page", r.URL.Path, "client", r.RemoteAddr, "err", err)
+	}
+}
+
 func (p Pages) flows(w http.ResponseWriter, r *http.Request) {
 	n, flows := p.Source.Flows()
 	p.list(w, r, n, func(yield func(any) bool) {
@@ -187,9 +216,7 @@ func (p Pages) list(w http.ResponseWriter, r *http.Request, n int, items iter.Se
 	if limit == 0 {
 		limit = math.MaxInt
 	}
-	if err := writeList(w, limit, items); err != nil && p.Log != nil {
-		p.Log.Debug("telemetry: list not sent", "page", r.URL.Path, "client", r.RemoteAddr, "err", err)
-	}
+	p.unsent(r, writeList(w, limit, items))
 }
 
 // listChunk is how many bytes of a list are sent at once.
@@ -267,13 +294,4 @@ func serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logge
 		return fmt.Errorf("telemetry: serve: %w", err)
 	}
 	return nil
-}
-
-// scrapeLog passes what goes wrong with a scrape on.
-type scrapeLog struct{ log *slog.Logger }
-
-func (l scrapeLog) Println(v ...any) {
-	if l.log != nil {
-		l.log.Warn("telemetry: scrape", "err", fmt.Sprint(v...))
-	}
 }

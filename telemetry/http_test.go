@@ -27,7 +27,7 @@ import (
 func pages(src Source) Pages {
 	clock := &handClock{t: 1}
 	return Pages{
-		Source: src, Metrics: NewRegistry(src, busyOptions(clock)),
+		Source: src, Metrics: NewExporter(src, busyOptions(clock)),
 		Page: page.New(page.Options{Source: src, Clock: clock.now, Wall: time.Now}),
 	}
 }
@@ -285,4 +285,16 @@ func TestPeersShowEveryField(t *testing.T) {
 			Addresses: []netip.Prefix{netip.MustParsePrefix("10.10.0.1/32"), netip.MustParsePrefix("fd00:10::1/128")},
 		},
 	}, got)
+}
+
+func TestMetricsAreCompressedForThoseWhoTakeIt(t *testing.T) {
+	server := httptest.NewServer(pages(busyProxy()).Handler(true))
+	defer server.Close()
+	answer, err := server.Client().Get(server.URL + "/metrics") // asks for gzip and unpacks it
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	require.NoError(t, err)
+	assert.True(t, answer.Uncompressed)
+	assert.Contains(t, string(text), "penstock_flows_total{")
 }

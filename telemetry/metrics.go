@@ -5,11 +5,7 @@ package telemetry
 
 import (
 	"iter"
-	"slices"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -76,46 +72,6 @@ type Enforced struct {
 	Answers      datapath.Histogram
 }
 
-// NewRegistry returns a registry with all metrics of src and of the process.
-func NewRegistry(src Source, o Options) *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(
-		newCollector(src, o),
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-	)
-	return r
-}
-
-// metric is a description and the kind of what it describes.
-type metric struct {
-	name   string
-	labels []string
-	desc   *prometheus.Desc
-	kind   prometheus.ValueType
-	former *prometheus.Desc // under the name it had before, for one release more; nil: it had none
-}
-
-func described(kind prometheus.ValueType, name, help string, labels []string) metric {
-	name = "penstock_" + name
-	return metric{name: name, labels: labels, desc: prometheus.NewDesc(name, help, labels, nil), kind: kind}
-}
-
-func counter(name, help string, labels ...string) metric {
-	return described(prometheus.CounterValue, name, help, labels)
-}
-
-func gauge(name, help string, labels ...string) metric {
-	return described(prometheus.GaugeValue, name, help, labels)
-}
-
-// formerly has m shown under the name that it had before as well.
-func formerly(name string, m metric) metric {
-	m.former = prometheus.NewDesc("penstock_"+name,
-		"Deprecated: see "+m.name+"; this name goes with the next release.", m.labels, nil)
-	return m
-}
-
 // Metrics that had another name before.
 var (
 	enforced = formerly("datapath_held_legs",
@@ -136,7 +92,7 @@ var (
 		gauge("groups_hinted", "Groups that have a hint not older than a second.", "algorithm"))
 )
 
-// All others, but for the sampled ones. A histogram uses the description alone.
+// All others of the proxy, but for those of tunnels and agents, and the sampled ones.
 var (
 	buildInfo  = gauge("build_info", "The running program; always 1.", "version", "revision", "goversion")
 	startTime  = gauge("start_time_seconds", "When the process started, in Unix time.")
@@ -159,7 +115,7 @@ var (
 	busyLegs     = gauge("datapath_busy_legs", "Legs with bytes unsent or unacknowledged.")
 	pollInterval = gauge("datapath_poll_interval_seconds",
 		"Time between two polls of a busy leg whose window the relay keeps, at most.")
-	answers = gauge("datapath_answer_seconds",
+	answers = histogram("datapath_answer_seconds",
 		"From an acknowledgement until the kernel had the window computed from it.")
 	traceDropped = counter("trace_dropped_total", "Trace events lost because the disk was slow or full.")
 
@@ -171,14 +127,14 @@ var (
 	accepted   = counter("connections_accepted_total", "Connections accepted.", "listener")
 	rejections = counter("flow_rejections_total",
 		"Connections that were accepted and never relayed, by why.", "listener", "reason")
-	setup = gauge("flow_setup_seconds", "From accepting a connection to relaying it.", "listener")
-	dial  = gauge("flow_dial_seconds", "Resolving and reaching the server, where it worked.", "listener")
+	setup = histogram("flow_setup_seconds", "From accepting a connection to relaying it.", "listener")
+	dial  = histogram("flow_dial_seconds", "Resolving and reaching the server, where it worked.", "listener")
 
 	flowsActive = gauge("flows_active", "Connections being relayed.", "listener", "rule")
 	flowsTotal  = counter("flows_total", "Connections relayed since the start.", "listener", "rule")
 	closes      = counter("flow_closes_total",
 		"Relayed connections that ended, by why and by whom.", "listener", "rule", "reason", "by")
-	duration   = gauge("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
+	duration   = histogram("flow_duration_seconds", "How long relayed connections lived.", "listener", "rule")
 	bytesTotal = counter("bytes_total",
 		"Bytes read from the leg they come from and written to the leg they go "+
 			"to.", "listener", "rule", "direction", "leg")
@@ -227,55 +183,30 @@ var (
 			"what.", "listener", "rule", "algorithm", "direction", "by")
 )
 
-// all lists what Describe announces.
-var all = []metric{
-	buildInfo, startTime, configInfo, reloads, reloadOK, reloadTime, configChanged, changesTotal, datapathInfo, missing, busyLegs, pollInterval,
-	enforced, enforcedLimit, unenforced, fallbacks, answers, traceDropped,
-	draining, hostsActive, limit, conns, accepted, rejections, setup, dial,
-	flowsActive, flowsTotal, closes, duration, bytesTotal, spliced, buffered,
-	retransmitted, signalErrors, tcpCwnd, tcpUnsent,
-	ccFlows, ccWindow, ccInflight, ccPacing, ccLosses, ccLimited,
-	groupsOpen, groupMembers, groupBorrowed, groupUnused, groupsHinted, groupsCapped, groupsDoubting, hintsTotal,
-	hintReadings, hintErrors, hintSourceUp,
-	tunnelUp, tunnelPeers, tunnelActive, tunnelBytes, tunnelRefused, tunnelLost, tunnelHandshakes, tunnelStalls,
-	tunnelInvalid, tunnelExpired,
-	tunnelDatagrams, tunnelDropped, tunnelSessions, tunnelEvicted, tunnelNotices,
-}
-
-// collector turns snapshots into metrics.
-type collector struct {
+// Exporter turns snapshots into metrics.
+type Exporter struct {
 	src    Source
 	o      Options
 	sample *sampler
 }
 
-func newCollector(src Source, o Options) *collector {
-	return &collector{src: src, o: o, sample: newSampler()}
+// NewExporter returns one for all metrics of src and of the process.
+func NewExporter(src Source, o Options) *Exporter {
+	return &Exporter{src: src, o: o, sample: newSampler()}
 }
 
-// Describe implements prometheus.Collector.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, m := range slices.Concat(all, peerMetrics, agentMetrics) {
-		ch <- m.desc
-		if m.former != nil {
-			ch <- m.former
-		}
-	}
-	c.sample.Describe(ch)
-}
-
-// Collect implements prometheus.Collector.
-func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	live, loads, sample := newLive(), peerLoads{}, c.sample.begin(c.o.Clock())
-	counters := c.src.Snapshot(func(f *proxy.FlowInfo) {
+// Append appends all metrics in Prometheus's text format.
+func (e *Exporter) Append(text []byte) []byte {
+	live, loads, sample := newLive(), peerLoads{}, e.sample.begin(e.o.Clock())
+	counters := e.src.Snapshot(func(f *proxy.FlowInfo) {
 		live.flow(f)
 		loads.flow(f)
 		sample.flow(f)
 	})
 	sample.end()
 	loads.count(counters.Peers)
-	out := sink(ch)
-	c.facts(out)
+	out := sink{}
+	e.facts(out)
 	out.put(draining, oneIf(counters.Draining))
 	out.put(hostsActive, float64(counters.Sources))
 	out.put(limit, float64(counters.Limit))
@@ -285,72 +216,54 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, r := range counters.Routes {
 		out.route(r)
 	}
-	for _, t := range c.src.Tunnels() {
-		out.tunnel(t, c.o.Wall())
+	for _, t := range e.src.Tunnels() {
+		out.tunnel(t, e.o.Wall())
 		out.peers(t, loads)
 	}
 	live.write(out)
-	sumGroups(c.src.Groups()).write(out)
-	c.sample.Collect(ch)
+	sumGroups(e.src.Groups()).write(out)
+	e.sample.write(out)
+	out.process(e.o.Facts)
+	return out.append(text)
 }
 
-func (c *collector) facts(out sink) {
-	f := c.o.Facts
+func (e *Exporter) facts(out sink) {
+	f := e.o.Facts
 	out.put(buildInfo, 1, f.Version, f.Revision, f.GoVersion)
 	out.put(startTime, f.Start)
-	if c.o.Config != nil {
-		out.config(c.o.Config())
+	if e.o.Config != nil {
+		out.config(e.o.Config())
 	}
 	out.put(datapathInfo, 1, f.Tier, f.Envelope)
 	for _, words := range f.Missing {
 		out.put(missing, 1, words)
 	}
-	if c.o.Load != nil {
-		out.load(c.o.Load())
+	if e.o.Load != nil {
+		out.load(e.o.Load())
 	}
-	if c.o.HintSources != nil {
-		for _, source := range c.o.HintSources() {
+	if e.o.HintSources != nil {
+		for _, source := range e.o.HintSources() {
 			out.hintSource(source)
 		}
 	}
-	if c.o.Agents != nil {
-		for _, a := range c.o.Agents() {
+	if e.o.Agents != nil {
+		for _, a := range e.o.Agents() {
 			out.agent(a)
 		}
 	}
-	if c.o.Hints != nil {
-		for outcome, n := range c.o.Hints() {
+	if e.o.Hints != nil {
+		for outcome, n := range e.o.Hints() {
 			out.put(hintsTotal, float64(n), string(outcome))
 		}
 	}
-	if c.o.Changes != nil {
-		for outcome, n := range c.o.Changes() {
+	if e.o.Changes != nil {
+		for outcome, n := range e.o.Changes() {
 			out.put(changesTotal, float64(n), string(outcome))
 		}
 	}
-	if c.o.Dropped != nil {
-		out.put(traceDropped, float64(c.o.Dropped()))
+	if e.o.Dropped != nil {
+		out.put(traceDropped, float64(e.o.Dropped()))
 	}
-}
-
-// sink writes metrics where the registry wants them.
-type sink chan<- prometheus.Metric
-
-func (s sink) put(m metric, v float64, labels ...string) {
-	s <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
-	if m.former != nil {
-		s <- prometheus.MustNewConstMetric(m.former, m.kind, v, labels...)
-	}
-}
-
-func (s sink) histogram(m metric, h datapath.Histogram, labels ...string) {
-	cumulative := make(map[float64]uint64, len(h.Bounds))
-	n := uint64(0)
-	for i, bound := range h.Bounds {
-		n += h.Counts[i]
-		cumulative[bound] = n
-	}
-	s <- prometheus.MustNewConstHistogram(m.desc, h.Count(), h.Sum, cumulative, labels...)
 }
 
 func (s sink) config(c Config) {

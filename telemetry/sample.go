@@ -1,10 +1,9 @@
 package telemetry
 
 import (
+	"sort"
 	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy"
@@ -22,10 +21,8 @@ const sampleEvery = time.Second
 // true when they fell silent. The counts never go back, so rates and quantiles
 // over time work as for any histogram.
 type sampler struct {
-	rtt, minRTT, queueing, delivery *prometheus.HistogramVec // by leg
-	delay                           *prometheus.HistogramVec // by algorithm and direction
-
 	mu   sync.Mutex
+	of   map[distribution]*datapath.Histogram
 	last cc.Time
 	seen []moved // at the last sample, by flow
 }
@@ -45,43 +42,45 @@ var rateBuckets = []float64{
 	1e7, 1.8e7, 3.2e7, 5.6e7, 1e8, 1.8e8, 3.2e8, 5.6e8, 1e9,
 }
 
-func newSampler() *sampler {
-	// Both kinds: native where the database takes it, classic for all others.
-	h := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: "penstock", Name: name, Help: help, Buckets: buckets,
-			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160,
-		}, labels)
-	}
-	return &sampler{
-		rtt: h("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", delayBuckets,
-			"leg"),
-		minRTT: h("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", delayBuckets,
-			"leg"),
-		queueing: h("tcp_queueing_delay_seconds", "Smoothed round-trip time above the smallest of busy legs, "+
-			"sampled at scrapes.", delayBuckets, "leg"),
-		delivery: h("tcp_delivery_rate_bytes_per_second", "Delivery rate of busy legs, sampled at scrapes.",
-			rateBuckets, "leg"),
-		delay: h("cc_queueing_delay_seconds", "Newest round-trip time above the smallest of busy directions, as "+
-			"our congestion control sees it, sampled at scrapes.", delayBuckets, "algorithm", "direction"),
-	}
+// Of legs, and of directions under our congestion control.
+var (
+	rtt    = histogram("tcp_rtt_seconds", "Smoothed round-trip time of busy legs, sampled at scrapes.", "leg")
+	minRTT = histogram("tcp_min_rtt_seconds", "Smallest round-trip time of busy legs, sampled at scrapes.", "leg")
+
+	queueing = histogram("tcp_queueing_delay_seconds",
+		"Smoothed round-trip time above the smallest of busy legs, sampled at scrapes.", "leg")
+	delivery = histogram("tcp_delivery_rate_bytes_per_second", "Delivery rate of busy legs, sampled at scrapes.", "leg")
+	ccDelay  = histogram("cc_queueing_delay_seconds",
+		"Newest round-trip time above the smallest of busy directions, as our congestion control sees it, sampled at "+
+			"scrapes.", "algorithm", "direction")
+)
+
+// distribution names one: of a metric with these labels.
+type distribution struct {
+	metric *metric
+	labels [2]string
 }
 
-func (s *sampler) vecs() []*prometheus.HistogramVec {
-	return []*prometheus.HistogramVec{s.rtt, s.minRTT, s.queueing, s.delivery, s.delay}
-}
+func newSampler() *sampler { return &sampler{of: map[distribution]*datapath.Histogram{}} }
 
-// Describe implements prometheus.Collector.
-func (s *sampler) Describe(ch chan<- *prometheus.Desc) {
-	for _, v := range s.vecs() {
-		v.Describe(ch)
+// observe counts v. Callers hold mu.
+func (s *sampler) observe(m *metric, bounds []float64, v float64, labels ...string) {
+	key := distribution{metric: m}
+	copy(key.labels[:], labels)
+	h := s.of[key]
+	if h == nil {
+		h = &datapath.Histogram{Bounds: bounds, Counts: make([]uint64, len(bounds)+1)}
+		s.of[key] = h
 	}
+	h.Counts[sort.SearchFloat64s(bounds, v)]++
+	h.Sum += v
 }
 
-// Collect implements prometheus.Collector.
-func (s *sampler) Collect(ch chan<- prometheus.Metric) {
-	for _, v := range s.vecs() {
-		v.Collect(ch)
+func (s *sampler) write(out sink) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d, h := range s.of {
+		out.histogram(d.metric, *h, d.labels[:]...)
 	}
 }
 
@@ -131,20 +130,20 @@ func (s *sample) flow(f *proxy.FlowInfo) {
 	for k, c := range controlled(f) {
 		down := k.direction == "down" || k.direction == "from_server"
 		if busy := down && is.down > was.down || !down && is.up > was.up; busy && c.LatestRTT > 0 {
-			s.delay.WithLabelValues(k.algorithm, k.direction).Observe(c.QueueingDelay.Seconds())
+			s.observe(ccDelay, delayBuckets, c.QueueingDelay.Seconds(), k.algorithm, k.direction)
 		}
 	}
 }
 
 func (s *sampler) leg(name string, i *datapath.Info) {
 	if i.SRTT > 0 {
-		s.rtt.WithLabelValues(name).Observe(i.SRTT.Seconds())
+		s.observe(rtt, delayBuckets, i.SRTT.Seconds(), name)
 	}
 	if i.MinRTT > 0 {
-		s.minRTT.WithLabelValues(name).Observe(i.MinRTT.Seconds())
-		s.queueing.WithLabelValues(name).Observe(max(0, i.SRTT-i.MinRTT).Seconds())
+		s.observe(minRTT, delayBuckets, i.MinRTT.Seconds(), name)
+		s.observe(queueing, delayBuckets, max(0, i.SRTT-i.MinRTT).Seconds(), name)
 	}
 	if i.DeliveryRate > 0 {
-		s.delivery.WithLabelValues(name).Observe(float64(i.DeliveryRate) / 8)
+		s.observe(delivery, rateBuckets, float64(i.DeliveryRate)/8, name)
 	}
 }

@@ -69,8 +69,6 @@ var (
 			"under our congestion control.", "listener", "peer")
 	peerRetransmitted = counter("peer_retransmitted_bytes_total", "Bytes that TCP sent to a peer again.", "listener",
 		"peer")
-
-	peerMetrics = []metric{peerBytes, peerHandshake, peerConnections, peerQueueing, peerRate, peerRetransmitted}
 )
 
 // maxPeerSeries bounds the peers of a listener that have series of their own; the

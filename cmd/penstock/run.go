@@ -366,7 +366,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 	}
 	return telemetry.Pages{
 		Source:  h.proxy,
-		Metrics: telemetry.NewRegistry(h.proxy, o),
+		Metrics: telemetry.NewExporter(h.proxy, o),
 		Page: page.New(page.Options{
 			Source: h.proxy, Version: b.Version, Start: o.Facts.Start, Clock: now, Wall: time.Now,
 			Ready: ready, Fallbacks: h.fallbacks, Events: &h.events,

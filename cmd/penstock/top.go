@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -220,8 +221,8 @@ func ageWords(seconds float64) string {
 	return fmt.Sprintf("%.1f d", seconds/86400)
 }
 
-// top is what the command shows and has asked for. tview draws in one goroutine, and
-// the proxy is asked in another.
+// top is what the command shows and has asked for. One goroutine draws, another asks the
+// proxy.
 type top struct {
 	at   string
 	news chan struct{} // ask now
@@ -232,8 +233,9 @@ type top struct {
 	down    bool
 	search  string
 	paused  bool
-	toTop   bool // with the next rows, since they are others
-	offset  int  // of the first row in sight
+	typing  bool
+	typed   string // to search for
+	offset  int    // of the first row in sight
 	height  int
 	view    page.View
 	cells   [][]string // of view, from row view.Offset on
@@ -241,7 +243,7 @@ type top struct {
 }
 
 func newTop(at, search string) *top {
-	return &top{at: at, search: search, news: make(chan struct{}, 1), sort: 2, down: true, toTop: true, height: 50}
+	return &top{at: at, search: search, news: make(chan struct{}, 1), sort: 2, down: true, height: 50}
 }
 
 // ask gets the rows in sight.
@@ -282,23 +284,34 @@ func (t *top) print(ctx context.Context, w io.Writer) error {
 		return err
 	}
 	fmt.Fprintln(w, t.summary())
-	table := topTables[t.table]
-	widths := make([]int, len(table.heads))
-	for _, line := range append([][]string{table.heads}, t.cells...) {
-		for i, c := range line {
-			widths[i] = max(widths[i], len([]rune(c)))
-		}
-	}
-	for _, line := range append([][]string{table.heads}, t.cells...) {
-		var b strings.Builder
-		for i, c := range line {
-			fmt.Fprintf(&b, "%-*s  ", widths[i], c)
-		}
-		if _, err := fmt.Fprintln(w, strings.TrimRight(b.String(), " ")); err != nil {
+	for _, line := range t.lines(topTables[t.table].heads) {
+		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// widest is how much of a cell is shown.
+const widest = 44
+
+// lines are the heads and the rows that the proxy told, in columns. Callers hold mu or are alone.
+func (t *top) lines(heads []string) (lines []string) {
+	widths := make([]int, len(heads))
+	rows := append([][]string{heads}, t.cells...)
+	for _, row := range rows {
+		for i, c := range row {
+			widths[i] = max(widths[i], min(widest, utf8.RuneCountInString(c)))
+		}
+	}
+	for _, row := range rows {
+		var b strings.Builder
+		for i, c := range row {
+			fmt.Fprintf(&b, "%-*.*s  ", widths[i], widths[i], c)
+		}
+		lines = append(lines, strings.TrimRight(b.String(), " "))
+	}
+	return lines
 }
 
 // summary is the first line. Callers hold mu or are alone.

@@ -3,153 +3,96 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
 	"time"
+	"unicode/utf8"
 
-	"github.com/gdamore/tcell/v2"
-	"github.com/rivo/tview"
+	"golang.org/x/term"
 )
 
-// GetRowCount implements tview.TableContent.
-func (t *top) GetRowCount() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.view.Matches + 1
-}
-
-// GetColumnCount implements tview.TableContent.
-func (t *top) GetColumnCount() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return len(topTables[t.table].heads)
-}
-
-// GetCell implements tview.TableContent: a row that has not been asked for yet is empty.
-func (t *top) GetCell(row, column int) *tview.TableCell {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	table := topTables[t.table]
-	if column < 0 || column >= len(table.heads) {
-		return tview.NewTableCell("")
-	}
-	if row == 0 {
-		head := table.heads[column]
-		if column == t.sort {
-			head += map[bool]string{true: " ▼", false: " ▲"}[t.down]
-		}
-		return tview.NewTableCell(head).SetSelectable(false).SetAttributes(tcell.AttrBold).
-			SetTextColor(tcell.ColorDefault)
-	}
-	cell := tview.NewTableCell("").SetTextColor(tcell.ColorDefault).SetMaxWidth(44)
-	if i := row - 1 - t.view.Offset; i >= 0 && i < len(t.cells) {
-		cell.SetText(tview.Escape(t.cells[i][column]))
-	}
-	if column < 2 {
-		cell.SetExpansion(1)
-	}
-	return cell
-}
-
-// change has f change what is asked for, and asks. Callers do not hold mu.
-func (t *top) change(f func()) {
-	t.mu.Lock()
-	f()
-	t.mu.Unlock()
-	select {
-	case t.news <- struct{}{}:
-	default: // it will be asked anyway
-	}
-}
+// What terminals take since the VT100: another screen without a cursor, and the former one again.
+const (
+	openScreen  = "\x1b[?1049h\x1b[?25l"
+	closeScreen = "\x1b[?25h\x1b[?1049l"
+)
 
 // run shows the screen until it is left.
 func (t *top) run(ctx context.Context) error {
-	tview.Styles.PrimitiveBackgroundColor = tcell.ColorDefault
-	tview.Styles.PrimaryTextColor = tcell.ColorDefault
-	app := tview.NewApplication()
-	head := tview.NewTextView().SetWrap(false)
-	foot := tview.NewTextView().SetWrap(false)
-	table := tview.NewTable().SetFixed(1, 0).SetSelectable(true, false).SetContent(&content{top: t})
-	search := tview.NewInputField().SetLabel("search: ").SetFieldBackgroundColor(tcell.ColorDefault)
-	below := tview.NewPages().AddPage("foot", foot, true, true).AddPage("search", search, true, false)
-	screen := tview.NewFlex().SetDirection(tview.FlexRow).AddItem(head, 1, 0, false).AddItem(table, 0, 1,
-		true).AddItem(below, 1, 0, false)
-
-	search.SetDoneFunc(func(key tcell.Key) {
-		if key == tcell.KeyEscape {
-			search.SetText("")
-		}
-		t.change(func() { t.search, t.toTop = search.GetText(), true })
-		below.SwitchToPage("foot")
-		app.SetFocus(table)
-	})
-	keys := map[rune]func(){
-		'q': app.Stop,
-		'/': func() { below.SwitchToPage("search"); app.SetFocus(search) },
-		'p': func() { t.change(func() { t.paused = !t.paused }) },
-		'r': func() { t.change(func() { t.down = !t.down }) },
-		's': func() { t.change(func() { t.sort = (t.sort + 1) % len(topTables[t.table].heads) }) },
-		'S': func() {
-			t.change(func() { t.sort = (t.sort + len(topTables[t.table].heads) - 1) % len(topTables[t.table].heads) })
-		},
+	tty, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("no terminal to read keys from, which --once does without: %w", err)
 	}
-	table.SetInputCapture(func(e *tcell.EventKey) *tcell.EventKey {
-		if e.Key() == tcell.KeyTab {
-			t.change(func() {
-				t.table, t.search, t.toTop = (t.table+1)%len(topTables), "", true
-				t.offset, t.cells, t.view.Matches = 0, nil, 0
-				t.sort, t.down = map[string]int{
-					"flows": 2,
-					"hosts": 1,
-				}[topTables[t.table].name], topTables[t.table].name != "peers"
-			})
-			search.SetText("")
-			return nil
-		}
-		if act := keys[e.Rune()]; e.Key() == tcell.KeyRune && act != nil {
-			act()
-			return nil
-		}
-		return e
-	})
-	app.SetBeforeDrawFunc(func(tcell.Screen) bool {
-		row, _ := table.GetOffset()
-		_, _, _, height := table.GetInnerRect()
-		t.mu.Lock()
-		moved := row != t.offset || height != t.height
-		t.offset, t.height = row, max(1, height)
-		head.SetText(t.summary())
-		foot.SetText(fmt.Sprintf("%s: %d of %d   %s Tab lists  s sort  r reverse  / search  p pause  q end",
-			topTables[t.table].name, t.view.Matches, t.view.Total, map[bool]string{
-				true:  "",
-				false: "search: " + t.search + "  ",
-			}[t.search == ""]))
-		t.mu.Unlock()
-		if moved {
-			t.change(func() {})
-		}
-		return false
-	})
+	defer tty.Close()
+	before, err := term.MakeRaw(int(tty.Fd()))
+	if err != nil {
+		return fmt.Errorf("the terminal cannot be set to tell single keys, which --once does without: %w", err)
+	}
+	defer func() { _ = term.Restore(int(tty.Fd()), before) }()
+	fmt.Fprint(tty, openScreen)
+	defer fmt.Fprint(tty, closeScreen)
 
 	ctx, end := context.WithCancel(ctx)
 	defer end()
-	go t.poll(ctx, app, table) // it is not waited for: a drawing that it has asked for may never come
-	return app.SetRoot(screen, true).EnableMouse(false).Run()
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, syscall.SIGWINCH)
+	defer signal.Stop(resized)
+	keys, answers := make(chan string), make(chan struct{})
+	go readKeys(ctx, tty, keys) // it is not waited for: it may be reading
+	go t.poll(ctx, answers)
+	for {
+		t.draw(tty)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-resized:
+		case <-answers:
+		case key, more := <-keys:
+			if !more || !t.press(key) {
+				return nil
+			}
+		}
+	}
 }
 
-// poll asks until ctx is done, and stops app then.
-func (t *top) poll(ctx context.Context, app *tview.Application, table *tview.Table) {
-	defer app.Stop()
+// readKeys sends what is pressed: a character, or what a terminal sends for a key without one.
+func readKeys(ctx context.Context, tty *os.File, keys chan<- string) {
+	defer close(keys)
+	for buffer := make([]byte, 256); ; {
+		n, err := tty.Read(buffer)
+		if err != nil {
+			return
+		}
+		for text := string(buffer[:n]); text != ""; {
+			_, size := utf8.DecodeRuneInString(text)
+			if strings.HasPrefix(text, "\x1b[") || strings.HasPrefix(text, "\x1bO") {
+				ends := func(r rune) bool { return r >= '@' && r <= '~' }
+				size = max(2, 3+strings.IndexFunc(text[2:], ends))
+			}
+			select {
+			case keys <- text[:size]:
+			case <-ctx.Done():
+				return
+			}
+			text = text[size:]
+		}
+	}
+}
+
+// poll asks until ctx is done, and sends after each answer.
+func (t *top) poll(ctx context.Context, answers chan<- struct{}) {
 	for {
-		err := t.ask(ctx) // which is shown
+		_ = t.ask(ctx) // which is shown
 		t.mu.Lock()
-		toTop := t.toTop && err == nil
-		t.toTop = t.toTop && !toTop
 		wait, paused := max(topPoll, time.Duration(t.view.Fresh*float64(time.Second))), t.paused
 		t.mu.Unlock()
-		app.QueueUpdateDraw(func() {
-			if toTop {
-				table.Select(1, 0).ScrollToBeginning()
-			}
-		})
+		select {
+		case answers <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
 		var again <-chan time.Time
 		if !paused {
 			again = time.After(wait)
@@ -163,8 +106,121 @@ func (t *top) poll(ctx context.Context, app *tview.Application, table *tview.Tab
 	}
 }
 
-// content is the table; tview may change nothing of it.
-type content struct {
-	tview.TableContentReadOnly
-	*top
+// press does what a key asks for, unless that is to end.
+func (t *top) press(key string) (goOn bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	columns := len(topTables[t.table].heads)
+	switch {
+	case key == "\x03": // Ctrl-C
+		return false
+	case t.typing:
+		t.typeSearch(key)
+		return true
+	}
+	switch key {
+	case "q":
+		return false
+	case "/":
+		t.typing, t.typed = true, ""
+		return true
+	case "p":
+		t.paused = !t.paused
+	case "r":
+		t.down = !t.down
+	case "s":
+		t.sort = (t.sort + 1) % columns
+	case "S":
+		t.sort = (t.sort + columns - 1) % columns
+	case "\t":
+		t.nextTable()
+	case "\x1b[A", "\x1bOA":
+		t.offset--
+	case "\x1b[B", "\x1bOB":
+		t.offset++
+	case "\x1b[5~":
+		t.offset -= t.height
+	case "\x1b[6~":
+		t.offset += t.height
+	case "\x1b[H", "\x1bOH", "\x1b[1~":
+		t.offset = 0
+	case "\x1b[F", "\x1bOF", "\x1b[4~":
+		t.offset = t.view.Matches
+	default:
+		return true
+	}
+	t.askSoon()
+	return true
+}
+
+// typeSearch edits what to search for. Callers hold mu.
+func (t *top) typeSearch(key string) {
+	switch {
+	case key == "\r" || key == "\x1b":
+		if key == "\x1b" {
+			t.typed = ""
+		}
+		t.typing, t.search, t.offset = false, t.typed, 0
+		t.askSoon()
+	case key == "\x7f" || key == "\b":
+		_, size := utf8.DecodeLastRuneInString(t.typed)
+		t.typed = t.typed[:len(t.typed)-size]
+	case key[0] >= ' ':
+		t.typed += key
+	}
+}
+
+// nextTable shows the next list. Callers hold mu.
+func (t *top) nextTable() {
+	t.table, t.search, t.offset, t.cells, t.view.Matches = (t.table+1)%len(topTables), "", 0, nil, 0
+	t.sort = map[string]int{"flows": 2, "hosts": 1}[topTables[t.table].name]
+	t.down = topTables[t.table].name != "peers"
+}
+
+// askSoon has the proxy asked once it has answered. Callers hold mu.
+func (t *top) askSoon() {
+	t.offset = max(0, min(t.offset, t.view.Matches-t.height))
+	select {
+	case t.news <- struct{}{}:
+	default: // it will be asked anyway
+	}
+}
+
+// draw fills the screen.
+func (t *top) draw(tty *os.File) {
+	width, height, err := term.GetSize(int(tty.Fd()))
+	if err != nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if rows := max(1, height-3); rows != t.height {
+		t.height = rows
+		t.askSoon()
+	}
+	table := topTables[t.table]
+	heads := append([]string(nil), table.heads...)
+	heads[t.sort] += map[bool]string{true: " ▼", false: " ▲"}[t.down]
+	body := t.lines(heads)
+	lines := append([]string{t.summary(), body[0]}, make([]string, t.height)...)
+	for i := range t.height { // a row that has not been told yet is empty
+		if row := 1 + t.offset - t.view.Offset + i; row > 0 && row < len(body) {
+			lines[2+i] = body[row]
+		}
+	}
+	foot := "search: " + t.typed
+	if !t.typing {
+		foot = fmt.Sprintf("%s: %d of %d   ", table.name, t.view.Matches, t.view.Total)
+		if t.search != "" {
+			foot += "search: " + t.search + "  "
+		}
+		foot += "Tab lists  s sort  r reverse  / search  p pause  q end"
+	}
+	var screen strings.Builder
+	for i, line := range append(lines, foot) {
+		runes := []rune(line)
+		bold := map[bool]string{true: "\x1b[1m"}[i == 1]
+		fmt.Fprintf(&screen, "\x1b[%d;1H%s%s\x1b[0m\x1b[K", i+1, bold, string(runes[:min(len(runes), width)]))
+	}
+	fmt.Fprint(tty, screen.String())
 }

@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
@@ -159,7 +157,7 @@ func serveAt(t *testing.T, src *busy, events *page.Events, later func() time.Dur
 		Source: src, Version: "v1.2.3", Start: float64(began.Unix()), Events: events,
 		Clock: func() cc.Time { return now().Add(later()) }, Wall: func() time.Time { return time.Now().Add(later()) },
 	})
-	pages := telemetry.Pages{Source: src, Metrics: prometheus.NewRegistry(), Page: p}
+	pages := telemetry.Pages{Source: src, Page: p}
 	srv := httptest.NewServer(pages.Handler(true))
 	t.Cleanup(srv.Close)
 	return srv.URL, p

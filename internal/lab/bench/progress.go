@@ -5,7 +5,7 @@ import (
 	"io"
 	"os"
 
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
 // Printer shows progress to a person: on a terminal one line that keeps
@@ -19,12 +19,7 @@ type Printer struct {
 // NewPrinter prints to w.
 func NewPrinter(w io.Writer) *Printer {
 	f, ok := w.(*os.File)
-	return &Printer{w: w, terminal: ok && isTerminal(f)}
-}
-
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
+	return &Printer{w: w, terminal: ok && term.IsTerminal(int(f.Fd()))}
 }
 
 // Line prints one step, which over says is the last of a run.
@@ -47,11 +42,11 @@ func (p *Printer) columns() int {
 	if !ok {
 		return 0
 	}
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	width, _, err := term.GetSize(int(f.Fd()))
 	if err != nil {
 		return 0
 	}
-	return int(size.Col)
+	return width
 }
 
 // fit cuts a line that would break, as a broken one cannot be written over.

@@ -1,0 +1,102 @@
+package telemetry
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+)
+
+// metric is one family of Prometheus's text format.
+type metric struct {
+	kind, name, help string
+	labels           []string
+	former           *metric // under the name it had before, for one release more; nil: it had none
+}
+
+// metrics are all families, in the order in which they are written.
+var metrics []*metric
+
+func declare(kind, name, help string, labels ...string) *metric {
+	m := &metric{kind: kind, name: name, help: help, labels: labels}
+	metrics = append(metrics, m)
+	return m
+}
+
+func counter(name, help string, labels ...string) *metric {
+	return declare("counter", "penstock_"+name, help, labels...)
+}
+
+func gauge(name, help string, labels ...string) *metric {
+	return declare("gauge", "penstock_"+name, help, labels...)
+}
+
+func histogram(name, help string, labels ...string) *metric {
+	return declare("histogram", "penstock_"+name, help, labels...)
+}
+
+// formerly has m shown under the name that it had before as well.
+func formerly(name string, m *metric) *metric {
+	m.former = declare(m.kind, "penstock_"+name, "Deprecated: see "+m.name+"; this name goes with the next release.",
+		m.labels...)
+	return m
+}
+
+// sink has the samples of each family, one a line.
+type sink map[*metric][]byte
+
+func (s sink) put(m *metric, v float64, labels ...string) {
+	s.sample(m, "", v, labels, "")
+	if m.former != nil {
+		s.sample(m.former, "", v, labels, "")
+	}
+}
+
+func (s sink) histogram(m *metric, h datapath.Histogram, labels ...string) {
+	n := uint64(0)
+	for i, bound := range h.Bounds {
+		n += h.Counts[i]
+		s.sample(m, "_bucket", float64(n), labels, strconv.FormatFloat(bound, 'g', -1, 64))
+	}
+	s.sample(m, "_bucket", float64(h.Count()), labels, "+Inf")
+	s.sample(m, "_sum", h.Sum, labels, "")
+	s.sample(m, "_count", float64(h.Count()), labels, "")
+}
+
+// What the format wants escaped.
+var (
+	helpText   = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+	labelValue = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
+)
+
+// sample adds a line; le is the upper bound of a histogram's bucket.
+func (s sink) sample(m *metric, suffix string, v float64, labels []string, le string) {
+	line := append(s[m], m.name+suffix...)
+	open := byte('{')
+	label := func(name, value string) {
+		line = append(append(line, open), name...)
+		line = append(append(append(line, `="`...), labelValue.Replace(strings.ToValidUTF8(value, "\uFFFD"))...), '"')
+		open = ','
+	}
+	for i, name := range m.labels {
+		label(name, labels[i])
+	}
+	if le != "" {
+		label("le", le)
+	}
+	if open == ',' {
+		line = append(line, '}')
+	}
+	s[m] = append(strconv.AppendFloat(append(line, ' '), v, 'g', -1, 64), '\n')
+}
+
+// append appends the families that have samples.
+func (s sink) append(text []byte) []byte {
+	for _, m := range metrics {
+		if samples := s[m]; samples != nil {
+			text = append(text, "# HELP "+m.name+" "+helpText.Replace(m.help)+"\n# TYPE "+m.name+" "+m.kind+"\n"...)
+			text = append(text, samples...)
+		}
+	}
+	return text
+}
