@@ -2,6 +2,7 @@ package cc
 
 import (
 	"bytes"
+	"compress/gzip"
 	_ "embed" // the built-in models
 	"fmt"
 	"io"
@@ -28,7 +29,7 @@ type mdiNamed struct {
 	model *MDIModel
 }
 
-//go:embed mdi/verus.csv
+//go:embed mdi/verus.csv.gz
 var mdiVerus []byte
 
 // mdiModels are the choices of mdi's parameter "model", in its order. They do
@@ -38,8 +39,12 @@ var mdiModels = []mdiNamed{{"verus", mustReadMDI(mdiVerus)}}
 // mdiBuiltIn is how many of them are built in.
 var mdiBuiltIn = len(mdiModels)
 
-func mustReadMDI(text []byte) *MDIModel {
-	m, err := ReadMDI(bytes.NewReader(text))
+func mustReadMDI(packed []byte) *MDIModel {
+	text, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		panic(err)
+	}
+	m, err := ReadMDI(text)
 	if err != nil {
 		panic(err)
 	}

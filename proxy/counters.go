@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -218,7 +219,7 @@ func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo))
 	conns = append(conns, s.conns.conns...)
 	rows, peers := s.totals.snapshot()
 	s.mu.Unlock()
-	slices.SortFunc(peers, PeerCounters.compare)
+	sort.Slice(peers, func(i, j int) bool { return peers[i].compare(peers[j]) < 0 })
 
 	f := new(FlowInfo)
 	for i, c := range present(conns) {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,8 +135,16 @@ func TestCheckKnowsTheModelsOfItsCommandLine(t *testing.T) {
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, stderr, `parameter model is "mine", but must be one of verus`)
 
-	cmd := clitest.Program(t.Context(), "check", "--mdi-model", "mine=../../cc/mdi/verus.csv",
-		path)
+	packed, err := os.Open("../../cc/mdi/verus.csv.gz")
+	require.NoError(t, err)
+	defer packed.Close()
+	unpacked, err := gzip.NewReader(packed)
+	require.NoError(t, err)
+	model, err := io.ReadAll(unpacked)
+	require.NoError(t, err)
+	mine := filepath.Join(t.TempDir(), "model.csv")
+	require.NoError(t, os.WriteFile(mine, model, 0o600))
+	cmd := clitest.Program(t.Context(), "check", "--mdi-model", "mine="+mine, path)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	assert.Contains(t, string(out), "mdi:model=mine")

@@ -99,11 +99,13 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 
 // tryDevice makes a network device of that kind where the calling thread is, and takes it away.
 func tryDevice(kind string) error {
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = "trial0"
-	link := &netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}
-	if err := netlink.LinkAdd(link); err != nil {
+	const name = "trial0"
+	if err := capture.MakeInterface(name, kind); err != nil {
 		return fmt.Errorf("make a %s device: %w", kind, err)
+	}
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("find the %s device: %w", kind, err)
 	}
 	return netlink.LinkDel(link)
 }

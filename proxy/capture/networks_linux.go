@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"syscall"
 
@@ -70,12 +71,7 @@ func Networks() ([]Network, error) {
 			}
 		}
 	}
-	slices.SortFunc(found, func(a, b Network) int {
-		if c := a.Prefix.Addr().Compare(b.Prefix.Addr()); c != 0 {
-			return c
-		}
-		return a.Prefix.Bits() - b.Prefix.Bits()
-	})
+	sort.Slice(found, func(i, j int) bool { return found[i].Prefix.Compare(found[j].Prefix) < 0 })
 	return slices.Compact(found), nil
 }
 
@@ -179,7 +175,7 @@ func Captured() ([]Network, error) {
 		if err != nil {
 			return nil, explain("read an nftables set", err)
 		}
-		slices.SortFunc(elements, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
+		sort.Slice(elements, func(i, j int) bool { return bytes.Compare(elements[i].Key, elements[j].Key) < 0 })
 		networks = slices.DeleteFunc(networks, func(n Network) bool {
 			return n.Prefix.Addr().Is4() == f.v4() && covers(elements, n.Prefix)
 		})

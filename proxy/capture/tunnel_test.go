@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"github.com/vishvananda/netlink"
 )
 
 func aTunnel() Tunnel {
@@ -39,11 +38,7 @@ func TestATunnelIsSurroundedAndLeftAsItWas(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := newNamespace(t)
-			ns.do(t, func() error {
-				attrs := netlink.NewLinkAttrs()
-				attrs.Name = "wg0"
-				return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "wg1"})
-			})
+			ns.do(t, func() error { return MakeInterface("wg0", "veth") })
 			ns.do(t, func() error { return everything().Apply(t.Context()) })
 			before := ns.state(t)
 			ns.do(t, func() error { return tunnel.Apply(t.Context()) })

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 	"syscall"
 	"time"
@@ -107,9 +108,7 @@ func (d *device) find() (err error) {
 	if !errors.As(err, new(netlink.LinkNotFoundError)) {
 		return d.explain("find it", err)
 	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name = d.name
-	if err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
+	if err := capture.MakeInterface(d.name, "wireguard"); err != nil {
 		return d.explain("make it", err)
 	}
 	d.made = true
@@ -342,7 +341,7 @@ func (d *device) states(peers map[access.Key]access.Peer) ([]tunnel.PeerState, e
 		}
 		states = append(states, s)
 	}
-	slices.SortFunc(states, func(a, b tunnel.PeerState) int { return strings.Compare(a.Name, b.Name) })
+	sort.Slice(states, func(i, j int) bool { return states[i].Name < states[j].Name })
 	return states, nil
 }
 

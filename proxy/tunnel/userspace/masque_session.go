@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -63,7 +64,7 @@ func (m *MASQUE) Sessions() []tunnel.SessionState {
 			})
 		}
 	}
-	slices.SortFunc(states, func(a, b tunnel.SessionState) int { return a.Addresses[0].Compare(b.Addresses[0]) })
+	sort.Slice(states, func(i, j int) bool { return states[i].Addresses[0].Less(states[j].Addresses[0]) })
 	return states
 }
 

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -302,7 +303,7 @@ func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 			s.Sent, _ = strconv.ParseUint(value, 10, 64)
 		}
 	}
-	slices.SortFunc(states, func(a, b tunnel.PeerState) int { return strings.Compare(a.Name, b.Name) })
+	sort.Slice(states, func(i, j int) bool { return states[i].Name < states[j].Name })
 	return states, nil
 }
 
