@@ -90,6 +90,16 @@ func (g *group) adopt(now cc.Time) {
 	g.changed = g.changed || g.ctl.Cwnd != before.Cwnd || g.ctl.PacingRate != before.PacingRate
 }
 
+// adoptCut is adopt after a loss or a mark. If the window or the rate is smaller by now, members
+// hear of that soon: as a rule each of them loses packets in the same round trip.
+func (g *group) adoptCut(now cc.Time) {
+	before := g.ctl
+	g.adopt(now)
+	if g.ctl.Cwnd < before.Cwnd || g.ctl.PacingRate < before.PacingRate {
+		g.divideAt = min(g.divideAt, g.dividedAt.Add(time.Duration(len(g.alloc.members))*perMemberCut))
+	}
+}
+
 // recap applies what has become of the caps since the algorithm's last event, and
 // reports whether there may be any.
 func (g *group) recap(now cc.Time) bool {

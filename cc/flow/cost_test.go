@@ -7,6 +7,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // only returns the group of a manager that has one.
@@ -40,6 +42,36 @@ func TestAStepCostsAFewVisitsOfMembers(t *testing.T) {
 			assert.Positive(t, visits)
 			assert.LessOrEqual(t, visits, most*steps, "%d members, enforced: %v", members, enforced)
 		}
+	}
+}
+
+// Losses among many cost divisions only as far as they make the window smaller.
+func TestLossesAmongManyDivideTheWindowIfItShrinks(t *testing.T) {
+	for _, algorithm := range []string{"static", "reno"} {
+		p := newTestbed(t)
+		var legs []*leg
+		for range 100 {
+			l := p.openEnforced(Terms{Group: "host", Algorithm: algorithm, Params: cc.Params{}})
+			l.fill()
+			legs = append(legs, l)
+		}
+		for _, l := range legs { // the round trip is known
+			p.wait(time.Millisecond)
+			l.ack(mss)
+			l.fill()
+		}
+		g := only(t, p.mgr)
+		p.wait(g.divideAt.Sub(p.now) + 1)
+		before, window := g.dividedAt, g.ctl.Cwnd
+		p.now = p.now.Add(time.Millisecond)
+		for i, l := range legs[:50] {
+			l.r.Lost += mss
+			l.r.RTT = time.Duration(100+i) * time.Millisecond // shares depend on it
+			l.ack(mss)
+		}
+		divided := g.dividedAt != before
+		assert.Equal(t, g.ctl.Cwnd < window, divided, "%s: %d bytes, then %d", algorithm, window, g.ctl.Cwnd)
+		assert.Equal(t, algorithm == "reno", divided, algorithm)
 	}
 }
 

@@ -17,8 +17,11 @@ const turnRTTs = 8
 const fewMembers = 8
 
 // perMember bounds what divisions among many cost, with the limits that each of them
-// puts into force.
-const perMember = 10 * time.Microsecond
+// puts into force: there is so much time between two of them for each member.
+const (
+	perMember    = 10 * time.Microsecond
+	perMemberCut = perMember / 8 // after a loss or a mark that has made the window smaller
+)
 
 // divide divides the window among the active members and tells those whose limits change.
 func (g *group) divide(now cc.Time) {
@@ -28,7 +31,7 @@ func (g *group) divide(now cc.Time) {
 	kept := g.alloc.members[:0]
 	var resting []*member
 	for _, m := range g.alloc.members {
-		if !m.busy() && now.Sub(m.lastBusy) > rto {
+		if m.silent(now, rto) {
 			resting = append(resting, m)
 			continue
 		}
@@ -61,6 +64,7 @@ func (g *group) divide(now cc.Time) {
 	}
 	g.allContent = contend && content
 	g.rest(resting, now)
+	g.dividedAt = now
 	g.divideAt = now.Add(max(tickInterval, g.rtt.srtt/4, time.Duration(len(kept))*perMember))
 }
 

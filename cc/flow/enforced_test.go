@@ -227,3 +227,43 @@ func TestAMemberThatWaitsForItsRateKeepsItsPartWhileItSaysNothing(t *testing.T) 
 	}
 	assert.InEpsilon(t, 1e6/3, float64(legs[0].limit.PacingRate), .02)
 }
+
+// Thirty members at 1 Mbit/s: each has sent all that it had at once, ahead of its rate, and
+// is filled again only when that has been made up for.
+func TestMembersThatHaveSentAheadOfTheirRateKeepTheirPart(t *testing.T) {
+	const members, ahead = 30, 16
+	p := newTestbed(t)
+	terms := Terms{
+		Group: "host", Algorithm: "static",
+		Params: cc.Params{"cwnd_packets": 20 * members, "pacing_mbit": 1},
+	}
+	var legs []*leg
+	for range members {
+		f := p.openEnforced(terms)
+		f.r.RTT = 50 * time.Microsecond
+		f.write(ahead*mss, 2*mss)
+		f.report()
+		legs = append(legs, f)
+	}
+	p.settle()
+	for _, f := range legs {
+		f.r.Pipe, f.r.Unsent = ahead*mss, 0
+		f.report()
+		f.ack(ahead * mss)
+	}
+	rest := cc.Rate(1_000_000 / members).TimeFor(ahead * mss) // 5.6 s
+	for left := rest; left > rest/2; left -= 10 * time.Millisecond {
+		p.wait(10 * time.Millisecond)
+		var sum cc.Rate
+		for _, f := range legs {
+			sum += f.limit.PacingRate
+		}
+		assert.LessOrEqual(t, sum, cc.Rate(1_000_000+members), "%v before the end", left)
+	}
+	// Who has made up for all, and has nothing to send, leaves its part to others.
+	p.wait(rest)
+	legs[0].write(20*mss, mss)
+	legs[0].report()
+	p.settle()
+	assert.Equal(t, cc.Rate(1e6), legs[0].limit.PacingRate)
+}

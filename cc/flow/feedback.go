@@ -30,8 +30,7 @@ func (g *group) absorb(m *member, r Report, events *[2]Event) (n int) {
 		m.losses++
 		loss := cc.Loss{State: g.state(now), Lost: news.lost, SentAt: g.lostSince(m, news), Timeout: news.timeouts > 0}
 		g.alg.OnLoss(loss)
-		g.adopt(now)
-		g.divideAt = 0 // a cut does not wait
+		g.adoptCut(now)
 		events[n] = g.event(m, KindLoss, loss.State, 0, news.lost)
 		n++
 	}
@@ -40,9 +39,10 @@ func (g *group) absorb(m *member, r Report, events *[2]Event) (n int) {
 		if own := min(news.acked, last.Acked-m.before); own > 0 {
 			ack.Acked, ack.Marked = own+beside, min(ack.Marked, own)
 			g.alg.OnAck(ack)
-			g.adopt(now)
 			if ack.Marked > 0 {
-				g.divideAt = 0
+				g.adoptCut(now)
+			} else {
+				g.adopt(now)
 			}
 			events[n] = g.event(m, KindAck, ack.State, ack.RTT, own)
 			events[n].Reverse = ack.ReverseQueue
@@ -78,16 +78,18 @@ func (g *group) begun(m *member, now cc.Time) {
 // bytes that have not left are what the flow wants to send.
 func (g *group) depart(m *member, before cc.Time) {
 	r := &m.last
+	now := r.At
 	if left := m.left(); left > 0 {
 		g.send(m, m.departure(before, left, m.path.expand(g.ctl.Cwnd)), left)
+		m.pacer.spend(now, left)
 	}
 	want := r.Unsent
 	if r.RwndFull { // no share of the window would help
 		want = 0
 	} else if want >= m.mss() && !g.content(m) {
-		g.cwndFullAt, g.wantedAt = r.At, r.At
+		g.cwndFullAt, g.wantedAt = now, now
 	}
-	m.asked = r.At
+	m.asked = now
 	g.setWant(m, want)
 }
 

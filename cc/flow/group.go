@@ -40,6 +40,7 @@ type group struct {
 	changed   bool    // the window or what members want: divide anew
 	now       bool    // likewise, and what the limits let out is not to wait for acknowledgements
 	divideAt  cc.Time // not before this, unless it is urgent
+	dividedAt cc.Time // the newest division
 	lossEpoch uint64  // counts loss events
 	lossAt    cc.Time
 

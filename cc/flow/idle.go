@@ -31,7 +31,14 @@ func (g *group) noteIdle(now cc.Time) {
 	if g.alg == nil {
 		return
 	}
-	if rested := g.idle.since.Add(g.rtt.rto()); now < rested {
+	rto := g.rtt.rto()
+	rested := g.idle.since.Add(rto)
+	if now >= rested {
+		for _, m := range g.alloc.members {
+			rested = max(rested, m.pacer.tat.Add(rto)) // it has sent ahead of its rate
+		}
+	}
+	if now < rested {
 		g.timers.schedule(g, rested)
 		return
 	}

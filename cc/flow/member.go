@@ -1,6 +1,10 @@
 package flow
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
 
 // member is one flow as its group knows it. The group's mutex guards it.
 type member struct {
@@ -32,12 +36,13 @@ type member struct {
 // leastWindow is floorSegments as they count in the group's window.
 func (m *member) leastWindow() cc.Bytes { return m.path.shrink(floorSegments * m.mss()) }
 
-// contends reports whether m wants more than it has. Who was granted a part and has not
-// come back for a retransmission timeout cannot use it. The kernel says nothing either
-// while all that waits there waits for the pacing rate: on a path of microseconds it sends
-// up to 64 KiB at once (tcp_tso_autosize), and a slow flow then rests for long.
+// contends reports whether m wants more than it has, or has sent ahead of its rate and must
+// make up for that: on a path of microseconds the kernel sends up to 64 KiB at once
+// (tcp_tso_autosize), and a slow flow then rests for long. Who was granted a part and has not
+// come back for a retransmission timeout cannot use it, but the kernel says nothing either
+// while all that waits there waits for the pacing rate.
 func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
-	if m.gate.blocked && !m.enforced {
+	if m.gate.blocked && !m.enforced || m.pacer.credit(now, m.mss()) <= 0 {
 		return true
 	}
 	silence := rtt.rto()
@@ -45,6 +50,11 @@ func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
 		silence += m.limit.PacingRate.TimeFor(m.want)
 	}
 	return m.want > 0 && now.Sub(m.asked) <= silence
+}
+
+// silent reports whether m has neither sent nor wanted to for a retransmission timeout.
+func (m *member) silent(now cc.Time, rto time.Duration) bool {
+	return !m.busy() && (m.lastBusy == 0 || now.Sub(max(m.lastBusy, m.pacer.tat)) > rto)
 }
 
 // busy reports whether m wants to send or has bytes in flight.

@@ -41,9 +41,8 @@ func (g *group) leave(m *member, now cc.Time) {
 func (g *group) begin(m *member, now cc.Time) {
 	wasIdle := g.resume(m.path, now)
 	g.start(now)
-	silent := m.inflight == 0 && (m.lastBusy == 0 || now.Sub(m.lastBusy) > g.rtt.rto())
 	others := g.inflight > m.counts || g.wanting > 0 && m.want == 0
-	if m.want == 0 && (wasIdle || silent && others && m.terms.Class != DelaySensitive) {
+	if m.want == 0 && (wasIdle || m.silent(now, g.rtt.rto()) && others && m.terms.Class != DelaySensitive) {
 		m.rampEnd = now.Add(g.rtt.srtt)
 	}
 	if !m.active {
