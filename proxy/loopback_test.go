@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -255,7 +256,8 @@ func TestAServerThatRefusesResetsACapturedClient(t *testing.T) {
 	refused(t, r.addr())
 	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
 	assert.Equal(t, uint64(1), r.proxy.Counters().Listeners[0].Rejected[proxy.RejectedDialRefused])
-	assert.Contains(t, r.logs.String(), "reason=dial_refused")
+	require.Eventually(t, func() bool { return strings.Contains(r.logs.String(), "reason=dial_refused") }, patience,
+		time.Millisecond, "a line is written where nobody waits for it")
 }
 
 func TestCountersMoveWhileAConnectionLives(t *testing.T) {

@@ -44,8 +44,8 @@ type direction struct {
 	filled   int               // read last, until it is passed on
 	waited   bool              // that could not be passed on in one go
 	ending   error             // src has ended; it comes after what is stored
-	source   datapath.Receiver // src, while what it takes in is bounded
-	unbound  bool              // or is to be, once it brings more than dst takes
+	source   datapath.Receiver // src, while what it takes in is bounded, or is to be
+	unbound  bool              // it is to be, once it brings more than dst takes
 	room     int64             // by this
 	piece    int               // read at once at present
 	maxPiece int

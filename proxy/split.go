@@ -264,8 +264,7 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 	}
 	d.splicing, _ = d.carrier.(splicing)
 	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
-		d.source, _ = src.conn.(datapath.Receiver)
-		d.unbound = src == &c.server
+		d.source, d.unbound = src.conn.(datapath.Receiver)
 	}
 	c.hold(d, receive)
 	if managed(terms) {

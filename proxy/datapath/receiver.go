@@ -6,7 +6,7 @@ import (
 )
 
 // Receiver is implemented by legs that can bound what they take in from their peer
-// before somebody reads it. Those that were accepted begin with a bound.
+// before somebody reads it.
 type Receiver interface {
 	// LimitReceive bounds the memory for it, overhead included. It returns false where
 	// it leaves that to the transport, which it does with a bound as high as the

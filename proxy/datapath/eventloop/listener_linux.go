@@ -14,7 +14,7 @@ import (
 type Listener struct {
 	loops  *Loops
 	fd     int
-	accept func(*Loop) (pause time.Duration)
+	accept func(l *Loop, most int) (pause time.Duration)
 
 	mu     sync.Mutex
 	slots  []int32 // of the loops, while they watch
@@ -24,8 +24,9 @@ type Listener struct {
 
 // Listen has accept called, on loops, while connections wait in a non-blocking listening
 // socket, which is the Listener's from then on; after an error it is still the caller's.
-// accept takes some of them; where it returns a pause it is not called before that is over.
-func (ls *Loops) Listen(fd int, accept func(*Loop) (pause time.Duration)) (*Listener, error) {
+// accept takes some of them, at most so many: one where the loop has nothing else to do, so that
+// none is looked for in vain. Where it returns a pause it is not called before that is over.
+func (ls *Loops) Listen(fd int, accept func(l *Loop, most int) (pause time.Duration)) (*Listener, error) {
 	n := &Listener{loops: ls, fd: fd, accept: accept}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -60,7 +61,7 @@ func (n *Listener) unwatch() {
 
 // happened implements watcher.
 func (n *Listener) happened(l *Loop, _ uint32) {
-	if pause := n.accept(l); pause > 0 {
+	if pause := n.accept(l, l.got); pause > 0 {
 		n.pause(pause)
 	}
 }

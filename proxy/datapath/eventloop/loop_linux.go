@@ -221,7 +221,7 @@ func (t *Task) Post() {
 	if wake {
 		var one [8]byte
 		binary.NativeEndian.PutUint64(one[:], 1)
-		_, _ = unix.Write(l.wakeup, one[:])
+		_, _ = Write(l.wakeup, one[:])
 	}
 }
 
@@ -291,7 +291,7 @@ func (l *Loop) wait() error {
 // poll takes a batch of events; false: there are none.
 func (l *Loop) poll(epoll uintptr) bool {
 	for {
-		n, err := unix.EpollWait(int(epoll), l.events[:], 0)
+		n, err := epollReady(int(epoll), l.events[:])
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}

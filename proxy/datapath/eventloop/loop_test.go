@@ -258,7 +258,7 @@ func TestLoopsAcceptFromOneListener(t *testing.T) {
 	ls := start(t, 3)
 	fd, addr := listening(t)
 	var taken, pauses atomic.Int64
-	n, err := ls.Listen(fd, func(*Loop) time.Duration {
+	n, err := ls.Listen(fd, func(*Loop, int) time.Duration {
 		if pauses.Add(1) == 1 {
 			return time.Millisecond // as where descriptors are short
 		}

@@ -199,7 +199,7 @@ func (s *Socket) leave() {
 	if s.users.Add(-1) == closing {
 		s.loop.forget(s.slot)
 		s.loop.load.Add(-1)
-		_ = unix.Close(s.fd)
+		_ = Close(s.fd)
 	}
 }
 

@@ -107,8 +107,8 @@ func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause tim
 }
 
 // accept accepts what waits, up to a bound.
-func (n *Listener) accept(l *eventloop.Loop) (pause time.Duration) {
-	for range acceptsAtOnce {
+func (n *Listener) accept(l *eventloop.Loop, most int) (pause time.Duration) {
+	for range min(most, acceptsAtOnce) {
 		fd, from, err := syscall.Accept4(n.fd, syscall.SOCK_NONBLOCK|syscall.SOCK_CLOEXEC)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
@@ -142,7 +142,6 @@ func (n *Listener) hand(l *eventloop.Loop, fd int, from *net.TCPAddr) error {
 		return err
 	}
 	c := n.dp.leg(raw, from, false)
-	c.LimitReceive(n.dp.receiving.first)
 	if other == l {
 		n.take(c)
 	} else {

@@ -35,7 +35,7 @@ type advertising struct {
 	info   unix.TCPInfo
 	size   uint32
 	errno  syscall.Errno
-	visit  func(fd uintptr) // read, made once: looking allocates nothing
+	visit  func(fd uintptr) // read, made once: looking allocates nothing more
 	asked  bool             // by Arrivals
 	holes  int
 	ooo    uint32
@@ -43,14 +43,20 @@ type advertising struct {
 
 func (a *advertising) read(fd uintptr) { a.size, a.errno = tcpInfo(fd, &a.info) }
 
+// advertised is c.advertising, made by the first who asks.
+func (c *Conn) advertised() *advertising {
+	if c.advertising == nil {
+		c.advertising = &advertising{}
+		c.advertising.visit = c.advertising.read
+	}
+	return c.advertising
+}
+
 // Arrivals implements datapath.Advertiser. The kernel's estimate of a receiver's round
 // trips falls at once to a shorter one, rises by an eighth of the difference, and has the
 // resolution of timestamps, a millisecond. Before the first it is that of the handshake.
 func (c *Conn) Arrivals() (flow.Arrivals, error) {
-	a := &c.advertising
-	if a.visit == nil {
-		a.visit = a.read
-	}
+	a := c.advertised()
 	err := c.raw.Control(a.visit)
 	switch i := &a.info; {
 	case err != nil:
@@ -83,7 +89,7 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 // with a buffer that it enlarges by itself; so it is set anew. The kernel rounds a window
 // up to a multiple of what its scale allows, and has none below half of its least buffer.
 func (c *Conn) Advertise(window cc.Bytes) error {
-	a := &c.advertising
+	a := c.advertised()
 	clamp := int(min(max(window, 1), math.MaxInt32))
 	switch {
 	case window == 0 && a.window == 0:

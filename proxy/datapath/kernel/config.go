@@ -56,8 +56,7 @@ type Config struct {
 
 	Cells int // legs whose window EBPF enforces at a time; 0: defaultCells
 
-	// ReceiveBuffer bounds what a new socket takes in before it is read; see
-	// Conn.LimitReceive. 0: as the kernel likes.
+	// ReceiveBuffer is what Conn.LimitReceive is first asked for; 0: it bounds nothing.
 	ReceiveBuffer cc.Bytes
 
 	PollsPerTick int          // 0: DefaultPollsPerTick

@@ -46,7 +46,7 @@ type Conn struct {
 	mu       sync.Mutex // held while observer runs
 	observer func(flow.Report)
 	closed   bool
-	account  account // what TCP_INFO says, unless the kernel enforces the window
+	account  *account // what TCP_INFO says, while that is reported
 	dialled  bool
 	holds    datapath.Hold
 	envelope string // the socket's congestion control; empty: not asked for yet
@@ -56,7 +56,7 @@ type Conn struct {
 
 	reader      reader
 	writer      writer
-	advertising advertising
+	advertising *advertising // see advertised
 
 	info  unix.TCPInfo
 	known int64  // bytes the socket had taken when info was read, and one; 0: it has not been
@@ -91,11 +91,10 @@ func (d *Datapath) leg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool)
 // readInfo runs inside RawConn.Control.
 func (c *Conn) readInfo(fd uintptr) { c.size, c.errno = tcpInfo(fd, &c.info) }
 
-// tcpInfo reads TCP_INFO and returns how much of it this kernel has. The
-// system call goes through the scheduler, since it can wait for the socket's lock.
+// tcpInfo reads TCP_INFO and returns how much of it this kernel has.
 func tcpInfo(fd uintptr, info *unix.TCPInfo) (uint32, syscall.Errno) {
 	size := uint32(wholeTCPInfo)
-	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
 		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
 	return size, errno
 }
@@ -110,7 +109,9 @@ func (c *Conn) refresh() error {
 		c.errors++
 		return fmt.Errorf("kernel: read TCP_INFO: %w", c.errno)
 	}
-	c.account.fin = c.ending.Load()
+	if c.account != nil {
+		c.account.fin = c.ending.Load()
+	}
 	c.known = known
 	return nil
 }

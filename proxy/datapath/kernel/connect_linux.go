@@ -101,7 +101,7 @@ func (a *attempt) start(fd int, network string) (err error) {
 			return os.NewSyscallError("bind", err)
 		}
 	}
-	err = unix.Connect(fd, sockaddr(a.cfg.Target))
+	err = eventloop.Connect(fd, a.cfg.Target, scope(a.cfg.Target.Addr()))
 	if errors.Is(err, unix.EINPROGRESS) || errors.Is(err, unix.EINTR) {
 		return nil
 	}
@@ -188,13 +188,17 @@ func sockaddr(at netip.AddrPort) unix.Sockaddr {
 	if a := at.Addr().Unmap(); a.Is4() {
 		return &unix.SockaddrInet4{Port: int(at.Port()), Addr: a.As4()}
 	}
-	sa := &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16()}
-	if zone := at.Addr().Zone(); zone != "" {
+	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().As16(), ZoneId: scope(at.Addr())}
+}
+
+// scope is the interface of an address with a zone.
+func scope(at netip.Addr) uint32 {
+	if zone := at.Zone(); zone != "" {
 		if i, err := net.InterfaceByName(zone); err == nil {
-			sa.ZoneId = uint32(i.Index)
+			return uint32(i.Index)
 		}
 	}
-	return sa
+	return 0
 }
 
 // tcpAddr is an address as the kernel gives it; nil: of another family. It is of package

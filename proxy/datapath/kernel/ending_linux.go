@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
 var _ datapath.Ending = (*Conn)(nil)
@@ -21,7 +22,7 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	err := control(c.raw, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
+	err := control(c.raw, func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) })
 	if err != nil {
 		return c.opError("shutdown", err)
 	}

@@ -85,7 +85,7 @@ func (c *Conn) Observe(report func(flow.Report)) {
 		if c.refresh() != nil { // counted in errors
 			return
 		}
-		c.account = account{}
+		c.account = &account{}
 		c.account.calibrate(&c.info, uintptr(c.size), c.dialled)
 		c.account.start(&c.info)
 	}
@@ -207,6 +207,9 @@ func (c *Conn) drained() bool {
 func (c *Conn) last() *flow.Report {
 	if h := c.enforced.Load(); h != nil {
 		return &h.report
+	}
+	if c.account == nil {
+		return &flow.Report{}
 	}
 	return &c.account.report
 }

@@ -38,10 +38,7 @@ func (r *reader) attempt(fd uintptr) bool {
 	if r.urgent {
 		buf = buf[:1]
 	}
-	r.n, r.err = unix.Read(int(fd), buf)
-	for errors.Is(r.err, unix.EINTR) {
-		r.n, r.err = unix.Read(int(fd), buf)
-	}
+	r.n, r.err = eventloop.Read(int(fd), buf)
 	if errors.Is(r.err, unix.EAGAIN) {
 		r.back()
 		return false

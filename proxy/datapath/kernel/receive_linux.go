@@ -16,7 +16,7 @@ var _ datapath.Receiver = (*Conn)(nil)
 // receiving is how sockets' receive buffers can be bounded. The kernel lets them grow
 // up to net.ipv4.tcp_rmem, also while nobody reads.
 type receiving struct {
-	first cc.Bytes // of a new socket; 0: as the kernel likes
+	first cc.Bytes // bound; 0: there is none
 	most  cc.Bytes // what the kernel lets one grow to (net.ipv4.tcp_rmem)
 	free  cc.Bytes // half of what may be asked for without CAP_NET_ADMIN (net.core.rmem_max)
 }
@@ -64,8 +64,8 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 			option = unix.SO_RCVBUFFORCE
 		}
 		clamp := n
-		if held := c.advertising.window; held > 0 {
-			clamp = min(n, held)
+		if a := c.advertising; a != nil && a.window > 0 {
+			clamp = min(n, a.window)
 		}
 		// The kernel raises the clamp of the window only together with a buffer that it sizes itself.
 		limited = n < r.most && unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil &&

@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
 // begin and end frame everything that hands bytes to the socket, took says how many.
@@ -128,12 +130,8 @@ type writer struct {
 }
 
 func (w *writer) attempt(fd uintptr) bool {
-	n, err := unix.Write(int(fd), w.b)
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Write(int(fd), w.b)
-	}
-	w.n, w.err = max(n, 0), err
-	return !errors.Is(err, unix.EAGAIN)
+	w.n, w.err = eventloop.Write(int(fd), w.b)
+	return !errors.Is(w.err, unix.EAGAIN)
 }
 
 // upTo is how far a write of what lies between n and end goes at once; await waits

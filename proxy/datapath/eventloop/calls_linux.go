@@ -1,0 +1,66 @@
+package eventloop
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is below does not wait on a non-blocking socket, so the scheduler is not told of it.
+// It would take the processor from a goroutine whose call lasts for more than 20 µs, as one
+// does in which packets of others are served, and the goroutine would have to find another.
+
+// Read is read(2).
+func Read(fd int, b []byte) (int, error) {
+	return call(unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))))
+}
+
+// Write is write(2).
+func Write(fd int, b []byte) (int, error) {
+	return call(unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))))
+}
+
+// Shutdown is shutdown(2).
+func Shutdown(fd, how int) error {
+	_, err := call(unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), uintptr(how), 0))
+	return err
+}
+
+// Close is close(2) of a socket that is not to wait for its bytes to arrive.
+func Close(fd int) error {
+	_, err := call(unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0))
+	return err
+}
+
+// epollReady is epoll_wait(2) without waiting.
+func epollReady(epoll int, events []unix.EpollEvent) (int, error) {
+	return call(unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
+		uintptr(len(events)), 0, 0, 0))
+}
+
+// Connect is connect(2). scope is the interface of an address with a zone.
+func Connect(fd int, to netip.AddrPort, scope uint32) error {
+	port := [2]byte(binary.BigEndian.AppendUint16(nil, to.Port()))
+	var at unsafe.Pointer
+	var size uintptr
+	if to.Addr().Is4() {
+		sa := unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: to.Addr().As4()}
+		*(*[2]byte)(unsafe.Pointer(&sa.Port)) = port
+		at, size = unsafe.Pointer(&sa), unix.SizeofSockaddrInet4
+	} else {
+		sa := unix.RawSockaddrInet6{Family: unix.AF_INET6, Addr: to.Addr().As16(), Scope_id: scope}
+		*(*[2]byte)(unsafe.Pointer(&sa.Port)) = port
+		at, size = unsafe.Pointer(&sa), unix.SizeofSockaddrInet6
+	}
+	_, err := call(unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(at), size))
+	return err
+}
+
+func call(n, _ uintptr, errno unix.Errno) (int, error) {
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
