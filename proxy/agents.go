@@ -51,6 +51,24 @@ func (a agents) secure(list []config.Agent) {
 	}
 }
 
+// tick has what flows send to agents in a tick of the kernel datapath leave at its end.
+func (a agents) tick(tick func(shard int, now cc.Time) cc.Time) (before func(), on func(int, cc.Time) cc.Time) {
+	if len(a) == 0 {
+		return nil, tick
+	}
+	return func() {
+			for _, l := range a {
+				l.Hold()
+			}
+		}, func(shard int, now cc.Time) cc.Time {
+			next := tick(shard, now)
+			for _, l := range a {
+				l.Release()
+			}
+			return next
+		}
+}
+
 func (a agents) close() (err error) {
 	for _, l := range a {
 		err = errors.Join(err, l.Close())

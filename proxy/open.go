@@ -31,20 +31,21 @@ func Open(
 	ctx context.Context, cfg config.Config, sockets []*net.TCPListener,
 	flows *flow.Manager, clock func() cc.Time, log *slog.Logger,
 ) (*Kernel, error) {
+	links, err := startAgents(cfg.Agents, clock, log)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w", err)
+	}
+	before, onTick := links.tick(flows.Tick)
 	dp, err := kernel.New(kernel.Config{
-		Clock: clock, OnTick: flows.Tick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
+		Clock: clock, BeforeTick: before, OnTick: onTick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
 		Pipes: DescriptorBudget(cfg.Listeners).Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("proxy: %w", err)
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close())
 	}
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
 	accept := func(ln *net.TCPListener) (ingress.Acceptor, error) { return dp.Listener(ln) }
-	links, err := startAgents(cfg.Agents, clock, log)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("proxy: %w", err), dp.Close())
-	}
 	flows.Lookup = links.lookup
 	own, others := assign(cfg, sockets)
 	for _, ln := range others {

@@ -26,7 +26,7 @@ const (
 	redial      = 100 * time.Millisecond // between two attempts to reach an agent
 	redialAfter = time.Second            // the first one after nonsense, which doubles each time
 	redialMost  = 30 * time.Second
-	looks       = 5 * time.Millisecond // at what the agent has not read yet
+	looks       = 5 * time.Millisecond // at what the agent has not read for a while
 	probes      = time.Second          // whether an agent that nothing is sent to is still there
 	nonsense    = 8                    // malformed datagrams in a row that end a connection
 )
@@ -60,10 +60,12 @@ type Link struct {
 
 	connects, malformed atomic.Uint64
 
-	mu      sync.Mutex // taken last
-	open    bool       // there is a connection
-	fd      int        // -1: none, or to an agent elsewhere
+	held    atomic.Int32 // Holds
+	mu      sync.Mutex   // taken last
+	open    bool         // there is a connection
+	fd      int          // -1: none, or to an agent elsewhere
 	waiting backlog
+	out     letters
 	sent    ledger
 	looking bool // watch will look within looks
 
@@ -384,8 +386,8 @@ func (l *Link) watch(ctx context.Context) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-l.kick: // what was just sent has its time
-			if l.agent.Connected() {
-				look.Reset(looks)
+			look.Reset(ccp.Patience(0))
+			if l.connected() {
 				continue
 			}
 		case <-look.C:
@@ -393,24 +395,37 @@ func (l *Link) watch(ctx context.Context) error {
 				return errors.New("nobody listens at " + l.cfg.Socket)
 			}
 		}
-		if !l.agent.Connected() {
-			return errors.New("nobody reads what is sent")
-		}
 		l.mu.Lock()
+		if l.held.Load() == 0 {
+			_, _ = l.flush() // where nothing tells drain of room, as after ENOBUFS
+		}
 		since := l.unread()
 		idle = since == 0 && l.sent.n == seen
 		l.looking, seen = !idle, l.sent.n
 		l.mu.Unlock()
-		l.agent.Unread(since)
-		if _, err := l.flush(); err != nil { // where nothing tells drain of room, as after ENOBUFS
-			return fmt.Errorf("nobody reads what is sent: %w", err)
+		if !l.connected() {
+			return errors.New("nobody reads what is sent")
 		}
-		next := looks
-		if idle {
+		next := ccp.Patience(0)
+		switch age := l.cfg.Clock().Sub(since); {
+		case idle:
 			next = probes
+		case since == 0:
+		case age < next: // nobody minds yet, and by then it may be read
+			since, next = 0, next-age
+		default:
+			next = looks
 		}
+		l.agent.Unread(since)
 		look.Reset(next)
 	}
+}
+
+// connected reports whether nothing that was sent has ended the connection.
+func (l *Link) connected() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.open
 }
 
 // reachable tries the agent's path with a socket of its own.

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// together is how many datagrams are read at a time.
+// together is how many datagrams are read or written at a time.
 const together = 16
 
 // header is the kernel's struct mmsghdr.
@@ -19,38 +19,66 @@ type header struct {
 	n uint32
 }
 
-// batch reads datagrams, several with one system call.
-type batch struct {
+// letters are datagrams that one system call moves. None waits, so the calls do not go through Go's
+// scheduler: what comes back from one that does may stand behind all goroutines that move bytes.
+type letters struct {
 	headers [together]header
 	pieces  [together]unix.Iovec
-	bytes   [together][ccp.MaxFromAgent + 1]byte
+}
+
+// set has the i-th of them be in b.
+func (t *letters) set(i int, b []byte) {
+	t.pieces[i].Base = &b[0]
+	t.pieces[i].SetLen(len(b))
+	t.headers[i].Iov = &t.pieces[i]
+	t.headers[i].SetIovlen(1)
+}
+
+func (t *letters) move(call, fd uintptr, n, flags int) (moved int, err error) {
+	got, _, errno := unix.RawSyscall6(call, fd, uintptr(unsafe.Pointer(&t.headers[0])), uintptr(n), uintptr(flags), 0, 0)
+	runtime.KeepAlive(t)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(got), nil
+}
+
+// write sends messages, up to together, and returns how many; ccp.ErrBusy where the next has no room.
+func (t *letters) write(fd int, messages [][]byte) (n int, err error) {
+	for i, b := range messages {
+		t.set(i, b)
+	}
+	n, err = t.move(unix.SYS_SENDMMSG, uintptr(fd), len(messages), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR) {
+		err = ccp.ErrBusy
+	}
+	return n, err
+}
+
+// batch is datagrams that were read.
+type batch struct {
+	letters
+	bytes [together][ccp.MaxFromAgent + 1]byte
 }
 
 func newBatch() *batch {
 	b := new(batch)
-	for i := range b.headers {
-		b.pieces[i].Base = &b.bytes[i][0]
-		b.pieces[i].SetLen(len(b.bytes[i]))
-		b.headers[i].Iov = &b.pieces[i]
-		b.headers[i].SetIovlen(1)
+	for i := range b.bytes {
+		b.set(i, b.bytes[i][:])
 	}
 	return b
 }
 
 // read takes the datagrams that wait at a socket, and returns how many: none, and no error, where none
-// does; together, where there may be more. It does not wait, so the call does not go through Go's scheduler.
+// does; together, where there may be more.
 func (b *batch) read(fd uintptr) (n int, err error) {
 	for {
-		got, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&b.headers[0])), together,
-			unix.MSG_DONTWAIT, 0, 0)
-		runtime.KeepAlive(b)
-		switch {
-		case errno == 0:
-			return int(got), nil
-		case errors.Is(errno, unix.EAGAIN):
+		n, err = b.move(unix.SYS_RECVMMSG, fd, together, unix.MSG_DONTWAIT)
+		if errors.Is(err, unix.EAGAIN) {
 			return 0, nil
-		case !errors.Is(errno, unix.EINTR):
-			return 0, errno
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
 		}
 	}
 }

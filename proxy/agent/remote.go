@@ -46,6 +46,7 @@ func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
 	}
 	l.mu.Lock()
 	l.open = true
+	l.waiting.scarce() // what leaves waits for a goroutine anyway
 	l.mu.Unlock()
 	return conn, nil
 }

@@ -16,11 +16,11 @@ import (
 // mostWaiting bounds what waits for room at the agent, in messages.
 const mostWaiting = 1 << 14
 
-// backlog is what waits for room at the agent, in order: of each flow a report and a Create at most.
+// backlog is what is to be sent, in order; where room is scarce, of each flow a report and a Create at most.
 type backlog struct {
 	messages [][]byte
 	gone     int           // messages that have left
-	waits    map[about]int // which message it is, by how many came before
+	waits    map[about]int // which message it is, by how many came before; nil: room is not known to be scarce
 	moved    cc.Time       // when the last one left, or the first came
 }
 
@@ -37,16 +37,30 @@ func aboutOf(b []byte) about {
 
 func (q *backlog) empty() bool { return len(q.messages) == 0 }
 
-// push takes a copy of a message; false: there is no room, or a report of the flow waits already.
-// A report that closes its flow takes the place of one that waits.
+// scarce notes that room is scarce.
+func (q *backlog) scarce() {
+	if q.waits != nil {
+		return
+	}
+	q.waits = map[about]int{}
+	for i, b := range q.messages {
+		q.waits[aboutOf(b)] = q.gone + i
+	}
+}
+
+// push takes a copy of a message; false: there is no room, or room is scarce and a report of the flow
+// waits already. A report that closes its flow takes the place of one that waits.
 func (q *backlog) push(now cc.Time, b []byte) bool {
-	what := aboutOf(b)
-	if at, waits := q.waits[what]; waits {
-		if what.kind == ccp.KindMeasure && len(b) > closeLen {
-			return false
+	if q.waits != nil {
+		what := aboutOf(b)
+		if at, waits := q.waits[what]; waits {
+			if what.kind == ccp.KindMeasure && len(b) > closeLen {
+				return false
+			}
+			q.messages[at-q.gone] = slices.Clone(b)
+			return true
 		}
-		q.messages[at-q.gone] = slices.Clone(b)
-		return true
+		q.waits[what] = q.gone + len(q.messages)
 	}
 	switch {
 	case len(q.messages) >= mostWaiting:
@@ -54,10 +68,6 @@ func (q *backlog) push(now cc.Time, b []byte) bool {
 	case q.empty():
 		q.moved = now
 	}
-	if q.waits == nil {
-		q.waits = map[about]int{}
-	}
-	q.waits[what] = q.gone + len(q.messages)
 	q.messages = append(q.messages, slices.Clone(b))
 	return true
 }
@@ -71,6 +81,18 @@ func (q *backlog) pop(now cc.Time) []byte {
 	return b
 }
 
+// Hold has what flows send wait until Release, so that what a tick brings about leaves with one
+// system call, and while no group is locked.
+func (l *Link) Hold() { l.held.Add(1) }
+
+// Release ends a Hold.
+func (l *Link) Release() {
+	l.held.Add(-1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_ = l.leave() // watch sees to it
+}
+
 // transmit is the agent's ccp.Transmit. What finds no room waits for it, so that the reports of
 // many flows at once reach an agent whose socket has room for ten (net.unix.max_dgram_qlen).
 func (l *Link) transmit(b []byte) error {
@@ -79,22 +101,19 @@ func (l *Link) transmit(b []byte) error {
 	if !l.open {
 		return unix.ENOTCONN
 	}
-	now, err := l.cfg.Clock(), ccp.ErrBusy
-	if l.fd >= 0 && l.waiting.empty() {
-		err = l.post(now, b)
+	now := l.cfg.Clock()
+	if !l.waiting.push(now, b) {
+		return ccp.ErrBusy
 	}
-	if errors.Is(err, ccp.ErrBusy) && l.waiting.push(now, b) {
-		err = nil
-		signal(l.room)
-	}
-	if err == nil {
-		l.asked.sent(now, b)
-	}
-	if !l.looking || err != nil { // after an error as well: the agent has gone
+	l.asked.sent(now, b)
+	if !l.looking {
 		l.looking = true
 		signal(l.kick)
 	}
-	return err
+	if l.held.Load() > 0 {
+		return nil
+	}
+	return l.leave()
 }
 
 func signal(c chan<- struct{}) {
@@ -104,25 +123,60 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// post sends a message to an agent on this machine. Beside that it costs no system call but, for
-// the first messages of a length, one to learn how much memory they take.
-func (l *Link) post(now cc.Time, b []byte) error {
-	learn := l.sent.unknown(len(b))
-	before := 0
+// leave sends what there is room for, and has drain send the rest. l.mu is held.
+func (l *Link) leave() error {
+	done, err := l.flush()
+	if !done || l.fd < 0 && !l.waiting.empty() {
+		signal(l.room)
+	}
+	return err
+}
+
+// flush sends what waits and finds room. done: no room would help what still waits. An error
+// ends the connection. l.mu is held.
+func (l *Link) flush() (done bool, err error) {
+	for now := l.cfg.Clock(); l.fd >= 0 && !l.waiting.empty(); {
+		n, err := l.post(now, l.waiting.messages)
+		for range n {
+			l.waiting.pop(now)
+		}
+		switch {
+		case errors.Is(err, ccp.ErrBusy):
+			l.waiting.scarce()
+			return false, nil
+		case err != nil:
+			l.open, l.fd = false, -1
+			signal(l.kick)
+			return true, err
+		}
+	}
+	if l.fd >= 0 {
+		l.waiting.waits = nil
+	}
+	return true, nil
+}
+
+// post sends messages to an agent on this machine, and returns how many: not all at once. Beside that it
+// costs no system call but, for the first messages of a length, one to learn how much memory they take.
+func (l *Link) post(now cc.Time, messages [][]byte) (n int, err error) {
+	messages = messages[:min(len(messages), together)]
+	known := 0
+	for known < len(messages) && !l.sent.unknown(len(messages[known])) {
+		known++
+	}
+	learn, before := known == 0, 0
 	if learn {
 		before = queued(l.fd)
 	}
-	switch err := unix.Sendto(l.fd, b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil); {
-	case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR):
-		return ccp.ErrBusy
-	case err != nil:
-		return err
+	messages = messages[:max(known, 1)]
+	n, err = l.out.write(l.fd, messages)
+	for _, b := range messages[:n] {
+		if learn {
+			l.sent.learn(len(b), queued(l.fd)-before)
+		}
+		l.sent.add(now, len(b))
 	}
-	if learn {
-		l.sent.learn(len(b), queued(l.fd)-before)
-	}
-	l.sent.add(now, len(b))
-	return nil
+	return n, err
 }
 
 // queued is how much memory takes what we have sent and nobody has read (unix(7), SIOCOUTQ).
@@ -145,26 +199,14 @@ func (l *Link) drain(ctx context.Context, file *os.File) error {
 		}
 		var refused error
 		err = raw.Write(func(uintptr) (done bool) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
 			done, refused = l.flush()
 			return done
 		})
 		err = errors.Join(err, refused)
 	}
 	return fmt.Errorf("nobody reads what is sent: %w", err)
-}
-
-// flush sends what waits and finds room. done: no room would help what still waits.
-func (l *Link) flush() (done bool, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for now := l.cfg.Clock(); l.fd >= 0 && !l.waiting.empty(); l.waiting.pop(now) {
-		if err := l.post(now, l.waiting.messages[0]); errors.Is(err, ccp.ErrBusy) {
-			return false, nil
-		} else if err != nil {
-			return true, err
-		}
-	}
-	return true, nil
 }
 
 // unread is since when a message has waited for the agent to read it; 0: none does.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	}
 	var q backlog
 	require.True(t, q.empty())
+	q.scarce()
 	assert.True(t, q.push(1, report(1, 10)))
 	assert.True(t, q.push(2, report(2, 20)))
 	assert.False(t, q.push(3, report(1, 11)), "the next one has what it would have told")
@@ -112,4 +114,46 @@ func TestReportsOfManyFlowsWaitForRoom(t *testing.T) {
 	for range flows {
 		assert.Empty(t, report().Fields)
 	}
+}
+
+// What a tick has flows send leaves at its end, in order.
+func TestWhatIsHeldLeavesTogether(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "portus")
+	p := listen(t, path)
+	began := time.Now()
+	now := func() cc.Time { return cc.Time(time.Second + time.Since(began)) }
+	link, err := Start(Config{Name: "x", Socket: path, Clock: now})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, link.Close()) }()
+	require.Equal(t, ccp.KindReady, p.next().Kind)
+	spec := link.Spec()
+	params, err := spec.Resolve(nil)
+	require.NoError(t, err)
+	const flows = 2 * together
+	announce := func() {
+		for range flows {
+			f := spec.New(cc.Config{MSS: 1448, InitialCwnd: 14480, Params: params})
+			f.OnTick(cc.State{Now: now(), MSS: 1448, SRTT: patience, MinRTT: patience})
+		}
+	}
+
+	link.Hold()
+	link.Hold() // by another tick
+	announce()
+	require.NoError(t, p.sock.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+	_, _, err = p.sock.ReadFromUnix(make([]byte, ccp.MaxToAgent))
+	require.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	link.Release()
+	for i := range flows {
+		m := p.next()
+		require.Equal(t, ccp.KindCreate, m.Kind)
+		require.EqualValues(t, i+1, m.Flow)
+	}
+	link.Release()
+
+	link.Hold()
+	announce()
+	p.die()
+	link.Release()
+	require.Eventually(t, func() bool { return !link.Info().Up }, patience, time.Millisecond)
 }

@@ -39,6 +39,9 @@ const (
 type Config struct {
 	Clock func() cc.Time // required; monotonic
 
+	// BeforeTick is called before a tick of a shard looks at its legs; nil: nobody is. OnTick follows.
+	BeforeTick func()
+
 	// OnTick is called on every tick of a shard and says when it wants the next call
 	// for it, for which an otherwise idle shard wakes up; cc.Never: after Wake only.
 	// Shards call it at the same time.

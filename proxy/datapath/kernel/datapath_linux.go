@@ -20,6 +20,7 @@ import (
 // Datapath makes legs over kernel TCP and serves those that are busy.
 type Datapath struct {
 	clock     func() cc.Time
+	before    func() // each tick; nil: nothing
 	onTick    func(shard int, now cc.Time) cc.Time
 	enforcer  *enforcer // has the kernel enforce windows; nil: the relay keeps them
 	envelope  string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
@@ -60,7 +61,7 @@ func prepared(cfg Config) (*Datapath, error) {
 	}
 	cfg.Shards = min(cfg.Shards, mostShards)
 	d := &Datapath{
-		clock: cfg.Clock, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
+		clock: cfg.Clock, before: cfg.BeforeTick, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
 	}
 	if d.budget <= 0 {
 		d.budget = DefaultPollsPerTick

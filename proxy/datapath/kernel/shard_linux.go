@@ -128,6 +128,9 @@ func (s *shard) enqueue(c *Conn) {
 
 func (s *shard) tick() {
 	s.begin()
+	if s.dp.before != nil {
+		s.dp.before()
+	}
 	if o := s.dp.enforcer; o != nil {
 		o.news(s.index, s.dp.budget, s.visit)
 		s.confirm()
