@@ -20,6 +20,7 @@ type arrangement struct {
 	opened    []*listenerState
 	gone      []*listenerState
 	yielded   []*listenerState // of those that are gone: others have their places
+	resuming  []func()         // each seeks the peers of a tunnel that has taken another's place
 	undoing   []func()         // each takes one step back
 }
 
@@ -70,8 +71,8 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		a.opened = append(a.opened, a.listeners[i])
 		e.now.Store(a.listeners[i]) // datagrams may come already
 		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
-		if len(at) > 0 {
-			e.Tunnel().Resume(at)
+		if len(at) > 0 { // once it is sure to stay: peers go on with whom they shook hands last
+			a.resuming = append(a.resuming, func() { e.Tunnel().Resume(at) })
 		}
 		return nil
 	}
@@ -175,6 +176,9 @@ func (s *Server) commit(a *arrangement) {
 	}
 	for _, l := range a.yielded {
 		l.evict()
+	}
+	for _, resume := range a.resuming {
+		resume()
 	}
 	for _, l := range a.opened {
 		if s.begin == nil {

@@ -73,15 +73,16 @@ func TestATunnelGoesOnWhereItIsNotReplacedAfterAll(t *testing.T) {
 	loaded, err := config.Load(filepath.Join(dir, "c.yaml"))
 	require.NoError(t, err)
 	masque := loaded.Listeners[0]
-	masque.Address = "127.0.0.1" + freePort(t)
+	masque.Address = freePort(t)
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGatewayAt(t, []config.Listener{masque}, p)
 	p.connect(g)
 	backend := listenHere(t)
 	client, server := p.pair(t, backend)
 	for range 3 {
-		first, second := g.cfg.Listeners[0], masque
-		first.Name, second.Name = "first", "second" // which QUIC's socket leaves no room for
+		first, second := g.cfg.Listeners[0], g.cfg.Listeners[0]
+		first.Name = "first"
+		second.Name, second.Address = "second", masque.Address // where QUIC's socket leaves no room for WireGuard's
 		_, err = g.proxy.Reload(g.with(listeners(first, second)))
 		require.ErrorIs(t, err, syscall.EADDRINUSE)
 		require.ErrorContains(t, err, "listeners[1]")

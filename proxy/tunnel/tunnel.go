@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"log/slog"
 	"net/netip"
 
@@ -32,17 +31,14 @@ type Listener interface {
 	// Resume has peers found where a process before this one heard from them last: they
 	// are sent to at once, and need not find out by themselves that it has gone.
 	Resume(map[access.Key]netip.AddrPort)
-	// Yield gives up the port, for another tunnel to open there. Until retake no packets
-	// come or go; sessions and connections wait for them. What retake cannot open again at
-	// once it goes on trying. With an error nothing has changed.
+	// Yield makes room at the port or the device for another tunnel to open there. Until
+	// retake packets may be lost; sessions and connections wait for them. What retake cannot
+	// open again at once it goes on trying. After an error there may be no room.
 	Yield() (retake func(), err error)
 	// Status returns how it goes; peers are of those tunnels that know them. With an error
 	// the counters are good all the same.
 	Status() (Status, error)
 }
-
-// ErrStays is why a tunnel does not yield.
-var ErrStays = errors.New("tunnel: it keeps its place until it is closed")
 
 // Settings are what may change of a tunnel while it runs.
 type Settings struct {

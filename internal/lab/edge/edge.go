@@ -142,6 +142,12 @@ func (p *Proxy) Rewrite(config string) error {
 	return nil
 }
 
+// RewriteListener changes the listener in the configuration file.
+func (p *Proxy) RewriteListener(listener string) error {
+	p.opts.Listener = listener
+	return p.Rewrite(p.opts.Config)
+}
+
 // awaitReady asks the proxy whether it is ready until it is.
 func (p *Proxy) awaitReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, startTime, fmt.Errorf("the proxy is not ready after %s", startTime))

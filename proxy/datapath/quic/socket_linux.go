@@ -2,11 +2,13 @@ package quic
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 	"unsafe"
 
@@ -53,16 +55,45 @@ type batch struct {
 
 var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
 
-// ListenUDP opens a socket.
+// ListenUDP opens a socket, beside another of this user where that is shared.
 func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
-	udp, err := net.ListenUDP("udp", addr)
+	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { return share(raw, true) }}
+	conn, err := listen.ListenPacket(context.Background(), "udp", addr.String())
 	if err != nil {
 		return nil, err
+	}
+	udp := conn.(*net.UDPConn)
+	raw, err := udp.SyscallConn()
+	if err == nil {
+		err = share(raw, false)
+	}
+	if err != nil {
+		return nil, errors.Join(err, udp.Close())
 	}
 	return socketTo(udp, func(b, oob []byte, to *net.UDPAddr) error {
 		_, _, err := udp.WriteMsgUDP(b, oob, to)
 		return err
 	}), nil
+}
+
+// Share says whether another socket of this user may be opened at the same address. What comes is
+// then divided between the two by where it comes from.
+func (w *Socket) Share(with bool) error {
+	raw, err := w.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return share(raw, with)
+}
+
+func share(raw syscall.RawConn, with bool) error {
+	value := 0
+	if with {
+		value = 1
+	}
+	var err error
+	failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, value) })
+	return errors.Join(failed, err)
 }
 
 func socketTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {

@@ -3,7 +3,6 @@ package kernelspace
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net"
 	"net/netip"
@@ -38,7 +37,7 @@ type device struct {
 	blank   bool // it had no key
 	raised  bool // by us
 	link    netlink.Link
-	claim   io.Closer // which nobody else in this network namespace has, and which ends with the process
+	claim   net.PacketConn // which nobody else in this network namespace has, and which ends with the process
 	control *wgctrl.Client
 	added   []netlink.Addr
 	inside  []netip.Prefix // nothing for these addresses goes elsewhere while there is no interface
@@ -58,11 +57,8 @@ func (t traffic) plus(o traffic) traffic {
 // that it has, of which nothing but the keys is told.
 func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err error) {
 	d = &device{name: cfg.Interface}
-	if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
-		return nil, nil, fmt.Errorf("another listener of a Penstock has it: %w", err)
-	}
 	if d.control, err = wgctrl.New(); err != nil {
-		return nil, nil, errors.Join(err, d.claim.Close())
+		return nil, nil, err
 	}
 	if peers, err = d.take(cfg); err != nil {
 		return nil, nil, errors.Join(err, d.close())
@@ -72,6 +68,11 @@ func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err er
 
 // take makes the interface ours, be it the first or one in place of one that has gone.
 func (d *device) take(cfg Config) (peers map[access.Key]access.Peer, err error) {
+	if d.claim == nil {
+		if d.claim, err = net.ListenPacket("unixgram", "@penstock-tunnel-"+d.name); err != nil {
+			return nil, fmt.Errorf("another listener of a Penstock has it: %w", err)
+		}
+	}
 	d.raised, d.blank, d.added, d.routes = false, false, nil, nil
 	d.carried, d.newest = d.carried.plus(d.newest), traffic{}
 	if err := d.find(); err != nil {
@@ -345,8 +346,8 @@ func (d *device) states(peers map[access.Key]access.Peer) ([]tunnel.PeerState, e
 	return states, nil
 }
 
-// close takes away what was added, and the interface if it was made.
-func (d *device) close() error {
+// release takes away what was added, and the interface if it was made.
+func (d *device) release() error {
 	errs := []error{d.fence(nil)}
 	switch {
 	case d.link == nil: // there is none
@@ -366,11 +367,18 @@ func (d *device) close() error {
 			errs = append(errs, netlink.LinkSetDown(d.link))
 		}
 		if d.blank {
-			errs = append(errs, d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: new(wgtypes.Key)}))
+			errs = append(errs, d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: new(wgtypes.Key), ListenPort: new(int)}))
 		}
 	}
-	return errors.Join(append(errs, d.control.Close(), d.claim.Close())...)
+	d.link = nil
+	if d.claim != nil {
+		errs = append(errs, d.claim.Close())
+		d.claim = nil
+	}
+	return errors.Join(errs...)
 }
+
+func (d *device) close() error { return errors.Join(d.release(), d.control.Close()) }
 
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}

@@ -71,6 +71,7 @@ type WireGuard struct {
 
 	mu      sync.Mutex // of what follows, and of the device
 	gone    bool       // there is no interface that is set up
+	yielded bool       // on purpose
 	peers   map[access.Key]access.Peer
 	at      map[access.Key]netip.AddrPort // where peers were last seen
 	inForce Settings
@@ -285,7 +286,7 @@ func (w *WireGuard) watch(ctx context.Context) {
 func (w *WireGuard) look() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !errors.Is(w.device.look(), errGone) {
+	if w.yielded || w.device.link != nil && !errors.Is(w.device.look(), errGone) {
 		return nil
 	}
 	w.gone, w.device.link = true, nil
@@ -324,8 +325,25 @@ func (w *WireGuard) resume(at map[access.Key]netip.AddrPort) {
 	}
 }
 
-// Yield implements tunnel.Listener: another interface would take its routes.
-func (w *WireGuard) Yield() (func(), error) { return nil, tunnel.ErrStays }
+// Yield implements tunnel.Listener: the interface goes with all that belongs to it, and is made
+// again. Connections wait for it.
+func (w *WireGuard) Yield() (retake func(), err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = w.leave()
+	w.gone, w.yielded = true, err == nil
+	if err != nil { // watch makes it again
+		return nil, fmt.Errorf("tunnel: listener %q: interface %s: %w", w.cfg.Name, w.cfg.Interface, err)
+	}
+	return func() {
+		w.mu.Lock()
+		w.yielded = false
+		w.mu.Unlock()
+		if err := w.again(); err != nil { // likewise
+			w.log.Debug("tunnel: not open again yet", "err", err)
+		}
+	}, nil
+}
 
 // Status implements tunnel.Listener.
 func (w *WireGuard) Status() (tunnel.Status, error) {
@@ -374,10 +392,19 @@ func (w *WireGuard) undo() error {
 	if w.device != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.device.link != nil {
-			errs = append(errs, w.device.setPeers(w.peers, nil))
-		}
-		errs = append(errs, w.device.close(), capture.Tunnel{Interface: w.cfg.Interface}.Remove(context.Background()))
+		errs = append(errs, w.leave(), w.device.control.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// leave takes the interface away, and what surrounds it. The caller holds w.mu.
+func (w *WireGuard) leave() error {
+	if w.yielded { // another may have it
+		return nil
+	}
+	var err error
+	if w.device.link != nil {
+		err = w.device.setPeers(w.peers, nil)
+	}
+	return errors.Join(err, w.device.release(), capture.Tunnel{Interface: w.cfg.Interface}.Remove(context.Background()))
 }

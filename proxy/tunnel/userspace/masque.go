@@ -345,8 +345,11 @@ func (m *MASQUE) Apply(s tunnel.Settings) error {
 // Resume implements Outside: clients that are gone come back by themselves.
 func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
-// Yield implements Outside: QUIC's connections end with their socket.
-func (m *MASQUE) Yield() (func(), error) { return nil, tunnel.ErrStays }
+// Yield implements Outside: another socket may be opened beside this one, which QUIC's connections need.
+func (m *MASQUE) Yield() (retake func(), err error) {
+	_, udp := m.serving()
+	return func() { _ = udp.Share(false) }, udp.Share(true)
+}
 
 // Report implements Outside.
 func (m *MASQUE) Report(s *tunnel.Status) error {

@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -35,6 +37,8 @@ type TUN struct {
 	cfg    TUNConfig
 	log    *slog.Logger
 	name   deviceAddr
+	yields chan yielding
+	kept   bool // the device outlives its descriptor, for another to open; run's alone
 	stack  *netstack.Stack
 	cancel context.CancelFunc
 	done   sync.WaitGroup
@@ -43,18 +47,14 @@ type TUN struct {
 // OpenTUN opens the device and joins it to a stack. Addresses and routes are the
 // administrator's.
 func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
-	t := &TUN{cfg: cfg, log: cfg.Log, stack: stack}
+	t := &TUN{cfg: cfg, log: cfg.Log, stack: stack, yields: make(chan yielding)}
 	if t.log == nil {
 		t.log = slog.New(slog.DiscardHandler)
 	}
 	t.log = t.log.With("listener", cfg.Name)
-	dev, err := t.open()
+	dev, name, err := t.open()
 	if err != nil {
 		return nil, fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err)
-	}
-	name, err := dev.Name()
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("tunnel: listener %q: %w", cfg.Name, err), dev.Close())
 	}
 	t.name = deviceAddr(name)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -63,25 +63,101 @@ func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
 	return t, nil
 }
 
-func (t *TUN) open() (tun.Device, error) {
-	dev, err := tun.CreateTUN(t.cfg.Device, t.cfg.MTU)
+func (t *TUN) open() (dev tun.Device, name string, err error) {
+	dev, err = tun.CreateTUN(t.cfg.Device, t.cfg.MTU)
 	if err != nil {
-		return nil, fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w", t.cfg.Device, err)
+		return nil, "", fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w", t.cfg.Device, err)
 	}
-	return dev, nil
+	if name, err = dev.Name(); err != nil {
+		return nil, "", errors.Join(err, dev.Close())
+	}
+	devices.Store(deviceAddr(name), dev)
+	return dev, name, nil
 }
+
+// devices are those that are open, or were, by their names.
+var devices sync.Map
+
+// keep has the device stay with its addresses and routes while nobody has it.
+func (t *TUN) keep(dev tun.Device) error {
+	req, err := unix.NewIfreq(string(t.name))
+	if err != nil {
+		return err
+	}
+	if err := control(dev, func(fd int) error { return unix.IoctlIfreq(fd, unix.TUNGETIFF, req) }); err != nil {
+		return fmt.Errorf("TUNGETIFF: %w", err)
+	}
+	if req.Uint16()&unix.IFF_PERSIST == 0 {
+		t.kept = true
+		return persist(dev, 1)
+	}
+	return nil
+}
+
+// unkeep has the device go with whoever has it at present.
+func (t *TUN) unkeep() {
+	if dev, open := devices.Load(t.name); open && t.kept {
+		t.kept = persist(dev.(tun.Device), 0) != nil
+	}
+}
+
+func persist(dev tun.Device, on int) error {
+	if err := control(dev, func(fd int) error { return unix.IoctlSetInt(fd, unix.TUNSETPERSIST, on) }); err != nil {
+		return fmt.Errorf("TUNSETPERSIST: %w", err)
+	}
+	return nil
+}
+
+// control calls f with the device's descriptor, which goes on being waited for without a thread.
+func control(dev tun.Device, f func(fd int) error) error {
+	raw, err := dev.File().SyscallConn()
+	if err != nil {
+		return err
+	}
+	failed := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+	return errors.Join(failed, err)
+}
+
+// yielding is the time in which another tunnel may have the device.
+type yielding struct {
+	left   chan error    // told once there is room
+	retake chan struct{} // closed at its end
+}
+
+// Yield implements Outside: the device stays, with its addresses and routes.
+func (t *TUN) Yield() (retake func(), err error) {
+	y := yielding{make(chan error, 1), make(chan struct{})}
+	timer := time.NewTimer(yieldWithin)
+	defer timer.Stop()
+	select {
+	case t.yields <- y:
+		err = <-y.left
+	case <-timer.C: // it has gone and is being opened again
+	}
+	return func() { close(y.retake) }, err
+}
+
+// yieldWithin is how soon run takes a yielding, unless there is no device.
+const yieldWithin = time.Second
 
 // run moves packets until ctx is done, over another device of that name where one
 // has gone.
 func (t *TUN) run(ctx context.Context, dev tun.Device) {
 	for {
+		t.unkeep()
 		err := t.carry(ctx, dev)
 		if ctx.Err() != nil {
+			t.unkeep()
 			return
+		}
+		if err == nil { // another had it meanwhile
+			if dev, _, err = t.open(); err == nil {
+				continue
+			}
 		}
 		err = fmt.Errorf("TUN device %q has gone: %w", t.name, err)
 		if !t.Reopen(ctx, t.log, err, func() (err error) {
-			dev, err = t.open()
+			dev, _, err = t.open()
 			return err
 		}) {
 			return
@@ -90,7 +166,7 @@ func (t *TUN) run(ctx context.Context, dev tun.Device) {
 }
 
 // carry moves packets both ways until the device fails, or ctx is done and what had
-// been collected by then is written.
+// been collected by then is written. Without an error another had it, and has no more.
 func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
 	sending, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -103,15 +179,34 @@ func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
 	inward.Go(func() { failed <- t.inward(dev) })
 	outward.Go(func() { t.outward(sending, dev) })
 	var err error
-	select {
-	case err = <-failed:
-	case <-ctx.Done():
+	var y yielding
+	for carrying := true; carrying; {
+		select {
+		case err = <-failed:
+			carrying = false
+		case y = <-t.yields:
+			if err := t.keep(dev); err != nil {
+				y.left <- fmt.Errorf("tunnel: listener %q: %w", t.cfg.Name, err)
+				y = yielding{}
+				continue
+			}
+			carrying = false
+		case <-ctx.Done():
+			carrying = false
+		}
 	}
 	cancel()
 	outward.Wait()
 	_ = dev.Close()
 	inward.Wait()
 	events.Wait()
+	if y.left != nil {
+		close(y.left)
+		select {
+		case <-y.retake:
+		case <-ctx.Done():
+		}
+	}
 	return err
 }
 
@@ -165,9 +260,6 @@ func (t *TUN) Apply(tunnel.Settings) error { return nil }
 
 // Resume implements Outside.
 func (t *TUN) Resume(map[access.Key]netip.AddrPort) {}
-
-// Yield implements Outside: addresses and routes may go with the device.
-func (t *TUN) Yield() (func(), error) { return nil, tunnel.ErrStays }
 
 // Report implements Outside.
 func (t *TUN) Report(*tunnel.Status) error { return nil }

@@ -46,7 +46,7 @@ type Outside interface {
 	Apply(tunnel.Settings) error
 	// Resume has peers found where a process before this one heard from them last.
 	Resume(map[access.Key]netip.AddrPort)
-	// Yield gives up the port until retake.
+	// Yield makes room for another tunnel until retake.
 	Yield() (retake func(), err error)
 	// Report adds to a status what it knows itself.
 	Report(*tunnel.Status) error

@@ -86,6 +86,11 @@ func ListenWireGuard(cfg WireGuardConfig, stack *netstack.Stack) (*WireGuard, er
 	if err == nil {
 		err = w.learnPort()
 	}
+	if err == nil && cfg.Port != 0 && w.port != cfg.Port {
+		// The device, which sets itself up as well, failed to open the port and forgot it: again, for the error.
+		w.port = cfg.Port
+		err = w.bind()
+	}
 	if err != nil {
 		w.device.Close()
 		return nil, fmt.Errorf("tunnel: listener %q: WireGuard on UDP port %d: %w", cfg.Name, cfg.Port, err)

@@ -386,6 +386,37 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 	}
 }
 
+// One reload puts another tunnel in the place of one that an interface ends, be it with an
+// interface again or in the program, and the other way round.
+func TestATunnelOfAnInterfaceIsReplacedByOneReload(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	k, _ := inKernel(t, "kernel")
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	before := s.has()
+	s.start(k.Options)
+	s.wireGuard(is, k)
+	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
+	pings.await(t, 10)
+	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
+	next := strings.Replace(k.Listener, "name: edge", "name: next", 1)
+	inside := strings.NewReplacer("name: edge", "name: inside", "device: "+edgeDevice+", ", "", "datapath: kernel",
+		"datapath: netstack", ", reachable_from: [10.77.2.0/24]", "").Replace(k.Listener)
+	for _, listener := range []string{next, inside, k.Listener} {
+		require.NoError(t, s.proxy.RewriteListener(listener))
+		refused, err := s.proxy.Reload(t.Context())
+		require.NoError(t, err)
+		require.Empty(t, refused)
+		pings.await(t, pings.answers.Load()+10)
+		s.talk(s.Client, s.Server, server, server)
+		if listener == inside {
+			assert.Equal(t, before, s.has())
+		}
+	}
+	require.NoError(t, s.proxy.Stop())
+	assert.Equal(t, before, s.has())
+}
+
 // metrics are the gateway's.
 func (s *scene) metrics() (all string) {
 	s.t.Helper()
