@@ -45,10 +45,11 @@ type connection struct {
 	client, server leg
 	down, up       direction
 	chosen         ingress.Client
-	decidedOn      policy.Facts     // what the verdict was given on
-	prospects      []policy.Verdict // while it is dialled: what the rules may say of decidedOn
-	route          routeKey         // what it is counted under: the rule it was opened by
-	serverName     string           // empty: nobody asked, or there was none
+	decidedOn      policy.Facts      // what the verdict was given on
+	prospects      []policy.Verdict  // while it is dialled: what the rules may say of decidedOn
+	mostly         [1]policy.Verdict // prospects that are one
+	route          routeKey          // what it is counted under: the rule it was opened by
+	serverName     string            // empty: nobody asked, or there was none
 	opened         cc.Time
 	counted        netip.Addr   // client host this counts against; invalid: none yet
 	captured       wire         // as noted in the loop guard; zero: not
@@ -62,8 +63,8 @@ type connection struct {
 	stopped   bool
 	cause     Cause
 	causeErr  error
-	verdict   policy.Verdict // and each direction's terms
-	decidedBy *settings      // whose rules gave it
+	verdict   *policy.Verdict // and each direction's terms
+	decidedBy *settings       // whose rules gave it
 }
 
 // leg is one of the two legs, as far as ending it goes; connection.mu guards

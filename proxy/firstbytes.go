@@ -88,11 +88,12 @@ func (c *connection) hurry() (stop func()) {
 func (c *connection) decide() *rejection {
 	facts := c.decidedOn
 	c.serverName = facts.ServerName
-	c.verdict = c.decidedBy.policy.Decide(facts)
+	verdict := c.decidedBy.policy.Decide(facts)
+	c.verdict = &verdict
 	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.source(),
-		"target", facts.Target, "server_name", facts.ServerName, "rule", c.verdict.Rule)
-	if c.verdict.Refuse == "" {
+		"target", facts.Target, "server_name", facts.ServerName, "rule", verdict.Rule)
+	if verdict.Refuse == "" {
 		return nil
 	}
-	return c.giveUp(RejectedRule, refusedBy(c.verdict))
+	return c.giveUp(RejectedRule, refusedBy(verdict))
 }

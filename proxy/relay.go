@@ -33,7 +33,6 @@ type direction struct {
 	terms    flow.Terms          // of the moment; the connection's mu guards it once it is open
 	earlier  []AlgorithmCounters // of algorithms before, likewise
 	flow     *flow.Flow          // nil: unmanaged, or not yet: the kernel alone decides; likewise
-	enforces bool                // dst keeps the window by itself: ask for no grants without a maximum rate
 	free     atomic.Int64        // what may be underway before it is managed, in bytes; below 0: it need not become so
 	underway int64               // at most, until it is managed
 	hold     *holding            // keeps the window that src advertises
@@ -42,10 +41,8 @@ type direction struct {
 	early    []byte            // read from src already, goes first
 	granted  int               // of what is stored, may be passed on
 	filled   int               // read last, until it is passed on
-	waited   bool              // that could not be passed on in one go
 	ending   error             // src has ended; it comes after what is stored
-	source   datapath.Receiver // src, while what it takes in is bounded, or is to be
-	unbound  bool              // it is to be, once it brings more than dst takes
+	source   datapath.Receiver // src, while what it takes in is bounded, or may have to be
 	room     int64             // by this
 	piece    int               // read at once at present
 	maxPiece int
@@ -53,6 +50,9 @@ type direction struct {
 
 	read, written, spliced atomic.Int64
 	finished               atomic.Bool
+	enforces               bool // dst keeps the window by itself: ask for no grants without a maximum rate
+	waited                 bool // what was filled could not be passed on in one go
+	unbound                bool // source is to be bounded, once it brings more than dst takes
 }
 
 // managed reports whether terms need a flow of ours.

@@ -100,7 +100,7 @@ func (c *connection) reconsider(done *Reloaded) {
 		done.Refused++
 		return
 	}
-	c.verdict = v
+	c.verdict = &v
 	for _, each := range []struct {
 		d           *direction
 		sends, held flow.Terms

@@ -70,7 +70,7 @@ func (c *connection) attach(server datapath.Conn, err error) *rejection {
 	if target := addrPort(server.RemoteAddr()); c.decidedOn.Target != target {
 		c.ask(target)
 	}
-	c.verdict = c.prospects[len(c.prospects)-1]
+	c.verdict = &c.prospects[len(c.prospects)-1]
 	// A server that waits for a header before it speaks is not kept waiting for
 	// the client's first bytes, unless they decide about the header.
 	if c.headerSettled() {
@@ -206,7 +206,7 @@ func (c *connection) permit(target netip.AddrPort) error {
 	if c.chosen.Target.IsValid() {
 		prospects = c.ask(target)
 	} else { // addresses of a name may be tried at the same time
-		prospects = c.decidedBy.policy.Prospects(c.facts(target))
+		prospects = c.decidedBy.policy.Prospects(nil, c.facts(target))
 	}
 	if slices.ContainsFunc(prospects, func(v policy.Verdict) bool { return v.Refuse == "" }) {
 		return nil
@@ -217,7 +217,7 @@ func (c *connection) permit(target netip.AddrPort) error {
 // ask finds out what the rules may say of target.
 func (c *connection) ask(target netip.AddrPort) []policy.Verdict {
 	c.decidedOn = c.facts(target)
-	c.prospects = c.decidedBy.policy.Prospects(c.decidedOn)
+	c.prospects = c.decidedBy.policy.Prospects(c.mostly[:0], c.decidedOn)
 	return c.prospects
 }
 
@@ -245,7 +245,7 @@ func (c *connection) sendProxyHeader() error {
 // open joins the legs: a flow for each managed direction, a carrier for both.
 func (c *connection) open() error {
 	c.active.Store(int64(c.srv.clock()))
-	v := &c.verdict
+	v := c.verdict
 	if err := c.openDirection(&c.down, "down", &c.server, &c.client, v.Down, v.FromServer); err != nil {
 		return err
 	}

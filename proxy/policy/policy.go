@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -171,10 +170,10 @@ func (p *Policy) Decide(f Facts) Verdict {
 
 // Prospects returns what Decide may say once the server name of f is known: the
 // verdicts of the rules that only wait for it, in their order, and last the one
-// without any of them. A single one is settled.
-func (p *Policy) Prospects(f Facts) []Verdict {
+// without any of them. A single one is settled. They are appended to out.
+func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 	f.Source, f.Target, f.ServerName = unmap(f.Source), unmap(f.Target), ""
-	var out, nameless []Verdict
+	var nameless []Verdict
 	last := &p.defaults
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -190,7 +189,7 @@ func (p *Policy) Prospects(f Facts) []Verdict {
 			nameless = []Verdict{r.nameless()}
 		}
 	}
-	return slices.Concat(out, []Verdict{last.verdict(f)}, nameless)
+	return append(append(out, last.verdict(f)), nameless...)
 }
 
 // nameless is the verdict on a connection that shows no name and had to.

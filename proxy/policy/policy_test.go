@@ -160,7 +160,7 @@ func TestProspectsAreWhatAServerNameMayStillDecide(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			f := policy.Facts{Target: addrPort(row.target), ServerName: row.server}
 			var names []string
-			for _, v := range p.Prospects(f) {
+			for _, v := range p.Prospects(nil, f) {
 				names = append(names, v.Rule)
 			}
 			assert.Equal(t, row.prospects, names)
@@ -186,7 +186,7 @@ func TestARefusalByNameCanFailClosed(t *testing.T) {
 		assert.Equal(t, row.rule, v.Rule, row.name)
 		assert.Equal(t, row.refuse, v.Refuse, row.name)
 	}
-	prospects := p.Prospects(policy.Facts{Target: addrPort("192.0.2.1:443")})
+	prospects := p.Prospects(nil, policy.Facts{Target: addrPort("192.0.2.1:443")})
 	passes := func(v policy.Verdict) bool { return v.Refuse == "" }
 	assert.True(t, slices.ContainsFunc(prospects, passes), "it may still pass")
 
@@ -379,7 +379,7 @@ func TestDecideIsFirstMatchAndDeterministic(t *testing.T) {
 		got := p.Decide(facts)
 		assert.Equal(t, want, got.Rule)
 		assert.Equal(t, got, p.Decide(facts), "asked twice")
-		prospects := p.Prospects(facts)
+		prospects := p.Prospects(nil, facts)
 		assert.Contains(t, prospects, got, "whatever the name is, it was among the prospects")
 		nameless := facts
 		nameless.ServerName = ""

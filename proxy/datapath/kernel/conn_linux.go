@@ -33,11 +33,11 @@ type Conn struct {
 	writes  atomic.Uint32
 	active  atomic.Bool
 
+	queued   atomic.Bool // settles with the next tick
 	observed atomic.Bool
 	ending   atomic.Bool              // CloseWrite was called
 	enforced atomic.Pointer[enforced] // nil: the kernel does not enforce the window. Changes under mu
 	limits   limits
-	queued   atomic.Bool // settles with the next tick
 
 	wrote atomic.Int64 // bytes the socket took, since there is a leg
 	piece atomic.Int64 // written at most before the kernel is asked whether there is room; 0: no bound
@@ -45,8 +45,8 @@ type Conn struct {
 
 	mu       sync.Mutex // held while observer runs
 	observer func(flow.Report)
-	closed   bool
 	account  *account // what TCP_INFO says, while that is reported
+	closed   bool
 	dialled  bool
 	holds    datapath.Hold
 	envelope string // the socket's congestion control; empty: not asked for yet
@@ -67,12 +67,12 @@ type Conn struct {
 	asked [1]unix.PollFd        // of hasRoom, under the write lock of raw
 
 	// Only the tick touches these.
-	listed   bool    // in one of the shard's lists
 	due      cc.Time // when to poll again, or to confirm
 	progress cc.Time // when something happened last
 	bulk     uint64  // polls in a row in which much moved and the window was not full, gaps aside
 	gap      uint64  // polls in a row in which nothing moved after such
 	seen     uint32  // writes at the last poll
+	listed   bool    // in one of the shard's lists
 }
 
 var (
@@ -84,7 +84,7 @@ var (
 // leg makes one of a connected socket that the loop watches.
 func (d *Datapath) leg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
 	c := &Conn{dp: d, raw: raw, remote: remote, missing: d.missing, dialled: dialled}
-	c.read, c.roomy = c.readInfo, c.hasRoom
+	c.read = c.readInfo
 	return c
 }
 

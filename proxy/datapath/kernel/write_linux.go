@@ -151,6 +151,9 @@ func (c *Conn) await() error {
 	if piece == 0 || c.room.Load() > piece/2 {
 		return nil
 	}
+	if c.roomy == nil {
+		c.roomy = c.hasRoom
+	}
 	if err := c.raw.Write(c.roomy); err != nil {
 		return c.pollError("write", err)
 	}
