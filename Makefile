@@ -123,7 +123,8 @@ test-race: ## the concurrent packages under the race detector
 			"CGO_ENABLED=$$($(GO) env CGO_ENABLED)); install gcc"; \
 	fi
 
-# Each tier of test/e2e (one: PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged), then other
+# Each tier of test/e2e (one: PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged; PENSTOCK_E2E_SOAK=10m
+# has the mix of loads go on for so long in place of 20 s), then other
 # people's programs.
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
 	$(GOTESTSUM) $(RERUN) --format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -timeout $(TIMEOUT)
