@@ -55,8 +55,11 @@ type batch struct {
 
 var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
 
-// ListenUDP opens a socket, beside another of this user where that is shared.
+// ListenUDP opens a socket, beside another of this user where that is shared; nil: at any port.
 func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
+	if addr == nil {
+		addr = &net.UDPAddr{}
+	}
 	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error { return share(raw, true) }}
 	conn, err := listen.ListenPacket(context.Background(), "udp", addr.String())
 	if err != nil {
