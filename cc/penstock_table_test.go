@@ -123,6 +123,7 @@ func tableOfItself(b *testing.B, t *table) {
 		add("12 Mbit/s", sim.LinkConfig{Rate: 12e6}, base)
 	}
 	add("50 Mbit/s", sim.LinkConfig{Rate: 50e6}, 40*ms)
+	add("20 Mbit/s", sim.LinkConfig{Rate: 20e6}, 300*ms)
 }
 
 func tableOfRivals(b *testing.B, t *table) {
@@ -262,16 +263,18 @@ func tableOfObjects(b *testing.B, t *table) {
 }
 
 func tableOfGaps(b *testing.B, t *table) {
-	t.head("12 Mbit/s, 40 ms, gap | Mbit/s in each second from the link's return on")
+	t.head("12 Mbit/s, 40 ms, gap | algorithm | Mbit/s in each second from the link's return on")
 	for _, gap := range []int{1, 4, 10, 60} {
 		back := 10 + gap
 		end := time.Duration(back+6) * time.Second
 		trace, err := sim.Steps("gap", end, sim.Step{Rate: 12e6}, sim.Step{At: 10 * time.Second},
 			sim.Step{At: time.Duration(back) * time.Second, Rate: 12e6})
 		require.NoError(b, err)
-		s := over(sim.LinkConfig{Trace: trace, QueueBytes: 375_000}, 40*ms, end, cc.Default)
-		s.Transport = sim.Kernel
-		t.row("%d s | %s", gap, rates(play(b, s).Flows[0], back, back+6))
+		for _, algorithm := range []string{cc.Default, "copa", "bbr", "bbr3"} {
+			s := over(sim.LinkConfig{Trace: trace, QueueBytes: 375_000}, 40*ms, end, algorithm)
+			s.Transport = sim.Kernel
+			t.row("%d s | %s | %s", gap, algorithm, rates(play(b, s).Flows[0], back, back+6))
+		}
 	}
 }
 
