@@ -1,6 +1,7 @@
 package netstack
 
 import (
+	"errors"
 	"reflect"
 	"sync/atomic"
 	"testing"
@@ -74,10 +75,10 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 				near.Observe(func(r flow.Report) { near.Apply(flow.Limit{Cwnd: ours * max(r.MSS, 1)}) })
 			}
 			data := make([]byte, 4<<20)
+			written := make(chan error, 1)
 			go func() {
 				_, err := near.Write(data)
-				assert.NoError(t, err)
-				assert.NoError(t, near.CloseWrite())
+				written <- errors.Join(err, near.CloseWrite())
 			}()
 			least, lost := cc.Bytes(1<<40), cc.Bytes(0)
 			for got, b := 0, make([]byte, 64<<10); got < len(data); {
@@ -89,6 +90,7 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 					least = min(least, info.Cwnd)
 				}
 			}
+			require.NoError(t, <-written)
 			near.signals.mu.Lock()
 			mss := near.signals.mss
 			near.signals.mu.Unlock()
