@@ -59,17 +59,24 @@ func stream(t *testing.T, at net.Addr, to, token string) (*http3.RequestStream, 
 	return s, answer.StatusCode
 }
 
-func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
+// masqueFiles writes masqueConfig with a token of phone's, and loads it.
+func masqueFiles(t *testing.T) (path string, cfg config.Config) {
+	t.Helper()
 	dir := t.TempDir()
 	certificate, key := certified()
-	path := filepath.Join(dir, "c.yaml")
 	for name, text := range map[string]string{
 		"c.yaml": masqueConfig, "cert.pem": certificate, "key.pem": key, "tokens": "phone phone-0123456789abcdef\n",
 	} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
+	path = filepath.Join(dir, "c.yaml")
 	cfg, err := config.Load(path)
 	require.NoError(t, err)
+	return path, cfg
+}
+
+func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
+	path, cfg := masqueFiles(t)
 	require.NoError(t, cfg.Validate(), "as it is after its files were read")
 	cfg.Listeners[0].Allow = loopbackAllowed // a stream is no packet: its client may name the address
 	r := newRig(t, func(c *config.Config) { c.Listeners, c.Defaults.Algorithm = cfg.Listeners, "cubic" })
@@ -96,7 +103,7 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	assert.EqualValues(t, 1, r.proxy.Tunnels()[0].Refused)
 
 	// Tokens and certificates are reread.
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "tokens"),
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "tokens"),
 		[]byte("phone phone-0123456789abcdef\ntablet tablet-0123456789abcdef\n"), 0o600))
 	again, err := config.Load(path)
 	require.NoError(t, err)
@@ -108,15 +115,7 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 
 // A listener goes on with its clients until what takes its port is in force, and not otherwise.
 func TestAMASQUEListenerIsReplacedAtItsPortByOneReload(t *testing.T) {
-	dir := t.TempDir()
-	certificate, key := certified()
-	for name, text := range map[string]string{
-		"c.yaml": masqueConfig, "cert.pem": certificate, "key.pem": key, "tokens": "phone phone-0123456789abcdef\n",
-	} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
-	}
-	cfg, err := config.Load(filepath.Join(dir, "c.yaml"))
-	require.NoError(t, err)
+	_, cfg := masqueFiles(t)
 	first := cfg.Listeners[0]
 	first.Allow, first.Address = loopbackAllowed, "127.0.0.1"+freePort(t)
 	second := first

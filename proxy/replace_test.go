@@ -3,8 +3,6 @@ package proxy_test
 import (
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -63,15 +61,7 @@ func TestATunnelIsReplacedAtItsPortByOneReload(t *testing.T) {
 
 // What replaces a tunnel is opened and then has to go, since another cannot be.
 func TestATunnelGoesOnWhereItIsNotReplacedAfterAll(t *testing.T) {
-	dir := t.TempDir()
-	certificate, key := certified()
-	for name, text := range map[string]string{
-		"c.yaml": masqueConfig, "cert.pem": certificate, "key.pem": key, "tokens": "phone phone-0123456789abcdef\n",
-	} {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
-	}
-	loaded, err := config.Load(filepath.Join(dir, "c.yaml"))
-	require.NoError(t, err)
+	_, loaded := masqueFiles(t)
 	masque := loaded.Listeners[0]
 	masque.Address = freePort(t)
 	p := newPhone(t, "phone", "10.9.0.2")
@@ -83,7 +73,7 @@ func TestATunnelGoesOnWhereItIsNotReplacedAfterAll(t *testing.T) {
 		first, second := g.cfg.Listeners[0], g.cfg.Listeners[0]
 		first.Name = "first"
 		second.Name, second.Address = "second", masque.Address // where QUIC's socket leaves no room for WireGuard's
-		_, err = g.proxy.Reload(g.with(listeners(first, second)))
+		_, err := g.proxy.Reload(g.with(listeners(first, second)))
 		require.ErrorIs(t, err, syscall.EADDRINUSE)
 		require.ErrorContains(t, err, "listeners[1]")
 		require.ErrorContains(t, err, "leave that out by one reload")

@@ -20,13 +20,15 @@ var (
 	goInfo = declare("gauge", "go_info", "The version of Go that built the program; always 1.", "version")
 	// By their names in runtime/metrics.
 	goRuntime = map[string]*metric{
-		"/sched/goroutines:goroutines":       declare("gauge", "go_goroutines", "Goroutines."),
-		"/sched/threads/total:threads":       declare("gauge", "go_threads", "Threads of the operating system."),
-		"/gc/cycles/total:gc-cycles":         declare("counter", "go_gc_cycles_total", "Collections of garbage."),
-		"/gc/heap/goal:bytes":                declare("gauge", "go_memstats_next_gc_bytes", "Heap at which the next begins."),
+		"/sched/goroutines:goroutines": declare("gauge", "go_goroutines", "Goroutines."),
+		"/sched/threads/total:threads": declare("gauge", "go_threads", "Threads of the operating system."),
+		"/gc/cycles/total:gc-cycles":   declare("counter", "go_gc_cycles_total", "Collections of garbage."),
+		"/gc/heap/goal:bytes": declare("gauge", "go_memstats_next_gc_bytes",
+			"Heap at which the next collection begins."),
 		"/gc/heap/allocs:bytes":              declare("counter", "go_memstats_alloc_bytes_total", "Bytes allocated."),
 		"/memory/classes/heap/objects:bytes": declare("gauge", "go_memstats_alloc_bytes", "Bytes in objects."),
-		"/memory/classes/total:bytes":        declare("gauge", "go_memstats_sys_bytes", "Memory mapped by the runtime."),
+		"/memory/classes/total:bytes": declare("gauge", "go_memstats_sys_bytes",
+			"Memory mapped by the runtime."),
 	}
 )
 

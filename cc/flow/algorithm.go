@@ -90,8 +90,8 @@ func (g *group) adopt(now cc.Time) {
 	g.changed = g.changed || g.ctl.Cwnd != before.Cwnd || g.ctl.PacingRate != before.PacingRate
 }
 
-// adoptCut is adopt after a loss or a mark. If the window or the rate is smaller by now, members
-// hear of that soon: as a rule each of them loses packets in the same round trip.
+// adoptCut is adopt after a loss or a mark. Where the window or the rate is smaller by now, it is
+// divided soon, but not for each loss: many members lose packets in the same round trip.
 func (g *group) adoptCut(now cc.Time) {
 	before := g.ctl
 	g.adopt(now)

@@ -16,8 +16,8 @@ const turnRTTs = 8
 // division would have left to one.
 const fewMembers = 8
 
-// perMember bounds what divisions among many cost, with the limits that each of them
-// puts into force: there is so much time between two of them for each member.
+// perMember bounds what divisions among many members cost. Two of them are at least so far
+// apart, times the number of active members.
 const (
 	perMember    = 10 * time.Microsecond
 	perMemberCut = perMember / 8 // after a loss or a mark that has made the window smaller

@@ -36,11 +36,11 @@ type member struct {
 // leastWindow is floorSegments as they count in the group's window.
 func (m *member) leastWindow() cc.Bytes { return m.path.shrink(floorSegments * m.mss()) }
 
-// contends reports whether m wants more than it has, or has sent ahead of its rate and must
-// make up for that: on a path of microseconds the kernel sends up to 64 KiB at once
-// (tcp_tso_autosize), and a slow flow then rests for long. Who was granted a part and has not
-// come back for a retransmission timeout cannot use it, but the kernel says nothing either
-// while all that waits there waits for the pacing rate.
+// contends reports whether m can use more of the window than it has. A member that has sent
+// ahead of its pacing rate does, until the rate has caught up: on a path of microseconds the
+// kernel sends up to 64 KiB at once (tcp_tso_autosize), and a slow flow then pauses for long.
+// One that was granted bytes and has not asked again for a retransmission timeout does not. A
+// kernel that paces reports nothing for as long as what waits there takes at the rate.
 func (m *member) contends(now cc.Time, rtt *rttEstimator) bool {
 	if m.gate.blocked && !m.enforced || m.pacer.credit(now, m.mss()) <= 0 {
 		return true

@@ -65,7 +65,7 @@ type Link struct {
 	open    bool         // there is a connection
 	fd      int          // -1: none, or to an agent elsewhere
 	waiting backlog
-	out     letters
+	out     datagrams
 	sent    ledger
 	looking bool // watch will look within looks
 

@@ -19,23 +19,24 @@ type header struct {
 	n uint32
 }
 
-// letters are datagrams that one system call moves. None waits, so the calls do not go through Go's
-// scheduler: what comes back from one that does may stand behind all goroutines that move bytes.
-type letters struct {
+// datagrams is what one system call reads or writes. It does not wait, so it does not tell Go's
+// scheduler of itself: a goroutine that does may have to wait for a processor when it returns.
+type datagrams struct {
 	headers [together]header
 	pieces  [together]unix.Iovec
 }
 
 // set has the i-th of them be in b.
-func (t *letters) set(i int, b []byte) {
+func (t *datagrams) set(i int, b []byte) {
 	t.pieces[i].Base = &b[0]
 	t.pieces[i].SetLen(len(b))
 	t.headers[i].Iov = &t.pieces[i]
 	t.headers[i].SetIovlen(1)
 }
 
-func (t *letters) move(call, fd uintptr, n, flags int) (moved int, err error) {
-	got, _, errno := unix.RawSyscall6(call, fd, uintptr(unsafe.Pointer(&t.headers[0])), uintptr(n), uintptr(flags), 0, 0)
+func (t *datagrams) move(call, fd uintptr, n, flags int) (moved int, err error) {
+	first := unsafe.Pointer(&t.headers[0])
+	got, _, errno := unix.RawSyscall6(call, fd, uintptr(first), uintptr(n), uintptr(flags), 0, 0)
 	runtime.KeepAlive(t)
 	if errno != 0 {
 		return 0, errno
@@ -44,7 +45,7 @@ func (t *letters) move(call, fd uintptr, n, flags int) (moved int, err error) {
 }
 
 // write sends messages, up to together, and returns how many; ccp.ErrBusy where the next has no room.
-func (t *letters) write(fd int, messages [][]byte) (n int, err error) {
+func (t *datagrams) write(fd int, messages [][]byte) (n int, err error) {
 	for i, b := range messages {
 		t.set(i, b)
 	}
@@ -57,7 +58,7 @@ func (t *letters) write(fd int, messages [][]byte) (n int, err error) {
 
 // batch is datagrams that were read.
 type batch struct {
-	letters
+	datagrams
 	bytes [together][ccp.MaxFromAgent + 1]byte
 }
 

@@ -43,18 +43,25 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	assert.False(t, q.push(8, report(mostWaiting, 1)))
 }
 
+// met is a link, and an agent that has heard of it.
+func met(t *testing.T) (link *Link, p *peer, now func() cc.Time) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "portus")
+	p = listen(t, path)
+	began := time.Now()
+	now = func() cc.Time { return cc.Time(time.Second + time.Since(began)) }
+	link, err := Start(Config{Name: "x", Socket: path, Clock: now})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, link.Close()) })
+	require.Equal(t, ccp.KindReady, p.next().Kind)
+	return link, p, now
+}
+
 // An agent's socket has room for ten messages. Here it reads none until all flows have
 // reported twice.
 func TestReportsOfManyFlowsWaitForRoom(t *testing.T) {
 	const flows, fill = 300, 5
-	path := filepath.Join(t.TempDir(), "portus")
-	p := listen(t, path)
-	began := time.Now()
-	now := func() cc.Time { return cc.Time(time.Second + time.Since(began)) }
-	link, err := Start(Config{Name: "x", Socket: path, Clock: now})
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, link.Close()) }()
-	require.Equal(t, ccp.KindReady, p.next().Kind)
+	link, p, now := met(t)
 	code, err := ccp.Compile(text)
 	require.NoError(t, err)
 	p.say(code.Install(1).Append(nil))
@@ -118,14 +125,7 @@ func TestReportsOfManyFlowsWaitForRoom(t *testing.T) {
 
 // What a tick has flows send leaves at its end, in order.
 func TestWhatIsHeldLeavesTogether(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "portus")
-	p := listen(t, path)
-	began := time.Now()
-	now := func() cc.Time { return cc.Time(time.Second + time.Since(began)) }
-	link, err := Start(Config{Name: "x", Socket: path, Clock: now})
-	require.NoError(t, err)
-	defer func() { assert.NoError(t, link.Close()) }()
-	require.Equal(t, ccp.KindReady, p.next().Kind)
+	link, p, now := met(t)
 	spec := link.Spec()
 	params, err := spec.Resolve(nil)
 	require.NoError(t, err)

@@ -26,8 +26,8 @@ import (
 // soakFor is the variable that says how long the mixed load goes on.
 const soakFor = "PENSTOCK_E2E_SOAK"
 
-// burden is a kind of connection, of which so many are open at a time.
-type burden struct {
+// workload is a kind of connection, of which so many are open at a time.
+type workload struct {
 	name   string // whose first letter the client says first
 	at     int
 	pause  time.Duration // between one and the next
@@ -123,7 +123,7 @@ func TestAMixOfLoadsLeavesNothingBehind(t *testing.T) {
 		lasts, err = time.ParseDuration(given)
 		require.NoError(t, err, "%s is a duration, as 10m", soakFor)
 	}
-	loads := []burden{
+	loads := []workload{
 		{
 			name: "exchange", at: 8, pause: 20 * time.Millisecond, client: pieces(soakPiece),
 			server: answer,
@@ -156,7 +156,7 @@ func TestAMixOfLoadsLeavesNothingBehind(t *testing.T) {
 	s := newScene(t)
 	p := s.start(under("penstock"))
 	var failed sync.Map
-	serve(s.listen(w.target(s, servicePort)), loads, &failed)
+	service := s.serve(servicePort, serving(loads, &failed))
 	began := p.holds()
 
 	var opened atomic.Int64
@@ -166,7 +166,7 @@ func TestAMixOfLoadsLeavesNothingBehind(t *testing.T) {
 		for range l.at {
 			all.Go(func() {
 				for !over.Load() {
-					c, err := w.connect(s, w.target(s, servicePort))
+					c, err := w.connect(s, service)
 					if err != nil {
 						failed.Store(l.name+": "+err.Error(), true)
 						return
@@ -201,7 +201,8 @@ func TestAMixOfLoadsLeavesNothingBehind(t *testing.T) {
 	} else {
 		failed.Range(func(what, _ any) bool { return assert.Fail(t, what.(string)) })
 	}
-	require.Eventually(t, func() bool { return p.metric("penstock_connections_active") == 0 }, patience, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return p.metric("penstock_connections_active") == 0 }, patience,
+		50*time.Millisecond)
 	n := float64(opened.Load())
 	for _, counted := range []string{
 		"penstock_connections_accepted_total", "penstock_flows_total", "penstock_flow_closes_total",
@@ -244,28 +245,19 @@ func (s *scene) outOfMemory() (aborts int) {
 	return aborts
 }
 
-// serve serves each connection as its first byte says.
-func serve(ln net.Listener, loads []burden, failed *sync.Map) {
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				var first [1]byte
-				if _, err := io.ReadFull(c, first[:]); err != nil {
-					failed.Store("the server: "+err.Error(), true)
-					return
-				}
-				l := loads[slices.IndexFunc(loads, func(l burden) bool { return l.name[0] == first[0] })]
-				if err := l.server(c.(*net.TCPConn)); err != nil {
-					failed.Store(l.name+", at the server: "+err.Error(), true)
-				}
-			}()
+// serving serves a connection as its first byte says.
+func serving(loads []workload, failed *sync.Map) func(net.Conn) {
+	return func(c net.Conn) {
+		var first [1]byte
+		if _, err := io.ReadFull(c, first[:]); err != nil {
+			failed.Store("the server: "+err.Error(), true)
+			return
 		}
-	}()
+		l := loads[slices.IndexFunc(loads, func(l workload) bool { return l.name[0] == first[0] })]
+		if err := l.server(c.(*net.TCPConn)); err != nil {
+			failed.Store(l.name+", at the server: "+err.Error(), true)
+		}
+	}
 }
 
 // holds is what a program holds at a moment.

@@ -8,18 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is below does not wait on a non-blocking socket, so the scheduler is not told of it.
-// It would take the processor from a goroutine whose call lasts for more than 20 µs, as one
-// does in which packets of others are served, and the goroutine would have to find another.
+// The calls below do not wait on a non-blocking socket, so they do not tell Go's scheduler of
+// themselves. It takes the processor from a goroutine whose call lasts for more than 20 µs, and the
+// goroutine then waits for another. Calls last that long when the kernel handles packets in them.
 
 // Read is read(2).
 func Read(fd int, b []byte) (int, error) {
-	return call(unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))))
+	first := unsafe.Pointer(unsafe.SliceData(b))
+	return call(unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(first), uintptr(len(b))))
 }
 
 // Write is write(2).
 func Write(fd int, b []byte) (int, error) {
-	return call(unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b))))
+	first := unsafe.Pointer(unsafe.SliceData(b))
+	return call(unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(first), uintptr(len(b))))
 }
 
 // Shutdown is shutdown(2).
@@ -36,8 +38,8 @@ func Close(fd int) error {
 
 // epollReady is epoll_wait(2) without waiting.
 func epollReady(epoll int, events []unix.EpollEvent) (int, error) {
-	return call(unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))),
-		uintptr(len(events)), 0, 0, 0))
+	first := unsafe.Pointer(unsafe.SliceData(events))
+	return call(unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(first), uintptr(len(events)), 0, 0, 0))
 }
 
 // Connect is connect(2). scope is the interface of an address with a zone.

@@ -43,7 +43,7 @@ func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
 	raw, err := ln.SyscallConn()
 	if err == nil {
 		// A descriptor of its own, which Go's poller does not watch.
-		err = control(raw, func(fd int) (err error) {
+		err = datapath.Control(raw, func(fd int) (err error) {
 			n.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 			return err
 		})
@@ -175,7 +175,7 @@ func (d *Datapath) adopt(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
 	own := -1
-	err = control(raw, func(fd int) (err error) {
+	err = datapath.Control(raw, func(fd int) (err error) {
 		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		return err
 	})

@@ -99,7 +99,7 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 	case a.window > 0 && closeTo(window, a.window) && cc.Bytes(a.info.Rcv_ssthresh) <= a.window:
 		return nil
 	}
-	err := control(c.raw, func(fd int) error {
+	err := datapath.Control(c.raw, func(fd int) error {
 		if a.window == 0 {
 			before, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
 			if err != nil {

@@ -75,7 +75,7 @@ func peer() error {
 		if err != nil {
 			return err
 		}
-		err = control(raw, func(fd int) error {
+		err = datapath.Control(raw, func(fd int) error {
 			return unix.SetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, uint64(pacingOption(cc.Rate(rate))))
 		})
 		if err != nil {

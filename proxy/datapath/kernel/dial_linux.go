@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // errTransparent says what IP_TRANSPARENT takes.
@@ -57,7 +59,7 @@ func (d *Datapath) dialName(ctx context.Context, cfg DialConfig) (*Conn, error) 
 			if err := guard(cfg.Guard, address); err != nil {
 				return err
 			}
-			return control(raw, func(fd int) error {
+			return datapath.Control(raw, func(fd int) error {
 				why, err := prepare(fd, network, cfg)
 				if why != nil {
 					foreign.Store(&why)
@@ -180,7 +182,7 @@ func (c *Conn) KeepAlive() error {
 	if !c.dialled {
 		return nil
 	}
-	return control(c.raw, keepAlive)
+	return datapath.Control(c.raw, keepAlive)
 }
 
 // setTransparent lets a socket use addresses that are not this host's. The
@@ -197,15 +199,6 @@ func setTransparent(fd int, network string) error {
 	return os.NewSyscallError("setsockopt IP_TRANSPARENT", err)
 }
 
-// control runs f on the socket behind raw.
-func control(raw syscall.RawConn, f func(fd int) error) error {
-	var inner error
-	if err := raw.Control(func(fd uintptr) { inner = f(int(fd)) }); err != nil {
-		return err
-	}
-	return inner
-}
-
 // Listen returns a listener whose connections are reset where anything but Conn.Close
 // closes them; see Datapath.Listener. MPTCP is off, since socket options and TCP_INFO must
 // mean one path. A transparent listener also accepts connections to addresses that
@@ -214,7 +207,7 @@ func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListene
 	lc := net.ListenConfig{
 		KeepAlive: -1, // prepareListener sets it
 		Control: func(network, _ string, raw syscall.RawConn) error {
-			return control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
+			return datapath.Control(raw, func(fd int) error { return prepareListener(fd, network, transparent) })
 		},
 	}
 	lc.SetMultipathTCP(false)
@@ -236,7 +229,7 @@ func Adopt(ln *net.TCPListener, transparent bool) error {
 	if a, ok := ln.Addr().(*net.TCPAddr); ok && a.IP.To4() != nil {
 		network = "tcp4"
 	}
-	return control(raw, func(fd int) error {
+	return datapath.Control(raw, func(fd int) error {
 		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
 		if err != nil || protocol != unix.IPPROTO_TCP {
 			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of "+

@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 var errRefused = errors.New("refused by the guard")
@@ -163,7 +165,7 @@ func TestPrivilegedOptionsAreSet(t *testing.T) {
 			raw, err := ln.SyscallConn()
 			require.NoError(t, err)
 			var value int
-			require.NoError(t, control(raw, func(fd int) (err error) {
+			require.NoError(t, datapath.Control(raw, func(fd int) (err error) {
 				value, err = unix.GetsockoptInt(fd, level, option)
 				return err
 			}))
@@ -183,7 +185,7 @@ func TestPrivilegedOptionsAreSet(t *testing.T) {
 // option reads an option of a leg's socket.
 func (c *Conn) option(t *testing.T, level, name int) (value int) {
 	t.Helper()
-	require.NoError(t, control(c.raw, func(fd int) (err error) {
+	require.NoError(t, datapath.Control(c.raw, func(fd int) (err error) {
 		value, err = unix.GetsockoptInt(fd, level, name)
 		return err
 	}))

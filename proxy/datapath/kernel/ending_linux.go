@@ -22,7 +22,7 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	err := control(c.raw, func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) })
+	err := datapath.Control(c.raw, func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) })
 	if err != nil {
 		return c.opError("shutdown", err)
 	}
@@ -49,7 +49,7 @@ func (c *Conn) shut(linger int) error {
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.release(h)
 		}
-		_ = control(c.raw, func(fd int) error { return setLinger(fd, linger) })
+		_ = datapath.Control(c.raw, func(fd int) error { return setLinger(fd, linger) })
 	}
 	c.mu.Unlock()
 	return c.raw.Close()
@@ -67,7 +67,7 @@ func setLinger(fd, seconds int) error {
 // Undelivered implements datapath.Ending.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
 	var n int
-	err := control(c.raw, func(fd int) (err error) {
+	err := datapath.Control(c.raw, func(fd int) (err error) {
 		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 		return err
 	})

@@ -223,7 +223,7 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 	watched(a)
 	a.begin()
 	mute(t, a) // else its bytes would arrive
-	require.NoError(t, control(a.raw, func(fd int) error {
+	require.NoError(t, datapath.Control(a.raw, func(fd int) error {
 		_, err := unix.Write(fd, make([]byte, 1))
 		return err
 	}))

@@ -23,7 +23,7 @@ import (
 func (d *Datapath) asTheSystemSets(t *testing.T, name string) (dialled, accepted *Conn) {
 	t.Helper()
 	set := func(_, _ string, raw syscall.RawConn) error {
-		return control(raw, func(fd int) error {
+		return datapath.Control(raw, func(fd int) error {
 			return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
 		})
 	}
@@ -58,7 +58,7 @@ func (c *Conn) settings(t *testing.T) (s settings) {
 	if s.unsent == systemUnsent {
 		s.unsent = -1 // what the system has set, which bounds nothing unless somebody changed it
 	}
-	require.NoError(t, control(c.raw, func(fd int) (err error) {
+	require.NoError(t, datapath.Control(c.raw, func(fd int) (err error) {
 		s.rate, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE)
 		return err
 	}))

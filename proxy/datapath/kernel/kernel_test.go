@@ -105,7 +105,7 @@ func pairs(cfg Config, addr string) datapathtest.Pair {
 func mute(t *testing.T, c datapath.Conn) {
 	t.Helper()
 	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
-	require.NoError(t, control(c.(*Conn).raw, func(fd int) error {
+	require.NoError(t, datapath.Control(c.(*Conn).raw, func(fd int) error {
 		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
 			&unix.SockFprog{Len: 1, Filter: &drop})
 	}))

@@ -142,7 +142,7 @@ func (c *Conn) lack(words string) {
 
 // congestion is the name of the socket's congestion control; empty: unknown.
 func (c *Conn) congestion() (name string) {
-	_ = control(c.raw, func(fd int) error {
+	_ = datapath.Control(c.raw, func(fd int) error {
 		name = envelopeOf(fd)
 		return nil
 	})
@@ -150,7 +150,7 @@ func (c *Conn) congestion() (name string) {
 }
 
 func (c *Conn) setCongestion(name string) error {
-	return control(c.raw, func(fd int) error {
+	return datapath.Control(c.raw, func(fd int) error {
 		return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
 	})
 }

@@ -57,7 +57,7 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	if r.first == 0 {
 		return false
 	}
-	err := control(c.raw, func(fd int) error {
+	err := datapath.Control(c.raw, func(fd int) error {
 		half := n / 2 // the kernel doubles what it is told, for its overhead
 		option := unix.SO_RCVBUF
 		if half > r.free {

@@ -13,6 +13,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 const (
@@ -94,9 +96,9 @@ func share(raw syscall.RawConn, with bool) error {
 	if with {
 		value = 1
 	}
-	var err error
-	failed := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, value) })
-	return errors.Join(failed, err)
+	return datapath.Control(raw, func(fd int) error {
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, value)
+	})
 }
 
 func socketTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error) *Socket {

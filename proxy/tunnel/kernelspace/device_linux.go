@@ -367,7 +367,8 @@ func (d *device) release() error {
 			errs = append(errs, netlink.LinkSetDown(d.link))
 		}
 		if d.blank {
-			errs = append(errs, d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: new(wgtypes.Key), ListenPort: new(int)}))
+			none := wgtypes.Config{PrivateKey: new(wgtypes.Key), ListenPort: new(int)}
+			errs = append(errs, d.control.ConfigureDevice(d.name, none))
 		}
 	}
 	d.link = nil

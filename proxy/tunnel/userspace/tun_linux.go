@@ -66,7 +66,8 @@ func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
 func (t *TUN) open() (dev tun.Device, name string, err error) {
 	dev, err = tun.CreateTUN(t.cfg.Device, t.cfg.MTU)
 	if err != nil {
-		return nil, "", fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w", t.cfg.Device, err)
+		return nil, "", fmt.Errorf("open TUN device %q (it needs CAP_NET_ADMIN and /dev/net/tun): %w",
+			t.cfg.Device, err)
 	}
 	if name, err = dev.Name(); err != nil {
 		return nil, "", errors.Join(err, dev.Close())
@@ -114,8 +115,7 @@ func control(dev tun.Device, f func(fd int) error) error {
 	if err != nil {
 		return err
 	}
-	failed := raw.Control(func(fd uintptr) { err = f(int(fd)) })
-	return errors.Join(failed, err)
+	return datapath.Control(raw, f)
 }
 
 // yielding is the time in which another tunnel may have the device.

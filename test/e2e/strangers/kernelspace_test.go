@@ -270,30 +270,32 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func TestAnInterfaceIsShakenHandsWithAtOnceAfterARestart(t *testing.T) {
-	is := find(t, "wireguard-go", "wg", "ip")
-	k, _ := inKernel(t, "kernel")
-	k.Args = []string{"--last-good", filepath.Join(t.TempDir(), "good")}
-	s := lay(t)
+// overAnInterface is a scene whose edge ends WireGuard by an interface, started with args, and a client
+// that pings through it. before is what the edge had until it started.
+func overAnInterface(t *testing.T, is map[string]string, args ...string) (s *scene, k keys, p *pings, before string) {
+	t.Helper()
+	k, _ = inKernel(t, "kernel")
+	k.Args = args
+	s = lay(t)
 	s.wireGuardGo(s.Edge, is, edgeDevice)
+	before = s.has()
 	s.start(k.Options)
 	s.wireGuard(is, k)
-	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
-	pings.await(t, 10)
+	p = s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
+	p.await(t, 10)
+	return s, k, p, before
+}
+
+func TestAnInterfaceIsShakenHandsWithAtOnceAfterARestart(t *testing.T) {
+	s, k, pings, _ := overAnInterface(t, find(t, "wireguard-go", "wg", "ip"),
+		"--last-good", filepath.Join(t.TempDir(), "good"))
 	s.restart(k.Options, pings)
 }
 
 // A crash takes the proxy alone: UDP goes on through the tunnel, new connections go past
 // where the proxy was, and the next start takes over what is there.
 func TestAnInterfaceCarriesOnAfterACrash(t *testing.T) {
-	is := find(t, "wireguard-go", "wg", "ip")
-	k, _ := inKernel(t, "kernel")
-	s := lay(t)
-	s.wireGuardGo(s.Edge, is, edgeDevice)
-	s.start(k.Options)
-	s.wireGuard(is, k)
-	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
-	pings.await(t, 10)
+	s, k, pings, _ := overAnInterface(t, find(t, "wireguard-go", "wg", "ip"))
 	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
 	s.talk(s.Client, s.Server, server, server)
 	s.carried(1)
@@ -317,14 +319,7 @@ func TestAnInterfaceCarriesOnAfterACrash(t *testing.T) {
 // by another way.
 func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip")
-	k, _ := inKernel(t, "kernel")
-	s := lay(t)
-	s.wireGuardGo(s.Edge, is, edgeDevice)
-	before := s.has()
-	s.start(k.Options)
-	s.wireGuard(is, k)
-	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
-	pings.await(t, 10)
+	s, _, pings, before := overAnInterface(t, is)
 	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
 	ln, err := s.Server.Listen("tcp", server.String())
 	require.NoError(t, err)
@@ -389,15 +384,7 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 // One reload puts another tunnel in the place of one that an interface ends, be it with an
 // interface again or in the program, and the other way round.
 func TestATunnelOfAnInterfaceIsReplacedByOneReload(t *testing.T) {
-	is := find(t, "wireguard-go", "wg", "ip")
-	k, _ := inKernel(t, "kernel")
-	s := lay(t)
-	s.wireGuardGo(s.Edge, is, edgeDevice)
-	before := s.has()
-	s.start(k.Options)
-	s.wireGuard(is, k)
-	pings := s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7))
-	pings.await(t, 10)
+	s, k, pings, before := overAnInterface(t, find(t, "wireguard-go", "wg", "ip"))
 	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
 	next := strings.Replace(k.Listener, "name: edge", "name: next", 1)
 	inside := strings.NewReplacer("name: edge", "name: inside", "device: "+edgeDevice+", ", "", "datapath: kernel",
