@@ -28,6 +28,7 @@ type Socket struct {
 	ended  bool        // the peer sends no more, or there is an error; the loop's goroutine alone
 
 	task atomic.Pointer[Task] // drives it; nil: goroutines wait
+	told *Task                // drives it, and has not read since it was told of bytes; the loop's goroutine alone
 
 	mu sync.Mutex // guards the sides' wake and timers
 }
@@ -76,6 +77,9 @@ func (s *Socket) happened(l *Loop, events uint32) {
 		s.urgent.Store(true)
 	}
 	if t := s.task.Load(); t != nil {
+		if events&unix.EPOLLIN != 0 {
+			s.told = t
+		}
 		l.schedule(t)
 		return
 	}
@@ -110,6 +114,14 @@ func (s *Socket) Driven() bool { return s.task.Load() != nil }
 
 // Urgent tells whether an urgent byte has ever been announced.
 func (s *Socket) Urgent() bool { return s.urgent.Load() }
+
+// MayBeUrgent tells, in a call of Read, whether the next byte may be an urgent one. An event that
+// tells of bytes tells of an urgent one among them, too: it is none where the task that drives
+// the socket reads for the first time since an event, and none was ever announced.
+func (s *Socket) MayBeUrgent() bool {
+	t := s.task.Load()
+	return s.Urgent() || t == nil || s.told != t
+}
 
 // Writable tells whether the socket may be written to, and Ended whether the peer sends no
 // more or there is an error. Only the loop's goroutine calls them.
@@ -150,7 +162,11 @@ func (s *Socket) try(d *side, f func(fd uintptr) bool) error {
 	if !s.Driven() {
 		return s.wait(d, f)
 	}
-	if d.ready && f(uintptr(s.fd)) {
+	done := d.ready && f(uintptr(s.fd))
+	if d == &s.in {
+		s.told = nil
+	}
+	if done {
 		return nil
 	}
 	d.ready = false

@@ -28,7 +28,7 @@ type reader struct {
 
 func (r *reader) attempt(fd uintptr) bool {
 	r.urgent = false
-	if r.marks && r.mayBeUrgent() { // once a byte is there, it is settled whether it is urgent
+	if r.marks && r.raw.MayBeUrgent() { // once a byte is there, it is settled whether it is urgent
 		if r.n, r.err = glance(int(fd)); r.n == 0 {
 			return !errors.Is(r.err, unix.EAGAIN)
 		}
@@ -48,10 +48,6 @@ func (r *reader) attempt(fd uintptr) bool {
 	}
 	return true
 }
-
-// mayBeUrgent tells whether the next byte may be the urgent one. A task that drives the
-// socket is told of one by an event, before it reads again behind a read that ended short.
-func (r *reader) mayBeUrgent() bool { return r.raw.Urgent() || !r.raw.Driven() }
 
 // Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
