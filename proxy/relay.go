@@ -52,7 +52,7 @@ type direction struct {
 	finished               atomic.Bool
 	enforces               bool // dst keeps the window by itself: ask for no grants without a maximum rate
 	waited                 bool // what was filled could not be passed on in one go
-	unbound                bool // source is to be bounded, once it brings more than dst takes
+	unbound                bool // source is to be bounded, once it brings much, or more than dst takes
 }
 
 // managed reports whether terms need a flow of ours.
@@ -146,6 +146,9 @@ func (d *direction) step() (progress, end) {
 			d.touch()
 			d.filled, d.waited = n, false
 			moved += n
+			if d.unbound && d.read.Load() >= datapath.SmallBuffer { // what is read lets the kernel take in far more
+				d.limit()
+			}
 		}
 		if errors.Is(err, datapath.ErrWait) {
 			return waits, end{}

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"errors"
 	"io"
 	"net"
 	"strings"
@@ -83,10 +84,8 @@ func TestAnUrgentByteCanBeTakenOutOfTurn(t *testing.T) {
 
 	var urgent [1]byte
 	control(t, server, func(fd int) {
-		events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}
-		_, err := unix.Poll(events, int(patience.Milliseconds()))
-		require.NoError(t, err)
-		_, _, err = unix.Recvfrom(fd, urgent[:], unix.MSG_OOB)
+		await(t, fd, unix.POLLPRI)
+		_, _, err := unix.Recvfrom(fd, urgent[:], unix.MSG_OOB)
 		require.NoError(t, err)
 	})
 	assert.Equal(t, "!", string(urgent[:]))
@@ -116,14 +115,25 @@ func sendUrgent(t *testing.T, conn *net.TCPConn, b byte) {
 	control(t, conn, func(fd int) { require.NoError(t, unix.Send(fd, []byte{b}, unix.MSG_OOB)) })
 }
 
+// await waits for events of a socket.
+func await(t *testing.T, fd int, events int16) {
+	t.Helper()
+	for {
+		_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, int(patience.Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			require.NoError(t, err)
+			return
+		}
+	}
+}
+
 // hear reads n bytes, with a ^ before those that are urgent.
 func hear(t *testing.T, conn *net.TCPConn, n int) string {
 	t.Helper()
 	var said strings.Builder
 	for range n {
 		control(t, conn, func(fd int) {
-			_, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(patience.Milliseconds()))
-			require.NoError(t, err)
+			await(t, fd, unix.POLLIN)
 			mark, err := unix.IoctlGetInt(fd, unix.SIOCATMARK)
 			require.NoError(t, err)
 			if mark != 0 {
