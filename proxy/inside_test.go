@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -107,14 +108,20 @@ func (p *phone) echoes(t *testing.T) {
 	}()
 }
 
-// ping waits for the answer to an echo request.
-func (p *phone) ping(t *testing.T, to string, wait time.Duration) error {
-	c, err := p.net.DialPingAddr(p.inner, netip.MustParseAddr(to))
-	require.NoError(t, err)
-	defer c.Close() //nolint:errcheck // a socket in memory
-	got, err := answer(t, c, []byte{8, 0, 0, 0, 0, 7, 0, 1, 'h', 'i'}, wait)
-	if err == nil {
-		assert.Equal(t, "hi", string(got[8:]))
+// ping waits for the answer to an echo request. A socket that misses it, since it comes
+// before the wait for it has begun, hears of no other: each request has its own.
+func (p *phone) ping(t *testing.T, to string, wait time.Duration) (err error) {
+	for ; wait > 0; wait -= time.Second {
+		var c *netstack.PingConn
+		c, err = p.net.DialPingAddr(p.inner, netip.MustParseAddr(to))
+		require.NoError(t, err)
+		var got []byte
+		got, err = answer(t, c, []byte{8, 0, 0, 0, 0, 7, 0, 1, 'h', 'i'}, min(wait, time.Second))
+		_ = c.Close() // a socket in memory
+		if err == nil {
+			assert.Equal(t, "hi", string(got[8:]))
+			return nil
+		}
 	}
 	return err
 }
