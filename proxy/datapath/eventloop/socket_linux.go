@@ -28,7 +28,11 @@ type Socket struct {
 	ended  bool        // the peer sends no more, or there is an error; the loop's goroutine alone
 
 	task atomic.Pointer[Task] // drives it; nil: goroutines wait
-	told *Task                // drives it, and has not read since it was told of bytes; the loop's goroutine alone
+
+	// Whether bytes have been told of since the last read; the loop's goroutine alone, but for waited.
+	told   *Task       // the task that was told; nil: none
+	early  bool        // before a task drove the socket
+	waited atomic.Bool // a goroutine has read, or may have
 
 	mu sync.Mutex // guards the sides' wake and timers
 }
@@ -76,10 +80,11 @@ func (s *Socket) happened(l *Loop, events uint32) {
 	if events&unix.EPOLLPRI != 0 {
 		s.urgent.Store(true)
 	}
-	if t := s.task.Load(); t != nil {
-		if events&unix.EPOLLIN != 0 {
-			s.told = t
-		}
+	t := s.task.Load()
+	if events&unix.EPOLLIN != 0 {
+		s.told, s.early = t, t == nil
+	}
+	if t != nil {
 		l.schedule(t)
 		return
 	}
@@ -120,7 +125,7 @@ func (s *Socket) Urgent() bool { return s.urgent.Load() }
 // the socket reads for the first time since an event, and none was ever announced.
 func (s *Socket) MayBeUrgent() bool {
 	t := s.task.Load()
-	return s.Urgent() || t == nil || s.told != t
+	return s.Urgent() || t == nil || s.told != t && (!s.early || s.waited.Load())
 }
 
 // Writable tells whether the socket may be written to, and Ended whether the peer sends no
@@ -164,7 +169,7 @@ func (s *Socket) try(d *side, f func(fd uintptr) bool) error {
 	}
 	done := d.ready && f(uintptr(s.fd))
 	if d == &s.in {
-		s.told = nil
+		s.told, s.early = nil, false
 	}
 	if done {
 		return nil
@@ -177,6 +182,7 @@ func (s *Socket) try(d *side, f func(fd uintptr) bool) error {
 func (s *Socket) wait(d *side, f func(fd uintptr) bool) error {
 	d.calls.Lock()
 	defer d.calls.Unlock()
+	s.waited.Store(true)
 	for {
 		switch {
 		case s.users.Load()&closing != 0:
