@@ -91,6 +91,18 @@ func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
 	}
 }
 
+// What only virtual time can play says so, and is not the run that the findings are kept with.
+func TestEveryRecipePlaysOverRealSockets(t *testing.T) {
+	for _, r := range recipe.All(nil) {
+		stages, err := r.Stages(recipe.Full, 1)
+		require.NoError(t, err, r.Name)
+		for _, s := range stages {
+			assert.True(t, s.Virtual || s.AckEvery == 0 && s.AckDelay == 0, "%s: %s", r.Name, s.Name)
+		}
+		assert.False(t, stages[len(stages)-1].Virtual, r.Name)
+	}
+}
+
 func play(t *testing.T, name string, seed uint64) recipe.Result {
 	t.Helper()
 	r, err := recipe.Select([]string{name}, nil)
