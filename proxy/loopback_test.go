@@ -113,7 +113,12 @@ func (r *rig) addr() string { return r.proxy.Addrs()["fwd"].String() }
 // pair is a client's connection and the one it led to at the backend.
 func (r *rig) pair() (client, server *net.TCPConn) {
 	r.tb.Helper()
-	c, err := net.Dial("tcp", r.addr())
+	return r.pairBy(net.Dialer{})
+}
+
+func (r *rig) pairBy(dialer net.Dialer) (client, server *net.TCPConn) {
+	r.tb.Helper()
+	c, err := dialer.Dial("tcp", r.addr())
 	require.NoError(r.tb, err)
 	require.NoError(r.tb, r.backend.SetDeadline(time.Now().Add(patience)))
 	server, err = r.backend.AcceptTCP()
@@ -124,6 +129,15 @@ func (r *rig) pair() (client, server *net.TCPConn) {
 		r.tb.Cleanup(func() { _ = conn.Close() })
 	}
 	return client, server
+}
+
+// narrowPair is a pair whose client has room for little that it has not read.
+func (r *rig) narrowPair() (client, server *net.TCPConn) {
+	r.tb.Helper()
+	return r.pairBy(net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
+		_ = raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
+		return err
+	}})
 }
 
 // unmanaged leaves both directions to the kernel.
@@ -245,6 +259,29 @@ func TestResetWhileWritingIsNotTakenForAnEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The last bytes for a client that is gone hold nothing up, although nobody reads from it any more.
+func TestLastBytesForAClientThatIsGoneAreGivenUp(t *testing.T) {
+	r := newRig(t, unmanaged)
+	client, server := r.narrowPair()
+	require.NoError(t, client.CloseWrite())
+	require.Empty(t, receive(t, server))
+	const waiting = 50_000
+	send(t, server, string(random(1, waiting)))
+	is := func(state proxy.State, down cc.Bytes) func() bool {
+		return func() bool {
+			f := flowsOf(r.proxy)
+			return len(f) == 1 && f[0].State == state && f[0].Down.Written == down
+		}
+	}
+	require.Eventually(t, is(proxy.StateHalfClosed, waiting), patience, time.Millisecond)
+	require.NoError(t, server.SetLinger(0))
+	require.NoError(t, server.Close())
+	require.Eventually(t, is(proxy.StateClosing, waiting), patience, time.Millisecond)
+	require.NoError(t, client.SetLinger(0))
+	require.NoError(t, client.Close())
+	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
 }
 
 type neverEnding struct{}
@@ -408,17 +445,7 @@ func TestAConnectionThatWaitsForItsFlowEndsAtOnce(t *testing.T) {
 				c.Shutdown.Drain = 0
 				change(c)
 			})
-			few := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) (err error) {
-				_ = raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 4096) })
-				return err
-			}}
-			client, err := few.DialContext(t.Context(), "tcp", r.addr())
-			require.NoError(t, err)
-			defer client.Close()
-			server, err := r.backend.AcceptTCP()
-			require.NoError(t, err)
-			defer server.Close()
-			require.NoError(t, server.SetWriteDeadline(time.Now().Add(patience)))
+			_, server := r.narrowPair()
 			go func() { _, _ = server.Write(make([]byte, 64<<20)) }() // until the reset
 			require.Eventually(t, func() bool {
 				flows := flowsOf(r.proxy)

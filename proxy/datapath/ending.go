@@ -6,7 +6,7 @@ import "github.com/penstock-net/penstock/cc"
 // needs it to pass on a RST as a RST, after what came before it.
 type Ending interface {
 	// Undelivered returns how many of the bytes written the peer has not
-	// acknowledged; the end of the stream counts as one. Reset throws them away.
+	// acknowledged and still may; the end of the stream counts as one. Reset throws them away.
 	Undelivered() (cc.Bytes, error)
 
 	// Aborted tells a connection that the peer, or a timeout, has torn down

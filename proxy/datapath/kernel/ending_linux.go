@@ -74,6 +74,9 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 	if err != nil {
 		return 0, fmt.Errorf("kernel: read send queue: %w", err)
 	}
+	if n > 0 && c.Aborted() {
+		return 0, nil // nothing will be
+	}
 	return cc.Bytes(n), nil
 }
 

@@ -96,3 +96,17 @@ func TestAResetDiscardsWhatWaits(t *testing.T) {
 		assert.ErrorIs(t, err, unix.ECONNRESET)
 	})
 }
+
+func TestNothingIsUndeliveredToAPeerThatHasReset(t *testing.T) {
+	eachSide(t, func(t *testing.T, leg, peer *Conn) {
+		leg.stuff(t)
+		n, err := leg.Undelivered()
+		require.NoError(t, err)
+		require.Positive(t, n)
+		require.NoError(t, peer.Reset())
+		require.Eventually(t, func() bool {
+			n, err := leg.Undelivered()
+			return err == nil && n == 0
+		}, patience, time.Millisecond)
+	})
+}
