@@ -307,3 +307,21 @@ func TestAnAcknowledgementIsAnsweredOnce(t *testing.T) {
 	a.poll()
 	assert.Equal(t, answers, d.Status().Enforced.Answers.Count(), "nothing has happened since")
 }
+
+func TestAWaitBetweenTheClocksDoesNotShiftTheKernels(t *testing.T) {
+	const ahead, wait = time.Hour, time.Minute
+	readings := 0
+	clock := func() cc.Time {
+		var ts unix.Timespec
+		require.NoError(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
+		now := cc.Time(ts.Nano()).Add(ahead)
+		if readings++; readings == 1 {
+			return now.Add(wait) // the thread had to wait before it came here
+		}
+		return now
+	}
+	offset, err := clockOffset(clock)
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, offset, ahead)
+	assert.Less(t, offset, ahead+wait)
+}
