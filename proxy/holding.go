@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,16 +59,16 @@ type holding struct {
 
 // hold has d's source be held as terms say.
 func (c *connection) hold(d *direction, terms flow.Terms) {
-	h := &holding{flows: c.srv.parts.Flows, clock: c.srv.clock, log: c.srv.log, terms: terms}
+	h := &d.hold
+	h.flows, h.clock, h.log, h.terms = c.srv.parts.Flows, c.srv.clock, c.srv.log, terms
 	if h.leg, _ = d.src.conn.(datapath.Advertiser); h.leg == nil {
 		h.why = errNoAdvertiser
 	}
-	d.hold = h
 }
 
 // read looks at what has come, of which the relay has read so much.
 func (h *holding) read(got int64) {
-	if h == nil || h.leg == nil || cc.Bytes(got) < flow.ReceiveBulk {
+	if h.leg == nil || cc.Bytes(got) < flow.ReceiveBulk {
 		return
 	}
 	every := watchEvery
@@ -167,9 +168,6 @@ func (h *holding) reconsider(now cc.Time, t flow.Terms) (moved bool, err error) 
 
 // close ends it; the leg is closed already.
 func (h *holding) close(now cc.Time) {
-	if h == nil { // it was never open
-		return
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.closed = true
@@ -186,12 +184,9 @@ type HoldingInfo struct {
 }
 
 func (h *holding) info() HoldingInfo {
-	if h == nil {
-		return HoldingInfo{Algorithm: policy.Unmanaged}
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	out := HoldingInfo{Algorithm: h.terms.Algorithm, Held: h.flow != nil, InForce: h.held}
+	out := HoldingInfo{Algorithm: cmp.Or(h.terms.Algorithm, policy.Unmanaged), Held: h.flow != nil, InForce: h.held}
 	if h.flow != nil {
 		out.Flow = h.flow.Snapshot()
 	}

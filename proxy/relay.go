@@ -35,7 +35,7 @@ type direction struct {
 	flow     *flow.Flow          // nil: unmanaged, or not yet: the kernel alone decides; likewise
 	free     atomic.Int64        // what may be underway before it is managed, in bytes; below 0: it need not become so
 	underway int64               // at most, until it is managed
-	hold     *holding            // keeps the window that src advertises
+	hold     holding             // keeps the window that src advertises
 	carrier  datapath.Carrier
 	splicing splicing          // carrier, where it may splice
 	early    []byte            // read from src already, goes first

@@ -120,9 +120,11 @@ func (c *connection) refuse(err error) *rejection {
 
 // facts are what policy decides on, if target is where it goes.
 func (c *connection) facts(target netip.AddrPort) policy.Facts {
-	host, _, err := net.SplitHostPort(c.chosen.Host)
-	if err != nil {
-		host = c.chosen.Host
+	host := c.chosen.Host
+	if host != "" {
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
 	}
 	f := policy.Facts{Listener: c.listener.cfg.Name, Source: c.chosen.Source, Target: target, Host: host}
 	if c.chosen.Peer != "" {

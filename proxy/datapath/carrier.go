@@ -52,10 +52,25 @@ func NewCarrier(dst, src net.Conn, buffers *Buffers) Carrier {
 
 // ReadyReader is a source that can wait for bytes without memory to put them in.
 type ReadyReader interface {
-	// ReadReady reads, as Read does, into memory from take. While it has to
-	// wait it returns the memory through back and takes it anew afterwards.
-	ReadReady(take func() []byte, back func()) (int, error)
+	// ReadReady reads, as Read does, into memory that room lends. While it has to wait it
+	// gives the memory back, and takes it anew afterwards.
+	ReadReady(room Room) (int, error)
 }
+
+// Room lends memory to a read.
+type Room interface {
+	Take() []byte
+	GiveBack()
+}
+
+// Lent is a Room of memory that is there already.
+type Lent []byte
+
+// Take implements Room.
+func (b Lent) Take() []byte { return b }
+
+// GiveBack implements Room.
+func (Lent) GiveBack() {}
 
 // Sizes of the copy's buffers. Even with the large one a copy costs two thirds
 // more CPU per byte than splicing; the small one keeps a connection going when
@@ -116,9 +131,6 @@ type copier struct {
 	buf     []byte // nil while nothing is stored
 	r, w    int    // buf[r:w] is to be written
 	limit   int    // of the Fill underway
-
-	take func() []byte // borrow and back, bound once: Fill allocates nothing
-	back func()
 }
 
 // NewCopy returns the carrier that copies. From a ReadyReader it holds a
@@ -126,18 +138,19 @@ type copier struct {
 func NewCopy(dst io.Writer, src io.Reader, buffers *Buffers) Carrier {
 	c := &copier{dst: dst, src: src, buffers: buffers}
 	c.ready, _ = src.(ReadyReader)
-	c.take, c.back = c.borrow, c.giveBack
 	return c
 }
 
-func (c *copier) borrow() []byte {
+// Take implements Room.
+func (c *copier) Take() []byte {
 	if c.buf == nil {
 		c.buf = c.buffers.take(c.limit)
 	}
 	return c.buf[:min(c.limit, len(c.buf))]
 }
 
-func (c *copier) giveBack() {
+// GiveBack implements Room.
+func (c *copier) GiveBack() {
 	if c.buf != nil {
 		c.buffers.put(c.buf)
 		c.buf = nil
@@ -151,12 +164,12 @@ func (c *copier) Fill(limit int) (n int, err error) {
 	}
 	c.limit = limit
 	if c.ready != nil {
-		n, err = c.ready.ReadReady(c.take, c.back)
+		n, err = c.ready.ReadReady(c)
 	} else {
-		n, err = c.src.Read(c.borrow())
+		n, err = c.src.Read(c.Take())
 	}
 	if c.w = n; n == 0 {
-		c.giveBack()
+		c.GiveBack()
 	}
 	return n, err
 }
@@ -168,11 +181,11 @@ func (c *copier) Drain(limit int) (int, error) {
 	}
 	n, err := c.dst.Write(c.buf[c.r : c.r+limit])
 	if c.r += n; c.r == c.w {
-		c.giveBack()
+		c.GiveBack()
 	}
 	return n, err
 }
 
 func (c *copier) Buffered() int { return c.w - c.r }
 
-func (c *copier) Release() { c.giveBack() }
+func (c *copier) Release() { c.GiveBack() }

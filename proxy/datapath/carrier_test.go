@@ -17,11 +17,11 @@ type waiter struct {
 	waiting func()
 }
 
-func (w waiter) ReadReady(take func() []byte, back func()) (int, error) {
-	_ = take() // and there is nothing yet
-	back()
+func (w waiter) ReadReady(room Room) (int, error) {
+	_ = room.Take() // and there is nothing yet
+	room.GiveBack()
 	w.waiting()
-	return w.Read(take())
+	return w.Read(room.Take())
 }
 
 func TestACopyHoldsMemoryOnlyWhileBytesAreInIt(t *testing.T) {

@@ -127,23 +127,22 @@ type contentReader struct {
 
 // Read implements io.Reader.
 func (r contentReader) Read(b []byte) (int, error) {
-	return r.ReadReady(func() []byte { return b }, func() {})
+	return r.ReadReady(datapath.Lent(b))
 }
 
 // ReadReady implements datapath.ReadyReader where src does; else it holds the memory.
-func (r contentReader) ReadReady(take func() []byte, back func()) (int, error) {
+func (r contentReader) ReadReady(room datapath.Room) (int, error) {
 	ready, _ := r.src.(datapath.ReadyReader)
+	noting := &noting{Room: room}
 	for {
-		var b []byte
 		var n int
 		var err error
 		if ready != nil {
-			n, err = ready.ReadReady(func() []byte { b = take(); return b }, back)
+			n, err = ready.ReadReady(noting)
 		} else {
-			b = take()
-			n, err = r.src.Read(b)
+			n, err = r.src.Read(noting.Take())
 		}
-		n, malformed := r.content.take(b[:n])
+		n, malformed := r.content.take(noting.taken[:n])
 		if malformed != nil {
 			err = malformed
 		}
@@ -151,4 +150,16 @@ func (r contentReader) ReadReady(take func() []byte, back func()) (int, error) {
 			return n, err
 		}
 	}
+}
+
+// noting is a Room that remembers what it lent last.
+type noting struct {
+	datapath.Room
+	taken []byte
+}
+
+// Take implements datapath.Room.
+func (n *noting) Take() []byte {
+	n.taken = n.Room.Take()
+	return n.taken
 }

@@ -238,16 +238,15 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 // but its group is that of the hosts that they come from. Maximum rates are kept by who
 // sends the bytes on, and hints are about the other way.
 func (t Terms) receive(f Facts, d direction) flow.Terms {
+	if t.Receive == "" || t.Receive == Unmanaged {
+		return flow.Terms{Algorithm: Unmanaged}
+	}
 	back := down
 	if d == down {
 		back = up
 	}
-	name := t.Receive
-	if name == "" {
-		name = Unmanaged
-	}
 	r := t
-	r.Algorithm, r.Params, r.MaxRate, r.ConnectionRate, r.HintCap = name, t.ReceiveParams, 0, 0, 0
+	r.Algorithm, r.Params, r.MaxRate, r.ConnectionRate, r.HintCap = t.Receive, t.ReceiveParams, 0, 0, 0
 	out := r.terms(f, back)
 	out.Group = "from " + out.Group
 	return out

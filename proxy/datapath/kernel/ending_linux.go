@@ -22,7 +22,10 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	err := datapath.Control(c.raw, func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) })
+	var err error // as below: not by datapath.Control, whose function is allocated
+	if closed := c.raw.Control(func(fd uintptr) { err = eventloop.Shutdown(int(fd), unix.SHUT_WR) }); closed != nil {
+		err = closed
+	}
 	if err != nil {
 		return c.opError("shutdown", err)
 	}
@@ -49,7 +52,7 @@ func (c *Conn) shut(linger int) error {
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.release(h)
 		}
-		_ = datapath.Control(c.raw, func(fd int) error { return setLinger(fd, linger) })
+		_ = c.raw.Control(func(fd uintptr) { _ = setLinger(int(fd), linger) })
 	}
 	c.mu.Unlock()
 	return c.raw.Close()

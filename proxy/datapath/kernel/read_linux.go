@@ -17,8 +17,7 @@ import (
 type reader struct {
 	mu     sync.Mutex // one call at a time
 	raw    *eventloop.Socket
-	take   func() []byte
-	back   func()
+	room   datapath.Room
 	marks  bool // in: read the byte at the urgent mark by itself
 	urgent bool // out: that is what was read
 	n      int
@@ -34,13 +33,13 @@ func (r *reader) attempt(fd uintptr) bool {
 		}
 		r.urgent = atMark(fd)
 	}
-	buf := r.take()
+	buf := r.room.Take()
 	if r.urgent {
 		buf = buf[:1]
 	}
 	r.n, r.err = eventloop.Read(int(fd), buf)
 	if errors.Is(r.err, unix.EAGAIN) {
-		r.back()
+		r.room.GiveBack()
 		return false
 	}
 	if r.n < len(buf) && r.raw.Driven() && !r.raw.Urgent() { // a read ends in front of an urgent byte, too
@@ -54,27 +53,27 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	return c.ReadReady(func() []byte { return b }, func() {})
+	return c.ReadReady(datapath.Lent(b))
 }
 
 // ReadReady implements datapath.ReadyReader.
-func (c *Conn) ReadReady(take func() []byte, back func()) (int, error) {
-	n, _, err := c.readReady(take, back, false)
+func (c *Conn) ReadReady(room datapath.Room) (int, error) {
+	n, _, err := c.readReady(room, false)
 	return n, err
 }
 
 // readReady is ReadReady. With marks, urgent tells that all it read is the one
 // byte at the urgent mark.
-func (c *Conn) readReady(take func() []byte, back func(), marks bool) (n int, urgent bool, err error) {
+func (c *Conn) readReady(room datapath.Room, marks bool) (n int, urgent bool, err error) {
 	r := &c.reader
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.take, r.back, r.marks = take, back, marks
+	r.room, r.marks = room, marks
 	if r.try == nil {
 		r.try, r.raw = r.attempt, c.raw
 	}
 	poll := c.raw.Read(r.try)
-	r.take, r.back = nil, nil
+	r.room = nil
 	n, err = c.moved(r.n, poll, r.err, "read")
 	return n, r.urgent && n > 0, err
 }

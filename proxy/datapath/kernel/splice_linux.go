@@ -139,7 +139,7 @@ type splicer struct {
 
 	limit, n int // of the call underway
 	err      error
-	in, out  func(fd uintptr) bool // made once: moving bytes allocates nothing
+	in, out  func(fd uintptr) bool // made once, for the first stream: moving bytes allocates nothing
 }
 
 // CarryFrom implements datapath.Carriage: between two legs of this package
@@ -151,7 +151,6 @@ func (c *Conn) CarryFrom(src net.Conn, buffers *datapath.Buffers) datapath.Carri
 	}
 	s := &splicer{dst: c, src: from, pool: c.dp.pipes}
 	s.copy = datapath.NewCopy((*outlet)(s), (*inlet)(s), buffers)
-	s.in, s.out = s.spliceIn, s.spliceOut
 	return s
 }
 
@@ -184,6 +183,9 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 
 // fillPipe takes bytes into a pipe, unless it finds that they can only be copied.
 func (s *splicer) fillPipe(limit int) (int, error) {
+	if s.in == nil {
+		s.in, s.out = s.spliceIn, s.spliceOut
+	}
 	s.limit, s.n, s.err = limit, 0, nil
 	poll := s.src.raw.Read(s.in)
 	if s.copies && poll == nil {

@@ -5,6 +5,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // atMark says whether the next byte to be read is the urgent one (tcp(7)). The
@@ -41,8 +43,8 @@ type inlet splicer
 
 func (i *inlet) Read(b []byte) (int, error) { return i.src.Read(b) }
 
-func (i *inlet) ReadReady(take func() []byte, back func()) (n int, err error) {
-	n, i.urgent, err = i.src.readReady(take, back, true)
+func (i *inlet) ReadReady(room datapath.Room) (n int, err error) {
+	n, i.urgent, err = i.src.readReady(room, true)
 	return n, err
 }
 

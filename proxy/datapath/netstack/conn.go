@@ -142,15 +142,13 @@ func (c *Conn) block(d *deadline, events waiter.EventMask, try func() tcpip.Erro
 
 // Read implements net.Conn.
 func (c *Conn) Read(b []byte) (int, error) {
-	return c.read(func() []byte { return b }, func() {}, false)
+	return c.read(datapath.Lent(b), false)
 }
 
 // ReadReady implements datapath.ReadyReader.
-func (c *Conn) ReadReady(take func() []byte, back func()) (int, error) {
-	return c.read(take, back, false)
-}
+func (c *Conn) ReadReady(room datapath.Room) (int, error) { return c.read(room, false) }
 
-func (c *Conn) read(take func() []byte, back func(), peek bool) (n int, err error) {
+func (c *Conn) read(room datapath.Room, peek bool) (n int, err error) {
 	endpoint, err := c.live()
 	if err != nil {
 		return 0, c.opError("read", err)
@@ -164,10 +162,10 @@ func (c *Conn) read(take func() []byte, back func(), peek bool) (n int, err erro
 		if endpoint.Readiness(waiter.ReadableEvents) == 0 {
 			return &tcpip.ErrWouldBlock{}
 		}
-		w := tcpip.SliceWriter(take())
+		w := tcpip.SliceWriter(room.Take())
 		result, err := endpoint.Read(&w, tcpip.ReadOptions{Peek: peek})
 		if n = result.Count; n == 0 {
-			back()
+			room.GiveBack()
 		}
 		return err
 	})
