@@ -151,6 +151,14 @@ func TestAResultIsWritten(t *testing.T) {
 	assert.Contains(t, page.String(), "| Janus, IEEE TMC, §7.3 | `janus-c10` | not run | not run | - |")
 	assert.Contains(t, page.String(), "6 of 8 bounds hold")
 
+	first := other
+	first.Findings, first.Noisy = nil, true // another run of the same experiment
+	page.Reset()
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, first, other}))
+	assert.Contains(t, page.String(), "| 3 of 4 | 3 of 4, disturbed | **no** |")
+	assert.Contains(t, page.String(), "3 of 4 bounds hold")
+	assert.Contains(t, page.String(), "not counted: `live-switch`.")
+
 	other.Findings = other.Findings[:2]
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, other}))
