@@ -95,8 +95,13 @@ func TestLossesLeaveTheStacksWindowAboveOurs(t *testing.T) {
 			mss := near.signals.mss
 			near.signals.mu.Unlock()
 			require.Positive(t, lost)
-			if near.timeouts() == 0 { // which a slow machine brings about: what may have arrived is sent again then
-				assert.LessOrEqual(t, lost, 2*cc.Bytes(gone.Load())*mss, "what has arrived is not sent again")
+			// On a path of less than a millisecond the stack takes what answers an earlier packet for the answer to one
+			// that it has sent again in the same millisecond, since its timestamps tell no more, and then all that
+			// left before that one for lost (rackControl.update): up to three times what was lost leaves again.
+			// Were what the peer holds sent again, it would be six to ten times. A timeout, which a slow machine brings
+			// about, sends again whatever may have arrived.
+			if near.timeouts() == 0 {
+				assert.LessOrEqual(t, lost, 5*cc.Bytes(gone.Load())*mss, "what has arrived is not sent again")
 			}
 			if observed {
 				assert.GreaterOrEqual(t, least, ours*mss)
