@@ -74,7 +74,9 @@ func TestAnAgentOnAnotherMachineDecides(t *testing.T) {
 	at, die := elsewhere(t, ownAddress, ca, ca.Pool())
 	s := startWith(t, Config{Address: at, TLS: trusting(ca, ca)})
 	s.until("agent")
-	assert.EqualValues(t, 31_448, s.decided())
+	acked := s.decided() - 30_000
+	assert.Positive(t, acked)
+	assert.Zero(t, acked%1448, "a report has all that was acknowledged since the last one that left")
 	assert.Equal(t, at, s.link.Info().Socket)
 
 	die()
