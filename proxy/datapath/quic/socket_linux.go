@@ -39,6 +39,7 @@ type Socket struct {
 	mu      sync.Mutex
 	changed sync.Cond
 	waiting []*batch // the oldest first
+	rest    []byte   // scratch: control messages without a size
 	closed  bool
 	failed  error          // the next write to its address tells
 	at      netip.AddrPort // where what failed went
@@ -111,10 +112,6 @@ func socketTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error
 // WriteMsgUDP takes a packet, or several with their size in oob. An error is that of an
 // earlier one to the same address.
 func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
-	segment, rest := withoutSize(oob)
-	if segment == 0 || segment > len(b) {
-		segment = max(1, len(b))
-	}
 	addr := to.AddrPort()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,10 +125,15 @@ func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err e
 		err, w.failed = w.failed, nil
 		return 0, 0, err
 	}
-	if !w.join(addr, b, rest, segment) {
+	var segment int
+	segment, w.rest = withoutSize(oob, w.rest[:0])
+	if segment == 0 || segment > len(b) {
+		segment = max(1, len(b))
+	}
+	if !w.join(addr, b, w.rest, segment) {
 		p := spare.Get().(*batch)
 		p.to, p.addr, p.segment, p.full = addr, to, segment, len(b)%segment != 0
-		p.data, p.oob = append(p.data[:0], b...), append(p.oob[:0], rest...)
+		p.data, p.oob = append(p.data[:0], b...), append(p.oob[:0], w.rest...)
 		w.waiting = append(w.waiting, p)
 		w.changed.Broadcast()
 	}
@@ -214,13 +216,14 @@ func (w *Socket) Close() error {
 	return w.UDPConn.Close()
 }
 
-// withoutSize returns the size of packets that control messages tell (0: none), and the
-// others of them.
-func withoutSize(oob []byte) (segment int, rest []byte) {
+// withoutSize returns the size of packets that control messages tell (0: none), and adds
+// the others of them to rest.
+func withoutSize(oob, rest []byte) (int, []byte) {
+	segment := 0
 	for left := oob; len(left) >= unix.SizeofCmsghdr; {
 		h, data, after, err := unix.ParseOneSocketControlMessage(left)
 		if err != nil {
-			return 0, oob
+			return 0, append(rest[:0], oob...)
 		}
 		if h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_SEGMENT && len(data) >= 2 {
 			segment = int(binary.NativeEndian.Uint16(data))

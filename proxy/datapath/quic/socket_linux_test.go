@@ -21,7 +21,7 @@ type cutter struct {
 }
 
 func (c *cutter) write(b, oob []byte, to *net.UDPAddr) error {
-	segment, rest := withoutSize(oob)
+	segment, rest := withoutSize(oob, nil)
 	if err := c.fails(segment, to.AddrPort()); err != nil {
 		return err
 	}
@@ -134,6 +134,27 @@ func TestPacketsLeaveTogether(t *testing.T) {
 	assert.Equal(t, 3, c.calls)
 	_, _, err := w.WriteMsgUDP(nil, nil, to)
 	assert.ErrorIs(t, err, net.ErrClosed)
+}
+
+// What joins a batch allocates nothing: quic-go writes each packet around a tunnel's by itself.
+func TestPacketsJoinWithoutAllocations(t *testing.T) {
+	begun, goOn := make(chan bool, 1), make(chan bool)
+	_, w := newCutter(t, func(int, netip.AddrPort) error {
+		begun <- true
+		<-goOn
+		return nil
+	})
+	to, oob := &net.UDPAddr{IP: net.IPv4(192, 0, 2, 1).To4(), Port: 1}, append(withSize(nil, 1452), mark(2)...)
+	write := func() {
+		_, _, err := w.WriteMsgUDP(make([]byte, 1300), oob, to)
+		require.NoError(t, err)
+	}
+	write()
+	<-begun
+	write() // what others join
+	assert.Zero(t, testing.AllocsPerRun(mostSegments/2, write))
+	close(goOn)
+	require.NoError(t, w.Close())
 }
 
 // An error is told to who writes to its address next; a probe that is too large is none.
