@@ -62,7 +62,7 @@ func (u *uploader) send(at, n int, stamped bool) (acked, edge int) {
 	if stamped {
 		options = append([]byte{1, 1}, stamps(uint32(*u.now/1e6), u.echo)...)
 	}
-	u.wire.discard() // a reader makes room, which the stack tells
+	u.wire.queue.discard() // a reader makes room, which the stack tells
 	u.Deliver(tcpPacket(u.from, server, header.TCPFlagAck, 101+uint32(at), u.ack, options, make([]byte, n)...))
 	p := u.next()
 	_, verdict := inspect(p)

@@ -99,15 +99,15 @@ func TestTheQueueCountsSegments(t *testing.T) {
 	put := 0
 	for ; put*segments < queuePackets; put++ {
 		pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Mark: uint32(put)})
-		_, over := a.wire.put(outgoing{pkt: pkt, end: segments})
+		_, over := a.wire.queue.put(outgoing{pkt: pkt, end: segments})
 		require.False(t, over)
 		pkt.DecRef()
 	}
-	require.EqualValues(t, put*segments-queuePackets, a.wire.lost())
+	require.EqualValues(t, put*segments-queuePackets, a.wire.drops.Load())
 	next := 0
 	var pieces [3]outgoing
 	for !a.wire.empty() {
-		n := a.wire.take(pieces[:], 64)
+		n := a.wire.queue.take(pieces[:], 64)
 		require.Positive(t, n)
 		for _, o := range pieces[:n] {
 			require.Equal(t, next, int(o.pkt.Mark)*segments+o.next)

@@ -199,7 +199,7 @@ func TestSegmentsWithSenselessFlagsAreDropped(t *testing.T) {
 					senseless++
 					a.silent()
 				}
-				a.wire.discard()
+				a.wire.queue.discard()
 				assert.Equal(t, flags&relevant == header.TCPFlagSyn, a.asked() > before, flags)
 			}
 			assert.Equal(t, senseless, a.Counts().Senseless)
@@ -266,7 +266,7 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 				for range many {
 					a.Deliver(f.withHops(f.udp(), 1))
 				}
-				assert.Less(t, a.wire.discard(), many, "there is a limit to answers")
+				assert.Less(t, a.wire.queue.discard(), many, "there is a limit to answers")
 			})
 		}
 	}

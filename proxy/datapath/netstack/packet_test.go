@@ -98,7 +98,7 @@ func (a alone) next() []byte {
 // silent checks that the stack has sent nothing.
 func (a alone) silent() {
 	a.t.Helper()
-	assert.Zero(a.t, a.wire.discard())
+	assert.Zero(a.t, a.wire.queue.discard())
 }
 
 // admit opens a connection, whose first byte is number 101, and returns the answer
@@ -366,7 +366,7 @@ func FuzzDeliver(f *testing.F) {
 				ended = true
 			}
 		}
-		a.wire.discard()
+		a.wire.queue.discard()
 		r.what, r.replies = r.what[:0], r.replies[:0]
 	})
 	assert.Empty(f, a.conns.all(), "connections that nobody has asked for any more")

@@ -263,25 +263,6 @@ var mergers = sync.Pool{New: func() any {
 
 const mergerDepth = 8
 
-// Collect waits for packets that are to go into the tunnel and copies as many
-// as there are, at most len(bufs), each to offset of its buffer; sizes tells
-// their lengths.
-func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
-	var batch [128]outgoing
-	took := s.wire.await(ctx, batch[:], len(bufs))
-	if took == 0 {
-		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
-	}
-	for _, o := range batch[:took] {
-		for range o.cut(bufs[n:], sizes[n:], offset) {
-			s.collected.Add(uint64(sizes[n]))
-			n++
-		}
-		o.pkt.DecRef()
-	}
-	return n, nil
-}
-
 // Counts are a stack's since its start.
 type Counts struct {
 	Lost       uint64 // packets towards the tunnel for which the queue had no room
@@ -297,7 +278,7 @@ type Counts struct {
 func (s *Stack) Counts() Counts {
 	stats := s.net.Stats()
 	return Counts{
-		Lost: s.wire.lost(), Handshakes: s.requests.dropped.Load(), Stalls: s.stalls.Load(),
+		Lost: s.wire.drops.Load(), Handshakes: s.requests.dropped.Load(), Stalls: s.stalls.Load(),
 		Malformed: s.dropped[malformed].Load(), Senseless: s.dropped[senseless].Load(), Expired: s.dropped[expired].Load(),
 		Damaged: s.dropped[damaged].Load() + stats.TCP.ChecksumErrors.Value() + stats.UDP.ChecksumErrors.Value(),
 	}

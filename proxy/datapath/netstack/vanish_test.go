@@ -68,7 +68,7 @@ func TestAPeerThatAcknowledgesNothingIsGivenUp(t *testing.T) {
 	waited := time.Duration(0)
 	for ; !conn.Aborted() && waited < time.Hour; waited += time.Second {
 		timers.Advance(time.Second)
-		a.wire.discard()
+		a.wire.queue.discard()
 	}
 	assert.InDelta(t, 15*time.Minute, waited, float64(10*time.Minute))
 	_, err = conn.Read(make([]byte, 1))

@@ -1,7 +1,7 @@
 package netstack
 
 import (
-	"context"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,31 +14,28 @@ import (
 
 // wire is the stack's interface towards the tunnel. It tells each connection
 // what leaves of it, and when: the probe only sees what comes. What leaves waits
-// in a queue of its own, as the endpoint's would copy every packet's head and
+// in queues of its own, as the endpoint's would copy every packet's head and
 // take and give packets one by one.
 type wire struct {
 	*channel.Endpoint
 	stack *Stack
-	ready chan struct{} // one is in it while packets wait
-	ended chan struct{}
+	queue *queue // of what no outlet is for
 
 	delivering sync.RWMutex // written: by who delivers what has not been checked
 	unchecked  atomic.Bool  // what is being delivered has not been
 
-	mu      sync.Mutex
-	waiting [queuePackets]outgoing // a ring
-	first   int
-	count   int
-	packets int // that they leave as
-	drops   uint64
-	over    bool
+	mu      sync.RWMutex
+	outlets map[tcpip.Address]*queue
+	drops   atomic.Uint64
 }
 
 func newWire(s *Stack, mtu int) *wire {
 	e := channel.New(0, uint32(mtu), "")
 	// Segments go through the stack together, and are cut as they are collected.
 	e.SupportedGSOKind = stack.HostGSOSupported
-	return &wire{Endpoint: e, stack: s, ready: make(chan struct{}, 1), ended: make(chan struct{})}
+	w := &wire{Endpoint: e, stack: s, outlets: map[tcpip.Address]*queue{}}
+	w.queue = newQueue(queuePackets, &w.drops)
+	return w
 }
 
 // Capabilities implements stack.LinkEndpoint. The stack asks for them with every
@@ -55,7 +52,7 @@ func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.Error) {
 	for _, p := range pkts.AsSlice() {
 		o := w.note(p)
-		fits, over := w.put(o)
+		fits, over := w.towards(p).put(o)
 		if over {
 			return written, &tcpip.ErrClosedForSend{}
 		}
@@ -64,27 +61,6 @@ func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.E
 		}
 	}
 	return written, nil
-}
-
-// put has a packet wait, or as many of its segments as there is room for.
-func (w *wire) put(o outgoing) (fits, over bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.over {
-		return false, true
-	}
-	n := o.end
-	if o.end = min(n, queuePackets-w.packets); o.end < n {
-		w.drops += uint64(n - o.end)
-	}
-	if o.end > 0 {
-		o.pkt.IncRef()
-		w.waiting[(w.first+w.count)%queuePackets] = o
-		w.count++
-		w.packets += o.end
-		w.wake()
-	}
-	return o.end > 0 || n == 0, false
 }
 
 // DeliverNetworkPacket implements stack.NetworkDispatcher, for packets from the
@@ -107,93 +83,37 @@ func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack
 // DeliverLinkPacket implements stack.NetworkDispatcher: a tunnel has no such packets.
 func (w *wire) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
 
-func (w *wire) wake() {
-	select {
-	case w.ready <- struct{}{}:
-	default:
+// towards is where a packet waits.
+func (w *wire) towards(p *stack.PacketBuffer) *queue {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	if len(w.outlets) > 0 {
+		if q := w.outlets[endpointOf(p).RemoteAddress]; q != nil {
+			return q
+		}
 	}
+	return w.queue
 }
 
-// take moves as many packets as wait into pieces, which own them then, at most so many
-// segments.
-func (w *wire) take(pieces []outgoing, most int) (n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for n < len(pieces) && w.count > 0 && most > 0 {
-		o := &w.waiting[w.first]
-		p := *o
-		p.end = min(o.end, o.next+most)
-		most -= p.end - p.next
-		w.packets -= p.end - p.next
-		pieces[n] = p
-		n++
-		if p.end < o.end {
-			o.pkt.IncRef()
-			o.next = p.end
-			break
-		}
-		*o = outgoing{}
-		w.first = (w.first + 1) % queuePackets
-		w.count--
-	}
-	if w.count > 0 {
-		w.wake() // another may collect, too
-	}
-	return n
-}
-
-// await is take once there is something; 0: it is over.
-func (w *wire) await(ctx context.Context, pieces []outgoing, most int) int {
-	for {
-		if n := w.take(pieces, most); n > 0 {
-			return n
-		}
-		select {
-		case <-w.ready:
-		case <-w.ended:
-			return 0
-		case <-ctx.Done():
-			return 0
-		}
-	}
+// queues are all there are.
+func (w *wire) queues() []*queue {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	return append(slices.Collect(maps.Values(w.outlets)), w.queue)
 }
 
 // empty tells whether nothing waits.
 func (w *wire) empty() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.count == 0
-}
-
-// lost counts packets for which the queue had no room.
-func (w *wire) lost() uint64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.drops
+	return !slices.ContainsFunc(w.queues(), func(q *queue) bool { return !q.empty() })
 }
 
 // Close implements stack.LinkEndpoint: the stack calls it. What waits is gone.
 func (w *wire) Close() {
-	w.mu.Lock()
-	again := w.over
-	w.over = true
-	w.mu.Unlock()
-	if again {
-		return
+	for _, q := range w.queues() {
+		if q.close() && q == w.queue {
+			w.Endpoint.Close()
+		}
 	}
-	w.discard()
-	close(w.ended)
-	w.Endpoint.Close()
-}
-
-// discard loses what waits, and tells how many packets that was.
-func (w *wire) discard() (n int) {
-	var p [1]outgoing
-	for w.take(p[:], queuePackets) > 0 {
-		n += p[0].end - p[0].next
-		p[0].pkt.DecRef()
-	}
-	return n
 }
 
 // note tells the connection that a packet is of, and returns what should leave of it. The
@@ -208,8 +128,9 @@ func (w *wire) note(p *stack.PacketBuffer) outgoing {
 	if most := int(p.GSOOptions.MSS); p.GSOOptions.Type != stack.GSONone && most > 0 && size > most {
 		mss, o.end = most, (size+most-1)/most
 	}
-	segment := header.TCP(p.TransportHeader().Slice())
-	conn := w.stack.conns.find(endpointOf(p, segment))
+	segment, id := header.TCP(p.TransportHeader().Slice()), endpointOf(p)
+	id.LocalPort, id.RemotePort = segment.SourcePort(), segment.DestinationPort()
+	conn := w.stack.conns.find(id)
 	if conn == nil {
 		return o
 	}
@@ -225,9 +146,8 @@ func (w *wire) note(p *stack.PacketBuffer) outgoing {
 	return o
 }
 
-// endpointOf is the connection, by its ends, that sends a segment.
-func endpointOf(p *stack.PacketBuffer, segment header.TCP) stack.TransportEndpointID {
-	id := stack.TransportEndpointID{LocalPort: segment.SourcePort(), RemotePort: segment.DestinationPort()}
+// endpointOf is where a packet comes from and goes to, but for ports.
+func endpointOf(p *stack.PacketBuffer) (id stack.TransportEndpointID) {
 	switch p.NetworkProtocolNumber {
 	case header.IPv4ProtocolNumber:
 		ip := header.IPv4(p.NetworkHeader().Slice())

@@ -82,7 +82,6 @@ type MASQUE struct {
 	cancel      context.CancelFunc
 	stopServing context.CancelFunc
 	done        sync.WaitGroup
-	buffers     sync.Pool // of *[]byte
 	refused     atomic.Uint64
 	drops       masqueDrops
 	forward     atomic.Pointer[Datagrams] // nil until there is one
@@ -108,7 +107,7 @@ type masqueConn struct {
 }
 
 // masqueDrops counts packets that were not passed on.
-type masqueDrops struct{ malformed, source, destination, large, queue atomic.Uint64 }
+type masqueDrops struct{ malformed, source, destination, large atomic.Uint64 }
 
 // MASQUEDrops counts packets of CONNECT-IP sessions that were not passed on.
 type MASQUEDrops struct {
@@ -116,7 +115,6 @@ type MASQUEDrops struct {
 	Source      uint64 // from an address that is not the client's
 	Destination uint64 // for an address that no client has, or outside what a session asked for
 	Large       uint64 // answered with a Packet Too Big
-	Queue       uint64 // beyond what may wait for a client's connection
 }
 
 // ListenMASQUE opens the listener and joins it to a stack.
@@ -168,7 +166,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	m.ended, m.cancel = context.WithCancel(context.Background())
 	serving, stopServing := context.WithCancel(m.ended)
 	m.stopServing = stopServing
-	m.done.Go(func() { m.outward(m.ended) })
+	m.done.Go(func() { m.astray(m.ended) })
 	m.done.Go(func() { m.serve(serving) })
 	return m, nil
 }
@@ -355,7 +353,6 @@ func (m *MASQUE) Yield() (retake func(), err error) {
 func (m *MASQUE) Report(s *tunnel.Status) error {
 	d := m.Drops()
 	s.Refused += m.Refused() + d.Malformed + d.Source
-	s.Lost += d.Queue
 	s.Sessions, s.Clients = m.Sessions(), m.clients()
 	return nil
 }
@@ -393,7 +390,7 @@ func (m *MASQUE) Refused() uint64 { return m.refused.Load() }
 // Drops counts packets that were not passed on.
 func (m *MASQUE) Drops() MASQUEDrops {
 	d := &m.drops
-	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load(), d.queue.Load()}
+	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load()}
 }
 
 // Drain implements Outside: clients are told to go elsewhere (GOAWAY, RFC 9114 §5.2).

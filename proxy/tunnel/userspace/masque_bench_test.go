@@ -51,7 +51,7 @@ func BenchmarkConnectIP(b *testing.B) {
 			require.NoError(b, from.CloseWrite())
 			require.NoError(b, <-read)
 			b.ReportMetric((cpu(b)-before)/(float64(b.N)*piece/1e9), "CPU-s/GB")
-			b.ReportMetric(float64(m.Drops().Queue), "dropped")
+			b.ReportMetric(float64(m.stack.Counts().Lost), "dropped")
 			require.NoError(b, near.Close())
 			require.NoError(b, far.Conn.Close())
 		})

@@ -18,6 +18,7 @@ import (
 	"github.com/quic-go/quic-go/http3"
 	"github.com/quic-go/quic-go/quicvarint"
 
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	legs "github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -26,8 +27,11 @@ import (
 // gigabit. What comes beyond it is lost, and the senders in the stack slow down.
 const sessionQueue = 1024
 
-// inwardBatch is how many packets of a client's go into the stack at once.
-const inwardBatch = 64
+// How many packets of a client's go into the stack, and out of it, at once.
+const (
+	inwardBatch  = 64
+	outwardBatch = 16
+)
 
 // What goes before each packet in a datagram: a quarter of the stream's number (RFC 9297
 // §2.1), and a context, of which zero says that it is an IP packet (RFC 9484 §6).
@@ -46,7 +50,7 @@ type ipSession struct {
 	conn      *quic.Conn
 	stream    *http3.Stream
 	datagrams *legs.Datagrams
-	queue     chan *[]byte
+	outlet    *netstack.Outlet // nil: the session has not begun
 
 	received, sent atomic.Uint64 // bytes of packets
 }
@@ -118,7 +122,6 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 	conn, _ := r.Context().Value(connKey{}).(*quic.Conn)
 	s := &ipSession{
 		masque: m, conn: conn, name: who.name, endpoint: r.RemoteAddr, addrs: addrs, scope: scope,
-		queue: make(chan *[]byte, sessionQueue),
 	}
 	if err := s.run(w, r); err != nil {
 		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
@@ -270,33 +273,43 @@ func (s *ipSession) accept(b []byte) ([]byte, bool) {
 
 // outward moves packets to the client.
 func (s *ipSession) outward(ctx context.Context) {
-	m := s.masque
+	bufs, sizes := buffers(outwardBatch, beforePacket+s.masque.stack.MTU())
 	prefix := append(quicvarint.Append(nil, uint64(s.stream.StreamID()/4)), 0)
+	begin := beforePacket - len(prefix)
+	for _, b := range bufs {
+		copy(b[begin:], prefix)
+	}
 	for {
-		select {
-		case <-ctx.Done():
+		n, err := s.outlet.Collect(ctx, bufs, sizes, beforePacket)
+		if err != nil {
 			return
-		case b := <-s.queue:
-			packet := (*b)[beforePacket:]
-			s.clamp(packet)
-			copy((*b)[beforePacket-len(prefix):], prefix)
-			err := s.conn.SendDatagram((*b)[beforePacket-len(prefix):]) // the stream's would copy it once more
-			var large *quic.DatagramTooLargeError
-			switch {
-			case err == nil:
-				s.sent.Add(uint64(len(packet)))
-			case errors.As(err, &large):
-				m.drops.large.Add(1)
-				if icmp := tooBig(packet, s.room(large)); icmp != nil {
-					m.stack.Deliver(icmp)
-				}
-			}
-			m.buffers.Put(b)
-			if err != nil && large == nil {
-				return // the connection has ended
+		}
+		for i, b := range bufs[:n] {
+			if !s.send(b[begin:beforePacket+sizes[i]], b[beforePacket:beforePacket+sizes[i]]) {
+				return
 			}
 		}
 	}
+}
+
+// send sends a packet to the client as a datagram, which ends with it; false: the connection
+// has ended. The stream's own way would copy it once more.
+func (s *ipSession) send(datagram, packet []byte) bool {
+	s.clamp(packet)
+	err := s.conn.SendDatagram(datagram)
+	var large *quic.DatagramTooLargeError
+	switch {
+	case err == nil:
+		s.sent.Add(uint64(len(packet)))
+	case errors.As(err, &large):
+		s.masque.drops.large.Add(1)
+		if icmp := tooBig(packet, s.room(large)); icmp != nil {
+			s.masque.stack.Deliver(icmp)
+		}
+	default:
+		return false
+	}
+	return true
 }
 
 // room is what a packet has in a datagram once stream and context are named in it.
@@ -321,6 +334,7 @@ func (s *ipSession) clamp(p []byte) {
 }
 
 func (m *MASQUE) add(s *ipSession) {
+	s.outlet = m.stack.Outlet(sessionQueue, s.addrs)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, a := range s.addrs {
@@ -329,6 +343,7 @@ func (m *MASQUE) add(s *ipSession) {
 }
 
 func (m *MASQUE) remove(s *ipSession) {
+	s.outlet.Close()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if t, known := m.past[s.name]; known || len(m.past) < maxClients {
@@ -339,51 +354,16 @@ func (m *MASQUE) remove(s *ipSession) {
 	}
 }
 
-// outward gives each packet of the stack to the session whose address it is for.
-func (m *MASQUE) outward(ctx context.Context) {
-	const batch = 64
-	lent := make([]*[]byte, batch)
-	bufs, sizes := make([][]byte, batch), make([]int, batch)
+// astray loses what the stack sends to nobody.
+func (m *MASQUE) astray(ctx context.Context) {
+	bufs, sizes := buffers(outwardBatch, m.stack.MTU())
 	for {
-		for i := range lent {
-			if lent[i] == nil {
-				lent[i] = m.buffer()
-				bufs[i] = *lent[i]
-			}
-		}
-		n, err := m.stack.Collect(ctx, bufs, sizes, beforePacket)
+		n, err := m.stack.Collect(ctx, bufs, sizes, 0)
 		if err != nil {
 			return
 		}
-		for i := range n {
-			_, to, ok := endsOf(bufs[i][beforePacket : beforePacket+sizes[i]])
-			m.mu.RLock()
-			s := m.sessions[to]
-			m.mu.RUnlock()
-			if !ok || s == nil {
-				m.drops.destination.Add(1)
-				continue
-			}
-			*lent[i] = bufs[i][:beforePacket+sizes[i]]
-			select {
-			case s.queue <- lent[i]:
-				lent[i] = nil
-			default:
-				*lent[i] = bufs[i]
-				m.drops.queue.Add(1)
-			}
-		}
+		m.drops.destination.Add(uint64(n))
 	}
-}
-
-// buffer lends memory for a packet, and what goes before it.
-func (m *MASQUE) buffer() *[]byte {
-	if b, ok := m.buffers.Get().(*[]byte); ok {
-		*b = (*b)[:cap(*b)]
-		return b
-	}
-	b := make([]byte, beforePacket+m.stack.MTU())
-	return &b
 }
 
 // extended tells which protocol an extended CONNECT is for (RFC 9220); empty:

@@ -480,13 +480,10 @@ func TestAPacketThatIsTooBigIsCountedAndTheNextIsSent(t *testing.T) {
 	require.NoError(t, err)
 	given, err := ip.ReceiveAddressAssignment(deadlineOf(t))
 	require.NoError(t, err)
-	to := given[0].IPPrefix.Addr()
-	m.mu.RLock()
-	s := m.sessions[to]
-	m.mu.RUnlock()
+	from, to := netip.AddrPortFrom(server4, 53), netip.AddrPortFrom(given[0].IPPrefix.Addr(), 4000)
+	const headers = ipv4Header + 8
 	for _, size := range []int{jumboMTU, 100} {
-		p := append(make([]byte, beforePacket), udp(server4, to, size)...)
-		s.queue <- &p
+		require.NoError(t, m.stack.SendUDP(from, to, make([]byte, size-headers)))
 	}
 	got := make([]byte, jumboMTU)
 	n, err := ip.ReadPacket(got)

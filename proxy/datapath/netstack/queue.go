@@ -1,0 +1,188 @@
+package netstack
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"gvisor.dev/gvisor/pkg/tcpip"
+)
+
+// queue is what waits to be collected.
+type queue struct {
+	most  int           // packets; what comes beyond it is lost
+	ready chan struct{} // one is in it while packets wait
+	ended chan struct{}
+	drops *atomic.Uint64
+
+	mu      sync.Mutex
+	waiting []outgoing
+	packets int // that they leave as
+	over    bool
+}
+
+func newQueue(most int, drops *atomic.Uint64) *queue {
+	return &queue{most: most, ready: make(chan struct{}, 1), ended: make(chan struct{}), drops: drops}
+}
+
+// put has a packet wait, or as many of its segments as there is room for.
+func (q *queue) put(o outgoing) (fits, over bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.over {
+		return false, true
+	}
+	n := o.end
+	if o.end = min(n, q.most-q.packets); o.end < n {
+		q.drops.Add(uint64(n - o.end))
+	}
+	if o.end > 0 {
+		o.pkt.IncRef()
+		q.waiting = append(q.waiting, o)
+		q.packets += o.end
+		q.wake()
+	}
+	return o.end > 0 || n == 0, false
+}
+
+func (q *queue) wake() {
+	select {
+	case q.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take moves as many packets as wait into pieces, which own them then, at most so many
+// segments.
+func (q *queue) take(pieces []outgoing, most int) (n int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	whole := 0
+	for n < len(pieces) && n < len(q.waiting) && most > 0 {
+		o := &q.waiting[n]
+		p := *o
+		p.end = min(o.end, o.next+most)
+		most -= p.end - p.next
+		q.packets -= p.end - p.next
+		pieces[n] = p
+		n++
+		if p.end < o.end {
+			o.pkt.IncRef()
+			o.next = p.end
+			break
+		}
+		whole++
+	}
+	q.waiting = slices.Delete(q.waiting, 0, whole)
+	if len(q.waiting) > 0 {
+		q.wake() // another may collect, too
+	}
+	return n
+}
+
+// await is take once there is something; 0: it is over.
+func (q *queue) await(ctx context.Context, pieces []outgoing, most int) int {
+	for {
+		if n := q.take(pieces, most); n > 0 {
+			return n
+		}
+		select {
+		case <-q.ready:
+		case <-q.ended:
+			return 0
+		case <-ctx.Done():
+			return 0
+		}
+	}
+}
+
+func (q *queue) empty() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting) == 0
+}
+
+// close loses what waits; false: it was closed before.
+func (q *queue) close() bool {
+	q.mu.Lock()
+	again := q.over
+	q.over = true
+	q.mu.Unlock()
+	if again {
+		return false
+	}
+	q.discard()
+	close(q.ended)
+	return true
+}
+
+// discard loses what waits, and tells how many packets that was.
+func (q *queue) discard() (n int) {
+	var p [1]outgoing
+	for q.take(p[:], q.most) > 0 {
+		n += p[0].end - p[0].next
+		p[0].pkt.DecRef()
+	}
+	return n
+}
+
+// Outlet is where what goes to some addresses is collected, apart from the rest.
+type Outlet struct {
+	*queue
+	stack *Stack
+	addrs []tcpip.Address
+}
+
+// Outlet opens one, in which so many packets may wait. An address is of one outlet at a time.
+func (s *Stack) Outlet(most int, addrs []netip.Addr) *Outlet {
+	o := &Outlet{queue: newQueue(most, &s.wire.drops), stack: s}
+	s.wire.mu.Lock()
+	defer s.wire.mu.Unlock()
+	for _, a := range addrs {
+		o.addrs = append(o.addrs, tcpip.AddrFromSlice(a.AsSlice()))
+		s.wire.outlets[o.addrs[len(o.addrs)-1]] = o.queue
+	}
+	return o
+}
+
+// Close ends an outlet: what waits is lost, and what comes goes with the rest.
+func (o *Outlet) Close() {
+	o.stack.wire.mu.Lock()
+	for _, a := range o.addrs {
+		delete(o.stack.wire.outlets, a)
+	}
+	o.stack.wire.mu.Unlock()
+	o.close()
+}
+
+// Collect waits for packets that are to go into the tunnel and copies as many
+// as there are, at most len(bufs), each to offset of its buffer; sizes tells
+// their lengths.
+func (o *Outlet) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
+	return o.stack.collect(ctx, o.queue, bufs, sizes, offset)
+}
+
+// Collect is an outlet's, of what no outlet is for.
+func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
+	return s.collect(ctx, s.wire.queue, bufs, sizes, offset)
+}
+
+func (s *Stack) collect(ctx context.Context, from *queue, bufs [][]byte, sizes []int, offset int) (n int, err error) {
+	var batch [128]outgoing
+	took := from.await(ctx, batch[:], len(bufs))
+	if took == 0 {
+		return 0, fmt.Errorf("netstack: collect: %w", os.ErrClosed)
+	}
+	for _, o := range batch[:took] {
+		for range o.cut(bufs[n:], sizes[n:], offset) {
+			s.collected.Add(uint64(sizes[n]))
+			n++
+		}
+		o.pkt.DecRef()
+	}
+	return n, nil
+}
