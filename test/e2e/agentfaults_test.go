@@ -83,7 +83,9 @@ func TestAnAgentsFaultsCostNoByte(t *testing.T) {
 		a.kill()
 		a.decides(0)
 		downloads.progress(more)
-		assert.Positive(t, a.metric("fallbacks_total", `reason="gone"`))
+		// On a busy machine a process that is killed stops some time before its socket is closed.
+		stalled := a.metric("fallbacks_total", `reason="stalled"`)
+		assert.Positive(t, stalled+a.metric("fallbacks_total", `reason="gone"`))
 		a.start()
 		a.decides(flows)
 		downloads.progress(more)
