@@ -96,7 +96,24 @@ func (a *asked) decided(now cc.Time, b []byte) {
 
 // hear takes a datagram of the agent: what it decides is in force when it returns.
 func (l *Link) hear(datagram []byte) error {
+	l.known(datagram)
 	err := l.agent.Receive(l.cfg.Clock(), datagram)
 	l.asked.decided(l.cfg.Clock(), datagram)
 	return err
+}
+
+// known takes back further announcements of flows that the agent knows by now: it would begin anew.
+func (l *Link) known(datagram []byte) {
+	for len(datagram) > 0 {
+		m, rest, err := ccp.Next(datagram)
+		if err != nil {
+			return
+		}
+		if m.Kind == ccp.KindChange {
+			l.mu.Lock()
+			l.waiting.drop(about{ccp.KindCreate, m.Flow})
+			l.mu.Unlock()
+		}
+		datagram = rest
+	}
 }

@@ -1,6 +1,9 @@
 package agent
 
-import "github.com/penstock-net/penstock/cc"
+import (
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
 
 const (
 	marks    = 1024 // messages whose times are known; more than a socket's queue has room for
@@ -10,17 +13,20 @@ const (
 
 // ledger knows when what an agent has not read was sent, from how much memory it takes.
 type ledger struct {
-	sizes map[int]*size // by class of length
-	total int           // memory of all that was sent
-	ring  [marks]mark
-	n     int // marks made so far
+	sizes   map[int]*size // by class of length
+	total   int           // memory of all that was sent
+	ring    [marks]mark
+	n       int     // marks made so far
+	unread  int     // memory of what was not read when somebody looked
+	stirred cc.Time // when it was seen last that the agent goes on
 }
 
 // size is how much memory a message takes in the sender's account.
 type size struct{ memory, seen int }
 
-// mark says how much had been sent by then.
+// mark is a message, and how much had been sent with it.
 type mark struct {
+	about about
 	at    cc.Time
 	total int
 }
@@ -47,17 +53,41 @@ func (l *ledger) learn(length, grown int) {
 	s.memory = max(s.memory, grown)
 }
 
-// add notes a message.
-func (l *ledger) add(now cc.Time, length int) {
-	l.total += l.of(length).memory
-	l.ring[l.n%marks] = mark{now, l.total}
+// add notes a message that has left.
+func (l *ledger) add(m message) {
+	l.total += l.of(len(m.bytes)).memory
+	l.ring[l.n%marks] = mark{aboutOf(m.bytes), m.at, l.total}
 	l.n++
 }
 
-// oldest is when the oldest message was sent of those that take so much memory; 0: none does.
-func (l *ledger) oldest(memory int) cc.Time {
-	if memory <= 0 || l.n == 0 {
+// waits is since when a message has waited, and the agent has not gone on, where those that are unread
+// take so much memory; 0: none does.
+func (l *ledger) waits(now cc.Time, memory int) cc.Time {
+	if memory < l.unread {
+		l.stirred = now
+	}
+	l.unread = memory
+	i := l.oldest(memory)
+	if i == l.n {
 		return 0
+	}
+	return max(l.ring[i%marks].at, l.stirred)
+}
+
+// holds reports whether the announcement of a flow is among those messages.
+func (l *ledger) holds(flow uint32, memory int) bool {
+	for i := l.oldest(memory); i < l.n; i++ {
+		if l.ring[i%marks].about == (about{ccp.KindCreate, flow}) {
+			return true
+		}
+	}
+	return false
+}
+
+// oldest is the mark of the oldest of those messages; l.n: there are none.
+func (l *ledger) oldest(memory int) int {
+	if memory <= 0 || l.n == 0 {
+		return l.n
 	}
 	// Marks in order, the oldest first: the first whose total is beyond what was read.
 	lo, hi := max(0, l.n-marks), l.n-1
@@ -69,5 +99,5 @@ func (l *ledger) oldest(memory int) cc.Time {
 			lo = mid + 1
 		}
 	}
-	return l.ring[lo%marks].at
+	return lo
 }

@@ -51,7 +51,7 @@ type Link struct {
 	log    *slog.Logger
 	agent  *ccp.Agent
 	kick   chan struct{} // something was sent
-	room   chan struct{} // something waits
+	room   chan struct{} // something waits for an agent elsewhere
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 	waits  socket                     // bound, until the agent is there; run's alone
@@ -60,14 +60,19 @@ type Link struct {
 
 	connects, malformed atomic.Uint64
 
+	in      inbox
 	held    atomic.Int32 // Holds
 	mu      sync.Mutex   // taken last
 	open    bool         // there is a connection
+	failed  error        // what has ended it
 	fd      int          // -1: none, or to an agent elsewhere
+	events  *events      // of fd
+	quiet   cc.Time      // until then ticks alone take answers in
 	waiting backlog
 	out     datagrams
 	sent    ledger
-	looking bool // watch will look within looks
+	looking bool    // watch will look within looks
+	looked  cc.Time // when anybody did
 
 	asked *asked
 }
@@ -85,9 +90,20 @@ type Info struct {
 
 // Start begins to look for an agent. End it with Close.
 func Start(cfg Config) (*Link, error) {
+	l, err := newLink(cfg)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	l.done.Go(func() { l.run(ctx) })
+	return l, nil
+}
+
+func newLink(cfg Config) (l *Link, err error) {
 	cfg.Socket = cmp.Or(cfg.Socket, ccp.DefaultSocket)
 	cfg.Reply = cmp.Or(cfg.Reply, cfg.Socket+".penstock-"+cfg.Name)
-	l := &Link{
+	l = &Link{
 		cfg: cfg, log: cfg.Log, kick: make(chan struct{}, 1), room: make(chan struct{}, 1), fd: -1, asked: newAsked(),
 	}
 	if l.log == nil {
@@ -95,14 +111,8 @@ func Start(cfg Config) (*Link, error) {
 	}
 	l.log = l.log.With("agent", cfg.Name)
 	l.Secure(cfg.TLS)
-	var err error
-	if l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmit); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	l.cancel = cancel
-	l.done.Go(func() { l.run(ctx) })
-	return l, nil
+	l.agent, err = ccp.NewAgent(cfg.Name, cfg.Algorithm, l.transmit)
+	return l, err
 }
 
 // Spec is the algorithm that the agent decides.
@@ -179,18 +189,19 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 	if err != nil {
 		return nil, err
 	}
-	l.mu.Lock()
-	l.open, l.fd, l.sent, l.looking = true, fd, ledger{sizes: l.sent.sizes}, false
-	l.mu.Unlock()
-	file := os.NewFile(uintptr(fd), l.cfg.Reply)
+	e, err := newEvents(fd)
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("agent %q: %w", l.cfg.Name, err)
+	}
 	return func(ctx context.Context) error {
+		defer func() { _ = unix.Close(fd) }() // when nobody uses it any more
 		end := func() {
-			_ = file.Close()
+			e.close()
 			_ = os.Remove(l.cfg.Reply)
 		}
-		return l.serve(ctx, l.cfg.Socket, end, l.watch,
-			func(context.Context) error { return l.receive(file, early) },
-			func(ctx context.Context) error { return l.drain(ctx, file) })
+		return l.serve(ctx, l.cfg.Socket, connection{fd, e, early}, end, l.watch,
+			func(context.Context) error { return l.attend(e) })
 	}, nil
 }
 
@@ -292,13 +303,22 @@ func (c Config) queued(fd int) (early [][]byte) {
 	}
 }
 
+// connection is one to an agent on this machine.
+type connection struct {
+	fd     int // -1: it is elsewhere
+	events *events
+	early  [][]byte // what the agent has sent before
+}
+
 // serve has tasks pass messages on until one of them ends, as the agent is gone or sends
 // nonsense, or ctx is done. end closes the connection.
-func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(context.Context) error) error {
+func (l *Link) serve(
+	ctx context.Context, at string, c connection, end func(), tasks ...func(context.Context) error,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var running sync.WaitGroup
-	if err := l.agent.Connect(l.cfg.Clock(), uint32(os.Getpid())); err != nil {
+	if err := l.begin(c); err != nil {
 		cancel(err)
 	} else {
 		if l.cfg.Address == "" {
@@ -309,9 +329,11 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 		}
 	}
 	<-ctx.Done()
+	l.in.mu.Lock() // no tick takes anything in any more
 	l.mu.Lock()
-	l.open, l.fd, l.waiting = false, -1, backlog{}
+	l.open, l.fd, l.events, l.waiting = false, -1, nil, backlog{}
 	l.mu.Unlock()
+	l.in.mu.Unlock()
 	l.asked.clear()
 	l.agent.Lost(l.cfg.Clock())
 	l.agent.Unread(0)
@@ -320,112 +342,87 @@ func (l *Link) serve(ctx context.Context, at string, end func(), tasks ...func(c
 	return context.Cause(ctx)
 }
 
+// begin has flows use a connection, once what came early is taken in.
+func (l *Link) begin(c connection) error {
+	l.in.mu.Lock()
+	defer l.in.mu.Unlock()
+	l.in.bad = 0
+	l.mu.Lock()
+	l.open, l.failed, l.fd, l.events = true, nil, c.fd, c.events
+	l.sent, l.looking, l.quiet = ledger{sizes: l.sent.sizes}, false, 0
+	if c.fd < 0 {
+		l.waiting.scarce() // what leaves waits for a goroutine anyway
+	}
+	l.mu.Unlock()
+	if err := l.agent.Connect(l.cfg.Clock(), uint32(os.Getpid())); err != nil {
+		return err
+	}
+	for _, b := range c.early {
+		if err := l.hear(b); err != nil {
+			l.malformed.Add(1)
+		}
+	}
+	return nil
+}
+
 // reached notes that an agent is there.
 func (l *Link) reached(at string) {
 	l.connects.Add(1)
 	l.log.Info("agent reached", "socket", at)
 }
 
-// receive hands on what the agent sends, after what came early.
-func (l *Link) receive(file *os.File, early [][]byte) error {
-	for _, b := range early {
-		if err := l.hear(b); err != nil {
-			l.malformed.Add(1)
-		}
-	}
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var refused error
-	bad, in := 0, newBatch()
-	err = raw.Read(func(fd uintptr) (done bool) {
-		for n := together; n == together; {
-			if n, refused = in.read(fd); refused != nil {
-				return true
-			}
-			for i := range n {
-				if bad = l.judge(in.datagram(i), bad); bad == nonsense {
-					refused = fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense)
-					return true
-				}
-			}
-		}
-		return false
-	})
-	return errors.Join(refused, err)
-}
-
-// judge takes a datagram, and returns how many in a row were malformed with it; bad were before it.
-func (l *Link) judge(datagram []byte, bad int) int {
-	var err error
-	switch n := len(datagram); {
-	case n > ccp.MaxFromAgent:
-		err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
-	case n == 0:
-		err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
-	default:
-		err = l.hear(datagram)
-	}
-	if err == nil {
-		return 0
-	}
-	l.malformed.Add(1)
-	l.log.Debug("message of the agent refused", "err", err)
-	return bad + 1
-}
-
 // watch looks since when something waits to be read, while anything does, and whether
 // the agent is still there, while nothing is sent to it.
 func (l *Link) watch(ctx context.Context) error {
-	look := time.NewTimer(probes)
-	defer look.Stop()
+	timer := time.NewTimer(probes)
+	defer timer.Stop()
 	seen := 0 // messages that had been sent when it looked
 	for idle := false; ; {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-l.kick: // what was just sent has its time
-			look.Reset(ccp.Patience(0))
-			if l.connected() {
+			timer.Reset(ccp.Patience(0))
+			if l.failure() == nil {
 				continue
 			}
-		case <-look.C:
+		case <-timer.C:
 			if idle && !l.reachable() {
 				return errors.New("nobody listens at " + l.cfg.Socket)
 			}
 		}
+		now := l.cfg.Clock()
 		l.mu.Lock()
-		if l.held.Load() == 0 {
-			_, _ = l.flush() // where nothing tells drain of room, as after ENOBUFS
-		}
-		since := l.unread()
+		since := l.look(now)
 		idle = since == 0 && l.sent.n == seen
 		l.looking, seen = !idle, l.sent.n
+		l.listen(now, idle)
 		l.mu.Unlock()
-		if !l.connected() {
-			return errors.New("nobody reads what is sent")
+		if err := l.failure(); err != nil {
+			return err
 		}
 		next := ccp.Patience(0)
-		switch age := l.cfg.Clock().Sub(since); {
+		switch {
 		case idle:
 			next = probes
-		case since == 0:
-		case age < next: // nobody minds yet, and by then it may be read
-			since, next = 0, next-age
-		default:
-			next = looks
+		case since != 0:
+			next = max(next-now.Sub(since), looks)
 		}
-		l.agent.Unread(since)
-		look.Reset(next)
+		timer.Reset(next)
 	}
 }
 
-// connected reports whether nothing that was sent has ended the connection.
-func (l *Link) connected() bool {
+// fail ends the connection. l.mu is held.
+func (l *Link) fail(why error) {
+	l.open, l.fd, l.failed = false, -1, why
+	signal(l.kick)
+}
+
+// failure is what has ended the connection.
+func (l *Link) failure() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.open
+	return l.failed
 }
 
 // reachable tries the agent's path with a socket of its own.

@@ -45,9 +45,9 @@ func (t *datagrams) move(call, fd uintptr, n, flags int) (moved int, err error) 
 }
 
 // write sends messages, up to together, and returns how many; ccp.ErrBusy where the next has no room.
-func (t *datagrams) write(fd int, messages [][]byte) (n int, err error) {
-	for i, b := range messages {
-		t.set(i, b)
+func (t *datagrams) write(fd int, messages []message) (n int, err error) {
+	for i, m := range messages {
+		t.set(i, m.bytes)
 	}
 	n, err = t.move(unix.SYS_SENDMMSG, uintptr(fd), len(messages), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EINTR) {

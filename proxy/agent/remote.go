@@ -44,10 +44,6 @@ func (l *Link) dialRemote(ctx context.Context) (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("agent %q: connecting to %s: %w", l.cfg.Name, l.cfg.Address, err)
 	}
-	l.mu.Lock()
-	l.open = true
-	l.waiting.scarce() // what leaves waits for a goroutine anyway
-	l.mu.Unlock()
 	return conn, nil
 }
 
@@ -66,7 +62,7 @@ func reason(err error) string {
 
 // serveRemote is serve for such a connection.
 func (l *Link) serveRemote(ctx context.Context, conn net.Conn) error {
-	return l.serve(ctx, l.cfg.Address, func() { _ = conn.Close() },
+	return l.serve(ctx, l.cfg.Address, connection{fd: -1}, func() { _ = conn.Close() },
 		func(context.Context) error { return l.receiveRemote(conn) },
 		func(ctx context.Context) error { return l.sendRemote(ctx, conn) })
 }
@@ -100,7 +96,7 @@ func (l *Link) next() []byte {
 	if l.waiting.empty() {
 		return nil
 	}
-	return l.waiting.pop(l.cfg.Clock())
+	return l.waiting.pop().bytes
 }
 
 // receiveRemote hands on what the agent sends. What is no message ends it: nobody knows

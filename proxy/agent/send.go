@@ -1,10 +1,8 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -18,10 +16,15 @@ const mostWaiting = 1 << 14
 
 // backlog is what is to be sent, in order; where room is scarce, of each flow a report and a Create at most.
 type backlog struct {
-	messages [][]byte
+	messages []message
 	gone     int           // messages that have left
 	waits    map[about]int // which message it is, by how many came before; nil: room is not known to be scarce
-	moved    cc.Time       // when the last one left, or the first came
+}
+
+// message is one to the agent, and when a flow sent it.
+type message struct {
+	bytes []byte
+	at    cc.Time
 }
 
 // about is what a message tells of which flow.
@@ -43,8 +46,13 @@ func (q *backlog) scarce() {
 		return
 	}
 	q.waits = map[about]int{}
-	for i, b := range q.messages {
-		q.waits[aboutOf(b)] = q.gone + i
+	q.number(0)
+}
+
+// number notes where messages are, from the i-th on.
+func (q *backlog) number(i int) {
+	for ; q.waits != nil && i < len(q.messages); i++ {
+		q.waits[aboutOf(q.messages[i].bytes)] = q.gone + i
 	}
 }
 
@@ -57,33 +65,50 @@ func (q *backlog) push(now cc.Time, b []byte) bool {
 			if what.kind == ccp.KindMeasure && len(b) > closeLen {
 				return false
 			}
-			q.messages[at-q.gone] = slices.Clone(b)
+			q.messages[at-q.gone].bytes = slices.Clone(b)
 			return true
 		}
 		q.waits[what] = q.gone + len(q.messages)
 	}
-	switch {
-	case len(q.messages) >= mostWaiting:
+	if len(q.messages) >= mostWaiting {
 		return false
-	case q.empty():
-		q.moved = now
 	}
-	q.messages = append(q.messages, slices.Clone(b))
+	q.messages = append(q.messages, message{slices.Clone(b), now})
 	return true
 }
 
 // pop takes the first message off.
-func (q *backlog) pop(now cc.Time) []byte {
-	b := q.messages[0]
-	delete(q.waits, aboutOf(b))
-	q.messages[0] = nil
-	q.messages, q.gone, q.moved = q.messages[1:], q.gone+1, now
-	return b
+func (q *backlog) pop() message {
+	m := q.messages[0]
+	delete(q.waits, aboutOf(m.bytes))
+	q.messages[0] = message{}
+	q.messages, q.gone = q.messages[1:], q.gone+1
+	return m
+}
+
+// drop takes back what has not left.
+func (q *backlog) drop(what about) {
+	i := slices.IndexFunc(q.messages, func(m message) bool { return aboutOf(m.bytes) == what })
+	if i >= 0 {
+		q.messages = slices.Delete(q.messages, i, i+1)
+		delete(q.waits, what)
+		q.number(i)
+	}
 }
 
 // Hold has what flows send wait until Release, so that what a tick brings about leaves with one
-// system call, and while no group is locked.
-func (l *Link) Hold() { l.held.Add(1) }
+// system call, and while no group is locked. What the agent has said by then is in force before.
+func (l *Link) Hold() {
+	now := l.cfg.Clock()
+	l.held.Add(1)
+	got := l.takeNow(now)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.listen(now, got >= many)
+	if now.Sub(l.looked) >= looks {
+		l.look(now)
+	}
+}
 
 // Release ends a Hold.
 func (l *Link) Release() {
@@ -102,6 +127,11 @@ func (l *Link) transmit(b []byte) error {
 		return unix.ENOTCONN
 	}
 	now := l.cfg.Clock()
+	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.holds(what.flow, queued(l.fd)) {
+		return nil // the agent would begin anew
+	} else if what.kind == ccp.KindMeasure && len(b) == closeLen {
+		l.waiting.drop(about{ccp.KindCreate, what.flow}) // which may be behind a report whose place this takes
+	}
 	if !l.waiting.push(now, b) {
 		return ccp.ErrBusy
 	}
@@ -123,45 +153,50 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// leave sends what there is room for, and has drain send the rest. l.mu is held.
+// leave sends what there is room for, and has attend send the rest. l.mu is held.
 func (l *Link) leave() error {
-	done, err := l.flush()
-	if !done || l.fd < 0 && !l.waiting.empty() {
+	scarce := l.waiting.waits != nil
+	err := l.flush()
+	switch {
+	case l.fd < 0 && !l.waiting.empty():
 		signal(l.room)
+	case !scarce && l.waiting.waits != nil:
+		l.await()
 	}
 	return err
 }
 
-// flush sends what waits and finds room. done: no room would help what still waits. An error
-// ends the connection. l.mu is held.
-func (l *Link) flush() (done bool, err error) {
+// flush sends what waits and finds room. An error ends the connection. l.mu is held.
+func (l *Link) flush() error {
 	for now := l.cfg.Clock(); l.fd >= 0 && !l.waiting.empty(); {
-		n, err := l.post(now, l.waiting.messages)
+		n, err := l.post(l.waiting.messages)
+		if n > 0 && l.waiting.waits != nil {
+			l.stirs(now) // there was no room before
+		}
 		for range n {
-			l.waiting.pop(now)
+			l.waiting.pop()
 		}
 		switch {
 		case errors.Is(err, ccp.ErrBusy):
 			l.waiting.scarce()
-			return false, nil
+			return nil
 		case err != nil:
-			l.open, l.fd = false, -1
-			signal(l.kick)
-			return true, err
+			l.fail(fmt.Errorf("nobody reads what is sent: %w", err))
+			return err
 		}
 	}
 	if l.fd >= 0 {
 		l.waiting.waits = nil
 	}
-	return true, nil
+	return nil
 }
 
 // post sends messages to an agent on this machine, and returns how many: not all at once. Beside that it
 // costs no system call but, for the first messages of a length, one to learn how much memory they take.
-func (l *Link) post(now cc.Time, messages [][]byte) (n int, err error) {
+func (l *Link) post(messages []message) (n int, err error) {
 	messages = messages[:min(len(messages), together)]
 	known := 0
-	for known < len(messages) && !l.sent.unknown(len(messages[known])) {
+	for known < len(messages) && !l.sent.unknown(len(messages[known].bytes)) {
 		known++
 	}
 	learn, before := known == 0, 0
@@ -170,11 +205,11 @@ func (l *Link) post(now cc.Time, messages [][]byte) (n int, err error) {
 	}
 	messages = messages[:max(known, 1)]
 	n, err = l.out.write(l.fd, messages)
-	for _, b := range messages[:n] {
+	for _, m := range messages[:n] {
 		if learn {
-			l.sent.learn(len(b), queued(l.fd)-before)
+			l.sent.learn(len(m.bytes), queued(l.fd)-before)
 		}
-		l.sent.add(now, len(b))
+		l.sent.add(m)
 	}
 	return n, err
 }
@@ -188,37 +223,22 @@ func queued(fd int) int {
 	return n
 }
 
-// drain sends what waits as soon as the agent makes room.
-func (l *Link) drain(ctx context.Context, file *os.File) error {
-	raw, err := file.SyscallConn()
-	for err == nil {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-l.room:
-		}
-		var refused error
-		err = raw.Write(func(uintptr) (done bool) {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			done, refused = l.flush()
-			return done
-		})
-		err = errors.Join(err, refused)
-	}
-	return fmt.Errorf("nobody reads what is sent: %w", err)
+// stirs notes that the agent goes on: nobody minds how long its queue is. l.mu is held.
+func (l *Link) stirs(now cc.Time) {
+	l.sent.stirred = now
+	l.agent.Unread(0)
 }
 
-// unread is since when a message has waited for the agent to read it; 0: none does.
-func (l *Link) unread() cc.Time {
-	switch {
-	case l.fd < 0:
+// look finds out since when a message has waited, and the agent has not gone on; 0: none waits. l.mu is held.
+func (l *Link) look(now cc.Time) (since cc.Time) {
+	l.looked = now
+	if l.fd < 0 {
 		return 0
-	case l.waiting.empty():
-		return l.sent.oldest(queued(l.fd))
 	}
-	if since := l.sent.oldest(queued(l.fd)); since != 0 {
-		return since
+	since = l.sent.waits(now, queued(l.fd))
+	if since == 0 && !l.waiting.empty() { // its queue is full of what others have sent
+		since = max(l.waiting.messages[0].at, l.sent.stirred)
 	}
-	return l.waiting.moved // its queue is full of what others have sent
+	l.agent.Unread(since)
+	return since
 }

@@ -26,14 +26,11 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)))
 	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)), "which is the same")
 	assert.True(t, q.push(4, report(2)), "nobody wants a report of a flow that is closed")
-	assert.EqualValues(t, 1, q.moved)
-
-	assert.Equal(t, report(1, 10), q.pop(5))
-	assert.EqualValues(t, 5, q.moved)
+	assert.Equal(t, message{report(1, 10), 1}, q.pop())
 	assert.True(t, q.push(6, report(1, 12)))
-	assert.Equal(t, report(2), q.pop(7))
-	assert.Equal(t, ccp.Create{Flow: 3}.Append(nil), q.pop(7))
-	assert.Equal(t, report(1, 12), q.pop(7))
+	assert.Equal(t, message{report(2), 2}, q.pop())
+	assert.Equal(t, message{ccp.Create{Flow: 3}.Append(nil), 3}, q.pop())
+	assert.Equal(t, message{report(1, 12), 6}, q.pop())
 	assert.True(t, q.empty())
 	assert.Empty(t, q.waits)
 

@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// events tell that a socket may be read or written, each time that somebody asks for it: Go's poller
+// would wake a thread for each message that comes, and for each that the other side reads.
+type events struct {
+	file *os.File // of an epoll instance, which Go's poller watches
+	raw  syscall.RawConn
+	fd   int // the same
+}
+
+func newEvents(socket int) (*events, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	err = unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, socket, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		return nil, fmt.Errorf("epoll: %w", err)
+	}
+	e := &events{file: os.NewFile(uintptr(fd), "epoll"), fd: fd}
+	if e.raw, err = e.file.SyscallConn(); err != nil {
+		e.close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// once asks for one event of those, in place of what was asked for before.
+func (e *events) once(socket int, what uint32) {
+	_ = unix.EpollCtl(e.fd, unix.EPOLL_CTL_MOD, socket, &unix.EpollEvent{Events: what | unix.EPOLLONESHOT})
+}
+
+// wait waits for it.
+func (e *events) wait() error {
+	var failed error
+	err := e.raw.Read(func(fd uintptr) bool {
+		var got [1]unix.EpollEvent
+		n, err := unix.EpollWait(int(fd), got[:], 0)
+		failed = err
+		return n > 0 || err != nil
+	})
+	return errors.Join(failed, err)
+}
+
+func (e *events) close() { _ = e.file.Close() }

@@ -1,0 +1,139 @@
+package agent
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+const (
+	// lull is for how long after an answer that woke a goroutine ticks alone take answers in, if they come
+	// as often: most of what an answer costs is a thread that wakes for it.
+	lull = 5 * time.Millisecond
+	// many are so many answers at once that more may find no room (net.unix.max_dgram_qlen) until the next tick.
+	many = 5
+)
+
+// inbox is what an agent on this machine sends.
+type inbox struct {
+	mu     sync.Mutex // taken before those of groups, whose flows hear of what came
+	batch  *batch     // nil: nothing has been read yet
+	bad    int        // datagrams in a row that were malformed
+	ticked atomic.Int64
+}
+
+// take takes in what the agent has sent, and returns how many datagrams that were. l.in.mu is held.
+func (l *Link) take() (got int) {
+	for n := together; n == together; got += n {
+		n = l.read()
+		for i := range n {
+			l.judge(l.in.batch.datagram(i))
+		}
+	}
+	return got
+}
+
+// read reads datagrams of the agent, and returns how many.
+func (l *Link) read() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fd < 0 {
+		return 0
+	}
+	if l.in.batch == nil {
+		l.in.batch = newBatch()
+	}
+	n, err := l.in.batch.read(uintptr(l.fd))
+	if err != nil {
+		l.fail(fmt.Errorf("hearing it: %w", err))
+	} else if n > 0 {
+		l.stirs(l.cfg.Clock())
+	}
+	return n
+}
+
+// judge takes a datagram. Too many in a row that are malformed end the connection.
+func (l *Link) judge(datagram []byte) {
+	var err error
+	switch n := len(datagram); {
+	case n > ccp.MaxFromAgent:
+		err = fmt.Errorf("%w: more than %d bytes", ccp.ErrMalformed, ccp.MaxFromAgent)
+	case n == 0:
+		err = fmt.Errorf("%w: no bytes", ccp.ErrMalformed)
+	default:
+		err = l.hear(datagram)
+	}
+	if err == nil {
+		l.in.bad = 0
+		return
+	}
+	l.malformed.Add(1)
+	l.log.Debug("message of the agent refused", "err", err)
+	if l.in.bad++; l.in.bad >= nonsense {
+		l.mu.Lock()
+		l.fail(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense))
+		l.mu.Unlock()
+	}
+}
+
+// takeNow is take in a tick, which does not wait where another goroutine does it.
+func (l *Link) takeNow(now cc.Time) (got int) {
+	l.in.ticked.Store(int64(now))
+	if l.in.mu.TryLock() {
+		defer l.in.mu.Unlock()
+		return l.take()
+	}
+	return 0
+}
+
+// attend takes in what comes while nothing ticks, or little comes, and sends what waits as soon as the
+// agent makes room.
+func (l *Link) attend(e *events) error {
+	for {
+		l.in.mu.Lock()
+		got := l.take()
+		l.in.mu.Unlock()
+		l.mu.Lock()
+		now := l.cfg.Clock()
+		if l.quiet = 0; got < many && l.looking && now.Sub(cc.Time(l.in.ticked.Load())) < lull {
+			l.quiet = now.Add(lull) // or until watch sees that nothing is asked
+		}
+		if l.waiting.waits != nil {
+			_ = l.flush() // watch sees to it
+		}
+		l.await()
+		l.mu.Unlock()
+		if err := e.wait(); err != nil {
+			return fmt.Errorf("waiting for it: %w", err)
+		}
+	}
+}
+
+// listen has attend wake for the next answer, once its time has come or at once. l.mu is held.
+func (l *Link) listen(now cc.Time, atOnce bool) {
+	if l.quiet != 0 && (atOnce || now >= l.quiet) {
+		l.quiet = 0
+		l.await()
+	}
+}
+
+// await has attend wake for what it has to do next. l.mu is held.
+func (l *Link) await() {
+	if l.fd < 0 {
+		return
+	}
+	var what uint32
+	if l.quiet == 0 {
+		what = unix.EPOLLIN
+	}
+	if l.waiting.waits != nil {
+		what |= unix.EPOLLOUT
+	}
+	l.events.once(l.fd, what)
+}

@@ -1,0 +1,277 @@
+package agent
+
+import (
+	"context"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// roundTrip is that of a crowd's flows.
+const roundTrip = 20 * time.Millisecond
+
+// crowd is flows that ticks drive in virtual time, and an agent that reads when it is told to.
+type crowd struct {
+	*peer
+	code   *ccp.Code
+	clock  atomic.Int64
+	link   *Link
+	events *events
+	flows  []cc.Algorithm
+	seen   []ccp.Message
+}
+
+// gather has no goroutine serve the link.
+func gather(t *testing.T, flows int) *crowd {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "portus")
+	c := &crowd{peer: listen(t, path)}
+	c.clock.Store(int64(time.Second))
+	var err error
+	c.code, err = ccp.Compile(text)
+	require.NoError(t, err)
+	c.link, err = newLink(Config{Name: "x", Socket: path, Clock: c.now})
+	require.NoError(t, err)
+	fd, early, err := c.link.cfg.dial(&c.link.waits)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, unix.Close(fd)) })
+	c.events, err = newEvents(fd)
+	require.NoError(t, err)
+	t.Cleanup(c.events.close)
+	require.NoError(t, c.link.begin(connection{fd, c.events, early}))
+	require.Equal(t, ccp.KindReady, c.next().Kind)
+	c.say(c.code.Install(1).Append(nil))
+	for range flows {
+		c.join()
+	}
+	return c
+}
+
+// serve has goroutines serve the link.
+func (c *crowd) serve() {
+	ctx, end := context.WithCancel(c.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = c.link.watch(ctx) })
+	running.Go(func() { _ = c.link.attend(c.events) })
+	c.t.Cleanup(func() {
+		end()
+		c.events.close()
+		running.Wait()
+	})
+}
+
+func (c *crowd) join() cc.Algorithm {
+	spec := c.link.Spec()
+	params, err := spec.Resolve(nil)
+	require.NoError(c.t, err)
+	f := spec.New(cc.Config{MSS: 1448, InitialCwnd: 14480, Params: params})
+	c.flows = append(c.flows, f)
+	return f
+}
+
+func (c *crowd) now() cc.Time { return cc.Time(c.clock.Load()) }
+
+func (c *crowd) state() cc.State {
+	return cc.State{Now: c.now(), MSS: 1448, SRTT: roundTrip, MinRTT: roundTrip}
+}
+
+// tick has the flows hear of acknowledgements, or of the time alone.
+func (c *crowd) tick(after time.Duration, acks bool) {
+	c.clock.Add(int64(after))
+	c.link.Hold()
+	for _, f := range c.flows {
+		if acks {
+			f.OnAck(cc.Ack{State: c.state(), Acked: 1448, RTT: roundTrip, DeliveryRate: 1e6})
+		} else {
+			f.OnTick(c.state())
+		}
+	}
+	c.link.Release()
+}
+
+// read is the next message, if there is one.
+func (c *crowd) read() (m ccp.Message, any bool) {
+	raw, err := c.sock.SyscallConn()
+	require.NoError(c.t, err)
+	buf := make([]byte, 2*ccp.MaxToAgent)
+	n := 0
+	require.NoError(c.t, raw.Control(func(fd uintptr) { n, _, err = unix.Recvfrom(int(fd), buf, unix.MSG_DONTWAIT) }))
+	if err != nil {
+		require.ErrorIs(c.t, err, unix.EAGAIN)
+		return m, false
+	}
+	m, _, err = ccp.Next(buf[:n])
+	require.NoError(c.t, err)
+	return m, true
+}
+
+// answer answers a message as an agent that leaves the window alone.
+func (c *crowd) answer(m ccp.Message) {
+	switch m.Kind {
+	case ccp.KindCreate:
+		c.say(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
+	case ccp.KindMeasure:
+		c.say(ccp.Change{
+			Flow: m.Flow, Updates: []ccp.Update{{Register: c.code.Registers["Cwnd"], Value: 14480}},
+		}.Append(nil))
+	}
+}
+
+// pass has time pass, in which the agent reads a message now and then, and says nothing.
+func (c *crowd) pass(d time.Duration) {
+	const turn = 20 * time.Millisecond
+	for ; d > 0; d -= turn {
+		c.tick(turn, false)
+		if m, any := c.read(); any {
+			c.seen = append(c.seen, m)
+		}
+	}
+}
+
+// about reads all that is sent, and returns the kinds of those messages about a flow that were read of late.
+func (c *crowd) about(flow uint32) (kinds []ccp.Kind) {
+	for m, any := c.read(); any; m, any = c.read() {
+		c.seen = append(c.seen, m)
+		require.NoError(c.t, c.link.flush())
+	}
+	for _, m := range c.seen {
+		if m.Flow == flow {
+			kinds = append(kinds, m.Kind)
+		}
+	}
+	return kinds
+}
+
+func TestATickTakesInWhatTheAgentHasSaid(t *testing.T) {
+	c := gather(t, 1)
+	c.tick(time.Millisecond, false)
+	c.answer(c.next())
+	c.tick(time.Millisecond, true)
+	assert.Equal(t, "agent", c.flows[0].Control().Phase, "before the flow goes on")
+	require.Equal(t, ccp.KindMeasure, c.next().Kind)
+}
+
+func TestAnAnswerWakesSomebodyWhereNoTickTakesItIn(t *testing.T) {
+	for name, wake := range map[string]func(c *crowd){
+		"after a lull": func(c *crowd) {
+			c.clock.Add(int64(lull))
+			c.link.in.mu.Lock() // no tick takes anything in
+			c.link.Hold()
+			c.link.in.mu.Unlock()
+		},
+		"once nothing is asked any more": func(c *crowd) {
+			for _, any := c.read(); any; _, any = c.read() {
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := gather(t, 2)
+			c.tick(time.Millisecond, false)
+			first := c.next()
+			c.serve()
+			require.Eventually(t, func() bool {
+				c.link.mu.Lock()
+				defer c.link.mu.Unlock()
+				return c.link.quiet > c.now()
+			}, patience, time.Millisecond)
+			c.answer(first)
+			wake(c)
+			require.Eventually(t, func() bool { return c.link.Info().Decisions == 1 }, patience, time.Millisecond)
+		})
+	}
+
+	c := gather(t, many)
+	c.tick(time.Millisecond, false)
+	for range many {
+		c.link.quiet = cc.Never
+		c.answer(c.next())
+	}
+	c.tick(time.Millisecond, false)
+	assert.Zero(t, c.link.quiet, "more would find no room until the next tick")
+}
+
+func TestAnAgentHearsOfAFlowOnce(t *testing.T) {
+	create := []ccp.Kind{ccp.KindCreate}
+	c := gather(t, 10)
+	c.tick(time.Millisecond, false)
+	first, _ := c.read()
+	c.pass(160 * time.Millisecond)
+	last := uint32(len(c.flows))
+	assert.Equal(t, create, c.about(last), "not while it has not read the first")
+	c.pass(300 * time.Millisecond)
+	assert.Equal(t, append(create, create...), c.about(last), "but where it has, and says nothing")
+
+	fill := func() {
+		for n := 0; n < 60; n++ { // that find no room
+			if c.link.waiting.empty() {
+				n = 0
+			}
+			c.join().OnTick(c.state())
+		}
+		c.seen = nil
+	}
+	fill()
+	c.pass(700 * time.Millisecond)
+	c.answer(first)
+	c.tick(time.Millisecond, false)
+	assert.NotContains(t, c.about(first.Flow), ccp.KindCreate, "nor once it has answered")
+
+	f := c.join()
+	f.OnTick(c.state())
+	flow := uint32(len(c.flows))
+	assert.Equal(t, create, c.about(flow))
+	fill()
+	c.pass(150 * time.Millisecond)
+	cc.Close(f)
+	assert.Equal(t, []ccp.Kind{ccp.KindMeasure}, c.about(flow), "nor once it is closed")
+}
+
+// An agent that has as much to read that a message waits for longer than a flow has patience.
+func TestAnAgentThatReadsSteadilyKeepsItsFlowsHoweverLongItsQueue(t *testing.T) {
+	const flows, turn = 40, 25 // ms
+	c := gather(t, flows)
+	steered := func() int { return c.link.Info().Steered }
+	for ms := 0; steered() < flows; ms++ {
+		require.Less(t, ms, 20_000)
+		c.tick(time.Millisecond, true)
+		if ms%turn == 0 {
+			if m, any := c.read(); any {
+				c.answer(m)
+			}
+		}
+	}
+	for ms := range 2000 {
+		c.tick(time.Millisecond, true)
+		if ms%turn == 0 {
+			m, any := c.read()
+			require.True(t, any)
+			if ms < 1000 { // then it reads, and says nothing
+				c.answer(m)
+			}
+		}
+	}
+	for ms, any := 0, true; any; ms++ { // and nothing more is asked
+		c.tick(time.Millisecond, false)
+		if ms%turn == 0 {
+			_, any = c.read()
+		}
+	}
+	assert.Equal(t, flows, steered())
+	assert.Zero(t, c.link.Info().Fallbacks["stalled"])
+
+	stopped := c.now()
+	for steered() > 0 {
+		c.tick(time.Millisecond, true)
+		require.Less(t, c.now().Sub(stopped), 3*roundTrip+looks+2*time.Millisecond, "it reads no more")
+	}
+	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"])
+}
