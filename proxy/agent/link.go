@@ -67,7 +67,6 @@ type Link struct {
 	failed  error        // what has ended it
 	fd      int          // -1: none, or to an agent elsewhere
 	events  *events      // of fd
-	quiet   cc.Time      // until then ticks alone take answers in
 	waiting backlog
 	out     datagrams
 	sent    ledger
@@ -349,7 +348,7 @@ func (l *Link) begin(c connection) error {
 	l.in.bad = 0
 	l.mu.Lock()
 	l.open, l.failed, l.fd, l.events = true, nil, c.fd, c.events
-	l.sent, l.looking, l.quiet = ledger{sizes: l.sent.sizes}, false, 0
+	l.sent, l.looking = ledger{sizes: l.sent.sizes}, false
 	if c.fd < 0 {
 		l.waiting.scarce() // what leaves waits for a goroutine anyway
 	}
@@ -396,7 +395,6 @@ func (l *Link) watch(ctx context.Context) error {
 		since := l.look(now)
 		idle = since == 0 && l.sent.n == seen
 		l.looking, seen = !idle, l.sent.n
-		l.listen(now, idle)
 		l.mu.Unlock()
 		if err := l.failure(); err != nil {
 			return err

@@ -3,40 +3,27 @@ package agent
 import (
 	"fmt"
 	"sync"
-	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
-)
-
-const (
-	// lull is for how long after an answer that woke a goroutine ticks alone take answers in, if they come
-	// as often: most of what an answer costs is a thread that wakes for it.
-	lull = 5 * time.Millisecond
-	// many are so many answers at once that more may find no room (net.unix.max_dgram_qlen) until the next tick.
-	many = 5
 )
 
 // inbox is what an agent on this machine sends.
 type inbox struct {
-	mu     sync.Mutex // taken before those of groups, whose flows hear of what came
-	batch  *batch     // nil: nothing has been read yet
-	bad    int        // datagrams in a row that were malformed
-	ticked atomic.Int64
+	mu    sync.Mutex // taken before those of groups, whose flows hear of what came
+	batch *batch     // nil: nothing has been read yet
+	bad   int        // datagrams in a row that were malformed
 }
 
-// take takes in what the agent has sent, and returns how many datagrams that were. l.in.mu is held.
-func (l *Link) take() (got int) {
-	for n := together; n == together; got += n {
+// take takes in what the agent has sent. l.in.mu is held.
+func (l *Link) take() {
+	for n := together; n == together; {
 		n = l.read()
 		for i := range n {
 			l.judge(l.in.batch.datagram(i))
 		}
 	}
-	return got
 }
 
 // read reads datagrams of the agent, and returns how many.
@@ -83,27 +70,21 @@ func (l *Link) judge(datagram []byte) {
 }
 
 // takeNow is take in a tick, which does not wait where another goroutine does it.
-func (l *Link) takeNow(now cc.Time) (got int) {
-	l.in.ticked.Store(int64(now))
+func (l *Link) takeNow() {
 	if l.in.mu.TryLock() {
 		defer l.in.mu.Unlock()
-		return l.take()
+		l.take()
 	}
-	return 0
 }
 
-// attend takes in what comes while nothing ticks, or little comes, and sends what waits as soon as the
-// agent makes room.
+// attend takes in what comes between ticks, all of it at once, and sends what waits as soon as the agent
+// makes room.
 func (l *Link) attend(e *events) error {
 	for {
 		l.in.mu.Lock()
-		got := l.take()
+		l.take()
 		l.in.mu.Unlock()
 		l.mu.Lock()
-		now := l.cfg.Clock()
-		if l.quiet = 0; got < many && l.looking && now.Sub(cc.Time(l.in.ticked.Load())) < lull {
-			l.quiet = now.Add(lull) // or until watch sees that nothing is asked
-		}
 		if l.waiting.waits != nil {
 			_ = l.flush() // watch sees to it
 		}
@@ -115,23 +96,12 @@ func (l *Link) attend(e *events) error {
 	}
 }
 
-// listen has attend wake for the next answer, once its time has come or at once. l.mu is held.
-func (l *Link) listen(now cc.Time, atOnce bool) {
-	if l.quiet != 0 && (atOnce || now >= l.quiet) {
-		l.quiet = 0
-		l.await()
-	}
-}
-
 // await has attend wake for what it has to do next. l.mu is held.
 func (l *Link) await() {
 	if l.fd < 0 {
 		return
 	}
-	var what uint32
-	if l.quiet == 0 {
-		what = unix.EPOLLIN
-	}
+	what := uint32(unix.EPOLLIN)
 	if l.waiting.waits != nil {
 		what |= unix.EPOLLOUT
 	}

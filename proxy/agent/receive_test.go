@@ -160,43 +160,12 @@ func TestATickTakesInWhatTheAgentHasSaid(t *testing.T) {
 	require.Equal(t, ccp.KindMeasure, c.next().Kind)
 }
 
-func TestAnAnswerWakesSomebodyWhereNoTickTakesItIn(t *testing.T) {
-	for name, wake := range map[string]func(c *crowd){
-		"after a lull": func(c *crowd) {
-			c.clock.Add(int64(lull))
-			c.link.in.mu.Lock() // no tick takes anything in
-			c.link.Hold()
-			c.link.in.mu.Unlock()
-		},
-		"once nothing is asked any more": func(c *crowd) {
-			for _, any := c.read(); any; _, any = c.read() {
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := gather(t, 2)
-			c.tick(time.Millisecond, false)
-			first := c.next()
-			c.serve()
-			require.Eventually(t, func() bool {
-				c.link.mu.Lock()
-				defer c.link.mu.Unlock()
-				return c.link.quiet > c.now()
-			}, patience, time.Millisecond)
-			c.answer(first)
-			wake(c)
-			require.Eventually(t, func() bool { return c.link.Info().Decisions == 1 }, patience, time.Millisecond)
-		})
-	}
-
-	c := gather(t, many)
+func TestAnAnswerWakesSomebodyBetweenTicks(t *testing.T) {
+	c := gather(t, 1)
 	c.tick(time.Millisecond, false)
-	for range many {
-		c.link.quiet = cc.Never
-		c.answer(c.next())
-	}
-	c.tick(time.Millisecond, false)
-	assert.Zero(t, c.link.quiet, "more would find no room until the next tick")
+	c.serve()
+	c.answer(c.next())
+	require.Eventually(t, func() bool { return c.link.Info().Decisions == 1 }, patience, time.Millisecond)
 }
 
 func TestAnAgentHearsOfAFlowOnce(t *testing.T) {

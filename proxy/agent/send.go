@@ -101,10 +101,9 @@ func (q *backlog) drop(what about) {
 func (l *Link) Hold() {
 	now := l.cfg.Clock()
 	l.held.Add(1)
-	got := l.takeNow(now)
+	l.takeNow()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.listen(now, got >= many)
 	if now.Sub(l.looked) >= looks {
 		l.look(now)
 	}
