@@ -151,7 +151,8 @@ func untouched() []byte {
 	if unix.Sysinfo(&machine) != nil {
 		return nil
 	}
-	return make([]byte, min(16<<20, uint64(machine.Totalram)*uint64(machine.Unit)/64))
+	ram := uint64(machine.Totalram) * uint64(machine.Unit) //nolint:unconvert // 32 bits on some processors
+	return make([]byte, min(16<<20, ram/64))
 }
 
 // handedOver are the sockets that systemd listens at for us (sd_listen_fds(3)). What

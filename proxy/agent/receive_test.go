@@ -99,7 +99,7 @@ func (c *crowd) tick(after time.Duration, acks bool) {
 }
 
 // read is the next message, if there is one.
-func (c *crowd) read() (m ccp.Message, any bool) {
+func (c *crowd) read() (m ccp.Message, there bool) {
 	raw, err := c.sock.SyscallConn()
 	require.NoError(c.t, err)
 	buf := make([]byte, 2*ccp.MaxToAgent)
@@ -131,7 +131,7 @@ func (c *crowd) pass(d time.Duration) {
 	const turn = 20 * time.Millisecond
 	for ; d > 0; d -= turn {
 		c.tick(turn, false)
-		if m, any := c.read(); any {
+		if m, there := c.read(); there {
 			c.seen = append(c.seen, m)
 		}
 	}
@@ -139,7 +139,7 @@ func (c *crowd) pass(d time.Duration) {
 
 // about reads all that is sent, and returns the kinds of those messages about a flow that were read of late.
 func (c *crowd) about(flow uint32) (kinds []ccp.Kind) {
-	for m, any := c.read(); any; m, any = c.read() {
+	for m, there := c.read(); there; m, there = c.read() {
 		c.seen = append(c.seen, m)
 		require.NoError(c.t, c.link.flush())
 	}
@@ -213,7 +213,7 @@ func TestAnAgentThatReadsSteadilyKeepsItsFlowsHoweverLongItsQueue(t *testing.T) 
 		require.Less(t, ms, 20_000)
 		c.tick(time.Millisecond, true)
 		if ms%turn == 0 {
-			if m, any := c.read(); any {
+			if m, there := c.read(); there {
 				c.answer(m)
 			}
 		}
@@ -221,17 +221,17 @@ func TestAnAgentThatReadsSteadilyKeepsItsFlowsHoweverLongItsQueue(t *testing.T) 
 	for ms := range 2000 {
 		c.tick(time.Millisecond, true)
 		if ms%turn == 0 {
-			m, any := c.read()
-			require.True(t, any)
+			m, there := c.read()
+			require.True(t, there)
 			if ms < 1000 { // then it reads, and says nothing
 				c.answer(m)
 			}
 		}
 	}
-	for ms, any := 0, true; any; ms++ { // and nothing more is asked
+	for ms, there := 0, true; there; ms++ { // and nothing more is asked
 		c.tick(time.Millisecond, false)
 		if ms%turn == 0 {
-			_, any = c.read()
+			_, there = c.read()
 		}
 	}
 	assert.Equal(t, flows, steered())
