@@ -143,9 +143,9 @@ func (h *service) run(ctx context.Context) (err error) {
 	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
 }
 
-// untouched is memory that takes none, since nothing is ever stored in it, and counts as live: the
-// heap is collected when it has grown to twice what is live, which of a few MB is every few hundred
-// connections.
+// untouched is never written to, so that it occupies no memory, but the garbage collector counts
+// it as live. It collects when the heap has grown to twice what is live: without this after a few
+// MB, which is every few hundred connections.
 func untouched() []byte {
 	var machine unix.Sysinfo_t
 	if unix.Sysinfo(&machine) != nil {

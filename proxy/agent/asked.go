@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"iter"
 	"slices"
 	"sync"
 
@@ -73,11 +74,7 @@ func (a *asked) clear() {
 func (a *asked) decided(now cc.Time, b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for len(b) > 0 {
-		m, rest, err := ccp.Next(b)
-		if err != nil {
-			return
-		}
+	for m := range messagesIn(b) {
 		since, waits := a.since[m.Flow]
 		if waits && (m.Kind == ccp.KindChange || m.Kind == ccp.KindUpdate) {
 			a.took.Observe(now.Sub(since))
@@ -90,7 +87,19 @@ func (a *asked) decided(now cc.Time, b []byte) {
 			}
 			a.order = a.order[n:]
 		}
-		b = rest
+	}
+}
+
+// messagesIn are those of a datagram, up to the first that is malformed.
+func messagesIn(b []byte) iter.Seq[ccp.Message] {
+	return func(yield func(ccp.Message) bool) {
+		for len(b) > 0 {
+			m, rest, err := ccp.Next(b)
+			if err != nil || !yield(m) {
+				return
+			}
+			b = rest
+		}
 	}
 }
 
@@ -104,16 +113,11 @@ func (l *Link) hear(datagram []byte) error {
 
 // known takes back further announcements of flows that the agent knows by now: it would begin anew.
 func (l *Link) known(datagram []byte) {
-	for len(datagram) > 0 {
-		m, rest, err := ccp.Next(datagram)
-		if err != nil {
-			return
-		}
+	for m := range messagesIn(datagram) {
 		if m.Kind == ccp.KindChange {
 			l.mu.Lock()
 			l.waiting.drop(about{ccp.KindCreate, m.Flow})
 			l.mu.Unlock()
 		}
-		datagram = rest
 	}
 }

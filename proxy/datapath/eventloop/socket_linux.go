@@ -29,7 +29,7 @@ type Socket struct {
 
 	task atomic.Pointer[Task] // drives it; nil: goroutines wait
 
-	// Whether bytes have been told of since the last read; the loop's goroutine alone, but for waited.
+	// Whether an event has told of bytes since the last read. Only the loop's goroutine uses told and early.
 	told   *Task       // the task that was told; nil: none
 	early  bool        // before a task drove the socket
 	waited atomic.Bool // a goroutine has read, or may have

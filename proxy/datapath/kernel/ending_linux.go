@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -22,11 +23,9 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	var err error // as below: not by datapath.Control, whose function is allocated
-	if closed := c.raw.Control(func(fd uintptr) { err = eventloop.Shutdown(int(fd), unix.SHUT_WR) }); closed != nil {
-		err = closed
-	}
-	if err != nil {
+	var err error // datapath.Control would allocate, here and in shut
+	closed := c.raw.Control(func(fd uintptr) { err = eventloop.Shutdown(int(fd), unix.SHUT_WR) })
+	if err = cmp.Or(closed, err); err != nil {
 		return c.opError("shutdown", err)
 	}
 	return nil
