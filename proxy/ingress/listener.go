@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -134,7 +135,11 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 
 // failed says how long to wait after a failure; below 0: for ever.
 func (l *Socket) failed(err error) (pause time.Duration) {
-	if !transient(err) {
+	switch {
+	case isOneOf(err, unaccepted):
+		l.complain(err)
+		return 0
+	case !isOneOf(err, shortages):
 		return -1
 	}
 	l.complain(err)
@@ -173,18 +178,19 @@ func (l *Socket) arrivalOf(conn datapath.Conn) *arrival {
 	return &arrival{Conn: conn, by: l.greeter.Load()}
 }
 
-// transient reports an accept error that passes: resources are short, epoll's watches
-// too (epoll_ctl(2)), or one connection was refused by the firewall (accept(2)).
-func transient(err error) bool {
-	for _, e := range []error{
-		syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM,
-		syscall.EPERM, syscall.ECONNABORTED, syscall.EPROTO, syscall.ENETDOWN, syscall.ENOSPC,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+// shortages are the errors of accept4(2) and epoll_ctl(2) that pass once resources are there again.
+var shortages = []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ENOSPC}
+
+// unaccepted are errors of one connection: it is gone, the firewall refused it, or the network
+// has an error for it, which Linux passes on (accept(2), "Error handling").
+var unaccepted = []syscall.Errno{
+	syscall.ECONNABORTED, syscall.EPERM, syscall.ENETDOWN, syscall.EPROTO, syscall.ENOPROTOOPT, syscall.EHOSTDOWN,
+	syscall.EHOSTUNREACH, syscall.EOPNOTSUPP, syscall.ENETUNREACH,
+}
+
+// isOneOf tells whether an error comes from one of these.
+func isOneOf(err error, these []syscall.Errno) bool {
+	return slices.ContainsFunc(these, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
 
 func (l *Socket) complain(err error) {

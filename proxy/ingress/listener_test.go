@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,6 +150,26 @@ func TestAcceptBacksOffWhenDescriptorsRunOut(t *testing.T) {
 		assert.Equal(t, firstDelay, at[len(at)-2]-at[len(at)-3])
 		assert.Equal(t, 2, strings.Count(log.String(), "\n"))
 		time.Sleep(complaintPeriod) // let the timer go
+	})
+}
+
+func TestAnErrorOfOneConnectionKeepsNoOtherWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		left := slices.Clone(unaccepted)
+		ln := &fakeAcceptor{closed: make(chan struct{}), next: func() (datapath.Conn, error) {
+			if len(left) == 0 {
+				return newFakeConn(""), nil
+			}
+			err := os.NewSyscallError("accept4", left[0])
+			left = left[1:]
+			return nil, err
+		}}
+		l, err := newListener(Config{Name: "lan", Mode: access.SOCKS5}, ln)
+		require.NoError(t, err)
+		began := time.Now()
+		_, err = accepting(t, l)()
+		require.NoError(t, err)
+		assert.Zero(t, time.Since(began))
 	})
 }
 
