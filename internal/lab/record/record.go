@@ -124,11 +124,13 @@ type Flow struct {
 	Queueing  *Percentiles `json:"queueing_ms,omitempty"`     // of its own packets, where that is known
 	Took      []float64    `json:"request_seconds,omitempty"` // of those that ended
 	Video     *Video       `json:"video,omitempty"`
-	Sent      int          `json:"packets,omitempty"` // this and the next three in virtual time alone
-	Drops     int          `json:"queue_drops,omitempty"`
-	Resent    int          `json:"retransmits,omitempty"`
-	Timeouts  int          `json:"timeouts,omitempty"`
-	Error     string       `json:"error,omitempty"` // what was wrong with it
+	// seconds that it was held back by each cause, as GET /flows tells them; over real sockets, under a window of ours
+	Limited  map[string]float64 `json:"limited_seconds,omitempty"`
+	Sent     int                `json:"packets,omitempty"` // this and the next three in virtual time alone
+	Drops    int                `json:"queue_drops,omitempty"`
+	Resent   int                `json:"retransmits,omitempty"`
+	Timeouts int                `json:"timeouts,omitempty"`
+	Error    string             `json:"error,omitempty"` // what was wrong with it
 }
 
 // Video is how a video played.
@@ -261,7 +263,7 @@ func (r *Run) course(points []netlab.Point, queueing netlab.Quantiles) {
 func (r *Run) flows(s stage.Stage, rec stage.Record) {
 	var rates []float64
 	for i, a := range rec.Actors {
-		f := Flow{Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Error: a.Corrupt + a.Error}
+		f := Flow{Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Limited: a.Limited, Error: a.Corrupt + a.Error}
 		if v := a.Video; v != nil {
 			own := VideoOf(*v)
 			f.Video = &own

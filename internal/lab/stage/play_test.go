@@ -126,6 +126,7 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 
 	direct := by["direct"]
 	assert.Nil(t, direct.Cwnd, "the proxy does not know it")
+	assert.Nil(t, direct.Limited)
 	assert.Zero(t, direct.Rate(1500*time.Millisecond, 2*time.Second), "it has stopped")
 	upload := by["upload"]
 	assert.Nil(t, upload.Cwnd, "its window is the client's own")
@@ -134,6 +135,7 @@ func TestEveryKindOfApplicationPlaysBesideTheOthers(t *testing.T) {
 	assert.Zero(t, bulk.Queueing)
 	require.Len(t, bulk.Cwnd, 20)
 	assert.Positive(t, bulk.Cwnd[19])
+	assert.Positive(t, bulk.Limited["cwnd"])
 	assert.Positive(t, bulk.Share[19])
 }
 

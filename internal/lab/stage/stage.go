@@ -173,12 +173,13 @@ type ActorRecord struct {
 	// Cwnd is that of its group at each Step, 0 where there is none, or of the server's socket where there is
 	// no proxy; nil for what is past a proxy, and for Upload and UDP.
 	Cwnd     []cc.Bytes
-	Share    []cc.Bytes    // its part of it, likewise
-	Requests []Request     // Requests and Web, in the order of their starts
-	Video    *sim.Playback // Video
-	Sent     cc.Bytes      // UDP: payload, as Bytes counts it
-	Corrupt  string        // what was wrong with the bytes that came; empty: nothing
-	Error    string        // what ended the application before its time; empty: nothing
+	Share    []cc.Bytes         // its part of it, likewise
+	Limited  map[string]float64 // seconds that it was held back by each cause, as the proxy says; nil: it does not
+	Requests []Request          // Requests and Web, in the order of their starts
+	Video    *sim.Playback      // Video
+	Sent     cc.Bytes           // UDP: payload, as Bytes counts it
+	Corrupt  string             // what was wrong with the bytes that came; empty: nothing
+	Error    string             // what ended the application before its time; empty: nothing
 }
 
 // Request is one download of a Requests or Web application.

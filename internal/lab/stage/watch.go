@@ -255,7 +255,11 @@ func (w *watch) finish() error {
 		return err
 	}
 	for _, a := range w.looked {
-		if f := flowOf(flows, a.at.Load()); f != nil && w.record.Envelope == "" {
+		f := flowOf(flows, a.at.Load())
+		if f != nil && f.Down != nil && f.Down.Control != nil {
+			a.record.Limited = f.Down.Control.Limited
+		}
+		if f != nil && w.record.Envelope == "" {
 			w.record.Envelope, w.record.Missing = f.ClientLeg.Envelope, f.ClientLeg.Missing
 			asked := w.stage.Envelope
 			if f.Down != nil && f.Down.Control != nil && w.tunnel == nil && asked != "" && asked != "auto" &&
