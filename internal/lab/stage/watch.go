@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
@@ -115,13 +116,11 @@ func (w *watch) look() {
 		if w.wait(w.ctx, at) != nil {
 			return
 		}
-		if w.proxy != nil && w.now() >= memory {
-			m, err := w.proxy.Memory()
-			if err != nil {
+		if w.now() >= memory {
+			if err := w.noteMemory(); err != nil {
 				w.fail(err)
 				return
 			}
-			w.record.Memory = append(w.record.Memory, m)
 			memory += memoryEvery
 		}
 		if err := w.sample(); err != nil {
@@ -132,6 +131,23 @@ func (w *watch) look() {
 		}
 		at = max(at, w.now()-period) // behind: no use in catching up
 	}
+}
+
+// noteMemory notes what the proxy takes, and whether the kernel's TCP is short of memory: then all
+// connections have small windows.
+func (w *watch) noteMemory() error {
+	if used, bound, err := kernel.TCPMemory(); err == nil && used > bound {
+		w.record.Discarded = fmt.Sprintf("TCP had %d pages of memory, and above %d every connection has a small window "+
+			"(net.ipv4.tcp_mem): close other programs", used, bound)
+	}
+	if w.proxy == nil {
+		return nil
+	}
+	m, err := w.proxy.Memory()
+	if err == nil {
+		w.record.Memory = append(w.record.Memory, m)
+	}
+	return err
 }
 
 // sample notes the windows as they are now. Where there were none of this step's

@@ -58,6 +58,10 @@ type Conn struct {
 	writer      writer
 	advertising *advertising // see advertised
 
+	// Of what is taken in; only who reads touches them.
+	receive  cc.Bytes // LimitReceive's bound; 0: none yet
+	halvings int32    // of it, see pressure
+
 	info  unix.TCPInfo
 	known int64  // bytes the socket had taken when info was read, and one; 0: it has not been
 	size  uint32 // in: room in info; out: how much of it the kernel filled

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -27,6 +28,7 @@ type Datapath struct {
 	inUse     string    // what sockets then have
 	why       string    // the kernel does not enforce windows; empty: it does, or need not
 	receiving receiving
+	pressure  pressure
 	missing   []string // what this kernel, or our privilege, does not give
 	budget    int
 	log       *slog.Logger
@@ -170,6 +172,11 @@ func (d *Datapath) probe(envelope string, receive cc.Bytes) error {
 	}
 	if d.receiving, why = settleReceiving(fd, receive); why != "" {
 		d.missing = append(d.missing, why)
+	}
+	d.pressure.clock, d.pressure.log = d.clock, d.log
+	if d.pressure.bound, err = tcpBound(); err != nil {
+		d.pressure.bound = math.MaxInt64
+		d.missing = append(d.missing, fmt.Sprintf("receive windows do not follow the memory of TCP: %v", err))
 	}
 	d.missing = slices.Clip(d.missing) // conns append to it
 	d.inUse = envelopeOf(fd)

@@ -89,6 +89,7 @@ func (c *Conn) moved(n int, poll, call error, op string) (int, error) {
 	case n <= 0:
 		return 0, io.EOF
 	}
+	c.relimit()
 	return n, nil
 }
 

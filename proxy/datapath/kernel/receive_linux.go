@@ -51,24 +51,30 @@ func scan(path string, to ...any) error {
 	return nil
 }
 
-// LimitReceive implements datapath.Receiver.
+// LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the
+// window is less than asked for, and follows as that changes; what is in flight already
+// still finds its place.
 func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	r := &c.dp.receiving
 	if r.first == 0 {
 		return false
 	}
+	c.receive, c.halvings = n, c.dp.pressure.halvings()
 	err := datapath.Control(c.raw, func(fd int) error {
-		half := n / 2 // the kernel doubles what it is told, for its overhead
+		half := min(n, r.most) / 2 // the kernel doubles what it is told, for its overhead
 		option := unix.SO_RCVBUF
 		if half > r.free {
 			option = unix.SO_RCVBUFFORCE
 		}
 		clamp := n
+		if c.halvings > 0 {
+			clamp = max(half>>c.halvings, leastReceive)
+		}
 		if a := c.advertising; a != nil && a.window > 0 {
-			clamp = min(n, a.window)
+			clamp = min(clamp, a.window)
 		}
 		// The kernel raises the clamp of the window only together with a buffer that it sizes itself.
-		limited = n < r.most && unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil &&
+		limited = (n < r.most || c.halvings > 0) && unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil &&
 			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp)) == nil
 		if limited {
 			return nil
@@ -76,4 +82,11 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0)
 	})
 	return limited && err == nil
+}
+
+// relimit has what the socket takes in follow the pressure on TCP's memory, if it is bounded.
+func (c *Conn) relimit() {
+	if c.receive > 0 && c.halvings != c.dp.pressure.halvings() {
+		c.LimitReceive(c.receive)
+	}
 }

@@ -1,0 +1,119 @@
+package kernel
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-net/penstock/cc"
+)
+
+const (
+	// pressureEvery is how often TCP's memory is looked at, while bytes come.
+	pressureEvery = 250 * time.Millisecond
+	pressureLog   = time.Minute // at most one log line in this time
+	// mostHalvings of a receive window, and leastReceive of it in bytes, are left under pressure.
+	mostHalvings = 11
+	leastReceive = cc.Bytes(8 << 10)
+)
+
+// pressure follows how much of its memory the kernel's TCP uses, for all programs of the
+// machine. Beyond a bound (net.ipv4.tcp_mem, by default a sixteenth of the memory) every
+// connection advertises four segments, and further on packets are dropped. Thousands of slow
+// readers would bring that about by what has come for them, and take the rate of all others. So
+// from half of the bound on receive windows are halved, again and again, and doubled below a
+// quarter of it.
+type pressure struct {
+	clock func() cc.Time
+	log   *slog.Logger
+	bound int64        // pages
+	due   atomic.Int64 // cc.Time of the next look
+	now   atomic.Int32 // halvings
+	said  cc.Time      // when it was logged; who looks has it
+}
+
+// halvings is how often receive windows are to be halved.
+func (p *pressure) halvings() int32 {
+	now, due := p.clock(), p.due.Load()
+	if int64(now) >= due && p.due.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
+		if used, err := tcpPages(); err == nil {
+			p.follow(used)
+			p.tell(now, used)
+		}
+	}
+	return p.now.Load()
+}
+
+// tell logs that windows are halved, once in a while.
+func (p *pressure) tell(now cc.Time, used int64) {
+	if p.now.Load() > 0 && (p.said == 0 || now.Sub(p.said) >= pressureLog) {
+		p.said = now
+		go p.log.Warn("TCP is short of memory (net.ipv4.tcp_mem): what connections may take in unread is less",
+			"pages", used, "bound", p.bound) // who reads it may be slow
+	}
+}
+
+// follow takes in how many pages are in use.
+func (p *pressure) follow(used int64) {
+	switch h := p.now.Load(); {
+	case used > p.bound/2:
+		p.now.Store(min(h+1, mostHalvings))
+	case used < p.bound/4:
+		p.now.Store(max(h-1, 0))
+	}
+}
+
+// TCPMemory tells how many pages of memory the kernel's TCP uses for all programs, and from
+// how many on it has every connection advertise a small window.
+func TCPMemory() (used, bound int64, err error) {
+	if bound, err = tcpBound(); err == nil {
+		used, err = tcpPages()
+	}
+	return used, bound, err
+}
+
+// tcpPages is how many pages the kernel's TCP uses, in all network namespaces.
+func tcpPages() (pages int64, err error) {
+	const file = "/proc/net/sockstat" // TCP: inuse 5 orphan 0 tw 0 alloc 7 mem 1
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if counts, ok := strings.CutPrefix(line, "TCP:"); ok {
+			_, mem, _ := strings.Cut(counts, " mem ")
+			if _, err := fmt.Sscan(mem, &pages); err != nil {
+				return 0, fmt.Errorf("%s: %w", file, err)
+			}
+			return pages, nil
+		}
+	}
+	return 0, fmt.Errorf("%s: no line of TCP", file)
+}
+
+// tcpBound is net.ipv4.tcp_mem's second number. Other network namespaces than the first do not
+// show it: there it is what the kernel chooses by itself (tcp(7)).
+func tcpBound() (pages int64, err error) {
+	var low int64
+	if err = scan("/proc/sys/net/ipv4/tcp_mem", &low, &pages); !errors.Is(err, os.ErrNotExist) {
+		return pages, err
+	}
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() //nolint:errcheck // it was only read
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		var kib int64
+		if n, _ := fmt.Sscanf(lines.Text(), "MemTotal: %d kB", &kib); n == 1 {
+			return kib << 10 / int64(os.Getpagesize()) / 16, nil
+		}
+	}
+	return 0, errors.Join(lines.Err(), fmt.Errorf("%s: no MemTotal", f.Name()))
+}

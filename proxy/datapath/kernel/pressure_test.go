@@ -1,0 +1,77 @@
+//go:build linux
+
+package kernel
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
+	var p pressure
+	p.bound = 1000
+	levels := func(used ...int64) (levels []int32) {
+		for _, pages := range used {
+			p.follow(pages)
+			levels = append(levels, p.now.Load())
+		}
+		return levels
+	}
+	assert.Equal(t, []int32{0, 0, 1, 2, 3}, levels(0, 500, 501, 1000, 5000))
+	assert.Equal(t, []int32{3, 3, 2, 1, 0, 0}, levels(500, 250, 249, 0, 0, 0), "between the two it stays")
+	for range 2 * mostHalvings {
+		p.follow(math.MaxInt64)
+	}
+	assert.EqualValues(t, mostHalvings, p.now.Load())
+}
+
+func TestTheKernelTellsOfItsMemoryForTCP(t *testing.T) {
+	used, bound, err := TCPMemory()
+	require.NoError(t, err)
+	assert.GreaterOrEqual(t, used, int64(0))
+	assert.Positive(t, bound)
+}
+
+// TestWhatIsTakenInFollowsTheMemoryOfTCP has the kernel seem to be short of memory, however
+// little it uses.
+func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
+	var h hands
+	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
+	if d.receiving.first == 0 {
+		t.Skip(d.Missing())
+	}
+	from, to := d.pair(t, loopback4)
+	window := func() int {
+		pass(t, from, to, 1)
+		return to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
+	}
+	later := func() { h.now = h.now.Add(pressureEvery) }
+
+	require.True(t, to.LimitReceive(receiveBuffer))
+	assert.Equal(t, receiveBuffer, window())
+	d.pressure.bound = -2
+	later()
+	assert.Equal(t, receiveBuffer/4, window())
+	assert.Equal(t, receiveBuffer/4, window(), "it is looked at now and then")
+	later()
+	assert.Equal(t, receiveBuffer/8, window())
+	require.True(t, to.LimitReceive(1<<20))
+	assert.Equal(t, 1<<20/8, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "who takes more has more of the rest")
+	for range mostHalvings {
+		later()
+		window()
+	}
+	assert.EqualValues(t, leastReceive, window())
+	assert.True(t, to.LimitReceive(1<<40), "nobody's is left to the kernel")
+
+	d.pressure.bound = math.MaxInt64
+	for range mostHalvings {
+		later()
+		window()
+	}
+	assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK), "there is no reason left to bound it")
+}
