@@ -8,6 +8,7 @@ import (
 	"os"
 	"syscall"
 
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
@@ -50,6 +51,7 @@ const (
 	RejectedUnreachable   Reason = "dial_unreachable"
 	RejectedName          Reason = "dial_name" // the host name has no address
 	RejectedDescriptors   Reason = "descriptors"
+	RejectedPorts         Reason = "local_ports" // none is left to reach the server from
 	RejectedDialError     Reason = "dial_error"
 	RejectedClientGone    Reason = "client_gone" // before it could be told of success
 	RejectedShutdown      Reason = "shutdown"
@@ -80,6 +82,8 @@ func dialReason(err error) Reason {
 	switch {
 	case errors.As(err, &own):
 		return own.reason
+	case errors.Is(err, kernel.ErrNoPort):
+		return RejectedPorts
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
 		return RejectedDialRefused
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH),

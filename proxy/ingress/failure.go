@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"net"
 	"syscall"
+
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 // failure is a dial error in the words that SOCKS5 and HTTP have for it.
@@ -48,7 +50,8 @@ func failureOf(err error) failure {
 		return failedNetwork
 	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.EHOSTDOWN):
 		return failedHost
-	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS):
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ENOBUFS),
+		errors.Is(err, kernel.ErrNoPort):
 		return failedResource
 	case errors.As(err, &dns) && !dns.IsTimeout:
 		return failedName

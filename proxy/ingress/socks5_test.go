@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 const (
@@ -186,6 +187,7 @@ var dialErrors = []struct {
 	{"denied by policy", fmt.Errorf("rule 3: %w", ErrNotAllowed), 2, "403 Forbidden"},
 	{"denied by the firewall", dialError(syscall.EACCES), 2, "403 Forbidden"},
 	{"no descriptor left", dialError(syscall.EMFILE), 1, "503 Service Unavailable"},
+	{"no local port left", fmt.Errorf("dial: %w", kernel.ErrNoPort), 1, "503 Service Unavailable"},
 	{"anything else", fmt.Errorf("odd"), 1, "502 Bad Gateway"},
 }
 

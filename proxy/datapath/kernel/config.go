@@ -5,6 +5,7 @@
 package kernel
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -15,6 +16,10 @@ import (
 
 // Tier names this datapath in datapath.Info.
 const Tier = "kernel"
+
+// ErrNoPort is of a dial for which this host has no local port left.
+var ErrNoPort = errors.New("no local port is left, for one that was used is kept for a minute: widen " +
+	"net.ipv4.ip_local_port_range, or set net.ipv4.tcp_tw_reuse to 1")
 
 // Tick is the period of a shared tick while there is progress.
 const Tick = time.Millisecond

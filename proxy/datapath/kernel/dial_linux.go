@@ -74,20 +74,30 @@ func (d *Datapath) dialName(ctx context.Context, cfg DialConfig) (*Conn, error) 
 	}
 	nc, err := dialer.DialContext(ctx, "tcp", cfg.Host)
 	if err != nil {
-		if why := foreign.Load(); why != nil {
-			err = notOurs(err, cfg, *why)
+		var why error
+		if of := foreign.Load(); of != nil {
+			why = *of
 		}
+		err = explained(err, cfg, why)
 		return nil, fmt.Errorf("kernel: %w", err)
 	}
 	return d.adopt(nc.(*net.TCPConn), d.loopFor(cfg), true)
 }
 
-// notOurs says why an address that is not this host's cannot be dialled from.
-func notOurs(err error, cfg DialConfig, why error) error {
-	if why == nil || !errors.Is(err, unix.EADDRNOTAVAIL) {
+// explained says more of a failed dial: why it cannot be made from an address that is not this host's,
+// or that all local ports are in use. Over IPv6 there may be no address to dial from instead.
+func explained(err error, cfg DialConfig, why error) error {
+	var op *net.OpError
+	if !errors.Is(err, unix.EADDRNOTAVAIL) || !errors.As(err, &op) {
 		return err
 	}
-	return fmt.Errorf("dial %s from %s: %w: %w", cfg.Host, cfg.Source.Addr(), err, why)
+	if why != nil {
+		return fmt.Errorf("dial %s from %s: %w: %w", cfg.Host, cfg.Source.Addr(), err, why)
+	}
+	if to, ok := op.Addr.(*net.TCPAddr); ok && to.IP.To4() != nil {
+		return fmt.Errorf("%w: %w", err, ErrNoPort)
+	}
+	return err
 }
 
 // guard shows an address in the form the dialler uses to the caller's guard.

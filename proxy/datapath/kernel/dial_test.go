@@ -119,6 +119,21 @@ func TestDialErrorsKeepTheirCause(t *testing.T) {
 	assert.ErrorIs(t, err, unix.ECONNREFUSED)
 }
 
+func TestADialWithoutALocalPortNamesTheCure(t *testing.T) {
+	failed := func(to string) error {
+		at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(to))
+		return &net.OpError{Op: "dial", Addr: at, Err: os.NewSyscallError("connect", unix.EADDRNOTAVAIL)}
+	}
+	err := explained(failed("192.0.2.1:80"), DialConfig{}, nil)
+	assert.ErrorIs(t, err, ErrNoPort)
+	assert.ErrorContains(t, err, "net.ipv4.ip_local_port_range")
+	assert.ErrorIs(t, err, unix.EADDRNOTAVAIL)
+	assert.NotErrorIs(t, explained(failed("[2001:db8::1]:80"), DialConfig{}, nil), ErrNoPort,
+		"there may be no address to dial it from")
+	from := DialConfig{Source: netip.MustParseAddrPort("192.0.2.7:0")}
+	assert.NotErrorIs(t, explained(failed("192.0.2.1:80"), from, unix.EPERM), ErrNoPort)
+}
+
 func TestALegIsDialledFromItsSource(t *testing.T) {
 	d := still(t, Config{})
 	ln, err := Listen(t.Context(), loopback4, false)
