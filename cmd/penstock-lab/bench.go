@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -158,7 +159,7 @@ func (f *benchFlags) experiment(cmd *cobra.Command, files []string) (r recipe.Re
 	if f.Agents, err = agents.Parse(f.agents); err != nil {
 		return r, err
 	}
-	if err := f.outputs.check(); err != nil {
+	if err := f.outputs.check(slices.Concat(files, f.Links, []string{f.Up, f.DelayTrace})...); err != nil {
 		return r, err
 	}
 	if len(files) > 0 {

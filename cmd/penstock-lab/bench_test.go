@@ -250,6 +250,33 @@ func TestNoRunIsLostToItsOutputs(t *testing.T) {
 	assert.NotContains(t, stderr, "run 1 of")
 }
 
+// A file that is read, or has records of earlier runs, is not what another output replaces.
+func TestNoOutputTakesThePlaceOfAnother(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const there = "1\n2\n"
+	require.NoError(t, os.WriteFile("x.png", []byte(there), 0o600))
+	for _, args := range []string{
+		"report x.png -o ./x.png",
+		"sim --json x.png --csv x.png", "sim --json x.png --report x.png", "sim --json x.png --plot x.png",
+		"sim --json x.png --trace-out x.png", "sim --trace x.png --csv x.png", "sim --up-trace x.png --trace-out x.png",
+		"sim --delay-trace x.png --json x.png", "sim x.png --json x.png", "bench --link x.png --csv x.png",
+		"bench x.png --json x.png", "bench --up x.png --json x.png", "demo --trace x.png --csv x.png",
+		"bench fidelity --trace x.png --report x.png",
+	} {
+		code, stdout, stderr := run(t, strings.Fields(args)...)
+		assert.Equal(t, cli.ExitInput, code, args)
+		assert.Empty(t, stdout, args)
+		assert.Contains(t, stderr, "x.png would be overwritten", args)
+	}
+	text, err := os.ReadFile("x.png")
+	require.NoError(t, err)
+	assert.Equal(t, there, string(text))
+
+	code, _, stderr := run(t, "sim", "--json", "x.jsonl", "--resume", "--trace-out", "windows.jsonl")
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Contains(t, stderr, "--resume does not go with --trace-out")
+}
+
 func TestRecordsBecomeAPage(t *testing.T) {
 	t.Chdir(t.TempDir())
 	code, _, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "12mbit", "--duration", "2s", "--json",

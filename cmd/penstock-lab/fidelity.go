@@ -125,7 +125,7 @@ func (f *fidelityFlags) experiment() (r recipe.Recipe, err error) {
 	if f.Duration < shortest {
 		return r, fmt.Errorf("--duration %s: must be at least %s", f.Duration, shortest)
 	}
-	if err := f.outputs.check(); err != nil {
+	if err := f.outputs.check(f.traces...); err != nil {
 		return r, err
 	}
 	r, err = f.Experiment()

@@ -32,6 +32,11 @@ func TestTheLaboratoryNamesWhatIsWrongWithACommandLine(t *testing.T) {
 			cli.ExitInput,
 			`unknown command "sin" for "penstock-lab"; did you mean sim?`,
 		},
+		"an unknown command of trace": {
+			[]string{"trace", "describe", "x"},
+			cli.ExitInput,
+			`unknown command "describe" for "penstock-lab trace"`,
+		},
 		"a time without its unit": {
 			[]string{"bench", "--duration", "5"},
 			cli.ExitInput,

@@ -49,8 +49,9 @@ func (o *outputs) register(cmd *cobra.Command) {
 			"what it says of them")
 }
 
-// check finds mistakes that would otherwise show after a long run.
-func (o *outputs) check() error {
+// check finds mistakes that would otherwise show after a long run, or would cost one of the files
+// that are read.
+func (o *outputs) check(read ...string) error {
 	if o.plot != "" && !strings.HasSuffix(o.plot, ".png") {
 		return fmt.Errorf("--plot %s: the name must end in .png", o.plot)
 	}
@@ -60,7 +61,7 @@ func (o *outputs) check() error {
 	if o.replace && o.json == "" {
 		return errors.New("--replace needs --json, the file that it is about")
 	}
-	return nil
+	return output.Apart([]string{o.json, o.csv, o.report, o.plot}, read...)
 }
 
 // open opens the file of --json, reads what is there, and finds out whether the others can be made.

@@ -116,7 +116,7 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	case f.within < 0:
 		return cli.BadInput(fmt.Errorf("--within %v: not below 0", f.within))
 	}
-	if err := f.outputs.check(); err != nil {
+	if err := f.outputs.check(names...); err != nil {
 		return cli.BadInput(err)
 	}
 	s := session{

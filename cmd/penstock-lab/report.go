@@ -28,6 +28,9 @@ stand side by side, such as one from before a change and one from after it.`,
   penstock-lab report before.jsonl after.jsonl --figures figures`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
+			if err := output.Apart([]string{out}, names...); err != nil {
+				return cli.BadInput(fmt.Errorf("--output: %w", err))
+			}
 			var files []report.File
 			for _, name := range names {
 				f, err := readRecords(name)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
+	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
@@ -88,8 +90,13 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 			if f.sampled <= 0 {
 				return cli.BadInput(errors.New("--trace-every must be above 0, such as 10ms"))
 			}
-			if err := f.outputs.check(); err != nil {
+			read := slices.Concat(files, f.traces, []string{f.upTrace, f.DelayTrace})
+			err = errors.Join(f.outputs.check(append(read, f.traceOut)...), output.Apart([]string{f.traceOut}, read...))
+			if err != nil {
 				return cli.BadInput(err)
+			}
+			if f.outputs.resume && f.traceOut != "" {
+				return cli.BadInput(errors.New("--resume does not go with --trace-out: the file of --json has no such trace"))
 			}
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)

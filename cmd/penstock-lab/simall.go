@@ -116,6 +116,9 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 	if err != nil {
 		return nil, err
 	}
+	if f.outputs.resume || f.outputs.plot != "" {
+		return nil, errors.New("--resume and --plot do not go with --all")
+	}
 	if !flags.Changed("algorithm") {
 		f.algorithms = nil
 		for _, s := range sim.Algorithms() {

@@ -120,6 +120,8 @@ func TestSimAllRefuses(t *testing.T) {
 		"--markdown --rate 1mbit":                  "--markdown goes with --all",
 		"--all -a kopa":                            `no algorithm "kopa"`,
 		"--all -a none":                            "none leaves the window to the transport below",
+		"--all --json x --resume":                  "--resume and --plot do not go with --all",
+		"--all --plot x.png":                       "--resume and --plot do not go with --all",
 		"--all --trace-every 0s":                   "--trace-every must be above 0",
 		"--all --transport quic":                   `--transport: no transport "quic"; use kernel, relay or native`,
 		"--all -a copa --trace-out /no/x":          "--trace-out: open /no/x",

@@ -26,6 +26,7 @@ func traceCommand() *cobra.Command {
 leave (Mahimahi's format), which sim, bench and experiments play. They read a .csv
 of times in seconds and rates in Mbit/s as well.`,
 		Args: cli.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	cmd.AddCommand(traceInfoCommand(), traceConvertCommand(), traceGenerateCommand(),
 		traceRecordCommand(), traceServeCommand())

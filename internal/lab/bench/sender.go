@@ -94,7 +94,7 @@ func ParseSender(spec string, envelopes []string) ([]Sender, error) {
 	name, _, err := cc.Parse(ref)
 	if err != nil {
 		if first, _, several := strings.Cut(ref, ","); several && !strings.Contains(first, ":") {
-			return nil, fmt.Errorf("%w (repeat --sender for each)", err)
+			return nil, fmt.Errorf("%w (repeat the flag for each)", err)
 		}
 		return nil, err
 	}

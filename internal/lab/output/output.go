@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 )
 
 // Check finds out whether Write can make a file at path, so that a mistake shows
@@ -23,6 +24,36 @@ func Check(path string) error {
 		err = errors.Join(err, os.Remove(f.Name()))
 	}
 	return err
+}
+
+// Apart refuses files to be written that are one, or that are among those that are read: the
+// later would take the place of the earlier. What is no regular file takes several.
+func Apart(written []string, read ...string) error {
+	others := slices.Clone(read)
+	for _, path := range written {
+		for _, other := range others {
+			if path != "" && same(path, other) {
+				return fmt.Errorf("%s would be overwritten: give each file a name of its own", path)
+			}
+		}
+		others = append(others, path)
+	}
+	return nil
+}
+
+// same tells whether two paths lead to one regular file, which need not be there yet.
+func same(a, b string) bool {
+	one, errA := os.Stat(a)
+	other, errB := os.Stat(b)
+	if errA == nil && errB == nil {
+		return one.Mode().IsRegular() && os.SameFile(one, other)
+	}
+	if errA == nil || errB == nil {
+		return false
+	}
+	a, errA = filepath.Abs(a)
+	b, errB = filepath.Abs(b)
+	return errA == nil && errB == nil && a == b
 }
 
 // Write has write make a file that appears at path, or replaces what is there, when

@@ -67,6 +67,17 @@ func TestWhatCannotBeMadeIsKnownBefore(t *testing.T) {
 	require.Error(t, output.Write("/dev/full", say("x")))
 }
 
+func TestNoFileIsWrittenOverAnother(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("there", nil, 0o600))
+	require.NoError(t, os.Symlink("there", "link"))
+	require.NoError(t, output.Apart([]string{"a", "", "b", "there", ""}, "c", ""))
+	require.NoError(t, output.Apart([]string{"/dev/null", "/dev/null"}, "/dev/null"))
+	for _, written := range [][]string{{"a", "./a"}, {"there", "link"}, {"read"}, {"a", "b/../read"}} {
+		assert.ErrorContains(t, output.Apart(written, "read"), "would be overwritten", written)
+	}
+}
+
 func TestRecordsStandBehindEarlierOnes(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "runs.jsonl")
 	for _, record := range []string{"{\"n\":1}\n", "{\"n\":2}\n"} {
