@@ -7,12 +7,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"math"
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,6 +58,8 @@ type Run struct {
 	Hints     float64 `json:"hints_ms,omitempty"` // how often the link told the edge of itself
 	Duration  float64 `json:"duration_seconds"`
 	Warmup    float64 `json:"warmup_seconds,omitempty"`
+
+	Setup string `json:"setup,omitempty"` // a digest of all that was to be played, what traces carry included
 
 	StartedAt time.Time `json:"started_at"`
 	Version   string    `json:"version"`
@@ -197,7 +201,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	r := Run{
 		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil, Native: s.Native,
 		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
-		Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(), StartedAt: time.Now().UTC().Truncate(time.Second),
+		Setup: setup(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(), StartedAt: time.Now().UTC().Truncate(time.Second),
 		System: readSystem(), Retransmitted: rec.Resent, Missing: rec.Missing, Window: rec.Window, Answer: rec.Answer,
 		Departures: rec.Departures, Discarded: rec.Discarded, Points: rec.Points, Memory: rec.Memory,
 	}
@@ -240,6 +244,14 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	}
 	r.flows(s, rec)
 	return r
+}
+
+// setup is a digest of the stage.
+func setup(s stage.Stage) string {
+	digest := fnv.New64a()
+	err := json.NewEncoder(digest).Encode(s) // of traces the names
+	fmt.Fprint(digest, err, s.Down.Trace, s.Down.Delays, s.Up.Trace, s.Up.Delays)
+	return strconv.FormatUint(digest.Sum64(), 16)
 }
 
 // course keeps the course of the run and the distribution of its delay.
@@ -329,8 +341,7 @@ func (r Run) DropShare() float64 {
 // Same tells whether the other is the same run of the same build: one needs not be made again.
 func (r Run) Same(o Run) bool {
 	return r.Experiment == o.Experiment && r.Scale == o.Scale && r.Name == o.Name && r.Virtual == o.Virtual &&
-		r.Seed == o.Seed &&
-		r.Number == o.Number && r.Version == o.Version && r.Path() == o.Path() && r.Algorithm == o.Algorithm
+		r.Seed == o.Seed && r.Number == o.Number && r.Version == o.Version && r.Setup == o.Setup
 }
 
 // Supersedes tells whether the other is of the same experiment, played in the same way by another build.

@@ -101,6 +101,21 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	other := want[1]
 	other.Version = "v1"
 	assert.Equal(t, -1, other.Find(got), "another build's run is made again")
+	plays := func(text string) func(*stage.Stage) {
+		trace, err := sim.ReadTrace("x", strings.NewReader(text))
+		require.NoError(t, err)
+		return func(s *stage.Stage) { s.Down.Trace = trace }
+	}
+	for what, change := range map[string]func(*stage.Stage){
+		"flows": func(s *stage.Stage) { s.Actors = append(s.Actors, s.Actors[0]) },
+		"acks":  func(s *stage.Stage) { s.AckEvery = 10 * time.Millisecond },
+		"trace": plays("5\n"), "what it carries": plays("6\n"),
+	} {
+		changed := played(t, change)
+		assert.Equal(t, -1, changed.Find(got), what)
+		assert.Zero(t, changed.Find([]record.Run{played(t, change)}), what)
+		got = append(got, changed)
+	}
 
 	_, err = record.Read("runs", strings.NewReader("{\"experiment\":\"a\"}\n{\"recipe\":\"b\"}\n"))
 	require.ErrorContains(t, err, "runs: line 2: it is no record of a run")
