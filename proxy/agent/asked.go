@@ -117,6 +117,7 @@ func (l *Link) known(datagram []byte) {
 		if m.Kind == ccp.KindChange {
 			l.mu.Lock()
 			l.waiting.drop(about{ccp.KindCreate, m.Flow})
+			delete(l.sent.begun, m.Flow)
 			l.mu.Unlock()
 		}
 	}

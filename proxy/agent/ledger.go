@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"time"
+
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
 )
@@ -9,6 +11,10 @@ const (
 	marks    = 1024 // messages whose times are known; more than a socket's queue has room for
 	classLen = 64   // lengths that count as one: the kernel's memory for a message comes in steps
 	learning = 8    // messages of a class whose memory is measured
+
+	// beginning is how long an agent may take over the announcement of a flow, and meanwhile neither read nor
+	// say anything: it may have much to set up, and flows that it lost over that would only come back as new ones.
+	beginning = time.Second
 )
 
 // ledger knows when what an agent has not read was sent, from how much memory it takes.
@@ -16,9 +22,10 @@ type ledger struct {
 	sizes   map[int]*size // by class of length
 	total   int           // memory of all that was sent
 	ring    [marks]mark
-	n       int     // marks made so far
-	unread  int     // memory of what was not read when somebody looked
-	stirred cc.Time // when it was seen last that the agent goes on
+	n       int             // marks made so far
+	unread  int             // memory of what was not read when somebody looked
+	stirred cc.Time         // when it was seen last that the agent goes on
+	begun   map[uint32]bool // flows that were announced, and not answered for or closed
 }
 
 // size is how much memory a message takes in the sender's account.
@@ -56,8 +63,32 @@ func (l *ledger) learn(length, grown int) {
 // add notes a message that has left.
 func (l *ledger) add(m message) {
 	l.total += l.of(len(m.bytes)).memory
-	l.ring[l.n%marks] = mark{aboutOf(m.bytes), m.at, l.total}
+	what := aboutOf(m.bytes)
+	switch {
+	case what.kind == ccp.KindCreate:
+		if l.begun == nil {
+			l.begun = map[uint32]bool{}
+		}
+		l.begun[what.flow] = true
+	case what.kind == ccp.KindMeasure && len(m.bytes) == closeLen:
+		delete(l.begun, what.flow)
+	}
+	l.ring[l.n%marks] = mark{what, m.at, l.total}
 	l.n++
+}
+
+// begins is the flow that the agent is at work to begin: it has read the announcement last, and not answered
+// yet; 0: none.
+func (l *ledger) begins(now cc.Time, memory int) (flow uint32) {
+	i := l.oldest(memory) - 1
+	if i < max(0, l.n-marks) {
+		return 0
+	}
+	m := l.ring[i%marks]
+	if m.about.kind != ccp.KindCreate || !l.begun[m.about.flow] || now.Sub(max(m.at, l.stirred)) >= beginning {
+		return 0
+	}
+	return m.about.flow
 }
 
 // waits is since when a message has waited, and the agent has not gone on, where those that are unread
@@ -74,8 +105,11 @@ func (l *ledger) waits(now cc.Time, memory int) cc.Time {
 	return max(l.ring[i%marks].at, l.stirred)
 }
 
-// holds reports whether the announcement of a flow is among those messages.
-func (l *ledger) holds(flow uint32, memory int) bool {
+// hears reports whether the announcement of a flow is among those messages, or the agent is at work on it.
+func (l *ledger) hears(now cc.Time, flow uint32, memory int) bool {
+	if l.begins(now, memory) == flow {
+		return true
+	}
 	for i := l.oldest(memory); i < l.n; i++ {
 		if l.ring[i%marks].about == (about{ccp.KindCreate, flow}) {
 			return true

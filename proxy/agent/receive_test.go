@@ -244,3 +244,36 @@ func TestAnAgentThatReadsSteadilyKeepsItsFlowsHoweverLongItsQueue(t *testing.T) 
 	}
 	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"])
 }
+
+// An agent that takes longer over a new flow than flows have patience.
+func TestAnAgentMayTakeItsTimeOverANewFlow(t *testing.T) {
+	const flows = 4
+	c := gather(t, flows)
+	announced := map[uint32]int{}
+	turn := func(over time.Duration) {
+		c.tick(time.Millisecond, true)
+		m, there := c.read()
+		if !there {
+			return
+		}
+		if m.Kind == ccp.KindCreate {
+			announced[m.Flow]++
+			for end := c.now().Add(over); c.now() < end; {
+				c.tick(time.Millisecond, true)
+			}
+		}
+		c.answer(m)
+	}
+	for range 2000 {
+		turn(150 * time.Millisecond)
+	}
+	assert.Equal(t, flows, c.link.Info().Steered)
+	assert.Equal(t, map[uint32]int{1: 1, 2: 1, 3: 1, 4: 1}, announced)
+	assert.Zero(t, c.link.Info().Fallbacks["stalled"])
+
+	c.join()
+	for announced[flows+1] == 0 {
+		turn(beginning + 4*roundTrip)
+	}
+	assert.EqualValues(t, flows, c.link.Info().Fallbacks["stalled"], "but not for ever")
+}

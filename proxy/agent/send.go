@@ -126,7 +126,7 @@ func (l *Link) transmit(b []byte) error {
 		return unix.ENOTCONN
 	}
 	now := l.cfg.Clock()
-	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.holds(what.flow, queued(l.fd)) {
+	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.hears(now, what.flow, queued(l.fd)) {
 		return nil // the agent would begin anew
 	} else if what.kind == ccp.KindMeasure && len(b) == closeLen {
 		l.waiting.drop(about{ccp.KindCreate, what.flow}) // which may be behind a report whose place this takes
@@ -234,10 +234,15 @@ func (l *Link) look(now cc.Time) (since cc.Time) {
 	if l.fd < 0 {
 		return 0
 	}
-	since = l.sent.waits(now, queued(l.fd))
+	memory := queued(l.fd)
+	since = l.sent.waits(now, memory)
 	if since == 0 && !l.waiting.empty() { // its queue is full of what others have sent
 		since = max(l.waiting.messages[0].at, l.sent.stirred)
 	}
-	l.agent.Unread(since)
+	if l.sent.begins(now, memory) == 0 {
+		l.agent.Unread(since)
+	} else {
+		l.agent.Unread(0)
+	}
 	return since
 }
