@@ -400,7 +400,7 @@ func TestReportsOfAnyEnforcedLegAddUp(t *testing.T) {
 		h := enforcedFrom(s.seen)
 		at := now
 		var l limits
-		l.begin(nil)
+		l.begin(nil, 0)
 		clock := func() cc.Time { return at }
 		var taken atomic.Int64
 		l.apply(flow.Limit{Cwnd: 10 * mss}, clock, &taken)

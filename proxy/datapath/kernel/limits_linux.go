@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
@@ -23,6 +24,7 @@ type limits struct {
 
 	mu        sync.Mutex // a leaf: nothing else is locked under it
 	kept      bool       // there is something to keep
+	spreads   bool       // the relay keeps the rate, and the socket spreads what it lets out
 	cell      *bpf.Cell  // nil: the kernel does not enforce the window
 	limit     flow.Limit // the one applied last
 	lowered   cc.Time    // when the window was lowered last
@@ -48,21 +50,23 @@ type wider struct {
 	taken  int64
 }
 
-// begin has limits kept from now on; cell is that of a leg whose window the kernel
-// enforces.
-func (l *limits) begin(cell *bpf.Cell) {
+// begin has limits kept from now on, of which the kernel holds some; cell is that of a leg whose
+// window it enforces.
+func (l *limits) begin(cell *bpf.Cell, holds datapath.Hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kept, l.cell = true, cell
+	l.kept, l.cell, l.spreads = true, cell, holds&datapath.HoldRate == 0
 }
 
-// end has no limit kept any more.
-func (l *limits) end() {
+// end has no limit kept any more, and tells whether one was.
+func (l *limits) end() (kept bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	kept = l.kept
 	l.kept, l.cell, l.limit, l.before, l.rate, l.unsent = false, nil, flow.Limit{}, wider{}, 0, 0
 	l.mss, l.srtt, l.blocked, l.inForce, l.now, l.reporting = 0, 0, false, 0, false, false
 	l.dirty.Store(false)
+	return kept
 }
 
 // Apply implements datapath.Conn.
@@ -148,12 +152,22 @@ func (l *limits) reading(r *flow.Report, s *bpf.Seen, fresh bool) {
 // window by itself only when it next sends or hears from its peer.
 func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.inForce+l.mss }
 
+// spreading is how many times the pacing rate the socket's own is where the relay keeps the rate,
+// so that what it lets out in one go is spread. At the rate itself the socket would hold bytes back,
+// as the kernel takes a raise in with the next acknowledgement, and what it holds back looks as if
+// the window below ours were full, so that ours does not grow.
+const spreading = 2
+
 // options returns what the socket is to have.
 func (l *limits) options() (rate cc.Rate, unsent int) {
 	if l.cell != nil {
 		return 0, unsentBelow(l.limit, l.srtt, l.mss)
 	}
-	return max(0, l.limit.PacingRate), unsentFor(l.limit.Cwnd)
+	rate = max(0, l.limit.PacingRate)
+	if l.spreads {
+		rate *= spreading
+	}
+	return rate, unsentFor(l.limit.Cwnd)
 }
 
 // stale tells whether settle has anything to do.

@@ -59,7 +59,7 @@ func TestAPauseGrowsWithTheSilence(t *testing.T) {
 func TestAWiderWindowCountsForWhatWasWrittenUnderIt(t *testing.T) {
 	h := hands{now}
 	var l limits
-	l.begin(nil)
+	l.begin(nil, datapath.HoldRate)
 	var taken atomic.Int64
 	apply := func(segments cc.Bytes) {
 		h.now++
@@ -184,5 +184,26 @@ func TestWhatMayWaitUnsentLastsSomeMilliseconds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			assert.Equal(t, row.want, unsentBelow(row.limit, row.srtt, mss))
 		})
+	}
+}
+
+// TestTheSocketOnlySpreadsWhatTheRelayLetsOut tells a rate that the socket has to keep from one that
+// the relay keeps.
+func TestTheSocketOnlySpreadsWhatTheRelayLetsOut(t *testing.T) {
+	const rate = cc.Rate(8_000_000) // bits per second
+	for _, row := range []struct {
+		want, holds datapath.Hold
+		bytes       int
+	}{
+		{want: datapath.HoldRate, holds: datapath.HoldRate, bytes: 1_000_000},
+		{want: datapath.HoldAll, holds: 0, bytes: spreading * 1_000_000},
+	} {
+		a, _ := still(t, Config{}).pair(t, loopback4)
+		assert.Equal(t, row.holds, a.Enforce(row.want, 0))
+		a.Apply(flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: rate})
+		a.mu.Lock()
+		a.settle()
+		a.mu.Unlock()
+		assert.Equal(t, row.bytes, a.option(t, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE))
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
 // Enforce implements datapath.Conn.
@@ -21,20 +22,19 @@ func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	c.system = c.congestion()
 	c.envelope = c.system
 	c.dp.place(c, shard)
-	c.holds = datapath.HoldRate
 	switch {
 	case want&datapath.HoldWindow == 0:
+		c.holds = datapath.HoldRate
 	case c.enforceWindow():
 		c.holds = datapath.HoldAll
 	default:
 		c.widen()
 	}
-	h := c.enforced.Load()
-	if h == nil {
-		c.limits.begin(nil)
-	} else {
-		c.limits.begin(h.cell)
+	var cell *bpf.Cell
+	if h := c.enforced.Load(); h != nil {
+		cell = h.cell
 	}
+	c.limits.begin(cell, c.holds)
 	return c.holds
 }
 
@@ -114,8 +114,7 @@ func (c *Conn) conclude() {
 // release ends an observation and gives the socket back what it had before Enforce.
 func (c *Conn) release() {
 	c.conclude()
-	c.limits.end()
-	if c.holds == 0 {
+	if !c.limits.end() {
 		return
 	}
 	c.holds = 0
