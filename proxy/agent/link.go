@@ -58,6 +58,8 @@ type Link struct {
 	secure atomic.Pointer[tls.Config] // of the next connection to an agent elsewhere
 	heard  atomic.Bool                // something, over that connection
 
+	refused atomic.Bool // something that came over the present connection
+
 	connects, malformed atomic.Uint64
 
 	in      inbox
@@ -346,6 +348,7 @@ func (l *Link) begin(c connection) error {
 	l.in.mu.Lock()
 	defer l.in.mu.Unlock()
 	l.in.bad = 0
+	l.refused.Store(false)
 	l.mu.Lock()
 	l.open, l.failed, l.fd, l.events = true, nil, c.fd, c.events
 	l.sent, l.looking = ledger{sizes: l.sent.sizes}, false
@@ -358,7 +361,7 @@ func (l *Link) begin(c connection) error {
 	}
 	for _, b := range c.early {
 		if err := l.hear(b); err != nil {
-			l.malformed.Add(1)
+			l.refuse(err)
 		}
 	}
 	return nil

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -60,13 +62,23 @@ func (l *Link) judge(datagram []byte) {
 		l.in.bad = 0
 		return
 	}
-	l.malformed.Add(1)
-	l.log.Debug("message of the agent refused", "err", err)
+	l.refuse(err)
 	if l.in.bad++; l.in.bad >= nonsense {
 		l.mu.Lock()
 		l.fail(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense))
 		l.mu.Unlock()
 	}
+}
+
+// refuse notes a datagram that was malformed, or installs a program that cannot run: flows that the agent gives
+// it stay with their fallback. The first one of a connection is a warning.
+func (l *Link) refuse(err error) {
+	l.malformed.Add(1)
+	level := slog.LevelWarn
+	if l.refused.Swap(true) {
+		level = slog.LevelDebug
+	}
+	l.log.Log(context.Background(), level, "message of the agent refused", "err", err)
 }
 
 // takeNow is take in a tick, which does not wait where another goroutine does it.

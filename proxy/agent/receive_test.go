@@ -2,7 +2,9 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -158,6 +160,22 @@ func TestATickTakesInWhatTheAgentHasSaid(t *testing.T) {
 	c.tick(time.Millisecond, true)
 	assert.Equal(t, "agent", c.flows[0].Control().Phase, "before the flow goes on")
 	require.Equal(t, ccp.KindMeasure, c.next().Kind)
+}
+
+func TestAProgramThatIsRefusedIsAWarning(t *testing.T) {
+	var said strings.Builder
+	c := gather(t, 0)
+	c.link.log = slog.New(slog.NewTextHandler(&said, nil))
+	for range nonsense - 1 {
+		c.say(ccp.Install{Program: 7, Instructions: []ccp.Instruction{
+			{Result: ccp.Register{Class: ccp.ClassPrimitive}},
+		}}.Append(nil))
+	}
+	c.link.takeNow()
+	assert.EqualValues(t, nonsense-1, c.link.Info().Malformed)
+	assert.Equal(t, 1, strings.Count(said.String(), "\n"))
+	assert.Contains(t, said.String(), "level=WARN")
+	assert.Contains(t, said.String(), "program 7: instruction 0: the result goes to a register of class primitive")
 }
 
 func TestAnAnswerWakesSomebodyBetweenTicks(t *testing.T) {

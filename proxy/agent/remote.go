@@ -120,8 +120,7 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 		}
 		if err := l.hear(buf[:n]); err != nil {
 			bad++
-			l.malformed.Add(1)
-			l.log.Debug("message of the agent refused", "err", err)
+			l.refuse(err)
 			continue
 		}
 		bad = 0
