@@ -184,7 +184,7 @@ func (g *gateway) endpoint(given string, notes io.Writer) (string, error) {
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	switch {
-	case err != nil, strings.ContainsAny(host, " /\t\n"), given != "" && host == "":
+	case err != nil, strings.ContainsAny(host, " /\t\n[]"), given != "" && host == "":
 		return "", fmt.Errorf("--endpoint: %q is not HOST or HOST:PORT", given)
 	case n == 0:
 		return "", fmt.Errorf("--endpoint: say the port, since listener %s has a new one each time", g.Name)

@@ -164,6 +164,9 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 			[]string{"add", "phone", "--endpoint", "vpn.example.com"},
 			"--endpoint: say the port",
 		},
+		"an endpoint with half its brackets": {
+			gatewayConfig, []string{"add", "phone", "--endpoint", "[vpn.example.com"}, "is not HOST or HOST:PORT",
+		},
 		"an endpoint that is none": {gatewayConfig, []string{"add", "phone", "--endpoint", "a b:1"}, "--endpoint"},
 		"name servers by name": {
 			gatewayConfig, append([]string{"add", "phone", "--dns", "dns.example"}, end...),

@@ -46,10 +46,11 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 		_, _ = hangUp() // so that its log, metrics and status have it, too
 		return badConfig(notes, err)
 	}
-	if at == "" {
-		at = cfg.Telemetry.Address
+	address := at
+	if address == "" {
+		address = cfg.Telemetry.Address
 	}
-	status, body, err := askProxy(ctx, at, http.MethodPost, "/-/reload")
+	status, body, err := askProxy(ctx, address, http.MethodPost, "/-/reload")
 	if errors.Is(err, errTelemetryOff) {
 		sent, err := hangUp()
 		switch {
@@ -63,6 +64,8 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 	}
 	answer := strings.TrimSpace(string(body))
 	switch {
+	case err != nil && at == "":
+		return fmt.Errorf("not reloaded: %w; where telemetry.address is new in the file, it takes a restart", err)
 	case err != nil:
 		return fmt.Errorf("not reloaded: %w", err)
 	case status == http.StatusUnprocessableEntity:
