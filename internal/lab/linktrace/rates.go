@@ -54,10 +54,10 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
-		at, mbit, err := numbersOf(words)
-		if err != nil && len(steps) == 0 && n == 1 {
+		if _, err := strconv.ParseFloat(words[0], 64); err != nil && n == 1 {
 			continue // titles
 		}
+		at, mbit, err := numbersOf(words)
 		if err == nil && len(steps) == 0 && at != 0 {
 			err = fmt.Errorf("the first time is %v s, but must be 0", at)
 		}
@@ -84,8 +84,9 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 }
 
 func numbersOf(words []string) (at, mbit float64, err error) {
-	if len(words) < 2 {
-		return 0, 0, fmt.Errorf("expected a time in seconds and a rate in Mbit/s")
+	if len(words) != 2 {
+		return 0, 0, fmt.Errorf("expected a time in seconds and a rate in Mbit/s, decimals with a point, not %d columns",
+			len(words))
 	}
 	for i, to := range []*float64{&at, &mbit} {
 		v, err := strconv.ParseFloat(words[i], 64)
