@@ -170,6 +170,20 @@ func TestRecipesArePlayedInPieces(t *testing.T) {
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Equal(t, "pbe-e1: it is there\n", stdout)
 
+	stopped := left[2]
+	text.Reset()
+	for range 2 {
+		require.NoError(t, record.Write(&text, stopped))
+	}
+	require.NoError(t, os.WriteFile(file, text.Bytes(), 0o600))
+	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--resume", "--json", file)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	left, err = record.Open(file)
+	require.NoError(t, err)
+	require.Len(t, left, 2, "what was stopped twice is played anew, and counts once")
+	assert.True(t, left[0].Same(stopped))
+	assert.NotEmpty(t, left[1].Findings)
+
 	code, _, stderr = run(t, "bench", "recipe", "pbe-e1", "--virtual", "--replace")
 	assert.Equal(t, cli.ExitInput, code)
 	assert.Contains(t, stderr, "--replace needs --json")

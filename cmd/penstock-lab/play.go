@@ -89,19 +89,28 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 	return f, there, f.Close, nil
 }
 
-// drop takes out of the file of --json what other builds say of the experiments that the runs are of.
-func (o *outputs) drop(runs []record.Run) error {
-	there, err := record.Open(o.json)
-	if err != nil {
-		return fmt.Errorf("--replace: %w", err)
+// drop takes out of the file of --json, with --replace, what other builds say of the experiments that
+// were played, and what was there of those that had been stopped and were played again.
+func (s *session) drop() error {
+	if !s.replace && len(s.again) == 0 {
+		return nil
 	}
-	kept := slices.DeleteFunc(slices.Clone(there), func(old record.Run) bool {
-		return slices.ContainsFunc(runs, func(r record.Run) bool { return r.Supersedes(old) })
-	})
+	there, err := record.Open(s.json)
+	if err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	var kept []record.Run
+	for i, old := range there {
+		if i < len(s.there) && slices.ContainsFunc(s.again, old.Same) ||
+			s.replace && slices.ContainsFunc(s.all, func(r record.Run) bool { return r.Supersedes(old) }) {
+			continue
+		}
+		kept = append(kept, old)
+	}
 	if len(kept) == len(there) {
 		return nil
 	}
-	return output.Write(o.json, func(w io.Writer) error {
+	return output.Write(s.json, func(w io.Writer) error {
 		for _, r := range kept {
 			if err := record.Write(w, r); err != nil {
 				return err
@@ -157,6 +166,7 @@ type session struct {
 	there []record.Run
 	real  recipe.Player
 	all   []record.Run // of all experiments
+	again []record.Run // made again though they were there, since their experiment had been stopped
 }
 
 // play plays experiments, one after the other, and tells of each when it is over, with the records of
@@ -173,8 +183,8 @@ func (s *session) play(
 		return cli.BadInput(err)
 	}
 	defer func() {
-		if err = errors.Join(err, done()); err == nil && s.replace {
-			err = s.drop(s.all)
+		if err = errors.Join(err, done()); err == nil {
+			err = s.drop()
 		}
 	}()
 	s.file, s.there, s.began = file, there, time.Now()
@@ -341,6 +351,7 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 		}
 	})
 	if r.Asserts() && len(made) == len(stages) {
+		s.again = append(s.again, made...)
 		made[len(made)-1].Findings = played.Findings
 		err = errors.Join(err, record.Write(s.file, made[len(made)-1]))
 	}
