@@ -98,7 +98,9 @@ where user namespaces are allowed.`,
 			}
 			if f.print {
 				text, err := f.Text()
-				fmt.Fprint(cmd.OutOrStdout(), text)
+				if err == nil {
+					_, err = fmt.Fprint(cmd.OutOrStdout(), text)
+				}
 				return err
 			}
 			runs, err := f.play(cmd, experiment)

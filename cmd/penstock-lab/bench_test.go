@@ -210,6 +210,16 @@ func TestBenchPlaysWhatItPrints(t *testing.T) {
 	assert.Equal(t, want, got)
 }
 
+func TestAnExperimentThatCannotBePrintedIsAFailure(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	require.NoError(t, err)
+	defer full.Close()
+	var stderr bytes.Buffer
+	code := execute(t.Context(), []string{"bench", "--print"}, full, &stderr)
+	assert.Equal(t, cli.ExitFail, code)
+	assert.Contains(t, stderr.String(), "no space left on device")
+}
+
 // What a file of records has of this build is not made again, and stands in the tables.
 func TestBenchGoesOn(t *testing.T) {
 	t.Chdir(t.TempDir())
