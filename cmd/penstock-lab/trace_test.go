@@ -34,8 +34,8 @@ func TestTracesAreGeneratedConvertedAndDescribed(t *testing.T) {
 	require.NoError(t, os.WriteFile(rates, []byte("0,x\n1,2\n2,y\n"), 0o600))
 	for args, says := range map[string]string{
 		"info /nope":                           "open /nope",
-		"info " + rates:                        "a.csv: line 2: the first time is 1 s",
-		"convert " + rates + " " + again:       "a.csv: line 2: the first time is 1 s",
+		"info " + rates:                        `a.csv: line 1: "x" is not a number`,
+		"convert " + rates + " " + again:       `a.csv: line 1: "x" is not a number`,
 		"convert --to x a b":                   `--to is "x"`,
 		"convert --every 1us a b":              "--every is 1µs",
 		"generate nope " + again:               `no model "nope"`,
