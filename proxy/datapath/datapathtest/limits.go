@@ -13,14 +13,14 @@ import (
 
 func (s suite) rate() {
 	a, b := s.connect()
-	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: testRate})
+	o := observeRate(a, flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: testRate})
 	s.paced(a, b, o, 0)
 }
 
 // changedRate limits the rate of a leg that is idle by now.
 func (s suite) changedRate() {
 	a, b := s.connect()
-	o := observe(a, flow.Limit{Cwnd: cc.MaxCwnd})
+	o := observeRate(a, flow.Limit{Cwnd: cc.MaxCwnd})
 	s.pass(a, b, o, 1<<20)
 	a.Apply(flow.Limit{Cwnd: cc.MaxCwnd, PacingRate: testRate})
 	s.paced(a, b, o, 1<<20)

@@ -113,7 +113,20 @@ type observer struct {
 
 // observe has a leg keep to a limit, as far as it can, and collects its reports.
 func observe(c datapath.Conn, limit flow.Limit) *observer {
-	o := &observer{holds: c.Enforce(datapath.HoldAll, 0)}
+	return observeHolding(c, datapath.HoldAll, limit)
+}
+
+// observeRate is observe of a leg that keeps the rate: alone, where it does not keep it with a window.
+func observeRate(c datapath.Conn, limit flow.Limit) *observer {
+	want := datapath.HoldAll
+	if c.Enforce(want, 0)&datapath.HoldRate == 0 {
+		want = datapath.HoldRate
+	}
+	return observeHolding(c, want, limit)
+}
+
+func observeHolding(c datapath.Conn, want datapath.Hold, limit flow.Limit) *observer {
+	o := &observer{holds: c.Enforce(want, 0)}
 	o.changed = sync.NewCond(&o.mu)
 	c.Apply(limit)
 	c.Observe(o.report)

@@ -67,6 +67,8 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 	}
 	assert.EqualValues(t, leastReceive, window())
 	assert.True(t, to.LimitReceive(1<<40), "nobody's is left to the kernel")
+	unprivileged(t, func() { assert.True(t, to.LimitReceive(1<<20), "nor without CAP_NET_ADMIN") })
+	require.True(t, to.LimitReceive(1<<40))
 
 	d.pressure.bound = math.MaxInt64
 	for range mostHalvings {

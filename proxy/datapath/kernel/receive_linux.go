@@ -73,8 +73,10 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		if a := c.advertising; a != nil && a.window > 0 {
 			clamp = min(clamp, a.window)
 		}
-		// The kernel raises the clamp of the window only together with a buffer that it sizes itself.
-		limited = (n < r.most || c.halvings > 0) && unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil &&
+		bound := func(option int) bool { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil }
+		// The kernel raises the clamp of the window only together with a buffer that it sizes itself; under
+		// pressure any size will do, so that of net.core.rmem_max, too.
+		limited = (n < r.most && bound(option) || c.halvings > 0 && (bound(option) || bound(unix.SO_RCVBUF))) &&
 			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp)) == nil
 		if limited {
 			return nil
