@@ -96,7 +96,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 				return cli.BadInput(err)
 			}
 			if f.outputs.resume && f.traceOut != "" {
-				return cli.BadInput(errors.New("--resume does not go with --trace-out: the file of --json has no such trace"))
+				return cli.BadInput(errors.New(
+					"--resume does not go with --trace-out: the file of --json has no such trace"))
 			}
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)

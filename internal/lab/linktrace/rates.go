@@ -85,8 +85,8 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 
 func numbersOf(words []string) (at, mbit float64, err error) {
 	if len(words) != 2 {
-		return 0, 0, fmt.Errorf("expected a time in seconds and a rate in Mbit/s, decimals with a point, not %d columns",
-			len(words))
+		return 0, 0, fmt.Errorf("expected a time in seconds and a rate in Mbit/s, "+
+			"decimals with a point, not %d columns", len(words))
 	}
 	for i, to := range []*float64{&at, &mbit} {
 		v, err := strconv.ParseFloat(words[i], 64)

@@ -201,8 +201,10 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	r := Run{
 		Name: s.Name, Seed: s.Seed, Number: 1, Attempt: max(1, rec.Attempt), Virtual: rec.Virtual != nil, Native: s.Native,
 		Algorithm: s.Algorithm, Envelope: rec.Envelope, Tunnel: string(s.Tunnel), Hints: Millis(s.Hints),
-		Setup: setup(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(), StartedAt: time.Now().UTC().Truncate(time.Second),
-		System: readSystem(), Retransmitted: rec.Resent, Missing: rec.Missing, Window: rec.Window, Answer: rec.Answer,
+		Setup: setup(s), Duration: s.Duration.Seconds(), Warmup: s.Warmup.Seconds(),
+		StartedAt:     time.Now().UTC().Truncate(time.Second),
+		System:        readSystem(),
+		Retransmitted: rec.Resent, Missing: rec.Missing, Window: rec.Window, Answer: rec.Answer,
 		Departures: rec.Departures, Discarded: rec.Discarded, Points: rec.Points, Memory: rec.Memory,
 	}
 	r.describe(s)
@@ -275,7 +277,10 @@ func (r *Run) course(points []netlab.Point, queueing netlab.Quantiles) {
 func (r *Run) flows(s stage.Stage, rec stage.Record) {
 	var rates []float64
 	for i, a := range rec.Actors {
-		f := Flow{Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Limited: a.Limited, Error: a.Corrupt + a.Error}
+		f := Flow{
+			Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Limited: a.Limited,
+			Error: a.Corrupt + a.Error,
+		}
 		if v := a.Video; v != nil {
 			own := VideoOf(*v)
 			f.Video = &own

@@ -137,8 +137,8 @@ func (w *watch) look() {
 // connections have small windows.
 func (w *watch) noteMemory() error {
 	if used, bound, err := kernel.TCPMemory(); err == nil && used > bound {
-		w.record.Discarded = fmt.Sprintf("TCP had %d pages of memory, and above %d every connection has a small window "+
-			"(net.ipv4.tcp_mem): close other programs", used, bound)
+		w.record.Discarded = fmt.Sprintf("TCP had %d pages of memory, and above %d every connection "+
+			"has a small window (net.ipv4.tcp_mem): close other programs", used, bound)
 	}
 	if w.proxy == nil {
 		return nil

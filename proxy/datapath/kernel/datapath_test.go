@@ -336,7 +336,8 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	a.Apply(limit)
 	assert.Zero(t, s.remaining(t), "nobody is waiting for it")
 	a.begin() // a write, after which it is busy
-	assert.EqualValues(t, min(uint64(spreading*12_500_000_000), unlimited-1), rate(), "more than 32 bits, where they go")
+	assert.EqualValues(t, min(uint64(spreading*12_500_000_000), unlimited-1), rate(),
+		"more than 32 bits, where they go")
 	assert.Equal(t, leastUnsent, unsent())
 	limit.PacingRate -= 1_000_000_000
 	a.Apply(limit)

@@ -152,10 +152,10 @@ func (l *limits) reading(r *flow.Report, s *bpf.Seen, fresh bool) {
 // window by itself only when it next sends or hears from its peer.
 func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.inForce+l.mss }
 
-// spreading is how many times the pacing rate the socket's own is where the relay keeps the rate,
-// so that what it lets out in one go is spread. At the rate itself the socket would hold bytes back,
-// as the kernel takes a raise in with the next acknowledgement, and what it holds back looks as if
-// the window below ours were full, so that ours does not grow.
+// Where the relay keeps the pacing rate, the socket's own rate is spreading times as high: it only
+// spreads what the relay writes at once. A socket with the same rate would hold bytes back, because
+// the kernel applies a higher rate with the next acknowledgement. Such bytes look as if the
+// kernel's window were full, and then our window would not grow.
 const spreading = 2
 
 // options returns what the socket is to have.

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -9,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 )
@@ -22,12 +23,12 @@ const (
 	leastReceive = cc.Bytes(8 << 10)
 )
 
-// pressure follows how much of its memory the kernel's TCP uses, for all programs of the
-// machine. Beyond a bound (net.ipv4.tcp_mem, by default a sixteenth of the memory) every
-// connection advertises four segments, and further on packets are dropped. Thousands of slow
-// readers would bring that about by what has come for them, and take the rate of all others. So
-// from half of the bound on receive windows are halved, again and again, and doubled below a
-// quarter of it.
+// pressure follows how much memory the kernel's TCP uses, for all programs of the machine. Above
+// a bound (net.ipv4.tcp_mem, by default a sixteenth of the memory) every connection advertises a
+// window of four segments, and above a second one packets are dropped. Bytes that wait for
+// thousands of slow readers can use that much, and then all connections are slow. So receive
+// windows are halved again and again while more than half of the bound is used, and doubled while
+// less than a quarter is.
 type pressure struct {
 	clock func() cc.Time
 	log   *slog.Logger
@@ -103,17 +104,10 @@ func tcpBound() (pages int64, err error) {
 	if err = scan("/proc/sys/net/ipv4/tcp_mem", &low, &pages); !errors.Is(err, os.ErrNotExist) {
 		return pages, err
 	}
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, err
+	var machine unix.Sysinfo_t
+	if err := unix.Sysinfo(&machine); err != nil {
+		return 0, os.NewSyscallError("sysinfo", err)
 	}
-	defer f.Close() //nolint:errcheck // it was only read
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		var kib int64
-		if n, _ := fmt.Sscanf(lines.Text(), "MemTotal: %d kB", &kib); n == 1 {
-			return kib << 10 / int64(os.Getpagesize()) / 16, nil
-		}
-	}
-	return 0, errors.Join(lines.Err(), fmt.Errorf("%s: no MemTotal", f.Name()))
+	ram := uint64(machine.Totalram) * uint64(machine.Unit) //nolint:unconvert // 32 bits on some processors
+	return int64(ram) / int64(os.Getpagesize()) / 16, nil
 }

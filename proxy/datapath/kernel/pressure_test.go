@@ -60,7 +60,8 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 	later()
 	assert.Equal(t, receiveBuffer/8, window())
 	require.True(t, to.LimitReceive(1<<20))
-	assert.Equal(t, 1<<20/8, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), "who takes more has more of the rest")
+	assert.Equal(t, 1<<20/8, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP),
+		"who takes more has more of the rest")
 	for range mostHalvings {
 		later()
 		window()

@@ -52,8 +52,7 @@ func scan(path string, to ...any) error {
 }
 
 // LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the
-// window is less than asked for, and follows as that changes; what is in flight already
-// still finds its place.
+// window is smaller than asked for. The buffer is not, so that bytes in flight are not dropped.
 func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	r := &c.dp.receiving
 	if r.first == 0 {
@@ -66,17 +65,17 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		if half > r.free {
 			option = unix.SO_RCVBUFFORCE
 		}
-		clamp := n
-		if c.halvings > 0 {
+		clamp, pressed := n, c.halvings > 0
+		if pressed {
 			clamp = max(half>>c.halvings, leastReceive)
 		}
 		if a := c.advertising; a != nil && a.window > 0 {
 			clamp = min(clamp, a.window)
 		}
 		bound := func(option int) bool { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil }
-		// The kernel raises the clamp of the window only together with a buffer that it sizes itself; under
-		// pressure any size will do, so that of net.core.rmem_max, too.
-		limited = (n < r.most && bound(option) || c.halvings > 0 && (bound(option) || bound(unix.SO_RCVBUF))) &&
+		// The kernel raises the clamp of the window only together with a buffer that it sizes itself. Under
+		// pressure the largest buffer that needs no privilege will do.
+		limited = (n < r.most || pressed) && (bound(option) || pressed && bound(unix.SO_RCVBUF)) &&
 			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp)) == nil
 		if limited {
 			return nil
@@ -86,7 +85,7 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	return limited && err == nil
 }
 
-// relimit has what the socket takes in follow the pressure on TCP's memory, if it is bounded.
+// relimit adapts a bounded receive window to the present pressure on TCP's memory.
 func (c *Conn) relimit() {
 	if c.receive > 0 && c.halvings != c.dp.pressure.halvings() {
 		c.LimitReceive(c.receive)
