@@ -60,18 +60,31 @@ func originRequest(req *http.Request) []byte {
 	for _, name := range hopByHop {
 		fields.Del(name)
 	}
-	target := req.URL.RequestURI()
-	if req.Method == http.MethodOptions && req.URL.Path == "" && req.URL.RawQuery == "" {
-		target = "*" // RFC 9112 §3.2.4
-	}
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s %s HTTP/1.%d\r\nHost: %s\r\n", req.Method, target, min(req.ProtoMinor, 1), hostField(req))
+	fmt.Fprintf(&b, "%s %s HTTP/1.%d\r\nHost: %s\r\n", req.Method, originTarget(req), min(req.ProtoMinor, 1),
+		hostField(req))
 	if len(req.TransferEncoding) > 0 { // the reader takes it out of the fields
 		fmt.Fprintf(&b, "Transfer-Encoding: %s\r\n", strings.Join(req.TransferEncoding, ", "))
 	}
 	_ = fields.Write(&b)
 	fmt.Fprintf(&b, "Via: %d.%d penstock\r\nConnection: close\r\n\r\n", req.ProtoMajor, req.ProtoMinor)
 	return b.Bytes()
+}
+
+// originTarget is what the URL has behind its authority, byte for byte: written anew it might
+// name something else, as "/a%2Fb|" would as "/a/b%7C" (RFC 9110 §7.7).
+func originTarget(req *http.Request) string {
+	_, url, _ := strings.Cut(req.RequestURI, "://")
+	i := strings.IndexAny(url, "/?")
+	switch {
+	case i < 0 && req.Method == http.MethodOptions:
+		return "*" // RFC 9112 §3.2.4
+	case i < 0:
+		return "/"
+	case url[i] == '?':
+		return "/" + url[i:]
+	}
+	return url[i:]
 }
 
 // hostField is the URL's, whatever Host says (RFC 9112 §3.2.2), and without a name and

@@ -26,6 +26,14 @@ func TestRequestsForWholeURLs(t *testing.T) {
 			host: "a.test:8080", early: "HEAD / HTTP/1.1\r\nHost: a.test:8080\r\n" + ends,
 		},
 		{
+			name: "a path in letters of its own", says: "GET http://a.test/a%2Fb|c^[d]/../e//?q=%|x HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET /a%2Fb|c^[d]/../e//?q=%|x HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
+			name: "a query, and no path", says: "GET http://a.test?http://b/ HTTP/1.1\r\n\r\n",
+			host: "a.test:80", early: "GET /?http://b/ HTTP/1.1\r\nHost: a.test\r\n" + ends,
+		},
+		{
 			name: "an address", says: "GET http://[2001:db8::1]/ HTTP/1.1\r\n\r\n",
 			target: "[2001:db8::1]:80", early: "GET / HTTP/1.1\r\nHost: [2001:db8::1]\r\n" + ends,
 		},
