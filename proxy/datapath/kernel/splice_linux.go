@@ -133,9 +133,10 @@ type splicer struct {
 	pool     *pipes
 	pipe     *pipe // nil while nothing is stored in one
 	copy     datapath.Carrier
-	streams  bool // the last piece was a large one
-	copies   bool // what comes next can only be copied
-	urgent   bool // what copy stores is the byte at the mark
+	streams  bool  // the last piece was a large one
+	copies   bool  // what comes next can only be copied
+	urgent   bool  // what copy stores is the byte at the mark
+	broken   error // told to a splice at the mark, ahead of the bytes behind it, and not again
 
 	limit, n int // of the call underway
 	err      error
@@ -175,6 +176,9 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 		}
 		n, err = s.copy.Fill(limit)
 	}
+	if s.broken != nil && errors.Is(err, io.EOF) {
+		err = s.src.opError("splice", s.broken)
+	}
 	if n > 0 {
 		s.streams = n >= datapath.SmallBuffer || n == limit
 	}
@@ -210,6 +214,9 @@ func (s *splicer) spliceIn(fd uintptr) bool {
 	}
 	s.n, s.err = splice(int(fd), s.pipe.w, s.limit)
 	if s.n == 0 && atMark(fd) { // splice says for ever that there is nothing
+		if s.err != nil && !errors.Is(s.err, unix.EAGAIN) {
+			s.broken = s.err
+		}
 		s.giveBack()
 		s.copies = true
 		return true

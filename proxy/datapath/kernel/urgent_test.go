@@ -151,6 +151,25 @@ func TestNothingIsLostWhereMarksAreManyAndTheSourceHasEnded(t *testing.T) {
 	}
 }
 
+// A splice that stands still at the mark is told of the reset, too, which the copy that goes on is not.
+func TestAResetBehindAnUrgentByteIsNoEnd(t *testing.T) {
+	eachCarrier(t, func(t *testing.T, c carried) {
+		stream := strings.Repeat("s", datapath.SmallBuffer) // a stream is spliced
+		c.source.say(t, stream+"^!rest")
+		require.Eventually(t, func() bool {
+			n, err := c.source.Undelivered()
+			return n == 0 && err == nil
+		}, patience, time.Millisecond)
+		require.NoError(t, c.source.Reset())
+		require.Eventually(t, c.in.Aborted, patience, time.Millisecond)
+		require.ErrorIs(t, c.carryOn(1<<20), unix.ECONNRESET)
+		require.NoError(t, c.out.CloseWrite())
+		got, err := io.ReadAll(c.sink)
+		require.NoError(t, err)
+		assert.Equal(t, stream+"!rest", string(got))
+	})
+}
+
 func TestAnUrgentByteWaitsBehindABlockedDestination(t *testing.T) {
 	eachCarrier(t, func(t *testing.T, c carried) {
 		carrying := make(chan error, 1)
