@@ -35,8 +35,8 @@ type connection struct {
 	srv       *Server
 	listener  *listenerState
 	started   cc.Time
-	cancel    context.CancelFunc // ends greeting and dialing
-	stop      chan struct{}      // closed by tearDown
+	cancel    context.CancelFunc // ends greeting and dialing; nil: they are over. mu guards it
+	stopped   atomic.Bool        // torn down from our side; set with mu held
 	active    atomic.Int64       // cc.Time when a byte last moved
 	accepted  datapath.Conn
 	keptAlive bool // sweep has seen to it
@@ -48,19 +48,18 @@ type connection struct {
 	decidedOn      policy.Facts      // what the verdict was given on
 	prospects      []policy.Verdict  // while it is dialled: what the rules may say of decidedOn
 	mostly         [1]policy.Verdict // prospects that are one
-	route          routeKey          // what it is counted under: the rule it was opened by
-	serverName     string            // empty: nobody asked, or there was none
+	openedBy       string            // the rule that it is counted under
 	opened         cc.Time
 	counted        netip.Addr   // client host this counts against; invalid: none yet
-	captured       wire         // as noted in the loop guard; zero: not
-	dialled        wire         // likewise
+	captured       bool         // it is noted in the loop guard
+	dialled        bool         // its server leg is
 	moving         atomic.Int32 // directions that are not over
 	done           func()       // called once none is
 	post           func()       // has the loop call step; nil: goroutines run the directions
 
 	mu        sync.Mutex // guards what follows, and leg's fields
 	state     State
-	stopped   bool
+	stop      chan struct{} // closed by tearDown; nil: nobody has waited for that
 	cause     Cause
 	causeErr  error
 	verdict   *policy.Verdict // and each direction's terms
@@ -70,11 +69,17 @@ type connection struct {
 // leg is one of the two legs, as far as ending it goes; connection.mu guards
 // all but conn.
 type leg struct {
-	side   Side
 	conn   datapath.Conn
 	ended  bool // it has sent us all it will
 	failed bool // it takes nothing more
 	closed bool // we have sent it our end
+}
+
+func (c *connection) side(l *leg) Side {
+	if l == &c.server {
+		return ServerSide
+	}
+	return ClientSide
 }
 
 // relay has both directions run until the connection is over, and calls done then: on the
@@ -180,7 +185,7 @@ func (c *connection) sourceEnded(d *direction) (abort *leg) {
 		return c.readFailed(d.src, d.dst, nil)
 	}
 	d.src.ended = true
-	c.note(Cause{d.src.side, ClosedEOF}, nil)
+	c.note(Cause{c.side(d.src), ClosedEOF}, nil)
 	if c.state == StateOpen {
 		c.state = StateHalfClosed
 	}
@@ -235,7 +240,7 @@ func (c *connection) fail(l *leg, err error) {
 	if c.cause.How == ClosedEOF {
 		c.cause = Cause{}
 	}
-	c.note(Cause{l.side, reason}, err)
+	c.note(Cause{c.side(l), reason}, err)
 }
 
 // note remembers the first cause; c.mu is held.
@@ -266,7 +271,7 @@ func (c *connection) reap() {
 				return // the next look, once it has arrived
 			}
 		}
-		c.tearDown(Cause{l.gone.side, ClosedReset}, nil)
+		c.tearDown(Cause{c.side(l.gone), ClosedReset}, nil)
 	}
 }
 
@@ -283,6 +288,7 @@ func (c *connection) deliver(conn datapath.Conn) {
 	if !ok {
 		return
 	}
+	stopping := c.stopping()
 	wait := deliverFirst
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
@@ -297,7 +303,7 @@ func (c *connection) deliver(conn datapath.Conn) {
 		}
 		select {
 		case <-timer.C:
-		case <-c.stop:
+		case <-stopping:
 			return
 		}
 		wait = min(2*wait, deliverLast)
@@ -334,11 +340,10 @@ func aborted(conn datapath.Conn) bool {
 // return. The first call counts.
 func (c *connection) tearDown(cause Cause, err error) {
 	c.mu.Lock()
-	if c.stopped {
+	if c.stopped.Swap(true) {
 		c.mu.Unlock()
 		return
 	}
-	c.stopped = true
 	if cause.How != "" {
 		if c.cause.How == ClosedEOF {
 			c.cause = Cause{}
@@ -349,31 +354,48 @@ func (c *connection) tearDown(cause Cause, err error) {
 	if client == nil {
 		client = c.accepted
 	}
-	close(c.stop)
+	if c.stop != nil {
+		close(c.stop)
+	}
 	c.mu.Unlock()
-	c.cancel()
+	c.endDial()
 	_ = client.Reset()
 	if server != nil {
 		_ = server.Reset()
 	}
 }
 
-// setServer attaches the server leg, unless the connection is being torn down.
+// endDial ends greeting and dialing, and gives back what only they need.
+func (c *connection) endDial() {
+	c.mu.Lock()
+	cancel := c.cancel
+	c.cancel = nil
+	c.mu.Unlock()
+	if cancel != nil {
+		cancel()
+	}
+}
+
+// setServer attaches the server leg, and tells whether the connection goes on: it may be
+// being torn down.
 func (c *connection) setServer(conn datapath.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stopped {
-		return false
-	}
-	c.server = leg{side: ServerSide, conn: conn}
-	return true
+	c.server = leg{conn: conn}
+	return !c.stopped.Load()
 }
 
-// isStopped reports whether it was torn down from our side.
-func (c *connection) isStopped() bool {
+// stopping is closed once the connection is torn down from our side.
+func (c *connection) stopping() <-chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.stopped
+	if c.stop == nil {
+		c.stop = make(chan struct{})
+		if c.stopped.Load() {
+			close(c.stop)
+		}
+	}
+	return c.stop
 }
 
 // close ends both legs in good order and the flows after them: a leg's last
@@ -386,7 +408,9 @@ func (c *connection) close() {
 		if d.flow != nil {
 			d.flow.Close(now)
 		}
-		d.hold.close(now)
+		if d.hold != nil {
+			d.hold.close(now)
+		}
 	}
 }
 

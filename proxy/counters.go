@@ -152,8 +152,8 @@ type route struct {
 func (t *totals) open(c *connection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	k := routeKey{c.listener.cfg.Name, c.verdict.Rule}
-	c.route = k
+	c.openedBy = c.verdict.Rule
+	k := c.route()
 	if t.routes == nil {
 		t.routes = map[routeKey]*route{}
 	}
@@ -172,10 +172,13 @@ func (t *totals) open(c *connection) {
 	}
 }
 
+// route is what the connection is counted under.
+func (c *connection) route() routeKey { return routeKey{c.listener.cfg.Name, c.openedBy} }
+
 func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.routes[c.route]
+	r := t.routes[c.route()]
 	r.active--
 	r.closed[cause]++
 	r.down.add(&last.Down, &last.Client)
@@ -229,7 +232,7 @@ func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo))
 		if !f.Relayed() {
 			continue
 		}
-		if row := rows[c.route]; row != nil {
+		if row := rows[c.route()]; row != nil {
 			row.Down.add(&f.Down, &f.Client)
 			row.Up.add(&f.Up, &f.Server)
 			addLive(peers, f)

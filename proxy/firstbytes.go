@@ -87,7 +87,6 @@ func (c *connection) hurry() (stop func()) {
 // missing. Not a byte has moved yet.
 func (c *connection) decide() *rejection {
 	facts := c.decidedOn
-	c.serverName = facts.ServerName
 	verdict := c.decidedBy.policy.Decide(facts)
 	c.verdict = &verdict
 	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.source(),

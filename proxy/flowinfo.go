@@ -87,7 +87,7 @@ func (c *connection) fill(out *FlowInfo, now cc.Time) {
 		c.mu.Unlock()
 		return
 	}
-	out.Rule, out.ServerName = c.verdict.Rule, c.serverName
+	out.Rule, out.ServerName = c.verdict.Rule, c.decidedOn.ServerName
 	out.Down.Control, out.Up.Control = down, up
 	c.down.fill(&out.Down)
 	c.up.fill(&out.Up)
@@ -123,7 +123,7 @@ func (d *direction) fill(out *DirectionInfo) {
 	} else {
 		out.Flow.Group = d.terms.Group
 	}
-	out.Receive = d.hold.info()
+	out.Receive = d.holdingInfo()
 	out.Control = append(append(out.Control, d.earlier...), d.since(out.Algorithm, &out.Flow))
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -37,45 +36,51 @@ var errNoAdvertiser = errors.New("this transport's receive window cannot be boun
 // holding keeps the window that a leg advertises to whom it receives from, while a queue
 // is seen to stand in front of it: where there is none, there is nothing to take away, and a
 // smaller window only costs rate whenever the relay is late. The relay's goroutine
-// looks after each read, so that legs that bring nothing cost nothing. Nothing is looked
-// at before flow.ReceiveBulk bytes have come.
+// looks after each read, so that legs that bring nothing cost nothing. There is none
+// before flow.ReceiveBulk bytes have come.
 type holding struct {
 	leg    datapath.Advertiser // nil: its window cannot be bounded
-	flows  *flow.Manager
-	clock  func() cc.Time
-	log    *slog.Logger
+	parts  *Parts
 	looked cc.Time
 	least  time.Duration // round trip
 	queued cc.Time       // a queue was last seen; 0: not in letGoAfter
 	held   bool          // leg's window is bounded; the relay's goroutine writes it, with mu held
 	window atomic.Int64  // the newest of flow
 
-	mu     sync.Mutex // guards what follows
-	terms  flow.Terms
+	mu     sync.Mutex      // guards what follows
+	terms  *flow.Terms     // in a verdict
 	flow   *flow.Receiving // nil: nothing is held, or not yet
 	closed bool
 	why    error // nothing will be held; nil: it is, or will be
 }
 
-// hold has d's source be held as terms say.
-func (c *connection) hold(d *direction, terms flow.Terms) {
-	h := &d.hold
-	h.flows, h.clock, h.log, h.terms = c.srv.parts.Flows, c.srv.clock, c.srv.log, terms
-	if h.leg, _ = d.src.conn.(datapath.Advertiser); h.leg == nil {
-		h.why = errNoAdvertiser
+// arrived has d's source, from which got bytes have come, be held as its terms say.
+func (d *direction) arrived(got int64) {
+	if cc.Bytes(got) < flow.ReceiveBulk {
+		return
 	}
+	if d.hold == nil {
+		h := &holding{parts: &d.conn.srv.parts}
+		if h.leg, _ = d.src.conn.(datapath.Advertiser); h.leg == nil {
+			h.why = errNoAdvertiser
+		}
+		d.conn.mu.Lock()
+		h.terms, d.hold = d.receives, h
+		d.conn.mu.Unlock()
+	}
+	d.hold.read(got)
 }
 
 // read looks at what has come, of which the relay has read so much.
 func (h *holding) read(got int64) {
-	if h.leg == nil || cc.Bytes(got) < flow.ReceiveBulk {
+	if h.leg == nil {
 		return
 	}
 	every := watchEvery
 	if h.held {
 		every = lookEvery
 	}
-	now := h.clock()
+	now := h.parts.Clock()
 	if now < h.looked.Add(every) {
 		return
 	}
@@ -94,7 +99,7 @@ func (h *holding) read(got int64) {
 	if h.held && (h.flow == nil || h.queued == 0) {
 		h.held = false
 		if err := h.leg.Advertise(0); err != nil {
-			h.log.Debug("receive window stays bounded", "err", err)
+			h.parts.Log.Debug("receive window stays bounded", "err", err)
 		}
 	}
 }
@@ -108,7 +113,8 @@ func (h *holding) look(now cc.Time, got int64) error {
 		return err
 	}
 	if h.flow == nil {
-		if h.flow, err = h.flows.Receive(now, h.terms, func(n cc.Bytes) { h.window.Store(int64(n)) }); err != nil {
+		into := func(n cc.Bytes) { h.window.Store(int64(n)) }
+		if h.flow, err = h.parts.Flows.Receive(now, *h.terms, into); err != nil {
 			return fmt.Errorf("proxy: receive window: %w", err)
 		}
 	}
@@ -146,8 +152,20 @@ func (h *holding) stop(now cc.Time) {
 	}
 }
 
+// reconsiderHold has d's source be held by other terms, and reports whether that changes
+// anything. The connection's mu is held.
+func (d *direction) reconsiderHold(t *flow.Terms) (moved bool, err error) {
+	if d.hold != nil {
+		return d.hold.reconsider(d.conn.srv.clock(), t)
+	}
+	_, can := d.src.conn.(datapath.Advertiser)
+	moved = can && !reflect.DeepEqual(t, d.receives)
+	d.receives = t
+	return moved, nil
+}
+
 // reconsider puts other terms into force, and reports whether they are others.
-func (h *holding) reconsider(now cc.Time, t flow.Terms) (moved bool, err error) {
+func (h *holding) reconsider(now cc.Time, t *flow.Terms) (moved bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed || reflect.DeepEqual(t, h.terms) {
@@ -158,7 +176,7 @@ func (h *holding) reconsider(now cc.Time, t flow.Terms) (moved bool, err error) 
 	case t.Algorithm == policy.Unmanaged:
 		h.stop(now)
 	default:
-		if err := h.flow.Move(now, t); err != nil {
+		if err := h.flow.Move(now, *t); err != nil {
 			return false, fmt.Errorf("proxy: receive window: %w", err)
 		}
 	}
@@ -181,6 +199,14 @@ type HoldingInfo struct {
 	InForce   bool          // a queue is seen, so that the transport has no wider window
 	Why       string        // it will not be held; empty: it is, or there was no reason yet
 	Flow      flow.Snapshot // of what decides it; Share is the window
+}
+
+// holdingInfo is how the window of d's source is held. The connection's mu is held.
+func (d *direction) holdingInfo() HoldingInfo {
+	if d.hold != nil {
+		return d.hold.info()
+	}
+	return HoldingInfo{Algorithm: cmp.Or(d.receives.Algorithm, policy.Unmanaged)}
 }
 
 func (h *holding) info() HoldingInfo {

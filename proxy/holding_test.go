@@ -11,12 +11,14 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // advertiser is a leg to which a peer sends at 12 Mbit/s over 20 ms, with a queue from then
 // on that it has one.
 type advertiser struct {
+	datapath.Conn
 	now    *cc.Time
 	queue  time.Duration
 	looks  int
@@ -37,38 +39,41 @@ func (a *advertiser) Advertise(n cc.Bytes) error {
 }
 
 // held has a leg held by penstock for so many reads, one in a tenth of a millisecond.
-func held(leg *advertiser, now *cc.Time) (*holding, func(reads int)) {
-	leg.now = now
-	h := &holding{
-		leg: leg, flows: &flow.Manager{}, clock: func() cc.Time { return *now }, log: slog.New(slog.DiscardHandler),
-		terms: flow.Terms{Group: "a", Algorithm: "penstock"},
+func held(conn datapath.Conn, now *cc.Time) (*direction, func(reads int)) {
+	clock := func() cc.Time { return *now }
+	s := &Server{
+		clock: clock,
+		parts: Parts{Flows: &flow.Manager{}, Clock: clock, Log: slog.New(slog.DiscardHandler)},
 	}
-	return h, func(reads int) {
+	d := &direction{
+		conn: &connection{srv: s}, src: &leg{conn: conn}, receives: &flow.Terms{Group: "a", Algorithm: "penstock"},
+	}
+	return d, func(reads int) {
 		for range reads {
 			*now = now.Add(100 * time.Microsecond)
-			h.read(int64(cc.Rate(12e6).BytesIn(now.Sub(0))))
+			d.arrived(int64(cc.Rate(12e6).BytesIn(now.Sub(0))))
 		}
 	}
 }
 
 func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	var now cc.Time
-	leg := &advertiser{}
-	h, read := held(leg, &now)
+	leg := &advertiser{now: &now}
+	d, read := held(leg, &now)
 	read(400) // 60 kB
 	assert.Zero(t, leg.looks, "a short request is left alone")
-	assert.Equal(t, HoldingInfo{Algorithm: "penstock"}, h.info())
+	assert.Equal(t, HoldingInfo{Algorithm: "penstock"}, d.holdingInfo())
 	read(100)
 	leg.queue, leg.looks = leastQueue, 0
 	read(1000)
 	assert.InDelta(t, 100, leg.looks, 5, "one look in a millisecond")
-	info := h.info()
+	info := d.holdingInfo()
 	assert.True(t, info.Held && info.InForce)
 	assert.Equal(t, leg.window, info.Flow.Share)
 	assert.Positive(t, leg.window)
 
 	reconsider := func(terms flow.Terms) bool {
-		moved, err := h.reconsider(now, terms)
+		moved, err := d.reconsiderHold(&terms)
 		require.NoError(t, err)
 		return moved
 	}
@@ -76,7 +81,7 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	assert.False(t, reconsider(flow.Terms{Algorithm: policy.Unmanaged}), "nothing changes")
 	read(20)
 	assert.Zero(t, leg.window, "the transport has its own back")
-	assert.False(t, h.info().Held)
+	assert.False(t, d.holdingInfo().Held)
 	looks := leg.looks
 	read(20)
 	assert.Equal(t, looks, leg.looks)
@@ -84,31 +89,31 @@ func TestAWindowIsHeldOnceMuchHasCome(t *testing.T) {
 	assert.True(t, reconsider(flow.Terms{Group: "a", Algorithm: "vegas"}))
 	read(20)
 	assert.Positive(t, leg.window)
-	assert.Equal(t, "vegas", h.info().Flow.Algorithm)
-	h.close(now)
+	assert.Equal(t, "vegas", d.holdingInfo().Flow.Algorithm)
+	d.hold.close(now)
 	looks = leg.looks
 	read(20)
 	assert.Equal(t, looks, leg.looks, "a closed leg is not looked at")
-	assert.Empty(t, h.flows.Snapshots())
+	assert.Empty(t, d.hold.parts.Flows.Snapshots())
 }
 
 // What stands in no queue has nothing to gain; what it costs to look is little.
 func TestAWindowIsTheTransportsOwnWhereNoQueueIsSeen(t *testing.T) {
 	var now cc.Time
-	leg := &advertiser{}
-	h, read := held(leg, &now)
+	leg := &advertiser{now: &now}
+	d, read := held(leg, &now)
 	second := func() { read(10_000) }
 	second()
 	leg.queue, leg.looks = leastQueue-1, 0
 	second()
 	assert.InDelta(t, 250, leg.looks, 5, "one look in four milliseconds")
 	assert.Zero(t, leg.window)
-	assert.True(t, h.info().Held)
-	assert.False(t, h.info().InForce)
+	assert.True(t, d.holdingInfo().Held)
+	assert.False(t, d.holdingInfo().InForce)
 
 	leg.queue = leastQueue
 	second()
-	assert.Equal(t, h.info().Flow.Share, leg.window)
+	assert.Equal(t, d.holdingInfo().Flow.Share, leg.window)
 	assert.Positive(t, leg.window)
 	leg.queue = 0
 	for range 4 {
@@ -118,7 +123,7 @@ func TestAWindowIsTheTransportsOwnWhereNoQueueIsSeen(t *testing.T) {
 	second()
 	second()
 	assert.Zero(t, leg.window)
-	assert.False(t, h.info().InForce)
+	assert.False(t, d.holdingInfo().InForce)
 }
 
 // A path that wavers has no queue for that.
@@ -135,21 +140,22 @@ func TestAQueueIsSeenByThePathsLength(t *testing.T) {
 
 func TestAWindowThatCannotBeHeldSaysWhy(t *testing.T) {
 	var now cc.Time
-	leg := &advertiser{}
-	h, read := held(leg, &now)
+	leg := &advertiser{now: &now}
+	d, read := held(leg, &now)
 	read(1000)
 	leg.queue = leastQueue
 	read(1000)
 	require.Positive(t, leg.window)
 	leg.err = errors.New("the clock has gone")
 	read(20)
-	assert.Equal(t, HoldingInfo{Algorithm: "penstock", Why: "the clock has gone"}, h.info())
+	assert.Equal(t, HoldingInfo{Algorithm: "penstock", Why: "the clock has gone"}, d.holdingInfo())
 	assert.Zero(t, leg.window)
-	assert.Empty(t, h.flows.Snapshots())
+	assert.Empty(t, d.hold.parts.Flows.Snapshots())
 	looks := leg.looks
 	read(100)
 	assert.Equal(t, looks, leg.looks, "it is not asked again")
 
-	h.leg, h.why = nil, errNoAdvertiser
-	assert.Equal(t, errNoAdvertiser.Error(), h.info().Why)
+	d, read = held(struct{ datapath.Conn }{}, &now)
+	read(1)
+	assert.Equal(t, errNoAdvertiser.Error(), d.holdingInfo().Why)
 }

@@ -152,15 +152,16 @@ func TestLoopGuard(t *testing.T) {
 func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	ap := netip.MustParseAddrPort
 	g := newLoopGuard()
-	leg := wire{ap("192.0.2.1:50000"), ap("203.0.113.5:443")}
-	other := wire{leg.from, ap("203.0.113.6:443")} // one port may serve two destinations
+	leg := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.5:443"))
+	other := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.6:443")) // one port may serve two destinations
 	require.NoError(t, g.dialled(leg))
 	assert.Error(t, g.capture(leg), "our own connection has come back")
 	assert.NoError(t, g.capture(other))
 	assert.Error(t, g.dialled(other), "it was captured before we knew it")
-	g.gone(other, leg)
+	g.released(other)
+	g.closed(leg)
 	assert.NoError(t, g.capture(leg))
-	g.gone(leg, wire{})
+	g.released(leg)
 	assert.Empty(t, g.captured)
 	assert.Empty(t, g.dialling)
 }

@@ -23,7 +23,17 @@ type loopGuard struct {
 
 // wire is a connection as it is on the wire. Addresses alone would not do: on
 // one machine, a client and we may use one port for different destinations.
-type wire struct{ from, to netip.AddrPort }
+type wire struct{ from, to endpoint }
+
+// endpoint is an address without a zone, and a port.
+type endpoint struct {
+	addr [16]byte
+	port uint16
+}
+
+func wireOf(from, to netip.AddrPort) wire { return wire{endpointOf(from), endpointOf(to)} }
+
+func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.Port()} }
 
 func newLoopGuard() *loopGuard {
 	g := &loopGuard{local: ingress.Local, dialling: map[wire]int{}, captured: map[wire]int{}}
@@ -78,15 +88,15 @@ func (g *loopGuard) dialled(w wire) error {
 	return nil
 }
 
-// gone forgets a connection; a zero wire was never noted.
-func (g *loopGuard) gone(captured, dialled wire) {
+// released forgets what capture noted.
+func (g *loopGuard) released(w wire) { g.forget(g.captured, w) }
+
+// closed forgets what dialled noted.
+func (g *loopGuard) closed(w wire) { g.forget(g.dialling, w) }
+
+func (g *loopGuard) forget(m map[wire]int, w wire) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	forget(g.captured, captured)
-	forget(g.dialling, dialled)
-}
-
-func forget(m map[wire]int, w wire) {
 	if m[w]--; m[w] <= 0 {
 		delete(m, w)
 	}

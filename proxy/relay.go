@@ -28,16 +28,15 @@ const initialWindow = 14600
 // goroutine runs it: its own, or that of the loop that drives both legs.
 type direction struct {
 	conn     *connection
-	name     string // "up" or "down"
 	src, dst *leg
-	terms    flow.Terms          // of the moment; the connection's mu guards it once it is open
+	terms    *flow.Terms         // of the moment, in a verdict; the connection's mu guards it once it is open
 	earlier  []AlgorithmCounters // of algorithms before, likewise
 	flow     *flow.Flow          // nil: unmanaged, or not yet: the kernel alone decides; likewise
 	free     atomic.Int64        // what may be underway before it is managed, in bytes; below 0: it need not become so
 	underway int64               // at most, until it is managed
-	hold     holding             // keeps the window that src advertises
+	receives *flow.Terms         // what decides the window that src advertises; likewise
+	hold     *holding            // keeps that window; nil: little has come yet; likewise
 	carrier  datapath.Carrier
-	splicing splicing          // carrier, where it may splice
 	early    []byte            // read from src already, goes first
 	granted  int               // of what is stored, may be passed on
 	filled   int               // read last, until it is passed on
@@ -55,8 +54,15 @@ type direction struct {
 	unbound                bool // source is to be bounded, once it brings much, or more than dst takes
 }
 
+func (d *direction) name() string {
+	if d == &d.conn.up {
+		return "up"
+	}
+	return "down"
+}
+
 // managed reports whether terms need a flow of ours.
-func managed(t flow.Terms) bool {
+func managed(t *flow.Terms) bool {
 	return t.Algorithm != policy.Unmanaged || t.MaxRate > 0 || t.ConnectionRate > 0
 }
 
@@ -66,7 +72,7 @@ const unmanaged = -1
 // freely returns how much may be underway before terms are in force: most connections
 // never have more than an initial window, which any sender may have. Terms with a limit of
 // their own hold from the first byte, and hints find who needs them.
-func freely(t flow.Terms) int64 {
+func freely(t *flow.Terms) int64 {
 	spec, err := cc.Lookup(t.Algorithm)
 	switch {
 	case !managed(t):
@@ -80,7 +86,7 @@ func freely(t flow.Terms) int64 {
 
 // wanted is which parts of a flow's limits its transport is to enforce. An algorithm
 // that sets no window must not take the transport's own from it.
-func wanted(t flow.Terms) datapath.Hold {
+func wanted(t *flow.Terms) datapath.Hold {
 	if t.Algorithm == policy.Unmanaged {
 		return datapath.HoldRate
 	}
@@ -142,7 +148,7 @@ func (d *direction) step() (progress, end) {
 		}
 		n, err := d.carrier.Fill(d.piece)
 		if n > 0 {
-			d.hold.read(d.read.Add(int64(n)))
+			d.arrived(d.read.Add(int64(n)))
 			d.touch()
 			d.filled, d.waited = n, false
 			moved += n
@@ -160,7 +166,7 @@ func (d *direction) step() (progress, end) {
 // readEnd is how the source has ended.
 func (d *direction) readEnd() end {
 	switch {
-	case d.isStopped():
+	case d.conn.stopped.Load():
 		return end{stopped: true}
 	case errors.Is(d.ending, io.EOF):
 		return end{}
@@ -201,7 +207,7 @@ func (d *direction) drain() error {
 			d.granted = granted
 			d.waited = d.waited || granted < n
 		}
-		inKernel := d.splicing != nil && d.splicing.Splicing()
+		inKernel := d.carrier.Splicing()
 		n, err := d.pass(d.granted)
 		d.wrote(n)
 		if inKernel {
@@ -240,11 +246,6 @@ func (d *direction) pass(limit int) (int, error) {
 	return n, err
 }
 
-// splicing is implemented by carriers that may pass bytes on inside the kernel.
-type splicing interface {
-	Splicing() bool // the next Drain will
-}
-
 // begin has d be managed if with n bytes more there would be more underway than it may
 // have before.
 func (d *direction) begin(n int) error {
@@ -279,14 +280,14 @@ func (d *direction) take(n int) (int, error) {
 			return int(g.Bytes), nil
 		}
 		if d.wake == nil {
-			if d.isStopped() { // nobody will call Wake for a leg that is closed
+			if d.conn.stopped.Load() { // nobody will call Wake for a leg that is closed
 				return 0, errStopped
 			}
 			return 0, datapath.ErrWait
 		}
 		select {
 		case <-d.wake:
-		case <-d.conn.stop:
+		case <-d.conn.stopping():
 			return 0, errStopped
 		}
 	}
@@ -322,17 +323,8 @@ func (d *direction) limit() {
 
 func (d *direction) touch() { d.conn.active.Store(int64(d.conn.srv.clock())) }
 
-func (d *direction) isStopped() bool {
-	select {
-	case <-d.conn.stop:
-		return true
-	default:
-		return false
-	}
-}
-
 func (d *direction) unlessStopped(err error) error {
-	if d.isStopped() {
+	if d.conn.stopped.Load() {
 		return errStopped
 	}
 	return err

@@ -103,13 +103,13 @@ func (c *connection) reconsider(done *Reloaded) {
 	c.verdict = &v
 	for _, each := range []struct {
 		d           *direction
-		sends, held flow.Terms
-	}{{&c.down, v.Down, v.FromServer}, {&c.up, v.Up, v.FromClient}} {
+		sends, held *flow.Terms
+	}{{&c.down, &v.Down, &v.FromServer}, {&c.up, &v.Up, &v.FromClient}} {
 		counted := done.Moved + done.Kept
 		each.d.reconsider(each.sends, done)
-		moved, err := each.d.hold.reconsider(c.srv.clock(), each.held)
+		moved, err := each.d.reconsiderHold(each.held)
 		if err != nil {
-			c.srv.log.Error("receive window keeps its terms", "direction", each.d.name, "err", err)
+			c.srv.log.Error("receive window keeps its terms", "direction", each.d.name(), "err", err)
 		}
 		if moved && done.Moved+done.Kept == counted {
 			done.Moved++
@@ -118,7 +118,7 @@ func (c *connection) reconsider(done *Reloaded) {
 }
 
 // reconsider has d send under other terms. The connection's mu is held.
-func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
+func (d *direction) reconsider(t *flow.Terms, done *Reloaded) {
 	if reflect.DeepEqual(t, d.terms) || d.finished.Load() {
 		return
 	}
@@ -137,8 +137,8 @@ func (d *direction) reconsider(t flow.Terms, done *Reloaded) {
 		return
 	}
 	before := d.flow.Snapshot()
-	if err := d.flow.Move(d.conn.srv.clock(), t); err != nil { // the check has found it
-		d.conn.srv.log.Error("direction keeps its terms", "direction", d.name, "algorithm", t.Algorithm, "err", err)
+	if err := d.flow.Move(d.conn.srv.clock(), *t); err != nil { // the check has found it
+		d.conn.srv.log.Error("direction keeps its terms", "direction", d.name(), "algorithm", t.Algorithm, "err", err)
 		done.Kept++
 		return
 	}

@@ -177,7 +177,7 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &connection{
-		srv: s, listener: l, started: s.clock(), cancel: cancel, stop: make(chan struct{}),
+		srv: s, listener: l, started: s.clock(), cancel: cancel,
 		accepted: conn, state: StateGreeting, counted: counted,
 	}
 	c.active.Store(int64(c.started))
@@ -240,6 +240,7 @@ func (s *Server) connected(c *connection, server datapath.Conn, err error) {
 // join has the connection be relayed.
 func (s *Server) join(c *connection) {
 	c.prospects = nil
+	c.endDial()
 	if err := c.open(); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.close()
@@ -278,7 +279,7 @@ func (s *Server) closed(c *connection) {
 }
 
 func (s *Server) rejected(c *connection, r *rejection) {
-	if c.isStopped() {
+	if c.stopped.Load() {
 		r.reason = RejectedShutdown
 	}
 	c.listener.refused.add(r.reason)
@@ -291,12 +292,17 @@ func (s *Server) forget(c *connection) {
 	s.mu.Lock()
 	s.conns.remove(c)
 	s.mu.Unlock()
-	s.loops.gone(c.captured, c.dialled)
+	if c.captured {
+		s.loops.released(c.clientWire())
+	}
+	if c.dialled {
+		s.loops.closed(serverWire(c.server.conn))
+	}
 	if c.counted.IsValid() {
 		s.limits.leaveSource(c.counted)
 	}
 	s.limits.leave(&c.listener.share)
-	c.cancel()
+	c.endDial()
 	c.listener.handlers.Done()
 	s.handlers.Done()
 }

@@ -34,7 +34,7 @@ func (c *connection) greet(ctx context.Context) *rejection {
 	early, conn := chosen.Detach()
 	c.mu.Lock()
 	c.chosen = chosen
-	c.client = leg{side: ClientSide, conn: conn}
+	c.client = leg{conn: conn}
 	c.up.early = early
 	c.state = StateDialing
 	c.mu.Unlock()
@@ -48,11 +48,10 @@ func (c *connection) greet(ctx context.Context) *rejection {
 		c.counted = chosen.Source.Addr()
 	}
 	if access.Mode(c.listener.cfg.Mode).Captures() {
-		w := wire{addrPort(c.accepted.RemoteAddr()), chosen.Target}
-		if err := c.srv.loops.capture(w); err != nil {
+		if err := c.srv.loops.capture(c.clientWire()); err != nil {
 			return c.refuse(&refusal{RejectedLoop, err})
 		}
-		c.captured = w
+		c.captured = true
 	}
 	return nil
 }
@@ -82,6 +81,7 @@ func (c *connection) attach(server datapath.Conn, err error) *rejection {
 	if err := c.chosen.Answer(addrPort(server.LocalAddr()), nil); err != nil {
 		return c.giveUp(RejectedClientGone, err)
 	}
+	c.chosen.Answer = nil
 	return nil
 }
 
@@ -181,13 +181,22 @@ func (c *connection) dial(ctx context.Context, done func(datapath.Conn, error)) 
 
 // noteDialled notes the server leg, unless it has come back to us.
 func (c *connection) noteDialled(conn datapath.Conn) error {
-	leg := wire{addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr())}
-	if err := c.srv.loops.dialled(leg); err != nil {
+	if err := c.srv.loops.dialled(serverWire(conn)); err != nil {
 		_ = conn.Reset()
 		return &refusal{RejectedLoop, err}
 	}
-	c.dialled = leg
+	c.dialled = true
 	return nil
+}
+
+// clientWire is a captured client leg: from the client to where it meant to go.
+func (c *connection) clientWire() wire {
+	return wireOf(addrPort(c.accepted.RemoteAddr()), c.chosen.Target)
+}
+
+// serverWire is a server leg that was dialled from this machine.
+func serverWire(conn datapath.Conn) wire {
+	return wireOf(addrPort(conn.LocalAddr()), addrPort(conn.RemoteAddr()))
 }
 
 // permitOutside is asked about each address before it is tried from this machine.
@@ -248,14 +257,14 @@ func (c *connection) sendProxyHeader() error {
 func (c *connection) open() error {
 	c.active.Store(int64(c.srv.clock()))
 	v := c.verdict
-	if err := c.openDirection(&c.down, "down", &c.server, &c.client, v.Down, v.FromServer); err != nil {
+	if err := c.openDirection(&c.down, &c.server, &c.client, &v.Down, &v.FromServer); err != nil {
 		return err
 	}
-	return c.openDirection(&c.up, "up", &c.client, &c.server, v.Up, v.FromClient)
+	return c.openDirection(&c.up, &c.client, &c.server, &v.Up, &v.FromClient)
 }
 
-func (c *connection) openDirection(d *direction, name string, src, dst *leg, terms, receive flow.Terms) error {
-	d.conn, d.name, d.src, d.dst, d.terms = c, name, src, dst, terms
+func (c *connection) openDirection(d *direction, src, dst *leg, terms, receives *flow.Terms) error {
+	d.conn, d.src, d.dst, d.terms, d.receives = c, src, dst, terms, receives
 	d.read.Store(int64(len(d.early)))
 	d.maxPiece = int(c.decidedBy.cfg.Limits.Buffer)
 	d.piece = d.maxPiece
@@ -264,11 +273,9 @@ func (c *connection) openDirection(d *direction, name string, src, dst *leg, ter
 	} else {
 		d.carrier = datapath.NewCarrier(dst.conn, src.conn, c.srv.buffers)
 	}
-	d.splicing, _ = d.carrier.(splicing)
 	if d.room = int64(c.decidedBy.cfg.Limits.ReceiveBuffer); d.room > 0 {
 		d.source, d.unbound = src.conn.(datapath.Receiver)
 	}
-	c.hold(d, receive)
 	if managed(terms) {
 		d.piece = min(minPiece, d.maxPiece)
 	}
@@ -289,11 +296,11 @@ func (c *connection) manage(d *direction) error {
 		return nil
 	}
 	to, flows := d.dst.conn, c.srv.parts.Flows
-	enforces := to.Enforce(wanted(d.terms), flows.Shard(d.terms))&datapath.HoldWindow != 0
+	enforces := to.Enforce(wanted(d.terms), flows.Shard(*d.terms))&datapath.HoldWindow != 0
 	leg := flow.Leg{Enforces: enforces, Apply: to.Apply, Wake: d.wakeUp}
-	f, err := flows.Open(c.srv.clock(), d.terms, leg)
+	f, err := flows.Open(c.srv.clock(), *d.terms, leg)
 	if err != nil {
-		return fmt.Errorf("proxy: %s: %w", d.name, err)
+		return fmt.Errorf("proxy: %s: %w", d.name(), err)
 	}
 	d.flow, d.enforces = f, enforces
 	to.Observe(f.Report)

@@ -26,6 +26,9 @@ type Carrier interface {
 	// Buffered returns how many bytes are in the store.
 	Buffered() int
 
+	// Splicing tells whether what is stored never came out of the kernel.
+	Splicing() bool
+
 	// Release gives the store back, and what is still in it up. The carrier is
 	// not used after it.
 	Release()
@@ -125,8 +128,7 @@ func (b *Buffers) put(buf []byte) {
 // copier is the carrier through our own memory; it works between any two conns.
 type copier struct {
 	dst     io.Writer
-	src     io.Reader
-	ready   ReadyReader // src, where it can wait without memory
+	src     io.Reader // a ReadyReader waits without memory
 	buffers *Buffers
 	buf     []byte // nil while nothing is stored
 	r, w    int    // buf[r:w] is to be written
@@ -136,9 +138,7 @@ type copier struct {
 // NewCopy returns the carrier that copies. From a ReadyReader it holds a
 // buffer only while bytes are in it; from any other source also while it waits.
 func NewCopy(dst io.Writer, src io.Reader, buffers *Buffers) Carrier {
-	c := &copier{dst: dst, src: src, buffers: buffers}
-	c.ready, _ = src.(ReadyReader)
-	return c
+	return &copier{dst: dst, src: src, buffers: buffers}
 }
 
 // Take implements Room.
@@ -163,8 +163,8 @@ func (c *copier) Fill(limit int) (n int, err error) {
 		return 0, nil
 	}
 	c.limit = limit
-	if c.ready != nil {
-		n, err = c.ready.ReadReady(c)
+	if ready, ok := c.src.(ReadyReader); ok {
+		n, err = ready.ReadReady(c)
 	} else {
 		n, err = c.src.Read(c.Take())
 	}
@@ -187,5 +187,8 @@ func (c *copier) Drain(limit int) (int, error) {
 }
 
 func (c *copier) Buffered() int { return c.w - c.r }
+
+// Splicing implements Carrier.
+func (c *copier) Splicing() bool { return false }
 
 func (c *copier) Release() { c.GiveBack() }

@@ -153,6 +153,15 @@ func (s *Socket) Control(f func(fd uintptr)) error {
 	return nil
 }
 
+// Visit calls f with the descriptor. It allocates nothing for that, as datapath.Control does.
+func (s *Socket) Visit(f func(fd int) error) error {
+	if !s.enter() {
+		return net.ErrClosed
+	}
+	defer s.leave()
+	return f(s.fd)
+}
+
 // Read implements syscall.RawConn.
 func (s *Socket) Read(f func(fd uintptr) bool) error { return s.try(&s.in, f) }
 

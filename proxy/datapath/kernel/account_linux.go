@@ -77,8 +77,9 @@ func lacking(size uintptr) []string {
 // in flight could not hold that many bytes.
 type account struct {
 	tally
-	size uintptr // length of TCP_INFO on this kernel
-	syn  int64   // bytes_acked counts the SYN of a dialled connection
+	info unix.TCPInfo // the last reading
+	size uintptr      // length of TCP_INFO on this kernel
+	syn  int64        // bytes_acked counts the SYN of a dialled connection
 
 	// A FIN may be queued. tcpi_state alone does not say: the kernel reads it
 	// before it takes the socket's lock, so it can lag behind the numbers.
@@ -100,8 +101,7 @@ type account struct {
 
 // calibrate learns from a socket nothing is in flight on whether its SYN is
 // counted; with data in flight the caller's word has to do.
-func (a *account) calibrate(i *unix.TCPInfo, size uintptr, dialled bool) {
-	a.size = size
+func (a *account) calibrate(i *unix.TCPInfo, dialled bool) {
 	if dialled {
 		a.syn = 1
 	}
@@ -215,10 +215,32 @@ func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
 	return a.has(uptoSndWnd) && p.outstanding()+int64(i.Snd_mss) > int64(i.Snd_wnd)
 }
 
-// drained says whether nothing more will happen to what was written.
-func drained(i *unix.TCPInfo) bool {
-	return i.Unacked == 0 && i.Notsent_bytes == 0 || i.State == tcpClose
+// status is what a leg remembers of a TCP_INFO.
+type status struct {
+	closed          bool
+	unacked, unsent uint32 // packets, bytes
+	cwnd            cc.Bytes
+	retransmitted   cc.Bytes
+	srtt, minRTT    time.Duration // minRTT 0: there is none yet
+	deliveryRate    cc.Rate       // 0: it would understate the path
 }
+
+func statusOf(i *unix.TCPInfo) status {
+	s := status{
+		closed: i.State == tcpClose, unacked: i.Unacked, unsent: i.Notsent_bytes,
+		cwnd: cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss), retransmitted: cc.Bytes(i.Bytes_retrans), srtt: micros(i.Rtt),
+	}
+	if i.Min_rtt != noMinRTT {
+		s.minRTT = micros(i.Min_rtt)
+	}
+	if !appLimited(i) {
+		s.deliveryRate = cc.Rate(i.Delivery_rate) * 8
+	}
+	return s
+}
+
+// drained says whether nothing more will happen to what was written.
+func (s *status) drained() bool { return s.unacked == 0 && s.unsent == 0 || s.closed }
 
 // appLimited says whether tcpi_delivery_rate understates the path.
 func appLimited(i *unix.TCPInfo) bool {

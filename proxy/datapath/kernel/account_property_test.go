@@ -53,8 +53,8 @@ func TestReportsOfAnySenderAddUp(t *testing.T) {
 		s := &sender{info: unix.TCPInfo{State: 1, Snd_mss: mss, Snd_wnd: wideWnd}}
 		syn := uint64(rapid.IntRange(0, 1).Draw(t, "syn"))
 		s.info.Bytes_acked = syn
-		a := &account{}
-		a.calibrate(s.reading(), wholeTCPInfo, syn == 1)
+		a := &account{size: wholeTCPInfo}
+		a.calibrate(s.reading(), syn == 1)
 		a.start(s.reading())
 
 		before := a.step(s.reading(), now)

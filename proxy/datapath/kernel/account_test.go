@@ -43,8 +43,8 @@ func sent(n, acked int, change func(*unix.TCPInfo)) *unix.TCPInfo {
 
 func observed(t *testing.T, first *unix.TCPInfo, dialled bool) *account {
 	t.Helper()
-	a := &account{}
-	a.calibrate(first, wholeTCPInfo, dialled)
+	a := &account{size: wholeTCPInfo}
+	a.calibrate(first, dialled)
 	a.start(first)
 	r := a.step(first, now)
 	require.Zero(t, r.Written, "counters start at zero")
@@ -224,8 +224,8 @@ func TestALateCalibrationTrustsTheCaller(t *testing.T) {
 
 func TestOlderKernelsAreReadWithWhatTheyHave(t *testing.T) {
 	step := func(size uintptr, readings ...*unix.TCPInfo) (r flow.Report) {
-		a := &account{}
-		a.calibrate(socket(nil), size, false)
+		a := &account{size: size}
+		a.calibrate(socket(nil), false)
 		a.start(socket(nil))
 		for _, i := range readings {
 			r = a.step(i, now)

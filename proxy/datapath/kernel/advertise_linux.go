@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -33,21 +32,15 @@ type advertising struct {
 	window cc.Bytes // 0: as the kernel likes
 	before int      // the clamp that the socket had before
 	info   unix.TCPInfo
-	size   uint32
-	errno  syscall.Errno
-	visit  func(fd uintptr) // read, made once: looking allocates nothing more
-	asked  bool             // by Arrivals
+	asked  bool // by Arrivals
 	holes  int
 	ooo    uint32
 }
-
-func (a *advertising) read(fd uintptr) { a.size, a.errno = tcpInfo(fd, &a.info) }
 
 // advertised is c.advertising, made by the first who asks.
 func (c *Conn) advertised() *advertising {
 	if c.advertising == nil {
 		c.advertising = &advertising{}
-		c.advertising.visit = c.advertising.read
 	}
 	return c.advertising
 }
@@ -57,13 +50,11 @@ func (c *Conn) advertised() *advertising {
 // resolution of timestamps, a millisecond. Before the first it is that of the handshake.
 func (c *Conn) Arrivals() (flow.Arrivals, error) {
 	a := c.advertised()
-	err := c.raw.Control(a.visit)
+	size, err := c.readInfo(&a.info)
 	switch i := &a.info; {
 	case err != nil:
-		return flow.Arrivals{}, fmt.Errorf("kernel: read TCP_INFO: %w", err)
-	case a.errno != 0:
-		return flow.Arrivals{}, fmt.Errorf("kernel: read TCP_INFO: %w", a.errno)
-	case uintptr(a.size) < uptoRcvWnd:
+		return flow.Arrivals{}, err
+	case size < uptoRcvWnd:
 		return flow.Arrivals{}, errOldTCPInfo
 	case i.Options&timestamped == 0:
 		return flow.Arrivals{}, errNoTimestamps
@@ -99,7 +90,7 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 	case a.window > 0 && closeTo(window, a.window) && cc.Bytes(a.info.Rcv_ssthresh) <= a.window:
 		return nil
 	}
-	err := datapath.Control(c.raw, func(fd int) error {
+	err := c.raw.Visit(func(fd int) error {
 		if a.window == 0 {
 			before, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP)
 			if err != nil {

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // What the relay lets a socket take in does not widen a window that is held, and it has
@@ -31,7 +30,7 @@ func TestAHeldWindowStaysHeld(t *testing.T) {
 	assert.EqualValues(t, 40e3, b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP))
 
 	// The kernel raises it by itself, as it does with a buffer that it enlarges.
-	require.NoError(t, datapath.Control(b.raw, func(fd int) error {
+	require.NoError(t, b.raw.Visit(func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, 1<<20)
 	}))
 	for sent, data := 0, make([]byte, 200e3); sent < 20; sent++ {

@@ -37,7 +37,7 @@ type Conn struct {
 	observed atomic.Bool
 	ending   atomic.Bool              // CloseWrite was called
 	enforced atomic.Pointer[enforced] // nil: the kernel does not enforce the window. Changes under mu
-	limits   limits
+	limits   atomic.Pointer[limits]   // nil: neither enforced nor observed ever. Changes under mu
 
 	wrote atomic.Int64 // bytes the socket took, since there is a leg
 	piece atomic.Int64 // written at most before the kernel is asked whether there is room; 0: no bound
@@ -62,13 +62,8 @@ type Conn struct {
 	receive  cc.Bytes // LimitReceive's bound; 0: none yet
 	halvings int32    // of it, see pressure
 
-	info  unix.TCPInfo
-	known int64  // bytes the socket had taken when info was read, and one; 0: it has not been
-	size  uint32 // in: room in info; out: how much of it the kernel filled
-	errno syscall.Errno
-	read  func(fd uintptr)      // readInfo, made once: polling allocates nothing
-	roomy func(fd uintptr) bool // hasRoom, made once
-	asked [1]unix.PollFd        // of hasRoom, under the write lock of raw
+	status status
+	known  int64 // bytes the socket had taken when status was read, and one; 0: it has not been
 
 	// Only the tick touches these.
 	due      cc.Time // when to poll again, or to confirm
@@ -87,42 +82,58 @@ var (
 
 // leg makes one of a connected socket that the loop watches.
 func (d *Datapath) leg(raw *eventloop.Socket, remote *net.TCPAddr, dialled bool) *Conn {
-	c := &Conn{dp: d, raw: raw, remote: remote, missing: d.missing, dialled: dialled}
-	c.read = c.readInfo
-	return c
+	return &Conn{dp: d, raw: raw, remote: remote, missing: d.missing, dialled: dialled}
 }
 
-// readInfo runs inside RawConn.Control.
-func (c *Conn) readInfo(fd uintptr) { c.size, c.errno = tcpInfo(fd, &c.info) }
+// readInfo reads TCP_INFO and returns how much of it this kernel has.
+func (c *Conn) readInfo(info *unix.TCPInfo) (size uintptr, err error) {
+	err = c.raw.Visit(func(fd int) (err error) {
+		size, err = tcpInfo(fd, info)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("kernel: read TCP_INFO: %w", err)
+	}
+	return size, nil
+}
 
-// tcpInfo reads TCP_INFO and returns how much of it this kernel has.
-func tcpInfo(fd uintptr, info *unix.TCPInfo) (uint32, syscall.Errno) {
+// tcpInfo is readInfo of any socket.
+func tcpInfo(fd int, info *unix.TCPInfo) (uintptr, error) {
 	size := uint32(wholeTCPInfo)
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, fd, unix.IPPROTO_TCP, unix.TCP_INFO,
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.IPPROTO_TCP, unix.TCP_INFO,
 		uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
-	return size, errno
+	if errno != 0 {
+		return 0, errno
+	}
+	return uintptr(size), nil
 }
 
-// refresh reads TCP_INFO into c.info.
+// refresh reads TCP_INFO for the status, and for the account if there is one.
 func (c *Conn) refresh() error {
 	known := c.wrote.Load() + 1
-	if err := c.raw.Control(c.read); err != nil {
-		return fmt.Errorf("kernel: read TCP_INFO: %w", err)
+	var own unix.TCPInfo
+	info := &own
+	if c.account != nil {
+		info = &c.account.info
 	}
-	if c.errno != 0 {
+	size, err := c.readInfo(info)
+	switch {
+	case errors.Is(err, net.ErrClosed):
+		return err
+	case err != nil:
 		c.errors++
-		return fmt.Errorf("kernel: read TCP_INFO: %w", c.errno)
+		return err
 	}
 	if c.account != nil {
-		c.account.fin = c.ending.Load()
+		c.account.size, c.account.fin = size, c.ending.Load()
 	}
-	c.known = known
+	c.status, c.known = statusOf(info), known
 	return nil
 }
 
 // still tells whether nothing has been underway since TCP_INFO was read, so that it
 // would say the same of this direction. Ten thousand idle legs cost a scrape nothing.
-func (c *Conn) still() bool { return c.known == c.wrote.Load()+1 && drained(&c.info) }
+func (c *Conn) still() bool { return c.known == c.wrote.Load()+1 && c.status.drained() }
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
 // the client meant to reach.
@@ -131,10 +142,10 @@ func (c *Conn) LocalAddr() net.Addr {
 		return a
 	}
 	var a *net.TCPAddr
-	err := c.raw.Control(func(fd uintptr) {
-		if name, err := syscall.Getsockname(int(fd)); err == nil {
-			a = tcpAddr(name)
-		}
+	err := c.raw.Visit(func(fd int) error {
+		name, err := syscall.Getsockname(fd)
+		a = tcpAddr(name)
+		return err
 	})
 	if err != nil || a == nil {
 		return (*net.TCPAddr)(nil)
@@ -175,26 +186,22 @@ func (c *Conn) Info() datapath.Info {
 			c.envelope = c.congestion()
 		}
 	}
-	i := &c.info
+	s := &c.status
 	info := datapath.Info{
 		Tier:          Tier,
 		Envelope:      c.envelope,
 		Holds:         c.holds,
 		Missing:       c.missing,
-		Cwnd:          cc.Bytes(i.Snd_cwnd) * cc.Bytes(i.Snd_mss),
-		SRTT:          micros(i.Rtt),
-		Unsent:        cc.Bytes(i.Notsent_bytes),
-		Retransmitted: cc.Bytes(i.Bytes_retrans),
+		Cwnd:          s.cwnd,
+		SRTT:          s.srtt,
+		MinRTT:        s.minRTT,
+		DeliveryRate:  s.deliveryRate,
+		Unsent:        cc.Bytes(s.unsent),
+		Retransmitted: s.retransmitted,
 		SignalErrors:  c.errors,
 	}
 	if h := c.enforced.Load(); h != nil {
 		info.Fallbacks = uint64(h.seen.Fallbacks)
-	}
-	if i.Min_rtt != noMinRTT {
-		info.MinRTT = micros(i.Min_rtt)
-	}
-	if !appLimited(i) {
-		info.DeliveryRate = cc.Rate(i.Delivery_rate) * 8
 	}
 	return info
 }

@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
@@ -116,7 +115,7 @@ func (a *attempt) look() {
 	}
 	if a.raw.Ended() {
 		var failed error
-		err := datapath.Control(a.raw, func(fd int) error {
+		err := a.raw.Visit(func(fd int) error {
 			code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 			if code != 0 {
 				failed = unix.Errno(code)
@@ -147,7 +146,7 @@ func (a *attempt) peer() *net.TCPAddr {
 	if !a.cfg.Target.Addr().IsUnspecified() {
 		return peer
 	}
-	_ = datapath.Control(a.raw, func(fd int) error {
+	_ = a.raw.Visit(func(fd int) error {
 		name, err := syscall.Getpeername(fd)
 		if at := tcpAddr(name); at != nil {
 			peer = at

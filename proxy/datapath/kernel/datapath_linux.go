@@ -158,14 +158,14 @@ func (d *Datapath) probe(envelope string, receive cc.Bytes) error {
 	defer unix.Close(fd) //nolint:errcheck // nothing is in it
 
 	var info unix.TCPInfo
-	size, errno := tcpInfo(uintptr(fd), &info)
-	if errno != 0 {
-		return fmt.Errorf("probe TCP_INFO: %w", errno)
+	size, err := tcpInfo(fd, &info)
+	if err != nil {
+		return fmt.Errorf("probe TCP_INFO: %w", err)
 	}
-	if uintptr(size) < uptoNotsent {
+	if size < uptoNotsent {
 		return errors.New("TCP_INFO has no notsent_bytes: Linux 4.6 or later is needed")
 	}
-	d.missing = lacking(uintptr(size))
+	d.missing = lacking(size)
 	var why string
 	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
 		d.missing = append(d.missing, why)

@@ -322,7 +322,7 @@ func TestLimitsReachTheSocket(t *testing.T) {
 	a.manage(flow.Limit{Cwnd: 400_000}, func(flow.Report) {})
 
 	rate := func() (value uint64) {
-		require.NoError(t, datapath.Control(a.raw, func(fd int) (err error) {
+		require.NoError(t, a.raw.Visit(func(fd int) (err error) {
 			value, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE)
 			return err
 		}))

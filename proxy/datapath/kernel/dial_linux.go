@@ -192,7 +192,7 @@ func (c *Conn) KeepAlive() error {
 	if !c.dialled {
 		return nil
 	}
-	return datapath.Control(c.raw, keepAlive)
+	return c.raw.Visit(keepAlive)
 }
 
 // setTransparent lets a socket use addresses that are not this host's. The

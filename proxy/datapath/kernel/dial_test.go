@@ -200,7 +200,7 @@ func TestPrivilegedOptionsAreSet(t *testing.T) {
 // option reads an option of a leg's socket.
 func (c *Conn) option(t *testing.T, level, name int) (value int) {
 	t.Helper()
-	require.NoError(t, datapath.Control(c.raw, func(fd int) (err error) {
+	require.NoError(t, c.raw.Visit(func(fd int) (err error) {
 		value, err = unix.GetsockoptInt(fd, level, name)
 		return err
 	}))

@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"cmp"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -23,9 +22,7 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	var err error // datapath.Control would allocate, here and in shut
-	closed := c.raw.Control(func(fd uintptr) { err = eventloop.Shutdown(int(fd), unix.SHUT_WR) })
-	if err = cmp.Or(closed, err); err != nil {
+	if err := c.raw.Visit(func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) }); err != nil {
 		return c.opError("shutdown", err)
 	}
 	return nil
@@ -47,11 +44,11 @@ func (c *Conn) shut(linger int) error {
 		}
 		c.conclude()
 		c.closed = true
-		c.limits.end()
+		c.limits.Load().end()
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.release(h)
 		}
-		_ = c.raw.Control(func(fd uintptr) { _ = setLinger(int(fd), linger) })
+		_ = c.raw.Visit(func(fd int) error { return setLinger(fd, linger) })
 	}
 	c.mu.Unlock()
 	return c.raw.Close()
@@ -69,7 +66,7 @@ func setLinger(fd, seconds int) error {
 // Undelivered implements datapath.Ending.
 func (c *Conn) Undelivered() (cc.Bytes, error) {
 	var n int
-	err := datapath.Control(c.raw, func(fd int) (err error) {
+	err := c.raw.Visit(func(fd int) (err error) {
 		n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 		return err
 	})
@@ -87,7 +84,7 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 func (c *Conn) Aborted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.refresh() != nil || c.info.State == tcpClose
+	return c.refresh() != nil || c.status.closed
 }
 
 // InProcess implements datapath.Ending.

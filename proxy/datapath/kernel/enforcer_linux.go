@@ -74,7 +74,7 @@ func (o *enforcer) when(at uint64) cc.Time { return cc.Time(at).Add(o.offset) }
 // leg is as before.
 func (o *enforcer) bind(c *Conn) (*enforced, error) {
 	h := &enforced{}
-	err := datapath.Control(c.raw, func(fd int) (err error) {
+	err := c.raw.Visit(func(fd int) (err error) {
 		if h.cell, err = o.control.Bind(fd, c.shard.index); err != nil {
 			return err
 		}

@@ -202,7 +202,7 @@ func TestAnAcknowledgementThatNobodySaidIsNoticed(t *testing.T) {
 	a.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(r flow.Report) { last = r })
 	require.NoError(t, a.setCongestion("reno"))
 	pass(t, a, b, 100_000)
-	require.Eventually(t, func() bool { return a.Info().Unsent == 0 && a.info.Unacked == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return a.Info().Unsent == 0 && a.status.unacked == 0 }, patience, time.Millisecond)
 	began := h.now
 	for s.tick(); d.Status().Busy > 0; h.step(s, s.at.Sub(h.now)) {
 		require.NotEqual(t, cc.Never, s.at)
@@ -223,7 +223,7 @@ func TestAReaderThatStallsIsAskedForLessAndLessOften(t *testing.T) {
 	watched(a)
 	a.begin()
 	mute(t, a) // else its bytes would arrive
-	require.NoError(t, datapath.Control(a.raw, func(fd int) error {
+	require.NoError(t, a.raw.Visit(func(fd int) error {
 		_, err := unix.Write(fd, make([]byte, 1))
 		return err
 	}))

@@ -58,7 +58,7 @@ func (c *Conn) settings(t *testing.T) (s settings) {
 	if s.unsent == systemUnsent {
 		s.unsent = -1 // what the system has set, which bounds nothing unless somebody changed it
 	}
-	require.NoError(t, datapath.Control(c.raw, func(fd int) (err error) {
+	require.NoError(t, c.raw.Visit(func(fd int) (err error) {
 		s.rate, err = unix.GetsockoptUint64(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE)
 		return err
 	}))

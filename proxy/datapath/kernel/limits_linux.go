@@ -4,7 +4,6 @@ import (
 	"math"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 	"unsafe"
 
@@ -13,6 +12,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
 )
 
@@ -39,8 +39,6 @@ type limits struct {
 	blocked bool     // as last reported, bytes wait for the window
 	inForce cc.Bytes // the window that the socket has used already, at least
 	now     bool     // what it lets out is not to wait for an acknowledgement
-
-	do sockopts // of settle; guarded by Conn.mu
 }
 
 // wider is a window that was in force when the socket had taken so many bytes; larger
@@ -58,8 +56,11 @@ func (l *limits) begin(cell *bpf.Cell, holds datapath.Hold) {
 	l.kept, l.cell, l.spreads = true, cell, holds&datapath.HoldRate == 0
 }
 
-// end has no limit kept any more, and tells whether one was.
+// end has no limit kept any more, and tells whether one was. There may be no limits.
 func (l *limits) end() (kept bool) {
+	if l == nil {
+		return false
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kept = l.kept
@@ -71,7 +72,7 @@ func (l *limits) end() (kept bool) {
 
 // Apply implements datapath.Conn.
 func (c *Conn) Apply(limit flow.Limit) {
-	if c.limits.apply(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
+	if l := c.limits.Load(); l != nil && l.apply(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
 		c.shard.enqueue(c)
 	} // an idle leg settles before it writes
 }
@@ -179,7 +180,7 @@ func (l *limits) stale() bool {
 // settle gives the socket what it has not got of the newest limit, and reports whether
 // that may have made it send. c.mu is held.
 func (c *Conn) settle() (sent bool) {
-	l := &c.limits
+	l := c.limits.Load()
 	l.mu.Lock()
 	l.reporting = false
 	l.dirty.Store(false)
@@ -188,14 +189,14 @@ func (c *Conn) settle() (sent bool) {
 		return false
 	}
 	rate, unsent := l.options()
-	l.do.rate, l.do.unsent, l.do.send = unchanged, unchanged, l.raised()
+	do := sockopts{rate: unchanged, unsent: unchanged, send: l.raised()}
 	if rateMoved(l.rate, rate) {
-		l.rate, l.do.rate = rate, int64(rate)
+		l.rate, do.rate = rate, int64(rate)
 	}
 	if unsentMoved(l.unsent, unsent) {
-		l.unsent, l.do.unsent = unsent, int64(unsent)
+		l.unsent, do.unsent = unsent, int64(unsent)
 	}
-	if l.do.send {
+	if do.send {
 		l.inForce = l.limit.Cwnd
 	}
 	l.now = false
@@ -205,67 +206,60 @@ func (c *Conn) settle() (sent bool) {
 	if cell != nil {
 		c.piece.Store(int64(unsent))
 	}
-	c.errors += l.do.set(c.raw)
-	if l.do.send {
+	c.errors += do.set(c.raw)
+	if do.send {
 		cell.Mark() // more has left than was reported
 	}
-	return l.do.send
-}
-
-// lift gives a socket back what it was born with.
-func (l *limits) lift(raw syscall.RawConn) (refused uint64) {
-	l.do.rate, l.do.unsent, l.do.send = 0, systemUnsent, false
-	return l.do.set(raw)
+	return do.send
 }
 
 // sockopts are options to be set in one visit to a socket.
 type sockopts struct {
 	rate, unsent int64 // unchanged: left as it is
 	send         bool  // the kernel is to try to send what waits
-	refused      uint64
-	visit        func(fd uintptr) // apply, made once: settling allocates nothing
 }
+
+// born has a socket have what it was born with.
+var born = sockopts{unsent: systemUnsent}
 
 const unchanged = -1
 
 // set returns how many options the socket refused.
-func (o *sockopts) set(raw syscall.RawConn) (refused uint64) {
+func (o sockopts) set(raw *eventloop.Socket) (refused uint64) {
 	if o.rate == unchanged && o.unsent == unchanged && !o.send {
 		return 0
 	}
-	if o.visit == nil {
-		o.visit = o.apply
-	}
-	o.refused = 0
-	if raw.Control(o.visit) != nil {
+	if raw.Control(func(fd uintptr) { refused = o.apply(fd) }) != nil {
 		return 1
 	}
-	return o.refused
+	return refused
 }
 
-func (o *sockopts) apply(fd uintptr) {
+func (o sockopts) apply(fd uintptr) (refused uint64) {
 	if o.rate != unchanged {
 		value := pacingOption(cc.Rate(o.rate))
-		o.option(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
+		refused += option(fd, unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
 	if o.unsent != unchanged {
 		value := int32(o.unsent)
-		o.option(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
+		refused += option(fd, unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
 	if o.send { // it is set already; setting it has the kernel try to send, as far as the window goes
 		value := int32(1)
-		o.option(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
+		refused += option(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, unsafe.Pointer(&value), unsafe.Sizeof(value))
 	}
+	return refused
 }
 
 // option sets one. The system call does not go through Go's scheduler: a tick that comes
 // back from one that does waits behind all goroutines that move bytes, and with it all
 // sockets that it serves. It takes as long as another thread works on the socket at most.
-func (o *sockopts) option(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) {
+func option(fd uintptr, level, name int, value unsafe.Pointer, size uintptr) (refused uint64) {
 	_, _, errno := unix.RawSyscall6(unix.SYS_SETSOCKOPT, fd, uintptr(level), uintptr(name), uintptr(value), size, 0)
 	if errno != 0 {
-		o.refused++
+		refused = 1
 	}
+	return refused
 }
 
 // What may wait unsent in a socket whose window the relay keeps (TCP_NOTSENT_LOWAT):

@@ -95,7 +95,7 @@ func TestAWiderWindowOfABlockedLegIsUsedAtOnce(t *testing.T) {
 	d := still(t, Config{Envelope: EBPF, Cells: 1})
 	a, _ := d.pair(t, loopback4)
 	a.Enforce(datapath.HoldAll, 0)
-	l := &a.limits
+	l := a.limits.Load()
 	at := uint64(1)
 	// said is what the socket says, and what comes of that before settle.
 	said := func(packets uint32, pipe, unsent cc.Bytes, rwndFull bool, limit cc.Bytes) {

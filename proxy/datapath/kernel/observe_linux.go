@@ -34,8 +34,16 @@ func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	if h := c.enforced.Load(); h != nil {
 		cell = h.cell
 	}
-	c.limits.begin(cell, c.holds)
+	c.limited().begin(cell, c.holds)
 	return c.holds
+}
+
+// limited is c.limits, made by the first who needs them. mu is held.
+func (c *Conn) limited() *limits {
+	if c.limits.Load() == nil {
+		c.limits.Store(&limits{})
+	}
+	return c.limits.Load()
 }
 
 // enforceWindow has the kernel enforce the window, if it can.
@@ -82,14 +90,15 @@ func (c *Conn) Observe(report func(flow.Report)) {
 		h.cell.Read(&h.next) // else the last reading serves once more
 		h.from(c.wrote.Load())
 	} else {
+		c.account = &account{}
 		if c.refresh() != nil { // counted in errors
 			return
 		}
-		c.account = &account{}
-		c.account.calibrate(&c.info, uintptr(c.size), c.dialled)
-		c.account.start(&c.info)
+		c.account.calibrate(&c.account.info, c.dialled)
+		c.account.start(&c.account.info)
 	}
 	c.dp.place(c, 0)
+	c.limited()
 	c.observer = report
 	c.observed.Store(true)
 	c.report()
@@ -114,7 +123,7 @@ func (c *Conn) conclude() {
 // release ends an observation and gives the socket back what it had before Enforce.
 func (c *Conn) release() {
 	c.conclude()
-	if !c.limits.end() {
+	if !c.limits.Load().end() {
 		return
 	}
 	c.holds = 0
@@ -129,7 +138,7 @@ func (c *Conn) release() {
 			c.envelope = c.system
 		}
 	}
-	c.errors += c.limits.lift(c.raw)
+	c.errors += born.set(c.raw)
 	c.piece.Store(0)
 	c.missing = c.dp.missing
 }
@@ -141,7 +150,7 @@ func (c *Conn) lack(words string) {
 
 // congestion is the name of the socket's congestion control; empty: unknown.
 func (c *Conn) congestion() (name string) {
-	_ = datapath.Control(c.raw, func(fd int) error {
+	_ = c.raw.Visit(func(fd int) error {
 		name = envelopeOf(fd)
 		return nil
 	})
@@ -149,7 +158,7 @@ func (c *Conn) congestion() (name string) {
 }
 
 func (c *Conn) setCongestion(name string) error {
-	return datapath.Control(c.raw, func(fd int) error {
+	return c.raw.Visit(func(fd int) error {
 		return unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name)
 	})
 }
@@ -166,20 +175,20 @@ func (c *Conn) measure() error {
 
 // report reports what measure has read, answers it, and settles.
 func (c *Conn) report() {
-	now := c.dp.clock()
-	c.limits.report()
+	now, limits := c.dp.clock(), c.limits.Load()
+	limits.report()
 	if h := c.enforced.Load(); h != nil {
 		o := c.dp.enforcer
 		o.fallbacks.Add(uint64(h.next.Fallbacks - h.seen.Fallbacks))
 		happened, fresh := o.when(h.next.At), h.next.At != h.seen.At
-		limit, before := c.limits.since(happened)
+		limit, before := limits.since(happened)
 		fin := c.ending.Load() // before what was written, all of which it follows
 		r := h.step(c.wrote.Load(), fin, happened, now, limit, before)
-		c.limits.reading(&r, &h.seen, fresh)
+		limits.reading(&r, &h.seen, fresh)
 		c.observer(r)
 		o.answer(h, fresh, happened, c.dp.clock()) // after the limit that follows from it
 	} else {
-		c.observer(c.account.step(&c.info, now))
+		c.observer(c.account.step(&c.account.info, now))
 	}
 	c.settle()
 }
@@ -196,7 +205,7 @@ func (c *Conn) settleQueued() (sent bool) {
 func (c *Conn) drained() bool {
 	h := c.enforced.Load()
 	if h == nil {
-		return drained(&c.info)
+		return c.status.drained()
 	}
 	r := &h.report
 	return r.Unsent == 0 && r.Acked == r.Written

@@ -177,7 +177,7 @@ func (c *Conn) full(used cc.Bytes) bool {
 	if c.enforced.Load() != nil {
 		return r.Unsent > 0 && !r.RwndFull
 	}
-	return used+2*r.MSS > c.limits.window()
+	return used+2*r.MSS > c.limits.Load().window()
 }
 
 // The kernel can take in an acknowledgement without calling the congestion control, as
@@ -196,7 +196,7 @@ func (c *Conn) rest() time.Duration {
 	c.mu.Lock()
 	unsent := c.last().Unsent
 	c.mu.Unlock()
-	if rate := c.limits.pacing(); unsent > 0 && rate > 0 {
+	if rate := c.limits.Load().pacing(); unsent > 0 && rate > 0 {
 		return min(rate.TimeFor(unsent), mostConfirm)
 	}
 	return 0
@@ -240,7 +240,7 @@ func (c *Conn) confirm() {
 		return
 	}
 	wrote := c.wrote.Load() // before the socket says that it has nothing left
-	if c.refresh() == nil && c.info.Unacked == 0 && c.info.Notsent_bytes == 0 && c.info.State != tcpClose {
+	if c.refresh() == nil && c.status.drained() && !c.status.closed {
 		h.confirm(wrote)
 		h.cell.Mark()
 	}

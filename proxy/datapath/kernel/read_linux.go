@@ -16,18 +16,16 @@ import (
 // reader reads from a socket without holding memory while it waits.
 type reader struct {
 	mu     sync.Mutex // one call at a time
-	raw    *eventloop.Socket
 	room   datapath.Room
 	marks  bool // in: read the byte at the urgent mark by itself
 	urgent bool // out: that is what was read
 	n      int
 	err    error
-	try    func(fd uintptr) bool // attempt, made once: reading allocates nothing
 }
 
-func (r *reader) attempt(fd uintptr) bool {
+func (r *reader) attempt(raw *eventloop.Socket, fd uintptr) bool {
 	r.urgent = false
-	if r.marks && r.raw.MayBeUrgent() { // once a byte is there, it is settled whether it is urgent
+	if r.marks && raw.MayBeUrgent() { // once a byte is there, it is settled whether it is urgent
 		if r.n, r.err = glance(int(fd)); r.n == 0 {
 			return !errors.Is(r.err, unix.EAGAIN)
 		}
@@ -42,8 +40,8 @@ func (r *reader) attempt(fd uintptr) bool {
 		r.room.GiveBack()
 		return false
 	}
-	if r.n < len(buf) && r.raw.Driven() && !r.raw.Urgent() { // a read ends in front of an urgent byte, too
-		r.raw.Emptied()
+	if r.n < len(buf) && raw.Driven() && !raw.Urgent() { // a read ends in front of an urgent byte, too
+		raw.Emptied()
 	}
 	return true
 }
@@ -69,10 +67,7 @@ func (c *Conn) readReady(room datapath.Room, marks bool) (n int, urgent bool, er
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.room, r.marks = room, marks
-	if r.try == nil {
-		r.try, r.raw = r.attempt, c.raw
-	}
-	poll := c.raw.Read(r.try)
+	poll := c.raw.Read(func(fd uintptr) bool { return r.attempt(c.raw, fd) })
 	r.room = nil
 	n, err = c.moved(r.n, poll, r.err, "read")
 	return n, r.urgent && n > 0, err

@@ -59,7 +59,7 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		return false
 	}
 	c.receive, c.halvings = n, c.dp.pressure.halvings()
-	err := datapath.Control(c.raw, func(fd int) error {
+	err := c.raw.Visit(func(fd int) error {
 		half := min(n, r.most) / 2 // the kernel doubles what it is told, for its overhead
 		option := unix.SO_RCVBUF
 		if half > r.free {

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // receiveBuffer is what a socket may take in at first, as the proxy has it.
@@ -24,7 +23,7 @@ func flood(t *testing.T, from, c *Conn) (held cc.Bytes) {
 	piece := make([]byte, 64<<10)
 	quiet := 0
 	for quiet < 100 { // what is acknowledged makes room for more
-		require.NoError(t, datapath.Control(from.raw, func(fd int) error {
+		require.NoError(t, from.raw.Visit(func(fd int) error {
 			n, err := unix.SendmsgN(fd, piece, nil, nil, unix.MSG_DONTWAIT)
 			if n > 0 {
 				quiet = 0
@@ -45,7 +44,7 @@ func flood(t *testing.T, from, c *Conn) (held cc.Bytes) {
 func (c *Conn) memory(t *testing.T) cc.Bytes {
 	t.Helper()
 	var vars [9]uint32 // SK_MEMINFO_RMEM_ALLOC is the first
-	require.NoError(t, datapath.Control(c.raw, func(fd int) error {
+	require.NoError(t, c.raw.Visit(func(fd int) error {
 		size := uint32(unsafe.Sizeof(vars))
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
 			uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)

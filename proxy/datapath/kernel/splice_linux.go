@@ -140,7 +140,6 @@ type splicer struct {
 
 	limit, n int // of the call underway
 	err      error
-	in, out  func(fd uintptr) bool // made once, for the first stream: moving bytes allocates nothing
 }
 
 // CarryFrom implements datapath.Carriage: between two legs of this package
@@ -187,11 +186,8 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 
 // fillPipe takes bytes into a pipe, unless it finds that they can only be copied.
 func (s *splicer) fillPipe(limit int) (int, error) {
-	if s.in == nil {
-		s.in, s.out = s.spliceIn, s.spliceOut
-	}
 	s.limit, s.n, s.err = limit, 0, nil
-	poll := s.src.raw.Read(s.in)
+	poll := s.src.raw.Read(s.spliceIn)
 	if s.copies && poll == nil {
 		return 0, nil
 	}
@@ -240,7 +236,7 @@ func (s *splicer) Drain(limit int) (int, error) {
 	poll := s.dst.await()
 	if poll == nil {
 		s.limit = s.dst.upTo(0, limit)
-		poll = s.dst.raw.Write(s.out)
+		poll = s.dst.raw.Write(s.spliceOut)
 	}
 	s.dst.took(s.n)
 	s.dst.end()
@@ -276,7 +272,7 @@ func (s *splicer) Buffered() int {
 	return s.copy.Buffered()
 }
 
-// Splicing says whether what is stored never came out of the kernel.
+// Splicing implements datapath.Carrier.
 func (s *splicer) Splicing() bool { return s.pipe != nil }
 
 func (s *splicer) Release() {

@@ -15,7 +15,7 @@ func (c *Conn) begin() {
 		c.writing.Add(1)
 		c.activate() // already now: a write may block half-way for long
 	}
-	if c.limits.dirty.Load() { // as a limit leaves it that was applied while the leg was idle
+	if l := c.limits.Load(); l != nil && l.dirty.Load() { // as a limit leaves it that was applied while the leg was idle
 		c.mu.Lock()
 		c.settle()
 		c.mu.Unlock()
@@ -98,15 +98,12 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 	w := &c.writer
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.try == nil {
-		w.try = w.attempt
-	}
 	for n < len(b) {
 		if err := c.await(); err != nil {
 			return n, err
 		}
 		w.b, w.n, w.err = b[n:c.upTo(n, len(b))], 0, nil
-		poll := c.raw.Write(w.try)
+		poll := c.raw.Write(w.attempt)
 		w.b = nil
 		c.took(w.n)
 		n += w.n
@@ -126,7 +123,6 @@ type writer struct {
 	b   []byte
 	n   int
 	err error
-	try func(fd uintptr) bool // attempt, made once: writing allocates nothing
 }
 
 func (w *writer) attempt(fd uintptr) bool {
@@ -151,10 +147,7 @@ func (c *Conn) await() error {
 	if piece == 0 || c.room.Load() > piece/2 {
 		return nil
 	}
-	if c.roomy == nil {
-		c.roomy = c.hasRoom
-	}
-	if err := c.raw.Write(c.roomy); err != nil {
+	if err := c.raw.Write(hasRoom); err != nil {
 		return c.pollError("write", err)
 	}
 	c.room.Store(piece)
@@ -162,8 +155,8 @@ func (c *Conn) await() error {
 }
 
 // hasRoom runs inside RawConn.Write. Asking has the kernel wake us when there is.
-func (c *Conn) hasRoom(fd uintptr) bool {
-	c.asked[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLOUT}
-	n, err := unix.Poll(c.asked[:], 0)
+func hasRoom(fd uintptr) bool {
+	asked := [...]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(asked[:], 0)
 	return n > 0 || err != nil // the write then says what is wrong
 }
