@@ -137,6 +137,20 @@ func TestNoPasswordIsInAnError(t *testing.T) {
 	}
 }
 
+// Errors go to the log.
+func TestNoErrorIsAsLongAsTheClientLikes(t *testing.T) {
+	long := strings.Repeat("9", 10_000)
+	for _, says := range []string{
+		"M" + strings.Repeat("A", 10_000) + " /", "CONNECT a:" + long, "CONNECT " + long, "GET http://a:" + long,
+	} {
+		conn := newFakeConn(says + " HTTP/1.1\r\n\r\n")
+		conn.hangUp = true
+		_, err := testListener(t, Config{Mode: access.Connect}).Greet(t.Context(), conn)
+		require.Error(t, err)
+		assert.Less(t, len(err.Error()), 500)
+	}
+}
+
 func TestChunksThatAreNoneAreRefused(t *testing.T) {
 	conn := newFakeConn("PUT http://a.test/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nno")
 	conn.hangUp = true

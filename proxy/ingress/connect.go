@@ -36,7 +36,7 @@ func (l *greeter) http(in *input, c *Client) error {
 	if !tunnel && !wholeURL(req) {
 		_ = refuseHTTP(in, http.StatusMethodNotAllowed, "Allow: CONNECT\r\n",
 			"this is a proxy: it serves CONNECT, and requests for whole http:// URLs")
-		return fmt.Errorf("connect: method %q without an http:// URL", req.Method)
+		return fmt.Errorf("connect: method %.24q without an http:// URL", req.Method)
 	}
 	if len(l.users) > 0 && !l.httpUser(req) {
 		_ = refuseHTTP(in, http.StatusProxyAuthRequired, "Proxy-Authenticate: Basic realm=\"penstock\"\r\n",

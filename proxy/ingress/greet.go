@@ -20,6 +20,7 @@ import (
 const (
 	inputBuffer  = 4096        // read at once
 	maxHandshake = 4096        // SOCKS5: its longest is 255+2, 513 and 262 bytes
+	maxAuthority = 300         // longer than any name or address with a port
 	lingerTime   = time.Second // for a refused client to take its answer
 	lingerBytes  = 256 << 10   // of unread input thrown away meanwhile
 )
@@ -250,6 +251,9 @@ func linger(conn datapath.Conn) error {
 // Destination reads "host:port" as a client asks for it: an address, or a name
 // with its port.
 func Destination(authority string) (netip.AddrPort, string, error) {
+	if len(authority) > maxAuthority {
+		return netip.AddrPort{}, "", fmt.Errorf("host and port of %d bytes", len(authority))
+	}
 	host, port, err := net.SplitHostPort(authority)
 	if err != nil {
 		return netip.AddrPort{}, "", err
@@ -262,7 +266,7 @@ func Destination(authority string) (netip.AddrPort, string, error) {
 func destination(host, port string) (netip.AddrPort, string, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 || port[0] == '+' {
-		return netip.AddrPort{}, "", fmt.Errorf("port %q is not in 1..65535", port)
+		return netip.AddrPort{}, "", fmt.Errorf("port %.8q is not in 1..65535", port)
 	}
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return plain(netip.AddrPortFrom(addr, uint16(n))), "", nil
