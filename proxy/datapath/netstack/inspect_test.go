@@ -80,7 +80,7 @@ func (f family) parts(p []byte, at int) [][]byte {
 func (a alone) asked() int {
 	a.requests.mu.Lock()
 	defer a.requests.mu.Unlock()
-	return len(a.requests.hops)
+	return len(a.requests.asked)
 }
 
 func TestWhatIsDamagedGoesNoFurther(t *testing.T) {
@@ -299,21 +299,40 @@ func TestEachGatewayIsAHop(t *testing.T) {
 	}
 }
 
-func TestRequestsAreBounded(t *testing.T) {
-	const most = 3
-	s, err := New(Config{Clock: clock(), MTU: mtu, Handshakes: most})
+func TestRequestsAreBoundedForEachPeer(t *testing.T) {
+	s, err := New(Config{Clock: clock(), MTU: mtu, Handshakes: 6})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, s.Close()) })
 	a, f := alone{s, t}, families["IPv4"]
-	for i := range uint16(5) {
-		f.client = netip.AddrPortFrom(client, 5000+i)
+	network, other := netip.MustParsePrefix("10.9.0.0/28"), netip.MustParseAddr("10.9.0.99")
+	s.SetPeer(func(inner netip.Addr) string {
+		if network.Contains(inner) {
+			return "site"
+		}
+		return inner.String()
+	})
+	ask := func(from netip.Addr, port uint16) {
+		f.client = netip.AddrPortFrom(from, port)
 		a.Deliver(f.syn())
 		a.Deliver(f.syn()) // again
 	}
-	assert.Equal(t, most, a.asked())
+	from := network.Addr()
+	for i := range uint16(5) {
+		from = from.Next()
+		ask(from, 5000+i)
+	}
+	assert.Equal(t, 3, a.asked(), "one peer has half, whatever its addresses")
 	assert.Equal(t, uint64(4), a.Counts().Handshakes)
+	ask(other, 5000)
+	assert.Equal(t, 4, a.asked(), "there is room for another")
 	conn, err := a.Accept()
 	require.NoError(t, err)
 	require.NoError(t, conn.Reset())
-	assert.Equal(t, most-1, a.asked())
+	assert.Equal(t, 3, a.asked())
+	for range 3 {
+		conn, err := a.Accept()
+		require.NoError(t, err)
+		require.NoError(t, conn.Reset())
+	}
+	assert.Zero(t, a.requests.places.Taken(), "nothing is kept of requests that have ended")
 }

@@ -1,22 +1,42 @@
 package netstack
 
 import (
+	"net/netip"
 	"sync"
 	"sync/atomic"
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // requests are the SYNs that wait for an answer, or for the end of their handshake.
 type requests struct {
 	forwarder *tcp.Forwarder
-	most      int
-	dropped   atomic.Uint64 // SYNs beyond that
+	places    *datapath.Places
+	dropped   atomic.Uint64 // SYNs for which there was none
 
-	mu   sync.Mutex
-	hops map[stack.TransportEndpointID]uint8 // which the stack's own requests do not tell
+	peer  atomic.Pointer[func(netip.Addr) string]
+	mu    sync.Mutex
+	asked map[stack.TransportEndpointID]asked
+}
+
+// asked is what the stack's own requests do not tell.
+type asked struct {
+	peer string
+	hops uint8
+}
+
+// SetPeer has of say whose an inner address is. Until then each is a peer of its own.
+func (s *Stack) SetPeer(of func(inner netip.Addr) string) { s.requests.peer.Store(&of) }
+
+func (r *requests) peerOf(inner netip.Addr) string {
+	if of := r.peer.Load(); of != nil {
+		return (*of)(inner)
+	}
+	return inner.String()
 }
 
 // request is one of them.
@@ -32,11 +52,12 @@ func (r *requests) take(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
 		return false
 	}
+	peer := r.peerOf(addrPort(id.RemoteAddress, 0).Addr())
 	r.mu.Lock()
-	_, again := r.hops[id]
-	full := len(r.hops) >= r.most
+	_, again := r.asked[id]
+	full := !again && !r.places.Take(peer)
 	if !again && !full {
-		r.hops[id] = hopsOf(pkt)
+		r.asked[id] = asked{peer, hopsOf(pkt)}
 	}
 	r.mu.Unlock()
 	switch {
@@ -55,8 +76,11 @@ func (r *requests) take(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 
 func (r *requests) remove(id stack.TransportEndpointID) {
 	r.mu.Lock()
-	delete(r.hops, id)
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	if a, there := r.asked[id]; there {
+		delete(r.asked, id)
+		r.places.Leave(a.peer)
+	}
 }
 
 // Complete ends the request, with a reset or without an answer of its own. Once only.
@@ -70,7 +94,7 @@ func (r *request) Complete(reset bool) {
 func (s *Stack) ask(asked *tcp.ForwarderRequest) {
 	r := &request{ForwarderRequest: asked, of: &s.requests}
 	s.requests.mu.Lock()
-	r.hops = s.requests.hops[asked.ID()]
+	r.hops = s.requests.asked[asked.ID()].hops
 	s.requests.mu.Unlock()
 	select {
 	case <-s.draining:

@@ -30,6 +30,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Config describes a Stack.
@@ -37,8 +38,8 @@ type Config struct {
 	Clock func() cc.Time
 	MTU   int // of the tunnel, for IP packets: at least MinMTU
 	// Handshakes bounds the connections that wait for their server to be dialled
-	// or for the end of their handshake; further SYNs are dropped, and come
-	// again. 0: 1024.
+	// or for the end of their handshake, of which one peer has at most half;
+	// further SYNs are dropped, and come again. 0: 2048.
 	Handshakes int
 
 	timers tcpip.Clock // of the stack's timers; nil: the real one
@@ -50,7 +51,7 @@ const MinMTU = 1280
 const (
 	nic               = 1
 	queuePackets      = 4096 // towards the tunnel; what comes beyond it is lost
-	defaultHandshakes = 1024
+	defaultHandshakes = 2048
 
 	// A buffer holds what a fast tunnel with a long round trip has in flight,
 	// and no more: 4 MiB is 330 Mbit/s at 100 ms.
@@ -99,7 +100,8 @@ func New(cfg Config) (*Stack, error) {
 		clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}),
 		syns: make(chan *Conn, cfg.Handshakes),
 	}
-	s.requests.most, s.requests.hops = cfg.Handshakes, map[stack.TransportEndpointID]uint8{}
+	s.requests.places = datapath.NewPlaces(cfg.Handshakes)
+	s.requests.asked = map[stack.TransportEndpointID]asked{}
 	s.conns.conns = map[stack.TransportEndpointID]*Conn{}
 	s.poller.clock, s.poller.kick, s.poller.closed = cfg.Clock, make(chan struct{}, 1), make(chan struct{})
 	s.wire = newWire(s, cfg.MTU)

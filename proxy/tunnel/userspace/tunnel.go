@@ -80,6 +80,7 @@ var _ tunnel.Listener = (*Listener)(nil)
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
 	stack.SetGateway(outside.Gateway)
+	stack.SetPeer(outside.Peer)
 	if l.streams = outside.Requests(); l.streams != nil {
 		l.packets = make(chan datapath.Conn)
 		l.done.Go(l.pass)
