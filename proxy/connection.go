@@ -50,7 +50,7 @@ type connection struct {
 	mostly         [1]policy.Verdict // prospects that are one
 	openedBy       string            // the rule that it is counted under
 	opened         cc.Time
-	counted        netip.Addr   // client host this counts against; invalid: none yet
+	counted        *client      // whom this counts against; nil: nobody yet
 	captured       bool         // it is noted in the loop guard
 	dialled        bool         // its server leg is
 	moving         atomic.Int32 // directions that are not over

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 // Descriptors kept back from connections: listeners, telemetry, timers, the
@@ -87,7 +88,37 @@ type limiter struct {
 
 	mu      sync.Mutex
 	active  int
-	sources map[netip.Addr]int
+	sources map[source]*client
+}
+
+// client is one that has connections.
+type client struct {
+	source
+	active int // guarded by limiter.mu
+}
+
+// source is what counts as one client: a host, or a peer of a tunnel with all its addresses.
+type source struct {
+	host netip.Addr
+	peer peerKey
+}
+
+// named is a connection whose client has told who it is.
+type named interface{ Peer() string }
+
+// sourceOf is whom a connection to l counts against. A peer that is told apart by its
+// address alone is a host.
+func (l *listenerState) sourceOf(conn datapath.Conn) source {
+	addr, name := addrPort(conn.RemoteAddr()).Addr(), ""
+	if c, ok := conn.(named); ok {
+		name = c.Peer()
+	} else if t := l.Tunnel(); t != nil {
+		name = t.Peer(addr)
+	}
+	if name == "" || isAddr(name) {
+		return source{host: datapath.Host(addr)}
+	}
+	return source{peer: peerKey{l.cfg.Name, name}}
 }
 
 // change puts the limits of cfg into force. Who is in already stays.
@@ -135,28 +166,31 @@ func (l *limiter) leave(of *share) {
 	of.active--
 }
 
-// enterSource counts a connection of one client host in.
-func (l *limiter) enterSource(addr netip.Addr) bool {
+// enterSource counts a connection of one client in; nil: it has as many as it may.
+func (l *limiter) enterSource(of source) *client {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	host := sourceHost(addr)
-	bound := l.perSource > 0 && !(l.sparesLoopback && host.IsLoopback())
-	if bound && l.sources[host] >= l.perSource {
-		return false
+	c := l.sources[of]
+	if c == nil {
+		c = &client{source: of}
+	}
+	bound := l.perSource > 0 && !(l.sparesLoopback && of.host.IsLoopback())
+	if bound && c.active >= l.perSource {
+		return nil
 	}
 	if l.sources == nil {
-		l.sources = map[netip.Addr]int{}
+		l.sources = map[source]*client{}
 	}
-	l.sources[host]++
-	return true
+	l.sources[of] = c
+	c.active++
+	return c
 }
 
-func (l *limiter) leaveSource(addr netip.Addr) {
+func (l *limiter) leaveSource(c *client) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	host := sourceHost(addr)
-	if l.sources[host]--; l.sources[host] <= 0 {
-		delete(l.sources, host)
+	if c.active--; c.active == 0 {
+		delete(l.sources, c.source)
 	}
 }
 
@@ -170,18 +204,4 @@ func (l *limiter) activeIn(of *share) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return of.active
-}
-
-// sourceHost is what counts as one client: an IPv4 address, or an IPv6 /64,
-// since any host may use all of its own.
-func sourceHost(addr netip.Addr) netip.Addr {
-	addr = addr.Unmap().WithZone("")
-	if !addr.Is6() {
-		return addr
-	}
-	p, err := addr.Prefix(64)
-	if err != nil {
-		return addr
-	}
-	return p.Addr()
 }

@@ -3,6 +3,7 @@ package proxy
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strconv"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
@@ -73,20 +76,65 @@ func TestLimiterCountsBothWays(t *testing.T) {
 	_, ok = l.enter(b)
 	assert.True(t, ok)
 
-	host := netip.MustParseAddr("2001:db8:1:2::1")
-	neighbour := netip.MustParseAddr("2001:db8:1:2::ffff")
-	assert.True(t, l.enterSource(host))
-	assert.True(t, l.enterSource(neighbour))
-	assert.False(t, l.enterSource(host), "a /64 is one host")
-	assert.True(t, l.enterSource(netip.MustParseAddr("2001:db8:1:3::1")))
-	assert.True(t, l.enterSource(netip.MustParseAddr("192.0.2.1")))
-	assert.True(t, l.enterSource(netip.MustParseAddr("::ffff:192.0.2.1")))
-	assert.False(t, l.enterSource(netip.MustParseAddr("192.0.2.1")))
+	assert.NotNil(t, l.enterSource(hostOf("2001:db8:1:2::1")))
+	assert.NotNil(t, l.enterSource(hostOf("2001:db8:1:2::ffff")))
+	assert.Nil(t, l.enterSource(hostOf("2001:db8:1:2::1")), "a /64 is one host")
+	assert.NotNil(t, l.enterSource(hostOf("2001:db8:1:3::1")))
+	assert.NotNil(t, l.enterSource(hostOf("192.0.2.1")))
+	assert.NotNil(t, l.enterSource(hostOf("::ffff:192.0.2.1")))
+	assert.Nil(t, l.enterSource(hostOf("192.0.2.1")))
 	for _, s := range []string{"2001:db8:1:2::1", "2001:db8:1:2::1", "2001:db8:1:3::1", "192.0.2.1", "192.0.2.1"} {
-		l.leaveSource(netip.MustParseAddr(s))
+		l.leaveSource(l.sources[hostOf(s)])
 	}
 	_, sources, _ := l.counts()
 	assert.Zero(t, sources, "hosts without connections are forgotten")
+}
+
+func hostOf(addr string) source { return source{host: datapath.Host(netip.MustParseAddr(addr))} }
+
+// inTunnel is the way in of a tunnel with one peer, which has a network.
+type inTunnel struct{ Way }
+
+type onePeer struct{ tunnel.Listener }
+
+func (inTunnel) Tunnel() tunnel.Listener { return onePeer{} }
+
+func (onePeer) Peer(inner netip.Addr) string {
+	if netip.MustParsePrefix("10.9.0.0/24").Contains(inner) {
+		return "site"
+	}
+	return ""
+}
+
+// from is a connection from an address.
+type from struct {
+	datapath.Conn
+	addr string
+}
+
+func (f from) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(f.addr)} }
+
+// told is one whose client has told its name.
+type told struct {
+	from
+	name string
+}
+
+func (t told) Peer() string { return t.name }
+
+func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
+	l := &listenerState{entrance: &entrance{Way: inTunnel{}}, cfg: config.Listener{Name: "vpn"}}
+	site := l.sourceOf(from{addr: "10.9.0.2"})
+	assert.Equal(t, site, l.sourceOf(from{addr: "10.9.0.3"}))
+	assert.Equal(t, site, l.sourceOf(told{from{addr: "192.0.2.1"}, "site"}))
+	assert.NotEqual(t, site, l.sourceOf(told{from{addr: "10.9.0.2"}, "phone"}), "at one address with another")
+	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(from{addr: "192.0.2.1"}))
+	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(told{from{addr: "192.0.2.1"}, "192.0.2.1"}), "whose name is its address")
+
+	var most limiter
+	most.change(config.Config{Limits: config.Limits{PerSource: new(1)}}, nil)
+	assert.NotNil(t, most.enterSource(site))
+	assert.Nil(t, most.enterSource(l.sourceOf(from{addr: "10.9.0.3"})))
 }
 
 func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
@@ -111,7 +159,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 			} {
 				in := 0
 				for range 50 {
-					if l.enterSource(addr) {
+					if l.enterSource(source{host: datapath.Host(addr)}) != nil {
 						in++
 					}
 				}

@@ -37,7 +37,7 @@ func (p *peerTotals) of(c *connection) *PeerCounters {
 	if n := (*p)[k]; n != nil || k.peer == "" {
 		return n
 	}
-	if _, err := netip.ParseAddr(k.peer); err == nil || len(*p) >= maxPeers {
+	if isAddr(k.peer) || len(*p) >= maxPeers {
 		return nil
 	}
 	if *p == nil {
@@ -45,6 +45,12 @@ func (p *peerTotals) of(c *connection) *PeerCounters {
 	}
 	(*p)[k] = &PeerCounters{Listener: k.listener, Peer: k.peer}
 	return (*p)[k]
+}
+
+// isAddr reports whether a peer's name is nothing but its address.
+func isAddr(name string) bool {
+	_, err := netip.ParseAddr(name)
+	return err == nil
 }
 
 // snapshot returns copies, in no order.

@@ -166,14 +166,12 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	if reason, ok := s.limits.enter(&l.share); !ok {
 		return reason, false
 	}
-	remote := addrPort(conn.RemoteAddr())
-	var counted netip.Addr
-	if !l.trusts(remote.Addr()) {
-		if !s.limits.enterSource(remote.Addr()) {
+	var counted *client
+	if !l.trusts(addrPort(conn.RemoteAddr()).Addr()) {
+		if counted = s.limits.enterSource(l.sourceOf(conn)); counted == nil {
 			s.limits.leave(&l.share)
 			return RejectedSourceLimit, false
 		}
-		counted = remote.Addr()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	c := &connection{
@@ -298,7 +296,7 @@ func (s *Server) forget(c *connection) {
 	if c.dialled {
 		s.loops.closed(serverWire(c.server.conn))
 	}
-	if c.counted.IsValid() {
+	if c.counted != nil {
 		s.limits.leaveSource(c.counted)
 	}
 	s.limits.leave(&c.listener.share)

@@ -38,14 +38,14 @@ func (c *connection) greet(ctx context.Context) *rejection {
 	c.up.early = early
 	c.state = StateDialing
 	c.mu.Unlock()
-	if !c.counted.IsValid() {
-		if !c.srv.limits.enterSource(chosen.Source.Addr()) {
+	if c.counted == nil {
+		c.counted = c.srv.limits.enterSource(source{host: datapath.Host(chosen.Source.Addr())})
+		if c.counted == nil {
 			return c.refuse(&refusal{
 				RejectedSourceLimit,
 				fmt.Errorf("too many connections from %v", chosen.Source.Addr()),
 			})
 		}
-		c.counted = chosen.Source.Addr()
 	}
 	if access.Mode(c.listener.cfg.Mode).Captures() {
 		if err := c.srv.loops.capture(c.clientWire()); err != nil {

@@ -24,12 +24,15 @@ type request struct {
 	source netip.AddrPort
 	target netip.AddrPort
 	host   string
-	peer   string
+	peer   string // who asks
 
 	mu      sync.Mutex
 	settled bool
 	done    chan struct{} // closed once it is settled: the handler may return
 }
+
+// Peer is who asks, whatever address it is at.
+func (r *request) Peer() string { return r.peer }
 
 // settle runs how unless the request has been settled before.
 func (r *request) settle(how func() error) error {
