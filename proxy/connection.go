@@ -275,6 +275,17 @@ func (c *connection) reap() {
 	}
 }
 
+// reapBlocked ends a connection that one side has reset, or vanished from, with so much on its
+// way that the other takes no more: the reset is behind that, and nobody has read it.
+func (c *connection) reapBlocked() {
+	for _, l := range []*leg{&c.client, &c.server} {
+		if aborted(l.conn) {
+			c.tearDown(Cause{c.side(l), ClosedReset}, nil)
+			return
+		}
+	}
+}
+
 // How often an aborted connection is asked whether its last bytes have arrived.
 const (
 	deliverFirst = time.Millisecond

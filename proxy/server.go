@@ -345,6 +345,8 @@ func (s *Server) sweep(done <-chan struct{}) {
 				c.tearDown(Cause{ProxySide, ClosedIdle}, nil)
 			case (state == StateHalfClosed || state == StateClosing) && half > 0 && quiet >= half:
 				c.tearDown(Cause{ProxySide, ClosedHalfClosed}, nil)
+			case state == StateOpen && half > 0 && quiet >= half && quiet%half < period:
+				c.reapBlocked() // not each time: it looks at both legs
 			case state == StateHalfClosed:
 				c.reap()
 			}

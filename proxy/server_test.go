@@ -381,3 +381,22 @@ func TestAHalfClosedClientThatVanishesIsNoticed(t *testing.T) {
 		assert.Contains(t, b.logs.String(), "closed_by=client reason=reset")
 	})
 }
+
+// The client has sent more than the server takes, and gone away: its reset is behind that.
+func TestAClientThatVanishesBehindABlockedServerIsNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *config.Config, b *bench) { b.capacity = 1000 })
+		defer b.end()
+		client, server := b.connect()
+		client.send(make([]byte, 100_000))
+		synctest.Wait()
+		client.sendReset()
+		began := time.Now()
+		for !server.wasReset() && time.Since(began) < 10*time.Minute {
+			time.Sleep(time.Second)
+		}
+		assert.InDelta(t, (5 * time.Minute).Seconds(), time.Since(began).Seconds(), 10)
+		synctest.Wait()
+		assert.Contains(t, b.logs.String(), "closed_by=client reason=reset")
+	})
+}
