@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"context"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -35,9 +34,8 @@ type connection struct {
 	srv       *Server
 	listener  *listenerState
 	started   cc.Time
-	cancel    context.CancelFunc // ends greeting and dialing; nil: they are over. mu guards it
-	stopped   atomic.Bool        // torn down from our side; set with mu held
-	active    atomic.Int64       // cc.Time when a byte last moved
+	stopped   atomic.Bool  // torn down from our side; set with mu held
+	active    atomic.Int64 // cc.Time when a byte last moved
 	accepted  datapath.Conn
 	keptAlive bool // sweep has seen to it
 	prompt    bool // the client is not asked anything, so that nothing waits for it
@@ -60,6 +58,7 @@ type connection struct {
 	mu        sync.Mutex // guards what follows, and leg's fields
 	state     State
 	stop      chan struct{} // closed by tearDown; nil: nobody has waited for that
+	cancel    func()        // ends the greeting or the dial; nil: there is none, or it needs no end
 	cause     Cause
 	causeErr  error
 	verdict   *policy.Verdict // and each direction's terms
@@ -361,7 +360,7 @@ func (c *connection) tearDown(cause Cause, err error) {
 		}
 		c.note(cause, err)
 	}
-	client, server := c.client.conn, c.server.conn
+	client, server, cancel := c.client.conn, c.server.conn, c.cancel
 	if client == nil {
 		client = c.accepted
 	}
@@ -369,20 +368,23 @@ func (c *connection) tearDown(cause Cause, err error) {
 		close(c.stop)
 	}
 	c.mu.Unlock()
-	c.endDial()
+	if cancel != nil {
+		cancel()
+	}
 	_ = client.Reset()
 	if server != nil {
 		_ = server.Reset()
 	}
 }
 
-// endDial ends greeting and dialing, and gives back what only they need.
-func (c *connection) endDial() {
+// endsBy has tearDown end the greeting or the dial by cancel, now if it has been called already.
+func (c *connection) endsBy(cancel func()) {
 	c.mu.Lock()
-	cancel := c.cancel
-	c.cancel = nil
+	if c.state == StateGreeting || c.state == StateDialing {
+		c.cancel = cancel
+	}
 	c.mu.Unlock()
-	if cancel != nil {
+	if c.stopped.Load() {
 		cancel()
 	}
 }

@@ -331,6 +331,7 @@ type bench struct {
 	clock    func() cc.Time
 	dialled  chan *fakeLeg // server legs, in the order of dialling
 	capacity int           // of the legs' send buffers
+	silent   bool          // servers do not answer
 	holds    datapath.Hold
 	mortal   bool // the client legs' transport is in this process
 	logs     *lockedBuffer
@@ -370,8 +371,12 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	return b
 }
 
-func (b *bench) dial(_ context.Context, cfg kernel.DialConfig, done func(datapath.Conn, error)) {
+func (b *bench) dial(cfg kernel.DialConfig, done func(datapath.Conn, error)) (cancel func()) {
+	if b.silent {
+		return func() { done(nil, context.Canceled) }
+	}
 	done(b.serverLeg(cfg))
+	return func() {}
 }
 
 func (b *bench) serverLeg(cfg kernel.DialConfig) (datapath.Conn, error) {

@@ -52,8 +52,8 @@ func Open(
 		log.Warn("a socket was handed over that no listener has; it is closed", "address", ln.Addr().String())
 		_ = ln.Close()
 	}
-	dial := func(ctx context.Context, d kernel.DialConfig, done func(datapath.Conn, error)) {
-		dp.Connect(ctx, d, func(conn *kernel.Conn, err error) {
+	dial := func(d kernel.DialConfig, done func(datapath.Conn, error)) (cancel func()) {
+		return dp.Connect(d, func(conn *kernel.Conn, err error) {
 			if err != nil {
 				done(nil, err) // not a nil *kernel.Conn in an interface
 				return

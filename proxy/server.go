@@ -28,7 +28,7 @@ type Parts struct {
 	Clock func() cc.Time
 	Flows *flow.Manager
 	// Dial calls done once the leg is there, or cannot be had; see kernel.Datapath.Connect.
-	Dial func(ctx context.Context, cfg kernel.DialConfig, done func(datapath.Conn, error))
+	Dial func(cfg kernel.DialConfig, done func(datapath.Conn, error)) (cancel func())
 	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
 	Log  *slog.Logger                 // nil: silent
 }
@@ -173,9 +173,8 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 			return RejectedSourceLimit, false
 		}
 	}
-	ctx, cancel := context.WithCancel(context.Background())
 	c := &connection{
-		srv: s, listener: l, started: s.clock(), cancel: cancel,
+		srv: s, listener: l, started: s.clock(),
 		accepted: conn, state: StateGreeting, counted: counted,
 	}
 	c.active.Store(int64(c.started))
@@ -187,19 +186,19 @@ func (s *Server) admit(l *listenerState, conn datapath.Conn) (Reason, bool) {
 	l.handlers.Add(1)
 	s.handlers.Add(1)
 	c.prompt = l.Prompt(conn)
-	c.mayWait(func() { s.handle(ctx, c) })
+	c.mayWait(func() { s.handle(c) })
 	return "", true
 }
 
 // handle greets the client and dials the server; connected goes on.
-func (s *Server) handle(ctx context.Context, c *connection) {
-	if r := c.greet(ctx); r != nil {
+func (s *Server) handle(c *connection) {
+	if r := c.greet(); r != nil {
 		s.rejected(c, r)
 		return
 	}
 	c.decidedBy = s.settings()
 	began := s.clock()
-	c.dial(ctx, func(server datapath.Conn, err error) {
+	c.dial(func(server datapath.Conn, err error) {
 		if err == nil {
 			c.listener.dial.Observe(s.clock().Sub(began))
 		}
@@ -238,7 +237,6 @@ func (s *Server) connected(c *connection, server datapath.Conn, err error) {
 // join has the connection be relayed.
 func (s *Server) join(c *connection) {
 	c.prospects = nil
-	c.endDial()
 	if err := c.open(); err != nil { // only a bug in the policy check can cause it
 		c.tearDown(Cause{ProxySide, ClosedError}, err)
 		c.close()
@@ -252,6 +250,7 @@ func (s *Server) join(c *connection) {
 	if c.state == StateDialing {
 		c.state = StateOpen
 	}
+	c.cancel = nil
 	c.mu.Unlock()
 	c.reconsider(&Reloaded{}) // a reload since it was decided about has passed it over
 	c.relay(func() {
@@ -300,7 +299,6 @@ func (s *Server) forget(c *connection) {
 		s.limits.leaveSource(c.counted)
 	}
 	s.limits.leave(&c.listener.share)
-	c.endDial()
 	c.listener.handlers.Done()
 	s.handlers.Done()
 }

@@ -165,6 +165,23 @@ func TestADrainEndsWithItsLastConnection(t *testing.T) {
 	})
 }
 
+func TestTheEndOfADrainEndsDials(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(_ *config.Config, b *bench) { b.silent = true })
+		client := newFakeLeg(b.clock, 10000, b.capacity)
+		b.listener.legs <- client
+		synctest.Wait()
+		require.Len(t, flowsOf(b.server), 1)
+		assert.Equal(t, proxy.StateDialing, flowsOf(b.server)[0].State)
+		began := time.Now()
+		b.cancel()
+		require.NoError(t, <-b.served)
+		assert.Equal(t, time.Duration(b.cfg.Shutdown.Drain), time.Since(began))
+		assert.True(t, client.wasReset())
+		assert.Contains(t, b.logs.String(), "reason=shutdown")
+	})
+}
+
 // What the kernel has been given arrives without us. What a transport in this process
 // has been given does not, so that a drain waits until it has arrived.
 func TestADrainDeliversWhatEndsWithTheProcess(t *testing.T) {

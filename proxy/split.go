@@ -26,7 +26,14 @@ type rejection struct {
 }
 
 // greet finds out where the client wants to go.
-func (c *connection) greet(ctx context.Context) *rejection {
+func (c *connection) greet() *rejection {
+	ctx := context.Background()
+	if !c.prompt {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		c.endsBy(cancel)
+	}
 	chosen, err := c.listener.Greet(ctx, c.accepted)
 	if err != nil {
 		return &rejection{RejectedHandshake, err}
@@ -140,7 +147,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 
 // dial makes the server leg and calls done, which may be on a loop. Every address, resolved
 // or given, is shown to the guards right before it is tried.
-func (c *connection) dial(ctx context.Context, done func(datapath.Conn, error)) {
+func (c *connection) dial(done func(datapath.Conn, error)) {
 	timeout := time.Duration(c.decidedBy.cfg.Limits.DialTimeout)
 	if to := c.chosen.Target; to.IsValid() {
 		if via, err := c.srv.inside(c.listener, to.Addr()); via != nil && err == nil {
@@ -148,8 +155,9 @@ func (c *connection) dial(ctx context.Context, done func(datapath.Conn, error)) 
 				done(nil, err)
 				return
 			}
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
+			c.endsBy(cancel)
 			c.srv.setters.do(func() {
-				ctx, cancel := context.WithTimeout(ctx, timeout)
 				defer cancel()
 				done(via.Dial(ctx, c.chosen.Source.Addr(), to))
 			})
@@ -168,7 +176,7 @@ func (c *connection) dial(ctx context.Context, done func(datapath.Conn, error)) 
 	if c.listener.cfg.KeepClient {
 		cfg.Source = netip.AddrPortFrom(c.chosen.Source.Addr(), 0)
 	}
-	c.srv.parts.Dial(ctx, cfg, func(conn datapath.Conn, err error) {
+	c.endsBy(c.srv.parts.Dial(cfg, func(conn datapath.Conn, err error) {
 		if err == nil && !c.listener.cfg.KeepClient { // else it may look like another connection of that client
 			err = c.noteDialled(conn)
 		}
@@ -176,7 +184,7 @@ func (c *connection) dial(ctx context.Context, done func(datapath.Conn, error)) 
 			conn = nil
 		}
 		done(conn, err)
-	})
+	}))
 }
 
 // noteDialled notes the server leg, unless it has come back to us.

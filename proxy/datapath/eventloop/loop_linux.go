@@ -100,6 +100,8 @@ type Loop struct {
 	look   func(epoll uintptr) bool // poll, made once
 	due    []*Task                  // to be run next, in this order
 	spare  []*Task                  // the other buffer of due
+
+	deadlines deadlines
 }
 
 // Load is how many sockets the loop has.
@@ -149,6 +151,9 @@ type awoken struct{}
 func (awoken) happened(*Loop, uint32) {}
 
 func (l *Loop) close() {
+	if l.deadlines.timer != nil {
+		l.deadlines.timer.Stop()
+	}
 	_ = l.file.Close()
 	if l.wakeup >= 0 {
 		_ = unix.Close(l.wakeup)

@@ -85,5 +85,5 @@ type DialConfig struct {
 	Hops    uint8                      // routers that its packets may pass; 0: the system's default
 	Near    datapath.Conn              // the leg that it belongs to: one loop serves both; nil: any
 	Guard   func(netip.AddrPort) error // may refuse each address, after resolution; nil: all are fine
-	Timeout time.Duration              // for resolution and handshake; 0: the context's alone
+	Timeout time.Duration              // for resolution and handshake; 0: as long as it takes
 }

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,66 +17,65 @@ import (
 // attempt is a connection to an address that is being made. After begin only its loop's
 // goroutine touches it.
 type attempt struct {
-	dp     *Datapath
-	cfg    DialConfig
-	raw    *eventloop.Socket
-	done   func(*Conn, error)
-	why    error // Source can only be one of this host's addresses; nil: it can be any
-	timer  *time.Timer
-	unhook func() bool // from the context
+	dp   *Datapath
+	cfg  DialConfig
+	loop *eventloop.Loop
+	fd   int // until there is raw
+	raw  *eventloop.Socket
+	done func(*Conn, error)
+	why  error // Source can only be one of this host's addresses; nil: it can be any
+	late eventloop.Deadline
 }
 
-// connect makes a connection to cfg.Target.
-func (d *Datapath) connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
+// connect makes a connection to cfg.Target, unless cancel is called.
+func (d *Datapath) connect(cfg DialConfig, done func(*Conn, error)) (cancel func()) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
-	a := &attempt{dp: d, cfg: cfg, done: done}
-	fd, err := a.begin(ctx)
-	if err != nil {
+	a := &attempt{dp: d, cfg: cfg, loop: d.loopFor(cfg), done: done}
+	if err := a.begin(); err != nil {
 		done(nil, a.failure(err))
-		return
+		return func() {}
 	}
-	loop := d.loopFor(cfg)
-	loop.Do(func() { a.await(ctx, loop, fd) }) // where nothing can end it meanwhile
+	a.loop.Do(a.await) // where nothing can end it meanwhile
+	return a.cancel
 }
+
+// cancel gives up, unless it is over.
+func (a *attempt) cancel() { a.loop.Do(func() { a.end(context.Canceled) }) }
 
 // begin has the kernel connect a socket; after an error there is none.
-func (a *attempt) begin(ctx context.Context) (fd int, err error) {
-	if ctx.Err() != nil {
-		return -1, context.Cause(ctx)
-	}
+func (a *attempt) begin() (err error) {
 	if a.cfg.Guard != nil {
 		if err := a.cfg.Guard(a.cfg.Target); err != nil {
-			return -1, err
+			return err
 		}
 	}
 	family, network := unix.AF_INET, "tcp4"
 	if a.cfg.Target.Addr().Is6() {
 		family, network = unix.AF_INET6, "tcp6"
 	}
-	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	a.fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return -1, os.NewSyscallError("socket", err)
+		return os.NewSyscallError("socket", err)
 	}
-	if err := a.start(fd, network); err != nil {
-		_ = unix.Close(fd)
-		return -1, err
+	if err := a.start(a.fd, network); err != nil {
+		_ = unix.Close(a.fd)
+		return err
 	}
-	return fd, nil
+	return nil
 }
 
 // await has the loop tell what becomes of the attempt.
-func (a *attempt) await(ctx context.Context, loop *eventloop.Loop, fd int) {
+func (a *attempt) await() {
 	var err error
-	if a.raw, err = loop.Watch(fd); err != nil {
-		_ = unix.Close(fd)
+	if a.raw, err = a.loop.Watch(a.fd); err != nil {
+		_ = unix.Close(a.fd)
 		a.done(nil, a.failure(err))
 		return
 	}
 	if a.cfg.Timeout > 0 {
-		a.timer = time.AfterFunc(a.cfg.Timeout, func() { loop.Do(func() { a.end(os.ErrDeadlineExceeded) }) })
+		a.loop.Expect(&a.late, a.cfg.Timeout, func() { a.end(os.ErrDeadlineExceeded) })
 	}
-	a.unhook = context.AfterFunc(ctx, func() { loop.Do(func() { a.end(context.Cause(ctx)) }) })
-	a.raw.Drive(loop.Task(a.look))
+	a.raw.Drive(a.loop.Task(a.look))
 }
 
 // loopFor returns the loop for a new leg.
@@ -169,10 +167,7 @@ func (a *attempt) end(err error) {
 // settle ends what could still end it.
 func (a *attempt) settle() {
 	a.raw = nil
-	if a.timer != nil {
-		a.timer.Stop()
-	}
-	a.unhook()
+	a.loop.Forget(&a.late)
 }
 
 func (a *attempt) failure(err error) error {

@@ -26,25 +26,41 @@ func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 		conn *Conn
 		err  error
 	}
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("kernel: dial: %w", context.Cause(ctx))
+	}
 	came := make(chan result, 1)
-	d.Connect(ctx, cfg, func(c *Conn, err error) { came <- result{c, err} })
+	cancel := d.Connect(cfg, func(c *Conn, err error) { came <- result{c, err} })
+	select {
+	case r := <-came:
+		return r.conn, r.err
+	case <-ctx.Done():
+	}
+	cancel()
 	r := <-came
-	return r.conn, r.err
+	if r.err != nil {
+		return nil, fmt.Errorf("%w: %w", r.err, context.Cause(ctx))
+	}
+	return r.conn, nil // it came meanwhile
 }
 
 // Connect opens a leg to a target and calls done once, perhaps before it returns: on a loop
 // where the target is an address, so that done must not wait, and on a goroutine of its own
 // where it is a name. The guard sees every address before it is tried, so a name cannot
-// lead where an address may not.
-func (d *Datapath) Connect(ctx context.Context, cfg DialConfig, done func(*Conn, error)) {
+// lead where an address may not. cancel has it give up, and does nothing once it is over.
+func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func()) {
 	if at, err := netip.ParseAddrPort(cfg.Host); err == nil && !cfg.Target.IsValid() {
 		cfg.Target = at
 	}
 	if cfg.Target.IsValid() {
-		d.connect(ctx, cfg, done)
-		return
+		return d.connect(cfg, done)
 	}
-	go func() { done(d.dialName(ctx, cfg)) }()
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		defer cancel()
+		done(d.dialName(ctx, cfg))
+	}()
+	return cancel
 }
 
 // dialName tries the addresses of a name as package net does (RFC 6555).

@@ -202,7 +202,8 @@ func TestAnAcknowledgementThatNobodySaidIsNoticed(t *testing.T) {
 	a.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(r flow.Report) { last = r })
 	require.NoError(t, a.setCongestion("reno"))
 	pass(t, a, b, 100_000)
-	require.Eventually(t, func() bool { return a.Info().Unsent == 0 && a.status.unacked == 0 }, patience, time.Millisecond)
+	delivered := func() bool { return a.Info().Unsent == 0 && a.status.unacked == 0 }
+	require.Eventually(t, delivered, patience, time.Millisecond)
 	began := h.now
 	for s.tick(); d.Status().Busy > 0; h.step(s, s.at.Sub(h.now)) {
 		require.NotEqual(t, cc.Never, s.at)

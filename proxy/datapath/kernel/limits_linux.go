@@ -72,7 +72,8 @@ func (l *limits) end() (kept bool) {
 
 // Apply implements datapath.Conn.
 func (c *Conn) Apply(limit flow.Limit) {
-	if l := c.limits.Load(); l != nil && l.apply(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
+	l := c.limits.Load()
+	if l != nil && l.apply(limit, c.dp.clock, &c.wrote) && c.active.Load() && c.queued.CompareAndSwap(false, true) {
 		c.shard.enqueue(c)
 	} // an idle leg settles before it writes
 }

@@ -15,7 +15,7 @@ func (c *Conn) begin() {
 		c.writing.Add(1)
 		c.activate() // already now: a write may block half-way for long
 	}
-	if l := c.limits.Load(); l != nil && l.dirty.Load() { // as a limit leaves it that was applied while the leg was idle
+	if l := c.limits.Load(); l != nil && l.dirty.Load() { // a limit was applied while the leg was idle
 		c.mu.Lock()
 		c.settle()
 		c.mu.Unlock()

@@ -1,0 +1,80 @@
+package eventloop
+
+import "time"
+
+// Deadline is when a loop is to do something. Only the loop's goroutine uses it.
+type Deadline struct {
+	at    time.Time
+	run   func() // nil: nothing is expected
+	index int    // in deadlines.all
+}
+
+// deadlines are those of a loop. One timer serves all of them. It is set for the earliest, and
+// set anew only once it has expired, so that a deadline which is met in time costs no timer.
+type deadlines struct {
+	all   []*Deadline
+	timer *time.Timer // nil: there was no deadline yet
+	until time.Time   // when timer expires; zero: it does not run
+}
+
+// Expect has run be called on the loop's goroutine after so long, unless Forget comes first.
+func (l *Loop) Expect(x *Deadline, after time.Duration, run func()) {
+	d := &l.deadlines
+	x.at, x.run, x.index = now().Add(after), run, len(d.all)
+	d.all = append(d.all, x)
+	if d.until.IsZero() || x.at.Before(d.until) {
+		l.setTimer(x.at)
+	}
+}
+
+// Forget ends what Expect began, if it has not ended yet.
+func (l *Loop) Forget(x *Deadline) {
+	if x.run == nil {
+		return
+	}
+	d := &l.deadlines
+	last := len(d.all) - 1
+	d.all[x.index] = d.all[last]
+	d.all[x.index].index = x.index
+	d.all[last] = nil
+	d.all = d.all[:last]
+	x.run = nil
+}
+
+// setTimer has the timer expire at that time.
+func (l *Loop) setTimer(at time.Time) {
+	d := &l.deadlines
+	d.until = at
+	after := at.Sub(now())
+	if d.timer == nil {
+		d.timer = time.AfterFunc(after, func() { l.Do(l.expire) })
+		return
+	}
+	d.timer.Reset(after)
+}
+
+// expire runs what is due.
+func (l *Loop) expire() {
+	d := &l.deadlines
+	at := now()
+	var earliest time.Time
+	var due []func()
+	for i := len(d.all) - 1; i >= 0; i-- { // Forget puts the last one, which was looked at, in its place
+		switch x := d.all[i]; {
+		case !x.at.After(at):
+			due = append(due, x.run)
+			l.Forget(x)
+		case earliest.IsZero() || x.at.Before(earliest):
+			earliest = x.at
+		}
+	}
+	d.until = time.Time{}
+	if !earliest.IsZero() {
+		l.setTimer(earliest)
+	}
+	for _, run := range due {
+		run()
+	}
+}
+
+func now() time.Time { return time.Now() } //nolint:forbidigo // what is waited for happens in real time

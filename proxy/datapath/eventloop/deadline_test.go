@@ -1,0 +1,39 @@
+//go:build linux
+
+package eventloop
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestDeadlinesComeUnlessTheyAreForgotten(t *testing.T) {
+	loops := start(t, 1)
+	l := loops.all[0]
+	came := make(chan string, 10)
+	var met, late, hour Deadline
+	l.Do(func() {
+		l.Expect(&hour, time.Hour, func() { came <- "an hour" })
+		l.Expect(&met, time.Millisecond, func() { came <- "met" })
+		l.Expect(&late, 2*time.Millisecond, func() {
+			came <- "late"
+			l.Expect(&late, 0, func() { came <- "again" })
+		})
+		l.Forget(&met)
+		l.Forget(&met)
+	})
+	assert.Equal(t, "late", <-came)
+	assert.Equal(t, "again", <-came)
+	done := make(chan struct{})
+	l.Do(func() {
+		defer close(done)
+		assert.Equal(t, []*Deadline{&hour}, l.deadlines.all)
+		assert.Equal(t, hour.at, l.deadlines.until, "the timer is set for what is left")
+		l.Forget(&hour)
+		assert.Empty(t, l.deadlines.all)
+	})
+	<-done
+	assert.Empty(t, came)
+}
