@@ -203,8 +203,7 @@ func TestAMASQUESocketThatFailsIsOpenedAgain(t *testing.T) {
 	accepted := echoing(t, l)
 	at := m.Addr()
 	for range 2 {
-		_, udp := m.serving()
-		require.NoError(t, udp.Close())
+		require.NoError(t, m.server().udp.Close())
 		health.recovers(t, "failed")
 		assert.Equal(t, at.String(), m.Addr().String())
 		s := dialMASQUE(t, m).mustStream("203.0.113.7:443")

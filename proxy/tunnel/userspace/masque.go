@@ -23,7 +23,6 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
-	"github.com/penstock-net/penstock/proxy/datapath/quic"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -43,10 +42,6 @@ type MASQUEConfig struct {
 }
 
 const (
-	// initialPacket is the size of QUIC's first packets; those that find out
-	// what the path carries come later. Cellular paths carry this much.
-	initialPacket = 1350
-
 	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
 	maxHeader   = 16 << 10
 	maxStreams  = 1024 // of one client at a time
@@ -86,17 +81,17 @@ type MASQUE struct {
 	drops       masqueDrops
 	forward     atomic.Pointer[Datagrams] // nil until there is one
 
-	leave    time.Duration // leaveWithin
-	mu       sync.RWMutex
-	draining bool
-	udp      *quic.Socket  // replaced where it has failed
-	server   *http3.Server // likewise
-	tokens   []hashedToken
-	pool     *pool
-	sessions map[netip.Addr]*ipSession
-	open     map[string]int            // sessions of each peer, those that begin too
-	past     map[string]tunnel.Traffic // of sessions that have ended, by peer
-	conns    map[*quicgo.Conn]*masqueConn
+	leave     time.Duration    // leaveWithin
+	strangers *datapath.Places // by host
+	mu        sync.RWMutex
+	draining  bool
+	serving   *masqueServer // replaced where its socket has failed
+	tokens    []hashedToken
+	pool      *pool
+	sessions  map[netip.Addr]*ipSession
+	open      map[string]int            // sessions of each peer, those that begin too
+	past      map[string]tunnel.Traffic // of sessions that have ended, by peer
+	conns     map[*quicgo.Conn]*masqueConn
 }
 
 // masqueConn is what is known of a client's QUIC connection.
@@ -134,7 +129,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
 		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
 		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{},
-		leave: leaveWithin,
+		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers),
 	}
 	switch {
 	case len(cfg.Certificate.Certificate) == 0:
@@ -162,61 +157,13 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	if err != nil {
 		return nil, fmt.Errorf("MASQUE on UDP address %q: %w", cfg.Addr, err)
 	}
-	m.addr = m.udp.LocalAddr().(*net.UDPAddr)
+	m.addr = m.serving.udp.LocalAddr().(*net.UDPAddr)
 	m.ended, m.cancel = context.WithCancel(context.Background())
 	serving, stopServing := context.WithCancel(m.ended)
 	m.stopServing = stopServing
 	m.done.Go(func() { m.astray(m.ended) })
 	m.done.Go(func() { m.serve(serving) })
 	return m, nil
-}
-
-// listen opens the UDP socket and puts a server on it.
-func (m *MASQUE) listen() error {
-	udp, err := quic.ListenUDP(m.addr)
-	if err != nil {
-		return err
-	}
-	server := &http3.Server{
-		TLSConfig: m.tls(), Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
-		QUICConfig: &quicgo.Config{
-			Tracer:            quic.Tracer(m.cfg.Clock, func() { m.refused.Add(1) }),
-			InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams,
-			MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
-		},
-		IdleTimeout: idleTimeout,
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.draining {
-		return errors.Join(http.ErrServerClosed, udp.Close())
-	}
-	m.udp, m.server = udp, server
-	return nil
-}
-
-// serving is what is open at present.
-func (m *MASQUE) serving() (*http3.Server, *quic.Socket) {
-	m.mu.RLock()
-	defer m.mu.RUnlock()
-	return m.server, m.udp
-}
-
-// serve takes connections until it is drained, over another socket where one has
-// failed.
-func (m *MASQUE) serve(ctx context.Context) {
-	for {
-		server, udp := m.serving()
-		err := server.Serve(udp)
-		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
-			return
-		}
-		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), server.Close())
-		_ = udp.Close()
-		if !m.Reopen(ctx, m.log, err, m.listen) {
-			return
-		}
-	}
 }
 
 // tls asks for a certificate where one may open the door, and insists where
@@ -309,6 +256,9 @@ func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.reject(w, r, http.StatusUnauthorized, "a token or a certificate is needed")
 		return
 	}
+	if known, ok := r.Context().Value(strangerKey{}).(func()); ok {
+		known()
+	}
 	switch protocol := extended(r); {
 	case r.Method != http.MethodConnect:
 		w.Header().Set("Allow", http.MethodConnect)
@@ -345,7 +295,7 @@ func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
 // Yield implements Outside: another socket may be opened beside this one, which QUIC's connections need.
 func (m *MASQUE) Yield() (retake func(), err error) {
-	_, udp := m.serving()
+	udp := m.server().udp
 	return func() { _ = udp.Share(false) }, udp.Share(true)
 }
 
@@ -403,8 +353,7 @@ func (m *MASQUE) Drain() {
 		return
 	}
 	m.stopServing()
-	server, _ := m.serving()
-	m.done.Go(func() { _ = server.Shutdown(m.ended) }) // what is left then is closed
+	m.done.Go(func() { _ = m.server().Shutdown(m.ended) }) // what is left then is closed
 }
 
 // Close implements Outside.
@@ -417,10 +366,7 @@ func (m *MASQUE) Close() (err error) {
 		}
 		m.cancel()
 		m.done.Wait()
-		_, udp := m.serving()
-		if err = udp.Close(); errors.Is(err, net.ErrClosed) { // it had failed
-			err = nil
-		}
+		err = m.server().end()
 	})
 	return err
 }

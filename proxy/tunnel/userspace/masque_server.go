@@ -1,0 +1,123 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync"
+
+	quicgo "github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/datapath/quic"
+)
+
+const (
+	// initialPacket is the size of QUIC's first packets; those that find out
+	// what the path carries come later. Cellular paths carry this much.
+	initialPacket = 1350
+
+	// Clients that have shown neither token nor certificate yet, each with a QUIC
+	// connection: so many at a time, and from so many on only at an address that they have
+	// proved to be theirs, which takes them another round trip (RFC 9000 §8.1.2).
+	maxStrangers = 1024
+	verifyFrom   = 128
+)
+
+// masqueServer is what serves at one socket.
+type masqueServer struct {
+	*http3.Server
+	udp       *quic.Socket
+	transport *quicgo.Transport
+	listener  *quicgo.EarlyListener
+}
+
+// serve takes connections until the server is shut down, or the socket fails.
+func (s *masqueServer) serve() error {
+	err := s.ServeListener(s.listener)
+	_ = s.listener.Close()
+	return err
+}
+
+// end closes the socket, and what is left there.
+func (s *masqueServer) end() error {
+	_ = s.transport.Close()
+	if err := s.udp.Close(); !errors.Is(err, net.ErrClosed) { // it had failed
+		return err
+	}
+	return nil
+}
+
+// listen opens the UDP socket and puts a server on it.
+func (m *MASQUE) listen() error {
+	udp, err := quic.ListenUDP(m.addr)
+	if err != nil {
+		return err
+	}
+	transport := &quicgo.Transport{
+		Conn: udp, ConnContext: m.arrive,
+		VerifySourceAddress: func(net.Addr) bool { return m.strangers.Taken() >= verifyFrom },
+	}
+	listener, err := transport.ListenEarly(http3.ConfigureTLSConfig(m.tls()), &quicgo.Config{
+		Tracer:            quic.Tracer(m.cfg.Clock, func() { m.refused.Add(1) }),
+		InitialPacketSize: initialPacket, MaxIncomingStreams: maxStreams, EnableDatagrams: true,
+		MaxIdleTimeout: vanishedAfter, KeepAlivePeriod: askEvery,
+	})
+	if err != nil {
+		return errors.Join(err, udp.Close())
+	}
+	server := &http3.Server{
+		Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected, IdleTimeout: idleTimeout,
+	}
+	s := &masqueServer{server, udp, transport, listener}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.draining {
+		return errors.Join(http.ErrServerClosed, s.end())
+	}
+	m.serving = s
+	return nil
+}
+
+// server is what serves at present.
+func (m *MASQUE) server() *masqueServer {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.serving
+}
+
+// serve takes connections until it is drained, over another socket where one has
+// failed.
+func (m *MASQUE) serve(ctx context.Context) {
+	for {
+		s := m.server()
+		err := s.serve()
+		if ctx.Err() != nil || errors.Is(err, http.ErrServerClosed) {
+			return
+		}
+		err = errors.Join(fmt.Errorf("MASQUE on UDP address %v failed: %w", m.addr, err), s.Close(), s.end())
+		if !m.Reopen(ctx, m.log, err, m.listen) {
+			return
+		}
+	}
+}
+
+// strangerKey is where a connection's context has what notes that its client is known.
+type strangerKey struct{}
+
+var errStrangers = errors.New("too many clients have not told who they are")
+
+// arrive lets a connection begin, unless too many have whose clients are not known.
+func (m *MASQUE) arrive(ctx context.Context, from *quicgo.ClientInfo) (context.Context, error) {
+	host := datapath.Host(clientAddr(from.RemoteAddr.String()).Addr()).String()
+	if !m.strangers.Take(host) {
+		m.refused.Add(1)
+		return nil, errStrangers
+	}
+	known := sync.OnceFunc(func() { m.strangers.Leave(host) })
+	context.AfterFunc(ctx, known)
+	return context.WithValue(ctx, strangerKey{}, known), nil
+}

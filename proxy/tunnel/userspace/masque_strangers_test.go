@@ -1,0 +1,70 @@
+package userspace
+
+import (
+	"context"
+	"crypto/tls"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	quicgo "github.com/quic-go/quic-go"
+	"github.com/quic-go/quic-go/http3"
+	"github.com/quic-go/quic-go/qlog"
+	"github.com/quic-go/quic-go/qlogwriter"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// crowd leaves room for so many clients that nobody knows.
+func crowd(t *testing.T, m *MASQUE, room int) {
+	for i := range maxStrangers - room {
+		require.True(t, m.strangers.Take(strconv.Itoa(i)))
+	}
+}
+
+func TestClientsThatNobodyKnowsAreBounded(t *testing.T) {
+	m, l := masque(t, nil)
+	echoing(t, l)
+	crowd(t, m, 2)
+	c := dialMASQUE(t, m)
+	_, err := connect(t, m)
+	var refused *quicgo.TransportError
+	require.ErrorAs(t, err, &refused)
+	assert.Equal(t, quicgo.ConnectionRefused, refused.ErrorCode)
+	assert.Positive(t, m.Refused(), "packets of its")
+
+	exchange(t, c.mustStream("203.0.113.7:443"), []byte("hello"))
+	exchange(t, dialMASQUE(t, m).mustStream("203.0.113.7:443"), []byte("there is room beside whom we know"))
+	assert.Equal(t, maxStrangers-2, m.strangers.Taken(), "and whom we knew is not counted once more as it goes")
+}
+
+// retries counts the Retry packets that a client gets.
+type retries struct{ n *atomic.Int32 }
+
+func (r retries) AddProducer() qlogwriter.Recorder { return r }
+func (retries) SupportsSchemas(string) bool        { return false }
+func (retries) Close() error                       { return nil }
+
+func (r retries) RecordEvent(e qlogwriter.Event) {
+	if p, ok := e.(qlog.PacketReceived); ok && p.Header.PacketType == qlog.PacketTypeRetry {
+		r.n.Add(1)
+	}
+}
+
+func TestWhereManyBeginAnAddressHasToBeProven(t *testing.T) {
+	m, _ := masque(t, nil)
+	retried := func() int32 {
+		var n atomic.Int32
+		ctx, cancel := context.WithTimeout(context.Background(), soon)
+		defer cancel()
+		c, err := quicgo.DialAddr(ctx, m.Addr().String(),
+			&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}},
+			&quicgo.Config{Tracer: func(context.Context, bool, quicgo.ConnectionID) qlogwriter.Trace { return retries{&n} }})
+		require.NoError(t, err)
+		require.NoError(t, c.CloseWithError(0, ""))
+		return n.Load()
+	}
+	assert.Zero(t, retried())
+	crowd(t, m, maxStrangers-verifyFrom)
+	assert.EqualValues(t, 1, retried())
+}
