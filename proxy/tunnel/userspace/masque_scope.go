@@ -3,7 +3,6 @@ package userspace
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -24,8 +23,10 @@ type ipScope struct {
 	protocol uint8          // of the packets, besides ICMP; 0: all
 }
 
-// scopeOf reads what a request's path asks for. A name is resolved.
-func scopeOf(r *http.Request) (s ipScope, err error) {
+// scopeOf reads what a request's path asks for. A name is looked up.
+func scopeOf(r *http.Request, lookup func(ctx context.Context, name string) ([]netip.Addr, error)) (
+	s ipScope, err error,
+) {
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), ipPath)
 	parts := strings.Split(rest, "/")
 	if !ok || len(parts) != 3 || parts[2] != "" {
@@ -43,32 +44,27 @@ func scopeOf(r *http.Request) (s ipScope, err error) {
 		}
 		s.protocol = uint8(n)
 	}
-	s.prefixes, err = prefixesOf(r.Context(), parts[0])
-	return s, err
-}
-
-// prefixesOf reads a target: *, an address, a prefix, or a name, which is resolved.
-func prefixesOf(ctx context.Context, target string) ([]netip.Prefix, error) {
+	target := parts[0]
 	if target == "*" {
-		return nil, nil
+		return s, nil
 	}
 	if p, err := netip.ParsePrefix(target); err == nil && p == p.Masked() {
-		return []netip.Prefix{p}, nil
+		s.prefixes = []netip.Prefix{p}
+		return s, nil
 	}
 	if a, err := netip.ParseAddr(target); err == nil && a.Zone() == "" {
-		return []netip.Prefix{prefixOf(a.Unmap())}, nil
+		s.prefixes = []netip.Prefix{prefixOf(a.Unmap())}
+		return s, nil
 	}
 	if target == "" || strings.ContainsAny(target, "/: ") {
-		return nil, fmt.Errorf("%q is no target: write *, an address, a prefix or a name", target)
+		return s, fmt.Errorf("%q is no target: write *, an address, a prefix or a name", target)
 	}
-	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
-	defer cancel()
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", target)
-	prefixes := make([]netip.Prefix, len(addrs))
+	addrs, err := lookup(r.Context(), target)
+	s.prefixes = make([]netip.Prefix, len(addrs))
 	for i, a := range addrs {
-		prefixes[i] = prefixOf(a.Unmap().WithZone(""))
+		s.prefixes[i] = prefixOf(a)
 	}
-	return prefixes, err
+	return s, err
 }
 
 // holds reports whether a packet for an address, which endsOf has accepted, is in it.

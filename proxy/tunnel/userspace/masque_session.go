@@ -108,8 +108,14 @@ func prefixOf(a netip.Addr) netip.Prefix              { return netip.PrefixFrom(
 
 // serveIP runs a CONNECT-IP session until either side ends it.
 func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
-	scope, err := scopeOf(r)
-	if err != nil {
+	scope, err := scopeOf(r, func(ctx context.Context, name string) ([]netip.Addr, error) {
+		return m.lookup(ctx, who.name, name)
+	})
+	switch {
+	case errors.Is(err, errCrowded):
+		m.reject(w, r, http.StatusServiceUnavailable, "too many names are being looked up")
+		return
+	case err != nil:
 		m.reject(w, r, http.StatusBadRequest, err.Error())
 		return
 	}

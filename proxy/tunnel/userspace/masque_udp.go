@@ -28,9 +28,11 @@ const (
 	// target_host and target_port behind it.
 	udpPath = "/.well-known/masque/udp/"
 
-	udpQueue      = 64               // datagrams that may wait for a request's QUIC connection
+	udpQueue = 64 // datagrams that may wait for a request's QUIC connection
+	udpHops  = 64 // the hop limit of what leaves
+
 	resolveWithin = 10 * time.Second // a target's name
-	udpHops       = 64               // the hop limit of what leaves
+	maxLookups    = 64               // at a time, of two sockets each
 
 	capsuleDatagram = 0         // RFC 9297 §3.5
 	maxUDP          = 65527 + 8 // of a datagram's payload (RFC 9298 §5), and the context before it
@@ -73,7 +75,7 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	u := &udpStream{name: who.name, queue: make(chan []byte, udpQueue), cancel: cancel}
-	s, target, err := d.open(ctx, u, clientAddr(r.RemoteAddr), target, host)
+	s, target, err := m.reach(ctx, d, u, clientAddr(r.RemoteAddr), target, host)
 	switch {
 	case errors.Is(err, errCrowded):
 		m.reject(w, r, http.StatusServiceUnavailable, "the proxy has no room for another UDP session")
@@ -201,10 +203,10 @@ func (u *udpStream) deliver(payload []byte) error {
 	}
 }
 
-// open begins the session of a request: with the target, or with the first address of its
+// reach begins the session of a request: with the target, or with the first address of its
 // name that may be reached.
-func (d *Datagrams) open(ctx context.Context, u *udpStream, source, target netip.AddrPort, host string) (*session,
-	netip.AddrPort, error,
+func (m *MASQUE) reach(ctx context.Context, d *Datagrams, u *udpStream, source, target netip.AddrPort, host string) (
+	*session, netip.AddrPort, error,
 ) {
 	from := origin{AddrPort: source, stream: u}
 	if target.IsValid() {
@@ -219,17 +221,30 @@ func (d *Datagrams) open(ctx context.Context, u *udpStream, source, target netip
 	if err != nil {
 		return nil, target, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
-	defer cancel()
-	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	addrs, err := m.lookup(ctx, u.name, name)
 	for _, a := range addrs {
-		target = netip.AddrPortFrom(a.Unmap().WithZone(""), uint16(n))
+		target = netip.AddrPortFrom(a, uint16(n))
 		var s *session
 		if s, err = d.toward(from, target, name); err == nil {
 			return s, target, nil
 		}
 	}
 	return nil, target, err
+}
+
+// lookup resolves a name that a peer asks for, unless too many are being resolved.
+func (m *MASQUE) lookup(ctx context.Context, peer, name string) ([]netip.Addr, error) {
+	if !m.lookups.Take(peer) {
+		return nil, errCrowded
+	}
+	defer m.lookups.Leave(peer)
+	ctx, cancel := context.WithTimeout(ctx, resolveWithin)
+	defer cancel()
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	for i, a := range addrs {
+		addrs[i] = a.Unmap().WithZone("")
+	}
+	return addrs, err
 }
 
 // toward begins a session with a target that is outside the tunnel: its peers are reached

@@ -57,13 +57,15 @@ func echoUDP(t *testing.T) netip.AddrPort {
 }
 
 // udp asks for a UDP target; host and port as the path has them.
-func (c *client) udp(path string) (*http3.RequestStream, reply) {
+func (c *client) udp(path string) (*http3.RequestStream, reply) { return c.ask("connect-udp", path) }
+
+func (c *client) ask(protocol, path string) (*http3.RequestStream, reply) {
 	c.t.Helper()
 	s, err := c.h3.OpenRequestStream(c.t.Context())
 	require.NoError(c.t, err)
 	r, err := http.NewRequest(http.MethodConnect, "https://vpn.test"+path, nil)
 	require.NoError(c.t, err)
-	r.Proto, r.Header = "connect-udp", bearer(phoneToken)
+	r.Proto, r.Header = protocol, bearer(phoneToken)
 	r.Header.Set(http3.CapsuleProtocolHeader, "?1")
 	require.NoError(c.t, s.SendRequestHeader(r))
 	said, err := read(s)
@@ -253,4 +255,26 @@ func FuzzUDPTarget(f *testing.F) {
 		assert.NotEqual(t, target.IsValid(), host != "")
 		assert.False(t, strings.ContainsAny(host, "/%"))
 	})
+}
+
+func TestNamesThatAreLookedUpAreBoundedForEachPeer(t *testing.T) {
+	m, _ := udpListener(t, access.Datagrams{}, nil)
+	server := echoUDP(t)
+	byName := fmt.Sprintf("%slocalhost/%d/", udpPath, server.Port())
+	c := dialMASQUE(t, m)
+	for range maxLookups / 2 {
+		require.True(t, m.lookups.Take("phone"))
+	}
+	_, said := c.udp(byName)
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
+	_, said = c.ask("connect-ip", ipPath+"localhost/*/")
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
+	_, said = c.udp(pathOf(server))
+	assert.Equal(t, http.StatusOK, said.status, "an address is not looked up")
+	assert.True(t, m.lookups.Take("tablet"), "others have room")
+
+	m.lookups.Leave("phone")
+	_, said = c.udp(byName)
+	assert.Equal(t, http.StatusOK, said.status)
+	assert.Equal(t, maxLookups/2, m.lookups.Taken(), "it is over")
 }
