@@ -38,6 +38,7 @@ type connection struct {
 	active    atomic.Int64 // cc.Time when a byte last moved
 	accepted  datapath.Conn
 	keptAlive bool // sweep has seen to it
+	looked    look // sweep's last
 	prompt    bool // the client is not asked anything, so that nothing waits for it
 
 	client, server leg
@@ -272,6 +273,31 @@ func (c *connection) reap() {
 		}
 		c.tearDown(Cause{c.side(l.gone), ClosedReset}, nil)
 	}
+}
+
+// look is what the legs had still to deliver, when a byte had last moved at active.
+type look struct {
+	active int64
+	left   cc.Bytes
+}
+
+// delivers tells whether the legs have delivered bytes since the last call, between which
+// and this one none has moved here. Only sweep calls it.
+func (c *connection) delivers(now cc.Time) bool {
+	last := c.looked
+	c.looked = look{active: c.active.Load()}
+	for _, l := range []*leg{&c.client, &c.server} {
+		if e, ok := l.conn.(datapath.Ending); ok {
+			n, _ := e.Undelivered() // of a leg that is closed: nothing
+			c.looked.left += n
+		}
+	}
+	if c.looked.active != last.active || c.looked.left == last.left {
+		return false
+	}
+	c.looked.active = int64(now)
+	c.active.Store(int64(now))
+	return true
 }
 
 // reapBlocked ends a connection that one side has reset, or vanished from, with so much on its

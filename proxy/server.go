@@ -336,13 +336,21 @@ func (s *Server) sweep(done <-chan struct{}) {
 			if state == StateOpen || state == StateHalfClosed {
 				c.keepAlive()
 			}
+			limit, how := half, ClosedHalfClosed
+			switch state {
+			case StateOpen:
+				limit, how = idle, ClosedIdle
+			case StateGreeting, StateDialing: // have timeouts of their own
+				limit = 0
+			}
+			if limit > 0 && quiet >= limit/2 && c.delivers(now) {
+				quiet = 0
+			}
 			switch {
 			case c.revoked():
 				c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
-			case state == StateOpen && idle > 0 && quiet >= idle:
-				c.tearDown(Cause{ProxySide, ClosedIdle}, nil)
-			case (state == StateHalfClosed || state == StateClosing) && half > 0 && quiet >= half:
-				c.tearDown(Cause{ProxySide, ClosedHalfClosed}, nil)
+			case limit > 0 && quiet >= limit:
+				c.tearDown(Cause{ProxySide, how}, nil)
 			case state == StateOpen && half > 0 && quiet >= half && quiet%half < period:
 				c.reapBlocked() // not each time: it looks at both legs
 			case state == StateHalfClosed:

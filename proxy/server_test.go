@@ -417,3 +417,32 @@ func TestAClientThatVanishesBehindABlockedServerIsNoticed(t *testing.T) {
 		assert.Contains(t, b.logs.String(), "closed_by=client reason=reset")
 	})
 }
+
+// What the proxy has handed to the client's transport goes on arriving for longer than a connection may be quiet.
+func TestAConnectionThatDeliversIsNotQuiet(t *testing.T) {
+	for _, fin := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, func(c *config.Config, _ *bench) {
+				c.Limits.IdleTimeout, c.Limits.HalfClosedTimeout = config.Duration(time.Minute), config.Duration(time.Minute)
+			})
+			defer b.end()
+			client, server := b.connect()
+			server.send(make([]byte, 60_000))
+			if fin {
+				server.sendFin()
+			}
+			for range 60 {
+				time.Sleep(10 * time.Second)
+				got, err := client.take(1000)
+				require.NoError(t, err)
+				require.Len(t, got, 1000)
+			}
+			began := time.Now()
+			for !client.wasReset() { // now it is
+				time.Sleep(time.Second)
+			}
+			// A look in half of that time finds that something has moved.
+			assert.InDelta(t, 75, time.Since(began).Seconds(), 25)
+		})
+	}
+}
