@@ -208,7 +208,7 @@ func (g *gateway) remove(ctx context.Context, name string, notes io.Writer) erro
 		}
 		return cli.BadInput(fmt.Errorf("there is no peer %q; penstock gateway peer list shows who there is", name))
 	}
-	if err := replaceFile(g.file, []byte(rest)); err != nil {
+	if err := replaceFile(g.file, []byte(rest), nil); err != nil {
 		return err
 	}
 	fmt.Fprintf(notes, "%s is no longer in %s\n", name, g.file)

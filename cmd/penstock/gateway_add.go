@@ -2,15 +2,16 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/access"
@@ -64,16 +65,21 @@ func (g *gateway) add(ctx context.Context, n newPeer, w, notes io.Writer) error 
 	if err != nil {
 		return fmt.Errorf("%s: %w", g.file, err)
 	}
-	if err := replaceFile(g.file, []byte(access.AddSection(string(text), p))); err != nil {
+	// The key is nowhere else: who cannot be given it is not let in. A reader that has gone is
+	// an error like any other.
+	signal.Ignore(syscall.SIGPIPE)
+	show := func() error {
+		_, err := io.WriteString(w, client)
+		if terminal, ok := w.(*os.File); err == nil && !n.noQR && ok && isTerminal(terminal) {
+			err = writeQR(w, client)
+		}
+		return err
+	}
+	if err := replaceFile(g.file, []byte(access.AddSection(string(text), p)), show); err != nil {
 		return err
 	}
 	fmt.Fprintf(notes, "%s is in %s now\n", n.name, g.file)
-	// The key is nowhere else: it is shown whatever becomes of the reload.
-	_, err = io.WriteString(w, client)
-	if terminal, ok := w.(*os.File); err == nil && !n.noQR && ok && isTerminal(terminal) {
-		err = writeQR(w, client)
-	}
-	return errors.Join(err, g.reload(ctx, notes))
+	return g.reload(ctx, notes)
 }
 
 // checkPeerName wants what is as good a name in a comment as in a list.

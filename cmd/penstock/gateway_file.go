@@ -53,12 +53,13 @@ func makeLike(model, path string) error {
 	if err != nil {
 		return err
 	}
-	return writeNew(path, nil, info, info.Mode().Perm()&^0o027)
+	return writeNew(path, nil, info, info.Mode().Perm()&^0o027, nil)
 }
 
 // replaceFile puts other content into a file at once: whoever reads it sees the
-// old or the new. Owner, group and mode stay.
-func replaceFile(path string, content []byte) error {
+// old or the new. Owner, group and mode stay. An error of last, which is called once nothing
+// but the name is missing, leaves the old; nil: there is nothing else to do.
+func replaceFile(path string, content []byte, last func() error) error {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
 		return err
@@ -67,11 +68,13 @@ func replaceFile(path string, content []byte) error {
 	if err != nil {
 		return err
 	}
-	return writeNew(path, content, info, info.Mode().Perm())
+	return writeNew(path, content, info, info.Mode().Perm(), last)
 }
 
-// writeNew writes a file beside path and has it take that name.
-func writeNew(path string, content []byte, owner fs.FileInfo, mode fs.FileMode) (err error) {
+// writeNew writes a file beside path and has it take that name, unless last says no.
+func writeNew(
+	path string, content []byte, owner fs.FileInfo, mode fs.FileMode, last func() error,
+) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return err
@@ -94,6 +97,11 @@ func writeNew(path string, content []byte, owner fs.FileInfo, mode fs.FileMode) 
 	}
 	if err := f.Sync(); err != nil {
 		return err
+	}
+	if last != nil {
+		if err := last(); err != nil {
+			return err
+		}
 	}
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err

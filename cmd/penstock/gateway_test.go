@@ -159,6 +159,10 @@ func TestMistakesAboutPeersChangeNothing(t *testing.T) {
 			gatewayConfig, append([]string{"add", "phone", "--address", "10.9"}, end...),
 			"--address",
 		},
+		"an address that no file may have": {
+			gatewayConfig, append([]string{"add", "phone", "--address", "::ffff:10.9.0.7"}, end...),
+			"--address",
+		},
 		"no port to tell the client": {
 			gatewayConfig,
 			[]string{"add", "phone", "--endpoint", "vpn.example.com"},
@@ -344,6 +348,25 @@ func TestANewPrivateKeyIsPrinted(t *testing.T) {
 	assert.NotEqual(t, one, two)
 }
 
+// full is where nothing can be written.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestWhoeverCannotBeGivenTheKeyIsNotLetIn(t *testing.T) {
+	path := gatewayFolder(t, gatewayConfig)
+	peers := filepath.Join(filepath.Dir(path), "peers.conf")
+	require.NoError(t, os.WriteFile(peers, nil, 0o600))
+	args := peerArgs(path, "add", "phone", "--endpoint", "192.0.2.1:51820")
+	assert.Equal(t, cli.ExitFail, execute(t.Context(), args, full{}, io.Discard))
+	text, err := os.ReadFile(peers)
+	require.NoError(t, err)
+	assert.Empty(t, text)
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".peers.conf*"))
+	require.NoError(t, err)
+	assert.Empty(t, left, "nor is anything left of the attempt")
+}
+
 func TestAFileKeepsItsOwnerWhenItIsReplaced(t *testing.T) {
 	needRoot(t) // to give a file away
 	dir := t.TempDir()
@@ -351,7 +374,7 @@ func TestAFileKeepsItsOwnerWhenItIsReplaced(t *testing.T) {
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o640))
 	require.NoError(t, os.Chown(path, 1, 2))
 	require.NoError(t, os.Symlink("peers.conf", link))
-	require.NoError(t, replaceFile(link, []byte("new")))
+	require.NoError(t, replaceFile(link, []byte("new"), nil))
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	assert.Equal(t, "new", string(text))

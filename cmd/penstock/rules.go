@@ -156,7 +156,7 @@ func parsePrefixes(texts []string) ([]netip.Prefix, error) {
 		if addr, addrErr := netip.ParseAddr(text); addrErr == nil && addr.Zone() == "" {
 			p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
-		if err != nil {
+		if err != nil || p.Addr().Is4In6() {
 			return nil, fmt.Errorf("%q is no prefix such as 192.0.2.0/24 or 2001:db8::/32", text)
 		}
 		prefixes = append(prefixes, p)
