@@ -256,61 +256,6 @@ func (c *connection) abort(l *leg) {
 	c.tearDown(Cause{}, nil)
 }
 
-// reap ends a half-closed connection of which the finished side has gone away
-// altogether: nobody reads from that leg any more, so nobody else would notice.
-func (c *connection) reap() {
-	for _, l := range []struct{ gone, other *leg }{{&c.client, &c.server}, {&c.server, &c.client}} {
-		c.mu.Lock()
-		idle := l.gone.ended && !l.gone.closed && !l.gone.failed
-		c.mu.Unlock()
-		if !idle || !aborted(l.gone.conn) {
-			continue
-		}
-		if e, ok := l.other.conn.(datapath.Ending); ok {
-			if n, err := e.Undelivered(); err == nil && n > 0 {
-				return // the next look, once it has arrived
-			}
-		}
-		c.tearDown(Cause{c.side(l.gone), ClosedReset}, nil)
-	}
-}
-
-// look is what the legs had still to deliver, when a byte had last moved at active.
-type look struct {
-	active int64
-	left   cc.Bytes
-}
-
-// delivers tells whether the legs have delivered bytes since the last call, between which
-// and this one none has moved here. Only sweep calls it.
-func (c *connection) delivers(now cc.Time) bool {
-	last := c.looked
-	c.looked = look{active: c.active.Load()}
-	for _, l := range []*leg{&c.client, &c.server} {
-		if e, ok := l.conn.(datapath.Ending); ok {
-			n, _ := e.Undelivered() // of a leg that is closed: nothing
-			c.looked.left += n
-		}
-	}
-	if c.looked.active != last.active || c.looked.left == last.left {
-		return false
-	}
-	c.looked.active = int64(now)
-	c.active.Store(int64(now))
-	return true
-}
-
-// reapBlocked ends a connection that one side has reset, or vanished from, with so much on its
-// way that the other takes no more: the reset is behind that, and nobody has read it.
-func (c *connection) reapBlocked() {
-	for _, l := range []*leg{&c.client, &c.server} {
-		if aborted(l.conn) {
-			c.tearDown(Cause{c.side(l), ClosedReset}, nil)
-			return
-		}
-	}
-}
-
 // How often an aborted connection is asked whether its last bytes have arrived.
 const (
 	deliverFirst = time.Millisecond
