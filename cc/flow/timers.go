@@ -1,7 +1,6 @@
 package flow
 
 import (
-	"container/heap"
 	"sync"
 	"time"
 
@@ -22,10 +21,9 @@ type ticker interface {
 	when() *timer
 }
 
-// timer says when a ticker will be called. The mutex of the timers that it is in guards it.
+// timer is a ticker's place in the heap. The mutex of the timers that it is in guards it.
 type timer struct {
-	at    cc.Time
-	place int // in the heap, counted from 1; 0: it is not there
+	place int // counted from 1; 0: it is not there
 }
 
 func (t *timer) when() *timer { return t }
@@ -42,14 +40,14 @@ func (t *timers) schedule(g ticker, at cc.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	due := g.when()
-	if due.place > 0 && due.at <= at {
+	switch {
+	case due.place == 0:
+		t.due = append(t.due, entry{})
+		t.due.up(len(t.due)-1, entry{at, g, due})
+	case t.due[due.place-1].at <= at:
 		return
-	}
-	due.at = at
-	if due.place == 0 {
-		heap.Push(&t.due, g)
-	} else {
-		heap.Fix(&t.due, due.place-1)
+	default:
+		t.due.up(due.place-1, entry{at, g, due})
 	}
 	if t.arm != nil && due.place == 1 {
 		t.arm(at)
@@ -61,7 +59,7 @@ func (t *timers) cancel(g ticker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if place := g.when().place; place > 0 {
-		heap.Remove(&t.due, place-1)
+		t.due.remove(place - 1)
 	}
 }
 
@@ -70,41 +68,73 @@ func (t *timers) cancel(g ticker) {
 func (t *timers) run(now cc.Time) cc.Time {
 	for {
 		t.mu.Lock()
-		if len(t.due) == 0 || t.due[0].when().at > now {
+		if len(t.due) == 0 || t.due[0].at > now {
 			next := cc.Never
 			if len(t.due) > 0 {
-				next = t.due[0].when().at
+				next = t.due[0].at
 			}
 			t.mu.Unlock()
 			return next
 		}
-		g := heap.Pop(&t.due).(ticker)
+		g := t.due[0].ticker
+		t.due.remove(0)
 		t.mu.Unlock()
 		g.tick(now)
 	}
 }
 
-// dueHeap orders tickers by when they want to be called. Each is in it at most once.
-type dueHeap []ticker
+// dueHeap orders tickers by when they want to be called. Each is in it at most once. To compare two
+// it reads nothing but the heap itself: with thousands of flows each of theirs is a cache miss.
+type dueHeap []entry
 
-func (h dueHeap) Len() int           { return len(h) }
-func (h dueHeap) Less(i, j int) bool { return h[i].when().at < h[j].when().at }
-func (h dueHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].when().place, h[j].when().place = i+1, j+1
+type entry struct {
+	at     cc.Time
+	ticker ticker
+	timer  *timer // the ticker's
 }
 
-func (h *dueHeap) Push(x any) {
-	g := x.(ticker)
-	*h = append(*h, g)
-	g.when().place = len(*h)
+func (h dueHeap) put(i int, e entry) {
+	h[i] = e
+	e.timer.place = i + 1
 }
 
-func (h *dueHeap) Pop() any {
+// up puts e in the place i, or above it.
+func (h dueHeap) up(i int, e entry) {
+	for i > 0 {
+		parent := (i - 1) / 2
+		if e.at >= h[parent].at {
+			break
+		}
+		h.put(i, h[parent])
+		i = parent
+	}
+	h.put(i, e)
+}
+
+// down puts e in the place i, or below it, and returns where.
+func (h dueHeap) down(i int, e entry) int {
+	for {
+		child := 2*i + 1
+		if child+1 < len(h) && h[child+1].at < h[child].at {
+			child++
+		}
+		if child >= len(h) || h[child].at >= e.at {
+			break
+		}
+		h.put(i, h[child])
+		i = child
+	}
+	h.put(i, e)
+	return i
+}
+
+func (h *dueHeap) remove(i int) {
+	(*h)[i].timer.place = 0
 	last := len(*h) - 1
-	g := (*h)[last]
-	g.when().place = 0
-	(*h)[last] = nil
+	e := (*h)[last]
+	(*h)[last] = entry{}
 	*h = (*h)[:last]
-	return g
+	if i < last && h.down(i, e) == i {
+		h.up(i, e)
+	}
 }
