@@ -136,11 +136,19 @@ type Closer interface {
 
 // Close tells an algorithm that New has built that it is given up.
 func Close(a Algorithm) {
+	if c := closer(a); c != nil {
+		c.Close()
+	}
+}
+
+// Closes reports whether somebody outside knows of an algorithm that New has built.
+func Closes(a Algorithm) bool { return closer(a) != nil }
+
+func closer(a Algorithm) Closer {
 	for a != nil {
 		switch w := a.(type) {
 		case Closer:
-			w.Close()
-			return
+			return w
 		case inspected:
 			a = w.Algorithm
 		case *ceiling:
@@ -148,9 +156,10 @@ func Close(a Algorithm) {
 		case lossMarks:
 			a = w.Algorithm
 		default:
-			return
+			return nil
 		}
 	}
+	return nil
 }
 
 // NoTick is embedded by algorithms that need no clock of their own.

@@ -9,11 +9,15 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// How often a flow is announced until the agent answers: soon where its queue was full.
+// How often a flow is announced until the agent answers: soon where its queue was full. An agent built
+// on portus begins the flow anew with each announcement, so one that answers late is left more and more time.
 const (
 	createSoon  = 5 * time.Millisecond
 	createFirst = 100 * time.Millisecond
-	createLast  = time.Second
+	createLast  = 30 * time.Second
+
+	// afterFailing is when a flow is announced again whose program has failed.
+	afterFailing = time.Second
 )
 
 // Flow is the algorithm that an agent decides: it runs the agent's program for each
@@ -246,7 +250,7 @@ func (f *Flow) fallBack(s cc.State, why reason) {
 	f.agent.open(f)
 	f.epoch, f.create, f.retry, f.asked, f.failed = 0, 0, createFirst, 0, 0
 	if why == failing { // the same program would fail again
-		f.epoch, f.create = f.agent.epoch.Load(), s.Now.Add(createLast)
+		f.epoch, f.create = f.agent.epoch.Load(), s.Now.Add(afterFailing)
 	}
 	f.mu.Lock()
 	f.staged = staged{}

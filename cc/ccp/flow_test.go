@@ -175,6 +175,11 @@ func TestAFlowIsAnnouncedUntilTheAgentAnswers(t *testing.T) {
 	}
 	assert.Equal(t, 4, b.count(KindCreate))
 	assert.Equal(t, 800*ms, b.alg.Control().NextTick.Sub(b.now), "ever more rarely")
+	for range 10 {
+		b.now = b.alg.Control().NextTick
+		b.alg.OnTick(b.state())
+	}
+	assert.Equal(t, 30*time.Second, b.alg.Control().NextTick.Sub(b.now))
 
 	b.say(9)
 	assert.False(t, b.steered(), "there is no such program")

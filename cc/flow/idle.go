@@ -12,6 +12,7 @@ import (
 // not have been validated, and wants its bursts mitigated). From then on the window
 // halves with every timeout, down to the initial one (RFC 2861), and the algorithm's
 // state is given back. After memoryLasts nothing is known of a group without members.
+// An algorithm that somebody outside knows of goes with the last member.
 const (
 	linger      = 10 * time.Second
 	memoryLasts = 5 * time.Minute
@@ -22,6 +23,9 @@ const (
 func (g *group) noteIdle(now cc.Time) {
 	if g.inflight > 0 || g.wanting > 0 {
 		return
+	}
+	if len(g.members) == 0 && cc.Closes(g.alg) {
+		g.giveBack() // whoever knows of it outside hears at once that the last connection has ended
 	}
 	if g.idle.since == 0 {
 		g.idle.since = max(now, 1)
@@ -80,13 +84,19 @@ func (g *group) forget(now cc.Time) bool {
 	if g.idle.since == 0 || now.Sub(g.idle.since) <= g.lingers() {
 		return false
 	}
-	if g.alg != nil {
-		g.idle.cwnd = g.alg.Control().Cwnd
-		g.giveUp()
-		g.initial, g.ssthresh, g.takenAway = 0, 0, 0
-		g.ctl = cc.Control{}
-	}
+	g.giveBack()
 	return true
+}
+
+// giveBack drops the algorithm, if there is one, and keeps its window.
+func (g *group) giveBack() {
+	if g.alg == nil {
+		return
+	}
+	g.idle.cwnd = g.alg.Control().Cwnd
+	g.giveUp()
+	g.initial, g.ssthresh, g.takenAway = 0, 0, 0
+	g.ctl = cc.Control{}
 }
 
 // lingers is how long an idle group stays as it is.
@@ -104,7 +114,8 @@ func (g *group) remembered(now cc.Time) cc.Bytes {
 // starts anew from what is left of the window, up to which the path is known, and with
 // p's base round trip. Of a path that is new nothing is known.
 func (g *group) revive(p *path, now cc.Time) {
-	if !g.forget(now) || g.idle.cwnd == 0 {
+	g.forget(now)
+	if g.idle.cwnd == 0 {
 		return
 	}
 	initial, ssthresh := p.expand(g.remembered(now)), p.expand(g.idle.cwnd)

@@ -74,11 +74,12 @@ func TestAnAlgorithmIsClosedOnceItIsGivenUp(t *testing.T) {
 	for name, giveUp := range map[string]func(p *testbed, l *leg){
 		"moved away": func(p *testbed, l *leg) {
 			require.NoError(t, l.Move(p.now, Terms{Group: "a", Algorithm: "reno"}))
-			_, err := p.mgr.Open(p.now.Add(time.Hour), Terms{Group: "b", Algorithm: "reno"}, Leg{})
-			require.NoError(t, err)
 		},
-		"idle": func(p *testbed, l *leg) { p.wait(time.Minute) },
-		"alone and closed": func(p *testbed, l *leg) {
+		"idle":             func(p *testbed, l *leg) { p.wait(time.Minute) },
+		"alone and closed": func(p *testbed, l *leg) { l.Close(p.now) },
+		"closed":           func(p *testbed, l *leg) { l.Close(p.now) },
+		"closed with bytes in flight": func(p *testbed, l *leg) {
+			l.send(2 * mss)
 			l.Close(p.now)
 		},
 	} {
@@ -96,4 +97,32 @@ func TestAnAlgorithmIsClosedOnceItIsGivenUp(t *testing.T) {
 			assert.Len(t, *built, 1)
 		})
 	}
+}
+
+func TestTheWindowOfAnAlgorithmThatIsGivenUpWithItsLastMemberIsRemembered(t *testing.T) {
+	set := 40 * mss
+	p, built := newSteered(t, &set)
+	terms := Terms{Group: "a", Algorithm: "steered"}
+	l, other := p.open(terms), p.open(terms)
+	l.send(2 * mss)
+	p.wait(20 * time.Millisecond)
+	l.ack(2 * mss)
+	(*built)[0].cfg.Wake(p.now)
+	least := l.Snapshot().MinRTT
+	l.Close(p.now)
+	require.Zero(t, (*built)[0].closed, "another member is there")
+	other.Close(p.now)
+	require.Equal(t, 1, (*built)[0].closed)
+
+	p.wait(5 * time.Second)
+	groups := p.mgr.Groups(p.now)
+	require.Len(t, groups, 1)
+	assert.Equal(t, 40*mss, groups[0].Cwnd)
+	l = p.open(terms)
+	require.Positive(t, l.send(40*mss))
+	assert.Equal(t, 40*mss, l.Snapshot().Cwnd)
+	require.Len(t, *built, 2)
+	assert.Equal(t, 40*mss, (*built)[1].cfg.InitialCwnd)
+	assert.Equal(t, 40*mss, (*built)[1].cfg.Ssthresh)
+	assert.Equal(t, least, l.Snapshot().MinRTT)
 }
