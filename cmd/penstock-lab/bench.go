@@ -196,7 +196,10 @@ func (f *benchFlags) play(cmd *cobra.Command, r recipe.Recipe) (all []record.Run
 	if f.retry {
 		s.retry = 1
 	}
-	for _, seed := range f.seeds {
+	for i, seed := range f.seeds {
+		if slices.Contains(f.seeds[:i], seed) {
+			return nil, cli.BadInput(fmt.Errorf("--seeds has %d twice: a seed gives one result", seed))
+		}
 		s.seeds = append(s.seeds, uint64(seed))
 	}
 	if len(s.seeds) == 0 {

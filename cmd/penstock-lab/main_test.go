@@ -21,6 +21,17 @@ func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return clitest.Run(t, execute, args)
 }
 
+func TestWhatGivesNoResultIsRefused(t *testing.T) {
+	for says, args := range map[string][]string{
+		"--seeds has 1 twice": {"bench", "--seeds", "1,2,1"},
+		"its round trip takes 2h0m0s, but must be shorter than the run": {"sim", "-a", "cubic", "--delay", "1h"},
+	} {
+		code, _, stderr := run(t, args...)
+		assert.Equal(t, cli.ExitInput, code)
+		assert.Contains(t, stderr, says)
+	}
+}
+
 func TestTheLaboratoryNamesWhatIsWrongWithACommandLine(t *testing.T) {
 	for name, c := range map[string]struct {
 		args []string

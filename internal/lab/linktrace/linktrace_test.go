@@ -2,6 +2,7 @@ package linktrace
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"net"
 	"strings"
@@ -40,6 +41,15 @@ func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
 	_, err := Read("mine.txt", strings.NewReader("0,12\n1,12\n"))
 	require.ErrorContains(t, err, `line 1: "0,12" is not a whole number of milliseconds (if these are times and rates, end `+
 		"the file's name in .csv)")
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	_, err = w.Write([]byte("1\n2\n"))
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+	for _, name := range []string{"mine.down.gz", "mine.csv"} {
+		_, err = Read(name, bytes.NewReader(packed.Bytes()))
+		require.EqualError(t, err, "trace "+name+" is compressed by gzip: unpack it first")
+	}
 }
 
 func TestRatesAreRefused(t *testing.T) {

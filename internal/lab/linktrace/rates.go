@@ -26,20 +26,35 @@ func Read(name string, r io.Reader) (*sim.Trace, error) {
 	if strings.EqualFold(filepath.Ext(name), ".csv") {
 		return ReadRates(name, r)
 	}
-	trace, err := sim.ReadTrace(name, withoutMark(r))
+	text, err := textOf(name, r)
+	if err != nil {
+		return nil, err
+	}
+	trace, err := sim.ReadTrace(name, text)
 	if err != nil {
 		err = fmt.Errorf("%w (if these are times and rates, end the file's name in .csv)", err)
 	}
 	return trace, err
 }
 
-// withoutMark leaves out the byte order mark with which some programs begin a text.
-func withoutMark(r io.Reader) io.Reader {
+// compressed are programs that compress files, and how such files begin.
+var compressed = [...]struct{ by, begins string }{
+	{"gzip", "\x1f\x8b"}, {"bzip2", "BZh"}, {"xz", "\xfd7zXZ"}, {"zstd", "\x28\xb5\x2f\xfd"}, {"zip", "PK\x03\x04"},
+}
+
+// textOf leaves out the byte order mark with which some programs begin a text.
+func textOf(name string, r io.Reader) (io.Reader, error) {
 	b := bufio.NewReader(r)
-	if head, _ := b.Peek(len(mark)); string(head) == mark {
+	head, _ := b.Peek(len("\xfd7zXZ")) // fewer bytes than that are no compressed file
+	for _, c := range compressed {
+		if strings.HasPrefix(string(head), c.begins) {
+			return nil, fmt.Errorf("trace %s is compressed by %s: unpack it first", name, c.by)
+		}
+	}
+	if strings.HasPrefix(string(head), mark) {
 		_, _ = b.Discard(len(mark))
 	}
-	return b
+	return b, nil
 }
 
 // ReadRates reads a link's rate over time: lines of a time in seconds and a rate in Mbit/s,
@@ -48,7 +63,11 @@ func withoutMark(r io.Reader) io.Reader {
 // names the line.
 func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 	var steps []sim.Step
-	lines := bufio.NewScanner(withoutMark(r))
+	text, err := textOf(name, r)
+	if err != nil {
+		return nil, err
+	}
+	lines := bufio.NewScanner(text)
 	for n := 1; lines.Scan(); n++ {
 		words := strings.FieldsFunc(lines.Text(), func(c rune) bool { return strings.ContainsRune(",;\t ", c) })
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
