@@ -198,7 +198,7 @@ func (w *WireGuard) apply(s Settings) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.gone { // else it is put in with the interface
+	if !w.missing() { // else it is put in with the interface
 		if err := w.put(s); err != nil {
 			return err
 		}
@@ -286,11 +286,18 @@ func (w *WireGuard) watch(ctx context.Context) {
 func (w *WireGuard) look() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.yielded || w.device.link != nil && !errors.Is(w.device.look(), errGone) {
+	if w.yielded || !w.missing() {
 		return nil
 	}
-	w.gone, w.device.link = true, nil
 	return fmt.Errorf("WireGuard interface %q has gone", w.cfg.Interface)
+}
+
+// missing tells whether there is no interface that is set up. The caller holds w.mu.
+func (w *WireGuard) missing() bool {
+	if w.device.link != nil && errors.Is(w.device.look(), errGone) {
+		w.gone, w.device.link = true, nil
+	}
+	return w.gone
 }
 
 // again finds or makes the interface once more, with all that belongs to it.

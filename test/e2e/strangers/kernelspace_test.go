@@ -274,7 +274,7 @@ func must[T any](v T, err error) T {
 // that pings through it. before is what the edge had until it started.
 func overAnInterface(t *testing.T, is map[string]string, args ...string) (s *scene, k keys, p *pings, before string) {
 	t.Helper()
-	k, _ = inKernel(t, "kernel")
+	k, k.peers = inKernel(t, "kernel")
 	k.Args = args
 	s = lay(t)
 	s.wireGuardGo(s.Edge, is, edgeDevice)
@@ -319,7 +319,7 @@ func TestAnInterfaceCarriesOnAfterACrash(t *testing.T) {
 // by another way.
 func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip")
-	s, _, pings, before := overAnInterface(t, is)
+	s, k, pings, before := overAnInterface(t, is)
 	server := netip.AddrPortFrom(s.ServerAddr.V4, 554)
 	ln, err := s.Server.Listen("tcp", server.String())
 	require.NoError(t, err)
@@ -345,11 +345,14 @@ func TestAnInterfaceThatIsDeletedIsPutBack(t *testing.T) {
 	const there = "penstock_tunnel_up{listener=\"edge\"} "
 	require.Contains(t, s.metrics(), there+"1")
 	require.NoError(t, s.Edge.Command(t.Context(), is["ip"], "link", "del", edgeDevice).Run())
+	s.reload(k.peers, string(must(os.ReadFile(k.peers)))+ // before anybody has noticed
+		"[Peer]\n# Name = tablet\nPublicKey = "+must(must(access.GenerateKey()).Public()).String()+
+		"\nAllowedIPs = 10.9.0.3/32\n")
 	require.Eventually(t, func() bool {
 		return strings.Contains(s.metrics(), there+"0")
 	}, patience, 10*time.Millisecond)
 	require.Error(t, s.proxy.Get(t.Context(), "/readyz", nil))
-	assert.Len(t, s.peers(), 1)
+	assert.Len(t, s.peers(), 2)
 	_, err = io.WriteString(far, "meanwhile")
 	require.NoError(t, err)
 	if s.Edge.Command(t.Context(), is["ip"], "link", "add", "wgtrial", "type", "wireguard").Run() != nil {

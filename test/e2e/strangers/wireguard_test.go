@@ -31,6 +31,7 @@ type keys struct {
 	own  string // the file with the peer's private key
 	edge access.Key
 	edge.Options
+	peers string // the file with the peer, where it is in one
 }
 
 func newKeys(t *testing.T) keys {
@@ -45,7 +46,7 @@ func newKeys(t *testing.T) keys {
 	require.NoError(t, os.WriteFile(own, []byte(key.String()), 0o600))
 	peer, err := key.Public()
 	require.NoError(t, err)
-	return keys{own, public, edge.Options{Listener: fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", "+
+	return keys{own: own, edge: public, Options: edge.Options{Listener: fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", "+
 		"wireguard: {private_key: %q, peers: [{name: laptop, public_key: %q, allowed_ips: "+
 		"[%s/32]}]}}", private, peer, inner)}}
 }
