@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,12 +119,12 @@ func (a *attempt) look() {
 			if code != 0 {
 				failed = unix.Errno(code)
 			}
+			if waiting, no := unix.IoctlGetInt(fd, unix.TIOCINQ); no == nil && waiting > 0 {
+				failed = nil // the server has spoken, and what it said comes before its reset
+			}
 			return err
 		})
-		if err == nil {
-			err = failed
-		}
-		if err != nil {
+		if err = cmp.Or(err, failed); err != nil {
 			a.end(os.NewSyscallError("connect", err))
 			return
 		}

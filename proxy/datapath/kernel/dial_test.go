@@ -5,6 +5,7 @@ package kernel
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -108,6 +109,35 @@ func TestALegPassesNoMoreRoutersThanItMay(t *testing.T) {
 			require.NoError(t, conn.Close())
 		}
 	}
+}
+
+func TestWhatAServerSaysBeforeItResetsIsHeard(t *testing.T) {
+	d := still(t, Config{})
+	near, _ := d.pair(t, loopback4)
+	ln, err := Listen(t.Context(), loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	busy, came := make(chan struct{}), make(chan *Conn, 1)
+	near.raw.Loop().Do(func() { <-busy }) // until all is over, nobody looks
+	target := ln.Addr().(*net.TCPAddr).AddrPort()
+	d.Connect(DialConfig{Target: target, Near: near}, func(c *Conn, err error) {
+		assert.NoError(t, err)
+		came <- c
+	})
+	server, err := ln.AcceptTCP()
+	require.NoError(t, err)
+	_, err = server.Write([]byte("too many"))
+	require.NoError(t, err)
+	require.NoError(t, server.SetLinger(0))
+	require.NoError(t, server.Close())
+	close(busy)
+	c := <-came
+	require.NotNil(t, c)
+	defer c.Close() //nolint:errcheck // it is reset
+	said, err := io.ReadAll(c)
+	require.NoError(t, err, "the dial has collected the error")
+	assert.Equal(t, "too many", string(said))
+	assert.True(t, c.Aborted())
 }
 
 func TestDialErrorsKeepTheirCause(t *testing.T) {
