@@ -18,6 +18,7 @@ const (
 	shareMemory = 1. / 8 // of the rate before, per round trip
 	shareLess   = 1.25   // times the share are in flight without it: there is no need for it
 	shareJump   = 1.4    // of the round trip, in one: others do not fill a queue so fast
+	shareMost   = 2      // least round trips of the round before count at most: more is a link that stands still
 	shareDrains = 8      // round trips at least from one draining to the next
 )
 
@@ -135,7 +136,7 @@ func (p *penstock) judge(a Ack, least time.Duration) {
 // packets, the window without it, where it is in force.
 func (p *penstock) share(without float64) float64 {
 	s := &p.stand
-	rtt := p.base.get() + p.queue
+	rtt := min(p.base.get()+p.queue, shareMost*s.since)
 	if s.before != 0 {
 		rtt = min(rtt, s.before)
 	}

@@ -162,6 +162,22 @@ func TestPenstockTellsAPathThatGrewFromAQueue(t *testing.T) {
 	}
 }
 
+func TestPenstockDoesNotFillALinkThatStandsStill(t *testing.T) {
+	p, own := tracking(t)
+	for own.stand.link == 0 || own.stand.before != 0 {
+		p.Round(140*ms + time.Duration(p.Cwnd())*ms) // a queue of others
+	}
+	half := func(rtt time.Duration) float64 {
+		return shareOfLink * own.stand.link * rtt.Seconds() / float64(DefaultMSS)
+	}
+	for _, n := range []float64{1.5, 2, 3, 6} { // times the least round trip
+		least := float64(own.stand.since)
+		p.Wait(ms)
+		p.Ack(1, time.Duration(n*least))
+		assert.InDelta(t, half(time.Duration(min(n, 2)*least)), p.Cwnd(), 1)
+	}
+}
+
 func TestPenstockMeetsALossWithARivalAndLeavesItWhenTheQueueIsEmpty(t *testing.T) {
 	p, own := tracking(t)
 	tracked := p.Cwnd()
