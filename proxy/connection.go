@@ -385,8 +385,12 @@ func (c *connection) stopping() <-chan struct{} {
 // close ends both legs in good order and the flows after them: a leg's last
 // report still has somebody to go to.
 func (c *connection) close() {
-	_ = c.client.conn.Close()
-	_ = c.server.conn.Close()
+	end := datapath.Conn.Close
+	if c.stopped.Load() { // tearDown may be halfway, and must not find a leg that has ended in good order
+		end = datapath.Conn.Reset
+	}
+	_ = end(c.client.conn)
+	_ = end(c.server.conn)
 	now := c.srv.clock()
 	for _, d := range []*direction{&c.down, &c.up} {
 		if d.flow != nil {

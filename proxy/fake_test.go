@@ -35,6 +35,7 @@ type fakeLeg struct {
 	capacity int           // of the send buffer
 	holds    datapath.Hold // what Info says
 	mortal   bool          // what InProcess says
+	slow     bool          // Reset returns once everybody has drawn the consequences
 
 	mu       sync.Mutex
 	change   *sync.Cond
@@ -143,7 +144,11 @@ func (l *fakeLeg) Reset() error {
 		l.out.Reset()
 	}
 	l.mu.Unlock()
-	return l.Close()
+	err := l.Close()
+	if l.slow {
+		time.Sleep(time.Second)
+	}
+	return err
 }
 
 func (l *fakeLeg) Enforce(want datapath.Hold, _ int) datapath.Hold { return l.holds & want }

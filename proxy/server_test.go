@@ -446,3 +446,19 @@ func TestAConnectionThatDeliversIsNotQuiet(t *testing.T) {
 		})
 	}
 }
+
+// The server has finished, and the client's leg is reset first: the server must not be told of an end before its turn.
+func TestNoLegEndsInGoodOrderWhileTheOtherIsReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, nil)
+		defer b.end()
+		client, server := b.connect()
+		client.slow = true
+		server.sendFin()
+		_, err := client.take(1)
+		require.ErrorIs(t, err, io.EOF)
+		_, err = server.take(1)
+		assert.ErrorIs(t, err, syscall.ECONNRESET)
+		assert.True(t, client.wasReset())
+	})
+}
