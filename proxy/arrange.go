@@ -91,10 +91,16 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		if old == nil {
 			continue
 		}
+		at := endpoints(old)
 		if err := old.Apply(wayConfig(next, cfg, after)); err != nil {
 			return nil, fmt.Errorf("proxy: listeners[%d]: %w", i, err)
 		}
-		a.undoing = append(a.undoing, func() { _ = old.Apply(wayConfig(&present.cfg, old.cfg, before)) })
+		a.undoing = append(a.undoing, func() {
+			_ = old.Apply(wayConfig(&present.cfg, old.cfg, before))
+			if len(at) > 0 { // peers that had gone come back without their sessions
+				old.Tunnel().Resume(at)
+			}
+		})
 		a.listeners[i] = newListenerState(old.entrance, totalsOf(present.listeners, cfg.Name), cfg)
 	}
 	// At last those that others have to make room for, so that nothing else can fail meanwhile.
@@ -262,8 +268,11 @@ func (s *Server) evict(by config.Listener) map[access.Key]netip.AddrPort {
 }
 
 // endpoints are where the peers of a tunnel are; of those that are not known nobody is
-// told, and they find out by themselves.
+// told, and they find out by themselves. Of a socket there are none.
 func endpoints(l *listenerState) map[access.Key]netip.AddrPort {
+	if l.Tunnel() == nil {
+		return nil
+	}
 	is, err := l.Tunnel().Status()
 	if err != nil {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/proxy"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -85,4 +86,26 @@ func TestATunnelGoesOnWhereItIsNotReplacedAfterAll(t *testing.T) {
 		hears(t, server, "so am I")
 	}
 	p.pair(t, backend)
+}
+
+// What is refused in the midst takes nothing from peers that it would have taken out.
+func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
+	other := config.Listener{Name: "other", Mode: "wireguard", Address: freePort(t)}
+	private, err := access.GenerateKey()
+	require.NoError(t, err)
+	other.WireGuard.PrivateKey = config.Key(private)
+	p := newPhone(t, "phone", "10.9.0.2")
+	g := newGatewayAt(t, []config.Listener{other}, p)
+	p.connect(g)
+	client, server := p.pair(t, listenHere(t))
+
+	without, another := g.cfg.Listeners[0], g.cfg.Listeners[1]
+	without.WireGuard.Peers = nil
+	another.Name, another.Device, another.WireGuard.Datapath = "another", "lo", config.DatapathKernel
+	_, err = g.proxy.Reload(g.with(listeners(without, another)))
+	require.ErrorContains(t, err, "listeners[1]")
+	const byItself = 15 * time.Second // the phone would notice: WireGuard's keepalive and rekey timeouts
+	require.Eventually(t, func() bool { return !g.proxy.Tunnels()[0].Peers[0].Handshake.IsZero() }, byItself*2/3, time.Millisecond)
+	send(t, server, "still here")
+	hears(t, client, "still here")
 }
