@@ -320,6 +320,17 @@ func (h Hints) check(key string) error {
 	return errors.Join(append(errs, checkGiven(key+".token", h.Token, h.TokenFile))...)
 }
 
+// sharedPool is a prefix of b's that peers of a have addresses from, too; invalid: none is.
+func sharedPool(a, b Listener) netip.Prefix {
+	theirs := append(Prefixes(a.WireGuard.Pool), Prefixes(a.MASQUE.Pool)...)
+	for _, p := range append(Prefixes(b.WireGuard.Pool), Prefixes(b.MASQUE.Pool)...) {
+		if slices.ContainsFunc(theirs, p.Overlaps) {
+			return p
+		}
+	}
+	return netip.Prefix{}
+}
+
 // Warnings names what is allowed and probably not meant.
 func (c Config) Warnings() []string {
 	var out []string
@@ -333,6 +344,12 @@ func (c Config) Warnings() []string {
 			out = append(out, fmt.Sprintf("listeners[%d]: allowed_ips of peer %s lie within those of %s, which "+
 				"does not get "+
 				"what is sent there", i, inner, outer))
+		}
+		for j, other := range c.Listeners[:i] {
+			if shared := sharedPool(other, l); shared.IsValid() {
+				out = append(out, fmt.Sprintf("listeners[%d]: its peers and those of listeners[%d] have their addresses "+
+					"from %v both; whoever is looked for there is looked for in the first alone", i, j, shared))
+			}
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))

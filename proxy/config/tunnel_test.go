@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -326,4 +327,19 @@ func TestAPeerInsideAnothersAddressesIsWarnedOf(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, c.Warnings(), 1)
 	assert.Contains(t, c.Warnings()[0], "peer phone lie within those of office")
+}
+
+func TestTunnelsWithAddressesFromOnePoolAreWarnedOf(t *testing.T) {
+	const tunnel = "{name: %s, mode: wireguard, address: \":%d\", wireguard: {private_key: " + keyA + ", pool: [%s]}}"
+	for pool, warned := range map[string]bool{"10.9.0.128/25": true, "10.10.0.0/24": false} {
+		c, err := config.Parse([]byte("listeners: [" + fmt.Sprintf(tunnel, "a", 1, "10.9.0.0/24, \"fd00:9::/64\"") + ", " +
+			fmt.Sprintf(tunnel, "b", 2, pool) + "]"))
+		require.NoError(t, err)
+		if !warned {
+			assert.Empty(t, c.Warnings())
+			continue
+		}
+		require.Len(t, c.Warnings(), 1)
+		assert.Contains(t, c.Warnings()[0], "those of listeners[0] have their addresses from "+pool)
+	}
 }
