@@ -111,6 +111,9 @@ type Loss struct {
 	Timeout bool // the transport's retransmission timer fired
 }
 
+// Ends are where bytes come from and go; invalid: not known.
+type Ends struct{ From, To netip.AddrPort }
+
 // Config is what an algorithm starts from.
 type Config struct {
 	MSS, InitialCwnd Bytes
@@ -122,7 +125,9 @@ type Config struct {
 	Receives bool
 	Params   Params     // complete: the Spec's defaults, overridden by policy
 	Rand     *rand.Rand // the only randomness an algorithm may use
-	Host     netip.Addr // where the bytes of the first flow go; invalid: not known
+	// Ends are those of a flow that shares its window with no other; of others To is the host of the first flow,
+	// with port 0.
+	Ends Ends
 	// Wake has OnTick called at once, before the time that Control.NextTick names. It may
 	// be called from any goroutine but not from within a call of the algorithm, and does
 	// nothing once the algorithm is given up; nil: nobody can be woken.

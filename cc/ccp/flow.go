@@ -2,7 +2,6 @@ package ccp
 
 import (
 	"errors"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -276,7 +275,7 @@ func (f *Flow) announce(s cc.State) {
 	}
 	f.out = Create{
 		Flow: f.id, InitialCwnd: clamp(f.firstWindow()), MSS: clamp(f.mss), Algorithm: f.agent.algorithm,
-		Remote: addrPort(f.cfg.Host),
+		Local: f.cfg.Ends.From, Remote: f.cfg.Ends.To,
 	}.Append(f.out[:0])
 	if err := f.agent.send(f.out); err != nil {
 		f.create = s.Now.Add(createSoon)
@@ -435,5 +434,3 @@ func (f *Flow) report(now cc.Time) {
 	}
 	f.listen(now) // in virtual time the answer is there
 }
-
-func addrPort(host netip.Addr) netip.AddrPort { return netip.AddrPortFrom(host, 0) }

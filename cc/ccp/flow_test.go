@@ -2,6 +2,7 @@ package ccp
 
 import (
 	"errors"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -50,6 +51,7 @@ func (b *bench) config(over cc.Params) cc.Config {
 	require.NoError(b.t, err)
 	return cc.Config{
 		MSS: 1448, InitialCwnd: 14480, Params: p,
+		Ends: cc.Ends{From: netip.MustParseAddrPort("192.0.2.1:443"), To: netip.MustParseAddrPort("10.0.0.7:50000")},
 		Wake: func(now cc.Time) { b.woken++; b.alg.OnTick(b.state()) },
 	}
 }
@@ -132,6 +134,8 @@ func TestAFlowIsAnnouncedAndSteered(t *testing.T) {
 	assert.Equal(t, "own", c.Algorithm)
 	assert.EqualValues(t, 14480, c.InitialCwnd)
 	assert.EqualValues(t, 1448, c.MSS)
+	assert.Equal(t, "192.0.2.1:443", c.Local.String())
+	assert.Equal(t, "10.0.0.7:50000", c.Remote.String())
 
 	b.say(1, Update{Register{ClassControl, 0}, 2500})
 	assert.Equal(t, 1, b.woken, "what an agent says does not wait for an acknowledgement")

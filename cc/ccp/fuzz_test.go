@@ -1,6 +1,7 @@
 package ccp
 
 import (
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,7 +12,7 @@ import (
 // FuzzMessages has every datagram be refused, or be written again as it was read.
 func FuzzMessages(f *testing.F) {
 	f.Add(bytesOf(f, exampleInstall, 244))
-	f.Add(Create{5, 14480, 1448, addrPort(cc.Config{}.Host), addrPort(cc.Config{}.Host), "reno"}.Append(nil))
+	f.Add(Create{5, 14480, 1448, netip.AddrPort{}, netip.AddrPort{}, "reno"}.Append(nil))
 	f.Add(Change{5, 1, []Update{cwnd(1)}}.Append(nil))
 	f.Add(Change{5, 0, []Update{cwnd(1)}}.Append(nil))
 	f.Add(Measure{5, 1, []uint64{1, 2}}.Append(nil))

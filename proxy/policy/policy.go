@@ -213,14 +213,20 @@ func (t Terms) terms(f Facts, d direction) flow.Terms {
 	if name == "" {
 		name = Unmanaged
 	}
-	host := f.Target
+	from, to := f.Source, f.Target
 	if d == down {
-		host = f.Source
+		from, to = to, from
+	}
+	var ends *cc.Ends
+	alone := t.Group.by == byFlow
+	if alone {
+		ends = &cc.Ends{From: from, To: to}
 	}
 	return flow.Terms{
 		Group:          t.Group.expand(f, d),
-		Alone:          t.Group.by == byFlow,
-		Host:           host.Addr().WithZone(""),
+		Alone:          alone,
+		Host:           to.Addr().WithZone(""),
+		Ends:           ends,
 		Algorithm:      name,
 		Params:         t.Params,
 		MaxRate:        t.MaxRate,

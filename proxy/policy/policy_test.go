@@ -259,7 +259,22 @@ func TestTermsNameTheHostThatBytesGoTo(t *testing.T) {
 		})
 		assert.Equal(t, row.down, v.Down.Host.String(), row.client)
 		assert.Equal(t, "2001:db8::7", v.Up.Host.String())
+		assert.Nil(t, v.Up.Ends)
 	}
+}
+
+func TestTermsOfAFlowAloneNameItsEnds(t *testing.T) {
+	flow, err := policy.ParseGroup("flow")
+	require.NoError(t, err)
+	alone := policy.Terms{Algorithm: "fixed", Group: flow}
+	p, err := policy.New(nil, policy.Rule{Down: alone, Up: alone})
+	require.NoError(t, err)
+	f := policy.Facts{
+		Source: netip.MustParseAddrPort("10.1.2.3:1234"), Target: netip.MustParseAddrPort("[2001:db8::7]:443"),
+	}
+	v := p.Decide(f)
+	assert.Equal(t, &cc.Ends{From: f.Source, To: f.Target}, v.Up.Ends)
+	assert.Equal(t, &cc.Ends{From: f.Target, To: f.Source}, v.Down.Ends)
 }
 
 func TestBadRulesAreNamed(t *testing.T) {
