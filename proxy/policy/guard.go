@@ -58,11 +58,17 @@ func prefixes(list ...string) []netip.Prefix {
 	return out
 }
 
-// Closed returns all that a Guard refuses by the address alone, the machine's own aside.
+// Closed returns all that a Guard refuses by the address alone, the machine's own aside, and but for
+// what a translator of a network's own (RFC 8215) would make of an address.
 func Closed() []netip.Prefix {
 	var all []netip.Prefix
 	for _, k := range classes {
-		all = append(all, k.prefixes...)
+		for _, p := range k.prefixes {
+			all = append(all, p)
+			if p.Addr().Is4() {
+				all = append(all, embeddings(p)...)
+			}
+		}
 	}
 	return all
 }
@@ -117,6 +123,17 @@ var (
 	v4Compat  = netip.MustParsePrefix("::/96")
 	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
 )
+
+// embeddings are the prefixes of which embedded returns the addresses in an IPv4 one.
+func embeddings(p netip.Prefix) (all []netip.Prefix) {
+	v4 := p.Addr().As4()
+	for into, at := range map[netip.Prefix]int{nat64: 12, siit: 12, v4Compat: 12, sixToFour: 2} {
+		b := into.Addr().As16()
+		copy(b[at:], v4[:])
+		all = append(all, netip.PrefixFrom(netip.AddrFrom16(b), 8*at+p.Bits()))
+	}
+	return all
+}
 
 // embedded returns the IPv4 address that a translator or tunnel on the way
 // would turn addr into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1, and

@@ -2,7 +2,9 @@ package policy_test
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -141,4 +143,17 @@ func TestGuardSeesThroughMapping(t *testing.T) {
 		translated := policy.Guard{Own: own}.Check(netip.AddrFrom16(six))
 		require.Equal(t, plain == nil, translated == nil)
 	})
+}
+
+func TestWhatIsClosedIsSoInEveryFormOfAnAddress(t *testing.T) {
+	closed := func(addr string) bool {
+		return slices.ContainsFunc(policy.Closed(), func(p netip.Prefix) bool { return p.Contains(netip.MustParseAddr(addr)) })
+	}
+	for _, form := range []string{"%s", "64:ff9b::%s", "::ffff:0:%s", "::%s"} {
+		assert.True(t, closed(fmt.Sprintf(form, "169.254.169.254")), form)
+		assert.True(t, closed(fmt.Sprintf(form, "127.255.255.255")), form)
+		assert.False(t, closed(fmt.Sprintf(form, "192.0.2.1")), form)
+	}
+	assert.True(t, closed("2002:a9fe:a9fe::1"))
+	assert.False(t, closed("2002:c000:201::1"))
 }
