@@ -129,7 +129,8 @@ func TestAPeerIsOneClientWithAllItsAddresses(t *testing.T) {
 	assert.Equal(t, site, l.sourceOf(told{from{addr: "192.0.2.1"}, "site"}))
 	assert.NotEqual(t, site, l.sourceOf(told{from{addr: "10.9.0.2"}, "phone"}), "at one address with another")
 	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(from{addr: "192.0.2.1"}))
-	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(told{from{addr: "192.0.2.1"}, "192.0.2.1"}), "whose name is its address")
+	assert.Equal(t, hostOf("192.0.2.1"), l.sourceOf(told{from{addr: "192.0.2.1"}, "192.0.2.1"}),
+		"whose name is its address")
 
 	var most limiter
 	most.change(config.Config{Limits: config.Limits{PerSource: new(1)}}, nil)

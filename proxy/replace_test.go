@@ -105,7 +105,8 @@ func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
 	_, err = g.proxy.Reload(g.with(listeners(without, another)))
 	require.ErrorContains(t, err, "listeners[1]")
 	const byItself = 15 * time.Second // the phone would notice: WireGuard's keepalive and rekey timeouts
-	require.Eventually(t, func() bool { return !g.proxy.Tunnels()[0].Peers[0].Handshake.IsZero() }, byItself*2/3, time.Millisecond)
+	shaken := func() bool { return !g.proxy.Tunnels()[0].Peers[0].Handshake.IsZero() }
+	require.Eventually(t, shaken, byItself*2/3, time.Millisecond)
 	send(t, server, "still here")
 	hears(t, client, "still here")
 }

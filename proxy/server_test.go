@@ -423,7 +423,8 @@ func TestAConnectionThatDeliversIsNotQuiet(t *testing.T) {
 	for _, fin := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, func(c *config.Config, _ *bench) {
-				c.Limits.IdleTimeout, c.Limits.HalfClosedTimeout = config.Duration(time.Minute), config.Duration(time.Minute)
+				c.Limits.IdleTimeout = config.Duration(time.Minute)
+				c.Limits.HalfClosedTimeout = config.Duration(time.Minute)
 			})
 			defer b.end()
 			client, server := b.connect()

@@ -347,8 +347,8 @@ func (c Config) Warnings() []string {
 		}
 		for j, other := range c.Listeners[:i] {
 			if shared := sharedPool(other, l); shared.IsValid() {
-				out = append(out, fmt.Sprintf("listeners[%d]: its peers and those of listeners[%d] have their addresses "+
-					"from %v both; whoever is looked for there is looked for in the first alone", i, j, shared))
+				out = append(out, fmt.Sprintf("listeners[%d]: its peers and those of listeners[%d] have their "+
+					"addresses from %v both; whoever is looked for there is looked for in the first alone", i, j, shared))
 			}
 		}
 		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {

@@ -332,8 +332,8 @@ func TestAPeerInsideAnothersAddressesIsWarnedOf(t *testing.T) {
 func TestTunnelsWithAddressesFromOnePoolAreWarnedOf(t *testing.T) {
 	const tunnel = "{name: %s, mode: wireguard, address: \":%d\", wireguard: {private_key: " + keyA + ", pool: [%s]}}"
 	for pool, warned := range map[string]bool{"10.9.0.128/25": true, "10.10.0.0/24": false} {
-		c, err := config.Parse([]byte("listeners: [" + fmt.Sprintf(tunnel, "a", 1, "10.9.0.0/24, \"fd00:9::/64\"") + ", " +
-			fmt.Sprintf(tunnel, "b", 2, pool) + "]"))
+		first := fmt.Sprintf(tunnel, "a", 1, "10.9.0.0/24, \"fd00:9::/64\"")
+		c, err := config.Parse([]byte("listeners: [" + first + ", " + fmt.Sprintf(tunnel, "b", 2, pool) + "]"))
 		require.NoError(t, err)
 		if !warned {
 			assert.Empty(t, c.Warnings())

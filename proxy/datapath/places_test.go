@@ -30,7 +30,8 @@ func TestWhoTakesAllPlacesHeCanLeavesSomeToOthers(t *testing.T) {
 
 func TestAHostIsAnAddressOrANetworkOfIPv6(t *testing.T) {
 	for addr, host := range map[string]string{
-		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2::ffff": "2001:db8:1:2::", "fe80::1%eth0": "fe80::",
+		"192.0.2.1": "192.0.2.1", "::ffff:192.0.2.1": "192.0.2.1", "2001:db8:1:2::ffff": "2001:db8:1:2::",
+		"fe80::1%eth0": "fe80::",
 	} {
 		assert.Equal(t, netip.MustParseAddr(host), datapath.Host(netip.MustParseAddr(addr)))
 	}

@@ -39,7 +39,8 @@ func (s Stage) Check() error {
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
 		wrong("warmup", "its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
 	case s.Down.Delay+s.Up.Delay >= s.Duration:
-		wrong("link", "its round trip takes %s, but must be shorter than the run of %s", s.Down.Delay+s.Up.Delay, s.Duration)
+		wrong("link", "its round trip takes %s, but must be shorter than the run of %s",
+			s.Down.Delay+s.Up.Delay, s.Duration)
 	case s.Hints != 0 && s.Hints < edge.LeastHints:
 		wrong("hints", "its hints come every %s, but the shortest period is %s; 0: never", s.Hints, edge.LeastHints)
 	case s.Cell != nil && s.Down != (sim.LinkConfig{}):

@@ -18,12 +18,13 @@ import (
 func scoped(t testing.TB, rest string) (ipScope, error) {
 	u, err := url.Parse("https://vpn.test" + ipPath + rest)
 	require.NoError(t, err)
-	return scopeOf((&http.Request{URL: u}).WithContext(t.Context()), func(_ context.Context, name string) ([]netip.Addr, error) {
+	lookup := func(_ context.Context, name string) ([]netip.Addr, error) {
 		if name != "named.test" {
 			return nil, fs.ErrNotExist
 		}
 		return []netip.Addr{netip.MustParseAddr("203.0.113.7")}, nil
-	})
+	}
+	return scopeOf((&http.Request{URL: u}).WithContext(t.Context()), lookup)
 }
 
 func TestScopesAreReadAndTold(t *testing.T) {

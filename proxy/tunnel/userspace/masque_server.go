@@ -70,7 +70,8 @@ func (m *MASQUE) listen() error {
 		return errors.Join(err, udp.Close())
 	}
 	server := &http3.Server{
-		Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected, IdleTimeout: idleTimeout,
+		Handler: m, EnableDatagrams: true, MaxHeaderBytes: maxHeader, ConnContext: m.connected,
+		IdleTimeout: idleTimeout,
 	}
 	s := &masqueServer{server, udp, transport, listener}
 	m.mu.Lock()

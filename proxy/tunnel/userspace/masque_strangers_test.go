@@ -57,9 +57,10 @@ func TestWhereManyBeginAnAddressHasToBeProven(t *testing.T) {
 		var n atomic.Int32
 		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		defer cancel()
+		tracer := func(context.Context, bool, quicgo.ConnectionID) qlogwriter.Trace { return retries{&n} }
 		c, err := quicgo.DialAddr(ctx, m.Addr().String(),
 			&tls.Config{InsecureSkipVerify: true, NextProtos: []string{http3.NextProtoH3}},
-			&quicgo.Config{Tracer: func(context.Context, bool, quicgo.ConnectionID) qlogwriter.Trace { return retries{&n} }})
+			&quicgo.Config{Tracer: tracer})
 		require.NoError(t, err)
 		require.NoError(t, c.CloseWithError(0, ""))
 		return n.Load()

@@ -46,9 +46,9 @@ func newKeys(t *testing.T) keys {
 	require.NoError(t, os.WriteFile(own, []byte(key.String()), 0o600))
 	peer, err := key.Public()
 	require.NoError(t, err)
-	return keys{own: own, edge: public, Options: edge.Options{Listener: fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", "+
-		"wireguard: {private_key: %q, peers: [{name: laptop, public_key: %q, allowed_ips: "+
-		"[%s/32]}]}}", private, peer, inner)}}
+	listener := fmt.Sprintf("{name: edge, mode: wireguard, address: \":51820\", wireguard: {private_key: %q, "+
+		"peers: [{name: laptop, public_key: %q, allowed_ips: [%s/32]}]}}", private, peer, inner)
+	return keys{own: own, edge: public, Options: edge.Options{Listener: listener}}
 }
 
 // wireGuardGo has wireguard-go make an interface, until the test ends.
