@@ -38,7 +38,7 @@ type connection struct {
 	active    atomic.Int64 // cc.Time when a byte last moved
 	accepted  datapath.Conn
 	keptAlive bool // sweep has seen to it
-	looked    look // sweep's last
+	looked    look // what sweep has seen last
 	prompt    bool // the client is not asked anything, so that nothing waits for it
 
 	client, server leg
@@ -51,7 +51,7 @@ type connection struct {
 	opened         cc.Time
 	counted        *client      // whom this counts against; nil: nobody yet
 	captured       bool         // it is noted in the loop guard
-	dialled        bool         // its server leg is
+	dialled        bool         // its server leg is noted there
 	moving         atomic.Int32 // directions that are not over
 	done           func()       // called once none is
 	post           func()       // has the loop call step; nil: goroutines run the directions
@@ -348,7 +348,8 @@ func (c *connection) tearDown(cause Cause, err error) {
 	}
 }
 
-// endsBy has tearDown end the greeting or the dial by cancel, now if it has been called already.
+// endsBy tells how the greeting or the dial is ended: tearDown calls cancel. If tearDown was called
+// before, endsBy calls it.
 func (c *connection) endsBy(cancel func()) {
 	c.mu.Lock()
 	if c.state == StateGreeting || c.state == StateDialing {

@@ -48,13 +48,14 @@ type holding struct {
 	window atomic.Int64  // the newest of flow
 
 	mu     sync.Mutex      // guards what follows
-	terms  *flow.Terms     // in a verdict
+	terms  *flow.Terms     // those of a verdict, which nobody changes
 	flow   *flow.Receiving // nil: nothing is held, or not yet
 	closed bool
 	why    error // nothing will be held; nil: it is, or will be
 }
 
-// arrived has d's source, from which got bytes have come, be held as its terms say.
+// arrived bounds the window that d's source advertises, as d.receives says, once got bytes have come
+// from it and that is much.
 func (d *direction) arrived(got int64) {
 	if cc.Bytes(got) < flow.ReceiveBulk {
 		return
@@ -152,8 +153,8 @@ func (h *holding) stop(now cc.Time) {
 	}
 }
 
-// reconsiderHold has d's source be held by other terms, and reports whether that changes
-// anything. The connection's mu is held.
+// reconsiderHold replaces the terms by which the window of d's source is bounded, and reports whether
+// that changes anything. The connection's mu is held.
 func (d *direction) reconsiderHold(t *flow.Terms) (moved bool, err error) {
 	if d.hold != nil {
 		return d.hold.reconsider(d.conn.srv.clock(), t)

@@ -91,7 +91,7 @@ type limiter struct {
 	sources map[source]*client
 }
 
-// client is one that has connections.
+// client counts the connections of one source.
 type client struct {
 	source
 	active int // guarded by limiter.mu

@@ -42,10 +42,10 @@ var compressed = [...]struct{ by, begins string }{
 	{"gzip", "\x1f\x8b"}, {"bzip2", "BZh"}, {"xz", "\xfd7zXZ"}, {"zstd", "\x28\xb5\x2f\xfd"}, {"zip", "PK\x03\x04"},
 }
 
-// textOf leaves out the byte order mark with which some programs begin a text.
+// textOf leaves out the byte order mark with which some programs begin a text, and refuses what is compressed.
 func textOf(name string, r io.Reader) (io.Reader, error) {
 	b := bufio.NewReader(r)
-	head, _ := b.Peek(len("\xfd7zXZ")) // fewer bytes than that are no compressed file
+	head, _ := b.Peek(len("\xfd7zXZ")) // the longest
 	for _, c := range compressed {
 		if strings.HasPrefix(string(head), c.begins) {
 			return nil, fmt.Errorf("trace %s is compressed by %s: unpack it first", name, c.by)

@@ -145,15 +145,13 @@ func (s *Socket) Emptied() {
 
 // Control implements syscall.RawConn.
 func (s *Socket) Control(f func(fd uintptr)) error {
-	if !s.enter() {
-		return net.ErrClosed
-	}
-	defer s.leave()
-	f(uintptr(s.fd))
-	return nil
+	return s.Visit(func(fd int) error {
+		f(uintptr(fd))
+		return nil
+	})
 }
 
-// Visit calls f with the descriptor. It allocates nothing for that, as datapath.Control does.
+// Visit calls f with the descriptor, which stays open meanwhile. Unlike datapath.Control it allocates nothing.
 func (s *Socket) Visit(f func(fd int) error) error {
 	if !s.enter() {
 		return net.ErrClosed

@@ -220,7 +220,7 @@ type sockopts struct {
 	send         bool  // the kernel is to try to send what waits
 }
 
-// born has a socket have what it was born with.
+// born are the options that a socket has before any is set.
 var born = sockopts{unsent: systemUnsent}
 
 const unchanged = -1

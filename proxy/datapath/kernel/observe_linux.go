@@ -38,7 +38,7 @@ func (c *Conn) Enforce(want datapath.Hold, shard int) datapath.Hold {
 	return c.holds
 }
 
-// limited is c.limits, made by the first who needs them. mu is held.
+// limited returns the leg's limits, and makes them if there are none yet. mu is held.
 func (c *Conn) limited() *limits {
 	if c.limits.Load() == nil {
 		c.limits.Store(&limits{})
