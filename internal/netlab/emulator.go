@@ -181,7 +181,7 @@ func (e *emulator) wait() bool {
 	next := cc.Never
 	for d := range e.dirs {
 		if line := &e.dirs[d].line; !line.empty() {
-			next = min(next, line.first().due.Add(-e.spin))
+			next = min(next, line.first().due.Add(-spin))
 		}
 		if s := e.dirs[d].server(); s != nil {
 			next = min(next, s.Next())

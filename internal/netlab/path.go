@@ -17,9 +17,9 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// DefaultSpin is how long before a delivery the emulator stops sleeping and
+// spin is how long before a delivery the emulator stops sleeping and
 // watches the clock: about the time this kind of machine needs to wake a thread.
-const DefaultSpin = 60 * time.Microsecond
+const spin = 60 * time.Microsecond
 
 // Late is the p99 of lateness from which a run tells more about the machine than
 // about what was measured.
@@ -32,7 +32,6 @@ type PathConfig struct {
 	Near, Far End
 	Down, Up  sim.LinkConfig  // Far to Near, and Near to Far
 	Cell      *sim.CellConfig // in place of Down; nil: none
-	Spin      time.Duration   // 0: DefaultSpin; negative: none
 }
 
 // maxHosts bounds the hosts of a path.
@@ -46,7 +45,6 @@ const maxHosts = 100
 // records nothing.
 type Path struct {
 	cfg    PathConfig
-	spin   time.Duration
 	record *record
 	dirs   [2]pipe
 	hosts  map[netip.Addr]int
@@ -79,16 +77,10 @@ func (l *Lab) Path(cfg PathConfig) (*Path, error) {
 		return nil, err
 	}
 	p := &Path{
-		cfg: cfg, spin: cfg.Spin, record: newRecord(), hosts: cfg.Near.hosts(),
+		cfg: cfg, record: newRecord(), hosts: cfg.Near.hosts(),
 		epoch: time.Now(), wake: -1, asked: make(chan func(), 1),
 	}
 	p.moved, p.quit, p.supplied = make(chan struct{}), make(chan struct{}), make(chan struct{})
-	switch {
-	case p.spin == 0:
-		p.spin = DefaultSpin
-	case p.spin < 0:
-		p.spin = 0
-	}
 	p.dirs[Down] = pipe{dir: Down, cfg: cfg.Down, in: -1, out: -1}
 	if cfg.Cell != nil {
 		cell := *cfg.Cell

@@ -3,7 +3,6 @@
 package netlab
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net"
@@ -87,13 +86,14 @@ func TestCubicFillsTheBuffer(t *testing.T) {
 	assert.Zero(t, r.Up.DataQueueing.Count, "acknowledgements carry no data")
 	assert.Equal(t, r.Down.Delivered, r.Down.Lateness.Count)
 
-	points := c.Path.Series(Down, 0, c.Path.Elapsed()+DefaultStep, 0) // whole steps
+	const step = 100 * time.Millisecond
+	points := c.Path.Series(Down, c.Path.Elapsed()+step, step) // whole steps
 	require.NotEmpty(t, points)
 	var bits float64
 	var longest time.Duration
 	drops := 0
 	for _, p := range points {
-		bits += float64(p.Throughput) * DefaultStep.Seconds()
+		bits += float64(p.Throughput) * step.Seconds()
 		longest = max(longest, p.MaxQueue)
 		drops += p.Drops
 		assert.LessOrEqual(t, p.Throughput, cc.Rate(12.2e6), "no step carries more than the link and a packet")
@@ -230,7 +230,7 @@ func TestDropsAreCounted(t *testing.T) {
 				r.Down.Drops)
 			arrived := datagrams - r.Down.Drops.Total()
 			assert.Equal(t, arrived, count(arrived), "what the record says arrived, arrived")
-			assert.Equal(t, cc.Bytes(datagrams*1028), r.Down.SentBytes, "IP bytes, headers included")
+			assert.Equal(t, cc.Bytes(arrived*1028), r.Down.Bytes, "IP bytes, headers included")
 			assert.LessOrEqual(t, r.Down.Utilisation, 1.0)
 		})
 	}
@@ -253,7 +253,7 @@ func TestTraceWithAnOutage(t *testing.T) {
 	assert.Less(t, c.Path.Report(0, 498*time.Millisecond).Down.Delivered, 300,
 		"the 300th opportunity comes after 498 ms")
 	silent := 0
-	for _, p := range c.Path.Series(Down, 0, 600*time.Millisecond, 100*time.Millisecond) {
+	for _, p := range c.Path.Series(Down, 600*time.Millisecond, 100*time.Millisecond) {
 		if p.Offered < 1e6 {
 			silent++
 			assert.LessOrEqual(t, p.Throughput, p.Offered)
@@ -270,7 +270,7 @@ func TestNothingIsRecordedBeforeTheStart(t *testing.T) {
 	out, in := connect(t, c.Client, c.Server, c.ServerAddr.V4)
 	require.Zero(t, c.Path.Elapsed())
 	require.Zero(t, c.Path.Report(0, time.Hour).Up.Sent)
-	require.Empty(t, c.Path.Series(Up, 0, time.Hour, 0))
+	require.Empty(t, c.Path.Series(Up, time.Hour, time.Second))
 	c.Path.StartOnData()
 
 	small, big := make([]byte, 1), make([]byte, 4000)
@@ -288,16 +288,6 @@ func TestNothingIsRecordedBeforeTheStart(t *testing.T) {
 	// More, and less of a queue, where the machine stood still in between.
 	assert.GreaterOrEqual(t, r.Down.DataQueueing.Count, 3, "the packet that starts the path is its first")
 	assert.GreaterOrEqual(t, r.Down.DataQueueing.Max, time.Millisecond, "one packet's time on the link at least")
-
-	var text bytes.Buffer
-	n, err := c.Path.WriteTo(&text)
-	require.NoError(t, err)
-	assert.Equal(t, int64(text.Len()), n)
-	lines := strings.Split(strings.TrimSpace(text.String()), "\n")
-	after := c.Path.Report(0, time.Hour)
-	assert.GreaterOrEqual(t, len(lines), 1+r.Down.Sent+r.Up.Sent)
-	assert.LessOrEqual(t, len(lines), 1+after.Down.Sent+after.Up.Sent)
-	assert.True(t, strings.HasPrefix(lines[1], "down 0.000000 1500 1.000000 2.000000 "), lines[1])
 }
 
 // BenchmarkLateness reports how late the emulator hands packets over while a
@@ -338,7 +328,7 @@ func BenchmarkLateness(b *testing.B) {
 			for _, m := range []struct {
 				unit string
 				d    time.Duration
-			}{{"p50-µs", late.P50}, {"p90-µs", late.P90}, {"p99-µs", late.P99}, {"max-µs", late.Max}} {
+			}{{"p50-µs", late.P50}, {"p99-µs", late.P99}, {"max-µs", late.Max}} {
 				b.ReportMetric(float64(m.d)/1e3, m.unit)
 			}
 		})

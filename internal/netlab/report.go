@@ -14,9 +14,9 @@ import (
 
 // Quantiles summarise durations; each is one that occurred (nearest rank).
 type Quantiles struct {
-	Count                         int
-	Mean, P50, P90, P95, P99, Max time.Duration
-	Centiles                      [101]time.Duration // the least that 0, 1, … 100 % do not exceed
+	Count                    int
+	Mean, P50, P95, P99, Max time.Duration
+	Centiles                 [101]time.Duration // the least that 0, 1, … 100 % do not exceed
 }
 
 // Delays returns q without its centiles.
@@ -38,9 +38,8 @@ func (d Drops) Total() int { return d.Queue + d.Loss + d.Held + d.Failed }
 // DirectionReport is what one direction did within a window of time.
 type DirectionReport struct {
 	// packets that arrived at the queue in the window, dropped ones included; of a cell, without those that wait yet
-	Sent      int
-	SentBytes cc.Bytes // IP bytes of those
-	Drops     Drops    // of those
+	Sent  int
+	Drops Drops // of those
 
 	Delivered int      // packets that left the queue in the window
 	Bytes     cc.Bytes // IP bytes of those
@@ -52,10 +51,9 @@ type DirectionReport struct {
 
 	// Queueing is the time from a packet's arrival to the departure of its last
 	// byte, its own transmission included, of the packets that left in the
-	// window; OneWay is until it reaches the far end. Data covers those of at least
-	// DataSize only. All are the schedule's, exact and free of Lateness.
-	Queueing, OneWay         Quantiles
-	DataQueueing, DataOneWay Quantiles
+	// window; DataQueueing is that of those of at least DataSize, and DataOneWay
+	// until they reach the far end. All are the schedule's, exact and free of Lateness.
+	Queueing, DataQueueing, DataOneWay Quantiles
 
 	// Lateness is how long after its scheduled arrival a packet was handed over:
 	// the emulator's own error. It blurs the senders' view of the path; a run
@@ -65,7 +63,6 @@ type DirectionReport struct {
 
 // Report is what a path did within a window of time.
 type Report struct {
-	From, To time.Duration // since the start
 	Down, Up DirectionReport
 }
 
@@ -120,9 +117,8 @@ func (a account) offers(dir Direction) func(host int, from, to cc.Time) cc.Bytes
 }
 
 func (a account) report(from, to time.Duration) Report {
-	r := Report{From: from, To: to}
 	if a.zero == 0 || to <= from {
-		return r
+		return Report{}
 	}
 	lo, hi := a.zero.Add(from), a.zero.Add(to)
 	var tallies [2]tally
@@ -132,24 +128,22 @@ func (a account) report(from, to time.Duration) Report {
 			break
 		}
 	}
-	r.Down = tallies[Down].report(a.offers(Down), lo, hi)
-	r.Up = tallies[Up].report(a.offers(Up), lo, hi)
-	return r
+	return Report{
+		Down: tallies[Down].report(a.offers(Down), lo, hi),
+		Up:   tallies[Up].report(a.offers(Up), lo, hi),
+	}
 }
 
 type tally struct {
 	DirectionReport
-	queueing, oneWay         []time.Duration
-	dataQueueing, dataOneWay []time.Duration
-	late                     []time.Duration
-	byHost                   map[uint16]cc.Bytes // of Bytes
+	queueing, dataQueueing, dataOneWay, late []time.Duration
+	byHost                                   map[uint16]cc.Bytes // of Bytes
 }
 
 func (t *tally) count(e *entry, lo, hi cc.Time) {
 	late, handedOver := e.lateness()
 	if within(e.at, lo, hi) {
 		t.Sent++
-		t.SentBytes += cc.Bytes(e.size)
 		switch {
 		case e.drop == sim.DropQueue:
 			t.Drops.Queue++
@@ -170,10 +164,10 @@ func (t *tally) count(e *entry, lo, hi cc.Time) {
 		t.byHost = map[uint16]cc.Bytes{}
 	}
 	t.byHost[e.host] += cc.Bytes(e.size)
-	queued, oneWay := e.departs.Sub(e.at), e.arrives.Sub(e.at)
-	t.queueing, t.oneWay = append(t.queueing, queued), append(t.oneWay, oneWay)
+	queued := e.departs.Sub(e.at)
+	t.queueing = append(t.queueing, queued)
 	if e.size >= DataSize {
-		t.dataQueueing, t.dataOneWay = append(t.dataQueueing, queued), append(t.dataOneWay, oneWay)
+		t.dataQueueing, t.dataOneWay = append(t.dataQueueing, queued), append(t.dataOneWay, e.arrives.Sub(e.at))
 	}
 	if handedOver {
 		t.late = append(t.late, late)
@@ -196,8 +190,7 @@ func (t *tally) report(offers func(host int, from, to cc.Time) cc.Bytes, lo, hi 
 	if r.Utilisation > 0 {
 		r.Offered = cc.Bytes(math.Round(float64(r.Bytes) / r.Utilisation))
 	}
-	r.Queueing, r.OneWay = quantiles(t.queueing), quantiles(t.oneWay)
-	r.DataQueueing, r.DataOneWay = quantiles(t.dataQueueing), quantiles(t.dataOneWay)
+	r.Queueing, r.DataQueueing, r.DataOneWay = quantiles(t.queueing), quantiles(t.dataQueueing), quantiles(t.dataOneWay)
 	r.Lateness = quantiles(t.late)
 	return r
 }
@@ -215,7 +208,7 @@ func quantiles(v []time.Duration) Quantiles {
 	}
 	q := Quantiles{
 		Count: len(v), Mean: time.Duration(sum / float64(len(v))),
-		P50: rank(0.50), P90: rank(0.90), P95: rank(0.95), P99: rank(0.99), Max: v[len(v)-1],
+		P50: rank(0.50), P95: rank(0.95), P99: rank(0.99), Max: v[len(v)-1],
 	}
 	for i := range q.Centiles {
 		q.Centiles[i] = rank(float64(i) / 100)

@@ -195,50 +195,6 @@ func (g Gap) Against(rate cc.Rate, n cc.Bytes) float64 {
 	return g.Length.Seconds() * float64(rate) / (8 * float64(n))
 }
 
-// Bucket is what a sender did in one interval.
-type Bucket struct {
-	At         time.Duration // its start
-	Packets    int           // with data
-	Again      int           // of those, sent before
-	Bytes      cc.Bytes      // payload sent, that of Again included
-	Throughput cc.Rate       // acknowledged over the interval
-	Inflight   cc.Bytes      // the most, what was there at its start included
-	Pipe       cc.Bytes      // likewise
-}
-
-// Buckets cuts the time between two moments into whole steps.
-func (s Sending) Buckets(from, to, step time.Duration) []Bucket {
-	if step <= 0 || to-from < step {
-		return nil
-	}
-	buckets := make([]Bucket, (to-from)/step)
-	var before Step // the state that the first bucket begins with
-	n := 0
-	for n < len(s.Steps) && s.Steps[n].At < from {
-		before = s.Steps[n]
-		n++
-	}
-	for i := range buckets {
-		b := &buckets[i]
-		b.At = from + time.Duration(i)*step
-		b.Inflight, b.Pipe = before.Inflight, before.Pipe
-		acked := before.Acked
-		for ; n < len(s.Steps) && s.Steps[n].At < b.At+step; n++ {
-			before = s.Steps[n]
-			b.Inflight, b.Pipe = max(b.Inflight, before.Inflight), max(b.Pipe, before.Pipe)
-			if before.Payload > 0 {
-				b.Packets++
-				b.Bytes += before.Payload
-			}
-			if before.Again {
-				b.Again++
-			}
-		}
-		b.Throughput = cc.RateOf(before.Acked-acked, step)
-	}
-	return buckets
-}
-
 // Level is a quantity of bytes over time.
 type Level struct {
 	P50, P95 cc.Bytes // by the time it lasted: below or at it for half of the time, for 19 of 20 parts

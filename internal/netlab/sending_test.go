@@ -245,33 +245,6 @@ func TestGaps(t *testing.T) {
 	assert.Empty(t, Sending{}.Gaps())
 }
 
-func TestBuckets(t *testing.T) {
-	var r tape
-	r.send(0, 1, 2, 3) // 1 to 4 ms
-	r.ack(2)           // 5 ms
-	r.now = 10 * time.Millisecond
-	r.send(2, 4) // 11 and 12 ms
-	r.now = 20 * time.Millisecond
-	r.ack(5) // 21 ms
-	s := r.sending()
-
-	assert.Equal(t, []Bucket{
-		{At: 0, Packets: 4, Bytes: 4000, Throughput: 1_600_000, Inflight: 4000, Pipe: 4000},
-		{At: 10 * time.Millisecond, Packets: 2, Again: 1, Bytes: 2000, Inflight: 3000, Pipe: 4000},
-		{At: 20 * time.Millisecond, Throughput: 2_400_000, Inflight: 3000, Pipe: 4000},
-		{At: 30 * time.Millisecond},
-	}, s.Buckets(0, 45*time.Millisecond, 10*time.Millisecond), "whole steps only")
-	assert.Equal(t, []Bucket{{At: 6 * time.Millisecond, Inflight: 2000, Pipe: 2000}},
-		s.Buckets(6*time.Millisecond, 7*time.Millisecond,
-			time.Millisecond), "what is in flight at the beginning counts")
-	assert.Empty(t, s.Buckets(0, time.Second, 0))
-	assert.Empty(t, s.Buckets(time.Second, 0, time.Second))
-
-	again := s.Again()
-	require.Len(t, again, 1)
-	assert.Equal(t, 11*time.Millisecond, again[0].At)
-}
-
 func TestBetween(t *testing.T) {
 	var r tape
 	r.send(0, 1, 2, 3)

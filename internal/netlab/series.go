@@ -3,9 +3,6 @@
 package netlab
 
 import (
-	"bufio"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -22,43 +19,31 @@ type Point struct {
 	Drops      int           // packets dropped on arrival in the step
 }
 
-// DefaultStep is the length of a series' steps when none is given.
-const DefaultStep = 100 * time.Millisecond
-
-// Series cuts the time between two moments since the start into whole steps, for
-// plots; step 0 means DefaultStep.
-func (p *Path) Series(dir Direction, from, to, step time.Duration) []Point {
-	return p.account().series(dir, from, to, step)
+// Series cuts the time from the start up to a moment into whole steps, for plots.
+func (p *Path) Series(dir Direction, to, step time.Duration) []Point {
+	return p.account().series(dir, to, step)
 }
 
-func (a account) series(dir Direction, from, to, step time.Duration) []Point {
-	if step <= 0 {
-		step = DefaultStep
-	}
+func (a account) series(dir Direction, to, step time.Duration) []Point {
 	zero := a.zero
-	if zero == 0 || to-from < step {
+	if zero == 0 || to < step {
 		return nil
 	}
-	points := make([]Point, (to-from)/step)
+	points := make([]Point, to/step)
 	bytes := make([]cc.Bytes, len(points))
 	left := make([]time.Duration, len(points))
-	index := func(t cc.Time) int {
-		if t < zero.Add(from) {
-			return -1
-		}
-		return int(t.Sub(zero.Add(from)) / step)
-	}
+	index := func(t cc.Time) int { return int(t.Sub(zero) / step) }
 	for e := range a.all {
 		if e.dir != dir {
 			continue
 		}
 		if e.drop != sim.DropNone {
-			if i := index(e.at); i >= 0 && i < len(points) {
+			if i := index(e.at); i < len(points) {
 				points[i].Drops++
 			}
 			continue
 		}
-		if i := index(e.departs); i >= 0 && i < len(points) {
+		if i := index(e.departs); i < len(points) {
 			queued := e.departs.Sub(e.at)
 			bytes[i] += cc.Bytes(e.size)
 			left[i]++
@@ -69,7 +54,7 @@ func (a account) series(dir Direction, from, to, step time.Duration) []Point {
 	offers := a.offers(dir)
 	for i := range points {
 		pt := &points[i]
-		pt.At = from + time.Duration(i)*step
+		pt.At = time.Duration(i) * step
 		pt.Throughput = cc.RateOf(bytes[i], step)
 		if left[i] > 0 {
 			pt.Queueing /= left[i]
@@ -78,74 +63,4 @@ func (a account) series(dir Direction, from, to, step time.Duration) []Point {
 		pt.Offered = cc.RateOf(offers(0, lo, lo.Add(step)), step)
 	}
 	return points
-}
-
-// WriteTo writes the record, one packet a line, in order of arrival; a cell's in
-// the order in which they left its queues:
-//
-//	direction  arrives-at-queue  bytes  leaves-queue  reaches-far-end  late
-//
-// with times in milliseconds since the start. A lost packet has its reason
-// ("queue", "loss", "held") instead of the last three; one that was not handed
-// over has "pending" or "failed" for its lateness.
-func (p *Path) WriteTo(w io.Writer) (int64, error) {
-	out := &counter{w: w}
-	buf := bufio.NewWriterSize(out, 1<<16)
-	fmt.Fprintln(buf, "# direction  queued_ms  bytes  departs_ms  arrives_ms  late_ms")
-	zero := cc.Time(p.zero.Load())
-	ms := func(t cc.Time) float64 { return t.Sub(zero).Seconds() * 1e3 }
-	var err error
-	p.record.all(func(e *entry) bool {
-		_, err = fmt.Fprintf(buf, "%s %.6f %d ", e.dir, ms(e.at), e.size)
-		if err != nil {
-			return false
-		}
-		if e.drop != sim.DropNone {
-			_, err = fmt.Fprintln(buf, dropName(e.drop))
-			return err == nil
-		}
-		_, err = fmt.Fprintf(buf, "%.6f %.6f %s\n", ms(e.departs), ms(e.arrives), lateText(e))
-		return err == nil
-	})
-	if err == nil {
-		err = buf.Flush()
-	}
-	if err != nil {
-		err = fmt.Errorf("netlab: write record: %w", err)
-	}
-	return out.n, err
-}
-
-func lateText(e *entry) string {
-	late, ok := e.lateness()
-	switch {
-	case ok:
-		return fmt.Sprintf("%.6f", late.Seconds()*1e3)
-	case late == time.Duration(lateFailed):
-		return "failed"
-	default:
-		return "pending"
-	}
-}
-
-func dropName(d sim.Drop) string {
-	switch d {
-	case sim.DropQueue:
-		return "queue"
-	case sim.DropLoss:
-		return "loss"
-	default:
-		return "held"
-	}
-}
-
-type counter struct {
-	w io.Writer
-	n int64
-}
-
-func (c *counter) Write(b []byte) (int, error) {
-	n, err := c.w.Write(b)
-	c.n += int64(n)
-	return n, err
 }

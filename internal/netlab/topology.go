@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/penstock-net/penstock/cc/sim"
 )
@@ -50,7 +49,6 @@ type CellularConfig struct {
 	Down, Up sim.LinkConfig
 	Cell     *sim.CellConfig // in place of Down; nil: none
 	Hosts    int             // addresses of the client, of each family, up to 100; 0: 1
-	Spin     time.Duration   // as in PathConfig
 }
 
 // Devices of the edge, and of the nodes they lead to.
@@ -71,7 +69,6 @@ func NewCellular(cfg CellularConfig) (*Cellular, error) {
 	c.Routed, err = routed(cfg.Hosts, func(r *Routed, client, edge End) (err error) {
 		c.Path, err = r.Path(PathConfig{
 			Near: client, Far: edge, Down: cfg.Down, Up: cfg.Up, Cell: cfg.Cell,
-			Spin: cfg.Spin,
 		})
 		return err
 	})

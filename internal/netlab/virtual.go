@@ -66,8 +66,8 @@ func (r *Simulation) HostReport(host int, from, to time.Duration) Report {
 }
 
 // Series is as a path's.
-func (r *Simulation) Series(dir Direction, from, to, step time.Duration) []Point {
-	return r.account().series(dir, from, to, step)
+func (r *Simulation) Series(dir Direction, to, step time.Duration) []Point {
+	return r.account().series(dir, to, step)
 }
 
 func (r *Simulation) account() account {

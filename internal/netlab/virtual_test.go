@@ -31,13 +31,13 @@ func TestASimulationIsReadAsAPathIs(t *testing.T) {
 	assert.Equal(t, 8000, report.Down.Delivered)
 	assert.Equal(t, report.Down.Queueing, report.Down.DataQueueing, "all of them carry data")
 	assert.InDelta(t, 11.966, report.Down.Queueing.P50.Seconds()*1e3, 0.05)
-	assert.Equal(t, report.Down.Queueing.P50+link.Delay, report.Down.OneWay.P50)
+	assert.Equal(t, report.Down.Queueing.P50+link.Delay, report.Down.DataOneWay.P50)
 	assert.Zero(t, report.Down.Lateness, "there is no emulator")
 	assert.Equal(t, 8000, report.Up.Delivered, "an acknowledgement for each")
 	assert.Zero(t, report.Up.DataQueueing.Count)
 	assert.Equal(t, link.Rate.TimeFor(52), report.Up.Queueing.P50, "its own transmission")
 
-	points := r.Series(Down, 0, s.Duration, 0)
+	points := r.Series(Down, s.Duration, 100*time.Millisecond)
 	require.Len(t, points, 100)
 	assert.Equal(t, cc.Rate(12_000_000), points[50].Offered)
 	assert.Equal(t, cc.Rate(12_000_000), points[50].Throughput)
@@ -68,11 +68,11 @@ func TestASimulatedCellIsReadByHost(t *testing.T) {
 	assert.InDelta(t, 0.5, second.Utilisation, 2e-3)
 	assert.InEpsilon(t, 25, first.Throughput.Mbps(), 0.01)
 	assert.InEpsilon(t, 12.5, second.Throughput.Mbps(), 0.01)
-	assert.Equal(t, first.Queueing.P95+4*time.Millisecond, first.OneWay.P95)
-	assert.Equal(t, second.Queueing.P95+5*time.Millisecond, second.OneWay.P95)
+	assert.Equal(t, first.Queueing.P95+4*time.Millisecond, first.DataOneWay.P95)
+	assert.Equal(t, second.Queueing.P95+5*time.Millisecond, second.DataOneWay.P95)
 	assert.InEpsilon(t, 2, float64(first.Queueing.P50)/float64(second.Queueing.P50), 0.15,
 		"four times the window at twice the rate")
-	assert.InEpsilon(t, 37.5, r.Series(Down, 0, s.Duration, time.Second)[5].Throughput.Mbps(), 0.01)
+	assert.InEpsilon(t, 37.5, r.Series(Down, s.Duration, time.Second)[5].Throughput.Mbps(), 0.01)
 }
 
 // What still waits at the end has not left, whatever its schedule says.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
@@ -63,7 +64,7 @@ func (t table) plot(name string) (bool, error) {
 		if len(runs) == 0 || len(runs[0].Points) == 0 {
 			continue
 		}
-		points := record.Merge(runs[0].Points, int(plotStep/netlab.DefaultStep))
+		points := record.Merge(runs[0].Points, int(plotStep/stage.Step))
 		if drawn == 0 {
 			area, err := addCapacity(rate, points)
 			if err != nil {

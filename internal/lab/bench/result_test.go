@@ -186,7 +186,7 @@ func TestPlots(t *testing.T) {
 	r := result("cubic", "cubic", 1, 9.9, 3000)
 	for i := range 30 {
 		r.Points = append(r.Points, netlab.Point{
-			At: time.Duration(i) * netlab.DefaultStep, Throughput: 9e6,
+			At: time.Duration(i) * stage.Step, Throughput: 9e6,
 			Offered: 10e6, Queueing: time.Duration(i*i) * time.Millisecond,
 		})
 	}

@@ -380,7 +380,7 @@ func (r *run) account() error {
 // passed takes in what passed the last hop, emulated or simulated.
 func (r *Record) passed(s Stage, hop interface {
 	Report(from, to time.Duration) netlab.Report
-	Series(dir netlab.Direction, from, to, step time.Duration) []netlab.Point
+	Series(dir netlab.Direction, to, step time.Duration) []netlab.Point
 },
 ) {
 	r.Path = hop.Report(s.Warmup, s.Duration)
@@ -388,8 +388,8 @@ func (r *Record) passed(s Stage, hop interface {
 	if s.UploadsAlone() {
 		dir, way = netlab.Up, r.Path.Up
 	}
-	r.Points = hop.Series(dir, 0, s.Duration, Step)
-	r.Left = leftOf(hop.Series(netlab.Down, 0, s.Duration, FineStep))
+	r.Points = hop.Series(dir, s.Duration, Step)
+	r.Left = leftOf(hop.Series(netlab.Down, s.Duration, FineStep))
 	r.Throughput, r.Utilisation, r.Queueing = way.Throughput, way.Utilisation, way.DataQueueing.Delays()
 }
 
