@@ -17,6 +17,8 @@ type verdict uint8
 const (
 	valid     verdict = iota // its checksums are right
 	unchecked                // the stack checks it: what it puts together of fragments
+	notice                   // an ICMP message other than echoes, whose checksum is right
+	unfounded                // likewise, and it is about nothing that is underway
 	malformed                // no IP packet, or one that is shorter than it says
 	damaged                  // a checksum is wrong
 	senseless                // TCP flags that no sender uses together
@@ -96,7 +98,7 @@ func inspect6(p []byte) ([]byte, verdict) {
 }
 
 // inspectPart judges a fragment's payload: a segment's flags are in its first, and not
-// to be overwritten by its second (RFC 3128).
+// to be overwritten by its second (RFC 3128), and so is the type of an ICMP message.
 func inspectPart(b []byte, protocol uint8, first bool) verdict {
 	if protocol == uint8(tcp.ProtocolNumber) && first {
 		if len(b) < header.TCPMinimumSize {
@@ -105,6 +107,10 @@ func inspectPart(b []byte, protocol uint8, first bool) verdict {
 		if !sensible(header.TCP(b).Flags()) {
 			return senseless
 		}
+	}
+	icmps := protocol == uint8(icmp.ProtocolNumber4) || protocol == uint8(icmp.ProtocolNumber6)
+	if icmps && first && (len(b) == 0 || !isEcho(b, protocol)) {
+		return malformed // nobody sends errors in fragments
 	}
 	return unchecked
 }
@@ -140,15 +146,25 @@ func inspectTransport(b []byte, protocol uint8, addresses []byte, six bool) verd
 			return damaged
 		}
 	case uint8(icmp.ProtocolNumber4):
-		if !six && checksum.Checksum(b, 0) != 0xffff {
-			return damaged
-		}
+		return inspectICMP(b, protocol, !six, 0)
 	case uint8(icmp.ProtocolNumber6):
-		if six && checksum.Checksum(b, pseudo(len(b))) != 0xffff {
-			return damaged
-		}
+		return inspectICMP(b, protocol, six, pseudo(len(b)))
 	}
 	return valid
+}
+
+// inspectICMP judges an ICMP message, or what claims to be one where it is not of the
+// packet's family. sum is that of what its checksum covers besides.
+func inspectICMP(b []byte, protocol uint8, family bool, sum uint16) verdict {
+	switch {
+	case !family:
+		return valid // the stack has no such protocol
+	case checksum.Checksum(b, sum) != 0xffff || len(b) == 0:
+		return damaged
+	case isEcho(b, protocol):
+		return valid
+	}
+	return notice
 }
 
 // sensible tells whether a TCP sends such flags together (RFC 9293 §3.10). PSH, URG

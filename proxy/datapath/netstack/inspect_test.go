@@ -245,7 +245,7 @@ func TestAPacketWhoseHopsHaveRunOutIsAnswered(t *testing.T) {
 						assert.Equal(t, f.client.Addr(), target)
 						assert.Equal(t, p, answer[f.head+echoHeader:])
 						_, v := inspect(answer)
-						assert.Equal(t, valid, v)
+						assert.Equal(t, notice, v)
 					}
 				}
 				assert.Empty(t, r.what)

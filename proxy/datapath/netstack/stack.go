@@ -216,6 +216,11 @@ func (s *Stack) Deliver(packets ...[]byte) {
 	for _, p := range packets {
 		p, v := inspect(p)
 		s.received.Add(uint64(len(p)))
+		if v == notice {
+			if v = unfounded; s.founded(p) {
+				v = valid
+			}
+		}
 		if v <= unchecked && s.spent(p) {
 			v = expired
 		}

@@ -1,0 +1,72 @@
+package netstack
+
+import (
+	"encoding/binary"
+
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/seqnum"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/icmp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+)
+
+// leastMTU is the least that a path through an IPv4 network is taken to carry, as Linux
+// takes it (net.ipv4.route.min_pmtu).
+const leastMTU = 552
+
+// isEcho tells whether an ICMP message is an echo request or the reply to one. It has its
+// type at least.
+func isEcho(b []byte, protocol uint8) bool {
+	if protocol == uint8(icmp.ProtocolNumber6) {
+		kind := header.ICMPv6Type(b[0])
+		return kind == header.ICMPv6EchoRequest || kind == header.ICMPv6EchoReply
+	}
+	kind := header.ICMPv4Type(b[0])
+	return kind == header.ICMPv4Echo || kind == header.ICMPv4EchoReply
+}
+
+// founded tells whether a packet with an ICMP message other than echoes is an error about a
+// segment that a connection has underway (RFC 5927 §4.1). The stack would believe anybody,
+// and send one byte in each segment where no packet at all is said to get through.
+func (s *Stack) founded(p []byte) bool {
+	var id stack.TransportEndpointID
+	var segment []byte
+	if p[0]>>4 == 6 {
+		plain := header.IPv6(p).NextHeader() == uint8(icmp.ProtocolNumber6)
+		p = p[header.IPv6MinimumSize:]
+		if !plain || len(p) < echoHeader+header.IPv6MinimumSize+echoHeader {
+			return false
+		}
+		quoted := header.IPv6(p[echoHeader:])
+		small := header.ICMPv6Type(p[0]) == header.ICMPv6PacketTooBig && binary.BigEndian.Uint32(p[4:]) < MinMTU
+		if small || quoted.NextHeader() != uint8(tcp.ProtocolNumber) {
+			return false // RFC 8201 §4
+		}
+		id.LocalAddress, id.RemoteAddress = quoted.SourceAddress(), quoted.DestinationAddress()
+		segment = quoted[header.IPv6MinimumSize:]
+	} else {
+		p = p[header.IPv4(p).HeaderLength():]
+		if len(p) < echoHeader+header.IPv4MinimumSize+echoHeader {
+			return false
+		}
+		quoted := header.IPv4(p[echoHeader:])
+		small := header.ICMPv4Type(p[0]) == header.ICMPv4DstUnreachable &&
+			header.ICMPv4Code(p[1]) == header.ICMPv4FragmentationNeeded && binary.BigEndian.Uint16(p[6:]) < leastMTU
+		if small || quoted.Protocol() != uint8(tcp.ProtocolNumber) || int(quoted.HeaderLength()) != header.IPv4MinimumSize {
+			return false // ours has no options
+		}
+		id.LocalAddress, id.RemoteAddress = quoted.SourceAddress(), quoted.DestinationAddress()
+		segment = quoted[header.IPv4MinimumSize:]
+	}
+	id.LocalPort, id.RemotePort = header.TCP(segment).SourcePort(), header.TCP(segment).DestinationPort()
+	c := s.conns.find(id)
+	return c != nil && c.signals.underway(seqnum.Value(header.TCP(segment).SequenceNumber()))
+}
+
+// underway tells whether a segment that begins at seq may be.
+func (g *signals) underway(seq seqnum.Value) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	at := g.offset(seq)
+	return g.started && g.una-1 <= at && at <= g.sndMax // a SYN lies before the stream
+}

@@ -1,0 +1,65 @@
+package netstack
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+)
+
+// tooBig says of a packet that only those of mtu bytes get through.
+func (f family) tooBig(from netip.Addr, about []byte, mtu int) []byte {
+	message := make([]byte, echoHeader, echoHeader+len(about))
+	if f.client.Addr().Is6() {
+		message[0] = uint8(header.ICMPv6PacketTooBig)
+	} else {
+		message[0], message[1] = uint8(header.ICMPv4DstUnreachable), uint8(header.ICMPv4FragmentationNeeded)
+	}
+	binary.BigEndian.PutUint32(message[4:], uint32(mtu))
+	return icmpPacket(from, f.server.Addr(), append(message, about...))
+}
+
+func TestSegmentsAreCutSmallerOnlyForAnErrorAboutThem(t *testing.T) {
+	for name, f := range families {
+		t.Run(name, func(t *testing.T) {
+			a := newAlone(t)
+			conn, answer := a.admit(f.client, f.server, []byte{2, 4, 5, 80})
+			_, err := conn.Write(make([]byte, 2000))
+			require.NoError(t, err)
+			first, whole := a.next(), conn.mostBytes(t)
+			require.Greater(t, whole+f.head+header.TCPMinimumSize, MinMTU)
+			about := func(client, server netip.AddrPort, seq uint32) []byte {
+				return tcpPacket(server, client, header.TCPFlagAck, seq, 101, nil, make([]byte, 8)...)
+			}
+			seq := answer.SequenceNumber() + 1
+			other := netip.AddrPortFrom(f.client.Addr(), f.client.Port()+1)
+			for what, p := range map[string][]byte{
+				"less than any path carries":  f.tooBig(f.client.Addr(), first, leastMTU-1),
+				"nothing at all gets through": f.tooBig(f.client.Addr(), first, 0),
+				"not sent yet":                f.tooBig(f.client.Addr(), about(f.client, f.server, seq+3000), MinMTU),
+				"of long ago":                 f.tooBig(f.client.Addr(), about(f.client, f.server, seq-3000), MinMTU),
+				"another connection":          f.tooBig(f.client.Addr(), about(other, f.server, seq), MinMTU),
+				"too short to tell":           f.tooBig(f.client.Addr(), first[:f.head+4], MinMTU),
+			} {
+				a.Deliver(p)
+				a.Deliver(f.parts(p, 8)...)
+				require.Equal(t, whole, conn.mostBytes(t), what)
+			}
+			a.Deliver(f.tooBig(f.client.Addr(), first, MinMTU))
+			assert.Equal(t, MinMTU-f.head-header.TCPMinimumSize, conn.mostBytes(t))
+		})
+	}
+}
+
+// mostBytes is what a segment has at most.
+func (c *Conn) mostBytes(t *testing.T) int {
+	e := c.tcp()
+	e.LockUser()
+	defer e.UnlockUser()
+	snd, ok := senderOf(e)
+	require.True(t, ok)
+	return snd.MaxPayloadSize
+}
