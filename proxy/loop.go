@@ -88,6 +88,13 @@ func (g *loopGuard) dialled(w wire) error {
 	return nil
 }
 
+// Dialled reports whether a connection of this machine, as it arrives, is one that was opened for a client.
+func (s *Server) Dialled(from, to netip.AddrPort) bool {
+	s.loops.mu.Lock()
+	defer s.loops.mu.Unlock()
+	return s.loops.dialling[wireOf(from, to)] > 0
+}
+
 // released forgets what capture noted.
 func (g *loopGuard) released(w wire) { g.forget(g.captured, w) }
 

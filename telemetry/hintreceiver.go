@@ -166,18 +166,18 @@ func (k *HintReceiver) admit(now cc.Time, n int) bool {
 var errToken = errors.New("hints over TCP need the token of telemetry.hints.token_file here: send Authorization: " +
 	"Bearer TOKEN")
 
-// permitTCP wants the token where there is one, and a loopback listener where
-// there is none. A page in a browser there cannot send JSON here without asking
-// first, and is not answered.
-func (k *HintReceiver) permitTCP(local bool) func(*http.Request) error {
+// permitTCP wants the token where there is one, and where there is none that who asks is
+// local. A page in a browser there cannot send JSON here without asking first, and is not
+// answered.
+func (k *HintReceiver) permitTCP(local func(*http.Request) bool) func(*http.Request) error {
 	return func(r *http.Request) error {
 		given, carried := k.token.carried(r)
 		switch {
 		case given && !carried:
 			return errToken
-		case !given && !local:
-			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only; set " +
-				"it, move telemetry.address there, or use telemetry.hints.socket")
+		case !given && !local(r):
+			return errors.New("without telemetry.hints.token_file hints are taken on a loopback address only, from " +
+				"this machine; set it, move telemetry.address there, or use telemetry.hints.socket")
 		}
 		return nil
 	}

@@ -39,6 +39,7 @@ func hintPages(e *recorder) (Pages, *handClock) {
 func post(p Pages, local bool, header map[string]string, body string) *httptest.ResponseRecorder {
 	req := httptest.NewRequest(http.MethodPost, "/v1/hints", strings.NewReader(body))
 	req.Host = "127.0.0.1"
+	req = arriving(req, "127.0.0.1:4000", "127.0.0.1:9464")
 	req.Header.Set("Content-Type", "application/json")
 	for k, v := range header {
 		req.Header.Set(k, v)

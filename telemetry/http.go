@@ -59,7 +59,9 @@ type Pages struct {
 	// the old one stays: ErrNoFile, or what is wrong with the new one; nil: there
 	// is no /-/reload.
 	Reload func() (string, error)
-	Log    *slog.Logger
+	// Dialled reports whether a connection, as it arrives, is one that the proxy opened for a client; nil: none is.
+	Dialled func(from, to netip.AddrPort) bool
+	Log     *slog.Logger
 }
 
 // Handler returns the pages. Where the listener is on loopback, pass local:
@@ -85,13 +87,13 @@ func (p Pages) Handler(local bool) http.Handler {
 		p.Page.Register(mux)
 	}
 	if p.Reload != nil {
-		mux.HandleFunc("POST /-/reload", func(w http.ResponseWriter, r *http.Request) { p.reload(w, r, local) })
+		mux.HandleFunc("POST /-/reload", p.reload)
 	}
 	if p.Changes != nil {
 		p.Changes.register(mux)
 	}
 	if p.Hints != nil {
-		permit := p.Hints.permitTCP(local)
+		permit := p.Hints.permitTCP(func(r *http.Request) bool { return local && p.fromHere(r) })
 		mux.HandleFunc("POST /v1/hints", func(w http.ResponseWriter, r *http.Request) { p.Hints.answer(w, r, permit) })
 	}
 	if p.Profile {

@@ -19,15 +19,15 @@ type Config struct {
 }
 
 // fromHere reports whether who asks is on this machine: at the address of ours
-// that was asked, or on loopback.
-func fromHere(r *http.Request) bool {
+// that was asked, or on loopback. A client whose connection the proxy relays to here is not.
+func (p Pages) fromHere(r *http.Request) bool {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
-	if err != nil {
+	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	if err != nil || !ok {
 		return false
 	}
-	own, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	from := peer.Addr().Unmap().WithZone("")
-	return from.IsLoopback() || ok && from == own.AddrPort().Addr().Unmap().WithZone("")
+	from, to := peer.Addr().Unmap().WithZone(""), own.AddrPort().Addr().Unmap().WithZone("")
+	return (from.IsLoopback() || from == to) && (p.Dialled == nil || !p.Dialled(peer, own.AddrPort()))
 }
 
 // ErrNoFile is what Pages.Reload returns where there is nothing to reread.
@@ -35,8 +35,8 @@ var ErrNoFile = errors.New("the proxy runs without --config: there is no file to
 
 // reload has the configuration be reread. Who may is whoever asks from this
 // machine, but no page in a browser there, which says where it comes from.
-func (p Pages) reload(w http.ResponseWriter, r *http.Request, local bool) {
-	if !local && (!fromHere(r) || !namesThisHost(r.Host)) {
+func (p Pages) reload(w http.ResponseWriter, r *http.Request) {
+	if !p.fromHere(r) || !namesThisHost(r.Host) {
 		http.Error(w, "reloads are taken from this machine only, by a loopback address or its own; or send SIGHUP",
 			http.StatusForbidden)
 		return

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -52,16 +53,48 @@ func TestAReloadIsAskedForAndAnswered(t *testing.T) {
 			}
 			req := httptest.NewRequest(c.method, "/-/reload", nil)
 			req.Host = "127.0.0.1"
+			if !c.remote {
+				req = arriving(req, "127.0.0.1:4000", "127.0.0.1:9464")
+			}
 			for k, v := range c.header {
 				req.Header.Set(k, v)
 			}
 			rec := httptest.NewRecorder()
-			p.Handler(!c.remote).ServeHTTP(rec, req)
+			p.Handler(false).ServeHTTP(rec, req)
 			assert.Equal(t, c.code, rec.Code, rec.Body)
 			assert.Contains(t, rec.Body.String(), c.says)
 			assert.Equal(t, c.asked, asked)
 		})
 	}
+}
+
+// arriving is req as it comes from one address to another.
+func arriving(req *http.Request, from, to string) *http.Request {
+	req.RemoteAddr = from
+	own := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(to))
+	return req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, own))
+}
+
+// A client that the proxy relays to its own pages comes from an address of this machine.
+func TestAClientOfTheProxyIsNotThisMachine(t *testing.T) {
+	e := &recorder{}
+	p, _ := hintPages(e)
+	p.Reload = func() (string, error) { return "reloaded", nil }
+	relayed := netip.MustParseAddrPort("127.0.0.1:4001")
+	p.Dialled = func(from, to netip.AddrPort) bool {
+		return from == relayed && to == netip.MustParseAddrPort("127.0.0.1:9464")
+	}
+	for from, code := range map[string]int{"127.0.0.1:4000": 200, relayed.String(): 403} {
+		for path, body := range map[string]string{"/-/reload": "", "/v1/hints": `{"host": "192.0.2.7"}`} {
+			req := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+			req.Host = "127.0.0.1:9464"
+			req.Header.Set("Content-Type", "application/json")
+			rec := httptest.NewRecorder()
+			p.Handler(true).ServeHTTP(rec, arriving(req, from, "127.0.0.1:9464"))
+			assert.Equal(t, code, rec.Code, "%s from %s: %s", path, from, rec.Body)
+		}
+	}
+	assert.Len(t, e.hints, 1)
 }
 
 // A listener that everybody reaches takes reloads from this machine alone.
@@ -81,9 +114,8 @@ func TestAReloadIsTakenFromThisMachine(t *testing.T) {
 			p := pages(busyProxy())
 			p.Reload = func() (string, error) { return "reloaded", nil }
 			req := httptest.NewRequest(http.MethodPost, "/-/reload", nil)
-			req.Host, req.RemoteAddr = c.host, c.from
-			own := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.own))
-			req = req.WithContext(context.WithValue(req.Context(), http.LocalAddrContextKey, own))
+			req.Host = c.host
+			req = arriving(req, c.from, c.own)
 			rec := httptest.NewRecorder()
 			p.Handler(false).ServeHTTP(rec, req)
 			assert.Equal(t, c.code, rec.Code, rec.Body)

@@ -332,3 +332,42 @@ func TestTheLastGoodFileIsNotTheConfiguration(t *testing.T) {
 	assert.Equal(t, cli.ExitConfig, code)
 	assert.Contains(t, errs, "is no saved configuration")
 }
+
+// The listener's allow lets clients reach the pages of this machine, not pass for somebody on it.
+func TestAClientDoesNotReload(t *testing.T) {
+	in := startRun(t, runConfig)
+	proxy, ok := in.log.line(t, "listening")["address"].(string)
+	require.True(t, ok)
+	page, ok := in.log.line(t, "telemetry")["page"].(string)
+	require.True(t, ok)
+	pages := strings.TrimSuffix(strings.TrimPrefix(page, "http://"), "/")
+
+	conn, err := net.Dial("tcp", proxy)
+	require.NoError(t, err)
+	defer conn.Close() //nolint:errcheck // nothing is written any more
+	_, err = fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n", pages)
+	require.NoError(t, err)
+	answers := bufio.NewReader(conn)
+	assert.Equal(t, http.StatusOK, answer(t, answers))
+	_, err = fmt.Fprintf(conn, "GET /healthz HTTP/1.1\r\nHost: %s\r\n\r\n", pages)
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusOK, answer(t, answers))
+	_, err = fmt.Fprintf(conn, "POST /-/reload HTTP/1.1\r\nHost: %s\r\nContent-Length: 0\r\n\r\n", pages)
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusForbidden, answer(t, answers))
+	assert.NotContains(t, in.log.String(), "configuration reloaded")
+
+	in.signal()
+	in.expect("STOPPING=1")
+	_ = conn.Close()
+	assert.Zero(t, <-in.code)
+}
+
+// answer reads one response and returns its status.
+func answer(t *testing.T, from *bufio.Reader) int {
+	t.Helper()
+	resp, err := http.ReadResponse(from, nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	return resp.StatusCode
+}

@@ -390,6 +390,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		Hints:   &h.hints,
 		Changes: &h.changes,
 		Reload:  func() (string, error) { return h.reload("http") },
+		Dialled: h.proxy.Dialled,
 		Log:     h.log,
 	}
 }
