@@ -33,8 +33,8 @@ const (
 	// answerTimeout bounds how long it may take over our answer; a CPU profile
 	// runs for 30 s unless told otherwise.
 	answerTimeout = 2 * time.Minute
-	// maxScrapes bounds those that read metrics at once: a scraper that cannot wait has
-	// gone, and a pile of them must not form.
+	// maxScrapes bounds those for whom metrics are put together at once: a scraper that
+	// cannot wait has gone, and a pile of them must not form.
 	maxScrapes = 4
 	// goodbye is how long answers underway may go on once the server is to end.
 	goodbye = 2 * time.Second
@@ -70,15 +70,7 @@ type Pages struct {
 func (p Pages) Handler(local bool) http.Handler {
 	mux := http.NewServeMux()
 	scrapes := make(chan struct{}, maxScrapes)
-	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case scrapes <- struct{}{}:
-			defer func() { <-scrapes }()
-			p.metrics(w, r)
-		default:
-			http.Error(w, "others are being told the metrics", http.StatusServiceUnavailable)
-		}
-	})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) { p.metrics(w, r, scrapes) })
 	p.health(mux)
 	mux.HandleFunc("GET /flows", p.flows)
 	mux.HandleFunc("GET /hosts", p.hosts)
@@ -152,10 +144,13 @@ func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ready")
 }
 
-func (p Pages) metrics(w http.ResponseWriter, r *http.Request) {
+func (p Pages) metrics(w http.ResponseWriter, r *http.Request, scrapes chan struct{}) {
+	text, err := p.scrape(scrapes)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-	text := p.Metrics.Append(nil)
-	var err error
 	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
 		w.Header().Set("Content-Encoding", "gzip")
 		zip := gzip.NewWriter(w)
@@ -165,6 +160,17 @@ func (p Pages) metrics(w http.ResponseWriter, r *http.Request) {
 		_, err = w.Write(text)
 	}
 	p.unsent(r, err)
+}
+
+// scrape puts the metrics together. Who is slow to read them keeps nobody from it.
+func (p Pages) scrape(scrapes chan struct{}) ([]byte, error) {
+	select {
+	case scrapes <- struct{}{}:
+		defer func() { <-scrapes }()
+		return p.Metrics.Append(nil), nil
+	default:
+		return nil, errors.New("the metrics are being put together for others")
+	}
 }
 
 // unsent logs that an answer could not be sent.

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -194,6 +195,36 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	assert.NoError(t, <-served)
 	_, err = net.Dial("tcp", ln.Addr().String())
 	assert.Error(t, err, "still listening")
+}
+
+// deaf is a client that reads nothing.
+type deaf struct {
+	httptest.ResponseRecorder
+	wrote, over chan struct{}
+}
+
+func (d *deaf) Write(text []byte) (int, error) {
+	d.wrote <- struct{}{}
+	<-d.over
+	return len(text), nil
+}
+
+func TestWhoReadsNoMetricsKeepsNobodyFromThem(t *testing.T) {
+	h := pages(busyProxy()).Handler(true)
+	scrape := func(w http.ResponseWriter) {
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "http://localhost/metrics", http.NoBody))
+	}
+	wrote, over := make(chan struct{}), make(chan struct{})
+	var all sync.WaitGroup
+	for range maxScrapes {
+		all.Go(func() { scrape(&deaf{wrote: wrote, over: over}) })
+		<-wrote
+	}
+	rec := httptest.NewRecorder()
+	scrape(rec)
+	assert.Equal(t, http.StatusOK, rec.Code, rec.Body)
+	close(over)
+	all.Wait()
 }
 
 func TestServeReportsABrokenListener(t *testing.T) {
