@@ -168,7 +168,7 @@ func staying(present []*listenerState, next []config.Listener) []*listenerState 
 		}
 	}
 	claim(func(l *listenerState, c *config.Listener) bool { return l.cfg.Name == c.Name })
-	claim(func(_ *listenerState, c *config.Listener) bool { return !c.Tunnels() })
+	claim(func(_ *listenerState, c *config.Listener) bool { return !c.Mode.Tunnels() })
 	return stay
 }
 
@@ -206,7 +206,7 @@ func (s *Server) retire(l *listenerState) {
 	s.mu.Lock()
 	s.retired[l] = struct{}{}
 	s.mu.Unlock()
-	limit := time.Duration(s.settings().cfg.Shutdown.Drain)
+	limit := s.settings().cfg.Shutdown.Drain
 	s.log.Info("listener drains: it takes no new connections", "listener", l.cfg.Name, "address", l.Addr().String(),
 		"for_at_most", limit)
 	s.retiring.Go(func() {

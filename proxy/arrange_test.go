@@ -50,7 +50,7 @@ func (r *rig) names() (all []string) {
 
 func TestAReloadOpensAndClosesListeners(t *testing.T) {
 	const here = "127.43.0.1:18001"
-	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(time.Hour) })
+	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = time.Hour })
 	first := r.cfg.Listeners[0]
 	second := config.Listener{Name: "second", Mode: "forward", Address: here, Target: first.Target}
 	old, far := r.pair()
@@ -85,7 +85,7 @@ func TestAReloadOpensAndClosesListeners(t *testing.T) {
 
 func TestAListenerThatMovesKeepsItsCounts(t *testing.T) {
 	const there = "127.43.0.2:18002"
-	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(time.Hour) })
+	r := newRig(t, func(c *config.Config) { c.Shutdown.Drain = time.Hour })
 	l := r.cfg.Listeners[0]
 	client, server := r.pair()
 	l.Address = there
@@ -169,7 +169,7 @@ func TestATunnelIsOpenedDrainedAndClosedByAReload(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
 		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
-		c.Shutdown.Drain = config.Duration(time.Hour)
+		c.Shutdown.Drain = time.Hour
 	}, p)
 	vpn, other := g.cfg.Listeners[0], g.cfg.Listeners[1]
 	assert.Equal(t, proxy.Reloaded{Closing: 1}, g.reload(listeners(other)))
@@ -200,7 +200,7 @@ func TestATunnelThatIsAddedAgainTakesThePortOfTheOneThatDrains(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, func(c *config.Config) {
 		c.Listeners = append(c.Listeners, config.Listener{Name: "other", Mode: "mixed", Address: "127.0.0.1:0"})
-		c.Shutdown.Drain = config.Duration(time.Hour)
+		c.Shutdown.Drain = time.Hour
 	}, p)
 	vpn, other := g.cfg.Listeners[0], g.cfg.Listeners[1]
 	free, err := net.ListenPacket("udp", ":0")
@@ -221,7 +221,7 @@ func TestATunnelThatIsAddedAgainTakesThePortOfTheOneThatDrains(t *testing.T) {
 		require.NoError(t, err)
 		g.public, err = private.Public()
 		require.NoError(t, err)
-		vpn.WireGuard.PrivateKey = config.Key(private)
+		vpn.WireGuard.PrivateKey = private
 		assert.Equal(t, proxy.Reloaded{Opened: 1}, g.reload(listeners(other, vpn)))
 		require.NoError(t, client.SetReadDeadline(time.Now().Add(patience)))
 		_, err = client.Read(make([]byte, 1))
@@ -235,7 +235,7 @@ func TestWhatATunnelIsCannotChangeAtItsPort(t *testing.T) {
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGateway(t, nil, p)
 	for key, change := range map[string]func(*config.Listener){
-		"listeners[0].wireguard.private_key": func(l *config.Listener) { l.WireGuard.PrivateKey = config.Key(p.private) },
+		"listeners[0].wireguard.private_key": func(l *config.Listener) { l.WireGuard.PrivateKey = p.private },
 		"listeners[0].tunnel.mtu":            func(l *config.Listener) { l.Tunnel.MTU = 1300 },
 	} {
 		l := g.cfg.Listeners[0]
@@ -260,7 +260,7 @@ func TestTheConnectionsOfAListenerThatIsLeftOutHaveTheTimeOfADrain(t *testing.T)
 		b := &bench{dialled: dialled, clock: func() cc.Time { return cc.Time(time.Since(start)) + 1 }, capacity: 1 << 16}
 		cfg := config.Default()
 		cfg.Defaults.Algorithm = "none"
-		cfg.Shutdown.Drain = config.Duration(30 * time.Second)
+		cfg.Shutdown.Drain = 30 * time.Second
 		cfg.Listeners = []config.Listener{
 			{Name: "a", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"},
 			{Name: "b", Mode: "forward", Address: "192.0.2.1:2", Target: "203.0.113.9:443"},

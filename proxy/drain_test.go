@@ -18,7 +18,7 @@ func draining(t *testing.T, drain time.Duration) (g *gateway, p *phone, client n
 	ended chan error,
 ) {
 	p = newPhone(t, "phone", "10.9.0.2")
-	g = newGateway(t, func(c *config.Config) { c.Shutdown.Drain = config.Duration(drain) }, p)
+	g = newGateway(t, func(c *config.Config) { c.Shutdown.Drain = drain }, p)
 	p.connect(g)
 	ln := listenHere(t)
 	client, err := p.dial(t, ln.Addr().String())

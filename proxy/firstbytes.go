@@ -57,7 +57,7 @@ func (c *connection) awaitServerName() string {
 func (c *connection) hurry() (stop func()) {
 	client, server := c.client.conn, c.server.conn
 	fired := make(chan struct{})
-	timer := time.AfterFunc(time.Duration(c.decidedBy.cfg.Limits.ServerNameWait), func() {
+	timer := time.AfterFunc(c.decidedBy.cfg.Limits.ServerNameWait, func() {
 		_ = client.SetReadDeadline(expired)
 		close(fired)
 	})

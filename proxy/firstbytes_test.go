@@ -22,15 +22,15 @@ import (
 )
 
 // forever is a wait that no test outlives: what comes sooner did not wait for it.
-const forever = config.Duration(time.Hour)
+const forever = time.Hour
 
-func serverNames(t *testing.T, list ...string) []config.ServerName {
+func serverNames(t *testing.T, list ...string) []policy.NamePattern {
 	t.Helper()
-	out := make([]config.ServerName, len(list))
+	out := make([]policy.NamePattern, len(list))
 	for i, s := range list {
 		p, err := policy.ParseNamePattern(s)
 		require.NoError(t, err)
-		out[i] = config.ServerName(p)
+		out[i] = p
 	}
 	return out
 }
@@ -192,7 +192,7 @@ func TestAServerThatSpeaksFirstIsNotKeptWaiting(t *testing.T) {
 func TestWithoutANameInTimeTheNextRuleDecides(t *testing.T) {
 	for name, said := range map[string]string{"one byte of TLS": "\x16", "one byte of HTTP": "G", "nothing": ""} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Limits.ServerNameWait = config.Duration(20 * time.Millisecond) }))
+			r := newRig(t, byName(t, func(cfg *config.Config) { cfg.Limits.ServerNameWait = 20 * time.Millisecond }))
 			client, server := r.pair()
 			send(t, client, said)
 			got := make([]byte, len(said))
@@ -364,7 +364,7 @@ func TestTheServerNameOfAURL(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, asking(byName(t, func(cfg *config.Config) {
 				cfg.Listeners[0].Allow = append(slices.Clone(loopbackAllowed),
-					config.Prefix(netip.MustParsePrefix("::1/128")))
+					netip.MustParsePrefix("::1/128"))
 				cfg.Rules[1].Match.ServerName = serverNames(t, "localhost")
 			})))
 			conn, err := net.Dial("tcp", r.addr())

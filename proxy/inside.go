@@ -7,7 +7,6 @@ import (
 	"syscall"
 
 	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -15,7 +14,7 @@ import (
 // leadsInside reports whether its clients may reach an address inside the tunnel of
 // another listener: where the configuration names it.
 func (l *listenerState) leadsInside(target netip.Addr) bool {
-	return l.cfg.Is(access.Forward) || slices.ContainsFunc(config.Prefixes(l.cfg.Allow),
+	return l.cfg.Mode == access.Forward || slices.ContainsFunc(l.cfg.Allow,
 		func(p netip.Prefix) bool { return p.Contains(target) })
 }
 

@@ -24,8 +24,8 @@ func together(t *testing.T, isolate bool, change func(*config.Config)) (g *gatew
 	g = newGateway(t, func(c *config.Config) {
 		l := &c.Listeners[0]
 		l.Allow, l.Tunnel.Isolate = nil, &isolate
-		l.WireGuard.Pool = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.0/24"))}
-		c.Limits.DialTimeout = config.Duration(patience)
+		l.WireGuard.Pool = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}
+		c.Limits.DialTimeout = patience
 		if change != nil {
 			change(c)
 		}
@@ -79,7 +79,7 @@ func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
 	})
 	t.Run("isolated but for one", func(t *testing.T) {
 		_, p, q := together(t, true, func(c *config.Config) {
-			c.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
+			c.Listeners[0].Allow = []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}
 		})
 		p.greets(t)
 		q.greets(t)
@@ -154,7 +154,7 @@ func TestDatagramsAndPingsGoFromPeerToPeer(t *testing.T) {
 	})
 	t.Run("isolated but for one", func(t *testing.T) {
 		_, p, q := together(t, true, func(c *config.Config) {
-			c.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.3/32"))}
+			c.Listeners[0].Allow = []netip.Prefix{netip.MustParsePrefix("10.9.0.3/32")}
 		})
 		p.echoes(t)
 		q.echoes(t)
@@ -235,9 +235,9 @@ func TestOthersReachWhatIsInsideATunnelWhereTheyMay(t *testing.T) {
 			config.Listener{Name: "asks", Mode: "mixed", Address: "127.0.0.1:0"},
 			config.Listener{
 				Name: "may", Mode: "mixed", Address: "127.0.0.1:0",
-				Allow: []config.Prefix{
-					config.Prefix(netip.MustParsePrefix("10.9.0.0/24")),
-					config.Prefix(netip.MustParsePrefix("192.168.50.0/24")),
+				Allow: []netip.Prefix{
+					netip.MustParsePrefix("10.9.0.0/24"),
+					netip.MustParsePrefix("192.168.50.0/24"),
 				},
 			},
 			config.Listener{Name: "forward", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.0.3:80"})

@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -32,7 +31,7 @@ func openInKernel(
 		if l.KernelLacks != nil {
 			return nil, l.KernelLacks
 		}
-		if off := kernelspace.ForwardingOff(config.Prefixes(l.WireGuard.Pool)); len(off) > 0 {
+		if off := kernelspace.ForwardingOff(l.WireGuard.Pool); len(off) > 0 {
 			return nil, fmt.Errorf("the kernel does not forward what is not TCP: sysctl -w %s=1", strings.Join(off, "=1 "))
 		}
 	}
@@ -45,7 +44,7 @@ func openInKernel(
 		return nil, err
 	}
 	w, err := kernelspace.Listen(ctx, kernelspace.Config{
-		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey), MTU: l.MTU(),
+		Name: l.Name, Interface: l.Interface(), Port: port, PrivateKey: l.WireGuard.PrivateKey, MTU: l.MTU(),
 		Closed: policy.Closed(), Socket: l.ingress(log), Open: open, Log: log,
 		Dial: func(ctx context.Context, source netip.Addr, target netip.AddrPort) (datapath.Conn, error) {
 			conn, err := dp.Dial(ctx, kernel.DialConfig{Target: target, Source: netip.AddrPortFrom(source, 0)})
@@ -64,10 +63,10 @@ func openInKernel(
 // kernelSettings are settings with the rules for what the kernel forwards by itself.
 func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
 	common, err := l.settings()
-	s := kernelspace.Settings{Settings: common, From: config.Prefixes(l.WireGuard.ReachableFrom)}
+	s := kernelspace.Settings{Settings: common, From: l.WireGuard.ReachableFrom}
 	for _, r := range l.DatagramRules {
 		rule := kernelspace.Rule{
-			Refuse: r.Refuse != "", Sources: config.Prefixes(r.Match.Source), Targets: config.Prefixes(r.Match.Destination),
+			Refuse: r.Refuse != "", Sources: r.Match.Source, Targets: r.Match.Destination,
 			UDP: r.Match.Protocol == "udp", ICMP: r.Match.Protocol == "icmp",
 		}
 		for _, p := range r.Match.Ports {

@@ -67,11 +67,11 @@ func divideDescriptors(total int, listeners []config.Listener) Descriptors {
 
 // sessions is how many of datagrams the listener would have at most.
 func sessions(l config.Listener) int {
-	if !l.Tunnels() || l.WireGuard.Path() == config.DatapathKernel {
+	if !l.Mode.Tunnels() || l.WireGuard.Path() == config.DatapathKernel {
 		return 0
 	}
 	each := l.Tunnel.Datagrams().Sessions
-	if peers := len(l.WireGuard.Peers); l.Is(access.WireGuard) {
+	if peers := len(l.WireGuard.Peers); l.Mode == access.WireGuard {
 		return min(each*peers, maxSessions)
 	}
 	return min(each*maxSessions, maxSessions) // how many peers there are nobody knows

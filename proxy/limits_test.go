@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -51,7 +52,7 @@ func TestDescriptorsAreNeverPromisedTwice(t *testing.T) {
 }
 
 func anyListener(t *rapid.T) config.Listener {
-	l := config.Listener{Mode: rapid.SampledFrom([]config.Mode{"mixed", "wireguard", "tun", "masque"}).Draw(t, "mode")}
+	l := config.Listener{Mode: rapid.SampledFrom([]access.Mode{"mixed", "wireguard", "tun", "masque"}).Draw(t, "mode")}
 	l.Tunnel.UDPSessions = new(rapid.IntRange(0, 4096).Draw(t, "udp_sessions"))
 	l.WireGuard.Peers = make([]config.Peer, rapid.IntRange(0, 40).Draw(t, "peers"))
 	return l

@@ -426,8 +426,8 @@ func TestClientsThatAskDoNotReachServicesOfThisMachine(t *testing.T) {
 
 	cfg := r.cfg
 	cfg.Listeners = slices.Clone(cfg.Listeners)
-	cfg.Listeners[0].Allow = []config.Prefix{config.Prefix(netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(),
-		32))}
+	cfg.Listeners[0].Allow = []netip.Prefix{netip.PrefixFrom(netip.MustParseAddrPort(service).Addr(),
+		32)}
 	_, err := r.proxy.Reload(cfg)
 	require.NoError(t, err)
 	assert.Contains(t, ask(), "200")

@@ -123,10 +123,10 @@ func TestAMASQUEListenerIsReplacedAtItsPortByOneReload(t *testing.T) {
 	private, err := access.GenerateKey()
 	require.NoError(t, err)
 	other := config.Listener{Name: "other", Mode: "wireguard", Address: second.Address}
-	other.WireGuard.PrivateKey, other.WireGuard.Datapath = config.Key(private), config.DatapathNetstack
+	other.WireGuard.PrivateKey, other.WireGuard.Datapath = private, config.DatapathNetstack
 	r := newRig(t, func(c *config.Config) {
 		c.Listeners, c.Defaults.Algorithm = []config.Listener{first, second}, "cubic"
-		c.Shutdown.Drain = config.Duration(time.Hour)
+		c.Shutdown.Drain = time.Hour
 	})
 	t.Cleanup(r.proxy.Abort)
 	client, status := stream(t, r.proxy.Addrs()["masque"], r.backend.Addr().String(), "phone-0123456789abcdef")

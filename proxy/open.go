@@ -38,7 +38,7 @@ func Open(
 	before, onTick := links.tick(flows.Tick)
 	dp, err := kernel.New(kernel.Config{
 		Clock: clock, BeforeTick: before, OnTick: onTick, Envelope: cfg.Envelope.Kernel(), Cells: cfg.Limits.HeldLegs,
-		Pipes: DescriptorBudget(cfg.Listeners).Pipes, ReceiveBuffer: cc.Bytes(cfg.Limits.ReceiveBuffer), Log: log,
+		Pipes: DescriptorBudget(cfg.Listeners).Pipes, ReceiveBuffer: cfg.Limits.ReceiveBuffer, Log: log,
 	})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close())
@@ -96,7 +96,7 @@ func assign(c config.Config, sockets []*net.TCPListener) (own map[string]*net.TC
 	own = map[string]*net.TCPListener{}
 	for _, ln := range sockets {
 		i := slices.IndexFunc(c.Listeners, func(l config.Listener) bool {
-			return own[l.Name] == nil && !l.Tunnels() && sameAddress(l.Address, ln.Addr())
+			return own[l.Name] == nil && !l.Mode.Tunnels() && sameAddress(l.Address, ln.Addr())
 		})
 		if i < 0 {
 			others = append(others, ln)

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -54,7 +55,7 @@ func TestRelayDeliversWhatWasSentOrSaysThatItDidNot(t *testing.T) {
 		algorithm := rapid.SampledFrom(algorithms).Draw(rt, "algorithm")
 		b := newBench(t, func(c *config.Config, b *bench) {
 			c.Defaults.Algorithm = algorithm
-			c.Limits.Buffer = config.Size(rapid.IntRange(16<<10, 1<<20).Draw(rt, "buffer"))
+			c.Limits.Buffer = cc.Bytes(rapid.IntRange(16<<10, 1<<20).Draw(rt, "buffer"))
 			b.capacity = capacity
 		})
 		clientLeg, serverLeg := b.connect()

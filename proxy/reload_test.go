@@ -94,7 +94,7 @@ func TestASwitchInTheMiddleOfATransferLosesNothing(t *testing.T) {
 }
 
 func TestRunningConnectionsAreDecidedAboutAgain(t *testing.T) {
-	loopback := []config.Prefix{config.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
+	loopback := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 	rule := func(change func(*config.Rule)) func(*config.Config) {
 		return func(c *config.Config) {
 			c.Rules = []config.Rule{{Name: "new", Match: config.Match{Source: loopback}}}
@@ -273,7 +273,7 @@ func TestNewTimeoutsHoldForRunningConnections(t *testing.T) {
 		client, _ := b.connect()
 		time.Sleep(time.Second)
 		cfg := b.cfg
-		cfg.Limits.IdleTimeout = config.Duration(time.Minute)
+		cfg.Limits.IdleTimeout = time.Minute
 		_, err := b.server.Reload(cfg)
 		require.NoError(t, err)
 		began := time.Now()

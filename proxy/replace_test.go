@@ -31,7 +31,7 @@ func newGatewayAt(t *testing.T, more []config.Listener, phones ...*phone) *gatew
 	g := newGateway(t, func(c *config.Config) {
 		c.Listeners[0].Address, c.Listeners[0].WireGuard.Datapath = freePort(t), config.DatapathNetstack
 		c.Listeners = append(c.Listeners, more...)
-		c.Shutdown.Drain = config.Duration(time.Hour)
+		c.Shutdown.Drain = time.Hour
 	}, phones...)
 	t.Cleanup(g.proxy.Abort)
 	return g
@@ -93,7 +93,7 @@ func TestPeersAreShakenHandsWithAfterAReloadThatIsRefused(t *testing.T) {
 	other := config.Listener{Name: "other", Mode: "wireguard", Address: freePort(t)}
 	private, err := access.GenerateKey()
 	require.NoError(t, err)
-	other.WireGuard.PrivateKey = config.Key(private)
+	other.WireGuard.PrivateKey = private
 	p := newPhone(t, "phone", "10.9.0.2")
 	g := newGatewayAt(t, []config.Listener{other}, p)
 	p.connect(g)

@@ -67,7 +67,7 @@ type Server struct {
 // counts against is not known before.
 func (l *listenerState) trusts(peer netip.Addr) bool {
 	return slices.ContainsFunc(l.cfg.ProxyProtocol.From,
-		func(p config.Prefix) bool { return netip.Prefix(p).Contains(peer) })
+		func(p netip.Prefix) bool { return p.Contains(peer) })
 }
 
 // New puts a Server together. Connections are limited to what the process's
@@ -75,7 +75,7 @@ func (l *listenerState) trusts(peer netip.Addr) bool {
 func New(cfg config.Config, parts Parts) (*Server, error) {
 	s := &Server{
 		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(),
-		buffers: datapath.NewBuffers(cc.Bytes(cfg.Limits.Memory)),
+		buffers: datapath.NewBuffers(cfg.Limits.Memory),
 		infos:   sync.Pool{New: func() any { return new(FlowInfo) }},
 		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}), setters: newSetters(),
 	}
@@ -313,7 +313,7 @@ func (s *Server) drain() {
 		defer close(done)
 		s.handlers.Wait()
 	}()
-	limit := time.Duration(s.settings().cfg.Shutdown.Drain)
+	limit := s.settings().cfg.Shutdown.Drain
 	began := s.clock()
 	deadline := time.NewTimer(limit)
 	defer deadline.Stop()

@@ -22,7 +22,7 @@ import (
 
 func TestAnIdleConnectionIsReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := newBench(t, func(c *config.Config, _ *bench) { c.Limits.IdleTimeout = config.Duration(time.Minute) })
+		b := newBench(t, func(c *config.Config, _ *bench) { c.Limits.IdleTimeout = time.Minute })
 		defer b.end()
 		client, server := b.connect()
 		for range 5 { // a little now and then keeps it alive
@@ -109,7 +109,7 @@ func TestSilentClientsCountAgainstTheirSource(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, func(cfg *config.Config, b *bench) {
 					cfg.Limits.PerSource = new(1)
-					cfg.Listeners[0].ProxyProtocol.From = []config.Prefix{config.Prefix(netip.MustParsePrefix(row.trusted))}
+					cfg.Listeners[0].ProxyProtocol.From = []netip.Prefix{netip.MustParsePrefix(row.trusted)}
 					b.listener.greet = func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) }
 				})
 				defer b.end()
@@ -176,7 +176,7 @@ func TestTheEndOfADrainEndsDials(t *testing.T) {
 		began := time.Now()
 		b.cancel()
 		require.NoError(t, <-b.served)
-		assert.Equal(t, time.Duration(b.cfg.Shutdown.Drain), time.Since(began))
+		assert.Equal(t, b.cfg.Shutdown.Drain, time.Since(began))
 		assert.True(t, client.wasReset())
 		assert.Contains(t, b.logs.String(), "reason=shutdown")
 	})
@@ -423,8 +423,8 @@ func TestAConnectionThatDeliversIsNotQuiet(t *testing.T) {
 	for _, fin := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, func(c *config.Config, _ *bench) {
-				c.Limits.IdleTimeout = config.Duration(time.Minute)
-				c.Limits.HalfClosedTimeout = config.Duration(time.Minute)
+				c.Limits.IdleTimeout = time.Minute
+				c.Limits.HalfClosedTimeout = time.Minute
 			})
 			defer b.end()
 			client, server := b.connect()

@@ -5,15 +5,14 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // settings are what may change of the tunnel while it runs.
 func (l WayConfig) settings() (s tunnel.Settings, err error) {
 	s = tunnel.Settings{
-		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: config.Prefixes(l.Allow),
-		Pool: config.Prefixes(l.WireGuard.Pool), Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
+		Datagrams: l.Listener.Tunnel.Datagrams(), Allow: l.Allow,
+		Pool: l.WireGuard.Pool, Peers: l.WireGuard.Access(), Tokens: l.MASQUE.Access(),
 	}
 	s.Datagrams.Most = l.Datagrams
 	if l.TLS.Certificate != "" {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -54,7 +53,7 @@ func (c *connection) greet() *rejection {
 			})
 		}
 	}
-	if access.Mode(c.listener.cfg.Mode).Captures() {
+	if c.listener.cfg.Mode.Captures() {
 		if err := c.srv.loops.capture(c.clientWire()); err != nil {
 			return c.refuse(&refusal{RejectedLoop, err})
 		}
@@ -148,7 +147,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 // dial makes the server leg and calls done, which may be on a loop. Every address, resolved
 // or given, is shown to the guards right before it is tried.
 func (c *connection) dial(done func(datapath.Conn, error)) {
-	timeout := time.Duration(c.decidedBy.cfg.Limits.DialTimeout)
+	timeout := c.decidedBy.cfg.Limits.DialTimeout
 	if to := c.chosen.Target; to.IsValid() {
 		if via, err := c.srv.inside(c.listener, to.Addr()); via != nil && err == nil {
 			if err := c.permit(to); err != nil {

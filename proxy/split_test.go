@@ -19,7 +19,7 @@ import (
 )
 
 // loopbackAllowed lets clients of the asking listener reach the test's servers.
-var loopbackAllowed = []config.Prefix{config.Prefix(netip.MustParsePrefix("127.0.0.0/8"))}
+var loopbackAllowed = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
 
 // asking makes the rig's listener one that is asked.
 func asking(change func(*config.Config)) func(*config.Config) {

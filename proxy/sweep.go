@@ -80,7 +80,7 @@ func (c *connection) keepAlive() {
 // timeouts are how long a connection may be quiet, and how often to look.
 func (s *Server) timeouts() (idle, half, period time.Duration) {
 	limits := s.settings().cfg.Limits
-	idle, half = time.Duration(limits.IdleTimeout), time.Duration(limits.HalfClosedTimeout)
+	idle, half = limits.IdleTimeout, limits.HalfClosedTimeout
 	period = sweepMax
 	for _, d := range []time.Duration{idle, half} {
 		if d > 0 {

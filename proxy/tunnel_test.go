@@ -50,8 +50,8 @@ func newPhone(tb testing.TB, name, inner string) *phone {
 // peer is what the gateway is told of it.
 func (p *phone) peer() config.Peer {
 	return config.Peer{
-		Name: p.name, PublicKey: config.Key(p.public),
-		AllowedIPs: []config.Prefix{config.Prefix(netip.PrefixFrom(p.inner, p.inner.BitLen()))},
+		Name: p.name, PublicKey: p.public,
+		AllowedIPs: []netip.Prefix{netip.PrefixFrom(p.inner, p.inner.BitLen())},
 	}
 }
 
@@ -88,7 +88,7 @@ func newGateway(tb testing.TB, change func(*config.Config), phones ...*phone) *g
 	require.NoError(tb, err)
 	return &gateway{public: public, rig: newRig(tb, func(c *config.Config) {
 		l := config.Listener{Name: "vpn", Mode: "wireguard", Address: ":0", Allow: ownAddresses(tb)}
-		l.WireGuard.PrivateKey = config.Key(private)
+		l.WireGuard.PrivateKey = private
 		for _, p := range phones {
 			l.WireGuard.Peers = append(l.WireGuard.Peers, p.peer())
 		}
@@ -139,14 +139,14 @@ func (p *phone) download(t testing.TB, url string) [32]byte {
 }
 
 // ownAddresses are where listenHere listens.
-func ownAddresses(tb testing.TB) (out []config.Prefix) {
+func ownAddresses(tb testing.TB) (out []netip.Prefix) {
 	tb.Helper()
 	addrs, err := net.InterfaceAddrs()
 	require.NoError(tb, err)
 	for _, a := range addrs {
 		addr, ok := netip.AddrFromSlice(a.(*net.IPNet).IP)
 		require.True(tb, ok)
-		out = append(out, config.Prefix(netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen())))
+		out = append(out, netip.PrefixFrom(addr.Unmap(), addr.Unmap().BitLen()))
 	}
 	return out
 }
@@ -316,7 +316,7 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 
 	_, err = g.proxy.Reload(g.with(func(c *config.Config) {
 		g.peers(phone)(c)
-		c.Listeners[0].WireGuard.PrivateKey = config.Key(phone.private)
+		c.Listeners[0].WireGuard.PrivateKey = phone.private
 	}))
 	assert.ErrorContains(t, err, "listeners[0].wireguard.private_key: cannot change while running")
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 	"github.com/penstock-net/penstock/proxy/tunnel/userspace"
@@ -39,11 +38,11 @@ func openTunnel(l WayConfig, clock func() cc.Time, log *slog.Logger) (Way, error
 func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock func() cc.Time,
 	log *slog.Logger,
 ) (userspace.Outside, error) {
-	switch access.Mode(l.Mode) {
+	switch l.Mode {
 	case access.MASQUE:
 		return userspace.ListenMASQUE(userspace.MASQUEConfig{
 			Name: l.Name, Addr: l.Address, Certificate: s.Certificate, ClientCAs: s.Authorities, Tokens: s.Tokens,
-			Open: l.MASQUE.Open, Pool: config.Prefixes(l.MASQUE.Pool), Clock: clock, Log: log,
+			Open: l.MASQUE.Open, Pool: l.MASQUE.Pool, Clock: clock, Log: log,
 		}, stack)
 	case access.TUN:
 		return userspace.OpenTUN(userspace.TUNConfig{Name: l.Name, Device: l.Device, MTU: l.MTU(), Log: log}, stack)
@@ -53,7 +52,7 @@ func (l WayConfig) openOutside(s tunnel.Settings, stack *netstack.Stack, clock f
 		return nil, err
 	}
 	return userspace.ListenWireGuard(userspace.WireGuardConfig{
-		Name: l.Name, Port: port, PrivateKey: access.Key(l.WireGuard.PrivateKey),
+		Name: l.Name, Port: port, PrivateKey: l.WireGuard.PrivateKey,
 		Peers: s.Peers, Pool: s.Pool, MTU: l.MTU(), Log: log,
 	}, stack)
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -32,8 +31,8 @@ type Way interface {
 // WayConfig is what a way in is opened and changed by.
 type WayConfig struct {
 	config.Listener
-	Handshake config.Duration // for a client to say where it wants to go
-	Datagrams int             // sessions of a tunnel's datagrams that there are descriptors for
+	Handshake time.Duration // for a client to say where it wants to go
+	Datagrams int           // sessions of a tunnel's datagrams that there are descriptors for
 	// KernelLacks is what of the configuration the kernel's WireGuard would not do; nil: nothing.
 	KernelLacks error
 	// DatagramRules are those that datagrams out of the tunnel may match.
@@ -53,14 +52,14 @@ func openWay(
 	ctx context.Context, l WayConfig, socket *net.TCPListener, clock func() cc.Time, open ingress.Open,
 	dp *kernel.Datapath, log *slog.Logger,
 ) (Way, error) {
-	if l.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
+	if l.Mode.Tunnels() && l.WireGuard.Path() != config.DatapathNetstack {
 		way, err := openInKernel(ctx, l, open, dp, log)
 		if err == nil || l.WireGuard.Path() == config.DatapathKernel || !config.Netstack {
 			return way, err // there is nothing else
 		}
 		log.Info("tunnel: netstack ends it", "listener", l.Name, "why", err)
 	}
-	if l.Tunnels() {
+	if l.Mode.Tunnels() {
 		return openTunnel(l, clock, log)
 	}
 	cfg := l.ingress(log)
@@ -87,13 +86,13 @@ func (*socketWay) Tunnel() tunnel.Listener { return nil }
 // ingress is the listener's part of the configuration in the ingress's terms.
 func (l WayConfig) ingress(log *slog.Logger) ingress.Config {
 	out := ingress.Config{
-		Name: l.Name, Mode: access.Mode(l.Mode), Addr: l.Address, Target: l.Target,
-		HandshakeTimeout: time.Duration(l.Handshake), Log: log,
+		Name: l.Name, Mode: l.Mode, Addr: l.Address, Target: l.Target,
+		HandshakeTimeout: l.Handshake, Log: log,
 	}
 	for _, u := range l.Users {
 		out.Auth = append(out.Auth, ingress.User{Name: u.Name, Password: u.Password})
 	}
-	out.TrustedProxies = config.Prefixes(l.ProxyProtocol.From)
+	out.TrustedProxies = l.ProxyProtocol.From
 	return out
 }
 
@@ -122,7 +121,7 @@ type listenerState struct {
 func newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *listenerState {
 	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
 	l.guard = policy.Guard{
-		Allow: config.Prefixes(cfg.Allow), Captured: access.Mode(cfg.Mode).Captures(),
+		Allow: cfg.Allow, Captured: cfg.Mode.Captures(),
 		Own: ingress.Local,
 	}
 	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {

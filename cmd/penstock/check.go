@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -58,10 +57,10 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 	var b strings.Builder
 	for _, l := range cfg.Listeners {
 		fmt.Fprintf(&b, "listener %s: %s on %s", l.Name, l.Mode, cmp.Or(l.Address, l.Device)) // it has one of them
-		if l.Is(access.WireGuard) && l.WireGuard.Path() != config.DatapathNetstack {
+		if l.Mode == access.WireGuard && l.WireGuard.Path() != config.DatapathNetstack {
 			fmt.Fprintf(&b, ", datapath %s, interface %s", l.WireGuard.Path(), l.Interface())
 		}
-		if l.Tunnels() {
+		if l.Mode.Tunnels() {
 			fmt.Fprintf(&b, ", MTU %d", l.MTU())
 		}
 		if n := len(l.WireGuard.Peers); n > 0 {
@@ -118,7 +117,7 @@ func describeConfig(w io.Writer, cfg config.Config) error {
 	}
 	if named > 0 {
 		fmt.Fprintf(&b, "server names: the client's first bytes are awaited for at most %v, until the server "+
-			"speaks\n", time.Duration(cfg.Limits.ServerNameWait))
+			"speaks\n", cfg.Limits.ServerNameWait)
 	}
 	fmt.Fprintf(&b, "telemetry: %s\n", cfg.Telemetry.Address)
 	if ways := hintWays(cfg); len(ways) > 0 {
@@ -144,7 +143,7 @@ func hintWays(cfg config.Config) (ways []string) {
 	return ways
 }
 
-func joined(names []config.ServerName) string {
+func joined(names []policy.NamePattern) string {
 	words := make([]string, len(names))
 	for i, n := range names {
 		words[i] = n.String()

@@ -168,7 +168,7 @@ func (g *gateway) find(listeners []config.Listener) (int, error) {
 	var names []string
 	at := -1
 	for i, l := range listeners {
-		if !l.Is(access.WireGuard) {
+		if l.Mode != access.WireGuard {
 			continue
 		}
 		names = append(names, l.Name)

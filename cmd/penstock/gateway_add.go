@@ -112,10 +112,10 @@ func (g *gateway) chooseAddresses(given []string) ([]netip.Prefix, error) {
 		taken = append(taken, p.AllowedIPs...)
 	}
 	for _, pool := range g.WireGuard.Pool {
-		free, ok := nextFree(netip.Prefix(pool), taken)
+		free, ok := nextFree(pool, taken)
 		if !ok {
 			return nil, fmt.Errorf("every address of %v is taken; add a prefix to wireguard.pool, or remove a peer",
-				netip.Prefix(pool))
+				pool)
 		}
 		out = append(out, netip.PrefixFrom(free, free.BitLen()))
 	}
@@ -142,7 +142,7 @@ func nextFree(pool netip.Prefix, taken []netip.Prefix) (netip.Addr, bool) {
 
 // clientConfig is what the client's app wants.
 func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, notes io.Writer) (string, error) {
-	server, err := access.Key(g.WireGuard.PrivateKey).Public()
+	server, err := g.WireGuard.PrivateKey.Public()
 	if err != nil {
 		return "", err
 	}
@@ -159,8 +159,8 @@ func (g *gateway) clientConfig(n newPeer, p access.Peer, private access.Key, not
 			return "", fmt.Errorf("--dns: %q is no address", d)
 		}
 	}
-	if len(n.dns) == 0 && netip.Addr(g.Tunnel.DNS).IsValid() && len(g.WireGuard.Pool) > 0 {
-		n.dns = []string{netip.Prefix(g.WireGuard.Pool[0]).Masked().Addr().Next().String()}
+	if len(n.dns) == 0 && g.Tunnel.DNS.IsValid() && len(g.WireGuard.Pool) > 0 {
+		n.dns = []string{g.WireGuard.Pool[0].Masked().Addr().Next().String()}
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "[Interface]\nPrivateKey = %v\nAddress = %s\n", private, access.JoinPrefixes(p.AllowedIPs))

@@ -99,8 +99,8 @@ func TestAPeerIsAddedListedAndRemoved(t *testing.T) {
 	public, err := client.PrivateKey.Public()
 	require.NoError(t, err)
 	require.Len(t, c.Listeners[0].WireGuard.Peers, 2)
-	assert.Equal(t, config.Key(public), c.Listeners[0].WireGuard.Peers[1].PublicKey)
-	server, err := access.Key(c.Listeners[0].WireGuard.PrivateKey).Public()
+	assert.Equal(t, public, c.Listeners[0].WireGuard.Peers[1].PublicKey)
+	server, err := c.Listeners[0].WireGuard.PrivateKey.Public()
 	require.NoError(t, err)
 	assert.Equal(t, server, client.Peers[0].PublicKey)
 
@@ -132,7 +132,7 @@ func TestASharedKeyGoesToBothEnds(t *testing.T) {
 	require.NoError(t, err)
 	shared := c.Listeners[0].WireGuard.Peers[1].PresharedKey
 	assert.NotZero(t, shared)
-	assert.Equal(t, shared, config.Key(client.Peers[0].Preshared))
+	assert.Equal(t, shared, client.Peers[0].Preshared)
 }
 
 func TestMistakesAboutPeersChangeNothing(t *testing.T) {

@@ -21,7 +21,7 @@ func needed(cfg config.Config, envelope string, allowed []string, has caps.Set) 
 	}
 	device := slices.ContainsFunc(cfg.Listeners, func(l config.Listener) bool {
 		// A device that goes is made again; peers of the kernel's come and go.
-		return l.Is(access.TUN) || l.Is(access.WireGuard) && l.WireGuard.Path() != config.DatapathNetstack
+		return l.Mode == access.TUN || l.Mode == access.WireGuard && l.WireGuard.Path() != config.DatapathNetstack
 	})
 	var keep caps.Set
 	switch {

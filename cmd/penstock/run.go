@@ -337,7 +337,7 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 			stopping = true
 			h.leaving.Store(true)
 			h.saveEndpoints()
-			delay := time.Duration(h.cfg.Shutdown.Delay)
+			delay := h.cfg.Shutdown.Delay
 			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
 			h.tell(daemon.SdNotifyStopping + "\n" + h.status(true))
 			if delay > 0 {

@@ -364,5 +364,5 @@ log: {level: debug}
 	assert.Empty(t, cfg.Defaults.Down.Algorithm, "the flag is for both directions")
 	assert.EqualValues(t, "error", cfg.Log.Level)
 	assert.Equal(t, "off", cfg.Telemetry.Address)
-	assert.Equal(t, 90*time.Second, time.Duration(cfg.Shutdown.Drain))
+	assert.Equal(t, 90*time.Second, cfg.Shutdown.Drain)
 }

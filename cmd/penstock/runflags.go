@@ -7,9 +7,8 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"strconv"
+	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
@@ -29,7 +28,7 @@ type runFlags struct {
 	envelope  config.Envelope
 	level     config.LogLevel
 	format    config.LogFormat
-	drain     config.Duration
+	drain     time.Duration
 	mark      config.Mark
 
 	loaded config.Loaded // the configuration file
@@ -62,19 +61,12 @@ func (f *runFlags) register(flags *pflag.FlagSet) {
 
 // scalar is a flag that reads what the configuration's key of its type reads.
 type scalar struct {
-	value any // *T with T one of proxy's scalar types
+	value any // a pointer to it
 	kind  string
 }
 
 // Set implements pflag.Value.
-func (s scalar) Set(text string) error {
-	err := yaml.Unmarshal([]byte(strconv.Quote(text)), s.value)
-	var ye yaml.Error
-	if errors.As(err, &ye) {
-		return errors.New(ye.GetMessage()) // its position is one in a text nobody wrote
-	}
-	return err
-}
+func (s scalar) Set(text string) error { return config.Set(s.value, text) }
 
 // Type implements pflag.Value.
 func (s scalar) Type() string { return s.kind }

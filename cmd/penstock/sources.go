@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/linkstat"
 	"github.com/penstock-net/penstock/telemetry"
@@ -19,7 +18,7 @@ const recentUse = time.Second
 func (h *service) openSources() error {
 	for _, s := range h.cfg.Hints {
 		source, err := linkstat.Open(linkstat.Config{
-			Interface: s.Interface, Prefixes: s.Prefixes(), Capacity: cc.Rate(s.Capacity), Interval: s.Every(),
+			Interface: s.Interface, Prefixes: s.Prefix, Capacity: s.Capacity, Interval: s.Every(),
 			Clock: now, Users: h.users, Hint: h.proxy.Hint, Log: h.log,
 		})
 		if err != nil {

@@ -62,7 +62,7 @@ func TestSchemaAndParserAgree(t *testing.T) {
 }
 
 func TestNoConnectionIsIdleForShorterThanMiddleboxesMustBear(t *testing.T) {
-	assert.GreaterOrEqual(t, time.Duration(defaults().Limits.IdleTimeout), 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
-	assert.GreaterOrEqual(t, time.Duration(defaults().Limits.HalfClosedTimeout), 4*time.Minute,
+	assert.GreaterOrEqual(t, defaults().Limits.IdleTimeout, 2*time.Hour+4*time.Minute, "RFC 5382 REQ-5")
+	assert.GreaterOrEqual(t, defaults().Limits.HalfClosedTimeout, 4*time.Minute,
 		"likewise, of closing ones")
 }

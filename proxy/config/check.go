@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
@@ -35,7 +34,7 @@ func (c *Config) check() error {
 		if l.Name != "" {
 			errs = append(errs, unique(names, key+".name", l.Name))
 		}
-		switch inKernel := l.Is(access.WireGuard) && l.WireGuard.Path() != DatapathNetstack; {
+		switch inKernel := l.Mode == access.WireGuard && l.WireGuard.Path() != DatapathNetstack; {
 		case inKernel && l.Name != "":
 			errs = append(errs, unique(devices, key+".device", l.Interface()))
 		case !inKernel && l.Device != "":
@@ -100,27 +99,26 @@ func (l *Listener) check(key string) error {
 	errs := []error{checkName(key+".name", l.Name)}
 	if l.Mode == "" {
 		return errors.Join(append(errs,
-			keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(modeValues(), ", ")))...)
+			keyErrorf(key+".mode", "missing; it is one of %s", strings.Join(texts(access.Modes), ", ")))...)
 	}
 	errs = append(errs, l.checkTunnel(key))
-	if !l.Tunnels() {
+	if !l.Mode.Tunnels() {
 		errs = append(errs, checkAddress(key+".address", l.Address))
 	}
-	mode := access.Mode(l.Mode)
 	switch {
-	case mode == access.Forward && l.Target == "":
+	case l.Mode == access.Forward && l.Target == "":
 		errs = append(errs, keyErrorf(key+".target", "missing; mode forward needs the host:port to connect to"))
-	case mode == access.Forward:
+	case l.Mode == access.Forward:
 		errs = append(errs, checkTarget(key+".target", l.Target))
 	case l.Target != "":
 		errs = append(errs, keyErrorf(key+".target", "only mode forward has a target; remove it or change the mode"))
 	}
-	if l.KeepClient && mode != access.TPROXY {
+	if l.KeepClient && l.Mode != access.TPROXY {
 		errs = append(errs, keyErrorf(key+".keep_client", "only mode tproxy can keep the client's address"))
 	}
-	if len(l.Users) > 0 && !mode.Asks() {
+	if len(l.Users) > 0 && !l.Mode.Asks() {
 		errs = append(errs, keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed",
-			mode))
+			l.Mode))
 	}
 	if len(l.Allow) > 0 && !l.Guarded() {
 		errs = append(errs, keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove "+
@@ -131,7 +129,7 @@ func (l *Listener) check(key string) error {
 
 // network is what the listener's address is of.
 func (l *Listener) network() string {
-	if l.Is(access.WireGuard) || l.Is(access.MASQUE) {
+	if l.Mode == access.WireGuard || l.Mode == access.MASQUE {
 		return "udp"
 	}
 	return "tcp"
@@ -169,7 +167,7 @@ const (
 )
 
 // maxServerNameWait is longer than any client takes that is going to speak.
-const maxServerNameWait = Duration(time.Minute)
+const maxServerNameWait = time.Minute
 
 func (l Limits) check() error {
 	var errs []error
@@ -184,17 +182,17 @@ func (l Limits) check() error {
 	}
 	if l.ServerNameWait == 0 || l.ServerNameWait > maxServerNameWait {
 		wrong("server_name_wait", "%v is not above 0s and at most 1m; write a time such as 1s. "+
-			"Nothing waits where no rule has a server_name", time.Duration(l.ServerNameWait))
+			"Nothing waits where no rule has a server_name", l.ServerNameWait)
 	}
 	if l.Buffer < minBuffer || l.Buffer > 16<<20 {
-		wrong("buffer", "%v is outside 16KiB to 16MiB", cc.Bytes(l.Buffer))
+		wrong("buffer", "%v is outside 16KiB to 16MiB", l.Buffer)
 	}
 	if l.ReceiveBuffer != 0 && (l.ReceiveBuffer < minReceiveBuffer || l.ReceiveBuffer > maxReceiveBuffer) {
 		wrong("receive_buffer", "%v is outside 128KiB to 1GiB; 0B is as much as the kernel likes",
-			cc.Bytes(l.ReceiveBuffer))
+			l.ReceiveBuffer)
 	}
 	if l.Memory < minBuffer {
-		wrong("memory", "%v is not enough; at least 16KiB", cc.Bytes(l.Memory))
+		wrong("memory", "%v is not enough; at least 16KiB", l.Memory)
 	}
 	return errors.Join(errs...)
 }
@@ -322,8 +320,8 @@ func (h Hints) check(key string) error {
 
 // sharedPool is a prefix of b's that peers of a have addresses from, too; invalid: none is.
 func sharedPool(a, b Listener) netip.Prefix {
-	theirs := append(Prefixes(a.WireGuard.Pool), Prefixes(a.MASQUE.Pool)...)
-	for _, p := range append(Prefixes(b.WireGuard.Pool), Prefixes(b.MASQUE.Pool)...) {
+	theirs := slices.Concat(a.WireGuard.Pool, a.MASQUE.Pool)
+	for _, p := range slices.Concat(b.WireGuard.Pool, b.MASQUE.Pool) {
 		if slices.ContainsFunc(theirs, p.Overlaps) {
 			return p
 		}
@@ -335,7 +333,7 @@ func sharedPool(a, b Listener) netip.Prefix {
 func (c Config) Warnings() []string {
 	var out []string
 	for i, l := range c.Listeners {
-		if (access.Mode(l.Mode).Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
+		if (l.Mode.Asks() && len(l.Users) == 0 || l.MASQUE.Open) && !OnLoopback(l.Address) {
 			out = append(out, fmt.Sprintf("listeners[%d]: %s serves everybody who can reach %s; add users (or "+
 				"tokens), or "+
 				"listen on loopback", i, l.Name, l.Address))
@@ -351,7 +349,7 @@ func (c Config) Warnings() []string {
 					"addresses from %v both; whoever is looked for there is looked for in the first alone", i, j, shared))
 			}
 		}
-		if slices.ContainsFunc(l.ProxyProtocol.From, func(p Prefix) bool { return netip.Prefix(p).Bits() == 0 }) {
+		if slices.ContainsFunc(l.ProxyProtocol.From, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
 			out = append(out, fmt.Sprintf("listeners[%d]: proxy_protocol.from lets everybody claim any address", i))
 		}
 	}

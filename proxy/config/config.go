@@ -3,14 +3,15 @@
 package config
 
 import (
+	"net/netip"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// Config is the configuration file. The about tags become the descriptions of
-// its JSON Schema.
+// Config is the configuration file.
 type Config struct {
 	Listeners []Listener `yaml:"listeners" required:"yes" reload:"yes"`
 	Rules     []Rule     `yaml:"rules" reload:"yes"`
@@ -27,20 +28,20 @@ type Config struct {
 
 // Listener is one way in.
 type Listener struct {
-	Name          string    `yaml:"name" required:"yes" reload:"yes"`
-	Mode          Mode      `yaml:"mode" required:"yes" reload:"yes"`
-	Address       string    `yaml:"address" reload:"yes"`
-	Target        string    `yaml:"target" reload:"yes"`
-	Users         []User    `yaml:"users" reload:"yes"`
-	ProxyProtocol Header    `yaml:"proxy_protocol" reload:"yes"`
-	KeepClient    bool      `yaml:"keep_client"`
-	Device        string    `yaml:"device" reload:"yes"`
-	Tunnel        Tunnel    `yaml:"tunnel"`
-	WireGuard     WireGuard `yaml:"wireguard"`
-	MASQUE        MASQUE    `yaml:"masque"`
-	TLS           TLS       `yaml:"tls" reload:"yes"`
-	Connections   int       `yaml:"connections" min:"0" reload:"yes"`
-	Allow         []Prefix  `yaml:"allow" reload:"yes"`
+	Name          string         `yaml:"name" required:"yes" reload:"yes"`
+	Mode          access.Mode    `yaml:"mode" required:"yes" reload:"yes"`
+	Address       string         `yaml:"address" reload:"yes"`
+	Target        string         `yaml:"target" reload:"yes"`
+	Users         []User         `yaml:"users" reload:"yes"`
+	ProxyProtocol Header         `yaml:"proxy_protocol" reload:"yes"`
+	KeepClient    bool           `yaml:"keep_client"`
+	Device        string         `yaml:"device" reload:"yes"`
+	Tunnel        Tunnel         `yaml:"tunnel"`
+	WireGuard     WireGuard      `yaml:"wireguard"`
+	MASQUE        MASQUE         `yaml:"masque"`
+	TLS           TLS            `yaml:"tls" reload:"yes"`
+	Connections   int            `yaml:"connections" min:"0" reload:"yes"`
+	Allow         []netip.Prefix `yaml:"allow" reload:"yes"`
 }
 
 // User is one account.
@@ -52,7 +53,7 @@ type User struct {
 
 // Header says who may tell us a client's address.
 type Header struct {
-	From []Prefix `yaml:"from"`
+	From []netip.Prefix `yaml:"from"`
 }
 
 // Rule gives terms to the connections it matches.
@@ -66,13 +67,13 @@ type Rule struct {
 
 // Match selects connections.
 type Match struct {
-	Protocol    Protocol     `yaml:"protocol"`
-	Listener    []string     `yaml:"listener"`
-	Source      []Prefix     `yaml:"source"`
-	Destination []Prefix     `yaml:"destination"`
-	Ports       []Ports      `yaml:"ports"`
-	Host        []string     `yaml:"host"`
-	ServerName  []ServerName `yaml:"server_name"`
+	Protocol    policy.Protocol      `yaml:"protocol"`
+	Listener    []string             `yaml:"listener"`
+	Source      []netip.Prefix       `yaml:"source"`
+	Destination []netip.Prefix       `yaml:"destination"`
+	Ports       []policy.PortRange   `yaml:"ports"`
+	Host        []string             `yaml:"host"`
+	ServerName  []policy.NamePattern `yaml:"server_name"`
 }
 
 // Terms is how a connection sends: for both directions, and what differs in one.
@@ -89,30 +90,30 @@ type Direction struct {
 	Algorithm      Algorithm        `yaml:"algorithm"`
 	Params         map[string]Param `yaml:"params"`
 	Receive        Algorithm        `yaml:"receive"`
-	MaxRate        Rate             `yaml:"max_rate"`
-	ConnectionRate Rate             `yaml:"connection_rate"`
+	MaxRate        cc.Rate          `yaml:"max_rate"`
+	ConnectionRate cc.Rate          `yaml:"connection_rate"`
 	Weight         int              `yaml:"weight" min:"0" max:"1000"`
 	Priority       *int             `yaml:"priority"`
 	Class          Class            `yaml:"class"`
-	Target         Rate             `yaml:"target"`
-	MinRate        Rate             `yaml:"min_rate"`
+	Target         cc.Rate          `yaml:"target"`
+	MinRate        cc.Rate          `yaml:"min_rate"`
 	HintCap        *Fraction        `yaml:"hint_cap"`
 	Group          string           `yaml:"group"`
 }
 
 // Limits bounds what connections may use.
 type Limits struct {
-	Connections       int      `yaml:"connections" min:"0" reload:"yes"`
-	PerSource         *int     `yaml:"per_source" min:"0" reload:"yes"`
-	IdleTimeout       Duration `yaml:"idle_timeout" reload:"yes"`
-	HalfClosedTimeout Duration `yaml:"half_closed_timeout" reload:"yes"`
-	HandshakeTimeout  Duration `yaml:"handshake_timeout" reload:"yes"`
-	DialTimeout       Duration `yaml:"dial_timeout" reload:"yes"`
-	ServerNameWait    Duration `yaml:"server_name_wait" reload:"yes"`
-	Buffer            Size     `yaml:"buffer" reload:"yes"`
-	HeldLegs          int      `yaml:"held_legs" min:"1" max:"1048576"`
-	ReceiveBuffer     Size     `yaml:"receive_buffer"`
-	Memory            Size     `yaml:"memory"`
+	Connections       int           `yaml:"connections" min:"0" reload:"yes"`
+	PerSource         *int          `yaml:"per_source" min:"0" reload:"yes"`
+	IdleTimeout       time.Duration `yaml:"idle_timeout" reload:"yes"`
+	HalfClosedTimeout time.Duration `yaml:"half_closed_timeout" reload:"yes"`
+	HandshakeTimeout  time.Duration `yaml:"handshake_timeout" reload:"yes"`
+	DialTimeout       time.Duration `yaml:"dial_timeout" reload:"yes"`
+	ServerNameWait    time.Duration `yaml:"server_name_wait" reload:"yes"`
+	Buffer            cc.Bytes      `yaml:"buffer" reload:"yes"`
+	HeldLegs          int           `yaml:"held_legs" min:"1" max:"1048576"`
+	ReceiveBuffer     cc.Bytes      `yaml:"receive_buffer"`
+	Memory            cc.Bytes      `yaml:"memory"`
 }
 
 // Telemetry is where the proxy can be watched.
@@ -141,8 +142,8 @@ type Log struct {
 
 // Shutdown is how the proxy ends.
 type Shutdown struct {
-	Delay Duration `yaml:"delay"`
-	Drain Duration `yaml:"drain"`
+	Delay time.Duration `yaml:"delay"`
+	Drain time.Duration `yaml:"drain"`
 }
 
 // DefaultTelemetry is where telemetry listens unless told otherwise.
@@ -160,7 +161,7 @@ const (
 	// defaultReceiveBuffer is what a socket may take in before its bytes have proved to
 	// be wanted, the kernel's overhead included: more than the 64 KiB that Linux lets a
 	// peer send first.
-	defaultReceiveBuffer = Size(256 << 10)
+	defaultReceiveBuffer = 256 << 10
 )
 
 // defaults is what a file leaves out.
@@ -168,20 +169,20 @@ func defaults() Config {
 	return Config{
 		Defaults: Terms{Direction: Direction{Algorithm: cc.Default}},
 		Limits: Limits{
-			IdleTimeout:       Duration(defaultIdle),
-			HalfClosedTimeout: Duration(5 * time.Minute),
-			HandshakeTimeout:  Duration(10 * time.Second),
-			DialTimeout:       Duration(10 * time.Second),
-			ServerNameWait:    Duration(time.Second),
-			Buffer:            Size(1 << 20),
+			IdleTimeout:       defaultIdle,
+			HalfClosedTimeout: 5 * time.Minute,
+			HandshakeTimeout:  10 * time.Second,
+			DialTimeout:       10 * time.Second,
+			ServerNameWait:    time.Second,
+			Buffer:            1 << 20,
 			HeldLegs:          defaultHeldLegs,
 			ReceiveBuffer:     defaultReceiveBuffer,
-			Memory:            Size(256 << 20),
+			Memory:            256 << 20,
 		},
 		Envelope:  "auto",
 		Telemetry: Telemetry{Address: DefaultTelemetry, Health: "off"},
 		Log:       Log{Level: "info", Format: "auto", Flows: true},
-		Shutdown:  Shutdown{Drain: Duration(30 * time.Second)},
+		Shutdown:  Shutdown{Drain: 30 * time.Second},
 	}
 }
 
@@ -189,10 +190,10 @@ func defaults() Config {
 // loopback port, our own algorithm in both directions. It needs no privilege.
 func Default() Config {
 	c := defaults()
-	c.Listeners = []Listener{{Name: "local", Mode: Mode(access.Mixed), Address: "127.0.0.1:1080"}}
+	c.Listeners = []Listener{{Name: "local", Mode: access.Mixed, Address: "127.0.0.1:1080"}}
 	return c
 }
 
 // Guarded reports whether the listener's clients are kept from what is the
 // proxy's own: all but those whose one destination is the operator's choice.
-func (l *Listener) Guarded() bool { return !l.Is(access.Forward) }
+func (l *Listener) Guarded() bool { return l.Mode != access.Forward }

@@ -78,7 +78,7 @@ func (c *Config) DatagramRules(l *Listener) []Rule {
 func (c *Config) checkDatapath() error {
 	var errs []error
 	for i := range c.Listeners {
-		if l := &c.Listeners[i]; l.Is(access.WireGuard) && l.WireGuard.Path() == DatapathKernel {
+		if l := &c.Listeners[i]; l.Mode == access.WireGuard && l.WireGuard.Path() == DatapathKernel {
 			errs = append(errs, c.KernelLacks(l))
 		}
 	}

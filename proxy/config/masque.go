@@ -21,10 +21,10 @@ type TLS struct {
 
 // MASQUE is a MASQUE endpoint: IP packets and TCP streams over HTTP/3.
 type MASQUE struct {
-	Pool       []Prefix `yaml:"pool"`
-	Tokens     []Token  `yaml:"tokens" reload:"yes"`
-	TokensFile string   `yaml:"tokens_file" reload:"yes"`
-	Open       bool     `yaml:"open"`
+	Pool       []netip.Prefix `yaml:"pool"`
+	Tokens     []Token        `yaml:"tokens" reload:"yes"`
+	TokensFile string         `yaml:"tokens_file" reload:"yes"`
+	Open       bool           `yaml:"open"`
 }
 
 // Token lets a client in.
@@ -38,9 +38,9 @@ func (l *Listener) checkMASQUE(key string) error {
 	errs := []error{checkAddress(key+".address", l.Address)}
 	m := l.MASQUE
 	for i, p := range m.Pool {
-		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
+		if p.Addr().BitLen()-p.Bits() < 2 {
 			errs = append(errs, keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i),
-				"%v has no room for clients; write a prefix such as 10.10.0.0/24", host))
+				"%v has no room for clients; write a prefix such as 10.10.0.0/24", p))
 		}
 	}
 	names, values := map[string]string{}, map[string]string{}
@@ -161,6 +161,3 @@ func (t Token) access() access.Token { return access.Token{Name: t.Name, Value: 
 func (m MASQUE) isZero() bool {
 	return len(m.Pool) == 0 && len(m.Tokens) == 0 && m.TokensFile == "" && !m.Open
 }
-
-// Is reports whether the listener is of a mode.
-func (l *Listener) Is(m access.Mode) bool { return access.Mode(l.Mode) == m }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"github.com/penstock-net/penstock/cc"
@@ -70,18 +69,14 @@ func (r Rule) policy(sendProxy int) policy.Rule {
 	out := policy.Rule{
 		Name: r.Name, Refuse: string(r.Refuse), Nameless: r.Undecided == "refuse", SendProxy: sendProxy,
 		Match: policy.Match{
-			Protocol:     policy.Protocol(r.Match.Protocol),
+			Protocol:     r.Match.Protocol,
 			Listeners:    r.Match.Listener,
-			Sources:      Prefixes(r.Match.Source),
-			Destinations: Prefixes(r.Match.Destination),
+			Sources:      r.Match.Source,
+			Destinations: r.Match.Destination,
+			Ports:        r.Match.Ports,
 			Hosts:        r.Match.Host,
+			ServerNames:  r.Match.ServerName,
 		},
-	}
-	for _, p := range r.Match.Ports {
-		out.Match.Ports = append(out.Match.Ports, policy.PortRange(p))
-	}
-	for _, n := range r.Match.ServerName {
-		out.Match.ServerNames = append(out.Match.ServerNames, policy.NamePattern(n))
 	}
 	if r.SendProxy != "" {
 		out.SendProxy = r.SendProxy.version()
@@ -128,10 +123,10 @@ func merge(scopes ...scope) (policy.Terms, error) {
 			t.Priority = *s.Priority
 		}
 		if s.MaxRate > 0 {
-			t.MaxRate = cc.Rate(s.MaxRate)
+			t.MaxRate = s.MaxRate
 		}
 		if s.ConnectionRate > 0 {
-			t.ConnectionRate = cc.Rate(s.ConnectionRate)
+			t.ConnectionRate = s.ConnectionRate
 		}
 		errs = append(errs, s.class(&t, said))
 	}
@@ -154,10 +149,10 @@ func (s scope) class(t *policy.Terms, said map[string]string) error {
 		t.Class, said["class"] = c, s.key
 	}
 	if s.Target > 0 {
-		t.Target, said["target"] = cc.Rate(s.Target), s.key
+		t.Target, said["target"] = s.Target, s.key
 	}
 	if s.MinRate > 0 {
-		t.MinRate, said["min_rate"] = cc.Rate(s.MinRate), s.key
+		t.MinRate, said["min_rate"] = s.MinRate, s.key
 	}
 	if s.HintCap != nil {
 		t.HintCap, said["hint_cap"] = float64(*s.HintCap), s.key
@@ -208,15 +203,6 @@ func (s scope) params(t *policy.Terms) error {
 	}
 	t.Params = params
 	return errors.Join(errs...)
-}
-
-// Prefixes are those of a list.
-func Prefixes(list []Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, len(list))
-	for i, p := range list {
-		out[i] = netip.Prefix(p)
-	}
-	return out
 }
 
 // Routes returns what each rule gives in order, and last what the defaults

@@ -18,7 +18,7 @@ func (c Config) CheckReload(next Config) error {
 func (l Listener) CheckReload(i int, next Listener) error {
 	key := ""
 	switch {
-	case l.Tunnels():
+	case l.Mode.Tunnels():
 		key = firstChange("", reflect.ValueOf(l), reflect.ValueOf(next))
 	case l.KeepClient != next.KeepClient && l.Mode == next.Mode:
 		key = "keep_client" // the privilege for it may be gone
@@ -32,7 +32,7 @@ func (l Listener) CheckReload(i int, next Listener) error {
 // SamePlace reports whether two listeners are at one socket or device: then what is
 // open need not be opened again.
 func (l Listener) SamePlace(other Listener) bool {
-	if l.Tunnels() || other.Tunnels() {
+	if l.Mode.Tunnels() || other.Mode.Tunnels() {
 		return l.Mode == other.Mode && l.Address == other.Address && l.Device == other.Device
 	}
 	return l.Address == other.Address
@@ -42,12 +42,12 @@ func (l Listener) SamePlace(other Listener) bool {
 // they have one port or one device.
 func (l Listener) Excludes(other Listener) bool {
 	device := func(l *Listener) string {
-		if l.Is(access.WireGuard) && l.WireGuard.Path() != DatapathNetstack {
+		if l.Mode == access.WireGuard && l.WireGuard.Path() != DatapathNetstack {
 			return l.Interface()
 		}
 		return l.Device
 	}
-	return l.Tunnels() && other.Tunnels() && (l.Address != "" && l.Address == other.Address ||
+	return l.Mode.Tunnels() && other.Mode.Tunnels() && (l.Address != "" && l.Address == other.Address ||
 		device(&l) != "" && device(&l) == device(&other))
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -14,38 +15,16 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/flow"
-	"github.com/penstock-net/penstock/proxy/access"
-	"github.com/penstock-net/penstock/proxy/policy"
 )
 
-// The types of the configuration's scalars. Each reads itself, so that the
-// message stands where the value does, and describes itself to the schema.
+// The types of the configuration's scalars that are not Go's own or another package's.
 type (
-	// Rate is in bits per second; the unit is required.
-	Rate cc.Rate
-	// Size is in bytes; the unit is required.
-	Size cc.Bytes
-	// Duration is a time with its unit.
-	Duration time.Duration
-	// Prefix is a prefix, or an address for the one host.
-	Prefix netip.Prefix
-	// Address is one host's.
-	Address netip.Addr
-	// Ports is one port or a range.
-	Ports policy.PortRange
-	// ServerName is a host name, or *. and a name for all below it.
-	ServerName policy.NamePattern
 	// Mark is a firewall mark, decimal or 0x….
 	Mark uint32
-	// Mode is an access.Mode.
-	Mode access.Mode
 	// Algorithm is a reference as cc.Parse reads it; empty: not set.
 	Algorithm string
 	// Param is the value of an algorithm's setting: a number or the name of a choice.
 	Param string
-	// Protocol names a transport; empty: any.
-	Protocol string
 	// Datapath says who ends the tunnels of mode wireguard; empty: netstack.
 	Datapath string
 	// Undecided says what becomes of a connection without a server name; empty: next.
@@ -66,23 +45,35 @@ type (
 	LogFormat string
 )
 
-var (
-	classValues     = []string{flow.Bulk.String(), flow.DelaySensitive.String(), flow.Guarantee.String()}
-	protocolValues  = []string{string(policy.TCP), string(policy.UDP), string(policy.ICMP)}
-	datapathValues  = []string{string(DatapathAuto), string(DatapathKernel), string(DatapathNetstack)}
-	undecidedValues = []string{"next", "refuse"}
-	sendProxyValues = []string{"off", "v1", "v2"}
-	envelopeValues  = []string{"auto", "ebpf", "bbr", "cubic", "reno"}
-	levelValues     = []string{"debug", "info", "warn", "error"}
-	formatValues    = []string{"auto", "text", "json"}
-)
+// scalar is how values of a type are written: by JSON Schema, and as parse reads their text.
+type scalar struct {
+	schema object
+	parse  func(string) (any, error)
+}
 
-func modeValues() []string {
-	var names []string
-	for _, m := range access.Modes {
-		names = append(names, string(m))
+// written is a scalar whose texts another function parses.
+func written[T any](parse func(string) (T, error), schema object) scalar {
+	return scalar{schema, func(s string) (any, error) { return parse(s) }}
+}
+
+// oneOf is a scalar that is one of some words.
+func oneOf[T ~string](values ...T) scalar {
+	words := texts(values)
+	return scalar{object{"enum": words}, func(s string) (any, error) {
+		if !slices.Contains(words, s) {
+			return nil, fmt.Errorf("%q is not one of %s", s, strings.Join(words, ", "))
+		}
+		return T(s), nil
+	}}
+}
+
+// texts are words without their type.
+func texts[T ~string](values []T) []string {
+	all := make([]string, len(values))
+	for i, v := range values {
+		all[i] = string(v)
 	}
-	return names
+	return all
 }
 
 // at is an error at a node's position.
@@ -134,140 +125,89 @@ func kindNames(kinds []string) string {
 	return strings.Join(all, " or ")
 }
 
-// read parses a scalar and puts the parser's words where the value stands.
-func read[T any](node ast.Node, dst *T, parse func(string) (T, error)) error {
+// readScalar reads a node into one of the scalars, and puts the parser's words where the value stands.
+func readScalar(node ast.Node, to reflect.Value) error {
 	s, err := text(node)
 	if err != nil {
 		return err
 	}
-	v, err := parse(s)
+	t := to.Type()
+	v, err := scalars[t].parse(s)
 	if err != nil {
 		return at(node, "%v", err)
 	}
-	t := reflect.TypeFor[T]()
-	if kinds := types(scalars[t]); !takes(kinds, node) {
+	if kinds := types(scalars[t].schema); !takes(kinds, node) {
 		return at(node, "expected %s; a text is written in quotes, a number without", kindNames(kinds))
 	}
 	if p := patterns()[t]; p != nil && isText(node) && !p.MatchString(s) {
 		return at(node, "%q is not how this is written", s)
 	}
-	*dst = v
+	to.Set(reflect.ValueOf(v))
 	return nil
 }
 
-// oneOf accepts the listed words.
-func oneOf[T ~string](values []string) func(string) (T, error) {
-	return func(s string) (T, error) {
-		if !slices.Contains(values, s) {
-			return "", fmt.Errorf("%q is not one of %s", s, strings.Join(values, ", "))
-		}
-		return T(s), nil
+// Set reads a text into the scalar that v points to, as a file that has it in quotes is read.
+func Set(v any, s string) error {
+	if err := readScalar(&ast.StringNode{Value: s}, reflect.ValueOf(v).Elem()); err != nil {
+		return errors.New(positioned(err).Message)
 	}
+	return nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (r *Rate) UnmarshalYAML(node ast.Node) error {
-	return read(node, r, func(s string) (Rate, error) {
-		v, err := cc.ParseRate(s)
-		if unit := strings.TrimLeft(s, "0123456789. "); err != nil && unit != "" &&
-			!strings.Contains(strings.ToLower(unit), "bit") {
-			err = fmt.Errorf("%w; %q is none", err, unit)
-		}
-		if err == nil && v == 0 {
-			err = fmt.Errorf("%q would let nothing pass; leave the key out for no bound", s)
-		}
-		return Rate(v), err
-	})
+func parseRate(s string) (cc.Rate, error) {
+	v, err := cc.ParseRate(s)
+	if unit := strings.TrimLeft(s, "0123456789. "); err != nil && unit != "" &&
+		!strings.Contains(strings.ToLower(unit), "bit") {
+		err = fmt.Errorf("%w; %q is none", err, unit)
+	}
+	if err == nil && v == 0 {
+		err = fmt.Errorf("%q would let nothing pass; leave the key out for no bound", s)
+	}
+	return v, err
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (b *Size) UnmarshalYAML(node ast.Node) error {
-	return read(node, b, func(s string) (Size, error) {
-		v, err := cc.ParseBytes(s)
-		return Size(v), err
-	})
+func parseDuration(s string) (time.Duration, error) {
+	v, err := time.ParseDuration(s)
+	if err != nil || v < 0 {
+		return 0, fmt.Errorf("%q is not a time with a unit, such as 10s, 5m or 1h30m", s)
+	}
+	if s == "0" {
+		return 0, fmt.Errorf("%q needs a unit, such as 0s", s)
+	}
+	return v, nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (d *Duration) UnmarshalYAML(node ast.Node) error {
-	return read(node, d, func(s string) (Duration, error) {
-		v, err := time.ParseDuration(s)
-		if err != nil || v < 0 {
-			return 0, fmt.Errorf("%q is not a time with a unit, such as 10s, 5m or 1h30m", s)
-		}
-		if s == "0" {
-			return 0, fmt.Errorf("%q needs a unit, such as 0s", s)
-		}
-		return Duration(v), nil
-	})
+// parsePrefix reads a prefix, or an address for the one host.
+func parsePrefix(s string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
+		addr = addr.Unmap()
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	v, err := netip.ParsePrefix(s)
+	if err != nil || v.Addr().Is4In6() {
+		return v, fmt.Errorf("%q is neither an address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32", s)
+	}
+	if v != v.Masked() {
+		return v, fmt.Errorf("%q has bits behind its length; write %v, or the address alone for one host", s,
+			v.Masked())
+	}
+	return v, nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (p *Prefix) UnmarshalYAML(node ast.Node) error {
-	return read(node, p, func(s string) (Prefix, error) {
-		if addr, err := netip.ParseAddr(s); err == nil && addr.Zone() == "" {
-			addr = addr.Unmap()
-			return Prefix(netip.PrefixFrom(addr, addr.BitLen())), nil
-		}
-		v, err := netip.ParsePrefix(s)
-		if err != nil || v.Addr().Is4In6() {
-			return Prefix{}, fmt.Errorf("%q is neither an address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32", s)
-		}
-		if v != v.Masked() {
-			return Prefix{}, fmt.Errorf("%q has bits behind its length; write %v, or the address alone for one host", s,
-				v.Masked())
-		}
-		return Prefix(v), nil
-	})
+func parseAddr(s string) (netip.Addr, error) {
+	v, err := netip.ParseAddr(s)
+	if err != nil || v.Zone() != "" || v.IsUnspecified() {
+		return v, fmt.Errorf("%q is no host's address, such as 192.0.2.1 or 2001:db8::1", s)
+	}
+	return v.Unmap(), nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (a *Address) UnmarshalYAML(node ast.Node) error {
-	return read(node, a, func(s string) (Address, error) {
-		v, err := netip.ParseAddr(s)
-		if err != nil || v.Zone() != "" || v.IsUnspecified() {
-			return Address{}, fmt.Errorf("%q is no host's address, such as 192.0.2.1 or 2001:db8::1", s)
-		}
-		return Address(v.Unmap()), nil
-	})
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (p *Ports) UnmarshalYAML(node ast.Node) error {
-	return read(node, p, func(s string) (Ports, error) {
-		v, err := policy.ParsePorts(s)
-		return Ports(v), err
-	})
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (n *ServerName) UnmarshalYAML(node ast.Node) error {
-	return read(node, n, func(s string) (ServerName, error) {
-		v, err := policy.ParseNamePattern(s)
-		return ServerName(v), err
-	})
-}
-
-// String writes the name as the file has it.
-func (n ServerName) String() string { return policy.NamePattern(n).String() }
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (m *Mark) UnmarshalYAML(node ast.Node) error {
-	return read(node, m, func(s string) (Mark, error) {
-		v, err := strconv.ParseUint(s, 0, 32)
-		if err != nil {
-			return 0, fmt.Errorf("%q is no firewall mark; write a number such as 0x2000000", s)
-		}
-		return Mark(v), nil
-	})
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (m *Mode) UnmarshalYAML(node ast.Node) error { return read(node, m, oneOf[Mode](modeValues())) }
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (a *Algorithm) UnmarshalYAML(node ast.Node) error {
-	return read(node, a, parseAlgorithm)
+func parseMark(s string) (Mark, error) {
+	v, err := strconv.ParseUint(s, 0, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%q is no firewall mark; write a number such as 0x2000000", s)
+	}
+	return Mark(v), nil
 }
 
 func parseAlgorithm(s string) (Algorithm, error) {
@@ -283,42 +223,23 @@ func parseAlgorithm(s string) (Algorithm, error) {
 	return Algorithm(s), err
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (p *Param) UnmarshalYAML(node ast.Node) error {
-	return read(node, p, func(s string) (Param, error) { return Param(s), nil })
+func parseFraction(s string) (Fraction, error) {
+	v, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(v >= 0 && v <= 1) { // NaN is neither
+		return 0, fmt.Errorf("%q is no part of a whole; write a number above 0, up to 1, such as 0.95, or 0 "+
+			"for none", s)
+	}
+	return Fraction(v), nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (p *Protocol) UnmarshalYAML(node ast.Node) error {
-	return read(node, p, oneOf[Protocol](protocolValues))
+func parseRefuse(s string) (Refuse, error) {
+	if s == "" {
+		return "", errors.New("expected true, false or the reason in words")
+	}
+	return Refuse(s), nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (d *Datapath) UnmarshalYAML(node ast.Node) error {
-	return read(node, d, oneOf[Datapath](datapathValues))
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (u *Undecided) UnmarshalYAML(node ast.Node) error {
-	return read(node, u, oneOf[Undecided](undecidedValues))
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (c *Class) UnmarshalYAML(node ast.Node) error { return read(node, c, oneOf[Class](classValues)) }
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (f *Fraction) UnmarshalYAML(node ast.Node) error {
-	return read(node, f, func(s string) (Fraction, error) {
-		v, err := strconv.ParseFloat(s, 64)
-		if err != nil || !(v >= 0 && v <= 1) { // NaN is neither
-			return 0, fmt.Errorf("%q is no part of a whole; write a number above 0, up to 1, such as 0.95, or 0 "+
-				"for none", s)
-		}
-		return Fraction(v), nil
-	})
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
+// UnmarshalYAML implements yaml.NodeUnmarshaler: true is no text, and "true" is one.
 func (r *Refuse) UnmarshalYAML(node ast.Node) error {
 	if b, ok := node.(*ast.BoolNode); ok {
 		*r = ""
@@ -327,32 +248,7 @@ func (r *Refuse) UnmarshalYAML(node ast.Node) error {
 		}
 		return nil
 	}
-	return read(node, r, func(s string) (Refuse, error) {
-		if s == "" {
-			return "", fmt.Errorf("expected true, false or the reason in words")
-		}
-		return Refuse(s), nil
-	})
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (p *SendProxy) UnmarshalYAML(node ast.Node) error {
-	return read(node, p, oneOf[SendProxy](sendProxyValues))
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (e *Envelope) UnmarshalYAML(node ast.Node) error {
-	return read(node, e, oneOf[Envelope](envelopeValues))
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (l *LogLevel) UnmarshalYAML(node ast.Node) error {
-	return read(node, l, oneOf[LogLevel](levelValues))
-}
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (f *LogFormat) UnmarshalYAML(node ast.Node) error {
-	return read(node, f, oneOf[LogFormat](formatValues))
+	return readScalar(node, reflect.ValueOf(r).Elem())
 }
 
 // Level is the level for slog.

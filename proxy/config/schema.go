@@ -2,16 +2,22 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"net/netip"
 	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // schemaID is the dialect the schema is written in.
@@ -26,56 +32,63 @@ const (
 	portNumber = `([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])`
 )
 
-// scalars are the schemas of the types that read themselves.
-var scalars = map[reflect.Type]object{
-	reflect.TypeFor[Rate](): {
+// scalars are the types whose values are one text, number or word each.
+var scalars = map[reflect.Type]scalar{
+	reflect.TypeFor[cc.Rate](): written(parseRate, object{
 		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK]?[bB][iI][tT])\s*$`,
 		"examples": []string{"20mbit", "1.5gbit"},
-	},
-	reflect.TypeFor[Size](): {
+	}),
+	reflect.TypeFor[cc.Bytes](): written(cc.ParseBytes, object{
 		"type": "string", "pattern": `^\s*` + number + `\s*([gGmMkK][iI]?)?[bB]\s*$`,
 		"examples": []string{"256KiB", "1GiB"},
-	},
-	reflect.TypeFor[Duration](): {
+	}),
+	reflect.TypeFor[time.Duration](): written(parseDuration, object{
 		"type": "string", "pattern": `^\+?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))+$`,
 		"examples": []string{"10s", "1h30m"},
-	},
-	reflect.TypeFor[Prefix](): {
+	}),
+	reflect.TypeFor[netip.Prefix](): written(parsePrefix, object{
 		"type": "string", "pattern": `^[0-9a-fA-F:.]+(/[0-9]{1,3})?$`,
 		"examples": []string{"10.0.0.0/8", "2001:db8::/32", "192.0.2.1"},
-	},
-	reflect.TypeFor[Address](): {
+	}),
+	reflect.TypeFor[netip.Addr](): written(parseAddr, object{
 		"type": "string", "pattern": `^[0-9a-fA-F:.]+$`, "examples": []string{"192.0.2.1", "2001:db8::1"},
-	},
-	reflect.TypeFor[Ports](): {"anyOf": []any{
+	}),
+	reflect.TypeFor[policy.PortRange](): written(policy.ParsePorts, object{"anyOf": []any{
 		object{"type": "integer", "minimum": 1, "maximum": 65535},
 		object{"type": "string", "pattern": `^\s*` + portNumber + `\s*(-\s*` + portNumber + `\s*)?$`},
-	}},
-	reflect.TypeFor[ServerName](): {
+	}}),
+	reflect.TypeFor[policy.NamePattern](): written(policy.ParseNamePattern, object{
 		"type": "string", "pattern": `^(\*\.)?([A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?$`,
 		"examples": []string{"example.com", "*.example.com"},
-	},
-	reflect.TypeFor[Mark](): {
+	}),
+	reflect.TypeFor[Mark](): written(parseMark, object{
 		"type": []string{"integer", "string"}, "minimum": 0, "maximum": uint32(math.MaxUint32),
 		"pattern": `^(0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{0,8})$`,
-	},
-	reflect.TypeFor[Key]():  {"type": "string", "pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`},
-	reflect.TypeFor[Mode](): {"enum": modeValues()},
-	reflect.TypeFor[Algorithm](): {
+	}),
+	reflect.TypeFor[access.Key](): written(access.ParseKey, object{
+		"type": "string", "pattern": `^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$`,
+	}),
+	reflect.TypeFor[Algorithm](): written(parseAlgorithm, object{
 		"type": "string", "pattern": algorithmPattern(),
 		"examples": []string{cc.Default, cc.Default + ":target_ms=20", "none"},
-	},
-	reflect.TypeFor[Param]():     {"type": []string{"number", "string"}},
-	reflect.TypeFor[Class]():     {"enum": classValues},
-	reflect.TypeFor[Protocol]():  {"enum": protocolValues},
-	reflect.TypeFor[Datapath]():  {"enum": datapathValues},
-	reflect.TypeFor[Undecided](): {"enum": undecidedValues},
-	reflect.TypeFor[Fraction]():  {"type": "number", "minimum": 0, "maximum": 1},
-	reflect.TypeFor[Refuse]():    {"type": []string{"boolean", "string"}, "minLength": 1},
-	reflect.TypeFor[SendProxy](): {"enum": sendProxyValues},
-	reflect.TypeFor[Envelope]():  {"enum": envelopeValues},
-	reflect.TypeFor[LogLevel]():  {"enum": levelValues},
-	reflect.TypeFor[LogFormat](): {"enum": formatValues},
+	}),
+	reflect.TypeFor[Param](): written(func(s string) (Param, error) { return Param(s), nil }, object{
+		"type": []string{"number", "string"},
+	}),
+	reflect.TypeFor[Fraction](): written(parseFraction, object{"type": "number", "minimum": 0, "maximum": 1}),
+	reflect.TypeFor[Refuse](): written(parseRefuse, object{
+		"type": []string{"boolean", "string"}, "minLength": 1,
+	}),
+	reflect.TypeFor[access.Mode]():     oneOf(access.Modes...),
+	reflect.TypeFor[policy.Protocol](): oneOf(policy.TCP, policy.UDP, policy.ICMP),
+	reflect.TypeFor[Class](): oneOf(Class(flow.Bulk.String()), Class(flow.DelaySensitive.String()),
+		Class(flow.Guarantee.String())),
+	reflect.TypeFor[Datapath]():  oneOf(DatapathAuto, DatapathKernel, DatapathNetstack),
+	reflect.TypeFor[Undecided](): oneOf[Undecided]("next", "refuse"),
+	reflect.TypeFor[SendProxy](): oneOf[SendProxy]("off", "v1", "v2"),
+	reflect.TypeFor[Envelope]():  oneOf[Envelope]("auto", "ebpf", "bbr", "cubic", "reno"),
+	reflect.TypeFor[LogLevel]():  oneOf[LogLevel]("debug", "info", "warn", "error"),
+	reflect.TypeFor[LogFormat](): oneOf[LogFormat]("auto", "text", "json"),
 }
 
 // algorithmPattern knows the names of algorithms, and none of their settings.
@@ -98,11 +111,7 @@ func Schema() map[string]any {
 
 func schemaOf(t reflect.Type) object {
 	if s, ok := scalars[t]; ok {
-		copied := object{}
-		for k, v := range s {
-			copied[k] = v
-		}
-		return copied
+		return maps.Clone(s.schema)
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
@@ -199,7 +208,8 @@ func types(schema object) (all []string) {
 // patterns are how texts of a type may be written; nil: in any way.
 var patterns = sync.OnceValue(func() map[reflect.Type]*regexp.Regexp {
 	all := map[reflect.Type]*regexp.Regexp{}
-	for t, s := range scalars {
+	for t, scalar := range scalars {
+		s := scalar.schema
 		if either, ok := s["anyOf"].([]any); ok {
 			s = either[len(either)-1].(object)
 		}

@@ -6,14 +6,16 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 // Source is an interface of this machine that tells what it knows.
 type Source struct {
-	Interface string   `yaml:"interface" required:"yes"`
-	Prefix    []Prefix `yaml:"prefix"`
-	Capacity  Rate     `yaml:"capacity"`
-	Interval  Duration `yaml:"interval"`
+	Interface string         `yaml:"interface" required:"yes"`
+	Prefix    []netip.Prefix `yaml:"prefix"`
+	Capacity  cc.Rate        `yaml:"capacity"`
+	Interval  time.Duration  `yaml:"interval"`
 }
 
 // How often an interface may be read. Below the shortest, a reading costs more than it
@@ -55,8 +57,5 @@ func (s Source) Every() time.Duration {
 	if s.Interval == 0 {
 		return defaultInterval
 	}
-	return time.Duration(s.Interval)
+	return s.Interval
 }
-
-// Prefixes are the hosts of Prefix.
-func (s Source) Prefixes() []netip.Prefix { return Prefixes(s.Prefix) }

@@ -11,52 +11,39 @@ import (
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml/ast"
-
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
 // Tunnel is what holds for every packet of a tunnel.
 type Tunnel struct {
-	MTU         int       `yaml:"mtu" min:"1280" max:"65535"`
-	UDPShare    *Fraction `yaml:"udp_share" reload:"yes"`
-	UDPIdle     Duration  `yaml:"udp_idle" reload:"yes"`
-	UDPSessions *int      `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536"`
-	Isolate     *bool     `yaml:"isolate" reload:"yes"`
-	DNS         Address   `yaml:"dns" reload:"yes"`
+	MTU         int           `yaml:"mtu" min:"1280" max:"65535"`
+	UDPShare    *Fraction     `yaml:"udp_share" reload:"yes"`
+	UDPIdle     time.Duration `yaml:"udp_idle" reload:"yes"`
+	UDPSessions *int          `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536"`
+	Isolate     *bool         `yaml:"isolate" reload:"yes"`
+	DNS         netip.Addr    `yaml:"dns" reload:"yes"`
 }
 
 // WireGuard is a WireGuard endpoint.
 type WireGuard struct {
-	PrivateKey     Key      `yaml:"private_key" secret:"true"`
-	PrivateKeyFile string   `yaml:"private_key_file"`
-	ConfigFile     string   `yaml:"config_file"`
-	PeersFile      string   `yaml:"peers_file" reload:"yes"`
-	Peers          []Peer   `yaml:"peers" reload:"yes"`
-	Pool           []Prefix `yaml:"pool" reload:"yes"`
-	Datapath       Datapath `yaml:"datapath"`
-	ReachableFrom  []Prefix `yaml:"reachable_from" reload:"yes"`
+	PrivateKey     access.Key     `yaml:"private_key" secret:"true"`
+	PrivateKeyFile string         `yaml:"private_key_file"`
+	ConfigFile     string         `yaml:"config_file"`
+	PeersFile      string         `yaml:"peers_file" reload:"yes"`
+	Peers          []Peer         `yaml:"peers" reload:"yes"`
+	Pool           []netip.Prefix `yaml:"pool" reload:"yes"`
+	Datapath       Datapath       `yaml:"datapath"`
+	ReachableFrom  []netip.Prefix `yaml:"reachable_from" reload:"yes"`
 }
 
 // Peer is one client of a tunnel.
 type Peer struct {
-	Name             string   `yaml:"name" required:"yes"`
-	PublicKey        Key      `yaml:"public_key" required:"yes"`
-	PresharedKey     Key      `yaml:"preshared_key" secret:"true"`
-	PresharedKeyFile string   `yaml:"preshared_key_file"`
-	AllowedIPs       []Prefix `yaml:"allowed_ips" required:"yes"`
-	Keepalive        Duration `yaml:"keepalive"`
-}
-
-// Key is a WireGuard key; zero: not set.
-type Key access.Key
-
-// UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (k *Key) UnmarshalYAML(node ast.Node) error {
-	return read(node, k, func(s string) (Key, error) {
-		v, err := access.ParseKey(s)
-		return Key(v), err
-	})
+	Name             string         `yaml:"name" required:"yes"`
+	PublicKey        access.Key     `yaml:"public_key" required:"yes"`
+	PresharedKey     access.Key     `yaml:"preshared_key" secret:"true"`
+	PresharedKeyFile string         `yaml:"preshared_key_file"`
+	AllowedIPs       []netip.Prefix `yaml:"allowed_ips" required:"yes"`
+	Keepalive        time.Duration  `yaml:"keepalive"`
 }
 
 // MASQUEMTU is what a CONNECT-IP session carries from its first packet on,
@@ -76,19 +63,14 @@ const (
 	dnsPort = 53
 )
 
-// Tunnels reports whether clients of the listener are inside a tunnel.
-func (l *Listener) Tunnels() bool {
-	return access.Mode(l.Mode).Tunnels()
-}
-
 // MTU is the tunnel's.
 func (l *Listener) MTU() int {
 	switch {
 	case l.Tunnel.MTU != 0:
 		return l.Tunnel.MTU
-	case l.Is(access.TUN):
+	case l.Mode == access.TUN:
 		return defaultDeviceMTU
-	case l.Is(access.MASQUE):
+	case l.Mode == access.MASQUE:
 		return MASQUEMTU
 	}
 	return defaultTunnelMTU
@@ -101,7 +83,7 @@ func (t Tunnel) Datagrams() access.Datagrams {
 		out.Share = float64(*t.UDPShare)
 	}
 	if t.UDPIdle != 0 {
-		out.Idle = time.Duration(t.UDPIdle)
+		out.Idle = t.UDPIdle
 	}
 	if t.UDPSessions != nil {
 		out.Sessions = *t.UDPSessions
@@ -109,8 +91,8 @@ func (t Tunnel) Datagrams() access.Datagrams {
 	if t.Isolate != nil {
 		out.Isolate = *t.Isolate
 	}
-	if at := netip.Addr(t.DNS); at.IsValid() {
-		out.DNS = netip.AddrPortFrom(at, dnsPort)
+	if t.DNS.IsValid() {
+		out.DNS = netip.AddrPortFrom(t.DNS, dnsPort)
 	}
 	return out
 }
@@ -127,8 +109,8 @@ func (w WireGuard) Access() []access.Peer {
 // Access is the peer in package access's terms.
 func (p Peer) Access() access.Peer {
 	return access.Peer{
-		Name: p.Name, PublicKey: access.Key(p.PublicKey), Preshared: access.Key(p.PresharedKey),
-		AllowedIPs: Prefixes(p.AllowedIPs), Keepalive: time.Duration(p.Keepalive),
+		Name: p.Name, PublicKey: p.PublicKey, Preshared: p.PresharedKey,
+		AllowedIPs: p.AllowedIPs, Keepalive: p.Keepalive,
 	}
 }
 
@@ -145,28 +127,31 @@ func (l *Listener) checkTunnel(key string) error {
 		name, why string
 	}{
 		{
-			!l.Is(access.MASQUE) && !l.MASQUE.isZero(), ".masque",
+			l.Mode != access.MASQUE && !l.MASQUE.isZero(), ".masque",
 			"only mode masque has this; remove it or change the mode",
 		},
-		{!l.Is(access.MASQUE) && l.TLS != TLS{}, ".tls", "only mode masque speaks TLS; remove it or change the mode"},
 		{
-			!l.Is(access.WireGuard) && !l.WireGuard.isZero(), ".wireguard",
+			l.Mode != access.MASQUE && l.TLS != TLS{}, ".tls",
+			"only mode masque speaks TLS; remove it or change the mode",
+		},
+		{
+			l.Mode != access.WireGuard && !l.WireGuard.isZero(), ".wireguard",
 			"only mode wireguard has this; remove it or change the mode",
 		},
 		{
-			!l.Is(access.TUN) && !l.Is(access.WireGuard) && l.Device != "", ".device",
+			l.Mode != access.TUN && l.Mode != access.WireGuard && l.Device != "", ".device",
 			"only modes tun and wireguard have a device; remove it or change the mode",
 		},
 		{
-			l.Is(access.WireGuard) && l.Device != "" && l.WireGuard.Path() == DatapathNetstack, ".device",
+			l.Mode == access.WireGuard && l.Device != "" && l.WireGuard.Path() == DatapathNetstack, ".device",
 			"datapath netstack needs no interface; remove it, or set wireguard.datapath to kernel or auto",
 		},
 		{
-			!l.Tunnels() && l.Tunnel != Tunnel{}, ".tunnel",
+			!l.Mode.Tunnels() && l.Tunnel != Tunnel{}, ".tunnel",
 			"only modes wireguard, tun and masque are tunnels; remove it or change the mode",
 		},
 		{
-			l.Tunnels() && len(l.ProxyProtocol.From) > 0, ".proxy_protocol",
+			l.Mode.Tunnels() && len(l.ProxyProtocol.From) > 0, ".proxy_protocol",
 			"connections out of a tunnel carry no PROXY header; remove it",
 		},
 	} {
@@ -174,14 +159,14 @@ func (l *Listener) checkTunnel(key string) error {
 			errs = append(errs, keyErrorf(key+k.name, "%s", k.why))
 		}
 	}
-	if l.Tunnels() && !Netstack && (!l.Is(access.WireGuard) || l.WireGuard.Path() == DatapathNetstack) {
+	if l.Mode.Tunnels() && !Netstack && (l.Mode != access.WireGuard || l.WireGuard.Path() == DatapathNetstack) {
 		errs = append(errs, keyErrorf(key+".mode", "%s", NoNetstack))
 	}
-	if idle := time.Duration(l.Tunnel.UDPIdle); l.Tunnels() && idle != 0 && idle < time.Second {
+	if idle := l.Tunnel.UDPIdle; l.Mode.Tunnels() && idle != 0 && idle < time.Second {
 		errs = append(errs, keyErrorf(key+".tunnel.udp_idle", "%v is less than an answer may take; write at least 1s",
 			idle))
 	}
-	switch access.Mode(l.Mode) {
+	switch l.Mode {
 	case access.TUN:
 		errs = append(errs, l.checkDevice(key))
 	case access.MASQUE:
@@ -209,7 +194,7 @@ func (l *Listener) checkDevice(key string) error {
 		errs = append(errs, keyErrorf(key+".tunnel.isolate",
 			"mode tun does not know which addresses are peers'; remove it, and have a rule refuse their network"))
 	}
-	if (l.Tunnel.DNS != Address{}) {
+	if l.Tunnel.DNS.IsValid() {
 		errs = append(errs, keyErrorf(key+".tunnel.dns", "mode tun has no address inside for it; remove it"))
 	}
 	return errors.Join(errs...)
@@ -228,19 +213,19 @@ func (l *Listener) checkWireGuard(key string) error {
 		errs = append(errs, err)
 	}
 	switch {
-	case w.ConfigFile != "" && (w.PrivateKeyFile != "" || w.PrivateKey != Key{}):
+	case w.ConfigFile != "" && (w.PrivateKeyFile != "" || w.PrivateKey != access.Key{}):
 		errs = append(errs, keyErrorf(at+".config_file",
 			"has the private key already; remove private_key and private_key_file"))
 	case w.ConfigFile != "" && w.PeersFile != "":
 		errs = append(errs, keyErrorf(at+".config_file",
 			"has the peers already; remove peers_file, or move them there"))
-	case w.PrivateKeyFile != "" && w.PrivateKey != Key{}:
+	case w.PrivateKeyFile != "" && w.PrivateKey != access.Key{}:
 		errs = append(errs, keyErrorf(at+".private_key_file", "give private_key or private_key_file, not both"))
-	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == Key{}:
+	case w.ConfigFile == "" && w.PrivateKeyFile == "" && w.PrivateKey == access.Key{}:
 		errs = append(errs, keyErrorf(at+".private_key_file",
 			"missing; make one with: umask 077; wg genkey > vpn.key (or penstock gateway key > vpn.key)"))
 	}
-	if (l.Tunnel.DNS != Address{} && len(w.Pool) == 0 && w.ConfigFile == "") {
+	if l.Tunnel.DNS.IsValid() && len(w.Pool) == 0 && w.ConfigFile == "" {
 		errs = append(errs, keyErrorf(key+".tunnel.dns",
 			"without a pool the gateway has no address inside for it; add wireguard.pool, such as [10.9.0.0/24]"))
 	}
@@ -249,9 +234,9 @@ func (l *Listener) checkWireGuard(key string) error {
 			"listener of mode forward lead there, over TCP"))
 	}
 	for i, p := range w.Pool {
-		if host := netip.Prefix(p); host.Addr().BitLen()-host.Bits() < 2 {
+		if p.Addr().BitLen()-p.Bits() < 2 {
 			errs = append(errs, keyErrorf(fmt.Sprintf("%s.pool[%d]", at, i),
-				"%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", host))
+				"%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", p))
 		}
 	}
 	var peers []error
@@ -277,21 +262,21 @@ func (p Peer) check(key string) error {
 	case len(p.Name) > maxName:
 		errs = append(errs, keyErrorf(key+".name", "a name has at most %d bytes, not %d", maxName, len(p.Name)))
 	}
-	if (p.PublicKey == Key{}) {
+	if (p.PublicKey == access.Key{}) {
 		errs = append(errs, keyErrorf(key+".public_key",
 			"missing; it is what the client's app shows as its public key"))
 	}
-	if p.PresharedKeyFile != "" && p.PresharedKey != (Key{}) {
+	if p.PresharedKeyFile != "" && p.PresharedKey != (access.Key{}) {
 		errs = append(errs, keyErrorf(key+".preshared_key_file", "give preshared_key or preshared_key_file, not both"))
 	}
-	if every := time.Duration(p.Keepalive); every%time.Second != 0 || every > 65535*time.Second {
+	if every := p.Keepalive; every%time.Second != 0 || every > 65535*time.Second {
 		errs = append(errs, keyErrorf(key+".keepalive", "%v is not in whole seconds up to 65535s", every))
 	}
 	return errors.Join(errs...)
 }
 
 func (w WireGuard) isZero() bool {
-	return w.PrivateKey == Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" &&
+	return w.PrivateKey == access.Key{} && w.PrivateKeyFile == "" && w.ConfigFile == "" && w.PeersFile == "" &&
 		len(w.Peers) == 0 && len(w.Pool) == 0 && w.Datapath == "" && len(w.ReachableFrom) == 0
 }
 
@@ -303,7 +288,7 @@ func port(address string) string {
 
 // readTunnelFiles puts what the listener's files hold in its place.
 func (l *Listener) readTunnelFiles(key string, from *files) error {
-	if l.Is(access.MASQUE) {
+	if l.Mode == access.MASQUE {
 		return l.readMASQUEFiles(key, from)
 	}
 	w := &l.WireGuard
@@ -358,7 +343,7 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 	if (f.PrivateKey == access.Key{}) {
 		return keyErrorf(key, "it has no PrivateKey in an [Interface] section; a file of peers alone is a peers_file")
 	}
-	l.WireGuard.PrivateKey = Key(f.PrivateKey)
+	l.WireGuard.PrivateKey = f.PrivateKey
 	if l.Address == "" {
 		if f.Port == 0 {
 			return keyErrorf(key, "it has no ListenPort; add one, or set address to a port such as :51820")
@@ -374,7 +359,7 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 	if len(l.WireGuard.Pool) == 0 {
 		for _, a := range f.Addresses {
 			if a.Addr().BitLen()-a.Bits() >= 2 {
-				l.WireGuard.Pool = append(l.WireGuard.Pool, Prefix(a.Masked()))
+				l.WireGuard.Pool = append(l.WireGuard.Pool, a.Masked())
 			}
 		}
 	}
@@ -388,20 +373,16 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 func (w *WireGuard) add(peers []access.Peer) error {
 	w.Peers = w.Peers[:len(w.Peers):len(w.Peers)]
 	for _, p := range peers {
-		c := Peer{
-			Name: p.Name, PublicKey: Key(p.PublicKey), PresharedKey: Key(p.Preshared),
-			Keepalive: Duration(p.Keepalive),
-		}
-		for _, a := range p.AllowedIPs {
-			c.AllowedIPs = append(c.AllowedIPs, Prefix(a))
-		}
-		w.Peers = append(w.Peers, c)
+		w.Peers = append(w.Peers, Peer{
+			Name: p.Name, PublicKey: p.PublicKey, PresharedKey: p.Preshared,
+			AllowedIPs: p.AllowedIPs, Keepalive: p.Keepalive,
+		})
 	}
 	return access.CheckPeers(w.Access())
 }
 
 // key puts the key in the first line of a file where its name was.
-func (f *files) key(key string, path *string, to *Key) error {
+func (f *files) key(key string, path *string, to *access.Key) error {
 	if *path == "" {
 		return nil
 	}
@@ -413,7 +394,7 @@ func (f *files) key(key string, path *string, to *Key) error {
 	if err != nil {
 		return keyErrorf(key, "%s: %v", *path, err)
 	}
-	*to, *path = Key(k), ""
+	*to, *path = k, ""
 	return nil
 }
 

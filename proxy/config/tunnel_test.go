@@ -57,13 +57,13 @@ func TestTunnelsAreReadWithTheirKeysAndPeers(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, c.Validate(), "as it is after its files were read")
 	w := c.Listeners[0].WireGuard
-	assert.Equal(t, keyC, access.Key(w.PrivateKey).String())
+	assert.Equal(t, keyC, w.PrivateKey.String())
 	require.Len(t, w.Peers, 2)
 	assert.Equal(t, "tablet", w.Peers[0].Name)
-	assert.Equal(t, config.Duration(25*time.Second), w.Peers[0].Keepalive)
+	assert.Equal(t, 25*time.Second, w.Peers[0].Keepalive)
 	assert.Equal(t, "phone", w.Peers[1].Name)
-	assert.Equal(t, keyB, access.Key(w.Peers[1].PresharedKey).String())
-	assert.Equal(t, []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.2/32"))}, w.Peers[1].AllowedIPs)
+	assert.Equal(t, keyB, w.Peers[1].PresharedKey.String())
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")}, w.Peers[1].AllowedIPs)
 	dns := netip.MustParseAddrPort("192.0.2.53:53")
 	assert.Equal(t, access.Datagrams{Share: .25, Idle: 30 * time.Second, Sessions: 10, DNS: dns},
 		c.Listeners[0].Tunnel.Datagrams())
@@ -86,8 +86,8 @@ func TestAFileOfWgQuicksIsAWholeListener(t *testing.T) {
 	l := c.Listeners[0]
 	assert.Equal(t, ":51820", l.Address)
 	assert.Equal(t, 1300, l.Tunnel.MTU)
-	assert.Equal(t, keyC, access.Key(l.WireGuard.PrivateKey).String())
-	assert.Equal(t, []config.Prefix{config.Prefix(netip.MustParsePrefix("10.9.0.0/24"))}, l.WireGuard.Pool)
+	assert.Equal(t, keyC, l.WireGuard.PrivateKey.String())
+	assert.Equal(t, []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}, l.WireGuard.Pool)
 	require.Len(t, l.WireGuard.Peers, 1)
 	assert.Equal(t, "phone", l.WireGuard.Peers[0].Name)
 }

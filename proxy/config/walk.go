@@ -36,12 +36,19 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 		return
 	}
 	read := reflect.New(t)
-	if u, ok := read.Interface().(yaml.NodeUnmarshaler); ok {
-		if err := u.UnmarshalYAML(node); err != nil {
+	set := func(err error) {
+		if err != nil {
 			r.blame(key, err)
 			return
 		}
 		put(v, read)
+	}
+	if u, ok := read.Interface().(yaml.NodeUnmarshaler); ok {
+		set(u.UnmarshalYAML(node))
+		return
+	}
+	if _, ok := scalars[t]; ok {
+		set(readScalar(node, read.Elem()))
 		return
 	}
 	switch t.Kind() {

@@ -22,32 +22,32 @@ import (
 )
 
 type link struct {
-	Carries    string           `yaml:"carries"`
-	Rate       config.Rate      `yaml:"rate"`
-	Payload    config.Rate      `yaml:"payload"`
-	Trace      string           `yaml:"trace"`
-	TraceSeed  *int             `yaml:"trace_seed" min:"0"`
-	DelayTrace string           `yaml:"delay_trace"`
-	RTT        config.Duration  `yaml:"rtt"`
-	Delay      *config.Duration `yaml:"delay"`
-	Queue      word[queue]      `yaml:"queue"`
-	Loss       word[float64]    `yaml:"loss"`
-	Reorder    word[float64]    `yaml:"reorder"`
-	ReorderBy  config.Duration  `yaml:"reorder_by"`
-	Mark       word[float64]    `yaml:"mark"`
-	AQM        word[sim.AQM]    `yaml:"aqm"`
-	Steps      []step           `yaml:"steps"`
-	Outages    []outage         `yaml:"outages"`
+	Carries    string         `yaml:"carries"`
+	Rate       cc.Rate        `yaml:"rate"`
+	Payload    cc.Rate        `yaml:"payload"`
+	Trace      string         `yaml:"trace"`
+	TraceSeed  *int           `yaml:"trace_seed" min:"0"`
+	DelayTrace string         `yaml:"delay_trace"`
+	RTT        time.Duration  `yaml:"rtt"`
+	Delay      *time.Duration `yaml:"delay"`
+	Queue      word[queue]    `yaml:"queue"`
+	Loss       word[float64]  `yaml:"loss"`
+	Reorder    word[float64]  `yaml:"reorder"`
+	ReorderBy  time.Duration  `yaml:"reorder_by"`
+	Mark       word[float64]  `yaml:"mark"`
+	AQM        word[sim.AQM]  `yaml:"aqm"`
+	Steps      []step         `yaml:"steps"`
+	Outages    []outage       `yaml:"outages"`
 }
 
 type step struct {
-	At   config.Duration `yaml:"at"`
-	Rate config.Rate     `yaml:"rate"`
+	At   time.Duration `yaml:"at"`
+	Rate cc.Rate       `yaml:"rate"`
 }
 
 type outage struct {
-	From config.Duration `yaml:"from"`
-	To   config.Duration `yaml:"to"`
+	From time.Duration `yaml:"from"`
+	To   time.Duration `yaml:"to"`
 }
 
 type queue struct {
@@ -56,16 +56,16 @@ type queue struct {
 }
 
 type cell struct {
-	RTT    config.Duration `yaml:"rtt"`
-	Blocks int             `yaml:"blocks" min:"1"`
-	Hosts  []cellHost      `yaml:"hosts"`
+	RTT    time.Duration `yaml:"rtt"`
+	Blocks int           `yaml:"blocks" min:"1"`
+	Hosts  []cellHost    `yaml:"hosts"`
 }
 
 type cellHost struct {
-	Bits  int             `yaml:"bits" min:"1"`
-	Queue word[queue]     `yaml:"queue"`
-	Loss  word[float64]   `yaml:"loss"`
-	Delay config.Duration `yaml:"delay"`
+	Bits  int           `yaml:"bits" min:"1"`
+	Queue word[queue]   `yaml:"queue"`
+	Loss  word[float64] `yaml:"loss"`
+	Delay time.Duration `yaml:"delay"`
 }
 
 func parsePart(s string) (float64, error) {
@@ -95,16 +95,16 @@ func (b *builder) decode(key string, n ast.Node, v any) error {
 
 func (b *builder) stage(f form) (s stage.Stage, err error) {
 	s = stage.Stage{
-		Name: f.Name, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: span(f.Hints),
-		Duration: span(f.Duration), Warmup: span(f.Warmup), Seed: uint64(f.Seed) + b.seed - 1,
-		AckEvery: span(f.Acks.Every), Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
-		Envelope: string(f.Envelope), Sample: cmp.Or(span(f.Sample), stage.Step),
+		Name: f.Name, Tunnel: stage.Tunnel(f.Tunnel), Kernel: f.Kernel, Hints: f.Hints,
+		Duration: f.Duration, Warmup: f.Warmup, Seed: uint64(f.Seed) + b.seed - 1,
+		AckEvery: f.Acks.Every, Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
+		Envelope: string(f.Envelope), Sample: cmp.Or(f.Sample, stage.Step),
 	}
 	if _, _, err := cc.Parse(f.Kernel); f.Kernel != "" && err != nil {
 		return s, &config.Error{Key: "kernel", Message: err.Error()}
 	}
 	if d := f.Acks.Delayed; d != nil {
-		s.AckDelay = cmp.Or(span(*d), sim.AckAtOnce)
+		s.AckDelay = cmp.Or(*d, sim.AckAtOnce)
 	}
 	if s.Duration <= 0 || s.Duration > maxLength {
 		return s, &config.Error{Key: "duration", Message: fmt.Sprintf("it is missing or above %v: write such as "+
@@ -147,15 +147,15 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 
 func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, err error) {
 	c = sim.LinkConfig{
-		Rate: cc.Rate(l.Rate), Delay: span(l.RTT) / 2, QueueBytes: l.Queue.value.bytes,
-		QueuePackets: l.Queue.value.packets, Loss: l.Loss.value, Reorder: l.Reorder.value, ReorderBy: span(l.ReorderBy),
+		Rate: l.Rate, Delay: l.RTT / 2, QueueBytes: l.Queue.value.bytes,
+		QueuePackets: l.Queue.value.packets, Loss: l.Loss.value, Reorder: l.Reorder.value, ReorderBy: l.ReorderBy,
 		Mark: l.Mark.value, AQM: l.AQM.value,
 	}
 	wrong := func(part string, err error) error {
 		return &config.Error{Key: key + part, Message: strings.TrimPrefix(err.Error(), "sim: ")}
 	}
 	if l.Delay != nil {
-		c.Delay = span(*l.Delay)
+		c.Delay = *l.Delay
 	}
 	if l.Payload > 0 {
 		c.Rate = cc.Rate(float64(l.Payload) * float64(cc.DefaultMSS+sim.HeaderBytes) / float64(cc.DefaultMSS))
@@ -184,7 +184,7 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 		}
 		steps := []sim.Step{{Rate: c.Rate}}
 		for _, s := range l.Steps {
-			steps = append(steps, sim.Step{At: span(s.At), Rate: cc.Rate(s.Rate)})
+			steps = append(steps, sim.Step{At: s.At, Rate: s.Rate})
 		}
 		if c.Trace, err = sim.Steps("steps", d, steps...); err != nil {
 			return c, wrong(".steps", err)
@@ -199,7 +199,7 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 				return c, wrong(".outages", err)
 			}
 		}
-		if c.Trace, err = c.Trace.Without(span(o.From), span(o.To), d); err != nil {
+		if c.Trace, err = c.Trace.Without(o.From, o.To, d); err != nil {
 			return c, wrong(".outages", err)
 		}
 	}
@@ -210,10 +210,10 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 }
 
 func (c cell) config() *sim.CellConfig {
-	out := &sim.CellConfig{Delay: span(c.RTT) / 2, Blocks: c.Blocks}
+	out := &sim.CellConfig{Delay: c.RTT / 2, Blocks: c.Blocks}
 	for _, h := range c.Hosts {
 		out.Hosts = append(out.Hosts, sim.CellHost{
-			BitsPerBlock: h.Bits, Delay: span(h.Delay), QueueBytes: h.Queue.value.bytes,
+			BitsPerBlock: h.Bits, Delay: h.Delay, QueueBytes: h.Queue.value.bytes,
 			QueuePackets: h.Queue.value.packets, Loss: h.Loss.value,
 		})
 	}
@@ -267,7 +267,7 @@ func (b *builder) actors(s *stage.Stage) error {
 			if f.Count > 0 {
 				one.Name = fmt.Sprint(name, " ", k+1)
 			}
-			shift := time.Duration(k) * span(f.Stagger)
+			shift := time.Duration(k) * f.Stagger
 			if f.Within > 0 {
 				shift += time.Duration(random.Int64N(int64(f.Within)))
 			}
@@ -304,12 +304,12 @@ func caida(random *rand.Rand) cc.Bytes {
 func (f flowForm) actor(name string) stage.Actor {
 	a := stage.Actor{
 		Name: name, Kind: stage.Kind(f.App), Host: f.Host - 1, Port: f.Port, Direct: f.Direct, Control: f.Control,
-		Start: span(f.Start), Stop: span(f.Stop), Size: cc.Bytes(f.Size), Every: span(f.Every), Rate: cc.Rate(f.Rate),
-		Buffer: span(f.Buffer), On: span(f.On), Off: span(f.Off), Random: f.Random, ECN: f.ECN.value,
-		SendBuffer: cc.Bytes(f.Sending),
+		Start: f.Start, Stop: f.Stop, Size: f.Size, Every: f.Every, Rate: f.Rate,
+		Buffer: f.Buffer, On: f.On, Off: f.Off, Random: f.Random, ECN: f.ECN.value,
+		SendBuffer: f.Sending,
 	}
 	if a.Kind == stage.Video {
-		a.Every = span(f.Chunk)
+		a.Every = f.Chunk
 	}
 	return a
 }
@@ -367,7 +367,7 @@ func (b *builder) edge(f form) (string, error) {
 func (b *builder) changes(f form, s *stage.Stage) error {
 	for i, c := range f.Changes {
 		key := fmt.Sprintf("changes[%d]", i)
-		one := stage.Change{At: span(c.At), Delay: span(c.RTT) / 2, Refused: c.Refused}
+		one := stage.Change{At: c.At, Delay: c.RTT / 2, Refused: c.Refused}
 		if c.Algorithm != "" || c.Edge.Node != nil {
 			other := f
 			other.Edge = c.Edge
@@ -384,7 +384,7 @@ func (b *builder) changes(f form, s *stage.Stage) error {
 		if one.Edge == "" && one.Delay == 0 {
 			return &config.Error{Key: key, Message: "it changes nothing: give it rtt, algorithm or edge"}
 		}
-		for ; one.At < s.Duration; one.At += span(c.Every) {
+		for ; one.At < s.Duration; one.At += c.Every {
 			if len(s.Changes) == maxChanges {
 				return &config.Error{Key: key, Message: fmt.Sprintf("these are more than %d changes", maxChanges)}
 			}

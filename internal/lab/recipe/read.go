@@ -10,6 +10,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/record"
@@ -288,13 +289,13 @@ type form struct {
 	Kernel    string           `yaml:"kernel"`
 	Tunnel    string           `yaml:"tunnel"`
 	Agents    []agentForm      `yaml:"agents"`
-	Hints     config.Duration  `yaml:"hints"`
+	Hints     time.Duration    `yaml:"hints"`
 	Acks      acks             `yaml:"acks"`
 	Changes   []change         `yaml:"changes"`
-	Duration  config.Duration  `yaml:"duration"`
-	Warmup    config.Duration  `yaml:"warmup"`
+	Duration  time.Duration    `yaml:"duration"`
+	Warmup    time.Duration    `yaml:"warmup"`
 	Seed      int              `yaml:"seed" min:"0"`
-	Sample    config.Duration  `yaml:"sample"`
+	Sample    time.Duration    `yaml:"sample"`
 }
 
 type agentForm struct {
@@ -305,42 +306,42 @@ type agentForm struct {
 }
 
 type acks struct {
-	Every   config.Duration  `yaml:"every"`
-	Delayed *config.Duration `yaml:"delayed"`
+	Every   time.Duration  `yaml:"every"`
+	Delayed *time.Duration `yaml:"delayed"`
 }
 
 type change struct {
-	At        config.Duration  `yaml:"at"`
-	Every     config.Duration  `yaml:"every"`
-	RTT       config.Duration  `yaml:"rtt"`
+	At        time.Duration    `yaml:"at"`
+	Every     time.Duration    `yaml:"every"`
+	RTT       time.Duration    `yaml:"rtt"`
 	Algorithm config.Algorithm `yaml:"algorithm"`
 	Edge      raw              `yaml:"edge"`
 	Refused   bool             `yaml:"refused"`
 }
 
 type flowForm struct {
-	App     string          `yaml:"app"`
-	Host    int             `yaml:"host" min:"1" max:"100"`
-	Hosts   int             `yaml:"hosts" min:"1" max:"100"` // over which Count is spread
-	Port    int             `yaml:"port" min:"1" max:"65535"`
-	Direct  bool            `yaml:"direct"`
-	Control string          `yaml:"control"`
-	Start   config.Duration `yaml:"start"`
-	Stop    config.Duration `yaml:"stop"`
-	Within  config.Duration `yaml:"within"`
-	Count   int             `yaml:"count" min:"1" max:"5000"`
-	Stagger config.Duration `yaml:"stagger"`
-	Size    config.Size     `yaml:"size"`
-	Sizes   string          `yaml:"sizes"`
-	Every   config.Duration `yaml:"every"`
-	Rate    config.Rate     `yaml:"rate"`
-	Sending config.Size     `yaml:"send_buffer"`
-	Chunk   config.Duration `yaml:"chunk"`
-	Buffer  config.Duration `yaml:"buffer"`
-	On      config.Duration `yaml:"on"`
-	Off     config.Duration `yaml:"off"`
-	Random  bool            `yaml:"random"`
-	ECN     word[sim.ECN]   `yaml:"ecn"`
+	App     string        `yaml:"app"`
+	Host    int           `yaml:"host" min:"1" max:"100"`
+	Hosts   int           `yaml:"hosts" min:"1" max:"100"` // over which Count is spread
+	Port    int           `yaml:"port" min:"1" max:"65535"`
+	Direct  bool          `yaml:"direct"`
+	Control string        `yaml:"control"`
+	Start   time.Duration `yaml:"start"`
+	Stop    time.Duration `yaml:"stop"`
+	Within  time.Duration `yaml:"within"`
+	Count   int           `yaml:"count" min:"1" max:"5000"`
+	Stagger time.Duration `yaml:"stagger"`
+	Size    cc.Bytes      `yaml:"size"`
+	Sizes   string        `yaml:"sizes"`
+	Every   time.Duration `yaml:"every"`
+	Rate    cc.Rate       `yaml:"rate"`
+	Sending cc.Bytes      `yaml:"send_buffer"`
+	Chunk   time.Duration `yaml:"chunk"`
+	Buffer  time.Duration `yaml:"buffer"`
+	On      time.Duration `yaml:"on"`
+	Off     time.Duration `yaml:"off"`
+	Random  bool          `yaml:"random"`
+	ECN     word[sim.ECN] `yaml:"ecn"`
 
 	config.Direction `yaml:",inline"`
 }
@@ -393,5 +394,3 @@ func (w *word[T]) UnmarshalYAML(n ast.Node) (err error) {
 	}
 	return nil
 }
-
-func span(d config.Duration) time.Duration { return time.Duration(d) }
