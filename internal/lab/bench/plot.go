@@ -72,7 +72,7 @@ func (t table) plot(name string) (bool, error) {
 			}
 			legend.Add("capacity", area)
 		}
-		line, err := addSender(rate, delay, points, figures.Colours[drawn%len(figures.Colours)])
+		line, err := addSender(rate, delay, points, figures.Colour(drawn))
 		if err != nil {
 			return false, err
 		}

@@ -175,16 +175,7 @@ func (w row) share(lossless *row) string {
 
 // cpu is the median of one figure of the proxy's, scaled; "-" without a proxy.
 func (w row) cpu(figure func(record.Run) *float64, scale float64) string {
-	var values []float64
-	for _, r := range w.counted() {
-		if v := figure(r); v != nil {
-			values = append(values, *v*scale)
-		}
-	}
-	if len(values) == 0 {
-		return "-"
-	}
-	return figures.Number(figures.SpreadOf(values).Median)
+	return middling(over(w, figure, func(v float64) float64 { return v * scale }))
 }
 
 // writeTrust adds what says how far to trust the figures.

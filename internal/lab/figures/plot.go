@@ -22,9 +22,9 @@ const (
 	keyWidth   = 7 * vg.Millimeter // of a line's sample in the legend
 )
 
-// Colours of lines are told apart by people who see few colours as well (the set
+// colours of lines are told apart by people who see few colours as well (the set
 // of Okabe and Ito).
-var Colours = []color.RGBA{
+var colours = []color.RGBA{
 	{0xd5, 0x5e, 0x00, 0xff},
 	{0x00, 0x72, 0xb2, 0xff},
 	{0x00, 0x9e, 0x73, 0xff},
@@ -33,6 +33,9 @@ var Colours = []color.RGBA{
 	{0x56, 0xb4, 0xe9, 0xff},
 	{0x55, 0x55, 0x55, 0xff},
 }
+
+// Colour is that of line i; there are a few, which come round again.
+func Colour(i int) color.RGBA { return colours[i%len(colours)] }
 
 // NewPlot returns one over seconds.
 func NewPlot(title, y string) *plot.Plot {

@@ -3,6 +3,7 @@ package figures
 import (
 	"bytes"
 	"fmt"
+	"html"
 	"image/color"
 	"io"
 	"regexp"
@@ -34,7 +35,7 @@ func SVG(p *plot.Plot, label string) (string, error) {
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return "", fmt.Errorf("draw %s: %w", label, err)
 	}
-	text := sized.ReplaceAllString(b.String(), `<svg role="img" aria-label="`+attribute(label)+`"`)
+	text := sized.ReplaceAllString(b.String(), `<svg role="img" aria-label="`+html.EscapeString(label)+`"`)
 	return strings.NewReplacer("#000000", "currentColor", `xmlns:xlink="http://www.w3.org/1999/xlink"`,
 		"").Replace(text), nil
 }
@@ -42,11 +43,6 @@ func SVG(p *plot.Plot, label string) (string, error) {
 // inside leaves room at the right, where the last label of an axis ends.
 func inside(canvas vg.CanvasSizer) draw.Canvas {
 	return draw.Crop(draw.New(canvas), 0, -5*vg.Millimeter, 0, 0)
-}
-
-// attribute makes text safe between double quotes.
-func attribute(text string) string {
-	return strings.NewReplacer("&", "&amp;", `"`, "&quot;", "<", "&lt;", ">", "&gt;").Replace(text)
 }
 
 // WriteSVG draws a plot as a file by itself, in black on white.

@@ -349,8 +349,7 @@ func (b *builder) edge(f form) (string, error) {
 			return "", at(f.Edge, "edge", "it takes the place of algorithm, group and envelope, and of what flows have of "+
 				"these; write all of it there, or none")
 		}
-		text, err := f.Edge.text()
-		return text, err
+		return f.Edge.text()
 	}
 	if f.Algorithm == "" && len(b.rules) == 0 {
 		return "", nil

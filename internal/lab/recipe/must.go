@@ -154,18 +154,11 @@ func (r *Recipe) mustForm(key string, item yaml.Node) (f mustForm, err error) {
 	}
 	if two, ok := tree.Node.(*ast.BinaryNode); ok {
 		f.What, f.Is = two.Left.String(), formula(two.Left.String())
-		bound := formula(two.Right.String())
-		switch two.Operator {
-		case ">=":
-			f.AtLeast = bound
-		case "<=":
-			f.AtMost = bound
-		case ">":
-			f.Above = bound
-		case "<":
-			f.Below = bound
-		case "==":
-			f.AtLeast, f.AtMost = bound, bound
+		for i, bound := range f.bounds() {
+			sign := comparisons[i].sign
+			if two.Operator == sign || two.Operator == "==" && strings.Contains(sign, "=") {
+				*bound = formula(two.Right.String())
+			}
 		}
 	}
 	if f.AtLeast+f.AtMost+f.Above+f.Below == "" {
@@ -174,12 +167,15 @@ func (r *Recipe) mustForm(key string, item yaml.Node) (f mustForm, err error) {
 	return f, nil
 }
 
+// bounds are those of comparisons, in their order.
+func (f *mustForm) bounds() []*formula { return []*formula{&f.AtLeast, &f.AtMost, &f.Above, &f.Below} }
+
 // with puts the values of variables in.
 func (f mustForm) with(v variables) mustForm {
 	for _, s := range []*string{&f.Run, &f.What, &f.Paper, &f.Unit} {
 		*s = v.in(*s)
 	}
-	for _, s := range []*formula{&f.When, &f.Is, &f.AtLeast, &f.AtMost, &f.Above, &f.Below} {
+	for _, s := range append(f.bounds(), &f.When, &f.Is) {
 		*s = formula(v.in(string(*s)))
 	}
 	return f
@@ -234,8 +230,8 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 		return program
 	}
 	m.when, m.is = read(".when", m.form.When), read(".is", m.form.Is)
-	for i, f := range []formula{m.form.AtLeast, m.form.AtMost, m.form.Above, m.form.Below} {
-		m.bounds[i] = read("", f)
+	for i, f := range m.form.bounds() {
+		m.bounds[i] = read("", *f)
 	}
 	return m, failed
 }

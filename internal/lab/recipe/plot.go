@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"image/color"
 	"strings"
 	"time"
 
@@ -86,7 +85,7 @@ func draw(p *plot.Plot, curves []curve, every int, value func(cc.Bytes) float64)
 			middle := (time.Duration(k)*stage.Step + time.Duration(every)*stage.Step/2).Seconds()
 			points = append(points, plotter.XY{X: middle, Y: value(sum)})
 		}
-		line, err := figures.Line(p, points, colour(i))
+		line, err := figures.Line(p, points, figures.Colour(i))
 		if err != nil {
 			return nil, err
 		}
@@ -94,8 +93,6 @@ func draw(p *plot.Plot, curves []curve, every int, value func(cc.Bytes) float64)
 	}
 	return lines, nil
 }
-
-func colour(i int) color.RGBA { return figures.Colours[i%len(figures.Colours)] }
 
 // throughputs are those of the actors, of hosts where they are too many, or of all.
 func (r Run) throughputs() []curve {

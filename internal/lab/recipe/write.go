@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -129,18 +130,14 @@ func stageTable(results []Result) figures.Table {
 // each is the throughput of each actor after the warm-up, while it ran.
 func each(r Run) string {
 	const most = 5
-	var all []string
-	least, largest := -1.0, 0.0
+	var all []float64
+	var texts []string
 	for i, a := range r.Record.Actors {
 		v := a.Rate(r.Stage.There(i)).Mbps()
-		all = append(all, figures.Number(v))
-		if least < 0 || v < least {
-			least = v
-		}
-		largest = max(largest, v)
+		all, texts = append(all, v), append(texts, figures.Number(v))
 	}
 	if len(all) > most {
-		return fmt.Sprintf("%d: %s to %s", len(all), figures.Number(least), figures.Number(largest))
+		return fmt.Sprintf("%d: %s to %s", len(all), figures.Number(slices.Min(all)), figures.Number(slices.Max(all)))
 	}
-	return strings.Join(all, " ")
+	return strings.Join(texts, " ")
 }

@@ -4,6 +4,7 @@ package record
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -212,7 +213,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		r.Envelope = s.Envelope
 	}
 	if s.Edge == "" {
-		r.Kernel = orElse(s.Kernel, "cubic")
+		r.Kernel = cmp.Or(s.Kernel, "cubic")
 	}
 	if r.Virtual {
 		r.Transport = rec.Transport.String()
@@ -329,7 +330,7 @@ func together(flows []Flow) Flow {
 		all.Took = append(all.Took, f.Took...)
 		all.Sent, all.Drops = all.Sent+f.Sent, all.Drops+f.Drops
 		all.Resent, all.Timeouts = all.Resent+f.Resent, all.Timeouts+f.Timeouts
-		all.Error = orElse(all.Error, f.Error)
+		all.Error = cmp.Or(all.Error, f.Error)
 	}
 	return all
 }
@@ -380,13 +381,6 @@ func rounded(v float64) float64 { return math.Round(v*1e3) / 1e3 }
 
 // Millis rounds to the microsecond: what is beyond it is noise.
 func Millis(d time.Duration) float64 { return float64(d.Round(time.Microsecond)) / 1e6 }
-
-func orElse(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
-}
 
 // Write writes one run as one line.
 func Write(w io.Writer, r Run) error {

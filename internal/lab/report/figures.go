@@ -42,8 +42,6 @@ func (p path) has(data func(record.Run) bool) bool {
 	return slices.ContainsFunc(p.rows, func(w row) bool { return slices.ContainsFunc(w.runs, data) })
 }
 
-func colour(i int) color.RGBA { return figures.Colours[i%len(figures.Colours)] }
-
 // tradeoff is the plot of this field: for each sender the middle of its seconds, and an
 // ellipse through their quartiles. Better is up and to the right.
 func (p path) tradeoff() (*plot.Plot, error) {
@@ -64,7 +62,7 @@ func (p path) tradeoff() (*plot.Plot, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := colour(i)
+		c := figures.Colour(i)
 		ring.LineStyle.Color, ring.LineStyle.Width = c, 1.4
 		c.A = 0x30
 		ring.Color = color.NRGBA(c)
@@ -72,7 +70,7 @@ func (p path) tradeoff() (*plot.Plot, error) {
 		if err != nil {
 			return nil, err
 		}
-		dot.Color, dot.Radius, dot.Shape = colour(i), vg.Points(3), draw.CircleGlyph{}
+		dot.Color, dot.Radius, dot.Shape = figures.Colour(i), vg.Points(3), draw.CircleGlyph{}
 		chart.Add(ring, dot)
 		chart.Y.Max = max(chart.Y.Max, 1.1*y[2])
 		chart.X.Max = max(chart.X.Max, 1.5*x[2])
@@ -153,7 +151,7 @@ func (p path) lines(chart *plot.Plot, of func(*record.Series) []float64, least f
 		for k := range points {
 			points[k].Y = max(points[k].Y, least)
 		}
-		if _, err := figures.Line(chart, points, colour(i)); err != nil {
+		if _, err := figures.Line(chart, points, figures.Colour(i)); err != nil {
 			return err
 		}
 		chart.X.Max = max(chart.X.Max, s.Step*float64(len(points)))
@@ -207,7 +205,7 @@ func (p path) distribution() (*plot.Plot, error) {
 		if len(points) < 2 {
 			continue
 		}
-		if _, err := figures.Line(chart, points, colour(i)); err != nil {
+		if _, err := figures.Line(chart, points, figures.Colour(i)); err != nil {
 			return nil, err
 		}
 		chart.X.Max = max(chart.X.Max, 1.2*points[len(points)-1].X)

@@ -129,7 +129,7 @@ func (p path) section() (section, error) {
 		s.Figures = append(s.Figures, template.HTML(svg)) //nolint:gosec // drawn by figures, which escapes its text
 	}
 	for i, w := range p.rows {
-		c := colour(i)
+		c := figures.Colour(i)
 		s.Lines = append(s.Lines, line{
 			Name: w.name, Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
 			Runs: len(w.runs), Discarded: w.discarded,

@@ -185,12 +185,7 @@ func (a *actor) watch(ctx context.Context) error {
 }
 
 // buffer is how far a player downloads ahead.
-func (a Actor) buffer() time.Duration {
-	if a.Buffer == 0 {
-		return defaultBuffer
-	}
-	return a.Buffer
-}
+func (a Actor) buffer() time.Duration { return cmp.Or(a.Buffer, defaultBuffer) }
 
 // read counts payload that the application has read just now.
 func (a *actor) read(n int) {

@@ -60,6 +60,8 @@ func (s Stage) Check() error {
 		switch {
 		case c.At < 0 || c.At >= s.Duration:
 			wrong("changes", "change %d is at %s, which is not in the run", i, c.At)
+		case i > 0 && c.At < s.Changes[i-1].At:
+			wrong("changes", "change %d is at %s, which is before the one that precedes it", i, c.At)
 		case c.Edge != "" && s.Edge == "":
 			wrong("changes", "change %d is for a proxy, but there is none: give algorithm or edge", i)
 		case c.Delay < 0:
@@ -186,9 +188,4 @@ func (s Stage) UploadsAlone() bool {
 }
 
 // port is the server's.
-func (a Actor) port() uint16 {
-	if a.Port == 0 {
-		return 80
-	}
-	return uint16(a.Port)
-}
+func (a Actor) port() uint16 { return uint16(cmp.Or(a.Port, 80)) }

@@ -1,6 +1,7 @@
 package stage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -185,19 +186,15 @@ func (r *run) set(ctx context.Context) error {
 
 // serve starts the servers, and returns the ports whose connections are the proxy's.
 func (r *run) serve(ctx context.Context) (captured []uint16, err error) {
-	kernel := r.stage.Kernel
-	if kernel == "" {
-		kernel = "cubic"
-	}
 	seen := map[netip.AddrPort]bool{}
 	for _, a := range r.actors {
 		if a.Kind == UDP || r.stage.Native || seen[a.server] {
 			continue
 		}
 		seen[a.server] = true
-		algorithm := kernel
+		algorithm := cmp.Or(r.stage.Kernel, kernelDefault)
 		if a.proxied {
-			algorithm = "cubic" // which does not matter: that leg has no bottleneck
+			algorithm = kernelDefault // which does not matter: that leg has no bottleneck
 			captured = append(captured, a.server.Port())
 		}
 		s, err := traffic.Serve(r.lab.Server, a.server.String(), algorithm, r.answer(ctx))

@@ -143,8 +143,8 @@ func TestAReloadMovesARunningTransferAndABrokenOneIsRecorded(t *testing.T) {
 	labtest.Need(t)
 	s := short(Actor{Name: "bulk", Kind: Bulk})
 	s.Changes = []Change{
-		{At: 1200 * time.Millisecond, Edge: "defaults: {algorithm: \"no-such\"}\n"},
 		{At: 600 * time.Millisecond, Edge: "defaults: {algorithm: \"static:cwnd_packets=7\"}\n"},
+		{At: 1200 * time.Millisecond, Edge: "defaults: {algorithm: \"no-such\"}\n"},
 	}
 	r, err := Play(t.Context(), penstock(t), s, nil)
 	require.NoError(t, err)

@@ -37,7 +37,7 @@ type Stage struct {
 	Hints  time.Duration // how often the last hop tells the proxy of itself; 0: never
 
 	Actors  []Actor
-	Changes []Change
+	Changes []Change // in the order of their times
 
 	Duration time.Duration // from the first data packet
 	Warmup   time.Duration // figures over the whole run count from here on

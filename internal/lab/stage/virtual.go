@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strconv"
 	"time"
 
@@ -88,8 +87,7 @@ func (v *virtual) prepare() error {
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
 	v.edges = []virtualEdge{{rules: rules}}
-	changes := slices.SortedStableFunc(slices.Values(s.Changes), func(a, b Change) int { return int(a.At - b.At) })
-	for _, c := range changes {
+	for _, c := range s.Changes {
 		if c.Edge == "" {
 			continue
 		}
@@ -104,7 +102,7 @@ func (v *virtual) prepare() error {
 	if err := v.addFlows(); err != nil {
 		return err
 	}
-	for _, c := range changes {
+	for _, c := range s.Changes {
 		if c.Delay > 0 {
 			v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: c.At, Delay: c.Delay})
 		}
@@ -213,12 +211,7 @@ func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
 	case Requests:
 		f.Every = max(a.Every, 1) // 0: as soon as the last has come
 	case Video:
-		buffer := a.Buffer
-		if buffer == 0 {
-			buffer = defaultBuffer
-		}
-		f.Rate, f.Video = 0, sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: buffer}
-	case Bulk, Web, Upload:
+		f.Rate, f.Video = 0, sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: a.buffer()}
 	}
 	return f
 }
@@ -256,11 +249,7 @@ func (v *virtual) terms(i int, at time.Duration) (flow.Terms, error) {
 	if t, ok, err := v.managed(i, edge); ok || err != nil {
 		return t, err
 	}
-	kernel := v.stage.Kernel
-	if kernel == "" {
-		kernel = "cubic"
-	}
-	name, params, err := cc.Parse(kernel)
+	name, params, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
 	return flow.Terms{Group: fmt.Sprintf("server %d", i), Algorithm: name, Params: params}, err
 }
 
@@ -385,7 +374,6 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 			}
 			r.Requests = append(r.Requests, q)
 		}
-	case Bulk, Upload:
 	}
 	return r
 }

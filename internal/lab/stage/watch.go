@@ -1,11 +1,9 @@
 package stage
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -77,9 +75,7 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 
 // change alters the stage, each time in its turn.
 func (w *watch) change() {
-	changes := slices.SortedStableFunc(slices.Values(w.stage.Changes),
-		func(a, b Change) int { return cmp.Compare(a.At, b.At) })
-	for _, c := range changes {
+	for _, c := range w.stage.Changes {
 		if w.wait(w.ctx, c.At) != nil {
 			return
 		}
