@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
@@ -147,12 +146,6 @@ where user namespaces are allowed.`,
 const managements = "droptail, codel (RFC 8289), fq_codel (RFC 8290), pie (RFC 8033) or dualpi2 (RFC 9332), all but " +
 	"the first with ECN marks"
 
-// ofRuns are the flags that are about how an experiment is played, and go with a file.
-var ofRuns = map[string]bool{
-	"seeds": true, "runs": true, "packets": true, agents.Flag: true, "retry-noisy": true, "json": true, "csv": true,
-	"report": true, "plot": true, "resume": true, "help": true, proxyFlag: true, "mdi-model": true,
-}
-
 // experiment is what the flags describe, or the file.
 func (f *benchFlags) experiment(cmd *cobra.Command, files []string) (r recipe.Recipe, err error) {
 	if f.runs < 1 {
@@ -165,12 +158,7 @@ func (f *benchFlags) experiment(cmd *cobra.Command, files []string) (r recipe.Re
 		return r, err
 	}
 	if len(files) > 0 {
-		cmd.Flags().Visit(func(flag *pflag.Flag) {
-			if !ofRuns[flag.Name] && err == nil {
-				err = fmt.Errorf("--%s does not go with a file: write it there", flag.Name)
-			}
-		})
-		if err != nil {
+		if err := only(cmd.Flags(), ofRuns, withFile); err != nil {
 			return r, err
 		}
 		return recipe.Open(files[0], f.Agents)

@@ -210,8 +210,8 @@ func (f *mdiTrainFlags) train(cmd *cobra.Command, p mdiPlan) error {
 func (f *mdiTrainFlags) commandLine() string {
 	return fmt.Sprintf("penstock-lab mdi train --algorithm %s --generate %s --runs %d --seed %d --duration %v "+
 		"--delay %v --buffer %s --windows=%s --delays=%s",
-		f.algorithm, strings.Join(f.models, " --generate "+
-			""), f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows, f.delays)
+		f.algorithm, strings.Join(f.models, " --generate "), f.runs, f.seed, f.duration, f.delay, f.buffer, f.windows,
+		f.delays)
 }
 
 // epochsOf turns a flow's samples into epochs. window is the index of its window

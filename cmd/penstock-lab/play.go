@@ -14,9 +14,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
@@ -25,6 +27,24 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
+
+// ofRuns are the flags that are about how experiments are played, and go with files of them.
+var ofRuns = []string{
+	"seeds", "runs", "packets", agents.Flag, "retry-noisy", "json", "csv", "report", "plot", "resume", "trace-out",
+	"trace-every", "help", proxyFlag, "mdi-model",
+}
+
+const withFile = "a file: write it there"
+
+// only refuses other flags than those that go with something.
+func only(flags *pflag.FlagSet, those []string, with string) (err error) {
+	flags.Visit(func(flag *pflag.Flag) {
+		if !slices.Contains(those, flag.Name) && err == nil {
+			err = fmt.Errorf("--%s does not go with %s", flag.Name, with)
+		}
+	})
+	return err
+}
 
 // interruptible is a command's context until the user ends it.
 func interruptible(cmd *cobra.Command) (context.Context, context.CancelFunc) {
@@ -344,10 +364,8 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 		return rec, err
 	}
 	played, err := r.Play(ctx, s.scale, seed, player, func(p recipe.Progress) {
-		if p.Over && known[p.Number-1] < 0 || !p.Over && !s.quiet {
-			if !s.quiet {
-				printer.Line(p.String(), p.Over)
-			}
+		if !s.quiet && (!p.Over || known[p.Number-1] < 0) {
+			printer.Line(p.String(), p.Over)
 		}
 	})
 	if r.Asserts() && len(made) == len(stages) {

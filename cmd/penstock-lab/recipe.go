@@ -31,12 +31,12 @@ func recipeTableCommand() *cobra.Command {
 		Example: "  penstock-lab bench recipe table docs/measurements/recipes.jsonl",
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, names []string) error {
+			files, err := readRecords(names)
+			if err != nil {
+				return cli.BadInput(err)
+			}
 			var all []record.Run
-			for _, name := range names {
-				f, err := readRecords(name)
-				if err != nil {
-					return cli.BadInput(err)
-				}
+			for _, f := range files {
 				all = append(all, f.Runs...)
 			}
 			return recipe.WriteMarkdown(cmd.OutOrStdout(), all)

@@ -31,13 +31,9 @@ stand side by side, such as one from before a change and one from after it.`,
 			if err := output.Apart([]string{out}, names...); err != nil {
 				return cli.BadInput(fmt.Errorf("--output: %w", err))
 			}
-			var files []report.File
-			for _, name := range names {
-				f, err := readRecords(name)
-				if err != nil {
-					return cli.BadInput(err)
-				}
-				files = append(files, f)
+			files, err := readRecords(names)
+			if err != nil {
+				return cli.BadInput(err)
 			}
 			if err := writeReport(cmd, out, files); err != nil {
 				return fmt.Errorf("--output: %w", err)
@@ -46,10 +42,7 @@ stand side by side, such as one from before a change and one from after it.`,
 				return nil
 			}
 			drawn, err := report.WriteFigures(pictures, files)
-			for _, name := range drawn {
-				fmt.Fprintf(cmd.ErrOrStderr(), "drawn: %s\n", name)
-			}
-			if err != nil {
+			if tellDrawn(cmd, drawn); err != nil {
 				return fmt.Errorf("--figures: %w", err)
 			}
 			return nil
@@ -70,17 +63,20 @@ func writeReport(cmd *cobra.Command, path string, files []report.File) error {
 	return nil
 }
 
-// readRecords reads a file of records, which has one at least.
-func readRecords(name string) (report.File, error) {
-	if _, err := os.Stat(name); err != nil {
-		return report.File{}, err
+// readRecords reads files of records, of which each has one at least.
+func readRecords(names []string) (files []report.File, err error) {
+	for _, name := range names {
+		if _, err := os.Stat(name); err != nil {
+			return nil, err
+		}
+		runs, err := record.Open(name)
+		if err != nil {
+			return nil, fmt.Errorf("%w; give what --json wrote", err)
+		}
+		if len(runs) == 0 {
+			return nil, fmt.Errorf("%s has no runs", name)
+		}
+		files = append(files, report.File{Name: filepath.Base(name), Runs: runs})
 	}
-	runs, err := record.Open(name)
-	if err != nil {
-		return report.File{}, fmt.Errorf("%w; give what --json wrote", err)
-	}
-	if len(runs) == 0 {
-		return report.File{}, fmt.Errorf("%s has no runs", name)
-	}
-	return report.File{Name: filepath.Base(name), Runs: runs}, nil
+	return files, nil
 }

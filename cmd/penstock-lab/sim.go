@@ -26,17 +26,17 @@ import (
 // simFlags are the flags of sim as written.
 type simFlags struct {
 	bench.Matrix
-	algorithms, sweeps     []string
-	rates, traces, models  []string
-	upRate, upTrace        string
-	buffer, transport, ecn string
-	loss                   float64
-	seed                   uint64
-	all, markdown          bool
-	traceOut               string
-	sampled                time.Duration
-	agents                 []string
-	outputs                outputs
+	algorithms, sweeps    []string
+	rates, traces, models []string
+	upRate, upTrace       string
+	buffer, transport     string
+	loss                  float64
+	seed                  uint64
+	all, markdown         bool
+	traceOut              string
+	sampled               time.Duration
+	agents                []string
+	outputs               outputs
 }
 
 func simCommand() *cobra.Command {
@@ -133,7 +133,7 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.buffer, "buffer", "2MB", "limit of the queue: bytes (2MB), packets (100pkt) or none")
 	flags.StringVar(&f.AQM, "aqm", sim.DropTail.String(),
 		"how that queue is managed: "+managements)
-	flags.StringVar(&f.ecn, "ecn", sim.ECNDefault.String(),
+	flags.StringVar(&f.ECN, "ecn", sim.ECNDefault.String(),
 		"what packets say of ECN: classic (ECT(0)), l4s (ECT(1)), off, or default: l4s with prague, classic with "+
 			"others")
 	flags.Float64Var(&f.loss, "loss", 0, "probability that a data packet is lost at random")
@@ -170,36 +170,28 @@ func fileFormat() string {
 	return strings.ReplaceAll("\n"+strings.TrimSpace(recipe.Format), "\n", "\n  ")[1:] + "\n"
 }
 
-// shared are the flags that go with files, too.
-var shared = map[string]bool{
-	"json": true, "csv": true, "report": true, "plot": true, "resume": true, "trace-out": true, "trace-every": true,
-	agents.Flag: true, "help": true, "mdi-model": true, proxyFlag: true,
-}
-
 // experiments reads the flags or the files.
 func (f *simFlags) experiments(flags *pflag.FlagSet, files []string) (all []recipe.Recipe, err error) {
 	if len(files) == 0 {
 		r, err := f.experiment()
 		return []recipe.Recipe{r}, err
 	}
-	flags.Visit(func(flag *pflag.Flag) {
-		if !shared[flag.Name] && err == nil {
-			err = fmt.Errorf("--%s does not go with a file: write it there", flag.Name)
-		}
-	})
-	for _, name := range files {
-		if err == nil {
-			var r recipe.Recipe
-			r, err = recipe.Open(name, f.Agents)
-			all = append(all, r)
-		}
+	if err := only(flags, ofRuns, withFile); err != nil {
+		return nil, err
 	}
-	return all, err
+	for _, name := range files {
+		r, err := recipe.Open(name, f.Agents)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
 }
 
 // experiment is what the flags describe.
 func (f *simFlags) experiment() (r recipe.Recipe, err error) {
-	f.Name, f.Losses, f.Buffers, f.Up, f.ECN = "sim", []float64{f.loss}, []string{f.buffer}, record.Free, f.ecn
+	f.Name, f.Losses, f.Buffers, f.Up = "sim", []float64{f.loss}, []string{f.buffer}, record.Free
 	if f.Flows < 1 || f.Flows > maxSimFlows {
 		return r, fmt.Errorf("--flows is %d, but must be from 1 to %d", f.Flows, maxSimFlows)
 	}

@@ -39,7 +39,7 @@ func standardList() string {
 }
 
 // withAll are the flags that go with --all.
-var withAll = map[string]bool{"all": true, "markdown": true, "algorithm": true, "sweep": true, "transport": true}
+var withAll = append([]string{"all", "markdown", "algorithm", "sweep", "transport"}, ofRuns...)
 
 // runAll puts the algorithms through the standard cases and prints the table.
 func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
@@ -108,12 +108,7 @@ func (f *simFlags) standardRuns(flags *pflag.FlagSet, files []string) (runs []st
 	if len(files) > 0 {
 		return nil, errors.New("--all does not go with a file: its cases are the standard ones")
 	}
-	flags.Visit(func(flag *pflag.Flag) {
-		if !shared[flag.Name] && !withAll[flag.Name] && err == nil {
-			err = fmt.Errorf("--%s does not go with --all: its cases are the standard ones", flag.Name)
-		}
-	})
-	if err != nil {
+	if err := only(flags, withAll, "--all: its cases are the standard ones"); err != nil {
 		return nil, err
 	}
 	if f.outputs.resume || f.outputs.plot != "" {

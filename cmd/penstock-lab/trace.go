@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"os"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
@@ -176,19 +174,15 @@ func traceServeCommand() *cobra.Command {
 			}
 			ctx, stop := interruptible(cmd)
 			defer stop()
-			return served(ctx, listen, r)
+			if err := linktrace.Serve(ctx, listen, r); err != nil {
+				return cli.BadInput(fmt.Errorf("--listen: %w", err))
+			}
+			return nil
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", "127.0.0.1:9000", "TCP and UDP `ADDRESS`")
 	cmd.Flags().StringVar(&most, "most", "1gbit", "rate that nobody gets more than")
 	return cmd
-}
-
-func served(ctx context.Context, listen string, most cc.Rate) error {
-	if err := linktrace.Serve(ctx, listen, most); err != nil {
-		return cli.BadInput(fmt.Errorf("--listen: %w", err))
-	}
-	return nil
 }
 
 func writeTraceTo(name string, t *sim.Trace) error {
