@@ -44,7 +44,8 @@ type MASQUEConfig struct {
 const (
 	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
 	maxHeader   = 16 << 10
-	maxStreams  = 1024 // of one client at a time
+	maxStreams  = 1024 // of one connection at a time
+	maxConns    = 256  // of one client at a time
 
 	// A client that is connected without a request is sent away after idleTimeout.
 	// While it has one, it is asked whether it is still there, as a leg of the
@@ -93,10 +94,12 @@ type MASQUE struct {
 	open      map[string]int            // sessions of each peer, those that begin too
 	past      map[string]tunnel.Traffic // of sessions that have ended, by peer
 	conns     map[*quicgo.Conn]*masqueConn
+	known     map[string]int // connections of each client
 }
 
 // masqueConn is what is known of a client's QUIC connection.
 type masqueConn struct {
+	name    string          // of the client; empty: it has not told who it is
 	tokens  map[digest]bool // that have been used on it
 	streams atomic.Bool     // there have been some
 	closed  <-chan struct{}
@@ -129,7 +132,7 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	m := &MASQUE{
 		cfg: cfg, log: cfg.Log.With("listener", cfg.Name), stack: stack, requests: make(chan datapath.Conn, waitingRequests),
 		closed: make(chan struct{}), sessions: map[netip.Addr]*ipSession{}, open: map[string]int{},
-		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{},
+		past: map[string]tunnel.Traffic{}, conns: map[*quicgo.Conn]*masqueConn{}, known: map[string]int{},
 		leave: leaveWithin, strangers: datapath.NewPlaces(maxStrangers), lookups: datapath.NewPlaces(maxLookups),
 	}
 	switch {
@@ -227,34 +230,62 @@ func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context 
 	m.mu.Unlock()
 	context.AfterFunc(c.Context(), func() {
 		m.mu.Lock()
+		defer m.mu.Unlock()
+		if name := m.conns[c].name; name != "" {
+			if m.known[name]--; m.known[name] == 0 {
+				delete(m.known, name)
+			}
+		}
 		delete(m.conns, c)
-		m.mu.Unlock()
 	})
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// note remembers which token a connection has used; false: it has just gone.
-func (m *MASQUE) note(r *http.Request, who identity) bool {
-	if who.token == (digest{}) {
-		return true
-	}
+var (
+	errUnknown      = errors.New("a token or a certificate is needed")
+	errTooManyConns = fmt.Errorf("a client may have %d connections at a time", maxConns)
+)
+
+// note remembers whose a connection is, and which token it has used.
+func (m *MASQUE) note(r *http.Request, who identity) error {
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if state := m.conns[c]; state != nil {
+	if _, ok := find(m.tokens, who.token); !ok && who.token != (digest{}) {
+		return errUnknown // the token has just gone
+	}
+	state := m.conns[c]
+	if state == nil {
+		return nil // it has just ended
+	}
+	if state.name == "" {
+		if m.known[who.name] >= maxConns {
+			return errTooManyConns
+		}
+		m.known[who.name]++
+		state.name = who.name
+	}
+	if who.token != (digest{}) {
 		state.tokens[who.token] = true
 	}
-	_, ok := find(m.tokens, who.token)
-	return ok
+	return nil
 }
 
 // ServeHTTP implements http.Handler.
 func (m *MASQUE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	who, ok := m.authenticate(r)
-	if !ok || !m.note(r, who) {
+	err := errUnknown
+	if ok {
+		err = m.note(r, who)
+	}
+	switch {
+	case errors.Is(err, errUnknown):
 		m.refused.Add(1)
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		m.reject(w, r, http.StatusUnauthorized, "a token or a certificate is needed")
+		m.reject(w, r, http.StatusUnauthorized, err.Error())
+		return
+	case err != nil:
+		m.reject(w, r, http.StatusServiceUnavailable, err.Error())
 		return
 	}
 	if known, ok := r.Context().Value(strangerKey{}).(func()); ok {

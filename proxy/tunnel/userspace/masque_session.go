@@ -112,8 +112,8 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 		return m.lookup(ctx, who.name, name)
 	})
 	switch {
-	case errors.Is(err, errCrowded):
-		m.reject(w, r, http.StatusServiceUnavailable, "too many names are being looked up")
+	case errors.Is(err, errLookups):
+		m.reject(w, r, http.StatusServiceUnavailable, errLookups.Error())
 		return
 	case err != nil:
 		m.reject(w, r, http.StatusBadRequest, err.Error())

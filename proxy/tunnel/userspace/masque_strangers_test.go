@@ -3,9 +3,11 @@ package userspace
 import (
 	"context"
 	"crypto/tls"
+	"net/http"
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	quicgo "github.com/quic-go/quic-go"
 	"github.com/quic-go/quic-go/http3"
@@ -36,6 +38,37 @@ func TestClientsThatNobodyKnowsAreBounded(t *testing.T) {
 	exchange(t, c.mustStream("203.0.113.7:443"), []byte("hello"))
 	exchange(t, dialMASQUE(t, m).mustStream("203.0.113.7:443"), []byte("there is room beside whom we know"))
 	assert.Equal(t, maxStrangers-2, m.strangers.Taken(), "and whom we knew is not counted once more as it goes")
+}
+
+func TestConnectionsOfAClientAreBounded(t *testing.T) {
+	m, l := masque(t, nil)
+	answering(t, l, nil, echo(t))
+	known := func() int {
+		m.mu.RLock()
+		defer m.mu.RUnlock()
+		return m.known["phone"]
+	}
+	note := func(connections int) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.known["phone"] += connections
+	}
+	first := dialMASQUE(t, m)
+	exchange(t, first.mustStream("203.0.113.7:443"), []byte("hello"))
+	note(maxConns - 1)
+	c := dialMASQUE(t, m)
+	_, said, err := c.stream("203.0.113.7:443", phoneToken)
+	require.NoError(t, err)
+	assert.Equal(t, http.StatusServiceUnavailable, said.status)
+	exchange(t, first.mustStream("203.0.113.7:443"), []byte("who is known has more streams"))
+	other, _, err := c.stream("203.0.113.7:443", tabletToken)
+	require.NoError(t, err)
+	exchange(t, other, []byte("others have room"))
+
+	require.NoError(t, first.conn.CloseWithError(0, ""))
+	require.Eventually(t, func() bool { return known() == maxConns-1 }, soon, time.Millisecond)
+	exchange(t, dialMASQUE(t, m).mustStream("203.0.113.7:443"), []byte("there is room again"))
+	assert.Equal(t, maxConns, known())
 }
 
 // retries counts the Retry packets that a client gets.

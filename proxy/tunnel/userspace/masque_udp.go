@@ -77,6 +77,9 @@ func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) 
 	u := &udpStream{name: who.name, queue: make(chan []byte, udpQueue), cancel: cancel}
 	s, target, err := m.reach(ctx, d, u, clientAddr(r.RemoteAddr), target, host)
 	switch {
+	case errors.Is(err, errLookups):
+		m.reject(w, r, http.StatusServiceUnavailable, errLookups.Error())
+		return
 	case errors.Is(err, errCrowded):
 		m.reject(w, r, http.StatusServiceUnavailable, "the proxy has no room for another UDP session")
 		return
@@ -232,10 +235,12 @@ func (m *MASQUE) reach(ctx context.Context, d *Datagrams, u *udpStream, source, 
 	return nil, target, err
 }
 
+var errLookups = errors.New("too many names are being looked up")
+
 // lookup resolves a name that a peer asks for, unless too many are being resolved.
 func (m *MASQUE) lookup(ctx context.Context, peer, name string) ([]netip.Addr, error) {
 	if !m.lookups.Take(peer) {
-		return nil, errCrowded
+		return nil, errLookups
 	}
 	defer m.lookups.Leave(peer)
 	ctx, cancel := context.WithTimeout(ctx, resolveWithin)

@@ -3,6 +3,7 @@ package userspace
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -265,8 +266,11 @@ func TestNamesThatAreLookedUpAreBoundedForEachPeer(t *testing.T) {
 	for range maxLookups / 2 {
 		require.True(t, m.lookups.Take("phone"))
 	}
-	_, said := c.udp(byName)
+	refused, said := c.udp(byName)
 	assert.Equal(t, http.StatusServiceUnavailable, said.status)
+	why, err := io.ReadAll(refused)
+	require.NoError(t, err)
+	assert.Contains(t, string(why), errLookups.Error())
 	_, said = c.ask("connect-ip", ipPath+"localhost/*/")
 	assert.Equal(t, http.StatusServiceUnavailable, said.status)
 	_, said = c.udp(pathOf(server))
