@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -80,19 +80,13 @@ func transfer(b *testing.B, start func(testing.TB, string) string, flows, rate i
 	sink := startPeer(b, "sink", start(b, source.line(b)), strconv.Itoa(flows))
 	sink.line(b) // connected
 	u := usage{bytes: int64(b.N) << 20}
-	before := cpuTime(b)
+	before := need.CPU(b)
 	b.ResetTimer()
 	sink.say(b, strconv.FormatInt(u.bytes, 10))
 	sink.line(b) // done
 	u.wall = b.Elapsed()
-	u.cpu = cpuTime(b) - before
+	u.cpu = need.CPU(b) - before
 	return u
-}
-
-func cpuTime(tb testing.TB) time.Duration {
-	var r syscall.Rusage
-	require.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &r))
-	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 func startPenstock(algorithm config.Algorithm) func(testing.TB, string) string {
@@ -108,36 +102,7 @@ func startPenstock(algorithm config.Algorithm) func(testing.TB, string) string {
 func startCopyProxy(tb testing.TB, backend string) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(tb, err)
-	var wg sync.WaitGroup
-	tb.Cleanup(func() {
-		_ = ln.Close()
-		wg.Wait()
-	})
-	wg.Go(func() {
-		for {
-			client, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer client.Close() //nolint:errcheck // a throwaway
-				server, err := net.Dial("tcp", backend)
-				if err != nil {
-					return
-				}
-				defer server.Close() //nolint:errcheck // a throwaway
-				up := make(chan struct{})
-				go func() {
-					defer close(up)
-					_, _ = io.Copy(server, client)
-					_ = server.Close()
-				}()
-				_, _ = io.Copy(client, server)
-				_ = client.Close()
-				<-up
-			})
-		}
-	})
+	need.Serve(tb, ln, need.Copy(backend))
 	return ln.Addr().String()
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
@@ -339,7 +340,7 @@ type bench struct {
 	silent   bool          // servers do not answer
 	holds    datapath.Hold
 	mortal   bool // the client legs' transport is in this process
-	logs     *lockedBuffer
+	logs     *need.Output
 	cancel   context.CancelFunc
 	served   chan error
 	dialErr  error
@@ -350,7 +351,7 @@ func newBench(tb testing.TB, change func(*config.Config, *bench)) *bench {
 	tb.Helper()
 	start := time.Now()
 	b := &bench{
-		tb: tb, listener: newFakeListener(), capacity: 64 << 10, logs: &lockedBuffer{},
+		tb: tb, listener: newFakeListener(), capacity: 64 << 10, logs: &need.Output{},
 		clock:   func() cc.Time { return cc.Time(time.Since(start)) + 1 },
 		dialled: make(chan *fakeLeg, 100), served: make(chan error, 1),
 	}

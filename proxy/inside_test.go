@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.zx2c4.com/wireguard/tun/netstack"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -44,17 +45,7 @@ func together(t *testing.T, isolate bool, change func(*config.Config)) (g *gatew
 func (p *phone) greets(t *testing.T) {
 	ln, err := p.net.ListenTCP(&net.TCPAddr{Port: 80})
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = ln.Close() })
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = fmt.Fprint(c, "hello ", c.RemoteAddr().(*net.TCPAddr).IP)
-			_ = c.Close()
-		}
-	}()
+	need.Serve(t, ln, func(c net.Conn) { _, _ = fmt.Fprint(c, "hello ", c.RemoteAddr().(*net.TCPAddr).IP) })
 }
 
 func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
@@ -95,17 +86,7 @@ func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
 func (p *phone) echoes(t *testing.T) {
 	c, err := p.net.ListenUDP(&net.UDPAddr{Port: 90})
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = c.Close() })
-	go func() {
-		b := make([]byte, 2000)
-		for {
-			n, from, err := c.ReadFrom(b)
-			if err != nil {
-				return
-			}
-			_, _ = c.WriteTo(b[:n], from)
-		}
-	}()
+	need.Echo(t, c)
 }
 
 // ping waits for the answer to an echo request. A socket that misses it, since it comes

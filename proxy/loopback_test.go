@@ -2,7 +2,6 @@ package proxy_test
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -53,25 +52,8 @@ type rig struct {
 	proxy   *proxy.Kernel
 	cfg     config.Config // it started with
 	backend *net.TCPListener
-	logs    *lockedBuffer
+	logs    *need.Output
 	stop    func() error // ends Serve and returns its error
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // newRig starts a proxy whose one listener forwards to the backend. change may
@@ -89,7 +71,7 @@ func newRig(tb testing.TB, change func(*config.Config)) *rig {
 	if change != nil {
 		change(&cfg)
 	}
-	r := &rig{tb: tb, cfg: cfg, backend: backend, logs: &lockedBuffer{}}
+	r := &rig{tb: tb, cfg: cfg, backend: backend, logs: &need.Output{}}
 	log := slog.New(slog.NewTextHandler(r.logs, nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	r.proxy, err = proxy.Open(ctx, cfg, nil, &flow.Manager{}, clock, log)

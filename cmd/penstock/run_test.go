@@ -20,13 +20,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/internal/cli"
-	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
 
 // journal keeps what is logged.
-type journal struct{ labtest.Output }
+type journal struct{ need.Output }
 
 // line returns the first logged object with that message.
 func (j *journal) line(t *testing.T, msg string) map[string]any {
@@ -142,15 +142,7 @@ func (in *instance) connect() net.Conn {
 	in.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(in.t, err)
-	in.t.Cleanup(func() { _ = ln.Close() })
-	go func() {
-		conn, err := ln.Accept()
-		if err != nil {
-			return
-		}
-		_, _ = io.Copy(conn, conn)
-		_ = conn.Close()
-	}()
+	need.Serve(in.t, ln, func(c net.Conn) { _, _ = io.Copy(c, c) })
 	address, ok := in.log.line(in.t, "listening")["address"].(string)
 	require.True(in.t, ok)
 	conn, err := net.Dial("tcp", address)

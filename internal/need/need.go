@@ -1,6 +1,6 @@
-// Package need is what tests need of the machine they run on. A test that a
-// machine cannot run is skipped, with what is missing; where the environment
-// requires it, as CI does, it fails.
+// Package need is what tests of many packages need, first of all of the machine that they
+// run on. A test that a machine cannot run is skipped, with what is missing; where the
+// environment requires it, as CI does, it fails.
 package need
 
 import (

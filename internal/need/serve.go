@@ -1,6 +1,7 @@
 package need
 
 import (
+	"io"
 	"net"
 	"testing"
 )
@@ -26,4 +27,44 @@ func Echo(tb testing.TB, c net.PacketConn) *net.UDPAddr {
 		<-done
 	})
 	return c.LocalAddr().(*net.UDPAddr)
+}
+
+// Serve has handle serve each connection to a listener, and closes the connection then, until
+// the test ends and the listener is closed.
+func Serve(tb testing.TB, ln net.Listener, handle func(net.Conn)) {
+	tb.Helper()
+	tb.Cleanup(func() { _ = ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				handle(c)
+			}()
+		}
+	}()
+}
+
+// Copy returns what has Serve copy between each connection and one to a server, as the
+// plainest of proxies does.
+func Copy(server string) func(net.Conn) {
+	return func(client net.Conn) {
+		far, err := net.Dial("tcp", server)
+		if err != nil {
+			return
+		}
+		defer far.Close()
+		up := make(chan struct{})
+		go func() {
+			defer close(up)
+			_, _ = io.Copy(far, client)
+			_ = far.Close()
+		}()
+		_, _ = io.Copy(client, far)
+		_ = client.Close()
+		<-up
+	}
 }

@@ -50,9 +50,7 @@ func fds(tb testing.TB) int {
 }
 
 func TestDo(t *testing.T) {
-	needNamespaces(t)
-	lab := New()
-	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	lab := newLab(t)
 	a, err := lab.Node("a")
 	require.NoError(t, err)
 	b, err := lab.Node("b")
@@ -80,9 +78,7 @@ func TestDo(t *testing.T) {
 }
 
 func TestNodeNames(t *testing.T) {
-	needNamespaces(t)
-	lab := New()
-	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	lab := newLab(t)
 	_, err := lab.Node("a")
 	require.NoError(t, err)
 	_, err = lab.Node("a")
@@ -90,9 +86,7 @@ func TestNodeNames(t *testing.T) {
 }
 
 func TestSysctlIsTheNodes(t *testing.T) {
-	needNamespaces(t)
-	lab := New()
-	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	lab := newLab(t)
 	n, err := lab.Node("n")
 	require.NoError(t, err)
 	const file = "/proc/sys/net/ipv4/ip_default_ttl"
@@ -109,9 +103,7 @@ func TestSysctlIsTheNodes(t *testing.T) {
 }
 
 func TestDialWantsAddresses(t *testing.T) {
-	needNamespaces(t)
-	lab := New()
-	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	lab := newLab(t)
 	n, err := lab.Node("n")
 	require.NoError(t, err)
 	_, err = n.Dial("tcp", "localhost:80")
@@ -119,9 +111,7 @@ func TestDialWantsAddresses(t *testing.T) {
 }
 
 func TestCommand(t *testing.T) {
-	needNamespaces(t)
-	lab := New()
-	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	lab := newLab(t)
 	n, err := lab.Node("n")
 	require.NoError(t, err)
 	var inside string

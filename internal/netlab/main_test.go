@@ -48,6 +48,14 @@ func needPath(tb testing.TB) {
 	require.NoError(tb, unix.Close(fd))
 }
 
+func newLab(tb testing.TB) *Lab {
+	tb.Helper()
+	needNamespaces(tb)
+	l := New()
+	tb.Cleanup(func() { require.NoError(tb, l.Close()) })
+	return l
+}
+
 func newCellular(tb testing.TB, cfg CellularConfig) *Cellular {
 	tb.Helper()
 	needPath(tb)

@@ -201,9 +201,7 @@ func TestTheSnifferCountsWhatItMissed(t *testing.T) {
 }
 
 func TestSniffingNamesTheDeviceThatIsMissing(t *testing.T) {
-	needNamespaces(t)
-	lab := New()
-	t.Cleanup(func() { require.NoError(t, lab.Close()) })
+	lab := newLab(t)
 	n, err := lab.Node("alone")
 	require.NoError(t, err)
 	_, err = n.Sniff("cell9")

@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -52,13 +52,13 @@ func BenchmarkDecision(b *testing.B) {
 		b.Run(fmt.Sprintf("%d-flows", flows), func(b *testing.B) {
 			d := decide(b, flows)
 			took := make([]time.Duration, 0, 1<<16)
-			used := cpuTime()
+			used := need.CPU(b)
 			for i := 0; b.Loop(); i++ {
 				began, before := time.Now(), d.report(i%flows)
 				d.await(i%flows, before)
 				took = append(took, time.Since(began))
 			}
-			b.ReportMetric(float64(cpuTime()-used)/1e3/float64(len(took)), "own-cpu-µs/op")
+			b.ReportMetric(float64(need.CPU(b)-used)/1e3/float64(len(took)), "own-cpu-µs/op")
 			slices.Sort(took)
 			b.ReportMetric(float64(took[len(took)/2])/1e3, "p50-µs")
 			b.ReportMetric(float64(took[len(took)*95/100])/1e3, "p95-µs")
@@ -72,7 +72,7 @@ func BenchmarkDecisions(b *testing.B) {
 	const flows = 8
 	d := decide(b, flows)
 	var before [flows]cc.Bytes
-	used, n := cpuTime(), 0
+	used, n := need.CPU(b), 0
 	for b.Loop() {
 		for i := range flows {
 			before[i] = d.report(i)
@@ -82,7 +82,7 @@ func BenchmarkDecisions(b *testing.B) {
 		}
 		n += flows
 	}
-	b.ReportMetric(float64(cpuTime()-used)/1e3/float64(n), "own-cpu-µs/decision")
+	b.ReportMetric(float64(need.CPU(b)-used)/1e3/float64(n), "own-cpu-µs/decision")
 }
 
 // BenchmarkCrowd has so many flows report at the same time, ten times a second: what part of the
@@ -91,7 +91,7 @@ func BenchmarkCrowd(b *testing.B) {
 	for _, flows := range []int{16, 64, 1000} {
 		b.Run(fmt.Sprintf("%d-flows", flows), func(b *testing.B) {
 			d := decide(b, flows)
-			used := cpuTime()
+			used := need.CPU(b)
 			turn := time.NewTicker(100 * time.Millisecond)
 			defer turn.Stop()
 			for b.Loop() {
@@ -101,7 +101,7 @@ func BenchmarkCrowd(b *testing.B) {
 				<-turn.C
 			}
 			info := d.link.Info()
-			b.ReportMetric(float64(cpuTime()-used)/1e3/float64(info.Reports), "own-cpu-µs/report")
+			b.ReportMetric(float64(need.CPU(b)-used)/1e3/float64(info.Reports), "own-cpu-µs/report")
 			b.ReportMetric(100*float64(info.Dropped)/float64(info.Reports+info.Dropped), "no-room-%")
 			b.ReportMetric(float64(info.Decisions)/float64(b.N*flows), "decisions/ack")
 			b.ReportMetric(1e3*within(info.Took, 0.5), "p50-ms")
@@ -119,13 +119,6 @@ func within(h datapath.Histogram, part float64) float64 {
 		}
 	}
 	return 0
-}
-
-// cpuTime is what this process has used so far.
-func cpuTime() time.Duration {
-	var u unix.Rusage
-	_ = unix.Getrusage(unix.RUSAGE_SELF, &u) // it cannot fail
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // report has a flow hear of an acknowledgement, and returns its window before the answer.

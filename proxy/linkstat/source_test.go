@@ -1,7 +1,6 @@
 package linkstat
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"io"
@@ -19,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 const patience = time.Minute
@@ -35,7 +35,7 @@ type heard struct {
 	mu    sync.Mutex
 	hints []cc.Hint
 	where []netip.Prefix
-	log   bytes.Buffer
+	log   need.Output
 }
 
 func (h *heard) take(p netip.Prefix, hint cc.Hint) int {
@@ -43,18 +43,6 @@ func (h *heard) take(p netip.Prefix, hint cc.Hint) int {
 	defer h.mu.Unlock()
 	h.hints, h.where = append(h.hints, hint), append(h.where, p)
 	return 1
-}
-
-func (h *heard) Write(b []byte) (int, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.log.Write(b)
-}
-
-func (h *heard) said() string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.log.String()
 }
 
 // last is the newest hint; false: there is none.
@@ -95,7 +83,7 @@ func (h *heard) meanArrival(while time.Duration) (mean float64, ok bool) {
 func (ns namespace) listen(t *testing.T, cfg Config) *heard {
 	t.Helper()
 	h := &heard{t: t}
-	cfg.Clock, cfg.Hint, cfg.Log = clock, h.take, slog.New(slog.NewTextHandler(h, nil))
+	cfg.Clock, cfg.Hint, cfg.Log = clock, h.take, slog.New(slog.NewTextHandler(&h.log, nil))
 	if cfg.Interface == "" {
 		cfg.Interface = near
 	}
@@ -273,10 +261,10 @@ func TestAnInterfaceThatGoesAndComesAgain(t *testing.T) {
 	router.shape(t, near, tbf(7_000_000, 100_000))
 	h.until("hints from its successor", func(h cc.Hint) bool { return h.LinkRate == 7_000_000 })
 	require.Eventually(t, func() bool {
-		return strings.Count(h.said(), "hints from the "+
+		return strings.Count(h.log.String(), "hints from the "+
 			"interface") == 3
 	}, patience, time.Millisecond)
-	assert.Equal(t, 1, strings.Count(h.said(), "no hints from the interface"),
+	assert.Equal(t, 1, strings.Count(h.log.String(), "no hints from the interface"),
 		"once for each change, however often it is tried")
 	assert.Equal(t, Stats{
 		Interface: near, Up: true, Readings: h.source.Stats().Readings,

@@ -92,23 +92,13 @@ func endless(t *testing.T) net.Listener {
 	t.Helper()
 	sender, err := net.Listen("tcp", need.Host()+":0")
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = sender.Close() })
-	go func() {
-		for {
-			conn, err := sender.Accept()
-			if err != nil {
+	need.Serve(t, sender, func(conn net.Conn) {
+		for chunk := make([]byte, 4096); ; time.Sleep(10 * time.Millisecond) {
+			if _, err := conn.Write(chunk); err != nil {
 				return
 			}
-			go func() { // until the other end is gone
-				defer conn.Close()
-				for chunk := make([]byte, 4096); ; time.Sleep(10 * time.Millisecond) {
-					if _, err := conn.Write(chunk); err != nil {
-						return
-					}
-				}
-			}()
 		}
-	}()
+	})
 	return sender
 }
 

@@ -36,6 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/traffic"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
@@ -231,7 +232,7 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 		serve, use = use, serve
 	}
 	source := startServer(b, lab, serve)
-	defer source.close()
+	defer source.Close()
 	edge := startProxy(b, lab, executable, c)
 	defer edge.stop(b)
 	sink := startClients(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort), use)
@@ -275,38 +276,20 @@ func build(b *testing.B) string {
 	return executable
 }
 
-// server is what the far ends of all connections run in.
-type server struct {
-	ln    net.Listener
-	conns sync.Map
-	all   sync.WaitGroup
-}
+// congestion is every source's.
+const congestion = "cubic"
 
 // startServer serves each connection until serve returns.
-func startServer(b *testing.B, lab *netlab.Routed, serve func(*net.TCPConn)) *server {
-	s := &server{}
-	ln, err := lab.Server.Listen("tcp4", fmt.Sprintf(":%d", serverPort))
+func startServer(b *testing.B, lab *netlab.Routed, serve func(*net.TCPConn)) *traffic.Server {
+	s, err := traffic.Serve(lab.Server, fmt.Sprintf(":%d", serverPort), congestion,
+		func(conn net.Conn) { serve(conn.(*net.TCPConn)) })
 	require.NoError(b, err)
-	s.ln = ln
-	s.all.Go(func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			s.conns.Store(conn, true)
-			s.all.Go(func() {
-				serve(conn.(*net.TCPConn))
-				_ = conn.Close()
-			})
-		}
-	})
 	return s
 }
 
 // startSource starts a server that writes to everybody, each at a rate in bits per
 // second if that is not 0.
-func startSource(b *testing.B, lab *netlab.Routed, rate float64) *server {
+func startSource(b *testing.B, lab *netlab.Routed, rate float64) *traffic.Server {
 	return startServer(b, lab, func(conn *net.TCPConn) { send(conn, rate) })
 }
 
@@ -346,19 +329,13 @@ func prepare(conn *net.TCPConn, rate float64) error {
 	}
 	var inner error
 	err = raw.Control(func(fd uintptr) {
-		inner = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "cubic")
+		inner = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, congestion)
 		if rate > 0 {
 			inner = errors.Join(inner, unix.SetsockoptUint64(int(fd), unix.SOL_SOCKET, unix.SO_MAX_PACING_RATE,
 				uint64(rate/8)))
 		}
 	})
 	return errors.Join(err, inner)
-}
-
-func (s *server) close() {
-	_ = s.ln.Close()
-	s.conns.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
-	s.all.Wait()
 }
 
 // clients are the near ends of all connections.
@@ -520,10 +497,9 @@ func (p *program) telemetry() (map[string]float64, error) {
 
 // cpuTime is the processor time a process has used so far.
 func cpuTime(b *testing.B, pid int) time.Duration {
-	const schedulerAccount = 2 // the clock of another process: its complemented id above the account
-	var ts unix.Timespec
-	require.NoError(b, unix.ClockGettime(int32(^pid<<3|schedulerAccount), &ts))
-	return time.Duration(ts.Nano())
+	t, err := edge.CPUTime(pid)
+	require.NoError(b, err)
+	return t
 }
 
 // runCopy is the plain proxy; it ends with its process.
@@ -537,22 +513,6 @@ func runCopy(listen, backend string) error {
 		if err != nil {
 			return err
 		}
-		go func() {
-			defer client.Close()
-			server, err := net.Dial("tcp", backend)
-			if err != nil {
-				return
-			}
-			defer server.Close()
-			up := make(chan struct{})
-			go func() {
-				defer close(up)
-				_, _ = io.Copy(server, client)
-				_ = server.Close()
-			}()
-			_, _ = io.Copy(client, server)
-			_ = client.Close()
-			<-up
-		}()
+		go need.Copy(backend)(client)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/lab/traffic"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy"
 )
@@ -120,7 +121,7 @@ type site struct {
 	lab     *netlab.Routed
 	at      netip.AddrPort // what clients connect to
 	edge    *program       // nil: they reach the server directly
-	far     *server
+	far     *traffic.Server
 	serving atomic.Int64 // connections of the server
 	trickle trickle
 	got     atomic.Int64 // bytes that tricklers received
@@ -158,7 +159,7 @@ func routeCrowdHome() error {
 
 func (s *site) close(b *testing.B) {
 	s.hangUp()
-	s.far.close()
+	_ = s.far.Close()
 	s.trickle.stop()
 	if s.edge != nil {
 		s.edge.stop(b)

@@ -64,7 +64,7 @@ func BenchmarkTunnels(b *testing.B) {
 	}
 	for _, way := range []struct {
 		name     string
-		start    traffic
+		start    direction
 		gateways []gateway
 	}{
 		{"down", startDownload, []gateway{
@@ -102,7 +102,7 @@ func BenchmarkTunnels(b *testing.B) {
 type gateway struct{ name, listener, algorithm string }
 
 // throughTunnel carries the load once.
-func throughTunnel(b *testing.B, executable string, start traffic, flows int, g gateway, keys keys) usage {
+func throughTunnel(b *testing.B, executable string, start direction, flows int, g gateway, keys keys) usage {
 	lab, err := netlab.NewRouted()
 	require.NoError(b, err)
 	defer func() { require.NoError(b, lab.Close()) }()
@@ -142,16 +142,16 @@ func throughTunnel(b *testing.B, executable string, start traffic, flows int, g 
 	return usage{bytes: got.Load() - before, cpu: edge.cpuTime(b) - cpuBefore, wall: time.Since(at)}
 }
 
-// traffic has so many connections between the client and the server carry what they
+// direction has so many connections between the client and the server carry what they
 // can, and counts what arrives, until end.
-type traffic func(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func())
+type direction func(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func())
 
 func startDownload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64) (end func()) {
 	from := startSource(b, lab, 0)
 	to := startSink(b, lab, flows, netip.AddrPortFrom(lab.ServerAddr.V4, serverPort), got)
 	return func() {
 		to.close()
-		from.close()
+		_ = from.Close()
 	}
 }
 
@@ -161,7 +161,7 @@ func startUpload(b *testing.B, lab *netlab.Routed, flows int, got *atomic.Int64)
 		func(conn *net.TCPConn) { send(conn, 0) })
 	return func() {
 		from.close()
-		to.close()
+		_ = to.Close()
 	}
 }
 

@@ -163,17 +163,7 @@ func TestManyPortsOfAPeerLeaveRoomForConnections(t *testing.T) {
 	s := newScene(t)
 	s.start(w.yaml(""), "sh", "-c", fmt.Sprintf("ulimit -n %d; exec \"$@\"", descriptors), "sh")
 	s.capture(w)
-	answers := listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 53))
-	go func() {
-		buf := make([]byte, 1500)
-		for {
-			n, from, err := answers.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return
-			}
-			_, _ = answers.WriteToUDPAddrPort(buf[:n], from)
-		}
-	}()
+	need.Echo(t, listenUDP(t, s.Server, netip.AddrPortFrom(s.ServerAddr.V4, 53)))
 	target := netip.AddrPortFrom(s.ServerAddr.V4, 7)
 	var conns []*net.UDPConn
 	hello := func(conn *net.UDPConn) {

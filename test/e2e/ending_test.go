@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestHalfCloseByTheClientAndTheServerGoesOn(t *testing.T) {
@@ -227,16 +229,7 @@ func TestDescriptorLimitReached(t *testing.T) {
 	w := ways[9]
 	s := newScene(t)
 	s.start(w.yaml(""), "sh", "-c", `ulimit -n 64; exec "$@"`, "sh")
-	ln := s.listen(w.target(s, servicePort))
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() { _, _ = io.Copy(c, c); c.Close() }()
-		}
-	}()
+	need.Serve(t, s.listen(w.target(s, servicePort)), func(c net.Conn) { _, _ = io.Copy(c, c) })
 	echo := func(c *net.TCPConn) bool {
 		_ = c.SetDeadline(time.Now().Add(2 * time.Second))
 		if _, err := c.Write([]byte("ping")); err != nil {

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"io"
+	"net"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // denied waits until so many connections were denied, one of them for the reason.
@@ -38,17 +41,7 @@ func TestCapturedClientsDoNotReachTheMetadataService(t *testing.T) {
 				host := netip.PrefixFrom(metadata.Addr(), metadata.Addr().BitLen())
 				require.NoError(t, s.Server.Address("lo", host))
 				require.NoError(t, s.Edge.Route(host, s.ServerAddr.V4))
-				ln := s.listen(metadata)
-				go func() {
-					for {
-						c, err := ln.Accept()
-						if err != nil {
-							return
-						}
-						_, _ = io.WriteString(c, "credentials")
-						_ = c.Close()
-					}
-				}()
+				need.Serve(t, s.listen(metadata), func(c net.Conn) { _, _ = io.WriteString(c, "credentials") })
 				var said []byte
 				c, err := s.Client.Dial("tcp", metadata.String())
 				if err == nil { // the handshake is the edge's; the reset may come as soon as that

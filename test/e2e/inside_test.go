@@ -238,28 +238,10 @@ func TestPeersReachEachOtherInsideAndNothingOfItLeavesOutside(t *testing.T) {
 
 				ln, err := s.Server.Listen("tcp4", netip.AddrPortFrom(tabletAddr, servicePort).String())
 				require.NoError(t, err)
-				t.Cleanup(func() { ln.Close() })
-				go func() {
-					for {
-						c, err := ln.Accept()
-						if err != nil {
-							return
-						}
-						_, _ = io.WriteString(c, c.RemoteAddr().(*net.TCPAddr).IP.String())
-						c.Close()
-					}
-				}()
-				udp := listenUDP(t, s.Server, netip.AddrPortFrom(tabletAddr, servicePort))
-				go func() {
-					b := make([]byte, 1500)
-					for {
-						n, from, err := udp.ReadFromUDPAddrPort(b)
-						if err != nil {
-							return
-						}
-						_, _ = udp.WriteToUDPAddrPort(b[:n], from)
-					}
-				}()
+				need.Serve(t, ln, func(c net.Conn) {
+					_, _ = io.WriteString(c, c.RemoteAddr().(*net.TCPAddr).IP.String())
+				})
+				need.Echo(t, listenUDP(t, s.Server, netip.AddrPortFrom(tabletAddr, servicePort)))
 
 				// The tablet is called once it has been heard from.
 				require.Eventually(t, func() bool {

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"io"
+	"net"
 	"net/netip"
 	"regexp"
 	"testing"
@@ -21,14 +22,9 @@ func TestWithoutAConfigurationAndWithoutPrivilegesItServesLoopback(t *testing.T)
 	need.Users(t)
 	s := newScene(t)
 	p := s.launch("sh", "-c", `exec setpriv --reuid=65534 --regid=65534 --clear-groups --bounding-set=-all --inh-caps=-all "$@"`, "sh", executable, "run")
-	ln := s.listen(netip.AddrPortFrom(s.ServerAddr.V4, servicePort))
-	go func() {
-		c, err := ln.Accept()
-		if err == nil {
-			_, _ = io.Copy(c, random(4, megabyte))
-			c.Close()
-		}
-	}()
+	need.Serve(t, s.listen(netip.AddrPortFrom(s.ServerAddr.V4, servicePort)), func(c net.Conn) {
+		_, _ = io.Copy(c, random(4, megabyte))
+	})
 	conn, err := s.Edge.Dial("tcp", "127.0.0.1:1080")
 	require.NoError(t, err)
 	defer conn.Close()

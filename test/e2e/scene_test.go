@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/capture"
 )
@@ -71,7 +71,7 @@ type program struct {
 	cmd    *netlab.Cmd
 	edge   *netlab.Node
 	pages  string // where its telemetry is
-	said   *labtest.Output
+	said   *need.Output
 	ended  chan struct{}
 	client *http.Client
 }
@@ -121,7 +121,7 @@ func (s *scene) launch(args ...string) *program {
 // launchAt is launch with telemetry elsewhere.
 func (s *scene) launchAt(pages string, args ...string) *program {
 	s.t.Helper()
-	p := &program{t: s.t, edge: s.Edge, pages: pages, said: &labtest.Output{}, ended: make(chan struct{})}
+	p := &program{t: s.t, edge: s.Edge, pages: pages, said: &need.Output{}, ended: make(chan struct{})}
 	p.client = &http.Client{
 		Transport: &http.Transport{DialContext: s.Edge.DialContext, DisableKeepAlives: true},
 		Timeout:   patience,

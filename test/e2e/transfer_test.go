@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
@@ -136,19 +137,7 @@ func TestOtherEnvelopesCarryBytes(t *testing.T) {
 func (w way) manyAtOnce(s *scene, flows int, size int64, serve func(net.Conn),
 	begin func(i uint64, conn *net.TCPConn),
 ) (wait func()) {
-	ln := s.listen(w.target(s, servicePort))
-	go func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				serve(conn)
-			}()
-		}
-	}()
+	need.Serve(s.t, s.listen(w.target(s, servicePort)), serve)
 	var wg sync.WaitGroup
 	for i := range uint64(flows) {
 		wg.Go(func() {

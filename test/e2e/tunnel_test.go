@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/access"
 )
@@ -224,17 +225,9 @@ func TestThePhoneComesBackAfterARestartOfTheGateway(t *testing.T) {
 	exchange(t, client, server, megabyte)
 	s.proxy.stop()
 	s.start(w.yaml(""))
-	ln := s.listen(w.target(s, servicePort))
-	go func() {
-		for {
-			conn, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = io.Copy(struct{ io.Writer }{conn}, random(3, megabyte))
-			conn.Close()
-		}
-	}()
+	need.Serve(t, s.listen(w.target(s, servicePort)), func(c net.Conn) {
+		_, _ = io.Copy(struct{ io.Writer }{c}, random(3, megabyte))
+	})
 	require.Eventually(t, func() bool {
 		d := net.Dialer{Timeout: time.Second}
 		conn, err := s.Client.DialWith(t.Context(), &d, "tcp", w.target(s, servicePort).String())

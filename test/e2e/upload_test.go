@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
@@ -61,19 +62,7 @@ var shortHop = sim.LinkConfig{Rate: 2 * linkRate, Delay: linkDelay / 5}
 // serve answers each connection to a port.
 func (s *scene) serve(port uint16, answer func(net.Conn)) netip.AddrPort {
 	at := netip.AddrPortFrom(s.ServerAddr.V4, port)
-	ln := s.listen(at)
-	go func() {
-		for {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				answer(c)
-			}()
-		}
-	}()
+	need.Serve(s.t, s.listen(at), answer)
 	return at
 }
 

@@ -3,7 +3,6 @@
 package labtest
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -76,31 +75,11 @@ func Penstock(t *testing.T) string {
 	return exe
 }
 
-// Output collects what a program prints while it runs.
-type Output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (o *Output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(b)
-}
-
-// String is what was printed so far.
-func (o *Output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
 // StartAgent starts a congestion control agent, which has nothing to say and ends with the
 // test, and waits until its socket is there.
 func StartAgent(t testing.TB, cmd *exec.Cmd, socket string) {
 	t.Helper()
-	said := &Output{}
+	said := &need.Output{}
 	cmd.Stdout, cmd.Stderr = said, said
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {

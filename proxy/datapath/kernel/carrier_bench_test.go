@@ -11,13 +11,13 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -116,13 +116,6 @@ func startPeer(b *testing.B) (sink string, sendTo func(addr string, rate cc.Rate
 	}
 }
 
-func cpu(b *testing.B) time.Duration {
-	b.Helper()
-	var ru unix.Rusage
-	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &ru))
-	return time.Duration(ru.Utime.Nano() + ru.Stime.Nano())
-}
-
 // BenchmarkCarrier forwards over loopback between two legs whose far ends are
 // in another process, 1 MiB an iteration.
 func BenchmarkCarrier(b *testing.B) {
@@ -169,7 +162,7 @@ func BenchmarkCarrier(b *testing.B) {
 				out.manage(flow.Limit{Cwnd: cc.MaxCwnd}, func(flow.Report) {})
 			}
 			total := int64(b.N) << 20
-			before := cpu(b)
+			before := need.CPU(b)
 			b.ResetTimer()
 			if w.carrier == nil {
 				_, err = io.CopyN(out, in, total)
@@ -179,7 +172,7 @@ func BenchmarkCarrier(b *testing.B) {
 			b.StopTimer()
 			require.NoError(b, err)
 			b.ReportMetric(float64(total)*8/1e9/b.Elapsed().Seconds(), "Gbit/s")
-			b.ReportMetric((cpu(b)-before).Seconds()/(float64(total)/1e9), "cpu-s/GB")
+			b.ReportMetric((need.CPU(b)-before).Seconds()/(float64(total)/1e9), "cpu-s/GB")
 			b.ReportMetric(0, "ns/op")
 		})
 	}

@@ -416,11 +416,11 @@ func BenchmarkStalledReader(b *testing.B) {
 			})
 			go func() { _, _ = a.Write(make([]byte, 64<<20)) }()
 			<-stalled
-			before, wall := cpu(b), clock()
+			before, wall := need.CPU(b), clock()
 			for b.Loop() {
 				time.Sleep(time.Second) //nolint:forbidigo // what it costs in that time is measured
 			}
-			b.ReportMetric(100*float64(cpu(b)-before)/float64(wall()), "%core")
+			b.ReportMetric(100*float64(need.CPU(b)-before)/float64(wall()), "%core")
 		})
 	}
 }

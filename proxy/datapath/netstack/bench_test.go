@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // BenchmarkStream moves pieces of 64 KiB from one stack to another, each packet
@@ -29,21 +29,14 @@ func BenchmarkStream(b *testing.B) {
 	buf := make([]byte, piece)
 	b.SetBytes(piece)
 	b.ReportAllocs()
-	before := cpu(b)
+	before := need.CPU(b)
 	for b.Loop() {
 		_, err := from.Write(buf)
 		require.NoError(b, err)
 	}
 	require.NoError(b, from.CloseWrite())
 	require.Equal(b, io.EOF, <-read)
-	b.ReportMetric((cpu(b)-before)/(float64(b.N)*piece/1e9), "CPU-s/GB")
+	b.ReportMetric((need.CPU(b)-before).Seconds()/(float64(b.N)*piece/1e9), "CPU-s/GB")
 	require.NoError(b, to.Close())
 	require.NoError(b, from.Close())
-}
-
-// cpu is the process's time so far, in seconds.
-func cpu(b *testing.B) float64 {
-	var u unix.Rusage
-	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &u))
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }

@@ -2,20 +2,13 @@ package quic
 
 import (
 	"io"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 )
-
-// cpu is the process's time so far, in seconds.
-func cpu(t testing.TB) float64 {
-	var u syscall.Rusage
-	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
 
 // BenchmarkStream moves pieces of 256 KiB from server to client over loopback;
 // its CPU is both ends'.
@@ -30,12 +23,12 @@ func BenchmarkStream(b *testing.B) {
 	}()
 	buf := make([]byte, piece)
 	b.SetBytes(piece)
-	before := cpu(b)
+	before := need.CPU(b)
 	for b.Loop() {
 		_, err := server.Write(buf)
 		require.NoError(b, err)
 	}
 	require.NoError(b, server.CloseWrite())
 	require.NoError(b, <-read)
-	b.ReportMetric((cpu(b)-before)/(float64(b.N)*piece/1e9), "CPU-s/GB")
+	b.ReportMetric((need.CPU(b)-before).Seconds()/(float64(b.N)*piece/1e9), "CPU-s/GB")
 }

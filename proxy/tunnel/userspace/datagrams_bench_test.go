@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -67,15 +68,12 @@ func udp4(from, to netip.AddrPort, payload int) []byte {
 // report adds what the processor spent, in seconds per gigabyte, on all of the
 // process: the other end as well.
 func report(b *testing.B, run func()) {
-	var before, after unix.Rusage
-	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &before))
+	before := need.CPU(b)
 	b.SetBytes(benchPayload)
 	b.ResetTimer()
 	run()
 	b.StopTimer()
-	require.NoError(b, unix.Getrusage(unix.RUSAGE_SELF, &after))
-	spent := time.Duration(after.Utime.Nano() + after.Stime.Nano() - before.Utime.Nano() - before.Stime.Nano())
-	b.ReportMetric(spent.Seconds()/(float64(b.N)*benchPayload/1e9), "cpu-s/GB")
+	b.ReportMetric((need.CPU(b)-before).Seconds()/(float64(b.N)*benchPayload/1e9), "cpu-s/GB")
 	b.ReportMetric(float64(b.N)*benchPayload*8/1e6/b.Elapsed().Seconds(), "Mbit/s")
 }
 

@@ -3,20 +3,13 @@ package userspace
 import (
 	"io"
 	"net/netip"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/ingress"
 )
-
-// cpu is the process's time so far, in seconds.
-func cpu(t testing.TB) float64 {
-	var u syscall.Rusage
-	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
-}
 
 // BenchmarkConnectIP moves pieces of 256 KiB through a CONNECT-IP session over
 // loopback, from the gateway's stack to a client's and back up; CPU is both ends'.
@@ -43,14 +36,14 @@ func BenchmarkConnectIP(b *testing.B) {
 			}()
 			buf := make([]byte, piece)
 			b.SetBytes(piece)
-			before := cpu(b)
+			before := need.CPU(b)
 			for b.Loop() {
 				_, err := from.Write(buf)
 				require.NoError(b, err)
 			}
 			require.NoError(b, from.CloseWrite())
 			require.NoError(b, <-read)
-			b.ReportMetric((cpu(b)-before)/(float64(b.N)*piece/1e9), "CPU-s/GB")
+			b.ReportMetric((need.CPU(b)-before).Seconds()/(float64(b.N)*piece/1e9), "CPU-s/GB")
 			b.ReportMetric(float64(m.stack.Counts().Lost), "dropped")
 			require.NoError(b, near.Close())
 			require.NoError(b, far.Conn.Close())

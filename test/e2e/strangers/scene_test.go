@@ -135,7 +135,7 @@ func (s *scene) file(name string, seed byte, size int64) string {
 // at none. It ends with the test.
 func (s *scene) serve(at *netlab.Node, port uint16, program string, args ...string) {
 	s.t.Helper()
-	out, ended := &labtest.Output{}, make(chan struct{})
+	out, ended := &need.Output{}, make(chan struct{})
 	cmd := at.Command(context.WithoutCancel(s.t.Context()), program, args...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = out, out, s.dir
 	cmd.SysProcAttr.Setpgid = true // it may start others, which end with it
