@@ -46,6 +46,7 @@ type State struct {
 	MSS                  Bytes
 	Inflight             Bytes // taken by the sender and not yet acknowledged
 	Delivered            Bytes // acknowledged since the start
+	EdgeDelivered        Bytes // likewise, of all windows of the edge that this algorithm decides
 	SRTT, RTTVar, MinRTT time.Duration
 	// SRTT and RTTVar follow RFC 6298; MinRTT is over the flow's life, so an
 	// algorithm that wants it windowed keeps a filter of its own. All are 0

@@ -126,6 +126,9 @@ type penstock struct {
 	drainLeft  time.Duration // least round trip of that; 0: none yet
 	doubted    time.Duration // that of the draining before, where it did not come down to the base
 	stand      standing
+	train      train
+	sole       sole
+	asked      bool // the next train is to tell whether others have filled the queue
 
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
@@ -151,7 +154,7 @@ func newPenstock(cfg Config) *penstock {
 // behaves, is still known.
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
-	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link}
+	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link, guess: p.stand.guess}
 	p.cwnd = p.clamp(p.initial, ownMinCwnd)
 	p.short.reset()
 	p.long.reset()
@@ -162,6 +165,9 @@ func (p *penstock) restart() {
 func (p *penstock) OnAck(a Ack) {
 	p.learn(a.MSS)
 	p.rival.OnAck(a)
+	if p.sole.update(a.State); !p.sole.is {
+		p.surrender(a.Now)
+	}
 	p.sample(a)
 	p.deliver(a)
 	p.aim.excess.judge(a.State, float64(a.Acked), p.target)
@@ -185,6 +191,9 @@ func (p *penstock) OnAck(a Ack) {
 		}
 	case ownDraining:
 		p.endDrain(a)
+	}
+	if rate := p.train.take(a, p.arrived); rate > 0 {
+		p.compare(a.Now, rate)
 	}
 	p.follow(a)
 	if p.phase == ownTracking && a.RTT > 0 {
@@ -216,9 +225,9 @@ func (p *penstock) sample(a Ack) {
 	if p.queue <= ownBaseSeen || paused { // what leaves after a pause finds none of ours
 		p.empty = a.Now
 	}
-	if p.queue <= p.emptyBelow() && a.left() >= p.stand.from {
+	if p.queue <= p.emptyBelow() && a.left() >= p.stand.from && !(p.stand.guess && rtt >= trainLong) {
 		p.rivals = false
-		p.stand.link = 0
+		p.release(a.Now)
 	}
 }
 
@@ -294,7 +303,7 @@ func (p *penstock) drainEvery() time.Duration {
 
 // due is whether to drain now: not where the queue was empty just before.
 func (p *penstock) due(now Time) bool {
-	if now < p.next {
+	if now < p.next || p.train.from != 0 {
 		return false
 	}
 	every := p.drainEvery()
@@ -335,6 +344,9 @@ func (p *penstock) endDrain(a Ack) {
 		return
 	}
 	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
+	if p.competes && p.sole.is {
+		p.train = train{from: a.Now}
+	}
 	first := p.doubted
 	p.doubted = 0
 	switch {
@@ -372,7 +384,7 @@ func (p *penstock) follow(a Ack) {
 		n = max(n, p.rival.cwnd)
 	}
 	if p.stand.link != 0 && p.phase != ownDraining {
-		n = p.share(n)
+		n = p.share(a.Now, n)
 	}
 	if !a.CwndLimited { // the rate is the application's
 		n = max(n, p.cwnd)
@@ -397,22 +409,10 @@ func (p *penstock) OnLoss(l Loss) {
 		p.track(l.Now)
 	}
 	if p.competes && p.losses.begin(l) {
+		p.ask(l)
 		p.contend(l)
 	}
 	p.rival.OnLoss(l)
-}
-
-// contend answers a loss: somebody may be filling the queue. Draining our part of
-// it tells, once they have grown as large as we are.
-func (p *penstock) contend(l Loss) {
-	switch {
-	case p.stand.link != 0:
-	case !p.rivals:
-		p.rivals = true
-		p.rival.cwnd, p.rival.ssthresh = p.cwnd, p.cwnd
-	case p.phase == ownTracking && p.rival.cwnd >= p.cwnd && l.Now.Sub(p.drainFrom) > p.drainEvery():
-		p.drain(l.State, ownProbeDepth)
-	}
 }
 
 // Inspect shows what Spec.Internals lists.

@@ -125,6 +125,21 @@ func TestPenstockHoldsHalfOfADeepQueueBesideCubic(t *testing.T) {
 	}
 }
 
+// TestPenstockHasAShareOfADeepQueueThatCubicHasFilled is there second, so a train of its packets tells what the link
+// carries.
+func TestPenstockHasAShareOfADeepQueueThatCubicHasFilled(t *testing.T) {
+	for _, base := range []time.Duration{20 * ms, 60 * ms} {
+		for _, queue := range []cc.Bytes{500e3, 1e6, 2e6, 4e6} {
+			r := besideRival(t, "cubic", "cubic", base, queue)
+			name := fmt.Sprintf("%v, %v bytes", base, queue)
+			t.Logf("%s: %.0f %%, afterwards %.1f Mbit/s, p95 %v", name, 100*r.share, r.after, r.queue)
+			assert.InDelta(t, 0.45, r.share, 0.2, name)
+			assert.GreaterOrEqual(t, r.after, 11., "%s: once Cubic has left", name)
+			assert.LessOrEqual(t, r.queue, 60*ms, "%s: once Cubic has left", name)
+		}
+	}
+}
+
 // TestPenstockManyOfAHostAgainstOne is a window that many flows share beside one
 // that a single flow has, over transports and receivers as they are: their windows
 // come in whole packets, and a packet by itself is acknowledged late.

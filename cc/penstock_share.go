@@ -37,6 +37,7 @@ type standing struct {
 	window float64       // packets, then
 
 	link   float64       // bytes/s, of which half is held; 0: none
+	guess  bool          // a train told it
 	before time.Duration // round trip before the trial; 0: there is none
 	small  float64       // packets, before it
 	former time.Duration // the base before a longer one; 0: that is no longer in doubt
@@ -72,7 +73,7 @@ func (p *penstock) watch(a Ack, rtt time.Duration) {
 	least := s.least
 	s.least = 0
 	switch {
-	case least <= p.alone():
+	case least <= p.alone() && !s.guess:
 		if s.since == 0 && a.CwndLimited {
 			s.rate += (p.rate - s.rate) * shareMemory
 		}
@@ -95,6 +96,19 @@ func (p *penstock) watch(a Ack, rtt time.Duration) {
 		s.since, s.window = least, p.cwnd
 	case p.cwnd <= standShrink*s.window && a.CwndLimited && a.Now > s.rest:
 		p.try(a.Now, least)
+	}
+}
+
+// contend answers a loss: somebody may be filling the queue. Draining our part of
+// it tells, once they have grown as large as we are.
+func (p *penstock) contend(l Loss) {
+	switch {
+	case p.stand.link != 0:
+	case !p.rivals:
+		p.rivals = true
+		p.rival.cwnd, p.rival.ssthresh = p.cwnd, p.cwnd
+	case p.phase == ownTracking && p.rival.cwnd >= p.cwnd && l.Now.Sub(p.drainFrom) > p.drainEvery():
+		p.drain(l.State, ownProbeDepth)
 	}
 }
 
@@ -122,7 +136,7 @@ func (p *penstock) judge(a Ack, least time.Duration) {
 		s.rate = p.rate
 		s.end(a.Now.Add(p.drainEvery()))
 	case math.Abs(grown) <= standWavers:
-		s.former, s.link = p.base.get(), 0
+		s.former, s.link, s.guess = p.base.get(), 0, false
 		p.rebase(a.Now, least)
 		_, long := p.windows()
 		p.held, p.until = s.rate, a.Now.Add(long)
@@ -134,7 +148,7 @@ func (p *penstock) judge(a Ack, least time.Duration) {
 
 // share is the window that half of the link has at the present round trip, without
 // packets, the window without it, where it is in force.
-func (p *penstock) share(without float64) float64 {
+func (p *penstock) share(now Time, without float64) float64 {
 	s := &p.stand
 	rtt := min(p.base.get()+p.queue, shareMost*s.since)
 	if s.before != 0 {
@@ -142,7 +156,7 @@ func (p *penstock) share(without float64) float64 {
 	}
 	n := shareOfLink * s.link * (rtt + p.reverse).Seconds() / float64(p.mss)
 	if without > shareLess*n && s.before == 0 {
-		s.end(s.rest)
+		p.release(now)
 	}
 	return max(n, without)
 }
@@ -151,4 +165,13 @@ func (p *penstock) share(without float64) float64 {
 func (p *penstock) rebase(now Time, base time.Duration) {
 	p.base.reset()
 	p.base.add(now, base, 2*p.drainEvery())
+}
+
+// release holds the share no longer. Where the link was guessed the base may be of the others' queue.
+func (p *penstock) release(now Time) {
+	s := &p.stand
+	if s.guess {
+		p.next, p.empty = now, now.Add(-p.drainEvery())
+	}
+	s.link, s.guess = 0, false
 }

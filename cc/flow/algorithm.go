@@ -118,15 +118,16 @@ func (g *group) recap(now cc.Time) bool {
 // state is what the algorithm may know.
 func (g *group) state(now cc.Time) cc.State {
 	s := cc.State{
-		Now:         now,
-		MSS:         g.mss,
-		Inflight:    g.ownInflight(),
-		Delivered:   g.delivered.total - g.base,
-		SRTT:        g.rtt.srtt,
-		RTTVar:      g.rtt.rttvar,
-		MinRTT:      g.rtt.min,
-		CwndLimited: g.cwndLimited(),
-		OneWay:      g.oneWay,
+		Now:           now,
+		MSS:           g.mss,
+		Inflight:      g.ownInflight(),
+		Delivered:     g.delivered.total - g.base,
+		EdgeDelivered: cc.Bytes(g.delivered.edge.Load()),
+		SRTT:          g.rtt.srtt,
+		RTTVar:        g.rtt.rttvar,
+		MinRTT:        g.rtt.min,
+		CwndLimited:   g.cwndLimited(),
+		OneWay:        g.oneWay,
 	}
 	if g.caps.hinted {
 		s.Hint = &g.caps.sound

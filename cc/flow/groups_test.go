@@ -56,6 +56,23 @@ func TestGroupsTellOfEveryGroup(t *testing.T) {
 	assert.Positive(t, g.DeliveryRate)
 }
 
+func TestAlgorithmsAreToldWhatTheirOthersDeliver(t *testing.T) {
+	p := newTestbed(t)
+	var told cc.Bytes
+	p.trace = func(e Event) { told = e.State.EdgeDelivered }
+	deliver := func(group, algorithm string) {
+		l := p.open(Terms{Group: group, Algorithm: algorithm})
+		l.send(3 * mss)
+		l.ack(3 * mss)
+	}
+	deliver("one", "copa")
+	require.Equal(t, 3*cc.Bytes(mss), told)
+	deliver("two", "copa")
+	require.Equal(t, 6*cc.Bytes(mss), told, "those of another group count")
+	deliver("three", "reno")
+	require.Equal(t, 3*cc.Bytes(mss), told, "those under another algorithm do not")
+}
+
 func TestAHintForAPrefixReachesWhoLeadsNowhereElse(t *testing.T) {
 	p := newTestbed(t)
 	open := func(group, host string) *leg {

@@ -55,6 +55,7 @@ type Manager struct {
 	limits    map[limitKey]*rateLimit
 	unused    []*rateLimit // of limits, those without users
 	nextID    uint64
+	delivered map[string]*atomic.Int64 // bytes, by algorithm
 
 	flowsMu sync.Mutex // taken last
 	flows   []*Flow    // by ID, some of them closed
@@ -150,12 +151,14 @@ var hashSeed = maphash.MakeSeed()
 func (m *Manager) group(now cc.Time, r resolved) (g *indexed, fresh bool) {
 	if m.groups == nil {
 		m.groups, m.hosts = map[string]*indexed{}, map[netip.Addr][]located{}
+		m.delivered = map[string]*atomic.Int64{}
 	}
 	g = m.groups[r.key]
 	if fresh = g == nil; fresh {
 		g = &indexed{group: &group{
 			key: r.key, name: r.name, spec: r.spec, params: r.params, receives: r.receives, seed: m.Seed + m.nextID,
 			timers: &m.clocks()[m.shard(r.name)], emit: m.Trace, idle: idleness{since: max(now, 1)},
+			delivered: delivery{edge: m.deliveredBy(r.spec.Name)},
 		}}
 		m.groups[r.key] = g
 		g.mu.Lock()
@@ -163,6 +166,16 @@ func (m *Manager) group(now cc.Time, r resolved) (g *indexed, fresh bool) {
 		g.mu.Unlock()
 	}
 	return g, fresh
+}
+
+// deliveredBy counts the bytes that all groups of an algorithm deliver. The caller holds m.mu.
+func (m *Manager) deliveredBy(algorithm string) *atomic.Int64 {
+	n := m.delivered[algorithm]
+	if n == nil {
+		n = new(atomic.Int64)
+		m.delivered[algorithm] = n
+	}
+	return n
 }
 
 // occupied has g wait in none of the lists: it has members, or is dropped. The caller holds m.mu.

@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -41,10 +42,11 @@ type news struct {
 // delivery counts what all members of a group have delivered. Delivery rates are
 // those of the group.
 type delivery struct {
-	total      cc.Bytes // by members past and present
-	at         cc.Time  // when total last grew
-	firstSent  cc.Time  // when the newest delivered byte had left
-	appLimited cc.Bytes // deliveries up to this count understate the path; 0: none do
+	total      cc.Bytes      // by members past and present
+	edge       *atomic.Int64 // bytes by all groups of the algorithm
+	at         cc.Time       // when total last grew
+	firstSent  cc.Time       // when the newest delivered byte had left
+	appLimited cc.Bytes      // deliveries up to this count understate the path; 0: none do
 }
 
 // idle has rates measured from now on: nothing is in flight.
@@ -156,6 +158,7 @@ func (s *sampler) arrived(n news, d *delivery, beside cc.Bytes, leastRTT time.Du
 ) {
 	r := &s.last
 	d.total += n.acked + beside
+	d.edge.Add(int64(n.acked + beside))
 	s.newest = max(s.newest, r.Newest, r.Acked)
 	c, ok := s.ledger.advance(s.newest)
 	if ok && r.RTT > 0 { // known exactly, where the ledger knows the report that first showed it
