@@ -132,6 +132,10 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			func(f *facts) { f.datapath = errors.New("kernel: too old") }, "tier", Missing,
 			"see release",
 		},
+		"no look at TCP_INFO without a datapath": {
+			func(f *facts) { f.datapath, f.infoSize = errors.New("kernel: too old"), 0 }, "tcp_info", Warn,
+			"see release",
+		},
 		"a short TCP_INFO": {
 			func(f *facts) { f.lacking = []string{"TCP_INFO has no total_rto"} },
 			"tcp_info", Warn, "boot Linux 6.7",
@@ -286,7 +290,12 @@ func TestEveryFindingThatIsNotFineNamesItsFix(t *testing.T) {
 			},
 			"captured_networks", Warn, "penstock rules apply once more",
 		},
-		"nobody may look at the forward chain": {func(f *facts) { f.filterless = unix.EPERM }, "forward_chain", OK, ""},
+		"nobody may look at the forward chain": {
+			func(f *facts) { f.filterless = unix.EPERM }, "forward_chain", Warn, "run penstock doctor as root",
+		},
+		"nor at the rules": {
+			func(f *facts) { f.filterless = unix.EPERM }, "captured_networks", Warn, "run penstock doctor as root",
+		},
 
 		"few descriptors": {func(f *facts) {
 			f.descriptors = proxy.Descriptors{Total: 1024, Connections: 392, Pipes: 56}

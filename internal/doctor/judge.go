@@ -71,7 +71,9 @@ func (f facts) judgeKernel() []Check {
 		release.Found += ": " + f.datapath.Error()
 	}
 	info := fine("tcp_info", "%d bytes, with all that is used", f.infoSize)
-	if less := f.lack("TCP_INFO"); less != "" {
+	if f.datapath != nil {
+		info = Check{Name: "tcp_info", State: Warn, Found: "not looked at: there is no datapath", Fix: "see release"}
+	} else if less := f.lack("TCP_INFO"); less != "" {
 		info = Check{
 			Name: "tcp_info", State: Warn, Found: fmt.Sprintf("%d bytes: %s", f.infoSize, less),
 			Fix: "boot Linux 6.7 or later, which has all of it",
@@ -220,8 +222,10 @@ func (f facts) judgeCapture() []Check {
 func (f facts) judgeForward() []Check {
 	const filters, networks = "forward_chain", "captured_networks"
 	if f.filterless != nil {
-		unknown := "not looked at: " + f.filterless.Error()
-		return []Check{fine(filters, "%s", unknown), fine(networks, "%s", unknown)}
+		unknown := Check{State: Warn, Found: "could not be looked at: " + f.filterless.Error(), Fix: lookAsRoot}
+		forward, own := unknown, unknown
+		forward.Name, own.Name = filters, networks
+		return []Check{forward, own}
 	}
 	forward := fine(filters, "nothing is dropped there that captured connections would go round")
 	if len(f.filters) > 0 {
@@ -295,11 +299,14 @@ func (f facts) judgeRules(mode capture.Mode, v6 bool) Check {
 	return c
 }
 
+// lookAsRoot is the cure for what this process may not look at.
+const lookAsRoot = "run penstock doctor as root, outside of any container"
+
 // untried is a check that needs a namespace where none can be made.
 func (f facts) untried(c Check) Check {
 	c.State = Warn
 	c.Found = fmt.Sprintf("could not be tried, as no network namespace can be made here: %v", f.own)
-	c.Fix = "run penstock doctor as root, outside of any container; or make user_namespaces (below) work"
+	c.Fix = lookAsRoot + "; or make user_namespaces (below) work"
 	return c
 }
 
