@@ -13,10 +13,12 @@ import (
 // up to a minute late anyway.
 const watchPeriod = time.Second
 
-// stamp tells one state of a file from another; zero: it is not there.
+// stamp tells one state of a file from another; zero: it is not there. Whose it is, and who
+// may read it, decides whether it is taken.
 type stamp struct {
-	device, inode  uint64
-	size, modified int64 // bytes, nanoseconds
+	device, inode      uint64
+	mode, owner, group uint32
+	size, modified     int64 // bytes, nanoseconds
 }
 
 // stamps looks at the files that the configuration is from.
@@ -32,7 +34,10 @@ func (h *service) stamps() map[string]stamp {
 			continue
 		}
 		if s, ok := info.Sys().(*syscall.Stat_t); ok {
-			out[name] = stamp{uint64(s.Dev), s.Ino, info.Size(), info.ModTime().UnixNano()} //nolint:unconvert // other widths elsewhere
+			out[name] = stamp{
+				uint64(s.Dev), s.Ino, //nolint:unconvert // other widths elsewhere
+				s.Mode, s.Uid, s.Gid, info.Size(), info.ModTime().UnixNano(),
+			}
 		}
 	}
 	return out
