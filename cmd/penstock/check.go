@@ -27,6 +27,9 @@ stands, up to 19 others have a line each.`,
 		Example: "  penstock check /etc/penstock/penstock.yaml",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] == "" {
+				return cli.BadInput(errNoName)
+			}
 			f := runFlags{config: args[0]}
 			cfg, err := f.load(cmd.Flags())
 			if err != nil {

@@ -152,7 +152,10 @@ func askProxy(ctx context.Context, at, method, page string) (status int, body []
 		return 0, nil, err
 	}
 	body, err = io.ReadAll(io.LimitReader(resp.Body, 64<<20))
-	return resp.StatusCode, body, errors.Join(err, resp.Body.Close())
+	if err = errors.Join(err, resp.Body.Close()); err != nil {
+		err = fmt.Errorf("read what %s answers: %w", at, err)
+	}
+	return resp.StatusCode, body, err
 }
 
 // reload has a running proxy take the file over. That none runs is no error.

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func readyCommand() *cobra.Command {
@@ -40,7 +41,7 @@ at the usual address.`,
 				page = "/healthz"
 			}
 			status, body, err := askProxy(cmd.Context(), at, http.MethodGet, page)
-			words := strings.TrimSpace(string(body))
+			words := config.Printable(strings.TrimSpace(string(body)))
 			switch {
 			case errors.Is(err, errTelemetryOff):
 				return fmt.Errorf("%w; telemetry.health is off, too: set it to 127.0.0.1:9465", err)

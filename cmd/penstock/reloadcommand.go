@@ -73,7 +73,7 @@ func reloadProxy(ctx context.Context, path, at string, w, notes io.Writer) error
 	case status != http.StatusOK:
 		return fmt.Errorf("not reloaded: %s", answer)
 	}
-	fmt.Fprintln(w, answer)
+	fmt.Fprintln(w, config.Printable(answer))
 	return nil
 }
 

@@ -74,9 +74,15 @@ func (s scalar) Type() string { return s.kind }
 // String implements pflag.Value: the defaults are those of the configuration.
 func (s scalar) String() string { return "" }
 
+// errNoName says that where the name of a file belongs there is none, as where a script's variable is not set.
+var errNoName = errors.New("the name of the configuration file is empty")
+
 // load reads the configuration and lays the flags over it.
 func (f *runFlags) load(flags *pflag.FlagSet) (config.Config, error) {
 	cfg := config.Default()
+	if f.config == "" && flags.Changed("config") {
+		return cfg, errNoName
+	}
 	if f.config != "" {
 		if flags.Changed("listen") {
 			return cfg, errors.New("--listen is for running without a file; with --config, edit listeners there")
