@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sort"
 	"strings"
 	"sync"
 	"time"
@@ -222,7 +221,7 @@ func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo))
 	conns = append(conns, s.conns.conns...)
 	rows, peers := s.totals.snapshot()
 	s.mu.Unlock()
-	sort.Slice(peers, func(i, j int) bool { return peers[i].compare(peers[j]) < 0 })
+	slices.SortFunc(peers, PeerCounters.compare)
 
 	f := new(FlowInfo)
 	for i, c := range present(conns) {

@@ -22,7 +22,6 @@ type FlowInfo struct {
 	Peer           string         // of the tunnel that the client is inside; empty: none
 	ServerName     string         // in the client's first bytes, where a rule asked for it
 	State          State
-	Start          cc.Time
 	Age            time.Duration
 	Setup          time.Duration // from accepted to relaying
 	Idle           time.Duration // since a byte last moved
@@ -80,7 +79,7 @@ func (c *connection) fill(out *FlowInfo, now cc.Time) {
 	*out = FlowInfo{
 		ID: c.id, Listener: c.listener.cfg.Name, State: c.state,
 		Source: c.source(), Target: c.chosen.Target, Host: c.chosen.Host, Peer: c.chosen.Peer,
-		Start: c.started, Age: now.Sub(c.started), Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
+		Age: now.Sub(c.started), Idle: max(0, now.Sub(cc.Time(c.active.Load()))),
 	}
 	client, server := c.client.conn, c.server.conn
 	if !out.Relayed() {
@@ -92,7 +91,7 @@ func (c *connection) fill(out *FlowInfo, now cc.Time) {
 	c.down.fill(&out.Down)
 	c.up.fill(&out.Up)
 	c.mu.Unlock()
-	out.Setup = age(c.opened, c.started)
+	out.Setup = c.opened.Sub(c.started)
 	out.Target = addrPort(server.RemoteAddr())
 	out.Client, out.Server = client.Info(), server.Info()
 }

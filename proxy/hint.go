@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // Groups returns the flows that share a window, group by group, those that linger
@@ -31,7 +32,7 @@ func (s *Server) Toward(within []netip.Prefix, lately time.Duration) (flows, hos
 		}
 		found := false
 		for _, host := range c.hosts() {
-			if host.IsValid() && covers(within, host) {
+			if host.IsValid() && policy.Contains(within, host) {
 				found, seen[host] = true, true
 			}
 		}
@@ -51,13 +52,4 @@ func (c *connection) hosts() [2]netip.Addr {
 		out[1] = addrPort(c.server.conn.RemoteAddr()).Addr().Unmap().WithZone("")
 	}
 	return out
-}
-
-func covers(list []netip.Prefix, host netip.Addr) bool {
-	for _, p := range list {
-		if p.Contains(host) {
-			return true
-		}
-	}
-	return false
 }

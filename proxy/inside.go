@@ -3,19 +3,18 @@ package proxy
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"syscall"
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // leadsInside reports whether its clients may reach an address inside the tunnel of
 // another listener: where the configuration names it.
 func (l *listenerState) leadsInside(target netip.Addr) bool {
-	return l.cfg.Mode == access.Forward || slices.ContainsFunc(l.cfg.Allow,
-		func(p netip.Prefix) bool { return p.Contains(target) })
+	return l.cfg.Mode == access.Forward || policy.Contains(l.cfg.Allow, target)
 }
 
 // inside returns the tunnel that leads to an address; nil: none does, and it is to be

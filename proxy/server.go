@@ -11,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/policy"
 )
 
 // Parts are what a Server is put together from.
@@ -66,8 +66,7 @@ type Server struct {
 // trusts reports whether a peer opens with a PROXY header, so that whom it
 // counts against is not known before.
 func (l *listenerState) trusts(peer netip.Addr) bool {
-	return slices.ContainsFunc(l.cfg.ProxyProtocol.From,
-		func(p netip.Prefix) bool { return p.Contains(peer) })
+	return policy.Contains(l.cfg.ProxyProtocol.From, peer)
 }
 
 // New puts a Server together. Connections are limited to what the process's

@@ -8,9 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"syscall"
-	"time"
 
-	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -323,12 +321,4 @@ func addrPort(a net.Addr) netip.AddrPort {
 	}
 	ap := tcp.AddrPort()
 	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
-}
-
-// age is how long ago t was; 0 for a time that is not set.
-func age(now, t cc.Time) time.Duration {
-	if t == 0 {
-		return 0
-	}
-	return now.Sub(t)
 }

@@ -65,11 +65,7 @@ func (k *Changer) Outcomes() map[ChangeOutcome]uint64 {
 func (k *Changer) SetToken(secret string) { k.token.set(secret) }
 
 // On reports whether changes are taken.
-func (k *Changer) On() bool {
-	k.token.mu.Lock()
-	defer k.token.mu.Unlock()
-	return k.token.given
-}
+func (k *Changer) On() bool { return k.token.given() }
 
 func (k *Changer) register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /v1/rules", k.rules)

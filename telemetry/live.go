@@ -2,12 +2,12 @@ package telemetry
 
 import (
 	"iter"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 // live is what the open flows hold at the moment. Windows, rates and queues
@@ -112,9 +112,6 @@ type groupSums struct {
 	borrowed, unused                float64 // bytes
 }
 
-// hintedWithin is how old the hint of a group may be that counts as hinted.
-const hintedWithin = time.Second
-
 func sumGroups(all []flow.Group, now cc.Time) groups {
 	sums := groups{}
 	for _, g := range all {
@@ -134,7 +131,7 @@ func sumGroups(all []flow.Group, now cc.Time) groups {
 			s.borrowed += float64(g.Lent)
 			s.unused += float64(g.Unused)
 		}
-		if g.Hint.Age(now) <= hintedWithin {
+		if g.Hint.Age(now) <= page.HintedWithin {
 			s.hinted++
 		}
 		if g.Capped {

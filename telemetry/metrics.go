@@ -4,7 +4,6 @@
 package telemetry
 
 import (
-	"iter"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -12,21 +11,14 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/agent"
 	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/telemetry/page"
 )
 
 // Source is what a proxy.Server tells of itself.
 type Source interface {
-	// Counters returns the totals, without what takes a look at each flow.
-	Counters() proxy.Counters
-	// Flows returns how many flows there are, and each, oldest first. What it yields is
-	// overwritten by the next.
-	Flows() (n int, each iter.Seq[*proxy.FlowInfo])
+	page.Source
 	// Snapshot returns the totals, and has visit see each flow that is counted in them first.
 	Snapshot(visit func(*proxy.FlowInfo)) proxy.Counters
-	// Groups returns the flows that share a window, group by group, and as of when.
-	Groups() ([]flow.Group, cc.Time)
-	// Tunnels returns how it goes with the listeners that end tunnels.
-	Tunnels() []proxy.TunnelInfo
 }
 
 // Facts do not change while the process lives.

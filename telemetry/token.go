@@ -5,31 +5,34 @@ import (
 	"crypto/subtle"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 )
 
 // token is a secret that requests carry (RFC 6750). The zero value is none. It is safe
 // for concurrent use.
 type token struct {
-	mu    sync.Mutex
-	sum   [sha256.Size]byte // of the token, if there is one
-	given bool
+	sum atomic.Pointer[[sha256.Size]byte]
 }
 
 // set replaces it; empty: there is none.
 func (t *token) set(secret string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sum, t.given = sha256.Sum256([]byte(secret)), secret != ""
+	var sum *[sha256.Size]byte
+	if secret != "" {
+		sum = new(sha256.Sum256([]byte(secret)))
+	}
+	t.sum.Store(sum)
 }
+
+// given reports whether there is a token.
+func (t *token) given() bool { return t.sum.Load() != nil }
 
 // carried reports whether there is a token, and whether r has it.
 func (t *token) carried(r *http.Request) (given, carried bool) {
-	t.mu.Lock()
-	want, given := t.sum, t.given
-	t.mu.Unlock()
+	want := t.sum.Load()
+	if want == nil {
+		return false, false
+	}
 	scheme, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	got := sha256.Sum256([]byte(strings.TrimSpace(secret))) // as long as the other, whatever was sent
-	same := subtle.ConstantTimeCompare(got[:], want[:]) == 1
-	return given, given && same && strings.EqualFold(scheme, "Bearer")
+	return true, subtle.ConstantTimeCompare(got[:], want[:]) == 1 && strings.EqualFold(scheme, "Bearer")
 }

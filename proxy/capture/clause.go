@@ -57,9 +57,20 @@ func ofFamily(f family) clause {
 	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equal(f.proto)}}
 }
 
-func isTCP() clause {
-	return clause{"meta l4proto tcp", []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(unix.IPPROTO_TCP),
+func isTCP() clause { return isProtocol("tcp", unix.IPPROTO_TCP) }
+
+func isUDP() clause { return isProtocol("udp", unix.IPPROTO_UDP) }
+
+func isICMP(f family) clause {
+	if f.v4() {
+		return isProtocol("icmp", unix.IPPROTO_ICMP)
+	}
+	return isProtocol("icmpv6", unix.IPPROTO_ICMPV6)
+}
+
+func isProtocol(name string, number byte) clause {
+	return clause{"meta l4proto " + name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(number),
 	}}
 }
 
@@ -199,20 +210,6 @@ func notFromInterface(name string) clause {
 }
 
 func toInterface(name string) clause { return interfaceIs(expr.MetaKeyOIFNAME, "oifname", "", name) }
-
-func isUDP() clause {
-	return clause{"meta l4proto udp", []expr.Any{
-		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(unix.IPPROTO_UDP),
-	}}
-}
-
-func isICMP(f family) clause {
-	text, protocol := "meta l4proto icmp", byte(unix.IPPROTO_ICMP)
-	if !f.v4() {
-		text, protocol = "meta l4proto icmpv6", unix.IPPROTO_ICMPV6
-	}
-	return clause{text, []expr.Any{&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equal(protocol)}}
-}
 
 // isEcho matches echo requests.
 func isEcho(f family) clause {

@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sort"
 	"strings"
 	"syscall"
 
@@ -71,7 +70,7 @@ func Networks() ([]Network, error) {
 			}
 		}
 	}
-	sort.Slice(found, func(i, j int) bool { return found[i].Prefix.Compare(found[j].Prefix) < 0 })
+	slices.SortFunc(found, func(a, b Network) int { return a.Prefix.Compare(b.Prefix) })
 	return slices.Compact(found), nil
 }
 
@@ -175,7 +174,7 @@ func Captured() ([]Network, error) {
 		if err != nil {
 			return nil, explain("read an nftables set", err)
 		}
-		sort.Slice(elements, func(i, j int) bool { return bytes.Compare(elements[i].Key, elements[j].Key) < 0 })
+		slices.SortFunc(elements, func(a, b nftables.SetElement) int { return bytes.Compare(a.Key, b.Key) })
 		networks = slices.DeleteFunc(networks, func(n Network) bool {
 			return n.Prefix.Addr().Is4() == f.v4() && covers(elements, n.Prefix)
 		})

@@ -1,11 +1,11 @@
 package capture
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"slices"
-	"sort"
 	"strconv"
 
 	"github.com/google/nftables"
@@ -28,7 +28,7 @@ func addressElements(prefixes []netip.Prefix, v4 bool) []element {
 			spans = append(spans, span{p.Addr(), lastOf(p)})
 		}
 	}
-	sort.Slice(spans, func(i, j int) bool { return spans[i].first.Less(spans[j].first) })
+	slices.SortFunc(spans, func(a, b span) int { return a.first.Compare(b.first) })
 	merged := spans[:0]
 	for _, s := range spans {
 		if n := len(merged) - 1; n >= 0 {
@@ -75,7 +75,7 @@ func spanText(first, last netip.Addr) string {
 // portElements does the same for ports.
 func portElements(ports []PortRange) []element {
 	ports = slices.Clone(ports)
-	sort.Slice(ports, func(i, j int) bool { return ports[i].First < ports[j].First })
+	slices.SortFunc(ports, func(a, b PortRange) int { return cmp.Compare(a.First, b.First) })
 	merged := ports[:0]
 	for _, p := range ports {
 		if n := len(merged) - 1; n >= 0 && int(p.First) <= int(merged[n].Last)+1 {

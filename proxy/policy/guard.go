@@ -79,11 +79,11 @@ func (g Guard) Check(addr netip.Addr) error {
 		return fmt.Errorf("policy: no destination address")
 	}
 	plain := addr.Unmap().WithZone("")
-	if containsAddr(g.Allow, plain) {
+	if Contains(g.Allow, plain) {
 		return nil
 	}
 	candidates := []netip.Addr{plain}
-	if inner, ok := embedded(plain); ok && !containsAddr(g.Allow, inner) {
+	if inner, ok := embedded(plain); ok && !Contains(g.Allow, inner) {
 		candidates = append(candidates, inner)
 	}
 	for _, c := range candidates {
@@ -102,7 +102,7 @@ func (g Guard) Check(addr netip.Addr) error {
 // refuses returns what addr is, if it is refused.
 func (g Guard) refuses(addr netip.Addr) (what string, err error) {
 	for _, k := range classes {
-		if (k.captured || !g.Captured) && containsAddr(k.prefixes, addr) {
+		if (k.captured || !g.Captured) && Contains(k.prefixes, addr) {
 			return k.what, nil
 		}
 	}

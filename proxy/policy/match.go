@@ -94,9 +94,9 @@ func (m *Match) matchesBeforeName(f Facts) bool {
 		return false
 	case len(m.Listeners) > 0 && !slices.Contains(m.Listeners, f.Listener):
 		return false
-	case len(m.Sources) > 0 && !containsAddr(m.Sources, f.Source.Addr()):
+	case len(m.Sources) > 0 && !Contains(m.Sources, f.Source.Addr()):
 		return false
-	case len(m.Destinations) > 0 && !containsAddr(m.Destinations, f.Target.Addr()):
+	case len(m.Destinations) > 0 && !Contains(m.Destinations, f.Target.Addr()):
 		return false
 	case len(m.Ports) > 0 && !slices.ContainsFunc(m.Ports,
 		func(r PortRange) bool { return r.contains(f.Target.Port()) }):
@@ -108,8 +108,8 @@ func (m *Match) matchesBeforeName(f Facts) bool {
 	return true
 }
 
-// containsAddr ignores the zone, which netip.Prefix never matches.
-func containsAddr(prefixes []netip.Prefix, a netip.Addr) bool {
+// Contains reports whether one of the prefixes contains a, whatever its zone, which netip.Prefix never matches.
+func Contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	a = a.WithZone("")
 	return slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(a) })
 }

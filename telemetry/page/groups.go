@@ -1,6 +1,7 @@
 package page
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -9,8 +10,8 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 )
 
-// hintedWithin is how old the hint of a group may be that counts.
-const hintedWithin = time.Second
+// HintedWithin is how old the hint of a group may be that counts.
+const HintedWithin = time.Second
 
 // hosts are the groups at one moment.
 type hosts struct {
@@ -52,16 +53,13 @@ func (h *hosts) all() []Host {
 
 func (h *hosts) row(g *flow.Group) Host {
 	v := Host{
-		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: []string{},
+		Name: g.Name, Algorithm: g.Algorithm, Receives: g.Receives, Phase: g.Phase, Hosts: texts(g.Hosts),
 		Members: g.Members, Active: g.Active, Window: g.Cwnd, Inflight: g.Inflight, MinRTT: g.MinRTT.Seconds(),
-		LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(h.at) <= hintedWithin, Capped: g.Capped,
+		LimitedBy: g.LimitedBy.String(), Hinted: g.Hint.Age(h.at) <= HintedWithin, Capped: g.Capped,
 		Delivered: g.Delivered,
 	}
 	if v.Window >= cc.MaxCwnd {
 		v.Window = 0
-	}
-	for _, a := range g.Hosts {
-		v.Hosts = append(v.Hosts, a.String())
 	}
 	if g.SRTT > 0 {
 		v.Queue = new(g.QueueingDelay.Seconds())
@@ -70,6 +68,15 @@ func (h *hosts) row(g *flow.Group) Host {
 		v.Rate = new(rateOf(was, g.Delivered, h.at.Sub(h.before)))
 	}
 	return v
+}
+
+// texts are the elements of a list in words; never nil.
+func texts[T fmt.Stringer](list []T) []string {
+	all := make([]string, len(list))
+	for i, v := range list {
+		all[i] = v.String()
+	}
+	return all
 }
 
 func (h *Host) words(to []byte) []byte {
@@ -99,11 +106,8 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 	for _, t := range tunnels {
 		for _, s := range t.Peers {
 			v := Peer{
-				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: []string{},
+				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: texts(s.Addresses),
 				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
-			}
-			for _, a := range s.Addresses {
-				v.Addresses = append(v.Addresses, a.String())
 			}
 			if !s.Handshake.IsZero() {
 				v.Handshake = new(max(0, wall.Sub(s.Handshake).Seconds()))
@@ -111,14 +115,10 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 			add(v, s.PublicKey.String())
 		}
 		for _, s := range t.Sessions {
-			v := Peer{
-				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: []string{},
+			add(Peer{
+				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: texts(s.Addresses),
 				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
-			}
-			for _, a := range s.Addresses {
-				v.Addresses = append(v.Addresses, a.String())
-			}
-			add(v, s.Name+"\x00"+s.Endpoint)
+			}, s.Name+"\x00"+s.Endpoint)
 		}
 	}
 	return out

@@ -34,11 +34,14 @@ var assets embed.FS
 
 // Source is what a proxy tells of itself.
 type Source interface {
-	// Counters are cheap, Flows ask the kernel about each. What they yield is overwritten
-	// by the next.
+	// Counters returns the totals, without what takes a look at each flow.
 	Counters() proxy.Counters
+	// Flows returns how many flows there are, and each, oldest first. What it yields is
+	// overwritten by the next.
 	Flows() (n int, each iter.Seq[*proxy.FlowInfo])
+	// Groups returns the flows that share a window, group by group, and as of when.
 	Groups() ([]flow.Group, cc.Time)
+	// Tunnels returns how it goes with the listeners that end tunnels.
 	Tunnels() []proxy.TunnelInfo
 }
 
