@@ -167,7 +167,7 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 			return
 		}
 		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
-			from.asked, target = target, server
+			from.asked, target, hops = target, server, udpHops // it has arrived, and we ask
 		}
 	case tunnel.Elsewhere, tunnel.Unused:
 	}

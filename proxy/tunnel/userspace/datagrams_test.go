@@ -201,6 +201,8 @@ func TestTheGatewaysOwnAddressAnswersDNSWhereThereIsAServer(t *testing.T) {
 		assert.Equal(t, question, string(got))
 	}
 	require.NoError(t, c.Close())
+	g.UDP(local, own, 0, []byte("whose hops end here"))
+	assert.Zero(t, g.Stats().Failed)
 	assert.Equal(t, server, g.listener.target(own), "over TCP")
 	assert.Equal(t, 1, g.Stats().Sessions)
 	for _, other := range []netip.AddrPort{netip.MustParseAddrPort("10.9.0.1:80"), netip.AddrPortFrom(outside4, 53)} {
