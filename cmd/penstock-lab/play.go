@@ -26,6 +26,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/report"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // ofRuns are the flags that are about how experiments are played, and go with files of them.
@@ -97,12 +98,12 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 	if o.json == "" {
 		return io.Discard, nil, func() error { return nil }, nil
 	}
-	if o.resume {
+	f, err := output.Append(o.json) // which takes away what a run that was stopped has left of a record
+	if err == nil && o.resume {
 		if there, err = record.Open(o.json); err != nil {
-			return nil, nil, nil, fmt.Errorf("--json: %w", err)
+			err = errors.Join(err, f.Close())
 		}
 	}
-	f, err := output.Append(o.json)
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("--json: %w", err)
 	}
@@ -251,6 +252,7 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 				if err = r.Place(one.CheckEdge()); err != nil {
 				} else if s.virtual || one.Virtual {
 					_, _, err = stage.Scenario(one)
+					err = r.Place(err)
 				} else {
 					overSockets = true
 					err = one.Realisable()
@@ -368,6 +370,9 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 			printer.Line(p.String(), p.Over)
 		}
 	})
+	if mistake := (*config.Error)(nil); errors.As(err, &mistake) { // in what must hold
+		err = cli.BadInput(err)
+	}
 	if r.Asserts() && len(made) == len(stages) {
 		s.again = append(s.again, made...)
 		made[len(made)-1].Findings = played.Findings

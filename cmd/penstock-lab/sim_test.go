@@ -101,6 +101,24 @@ func TestSimReadsFiles(t *testing.T) {
 	assert.Equal(t, cli.ExitFail, code, "an expectation that does not hold is a failure, not a mistake")
 	assert.Contains(t, stderr, "bad: utilisation is 1, but must be at least 2")
 	assert.Contains(t, stdout, "static 1", "one row for each flow")
+
+	const link = "link: {rate: 12mbit, rtt: 40ms}\nduration: 1s\n"
+	beside := write("beside.yaml", link+"flows: {a: {}, b: {app: udp, rate: 1mbit}}\n")
+	many := write("many.yaml", link+"flows: {a: {count: 101}}\n")
+	code, stdout, stderr = run(t, "sim", beside, many)
+	assert.Equal(t, cli.ExitOK, code, stderr)
+	assert.Regexp(t, `beside .* -\n`, stdout, "one flow has nobody to share with")
+	assert.Regexp(t, `many .* 0\.\d+\n`, stdout, "flows that are told as one have Jain's index")
+
+	for says, text := range map[string]string{
+		"case:3:29: flows.b.params.delta: copa": "flows: {a: {}, b: {params: {delta: 9}, algorithm: copa}}\n",
+		"case:3:9: flows.a: in virtual time a ": "flows: {a: {app: web, size: 1MB}}\n",
+		"case:4:8: must[0]: index out of range": "flows: {a: {}}\nmust: [\"seconds('a')[7] > 2\"]\n",
+	} {
+		code, _, stderr := run(t, "sim", write("case.yaml", link+text))
+		assert.Equal(t, cli.ExitInput, code, says)
+		assert.Contains(t, stderr, says)
+	}
 }
 
 func TestSimRefuses(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -18,6 +17,7 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
+	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
@@ -96,7 +96,7 @@ func (f *simFlags) openTraces() (w io.Writer, done func() error, err error) {
 	if f.traceOut == "" {
 		return io.Discard, func() error { return nil }, nil
 	}
-	file, err := os.Create(f.traceOut)
+	file, err := output.Create(f.traceOut)
 	if err != nil {
 		return nil, nil, cli.BadInput(fmt.Errorf("--trace-out: %w", err))
 	}
@@ -117,7 +117,7 @@ func writeSimRows(w io.Writer, r record.Run, runs int) {
 		total, resent = total+f.Throughput, resent+f.Resent
 	}
 	fairness := "-"
-	if len(r.Flows) > 1 {
+	if r.Jain > 0 { // there are several that are no UDP
 		fairness = strconv.FormatFloat(r.Jain, 'f', 3, 64)
 	}
 	fmt.Fprintf(w, "%s\t%s\t%.2f\t%.1f\t%s\t%d\t%d\t%s\n", name, strings.TrimPrefix(r.Link, "generate:"), total,

@@ -70,9 +70,16 @@ writes such lines.`,
 			if every < time.Millisecond || every%time.Millisecond != 0 {
 				return cli.BadInput(fmt.Errorf("--every is %v, but must be whole milliseconds, such as 1s", every))
 			}
+			if err := output.Apart(names[1:], names[0]); err != nil {
+				return cli.BadInput(err)
+			}
 			switch to {
 			case "rates":
 				trace, err := openTrace(names[0])
+				if err == nil && every >= trace.Duration() {
+					err = fmt.Errorf("--every is %v, but must be shorter than the trace of %v: rates are two at least",
+						every, trace.Duration())
+				}
 				if err != nil {
 					return cli.BadInput(err)
 				}

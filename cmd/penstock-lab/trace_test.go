@@ -33,10 +33,14 @@ func TestTracesAreGeneratedConvertedAndDescribed(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(rates, []byte("0,x\n1,2\n2,y\n"), 0o600))
 	for args, says := range map[string]string{
-		"info /nope":                           "open /nope",
-		"info " + rates:                        `a.csv: line 1: "x" is not a number`,
-		"convert " + rates + " " + again:       `a.csv: line 1: "x" is not a number`,
-		"convert --to x a b":                   `--to is "x"`,
+		"info /nope":                     "open /nope",
+		"info " + rates:                  `a.csv: line 1: "x" is not a number`,
+		"convert " + rates + " " + again: `a.csv: line 1: "x" is not a number`,
+		"convert --to x a b":             `--to is "x"`,
+		"convert " + rates + " " + rates: "a.csv would be overwritten",
+
+		"convert --to rates --every 20s " + trace + " " + rates: "--every is 20s, but must be shorter than",
+
 		"convert --every 1us a b":              "--every is 1µs",
 		"generate nope " + again:               `no model "nope"`,
 		"record 127.0.0.1:1 x --rate 0mbit":    "--rate",

@@ -31,7 +31,7 @@ func TestRatesBecomeATraceAndBack(t *testing.T) {
 
 func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
 	for name, text := range map[string]string{
-		"mine.csv": "\ufeff0,12\r\n1,12\r\n", "mine.CSV": "seconds;mbit\n0;12\n1;12\n",
+		"mine.csv": "\ufeff0,12\r\n1,12\r\n", "mine.CSV": "# by me\n\nseconds;mbit\n0;12\n1;12\n",
 		"mine.down": "\ufeff# 1500 bytes in each millisecond\r\n\r\n1\r\n2\r\n",
 	} {
 		trace, err := Read(name, strings.NewReader(text))
@@ -50,6 +50,11 @@ func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
 		_, err = Read(name, bytes.NewReader(packed.Bytes()))
 		require.EqualError(t, err, "trace "+name+" is compressed by gzip: unpack it first")
 	}
+	_, err = ReadDelays("delays.gz", bytes.NewReader(packed.Bytes()))
+	require.EqualError(t, err, "trace delays.gz is compressed by gzip: unpack it first")
+	delays, err := ReadDelays("delays", strings.NewReader("\ufeff30\r\n20\r\n"))
+	require.NoError(t, err)
+	assert.Equal(t, 20*time.Millisecond, delays.Least())
 }
 
 func TestRatesAreRefused(t *testing.T) {

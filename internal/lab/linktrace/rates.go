@@ -37,6 +37,15 @@ func Read(name string, r io.Reader) (*sim.Trace, error) {
 	return trace, err
 }
 
+// ReadDelays reads a trace of delays.
+func ReadDelays(name string, r io.Reader) (*sim.DelayTrace, error) {
+	text, err := textOf(name, r)
+	if err != nil {
+		return nil, err
+	}
+	return sim.ReadDelayTrace(name, text)
+}
+
 // compressed are programs that compress files, and how such files begin.
 var compressed = [...]struct{ by, begins string }{
 	{"gzip", "\x1f\x8b"}, {"bzip2", "BZh"}, {"xz", "\xfd7zXZ"}, {"zstd", "\x28\xb5\x2f\xfd"}, {"zip", "PK\x03\x04"},
@@ -67,15 +76,17 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := bufio.NewScanner(text)
+	lines, said := bufio.NewScanner(text), false
 	for n := 1; lines.Scan(); n++ {
 		words := strings.FieldsFunc(lines.Text(), func(c rune) bool { return strings.ContainsRune(",;\t ", c) })
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
-		if _, err := strconv.ParseFloat(words[0], 64); err != nil && n == 1 {
+		if _, err := strconv.ParseFloat(words[0], 64); err != nil && !said {
+			said = true
 			continue // titles
 		}
+		said = true
 		at, mbit, err := numbersOf(words)
 		if err == nil && len(steps) == 0 && at != 0 {
 			err = fmt.Errorf("the first time is %v s, but must be 0", at)

@@ -3,6 +3,8 @@
 package output
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"golang.org/x/sys/unix"
 )
 
 // Check finds out whether Write can make a file at path, so that a mistake shows
@@ -58,7 +62,7 @@ func same(a, b string) bool {
 
 // Write has write make a file that appears at path, or replaces what is there, when
 // it is complete. On an error nothing has changed. What is there and no regular
-// file, such as /dev/stdout, is written to as it is.
+// file, and standard output whatever it is, is written to as it is.
 func Write(path string, write func(io.Writer) error) error {
 	f, place, err := begin(path)
 	if err != nil {
@@ -88,6 +92,9 @@ func begin(path string) (f *os.File, place string, err error) {
 		return nil, "", err
 	case info.IsDir():
 		return nil, "", fmt.Errorf("%s is a directory", path)
+	case standard(info) != nil:
+		f, err = again(standard(info), path)
+		return f, path, err
 	case !info.Mode().IsRegular():
 		f, err = os.OpenFile(path, os.O_WRONLY, 0)
 		return f, path, err
@@ -108,6 +115,34 @@ func begin(path string) (f *os.File, place string, err error) {
 	return f, place, nil
 }
 
+// Create is os.Create, but what standard output is goes on.
+func Create(path string) (*os.File, error) {
+	if info, err := os.Stat(path); err == nil && standard(info) != nil {
+		return again(standard(info), path)
+	}
+	return os.Create(path)
+}
+
+// standard is standard output or standard error, where the file is what that is; nil: it is another. Opened by
+// its name, it would be written from its beginning, over what is there.
+func standard(info fs.FileInfo) *os.File {
+	for _, f := range []*os.File{os.Stdout, os.Stderr} {
+		if open, err := f.Stat(); err == nil && os.SameFile(open, info) {
+			return f
+		}
+	}
+	return nil
+}
+
+// again is an open file by another name, to be closed by itself.
+func again(f *os.File, name string) (*os.File, error) {
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
 // Records are lines behind those that a file has already.
 type Records struct {
 	f    *os.File
@@ -115,8 +150,13 @@ type Records struct {
 	end  int64 // of the last whole record in it
 }
 
-// Append opens a file, or makes it, for records of one line each. What is in it stays.
+// Append opens a file, or makes it, for records of one line each. What is in it stays, but for a last record
+// that was cut off.
 func Append(path string) (*Records, error) {
+	if info, err := os.Stat(path); err == nil && standard(info) != nil {
+		f, err := again(standard(info), path)
+		return &Records{f: f}, err
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) { // such as a pipe that cannot be read
 		f, err = os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
@@ -136,20 +176,34 @@ func Append(path string) (*Records, error) {
 	return r, nil
 }
 
-// endLine ends a last line that something else left open.
+// endLine ends a last line that something else left open, or takes it away where it is the beginning of a record.
 func (r *Records) endLine() error {
-	if r.end == 0 {
-		return nil
-	}
-	last := make([]byte, 1)
-	if _, err := r.f.ReadAt(last, r.end-1); err != nil {
+	line, err := r.lastLine()
+	if err != nil || len(line) == 0 {
 		return err
 	}
-	if last[0] == '\n' {
-		return nil
+	if line[0] == '{' && !json.Valid(line) {
+		r.end -= int64(len(line))
+		return r.f.Truncate(r.end)
 	}
-	_, err := r.Write([]byte("\n"))
+	_, err = r.Write([]byte("\n"))
 	return err
+}
+
+// lastLine is what stands behind the last end of a line.
+func (r *Records) lastLine() (line []byte, err error) {
+	for at := r.end; at > 0; {
+		part := make([]byte, min(at, 1<<16))
+		at -= int64(len(part))
+		if _, err := r.f.ReadAt(part, at); err != nil {
+			return nil, err
+		}
+		end := bytes.LastIndexByte(part, '\n')
+		if line = slices.Concat(part[end+1:], line); end >= 0 {
+			break
+		}
+	}
+	return line, nil
 }
 
 // Write implements io.Writer for one record. One that does not fit on the disk is

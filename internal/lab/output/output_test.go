@@ -2,9 +2,11 @@ package output_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -88,15 +90,48 @@ func TestRecordsStandBehindEarlierOnes(t *testing.T) {
 		require.NoError(t, r.Close())
 	}
 	assert.Equal(t, "{\"n\":1}\n{\"n\":2}\n", content(t, path))
-	require.NoError(t, os.WriteFile(path, []byte("{\"n\":1"), 0o600))
-	r, err := output.Append(path)
-	require.NoError(t, err)
-	_, err = r.Write([]byte("{}\n"))
-	require.NoError(t, err)
-	require.NoError(t, r.Close())
-	assert.Equal(t, "{\"n\":1\n{}\n", content(t, path), "a line that was left open is ended")
-	_, err = output.Append(filepath.Join(path, "x"))
+	long := strings.Repeat("x", 1<<17)
+	for there, want := range map[string]string{
+		"{\"n\":1}":             "{\"n\":1}\n{}\n", // a line that was left open is ended
+		"something else":        "something else\n{}\n",
+		"{}\n{\"n\":1":          "{}\n{}\n", // a record that was cut off is none
+		"{\"n\":1":              "{}\n",
+		"{}\n{\"n\": \"" + long: "{}\n{}\n",
+		"{\"n\": \"" + long + "\"}\n{\"n\": " + long: "{\"n\": \"" + long + "\"}\n{}\n",
+	} {
+		require.NoError(t, os.WriteFile(path, []byte(there), 0o600))
+		r, err := output.Append(path)
+		require.NoError(t, err)
+		_, err = r.Write([]byte("{}\n"))
+		require.NoError(t, err)
+		require.NoError(t, r.Close())
+		assert.Equal(t, want, content(t, path))
+	}
+	_, err := output.Append(filepath.Join(path, "x"))
 	assert.Error(t, err)
+}
+
+// A file that standard output was led to holds all that is written, in its order.
+func TestStandardOutputGoesOn(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	require.NoError(t, err)
+	defer file.Close()
+	stdout := os.Stdout
+	t.Cleanup(func() { os.Stdout = stdout })
+	os.Stdout = file
+	fmt.Println("first")
+	require.NoError(t, output.Check(file.Name()))
+	require.NoError(t, output.Write(file.Name(), say("page\n")))
+	records, err := output.Append(file.Name())
+	require.NoError(t, err)
+	_, err = records.Write([]byte("record\n"))
+	require.NoError(t, err)
+	require.NoError(t, records.Close())
+	trace, err := output.Create(file.Name())
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(say("trace\n")(trace), trace.Close()))
+	fmt.Println("last")
+	assert.Equal(t, "first\npage\nrecord\ntrace\nlast\n", content(t, file.Name()))
 }
 
 func TestARecordThatDoesNotFitIsTakenBack(t *testing.T) {

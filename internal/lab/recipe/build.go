@@ -235,7 +235,7 @@ func (b *builder) actors(s *stage.Stage) error {
 	if flows.MappingNode == nil || len(flows.Values) == 0 {
 		return &config.Error{Key: "flows", Message: "there is none: write such as flows: {download: {}}"}
 	}
-	random := rand.New(rand.NewPCG(s.Seed, 7))
+	random, names := rand.New(rand.NewPCG(s.Seed, 7)), map[string]bool{}
 	for i, p := range flows.Values {
 		name, key := keyOf(p), "flows."+keyOf(p)
 		f := flowForm{App: string(stage.Bulk), Host: 1}
@@ -281,6 +281,10 @@ func (b *builder) actors(s *stage.Stage) error {
 			if f.Hosts > 0 {
 				one.Host += k % f.Hosts
 			}
+			if names[one.Name] {
+				return at(p.Key, key, "two flows are called %q; give each a name of its own", one.Name)
+			}
+			names[one.Name] = true
 			s.Actors = append(s.Actors, one)
 		}
 	}

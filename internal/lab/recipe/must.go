@@ -274,7 +274,7 @@ func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
 		}
 		f, holds, err := m.judge(env)
 		if err != nil {
-			return nil, at(m.node, m.key, "%s", firstLine(err))
+			return nil, r.at(m.node, m.key, "%s", firstLine(err))
 		}
 		if holds {
 			all = append(all, f)

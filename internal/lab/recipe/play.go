@@ -99,9 +99,7 @@ func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player,
 		at.Elapsed, at.Over, at.Record = s.Duration, true, record
 		progress(at)
 	}
-	if out.Findings, err = r.Judge(out.Outcome); err != nil {
-		err = fmt.Errorf("recipe: %s: %w", r.Name, err)
-	}
+	out.Findings, err = r.Judge(out.Outcome)
 	return out, err
 }
 

@@ -385,6 +385,9 @@ func (w *word[T]) UnmarshalYAML(n ast.Node) (err error) {
 	case *queue:
 		if text != record.None {
 			v.bytes, v.packets, err = sim.ParseQueue(text)
+			if err == nil && v.bytes == 0 && v.packets == 0 {
+				err = fmt.Errorf("%q has no room for a packet; write none for a queue without a limit", text)
+			}
 		}
 	case *float64:
 		*v, err = parsePart(text)

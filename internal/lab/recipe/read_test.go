@@ -70,22 +70,24 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 
 		fine + "vary: {x: 1}": "my:5:8: vary: expected a list of values, such as x: [copa",
 
-		fine + "must: [utilisation]":                                   "my:5:8: must[0]: expected a comparison",
-		fine + "must: [utilization >= 0.9]":                            "my:5:8: must[0].is: unknown name utilization",
-		fine + "must:\n  - {run: b, is: drops}":                        `my:6:5: must[0].run: there is no run "b"`,
-		fine + "runs: [{name: a}, {name: b}]\nmust: [drops == 0]":      "of which run? give it run: NAME",
-		fine + "must: ['run(\"b\").drops == 0']":                       `my:5:8: must[0].is: there is no run "b"`,
-		fine + "must: ['rate(\"b\") > 0']":                             `my:5:8: must[0].is: there is no flow "b"`,
-		fine + "must: ['run(\"my\").rate_beside(\"a\", \"b\") > 0']":   `my:5:8: must[0].is: there is no flow "b"`,
-		fine + "must:\n  - {is: count(flows, # > 1)}":                  "a # behind a space begins a comment",
-		fine + "must:\n  - is: count(flows, # > 1)":                    "a # behind a space begins a comment",
-		"let: {b: $(c), c: $(b)}\n" + fine:                             `my:1:10: let: "$(c)" stands for another name`,
-		fine + "warmup: 3s":                                            "my:5:1: warmup: its warm-up is 3s",
-		fine + "kernel: nosuch":                                        `my:5:1: kernel: no algorithm "nosuch"`,
-		fine + "runs:\n  - {name: a}\n  - {name: b, warmup: 3s}":       "my:7:15: warmup: its warm-up is 3s",
-		strings.Replace(fine, "{}", "{count: 2, start: 5s}", 1):        "my:3:9: flows.a 1: its start is 5s",
-		strings.Replace(fine, "rate: 12mbit", "loss: .nan", 1):         `my:1:14: link.loss: ".nan" is not a part`,
-		strings.Replace(fine, "{rate: 12mbit, rtt: 40ms}", "\n\tx", 1): "indent with spaces, not with tabs",
+		fine + "must: [utilisation]":                                    "my:5:8: must[0]: expected a comparison",
+		fine + "must: [utilization >= 0.9]":                             "my:5:8: must[0].is: unknown name utilization",
+		fine + "must:\n  - {run: b, is: drops}":                         `my:6:5: must[0].run: there is no run "b"`,
+		fine + "runs: [{name: a}, {name: b}]\nmust: [drops == 0]":       "of which run? give it run: NAME",
+		fine + "must: ['run(\"b\").drops == 0']":                        `my:5:8: must[0].is: there is no run "b"`,
+		fine + "must: ['rate(\"b\") > 0']":                              `my:5:8: must[0].is: there is no flow "b"`,
+		fine + "must: ['run(\"my\").rate_beside(\"a\", \"b\") > 0']":    `my:5:8: must[0].is: there is no flow "b"`,
+		fine + "must:\n  - {is: count(flows, # > 1)}":                   "a # behind a space begins a comment",
+		fine + "must:\n  - is: count(flows, # > 1)":                     "a # behind a space begins a comment",
+		"let: {b: $(c), c: $(b)}\n" + fine:                              `my:1:10: let: "$(c)" stands for another name`,
+		fine + "warmup: 3s":                                             "my:5:1: warmup: its warm-up is 3s",
+		fine + "kernel: nosuch":                                         `my:5:1: kernel: no algorithm "nosuch"`,
+		fine + "runs:\n  - {name: a}\n  - {name: b, warmup: 3s}":        "my:7:15: warmup: its warm-up is 3s",
+		strings.Replace(fine, "rate: 12mbit", "queue: 0pkt", 1):         `my:1:15: link.queue: "0pkt" has no room`,
+		strings.Replace(fine, "{a: {}}", "{a: {count: 2}, a 2: {}}", 1): `my:3:24: flows.a 2: two flows are called`,
+		strings.Replace(fine, "{}", "{count: 2, start: 5s}", 1):         "my:3:9: flows.a 1: its start is 5s",
+		strings.Replace(fine, "rate: 12mbit", "loss: .nan", 1):          `my:1:14: link.loss: ".nan" is not a part`,
+		strings.Replace(fine, "{rate: 12mbit, rtt: 40ms}", "\n\tx", 1):  "indent with spaces, not with tabs",
 		"- a":  "an experiment is one document of keys with values",
 		"a: [": "my:1:",
 	} {
@@ -161,12 +163,37 @@ func TestResponsivenessLeavesOutTheSlowest(t *testing.T) {
 	assert.InDelta(t, 1200, rpm, 1e-9)
 }
 
-func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
-	const text = "link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [rate(lower('B')) > 1]"
-	r, err := Read("my", []byte(text), Loader{})
+func TestARequestWithoutAnEndTakesUntilTheEnd(t *testing.T) {
+	a := stage.ActorRecord{Name: "page 1", Requests: []stage.Request{
+		{At: 0, Took: time.Second},
+		{At: 20 * time.Second},
+	}}
+	run := Run{
+		Stage:  stage.Stage{Duration: time.Minute, Actors: []stage.Actor{{Every: 20 * time.Second}}},
+		Record: stage.Record{Actors: []stage.ActorRecord{a}},
+	}
+	want := []float64{1_000, 40_000}
+	all, err := run.requests("page")
 	require.NoError(t, err)
-	_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
-	assert.ErrorContains(t, err, `has no flow "b"`)
+	assert.Equal(t, want, all)
+	all, err = run.pages("page")
+	require.NoError(t, err)
+	assert.Equal(t, want, all)
+}
+
+func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
+	for what, says := range map[string]string{
+		"rate(lower('B')) > 1":          `my:4:8: must[0]: run "my" has no flow "b"`,
+		"stall('a', -100) > 1":          "my:4:8: must[0]: -100 is no time of a run",
+		"rate('a', -1, 1) > 1":          "-1 is no time of a run",
+		"first_at('a', 1, 1, 1e30) > 1": "is no time of a run",
+	} {
+		text := "link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [\"" + what + "\"]"
+		r, err := Read("my", []byte(text), Loader{})
+		require.NoError(t, err)
+		_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
+		assert.ErrorContains(t, err, says)
+	}
 }
 
 func TestTheFirstMomentOfARateIsTheEndOfItsTime(t *testing.T) {

@@ -16,7 +16,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
 	"github.com/penstock-net/penstock/internal/lab/stage"
@@ -156,7 +155,7 @@ func files(folder string, there agents.Agents) Loader {
 		}
 		return filepath.Join(folder, file)
 	}
-	return Loader{Agents: there, Trace: once(place, linktrace.Read), Delays: once(place, sim.ReadDelayTrace)}
+	return Loader{Agents: there, Trace: once(place, linktrace.Read), Delays: once(place, linktrace.ReadDelays)}
 }
 
 // once opens each file one time, however many runs name it.

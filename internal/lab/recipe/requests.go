@@ -1,11 +1,13 @@
 package recipe
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"strings"
 
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // requests is how long each took that began after the warm-up, of a flow or of all whose names
@@ -18,12 +20,8 @@ func (r Run) requests(flow string) (all []float64, err error) {
 		}
 		found = true
 		for _, q := range a.Requests {
-			switch {
-			case q.At < r.Stage.Warmup:
-			case q.Took == 0:
-				all = append(all, record.Millis(r.Stage.Duration-q.At))
-			default:
-				all = append(all, record.Millis(q.Took))
+			if q.At >= r.Stage.Warmup {
+				all = append(all, r.took(q))
 			}
 		}
 	}
@@ -31,6 +29,11 @@ func (r Run) requests(flow string) (all []float64, err error) {
 		_, err = r.index(flow)
 	}
 	return all, err
+}
+
+// took is how long a request took, or has taken by the end, in ms.
+func (r Run) took(q stage.Request) float64 {
+	return record.Millis(cmp.Or(q.Took, r.Stage.Duration-q.At))
 }
 
 // rpm is how many of a flow's requests a minute has room for, one after the other, by the mean
@@ -70,7 +73,7 @@ func (r Run) pages(prefix string) (all []float64, err error) {
 			if n >= len(all) {
 				all = append(all, 0)
 			}
-			all[n] = max(all[n], record.Millis(q.Took))
+			all[n] = max(all[n], r.took(q))
 			if q.At+r.Stage.Actors[i].Every >= r.Stage.Duration { // its last may not have had the time
 				all = all[:n]
 				break

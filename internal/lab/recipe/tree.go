@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -175,14 +176,42 @@ func (r Recipe) Place(err error) error {
 	if parsed != nil {
 		return err
 	}
-	for _, key := range []string{"edge." + mistake.Key, strings.TrimPrefix(mistake.Key, "defaults.")} {
+	for _, key := range []string{
+		"edge." + mistake.Key, strings.TrimPrefix(mistake.Key, "defaults."), text.ofRule(mistake.Key),
+	} {
 		if n := text.find(key); n != nil {
-			err = at(n, key, "%s", mistake.Message)
-			if errors.As(err, &mistake) {
-				mistake.File = r.Name
-			}
-			return err
+			return r.at(n, key, "%s", mistake.Message)
 		}
+	}
+	return err
+}
+
+// ofRule is the key of a flow's own terms that the edge has as a rule; otherwise there is none.
+func (s section) ofRule(key string) string {
+	rule, term, ok := strings.Cut(key, ".down.")
+	number, err := strconv.Atoi(strings.Trim(rule, "rules[]"))
+	if !ok || err != nil || s.index("flows") < 0 {
+		return ""
+	}
+	flows, _ := sectionOf(s.Values[s.index("flows")].Value)
+	for _, p := range flows.Values {
+		f, is := sectionOf(p.Value)
+		if !is || !slices.ContainsFunc(termKeys, func(k string) bool { return f.index(k) >= 0 }) {
+			continue
+		}
+		if number--; number < 0 {
+			return "flows." + keyOf(p) + "." + term
+		}
+	}
+	return ""
+}
+
+// at is a mistake at a node of the recipe's file.
+func (r Recipe) at(n ast.Node, key, format string, args ...any) error {
+	err := at(n, key, format, args...)
+	var mistake *config.Error
+	if errors.As(err, &mistake) {
+		mistake.File = r.Name
 	}
 	return err
 }

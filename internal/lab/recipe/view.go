@@ -127,7 +127,13 @@ func (r Run) index(flow string) (int, error) {
 // moment is one of the run, in seconds from its start.
 func moment(v any) (time.Duration, error) {
 	s, err := toNumber(v)
-	return time.Duration(math.Round(s*1e3)) * time.Millisecond, err
+	if err == nil && !(s >= 0 && s <= maxLength.Seconds()) {
+		err = fmt.Errorf("%v is no time of a run: write seconds from 0 to %v", v, maxLength.Seconds())
+	}
+	if err != nil {
+		return 0, err
+	}
+	return time.Duration(math.Round(s*1e3)) * time.Millisecond, nil
 }
 
 // span is the time that two numbers tell, or that in which the flow is there.

@@ -4,6 +4,7 @@ package record
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -395,9 +396,12 @@ func Read(name string, r io.Reader) (runs []Run, err error) {
 	lines := bufio.NewReader(r)
 	for n := 1; ; n++ {
 		line, err := lines.ReadBytes('\n')
-		if len(line) > 0 {
+		if len(bytes.TrimSpace(line)) > 0 {
 			var run Run
 			err := json.Unmarshal(line, &run)
+			if err != nil && line[len(line)-1] != '\n' {
+				err = fmt.Errorf("it is cut off: take the line out, or go on with --resume (%w)", err)
+			}
 			if err == nil && run.Experiment == "" {
 				err = errors.New("it is no record of a run; older builds wrote another form: make it again")
 			}

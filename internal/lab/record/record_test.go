@@ -121,6 +121,11 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	require.ErrorContains(t, err, "runs: line 2: it is no record of a run")
 	_, err = record.Read("runs", strings.NewReader("{\"experiment\": 3}\n"))
 	require.ErrorContains(t, err, "runs: line 1")
+	got, err = record.Read("runs", strings.NewReader("{\"experiment\":\"a\"}\r\n\n{\"experiment\":\"b\"}\n \n"))
+	require.NoError(t, err)
+	assert.Len(t, got, 2, "lines without anything say nothing")
+	_, err = record.Read("runs", strings.NewReader("{\"experiment\":\"a\"}\n{\"experiment\":\"b"))
+	require.ErrorContains(t, err, "runs: line 2: it is cut off: take the line out")
 }
 
 func TestATableOfRuns(t *testing.T) {

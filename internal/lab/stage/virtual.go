@@ -169,7 +169,8 @@ func (v *virtual) addFlows() error {
 			continue
 		}
 		if a.Every == 0 {
-			return fmt.Errorf("actor %d, %q: in virtual time a Web application needs Every", i, a.Name)
+			return &config.Error{Key: "flows." + a.Name, Message: "in virtual time a web application has a time " +
+				"from one request to the next: write such as every: 2s"}
 		}
 		for at := a.Start + a.Every; at < v.stage.Duration && (a.Stop == 0 || at < a.Stop); at += a.Every {
 			if t, err = v.terms(i, at); err != nil {
@@ -342,7 +343,7 @@ func (v *virtual) record(run sim.Result) Record {
 
 func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 	s := v.stage
-	steps := int(s.Duration / Step)
+	steps := s.steps()
 	r := ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, steps)}
 	if s.windowed(a) {
 		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)

@@ -2,10 +2,12 @@ package stage
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
@@ -27,6 +29,19 @@ func TestAVirtualStageHasTheTransportOfTheRealOne(t *testing.T) {
 		v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
 		require.NoError(t, v.prepare(), name)
 		assert.Equal(t, c.want, v.scenario.Transport, name)
+	}
+}
+
+// What comes in a last step that is shorter than the others counts in no whole one.
+func TestAVirtualRunMayEndWithinAStep(t *testing.T) {
+	for d, steps := range map[time.Duration]int{Step / 2: 1, 2*Step - 1: 2} {
+		s := short(Actor{Name: "bulk", Kind: Bulk})
+		s.Duration, s.Warmup = d, 0
+		s.Down.Rate, s.Down.Delay, s.Up.Delay = 12e6, time.Millisecond, time.Millisecond
+		r, err := PlayVirtual(t.Context(), s, nil)
+		require.NoError(t, err)
+		require.Len(t, r.Actors[0].Bytes, steps)
+		assert.LessOrEqual(t, r.Actors[0].Rate(0, Step), cc.Rate(12e6), "the link's")
 	}
 }
 
