@@ -109,8 +109,10 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"there is none: give algorithm or edge":  func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },
 		"there is one of them":                   func(s *Stage) { s.Cell, s.Down.Rate = &sim.CellConfig{}, 1 },
 		"change 0 is at 1s":                      func(s *Stage) { s.Changes = []Change{{At: time.Second, Delay: 1}} },
-		"change 1 is at 1ns, which is before":    func(s *Stage) { s.Changes = []Change{{At: 2, Delay: 1}, {At: 1, Delay: 1}} },
-		"shortest period is 1ms":                 func(s *Stage) { s.Hints = -1 },
+		"change 1 is at 1ns, which is before": func(s *Stage) {
+			s.Changes = []Change{{At: 2, Delay: 1}, {At: 1, Delay: 1}}
+		},
+		"shortest period is 1ms": func(s *Stage) { s.Hints = -1 },
 	} {
 		s := good()
 		spoil(&s)

@@ -52,7 +52,8 @@ func (s *Stack) founded(p []byte) bool {
 		quoted := header.IPv4(p[echoHeader:])
 		small := header.ICMPv4Type(p[0]) == header.ICMPv4DstUnreachable &&
 			header.ICMPv4Code(p[1]) == header.ICMPv4FragmentationNeeded && binary.BigEndian.Uint16(p[6:]) < leastMTU
-		if small || quoted.Protocol() != uint8(tcp.ProtocolNumber) || int(quoted.HeaderLength()) != header.IPv4MinimumSize {
+		options := int(quoted.HeaderLength()) != header.IPv4MinimumSize
+		if small || options || quoted.Protocol() != uint8(tcp.ProtocolNumber) {
 			return false // ours has no options
 		}
 		id.LocalAddress, id.RemoteAddress = quoted.SourceAddress(), quoted.DestinationAddress()
