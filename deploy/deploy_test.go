@@ -71,7 +71,7 @@ func TestUnitGivesTheDrainItsTime(t *testing.T) {
 	require.NotNil(t, match)
 	stop, err := strconv.Atoi(string(match[1]))
 	require.NoError(t, err)
-	drain := time.Duration(config.Default().Shutdown.Drain)
+	drain := config.Default().Shutdown.Drain
 	assert.Greater(t, time.Duration(stop)*time.Second, drain, "systemd would kill what is still being drained")
 }
 

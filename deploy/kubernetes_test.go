@@ -82,7 +82,7 @@ func TestManifestsHaveValidConfigurations(t *testing.T) {
 				}
 				workloads++
 				pod := m.Spec.Template.Spec
-				wait := time.Duration(cfg.Shutdown.Delay) + time.Duration(cfg.Shutdown.Drain)
+				wait := cfg.Shutdown.Delay + cfg.Shutdown.Drain
 				assert.Greater(t, time.Duration(pod.TerminationGracePeriodSeconds)*time.Second, wait,
 					"it would be killed while it drains")
 				assert.NotEqual(t, "off", cfg.Telemetry.Health, "what probes ask")

@@ -66,11 +66,11 @@ func TestAlgorithmsAreToldWhatTheirOthersDeliver(t *testing.T) {
 		l.ack(3 * mss)
 	}
 	deliver("one", "copa")
-	require.Equal(t, 3*cc.Bytes(mss), told)
+	require.Equal(t, 3*mss, told)
 	deliver("two", "copa")
-	require.Equal(t, 6*cc.Bytes(mss), told, "those of another group count")
+	require.Equal(t, 6*mss, told, "those of another group count")
 	deliver("three", "reno")
-	require.Equal(t, 3*cc.Bytes(mss), told, "those under another algorithm do not")
+	require.Equal(t, 3*mss, told, "those under another algorithm do not")
 }
 
 func TestAHintForAPrefixReachesWhoLeadsNowhereElse(t *testing.T) {
