@@ -63,7 +63,7 @@ func writeReport(cmd *cobra.Command, path string, files []report.File) error {
 	return nil
 }
 
-// readRecords reads files of records, of which each has one at least.
+// readRecords reads files of records, and refuses one without any.
 func readRecords(names []string) (files []report.File, err error) {
 	for _, name := range names {
 		if _, err := os.Stat(name); err != nil {

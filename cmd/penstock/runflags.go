@@ -74,7 +74,7 @@ func (s scalar) Type() string { return s.kind }
 // String implements pflag.Value: the defaults are those of the configuration.
 func (s scalar) String() string { return "" }
 
-// errNoName says that where the name of a file belongs there is none, as where a script's variable is not set.
+// errNoName refuses an empty file name, which comes of a script's variable that is not set.
 var errNoName = errors.New("the name of the configuration file is empty")
 
 // load reads the configuration and lays the flags over it.

@@ -115,7 +115,7 @@ func begin(path string) (f *os.File, place string, err error) {
 	return f, place, nil
 }
 
-// Create is os.Create, but what standard output is goes on.
+// Create is os.Create, but a file that is standard output keeps what is in it.
 func Create(path string) (*os.File, error) {
 	if info, err := os.Stat(path); err == nil && standard(info) != nil {
 		return again(standard(info), path)
@@ -134,7 +134,7 @@ func standard(info fs.FileInfo) *os.File {
 	return nil
 }
 
-// again is an open file by another name, to be closed by itself.
+// again duplicates an open file, under another name.
 func again(f *os.File, name string) (*os.File, error) {
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -150,8 +150,8 @@ type Records struct {
 	end  int64 // of the last whole record in it
 }
 
-// Append opens a file, or makes it, for records of one line each. What is in it stays, but for a last record
-// that was cut off.
+// Append opens a file, or makes it, for records of one line each. What is in it stays, except a last record that
+// was cut off.
 func Append(path string) (*Records, error) {
 	if info, err := os.Stat(path); err == nil && standard(info) != nil {
 		f, err := again(standard(info), path)
@@ -176,7 +176,7 @@ func Append(path string) (*Records, error) {
 	return r, nil
 }
 
-// endLine ends a last line that something else left open, or takes it away where it is the beginning of a record.
+// endLine ends a last line that has no end, or cuts it off where it is a part of a record.
 func (r *Records) endLine() error {
 	line, err := r.lastLine()
 	if err != nil || len(line) == 0 {
@@ -190,7 +190,7 @@ func (r *Records) endLine() error {
 	return err
 }
 
-// lastLine is what stands behind the last end of a line.
+// lastLine returns what follows the last line feed.
 func (r *Records) lastLine() (line []byte, err error) {
 	for at := r.end; at > 0; {
 		part := make([]byte, min(at, 1<<16))

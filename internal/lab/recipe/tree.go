@@ -186,7 +186,7 @@ func (r Recipe) Place(err error) error {
 	return err
 }
 
-// ofRule is the key of a flow's own terms that the edge has as a rule; otherwise there is none.
+// ofRule returns the key, in a flow, of a term in one of the edge's rules; empty: no flow has it.
 func (s section) ofRule(key string) string {
 	rule, term, ok := strings.Cut(key, ".down.")
 	number, err := strconv.Atoi(strings.Trim(rule, "rules[]"))
