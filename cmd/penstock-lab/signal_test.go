@@ -57,7 +57,7 @@ runs:
 			csv, err := os.ReadFile("runs.csv")
 			require.NoError(t, err)
 			assert.Equal(t, 2, strings.Count(string(csv), "\n"))
-			assert.Contains(t, said.String(), "canceled") // in the long run, or right before it
+			assert.Contains(t, said.String(), "terminated") // in the long run, or right before it
 		})
 	}
 }

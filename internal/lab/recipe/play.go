@@ -83,7 +83,7 @@ func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player,
 		return out, err
 	}
 	for i, s := range stages {
-		if err := ctx.Err(); err != nil {
+		if err := context.Cause(ctx); err != nil {
 			return out, err
 		}
 		at := Progress{Recipe: r.Name, Stage: s.Name, Number: i + 1, Of: len(stages)}
