@@ -76,17 +76,17 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines, said := bufio.NewScanner(text), false
+	lines, first := bufio.NewScanner(text), true
 	for n := 1; lines.Scan(); n++ {
 		words := strings.FieldsFunc(lines.Text(), func(c rune) bool { return strings.ContainsRune(",;\t ", c) })
 		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
 			continue
 		}
-		if _, err := strconv.ParseFloat(words[0], 64); err != nil && !said {
-			said = true
-			continue // titles
+		titles := first
+		first = false
+		if _, err := strconv.ParseFloat(words[0], 64); err != nil && titles {
+			continue
 		}
-		said = true
 		at, mbit, err := numbersOf(words)
 		if err == nil && len(steps) == 0 && at != 0 {
 			err = fmt.Errorf("the first time is %v s, but must be 0", at)

@@ -84,6 +84,9 @@ func Write(path string, write func(io.Writer) error) error {
 // begin opens a file beside the place it will take, or path itself where that
 // is no regular file.
 func begin(path string) (f *os.File, place string, err error) {
+	if f, err = standard(path); f != nil || err != nil {
+		return f, path, err
+	}
 	place = path
 	info, err := os.Stat(path)
 	switch {
@@ -92,9 +95,6 @@ func begin(path string) (f *os.File, place string, err error) {
 		return nil, "", err
 	case info.IsDir():
 		return nil, "", fmt.Errorf("%s is a directory", path)
-	case standard(info) != nil:
-		f, err = again(standard(info), path)
-		return f, path, err
 	case !info.Mode().IsRegular():
 		f, err = os.OpenFile(path, os.O_WRONLY, 0)
 		return f, path, err
@@ -117,30 +117,27 @@ func begin(path string) (f *os.File, place string, err error) {
 
 // Create is os.Create, but a file that is standard output keeps what is in it.
 func Create(path string) (*os.File, error) {
-	if info, err := os.Stat(path); err == nil && standard(info) != nil {
-		return again(standard(info), path)
+	if f, err := standard(path); f != nil || err != nil {
+		return f, err
 	}
 	return os.Create(path)
 }
 
-// standard is standard output or standard error, where the file is what that is; nil: it is another. Opened by
-// its name, it would be written from its beginning, over what is there.
-func standard(info fs.FileInfo) *os.File {
+// standard opens standard output or standard error once more, where path is a name of it; nil: it is none.
+// Opened by its name, a file would be written from its beginning, over what is there.
+func standard(path string) (*os.File, error) {
+	info, _ := os.Stat(path) // where nothing is there, it is not the same as any file
 	for _, f := range []*os.File{os.Stdout, os.Stderr} {
-		if open, err := f.Stat(); err == nil && os.SameFile(open, info) {
-			return f
+		if open, err := f.Stat(); err != nil || !os.SameFile(open, info) {
+			continue
 		}
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+		return os.NewFile(uintptr(fd), path), nil
 	}
-	return nil
-}
-
-// again duplicates an open file, under another name.
-func again(f *os.File, name string) (*os.File, error) {
-	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: err}
-	}
-	return os.NewFile(uintptr(fd), name), nil
+	return nil, nil
 }
 
 // Records are lines behind those that a file has already.
@@ -153,8 +150,7 @@ type Records struct {
 // Append opens a file, or makes it, for records of one line each. What is in it stays, except a last record that
 // was cut off.
 func Append(path string) (*Records, error) {
-	if info, err := os.Stat(path); err == nil && standard(info) != nil {
-		f, err := again(standard(info), path)
+	if f, err := standard(path); f != nil || err != nil {
 		return &Records{f: f}, err
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o666)
