@@ -20,7 +20,7 @@ type steered struct {
 	closed int
 }
 
-func (s *steered) OnAck(cc.Ack)        {}
+func (s *steered) OnAck(cc.Ack)        { s.cwnd = *s.set }
 func (s *steered) OnLoss(cc.Loss)      {}
 func (s *steered) OnTick(cc.State)     { s.cwnd = *s.set }
 func (s *steered) Close()              { s.closed++ }
@@ -83,6 +83,25 @@ func TestASmallRaiseWaitsForAnAcknowledgement(t *testing.T) {
 	}{{40 * mss, true}, {44 * mss, false}, {50 * mss, true}, {49 * mss, false}} {
 		set = c.window
 		(*built)[0].cfg.Wake(p.now)
+		assert.Equal(t, c.window, l.limit.Cwnd)
+		assert.Equal(t, c.now, l.limit.Now, c.window)
+		l.send(100 * mss)
+	}
+}
+
+// TestARaiseThatAcknowledgementsDoNotLetOutGoesAtOnce has few packets in flight, as at the end of a draining.
+func TestARaiseThatAcknowledgementsDoNotLetOutGoesAtOnce(t *testing.T) {
+	set := 10 * mss
+	p, _ := newSteered(t, &set)
+	l := p.open(Terms{Group: "a", Algorithm: "steered"})
+	require.Equal(t, 10*mss, l.send(100*mss))
+	for _, c := range []struct {
+		window cc.Bytes
+		now    bool
+	}{{16 * mss, false}, {32 * mss, true}} {
+		set = c.window
+		p.wait(time.Millisecond)
+		l.ack(mss)
 		assert.Equal(t, c.window, l.limit.Cwnd)
 		assert.Equal(t, c.now, l.limit.Now, c.window)
 	}
