@@ -128,7 +128,8 @@ type penstock struct {
 	stand      standing
 	train      train
 	sole       sole
-	asked      bool // the next train is to tell whether others have filled the queue
+	asked      bool // a train is to tell whether others have filled the queue
+	slow       bool // few packets of the newest train took long enough to tell
 
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
@@ -186,13 +187,13 @@ func (p *penstock) OnAck(a Ack) {
 	p.aim.observe(a.Now, float64(a.Acked), p.rate, p.queue <= p.emptyBelow(), counts && a.RTT > 0)
 	switch p.phase {
 	case ownTracking:
-		if p.due(a.Now) {
+		if p.due(a.Now) || p.asks(a.Now) {
 			p.drain(a.State, ownDrainDepth)
 		}
 	case ownDraining:
 		p.endDrain(a)
 	}
-	if rate := p.train.take(a, p.arrived); rate > 0 {
+	if rate, over := p.train.take(a, p.arrived); over {
 		p.compare(a.Now, rate)
 	}
 	p.follow(a)
@@ -345,7 +346,7 @@ func (p *penstock) endDrain(a Ack) {
 	}
 	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
 	if p.competes && p.sole.is {
-		p.train = train{from: a.Now}
+		p.train = train{from: a.Now, queued: p.drainLeft}
 	}
 	first := p.doubted
 	p.doubted = 0
@@ -355,13 +356,16 @@ func (p *penstock) endDrain(a Ack) {
 		p.try(a.Now, p.drainLeft)
 	case first == 0:
 		p.doubted = p.drainLeft
-		p.next, p.empty = a.Now.Add(ownRejoin), a.Now.Add(-p.drainEvery())
+		p.again(a.Now, a.Now.Add(ownRejoin))
 	case p.competes && min(first, p.drainLeft) > p.alone() && p.held < shareOfLink*p.stand.rate:
 		p.try(a.Now, p.drainLeft)
 	default:
 		p.rebase(a.Now, min(first, p.drainLeft))
 	}
 }
+
+// again has the next draining be at that time, even though the queue was seen empty.
+func (p *penstock) again(now, at Time) { p.next, p.empty = at, now.Add(-p.drainEvery()) }
 
 func (p *penstock) emptyBelow() time.Duration { return emptyBelow(p.base.get(), p.rate, p.mss) }
 
@@ -389,7 +393,7 @@ func (p *penstock) follow(a Ack) {
 	if !a.CwndLimited { // the rate is the application's
 		n = max(n, p.cwnd)
 	}
-	least := ownMinCwnd
+	least := max(ownMinCwnd, p.trainLeaves(a.Now))
 	if p.phase == ownDraining {
 		least = ownMinDrain
 	}
@@ -402,6 +406,7 @@ func (p *penstock) OnLoss(l Loss) {
 		p.rival.OnLoss(l)
 		p.losses.reacted = l.Now // whatever it finds lost tells of the same
 		p.restart()
+		p.ask(l.Now)
 		return
 	}
 	p.aim.excess.lost += float64(l.Lost)
@@ -409,7 +414,7 @@ func (p *penstock) OnLoss(l Loss) {
 		p.track(l.Now)
 	}
 	if p.competes && p.losses.begin(l) {
-		p.ask(l)
+		p.ask(l.Now)
 		p.contend(l)
 	}
 	p.rival.OnLoss(l)

@@ -87,12 +87,15 @@ func (p *penstock) watch(a Ack, rtt time.Duration) {
 	case s.before != 0:
 		p.judge(a, least)
 	case s.link != 0:
-		if float64(least) > shareJump*float64(s.since) {
+		if s.since != 0 && float64(least) > shareJump*float64(s.since) {
 			s.end(a.Now.Add(p.drainEvery()))
 			return
 		}
 		s.since = least
 	case s.since == 0 || (least-s.since).Abs() > time.Duration(standWavers*float64(s.since)):
+		if p.rate < trainStarved*s.rate && float64(least) < shareJump*float64(s.since) {
+			p.ask(a.Now)
+		}
 		s.since, s.window = least, p.cwnd
 	case p.cwnd <= standShrink*s.window && a.CwndLimited && a.Now > s.rest:
 		p.try(a.Now, least)
@@ -116,10 +119,11 @@ func (p *penstock) contend(l Loss) {
 func (p *penstock) try(now Time, rtt time.Duration) {
 	s := &p.stand
 	p.rivals = false
-	s.before, s.since, s.small = rtt, rtt, p.cwnd
+	s.before, s.small = rtt, p.cwnd
 	if s.link == 0 {
-		s.link = s.rate
+		s.link, s.since = s.rate, 0
 	}
+	s.since = max(s.since, rtt)
 	s.from = now.Add(rtt)
 	s.least, s.round.start = 0, now
 }
@@ -135,7 +139,7 @@ func (p *penstock) judge(a Ack, least time.Duration) {
 	case grown >= trialOwn*rise:
 		s.rate = p.rate
 		s.end(a.Now.Add(p.drainEvery()))
-	case math.Abs(grown) <= standWavers:
+	case math.Abs(grown) <= standWavers && !s.guess:
 		s.former, s.link, s.guess = p.base.get(), 0, false
 		p.rebase(a.Now, least)
 		_, long := p.windows()
@@ -150,7 +154,10 @@ func (p *penstock) judge(a Ack, least time.Duration) {
 // packets, the window without it, where it is in force.
 func (p *penstock) share(now Time, without float64) float64 {
 	s := &p.stand
-	rtt := min(p.base.get()+p.queue, shareMost*s.since)
+	rtt := p.base.get() + p.queue
+	if s.since != 0 {
+		rtt = min(rtt, shareMost*s.since)
+	}
 	if s.before != 0 {
 		rtt = min(rtt, s.before)
 	}
@@ -171,7 +178,7 @@ func (p *penstock) rebase(now Time, base time.Duration) {
 func (p *penstock) release(now Time) {
 	s := &p.stand
 	if s.guess {
-		p.next, p.empty = now, now.Add(-p.drainEvery())
+		p.again(now, now)
 	}
 	s.link, s.guess = 0, false
 }

@@ -134,7 +134,7 @@ func tableOfRivals(b *testing.B, t *table) {
 			for _, queue := range []cc.Bytes{200e3, 500e3, 1e6, 2e6, 4e6} {
 				cells := []any{queue / 1000}
 				for _, first := range []string{cc.Default, rival} {
-					r := besideRival(b, rival, first, base, queue)
+					r := besideRival(b, rival, first, 5*time.Second, base, queue)
 					cells = append(cells, fmt.Sprintf("%.0f %%", 100*r.share),
 						fmt.Sprintf("%.1f Mbit/s, p95 %d ms", r.after, r.queue/ms))
 				}
@@ -142,25 +142,35 @@ func tableOfRivals(b *testing.B, t *table) {
 			}
 		}
 	}
+	t.head("12 Mbit/s, Cubic first, queue | share, 2, 4, 6, 8, 12 and 16 s later")
+	for _, base := range []time.Duration{20 * ms, 60 * ms} {
+		for _, queue := range []cc.Bytes{200e3, 500e3, 1e6, 2e6, 4e6} {
+			var shares []string
+			for _, later := range []int{2, 4, 6, 8, 12, 16} {
+				r := besideRival(b, "cubic", "cubic", time.Duration(later)*time.Second, base, queue)
+				shares = append(shares, fmt.Sprintf("%.0f", 100*r.share))
+			}
+			t.row("%v, %d kB | %s %%", base, queue/1000, strings.Join(shares, ", "))
+		}
+	}
 }
 
-// contest is our share in seconds 30 to 90 beside one flow, five seconds before or after
-// it, and between 5 and 20 s after it has left our rate, in Mbit/s, and the p95 of the queue.
+// contest is our share in seconds 30 to 90 beside one flow, of which one comes later, and between 5 and 20 s after it has left our rate, in Mbit/s, and the p95 of the queue.
 type contest struct {
 	share, after float64
 	queue        time.Duration
 }
 
-func besideRival(tb testing.TB, rival, first string, base time.Duration, queue cc.Bytes) contest {
+func besideRival(tb testing.TB, rival, first string, later, base time.Duration, queue cc.Bytes) contest {
 	tb.Helper()
 	const leaves = 90
 	s := over(sim.LinkConfig{Rate: 12e6, QueueBytes: queue}, base, (leaves+20)*time.Second)
 	s.Transport = sim.Kernel
 	s.Flows = []sim.FlowConfig{{Algorithm: cc.Default}, {Algorithm: rival, Stop: leaves * time.Second}}
 	if first == rival {
-		s.Flows[0].Start = 5 * time.Second
+		s.Flows[0].Start = later
 	} else {
-		s.Flows[1].Start = 5 * time.Second
+		s.Flows[1].Start = later
 	}
 	var late []time.Duration
 	s.Watch = func(p sim.Packet) {

@@ -2,51 +2,55 @@ package cc
 
 import "time"
 
-// Who comes second, into a queue that others have filled, does not know what the link carries.
-// A train tells: what leaves when a draining ends leaves in one burst, so that nothing of others
-// comes between its packets, and returns at the rate of the link. Half of that is held, as for
-// who came first (standing). Windows of the same edge that drain at different times would take
-// each other for others, so only the sole one asks.
+// A flow that comes second, into a queue that others have filled, does not know what the link
+// carries. A train tells it: what leaves when a draining ends leaves in one burst, so that nothing
+// of others comes between its packets, and returns at the rate of the link. Half of that rate is
+// held then, as by a flow that came first (standing). Windows of one edge that drain at different
+// times would take each other for others, so only the sole window of an edge asks.
 
 const (
 	trainLong    = 200 * time.Millisecond // a round trip, drained, that is asked about
-	trainBurst   = 5 * time.Millisecond   // within which a train has left
-	trainGrant   = 2 * time.Millisecond   // a base station grants many packets at once: those that come first do not count
-	trainPackets = 10                     // behind them, and trainLeast, are enough to tell the rate
-	trainLeast   = 15 * time.Millisecond
-	trainFew     = 0.9  // of its rate is taken for the link's
-	trainBelow   = 0.45 // of the link are left to us at most where others have filled its queue
-	trainJoint   = 0.75 // of it: there are no others any more
+	trainBurst   = 5 * time.Millisecond   // a train has left within this
+	trainWindow  = 32.                    // packets that leave at once where they are to tell
+	trainGrant   = 2 * time.Millisecond   // packets that arrive this early do not count: base stations grant many at once
+	trainPackets = 10                     // as many behind them tell the rate,
+	trainLeast   = 15 * time.Millisecond  // if they took as long as this; fewer do if they took trainLong
+	trainRounds  = 3                      // round trips between two drainings that ask
+	trainRest    = 2                      // intervals of drainings without a question, after an answer
+	trainFew     = 0.9                    // of its rate is taken for the link's
+	trainBelow   = 0.45                   // of the link are left to us at most where others have filled its queue
+	trainJoint   = 0.75                   // of the link are ours: nobody else is there any more
+	trainStarved = 0.25                   // of the best rate so far are left to us, and that is a reason to ask
 
 	soleShare  = 0.9             // of what the edge delivers under this algorithm
-	soleMemory = 5 * time.Second // that, or twice as long
+	soleMemory = 5 * time.Second // sole looks back as long as this, or twice as long
 )
 
 // train is the burst behind a draining.
 type train struct {
-	from   Time  // what leaves from here on is part of it; 0: there is none
-	first  Time  // when its first packet arrived
-	head   Time  // when the last packet of the first grant did
-	last   Time  // when the newest did
-	before Time  // when the one before that did
-	newest Bytes // with the newest: it may have waited for the receiver's timer
-	bytes  Bytes // between head and before
+	from   Time          // what leaves from here on is part of it; 0: there is no train
+	queued time.Duration // round trip before it, drained
+	first  Time          // when its first packet arrived
+	head   Time          // when the last packet of the first grant did
+	last   Time          // when the newest did
+	before Time          // when the one before that did
+	newest Bytes         // with the newest: it may have waited for the receiver's timer
+	bytes  Bytes         // between head and before
 }
 
 // take counts an acknowledgement of what arrived then. Once the train is over it returns its
-// rate in bytes/s; 0: it is not, or was too short to tell.
-func (t *train) take(a Ack, arrived Time) float64 {
+// rate in bytes/s, or 0 where it was too short to tell.
+func (t *train) take(a Ack, arrived Time) (rate float64, over bool) {
 	left := a.left()
 	switch {
 	case t.from == 0 || left < t.from:
-		return 0
 	case left > t.from.Add(trainBurst):
 		t.from = 0
 		took := t.before.Sub(t.head)
-		if t.bytes < trainPackets*a.MSS || took < trainLeast {
-			return 0
+		if t.bytes == 0 || took < trainLeast || took < trainLong && t.bytes < trainPackets*a.MSS {
+			return 0, true
 		}
-		return float64(t.bytes) / took.Seconds()
+		return float64(t.bytes) / took.Seconds(), true
 	case t.first == 0:
 		t.first, t.head = arrived, arrived
 	case arrived.Sub(t.first) <= trainGrant:
@@ -55,12 +59,12 @@ func (t *train) take(a Ack, arrived Time) float64 {
 		t.bytes += t.newest
 		t.newest, t.before, t.last = a.Acked, t.last, arrived
 	}
-	return 0
+	return 0, false
 }
 
 // sole tells whether a window has been the only one of the edge that its algorithm decides.
 type sole struct {
-	marks [2]edgeMark // the older one is what is looked back to
+	marks [2]edgeMark // sole looks back to the first, the older one
 	is    bool
 }
 
@@ -79,34 +83,52 @@ func (o *sole) update(s State) {
 	o.is = since.at != 0 && float64(s.Delivered-since.own) >= soleShare*float64(s.EdgeDelivered-since.edge)
 }
 
-// ask has the next train tell whether others have filled the queue: something was lost.
-func (p *penstock) ask(l Loss) {
-	if !p.sole.is || p.srtt < trainLong || l.Now <= p.stand.rest {
-		return
-	}
-	p.asked = true
-	if p.phase == ownTracking && p.stand.link == 0 && l.Now.Sub(p.drainFrom) > ownDrainEvery {
-		p.drain(l.State, ownDrainDepth)
+// ask has a train tell whether others have filled the queue. Something was lost, or hardly
+// anything is left to us.
+func (p *penstock) ask(now Time) {
+	if p.competes && p.sole.is && p.srtt >= trainLong && now > p.stand.rest {
+		p.asked = true
 	}
 }
 
-// compare answers by the rate of a train.
+// asks is whether to drain for a train: not while a link is held that a train told, or our own
+// rate before others came.
+func (p *penstock) asks(now Time) bool {
+	known := p.stand.guess || p.stand.link != 0 && p.base.get() < trainLong
+	pause := max(ownDrainEvery, trainRounds*p.srtt)
+	return p.asked && !known && p.train.from == 0 && now.Sub(p.drainFrom) > pause
+}
+
+// trainLeaves is how many packets leave at once now, at least, for a train to tell the rate:
+// none on a link so slow that a few have told it.
+func (p *penstock) trainLeaves(now Time) float64 {
+	if !p.asked || p.slow || p.train.from == 0 || now > p.train.from.Add(trainBurst) || p.train.queued < trainLong {
+		return 0
+	}
+	return trainWindow
+}
+
+// compare answers by the rate of a train, where that told one. Where it did not, the next
+// train is asked as well, unless the draining emptied the queue.
 func (p *penstock) compare(now Time, rate float64) {
 	s := &p.stand
+	told, asked := rate > 0, p.asked
 	link := trainFew * rate
-	asked := p.asked
-	p.asked = false
+	p.asked = asked && !told && p.train.queued >= trainLong
+	p.slow = told && p.train.bytes < trainPackets*p.mss
 	switch {
-	case p.drainLeft < trainLong || s.guess && p.held > trainJoint*link:
+	case p.train.queued < trainLong || s.guess && told && p.held > trainJoint*link:
 		p.surrender(now)
+	case !told:
 	case s.guess:
 		s.link = link
 	case !asked && s.link == 0:
 	case max(p.held, s.link) > trainBelow*link:
-		s.rest = now.Add(p.drainEvery())
+		s.rest = now.Add(trainRest * p.drainEvery())
 	default:
 		s.link, s.guess = link, true
-		p.try(now, p.drainLeft)
+		p.doubted, p.next = 0, p.multiple(now, p.drainEvery())
+		p.try(now, p.train.queued)
 	}
 }
 
