@@ -193,9 +193,7 @@ func (p *penstock) OnAck(a Ack) {
 	case ownDraining:
 		p.endDrain(a)
 	}
-	if rate, over := p.train.take(a, p.arrived); over {
-		p.compare(a.Now, rate)
-	}
+	p.followTrain(a)
 	p.follow(a)
 	if p.phase == ownTracking && a.RTT > 0 {
 		p.watch(a, a.RTT-p.reverse)
@@ -363,9 +361,6 @@ func (p *penstock) endDrain(a Ack) {
 		p.rebase(a.Now, min(first, p.drainLeft))
 	}
 }
-
-// again has the next draining be at that time, even though the queue was seen empty.
-func (p *penstock) again(now, at Time) { p.next, p.empty = at, now.Add(-p.drainEvery()) }
 
 func (p *penstock) emptyBelow() time.Duration { return emptyBelow(p.base.get(), p.rate, p.mss) }
 

@@ -174,6 +174,9 @@ func (p *penstock) rebase(now Time, base time.Duration) {
 	p.base.add(now, base, 2*p.drainEvery())
 }
 
+// again has the next draining be at that time, even though the queue was seen empty.
+func (p *penstock) again(now, at Time) { p.next, p.empty = at, now.Add(-p.drainEvery()) }
+
 // release holds the share no longer. Where the link was guessed the base may be of the others' queue.
 func (p *penstock) release(now Time) {
 	s := &p.stand

@@ -108,6 +108,13 @@ func (p *penstock) trainLeaves(now Time) float64 {
 	return trainWindow
 }
 
+// followTrain takes an acknowledgement of the train into account.
+func (p *penstock) followTrain(a Ack) {
+	if rate, over := p.train.take(a, p.arrived); over {
+		p.compare(a.Now, rate)
+	}
+}
+
 // compare answers by the rate of a train, where that told one. Where it did not, the next
 // train is asked as well, unless the draining emptied the queue.
 func (p *penstock) compare(now Time, rate float64) {
