@@ -150,6 +150,7 @@ func add(known map[string]secrecy, name string, s secrecy) {
 // the text is no YAML.
 type hider struct {
 	last   secrecy // of the key before
+	valued bool    // that has a value in its line, without quotes: a line below that has no key goes on with it
 	column int     // what is indented further belongs to a hidden value
 	quote  byte    // the quotation mark that ends a hidden value; 0: it has none
 }
@@ -167,7 +168,7 @@ func (h *hider) line(s string) string {
 			h.quote = 0
 		}
 		return s[:indent] + hidden
-	case h.last == secret && indent > h.column:
+	case h.last == secret && indent > h.column, h.valued && s[indent] != '#' && nextColon(s, 0) < 0:
 		return s[:indent] + hidden
 	}
 	// What is before the first key belongs to the key of a line before.
@@ -188,12 +189,13 @@ func (h *hider) line(s string) string {
 		h.last = secrecyOf(key)
 		h.column, h.quote = neverEnds, 0
 		from = colon + 1
+		value := strings.TrimSpace(s[from:])
+		h.valued = value != "" && !strings.ContainsAny(value[:1], "#[{|>\"'")
 		if h.last == secret {
 			h.column = indent
 			if strings.Trim(s[:end], " \t-?") == "" { // the key begins the line: a block's
 				h.column = end
 			}
-			value := strings.TrimSpace(s[from:])
 			if value != "" && (value[0] == '"' || value[0] == '\'') && !endOfQuote(value[1:], value[0]) {
 				h.quote = value[0]
 			}

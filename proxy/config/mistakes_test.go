@@ -103,6 +103,29 @@ func TestFurtherMistakesShowNoSecrets(t *testing.T) {
 }
 
 // A file that is missing is told with its path and the key that names it.
+// TestALineWithoutAKeyIsNotShown has lines that lost their keys: YAML joins them to the values before.
+func TestALineWithoutAKeyIsNotShown(t *testing.T) {
+	first, rest := mistakesIn(t, map[string]string{"c.yaml": `
+listeners:
+  - name: a
+    address: 127.0.0.1:1080
+    mode: socks5
+      s3cret
+shutdown:
+  drain: 30s
+    s3cret
+rules:
+  - match: {host: [a.example]}
+    down:
+      algorithm: copa
+        s3cret
+`})
+	assert.Equal(t, "listeners[0].mode", first.Key)
+	assert.Contains(t, first.Message, "the value goes on in the next line")
+	assert.Len(t, rest, 2)
+	assert.NotContains(t, first.Excerpt+first.Message+strings.Join(rest, "\n"), "s3cret")
+}
+
 func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
 	for key, text := range map[string]string{
 		"telemetry.hints.token_file": lan + "telemetry: {hints: {token_file: gone}}\n",

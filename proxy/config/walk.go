@@ -11,6 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/token"
 )
 
 var configType = reflect.TypeFor[Config]()
@@ -33,6 +34,10 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 		return
 	case ast.NullType:
 		wrong("no value; leave the key out for its default")
+		return
+	}
+	if goesOn(node) { // what it took from the lines below may be a secret
+		wrong("the value goes on in the next line; a key is missing there, or the line begins too far to the right")
 		return
 	}
 	read := reflect.New(t)
@@ -105,6 +110,13 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 	default:
 		panic("config: field of a kind nobody reads: " + t.String())
 	}
+}
+
+// goesOn reports whether a value without quotes has more than one line. YAML joins a line that
+// stands further to the right, and has no key, to the value before.
+func goesOn(node ast.Node) bool {
+	s, ok := node.(*ast.StringNode)
+	return ok && s.Token.Type == token.StringType && strings.Contains(strings.TrimSpace(s.Token.Origin), "\n")
 }
 
 // put sets v, or what it points to, to what read points to.
