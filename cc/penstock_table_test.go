@@ -155,7 +155,8 @@ func tableOfRivals(b *testing.B, t *table) {
 	}
 }
 
-// contest is our share in seconds 30 to 90 beside one flow, of which one comes later, and between 5 and 20 s after it has left our rate, in Mbit/s, and the p95 of the queue.
+// contest is our share in seconds 30 to 90 beside one flow, of which one comes later, and between
+// 5 and 20 s after the other has left our rate, in Mbit/s, and the p95 of the queue.
 type contest struct {
 	share, after float64
 	queue        time.Duration

@@ -12,7 +12,7 @@ const (
 	trainLong    = 200 * time.Millisecond // a round trip, drained, that is asked about
 	trainBurst   = 5 * time.Millisecond   // a train has left within this
 	trainWindow  = 32.                    // packets that leave at once where they are to tell
-	trainGrant   = 2 * time.Millisecond   // packets that arrive this early do not count: base stations grant many at once
+	trainGrant   = 2 * time.Millisecond   // what arrives this early does not count: base stations grant many at once
 	trainPackets = 10                     // as many behind them tell the rate,
 	trainLeast   = 15 * time.Millisecond  // if they took as long as this; fewer do if they took trainLong
 	trainRounds  = 3                      // round trips between two drainings that ask
@@ -83,24 +83,24 @@ func (o *sole) update(s State) {
 	o.is = since.at != 0 && float64(s.Delivered-since.own) >= soleShare*float64(s.EdgeDelivered-since.edge)
 }
 
-// ask has a train tell whether others have filled the queue. Something was lost, or hardly
-// anything is left to us.
+// ask is called where something was lost, or hardly anything is left to us: the next train is to
+// tell whether others have filled the queue.
 func (p *penstock) ask(now Time) {
 	if p.competes && p.sole.is && p.srtt >= trainLong && now > p.stand.rest {
 		p.asked = true
 	}
 }
 
-// asks is whether to drain for a train: not while a link is held that a train told, or our own
-// rate before others came.
+// asks is whether to drain for a train. It does not while half of a link is held that a train
+// told, or that was measured before others came.
 func (p *penstock) asks(now Time) bool {
 	known := p.stand.guess || p.stand.link != 0 && p.base.get() < trainLong
 	pause := max(ownDrainEvery, trainRounds*p.srtt)
 	return p.asked && !known && p.train.from == 0 && now.Sub(p.drainFrom) > pause
 }
 
-// trainLeaves is how many packets leave at once now, at least, for a train to tell the rate:
-// none on a link so slow that a few have told it.
+// trainLeaves is the least window now, in packets, so that the train tells the rate. A link so
+// slow that a few packets told it needs none.
 func (p *penstock) trainLeaves(now Time) float64 {
 	if !p.asked || p.slow || p.train.from == 0 || now > p.train.from.Add(trainBurst) || p.train.queued < trainLong {
 		return 0

@@ -147,7 +147,7 @@ func (w *world) gateway(group string, share float64) (*gateway, error) {
 		}
 		g := &gateway{w: w}
 		var err error
-		if g.window, err = w.manager.OpenDatagrams(w.now, w.scenario.terms(i), share, g.wake); err != nil {
+		if g.window, err = w.manager.OpenDatagrams(w.now, w.terms(i), share, g.wake); err != nil {
 			return nil, err
 		}
 		g.queue = flow.NewFairQueue[*datagrams](g.window, func(d *datagrams, _ flow.Drop) { d.refuse() })

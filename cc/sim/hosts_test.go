@@ -134,7 +134,7 @@ func TestAFlowsOwnDelay(t *testing.T) {
 func TestHostsOfFlows(t *testing.T) {
 	s := Scenario{Flows: []FlowConfig{{}, {Group: "a"}, {Host: 3}, {Group: "a"}, {}, {Host: 1}}}
 	assert.Equal(t, []int{1, 3, 2, 3, 4, 0}, s.hosts())
-	assert.Equal(t, "10.0.0.4", s.terms(1).Host.String())
+	assert.Equal(t, "10.0.0.4", newWorld(s).terms(1).Host.String())
 }
 
 // 1428 bytes on the wire for 1400 of payload, 20 Mbit/s of them on a link of 12.

@@ -266,7 +266,7 @@ func (f FlowConfig) checkAlgorithm() error {
 	if f.Share != 0 {
 		return fmt.Errorf("a share of the window is for udp; flows have weights")
 	}
-	return Scenario{Flows: []FlowConfig{f}}.terms(0).Check()
+	return f.terms("", 0).Check()
 }
 
 // checkUpload is about what goes up.
@@ -353,19 +353,18 @@ func (s Scenario) hosts() []int {
 	return numbers
 }
 
-// terms are those of the i-th flow.
-func (s Scenario) terms(i int) flow.Terms {
-	f := s.Flows[i]
+// terms are those of a flow of that group, to the host of that number.
+func (f FlowConfig) terms(group string, number int) flow.Terms {
 	target := f.Target
 	if target == 0 {
 		target = f.Rate // what it produces is what it needs
 	}
-	host := hostAddr(s.hosts()[i])
+	host := hostAddr(number)
 	if f.Upload { // the hints are about the way down
 		host = netip.Addr{}
 	}
 	return flow.Terms{
-		Group: s.group(i), Host: host, Algorithm: f.Algorithm, Params: f.Params,
+		Group: group, Host: host, Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, ConnectionRate: f.ConnectionRate, Priority: f.Priority, Weight: f.Weight,
 		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
 	}
@@ -381,9 +380,14 @@ func (s Scenario) named(name string) int {
 	return -1
 }
 
+// terms are those of the i-th flow.
+func (w *world) terms(i int) flow.Terms {
+	return w.scenario.Flows[i].terms(w.scenario.group(i), w.hosts[i])
+}
+
 // moved completes the terms that the i-th flow moves to.
-func (s Scenario) moved(i int, t flow.Terms) flow.Terms {
-	own := s.terms(i)
+func (w *world) moved(i int, t flow.Terms) flow.Terms {
+	own := w.terms(i)
 	if t.Group == "" {
 		t.Group = own.Group
 	}
@@ -419,7 +423,7 @@ func (w *world) plan() {
 	for i, f := range s.Flows {
 		e := w.newEndpoint(f, i)
 		w.endpoints = append(w.endpoints, e)
-		terms := s.terms(i)
+		terms := w.terms(i)
 		w.at(w.origin.Add(f.Start), func() { e.open(terms) })
 		if f.Stop > 0 {
 			w.at(w.origin.Add(f.Stop), e.close)
@@ -429,7 +433,7 @@ func (w *world) plan() {
 		w.at(w.origin.Add(c.At), func() {
 			if c.Flow != "" {
 				i := s.named(c.Flow)
-				w.endpoints[i].move(s.moved(i, c.Terms))
+				w.endpoints[i].move(w.moved(i, c.Terms))
 				return
 			}
 			w.setDelay(c.Delay)
