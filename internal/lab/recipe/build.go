@@ -2,6 +2,7 @@ package recipe
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -184,6 +185,9 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 		}
 		steps := []sim.Step{{Rate: c.Rate}}
 		for _, s := range l.Steps {
+			if s.At >= d {
+				return c, wrong(".steps", errors.New(notInTheRun(s.At, d)))
+			}
 			steps = append(steps, sim.Step{At: s.At, Rate: s.Rate})
 		}
 		if c.Trace, err = sim.Steps("steps", d, steps...); err != nil {
@@ -193,6 +197,9 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 	for _, o := range l.Outages {
 		if o.To <= o.From {
 			return c, wrong(".outages", fmt.Errorf("an outage ends after it begins: write {from: 10s, to: 20s}"))
+		}
+		if o.From >= d {
+			return c, wrong(".outages", errors.New(notInTheRun(o.From, d)))
 		}
 		if c.Trace == nil {
 			if c.Trace, err = sim.Steps("outage", d, sim.Step{Rate: c.Rate}); err != nil {
@@ -367,6 +374,10 @@ func (b *builder) edge(f form) (string, error) {
 	return out.String(), nil
 }
 
+func notInTheRun(at, end time.Duration) string {
+	return fmt.Sprintf("%s is not in the run, which ends at %s", at, end)
+}
+
 func (b *builder) changes(f form, s *stage.Stage) error {
 	for i, c := range f.Changes {
 		key := fmt.Sprintf("changes[%d]", i)
@@ -386,6 +397,9 @@ func (b *builder) changes(f form, s *stage.Stage) error {
 		}
 		if one.Edge == "" && one.Delay == 0 {
 			return &config.Error{Key: key, Message: "it changes nothing: give it rtt, algorithm or edge"}
+		}
+		if c.At >= s.Duration {
+			return &config.Error{Key: key + ".at", Message: notInTheRun(c.At, s.Duration)}
 		}
 		for ; one.At < s.Duration; one.At += c.Every {
 			if len(s.Changes) == maxChanges {

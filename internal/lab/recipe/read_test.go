@@ -62,6 +62,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		strings.Replace(fine, "{}", "{send_buffer: 1MB}", 1):    "its send_buffer is 1000000 bytes, but must be 0 or",
 		fine + "edge: {rules: []}":                              "my:5:7: edge: it takes the place of algorithm",
 		fine + "changes: [{at: 0s, every: 1us, rtt: 9ms}]":      "more than 10000 changes",
+		fine + "changes: [{at: 1h, rtt: 5ms}]":                  "changes[0].at: 1h0m0s is not in the run, which ends at",
 		fine + "changes: [{at: 1s}]":                            "changes[0]: it changes nothing: give it rtt",
 		fine + "runs: [{link: {rate: 1mbit}}]":                  "runs: a run needs a name",
 		fine + "runs: [{name: a}, {name: a}]\nmust: [1 > 0]":    `two runs are called "a"`,
