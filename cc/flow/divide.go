@@ -100,9 +100,9 @@ func (g *group) bound(m *member) {
 }
 
 // provide works out m's limit and puts it into force. What a raise lets out goes at once
-// where time brought it about, where it is paced, or where it is more than the
-// acknowledgements of what is in flight would let out, two packets for one. Otherwise it waits
-// for them: members that share a window, and all send when it grows, send in bursts.
+// where time brought it about, where it is paced, or where it is more than double, so that
+// acknowledgements of what is in flight would not let it out. Otherwise it waits for them:
+// members that share a window, and all send when it grows, send in bursts.
 func (g *group) provide(m *member, now cc.Time, atOnce bool) {
 	if g.alg == nil {
 		return
@@ -120,7 +120,7 @@ func (g *group) provide(m *member, now cc.Time, atOnce bool) {
 		m.due = m.share
 	}
 	l := g.limit(m)
-	l.Now = atOnce || l.Cwnd > 2*m.inflight
+	l.Now = atOnce || l.Cwnd > 2*max(m.inflight, m.limit.Cwnd)
 	m.apply(now, l)
 	m.pacer.most = g.caps.burst
 	if atOnce || m.inflight == 0 || m.turn != 0 {

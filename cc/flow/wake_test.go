@@ -98,7 +98,7 @@ func TestARaiseThatAcknowledgementsDoNotLetOutGoesAtOnce(t *testing.T) {
 	for _, c := range []struct {
 		window cc.Bytes
 		now    bool
-	}{{16 * mss, false}, {32 * mss, true}} {
+	}{{18 * mss, false}, {40 * mss, true}} {
 		set = c.window
 		p.wait(time.Millisecond)
 		l.ack(mss)
