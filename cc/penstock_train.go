@@ -92,8 +92,10 @@ func (p *penstock) ask(now Time) {
 }
 
 // asks is whether to drain for a train. It does not while half of a link is held that a train
-// told, or that was measured before others came.
+// told, or that was measured before others came. A short round trip tells that nobody has filled
+// the queue: a loss or a timeout was of something else, such as a link that was gone.
 func (p *penstock) asks(now Time) bool {
+	p.asked = p.asked && p.base.get()+p.queue >= trainLong
 	known := p.stand.guess || p.stand.link != 0 && p.base.get() < trainLong
 	pause := max(ownDrainEvery, trainRounds*p.srtt)
 	return p.asked && !known && p.train.from == 0 && now.Sub(p.drainFrom) > pause
