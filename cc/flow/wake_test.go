@@ -77,14 +77,25 @@ func TestASmallRaiseWaitsForAnAcknowledgement(t *testing.T) {
 	p, built := newSteered(t, &set)
 	l := p.open(Terms{Group: "a", Algorithm: "steered"})
 	require.Equal(t, 10*mss, l.send(100*mss))
-	for _, c := range []struct {
-		window cc.Bytes
-		now    bool
-	}{{40 * mss, true}, {44 * mss, false}, {50 * mss, true}, {49 * mss, false}} {
-		set = c.window
+	l.raise(t, &set, func() {
 		(*built)[0].cfg.Wake(p.now)
-		assert.Equal(t, c.window, l.limit.Cwnd)
-		assert.Equal(t, c.now, l.limit.Now, c.window)
+	}, raise{40 * mss, true}, raise{44 * mss, false}, raise{50 * mss, true}, raise{49 * mss, false})
+}
+
+// raise is a window, and whether what it lets out is to go at once.
+type raise struct {
+	window cc.Bytes
+	now    bool
+}
+
+// raise has the algorithm decide on each window, and the leg fill it.
+func (l *leg) raise(t *testing.T, set *cc.Bytes, decide func(), all ...raise) {
+	t.Helper()
+	for _, r := range all {
+		*set = r.window
+		decide()
+		assert.Equal(t, r.window, l.limit.Cwnd)
+		assert.Equal(t, r.now, l.limit.Now, r.window)
 		l.send(100 * mss)
 	}
 }
@@ -95,16 +106,10 @@ func TestARaiseThatAcknowledgementsDoNotLetOutGoesAtOnce(t *testing.T) {
 	p, _ := newSteered(t, &set)
 	l := p.open(Terms{Group: "a", Algorithm: "steered"})
 	require.Equal(t, 10*mss, l.send(100*mss))
-	for _, c := range []struct {
-		window cc.Bytes
-		now    bool
-	}{{18 * mss, false}, {40 * mss, true}} {
-		set = c.window
+	l.raise(t, &set, func() {
 		p.wait(time.Millisecond)
 		l.ack(mss)
-		assert.Equal(t, c.window, l.limit.Cwnd)
-		assert.Equal(t, c.now, l.limit.Now, c.window)
-	}
+	}, raise{18 * mss, false}, raise{40 * mss, true})
 }
 
 func TestAnAlgorithmIsClosedOnceItIsGivenUp(t *testing.T) {

@@ -102,7 +102,6 @@ func TestFurtherMistakesShowNoSecrets(t *testing.T) {
 	assert.NotContains(t, first.Error()+first.Excerpt+strings.Join(rest, "\n"), "hunter2")
 }
 
-// A file that is missing is told with its path and the key that names it.
 // TestALineWithoutAKeyIsNotShown has lines that lost their keys: YAML joins them to the values before.
 func TestALineWithoutAKeyIsNotShown(t *testing.T) {
 	first, rest := mistakesIn(t, map[string]string{"c.yaml": `
@@ -126,6 +125,7 @@ rules:
 	assert.NotContains(t, first.Excerpt+first.Message+strings.Join(rest, "\n"), "s3cret")
 }
 
+// A file that is missing is told with its path and the key that names it.
 func TestAFileThatIsMissingIsToldWithItsPath(t *testing.T) {
 	for key, text := range map[string]string{
 		"telemetry.hints.token_file": lan + "telemetry: {hints: {token_file: gone}}\n",

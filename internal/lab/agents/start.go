@@ -52,7 +52,8 @@ func (a Agents) Start() (there Agents, stop func(), err error) {
 
 // its is the script that runs an agent's command: with a /tmp/ccp of its own, where agents on portus
 // always listen, so that several run side by side. The command's last process is the agent's own.
-const its = `mkdir -p "$1" && mount --make-rprivate "$(stat -c %m "$1")" && mount --bind "$0" "$1" && SOCKET="$1/$2" exec sh -c "exec $3"`
+const its = `mkdir -p "$1" && mount --make-rprivate "$(stat -c %m "$1")" && mount --bind "$0" "$1" &&
+	SOCKET="$1/$2" exec sh -c "exec $3"`
 
 // command is what starts the agent, which makes its socket in dir.
 func (a *Agent) command(dir string) (cmd *exec.Cmd, socket string, err error) {
