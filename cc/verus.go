@@ -295,9 +295,9 @@ func (v *verus) OnTick(s State) {
 	}
 	v.credit = inflight + send
 	v.rate = RateOf(v.bytes(send), v.epoch)
-	if v.next == 0 && v.dTBar > 0 {
-		// Who begins again has no epoch's packets to send, but a window.
-		v.rate = v.pace(1, v.wBar, time.Duration(v.dTBar*float64(time.Millisecond)))
+	if v.next == 0 && v.dMin > 0 {
+		// Who begins again has no epoch's packets to send, but a window, and finds no queue.
+		v.rate = v.pace(1, v.wBar, time.Duration(v.dMin*float64(time.Millisecond)))
 	}
 }
 
