@@ -125,6 +125,7 @@ func (h *service) run(ctx context.Context) (err error) {
 	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, now, h.log); err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
+	roomForTicks(h.proxy.Datapath.Shards())
 	h.hints.Pass, h.hints.Clock, h.hints.Log = h.proxy.Hint, now, h.log
 	h.hints.SetToken(h.cfg.Telemetry.Hints.Token)
 	h.changes.SetToken(h.cfg.Telemetry.ChangeToken)
@@ -435,3 +436,8 @@ func mayMark(mark uint32) error {
 	}
 	return nil
 }
+
+// roomForTicks has Go use a processor more for each tick of the kernel datapath. Its thread keeps one of Go's
+// while it waits in the kernel, and where no other is free, Go's monitor looks every 20 µs whether to take it
+// away: of a proxy with a thousand paced connections that was a third of the processor time.
+func roomForTicks(ticks int) { runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + ticks) }

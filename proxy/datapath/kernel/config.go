@@ -53,7 +53,7 @@ type Config struct {
 	OnTick func(shard int, now cc.Time) cc.Time
 
 	// Shards is into how many parts the legs are divided, each with a tick and a
-	// thread of its own; 0: GOMAXPROCS. It is at most 8, and, with EBPF, ⌈Cells/64⌉.
+	// thread of its own; 0: half of GOMAXPROCS. It is at most 8, and, with EBPF, ⌈Cells/64⌉.
 	Shards int
 
 	// Envelope is the kernel's congestion control under our window. EBPF is ours,

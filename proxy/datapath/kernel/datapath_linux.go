@@ -59,7 +59,7 @@ func prepared(cfg Config) (*Datapath, error) {
 		return nil, errors.New("Config.Clock is required")
 	}
 	if cfg.Shards <= 0 {
-		cfg.Shards = runtime.GOMAXPROCS(0)
+		cfg.Shards = max(1, runtime.GOMAXPROCS(0)/2)
 	}
 	cfg.Shards = min(cfg.Shards, mostShards)
 	d := &Datapath{
