@@ -159,6 +159,11 @@ func TestAResultIsWritten(t *testing.T) {
 	assert.Contains(t, page.String(), "3 of 4 bounds hold")
 	assert.Contains(t, page.String(), "not counted: `live-switch`.")
 
+	first.Noisy, first.Discarded = false, "the emulator lost packets"
+	page.Reset()
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, first, other}))
+	assert.Contains(t, page.String(), "| 3 of 4 | 3 of 4, disturbed | **no** |", "what does not count is no finding")
+
 	other.Findings = other.Findings[:2]
 	page.Reset()
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, other}))
