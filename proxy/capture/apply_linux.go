@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"syscall"
 
@@ -29,11 +30,11 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 	if r, err = r.lookedAt(); err != nil {
 		return err
 	}
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	h, done, err := begin()
 	if err != nil {
-		return explain("open netlink", err)
+		return err
 	}
-	defer h.Close()
+	defer done()
 	routing := routing{handle: h}
 	defer func() {
 		if err != nil {
@@ -58,11 +59,11 @@ func (r Rules) Apply(ctx context.Context) (err error) {
 // Remove takes away everything that Apply can have made, with whatever
 // settings and however far it came. Without anything to remove it does nothing.
 func Remove(ctx context.Context) error {
-	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	h, done, err := begin()
 	if err != nil {
-		return explain("open netlink", err)
+		return err
 	}
-	defer h.Close()
+	defer done()
 	// The table first: marked packets without a route would be lost.
 	if err := deleteTable(); err != nil {
 		return err
@@ -72,6 +73,33 @@ func Remove(ctx context.Context) error {
 	}
 	routing := routing{handle: h}
 	return routing.remove(func(object) bool { return false })
+}
+
+// lockFile is one of each network namespace, and whoever may not change rules may not open it.
+const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
+
+// begin opens netlink once no other call changes the rules of this network namespace, in
+// whatever process: each would take what the other has just made for left over.
+func begin() (h *netlink.Handle, done func(), err error) {
+	lock, err := os.Open(lockFile)
+	if errors.Is(err, os.ErrPermission) {
+		err = syscall.EPERM
+	}
+	if err != nil {
+		return nil, nil, explain("open "+lockFile, err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		_ = lock.Close()
+		return nil, nil, explain("lock "+lockFile, err)
+	}
+	if h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		_ = lock.Close()
+		return nil, nil, explain("open netlink", err)
+	}
+	return h, func() {
+		h.Close()
+		_ = lock.Close()
+	}, nil
 }
 
 func replaceTable(t ruleset) error {

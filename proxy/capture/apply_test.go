@@ -116,6 +116,29 @@ func TestOtherSettingsReplaceTheOldOnes(t *testing.T) {
 	assert.Equal(t, 1, count(s, "chain 1 penstock prerouting nat"))
 }
 
+func TestOfCallsAtOnceTheLastCounts(t *testing.T) {
+	ns := newNamespace(t)
+	rules := func(table int) Rules {
+		return Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081, RouteTable: table}
+	}
+	var each [][]string
+	for _, table := range []int{7, 8} {
+		ns.do(t, func() error { return rules(table).Apply(t.Context()) })
+		each = append(each, ns.state(t))
+	}
+	for range 10 {
+		calls := []int{7, 7, 8, 8}
+		errs := make(chan error, len(calls))
+		for _, table := range calls {
+			go func() { errs <- ns.in(func() error { return rules(table).Apply(t.Context()) }) }()
+		}
+		for range calls {
+			require.NoError(t, <-errs)
+		}
+		require.Contains(t, each, ns.state(t))
+	}
+}
+
 // foreign puts things of other programs beside ours, as close as they can be.
 func foreign(t *testing.T, ns namespace) {
 	t.Helper()
