@@ -47,7 +47,8 @@ type connection struct {
 	decidedOn      policy.Facts      // what the verdict was given on
 	prospects      []policy.Verdict  // while it is dialled: what the rules may say of decidedOn
 	mostly         [1]policy.Verdict // prospects that are one
-	openedBy       string            // the rule that it is counted under
+	route          *route            // that it is counted under, once it is relayed
+	peer           *peerTotal        // likewise; nil: none
 	opened         cc.Time
 	counted        *client      // whom this counts against; nil: nobody yet
 	captured       bool         // it is noted in the loop guard

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -21,7 +22,8 @@ var (
 )
 
 // Counters are the server's totals since it started. They move while
-// connections live, and never go back.
+// connections live, and never go back. What a reload has taken away is not counted any
+// more once it has no connections.
 type Counters struct {
 	Listeners []ListenerCounters // in the order of the configuration
 	Routes    []RouteCounters    // by listener, then rule; only those that were used
@@ -141,6 +143,8 @@ type totals struct {
 type routeKey struct{ listener, rule string }
 
 type route struct {
+	routeKey
+	gone     bool // it is not in force: it is forgotten with its last connection
 	opened   uint64
 	active   int
 	closed   map[Cause]uint64
@@ -151,41 +155,76 @@ type route struct {
 func (t *totals) open(c *connection) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	c.openedBy = c.verdict.Rule
-	k := c.route()
+	k := routeKey{c.listener.cfg.Name, c.verdict.Rule}
 	if t.routes == nil {
 		t.routes = map[routeKey]*route{}
 	}
 	r := t.routes[k]
 	if r == nil {
-		r = &route{closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
+		r = &route{routeKey: k, closed: map[Cause]uint64{}, duration: datapath.NewDurations(durationBounds)}
 		t.routes[k] = r
 	}
+	c.route, c.peer = r, t.peers.of(c)
 	r.down.control(AlgorithmCounters{Algorithm: c.verdict.Down.Algorithm})
 	r.up.control(AlgorithmCounters{Algorithm: c.verdict.Up.Algorithm})
 	r.opened++
 	r.active++
-	if p := t.peers.of(c); p != nil {
-		p.Opened++
-		p.Active++
+	if c.peer != nil {
+		c.peer.Opened++
+		c.peer.Active++
 	}
 }
-
-// route is what the connection is counted under.
-func (c *connection) route() routeKey { return routeKey{c.listener.cfg.Name, c.openedBy} }
 
 func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.routes[c.route()]
+	r := c.route
 	r.active--
 	r.closed[cause]++
 	r.down.add(&last.Down, &last.Client)
 	r.up.add(&last.Up, &last.Server)
 	r.duration.Observe(lived)
-	if p := t.peers.of(c); p != nil {
-		p.Active--
-		p.Retransmitted += last.Client.Retransmitted
+	if r.gone && r.active == 0 {
+		delete(t.routes, r.routeKey)
+	}
+	p := c.peer
+	if p == nil {
+		return
+	}
+	p.Active--
+	p.Retransmitted += last.Client.Retransmitted
+	if p.gone && p.Active == 0 {
+		delete(t.peers, peerKey{p.Listener, p.Peer})
+	}
+}
+
+// keep forgets what is counted of listeners, rules and peers that are not in force, each once it
+// has no connections.
+func (t *totals) keep(in *settings) {
+	rules, listeners, peers := map[string]bool{"": true}, map[string]access.Mode{}, map[peerKey]bool{}
+	for _, r := range in.cfg.Rules {
+		rules[r.Name] = true
+	}
+	for _, l := range in.cfg.Listeners {
+		listeners[l.Name] = l.Mode
+		for _, p := range l.WireGuard.Peers {
+			peers[peerKey{l.Name, p.Name}] = true
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k, r := range t.routes {
+		r.gone = listeners[k.listener] == "" || !rules[k.rule]
+		if r.gone && r.active == 0 {
+			delete(t.routes, k)
+		}
+	}
+	for k, p := range t.peers {
+		mode := listeners[k.listener]
+		p.gone = mode == "" || mode == access.WireGuard && !peers[k] // of others the configuration does not list them
+		if p.gone && p.Active == 0 {
+			delete(t.peers, k)
+		}
 	}
 }
 
@@ -231,7 +270,7 @@ func (s *Server) count(look func(*connection, *FlowInfo), visit func(*FlowInfo))
 		if !f.Relayed() {
 			continue
 		}
-		if row := rows[c.route()]; row != nil {
+		if row := rows[c.route.routeKey]; row != nil {
 			row.Down.add(&f.Down, &f.Client)
 			row.Up.add(&f.Up, &f.Server)
 			addLive(peers, f)

@@ -67,6 +67,7 @@ func (s *Server) put(cfg config.Config) (Reloaded, error) {
 	// In this order: a connection that is not open yet looks itself, once it is.
 	s.inForce.Store(&settings{cfg: cfg, policy: rules, listeners: change.listeners})
 	s.commit(change)
+	s.totals.keep(s.settings())
 	done := Reloaded{Opened: len(change.opened), Closing: len(change.gone)}
 	for _, c := range s.live() {
 		if c.revoked() {

@@ -3,6 +3,7 @@ package proxy_test
 import (
 	"crypto/sha256"
 	"io"
+	"net"
 	"net/netip"
 	"sync"
 	"syscall"
@@ -206,6 +207,45 @@ func TestNewConnectionsHaveTheNewRules(t *testing.T) {
 		assert.Equal(t, uint64(1), c.Listeners[0].Rejected[reason], reason)
 	}
 	require.NoError(t, client.Close())
+}
+
+func TestWhatIsNotInForceIsCountedUntilItsLastConnectionEnds(t *testing.T) {
+	rule := func(name string) func(*config.Config) {
+		return func(c *config.Config) { c.Rules = []config.Rule{{Name: name}} }
+	}
+	r := newRig(t, rule("one"))
+	counted := func() (rules []string, active int) {
+		for _, row := range r.proxy.Counters().Routes {
+			rules, active = append(rules, row.Rule), active+row.Active
+		}
+		return rules, active
+	}
+	begin := func() (client, server net.Conn) {
+		client, server = r.pair()
+		send(t, server, "hello")
+		hears(t, client, "hello")
+		return client, server
+	}
+	end := func(client, server net.Conn) {
+		require.NoError(t, client.Close())
+		require.NoError(t, server.Close())
+		require.Eventually(t, func() bool { _, active := counted(); return active == 0 }, patience, time.Millisecond)
+	}
+	client, server := begin()
+	r.reload(rule("two"))
+	rules, _ := counted()
+	assert.Equal(t, []string{"one"}, rules)
+	end(client, server)
+	rules, _ = counted()
+	assert.Empty(t, rules)
+
+	end(begin())
+	r.reload(rule("two"))
+	rules, _ = counted()
+	assert.Equal(t, []string{"two"}, rules)
+	r.reload(rule("three"))
+	rules, _ = counted()
+	assert.Empty(t, rules)
 }
 
 func TestWhatCannotChangeWhileRunningIsRefusedByName(t *testing.T) {

@@ -309,6 +309,9 @@ func TestPeersAreAddedAndRemovedByReload(t *testing.T) {
 		return strings.Contains(g.logs.String(), "closed_by=proxy reason=revoked")
 	}, patience, time.Millisecond)
 	assert.Len(t, flowsOf(g.proxy), 1)
+	peers := g.proxy.Counters().Peers
+	require.Len(t, peers, 1, "nor is it counted any more")
+	assert.Equal(t, "phone", peers[0].Peer)
 	send(t, server, "still here")
 	hears(t, client, "still here")
 	require.Len(t, g.proxy.Tunnels()[0].Peers, 1)
