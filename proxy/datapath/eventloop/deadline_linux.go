@@ -58,12 +58,11 @@ func (l *Loop) expire() {
 	d := &l.deadlines
 	at := now()
 	var earliest time.Time
-	var due []func()
-	for i := len(d.all) - 1; i >= 0; i-- { // Forget puts the last one, which was looked at, in its place
-		switch x := d.all[i]; {
+	var due []*Deadline
+	for _, x := range d.all {
+		switch {
 		case !x.at.After(at):
-			due = append(due, x.run)
-			l.Forget(x)
+			due = append(due, x)
 		case earliest.IsZero() || x.at.Before(earliest):
 			earliest = x.at
 		}
@@ -72,8 +71,11 @@ func (l *Loop) expire() {
 	if !earliest.IsZero() {
 		l.setTimer(earliest)
 	}
-	for _, run := range due {
-		run()
+	for _, x := range due {
+		if run := x.run; run != nil && !x.at.After(at) { // one before it may have forgotten it, or set it anew
+			l.Forget(x)
+			run()
+		}
 	}
 }
 

@@ -37,3 +37,23 @@ func TestDeadlinesComeUnlessTheyAreForgotten(t *testing.T) {
 	<-done
 	assert.Empty(t, came)
 }
+
+func TestADeadlineForgottenByOneThatIsDueAsWellDoesNotCome(t *testing.T) {
+	l := start(t, 1).all[0]
+	came := make(chan int)
+	l.Do(func() {
+		var one, two Deadline
+		n := 0
+		l.Expect(&one, 0, func() {
+			n++
+			l.Forget(&two)
+		})
+		l.Expect(&two, 0, func() {
+			n++
+			l.Forget(&one)
+		})
+		l.expire()
+		came <- n
+	})
+	assert.Equal(t, 1, <-came)
+}

@@ -60,7 +60,7 @@ func (ls *Loops) Close() {
 
 // Least returns the loop with the fewest sockets.
 func (ls *Loops) Least() *Loop {
-	least := ls.all[int(ls.next.Add(1))%len(ls.all)]
+	least := ls.all[ls.next.Add(1)%uint32(len(ls.all))]
 	for _, l := range ls.all {
 		if l.load.Load() < least.load.Load() {
 			least = l

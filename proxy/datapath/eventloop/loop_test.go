@@ -5,6 +5,7 @@ package eventloop
 import (
 	"errors"
 	"io"
+	"math"
 	"net"
 	"os"
 	"sync"
@@ -340,6 +341,13 @@ func TestSlotsAreUsedAgain(t *testing.T) {
 	defer l.mu.Unlock()
 	assert.Less(t, len(l.watched), 8)
 	assert.Zero(t, l.Load())
+}
+
+// An int of 32 bits holds no number above 1<<31.
+func TestTheTurnOfTheLoopsNeverEnds(t *testing.T) {
+	ls := start(t, 3)
+	ls.next.Store(math.MaxInt32)
+	assert.NotNil(t, ls.Least())
 }
 
 func listening(tb testing.TB) (fd int, addr string) {
