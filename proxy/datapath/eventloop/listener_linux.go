@@ -49,7 +49,7 @@ func (n *Listener) watch() error {
 	return nil
 }
 
-// unwatch is undone by watch. mu is held.
+// unwatch has them watch no more. mu is held.
 func (n *Listener) unwatch() {
 	for i, slot := range n.slots {
 		l := n.loops.all[i]
@@ -82,17 +82,6 @@ func (n *Listener) pause(d time.Duration) {
 	})
 }
 
-// Control calls f with the descriptor.
-func (n *Listener) Control(f func(fd uintptr)) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.closed {
-		return net.ErrClosed
-	}
-	f(uintptr(n.fd))
-	return nil
-}
-
 // Close closes the socket. accept is not called after it has returned. No loop may call it.
 func (n *Listener) Close() error {
 	n.mu.Lock()
@@ -106,7 +95,7 @@ func (n *Listener) Close() error {
 		n.resume.Stop()
 	}
 	n.mu.Unlock()
-	n.loops.Settle() // no accept is underway any more
-	n.loops.Settle() // nor is what one has handed to another loop
+	n.loops.settle() // no accept is underway any more
+	n.loops.settle() // nor is what one has handed to another loop
 	return os.NewSyscallError("close", unix.Close(n.fd))
 }

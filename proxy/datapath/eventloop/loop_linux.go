@@ -69,8 +69,8 @@ func (ls *Loops) Least() *Loop {
 	return least
 }
 
-// Settle waits until whatever the loops were doing is done. No loop may call it.
-func (ls *Loops) Settle() {
+// settle waits until the loops have done what they were doing. No loop may call it.
+func (ls *Loops) settle() {
 	var all sync.WaitGroup
 	for _, l := range ls.all {
 		all.Add(1)
@@ -160,8 +160,8 @@ func (l *Loop) close() {
 	}
 }
 
-// watch has is told of a descriptor's events.
-func (l *Loop) watch(fd int, events uint32, is watcher) (slot int32, err error) {
+// watch has the watcher told of a descriptor's events.
+func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
 	l.mu.Lock()
 	if last := len(l.free) - 1; last >= 0 {
 		slot, l.free = l.free[last], l.free[:last]
@@ -169,7 +169,7 @@ func (l *Loop) watch(fd int, events uint32, is watcher) (slot int32, err error) 
 		slot = int32(len(l.watched))
 		l.watched = append(l.watched, watched{})
 	}
-	l.watched[slot].is = is
+	l.watched[slot].is = w
 	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.watched[slot].generation}
 	l.mu.Unlock()
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {

@@ -18,8 +18,8 @@ import (
 // acceptsAtOnce is how many connections a loop accepts before it does anything else.
 const acceptsAtOnce = 16
 
-// uneven is by how many sockets a loop may have more than another before it hands
-// connections over: what a loop has accepted it serves at less cost.
+// uneven is how many sockets more than another a loop may have before it hands that one the
+// connections that it accepts. A loop serves those that it accepted itself at less cost.
 const uneven = 8
 
 // Listener accepts legs.
@@ -36,23 +36,28 @@ type Listener struct {
 	watched *eventloop.Listener // nil: Serve has not begun
 }
 
-// Listener accepts the connections of a listener of Listen's, or of one that Adopt was
-// called for. It owns that from then on; after an error the caller does.
+// Listener accepts the connections of a listener that Listen returned or that Adopt was called
+// for, and owns it from then on; after an error the caller does.
 func (d *Datapath) Listener(ln *net.TCPListener) (*Listener, error) {
-	n := &Listener{dp: d, addr: ln.Addr(), closed: make(chan struct{})}
-	raw, err := ln.SyscallConn()
-	if err == nil {
-		// A descriptor of its own, which Go's poller does not watch.
-		err = datapath.Control(raw, func(fd int) (err error) {
-			n.fd, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-			return err
-		})
-	}
+	fd, err := duplicate(ln)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: listener: %w", err)
 	}
 	_ = ln.Close()
-	return n, nil
+	return &Listener{dp: d, addr: ln.Addr(), fd: fd, closed: make(chan struct{})}, nil
+}
+
+// duplicate returns another descriptor of a socket, which Go's poller does not watch.
+func duplicate(socket syscall.Conn) (own int, err error) {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = datapath.Control(raw, func(fd int) (err error) {
+		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		return err
+	})
+	return own, err
 }
 
 // Addr is where it listens.
@@ -60,16 +65,27 @@ func (n *Listener) Addr() net.Addr { return n.addr }
 
 // SetTransparent has it accept connections to addresses that are not this host's.
 func (n *Listener) SetTransparent() error {
-	network := "tcp6"
-	if a, ok := n.addr.(*net.TCPAddr); ok && a.IP.To4() != nil {
-		network = "tcp4"
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.ended() {
+		return net.ErrClosed
 	}
-	return setTransparent(n.fd, network)
+	return setTransparent(n.fd, networkOf(n.addr))
 }
 
-// Serve calls take for each connection until Close. It calls it on a loop, where it must
-// not wait. failed is told why one could not be accepted; where it returns 0 the next is
-// tried, and below 0 Serve ends with that error.
+// ended tells whether Close was called. mu is held.
+func (n *Listener) ended() bool {
+	select {
+	case <-n.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Serve calls take for each connection until Close, on a loop, where take must not wait. failed is
+// told why a connection could not be accepted, and returns how long to wait before the next; below
+// 0 Serve ends with that error.
 func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error {
 	fatal := make(chan error, 1)
 	n.take = take
@@ -85,11 +101,9 @@ func (n *Listener) Serve(take func(datapath.Conn), failed func(error) (pause tim
 		return time.Hour // Serve closes it
 	}
 	n.mu.Lock()
-	select {
-	case <-n.closed:
+	if n.ended() {
 		n.mu.Unlock()
 		return net.ErrClosed
-	default:
 	}
 	var err error
 	n.watched, err = n.dp.loops.Listen(n.fd, n.accept)
@@ -170,15 +184,7 @@ func (n *Listener) Close() (err error) {
 // adopt makes a leg, of the loop, of a connection that package net has made, which it takes over.
 func (d *Datapath) adopt(tcp *net.TCPConn, loop *eventloop.Loop, dialled bool) (*Conn, error) {
 	defer tcp.Close() //nolint:errcheck // the leg has a descriptor of its own
-	raw, err := tcp.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("kernel: %w", err)
-	}
-	own := -1
-	err = datapath.Control(raw, func(fd int) (err error) {
-		own, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		return err
-	})
+	own, err := duplicate(tcp)
 	if err != nil {
 		return nil, fmt.Errorf("kernel: %w", err)
 	}

@@ -176,7 +176,7 @@ func (a *attempt) failure(err error) error {
 	if a.cfg.Source.IsValid() {
 		failed.Source = net.TCPAddrFromAddrPort(a.cfg.Source)
 	}
-	return fmt.Errorf("kernel: %w", explained(failed, a.cfg, a.why))
+	return fmt.Errorf("kernel: %w", explained(failed, a.why))
 }
 
 // sockaddr is an address as the kernel takes it.

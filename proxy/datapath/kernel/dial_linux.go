@@ -20,7 +20,7 @@ import (
 // errTransparent says what IP_TRANSPARENT takes.
 var errTransparent = errors.New("transparent addresses need CAP_NET_ADMIN or CAP_NET_RAW")
 
-// Dial is Connect for who can wait.
+// Dial is Connect for callers that can wait.
 func (d *Datapath) Dial(ctx context.Context, cfg DialConfig) (*Conn, error) {
 	type result struct {
 		conn *Conn
@@ -94,21 +94,20 @@ func (d *Datapath) dialName(ctx context.Context, cfg DialConfig) (*Conn, error) 
 		if of := foreign.Load(); of != nil {
 			why = *of
 		}
-		err = explained(err, cfg, why)
-		return nil, fmt.Errorf("kernel: %w", err)
+		return nil, fmt.Errorf("kernel: %w", explained(err, why))
 	}
 	return d.adopt(nc.(*net.TCPConn), d.loopFor(cfg), true)
 }
 
-// explained says more of a failed dial: why it cannot be made from an address that is not this host's,
-// or that all local ports are in use. Over IPv6 there may be no address to dial from instead.
-func explained(err error, cfg DialConfig, why error) error {
+// explained says more of a failed dial: why, if it is known, it cannot be made from an address that is not this
+// host's, or that all local ports are in use. Over IPv6 there may be no address to dial from instead.
+func explained(err, why error) error {
 	var op *net.OpError
 	if !errors.Is(err, unix.EADDRNOTAVAIL) || !errors.As(err, &op) {
 		return err
 	}
 	if why != nil {
-		return fmt.Errorf("dial %s from %s: %w: %w", cfg.Host, cfg.Source.Addr(), err, why)
+		return fmt.Errorf("%w: %w", err, why)
 	}
 	if to, ok := op.Addr.(*net.TCPAddr); ok && to.IP.To4() != nil {
 		return fmt.Errorf("%w: %w", err, ErrNoPort)
@@ -116,7 +115,7 @@ func explained(err error, cfg DialConfig, why error) error {
 	return err
 }
 
-// guard shows an address in the form the dialler uses to the caller's guard.
+// guard asks allow about an address as package net writes it; nil allows all.
 func guard(allow func(netip.AddrPort) error, address string) error {
 	if allow == nil {
 		return nil
@@ -244,16 +243,12 @@ func Listen(ctx context.Context, addr string, transparent bool) (*net.TCPListene
 	return ln.(*net.TCPListener), nil
 }
 
-// Adopt has a listener that another process opened be as one of Listen's. What waited in
-// it before keeps the system's ways with urgent bytes and with the end of the process.
+// Adopt sets the socket options of Listen on a listener that another process opened. Connections
+// that waited in it before do not have them.
 func Adopt(ln *net.TCPListener, transparent bool) error {
 	raw, err := ln.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("kernel: %w", err)
-	}
-	network := "tcp6"
-	if a, ok := ln.Addr().(*net.TCPAddr); ok && a.IP.To4() != nil {
-		network = "tcp4"
 	}
 	return datapath.Control(raw, func(fd int) error {
 		protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
@@ -261,8 +256,16 @@ func Adopt(ln *net.TCPListener, transparent bool) error {
 			return errors.Join(errors.New("kernel: the socket that was handed over is not of plain TCP, but of "+
 				"MPTCP"), err)
 		}
-		return prepareListener(fd, network, transparent)
+		return prepareListener(fd, networkOf(ln.Addr()), transparent)
 	})
+}
+
+// networkOf is package net's name for the network of a listener's address.
+func networkOf(a net.Addr) string {
+	if a, ok := a.(*net.TCPAddr); ok && a.IP.To4() != nil {
+		return "tcp4"
+	}
+	return "tcp6"
 }
 
 // prepareListener sets what accepted sockets inherit, and what a transparent listener needs.

@@ -154,14 +154,15 @@ func TestADialWithoutALocalPortNamesTheCure(t *testing.T) {
 		at := net.TCPAddrFromAddrPort(netip.MustParseAddrPort(to))
 		return &net.OpError{Op: "dial", Addr: at, Err: os.NewSyscallError("connect", unix.EADDRNOTAVAIL)}
 	}
-	err := explained(failed("192.0.2.1:80"), DialConfig{}, nil)
+	err := explained(failed("192.0.2.1:80"), nil)
 	assert.ErrorIs(t, err, ErrNoPort)
 	assert.ErrorContains(t, err, "net.ipv4.ip_local_port_range")
 	assert.ErrorIs(t, err, unix.EADDRNOTAVAIL)
-	assert.NotErrorIs(t, explained(failed("[2001:db8::1]:80"), DialConfig{}, nil), ErrNoPort,
+	assert.NotErrorIs(t, explained(failed("[2001:db8::1]:80"), nil), ErrNoPort,
 		"there may be no address to dial it from")
-	from := DialConfig{Source: netip.MustParseAddrPort("192.0.2.7:0")}
-	assert.NotErrorIs(t, explained(failed("192.0.2.1:80"), from, unix.EPERM), ErrNoPort)
+	err = explained(failed("192.0.2.1:80"), unix.EPERM)
+	assert.NotErrorIs(t, err, ErrNoPort)
+	assert.EqualError(t, err, "dial 192.0.2.1:80: connect: cannot assign requested address: operation not permitted")
 }
 
 func TestALegIsDialledFromItsSource(t *testing.T) {
@@ -292,4 +293,13 @@ func TestADialThatIsGivenUpDialsNobody(t *testing.T) {
 		_, err := d.Dial(ctx, DialConfig{Target: netip.MustParseAddrPort(ln.Addr().String())})
 		require.ErrorIs(t, err, context.Canceled)
 	}
+}
+
+func TestAListenerThatIsClosedSetsNoOption(t *testing.T) {
+	tcp, err := Listen(t.Context(), loopback4, false)
+	require.NoError(t, err)
+	ln, err := still(t, Config{}).Listener(tcp)
+	require.NoError(t, err)
+	require.NoError(t, ln.Close())
+	assert.ErrorIs(t, ln.SetTransparent(), net.ErrClosed, "its descriptor may be another socket's by now")
 }
