@@ -51,7 +51,7 @@ func TestAHeldWindowStaysHeld(t *testing.T) {
 // A peer that is let send what it likes, and does, hurts only itself.
 func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
 	d := still(t, Config{ReceiveBuffer: receiveBuffer})
-	if d.receiving.first == 0 {
+	if d.receiving.most == 0 {
 		t.Skip(d.Missing())
 	}
 	a, b := d.pair(t, loopback4)

@@ -17,17 +17,17 @@ import (
 // Tier names this datapath in datapath.Info.
 const Tier = "kernel"
 
-// ErrNoPort is of a dial for which this host has no local port left.
+// ErrNoPort is the error of a dial for which this host has no local port left.
 var ErrNoPort = errors.New("no local port is left, for one that was used is kept for a minute: widen " +
 	"net.ipv4.ip_local_port_range, or set net.ipv4.tcp_tw_reuse to 1")
 
 // Tick is the period of a shared tick while there is progress.
 const Tick = time.Millisecond
 
-// DefaultPollsPerTick bounds what polling can cost: at 1 to 2 µs a poll with its
+// defaultPollsPerTick bounds what polling can cost: at 1 to 2 µs a poll with its
 // report, half a core for each shard however many flows there are. With more busy
 // flows than that in a shard, each is polled every ⌈flows/256⌉ ms.
-const DefaultPollsPerTick = 256
+const defaultPollsPerTick = 256
 
 // defaultCells is how many windows the kernel enforces at a time, in 3 MiB.
 const defaultCells = 16 << 10
@@ -62,12 +62,12 @@ type Config struct {
 	// cubic.
 	Envelope string
 
-	Cells int // legs whose window EBPF enforces at a time; 0: defaultCells
+	Cells int // legs whose window EBPF enforces at a time; 0: 16,384
 
-	// ReceiveBuffer is what Conn.LimitReceive is first asked for; 0: it bounds nothing.
+	// ReceiveBuffer has Conn.LimitReceive bound receive buffers; 0: it does nothing.
 	ReceiveBuffer cc.Bytes
 
-	PollsPerTick int          // 0: DefaultPollsPerTick
+	PollsPerTick int          // of each shard; 0: 256
 	Pipes        int          // pipes in use for splicing at most; 0: 128
 	Log          *slog.Logger // nil: silent
 }

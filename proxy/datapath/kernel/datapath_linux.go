@@ -26,7 +26,7 @@ type Datapath struct {
 	enforcer  *enforcer // has the kernel enforce windows; nil: the relay keeps them
 	envelope  string    // set on each managed socket whose window the relay keeps; empty: the system's default stays
 	inUse     string    // what sockets then have
-	why       string    // the kernel does not enforce windows; empty: it does, or need not
+	why       string    // see Why
 	receiving receiving
 	pressure  pressure
 	missing   []string // what this kernel, or our privilege, does not give
@@ -66,7 +66,7 @@ func prepared(cfg Config) (*Datapath, error) {
 		clock: cfg.Clock, before: cfg.BeforeTick, onTick: cfg.OnTick, budget: cfg.PollsPerTick, log: cfg.Log,
 	}
 	if d.budget <= 0 {
-		d.budget = DefaultPollsPerTick
+		d.budget = defaultPollsPerTick
 	}
 	if d.log == nil {
 		d.log = slog.New(slog.DiscardHandler)
@@ -119,10 +119,8 @@ func (d *Datapath) place(c *Conn, asked int) {
 	}
 }
 
-// room is for how many more legs of a shard the kernel could enforce the windows.
-func (d *Datapath) room(s *shard) int {
-	return d.enforcer.control.Room(s.index)
-}
+// room is the number of further legs of a shard whose windows the kernel could enforce.
+func (d *Datapath) room(s *shard) int { return d.enforcer.control.Room(s.index) }
 
 // settle chooses the tier and the envelope.
 func (d *Datapath) settle(cfg Config) (err error) {
@@ -130,7 +128,7 @@ func (d *Datapath) settle(cfg Config) (err error) {
 	if envelope == EBPF {
 		envelope = "" // for the legs that it has no room for
 	}
-	if err := d.probe(envelope, cfg.ReceiveBuffer); err != nil {
+	if err := d.probe(envelope, cfg.ReceiveBuffer > 0); err != nil {
 		return err
 	}
 	if cfg.Envelope != "" && cfg.Envelope != EBPF {
@@ -146,8 +144,8 @@ func (d *Datapath) settle(cfg Config) (err error) {
 	return nil
 }
 
-// probe asks a socket that goes nowhere what this kernel has.
-func (d *Datapath) probe(envelope string, receive cc.Bytes) error {
+// probe asks a socket that goes nowhere what this kernel has; receive: also how it bounds receive buffers.
+func (d *Datapath) probe(envelope string, receive bool) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		fd, err = unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -170,8 +168,10 @@ func (d *Datapath) probe(envelope string, receive cc.Bytes) error {
 	if d.envelope, why = settleEnvelope(fd, envelope); why != "" {
 		d.missing = append(d.missing, why)
 	}
-	if d.receiving, why = settleReceiving(fd, receive); why != "" {
-		d.missing = append(d.missing, why)
+	if receive {
+		if d.receiving, why = settleReceiving(fd); why != "" {
+			d.missing = append(d.missing, why)
+		}
 	}
 	d.pressure.clock, d.pressure.log = d.clock, d.log
 	if d.pressure.bound, err = tcpBound(); err != nil {
@@ -207,12 +207,10 @@ func (d *Datapath) Envelope() string {
 	return d.inUse
 }
 
-// Beneath returns the congestion control of managed legs whose window the kernel does
-// not enforce for us.
+// Beneath returns the congestion control of managed legs whose window the relay keeps.
 func (d *Datapath) Beneath() string { return d.inUse }
 
-// Control is the name under which the kernel lists our congestion control; empty:
-// it has none.
+// Control is the name under which the kernel lists our congestion control; empty: it is not loaded.
 func (d *Datapath) Control() string {
 	if d.enforcer == nil {
 		return ""
@@ -220,8 +218,8 @@ func (d *Datapath) Control() string {
 	return d.enforcer.control.Name()
 }
 
-// Why says why the kernel does not enforce our windows although it was to if it
-// can; empty: it does, or was not to.
+// Why says why the kernel enforces no windows where Config.Envelope left the choice open; empty:
+// it does, or another envelope was asked for.
 func (d *Datapath) Why() string { return d.why }
 
 // Missing says in words what was asked for, or is useful, and cannot be had.
@@ -242,16 +240,16 @@ func (d *Datapath) Shards() int { return len(d.shards) }
 // Status is the load of the ticks.
 type Status struct {
 	Busy     int           // legs with bytes unsent or unacknowledged
-	Interval time.Duration // between two polls of one leg whose window the relay keeps, at most
+	Interval time.Duration // the longest between two polls of a busy leg whose window the relay keeps
 
 	Enforced *EnforcedStatus // nil: the kernel enforces no windows
 }
 
-// EnforcedStatus is how it goes with the windows that the kernel enforces.
+// EnforcedStatus is the state of the windows that the kernel enforces, and totals since New.
 type EnforcedStatus struct {
-	Legs, Limit  int                // such legs now, and at most
-	Full, Failed uint64             // legs whose windows it was to enforce and does not: for lack of room, otherwise
-	Fallbacks    uint64             // fallbacks: times a socket ran Reno, since the process did not answer it
+	Legs, Limit  int                // legs with such a window now, and at most
+	Full, Failed uint64             // legs that the kernel refused: as all Limit were in use, for another reason
+	Fallbacks    uint64             // times that a socket fell back to Reno, as the process did not answer it in time
 	Answers      datapath.Histogram // from an acknowledgement until the window computed from it was in force
 }
 

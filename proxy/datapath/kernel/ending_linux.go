@@ -12,8 +12,8 @@ import (
 
 var _ datapath.Ending = (*Conn)(nil)
 
-// Close implements net.Conn. A last report tells what is known by now; what is
-// still underway the kernel goes on delivering.
+// Close implements net.Conn. It makes a last report. The kernel goes on delivering what is still
+// underway.
 func (c *Conn) Close() error { return c.shut(deliver) }
 
 // Reset implements datapath.Conn.
@@ -22,10 +22,8 @@ func (c *Conn) Reset() error { return c.shut(reset) }
 // CloseWrite implements datapath.Conn.
 func (c *Conn) CloseWrite() error {
 	c.ending.Store(true)
-	if err := c.raw.Visit(func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) }); err != nil {
-		return c.opError("shutdown", err)
-	}
-	return nil
+	err := c.raw.Visit(func(fd int) error { return eventloop.Shutdown(fd, unix.SHUT_WR) })
+	return c.failure("shutdown", nil, err)
 }
 
 // How a socket is closed, as the time in seconds for which it lingers.
@@ -74,7 +72,7 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 		return 0, fmt.Errorf("kernel: read send queue: %w", err)
 	}
 	if n > 0 && c.Aborted() {
-		return 0, nil // nothing will be
+		return 0, nil // none of it will be delivered
 	}
 	return cc.Bytes(n), nil
 }

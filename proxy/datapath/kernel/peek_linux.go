@@ -11,8 +11,8 @@ import (
 
 var _ datapath.Peeker = (*Conn)(nil)
 
-// Peek implements datapath.Peeker. Each segment that comes is an event of its
-// own to Go's edge-triggered poller, though those before it are still there.
+// Peek implements datapath.Peeker. The loop's edge-triggered epoll tells of each segment that
+// comes, although those before it have not been read.
 func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 	var call error
 	seen := 0
@@ -29,13 +29,7 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 		}
 		return done
 	})
-	if poll != nil {
-		return c.pollError("peek", poll)
-	}
-	if call != nil {
-		return c.opError("peek", call)
-	}
-	return nil
+	return c.failure("peek", poll, call)
 }
 
 // peek reads what there is and leaves it there. ended: no more will come.

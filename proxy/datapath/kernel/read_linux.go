@@ -73,33 +73,28 @@ func (c *Conn) readReady(room datapath.Room, marks bool) (n int, urgent bool, er
 	return n, r.urgent && n > 0, err
 }
 
-// moved is the outcome of a raw read, or of a splice out of the socket: what
-// the poller said comes first, nothing and no error is the end of the stream.
+// moved is the outcome of a raw read, or of a splice out of the socket, with the errors that failure
+// takes. No bytes and no error are the end of the stream.
 func (c *Conn) moved(n int, poll, call error, op string) (int, error) {
-	switch {
-	case poll != nil:
-		return 0, c.pollError(op, poll)
-	case call != nil:
-		return 0, c.opError(op, call)
-	case n <= 0:
+	if err := c.failure(op, poll, call); err != nil {
+		return 0, err
+	}
+	if n <= 0 {
 		return 0, io.EOF
 	}
 	c.relimit()
 	return n, nil
 }
 
-// pollError is why a call did not come about.
-func (c *Conn) pollError(op string, err error) error {
-	if errors.Is(err, datapath.ErrWait) {
+// failure is the error of an operation, as package net has it: poll, if the socket could not be
+// waited for, or else call, that of the system call. It is datapath.ErrWait by itself, or nil.
+func (c *Conn) failure(op string, poll, call error) error {
+	err := poll
+	if err == nil {
+		err = os.NewSyscallError(op, call)
+	}
+	if err == nil || errors.Is(err, datapath.ErrWait) {
 		return err
 	}
 	return &net.OpError{Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
-}
-
-// opError dresses a failed system call as package net does.
-func (c *Conn) opError(op string, err error) error {
-	return &net.OpError{
-		Op: op, Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(),
-		Err: os.NewSyscallError(op, err),
-	}
 }

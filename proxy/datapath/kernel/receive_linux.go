@@ -16,16 +16,12 @@ var _ datapath.Receiver = (*Conn)(nil)
 // receiving is how sockets' receive buffers can be bounded. The kernel lets them grow
 // up to net.ipv4.tcp_rmem, also while nobody reads.
 type receiving struct {
-	first cc.Bytes // bound; 0: there is none
-	most  cc.Bytes // what the kernel lets one grow to (net.ipv4.tcp_rmem)
-	free  cc.Bytes // half of what may be asked for without CAP_NET_ADMIN (net.core.rmem_max)
+	most cc.Bytes // what the kernel lets one grow to (net.ipv4.tcp_rmem); 0: none is to be bounded, or can be
+	free cc.Bytes // half of what may be asked for without CAP_NET_ADMIN (net.core.rmem_max)
 }
 
-// settleReceiving finds out what can be bounded, on a socket that goes nowhere.
-func settleReceiving(fd int, first cc.Bytes) (r receiving, why string) {
-	if first == 0 {
-		return r, ""
-	}
+// settleReceiving finds out what can be bounded, on a socket that goes nowhere; why says what cannot.
+func settleReceiving(fd int) (r receiving, why string) {
 	if _, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK); err != nil {
 		return r, "receive buffers cannot be bounded before Linux 5.14: readers that stall may hold as much as " +
 			"net.ipv4.tcp_rmem allows"
@@ -36,7 +32,6 @@ func settleReceiving(fd int, first cc.Bytes) (r receiving, why string) {
 	if errs != nil {
 		return receiving{}, fmt.Sprintf("receive buffers are not bounded: %v", errs)
 	}
-	r.first = first
 	return r, ""
 }
 
@@ -51,11 +46,11 @@ func scan(path string, to ...any) error {
 	return nil
 }
 
-// LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the
-// window is smaller than asked for. The buffer is not, so that bytes in flight are not dropped.
+// LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the window
+// is smaller than n. The buffer is not, so that bytes in flight are not dropped.
 func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	r := &c.dp.receiving
-	if r.first == 0 {
+	if r.most == 0 {
 		return false
 	}
 	c.receive, c.halvings = n, c.dp.pressure.halvings()

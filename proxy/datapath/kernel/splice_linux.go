@@ -176,7 +176,7 @@ func (s *splicer) Fill(limit int) (n int, err error) {
 		n, err = s.copy.Fill(limit)
 	}
 	if s.broken != nil && errors.Is(err, io.EOF) {
-		err = s.src.opError("splice", s.broken)
+		err = s.src.failure("splice", nil, s.broken)
 	}
 	if n > 0 {
 		s.streams = n >= datapath.SmallBuffer || n == limit
@@ -243,15 +243,10 @@ func (s *splicer) Drain(limit int) (int, error) {
 	if s.pipe.n -= s.n; s.pipe.n == 0 {
 		s.giveBack()
 	}
-	switch {
-	case poll != nil:
-		return s.n, s.dst.pollError("splice", poll)
-	case s.err != nil:
-		return s.n, s.dst.opError("splice", s.err)
-	case s.n == 0:
-		return 0, s.dst.opError("splice", io.ErrNoProgress)
+	if s.n == 0 && s.err == nil {
+		s.err = io.ErrNoProgress
 	}
-	return s.n, nil
+	return s.n, s.dst.failure("splice", poll, s.err)
 }
 
 // spliceOut runs inside RawConn.Write.

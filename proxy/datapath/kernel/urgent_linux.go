@@ -29,13 +29,7 @@ func (c *Conn) writeUrgent(b []byte) (n int, err error) {
 		})
 		c.took(n)
 	}
-	switch {
-	case poll != nil:
-		return 0, c.pollError("write", poll)
-	case err != nil:
-		return 0, c.opError("write", err)
-	}
-	return n, nil
+	return n, c.failure("write", poll, err)
 }
 
 // inlet and outlet are the ends of a splicer's copy.

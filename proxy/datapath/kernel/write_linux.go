@@ -107,11 +107,8 @@ func (c *Conn) Write(b []byte) (n int, err error) {
 		w.b = nil
 		c.took(w.n)
 		n += w.n
-		switch {
-		case poll != nil:
-			return n, c.pollError("write", poll)
-		case w.err != nil:
-			return n, c.opError("write", w.err)
+		if err := c.failure("write", poll, w.err); err != nil {
+			return n, err
 		}
 	}
 	return n, nil
@@ -130,8 +127,7 @@ func (w *writer) attempt(fd uintptr) bool {
 	return !errors.Is(w.err, unix.EAGAIN)
 }
 
-// upTo is how far a write of what lies between n and end goes at once; await waits
-// until it may.
+// upTo is where a single write of the bytes from n to end may stop; await waits until it may begin.
 func (c *Conn) upTo(n, end int) int {
 	if c.piece.Load() > 0 {
 		return min(end, n+int(max(1, c.room.Load())))
@@ -148,7 +144,7 @@ func (c *Conn) await() error {
 		return nil
 	}
 	if err := c.raw.Write(hasRoom); err != nil {
-		return c.pollError("write", err)
+		return c.failure("write", err, nil)
 	}
 	c.room.Store(piece)
 	return nil
