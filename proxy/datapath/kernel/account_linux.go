@@ -88,7 +88,7 @@ type account struct {
 	drift  int64
 	maxMSS int64 // no packet in flight is larger
 
-	// What was there when observation began.
+	// TCP_INFO's counters when observation began.
 	retransAt  uint64
 	retransPkt uint32
 
@@ -99,8 +99,8 @@ type account struct {
 	rwndLimited uint64
 }
 
-// calibrate learns from a socket nothing is in flight on whether its SYN is
-// counted; with data in flight the caller's word has to do.
+// calibrate finds out whether bytes_acked counts the SYN: by the counters where nothing is in
+// flight, and otherwise by whether the connection was dialled.
 func (a *account) calibrate(i *unix.TCPInfo, dialled bool) {
 	if dialled {
 		a.syn = 1

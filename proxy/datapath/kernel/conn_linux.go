@@ -58,12 +58,12 @@ type Conn struct {
 	writer      writer
 	advertising *advertising // see advertised
 
-	// Of what is taken in; only who reads touches them.
+	// Only the goroutine that reads touches these.
 	receive  cc.Bytes // LimitReceive's bound; 0: none yet
-	halvings int32    // of it, see pressure
+	halvings int32    // of receive, as pressure asked for them last
 
 	status status
-	known  int64 // bytes the socket had taken when status was read, and one; 0: it has not been
+	known  int64 // bytes the socket had taken when status was read, plus 1; 0: it was never read
 
 	// Only the tick touches these.
 	due      cc.Time // when to poll again, or to confirm
@@ -131,8 +131,8 @@ func (c *Conn) refresh() error {
 	return nil
 }
 
-// still tells whether nothing has been underway since TCP_INFO was read, so that it
-// would say the same of this direction. Ten thousand idle legs cost a scrape nothing.
+// still tells whether nothing has been underway since TCP_INFO was read, so that it would say the
+// same of this direction. So a scrape of ten thousand idle legs makes no system calls.
 func (c *Conn) still() bool { return c.known == c.wrote.Load()+1 && c.status.drained() }
 
 // LocalAddr implements net.Conn; on a captured connection it is the address
@@ -168,9 +168,8 @@ func (c *Conn) SetReadDeadline(t time.Time) error { return c.raw.SetReadDeadline
 // SetWriteDeadline implements net.Conn.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
 
-// SyscallConn gives access to the socket, to read options from it. Bytes
-// written through it are reported late or, on an idle leg, not until the next
-// write through the Conn.
+// SyscallConn gives access to the socket, for its options. Bytes that are written through it are
+// reported late or, on an idle leg, not before the next write through the Conn.
 func (c *Conn) SyscallConn() (syscall.RawConn, error) { return c.raw, nil }
 
 // Info implements datapath.Conn with a fresh reading; of a closed leg, or of one on

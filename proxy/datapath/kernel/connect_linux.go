@@ -40,7 +40,7 @@ func (d *Datapath) connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	return a.cancel
 }
 
-// cancel gives up, unless it is over.
+// cancel ends the attempt from any goroutine, unless it is over.
 func (a *attempt) cancel() { a.loop.Do(func() { a.end(context.Canceled) }) }
 
 // begin has the kernel connect a socket; after an error there is none.
@@ -139,7 +139,7 @@ func (a *attempt) look() {
 	a.done(c, nil)
 }
 
-// peer is whom the socket is connected to: where the target is no host's address, this host.
+// peer is the address that the socket is connected to: one of this host where the target is unspecified.
 func (a *attempt) peer() *net.TCPAddr {
 	peer := net.TCPAddrFromAddrPort(a.cfg.Target)
 	if !a.cfg.Target.Addr().IsUnspecified() {
@@ -155,7 +155,7 @@ func (a *attempt) peer() *net.TCPAddr {
 	return peer
 }
 
-// end gives up.
+// end ends the attempt with an error, unless it is over.
 func (a *attempt) end(err error) {
 	if a.raw == nil {
 		return // it is over
@@ -165,7 +165,7 @@ func (a *attempt) end(err error) {
 	a.done(nil, a.failure(err))
 }
 
-// settle ends what could still end it.
+// settle notes that the attempt is over: neither cancel nor its timeout ends it any more.
 func (a *attempt) settle() {
 	a.raw = nil
 	a.loop.Forget(&a.late)

@@ -5,11 +5,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/eventloop"
 )
 
-// Drive has one loop serve both legs of a connection, without goroutines, from the first
-// post on, which may come from any goroutine: the loop calls step then, whenever a leg may
-// be read or written, and once one is closed. Only step may read and write, and it gets
-// datapath.ErrWait where there is nothing to be done. ok: both are legs of this package
-// with the same loop (DialConfig.Near).
+// Drive has one loop serve both legs of a connection, without goroutines, from the first call of
+// post on. The loop calls step after each post, whenever a leg may be read or written, and once one
+// is closed. Only step may read and write then, and gets datapath.ErrWait where it would have to
+// wait. Any goroutine may call post. ok: both are legs of this package with the same loop
+// (DialConfig.Near).
 func Drive(a, b datapath.Conn, step func()) (post func(), ok bool) {
 	one, ok := a.(*Conn)
 	if !ok {

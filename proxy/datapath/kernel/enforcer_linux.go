@@ -33,7 +33,7 @@ var answerBounds = []float64{
 	.0001, .0002, .0003, .0005, .00075, .001, .0015, .002, .003, .005, .0075, .01, .02, .05, .1, .2, .5,
 }
 
-// newEnforcer has room for so many legs, in at most so many parts.
+// newEnforcer returns one for a number of legs (0: defaultCells), in at most so many parts.
 func newEnforcer(cells, parts int, clock func() cc.Time) (*enforcer, error) {
 	if cells <= 0 {
 		cells = defaultCells
@@ -99,14 +99,14 @@ func (o *enforcer) bind(c *Conn) (*enforced, error) {
 	return h, nil
 }
 
-// release lets a leg's socket go.
+// release gives the cell of a leg back; the kernel no longer enforces its window.
 func (o *enforcer) release(h *enforced) {
 	o.legs[h.cell.Index()].Store(nil)
 	h.cell.Free()
 	o.bound.Add(-1)
 }
 
-// news calls yield for legs of a shard that have said something, up to a budget.
+// news calls yield for legs of a shard whose sockets have news, for as many as the budget at most.
 func (o *enforcer) news(shard, budget int, yield func(*Conn)) {
 	o.control.News(shard, budget, func(cell uint32) {
 		if c := o.legs[cell].Load(); c != nil {
@@ -115,8 +115,8 @@ func (o *enforcer) news(shard, budget int, yield func(*Conn)) {
 	})
 }
 
-// answer tells the kernel that the limit takes into account what was reported last.
-// fresh: that had not been reported before; it happened then.
+// answer tells the kernel that the limit takes the last report into account. fresh: the report told
+// of something new, which happened at that time.
 func (o *enforcer) answer(h *enforced, fresh bool, happened, now cc.Time) {
 	h.cell.Answer(&h.seen)
 	if fresh {

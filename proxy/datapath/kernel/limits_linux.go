@@ -114,14 +114,14 @@ func (l *limits) since(reading cc.Time) (flow.Limit, wider) {
 	return l.limit, l.before
 }
 
-// window is that of the limit.
+// window is the congestion window of the limit.
 func (l *limits) window() cc.Bytes {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.limit.Cwnd
 }
 
-// pacing is the rate of the limit; 0: there is none.
+// pacing is the pacing rate of the limit; 0: there is none.
 func (l *limits) pacing() cc.Rate {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,7 +160,7 @@ func (l *limits) raised() bool { return l.now && l.blocked && l.limit.Cwnd >= l.
 // kernel's window were full, and then our window would not grow.
 const spreading = 2
 
-// options returns what the socket is to have.
+// options returns the pacing rate and TCP_NOTSENT_LOWAT that the socket is to have.
 func (l *limits) options() (rate cc.Rate, unsent int) {
 	if l.cell != nil {
 		return 0, unsentBelow(l.limit, l.srtt, l.mss)
@@ -178,8 +178,8 @@ func (l *limits) stale() bool {
 	return rateMoved(l.rate, rate) || unsentMoved(l.unsent, unsent) || l.raised()
 }
 
-// settle gives the socket what it has not got of the newest limit, and reports whether
-// that may have made it send. c.mu is held.
+// settle sets the socket options that the newest limit has changed, and reports whether that may
+// have made the socket send. c.mu is held.
 func (c *Conn) settle() (sent bool) {
 	l := c.limits.Load()
 	l.mu.Lock()

@@ -143,7 +143,7 @@ func (c *Conn) release() {
 	c.missing = c.dp.missing
 }
 
-// lack notes what was asked for and could not be had.
+// lack adds to what Info names as missing.
 func (c *Conn) lack(words string) {
 	c.missing = append(c.missing[:len(c.missing):len(c.missing)], words)
 }

@@ -18,7 +18,7 @@ const (
 	// pressureEvery is how often TCP's memory is looked at, while bytes come.
 	pressureEvery = 250 * time.Millisecond
 	pressureLog   = time.Minute // at most one log line in this time
-	// mostHalvings of a receive window, and leastReceive of it in bytes, are left under pressure.
+	// Under pressure a receive window is halved mostHalvings times at most, down to leastReceive bytes.
 	mostHalvings = 11
 	leastReceive = cc.Bytes(8 << 10)
 )
@@ -35,10 +35,10 @@ type pressure struct {
 	bound int64        // pages
 	due   atomic.Int64 // cc.Time of the next look
 	now   atomic.Int32 // halvings
-	said  cc.Time      // when it was logged; who looks has it
+	said  cc.Time      // when it was logged; whoever has raised due uses it
 }
 
-// halvings is how often receive windows are to be halved.
+// halvings is how many times receive windows are to be halved.
 func (p *pressure) halvings() int32 {
 	now, due := p.clock(), p.due.Load()
 	if int64(now) >= due && p.due.CompareAndSwap(due, int64(now.Add(pressureEvery))) {

@@ -28,10 +28,10 @@ const (
 type pipes struct {
 	mu          sync.Mutex
 	bound       int
-	large       int // that there may be
-	out         int
-	made        int // large ones, lent or idle
-	small, wide []*pipe
+	large       int     // large pipes at most
+	out         int     // lent, of both sizes; bound at most
+	made        int     // large ones, lent or idle
+	small, wide []*pipe // idle, of smallPipe and of largePipe bytes
 	closed      bool
 }
 
@@ -93,7 +93,7 @@ func (p *pipes) take(piece int) *pipe {
 	return &pipe{r: fds[0], w: fds[1], large: large}
 }
 
-// put takes a pipe back; one with bytes in it is of no more use.
+// put takes a pipe back, and closes one with bytes in it.
 func (p *pipes) put(pp *pipe) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

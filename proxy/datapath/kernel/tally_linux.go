@@ -30,7 +30,7 @@ func (p position) bytes(packets int64) int64 {
 	return (p.outstanding() - p.more) * packets / p.packets
 }
 
-// pipe is what is on the wire, and neither there nor lost.
+// pipe is the bytes in flight: sent, and neither known to have arrived nor marked as lost.
 func (p position) pipe() int64 { return p.bytes(p.packets-p.sacked-p.lost+p.retrans) + p.more }
 
 // tally turns successive positions into reports.
@@ -46,7 +46,7 @@ func (t *tally) begin(p position) { *t = tally{origin: p.end} }
 
 func (t *tally) since(offset int64) cc.Bytes { return cc.Bytes(max(0, offset-t.origin)) }
 
-// place brings the report to where p is.
+// place brings the last report up to date with p, and returns it.
 func (t *tally) place(p position, mss cc.Bytes, at cc.Time) *flow.Report {
 	r := &t.report
 	r.At = at
