@@ -20,7 +20,8 @@ import (
 const (
 	answeredDNS = 5 * time.Second // a name server has nothing more to say (RFC 4787 REQ-5c)
 	dnsPort     = 53
-	maxRemotes  = 1024 // of one session: who else may answer it
+	maxRemotes  = 1024    // of one session: who may answer it
+	allRemotes  = 1 << 18 // of a tunnel's sessions, among which they are divided
 )
 
 // Datagrams forwards the UDP and the echo requests of a tunnel: each address and

@@ -71,12 +71,14 @@ func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 	}
 }
 
+// learn lets a remote answer; where there is no room for another, any others no longer may.
 func (s *session) learn(remote netip.AddrPort, up *uplink) {
-	if len(s.remotes) >= maxRemotes {
-		for any := range s.remotes {
-			delete(s.remotes, any)
+	most := min(maxRemotes, allRemotes/len(s.d.sessions))
+	for any := range s.remotes {
+		if len(s.remotes) < most {
 			break
 		}
+		delete(s.remotes, any)
 	}
 	s.remotes[remote] = up
 	s.dns = s.dns && !s.from.echo && remote.Port() == dnsPort

@@ -1,0 +1,31 @@
+package userspace
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+// With as many sessions as there may be, each with as many remotes as one alone may have, a tunnel
+// would take gigabytes.
+func TestSessionsShareTheRoomForRemotes(t *testing.T) {
+	d := &Datagrams{sessions: map[origin]*session{}}
+	s := &session{d: d, remotes: map[netip.AddrPort]*uplink{}}
+	d.sessions[s.from] = s
+	learn := func(n int) {
+		for port := range n {
+			s.learn(netip.AddrPortFrom(outside4, uint16(port)), nil)
+		}
+	}
+	learn(2 * maxRemotes)
+	assert.Len(t, s.remotes, maxRemotes)
+
+	const sessions = 4096
+	for id := range uint16(sessions - 1) {
+		d.sessions[origin{AddrPort: netip.AddrPortFrom(outside4, id), echo: true}] = nil
+	}
+	learn(1)
+	assert.Len(t, s.remotes, allRemotes/sessions)
+	assert.True(t, s.knows(netip.AddrPortFrom(outside4, 0)), "the last")
+}
