@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// How long what changes rarely is taken as it was.
+// Times between readings of what changes rarely.
 const (
 	linkEvery    = time.Second            // rate, limits, addresses; also between attempts after a failure
 	stationEvery = 100 * time.Millisecond // stations, and who uses the link
@@ -22,9 +22,12 @@ const (
 // Config is what one source watches and whom it tells.
 type Config struct {
 	Interface string
-	// whose path leads through it, but for who is on another interface; none: who is on this one
+
+	// Prefixes of the hosts whose paths lead through the interface. Networks of other interfaces within
+	// them do not count. None: the interface's own networks.
 	Prefixes []netip.Prefix
-	Capacity cc.Rate       // it carries no more, whatever it tells of itself; 0: no such bound
+
+	Capacity cc.Rate       // bound of the rate that the interface tells; 0: none
 	Interval time.Duration // between readings
 
 	Clock func() cc.Time
@@ -36,10 +39,10 @@ type Config struct {
 // Users are those who send through a link.
 type Users struct {
 	Flows int // that have moved bytes lately
-	Hosts int // that these lead to
+	Hosts int // to which these flows lead
 }
 
-// Stats are a source's totals.
+// Stats are a source's totals since Open.
 type Stats struct {
 	Interface string
 	Readings  uint64

@@ -56,15 +56,15 @@ func (m *machine) close() {
 	}
 }
 
-// Interface is one that could be a source.
+// Interface is a network interface that a Source could read.
 type Interface struct {
 	Name  string
-	Queue string  // kind of its queueing discipline
-	Rate  cc.Rate // as it tells; 0: it does not
-	Radio bool
+	Queue string  // kind of its root queueing discipline, such as fq_codel
+	Rate  cc.Rate // of its queue or its cable; 0: neither tells one
+	Radio bool    // nl80211 knows it
 }
 
-// Interfaces are those of the namespace that are up and lead somewhere.
+// Interfaces returns those of the thread's network namespace that are up, loopback aside.
 func Interfaces() ([]Interface, error) {
 	m, err := openMachine()
 	if err != nil {
@@ -92,14 +92,14 @@ func Interfaces() ([]Interface, error) {
 type device struct {
 	link
 	index    int
-	above    int            // of the bridge that has its addresses and neighbours; its own where there is none
+	above    int            // index of the bridge or bond that has its addresses and neighbours; else its own
 	prefixes []netip.Prefix // of its addresses
 	others   []netip.Prefix // of other interfaces' addresses
 	queue    queueID        // at its root
-	radio    *radio         // nil: it is none
+	radio    *radio         // nil: it has none
 }
 
-// device finds out all about an interface that changes rarely.
+// device finds out what changes rarely about an interface.
 func (m *machine) device(name string) (*device, error) {
 	l, err := m.links.LinkByName(name)
 	if err != nil {
@@ -135,7 +135,7 @@ func (m *machine) device(name string) (*device, error) {
 	return d, err
 }
 
-// topClasses is how much htb lets all of its classes send.
+// topClasses is the rate that htb lets all of its top classes together have.
 func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
 	classes, err := m.links.ClassList(l, vnl.HANDLE_NONE)
 	if err != nil {
@@ -216,7 +216,7 @@ func (m *machine) read(d *device, at cc.Time) (reading, error) {
 	return r, nil
 }
 
-// speed is what the other end of the cable has agreed to; 0: it is not known.
+// speed is the rate that both ends of the cable have agreed on; 0: it is not known.
 func (m *machine) speed(index int) cc.Rate {
 	const unknown = 1<<32 - 1
 	family, err := m.generic.GetFamily(unix.ETHTOOL_GENL_NAME)
@@ -233,18 +233,12 @@ func (m *machine) speed(index int) cc.Rate {
 		return 0 // its driver does not say
 	}
 	var mbit uint32
-	for _, reply := range replies {
-		ad, err := netlink.NewAttributeDecoder(reply.Data)
-		if err != nil {
-			return 0
+	err = eachAttribute(replies, func(ad *netlink.AttributeDecoder) {
+		if ad.Type() == unix.ETHTOOL_A_LINKMODES_SPEED {
+			mbit = ad.Uint32()
 		}
-		for ad.Next() {
-			if ad.Type() == unix.ETHTOOL_A_LINKMODES_SPEED {
-				mbit = ad.Uint32()
-			}
-		}
-	}
-	if mbit == unknown {
+	})
+	if err != nil || mbit == unknown {
 		return 0
 	}
 	return cc.Rate(mbit) * 1_000_000
@@ -260,6 +254,23 @@ func (m *machine) ask(f genetlink.Family, command uint8, flags netlink.HeaderFla
 	}
 	msg := genetlink.Message{Header: genetlink.Header{Command: command, Version: f.Version}, Data: data}
 	return m.generic.Execute(msg, f.ID, netlink.Request|flags)
+}
+
+// eachAttribute calls f for each attribute of a request's answers.
+func eachAttribute(replies []genetlink.Message, f func(*netlink.AttributeDecoder)) error {
+	for _, reply := range replies {
+		ad, err := netlink.NewAttributeDecoder(reply.Data)
+		if err != nil {
+			return err
+		}
+		for ad.Next() {
+			f(ad)
+		}
+		if err := ad.Err(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // missing tells whether what was asked for does not exist, or not for that interface.

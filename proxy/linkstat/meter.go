@@ -6,20 +6,19 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// meterWindow is what rates are averaged over, at least; and so many intervals.
+// Rates are averaged over meterWindow, or over meterPeriods intervals between readings if that is longer.
 const (
 	meterWindow  = 40 * time.Millisecond
 	meterPeriods = 2
 )
 
-// What is in front of a packet as queues count it, by Ethernet, and of a full
-// segment's payload in a packet.
+// Headers in bytes.
 const (
-	frameHeader   = 14
-	packetHeaders = 1500 - cc.DefaultMSS
+	frameHeader   = 14                   // Ethernet's, which queues count with a packet
+	packetHeaders = 1500 - cc.DefaultMSS // IP's and TCP's in a packet that is full
 )
 
-// queueID tells one queue from another that has come in its place.
+// queueID identifies a queue: another that takes its place has another.
 type queueID struct {
 	link   int // interface index
 	handle uint32
@@ -108,7 +107,7 @@ func (l limit) room(r reading, frame cc.Bytes) (room cc.Bytes) {
 	return room
 }
 
-// link is what changes rarely.
+// link is what changes rarely about a link.
 type link struct {
 	rate  cc.Rate // what it carries, with frame headers; 0: not known
 	limit limit   // of its queue
@@ -127,8 +126,8 @@ func (l link) payload(r cc.Rate) cc.Rate {
 	return cc.Rate(float64(r) * float64(segment) / float64(l.frame()))
 }
 
-// hint says what r, the newest reading in m, and who uses the link mean for each
-// host behind it. What else the link carries is not known here: the hosts divide all.
+// hint makes a hint for each host behind the link of m, whose newest reading tells the queue, and of
+// the link's users. Other traffic on the link is not known here: the hosts divide all of its rate.
 func (l link) hint(m *meter, u Users) cc.Hint {
 	r := m.readings[len(m.readings)-1]
 	h := cc.Hint{

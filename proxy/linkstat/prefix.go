@@ -2,9 +2,8 @@ package linkstat
 
 import "net/netip"
 
-// behind are the hosts of prefixes but for those on networks of other interfaces
-// that lie within: everybody is behind the interface towards the internet, but
-// not who is on another one here.
+// behind returns prefixes without the networks of other interfaces that lie within them: with 0.0.0.0/0
+// every host is behind the interface towards the internet, except those on this machine's other interfaces.
 func behind(prefixes, others []netip.Prefix) (rest []netip.Prefix) {
 	for _, p := range prefixes {
 		var parts []netip.Prefix

@@ -31,18 +31,17 @@ type qdisc struct {
 	handle, parent uint32
 	kind           string
 	reading
-	rate  cc.Rate // that it lets pass; 0: it does not bound it
+	rate  cc.Rate // that it lets pass at most; 0: it has no bound
 	limit limit   // of what waits in itself
-	under limit   // of what waits in its child, unless that says otherwise
+	under limit   // of what waits in its child, unless the child has a limit of its own
 }
 
-// isQueue tells whether it stands between the interface and what is sent.
+// isQueue tells whether packets that are sent wait in it: ingress and clsact only hold filters.
 func (q qdisc) isQueue() bool { return q.kind != "ingress" && q.kind != "clsact" }
 
-// qdiscs reads the queueing disciplines of an interface: those that its owner
-// knows of, or the hidden ones too that the kernel has put into them. It asks for
-// those of all interfaces and picks: the kernel dumps no fewer, and would tell
-// everybody who listens to changes of each single one that is asked for.
+// qdiscs reads the queueing disciplines of an interface: those that "tc qdisc show" lists, and with
+// hidden those that the kernel put into them by itself. It reads those of all interfaces, because a
+// dump has no filter, and because the kernel multicasts the answer to a request for a single one.
 func qdiscs(conn *netlink.Conn, index int, hidden bool) ([]qdisc, error) {
 	msg := nl.TcMsg{Family: unix.AF_UNSPEC, Ifindex: int32(index)}
 	req := netlink.Message{
@@ -150,7 +149,7 @@ func (q *qdisc) cakeStats(ad *netlink.AttributeDecoder) error {
 	return nil
 }
 
-// settings reads what it is set to, as far as that bounds a rate or a queue.
+// settings reads those of its options that bound a rate or a queue.
 func (q *qdisc) settings(options []byte) error {
 	switch q.kind {
 	case "pfifo", "bfifo":
@@ -195,12 +194,11 @@ func (q *qdisc) settings(options []byte) error {
 	return ad.Err()
 }
 
-// bitsOf is a rate in bytes per second.
+// bitsOf makes a rate of bytes per second.
 func bitsOf(bytes uint64) cc.Rate { return cc.RateOf(cc.Bytes(min(bytes, 1<<60)), time.Second) }
 
-// limitOf is what all of an interface's qdiscs together hold, by the first that
-// refuses more: of several side by side the smallest limit counts, as all traffic
-// may go to that one.
+// limitOf is how much an interface's qdiscs hold: the smallest limit of any, as all traffic may go
+// through that one.
 func limitOf(qs []qdisc, txQueue int) limit {
 	var own, under limit
 	for _, q := range qs {

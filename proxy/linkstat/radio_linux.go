@@ -15,20 +15,20 @@ import (
 // radio is what nl80211 says of an interface.
 type radio struct {
 	family  genetlink.Family
-	client  bool // its one station is the access point, behind which everybody is
+	client  bool // of an access point: its only station, behind which all hosts are
 	packets int  // that the radio's own queues hold at most; 0: not known, or it has none
 }
 
-// station is one that an interface sends to.
+// station is one of the radios that an interface sends to.
 type station struct {
 	mac      string
-	rate     cc.Rate  // of the radio, headers and waiting for the air included; 0: not known
-	expected cc.Rate  // that gets through when it has the air for itself; 0: not known
-	frame    cc.Bytes // as large as they were up to now; 0: there was none
+	rate     cc.Rate  // physical, of which headers and waits for the air take a part; 0: not known
+	expected cc.Rate  // of payload when no other station sends; 0: not known
+	frame    cc.Bytes // mean size of the frames sent to it up to now; 0: there was none
 	failed   uint32   // frames that were given up; wraps around
 }
 
-// radio describes an interface's; nil: it has none.
+// radio describes the radio of an interface; nil: it has none.
 func (m *machine) radio(index int) (*radio, error) {
 	family, err := m.generic.GetFamily(unix.NL80211_GENL_NAME)
 	if missing(err) {
@@ -65,22 +65,15 @@ func (m *machine) txqLimit(family genetlink.Family, phy int) (packets int, err e
 	ae.Uint32(unix.NL80211_ATTR_WIPHY, uint32(phy))
 	ae.Flag(unix.NL80211_ATTR_SPLIT_WIPHY_DUMP, true)
 	replies, err := m.ask(family, unix.NL80211_CMD_GET_WIPHY, netlink.Dump, ae)
-	if err != nil {
-		return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
-	}
-	for _, reply := range replies {
-		ad, err := netlink.NewAttributeDecoder(reply.Data)
-		if err != nil {
-			return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
-		}
-		for ad.Next() {
+	if err == nil {
+		err = eachAttribute(replies, func(ad *netlink.AttributeDecoder) {
 			if ad.Type() == unix.NL80211_ATTR_TXQ_LIMIT {
 				packets = int(ad.Uint32())
 			}
-		}
-		if err := ad.Err(); err != nil {
-			return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
-		}
+		})
+	}
+	if err != nil {
+		return 0, fmt.Errorf("linkstat: nl80211: read the radio: %w", err)
 	}
 	return packets, nil
 }
@@ -89,22 +82,15 @@ func (m *machine) txqLimit(family genetlink.Family, phy int) (packets int, err e
 // queueing discipline.
 func (m *machine) waiting(d *device, r *reading) error {
 	replies, err := m.ask(d.radio.family, unix.NL80211_CMD_GET_INTERFACE, 0, ofInterface(d.index))
-	if err != nil {
-		return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
-	}
-	for _, reply := range replies {
-		ad, err := netlink.NewAttributeDecoder(reply.Data)
-		if err != nil {
-			return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
-		}
-		for ad.Next() {
+	if err == nil {
+		err = eachAttribute(replies, func(ad *netlink.AttributeDecoder) {
 			if ad.Type() == unix.NL80211_ATTR_TXQ_STATS {
 				ad.Nested(r.txq)
 			}
-		}
-		if err := ad.Err(); err != nil {
-			return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
-		}
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("linkstat: nl80211: read the interface's queue: %w", err)
 	}
 	return nil
 }
@@ -149,7 +135,7 @@ func (m *machine) stations(d *device) ([]station, error) {
 	return out, nil
 }
 
-// expectedThroughput is what the rate control reckons; 0: it does not.
+// expectedThroughput is the rate control's estimate of a station's throughput; 0: it makes none.
 func expectedThroughput(attrs []byte) (expected cc.Rate, err error) {
 	ad, err := netlink.NewAttributeDecoder(attrs)
 	if err != nil {
@@ -171,14 +157,14 @@ func expectedThroughput(attrs []byte) (expected cc.Rate, err error) {
 	return expected, ad.Err()
 }
 
-// listener is a station with what has become of what was sent to it.
+// listener is a station, the hosts behind it, and what was lost on the way to it.
 type listener struct {
 	station
 	hosts []netip.Addr
-	lost  cc.Bytes // since the source began, as the frames were large
+	lost  cc.Bytes // payload of frames that were given up since the source began, by their mean size
 }
 
-// hear takes in a newer word about the station.
+// hear takes in newer figures of the station.
 func (l *listener) hear(s station, hosts []netip.Addr) {
 	if failed := s.failed - l.failed; l.mac == s.mac && failed < 1<<31 { // else it has come back, and counts anew
 		l.lost += cc.Bytes(failed) * max(0, s.frame-packetHeaders)
@@ -186,8 +172,8 @@ func (l *listener) hear(s station, hosts []netip.Addr) {
 	l.station, l.hosts = s, hosts
 }
 
-// hint makes of the word about the whole link that about one station. Stations
-// divide the air, not its rate: each has its own for a part of the time.
+// hint makes the hint for a station's hosts of the one for the whole link, which that many hosts
+// divide. Stations divide the time on the air, and each has a rate of its own.
 func (l *listener) hint(h cc.Hint, hosts int) cc.Hint {
 	h.LinkRate = leastKnown(l.rate, h.LinkRate)
 	h.FairShare = leastKnown(l.expected/cc.Rate(max(1, hosts)), h.FairShare)

@@ -15,11 +15,11 @@ type Source struct {
 	machine *machine
 
 	device   *device // nil: not found yet, or lost
-	found    cc.Time // when it was, or was looked for in vain
+	found    cc.Time // when device was last looked for, or lost
 	meter    *meter
 	users    Users
 	stations map[string]*listener // by hardware address
-	asked    cc.Time              // when users and stations were
+	asked    cc.Time              // when users and stations were asked for last
 
 	readings, errors atomic.Uint64
 	up               atomic.Bool
@@ -62,7 +62,7 @@ func (s *Source) Run(ctx context.Context) {
 	}
 }
 
-// turn is one reading, or nothing while there is no hope of one.
+// turn makes one reading, or none within linkEvery of one that failed.
 func (s *Source) turn(ctx context.Context, now cc.Time) {
 	if s.device == nil && s.found != 0 && now.Sub(s.found) < linkEvery {
 		return
@@ -90,7 +90,7 @@ func (s *Source) turn(ctx context.Context, now cc.Time) {
 	s.said = true
 }
 
-// tell reads and passes on.
+// tell makes a reading and gives the hints that follow from it.
 func (s *Source) tell(now cc.Time) error {
 	if s.device == nil || now.Sub(s.found) >= linkEvery {
 		if err := s.find(now); err != nil {
@@ -148,7 +148,7 @@ func (s *Source) find(now cc.Time) error {
 	return nil
 }
 
-// ask finds out who uses the link and, of a radio, who listens.
+// ask finds out who uses the link and, of a radio, which stations there are.
 func (s *Source) ask() error {
 	prefixes := s.device.prefixes
 	if s.cfg.Users != nil {
