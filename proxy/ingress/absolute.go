@@ -9,10 +9,9 @@ import (
 	"strings"
 )
 
-// absolute understands a request for a whole http:// URL, as clients with
-// http_proxy set send it (RFC 9112 §3.2.2). One request is served on a connection: what
-// goes to the server asks it to close, so that the client opens another for the next,
-// which may be for another server. Should it not, nothing behind this one goes anywhere.
+// absolute serves a request for a whole http:// URL, as clients with http_proxy set send it
+// (RFC 9112 §3.2.2), and only one on a connection, since the next may be for another server: the
+// request that the server gets asks it to close. What the client sends behind it is dropped.
 func (l *greeter) absolute(in *input, c *Client, req *http.Request) (err error) {
 	host, port := req.URL.Hostname(), req.URL.Port()
 	if port == "" {
@@ -40,8 +39,8 @@ func (l *greeter) absolute(in *input, c *Client, req *http.Request) (err error) 
 	return nil
 }
 
-// hopByHop are the fields between a client and its proxy alone, beside those that the
-// request's Connection names (RFC 9110 §7.6.1).
+// hopByHop are the header fields that a proxy does not forward, beside those that the request's
+// Connection field names (RFC 9110 §7.6.1).
 var hopByHop = []string{
 	"Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "Te", "Upgrade",
 }
@@ -71,8 +70,8 @@ func originRequest(req *http.Request) []byte {
 	return b.Bytes()
 }
 
-// originTarget is what the URL has behind its authority, byte for byte: written anew it might
-// name something else, as "/a%2Fb|" would as "/a/b%7C" (RFC 9110 §7.7).
+// originTarget is the path and query of the URL as the client wrote them: net/url might write another
+// name, as "/a/b%7C" for "/a%2Fb|" (RFC 9110 §7.7).
 func originTarget(req *http.Request) string {
 	_, url, _ := strings.Cut(req.RequestURI, "://")
 	i := strings.IndexAny(url, "/?")
@@ -87,8 +86,8 @@ func originTarget(req *http.Request) string {
 	return url[i:]
 }
 
-// hostField is the URL's, whatever Host says (RFC 9112 §3.2.2), and without a name and
-// a password, or the zone of an address, which means something here alone.
+// hostField is the value of Host for the server: the URL's host and port, whatever the client's Host
+// says (RFC 9112 §3.2.2), without user information, and without a zone, which only this host knows.
 func hostField(req *http.Request) string {
 	host, _, zone := strings.Cut(req.URL.Hostname(), "%")
 	if port := req.URL.Port(); port != "" {

@@ -5,8 +5,8 @@ import (
 	"crypto/subtle"
 )
 
-// users are the accounts of a listener, hashed so that comparing them takes a
-// time that depends neither on their lengths nor on where they differ.
+// users are the accounts of a listener, hashed so that the time to compare them depends neither on
+// their lengths nor on where they differ.
 type users []credential
 
 type credential struct{ name, password [sha256.Size]byte }
@@ -19,7 +19,7 @@ func newUsers(list []User) users {
 	return us
 }
 
-// allow looks at every account, also after it found one.
+// allow tells whether there is such an account. It looks at all of them, so that its time is the same.
 func (us users) allow(name, password []byte) bool {
 	n, p := sha256.Sum256(name), sha256.Sum256(password)
 	found := 0

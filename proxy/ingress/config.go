@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// User may use a listener that asks.
+// User is a name and a password with which a client may use a listener.
 type User struct {
 	Name, Password string // 1 to 255 bytes each, RFC 1929
 }
@@ -20,35 +20,34 @@ type User struct {
 // Config describes one listener.
 type Config struct {
 	Name string      // for logs, metrics and errors
-	Mode access.Mode // none that tunnels
+	Mode access.Mode // one for TCP: not that of a tunnel
 	Addr string      // "host:port"; an empty host is every address, both families
-	Auth []User      // who may use it, for the modes that ask; empty: everybody
+	Auth []User      // who may use it, in modes that ask for a password; empty: everybody
 
 	Socket *net.TCPListener // listens at Addr already; nil: Listen opens one
 
-	// TrustedProxies are the peers that must open with a PROXY protocol
-	// header, v1 or v2. Nobody else's header is read: to everybody else it is
-	// data like any other.
+	// TrustedProxies are the peers whose connections must begin with a PROXY protocol header, v1 or
+	// v2. From any other peer such a header is data like any other.
 	TrustedProxies []netip.Prefix
 
 	Target           string        // "host:port" of mode forward
-	HandshakeTimeout time.Duration // from accepted to understood; 0: 10 s
-	Log              *slog.Logger  // told when connections cannot be accepted; nil: nobody is
+	HandshakeTimeout time.Duration // from accept until the destination is known; 0: 10 s
+	Log              *slog.Logger  // for connections that cannot be accepted; nil: silent
 }
 
 // Acceptor is a listening socket of a transport.
 type Acceptor interface {
-	// Serve calls take, which must not wait, for each connection until Close. failed is
-	// told why one could not be accepted, and for how long it says to wait before the
-	// next; below 0: no more, Serve returns the error.
+	// Serve calls take, which must not wait, for each connection until Close. failed is told why a
+	// connection could not be accepted, and returns how long to wait before the next; below 0 Serve
+	// returns that error.
 	Serve(take func(datapath.Conn), failed func(error) (pause time.Duration)) error
 	SetTransparent() error // accept connections to addresses that are not this host's
 	Addr() net.Addr
 	Close() error
 }
 
-// Open makes a transport's Acceptor of a listener of kernel.Listen's, which is its own from
-// then on; after an error it is the caller's.
+// Open makes a transport's Acceptor of a listener that kernel.Listen returned. The Acceptor owns it
+// from then on; after an error the caller does.
 type Open func(*net.TCPListener) (Acceptor, error)
 
 const defaultHandshakeTimeout = 10 * time.Second

@@ -8,10 +8,10 @@ import (
 	"strings"
 )
 
-// maxRequestHeader bounds request line and headers of what asks an HTTP proxy.
+// maxRequestHeader bounds the request line and header fields of a request, in bytes.
 const maxRequestHeader = 16 << 10
 
-// errNotHTTP stands for what net/http says: that quotes lines and URLs, with passwords.
+// errNotHTTP replaces net/http's errors, which quote lines and URLs, with passwords in them.
 var errNotHTTP = errors.New("malformed HTTP request")
 
 // http reads what a client asks of an HTTP proxy: a CONNECT, or a request for a whole
@@ -49,8 +49,8 @@ func (l *greeter) http(in *input, c *Client) error {
 	return l.connect(in, c, req)
 }
 
-// connect understands a CONNECT. Whatever follows its empty line is early data: it has
-// no content (RFC 9110 §9.3.6).
+// connect serves a CONNECT request. It has no content (RFC 9110 §9.3.6), so what follows the empty
+// line is for the server.
 func (l *greeter) connect(in *input, c *Client, req *http.Request) (err error) {
 	// The request line alone says where to; a Host header is ignored.
 	c.Target, c.Host, err = Destination(req.RequestURI)
@@ -71,7 +71,7 @@ func (l *greeter) connect(in *input, c *Client, req *http.Request) (err error) {
 	return nil
 }
 
-// failHTTP tells a client why there is no connection, and closes its own.
+// failHTTP tells a client why the dial failed, and closes its connection.
 func failHTTP(in *input, err error) error {
 	status, why, reason := HTTPFailure(err)
 	err = refuseHTTP(in, status, "Proxy-Status: "+why+"\r\n", reason)
@@ -85,8 +85,7 @@ func (l *greeter) httpUser(req *http.Request) bool {
 	return ok && l.users.allow([]byte(name), []byte(password))
 }
 
-// refuseHTTP writes an answer after which the connection is closed. header is
-// whole lines.
+// refuseHTTP writes an answer after which the caller closes the connection. header is whole lines.
 func refuseHTTP(in *input, status int, header, reason string) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "HTTP/1.1 %d %s\r\n%s", status, http.StatusText(status), header)

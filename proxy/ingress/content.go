@@ -8,15 +8,14 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Content is what a client may send behind the head of its request. Requests behind it
-// on the same connection may be for other servers, with what is meant for those and for
-// the proxy: they are read and dropped.
+// Content follows where the content of a client's request ends. Requests behind it on the same
+// connection may be for other servers and hold their secrets, or the proxy's: they are dropped.
 type Content struct {
 	left    int64 // bytes to come of the content, or of the chunk
 	chunked bool  // RFC 9112 §7.1
 	at      chunkPart
-	digits  int  // of the chunk's size
-	blank   bool // nothing has come of the line yet
+	digits  int  // hexadecimal digits read of the chunk's size
+	blank   bool // the trailer line is empty so far
 }
 
 // chunkPart is where in a chunk the next byte belongs.
@@ -43,7 +42,7 @@ func newContent(req *http.Request) *Content {
 	return &Content{left: max(req.ContentLength, 0), chunked: len(req.TransferEncoding) > 0}
 }
 
-// take returns how many of b, which came next, belong to the content.
+// take returns how many of the next bytes b belong to the content.
 func (c *Content) take(b []byte) (int, error) {
 	if !c.chunked {
 		n := min(c.left, int64(len(b)))
@@ -70,8 +69,8 @@ func (c *Content) take(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// frame takes a byte of what is around the chunks. A line ends with CR LF: where a
-// server read other ends as well, it would see other chunks.
+// frame takes a byte that is not of a chunk's data. Lines end with CR LF alone: a server that took
+// another end for one would see other chunks than we do.
 func (c *Content) frame(b byte) error {
 	switch {
 	case c.at == chunkSize && hexDigit(b) >= 0 && c.digits < maxChunkDigits:
@@ -115,7 +114,7 @@ func hexDigit(b byte) int {
 	return -1
 }
 
-// From reads the content from where the client's bytes come. It ends when src does.
+// From returns a reader of the content, which src has the bytes of. It ends when src does.
 func (c *Content) From(src io.Reader) io.Reader { return contentReader{c, src} }
 
 var _ datapath.ReadyReader = contentReader{}
@@ -130,7 +129,7 @@ func (r contentReader) Read(b []byte) (int, error) {
 	return r.ReadReady(datapath.Lent(b))
 }
 
-// ReadReady implements datapath.ReadyReader where src does; else it holds the memory.
+// ReadReady implements datapath.ReadyReader. Where src does not, room is taken before src is read.
 func (r contentReader) ReadReady(room datapath.Room) (int, error) {
 	ready, _ := r.src.(datapath.ReadyReader)
 	noting := &noting{Room: room}

@@ -10,11 +10,11 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// failure is a dial error in the words that SOCKS5 and HTTP have for it.
+// failure is how SOCKS5 and HTTP tell a client of a dial error.
 type failure struct {
-	socks  byte   // RFC 1928 §6
-	status int    // HTTP
-	token  string // RFC 9209 §2.3
+	socks  byte   // reply field, RFC 1928 §6
+	status int    // HTTP status code
+	token  string // proxy error type, RFC 9209 §2.3
 	reason string // for people; says nothing about our network beyond the status
 }
 
@@ -29,15 +29,15 @@ var (
 	failedResource = failure{1, 503, "proxy_internal_error", "the proxy has no room for another connection"}
 )
 
-// HTTPFailure puts a dial error into HTTP's words: the status, the value of
-// Proxy-Status (RFC 9209) and a sentence for people.
+// HTTPFailure returns how HTTP tells a client of a dial error: the status code, the value of the
+// Proxy-Status field (RFC 9209) and a sentence for people.
 func HTTPFailure(err error) (status int, proxyStatus, reason string) {
 	f := failureOf(err)
 	return f.status, "penstock; error=" + f.token, f.reason
 }
 
-// failureOf finds the words for err. SOCKS5 knows no timeout; 6, "TTL
-// expired", is what other servers send for one.
+// failureOf returns the failure for a dial error. SOCKS5 has no reply for a timeout: other servers
+// send 6, "TTL expired".
 func failureOf(err error) failure {
 	var dns *net.DNSError
 	var timeout net.Error

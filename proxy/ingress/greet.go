@@ -16,10 +16,10 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// Bounds of what a client may make us read and hold before it is understood.
+// Bounds of what a client may make us read and hold before its destination is known, in bytes.
 const (
 	inputBuffer  = 4096        // read at once
-	maxHandshake = 4096        // SOCKS5: its longest is 255+2, 513 and 262 bytes
+	maxHandshake = 4096        // SOCKS5: its longest messages are of 255+2, 513 and 262 bytes
 	maxAuthority = 300         // longer than any name or address with a port
 	lingerTime   = time.Second // for a refused client to take its answer
 	lingerBytes  = 256 << 10   // of unread input thrown away meanwhile
@@ -30,13 +30,13 @@ var expired = time.Unix(1, 0)
 
 var errTooLong = errors.New("handshake too long")
 
-// input is the client's side of a handshake: buffered, and within a budget.
+// input reads what a client sends in a handshake, buffered and up to a bound.
 type input struct {
 	*bufio.Reader
 	conn  datapath.Conn
 	left  int    // bytes that may still be read from conn
-	err   error  // why conn gives no more
-	ahead []byte // what the server gets before the bytes that are not read yet
+	err   error  // that conn's Read returned, or errTooLong
+	ahead []byte // what the server is sent before the bytes in the buffer
 }
 
 func newInput(conn datapath.Conn) *input {
@@ -45,7 +45,7 @@ func newInput(conn datapath.Conn) *input {
 	return in
 }
 
-// source is what input's buffer fills from.
+// source is the reader from which input's buffer is filled.
 type source struct{ in *input }
 
 func (s source) Read(b []byte) (int, error) {
@@ -61,7 +61,7 @@ func (s source) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// rest is the connection as the relay should see it.
+// rest is the connection for the relay: it begins with what was read beyond the handshake.
 func (in *input) rest(content *Content) datapath.Conn {
 	early, _ := in.Peek(in.Buffered())
 	if len(in.ahead)+len(early) == 0 {
@@ -83,13 +83,13 @@ func (l *Socket) Greet(ctx context.Context, conn datapath.Conn) (Client, error) 
 	return a.by.greet(ctx, a.Conn, a.original)
 }
 
-// greeter understands a listener's clients. It is replaced as a whole and never
-// changed.
+// greeter runs the handshakes of a listener's clients by one configuration. It is never changed;
+// Apply puts another in its place.
 type greeter struct {
 	cfg    Config
 	users  users
-	target netip.AddrPort // of mode forward
-	host   string
+	target netip.AddrPort // of mode forward; invalid where host is set
+	host   string         // likewise, "name:port"
 	self   netip.AddrPort // where we listen; unspecified: every local address
 }
 
@@ -237,8 +237,8 @@ func answerWithReset(conn datapath.Conn) func(netip.AddrPort, error) error {
 	}
 }
 
-// linger closes conn so that the answer just written arrives: closing with
-// unread input would send RST, and that makes the client drop the answer.
+// linger closes conn once the client has had time to read the answer just written: to close it with
+// unread input sends RST, at which the client drops the answer.
 func linger(conn datapath.Conn) error {
 	if conn.CloseWrite() == nil {
 		timer := time.AfterFunc(lingerTime, func() { _ = conn.SetReadDeadline(expired) })
@@ -261,8 +261,8 @@ func Destination(authority string) (netip.AddrPort, string, error) {
 	return destination(host, port)
 }
 
-// destination splits what a client asked for into an address or a name: an
-// address written as a name must not look like a name to policy.
+// destination makes an address or a "name:port" of what a client asked for. An address that a client
+// sends in the place of a name is an address, so that policy's rules for addresses apply.
 func destination(host, port string) (netip.AddrPort, string, error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 || port[0] == '+' {

@@ -1,5 +1,5 @@
-// Package ingress holds the ways a client's connection reaches the proxy:
-// captured transparently, or asked for with an explicit protocol.
+// Package ingress accepts clients' connections and finds out where each is meant to go: from the kernel
+// where it was captured, or from the client by SOCKS5 or HTTP.
 package ingress
 
 import (
@@ -19,8 +19,8 @@ type Listener interface {
 	// memory are short it waits and tries again. take must not wait.
 	Serve(take func(datapath.Conn)) error
 
-	// Prompt reports whether Greet of a connection asks nothing of the client, so that
-	// it does not wait.
+	// Prompt reports whether Greet of a connection reads nothing from the client, so that it does not
+	// wait.
 	Prompt(conn datapath.Conn) bool
 
 	// Greet finds out where the connection is meant to go. Unless it is Prompt, it
@@ -50,9 +50,9 @@ type Client struct {
 	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
 	Peer     string         // of the tunnel that it came through; empty: through none
-	Current  func() bool    // reports whether the Peer still has the Source; nil: its end ends the connection
-	Hops     uint8          // how many routers it may still pass; 0: as many as any connection
-	Content  *Content       // what the server may get behind the early bytes; nil: all that comes
+	Current  func() bool    // reports whether the Peer still has the Source; nil: its connections end with it
+	Hops     uint8          // hop limit of the packets towards the server; 0: the system's default
+	Content  *Content       // bounds what the server is sent behind the early bytes; nil: all that comes
 
 	// Answer tells the client how the dial went, in its protocol: bound is the
 	// local address of the server leg, err why there is none (wrap
@@ -80,11 +80,11 @@ func (c Client) Detach() (early []byte, conn datapath.Conn) {
 	return nil, c.Conn
 }
 
-// prefixed is a connection of which the first bytes have been read already.
+// prefixed is a connection whose first bytes, rest, have been read already.
 type prefixed struct {
 	datapath.Conn
 	rest    []byte
-	content *Content // of which rest is the beginning; nil: all
+	content *Content // bounds what is read behind rest; nil: no bound
 }
 
 func (p *prefixed) Read(b []byte) (int, error) {

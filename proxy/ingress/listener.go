@@ -17,23 +17,23 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
-// Waits after an accept that failed for want of a resource: doubling from the
-// first to the last. The kernel keeps the connection in its queue meanwhile.
+// Waits after an accept that failed for want of a resource: each is twice the one before, from
+// firstDelay up to lastDelay. The kernel keeps the connection in its queue meanwhile.
 const (
 	firstDelay      = 5 * time.Millisecond
 	lastDelay       = time.Second
-	complaintPeriod = 10 * time.Second // at most one log line in this time
+	complaintPeriod = 10 * time.Second // between two log lines
 )
 
-// Socket is a TCP listener of any mode. Its greeter is where the modes differ.
+// Socket is a TCP listener of any mode. Its greeter does what the modes do differently.
 type Socket struct {
 	ln      Acceptor
 	greeter atomic.Pointer[greeter]
-	delay   atomic.Int64 // of the last failure, as time.Duration; 0: there was none since a connection
+	delay   atomic.Int64 // time.Duration of the last wait; 0: a connection has been accepted since
 	quiet   atomic.Bool  // a complaint was logged less than complaintPeriod ago
 }
 
-// Listen opens a listener. ctx bounds only the opening.
+// Listen opens a listener, or takes cfg.Socket. ctx only bounds the opening.
 func Listen(ctx context.Context, cfg Config, open Open) (*Socket, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
@@ -55,7 +55,7 @@ func Listen(ctx context.Context, cfg Config, open Open) (*Socket, error) {
 	return l, nil
 }
 
-// listen opens the socket, or takes the one that there is.
+// listen opens the socket, or takes c.Socket.
 func (c Config) listen(ctx context.Context) (*net.TCPListener, error) {
 	if c.Socket != nil {
 		return c.Socket, kernel.Adopt(c.Socket, c.Mode == access.TPROXY)
@@ -73,8 +73,8 @@ func newListener(cfg Config, ln Acceptor) (*Socket, error) {
 	return l, nil
 }
 
-// Apply has clients that come from now on treated as cfg says, in another mode even;
-// cfg.Addr and cfg.Socket do not count. An error changes nothing.
+// Apply has cfg in force for clients that come from now on; its mode may be another, and its Addr and
+// Socket do not count. An error changes nothing.
 func (l *Socket) Apply(cfg Config) error {
 	if err := cfg.validate(); err != nil {
 		return fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
@@ -119,7 +119,7 @@ func (l *Socket) Health() error { return nil }
 // Drain implements Listener.
 func (l *Socket) Drain() { _ = l.Close() }
 
-// Close implements Listener. Its connections are not the listener's.
+// Close implements Listener. Connections that were accepted go on.
 func (l *Socket) Close() error { return l.ln.Close() }
 
 // Serve implements Listener.
@@ -133,7 +133,7 @@ func (l *Socket) Serve(take func(datapath.Conn)) error {
 	return fmt.Errorf("ingress: listener %q: accept: %w", l.config().Name, err)
 }
 
-// failed says how long to wait after a failure; below 0: for ever.
+// failed returns how long to wait after a failure of accept; below 0: it is permanent.
 func (l *Socket) failed(err error) (pause time.Duration) {
 	switch {
 	case isOneOf(err, unaccepted):
@@ -151,12 +151,12 @@ func (l *Socket) failed(err error) (pause time.Duration) {
 	return pause
 }
 
-// arrival is a connection with what greets it: another may, before it is greeted, for those
-// that come later.
+// arrival is a connection that is not greeted yet, with the greeter that was the listener's when it
+// came: Apply may have replaced that since.
 type arrival struct {
 	datapath.Conn
 	by       *greeter
-	original netip.AddrPort // of mode redirect; invalid: the kernel knows of none
+	original netip.AddrPort // destination in mode redirect; invalid: conntrack knows of none
 }
 
 func (l *Socket) arrived(conn datapath.Conn) datapath.Conn {
@@ -188,7 +188,7 @@ var unaccepted = []syscall.Errno{
 	syscall.EHOSTUNREACH, syscall.EOPNOTSUPP, syscall.ENETUNREACH,
 }
 
-// isOneOf tells whether an error comes from one of these.
+// isOneOf tells whether an error is, or wraps, one of these.
 func isOneOf(err error, these []syscall.Errno) bool {
 	return slices.ContainsFunc(these, func(e syscall.Errno) bool { return errors.Is(err, e) })
 }
@@ -202,8 +202,8 @@ func (l *Socket) complain(err error) {
 	time.AfterFunc(complaintPeriod, func() { l.quiet.Store(false) })
 }
 
-// addrPort is addr without the two disguises that would slip past a prefix:
-// IPv4 mapped into IPv6, and zones.
+// addrPort is addr with IPv4 out of IPv6 and without a zone, since netip.Prefix.Contains is false of
+// such addresses; invalid where addr is not of TCP.
 func addrPort(addr net.Addr) netip.AddrPort {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok || tcp == nil {
@@ -212,6 +212,7 @@ func addrPort(addr net.Addr) netip.AddrPort {
 	return plain(tcp.AddrPort())
 }
 
+// plain is addrPort of what is an AddrPort already.
 func plain(ap netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(ap.Addr().Unmap().WithZone(""), ap.Port())
 }

@@ -20,11 +20,11 @@ const (
 	proxyV2Longest = 2048 // of what follows it: addresses, and TLVs up to a client certificate
 )
 
-// readProxyHeader reads the header that a trusted peer must send first. The
-// source is invalid where the peer speaks for itself (LOCAL, UNKNOWN).
+// readProxyHeader reads the header that a trusted peer must send first, and returns the client's
+// address; invalid where the peer is the client itself (LOCAL, UNKNOWN).
 //
-// Where the header ends is found here, because the library takes one that
-// arrives in pieces for an attack; what it means is the library's.
+// The library parses the header, but we find its end: the library takes one that arrives in pieces
+// for an attack.
 func readProxyHeader(in *input) (netip.AddrPort, error) {
 	in.left = proxyV2Fixed + proxyV2Longest + inputBuffer
 	header, err := frameProxyHeader(in)
@@ -82,9 +82,9 @@ func frameProxyHeader(in *input) ([]byte, error) {
 	return header, err
 }
 
-// WriteProxyHeader writes the header of version 1 or 2 that tells a server who
-// the client is. Where source or target is unknown, or they are of two families, for
-// which neither version has a form, it says just that somebody is.
+// WriteProxyHeader writes the header of version 1 or 2 that tells a server who the client is. Where
+// source or target is unknown, or they are of two families, which neither version can tell, the header
+// tells no addresses (LOCAL, UNKNOWN).
 func WriteProxyHeader(w io.Writer, version int, source, target netip.AddrPort) error {
 	if version != 1 && version != 2 {
 		return fmt.Errorf("ingress: proxy protocol: version %d is neither 1 nor 2", version)

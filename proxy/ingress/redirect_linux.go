@@ -32,8 +32,8 @@ func originalDestination(conn datapath.Conn) (netip.AddrPort, error) {
 	v4 := addrPort(conn.LocalAddr()).Addr().Is4()
 	ctrlErr := raw.Control(func(fd uintptr) {
 		if v4 {
-			// Here and below, a structure of x/sys large enough for the
-			// sockaddr that the kernel writes is borrowed.
+			// x/sys reads no sockaddr by getsockopt. This function, and the one below, read
+			// another structure that is large enough for one.
 			var m *unix.IPv6Mreq
 			if m, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, soOriginalDst); err == nil {
 				dst = netip.AddrPortFrom(netip.AddrFrom4([4]byte(m.Multiaddr[4:8])),
