@@ -72,6 +72,15 @@ func (r Rate) TimeFor(n Bytes) time.Duration {
 	return time.Duration(d)
 }
 
+// Repace returns until when a pause of a sender lasts, whose rate changes now. What is left of
+// the pause takes the new rate's time, so that a raise counts at once; a rate of zero does not pace.
+func Repace(now, until Time, from, to Rate) Time {
+	if until <= now || to == 0 {
+		return min(until, now)
+	}
+	return now.Add(to.TimeFor(from.BytesIn(until.Sub(now))))
+}
+
 // muldiv returns a·b/c without overflow, saturating at the largest int64.
 func muldiv(a, b, c uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)

@@ -120,3 +120,22 @@ func TestSegments(t *testing.T) {
 	s.learn(9000)
 	assert.Equal(t, Bytes(90000), s.bytes(10))
 }
+
+func TestARaiseOfTheRateShortensAPause(t *testing.T) {
+	const now = Time(time.Second)
+	for _, tt := range []struct {
+		name     string
+		left     time.Duration
+		from, to Rate
+		want     time.Duration
+	}{
+		{"raised", 400 * time.Millisecond, 1e6, 1e8, 4 * time.Millisecond},
+		{"lowered", 4 * time.Millisecond, 1e8, 1e6, 400 * time.Millisecond},
+		{"paced no more", 400 * time.Millisecond, 1e6, 0, 0},
+		{"over already", -time.Millisecond, 1e6, 1e8, -time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			assert.Equal(t, tt.want, Repace(now, now.Add(tt.left), tt.from, tt.to).Sub(now))
+		})
+	}
+}

@@ -16,10 +16,11 @@ const turnRTTs = 8
 // division would have left to one.
 const fewMembers = 8
 
-// perMember bounds what divisions among many members cost. Two of them are at least so far
-// apart, times the number of active members.
+// perMember bounds what divisions among many members cost: two of them are at least so far
+// apart, times the number of active members. With a thousand and more members a division takes
+// about a microsecond for each, most of it to put their limits into force.
 const (
-	perMember    = 10 * time.Microsecond
+	perMember    = 30 * time.Microsecond
 	perMemberCut = perMember / 8 // after a loss or a mark that has made the window smaller
 )
 

@@ -25,16 +25,9 @@ type pacer struct {
 // setRate paces at rate from now on. Bytes that were sent ahead of the old rate take
 // the new rate's time: a raise is in force at once.
 func (p *pacer) setRate(now cc.Time, rate cc.Rate) {
-	if rate == p.rate {
-		return
+	if rate != p.rate {
+		p.tat, p.rate = cc.Repace(now, p.tat, p.rate, rate), rate
 	}
-	if ahead := p.tat.Sub(now); ahead > 0 {
-		p.tat = now
-		if rate > 0 {
-			p.tat = now.Add(rate.TimeFor(p.rate.BytesIn(ahead)))
-		}
-	}
-	p.rate = rate
 }
 
 func (p *pacer) burst(mss cc.Bytes) time.Duration {

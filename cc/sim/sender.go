@@ -149,6 +149,9 @@ func (s *sender) close() {
 
 // apply has the transport keep to a limit.
 func (s *sender) apply(l flow.Limit) {
+	if s.w.scenario.Transport == Native {
+		s.paced = cc.Repace(s.w.now, s.paced, s.pace, l.PacingRate)
+	}
 	s.limit, s.pace = l.Cwnd, l.PacingRate
 	if l.Now && s.held {
 		s.wake()

@@ -210,22 +210,3 @@ func (c *counter) ReadFrom(b []byte) (int, net.Addr, error) {
 	}
 	return n, from, err
 }
-
-func TestARaiseOfTheRateShortensAPause(t *testing.T) {
-	const now = cc.Time(time.Second)
-	for _, tt := range []struct {
-		name     string
-		left     time.Duration
-		from, to cc.Rate
-		want     time.Duration
-	}{
-		{"raised", 400 * time.Millisecond, 1e6, 1e8, 4 * time.Millisecond},
-		{"lowered", 4 * time.Millisecond, 1e8, 1e6, 400 * time.Millisecond},
-		{"paced no more", 400 * time.Millisecond, 1e6, 0, 0},
-		{"over already", -time.Millisecond, 1e6, 1e8, -time.Millisecond},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			assert.Equal(t, tt.want, repace(now, now.Add(tt.left), tt.from, tt.to).Sub(now))
-		})
-	}
-}

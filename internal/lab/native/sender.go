@@ -73,7 +73,7 @@ func (s *Sender) Run(ctx context.Context) (err error) {
 	s.tickAt = cc.Never
 	terms := flow.Terms{Group: "native", Alone: true, Algorithm: s.algo, Params: s.params}
 	apply := func(l flow.Limit) {
-		s.paced = repace(s.now(), s.paced, s.limit.PacingRate, l.PacingRate)
+		s.paced = cc.Repace(s.now(), s.paced, s.limit.PacingRate, l.PacingRate)
 		s.limit = l
 	}
 	if s.flow, err = manager.Open(s.now(), terms, flow.Leg{Enforces: true, Apply: apply}); err != nil {
@@ -108,15 +108,6 @@ func (s *Sender) Run(ctx context.Context) (err error) {
 		}
 	}
 	return nil
-}
-
-// repace returns until when a pause lasts whose rate changes. What is left of it takes the new rate's
-// time: a raise counts at once.
-func repace(now, until cc.Time, from, to cc.Rate) cc.Time {
-	if until <= now || to == 0 {
-		return min(until, now)
-	}
-	return now.Add(to.TimeFor(from.BytesIn(until.Sub(now))))
 }
 
 // Sent is how much was sent, and how much of it once more. It is for after Run.
