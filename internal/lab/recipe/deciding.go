@@ -17,9 +17,7 @@ import (
 func (r Run) cpu() float64 {
 	read := cc.Bytes(0)
 	for _, a := range r.Record.Actors {
-		for _, n := range a.Bytes {
-			read += n
-		}
+		read += total(a.Bytes)
 	}
 	if r.Record.CPU == 0 || read == 0 {
 		return math.NaN()
@@ -48,11 +46,7 @@ func (r Run) each(step any) (all []float64, err error) {
 	}
 	left := r.Record.Left[min(len(r.Record.Left), int(r.Stage.Warmup/stage.FineStep)):]
 	for ; len(left) >= n; left = left[n:] {
-		sum := cc.Bytes(0)
-		for _, bytes := range left[:n] {
-			sum += bytes
-		}
-		all = append(all, cc.RateOf(sum, time.Duration(n)*stage.FineStep).Mbps())
+		all = append(all, cc.RateOf(total(left[:n]), time.Duration(n)*stage.FineStep).Mbps())
 	}
 	return all, nil
 }

@@ -136,6 +136,13 @@ func median(values []float64) float64 {
 	return percentile(values, 50)
 }
 
+func total(list []cc.Bytes) (sum cc.Bytes) {
+	for _, n := range list {
+		sum += n
+	}
+	return sum
+}
+
 // payload is what is left of a rate on the wire without headers, in Mbit/s.
 func payload(wire cc.Rate) float64 {
 	return wire.Mbps() * float64(cc.DefaultMSS) / float64(cc.DefaultMSS+sim.HeaderBytes)

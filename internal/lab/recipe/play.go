@@ -8,7 +8,6 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
-	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 // Player plays a stage, over real sockets or in virtual time, and may tell how far
@@ -20,13 +19,13 @@ func Virtual(ctx context.Context, s stage.Stage, _ func(time.Duration)) (stage.R
 	return stage.PlayVirtual(ctx, s, nil)
 }
 
-// Retry plays a stage again, up to so many times, while the machine disturbed it,
-// and keeps the calmest of what came of it.
+// Retry plays a stage again, up to so many times, while the machine disturbed it or its record does not
+// count, and returns the record with the least lateness.
 func Retry(play Player, again int) Player {
 	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
 		best, err := play(ctx, s, progress)
 		for range again {
-			if err != nil || !disturbed(best) && best.Discarded == "" {
+			if err != nil || !best.Disturbed() && best.Discarded == "" {
 				break
 			}
 			var next stage.Record
@@ -39,9 +38,6 @@ func Retry(play Player, again int) Player {
 		return best, err
 	}
 }
-
-// disturbed tells whether a record says more about the machine than about us.
-func disturbed(r stage.Record) bool { return r.Lateness > netlab.Late }
 
 // Progress is told of before a stage is played, as it plays, and when it is over.
 type Progress struct {

@@ -78,12 +78,8 @@ func draw(p *plot.Plot, curves []curve, every int, value func(cc.Bytes) float64)
 	for i, c := range curves {
 		var points plotter.XYs
 		for k := 0; k+every <= len(c.values); k += every {
-			var sum cc.Bytes
-			for _, n := range c.values[k : k+every] {
-				sum += n
-			}
 			middle := (time.Duration(k)*stage.Step + time.Duration(every)*stage.Step/2).Seconds()
-			points = append(points, plotter.XY{X: middle, Y: value(sum)})
+			points = append(points, plotter.XY{X: middle, Y: value(total(c.values[k : k+every]))})
 		}
 		line, err := figures.Line(p, points, figures.Colour(i))
 		if err != nil {

@@ -89,8 +89,10 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		strings.Replace(fine, "{}", "{count: 2, start: 5s}", 1):         "my:3:9: flows.a 1: its start is 5s",
 		strings.Replace(fine, "rate: 12mbit", "loss: .nan", 1):          `my:1:14: link.loss: ".nan" is not a part`,
 		strings.Replace(fine, "{rate: 12mbit, rtt: 40ms}", "\n\tx", 1):  "indent with spaces, not with tabs",
-		"- a":  "an experiment is one document of keys with values",
-		"a: [": "my:1:",
+		fine + "vary: []":                     "my:5:7: vary: expected names with lists of values",
+		fine + "must: [{for: [], is: drops}]": "my:5:14: must[0].for: expected names with lists of values",
+		"- a":                                 "an experiment is one document of keys with values",
+		"a: [":                                "my:1:",
 	} {
 		_, err := Read("my", []byte(text), Loader{})
 		assert.ErrorContains(t, err, says, text)

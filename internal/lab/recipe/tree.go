@@ -307,7 +307,7 @@ func rows(n ast.Node, key string) ([]variables, error) {
 	if n == nil {
 		return all, nil
 	}
-	if list, ok := n.(*ast.SequenceNode); ok {
+	if list, ok := n.(*ast.SequenceNode); ok && len(list.Values) > 0 {
 		all = nil
 		for _, item := range list.Values {
 			v, err := let(item)

@@ -300,11 +300,7 @@ func (r Run) arrived(flow string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	var read cc.Bytes
-	for _, n := range r.Record.Actors[i].Bytes {
-		read += n
-	}
-	return float64(read) / float64(max(1, r.Record.Actors[i].Sent)), nil
+	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), nil
 }
 
 // finish is when the last byte of a flow came.

@@ -51,7 +51,7 @@ func WriteResults(w io.Writer, results []Result) error {
 			if run.Record.Discarded != "" {
 				fmt.Fprintf(&b, "Discarded: %s, seed %d: %s.\n", run.Stage.Name, r.Seed, run.Record.Discarded)
 			}
-			if disturbed(run.Record) {
+			if run.Record.Disturbed() {
 				fmt.Fprintf(&b, "Disturbed by the machine: %s, seed %d: packets were up to %s late (p99).\n",
 					run.Stage.Name, r.Seed, run.Record.Lateness.Round(100*time.Microsecond))
 			}

@@ -236,7 +236,7 @@ func Of(s stage.Stage, rec stage.Record) Run {
 		if up.Lateness.P99 > late.P99 {
 			late = up.Lateness
 		}
-		r.Lateness, r.Noisy = PercentilesOf(late.Delays()), late.P99 > netlab.Late
+		r.Lateness, r.Noisy = PercentilesOf(late.Delays()), rec.Disturbed()
 	}
 	if rec.CPU > 0 {
 		share := rec.CPU.Seconds() / s.Duration.Seconds()

@@ -120,6 +120,27 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 	}
 }
 
+// lateHop hands packets over late, but in the warm-up.
+type lateHop struct{ late time.Duration }
+
+func (h lateHop) Report(from, _ time.Duration) (r netlab.Report) {
+	if from > 0 {
+		r.Up.Lateness.P99 = h.late
+	}
+	return r
+}
+
+func (lateHop) Series(netlab.Direction, time.Duration, time.Duration) []netlab.Point { return nil }
+
+func TestWhatIsLateAfterTheWarmUpDisturbsARun(t *testing.T) {
+	s := Stage{Warmup: time.Second, Duration: 2 * time.Second}
+	var r Record
+	r.passed(s, lateHop{netlab.Late})
+	assert.False(t, r.Disturbed())
+	r.passed(s, lateHop{netlab.Late + 1})
+	assert.True(t, r.Disturbed())
+}
+
 // A peer that sends one wrong byte, as a proxy would that mixes up two pieces.
 func TestBytesThatTheServerDidNotSendAreTold(t *testing.T) {
 	r := &run{stage: Stage{Duration: time.Second}, lab: &netlab.Cellular{Path: &netlab.Path{}}}

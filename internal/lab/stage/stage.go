@@ -123,7 +123,7 @@ type Record struct {
 	Points    []netlab.Point
 	Resent    float64       // share of the bytes that were sent into the last hop, but for UDP
 	Queueing  sim.Delays    // of data packets in the last hop's queue, of all hosts, after warm-up
-	Lateness  time.Duration // p99 of the emulator's own error; 0 in virtual time
+	Lateness  time.Duration // p99 of how late the emulator handed packets over, after warm-up; 0 in virtual time
 	Discarded string        // why none of it counts: the emulator lost packets; empty: it does
 	Left      []cc.Bytes    // IP bytes that left the last hop towards the hosts, in each FineStep of the run
 
@@ -142,6 +142,9 @@ type Record struct {
 	Transport sim.Transport // in virtual time
 	Virtual   *sim.Result   // all that virtual time tells; nil over real sockets
 }
+
+// Disturbed tells whether the record says more about the machine than about what was measured.
+func (r Record) Disturbed() bool { return r.Lateness > netlab.Late }
 
 // Decided is what became of agents' flows over real sockets.
 type Decided struct {

@@ -344,14 +344,14 @@ func (r *run) account() error {
 		return err
 	}
 	hosts := map[int]sim.Delays{}
-	late := r.lab.Path.Report(r.stage.Warmup, r.stage.Duration)
+	r.record.passed(r.stage, r.lab.Path)
 	for _, a := range r.actors {
 		if _, known := hosts[a.Host]; !known && r.stage.Cell != nil {
 			hosts[a.Host] = r.lab.Path.HostReport(a.Host, r.stage.Warmup, r.stage.Duration).Down.DataQueueing.Delays()
 		}
 		a.record.Queueing = hosts[a.Host]
 		if a.Kind == Upload {
-			a.record.Queueing = late.Up.DataQueueing.Delays()
+			a.record.Queueing = r.record.Path.Up.DataQueueing.Delays()
 		}
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
@@ -360,16 +360,14 @@ func (r *run) account() error {
 		sent, resent = sent+a.sent, resent+a.resent
 	}
 	if r.tunnel != nil && r.proxy != nil {
-		sent = late.Down.Bytes
+		sent = r.record.Path.Down.Bytes
 	}
 	r.record.Resent = float64(resent) / float64(max(1, sent))
-	r.record.passed(r.stage, r.lab.Path)
 	whole := r.lab.Path.Report(0, r.stage.Duration)
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
 		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed,
 			d.Held+d.Failed+u.Held+u.Failed)
 	}
-	r.record.Lateness = max(whole.Down.Lateness.P99, whole.Up.Lateness.P99)
 	return nil
 }
 
@@ -380,6 +378,7 @@ func (r *Record) passed(s Stage, hop interface {
 },
 ) {
 	r.Path = hop.Report(s.Warmup, s.Duration)
+	r.Lateness = max(r.Path.Down.Lateness.P99, r.Path.Up.Lateness.P99)
 	dir, way := netlab.Down, r.Path.Down
 	if s.UploadsAlone() {
 		dir, way = netlab.Up, r.Path.Up
