@@ -331,7 +331,7 @@ var termKeys = []string{
 	"hint_cap", "group",
 }
 
-// terms are a flow's own, as the proxy reads them; empty: it has none.
+// terms are a flow's own, as text that the proxy reads; empty: it has none.
 func (b *builder) terms(key string, n ast.Node) (string, error) {
 	s, _ := sectionOf(n)
 	own := ast.Mapping(n.GetToken(), true)
@@ -353,7 +353,7 @@ func (b *builder) terms(key string, n ast.Node) (string, error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// edge is the proxy's configuration; empty: there is no proxy.
+// edge is the text of the proxy's configuration; empty: there is no proxy.
 func (b *builder) edge(f form) (string, error) {
 	if f.Edge.Node != nil {
 		if f.Algorithm != "" || f.Group != "" || f.Envelope != "" || len(b.rules) > 0 {

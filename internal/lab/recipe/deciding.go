@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// cpu is what the proxy and the agents that were started for the run used for each GB that
-// the applications read; NaN where there is no proxy, as in virtual time.
+// cpu is the processor time, in seconds, of the proxy and of the agents that were started for the run for
+// each GB that the applications read; NaN where there is no proxy, as in virtual time.
 func (r Run) cpu() float64 {
 	read := cc.Bytes(0)
 	for _, a := range r.Record.Actors {
@@ -25,7 +25,7 @@ func (r Run) cpu() float64 {
 	return (r.Record.CPU + r.Record.Decided.CPU).Seconds() / (float64(read) / 1e9)
 }
 
-// within are the quantiles of a histogram in ms, even within its buckets; NaN of an empty one.
+// within are the percentiles, in ms, of a histogram in seconds, interpolated in its buckets; NaN of an empty one.
 func within(h datapath.Histogram) record.Percentiles {
 	at := func(part float64) float64 { return 1e3 * edge.Quantile(h, part) }
 	return record.Percentiles{
@@ -33,8 +33,8 @@ func within(h datapath.Histogram) record.Percentiles {
 	}
 }
 
-// each are the rates at which IP bytes left the last hop after the warm-up, in Mbit/s, by steps
-// of so many seconds.
+// each are the rates, in Mbit/s, at which IP bytes left the last hop after the warm-up, in steps of so
+// many seconds.
 func (r Run) each(step any) (all []float64, err error) {
 	length, err := moment(step)
 	if err != nil {

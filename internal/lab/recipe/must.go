@@ -68,8 +68,7 @@ var comparisons = [4]comparison{
 	{"<", "below", func(a, b float64) bool { return a < b }},
 }
 
-// alone is what an expression that is about no run in particular can name, and about one
-// what an expression about that run can.
+// alone has the names that any expression can use, and about those of an expression about one run.
 type (
 	alone struct {
 		Run func(name string) (*view, error) `expr:"run"`

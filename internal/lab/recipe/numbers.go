@@ -113,7 +113,7 @@ func numbers(list any) ([]float64, error) {
 	return nil, fmt.Errorf("expected a list of numbers, not %v", list)
 }
 
-// figure is a number with its unit.
+// figure is a number with its unit as text; never: +Inf.
 func figure(v float64, unit string) string {
 	if math.IsInf(v, 1) {
 		return "never"

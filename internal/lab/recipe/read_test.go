@@ -69,7 +69,9 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 
 		strings.Replace(fine, "rate: 12mbit", `carries: "recorded:x"`, 1): "no recorded trace \"x\"; there are campus-walk",
 
-		fine + "vary: {x: 1}": "my:5:8: vary: expected a list of values, such as x: [copa",
+		fine + "vary: []":                     "my:5:7: vary: expected names with lists of values",
+		fine + "must: [{for: [], is: drops}]": "my:5:14: must[0].for: expected names with lists of values",
+		fine + "vary: {x: 1}":                 "my:5:8: vary: expected a list of values, such as x: [copa",
 
 		fine + "must: [utilisation]":                                    "my:5:8: must[0]: expected a comparison",
 		fine + "must: [utilization >= 0.9]":                             "my:5:8: must[0].is: unknown name utilization",
@@ -89,10 +91,8 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		strings.Replace(fine, "{}", "{count: 2, start: 5s}", 1):         "my:3:9: flows.a 1: its start is 5s",
 		strings.Replace(fine, "rate: 12mbit", "loss: .nan", 1):          `my:1:14: link.loss: ".nan" is not a part`,
 		strings.Replace(fine, "{rate: 12mbit, rtt: 40ms}", "\n\tx", 1):  "indent with spaces, not with tabs",
-		fine + "vary: []":                     "my:5:7: vary: expected names with lists of values",
-		fine + "must: [{for: [], is: drops}]": "my:5:14: must[0].for: expected names with lists of values",
-		"- a":                                 "an experiment is one document of keys with values",
-		"a: [":                                "my:1:",
+		"- a":  "an experiment is one document of keys with values",
+		"a: [": "my:1:",
 	} {
 		_, err := Read("my", []byte(text), Loader{})
 		assert.ErrorContains(t, err, says, text)

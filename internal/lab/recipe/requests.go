@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
-// requests is how long each took that began after the warm-up, of a flow or of all whose names
-// begin so and end in a number; one that has not ended took until the end.
+// requests is how long, in ms, each request took that began after the warm-up, of a flow or of all that
+// one key of the file makes ("flow 1", "flow 2"); one that has not ended took until the end.
 func (r Run) requests(flow string) (all []float64, err error) {
 	found := false
 	for _, a := range r.Record.Actors {
@@ -31,14 +31,13 @@ func (r Run) requests(flow string) (all []float64, err error) {
 	return all, err
 }
 
-// took is how long a request took, or has taken by the end, in ms.
+// took is how long, in ms, a request took, or had taken at the end of the run.
 func (r Run) took(q stage.Request) float64 {
 	return record.Millis(cmp.Or(q.Took, r.Stage.Duration-q.At))
 }
 
-// rpm is how many of a flow's requests a minute has room for, one after the other, by the mean
-// of the fastest 95 % (draft-ietf-ippm-responsiveness, trimmed mean of the probes on connections
-// of their own).
+// rpm is a flow's round trips per minute (draft-ietf-ippm-responsiveness): how many of its requests fit
+// into a minute one after the other, by the mean of the fastest 95 %.
 func (r Run) rpm(flow string) (float64, error) {
 	all, err := r.requests(flow)
 	if err != nil || len(all) == 0 {
@@ -63,7 +62,8 @@ func (r Run) RequestsP95(flow string) float64 {
 	return percentile(all, 95)
 }
 
-// pages is how long the slowest of the nth requests took of the flows whose names begin so.
+// pages is, for each n, how long in ms the slowest nth request of the flows took whose names begin with
+// prefix.
 func (r Run) pages(prefix string) (all []float64, err error) {
 	for i, a := range r.Record.Actors {
 		if !strings.HasPrefix(a.Name, prefix) {

@@ -117,7 +117,7 @@ func placed(err error) error {
 }
 
 // at is a mistake at a node.
-func at(n ast.Node, key, format string, args ...any) error {
+func at(n ast.Node, key, format string, args ...any) *config.Error {
 	e := &config.Error{Key: key, Message: fmt.Sprintf(format, args...)}
 	if tk := n.GetToken(); tk != nil && tk.Position != nil {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
@@ -125,8 +125,8 @@ func at(n ast.Node, key, format string, args ...any) error {
 	return e
 }
 
-// placedIn has a mistake that names a key alone tell where that stands: in the run, counted from 0, or else in
-// what all have; -1: there are no runs.
+// placedIn gives a mistake that names only a key the place of that key: in the run (from 0; -1: there are
+// none), or else in what all runs have.
 func placedIn(err error, run int, text []byte) error {
 	var mistake *config.Error
 	if !errors.As(err, &mistake) || mistake.Line > 0 {
@@ -149,7 +149,8 @@ func placedIn(err error, run int, text []byte) error {
 	return at(key, mistake.Key, "%s", mistake.Message)
 }
 
-// find is the key at a path, or what is there of it; nil: nothing is. A flow of several has their name and a number.
+// find returns the node of the key at a path, or of its longest part that exists; nil: none does. A space
+// ends a key too: flows that one key makes have its name, a space and a number.
 func (s section) find(path string) ast.Node {
 	for _, p := range s.Values {
 		rest, ok := strings.CutPrefix(path, keyOf(p))
@@ -166,7 +167,7 @@ func (s section) find(path string) ast.Node {
 	return nil
 }
 
-// Place has a mistake in the proxy's configuration tell where the experiment's file has what it is about.
+// Place gives a mistake in the proxy's configuration the place in the experiment's file that it comes from.
 func (r Recipe) Place(err error) error {
 	var mistake *config.Error
 	if !errors.As(err, &mistake) {
@@ -186,7 +187,7 @@ func (r Recipe) Place(err error) error {
 	return err
 }
 
-// ofRule returns the key, in a flow, of a term in one of the edge's rules; empty: no flow has it.
+// ofRule returns the key in a flow that a key in one of the edge's rules was made of; empty: there is none.
 func (s section) ofRule(key string) string {
 	rule, term, ok := strings.Cut(key, ".down.")
 	number, err := strconv.Atoi(strings.Trim(rule, "rules[]"))
@@ -209,14 +210,11 @@ func (s section) ofRule(key string) string {
 // at is a mistake at a node of the recipe's file.
 func (r Recipe) at(n ast.Node, key, format string, args ...any) error {
 	err := at(n, key, format, args...)
-	var mistake *config.Error
-	if errors.As(err, &mistake) {
-		mistake.File = r.Name
-	}
+	err.File = r.Name
 	return err
 }
 
-// Variables stand in the text as $(name).
+// variables are values by name; $(name) in the text stands for one.
 type variables map[string]string
 
 var variable = regexp.MustCompile(`\$\(([a-z_]+)\)`)
@@ -231,7 +229,7 @@ func (v variables) in(text string) string {
 	})
 }
 
-// with are these variables and others.
+// with returns these variables and more, whose values come first.
 func (v variables) with(more variables) variables {
 	all := maps.Clone(v)
 	if all == nil {
@@ -241,7 +239,7 @@ func (v variables) with(more variables) variables {
 	return all
 }
 
-// unset finds a variable in what is left of a section that has no value.
+// unset is a mistake where a variable in a section has no value; known are those that have.
 func (s section) unset(known variables) (err error) {
 	ast.Walk(walker(func(n ast.Node) {
 		text, ok := n.(*ast.StringNode)

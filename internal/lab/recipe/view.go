@@ -124,7 +124,7 @@ func (r Run) index(flow string) (int, error) {
 	return -1, fmt.Errorf("run %q has no flow %q", r.Stage.Name, flow)
 }
 
-// moment is one of the run, in seconds from its start.
+// moment is a time of the run; v is in seconds from its start.
 func moment(v any) (time.Duration, error) {
 	s, err := toNumber(v)
 	if err == nil && !(s >= 0 && s <= maxLength.Seconds()) {
@@ -136,7 +136,7 @@ func moment(v any) (time.Duration, error) {
 	return time.Duration(math.Round(s*1e3)) * time.Millisecond, nil
 }
 
-// span is the time that two numbers tell, or that in which the flow is there.
+// span is the time between two moments, or without them that in which flow i is there.
 func (r Run) span(i int, span []any) (from, to time.Duration, err error) {
 	from, to = r.Stage.There(i)
 	switch len(span) {
@@ -233,7 +233,7 @@ func (r Run) leastJain(from, to any) (float64, error) {
 	return least, err
 }
 
-// firstAt is how long after a time a flow has had so many Mbit/s over so many seconds.
+// firstAt is how many seconds after a time (from) a flow has had a rate (mbit) for a time (over); +Inf: never.
 func (r Run) firstAt(flow string, mbit, over, from any) (float64, error) {
 	i, err := r.index(flow)
 	if err != nil {
@@ -303,7 +303,7 @@ func (r Run) arrived(flow string) (float64, error) {
 	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), nil
 }
 
-// finish is when the last byte of a flow came.
+// finish is when the last byte of a flow came, in seconds from the run's start; +Inf: it did not end.
 func (r Run) finish(flow string) (float64, error) {
 	i, err := r.index(flow)
 	if err != nil {
@@ -324,7 +324,7 @@ func (r Run) finish(flow string) (float64, error) {
 	return (time.Duration(last) * stage.Step).Seconds(), nil
 }
 
-// stall is the longest time in which a flow moved nothing, from a time on.
+// stall is the longest time in seconds, from a time on, in which a flow moved nothing.
 func (r Run) stall(flow string, from any) (float64, error) {
 	i, err := r.index(flow)
 	if err != nil {

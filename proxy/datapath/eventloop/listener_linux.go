@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listener is a listening socket that all loops watch: what comes is accepted by a loop
-// that has nothing else to do.
+// Listener is a listening socket that all loops watch: a loop that waits for events accepts what comes.
 type Listener struct {
 	loops  *Loops
 	fd     int
@@ -22,10 +21,10 @@ type Listener struct {
 	closed bool
 }
 
-// Listen has accept called, on loops, while connections wait in a non-blocking listening
-// socket, which is the Listener's from then on; after an error it is still the caller's.
-// accept takes some of them, at most so many: one where the loop has nothing else to do, so that
-// none is looked for in vain. Where it returns a pause it is not called before that is over.
+// Listen has accept called, on loops, while connections wait in a non-blocking listening socket,
+// which is the Listener's from then on; after an error it is still the caller's. accept takes up to
+// most of them, which is as many as the loop has events to serve: a loop with nothing else to do
+// makes no call in vain for a second one. After accept returns a pause it is not called for that long.
 func (ls *Loops) Listen(fd int, accept func(l *Loop, most int) (pause time.Duration)) (*Listener, error) {
 	n := &Listener{loops: ls, fd: fd, accept: accept}
 	n.mu.Lock()

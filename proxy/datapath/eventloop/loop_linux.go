@@ -16,8 +16,8 @@ import (
 // batch is how many events are taken from the kernel at a time.
 const batch = 128
 
-// mostTurns is how many batches a loop serves in a row before it lets other goroutines run.
-// To do so takes a system call.
+// mostTurns is how many batches a loop serves in a row before it lets other goroutines run, which
+// takes a system call.
 const mostTurns = 16
 
 // Loops are the loops of a process.
@@ -107,13 +107,13 @@ type Loop struct {
 // Load is how many sockets the loop has.
 func (l *Loop) Load() int64 { return l.load.Load() }
 
-// watched is a slot. Its generation tells an event of what was there before.
+// watched is a slot. Events of a watcher that had the slot before have another generation.
 type watched struct {
-	is         watcher
+	watcher    watcher // nil: the slot is free
 	generation int32
 }
 
-// watcher is what events are of.
+// watcher is told of the events of a descriptor.
 type watcher interface{ happened(l *Loop, events uint32) }
 
 func newLoop() (l *Loop, err error) {
@@ -169,7 +169,7 @@ func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
 		slot = int32(len(l.watched))
 		l.watched = append(l.watched, watched{})
 	}
-	l.watched[slot].is = w
+	l.watched[slot].watcher = w
 	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.watched[slot].generation}
 	l.mu.Unlock()
 	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
@@ -179,21 +179,21 @@ func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
 	return slot, nil
 }
 
-// forget frees a slot. The kernel drops a descriptor that is closed by itself.
+// forget frees a slot. It leaves the descriptor with epoll, which drops one that is closed.
 func (l *Loop) forget(slot int32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watched[slot].is = nil
+	l.watched[slot].watcher = nil
 	l.watched[slot].generation++
 	l.free = append(l.free, slot)
 }
 
-// find returns what an event is of; nil: it is gone.
+// find returns the watcher of an event; nil: it was forgotten.
 func (l *Loop) find(event *unix.EpollEvent) watcher {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w := &l.watched[event.Fd]; w.generation == event.Pad {
-		return w.is
+		return w.watcher
 	}
 	return nil
 }

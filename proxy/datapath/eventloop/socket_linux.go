@@ -21,7 +21,7 @@ type Socket struct {
 	fd   int
 	slot int32
 
-	users  atomic.Int32 // calls underway, one for the owner, and closing
+	users  atomic.Int32 // number of calls underway, plus 1 until Close, plus closing from then on
 	in     side
 	out    side
 	urgent atomic.Bool // an urgent byte has come, once
@@ -109,9 +109,9 @@ func (d *side) tell() {
 	}
 }
 
-// Drive has the task run whenever the socket may be read or written, and once it is
-// closed. What happened before is for the caller to find out, by a Post. nil: goroutines
-// wait again. Nobody may be reading or writing.
+// Drive has the task run whenever the socket may be read or written, and once it is closed. The task
+// is not told of what happened before, so the caller posts it. nil: goroutines wait again. Nobody may
+// be reading or writing.
 func (s *Socket) Drive(t *Task) { s.task.Store(t) }
 
 // Driven tells whether a task drives it.
