@@ -14,11 +14,12 @@ import (
 // QUIC keeps 128 of a connection's datagrams until HTTP/3 takes them (maxDatagramRcvQueueLen
 // of quic-go), and handles up to 256 packets in a row. Where more than manyDatagrams are
 // there it waits until HTTP/3 has left fewDatagrams, but no longer than takenWithin; what
-// comes then is lost.
+// comes then is lost. takenWithin is more than a goroutine waits for a processor of a busy
+// machine, and less than an acknowledgement may take (max_ack_delay, 25 ms of quic-go).
 const (
 	manyDatagrams = 96
 	fewDatagrams  = 48
-	takenWithin   = time.Millisecond
+	takenWithin   = 20 * time.Millisecond
 )
 
 // keptDatagrams is how many of a stream's datagrams HTTP/3 keeps until they are received
