@@ -80,7 +80,7 @@ func parsePart(s string) (float64, error) {
 // builder makes a stage of a form.
 type builder struct {
 	text  []byte
-	load  Loader
+	load  loader
 	seed  uint64
 	flows ast.Node
 	rules []string // of the edge, for flows with terms of their own

@@ -63,10 +63,10 @@ func readRecorded(name string) (*sim.Trace, error) {
 // model (generate:lte, with the seed that is given; generate:lte:7), one of the library
 // (recorded:campus-walk), or the name of a file, as linktrace.Read has it.
 func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
-	return Loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, linktrace.Read) }}.carries(spec, seed)
+	return loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, linktrace.Read) }}.carries(spec, seed)
 }
 
-func (load Loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
+func (load loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
 	if rest, ok := strings.CutPrefix(spec, generate); ok {
 		model, text, seeded := strings.Cut(rest, ":")
 		m, err := sim.Model(model)

@@ -79,16 +79,15 @@ const (
 	maxFlows   = 5000
 )
 
-// Loader finds what a file names, with the agents that are there already.
-type Loader struct {
+// loader finds what a file names; nil: nothing of that kind. Agents are those that are there already.
+type loader struct {
 	Trace  func(name string) (*sim.Trace, error)
 	Delays func(name string) (*sim.DelayTrace, error)
 	Agents agents.Agents
 }
 
-// Read reads the file of an experiment; a mistake tells line, column and cure. It is called
-// name where it says nothing else.
-func Read(name string, text []byte, load Loader) (Recipe, error) {
+// readText reads the text of an experiment; a mistake tells line, column and cure.
+func readText(name string, text []byte, load loader) (Recipe, error) {
 	r := Recipe{Name: name, text: bytes.TrimPrefix(text, []byte("\ufeff")), load: load} // which some editors begin with
 	err := r.read()
 	var mistake *config.Error

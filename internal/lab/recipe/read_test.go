@@ -18,7 +18,7 @@ import (
 
 func playText(t *testing.T, text string) Result {
 	t.Helper()
-	r, err := Read("my", []byte(text), Loader{})
+	r, err := readText("my", []byte(text), loader{})
 	require.NoError(t, err)
 	result, err := r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
 	require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		"- a":  "an experiment is one document of keys with values",
 		"a: [": "my:1:",
 	} {
-		_, err := Read("my", []byte(text), Loader{})
+		_, err := readText("my", []byte(text), loader{})
 		assert.ErrorContains(t, err, says, text)
 	}
 }
@@ -192,7 +192,7 @@ func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
 		"first_at('a', 1, 1, 1e30) > 1": "is no time of a run",
 	} {
 		text := "link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [\"" + what + "\"]"
-		r, err := Read("my", []byte(text), Loader{})
+		r, err := readText("my", []byte(text), loader{})
 		require.NoError(t, err)
 		_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
 		assert.ErrorContains(t, err, says)
@@ -274,7 +274,7 @@ func FuzzRead(f *testing.F) {
 		if len(text) > 4096 {
 			t.Skip("the YAML library's time grows with the square of it")
 		}
-		r, err := Read("fuzz", text, Loader{})
+		r, err := readText("fuzz", text, loader{})
 		if err != nil {
 			return
 		}

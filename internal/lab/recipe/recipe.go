@@ -28,7 +28,7 @@ type Recipe struct {
 	Source string // paper and section
 
 	text  []byte
-	load  Loader
+	load  loader
 	all   map[string]bool // names of the runs of the full form
 	flows map[string]bool // names of the flows of all runs
 	lets  map[Scale]variables
@@ -88,7 +88,7 @@ func All(there agents.Agents) (all []Recipe) {
 			text, err := library.ReadFile("recipes/" + family + "/" + f.Name())
 			if err == nil {
 				var r Recipe
-				if r, err = Read(strings.TrimSuffix(f.Name(), ".yaml"), text, Loader{Agents: there}); err == nil {
+				if r, err = readText(strings.TrimSuffix(f.Name(), ".yaml"), text, loader{Agents: there}); err == nil {
 					all = append(all, r)
 				}
 			}
@@ -137,25 +137,25 @@ func Open(name string, there agents.Agents) (Recipe, error) {
 	if err != nil {
 		return Recipe{}, err
 	}
-	r, err := Read(name, text, files(filepath.Dir(name), there))
+	r, err := readText(name, text, files(filepath.Dir(name), there))
 	r.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
 	return r, err
 }
 
 // Parse reads the text of an experiment; its traces are found from here.
 func Parse(name string, text []byte, there agents.Agents) (Recipe, error) {
-	return Read(name, text, files("", there))
+	return readText(name, text, files("", there))
 }
 
 // files finds what an experiment names in a folder.
-func files(folder string, there agents.Agents) Loader {
+func files(folder string, there agents.Agents) loader {
 	place := func(file string) string {
 		if filepath.IsAbs(file) {
 			return file
 		}
 		return filepath.Join(folder, file)
 	}
-	return Loader{Agents: there, Trace: once(place, linktrace.Read), Delays: once(place, linktrace.ReadDelays)}
+	return loader{Agents: there, Trace: once(place, linktrace.Read), Delays: once(place, linktrace.ReadDelays)}
 }
 
 // once opens each file one time, however many runs name it.
