@@ -45,8 +45,11 @@ func (m *machine) radio(index int) (*radio, error) {
 	if err == nil {
 		known, err = wifi.ParseInterfaces(replies)
 	}
-	if err != nil || len(known) != 1 {
-		return nil, fmt.Errorf("linkstat: nl80211: read the interface: %d answers: %w", len(known), err)
+	if err == nil && len(known) != 1 {
+		err = fmt.Errorf("%d answers", len(known))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("linkstat: nl80211: read the interface: %w", err)
 	}
 	r := &radio{family: family, client: known[0].Type == wifi.InterfaceTypeStation}
 	r.packets, err = m.txqLimit(family, known[0].PHY)

@@ -143,6 +143,14 @@ func TestAnInterfaceThatIsNoRadio(t *testing.T) {
 	require.NoError(t, err)
 	assert.Nil(t, r)
 
+	conn = genltest.Dial(genltest.ServeFamily(nl80211,
+		func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
+			return make([]genetlink.Message, 2), nil
+		}))
+	_, err = (&machine{generic: conn}).radio(wlan)
+	assert.EqualError(t, err, "linkstat: nl80211: read the interface: 2 answers")
+	require.NoError(t, conn.Close())
+
 	conn = genltest.Dial(func(genetlink.Message, netlink.Message) ([]genetlink.Message, error) {
 		return nil, genltest.Error(int(unix.ENOENT)) // nobody knows the family
 	})
