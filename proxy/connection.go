@@ -299,11 +299,13 @@ func (c *connection) revoked() bool {
 	c.mu.Lock()
 	state := c.state
 	c.mu.Unlock()
-	if state == StateGreeting || state == StateDialing {
-		return false // what it is decided on is not settled
-	}
-	if c.chosen.Current != nil && !c.chosen.Current() {
+	switch {
+	case state == StateGreeting:
+		return false // nobody knows yet whose it is
+	case c.chosen.Current != nil && !c.chosen.Current():
 		return true
+	case state == StateDialing:
+		return false // what it is decided on is not settled
 	}
 	to := c.decidedOn
 	if to.TargetPeer == "" {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -269,6 +270,7 @@ type fakeListener struct {
 	closed chan struct{}
 	once   sync.Once
 	greet  func(context.Context) error // nil: at once
+	gone   atomic.Bool                 // its clients' peer is revoked
 	health error
 }
 
@@ -304,6 +306,7 @@ func (l *fakeListener) Greet(ctx context.Context, conn datapath.Conn) (ingress.C
 	return ingress.Client{
 		Conn: conn, Listener: "fake",
 		Source: netip.MustParseAddrPort("198.51.100.7:5000"), Target: netip.MustParseAddrPort("203.0.113.9:443"),
+		Current: func() bool { return !l.gone.Load() },
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {
 				return conn.Reset()

@@ -55,6 +55,7 @@ const (
 	RejectedDialError     Reason = "dial_error"
 	RejectedClientGone    Reason = "client_gone" // before it could be told of success
 	RejectedShutdown      Reason = "shutdown"
+	RejectedRevoked       Reason = "revoked" // its peer has gone from the tunnel
 )
 
 // Cause says who ended a connection, and how.

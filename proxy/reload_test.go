@@ -306,6 +306,44 @@ func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 	})
 }
 
+func TestWhoIsRevokedWhileAConnectionIsBeingMadeLosesIt(t *testing.T) {
+	revoke := func(b *bench) {
+		b.listener.gone.Store(true)
+		done, err := b.server.Reload(b.cfg)
+		assert.NoError(t, err)
+		assert.Equal(t, 1, done.Revoked)
+	}
+	for name, row := range map[string]struct {
+		silent bool // the server does not answer
+		when   func(b *bench)
+	}{
+		"while it is dialled":   {true, func(*bench) {}},
+		"as the server answers": {false, revoke},
+		"before it is relayed":  {false, func(b *bench) { b.listener.gone.Store(true) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, func(_ *config.Config, b *bench) { b.silent = row.silent })
+				defer b.end()
+				b.dialling = func() { row.when(b) }
+				client := newFakeLeg(b.clock, 10000, b.capacity)
+				b.listener.legs <- client
+				synctest.Wait()
+				if row.silent {
+					revoke(b)
+				}
+				require.False(t, t.Failed())
+				began := time.Now()
+				_, err := client.take(1)
+				assert.ErrorIs(t, err, syscall.ECONNRESET)
+				assert.Zero(t, time.Since(began))
+				synctest.Wait()
+				assert.Contains(t, b.logs.String(), "reason=revoked")
+			})
+		})
+	}
+}
+
 func TestNewTimeoutsHoldForRunningConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil) // an hour idle

@@ -252,6 +252,9 @@ func (s *Server) join(c *connection) {
 	c.cancel = nil
 	c.mu.Unlock()
 	c.reconsider(&Reloaded{}) // a reload since it was decided about has passed it over
+	if c.revoked() {
+		c.tearDown(Cause{ProxySide, ClosedRevoked}, nil)
+	}
 	c.relay(func() {
 		s.closed(c)
 		s.forget(c)
@@ -276,7 +279,9 @@ func (s *Server) closed(c *connection) {
 
 func (s *Server) rejected(c *connection, r *rejection) {
 	if c.stopped.Load() {
-		r.reason = RejectedShutdown
+		c.mu.Lock()
+		r.reason = c.cause.How
+		c.mu.Unlock()
 	}
 	c.listener.refused.add(r.reason)
 	s.logRejected(c, r)

@@ -103,9 +103,12 @@ func ForwardDatagrams(
 	return d
 }
 
-// Configure puts another configuration into force; sessions stay. A share holds
-// for peers that have none yet.
-func (d *Datagrams) Configure(cfg access.Datagrams) { d.cfg.Store(&cfg) }
+// Configure puts another configuration into force; sessions stay, unless their peers have
+// gone. A share holds for peers that have none yet.
+func (d *Datagrams) Configure(cfg access.Datagrams) {
+	d.cfg.Store(&cfg)
+	d.sweep(d.with.Clock())
+}
 
 // Stats returns the counts.
 func (d *Datagrams) Stats() tunnel.DatagramStats {

@@ -508,11 +508,15 @@ func TestDatagramsGiveWayToFlowsThatWantTheWindow(t *testing.T) {
 // byAddress is an outside whose every address is a peer of its own.
 type byAddress struct {
 	everybody
-	asked atomic.Int64
+	asked   atomic.Int64
+	revoked atomic.Value // the name of a peer that has gone
 }
 
 func (o *byAddress) Peer(inner netip.Addr) string {
 	o.asked.Add(1)
+	if inner.String() == o.revoked.Load() {
+		return ""
+	}
 	return inner.String()
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 // With as many sessions as there may be, each with as many remotes as one alone may have, a tunnel
@@ -28,4 +29,17 @@ func TestSessionsShareTheRoomForRemotes(t *testing.T) {
 	learn(1)
 	assert.Len(t, s.remotes, allRemotes/sessions)
 	assert.True(t, s.knows(netip.AddrPortFrom(outside4, 0)), "the last")
+}
+
+func TestTheSessionsOfAPeerThatIsGoneEndAtOnce(t *testing.T) {
+	f := newForwarder(t, 100)
+	server := silent(t)
+	for _, peer := range []string{"10.9.0.2", "10.9.0.3"} {
+		f.UDP(netip.AddrPortFrom(netip.MustParseAddr(peer), 1000), server, 64, []byte("hello"))
+	}
+	require.Equal(t, 2, f.Stats().Sessions)
+	f.outside.revoked.Store("10.9.0.2")
+	f.Configure(usual())
+	assert.Zero(t, f.of("10.9.0.2"))
+	assert.Equal(t, 1, f.of("10.9.0.3"))
 }
