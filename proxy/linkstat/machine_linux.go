@@ -75,15 +75,24 @@ func Interfaces() ([]Interface, error) {
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: %w", err)
 	}
-	var out []Interface
-	for _, l := range all {
-		if attrs := l.Attrs(); attrs.Flags&net.FlagUp != 0 && attrs.Flags&net.FlagLoopback == 0 {
-			d, err := m.device(attrs.Name)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, Interface{Name: attrs.Name, Queue: d.queue.kind, Rate: d.rate, Radio: d.radio != nil})
+	return m.interfaces(all)
+}
+
+// interfaces leaves out what has vanished since it was listed.
+func (m *machine) interfaces(listed []vnl.Link) (out []Interface, err error) {
+	for _, l := range listed {
+		attrs := l.Attrs()
+		if attrs.Flags&net.FlagUp == 0 || attrs.Flags&net.FlagLoopback != 0 {
+			continue
 		}
+		d, err := m.device(attrs.Name)
+		if err != nil {
+			if _, now := m.links.LinkByName(attrs.Name); errors.As(now, new(vnl.LinkNotFoundError)) {
+				continue
+			}
+			return nil, err
+		}
+		out = append(out, Interface{Name: attrs.Name, Queue: d.queue.kind, Rate: d.rate, Radio: d.radio != nil})
 	}
 	return out, nil
 }

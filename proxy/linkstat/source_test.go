@@ -293,6 +293,27 @@ func TestWhatCannotBeASource(t *testing.T) {
 	}
 }
 
+func TestAnInterfaceThatVanishesWhileAllAreAskedIsLeftOut(t *testing.T) {
+	router, _ := joined(t)
+	router.do(t, func() error {
+		m, err := openMachine()
+		if err != nil {
+			return err
+		}
+		defer m.close()
+		gone := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "gone0", Index: 1 << 20, Flags: net.FlagUp}}
+		link, err := netlink.LinkByName(near)
+		if err != nil {
+			return err
+		}
+		there, err := m.interfaces([]netlink.Link{gone, link})
+		if assert.Len(t, there, 1) {
+			assert.Equal(t, near, there[0].Name)
+		}
+		return err
+	})
+}
+
 // BenchmarkReading is what one reading of a shaped interface costs, and finding
 // out about it, which is done once a second.
 func BenchmarkReading(b *testing.B) {
