@@ -33,18 +33,22 @@ type Socket struct {
 	quiet   atomic.Bool  // a complaint was logged less than complaintPeriod ago
 }
 
-// Listen opens a listener, or takes cfg.Socket. ctx only bounds the opening.
-func Listen(ctx context.Context, cfg Config, open Open) (*Socket, error) {
+// Listen opens a listener, or takes cfg.Socket, which it closes where it fails. ctx only bounds the opening.
+func Listen(ctx context.Context, cfg Config, open Open) (_ *Socket, err error) {
+	tcp := cfg.Socket
+	defer func() {
+		if err != nil && tcp != nil {
+			_ = tcp.Close()
+		}
+	}()
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
-	tcp, err := cfg.listen(ctx)
-	if err != nil {
+	if tcp, err = cfg.listen(ctx); err != nil {
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, explain(cfg.Mode, err))
 	}
 	ln, err := open(tcp)
 	if err != nil {
-		_ = tcp.Close()
 		return nil, fmt.Errorf("ingress: listener %q: %w", cfg.Name, err)
 	}
 	l, err := newListener(cfg, ln)

@@ -80,6 +80,27 @@ func TestTPROXYListenWithoutTheCapability(t *testing.T) {
 	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root")
 }
 
+func TestASocketThatCannotBeTakenIsClosed(t *testing.T) {
+	var multipath net.ListenConfig
+	multipath.SetMultipathTCP(true)
+	for name, tt := range map[string]struct {
+		with net.ListenConfig
+		mode access.Mode
+	}{
+		"not configured as it must be": {mode: access.Forward},
+		"not of plain TCP":             {multipath, access.SOCKS5},
+		"not served":                   {mode: access.SOCKS5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ln, err := tt.with.Listen(t.Context(), "tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			_, err = Listen(t.Context(), Config{Name: "lan", Mode: tt.mode, Socket: ln.(*net.TCPListener)}, never)
+			require.Error(t, err)
+			assert.ErrorIs(t, ln.Close(), net.ErrClosed, "it is closed already")
+		})
+	}
+}
+
 // never opens nothing: Listen fails before.
 func never(*net.TCPListener) (Acceptor, error) { return nil, errors.New("not to be opened") }
 
