@@ -81,21 +81,25 @@ func TestTPROXYListenWithoutTheCapability(t *testing.T) {
 }
 
 func TestASocketThatCannotBeTakenIsClosed(t *testing.T) {
-	var multipath net.ListenConfig
+	var plain, multipath net.ListenConfig
+	plain.SetMultipathTCP(false)
 	multipath.SetMultipathTCP(true)
 	for name, tt := range map[string]struct {
 		with net.ListenConfig
 		mode access.Mode
+		want string
 	}{
-		"not configured as it must be": {mode: access.Forward},
-		"not of plain TCP":             {multipath, access.SOCKS5},
-		"not served":                   {mode: access.SOCKS5},
+		"not configured as it must be": {plain, access.Forward, "target"},
+		"not of plain TCP":             {multipath, access.SOCKS5, ""}, // plain on a kernel without MPTCP
+		"not served":                   {plain, access.SOCKS5, "not to be opened"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ln, err := tt.with.Listen(t.Context(), "tcp", "127.0.0.1:0")
 			require.NoError(t, err)
-			_, err = Listen(t.Context(), Config{Name: "lan", Mode: tt.mode, Socket: ln.(*net.TCPListener)}, never)
-			require.Error(t, err)
+			_, err = Listen(t.Context(), Config{
+				Name: "lan", Mode: tt.mode, Addr: ln.Addr().String(), Socket: ln.(*net.TCPListener),
+			}, never)
+			require.ErrorContains(t, err, tt.want)
 			assert.ErrorIs(t, ln.Close(), net.ErrClosed, "it is closed already")
 		})
 	}
