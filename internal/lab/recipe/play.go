@@ -20,7 +20,7 @@ func Virtual(ctx context.Context, s stage.Stage, _ func(time.Duration)) (stage.R
 }
 
 // Retry plays a stage again, up to so many times, while the machine disturbed it or its record does not
-// count, and returns the record with the least lateness.
+// count, and returns the record with the least lateness. One that cannot be played again keeps its record.
 func Retry(play Player, again int) Player {
 	return func(ctx context.Context, s stage.Stage, progress func(time.Duration)) (stage.Record, error) {
 		best, err := play(ctx, s, progress)
@@ -28,10 +28,12 @@ func Retry(play Player, again int) Player {
 			if err != nil || !best.Disturbed() && best.Discarded == "" {
 				break
 			}
-			var next stage.Record
-			next, err = play(ctx, s, progress)
+			next, failed := play(ctx, s, progress)
+			if failed != nil {
+				return best, context.Cause(ctx)
+			}
 			better := best.Discarded != "" || next.Lateness <= best.Lateness
-			if err == nil && next.Discarded == "" && better {
+			if next.Discarded == "" && better {
 				best, best.Attempt = next, 2
 			}
 		}

@@ -3,11 +3,13 @@ package recipe_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -17,6 +19,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/internal/netlab"
 )
 
 func TestRecipesSayWhatTheyAre(t *testing.T) {
@@ -192,4 +195,30 @@ func TestAFindingMustHoldInEachRun(t *testing.T) {
 	assert.Contains(t, b.String(), "FAIL 1 of 2")
 	assert.Contains(t, b.String(), "3 · 1")
 	assert.Equal(t, 1, finding(false, "1").Failed())
+}
+
+func TestAStageThatCannotBePlayedAgainKeepsItsRecord(t *testing.T) {
+	disturbed := stage.Record{Lateness: netlab.Late + 1}
+	broken := errors.New("no namespace")
+	plays := func(results ...error) recipe.Player {
+		return func(context.Context, stage.Stage, func(time.Duration)) (stage.Record, error) {
+			err := results[0]
+			results = results[1:]
+			if err != nil {
+				return stage.Record{}, err
+			}
+			return disturbed, nil
+		}
+	}
+	got, err := recipe.Retry(plays(nil, broken), 2)(t.Context(), stage.Stage{}, nil)
+	require.NoError(t, err)
+	assert.Equal(t, disturbed, got)
+
+	_, err = recipe.Retry(plays(broken), 2)(t.Context(), stage.Stage{}, nil)
+	assert.ErrorIs(t, err, broken, "there is no record to keep")
+
+	ended, end := context.WithCancelCause(t.Context())
+	end(broken)
+	_, err = recipe.Retry(plays(nil, context.Canceled), 2)(ended, stage.Stage{}, nil)
+	assert.ErrorIs(t, err, broken, "it was told to end")
 }
