@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"sync"
@@ -91,6 +92,9 @@ type Loop struct {
 	free    []int32    // slots
 	posted  []*Task
 	asleep  bool // or about to be
+	ended   bool // it watches nothing more, and runs what it is to do once elsewhere
+
+	after sync.Mutex // held by what runs once the loop has ended
 
 	// Only the loop's goroutine touches these.
 	ending bool
@@ -163,6 +167,10 @@ func (l *Loop) close() {
 // watch has the watcher told of a descriptor's events.
 func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
 	l.mu.Lock()
+	if l.ended {
+		l.mu.Unlock()
+		return 0, net.ErrClosed
+	}
 	if last := len(l.free) - 1; last >= 0 {
 		slot, l.free = l.free[last], l.free[:last]
 	} else {
@@ -208,17 +216,33 @@ type Task struct {
 // Task returns a task that calls run on the loop's goroutine each time it is posted.
 func (l *Loop) Task(run func()) *Task { return &Task{loop: l, run: run} }
 
-// Do has f run on the loop's goroutine, once.
-func (l *Loop) Do(f func()) { l.Task(f).Post() }
+// Do has f run on the loop's goroutine, once. Where the loop has ended it runs on another, and still
+// beside nothing else of the loop's.
+func (l *Loop) Do(f func()) {
+	if !l.Task(f).post() {
+		go func() {
+			l.after.Lock()
+			defer l.after.Unlock()
+			f()
+		}()
+	}
+}
 
-// Post has the task run soon. It may be called from any goroutine, the task's own run
-// included, and neither waits nor calls back. What is posted before it runs is one run.
-func (t *Task) Post() {
+// Post has the task run soon, unless the loop has ended. It may be called from any goroutine, the task's
+// own run included, and neither waits nor calls back. What is posted before it runs is one run.
+func (t *Task) Post() { t.post() }
+
+// post is Post; false: the loop has ended.
+func (t *Task) post() bool {
 	if t.queued.Swap(true) {
-		return
+		return true
 	}
 	l := t.loop
 	l.mu.Lock()
+	if l.ended {
+		l.mu.Unlock()
+		return false
+	}
 	l.posted = append(l.posted, t)
 	wake := l.asleep
 	l.asleep = false
@@ -228,6 +252,7 @@ func (t *Task) Post() {
 		binary.NativeEndian.PutUint64(one[:], 1)
 		_, _ = Write(l.wakeup, one[:])
 	}
+	return true
 }
 
 // schedule is Post on the loop's goroutine.
@@ -238,7 +263,6 @@ func (l *Loop) schedule(t *Task) {
 }
 
 func (l *Loop) run() {
-	defer l.close()
 	for !l.ending {
 		if err := l.wait(); err != nil {
 			panic(fmt.Sprintf("eventloop: wait for events: %v", err)) // only a bug can cause it
@@ -254,6 +278,18 @@ func (l *Loop) run() {
 			runtime.Gosched() // who else wants to run has waited for long enough
 		}
 	}
+	l.end()
+}
+
+// end does what was posted last, and closes the loop.
+func (l *Loop) end() {
+	l.after.Lock()
+	defer l.after.Unlock()
+	l.mu.Lock()
+	l.ended = true
+	l.mu.Unlock()
+	l.work()
+	l.close()
 }
 
 // work runs what is due: what this batch of events brought about, then what others posted.

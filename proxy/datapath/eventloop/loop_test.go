@@ -363,6 +363,32 @@ func listening(tb testing.TB) (fd int, addr string) {
 	return fd, ln.Addr().String()
 }
 
+func TestWhatIsToBeDoneOnceIsDoneAfterTheEnd(t *testing.T) {
+	ls := start(t, 1)
+	l := ls.Least()
+	task := l.Task(func() { assert.Fail(t, "a task runs after the end") })
+	ls.Close()
+	task.Post()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+	require.NoError(t, err)
+	defer func() { _, _ = unix.Close(fds[0]), unix.Close(fds[1]) }()
+	_, err = l.Watch(fds[0])
+	require.ErrorIs(t, err, net.ErrClosed)
+
+	done := 0 // the race detector tells if two run at a time
+	var all sync.WaitGroup
+	all.Add(100)
+	for range 100 {
+		l.Do(func() {
+			done++
+			all.Done()
+		})
+	}
+	all.Wait()
+	assert.Equal(t, 100, done)
+	ls.settle()
+}
+
 func TestLoopsAcceptFromOneListener(t *testing.T) {
 	ls := start(t, 3)
 	fd, addr := listening(t)

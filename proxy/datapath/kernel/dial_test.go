@@ -111,6 +111,18 @@ func TestALegPassesNoMoreRoutersThanItMay(t *testing.T) {
 	}
 }
 
+func TestADialEndsThoughItsLoopHas(t *testing.T) {
+	d := still(t, Config{})
+	near, _ := d.pair(t, loopback4)
+	ln, err := Listen(t.Context(), loopback4, false)
+	require.NoError(t, err)
+	defer ln.Close() //nolint:errcheck // it only listened
+	cfg := DialConfig{Target: ln.Addr().(*net.TCPAddr).AddrPort(), Near: near}
+	d.loops.Close()
+	_, err = d.Dial(t.Context(), cfg)
+	assert.ErrorIs(t, err, net.ErrClosed)
+}
+
 func TestWhatAServerSaysBeforeItResetsIsHeard(t *testing.T) {
 	d := still(t, Config{})
 	near, _ := d.pair(t, loopback4)
