@@ -10,24 +10,24 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
-// tookBounds are those of Info.Took, in seconds.
+// tookBounds are the upper bounds of the buckets of Info.Took, in seconds.
 var tookBounds = []float64{
 	20e-6, 30e-6, 50e-6, 75e-6, 100e-6, 150e-6, 200e-6, 300e-6, 500e-6, 750e-6,
 	1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 1,
 }
 
-// closeLen is how long a report is that closes its flow.
+// closeLen is the length of a report that closes its flow, in bytes.
 const closeLen = ccp.HeaderLen + 8
 
-// asked knows which reports may still have a decision.
+// asked remembers the reports that the agent may still answer with a decision.
 type asked struct {
-	mu    sync.Mutex          // its own: who hears an answer does not wait for who sends
-	since map[uint32]cc.Time  // by flow: when the first of those was sent
-	order []pending           // the same, as they were sent, with some that are over
-	took  *datapath.Durations // until the decision was in force
+	mu    sync.Mutex          // not Link.mu, so that receiving does not wait for sending
+	since map[uint32]cc.Time  // by flow: when the oldest of those was sent
+	order []pending           // the same in the order sent, and some that are over
+	took  *datapath.Durations // from report to decision in force
 }
 
-// pending is a report that was the first of its flow without a decision.
+// pending is the oldest report of its flow without a decision, when it was sent.
 type pending struct {
 	flow uint32
 	at   cc.Time
@@ -61,7 +61,7 @@ func (a *asked) over(p pending) bool {
 	return !waits || at != p.at
 }
 
-// clear forgets what an agent was asked that is there no more.
+// clear forgets all reports, when the agent is gone.
 func (a *asked) clear() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -69,8 +69,8 @@ func (a *asked) clear() {
 	a.order = nil
 }
 
-// decided notes a datagram of the agent, all of which is in force. Agents take reports in their
-// order: to those before the one that is answered there is nothing that they wanted to say.
+// decided notes that a datagram of the agent is in force. Agents read reports in order: one that
+// answers a report does not answer those before it any more.
 func (a *asked) decided(now cc.Time, b []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -90,7 +90,7 @@ func (a *asked) decided(now cc.Time, b []byte) {
 	}
 }
 
-// messagesIn are those of a datagram, up to the first that is malformed.
+// messagesIn returns the messages of a datagram, up to the first that is malformed.
 func messagesIn(b []byte) iter.Seq[ccp.Message] {
 	return func(yield func(ccp.Message) bool) {
 		for len(b) > 0 {
@@ -103,7 +103,7 @@ func messagesIn(b []byte) iter.Seq[ccp.Message] {
 	}
 }
 
-// hear takes a datagram of the agent: what it decides is in force when it returns.
+// hear hands a datagram of the agent to the flows: what it decides is in force when hear returns.
 func (l *Link) hear(datagram []byte) error {
 	l.known(datagram)
 	err := l.agent.Receive(l.cfg.Clock(), datagram)
@@ -111,7 +111,7 @@ func (l *Link) hear(datagram []byte) error {
 	return err
 }
 
-// known takes back further announcements of flows that the agent knows by now: it would begin anew.
+// known drops waiting Creates of flows that the agent knows, as it answers for them: it would begin anew.
 func (l *Link) known(datagram []byte) {
 	for m := range messagesIn(datagram) {
 		if m.Kind == ccp.KindChange {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// events tell that a socket may be read or written, each time that somebody asks for it: Go's poller
-// would wake a thread for each message that comes, and for each that the other side reads.
+// events waits until a socket can be read or written, once for each call of once. If Go's poller watched
+// the socket, it would wake a thread for each message that comes, and for each that the other side reads.
 type events struct {
 	file *os.File // of an epoll instance, which Go's poller watches
 	raw  syscall.RawConn
-	fd   int // the same
+	fd   int // file's
 }
 
 func newEvents(socket int) (*events, error) {
@@ -38,12 +38,12 @@ func newEvents(socket int) (*events, error) {
 	return e, nil
 }
 
-// once asks for one event of those, in place of what was asked for before.
+// once asks for one event out of what (EPOLLIN, EPOLLOUT), in place of what was asked for before.
 func (e *events) once(socket int, what uint32) {
 	_ = unix.EpollCtl(e.fd, unix.EPOLL_CTL_MOD, socket, &unix.EpollEvent{Events: what | unix.EPOLLONESHOT})
 }
 
-// wait waits for it.
+// wait waits for the event.
 func (e *events) wait() error {
 	var failed error
 	err := e.raw.Read(func(fd uintptr) bool {

@@ -8,36 +8,37 @@ import (
 )
 
 const (
-	marks    = 1024 // messages whose times are known; more than a socket's queue has room for
-	classLen = 64   // lengths that count as one: the kernel's memory for a message comes in steps
+	marks    = 1024 // messages remembered; more than a socket's queue has room for
+	classLen = 64   // bytes of length per class: the kernel's memory for a message comes in steps
 	learning = 8    // messages of a class whose memory is measured
 
-	// beginning is how long an agent may take over the announcement of a flow, and meanwhile neither read nor
-	// say anything: it may have much to set up, and flows that it lost over that would only come back as new ones.
+	// beginning is how long an agent may work on a flow's Create, and neither read nor send anything: it may
+	// have much to set up, and if its flows were taken away they would only be announced again.
 	beginning = time.Second
 )
 
-// ledger knows when what an agent has not read was sent, from how much memory it takes.
+// ledger finds out when the messages were sent that an agent has not read, from the memory that they take.
 type ledger struct {
 	sizes   map[int]*size // by class of length
-	total   int           // memory of all that was sent
+	total   int           // memory of all that was sent, in bytes
 	ring    [marks]mark
 	n       int             // marks made so far
-	unread  int             // memory of what was not read when somebody looked
-	stirred cc.Time         // when it was seen last that the agent goes on
-	begun   map[uint32]bool // flows that were announced, and not answered for or closed
+	unread  int             // memory of what was not read when waits was called last
+	stirred cc.Time         // when the agent was last seen to read or send something
+	begun   map[uint32]bool // flows whose Create was sent, and that were not answered for or closed
 }
 
-// size is how much memory a message takes in the sender's account.
+// size is the memory that a message takes of the sender's buffer (SO_SNDBUF), and how often that was measured.
 type size struct{ memory, seen int }
 
-// mark is a message, and how much had been sent with it.
+// mark is a message that was sent, and ledger.total including it.
 type mark struct {
 	about about
 	at    cc.Time
 	total int
 }
 
+// of returns the size of messages of a length.
 func (l *ledger) of(length int) *size {
 	s := l.sizes[length/classLen]
 	if s == nil {
@@ -53,7 +54,7 @@ func (l *ledger) of(length int) *size {
 // unknown reports whether the memory of messages that long is still to be learnt.
 func (l *ledger) unknown(length int) bool { return l.of(length).seen < learning }
 
-// learn takes the growth of the account by one message; less, where some were read meanwhile.
+// learn takes the growth of the memory in use by one message: too little where others were read meanwhile.
 func (l *ledger) learn(length, grown int) {
 	s := l.of(length)
 	s.seen++
@@ -77,8 +78,8 @@ func (l *ledger) add(m message) {
 	l.n++
 }
 
-// begins is the flow that the agent is at work to begin: it has read the announcement last, and not answered
-// yet; 0: none.
+// begins is the flow that the agent is setting up: its Create is what the agent read last, and not answered
+// yet; 0: none. memory is what unread messages take, here and below.
 func (l *ledger) begins(now cc.Time, memory int) (flow uint32) {
 	i := l.oldest(memory) - 1
 	if i < max(0, l.n-marks) {
@@ -91,8 +92,7 @@ func (l *ledger) begins(now cc.Time, memory int) (flow uint32) {
 	return m.about.flow
 }
 
-// waits is since when a message has waited, and the agent has not gone on, where those that are unread
-// take so much memory; 0: none does.
+// waits is since when a message has been unread, and the agent has neither read nor sent anything; 0: none is.
 func (l *ledger) waits(now cc.Time, memory int) cc.Time {
 	if memory < l.unread {
 		l.stirred = now
@@ -105,7 +105,7 @@ func (l *ledger) waits(now cc.Time, memory int) cc.Time {
 	return max(l.ring[i%marks].at, l.stirred)
 }
 
-// hears reports whether the announcement of a flow is among those messages, or the agent is at work on it.
+// hears reports whether a flow's Create is among the unread messages, or the agent is at work on it.
 func (l *ledger) hears(now cc.Time, flow uint32, memory int) bool {
 	if l.begins(now, memory) == flow {
 		return true
@@ -118,7 +118,7 @@ func (l *ledger) hears(now cc.Time, flow uint32, memory int) bool {
 	return false
 }
 
-// oldest is the mark of the oldest of those messages; l.n: there are none.
+// oldest is the number of the oldest unread message's mark; l.n: there is none.
 func (l *ledger) oldest(memory int) int {
 	if memory <= 0 || l.n == 0 {
 		return l.n

@@ -24,67 +24,67 @@ import (
 
 const (
 	redial      = 100 * time.Millisecond // between two attempts to reach an agent
-	redialAfter = time.Second            // the first one after nonsense, which doubles each time
+	redialAfter = time.Second            // the same after malformed datagrams, and over TLS; doubles each time
 	redialMost  = 30 * time.Second
-	looks       = 5 * time.Millisecond // at what the agent has not read for a while
-	probes      = time.Second          // whether an agent that nothing is sent to is still there
+	looks       = 5 * time.Millisecond // between looks at what the agent has not read
+	probes      = time.Second          // between checks of whether an agent that nothing is sent to is still there
 	nonsense    = 8                    // malformed datagrams in a row that end a connection
 )
 
-// Config is one agent.
+// Config describes one agent.
 type Config struct {
 	Name      string
 	Address   string         // HOST:PORT of one on another machine, in place of Socket and Reply
 	TLS       *tls.Config    // for Address: who we are, and whom we trust
-	Socket    string         // where it listens; empty: ccp.DefaultSocket
-	Reply     string         // our own socket, which the agent can reach; empty: beside the agent's
+	Socket    string         // path where it listens; empty: ccp.DefaultSocket
+	Reply     string         // path of our own socket, which the agent can reach; empty: beside the agent's
 	Algorithm string         // which its flows ask for; empty: the agent's default
 	Clock     func() cc.Time // the flows'; a Virtual needs none
 	Log       *slog.Logger   // nil: silent
 	Limit     time.Duration  // of a Virtual: how long it may think about a message, by the real clock; 0: 10 s
 }
 
-// Link is an agent, there or not. It is dialled until it is reached, and again once it
-// has gone.
+// Link is the connection to an agent. The agent is dialled until it is reached, and again
+// once it is gone.
 type Link struct {
 	cfg    Config
 	log    *slog.Logger
 	agent  *ccp.Agent
 	kick   chan struct{} // something was sent
-	room   chan struct{} // something waits for an agent elsewhere
+	room   chan struct{} // something waits for an agent on another machine
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	waits  socket                     // bound, until the agent is there; run's alone
-	secure atomic.Pointer[tls.Config] // of the next connection to an agent elsewhere
-	heard  atomic.Bool                // something, over that connection
+	waits  socket                     // bound, until the agent is there; only run uses it
+	secure atomic.Pointer[tls.Config] // of the next connection to an agent on another machine
+	heard  atomic.Bool                // a message has come over that connection
 
-	refused atomic.Bool // something that came over the present connection
+	refused atomic.Bool // a message that came over the present connection was
 
 	connects, malformed atomic.Uint64
 
 	in      inbox
-	held    atomic.Int32 // Holds
-	mu      sync.Mutex   // taken last
+	held    atomic.Int32 // Holds without their Release
+	mu      sync.Mutex   // locked after all others
 	open    bool         // there is a connection
 	failed  error        // what has ended it
-	fd      int          // -1: none, or to an agent elsewhere
+	fd      int          // -1: none, or to an agent on another machine
 	events  *events      // of fd
 	waiting backlog
 	out     datagrams
 	sent    ledger
-	looking bool    // watch will look within looks
-	looked  cc.Time // when anybody did
+	looking bool    // watch has its timer set to call look
+	looked  cc.Time // when look was called last
 
 	asked *asked
 }
 
-// Info is how it goes with an agent.
+// Info is the state of an agent.
 type Info struct {
 	Name, Socket string
 	Up           bool
 	Connects     uint64 // times it was reached
 	Malformed    uint64 // datagrams
-	// Took is how long it was from a report until the decision was in force that came next.
+	// Took is the time from a report until the next decision was in force, in seconds.
 	Took datapath.Histogram
 	ccp.Counters
 }
@@ -119,7 +119,7 @@ func newLink(cfg Config) (l *Link, err error) {
 // Spec is the algorithm that the agent decides.
 func (l *Link) Spec() cc.Spec { return l.agent.Spec() }
 
-// Secure has the next connection to an agent on another machine be by these certificates.
+// Secure sets the TLS configuration of the next connection to an agent on another machine.
 func (l *Link) Secure(by *tls.Config) { l.secure.Store(by) }
 
 // Close ends the connection to the agent; its flows go on under their fallback.
@@ -129,7 +129,7 @@ func (l *Link) Close() error {
 	return nil
 }
 
-// Info returns how it goes.
+// Info returns the state of the agent.
 func (l *Link) Info() Info {
 	return Info{
 		Name: l.cfg.Name, Socket: cmp.Or(l.cfg.Address, l.cfg.Socket), Up: l.agent.Connected(),
@@ -138,7 +138,7 @@ func (l *Link) Info() Info {
 	}
 }
 
-// run reaches the agent again and again.
+// run connects to the agent, and again after each failure, until ctx is done.
 func (l *Link) run(ctx context.Context) {
 	defer func() { l.waits.close(l.cfg.Reply) }()
 	after, said := redialAfter, ""
@@ -177,7 +177,7 @@ func (l *Link) run(ctx context.Context) {
 	}
 }
 
-// dial connects to the agent. What it returns serves the connection until it is over.
+// dial connects to the agent. session serves the connection until it is over.
 func (l *Link) dial(ctx context.Context) (session func(context.Context) error, err error) {
 	if l.cfg.Address != "" {
 		conn, err := l.dialRemote(ctx)
@@ -223,8 +223,8 @@ func (s *socket) close(path string) {
 }
 
 // dial binds a socket to the path where the agent answers, and connects it to the agent's,
-// so that nobody else reaches it. While there is none it stays bound, in waits: agents of
-// portus 0.5 send their programs as they start, and end where nobody takes them. early is
+// so that nobody else can send to it. While no agent listens it stays bound, in waits: agents
+// of portus 0.5 send their programs as they start, and exit if nobody receives them. early is
 // what the agent has sent by then.
 func (c Config) dial(waits *socket) (fd int, early [][]byte, err error) {
 	fail := func(what, path string, err error) (int, [][]byte, error) {
@@ -278,8 +278,8 @@ func (c Config) bind() (fd int, err error) {
 	return fd, nil
 }
 
-// queued takes what was sent before the socket was connected, and may be by anybody: what
-// counts is by the user whose the agent's socket is.
+// queued reads what anybody sent before the socket was connected, and returns what came from
+// the user who owns the agent's socket.
 func (c Config) queued(fd int) (early [][]byte) {
 	var agent unix.Stat_t
 	if unix.Stat(c.Socket, &agent) != nil {
@@ -306,13 +306,13 @@ func (c Config) queued(fd int) (early [][]byte) {
 
 // connection is one to an agent on this machine.
 type connection struct {
-	fd     int // -1: it is elsewhere
+	fd     int // -1: it is on another machine
 	events *events
 	early  [][]byte // what the agent has sent before
 }
 
-// serve has tasks pass messages on until one of them ends, as the agent is gone or sends
-// nonsense, or ctx is done. end closes the connection.
+// serve runs tasks, which pass messages on, until one of them returns, as the agent is gone or
+// sends what is malformed, or ctx is done. end closes the connection.
 func (l *Link) serve(
 	ctx context.Context, at string, c connection, end func(), tasks ...func(context.Context) error,
 ) error {
@@ -343,7 +343,7 @@ func (l *Link) serve(
 	return context.Cause(ctx)
 }
 
-// begin has flows use a connection, once what came early is taken in.
+// begin lets flows use a connection, and takes in what came early before anything else.
 func (l *Link) begin(c connection) error {
 	l.in.mu.Lock()
 	defer l.in.mu.Unlock()
@@ -373,8 +373,8 @@ func (l *Link) reached(at string) {
 	l.log.Info("agent reached", "socket", at)
 }
 
-// watch looks since when something waits to be read, while anything does, and whether
-// the agent is still there, while nothing is sent to it.
+// watch looks since when messages have been unread, while any are, and whether the agent is
+// still there, while nothing is sent to it.
 func (l *Link) watch(ctx context.Context) error {
 	timer := time.NewTimer(probes)
 	defer timer.Stop()

@@ -19,14 +19,14 @@ type header struct {
 	n uint32
 }
 
-// datagrams is what one system call reads or writes. It does not wait, so it does not tell Go's
-// scheduler of itself: a goroutine that does may have to wait for a processor when it returns.
+// datagrams are what one system call reads or writes. The call does not block, so it bypasses Go's
+// scheduler: after one that does not, a goroutine may have to wait for a processor.
 type datagrams struct {
 	headers [together]header
 	pieces  [together]unix.Iovec
 }
 
-// set has the i-th of them be in b.
+// set makes b the buffer of the i-th.
 func (t *datagrams) set(i int, b []byte) {
 	t.pieces[i].Base = &b[0]
 	t.pieces[i].SetLen(len(b))
@@ -70,8 +70,8 @@ func newBatch() *batch {
 	return b
 }
 
-// read takes the datagrams that wait at a socket, and returns how many: none, and no error, where none
-// does; together, where there may be more.
+// read takes the datagrams that wait at a socket, and returns how many: 0 and no error if there are none,
+// together if there may be more.
 func (b *batch) read(fd uintptr) (n int, err error) {
 	for {
 		n, err = b.move(unix.SYS_RECVMMSG, fd, together, unix.MSG_DONTWAIT)

@@ -13,12 +13,12 @@ import (
 
 // inbox is what an agent on this machine sends.
 type inbox struct {
-	mu    sync.Mutex // taken before those of groups, whose flows hear of what came
+	mu    sync.Mutex // locked before those of groups, whose flows get what came
 	batch *batch     // nil: nothing has been read yet
 	bad   int        // datagrams in a row that were malformed
 }
 
-// take takes in what the agent has sent. l.in.mu is held.
+// take reads what the agent has sent and hands it to the flows. l.in.mu is held.
 func (l *Link) take() {
 	for n := together; n == together; {
 		n = l.read()
@@ -70,8 +70,8 @@ func (l *Link) judge(datagram []byte) {
 	}
 }
 
-// refuse notes a datagram that was malformed, or installs a program that cannot run: flows that the agent gives
-// it stay with their fallback. The first one of a connection is a warning.
+// refuse notes a datagram that is malformed, or that installs a program that cannot run: flows that the agent
+// sets that program for keep their fallback. The first one of a connection is logged as a warning.
 func (l *Link) refuse(err error) {
 	l.malformed.Add(1)
 	level := slog.LevelWarn
@@ -81,7 +81,7 @@ func (l *Link) refuse(err error) {
 	l.log.Log(context.Background(), level, "message of the agent refused", "err", err)
 }
 
-// takeNow is take in a tick, which does not wait where another goroutine does it.
+// takeNow is take for a tick: it returns at once if another goroutine is in take.
 func (l *Link) takeNow() {
 	if l.in.mu.TryLock() {
 		defer l.in.mu.Unlock()
@@ -98,7 +98,7 @@ func (l *Link) attend(e *events) error {
 		l.in.mu.Unlock()
 		l.mu.Lock()
 		if l.waiting.waits != nil {
-			_ = l.flush() // watch sees to it
+			_ = l.flush() // watch ends the connection after an error
 		}
 		l.await()
 		l.mu.Unlock()
@@ -108,7 +108,7 @@ func (l *Link) attend(e *events) error {
 	}
 }
 
-// await has attend wake for what it has to do next. l.mu is held.
+// await asks for the event that attend has to wake for. l.mu is held.
 func (l *Link) await() {
 	if l.fd < 0 {
 		return

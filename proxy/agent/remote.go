@@ -60,7 +60,7 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// serveRemote is serve for such a connection.
+// serveRemote is serve for a connection to an agent on another machine.
 func (l *Link) serveRemote(ctx context.Context, conn net.Conn) error {
 	return l.serve(ctx, l.cfg.Address, connection{fd: -1}, func() { _ = conn.Close() },
 		func(context.Context) error { return l.receiveRemote(conn) },
@@ -99,8 +99,8 @@ func (l *Link) next() []byte {
 	return l.waiting.pop().bytes
 }
 
-// receiveRemote hands on what the agent sends. What is no message ends it: nobody knows
-// then where the next one begins.
+// receiveRemote hands on what the agent sends. A malformed header ends it: where the next
+// message begins is not known then.
 func (l *Link) receiveRemote(conn net.Conn) error {
 	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxFromAgent)
 	for bad := 0; bad < nonsense; {

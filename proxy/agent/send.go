@@ -14,11 +14,12 @@ import (
 // mostWaiting bounds what waits for room at the agent, in messages.
 const mostWaiting = 1 << 14
 
-// backlog is what is to be sent, in order; where room is scarce, of each flow a report and a Create at most.
+// backlog is what is to be sent, in order. While the agent's socket is full, which is called scarce room, it
+// has at most one report and one Create of each flow.
 type backlog struct {
 	messages []message
 	gone     int           // messages that have left
-	waits    map[about]int // which message it is, by how many came before; nil: room is not known to be scarce
+	waits    map[about]int // how many messages came before it, ever; nil: room is not known to be scarce
 }
 
 // message is one to the agent, and when a flow sent it.
@@ -27,14 +28,14 @@ type message struct {
 	at    cc.Time
 }
 
-// about is what a message tells of which flow.
+// about is the kind of a message, and the flow that it is about.
 type about struct {
 	kind ccp.Kind
 	flow uint32
 }
 
 func aboutOf(b []byte) about {
-	m, _, _ := ccp.Next(b) // we have made it
+	m, _, _ := ccp.Next(b) // never malformed: this process made it
 	return about{m.Kind, m.Flow}
 }
 
@@ -49,7 +50,7 @@ func (q *backlog) scarce() {
 	q.number(0)
 }
 
-// number notes where messages are, from the i-th on.
+// number enters the messages from the i-th on into waits.
 func (q *backlog) number(i int) {
 	for ; q.waits != nil && i < len(q.messages); i++ {
 		q.waits[aboutOf(q.messages[i].bytes)] = q.gone + i
@@ -86,7 +87,7 @@ func (q *backlog) pop() message {
 	return m
 }
 
-// drop takes back what has not left.
+// drop removes the first message of that kind and flow, if one waits.
 func (q *backlog) drop(what about) {
 	i := slices.IndexFunc(q.messages, func(m message) bool { return aboutOf(m.bytes) == what })
 	if i >= 0 {
@@ -96,8 +97,8 @@ func (q *backlog) drop(what about) {
 	}
 }
 
-// Hold has what flows send wait until Release, so that what a tick brings about leaves with one
-// system call, and while no group is locked. What the agent has said by then is in force before.
+// Hold keeps back what flows send until Release, so that the messages of a tick leave with one
+// system call, while no group is locked. It first puts into force what the agent has sent by now.
 func (l *Link) Hold() {
 	now := l.cfg.Clock()
 	l.held.Add(1)
@@ -114,7 +115,7 @@ func (l *Link) Release() {
 	l.held.Add(-1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_ = l.leave() // watch sees to it
+	_ = l.leave() // watch ends the connection after an error
 }
 
 // transmit is the agent's ccp.Transmit. What finds no room waits for it, so that the reports of
@@ -129,7 +130,7 @@ func (l *Link) transmit(b []byte) error {
 	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.hears(now, what.flow, queued(l.fd)) {
 		return nil // the agent would begin anew
 	} else if what.kind == ccp.KindMeasure && len(b) == closeLen {
-		l.waiting.drop(about{ccp.KindCreate, what.flow}) // which may be behind a report whose place this takes
+		l.waiting.drop(about{ccp.KindCreate, what.flow}) // it may be behind the report that b replaces
 	}
 	if !l.waiting.push(now, b) {
 		return ccp.ErrBusy
@@ -190,8 +191,8 @@ func (l *Link) flush() error {
 	return nil
 }
 
-// post sends messages to an agent on this machine, and returns how many: not all at once. Beside that it
-// costs no system call but, for the first messages of a length, one to learn how much memory they take.
+// post sends some of the messages to an agent on this machine, with one system call, and returns how many. For
+// the first messages of a length it makes others, to learn how much memory they take.
 func (l *Link) post(messages []message) (n int, err error) {
 	messages = messages[:min(len(messages), together)]
 	known := 0
@@ -213,7 +214,7 @@ func (l *Link) post(messages []message) (n int, err error) {
 	return n, err
 }
 
-// queued is how much memory takes what we have sent and nobody has read (unix(7), SIOCOUTQ).
+// queued is the memory, in bytes, of what we have sent and nobody has read (unix(7), SIOCOUTQ).
 func queued(fd int) int {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	if err != nil {
@@ -222,13 +223,14 @@ func queued(fd int) int {
 	return n
 }
 
-// stirs notes that the agent goes on: nobody minds how long its queue is. l.mu is held.
+// stirs notes that the agent reads or sends: then the length of its queue does not matter. l.mu is held.
 func (l *Link) stirs(now cc.Time) {
 	l.sent.stirred = now
 	l.agent.Unread(0)
 }
 
-// look finds out since when a message has waited, and the agent has not gone on; 0: none waits. l.mu is held.
+// look finds out since when a message has waited, and the agent has neither read nor sent anything, and tells
+// the flows; 0: none waits. l.mu is held.
 func (l *Link) look(now cc.Time) (since cc.Time) {
 	l.looked = now
 	if l.fd < 0 {

@@ -15,9 +15,9 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// Virtual is an agent that decides in virtual time, which stands while the agent thinks:
-// whoever reports goes on once the agent has taken the report in and has said what it had
-// to say. So a run is the same each time, if the agent goes by nothing but its reports.
+// Virtual is an agent that decides in virtual time, which stands still while the agent thinks:
+// a flow that reports goes on once the agent has read the report and sent what it decides.
+// So a run is the same each time, if the agent goes by nothing but its reports.
 // An agent that answers on another thread than it reads on cannot be waited for.
 type Virtual struct {
 	cfg   Config
@@ -34,8 +34,8 @@ const (
 	startLimit  = 5 * time.Second  // how long one may still be starting: an interpreter on a busy machine
 )
 
-// fenceFields make a message that takes more memory than a socket with the least buffer
-// may have under way and still be writable: so it becomes writable when that is read.
+// fenceFields are the fields of a message (fence) so large that a socket with the least send
+// buffer is not writable until the agent has read it.
 const fenceFields = 123
 
 // replies tells the sockets of a process apart.
@@ -51,7 +51,7 @@ func Reach(cfg Config) (*Virtual, error) {
 	cfg.Limit = cmp.Or(cfg.Limit, answerLimit)
 	v := &Virtual{
 		cfg: cfg, buf: make([]byte, ccp.MaxFromAgent+1),
-		// A report about a flow that there is none of, which agents leave alone.
+		// A report of a flow that does not exist, which agents ignore.
 		fence: ccp.Measure{
 			Flow: math.MaxUint32, Program: math.MaxUint32,
 			Fields: make([]uint64, fenceFields),
@@ -93,7 +93,7 @@ func Reach(cfg Config) (*Virtual, error) {
 // Spec is the algorithm that the agent decides.
 func (v *Virtual) Spec() cc.Spec { return v.agent.Spec() }
 
-// Err tells, after a run, why what came of it is not what the agent decides; nil: it is.
+// Err tells, after a run, why its result is not what the agent decides; nil: it is.
 func (v *Virtual) Err() error {
 	if v.err != nil {
 		return v.err
@@ -132,7 +132,7 @@ func (v *Virtual) transmit(b []byte) error {
 	return v.err
 }
 
-// turn has the agent read b and come back for the fence: by then it has said all.
+// turn has the agent read b and then the fence: by then it has sent all that it decides on b.
 func (v *Virtual) turn(b []byte) error {
 	limit := time.NewTimer(v.cfg.Limit)
 	defer limit.Stop()
