@@ -10,19 +10,19 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// LocalAddr implements net.Conn: where the client meant to go.
+// LocalAddr implements net.Conn: the address that the client connected to.
 func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Target()) }
 
 // RemoteAddr implements net.Conn: the client.
 func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.Source()) }
 
-// Source is the client.
+// Source is the client's address.
 func (c *Conn) Source() netip.AddrPort { return addrPort(c.id.RemoteAddress, c.id.RemotePort) }
 
-// Hops is how many routers the client's SYN may still pass behind us.
+// Hops is the hop limit that the client's SYN would leave us with if it were forwarded.
 func (c *Conn) Hops() uint8 { return c.hops }
 
-// Target is where the client meant to go.
+// Target is the address that the client connected to.
 func (c *Conn) Target() netip.AddrPort { return addrPort(c.id.LocalAddress, c.id.LocalPort) }
 
 // SetDeadline implements net.Conn.
@@ -38,7 +38,7 @@ func (c *Conn) SetWriteDeadline(t time.Time) error { return c.set(c.writes, t) }
 
 func (c *Conn) set(d *deadline, t time.Time) error {
 	d.set(t)
-	// A wait may have begun under the old one.
+	// A call may be waiting with the old one.
 	c.queue.Notify(waiter.ReadableEvents | waiter.WritableEvents)
 	return nil
 }

@@ -20,34 +20,34 @@ import (
 
 var _ datapath.Advertiser = (*Conn)(nil)
 
-// errNoTimestamps says why a peer's queue cannot be seen.
+// errNoTimestamps says why the queueing delay on a peer's path is not known.
 var errNoTimestamps = errors.New("netstack: the peer sends no TCP timestamps, so that its round trips are not known")
 
 const (
-	mostStamps   = 4096 // of ours, a millisecond each, that the peer has not echoed yet
-	leastSegment = 536  // RFC 9293 §3.7.1
+	mostStamps   = 4096 // timestamps of ours kept, one per millisecond, that the peer has not echoed yet
+	leastSegment = 536  // bytes, RFC 9293 §3.7.1
 )
 
-// incoming is what is known of a connection's receiving side, and what bounds the window
-// that it advertises. The stack's own window and buffers stay as they are, so that what
-// was advertised has its place: the bound is put into the segments that leave.
+// incoming is what is known of a connection's receiving side, and the bound of the window
+// that it advertises. The bound is written into the segments that leave. The stack's own
+// window and buffers stay as they are, so that there is room for all that was advertised.
 type incoming struct {
 	mu     sync.Mutex
-	asked  bool     // by Arrivals: what comes is looked at
+	asked  bool     // Arrivals was called: comes is called for each segment
 	over   bool     // nothing comes any more
-	window cc.Bytes // 0: as the stack has it
-	scale  uint8    // of the windows that we advertise
+	window cc.Bytes // bound of the window; 0: none but the stack's own
+	scale  uint8    // window scale of ours (RFC 7323 §2)
 
 	began bool         // the stream's first byte is known
-	next  seqnum.Value // up to which all is acknowledged
-	upTo  cc.Bytes     // likewise, as a stream offset
-	edge  cc.Bytes     // stream offset up to which the peer was let send
+	next  seqnum.Value // up to which we have acknowledged
+	upTo  cc.Bytes     // the same as a stream offset
+	edge  cc.Bytes     // stream offset up to which the peer may send
 
 	highest cc.Bytes // stream offset of the end of what has come, holes or not
 	holes   int
 	mss     cc.Bytes // the most that came in one segment
 	rtt     time.Duration
-	stamps  []stamp // those that have left and were not echoed yet, by age
+	stamps  []stamp // those that have left and were not echoed yet, the oldest first
 }
 
 // stamp is a timestamp of ours, and when it first left.
@@ -56,7 +56,7 @@ type stamp struct {
 	at    cc.Time
 }
 
-// Arrivals implements datapath.Advertiser. Before the first round trip of data it is that
+// Arrivals implements datapath.Advertiser. Until data has shown a round trip, RTT is that
 // of the handshake.
 func (c *Conn) Arrivals() (flow.Arrivals, error) {
 	e := c.tcp()
@@ -100,8 +100,8 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 	return nil
 }
 
-// leaves notes what a segment acknowledges and lets the peer send, which it lessens to
-// what is to be advertised. What earlier ones have let it send is not taken back.
+// leaves notes what a segment that leaves acknowledges, and reduces its window to the bound. The
+// right edge of the window never moves to the left.
 func (in *incoming) leaves(segment header.TCP, now cc.Time) {
 	if !segment.Flags().Contains(header.TCPFlagAck) {
 		return
@@ -145,8 +145,8 @@ func (in *incoming) stamped(value uint32, now cc.Time) {
 	in.stamps = append(in.stamps, stamp{value, now})
 }
 
-// comes notes a segment that brings data. The first that echoes a timestamp was let out
-// by what left with it.
+// comes notes a segment that brings data. The first one that echoes a timestamp was sent when the
+// segment with that timestamp arrived.
 func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -171,21 +171,21 @@ func (in *incoming) comes(segment header.TCP, size cc.Bytes, now cc.Time) {
 	if known == 0 {
 		return
 	}
-	// One that left with the same stamp before anybody asked may be what is echoed.
+	// The peer may echo a segment that left with the same stamp before Arrivals was called.
 	if newest := in.stamps[known-1]; newest.value == echo && now > newest.at {
 		in.rtt = now.Sub(newest.at)
 	}
 	in.stamps = slices.Delete(in.stamps, 0, known)
 }
 
-// probed takes in how the stack scales its windows.
+// probed notes the stack's window scale.
 func (in *incoming) probed(state *tcp.TCPEndpointState) {
 	in.mu.Lock()
 	in.scale = state.Receiver.RcvWndScale
 	in.mu.Unlock()
 }
 
-// end has what comes be looked at no more, and tells whether it was.
+// end makes comes ignore all segments from now on, and tells whether it did not before.
 func (in *incoming) end() (was bool) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -193,7 +193,7 @@ func (in *incoming) end() (was bool) {
 	return was
 }
 
-// bring tells the connection of a valid packet of what data it brings, if somebody asks.
+// bring tells a valid packet's connection of the data in it, if there is such a connection.
 func (s *Stack) bring(p []byte) {
 	var id stack.TransportEndpointID
 	var segment header.TCP

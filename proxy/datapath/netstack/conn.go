@@ -27,26 +27,26 @@ import (
 type Conn struct {
 	stack    *Stack
 	id       stack.TransportEndpointID
-	hops     uint8 // how many routers the SYN may still pass
+	hops     uint8 // see Hops
 	signals  signals
 	incoming incoming
 	queue    waiter.Queue
 	reads    *deadline
 	writes   *deadline
 	aborted  atomic.Bool // by the peer, or by a timeout
-	managed  atomic.Bool // the relay keeps a window
+	managed  atomic.Bool // the relay writes no more than a window
 	watched  atomic.Bool // the poller looks at it
 	stuck    atomic.Bool // the stack cannot be made to send again
-	settled  bool        // settle was called; with the endpoint's lock
+	settled  bool        // settle has returned true; guarded by the endpoint's lock
 
-	window  atomic.Int64 // of the limit applied last, where the relay keeps it; 0: the stack's own holds
-	widened atomic.Int64 // the window that the stack's has been made room for
+	window  atomic.Int64 // bytes, of the limit applied last, if the relay keeps it; 0: the stack's own holds
+	widened atomic.Int64 // the value of window that the stack's own has been opened for
 
 	// Only the poller touches these.
-	since   cc.Time // when it was written to, having waited for nothing
+	since   cc.Time // when the poller began to look at it
 	due     cc.Time // when to look next
 	checked cc.Time // when it last looked at the stack's timers
-	resumed int     // how often since it had to start one, without an answer
+	resumed int     // how many timers it has started since a segment came last
 
 	mu       sync.Mutex
 	request  *request       // a SYN that waits for its answer; nil: none does
@@ -117,7 +117,7 @@ func (c *Conn) live() (tcpip.Endpoint, error) {
 	return c.endpoint, nil
 }
 
-// block repeats try until it need not wait, or its deadline has come.
+// block repeats try until it does not return ErrWouldBlock, or the deadline has come.
 func (c *Conn) block(d *deadline, events waiter.EventMask, try func() tcpip.Error) error {
 	err := try()
 	if _, wait := err.(*tcpip.ErrWouldBlock); !wait {
@@ -198,7 +198,7 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 			}
 		}
 		if endpoint.Readiness(waiter.EventRdHUp)&waiter.EventRdHUp != 0 {
-			return nil // what there is, is all
+			return nil // no more bytes will come
 		}
 		return &tcpip.ErrWouldBlock{}
 	})
@@ -244,7 +244,7 @@ func (c *Conn) CloseWrite() error {
 // Close implements net.Conn.
 func (c *Conn) Close() error { return c.shut(tcpip.Endpoint.Close) }
 
-// Reset implements datapath.Conn. A SYN that waits is refused.
+// Reset implements datapath.Conn. A SYN that waits is answered with a RST.
 func (c *Conn) Reset() error { return c.shut(tcpip.Endpoint.Abort) }
 
 // Leave forgets a SYN that waits, without an answer to it.
@@ -275,16 +275,16 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 	if endpoint != nil {
 		how(endpoint)
 		if c.waits() {
-			c.watch() // until what it was given has arrived
+			c.watch() // until the peer has acknowledged what was written
 		} else {
 			c.forget()
 		}
-		c.queue.Notify(waiter.EventHUp | waiter.ReadableEvents | waiter.WritableEvents) // whoever waits
+		c.queue.Notify(waiter.EventHUp | waiter.ReadableEvents | waiter.WritableEvents) // for calls that wait
 	}
 	return nil
 }
 
-// forget has the stack's signals go nowhere.
+// forget removes c from the table by which the stack's signals find it.
 func (c *Conn) forget() {
 	c.stack.conns.remove(c)
 	if c.incoming.end() {
@@ -292,8 +292,8 @@ func (c *Conn) forget() {
 	}
 }
 
-// Enforce implements datapath.Conn. The stack enforces nothing, but for a window that
-// the relay keeps its own makes room.
+// Enforce implements datapath.Conn. The stack enforces nothing. If the relay keeps a window, the
+// stack's own is opened so far that it does not bind.
 func (c *Conn) Enforce(want datapath.Hold, _ int) datapath.Hold {
 	c.managed.Store(want&datapath.HoldWindow != 0)
 	if want&datapath.HoldWindow == 0 {
@@ -310,16 +310,14 @@ func (c *Conn) Observe(report func(flow.Report)) {
 	c.signals.observe(c.stack.clock, report)
 }
 
-// Apply implements datapath.Conn. The relay writes no more than the window lets it, and
-// what it writes finds room.
+// Apply implements datapath.Conn. The relay keeps the window; Write opens the stack's own for it.
 func (c *Conn) Apply(l flow.Limit) {
 	if c.managed.Load() {
 		c.window.Store(int64(l.Cwnd))
 	}
 }
 
-// widen has the stack's window make room for one that has grown since something last
-// came.
+// widen opens the stack's window if ours has grown since the last segment came.
 func (c *Conn) widen() {
 	window := c.window.Load()
 	if window <= c.widened.Load() {
@@ -377,7 +375,7 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 		return 0, c.opError("read", err)
 	}
 	if c.Aborted() || !c.waits() {
-		return 0, nil // nothing will be, or all is
+		return 0, nil // nothing will be delivered any more, or all is
 	}
 	c.signals.mu.Lock()
 	defer c.signals.mu.Unlock()
@@ -396,9 +394,8 @@ func (c *Conn) Aborted() bool {
 	return tcp.EndpointState(endpoint.State()) == tcp.StateError || c.ended() && c.aborted.Load()
 }
 
-// ended tells whether the stack is through with the connection, other than by
-// an error in the midst of it; and notes whether a RST came behind a FIN, which
-// the stack says only once.
+// ended tells whether the connection is in state CLOSED, without an error before its end;
+// and notes whether a RST came behind a FIN, which the stack says only once.
 func (c *Conn) ended() bool {
 	endpoint, err := c.live()
 	if err != nil || tcp.EndpointState(endpoint.State()) != tcp.StateClose {
@@ -410,7 +407,7 @@ func (c *Conn) ended() bool {
 	return true
 }
 
-// result is err as callers see it.
+// result is the error that a caller gets for err.
 func (c *Conn) result(op string, err error) error {
 	if err != nil && c.stuck.Load() {
 		err = errStuck

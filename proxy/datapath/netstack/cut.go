@@ -11,15 +11,15 @@ import (
 )
 
 // outgoing is a packet that waits for the tunnel, or part of it: the stack sends several
-// segments of a connection as one, and leaves it to us to cut it and to sum it up.
+// segments of a connection as one packet (GSO), and we cut it and compute the checksums.
 type outgoing struct {
 	pkt       *stack.PacketBuffer
-	next, end int    // its segments that are to be collected
+	next, end int    // numbers of the segments to be collected: from next until before end
 	omit      []bool // segments that need not leave, by their numbers; nil: all should
 }
 
-// cut copies the segments to offset of a buffer each, and tells how many there were;
-// sizes tells their lengths. What does not fit a buffer is lost.
+// cut copies each segment into a buffer of its own, from offset on, sets its length in
+// sizes, and returns how many there were. One that does not fit its buffer is lost.
 func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
 	network, transport := o.pkt.NetworkHeader().Slice(), o.pkt.TransportHeader().Slice()
 	head, size, mss := len(network)+len(transport), o.pkt.Data().Size(), 0
@@ -53,8 +53,8 @@ func (o outgoing) cut(bufs [][]byte, sizes []int, offset int) (n int) {
 	return n
 }
 
-// finish makes a packet of its own of segment number i, whose payload begins at from of
-// what the stack has sent as one.
+// finish makes p a packet of its own: segment number i, whose payload begins at byte from of the
+// payload that the stack has sent as one.
 func finish(p []byte, network, i, from int, last bool) {
 	var source, target tcpip.Address
 	if p[0]>>4 == 4 {
@@ -79,7 +79,7 @@ func finish(p []byte, network, i, from int, last bool) {
 	binary.BigEndian.PutUint16(tcp[header.TCPChecksumOffset:], ^checksum.Checksum(tcp, sum))
 }
 
-// cursor reads a packet's payload from its parts.
+// cursor reads a packet's payload from the buffers that it is spread over.
 type cursor struct {
 	view *buffer.View
 	part []byte

@@ -15,9 +15,9 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 )
 
-// Datagrams takes what comes out of the tunnel besides TCP, whole again where it
-// came in fragments. Calls may overlap; the bytes are the callee's. hops is how many
-// routers it may still pass, at least one.
+// Datagrams takes the UDP datagrams and ICMP echo messages that come out of the tunnel,
+// reassembled from fragments. Calls may overlap; the bytes are the callee's. hops is the
+// hop limit to forward it with, at least one.
 type Datagrams interface {
 	// UDP takes a datagram.
 	UDP(source, target netip.AddrPort, hops uint8, payload []byte)
@@ -27,9 +27,9 @@ type Datagrams interface {
 	EchoReply(source, target netip.Addr, message []byte)
 }
 
-// Handle has h take datagrams from now on. Without it, and with nil, they end
-// here: UDP finds its port closed, and no echo is answered, since the address that
-// is asked is never the stack's own.
+// Handle makes h take datagrams from now on. Before it, and with nil, they end
+// here: UDP finds its port closed, and no echo request is answered, since its target
+// is never the stack's own address.
 func (s *Stack) Handle(h Datagrams) { s.datagrams.Store(&h) }
 
 func (s *Stack) handler() Datagrams {
@@ -39,7 +39,7 @@ func (s *Stack) handler() Datagrams {
 	return nil
 }
 
-// intercept has the stack hand over what is not TCP.
+// intercept makes the stack hand over UDP and ICMP.
 func (s *Stack) intercept() {
 	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.takeUDP)
 	s.net.SetTransportProtocolHandler(icmp.ProtocolNumber4, s.takeEcho)
@@ -57,7 +57,7 @@ func (s *Stack) takeUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) b
 	if !lengthValid || !sumValid {
 		return false // the stack counts it
 	}
-	// What lies behind the datagram is none of it (RFC 768 counts from the header).
+	// The packet may be longer than the datagram, whose length includes its header (RFC 768).
 	payload := pkt.Data().AsRange().ToSlice()
 	payload = payload[:min(len(payload), int(segment.Length())-header.UDPMinimumSize)]
 	source, target := addrPort(id.RemoteAddress, id.RemotePort), addrPort(id.LocalAddress, id.LocalPort)
@@ -75,7 +75,7 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 	if pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
 		request, reply = uint8(header.ICMPv6EchoRequest), uint8(header.ICMPv6EchoReply)
 	}
-	// The stack has checked ICMPv6, not ICMP, where it put the packet together.
+	// Of a reassembled packet the stack has checked the checksum of ICMPv6, but not of ICMP.
 	if request == uint8(header.ICMPv4Echo) && !pkt.RXChecksumValidated && checksum.Checksum(b, 0) != 0xffff {
 		s.dropped[damaged].Add(1)
 		return true
@@ -94,7 +94,7 @@ func (s *Stack) takeEcho(id stack.TransportEndpointID, pkt *stack.PacketBuffer) 
 	return true
 }
 
-// hopsOf is how many routers a packet may still pass behind us.
+// hopsOf is the hop limit that a packet is to be forwarded with.
 func hopsOf(pkt *stack.PacketBuffer) uint8 {
 	if pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
 		return header.IPv6(pkt.NetworkHeader().Slice()).HopLimit() - 1
@@ -102,8 +102,8 @@ func hopsOf(pkt *stack.PacketBuffer) uint8 {
 	return header.IPv4(pkt.NetworkHeader().Slice()).TTL() - 1
 }
 
-// oneFamily is false where an IPv6 packet has an IPv4 address in it, as none on a
-// wire has (RFC 4291 §2.5.5.2 is for sockets), and would leave as something else.
+// oneFamily is false for an IPv6 packet with one IPv4-mapped address (RFC 4291 §2.5.5.2),
+// which belongs in sockets, not in packets: forwarded, it would leave with another address.
 func oneFamily(source, target netip.Addr) bool { return source.Is4() == target.Is4() }
 
 // echoHeader is type, code, checksum, identifier and sequence number.
@@ -145,8 +145,8 @@ func (s *Stack) SendICMP(source, target netip.Addr, message []byte) error {
 		})
 }
 
-// send sends a packet whose transport header, of n bytes, is encode's to write; it
-// is given the payload's checksum.
+// send sends a packet with a transport header of n bytes, which encode writes, given the
+// payload's checksum.
 func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocolNumber, n int, payload []byte,
 	encode func(r *stack.Route, h []byte, sum uint16),
 ) error {
@@ -177,17 +177,17 @@ func (s *Stack) send(source, target netip.Addr, protocol tcpip.TransportProtocol
 	return nil
 }
 
-// Unreachable is what the network outside said of a packet that came out of the
-// tunnel: an ICMP error, of the version that the packet's addresses are of.
+// Unreachable describes an ICMP error from the network outside about a packet that came
+// out of the tunnel. It is of the ICMP version that the packet's addresses are of.
 type Unreachable struct {
 	Type, Code uint8
-	MTU        uint32         // where the packet was too big; 0 otherwise
-	From       netip.Addr     // who says so; invalid: Target itself
+	MTU        uint32         // in bytes, if the packet was too big; 0 otherwise
+	From       netip.Addr     // sender of the error; invalid: Target itself
 	Source     netip.AddrPort // of the packet; the port of an echo request is its identifier
 	Target     netip.AddrPort
 	Echo       bool // it was an echo request, otherwise a UDP datagram
 	Sequence   uint16
-	Length     int // of its payload
+	Length     int // bytes of its payload
 }
 
 // SendUnreachable tells the packet's sender, unless there have been many such

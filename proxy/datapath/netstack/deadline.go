@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// deadline is a moment from which on waits end, for one direction.
+// deadline is the read or the write deadline of a connection.
 type deadline struct {
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -14,7 +14,7 @@ type deadline struct {
 
 func newDeadline() *deadline { return &deadline{expired: make(chan struct{})} }
 
-// wait returns what is closed when the present deadline has come.
+// wait returns a channel that is closed when the present deadline has come.
 func (d *deadline) wait() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -26,7 +26,7 @@ func (d *deadline) set(t time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.timer != nil && !d.timer.Stop() {
-		<-d.expired // its function has run, or is about to
+		<-d.expired // the timer's function has run, or is about to
 	}
 	d.timer = nil
 	select {

@@ -13,8 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// Dial opens a connection into the tunnel, from an address that the far side is to
-// see.
+// Dial opens a connection into the tunnel, with the source address from.
 func (s *Stack) Dial(ctx context.Context, from netip.Addr, to netip.AddrPort) (*Conn, error) {
 	c, err := s.connect(ctx, from, to)
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// envelope is the stack's own congestion control, inside whose window ours lies.
-// It reigns alone where nobody observes; where somebody does, widen opens its
-// window, since each packet lost at random would halve it.
+// envelope is the stack's own congestion control, whose window bounds ours. It decides alone
+// unless the relay keeps a window: then widen opens the stack's, which each packet lost at
+// random would halve.
 const envelope = "reno"
 
 // The least retransmission timeout of a connection whose window is ours: leastRTOs
@@ -29,9 +29,9 @@ const (
 	mostLeast = time.Second
 )
 
-// places are the offsets of what a stack shows to its probe in copies only, and has
-// no option to set: in an endpoint of the pointer to its sender, and in that of its
-// state, its least timeout, and the timers that have it send again.
+// places are offsets of fields of gVisor that it shows to its probe in copies only, and has no
+// option to set: in an endpoint, of the pointer to its sender; in the sender, of its state, its
+// least timeout, and the timers that make it send again.
 type places struct{ sender, state, leastRTO, resend, probe uintptr }
 
 var known, unreachable = findPlaces(reflect.TypeFor[tcp.Endpoint]())
@@ -77,9 +77,9 @@ func isTimer(t reflect.Type) bool {
 	return true
 }
 
-// timer is one of the stack's.
+// timer is laid out as gVisor's timer, which it does not export.
 type timer struct {
-	state       int // a type of the stack's own there
+	state       int // in gVisor of a type of its own
 	clock       tcpip.Clock
 	target      tcpip.MonotonicTime
 	clockTarget tcpip.MonotonicTime
@@ -95,7 +95,7 @@ const (
 
 func (t *timer) runs() bool { return t.state == timerRuns }
 
-// start has the timer expire after d, as the stack would.
+// start makes the timer expire after d, as gVisor's enable does.
 func (t *timer) start(d time.Duration) {
 	t.target = t.clock.NowMonotonic().Add(d)
 	t.clockTarget, t.state = t.target, timerRuns
@@ -106,15 +106,15 @@ func (t *timer) start(d time.Duration) {
 	}
 }
 
-// sender is an endpoint's sending side, where the stack keeps it.
+// sender points into the sending side of an endpoint of the stack.
 type sender struct {
 	*tcp.TCPSenderState
 	leastRTO      *time.Duration
 	resend, probe *timer
 }
 
-// senderOf returns the endpoint's; false: it has none, or none within reach. The
-// caller holds the endpoint's lock, as the stack's probe does.
+// senderOf returns an endpoint's sender; false: it has none yet, or findPlaces failed. The
+// caller holds the endpoint's lock, as the caller of the stack's probe does.
 func senderOf(e *tcp.Endpoint) (s sender, ok bool) {
 	if unreachable != nil {
 		return s, false
@@ -153,8 +153,8 @@ func (s sender) recount(sacked []header.SACKBlock) {
 	s.Outstanding = max(1, (int(sent)+s.MaxPayloadSize-1)/s.MaxPayloadSize)
 }
 
-// widen opens the stack's window by ours above what it takes to be in flight; it
-// never narrows it. What is in flight is for the relay to bound.
+// widen opens the stack's window by ours, in bytes, above what it takes to be in flight; it
+// never narrows it. The relay bounds what is in flight.
 func (s sender) widen(ours cc.Bytes) {
 	if ours == 0 {
 		return
@@ -163,8 +163,8 @@ func (s sender) widen(ours cc.Bytes) {
 	s.SndCwnd = max(s.SndCwnd, s.Outstanding+int(ours)/max(s.MaxPayloadSize, 1))
 }
 
-// resume starts the retransmission timer where the stack waits for an acknowledgement
-// and none runs that would have it send again; it tells whether that was so.
+// resume starts the retransmission timer if the stack waits for an acknowledgement and no
+// timer runs that would make it send again; it tells whether that was so.
 func (s sender) resume() bool {
 	if s.SndUna == s.SndNxt || s.resend.runs() || s.probe.runs() || s.resend.clock == nil {
 		return false

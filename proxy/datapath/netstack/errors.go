@@ -9,8 +9,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 )
 
-// failure is a stack's error as the kernel's sockets have it, so that whoever
-// reads errors need not know which transport is below.
+// failure turns an error of the stack into the one that a kernel socket would return, so
+// that whoever reads errors need not know which transport is below.
 func failure(err tcpip.Error) error {
 	switch err.(type) {
 	case nil:

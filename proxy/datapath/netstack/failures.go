@@ -10,12 +10,11 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 )
 
-// leastMTU is the least that a path through an IPv4 network is taken to carry, as Linux
-// takes it (net.ipv4.route.min_pmtu).
+// leastMTU is the least MTU of an IPv4 path, in bytes, that an ICMP error is believed about: the
+// default of Linux's net.ipv4.route.min_pmtu.
 const leastMTU = 552
 
-// isEcho tells whether an ICMP message is an echo request or the reply to one. It has its
-// type at least.
+// isEcho tells whether an ICMP message, of at least one byte, is an echo request or a reply.
 func isEcho(b []byte, protocol uint8) bool {
 	if protocol == uint8(icmp.ProtocolNumber6) {
 		kind := header.ICMPv6Type(b[0])
@@ -26,8 +25,8 @@ func isEcho(b []byte, protocol uint8) bool {
 }
 
 // founded tells whether a packet with an ICMP message other than echoes is an error about a
-// segment that a connection has underway (RFC 5927 §4.1). The stack would believe anybody,
-// and send one byte in each segment where no packet at all is said to get through.
+// segment that a connection has in flight (RFC 5927 §4.1). The stack would believe anybody, and
+// send one byte in each segment after an error with an MTU that no segment fits.
 func (s *Stack) founded(p []byte) bool {
 	var id stack.TransportEndpointID
 	var segment []byte
@@ -54,7 +53,7 @@ func (s *Stack) founded(p []byte) bool {
 			header.ICMPv4Code(p[1]) == header.ICMPv4FragmentationNeeded && binary.BigEndian.Uint16(p[6:]) < leastMTU
 		options := int(quoted.HeaderLength()) != header.IPv4MinimumSize
 		if small || options || quoted.Protocol() != uint8(tcp.ProtocolNumber) {
-			return false // ours has no options
+			return false // packets that we send have no options
 		}
 		id.LocalAddress, id.RemoteAddress = quoted.SourceAddress(), quoted.DestinationAddress()
 		segment = quoted[header.IPv4MinimumSize:]
@@ -64,7 +63,7 @@ func (s *Stack) founded(p []byte) bool {
 	return c != nil && c.signals.underway(seqnum.Value(header.TCP(segment).SequenceNumber()))
 }
 
-// underway tells whether a segment that begins at seq may be.
+// underway tells whether a segment that begins at seq may be in flight.
 func (g *signals) underway(seq seqnum.Value) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

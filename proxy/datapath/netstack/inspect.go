@@ -16,9 +16,9 @@ type verdict uint8
 
 const (
 	valid     verdict = iota // its checksums are right
-	unchecked                // the stack checks it: what it puts together of fragments
+	unchecked                // the stack is to check it: a fragment, or with a routing header
 	notice                   // an ICMP message other than echoes, whose checksum is right
-	unfounded                // likewise, and it is about nothing that is underway
+	unfounded                // the same, but about no segment in flight
 	malformed                // no IP packet, or one that is shorter than it says
 	damaged                  // a checksum is wrong
 	senseless                // TCP flags that no sender uses together
@@ -26,9 +26,9 @@ const (
 	verdicts
 )
 
-// inspect judges a packet. The tunnel vouches for what its peer sent, not for what
-// reached that peer from a network behind it; and what is wrong must not leave with a
-// right checksum. It returns the packet without what lies behind its end.
+// inspect judges a packet, and returns it without the bytes behind its end. The tunnel
+// authenticates what its peer sent, but that may have been damaged in a network behind the
+// peer; and what is damaged must not leave with a right checksum.
 func inspect(p []byte) ([]byte, verdict) {
 	if len(p) == 0 {
 		return p, malformed
@@ -82,7 +82,7 @@ func inspect6(p []byte) ([]byte, verdict) {
 				return p, malformed
 			}
 			if next == uint8(header.IPv6RoutingExtHdrIdentifier) && rest[3] > 0 {
-				return p, unchecked // it is not for its destination yet, which its checksum is with
+				return p, unchecked // its checksum is computed with the last address of the route
 			}
 			next, rest = rest[0], rest[8*(1+int(rest[1])):]
 		case header.IPv6FragmentExtHdrIdentifier:
@@ -97,8 +97,8 @@ func inspect6(p []byte) ([]byte, verdict) {
 	}
 }
 
-// inspectPart judges a fragment's payload: a segment's flags are in its first, and not
-// to be overwritten by its second (RFC 3128), and so is the type of an ICMP message.
+// inspectPart judges a fragment's payload. The first fragment must have a segment's flags,
+// which the second must not overwrite (RFC 3128), or an ICMP message's type.
 func inspectPart(b []byte, protocol uint8, first bool) verdict {
 	if protocol == uint8(tcp.ProtocolNumber) && first {
 		if len(b) < header.TCPMinimumSize {
@@ -153,8 +153,8 @@ func inspectTransport(b []byte, protocol uint8, addresses []byte, six bool) verd
 	return valid
 }
 
-// inspectICMP judges an ICMP message, or what claims to be one where it is not of the
-// packet's family. sum is that of what its checksum covers besides.
+// inspectICMP judges an ICMP message. family tells whether it is of the packet's IP version;
+// sum is the checksum of the pseudo-header, if there is one.
 func inspectICMP(b []byte, protocol uint8, family bool, sum uint16) verdict {
 	switch {
 	case !family:
@@ -168,7 +168,7 @@ func inspectICMP(b []byte, protocol uint8, family bool, sum uint16) verdict {
 }
 
 // sensible tells whether a TCP sends such flags together (RFC 9293 §3.10). PSH, URG
-// and those of ECN go with any.
+// and the ECN flags may go with any.
 func sensible(f header.TCPFlags) bool {
 	switch f & (header.TCPFlagSyn | header.TCPFlagAck | header.TCPFlagFin | header.TCPFlagRst) {
 	case header.TCPFlagSyn, header.TCPFlagSyn | header.TCPFlagAck,
@@ -180,11 +180,11 @@ func sensible(f header.TCPFlags) bool {
 	}
 }
 
-// SetGateway has of say which of our own addresses is beside an inner one; invalid:
-// none.
+// SetGateway sets the function that returns our own address in the network of an address
+// inside the tunnel; invalid: we have none.
 func (s *Stack) SetGateway(of func(inner netip.Addr) netip.Addr) { s.gateway.Store(&of) }
 
-// ownBeside returns our own address beside an inner one; invalid: there is none.
+// ownBeside returns what SetGateway's function does; invalid: there is none.
 func (s *Stack) ownBeside(inner netip.Addr) netip.Addr {
 	if of := s.gateway.Load(); of != nil {
 		return (*of)(inner)
@@ -192,8 +192,7 @@ func (s *Stack) ownBeside(inner netip.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// spent tells whether a packet's hop limit has run out: it must go no further, and it
-// is not for us.
+// spent tells whether a packet's hop limit is 0, or is 1 and the packet is not for us.
 func (s *Stack) spent(p []byte) bool {
 	if p[0]>>4 == 6 {
 		hops, target := header.IPv6(p).HopLimit(), netip.AddrFrom16([16]byte(p[24:40]))
@@ -203,8 +202,8 @@ func (s *Stack) spent(p []byte) bool {
 	return hops == 0 || hops == 1 && s.ownBeside(target) != target
 }
 
-// Who says that a hop limit has run out, where we have no address in the tunnel: RFC
-// 7600 §4.8's, and one that is of the tunnel's link.
+// Source addresses of Time Exceeded messages if we have no address in the tunnel: the IPv4
+// dummy address (RFC 7600 §4.8) and a link-local one.
 var (
 	dummy4 = netip.AddrFrom4([4]byte{192, 0, 0, 8})
 	dummy6 = netip.MustParseAddr("fe80::1")
@@ -228,12 +227,12 @@ func (s *Stack) tellExpired(p []byte) {
 		from = own
 	}
 	if answerable && (to.IsGlobalUnicast() || to.IsLinkLocalUnicast()) && s.net.AllowICMPMessage() {
-		_ = s.SendICMP(from, to, append(message[:], p[:min(len(p), quotable)]...)) // it may be lost as any packet
+		_ = s.SendICMP(from, to, append(message[:], p[:min(len(p), quotable)]...)) // it may be lost like any packet
 	}
 }
 
-// answerable4 tells whether there may be an ICMP error about a packet: not about such
-// an error, to many, or about any fragment but the first (RFC 1122 §3.2.2).
+// answerable4 tells whether an ICMP error may be sent about a packet: not if it is an ICMP
+// error, was sent to many, or is a fragment but the first (RFC 1122 §3.2.2).
 func answerable4(p []byte) bool {
 	ip := header.IPv4(p)
 	if ip.Protocol() == uint8(icmp.ProtocolNumber4) {

@@ -6,15 +6,15 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 )
 
-// An idle peer is asked whether it is still there, as often as by a leg of the
-// kernel's: one that has vanished is noticed after four minutes.
+// The keep-alive times of a kernel leg: an idle peer that has vanished is noticed after four
+// minutes.
 const (
 	keepAliveIdle     = 2 * time.Minute
 	keepAliveInterval = 30 * time.Second
 	keepAliveCount    = 4
 )
 
-// keepAlive has an idle connection ask whether its peer is still there.
+// keepAlive turns on TCP keep-alive.
 func keepAlive(endpoint tcpip.Endpoint) error {
 	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
 	err := endpoint.SetSockOpt(&idle)

@@ -9,8 +9,8 @@ import (
 
 // A connection that waits for an acknowledgement is looked at pollEvery after it was
 // written to: a stalled reader, a retransmission timeout and a stack that has stopped
-// retransmitting show only here. The longer nothing comes, the more seldom it is, by
-// pollShare of the silence, down to once in quiet.
+// retransmitting show only here. It is looked at again after the time for which nothing
+// has come divided by pollShare, but no less than pollEvery and no more than quiet.
 const (
 	pollEvery = 10 * time.Millisecond
 	pollShare = 8
@@ -29,7 +29,7 @@ type poller struct {
 	done    sync.WaitGroup
 }
 
-// watch has c looked at until it waits for nothing any more.
+// watch makes the poller look at c until c waits for no acknowledgement any more.
 func (p *poller) watch(c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -44,7 +44,7 @@ func (p *poller) watch(c *Conn) {
 		p.running = true
 		p.done.Go(p.run)
 	case soon < p.next:
-		p.next = soon // others need not kick
+		p.next = soon // so that others do not kick as well
 		select {
 		case p.kick <- struct{}{}:
 		default:
@@ -52,7 +52,7 @@ func (p *poller) watch(c *Conn) {
 	}
 }
 
-// stop waits until no look is underway any more. Nobody is watched from now on.
+// stop ends the poller, and waits until it has ended.
 func (p *poller) stop() {
 	p.mu.Lock()
 	close(p.closed)
@@ -92,7 +92,7 @@ func (p *poller) run() {
 	}
 }
 
-// join adds those that are to be watched from now on; none in all: the poller ends.
+// join adds the connections that watch was called for; if it returns none, the poller ends.
 func (p *poller) join(conns []*Conn, now cc.Time) []*Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -106,7 +106,7 @@ func (p *poller) join(conns []*Conn, now cc.Time) []*Conn {
 	return conns
 }
 
-// sleep waits until next, or until it is to look earlier; false: the poller is to end.
+// sleep waits until next, or a kick; false: the poller is to end.
 func (p *poller) sleep(timer *time.Timer, now, next cc.Time) bool {
 	p.mu.Lock()
 	if len(p.joining) > 0 {
@@ -126,7 +126,7 @@ func (p *poller) sleep(timer *time.Timer, now, next cc.Time) bool {
 	return true
 }
 
-// forget has c looked at no more, unless it waits again meanwhile.
+// forget stops looking at c, unless it waits again meanwhile.
 func (p *poller) forget(c *Conn) {
 	c.watched.Store(false)
 	if c.waits() {

@@ -12,7 +12,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 )
 
-// queue is what waits to be collected.
+// queue holds the packets that wait to be collected.
 type queue struct {
 	most  int           // packets; what comes beyond it is lost
 	ready chan struct{} // one is in it while packets wait
@@ -21,7 +21,7 @@ type queue struct {
 
 	mu      sync.Mutex
 	waiting []outgoing
-	packets int // that they leave as
+	packets int // once cut into segments
 	over    bool
 }
 
@@ -29,7 +29,7 @@ func newQueue(most int, drops *atomic.Uint64) *queue {
 	return &queue{most: most, ready: make(chan struct{}, 1), ended: make(chan struct{}), drops: drops}
 }
 
-// put has a packet wait, or as many of its segments as there is room for.
+// put appends a packet, or as many of its segments as there is room for. over: the queue is closed.
 func (q *queue) put(o outgoing) (fits, over bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -56,8 +56,8 @@ func (q *queue) wake() {
 	}
 }
 
-// take moves as many packets as wait into pieces, which own them then, at most so many
-// segments.
+// take moves what waits into pieces, which own it then, up to most segments, and returns how
+// many pieces there are.
 func (q *queue) take(pieces []outgoing, most int) (n int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -84,7 +84,7 @@ func (q *queue) take(pieces []outgoing, most int) (n int) {
 	return n
 }
 
-// await is take once there is something; 0: it is over.
+// await is take once something waits; 0: the queue is closed, or ctx is done.
 func (q *queue) await(ctx context.Context, pieces []outgoing, most int) int {
 	for {
 		if n := q.take(pieces, most); n > 0 {
@@ -106,7 +106,7 @@ func (q *queue) empty() bool {
 	return len(q.waiting) == 0
 }
 
-// close loses what waits; false: it was closed before.
+// close drops what waits; false: the queue was closed before.
 func (q *queue) close() bool {
 	q.mu.Lock()
 	again := q.over
@@ -120,7 +120,7 @@ func (q *queue) close() bool {
 	return true
 }
 
-// discard loses what waits, and tells how many packets that was.
+// discard drops what waits, and returns how many packets that was.
 func (q *queue) discard() (n int) {
 	var p [1]outgoing
 	for q.take(p[:], q.most) > 0 {
@@ -130,14 +130,14 @@ func (q *queue) discard() (n int) {
 	return n
 }
 
-// Outlet is where what goes to some addresses is collected, apart from the rest.
+// Outlet is a queue of its own for the packets to some addresses.
 type Outlet struct {
 	*queue
 	stack *Stack
 	addrs []tcpip.Address
 }
 
-// Outlet opens one, in which so many packets may wait. An address is of one outlet at a time.
+// Outlet opens an outlet in which at most most packets wait. An address has one outlet at a time.
 func (s *Stack) Outlet(most int, addrs []netip.Addr) *Outlet {
 	o := &Outlet{queue: newQueue(most, &s.wire.drops), stack: s}
 	s.wire.mu.Lock()
@@ -149,7 +149,7 @@ func (s *Stack) Outlet(most int, addrs []netip.Addr) *Outlet {
 	return o
 }
 
-// Close ends an outlet: what waits is lost, and what comes goes with the rest.
+// Close ends an outlet: what waits is lost, and packets to its addresses go to Stack.Collect.
 func (o *Outlet) Close() {
 	o.stack.wire.mu.Lock()
 	for _, a := range o.addrs {
@@ -160,13 +160,13 @@ func (o *Outlet) Close() {
 }
 
 // Collect waits for packets that are to go into the tunnel and copies as many
-// as there are, at most len(bufs), each to offset of its buffer; sizes tells
-// their lengths.
+// as there are, at most len(bufs), each into its buffer from offset on. It sets
+// their lengths in sizes, in bytes, and returns how many there are.
 func (o *Outlet) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
 	return o.stack.collect(ctx, o.queue, bufs, sizes, offset)
 }
 
-// Collect is an outlet's, of what no outlet is for.
+// Collect is like Outlet.Collect, for the packets that no outlet is for.
 func (s *Stack) Collect(ctx context.Context, bufs [][]byte, sizes []int, offset int) (n int, err error) {
 	return s.collect(ctx, s.wire.queue, bufs, sizes, offset)
 }

@@ -16,20 +16,21 @@ import (
 type requests struct {
 	forwarder *tcp.Forwarder
 	places    *datapath.Places
-	dropped   atomic.Uint64 // SYNs for which there was none
+	dropped   atomic.Uint64 // SYNs for which there was no place
 
 	peer  atomic.Pointer[func(netip.Addr) string]
 	mu    sync.Mutex
 	asked map[stack.TransportEndpointID]asked
 }
 
-// asked is what the stack's own requests do not tell.
+// asked is what is kept of a SYN beside the stack's own request.
 type asked struct {
 	peer string
 	hops uint8
 }
 
-// SetPeer has of say whose an inner address is. Until then each is a peer of its own.
+// SetPeer sets the function that returns the name of the peer that has an address inside the
+// tunnel. Before, each address is a peer of its own.
 func (s *Stack) SetPeer(of func(inner netip.Addr) string) { s.requests.peer.Store(&of) }
 
 func (r *requests) peerOf(inner netip.Addr) string {
@@ -39,14 +40,14 @@ func (r *requests) peerOf(inner netip.Addr) string {
 	return inner.String()
 }
 
-// request is one of them.
+// request is a SYN that waits for its answer.
 type request struct {
 	*tcp.ForwarderRequest
 	of   *requests
-	hops uint8 // how many routers the SYN may still pass
+	hops uint8 // see Conn.Hops
 }
 
-// take takes in a segment that is of no connection; false: it is no SYN.
+// take takes a segment of no connection from the stack; false: the stack is to answer it.
 func (r *requests) take(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
 	flags := header.TCP(pkt.TransportHeader().Slice()).Flags()
 	if !flags.Contains(header.TCPFlagSyn) || flags.Contains(header.TCPFlagAck) {
@@ -83,14 +84,14 @@ func (r *requests) remove(id stack.TransportEndpointID) {
 	}
 }
 
-// Complete ends the request, with a reset or without an answer of its own. Once only.
+// Complete ends the request, with a RST or without an answer. It is called once.
 func (r *request) Complete(reset bool) {
 	id := r.ID()
 	r.ForwarderRequest.Complete(reset)
 	r.of.remove(id)
 }
 
-// ask has a SYN wait for Accept.
+// ask makes a SYN wait for Accept.
 func (s *Stack) ask(asked *tcp.ForwarderRequest) {
 	r := &request{ForwarderRequest: asked, of: &s.requests}
 	s.requests.mu.Lock()
@@ -106,7 +107,7 @@ func (s *Stack) ask(asked *tcp.ForwarderRequest) {
 	c.request, c.hops = r, r.hops
 	select {
 	case s.syns <- c:
-	default: // as many wait as may
+	default: // Config.Handshakes wait already
 		r.Complete(false)
 	}
 }

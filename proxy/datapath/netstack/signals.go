@@ -16,9 +16,9 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// signals is what is known of a connection's sending side. The stack tells it,
-// holding its own lock of the connection: when a segment leaves, and its whole
-// state after each segment that came.
+// signals is what is known of a connection's sending side. The stack calls it, with
+// the endpoint locked, when a segment leaves, and with its whole state after each
+// segment that came.
 type signals struct {
 	mu       sync.Mutex
 	observer func(flow.Report) // nil: nobody observes
@@ -27,24 +27,24 @@ type signals struct {
 
 	first   seqnum.Value // of the stream's first byte
 	started bool         // first is known
-	synAt   cc.Time      // when the first SYN left, or the first answer to one
+	synAt   cc.Time      // when the first SYN or SYN-ACK left
 	una     cc.Bytes     // stream offset up to which all is acknowledged
 	unaSeq  seqnum.Value
 	sndMax  cc.Bytes // up to which all has been sent once
 	resent  cc.Bytes // highest offset sent more than once
 	written cc.Bytes // accepted by the stack
 	sacked  cc.Bytes // beyond una
-	blocks  []span   // of that
-	kept    []span   // of that before a timeout, which has the stack forget it
+	blocks  []span   // the ranges that are sacked
+	kept    []span   // those sacked before a timeout, at which the stack forgets them
 	expired int      // timeouts
 	newest  cc.Bytes // highest offset known to have arrived
 	lost    cc.Bytes // sent again
-	pipe    cc.Bytes
+	pipe    cc.Bytes // in flight (RFC 6675 §2)
 	window  cc.Bytes // the peer's receive window, from una
 	mss     cc.Bytes
 	cwnd    cc.Bytes // the stack's own
 	srtt    time.Duration
-	shake   time.Duration // of the handshake, in milliseconds; 0: not known
+	shake   time.Duration // round trip of the handshake, in whole milliseconds; 0: not known
 	minRTT  time.Duration
 	xmit    tcpip.MonotonicTime // when the newest segment left that has arrived
 	at      cc.Time             // of the newest probe
@@ -61,9 +61,9 @@ func (g *signals) offset(seq seqnum.Value) cc.Bytes {
 // span is a part of the stream, by offsets.
 type span struct{ from, end cc.Bytes }
 
-// sent notes that n bytes from seq leave, in segments of mss, and tells which should not,
-// by their numbers; nil: all should. What the peer has said that it holds is not sent again.
-// The stack does that where it has sent several segments as one and lost one of them.
+// sent notes that n bytes from seq leave, in segments of mss bytes, and returns which segments,
+// by their numbers, are to be left out; nil: none. Those are what the peer has SACKed: the stack
+// sends it again if it has sent several segments as one and one of them was lost.
 func (g *signals) sent(now cc.Time, seq uint32, n, mss int, syn bool) (omit []bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -108,9 +108,9 @@ func (g *signals) leaves(from, end cc.Bytes) {
 	g.pipe += end - from
 }
 
-// restamp corrects the timestamp of a SYN, or of an answer to one. Where the stack sends
-// it again, it has that of the first, so that the timeout between them would be a part
-// of the round trip that its acknowledgement measures (RFC 7323 §4.1).
+// restamp corrects the timestamp of a SYN or SYN-ACK that is sent again. The stack repeats
+// that of the first, so that the timeout between them would be a part of the round trip that
+// the acknowledgement measures (RFC 7323 §4.1).
 func (g *signals) restamp(syn header.TCP, now cc.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,13 +124,12 @@ func (g *signals) restamp(syn header.TCP, now cc.Time) {
 		return
 	}
 	stamp := syn.Options()[at : at+4]
-	// Its first stamp is up to a millisecond older, and none may lie ahead of its clock. It
-	// lies at an even offset, as the options that the stack sends do.
+	// The first stamp is up to a millisecond older than synAt, and none may be ahead of the stack's
+	// clock. It lies at an even offset, as the stack pads its options so.
 	rewrite(syn, stamp, func() { binary.BigEndian.PutUint32(stamp, binary.BigEndian.Uint32(stamp)+late-1) })
 }
 
-// stampAt is where the value of the timestamp lies in a segment's options; -1: it has
-// none.
+// stampAt is the index of the timestamp's value in a segment's options; -1: it has none.
 func stampAt(options []byte) int {
 	for i := 0; i < len(options); {
 		switch options[i] {
@@ -206,7 +205,7 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 	}
 	now := clock() // with the lock held: reports are in the order of their times
 	snd := &state.Sender
-	sent := max(g.sndMax, g.written) // the end of the stream is no byte
+	sent := max(g.sndMax, g.written) // a FIN takes a sequence number, but is no byte
 	una := min(g.offset(snd.SndUna), sent)
 	if una > g.una {
 		g.una, g.unaSeq = una, g.first+seqnum.Value(una)
@@ -239,8 +238,8 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 			g.minRTT = rtt
 		}
 	}
-	// The stack keeps the timestamp of a segment that is in order. One that has not changed
-	// may be an earlier segment's.
+	// RecentTS is of the newest segment in order: if it has not changed, it may be of an earlier
+	// one than the segment that has just come.
 	if stamp := state.RecentTS; stamp != g.stamp {
 		if g.stamp != 0 { // what the first segment shows may be that of the SYN
 			g.peer = flow.PeerClock{At: now, Value: stamp}
@@ -251,8 +250,8 @@ func (g *signals) absorb(state *tcp.TCPEndpointState, timeouts int, clock func()
 	g.report(now, rtt, timeouts)
 }
 
-// keep remembers over a timeout what the peer has said that it holds, unless it has
-// dropped it since: what it acknowledges in order would reach further.
+// keep remembers over a timeout what the peer has SACKed, unless the peer has dropped that
+// since (RFC 2018 §8): an acknowledgement that reaches a range must go beyond it.
 func (g *signals) keep(timeouts int) {
 	if timeouts > g.expired {
 		g.expired = timeouts
@@ -264,7 +263,7 @@ func (g *signals) keep(timeouts int) {
 	}
 }
 
-// peerClock is the newest timestamp of the peer, with what the handshake took.
+// peerClock is the newest timestamp of the peer, and the round trip of the handshake.
 func (g *signals) peerClock() (flow.PeerClock, time.Duration) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -294,9 +293,9 @@ func (g *signals) report(now cc.Time, rtt time.Duration, timeouts int) {
 	})
 }
 
-// look reports what shows without anything coming, and tells whether it is too early
-// for that. The stack does not count the acknowledgement that ends a connection:
-// finished says that there was one.
+// look reports what changes without a segment that comes, and tells whether it is too early
+// for that. finished says that the peer has acknowledged our FIN and with it all bytes: the
+// stack does not call the probe then.
 func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool) (early bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -315,7 +314,7 @@ func (g *signals) look(clock func() cc.Time, timeouts func() int, finished bool)
 	return false
 }
 
-// observe has reports made to observer from now on.
+// observe sends reports to observer from now on.
 func (g *signals) observe(clock func() cc.Time, observer func(flow.Report)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -324,7 +323,7 @@ func (g *signals) observe(clock func() cc.Time, observer func(flow.Report)) {
 	g.report(clock(), 0, 0)
 }
 
-// end has nothing reported any more.
+// end stops reports for good.
 func (g *signals) end() {
 	g.mu.Lock()
 	g.over = true

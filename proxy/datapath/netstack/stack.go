@@ -1,10 +1,10 @@
 // Package netstack is TCP in user space, for what comes out of a tunnel: IP
 // packets go in and out, and every connection in them ends here, whatever
-// address it is for. It stands on gVisor's stack.
+// address it is for. It uses gVisor's stack.
 //
-// The window below ours is that stack's reno; its own probe and the packets it
-// sends say what became of each byte. It enforces neither window nor rate, so the
-// relay asks flow.Take before every write.
+// That stack's own congestion control is Reno, whose window is opened so that ours
+// binds. The stack's probe and the packets that it sends show what became of each byte.
+// It enforces neither our window nor a rate, so the relay calls flow.Take before every write.
 package netstack
 
 import (
@@ -36,16 +36,16 @@ import (
 // Config describes a Stack.
 type Config struct {
 	Clock func() cc.Time
-	MTU   int // of the tunnel, for IP packets: at least MinMTU
+	MTU   int // of the tunnel, in bytes of an IP packet: MinMTU to 65535
 	// Handshakes bounds the connections that wait for their server to be dialled
 	// or for the end of their handshake, of which one peer has at most half;
-	// further SYNs are dropped, and come again. 0: 2048.
+	// further SYNs are dropped, and clients send them again. 0: 2048.
 	Handshakes int
 
 	timers tcpip.Clock // of the stack's timers; nil: the real one
 }
 
-// MinMTU is the least that IPv6 works with (RFC 8200 §5).
+// MinMTU is the least MTU of IPv6, in bytes (RFC 8200 §5).
 const MinMTU = 1280
 
 const (
@@ -59,7 +59,7 @@ const (
 	defaultBuffer = 256 << 10
 	mostBuffer    = 4 << 20
 
-	// timeWait is short: ports of clients behind a tunnel come back soon.
+	// timeWait is short: clients behind a tunnel soon use a port again.
 	timeWait = 5 * time.Second
 )
 
@@ -71,7 +71,7 @@ type Stack struct {
 	conns    table
 	requests requests
 	syns     chan *Conn
-	asked    atomic.Int64 // connections that are asked for Arrivals
+	asked    atomic.Int64 // connections whose incoming.asked is set
 
 	gateway             atomic.Pointer[func(netip.Addr) netip.Addr]
 	dropped             [verdicts]atomic.Uint64 // packets that came out of the tunnel
@@ -94,7 +94,7 @@ func New(cfg Config) (*Stack, error) {
 	if cfg.Handshakes == 0 {
 		cfg.Handshakes = defaultHandshakes
 	}
-	// The stack would tell of odd packets, and so whoever sends them, on standard error.
+	// The stack would log odd packets to standard error, as many as somebody sends.
 	log.SetLevel(log.Warning)
 	s := &Stack{
 		clock: cfg.Clock, draining: make(chan struct{}), closed: make(chan struct{}),
@@ -164,9 +164,9 @@ func (s *Stack) Accept() (*Conn, error) {
 	}
 }
 
-// Drain leaves SYNs unanswered from now on, those that nobody has accepted too:
-// clients send them again, and may find whoever takes our place. A reset would tell
-// them that there is no server. Connections go on.
+// Drain leaves SYNs unanswered from now on, and those that nobody has accepted:
+// clients send them again, and may reach the process that takes our place. A RST would
+// tell them that there is no server. Connections go on.
 func (s *Stack) Drain() {
 	s.drain.Do(func() { close(s.draining) })
 	for {
@@ -205,10 +205,10 @@ func (s *Stack) Flush(ctx context.Context) {
 }
 
 // Deliver takes IP packets that came out of the tunnel; the memory stays the
-// caller's. What is wrong with them has them dropped, or answered. Segments of a
-// connection that follow each other among them go through the stack as one.
+// caller's. Invalid packets are dropped; one whose hop limit has run out is answered.
+// Segments of a connection that follow each other go through the stack as one.
 func (s *Stack) Deliver(packets ...[]byte) {
-	var merged *gro.GRO // nil: there is nothing that a packet could be merged with
+	var merged *gro.GRO // nil: there is only one packet
 	if len(packets) > 1 {
 		merged = mergers.Get().(*gro.GRO)
 		merged.Dispatcher = s.wire
@@ -260,8 +260,8 @@ func (s *Stack) Deliver(packets ...[]byte) {
 	}
 }
 
-// mergers are empty between uses. Flush empties each of their lists of its first
-// packet only; they have no more than mergerDepth.
+// mergers are empty between uses. Flush takes only the first packet off each of their
+// lists, which have at most mergerDepth.
 var mergers = sync.Pool{New: func() any {
 	g := new(gro.GRO)
 	g.Init(true)
@@ -270,18 +270,18 @@ var mergers = sync.Pool{New: func() any {
 
 const mergerDepth = 8
 
-// Counts are a stack's since its start.
+// Counts are counters of a stack since its start.
 type Counts struct {
 	Lost       uint64 // packets towards the tunnel for which the queue had no room
 	Handshakes uint64 // SYNs dropped beyond Config.Handshakes
 	Stalls     uint64 // how often a connection had stopped retransmitting, and was made to go on
-	// Packets that came out of the tunnel and were dropped: shorter than they said,
-	// with a wrong checksum, with TCP flags that make no sense, and those whose hop
-	// limit had run out.
+	// Packets that came out of the tunnel and were dropped: no IP packet or a truncated
+	// one, a wrong checksum, TCP flags that no sender uses together, and a hop limit
+	// that had run out.
 	Malformed, Damaged, Senseless, Expired uint64
 }
 
-// Counts returns them.
+// Counts returns the counters.
 func (s *Stack) Counts() Counts {
 	stats := s.net.Stats()
 	return Counts{
@@ -309,7 +309,7 @@ func (s *Stack) Close() error {
 	return nil
 }
 
-// addrPort is one end of id.
+// addrPort turns an address and a port of the stack into a netip.AddrPort.
 func addrPort(a tcpip.Address, port uint16) netip.AddrPort {
 	addr, _ := netip.AddrFromSlice(a.AsSlice())
 	return netip.AddrPortFrom(addr.Unmap(), port)

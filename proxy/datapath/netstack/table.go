@@ -8,8 +8,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// table finds connections by their ends, for every packet: a sync.Map would put
-// each key that it is asked for on the heap.
+// table finds connections by addresses and ports, for every packet: a sync.Map would put
+// each key that is looked up on the heap.
 type table struct {
 	mu    sync.RWMutex
 	conns map[stack.TransportEndpointID]*Conn
@@ -28,7 +28,7 @@ func (t *table) add(c *Conn) {
 	t.conns[c.id] = c
 }
 
-// remove takes c out, unless another has its ends by now.
+// remove takes c out, unless another has its addresses and ports by now.
 func (t *table) remove(c *Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

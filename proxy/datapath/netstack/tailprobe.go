@@ -8,16 +8,14 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// leastProbe is for how long nothing has come or left before the stack takes the tail of
-// what it has sent for lost, and sends it again: Tail Loss Probe's least timeout
-// (draft-dukkipati-tcpm-tcp-loss-probe-01 §2.1). The stack itself has none. On a path of
-// less than a millisecond it would probe whenever the processor is busy for two round
-// trips, and each probe passes for a loss.
+// leastProbe is the least time without a segment in either direction before the stack sends a
+// tail loss probe (draft-dukkipati-tcpm-tcp-loss-probe-01 §2.1). The stack itself has no such
+// bound: on a path of less than a millisecond it would probe whenever the processor is busy
+// for two round trips, and each probe counts as a loss.
 const leastProbe = 10 * time.Millisecond
 
-// settle has the stack's timer for a lost tail wait for leastProbe. The caller holds the
-// endpoint's lock. It is to be called again where it returns false: the timer has just
-// expired.
+// settle makes the stack's timer for tail loss probes wait for leastProbe. The caller holds the
+// endpoint's lock, and calls it again later if it returns false: the timer has just expired.
 func (c *Conn) settle(e *tcp.Endpoint, probe *timer) bool {
 	if probe.state != timerStopped && probe.timer != nil && !probe.timer.Stop() {
 		return false
@@ -42,7 +40,7 @@ func (c *Conn) settle(e *tcp.Endpoint, probe *timer) bool {
 	return true
 }
 
-// quiet is for how long nothing has come, and no bytes have left.
+// quiet is the time since a segment came or bytes left.
 func (g *signals) quiet(now cc.Time) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -10,24 +10,23 @@ import (
 )
 
 const (
-	// quiet is for how long nothing has come before the stack's timers are looked at.
+	// quiet is the time without a segment from the peer before the stack's timers are checked.
 	quiet = tcp.MinRTO
-	// resumeAtMost is how often, without an answer, a timer of the stack's is started
-	// that has stopped: as often as the stack itself sends again, at intervals that
-	// double likewise.
+	// resumeAtMost is how often, without an answer, a stopped timer of the stack is
+	// started: as often as the stack itself sends again, and also at doubling intervals.
 	resumeAtMost = tcp.MaxRetries
 )
 
 var errStuck = fmt.Errorf("the stack in user space has stopped retransmitting: %w", syscall.ECONNABORTED)
 
-// watch has the poller look at the connection until it waits for no acknowledgement.
+// watch makes the poller look at the connection until it waits for no acknowledgement.
 func (c *Conn) watch() {
 	if !c.watched.Swap(true) {
 		c.stack.poller.watch(c)
 	}
 }
 
-// waits tells whether the peer has yet to acknowledge bytes, or their end.
+// waits tells whether the peer has yet to acknowledge bytes, or our FIN.
 func (c *Conn) waits() bool {
 	e := c.tcp()
 	if e == nil {
@@ -52,8 +51,8 @@ func (c *Conn) over() bool {
 	return c.closed
 }
 
-// look is the poller's: it reports what shows without anything coming, has the stack
-// send again where it has stopped to, and tells whether there may be more to see.
+// look is called by the poller. It reports what changes without a segment that comes, makes a
+// stack that has stopped retransmitting go on, and tells whether the poller is to look again.
 func (c *Conn) look() bool {
 	early := c.signals.look(c.stack.clock, c.timeouts, c.ended() && !c.aborted.Load())
 	if !c.waits() {
@@ -70,9 +69,9 @@ func (c *Conn) look() bool {
 	return true
 }
 
-// revive has the stack send again where it waits for an acknowledgement without a
-// timer running. It starts none where it takes nothing to be in flight, which recount
-// corrects only after the next segment that comes.
+// revive starts the retransmission timer of a stack that waits for an acknowledgement with no
+// timer running. The stack starts none while it counts nothing in flight, and recount corrects
+// that count only when the next segment comes.
 func (c *Conn) revive(e *tcp.Endpoint) {
 	e.LockUser()
 	snd, ok := senderOf(e)

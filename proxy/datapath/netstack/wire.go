@@ -12,17 +12,17 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// wire is the stack's interface towards the tunnel. It tells each connection
-// what leaves of it, and when: the probe only sees what comes. What leaves waits
-// in queues of its own, as the endpoint's would copy every packet's head and
-// take and give packets one by one.
+// wire is the stack's interface towards the tunnel. It tells each connection which
+// of its segments leave, and when: the probe only sees those that come. What leaves waits
+// in queues of wire's own, since that of channel.Endpoint would copy every packet's
+// headers and pass packets one by one.
 type wire struct {
 	*channel.Endpoint
 	stack *Stack
 	queue *queue // of what no outlet is for
 
-	delivering sync.RWMutex // written: by who delivers what has not been checked
-	unchecked  atomic.Bool  // what is being delivered has not been
+	delivering sync.RWMutex // locked for writing to deliver an unchecked packet, for reading else
+	unchecked  atomic.Bool  // an unchecked packet is being delivered
 
 	mu      sync.RWMutex
 	outlets map[tcpip.Address]*queue
@@ -38,8 +38,8 @@ func newWire(s *Stack, mtu int) *wire {
 	return w
 }
 
-// Capabilities implements stack.LinkEndpoint. The stack asks for them with every
-// packet, whether it has to check it or that has been done.
+// Capabilities implements stack.LinkEndpoint. With every packet the stack asks here whether
+// it has to verify the checksum.
 func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 	if w.unchecked.Load() {
 		return 0
@@ -47,8 +47,8 @@ func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
 	return stack.CapabilityRXChecksumOffload
 }
 
-// WritePackets implements stack.LinkWriter. What there is no room for is lost; what
-// need not be sent again passes for sent.
+// WritePackets implements stack.LinkWriter. What there is no room for is lost. What need
+// not be sent again is left out, and counts as written.
 func (w *wire) WritePackets(pkts stack.PacketBufferList) (written int, _ tcpip.Error) {
 	for _, p := range pkts.AsSlice() {
 		o := w.note(p)
@@ -71,7 +71,7 @@ func (w *wire) DeliverNetworkPacket(protocol tcpip.NetworkProtocolNumber, pkt *s
 	w.InjectInbound(protocol, pkt)
 }
 
-// deliverUnchecked has the stack check a packet.
+// deliverUnchecked delivers a packet whose checksum the stack is to verify.
 func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack.PacketBuffer) {
 	w.delivering.Lock()
 	defer w.delivering.Unlock()
@@ -83,7 +83,7 @@ func (w *wire) deliverUnchecked(protocol tcpip.NetworkProtocolNumber, pkt *stack
 // DeliverLinkPacket implements stack.NetworkDispatcher: a tunnel has no such packets.
 func (w *wire) DeliverLinkPacket(tcpip.NetworkProtocolNumber, *stack.PacketBuffer) {}
 
-// towards is where a packet waits.
+// towards is the queue for a packet.
 func (w *wire) towards(p *stack.PacketBuffer) *queue {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -95,19 +95,19 @@ func (w *wire) towards(p *stack.PacketBuffer) *queue {
 	return w.queue
 }
 
-// queues are all there are.
+// queues returns all queues.
 func (w *wire) queues() []*queue {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
 	return append(slices.Collect(maps.Values(w.outlets)), w.queue)
 }
 
-// empty tells whether nothing waits.
+// empty tells whether no packet waits.
 func (w *wire) empty() bool {
 	return !slices.ContainsFunc(w.queues(), func(q *queue) bool { return !q.empty() })
 }
 
-// Close implements stack.LinkEndpoint: the stack calls it. What waits is gone.
+// Close implements stack.LinkEndpoint. What waits is lost.
 func (w *wire) Close() {
 	for _, q := range w.queues() {
 		if q.close() && q == w.queue {
@@ -116,8 +116,8 @@ func (w *wire) Close() {
 	}
 }
 
-// note tells the connection that a packet is of, and returns what should leave of it. The
-// packet itself stays the caller's.
+// note tells a packet's connection that it leaves, and returns the segments that should leave.
+// The packet itself stays the caller's.
 func (w *wire) note(p *stack.PacketBuffer) outgoing {
 	o := outgoing{pkt: p, end: 1}
 	if p.TransportProtocolNumber != header.TCPProtocolNumber {
@@ -146,7 +146,7 @@ func (w *wire) note(p *stack.PacketBuffer) outgoing {
 	return o
 }
 
-// endpointOf is where a packet comes from and goes to, but for ports.
+// endpointOf returns a packet's addresses, without ports.
 func endpointOf(p *stack.PacketBuffer) (id stack.TransportEndpointID) {
 	switch p.NetworkProtocolNumber {
 	case header.IPv4ProtocolNumber:
@@ -159,5 +159,5 @@ func endpointOf(p *stack.PacketBuffer) (id stack.TransportEndpointID) {
 	return id
 }
 
-// MTU is that of the tunnel, for IP packets.
+// MTU is the tunnel's, in bytes of an IP packet.
 func (s *Stack) MTU() int { return int(s.wire.MTU()) }
