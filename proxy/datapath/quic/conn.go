@@ -22,7 +22,7 @@ import (
 // envelope is quic-go's own congestion control; there is no other.
 const envelope = "reno"
 
-// Stream is what a leg is made of: *http3.Stream, or a client's *http3.RequestStream.
+// Stream is what a Conn is made from: *http3.Stream, or a client's *http3.RequestStream.
 type Stream interface {
 	io.ReadWriteCloser
 	StreamID() quic.StreamID
@@ -42,7 +42,7 @@ type Conn struct {
 	refuse        func()
 	aborted       atomic.Bool // by the peer, or by a timeout
 	writing       sync.Mutex  // one write at a time, and none beside the end of the stream
-	torn          bool        // a write ended within a frame of HTTP/3; guarded by writing
+	torn          bool        // a write ended within an HTTP/3 frame; guarded by writing
 	ahead         []byte      // read by Peek and not by Read
 
 	mu      sync.Mutex
@@ -59,15 +59,15 @@ var (
 	_ Stream          = (*http3.RequestStream)(nil)
 )
 
-// NewConn returns the leg of a request that has not been answered yet. Admit
-// gives it its stream; closed before that, it calls refuse, unless that is nil.
+// NewConn returns the leg of a request that has not been answered yet. Admit gives
+// it its stream. If it is closed before that, it calls refuse, unless that is nil.
 func NewConn(local, remote net.Addr, refuse func()) *Conn {
 	return &Conn{local: local, remote: remote, refuse: refuse}
 }
 
 var errNotAdmitted = errors.New("the request has not been answered yet")
 
-// Admit gives the leg its stream, of a connection whose Config.Tracer is Tracer.
+// Admit gives the leg its stream, of a connection whose quic.Config.Tracer is by Tracer.
 func (c *Conn) Admit(s Stream) error {
 	t, ok := s.QlogTrace().(*Trace)
 	if !ok {
@@ -110,7 +110,7 @@ func (c *Conn) Read(b []byte) (int, error) {
 	}
 	n, err := s.Read(b)
 	if n > 0 {
-		return n, nil // why there is no more comes next, as from a socket
+		return n, nil // the next Read returns the error, as a socket's would
 	}
 	return 0, c.result("read", err)
 }
@@ -139,7 +139,7 @@ func (c *Conn) Peek(b []byte, look func([]byte) bool) error {
 	return nil
 }
 
-// Write implements net.Conn. It returns once all but a packet's worth has left.
+// Write implements net.Conn. It returns once all but at most one packet's bytes have left.
 func (c *Conn) Write(b []byte) (int, error) {
 	s, err := c.live()
 	if err != nil {
@@ -212,7 +212,7 @@ func (c *Conn) shut(how func(Stream)) error {
 	return nil
 }
 
-// Enforce implements datapath.Conn: QUIC's congestion control is beyond reach.
+// Enforce implements datapath.Conn: quic-go's congestion control cannot be set.
 func (c *Conn) Enforce(datapath.Hold, int) datapath.Hold { return 0 }
 
 // Observe implements datapath.Conn.
@@ -246,7 +246,7 @@ func (c *Conn) Undelivered() (cc.Bytes, error) {
 		return 0, c.opError("read", err)
 	}
 	if c.Aborted() {
-		return 0, nil // nothing will be
+		return 0, nil // nothing will be delivered any more
 	}
 	return c.signals.undelivered(), nil
 }
@@ -271,7 +271,7 @@ func (c *Conn) Aborted() bool {
 	return cause != nil && !errors.Is(cause, quic.ErrStreamClosed)
 }
 
-// result is err as callers see it: as the kernel's sockets have it.
+// result is the error that a caller gets for err: that of a kernel socket.
 func (c *Conn) result(op string, err error) error {
 	aborted, err := failure(err)
 	c.mu.Lock()

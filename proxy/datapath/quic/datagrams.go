@@ -11,25 +11,25 @@ import (
 	"github.com/quic-go/quic-go/qlogwriter"
 )
 
-// QUIC keeps 128 of a connection's datagrams until HTTP/3 takes them (maxDatagramRcvQueueLen
-// of quic-go), and handles up to 256 packets in a row. Where more than manyDatagrams are
-// there it waits until HTTP/3 has left fewDatagrams, but no longer than takenWithin; what
-// comes then is lost. takenWithin is more than a goroutine waits for a processor of a busy
-// machine, and less than an acknowledgement may take (max_ack_delay, 25 ms of quic-go).
+// QUIC queues up to 128 datagrams of a connection until HTTP/3 takes them
+// (maxDatagramRcvQueueLen of quic-go), and handles up to 256 packets in a row. When more than
+// manyDatagrams are queued it waits until only fewDatagrams are, but no longer than takenWithin;
+// what comes then may be lost. takenWithin is more than a goroutine waits for a processor of a
+// busy machine, and less than an acknowledgement may take (max_ack_delay, 25 ms of quic-go).
 const (
 	manyDatagrams = 96
 	fewDatagrams  = 48
 	takenWithin   = 20 * time.Millisecond
 )
 
-// keptDatagrams is how many of a stream's datagrams HTTP/3 keeps until they are received
-// (streamDatagramQueueLen of quic-go's http3); it loses others without a word.
+// keptDatagrams is how many of a stream's datagrams HTTP/3 queues until they are received
+// (streamDatagramQueueLen of quic-go's http3); it drops others silently.
 const keptDatagrams = 32
 
-// Datagrams receives a stream's datagrams, and has HTTP/3 wait rather than lose what it
-// has no room for. It says what it has read before it puts it there (h3log.DatagramParsed),
-// and does not go on before it has been heard. What comes then waits in QUIC, which keeps
-// 128 of a connection's (Trace.came).
+// Datagrams receives a stream's datagrams, and makes HTTP/3 wait rather than drop those that
+// its queue has no room for: HTTP/3 logs each before it queues it (h3log.DatagramParsed), and
+// the log call returns only once there is room. Meanwhile datagrams wait in QUIC's queue of 128
+// for the connection (Trace.came).
 type Datagrams struct {
 	trace   *Trace
 	id      quic.StreamID
@@ -37,12 +37,12 @@ type Datagrams struct {
 
 	mu      sync.Mutex
 	room    sync.Cond
-	waiting int // in HTTP/3, or about to be
+	waiting int // datagrams in HTTP/3's queue, or about to be
 	closed  bool
 }
 
-// ReceiveDatagrams returns what receives a stream's datagrams by receive, which nobody else
-// may call. trace is what the stream's connection has for QlogTrace: Tracer made it. Close it.
+// ReceiveDatagrams returns a Datagrams that calls receive, which nobody else may call, for a
+// stream's datagrams. trace is the connection's QlogTrace, made by Tracer. The caller closes it.
 func ReceiveDatagrams(
 	trace qlogwriter.Trace, id quic.StreamID, receive func(context.Context) ([]byte, error),
 ) (*Datagrams, error) {
@@ -56,8 +56,8 @@ func ReceiveDatagrams(
 	return d, nil
 }
 
-// Receive waits for a datagram and returns it with those that are here already, as far as
-// batch has room for them; an error tells that there are none.
+// Receive waits for a datagram and returns it with those that are queued already, up to
+// cap(batch). It returns an error only if there are none.
 func (d *Datagrams) Receive(ctx context.Context, batch [][]byte) ([][]byte, error) {
 	batch = batch[:0]
 	for {
@@ -76,7 +76,7 @@ func (d *Datagrams) Receive(ctx context.Context, batch [][]byte) ([][]byte, erro
 }
 
 // took notes that one has been received, and tells whether there are more. Those that came
-// before there was somebody to receive them are not counted.
+// before ReceiveDatagrams are not counted.
 func (d *Datagrams) took() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -95,8 +95,8 @@ func (d *Datagrams) comes() {
 	d.waiting++
 }
 
-// came notes datagrams in a packet that QUIC has received, and waits where there are many:
-// once, if nobody takes them.
+// came notes the datagrams in a packet that QUIC has received, and waits if many are queued.
+// After a wait in which too few were taken it does not wait again until few are queued.
 func (t *Trace) came(frames []qlog.Frame) {
 	n := int64(0)
 	for _, f := range frames {
@@ -112,7 +112,7 @@ func (t *Trace) came(frames []qlog.Frame) {
 		return
 	}
 	select {
-	case <-t.few: // of an earlier time
+	case <-t.few: // a signal from before
 	default:
 	}
 	if t.datagrams.Load() <= fewDatagrams {
@@ -137,7 +137,7 @@ func (t *Trace) taken() {
 	}
 }
 
-// Close lets others go on; what comes then is lost.
+// Close ends the wait of HTTP/3 for this stream; what its queue has no room for is lost then.
 func (d *Datagrams) Close() {
 	d.trace.inboxes.CompareAndDelete(d.id, d)
 	d.mu.Lock()

@@ -2,9 +2,9 @@ package quic
 
 import "github.com/penstock-net/penstock/cc"
 
-// forgotten is how far behind the newest acknowledged packet one is given up
-// that is neither acknowledged nor lost: a probe has taken over what it carried,
-// which no event tells.
+// forgotten is how many packet numbers behind the newest acknowledged packet one is given
+// up that is neither acknowledged nor lost: a probe has sent its bytes again, for which
+// quic-go logs no event.
 const forgotten = 1024
 
 // span is bytes of one stream in one packet, by their offsets in the stream.
@@ -15,11 +15,11 @@ type span struct {
 	fin      bool // the stream ends with it
 }
 
-// packet is one that carries stream bytes.
+// packet is a packet that carries stream bytes.
 type packet struct {
 	at   cc.Time
 	one  span   // the first
-	more []span // of several streams, or pieces
+	more []span // the others: of several streams, or pieces of one
 	done bool   // acknowledged or lost
 }
 
@@ -42,7 +42,7 @@ func (p *packet) spans(yield func(span) bool) {
 	}
 }
 
-// flight is the packets underway, by their numbers. Those that carry no stream
+// flight is the packets in flight, by their numbers. Those that carry no stream
 // bytes count as done.
 type flight struct {
 	first   int64 // number of packets[0]
@@ -59,8 +59,7 @@ func (f *flight) push(pn int64, p packet) {
 	f.packets = append(f.packets, p)
 }
 
-// each calls use with those from first to last that are not done, which they
-// are afterwards.
+// each calls use with the packets from first to last that are not done, and marks them done.
 func (f *flight) each(first, last int64, use func(*packet)) {
 	from, to := max(0, first-f.first), min(int64(len(f.packets)), last-f.first+1)
 	for i := from; i < to; i++ {

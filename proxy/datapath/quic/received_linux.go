@@ -9,23 +9,23 @@ import (
 )
 
 const (
-	trains    = 8       // that are read at once
+	trains    = 8       // messages that one system call reads
 	trainSize = 1 << 16 // bytes
 	trainOOB  = 128     // bytes of control messages
 )
 
-// arrived is what a socket has received and nobody has read yet. The kernel puts packets
-// of one size that came one after the other from one address together (UDP_GRO).
+// arrived is what a socket has received and quic-go has not read yet. The kernel joins successive
+// packets of one size from one address into one message (UDP_GRO), which is called a train here.
 type arrived struct {
-	conn   *ipv4.PacketConn // IPv6 as well: this much of it is the same
-	trains []ipv4.Message   // those that are not read yet
-	next   int              // the first of them
+	conn   *ipv4.PacketConn // for IPv6 as well: ReadBatch is the same
+	trains []ipv4.Message   // what the last system call has read
+	next   int              // index of the first train that is not read to its end
 	at     int              // where in it the next packet begins
-	size   int              // of its packets
+	size   int              // of its packets, in bytes
 	spare  []ipv4.Message
 }
 
-// arrivals reads from a socket. Where the kernel puts nothing together it has packets.
+// arrivals returns an arrived for a socket. If the kernel has no UDP_GRO each train is one packet.
 func arrivals(udp *net.UDPConn) arrived {
 	if raw, err := udp.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1) })
@@ -37,7 +37,8 @@ func arrivals(udp *net.UDPConn) arrived {
 	return a
 }
 
-// ReadBatch implements what quic-go reads by: a packet for each message, at least one.
+// ReadBatch implements the interface that quic-go reads from: it fills at least one of ms, each
+// with one packet.
 func (a *arrived) ReadBatch(ms []ipv4.Message, flags int) (n int, err error) {
 	if a.next == len(a.trains) {
 		if n, err = a.conn.ReadBatch(a.spare, flags); err != nil {

@@ -12,30 +12,30 @@ import (
 )
 
 // signals is what is known of a stream's sending side; the trace's lock guards
-// it. Offsets count what QUIC carries, the frames of HTTP/3 with it.
+// it. Offsets are those of QUIC's stream, headers of HTTP/3's frames included.
 type signals struct {
 	trace    *Trace
 	id       quic.StreamID
-	leg      bool              // a Conn goes by it
+	leg      bool              // a Conn uses it
 	observer func(flow.Report) // nil: nobody observes
 	over     bool              // closed: nothing is reported any more
-	finished bool              // its end has been written
-	ended    bool              // that has arrived
+	finished bool              // the FIN has been written
+	ended    bool              // the FIN has arrived
 	reset    bool              // what has not arrived never will
 	base     cc.Bytes          // payload written before Observe
 
 	layout    layout
-	next      int64   // up to which all has been sent once
-	una       int64   // up to which all has arrived
-	beyond    []piece // that have arrived beyond una, in order
-	newest    int64   // up to which a first transmission is known to have arrived
-	missing   int64   // found lost and not sent again yet
-	blockedAt int64   // offset at which the peer's window is full; 0: it is not
-	again     cc.Bytes
-	marked    cc.Bytes
+	next      int64    // up to which all has been sent once
+	una       int64    // up to which all has arrived
+	beyond    []piece  // that have arrived beyond una, in order
+	newest    int64    // highest offset whose first transmission is known to have arrived
+	missing   int64    // found lost and not sent again yet
+	blockedAt int64    // offset at which the peer's window is full; 0: it is not
+	again     cc.Bytes // sent again
+	marked    cc.Bytes // arrived with an ECN mark
 	timeouts  int
 
-	fresh   cc.Bytes // arrived by the present event
+	fresh   cc.Bytes // newly acknowledged by the present event
 	touched bool     // is in trace.touched
 }
 
@@ -122,7 +122,7 @@ func (s *signals) report(now cc.Time, rtt time.Duration) {
 	})
 }
 
-// observe has reports made to observer from now on.
+// observe sends reports to observer from now on.
 func (s *signals) observe(observer func(flow.Report)) {
 	t := s.trace
 	t.mu.Lock()
@@ -132,7 +132,7 @@ func (s *signals) observe(observer func(flow.Report)) {
 	s.report(t.clock(), 0)
 }
 
-// end has nothing reported any more.
+// end stops reports for good.
 func (s *signals) end() {
 	t := s.trace
 	t.mu.Lock()
@@ -141,14 +141,14 @@ func (s *signals) end() {
 	delete(t.streams, s.id)
 }
 
-// finish notes that the end of the stream is written.
+// finish notes that the FIN is written.
 func (s *signals) finish() {
 	s.trace.mu.Lock()
 	defer s.trace.mu.Unlock()
 	s.finished = true
 }
 
-// undelivered is how much of the payload has not arrived; its end counts as a byte.
+// undelivered is how much of the payload has not arrived; the FIN counts as a byte.
 func (s *signals) undelivered() cc.Bytes {
 	s.trace.mu.Lock()
 	defer s.trace.mu.Unlock()
@@ -166,20 +166,20 @@ func (s *signals) undelivered() cc.Bytes {
 	return cc.Bytes(n)
 }
 
-// layout says where the payload lies in a stream: HTTP/3 puts it into frames.
+// layout says where in a QUIC stream the payload of HTTP/3's DATA frames is.
 type layout struct {
-	frames []frame // of which a byte may not have arrived, in order; the first also stands for all before it
+	frames []frame // those that may not have arrived entirely, in order; the first also stands for all before it
 	wire   int64   // where the next frame begins
 	end    int64   // payload in all frames
 }
 
-// frame is one of HTTP/3.
+// frame is an HTTP/3 frame.
 type frame struct {
-	body   int64 // offset in the stream of its first byte of payload, or of its end where it has none
+	body   int64 // offset in the stream of its first byte of payload, or of its end if it has none
 	before int64 // payload in the frames before it
 }
 
-// add notes the next frame, of length bytes with the last payload of them ours.
+// add notes the next frame, of length bytes, the last payload bytes of which are payload.
 func (l *layout) add(length, payload int64) {
 	l.frames = append(l.frames, frame{body: l.wire + length - payload, before: l.end})
 	l.wire += length

@@ -18,31 +18,31 @@ import (
 )
 
 const (
-	mostSegments = 32       // that the kernel is given at once
-	mostBatch    = 48 << 10 // bytes of them; UDP ends at 64 KiB
-	mostWaiting  = 16       // batches; who writes then waits
+	mostSegments = 32       // packets that one system call sends
+	mostBatch    = 48 << 10 // their bytes; a UDP message has less than 64 KiB
+	mostWaiting  = 16       // batches; with as many a write waits
 
-	flushWithin = 100 * time.Millisecond // what was written last may take so long to leave
+	flushWithin = 100 * time.Millisecond // bound of how long Close waits for what was written last
 )
 
-// Socket is a UDP socket for quic-go. It hands the kernel together what goes to one
-// address in packets of one size (UDP_SEGMENT), and takes from it together what came from
-// one (UDP_GRO): quic-go does the first with packets that are as large as the path
-// carries, and those around a tunnel's packets are smaller; the second it does not. What
-// is written waits only while the kernel is busy with what came before.
+// Socket is a UDP socket for quic-go. It passes several packets of one size to one address to the
+// kernel in one system call (UDP_SEGMENT), and receives several from one address in one
+// (UDP_GRO). quic-go uses UDP_SEGMENT only for packets as large as the path carries, and those
+// with a tunnel's packets in them are smaller; it does not use UDP_GRO. What is written waits only
+// while the kernel is busy with what was written before.
 type Socket struct {
 	*net.UDPConn
 	arrived // read by one goroutine, as quic-go does
 	write   func(b, oob []byte, to *net.UDPAddr) error
-	whole   bool // the kernel cuts nothing, as a device cannot; run's alone
+	whole   bool // UDP_SEGMENT fails, as a device cannot do it; only run uses it
 
 	mu      sync.Mutex
 	changed sync.Cond
 	waiting []*batch // the oldest first
-	rest    []byte   // scratch: control messages without a size
+	rest    []byte   // scratch: control messages without UDP_SEGMENT
 	closed  bool
-	failed  error          // the next write to its address tells
-	at      netip.AddrPort // where what failed went
+	failed  error          // the next write to the address at returns it
+	at      netip.AddrPort // address of the packets that failed
 	ended   chan struct{}
 }
 
@@ -50,15 +50,16 @@ type Socket struct {
 type batch struct {
 	to      netip.AddrPort
 	addr    *net.UDPAddr
-	oob     []byte // without a size
-	segment int
+	oob     []byte // control messages without UDP_SEGMENT
+	segment int    // bytes of a packet
 	data    []byte
-	full    bool
+	full    bool // the last packet is smaller, so none may follow
 }
 
 var spare = sync.Pool{New: func() any { return &batch{data: make([]byte, 0, mostBatch)} }}
 
-// ListenUDP opens a socket, beside another of this user where that is shared; nil: at any port.
+// ListenUDP opens a socket at addr, also if another socket of this user is there and shared (Share);
+// nil: at any port.
 func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
 	if addr == nil {
 		addr = &net.UDPAddr{}
@@ -82,8 +83,8 @@ func ListenUDP(addr *net.UDPAddr) (*Socket, error) {
 	}), nil
 }
 
-// Share says whether another socket of this user may be opened at the same address. What comes is
-// then divided between the two by where it comes from.
+// Share sets whether another socket of this user may be opened at the same address (SO_REUSEPORT).
+// The kernel then divides what comes between the two by source address and port.
 func (w *Socket) Share(with bool) error {
 	raw, err := w.SyscallConn()
 	if err != nil {
@@ -109,8 +110,8 @@ func socketTo(udp *net.UDPConn, write func(b, oob []byte, to *net.UDPAddr) error
 	return w
 }
 
-// WriteMsgUDP takes a packet, or several with their size in oob. An error is that of an
-// earlier one to the same address.
+// WriteMsgUDP takes a packet, or several with their size in oob (UDP_SEGMENT). An error is that of
+// an earlier packet to the same address.
 func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err error) {
 	addr := to.AddrPort()
 	w.mu.Lock()
@@ -140,7 +141,7 @@ func (w *Socket) WriteMsgUDP(b, oob []byte, to *net.UDPAddr) (n, oobn int, err e
 	return len(b), len(oob), nil
 }
 
-// join adds packets to the last batch that goes to their address.
+// join adds packets to the last batch that goes to their address; false: they do not fit it.
 func (w *Socket) join(addr netip.AddrPort, b, oob []byte, segment int) bool {
 	for i := len(w.waiting) - 1; i >= 0; i-- {
 		p := w.waiting[i]
@@ -182,7 +183,7 @@ func (w *Socket) run() {
 	}
 }
 
-// send gives a batch to the kernel, or its packets one by one where that cuts nothing.
+// send passes a batch to the kernel, packet by packet if UDP_SEGMENT fails.
 func (w *Socket) send(p *batch) error {
 	if len(p.data) <= p.segment {
 		return w.write(p.data, p.oob, p.addr)
@@ -204,7 +205,7 @@ func (w *Socket) send(p *batch) error {
 	return nil
 }
 
-// Close sends what has been written, and ends.
+// Close sends what has been written, and closes the socket.
 func (w *Socket) Close() error {
 	w.mu.Lock()
 	w.closed = true
@@ -216,8 +217,8 @@ func (w *Socket) Close() error {
 	return w.UDPConn.Close()
 }
 
-// withoutSize returns the size of packets that control messages tell (0: none), and adds
-// the others of them to rest.
+// withoutSize returns the size of packets in a UDP_SEGMENT control message (0: there is none), and
+// appends the other control messages to rest.
 func withoutSize(oob, rest []byte) (int, []byte) {
 	segment := 0
 	for left := oob; len(left) >= unix.SizeofCmsghdr; {
@@ -235,7 +236,7 @@ func withoutSize(oob, rest []byte) (int, []byte) {
 	return segment, rest
 }
 
-// withSize adds the size of packets to control messages.
+// withSize appends the size of packets (UDP_SEGMENT) to control messages.
 func withSize(oob []byte, segment int) []byte {
 	at := len(oob)
 	oob = append(oob, make([]byte, unix.CmsgSpace(2))...)

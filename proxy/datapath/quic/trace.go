@@ -1,12 +1,11 @@
-// Package quic makes legs of HTTP/3 streams over quic-go: what a CONNECT has
-// opened carries bytes as a TCP connection does.
+// Package quic makes legs of HTTP/3 streams over quic-go: a stream that a CONNECT
+// request has opened carries bytes as a TCP connection does.
 //
-// QUIC says what became of each packet, not of each stream's bytes, and its
-// congestion control (Reno, one window for all streams of a connection) is
-// beyond reach. So a Trace listens to the connection's own events: which stream
-// bytes each packet carries as it leaves, which packets an acknowledgement
-// names, which are lost. That is exact, stream by stream. The transport enforces
-// neither window nor rate: the relay asks flow.Take before every write.
+// quic-go's statistics are of connections, not of streams, and its congestion control
+// (Reno, one window for all streams of a connection) cannot be set. So a Trace receives
+// the events that quic-go logs (qlog): which stream bytes each packet carries, which
+// packets are acknowledged, which are lost. They are exact for each stream. The
+// transport enforces neither window nor rate: the relay calls flow.Take before every write.
 package quic
 
 import (
@@ -23,7 +22,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 )
 
-// Tracer is what quic.Config.Tracer has to be for streams to become legs.
+// Tracer returns the quic.Config.Tracer of connections whose streams become legs.
 // refused, unless nil, is called for each connection whose client's certificate
 // was missing or not accepted.
 func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, quic.ConnectionID) qlogwriter.Trace {
@@ -37,16 +36,16 @@ func Tracer(clock func() cc.Time, refused func()) func(context.Context, bool, qu
 type Trace struct {
 	clock     func() cc.Time
 	refused   func()
-	inboxes   sync.Map     // quic.StreamID to *Datagrams
-	datagrams atomic.Int64 // that QUIC has received and HTTP/3 has not taken yet
-	few       chan struct{}
-	left      bool // where there are many; QUIC's goroutine alone touches it
+	inboxes   sync.Map      // quic.StreamID to *Datagrams
+	datagrams atomic.Int64  // that QUIC has received and HTTP/3 has not taken yet
+	few       chan struct{} // signals that only fewDatagrams are left
+	left      bool          // a wait for few has timed out; only QUIC's goroutine touches it
 
 	mu      sync.Mutex
 	streams map[quic.StreamID]*signals
 	packets flight
-	touched []*signals    // scratch: whose bytes the present event is about
-	ce      uint64        // packets that the peer says arrived marked
+	touched []*signals    // scratch: the streams that the present event is about
+	ce      uint64        // packets that the peer says arrived with an ECN mark (CE)
 	mss     cc.Bytes      // the most that one packet has carried of a stream
 	blocked bool          // the peer's window for the whole connection is full
 	gone    bool          // the connection has ended
@@ -60,7 +59,7 @@ var (
 	_ qlogwriter.Recorder = recorder{}
 )
 
-// AddProducer implements qlogwriter.Trace: QUIC and HTTP/3 both tell what they do.
+// AddProducer implements qlogwriter.Trace: QUIC and HTTP/3 both log to it.
 func (t *Trace) AddProducer() qlogwriter.Recorder { return recorder{t} }
 
 type recorder struct{ *Trace }
@@ -68,8 +67,8 @@ type recorder struct{ *Trace }
 // Close implements qlogwriter.Recorder.
 func (recorder) Close() error { return nil }
 
-// RecordEvent implements qlogwriter.Recorder. It is called in the midst of
-// quic-go's own work: note and leave. Datagrams of HTTP/3 alone may wait.
+// RecordEvent implements qlogwriter.Recorder. quic-go calls it in the midst of its
+// own work, so it must not block, but for events of datagrams.
 func (t *Trace) RecordEvent(e qlogwriter.Event) {
 	switch e := e.(type) {
 	case qlog.PacketSent:
@@ -127,7 +126,7 @@ func (t *Trace) framed(e h3log.FrameCreated) {
 	if _, data := e.Frame.Frame.(h3log.DataFrame); data {
 		payload = e.Raw.PayloadLength
 	}
-	if e.Raw.Length <= 0 || e.StreamID%4 != 0 { // requests alone: not the control stream
+	if e.Raw.Length <= 0 || e.StreamID%4 != 0 { // only streams of requests, not the control stream
 		return
 	}
 	t.mu.Lock()
@@ -188,7 +187,7 @@ func (t *Trace) sent(pn int64, frames []qlog.Frame) {
 	t.tell(0)
 }
 
-// received notes what a packet of the peer's acknowledges or allows.
+// received notes what a packet from the peer acknowledges, and the flow control limits in it.
 func (t *Trace) received(frames []qlog.Frame) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -279,13 +278,14 @@ func (t *Trace) timeout() {
 	t.tell(0)
 }
 
-// touch has s told of once the present event is taken in.
+// touch makes tell report s.
 func (t *Trace) touch(s *signals) {
 	if !s.touched {
 		s.touched, t.touched = true, append(t.touched, s)
 	}
 }
 
+// tell reports the streams that the present event is about.
 func (t *Trace) tell(rtt time.Duration) {
 	if len(t.touched) == 0 {
 		return
