@@ -246,6 +246,9 @@ func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*s
 	}
 	var fresh *socket
 	if s == nil {
+		if !d.hasRoom(name) {
+			return nil, nil, errCrowded
+		}
 		if fresh, err = d.openSocket(from, target); err != nil {
 			return nil, nil, errors.Join(errCrowded, err)
 		}
@@ -275,8 +278,7 @@ func (d *Datagrams) owner(from origin) string {
 
 // begin adds a session; nil if there is no room for it. The caller holds d.mu.
 func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *socket) *session {
-	most := d.cfg.Load().Sessions
-	if d.closed || most == 0 || !d.makeRoom(name, most) {
+	if !d.makeRoom(name) {
 		sock.release()
 		return nil
 	}
@@ -301,27 +303,47 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 	return s
 }
 
-// makeRoom ends sessions until a peer may have one more: its own longest idle where
-// it has most, and where all together have as many as there may be that of whoever
-// has more than any other. Nobody loses his last one to another. The caller holds d.mu.
-func (d *Datagrams) makeRoom(name string, most int) bool {
+// hasRoom tells whether a peer may have one session more, as things are, before it costs a socket.
+func (d *Datagrams) hasRoom(name string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.yields(name)
+	return ok
+}
+
+// makeRoom ends sessions until a peer may have one more. The caller holds d.mu.
+func (d *Datagrams) makeRoom(name string) bool {
 	for {
-		p := d.peers[name]
-		full := len(d.sessions) >= d.cfg.Load().Most
-		switch {
-		case p != nil && p.sessions.Len() >= most:
-		case !full:
-			return true
-		case len(d.bySessions) == 0:
-			return false
-		case p == nil || d.bySessions[0].sessions.Len() > p.sessions.Len():
-			if p = d.bySessions[0]; p.sessions.Len() == 1 {
-				return false
-			}
+		p, ok := d.yields(name)
+		if p == nil {
+			return ok
 		}
 		d.count.evicted.Add(1)
 		d.end(p.sessions.Back().Value.(*session))
 	}
+}
+
+// yields returns who has to end the longest idle session for a peer to have one more: the peer itself
+// where it has most, and where all together have as many as there may be whoever has more than
+// any other. Nobody loses his last one to another. nil: nobody has to, or, if not ok, nobody can. The
+// caller holds d.mu.
+func (d *Datagrams) yields(name string) (p *peer, ok bool) {
+	cfg := d.cfg.Load()
+	p = d.peers[name]
+	switch {
+	case d.closed || cfg.Sessions == 0:
+		return nil, false
+	case p != nil && p.sessions.Len() >= cfg.Sessions:
+	case len(d.sessions) < cfg.Most:
+		return nil, true
+	case len(d.bySessions) == 0:
+		return nil, false
+	case p == nil || d.bySessions[0].sessions.Len() > p.sessions.Len():
+		if p = d.bySessions[0]; p.sessions.Len() == 1 {
+			return nil, false
+		}
+	}
+	return p, true
 }
 
 // identify gives a session that shares a raw socket an identifier of its own. The

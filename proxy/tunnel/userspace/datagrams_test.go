@@ -614,6 +614,26 @@ func TestPeersShareTheSessionsThatThereMayBe(t *testing.T) {
 	assert.Equal(t, 4, f.Stats().Sessions)
 }
 
+func TestADatagramForWhichThereIsNoRoomCostsNoSocket(t *testing.T) {
+	f := newForwarder(t, 1)
+	server := silent(t)
+	f.UDP(netip.MustParseAddrPort("10.9.0.2:1000"), server, 63, []byte("hello"))
+	require.Equal(t, 1, f.of("10.9.0.2"))
+	f.with.Mark = 1 // which no socket can have without the capability
+	failed := make(chan error)
+	go func() {
+		// Capabilities are the thread's, which ends with this goroutine.
+		runtime.LockOSThread()
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		err := unix.Capset(&header, &(&[2]unix.CapUserData{})[0])
+		if err == nil {
+			_, _, err = f.session(origin{AddrPort: netip.MustParseAddrPort("10.9.0.3:1000")}, server, "")
+		}
+		failed <- err
+	}()
+	assert.Equal(t, errCrowded, <-failed)
+}
+
 func TestOwnersAreAskedOncePerAddress(t *testing.T) {
 	f := newForwarder(t, 1000)
 	server := silent(t)
