@@ -55,7 +55,7 @@ func largePipes(bound int) int {
 	if scan("/proc/sys/fs/pipe-user-pages-soft", &soft) != nil || soft == 0 {
 		return bound // there is no such limit
 	}
-	return min(bound, soft*os.Getpagesize()/largePipe/2)
+	return min(bound, soft/(2*largePipe/os.Getpagesize())) // in this order it overflows nowhere
 }
 
 // idle is where pipes of a size wait for the next user.
