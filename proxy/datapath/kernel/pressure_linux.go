@@ -35,7 +35,7 @@ type pressure struct {
 	bound int64        // pages
 	due   atomic.Int64 // cc.Time of the next look
 	now   atomic.Int32 // halvings
-	said  cc.Time      // when it was logged; whoever has raised due uses it
+	said  atomic.Int64 // cc.Time when it was logged; 0: never
 }
 
 // halvings is how many times receive windows are to be halved.
@@ -52,8 +52,9 @@ func (p *pressure) halvings() int32 {
 
 // tell logs that windows are halved, once in a while.
 func (p *pressure) tell(now cc.Time, used int64) {
-	if p.now.Load() > 0 && (p.said == 0 || now.Sub(p.said) >= pressureLog) {
-		p.said = now
+	said := p.said.Load()
+	if p.now.Load() > 0 && (said == 0 || now.Sub(cc.Time(said)) >= pressureLog) &&
+		p.said.CompareAndSwap(said, int64(now)) {
 		go p.log.Warn("TCP is short of memory (net.ipv4.tcp_mem): what connections may take in unread is less",
 			"pages", used, "bound", p.bound) // who reads it may be slow
 	}

@@ -3,8 +3,12 @@
 package kernel
 
 import (
+	"bytes"
+	"log/slog"
 	"math"
+	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -27,6 +31,19 @@ func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
 		p.follow(math.MaxInt64)
 	}
 	assert.EqualValues(t, mostHalvings, p.now.Load())
+}
+
+func TestThatMemoryIsShortIsLoggedOnceThoughSeveralSayIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		p := pressure{log: slog.New(slog.NewTextHandler(&log, nil))}
+		p.now.Store(1)
+		for range 8 {
+			go p.tell(1, 1000) // the race detector tells if they get in each other's way
+		}
+		synctest.Wait()
+		assert.Equal(t, 1, strings.Count(log.String(), "short of memory"))
+	})
 }
 
 func TestTheKernelTellsOfItsMemoryForTCP(t *testing.T) {
