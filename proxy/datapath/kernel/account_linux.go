@@ -206,8 +206,11 @@ func (a *account) timeouts(i *unix.TCPInfo) int {
 	return 0
 }
 
-// rwndFull says whether the peer's receive window holds the sender back.
+// rwndFull says whether the peer's receive window holds the sender back, which has bytes unsent then.
 func (a *account) rwndFull(i *unix.TCPInfo, p position) bool {
+	if p.unsent == 0 {
+		return false
+	}
 	if a.has(uptoRwndLimited) && i.Rwnd_limited > a.rwndLimited {
 		return true
 	}

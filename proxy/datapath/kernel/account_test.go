@@ -150,12 +150,16 @@ func TestOneReadingBecomesAReport(t *testing.T) {
 			want: flow.Report{Written: 3_000, Acked: 3_000, Lost: 1_000},
 		},
 		"the receive window counts from the first hole": {
-			then: sent(10, 4, func(i *unix.TCPInfo) { i.Snd_wnd = 6_500 }),
-			want: flow.Report{Written: 10_000, Acked: 4_000, Pipe: 6_000, RwndFull: true},
+			then: sent(10, 4, func(i *unix.TCPInfo) { i.Snd_wnd, i.Notsent_bytes = 6_500, 1 }),
+			want: flow.Report{Written: 10_001, Acked: 4_000, Unsent: 1, Pipe: 6_000, RwndFull: true},
 		},
 		"the kernel was held by the receive window since the last reading": {
-			then: sent(1, 1, func(i *unix.TCPInfo) { i.Rwnd_limited = 4000 }),
-			want: flow.Report{Written: 1_000, Acked: 1_000, RwndFull: true},
+			then: sent(1, 1, func(i *unix.TCPInfo) { i.Rwnd_limited, i.Notsent_bytes = 4000, 1 }),
+			want: flow.Report{Written: 1_001, Acked: 1_000, Unsent: 1, RwndFull: true},
+		},
+		"a full receive window holds nobody who has nothing more to send": {
+			then: sent(10, 4, func(i *unix.TCPInfo) { i.Snd_wnd, i.Rwnd_limited = 6_000, 4000 }),
+			want: flow.Report{Written: 10_000, Acked: 4_000, Pipe: 6_000},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
