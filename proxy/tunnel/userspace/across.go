@@ -10,14 +10,14 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// association is what a peer has begun with another, who may answer: sockets play no part.
+// association is an exchange that a peer has begun with another, who may answer. It needs no socket.
 type association struct {
 	by   string // the peer
 	from origin
 	to   netip.AddrPort // of an echo request without a port
 }
 
-// across forwards what one peer sends to another, in its own name.
+// across forwards a datagram from one peer to another, and keeps its source address.
 func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
 	if err := d.mayCross(from, to); err != nil {
 		d.refuse(from, to, payload, err)
@@ -30,8 +30,8 @@ func (d *Datagrams) across(from origin, to netip.AddrPort, payload []byte) {
 	d.deliver(from.AddrPort, target, payload)
 }
 
-// deliver sends a packet to the peer that has the target. It shares the window of the
-// peer's flows where the peer has sessions, and so a share of it.
+// deliver sends a packet to the peer that has the target. If that peer has sessions, the
+// packet waits for room in the peer's share of a window.
 func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte) {
 	name := d.inside.Peer(target.Addr())
 	d.count.sentPackets.Add(1)
@@ -45,8 +45,8 @@ func (d *Datagrams) deliver(source netip.AddrPort, target origin, payload []byte
 	p.pass(d.with.Clock(), packet{fiveTuple: fiveTuple{source, target}, payload: payload})
 }
 
-// mayCross tells why a peer must not send to another: nil where it answers one that
-// it was asked by, or policy has nothing against it.
+// mayCross tells why a peer must not send to another; nil: it answers the other, or policy
+// permits it.
 func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	sender, receiver := d.inside.Peer(from.Addr()), d.inside.Peer(to.Addr())
 	if sender == "" {
@@ -72,7 +72,7 @@ func (d *Datagrams) mayCross(from origin, to netip.AddrPort) error {
 	return nil
 }
 
-// refresh tells whether there is such an association, and notes that something moves.
+// refresh tells whether there is such an association, and notes that it is used now.
 func (d *Datagrams) refresh(a association) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -83,7 +83,7 @@ func (d *Datagrams) refresh(a association) bool {
 	return true
 }
 
-// sweepAssociations forgets those in which nothing has moved for idle. The caller holds d.mu.
+// sweepAssociations forgets those that have not been used for idle. The caller holds d.mu.
 func (d *Datagrams) sweepAssociations(now cc.Time, idle time.Duration) {
 	for a, used := range d.associations {
 		if now.Sub(used) <= idle {

@@ -18,16 +18,16 @@ import (
 )
 
 const (
-	answeredDNS = 5 * time.Second // a name server has nothing more to say (RFC 4787 REQ-5c)
+	answeredDNS = 5 * time.Second // idle time of a session with name servers after an answer (RFC 4787 REQ-5c)
 	dnsPort     = 53
-	maxRemotes  = 1024    // of one session: who may answer it
+	maxRemotes  = 1024    // of one session: addresses and ports that may answer it
 	allRemotes  = 1 << 18 // of a tunnel's sessions, among which they are divided
 )
 
-// Datagrams forwards the UDP and the echo requests of a tunnel: each address and
-// port of a peer has a socket of its own, through which it reaches anybody, and
-// through which those answer that it has written to (RFC 4787's
-// endpoint-independent mapping with address- and port-dependent filtering).
+// Datagrams forwards the UDP datagrams and echo requests of a tunnel: each address and
+// port of a peer has a socket of its own to send to anybody outside, which accepts
+// answers only from those that it has sent to (endpoint-independent mapping with
+// address- and port-dependent filtering, RFC 4787 §4.1 and §5).
 type Datagrams struct {
 	stack  *netstack.Stack
 	inside tunnel.Inside
@@ -42,8 +42,8 @@ type Datagrams struct {
 	peers        map[string]*peer
 	bySessions   peerHeap
 	echoes       map[echoID]*session     // those that share a raw socket
-	lastID       uint16                  // of them
-	associations map[association]cc.Time // between peers, with when something last moved
+	lastID       uint16                  // the identifier given to one of echoes last
+	associations map[association]cc.Time // between peers, with when they were last used
 	begun        map[string]int          // how many each peer has begun
 	closed       bool
 
@@ -59,10 +59,10 @@ type origin struct {
 	netip.AddrPort
 	echo   bool
 	stream *udpStream     // a CONNECT-UDP request from that address outside; nil: it is inside
-	asked  netip.AddrPort // the gateway's, in whose place a name server answers; invalid: it asks nobody else
+	asked  netip.AddrPort // the gateway's, if a name server outside answers in its place; else invalid
 }
 
-// shown is whom it takes for the source of what comes from one outside.
+// shown is the source address that the peer is shown of a datagram from source outside.
 func (o origin) shown(source netip.AddrPort) netip.AddrPort {
 	if o.asked.IsValid() {
 		return o.asked
@@ -70,7 +70,7 @@ func (o origin) shown(source netip.AddrPort) netip.AddrPort {
 	return source
 }
 
-// echoID is how answers to what a raw socket sent are told apart.
+// echoID tells the echo replies that a raw socket receives apart.
 type echoID struct {
 	six bool
 	id  uint16
@@ -81,8 +81,8 @@ type counters struct {
 	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
 }
 
-// ForwardDatagrams has a stack's datagrams forwarded until Close, which comes
-// before the stack's.
+// ForwardDatagrams forwards a stack's datagrams until Close, which the caller calls
+// before the stack's Close.
 func ForwardDatagrams(
 	listener string, stack *netstack.Stack, inside tunnel.Inside, cfg access.Datagrams, with tunnel.Forwarding,
 ) *Datagrams {
@@ -103,8 +103,8 @@ func ForwardDatagrams(
 	return d
 }
 
-// Configure puts another configuration into force; sessions stay, unless their peers have
-// gone. A share holds for peers that have none yet.
+// Configure puts another configuration into force. Sessions stay, unless their peers are
+// gone. A new Share applies only to peers that have no session yet.
 func (d *Datagrams) Configure(cfg access.Datagrams) {
 	d.cfg.Store(&cfg)
 	d.sweep(d.with.Clock())
@@ -171,7 +171,7 @@ func (d *Datagrams) forward(from origin, target netip.AddrPort, hops uint8, payl
 			return
 		}
 		if server := d.cfg.Load().DNS; target.Port() == dnsPort && server.IsValid() {
-			from.asked, target, hops = target, server, udpHops // it has arrived, and we ask
+			from.asked, target, hops = target, server, udpHops // the peer's datagram ends here: this one is ours
 		}
 	case tunnel.Elsewhere, tunnel.Unused:
 	}
@@ -207,8 +207,8 @@ func prohibited(target netip.AddrPort) netstack.Unreachable {
 	return netstack.Unreachable{Type: 3, Code: 13}
 }
 
-// tell passes an ICMP error about payload on to whom it came from, unless there have
-// been many of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
+// tell sends the sender of payload an ICMP error about it, unless there have been many
+// of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
 func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
 	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shown(target), about.echo, len(payload)
 	if u.Echo && len(payload) >= icmpHeader {
@@ -222,9 +222,9 @@ func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u 
 	}
 }
 
-// session returns the session that a datagram belongs to, and what holds it to a maximum
-// rate; a new one, if policy has nothing against it. The target may have been given as a
-// host's name.
+// session returns the session of a datagram, a new one if there is none and policy permits
+// it, and the uplink that holds the datagram to a maximum rate; nil: none. host is the name
+// that the target was given as, if it was.
 func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*session, *uplink, error) {
 	now := d.with.Clock()
 	d.mu.Lock()
@@ -268,7 +268,7 @@ func (d *Datagrams) session(from origin, target netip.AddrPort, host string) (*s
 	return s, held, nil
 }
 
-// owner is the name of the peer that something is from; empty: nobody's.
+// owner is the name of the peer that has an origin; empty: none has.
 func (d *Datagrams) owner(from origin) string {
 	if from.stream != nil {
 		return from.stream.name
@@ -384,7 +384,7 @@ func (d *Datagrams) end(s *session) {
 	}
 }
 
-// keep ends what is idle, and lets go what has waited for room.
+// keep ends idle sessions, and sends what has waited for room.
 func (d *Datagrams) keep() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

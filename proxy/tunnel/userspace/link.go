@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
-// link is a netstack as WireGuard sees it: a TUN device without a kernel.
+// link makes a netstack the TUN device of WireGuard, without a device of the kernel's.
 type link struct {
 	stack  *netstack.Stack
 	mtu    int
@@ -30,12 +30,12 @@ func newLink(stack *netstack.Stack, mtu int) *link {
 	return l
 }
 
-// Read implements tun.Device: what goes to peers.
+// Read implements tun.Device: it returns packets for peers.
 func (l *link) Read(bufs [][]byte, sizes []int, offset int) (int, error) {
 	return l.stack.Collect(l.ctx, bufs, sizes, offset)
 }
 
-// Write implements tun.Device: what peers have sent.
+// Write implements tun.Device: it takes packets from peers.
 func (l *link) Write(bufs [][]byte, offset int) (int, error) {
 	packets := make([][]byte, 0, conn.IdealBatchSize)
 	for _, b := range bufs {

@@ -33,8 +33,8 @@ type MASQUEConfig struct {
 	Name        string
 	Addr        string // UDP, "host:port"; an empty host is every address
 	Certificate tls.Certificate
-	Tokens      []access.Token // who may use it
-	ClientCAs   *x509.CertPool // who may use it: whoever has a certificate of theirs; nil: certificates are not asked for
+	Tokens      []access.Token // clients with one of them may use it
+	ClientCAs   *x509.CertPool // clients with a certificate of theirs may use it; nil: none are asked for
 	Open        bool           // everybody may use it
 	Pool        []netip.Prefix // addresses for CONNECT-IP clients, one of each to a client; empty: only streams
 	Clock       func() cc.Time
@@ -42,26 +42,25 @@ type MASQUEConfig struct {
 }
 
 const (
-	maxSessions = 8 // CONNECT-IP of one peer at a time, lest it take all addresses
-	maxHeader   = 16 << 10
-	maxStreams  = 1024 // of one connection at a time
-	maxConns    = 256  // of one client at a time
+	maxSessions = 8        // CONNECT-IP of one peer at a time, lest it take all addresses
+	maxHeader   = 16 << 10 // bytes
+	maxStreams  = 1024     // of one connection at a time
+	maxConns    = 256      // of one client at a time
 
-	// A client that is connected without a request is sent away after idleTimeout.
-	// While it has one, it is asked whether it is still there, as a leg of the
-	// kernel's would ask; one that has vanished is noticed after vanishedAfter.
+	// A connection without a request is closed after idleTimeout. While it has one, QUIC
+	// sends keep-alives every askEvery, as TCP does on a kernel leg; a client that has
+	// vanished is noticed after vanishedAfter.
 	idleTimeout   = 2 * time.Minute
 	askEvery      = 2 * time.Minute
 	vanishedAfter = 4 * time.Minute
 
-	// leaveWithin is for how long Close waits for clients of streams to leave, which they
-	// have been told to do after their last one (GOAWAY): a connection that we close takes
-	// with it what has arrived there but has not been read.
+	// leaveWithin is how long Close waits for clients of streams to close their connections,
+	// as GOAWAY tells them to do after their last stream: if we close one, what has arrived
+	// at the client and has not been read there is lost.
 	leaveWithin = 5 * time.Second
 )
 
-// MASQUE is a MASQUE listener. It is the Outside of a stack, and brings streams
-// of its own besides.
+// MASQUE is a MASQUE listener. It is the Outside of a stack, and also accepts streams.
 type MASQUE struct {
 	tunnel.Condition
 	tunnel.Pool
@@ -92,14 +91,14 @@ type MASQUE struct {
 	pool      *pool
 	sessions  map[netip.Addr]*ipSession
 	open      map[string]int            // sessions of each peer, those that begin too
-	past      map[string]tunnel.Traffic // of sessions that have ended, by peer
+	past      map[string]tunnel.Traffic // of ended sessions, by peer
 	conns     map[*quicgo.Conn]*masqueConn
 	known     map[string]int // connections of each client
 }
 
 // masqueConn is what is known of a client's QUIC connection.
 type masqueConn struct {
-	name    string          // of the client; empty: it has not told who it is
+	name    string          // of the client; empty: it has not authenticated yet
 	tokens  map[digest]bool // that have been used on it
 	streams atomic.Bool     // there have been some
 	closed  <-chan struct{}
@@ -170,8 +169,8 @@ func newMASQUE(cfg MASQUEConfig, stack *netstack.Stack) (*MASQUE, error) {
 	return m, nil
 }
 
-// tls asks for a certificate where one may open the door, and insists where
-// nothing else does.
+// tls asks for a certificate if clients may authenticate by one, and requires it if they
+// have no other way.
 func (m *MASQUE) tls() *tls.Config {
 	all := &tls.Config{
 		MinVersion:     tls.VersionTLS13,
@@ -195,8 +194,8 @@ func (m *MASQUE) tls() *tls.Config {
 	return all
 }
 
-// SetTokens replaces the tokens. Who came with one that is gone loses all it has
-// open, at once. A listener that had tokens keeps needing one or a certificate.
+// SetTokens replaces the tokens. It closes the connections of clients that have used a token
+// which is gone. A listener that had tokens goes on to need one or a certificate.
 func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	hashed, err := hashTokens(tokens)
 	if err != nil {
@@ -221,7 +220,7 @@ func (m *MASQUE) SetTokens(tokens []access.Token) error {
 	return nil
 }
 
-// connKey is where a request's context has its QUIC connection.
+// connKey is the key of a request's QUIC connection in its context.
 type connKey struct{}
 
 func (m *MASQUE) connected(ctx context.Context, c *quicgo.Conn) context.Context {
@@ -246,7 +245,7 @@ var (
 	errTooManyConns = fmt.Errorf("a client may have %d connections at a time", maxConns)
 )
 
-// note remembers whose a connection is, and which token it has used.
+// note remembers the client of a request's connection, and the token that it has used.
 func (m *MASQUE) note(r *http.Request, who identity) error {
 	c, _ := r.Context().Value(connKey{}).(*quicgo.Conn)
 	m.mu.Lock()
@@ -325,7 +324,7 @@ func (m *MASQUE) Apply(s tunnel.Settings) error {
 // Resume implements Outside: clients that are gone come back by themselves.
 func (m *MASQUE) Resume(map[access.Key]netip.AddrPort) {}
 
-// Yield implements Outside: another socket may be opened beside this one, which QUIC's connections need.
+// Yield implements Outside: another socket may be opened beside this one, which our connections still need.
 func (m *MASQUE) Yield() (retake func(), err error) {
 	udp := m.server().udp
 	return func() { _ = udp.Share(false) }, udp.Share(true)
@@ -366,7 +365,7 @@ func (m *MASQUE) Place(addr netip.Addr) tunnel.Place {
 // Addr implements Outside.
 func (m *MASQUE) Addr() net.Addr { return m.addr }
 
-// Refused counts who was not let in: for a token, or a certificate.
+// Refused counts the clients that were refused, as for their token or certificate.
 func (m *MASQUE) Refused() uint64 { return m.refused.Load() }
 
 // Drops counts packets that were not passed on.
@@ -375,7 +374,7 @@ func (m *MASQUE) Drops() MASQUEDrops {
 	return MASQUEDrops{d.malformed.Load(), d.source.Load(), d.destination.Load(), d.large.Load()}
 }
 
-// Drain implements Outside: clients are told to go elsewhere (GOAWAY, RFC 9114 §5.2).
+// Drain implements Outside: clients are told to send no more requests (GOAWAY, RFC 9114 §5.2).
 func (m *MASQUE) Drain() {
 	m.mu.Lock()
 	again := m.draining

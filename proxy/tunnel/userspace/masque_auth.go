@@ -12,8 +12,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/access"
 )
 
-// digest is a token's hash: comparing hashes takes a time that depends neither
-// on lengths nor on where they differ.
+// digest is a token's hash: the time to compare hashes depends neither on the tokens'
+// lengths nor on where they differ.
 type digest [sha256.Size]byte
 
 type hashedToken struct {
@@ -45,7 +45,7 @@ func namesOf(tokens []access.Token) (names []string) {
 	return names
 }
 
-// find looks at every token, also after it found one.
+// find looks up a token. It compares with all of them, so that its time is the same.
 func find(tokens []hashedToken, h digest) (name string, ok bool) {
 	for i := range tokens {
 		if subtle.ConstantTimeCompare(tokens[i].value[:], h[:]) == 1 {
@@ -55,15 +55,15 @@ func find(tokens []hashedToken, h digest) (name string, ok bool) {
 	return name, ok
 }
 
-// identity is who asks.
+// identity is the client of a request.
 type identity struct {
 	name  string
 	token digest // zero: came without one
 }
 
-// authenticate tells who r is from: by its token if it brings one, in the header
-// for a server or the one for a proxy, else by its certificate, which TLS has
-// verified; and by its address where everybody may come.
+// authenticate tells who r is from: by its token if it has one, in the field Authorization
+// or Proxy-Authorization, else by its certificate, which TLS has verified; or by its
+// address if the listener is open to everybody.
 func (m *MASQUE) authenticate(r *http.Request) (identity, bool) {
 	if m.cfg.Open {
 		return identity{name: clientAddr(r.RemoteAddr).Addr().String()}, true

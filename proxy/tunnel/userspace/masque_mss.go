@@ -38,10 +38,9 @@ func isSYN(p []byte) bool {
 	return segment != nil
 }
 
-// clampMSS lowers the segment size that a SYN asks for to what packets of mtu
-// bytes carry: a Packet Too Big costs a connection its first seconds, and
-// clients have been seen that ignore one. p is an IP packet that endsOf has
-// accepted; anything but a SYN that asks for more is left alone.
+// clampMSS lowers the MSS option of a SYN to what packets of mtu bytes carry: a Packet
+// Too Big costs a connection its first seconds, and some clients ignore it. p is an IP
+// packet that endsOf has accepted; anything but a SYN with a larger MSS stays as it is.
 func clampMSS(p []byte, mtu int) {
 	segment, header, end := synOf(p)
 	for at := tcpHeader; at < end; {
@@ -63,7 +62,7 @@ func clampMSS(p []byte, mtu int) {
 	}
 }
 
-// lower sets the number at offset to most, if it is more, and mends the checksum
+// lower sets the number at offset to most, if it is more, and corrects the checksum
 // of the segment (RFC 1624 §3).
 func lower(segment []byte, offset, most int) {
 	old := binary.BigEndian.Uint16(segment[offset:])

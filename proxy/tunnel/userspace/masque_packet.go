@@ -25,7 +25,7 @@ const (
 // icmpErrors are ICMP's types that are about another packet (RFC 1122 §3.2.2).
 var icmpErrors = []byte{unreachable, 4, 5, 11, 12}
 
-// endsOf returns where an IP packet says that it comes from and goes to.
+// endsOf returns the source and destination address of an IP packet.
 func endsOf(p []byte) (from, to netip.Addr, ok bool) {
 	switch {
 	case len(p) >= ipv4Header && p[0]>>4 == 4:
@@ -36,9 +36,9 @@ func endsOf(p []byte) (from, to netip.Addr, ok bool) {
 	return netip.Addr{}, netip.Addr{}, false
 }
 
-// tooBig is the ICMP that tells the sender of p, which endsOf has accepted,
-// that only packets of mtu bytes get through; nil where p is itself an ICMP
-// error, about which there is none.
+// tooBig is the ICMP error that tells the sender of p, which endsOf has accepted,
+// that packets may have mtu bytes at most; nil if p is itself an ICMP error, about
+// which none may be sent.
 func tooBig(p []byte, mtu int) []byte {
 	if p[0]>>4 == 4 {
 		header := int(p[0]&0xf) * 4
@@ -76,7 +76,7 @@ func tooBig(p []byte, mtu int) []byte {
 	return b
 }
 
-// checksum is the Internet's, of b and what has been summed up before.
+// checksum is the Internet checksum (RFC 1071) of b, added to sum.
 func checksum(sum uint32, b []byte) uint16 {
 	for ; len(b) > 1; b = b[2:] {
 		sum += uint32(b[0])<<8 | uint32(b[1])

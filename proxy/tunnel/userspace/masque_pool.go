@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// pool hands out addresses: to each session one of every prefix. A name that has
-// reserved some gets these, as long as no other session of its has them.
+// pool hands out addresses: to each session one of every prefix. A name for which some
+// are reserved gets these, unless another session of that name has them.
 type pool struct {
 	ranges   []addressRange
 	used     map[netip.Addr]bool
@@ -39,18 +39,17 @@ func newPool(prefixes []netip.Prefix) (*pool, error) {
 	return p, nil
 }
 
-// least is the first address for clients: the prefix's own is nobody's, and the
-// one after it by custom the gateway's.
+// least is the first address for clients: the prefix's own is not used, and the next one
+// is by convention the gateway's.
 func (r addressRange) least() netip.Addr { return r.prefix.Addr().Next().Next() }
 
 // holds reports whether a client may have an address; the last of an IPv4 prefix is
-// everybody's.
+// for broadcast.
 func (r addressRange) holds(a netip.Addr) bool {
 	return r.prefix.Contains(a) && a.Compare(r.least()) >= 0 && !(a.Is4() && !r.prefix.Contains(a.Next()))
 }
 
-// of is where to look first for an address for a name: the same each time, also in
-// another process.
+// of is the address to try first for a name: the same each time, also in another process.
 func (r addressRange) of(name string) netip.Addr {
 	a, hash := r.prefix.Addr().AsSlice(), sha256.Sum256([]byte(name))
 	for bit := r.prefix.Bits(); bit < 8*len(a); bit++ {
@@ -62,8 +61,8 @@ func (r addressRange) of(name string) netip.Addr {
 	return r.least()
 }
 
-// find is the next address from one for a name that is not taken; false: all are.
-// At most as many are taken.
+// find is the first address from of(name) on that is not taken, and false if all are. most is
+// an upper bound of how many are taken.
 func (r addressRange) find(name string, most int, taken func(netip.Addr) bool) (netip.Addr, bool) {
 	first := r.of(name)
 	a := first
@@ -78,8 +77,8 @@ func (r addressRange) find(name string, most int, taken func(netip.Addr) bool) (
 	return a, true
 }
 
-// reserve keeps addresses for these names, those of others are free again. What a name
-// has it keeps; whoever finds none that is not kept gets what is free at the moment.
+// reserve reserves addresses for these names, and frees those of others. A name keeps those
+// that it has; one for which all are reserved gets what is free when it asks.
 func (p *pool) reserve(names []string) {
 	before := p.reserved
 	p.reserved, p.owner = map[string][]netip.Addr{}, map[netip.Addr]string{}

@@ -13,13 +13,13 @@ import (
 	connectip "github.com/quic-go/connect-ip-go"
 )
 
-// ipPath is where a client asks for packets: the default template of RFC 9484 §3, with target
-// and protocol behind it.
+// ipPath is the path of a CONNECT-IP request by the default template of RFC 9484 §3, before
+// target and protocol.
 const ipPath = "/.well-known/masque/ip/"
 
 // ipScope is what a CONNECT-IP session reaches (RFC 9484 §4.6).
 type ipScope struct {
-	prefixes []netip.Prefix // where to; nil: everywhere
+	prefixes []netip.Prefix // of destinations; nil: all
 	protocol uint8          // of the packets, besides ICMP; 0: all
 }
 
@@ -79,8 +79,8 @@ func (s ipScope) holds(p []byte, to netip.Addr) bool {
 	return protocol == s.protocol || protocol == protocolICMP || protocol == protocolICMPv6
 }
 
-// routes are what a session with these addresses is told that it reaches, in the order
-// that RFC 9484 §4.7.3 asks for; none: nothing.
+// routes are those advertised to a session with these addresses, in the order that RFC 9484
+// §4.7.3 asks for; none: it reaches nothing.
 func (s ipScope) routes(addrs []netip.Addr) (routes []connectip.IPRoute) {
 	prefixes := slices.Clone(s.prefixes)
 	if prefixes == nil {
@@ -108,7 +108,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 	return last
 }
 
-// protocolOf is a packet's, behind the extension headers of IPv6.
+// protocolOf is a packet's transport protocol, behind the extension headers of IPv6.
 func protocolOf(p []byte) uint8 {
 	const hopByHop, routing, fragment, options = 0, 43, 44, 60
 	if p[0]>>4 == 4 {

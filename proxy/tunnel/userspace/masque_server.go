@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// initialPacket is the size of QUIC's first packets; those that find out
-	// what the path carries come later. Cellular paths carry this much.
+	// initialPacket is the size of QUIC's first packets, in bytes, before it has probed
+	// the path's MTU. Cellular paths carry this much.
 	initialPacket = 1350
 
-	// Clients that have shown neither token nor certificate yet, each with a QUIC
-	// connection: so many at a time, and from so many on only at an address that they have
-	// proved to be theirs, which takes them another round trip (RFC 9000 §8.1.2).
+	// Bounds of the QUIC connections whose clients have shown neither token nor certificate
+	// yet: maxStrangers at a time, and with verifyFrom or more a client must first prove its
+	// address, which takes another round trip (Retry, RFC 9000 §8.1.2).
 	maxStrangers = 1024
 	verifyFrom   = 128
 )
@@ -90,8 +90,7 @@ func (m *MASQUE) server() *masqueServer {
 	return m.serving
 }
 
-// serve takes connections until it is drained, over another socket where one has
-// failed.
+// serve takes connections until it is drained, over another socket after one has failed.
 func (m *MASQUE) serve(ctx context.Context) {
 	for {
 		s := m.server()
@@ -106,12 +105,12 @@ func (m *MASQUE) serve(ctx context.Context) {
 	}
 }
 
-// strangerKey is where a connection's context has what notes that its client is known.
+// strangerKey is the key, in a connection's context, of the function to call once its client is known.
 type strangerKey struct{}
 
 var errStrangers = errors.New("too many clients have not told who they are")
 
-// arrive lets a connection begin, unless too many have whose clients are not known.
+// arrive lets a connection begin, unless there are too many whose clients are not known yet.
 func (m *MASQUE) arrive(ctx context.Context, from *quicgo.ClientInfo) (context.Context, error) {
 	host := datapath.Host(clientAddr(from.RemoteAddr.String()).Addr()).String()
 	if !m.strangers.Take(host) {

@@ -33,8 +33,8 @@ const (
 	outwardBatch = 16
 )
 
-// What goes before each packet in a datagram: a quarter of the stream's number (RFC 9297
-// §2.1), and a context, of which zero says that it is an IP packet (RFC 9484 §6).
+// What comes before each packet in a datagram: a quarter of the stream's number (RFC 9297
+// §2.1), and a context ID, of which zero is for IP packets (RFC 9484 §6).
 const (
 	contextID    = 1 // byte
 	beforePacket = 8 + contextID
@@ -72,7 +72,7 @@ func (m *MASQUE) Sessions() []tunnel.SessionState {
 	return states
 }
 
-// add returns a traffic with the session's.
+// add returns the sum of t and the session's traffic.
 func (s *ipSession) add(t tunnel.Traffic) tunnel.Traffic {
 	return tunnel.Traffic{Received: t.Received + s.received.Load(), Sent: t.Sent + s.sent.Load()}
 }
@@ -94,8 +94,8 @@ func (m *MASQUE) clients() map[string]tunnel.Traffic {
 	return all
 }
 
-// hijacked hands a stream to connect-ip that we hold too: it speaks the
-// capsules, the packets go past it.
+// hijacked gives connect-ip a stream that we use as well: connect-ip handles its
+// capsules, we its datagrams.
 type hijacked struct {
 	http.ResponseWriter
 	stream *http3.Stream
@@ -209,7 +209,7 @@ func (s *ipSession) assign(capsules *connectip.Conn) error {
 }
 
 // answer gives a client that asks for addresses those that it has: an answer
-// takes the place of all before it (RFC 9484 §4.7.1).
+// replaces all before it (RFC 9484 §4.7.1).
 func (s *ipSession) answer(asked *connectip.AddressRequest) error {
 	rest := slices.Clone(s.addrs)
 	given := make([]netip.Prefix, len(asked.Prefixes)) // zero: refused
@@ -298,8 +298,8 @@ func (s *ipSession) outward(ctx context.Context) {
 	}
 }
 
-// send sends a packet to the client as a datagram, which ends with it; false: the connection
-// has ended. The stream's own way would copy it once more.
+// send sends a datagram, the last part of which is packet, to the client; false: the connection
+// has ended. The stream's SendDatagram would copy it once more.
 func (s *ipSession) send(datagram, packet []byte) bool {
 	s.clamp(packet)
 	err := s.conn.SendDatagram(datagram)
@@ -318,16 +318,16 @@ func (s *ipSession) send(datagram, packet []byte) bool {
 	return true
 }
 
-// room is what a packet has in a datagram once stream and context are named in it.
+// room is the size of the largest packet, in bytes, that fits a datagram behind stream and context.
 func (s *ipSession) room(large *quic.DatagramTooLargeError) int {
 	return int(large.MaxDatagramPayloadSize) - quicvarint.Len(uint64(s.stream.StreamID()/4)) - contextID
 }
 
-// oversized fits no datagram: quic-go's packets end at 1452 bytes. It says what does fit then,
-// which it says nowhere else.
+// oversized fits no datagram, as quic-go's packets have 1452 bytes at most: quic-go tells what does
+// fit only by the error about one that does not.
 var oversized [2048]byte
 
-// clamp has both ends of a connection that begins send what fits at present; the
+// clamp lowers the MSS in SYNs of both ends of a connection to what fits at present; the
 // path may turn out to carry more, never less.
 func (s *ipSession) clamp(p []byte) {
 	if !isSYN(p) {
@@ -360,7 +360,7 @@ func (m *MASQUE) remove(s *ipSession) {
 	}
 }
 
-// astray loses what the stack sends to nobody.
+// astray drops what the stack sends to addresses without a session.
 func (m *MASQUE) astray(ctx context.Context) {
 	bufs, sizes := buffers(outwardBatch, m.stack.MTU())
 	for {
@@ -372,8 +372,7 @@ func (m *MASQUE) astray(ctx context.Context) {
 	}
 }
 
-// extended tells which protocol an extended CONNECT is for (RFC 9220); empty:
-// the plain one.
+// extended is the protocol of an extended CONNECT (RFC 9220); empty: r is a plain one.
 func extended(r *http.Request) string {
 	if strings.HasPrefix(r.Proto, "HTTP/") {
 		return ""

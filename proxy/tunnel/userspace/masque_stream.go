@@ -31,7 +31,7 @@ type request struct {
 	done    chan struct{} // closed once it is settled: the handler may return
 }
 
-// Peer is who asks, whatever address it is at.
+// Peer is the name of the client, whatever its address.
 func (r *request) Peer() string { return r.peer }
 
 // settle runs how unless the request has been settled before.
@@ -72,8 +72,8 @@ func (m *MASQUE) serveStream(w http.ResponseWriter, r *http.Request, who identit
 	_ = req.settle(func() error { return nil }) // nobody may write to w once this returns
 }
 
-// pass hands a request to whoever accepts; false: there is no room, or nobody accepts
-// any more. What has been passed before Drain is there for it to see.
+// pass queues a request to be accepted; false: there is no room, or the listener drains. What
+// was queued before Drain is refused by it.
 func (m *MASQUE) pass(req *request, from *quicgo.Conn) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -91,7 +91,7 @@ func (m *MASQUE) pass(req *request, from *quicgo.Conn) bool {
 	}
 }
 
-// client is the request as the proxy sees it.
+// client is the ingress.Client of the request.
 func (r *request) client(listener string) ingress.Client {
 	return ingress.Client{
 		Conn: r.Conn, Listener: listener, Source: r.source, Target: r.target, Host: r.host, Peer: r.peer,

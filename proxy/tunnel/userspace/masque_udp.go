@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// udpPath is where a client asks for a target: the default template of RFC 9298 §2 with
-	// target_host and target_port behind it.
+	// udpPath is the path of a CONNECT-UDP request by the default template of RFC 9298 §2,
+	// before target_host and target_port.
 	udpPath = "/.well-known/masque/udp/"
 
 	udpQueue = 64 // datagrams that may wait for a request's QUIC connection
@@ -45,7 +45,7 @@ type udpStream struct {
 	cancel context.CancelFunc
 }
 
-// udpTarget returns what a request's path asks for: an address, or a name and a port.
+// udpTarget returns the target in a request's path: an address and port, or a name and a port.
 func udpTarget(r *http.Request) (netip.AddrPort, string, error) {
 	rest, ok := strings.CutPrefix(r.URL.EscapedPath(), udpPath)
 	parts := strings.Split(rest, "/")
@@ -60,7 +60,7 @@ func udpTarget(r *http.Request) (netip.AddrPort, string, error) {
 }
 
 // serveUDP forwards the datagrams of a CONNECT-UDP request (RFC 9298) until it ends, or
-// has been idle for as long as a session may be.
+// has been idle for access.Datagrams.Idle.
 func (m *MASQUE) serveUDP(w http.ResponseWriter, r *http.Request, who identity) {
 	target, host, err := udpTarget(r)
 	if err != nil {
@@ -166,7 +166,7 @@ func capsulesUDP(stream io.Reader, pass func([]byte) bool) error {
 	}
 }
 
-// payloadUDP is what of an HTTP datagram goes to the target; false: it is of an extension
+// payloadUDP is the UDP payload of an HTTP datagram; false: the datagram is of an extension
 // that we do not have, or malformed.
 func payloadUDP(b []byte) ([]byte, bool) {
 	id, n, err := quicvarint.Parse(b)
@@ -191,8 +191,8 @@ func (m *MASQUE) outwardUDP(ctx context.Context, stream *http3.Stream, u *udpStr
 	}
 }
 
-// deliver queues a datagram for the client; an error: there is no room. What no datagram of
-// QUIC's holds is not kept: while a client acknowledges nothing, its queues stay small.
+// deliver queues a datagram for the client; an error: there is no room. One that fits no QUIC
+// datagram is not queued, so that the queue of a client that acknowledges nothing stays small.
 func (u *udpStream) deliver(payload []byte) error {
 	if contextID+len(payload) > len(oversized) {
 		return syscall.EMSGSIZE
@@ -206,8 +206,8 @@ func (u *udpStream) deliver(payload []byte) error {
 	}
 }
 
-// reach begins the session of a request: with the target, or with the first address of its
-// name that may be reached.
+// reach begins the session of a request: with target, or with the first address of host
+// that policy permits.
 func (m *MASQUE) reach(ctx context.Context, d *Datagrams, u *udpStream, source, target netip.AddrPort, host string) (
 	*session, netip.AddrPort, error,
 ) {
@@ -252,8 +252,8 @@ func (m *MASQUE) lookup(ctx context.Context, peer, name string) ([]netip.Addr, e
 	return addrs, err
 }
 
-// toward begins a session with a target that is outside the tunnel: its peers are reached
-// by packets (CONNECT-IP) alone.
+// toward begins a session with a target outside the tunnel: peers inside are reached only
+// by packets (CONNECT-IP).
 func (d *Datagrams) toward(from origin, target netip.AddrPort, host string) (*session, error) {
 	if d.inside.Place(target.Addr()) != tunnel.Elsewhere {
 		return nil, fmt.Errorf("destination %v is inside the tunnel: %w", target, syscall.EHOSTUNREACH)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
-// session is a peer's endpoint and its socket. d.mu guards what changes.
+// session is an address and port of a peer with the socket for it. d.mu guards what changes.
 type session struct {
 	d      *Datagrams
 	peer   *peer
@@ -18,7 +18,7 @@ type session struct {
 	id     uint16        // of its echo requests in a raw socket that it shares
 	place  *list.Element // among the peer's, the latest used first
 
-	remotes  map[netip.AddrPort]*uplink // written to: they may answer; nil: not held to a rate
+	remotes  map[netip.AddrPort]*uplink // sent to, so they may answer; nil: not held to a rate
 	used     cc.Time
 	dns      bool // all remotes are name servers
 	answered bool
@@ -29,8 +29,8 @@ func (s *session) knows(remote netip.AddrPort) bool {
 	return ok
 }
 
-// toward returns what holds datagrams for a remote to a rate; false: policy is to be asked.
-// The caller holds d.mu.
+// toward returns the uplink that holds datagrams for a remote to a rate; false: the remote is
+// new, so policy is to be asked. The caller holds d.mu.
 func (s *session) toward(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
 	up, known := s.remotes[remote]
 	if !known {
@@ -47,7 +47,7 @@ func (s *session) toward(remote netip.AddrPort, now cc.Time) (*uplink, bool) {
 	return up, true
 }
 
-// pass sends a datagram outside, or has it wait for its turn.
+// pass sends a datagram outside, now or when its uplink lets it.
 func (s *session) pass(up *uplink, target netip.AddrPort, payload []byte, hops uint8) {
 	if up == nil {
 		s.send(target, payload, hops)
@@ -56,7 +56,7 @@ func (s *session) pass(up *uplink, target netip.AddrPort, payload []byte, hops u
 	up.pass(s.d.with.Clock(), packet{fiveTuple{target, s.from}, payload, s, hops})
 }
 
-// send sends a datagram outside, and tells the peer what the network does not take.
+// send sends a datagram outside. If the network does not take it, the peer gets an ICMP error.
 func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 	c := &s.d.count
 	c.sentPackets.Add(1)
@@ -71,7 +71,7 @@ func (s *session) send(target netip.AddrPort, payload []byte, hops uint8) {
 	}
 }
 
-// learn lets a remote answer; where there is no room for another, any others no longer may.
+// learn lets a remote answer; if there are too many, some others no longer may.
 func (s *session) learn(remote netip.AddrPort, up *uplink) {
 	most := min(maxRemotes, allRemotes/len(s.d.sessions))
 	for any := range s.remotes {
@@ -96,7 +96,7 @@ func (s *session) lasts(idle time.Duration) time.Duration {
 	return idle
 }
 
-// receive passes on what comes from outside until the session ends.
+// receive passes on what comes to the session's socket until the session ends.
 func (s *session) receive() {
 	for {
 		news, err := s.socket.receive()
@@ -121,15 +121,15 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 		d.mu.Lock()
 		s := d.echoes[echoID{raw.six, news.id}]
 		d.mu.Unlock()
-		if s != nil { // others' pings are answered here as well
+		if s != nil { // a raw socket also receives the replies to other processes' pings
 			s.take(news)
 		}
 		news.release()
 	}
 }
 
-// targetGone reports whether an ICMP error says that nothing gets to a target, rather
-// than that something did not fit.
+// targetGone reports whether an ICMP error says that a target is unreachable, rather than
+// that a datagram was too big for the path.
 func targetGone(u netstack.Unreachable, target netip.AddrPort) bool {
 	const unreachable4, fragmentationNeeded, unreachable6 = 3, 4, 1
 	if target.Addr().Is6() {

@@ -11,13 +11,13 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// queuedInAll is what may wait of all peers' datagrams, in bytes. A peer's queue may
-// take what the others leave free of that (dynamic thresholds, Choudhury and
+// queuedInAll bounds the datagrams that wait in the queues of all peers, in bytes. A peer's queue
+// may take what the others leave free of that (dynamic thresholds, Choudhury and
 // Hahne 1998), up to flow.QueuedBytes.
 const queuedInAll = 16 << 20
 
-// peer is one of a tunnel's, as long as it has sessions: its datagrams share the
-// window of its flows.
+// peer is a peer of the tunnel, as long as it has sessions: the datagrams for it share
+// a window with its connections.
 type peer struct {
 	shaper   // of what is for it
 	name     string
@@ -50,7 +50,7 @@ type packet struct {
 	hops    uint8
 }
 
-// newPeer starts with what the terms of its first datagram say.
+// newPeer makes a peer whose window is that of the terms of its first datagram.
 func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 	p := &peer{shaper: shaper{d: d}, name: name, uplinks: map[limit]*uplink{}}
 	if share := d.cfg.Load().Share; share > 0 && terms.Algorithm != "" {
@@ -59,7 +59,7 @@ func (d *Datagrams) newPeer(name string, terms flow.Terms) *peer {
 	return p
 }
 
-// hold has packets be held back as terms say; of a window they have a share.
+// hold makes packets wait as terms say: for their share of a window, or a maximum rate.
 func (s *shaper) hold(name string, terms flow.Terms, share float64) {
 	if s.d.with.Flows == nil {
 		return
@@ -81,7 +81,7 @@ func (d *Datagrams) dropped(_ packet, why flow.Drop) {
 	d.count.late.Add(1)
 }
 
-// leave gives back what there is of a window, and drops what waits.
+// leave gives up the share of the window, and drops what waits.
 func (s *shaper) leave() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +94,7 @@ func (s *shaper) leave() {
 	s.queue = nil
 }
 
-// wake is the window's to call: it only notes.
+// wake is called by the flow once there is room again. It only notes that, and keep sends.
 func (s *shaper) wake() {
 	if s.pending.Swap(true) {
 		return

@@ -18,10 +18,10 @@ import (
 const (
 	icmpHeader       = 8
 	socketBuffer     = 256 << 10 // bytes towards us, as far as the system allows: what a burst may hold
-	largestDatagrams = 1 << 16   // what the kernel hands over at once, several of one size
+	largestDatagrams = 1 << 16   // bytes that the kernel hands over at once: several datagrams of one size
 )
 
-// socket is a session's way to the network outside. It does not wait to send.
+// socket is a session's socket to the network outside. Sending does not block.
 type socket struct {
 	file *os.File
 	conn syscall.RawConn
@@ -158,8 +158,8 @@ func (s *socket) release() {
 	}
 }
 
-// send sends a datagram that may pass as many routers as hops, or drops it where there
-// is no room for it. id is for raw sockets.
+// send sends a datagram with a hop limit of hops, or drops it if the socket has no room. id is
+// the identifier of an echo request on a raw socket.
 func (s *socket) send(target netip.AddrPort, payload []byte, id uint16, hops uint8) error {
 	if s.raw() {
 		binary.BigEndian.PutUint16(payload[4:], id)
@@ -209,9 +209,9 @@ func pending(err error) bool {
 	return false
 }
 
-// errorsToTell are the ICMP errors that say what the kernel says of a datagram that
-// it did not take: type and code for IPv4 (RFC 792, RFC 1812 §5.2.7.1) and IPv6
-// (RFC 4443 §3.1). One that is too big is in the error queue, with the MTU.
+// errorsToTell are the codes of Destination Unreachable for errors of the kernel about a
+// datagram that it did not take, for IPv4 (RFC 792, RFC 1812 §5.2.7.1) and IPv6
+// (RFC 4443 §3.1). If one is too big, the error queue tells so, with the MTU.
 var errorsToTell = []struct {
 	err          error
 	code4, code6 uint8
@@ -253,7 +253,7 @@ func sum(b []byte) uint16 {
 }
 
 // received is what came from outside: datagrams from one sender, each but the last
-// of segment bytes (0: there is one), or what the network said of one sent to from.
+// of segment bytes (0: there is one), or an ICMP error about a datagram sent to from.
 type received struct {
 	from    netip.AddrPort
 	payload []byte
@@ -327,7 +327,7 @@ func (s *socket) read(fd int, news *received) (ok bool, err error) {
 	return news.failure != nil, nil
 }
 
-// strip makes an echo reply of what an ICMP socket read; false: it is another's.
+// strip reduces what an ICMP socket read to an echo reply; false: it is no reply to this process.
 func (s *socket) strip(news *received) bool {
 	if s.kind == forUDP {
 		return true
@@ -352,7 +352,7 @@ func (s *socket) strip(news *received) bool {
 	return true
 }
 
-// segmentSize is how large datagrams are that the kernel has put together.
+// segmentSize is the size of the datagrams that the kernel has put together (UDP_GRO), in bytes.
 func segmentSize(control []byte) int {
 	for len(control) >= unix.SizeofCmsghdr { // what is shorter would be read beyond its end
 		h, data, rest, err := unix.ParseOneSocketControlMessage(control)
@@ -368,7 +368,7 @@ func segmentSize(control []byte) int {
 }
 
 // failureIn is the ICMP error in a message of the error queue (struct
-// sock_extended_err, and the address of whoever says so); nil: there is none.
+// sock_extended_err, and the address of its sender); nil: there is none.
 func failureIn(control []byte) *netstack.Unreachable {
 	const (
 		fromUs, fromICMP, fromICMP6 = 1, 2, 3

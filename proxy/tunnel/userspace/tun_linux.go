@@ -27,11 +27,10 @@ type TUNConfig struct {
 	Log    *slog.Logger
 }
 
-// headroom is what the device's own header needs before a packet.
+// headroom is the room for the device's own header before a packet, in bytes.
 const headroom = 16
 
-// TUN is a TUN device that anything that delivers packets may feed: the kernel's
-// routes, OpenVPN, IPsec.
+// TUN is a TUN device, into which the kernel routes packets, such as those out of OpenVPN or IPsec.
 type TUN struct {
 	tunnel.Condition
 	cfg    TUNConfig
@@ -44,8 +43,8 @@ type TUN struct {
 	done   sync.WaitGroup
 }
 
-// OpenTUN opens the device and joins it to a stack. Addresses and routes are the
-// administrator's.
+// OpenTUN opens the device and joins it to a stack. The administrator gives it addresses
+// and routes.
 func OpenTUN(cfg TUNConfig, stack *netstack.Stack) (*TUN, error) {
 	t := &TUN{cfg: cfg, log: cfg.Log, stack: stack, yields: make(chan yielding)}
 	if t.log == nil {
@@ -76,10 +75,10 @@ func (t *TUN) open() (dev tun.Device, name string, err error) {
 	return dev, name, nil
 }
 
-// devices are those that are open, or were, by their names.
+// devices are those that are or were open in this process, by their names.
 var devices sync.Map
 
-// keep has the device stay with its addresses and routes while nobody has it.
+// keep makes the device stay, with its addresses and routes, while no process has it open.
 func (t *TUN) keep(dev tun.Device) error {
 	req, err := unix.NewIfreq(string(t.name))
 	if err != nil {
@@ -95,7 +94,7 @@ func (t *TUN) keep(dev tun.Device) error {
 	return nil
 }
 
-// unkeep has the device go with whoever has it at present.
+// unkeep makes the device go once no process has it open.
 func (t *TUN) unkeep() {
 	if dev, open := devices.Load(t.name); open && t.kept {
 		t.kept = persist(dev.(tun.Device), 0) != nil
@@ -109,7 +108,7 @@ func persist(dev tun.Device, on int) error {
 	return nil
 }
 
-// control calls f with the device's descriptor, which goes on being waited for without a thread.
+// control calls f with the device's descriptor, which stays with Go's poller.
 func control(dev tun.Device, f func(fd int) error) error {
 	raw, err := dev.File().SyscallConn()
 	if err != nil {
@@ -120,7 +119,7 @@ func control(dev tun.Device, f func(fd int) error) error {
 
 // yielding is the time in which another tunnel may have the device.
 type yielding struct {
-	left   chan error    // told once there is room
+	left   chan error    // gets the outcome once we have left the device
 	retake chan struct{} // closed at its end
 }
 
@@ -140,8 +139,7 @@ func (t *TUN) Yield() (retake func(), err error) {
 // yieldWithin is how soon run takes a yielding, unless there is no device.
 const yieldWithin = time.Second
 
-// run moves packets until ctx is done, over another device of that name where one
-// has gone.
+// run moves packets until ctx is done, over another device of that name once one is gone.
 func (t *TUN) run(ctx context.Context, dev tun.Device) {
 	for {
 		t.unkeep()
@@ -166,7 +164,7 @@ func (t *TUN) run(ctx context.Context, dev tun.Device) {
 }
 
 // carry moves packets both ways until the device fails, or ctx is done and what had
-// been collected by then is written. Without an error another had it, and has no more.
+// been collected by then is written. It returns nil after another tunnel has had the device.
 func (t *TUN) carry(ctx context.Context, dev tun.Device) error {
 	sending, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -220,7 +218,7 @@ func buffers(n, size int) ([][]byte, []int) {
 
 const largestPacket = 1 << 16
 
-// inward moves packets from the device into the stack, and returns why there are
+// inward moves packets from the device into the stack, and returns why it can read
 // no more.
 func (t *TUN) inward(dev tun.Device) error {
 	bufs, sizes := buffers(dev.BatchSize(), headroom+largestPacket)
@@ -255,7 +253,7 @@ func (t *TUN) outward(ctx context.Context, dev tun.Device) {
 	}
 }
 
-// Apply implements Outside: all there is to change is the stack's.
+// Apply implements Outside: a device has no such settings.
 func (t *TUN) Apply(tunnel.Settings) error { return nil }
 
 // Resume implements Outside.
@@ -270,7 +268,7 @@ func (t *TUN) Requests() <-chan datapath.Conn { return nil }
 // Forward implements Outside: all datagrams come in packets.
 func (t *TUN) Forward(*Datagrams) {}
 
-// Peer implements Inside: behind a device each address is somebody.
+// Peer implements Inside: behind a device each address is a peer of its own.
 func (t *TUN) Peer(inner netip.Addr) string { return inner.String() }
 
 // Place implements Inside: routes decide what leads to the device.
@@ -285,7 +283,7 @@ func (t *TUN) Gateway(netip.Addr) netip.Addr { return netip.Addr{} }
 // Addr implements Outside.
 func (t *TUN) Addr() net.Addr { return t.name }
 
-// Drain implements Outside: whoever routes into the device decides what comes.
+// Drain implements Outside: there is nothing to do, as routes decide what comes.
 func (t *TUN) Drain() {}
 
 // Close implements Outside.

@@ -1,6 +1,6 @@
-// Package userspace ends VPN tunnels in this process: it takes IP packets out of them, whatever
-// carried them here, and gives the connections that are in these packets to the
-// proxy as any other ingress would, each with the peer it came from.
+// Package userspace terminates VPN tunnels in this process: it takes IP packets out of them and
+// gives the connections in these packets to the proxy as any other ingress would, each with the
+// peer it came from.
 //
 //	peer ══ WireGuard, TUN device, MASQUE ══▶ link ──▶ netstack ──▶ listener ──▶ proxy
 package userspace
@@ -21,8 +21,8 @@ import (
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// flushWithin is for how long what is sent at the very end may take to leave. Neither
-// WireGuard nor QUIC tells when it has.
+// flushWithin is how long Close waits for what was sent last to leave. Neither WireGuard
+// nor QUIC tells when it has.
 const flushWithin = 100 * time.Millisecond
 
 // linger waits for what has just been sent to leave.
@@ -35,27 +35,27 @@ func linger() {
 // Outside is what carries a tunnel's packets.
 type Outside interface {
 	tunnel.Inside
-	// Addr is where peers reach us; nil where they do not by themselves.
+	// Addr is the address that peers send to; nil: there is none.
 	Addr() net.Addr
 	// Requests are connections that come beside the packets; nil: none do.
 	Requests() <-chan datapath.Conn
-	// Forward hands over who forwards datagrams that come beside the packets.
+	// Forward sets what forwards datagrams that come beside the packets.
 	Forward(*Datagrams)
-	// Apply puts into force what of the settings is its kind's; an error changes
-	// nothing.
+	// Apply puts into force the settings of its kind of tunnel; after an error nothing
+	// has changed.
 	Apply(tunnel.Settings) error
-	// Resume has peers found where a process before this one heard from them last.
+	// Resume sets the addresses where a process before this one heard from peers last.
 	Resume(map[access.Key]netip.AddrPort)
-	// Yield makes room for another tunnel until retake.
+	// Yield lets another tunnel use the port or device until retake is called.
 	Yield() (retake func(), err error)
-	// Report adds to a status what it knows itself.
+	// Report adds to a status what the stack does not know.
 	Report(*tunnel.Status) error
-	// Health says why no packets come or go at present; nil: they do. What has
-	// failed is opened again by itself.
+	// Health says why no packets come or go at present; nil: they do. The Outside
+	// itself opens again what has failed.
 	Health() error
-	// Drain takes nobody further in; packets and streams go on.
+	// Drain accepts no further clients; packets and streams go on.
 	Drain()
-	// Close sends what it has been given, and ends.
+	// Close sends what it has been given, and ends the tunnel.
 	Close() error
 }
 
@@ -76,7 +76,7 @@ type Listener struct {
 
 var _ tunnel.Listener = (*Listener)(nil)
 
-// Listen makes an ingress of a tunnel. It owns both; Close ends them.
+// Listen makes a Listener of a tunnel. It owns stack and outside; Close ends them.
 func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	l := &Listener{name: name, stack: stack, outside: outside, drained: make(chan struct{})}
 	stack.SetGateway(outside.Gateway)
@@ -88,7 +88,7 @@ func Listen(name string, stack *netstack.Stack, outside Outside) *Listener {
 	return l
 }
 
-// pass moves what the stack accepts to where accept waits for streams too.
+// pass moves connections that the stack accepts to packets, so that accept can wait for streams too.
 func (l *Listener) pass() {
 	for {
 		c, err := l.stack.Accept()
@@ -132,7 +132,7 @@ func (l *Listener) Serve(take func(datapath.Conn)) error {
 	}
 }
 
-// Prompt implements ingress.Listener: where a connection goes is known, but Answer may wait.
+// Prompt implements ingress.Listener: the destination is known at once, but Answer may wait.
 func (l *Listener) Prompt(datapath.Conn) bool { return false }
 
 func (l *Listener) accept() (datapath.Conn, error) {
@@ -177,8 +177,8 @@ func (l *Listener) Greet(ctx context.Context, conn datapath.Conn) (ingress.Clien
 	}, nil
 }
 
-// target is where what is for an address goes: the name server's, where it is asked for
-// at the gateway's own.
+// target is the destination of a connection to an address: the name server if that is the DNS
+// port of the gateway's own address.
 func (l *Listener) target(to netip.AddrPort) netip.AddrPort {
 	if l.forward == nil || to.Port() != dnsPort || l.outside.Place(to.Addr()) != tunnel.OfGateway {
 		return to
@@ -195,8 +195,8 @@ func (l *Listener) Addr() net.Addr { return l.outside.Addr() }
 // Health implements ingress.Listener.
 func (l *Listener) Health() error { return l.outside.Health() }
 
-// Drain implements ingress.Listener. The tunnel carries on, datagrams included; who
-// asks for a connection hears nothing, and asks again.
+// Drain implements ingress.Listener. The tunnel carries on, datagrams included. SYNs stay
+// unanswered, so that clients send them again.
 func (l *Listener) Drain() {
 	l.drain.Do(func() {
 		close(l.drained)
@@ -213,8 +213,8 @@ func (l *Listener) Drain() {
 	})
 }
 
-// Close implements ingress.Listener. What is left is reset, and the peers are told
-// before the tunnel ends.
+// Close implements ingress.Listener. It resets the connections that are left, and sends the
+// RSTs before the tunnel ends.
 func (l *Listener) Close() error {
 	l.once.Do(func() {
 		l.Drain()

@@ -5,11 +5,11 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 )
 
-// maxUplinks is to how many maximum rates a peer is held at once: with the usual group
+// maxUplinks bounds the maximum rates that a peer is held to at once: with the usual group
 // each host outside has its own.
 const maxUplinks = 64
 
-// limit is a maximum rate that all of a group have together, connections included.
+// limit is a maximum rate that a group's datagrams and connections share.
 type limit struct {
 	group string
 	rate  cc.Rate
@@ -23,9 +23,8 @@ type uplink struct {
 	gone  bool    // it made room for another
 }
 
-// uplink returns what holds the peer's datagrams to the maximum rate of terms; nil: they
-// have none. Where there are as many as may be, the one that was idle longest makes room.
-// The caller holds d.mu.
+// uplink returns the uplink for the maximum rate of terms; nil: they have none. If the peer has
+// maxUplinks, the one that was idle longest makes room. The caller holds d.mu.
 func (p *peer) uplink(terms flow.Terms) *uplink {
 	if terms.MaxRate == 0 {
 		return nil

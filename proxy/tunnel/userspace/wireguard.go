@@ -136,7 +136,7 @@ func (w *WireGuard) Yield() (retake func(), err error) {
 	}, nil
 }
 
-// fail has watch open the UDP port again.
+// fail makes watch open the UDP port again.
 func (w *WireGuard) fail(err error) {
 	select {
 	case w.failures <- err:
@@ -144,8 +144,8 @@ func (w *WireGuard) fail(err error) {
 	}
 }
 
-// logger passes on what goes wrong, counts what is refused, and hears of sockets
-// that fail: the device tells of nothing in another way.
+// logger logs errors, counts what is refused, and tells watch of sockets that fail: the
+// device reports all these only by its log.
 func (w *WireGuard) logger() *device.Logger {
 	return &device.Logger{
 		Verbosef: func(format string, args ...any) {
@@ -194,7 +194,7 @@ func (w *WireGuard) SetPeers(peers []access.Peer) error {
 	return nil
 }
 
-// writePeer adds the peer in the words of WireGuard's configuration protocol.
+// writePeer adds the peer in WireGuard's configuration protocol (UAPI).
 func writePeer(b *strings.Builder, p access.Peer) {
 	fmt.Fprintf(b, "public_key=%s\nreplace_allowed_ips=true\n", p.PublicKey.Hex())
 	fmt.Fprintf(b, "preshared_key=%s\npersistent_keepalive_interval=%d\n", p.Preshared.Hex(),
@@ -257,7 +257,7 @@ func (w *WireGuard) Forward(*Datagrams) {}
 // Requests implements Outside.
 func (w *WireGuard) Requests() <-chan datapath.Conn { return nil }
 
-// Peer implements Inside: by the longest prefix, as packets are taken.
+// Peer implements Inside, by the longest matching prefix, as WireGuard does for packets.
 func (w *WireGuard) Peer(inner netip.Addr) string { return w.owners.Load().Peer(inner) }
 
 // Place implements Inside.
@@ -312,8 +312,8 @@ func (w *WireGuard) States() ([]tunnel.PeerState, error) {
 	return states, nil
 }
 
-// Refused counts packets that were no peer's: a wrong key, or an address that
-// is not the peer's.
+// Refused counts packets that were dropped because of a wrong key or a source address
+// that is not the peer's.
 func (w *WireGuard) Refused() uint64 { return w.refused.Load() }
 
 // learnPort finds out which port was chosen.
@@ -335,7 +335,7 @@ func (w *WireGuard) learnPort() error {
 // Addr implements Outside.
 func (w *WireGuard) Addr() net.Addr { return &net.UDPAddr{Port: int(w.port)} }
 
-// Drain implements Outside: there is nothing to come in by but packets.
+// Drain implements Outside. There is nothing to do: all comes in packets.
 func (w *WireGuard) Drain() {}
 
 // Close implements Outside.
