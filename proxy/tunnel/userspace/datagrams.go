@@ -81,9 +81,9 @@ type counters struct {
 	refused, crowded, evicted, late, overflow, failed, unsolicited, notices atomic.Uint64
 }
 
-// ForwardDatagrams forwards a stack's datagrams until Close, which the caller calls
+// forwardDatagrams forwards a stack's datagrams until Close, which the caller calls
 // before the stack's Close.
-func ForwardDatagrams(
+func forwardDatagrams(
 	listener string, stack *netstack.Stack, inside tunnel.Inside, cfg access.Datagrams, with tunnel.Forwarding,
 ) *Datagrams {
 	if with.Log == nil {
@@ -303,7 +303,7 @@ func (d *Datagrams) begin(from origin, name string, terms flow.Terms, sock *sock
 	return s
 }
 
-// hasRoom tells whether a peer may have one session more, as things are, before it costs a socket.
+// hasRoom tells whether a peer may have one more session at present, before a socket is opened.
 func (d *Datagrams) hasRoom(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -323,9 +323,9 @@ func (d *Datagrams) makeRoom(name string) bool {
 	}
 }
 
-// yields returns who has to end the longest idle session for a peer to have one more: the peer itself
-// where it has most, and where all together have as many as there may be whoever has more than
-// any other. Nobody loses his last one to another. nil: nobody has to, or, if not ok, nobody can. The
+// yields returns the peer whose longest idle session has to end for a peer to have one more: the peer
+// itself if it has as many as one may, and if the tunnel has as many as it may, the peer with the
+// most. No peer loses its last one to another. nil: none has to end, or, if not ok, none can. The
 // caller holds d.mu.
 func (d *Datagrams) yields(name string) (p *peer, ok bool) {
 	cfg := d.cfg.Load()

@@ -40,7 +40,7 @@ func bench(b *testing.B) (*netstack.Stack, *Datagrams) {
 	stack, err := netstack.New(netstack.Config{MTU: mtu, Clock: clock})
 	require.NoError(b, err)
 	terms := flow.Terms{Group: "phone", Algorithm: "reno"}
-	d := ForwardDatagrams("vpn", stack, everybody{}, usual(), tunnel.Forwarding{
+	d := forwardDatagrams("vpn", stack, everybody{}, usual(), tunnel.Forwarding{
 		Flows: &flow.Manager{}, Clock: clock,
 		Verdict: func(tunnel.Sent) (down, up flow.Terms, err error) { return terms, up, nil },
 	})

@@ -88,7 +88,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	cfg.Most = most
 	ofPeer := func(a netip.Addr) bool { return l.Place(a) == tunnel.OfPeer }
 	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: ofPeer}
-	g.Datagrams = ForwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
+	g.Datagrams = forwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
 		Flows: g.flows, Clock: clock,
 		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
 			g.asked.Add(1)
@@ -546,7 +546,7 @@ func newForwarder(t *testing.T, most int) *forwarder {
 	f.stack = stack
 	cfg := usual()
 	cfg.Most = most
-	f.Datagrams = ForwardDatagrams("vpn", stack, f.outside, cfg, tunnel.Forwarding{
+	f.Datagrams = forwardDatagrams("vpn", stack, f.outside, cfg, tunnel.Forwarding{
 		Flows: &f.flows, Clock: clock,
 		Verdict: func(s tunnel.Sent) (down, up flow.Terms, err error) {
 			if f.up != nil {

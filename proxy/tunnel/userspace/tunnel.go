@@ -106,7 +106,7 @@ func (l *Listener) pass() {
 
 // Forward implements tunnel.Listener.
 func (l *Listener) Forward(cfg access.Datagrams, with tunnel.Forwarding) {
-	l.forward = ForwardDatagrams(l.name, l.stack, l.outside, cfg, with)
+	l.forward = forwardDatagrams(l.name, l.stack, l.outside, cfg, with)
 	l.outside.Forward(l.forward)
 }
 
