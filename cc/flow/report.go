@@ -39,7 +39,7 @@ type Report struct {
 	Unsent   cc.Bytes  // gauge: accepted by the transport, not on the wire yet
 	Pipe     cc.Bytes  // gauge: on the wire, neither acknowledged, SACKed nor lost; <0: unknown
 	MSS      cc.Bytes  // gauge: payload of a full segment; 0: unchanged
-	RwndFull bool      // gauge: the peer's receive window, not ours, holds back what is unsent
+	RwndFull bool      // gauge: the peer's receive window, not ours, holds the flow back
 }
 
 // PeerClock is the timestamp of an acknowledgement (TSval, RFC 7323 §3.2): the peer's
