@@ -51,9 +51,7 @@ func (n *Listener) watch() error {
 // unwatch has them watch no more. mu is held.
 func (n *Listener) unwatch() {
 	for i, slot := range n.slots {
-		l := n.loops.all[i]
-		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, n.fd, nil)
-		l.forget(slot)
+		n.loops.all[i].unwatch(n.fd, slot)
 	}
 	n.slots = nil
 }

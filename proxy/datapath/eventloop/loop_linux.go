@@ -92,7 +92,7 @@ type Loop struct {
 	free    []int32    // slots
 	posted  []*Task
 	asleep  bool // or about to be
-	ended   bool // it watches nothing more, and runs what it is to do once elsewhere
+	ended   bool // it watches nothing more, and runs what it is to do once elsewhere; epoll is closed, or soon
 
 	after sync.Mutex // held by what runs once the loop has ended
 
@@ -179,12 +179,23 @@ func (l *Loop) watch(fd int, events uint32, w watcher) (slot int32, err error) {
 	}
 	l.watched[slot].watcher = w
 	event := unix.EpollEvent{Events: events, Fd: slot, Pad: l.watched[slot].generation}
+	err = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event) // mu is held, so that epoll is not closed
 	l.mu.Unlock()
-	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &event); err != nil {
+	if err != nil {
 		l.forget(slot)
 		return 0, os.NewSyscallError("epoll_ctl", err)
 	}
 	return slot, nil
+}
+
+// unwatch has the watcher told no more.
+func (l *Loop) unwatch(fd int, slot int32) {
+	l.mu.Lock()
+	if !l.ended { // else the number may be another file's
+		_ = unix.EpollCtl(l.epoll, unix.EPOLL_CTL_DEL, fd, nil)
+	}
+	l.mu.Unlock()
+	l.forget(slot)
 }
 
 // forget frees a slot. It leaves the descriptor with epoll, which drops one that is closed.

@@ -423,6 +423,34 @@ func TestLoopsAcceptFromOneListener(t *testing.T) {
 	assert.Error(t, err)
 }
 
+func TestAListenerLeavesTheDescriptorsOfOthersAloneAfterTheEnd(t *testing.T) {
+	ls := start(t, 1)
+	fd, addr := listening(t)
+	n, err := ls.Listen(fd, func(*Loop, int) time.Duration { return 0 })
+	require.NoError(t, err)
+	number := ls.Least().epoll
+	ls.Close()
+
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	require.NoError(t, err)
+	defer func() { _ = unix.Close(epoll) }()
+	other, err := unix.FcntlInt(uintptr(epoll), unix.F_DUPFD_CLOEXEC, number)
+	require.NoError(t, err)
+	defer func() { _ = unix.Close(other) }()
+	socket, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) // with it the socket outlives fd
+	require.NoError(t, err)
+	defer func() { _ = unix.Close(socket) }()
+	require.NoError(t, unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN}))
+	require.NoError(t, n.Close())
+
+	c, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	defer c.Close() //nolint:errcheck // nobody reads it
+	events, err := unix.EpollWait(epoll, make([]unix.EpollEvent, 1), 10_000)
+	require.NoError(t, err)
+	assert.Equal(t, 1, events, "the other is still told")
+}
+
 func BenchmarkEcho(b *testing.B) {
 	x, y := start(b, 1).Least().pair(b)
 	y.echoing(func(error) {})
