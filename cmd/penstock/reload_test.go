@@ -13,11 +13,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/telemetry"
@@ -33,6 +36,12 @@ func (in *instance) rewrite(config string) {
 func (in *instance) hangUp() {
 	in.t.Helper()
 	require.NoError(in.t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+	in.expectReload()
+}
+
+// expectReload waits until systemd has been told that a reload is over.
+func (in *instance) expectReload() {
+	in.t.Helper()
 	require.Regexp(in.t, `^MONOTONIC_USEC=\d+$`, in.expect("RELOADING=1"))
 	in.expect("READY=1")
 }
@@ -72,6 +81,35 @@ func (in *instance) counts(succeeded, failed, ok int) {
 	} {
 		assert.Contains(in.t, metrics, line)
 	}
+}
+
+// unread is how many bytes wait in a pipe.
+func unread(fd int) int {
+	n, _ := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	return n
+}
+
+func TestASignalWhileTheFileIsReadForTheFirstTimeIsAReload(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "penstock.yaml")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	pipe, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	_, err = unix.Write(pipe, []byte(runConfig))
+	require.NoError(t, err)
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	writer.Go(func() {
+		assert.Eventually(t, func() bool { return unread(pipe) == 0 }, 5*time.Second, time.Millisecond)
+		assert.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
+		assert.NoError(t, os.WriteFile(path+".new", []byte(runConfig+"defaults: {algorithm: copa}\n"), 0o600))
+		assert.NoError(t, os.Rename(path+".new", path))
+		assert.NoError(t, unix.Close(pipe)) // the end of what is read first
+	})
+	in := startRunWithout(t, "--config", path)
+	in.expectReload()
+	in.counts(1, 0, 1)
+	in.signal()
+	assert.Equal(t, cli.ExitOK, <-in.code)
 }
 
 func TestAChangedFileIsReread(t *testing.T) {

@@ -48,6 +48,9 @@ change while running is refused.`,
   penstock run --algorithm copa:delta=0.1 --listen 127.0.0.1:3128`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
+			signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
+			defer signal.Stop(rereads)
 			cfg, err := f.load(cmd.Flags())
 			var mistake *config.Error
 			if errors.As(err, &mistake) {
@@ -59,7 +62,7 @@ change while running is refused.`,
 			h := &service{cfg: cfg, flags: f, written: cmd.Flags()}
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
-			return h.run(cmd.Context())
+			return h.run(cmd.Context(), rereads)
 		},
 	}
 	f.register(cmd.Flags())
@@ -91,11 +94,8 @@ type service struct {
 }
 
 // run builds everything, serves until a signal comes, and takes it down again.
-func (h *service) run(ctx context.Context) (err error) {
+func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error) {
 	defer runtime.KeepAlive(untouched())
-	rereads := make(chan os.Signal, 1)     // one that waits stands for all that follow
-	signal.Notify(rereads, syscall.SIGHUP) // from now on: it would end a proxy that is still starting
-	defer signal.Stop(rereads)
 	h.log.Info("penstock starts", "version", cli.ReadBuild().Version, "pid", os.Getpid())
 	if h.flags.broken != nil {
 		h.log.Error("the configuration has a mistake; the last good one is in force until it is mended and reloaded",
