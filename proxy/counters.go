@@ -201,27 +201,32 @@ func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Du
 // keep forgets what is counted of listeners, rules and peers that are not in force, each once it
 // has no connections.
 func (t *totals) keep(in *settings) {
-	rules, listeners, peers := map[string]bool{"": true}, map[string]access.Mode{}, map[peerKey]bool{}
+	rules, peers := map[string]bool{"": true}, map[peerKey]bool{}
+	listsAll := map[string]bool{} // by listener: whether it has no peers but those that it lists
 	for _, r := range in.cfg.Rules {
 		rules[r.Name] = true
 	}
 	for _, l := range in.cfg.Listeners {
-		listeners[l.Name] = l.Mode
+		listsAll[l.Name] = l.Mode == access.WireGuard || l.Mode == access.MASQUE && l.TLS.ClientCA == ""
 		for _, p := range l.WireGuard.Peers {
 			peers[peerKey{l.Name, p.Name}] = true
+		}
+		for _, t := range l.MASQUE.Tokens {
+			peers[peerKey{l.Name, t.Name}] = true
 		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for k, r := range t.routes {
-		r.gone = listeners[k.listener] == "" || !rules[k.rule]
+		_, there := listsAll[k.listener]
+		r.gone = !there || !rules[k.rule]
 		if r.gone && r.active == 0 {
 			delete(t.routes, k)
 		}
 	}
 	for k, p := range t.peers {
-		mode := listeners[k.listener]
-		p.gone = mode == "" || mode == access.WireGuard && !peers[k] // of others the configuration does not list them
+		all, there := listsAll[k.listener]
+		p.gone = !there || all && !peers[k]
 		if p.gone && p.Active == 0 {
 			delete(t.peers, k)
 		}

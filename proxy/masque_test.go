@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -111,6 +112,18 @@ func TestAMASQUEClientReachesAServerWithItsToken(t *testing.T) {
 	r.reload(func(c *config.Config) { c.Listeners = again.Listeners })
 	_, status = stream(t, at, r.backend.Addr().String(), "tablet-0123456789abcdef")
 	assert.Equal(t, http.StatusOK, status)
+
+	counted := func() (names []string) {
+		for _, p := range r.proxy.Counters().Peers {
+			names = append(names, p.Peer)
+		}
+		return names
+	}
+	require.Equal(t, []string{"phone", "tablet"}, counted())
+	again.Listeners[0].MASQUE.Tokens = again.Listeners[0].MASQUE.Tokens[1:]
+	r.reload(func(c *config.Config) { c.Listeners = again.Listeners })
+	require.Eventually(t, func() bool { return slices.Equal([]string{"tablet"}, counted()) }, patience,
+		time.Millisecond, "who has no token any more is not counted any more")
 }
 
 // A listener goes on with its clients until what takes its port is in force, and not otherwise.
