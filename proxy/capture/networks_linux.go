@@ -13,6 +13,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
 // Network is a network that this machine is on.
@@ -30,7 +32,7 @@ func Networks() ([]Network, error) {
 		return nil, explain("open netlink", err)
 	}
 	defer h.Close()
-	links, err := retry(h.LinkList)
+	links, err := nldump.Retry(h.LinkList)
 	if err != nil {
 		return nil, explain("list the interfaces", err)
 	}
@@ -47,7 +49,7 @@ func Networks() ([]Network, error) {
 			found = append(found, Network{prefix, names[link]})
 		}
 	}
-	addrs, err := retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
+	addrs, err := nldump.Retry(func() ([]netlink.Addr, error) { return h.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, explain("list the addresses", err)
 	}
@@ -56,7 +58,7 @@ func Networks() ([]Network, error) {
 		add(a.Peer, a.LinkIndex)
 	}
 	for _, f := range []family{ipv4, ipv6} {
-		routes, err := retry(func() ([]netlink.Route, error) {
+		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
 			return h.RouteListFiltered(int(f.af), &netlink.Route{Type: unix.RTN_UNICAST}, netlink.RT_FILTER_TYPE)
 		})
 		if err != nil {

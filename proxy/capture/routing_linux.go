@@ -8,6 +8,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
 // object is a policy rule or a route that bears our protocol number.
@@ -104,7 +106,7 @@ func (g *routing) remove(keep func(object) bool) error {
 func (g *routing) list() ([]object, error) {
 	var objects []object
 	for _, f := range []family{ipv4, ipv6} {
-		rules, err := retry(func() ([]netlink.Rule, error) { return g.handle.RuleList(int(f.af)) })
+		rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return g.handle.RuleList(int(f.af)) })
 		if err != nil {
 			return nil, explain("list the policy rules", err)
 		}
@@ -116,7 +118,7 @@ func (g *routing) list() ([]object, error) {
 		}
 	}
 	for _, f := range []family{ipv4, ipv6} {
-		routes, err := retry(func() ([]netlink.Route, error) {
+		routes, err := nldump.Retry(func() ([]netlink.Route, error) {
 			return g.handle.RouteListFiltered(int(f.af),
 				&netlink.Route{Table: unix.RT_TABLE_UNSPEC, Protocol: RouteProtocol, Type: unix.RTN_LOCAL},
 				netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TYPE)
@@ -129,17 +131,6 @@ func (g *routing) list() ([]object, error) {
 		}
 	}
 	return objects, nil
-}
-
-// retry repeats a dump that changes interrupted.
-func retry[T any](list func() ([]T, error)) ([]T, error) {
-	for range 10 {
-		all, err := list()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return all, err
-		}
-	}
-	return list()
 }
 
 func (g *routing) delete(o object) error {

@@ -11,6 +11,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
 // What belongs to tunnels in the kernel, by which Remove finds it.
@@ -102,7 +104,7 @@ func (t Tunnel) policyRule(f family) *netlink.Rule {
 // unroute removes the policy rules of the interface's name and the routes that they lead
 // to, but for the present one where it is to stay.
 func (t Tunnel) unroute(h *netlink.Handle, f family, stays bool) error {
-	rules, err := retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
+	rules, err := nldump.Retry(func() ([]netlink.Rule, error) { return h.RuleList(int(f.af)) })
 	if err != nil {
 		return explain("list the policy rules", err)
 	}

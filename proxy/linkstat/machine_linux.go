@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/nldump"
 )
 
 // machine is the way to ask the kernel, in the network namespace in which it
@@ -71,7 +72,7 @@ func Interfaces() ([]Interface, error) {
 		return nil, err
 	}
 	defer m.close()
-	all, err := m.links.LinkList()
+	all, err := nldump.Retry(m.links.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: %w", err)
 	}
@@ -146,7 +147,7 @@ func (m *machine) device(name string) (*device, error) {
 
 // topClasses is the rate that htb lets all of its top classes together have.
 func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
-	classes, err := m.links.ClassList(l, vnl.HANDLE_NONE)
+	classes, err := nldump.Retry(func() ([]vnl.Class, error) { return m.links.ClassList(l, vnl.HANDLE_NONE) })
 	if err != nil {
 		return 0, fmt.Errorf("linkstat: read classes: %w", err)
 	}
@@ -160,7 +161,7 @@ func (m *machine) topClasses(l vnl.Link) (sum cc.Rate, err error) {
 
 // prefixes are those of an interface's addresses, and of all others'.
 func (m *machine) prefixes(index int) (own, others []netip.Prefix, err error) {
-	addrs, err := m.links.AddrList(nil, vnl.FAMILY_ALL)
+	addrs, err := nldump.Retry(func() ([]vnl.Addr, error) { return m.links.AddrList(nil, vnl.FAMILY_ALL) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("linkstat: read addresses: %w", err)
 	}
@@ -182,7 +183,7 @@ func (m *machine) prefixes(index int) (own, others []netip.Prefix, err error) {
 
 // neighbours are the hosts on an interface, by hardware address.
 func (m *machine) neighbours(index int) (map[string][]netip.Addr, error) {
-	known, err := m.links.NeighList(index, vnl.FAMILY_ALL)
+	known, err := nldump.Retry(func() ([]vnl.Neigh, error) { return m.links.NeighList(index, vnl.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("linkstat: read neighbours: %w", err)
 	}

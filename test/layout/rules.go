@@ -47,8 +47,9 @@ var table = []rule{
 	{packages: "cc/flow", module: []string{"cc"}, banned: impure},
 	{packages: "cc/ccp", module: []string{"cc"}, banned: impure}, // sync: messages come on another goroutine
 	{packages: "cc/sim", module: []string{"cc", "cc/flow"}, banned: append([]string{"sync/..."}, impure...)},
-	{packages: "proxy/capture"},
-	{packages: "proxy/linkstat", module: []string{"cc"}},
+	{packages: "proxy/nldump"},
+	{packages: "proxy/capture", module: []string{"proxy/nldump"}},
+	{packages: "proxy/linkstat", module: []string{"cc", "proxy/nldump"}},
 	{packages: "proxy/agent", module: []string{"cc", "cc/ccp", "proxy/datapath"}},
 	{packages: "proxy/access", banned: active},
 	{
@@ -115,8 +116,8 @@ var homes = map[string][]string{
 	"github.com/google/nftables/...":   {"proxy/capture", "internal/netlab"},
 	"github.com/mdlayher/...":          {"proxy/linkstat"},
 	"github.com/vishvananda/...": {
-		"proxy/capture", "proxy/ingress", "proxy/linkstat", "proxy/tunnel/kernelspace", "internal/doctor",
-		"internal/netlab", "internal/lab/stage",
+		"proxy/capture", "proxy/ingress", "proxy/linkstat", "proxy/nldump", "proxy/tunnel/kernelspace",
+		"internal/doctor", "internal/netlab", "internal/lab/stage",
 	},
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
