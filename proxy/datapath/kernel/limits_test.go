@@ -50,7 +50,7 @@ func TestTheSocketIsToldOnlyWhatMoved(t *testing.T) {
 func TestAPauseGrowsWithTheSilence(t *testing.T) {
 	for silence, want := range map[time.Duration]time.Duration{
 		0: Tick, 127 * Tick / 2: Tick, 64 * Tick: Tick, 128 * Tick: 2 * Tick, 640 * Tick: 10 * Tick,
-		5 * time.Second: 32 * Tick,
+		5 * time.Second: 64 * Tick,
 	} {
 		assert.Equal(t, want, pause(silence), "after %v", silence)
 	}

@@ -211,8 +211,8 @@ func (s *shard) overload() {
 	}
 }
 
-// mostPause bounds how long news may wait.
-const mostPause = 32 * Tick
+// mostPause bounds how long news may wait. A socket that is not answered for 100 ms falls back.
+const mostPause = 64 * Tick
 
 // pause is how long to wait for news where there has been none for so long: a reader
 // that has stalled should not cost a tick every millisecond. It is at most 1/64 of the
