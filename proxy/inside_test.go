@@ -131,7 +131,8 @@ func TestDatagramsAndPingsGoFromPeerToPeer(t *testing.T) {
 		_, err := p.ask(t, at, notAtAll)
 		require.Error(t, err)
 		require.Error(t, p.ping(t, "10.9.0.3", notAtAll))
-		assert.Equal(t, uint64(2), g.proxy.Tunnels()[0].Datagrams.Refused)
+		refused := func() bool { return g.proxy.Tunnels()[0].Datagrams.Refused == 2 }
+		assert.Eventually(t, refused, patience, time.Millisecond, "once the tunnel is up, which may take longer")
 	})
 	t.Run("isolated but for one", func(t *testing.T) {
 		_, p, q := together(t, true, func(c *config.Config) {
