@@ -63,7 +63,8 @@ func readRecorded(name string) (*sim.Trace, error) {
 // model (generate:lte, with the seed that is given; generate:lte:7), one of the library
 // (recorded:campus-walk), or the name of a file, as linktrace.Read has it.
 func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
-	return loader{Trace: func(name string) (*sim.Trace, error) { return opened(name, linktrace.Read) }}.carries(spec, seed)
+	read := func(name string) (*sim.Trace, error) { return opened(name, linktrace.Read) }
+	return loader{Trace: read}.carries(spec, seed)
 }
 
 func (load loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
