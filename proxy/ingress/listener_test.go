@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -64,18 +64,10 @@ func TestAMissingCapabilityIsNamedWithItsRemedy(t *testing.T) {
 }
 
 func TestTPROXYListenWithoutTheCapability(t *testing.T) {
-	failed := make(chan error)
-	go func() {
-		// Capabilities are the thread's, which ends with this goroutine.
-		runtime.LockOSThread()
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		err := unix.Capset(&header, &(&[2]unix.CapUserData{})[0])
-		if err == nil {
-			_, err = Listen(t.Context(), Config{Name: "lan", Mode: access.TPROXY, Addr: ":0"}, never)
-		}
-		failed <- err
-	}()
-	err := <-failed
+	err := need.Unprivileged(func() error {
+		_, err := Listen(t.Context(), Config{Name: "lan", Mode: access.TPROXY, Addr: ":0"}, never)
+		return err
+	})
 	assert.ErrorIs(t, err, syscall.EPERM)
 	assert.ErrorContains(t, err, "TPROXY needs CAP_NET_ADMIN: run as root")
 }

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -18,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -253,20 +253,10 @@ func (c *Conn) option(t *testing.T, level, name int) (value int) {
 // unprivileged runs f on a thread without capabilities.
 func unprivileged(t *testing.T, f func()) {
 	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
-		if os.Geteuid() == 0 {
-			header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-			var none [2]unix.CapUserData
-			if !assert.NoError(t, unix.Capset(&header, &none[0])) {
-				return
-			}
-		}
+	assert.NoError(t, need.Unprivileged(func() error {
 		f()
-	}()
-	<-done
+		return nil
+	}))
 }
 
 func TestAMissingCapabilityIsNamed(t *testing.T) {

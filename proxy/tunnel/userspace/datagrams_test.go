@@ -33,6 +33,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/certs"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -620,18 +621,10 @@ func TestADatagramForWhichThereIsNoRoomCostsNoSocket(t *testing.T) {
 	f.UDP(netip.MustParseAddrPort("10.9.0.2:1000"), server, 63, []byte("hello"))
 	require.Equal(t, 1, f.of("10.9.0.2"))
 	f.with.Mark = 1 // which no socket can have without the capability
-	failed := make(chan error)
-	go func() {
-		// Capabilities are the thread's, which ends with this goroutine.
-		runtime.LockOSThread()
-		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-		err := unix.Capset(&header, &(&[2]unix.CapUserData{})[0])
-		if err == nil {
-			_, _, err = f.session(origin{AddrPort: netip.MustParseAddrPort("10.9.0.3:1000")}, server, "")
-		}
-		failed <- err
-	}()
-	assert.Equal(t, errCrowded, <-failed)
+	assert.Equal(t, errCrowded, need.Unprivileged(func() error {
+		_, _, err := f.session(origin{AddrPort: netip.MustParseAddrPort("10.9.0.3:1000")}, server, "")
+		return err
+	}))
 }
 
 func TestOwnersAreAskedOncePerAddress(t *testing.T) {
