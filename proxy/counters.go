@@ -211,8 +211,8 @@ func (t *totals) keep(in *settings) {
 		for _, p := range l.WireGuard.Peers {
 			peers[peerKey{l.Name, p.Name}] = true
 		}
-		for _, t := range l.MASQUE.Tokens {
-			peers[peerKey{l.Name, t.Name}] = true
+		for _, token := range l.MASQUE.Tokens {
+			peers[peerKey{l.Name, token.Name}] = true
 		}
 	}
 	t.mu.Lock()

@@ -280,7 +280,12 @@ func (s *Server) closed(c *connection) {
 func (s *Server) rejected(c *connection, r *rejection) {
 	if c.stopped.Load() {
 		c.mu.Lock()
-		r.reason = c.cause.How
+		switch c.cause.How {
+		case ClosedShutdown:
+			r.reason = RejectedShutdown
+		case ClosedRevoked:
+			r.reason = RejectedRevoked
+		}
 		c.mu.Unlock()
 	}
 	c.listener.refused.add(r.reason)
