@@ -60,7 +60,9 @@ type Conn struct {
 
 	// Only the goroutine that reads touches these.
 	receive  cc.Bytes // LimitReceive's bound; 0: none yet
-	halvings int32    // of receive, as pressure asked for them last
+	buffer   cc.Bytes // the socket's by it
+	halvings int32    // by pressure, of the window
+	looks    uint32   // of pressure, when that was put into force
 
 	status status
 	known  int64 // bytes the socket had taken when status was read, plus 1; 0: it was never read

@@ -18,6 +18,7 @@ const (
 	// pressureEvery is how often TCP's memory is looked at, while bytes come.
 	pressureEvery = 250 * time.Millisecond
 	pressureLog   = time.Minute // at most one log line in this time
+	shrinkAfter   = 8           // looks, under pressure, after which a buffer shrinks to what it holds
 	// Under pressure a receive window is halved mostHalvings times at most, down to leastReceive bytes.
 	mostHalvings = 11
 	leastReceive = cc.Bytes(8 << 10)
@@ -30,16 +31,17 @@ const (
 // windows are halved again and again while more than half of the bound is used, and doubled while
 // less than a quarter is.
 type pressure struct {
-	clock func() cc.Time
-	log   *slog.Logger
-	bound int64        // pages
-	due   atomic.Int64 // cc.Time of the next look
-	now   atomic.Int32 // halvings
-	said  atomic.Int64 // cc.Time when it was logged; 0: never
+	clock    func() cc.Time
+	log      *slog.Logger
+	bound    int64         // pages
+	due      atomic.Int64  // cc.Time of the next look
+	halvings atomic.Int32  // of receive windows
+	looks    atomic.Uint32 // so far
+	said     atomic.Int64  // cc.Time when it was logged; 0: never
 }
 
-// halvings is how many times receive windows are to be halved.
-func (p *pressure) halvings() int32 {
+// look looks at the memory if it is time to, and returns the numbers of halvings and of looks.
+func (p *pressure) look() (halvings int32, looks uint32) {
 	now, due := p.clock(), p.due.Load()
 	if int64(now) >= due && p.due.CompareAndSwap(due, int64(now.Add(pressureEvery))) {
 		if used, err := tcpPages(); err == nil {
@@ -47,13 +49,13 @@ func (p *pressure) halvings() int32 {
 			p.tell(now, used)
 		}
 	}
-	return p.now.Load()
+	return p.halvings.Load(), p.looks.Load()
 }
 
 // tell logs that windows are halved, once in a while.
 func (p *pressure) tell(now cc.Time, used int64) {
 	said := p.said.Load()
-	if p.now.Load() > 0 && (said == 0 || now.Sub(cc.Time(said)) >= pressureLog) &&
+	if p.halvings.Load() > 0 && (said == 0 || now.Sub(cc.Time(said)) >= pressureLog) &&
 		p.said.CompareAndSwap(said, int64(now)) {
 		go p.log.Warn("TCP is short of memory (net.ipv4.tcp_mem): what connections may take in unread is less",
 			"pages", used, "bound", p.bound) // who reads it may be slow
@@ -62,11 +64,12 @@ func (p *pressure) tell(now cc.Time, used int64) {
 
 // follow takes in how many pages are in use.
 func (p *pressure) follow(used int64) {
-	switch h := p.now.Load(); {
+	p.looks.Add(1)
+	switch h := p.halvings.Load(); {
 	case used > p.bound/2:
-		p.now.Store(min(h+1, mostHalvings))
+		p.halvings.Store(min(h+1, mostHalvings))
 	case used < p.bound/4:
-		p.now.Store(max(h-1, 0))
+		p.halvings.Store(max(h-1, 0))
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc"
 )
 
 func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
@@ -21,7 +23,7 @@ func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
 	levels := func(used ...int64) (levels []int32) {
 		for _, pages := range used {
 			p.follow(pages)
-			levels = append(levels, p.now.Load())
+			levels = append(levels, p.halvings.Load())
 		}
 		return levels
 	}
@@ -30,14 +32,14 @@ func TestWindowsAreHalvedWhileMemoryIsShort(t *testing.T) {
 	for range 2 * mostHalvings {
 		p.follow(math.MaxInt64)
 	}
-	assert.EqualValues(t, mostHalvings, p.now.Load())
+	assert.EqualValues(t, mostHalvings, p.halvings.Load())
 }
 
 func TestThatMemoryIsShortIsLoggedOnceThoughSeveralSayIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		p := pressure{log: slog.New(slog.NewTextHandler(&log, nil))}
-		p.now.Store(1)
+		p.halvings.Store(1)
 		for range 8 {
 			go p.tell(1, 1000) // the race detector tells if they get in each other's way
 		}
@@ -94,4 +96,42 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 		window()
 	}
 	assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK), "there is no reason left to bound it")
+}
+
+// TestWhatWaitsUnreadFollowsTheMemoryOfTCP has a peer send as much as it may to somebody who reads
+// little.
+func TestWhatWaitsUnreadFollowsTheMemoryOfTCP(t *testing.T) {
+	var h hands
+	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
+	if d.receiving.most == 0 {
+		t.Skip(d.Missing())
+	}
+	from, to := d.pair(t, loopback4)
+	piece, held := make([]byte, 8<<10), cc.Bytes(0)
+	step := func() { // the peer sends all that it may, and then a little is read
+		held = flood(t, from, to)
+		for range shrinkAfter {
+			h.now = h.now.Add(pressureEvery)
+			d.pressure.look()
+		}
+		_, err := to.Read(piece)
+		require.NoError(t, err)
+	}
+	require.True(t, to.LimitReceive(receiveBuffer))
+	step()
+	before := held
+	require.Greater(t, before, cc.Bytes(receiveBuffer/2))
+
+	const overhead, segment = 2, 16 << 10
+	d.pressure.bound = -2
+	for range 2 * int(before) / len(piece) {
+		step()
+	}
+	assert.LessOrEqual(t, held, overhead*leastReceive+segment, "it held %d before", before)
+
+	d.pressure.bound = math.MaxInt64
+	for range 2 * mostHalvings {
+		step()
+	}
+	assert.Greater(t, held, before/2, "there is more room again")
 }

@@ -3,7 +3,9 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -47,22 +49,29 @@ func scan(path string, to ...any) error {
 }
 
 // LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the window
-// is smaller than n. The buffer is not, so that bytes in flight are not dropped.
+// is smaller than n, and the buffer shrinks to that as it is read.
 func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	r := &c.dp.receiving
 	if r.most == 0 {
 		return false
 	}
-	c.receive, c.halvings = n, c.dp.pressure.halvings()
+	c.receive = n
+	c.halvings, c.looks = c.dp.pressure.look()
 	err := c.raw.Visit(func(fd int) error {
-		half := min(n, r.most) / 2 // the kernel doubles what it is told, for its overhead
+		buffer, clamp, pressed := min(n, r.most), n, c.halvings > 0
+		if pressed {
+			clamp = max(buffer/2>>c.halvings, leastReceive)
+			fits := takes(fd)
+			if c.buffer > 0 {
+				fits = min(fits, c.buffer)
+			}
+			buffer = min(buffer, max(2*clamp, fits)) // half is overhead
+		}
+		c.buffer = buffer
+		half := buffer / 2 // the kernel doubles what it is told, for its overhead
 		option := unix.SO_RCVBUF
 		if half > r.free {
 			option = unix.SO_RCVBUFFORCE
-		}
-		clamp, pressed := n, c.halvings > 0
-		if pressed {
-			clamp = max(half>>c.halvings, leastReceive)
 		}
 		if a := c.advertising; a != nil && a.window > 0 {
 			clamp = min(clamp, a.window)
@@ -80,9 +89,39 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	return limited && err == nil
 }
 
+// takes is the size of a buffer for what a socket holds unread and what its peer may have in flight,
+// which must find room. A larger one fills up, however small the window is: while there is room, it
+// opens again with every read. Before Linux 6.2 what the peer may have in flight is not known, and
+// the buffer stays as it is.
+func takes(fd int) cc.Bytes {
+	var info unix.TCPInfo
+	held, err := unreadMemory(fd)
+	size, errInfo := tcpInfo(fd, &info)
+	if err != nil || errInfo != nil || size < uptoRcvWnd {
+		return math.MaxInt64
+	}
+	return held + 2*cc.Bytes(info.Rcv_wnd)
+}
+
+// unreadMemory is the kernel's memory for what a socket holds unread, in bytes, overhead included.
+func unreadMemory(fd int) (cc.Bytes, error) {
+	var vars [9]uint32 // of SO_MEMINFO; SK_MEMINFO_RMEM_ALLOC is the first
+	size := uint32(unsafe.Sizeof(vars))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return cc.Bytes(vars[0]), nil
+}
+
 // relimit adapts a bounded receive window to the present pressure on TCP's memory.
 func (c *Conn) relimit() {
-	if c.receive > 0 && c.halvings != c.dp.pressure.halvings() {
+	if c.receive == 0 {
+		return
+	}
+	halvings, looks := c.dp.pressure.look()
+	if halvings != c.halvings || halvings > 0 && looks-c.looks >= shrinkAfter {
 		c.LimitReceive(c.receive)
 	}
 }

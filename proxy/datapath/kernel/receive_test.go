@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -41,19 +40,13 @@ func flood(t *testing.T, from, c *Conn) (held cc.Bytes) {
 }
 
 // memory is what the kernel has in c's receive queue, overhead included.
-func (c *Conn) memory(t *testing.T) cc.Bytes {
+func (c *Conn) memory(t *testing.T) (held cc.Bytes) {
 	t.Helper()
-	var vars [9]uint32 // SK_MEMINFO_RMEM_ALLOC is the first
-	require.NoError(t, c.raw.Visit(func(fd int) error {
-		size := uint32(unsafe.Sizeof(vars))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO,
-			uintptr(unsafe.Pointer(&vars)), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return errno
-		}
-		return nil
+	require.NoError(t, c.raw.Visit(func(fd int) (err error) {
+		held, err = unreadMemory(fd)
+		return err
 	}))
-	return cc.Bytes(vars[0])
+	return held
 }
 
 func TestWhatNobodyReadsIsBounded(t *testing.T) {
