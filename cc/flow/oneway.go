@@ -44,7 +44,6 @@ type oneWay struct {
 	unusual float64 // an unusual one that was measured once; 0: none was
 	skew    float64 // part of it by which the peer's clock is slow
 	within  float64 // most that skew may be
-	refit   float64 // when skew is next found anew, ns since first
 	lows    *lows
 	back    float64 // least reading of the way back without skew, ns
 	rises   float64 // to this, slowly
@@ -194,12 +193,11 @@ func (o *oneWay) start(tick, within float64) {
 
 // fit finds the skew anew, and with it the least of either way, at t. It changes no more
 // than the data ask for beyond what they may be wrong by: the skew is what it was unless
-// another explains the least round trip better. What data say of a skew grows with the time
-// that they span, so it is found anew each time that this has grown by a quarter.
+// another explains the least round trip better.
 func (o *oneWay) fit(t float64) {
 	was := o.skew
-	if (o.within > usualSkew || t > tooEarly) && t >= o.refit {
-		o.skew, o.refit = o.bestSkew(), t+min(t/4, mostWidth)
+	if o.within > usualSkew || t > tooEarly {
+		o.skew = o.bestSkew()
 	}
 	o.rises, o.there = o.lows.least(o.skew)
 	o.back = min(o.rises, o.back+(was-o.skew)*t)
