@@ -60,7 +60,7 @@ type Conn struct {
 
 	// Only the goroutine that reads touches these.
 	receive  cc.Bytes // LimitReceive's bound; 0: none yet
-	buffer   cc.Bytes // the socket's by it
+	clamp    cc.Bytes // of the window, by it; 0: none
 	halvings int32    // by pressure, of the window
 	looks    uint32   // of pressure, when that was put into force
 

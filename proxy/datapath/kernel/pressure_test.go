@@ -135,3 +135,38 @@ func TestWhatWaitsUnreadFollowsTheMemoryOfTCP(t *testing.T) {
 	}
 	assert.Greater(t, held, before/2, "there is more room again")
 }
+
+// TestAfterPressureTheWindowIsTheKernelsAgain has pressure end while nobody reads, so that the leg
+// does not see it end step by step.
+func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
+	var h hands
+	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
+	if d.receiving.most == 0 {
+		t.Skip(d.Missing())
+	}
+	_, to := d.pair(t, loopback4)
+	test := func() {
+		clamp := func() int { return to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP) }
+		buffer := func() int { return to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF) }
+		later := func(bound int64) {
+			d.pressure.bound = bound
+			for range mostHalvings {
+				h.now = h.now.Add(pressureEvery)
+				d.pressure.look()
+			}
+			to.relimit()
+		}
+		to.LimitReceive(receiveBuffer)
+		require.False(t, to.LimitReceive(1<<40))
+		window, size := clamp(), buffer()
+		later(-2)
+		require.EqualValues(t, leastReceive, clamp())
+		assert.LessOrEqual(t, buffer(), size, "what is the kernel's does not grow either")
+		later(math.MaxInt64)
+		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
+		assert.GreaterOrEqual(t, clamp(), window)
+		assert.GreaterOrEqual(t, buffer(), size)
+	}
+	test()
+	unprivileged(t, test)
+}

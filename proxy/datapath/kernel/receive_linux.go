@@ -56,51 +56,85 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		return false
 	}
 	c.receive = n
+	was := c.halvings > 0
 	c.halvings, c.looks = c.dp.pressure.look()
 	err := c.raw.Visit(func(fd int) error {
-		buffer, clamp, pressed := min(n, r.most), n, c.halvings > 0
+		buffer, clamp, pressed := min(n, r.most), min(n, math.MaxInt32), c.halvings > 0
 		if pressed {
 			clamp = max(buffer/2>>c.halvings, leastReceive)
-			fits := takes(fd)
-			if c.buffer > 0 {
-				fits = min(fits, c.buffer)
-			}
-			buffer = min(buffer, max(2*clamp, fits)) // half is overhead
+			buffer = min(buffer, max(2*clamp, takes(fd))) // half is overhead
 		}
-		c.buffer = buffer
-		half := buffer / 2 // the kernel doubles what it is told, for its overhead
-		option := unix.SO_RCVBUF
-		if half > r.free {
-			option = unix.SO_RCVBUFFORCE
-		}
-		if a := c.advertising; a != nil && a.window > 0 {
-			clamp = min(clamp, a.window)
-		}
-		bound := func(option int) bool { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, int(half)) == nil }
-		// The kernel raises the clamp of the window only together with a buffer that it sizes itself. Under
-		// pressure the largest buffer that needs no privilege will do.
-		limited = (n < r.most || pressed) && (bound(option) || pressed && bound(unix.SO_RCVBUF)) &&
-			unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp)) == nil
+		// Under pressure the largest buffer that needs no privilege will do.
+		limited = (n < r.most || pressed) && (r.bound(fd, buffer) || pressed && setBuffer(fd, buffer)) &&
+			setClamp(fd, c.heldTo(clamp)) == nil
 		if limited {
+			c.clamp = clamp
 			return nil
 		}
-		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0)
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0); err != nil || c.clamp == 0 {
+			return err
+		}
+		room := max(min(n, r.most)/2, c.clamp)
+		if was { // it may have had as much before
+			room = r.most / 2
+		}
+		c.clamp = 0
+		return errors.Join(makeRoom(fd, room), setClamp(fd, c.heldTo(room)))
 	})
 	return limited && err == nil
 }
 
+// makeRoom has the kernel enlarge a buffer that it sizes itself, for a window, up to half of what it
+// may have. By itself it does not before more comes in a round trip than ever did, for which the window
+// may be too small. But it makes room for as much as a reader says that it waits for, which needs no
+// privilege.
+func makeRoom(fd int, window cc.Bytes) error {
+	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, int(window)),
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1))
+}
+
+// heldTo is a clamp of the window where Advertise may hold a smaller one.
+func (c *Conn) heldTo(clamp cc.Bytes) cc.Bytes {
+	if a := c.advertising; a != nil && a.window > 0 {
+		return min(clamp, a.window)
+	}
+	return clamp
+}
+
+// bound gives a socket a buffer of a size, if that is allowed.
+func (r *receiving) bound(fd int, size cc.Bytes) bool {
+	if size/2 <= r.free {
+		return setBuffer(fd, size)
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, int(size/2)) == nil
+}
+
+// setBuffer gives a socket a buffer of a size, or as much of it as needs no privilege.
+func setBuffer(fd int, size cc.Bytes) bool {
+	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, int(size/2)) == nil // the kernel doubles it
+}
+
+// setClamp bounds a socket's window. The kernel raises it only together with a buffer that it sizes itself.
+func setClamp(fd int, clamp cc.Bytes) error {
+	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp))
+}
+
 // takes is the size of a buffer for what a socket holds unread and what its peer may have in flight,
-// which must find room. A larger one fills up, however small the window is: while there is room, it
-// opens again with every read. Before Linux 6.2 what the peer may have in flight is not known, and
-// the buffer stays as it is.
+// which must find room, but no more than it has. A larger one fills up, however small the window is:
+// while there is room, it opens again with every read. Before Linux 6.2 what the peer may have in flight
+// is not known, and the buffer stays as it is.
 func takes(fd int) cc.Bytes {
+	has, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	if err != nil {
+		return math.MaxInt64
+	}
 	var info unix.TCPInfo
 	held, err := unreadMemory(fd)
 	size, errInfo := tcpInfo(fd, &info)
 	if err != nil || errInfo != nil || size < uptoRcvWnd {
-		return math.MaxInt64
+		return cc.Bytes(has)
 	}
-	return held + 2*cc.Bytes(info.Rcv_wnd)
+	return min(cc.Bytes(has), held+2*cc.Bytes(info.Rcv_wnd))
 }
 
 // unreadMemory is the kernel's memory for what a socket holds unread, in bytes, overhead included.

@@ -71,3 +71,23 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 		assert.Zero(t, to.option(t, unix.SOL_SOCKET, unix.SO_BUF_LOCK))
 	}
 }
+
+// What is the kernel's has a window that lets it see whether more is needed. A bounded one, which
+// may be full all the time, does not: the kernel would keep it for ever.
+func TestABufferThatIsTheKernelsGrows(t *testing.T) {
+	d := still(t, Config{ReceiveBuffer: receiveBuffer})
+	if d.receiving.most == 0 {
+		t.Skip(d.Missing())
+	}
+	test := func(n cc.Bytes) {
+		_, to := d.pair(t, loopback4)
+		require.True(t, to.LimitReceive(receiveBuffer))
+		require.False(t, to.LimitReceive(n))
+		room := min(n, d.receiving.most) / 2
+		assert.GreaterOrEqual(t, to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP), int(room))
+		assert.GreaterOrEqual(t, to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF), int(room))
+		assert.Equal(t, 1, to.option(t, unix.SOL_SOCKET, unix.SO_RCVLOWAT))
+	}
+	test(1 << 40)
+	unprivileged(t, func() { test(4 * d.receiving.free) })
+}
