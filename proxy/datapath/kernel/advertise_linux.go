@@ -82,9 +82,14 @@ func (c *Conn) Arrivals() (flow.Arrivals, error) {
 func (c *Conn) Advertise(window cc.Bytes) error {
 	a := c.advertised()
 	clamp := int(min(max(window, 1), math.MaxInt32))
+	if c.clamp > 0 {
+		clamp = min(clamp, int(c.clamp))
+	}
 	switch {
 	case window == 0 && a.window == 0:
 		return nil
+	case window == 0 && c.clamp > 0:
+		clamp = int(c.clamp)
 	case window == 0:
 		clamp = max(a.before, int(a.info.Rcv_wnd))
 	case a.window > 0 && closeTo(window, a.window) && cc.Bytes(a.info.Rcv_ssthresh) <= a.window:

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"io"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -59,4 +60,50 @@ func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, b.Advertise(20e3))
 	assert.LessOrEqual(t, flood(t, a, b), cc.Bytes(receiveBuffer+128<<10))
+}
+
+// Whoever bounds a window first, both do, and neither's bound is left behind.
+func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
+	var h hands
+	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
+	if d.receiving.most == 0 {
+		t.Skip(d.Missing())
+	}
+	const window = 40e3
+	for n, own := range map[cc.Bytes]int{1 << 20: 1 << 20, 1 << 40: receiveBuffer} { // the second is the kernel's
+		_, b := d.pair(t, loopback4)
+		clamp := func() int { return b.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP) }
+		pressed := func(pressed bool) {
+			d.pressure.bound = math.MaxInt64
+			if pressed {
+				d.pressure.bound = -2
+			}
+			for range mostHalvings {
+				h.now = h.now.Add(pressureEvery)
+				d.pressure.look()
+			}
+			b.relimit()
+		}
+		b.LimitReceive(receiveBuffer)
+		require.NoError(t, b.Advertise(window))
+		b.LimitReceive(n)
+		require.NoError(t, b.Advertise(0))
+		before := clamp()
+		assert.GreaterOrEqual(t, before, own, "%v: what came meanwhile gave more room", n)
+
+		require.NoError(t, b.Advertise(window))
+		pressed(true)
+		assert.EqualValues(t, leastReceive, clamp(), "%v", n)
+		require.NoError(t, b.Advertise(2*window))
+		assert.EqualValues(t, leastReceive, clamp(), "%v: memory is as short as before", n)
+		pressed(false)
+		assert.EqualValues(t, 2*window, clamp(), "%v: it is held", n)
+		pressed(true)
+		require.NoError(t, b.Advertise(0))
+		assert.EqualValues(t, leastReceive, clamp(), "%v: memory is short still", n)
+		require.NoError(t, b.Advertise(window))
+		pressed(false)
+		require.NoError(t, b.Advertise(0))
+		assert.GreaterOrEqual(t, clamp(), before, "%v: nothing bounds it any longer", n)
+	}
 }

@@ -78,6 +78,9 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 		if was { // it may have had as much before
 			room = r.most / 2
 		}
+		if a := c.advertising; a != nil && a.window > 0 {
+			a.before = max(a.before, int(room))
+		}
 		c.clamp = 0
 		return errors.Join(makeRoom(fd, room), setClamp(fd, c.heldTo(room)))
 	})
