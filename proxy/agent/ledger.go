@@ -20,9 +20,9 @@ const (
 // ledger finds out when the messages were sent that an agent has not read, from the memory that they take.
 type ledger struct {
 	sizes   map[int]*size // by class of length
-	total   int           // memory of all that was sent, in bytes
+	total   int64         // memory of all that was sent, in bytes
 	ring    [marks]mark
-	n       int             // marks made so far
+	n       int64           // marks made so far
 	unread  int             // memory of what was not read when waits was called last
 	stirred cc.Time         // when the agent was last seen to read or send something
 	begun   map[uint32]bool // flows whose Create was sent, and that were not answered for or closed
@@ -35,7 +35,7 @@ type size struct{ memory, seen int }
 type mark struct {
 	about about
 	at    cc.Time
-	total int
+	total int64
 }
 
 // of returns the size of messages of a length.
@@ -63,7 +63,7 @@ func (l *ledger) learn(length, grown int) {
 
 // add notes a message that has left.
 func (l *ledger) add(m message) {
-	l.total += l.of(len(m.bytes)).memory
+	l.total += int64(l.of(len(m.bytes)).memory)
 	what := aboutOf(m.bytes)
 	switch {
 	case what.kind == ccp.KindCreate:
@@ -119,13 +119,13 @@ func (l *ledger) hears(now cc.Time, flow uint32, memory int) bool {
 }
 
 // oldest is the number of the oldest unread message's mark; l.n: there is none.
-func (l *ledger) oldest(memory int) int {
+func (l *ledger) oldest(memory int) int64 {
 	if memory <= 0 || l.n == 0 {
 		return l.n
 	}
 	// Marks in order, the oldest first: the first whose total is beyond what was read.
 	lo, hi := max(0, l.n-marks), l.n-1
-	for read := l.total - memory; lo < hi; {
+	for read := l.total - int64(memory); lo < hi; {
 		mid := (lo + hi) / 2
 		if l.ring[mid%marks].total > read {
 			hi = mid

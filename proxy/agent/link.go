@@ -378,7 +378,7 @@ func (l *Link) reached(at string) {
 func (l *Link) watch(ctx context.Context) error {
 	timer := time.NewTimer(probes)
 	defer timer.Stop()
-	seen := 0 // messages that had been sent when it looked
+	seen := int64(0) // messages that had been sent when it looked
 	for idle := false; ; {
 		select {
 		case <-ctx.Done():
