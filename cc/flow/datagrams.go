@@ -229,7 +229,7 @@ func (g *group) wakeDatagrams(now cc.Time) {
 			continue
 		}
 		d.waiting = 0
-		d.wake()
+		d.wake(now)
 	}
 }
 

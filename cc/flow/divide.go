@@ -124,15 +124,15 @@ func (g *group) provide(m *member, now cc.Time, atOnce bool) {
 	l.Now = atOnce || l.Cwnd > 2*max(m.inflight, m.limit.Cwnd)
 	m.apply(now, l)
 	m.pacer.most = g.caps.burst
-	if atOnce || m.inflight == 0 || m.turn != 0 {
+	if atOnce || m.inflight == 0 || m.waiter.turn.Load() != noTurn {
 		g.open(m, now)
 	}
 }
 
 // open wakes m if a refused Take may succeed now, or plans to once pacing lets it.
 func (g *group) open(m *member, now cc.Time) {
-	if m.turn != 0 {
-		if m.gate.blocked && m.turn <= now { // its turn at the maximum rate has come
+	if turn := m.waiter.turn.Load(); turn != noTurn { // at the maximum rate
+		if m.gate.blocked && turn == turnCame {
 			m.wake()
 		}
 		return

@@ -93,11 +93,10 @@ func (f *Flow) pass(g *group, now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) 
 		return want
 	}
 	f.maxRate.mu.Lock()
-	n, f.turn = f.maxRate.take(now, want, quantum, f.mss(), f.turn)
+	n = f.maxRate.take(now, &f.waiter, want, quantum, f.mss())
 	f.maxRate.mu.Unlock()
 	if n == 0 {
 		f.limits.enter(now, LimitedByPacing)
-		g.timers.schedule(f, f.turn)
 	}
 	return n
 }
@@ -112,10 +111,6 @@ func (f *Flow) tick(now cc.Time) {
 	if f.closed {
 		return
 	}
-	if f.turn > now {
-		g.timers.schedule(f, f.turn)
-		return
-	}
 	g.open(&f.member, now)
 }
 
@@ -127,6 +122,7 @@ func (f *Flow) Close(now cc.Time) {
 		return
 	}
 	f.closed = true
+	f.maxRate.leave(&f.waiter)
 	g.leave(&f.member, now)
 	g.unlock(now)
 	f.mgr.left(f, now)

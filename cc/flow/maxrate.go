@@ -6,6 +6,9 @@ import "github.com/penstock-net/penstock/cc"
 // if it has one.
 func (f *Flow) limitTo(l *rateLimit) {
 	f.maxRate = l
+	if l != nil && f.waiter.wake == nil {
+		f.waiter.wake = f.tick
+	}
 	f.limited.Store(l != nil)
 }
 

@@ -13,7 +13,7 @@ type member struct {
 	gate
 	id    uint64
 	leg   Leg
-	clock ticker // of the flow, for when it waits for its pacer or for its turn at the maximum rate
+	clock ticker // of the flow, for when it waits for its pacer
 	terms Terms
 	path  *path
 
@@ -28,7 +28,7 @@ type member struct {
 	limits   limits
 
 	maxRate *rateLimit // of its group; nil: none
-	turn    cc.Time    // at maxRate, while it waits there; 0: it does not
+	waiter  waiter     // at maxRate
 	place   int        // in the group's list of members
 	along   int        // in the path's
 }

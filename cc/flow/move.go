@@ -70,7 +70,8 @@ func (f *Flow) accept(g *group, now cc.Time, t Terms) {
 	g.weights -= f.weight
 	f.terms, f.allocation = t, t.allocation()
 	g.weights += f.weight
-	f.retryAt, f.turn = 0, 0 // it may ask once more than it needs to
+	before.leave(&f.waiter)
+	f.retryAt = 0 // it may ask once more than it needs to
 	g.caps.add(&f.member)
 	if wasActive {
 		g.activate(&f.member)

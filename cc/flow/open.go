@@ -53,7 +53,10 @@ func (m *Manager) OpenDatagrams(now cc.Time, t Terms, share float64, wake func()
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d := &Datagrams{leave: m.leave, key: r.key, share: share, waiter: waiter{wake: wake}, maxRate: m.rateLimit(now, t)}
+	d := &Datagrams{
+		leave: m.leave, key: r.key, share: share, waiter: waiter{wake: func(cc.Time) { wake() }},
+		maxRate: m.rateLimit(now, t),
+	}
 	if m.datagrams == nil {
 		m.datagrams = map[string][]*Datagrams{}
 	}

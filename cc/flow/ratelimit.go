@@ -18,8 +18,9 @@ const rateLimitSlack = 1.01
 // rateLimit is the maximum rate of a group. All flows of the group that have the
 // same Terms.MaxRate share it, whatever their algorithms are. It is a leaky bucket,
 // and every byte passes it before it reaches a transport. A flow that finds no credit
-// gets a turn: a time that is its own, after those of all that asked before. So
-// flows that wait are served in order, and each turn wakes one of them.
+// waits for its turn, which comes after those of all that asked before and wait still. So
+// flows that wait are served in order, each turn wakes one of them, and who gives up delays
+// nobody.
 type rateLimit struct {
 	timers *timers
 	key    limitKey
@@ -28,8 +29,9 @@ type rateLimit struct {
 
 	mu      sync.Mutex // taken after a group's
 	bucket  pacer
-	tail    cc.Time   // the newest turn that was given
-	waiting []*waiter // datagrams that wait for their turns
+	newest  cc.Time   // when the newest turn came
+	waiting []*waiter // for their turns, in order
+	due     []*waiter // whose turns have come, and who are to be woken
 }
 
 // limitKey tells rateLimits apart.
@@ -38,36 +40,72 @@ type limitKey struct {
 	rate  cc.Rate
 }
 
-// waiter is datagrams at a rateLimit, whose mutex guards turn and passed.
+// waiter is a flow, or datagrams, at a rateLimit, whose mutex guards what changes.
 type waiter struct {
-	wake   func()
-	turn   cc.Time  // while they wait there; 0: they do not
-	passed cc.Bytes // what it has let pass beyond what has gone
+	wake   func(now cc.Time)
+	turn   atomic.Uint32 // noTurn, turnWaits or turnCame; may be read without the mutex
+	from   cc.Time       // its turn does not come before; once it has come, when that was
+	after  time.Duration // nor does it come earlier than so long after the one before it
+	passed cc.Bytes      // what datagrams' turns have let pass beyond what has gone
 }
 
-// take lets up to want bytes pass and returns how many: all of them, or whole quanta.
-// If it returns 0, it also returns the caller's turn, which the caller hands back when
-// it asks again. The caller holds l.mu.
-func (l *rateLimit) take(now cc.Time, want, quantum, mss cc.Bytes, turn cc.Time) (cc.Bytes, cc.Time) {
-	due := turn != 0 && turn <= now
+// What a waiter has at a rateLimit.
+const (
+	noTurn    uint32 = iota
+	turnWaits        // it waits for its turn
+	turnCame         // it may pass before those that wait
+)
+
+// take lets up to want bytes of w pass and returns how many: all of them, or whole quanta.
+// If it returns 0, w waits for its turn, and is woken then to ask again. The caller holds
+// l.mu.
+func (l *rateLimit) take(now cc.Time, w *waiter, want, quantum, mss cc.Bytes) cc.Bytes {
+	l.call(now)
 	n := min(want, l.bucket.credit(now, mss))
 	if n < want {
 		n -= n % quantum
 	}
-	if n > 0 && (due || l.tail <= now) {
+	turn := w.turn.Load()
+	if n > 0 && (turn == turnCame || len(l.waiting) == 0) {
 		l.bucket.spend(now, n)
-		return n, 0
+		w.turn.Store(noTurn)
+		return n
 	}
-	if turn == 0 || due {
+	if turn != turnWaits {
 		rate := l.bucket.rate
 		piece := rate.BytesIn(l.bucket.burst(mss)) // the most that a turn lets pass
 		if piece -= piece % quantum; want < piece {
 			piece = want
 		}
-		turn = max(l.bucket.ready(now, quantum, mss), l.tail.Add(rate.TimeFor(piece)), now+1)
-		l.tail = turn
+		w.from, w.after = max(l.bucket.ready(now, quantum, mss), now+1), rate.TimeFor(piece)
+		w.turn.Store(turnWaits)
+		l.waiting = append(l.waiting, w)
+		l.plan()
 	}
-	return 0, turn
+	return 0
+}
+
+// next is when the first turn comes of those who wait; there are some.
+func (l *rateLimit) next() cc.Time { return max(l.waiting[0].from, l.newest.Add(l.waiting[0].after)) }
+
+// call has those turns come that are due.
+func (l *rateLimit) call(now cc.Time) {
+	for len(l.waiting) > 0 && l.next() <= now {
+		w := l.waiting[0]
+		w.from = l.next()
+		l.newest = w.from
+		l.waiting[0] = nil
+		l.waiting = l.waiting[1:]
+		w.turn.Store(turnCame)
+		l.due = append(l.due, w)
+	}
+}
+
+// plan has tick be called for the next turn, if anybody waits for one.
+func (l *rateLimit) plan() {
+	if len(l.waiting) > 0 {
+		l.timers.schedule(l, l.next())
+	}
 }
 
 // sparseAhead is for how long the others make up for what sparse datagrams take at once.
@@ -87,51 +125,47 @@ func (l *rateLimit) takeDatagram(now cc.Time, w *waiter, n cc.Bytes, sparse bool
 	}
 	if w.passed < n { // a turn lets as much pass as one of a flow
 		segment := max(n, cc.DefaultMSS)
-		w.passed, w.turn = l.take(now, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment, w.turn)
+		w.passed = l.take(now, w, l.bucket.rate.BytesIn(l.bucket.burst(segment)), n, segment)
 	}
-	passes, turn := w.passed >= n, w.turn
+	passes := w.passed >= n
 	if passes {
 		w.passed -= n
-	} else if !slices.Contains(l.waiting, w) {
-		l.waiting = append(l.waiting, w)
 	}
 	l.mu.Unlock()
-	if !passes {
-		l.timers.schedule(l, turn)
-	}
 	return passes
 }
 
-// tick wakes the datagrams whose turns have come.
+// tick wakes those whose turns have come.
 func (l *rateLimit) tick(now cc.Time) {
-	var due []*waiter
-	next := cc.Never
 	l.mu.Lock()
-	l.waiting = slices.DeleteFunc(l.waiting, func(w *waiter) bool {
-		if w.turn > now {
-			next = min(next, w.turn)
-			return false
-		}
-		due = append(due, w)
-		return true
-	})
+	l.call(now)
+	due := l.due
+	l.due = nil
+	l.plan()
 	l.mu.Unlock()
-	if next != cc.Never {
-		l.timers.schedule(l, next)
-	}
 	for _, w := range due {
-		w.wake()
+		w.wake(now)
 	}
 }
 
-// leave forgets w, which asks no more.
+// leave forgets w, which asks no more: its turn is that of those behind it.
 func (l *rateLimit) leave(w *waiter) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	l.waiting = slices.DeleteFunc(l.waiting, func(e *waiter) bool { return e == w })
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	is := func(e *waiter) bool { return e == w }
+	switch w.turn.Swap(noTurn) {
+	case turnWaits:
+		l.waiting = slices.DeleteFunc(l.waiting, is)
+	case turnCame:
+		if w.from == l.newest {
+			l.newest = l.newest.Add(-w.after)
+		}
+	}
+	l.due = slices.DeleteFunc(l.due, is)
+	l.plan()
 }
 
 // spend counts n bytes that pass without asking. What they exceed the rate by

@@ -80,6 +80,51 @@ func TestAMaximumRateOutlivesTheConnectionsThatUsedItUp(t *testing.T) {
 	assert.Empty(t, p.mgr.unused)
 }
 
+// Connections come faster than a maximum rate lets them go on, and their clients give up after
+// a while. They must not leave their turns behind: later ones would wait for ever longer.
+func TestWhoGivesUpWaitingForAMaximumRateDelaysNobody(t *testing.T) {
+	const rate, patience = 8e6, 5 * time.Second
+	p := newTestbed(t)
+	open := func() *leg {
+		l := p.openEnforced(limited("host", "none", rate))
+		l.report()
+		l.woken = 1
+		return l
+	}
+	open() // so that the rate is never a single one's, which its transport would hold
+	var legs []*leg
+	sent, seconds := cc.Bytes(0), 0
+	for ; seconds < 40; seconds++ {
+		for range 200 {
+			if legs = append(legs, open()); len(legs) > 200*int(patience/time.Second) {
+				legs[0].Close(p.now)
+				legs = legs[1:]
+			}
+			for range 5 {
+				for _, l := range legs {
+					if l.woken > 0 {
+						l.woken = 0
+						for n := mss; n > 0; sent += n {
+							n = l.Take(p.now, 20*mss).Bytes
+						}
+					}
+				}
+				p.wait(time.Millisecond)
+			}
+		}
+	}
+	assert.InEpsilon(t, rate/8*seconds, float64(sent), 0.05)
+
+	late := open()
+	for _, l := range legs {
+		l.Close(p.now)
+	}
+	if late.woken = 0; late.Take(p.now, 20*mss).Bytes == 0 {
+		p.wait(100 * time.Millisecond)
+		assert.Positive(t, late.woken)
+	}
+}
+
 func TestAMaximumRateMovesWithItsFlow(t *testing.T) {
 	p := newTestbed(t)
 	a, b := p.open(limited("host", "none", 8e6)), p.open(limited("host", "none", 8e6))
@@ -122,18 +167,16 @@ func TestRateLimitNeverPassesMoreThanItsRateAndBurst(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		rate := cc.Rate(rapid.Int64Range(1e5, 1e10).Draw(rt, "rate"))
 		size := cc.Bytes(rapid.Int64Range(100, 65535).Draw(rt, "segment"))
-		l := &rateLimit{bucket: pacer{rate: rate, most: limitBurst}}
-		turns := make([]cc.Time, rapid.IntRange(1, 5).Draw(rt, "flows"))
+		l := &rateLimit{timers: &timers{}, bucket: pacer{rate: rate, most: limitBurst}}
+		flows := make([]waiter, rapid.IntRange(1, 5).Draw(rt, "flows"))
 		now, passed := cc.Time(1), cc.Bytes(0)
 		for range 200 {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(30*time.Millisecond)).Draw(rt, "wait")))
-			i := rapid.IntRange(0, len(turns)-1).Draw(rt, "flow")
+			i := rapid.IntRange(0, len(flows)-1).Draw(rt, "flow")
 			want := cc.Bytes(rapid.Int64Range(1, 1<<20).Draw(rt, "want"))
-			var n cc.Bytes
-			n, turns[i] = l.take(now, want, min(want, size), size, turns[i])
+			n := l.take(now, &flows[i], want, min(want, size), size)
 			require.LessOrEqual(rt, n, want)
-			require.Equal(rt, n == 0, turns[i] != 0, "who gets nothing gets a turn")
-			require.True(rt, n == 0 || turns[i] == 0)
+			require.Equal(rt, n == 0, flows[i].turn.Load() == turnWaits, "who gets nothing waits for a turn")
 			passed += n
 			most := rate.BytesIn(now.Sub(1)) + rate.BytesIn(l.bucket.burst(size)) + 2
 			require.LessOrEqual(rt, passed, most)
