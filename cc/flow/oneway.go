@@ -211,17 +211,27 @@ func (o *oneWay) bestSkew() float64 {
 		back, there := o.lows.least(s)
 		return back + there - 2*o.lows.width*math.Abs(s-o.skew)
 	}
+	// By golden sections: each step needs the sum at one more place only.
+	const golden = 0.618033988749895
 	low, high := -o.within, o.within
+	a, b := high-golden*(high-low), low+golden*(high-low)
+	atA, atB := sum(a), sum(b)
 	for high-low > fineSkew {
-		a, b := low+(high-low)/3, high-(high-low)/3
-		if sum(a) < sum(b) {
-			low = a
+		if atA < atB {
+			low, a, atA = a, b, atB
+			b = low + golden*(high-low)
+			atB = sum(b)
 		} else {
-			high = b
+			high, b, atB = b, a, atA
+			a = high - golden*(high-low)
+			atA = sum(a)
 		}
 	}
 	best, worse := (low+high)/2, o.skew
 	enough := sum(best) - o.tick/4 - unevenly
+	if sum(worse) >= enough {
+		return worse
+	}
 	for math.Abs(best-worse) > fineSkew {
 		if s := (best + worse) / 2; sum(s) < enough {
 			worse = s
