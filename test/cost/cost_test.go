@@ -39,6 +39,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/traffic"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
 const (
@@ -140,7 +141,7 @@ func BenchmarkManyPacedFlows(b *testing.B) {
 	const packets = 40 // of window for each flow
 	executable := build(b)
 	for _, flows := range []int{1000, 8000} {
-		l := load{name: fmt.Sprintf("%dflows", flows), flows: flows, rate: 500e6, paced: true, wall: 6 * time.Second}
+		l := load{name: fmt.Sprintf("%dflows", flows), flows: flows, rate: 500e6, paced: true, wall: 20 * time.Second}
 		paced := func(windows int) string {
 			return fmt.Sprintf("static:cwnd_packets=%d,pacing_mbit=%g", packets*flows/windows,
 				l.rate/1e6/float64(windows))
@@ -183,11 +184,13 @@ func compare(b *testing.B, executable string, l load, carriers []carrier) {
 	}
 }
 
-// A crowd's servers have send buffers of so many bytes, so that what they hold does not leave the
-// proxy without memory, as servers elsewhere would not.
+// A crowd's servers have send buffers of so many bytes, and the proxy's sockets receive buffers of
+// crowdReceive at first: all three machines are this one, whose memory for TCP (net.ipv4.tcp_mem) would
+// not do, and then the kernel has every connection advertise four segments.
 const (
-	crowd       = 1000
-	crowdBuffer = 32 << 10
+	crowd        = 1000
+	crowdBuffer  = 8 << 10
+	crowdReceive = "4096 16384 33554432" // net.ipv4.tcp_rmem
 )
 
 // usage is what moving bytes took.
@@ -233,6 +236,9 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 	}
 	source := startServer(b, lab, serve)
 	defer source.Close()
+	if l.flows >= crowd {
+		require.NoError(b, lab.Edge.Sysctl("net.ipv4.tcp_rmem", crowdReceive))
+	}
 	edge := startProxy(b, lab, executable, c)
 	defer edge.stop(b)
 	sink := startClients(b, lab, l.flows, netip.AddrPortFrom(lab.EdgeNear.V4, proxyPort), use)
@@ -252,6 +258,12 @@ func run(b *testing.B, executable string, l load, c carrier) usage {
 		if u.seen, err = edge.telemetry(); err != nil {
 			b.Log("without what the proxy says of itself:", err)
 		}
+	}
+	if used, bound, err := kernel.TCPMemory(); l.flows >= crowd && err == nil {
+		if u.seen == nil {
+			u.seen = map[string]float64{}
+		}
+		u.seen["TCP-memory-%"] = 100 * float64(used) / float64(bound)
 	}
 	return u
 }
