@@ -55,7 +55,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 		}
 		return Grant{}
 	case f.enforced:
-		n := f.pass(g, now, want, min(want, f.mss()))
+		n := f.pass(now, want, min(want, f.mss()))
 		f.gate.blocked = n == 0
 		return Grant{n}
 	}
@@ -68,7 +68,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 	}
 	n, by := f.grant(now, want, f.inflight, f.mss())
 	f.limits.enter(now, by)
-	if n = f.pass(g, now, n, quantum); n > 0 {
+	if n = f.pass(now, n, quantum); n > 0 {
 		g.send(&f.member, now, n)
 		f.pacer.spend(now, n)
 	} else if f.retryAt > now {
@@ -84,7 +84,7 @@ func (f *Flow) Take(now cc.Time, want cc.Bytes) Grant {
 // pass asks the group's maximum rate to let up to want bytes pass, in whole quanta,
 // and returns how many may. A flow that has the rate for itself passes freely where
 // its transport keeps the rate.
-func (f *Flow) pass(g *group, now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
+func (f *Flow) pass(now cc.Time, want, quantum cc.Bytes) (n cc.Bytes) {
 	switch {
 	case f.maxRate == nil || want == 0:
 		return want
