@@ -103,7 +103,7 @@ func (c *Conn) Advertise(window cc.Bytes) error {
 			}
 			a.before = before
 		}
-		return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, clamp)
+		return setClamp(fd, cc.Bytes(clamp))
 	})
 	if err != nil {
 		return fmt.Errorf("kernel: set TCP_WINDOW_CLAMP to %d: %w", clamp, err)

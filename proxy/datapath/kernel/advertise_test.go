@@ -64,11 +64,7 @@ func TestAHeldWindowBoundsWhatWaits(t *testing.T) {
 
 // Whoever bounds a window first, both do, and neither's bound is left behind.
 func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
-	var h hands
-	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
-	if d.receiving.most == 0 {
-		t.Skip(d.Missing())
-	}
+	d, h := bounding(t)
 	const window = 40e3
 	for n, own := range map[cc.Bytes]int{1 << 20: 1 << 20, 1 << 40: receiveBuffer} { // the second is the kernel's
 		_, b := d.pair(t, loopback4)
@@ -78,10 +74,7 @@ func TestAHeldWindowFollowsTheMemoryOfTCP(t *testing.T) {
 			if pressed {
 				d.pressure.bound = -2
 			}
-			for range mostHalvings {
-				h.now = h.now.Add(pressureEvery)
-				d.pressure.look()
-			}
+			d.look(h, mostHalvings)
 			b.relimit()
 		}
 		b.LimitReceive(receiveBuffer)

@@ -55,14 +55,29 @@ func TestTheKernelTellsOfItsMemoryForTCP(t *testing.T) {
 	assert.Positive(t, bound)
 }
 
-// TestWhatIsTakenInFollowsTheMemoryOfTCP has the kernel seem to be short of memory, however
-// little it uses.
-func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
-	var h hands
+// bounding is a datapath that bounds receive buffers, and its clock. Without that the test is skipped.
+func bounding(t *testing.T) (*Datapath, *hands) {
+	t.Helper()
+	h := &hands{}
 	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
 	if d.receiving.most == 0 {
 		t.Skip(d.Missing())
 	}
+	return d, h
+}
+
+// look looks at TCP's memory as many times, as far apart as it is looked at.
+func (d *Datapath) look(h *hands, times int) {
+	for range times {
+		h.now = h.now.Add(pressureEvery)
+		d.pressure.look()
+	}
+}
+
+// TestWhatIsTakenInFollowsTheMemoryOfTCP has the kernel seem to be short of memory, however
+// little it uses.
+func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
+	d, h := bounding(t)
 	from, to := d.pair(t, loopback4)
 	window := func() int {
 		pass(t, from, to, 1)
@@ -101,19 +116,12 @@ func TestWhatIsTakenInFollowsTheMemoryOfTCP(t *testing.T) {
 // TestWhatWaitsUnreadFollowsTheMemoryOfTCP has a peer send as much as it may to somebody who reads
 // little.
 func TestWhatWaitsUnreadFollowsTheMemoryOfTCP(t *testing.T) {
-	var h hands
-	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
-	if d.receiving.most == 0 {
-		t.Skip(d.Missing())
-	}
+	d, h := bounding(t)
 	from, to := d.pair(t, loopback4)
 	piece, held := make([]byte, 8<<10), cc.Bytes(0)
 	step := func() { // the peer sends all that it may, and then a little is read
 		held = flood(t, from, to)
-		for range shrinkAfter {
-			h.now = h.now.Add(pressureEvery)
-			d.pressure.look()
-		}
+		d.look(h, shrinkAfter)
 		_, err := to.Read(piece)
 		require.NoError(t, err)
 	}
@@ -139,21 +147,14 @@ func TestWhatWaitsUnreadFollowsTheMemoryOfTCP(t *testing.T) {
 // TestAfterPressureTheWindowIsTheKernelsAgain has pressure end while nobody reads, so that the leg
 // does not see it end step by step.
 func TestAfterPressureTheWindowIsTheKernelsAgain(t *testing.T) {
-	var h hands
-	d := still(t, Config{ReceiveBuffer: receiveBuffer, Clock: h.clock})
-	if d.receiving.most == 0 {
-		t.Skip(d.Missing())
-	}
+	d, h := bounding(t)
 	_, to := d.pair(t, loopback4)
 	test := func() {
 		clamp := func() int { return to.option(t, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP) }
 		buffer := func() int { return to.option(t, unix.SOL_SOCKET, unix.SO_RCVBUF) }
 		later := func(bound int64) {
 			d.pressure.bound = bound
-			for range mostHalvings {
-				h.now = h.now.Add(pressureEvery)
-				d.pressure.look()
-			}
+			d.look(h, mostHalvings)
 			to.relimit()
 		}
 		to.LimitReceive(receiveBuffer)

@@ -49,7 +49,7 @@ func scan(path string, to ...any) error {
 }
 
 // LimitReceive implements datapath.Receiver. While the kernel's TCP is short of memory the window
-// is smaller than n, and the buffer shrinks to that as it is read.
+// is smaller than n, and the buffer shrinks with what is read from it.
 func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	r := &c.dp.receiving
 	if r.most == 0 {
@@ -87,10 +87,10 @@ func (c *Conn) LimitReceive(n cc.Bytes) (limited bool) {
 	return limited && err == nil
 }
 
-// makeRoom has the kernel enlarge a buffer that it sizes itself, for a window, up to half of what it
-// may have. By itself it does not before more comes in a round trip than ever did, for which the window
-// may be too small. But it makes room for as much as a reader says that it waits for, which needs no
-// privilege.
+// makeRoom has the kernel enlarge a buffer that it sizes itself until it holds a window, in bytes, up to
+// half of net.ipv4.tcp_rmem's maximum. The kernel alone enlarges a buffer only once more bytes arrive in
+// a round trip than ever before, which a small window may prevent. It also makes room for as many bytes
+// as a reader says that it waits for, and to say so (SO_RCVLOWAT) needs no privilege.
 func makeRoom(fd int, window cc.Bytes) error {
 	return errors.Join(unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, int(window)),
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 1))
@@ -122,10 +122,10 @@ func setClamp(fd int, clamp cc.Bytes) error {
 	return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_WINDOW_CLAMP, int(clamp))
 }
 
-// takes is the size of a buffer for what a socket holds unread and what its peer may have in flight,
-// which must find room, but no more than it has. A larger one fills up, however small the window is:
-// while there is room, it opens again with every read. Before Linux 6.2 what the peer may have in flight
-// is not known, and the buffer stays as it is.
+// takes returns the size of a buffer, in bytes, for what a socket holds unread and what its peer may have
+// in flight; never more than the socket has. A larger buffer fills up even behind a small window, since
+// each read opens the window again while there is room. Before Linux 6.2 the kernel does not tell the
+// window; then the buffer stays as it is.
 func takes(fd int) cc.Bytes {
 	has, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF)
 	if err != nil {
