@@ -20,11 +20,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/conn"
-	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/internal/wgclient"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -58,14 +57,11 @@ func (p *phone) peer() config.Peer {
 // connect brings the tunnel to the gateway up.
 func (p *phone) connect(g *gateway) {
 	g.tb.Helper()
-	dev, stack, err := wgnetstack.CreateNetTUN([]netip.Addr{p.inner}, nil, 1420)
-	require.NoError(g.tb, err)
-	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
-	g.tb.Cleanup(d.Close)
-	port := g.proxy.Addrs()["vpn"].(*net.UDPAddr).Port
-	require.NoError(g.tb, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\nendpoint=127.0.0.1:%d\nallowed_ip=0.0.0.0/0\n", p.private[:], g.public[:], port)))
-	require.NoError(g.tb, d.Up())
-	p.net = stack
+	p.net = wgclient.Client{
+		PrivateKey: p.private, ServerKey: g.public,
+		Endpoint:  fmt.Sprintf("127.0.0.1:%d", g.proxy.Addrs()["vpn"].(*net.UDPAddr).Port),
+		Addresses: []netip.Addr{p.inner}, MTU: 1420,
+	}.Open(g.tb)
 }
 
 func (p *phone) dial(t testing.TB, to string) (net.Conn, error) {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/netip"
 	"os"
@@ -16,12 +15,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.zx2c4.com/wireguard/conn"
-	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun/netstack"
 	"rsc.io/qr"
 
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/wgclient"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
@@ -292,14 +290,10 @@ func joinAs(t *testing.T, text string) *netstack.Net {
 			endpoint = strings.TrimSpace(v)
 		}
 	}
-	dev, stack, err := netstack.CreateNetTUN([]netip.Addr{c.Addresses[0].Addr()}, nil, c.MTU)
-	require.NoError(t, err)
-	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
-	t.Cleanup(d.Close)
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%x\npublic_key=%x\nendpoint=%s\nallowed_ip=0.0.0.0/0\n",
-		c.PrivateKey[:], c.Peers[0].PublicKey[:], endpoint)))
-	require.NoError(t, d.Up())
-	return stack
+	return wgclient.Client{
+		PrivateKey: c.PrivateKey, ServerKey: c.Peers[0].PublicKey, Endpoint: endpoint,
+		Addresses: []netip.Addr{c.Addresses[0].Addr()}, MTU: c.MTU,
+	}.Open(t)
 }
 
 func TestAProxyThatRefusesTheFileIsToldOf(t *testing.T) {

@@ -82,6 +82,7 @@ var table = []rule{
 	{packages: "internal/netlab", module: []string{"cc", "cc/flow", "cc/sim", "proxy/datapath/quic"}},
 	{packages: "internal/caps"},
 	{packages: "internal/certs"},
+	{packages: "internal/wgclient"},
 	{packages: "internal/cli/clitest", module: []string{"internal/need"}},
 	{packages: "internal/cli", module: []string{"cc", "proxy/config"}},
 	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps"}},
@@ -122,11 +123,13 @@ var homes = map[string][]string{
 	"github.com/pires/go-proxyproto/...": {"proxy", "proxy/ingress"},
 	"golang.org/x/crypto/...":            {"proxy/policy"},
 	"gvisor.dev/...":                     {"proxy/datapath/netstack"},
-	"golang.zx2c4.com/...":               {"proxy/tunnel/userspace", "proxy/tunnel/kernelspace", "internal/netlab"},
-	"github.com/quic-go/...":             {"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab"},
-	"github.com/yosida95/...":            {"proxy/tunnel/userspace", "internal/netlab"},
-	"gonum.org/v1/plot/...":              {"internal/lab/..."},
-	"gonum.org/v1/gonum/...":             {"cc"},
+	"golang.zx2c4.com/...": {
+		"proxy/tunnel/userspace", "proxy/tunnel/kernelspace", "internal/netlab", "internal/wgclient",
+	},
+	"github.com/quic-go/...":  {"proxy/datapath/quic", "proxy/tunnel/userspace", "internal/netlab"},
+	"github.com/yosida95/...": {"proxy/tunnel/userspace", "internal/netlab"},
+	"gonum.org/v1/plot/...":   {"internal/lab/..."},
+	"gonum.org/v1/gonum/...":  {"cc"},
 }
 
 // upper are the packages that stand above all others, and users those that may

@@ -26,14 +26,13 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/conn"
-	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/certs"
 	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/internal/wgclient"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -105,15 +104,10 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	l.forward = g.Datagrams
 	t.Cleanup(func() { assert.NoError(t, l.Close()) })
 
-	dev, phone, err := wgnetstack.CreateNetTUN([]netip.Addr{inner, inner6}, []netip.Addr{outside4}, mtu)
-	require.NoError(t, err)
-	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
-	t.Cleanup(d.Close)
-	port := w.Addr().(*net.UDPAddr).Port
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\n"+
-		"allowed_ip=0.0.0.0/0\nallowed_ip=::/0\n", phoneKey.Hex(), public.Hex(), port)))
-	require.NoError(t, d.Up())
-	g.phone = phone
+	g.phone = wgclient.Client{
+		PrivateKey: phoneKey, ServerKey: public, Endpoint: loopback(w.Addr()),
+		Addresses: []netip.Addr{inner, inner6}, DNS: []netip.Addr{outside4}, MTU: mtu,
+	}.Open(t)
 	return g
 }
 

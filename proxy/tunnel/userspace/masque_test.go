@@ -236,7 +236,7 @@ func (c *client) tunnelMTU(token string, mtu int) *tunnelled {
 	dev, stack, err := wgnetstack.CreateNetTUN(n.addrs, nil, mtu)
 	require.NoError(c.t, err)
 	n.Net = stack
-	var done sync.WaitGroup
+	var done, arriving sync.WaitGroup
 	errors := make(chan []byte, 1024) // ICMP: that device waits for its reader before it takes any
 	done.Go(func() {
 		for icmp := range errors {
@@ -257,7 +257,7 @@ func (c *client) tunnelMTU(token string, mtu int) *tunnelled {
 			errors <- icmp
 		}
 	})
-	done.Go(func() {
+	arriving.Go(func() {
 		b := make([]byte, largestPacket)
 		for {
 			size, err := ip.ReadPacket(b)
@@ -269,6 +269,7 @@ func (c *client) tunnelMTU(token string, mtu int) *tunnelled {
 	})
 	c.t.Cleanup(func() {
 		_ = ip.Close()
+		arriving.Wait() // what comes while the device closes, and is answered, panics
 		assert.NoError(c.t, dev.Close())
 		done.Wait()
 	})

@@ -12,12 +12,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"golang.zx2c4.com/wireguard/conn"
-	"golang.zx2c4.com/wireguard/device"
 	wgnetstack "golang.zx2c4.com/wireguard/tun/netstack"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/need"
+	"github.com/penstock-net/penstock/internal/wgclient"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 	"github.com/penstock-net/penstock/proxy/ingress"
@@ -49,16 +48,13 @@ func endpoint(t *testing.T, key access.Key, peers ...access.Peer) (*WireGuard, i
 
 // phone is a stock WireGuard client with a stack of its own.
 func phone(t *testing.T, key, server access.Key, at net.Addr) *wgnetstack.Net {
-	dev, stack, err := wgnetstack.CreateNetTUN([]netip.Addr{inner}, nil, mtu)
-	require.NoError(t, err)
-	d := device.NewDevice(dev, conn.NewDefaultBind(), device.NewLogger(device.LogLevelSilent, ""))
-	t.Cleanup(d.Close)
-	port := at.(*net.UDPAddr).Port
-	require.NoError(t, d.IpcSet(fmt.Sprintf("private_key=%s\npublic_key=%s\nendpoint=127.0.0.1:%d\n"+
-		"allowed_ip=0.0.0.0/0\n", key.Hex(), server.Hex(), port)))
-	require.NoError(t, d.Up())
-	return stack
+	return wgclient.Client{
+		PrivateKey: key, ServerKey: server, Endpoint: loopback(at), Addresses: []netip.Addr{inner}, MTU: mtu,
+	}.Open(t)
 }
+
+// loopback is how a client on this host reaches a UDP socket.
+func loopback(at net.Addr) string { return fmt.Sprintf("127.0.0.1:%d", at.(*net.UDPAddr).Port) }
 
 func keys(t *testing.T) (private, public access.Key) {
 	private, err := access.GenerateKey()
