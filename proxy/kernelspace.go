@@ -64,17 +64,32 @@ func openInKernel(
 func (l WayConfig) kernelSettings() (kernelspace.Settings, error) {
 	common, err := l.settings()
 	s := kernelspace.Settings{Settings: common, From: l.WireGuard.ReachableFrom}
-	for _, r := range l.DatagramRules {
-		rule := kernelspace.Rule{
-			Refuse: r.Refuse != "", Sources: r.Match.Source, Targets: r.Match.Destination,
-			UDP: r.Match.Protocol == "udp", ICMP: r.Match.Protocol == "icmp",
-		}
-		for _, p := range r.Match.Ports {
-			rule.Ports = append(rule.Ports, kernelspace.PortRange(p))
-		}
-		s.Rules = append(s.Rules, rule)
+	for _, r := range l.KernelRules {
+		s.Rules = append(s.Rules, kernelRules(r)...)
 	}
 	return s, err
+}
+
+// kernelRules are what a rule means where nobody looks for names. TCP may still have one, while UDP and pings
+// never do.
+func kernelRules(r config.Rule) []kernelspace.Rule {
+	rule := kernelspace.Rule{
+		Refuse: r.Refuse != "", Sources: r.Match.Source, Targets: r.Match.Destination,
+		TCP: r.Match.Protocol == policy.TCP, UDP: r.Match.Protocol == policy.UDP, ICMP: r.Match.Protocol == policy.ICMP,
+	}
+	for _, p := range r.Match.Ports {
+		rule.Ports = append(rule.Ports, kernelspace.PortRange(p))
+	}
+	if len(r.Match.ServerName) == 0 {
+		return []kernelspace.Rule{rule}
+	}
+	if rule.TCP {
+		return nil
+	}
+	udp, icmp := rule, rule
+	udp.Refuse, udp.UDP = true, true
+	icmp.Refuse, icmp.ICMP = true, true
+	return []kernelspace.Rule{udp, icmp}
 }
 
 // Apply implements Way.

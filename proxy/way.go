@@ -35,15 +35,15 @@ type WayConfig struct {
 	Datagrams int           // sessions of a tunnel's datagrams that there are descriptors for
 	// KernelLacks is what of the configuration the kernel's WireGuard would not do; nil: nothing.
 	KernelLacks error
-	// DatagramRules are those that datagrams out of the tunnel may match.
-	DatagramRules []config.Rule
+	// KernelRules are those for what the kernel takes out of the tunnel past the proxy.
+	KernelRules []config.Rule
 }
 
 // wayConfig is how a Way is told of a listener.
 func wayConfig(cfg *config.Config, l config.Listener, d Descriptors) WayConfig {
 	return WayConfig{
 		Listener: l, Handshake: cfg.Limits.HandshakeTimeout, Datagrams: d.Sessions[l.Name], KernelLacks: cfg.KernelLacks(&l),
-		DatagramRules: cfg.DatagramRules(&l),
+		KernelRules: cfg.KernelRules(&l),
 	}
 }
 

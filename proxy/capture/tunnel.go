@@ -27,17 +27,18 @@ type Tunnel struct {
 	Closed   []netip.Prefix // where nothing may go
 	Open     []netip.Prefix // where it may all the same, this machine's own addresses included
 	From     []netip.Prefix // who may begin something with a peer
-	Verdicts []Verdict      // the first that matches decides what else is forwarded; without any it is
+	// of what goes to Open or is forwarded besides, the first that matches decides; where none does it passes
+	Verdicts []Verdict
 
 	routeTable int // where captured packets are routed to this machine
 }
 
-// Verdict says what becomes of what peers send that the kernel forwards.
+// Verdict says what becomes of what peers send past the proxy.
 type Verdict struct {
 	Refuse           bool
 	Sources, Targets []netip.Prefix // empty: all
 	Ports            []PortRange    // of the target, over UDP and TCP; empty: all, of whatever protocol
-	UDP, ICMP        bool           // that alone; neither: whatever it is
+	TCP, UDP, ICMP   bool           // that alone; none of them: whatever it is
 }
 
 // table is the name of the tunnel's table.
@@ -55,18 +56,30 @@ func (t Tunnel) families() []family {
 //	prerouting   TCP from the tunnel, but to this machine     to us
 //	dns          port 53 at the gateway's own address         to the name server
 //	input        from the tunnel to this machine              refused, but for pings, names, answers and Open
-//	forward      from the tunnel                              passes, unless to a peer or Closed
+//	forward      from the tunnel                              passes, unless to a peer or Closed, and not Open
+//	both         what a Verdict refuses                       refused, Open or not
 //	             from elsewhere into the tunnel               answers alone, but for From
 //	postrouting  from the tunnel to elsewhere, From into it   in this machine's name
 func (t Tunnel) ruleset() ruleset {
 	r := ruleset{table: t.table()}
 	families := t.families()
 	closed, open, outside := map[family]set{}, map[family]set{}, map[family]set{}
+	verdicts := map[family][][]clause{}
 	for _, f := range families {
 		kind := f.addresses()
 		closed[f] = r.set("closed"+f.suffix(), kind, addressElements(t.Closed, f.v4()))
 		open[f] = r.set("open"+f.suffix(), kind, addressElements(t.Open, f.v4()))
 		outside[f] = r.set("outside"+f.suffix(), kind, addressElements(t.From, f.v4()))
+		for i, v := range t.Verdicts {
+			verdicts[f] = append(verdicts[f], r.verdict(v, f, strconv.Itoa(i)+f.suffix())...)
+		}
+	}
+	decide := func(where func(f family) []clause) {
+		for _, f := range families {
+			for _, v := range verdicts[f] {
+				r.rule(slices.Concat(where(f), v)...)
+			}
+		}
 	}
 	from, to := fromInterface(t.Interface), toInterface(t.Interface)
 
@@ -102,6 +115,7 @@ func (t Tunnel) ruleset() ruleset {
 		f := familyOf(gateway)
 		r.rule(ofFamily(f), targetIs(f, gateway), isEcho(f), pass())
 	}
+	decide(func(f family) []clause { return []clause{ofFamily(f), targetIn(f, open[f])} })
 	for _, f := range families {
 		r.rule(ofFamily(f), targetIn(f, open[f]), pass())
 	}
@@ -111,6 +125,7 @@ func (t Tunnel) ruleset() ruleset {
 	r.chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter,
 		"type filter hook forward priority filter")
 	r.rule(answers(), pass())
+	decide(func(f family) []clause { return []clause{from, ofFamily(f), targetIn(f, open[f])} })
 	if t.Isolate {
 		for _, f := range families {
 			r.rule(from, to, ofFamily(f), targetIn(f, open[f]), pass())
@@ -121,11 +136,7 @@ func (t Tunnel) ruleset() ruleset {
 		r.rule(from, ofFamily(f), targetIn(f, open[f]), pass())
 		r.rule(from, ofFamily(f), targetIn(f, closed[f]), counted(), reject())
 	}
-	for i, v := range t.Verdicts {
-		for _, f := range families {
-			r.verdict(v, f, from, strconv.Itoa(i)+f.suffix())
-		}
-	}
+	decide(func(f family) []clause { return []clause{from, ofFamily(f)} })
 	r.rule(from, pass())
 	for _, f := range families {
 		r.rule(to, ofFamily(f), sourceIn(f, outside[f]), pass())
@@ -145,9 +156,9 @@ func (t Tunnel) ruleset() ruleset {
 	return r
 }
 
-// verdict adds what a Verdict means for a family; suffix makes the names of its sets.
-func (t *ruleset) verdict(v Verdict, f family, from clause, suffix string) {
-	rule := []clause{from, ofFamily(f)}
+// verdict returns what a Verdict means for a family: the ends of rules. suffix makes the names of its sets.
+func (t *ruleset) verdict(v Verdict, f family, suffix string) (ends [][]clause) {
+	var match []clause
 	for _, part := range []struct {
 		name  string
 		in    func(family, set) clause
@@ -158,32 +169,35 @@ func (t *ruleset) verdict(v Verdict, f family, from clause, suffix string) {
 		}
 		elements := addressElements(part.addrs, f.v4())
 		if len(elements) == 0 {
-			return // it is about the other family
+			return nil // it is about the other family
 		}
-		rule = append(rule, part.in(f, t.set(part.name+suffix, f.addresses(), elements)))
+		match = append(match, part.in(f, t.set(part.name+suffix, f.addresses(), elements)))
 	}
 	protocols := [][]clause{nil}
 	switch {
 	case v.ICMP && len(v.Ports) > 0:
-		return // it has none
+		return nil // it has none
 	case v.ICMP:
 		protocols = [][]clause{{isICMP(f)}}
 	case v.UDP:
 		protocols = [][]clause{{isUDP()}}
+	case v.TCP:
+		protocols = [][]clause{{isTCP()}}
 	case len(v.Ports) > 0:
 		protocols = [][]clause{{isUDP()}, {isTCP()}}
 	}
-	var ports []clause
 	if len(v.Ports) > 0 {
 		s := t.set("ports"+suffix, nftables.TypeInetService, portElements(v.Ports))
-		ports = append(ports, clause{"th dport @" + s.name, portIn(s).exprs})
-	}
-	for _, protocol := range protocols {
-		all := slices.Concat(rule, protocol, ports)
-		if v.Refuse {
-			t.rule(append(all, counted(), reject())...)
-		} else {
-			t.rule(append(all, pass())...)
+		for i := range protocols {
+			protocols[i] = append(protocols[i], clause{"th dport @" + s.name, portIn(s).exprs})
 		}
 	}
+	end := []clause{pass()}
+	if v.Refuse {
+		end = []clause{counted(), reject()}
+	}
+	for _, protocol := range protocols {
+		ends = append(ends, slices.Concat(match, protocol, end))
+	}
+	return ends
 }

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -22,6 +23,7 @@ func aTunnel() Tunnel {
 			{Refuse: true, Targets: []netip.Prefix{prefix("10.0.0.0/8"), prefix("fc00::/7")}},
 			{Refuse: true, UDP: true, Ports: []PortRange{{123, 123}, {443, 444}}},
 			{Refuse: true, ICMP: true},
+			{Refuse: true, TCP: true, Ports: []PortRange{{22, 22}}},
 		},
 	}
 }
@@ -96,10 +98,40 @@ func TestVerdictsReadAsTheyAreMeant(t *testing.T) {
 		from + "ipv6 meta l4proto udp th dport @ports26 " + no,
 		from + "ipv4 meta l4proto icmp " + no,
 		from + "ipv6 meta l4proto icmpv6 " + no,
+		from + "ipv4 meta l4proto tcp th dport @ports44 " + no,
 	} {
 		assert.Contains(t, texts, want)
 	}
 	for _, text := range texts {
 		assert.NotContains(t, text, "from06", "a source of the other family")
+	}
+}
+
+// What may be reached although it is closed to others is still what a rule may refuse.
+func TestWhatIsOpenIsRefusedByAVerdictAllTheSame(t *testing.T) {
+	for _, c := range aTunnel().ruleset().chains {
+		texts := make([]string, len(c.rules))
+		for i, r := range c.rules {
+			texts[i] = ruleText(r)
+		}
+		const open = "meta nfproto ipv4 ip daddr @open4 "
+		var from string
+		switch c.name {
+		case "input":
+		case "forward":
+			from = `iifname "wg0" `
+		default:
+			continue
+		}
+		passes := slices.Index(texts, from+open+"return")
+		require.Positive(t, passes, c.name)
+		for _, refused := range []string{
+			"ip daddr @to14 ", "meta l4proto udp th dport @ports24 ", "meta l4proto icmp ", "meta l4proto tcp th dport @ports44 ",
+		} {
+			at := slices.Index(texts, from+open+refused+"counter reject with icmpx admin-prohibited")
+			assert.Positive(t, at, "%s: %s", c.name, refused)
+			assert.Less(t, at, passes, "%s: %s", c.name, refused)
+		}
+		assert.Contains(t, texts, from+open+"ip saddr @from04 meta l4proto udp th dport @ports04 return", c.name)
 	}
 }

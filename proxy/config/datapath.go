@@ -53,7 +53,7 @@ func (c *Config) KernelLacks(l *Listener) error {
 		}
 	}
 	for i, r := range c.Rules {
-		if m := r.Match; l.sentBy(m) && m.Protocol != "" && r.Refuse == "" {
+		if p := r.Match.Protocol; l.sentBy(r) && p != "" && p != "tcp" && r.Refuse == "" {
 			errs = append(errs, keyErrorf(fmt.Sprintf("rules[%d].match.protocol", i), "what the kernel forwards out of "+
 				"listener %q has no window, so that this rule can refuse it and nothing else; have it refuse, or take "+
 				"wireguard.datapath: netstack", l.Name))
@@ -62,16 +62,18 @@ func (c *Config) KernelLacks(l *Listener) error {
 	return errors.Join(errs...)
 }
 
-// sentBy reports whether datagrams out of the listener's tunnel may match.
-func (l *Listener) sentBy(m Match) bool {
-	return (len(m.Listener) == 0 || slices.Contains(m.Listener, l.Name)) && len(m.ServerName)+len(m.Host) == 0 &&
-		m.Protocol != "tcp"
+// sentBy reports whether the rule decides about something that comes out of the listener's tunnel and
+// shows no name.
+func (l *Listener) sentBy(r Rule) bool {
+	m := r.Match
+	return (len(m.Listener) == 0 || slices.Contains(m.Listener, l.Name)) && len(m.Host) == 0 &&
+		(len(m.ServerName) == 0 || r.Undecided == "refuse")
 }
 
-// DatagramRules are the rules that datagrams out of the listener's tunnel may match, in
-// order.
-func (c *Config) DatagramRules(l *Listener) []Rule {
-	return slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return !l.sentBy(r.Match) })
+// KernelRules are the rules for what the kernel takes out of the listener's tunnel past the proxy, where
+// nobody looks for names, in order.
+func (c *Config) KernelRules(l *Listener) []Rule {
+	return slices.DeleteFunc(slices.Clone(c.Rules), func(r Rule) bool { return !l.sentBy(r) })
 }
 
 // checkDatapath is about who ends the tunnels of mode wireguard.
