@@ -31,15 +31,16 @@ type lines struct {
 // take says whether there may be a line now, and how many were left out since the last.
 func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
 	const each = time.Second / linesPerSecond
+	const most = linesAtOnce * each
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.debt = max(0, l.debt-now.Sub(l.at))
 	l.at = now
-	if l.debt >= linesAtOnce*each && !all {
+	if l.debt > most-each && !all {
 		l.skipped++
 		return 0, false
 	}
-	l.debt += each
+	l.debt = min(l.debt+each, most)
 	skipped, l.skipped = l.skipped, 0
 	return skipped, true
 }

@@ -39,3 +39,21 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 	assert.True(t, ok)
 	assert.Less(t, skipped, uint64(10))
 }
+
+// At level debug all are written; what that took must not be owed once it is over.
+func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
+	var l lines
+	now := cc.Time(1)
+	for range 100 * linesAtOnce { // at once
+		_, ok := l.take(now, true)
+		assert.True(t, ok)
+	}
+	now = now.Add(time.Second)
+	written := 0
+	for range 2 * linesPerSecond {
+		if _, ok := l.take(now, false); ok {
+			written++
+		}
+	}
+	assert.Equal(t, linesPerSecond, written)
+}
