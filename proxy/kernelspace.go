@@ -77,6 +77,9 @@ func kernelRules(r config.Rule) []kernelspace.Rule {
 		Refuse: r.Refuse != "", Sources: r.Match.Source, Targets: r.Match.Destination,
 		TCP: r.Match.Protocol == policy.TCP, UDP: r.Match.Protocol == policy.UDP, ICMP: r.Match.Protocol == policy.ICMP,
 	}
+	if rule.Refuse {
+		rule.Targets = policy.Refused(rule.Targets)
+	}
 	for _, p := range r.Match.Ports {
 		rule.Ports = append(rule.Ports, kernelspace.PortRange(p))
 	}

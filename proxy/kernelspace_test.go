@@ -38,3 +38,13 @@ rules:
 		{Refuse: true, Ports: []kernelspace.PortRange{{First: 22, Last: 22}}, TCP: true},
 	}, got)
 }
+
+func TestTheKernelRefusesADestinationInEveryFormOfItsAddress(t *testing.T) {
+	to := netip.MustParsePrefix("192.0.2.0/24")
+	r := config.Rule{Match: config.Match{Destination: []netip.Prefix{to}}}
+	assert.Equal(t, []netip.Prefix{to}, kernelRules(r)[0].Targets)
+	r.Refuse = "no"
+	targets := kernelRules(r)[0].Targets
+	assert.Contains(t, targets, to)
+	assert.Contains(t, targets, netip.MustParsePrefix("64:ff9b::c000:200/120"))
+}

@@ -63,11 +63,18 @@ func prefixes(list ...string) []netip.Prefix {
 func Closed() []netip.Prefix {
 	var all []netip.Prefix
 	for _, k := range classes {
-		for _, p := range k.prefixes {
-			all = append(all, p)
-			if p.Addr().Is4() {
-				all = append(all, embeddings(p)...)
-			}
+		all = append(all, Refused(k.prefixes)...)
+	}
+	return all
+}
+
+// Refused returns all that a rule refuses which refuses destinations, by the address alone, with the same
+// exception.
+func Refused(destinations []netip.Prefix) (all []netip.Prefix) {
+	for _, p := range destinations {
+		all = append(all, p)
+		if p.Addr().Is4() {
+			all = append(all, embeddings(p)...)
 		}
 	}
 	return all

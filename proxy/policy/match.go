@@ -79,11 +79,10 @@ func (m Match) check() error {
 	return nil
 }
 
-// matches reports whether the rule is for f.
-func (m *Match) matches(f Facts) bool {
-	return m.matchesBeforeName(f) &&
-		(len(m.ServerNames) == 0 || slices.ContainsFunc(m.ServerNames,
-			func(p NamePattern) bool { return p.matches(f.ServerName) }))
+// matchesName is the matcher of a name as ServerName returns it.
+func (m *Match) matchesName(name string) bool {
+	return len(m.ServerNames) == 0 ||
+		slices.ContainsFunc(m.ServerNames, func(p NamePattern) bool { return p.matches(name) })
 }
 
 // matchesBeforeName has one case per matcher; all but ServerNames, since that

@@ -158,10 +158,11 @@ func (p *Policy) Decide(f Facts) Verdict {
 	f.Source, f.Target = unmap(f.Source), unmap(f.Target)
 	for i := range p.rules {
 		r := &p.rules[i]
-		if r.Match.matches(f) {
+		switch {
+		case !r.matchesBeforeName(f):
+		case r.Match.matchesName(f.ServerName):
 			return r.verdict(f)
-		}
-		if r.Nameless && f.ServerName == "" && r.Match.matchesBeforeName(f) {
+		case r.Nameless && f.ServerName == "":
 			return r.nameless()
 		}
 	}
@@ -177,7 +178,7 @@ func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 	last := &p.defaults
 	for i := range p.rules {
 		r := &p.rules[i]
-		if !r.Match.matchesBeforeName(f) {
+		if !r.matchesBeforeName(f) {
 			continue
 		}
 		if len(r.Match.ServerNames) == 0 {
@@ -190,6 +191,20 @@ func (p *Policy) Prospects(out []Verdict, f Facts) []Verdict {
 		}
 	}
 	return append(append(out, last.verdict(f)), nameless...)
+}
+
+// matchesBeforeName reports whether the rule may be for f, whatever the server name is. Where it refuses
+// what leads to an IPv4 address, it refuses the IPv6 addresses that lead there as well.
+func (r *Rule) matchesBeforeName(f Facts) bool {
+	if r.Match.matchesBeforeName(f) {
+		return true
+	}
+	inner, ok := embedded(f.Target.Addr())
+	if r.Refuse == "" || !ok {
+		return false
+	}
+	f.Target = netip.AddrPortFrom(inner, f.Target.Port())
+	return r.Match.matchesBeforeName(f)
 }
 
 // nameless is the verdict on a connection that shows no name and had to.

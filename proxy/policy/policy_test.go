@@ -194,6 +194,33 @@ func TestARefusalByNameCanFailClosed(t *testing.T) {
 	assert.ErrorContains(t, err, "nothing shows a name")
 }
 
+// A translator or tunnel on the way leads to the IPv4 address. Terms are for what the rule names alone: an
+// address that only looks like it may lead elsewhere.
+func TestARefusedDestinationIsSoInEveryFormOfItsAddress(t *testing.T) {
+	inside := policy.Match{Destinations: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Ports: ports(t, "25")}
+	named := inside
+	named.ServerNames = patterns(t, "mail.example")
+	p, err := policy.New([]policy.Rule{
+		{Name: "terms", Match: inside}, {Name: "named", Match: named, Refuse: "no"},
+		{Name: "refused", Match: inside, Refuse: "no"},
+	}, policy.Rule{})
+	require.NoError(t, err)
+	for target, want := range map[string]string{
+		"192.0.2.9:25": "terms", "[::ffff:192.0.2.9]:25": "terms",
+		"[64:ff9b::192.0.2.9]:25": "refused", "[64:ff9b:1::192.0.2.9]:25": "refused",
+		"[2002:c000:209::1]:25": "refused", "[::ffff:0:192.0.2.9]:25": "refused", "[::192.0.2.9]:25": "refused",
+		"[64:ff9b::192.0.3.9]:25": "", "[64:ff9b::192.0.2.9]:26": "", "[2001:db8::192.0.2.9]:25": "",
+	} {
+		f := policy.Facts{Target: addrPort(target)}
+		assert.Equal(t, want, p.Decide(f).Rule, target)
+		prospects := p.Prospects(nil, f)
+		assert.Equal(t, want, prospects[len(prospects)-1].Rule, target)
+	}
+	assert.Equal(t, "named", p.Decide(policy.Facts{
+		Target: addrPort("[64:ff9b::192.0.2.9]:25"), ServerName: "mail.example",
+	}).Rule)
+}
+
 func TestGroups(t *testing.T) {
 	facts := policy.Facts{Listener: "lan", Source: addrPort("10.1.2.3:999"), Target: addrPort("192.0.2.1:443")}
 	handed := facts
