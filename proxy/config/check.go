@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/penstock-net/penstock/proxy/access"
 )
@@ -86,13 +87,33 @@ func (c *Config) checkRules(listeners map[string]string) error {
 			}
 		}
 		for j, h := range r.Match.Host {
-			if strings.Trim(h, ".") == "" || strings.ContainsAny(h, "*:/ ") {
-				errs = append(errs, keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j),
-					"%q is no host name; write example.com, or .example.com for all names below it", h))
+			if wrong := noHostPattern(h); wrong != "" {
+				errs = append(errs, keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j), "%q is no host name; %s", h, wrong))
 			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// noHostPattern says what to write instead of what no client's host name matches; empty: one may.
+func noHostPattern(s string) string {
+	address, err := netip.ParseAddr(s)
+	switch {
+	case err == nil: // who asks for an address asks for no name
+		return fmt.Sprintf("write %v under destination", address)
+	case strings.Trim(s, ".") != "" && ingressHost(s):
+		return ""
+	case strings.ContainsFunc(s, func(r rune) bool { return r > unicode.MaxASCII }):
+		return "write its ASCII form, which begins with xn--"
+	}
+	return "write example.com, or .example.com for all names below it"
+}
+
+// ingressHost reports whether s is made of what package ingress takes in a host name.
+func ingressHost(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.' && r != '_'
+	})
 }
 
 func (l *Listener) check(key string) error {
@@ -108,6 +129,9 @@ func (l *Listener) check(key string) error {
 	switch {
 	case l.Mode == access.Forward && l.Target == "":
 		errs = append(errs, keyErrorf(key+".target", "missing; mode forward needs the host:port to connect to"))
+	case l.Mode == access.Forward && strings.Contains(l.Target, "%"):
+		errs = append(errs, keyErrorf(key+".target", "%q has a zone, and what is on one link alone is no target",
+			l.Target))
 	case l.Mode == access.Forward:
 		errs = append(errs, checkTarget(key+".target", l.Target))
 	case l.Target != "":
@@ -294,6 +318,9 @@ func checkTarget(key, s string) error {
 	host, port, err := net.SplitHostPort(s)
 	if err != nil || host == "" {
 		return keyErrorf(key, "%q is not host:port, such as server.example:443", s)
+	}
+	if _, err := netip.ParseAddr(host); err != nil && (!ingressHost(host) || len(host) > 255) {
+		return keyErrorf(key, "%q is neither an address nor a host name, such as server.example", host)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
 		return keyErrorf(key, "port %q is not a number from 1 to 65535", port)

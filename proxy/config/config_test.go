@@ -317,6 +317,24 @@ func TestMistakes(t *testing.T) {
 			"write example.com, or .example.com",
 		},
 		{
+			"an address for a host", lan + "rules: [{name: a, match: {host: [192.0.2.1]}}]\n", "3:34",
+			"rules[0].match.host[0]: \"192.0.2.1\" is no host name; write 192.0.2.1 under destination",
+		},
+		{
+			"letters that no host name has", lan + "rules: [{name: a, match: {host: [bücher.example]}}]\n", "3:34",
+			"write its ASCII form",
+		},
+		{
+			"a target that cannot be dialled", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: " +
+				"'a b:1'}]\n",
+			"1:70", "listeners[0].target: \"a b\" is neither an address nor a host name",
+		},
+		{
+			"a target on a link", "listeners: [{name: a, mode: forward, address: '127.0.0.1:1', target: " +
+				"'[fe80::1%eth0]:1'}]\n",
+			"1:70", "listeners[0].target: \"[fe80::1%eth0]:1\" has a zone",
+		},
+		{
 			"any server name", lan + "rules: [{name: a, match: {server_name: ['*']}}]\n", "3:41",
 			"rules[0].match.server_name[0]: \"*\" is no server name; leave server_name out",
 		},
