@@ -69,7 +69,6 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		a.undoing = append(a.undoing, func() { _ = e.Close() })
 		a.listeners[i] = newListenerState(e, totalsOf(present.listeners, cfg.Name), cfg)
 		a.opened = append(a.opened, a.listeners[i])
-		e.now.Store(a.listeners[i]) // datagrams may come already
 		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
 		if len(at) > 0 { // once it is sure to stay: peers go on with whom they shook hands last
 			a.resuming = append(a.resuming, func() { e.Tunnel().Resume(at) })

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -18,6 +19,9 @@ import (
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
+	"github.com/penstock-net/penstock/proxy/ingress"
+	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
 // listeners replaces them all.
@@ -296,4 +300,63 @@ func TestTheConnectionsOfAListenerThatIsLeftOutHaveTheTimeOfADrain(t *testing.T)
 		_, err = s.Reload(cfg)
 		assert.ErrorContains(t, err, "ending")
 	})
+}
+
+// fakeTunnel is a listener whose peers send as soon as it is open.
+type fakeTunnel struct {
+	*fakeListener
+	tunnel.Listener // nil: nobody asks for more
+	verdict         func(tunnel.Sent) (down, up flow.Terms, err error)
+	early           error // of the first
+}
+
+func (f *fakeTunnel) Addr() net.Addr                       { return nil }
+func (f *fakeTunnel) Apply(proxy.WayConfig) error          { return nil }
+func (f *fakeTunnel) Close() error                         { return f.fakeListener.Close() }
+func (f *fakeTunnel) Drain()                               { f.fakeListener.Drain() }
+func (f *fakeTunnel) Health() error                        { return nil }
+func (f *fakeTunnel) Place(netip.Addr) tunnel.Place        { return tunnel.Elsewhere }
+func (f *fakeTunnel) Prompt(datapath.Conn) bool            { return false }
+func (f *fakeTunnel) Serve(take func(datapath.Conn)) error { return f.fakeListener.Serve(take) }
+func (f *fakeTunnel) Status() (tunnel.Status, error)       { return tunnel.Status{}, nil }
+func (f *fakeTunnel) Tunnel() tunnel.Listener              { return f }
+func (f *fakeTunnel) Greet(ctx context.Context, c datapath.Conn) (ingress.Client, error) {
+	return f.fakeListener.Greet(ctx, c)
+}
+
+// sent is a datagram of a peer.
+var sent = tunnel.Sent{
+	Peer: "phone", Source: netip.MustParseAddrPort("10.9.0.2:5000"), Target: netip.MustParseAddrPort("203.0.113.9:443"),
+}
+
+func (f *fakeTunnel) Forward(_ access.Datagrams, with tunnel.Forwarding) {
+	f.verdict = with.Verdict
+	_, _, f.early = f.verdict(sent)
+}
+
+// At the start there are no rules yet, and in a reload those of the configuration before.
+func TestDatagramsThatComeBeforeATunnelIsInForceAreRefused(t *testing.T) {
+	ways := map[string]*fakeTunnel{"a": {fakeListener: newFakeListener()}, "b": {fakeListener: newFakeListener()}}
+	b := &bench{clock: func() cc.Time { return 1 }}
+	all := []config.Listener{{Name: "a", Mode: "tun", Device: "tun0"}, {Name: "b", Mode: "tun", Device: "tun1"}}
+	cfg := config.Default()
+	cfg.Listeners = all[:1]
+	s, err := proxy.New(cfg, proxy.Parts{
+		Clock: b.clock, Flows: &flow.Manager{}, Dial: b.dial, Log: slog.New(slog.DiscardHandler),
+		Open: func(l proxy.WayConfig) (proxy.Way, error) { return ways[l.Name], nil },
+	})
+	require.NoError(t, err)
+	require.ErrorIs(t, ways["a"].early, syscall.EHOSTUNREACH)
+	_, _, err = ways["a"].verdict(sent)
+	require.NoError(t, err)
+
+	cfg.Listeners = all
+	cfg.Rules = []config.Rule{{Name: "closed", Match: config.Match{Listener: []string{"b"}}, Refuse: "no"}}
+	_, err = s.Reload(cfg)
+	require.NoError(t, err)
+	require.ErrorIs(t, ways["b"].early, syscall.EHOSTUNREACH)
+	_, _, err = ways["b"].verdict(sent)
+	require.ErrorContains(t, err, "rule closed")
+	_, _, err = ways["a"].verdict(sent)
+	require.NoError(t, err)
 }

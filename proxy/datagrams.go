@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"net/netip"
+	"syscall"
 
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -23,6 +24,9 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 		Flows: s.parts.Flows, Clock: s.clock, Mark: uint32(mark), Log: s.log,
 		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
 			l := e.now.Load()
+			if l == nil { // peers send already, and the rules for them are not in force
+				return down, up, fmt.Errorf("proxy: the tunnel is being opened: %w", syscall.EHOSTUNREACH)
+			}
 			f := policy.Facts{
 				Listener: l.cfg.Name, Protocol: policy.UDP, Source: sent.Source, Target: sent.Target, Host: sent.Host,
 				Peer: sent.Peer, Inside: true,

@@ -99,7 +99,7 @@ func (l WayConfig) ingress(log *slog.Logger) ingress.Config {
 // entrance is a way in that is open.
 type entrance struct {
 	Way
-	now       atomic.Pointer[listenerState] // what the configuration says of it
+	now       atomic.Pointer[listenerState] // what the configuration says of it; nil: none in force has it yet
 	handlers  sync.WaitGroup                // of its connections
 	accepting chan struct{}                 // closed: it takes no more; nil: it has not begun
 	evicted   chan struct{}                 // closed: another takes its place, so that its drain is over
