@@ -3,6 +3,7 @@ package proxy
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"syscall"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -23,7 +24,12 @@ func (l *listenerState) leadsInside(target netip.Addr) bool {
 // refuses it.
 func (s *Server) inside(l *listenerState, target netip.Addr) (tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
-	for _, other := range s.settings().listeners {
+	all := s.settings().listeners
+	own := func(other *listenerState) bool { return other.entrance == l.entrance }
+	if l.Tunnel() != nil && !slices.ContainsFunc(all, own) { // it drains
+		all = append(slices.Clip(all), l)
+	}
+	for _, other := range all {
 		t := other.Tunnel()
 		if t == nil {
 			continue
@@ -40,7 +46,7 @@ func (s *Server) inside(l *listenerState, target netip.Addr) (tunnel.Listener, e
 		}
 		switch {
 		case place == tunnel.Elsewhere:
-		case other.entrance != l.entrance && !l.leadsInside(target):
+		case !own(other) && !l.leadsInside(target):
 			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q; "+
 				"its peers reach it, targets of mode forward, and what allow lists", target, other.cfg.Name)}
 		case place == tunnel.OfPeer:

@@ -82,6 +82,23 @@ func TestPeersReachEachOtherOnlyWhereTheyAreNotIsolated(t *testing.T) {
 	})
 }
 
+func TestPeersKeepTheirConnectionsWhileTheirTunnelDrains(t *testing.T) {
+	g, p, q := together(t, false, func(c *config.Config) { c.Shutdown.Drain = time.Hour })
+	t.Cleanup(g.proxy.Abort)
+	ln, err := q.net.ListenTCP(&net.TCPAddr{Port: 90})
+	require.NoError(t, err)
+	from, err := p.dial(t, "10.9.0.3:90")
+	require.NoError(t, err)
+	to, err := ln.Accept()
+	require.NoError(t, err)
+	send(t, from, "hello")
+	hears(t, to, "hello")
+	left := config.Listener{Name: "left", Mode: "mixed", Address: "127.0.0.1:0"}
+	assert.Equal(t, proxy.Reloaded{Opened: 1, Closing: 1}, g.reload(listeners(left)))
+	send(t, to, "still here")
+	hears(t, from, "still here")
+}
+
 // echoes has p send back the datagrams that come to port 90.
 func (p *phone) echoes(t *testing.T) {
 	c, err := p.net.ListenUDP(&net.UDPAddr{Port: 90})
