@@ -117,3 +117,15 @@ func TestAPipeIsRead(t *testing.T) {
 	_, err = config.Load("/dev/fd/" + strconv.Itoa(int(r.Fd())))
 	assert.NoError(t, err)
 }
+
+// Of 32 bits a machine would see no more than zeros, and 0 is no bound.
+func TestANumberIsNotCutToWhatTheMachineCountsWith(t *testing.T) {
+	for _, n := range []string{"4294967296", "-4294967296", "18446744073709551616"} {
+		if n[0] != '-' && strconv.IntSize == 64 && len(n) < 20 {
+			continue // it fits
+		}
+		_, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\nlimits: {connections: " +
+			n + "}\n"))
+		assert.ErrorContains(t, err, "2:23", n)
+	}
+}

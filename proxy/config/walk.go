@@ -88,8 +88,8 @@ func (r *reading) decode(key string, node ast.Node, v reflect.Value) {
 		if u, unsigned := n.Value.(uint64); unsigned {
 			i, ok = int64(u), u <= math.MaxInt
 		}
-		if !ok {
-			wrong("%s is too large", cut(n.Token.Value))
+		if !ok || read.Elem().OverflowInt(i) {
+			wrong("%s is out of range", cut(n.Token.Value))
 			return
 		}
 		read.Elem().SetInt(i)
