@@ -14,10 +14,11 @@ import (
 
 // A connection leaves a line, but no more than linesPerSecond of them do, after linesAtOnce
 // in a row: writing one takes a tenth of what a short connection does. At level debug
-// each leaves one.
+// each leaves one. None does while linesWaiting have not been written, since nobody reads them.
 const (
 	linesPerSecond = 100
 	linesAtOnce    = 1000
+	linesWaiting   = 4096
 )
 
 // lines bounds how many connections leave a line.
@@ -26,9 +27,11 @@ type lines struct {
 	debt    time.Duration // what the lines written since take, at linesPerSecond
 	at      cc.Time       // as of then
 	skipped uint64        // since the last line
+	waiting int           // to be written
 }
 
-// take says whether there may be a line now, and how many were left out since the last.
+// take says whether there may be a line now, and how many were left out since the last. written is to be
+// called once it is written.
 func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
 	const each = time.Second / linesPerSecond
 	const most = linesAtOnce * each
@@ -36,13 +39,20 @@ func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
 	defer l.mu.Unlock()
 	l.debt = max(0, l.debt-now.Sub(l.at))
 	l.at = now
-	if l.debt > most-each && !all {
+	if l.debt > most-each && !all || l.waiting >= linesWaiting {
 		l.skipped++
 		return 0, false
 	}
+	l.waiting++
 	l.debt = min(l.debt+each, most)
 	skipped, l.skipped = l.skipped, 0
 	return skipped, true
+}
+
+func (l *lines) written() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.waiting--
 }
 
 // line returns the beginning of a connection's line; nil: there is none.
@@ -79,9 +89,12 @@ func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
 	s.write("flow closed", attrs)
 }
 
-// write writes a line where nobody waits for whoever reads it.
+// write writes what line has begun, where nobody waits for whoever reads it.
 func (s *Server) write(message string, attrs []slog.Attr) {
-	s.setters.do(func() { s.log.LogAttrs(context.Background(), slog.LevelInfo, message, attrs...) })
+	s.setters.do(func() {
+		s.log.LogAttrs(context.Background(), slog.LevelInfo, message, attrs...)
+		s.lines.written()
+	})
 }
 
 // attrs describes a direction and the leg it sent to.

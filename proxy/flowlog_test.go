@@ -1,12 +1,15 @@
 package proxy
 
 import (
+	"log/slog"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
@@ -14,6 +17,7 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 	now := cc.Time(1)
 	for range linesAtOnce {
 		skipped, ok := l.take(now, false)
+		l.written()
 		assert.True(t, ok)
 		assert.Zero(t, skipped)
 	}
@@ -30,6 +34,7 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 		now = now.Add(time.Millisecond)
 		if skipped, ok = l.take(now, false); ok {
 			written++
+			l.written()
 			assert.LessOrEqual(t, skipped, uint64(20))
 		}
 	}
@@ -47,6 +52,7 @@ func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
 	for range 100 * linesAtOnce { // at once
 		_, ok := l.take(now, true)
 		assert.True(t, ok)
+		l.written()
 	}
 	now = now.Add(time.Second)
 	written := 0
@@ -56,4 +62,35 @@ func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
 		}
 	}
 	assert.Equal(t, linesPerSecond, written)
+}
+
+// stuck is the log of a process whose standard error nobody reads.
+type stuck struct{ until chan struct{} }
+
+func (s stuck) Write(b []byte) (int, error) {
+	<-s.until
+	return len(b), nil
+}
+
+func TestLinesThatNobodyReadsDoNotPileUp(t *testing.T) {
+	now, reading := cc.Time(1), make(chan struct{})
+	log := slog.New(slog.NewTextHandler(stuck{reading}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s := &Server{log: log, clock: func() cc.Time { return now }, setters: newSetters()}
+	s.inForce.Store(&settings{cfg: config.Default()})
+	ends := func() (line []slog.Attr) {
+		now = now.Add(time.Second)
+		if line = s.line(1); line != nil {
+			s.write("flow closed", line)
+		}
+		return line
+	}
+	for range linesWaiting {
+		require.NotNil(t, ends())
+	}
+	for range 10 {
+		require.Nil(t, ends())
+	}
+	close(reading)
+	s.setters.end()
+	assert.Contains(t, s.line(1), slog.Uint64("skipped", 10))
 }
