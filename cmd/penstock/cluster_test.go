@@ -73,6 +73,22 @@ func TestListenersGoOnForTheDelay(t *testing.T) {
 	assert.Equal(t, cli.ExitFail, <-in.code, "a second signal does not wait")
 }
 
+// What a reload says of the end counts at the end, and until then systemd is not told that we serve.
+func TestTheDelayIsThatOfTheReload(t *testing.T) {
+	in := startRun(t, runConfig)
+	in.rewrite(runConfig + "shutdown: {delay: 1h, drain: 1h}\n")
+	code, words := in.post("/-/reload")
+	require.Equal(t, http.StatusOK, code, words)
+	in.signal()
+	assert.Contains(t, in.expect("STOPPING=1"), "draining")
+	echoes(t, in.connect())
+	code, words = in.post("/-/reload")
+	require.Equal(t, http.StatusOK, code, words)
+	assert.Contains(t, in.status(), "draining")
+	in.signal()
+	assert.Equal(t, cli.ExitFail, <-in.code)
+}
+
 func TestADelayEnds(t *testing.T) {
 	in := startRun(t, runConfig+"shutdown: {delay: 50ms}\n")
 	in.signal()

@@ -33,7 +33,7 @@ func (h *service) watch(ctx context.Context) {
 			return
 		case <-tick.C:
 			h.proxy.Groups() // blocks where a group is stuck, and then the watchdog is not told
-			h.tell(alive + h.status(!h.proxy.Ready()))
+			h.tell(alive + h.status())
 		}
 	}
 }
@@ -42,10 +42,10 @@ func (h *service) watch(ctx context.Context) {
 const maxReason = 200
 
 // status is what systemctl status shows.
-func (h *service) status(draining bool) string {
+func (h *service) status() string {
 	open := h.proxy.Counters().Active
 	words := fmt.Sprintf("serving %d connections", open)
-	if draining {
+	if h.ending() {
 		words = fmt.Sprintf("draining, %d connections open", open)
 	}
 	if err := h.reloads.why(); err != nil {

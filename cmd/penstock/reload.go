@@ -72,7 +72,7 @@ func unixNow() float64 {
 func (h *service) reload(by string) (string, error) {
 	h.reloads.turn.Lock()
 	defer h.reloads.turn.Unlock()
-	defer func() { h.tell(h.status(!h.proxy.Ready())) }()
+	defer func() { h.tell(h.status()) }()
 	if h.flags.config == "" {
 		h.log.Warn("configuration not reloaded", "by", by, "err", telemetry.ErrNoFile)
 		return "", telemetry.ErrNoFile
@@ -163,7 +163,7 @@ func describeReload(what string, done proxy.Reloaded) string {
 
 // reloadOnSignal is reload for whoever sends SIGHUP, systemd among them.
 func (h *service) reloadOnSignal() {
-	tell := h.proxy.Ready() // else it has been told that we are stopping
+	tell := !h.ending() // else it has been told that we are stopping
 	if tell {
 		var t unix.Timespec
 		_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t) // which cannot fail

@@ -308,7 +308,7 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 	files := h.stamps() // before anybody is told that we are ready, and may change them
 	others.Go(func() { h.watchFiles(pagesCtx, files) })
 	others.Go(func() { h.runSources(pagesCtx) }) // what drains is still sent by their word
-	h.tell(daemon.SdNotifyReady + "\n" + h.status(false))
+	h.tell(daemon.SdNotifyReady + "\n" + h.status())
 
 	var delayed <-chan time.Time
 	for stopping := false; ; {
@@ -338,9 +338,9 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 			stopping = true
 			h.leaving.Store(true)
 			h.saveEndpoints()
-			delay := h.cfg.Shutdown.Delay
+			delay := h.proxy.Config().Shutdown.Delay // a reload may have changed it
 			h.log.Info("ending", "signal", s.String(), "connections_taken_for", delay)
-			h.tell(daemon.SdNotifyStopping + "\n" + h.status(true))
+			h.tell(daemon.SdNotifyStopping + "\n" + h.status())
 			if delay > 0 {
 				delayed = time.After(delay)
 			} else {
@@ -349,6 +349,9 @@ func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
 		}
 	}
 }
+
+// ending reports whether the proxy is to end: it drains, or will after shutdown.delay.
+func (h *service) ending() bool { return h.leaving.Load() || !h.proxy.Ready() }
 
 // telemetryPages puts the HTTP pages together.
 func (h *service) telemetryPages() telemetry.Pages {
@@ -373,7 +376,7 @@ func (h *service) telemetryPages() telemetry.Pages {
 		o.Dropped = h.trace.Dropped
 	}
 	ready := func() error {
-		if h.leaving.Load() || !h.proxy.Ready() {
+		if h.ending() {
 			return errors.New("draining: connect elsewhere")
 		}
 		return h.proxy.Health()
