@@ -1,7 +1,7 @@
 package telemetry
 
 import (
-	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +21,9 @@ const (
 	traceBacklog = 8192
 	// traceFlush is how long an event may stay in our buffer.
 	traceFlush = time.Second
+	// traceBlock is how many bytes of whole lines are written at once: whoever moves the
+	// file away, or ends the process, cuts none in two.
+	traceBlock = 64 << 10
 )
 
 // ErrTraceClosed is what a second Close returns.
@@ -80,31 +83,41 @@ func (t *Trace) Close() error {
 
 func (t *Trace) run(w io.Writer) {
 	defer close(t.done)
-	out := bufio.NewWriterSize(w, 64<<10)
-	flush := time.NewTicker(traceFlush)
-	defer flush.Stop()
+	ticks := time.NewTicker(traceFlush)
+	defer ticks.Stop()
 	var line []byte
-	fail := func(err error) {
-		if t.err == nil && err != nil {
+	block, lines := make([]byte, 0, traceBlock), 0
+	flush := func() {
+		n, err := w.Write(block)
+		if err != nil {
 			t.err = fmt.Errorf("telemetry: write trace: %w", err)
+			t.dropped.Add(uint64(lines - bytes.Count(block[:n], []byte("\n"))))
 		}
+		block, lines = block[:0], 0
 	}
 	for {
 		select {
 		case e, more := <-t.events:
 			if !more {
-				fail(out.Flush())
+				if lines > 0 {
+					flush()
+				}
 				return
+			}
+			line = appendEvent(line[:0], e)
+			if lines > 0 && len(block)+len(line) > traceBlock {
+				flush()
 			}
 			if t.err != nil {
 				t.dropped.Add(1)
 				continue
 			}
-			line = appendEvent(line[:0], e)
-			_, err := out.Write(line)
-			fail(err)
-		case <-flush.C:
-			fail(out.Flush())
+			block = append(block, line...)
+			lines++
+		case <-ticks.C:
+			if lines > 0 {
+				flush()
+			}
 		}
 	}
 }

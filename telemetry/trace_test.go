@@ -109,8 +109,59 @@ func TestTraceReportsAFullDisk(t *testing.T) {
 		time.Sleep(traceFlush + time.Millisecond)
 		trace.Event(flow.Event{})
 		assert.ErrorContains(t, trace.Close(), "disk full")
-		assert.EqualValues(t, 1, trace.Dropped())
+		assert.EqualValues(t, 2, trace.Dropped(), "the first was lost, too")
 	})
+}
+
+// small is a disk with room for so many bytes.
+type small struct {
+	bytes.Buffer
+	room int
+}
+
+func (s *small) Write(p []byte) (int, error) {
+	n := min(len(p), s.room)
+	s.room -= n
+	_, _ = s.Buffer.Write(p[:n])
+	if n < len(p) {
+		return n, errors.New("disk full")
+	}
+	return n, nil
+}
+
+// What is not whole on a disk that has become full is lost.
+func TestTraceCountsAllThatAFullDiskLost(t *testing.T) {
+	disk := &small{room: 100_000}
+	trace := NewTrace(disk)
+	const sent = 1000
+	for range sent {
+		trace.Event(flow.Event{Kind: flow.KindAck})
+	}
+	assert.ErrorContains(t, trace.Close(), "disk full")
+	assert.Equal(t, sent, bytes.Count(disk.Bytes(), []byte("\n"))+int(trace.Dropped()), "written and dropped")
+}
+
+// pieces keeps what is written at once apart.
+type pieces struct{ all [][]byte }
+
+func (p *pieces) Write(b []byte) (int, error) {
+	p.all = append(p.all, bytes.Clone(b))
+	return len(b), nil
+}
+
+// Whoever takes the file away between two writes, or kills the process, has whole lines.
+func TestTraceWritesWholeLines(t *testing.T) {
+	var out pieces
+	trace := NewTrace(&out)
+	for range 1000 {
+		trace.Event(flow.Event{Kind: flow.KindAck})
+	}
+	require.NoError(t, trace.Close())
+	require.Greater(t, len(out.all), 2)
+	for _, piece := range out.all {
+		assert.Equal(t, byte('{'), piece[0])
+		assert.Equal(t, byte('\n'), piece[len(piece)-1])
+	}
 }
 
 func TestSecondsAreExact(t *testing.T) {

@@ -206,7 +206,7 @@ func (h *service) closeTelemetry() (err error) {
 
 // openTrace starts writing events to the file of --trace.
 func (h *service) openTrace() (done func() error, err error) {
-	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	file, err := os.OpenFile(h.flags.trace, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("--trace: %w", err)
 	}
@@ -215,7 +215,7 @@ func (h *service) openTrace() (done func() error, err error) {
 	return func() error {
 		err := errors.Join(h.trace.Close(), file.Close())
 		if n := h.trace.Dropped(); n > 0 {
-			h.log.Warn("events are missing from the trace: the disk was too slow", "dropped", n)
+			h.log.Warn("events are missing from the trace: the disk was slow or full", "dropped", n)
 		}
 		return err
 	}, nil

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -258,6 +259,33 @@ func TestRunWritesATrace(t *testing.T) {
 	require.NoError(t, json.Unmarshal(bytes.SplitN(text, []byte("\n"), 2)[0], &line))
 	assert.Equal(t, "reno", line["algorithm"])
 	assert.Equal(t, "ack", line["event"])
+}
+
+// Who rotates the trace copies the file and truncates it; what follows begins where it is empty.
+func TestATraceGoesOnAfterItWasTruncated(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.jsonl")
+	h := &service{flags: runFlags{trace: path}}
+	done, err := h.openTrace()
+	require.NoError(t, err)
+	more := func() { // than is kept in memory
+		for range 500 {
+			h.flows.Trace(flow.Event{Kind: flow.KindAck})
+		}
+	}
+	more()
+	require.Eventually(t, func() bool {
+		file, err := os.Stat(path)
+		return err == nil && file.Size() > 0
+	}, 10*time.Second, time.Millisecond)
+	require.NoError(t, os.Truncate(path, 0))
+	more()
+	require.NoError(t, done())
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NotEmpty(t, text)
+	for line := range bytes.Lines(text) {
+		require.True(t, json.Valid(line), "%q", line[:min(len(line), 100)])
+	}
 }
 
 func TestRunRefusesWhatCannotWork(t *testing.T) {
