@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,6 +22,7 @@ func TestPackagesNameFilesThatAreThere(t *testing.T) {
 	var file struct {
 		Contents []struct{ Src, Dst string }
 		Scripts  map[string]string
+		APK      struct{ Scripts map[string]string }
 	}
 	require.NoError(t, yaml.Unmarshal(text, &file))
 	require.NotEmpty(t, file.Contents)
@@ -29,6 +31,8 @@ func TestPackagesNameFilesThatAreThere(t *testing.T) {
 		assert.True(t, strings.HasPrefix(c.Dst, "/"), c.Dst)
 		sources = append(sources, c.Src)
 	}
+	// apk runs another script at an upgrade, which replaces a configuration that is as it came.
+	assert.Equal(t, file.Scripts["postinstall"], file.APK.Scripts["postupgrade"])
 	for _, s := range file.Scripts {
 		sources = append(sources, s)
 		out, err := exec.Command("sh", "-n", filepath.Join("..", s)).CombinedOutput()
@@ -39,6 +43,54 @@ func TestPackagesNameFilesThatAreThere(t *testing.T) {
 			assert.FileExists(t, filepath.Join("..", s))
 		}
 	}
+}
+
+// script runs one of a package's on a system that has systemd, with programs that write down how they
+// are called, and returns that.
+func script(t *testing.T, name string, config bool, args ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := os.ReadFile(filepath.Join("package", name))
+	require.NoError(t, err)
+	here := strings.NewReplacer("/etc/penstock", dir+"/etc", "/usr/bin/penstock", "penstock",
+		"/run/systemd/system", dir).Replace(string(text))
+	for _, program := range []string{"systemctl", "systemd-sysusers", "getent", "penstock"} {
+		call := fmt.Sprintf("#!/bin/sh\necho %s \"$@\" >>%s/calls\n", program, dir)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, program), []byte(call), 0o755)) //nolint:gosec // a program
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "chgrp"),
+		[]byte("#!/bin/sh\n[ -e \"$2\" ] && echo chgrp \"$1\" >>"+dir+"/calls\n"), 0o755)) //nolint:gosec // likewise
+	if config {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, "etc"), 0o755)) //nolint:gosec // as in a package
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "etc", "penstock.yaml"), nil, 0o600))
+	}
+	cmd := exec.Command("sh", append([]string{"-c", here, name}, args...)...)
+	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+	if !os.IsNotExist(err) {
+		require.NoError(t, err)
+	}
+	return string(calls)
+}
+
+// apk says which version goes, deb that one does, rpm how many stay.
+func TestWhatCapturesGoesWithThePackage(t *testing.T) {
+	for _, args := range [][]string{{"remove"}, {"0"}, {"1.2.3-r0"}, nil} {
+		calls := script(t, "preremove.sh", true, args...)
+		assert.Contains(t, calls, "penstock rules remove", args)
+		assert.Contains(t, calls, "systemctl disable --now penstock.service", args)
+	}
+	for _, args := range [][]string{{"upgrade", "1.2.4"}, {"failed-upgrade", "1.2.3"}, {"1"}} {
+		assert.Empty(t, script(t, "preremove.sh", true, args...), args)
+	}
+}
+
+func TestThePackageIsInstalledWithoutTheFileThatItBrought(t *testing.T) {
+	assert.Contains(t, script(t, "postinstall.sh", true), "chgrp penstock")
+	calls := script(t, "postinstall.sh", false, "configure", "1.2.3") // its administrator has removed it
+	assert.Contains(t, calls, "systemctl try-restart")
 }
 
 // uci has the functions of OpenWrt's that the init script reads its settings with.

@@ -14,7 +14,9 @@ if ! getent passwd penstock >/dev/null 2>&1; then
 		adduser -S -D -H -h / -s /sbin/nologin -G penstock penstock
 	fi
 fi
-chgrp penstock /etc/penstock/penstock.yaml
+if [ -e /etc/penstock/penstock.yaml ]; then # whoever has removed it does without
+	chgrp penstock /etc/penstock/penstock.yaml
+fi
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
 	# An upgrade: what runs ends its connections in the time of shutdown.drain.

@@ -1,10 +1,9 @@
 #!/bin/sh
-# Runs as root before the files go: "remove" (deb), 0 (rpm) or nothing (apk) when the
-# package goes, another word at an upgrade.
+# Runs as root before the files go: with "remove" (deb), 0 (rpm) or the version (apk) when the
+# package goes, with another word (deb) or how many versions stay (rpm) at an upgrade.
 set -e
-case "${1:-remove}" in
-remove | 0) ;;
-*) exit 0 ;;
+case "${1:-}" in
+upgrade | failed-upgrade | deconfigure | [1-9]) exit 0 ;;
 esac
 if [ -d /run/systemd/system ]; then
 	systemctl disable --now penstock.service
