@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -124,6 +125,52 @@ func TestOpenWrtMakesAConfigurationThatIsValid(t *testing.T) {
 				assert.NotZero(t, c.Defaults.MaxRate)
 				assert.Equal(t, "off", c.Telemetry.Address)
 			}
+		})
+	}
+}
+
+// procd plays OpenWrt's init system, and writes down what it is asked for, as the program does.
+const procd = `
+config_load() { :; }
+config_get() { eval "v=\${UCI_$3-}"; [ -n "$v" ] || v="${4-}"; eval "$1=\$v"; }
+config_get_bool() { config_get "$@"; }
+config_list_foreach() { for i in $UCI_interface; do "$3" "$i"; done; }
+append() { eval "$1=\"\${$1-} $2\""; }
+running() { [ -n "$RUNNING" ]; }
+start() { echo start; }
+stop() { echo stop; }
+. openwrt/files/penstock.init
+penstock() { echo "penstock $*"; return "$CODE"; }
+PROG=penstock OWN=$DIR/penstock.yaml
+reload_service
+`
+
+// Whoever changes a setting of uci has it in force after reload_config.
+func TestOpenWrtPutsWhatChangesIntoForce(t *testing.T) {
+	reloads := "penstock reload --config DIR/penstock.yaml\n"
+	for name, c := range map[string]struct {
+		settings []string
+		does     string
+	}{
+		"another port and interface": {
+			[]string{"UCI_enabled=1", "RUNNING=1", "UCI_port=7001", "UCI_interface=br-lan br-guest"},
+			reloads + "penstock rules apply --interface br-lan --interface br-guest --port 7001 --dport 80,443\n",
+		},
+		"what the proxy refuses": {
+			[]string{"UCI_enabled=1", "RUNNING=1", "UCI_interface=br-lan", "CODE=78"}, reloads,
+		},
+		"switched on":  {[]string{"UCI_enabled=1", "UCI_interface=br-lan"}, "start\n"},
+		"switched off": {[]string{"UCI_enabled=0", "RUNNING=1"}, "stop\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			cmd := exec.Command("sh", "-c", procd)
+			cmd.Env = append(append(os.Environ(), "DIR="+dir, "CODE=0"), c.settings...)
+			out, err := cmd.Output()
+			if !slices.Contains(c.settings, "CODE=78") {
+				require.NoError(t, err)
+			}
+			assert.Equal(t, c.does, strings.ReplaceAll(string(out), dir, "DIR"))
 		})
 	}
 }
