@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/capture"
+	"github.com/penstock-net/penstock/proxy/nldump"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -254,11 +255,31 @@ func (d *device) reroute() error {
 		return nil
 	}
 	for _, p := range d.routes {
-		if err := netlink.RouteReplace(d.route(p)); err != nil {
+		err := netlink.RouteAdd(d.route(p))
+		if errors.Is(err, syscall.EEXIST) {
+			err = d.leads(p)
+		}
+		if err != nil {
 			return d.explain("add a route to "+p.String(), err)
 		}
 	}
 	return nil
+}
+
+// leads tells whether the route to these addresses that there is, is one to the interface; nil: it is.
+func (d *device) leads(to netip.Prefix) error {
+	family := netlink.FAMILY_V4
+	if to.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	routes, err := nldump.Retry(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(family, d.route(to), netlink.RT_FILTER_DST|netlink.RT_FILTER_OIF)
+	})
+	if err == nil && len(routes) == 0 {
+		err = fmt.Errorf("this machine has another, which would be lost: remove it, or the peer's addresses: %w",
+			syscall.EEXIST)
+	}
+	return err
 }
 
 func (d *device) route(to netip.Prefix) *netlink.Route {

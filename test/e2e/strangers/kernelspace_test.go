@@ -407,6 +407,36 @@ func TestATunnelOfAnInterfaceIsReplacedByOneReload(t *testing.T) {
 	assert.Equal(t, before, s.has())
 }
 
+// A route that the machine has to addresses which a peer is to get stays, and the reload is refused.
+func TestATunnelTakesNoRouteOfTheMachine(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	k, peers := inKernel(t, "kernel")
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	const network, network6 = "192.168.50.0/24", "fd50::/64"
+	route := func(args ...string) {
+		out, err := s.Edge.Command(t.Context(), is["ip"], args...).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	route("route", "add", network, "via", s.ServerAddr.V4.String())
+	route("-6", "route", "add", network6, "via", s.ServerAddr.V6.String())
+	before := s.has()
+	s.start(k.Options)
+	running := s.has()
+	laptop := strings.TrimSpace(string(must(os.ReadFile(peers))))
+	for _, taken := range []string{network, network6} {
+		require.NoError(t, os.WriteFile(peers, []byte(laptop+", 10.9.5.0/24, "+taken+"\n"), 0o600))
+		refused, err := s.proxy.Reload(t.Context())
+		require.NoError(t, err)
+		assert.Contains(t, refused, taken)
+		assert.Equal(t, running, s.has())
+	}
+	s.reload(peers, laptop+", 10.9.5.0/24\n")
+	assert.Contains(t, s.has(), "10.9.5.0/24 dev "+edgeDevice)
+	require.NoError(t, s.proxy.Stop())
+	assert.Equal(t, before, s.has())
+}
+
 // metrics are the gateway's.
 func (s *scene) metrics() (all string) {
 	s.t.Helper()
