@@ -118,7 +118,7 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 			add(Peer{
 				Listener: t.Listener, Mode: t.Mode, Name: s.Name, Addresses: texts(s.Addresses),
 				Endpoint: s.Endpoint, Received: s.Received, Sent: s.Sent,
-			}, s.Name+"\x00"+s.Endpoint)
+			}, fmt.Sprint(s.Name, "\x00", s.Endpoint, s.Addresses))
 		}
 	}
 	return out

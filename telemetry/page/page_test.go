@@ -267,6 +267,25 @@ func TestHostsAndPeers(t *testing.T) {
 	assert.Equal(t, []string{"10.9.0.9"}, v.Peers[0].Addresses)
 }
 
+// A client may have several sessions over one connection; each has a rate of its own.
+func TestSessionsOfOneConnectionAreToldApart(t *testing.T) {
+	session := func(address string, sent uint64) tunnel.SessionState {
+		return tunnel.SessionState{
+			Name: "laptop", Endpoint: "198.51.100.7:4000", Addresses: []netip.Addr{netip.MustParseAddr(address)}, Sent: sent,
+		}
+	}
+	h := &hand{at: cc.Time(time.Second), tunnels: []proxy.TunnelInfo{{Listener: "masque", Status: tunnel.Status{
+		Sessions: []tunnel.SessionState{session("10.9.0.2", 1_000_000), session("10.9.0.3", 500)},
+	}}}}
+	p := h.page()
+	ask(t, p, "table=peers")
+	h.later(time.Second, 0, 0)
+	h.tunnels[0].Sessions[1].Sent += 125
+	v := ask(t, p, "table=peers")
+	require.Len(t, v.Peers, 2)
+	assert.Equal(t, []cc.Rate{0, 1000}, []cc.Rate{*v.Peers[0].Down, *v.Peers[1].Down})
+}
+
 func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 	h := &hand{at: 1, flows: []proxy.FlowInfo{managed(1, "a", 5*time.Millisecond)}}
 	h.later(0, 0, 0)
