@@ -273,6 +273,9 @@ func (t *top) ask(ctx context.Context) error {
 	defer t.mu.Unlock()
 	if t.trouble = err; err == nil && v.Table == topTables[t.table].name {
 		t.view, t.cells = v, topTables[t.table].cells(v)
+		if t.offset > max(0, v.Matches-t.height) { // there were more rows
+			t.askSoon()
+		}
 	}
 	return err
 }

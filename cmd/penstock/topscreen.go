@@ -34,7 +34,8 @@ func (t *top) run(ctx context.Context) error {
 	fmt.Fprint(tty, openScreen)
 	defer fmt.Fprint(tty, closeScreen)
 
-	ctx, end := context.WithCancel(ctx)
+	// A signal has the terminal put back before it ends the program.
+	ctx, end := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
 	defer end()
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)

@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -123,4 +125,22 @@ func TestTopOfAProxyThatComesLater(t *testing.T) {
 	s.until("the proxy", has("serving", "0 connections", "flows: 0 of 0"))
 	s.keys("q")
 	s.until("its end", has("ended with 0"))
+}
+
+// Whatever ends it, the shell has its terminal back as it was.
+func TestTopLeavesTheTerminalAsItWas(t *testing.T) {
+	program := build(t)
+	at, _ := serve(t, &busy{n: 1}, nil)
+	pid := filepath.Join(t.TempDir(), "pid")
+	s := openTerminal(t, fmt.Sprintf("echo before; sh -c 'echo $$ >%s; exec %s top --telemetry %s'; stty -a", pid,
+		program, strings.TrimPrefix(at, "http://")))
+	s.until("the flows", has("flows: 1 of 1"))
+	text, err := os.ReadFile(pid)
+	require.NoError(t, err)
+	top, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(top, syscall.SIGTERM))
+	s.until("the shell's screen, with lines and echo", func(screen string) bool {
+		return has("before", " icanon ", " echo ")(screen) && !has("flows: 1 of 1")(screen)
+	})
 }
