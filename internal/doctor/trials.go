@@ -86,10 +86,11 @@ func tryHere(ctx context.Context) (map[string]attempt, error) {
 	for _, mode := range []capture.Mode{capture.TPROXY, capture.Redirect} {
 		for _, v6 := range []bool{false, true} {
 			rules := capture.Rules{Mode: mode, Port: 1, IPv4: !v6, IPv6: v6, Interfaces: []string{capture.AnyInterface}}
-			trials[rulesCheck(mode, v6)] = tried(rules.Apply(ctx))
-			if err := capture.Remove(ctx); err != nil {
-				return nil, err
+			err := rules.Apply(ctx)
+			if left := capture.Remove(ctx); err == nil {
+				err = left
 			}
+			trials[rulesCheck(mode, v6)] = tried(err)
 		}
 	}
 	trials["tun"] = tried(tryTUN())
