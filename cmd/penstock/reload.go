@@ -24,7 +24,8 @@ type reloads struct {
 	now telemetry.Config
 	err error // of the last time
 
-	files []string // that the configuration in force was read from
+	files  []string // that the configuration in force was read from
+	wanted []string // that the one which was refused last names
 
 	written config.Config // that was reread last, or that of the start: without later changes
 }
@@ -45,7 +46,14 @@ func (r *reloads) went(c telemetry.Config, err error) {
 func (r *reloads) reads(cfg config.Config, files []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.written, r.files = cfg, files
+	r.written, r.files, r.wanted = cfg, files, nil
+}
+
+// wants notes which files a configuration names that cannot be put into force: what is wrong may be in one of them.
+func (r *reloads) wants(files []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.wanted = files
 }
 
 // why is what keeps the file that lies there from being in force; nil: nothing.
@@ -112,10 +120,11 @@ func (h *service) reread() (hash string, done proxy.Reloaded, err error) {
 	}
 	flags := h.flags
 	cfg, err := flags.load(h.written)
-	if err != nil {
-		return "", done, err
+	if err == nil {
+		done, err = h.proxy.Reload(cfg)
 	}
-	if done, err = h.proxy.Reload(cfg); err != nil {
+	if err != nil {
+		h.reloads.wants(flags.loaded.Files)
 		return "", done, err
 	}
 	h.level.Set(cfg.Log.Level.Level())

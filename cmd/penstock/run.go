@@ -135,6 +135,7 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 	}
 	h.reloads.start(h.flags.loaded.Hash, h.flags.broken)
 	h.reloads.reads(h.cfg, h.flags.loaded.Files)
+	h.reloads.wants(h.flags.wanted)
 	h.resume()
 	h.announce()
 	if h.flags.broken == nil {

@@ -33,6 +33,7 @@ type runFlags struct {
 
 	loaded config.Loaded // the configuration file
 	broken error         // what is wrong with it, where loaded is the last good one
+	wanted []string      // the files that it names then
 }
 
 func (f *runFlags) register(flags *pflag.FlagSet) {
@@ -109,7 +110,7 @@ func (f *runFlags) loadLastGood(flags *pflag.FlagSet, broken error) (config.Conf
 		}
 		return config.Config{}, broken
 	}
-	f.loaded, f.broken = saved, broken
+	f.loaded, f.broken, f.wanted = saved, broken, f.loaded.Files
 	return f.lay(flags, saved.Config)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -24,7 +25,7 @@ type stamp struct {
 // stamps looks at the files that the configuration is from.
 func (h *service) stamps() map[string]stamp {
 	h.reloads.mu.Lock()
-	files := append([]string{h.flags.config}, h.reloads.files...)
+	files := slices.Concat([]string{h.flags.config}, h.reloads.files, h.reloads.wanted)
 	h.reloads.mu.Unlock()
 	out := map[string]stamp{}
 	for _, name := range files {

@@ -26,7 +26,8 @@ const (
 type files struct {
 	dir   string // where relative names begin
 	read  map[string]file
-	saved bool // all is in read; there is nothing to look at elsewhere
+	lacks []string // that could not be read
+	saved bool     // all is in read; there is nothing to look at elsewhere
 }
 
 func newFiles(config string) *files {
@@ -48,6 +49,7 @@ func (f *files) bytes(path string) ([]byte, error) {
 		}
 		data, info, err := readFile(path)
 		if err != nil {
+			f.lacks = append(f.lacks, path)
 			return nil, err
 		}
 		f.read[path] = file{data, info}
@@ -124,8 +126,8 @@ func (f *files) path(name string) string {
 	return filepath.Join(f.dir, name)
 }
 
-// names are the files that were read, in order.
-func (f *files) names() []string { return slices.Sorted(maps.Keys(f.read)) }
+// names are the files that were read, in order, and those that could not be.
+func (f *files) names() []string { return append(slices.Sorted(maps.Keys(f.read)), f.lacks...) }
 
 // withoutMark cuts off the byte order mark that some editors begin a file with.
 func withoutMark(data []byte) []byte { return bytes.TrimPrefix(data, []byte("\ufeff")) }

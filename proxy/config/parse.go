@@ -69,9 +69,10 @@ func Rest(err error) (lines []string) {
 // Loaded is a configuration with what it was read from.
 type Loaded struct {
 	Config
-	Path  string   // of the configuration file
-	Hash  string   // SHA-256 of it, in hexadecimal
-	Files []string // that were read: the configuration and those it names
+	Path string // of the configuration file
+	Hash string // SHA-256 of it, in hexadecimal
+	// Files were read: the configuration and those it names. With an error those are among them that could not be.
+	Files []string
 	files *files
 }
 
@@ -82,7 +83,7 @@ func Load(path string) (Config, error) {
 	return l.Config, err
 }
 
-// LoadFiles is Load, and tells what was read.
+// LoadFiles is Load, and tells what was read, or was to be where there is a mistake.
 func LoadFiles(path string) (Loaded, error) { return newFiles(path).load(path) }
 
 // load reads the configuration at path.
@@ -94,7 +95,7 @@ func (f *files) load(path string) (Loaded, error) {
 	}
 	c, mistake := load(data, name, f)
 	if mistake != nil {
-		return Loaded{}, mistake.in(path)
+		return Loaded{Files: f.names()}, mistake.in(path)
 	}
 	sum := sha256.Sum256(f.read[f.path(name)].data)
 	return Loaded{Config: c, Path: path, Hash: hex.EncodeToString(sum[:]), Files: f.names(), files: f}, nil
