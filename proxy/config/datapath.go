@@ -52,6 +52,15 @@ func (c *Config) KernelLacks(l *Listener) error {
 				"wireguard.datapath: netstack"))
 		}
 	}
+	for _, p := range l.WireGuard.Access() {
+		for _, a := range p.AllowedIPs {
+			if a.Bits() == 0 { // the tunnel's own packets, too
+				errs = append(errs, keyErrorf(fmt.Sprintf("listeners[%d].wireguard.peers", i), "peer %q has %v, and all "+
+					"that this machine sends would be routed to it; remove this, or take wireguard.datapath: netstack",
+					p.Name, a))
+			}
+		}
+	}
 	for i, r := range c.Rules {
 		if p := r.Match.Protocol; l.sentBy(r) && p != "" && p != "tcp" && r.Refuse == "" {
 			errs = append(errs, keyErrorf(fmt.Sprintf("rules[%d].match.protocol", i), "what the kernel forwards out of "+

@@ -231,6 +231,11 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 				"\nrules: [{name: r, match: {protocol: udp}, max_rate: 1mbit}]",
 			"rules[0].match.protocol", "have it refuse",
 		},
+		"a peer that would have all that the machine sends": {
+			wireguard("wireguard: {datapath: kernel, " + key + ", peers: [{name: exit, public_key: " + keyB +
+				", allowed_ips: [10.9.0.2/32, \"::/0\"]}]}"),
+			"listeners[0].wireguard.peers", "\"exit\" has ::/0",
+		},
 		"networks that nothing forwards": {
 			wireguard("wireguard: {reachable_from: [192.168.1.0/24], " + key + "}"),
 			"listeners[0].wireguard.reachable_from", "only datapath kernel",
