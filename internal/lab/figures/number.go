@@ -23,6 +23,13 @@ func Number(v float64) string {
 	return s
 }
 
+// Exact writes up to nine significant digits: figures that differ have texts that differ, but for the error of
+// arithmetic.
+func Exact(v float64) string {
+	nine, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 8, 64), 64) // never fails
+	return strconv.FormatFloat(nine, 'f', -1, 64)
+}
+
 // Signed is Number with a plus in front of what is above 0.
 func Signed(v float64) string {
 	if v > 0 {

@@ -16,7 +16,7 @@ var columns = []struct {
 	{"run", func(r Run) any { return r.Name }},
 	{"path", func(r Run) any { return r.Path() }},
 	{"virtual", func(r Run) any { return strconv.FormatBool(r.Virtual) }},
-	{"seed", func(r Run) any { return float64(r.Seed) }},
+	{"seed", func(r Run) any { return strconv.FormatUint(r.Seed, 10) }},
 	{"number", func(r Run) any { return float64(r.Number) }},
 	{"throughput_mbit", func(r Run) any { return r.Throughput }},
 	{"utilisation", func(r Run) any { return r.Utilisation }},
@@ -61,7 +61,7 @@ func WriteCSV(w io.Writer, runs []Run) error {
 		for i, c := range columns {
 			switch v := c.of(r).(type) {
 			case float64:
-				line[i] = strconv.FormatFloat(v, 'g', -1, 64)
+				line[i] = strconv.FormatFloat(v, 'f', -1, 64)
 			case string:
 				line[i] = v
 			}

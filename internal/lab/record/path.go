@@ -26,7 +26,7 @@ func (r *Run) describe(s stage.Stage) {
 	}
 	r.Delay, r.Loss, r.Reorder, r.ReorderBy = Millis(down.Delay), down.Loss, down.Reorder, Millis(down.ReorderBy)
 	if down.Delays != nil {
-		r.Delay, r.Delays = 0, down.Delays.Name
+		r.Delays = down.Delays.Name
 	}
 	if down.AQM != sim.DropTail {
 		r.AQM = down.AQM.String()
@@ -44,7 +44,7 @@ func carries(c sim.LinkConfig) string {
 	case c.Rate == 0:
 		return Free
 	case c.Rate%1e6 != 0 && c.Rate > 1e6:
-		return figures.Number(c.Rate.Mbps()) + "mbit"
+		return figures.Exact(c.Rate.Mbps()) + "mbit"
 	}
 	return c.Rate.String()
 }
@@ -78,10 +78,13 @@ func (r Run) Way(withLoss bool) string {
 	} else {
 		b.WriteString(" down, " + r.Up + " up")
 	}
-	if r.Delays != "" {
+	switch {
+	case r.Delays == "":
+		fmt.Fprintf(&b, ", %s ms each way", figures.Exact(r.Delay))
+	case r.Delay == 0:
 		b.WriteString(", delays of " + r.Delays + " each way")
-	} else {
-		fmt.Fprintf(&b, ", %s ms each way", figures.Number(r.Delay))
+	default:
+		fmt.Fprintf(&b, ", %s ms and delays of %s each way", figures.Exact(r.Delay), r.Delays)
 	}
 	if r.Buffer == None {
 		b.WriteString(", no buffer limit")
@@ -92,11 +95,11 @@ func (r Run) Way(withLoss bool) string {
 		b.WriteString(", " + r.AQM)
 	}
 	if withLoss && r.Loss > 0 {
-		fmt.Fprintf(&b, ", %s %% random loss", figures.Number(r.Loss*100))
+		fmt.Fprintf(&b, ", %s %% random loss", figures.Exact(r.Loss*100))
 	}
 	if r.Reorder > 0 {
-		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Number(r.Reorder*100), figures.Number(r.ReorderBy))
+		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Exact(r.Reorder*100), figures.Exact(r.ReorderBy))
 	}
-	fmt.Fprintf(&b, ", %s s", figures.Number(r.Duration))
+	fmt.Fprintf(&b, ", %s s", figures.Exact(r.Duration))
 	return b.String()
 }

@@ -2,6 +2,7 @@ package record_test
 
 import (
 	"bytes"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -128,6 +129,31 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	require.ErrorContains(t, err, "runs: line 2: it is cut off: take the line out")
 }
 
+func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
+	path := func(change func(*stage.Stage)) string { return played(t, change).Path() }
+	for what, changes := range map[string][2]func(*stage.Stage){
+		"rates": {
+			func(s *stage.Stage) { s.Down.Rate = 100_100_000 }, func(s *stage.Stage) { s.Down.Rate = 100_400_000 },
+		},
+		"losses": {
+			func(s *stage.Stage) { s.Down.Loss = 0.00001 }, func(s *stage.Stage) { s.Down.Loss = 0.00004 },
+		},
+		"delays": {
+			func(s *stage.Stage) { s.Down.Delay = 100200 * time.Microsecond },
+			func(s *stage.Stage) { s.Down.Delay = 100400 * time.Microsecond },
+		},
+	} {
+		assert.NotEqual(t, path(changes[0]), path(changes[1]), what)
+	}
+	assert.Contains(t, path(func(s *stage.Stage) { s.Down.Rate, s.Down.Loss = 100_100_000, 0.007 }),
+		"100.1mbit down, 12mbit up, 10 ms each way, buffer 250pkt, 0.7 % random loss, 3 s")
+	trace, err := sim.ReadDelayTrace("moves", strings.NewReader("5\n"))
+	require.NoError(t, err)
+	moves := played(t, func(s *stage.Stage) { s.Down.Delays, s.Up.Delays = trace, trace })
+	assert.InDelta(t, 10, moves.Delay, 0)
+	assert.Contains(t, moves.Path(), ", 10 ms and delays of moves each way, ")
+}
+
 func TestATableOfRuns(t *testing.T) {
 	var b strings.Builder
 	require.NoError(t, record.WriteCSV(&b, []record.Run{played(t, nil)}))
@@ -135,6 +161,10 @@ func TestATableOfRuns(t *testing.T) {
 	require.Len(t, lines, 3)
 	assert.Contains(t, lines[0], "experiment,run,path,virtual,seed,number,throughput_mbit,")
 	assert.Contains(t, lines[1], "test,static,\"12mbit both ways, 10 ms each way, buffer 250pkt, 3 s\",true,1,1,1")
+	b.Reset()
+	require.NoError(t, record.WriteCSV(&b, []record.Run{{Seed: math.MaxUint64}, {Seed: 20_261_127, Throughput: 1e6}}))
+	assert.Contains(t, b.String(), ",false,18446744073709551615,0,")
+	assert.Contains(t, b.String(), ",false,20261127,0,1000000,")
 }
 
 func TestMergeSteps(t *testing.T) {
