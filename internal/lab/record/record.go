@@ -51,7 +51,7 @@ type Run struct {
 	Up     string  `json:"up"` // "same": as link
 	Buffer string  `json:"buffer"`
 	Delay  float64 `json:"delay_ms"`         // each way
-	Delays string  `json:"delays,omitempty"` // the trace of delays in its place; empty: none
+	Delays string  `json:"delays,omitempty"` // the trace of more delay; empty: none
 	Loss   float64 `json:"loss"`             // probability, towards the hosts
 	AQM    string  `json:"aqm,omitempty"`    // of the queue towards the hosts; empty: drop-tail
 	// probability, towards the hosts, that a packet takes ReorderBy longer
@@ -128,7 +128,7 @@ type Flow struct {
 	// in each second of the run
 	PerSecond []float64    `json:"throughput_mbit_per_second"`
 	Queueing  *Percentiles `json:"queueing_ms,omitempty"`     // of its own packets, where that is known
-	Took      []float64    `json:"request_seconds,omitempty"` // of those that ended
+	Took      []float64    `json:"request_seconds,omitempty"` // of those that began after the warm-up and ended
 	Video     *Video       `json:"video,omitempty"`
 	// seconds that it was held back by each cause, as GET /flows tells them; over real sockets, under a window of ours
 	Limited  map[string]float64 `json:"limited_seconds,omitempty"`
@@ -241,7 +241,11 @@ func Of(s stage.Stage, rec stage.Record) Run {
 	if rec.CPU > 0 {
 		share := rec.CPU.Seconds() / s.Duration.Seconds()
 		r.CPUShare = &share
-		if gb := float64(down.Bytes) / 1e9; gb > 0 {
+		moved := cc.Bytes(0) // in the whole run, as the time is
+		for _, p := range rec.Points {
+			moved += p.Throughput.BytesIn(stage.Step)
+		}
+		if gb := float64(moved) / 1e9; gb > 0 {
 			perGB := rec.CPU.Seconds() / gb
 			r.CPUPerGB = &perGB
 		}
@@ -291,7 +295,7 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 			f.PerSecond = append(f.PerSecond, rounded(a.Rate(t, t+time.Second).Mbps()))
 		}
 		for _, q := range a.Requests {
-			if q.Took > 0 {
+			if q.Took > 0 && q.At >= s.Warmup {
 				f.Took = append(f.Took, rounded(q.Took.Seconds()))
 			}
 		}
@@ -300,12 +304,16 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 			f.Queueing = &own
 		}
 		if v := rec.Virtual; v != nil {
-			one := v.Flows[i]
-			own := PercentilesOf(one.Queueing)
-			if s.Actors[i].Kind != stage.Web { // which has other flows as well
-				f.Throughput = rounded(one.Throughput.Mbps())
+			f.Queueing = nil
+			if s.Actors[i].Kind != stage.Web { // which has a flow for each request
+				own := PercentilesOf(v.Flows[i].Queueing)
+				f.Queueing, f.Throughput = &own, rounded(v.Flows[i].Throughput.Mbps())
 			}
-			f.Queueing, f.Sent, f.Drops, f.Resent, f.Timeouts = &own, one.Packets, one.Drops, one.Retransmits, one.Timeouts
+			for _, n := range a.Flows {
+				one := v.Flows[n]
+				f.Sent, f.Drops = f.Sent+one.Packets, f.Drops+one.Drops
+				f.Resent, f.Timeouts = f.Resent+one.Retransmits, f.Timeouts+one.Timeouts
+			}
 		}
 		if s.Actors[i].Kind != stage.UDP {
 			rates = append(rates, f.Throughput)

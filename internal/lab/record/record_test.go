@@ -129,6 +129,37 @@ func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	require.ErrorContains(t, err, "runs: line 2: it is cut off: take the line out")
 }
 
+func TestTheProxysTimeIsThatOfAllThatItMoved(t *testing.T) {
+	perGB := func(warmup time.Duration) float64 {
+		link := sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 250}
+		s := stage.Stage{
+			Name: "cubic", Down: link, Up: link, Duration: 4 * time.Second, Warmup: warmup,
+			Actors: []stage.Actor{{Name: "download", Kind: stage.Bulk}},
+		}
+		rec, err := stage.PlayVirtual(t.Context(), s, nil)
+		require.NoError(t, err)
+		rec.CPU = 100 * time.Millisecond // in the whole run, as a real one has it
+		return *record.Of(s, rec).CPUPerGB
+	}
+	assert.InEpsilon(t, 0.1/(4*12e6/8/1e9), perGB(0), 0.05)
+	assert.InEpsilon(t, perGB(0), perGB(3*time.Second), 1e-9, "a warm-up takes away neither")
+}
+
+func TestAWebApplicationIsAllOfItsConnections(t *testing.T) {
+	web := func(warmup time.Duration) record.Run {
+		return played(t, func(s *stage.Stage) {
+			s.Warmup, s.Edge = warmup, ""
+			s.Actors[0] = stage.Actor{Name: "web", Kind: stage.Web, Size: 30e3, Every: 500 * time.Millisecond}
+		})
+	}
+	whole, rest := web(0), web(time.Second)
+	assert.InDelta(t, 6*21, whole.Flows[0].Sent, 1, "six objects of 21 segments")
+	assert.Len(t, whole.Flows[0].Took, 6)
+	assert.Nil(t, whole.Flows[0].Queueing, "each connection has its own")
+	assert.InDelta(t, 4*21, rest.Flows[0].Sent, 1)
+	assert.Len(t, rest.Flows[0].Took, 4, "those that began after the warm-up")
+}
+
 func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
 	path := func(change func(*stage.Stage)) string { return played(t, change).Path() }
 	for what, changes := range map[string][2]func(*stage.Stage){

@@ -179,6 +179,7 @@ type ActorRecord struct {
 	Share    []cc.Bytes         // its part of it, likewise
 	Limited  map[string]float64 // seconds that it was held back by each cause, as the proxy says; nil: it does not
 	Requests []Request          // Requests and Web, in the order of their starts
+	Flows    []int              // those of Record.Virtual that are its own; nil over real sockets
 	Video    *sim.Playback      // Video
 	Sent     cc.Bytes           // UDP: payload, as Bytes counts it
 	Corrupt  string             // what was wrong with the bytes that came; empty: nothing

@@ -337,6 +337,7 @@ func (v *virtual) record(run sim.Result) Record {
 			flows = append(flows, run.Flows[n])
 		}
 		r.Actors = append(r.Actors, v.actorRecord(s.Actors[i], flows))
+		r.Actors[i].Flows = numbers
 	}
 	return r
 }
