@@ -38,13 +38,16 @@ func of(f func([]float64) float64) func(any) (float64, error) {
 }
 
 // kolmogorov is the distance of Kolmogorov and Smirnov: the largest difference between the
-// parts of two lists that are at most as large as any value.
+// parts of two lists that are at most as large as any value; NaN where one has none.
 func kolmogorov(a, b any) (float64, error) {
 	first, err := numbers(a)
 	if err != nil {
 		return 0, err
 	}
 	second, err := numbers(b)
+	if err != nil || len(first) == 0 || len(second) == 0 {
+		return math.NaN(), err
+	}
 	part := func(values []float64, v float64) (n float64) {
 		for _, x := range values {
 			if x <= v {
@@ -57,7 +60,7 @@ func kolmogorov(a, b any) (float64, error) {
 	for _, v := range slices.Concat(first, second) {
 		largest = max(largest, math.Abs(part(first, v)-part(second, v)))
 	}
-	return largest, err
+	return largest, nil
 }
 
 // variation is the coefficient of variation.
@@ -127,13 +130,6 @@ func figure(v float64, unit string) string {
 // percentile is by the nearest rank.
 func percentile(values []float64, p float64) float64 {
 	return figures.NearestRank(slices.Sorted(slices.Values(values)), p/100)
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	return percentile(values, 50)
 }
 
 func total(list []cc.Bytes) (sum cc.Bytes) {

@@ -58,7 +58,7 @@ type view struct {
 func (r Run) view() *view {
 	rec, unknown := r.Record, math.NaN()
 	v := &view{
-		Wire: rec.Throughput.Mbps(), Capacity: payload(r.Stage.Down.Rate), Utilisation: rec.Utilisation,
+		Wire: rec.Throughput.Mbps(), Capacity: r.capacity(), Utilisation: rec.Utilisation,
 		Queueing:     record.PercentilesOf(rec.Queueing),
 		QueuePackets: unknown, Drops: unknown, Losses: unknown, Retransmits: unknown,
 		Intact: true, Answers: len(rec.Reloads), CPU: r.cpu(), Decision: within(rec.Decided.Took), Fallbacks: unknown,
@@ -73,7 +73,7 @@ func (r Run) view() *view {
 			switch {
 			case err != nil:
 				return record.Percentiles{}, err
-			case rec.Virtual != nil:
+			case rec.Virtual != nil && r.Stage.Actors[i].Kind != stage.Web: // which has a flow for each request
 			case r.Stage.Cell != nil || r.Stage.Actors[i].Kind == stage.Upload:
 				return record.PercentilesOf(rec.Actors[i].Queueing), nil
 			default: // the queue is everybody's
@@ -90,12 +90,12 @@ func (r Run) view() *view {
 		v.Flows = append(v.Flows, a.Name)
 		v.Intact = v.Intact && a.Corrupt+a.Error == ""
 		if r.Stage.Actors[i].Kind != stage.UDP {
-			rates = append(rates, a.Rate(r.Stage.There(i)).Mbps())
+			rates = append(rates, r.throughput(i))
 		}
 	}
 	v.Fairness = sim.Jain(rates...)
 	if one := rec.Virtual; one != nil {
-		v.Fairness, v.QueuePackets = one.Jain, one.QueuePackets
+		v.QueuePackets = one.QueuePackets
 		v.Drops, v.Losses, v.Retransmits = float64(one.Drops), float64(one.Losses), float64(one.Retransmits)
 	}
 	for _, m := range rec.Memory {
@@ -122,6 +122,22 @@ func (r Run) index(flow string) (int, error) {
 		}
 	}
 	return -1, fmt.Errorf("run %q has no flow %q", r.Stage.Name, flow)
+}
+
+// throughput is the rate of flow i after the warm-up, while it is there.
+func (r Run) throughput(i int) float64 {
+	if v := r.Record.Virtual; v != nil && r.Stage.Actors[i].Kind != stage.Web {
+		return v.Flows[i].Throughput.Mbps()
+	}
+	return r.Record.Actors[i].Rate(r.Stage.There(i)).Mbps()
+}
+
+// capacity is what a link of a fixed rate carries of payload; NaN of another.
+func (r Run) capacity() float64 {
+	if r.Stage.Down.Rate == 0 || r.Stage.Down.Trace != nil {
+		return math.NaN()
+	}
+	return payload(r.Stage.Down.Rate)
 }
 
 // moment is a time of the run; v is in seconds from its start.
@@ -193,11 +209,8 @@ func (r Run) share(flow string) (float64, error) {
 		return 0, err
 	}
 	var all, own float64
-	for k, a := range r.Record.Actors {
-		rate := a.Rate(r.Stage.There(k)).Mbps()
-		if v := r.Record.Virtual; v != nil {
-			rate = v.Flows[k].Throughput.Mbps()
-		}
+	for k := range r.Record.Actors {
+		rate := r.throughput(k)
 		all += rate
 		if k == i {
 			own = rate
@@ -303,17 +316,19 @@ func (r Run) arrived(flow string) (float64, error) {
 	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), nil
 }
 
-// finish is when the last byte of a flow came, in seconds from the run's start; +Inf: it did not end.
+// finish is when the last byte of a flow came, in seconds from the run's start; +Inf: a download of a size did
+// not end.
 func (r Run) finish(flow string) (float64, error) {
 	i, err := r.index(flow)
 	if err != nil {
 		return 0, err
 	}
-	if v := r.Record.Virtual; v != nil && r.Stage.Actors[i].Size > 0 && r.Stage.Actors[i].Kind == stage.Bulk {
-		if v.Flows[i].Completed == 0 {
-			return math.Inf(1), nil
-		}
-		return (r.Stage.Actors[i].Start + v.Flows[i].Completed).Seconds(), nil
+	a, v := r.Stage.Actors[i], r.Record.Virtual
+	switch ends := a.Size > 0 && a.Kind == stage.Bulk; {
+	case ends && v != nil && v.Flows[i].Received == 0, ends && v == nil && total(r.Record.Actors[i].Bytes) < a.Size:
+		return math.Inf(1), nil
+	case ends && v != nil:
+		return (a.Start + v.Flows[i].Received).Seconds(), nil
 	}
 	last := 0
 	for k, n := range r.Record.Actors[i].Bytes {
@@ -362,5 +377,9 @@ func (r Run) timeouts(flow string) (float64, error) {
 	if err != nil || r.Record.Virtual == nil {
 		return math.NaN(), err
 	}
-	return float64(r.Record.Virtual.Flows[i].Timeouts), nil
+	sum := 0
+	for _, n := range r.Record.Actors[i].Flows {
+		sum += r.Record.Virtual.Flows[n].Timeouts
+	}
+	return float64(sum), nil
 }

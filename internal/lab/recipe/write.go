@@ -101,26 +101,31 @@ func writeFindings(w io.Writer, all [][]record.Finding) error {
 	return t.Flush()
 }
 
-// stageTable has a line for each stage.
+// stageTable has a line for each stage: medians of the runs that count.
 func stageTable(results []Result) figures.Table {
 	t := figures.Table{
 		{"", "Mbit/s", "used", "queueing, ms", figures.Spans, "each, Mbit/s of payload"},
 		{"stage", "", "%", "p50", "p95", ""},
 	}
 	for i, run := range results[0].Runs {
-		of := func(figure func(stage.Record) float64) float64 {
+		of := func(figure func(stage.Record) float64, text func(float64) string) string {
 			var all []float64
 			for _, r := range results {
-				all = append(all, figure(r.Runs[i].Record))
+				if rec := r.Runs[i].Record; rec.Discarded == "" {
+					all = append(all, figure(rec))
+				}
 			}
-			return median(all)
+			if len(all) == 0 {
+				return "-"
+			}
+			return text(figures.SpreadOf(all).Median)
 		}
 		t = append(t, []string{
 			run.Stage.Name,
-			figures.Number(of(func(r stage.Record) float64 { return r.Throughput.Mbps() })),
-			figures.Percent(of(func(r stage.Record) float64 { return r.Utilisation }), 1),
-			figures.Number(of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P50) })),
-			figures.Number(of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P95) })),
+			of(func(r stage.Record) float64 { return r.Throughput.Mbps() }, figures.Number),
+			of(func(r stage.Record) float64 { return r.Utilisation }, func(v float64) string { return figures.Percent(v, 1) }),
+			of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P50) }, figures.Number),
+			of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P95) }, figures.Number),
 			each(run),
 		})
 	}

@@ -304,7 +304,6 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 			f.Queueing = &own
 		}
 		if v := rec.Virtual; v != nil {
-			f.Queueing = nil
 			if s.Actors[i].Kind != stage.Web { // which has a flow for each request
 				own := PercentilesOf(v.Flows[i].Queueing)
 				f.Queueing, f.Throughput = &own, rounded(v.Flows[i].Throughput.Mbps())

@@ -44,6 +44,11 @@ func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Reco
 	}
 	r := record(run.Result)
 	r.passed(s, run)
+	for i, a := range s.Actors {
+		if s.Cell != nil && a.Kind == Web { // whose flows each have their own
+			r.Actors[i].Queueing = run.HostReport(a.Host, s.Warmup, s.Duration).Down.DataQueueing.Delays()
+		}
+	}
 	return r, nil
 }
 

@@ -1,0 +1,113 @@
+package recipe
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+)
+
+func TestADownloadThatDidNotEndHasNoFinish(t *testing.T) {
+	r := Run{
+		Stage: stage.Stage{
+			Duration: time.Second,
+			Actors:   []stage.Actor{{Name: "a", Kind: stage.Bulk, Size: 30}, {Name: "b", Kind: stage.Bulk}},
+		},
+		Record: stage.Record{Actors: []stage.ActorRecord{
+			{Name: "a", Bytes: []cc.Bytes{10, 20, 0, 0, 0, 0, 0, 0, 0, 0}},
+			{Name: "b", Bytes: []cc.Bytes{10, 20, 0, 0, 0, 0, 0, 0, 0, 0}},
+		}},
+	}
+	finish := func(flow string) float64 {
+		at, err := r.finish(flow)
+		require.NoError(t, err)
+		return at
+	}
+	assert.InDelta(t, 0.2, finish("a"), 1e-9)
+	r.Record.Actors[0].Bytes[1] = 19
+	assert.True(t, math.IsInf(finish("a"), 1), "a byte is missing, over real sockets too")
+	assert.InDelta(t, 0.2, finish("b"), 1e-9, "one without end has a last byte")
+
+	r.Record.Virtual = &sim.Result{Flows: []sim.FlowResult{{Received: 150 * time.Millisecond}}}
+	assert.InDelta(t, 0.15, finish("a"), 1e-9, "not when the sender hears of it")
+	r.Record.Virtual.Flows[0].Received = 0
+	assert.True(t, math.IsInf(finish("a"), 1))
+}
+
+func TestWhatIsNotThereHoldsNothing(t *testing.T) {
+	for _, lists := range [][2][]float64{{{}, {1}}, {{1}, {}}, {{}, {}}} {
+		distance, err := judging.KS(lists[0], lists[1])
+		require.NoError(t, err)
+		assert.True(t, math.IsNaN(distance), lists)
+	}
+	result := playText(t, `
+vary: {carries: [12mbit, "generate:lte"]}
+name: $(carries)
+link: {carries: "$(carries)", rtt: 40ms}
+algorithm: copa
+flows: {a: {}}
+duration: 2s
+must:
+  - for: {run: [12mbit, "generate:lte"]}
+    run: $(run)
+    is: rate("a") / capacity
+    at_least: 0.1
+`)
+	assert.True(t, result.Findings[0].OK, result.Findings[0].Got)
+	assert.False(t, result.Findings[1].OK, "a link that varies has no fixed capacity")
+	assert.Equal(t, "not measured", result.Findings[1].Got)
+}
+
+func TestAWebApplicationIsOneAmongTheFlows(t *testing.T) {
+	r := playText(t, `
+link: {rate: 12mbit, rtt: 40ms, queue: 20pkt, loss: 0.05}
+kernel: cubic
+flows:
+  a: {}
+  b: {}
+  web: {app: web, size: 60KB, every: 200ms}
+duration: 10s
+warmup: 2s
+`).Runs[0]
+	v := r.view()
+	rates := make([]float64, 3)
+	for i, name := range []string{"a", "b", "web"} {
+		var err error
+		rates[i], err = v.Rate(name)
+		require.NoError(t, err)
+	}
+	assert.InDelta(t, sim.Jain(rates...), v.Fairness, 0.01, "three applications, not fifty connections")
+	share, err := v.Share("web")
+	require.NoError(t, err)
+	assert.InDelta(t, rates[2]/(rates[0]+rates[1]+rates[2]), share, 0.01)
+	timeouts := 0
+	for _, f := range r.Record.Virtual.Flows[2:] {
+		timeouts += f.Timeouts
+	}
+	require.Positive(t, timeouts)
+	got, err := v.Timeouts("web")
+	require.NoError(t, err)
+	assert.InDelta(t, timeouts, got, 0)
+	queueing, err := v.QueueingOf("web")
+	require.NoError(t, err)
+	assert.Equal(t, v.Queueing, queueing, "not that of a connection that ended in the warm-up")
+}
+
+func TestTheMiddleOfTwoRunsIsBetweenThem(t *testing.T) {
+	result := func(mbit float64, discarded string) Result {
+		return Result{Outcome: Outcome{Runs: []Run{{
+			Stage:  stage.Stage{Name: "one"},
+			Record: stage.Record{Throughput: cc.Rate(mbit * 1e6), Discarded: discarded},
+		}}}}
+	}
+	of := func(results ...Result) string { return stageTable(results)[2][1] }
+	assert.Equal(t, "7", of(result(5, ""), result(9, "")), "as in bench's tables and the report")
+	assert.Equal(t, "9", of(result(5, "the emulator lost packets"), result(9, "")))
+	assert.Equal(t, "-", of(result(5, "the emulator lost packets")))
+}
