@@ -155,6 +155,9 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 	wrong := func(part string, err error) error {
 		return &config.Error{Key: key + part, Message: strings.TrimPrefix(err.Error(), "sim: ")}
 	}
+	if err := l.unused(key); err != nil {
+		return c, err
+	}
 	if l.Delay != nil {
 		c.Delay = *l.Delay
 	}
@@ -247,6 +250,9 @@ func (b *builder) actors(s *stage.Stage) error {
 		name, key := keyOf(p), "flows."+keyOf(p)
 		f := flowForm{App: string(stage.Bulk), Host: 1}
 		if err := b.decode(key, p.Value, &f); err != nil {
+			return err
+		}
+		if err := f.unused(key, p.Value); err != nil {
 			return err
 		}
 		terms, err := b.terms(key, p.Value)

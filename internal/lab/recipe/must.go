@@ -87,6 +87,24 @@ var ofFlows = []string{
 	"video", "timeouts",
 }
 
+// ofSeveral are those whose argument may name several, and whether any is there.
+var ofSeveral = map[string]func(flows map[string]bool, name string) bool{
+	"requests": isOne, "rpm": isOne, "pages": beginsOne,
+}
+
+// isOne tells whether a flow, or a key of the file that makes several, has that name.
+func isOne(flows map[string]bool, name string) bool { return flows[name] || beginsOne(flows, name+" ") }
+
+// beginsOne tells whether the name of any flow begins so.
+func beginsOne(flows map[string]bool, prefix string) bool {
+	for name := range flows {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 func (r *Recipe) readMusts() (all []must, err error) {
 	root, err := parse(r.text)
 	if err != nil {
@@ -221,7 +239,8 @@ func (m must) compile(r *Recipe, scale Scale) (must, error) {
 				case !ok:
 				case callee == "run" && !r.all[named.Value]:
 					failed = at(m.node, m.key+name, "there is no run %q", named.Value)
-				case slices.Contains(ofFlows, callee) && !r.flows[named.Value]:
+				case slices.Contains(ofFlows, callee) && !r.flows[named.Value],
+					ofSeveral[callee] != nil && !ofSeveral[callee](r.flows, named.Value):
 					failed = at(m.node, m.key+name, "there is no flow %q", named.Value)
 				}
 			}

@@ -119,11 +119,11 @@ func (r *Recipe) read() error {
 		if err != nil {
 			return err
 		}
+		if err := r.distinct(stages, asserts); err != nil {
+			return err
+		}
 		clear(names)
 		for _, s := range stages {
-			if names[s.Name] && asserts {
-				return fmt.Errorf("two runs are called %q; give each a name of its own", s.Name)
-			}
 			names[s.Name] = true
 			for _, a := range s.Actors {
 				r.flows[a.Name] = true
@@ -257,6 +257,9 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	b := builder{text: text, load: r.load, seed: seed, flows: root.take("flows")}
 	f := form{Seed: 1}
 	if err := b.decode("", root.MappingNode, &f); err != nil {
+		return stage.Stage{}, err
+	}
+	if err := root.unused(f); err != nil {
 		return stage.Stage{}, err
 	}
 	s, err = b.stage(f)

@@ -64,6 +64,13 @@ func buffer(c sim.LinkConfig) string {
 	}
 }
 
+// PathOf is the Path of a stage's runs.
+func PathOf(s stage.Stage) string {
+	r := Run{Duration: s.Duration.Seconds()}
+	r.describe(s)
+	return r.Path()
+}
+
 // Path says in words what the run's packets went through, and how long it took. Runs
 // of one path can be compared.
 func (r Run) Path() string { return r.Way(true) }

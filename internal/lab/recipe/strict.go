@@ -1,0 +1,126 @@
+package recipe
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/proxy/config"
+)
+
+// What would be passed over is refused: who writes it expects that it counts.
+
+// appsOf are the applications that a flow's key says something of; of other keys all are.
+var appsOf = map[string][]stage.Kind{
+	"control": {stage.Upload},
+	"chunk":   {stage.Video},
+	"buffer":  {stage.Video},
+	"size":    {stage.Bulk, stage.Requests, stage.Web},
+	"sizes":   {stage.Bulk, stage.Requests, stage.Web},
+	"every":   {stage.Requests, stage.Web},
+	"rate":    {stage.Bulk, stage.Video, stage.UDP},
+}
+
+// unused tells which key of a flow says nothing of it.
+func (f flowForm) unused(key string, n ast.Node) error {
+	s, ok := sectionOf(n)
+	if !ok {
+		return nil
+	}
+	app := stage.Kind(f.App)
+	for _, p := range s.Values {
+		name := keyOf(p)
+		wrong := func(format string, args ...any) error { return at(p.Key, key+"."+name, format, args...) }
+		switch apps := appsOf[name]; {
+		case p.Value.Type() == ast.NullType:
+		case apps != nil && !slices.Contains(apps, app):
+			return wrong("it is for app: %s, and this is %s: take it out", either(apps), app)
+		case (name == "stagger" || name == "hosts") && f.Count == 0:
+			return wrong("it is for several flows: give it count, such as count: 8")
+		case name == "receive":
+			return wrong("it is the edge's: write edge: {defaults: {algorithm: copa, up: {receive: none}}}")
+		case !slices.Contains(termKeys, name):
+		case f.Direct:
+			return wrong("nothing decides about a flow that goes past the edge: take it or direct out")
+		case app == stage.UDP || app == stage.Upload:
+			return wrong("nothing decides about %s so: take it out", app)
+		}
+	}
+	return nil
+}
+
+// either is a list in words.
+func either(apps []stage.Kind) string {
+	var words []string
+	for _, a := range apps {
+		words = append(words, string(a))
+	}
+	last := len(words) - 1
+	if last == 0 {
+		return words[0]
+	}
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// unused tells which key of a link another one takes the place of.
+func (l link) unused(key string) error {
+	var carry []string
+	for _, k := range []struct {
+		name  string
+		there bool
+	}{{"rate", l.Rate > 0}, {"payload", l.Payload > 0}, {"carries", l.Carries != ""}, {"trace", l.Trace != ""}} {
+		if k.there {
+			carry = append(carry, k.name)
+		}
+	}
+	pair := carry
+	if len(carry) < 2 && l.RTT > 0 && l.Delay != nil {
+		pair = []string{"rtt", "delay"}
+	}
+	if len(pair) < 2 {
+		return nil
+	}
+	return &config.Error{
+		Key:     key + "." + pair[0],
+		Message: fmt.Sprintf("beside it there is %s: take one out, in a run with %s: null", pair[1], pair[0]),
+	}
+}
+
+// unused tells which of link and cell says nothing.
+func (s section) unused(f form) error {
+	link, cell := s.index("link"), s.index("cell")
+	switch {
+	case cell >= 0 && len(f.Cell.Hosts) == 0:
+		return at(s.Values[cell].Key, "cell", "it has no hosts: write such as hosts: [{queue: 1MB}]")
+	case cell >= 0 && link >= 0:
+		return at(s.Values[link].Key, "link", "beside it there is cell: take one out, in a run with link: null")
+	}
+	return nil
+}
+
+// distinct tells which runs have one name: any two, where something is asserted of them, else those over
+// one path, which tables would take for one.
+func (r *Recipe) distinct(stages []stage.Stage, asserts bool) error {
+	names, ways := map[string]bool{}, map[[2]string]bool{}
+	for _, s := range stages {
+		way := [2]string{s.Name, record.PathOf(s)}
+		if asserts && names[s.Name] {
+			return fmt.Errorf("two runs are called %q; give each a name of its own", s.Name)
+		}
+		if ways[way] {
+			key := "runs"
+			if root, err := parse(r.text); err == nil && root.index(key) < 0 {
+				key = "vary"
+			}
+			message := fmt.Sprintf("two runs are called %q and go the same way (%s), so that nobody could tell "+
+				"them apart: give each a name of its own", s.Name, way[1])
+			return placedIn(&config.Error{Key: key, Message: message}, -1, r.text)
+		}
+		names[s.Name], ways[way] = true, true
+	}
+	return nil
+}

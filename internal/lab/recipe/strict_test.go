@@ -1,0 +1,69 @@
+package recipe
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestRunsThatTablesWouldMixAreRefused(t *testing.T) {
+	const fine = "link: {rate: $(mbit)mbit, rtt: 40ms}\nalgorithm: $(by)\nflows: {a: {}}\nduration: 2s\n"
+	const two = `two runs are called "my" and go the same way`
+	for text, says := range map[string]string{
+		"vary: {by: [copa, cubic]}\nlet: {mbit: 12}\n" + fine: "my:1:1: vary: " + two,
+		"vary: {by: [copa], mbit: [12, 12.0]}\n" + fine:       two,
+		"vary: {by: [copa], mbit: [100.1, 100.4]}\n" + fine:   "",
+
+		"vary: {by: [copa, cubic]}\nlet: {mbit: 12}\nname: $(by)\n" + fine: "",
+
+		"let: {by: copa, mbit: 12}\nruns: [{name: a}, {name: a, algorithm: cubic}]\n" + fine: "my:2:1: runs: two runs",
+	} {
+		_, err := readText("my", []byte(text), loader{})
+		if says == "" {
+			assert.NoError(t, err, text)
+			continue
+		}
+		assert.ErrorContains(t, err, says, text)
+	}
+}
+
+func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
+	const fine = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
+	flow := func(keys string) string { return strings.Replace(fine, "{}", "{"+keys+"}", 1) }
+	link := func(keys string) string { return strings.Replace(fine, "rate: 12mbit, rtt: 40ms", keys, 1) }
+	for text, says := range map[string]string{
+		flow("control: bbr"):                      "my:3:13: flows.a.control: it is for app: upload, and this is bulk",
+		flow("every: 1s"):                         "my:3:13: flows.a.every: it is for app: requests or web",
+		flow("chunk: 1s"):                         "flows.a.chunk: it is for app: video",
+		flow("buffer: 1s"):                        "flows.a.buffer: it is for app: video",
+		flow("app: web, size: 1KB, rate: 1mbit"):  "flows.a.rate: it is for app: bulk, video or udp, and",
+		flow("app: udp, rate: 1mbit, size: 1KB"):  "flows.a.size: it is for app: bulk, requests or web",
+		flow("app: udp, rate: 1mbit, weight: 2"):  "my:3:36: flows.a.weight: nothing decides about udp",
+		flow("app: upload, algorithm: cubic"):     "flows.a.algorithm: nothing decides about upload",
+		flow("direct: true, weight: 2"):           "flows.a.weight: nothing decides about a flow that goes past",
+		flow("app: upload, receive: none"):        "flows.a.receive: it is the edge's: write edge: {defaults: ",
+		flow("stagger: 1s"):                       "flows.a.stagger: it is for several flows: give it count",
+		flow("hosts: 2"):                          "flows.a.hosts: it is for several flows: give it count",
+		link("rate: 12mbit, payload: 10mbit"):     "my:1:8: link.rate: beside it there is payload",
+		link("carries: 12mbit, trace: lte"):       "link.carries: beside it there is trace",
+		link("rate: 12mbit, trace: lte"):          "link.rate: beside it there is trace",
+		link("rate: 1mbit, rtt: 4ms, delay: 3ms"): "my:1:21: link.rtt: beside it there is delay",
+		fine + "cell: {hosts: [{bits: 500}]}":     "my:1:1: link: beside it there is cell",
+		fine + "cell: {blocks: 50}":               "my:5:1: cell: it has no hosts: write such as hosts: [{queue: 1MB}]",
+
+		fine + "must: ['rpm(\"b\") > 0']":      `my:5:8: must[0].is: there is no flow "b"`,
+		fine + "must: ['requests(\"b\") > 0']": `must[0].is: there is no flow "b"`,
+		fine + "must: ['pages(\"b\") > 0']":    `must[0].is: there is no flow "b"`,
+	} {
+		_, err := readText("my", []byte(text), loader{})
+		assert.ErrorContains(t, err, says, text)
+	}
+	r, err := readText("my", []byte(flow("app: web, size: 1KB, every: 1s, count: 2, stagger: 1s, weight: 2")+
+		"must: ['rpm(\"a\") > 0', 'len(pages(\"a \")) > 0', 'len(requests(\"a 2\")) > 0']"), loader{})
+	require.NoError(t, err)
+	_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
+	require.NoError(t, err)
+}
