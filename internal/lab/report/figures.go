@@ -45,7 +45,7 @@ func (p path) has(data func(record.Run) bool) bool {
 // tradeoff is the plot of this field: for each sender the middle of its seconds, and an
 // ellipse through their quartiles. Better is up and to the right.
 func (p path) tradeoff() (*plot.Plot, error) {
-	chart := figures.NewChart("Throughput against queueing delay: median and quartiles of the seconds",
+	chart := figures.NewChart("Throughput against queueing delay: median and quartiles of the seconds that count",
 		"queueing delay, ms (better: right)", "throughput, Mbit/s")
 	chart.X.Scale, chart.X.Tick.Marker = plot.InvertedScale{Normalizer: plot.LogScale{}}, figures.Decades{}
 	chart.X.Min, chart.X.Max, chart.Y.Min = leastDelay, 10*leastDelay, 0
@@ -78,15 +78,19 @@ func (p path) tradeoff() (*plot.Plot, error) {
 	return chart, nil
 }
 
-// seconds are queueing delay and throughput of all steps in which something left.
+// seconds are throughput of all steps after the warm-up, and queueing delay of those in which something left.
 func (w row) seconds() (delays, rates []float64) {
 	for _, r := range w.runs {
 		if r.Series == nil {
 			continue
 		}
-		for i, d := range r.Series.Queueing {
-			if d > 0 && i < len(r.Series.Throughput) {
-				delays, rates = append(delays, max(d, leastDelay)), append(rates, r.Series.Throughput[i])
+		for i, rate := range r.Series.Throughput {
+			if float64(i)*r.Series.Step < r.Warmup {
+				continue
+			}
+			rates = append(rates, rate)
+			if i < len(r.Series.Queueing) && r.Series.Queueing[i] > 0 {
+				delays = append(delays, max(leastDelay, r.Series.Queueing[i]))
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,9 +55,9 @@ func Write(w io.Writer, files []File) error {
 	return nil
 }
 
-// path is all runs over one path.
+// path is all runs over one path, of one experiment.
 type path struct {
-	name string
+	name string // with the experiment's, where there are several
 	rows []row
 }
 
@@ -67,19 +68,29 @@ type row struct {
 	discarded int          // that do not
 }
 
-// pathsOf sorts runs by path and sender, both in order of first appearance.
+// pathsOf sorts runs by experiment, path and sender, in order of first appearance: what two experiments play
+// over one path is not one thing.
 func pathsOf(files []File) []path {
+	experiments := map[string]bool{}
+	for _, f := range files {
+		for _, r := range f.Runs {
+			experiments[r.Experiment] = true
+		}
+	}
 	var all []path
 	for _, f := range files {
 		for _, r := range f.Runs {
-			name := r.Name
+			name, way := r.Name, r.Path()
 			if len(files) > 1 {
 				name += ", " + f.Name
 			}
-			i := slices.IndexFunc(all, func(p path) bool { return p.name == r.Path() })
+			if len(experiments) > 1 {
+				way = r.Experiment + ": " + way
+			}
+			i := slices.IndexFunc(all, func(p path) bool { return p.name == way })
 			if i < 0 {
 				i = len(all)
-				all = append(all, path{name: r.Path()})
+				all = append(all, path{name: way})
 			}
 			all[i].add(name, r)
 		}
@@ -167,18 +178,16 @@ func (w row) median(figure func(record.Run) float64) string {
 // probability of at least 95 %: order statistics, which assume no distribution. Of fewer
 // than six values no two do, and the interval is the range.
 func interval(n int) (lo, hi int) {
-	// below is the chance that at most k of n values lie below the median.
-	below, chance := 0.0, 1.0
-	for range n {
-		chance /= 2
-	}
+	// below is the chance that at most k of n values lie below the median. What is added is made of logarithms:
+	// half to the power of n is 0 for large ones.
+	below, chance := 0.0, -float64(n)*math.Ln2
 	for k := 0; 2*k < n; k++ {
-		below += chance
+		below += math.Exp(chance)
 		if below > 0.025 {
 			break
 		}
 		lo = k
-		chance = chance * float64(n-k) / float64(k+1)
+		chance += math.Log(float64(n-k)) - math.Log(float64(k+1))
 	}
 	return lo, n - 1 - lo
 }

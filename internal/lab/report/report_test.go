@@ -1,6 +1,7 @@
 package report
 
 import (
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -111,4 +112,33 @@ func TestTheIntervalCoversTheMedian(t *testing.T) {
 		lo, hi := interval(n)
 		assert.Equal(t, [2]int{0, n - 1}, [2]int{lo, hi}, "the range")
 	}
+}
+
+func TestTheIntervalOfVeryManyRunsIsNarrow(t *testing.T) {
+	for _, n := range []int{1000, 1100, 5000} { // half to the power of 1100 is less than any number
+		lo, hi := interval(n)
+		half := 0.98 * math.Sqrt(float64(n)) // 1.96 standard deviations of the binomial distribution
+		assert.InDelta(t, float64(n)/2-half, lo, 1.5, n)
+		assert.Equal(t, n-1-lo, hi, n)
+	}
+}
+
+func TestSecondsOfTheWarmUpAreNotInTheTradeoff(t *testing.T) {
+	w := row{runs: []record.Run{{Warmup: 2.5, Series: &record.Series{
+		Step: 1, Queueing: []float64{500, 400, 300, 20, 0, 10}, Throughput: []float64{1, 2, 3, 9, 0, 11},
+	}}}}
+	delays, rates := w.seconds()
+	assert.Equal(t, []float64{20, 10}, delays, "as in the table beside it")
+	assert.Equal(t, []float64{9, 0, 11}, rates, "a second in which nothing left has no delay, but a throughput")
+}
+
+func TestExperimentsOfOnePathStandApart(t *testing.T) {
+	first, second := virtual(t, 1, "copa"), virtual(t, 1, "copa")
+	second[0].Experiment = "beside-cubic"
+	var b strings.Builder
+	require.NoError(t, Write(&b, []File{{"runs.jsonl", append(first, second...)}}))
+	assert.Equal(t, 2, strings.Count(b.String(), "<h2>"))
+	assert.Contains(t, b.String(), "<h2>test: 12mbit both ways")
+	assert.Contains(t, b.String(), "<h2>beside-cubic: 12mbit both ways")
+	assert.Equal(t, 2, strings.Count(b.String(), "<td>1</td>"), "one run each")
 }
