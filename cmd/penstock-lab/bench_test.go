@@ -189,6 +189,38 @@ func TestRecipesArePlayedInPieces(t *testing.T) {
 	assert.Contains(t, stderr, "--replace needs --json")
 }
 
+// What was stopped leaves the file once it is over, whether what must hold does or not.
+func TestWhatWasStoppedCountsOnceThoughAFindingFails(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const text = `link: {rate: 12mbit, rtt: 20ms}
+vary: {algorithm: [copa, vegas]}
+name: $(algorithm)
+algorithm: $(algorithm)
+flows: {a: {}}
+virtual: true
+duration: 2s
+must: [run("copa").utilisation >= 2]
+`
+	require.NoError(t, os.WriteFile("my.yaml", []byte(text), 0o600))
+	for _, command := range [][]string{{"bench", "my.yaml"}, {"bench", "recipe", "my.yaml"}, {"sim", "my.yaml"}} {
+		command = append(command, "--json", "runs.jsonl", "--resume")
+		require.NoError(t, os.RemoveAll("runs.jsonl"))
+		code, _, stderr := run(t, command...)
+		require.Equal(t, cli.ExitFail, code, stderr)
+		left, err := record.Open("runs.jsonl")
+		require.NoError(t, err)
+		require.Len(t, left, 2)
+		var stopped bytes.Buffer
+		require.NoError(t, record.Write(&stopped, left[0]))
+		require.NoError(t, os.WriteFile("runs.jsonl", stopped.Bytes(), 0o600))
+		code, _, stderr = run(t, command...)
+		require.Equal(t, cli.ExitFail, code, stderr)
+		left, err = record.Open("runs.jsonl")
+		require.NoError(t, err)
+		assert.Len(t, left, 2, command)
+	}
+}
+
 // The flags of bench are an experiment like any other: printed, it plays as a file.
 func TestBenchPlaysWhatItPrints(t *testing.T) {
 	t.Chdir(t.TempDir())
