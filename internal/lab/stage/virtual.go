@@ -370,14 +370,10 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 			r.Requests = append(r.Requests, Request{At: o.At, Took: o.Took})
 		}
 	case Web:
-		dial := s.Down.Delay + s.Up.Delay
-		if s.Cell != nil {
-			dial = s.Cell.Delay + s.Up.Delay
-		}
 		for k, f := range flows {
 			q := Request{At: a.Start + time.Duration(k)*a.Every}
 			if f.Received > 0 {
-				q.Took = dial + s.Up.Delay + f.Received // after the request
+				q.Took = s.dial(q.At, a.Host) + f.Received
 			}
 			r.Requests = append(r.Requests, q)
 		}

@@ -1,6 +1,8 @@
 package stage
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -59,4 +61,35 @@ func TestWhatVirtualTimeAloneCanPlayIsRefusedOverRealSockets(t *testing.T) {
 		_, err := Play(t.Context(), Env{}, s, nil)
 		assert.ErrorContains(t, err, says)
 	}
+}
+
+func TestAConnectionOfItsOwnIsDialledOverTheLinksDelay(t *testing.T) {
+	const oneWay = 30 * time.Millisecond
+	took := func(change func(*Stage)) (all []time.Duration) {
+		s := Stage{
+			Name: "web", Down: sim.LinkConfig{Rate: 100e6}, Duration: 4 * time.Second,
+			Actors: []Actor{{Name: "web", Kind: Web, Size: 1000, Every: time.Second}},
+		}
+		change(&s)
+		rec, err := PlayVirtual(t.Context(), s, nil)
+		require.NoError(t, err)
+		for _, q := range rec.Actors[0].Requests {
+			all = append(all, q.Took.Round(2*time.Millisecond))
+		}
+		return all
+	}
+	same := slices.Repeat([]time.Duration{4 * oneWay}, 4) // a handshake, the request and the answer
+	assert.Equal(t, same, took(func(s *Stage) { s.Down.Delay, s.Up.Delay = oneWay, oneWay }))
+	moves, err := sim.ReadDelayTrace("moves", strings.NewReader("30\n"))
+	require.NoError(t, err)
+	assert.Equal(t, same, took(func(s *Stage) { s.Down.Delays, s.Up.Delays = moves, moves }), "a trace's")
+	assert.Equal(t, same, took(func(s *Stage) {
+		s.Down, s.Up.Delay = sim.LinkConfig{}, oneWay
+		s.Cell = &sim.CellConfig{Delay: oneWay - 20*time.Millisecond, Hosts: []sim.CellHost{{Delay: 19 * time.Millisecond}}}
+	}), "the host's, and a subframe")
+	same[2], same[3] = 8*oneWay, 8*oneWay
+	assert.Equal(t, same, took(func(s *Stage) {
+		s.Down.Delay, s.Up.Delay = oneWay, oneWay
+		s.Changes = []Change{{At: 1500 * time.Millisecond, Delay: 2 * oneWay}}
+	}), "what it is by then")
 }
