@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,8 @@ type Sender struct {
 	look   cc.Time // for losses; 0: with the next acknowledgement
 	out    outstanding
 	packet [DataBytes]byte
+
+	sent, again atomic.Int64 // bytes, for others to read
 }
 
 // Open opens a sender's socket to a receiver with the same token.
@@ -110,9 +113,9 @@ func (s *Sender) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// Sent is how much was sent, and how much of it once more. It is for after Run.
+// Sent is how much was sent by now, and how much of it once more.
 func (s *Sender) Sent() (all, again cc.Bytes) {
-	return s.out.report.Written - ahead + s.out.report.Lost, s.out.report.Lost
+	return cc.Bytes(s.sent.Load()), cc.Bytes(s.again.Load())
 }
 
 func (s *Sender) now() cc.Time { return cc.Time(time.Since(s.began) + time.Second) }
@@ -153,6 +156,8 @@ func (s *Sender) pump() (next cc.Time, err error) {
 			return 0, os.NewSyscallError("send", err)
 		}
 		s.out.send(now)
+		s.sent.Store(int64(s.out.report.Written - ahead + s.out.report.Lost))
+		s.again.Store(int64(s.out.report.Lost))
 		sent = true
 		if s.limit.PacingRate > 0 {
 			// A wait that ended late is made up for, but not a whole pause.

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/edge"
+	"github.com/penstock-net/penstock/internal/lab/native"
 	"github.com/penstock-net/penstock/internal/lab/traffic"
 )
 
@@ -30,7 +31,8 @@ type actor struct {
 	at      atomic.Pointer[netip.AddrPort] // the client's end of the present one
 	record  ActorRecord
 
-	sent, resent cc.Bytes // by what sends into the last hop
+	sender      atomic.Pointer[native.Sender] // nil: it is not native, or not there yet
+	early, late sentTo                        // by what sends into the last hop: at the end of the warm-up, and of the run
 }
 
 func (r *run) newActor(number int) *actor {

@@ -44,8 +44,8 @@ func (a *actor) native(ctx context.Context) error {
 	}
 	received := make(chan error, 1)
 	go func() { received <- native.Receive(&counted{receiver, a}, token) }()
+	a.sender.Store(sender)
 	err = sender.Run(ctx)
-	a.sent, a.resent = sender.Sent()
 	return errors.Join(err, receiver.Close(), <-received)
 }
 

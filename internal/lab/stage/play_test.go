@@ -267,3 +267,39 @@ func TestTheServersOwnWindowIsLookedAt(t *testing.T) {
 		check(t, r, err)
 	})
 }
+
+// In the warm-up datagrams take the link from a download; afterwards it has it for itself.
+func TestWhatIsSentAgainIsCountedAfterTheWarmUp(t *testing.T) {
+	labtest.Need(t)
+	s := short(Actor{Name: "bulk", Kind: Bulk},
+		Actor{Name: "noise", Kind: UDP, Rate: 40 * mbit, Stop: 1500 * time.Millisecond})
+	s.Edge, s.Duration = "", 3500*time.Millisecond
+	whole, err := Play(t.Context(), Env{}, s, nil)
+	require.NoError(t, err)
+	s.Warmup = 2500 * time.Millisecond
+	rest, err := Play(t.Context(), Env{}, s, nil)
+	require.NoError(t, err)
+	require.Positive(t, whole.Resent)
+	assert.Less(t, rest.Resent, whole.Resent/2)
+}
+
+func TestWhatUploadsSendAgainIsCounted(t *testing.T) {
+	labtest.Need(t)
+	s := short(Actor{Name: "first", Kind: Upload}, Actor{Name: "second", Kind: Upload})
+	s.Edge, s.Up.Loss = "", 0.05
+	r, err := Play(t.Context(), Env{}, s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	assert.InDelta(t, 0.05, r.Resent, 0.04)
+}
+
+// What a tunnel's transport sends again is set against what passes the last hop meanwhile.
+func TestWhatATunnelSendsAgainIsCountedAfterTheWarmUp(t *testing.T) {
+	labtest.Need(t)
+	s := fixed(0.05)
+	s.Tunnel, s.Warmup, s.Duration = WireGuard, 2*time.Second, 3*time.Second
+	r, err := Play(t.Context(), penstock(t), s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	assert.InDelta(t, 0.05, r.Resent, 0.03)
+}

@@ -121,7 +121,7 @@ type Record struct {
 	// the hosts or, where there is nothing but uploads, from them.
 	Path      netlab.Report
 	Points    []netlab.Point
-	Resent    float64       // share of the bytes that were sent into the last hop, but for UDP
+	Resent    float64       // share of the bytes that were sent into the last hop, but for UDP, after warm-up
 	Queueing  sim.Delays    // of data packets in the last hop's queue, of all hosts, after warm-up
 	Lateness  time.Duration // p99 of how late the emulator handed packets over, after warm-up; 0 in virtual time
 	Discarded string        // why none of it counts: the emulator lost packets; empty: it does

@@ -40,6 +40,9 @@ func (r *run) accompany(ctx context.Context) (*watch, error) {
 	if len(r.stage.Changes) > 0 {
 		r.apart(w.change)
 	}
+	if r.stage.Warmup > 0 {
+		r.apart(w.countEarly)
+	}
 	if r.stage.Native {
 		return w, nil
 	}
@@ -178,7 +181,7 @@ type held struct{ cwnd, share cc.Bytes }
 func (w *watch) windows() (map[netip.AddrPort]held, error) {
 	windows := map[netip.AddrPort]held{}
 	if w.proxy == nil {
-		all, err := sockets(w.lab.Server)
+		all, err := sockets(w.lab.Server, false)
 		for client, s := range all {
 			cwnd := cc.Bytes(s.cwnd) * s.mss
 			windows[client] = held{cwnd, cwnd}
@@ -214,7 +217,7 @@ func (w *watch) lookBelow(flows []telemetry.Flow) error {
 			cwnd: float64(f.ClientLeg.Cwnd) / mss, pipe: float64(f.Down.Control.Inflight) / mss, mss: edge.TunnelMSS,
 		}
 	} else {
-		all, err := sockets(w.lab.Edge)
+		all, err := sockets(w.lab.Edge, false)
 		if err != nil {
 			return err
 		}
@@ -237,8 +240,12 @@ func flowOf(flows []telemetry.Flow, at *netip.AddrPort) *telemetry.Flow {
 // finish takes the figures that are gone once the proxy and the connections are.
 func (w *watch) finish() error {
 	defer w.stop()
-	if err := w.countSockets(); err != nil {
+	late, err := w.counts()
+	if err != nil {
 		return err
+	}
+	for a, c := range late {
+		a.late = c
 	}
 	if w.sniffer != nil {
 		capture, err := w.sniffer.Stop()
@@ -280,7 +287,6 @@ func (w *watch) finish() error {
 			}
 			if w.tunnel != nil {
 				w.record.Envelope = string(w.stage.Tunnel)
-				a.sent, a.resent = 0, f.ClientLeg.Retransmitted // what was sent the last hop knows
 			}
 		}
 	}
@@ -299,22 +305,6 @@ func (w *watch) finish() error {
 	d := &w.record.Decided
 	d.CPU, d.Fallbacks = theirs-w.theirs, metrics.Count("penstock_agent_fallbacks_total")
 	d.Took = metrics.Histogram("penstock_agent_decision_seconds")
-	return nil
-}
-
-// countSockets notes what the sockets that send into the last hop have sent.
-func (w *watch) countSockets() error {
-	for _, node := range []*netlab.Node{w.lab.Edge, w.lab.Server} {
-		all, err := sockets(node)
-		if err != nil {
-			return err
-		}
-		for _, a := range w.actors {
-			if at := a.at.Load(); at != nil && a.Kind != Upload && a.proxied == (node == w.lab.Edge) {
-				a.sent, a.resent = all[*at].sent, all[*at].resent
-			}
-		}
-	}
 	return nil
 }
 
@@ -355,14 +345,7 @@ func (r *run) account() error {
 		}
 		r.record.Actors = append(r.record.Actors, a.record)
 	}
-	var sent, resent cc.Bytes
-	for _, a := range r.actors {
-		sent, resent = sent+a.sent, resent+a.resent
-	}
-	if r.tunnel != nil && r.proxy != nil {
-		sent = r.record.Path.Down.Bytes
-	}
-	r.record.Resent = float64(resent) / float64(max(1, sent))
+	r.record.Resent = r.resent()
 	whole := r.lab.Path.Report(0, r.stage.Duration)
 	if d, u := whole.Down.Drops, whole.Up.Drops; missed > 0 || d.Held+d.Failed+u.Held+u.Failed > 0 {
 		r.record.Discarded = fmt.Sprintf("the emulator lost %d packets and could not deliver %d", missed,

@@ -72,8 +72,8 @@ func window(samples []windowSample) *Window {
 	}
 }
 
-// sockets are the node's connections, by the other end, as sock_diag shows them.
-func sockets(node *netlab.Node) (all map[netip.AddrPort]socket, err error) {
+// sockets are the node's connections, by the other end or by their own, as sock_diag shows them.
+func sockets(node *netlab.Node, own bool) (all map[netip.AddrPort]socket, err error) {
 	all = map[netip.AddrPort]socket{}
 	err = node.Do(func() error {
 		// A listener for both families makes sockets of the second kind only.
@@ -83,8 +83,12 @@ func sockets(node *netlab.Node) (all map[netip.AddrPort]socket, err error) {
 				return fmt.Errorf("read sockets of %s: %w", node.Name(), err)
 			}
 			for _, r := range found {
-				if addr, ok := netip.AddrFromSlice(r.InetDiagMsg.ID.Destination); ok && r.TCPInfo != nil {
-					all[netip.AddrPortFrom(addr.Unmap(), r.InetDiagMsg.ID.DestinationPort)] = socketOf(r.TCPInfo)
+				ip, port := r.InetDiagMsg.ID.Destination, r.InetDiagMsg.ID.DestinationPort
+				if own {
+					ip, port = r.InetDiagMsg.ID.Source, r.InetDiagMsg.ID.SourcePort
+				}
+				if addr, ok := netip.AddrFromSlice(ip); ok && r.TCPInfo != nil {
+					all[netip.AddrPortFrom(addr.Unmap(), port)] = socketOf(r.TCPInfo)
 				}
 			}
 		}
