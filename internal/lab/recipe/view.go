@@ -129,7 +129,8 @@ func (r Run) throughput(i int) float64 {
 	if v := r.Record.Virtual; v != nil && r.Stage.Actors[i].Kind != stage.Web {
 		return v.Flows[i].Throughput.Mbps()
 	}
-	return r.Record.Actors[i].Rate(r.Stage.There(i)).Mbps()
+	a := r.Record.Actors[i]
+	return a.Rate(a.There(r.Stage, i)).Mbps()
 }
 
 // capacity is what a link of a fixed rate carries of payload; NaN of another.

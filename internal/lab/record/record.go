@@ -124,7 +124,7 @@ type Series struct {
 // Flow is one application, or all of them where there are many.
 type Flow struct {
 	Name       string  `json:"name"`
-	Throughput float64 `json:"throughput_mbit"` // payload, while it was there
+	Throughput float64 `json:"throughput_mbit"` // payload, while it was there: a download of a size, until it ended
 	// in each second of the run
 	PerSecond []float64    `json:"throughput_mbit_per_second"`
 	Queueing  *Percentiles `json:"queueing_ms,omitempty"`     // of its own packets, where that is known
@@ -284,7 +284,7 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 	var rates []float64
 	for i, a := range rec.Actors {
 		f := Flow{
-			Name: a.Name, Throughput: rounded(a.Rate(s.There(i)).Mbps()), Limited: a.Limited,
+			Name: a.Name, Throughput: rounded(a.Rate(a.There(s, i)).Mbps()), Limited: a.Limited,
 			Error: a.Corrupt + a.Error,
 		}
 		if v := a.Video; v != nil {

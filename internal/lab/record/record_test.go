@@ -160,6 +160,25 @@ func TestAWebApplicationIsAllOfItsConnections(t *testing.T) {
 	assert.Len(t, rest.Flows[0].Took, 4, "those that began after the warm-up")
 }
 
+func TestADownloadOfASizeHasTheThroughputOfItsTime(t *testing.T) {
+	s := stage.Stage{
+		Duration: 10 * time.Second, Warmup: 100 * time.Millisecond,
+		Actors: []stage.Actor{{Name: "a", Kind: stage.Bulk, Size: 500_000}, {Name: "b", Kind: stage.Bulk, Size: 500_000}},
+	}
+	bytes := func(each cc.Bytes, steps int) []cc.Bytes {
+		all := make([]cc.Bytes, 100)
+		for i := range steps {
+			all[i] = each
+		}
+		return all
+	}
+	r := record.Of(s, stage.Record{Actors: []stage.ActorRecord{
+		{Name: "a", Bytes: bytes(100_000, 5)}, {Name: "b", Bytes: bytes(4_999, 100)},
+	}})
+	assert.InDelta(t, 8, r.Flows[0].Throughput, 1e-9, "over 0.4 s, as in virtual time")
+	assert.InDelta(t, 0.4, r.Flows[1].Throughput, 1e-4, "it did not end")
+}
+
 func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
 	path := func(change func(*stage.Stage)) string { return played(t, change).Path() }
 	for what, changes := range map[string][2]func(*stage.Stage){

@@ -202,6 +202,21 @@ func (s Stage) There(i int) (from, to time.Duration) {
 	return from.Truncate(Step), to.Truncate(Step)
 }
 
+// There is Stage.There of actor i, whose record this is, up to the last byte of a download of a size.
+func (a ActorRecord) There(s Stage, i int) (from, to time.Duration) {
+	from, to = s.There(i)
+	size := s.Actors[i].Size
+	if s.Actors[i].Kind != Bulk || size == 0 {
+		return from, to
+	}
+	for k, n := range a.Bytes {
+		if size -= n; size <= 0 {
+			return from, min(to, time.Duration(k+1)*Step)
+		}
+	}
+	return from, to
+}
+
 // Rate is the actor's throughput between two moments.
 func (a ActorRecord) Rate(from, to time.Duration) cc.Rate {
 	first, last := int(from/Step), min(int(to/Step), len(a.Bytes))
