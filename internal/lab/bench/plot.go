@@ -9,6 +9,7 @@ import (
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
@@ -60,19 +61,18 @@ func (t table) plot(name string) (bool, error) {
 
 	drawn := 0
 	for _, w := range t.rows {
-		runs := w.counted()
-		if len(runs) == 0 || len(runs[0].Points) == 0 {
+		points, step := w.course()
+		if len(points) == 0 {
 			continue
 		}
-		points := record.Merge(runs[0].Points, int(plotStep/stage.Step))
 		if drawn == 0 {
-			area, err := addCapacity(rate, points)
+			area, err := addCapacity(rate, points, step)
 			if err != nil {
 				return false, err
 			}
 			legend.Add("capacity", area)
 		}
-		line, err := addSender(rate, delay, points, figures.Colour(drawn))
+		line, err := addSender(rate, delay, points, step, figures.Colour(drawn))
 		if err != nil {
 			return false, err
 		}
@@ -88,14 +88,43 @@ func (t table) plot(name string) (bool, error) {
 	return true, figures.Save(name, legend, rate, delay)
 }
 
+// course is that of the first run that counts and has one.
+func (w row) course() (points []netlab.Point, step time.Duration) {
+	for _, r := range w.counted() {
+		if points, step = course(r); len(points) > 0 {
+			return points, step
+		}
+	}
+	return nil, 0
+}
+
+// course is a run's in steps; of one that was read, those of its record. None: it has no series.
+func course(r record.Run) (points []netlab.Point, step time.Duration) {
+	if len(r.Points) > 0 {
+		return record.Merge(r.Points, int(plotStep/stage.Step)), plotStep
+	}
+	s := r.Series
+	if s == nil {
+		return nil, 0
+	}
+	step = time.Duration(s.Step * float64(time.Second))
+	for i := range min(len(s.Throughput), len(s.Offered), len(s.Queueing)) {
+		points = append(points, netlab.Point{
+			At: time.Duration(i) * step, Throughput: cc.Rate(s.Throughput[i] * 1e6), Offered: cc.Rate(s.Offered[i] * 1e6),
+			Queueing: time.Duration(s.Queueing[i] * float64(time.Millisecond)),
+		})
+	}
+	return points, step
+}
+
 // seconds is the length of the table's runs.
 func (t table) seconds() float64 { return t.rows[0].results[0].Duration }
 
 // addCapacity fills the area that the link could carry.
-func addCapacity(p *plot.Plot, points []netlab.Point) (*plotter.Line, error) {
+func addCapacity(p *plot.Plot, points []netlab.Point, step time.Duration) (*plotter.Line, error) {
 	var xy plotter.XYs
 	for _, pt := range points {
-		xy = append(xy, plotter.XY{X: middle(pt), Y: pt.Offered.Mbps()})
+		xy = append(xy, plotter.XY{X: middle(pt, step), Y: pt.Offered.Mbps()})
 	}
 	area, err := plotter.NewLine(xy)
 	if err != nil {
@@ -107,12 +136,14 @@ func addCapacity(p *plot.Plot, points []netlab.Point) (*plotter.Line, error) {
 }
 
 // addSender draws one sender into both plots and returns its line.
-func addSender(rate, delay *plot.Plot, points []netlab.Point, c color.RGBA) (*plotter.Line, error) {
+func addSender(
+	rate, delay *plot.Plot, points []netlab.Point, step time.Duration, c color.RGBA,
+) (*plotter.Line, error) {
 	var rates, delays plotter.XYs
 	for _, pt := range points {
-		rates = append(rates, plotter.XY{X: middle(pt), Y: pt.Throughput.Mbps()})
+		rates = append(rates, plotter.XY{X: middle(pt, step), Y: pt.Throughput.Mbps()})
 		if pt.Queueing > 0 { // nothing left in this step otherwise: there is no delay to show
-			delays = append(delays, plotter.XY{X: middle(pt), Y: max(leastDelay, record.Millis(pt.Queueing))})
+			delays = append(delays, plotter.XY{X: middle(pt, step), Y: max(leastDelay, record.Millis(pt.Queueing))})
 		}
 	}
 	first, err := figures.Line(rate, rates, c)
@@ -122,4 +153,4 @@ func addSender(rate, delay *plot.Plot, points []netlab.Point, c color.RGBA) (*pl
 	return first, err
 }
 
-func middle(p netlab.Point) float64 { return (p.At + plotStep/2).Seconds() }
+func middle(p netlab.Point, step time.Duration) float64 { return (p.At + step/2).Seconds() }

@@ -214,7 +214,24 @@ func TestPlots(t *testing.T) {
 
 	names, err = WritePlots(filepath.Join(dir, "three.png"), []record.Run{result("cubic", "cubic", 1, 9.9, 3000)})
 	require.NoError(t, err)
-	assert.Empty(t, names, "read back from JSON, a result has no series")
+	assert.Empty(t, names, "older builds wrote no series")
+
+	// As --resume reads it.
+	back := result("cubic", "cubic", 1, 9.9, 3000)
+	back.Series = &record.Series{
+		Step: 1, Throughput: []float64{9, 0, 5}, Offered: []float64{10, 10, 10}, Queueing: []float64{30, 0, 20},
+	}
+	names, err = WritePlots(filepath.Join(dir, "four.png"), []record.Run{back})
+	require.NoError(t, err)
+	assert.Len(t, names, 1)
+	points, step := course(back)
+	assert.Equal(t, time.Second, step)
+	assert.Equal(t, netlab.Point{
+		At: 2 * time.Second, Throughput: 5e6, Offered: 10e6, Queueing: 20 * time.Millisecond,
+	}, points[2])
+	points, step = course(r)
+	assert.Equal(t, plotStep, step)
+	assert.Len(t, points, 6)
 
 	_, err = WritePlots("out.pdf", []record.Run{r})
 	assert.ErrorContains(t, err, ".png")
