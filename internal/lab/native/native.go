@@ -5,10 +5,10 @@
 // A data packet has the size of a full TCP segment of Penstock's on the wire. All numbers
 // are big endian:
 //
-//	token 8 | transmission 8 | zeros up to DataBytes
+//	token 8 | transmission 8 | segment 8 | zeros up to DataBytes
 //
 // Transmissions are counted from 1, so that a packet that is sent again has a number of
-// its own (RFC 9002 §2). The receiver answers each with
+// its own (RFC 9002 §2); segments, of which it is the same one, from 0. The receiver answers each with
 //
 //	token 8 | transmission 8 | highest 8 | mask 8
 //
@@ -71,9 +71,10 @@ func (a ack) each(tell func(tx uint64)) {
 }
 
 // writeData puts a data packet's head into b, whose rest stays as it is.
-func writeData(b []byte, token, tx uint64) {
+func writeData(b []byte, token, tx, segment uint64) {
 	binary.BigEndian.PutUint64(b, token)
 	binary.BigEndian.PutUint64(b[8:], tx)
+	binary.BigEndian.PutUint64(b[16:], segment)
 }
 
 // arrivals is what a receiver knows of one sender.
@@ -81,6 +82,23 @@ type arrivals struct {
 	token   uint64
 	highest uint64
 	mask    uint64
+	next    uint64          // all segments below have arrived
+	above   map[uint64]bool // those that have arrived beyond a hole
+}
+
+// isNew notes the segment of a data packet of this sender, and tells whether it had not arrived before.
+func (r *arrivals) isNew(b []byte) bool {
+	n := binary.BigEndian.Uint64(b[16:])
+	if n < r.next || r.above[n] {
+		return false
+	}
+	if r.above == nil {
+		r.above = map[uint64]bool{}
+	}
+	for r.above[n] = true; r.above[r.next]; r.next++ {
+		delete(r.above, r.next)
+	}
+	return true
 }
 
 // take notes a data packet and returns the answer to it. ok is false for what is no

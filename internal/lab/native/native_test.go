@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { os.Exit(need.Run(m)) }
 
 func data(token, tx uint64) []byte {
 	b := make([]byte, DataBytes)
-	writeData(b, token, tx)
+	writeData(b, token, tx, 0)
 	return b
 }
 
@@ -37,6 +37,19 @@ func TestAnAcknowledgementRepeatsWhatEarlierOnesTold(t *testing.T) {
 	var told []uint64
 	read.each(func(tx uint64) { told = append(told, tx) })
 	assert.Equal(t, []uint64{67, 5, 4, 3}, told, "1 and 2 are too long ago, and 6 has not come")
+}
+
+func TestASegmentArrivesOnce(t *testing.T) {
+	r := arrivals{token: 7}
+	var fresh []bool
+	for tx, segment := range []uint64{0, 2, 2, 1, 0, 3, 1 << 62, 1 << 62} {
+		b := data(7, uint64(tx)+1)
+		writeData(b, 7, uint64(tx)+1, segment)
+		fresh = append(fresh, r.isNew(b))
+	}
+	assert.Equal(t, []bool{true, true, false, true, false, true, true, false}, fresh)
+	assert.EqualValues(t, 4, r.next)
+	assert.Len(t, r.above, 1, "what has no hole below it is forgotten")
 }
 
 func TestStrangersAreNotAnswered(t *testing.T) {
@@ -175,8 +188,8 @@ func TestDataReachTheReceiver(t *testing.T) {
 	require.NoError(t, err)
 	token := NewToken()
 	got := &counter{PacketConn: conn, enough: make(chan struct{})}
-	received := make(chan error, 1)
-	go func() { received <- Receive(got, token) }()
+	received, came := make(chan error, 1), cc.Bytes(0)
+	go func() { received <- Receive(got, token, func(n cc.Bytes) { came += n }) }()
 	local, ok := conn.LocalAddr().(*net.UDPAddr)
 	require.True(t, ok)
 	s, err := Open(local.AddrPort(), token, "static", cc.Params{"cwnd_packets": 20})
@@ -191,6 +204,8 @@ func TestDataReachTheReceiver(t *testing.T) {
 	require.NoError(t, <-received)
 	all, again := s.Sent()
 	assert.GreaterOrEqual(t, all-again, enough*payload)
+	assert.GreaterOrEqual(t, all-again, came)
+	assert.Positive(t, came)
 }
 
 // enough is how many packets of a test's sender arrive.

@@ -148,7 +148,8 @@ func (s *Sender) pump() (next cc.Time, err error) {
 		if s.paced > now {
 			return s.paced, nil
 		}
-		writeData(s.packet[:], s.token, s.out.txBase+uint64(len(s.out.txs)))
+		segment, _ := s.out.next()
+		writeData(s.packet[:], s.token, s.out.txBase+uint64(len(s.out.txs)), uint64(segment))
 		switch _, err := unix.Write(s.fd, s.packet[:]); {
 		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS):
 			return now.Add(time.Millisecond), nil // this machine's own queue is full
@@ -204,8 +205,9 @@ func (s *Sender) wait(until cc.Time) error {
 	return nil
 }
 
-// Receive answers the packets of the sender with that token until conn is closed.
-func Receive(conn net.PacketConn, token uint64) error {
+// Receive answers the packets of the sender with that token until conn is closed, and tells took of the payload
+// of each that had not come before.
+func Receive(conn net.PacketConn, token uint64, took func(cc.Bytes)) error {
 	r := arrivals{token: token}
 	buf, reply := make([]byte, DataBytes+1), make([]byte, 0, ackBytes)
 	for {
@@ -217,6 +219,9 @@ func Receive(conn net.PacketConn, token uint64) error {
 			return fmt.Errorf("native: receive: %w", err)
 		}
 		if a, ok := r.take(buf[:n]); ok {
+			if r.isNew(buf[:n]) {
+				took(payload)
+			}
 			if _, err := conn.WriteTo(a.write(reply[:0], token), from); err != nil && !errors.Is(err, net.ErrClosed) {
 				return fmt.Errorf("native: acknowledge: %w", err)
 			}

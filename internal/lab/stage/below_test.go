@@ -124,3 +124,16 @@ func TestANativeSenderHasNothingBelowIt(t *testing.T) {
 		}
 	}
 }
+
+// What overtakes others has a native sender send again what comes all the same: the application has it once.
+func TestWhatANativeReceiverHasTwiceCountsOnce(t *testing.T) {
+	labtest.Need(t)
+	s := fixed(0)
+	s.Native, s.Down.Reorder, s.Down.ReorderBy = true, 0.05, 30*time.Millisecond
+	r, err := Play(t.Context(), Env{}, s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	require.Greater(t, r.Resent, 0.02)
+	came := float64(r.Path.Down.Delivered) * float64(cc.DefaultMSS)
+	assert.InEpsilon(t, came*(1-r.Resent), float64(total(r.Actors[0])), 0.01)
+}

@@ -43,23 +43,8 @@ func (a *actor) native(ctx context.Context) error {
 		return errors.Join(err, receiver.Close())
 	}
 	received := make(chan error, 1)
-	go func() { received <- native.Receive(&counted{receiver, a}, token) }()
+	go func() { received <- native.Receive(receiver, token, func(n cc.Bytes) { a.read(int(n)) }) }()
 	a.sender.Store(sender)
 	err = sender.Run(ctx)
 	return errors.Join(err, receiver.Close(), <-received)
-}
-
-// counted counts the payload of the packets that come.
-type counted struct {
-	net.PacketConn
-	*actor
-}
-
-// ReadFrom implements net.PacketConn.
-func (c *counted) ReadFrom(b []byte) (int, net.Addr, error) {
-	n, from, err := c.PacketConn.ReadFrom(b)
-	if n == native.DataBytes {
-		c.read(int(cc.DefaultMSS))
-	}
-	return n, from, err
 }
