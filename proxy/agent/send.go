@@ -69,12 +69,12 @@ func (q *backlog) push(now cc.Time, b []byte) bool {
 			q.messages[at-q.gone].bytes = slices.Clone(b)
 			return true
 		}
-		q.waits[what] = q.gone + len(q.messages)
 	}
 	if len(q.messages) >= mostWaiting {
 		return false
 	}
 	q.messages = append(q.messages, message{slices.Clone(b), now})
+	q.number(len(q.messages) - 1)
 	return true
 }
 

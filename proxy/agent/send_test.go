@@ -40,6 +40,29 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	assert.False(t, q.push(8, report(mostWaiting, 1)))
 }
 
+// More flows than may wait are announced at once, as when an agent comes back to a large proxy.
+func TestAFlowForWhichThereIsNoRoomIsAnnouncedOnceThereIs(t *testing.T) {
+	const flows = mostWaiting + 20
+	c := gather(t, flows)
+	for range 4 {
+		c.tick(10*time.Millisecond, false)
+	}
+	announced := map[uint32]int{}
+	for len(announced) < flows {
+		m, there := c.read()
+		if !there {
+			c.tick(10*time.Millisecond, false)
+			m, there = c.read()
+			require.True(t, there)
+		}
+		announced[m.Flow]++
+		require.NoError(t, c.link.flush())
+	}
+	for flow, times := range announced {
+		require.Equal(t, 1, times, "flow %d", flow)
+	}
+}
+
 // met is a link, and an agent that has heard of it.
 func met(t *testing.T) (link *Link, p *peer, now func() cc.Time) {
 	t.Helper()
