@@ -55,6 +55,7 @@ type Link struct {
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 	waits  socket                     // bound, until the agent is there; only run uses it
+	there  os.FileInfo                // the agent's path as it was dialled; nil: none by then
 	secure atomic.Pointer[tls.Config] // of the next connection to an agent on another machine
 	heard  atomic.Bool                // a message has come over that connection
 
@@ -190,6 +191,7 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 	if err != nil {
 		return nil, err
 	}
+	l.there, _ = os.Stat(l.cfg.Socket)
 	e, err := newEvents(fd)
 	if err != nil {
 		_ = unix.Close(fd)
@@ -390,7 +392,7 @@ func (l *Link) watch(ctx context.Context) error {
 			}
 		case <-timer.C:
 			if idle && !l.reachable() {
-				return errors.New("nobody listens at " + l.cfg.Socket)
+				return errors.New("it listens no more at " + l.cfg.Socket)
 			}
 		}
 		now := l.cfg.Clock()
@@ -426,8 +428,14 @@ func (l *Link) failure() error {
 	return l.failed
 }
 
-// reachable tries the agent's path with a socket of its own.
-func (l *Link) reachable() bool { return unixConnect(l.cfg.Socket) == nil }
+// reachable tries the agent's path with a socket of its own, unless another agent has made that path anew.
+func (l *Link) reachable() bool {
+	at, err := os.Stat(l.cfg.Socket)
+	if err == nil && l.there != nil && !(os.SameFile(at, l.there) && at.ModTime().Equal(l.there.ModTime())) {
+		return false
+	}
+	return unixConnect(l.cfg.Socket) == nil
+}
 
 // unixConnect connects a socket of its own to a path, for as long as it takes to see how that
 // goes: ECONNREFUSED says that nobody has it open any more.

@@ -196,6 +196,31 @@ func TestAnAgentIsFoundWheneverItIsThere(t *testing.T) {
 	assert.EqualValues(t, 2, s.link.Info().Connects)
 }
 
+// Its program reports nothing, so no message finds out that the agent is another one.
+func TestAnAgentThatIsStartedAgainWhileNothingIsSentIsFound(t *testing.T) {
+	s := start(t)
+	code, err := ccp.Compile("(def (x 0)) (when true (:= x (+ x Ack.bytes_acked)))")
+	require.NoError(t, err)
+	p := listen(t, s.path)
+	require.Equal(t, ccp.KindReady, p.next().Kind)
+	p.say(code.Install(1).Append(nil))
+	for m := p.next(); ; m = p.next() {
+		if m.Kind == ccp.KindCreate {
+			p.say(ccp.Change{Flow: m.Flow, Program: 1}.Append(nil))
+			break
+		}
+	}
+	s.until("agent")
+
+	p.die()
+	require.NoError(t, os.Remove(s.path))
+	second := listen(t, s.path)
+	require.NoError(t, os.Chtimes(s.path, time.Time{}, time.Now().Add(time.Hour))) // made at another time, for certain
+	second.greet()
+	s.until("agent")
+	assert.EqualValues(t, 2, s.link.Info().Connects)
+}
+
 func TestAnAgentThatDoesNotReadLosesItsFlowsAndGetsThemBack(t *testing.T) {
 	s := start(t)
 	p := listen(t, s.path)
