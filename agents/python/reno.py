@@ -6,17 +6,18 @@ from penstock_agent import DEFAULT_SOCKET, Agent, Flow, Report
 
 
 class Reno(Flow):
-    # Below the threshold, which is slow start, the datapath opens the window by itself.
+    # Below the threshold, which is slow start, the datapath opens the window by itself. Before the first sample of
+    # the round trip, which reads as +infinity, it is taken for 1 s.
     programs = {
         "reno": """
-            (def (Report (volatile acked 0) (volatile lost 0) (volatile timeout false) (cwnd 0) (now 0) (rtt 0))
+            (def (Report (volatile acked 0) (volatile lost 0) (volatile timeout false) (cwnd 0) (now 0) (rtt 1000000))
                 (threshold +infinity))
             (when true
                 (:= Report.acked (+ Report.acked Ack.bytes_acked))
                 (:= Report.lost (+ Report.lost Ack.lost_pkts_sample))
                 (:= Report.timeout (|| Report.timeout Flow.was_timeout))
                 (:= Report.now Ack.now)
-                (:= Report.rtt Flow.rtt_sample_us)
+                (:= Report.rtt (if (< Flow.rtt_sample_us +infinity) Flow.rtt_sample_us))
                 (fallthrough))
             (when (< Cwnd threshold) (:= Cwnd (+ Cwnd Ack.bytes_acked)) (fallthrough))
             (when true (:= Report.cwnd Cwnd) (fallthrough))

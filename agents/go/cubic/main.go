@@ -7,16 +7,17 @@ import (
 	"github.com/penstock-net/penstock/agents/go/ccpagent"
 )
 
-// Below the threshold, which is slow start, the datapath opens the window by itself.
+// Below the threshold, which is slow start, the datapath opens the window by itself. Before the first sample of
+// the round trip, which reads as +infinity, it is taken for 1 s.
 const program = `
-	(def (Report (volatile acked 0) (volatile lost 0) (volatile timeout false) (cwnd 0) (now 0) (rtt 0))
+	(def (Report (volatile acked 0) (volatile lost 0) (volatile timeout false) (cwnd 0) (now 0) (rtt 1000000))
 		(threshold +infinity))
 	(when true
 		(:= Report.acked (+ Report.acked Ack.bytes_acked))
 		(:= Report.lost (+ Report.lost Ack.lost_pkts_sample))
 		(:= Report.timeout (|| Report.timeout Flow.was_timeout))
 		(:= Report.now Ack.now)
-		(:= Report.rtt Flow.rtt_sample_us)
+		(:= Report.rtt (if (< Flow.rtt_sample_us +infinity) Flow.rtt_sample_us))
 		(fallthrough))
 	(when (< Cwnd threshold) (:= Cwnd (+ Cwnd Ack.bytes_acked)) (fallthrough))
 	(when true (:= Report.cwnd Cwnd) (fallthrough))
