@@ -59,6 +59,58 @@ func TestPythonAndGoCompileAlike(t *testing.T) {
 	}
 }
 
+// TestPythonRefusesWhatGoRefuses is of programs that would run, and fold nothing.
+func TestPythonRefusesWhatGoRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ text, says string }{
+		"a name that is misspelt": {
+			`(def (Report (volatile acked 0))) (when true (:= Report.acked (+ Report.aked Ack.bytes_acked)) (report))`,
+			"Report.aked is declared nowhere",
+		},
+		"a misspelt average": {
+			"(def (Report (rtt 0))) (when true (:= Report.rtt (ewma 2 Flow.rtt_us)) (report))",
+			"Flow.rtt_us is declared nowhere",
+		},
+		"a misspelt condition": {"(def (every 0)) (when (> Micros evry) (report))", "evry is declared nowhere"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := ccp.Compile(c.text)
+			require.ErrorIs(t, err, ccp.ErrProgram)
+			cmd := python(t, "-c", "import sys, penstock_agent as p\np.compile_program(sys.stdin.read())")
+			cmd.Stdin = strings.NewReader(c.text)
+			out, err := cmd.CombinedOutput()
+			require.Error(t, err)
+			assert.Contains(t, string(out), "ProgramError: "+c.says)
+		})
+	}
+	// Go's agents refuse it as well, where they begin to serve.
+	cmd := python(t, "-c", "import penstock_agent as p\n"+
+		"p.compile_program('(def (Report (acked 0) (rtt Flow.rtt_sample_us))) (when true (report))')")
+	out, err := cmd.CombinedOutput()
+	require.Error(t, err)
+	assert.Contains(t, string(out), "ProgramError: Report.rtt needs a number as its first value")
+}
+
+func TestPythonSetsVariablesOfAnyName(t *testing.T) {
+	out, err := python(t, "-c", `import struct, sys, penstock_agent as p
+class Any(p.Flow):
+    programs = {"any": "(def (program 0) (self 0)) (when true (:= program self))"}
+class Quiet(p.Agent):
+    def _transmit(self, address, message): print(message.hex())
+agent = Quiet(Any, sys.argv[1])
+flow = Any(agent, "x", 5, 14480, 1448, "")
+flow.run("any", program=1, self=2)
+flow.update(program=3, self=4)`, filepath.Join(t.TempDir(), "socket")).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	set := func(program uint32, values ...uint64) string {
+		c := ccp.Change{Flow: 5, Program: program}
+		for i, v := range values {
+			c.Updates = append(c.Updates, ccp.Update{Register: ccp.Register{Index: uint32(i)}, Value: v})
+		}
+		return hex.EncodeToString(c.Append(nil))
+	}
+	assert.Equal(t, set(1, 1, 2)+"\n"+set(0, 3, 4)+"\n", string(out))
+}
+
 func TestThePythonAgentDecides(t *testing.T) {
 	s := start(t)
 	cmd := python(t, "../../agents/python/reno.py", s.path)

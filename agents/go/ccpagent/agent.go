@@ -131,7 +131,15 @@ func (a *Agent) compile() error {
 			return fmt.Errorf("ccpagent: program %q: %w", name, err)
 		}
 		number := uint32(i + 1)
-		a.programs[name] = &program{code, name, number, code.Install(number).Append(nil)}
+		install := code.Install(number)
+		runs, err := install.Verify()
+		if err != nil {
+			return fmt.Errorf("ccpagent: program %q: %w", name, err)
+		}
+		if runs.Fields() < len(code.Fields) { // a datapath would report fewer than a controller may ask for
+			return fmt.Errorf("ccpagent: program %q: each field of its Report needs a number as its first value", name)
+		}
+		a.programs[name] = &program{code, name, number, install.Append(nil)}
 	}
 	return nil
 }

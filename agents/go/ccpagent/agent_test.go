@@ -160,6 +160,11 @@ func TestAControllersMistakeIsNamed(t *testing.T) {
 	assert.ErrorContains(t, (&Agent{}).Serve(ctx, ""), "needs a program")
 	wrong := &Agent{Programs: map[string]string{"x": "(def"}, New: func(*Flow) Controller { return nil }}
 	assert.ErrorContains(t, wrong.Serve(ctx, ""), `program "x"`)
+	// A datapath reports what has a first value: it would report one field, and nobody would hear of it.
+	short := &Agent{New: wrong.New, Programs: map[string]string{
+		"x": "(def (Report (acked 0) (rtt Flow.rtt_sample_us))) (when true (report))",
+	}}
+	assert.ErrorContains(t, short.Serve(ctx, filepath.Join(t.TempDir(), "x")), `program "x": each field of its Report`)
 }
 
 func TestADatapathThatHasGoneIsForgotten(t *testing.T) {

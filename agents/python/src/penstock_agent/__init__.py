@@ -51,12 +51,12 @@ class Flow:
     def on_close(self) -> None:
         """The flow is over."""
 
-    def run(self, program: str, **registers: int) -> None:
+    def run(self, program: str, /, **registers: int) -> None:
         """Has the datapath run a program from now on, with registers set."""
         self.program = program
         self._decide(CHANGE, struct.pack("<I", self._agent.numbers[program]), registers)
 
-    def update(self, **registers: int) -> None:
+    def update(self, /, **registers: int) -> None:
         """Sets Cwnd (bytes), Rate (bytes/s) or variables of the program."""
         self._decide(UPDATE, b"", registers)
 

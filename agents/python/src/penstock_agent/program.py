@@ -113,10 +113,12 @@ class _Compiler:
         for item in items:
             if not (isinstance(item, list) and item[:1] == ["Report"]):
                 add(item, False)
-        for _, register, value in sorted(first):
+        for name, register, value in sorted(first):
             number = self._immediate(value)
             if number is not None:
                 self.program.instructions.append((DEF, register, register, number))
+            elif register[0] in (VOLATILE_REPORT, REPORT):  # a datapath would not report it
+                raise ProgramError(f"{name} needs a number as its first value")
 
     def _event(self, form: Node) -> None:
         if not isinstance(form, list) or form[:1] != ["when"] or len(form) < 3:
@@ -148,6 +150,11 @@ class _Compiler:
             return IMMEDIATE, int(node)
         return None
 
+    def _operand(self, node: Node) -> Register:
+        if isinstance(node, str) and node not in self.names and self._immediate(node) is None:
+            raise ProgramError(f"{node} is declared nowhere, and not set before")
+        return self._expression(node)
+
     def _expression(self, node: Node) -> Register:
         code = self.program.instructions
         if isinstance(node, str):
@@ -169,7 +176,7 @@ class _Compiler:
         if operation != BIND:
             if name in INTO_TARGET:
                 raise ProgramError(f"{name} stands at the right of a := alone")
-            operands = self._expression(left), self._expression(right)
+            operands = self._operand(left), self._operand(right)
             result = (TEMPORARY, self.temporaries)
             self.temporaries += 1
             code.append((operation, result, *operands))
@@ -180,7 +187,8 @@ class _Compiler:
         if isinstance(right, list) and right and right[0] in INTO_TARGET and len(right) == 3:
             if target[0] in (LOCAL, IMPLICIT):
                 raise ProgramError(f"{right[0]} sets control and report variables alone, not {left}")
-            operands = self._expression(right[1]), self._expression(right[2])
+            value = self._operand if right[0] == "ewma" else self._expression
+            operands = self._operand(right[1]), value(right[2])
             code.append((OPERATIONS[str(right[0])], target, *operands))
         else:
             code.append((BIND, target, target, self._expression(right)))
