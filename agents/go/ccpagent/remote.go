@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	waiting     = 1024                   // messages to one datapath that TCP has not taken yet
+	waiting     = 1024                   // answers that TCP has not taken yet; beyond half of them nothing is read
 	strangers   = 256                    // connections at a time whose handshake is not over
 	handshake   = 5 * time.Second        // it may take
 	acceptAgain = 100 * time.Millisecond // after an error that passes
@@ -104,7 +104,7 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 	defer running.Wait()
 	defer cancel()
 	context.AfterFunc(ctx, func() { _ = conn.Close() })
-	queue := make(chan []byte, waiting)
+	queue, taken := make(chan []byte, waiting), make(chan struct{}, 1)
 	running.Go(func() {
 		defer cancel()
 		w := bufio.NewWriter(conn)
@@ -113,6 +113,10 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 			case <-ctx.Done():
 				return
 			case b := <-queue:
+				select {
+				case taken <- struct{}{}:
+				default:
+				}
 				_, err := w.Write(b) // Flush has the error as well
 				if len(queue) == 0 {
 					err = w.Flush()
@@ -133,6 +137,13 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 	})
 	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxToAgent)
 	for a.fault() == nil {
+		for len(queue) > waiting/2 { // as where a datapath announces all its flows
+			select {
+			case <-taken:
+			case <-ctx.Done():
+				return
+			}
+		}
 		if _, err := io.ReadFull(r, buf[:ccp.HeaderLen]); err != nil {
 			return
 		}

@@ -1,8 +1,10 @@
 package ccpagent
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
 	"os"
 	"sync/atomic"
@@ -13,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/cc/ccp"
 )
 
 // full is a listener that has no descriptor left first. It hands out one end of each of pipes.
@@ -38,6 +42,48 @@ func (l *full) Accept() (net.Conn, error) {
 func (l *full) Close() error {
 	close(l.closed)
 	return nil
+}
+
+// A proxy announces all its flows as it connects.
+func TestAnAgentReadsNoFasterThanItsAnswersLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, _ := start(t, func(f *Flow) Controller {
+			f.Run("folds", nil)
+			return &double{flow: f}
+		})
+		ours, its := net.Pipe()
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			a.stream(ctx, its)
+		}()
+		const flows = 4 * waiting
+		go func() {
+			for i := range uint32(flows) {
+				if _, err := ours.Write(create(i + 1)); err != nil {
+					return
+				}
+			}
+		}()
+		synctest.Wait() // nobody reads what it answers
+		r, buf := bufio.NewReader(ours), make([]byte, ccp.MaxFromAgent)
+		for answered := 0; answered < flows; {
+			_, err := io.ReadFull(r, buf[:ccp.HeaderLen])
+			require.NoError(t, err)
+			n, err := ccp.Length(buf)
+			require.NoError(t, err)
+			_, err = io.ReadFull(r, buf[ccp.HeaderLen:n])
+			require.NoError(t, err)
+			m, _, err := ccp.Next(buf[:n])
+			require.NoError(t, err)
+			if m.Kind == ccp.KindChange {
+				answered++
+			}
+		}
+		cancel()
+		<-done
+	})
 }
 
 // Whoever can reach the port may connect and say nothing.
