@@ -111,6 +111,29 @@ flow.update(program=3, self=4)`, filepath.Join(t.TempDir(), "socket")).CombinedO
 	assert.Equal(t, set(1, 1, 2)+"\n"+set(0, 3, 4)+"\n", string(out))
 }
 
+func TestAPythonFlowHearsOfItsEnd(t *testing.T) {
+	cmd := python(t, "-c", `import sys, penstock_agent as p
+class Said(p.Flow):
+    programs = {"any": "(def (Report (x 0))) (when true (report))"}
+    def on_create(self): print("+%d" % self._sid, end=" ")
+    def on_close(self): print("-%d" % self._sid, end=" ")
+agent = p.Agent(Said, sys.argv[1])
+agent._transmit = lambda address, message: None
+for message in sys.stdin.read().split():
+    agent.receive(bytes.fromhex(message), "x")`, filepath.Join(t.TempDir(), "socket"))
+	var messages strings.Builder
+	for _, b := range [][]byte{
+		ccp.Create{Flow: 1}.Append(nil), ccp.Create{Flow: 2}.Append(nil), ccp.Measure{Flow: 1}.Append(nil),
+		ccp.Create{Flow: 2}.Append(nil), ccp.Ready{Datapath: 1}.Append(nil), ccp.Measure{Flow: 2}.Append(nil),
+	} {
+		messages.WriteString(hex.EncodeToString(b) + "\n")
+	}
+	cmd.Stdin = strings.NewReader(messages.String())
+	said, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	assert.Equal(t, "+1 +2 -1 -2 +2 -2 ", string(said), "once each")
+}
+
 func TestThePythonAgentDecides(t *testing.T) {
 	s := start(t)
 	cmd := python(t, "../../agents/python/reno.py", s.path)

@@ -24,6 +24,12 @@ type Controller interface {
 	Report(Report)
 }
 
+// Closer is a Controller that is told of its flow's end: the datapath closes the flow, announces it anew, or has gone.
+type Closer interface {
+	Controller
+	Close()
+}
+
 // Agent is what decides. Set both fields before the first Serve.
 type Agent struct {
 	// Programs are the texts of the programs that datapaths are to run, by name.
@@ -110,6 +116,7 @@ func (a *Agent) Serve(ctx context.Context, socket string) error {
 		}
 		if gone := p.datagram(buf[:n]); gone != nil { // when it is back it is a new one
 			delete(peers, from.Name)
+			p.close()
 		}
 		if err := a.fault(); err != nil {
 			return err
@@ -189,7 +196,7 @@ func (p *peer) datagram(b []byte) error {
 func (p *peer) take(m ccp.Message) {
 	switch m.Kind {
 	case ccp.KindReady:
-		clear(p.flows)
+		p.forgetAll()
 		p.install()
 	case ccp.KindCreate:
 		c, err := m.Create()
@@ -199,6 +206,7 @@ func (p *peer) take(m ccp.Message) {
 		if !p.known {
 			p.install()
 		}
+		p.forget(c.Flow)
 		f := &Flow{
 			InitialCwnd: c.InitialCwnd, MSS: c.MSS, Algorithm: c.Algorithm, Remote: c.Remote,
 			peer: p, id: c.Flow,
@@ -212,12 +220,37 @@ func (p *peer) take(m ccp.Message) {
 		switch {
 		case err != nil || f == nil:
 		case r.Program == 0 && len(r.Fields) == 0:
-			delete(p.flows, m.Flow)
+			p.forget(m.Flow)
 		case f.program != nil && r.Program == f.program.number && len(r.Fields) == len(f.program.Fields):
 			f.controller.Report(Report{f, r.Fields})
 		}
 	default: // of the other direction, or of a version to come
 	}
+}
+
+// forget ends a flow, if there is one of that number.
+func (p *peer) forget(flow uint32) {
+	f := p.flows[flow]
+	delete(p.flows, flow)
+	if f == nil {
+		return
+	}
+	if c, ok := f.controller.(Closer); ok {
+		c.Close()
+	}
+}
+
+func (p *peer) forgetAll() {
+	for _, flow := range slices.Sorted(maps.Keys(p.flows)) {
+		p.forget(flow)
+	}
+}
+
+// close ends the flows of a datapath that has gone.
+func (p *peer) close() {
+	p.agent.mu.Lock()
+	defer p.agent.mu.Unlock()
+	p.forgetAll()
 }
 
 func (p *peer) install() {

@@ -167,6 +167,33 @@ func TestAControllersMistakeIsNamed(t *testing.T) {
 	assert.ErrorContains(t, short.Serve(ctx, filepath.Join(t.TempDir(), "x")), `program "x": each field of its Report`)
 }
 
+// closing notes the flows that have ended.
+type closing struct {
+	flow   uint32
+	closed *[]uint32
+}
+
+func (closing) Report(Report) {}
+func (c closing) Close()      { *c.closed = append(*c.closed, c.flow) }
+
+func TestAControllerHearsOfItsFlowsEnd(t *testing.T) {
+	var closed []uint32
+	_, w := start(t, func(f *Flow) Controller { return closing{f.id, &closed} })
+	for flow := range uint32(4) {
+		w.hear(create(flow + 1))
+	}
+	w.hear(measure(2, 0))
+	assert.Equal(t, []uint32{2}, closed)
+	w.hear(measure(2, 0))
+	w.hear(create(3))
+	assert.Equal(t, []uint32{2, 3}, closed, "it is announced anew")
+	w.hear(ccp.Ready{Datapath: 1}.Append(nil))
+	assert.Equal(t, []uint32{2, 3, 1, 3, 4}, closed, "the datapath has started anew")
+	w.hear(create(5))
+	w.peer.close()
+	assert.Equal(t, []uint32{2, 3, 1, 3, 4, 5}, closed, "the datapath has gone")
+}
+
 func TestADatapathThatHasGoneIsForgotten(t *testing.T) {
 	_, w := start(t, func(f *Flow) Controller {
 		f.Run("folds", nil)

@@ -135,6 +135,7 @@ func (a *Agent) stream(ctx context.Context, conn net.Conn) {
 			return errBehind
 		}
 	})
+	defer p.close()
 	r, buf := bufio.NewReader(conn), make([]byte, ccp.MaxToAgent)
 	for a.fault() == nil {
 		for len(queue) > waiting/2 { // as where a datapath announces all its flows

@@ -49,7 +49,7 @@ class Flow:
         raise NotImplementedError
 
     def on_close(self) -> None:
-        """The flow is over."""
+        """The flow is over: the datapath has closed it, announces it anew, or has started anew."""
 
     def run(self, program: str, /, **registers: int) -> None:
         """Has the datapath run a program from now on, with registers set."""
@@ -101,13 +101,15 @@ class Agent:
             return
         body = message[_HEADER.size:]
         if kind == READY and len(body) == 4:
-            self.flows = {key: flow for key, flow in self.flows.items() if key[0] != address}
+            for key in [key for key in self.flows if key[0] == address]:
+                self._forget(key)
             self._install(address)
         elif kind == CREATE and len(body) == 88:
             if address not in self._known:
                 self._install(address)
             cwnd, mss = struct.unpack_from("<II", body)
             name = body[24:].split(b"\0", 1)[0].decode("utf-8", "replace")
+            self._forget((address, sid))
             flow = self.flows[address, sid] = self.flow(self, address, sid, cwnd, mss, name)
             flow.on_create()
         elif kind == MEASURE and len(body) >= 8:
@@ -119,11 +121,15 @@ class Agent:
         if flow is None or len(body) != 8 + 8 * count:
             return
         if count == 0:
-            del self.flows[address, sid]
-            flow.on_close()
+            self._forget((address, sid))
         elif uid == self.numbers.get(flow.program):  # a report of the program before is late
             names = self.compiled[flow.program].fields
             flow.on_report(Report(flow.program, names, struct.unpack_from(f"<{count}Q", body, 8)))
+
+    def _forget(self, key: Tuple[str, int]) -> None:
+        flow = self.flows.pop(key, None)
+        if flow is not None:
+            flow.on_close()
 
     def _install(self, address: str) -> None:
         self._known.add(address)
