@@ -6,6 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,21 +16,49 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/labtest"
 	"github.com/penstock-net/penstock/proxy/agent"
 )
 
-// startPython starts Reno in Python, and returns where it listens.
+// startPython starts an agent in Python, Reno, and returns where it listens.
 func startPython(t *testing.T) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "socket")
+	startScript(t, "../../agents/python/reno.py", socket)
+	return socket
+}
+
+// startScript starts an agent in Python that listens at a socket.
+func startScript(t *testing.T, script, socket string) {
 	t.Helper()
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skipf("needs python3: %v", err)
 	}
-	socket = filepath.Join(t.TempDir(), "socket")
-	cmd := exec.Command("python3", "../../agents/python/reno.py", socket)
+	cmd := exec.Command("python3", script, socket)
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../../agents/python/src", "PYTHONDONTWRITEBYTECODE=1")
 	labtest.StartAgent(t, cmd, socket)
-	return socket
+}
+
+func TestTheExampleOfThePageUsesTheLink(t *testing.T) {
+	page, err := os.ReadFile("../../docs/agents.md")
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(page), "```python\n")
+	require.True(t, found)
+	text, _, found := strings.Cut(rest, "```")
+	require.True(t, found)
+	script := filepath.Join(t.TempDir(), "example.py")
+	socket := filepath.Join(filepath.Dir(script), "socket")
+	text = regexp.MustCompile(`"/run/[a-z]+/agent"`).ReplaceAllLiteralString(text, strconv.Quote(socket))
+	require.NoError(t, os.WriteFile(script, []byte(text), 0o600))
+	startScript(t, script, socket)
+
+	who := agents.Agents{{Name: "example", Socket: socket}}
+	link := sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 160}
+	const length = 10 * time.Second
+	rates, _ := perRTT(t, who.Run, "ccp:example", link, length)
+	assert.Greater(t, total(rates)*8/length.Seconds(), 0.8*12e6, "bit/s")
 }
 
 // Where a whole first flight is lost, losses are found before there is a sample of the round trip.
