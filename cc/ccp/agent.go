@@ -80,13 +80,14 @@ func NewAgent(name, algorithm string, t Transmit) (*Agent, error) {
 func (a *Agent) Connect(now cc.Time, datapath uint32) error {
 	a.mu.Lock()
 	a.last++
+	epoch := a.last
 	clear(a.programs)
 	a.unread.Store(0)
-	a.epoch.Store(a.last)
 	a.mu.Unlock()
-	if err := a.send(Ready{datapath}.Append(nil)); err != nil {
+	if err := a.transmit(Ready{datapath}.Append(nil)); err != nil {
 		return err
 	}
+	a.epoch.Store(epoch) // only now, as the Ready has the agent forget what was announced before
 	a.wakeAll(now)
 	return nil
 }

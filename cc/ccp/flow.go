@@ -45,6 +45,7 @@ type Flow struct {
 	marked    packets
 	asked     cc.Time // first report since the agent was last heard; 0: none
 	failed    cc.Time // since when each run has been aborted; 0: the last was not
+	aborted   int     // runs since then
 	fields    []uint64
 	out       []byte
 	reports   uint64
@@ -223,7 +224,7 @@ func (f *Flow) verdict(s cc.State) (why reason, over bool) {
 		return stalled, true
 	case f.asked != 0 && s.Now.Sub(f.asked) > f.silence:
 		return silent, true
-	case f.failed != 0 && s.Now.Sub(f.failed) > Patience(s.SRTT):
+	case f.failed != 0 && f.aborted >= leastAborted && s.Now.Sub(f.failed) > Patience(s.SRTT):
 		return failing, true
 	}
 	return 0, false
@@ -370,8 +371,18 @@ func (f *Flow) setCwnd(v uint64) {
 	f.ctl.Cwnd = max(least, min(cc.Bytes(min(v, uint64(cc.MaxCwnd))), most))
 }
 
-// setRate takes bytes per second; 32 bits of them, as libccp does.
-func (f *Flow) setRate(v uint64) { f.ctl.PacingRate = cc.Rate(8 * uint64(uint32(v))) }
+// leastRate is in segments per second. At a byte per second the next acknowledgement, and with it the report that
+// the agent could answer with another rate, would come after minutes.
+const leastRate = 2
+
+// setRate takes bytes per second; 32 bits of them, as libccp does. 0 is no limit.
+func (f *Flow) setRate(v uint64) {
+	rate := uint64(uint32(v))
+	if rate > 0 {
+		rate = max(rate, leastRate*uint64(f.mss))
+	}
+	f.ctl.PacingRate = cc.Rate(8 * rate)
+}
 
 func micros(t cc.Time) uint64 { return uint64(max(t, 0)) / uint64(time.Microsecond) }
 
@@ -394,8 +405,9 @@ func (f *Flow) invoke(s cc.State) {
 	if !f.machine.invoke(micros(s.Now)) {
 		f.agent.counters.aborted.Add(1)
 		if f.failed == 0 {
-			f.failed = s.Now
+			f.failed, f.aborted = s.Now, 0
 		}
+		f.aborted++
 		return
 	}
 	f.failed = 0

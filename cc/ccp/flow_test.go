@@ -376,3 +376,37 @@ func BenchmarkAcknowledgement(b *testing.B) {
 		f.ack(2)
 	}
 }
+
+// Another goroutine's tick may come between.
+func TestTheAgentHearsOfTheDatapathFirst(t *testing.T) {
+	b := newBench(t, reports)
+	b.agent.Lost(b.now)
+	b.sent = nil
+	transmit := b.agent.transmit
+	b.agent.transmit = func(m []byte) error {
+		if msg, _, _ := Next(m); msg.Kind == KindReady {
+			b.ack(1)
+		}
+		return transmit(m)
+	}
+	require.NoError(t, b.agent.Connect(b.now, 7))
+	assert.Equal(t, KindReady, b.sent[0].Kind)
+}
+
+func TestOneRunThatIsAbortedIsNoFailingProgram(t *testing.T) {
+	b := newBench(t, `(def (Report (left 5))) (when (> Ack.lost_pkts_sample 0) (:= Report.left (- 0 1)))`)
+	b.ack(1)
+	b.say(1)
+	b.ack(1)
+	b.alg.OnLoss(cc.Loss{State: b.state(), Lost: 1448})
+	b.now = b.now.Add(200 * ms)
+	b.ack(1)
+	assert.True(t, b.steered())
+}
+
+func TestARateLetsTheNextReportCome(t *testing.T) {
+	b := newBench(t, reports)
+	b.ack(1)
+	b.say(1, Update{Register{ClassImplicit, implicitRate}, 1})
+	assert.GreaterOrEqual(t, b.alg.Control().PacingRate.BytesIn(time.Second), cc.Bytes(1448))
+}

@@ -18,7 +18,6 @@ const mostWaiting = 1 << 14
 // has at most one report and one Create of each flow.
 type backlog struct {
 	messages []message
-	greeted  bool          // a Ready was pushed, which has the agent forget the flows that it knows
 	gone     int           // messages that have left
 	waits    map[about]int // how many messages came before it, ever; nil: room is not known to be scarce
 }
@@ -58,15 +57,11 @@ func (q *backlog) number(i int) {
 	}
 }
 
-// push takes a copy of a message; false: there is no room, room is scarce and a report of the flow waits already,
-// or the Ready is still to come. A report that closes its flow takes the place of one that waits.
+// push takes a copy of a message; false: there is no room, or room is scarce and a report of the flow
+// waits already. A report that closes its flow takes the place of one that waits.
 func (q *backlog) push(now cc.Time, b []byte) bool {
-	what := aboutOf(b)
-	q.greeted = q.greeted || what.kind == ccp.KindReady
-	if !q.greeted {
-		return false
-	}
 	if q.waits != nil {
+		what := aboutOf(b)
 		if at, waits := q.waits[what]; waits {
 			if what.kind == ccp.KindMeasure && len(b) > closeLen {
 				return false

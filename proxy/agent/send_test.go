@@ -17,7 +17,7 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	report := func(flow uint32, acked ...uint64) []byte {
 		return ccp.Measure{Flow: flow, Program: uint32(min(len(acked), 1)), Fields: acked}.Append(nil)
 	}
-	q := backlog{greeted: true}
+	var q backlog
 	require.True(t, q.empty())
 	q.scarce()
 	assert.True(t, q.push(1, report(1, 10)))
@@ -38,17 +38,6 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 		require.True(t, q.push(8, report(i, 1)))
 	}
 	assert.False(t, q.push(8, report(mostWaiting, 1)))
-}
-
-// A flow may tick while the agent is told that the proxy is there.
-func TestAFlowIsNotAnnouncedBeforeTheProxyIs(t *testing.T) {
-	create, ready := ccp.Create{Flow: 1}.Append(nil), ccp.Ready{Datapath: 1}.Append(nil)
-	var q backlog
-	assert.False(t, q.push(1, create), "the agent would forget the flow")
-	assert.True(t, q.push(1, ready))
-	assert.True(t, q.push(2, create))
-	assert.Equal(t, message{ready, 1}, q.pop())
-	assert.Equal(t, message{create, 2}, q.pop())
 }
 
 // More flows than may wait are announced at once, as when an agent comes back to a large proxy.
