@@ -59,7 +59,7 @@ class _Compiler:
         self.names: Dict[str, Register] = {n: (PRIMITIVE, i) for i, n in enumerate(PRIMITIVES)}
         self.names.update({"Micros": (IMPLICIT, 3), "Cwnd": CWND, "Rate": RATE})
         self.locals = self.temporaries = 0
-        self.tokens = re.findall(r"[()]|[^\s()]+", re.sub(r"#[^\n]*", "", text))
+        self.tokens: List[str] = re.findall(r"[()]|[^\s()]+", re.sub(r"#[^\n]*", "", text))
         forms: List[Node] = []
         while self.tokens:
             forms.append(self._read())
@@ -172,7 +172,7 @@ class _Compiler:
         if len(node) != 3 or not isinstance(node[0], str) or node[0] not in OPERATIONS:
             raise ProgramError(f"{node} is no operation with two operands")
         name, left, right = node
-        operation = OPERATIONS[name]
+        operation = OPERATIONS[str(name)]
         if operation != BIND:
             if name in INTO_TARGET:
                 raise ProgramError(f"{name} stands at the right of a := alone")
