@@ -360,3 +360,27 @@ func TestDatagramsThatComeBeforeATunnelIsInForceAreRefused(t *testing.T) {
 	_, _, err = ways["a"].verdict(sent)
 	require.NoError(t, err)
 }
+
+// The way in has its next mode before the rest of a reload is in force, and greets clients by it.
+func TestWhoeverChoosesATargetIsGuardedWhateverModeTheListenerHas(t *testing.T) {
+	for target, why := range map[string]proxy.Reason{
+		"127.0.0.1:22": proxy.RejectedDenied, "169.254.169.254:80": proxy.RejectedDenied, "": "",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newBench(t, nil) // of mode forward
+			if target != "" {
+				b.listener.asked = netip.MustParseAddrPort(target)
+			}
+			b.listener.legs <- newFakeLeg(b.clock, 10000, b.capacity)
+			synctest.Wait()
+			rejected := b.server.Counters().Listeners[0].Rejected
+			if why == "" {
+				assert.Empty(t, rejected)
+			} else {
+				assert.EqualValues(t, 1, rejected[why], target)
+			}
+			b.server.Abort()
+			b.end()
+		})
+	}
+}

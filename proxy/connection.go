@@ -311,7 +311,7 @@ func (c *connection) revoked() bool {
 	if to.TargetPeer == "" {
 		return false
 	}
-	via, err := c.srv.inside(c.listener, to.Target.Addr())
+	via, err := c.inside(to.Target.Addr())
 	return err != nil || via == nil || via.Peer(to.Target.Addr()) != to.TargetPeer
 }
 

@@ -42,11 +42,11 @@ func (s *Server) forwardDatagrams(e *entrance, way WayConfig, mark config.Mark) 
 // datagram decides about what a peer of a tunnel sends.
 func (s *Server) datagram(l *listenerState, f policy.Facts) (down, up flow.Terms, err error) {
 	in := s.settings()
-	if via, err := s.inside(l, f.Target.Addr()); via != nil && err == nil && via != l.Tunnel() {
+	if via, err := s.inside(l, f.Target.Addr(), false); via != nil && err == nil && via != l.Tunnel() {
 		return down, up, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside another tunnel, which "+
 			"TCP alone reaches", f.Target)}
 	}
-	if err := s.guard(l, f.Target); err != nil {
+	if err := s.guard(l, f.Target, false); err != nil {
 		return down, up, err
 	}
 	v := in.policy.Decide(f)
@@ -62,17 +62,18 @@ func (s *Server) datagram(l *listenerState, f policy.Facts) (down, up flow.Terms
 }
 
 // guard refuses what no rule need name: where clients would reach the proxy
-// itself, or what is for its machine alone. The target of mode forward is the
-// operator's choice, not the client's.
-func (s *Server) guard(l *listenerState, target netip.AddrPort) error {
-	via, err := s.inside(l, target.Addr())
+// itself, or what is for its machine alone. A fixed target is the operator's choice, not
+// the client's; which mode l has says nothing, since a reload may have changed the way in
+// that greeted the client already.
+func (s *Server) guard(l *listenerState, target netip.AddrPort, fixed bool) error {
+	via, err := s.inside(l, target.Addr(), fixed)
 	if err != nil {
 		return err
 	}
 	if via != nil && l.guard.Inner == nil {
 		return nil // peers reach each other
 	}
-	if l.cfg.Guarded() {
+	if !fixed {
 		if err := l.guard.Check(target.Addr()); err != nil {
 			return &refusal{RejectedDenied, err}
 		}

@@ -271,6 +271,7 @@ type fakeListener struct {
 	once   sync.Once
 	greet  func(context.Context) error // nil: at once
 	gone   atomic.Bool                 // its clients' peer is revoked
+	asked  netip.AddrPort              // where clients want to go; invalid: they have no choice
 	health error
 }
 
@@ -303,9 +304,13 @@ func (l *fakeListener) Greet(ctx context.Context, conn datapath.Conn) (ingress.C
 			return ingress.Client{}, err
 		}
 	}
+	target := l.asked
+	if !target.IsValid() {
+		target = netip.MustParseAddrPort("203.0.113.9:443")
+	}
 	return ingress.Client{
-		Conn: conn, Listener: "fake",
-		Source: netip.MustParseAddrPort("198.51.100.7:5000"), Target: netip.MustParseAddrPort("203.0.113.9:443"),
+		Conn: conn, Listener: "fake", Fixed: !l.asked.IsValid(),
+		Source: netip.MustParseAddrPort("198.51.100.7:5000"), Target: target,
 		Current: func() bool { return !l.gone.Load() },
 		Answer: func(_ netip.AddrPort, err error) error {
 			if err != nil {

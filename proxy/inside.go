@@ -6,23 +6,21 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/penstock-net/penstock/proxy/access"
 	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
-// leadsInside reports whether its clients may reach an address inside the tunnel of
-// another listener: where the configuration names it.
-func (l *listenerState) leadsInside(target netip.Addr) bool {
-	return l.cfg.Mode == access.Forward || policy.Contains(l.cfg.Allow, target)
+// inside is the Server's for the connection.
+func (c *connection) inside(target netip.Addr) (tunnel.Listener, error) {
+	return c.srv.inside(c.listener, target, c.chosen.Fixed)
 }
 
 // inside returns the tunnel that leads to an address; nil: none does, and it is to be
 // dialled from this machine. What is inside a tunnel is reached by the tunnel's own
 // peers, by whom the configuration lets, and never through another network: an error
-// refuses it.
-func (s *Server) inside(l *listenerState, target netip.Addr) (tunnel.Listener, error) {
+// refuses it. A fixed target is the configuration's own.
+func (s *Server) inside(l *listenerState, target netip.Addr, fixed bool) (tunnel.Listener, error) {
 	target = target.Unmap().WithZone("")
 	all := s.settings().listeners
 	own := func(other *listenerState) bool { return other.entrance == l.entrance }
@@ -46,7 +44,7 @@ func (s *Server) inside(l *listenerState, target netip.Addr) (tunnel.Listener, e
 		}
 		switch {
 		case place == tunnel.Elsewhere:
-		case !own(other) && !l.leadsInside(target):
+		case !own(other) && !fixed && !policy.Contains(l.cfg.Allow, target):
 			return nil, &refusal{RejectedDenied, fmt.Errorf("destination %v is inside the tunnel of listener %q; "+
 				"its peers reach it, targets of mode forward, and what allow lists", target, other.cfg.Name)}
 		case place == tunnel.OfPeer:

@@ -136,7 +136,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 	} else if from := addrPort(c.accepted.RemoteAddr()).Addr(); from != f.Source.Addr() { // a PROXY header told of another
 		f.Peer = from.String()
 	}
-	if via, err := c.srv.inside(c.listener, target.Addr()); via != nil && err == nil {
+	if via, err := c.inside(target.Addr()); via != nil && err == nil {
 		f.TargetPeer, f.TargetListener = via.Peer(target.Addr()), via.Name()
 	}
 	return f
@@ -147,7 +147,7 @@ func (c *connection) facts(target netip.AddrPort) policy.Facts {
 func (c *connection) dial(done func(datapath.Conn, error)) {
 	timeout := c.decidedBy.cfg.Limits.DialTimeout
 	if to := c.chosen.Target; to.IsValid() {
-		if via, err := c.srv.inside(c.listener, to.Addr()); via != nil && err == nil {
+		if via, err := c.inside(to.Addr()); via != nil && err == nil {
 			if err := c.permit(to); err != nil {
 				done(nil, err)
 				return
@@ -206,7 +206,7 @@ func serverWire(conn datapath.Conn) wire {
 
 // permitOutside is asked about each address before it is tried from this machine.
 func (c *connection) permitOutside(target netip.AddrPort) error {
-	if via, err := c.srv.inside(c.listener, target.Addr()); via != nil && err == nil {
+	if via, err := c.inside(target.Addr()); via != nil && err == nil {
 		return fmt.Errorf("destination %v of a name is inside the tunnel, where names do not lead: %w", target,
 			syscall.EHOSTUNREACH)
 	}
@@ -215,7 +215,7 @@ func (c *connection) permitOutside(target netip.AddrPort) error {
 
 // permit refuses an address by guards and rules.
 func (c *connection) permit(target netip.AddrPort) error {
-	if err := c.srv.guard(c.listener, target); err != nil {
+	if err := c.srv.guard(c.listener, target, c.chosen.Fixed); err != nil {
 		return err
 	}
 	var prospects []policy.Verdict

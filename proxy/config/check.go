@@ -144,7 +144,7 @@ func (l *Listener) check(key string) error {
 		errs = append(errs, keyErrorf(key+".users", "mode %s cannot ask for a password; use socks5, connect or mixed",
 			l.Mode))
 	}
-	if len(l.Allow) > 0 && !l.Guarded() {
+	if len(l.Allow) > 0 && l.Mode == access.Forward {
 		errs = append(errs, keyErrorf(key+".allow", "mode forward has the one destination that you gave it; remove "+
 			"allow"))
 	}

@@ -193,7 +193,3 @@ func Default() Config {
 	c.Listeners = []Listener{{Name: "local", Mode: access.Mixed, Address: "127.0.0.1:1080"}}
 	return c
 }
-
-// Guarded reports whether the listener's clients are kept from what is the
-// proxy's own: all but those whose one destination is the operator's choice.
-func (l *Listener) Guarded() bool { return l.Mode != access.Forward }

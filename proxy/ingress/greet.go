@@ -166,7 +166,7 @@ func (l *greeter) understand(conn datapath.Conn, original netip.AddrPort) (Clien
 	case access.Redirect:
 		err = l.captured(&c, original)
 	case access.Forward:
-		c.Target, c.Host, c.Answer = l.target, l.host, answerWithReset(conn)
+		c.Target, c.Host, c.Fixed, c.Answer = l.target, l.host, true, answerWithReset(conn)
 	default:
 		if in == nil {
 			in = newInput(conn)

@@ -182,6 +182,7 @@ func TestForwardGoesToItsOneTarget(t *testing.T) {
 		conn := newFakeConn("early")
 		c, err := testListener(t, Config{Mode: access.Forward, Target: target}).Greet(t.Context(), conn)
 		require.NoError(t, err)
+		assert.True(t, c.Fixed)
 		assert.Equal(t, want.host, c.Host)
 		if want.target != "" {
 			assert.Equal(t, want.target, c.Target.String())

@@ -49,6 +49,7 @@ type Client struct {
 	Source   netip.AddrPort // the client's own address: from PROXY protocol where it was used
 	Target   netip.AddrPort // invalid when the client named a Host; never with a zone
 	Host     string         // "name:port" when the client named it
+	Fixed    bool           // Target or Host is the listener's own, and not the client's choice
 	Peer     string         // of the tunnel that it came through; empty: through none
 	Current  func() bool    // reports whether the Peer still has the Source; nil: its connections end with it
 	Hops     uint8          // hop limit of the packets towards the server; 0: the system's default
