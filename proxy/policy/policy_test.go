@@ -201,7 +201,8 @@ func TestARefusedDestinationIsSoInEveryFormOfItsAddress(t *testing.T) {
 	named := inside
 	named.ServerNames = patterns(t, "mail.example")
 	p, err := policy.New([]policy.Rule{
-		{Name: "terms", Match: inside}, {Name: "named", Match: named, Refuse: "no"},
+		{Name: "terms", Match: inside},
+		{Name: "named", Match: named, Refuse: "no"},
 		{Name: "refused", Match: inside, Refuse: "no"},
 	}, policy.Rule{})
 	require.NoError(t, err)

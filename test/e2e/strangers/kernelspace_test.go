@@ -110,7 +110,9 @@ func TestAWireGuardInterfaceEndsTheTunnel(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
 	k, peers := inKernel(t, "kernel")
 	k.Listener += "\n  - {name: camera, mode: forward, address: \":8554\", target: \"10.9.0.2:554\"}"
-	k.Config = "rules: [{name: no-ntp, match: {protocol: udp, ports: [123]}, refuse: not through here}]"
+	k.Listener = strings.Replace(k.Listener, "device:", "allow: [10.77.2.0/24], device:", 1) // the rules hold there, too
+	k.Config = "rules: [{name: no-ntp, match: {protocol: udp, ports: [123]}, refuse: not through here}, " +
+		"{name: no-camera, match: {protocol: tcp, ports: [8554]}, refuse: nor this}]"
 	s := lay(t)
 	s.wireGuardGo(s.Edge, is, edgeDevice)
 	before := s.has()
@@ -147,6 +149,8 @@ func TestAWireGuardInterfaceEndsTheTunnel(t *testing.T) {
 	s.talk(s.Client, s.Server, netip.AddrPortFrom(s.ServerAddr.V6, 554), netip.AddrPortFrom(s.ServerAddr.V6, 554))
 	s.talk(s.Server, s.Client, netip.AddrPortFrom(s.EdgeFar.V4, 8554), netip.MustParseAddrPort(inner+":554"))
 	s.carried(4)
+	_, err := s.Client.Dial("tcp", netip.AddrPortFrom(s.EdgeFar.V4, 8554).String())
+	require.ErrorIs(t, err, syscall.EHOSTUNREACH)
 	for what, target := range map[string]string{
 		"the gateway's own": "http://10.9.0.1:9464/", "its address outside": fmt.Sprintf("http://%v:22/", s.EdgeNear.V4),
 		"metadata": "http://169.254.169.254/", "nobody's": "http://10.9.0.77/",
