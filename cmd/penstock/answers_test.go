@@ -1,6 +1,7 @@
 package main
 
 import (
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -26,6 +27,25 @@ func TestAnswersOfOthersDoNothingToATerminal(t *testing.T) {
 		code, out, _ := run(t, command, "--config", path, "--telemetry", at)
 		assert.Equal(t, cli.ExitOK, code)
 		assert.Equal(t, `\x1b[2Jready`+"\n", out, command)
+	}
+}
+
+func TestAListOfPeersDoesNothingToATerminalEither(t *testing.T) {
+	path := gatewayFolder(t, gatewayConfig)
+	for name, other := range map[string]http.HandlerFunc{
+		"a peer": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `[{"listener": "vpn", "name": "tablet", "endpoint": "\u001b[2Jhere"}]`)
+		},
+		"a refusal": func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "\x1b[2Jhere", http.StatusTeapot) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			proxy := httptest.NewServer(other)
+			defer proxy.Close()
+			_, out, notes := run(t, "gateway", "peer", "list", "--config", path, "--telemetry",
+				strings.TrimPrefix(proxy.URL, "http://"))
+			assert.Contains(t, out+notes, `\x1b[2Jhere`)
+			assert.NotContains(t, out+notes, "\x1b")
+		})
 	}
 }
 

@@ -223,7 +223,7 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 	known := map[string]telemetry.Peer{}
 	running, err := g.ask(ctx)
 	if err != nil {
-		fmt.Fprintf(notes, "only what the files say: %v\n", err)
+		fmt.Fprintf(notes, "only what the files say: %s\n", config.Printable(err.Error()))
 	}
 	for _, p := range running {
 		if p.Listener == g.Name {
@@ -244,7 +244,7 @@ func (g *gateway) list(ctx context.Context, w, notes io.Writer) error {
 				queue = time.Duration(k.QueueingDelay * float64(time.Second)).Round(time.Millisecond).String()
 			}
 			if k.Endpoint != "" {
-				from = k.Endpoint
+				from = config.Printable(k.Endpoint)
 			}
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
