@@ -122,6 +122,9 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 	if err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
+	signals := make(chan os.Signal, 2) // from now on: interfaces and rules are to be taken down
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	defer signal.Stop(signals)
 	if h.proxy, err = proxy.Open(ctx, h.cfg, sockets, &h.flows, now, h.log); err != nil {
 		return errors.Join(err, h.closeTelemetry())
 	}
@@ -142,7 +145,7 @@ func (h *service) run(ctx context.Context, rereads <-chan os.Signal) (err error)
 		h.keep(h.flags.loaded)
 	}
 	h.dropPrivileges()
-	return errors.Join(h.serve(ctx, rereads), h.proxy.Close())
+	return errors.Join(h.serve(ctx, rereads, signals), h.proxy.Close())
 }
 
 // untouched is never written to, so that it occupies no memory, but the garbage collector counts
@@ -278,11 +281,7 @@ var errStoppedAtOnce = errors.New("stopped at once by a second signal; open conn
 
 // serve runs until a signal or a failure ends it. A second signal does not
 // wait for connections that drain.
-func (h *service) serve(ctx context.Context, rereads <-chan os.Signal) error {
-	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	defer signal.Stop(signals)
-
+func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) error {
 	asked := ctx.Done()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/cli"
@@ -223,6 +225,24 @@ func TestASecondSignalDoesNotWait(t *testing.T) {
 	assert.Contains(t, in.log.String(), "second signal")
 	_, err := conn.Read(make([]byte, 1))
 	assert.ErrorIs(t, err, syscall.ECONNRESET, "a FIN would make a cut transfer look whole")
+}
+
+// What was opened, an interface and rules of the packet filter among it, is taken down again.
+func TestASignalBeforeTheProxyServesEndsItInGoodOrder(t *testing.T) {
+	good := filepath.Join(t.TempDir(), "good")
+	endpoints := good + ".endpoints" // which are read once all is open
+	require.NoError(t, unix.Mkfifo(endpoints, 0o600))
+	var writer sync.WaitGroup
+	defer writer.Wait()
+	writer.Go(func() {
+		pipe, err := os.OpenFile(endpoints, os.O_WRONLY, 0)
+		assert.NoError(t, err)
+		assert.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGTERM))
+		assert.NoError(t, pipe.Close())
+	})
+	in := startRun(t, runConfig, "--last-good", good)
+	in.expect("STOPPING=1")
+	assert.Equal(t, cli.ExitOK, <-in.code)
 }
 
 func TestRunFeedsTheWatchdog(t *testing.T) {
