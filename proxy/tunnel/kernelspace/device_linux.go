@@ -85,8 +85,7 @@ func (d *device) take(cfg Config) (peers map[access.Key]access.Peer, err error) 
 		return nil, d.explain("is no WireGuard interface", err)
 	}
 	d.blank = is.PrivateKey == wgtypes.Key{}
-	if is.PrivateKey != key && !d.blank {
-		d.made = false
+	if is.PrivateKey != key && !d.blank && !d.made {
 		return nil, errors.New("it is another's: it has another private key")
 	}
 	err = d.control.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &key, ListenPort: &port})

@@ -441,6 +441,19 @@ func TestATunnelTakesNoRouteOfTheMachine(t *testing.T) {
 	assert.Equal(t, before, s.has())
 }
 
+// What a crash has left is ours, although the key has been replaced since.
+func TestAnInterfaceThatACrashLeftTakesAnotherKey(t *testing.T) {
+	is := find(t, "wireguard-go", "wg", "ip")
+	k, _ := inKernel(t, "kernel")
+	s := lay(t)
+	s.wireGuardGo(s.Edge, is, edgeDevice)
+	require.NoError(t, s.Edge.Command(t.Context(), is["wg"], "set", edgeDevice, "private-key", k.own).Run())
+	require.NoError(t, s.Edge.Command(t.Context(), is["ip"], "link", "set", edgeDevice, "alias", "made by penstock").Run())
+	s.start(k.Options)
+	s.wireGuard(is, k)
+	s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7)).await(t, 1)
+}
+
 // metrics are the gateway's.
 func (s *scene) metrics() (all string) {
 	s.t.Helper()
