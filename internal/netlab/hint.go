@@ -3,6 +3,7 @@
 package netlab
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -36,9 +37,33 @@ func (m *Monitor) Hint() (cc.Hint, bool) {
 	if m.path.cfg.Cell != nil {
 		return m.path.radioHint(m.host)
 	}
+	if m.cfg.AQM != sim.DropTail {
+		return m.managedHint()
+	}
 	now := m.path.now()
 	m.next = m.path.record.since(m.next, m.note)
 	return m.hint(now), true
+}
+
+// managedHint is that of a managed queue, whose packets are in the record once they have left; false: the path is
+// closed.
+func (m *Monitor) managedHint() (h cc.Hint, ok bool) {
+	err := m.path.do(func() {
+		m.next = m.path.record.since(m.next, m.note)
+		h, ok = m.hint(m.path.now(), m.path.dirs[Down].waits()...), true
+	})
+	return h, ok && err == nil
+}
+
+// waits are the packets in the queue of a managed link, or of a cell.
+func (d *pipe) waits() (all []entry) {
+	for i := range d.waiting {
+		for q, k := &d.waiting[i], d.waiting[i].head; k != q.tail; k++ {
+			p := q.ring[k&uint(len(q.ring)-1)]
+			all = append(all, entry{at: p.at, departs: cc.Never, size: uint16(p.n), host: uint16(p.host)})
+		}
+	}
+	return all
 }
 
 // radioHint is what the cell tells a host now; false: nothing has come to it yet.
@@ -73,7 +98,8 @@ func (w *watch) note(e *entry) {
 	}
 }
 
-func (w *watch) hint(now cc.Time) cc.Hint {
+// hint is what the link tells now; waiting are packets in its queue that have not been noted.
+func (w *watch) hint(now cc.Time, waiting ...entry) cc.Hint {
 	from := max(w.zero, now.Add(-sim.HintWindow))
 	span := max(now.Sub(from), time.Microsecond)
 	came, queued, packets := cc.Bytes(0), cc.Bytes(0), 0
@@ -84,18 +110,18 @@ func (w *watch) hint(now cc.Time) cc.Hint {
 			continue
 		}
 		keep = append(keep, e)
-		if e.at > from {
-			came += cc.Bytes(e.size)
-		}
-		if waits {
-			queued += cc.Bytes(e.size)
-			packets++
-		}
 	}
 	w.recent = keep
 	hosts := map[uint16]bool{}
-	for _, e := range keep {
+	for _, e := range slices.Concat(keep, waiting) {
 		hosts[e.host] = true
+		if e.at > from {
+			came += cc.Bytes(e.size)
+		}
+		if e.drop == sim.DropNone && e.departs > now {
+			queued += cc.Bytes(e.size)
+			packets++
+		}
 	}
 	h := cc.Hint{At: now, ArrivalRate: sim.Known(cc.RateOf(came, span)), Flows: 1, RadioLost: w.lost, Share: 1}
 	if w.cfg.Rate > 0 || w.cfg.Trace != nil {

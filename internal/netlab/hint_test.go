@@ -97,3 +97,36 @@ func TestAMonitorFollowsAPath(t *testing.T) {
 	assert.EqualValues(t, 250*1500, h.QueueRoom)
 	assert.GreaterOrEqual(t, m.next, int64(r.Down.Sent+r.Up.Sent))
 }
+
+// The record of a managed queue has what has left it; what waits there is there all the same.
+func TestAMonitorSeesWhatWaitsInAManagedQueue(t *testing.T) {
+	cfg := twelve(250)
+	cfg.Down.Rate, cfg.Down.AQM = 100e3, sim.CoDel // 114 ms for each datagram
+	c := newCellular(t, cfg)
+	m := c.Path.Monitor(0)
+	sink := listenUDP(t, c, c.Hosts[0].V4)
+	c.Path.Start()
+	send(t, c.Server, sink, 20, 1400)
+	var h cc.Hint
+	require.Eventually(t, func() bool {
+		var ok bool
+		h, ok = m.Hint()
+		return ok && h.Flows == 1 && h.QueueRoom < 240*1500
+	}, 10*time.Second, milli)
+	assert.Greater(t, h.ArrivalRate, h.LinkRate, "they come faster than they leave")
+}
+
+func TestWhatWaitsHasCome(t *testing.T) {
+	zero := cc.Time(time.Second)
+	w := watch{cfg: sim.LinkConfig{Rate: 12e6, QueuePackets: 20}, shared: true, zero: zero}
+	w.note(&entry{at: zero.Add(1), departs: zero.Add(milli), size: 1500})
+	now := zero.Add(sim.HintWindow)
+	h := w.hint(now, entry{at: now.Add(-milli), departs: cc.Never, size: 1500, host: 1},
+		entry{at: zero, departs: cc.Never, size: 1500, host: 2})
+	assert.EqualValues(t, 18*1500, h.QueueRoom)
+	assert.Equal(t, 3, h.Flows)
+	assert.Equal(t, cc.RateOf(3000, sim.HintWindow), h.ArrivalRate, "one that has left, and one that has not")
+	h = w.hint(now.Add(sim.HintWindow))
+	assert.EqualValues(t, 20*1500, h.QueueRoom, "who waits is told anew each time")
+	assert.Equal(t, 1, h.Flows)
+}
