@@ -27,7 +27,7 @@ func showUpload(cmd *cobra.Command, link string, d time.Duration) error {
 	if err != nil {
 		return err
 	}
-	exe, err := proxyOf(cmd)
+	exe, _, err := proxyOf(cmd)
 	if err != nil {
 		return err
 	}

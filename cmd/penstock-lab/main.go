@@ -59,23 +59,24 @@ Exit codes:
 // proxyFlag names the program that is the proxy of real runs.
 const proxyFlag = "penstock"
 
-// proxyOf is the program that is the proxy of cmd's real runs. It is told when that
-// was built from another source than this program.
-func proxyOf(cmd *cobra.Command) (string, error) {
+// proxyOf is the program that is the proxy of cmd's real runs, and its build where that is
+// another than this program's, of which it tells.
+func proxyOf(cmd *cobra.Command) (path, other string, err error) {
 	named, err := cmd.Flags().GetString(proxyFlag)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	path, err := edge.Find(named)
-	if err != nil {
-		return "", fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
+	if path, err = edge.Find(named); err != nil {
+		return "", "", fmt.Errorf("%w; build it by make build, or name it by --%s", err, proxyFlag)
 	}
 	said, err := exec.CommandContext(cmd.Context(), path, "version").Output()
 	if err != nil {
-		return "", fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
+		return "", "", fmt.Errorf("%s version: %w; name another program by --%s", path, err, proxyFlag)
 	}
-	if other, own := strings.TrimSpace(string(said)), cli.ReadBuild().String(); other != own {
-		fmt.Fprintf(cmd.ErrOrStderr(), "note: the proxy is another build: %s is %s, this is %s\n", path, other, own)
+	own := cli.ReadBuild().String()
+	if other = strings.TrimSpace(string(said)); other == own {
+		return path, "", nil
 	}
-	return path, nil
+	fmt.Fprintf(cmd.ErrOrStderr(), "note: the proxy is another build: %s is %s, this is %s\n", path, other, own)
+	return path, other, nil
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -181,6 +183,8 @@ type session struct {
 	env     stage.Env
 	quiet   bool          // no progress
 	sampled time.Duration // how often virtual time samples flows; 0: as records need
+	proxy   string        // build of the proxy; empty: this program's
+	models  string        // digest of the models of --mdi-model; empty: there are none
 
 	began time.Time
 	file  io.Writer
@@ -198,6 +202,9 @@ func (s *session) play(
 ) (err error) {
 	if err := s.prepare(experiments); err != nil {
 		return err
+	}
+	if s.models, err = modelsOf(s.cmd); err != nil {
+		return cli.BadInput(err)
 	}
 	file, there, done, err := s.open()
 	if err != nil {
@@ -279,7 +286,7 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 	if ran {
 		os.Exit(code)
 	}
-	if s.env.Executable, err = proxyOf(s.cmd); err != nil {
+	if s.env.Executable, s.proxy, err = proxyOf(s.cmd); err != nil {
 		return err
 	}
 	for _, file := range cli.Models(s.cmd) {
@@ -289,6 +296,24 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 		return stage.Play(ctx, s.env, one, tell)
 	}, s.retry)
 	return nil
+}
+
+// modelsOf is a digest of the models that runs are made with; empty: there are none.
+func modelsOf(cmd *cobra.Command) (string, error) {
+	models := cli.Models(cmd)
+	if len(models) == 0 {
+		return "", nil
+	}
+	digest := fnv.New64a()
+	for _, model := range models {
+		name, file, _ := strings.Cut(model, "=")
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(digest, "%s %d %s", name, len(text), text)
+	}
+	return "-" + strconv.FormatUint(digest.Sum64(), 16), nil
 }
 
 // one makes the runs of an experiment with one seed, but for those that are there; result is nil
@@ -304,7 +329,10 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 		run := record.Of(one, rec)
 		run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
 		run.Seed, run.Number = seed, number
-		run.Virtual = s.virtual || one.Virtual
+		run.Setup += s.models
+		if run.Virtual = s.virtual || one.Virtual; s.proxy != "" && one.Edge != "" && !one.Native && !run.Virtual {
+			run.Version += ", proxy " + s.proxy
+		}
 		if s.scale == recipe.Short {
 			run.Scale = string(s.scale)
 		}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/lab/labtest"
+	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/need"
+)
+
+// A run with a model that has changed is another run.
+func TestResumeMakesRunsAgainWhoseModelHasChanged(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for i, teacher := range []string{"copa:delta=0.5", "cubic", "cubic"} {
+		code, _, stderr := run(t, "mdi", "train", "--algorithm", teacher, "--runs", "1", "--duration", "10s",
+			"--windows=-20,20,4", "--output", "model.csv")
+		require.Equal(t, cli.ExitOK, code, stderr)
+		code, _, stderr = runApart(t, "sim", "--mdi-model", "mine=model.csv", "-a", "mdi:model=mine", "--duration", "2s",
+			"--json", "runs.jsonl", "--resume")
+		require.Equal(t, cli.ExitOK, code, stderr)
+		records, err := record.Open("runs.jsonl")
+		require.NoError(t, err)
+		assert.Len(t, records, []int{1, 2, 2}[i])
+	}
+}
+
+// A record names the build of the proxy that it is of.
+func TestRunsThroughAnotherBuildOfTheProxyAreItsOwn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs in real time, left out with -short")
+	}
+	proxy, err := labtest.Build(t.TempDir())
+	require.NoError(t, err)
+	t.Chdir(t.TempDir())
+	for i, build := range []string{"penstock v0", "penstock v1", "penstock v1"} {
+		script := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = version ]; then echo %s; exit; fi\nexec %s \"$@\"\n", build, proxy)
+		require.NoError(t, os.WriteFile("other", []byte(script), 0o700)) //nolint:gosec // a program
+		there, err := filepath.Abs("other")
+		require.NoError(t, err)
+		code, _, stderr := run(t, "bench", "--penstock", there, "--sender", "cubic", "--sender", "copa",
+			"--sender", "copa@sim", "--link", "12mbit", "--duration", "1s", "--json", "runs.jsonl", "--resume")
+		if strings.Contains(stderr, "a user namespace is needed") {
+			need.Namespaces(t, errors.New(stderr)) //nolint:err113 // the program's words
+		}
+		require.Equal(t, cli.ExitOK, code, stderr)
+		records, err := record.Open("runs.jsonl")
+		require.NoError(t, err)
+		require.Len(t, records, []int{3, 4, 4}[i], "what needs no proxy is there")
+		versions := map[string]string{}
+		for _, r := range records {
+			versions[r.Name] = r.Version
+		}
+		own := cli.ReadBuild().String()
+		assert.Equal(t, map[string]string{"cubic": own, "copa@sim": own, "copa": own + ", proxy " + build}, versions)
+	}
+}
