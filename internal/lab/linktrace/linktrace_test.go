@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"fmt"
 	"net"
 	"strings"
 	"testing"
@@ -27,6 +28,27 @@ func TestRatesBecomeATraceAndBack(t *testing.T) {
 	again, err := ReadRates("again", &out)
 	require.NoError(t, err)
 	assert.InDelta(t, s.Mean.Mbps(), again.MeanRate().Mbps(), 0.05)
+}
+
+// What is left of an opportunity at the end of a span is the next one's: of fine spans none is lost.
+func TestFineSpansCarryWhatTheySay(t *testing.T) {
+	for _, mbit := range []float64{0.05, 0.1, 1, 7.7} {
+		var text strings.Builder
+		for i := range 200 {
+			fmt.Fprintf(&text, "%g,%g\n", float64(i)/10, mbit)
+		}
+		trace, err := ReadRates("fine", strings.NewReader(text.String()))
+		require.NoError(t, err)
+		assert.Equal(t, 20*time.Second, trace.Duration())
+		assert.InDelta(t, mbit, trace.MeanRate().Mbps(), 0.001, "but for one opportunity at the end")
+	}
+	trace, err := Read("lte.down", strings.NewReader(strings.Repeat("7\n", 3)+"90\n95\n101\n102\n199\n200\n"))
+	require.NoError(t, err)
+	var rates bytes.Buffer
+	require.NoError(t, WriteRates(&rates, trace, 10*time.Millisecond))
+	again, err := ReadRates("again", &rates)
+	require.NoError(t, err)
+	assert.Equal(t, trace.MeanRate(), again.MeanRate(), "there and back")
 }
 
 func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
