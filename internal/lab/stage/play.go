@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/internal/lab/traffic"
@@ -142,7 +141,7 @@ func (r *run) set(ctx context.Context) error {
 	if err := traffic.Loosen(r.lab.Client, r.lab.Edge, r.lab.Server); err != nil {
 		return err
 	}
-	if r.stage.Down.AQM != sim.DropTail { // which may mark what otherwise it drops
+	if r.stage.marks() {
 		if err := r.lab.Client.Sysctl("net.ipv4.tcp_ecn", "1"); err != nil {
 			return err
 		}

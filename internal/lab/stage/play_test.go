@@ -303,3 +303,15 @@ func TestWhatATunnelSendsAgainIsCountedAfterTheWarmUp(t *testing.T) {
 	untouched(t, r)
 	assert.InDelta(t, 0.05, r.Resent, 0.03)
 }
+
+// A tenth of marks leaves cubic a window of a few packets, where they are asked for.
+func TestALinkThatMarksMarks(t *testing.T) {
+	labtest.Need(t)
+	s := short(Actor{Name: "bulk", Kind: Bulk})
+	s.Edge, s.Down.Mark = "", 0.1
+	r, err := Play(t.Context(), Env{}, s, nil)
+	require.NoError(t, err)
+	untouched(t, r)
+	assert.Less(t, r.Utilisation, 0.8)
+	assert.Zero(t, r.Path.Down.Drops.Total())
+}

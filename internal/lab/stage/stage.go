@@ -5,6 +5,7 @@
 package stage
 
 import (
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -190,6 +191,13 @@ type ActorRecord struct {
 type Request struct {
 	At   time.Duration
 	Took time.Duration // from the first byte asked, dialling included, to the last one read; 0: not ended
+}
+
+// marks tells whether either way may give packets an ECN mark that allow it.
+func (s Stage) marks() bool {
+	return slices.ContainsFunc([]sim.LinkConfig{s.Down, s.Up}, func(c sim.LinkConfig) bool {
+		return c.AQM != sim.DropTail || c.Mark > 0
+	})
 }
 
 // There is the time after the warm-up in which an actor is there.
