@@ -30,11 +30,11 @@ func standardRunsOf(t *testing.T, args ...string) []standardRun {
 }
 
 func TestSimAllIsOfEveryAlgorithmInEveryStandardCase(t *testing.T) {
-	runs := standardRunsOf(t, "--all")
-	require.Len(t, runs, len(sim.Algorithms())*len(recipe.Standard()))
+	runs, standard := standardRunsOf(t, "--all"), recipe.Standard()
+	require.Len(t, runs, len(sim.Algorithms())*len(standard))
 	for i, spec := range sim.Algorithms() {
-		for k, s := range recipe.Standard() {
-			run := runs[i*len(recipe.Standard())+k]
+		for k, s := range standard {
+			run := runs[i*len(standard)+k]
 			assert.Equal(t, spec.Name, run.name)
 			assert.Equal(t, s.Name, run.standard.Name)
 		}

@@ -55,9 +55,9 @@ func (c *Config) KernelLacks(l *Listener) error {
 	for _, p := range l.WireGuard.Access() {
 		for _, a := range p.AllowedIPs {
 			if a.Bits() == 0 { // the tunnel's own packets, too
-				errs = append(errs, keyErrorf(fmt.Sprintf("listeners[%d].wireguard.peers", i), "peer %q has %v, and all "+
-					"that this machine sends would be routed to it; remove this, or take wireguard.datapath: netstack",
-					p.Name, a))
+				errs = append(errs, keyErrorf(fmt.Sprintf("listeners[%d].wireguard.peers", i), "peer %q has %v, and "+
+					"all that this machine sends would be routed to it; remove this, or take wireguard.datapath: "+
+					"netstack", p.Name, a))
 			}
 		}
 	}

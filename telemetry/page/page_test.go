@@ -271,7 +271,8 @@ func TestHostsAndPeers(t *testing.T) {
 func TestSessionsOfOneConnectionAreToldApart(t *testing.T) {
 	session := func(address string, sent uint64) tunnel.SessionState {
 		return tunnel.SessionState{
-			Name: "laptop", Endpoint: "198.51.100.7:4000", Addresses: []netip.Addr{netip.MustParseAddr(address)}, Sent: sent,
+			Name: "laptop", Endpoint: "198.51.100.7:4000", Sent: sent,
+			Addresses: []netip.Addr{netip.MustParseAddr(address)},
 		}
 	}
 	h := &hand{at: cc.Time(time.Second), tunnels: []proxy.TunnelInfo{{Listener: "masque", Status: tunnel.Status{

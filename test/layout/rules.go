@@ -64,7 +64,8 @@ var table = []rule{
 	{packages: "proxy/ingress", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath/..."}},
 	{packages: "proxy/tunnel", module: []string{"cc", "cc/flow", "proxy/access", "proxy/datapath", "proxy/ingress"}},
 	{packages: "proxy/tunnel/kernelspace", module: []string{
-		"cc", "cc/flow", "proxy/access", "proxy/capture", "proxy/datapath", "proxy/ingress", "proxy/nldump", "proxy/tunnel",
+		"cc", "cc/flow", "proxy/access", "proxy/capture", "proxy/datapath", "proxy/ingress", "proxy/nldump",
+		"proxy/tunnel",
 	}},
 	{packages: "proxy/tunnel/userspace", module: []string{
 		"cc", "cc/flow", "proxy/access", "proxy/datapath/...", "proxy/ingress", "proxy/tunnel",

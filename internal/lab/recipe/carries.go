@@ -70,20 +70,19 @@ func Carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
 func (load loader) carries(spec string, seed uint64) (cc.Rate, *sim.Trace, error) {
 	if rest, ok := strings.CutPrefix(spec, generate); ok {
 		model, text, seeded := strings.Cut(rest, ":")
-		m, err := sim.Model(model)
-		if err == nil && seeded {
+		var err error
+		if seeded {
 			if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
 				err = fmt.Errorf("the seed after the second colon must be a whole number, such as %s%s:7", generate, model)
 			}
 		}
 		var t *sim.Trace
 		if err == nil {
-			t, err = m.Generate(seed, sim.GeneratedLength)
+			t, err = drawTrace(model, seed, spec)
 		}
 		if err != nil {
 			return 0, nil, fmt.Errorf("%q: %w", spec, err)
 		}
-		t.Name = spec
 		return 0, t, nil
 	}
 	if name, ok := strings.CutPrefix(spec, recorded); ok {

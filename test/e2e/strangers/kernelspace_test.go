@@ -448,7 +448,8 @@ func TestAnInterfaceThatACrashLeftTakesAnotherKey(t *testing.T) {
 	s := lay(t)
 	s.wireGuardGo(s.Edge, is, edgeDevice)
 	require.NoError(t, s.Edge.Command(t.Context(), is["wg"], "set", edgeDevice, "private-key", k.own).Run())
-	require.NoError(t, s.Edge.Command(t.Context(), is["ip"], "link", "set", edgeDevice, "alias", "made by penstock").Run())
+	require.NoError(t, s.Edge.Command(t.Context(), is["ip"], "link", "set", edgeDevice,
+		"alias", "made by penstock").Run())
 	s.start(k.Options)
 	s.wireGuard(is, k)
 	s.ping(netip.AddrPortFrom(s.ServerAddr.V4, 7)).await(t, 1)
