@@ -24,6 +24,10 @@ func (r *Run) describe(s stage.Stage) {
 	if r.Up == r.Link {
 		r.Up = Same
 	}
+	if b := buffer(up); r.Up != Free && b != r.Buffer {
+		r.UpBuffer = b
+	}
+	r.UpLoss = up.Loss
 	r.Delay, r.Loss, r.Reorder, r.ReorderBy = Millis(down.Delay), down.Loss, down.Reorder, Millis(down.ReorderBy)
 	if down.Delays != nil {
 		r.Delays = down.Delays.Name
@@ -32,6 +36,7 @@ func (r *Run) describe(s stage.Stage) {
 		r.AQM = down.AQM.String()
 	}
 	if c := s.Cell; c != nil {
+		r.UpBuffer = ""
 		r.Link, r.Buffer, r.Delay = fmt.Sprintf("a cell of %d hosts", len(c.Hosts)), "of its own for each", Millis(c.Delay)
 	}
 }
@@ -93,9 +98,12 @@ func (r Run) Way(withLoss bool) string {
 	default:
 		fmt.Fprintf(&b, ", %s ms and delays of %s each way", figures.Exact(r.Delay), r.Delays)
 	}
-	if r.Buffer == None {
+	switch {
+	case r.UpBuffer != "":
+		b.WriteString(", buffer " + r.Buffer + " down and " + r.UpBuffer + " up")
+	case r.Buffer == None:
 		b.WriteString(", no buffer limit")
-	} else {
+	default:
 		b.WriteString(", buffer " + r.Buffer)
 	}
 	if r.AQM != "" {
@@ -103,6 +111,9 @@ func (r Run) Way(withLoss bool) string {
 	}
 	if withLoss && r.Loss > 0 {
 		fmt.Fprintf(&b, ", %s %% random loss", figures.Exact(r.Loss*100))
+	}
+	if r.UpLoss > 0 {
+		fmt.Fprintf(&b, ", %s %% lost on the way back", figures.Exact(r.UpLoss*100))
 	}
 	if r.Reorder > 0 {
 		fmt.Fprintf(&b, ", %s %% reordered by %s ms", figures.Exact(r.Reorder*100), figures.Exact(r.ReorderBy))

@@ -47,13 +47,16 @@ type Run struct {
 	Envelope  string `json:"envelope,omitempty"`         // below it, as the proxy reports it, else as asked for
 	Tunnel    string `json:"tunnel,omitempty"`
 
-	Link   string  `json:"link"`
-	Up     string  `json:"up"` // "same": as link
-	Buffer string  `json:"buffer"`
-	Delay  float64 `json:"delay_ms"`         // each way
-	Delays string  `json:"delays,omitempty"` // the trace of more delay; empty: none
-	Loss   float64 `json:"loss"`             // probability, towards the hosts
-	AQM    string  `json:"aqm,omitempty"`    // of the queue towards the hosts; empty: drop-tail
+	Link   string `json:"link"`
+	Up     string `json:"up"` // "same": as link
+	Buffer string `json:"buffer"`
+	// the queue's towards the servers, and the probability of a loss there; empty: as Buffer, or nothing waits
+	UpBuffer string  `json:"up_buffer,omitempty"`
+	UpLoss   float64 `json:"up_loss,omitempty"`
+	Delay    float64 `json:"delay_ms"`         // each way
+	Delays   string  `json:"delays,omitempty"` // the trace of more delay; empty: none
+	Loss     float64 `json:"loss"`             // probability, towards the hosts
+	AQM      string  `json:"aqm,omitempty"`    // of the queue towards the hosts; empty: drop-tail
 	// probability, towards the hosts, that a packet takes ReorderBy longer
 	Reorder   float64 `json:"reorder,omitempty"`
 	ReorderBy float64 `json:"reorder_by_ms,omitempty"`

@@ -197,6 +197,9 @@ func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
 	}
 	assert.Contains(t, path(func(s *stage.Stage) { s.Down.Rate, s.Down.Loss = 100_100_000, 0.007 }),
 		"100.1mbit down, 12mbit up, 10 ms each way, buffer 250pkt, 0.7 % random loss, 3 s")
+	back := func(s *stage.Stage) { s.Down.Rate, s.Up.QueuePackets, s.Up.Loss = 50e6, 20, 0.01 }
+	assert.Contains(t, path(back), "50mbit down, 12mbit up, 10 ms each way, buffer 250pkt down and 20pkt up, "+
+		"1 % lost on the way back, 3 s", "which is where uploads wait")
 	trace, err := sim.ReadDelayTrace("moves", strings.NewReader("5\n"))
 	require.NoError(t, err)
 	moves := played(t, func(s *stage.Stage) { s.Down.Delays, s.Up.Delays = trace, trace })
