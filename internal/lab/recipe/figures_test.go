@@ -99,6 +99,31 @@ warmup: 2s
 	assert.Equal(t, v.Queueing, queueing, "not that of a connection that ended in the warm-up")
 }
 
+func TestResponsivenessIsNotThatOfRequestsCutShort(t *testing.T) {
+	a := stage.ActorRecord{Name: "probe"}
+	for i := range 15 {
+		q := stage.Request{At: time.Duration(2*i) * time.Second, Took: 10 * time.Second}
+		if q.At+q.Took > 30*time.Second {
+			q.Took = 0
+		}
+		a.Requests = append(a.Requests, q)
+	}
+	run := Run{Stage: stage.Stage{Duration: 30 * time.Second}, Record: stage.Record{Actors: []stage.ActorRecord{a}}}
+	rpm, err := run.rpm("probe")
+	require.NoError(t, err)
+	assert.InDelta(t, 6, rpm, 1e-9, "what the end of the run cut short would have taken as long")
+	a.Requests[3].Took, a.Requests[4].Took = 0, 0 // for 24 and 22 s
+	rpm, err = run.rpm("probe")
+	require.NoError(t, err)
+	assert.InDelta(t, 60*10/(9*10+22.), rpm, 1e-9, "but who hangs counts, unless it is the slowest twentieth")
+	for i := range a.Requests {
+		a.Requests[i].Took = 0
+	}
+	rpm, err = run.rpm("probe")
+	require.NoError(t, err)
+	assert.Less(t, rpm, 6.)
+}
+
 func TestTheMiddleOfTwoRunsIsBetweenThem(t *testing.T) {
 	result := func(mbit float64, discarded string) Result {
 		return Result{Outcome: Outcome{Runs: []Run{{

@@ -171,6 +171,19 @@ func TestAResultIsWritten(t *testing.T) {
 	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, other}))
 	assert.Contains(t, page.String(), "| 3 of 4 | 2 of 2, 2 are later | **no** |", "of an earlier form")
 
+	short := last
+	short.Scale, short.Findings = "short", last.Findings[:1]
+	page.Reset()
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{last, short}))
+	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | not run |",
+		"a short form takes no full one's place")
+	page.Reset()
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short, last}))
+	assert.Contains(t, page.String(), "| no paper; ours | `live-switch` | 3 of 4 | not run |")
+	page.Reset()
+	require.NoError(t, recipe.WriteMarkdown(&page, []record.Run{short}))
+	assert.Contains(t, page.String(), "| 1 of 1, short | not run |")
+
 	names, err := recipe.WritePlots(filepath.Join(t.TempDir(), "out.png"), result)
 	require.NoError(t, err)
 	require.Len(t, names, 1)

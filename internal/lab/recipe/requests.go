@@ -13,6 +13,15 @@ import (
 // requests is how long, in ms, each request took that began after the warm-up, of a flow or of all that
 // one key of the file makes ("flow 1", "flow 2"); one that has not ended took until the end.
 func (r Run) requests(flow string) (all []float64, err error) {
+	begun, err := r.begun(flow)
+	for _, q := range begun {
+		all = append(all, r.took(q))
+	}
+	return all, err
+}
+
+// begun are those requests.
+func (r Run) begun(flow string) (all []stage.Request, err error) {
 	found := false
 	for _, a := range r.Record.Actors {
 		if a.Name != flow && !strings.HasPrefix(a.Name, flow+" ") {
@@ -21,7 +30,7 @@ func (r Run) requests(flow string) (all []float64, err error) {
 		found = true
 		for _, q := range a.Requests {
 			if q.At >= r.Stage.Warmup {
-				all = append(all, r.took(q))
+				all = append(all, q)
 			}
 		}
 	}
@@ -37,11 +46,19 @@ func (r Run) took(q stage.Request) float64 {
 }
 
 // rpm is a flow's round trips per minute (draft-ietf-ippm-responsiveness): how many of its requests fit
-// into a minute one after the other, by the mean of the fastest 95 %.
+// into a minute one after the other, by the mean of the fastest 95 %. One that has not ended counts once it has
+// taken longer than any that has: what the end of the run cut short is no fast one.
 func (r Run) rpm(flow string) (float64, error) {
-	all, err := r.requests(flow)
-	if err != nil || len(all) == 0 {
+	begun, err := r.begun(flow)
+	if err != nil || len(begun) == 0 {
 		return math.NaN(), err
+	}
+	longest := slices.MaxFunc(begun, func(a, b stage.Request) int { return cmp.Compare(a.Took, b.Took) }).Took
+	var all []float64
+	for _, q := range begun {
+		if q.Took > 0 || r.Stage.Duration-q.At >= longest {
+			all = append(all, r.took(q))
+		}
 	}
 	slices.Sort(all)
 	all = all[:max(1, len(all)*95/100)]

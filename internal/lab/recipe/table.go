@@ -47,6 +47,13 @@ func last(runs []record.Run) (all []played) {
 		if i < 0 {
 			i, all = len(all), append(all, played{name: r.Experiment, source: "-"})
 		}
+		there := all[i].sockets
+		if r.Virtual {
+			there = all[i].virtual
+		}
+		if r.Scale != "" && there.Findings != nil && there.Scale == "" {
+			continue // the short form, and the full one is there
+		}
 		if r.Virtual {
 			all[i].virtual = r
 		} else {
@@ -77,9 +84,13 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 					ok++
 				}
 			}
+			short := ""
+			if r.Scale != "" {
+				short = ", " + r.Scale
+			}
 			if p.disturbed && !r.Virtual {
 				disturbed = append(disturbed, "`"+p.name+"`")
-				return fmt.Sprintf("%d of %d, disturbed", ok, n)
+				return fmt.Sprintf("%d of %d%s, disturbed", ok, n, short)
 			}
 			held, of = held+ok, of+n
 			switch {
@@ -89,9 +100,9 @@ func WriteMarkdown(w io.Writer, runs []record.Run) error {
 				verdict = "ok"
 			}
 			if n < asked { // an earlier form of the experiment
-				return fmt.Sprintf("%d of %d, %d are later", ok, n, asked-n)
+				return fmt.Sprintf("%d of %d%s, %d are later", ok, n, short, asked-n)
 			}
-			return fmt.Sprintf("%d of %d", ok, n)
+			return fmt.Sprintf("%d of %d%s", ok, n, short)
 		}
 		virtual, sockets := count(p.virtual), count(p.sockets)
 		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %s |\n", escape(p.source), p.name, virtual, sockets, verdict)
