@@ -24,8 +24,8 @@ func TestResumeMakesRunsAgainWhoseModelHasChanged(t *testing.T) {
 		code, _, stderr := run(t, "mdi", "train", "--algorithm", teacher, "--runs", "1", "--duration", "10s",
 			"--windows=-20,20,4", "--output", "model.csv")
 		require.Equal(t, cli.ExitOK, code, stderr)
-		code, _, stderr = runApart(t, "sim", "--mdi-model", "mine=model.csv", "-a", "mdi:model=mine", "--duration", "2s",
-			"--json", "runs.jsonl", "--resume")
+		code, _, stderr = runApart(t, "sim", "--mdi-model", "mine=model.csv", "-a", "mdi:model=mine",
+			"--duration", "2s", "--json", "runs.jsonl", "--resume")
 		require.Equal(t, cli.ExitOK, code, stderr)
 		records, err := record.Open("runs.jsonl")
 		require.NoError(t, err)
@@ -42,7 +42,8 @@ func TestRunsThroughAnotherBuildOfTheProxyAreItsOwn(t *testing.T) {
 	require.NoError(t, err)
 	t.Chdir(t.TempDir())
 	for i, build := range []string{"penstock v0", "penstock v1", "penstock v1"} {
-		script := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = version ]; then echo %s; exit; fi\nexec %s \"$@\"\n", build, proxy)
+		script := fmt.Sprintf("#!/bin/sh\nif [ \"$1\" = version ]; then echo %s; exit; fi\nexec %s \"$@\"\n",
+			build, proxy)
 		require.NoError(t, os.WriteFile("other", []byte(script), 0o700)) //nolint:gosec // a program
 		there, err := filepath.Abs("other")
 		require.NoError(t, err)

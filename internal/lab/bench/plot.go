@@ -110,8 +110,8 @@ func course(r record.Run) (points []netlab.Point, step time.Duration) {
 	step = time.Duration(s.Step * float64(time.Second))
 	for i := range min(len(s.Throughput), len(s.Offered), len(s.Queueing)) {
 		points = append(points, netlab.Point{
-			At: time.Duration(i) * step, Throughput: cc.Rate(s.Throughput[i] * 1e6), Offered: cc.Rate(s.Offered[i] * 1e6),
-			Queueing: time.Duration(s.Queueing[i] * float64(time.Millisecond)),
+			At: time.Duration(i) * step, Throughput: cc.Rate(s.Throughput[i] * 1e6),
+			Offered: cc.Rate(s.Offered[i] * 1e6), Queueing: time.Duration(s.Queueing[i] * float64(time.Millisecond)),
 		})
 	}
 	return points, step

@@ -52,7 +52,7 @@ func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
 		link("rate: 12mbit, trace: lte"):          "link.rate: beside it there is trace",
 		link("rate: 1mbit, rtt: 4ms, delay: 3ms"): "my:1:21: link.rtt: beside it there is delay",
 		fine + "cell: {hosts: [{bits: 500}]}":     "my:1:1: link: beside it there is cell",
-		fine + "cell: {blocks: 50}":               "my:5:1: cell: it has no hosts: write such as hosts: [{queue: 1MB}]",
+		fine + "cell: {blocks: 50}":               "my:5:1: cell: it has no hosts: write such as hosts: [{queue",
 
 		fine + "must: ['rpm(\"b\") > 0']":      `my:5:8: must[0].is: there is no flow "b"`,
 		fine + "must: ['requests(\"b\") > 0']": `must[0].is: there is no flow "b"`,

@@ -163,7 +163,9 @@ func TestAWebApplicationIsAllOfItsConnections(t *testing.T) {
 func TestADownloadOfASizeHasTheThroughputOfItsTime(t *testing.T) {
 	s := stage.Stage{
 		Duration: 10 * time.Second, Warmup: 100 * time.Millisecond,
-		Actors: []stage.Actor{{Name: "a", Kind: stage.Bulk, Size: 500_000}, {Name: "b", Kind: stage.Bulk, Size: 500_000}},
+		Actors: []stage.Actor{
+			{Name: "a", Kind: stage.Bulk, Size: 500_000}, {Name: "b", Kind: stage.Bulk, Size: 500_000},
+		},
 	}
 	bytes := func(each cc.Bytes, steps int) []cc.Bytes {
 		all := make([]cc.Bytes, 100)

@@ -31,8 +31,9 @@ type actor struct {
 	at      atomic.Pointer[netip.AddrPort] // the client's end of the present one
 	record  ActorRecord
 
-	sender      atomic.Pointer[native.Sender] // nil: it is not native, or not there yet
-	early, late sentTo                        // by what sends into the last hop: at the end of the warm-up, and of the run
+	sender atomic.Pointer[native.Sender] // nil: it is not native, or not there yet
+	// By what sends into the last hop: at the end of the warm-up, and of the run.
+	early, late sentTo
 }
 
 func (r *run) newActor(number int) *actor {

@@ -85,7 +85,8 @@ func TestAConnectionOfItsOwnIsDialledOverTheLinksDelay(t *testing.T) {
 	assert.Equal(t, same, took(func(s *Stage) { s.Down.Delays, s.Up.Delays = moves, moves }), "a trace's")
 	assert.Equal(t, same, took(func(s *Stage) {
 		s.Down, s.Up.Delay = sim.LinkConfig{}, oneWay
-		s.Cell = &sim.CellConfig{Delay: oneWay - 20*time.Millisecond, Hosts: []sim.CellHost{{Delay: 19 * time.Millisecond}}}
+		s.Cell = &sim.CellConfig{Delay: oneWay - 20*time.Millisecond}
+		s.Cell.Hosts = []sim.CellHost{{Delay: 19 * time.Millisecond}}
 	}), "the host's, and a subframe")
 	same[2], same[3] = 8*oneWay, 8*oneWay
 	assert.Equal(t, same, took(func(s *Stage) {
