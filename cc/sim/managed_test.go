@@ -285,6 +285,28 @@ func TestPIEDropsWhatIsTooMuch(t *testing.T) {
 	assert.InDelta(t, 0.5, float64(drops)/packets, 0.05, "marks do not help any more")
 }
 
+// RFC 8033 section 5.5: from a tenth on, the probability rises by no more than 2 % at a time. Linux adds as much
+// where packets wait for more than 250 ms.
+func TestPIERaisesItsProbabilityBySteps(t *testing.T) {
+	for _, c := range []struct {
+		p, waited, before float64
+		want              float64
+	}{
+		{0.05, 0.3, 0.02, 0.05 + (0.125*0.285+1.25*0.28)/2 + 0.02},
+		{0.05, 0.1, 0.02, 0.05 + (0.125*0.085+1.25*0.08)/2},
+		{0.2, 0.2, 0.02, 0.22},
+		{0.2, 0.3, 0.02, 0.24},
+		{0.2, 0.02, 0.1, 0.2 + 0.125*0.005 - 1.25*0.08},
+	} {
+		now := start.Add(time.Second)
+		d := pie{p: c.p, before: c.before, updates: now}
+		all := newLanes(1)
+		all.push(0, waitingPacket{size: 1500, at: now.Add(-time.Duration(c.waited * float64(time.Second)))})
+		d.settle(now, &all)
+		assert.InDelta(t, c.want, d.p, 1e-6, "%+v", c)
+	}
+}
+
 // RFC 8290: flows take turns, however much each offers, and one that sends little does
 // not wait behind the others.
 func TestFQCoDelHasFlowsTakeTurns(t *testing.T) {

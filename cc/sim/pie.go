@@ -14,8 +14,8 @@ const (
 	pieAlpha   = 0.125                 // Hz
 	pieBeta    = 1.25                  // Hz
 	pieBurst   = 150 * time.Millisecond
-	pieMark    = 0.1 // above that probability marks do not help any more
-	pieLargest = 0.25
+	pieMark    = 0.1  // above that probability marks do not help any more
+	pieLargest = 0.25 // seconds: such a wait has the probability rise faster
 )
 
 // pie is RFC 8033 with the waiting time of the packet at the head: what comes is dropped, or
@@ -56,10 +56,12 @@ func (d *pie) settle(now cc.Time, lanes *lanes) {
 			return
 		}
 		waited := lanes.waited(0, d.updates)
-		step := pieAlpha*(waited-pieTarget) + pieBeta*(waited-d.before)
-		d.p += min(step*d.scale(), 0.02+max(0, 0.1-d.p)) // §5.5: no more than 2 % at once beyond 10 %
-		if waited > pieLargest {                         // §5.4
-			d.p += 0.02
+		step := (pieAlpha*(waited-pieTarget) + pieBeta*(waited-d.before)) * d.scale()
+		if d.p >= 0.1 {
+			step = min(step, 0.02) // §5.5
+		}
+		if d.p += step; waited > pieLargest {
+			d.p += 0.02 // as Linux does
 		}
 		if waited == 0 && d.before == 0 {
 			d.p *= 0.98
