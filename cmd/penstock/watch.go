@@ -61,11 +61,13 @@ func (h *service) watchFiles(ctx context.Context, known map[string]stamp) {
 		}
 		now := h.stamps()
 		if maps.Equal(now, before) && !maps.Equal(now, known) {
-			_, _ = h.reload("file") // which has logged what came of it
-			known = h.stamps()      // of other files, perhaps
-			for name, s := range now {
-				if _, ok := known[name]; ok {
+			_, err := h.reload("file") // which has logged what came of it
+			known = h.stamps()         // of other files, perhaps
+			for name := range known {
+				if s, ok := now[name]; ok {
 					known[name] = s
+				} else if err != nil { // it may have come since it was missed
+					known[name] = stamp{}
 				}
 			}
 		}
