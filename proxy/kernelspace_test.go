@@ -31,7 +31,8 @@ rules:
 	for _, r := range cfg.KernelRules(&cfg.Listeners[0]) {
 		got = append(got, kernelRules(r)...)
 	}
-	from, https := []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")}, []kernelspace.PortRange{{First: 443, Last: 443}}
+	from := []netip.Prefix{netip.MustParsePrefix("10.9.0.2/32")}
+	https := []kernelspace.PortRange{{First: 443, Last: 443}}
 	assert.Equal(t, []kernelspace.Rule{
 		{Refuse: true, Sources: from, Ports: https, UDP: true},
 		{Refuse: true, Sources: from, Ports: https, ICMP: true},

@@ -126,7 +126,8 @@ func TestWhatIsOpenIsRefusedByAVerdictAllTheSame(t *testing.T) {
 		passes := slices.Index(texts, from+open+"return")
 		require.Positive(t, passes, c.name)
 		for _, refused := range []string{
-			"ip daddr @to14 ", "meta l4proto udp th dport @ports24 ", "meta l4proto icmp ", "meta l4proto tcp th dport @ports44 ",
+			"ip daddr @to14 ", "meta l4proto udp th dport @ports24 ", "meta l4proto icmp ",
+			"meta l4proto tcp th dport @ports44 ",
 		} {
 			at := slices.Index(texts, from+open+refused+"counter reject with icmpx admin-prohibited")
 			assert.Positive(t, at, "%s: %s", c.name, refused)

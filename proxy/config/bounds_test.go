@@ -124,8 +124,8 @@ func TestANumberIsNotCutToWhatTheMachineCountsWith(t *testing.T) {
 		if n[0] != '-' && strconv.IntSize == 64 && len(n) < 20 {
 			continue // it fits
 		}
-		_, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\nlimits: {connections: " +
-			n + "}\n"))
+		_, err := config.Parse([]byte("listeners: [{name: a, mode: mixed, address: '127.0.0.1:1'}]\n" +
+			"limits: {connections: " + n + "}\n"))
 		assert.ErrorContains(t, err, "2:23", n)
 	}
 }

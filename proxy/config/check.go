@@ -88,7 +88,8 @@ func (c *Config) checkRules(listeners map[string]string) error {
 		}
 		for j, h := range r.Match.Host {
 			if wrong := noHostPattern(h); wrong != "" {
-				errs = append(errs, keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j), "%q is no host name; %s", h, wrong))
+				errs = append(errs, keyErrorf(fmt.Sprintf("%s.match.host[%d]", key, j),
+					"%q is no host name; %s", h, wrong))
 			}
 		}
 	}

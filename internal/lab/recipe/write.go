@@ -123,7 +123,8 @@ func stageTable(results []Result) figures.Table {
 		t = append(t, []string{
 			run.Stage.Name,
 			of(func(r stage.Record) float64 { return r.Throughput.Mbps() }, figures.Number),
-			of(func(r stage.Record) float64 { return r.Utilisation }, func(v float64) string { return figures.Percent(v, 1) }),
+			of(func(r stage.Record) float64 { return r.Utilisation },
+				func(v float64) string { return figures.Percent(v, 1) }),
 			of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P50) }, figures.Number),
 			of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P95) }, figures.Number),
 			each(run),

@@ -110,7 +110,7 @@ func TestAWireGuardInterfaceEndsTheTunnel(t *testing.T) {
 	is := find(t, "wireguard-go", "wg", "ip", "nginx", "curl")
 	k, peers := inKernel(t, "kernel")
 	k.Listener += "\n  - {name: camera, mode: forward, address: \":8554\", target: \"10.9.0.2:554\"}"
-	k.Listener = strings.Replace(k.Listener, "device:", "allow: [10.77.2.0/24], device:", 1) // the rules hold there, too
+	k.Listener = strings.Replace(k.Listener, "device:", "allow: [10.77.2.0/24], device:", 1) // rules hold there, too
 	k.Config = "rules: [{name: no-ntp, match: {protocol: udp, ports: [123]}, refuse: not through here}, " +
 		"{name: no-camera, match: {protocol: tcp, ports: [8554]}, refuse: nor this}]"
 	s := lay(t)
