@@ -102,19 +102,12 @@ func noHostPattern(s string) string {
 	switch {
 	case err == nil: // who asks for an address asks for no name
 		return fmt.Sprintf("write %v under destination", address)
-	case strings.Trim(s, ".") != "" && ingressHost(s):
+	case strings.Trim(s, ".") != "" && access.HostBytes(s):
 		return ""
 	case strings.ContainsFunc(s, func(r rune) bool { return r > unicode.MaxASCII }):
 		return "write its ASCII form, which begins with xn--"
 	}
 	return "write example.com, or .example.com for all names below it"
-}
-
-// ingressHost reports whether s is made of what package ingress takes in a host name.
-func ingressHost(s string) bool {
-	return !strings.ContainsFunc(s, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '-' && r != '.' && r != '_'
-	})
 }
 
 func (l *Listener) check(key string) error {
@@ -320,7 +313,7 @@ func checkTarget(key, s string) error {
 	if err != nil || host == "" {
 		return keyErrorf(key, "%q is not host:port, such as server.example:443", s)
 	}
-	if _, err := netip.ParseAddr(host); err != nil && (!ingressHost(host) || len(host) > 255) {
+	if _, err := netip.ParseAddr(host); err != nil && (!access.HostBytes(host) || len(host) > 255) {
 		return keyErrorf(key, "%q is neither an address nor a host name, such as server.example", host)
 	}
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {

@@ -274,12 +274,8 @@ func destination(host, port string) (netip.AddrPort, string, error) {
 	if len(host) == 0 || len(host) > 255 {
 		return netip.AddrPort{}, "", fmt.Errorf("host name of %d bytes", len(host))
 	}
-	for _, b := range []byte(host) {
-		switch {
-		case b >= 'a' && b <= 'z', b >= 'A' && b <= 'Z', b >= '0' && b <= '9', b == '-', b == '.', b == '_':
-		default:
-			return netip.AddrPort{}, "", fmt.Errorf("host name %q has a byte that no host name has", host)
-		}
+	if !access.HostBytes(host) {
+		return netip.AddrPort{}, "", fmt.Errorf("host name %q has a byte that no host name has", host)
 	}
 	return netip.AddrPort{}, net.JoinHostPort(host, strconv.FormatUint(n, 10)), nil
 }
