@@ -90,7 +90,7 @@ func (r Run) view() *view {
 		v.Flows = append(v.Flows, a.Name)
 		v.Intact = v.Intact && a.Corrupt+a.Error == ""
 		if r.Stage.Actors[i].Kind != stage.UDP {
-			rates = append(rates, r.throughput(i))
+			rates = append(rates, rec.RateOf(r.Stage, i).Mbps())
 		}
 	}
 	v.Fairness = sim.Jain(rates...)
@@ -122,15 +122,6 @@ func (r Run) index(flow string) (int, error) {
 		}
 	}
 	return -1, fmt.Errorf("run %q has no flow %q", r.Stage.Name, flow)
-}
-
-// throughput is the rate of flow i after the warm-up, while it is there.
-func (r Run) throughput(i int) float64 {
-	if v := r.Record.Virtual; v != nil && r.Stage.Actors[i].Kind != stage.Web {
-		return v.Flows[i].Throughput.Mbps()
-	}
-	a := r.Record.Actors[i]
-	return a.Rate(a.There(r.Stage, i)).Mbps()
 }
 
 // capacity is what a link of a fixed rate carries of payload; NaN of another.
@@ -211,7 +202,7 @@ func (r Run) share(flow string) (float64, error) {
 	}
 	var all, own float64
 	for k := range r.Record.Actors {
-		rate := r.throughput(k)
+		rate := r.Record.RateOf(r.Stage, k).Mbps()
 		all += rate
 		if k == i {
 			own = rate

@@ -287,7 +287,7 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 	var rates []float64
 	for i, a := range rec.Actors {
 		f := Flow{
-			Name: a.Name, Throughput: rounded(a.Rate(a.There(s, i)).Mbps()), Limited: a.Limited,
+			Name: a.Name, Throughput: rounded(rec.RateOf(s, i).Mbps()), Limited: a.Limited,
 			Error: a.Corrupt + a.Error,
 		}
 		if v := a.Video; v != nil {
@@ -309,7 +309,7 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 		if v := rec.Virtual; v != nil {
 			if s.Actors[i].Kind != stage.Web { // which has a flow for each request
 				own := PercentilesOf(v.Flows[i].Queueing)
-				f.Queueing, f.Throughput = &own, rounded(v.Flows[i].Throughput.Mbps())
+				f.Queueing = &own
 			}
 			for _, n := range a.Flows {
 				one := v.Flows[n]

@@ -210,8 +210,17 @@ func (s Stage) There(i int) (from, to time.Duration) {
 	return from.Truncate(Step), to.Truncate(Step)
 }
 
-// There is Stage.There of actor i, whose record this is, up to the last byte of a download of a size.
-func (a ActorRecord) There(s Stage, i int) (from, to time.Duration) {
+// RateOf is the throughput of actor i after the warm-up, while it is there.
+func (r Record) RateOf(s Stage, i int) cc.Rate {
+	if r.Virtual != nil && s.Actors[i].Kind != Web { // which has a flow for each request
+		return r.Virtual.Flows[i].Throughput
+	}
+	a := r.Actors[i]
+	return a.Rate(a.there(s, i))
+}
+
+// there is Stage.There of actor i, whose record this is, up to the last byte of a download of a size.
+func (a ActorRecord) there(s Stage, i int) (from, to time.Duration) {
 	from, to = s.There(i)
 	size := s.Actors[i].Size
 	if s.Actors[i].Kind != Bulk || size == 0 {
