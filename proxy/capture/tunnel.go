@@ -57,8 +57,8 @@ func (t Tunnel) families() []family {
 //	dns          port 53 at the gateway's own address         to the name server
 //	input        from the tunnel to this machine              refused, but for pings, names, answers and Open
 //	forward      from the tunnel                              passes, unless to a peer or Closed, and not Open
-//	both         what a Verdict refuses                       refused, Open or not
 //	             from elsewhere into the tunnel               answers alone, but for From
+//	both         what a Verdict refuses                       refused, Open or not
 //	postrouting  from the tunnel to elsewhere, From into it   in this machine's name
 func (t Tunnel) ruleset() ruleset {
 	r := ruleset{table: t.table()}

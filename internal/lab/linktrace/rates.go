@@ -113,8 +113,8 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 	return traceOf(name, 2*last-steps[len(steps)-2].At, steps)
 }
 
-// traceOf is the trace of steps that lasts d, all in whole milliseconds. sim.Steps begins anew with each of
-// them, and what it has left of an opportunity is lost: of many short ones at a low rate that is all of it.
+// traceOf makes a trace of length d of steps, all in whole milliseconds. It carries the fraction of a packet that a
+// step leaves over to the next step. sim.Steps drops it, and so carries nothing in steps too short for one packet.
 func traceOf(name string, d time.Duration, steps []sim.Step) (*sim.Trace, error) {
 	if _, err := sim.Steps(name, d, steps...); err != nil {
 		return nil, err

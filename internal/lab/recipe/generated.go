@@ -7,11 +7,11 @@ import (
 	"github.com/penstock-net/penstock/cc/sim"
 )
 
-// generatedMost is what the traces that are kept may carry together, in bytes: in memory it is a
-// two-hundredth of it.
+// generatedMost bounds the bytes that all kept traces carry together. A trace takes about a two-hundredth of
+// what it carries in memory.
 const generatedMost = 4e9
 
-// generated are traces that were drawn. Each run of an experiment names its trace, and many name the same.
+// generated caches traces, since many runs of an experiment name the same one.
 var generated struct {
 	mu    sync.Mutex
 	kept  map[drawn]*sim.Trace

@@ -75,7 +75,7 @@ func (a *actor) sends() *netlab.Node {
 	return a.run.lab.Server
 }
 
-// resent is the share of what was sent after the warm-up that was sent before.
+// resent is the share of retransmissions in the bytes that were sent after the warm-up.
 func (r *run) resent() float64 {
 	var sent, resent cc.Bytes
 	for _, a := range r.actors {
