@@ -15,7 +15,8 @@ type Step struct {
 
 // Steps returns a trace that lasts d and follows the steps, which are in order;
 // the first is at zero. Each opportunity comes when the link has had the time
-// for its bytes, in the first whole millisecond after.
+// for its bytes, in the first whole millisecond after; what a step leaves of
+// one counts in the next. Times below a microsecond are dropped.
 func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 	if len(steps) == 0 || steps[0].At != 0 {
 		return nil, fmt.Errorf("sim: trace %s: the first step must be at 0 s", name)
@@ -24,7 +25,9 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 		return nil, fmt.Errorf("sim: trace %s must last a whole number of milliseconds, between 1 and %d, not %v",
 			name, maxGenerated.Milliseconds(), d)
 	}
+	const opportunity = int64(OpportunityBytes) * 8 * 1e6 // in bits per second, times microseconds
 	t := &Trace{Name: name}
+	left := int64(0) // of an opportunity, likewise
 	for i, s := range steps {
 		end := d
 		if i+1 < len(steps) {
@@ -34,20 +37,20 @@ func Steps(name string, d time.Duration, steps ...Step) (*Trace, error) {
 					s.At)
 			}
 		}
-		if s.Rate == 0 {
+		if end <= s.At {
 			continue
 		}
 		if n := int64(s.Rate.BytesIn(end-s.At) / OpportunityBytes); n > maxOpportunities-int64(len(t.times)) {
 			return nil, fmt.Errorf("sim: trace %s has more than %d opportunities; lower the rate or shorten it", name,
 				maxOpportunities)
 		}
-		for n := cc.Bytes(1); ; n++ {
-			at := s.At + s.Rate.TimeFor(n*OpportunityBytes)
-			if at > end {
-				break
-			}
-			t.times = append(t.times, int64((at+time.Millisecond-1)/time.Millisecond))
+		rate := max(0, int64(s.Rate))
+		made := left + rate*(end-s.At).Microseconds()
+		for n := opportunity; n <= made; n += opportunity {
+			at := s.At.Microseconds() + (n-left+rate-1)/rate
+			t.times = append(t.times, (at+999)/1000)
 		}
+		left = made % opportunity
 	}
 	t.closeAt(d)
 	return t, nil

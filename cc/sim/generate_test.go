@@ -106,6 +106,9 @@ func TestSteps(t *testing.T) {
 	trace, err := Steps("test", 40*ms, Step{0, 12e6}, Step{10 * ms, 0}, Step{30 * ms, 6e6})
 	require.NoError(t, err)
 	assert.Equal(t, []int64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 32, 34, 36, 38, 40}, trace.times)
+	trace, err = Steps("fine", 9*ms, Step{0, 4e6}, Step{ms, 4e6}, Step{2 * ms, 0}, Step{4 * ms, 4e6}, Step{5 * ms, 8e6})
+	require.NoError(t, err)
+	assert.Equal(t, []int64{5, 7, 8, 9}, trace.times, "a third of a packet in each of three steps make one")
 	for complaint, steps := range map[string][]Step{
 		"first step must be at 0 s":   {{At: ms, Rate: 1e6}},
 		"comes after the one at 30ms": {{0, 1e6}, {30 * ms, 1e6}, {20 * ms, 1e6}},

@@ -110,35 +110,7 @@ func ReadRates(name string, r io.Reader) (*sim.Trace, error) {
 		return nil, fmt.Errorf("%s: it needs two lines at least, each a time in seconds and a rate in Mbit/s", name)
 	}
 	last := steps[len(steps)-1].At
-	return traceOf(name, 2*last-steps[len(steps)-2].At, steps)
-}
-
-// traceOf makes a trace of length d of steps, all in whole milliseconds. It carries the fraction of a packet that a
-// step leaves over to the next step. sim.Steps drops it, and so carries nothing in steps too short for one packet.
-func traceOf(name string, d time.Duration, steps []sim.Step) (*sim.Trace, error) {
-	if _, err := sim.Steps(name, d, steps...); err != nil {
-		return nil, err
-	}
-	const opportunity = int64(sim.OpportunityBytes) * 8 * 1000 // in bits per second, times milliseconds
-	var text strings.Builder
-	noted, left := int64(0), int64(0)
-	for i, s := range steps {
-		end := d
-		if i+1 < len(steps) {
-			end = steps[i+1].At
-		}
-		rate, length := int64(s.Rate), (end - s.At).Milliseconds()
-		made := left + rate*length
-		for n := opportunity; n <= made; n += opportunity {
-			noted = s.At.Milliseconds() + (n-left+rate-1)/rate
-			fmt.Fprintln(&text, noted)
-		}
-		left = made % opportunity
-	}
-	if noted < d.Milliseconds() {
-		fmt.Fprintln(&text, d.Milliseconds()) // the length of the loop
-	}
-	return sim.ReadTrace(name, strings.NewReader(text.String()))
+	return sim.Steps(name, 2*last-steps[len(steps)-2].At, steps...)
 }
 
 func numbersOf(words []string) (at, mbit float64, err error) {
