@@ -370,15 +370,19 @@ func (b *bbr) OnLoss(l Loss) {
 		b.timeout(l)
 		return
 	}
-	begins := b.recovery.begin(l)
-	if begins {
+	switch begins := b.recovery.begin(l); {
+	case begins:
 		if b.recovering {
 			b.recovered()
 		}
 		b.save()
 		b.recovering, b.entering = true, true
 		b.cwnd = b.packets(l.Inflight)
-	} else {
+	case !b.recovering: // the recovery that the lost bytes belong to is over
+		b.save()
+		b.recovering, b.recovery.reacted = true, l.Now
+		fallthrough
+	default:
 		b.cwnd -= lost
 	}
 	b.cwnd = b.clamp(b.cwnd, 1)

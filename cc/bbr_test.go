@@ -301,6 +301,11 @@ func TestBbrRecoversFromLoss(t *testing.T) {
 	p.Ack(1, 12e6)
 	assert.GreaterOrEqual(t, p.Cwnd(), before-2, "what left since then arrives: the window is what it was")
 	assert.Equal(t, Rate(12e6), p.bw.get(), "the rate never changed")
+	lose(20, 120*ms)
+	assert.InDelta(t, before-20, p.Cwnd(), 2, "of before the recovery, and noticed after it")
+	p.Wait(50 * ms)
+	p.Ack(1, 12e6)
+	assert.GreaterOrEqual(t, p.Cwnd(), before-2, "such losses do not lower the window for longer, either")
 }
 
 func TestBbrStartsFromOnePacketAfterATimeout(t *testing.T) {
