@@ -114,3 +114,12 @@ func TestAnAgentThatIsNotThereIsNamed(t *testing.T) {
 		})
 	}
 }
+
+func TestARecipesAgentThatCannotStartIsNamedBeforeAnyRun(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	code, stdout, stderr := run(t, "bench", "recipe", "hosts", "ccp-b10", "--virtual", "--short")
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Empty(t, stdout)
+	assert.Contains(t, stderr, "penstock-agent-reno is neither beside this program nor in $PATH; build it by make build")
+	assert.NotContains(t, stderr, "hosts 1/", "nothing has run")
+}

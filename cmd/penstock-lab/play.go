@@ -264,6 +264,9 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 					overSockets = true
 					err = one.Realisable()
 				}
+				if err == nil {
+					err = r.Place(one.CheckAgents())
+				}
 				if err == nil && s.env.Packets && one.Tunnel != "" {
 					err = fmt.Errorf("--packets: %s: what leaves through a tunnel cannot be told apart", one.Name)
 				}

@@ -42,12 +42,37 @@ func (a Agents) Start() (there Agents, stop func(), err error) {
 		end, err := there[i].start()
 		if err != nil {
 			stop()
-			return nil, nil, fmt.Errorf("agent %s: %w; or start one yourself and name it by --%s %s=SOCKET", there[i].Name, err,
-				Flag, there[i].Name)
+			return nil, nil, there[i].failed(err)
 		}
 		ends = append(ends, end)
 	}
 	return there, stop, nil
+}
+
+// Startable tells which of them Start cannot start, since its program is missing.
+func (a Agents) Startable() error {
+	for _, one := range a {
+		if one.Socket != "" || one.Command != "" {
+			continue
+		}
+		if _, err := one.program(); err != nil {
+			return one.failed(err)
+		}
+	}
+	return nil
+}
+
+func (a *Agent) failed(err error) error {
+	return fmt.Errorf("agent %s: %w; or start one yourself and name it by --%s %s=SOCKET", a.Name, err, Flag, a.Name)
+}
+
+// program is the path of the agent's program.
+func (a *Agent) program() (string, error) {
+	path, err := edge.Beside(Prefix + cmp.Or(a.Program, a.Name))
+	if err != nil {
+		return "", fmt.Errorf("%w; build it by make build", err)
+	}
+	return path, nil
 }
 
 // its is the script that runs an agent's command: with a /tmp/ccp of its own, where agents on portus
@@ -58,9 +83,9 @@ const its = `mkdir -p "$1" && mount --make-rprivate "$(stat -c %m "$1")" && moun
 // command is what starts the agent, which makes its socket in dir.
 func (a *Agent) command(dir string) (cmd *exec.Cmd, socket string, err error) {
 	if a.Command == "" {
-		program, err := edge.Beside(Prefix + cmp.Or(a.Program, a.Name))
+		program, err := a.program()
 		if err != nil {
-			return nil, "", fmt.Errorf("%w; build it by make build", err)
+			return nil, "", err
 		}
 		socket = filepath.Join(dir, "socket")
 		cmd = exec.Command(program, socket)

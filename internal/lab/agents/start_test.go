@@ -45,12 +45,16 @@ func TestAgentsAreStartedAndEnded(t *testing.T) {
 func TestAnAgentThatDoesNotStartIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	_, _, err := agents.Agents{{Name: "nonesuch"}}.Start()
-	assert.ErrorContains(t, err, "agent nonesuch: penstock-agent-nonesuch is neither beside this program nor in $PATH; "+
-		"build it by make build; or start one yourself and name it by --agent nonesuch=SOCKET")
+	const complaint = "agent nonesuch: penstock-agent-nonesuch is neither beside this program nor in $PATH; " +
+		"build it by make build; or start one yourself and name it by --agent nonesuch=SOCKET"
+	missing := agents.Agents{{Name: "there", Socket: "/x"}, {Name: "run", Command: "x"}, {Name: "nonesuch"}}
+	require.EqualError(t, missing.Startable(), complaint)
+	_, _, err := missing[2:].Start()
+	require.EqualError(t, err, complaint)
 	script := "#!/bin/sh\necho no; exit 1\n"
 	dies := filepath.Join(dir, "penstock-agent-dies")
 	require.NoError(t, os.WriteFile(dies, []byte(script), 0o755)) //nolint:gosec // it is run
+	require.NoError(t, agents.Agents{{Name: "one", Program: "dies"}}.Startable())
 	_, _, err = agents.Agents{{Name: "one", Program: "dies"}}.Start()
 	assert.ErrorContains(t, err, "ended: no")
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
@@ -131,6 +132,23 @@ func (a Actor) check(s Stage) error {
 func (s Stage) CheckEdge() error {
 	_, _, err := s.readEdge(s.Edge)
 	return err
+}
+
+// deciding are the agents that the proxy's configurations name.
+func (s Stage) deciding() agents.Agents {
+	named := s.Edge
+	for _, c := range s.Changes {
+		named += c.Edge
+	}
+	return s.Agents.In(named)
+}
+
+// CheckAgents tells which agent of the stage cannot be started.
+func (s Stage) CheckAgents() error {
+	if err := s.deciding().Startable(); err != nil {
+		return fmt.Errorf("stage: %s: %w", s.Name, err)
+	}
+	return nil
 }
 
 // Realisable tells what of the stage is for virtual time alone.

@@ -128,11 +128,7 @@ func (r *run) play(ctx context.Context, progress func(time.Duration)) error {
 
 // decide starts the agents that the proxy is to name.
 func (r *run) decide() (ended func(), err error) {
-	named := r.stage.Edge
-	for _, c := range r.stage.Changes {
-		named += c.Edge
-	}
-	r.agents, ended, err = r.stage.Agents.In(named).Start()
+	r.agents, ended, err = r.stage.deciding().Start()
 	return ended, err
 }
 
