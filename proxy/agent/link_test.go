@@ -237,6 +237,19 @@ func TestAnAgentThatDoesNotReadLosesItsFlowsAndGetsThemBack(t *testing.T) {
 	s.until("agent")
 }
 
+func TestAnAgentThatHangsGivesWayToOneInItsPlace(t *testing.T) {
+	s := start(t)
+	listen(t, s.path).greet()
+	s.until("agent")
+	s.told <- func() { s.srtt = time.Millisecond }
+	s.until("fallback") // it reads no reports, and has its socket still
+	s.told <- func() { s.srtt = patience }
+	require.NoError(t, os.Remove(s.path)) // as portus does when it starts
+	listen(t, s.path).greet()
+	s.until("agent")
+	assert.EqualValues(t, 2, s.link.Info().Connects)
+}
+
 func TestNonsenseEndsAConnection(t *testing.T) {
 	s := start(t)
 	p := listen(t, s.path)

@@ -123,7 +123,8 @@ for message in sys.stdin.read().split():
     agent.receive(bytes.fromhex(message), "x")`, filepath.Join(t.TempDir(), "socket"))
 	var messages strings.Builder
 	for _, b := range [][]byte{
-		ccp.Create{Flow: 1}.Append(nil), ccp.Create{Flow: 2}.Append(nil), ccp.Measure{Flow: 1}.Append(nil),
+		ccp.Create{Flow: 1}.Append(nil), ccp.Create{Flow: 2}.Append(nil), ccp.Measure{Flow: 1, Program: 1}.Append(nil),
+		ccp.Measure{Flow: 1}.Append(nil),
 		ccp.Create{Flow: 2}.Append(nil), ccp.Ready{Datapath: 1}.Append(nil), ccp.Measure{Flow: 2}.Append(nil),
 	} {
 		messages.WriteString(hex.EncodeToString(b) + "\n")
@@ -131,7 +132,7 @@ for message in sys.stdin.read().split():
 	cmd.Stdin = strings.NewReader(messages.String())
 	said, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", said)
-	assert.Equal(t, "+1 +2 -1 -2 +2 -2 ", string(said), "once each")
+	assert.Equal(t, "+1 +2 -1 -2 +2 -2 ", string(said), "once each; a report of a program that has no fields is no end")
 }
 
 func TestThePythonAgentDecides(t *testing.T) {

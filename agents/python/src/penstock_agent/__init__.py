@@ -120,7 +120,7 @@ class Agent:
         flow: Optional[Flow] = self.flows.get((address, sid))
         if flow is None or len(body) != 8 + 8 * count:
             return
-        if count == 0:
+        if uid == 0 and count == 0:
             self._forget((address, sid))
         elif uid == self.numbers.get(flow.program):  # a report of the program before is late
             names = self.compiled[flow.program].fields

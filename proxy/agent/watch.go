@@ -1,0 +1,93 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock-net/penstock/cc/ccp"
+)
+
+// watch looks since when messages have been unread, while any are, and whether the agent is
+// still there, while nothing is sent to it or nothing that was sent is read.
+func (l *Link) watch(ctx context.Context) error {
+	timer := time.NewTimer(probes)
+	defer timer.Stop()
+	seen := int64(0)       // messages that had been sent when it looked
+	tried := l.cfg.Clock() // when it last looked for the agent
+	for idle, hangs := false, false; ; {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-l.kick: // what was just sent has its time
+			timer.Reset(ccp.Patience(0))
+			if l.failure() == nil {
+				continue
+			}
+		case <-timer.C:
+			if !idle && !hangs {
+				break
+			}
+			if !l.reachable() {
+				return errors.New("it listens no more at " + l.cfg.Socket)
+			}
+			tried = l.cfg.Clock()
+		}
+		now := l.cfg.Clock()
+		l.mu.Lock()
+		since := l.look(now)
+		idle = since == 0 && l.sent.n == seen
+		hangs = since != 0 && now.Sub(max(since, tried)) >= probes // another may have taken its place
+		l.looking, seen = !idle, l.sent.n
+		l.mu.Unlock()
+		if err := l.failure(); err != nil {
+			return err
+		}
+		next := ccp.Patience(0)
+		switch {
+		case idle:
+			next = probes
+		case since != 0:
+			next = max(next-now.Sub(since), looks)
+		}
+		timer.Reset(next)
+	}
+}
+
+// fail ends the connection. l.mu is held.
+func (l *Link) fail(why error) {
+	l.open, l.fd, l.failed = false, -1, why
+	signal(l.kick)
+}
+
+// failure is what has ended the connection.
+func (l *Link) failure() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}
+
+// reachable tries the agent's path with a socket of its own, unless another agent has made that path anew. One
+// that is connected to ours (EPERM) is there, too.
+func (l *Link) reachable() bool {
+	at, err := os.Stat(l.cfg.Socket)
+	if err == nil && l.there != nil && !(os.SameFile(at, l.there) && at.ModTime().Equal(l.there.ModTime())) {
+		return false
+	}
+	err = unixConnect(l.cfg.Socket)
+	return err == nil || errors.Is(err, unix.EPERM)
+}
+
+// unixConnect connects a socket of its own to a path, for as long as it takes to see how that
+// goes: ECONNREFUSED says that nobody has it open any more.
+func unixConnect(path string) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil // which says nothing about the path
+	}
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Connect(fd, &unix.SockaddrUnix{Name: path})
+}
