@@ -302,7 +302,7 @@ func TestBbrRecoversFromLoss(t *testing.T) {
 	assert.GreaterOrEqual(t, p.Cwnd(), before-2, "what left since then arrives: the window is what it was")
 	assert.Equal(t, Rate(12e6), p.bw.get(), "the rate never changed")
 	lose(20, 120*ms)
-	assert.InDelta(t, before-20, p.Cwnd(), 2, "of before the recovery, and noticed after it")
+	assert.InDelta(t, before-20, p.Cwnd(), 2, "bytes of before the recovery, lost after its end")
 	p.Wait(50 * ms)
 	p.Ack(1, 12e6)
 	assert.GreaterOrEqual(t, p.Cwnd(), before-2, "such losses do not lower the window for longer, either")

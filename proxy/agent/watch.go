@@ -17,8 +17,8 @@ func (l *Link) watch(ctx context.Context) error {
 	timer := time.NewTimer(probes)
 	defer timer.Stop()
 	seen := int64(0)       // messages that had been sent when it looked
-	tried := l.cfg.Clock() // when it last looked for the agent
-	for idle, hangs := false, false; ; {
+	tried := l.cfg.Clock() // when it last decided to look whether the agent is there
+	for quiet := false; ; {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -28,19 +28,18 @@ func (l *Link) watch(ctx context.Context) error {
 				continue
 			}
 		case <-timer.C:
-			if !idle && !hangs {
-				break
-			}
-			if !l.reachable() {
+			if quiet && !l.reachable() {
 				return errors.New("it listens no more at " + l.cfg.Socket)
 			}
-			tried = l.cfg.Clock()
 		}
 		now := l.cfg.Clock()
 		l.mu.Lock()
 		since := l.look(now)
-		idle = since == 0 && l.sent.n == seen
-		hangs = since != 0 && now.Sub(max(since, tried)) >= probes // another may have taken its place
+		idle := since == 0 && l.sent.n == seen
+		hangs := since != 0 && now.Sub(max(since, tried)) >= probes // another may have taken its place
+		if quiet = idle || hangs; quiet {
+			tried = now
+		}
 		l.looking, seen = !idle, l.sent.n
 		l.mu.Unlock()
 		if err := l.failure(); err != nil {

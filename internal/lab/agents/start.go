@@ -62,6 +62,7 @@ func (a Agents) Startable() error {
 	return nil
 }
 
+// failed names the agent that could not be started, and what to do instead.
 func (a *Agent) failed(err error) error {
 	return fmt.Errorf("agent %s: %w; or start one yourself and name it by --%s %s=SOCKET", a.Name, err, Flag, a.Name)
 }
