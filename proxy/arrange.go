@@ -67,7 +67,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 		e := &entrance{Way: in, evicted: make(chan struct{}), closed: make(chan struct{})}
 		a.undoing = append(a.undoing, func() { _ = e.Close() })
-		a.listeners[i] = newListenerState(e, totalsOf(present.listeners, cfg.Name), cfg)
+		a.listeners[i] = s.newListenerState(e, totalsOf(present.listeners, cfg.Name), cfg)
 		a.opened = append(a.opened, a.listeners[i])
 		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
 		if len(at) > 0 { // once it is sure to stay: peers go on with whom they shook hands last
@@ -100,7 +100,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 				old.Tunnel().Resume(at)
 			}
 		})
-		a.listeners[i] = newListenerState(old.entrance, totalsOf(present.listeners, cfg.Name), cfg)
+		a.listeners[i] = s.newListenerState(old.entrance, totalsOf(present.listeners, cfg.Name), cfg)
 	}
 	// At last those that others have to make room for, so that nothing else can fail meanwhile.
 	for i, cfg := range next.Listeners {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
@@ -34,7 +33,7 @@ func (s *Server) inside(l *listenerState, target netip.Addr, fixed bool) (tunnel
 		}
 		place := t.Place(target)
 		if place == tunnel.OfGateway || place == tunnel.Unused {
-			own, err := ingress.Local(target)
+			own, err := s.parts.Local(target)
 			if err != nil {
 				return nil, fmt.Errorf("proxy: whether destination %v is this machine's: %w", target, err)
 			}

@@ -176,9 +176,8 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 
 func TestLoopGuard(t *testing.T) {
 	ap := netip.MustParseAddrPort
-	g := newLoopGuard()
+	g := newLoopGuard(func(a netip.Addr) (bool, error) { return a == netip.MustParseAddr("192.0.2.1"), nil })
 	g.listen([]netip.AddrPort{ap("[::]:7000"), ap("192.0.2.1:1080")})
-	g.local = func(a netip.Addr) (bool, error) { return a == netip.MustParseAddr("192.0.2.1"), nil }
 	for _, row := range []struct {
 		target string
 		loop   bool
@@ -201,7 +200,7 @@ func TestLoopGuard(t *testing.T) {
 
 func TestLoopGuardKnowsItsOwnConnections(t *testing.T) {
 	ap := netip.MustParseAddrPort
-	g := newLoopGuard()
+	g := newLoopGuard(nil)
 	leg := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.5:443"))
 	other := wireOf(ap("192.0.2.1:50000"), ap("203.0.113.6:443")) // one port may serve two destinations
 	require.NoError(t, g.dialled(leg))

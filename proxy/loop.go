@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-
-	"github.com/penstock-net/penstock/proxy/ingress"
 )
 
 // loopGuard keeps the proxy from talking to itself. The firewall mark keeps
@@ -35,8 +33,8 @@ func wireOf(from, to netip.AddrPort) wire { return wire{endpointOf(from), endpoi
 
 func endpointOf(a netip.AddrPort) endpoint { return endpoint{a.Addr().As16(), a.Port()} }
 
-func newLoopGuard() *loopGuard {
-	g := &loopGuard{local: ingress.Local, dialling: map[wire]int{}, captured: map[wire]int{}}
+func newLoopGuard(local func(netip.Addr) (bool, error)) *loopGuard {
+	g := &loopGuard{local: local, dialling: map[wire]int{}, captured: map[wire]int{}}
 	g.listen(nil)
 	return g
 }

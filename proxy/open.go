@@ -21,6 +21,7 @@ type Kernel struct {
 	*Server
 	Datapath *kernel.Datapath
 	agents   agents
+	routes   *ingress.Routes
 }
 
 // Open starts the kernel datapath, opens the listeners and puts the Server
@@ -45,6 +46,10 @@ func Open(
 	}
 	flows.Shards = dp.Shards()
 	flows.Arm = func(shard int, _ cc.Time) { dp.Wake(shard) }
+	routes, err := ingress.OpenRoutes()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), links.close(), dp.Close())
+	}
 	accept := func(ln *net.TCPListener) (ingress.Acceptor, error) { return dp.Listener(ln) }
 	flows.Lookup = links.lookup
 	own, others := assign(cfg, sockets)
@@ -66,11 +71,12 @@ func Open(
 		delete(own, l.Name)
 		return openWay(ctx, l, socket, clock, accept, dp, log)
 	}
-	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Log: log})
+	s, err := New(cfg, Parts{Clock: clock, Flows: flows, Dial: dial, Open: open, Local: routes.Local, Log: log})
 	if err != nil {
+		routes.Close()
 		return nil, errors.Join(err, links.close(), dp.Close())
 	}
-	return &Kernel{Server: s, Datapath: dp, agents: links}, nil
+	return &Kernel{Server: s, Datapath: dp, agents: links, routes: routes}, nil
 }
 
 // Reload is the Server's, and has the next connections to agents on other machines be by
@@ -88,6 +94,7 @@ func (k *Kernel) Close() error {
 	for _, l := range k.settings().listeners {
 		_ = l.Close()
 	}
+	k.routes.Close()
 	return errors.Join(k.agents.close(), k.Datapath.Close())
 }
 

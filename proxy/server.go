@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
+	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/policy"
 )
 
@@ -30,7 +31,9 @@ type Parts struct {
 	// Dial calls done once the leg is there, or cannot be had; see kernel.Datapath.Connect.
 	Dial func(cfg kernel.DialConfig, done func(datapath.Conn, error)) (cancel func())
 	Open func(WayConfig) (Way, error) // opens a listener; the Server closes it
-	Log  *slog.Logger                 // nil: silent
+	// Local reports whether an address is this machine's. nil: as the kernel's routes say.
+	Local func(netip.Addr) (bool, error)
+	Log   *slog.Logger // nil: silent
 }
 
 // Server accepts, splits and relays connections.
@@ -72,8 +75,11 @@ func (l *listenerState) trusts(peer netip.Addr) bool {
 // New puts a Server together. Connections are limited to what the process's
 // descriptors allow, whatever the configuration says.
 func New(cfg config.Config, parts Parts) (*Server, error) {
+	if parts.Local == nil {
+		parts.Local = new(ingress.Routes).Local
+	}
 	s := &Server{
-		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(),
+		parts: parts, log: parts.Log, clock: parts.Clock, loops: newLoopGuard(parts.Local),
 		buffers: datapath.NewBuffers(cfg.Limits.Memory),
 		infos:   sync.Pool{New: func() any { return new(FlowInfo) }},
 		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}), setters: newSetters(),

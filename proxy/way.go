@@ -118,11 +118,10 @@ type listenerState struct {
 	guard policy.Guard
 }
 
-func newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *listenerState {
+func (s *Server) newListenerState(e *entrance, t *listenerTotals, cfg config.Listener) *listenerState {
 	l := &listenerState{entrance: e, listenerTotals: t, cfg: cfg}
 	l.guard = policy.Guard{
-		Allow: cfg.Allow, Captured: cfg.Mode.Captures(),
-		Own: ingress.Local,
+		Allow: cfg.Allow, Captured: cfg.Mode.Captures(), Own: s.parts.Local,
 	}
 	if via := e.Tunnel(); via != nil && cfg.Tunnel.Datagrams().Isolate {
 		l.guard.Inner = func(a netip.Addr) bool { return via.Place(a) == tunnel.OfPeer }

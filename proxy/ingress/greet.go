@@ -222,8 +222,8 @@ func (l *greeter) own(target netip.AddrPort) bool {
 	if target.Addr().IsLoopback() || target.Addr().IsUnspecified() {
 		return true
 	}
-	local, err := Local(target.Addr()) // only for connections to our very port, so the cost does not matter
-	return err != nil || local         // cannot tell: a refused connection is cheaper than a loop
+	local, err := new(Routes).Local(target.Addr()) // rarely: it is for our very port
+	return err != nil || local                     // cannot tell: a refused connection is cheaper than a loop
 }
 
 // answerWithReset is Answer for clients that speak no protocol with us: their

@@ -1,6 +1,7 @@
 package ingress
 
 import (
+	"fmt"
 	"net/netip"
 	"syscall"
 
@@ -14,11 +15,26 @@ var noRoute = []syscall.Errno{
 	unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL, unix.EAFNOSUPPORT, unix.EOPNOTSUPP,
 }
 
-// Local reports whether what is sent to addr ends on this machine, by the
-// kernel's routes of this moment: any address of an interface, loopback, and
-// what else is routed here.
-func Local(addr netip.Addr) (bool, error) {
-	routes, err := netlink.RouteGet(addr.Unmap().WithZone("").AsSlice())
+// Routes are the kernel's, of the moment. The zero value opens a socket for each question.
+type Routes struct{ handle netlink.Handle }
+
+// OpenRoutes returns the routes of this thread's network namespace, which are asked for over one
+// socket. Close closes it.
+func OpenRoutes() (*Routes, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("ingress: open a socket to ask for routes: %w", err)
+	}
+	return &Routes{handle: *h}, nil
+}
+
+// Close closes the socket.
+func (r *Routes) Close() { r.handle.Close() }
+
+// Local reports whether what is sent to addr ends on this machine: any address of an
+// interface, loopback, and what else is routed here.
+func (r *Routes) Local(addr netip.Addr) (bool, error) {
+	routes, err := r.handle.RouteGet(addr.Unmap().WithZone("").AsSlice())
 	if isOneOf(err, noRoute) {
 		return false, nil
 	}

@@ -39,6 +39,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/traffic"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/internal/netlab"
+	"github.com/penstock-net/penstock/proxy/capture"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel"
 )
 
@@ -92,6 +93,7 @@ type carrier struct {
 	envelope  string
 	algorithm string
 	terms     string // of the defaults, beside the algorithm
+	captured  bool   // by TPROXY, on the way to the server
 	more      string // of the configuration
 }
 
@@ -406,15 +408,24 @@ func startProxy(b *testing.B, lab *netlab.Routed, executable string, c carrier) 
 	if c.peer != nil {
 		p.cmd = c.peer(b, lab.Edge, listen, backend)
 	} else {
+		listener := fmt.Sprintf("mode: forward, address: %q, target: %q", listen, backend)
+		if c.captured {
+			listener = fmt.Sprintf("mode: tproxy, address: \"[::]:%d\"", proxyPort)
+			rules := capture.Rules{
+				Mode: capture.TPROXY, Port: proxyPort, Interfaces: []string{netlab.NearDevice},
+				Connected: capture.ConnectedCapture,
+			}
+			require.NoError(b, lab.Edge.Do(func() error { return rules.Apply(b.Context()) }))
+		}
 		config := filepath.Join(b.TempDir(), "penstock.yaml")
 		require.NoError(b, os.WriteFile(config, fmt.Appendf(nil, `envelope: %s
-listeners: [{name: bench, mode: forward, address: %q, target: %q}]
+listeners: [{name: bench, %s}]
 defaults: {algorithm: %q, %s}
 limits: {held_legs: 32768, per_source: 0}
 telemetry: {address: %q}
 log: {level: warn, flows: false}
 shutdown: {drain: 0s}
-%s`, c.envelope, listen, backend, c.algorithm, c.terms, telemetryAddr, c.more), 0o600))
+%s`, c.envelope, listener, c.algorithm, c.terms, telemetryAddr, c.more), 0o600))
 		p.cmd = lab.Edge.Command(context.Background(), executable, "run", "--config", config)
 	}
 	p.cmd.Stderr = &p.said

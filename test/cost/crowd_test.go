@@ -140,7 +140,9 @@ func newSite(b *testing.B, executable string, c carrier) *site {
 	s.trickle.start()
 	if c.peer != nil || c.algorithm != "" {
 		s.edge = startProxy(b, s.lab, executable, c)
-		s.at = netip.AddrPortFrom(s.lab.EdgeNear.V4, proxyPort)
+		if !c.captured {
+			s.at = netip.AddrPortFrom(s.lab.EdgeNear.V4, proxyPort)
+		}
 	}
 	return s
 }

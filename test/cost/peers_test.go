@@ -116,6 +116,12 @@ func peers() []carrier {
 	}
 }
 
+// captured has what c does be done of connections that TPROXY hands it.
+func captured(c carrier) carrier {
+	c.name, c.captured = c.name+"-tproxy", true
+	return c
+}
+
 // BenchmarkPeers has the same done by Penstock, managed and not, and by other proxies.
 //
 //	go test -run '^$' -bench Peers/connections -benchtime 1x ./test/cost
@@ -133,7 +139,7 @@ func BenchmarkPeers(b *testing.B) {
 	} {
 		b.Run(l.name, func(b *testing.B) {
 			var rows []row
-			for _, c := range peers() {
+			for _, c := range append(peers(), captured(unmanaged), captured(managed("ebpf"))) {
 				rows = append(rows, row{name: c.name, run: func(b *testing.B) figures {
 					s := newSite(b, executable, c)
 					defer s.close(b)

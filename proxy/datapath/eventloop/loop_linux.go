@@ -136,7 +136,13 @@ func newLoop() (l *Loop, err error) {
 		l.close()
 		return nil, err
 	}
-	l.look = l.poll
+	l.look = func(epoll uintptr) bool {
+		if l.poll(epoll) {
+			return true
+		}
+		l.turns = 0 // it is about to wait, and others run
+		return false
+	}
 	if l.wakeup, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		l.close()
 		return nil, os.NewSyscallError("eventfd", err)
@@ -320,19 +326,16 @@ func (l *Loop) work() {
 	l.spare = due[:0]
 }
 
-// wait waits for events, unless there is something to do, and takes a batch of them.
+// wait takes a batch of events. It waits for them, unless there is something to do.
 func (l *Loop) wait() error {
-	if l.poll(uintptr(l.epoll)); l.got > 0 || len(l.due) > 0 {
-		return nil
-	}
 	l.mu.Lock()
-	l.asleep = len(l.posted) == 0
+	l.asleep = len(l.due)+len(l.posted) == 0
 	asleep := l.asleep
 	l.mu.Unlock()
 	if !asleep {
+		l.poll(uintptr(l.epoll))
 		return nil
 	}
-	l.turns = 0
 	err := l.raw.Read(l.look)
 	l.mu.Lock()
 	l.asleep = false

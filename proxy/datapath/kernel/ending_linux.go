@@ -46,7 +46,9 @@ func (c *Conn) shut(linger int) error {
 		if h != nil { // what is still underway goes on under Reno
 			c.dp.enforcer.release(h)
 		}
-		_ = c.raw.Visit(func(fd int) error { return setLinger(fd, linger) })
+		if linger == reset || !c.status.closed { // else nothing is left to be delivered
+			_ = c.raw.Visit(func(fd int) error { return setLinger(fd, linger) })
+		}
 	}
 	c.mu.Unlock()
 	return c.raw.Close()

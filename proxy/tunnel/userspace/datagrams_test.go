@@ -87,7 +87,7 @@ func gate(t *testing.T, cfg access.Datagrams, allow []netip.Prefix, refuse func(
 	g.stack, g.outside, g.listener = stack, w, l
 	cfg.Most = most
 	ofPeer := func(a netip.Addr) bool { return l.Place(a) == tunnel.OfPeer }
-	guard := policy.Guard{Allow: allow, Own: ingress.Local, Inner: ofPeer}
+	guard := policy.Guard{Allow: allow, Own: new(ingress.Routes).Local, Inner: ofPeer}
 	g.Datagrams = forwardDatagrams("vpn", stack, w, cfg, tunnel.Forwarding{
 		Flows: g.flows, Clock: clock,
 		Verdict: func(sent tunnel.Sent) (down, up flow.Terms, err error) {
