@@ -35,9 +35,9 @@ func SVG(p *plot.Plot, label string) (string, error) {
 	if _, err := canvas.WriteTo(&b); err != nil {
 		return "", fmt.Errorf("draw %s: %w", label, err)
 	}
-	text := sized.ReplaceAllString(b.String(), `<svg role="img" aria-label="`+html.EscapeString(label)+`"`)
-	return strings.NewReplacer("#000000", "currentColor", `xmlns:xlink="http://www.w3.org/1999/xlink"`,
-		"").Replace(text), nil
+	text := strings.NewReplacer("#000000", "currentColor", `xmlns:xlink="http://www.w3.org/1999/xlink"`,
+		"").Replace(b.String())
+	return sized.ReplaceAllLiteralString(text, `<svg role="img" aria-label="`+html.EscapeString(label)+`"`), nil
 }
 
 // inside leaves room at the right, where the last label of an axis ends.
