@@ -76,27 +76,47 @@ func WriteFindings(w io.Writer, runs []record.Run) error {
 	return writeFindings(w, all)
 }
 
-// writeFindings writes those of one experiment, a list for each time that it was played.
+// writeFindings writes those of one experiment, a list for each time that it was played; the condition of one may
+// hold some times only.
 func writeFindings(w io.Writer, all [][]record.Finding) error {
+	const absent = "-"
+	type line struct {
+		record.Finding
+		got         []string // each time
+		there, held int
+	}
+	var lines []line
+	for i, findings := range all {
+		next := 0
+		for _, f := range findings {
+			k := slices.IndexFunc(lines, func(l line) bool {
+				return l.What == f.What && l.Paper == f.Paper && l.got[i] == absent
+			})
+			if k < 0 {
+				k = next
+				lines = slices.Insert(lines, k, line{Finding: f, got: slices.Repeat([]string{absent}, len(all))})
+			}
+			l := &lines[k]
+			l.got[i] = f.Got
+			l.there++
+			if f.OK {
+				l.held++
+			}
+			next = k + 1
+		}
+	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "\tfinding\tpaper\tbound\tours")
-	for i, f := range all[0] {
-		var got []string
-		held := 0
-		for _, findings := range all {
-			got = append(got, findings[i].Got)
-			if findings[i].OK {
-				held++
-			}
-		}
+	for _, l := range lines {
 		verdict := "ok"
-		if held < len(all) {
+		if l.held < l.there {
 			verdict = "FAIL"
 		}
-		if len(all) > 1 && held > 0 && held < len(all) {
-			verdict += fmt.Sprintf(" %d of %d", len(all)-held, len(all))
+		if l.held > 0 && l.held < l.there {
+			verdict += fmt.Sprintf(" %d of %d", l.there-l.held, l.there)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, f.What, cmp.Or(f.Paper, "-"), f.Bound, strings.Join(got, " · "))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", verdict, l.What, cmp.Or(l.Paper, absent), l.Bound,
+			strings.Join(l.got, " · "))
 	}
 	return t.Flush()
 }
