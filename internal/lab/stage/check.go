@@ -28,6 +28,9 @@ var ownControls = []string{kernelDefault, "bbr", "reno"}
 // defaultBuffer is how far a player downloads ahead that is not told.
 const defaultBuffer = 30 * time.Second
 
+// leastMean is that of random times on and off, as in virtual time.
+const leastMean = 10 * time.Millisecond
+
 // Check tells what is wrong with the stage.
 func (s Stage) Check() error {
 	var errs []error
@@ -91,6 +94,8 @@ func (a Actor) check(s Stage) error {
 		return errors.New("inside a tunnel there are downloads of one host, and no way past it")
 	case a.On == 0 && a.Off > 0:
 		return errors.New("it has rests, off, but no on")
+	case a.Random && min(a.On, a.Off) < leastMean:
+		return fmt.Errorf("at random its on and off must be at least %s: write such as on 10s and off 10s", leastMean)
 	}
 	if a.SendBuffer != 0 && (a.SendBuffer < cc.DefaultMSS || a.Kind != Bulk || s.Native || s.proxied(a)) {
 		return fmt.Errorf("its send_buffer is %d bytes, but must be 0 or at least %d, of a download that no proxy "+

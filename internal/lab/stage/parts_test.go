@@ -104,6 +104,7 @@ func TestAStageThatCannotBePlayedIsRefused(t *testing.T) {
 		"one of cubic, bbr, reno":                func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Control = Upload, "copa" },
 		"an upload goes on without end":          func(s *Stage) { s.Actors[0].Kind, s.Actors[0].Size = Upload, 1 },
 		"host is 100":                            func(s *Stage) { s.Actors[0].Host = 100 },
+		"on and off must be at least 10ms":       func(s *Stage) { s.Actors[0].Random, s.Actors[0].On = true, 1e9 },
 		"but no on":                              func(s *Stage) { s.Actors[0].Off = 1 },
 		"stop is 1ns, which is not":              func(s *Stage) { s.Actors[0].Start, s.Actors[0].Stop = 2, 1 },
 		"there is none: give algorithm or edge":  func(s *Stage) { s.Changes = []Change{{Edge: "defaults: {}"}} },

@@ -22,7 +22,7 @@ import (
 // proxy's configuration gives them, over the transport that the real stage has.
 // There is no proxy then whose time, memory or sockets could matter.
 //
-// A Web application's requests begin when they are due, whether or not the one
+// A Web application's requests begin when they are due and it runs, whether or not the one
 // before has ended; of Requests, those after the warm-up are recorded.
 //
 // change alters the scenario that it comes to; nil: nothing does. When ctx ends there is no record.
@@ -156,40 +156,49 @@ func (s Stage) readEdge(edge string) (*policy.Policy, string, error) {
 func (v *virtual) addFlows() error {
 	var more []func()
 	for i, a := range v.stage.Actors {
-		if a.Kind == Upload {
-			f, err := v.upload(i)
+		starts, err := v.starts(i)
+		if err != nil {
+			return err
+		}
+		for k, at := range starts {
+			f, err := v.flow(i, at)
 			if err != nil {
 				return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
 			}
-			v.add(i, f)
-			continue
-		}
-		t, err := v.terms(i, a.Start)
-		if err != nil {
-			return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
-		}
-		f := v.flow(a, t)
-		v.add(i, f)
-		if a.Kind != Web {
-			continue
-		}
-		if a.Every == 0 {
-			return &config.Error{Key: "flows." + a.Name, Message: "in virtual time a web application has a time " +
-				"from one request to the next: write such as every: 2s"}
-		}
-		for at := a.Start + a.Every; at < v.stage.Duration && (a.Stop == 0 || at < a.Stop); at += a.Every {
-			if t, err = v.terms(i, at); err != nil {
-				return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
+			if k == 0 {
+				v.add(i, f)
+			} else {
+				more = append(more, func() { v.add(i, f) })
 			}
-			next := v.flow(a, t)
-			next.Start = at
-			more = append(more, func() { v.add(i, next) })
 		}
 	}
 	for _, add := range more {
 		add()
 	}
 	return nil
+}
+
+// starts are when an actor's connections begin: one, or a Web application's, in its turns.
+func (v *virtual) starts(i int) (all []time.Duration, err error) {
+	a := v.stage.Actors[i]
+	if (a.Kind == Requests || a.Kind == Video) && a.On > 0 {
+		return nil, &config.Error{Key: "flows." + a.Name + ".on", Message: fmt.Sprintf("in virtual time app: %s has no "+
+			"rests: take on and off out, or play it over real sockets", a.Kind)}
+	}
+	if a.Kind != Web {
+		return []time.Duration{a.Start}, nil
+	}
+	if a.Every == 0 {
+		return nil, &config.Error{Key: "flows." + a.Name, Message: "in virtual time a web application has a time " +
+			"from one request to the next: write such as every: 2s"}
+	}
+	due := a.Start
+	for _, t := range v.stage.Turns(i) {
+		for due = max(due, t.From); due < t.To; due += a.Every {
+			all = append(all, due)
+		}
+	}
+	return all, nil
 }
 
 func (v *virtual) add(actor int, f sim.FlowConfig) {
@@ -202,13 +211,18 @@ func (v *virtual) add(actor int, f sim.FlowConfig) {
 	v.flows[actor] = append(v.flows[actor], n)
 }
 
-// flow is a connection of the actor's.
-func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
+// flow is the connection that an actor makes at a time.
+func (v *virtual) flow(i int, at time.Duration) (sim.FlowConfig, error) {
+	a := v.stage.Actors[i]
+	if a.Kind == Upload {
+		return v.upload(i)
+	}
+	t, err := v.terms(i, at)
 	f := sim.FlowConfig{
 		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
 		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
 		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap,
-		Start: a.Start, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random, ECN: a.ECN,
+		Start: at, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random, ECN: a.ECN,
 		SendBuffer: a.SendBuffer,
 	}
 	switch a.Kind {
@@ -216,10 +230,12 @@ func (v *virtual) flow(a Actor, t flow.Terms) sim.FlowConfig {
 		f.Algorithm, f.Params = sim.UDP, nil
 	case Requests:
 		f.Every = max(a.Every, 1) // 0: as soon as the last has come
+	case Web:
+		f.On, f.Off, f.Random = 0, 0, false // what has begun goes on in a rest
 	case Video:
 		f.Rate, f.Video = 0, sim.Video{Rate: a.Rate, Chunk: a.Every, Buffer: a.buffer()}
 	}
-	return f
+	return f, err
 }
 
 // upload is an upload's connection, under the control that its client has. The window
@@ -341,16 +357,15 @@ func (v *virtual) record(run sim.Result) Record {
 		for _, n := range numbers {
 			flows = append(flows, run.Flows[n])
 		}
-		r.Actors = append(r.Actors, v.actorRecord(s.Actors[i], flows))
-		r.Actors[i].Flows = numbers
+		r.Actors = append(r.Actors, v.actorRecord(i, flows))
 	}
 	return r
 }
 
-func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
-	s := v.stage
+func (v *virtual) actorRecord(i int, flows []sim.FlowResult) ActorRecord {
+	s, a := v.stage, v.stage.Actors[i]
 	steps := s.steps()
-	r := ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, steps)}
+	r := ActorRecord{Name: a.Name, Bytes: make([]cc.Bytes, steps), Flows: v.flows[i]}
 	if s.windowed(a) {
 		r.Cwnd, r.Share = make([]cc.Bytes, steps), make([]cc.Bytes, steps)
 	}
@@ -371,7 +386,7 @@ func (v *virtual) actorRecord(a Actor, flows []sim.FlowResult) ActorRecord {
 		}
 	case Web:
 		for k, f := range flows {
-			q := Request{At: a.Start + time.Duration(k)*a.Every}
+			q := Request{At: v.scenario.Flows[v.flows[i][k]].Start}
 			if f.Received > 0 {
 				q.Took = s.dial(q.At, a.Host) + f.Received
 			}

@@ -94,3 +94,45 @@ func TestAConnectionOfItsOwnIsDialledOverTheLinksDelay(t *testing.T) {
 		s.Changes = []Change{{At: 1500 * time.Millisecond, Delay: 2 * oneWay}}
 	}), "what it is by then")
 }
+
+// Requests begin while the application runs, as over real sockets, and one that has begun is not held up by a rest.
+func TestAWebApplicationRests(t *testing.T) {
+	s := Stage{
+		Name: "web", Down: sim.LinkConfig{Rate: 1e6, Delay: 20 * time.Millisecond}, Duration: 10 * time.Second, Seed: 1,
+		Actors: []Actor{{
+			Name: "web", Kind: Web, Size: 20_000, Every: 500 * time.Millisecond, Start: time.Second, Stop: 9 * time.Second,
+			On: 600 * time.Millisecond, Off: 1900 * time.Millisecond,
+		}},
+	}
+	play := func() (at []time.Duration) {
+		rec, err := PlayVirtual(t.Context(), s, nil)
+		require.NoError(t, err)
+		for _, q := range rec.Actors[0].Requests {
+			at = append(at, q.At)
+			assert.Greater(t, q.Took, 200*time.Millisecond, "it goes on")
+			assert.Less(t, q.Took, 500*time.Millisecond, "it goes on")
+		}
+		return at
+	}
+	const half = 500 * time.Millisecond
+	assert.Equal(t, []time.Duration{2 * half, 3 * half, 7 * half, 8 * half, 12 * half, 13 * half, 17 * half}, play())
+	s.Actors[0].Random = true
+	var want []time.Duration
+	due := s.Actors[0].Start
+	for from, more := nextTurn(s.Turns(0), due); more; from, more = nextTurn(s.Turns(0), from+half) {
+		want = append(want, from)
+	}
+	assert.Equal(t, want, play(), "of the actor's own turns")
+}
+
+func TestWhatVirtualTimeCannotPlayIsToldBeforeTheRun(t *testing.T) {
+	for says, a := range map[string]Actor{
+		"flows.a: in virtual time a web application has a time": {Kind: Web, Size: 1},
+		"flows.a.on: in virtual time app: requests has no":      {Kind: Requests, Size: 1, On: Step, Off: Step},
+		"flows.a.on: in virtual time app: video has no rests":   {Kind: Video, Rate: 1e6, Every: Step, On: Step},
+	} {
+		a.Name = "a"
+		_, _, err := Scenario(short(a))
+		assert.ErrorContains(t, err, says)
+	}
+}
