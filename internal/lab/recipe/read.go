@@ -119,7 +119,7 @@ func (r *Recipe) read() error {
 		if err != nil {
 			return err
 		}
-		if err := r.distinct(stages, asserts); err != nil {
+		if err := r.distinct(scale, stages, asserts); err != nil {
 			return err
 		}
 		clear(names)
@@ -176,7 +176,7 @@ func (r *Recipe) variants(scale Scale) (all []variant, err error) {
 			}
 		}
 		if len(all) > maxRuns {
-			return nil, fmt.Errorf("these are more than the %d runs that an experiment may have", maxRuns)
+			return nil, r.ofRuns(scale, "these are more than the %d runs that an experiment may have", maxRuns)
 		}
 	}
 	return all, nil

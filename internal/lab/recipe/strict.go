@@ -104,23 +104,31 @@ func (s section) unused(f form) error {
 
 // distinct tells which runs have one name: any two, where something is asserted of them, else those over
 // one path, which tables would take for one.
-func (r *Recipe) distinct(stages []stage.Stage, asserts bool) error {
+func (r *Recipe) distinct(scale Scale, stages []stage.Stage, asserts bool) error {
 	names, ways := map[string]bool{}, map[[2]string]bool{}
 	for _, s := range stages {
 		way := [2]string{s.Name, record.PathOf(s)}
 		if asserts && names[s.Name] {
-			return fmt.Errorf("two runs are called %q; give each a name of its own", s.Name)
+			return r.ofRuns(scale, "two runs are called %q; give each a name of its own", s.Name)
 		}
 		if ways[way] {
-			key := "runs"
-			if root, err := parse(r.text); err == nil && root.index(key) < 0 {
-				key = "vary"
-			}
-			message := fmt.Sprintf("two runs are called %q and go the same way (%s), so that nobody could tell "+
+			return r.ofRuns(scale, "two runs are called %q and go the same way (%s), so that nobody could tell "+
 				"them apart: give each a name of its own", s.Name, way[1])
-			return placedIn(&config.Error{Key: key, Message: message}, -1, r.text)
 		}
 		names[s.Name], ways[way] = true, true
 	}
 	return nil
+}
+
+// ofRuns is a mistake in what makes several runs: runs, or else vary.
+func (r *Recipe) ofRuns(scale Scale, format string, args ...any) error {
+	root, err := r.scaled(r.text, scale)
+	if err != nil {
+		return err
+	}
+	key := "runs"
+	if root.index(key) < 0 {
+		key = "vary"
+	}
+	return at(root.find(key), key, format, args...)
 }

@@ -12,6 +12,7 @@ import (
 func TestRunsThatTablesWouldMixAreRefused(t *testing.T) {
 	const fine = "link: {rate: $(mbit)mbit, rtt: 40ms}\nalgorithm: $(by)\nflows: {a: {}}\nduration: 2s\n"
 	const two = `two runs are called "my" and go the same way`
+	const set, must = "let: {by: copa, mbit: 12}\n", "must: [1 > 0]"
 	for text, says := range map[string]string{
 		"vary: {by: [copa, cubic]}\nlet: {mbit: 12}\n" + fine: "my:1:1: vary: " + two,
 		"vary: {by: [copa], mbit: [12, 12.0]}\n" + fine:       two,
@@ -20,6 +21,16 @@ func TestRunsThatTablesWouldMixAreRefused(t *testing.T) {
 		"vary: {by: [copa, cubic]}\nlet: {mbit: 12}\nname: $(by)\n" + fine: "",
 
 		"let: {by: copa, mbit: 12}\nruns: [{name: a}, {name: a, algorithm: cubic}]\n" + fine: "my:2:1: runs: two runs",
+
+		"runs: [{name: a}, {name: a, link: {rate: 6mbit}}]\n" + set + fine + must: "my:1:1: runs: two runs are",
+
+		"vary: {by: [copa], mbit: [6, 12]}\n" + fine + must: `my:1:1: vary: two runs are called "my"`,
+
+		set + "name: a\n" + fine + "short:\n  vary: {mbit: [6, 12.0, 12]}\n": "my:8:3: vary: two runs",
+
+		set + "vary: [" + strings.Repeat("{}, ", 1001) + "]\n" + fine: "my:2:1: vary: these are more than the 1000",
+
+		set + "runs: [{name: a}]\n" + fine + "vary: [" + strings.Repeat("{}, ", 1001) + "]": "my:2:1: runs: these",
 	} {
 		_, err := readText("my", []byte(text), loader{})
 		if says == "" {
