@@ -348,6 +348,25 @@ func TestRecordsBecomeAPage(t *testing.T) {
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.FileExists(t, "mine.html")
 
+	require.NoError(t, os.Mkdir("old", 0o700))
+	require.NoError(t, os.Symlink("runs.jsonl", "link.jsonl"))
+	records, err := os.ReadFile("runs.jsonl")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile("old/runs.jsonl", records, 0o600))
+	code, _, stderr = run(t, "report", "runs.jsonl", "old/runs.jsonl")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	page, err := os.ReadFile("report.html")
+	require.NoError(t, err)
+	assert.Contains(t, string(page), "<h1>runs.jsonl beside old/runs.jsonl</h1>")
+	for _, row := range []string{"copa@sim, runs.jsonl<", "copa@sim, old/runs.jsonl<"} {
+		assert.Equal(t, 1, strings.Count(string(page), row), row)
+	}
+	for _, again := range []string{"runs.jsonl", "./runs.jsonl", "link.jsonl"} {
+		code, _, stderr = run(t, "report", "runs.jsonl", again)
+		assert.Equal(t, cli.ExitInput, code)
+		assert.Contains(t, stderr, "runs.jsonl and "+again+" are one file: name it once")
+	}
+
 	require.NoError(t, os.WriteFile("none.jsonl", nil, 0o600))
 	require.NoError(t, os.WriteFile("bad.jsonl", []byte("{\"experiment\":\"a\"}\nno\n"), 0o600))
 	for name, says := range map[string]string{

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -22,7 +23,9 @@ func reportCommand() *cobra.Command {
 		Long: `Report reads what --json wrote and makes one page of it that needs no network:
 for each path a table with medians and confidence intervals, throughput against
 queueing delay, both over time, and the distribution of the delay. Several files
-stand side by side, such as one from before a change and one from after it.`,
+stand side by side, such as one from before a change and one from after it, and so
+do a sender's runs of several builds, over several transports, or in virtual time
+and over real sockets.`,
 		Example: `  penstock-lab bench --sender penstock@sim --sender copa@sim --link generate:lte --json runs.jsonl
   penstock-lab report runs.jsonl --output report.html
   penstock-lab report before.jsonl after.jsonl --figures figures`,
@@ -63,12 +66,23 @@ func writeReport(cmd *cobra.Command, path string, files []report.File) error {
 	return nil
 }
 
-// readRecords reads files of records, and refuses one without any.
+// readRecords reads files of records, and refuses one without any and one that is named twice. A file is called by
+// its name without the folder, unless another one has that name too.
 func readRecords(names []string) (files []report.File, err error) {
+	bases := map[string]int{}
 	for _, name := range names {
-		if _, err := os.Stat(name); err != nil {
+		bases[filepath.Base(name)]++
+	}
+	var read []os.FileInfo
+	for _, name := range names {
+		info, err := os.Stat(name)
+		if err != nil {
 			return nil, err
 		}
+		if i := slices.IndexFunc(read, func(o os.FileInfo) bool { return os.SameFile(info, o) }); i >= 0 {
+			return nil, fmt.Errorf("%s and %s are one file: name it once", names[i], name)
+		}
+		read = append(read, info)
 		runs, err := record.Open(name)
 		if err != nil {
 			return nil, fmt.Errorf("%w; give what --json wrote", err)
@@ -76,7 +90,11 @@ func readRecords(names []string) (files []report.File, err error) {
 		if len(runs) == 0 {
 			return nil, fmt.Errorf("%s has no runs", name)
 		}
-		files = append(files, report.File{Name: filepath.Base(name), Runs: runs})
+		shown := filepath.Base(name)
+		if bases[shown] > 1 {
+			shown = name
+		}
+		files = append(files, report.File{Name: shown, Runs: runs})
 	}
 	return files, nil
 }

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"html/template"
@@ -22,7 +23,7 @@ import (
 
 // File is a file of records.
 type File struct {
-	Name string
+	Name string // no other file has it
 	Runs []record.Run
 }
 
@@ -61,14 +62,53 @@ type path struct {
 	rows []row
 }
 
-// row is all runs of one sender, of one file, on one path.
+// row is all runs on one path that are alike but for their seeds.
 type row struct {
-	name      string
+	kind
 	runs      []record.Run // that count
 	discarded int          // that do not
 }
 
-// pathsOf sorts runs by experiment, path and sender, in order of first appearance: what two experiments play
+// kind is what tells the runs of one row from others': the sender's name, then file, form, how it was played, build
+// and transport.
+type kind [6]string
+
+const transport = 5
+
+func kindOf(file string, r record.Run) kind {
+	played, below := "over real sockets", cmp.Or(r.Transport, r.Envelope)
+	if r.Virtual {
+		played = "in virtual time"
+	}
+	if below == "auto" { // it was left to the proxy, which did not say
+		below = ""
+	}
+	return kind{r.Name, file, cmp.Or(r.Scale, "full") + " form", played, r.Version, below}
+}
+
+// like tells whether runs of both are of one row. The proxy says nothing of a transport whose connections have ended:
+// that must not part quick runs from slow ones.
+func (k kind) like(o kind) bool {
+	if k[transport] == "" || o[transport] == "" {
+		k[transport], o[transport] = "", ""
+	}
+	return k == o
+}
+
+// label is a row's name: the sender's, and of the rest what tells it from other rows of that sender.
+func (p path) label(w row) string {
+	text, alike := w.kind[0], slices.Clone(p.rows)
+	for k, part := range w.kind {
+		before := len(alike)
+		alike = slices.DeleteFunc(alike, func(o row) bool { return o.kind[k] != part })
+		if k > 0 && len(alike) < before && part != "" {
+			text += ", " + part
+		}
+	}
+	return text
+}
+
+// pathsOf sorts runs by experiment, path and kind, in order of first appearance: what two experiments play
 // over one path is not one thing.
 func pathsOf(files []File) []path {
 	experiments := map[string]bool{}
@@ -80,10 +120,7 @@ func pathsOf(files []File) []path {
 	var all []path
 	for _, f := range files {
 		for _, r := range f.Runs {
-			name, way := r.Name, r.Path()
-			if len(files) > 1 {
-				name += ", " + f.Name
-			}
+			way := r.Path()
 			if len(experiments) > 1 {
 				way = r.Experiment + ": " + way
 			}
@@ -92,17 +129,20 @@ func pathsOf(files []File) []path {
 				i = len(all)
 				all = append(all, path{name: way})
 			}
-			all[i].add(name, r)
+			all[i].add(kindOf(f.Name, r), r)
 		}
 	}
 	return all
 }
 
-func (p *path) add(name string, r record.Run) {
-	i := slices.IndexFunc(p.rows, func(w row) bool { return w.name == name })
+func (p *path) add(k kind, r record.Run) {
+	i := slices.IndexFunc(p.rows, func(w row) bool { return w.like(k) })
 	if i < 0 {
 		i = len(p.rows)
-		p.rows = append(p.rows, row{name: name})
+		p.rows = append(p.rows, row{kind: k})
+	}
+	if p.rows[i].kind[transport] == "" {
+		p.rows[i].kind = k
 	}
 	if r.Discarded != "" {
 		p.rows[i].discarded++
@@ -142,7 +182,7 @@ func (p path) section() (section, error) {
 	for i, w := range p.rows {
 		c := figures.Colour(i)
 		s.Lines = append(s.Lines, line{
-			Name: w.name, Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
+			Name: p.label(w), Colour: fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B),
 			Runs: len(w.runs), Discarded: w.discarded,
 			Throughput: w.median(func(r record.Run) float64 { return r.Throughput }),
 			Used:       w.median(func(r record.Run) float64 { return 100 * r.Utilisation }),

@@ -142,3 +142,37 @@ func TestExperimentsOfOnePathStandApart(t *testing.T) {
 	assert.Contains(t, b.String(), "<h2>beside-cubic: 12mbit both ways")
 	assert.Equal(t, 2, strings.Count(b.String(), "<td>1</td>"), "one run each")
 }
+
+// Runs that differ in more than their seeds are rows of their own, and a row's name has what tells it from others.
+func TestRunsThatAreNotAlikeStandApart(t *testing.T) {
+	built := func(version string) record.Run { return record.Run{Name: "x", Version: version} }
+	below := func(transport string) record.Run { return record.Run{Name: "x", Virtual: true, Transport: transport} }
+	over := func(envelope string) record.Run { return record.Run{Name: "x", Envelope: envelope} }
+	in := func(name string, runs ...record.Run) File { return File{name, runs} }
+	for want, files := range map[string][]File{
+		"x":               {in("a", built("1"), built("1"))},
+		"x; x, 2":         {in("a", built(""), built("2"))},
+		"x, 1; x, 2":      {in("a", built("1"), built("2"), built("1"))},
+		"x; y":            {in("a", built("1"), record.Run{Name: "y", Version: "2"})},
+		"x, a; x, b; y":   {in("a", built("1")), in("b", built("2"), record.Run{Name: "y"})},
+		"x, ebpf; x, bbr": {in("a", over("ebpf"), over("bbr"))},
+
+		"x, a, 1; x, a, 2; x, b":                   {in("a", built("1"), built("2")), in("b", built("2"))},
+		"x, kernel; x, relay":                      {in("a", below("kernel"), below("relay"))},
+		"x, in virtual time; x, over real sockets": {in("a", below("kernel"), over("ebpf"))},
+		"x, full form; x, short form":              {in("a", over(""), record.Run{Name: "x", Scale: "short"})},
+	} {
+		assert.Equal(t, want, strings.Join(labels(files...), "; "))
+	}
+	assert.Equal(t, []string{"x"}, labels(in("a", over(""), over("ebpf"), over("auto"))), "not always told")
+}
+
+// labels are the names of the rows of all paths.
+func labels(files ...File) (all []string) {
+	for _, p := range pathsOf(files) {
+		for _, w := range p.rows {
+			all = append(all, p.label(w))
+		}
+	}
+	return all
+}
