@@ -5,6 +5,7 @@ package browser
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ func TestAReportOpens(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.html")
 	f, err := os.Create(path)
 	require.NoError(t, err)
-	require.NoError(t, report.Write(f, []report.File{{Name: "runs.jsonl", Runs: runs}}))
+	require.NoError(t, report.Write(f, []report.File{{Name: strings.Repeat("long", 20), Runs: runs}}))
 	require.NoError(t, f.Close())
 
 	for name, width := range map[string]int64{"phone": 390, "desktop": 1280} {
