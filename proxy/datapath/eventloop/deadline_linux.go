@@ -9,6 +9,9 @@ type Deadline struct {
 	index int    // in deadlines.all
 }
 
+// together is how late a deadline may be for others to come with it: each look goes over all of them.
+const together = 10 * time.Millisecond
+
 // deadlines are those of a loop. One timer serves all of them. It is set for the earliest, and
 // set anew only once it has expired, so that a deadline which is met in time costs no timer.
 type deadlines struct {
@@ -69,6 +72,9 @@ func (l *Loop) expire() {
 	}
 	d.until = time.Time{}
 	if !earliest.IsZero() {
+		if soonest := at.Add(together); earliest.Before(soonest) {
+			earliest = soonest
+		}
 		l.setTimer(earliest)
 	}
 	for _, x := range due {

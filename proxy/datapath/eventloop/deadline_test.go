@@ -38,6 +38,27 @@ func TestDeadlinesComeUnlessTheyAreForgotten(t *testing.T) {
 	assert.Empty(t, came)
 }
 
+func TestDeadlinesThatAreNearComeTogether(t *testing.T) {
+	l := start(t, 1).all[0]
+	done := make(chan struct{})
+	l.Do(func() {
+		defer close(done)
+		var due, near, far Deadline
+		l.Expect(&due, 0, func() {})
+		l.Expect(&near, time.Millisecond, func() {})
+		l.Expect(&far, time.Hour, func() {})
+		before := now()
+		l.expire()
+		assert.GreaterOrEqual(t, l.deadlines.until.Sub(before), together)
+		assert.True(t, l.deadlines.until.Before(far.at))
+		l.Forget(&near)
+		l.expire()
+		assert.Equal(t, far.at, l.deadlines.until)
+		l.Forget(&far)
+	})
+	<-done
+}
+
 func TestADeadlineForgottenByOneThatIsDueAsWellDoesNotCome(t *testing.T) {
 	l := start(t, 1).all[0]
 	came := make(chan int)
