@@ -194,9 +194,9 @@ type session struct {
 	again []record.Run // made again though they were there, since their experiment had been stopped
 }
 
-// play plays experiments, one after the other, and tells of each when it is over, with the records of
-// its runs and, of those that were made now, all that came of them. Nothing is played before all of
-// it can be, and before its outputs are open.
+// play plays experiments, one after the other, and tells of each when it is over, or was stopped, with the
+// records of its runs and, of those that were made now, all that came of them. Nothing is played before all
+// of it can be, and before its outputs are open.
 func (s *session) play(
 	experiments []recipe.Recipe, tell func(recipe.Recipe, []record.Run, []recipe.Result) error,
 ) (err error) {
@@ -230,13 +230,13 @@ func (s *session) play(
 				}
 				made, result, err := s.one(ctx, r, seed, number+1)
 				runs = append(runs, made...)
-				if failed = err; err == nil && result != nil {
-					results = append(results, *result)
+				if failed = err; len(result.Runs) > 0 {
+					results = append(results, result)
 				}
 			}
 		}
 		s.all = append(s.all, runs...)
-		if failed == nil || !r.Asserts() { // of what must hold there is nothing to say before all of it is over
+		if failed == nil || len(runs) > 0 {
 			failed = errors.Join(failed, tell(r, runs, results))
 		}
 		if failed != nil {
@@ -319,14 +319,14 @@ func modelsOf(cmd *cobra.Command) (string, error) {
 	return "-" + strconv.FormatUint(digest.Sum64(), 16), nil
 }
 
-// one makes the runs of an experiment with one seed, but for those that are there; result is nil
-// where all are, or there is no time for them.
-func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number int) (made []record.Run,
-	result *recipe.Result, err error,
+// one makes the runs of an experiment with one seed, but for those that are there, and returns the records
+// of all: of none where there is no time for them.
+func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number int) (runs []record.Run,
+	result recipe.Result, err error,
 ) {
 	stages, err := r.Stages(s.scale, seed)
 	if err != nil {
-		return nil, nil, err
+		return nil, result, err
 	}
 	of := func(one stage.Stage, rec stage.Record) record.Run {
 		run := record.Of(one, rec)
@@ -356,21 +356,21 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	}
 	if missing == 0 {
 		for _, k := range known {
-			made = append(made, s.there[k])
+			runs = append(runs, s.there[k])
 		}
-		return made, nil, nil
+		return runs, result, nil
 	}
 	if s.within > 0 {
 		over := time.Since(s.began)
 		if !s.virtual {
 			lasts, err := r.Lasts(s.scale)
 			if err != nil {
-				return nil, nil, err
+				return nil, result, err
 			}
 			over += lasts
 		}
 		if over > s.within {
-			return nil, nil, nil
+			return nil, result, nil
 		}
 	}
 	printer := bench.NewPrinter(s.cmd.ErrOrStderr())
@@ -381,7 +381,7 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 		next++
 		switch {
 		case k >= 0:
-			made = append(made, s.there[k])
+			runs = append(runs, s.there[k])
 			return rec, nil
 		case s.virtual || one.Virtual:
 			rec, err = stage.PlayVirtual(ctx, one, s.sampling)
@@ -389,14 +389,14 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 			rec, err = s.real(ctx, one, tell)
 		}
 		if err == nil {
-			made = append(made, of(one, rec))
+			runs = append(runs, of(one, rec))
 			if !r.Asserts() || next < len(stages) { // the last takes the findings along
-				err = record.Write(s.file, made[len(made)-1])
+				err = record.Write(s.file, runs[len(runs)-1])
 			}
 		}
 		return rec, err
 	}
-	played, err := r.Play(ctx, s.scale, seed, player, func(p recipe.Progress) {
+	result, err = r.Play(ctx, s.scale, seed, player, func(p recipe.Progress) {
 		if !s.quiet && (!p.Over || known[p.Number-1] < 0) {
 			printer.Line(p.String(), p.Over)
 		}
@@ -404,12 +404,12 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	if mistake := (*config.Error)(nil); errors.As(err, &mistake) { // in what must hold
 		err = cli.BadInput(err)
 	}
-	if r.Asserts() && len(made) == len(stages) {
-		s.again = append(s.again, made...)
-		made[len(made)-1].Findings = played.Findings
-		err = errors.Join(err, record.Write(s.file, made[len(made)-1]))
+	if r.Asserts() && len(runs) == len(stages) {
+		s.again = append(s.again, runs...)
+		runs[len(runs)-1].Findings = result.Findings
+		err = errors.Join(err, record.Write(s.file, runs[len(runs)-1]))
 	}
-	return made, &played, err
+	return runs, result, err
 }
 
 // sampling has virtual time sample flows as often as is asked for.

@@ -129,28 +129,23 @@ func (f *recipeFlags) run(cmd *cobra.Command, names []string) (err error) {
 	for n := range f.runs {
 		s.seeds = append(s.seeds, f.seed+uint64(n))
 	}
-	var all []recipe.Result
 	first := true
 	err = s.play(recipes, func(r recipe.Recipe, runs []record.Run, results []recipe.Result) error {
 		if !first {
 			fmt.Fprintln(cmd.OutOrStdout())
 		}
 		first = false
-		if len(results) == 0 {
-			there := "it is there"
-			if len(runs) == 0 {
-				there = fmt.Sprintf("left out: it would not be over within %v", f.within)
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", r.Name, there)
+		if len(runs) == 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: left out: it would not be over within %v\n", r.Name, f.within)
 			return nil
 		}
-		all = append(all, results...)
-		if err := recipe.WriteResults(cmd.OutOrStdout(), results); err != nil || f.outputs.plot == "" {
+		err := recipe.WriteResults(cmd.OutOrStdout(), r, runs)
+		if err != nil || f.outputs.plot == "" || len(results) == 0 {
 			return err
 		}
 		names, err := recipe.WritePlots(f.outputs.plot, results[0])
 		tellDrawn(cmd, names)
 		return err
 	})
-	return errors.Join(err, failures(all))
+	return errors.Join(err, failures(s.all))
 }

@@ -64,3 +64,35 @@ func TestRunsThroughAnotherBuildOfTheProxyAreItsOwn(t *testing.T) {
 		assert.Equal(t, map[string]string{"cubic": own, "copa@sim": own, "copa": own + ", proxy " + build}, versions)
 	}
 }
+
+// What is there of an experiment stands in its table with its figures, whether anything must hold of it or not.
+func TestAResumedRecipeTellsWhatIsThere(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const text = `link: {rate: 12mbit, rtt: 20ms}
+vary: {algorithm: [copa, vegas]}
+name: $(algorithm)
+algorithm: $(algorithm)
+flows: {a: {}, b: {}}
+virtual: true
+duration: 2s
+`
+	for must, ends := range map[string]int{"": cli.ExitOK, "must: [run(\"copa\").utilisation >= 2]\n": cli.ExitFail} {
+		require.NoError(t, os.WriteFile("my.yaml", []byte(text+must), 0o600))
+		require.NoError(t, os.RemoveAll("runs.jsonl"))
+		var want string
+		var lines []string
+		for _, there := range []int{0, 1, 2, 4} {
+			if there > 0 {
+				require.NoError(t, os.WriteFile("runs.jsonl", []byte(strings.Join(lines[:there], "")), 0o600))
+			}
+			code, stdout, stderr := run(t, "bench", "recipe", "my.yaml", "--runs", "2", "--json", "runs.jsonl", "--resume")
+			require.Equal(t, ends, code, stderr)
+			if there == 0 {
+				written, err := os.ReadFile("runs.jsonl")
+				require.NoError(t, err)
+				want, lines = stdout, strings.SplitAfter(string(written), "\n")
+			}
+			assert.Equal(t, want, stdout, "%d of four runs are there", there)
+		}
+	}
+}

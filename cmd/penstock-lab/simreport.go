@@ -43,6 +43,7 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 		head = ""
 		for _, one := range runs {
 			writeSimRows(t, one, len(runs))
+			unmet = append(unmet, unheld(r.Name, one.Findings)...)
 		}
 		for _, result := range results {
 			for _, one := range result.Runs {
@@ -52,7 +53,6 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 					}
 				}
 			}
-			unmet = append(unmet, unheld(r.Name, result.Findings)...)
 		}
 		return nil
 	})

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/record"
 	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
@@ -125,13 +126,10 @@ func TestResponsivenessIsNotThatOfRequestsCutShort(t *testing.T) {
 }
 
 func TestTheMiddleOfTwoRunsIsBetweenThem(t *testing.T) {
-	result := func(mbit float64, discarded string) Result {
-		return Result{Outcome: Outcome{Runs: []Run{{
-			Stage:  stage.Stage{Name: "one"},
-			Record: stage.Record{Throughput: cc.Rate(mbit * 1e6), Discarded: discarded},
-		}}}}
+	result := func(mbit float64, discarded string) []record.Run {
+		return []record.Run{{Name: "one", Throughput: mbit, Discarded: discarded}}
 	}
-	of := func(results ...Result) string { return stageTable(results)[2][1] }
+	of := func(plays ...[]record.Run) string { return stageTable(plays)[2][1] }
 	assert.Equal(t, "7", of(result(5, ""), result(9, "")), "as in bench's tables and the report")
 	assert.Equal(t, "9", of(result(5, "the emulator lost packets"), result(9, "")))
 	assert.Equal(t, "-", of(result(5, "the emulator lost packets")))

@@ -52,22 +52,11 @@ type Progress struct {
 	Record  stage.Record // once it is over
 }
 
-// Result is one run of a recipe.
+// Result is what came of playing a recipe once.
 type Result struct {
 	Recipe
 	Outcome
-	Seed     uint64
 	Findings []record.Finding
-}
-
-// Failed counts the findings that do not hold.
-func (r Result) Failed() (n int) {
-	for _, f := range r.Findings {
-		if !f.OK {
-			n++
-		}
-	}
-	return n
 }
 
 // Play plays the recipe's stages one after the other and judges what came of
@@ -75,7 +64,7 @@ func (r Result) Failed() (n int) {
 func (r Recipe) Play(ctx context.Context, scale Scale, seed uint64, play Player, progress func(Progress)) (Result,
 	error,
 ) {
-	out := Result{Recipe: r, Outcome: Outcome{Scale: scale}, Seed: seed}
+	out := Result{Recipe: r, Outcome: Outcome{Scale: scale}}
 	stages, err := r.Stages(scale, seed)
 	if err != nil {
 		return out, err

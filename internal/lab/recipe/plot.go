@@ -22,9 +22,12 @@ const fineUpTo = 40 * time.Second
 
 // WritePlots draws each stage's throughput over time, and the window below it
 // where the proxy's configuration changes, into a file named after path, the
-// recipe and the stage. It returns the files' names.
+// recipe and the stage. It returns the files' names. A run that was not made now has no course.
 func WritePlots(path string, r Result) (names []string, err error) {
 	for i, run := range r.Runs {
+		if len(run.Record.Actors) == 0 {
+			continue
+		}
 		name := fmt.Sprintf("%s-%s-%d.png", strings.TrimSuffix(path, ".png"), r.Name, i+1)
 		if err := run.plot(name, r.Name+": "+run.Stage.Name); err != nil {
 			return names, fmt.Errorf("recipe: plot %s: %w", name, err)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/penstock-net/penstock/internal/lab/figures"
 	"github.com/penstock-net/penstock/internal/lab/record"
-	"github.com/penstock-net/penstock/internal/lab/stage"
 )
 
 // WriteList writes what there is to play, and how long it takes over real sockets.
@@ -27,38 +26,43 @@ func WriteList(w io.Writer, recipes []Recipe) error {
 	return t.Flush()
 }
 
-// WriteResults writes the runs of one recipe: a table of the stages' figures,
-// medians where there are several runs, then the findings of each run.
-func WriteResults(w io.Writer, results []Result) error {
-	first := results[0]
+// WriteResults writes the runs of one recipe, which may have been played several times, one after the other: a
+// table of the stages' figures, medians where there are several, then the findings of each time.
+func WriteResults(w io.Writer, r Recipe, runs []record.Run) error {
+	plays := playsOf(runs)
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s\n%s; %s form", first.Name, first.About, first.Source, first.Scale)
-	if len(results) > 1 {
-		fmt.Fprintf(&b, ", %d runs", len(results))
+	fmt.Fprintf(&b, "%s: %s\n%s; %s form", r.Name, r.About, r.Source, cmp.Or(runs[0].Scale, string(Full)))
+	if len(plays) > 1 {
+		fmt.Fprintf(&b, ", %d runs", len(plays))
 	}
 	b.WriteString("\n\n")
-	stageTable(results).Write(&b)
-	b.WriteByte('\n')
-	all := make([][]record.Finding, len(results))
-	for i, r := range results {
-		all[i] = r.Findings
-	}
-	if err := writeFindings(&b, all); err != nil {
+	stageTable(plays).Write(&b)
+	if err := WriteFindings(&b, runs); err != nil {
 		return err
 	}
-	for _, r := range results {
-		for _, run := range r.Runs {
-			if run.Record.Discarded != "" {
-				fmt.Fprintf(&b, "Discarded: %s, seed %d: %s.\n", run.Stage.Name, r.Seed, run.Record.Discarded)
-			}
-			if run.Record.Disturbed() {
-				fmt.Fprintf(&b, "Disturbed by the machine: %s, seed %d: packets were up to %s late (p99).\n",
-					run.Stage.Name, r.Seed, run.Record.Lateness.Round(100*time.Microsecond))
-			}
+	for _, one := range runs {
+		if one.Discarded != "" {
+			fmt.Fprintf(&b, "Discarded: %s, seed %d: %s.\n", one.Name, one.Seed, one.Discarded)
+		}
+		if one.Noisy {
+			fmt.Fprintf(&b, "Disturbed by the machine: %s, seed %d: packets were up to %.1f ms late (p99).\n",
+				one.Name, one.Seed, one.Lateness.P99)
 		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// playsOf cuts runs into those of each time that their recipe was played; the last may lack some.
+func playsOf(runs []record.Run) (plays [][]record.Run) {
+	for i, r := range runs {
+		if i == 0 || r.Seed != runs[i-1].Seed || r.Number != runs[i-1].Number {
+			plays = append(plays, nil)
+		}
+		last := &plays[len(plays)-1]
+		*last = append(*last, r)
+	}
+	return plays
 }
 
 // WriteFindings writes what must hold of the experiment that runs are of; nothing where nothing must.
@@ -122,17 +126,17 @@ func writeFindings(w io.Writer, all [][]record.Finding) error {
 }
 
 // stageTable has a line for each stage: medians of the runs that count.
-func stageTable(results []Result) figures.Table {
+func stageTable(plays [][]record.Run) figures.Table {
 	t := figures.Table{
 		{"", "Mbit/s", "used", "queueing, ms", figures.Spans, "each, Mbit/s of payload"},
 		{"stage", "", "%", "p50", "p95", ""},
 	}
-	for i, run := range results[0].Runs {
-		of := func(figure func(stage.Record) float64, text func(float64) string) string {
+	for i, first := range plays[0] {
+		of := func(figure func(record.Run) float64, text func(float64) string) string {
 			var all []float64
-			for _, r := range results {
-				if rec := r.Runs[i].Record; rec.Discarded == "" {
-					all = append(all, figure(rec))
+			for _, runs := range plays {
+				if i < len(runs) && runs[i].Discarded == "" {
+					all = append(all, figure(runs[i]))
 				}
 			}
 			if len(all) == 0 {
@@ -141,26 +145,29 @@ func stageTable(results []Result) figures.Table {
 			return text(figures.SpreadOf(all).Median)
 		}
 		t = append(t, []string{
-			run.Stage.Name,
-			of(func(r stage.Record) float64 { return r.Throughput.Mbps() }, figures.Number),
-			of(func(r stage.Record) float64 { return r.Utilisation },
+			first.Name,
+			of(func(r record.Run) float64 { return r.Throughput }, figures.Number),
+			of(func(r record.Run) float64 { return r.Utilisation },
 				func(v float64) string { return figures.Percent(v, 1) }),
-			of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P50) }, figures.Number),
-			of(func(r stage.Record) float64 { return record.Millis(r.Queueing.P95) }, figures.Number),
-			each(run),
+			of(func(r record.Run) float64 { return r.Queueing.P50 }, figures.Number),
+			of(func(r record.Run) float64 { return r.Queueing.P95 }, figures.Number),
+			each(first),
 		})
 	}
 	return t
 }
 
-// each is the throughput of each actor after the warm-up, while it ran.
-func each(r Run) string {
+// each is the throughput of each flow after the warm-up, while it ran.
+func each(r record.Run) string {
 	const most = 5
 	var all []float64
 	var texts []string
-	for i, a := range r.Record.Actors {
-		v := a.Rate(r.Stage.There(i)).Mbps()
-		all, texts = append(all, v), append(texts, figures.Number(v))
+	for _, f := range r.Flows {
+		text := figures.Number(f.Throughput)
+		if strings.HasPrefix(f.Name, "all ") { // so many that the record has them together
+			text = f.Name + ": " + text
+		}
+		all, texts = append(all, f.Throughput), append(texts, text)
 	}
 	if len(all) > most {
 		return fmt.Sprintf("%d: %s to %s", len(all), figures.Number(slices.Min(all)), figures.Number(slices.Max(all)))
