@@ -57,6 +57,7 @@ func interruptible(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 // outputs is where records go beside the tables.
 type outputs struct {
 	json, csv, plot, report string
+	traceOut                string // of sim
 	resume, replace         bool
 }
 
@@ -84,12 +85,17 @@ func (o *outputs) check(read ...string) error {
 	if o.replace && o.json == "" {
 		return errors.New("--replace needs --json, the file that it is about")
 	}
-	return output.Apart([]string{o.json, o.csv, o.report, o.plot}, read...)
+	if o.resume && o.traceOut != "" {
+		return errors.New("--resume does not go with --trace-out: the file of --json has no such trace")
+	}
+	return output.Apart([]string{o.json, o.csv, o.report, o.plot, o.traceOut}, read...)
 }
 
 // open opens the file of --json, reads what is there, and finds out whether the others can be made.
 func (o *outputs) open() (file io.Writer, there []record.Run, done func() error, err error) {
-	for flag, path := range map[string]string{"plot": o.plot, "report": o.report, "csv": o.csv} {
+	for flag, path := range map[string]string{
+		"plot": o.plot, "report": o.report, "csv": o.csv, "trace-out": o.traceOut,
+	} {
 		if path == "" {
 			continue
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,16 +22,20 @@ func TestWhatIsDoneIsKeptAtTheEnd(t *testing.T) {
 link: {rate: 40mbit, rtt: 40ms, queue: 40pkt}
 flows: {download: {}}
 runs:
-  - {name: short, algorithm: copa, duration: 2s}
-  - {name: long, algorithm: cubic, duration: 1h}
+  - {name: short, algorithm: copa, duration: 2s, virtual: true}
+  - {name: long, algorithm: cubic, duration: 1h, virtual: true}
 `
 	for name, args := range map[string][]string{
-		"sim":    {"sim", "two.yaml"},
-		"recipe": {"bench", "recipe", "two.yaml", "--virtual"},
+		"sim":    {"sim", "two.yaml", "--plot", "out.png", "--trace-out", "windows.jsonl"},
+		"recipe": {"bench", "recipe", "two.yaml", "--virtual", "--plot", "out.png"},
+		"bench":  {"bench", "two.yaml", "--plot", "out.png"},
+		"must":   {"bench", "recipe", "must.yaml", "--virtual", "--plot", "out.png"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Chdir(t.TempDir())
 			require.NoError(t, os.WriteFile("two.yaml", []byte(file), 0o600))
+			must := file + "must: [run(\"long\").utilisation >= 0.5]\n"
+			require.NoError(t, os.WriteFile("must.yaml", []byte(must), 0o600))
 			var said bytes.Buffer
 			cmd := clitest.Program(t.Context(), append(args, "--json", "runs.jsonl", "--csv", "runs.csv")...)
 			cmd.Stdout, cmd.Stderr = &said, &said
@@ -58,6 +63,16 @@ runs:
 			require.NoError(t, err)
 			assert.Equal(t, 2, strings.Count(string(csv), "\n"))
 			assert.Contains(t, said.String(), "terminated") // in the long run, or right before it
+			assert.Regexp(t, `(?m)^(short|two +40mbit|short +1) +3\d\.\d`, said.String(), "a row of a table")
+			assert.NotRegexp(t, "left out|it is there", said.String())
+			drawn, err := filepath.Glob("out*.png")
+			require.NoError(t, err)
+			assert.Len(t, drawn, 1)
+			if name == "sim" {
+				windows, err := os.ReadFile("windows.jsonl")
+				require.NoError(t, err)
+				assert.Equal(t, 200, bytes.Count(windows, []byte("\n")))
+			}
 		})
 	}
 }

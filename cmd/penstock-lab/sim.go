@@ -18,7 +18,6 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
-	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
 	"github.com/penstock-net/penstock/internal/lab/record"
 )
@@ -33,7 +32,6 @@ type simFlags struct {
 	loss                  float64
 	seed                  uint64
 	all, markdown         bool
-	traceOut              string
 	sampled               time.Duration
 	agents                []string
 	outputs               outputs
@@ -91,13 +89,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 				return cli.BadInput(errors.New("--trace-every must be above 0, such as 10ms"))
 			}
 			read := slices.Concat(files, f.traces, []string{f.upTrace, f.DelayTrace})
-			err = errors.Join(f.outputs.check(append(read, f.traceOut)...), output.Apart([]string{f.traceOut}, read...))
-			if err != nil {
+			if err := f.outputs.check(read...); err != nil {
 				return cli.BadInput(err)
-			}
-			if f.outputs.resume && f.traceOut != "" {
-				return cli.BadInput(errors.New(
-					"--resume does not go with --trace-out: the file of --json has no such trace"))
 			}
 			if f.all || f.markdown {
 				return f.runAll(cmd, files)
@@ -151,7 +144,7 @@ func (f *simFlags) register(flags *pflag.FlagSet) {
 	flags.Uint64Var(&f.seed, "seed", 1, "seed of generated traces, losses and algorithms")
 	flags.BoolVar(&f.all, "all", false, "put every algorithm, or those of --algorithm, through every standard case")
 	flags.BoolVar(&f.markdown, "markdown", false, "with --all: print the table as Markdown")
-	flags.StringVar(&f.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
+	flags.StringVar(&f.outputs.traceOut, "trace-out", "", "write window, bytes in flight and round trips over time to "+
 		"`FILE`, as JSON lines")
 	flags.StringArrayVar(&f.agents, agents.Flag, nil, agents.Usage)
 	flags.DurationVar(&f.sampled, "trace-every", 10*time.Millisecond, "how often --trace-out records")

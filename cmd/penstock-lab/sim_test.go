@@ -160,6 +160,21 @@ func TestSimRefuses(t *testing.T) {
 	}
 }
 
+// Samples of an earlier run stay until there are others.
+func TestSamplesStayWhereNothingIsPlayed(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const unfit = "link: {rate: 12mbit, rtt: 40ms}\nduration: 1s\nflows: {a: {app: web, size: 1MB}}\n"
+	require.NoError(t, os.WriteFile("unfit.yaml", []byte(unfit), 0o600))
+	for _, args := range []string{"sim unfit.yaml", "sim --json nope/x", "sim --all --json nope/x"} {
+		require.NoError(t, os.WriteFile("windows.jsonl", []byte("{}\n"), 0o600))
+		code, _, stderr := run(t, append(strings.Fields(args), "--trace-out", "windows.jsonl")...)
+		require.Equal(t, cli.ExitInput, code, stderr)
+		text, err := os.ReadFile("windows.jsonl")
+		require.NoError(t, err)
+		assert.Equal(t, "{}\n", string(text), args)
+	}
+}
+
 func writeTrace(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "12mbps")

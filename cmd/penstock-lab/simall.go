@@ -51,11 +51,6 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	if err != nil {
 		return cli.BadInput(fmt.Errorf("--transport: %w", err))
 	}
-	traces, closeTraces, err := f.openTraces()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeTraces()) }()
 	file, _, done, err := f.outputs.open()
 	if err != nil {
 		return cli.BadInput(err)
@@ -70,6 +65,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	})
 	var failures []error
 	var records []record.Run
+	var played []recipe.Run
 	for _, r := range runs {
 		if r.err != nil {
 			failures = append(failures, fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err))
@@ -82,8 +78,8 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 		failures = append(failures, unheld(r.name+" in "+r.standard.Name, findings)...)
 		one := record.Of(r.Stage, r.Record)
 		one.Experiment, one.Name, one.Version, one.Findings = r.standard.Name, r.name, cli.ReadBuild().String(), findings
-		records = append(records, one)
-		if err := errors.Join(record.Write(file, one), f.writeSamples(traces, r.Run, *r.Record.Virtual)); err != nil {
+		records, played = append(records, one), append(played, r.Run)
+		if err := record.Write(file, one); err != nil {
 			return err
 		}
 	}
@@ -97,7 +93,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	case len(records) == len(runs):
 		_, err = io.WriteString(cmd.OutOrStdout(), write(runs))
 	}
-	return errors.Join(err, f.outputs.write(cmd, records), errors.Join(failures...))
+	return errors.Join(err, f.outputs.write(cmd, records), f.writeTraces(played), errors.Join(failures...))
 }
 
 // standardRuns lists the runs to be made, by algorithm.

@@ -14,8 +14,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock-net/penstock/cc"
-	"github.com/penstock-net/penstock/cc/sim"
-	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/bench"
 	"github.com/penstock-net/penstock/internal/lab/output"
 	"github.com/penstock-net/penstock/internal/lab/recipe"
@@ -26,11 +24,6 @@ import (
 
 // run makes the runs and prints what they came to, and tells what must hold and does not.
 func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err error) {
-	traces, closeTraces, err := f.openTraces()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeTraces()) }()
 	s := session{
 		outputs: f.outputs, cmd: cmd, scale: recipe.Full, virtual: true, quiet: true, seeds: []uint64{f.seed}, runs: 1,
 		sampled: f.sampling(),
@@ -38,6 +31,7 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	head := "ALGORITHM\tLINK\tMBIT/S\tUTILISATION %\tQUEUEING MS P50\tP95\tP99\tDROPS\tRETRANSMITS\tJAIN\n"
 	var unmet []error
+	var played []recipe.Run
 	err = s.play(experiments, func(r recipe.Recipe, runs []record.Run, results []recipe.Result) error {
 		fmt.Fprint(t, head)
 		head = ""
@@ -46,26 +40,17 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 			unmet = append(unmet, unheld(r.Name, one.Findings)...)
 		}
 		for _, result := range results {
-			for _, one := range result.Runs {
-				if v := one.Record.Virtual; v != nil {
-					if err := f.writeSamples(traces, one, *v); err != nil {
-						return err
-					}
-				}
-			}
+			played = append(played, result.Runs...)
 		}
 		return nil
 	})
-	if err := errors.Join(err, t.Flush()); err != nil {
-		return err
-	}
+	err = errors.Join(err, t.Flush(), f.writeTraces(played))
 	if f.outputs.plot != "" {
-		names, err := bench.WritePlots(f.outputs.plot, s.all)
-		if tellDrawn(cmd, names); err != nil {
-			return err
-		}
+		names, failed := bench.WritePlots(f.outputs.plot, s.all)
+		tellDrawn(cmd, names)
+		err = errors.Join(err, failed)
 	}
-	return errors.Join(unmet...)
+	return errors.Join(err, errors.Join(unmet...))
 }
 
 // unheld are the findings that do not hold.
@@ -81,7 +66,7 @@ func unheld(name string, findings []record.Finding) (all []error) {
 // sampling is how often the course of flows is sampled, so that what --trace-every asks for and
 // the record needs are among it; 0: as the record needs.
 func (f *simFlags) sampling() time.Duration {
-	if f.traceOut == "" {
+	if f.outputs.traceOut == "" {
 		return 0
 	}
 	every := f.sampled
@@ -91,17 +76,24 @@ func (f *simFlags) sampling() time.Duration {
 	return every
 }
 
-// openTraces opens the file of --trace-out, if there is to be one.
-func (f *simFlags) openTraces() (w io.Writer, done func() error, err error) {
-	if f.traceOut == "" {
-		return io.Discard, func() error { return nil }, nil
+// writeTraces makes the file of --trace-out, if there is to be one.
+func (f *simFlags) writeTraces(runs []recipe.Run) error {
+	if f.outputs.traceOut == "" || len(runs) == 0 {
+		return nil
 	}
-	file, err := output.Create(f.traceOut)
+	err := output.Write(f.outputs.traceOut, func(w io.Writer) error {
+		buffered := bufio.NewWriter(w)
+		for _, r := range runs {
+			if err := f.writeSamples(buffered, r); err != nil {
+				return err
+			}
+		}
+		return buffered.Flush()
+	})
 	if err != nil {
-		return nil, nil, cli.BadInput(fmt.Errorf("--trace-out: %w", err))
+		return fmt.Errorf("--trace-out: %w", err)
 	}
-	buffered := bufio.NewWriter(file)
-	return buffered, func() error { return errors.Join(buffered.Flush(), file.Close()) }, nil
+	return nil
 }
 
 // writeSimRows prints one row for a run of a file or of flags, and one for each of several flows.
@@ -157,9 +149,9 @@ type simSample struct {
 	Internals telemetry.Internals `json:"internals,omitempty"`
 }
 
-func (f *simFlags) writeSamples(w io.Writer, run recipe.Run, r sim.Result) error {
+func (f *simFlags) writeSamples(w io.Writer, run recipe.Run) error {
 	enc := json.NewEncoder(w)
-	for _, one := range r.Flows {
+	for _, one := range run.Record.Virtual.Flows {
 		for _, s := range one.Samples {
 			if s.At%f.sampled != 0 {
 				continue
@@ -171,7 +163,7 @@ func (f *simFlags) writeSamples(w io.Writer, run recipe.Run, r sim.Result) error
 				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,
 				Internals: telemetry.InternalsOf(s.Algorithm, s.Internals),
 			}); err != nil {
-				return fmt.Errorf("--trace-out: %w", err)
+				return err
 			}
 		}
 	}

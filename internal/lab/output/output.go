@@ -19,6 +19,12 @@ import (
 // Check finds out whether Write can make a file at path, so that a mistake shows
 // before a long run. It leaves nothing behind.
 func Check(path string) error {
+	if info, err := os.Stat(path); err == nil && info.Mode()&fs.ModeNamedPipe != 0 {
+		if err := unix.Access(path, unix.W_OK); err != nil { // opened and closed, it would end for its reader
+			return &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+		return nil
+	}
 	f, _, err := begin(path)
 	if err != nil {
 		return err
@@ -113,14 +119,6 @@ func begin(path string) (f *os.File, place string, err error) {
 		return nil, "", err
 	}
 	return f, place, nil
-}
-
-// Create is os.Create, but a file that is standard output keeps what is in it.
-func Create(path string) (*os.File, error) {
-	if f, err := standard(path); f != nil || err != nil {
-		return f, err
-	}
-	return os.Create(path)
 }
 
 // standard opens standard output or standard error once more, where path is a name of it; nil: it is none.

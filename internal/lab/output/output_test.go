@@ -69,6 +69,24 @@ func TestWhatCannotBeMadeIsKnownBefore(t *testing.T) {
 	require.Error(t, output.Write("/dev/full", say("x")))
 }
 
+// A named pipe that was opened and closed would have ended for who reads it.
+func TestANamedPipeIsOpenedOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	require.NoError(t, unix.Mkfifo(path, 0o600))
+	reader, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer func() { _ = unix.Close(reader) }()
+	seen := []unix.PollFd{{Fd: int32(reader), Events: unix.POLLIN}}
+	require.NoError(t, output.Check(path))
+	_, err = unix.Poll(seen, 0)
+	require.NoError(t, err)
+	assert.Zero(t, seen[0].Revents)
+	require.NoError(t, output.Write(path, say("x")))
+	_, err = unix.Poll(seen, 0)
+	require.NoError(t, err)
+	assert.EqualValues(t, unix.POLLIN|unix.POLLHUP, seen[0].Revents)
+}
+
 func TestNoFileIsWrittenOverAnother(t *testing.T) {
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.WriteFile("there", nil, 0o600))
@@ -127,9 +145,7 @@ func TestStandardOutputGoesOn(t *testing.T) {
 	_, err = records.Write([]byte("record\n"))
 	require.NoError(t, err)
 	require.NoError(t, records.Close())
-	trace, err := output.Create(file.Name())
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(say("trace\n")(trace), trace.Close()))
+	require.NoError(t, output.Write(file.Name(), say("trace\n")))
 	fmt.Println("last")
 	assert.Equal(t, "first\npage\nrecord\ntrace\nlast\n", content(t, file.Name()))
 }
