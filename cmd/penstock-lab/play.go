@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -107,7 +108,7 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 		return io.Discard, nil, func() error { return nil }, nil
 	}
 	f, err := output.Append(o.json) // which takes away what a run that was stopped has left of a record
-	if err == nil && o.resume {
+	if err == nil && (o.resume || o.replace) {
 		if there, err = record.Open(o.json); err != nil {
 			err = errors.Join(err, f.Close())
 		}
@@ -121,31 +122,21 @@ func (o *outputs) open() (file io.Writer, there []record.Run, done func() error,
 // drop takes out of the file of --json, with --replace, what other builds say of the experiments that
 // were played, and what was there of those that had been stopped and were played again.
 func (s *session) drop() error {
-	if !s.replace && len(s.again) == 0 {
+	stale := func(old record.Run) bool {
+		return old.Find(s.again) >= 0 || s.replace && old.Find(s.all) < 0 &&
+			slices.ContainsFunc(s.all, func(r record.Run) bool { return r.Supersedes(old) })
+	}
+	if !slices.ContainsFunc(s.there, stale) {
 		return nil
 	}
-	there, err := record.Open(s.json)
-	if err != nil {
-		return fmt.Errorf("--json: %w", err)
-	}
-	var kept []record.Run
-	for i, old := range there {
-		if i < len(s.there) && slices.ContainsFunc(s.again, old.Same) ||
-			s.replace && slices.ContainsFunc(s.all, func(r record.Run) bool { return r.Supersedes(old) }) {
-			continue
+	there := s.there
+	return output.Filter(s.json, func(line []byte) bool {
+		if len(bytes.TrimSpace(line)) == 0 || len(there) == 0 { // what was not there is of this session
+			return true
 		}
-		kept = append(kept, old)
-	}
-	if len(kept) == len(there) {
-		return nil
-	}
-	return output.Write(s.json, func(w io.Writer) error {
-		for _, r := range kept {
-			if err := record.Write(w, r); err != nil {
-				return err
-			}
-		}
-		return nil
+		old := there[0]
+		there = there[1:]
+		return !stale(old)
 	})
 }
 
@@ -217,9 +208,10 @@ func (s *session) play(
 		return cli.BadInput(err)
 	}
 	defer func() {
-		if err = errors.Join(err, done()); err == nil {
+		if err == nil {
 			err = s.drop()
 		}
+		err = errors.Join(err, done())
 	}()
 	s.file, s.there, s.began = file, there, time.Now()
 	ctx, stop := interruptible(s.cmd)
@@ -350,7 +342,10 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	known := make([]int, len(stages)) // of there; -1: to be made
 	missing := 0
 	for i, one := range stages {
-		if known[i] = of(one, stage.Record{}).Find(s.there); known[i] < 0 {
+		if known[i] = -1; s.resume {
+			known[i] = of(one, stage.Record{}).Find(s.there)
+		}
+		if known[i] < 0 {
 			missing++
 		}
 	}

@@ -96,3 +96,58 @@ duration: 2s
 		}
 	}
 }
+
+// Records that are not replaced keep their bytes, and what cannot be read is told before anything is played.
+func TestWhatIsNotReplacedStaysAsItIs(t *testing.T) {
+	t.Chdir(t.TempDir())
+	const text = `link: {rate: 12mbit, rtt: 20ms}
+flows: {a: {}}
+duration: 2s
+must: [utilisation >= 0.5]
+`
+	require.NoError(t, os.WriteFile("my.yaml", []byte(text), 0o600))
+	const others = "{\"experiment\": \"other\", \"of_later_builds\": 1.50}\n\n"
+	const old = "{\"experiment\":\"my\",\"virtual\":true,\"version\":\"penstock of yesterday\"}\n"
+	command := []string{"bench", "recipe", "my.yaml", "--virtual", "--json", "runs.jsonl"}
+
+	require.NoError(t, os.WriteFile("runs.jsonl", []byte(others+old+others), 0o600))
+	code, _, stderr := run(t, append(command, "--replace")...)
+	require.Equal(t, cli.ExitOK, code, stderr)
+	left, err := os.ReadFile("runs.jsonl")
+	require.NoError(t, err)
+	assert.True(t, strings.HasPrefix(string(left), others+others+"{\"experiment\":\"my\""), string(left))
+	assert.Equal(t, 5, strings.Count(string(left), "\n"))
+
+	const unread = others + "{\"suite\":\"of an older form\"}\n"
+	require.NoError(t, os.WriteFile("runs.jsonl", []byte(unread), 0o600))
+	code, stdout, stderr := run(t, append(command, "--replace")...)
+	assert.Equal(t, cli.ExitInput, code)
+	assert.Empty(t, stdout)
+	assert.Contains(t, stderr, "--json: runs.jsonl: line 3: it is no record of a run")
+	assert.NotContains(t, stderr, "my 1/1")
+	code, _, stderr = run(t, command...)
+	assert.Equal(t, cli.ExitOK, code, stderr)
+	left, err = os.ReadFile("runs.jsonl")
+	require.NoError(t, err)
+	assert.True(t, strings.HasPrefix(string(left), unread+"{\"experiment\":\"my\""))
+}
+
+// Runs with a proxy of another build and runs without one are of one session.
+func TestASessionDoesNotReplaceItsOwnRuns(t *testing.T) {
+	t.Chdir(t.TempDir())
+	runs := []record.Run{
+		{Experiment: "a", Name: "copa", Version: "penstock v0"},
+		{Experiment: "a", Name: "cubic", Version: "penstock v1"},
+		{Experiment: "a", Name: "copa", Version: "penstock v1, proxy v2"},
+	}
+	var text strings.Builder
+	for _, r := range runs {
+		require.NoError(t, record.Write(&text, r))
+	}
+	require.NoError(t, os.WriteFile("runs.jsonl", []byte(text.String()), 0o600))
+	s := session{outputs: outputs{json: "runs.jsonl", replace: true}, there: runs[:2], all: runs[1:]}
+	require.NoError(t, s.drop())
+	left, err := record.Open("runs.jsonl")
+	require.NoError(t, err)
+	assert.Equal(t, runs[1:], left, "one is there, one was made now")
+}

@@ -3,6 +3,7 @@
 package output
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -146,7 +147,7 @@ type Records struct {
 }
 
 // Append opens a file, or makes it, for records of one line each. What is in it stays, except a last record that
-// was cut off.
+// was cut off. While it is open, no other process can open it so.
 func Append(path string) (*Records, error) {
 	if f, err := standard(path); f != nil || err != nil {
 		return &Records{f: f}, err
@@ -161,13 +162,29 @@ func Append(path string) (*Records, error) {
 	r := &Records{f: f}
 	info, err := f.Stat()
 	if err == nil && info.Mode().IsRegular() {
-		r.file, r.end = true, info.Size()
-		err = r.endLine()
+		if r.file, err = true, r.lock(path); err == nil {
+			err = r.endLine()
+		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return r, nil
+}
+
+// lock makes this process the one that writes the file, until it is closed, and finds its end.
+func (r *Records) lock(path string) error {
+	locked := unix.Flock(int(r.f.Fd()), unix.LOCK_EX|unix.LOCK_NB) // some file systems have no locks
+	info, err := r.f.Stat()
+	if err != nil {
+		return err
+	}
+	there, _ := os.Stat(path)
+	if errors.Is(locked, unix.EWOULDBLOCK) || !os.SameFile(info, there) { // or Filter has replaced it since
+		return fmt.Errorf("%s is being written by another process: wait for its end, or give another file", path)
+	}
+	r.end = info.Size()
+	return nil
 }
 
 // endLine ends a last line that has no end, or cuts it off where it is a part of a record.
@@ -209,6 +226,23 @@ func (r *Records) Write(record []byte) (int, error) {
 	}
 	r.end += int64(n)
 	return n, err
+}
+
+// Filter leaves out the lines of a file that keep refuses. Records of it that are open can only be closed then.
+func Filter(path string, keep func(line []byte) bool) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return Write(path, func(w io.Writer) error {
+		kept := bufio.NewWriter(w)
+		for line := range bytes.Lines(text) {
+			if keep(line) {
+				_, _ = kept.Write(line) // Flush tells of an error
+			}
+		}
+		return kept.Flush()
+	})
 }
 
 // Close closes the file.

@@ -129,6 +129,35 @@ func TestRecordsStandBehindEarlierOnes(t *testing.T) {
 	assert.Error(t, err)
 }
 
+// A second process would lose records to the first, and the first to the second.
+func TestRecordsHaveOneWriter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "runs.jsonl")
+	one, err := output.Append(path)
+	require.NoError(t, err)
+	_, err = one.Write([]byte("{\"n\":1}\n{\"n\":2"))
+	require.NoError(t, err)
+	_, err = output.Append(path)
+	require.ErrorContains(t, err, path+" is being written by another process")
+	assert.Equal(t, "{\"n\":1}\n{\"n\":2", content(t, path), "what is not ended yet is not cut off")
+	require.NoError(t, one.Close())
+	two, err := output.Append(path)
+	require.NoError(t, err)
+	require.NoError(t, two.Close())
+	for range 2 {
+		r, err := output.Append("/dev/null")
+		require.NoError(t, err, "what is no file takes several")
+		defer r.Close()
+	}
+}
+
+func TestAFilterKeepsBytes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "runs.jsonl")
+	const text = "{ \"n\":1 }\n\nno\n{\"n\":2}\n{\"n\":3}"
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	require.NoError(t, output.Filter(path, func(line []byte) bool { return string(line) != "{\"n\":2}\n" }))
+	assert.Equal(t, "{ \"n\":1 }\n\nno\n{\"n\":3}", content(t, path))
+}
+
 // A file that standard output was led to holds all that is written, in its order.
 func TestStandardOutputGoesOn(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
