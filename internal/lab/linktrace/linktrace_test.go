@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 func TestRatesBecomeATraceAndBack(t *testing.T) {
@@ -127,6 +130,70 @@ func TestAWayIsRecorded(t *testing.T) {
 	}
 	stop()
 	require.NoError(t, <-over)
+}
+
+// A server that is gone is no outage of the link; silence is one.
+func TestADeadServerIsNoOutage(t *testing.T) {
+	stopped := errors.New("stopped")
+	for name, c := range map[string]struct {
+		end    func(conn *net.TCPConn, udp net.PacketConn, stop context.CancelCauseFunc)
+		before bool // a datagram has come
+		says   error
+	}{
+		"ends": {end: func(conn *net.TCPConn, _ net.PacketConn, _ context.CancelCauseFunc) {
+			_ = conn.Close()
+		}, says: io.EOF},
+		"refuses": {end: func(_ *net.TCPConn, udp net.PacketConn, _ context.CancelCauseFunc) {
+			_ = udp.Close()
+		}, before: true, says: unix.ECONNREFUSED},
+		"resets": {end: func(conn *net.TCPConn, _ net.PacketConn, _ context.CancelCauseFunc) {
+			_ = conn.SetLinger(0)
+			_ = conn.Close()
+		}, says: unix.ECONNRESET},
+		"goes on, but we are told to end": {end: func(_ *net.TCPConn, _ net.PacketConn, stop context.CancelCauseFunc) {
+			stop(stopped)
+		}, says: stopped},
+		"is silent": {end: func(*net.TCPConn, net.PacketConn, context.CancelCauseFunc) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			require.NoError(t, err)
+			defer l.Close()
+			udp, err := net.ListenPacket("udp", l.Addr().String())
+			require.NoError(t, err)
+			defer udp.Close()
+			ctx, stop := context.WithCancelCause(t.Context())
+			go func() {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				word := make([]byte, nonce)
+				_, _ = io.ReadFull(conn, word[:request])
+				if c.before {
+					c.end(conn.(*net.TCPConn), udp, stop)
+				}
+				_, _ = conn.Write(word)
+				if _, from, err := udp.ReadFrom(word); err == nil {
+					_, _ = udp.WriteTo(make([]byte, payload), from)
+				}
+				if !c.before {
+					c.end(conn.(*net.TCPConn), udp, stop)
+				}
+				_, _ = io.Copy(io.Discard, conn)
+				_ = conn.Close()
+			}()
+			lasts := time.Minute
+			if c.says == nil {
+				lasts = 20 * time.Millisecond
+			}
+			trace, err := Record(ctx, l.Addr().String(), 8e6, lasts)
+			require.ErrorIs(t, err, c.says)
+			if c.says == nil {
+				assert.Equal(t, lasts, trace.Duration())
+			}
+		})
+	}
 }
 
 func TestNobodyIsFloodedWhoDidNotAsk(t *testing.T) {

@@ -3,6 +3,7 @@
 package linktrace
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -134,6 +136,9 @@ func awaitWord(udp *net.UDPConn, word []byte) (netip.AddrPort, error) {
 
 // Record asks a server for datagrams at a rate, which must be more than the way from there
 // carries, and notes for a time when they arrive: the trace of that way in Mahimahi's format.
+// Silence is an outage of the link; where the server's connection ends or its port refuses
+// datagrams, the server is gone, and there is no trace. TCP ends the connection after an outage
+// of two and a half minutes, when the server stops sending as well.
 func Record(ctx context.Context, server string, rate cc.Rate, d time.Duration) (*sim.Trace, error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "tcp", server)
@@ -159,6 +164,14 @@ func Record(ctx context.Context, server string, rate cc.Rate, d time.Duration) (
 	if _, err := io.ReadFull(conn, word); err != nil {
 		return nil, fmt.Errorf("the server says nothing; it serves one at a time: %w", err)
 	}
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	go func() {
+		_, err := io.Copy(io.Discard, conn) // nothing comes, until the connection ends
+		end(fmt.Errorf("the server has ended the connection: %w", cmp.Or(err, io.EOF)))
+	}()
 	buf := make([]byte, payload)
 	until := time.Now().Add(patient)
 	for {
@@ -169,27 +182,31 @@ func Record(ctx context.Context, server string, rate cc.Rate, d time.Duration) (
 		if _, err := udp.Read(buf); err == nil {
 			break
 		} else if ctx.Err() != nil || time.Now().After(until) {
-			return nil, errors.Join(ctx.Err(), errors.New("no datagram came; does a firewall stop UDP?"))
+			return nil, errors.Join(context.Cause(ctx), errors.New("no datagram came; does a firewall stop UDP?"))
+		} else if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return nil, err
 		}
 	}
 	began := time.Now()
 	if err := udp.SetReadDeadline(began.Add(d)); err != nil {
 		return nil, err
 	}
+	defer context.AfterFunc(ctx, func() { _ = udp.SetReadDeadline(began) })()
 	var lines strings.Builder
 	for came, noted := cc.Bytes(0), cc.Bytes(0); ; {
 		n, err := udp.Read(buf)
 		at := time.Since(began)
-		if err != nil || at >= d {
-			break
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case at >= d:
+			lines.WriteString(strconv.FormatInt(d.Milliseconds(), 10) + "\n") // the length of the loop
+			return sim.ReadTrace(server, strings.NewReader(lines.String()))
+		case err != nil:
+			return nil, err
 		}
 		for came += cc.Bytes(n + headers); came-noted >= sim.OpportunityBytes; noted += sim.OpportunityBytes {
 			lines.WriteString(strconv.FormatInt(at.Milliseconds(), 10) + "\n")
 		}
 	}
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
-	}
-	lines.WriteString(strconv.FormatInt(d.Milliseconds(), 10) + "\n") // the length of the loop
-	return sim.ReadTrace(server, strings.NewReader(lines.String()))
 }
