@@ -243,6 +243,23 @@ func TestBenchPlaysWhatItPrints(t *testing.T) {
 	assert.Equal(t, want, got)
 }
 
+// A printed experiment finds its traces from everywhere.
+func TestAPrintedExperimentNamesItsFiles(t *testing.T) {
+	folder := t.TempDir()
+	t.Chdir(folder)
+	require.NoError(t, os.WriteFile("delays", []byte("30\n20\n"), 0o600))
+	require.NoError(t, os.WriteFile("12mbit", []byte("1\n"), 0o600))
+	code, text, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "24mbit", "--link", "./12mbit", "--up", "12mbit",
+		"--delay-trace", "delays", "--duration", "2s", "--print")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	assert.Contains(t, text, "link: [\"24mbit\", \""+folder+"/12mbit\"]")
+	assert.Contains(t, text, "delay_trace: \""+folder+"/delays\"")
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("bench.yaml", []byte(text), 0o600))
+	code, _, stderr = run(t, "bench", "bench.yaml")
+	assert.Equal(t, cli.ExitOK, code, stderr)
+}
+
 func TestAnExperimentThatCannotBePrintedIsAFailure(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	require.NoError(t, err)

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/edge"
@@ -122,7 +123,7 @@ func (m Matrix) Text() (string, error) {
 		strings.ReplaceAll(fmt.Sprint(m.Losses), " ", ", "))
 	delay := fmt.Sprintf("delay: %s", m.Delay)
 	if m.DelayTrace != "" {
-		delay = "delay_trace: " + quote(placed(m.DelayTrace))
+		delay = "delay_trace: " + quote(absolute(m.DelayTrace))
 	}
 	fmt.Fprintf(&b, "link: {carries: \"$(link)\", %s, queue: $(queue), loss: $(loss), aqm: %s", delay, m.AQM)
 	if m.Reorder > 0 {
@@ -163,15 +164,20 @@ func (m Matrix) Text() (string, error) {
 // quote is a text as YAML has it.
 func quote(s string) string { return fmt.Sprintf("%q", s) }
 
-// placed is a file's name from everywhere, and anything else as it is.
+// placed is a file's name from everywhere, and anything else as it is; what is a rate is no file.
 func placed(spec string) string {
-	if rate, _, err := recipe.Carries(spec, 1); err == nil && rate == 0 && !strings.HasPrefix(spec, "generate:") &&
-		!strings.HasPrefix(spec, "recorded:") || strings.ContainsRune(spec, filepath.Separator) {
-		if path, err := filepath.Abs(spec); err == nil {
-			return path
-		}
+	_, err := cc.ParseRate(spec)
+	if err == nil || strings.HasPrefix(spec, "generate:") || strings.HasPrefix(spec, "recorded:") {
+		return spec
 	}
-	return spec
+	return absolute(spec)
+}
+
+func absolute(file string) string {
+	if path, err := filepath.Abs(file); err == nil {
+		return path
+	}
+	return file
 }
 
 // keys are what differs in an experiment by sender.
