@@ -62,9 +62,9 @@ fidelity" compares the two over several links.
 A link is a rate (12mbit), a trace file in Mahimahi's format or a .csv of times in
 seconds and rates in Mbit/s, a generated trace (generate:lte, generate:lte:7 with a
 seed) or a recorded one (recorded:campus-walk, city-drive, highway-3g or rapid-5s, a
-minute each). It carries the same in both
-directions unless --up says otherwise. Several values of --loss share one table,
-each sender beside what it has without.
+minute each). A file that is called like one of the others is named with its folder:
+./12mbit. A link carries the same in both directions unless --up says otherwise.
+Several values of --loss share one table, each sender beside what it has without.
 
 Throughput and delays are those of the link's own record, from the first data
 packet on; queueing is from a packet's arrival at the queue until its last byte

@@ -200,10 +200,9 @@ func (f *simFlags) experiment() (r recipe.Recipe, err error) {
 		}
 		f.Up = f.upRate
 	case f.upTrace != "":
-		if _, err := openTrace(f.upTrace); err != nil {
+		if f.Up, err = traceFile(f.upTrace); err != nil {
 			return r, fmt.Errorf("--up-trace: %w", err)
 		}
-		f.Up = f.upTrace
 	}
 	if _, err := sim.ParseTransport(f.transport); err != nil {
 		return r, fmt.Errorf("--transport: %w", err)
@@ -242,10 +241,11 @@ func (f *simFlags) links() (links []string, err error) {
 		links = append(links, text)
 	}
 	for _, name := range f.traces {
-		if _, err := openTrace(name); err != nil {
+		file, err := traceFile(name)
+		if err != nil {
 			return nil, fmt.Errorf("--trace: %w", err)
 		}
-		links = append(links, name)
+		links = append(links, file)
 	}
 	for _, name := range f.models {
 		if _, err := sim.Model(name); err != nil {
@@ -285,6 +285,14 @@ func parseLinkRate(text string) (cc.Rate, error) {
 		err = fmt.Errorf("%q carries nothing", text)
 	}
 	return rate, err
+}
+
+// traceFile is the name of a trace in a form that is no rate or model, whatever the file is called.
+func traceFile(name string) (string, error) {
+	if _, err := openTrace(name); err != nil {
+		return "", err
+	}
+	return filepath.Abs(name)
 }
 
 func openTrace(name string) (*sim.Trace, error) {

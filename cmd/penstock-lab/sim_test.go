@@ -160,6 +160,18 @@ func TestSimRefuses(t *testing.T) {
 	}
 }
 
+// What --trace names is a file, though it is called like a rate.
+func TestATraceMayBeCalledLikeARate(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("24mbit", []byte("1\n"), 0o600)) // which carries 12
+	code, _, stderr := run(t, "sim", "--trace", "24mbit", "--up-trace", "24mbit", "--duration", "2s", "--json", "runs.jsonl")
+	require.Equal(t, cli.ExitOK, code, stderr)
+	runs, err := record.Open("runs.jsonl")
+	require.NoError(t, err)
+	assert.InDelta(t, 12, runs[0].Offered, 0.1)
+	assert.Equal(t, record.Same, runs[0].Up)
+}
+
 // Samples of an earlier run stay until there are others.
 func TestSamplesStayWhereNothingIsPlayed(t *testing.T) {
 	t.Chdir(t.TempDir())
