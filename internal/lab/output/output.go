@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,7 +111,7 @@ func begin(path string) (f *os.File, place string, err error) {
 			return nil, "", err
 		}
 	}
-	beside := filepath.Join(filepath.Dir(place), fmt.Sprintf(".%s.%d", filepath.Base(place), os.Getpid()))
+	beside := filepath.Join(filepath.Dir(place), fmt.Sprintf(".%s.%x", filepath.Base(place), rand.Uint64()))
 	f, err = os.OpenFile(beside, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // less the umask, as any new file
 	if err != nil {
 		var pe *fs.PathError

@@ -56,6 +56,16 @@ func TestAFileAppearsWholeOrNotAtAll(t *testing.T) {
 	assert.Len(t, left, 2, "nothing lies beside it")
 }
 
+// What an earlier process of the same number has left when it was killed is in nobody's way.
+func TestARestOfAnEarlierProcessHindersNothing(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "out.csv")
+	rest := fmt.Sprintf("%s/.out.csv.%d", filepath.Dir(path), os.Getpid())
+	require.NoError(t, os.WriteFile(rest, []byte("half"), 0o600))
+	require.NoError(t, output.Check(path))
+	require.NoError(t, output.Write(path, say("one")))
+	assert.Equal(t, "one", content(t, path))
+}
+
 func TestWhatCannotBeMadeIsKnownBefore(t *testing.T) {
 	dir := t.TempDir()
 	require.Error(t, output.Check(dir))
