@@ -317,6 +317,26 @@ func modelsOf(cmd *cobra.Command) (string, error) {
 	return "-" + strconv.FormatUint(digest.Sum64(), 16), nil
 }
 
+// record is that of one run.
+func (s *session) record(r recipe.Recipe, one stage.Stage, rec stage.Record, seed uint64, number int) record.Run {
+	run := record.Of(one, rec)
+	run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
+	run.Seed, run.Number = seed, number
+	run.Setup += s.models
+	if run.Virtual = s.virtual || one.Virtual; !run.Virtual {
+		if s.env.Packets {
+			run.Setup += "-packets"
+		}
+		if s.proxy != "" && one.Edge != "" && !one.Native {
+			run.Version += ", proxy " + s.proxy
+		}
+	}
+	if s.scale == recipe.Short {
+		run.Scale = string(s.scale)
+	}
+	return run
+}
+
 // one makes the runs of an experiment with one seed, but for those that are there, and returns the records
 // of all: of none where there is no time for them.
 func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number int) (runs []record.Run,
@@ -326,24 +346,11 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 	if err != nil {
 		return nil, result, err
 	}
-	of := func(one stage.Stage, rec stage.Record) record.Run {
-		run := record.Of(one, rec)
-		run.Experiment, run.Source, run.Version = r.Name, r.Source, cli.ReadBuild().String()
-		run.Seed, run.Number = seed, number
-		run.Setup += s.models
-		if run.Virtual = s.virtual || one.Virtual; s.proxy != "" && one.Edge != "" && !one.Native && !run.Virtual {
-			run.Version += ", proxy " + s.proxy
-		}
-		if s.scale == recipe.Short {
-			run.Scale = string(s.scale)
-		}
-		return run
-	}
 	known := make([]int, len(stages)) // of there; -1: to be made
 	missing := 0
 	for i, one := range stages {
 		if known[i] = -1; s.resume {
-			known[i] = of(one, stage.Record{}).Find(s.there)
+			known[i] = s.record(r, one, stage.Record{}, seed, number).Find(s.there)
 		}
 		if known[i] < 0 {
 			missing++
@@ -390,7 +397,7 @@ func (s *session) one(ctx context.Context, r recipe.Recipe, seed uint64, number 
 			rec, err = s.real(ctx, one, tell)
 		}
 		if err == nil {
-			runs = append(runs, of(one, rec))
+			runs = append(runs, s.record(r, one, rec, seed, number))
 			if !r.Asserts() || next < len(stages) { // the last takes the findings along
 				err = record.Write(s.file, runs[len(runs)-1])
 			}
