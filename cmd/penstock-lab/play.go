@@ -214,6 +214,7 @@ func (s *session) play(
 		err = errors.Join(err, done())
 	}()
 	s.file, s.there, s.began = file, there, time.Now()
+	s.doubt()
 	ctx, stop := interruptible(s.cmd)
 	defer stop()
 	defer func() { err = errors.Join(err, s.write(s.cmd, s.all)) }()
@@ -242,6 +243,18 @@ func (s *session) play(
 		}
 	}
 	return nil
+}
+
+// doubt tells where --resume may take runs of other code for those of this build.
+func (s *session) doubt() {
+	build := cli.ReadBuild().String()
+	i := slices.IndexFunc(s.there, func(r record.Run) bool {
+		return strings.HasPrefix(r.Version, build) && !cli.Exact(r.Version)
+	})
+	if s.resume && i >= 0 {
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "note: %s has runs of this build, %s, which does not tell its source: they may be "+
+			"of other code\n", s.json, s.there[i].Version)
+	}
 }
 
 // prepare finds what cannot be played before anything is.

@@ -95,6 +95,8 @@ duration: 2s
 				want, lines = stdout, strings.SplitAfter(string(written), "\n")
 			}
 			assert.Equal(t, want, stdout, "%d of four runs are there", there)
+			doubtful := there > 0 && !cli.Exact(cli.ReadBuild().String())
+			assert.Equal(t, doubtful, strings.Contains(stderr, "does not tell its source"), stderr)
 		}
 	}
 }

@@ -32,3 +32,16 @@ func TestModelsAreHandedOn(t *testing.T) {
 	root.PersistentFlags().Var(&modelFlag{files: []string{"one=a", "two=b"}}, modelFlagName, "")
 	assert.Equal(t, []string{"one=a", "two=b"}, Models(sub))
 }
+
+func TestABuildOfAChangedOrUnknownSourceIsNotExact(t *testing.T) {
+	for said, b := range map[string]Build{
+		"yes":     {Version: "v1.2.3"},
+		"yes, of": {Version: "devel", Revision: "5806077"},
+		"no":      {Version: "devel"},
+		"no, mod": {Version: "devel", Revision: "5806077", Modified: true},
+		"no, git": {Version: "v1.2.3-4-g5806077-dirty"},
+		"no, go":  {Version: "v1.2.4-0.20260101000000-580607700000+dirty"},
+	} {
+		assert.Equal(t, said[0] == 'y', Exact(b.String()), b.String())
+	}
+}

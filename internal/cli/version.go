@@ -68,6 +68,12 @@ func (b Build) line(program string) string {
 	return s
 }
 
+// Exact tells whether a Build's String stands for one source. That of a changed or unknown source does not.
+func Exact(build string) bool {
+	return !strings.Contains(build, "dirty") && !strings.Contains(build, " (modified)") &&
+		!strings.Contains(build, " devel go")
+}
+
 // VersionCommand prints the version of its program.
 func VersionCommand() *cobra.Command {
 	return &cobra.Command{
