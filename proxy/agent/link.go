@@ -54,8 +54,8 @@ type Link struct {
 	room   chan struct{} // something waits for an agent on another machine
 	cancel context.CancelFunc
 	done   sync.WaitGroup
-	waits  socket                     // bound, until the agent is there; only run uses it
-	there  os.FileInfo                // the agent's path as it was dialled; nil: none by then
+	own    socket                     // our end; only run uses it, and watch while run waits for it
+	there  os.FileInfo                // the agent's path before it was dialled; nil: none by then
 	secure atomic.Pointer[tls.Config] // of the next connection to an agent on another machine
 	heard  atomic.Bool                // a message has come over that connection
 
@@ -141,7 +141,7 @@ func (l *Link) Info() Info {
 
 // run connects to the agent, and again after each failure, until ctx is done.
 func (l *Link) run(ctx context.Context) {
-	defer func() { l.waits.close(l.cfg.Reply) }()
+	defer func() { l.own.close(l.cfg.Reply) }()
 	after, said := redialAfter, ""
 	for {
 		began := l.cfg.Clock()
@@ -187,11 +187,11 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 		}
 		return func(ctx context.Context) error { return l.serveRemote(ctx, conn) }, nil
 	}
-	fd, early, err := l.cfg.dial(&l.waits)
+	l.there, _ = os.Stat(l.cfg.Socket)
+	fd, early, err := l.cfg.dial(&l.own)
 	if err != nil {
 		return nil, err
 	}
-	l.there, _ = os.Stat(l.cfg.Socket)
 	e, err := newEvents(fd)
 	if err != nil {
 		_ = unix.Close(fd)
@@ -201,57 +201,71 @@ func (l *Link) dial(ctx context.Context) (session func(context.Context) error, e
 		defer func() { _ = unix.Close(fd) }() // when nobody uses it any more
 		end := func() {
 			e.close()
-			_ = os.Remove(l.cfg.Reply)
+			l.own.remove(l.cfg.Reply)
 		}
 		return l.serve(ctx, l.cfg.Socket, connection{fd, e, early}, end, l.watch,
 			func(context.Context) error { return l.attend(e) })
 	}, nil
 }
 
-// socket is one that is bound to Config.Reply and waits for an agent.
+// socket is one that is bound to Config.Reply.
 type socket struct {
-	fd   int
-	at   os.FileInfo // its path's; nil: there is none
-	open bool
+	fd   int         // where it waits
+	at   os.FileInfo // the path as it was bound; nil: it never was
+	open bool        // it waits for an agent
 }
 
 // close closes a socket that nobody has taken over.
 func (s *socket) close(path string) {
 	if s.open {
 		_ = unix.Close(s.fd)
-		_ = os.Remove(path)
+		s.remove(path)
 	}
 	*s = socket{}
 }
 
+// bound reports whether the path still leads to the socket.
+func (s *socket) bound(path string) bool {
+	at, err := os.Lstat(path)
+	return err == nil && same(at, s.at)
+}
+
+// remove removes the path, unless somebody else has it now.
+func (s *socket) remove(path string) {
+	if s.bound(path) {
+		_ = os.Remove(path)
+	}
+}
+
+// same reports whether two looks at a path saw the same file. An inode's number may be used again at once.
+func same(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
+
 // dial binds a socket to the path where the agent answers, and connects it to the agent's,
-// so that nobody else can send to it. While no agent listens it stays bound, in waits: agents
+// so that nobody else can send to it. While no agent listens it waits, bound, in own: agents
 // of portus 0.5 send their programs as they start, and exit if nobody receives them. early is
 // what the agent has sent by then.
-func (c Config) dial(waits *socket) (fd int, early [][]byte, err error) {
+func (c Config) dial(own *socket) (fd int, early [][]byte, err error) {
 	fail := func(what, path string, err error) (int, [][]byte, error) {
 		return -1, nil, fmt.Errorf("agent %q: %s %s: %w", c.Name, what, path, err)
 	}
-	if at, err := os.Lstat(c.Reply); waits.open && (err != nil || !at.ModTime().Equal(waits.at.ModTime())) {
-		_ = unix.Close(waits.fd) // somebody has removed the path, or has it now
-		*waits = socket{}
+	if own.open && !own.bound(c.Reply) {
+		own.close(c.Reply)
 	}
-	if !waits.open {
-		if waits.fd, err = c.bind(); err != nil {
+	if !own.open {
+		if own.fd, err = c.bind(); err != nil {
 			return fail("binding", c.Reply, err)
 		}
-		waits.open = true
-		if waits.at, err = os.Lstat(c.Reply); err != nil {
-			waits.close(c.Reply)
+		own.open = true
+		if own.at, err = os.Lstat(c.Reply); err != nil {
+			own.close(c.Reply)
 			return fail("binding", c.Reply, err)
 		}
 	}
-	if err := unix.Connect(waits.fd, &unix.SockaddrUnix{Name: c.Socket}); err != nil {
+	if err := unix.Connect(own.fd, &unix.SockaddrUnix{Name: c.Socket}); err != nil {
 		return fail("connecting to", c.Socket, err)
 	}
-	fd = waits.fd
-	*waits = socket{}
-	return fd, c.queued(fd), nil
+	own.open = false
+	return own.fd, c.queued(own.fd), nil
 }
 
 // bind makes a socket at the path where the agent answers.

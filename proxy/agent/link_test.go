@@ -385,3 +385,25 @@ func TestAReplyThatIsRemovedIsMadeAgain(t *testing.T) {
 	p.greet()
 	s.until("agent")
 }
+
+func TestAReplyThatIsTakenAwayFromAConnectionIsMadeAgain(t *testing.T) {
+	s := start(t)
+	reply := s.path + ".penstock-x"
+	p := listen(t, s.path)
+	p.greet()
+	s.until("agent")
+	require.NoError(t, os.Remove(reply)) // now the agent hears us, and cannot answer
+	p.greet()
+	s.until("agent")
+
+	require.NoError(t, os.Remove(reply))
+	other := listen(t, reply)
+	require.NoError(t, os.Chtimes(reply, time.Time{}, time.Now().Add(time.Hour))) // made at another time, for certain
+	s.until("fallback")
+	require.Eventually(t, func() bool { return !s.link.Info().Up }, patience, time.Millisecond)
+	require.NoError(t, unixConnect(reply), "it stays who has it now")
+	other.die()
+	p.greet()
+	s.until("agent")
+	assert.EqualValues(t, 3, s.link.Info().Connects)
+}

@@ -43,7 +43,7 @@ func gather(t *testing.T, flows int) *crowd {
 	require.NoError(t, err)
 	c.link, err = newLink(Config{Name: "x", Socket: path, Clock: c.now})
 	require.NoError(t, err)
-	fd, early, err := c.link.cfg.dial(&c.link.waits)
+	fd, early, err := c.link.cfg.dial(&c.link.own)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, unix.Close(fd)) })
 	c.events, err = newEvents(fd)

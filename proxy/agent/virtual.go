@@ -64,17 +64,17 @@ func Reach(cfg Config) (*Virtual, error) {
 	v.agent.Inline = true
 	starting := time.NewTimer(startLimit)
 	defer starting.Stop()
-	var waits socket
+	var own socket
 	var early [][]byte
 	for {
-		if v.fd, early, err = cfg.dial(&waits); err == nil {
+		if v.fd, early, err = cfg.dial(&own); err == nil {
 			break
 		}
 		again := time.NewTimer(redial)
 		select {
 		case <-again.C:
 		case <-starting.C:
-			waits.close(cfg.Reply)
+			own.close(cfg.Reply)
 			return nil, err
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/penstock-net/penstock/cc/ccp"
 )
 
-// watch looks since when messages have been unread, while any are, and whether the agent is
-// still there, while nothing is sent to it or nothing that was sent is read.
+// watch looks since when messages have been unread, while any are; whether the agent can still answer; and
+// whether it is still there, while nothing is sent to it or nothing that was sent is read.
 func (l *Link) watch(ctx context.Context) error {
 	timer := time.NewTimer(probes)
 	defer timer.Stop()
@@ -28,6 +28,9 @@ func (l *Link) watch(ctx context.Context) error {
 				continue
 			}
 		case <-timer.C:
+			if !l.own.bound(l.cfg.Reply) {
+				return errors.New("it answers at " + l.cfg.Reply + ", which somebody has removed or made anew")
+			}
 			if quiet && !l.reachable() {
 				return errors.New("it listens no more at " + l.cfg.Socket)
 			}
@@ -73,7 +76,7 @@ func (l *Link) failure() error {
 // that is connected to ours (EPERM) is there, too.
 func (l *Link) reachable() bool {
 	at, err := os.Stat(l.cfg.Socket)
-	if err == nil && l.there != nil && !(os.SameFile(at, l.there) && at.ModTime().Equal(l.there.ModTime())) {
+	if err != nil || !same(at, l.there) {
 		return false
 	}
 	err = unixConnect(l.cfg.Socket)
