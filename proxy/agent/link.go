@@ -270,11 +270,8 @@ func (c Config) dial(own *socket) (fd int, early [][]byte, err error) {
 
 // bind makes a socket at the path where the agent answers.
 func (c Config) bind() (fd int, err error) {
-	if info, err := os.Lstat(c.Reply); err == nil && info.Mode().Type() == os.ModeSocket {
-		if !errors.Is(unixConnect(c.Reply), unix.ECONNREFUSED) {
-			return -1, errors.New("another process answers there; give this one another reply")
-		}
-		_ = os.Remove(c.Reply) // an earlier process left it
+	if err := c.clear(); err != nil {
+		return -1, err
 	}
 	fd, err = unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
@@ -292,6 +289,24 @@ func (c Config) bind() (fd int, err error) {
 		return -1, err
 	}
 	return fd, nil
+}
+
+// clear removes a socket that an earlier process has left where ours is to be.
+func (c Config) clear() error {
+	const cure = "; remove it, or give this agent another reply"
+	info, err := os.Lstat(c.Reply)
+	switch {
+	case err != nil:
+		return nil // whether it can be made shows when it is
+	case info.Mode().Type() != os.ModeSocket:
+		return errors.New("a file is there that is no socket" + cure)
+	case !errors.Is(unixConnect(c.Reply), unix.ECONNREFUSED):
+		return errors.New("another process answers there; give this one another reply")
+	}
+	if err := os.Remove(c.Reply); err != nil {
+		return fmt.Errorf("an earlier process left a socket there: %w%s", err, cure)
+	}
+	return nil
 }
 
 // queued reads what anybody sent before the socket was connected, and returns what came from

@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // patience bounds every wait; only a hang reaches it.
@@ -406,4 +407,23 @@ func TestAReplyThatIsTakenAwayFromAConnectionIsMadeAgain(t *testing.T) {
 	p.greet()
 	s.until("agent")
 	assert.EqualValues(t, 3, s.link.Info().Connects)
+}
+
+func TestWhatIsInTheWayOfAReplyIsNamed(t *testing.T) {
+	const cure = "; remove it, or give this agent another reply"
+	path := filepath.Join(t.TempDir(), "reply")
+	bind := func() (err error) {
+		_, _, err = Config{Name: "x", Socket: path + ".agent", Reply: path}.dial(&socket{})
+		return err
+	}
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.EqualError(t, bind(), `agent "x": binding `+path+": a file is there that is no socket"+cure)
+
+	require.NoError(t, os.Remove(path))
+	listen(t, path).die()
+	require.NoError(t, os.Chmod(filepath.Dir(path), 0o555))
+	err := need.Unprivileged(bind)
+	require.NoError(t, os.Chmod(filepath.Dir(path), 0o755)) // to be removed
+	require.EqualError(t, err, `agent "x": binding `+path+": an earlier process left a socket there: remove "+path+
+		": permission denied"+cure)
 }
