@@ -16,9 +16,6 @@ var tookBounds = []float64{
 	1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 1,
 }
 
-// closeLen is the length of a report that closes its flow, in bytes.
-const closeLen = ccp.HeaderLen + 8
-
 // asked remembers the reports that the agent may still answer with a decision.
 type asked struct {
 	mu    sync.Mutex          // not Link.mu, so that receiving does not wait for sending
@@ -33,6 +30,16 @@ type pending struct {
 	at   cc.Time
 }
 
+// closes reports whether a message closes its flow, as a report of no program without fields does.
+func closes(b []byte) bool {
+	m, _, err := ccp.Next(b)
+	if err != nil || m.Kind != ccp.KindMeasure || len(b) > ccp.HeaderLen+8 {
+		return false
+	}
+	r, err := m.Measure()
+	return err == nil && r.Program == 0
+}
+
 func newAsked() *asked {
 	return &asked{since: map[uint32]cc.Time{}, took: datapath.NewDurations(tookBounds)}
 }
@@ -45,7 +52,7 @@ func (a *asked) sent(now cc.Time, b []byte) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(b) == closeLen {
+	if closes(b) {
 		delete(a.since, m.Flow)
 	} else if _, waits := a.since[m.Flow]; !waits {
 		a.since[m.Flow] = now

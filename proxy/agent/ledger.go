@@ -71,7 +71,7 @@ func (l *ledger) add(m message) {
 			l.begun = map[uint32]bool{}
 		}
 		l.begun[what.flow] = true
-	case what.kind == ccp.KindMeasure && len(m.bytes) == closeLen:
+	case closes(m.bytes):
 		delete(l.begun, what.flow)
 	}
 	l.ring[l.n%marks] = mark{what, m.at, l.total}

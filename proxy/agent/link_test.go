@@ -318,6 +318,9 @@ func TestItIsKnownHowLongDecisionsTake(t *testing.T) {
 	a.decided(16*ms, decision(3))
 	assert.EqualValues(t, 3, a.took.Snapshot().Count())
 	assert.InDelta(t, 0.004+0.002+0.003, a.took.Snapshot().Sum, 1e-9)
+	a.sent(91*ms, ccp.Measure{Flow: 4, Program: 1}.Append(nil)) // of a program that reports no field
+	a.decided(92*ms, decision(4))
+	assert.EqualValues(t, 4, a.took.Snapshot().Count())
 	for i := range cc.Time(10_000) { // flows that come and go under an agent that says nothing
 		a.sent((100+i)*ms, report(uint32(i), 5))
 		a.sent((100+i)*ms, report(uint32(i)))

@@ -63,7 +63,7 @@ func (q *backlog) push(now cc.Time, b []byte) bool {
 	if q.waits != nil {
 		what := aboutOf(b)
 		if at, waits := q.waits[what]; waits {
-			if what.kind == ccp.KindMeasure && len(b) > closeLen {
+			if what.kind == ccp.KindMeasure && !closes(b) {
 				return false
 			}
 			q.messages[at-q.gone].bytes = slices.Clone(b)
@@ -129,7 +129,7 @@ func (l *Link) transmit(b []byte) error {
 	now := l.cfg.Clock()
 	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.hears(now, what.flow, queued(l.fd)) {
 		return nil // the agent would begin anew
-	} else if what.kind == ccp.KindMeasure && len(b) == closeLen {
+	} else if closes(b) {
 		l.waiting.drop(about{ccp.KindCreate, what.flow}) // it may be behind the report that b replaces
 	}
 	if !l.waiting.push(now, b) {

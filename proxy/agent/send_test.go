@@ -23,6 +23,7 @@ func TestOfEachFlowOneReportWaits(t *testing.T) {
 	assert.True(t, q.push(1, report(1, 10)))
 	assert.True(t, q.push(2, report(2, 20)))
 	assert.False(t, q.push(3, report(1, 11)), "the next one has what it would have told")
+	assert.False(t, q.push(3, ccp.Measure{Flow: 1, Program: 1}.Append(nil)), "one without fields is no close")
 	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)))
 	assert.True(t, q.push(3, ccp.Create{Flow: 3}.Append(nil)), "which is the same")
 	assert.True(t, q.push(4, report(2)), "nobody wants a report of a flow that is closed")

@@ -185,6 +185,7 @@ func TestAControllerHearsOfItsFlowsEnd(t *testing.T) {
 	w.hear(measure(2, 0))
 	assert.Equal(t, []uint32{2}, closed)
 	w.hear(measure(2, 0))
+	w.hear(measure(4, 1)) // a report without fields
 	w.hear(create(3))
 	assert.Equal(t, []uint32{2, 3}, closed, "it is announced anew")
 	w.hear(ccp.Ready{Datapath: 1}.Append(nil))
