@@ -123,7 +123,7 @@ func (l *Link) known(datagram []byte) {
 	for m := range messagesIn(datagram) {
 		if m.Kind == ccp.KindChange {
 			l.mu.Lock()
-			l.waiting.drop(about{ccp.KindCreate, m.Flow})
+			l.waiting.drop(m.Flow)
 			delete(l.sent.begun, m.Flow)
 			l.mu.Unlock()
 		}

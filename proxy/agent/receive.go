@@ -97,7 +97,7 @@ func (l *Link) attend(e *events) error {
 		l.take()
 		l.in.mu.Unlock()
 		l.mu.Lock()
-		if l.waiting.waits != nil {
+		if l.waiting.full {
 			_ = l.flush() // watch ends the connection after an error
 		}
 		l.await()
@@ -114,7 +114,7 @@ func (l *Link) await() {
 		return
 	}
 	what := uint32(unix.EPOLLIN)
-	if l.waiting.waits != nil {
+	if l.waiting.full {
 		what |= unix.EPOLLOUT
 	}
 	l.events.once(l.fd, what)

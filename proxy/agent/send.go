@@ -17,9 +17,10 @@ const mostWaiting = 1 << 14
 // backlog is what is to be sent, in order. While the agent's socket is full, which is called scarce room, it
 // has at most one report and one Create of each flow.
 type backlog struct {
-	messages []message
+	messages []message     // those that were dropped have no bytes; the first never is one
 	gone     int           // messages that have left
-	waits    map[about]int // how many messages came before it, ever; nil: room is not known to be scarce
+	full     bool          // room is scarce
+	waits    map[about]int // how many messages came before it, ever: of each Create, and of all where room is scarce
 }
 
 // message is one to the agent, and when a flow sent it.
@@ -43,57 +44,81 @@ func (q *backlog) empty() bool { return len(q.messages) == 0 }
 
 // scarce notes that room is scarce.
 func (q *backlog) scarce() {
-	if q.waits != nil {
+	if q.full {
 		return
 	}
-	q.waits = map[about]int{}
-	q.number(0)
+	q.full = true
+	for i, m := range q.messages {
+		if m.bytes != nil {
+			q.number(i, aboutOf(m.bytes))
+		}
+	}
 }
 
-// number enters the messages from the i-th on into waits.
-func (q *backlog) number(i int) {
-	for ; q.waits != nil && i < len(q.messages); i++ {
-		q.waits[aboutOf(q.messages[i].bytes)] = q.gone + i
+// number enters the i-th message into waits.
+func (q *backlog) number(i int, what about) {
+	if !q.full && what.kind != ccp.KindCreate {
+		return
 	}
+	if q.waits == nil {
+		q.waits = map[about]int{}
+	}
+	q.waits[what] = q.gone + i
 }
 
 // push takes a copy of a message; false: there is no room, or room is scarce and a report of the flow
 // waits already. A report that closes its flow takes the place of one that waits.
 func (q *backlog) push(now cc.Time, b []byte) bool {
-	if q.waits != nil {
-		what := aboutOf(b)
-		if at, waits := q.waits[what]; waits {
-			if what.kind == ccp.KindMeasure && !closes(b) {
-				return false
-			}
-			q.messages[at-q.gone].bytes = slices.Clone(b)
-			return true
+	what := aboutOf(b)
+	if at, waits := q.waits[what]; waits {
+		if what.kind == ccp.KindMeasure && !closes(b) {
+			return false
 		}
+		q.messages[at-q.gone].bytes = slices.Clone(b)
+		return true
 	}
 	if len(q.messages) >= mostWaiting {
 		return false
 	}
 	q.messages = append(q.messages, message{slices.Clone(b), now})
-	q.number(len(q.messages) - 1)
+	q.number(len(q.messages)-1, what)
 	return true
+}
+
+// next are the first messages, up to n.
+func (q *backlog) next(n int) []message {
+	first := q.messages[:min(n, len(q.messages))]
+	if i := slices.IndexFunc(first, func(m message) bool { return m.bytes == nil }); i >= 0 {
+		first = first[:i]
+	}
+	return first
 }
 
 // pop takes the first message off.
 func (q *backlog) pop() message {
 	m := q.messages[0]
-	delete(q.waits, aboutOf(m.bytes))
-	q.messages[0] = message{}
-	q.messages, q.gone = q.messages[1:], q.gone+1
+	if what := aboutOf(m.bytes); q.waits[what] == q.gone {
+		delete(q.waits, what)
+	}
+	q.messages[0].bytes = nil
+	q.skip()
 	return m
 }
 
-// drop removes the first message of that kind and flow, if one waits.
-func (q *backlog) drop(what about) {
-	i := slices.IndexFunc(q.messages, func(m message) bool { return aboutOf(m.bytes) == what })
-	if i >= 0 {
-		q.messages = slices.Delete(q.messages, i, i+1)
+// drop removes the Create of a flow, if one waits.
+func (q *backlog) drop(flow uint32) {
+	what := about{ccp.KindCreate, flow}
+	if at, waits := q.waits[what]; waits {
 		delete(q.waits, what)
-		q.number(i)
+		q.messages[at-q.gone].bytes = nil
+		q.skip()
+	}
+}
+
+// skip leaves the first message that has bytes in front.
+func (q *backlog) skip() {
+	for !q.empty() && q.messages[0].bytes == nil {
+		q.messages, q.gone = q.messages[1:], q.gone+1
 	}
 }
 
@@ -130,7 +155,7 @@ func (l *Link) transmit(b []byte) error {
 	if what := aboutOf(b); what.kind == ccp.KindCreate && l.sent.hears(now, what.flow, queued(l.fd)) {
 		return nil // the agent would begin anew
 	} else if closes(b) {
-		l.waiting.drop(about{ccp.KindCreate, what.flow}) // it may be behind the report that b replaces
+		l.waiting.drop(what.flow) // it may be behind the report that b replaces
 	}
 	if !l.waiting.push(now, b) {
 		return ccp.ErrBusy
@@ -155,12 +180,12 @@ func signal(c chan<- struct{}) {
 
 // leave sends what there is room for, and has attend send the rest. l.mu is held.
 func (l *Link) leave() error {
-	scarce := l.waiting.waits != nil
+	scarce := l.waiting.full
 	err := l.flush()
 	switch {
 	case l.fd < 0 && !l.waiting.empty():
 		signal(l.room)
-	case !scarce && l.waiting.waits != nil:
+	case !scarce && l.waiting.full:
 		l.await()
 	}
 	return err
@@ -169,8 +194,8 @@ func (l *Link) leave() error {
 // flush sends what waits and finds room. An error ends the connection. l.mu is held.
 func (l *Link) flush() error {
 	for now := l.cfg.Clock(); l.fd >= 0 && !l.waiting.empty(); {
-		n, err := l.post(l.waiting.messages)
-		if n > 0 && l.waiting.waits != nil {
+		n, err := l.post(l.waiting.next(together))
+		if n > 0 && l.waiting.full {
 			l.stirs(now) // there was no room before
 		}
 		for range n {
@@ -186,15 +211,14 @@ func (l *Link) flush() error {
 		}
 	}
 	if l.fd >= 0 {
-		l.waiting.waits = nil
+		l.waiting.full = false
 	}
 	return nil
 }
 
-// post sends some of the messages to an agent on this machine, with one system call, and returns how many. For
-// the first messages of a length it makes others, to learn how much memory they take.
+// post sends some of the messages, which are up to together, to an agent on this machine with one system call, and
+// returns how many. For the first messages of a length it makes others, to learn how much memory they take.
 func (l *Link) post(messages []message) (n int, err error) {
-	messages = messages[:min(len(messages), together)]
 	known := 0
 	for known < len(messages) && !l.sent.unknown(len(messages[known].bytes)) {
 		known++

@@ -178,3 +178,30 @@ func TestWhatIsHeldLeavesTogether(t *testing.T) {
 	link.Release()
 	require.Eventually(t, func() bool { return !link.Info().Up }, patience, time.Millisecond)
 }
+
+func TestACreateIsDroppedFromWhereverItWaits(t *testing.T) {
+	create := func(flow uint32) []byte { return ccp.Create{Flow: flow}.Append(nil) }
+	report := ccp.Measure{Flow: 1, Program: 1, Fields: []uint64{1}}.Append(nil)
+	for _, scarce := range []bool{false, true} {
+		var q backlog
+		if scarce {
+			q.scarce()
+		}
+		for _, b := range [][]byte{create(1), create(2), report, create(3), create(4)} {
+			require.True(t, q.push(1, b))
+		}
+		q.drop(2)
+		q.drop(2)
+		q.drop(4)
+		assert.Equal(t, []message{{create(1), 1}}, q.next(together))
+		q.drop(1)
+		assert.Equal(t, []message{{report, 1}, {create(3), 1}}, q.next(together))
+		assert.Len(t, q.next(1), 1)
+		assert.True(t, q.push(2, create(2)), "after all others")
+		assert.Equal(t, message{report, 1}, q.pop())
+		q.drop(3)
+		assert.Equal(t, message{create(2), 2}, q.pop())
+		assert.True(t, q.empty())
+		assert.Empty(t, q.waits)
+	}
+}
