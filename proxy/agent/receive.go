@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -58,16 +59,24 @@ func (l *Link) judge(datagram []byte) {
 	default:
 		err = l.hear(datagram)
 	}
-	if err == nil {
-		l.in.bad = 0
-		return
-	}
-	l.refuse(err)
-	if l.in.bad++; l.in.bad >= nonsense {
+	if l.in.bad = l.tally(l.in.bad, err); l.in.bad >= nonsense {
 		l.mu.Lock()
 		l.fail(fmt.Errorf("%w: %d datagrams in a row", ccp.ErrMalformed, nonsense))
 		l.mu.Unlock()
 	}
+}
+
+// tally is how many messages in a row are malformed after one more, which led to err. One that installs a program
+// that cannot run is not: the agent's others may.
+func (l *Link) tally(bad int, err error) int {
+	if err == nil {
+		return 0
+	}
+	l.refuse(err)
+	if errors.Is(err, ccp.ErrProgram) {
+		return bad
+	}
+	return bad + 1
 }
 
 // refuse notes a datagram that is malformed, or that installs a program that cannot run: flows that the agent

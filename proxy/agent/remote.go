@@ -118,12 +118,7 @@ func (l *Link) receiveRemote(conn net.Conn) error {
 		if !l.heard.Swap(true) { // by now it has taken our certificate
 			l.reached(l.cfg.Address)
 		}
-		if err := l.hear(buf[:n]); err != nil {
-			bad++
-			l.refuse(err)
-			continue
-		}
-		bad = 0
+		bad = l.tally(bad, l.hear(buf[:n]))
 	}
 	return fmt.Errorf("%w: %d in a row", ccp.ErrMalformed, nonsense)
 }
