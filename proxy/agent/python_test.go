@@ -2,11 +2,13 @@ package agent
 
 import (
 	"encoding/hex"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -148,6 +150,28 @@ func TestThePythonAgentDecides(t *testing.T) {
 	})
 	s.until("agent")
 	assert.Greater(t, s.decided(), cc.Bytes(14480), "what has arrived has opened the window")
+}
+
+func TestADatapathThatReadsNothingHoldsUpNoOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "portus")
+	cmd := python(t, "../../agents/python/reno.py", path)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	to := &net.UnixAddr{Name: path, Net: "unixgram"}
+	ready := func(p *peer) bool {
+		_, err := p.sock.WriteToUnix(ccp.Ready{Datapath: 1}.Append(nil), to)
+		return err == nil
+	}
+	hung, other := listen(t, path+".hung"), listen(t, path+".other")
+	require.Eventually(t, func() bool { return ready(hung) }, patience, time.Millisecond)
+	for range 14 { // its socket has room for ten answers, or eleven
+		ready(hung)
+	}
+	require.True(t, ready(other))
+	assert.Equal(t, ccp.KindInstall, other.next().Kind)
 }
 
 func TestAPythonAgentRemovesNothingButSockets(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/penstock-net/penstock/cc/ccp"
 )
@@ -50,6 +51,10 @@ type program struct {
 	number  uint32
 	install []byte
 }
+
+// roomWithin is how long the socket of a datapath may be full, as that of one that is stopped, until a message for
+// it is lost. Others wait meanwhile.
+const roomWithin = 100 * time.Millisecond
 
 // DefaultSocket is where datapaths expect the agents of the control plane's authors.
 const DefaultSocket = ccp.DefaultSocket
@@ -109,6 +114,7 @@ func (a *Agent) Serve(ctx context.Context, socket string) error {
 		p := peers[from.Name]
 		if p == nil {
 			p = a.peer(func(b []byte) error {
+				_ = conn.SetWriteDeadline(time.Now().Add(roomWithin))
 				_, err := conn.WriteToUnix(b, from)
 				return err
 			})
@@ -261,7 +267,11 @@ func (p *peer) install() {
 }
 
 func (p *peer) say(b []byte) {
-	if p.gone == nil {
-		p.gone = p.send(b)
+	if p.gone != nil {
+		return
+	}
+	p.gone = p.send(b)
+	if errors.Is(p.gone, os.ErrDeadlineExceeded) { // it may be back; what was lost may have been a program
+		p.gone, p.known = nil, false
 	}
 }

@@ -3,15 +3,20 @@ package ccpagent
 import (
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc/ccp"
 )
+
+// patience bounds every wait; only a hang reaches it.
+const patience = time.Minute
 
 const (
 	folds = `(def (Report (volatile acked 0) (rtt 0)) (every 10))
@@ -202,6 +207,47 @@ func TestADatapathThatHasGoneIsForgotten(t *testing.T) {
 	})
 	w.err = errors.New("connection refused")
 	assert.Empty(t, w.hear(create(1)))
+}
+
+func TestADatapathThatReadsNothingHoldsUpNoOther(t *testing.T) {
+	a := &Agent{Programs: map[string]string{"folds": folds}, New: func(*Flow) Controller { return nil }}
+	at := &net.UnixAddr{Name: filepath.Join(t.TempDir(), "agent"), Net: "unixgram"}
+	served := make(chan error, 1)
+	go func() { served <- a.Serve(t.Context(), at.Name) }()
+	datapath := func(name string) *net.UnixConn {
+		c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: at.Name + name, Net: "unixgram"})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	ready := func(c *net.UnixConn) func() bool {
+		return func() bool {
+			_, err := c.WriteToUnix(ccp.Ready{Datapath: 1}.Append(nil), at)
+			return err == nil
+		}
+	}
+	hung, other := datapath(".hung"), datapath(".other")
+	require.Eventually(t, ready(hung), patience, time.Millisecond)
+	for range 14 { // its socket has room for ten answers, or eleven
+		ready(hung)()
+	}
+	require.True(t, ready(other)())
+	installed := func(c *net.UnixConn) {
+		b := make([]byte, ccp.MaxFromAgent)
+		require.NoError(t, c.SetReadDeadline(time.Now().Add(patience)))
+		n, err := c.Read(b)
+		require.NoError(t, err)
+		m, _, err := ccp.Next(b[:n])
+		require.NoError(t, err)
+		assert.Equal(t, ccp.KindInstall, m.Kind)
+	}
+	installed(other)
+	for range 11 {
+		installed(hung)
+	}
+	_, err := hung.WriteToUnix(create(1), at)
+	require.NoError(t, err)
+	installed(hung) // once more, as what was lost may have been a program
 }
 
 func TestServingEndsWithItsContext(t *testing.T) {

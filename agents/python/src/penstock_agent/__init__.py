@@ -16,6 +16,7 @@ DEFAULT_SOCKET = "/tmp/ccp/portus"
 CREATE, MEASURE, UPDATE, CHANGE, READY = 0, 1, 3, 4, 5
 _HEADER = struct.Struct("<HHI")
 _MOST = (1 << 64) - 1
+_ROOM_WITHIN = 100_000  # µs
 
 
 class Report:
@@ -83,6 +84,8 @@ class Agent:
         if os.path.exists(path) and stat.S_ISSOCK(os.lstat(path).st_mode):
             os.unlink(path)  # an earlier process left it
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # A message is lost if the socket of a datapath stays full, as that of one that is stopped; others wait.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@qq", 0, _ROOM_WITHIN))
         self._socket.bind(path)
 
     def serve(self) -> None:
@@ -143,5 +146,5 @@ class Agent:
     def _transmit(self, address: str, message: bytes) -> None:
         try:
             self._socket.sendto(message, address)
-        except OSError:  # the datapath has gone; it says so when it is back
+        except OSError:  # the datapath has gone, or has lost what may have been a program
             self._known.discard(address)
