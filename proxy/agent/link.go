@@ -295,12 +295,19 @@ func (c Config) bind() (fd int, err error) {
 func (c Config) clear() error {
 	const cure = "; remove it, or give this agent another reply"
 	info, err := os.Lstat(c.Reply)
-	switch {
-	case err != nil:
-		return nil // whether it can be made shows when it is
-	case info.Mode().Type() != os.ModeSocket:
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if info.Mode().Type() != os.ModeSocket {
 		return errors.New("a file is there that is no socket" + cure)
-	case !errors.Is(unixConnect(c.Reply), unix.ECONNREFUSED):
+	}
+	switch err := unixConnect(c.Reply); {
+	case errors.Is(err, unix.EACCES):
+		return errors.New("another user has a socket there" + cure)
+	case !errors.Is(err, unix.ECONNREFUSED):
 		return errors.New("another process answers there; give this one another reply")
 	}
 	if err := os.Remove(c.Reply); err != nil {

@@ -424,6 +424,9 @@ func TestWhatIsInTheWayOfAReplyIsNamed(t *testing.T) {
 
 	require.NoError(t, os.Remove(path))
 	listen(t, path).die()
+	require.NoError(t, os.Chmod(path, 0))
+	require.EqualError(t, need.Unprivileged(bind), `agent "x": binding `+path+": another user has a socket there"+cure)
+	require.NoError(t, os.Chmod(path, 0o600))
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o555))
 	err := need.Unprivileged(bind)
 	require.NoError(t, os.Chmod(filepath.Dir(path), 0o755)) // to be removed
