@@ -137,6 +137,26 @@ for message in sys.stdin.read().split():
 	assert.Equal(t, "+1 +2 -1 -2 +2 -2 ", string(said), "once each; a report of a program that has no fields is no end")
 }
 
+func TestAPythonFlowHearsOfWholeReportsAlone(t *testing.T) {
+	cmd := python(t, "-c", `import sys, penstock_agent as p
+class Said(p.Flow):
+    programs = {"any": "(def (Report (x 0))) (when true (report))"}
+    def on_create(self): self.run("any")
+    def on_report(self, report): print(report.x, end=" ")
+agent = p.Agent(Said, sys.argv[1])
+agent._transmit = lambda address, message: None
+for message in sys.stdin.read().split():
+    agent.receive(bytes.fromhex(message), "x")`, filepath.Join(t.TempDir(), "socket"))
+	messages := hex.EncodeToString(ccp.Create{Flow: 1}.Append(nil)) + "\n"
+	for _, fields := range [][]uint64{{1}, {}, {2, 3}, {4}} {
+		messages += hex.EncodeToString(ccp.Measure{Flow: 1, Program: 1, Fields: fields}.Append(nil)) + "\n"
+	}
+	cmd.Stdin = strings.NewReader(messages)
+	said, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	assert.Equal(t, "1 4 ", string(said))
+}
+
 func TestThePythonAgentDecides(t *testing.T) {
 	s := start(t)
 	cmd := python(t, "../../agents/python/reno.py", s.path)

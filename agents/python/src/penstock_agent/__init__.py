@@ -127,7 +127,8 @@ class Agent:
             self._forget((address, sid))
         elif uid == self.numbers.get(flow.program):  # a report of the program before is late
             names = self.compiled[flow.program].fields
-            flow.on_report(Report(flow.program, names, struct.unpack_from(f"<{count}Q", body, 8)))
+            if count == len(names):
+                flow.on_report(Report(flow.program, names, struct.unpack_from(f"<{count}Q", body, 8)))
 
     def _forget(self, key: Tuple[str, int]) -> None:
         flow = self.flows.pop(key, None)
