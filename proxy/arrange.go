@@ -67,7 +67,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 		}
 		e := &entrance{Way: in, evicted: make(chan struct{}), closed: make(chan struct{})}
 		a.undoing = append(a.undoing, func() { _ = e.Close() })
-		a.listeners[i] = s.newListenerState(e, totalsOf(present.listeners, cfg.Name), cfg)
+		a.listeners[i] = s.newListenerState(e, s.totalsOf(cfg.Name), cfg)
 		a.opened = append(a.opened, a.listeners[i])
 		s.forwardDatagrams(e, wayConfig(next, cfg, after), next.Mark)
 		if len(at) > 0 { // once it is sure to stay: peers go on with whom they shook hands last
@@ -100,7 +100,7 @@ func (s *Server) arrange(present *settings, next *config.Config) (_ *arrangement
 				old.Tunnel().Resume(at)
 			}
 		})
-		a.listeners[i] = s.newListenerState(old.entrance, totalsOf(present.listeners, cfg.Name), cfg)
+		a.listeners[i] = s.newListenerState(old.entrance, s.totalsOf(cfg.Name), cfg)
 	}
 	// At last those that others have to make room for, so that nothing else can fail meanwhile.
 	for i, cfg := range next.Listeners {
@@ -134,11 +134,17 @@ func (a *arrangement) yield(l *listenerState) {
 	a.yielded = append(a.yielded, l)
 }
 
-// totalsOf are those of the listener of a name, or new ones.
-func totalsOf(present []*listenerState, name string) *listenerTotals {
-	for _, l := range present {
+// totalsOf are those of the listener of a name: the one in force, or one that has been left out or renamed and whose
+// connections go on; or else new ones.
+func (s *Server) totalsOf(name string) *listenerTotals {
+	for _, l := range s.settings().listeners {
 		if l.cfg.Name == name {
 			return l.listenerTotals
+		}
+	}
+	for _, c := range s.live() {
+		if c.listener.cfg.Name == name {
+			return c.listener.listenerTotals
 		}
 	}
 	return newListenerTotals()

@@ -103,6 +103,37 @@ func TestAListenerThatMovesKeepsItsCounts(t *testing.T) {
 	assert.Equal(t, 2, counts[0].Active)
 }
 
+// Connections that go on while their listener is left out, or has another name, count for the one of their
+// listener's name that a later reload adds.
+func TestAListenerThatIsAddedAgainKeepsItsCountsAndItsLimit(t *testing.T) {
+	other := config.Listener{Name: "other", Mode: "mixed", Address: "127.43.0.4:18005"}
+	renamed := func(l config.Listener) config.Listener {
+		l.Name = "renamed"
+		return l
+	}
+	for name, without := range map[string]func(config.Listener) config.Listener{
+		"after it was left out": func(config.Listener) config.Listener { return other },
+		"after a renaming":      renamed,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, func(c *config.Config) {
+				c.Shutdown.Drain = time.Hour
+				c.Listeners[0].Connections = 1
+			})
+			client, server := r.pair()
+			r.reload(listeners(without(r.cfg.Listeners[0])))
+			r.reload(listeners(r.cfg.Listeners[0]))
+			require.Equal(t, 1, r.proxy.Counters().Listeners[0].Active)
+			refused(t, r.addr())
+			counts := r.proxy.Counters().Listeners
+			require.Len(t, counts, 1)
+			assert.EqualValues(t, 2, counts[0].Accepted)
+			send(t, server, "still here")
+			hears(t, client, "still here")
+		})
+	}
+}
+
 func TestAListenerChangesWhileItsSocketStaysOpen(t *testing.T) {
 	other, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	require.NoError(t, err)
