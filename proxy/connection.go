@@ -48,7 +48,7 @@ type connection struct {
 	prospects      []policy.Verdict  // while it is dialled: what the rules may say of decidedOn
 	mostly         [1]policy.Verdict // prospects that are one
 	route          *route            // that it is counted under, once it is relayed
-	peer           *peerTotal        // likewise; nil: none
+	peer           *PeerCounters     // likewise; nil: none
 	opened         cc.Time
 	counted        *client      // whom this counts against; nil: nobody yet
 	captured       bool         // it is noted in the loop guard

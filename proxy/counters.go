@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
@@ -136,6 +137,7 @@ func (r *rejections) snapshot() map[Reason]uint64 {
 // were opened. A nil map is ready.
 type totals struct {
 	mu     sync.Mutex
+	there  inForce // what is counted without connections, too
 	routes map[routeKey]*route
 	peers  peerTotals
 }
@@ -144,7 +146,6 @@ type routeKey struct{ listener, rule string }
 
 type route struct {
 	routeKey
-	gone     bool // it is not in force: it is forgotten with its last connection
 	opened   uint64
 	active   int
 	closed   map[Cause]uint64
@@ -184,7 +185,7 @@ func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Du
 	r.down.add(&last.Down, &last.Client)
 	r.up.add(&last.Up, &last.Server)
 	r.duration.Observe(lived)
-	if r.gone && r.active == 0 {
+	if r.active == 0 && !t.there.route(r.routeKey) {
 		delete(t.routes, r.routeKey)
 	}
 	p := c.peer
@@ -193,44 +194,54 @@ func (t *totals) close(c *connection, last *FlowInfo, cause Cause, lived time.Du
 	}
 	p.Active--
 	p.Retransmitted += last.Client.Retransmitted
-	if p.gone && p.Active == 0 {
-		delete(t.peers, peerKey{p.Listener, p.Peer})
+	if k := (peerKey{p.Listener, p.Peer}); p.Active == 0 && !t.there.peer(k) {
+		delete(t.peers, k)
 	}
+}
+
+// inForce are the names of a configuration.
+type inForce struct {
+	rules    map[string]bool
+	listsAll map[string]bool // by listener: whether it has no peers but those that it lists
+	peers    map[peerKey]bool
+}
+
+func namesOf(cfg *config.Config) inForce {
+	n := inForce{map[string]bool{"": true}, map[string]bool{}, map[peerKey]bool{}}
+	for _, r := range cfg.Rules {
+		n.rules[r.Name] = true
+	}
+	for _, l := range cfg.Listeners {
+		n.listsAll[l.Name] = l.Mode == access.WireGuard || l.Mode == access.MASQUE && l.TLS.ClientCA == ""
+		for _, p := range l.WireGuard.Peers {
+			n.peers[peerKey{l.Name, p.Name}] = true
+		}
+		for _, token := range l.MASQUE.Tokens {
+			n.peers[peerKey{l.Name, token.Name}] = true
+		}
+	}
+	return n
+}
+
+func (n *inForce) route(k routeKey) bool {
+	_, there := n.listsAll[k.listener]
+	return there && n.rules[k.rule]
+}
+
+func (n *inForce) peer(k peerKey) bool {
+	all, there := n.listsAll[k.listener]
+	return there && (!all || n.peers[k])
 }
 
 // keep forgets what is counted of listeners, rules and peers that are not in force, each once it
 // has no connections.
 func (t *totals) keep(in *settings) {
-	rules, peers := map[string]bool{"": true}, map[peerKey]bool{}
-	listsAll := map[string]bool{} // by listener: whether it has no peers but those that it lists
-	for _, r := range in.cfg.Rules {
-		rules[r.Name] = true
-	}
-	for _, l := range in.cfg.Listeners {
-		listsAll[l.Name] = l.Mode == access.WireGuard || l.Mode == access.MASQUE && l.TLS.ClientCA == ""
-		for _, p := range l.WireGuard.Peers {
-			peers[peerKey{l.Name, p.Name}] = true
-		}
-		for _, token := range l.MASQUE.Tokens {
-			peers[peerKey{l.Name, token.Name}] = true
-		}
-	}
+	there := namesOf(&in.cfg)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for k, r := range t.routes {
-		_, there := listsAll[k.listener]
-		r.gone = !there || !rules[k.rule]
-		if r.gone && r.active == 0 {
-			delete(t.routes, k)
-		}
-	}
-	for k, p := range t.peers {
-		all, there := listsAll[k.listener]
-		p.gone = !there || all && !peers[k]
-		if p.gone && p.Active == 0 {
-			delete(t.peers, k)
-		}
-	}
+	t.there = there
+	maps.DeleteFunc(t.routes, func(k routeKey, r *route) bool { return r.active == 0 && !there.route(k) })
+	maps.DeleteFunc(t.peers, func(k peerKey, p *PeerCounters) bool { return p.Active == 0 && !there.peer(k) })
 }
 
 // Counters returns the totals, with the bytes of live connections. What the kernel or an

@@ -28,17 +28,11 @@ func (p PeerCounters) compare(q PeerCounters) int {
 
 // peerTotals are the counters of peers that have had connections, by peer. A nil map is
 // ready.
-type peerTotals map[peerKey]*peerTotal
-
-// peerTotal is what is counted of one peer.
-type peerTotal struct {
-	PeerCounters
-	gone bool // it is not in force: it is forgotten with its last connection
-}
+type peerTotals map[peerKey]*PeerCounters
 
 // of returns the counters of a connection's peer; nil: it has none, or it is told apart
 // by its address alone, of which there may be any number.
-func (p *peerTotals) of(c *connection) *peerTotal {
+func (p *peerTotals) of(c *connection) *PeerCounters {
 	k := peerKey{c.listener.cfg.Name, c.chosen.Peer}
 	if n := (*p)[k]; n != nil || k.peer == "" {
 		return n
@@ -49,7 +43,7 @@ func (p *peerTotals) of(c *connection) *peerTotal {
 	if *p == nil {
 		*p = peerTotals{}
 	}
-	(*p)[k] = &peerTotal{PeerCounters: PeerCounters{Listener: k.listener, Peer: k.peer}}
+	(*p)[k] = &PeerCounters{Listener: k.listener, Peer: k.peer}
 	return (*p)[k]
 }
 
@@ -63,7 +57,7 @@ func isAddr(name string) bool {
 func (p peerTotals) snapshot() []PeerCounters {
 	out := make([]PeerCounters, 0, len(p))
 	for _, n := range p {
-		out = append(out, n.PeerCounters)
+		out = append(out, *n)
 	}
 	return out
 }

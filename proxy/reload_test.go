@@ -306,6 +306,29 @@ func TestAReloadWhileAConnectionIsBeingMadeCountsForIt(t *testing.T) {
 	})
 }
 
+// A connection is counted under the rule that it was decided by, though a reload has dropped that while it was dialled.
+func TestWhatIsDroppedWhileAConnectionIsBeingMadeIsCountedUntilThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, func(c *config.Config, _ *bench) { c.Rules = []config.Rule{{Name: "dropped"}} })
+		defer b.end()
+		b.dialling = func() {
+			cfg := b.cfg
+			cfg.Rules = nil
+			_, err := b.server.Reload(cfg)
+			assert.NoError(t, err)
+		}
+		client, server := b.connect()
+		synctest.Wait()
+		routes := b.server.Counters().Routes
+		require.Len(t, routes, 1)
+		assert.Equal(t, "dropped", routes[0].Rule)
+		client.sendFin()
+		server.sendFin()
+		synctest.Wait()
+		assert.Empty(t, b.server.Counters().Routes)
+	})
+}
+
 func TestWhoIsRevokedWhileAConnectionIsBeingMadeLosesIt(t *testing.T) {
 	revoke := func(b *bench) {
 		b.listener.gone.Store(true)
