@@ -55,8 +55,8 @@ func (l *lines) written() {
 	l.waiting--
 }
 
-// line returns the beginning of a connection's line; nil: there is none.
-func (s *Server) line(id uint64) []slog.Attr {
+// line returns a line that begins with first; nil: this connection leaves none.
+func (s *Server) line(first slog.Attr) []slog.Attr {
 	if !s.settings().cfg.Log.Flows {
 		return nil
 	}
@@ -64,7 +64,7 @@ func (s *Server) line(id uint64) []slog.Attr {
 	if !ok {
 		return nil
 	}
-	attrs := append(make([]slog.Attr, 0, 16), slog.Uint64("id", id))
+	attrs := append(make([]slog.Attr, 0, 16), first)
 	if skipped > 0 {
 		attrs = append(attrs, slog.Uint64("skipped", skipped))
 	}
@@ -73,7 +73,7 @@ func (s *Server) line(id uint64) []slog.Attr {
 
 // logClosed writes the one line of a connection that was relayed.
 func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
-	attrs := s.line(f.ID)
+	attrs := s.line(slog.Uint64("id", f.ID))
 	if attrs == nil {
 		return
 	}
@@ -86,13 +86,13 @@ func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
-	s.write("flow closed", attrs)
+	s.write(slog.LevelInfo, "flow closed", attrs)
 }
 
 // write writes what line has begun, where nobody waits for whoever reads it.
-func (s *Server) write(message string, attrs []slog.Attr) {
+func (s *Server) write(level slog.Level, message string, attrs []slog.Attr) {
 	s.setters.do(func() {
-		s.log.LogAttrs(context.Background(), slog.LevelInfo, message, attrs...)
+		s.log.LogAttrs(context.Background(), level, message, attrs...)
 		s.lines.written()
 	})
 }
@@ -122,14 +122,25 @@ func (d *DirectionInfo) attrs(name string, leg *datapath.Info) slog.Attr {
 
 // logRejected writes the one line of a connection that was not.
 func (s *Server) logRejected(c *connection, r *rejection) {
-	attrs := s.line(c.id)
+	attrs := s.line(slog.Uint64("id", c.id))
 	if attrs == nil {
 		return
 	}
-	s.write("flow refused", append(attrs,
+	s.write(slog.LevelInfo, "flow refused", append(attrs,
 		slog.String("listener", c.listener.cfg.Name), address("client", c.source()), address("target", c.chosen.Target),
 		slog.String("host", c.chosen.Host), slog.String("reason", string(r.reason)),
 		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err)))
+}
+
+// logLimited writes the line of a connection that a limit is in the way of, at level debug: there may be any number.
+func (s *Server) logLimited(l *listenerState, client netip.AddrPort, reason Reason) {
+	if !s.log.Enabled(context.Background(), slog.LevelDebug) {
+		return
+	}
+	if attrs := s.line(slog.String("listener", l.cfg.Name)); attrs != nil {
+		s.write(slog.LevelDebug, "flow refused",
+			append(attrs, address("client", client), slog.String("reason", string(reason))))
+	}
 }
 
 // address is empty where it is not known.

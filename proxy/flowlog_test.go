@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"log/slog"
+	"net"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/config"
+	"github.com/penstock-net/penstock/proxy/datapath"
 )
 
 func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
@@ -79,8 +81,8 @@ func TestLinesThatNobodyReadsDoNotPileUp(t *testing.T) {
 	s.inForce.Store(&settings{cfg: config.Default()})
 	ends := func() (line []slog.Attr) {
 		now = now.Add(time.Second)
-		if line = s.line(1); line != nil {
-			s.write("flow closed", line)
+		if line = s.line(slog.Int("id", 1)); line != nil {
+			s.write(slog.LevelInfo, "flow closed", line)
 		}
 		return line
 	}
@@ -92,5 +94,36 @@ func TestLinesThatNobodyReadsDoNotPileUp(t *testing.T) {
 	}
 	close(reading)
 	s.setters.end()
-	assert.Contains(t, s.line(1), slog.Uint64("skipped", 10))
+	assert.Contains(t, s.line(slog.Int("id", 2)), slog.Uint64("skipped", 10))
+}
+
+// crowd is a way in to which connections come at once.
+type crowd struct {
+	Way
+	connections int
+}
+
+func (c crowd) Serve(take func(datapath.Conn)) error {
+	for range c.connections {
+		take(unwanted{from{addr: "192.0.2.1"}})
+	}
+	return net.ErrClosed
+}
+
+type unwanted struct{ from }
+
+func (unwanted) Reset() error { return nil }
+
+func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
+	reading := make(chan struct{})
+	log := slog.New(slog.NewTextHandler(stuck{reading}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s := &Server{log: log, clock: func() cc.Time { return 1 }, setters: newSetters(), limits: limiter{global: 1, active: 1}}
+	s.inForce.Store(&settings{cfg: config.Default()})
+	e := &entrance{Way: crowd{connections: linesWaiting + 10}}
+	e.now.Store(&listenerState{entrance: e, listenerTotals: newListenerTotals()})
+	require.NoError(t, s.accept(e))
+	assert.EqualValues(t, linesWaiting+10, e.now.Load().refused.snapshot()[RejectedGlobalLimit])
+	assert.EqualValues(t, 10, s.lines.skipped)
+	close(reading)
+	s.setters.end()
 }

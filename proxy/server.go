@@ -152,11 +152,7 @@ func (s *Server) accept(e *entrance) error {
 		l.taken.Add(1)
 		if reason, ok := s.admit(l, conn); !ok {
 			l.refused.add(reason)
-			if s.log.Enabled(context.Background(), slog.LevelDebug) {
-				s.setters.do(func() {
-					s.log.Debug("connection refused", "listener", l.cfg.Name, "client", conn.RemoteAddr(), "reason", reason)
-				})
-			}
+			s.logLimited(l, addrPort(conn.RemoteAddr()), reason)
 			_ = conn.Reset()
 		}
 	})
