@@ -53,7 +53,7 @@ const (
 	RejectedDescriptors   Reason = "descriptors"
 	RejectedPorts         Reason = "local_ports" // none is left to reach the server from
 	RejectedDialError     Reason = "dial_error"
-	RejectedClientGone    Reason = "client_gone" // before it could be told of success
+	RejectedClientGone    Reason = "client_gone" // while its server was dialled, or before it could be told of success
 	RejectedShutdown      Reason = "shutdown"
 	RejectedRevoked       Reason = "revoked" // its peer has gone from the tunnel
 )
@@ -83,6 +83,8 @@ func dialReason(err error) Reason {
 	switch {
 	case errors.As(err, &own):
 		return own.reason
+	case errors.Is(err, kernel.ErrNearReset):
+		return RejectedClientGone
 	case errors.Is(err, kernel.ErrNoPort):
 		return RejectedPorts
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):

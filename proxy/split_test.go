@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 )
@@ -49,6 +50,21 @@ func (r *rig) ask(target, early string) (net.Conn, *bufio.Reader, int) {
 
 func (r *rig) rejected(reason proxy.Reason) func() bool {
 	return func() bool { return r.proxy.Counters().Listeners[0].Rejected[reason] == 1 }
+}
+
+func TestAClientThatResetsEndsTheDialOfItsServer(t *testing.T) {
+	silent := need.Silent(t)
+	r := newRig(t, func(c *config.Config) {
+		c.Listeners[0].Target = silent.String()
+		c.Limits.DialTimeout = time.Hour
+	})
+	client, err := net.Dial("tcp", r.addr())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 1 }, patience, time.Millisecond)
+	require.NoError(t, client.(*net.TCPConn).SetLinger(0))
+	require.NoError(t, client.Close())
+	require.Eventually(t, r.rejected(proxy.RejectedClientGone), patience, time.Millisecond)
+	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
 }
 
 func TestWhereAskingClientsMayGo(t *testing.T) {

@@ -4,6 +4,9 @@ import (
 	"io"
 	"net"
 	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // Echo sends back what comes to a socket until the test ends, and closes it then. It
@@ -67,4 +70,22 @@ func Copy(server string) func(net.Conn) {
 		_ = client.Close()
 		<-up
 	}
+}
+
+// Silent is the address of a TCP server that does not answer, since its queue has no room, until the test ends.
+func Silent(tb testing.TB) *net.TCPAddr {
+	tb.Helper()
+	ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = ln.Close() })
+	raw, err := ln.SyscallConn()
+	require.NoError(tb, err)
+	var failed error
+	require.NoError(tb, raw.Control(func(fd uintptr) { failed = unix.Listen(int(fd), 0) }))
+	require.NoError(tb, failed)
+	at := ln.Addr().(*net.TCPAddr)
+	waits, err := net.DialTCP("tcp4", nil, at)
+	require.NoError(tb, err)
+	tb.Cleanup(func() { _ = waits.Close() })
+	return at
 }

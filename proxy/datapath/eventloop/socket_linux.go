@@ -25,7 +25,11 @@ type Socket struct {
 	in     side
 	out    side
 	urgent atomic.Bool // an urgent byte has come, once
-	ended  bool        // the peer sends no more, or there is an error; the loop's goroutine alone
+
+	// Only the loop's goroutine touches these.
+	ended    bool  // the peer sends no more, or there is an error
+	broken   bool  // nothing moves in either direction any more
+	onBroken *Task // nil: nobody is told of that
 
 	task atomic.Pointer[Task] // drives it; nil: goroutines wait
 
@@ -44,10 +48,10 @@ const closing = 1 << 30
 type side struct {
 	ready bool // it may be possible; the loop's goroutine alone
 
-	calls   sync.Mutex    // one at a time
-	wake    chan struct{} // there is a reason to try again; nil: nobody has waited
+	calls   sync.Mutex // one at a time
 	expired atomic.Bool
-	timer   *time.Timer // of the deadline
+	wake    chan struct{} // there is a reason to try again; nil: nobody has waited
+	timer   *time.Timer   // of the deadline
 }
 
 // Every event of a socket. The kernel tells of each once.
@@ -79,6 +83,12 @@ func (s *Socket) happened(l *Loop, events uint32) {
 	s.ended = s.ended || events&(unix.EPOLLRDHUP|broken) != 0
 	if events&unix.EPOLLPRI != 0 {
 		s.urgent.Store(true)
+	}
+	if events&unix.EPOLLHUP != 0 {
+		s.broken = true
+		if s.onBroken != nil {
+			l.schedule(s.onBroken)
+		}
 	}
 	t := s.task.Load()
 	if events&unix.EPOLLIN != 0 {
@@ -134,6 +144,19 @@ func (s *Socket) Writable() bool { return s.out.ready }
 
 // Ended is described with Writable.
 func (s *Socket) Ended() bool { return s.ended }
+
+// Broken tells whether nothing moves in either direction any more: the peer has reset the connection, or
+// both have sent all. Only the loop's goroutine calls it.
+func (s *Socket) Broken() bool { return s.broken }
+
+// OnBroken has the task run once the socket is broken, and soon if it is already; nil: no task. Only the
+// loop's goroutine calls it.
+func (s *Socket) OnBroken(t *Task) {
+	s.onBroken = t
+	if t != nil && s.broken {
+		s.loop.schedule(t)
+	}
+}
 
 // Emptied notes that a read has found less than there was room for: until the next event
 // there is nothing more to be read. Only who drives the socket calls it.

@@ -21,6 +21,9 @@ const Tier = "kernel"
 var ErrNoPort = errors.New("no local port is left, for one that was used is kept for a minute: widen " +
 	"net.ipv4.ip_local_port_range, or set net.ipv4.tcp_tw_reuse to 1")
 
+// ErrNearReset is the error of a dial whose Near was reset meanwhile.
+var ErrNearReset = errors.New("the leg that this one was for has been reset")
+
 // Tick is the period of a shared tick while there is progress.
 const Tick = time.Millisecond
 
@@ -83,7 +86,7 @@ type DialConfig struct {
 
 	Mark    uint32                     // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
 	Hops    uint8                      // routers that its packets may pass; 0: the system's default
-	Near    datapath.Conn              // the leg that it belongs to: one loop serves both; nil: any
+	Near    datapath.Conn              // the leg that it belongs to: one loop serves both, and a reset of it ends the dial; nil: any
 	Guard   func(netip.AddrPort) error // may refuse each address, after resolution; nil: all are fine
 	Timeout time.Duration              // for resolution and handshake; 0: as long as it takes
 }

@@ -26,12 +26,16 @@ type attempt struct {
 	done func(*Conn, error)
 	why  error // Source can only be one of this host's addresses; nil: it can be any
 	late eventloop.Deadline
+	near *eventloop.Socket // of the leg that it belongs to; nil: there is none
 }
 
 // connect makes a connection to cfg.Target, unless cancel is called.
 func (d *Datapath) connect(cfg DialConfig, done func(*Conn, error)) (cancel func()) {
 	cfg.Target = netip.AddrPortFrom(cfg.Target.Addr().Unmap(), cfg.Target.Port())
 	a := &attempt{dp: d, cfg: cfg, loop: d.loopFor(cfg), done: done}
+	if near, ok := cfg.Near.(*Conn); ok {
+		a.near = near.raw
+	}
 	if err := a.begin(); err != nil {
 		done(nil, a.failure(err))
 		return func() {}
@@ -76,7 +80,11 @@ func (a *attempt) await() {
 	if a.cfg.Timeout > 0 {
 		a.loop.Expect(&a.late, a.cfg.Timeout, func() { a.end(os.ErrDeadlineExceeded) })
 	}
-	a.raw.Drive(a.loop.Task(a.look))
+	task := a.loop.Task(a.look)
+	a.raw.Drive(task)
+	if a.near != nil {
+		a.near.OnBroken(task)
+	}
 }
 
 // loopFor returns the loop for a new leg.
@@ -109,7 +117,13 @@ func (a *attempt) start(fd int, network string) (err error) {
 
 // look finds out what has become of the attempt.
 func (a *attempt) look() {
-	if a.raw == nil || !a.raw.Writable() {
+	if a.raw == nil {
+		return
+	}
+	if !a.raw.Writable() {
+		if a.near != nil && a.near.Broken() {
+			a.end(ErrNearReset)
+		}
 		return
 	}
 	if a.raw.Ended() {
@@ -165,10 +179,13 @@ func (a *attempt) end(err error) {
 	a.done(nil, a.failure(err))
 }
 
-// settle notes that the attempt is over: neither cancel nor its timeout ends it any more.
+// settle notes that the attempt is over: neither cancel nor its timeout nor a reset of near ends it any more.
 func (a *attempt) settle() {
 	a.raw = nil
 	a.loop.Forget(&a.late)
+	if a.near != nil {
+		a.near.OnBroken(nil)
+	}
 }
 
 func (a *attempt) failure(err error) error {

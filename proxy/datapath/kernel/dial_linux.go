@@ -55,12 +55,26 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	if cfg.Target.IsValid() {
 		return d.connect(cfg, done)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, end := context.WithCancelCause(context.Background())
 	go func() {
-		defer cancel()
-		done(d.dialName(ctx, cfg))
+		defer end(nil)
+		if near, ok := cfg.Near.(*Conn); ok {
+			defer near.onReset(func() { end(ErrNearReset) })()
+		}
+		c, err := d.dialName(ctx, cfg)
+		if why := context.Cause(ctx); err != nil && errors.Is(why, ErrNearReset) {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
+		done(c, err)
 	}()
-	return cancel
+	return func() { end(nil) }
+}
+
+// onReset has f called, on a loop, once the peer has reset the connection, unless stop is called before.
+func (c *Conn) onReset(f func()) (stop func()) {
+	task := c.raw.Loop().Task(f)
+	c.raw.Loop().Do(func() { c.raw.OnBroken(task) })
+	return func() { c.raw.Loop().Do(func() { c.raw.OnBroken(nil) }) }
 }
 
 // dialName tries the addresses of a name as package net does (RFC 6555).
