@@ -134,17 +134,11 @@ func (a *arrangement) yield(l *listenerState) {
 	a.yielded = append(a.yielded, l)
 }
 
-// totalsOf are those of the listener of a name: the one in force, or one that has been left out or renamed and whose
-// connections go on; or else new ones.
+// totalsOf are those of the listener of a name, or new ones.
 func (s *Server) totalsOf(name string) *listenerTotals {
-	for _, l := range s.settings().listeners {
+	for _, l := range s.listeners() {
 		if l.cfg.Name == name {
 			return l.listenerTotals
-		}
-	}
-	for _, c := range s.live() {
-		if c.listener.cfg.Name == name {
-			return c.listener.listenerTotals
 		}
 	}
 	return newListenerTotals()
@@ -285,15 +279,12 @@ func endpoints(l *listenerState) map[access.Key]netip.AddrPort {
 	return tunnel.Endpoints(is.Peers)
 }
 
-// listeners are those in force, and then those that drain and of whose name there is no
-// other.
+// listeners are those in force, and then those that have been left out or renamed and whose connections go on.
 func (s *Server) listeners() []*listenerState {
 	all := slices.Clone(s.settings().listeners)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for l := range s.retired {
-		if !slices.ContainsFunc(all, func(other *listenerState) bool { return other.cfg.Name == l.cfg.Name }) {
-			all = append(all, l)
+	for _, c := range s.live() {
+		if !slices.ContainsFunc(all, func(l *listenerState) bool { return l.cfg.Name == c.listener.cfg.Name }) {
+			all = append(all, c.listener)
 		}
 	}
 	return all

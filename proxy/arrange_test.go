@@ -122,6 +122,7 @@ func TestAListenerThatIsAddedAgainKeepsItsCountsAndItsLimit(t *testing.T) {
 			})
 			client, server := r.pair()
 			r.reload(listeners(without(r.cfg.Listeners[0])))
+			assert.Contains(t, r.names(), "fwd", "it counts as long as it has connections")
 			r.reload(listeners(r.cfg.Listeners[0]))
 			require.Equal(t, 1, r.proxy.Counters().Listeners[0].Active)
 			refused(t, r.addr())
@@ -158,7 +159,7 @@ func TestAListenerChangesWhileItsSocketStaysOpen(t *testing.T) {
 	l.Name = "renamed"
 	assert.Equal(t, proxy.Reloaded{}, r.reload(listeners(l)))
 	assert.Equal(t, at, r.proxy.Addrs()["renamed"].String())
-	assert.Equal(t, []string{"renamed"}, r.names())
+	assert.Equal(t, []string{"renamed", "fwd"}, r.names(), "what has come under the other name goes on")
 	l.Mode, l.Target = "forward", r.backend.Addr().String()
 	r.reload(listeners(l))
 	r.through(at, r.backend)
