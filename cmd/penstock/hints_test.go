@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -12,12 +13,14 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/proxy/config"
@@ -183,4 +186,21 @@ func TestASocketThatCannotBeMadeIsNamed(t *testing.T) {
 	code := execute(t.Context(), []string{"run", "--keep-privileges", "--config", path}, &log, &log)
 	assert.Equal(t, cli.ExitFail, code)
 	assert.Contains(t, log.String(), "telemetry.hints.socket: telemetry: there is no directory "+filepath.Dir(socket))
+}
+
+// stuck is standard error that nobody reads.
+type stuck struct{ until chan struct{} }
+
+func (s stuck) Write(b []byte) (int, error) {
+	<-s.until
+	return len(b), nil
+}
+
+func TestReportsDoNotWaitForWhoReadsTheLog(t *testing.T) {
+	synctest.Test(t, func(*testing.T) {
+		reading := make(chan struct{})
+		h := &service{log: slog.New(slog.NewTextHandler(stuck{reading}, nil))}
+		h.hintNews(flow.HintNews{Doubt: flow.HintTooLow})
+		close(reading)
+	})
 }
