@@ -86,11 +86,9 @@ func (c *connection) hurry() (stop func()) {
 // decide gives the verdict now that the server name is known, or known to be
 // missing. Not a byte has moved yet.
 func (c *connection) decide() *rejection {
-	facts := c.decidedOn
-	verdict := c.decidedBy.policy.Decide(facts)
+	verdict := c.decidedBy.policy.Decide(c.decidedOn)
 	c.verdict = &verdict
-	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.source(),
-		"target", facts.Target, "server_name", facts.ServerName, "rule", verdict.Rule)
+	c.srv.logNamed(c)
 	if verdict.Refuse == "" {
 		return nil
 	}

@@ -55,12 +55,14 @@ func (l *lines) written() {
 	l.waiting--
 }
 
+func (s *Server) debugs() bool { return s.log.Enabled(context.Background(), slog.LevelDebug) }
+
 // line returns a line that begins with first; nil: this connection leaves none.
 func (s *Server) line(first slog.Attr) []slog.Attr {
 	if !s.settings().cfg.Log.Flows {
 		return nil
 	}
-	skipped, ok := s.lines.take(s.clock(), s.log.Enabled(context.Background(), slog.LevelDebug))
+	skipped, ok := s.lines.take(s.clock(), s.debugs())
 	if !ok {
 		return nil
 	}
@@ -132,9 +134,22 @@ func (s *Server) logRejected(c *connection, r *rejection) {
 		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err)))
 }
 
+// logNamed writes, at level debug, what the first bytes of a connection have said.
+func (s *Server) logNamed(c *connection) {
+	if !s.debugs() {
+		return
+	}
+	if attrs := s.line(slog.Uint64("id", c.id)); attrs != nil {
+		s.write(slog.LevelDebug, "looked for a server name", append(attrs,
+			slog.String("listener", c.listener.cfg.Name), address("client", c.source()),
+			address("target", c.decidedOn.Target), slog.String("server_name", c.decidedOn.ServerName),
+			slog.String("rule", c.verdict.Rule)))
+	}
+}
+
 // logLimited writes the line of a connection that a limit is in the way of, at level debug: there may be any number.
 func (s *Server) logLimited(l *listenerState, client netip.AddrPort, reason Reason) {
-	if !s.log.Enabled(context.Background(), slog.LevelDebug) {
+	if !s.debugs() {
 		return
 	}
 	if attrs := s.line(slog.String("listener", l.cfg.Name)); attrs != nil {

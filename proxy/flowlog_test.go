@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -126,4 +127,21 @@ func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
 	assert.EqualValues(t, 10, s.lines.skipped)
 	close(reading)
 	s.setters.end()
+}
+
+func TestARuleThatAsksForANameDoesNotWaitForWhoReadsTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reading := make(chan struct{})
+		log := slog.New(slog.NewTextHandler(stuck{reading}, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		s := &Server{log: log, clock: func() cc.Time { return 1 }, setters: newSetters()}
+		in := &settings{cfg: config.Default()}
+		var err error
+		in.policy, err = in.cfg.Policy()
+		require.NoError(t, err)
+		s.inForce.Store(in)
+		c := &connection{srv: s, listener: &listenerState{}, decidedBy: in, accepted: from{addr: "192.0.2.1"}}
+		assert.Nil(t, c.decide())
+		close(reading)
+		s.setters.end()
+	})
 }
