@@ -156,7 +156,9 @@ func (c *connection) dial(done func(datapath.Conn, error)) {
 			c.endsBy(cancel)
 			c.srv.setters.do(func() {
 				defer cancel()
-				done(via.Dial(ctx, c.chosen.Source.Addr(), to))
+				done(kernel.UntilReset(ctx, c.client.conn, func(ctx context.Context) (datapath.Conn, error) {
+					return via.Dial(ctx, c.chosen.Source.Addr(), to)
+				}))
 			})
 			return
 		}

@@ -53,18 +53,39 @@ func (r *rig) rejected(reason proxy.Reason) func() bool {
 }
 
 func TestAClientThatResetsEndsTheDialOfItsServer(t *testing.T) {
-	silent := need.Silent(t)
-	r := newRig(t, func(c *config.Config) {
-		c.Listeners[0].Target = silent.String()
-		c.Limits.DialTimeout = time.Hour
+	resets := func(t *testing.T, r *rig, listener int) {
+		counts := func() proxy.ListenerCounters { return r.proxy.Counters().Listeners[listener] }
+		client, err := net.Dial("tcp", r.proxy.Addrs()["fwd"].String())
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return counts().Active == 1 }, patience, time.Millisecond)
+		require.NoError(t, client.(*net.TCPConn).SetLinger(0))
+		require.NoError(t, client.Close())
+		require.Eventually(t, func() bool { return counts().Active == 0 }, patience, time.Millisecond)
+		assert.Equal(t, map[proxy.Reason]uint64{proxy.RejectedClientGone: 1}, counts().Rejected)
+	}
+	t.Run("outside", func(t *testing.T) {
+		silent := need.Silent(t)
+		resets(t, newRig(t, func(c *config.Config) {
+			c.Listeners[0].Target = silent.String()
+			c.Limits.DialTimeout = time.Hour
+		}), 0)
 	})
-	client, err := net.Dial("tcp", r.addr())
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 1 }, patience, time.Millisecond)
-	require.NoError(t, client.(*net.TCPConn).SetLinger(0))
-	require.NoError(t, client.Close())
-	require.Eventually(t, r.rejected(proxy.RejectedClientGone), patience, time.Millisecond)
-	require.Eventually(t, func() bool { return r.proxy.Counters().Active == 0 }, patience, time.Millisecond)
+	t.Run("inside a tunnel", func(t *testing.T) {
+		p := newPhone(t, "phone", "10.9.0.2")
+		g := newGateway(t, func(c *config.Config) {
+			vpn := &c.Listeners[0].WireGuard
+			vpn.Pool = []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24")}
+			silent := netip.MustParsePrefix("10.9.1.0/24") // the phone has none of these addresses
+			vpn.Peers[0].AllowedIPs = append(vpn.Peers[0].AllowedIPs, silent)
+			c.Listeners = append(c.Listeners,
+				config.Listener{Name: "fwd", Mode: "forward", Address: "127.0.0.1:0", Target: "10.9.1.1:80"})
+			c.Limits.DialTimeout = time.Hour
+		}, p)
+		p.connect(g)
+		_, err := p.dial(t, "10.9.0.99:80")
+		require.ErrorContains(t, err, "refused", "it has been heard from")
+		resets(t, g.rig, 1)
+	})
 }
 
 func TestWhereAskingClientsMayGo(t *testing.T) {

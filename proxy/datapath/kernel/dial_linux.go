@@ -55,26 +55,33 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	if cfg.Target.IsValid() {
 		return d.connect(cfg, done)
 	}
-	ctx, end := context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		defer end(nil)
-		if near, ok := cfg.Near.(*Conn); ok {
-			defer near.onReset(func() { end(ErrNearReset) })()
-		}
-		c, err := d.dialName(ctx, cfg)
-		if why := context.Cause(ctx); err != nil && errors.Is(why, ErrNearReset) {
-			err = fmt.Errorf("%w: %w", err, why)
-		}
-		done(c, err)
+		defer cancel()
+		done(UntilReset(ctx, cfg.Near, func(ctx context.Context) (*Conn, error) { return d.dialName(ctx, cfg) }))
 	}()
-	return func() { end(nil) }
+	return cancel
 }
 
-// onReset has f called, on a loop, once the peer has reset the connection, unless stop is called before.
-func (c *Conn) onReset(f func()) (stop func()) {
-	task := c.raw.Loop().Task(f)
-	c.raw.Loop().Do(func() { c.raw.OnBroken(task) })
-	return func() { c.raw.Loop().Do(func() { c.raw.OnBroken(nil) }) }
+// UntilReset calls dial with a context that ends once near is reset, if near is a leg of this package; the
+// error then is an ErrNearReset.
+func UntilReset[C any](
+	ctx context.Context, near datapath.Conn, dial func(context.Context) (C, error),
+) (conn C, err error) {
+	if c, ok := near.(*Conn); ok {
+		in, end := context.WithCancelCause(ctx)
+		defer end(nil)
+		loop := c.raw.Loop()
+		task := loop.Task(func() { end(ErrNearReset) })
+		loop.Do(func() { c.raw.OnBroken(task) })
+		defer loop.Do(func() { c.raw.OnBroken(nil) })
+		ctx = in
+	}
+	conn, err = dial(ctx)
+	if why := context.Cause(ctx); err != nil && errors.Is(why, ErrNearReset) {
+		err = fmt.Errorf("%w: %w", err, why)
+	}
+	return conn, err
 }
 
 // dialName tries the addresses of a name as package net does (RFC 6555).
