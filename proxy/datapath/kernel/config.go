@@ -84,9 +84,11 @@ type DialConfig struct {
 	// this host's own, such as the client's, needs CAP_NET_ADMIN.
 	Source netip.AddrPort
 
-	Mark    uint32                     // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
-	Hops    uint8                      // routers that its packets may pass; 0: the system's default
-	Near    datapath.Conn              // the leg that it belongs to: one loop serves both, and a reset of it ends the dial; nil: any
+	Mark uint32 // SO_MARK, for routing and the loop guard; 0: none. Needs CAP_NET_ADMIN
+	Hops uint8  // routers that its packets may pass; 0: the system's default
+	// Near is the leg that it belongs to; nil: there is none. One loop serves both, and a reset of Near ends
+	// the dial unless bytes of Near's wait to be read.
+	Near    datapath.Conn
 	Guard   func(netip.AddrPort) error // may refuse each address, after resolution; nil: all are fine
 	Timeout time.Duration              // for resolution and handshake; 0: as long as it takes
 }

@@ -121,7 +121,7 @@ func (a *attempt) look() {
 		return
 	}
 	if !a.raw.Writable() {
-		if a.near != nil && a.near.Broken() {
+		if a.near != nil && a.near.Broken() && !unread(a.near) {
 			a.end(ErrNearReset)
 		}
 		return
@@ -133,11 +133,11 @@ func (a *attempt) look() {
 			if code != 0 {
 				failed = unix.Errno(code)
 			}
-			if waiting, no := unix.IoctlGetInt(fd, unix.TIOCINQ); no == nil && waiting > 0 {
-				failed = nil // the server has spoken, and what it said comes before its reset
-			}
 			return err
 		})
+		if unread(a.raw) {
+			failed = nil // the server has spoken, and what it said comes before its reset
+		}
 		if err = cmp.Or(err, failed); err != nil {
 			a.end(os.NewSyscallError("connect", err))
 			return
@@ -151,6 +151,16 @@ func (a *attempt) look() {
 	a.settle()
 	c.raw.Drive(nil)
 	a.done(c, nil)
+}
+
+// unread tells whether bytes of the peer's wait to be read. A reset leaves them there.
+func unread(s *eventloop.Socket) bool {
+	waiting := 0
+	err := s.Visit(func(fd int) (err error) {
+		waiting, err = unix.IoctlGetInt(fd, unix.TIOCINQ)
+		return err
+	})
+	return err == nil && waiting > 0
 }
 
 // peer is the address that the socket is connected to: one of this host where the target is unspecified.

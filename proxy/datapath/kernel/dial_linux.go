@@ -63,8 +63,8 @@ func (d *Datapath) Connect(cfg DialConfig, done func(*Conn, error)) (cancel func
 	return cancel
 }
 
-// UntilReset calls dial with a context that ends once near is reset, if near is a leg of this package; the
-// error then is an ErrNearReset.
+// UntilReset calls dial with a context that ends once near is reset, if near is a leg of this package and has
+// nothing for the other one; the error then is an ErrNearReset.
 func UntilReset[C any](
 	ctx context.Context, near datapath.Conn, dial func(context.Context) (C, error),
 ) (conn C, err error) {
@@ -72,7 +72,11 @@ func UntilReset[C any](
 		in, end := context.WithCancelCause(ctx)
 		defer end(nil)
 		loop := c.raw.Loop()
-		task := loop.Task(func() { end(ErrNearReset) })
+		task := loop.Task(func() {
+			if !unread(c.raw) {
+				end(ErrNearReset)
+			}
+		})
 		loop.Do(func() { c.raw.OnBroken(task) })
 		defer loop.Do(func() { c.raw.OnBroken(nil) })
 		ctx = in

@@ -58,3 +58,30 @@ func TestADialEndsWhenTheLegThatItBelongsToIsReset(t *testing.T) {
 		}
 	}
 }
+
+func TestADialGoesOnForWhatALegHadSentBeforeItsReset(t *testing.T) {
+	d := still(t, Config{})
+	at := need.Silent(t)
+	for name, cfg := range map[string]DialConfig{
+		"an address": {Target: at.AddrPort()}, "a name": {Host: fmt.Sprintf("localhost:%d", at.Port)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			near, client := d.pair(t, loopback4)
+			cfg.Near = near
+			_, err := client.Write([]byte("x"))
+			require.NoError(t, err)
+			over := make(chan error, 1)
+			cancel := d.Connect(cfg, func(_ *Conn, err error) { over <- err })
+			require.NoError(t, client.Reset())
+			require.Eventually(t, near.ended, patience, time.Millisecond)
+			near.ended() // its loop has looked what has become of the dial
+			assert.Empty(t, over)
+			cancel()
+			assert.NotErrorIs(t, <-over, ErrNearReset)
+			got := make([]byte, 2)
+			n, err := near.Read(got)
+			require.NoError(t, err)
+			assert.Equal(t, "x", string(got[:n]))
+		})
+	}
+}
