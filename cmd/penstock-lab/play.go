@@ -292,10 +292,10 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 	}
 	// Without the rights this runs the whole program again inside a user
 	// namespace; that run has printed everything by then.
+	const offer = "%w; virtual time needs neither: penstock-lab sim, bench recipe --virtual, bench --sender NAME@sim"
 	code, ran, err := netlab.Enter()
 	if err != nil {
-		return fmt.Errorf("%w; virtual time needs neither: penstock-lab sim, bench recipe --virtual, bench --sender NAME@sim",
-			err)
+		return fmt.Errorf(offer, err)
 	}
 	if ran {
 		os.Exit(code)
@@ -307,7 +307,11 @@ func (s *session) prepare(experiments []recipe.Recipe) error {
 		s.env.Args = append(s.env.Args, "--mdi-model", file)
 	}
 	s.real = recipe.Retry(func(ctx context.Context, one stage.Stage, tell func(time.Duration)) (stage.Record, error) {
-		return stage.Play(ctx, s.env, one, tell)
+		rec, err := stage.Play(ctx, s.env, one, tell)
+		if errors.Is(err, netlab.ErrNoTUN) {
+			err = fmt.Errorf(offer, err)
+		}
+		return rec, err
 	}, s.retry)
 	return nil
 }

@@ -159,16 +159,19 @@ func (e End) tun() (fd int, err error) {
 	return fd, nil
 }
 
+// ErrNoTUN is the error of a link where this process cannot have a TUN device.
+var ErrNoTUN = errors.New("no link without a TUN device")
+
 // openTUN creates the device in the namespace of the calling thread.
 func openTUN(name string) (int, error) {
 	fd, err := unix.Open(tunDevice, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return -1, fmt.Errorf("netlab: %s is missing: load the module (modprobe tun), or give the container the "+
-			"device (--device %s)", tunDevice, tunDevice)
+		return -1, fmt.Errorf("netlab: %w: %s is missing: load the module (modprobe tun), or give the container "+
+			"the device (--device %s)", ErrNoTUN, tunDevice, tunDevice)
 	case errors.Is(err, fs.ErrPermission):
-		return -1, fmt.Errorf("netlab: %s may not be opened by this user (%w): run as root, or chmod 0666 %s",
-			tunDevice, err, tunDevice)
+		return -1, fmt.Errorf("netlab: %w: %s may not be opened by this user (%w): run as root, or chmod 0666 %s",
+			ErrNoTUN, tunDevice, err, tunDevice)
 	case err != nil:
 		return -1, fmt.Errorf("netlab: open %s: %w", tunDevice, err)
 	}

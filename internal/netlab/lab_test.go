@@ -184,6 +184,7 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 	before := fds(t)
 	_, err = NewCellular(CellularConfig{})
 	require.ErrorContains(t, err, "modprobe tun")
+	require.ErrorIs(t, err, ErrNoTUN)
 	assert.Equal(t, before, fds(t))
 
 	for _, bad := range []sim.LinkConfig{{Rate: -1}, {Delay: -1}, {QueueBytes: -1}, {QueuePackets: -1}, {Loss: 1.5}} {
