@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 var everyone = to("10.0.0.0/8")
@@ -101,6 +102,7 @@ func BenchmarkTakeReport(b *testing.B) {
 }
 
 func TestTakeAndReportDoNotAllocate(t *testing.T) {
+	need.OneGoroutine(t)
 	for _, members := range []int{1, 8, 100} {
 		for _, enforced := range []bool{false, true} {
 			for _, apart := range []bool{false, true} {

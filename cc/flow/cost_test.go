@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // only returns the group of a manager that has one.
@@ -23,6 +24,7 @@ func only(t testing.TB, mgr *Manager) *group {
 // A division visits each active member. However many there are, a step, which is a Take
 // and a Report or a Report alone, costs no more such visits than among a few.
 func TestAStepCostsAFewVisitsOfMembers(t *testing.T) {
+	need.OneGoroutine(t)
 	const most = 2 * fewMembers
 	for _, members := range []int{1, 8, 100, 1000, 5000} {
 		for _, enforced := range []bool{false, true} {

@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func (l *leg) moveTo(t Terms) {
@@ -274,6 +275,7 @@ func TestAGroupThatAllHaveLeftIsForgotten(t *testing.T) {
 // TestAccountingHoldsAcrossMoves moves the members of random crowds between
 // groups and algorithms while they send.
 func TestAccountingHoldsAcrossMoves(t *testing.T) {
+	need.OneGoroutine(t)
 	var names []string
 	for _, s := range cc.Specs() {
 		names = append(names, s.Name)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // pacedBuffer is what a writer fills: no more than a new connection may send at once.
@@ -53,6 +54,7 @@ func (s *pacedSocket) run(now cc.Time) {
 // that these run empty and take turns, and then all stand still for a while. Each could
 // have the whole rate for the short time that it has something to send.
 func TestManyPacedMembersKeepToTheRate(t *testing.T) {
+	need.OneGoroutine(t)
 	const members = 1000
 	for _, row := range []struct {
 		mbit               float64

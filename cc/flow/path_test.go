@@ -180,9 +180,7 @@ func TestWhoeverIsLeftGoesOnAtTheSameRate(t *testing.T) {
 // TestRoutesKeepTheirAccounts checks what is always true of members whose ways
 // differ, whoever comes, goes and moves.
 func TestRoutesKeepTheirAccounts(t *testing.T) {
-	if need.Raced {
-		t.Skip("takes minutes under the race detector, and is one goroutine")
-	}
+	need.OneGoroutine(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		b := &bottleneck{testbed: newTestbed(t), rate: cc.Rate(rapid.IntRange(5, 50).Draw(rt, "mbit")) * 1e6}
 		window := float64(rapid.IntRange(1, 200).Draw(rt, "window"))
@@ -250,9 +248,7 @@ func TestRoutesKeepTheirAccounts(t *testing.T) {
 }
 
 func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
-	if need.Raced {
-		t.Skip("takes minutes under the race detector, and is one goroutine")
-	}
+	need.OneGoroutine(t)
 	const ms = time.Millisecond
 	for _, algorithm := range []string{"copa", "vegas", "bbr", "penstock"} {
 		for _, ways := range [][]time.Duration{
@@ -282,9 +278,7 @@ func TestAlgorithmsWorkOnWaysOfUnlikeLength(t *testing.T) {
 }
 
 func TestSharesAreOfTheRateOnAnyWays(t *testing.T) {
-	if need.Raced {
-		t.Skip("takes minutes under the race detector, and is one goroutine")
-	}
+	need.OneGoroutine(t)
 	rapid.Check(t, func(rt *rapid.T) {
 		b := &bottleneck{testbed: newTestbed(t), rate: 20e6}
 		// with a queue that stands, or without; never so small that two segments are more than a share

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 const restartRTT = 40 * time.Millisecond
@@ -96,6 +97,7 @@ func (l *leg) burst() (once, all cc.Bytes) {
 }
 
 func TestNoAlgorithmBurstsAfterSilence(t *testing.T) {
+	need.OneGoroutine(t)
 	for _, name := range adaptive(t) {
 		for _, enforced := range []bool{false, true} {
 			run := func(silence time.Duration) (l *leg, before cc.Bytes) {

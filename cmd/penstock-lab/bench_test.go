@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func TestBenchNamesTheWrongFlag(t *testing.T) {
@@ -88,6 +89,7 @@ func TestBenchInVirtualTimeNeedsNoNetwork(t *testing.T) {
 }
 
 func TestRecipesAreListedAndNamed(t *testing.T) {
+	need.OneGoroutine(t)
 	code, stdout, stderr := run(t, "bench", "recipe", "list")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	for _, name := range []string{"join-leave", "live-switch", "janus-c10", "nacc-d1", "pbe-e5"} {
@@ -113,6 +115,7 @@ func TestRecipesAreListedAndNamed(t *testing.T) {
 }
 
 func TestARecipeIsRunInVirtualTime(t *testing.T) {
+	need.OneGoroutine(t)
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
 	code, stdout, stderr := run(t, "bench", "recipe", "pbe-e1", "--virtual", "--short", "--runs", "2",
 		"--json", file)
@@ -139,6 +142,7 @@ func TestARecipeIsRunInVirtualTime(t *testing.T) {
 
 // A file of results holds what one build has measured, and takes as many calls as it needs.
 func TestRecipesArePlayedInPieces(t *testing.T) {
+	need.OneGoroutine(t)
 	file := filepath.Join(t.TempDir(), "runs.jsonl")
 	old := record.Run{Experiment: "pbe-e1", Scale: "short", Virtual: true, Version: "penstock of yesterday"}
 	other, sockets := old, old

@@ -29,6 +29,15 @@ func Namespaces(tb testing.TB, missing error) {
 	tb.Skipf("needs network namespaces (run as root, or unshare -rn go test): %v", missing)
 }
 
+// OneGoroutine leaves a test out under the race detector, where it has nothing to find and takes
+// many times as long.
+func OneGoroutine(tb testing.TB) {
+	tb.Helper()
+	if raced {
+		tb.Skip("one goroutine, which the race detector would make slow")
+	}
+}
+
 // NoNamespaces is the exit code of a test binary all of whose tests need network
 // namespaces, which cannot be made, for missing.
 func NoNamespaces(missing error) (code int) {

@@ -2,6 +2,5 @@
 
 package need
 
-// Raced is whether the race detector watches: what is one goroutine and takes minutes
-// under it can be left out.
-const Raced = false
+// raced is whether the race detector watches.
+const raced = false

@@ -72,8 +72,9 @@ var missed = map[string][]string{
 
 // Every recipe's short form, in virtual time.
 func TestTheFindingsOfShortFormsHoldInVirtualTime(t *testing.T) {
-	if testing.Short() || need.Raced {
-		t.Skip("plays every recipe, in one goroutine each")
+	need.OneGoroutine(t) // for each recipe
+	if testing.Short() {
+		t.Skip("plays every recipe")
 	}
 	labtest.Agents(t)
 	for _, r := range recipe.All(nil) {
@@ -121,12 +122,14 @@ func play(t *testing.T, name string, seed uint64) recipe.Result {
 }
 
 func TestOneSeedGivesOneResult(t *testing.T) {
+	need.OneGoroutine(t)
 	first, again, other := play(t, "nacc-d3", 1), play(t, "nacc-d3", 1), play(t, "nacc-d3", 2)
 	assert.Equal(t, first.Runs, again.Runs)
 	assert.NotEqual(t, first.Runs, other.Runs, "losses fall elsewhere")
 }
 
 func TestAResultIsWritten(t *testing.T) {
+	need.OneGoroutine(t)
 	result := play(t, "live-switch", 1)
 	last := record.Of(result.Runs[0].Stage, result.Runs[0].Record)
 	last.Experiment, last.Findings = result.Name, result.Findings
