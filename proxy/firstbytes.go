@@ -88,7 +88,8 @@ func (c *connection) hurry() (stop func()) {
 func (c *connection) decide() *rejection {
 	verdict := c.decidedBy.policy.Decide(c.decidedOn)
 	c.verdict = &verdict
-	c.srv.logNamed(c)
+	c.srv.log.Debug("looked for a server name", "id", c.id, "listener", c.listener.cfg.Name, "client", c.source(),
+		"target", c.decidedOn.Target, "server_name", c.decidedOn.ServerName, "rule", verdict.Rule)
 	if verdict.Refuse == "" {
 		return nil
 	}

@@ -14,11 +14,10 @@ import (
 
 // A connection leaves a line, but no more than linesPerSecond of them do, after linesAtOnce
 // in a row: writing one takes a tenth of what a short connection does. At level debug
-// each leaves one. None does while linesWaiting have not been written, since nobody reads them.
+// each leaves one.
 const (
 	linesPerSecond = 100
 	linesAtOnce    = 1000
-	linesWaiting   = 4096
 )
 
 // lines bounds how many connections leave a line.
@@ -27,11 +26,9 @@ type lines struct {
 	debt    time.Duration // what the lines written since take, at linesPerSecond
 	at      cc.Time       // as of then
 	skipped uint64        // since the last line
-	waiting int           // to be written
 }
 
-// take says whether there may be a line now, and how many were left out since the last. written is to be
-// called once it is written.
+// take says whether there may be a line now, and how many were left out since the last.
 func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
 	const each = time.Second / linesPerSecond
 	const most = linesAtOnce * each
@@ -39,34 +36,25 @@ func (l *lines) take(now cc.Time, all bool) (skipped uint64, ok bool) {
 	defer l.mu.Unlock()
 	l.debt = max(0, l.debt-now.Sub(l.at))
 	l.at = now
-	if l.debt > most-each && !all || l.waiting >= linesWaiting {
+	if l.debt > most-each && !all {
 		l.skipped++
 		return 0, false
 	}
-	l.waiting++
 	l.debt = min(l.debt+each, most)
 	skipped, l.skipped = l.skipped, 0
 	return skipped, true
 }
 
-func (l *lines) written() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.waiting--
-}
-
-func (s *Server) debugs() bool { return s.log.Enabled(context.Background(), slog.LevelDebug) }
-
-// line returns a line that begins with first; nil: this connection leaves none.
-func (s *Server) line(first slog.Attr) []slog.Attr {
+// line returns the beginning of a connection's line; nil: there is none.
+func (s *Server) line(id uint64) []slog.Attr {
 	if !s.settings().cfg.Log.Flows {
 		return nil
 	}
-	skipped, ok := s.lines.take(s.clock(), s.debugs())
+	skipped, ok := s.lines.take(s.clock(), s.log.Enabled(context.Background(), slog.LevelDebug))
 	if !ok {
 		return nil
 	}
-	attrs := append(make([]slog.Attr, 0, 16), first)
+	attrs := append(make([]slog.Attr, 0, 16), slog.Uint64("id", id))
 	if skipped > 0 {
 		attrs = append(attrs, slog.Uint64("skipped", skipped))
 	}
@@ -75,7 +63,7 @@ func (s *Server) line(first slog.Attr) []slog.Attr {
 
 // logClosed writes the one line of a connection that was relayed.
 func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
-	attrs := s.line(slog.Uint64("id", f.ID))
+	attrs := s.line(f.ID)
 	if attrs == nil {
 		return
 	}
@@ -88,15 +76,7 @@ func (s *Server) logClosed(f *FlowInfo, cause Cause, err error) {
 	if err != nil {
 		attrs = append(attrs, slog.Any("err", err))
 	}
-	s.write(slog.LevelInfo, "flow closed", attrs)
-}
-
-// write writes what line has begun, where nobody waits for whoever reads it.
-func (s *Server) write(level slog.Level, message string, attrs []slog.Attr) {
-	s.setters.do(func() {
-		s.log.LogAttrs(context.Background(), level, message, attrs...)
-		s.lines.written()
-	})
+	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow closed", attrs...)
 }
 
 // attrs describes a direction and the leg it sent to.
@@ -124,37 +104,20 @@ func (d *DirectionInfo) attrs(name string, leg *datapath.Info) slog.Attr {
 
 // logRejected writes the one line of a connection that was not.
 func (s *Server) logRejected(c *connection, r *rejection) {
-	attrs := s.line(slog.Uint64("id", c.id))
+	attrs := s.line(c.id)
 	if attrs == nil {
 		return
 	}
-	s.write(slog.LevelInfo, "flow refused", append(attrs,
+	s.log.LogAttrs(context.Background(), slog.LevelInfo, "flow refused", append(attrs,
 		slog.String("listener", c.listener.cfg.Name), address("client", c.source()), address("target", c.chosen.Target),
 		slog.String("host", c.chosen.Host), slog.String("reason", string(r.reason)),
-		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err)))
+		slog.Duration("duration", s.clock().Sub(c.started).Round(time.Microsecond)), slog.Any("err", r.err))...)
 }
 
-// logNamed writes, at level debug, what the first bytes of a connection have said.
-func (s *Server) logNamed(c *connection) {
-	if !s.debugs() {
-		return
-	}
-	if attrs := s.line(slog.Uint64("id", c.id)); attrs != nil {
-		s.write(slog.LevelDebug, "looked for a server name", append(attrs,
-			slog.String("listener", c.listener.cfg.Name), address("client", c.source()),
-			address("target", c.decidedOn.Target), slog.String("server_name", c.decidedOn.ServerName),
-			slog.String("rule", c.verdict.Rule)))
-	}
-}
-
-// logLimited writes the line of a connection that a limit is in the way of, at level debug: there may be any number.
+// logLimited writes, at level debug, the line of a connection that a limit is in the way of.
 func (s *Server) logLimited(l *listenerState, client netip.AddrPort, reason Reason) {
-	if !s.debugs() {
-		return
-	}
-	if attrs := s.line(slog.String("listener", l.cfg.Name)); attrs != nil {
-		s.write(slog.LevelDebug, "flow refused",
-			append(attrs, address("client", client), slog.String("reason", string(reason))))
+	if s.settings().cfg.Log.Flows {
+		s.log.Debug("flow refused", "listener", l.cfg.Name, "client", client, "reason", reason)
 	}
 }
 

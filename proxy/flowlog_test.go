@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"io"
 	"log/slog"
 	"net"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/logqueue"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/proxy/datapath"
 )
@@ -20,7 +22,6 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 	now := cc.Time(1)
 	for range linesAtOnce {
 		skipped, ok := l.take(now, false)
-		l.written()
 		assert.True(t, ok)
 		assert.Zero(t, skipped)
 	}
@@ -37,7 +38,6 @@ func TestAFloodOfConnectionsIsNoFloodOfLines(t *testing.T) {
 		now = now.Add(time.Millisecond)
 		if skipped, ok = l.take(now, false); ok {
 			written++
-			l.written()
 			assert.LessOrEqual(t, skipped, uint64(20))
 		}
 	}
@@ -55,7 +55,6 @@ func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
 	for range 100 * linesAtOnce { // at once
 		_, ok := l.take(now, true)
 		assert.True(t, ok)
-		l.written()
 	}
 	now = now.Add(time.Second)
 	written := 0
@@ -67,35 +66,12 @@ func TestLinesAtLevelDebugAreNotMissingLater(t *testing.T) {
 	assert.Equal(t, linesPerSecond, written)
 }
 
-// stuck is the log of a process whose standard error nobody reads.
-type stuck struct{ until chan struct{} }
-
-func (s stuck) Write(b []byte) (int, error) {
-	<-s.until
-	return len(b), nil
-}
-
-func TestLinesThatNobodyReadsDoNotPileUp(t *testing.T) {
-	now, reading := cc.Time(1), make(chan struct{})
-	log := slog.New(slog.NewTextHandler(stuck{reading}, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	s := &Server{log: log, clock: func() cc.Time { return now }, setters: newSetters()}
-	s.inForce.Store(&settings{cfg: config.Default()})
-	ends := func() (line []slog.Attr) {
-		now = now.Add(time.Second)
-		if line = s.line(slog.Int("id", 1)); line != nil {
-			s.write(slog.LevelInfo, "flow closed", line)
-		}
-		return line
-	}
-	for range linesWaiting {
-		require.NotNil(t, ends())
-	}
-	for range 10 {
-		require.Nil(t, ends())
-	}
-	close(reading)
-	s.setters.end()
-	assert.Contains(t, s.line(slog.Int("id", 2)), slog.Uint64("skipped", 10))
+// unread is a log that nobody reads, and what lets its writer go.
+func unread() (*slog.Logger, func() error) {
+	nobody, end := io.Pipe()
+	queue := &logqueue.Writer{To: end}
+	queue.Detach(func(int) {})
+	return slog.New(slog.NewTextHandler(queue, &slog.HandlerOptions{Level: slog.LevelDebug})), nobody.Close
 }
 
 // crowd is a way in to which connections come at once.
@@ -116,32 +92,26 @@ type unwanted struct{ from }
 func (unwanted) Reset() error { return nil }
 
 func TestRefusalsThatNobodyReadsDoNotPileUp(t *testing.T) {
-	reading := make(chan struct{})
-	log := slog.New(slog.NewTextHandler(stuck{reading}, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	s := &Server{log: log, clock: func() cc.Time { return 1 }, setters: newSetters(), limits: limiter{global: 1, active: 1}}
+	log, end := unread()
+	s := &Server{log: log, limits: limiter{global: 1, active: 1}}
 	s.inForce.Store(&settings{cfg: config.Default()})
-	e := &entrance{Way: crowd{connections: linesWaiting + 10}}
+	e := &entrance{Way: crowd{connections: 10_000}}
 	e.now.Store(&listenerState{entrance: e, listenerTotals: newListenerTotals()})
 	require.NoError(t, s.accept(e))
-	assert.EqualValues(t, linesWaiting+10, e.now.Load().refused.snapshot()[RejectedGlobalLimit])
-	assert.EqualValues(t, 10, s.lines.skipped)
-	close(reading)
-	s.setters.end()
+	assert.EqualValues(t, 10_000, e.now.Load().refused.snapshot()[RejectedGlobalLimit])
+	assert.NoError(t, end())
 }
 
 func TestARuleThatAsksForANameDoesNotWaitForWhoReadsTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		reading := make(chan struct{})
-		log := slog.New(slog.NewTextHandler(stuck{reading}, &slog.HandlerOptions{Level: slog.LevelDebug}))
-		s := &Server{log: log, clock: func() cc.Time { return 1 }, setters: newSetters()}
+		log, end := unread()
+		s := &Server{log: log}
 		in := &settings{cfg: config.Default()}
 		var err error
 		in.policy, err = in.cfg.Policy()
 		require.NoError(t, err)
-		s.inForce.Store(in)
 		c := &connection{srv: s, listener: &listenerState{}, decidedBy: in, accepted: from{addr: "192.0.2.1"}}
 		assert.Nil(t, c.decide())
-		close(reading)
-		s.setters.end()
+		assert.NoError(t, end())
 	})
 }

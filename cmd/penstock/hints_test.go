@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -23,6 +24,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
+	"github.com/penstock-net/penstock/internal/logqueue"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry"
 )
@@ -188,19 +190,11 @@ func TestASocketThatCannotBeMadeIsNamed(t *testing.T) {
 	assert.Contains(t, log.String(), "telemetry.hints.socket: telemetry: there is no directory "+filepath.Dir(socket))
 }
 
-// stuck is standard error that nobody reads.
-type stuck struct{ until chan struct{} }
-
-func (s stuck) Write(b []byte) (int, error) {
-	<-s.until
-	return len(b), nil
-}
-
 func TestReportsDoNotWaitForWhoReadsTheLog(t *testing.T) {
-	synctest.Test(t, func(*testing.T) {
-		reading := make(chan struct{})
-		h := &service{log: slog.New(slog.NewTextHandler(stuck{reading}, nil))}
+	synctest.Test(t, func(t *testing.T) {
+		nobody, end := io.Pipe()
+		h := &service{log: newLogger(&logqueue.Writer{To: end}, "json", slog.LevelInfo)}
 		h.hintNews(flow.HintNews{Doubt: flow.HintTooLow})
-		close(reading)
+		assert.NoError(t, nobody.Close())
 	})
 }

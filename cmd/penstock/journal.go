@@ -22,11 +22,7 @@ const (
 // isJournal reports whether what is written goes to systemd's journal, which
 // says so in $JOURNAL_STREAM (systemd.exec(5)).
 func isJournal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
+	info, err := fileOf(w).Stat() // an error for none
 	if err != nil {
 		return false
 	}

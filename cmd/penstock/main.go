@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/logqueue"
 )
 
 // started is when the process began. Time enters the program here and in now;
@@ -30,11 +31,13 @@ func main() {
 
 // execute runs one command line and returns its exit code.
 func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	log := &logqueue.Writer{To: stderr}
+	defer log.Flush()
 	root := rootCommand()
 	root.SetArgs(args)
 	root.SetOut(stdout)
-	root.SetErr(stderr)
-	return cli.Run(ctx, root, complaints(stderr))
+	root.SetErr(log)
+	return cli.Run(ctx, root, complaints(log))
 }
 
 // inLab are commands of the laboratory, for those who look for them here.

@@ -147,7 +147,7 @@ func TestAChangedFileIsReread(t *testing.T) {
 	line = in.log.line(t, "configuration not reloaded")
 	assert.Equal(t, "http", line["by"])
 	assert.Contains(t, line["err"], "frob")
-	assert.Contains(t, in.log.String(), "frubs")
+	in.log.has(t, "frubs")
 
 	in.rewrite(runConfig + "mark: 7\n")
 	code, body = in.post("/-/reload")

@@ -31,9 +31,17 @@ import (
 // journal keeps what is logged.
 type journal struct{ need.Output }
 
-// line returns the first logged object with that message.
+// has waits until words are logged.
+func (j *journal) has(t *testing.T, words string) {
+	t.Helper()
+	assert.Eventually(t, func() bool { return strings.Contains(j.String(), words) }, 30*time.Second, time.Millisecond,
+		"%s is not logged", words)
+}
+
+// line waits for a logged object with that message, and returns the first.
 func (j *journal) line(t *testing.T, msg string) map[string]any {
 	t.Helper()
+	j.has(t, `"msg":"`+msg+`"`)
 	for text := range strings.Lines(j.String()) {
 		var line map[string]any
 		require.NoError(t, json.Unmarshal([]byte(text), &line), text)
@@ -143,11 +151,17 @@ func (in *instance) get(page string) (int, string) {
 // connect opens a connection through the proxy to a server that echoes.
 func (in *instance) connect() net.Conn {
 	in.t.Helper()
+	address, ok := in.log.line(in.t, "listening")["address"].(string)
+	require.True(in.t, ok)
+	return in.connectBy(address)
+}
+
+// connectBy is connect where the proxy listens there.
+func (in *instance) connectBy(address string) net.Conn {
+	in.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(in.t, err)
 	need.Serve(in.t, ln, func(c net.Conn) { _, _ = io.Copy(c, c) })
-	address, ok := in.log.line(in.t, "listening")["address"].(string)
-	require.True(in.t, ok)
 	conn, err := net.Dial("tcp", address)
 	require.NoError(in.t, err)
 	in.t.Cleanup(func() { _ = conn.Close() })

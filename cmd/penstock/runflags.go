@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
+	"github.com/penstock-net/penstock/internal/logqueue"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -138,9 +139,15 @@ func (f *runFlags) lay(flags *pflag.FlagSet, cfg config.Config) (config.Config, 
 	return cfg, cli.BadInput(cfg.Validate()) // a mistake of the flags: what is in a file has been checked
 }
 
-// newLogger returns a logger of that format.
+// newLogger returns a logger of that format. Nobody waits for whoever reads a logqueue.Writer from now on.
 func newLogger(w io.Writer, format config.LogFormat, level slog.Leveler) *slog.Logger {
-	file, _ := w.(*os.File)
+	if queue, ok := w.(*logqueue.Writer); ok {
+		direct := newLogger(queue.To, format, level)
+		queue.Detach(func(lost int) {
+			direct.Error("lines of the log are missing here: whoever reads it was too slow", "lines", lost)
+		})
+	}
+	file := fileOf(w)
 	text := format == "text" || format == "auto" && file != nil && isTerminal(file)
 	handler := func(w io.Writer, replace func([]string, slog.Attr) slog.Attr) slog.Handler {
 		if text {
@@ -168,6 +175,15 @@ func inSeconds(_ []string, a slog.Attr) slog.Attr {
 		return slog.Float64(a.Key+"_seconds", a.Value.Duration().Seconds())
 	}
 	return a
+}
+
+// fileOf is the file that w writes to; nil: none.
+func fileOf(w io.Writer) *os.File {
+	if queue, ok := w.(*logqueue.Writer); ok {
+		w = queue.To
+	}
+	file, _ := w.(*os.File)
+	return file
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

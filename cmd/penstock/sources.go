@@ -70,7 +70,6 @@ func (h *service) hintNews(n flow.HintNews) {
 	case "":
 		log, words = h.log.Info, "hints are believed again"
 	}
-	// Who reads it may be slow, and a report waits.
-	go log(words, "group", n.Group, "algorithm", n.Algorithm, "told_bits_per_second", int64(n.Told),
+	log(words, "group", n.Group, "algorithm", n.Algorithm, "told_bits_per_second", int64(n.Told),
 		"delivered_bits_per_second", int64(n.Delivered), "believed_bits_per_second", int64(n.Believed))
 }

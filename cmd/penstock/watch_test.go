@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -31,16 +30,11 @@ func TestAFileThatComesAfterTheOneThatNamesItIsReread(t *testing.T) {
 	good := filepath.Join(t.TempDir(), "good")
 	names := strings.Replace(runConfig, `"127.0.0.1:0"}`+"\n", `"127.0.0.1:0", change_token_file: token}`+"\n", 1)
 	in := startRun(t, runConfig, "--watch", "--last-good", good)
-	logged := func(in *instance, words string) {
-		t.Helper()
-		require.Eventually(t, func() bool { return strings.Contains(in.log.String(), words) }, 30*time.Second,
-			10*time.Millisecond, in.log.String())
-	}
 	in.rewrite(names)
-	logged(in, `"configuration not reloaded","by":"file"`)
+	in.log.has(t, `"configuration not reloaded","by":"file"`)
 	token := filepath.Join(filepath.Dir(in.config), "token")
 	require.NoError(t, os.WriteFile(token, []byte("0123456789abcdef"), 0o600))
-	logged(in, `"configuration reloaded","by":"file"`)
+	in.log.has(t, `"configuration reloaded","by":"file"`)
 	in.signal()
 	assert.Equal(t, cli.ExitOK, <-in.code)
 
@@ -48,7 +42,7 @@ func TestAFileThatComesAfterTheOneThatNamesItIsReread(t *testing.T) {
 	again := startRunWithout(t, "--config", in.config, "--watch", "--last-good", good)
 	again.log.line(t, "the configuration has a mistake; the last good one is in force until it is mended and reloaded")
 	require.NoError(t, os.Rename(token, token+"2"))
-	logged(again, `"configuration reloaded","by":"file"`)
+	again.log.has(t, `"configuration reloaded","by":"file"`)
 	again.signal()
 	assert.Equal(t, cli.ExitOK, <-again.code)
 }

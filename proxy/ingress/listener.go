@@ -202,7 +202,7 @@ func (l *Socket) complain(err error) {
 	if cfg.Log == nil || !l.quiet.CompareAndSwap(false, true) {
 		return
 	}
-	go cfg.Log.Warn("cannot accept a connection", "listener", cfg.Name, "err", err) // who reads it may be slow
+	cfg.Log.Warn("cannot accept a connection", "listener", cfg.Name, "err", err)
 	time.AfterFunc(complaintPeriod, func() { l.quiet.Store(false) })
 }
 

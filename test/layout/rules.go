@@ -84,6 +84,7 @@ var table = []rule{
 	{packages: "internal/caps"},
 	{packages: "internal/certs"},
 	{packages: "internal/wgclient"},
+	{packages: "internal/logqueue"},
 	{packages: "internal/cli/clitest", module: []string{"internal/need"}},
 	{packages: "internal/cli", module: []string{"cc", "proxy/config"}},
 	{packages: "internal/doctor", module: []string{"cc", "proxy/...", "internal/caps"}},
@@ -92,6 +93,7 @@ var table = []rule{
 	}},
 	{packages: "cmd/penstock", module: []string{
 		"cc", "cc/ccp", "cc/flow", "proxy/...", "telemetry/...", "internal/caps", "internal/cli", "internal/doctor",
+		"internal/logqueue",
 	}},
 	{packages: "cmd/penstock-lab", module: []string{
 		"cc", "cc/ccp", "cc/flow", "cc/sim", "proxy/...", "telemetry/...", "internal/...",

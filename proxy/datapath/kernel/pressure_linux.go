@@ -57,8 +57,8 @@ func (p *pressure) tell(now cc.Time, used int64) {
 	said := p.said.Load()
 	if p.halvings.Load() > 0 && (said == 0 || now.Sub(cc.Time(said)) >= pressureLog) &&
 		p.said.CompareAndSwap(said, int64(now)) {
-		go p.log.Warn("TCP is short of memory (net.ipv4.tcp_mem): what connections may take in unread is less",
-			"pages", used, "bound", p.bound) // who reads it may be slow
+		p.log.Warn("TCP is short of memory (net.ipv4.tcp_mem): what connections may take in unread is less",
+			"pages", used, "bound", p.bound)
 	}
 }
 

@@ -206,8 +206,8 @@ func (s *shard) due() cc.Time {
 func (s *shard) overload() {
 	if !s.warned {
 		s.warned = true
-		go s.dp.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
-			"shard", s.index, "busy", len(s.list), "polls_per_tick", s.dp.budget) // who reads it may be slow
+		s.dp.log.Warn("kernel: more busy connections than are polled in one tick; each is polled less often",
+			"shard", s.index, "busy", len(s.list), "polls_per_tick", s.dp.budget)
 	}
 }
 

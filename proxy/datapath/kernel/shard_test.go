@@ -3,27 +3,24 @@
 package kernel
 
 import (
+	"io"
 	"log/slog"
 	"testing"
 	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/penstock-net/penstock/internal/logqueue"
 )
-
-// stuck is the log of a process whose standard error nobody reads.
-type stuck struct{ until chan struct{} }
-
-func (s stuck) Write(b []byte) (int, error) {
-	<-s.until
-	return len(b), nil
-}
 
 func TestATickDoesNotWaitForWhoReadsTheLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		reading := make(chan struct{})
-		s := &shard{dp: &Datapath{log: slog.New(slog.NewTextHandler(stuck{reading}, nil))}}
+		nobody, end := io.Pipe()
+		queue := &logqueue.Writer{To: end}
+		queue.Detach(func(int) {})
+		s := &shard{dp: &Datapath{log: slog.New(slog.NewTextHandler(queue, nil))}}
 		s.overload()
 		assert.True(t, s.warned)
-		close(reading)
+		assert.NoError(t, nobody.Close())
 	})
 }
