@@ -19,7 +19,8 @@ type path struct {
 	srtt time.Duration
 	// idle says that the application has nothing to send: little in flight, and
 	// the window does not bind.
-	idle bool
+	idle    bool
+	reverse time.Duration // queue on the way back
 	// marked says that what is acknowledged came with ECN marks.
 	marked bool
 	// l4s says that it left as ECT(1).
@@ -57,7 +58,7 @@ func (p *path) Wait(d time.Duration) { p.state.Now = p.state.Now.Add(d) }
 // Ack acknowledges n packets in one event, the newest of which left rtt ago;
 // rtt 0 gives no sample, and then the newest left a smoothed round trip ago.
 func (p *path) Ack(n float64, rtt time.Duration) {
-	ack := Ack{Acked: Bytes(n * float64(p.state.MSS)), RTT: rtt, L4S: p.l4s}
+	ack := Ack{Acked: Bytes(n * float64(p.state.MSS)), RTT: rtt, ReverseQueue: p.reverse, L4S: p.l4s}
 	if p.marked {
 		ack.Marked = ack.Acked
 	}

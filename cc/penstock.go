@@ -100,6 +100,7 @@ type penstock struct {
 
 	phase       ownPhase
 	cwnd        float64 // packets
+	back        float64 // packets of it, which cover the queue on the way back
 	short, long history
 	rate        float64 // bytes/s
 	held        float64 // bytes/s that the rate is held at after draining
@@ -156,7 +157,7 @@ func newPenstock(cfg Config) *penstock {
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
 	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link, guess: p.stand.guess}
-	p.cwnd = p.clamp(p.initial, ownMinCwnd)
+	p.cwnd, p.back = p.clamp(p.initial, ownMinCwnd), 0
 	p.short.reset()
 	p.long.reset()
 	p.rate, p.held = 0, 0
@@ -373,21 +374,22 @@ func (p *penstock) follow(a Ack) {
 	if p.phase != ownDraining && p.queue.Seconds() < p.target { // the way back tells late what the link carries
 		back = float64(p.best.get())
 	}
-	back *= min(p.reverse.Seconds(), ownReverseMost)
-	cwnd := p.rate*(base+p.target) + back
+	back *= min(p.reverse.Seconds(), ownReverseMost) / float64(p.mss)
+	cwnd := p.rate * (base + p.target)
 	if p.phase == ownDraining {
-		cwnd = p.rate*max(p.drainDepth*base, base-ownDrainTargets*p.target) + back
+		cwnd = p.rate * max(p.drainDepth*base, base-ownDrainTargets*p.target)
 	}
-	n := cwnd / float64(p.mss)
+	n := cwnd/float64(p.mss) + back
 	if p.rivals && p.phase != ownDraining {
 		n = max(n, p.rival.cwnd)
 	}
 	if p.stand.link != 0 && p.phase != ownDraining {
 		n = p.share(a.Now, n)
 	}
-	if !a.CwndLimited { // the rate is the application's
-		n = max(n, p.cwnd)
+	if !a.CwndLimited { // the rate is the application's, but the queue on the way back is what it is now
+		n = max(n, p.cwnd-p.back+back)
 	}
+	p.back = back
 	least := max(ownMinCwnd, p.trainLeaves(a.Now))
 	if p.phase == ownDraining {
 		least = ownMinDrain

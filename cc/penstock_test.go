@@ -307,3 +307,16 @@ func TestHistoryRate(t *testing.T) {
 		require.LessOrEqual(t, got*d.Seconds(), float64(delivered(now.Add(-d-2*d/historySpacing)))+1)
 	})
 }
+
+func TestPenstockGivesUpWhatCoveredTheWayBack(t *testing.T) {
+	p, _ := tracking(t)
+	before := p.Cwnd()
+	p.idle = true // paced, or bound by the receiver: the window is not full
+	p.reverse = 700 * ms
+	p.Ack(1, 745*ms)
+	require.Greater(t, p.Cwnd(), before+500, "700 ms of acknowledgements are on their way")
+	p.reverse = 0
+	p.Wait(ms)
+	p.Ack(1, 60*ms)
+	assert.InDelta(t, before, p.Cwnd(), before/4)
+}
