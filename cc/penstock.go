@@ -152,8 +152,7 @@ func newPenstock(cfg Config) *penstock {
 	return p
 }
 
-// restart looks for the rate anew; what the path's length is, and how its queue
-// behaves, is still known.
+// restart looks for the rate anew; what the path's length is, and how its queue behaves, is still known.
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
 	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link, guess: p.stand.guess}
