@@ -253,7 +253,8 @@ func TestAPrintedExperimentNamesItsFiles(t *testing.T) {
 	t.Chdir(folder)
 	require.NoError(t, os.WriteFile("delays", []byte("30\n20\n"), 0o600))
 	require.NoError(t, os.WriteFile("12mbit", []byte("1\n"), 0o600))
-	code, text, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "24mbit", "--link", "./12mbit", "--up", "12mbit",
+	code, text, stderr := run(t, "bench", "--sender", "copa@sim", "--link", "24mbit", "--link", "./12mbit",
+		"--up", "12mbit",
 		"--delay-trace", "delays", "--duration", "2s", "--print")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	assert.Contains(t, text, "link: [\"24mbit\", \""+folder+"/12mbit\"]")

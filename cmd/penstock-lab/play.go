@@ -252,8 +252,8 @@ func (s *session) doubt() {
 		return strings.HasPrefix(r.Version, build) && !cli.Exact(r.Version)
 	})
 	if s.resume && i >= 0 {
-		fmt.Fprintf(s.cmd.ErrOrStderr(), "note: %s has runs of this build, %s, which does not tell its source: they may be "+
-			"of other code\n", s.json, s.there[i].Version)
+		fmt.Fprintf(s.cmd.ErrOrStderr(), "note: %s has runs of this build, %s, which does not tell its source: they may "+
+			"be of other code\n", s.json, s.there[i].Version)
 	}
 }
 

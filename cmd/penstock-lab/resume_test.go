@@ -87,7 +87,8 @@ duration: 2s
 			if there > 0 {
 				require.NoError(t, os.WriteFile("runs.jsonl", []byte(strings.Join(lines[:there], "")), 0o600))
 			}
-			code, stdout, stderr := run(t, "bench", "recipe", "my.yaml", "--runs", "2", "--json", "runs.jsonl", "--resume")
+			code, stdout, stderr := run(t, "bench", "recipe", "my.yaml", "--runs", "2", "--json", "runs.jsonl",
+				"--resume")
 			require.Equal(t, ends, code, stderr)
 			if there == 0 {
 				written, err := os.ReadFile("runs.jsonl")

@@ -164,7 +164,8 @@ func TestSimRefuses(t *testing.T) {
 func TestATraceMayBeCalledLikeARate(t *testing.T) {
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.WriteFile("24mbit", []byte("1\n"), 0o600)) // which carries 12
-	code, _, stderr := run(t, "sim", "--trace", "24mbit", "--up-trace", "24mbit", "--duration", "2s", "--json", "runs.jsonl")
+	code, _, stderr := run(t, "sim", "--trace", "24mbit", "--up-trace", "24mbit", "--duration", "2s",
+		"--json", "runs.jsonl")
 	require.Equal(t, cli.ExitOK, code, stderr)
 	runs, err := record.Open("runs.jsonl")
 	require.NoError(t, err)

@@ -139,7 +139,7 @@ func (f *runFlags) lay(flags *pflag.FlagSet, cfg config.Config) (config.Config, 
 	return cfg, cli.BadInput(cfg.Validate()) // a mistake of the flags: what is in a file has been checked
 }
 
-// newLogger returns a logger of that format. Nobody waits for whoever reads a logqueue.Writer from now on.
+// newLogger returns a logger of that format. It detaches a logqueue.Writer.
 func newLogger(w io.Writer, format config.LogFormat, level slog.Leveler) *slog.Logger {
 	if queue, ok := w.(*logqueue.Writer); ok {
 		direct := newLogger(queue.To, format, level)

@@ -1,4 +1,4 @@
-// Package logqueue has a log written where nobody waits for whoever reads it.
+// Package logqueue writes a log in the background, so that a reader who is slow delays nobody.
 package logqueue
 
 import (
@@ -12,7 +12,7 @@ const (
 	patience = time.Second // of Flush
 )
 
-// Writer passes lines on to To: before Detach while its caller waits, behind it in the background.
+// Writer writes lines to To: before Detach in the call of Write, after Detach in the background.
 type Writer struct {
 	To io.Writer
 
@@ -23,7 +23,7 @@ type Writer struct {
 	written chan struct{} // closed once nothing waits and nothing is being written; nil then
 }
 
-// Detach has nobody wait from now on. tell is to write to To that lines are missing, and how many.
+// Detach makes Write return at once from now on. tell writes to To how many lines were lost.
 func (w *Writer) Detach(tell func(lost int)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -52,8 +52,8 @@ type program struct {
 	install []byte
 }
 
-// roomWithin is how long the socket of a datapath may be full, as that of one that is stopped, until a message for
-// it is lost. Others wait meanwhile.
+// roomWithin is how long a message waits for room in the socket of a datapath, which may be stopped. Then the
+// message is lost. Other datapaths wait meanwhile.
 const roomWithin = 100 * time.Millisecond
 
 // DefaultSocket is where datapaths expect the agents of the control plane's authors.

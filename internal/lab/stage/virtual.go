@@ -182,8 +182,8 @@ func (v *virtual) addFlows() error {
 func (v *virtual) starts(i int) (all []time.Duration, err error) {
 	a := v.stage.Actors[i]
 	if (a.Kind == Requests || a.Kind == Video) && a.On > 0 {
-		return nil, &config.Error{Key: "flows." + a.Name + ".on", Message: fmt.Sprintf("in virtual time app: %s has no "+
-			"rests: take on and off out, or play it over real sockets", a.Kind)}
+		return nil, &config.Error{Key: "flows." + a.Name + ".on", Message: fmt.Sprintf("in virtual time app: %s has "+
+			"no rests: take on and off out, or play it over real sockets", a.Kind)}
 	}
 	if a.Kind != Web {
 		return []time.Duration{a.Start}, nil

@@ -100,8 +100,9 @@ func TestAWebApplicationRests(t *testing.T) {
 	s := Stage{
 		Name: "web", Down: sim.LinkConfig{Rate: 1e6, Delay: 20 * time.Millisecond}, Duration: 10 * time.Second, Seed: 1,
 		Actors: []Actor{{
-			Name: "web", Kind: Web, Size: 20_000, Every: 500 * time.Millisecond, Start: time.Second, Stop: 9 * time.Second,
-			On: 600 * time.Millisecond, Off: 1900 * time.Millisecond,
+			Name: "web", Kind: Web, Size: 20_000, Every: 500 * time.Millisecond, Start: time.Second,
+			Stop: 9 * time.Second,
+			On:   600 * time.Millisecond, Off: 1900 * time.Millisecond,
 		}},
 	}
 	play := func() (at []time.Duration) {
