@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -50,6 +51,7 @@ type Conn struct {
 
 	mu       sync.Mutex
 	request  *request       // a SYN that waits for its answer; nil: none does
+	admits   bool           // the SYN is answered, and Admit waits for the client
 	endpoint tcpip.Endpoint // nil before it is admitted
 	closed   bool
 }
@@ -65,17 +67,20 @@ func newConn(s *Stack, id stack.TransportEndpointID) *Conn {
 	return &Conn{stack: s, id: id, reads: newDeadline(), writes: newDeadline()}
 }
 
-// Admit answers the SYN and waits until the client has completed its handshake.
+// Admit answers the SYN and waits until the client has completed its handshake, or c is closed.
 func (c *Conn) Admit(ctx context.Context) error {
 	c.mu.Lock()
 	r := c.request
-	c.request = nil
+	c.request, c.admits = nil, r != nil
 	c.mu.Unlock()
 	if r == nil {
 		return fmt.Errorf("netstack: admit: %w", os.ErrClosed)
 	}
 	c.stack.conns.add(c)
 	endpoint, err := r.CreateEndpoint(&c.queue)
+	c.mu.Lock()
+	c.admits = false
+	c.mu.Unlock()
 	r.Complete(false)
 	if err != nil {
 		c.forget()
@@ -265,12 +270,15 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 		return c.opError("close", net.ErrClosed)
 	}
 	c.closed = true
-	endpoint, request := c.endpoint, c.request
+	endpoint, request, admits := c.endpoint, c.request, c.admits
 	c.request = nil
 	c.mu.Unlock()
 	c.signals.end()
 	if request != nil {
 		request.Complete(true)
+	}
+	if admits {
+		c.interrupt()
 	}
 	if endpoint != nil {
 		how(endpoint)
@@ -282,6 +290,20 @@ func (c *Conn) shut(how func(tcpip.Endpoint)) error {
 		c.queue.Notify(waiter.EventHUp | waiter.ReadableEvents | waiter.WritableEvents) // for calls that wait
 	}
 	return nil
+}
+
+// interrupt ends an Admit that waits for the client, or is about to.
+func (c *Conn) interrupt() {
+	for c.admitting() && c.queue.IsEmpty() {
+		runtime.Gosched()
+	}
+	c.queue.Notify(waiter.WritableEvents)
+}
+
+func (c *Conn) admitting() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.admits
 }
 
 // forget removes c from the table by which the stack's signals find it.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net/netip"
 	"testing"
@@ -118,6 +119,34 @@ func (a alone) admit(from, to netip.AddrPort, options []byte) (*Conn, header.TCP
 	a.Deliver(tcpPacket(from, to, header.TCPFlagAck, 101, answer.SequenceNumber()+1, stamped))
 	require.NoError(a.t, <-admitted)
 	return conn, answer
+}
+
+// A client that does not complete its handshake would be waited for until the stack gives up, two
+// minutes later.
+func TestAConnectionThatIsClosedWaitsForNoHandshake(t *testing.T) {
+	for name, end := range map[string]func(*Conn) error{"closed": (*Conn).Close, "reset": (*Conn).Reset} {
+		for _, answered := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, answered: %v", name, answered), func(t *testing.T) {
+				a := newAlone(t)
+				a.Deliver(tcpPacket(netip.AddrPortFrom(client, 40000), server, header.TCPFlagSyn, 100, 0, nil))
+				conn, err := a.Accept()
+				require.NoError(t, err)
+				admitted := make(chan error, 1)
+				go func() { admitted <- conn.Admit(context.Background()) }()
+				if answered {
+					a.next()
+				}
+				require.NoError(t, end(conn))
+				select {
+				case err := <-admitted:
+					require.Error(t, err)
+				case <-time.After(time.Minute):
+					require.Fail(t, "it waits")
+				}
+				assert.Empty(t, a.conns.all())
+			})
+		}
+	}
 }
 
 // segment is the TCP segment in a packet.
