@@ -9,11 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/penstock-net/penstock/internal/lab/agents"
@@ -76,26 +77,36 @@ var library embed.FS
 // families are the files of the library in the order in which they are listed.
 var families = []string{"manager", "gateway", "uploads", "alcc", "ccp", "janus", "nacc", "pbe"}
 
-// All returns every recipe of the library, by family. The agents are those that are there
-// already, which take the places of those that recipes start.
-func All(there agents.Agents) (all []Recipe) {
+// paths returns the files of the library, by family.
+func paths() (all []string) {
 	for _, family := range families {
-		files, err := library.ReadDir("recipes/" + family)
+		files, err := fs.Glob(library, path.Join("recipes", family, "*.yaml"))
 		if err != nil {
 			panic("recipe: " + err.Error()) // they are part of the program
 		}
-		for _, f := range files {
-			text, err := library.ReadFile("recipes/" + family + "/" + f.Name())
-			if err == nil {
-				var r Recipe
-				if r, err = readText(strings.TrimSuffix(f.Name(), ".yaml"), text, loader{Agents: there}); err == nil {
-					all = append(all, r)
-				}
-			}
-			if err != nil {
-				panic("recipe: " + err.Error())
-			}
-		}
+		all = append(all, files...)
+	}
+	return all
+}
+
+// published returns the recipe of a file of the library.
+func published(file string, there agents.Agents) Recipe {
+	text, err := library.ReadFile(file)
+	if err != nil {
+		panic("recipe: " + err.Error())
+	}
+	r, err := readText(strings.TrimSuffix(path.Base(file), ".yaml"), text, loader{Agents: there})
+	if err != nil {
+		panic("recipe: " + err.Error())
+	}
+	return r
+}
+
+// All returns every recipe of the library, by family. The agents are those that are there
+// already, which take the places of those that recipes start.
+func All(there agents.Agents) (all []Recipe) {
+	for _, file := range paths() {
+		all = append(all, published(file, there))
 	}
 	return all
 }
@@ -104,12 +115,11 @@ func All(there agents.Agents) (all []Recipe) {
 // one of the library, and what ends in .yaml or .yml is a file, whose traces are found
 // beside it.
 func Select(names []string, there agents.Agents) ([]Recipe, error) {
-	all := sync.OnceValue(func() []Recipe { return All(there) })
 	if slices.Contains(names, "all") {
 		if len(names) > 1 {
 			return nil, fmt.Errorf("recipe: all goes without other names")
 		}
-		return all(), nil
+		return All(there), nil
 	}
 	var out []Recipe
 	for _, name := range names {
@@ -121,12 +131,12 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 			out = append(out, r)
 			continue
 		}
-		i := slices.IndexFunc(all(), func(r Recipe) bool { return r.Name == name })
+		i := slices.IndexFunc(paths(), func(file string) bool { return path.Base(file) == name+".yaml" })
 		if i < 0 {
 			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all, and a file of "+
 				"your own ends in .yaml", name)
 		}
-		out = append(out, all()[i])
+		out = append(out, published(paths()[i], there))
 	}
 	return out, nil
 }
