@@ -38,9 +38,9 @@ BENCH    ?= .
 TIMEOUT   = 30m
 BIN      ?= bin
 BPF       = proxy/datapath/kernel/bpf
-# Word sizes and byte orders of every kind; ingress and the lab, so the command too,
-# are for Linux.
-CROSS     = linux/arm64 linux/386 linux/mips linux/s390x darwin/arm64
+# The other word size and byte order, which is that of routers, and the other processor of servers;
+# ingress and the lab, so the command too, are for Linux.
+CROSS     = linux/arm64 linux/mips darwin/arm64
 
 # Tests on other processors: 64 and 32 bits, both byte orders, with and without a unit for
 # floating point. Under qemu-user those are left out that need of the kernel what qemu does not
@@ -125,9 +125,9 @@ test-race: ## the concurrent packages under the race detector
 
 # Each tier of test/e2e (one: PENSTOCK_E2E_TIER=ebpf, bbr or unprivileged; PENSTOCK_E2E_SOAK=10m
 # has the mix of loads go on for so long in place of 20 s), then other
-# people's programs.
+# people's programs. Tests that mostly wait run four at a time.
 test-e2e: ## real clients and servers in network namespaces; as root or with user namespaces
-	$(GOTESTSUM) $(RERUN) --format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -timeout $(TIMEOUT)
+	$(GOTESTSUM) $(RERUN) --format standard-verbose --packages ./test/e2e/... -- -count=1 -p 1 -parallel 4 -timeout $(TIMEOUT)
 
 fuzz: ## every fuzz target for FUZZTIME each
 	@set -e; for pkg in $$($(GO) list ./...); do \
@@ -189,11 +189,11 @@ bpf-check: ## whether the eBPF objects are those of their source
 		cmp "$$file" "$$again/$${file##*/}" || { echo "bpf-check: $$file is not what its source gives; run: make bpf"; exit 1; }; \
 	done
 
-cross: ## compile for other processors, and what is not bound to Linux for another system
+cross: ## compile, without optimization, for other processors, and what is not bound to Linux for another system
 	@set -e; for target in $(CROSS); do \
 		packages=./...; case $$target in linux/*) ;; *) packages="./cc/... ./proxy/datapath/...";; esac; \
-		echo GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build $$packages; \
-		CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build $$packages; \
+		echo GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -gcflags "all=-N -l" $$packages; \
+		CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -gcflags "all=-N -l" $$packages; \
 	done
 
 emulated-test: ## unit tests for other processors (EMULATED); with qemu-user

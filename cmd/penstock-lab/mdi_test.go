@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/internal/cli/clitest"
 	"github.com/penstock-net/penstock/internal/lab/record"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 // runApart executes one command line in a process of its own: models that are
@@ -35,6 +36,7 @@ func runApart(t *testing.T, args ...string) (code int, stdout, stderr string) {
 }
 
 func TestMDITrainWritesAModelThatCommandsTake(t *testing.T) {
+	need.OneGoroutine(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "model.csv")
 	args := []string{

@@ -21,6 +21,7 @@ import (
 
 // A run with a model that has changed is another run.
 func TestResumeMakesRunsAgainWhoseModelHasChanged(t *testing.T) {
+	need.OneGoroutine(t)
 	t.Chdir(t.TempDir())
 	for i, teacher := range []string{"copa:delta=0.5", "cubic", "cubic"} {
 		code, _, stderr := run(t, "mdi", "train", "--algorithm", teacher, "--runs", "1", "--duration", "10s",

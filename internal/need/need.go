@@ -38,6 +38,15 @@ func OneGoroutine(tb testing.TB) {
 	}
 }
 
+// SameCode leaves a test out under the race detector, where another one runs the same code: what
+// differs is in the kernel.
+func SameCode(tb testing.TB) {
+	tb.Helper()
+	if raced {
+		tb.Skip("runs the code of another test, which the race detector would make slow")
+	}
+}
+
 // NoNamespaces is the exit code of a test binary all of whose tests need network
 // namespaces, which cannot be made, for missing.
 func NoNamespaces(missing error) (code int) {

@@ -62,6 +62,9 @@ func (l load) progress(bytes int64) {
 	}
 }
 
+// wide is a rate for a shaped link at which what has piled up before it is soon through.
+const wide = 100 * shapedRate
+
 func (l load) finish() {
 	for _, d := range l {
 		d.t.Helper()
@@ -106,6 +109,7 @@ func TestAnAgentsFaultsCostNoByte(t *testing.T) {
 		require.Eventually(t, func() bool { return a.metric("connects_total") == 3 }, patience, 10*time.Millisecond)
 		a.decides(flows)
 		downloads.progress(more)
+		s.shapeLinkTo(wide)
 		downloads.finish()
 	})
 }
@@ -289,6 +293,7 @@ func TestAnAgentThatTalksNonsenseCostsNoByte(t *testing.T) {
 	r.behave(nil, nil)
 	a.decides(flows)
 	downloads.progress(more)
+	s.shapeLinkTo(wide)
 	downloads.finish()
 }
 
@@ -334,6 +339,7 @@ func TestTwoProxiesShareAnAgent(t *testing.T) {
 	a.decides(1)
 	assert.EqualValues(t, 1, a.metric("connects_total"))
 	one.progress(megabyte / 2)
+	s.shapeLinkTo(wide)
 	one.finish()
 }
 
@@ -363,6 +369,7 @@ func TestARuleMovesRunningFlowsToAnAgentAndBack(t *testing.T) {
 			assert.Equal(t, "copa", p.relaying(2)[0]["down"].(map[string]any)["algorithm"])
 			downloads.progress(megabyte)
 		}
+		s.shapeLinkTo(wide)
 		downloads.finish()
 	})
 }

@@ -312,6 +312,7 @@ func TestAgentsOnEachPortusDriveConnections(t *testing.T) {
 			a.start()
 			a.decides(2)
 			downloads.progress(megabyte)
+			s.shapeLinkTo(wide)
 			downloads.finish()
 			assert.Positive(t, a.metric("decisions_total"))
 			assert.Zero(t, a.metric("program_aborts_total"))

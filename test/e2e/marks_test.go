@@ -22,6 +22,7 @@ func TestMarksShortenTheWindow(t *testing.T) {
 			least, most int // packets in flight, median
 		}{{0, 14, 1000}, {10, 1, 8}, {1, 1, 4}} {
 			t.Run(fmt.Sprintf("%s, one in %d", algorithm, m.oneIn), func(t *testing.T) {
+				t.Parallel() // the link is slow
 				w := named("socks5")
 				link := slow(200)
 				if m.oneIn > 0 {

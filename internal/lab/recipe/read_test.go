@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/sim"
 	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/internal/need"
 )
 
 func playText(t *testing.T, text string) Result {
@@ -26,6 +27,7 @@ func playText(t *testing.T, text string) Result {
 }
 
 func TestEveryKeyOfTheFormatIsRead(t *testing.T) {
+	need.OneGoroutine(t)
 	result := playText(t, Format)
 	assert.Equal(t, "one line on what is played, and what for", result.About)
 	var names []string

@@ -23,6 +23,7 @@ import (
 )
 
 func TestRecipesSayWhatTheyAre(t *testing.T) {
+	need.OneGoroutine(t)
 	names := map[string]bool{}
 	for _, r := range recipe.All(nil) {
 		assert.False(t, names[r.Name], "%s: a name of its own", r.Name)
@@ -44,6 +45,7 @@ func TestRecipesSayWhatTheyAre(t *testing.T) {
 }
 
 func TestRecipesAreSelectedByName(t *testing.T) {
+	need.OneGoroutine(t)
 	all, err := recipe.Select([]string{"all"}, nil)
 	require.NoError(t, err)
 	assert.Len(t, all, len(recipe.All(nil)))

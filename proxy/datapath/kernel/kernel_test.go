@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/datapath"
 	"github.com/penstock-net/penstock/proxy/datapath/datapathtest"
 	"github.com/penstock-net/penstock/proxy/datapath/kernel/bpf"
@@ -129,13 +130,17 @@ func TestConformanceInShards(t *testing.T) {
 func TestConformance(t *testing.T) {
 	for _, envelope := range []string{EBPF, "bbr", "cubic"} {
 		t.Run(envelope, func(t *testing.T) {
-			if envelope == EBPF {
+			switch envelope {
+			case EBPF:
 				needsEBPF(t)
+			case "cubic":
+				need.SameCode(t)
 			}
 			for name, addr := range map[string]string{"IPv4": loopback4, "IPv6": loopback6} {
 				t.Run(name, func(t *testing.T) {
 					if addr == loopback6 {
 						needsIPv6(t)
+						need.SameCode(t)
 					}
 					datapathtest.Run(t, pairs(Config{Envelope: envelope, Cells: 64}, addr), mute)
 				})
