@@ -15,6 +15,9 @@ import (
 // statusPeriod is how often systemd is told how it goes.
 const statusPeriod = 5 * time.Second
 
+// readWithin is how long we wait at the end for who reads the trace.
+const readWithin = time.Second
+
 // watch tells systemd how it goes and, if it asked, that we are alive: that every
 // lock on the way to every connection can still be had.
 func (h *service) watch(ctx context.Context) {

@@ -217,6 +217,7 @@ func (h *service) openTrace() (done func() error, err error) {
 	h.trace = telemetry.NewTrace(file)
 	h.flows.Trace = h.trace.Event
 	return func() error {
+		_ = file.SetWriteDeadline(time.Now().Add(readWithin)) // only a pipe or a terminal has one
 		err := errors.Join(h.trace.Close(), file.Close())
 		if n := h.trace.Dropped(); n > 0 {
 			h.log.Warn("events are missing from the trace: the disk was slow or full", "dropped", n)
