@@ -12,7 +12,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/internal/cli"
 )
+
+// ends waits for the exit code.
+func (in *instance) ends() int {
+	in.t.Helper()
+	select {
+	case code := <-in.code:
+		return code
+	case <-time.After(time.Minute):
+		require.Fail(in.t, "it goes on", in.log.String())
+		return -1
+	}
+}
 
 // fill writes to a descriptor, whose reader does not read, until there is no room.
 func fill(t *testing.T, fd int) {
@@ -47,4 +60,15 @@ func TestTheEndWaitsForNobodyWhoReadsNoTrace(t *testing.T) {
 		require.Fail(t, "it waits for a reader")
 	}
 	assert.EqualValues(t, 1, h.trace.Dropped())
+}
+
+func TestTheEndWaitsForNoSupervisorThatReadsNoMore(t *testing.T) {
+	in := startRun(t, runConfig)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	require.NoError(t, unix.Connect(fd, &unix.SockaddrUnix{Name: os.Getenv("NOTIFY_SOCKET")}))
+	fill(t, fd)
+	in.signal()
+	assert.Equal(t, cli.ExitOK, in.ends())
 }

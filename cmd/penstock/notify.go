@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"strings"
 	"time"
@@ -15,7 +17,7 @@ import (
 // statusPeriod is how often systemd is told how it goes.
 const statusPeriod = 5 * time.Second
 
-// readWithin is how long we wait at the end for who reads the trace.
+// readWithin is how long we wait for who reads our notifications, or at the end the trace.
 const readWithin = time.Second
 
 // watch tells systemd how it goes and, if it asked, that we are alive: that every
@@ -63,7 +65,22 @@ func (h *service) status() string {
 
 // tell notifies systemd where it waits for that.
 func (h *service) tell(state string) {
-	if _, err := daemon.SdNotify(false, state); err != nil {
+	at := os.Getenv("NOTIFY_SOCKET")
+	if at == "" {
+		return
+	}
+	if err := notify(at, state); err != nil {
 		h.log.Warn("cannot notify systemd", "state", strings.TrimSpace(state), "err", err)
 	}
+}
+
+// notify is sd_notify(3), but does not wait for a reader for long.
+func notify(at, state string) error {
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: at, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	_ = conn.SetWriteDeadline(time.Now().Add(readWithin))
+	_, err = conn.Write([]byte(state))
+	return errors.Join(err, conn.Close())
 }
