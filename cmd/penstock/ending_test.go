@@ -2,8 +2,11 @@ package main
 
 import (
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,4 +74,43 @@ func TestTheEndWaitsForNoSupervisorThatReadsNoMore(t *testing.T) {
 	fill(t, fd)
 	in.signal()
 	assert.Equal(t, cli.ExitOK, in.ends())
+}
+
+// abortListener makes accept fail on the socket of this process that listens at a TCP address.
+func abortListener(t *testing.T, at string) {
+	t.Helper()
+	_, port, err := net.SplitHostPort(at)
+	require.NoError(t, err)
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, each := range all {
+		fd, err := strconv.Atoi(each.Name())
+		require.NoError(t, err)
+		listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+		if err != nil || listens == 0 {
+			continue
+		}
+		name, err := unix.Getsockname(fd)
+		require.NoError(t, err)
+		if a, ok := name.(*unix.SockaddrInet4); ok && strconv.Itoa(a.Port) == port {
+			require.NoError(t, unix.Shutdown(fd, unix.SHUT_RD))
+			return
+		}
+	}
+	require.Fail(t, "nobody listens there", at)
+}
+
+func TestASignalEndsTheDrainAfterTelemetryHasFailed(t *testing.T) {
+	in := startRun(t, runConfig, "--drain", "1h")
+	conn := in.connect()
+	metrics, ok := in.log.line(t, "telemetry")["metrics"].(string)
+	require.True(t, ok)
+	abortListener(t, metrics[len("http://"):len(metrics)-len("/metrics")])
+	in.log.has(t, "draining")
+	in.signal()
+	in.expect("STOPPING=1")
+	in.signal()
+	assert.Equal(t, cli.ExitFail, in.ends())
+	_, err := conn.Read(make([]byte, 1))
+	assert.ErrorIs(t, err, syscall.ECONNRESET)
 }

@@ -312,19 +312,20 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 	h.tell(daemon.SdNotifyReady + "\n" + h.status())
 
 	var delayed <-chan time.Time
+	var failed error // of telemetry
 	for stopping := false; ; {
 		select {
 		case <-delayed:
 			h.log.Info("no new connections from now on")
 			cancel()
 		case err := <-ended:
-			if err == nil {
+			if err = errors.Join(failed, err); err == nil {
 				h.log.Info("penstock ends")
 			}
 			return err
 		case err := <-pagesEnded:
+			failed = errors.Join(failed, err)
 			cancel()
-			return errors.Join(err, <-ended)
 		case <-asked:
 			asked, stopping = nil, true
 			h.saveEndpoints()
@@ -334,7 +335,7 @@ func (h *service) serve(ctx context.Context, rereads, signals <-chan os.Signal) 
 			if stopping {
 				cancel()
 				h.proxy.Abort()
-				return errors.Join(errStoppedAtOnce, <-ended)
+				return errors.Join(errStoppedAtOnce, failed, <-ended)
 			}
 			stopping = true
 			h.leaving.Store(true)
