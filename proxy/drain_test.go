@@ -5,11 +5,15 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/penstock-net/penstock/cc"
+	"github.com/penstock-net/penstock/cc/flow"
+	"github.com/penstock-net/penstock/proxy"
 	"github.com/penstock-net/penstock/proxy/config"
 )
 
@@ -77,4 +81,33 @@ func TestWhatIsLeftOfATunnelWhenTheDrainIsOverIsResetAndToldSo(t *testing.T) {
 	require.ErrorContains(t, err, "reset")
 	require.NoError(t, <-ended)
 	assert.Contains(t, g.logs.String(), "closed_by=proxy reason=shutdown")
+}
+
+// slowWay is a listener whose end takes long, as that of MASQUE does with clients that do not leave.
+type slowWay struct{ *fakeListener }
+
+func (slowWay) Close() error {
+	time.Sleep(5 * time.Second)
+	return nil
+}
+
+func TestListenersCloseAtTheSameTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{clock: func() cc.Time { return 1 }}
+		cfg := config.Default()
+		cfg.Listeners = []config.Listener{
+			{Name: "a", Mode: "forward", Address: "192.0.2.1:1", Target: "203.0.113.9:443"},
+			{Name: "b", Mode: "forward", Address: "192.0.2.1:2", Target: "203.0.113.9:443"},
+		}
+		s, err := proxy.New(cfg, proxy.Parts{
+			Clock: b.clock, Flows: &flow.Manager{}, Dial: b.dial,
+			Open: func(proxy.WayConfig) (proxy.Way, error) { return slowWay{newFakeListener()}, nil },
+		})
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		began := time.Now()
+		require.NoError(t, s.Serve(ctx))
+		assert.Equal(t, 5*time.Second, time.Since(began))
+	})
 }

@@ -133,9 +133,11 @@ func (s *Server) Serve(ctx context.Context) error {
 	s.drain()
 	s.retiring.Wait()
 	// Only now: what ends a tunnel carries its connections, and their resets.
+	var closing sync.WaitGroup
 	for _, l := range s.settings().listeners {
-		_ = l.Close()
+		closing.Go(func() { _ = l.Close() })
 	}
+	closing.Wait()
 	close(sweeping)
 	<-swept
 	s.setters.end()
