@@ -15,7 +15,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/penstock-net/penstock/proxy/access"
@@ -39,7 +38,7 @@ type device struct {
 	raised  bool // by us
 	link    netlink.Link
 	claim   net.PacketConn // which nobody else in this network namespace has, and which ends with the process
-	control *wgctrl.Client
+	control *control
 	added   []netlink.Addr
 	inside  []netip.Prefix // nothing for these addresses goes elsewhere while there is no interface
 	routes  []netip.Prefix // those of inside that are no gateway's
@@ -58,7 +57,7 @@ func (t traffic) plus(o traffic) traffic {
 // that it has, of which nothing but the keys is told.
 func openDevice(cfg Config) (d *device, peers map[access.Key]access.Peer, err error) {
 	d = &device{name: cfg.Interface}
-	if d.control, err = wgctrl.New(); err != nil {
+	if d.control, err = openControl(); err != nil {
 		return nil, nil, err
 	}
 	if peers, err = d.take(cfg); err != nil {

@@ -1,0 +1,71 @@
+package kernelspace
+
+import (
+	"errors"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// answerWithin is how long a call of control takes at most.
+const answerWithin = 2 * time.Second
+
+var errSilent = errors.New("the program that made the interface does not answer")
+
+// control configures interfaces. One that another program has made may not be answered for: a call
+// ends with errSilent then, and so do all others until that program has answered it.
+type control struct {
+	client *wgctrl.Client
+	busy   chan struct{} // has room for one call
+}
+
+func openControl() (*control, error) {
+	client, err := wgctrl.New()
+	return &control{client, make(chan struct{}, 1)}, err
+}
+
+// Device returns what an interface has.
+func (c *control) Device(name string) (is *wgtypes.Device, err error) {
+	answer := make(chan *wgtypes.Device, 1)
+	err = c.call(func() error {
+		is, err := c.client.Device(name)
+		answer <- is
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return <-answer, nil
+}
+
+// ConfigureDevice changes an interface.
+func (c *control) ConfigureDevice(name string, cfg wgtypes.Config) error {
+	return c.call(func() error { return c.client.ConfigureDevice(name, cfg) })
+}
+
+// call calls f, and does not wait for its end for long.
+func (c *control) call(f func() error) error {
+	select {
+	case c.busy <- struct{}{}:
+	default:
+		return errSilent
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := f()
+		<-c.busy
+		ended <- err
+	}()
+	timer := time.NewTimer(answerWithin)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		return errSilent
+	}
+}
+
+// Close ends it.
+func (c *control) Close() error { return c.client.Close() }
