@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -25,7 +27,8 @@ type Virtual struct {
 	fd    int
 	fence []byte
 	buf   []byte
-	sent  int // messages
+	sent  int             // messages
+	flows map[uint32]bool // that the agent was told of, and not the end of
 	err   error
 }
 
@@ -50,7 +53,7 @@ func Reach(cfg Config) (*Virtual, error) {
 	}
 	cfg.Limit = cmp.Or(cfg.Limit, answerLimit)
 	v := &Virtual{
-		cfg: cfg, buf: make([]byte, ccp.MaxFromAgent+1),
+		cfg: cfg, buf: make([]byte, ccp.MaxFromAgent+1), flows: map[uint32]bool{},
 		// A report of a flow that does not exist, which agents ignore.
 		fence: ccp.Measure{
 			Flow: math.MaxUint32, Program: math.MaxUint32,
@@ -96,7 +99,7 @@ func (v *Virtual) Spec() cc.Spec { return v.agent.Spec() }
 // Err tells, after a run, why its result is not what the agent decides; nil: it is.
 func (v *Virtual) Err() error {
 	if v.err != nil {
-		return v.err
+		return v.wrap(v.err)
 	}
 	c := v.agent.Counters()
 	if v.sent > 1 && c.Decisions == 0 { // the first is a Ready
@@ -111,8 +114,11 @@ func (v *Virtual) Err() error {
 	return nil
 }
 
-// Close ends the connection.
+// Close tells the agent of the end of its flows, and ends the connection.
 func (v *Virtual) Close() error {
+	for _, flow := range slices.Sorted(maps.Keys(v.flows)) {
+		_ = v.transmit(ccp.Measure{Flow: flow}.Append(nil)) // lost, it costs the agent some memory
+	}
 	_ = os.Remove(v.cfg.Reply)
 	return unix.Close(v.fd)
 }
@@ -125,9 +131,12 @@ func (v *Virtual) wrap(err error) error {
 func (v *Virtual) transmit(b []byte) error {
 	if v.err == nil {
 		v.sent++
-		if err := v.turn(b); err != nil {
-			v.err = v.wrap(err)
+		if what := aboutOf(b); what.kind == ccp.KindCreate {
+			v.flows[what.flow] = true
+		} else if closes(b) {
+			delete(v.flows, what.flow)
 		}
+		v.err = v.turn(b)
 	}
 	return v.err
 }

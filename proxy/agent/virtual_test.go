@@ -2,6 +2,7 @@ package agent
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,6 +118,37 @@ func TestVirtualTimeStandsWhileTheAgentThinks(t *testing.T) {
 	}
 }
 
+func TestARunInVirtualTimeLeavesNoFlowAtTheAgent(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "portus")
+	code, err := ccp.Compile(text)
+	require.NoError(t, err)
+	flows := map[uint32]bool{}
+	die := answering(t, path, func(m ccp.Message) [][]byte {
+		switch r, err := m.Measure(); {
+		case m.Kind == ccp.KindReady:
+			return [][]byte{code.Install(1).Append(nil)}
+		case m.Kind == ccp.KindCreate:
+			flows[m.Flow] = true
+			return [][]byte{ccp.Change{Flow: m.Flow, Program: 1}.Append(nil)}
+		case m.Kind == ccp.KindMeasure && err == nil && r.Program == 0 && len(r.Fields) == 0:
+			delete(flows, m.Flow)
+		}
+		return nil
+	})
+	v, err := Reach(Config{Name: "x", Socket: path, Limit: patience})
+	require.NoError(t, err)
+	params, err := v.Spec().Resolve(nil)
+	require.NoError(t, err)
+	for range 3 {
+		d := driven{v: v, flow: v.Spec().New(cc.Config{MSS: 1448, InitialCwnd: 14480, Params: params}), now: 1}
+		require.Equal(t, "agent", d.ack().Phase)
+	}
+	require.NoError(t, v.Err())
+	require.NoError(t, v.Close())
+	die()
+	assert.Empty(t, flows)
+}
+
 func TestVirtualTimeDoesNotWaitForEver(t *testing.T) {
 	t.Run("there is none", func(t *testing.T) {
 		_, err := Reach(Config{Name: "x", Socket: filepath.Join(t.TempDir(), "portus")})
@@ -150,5 +182,6 @@ func TestVirtualTimeDoesNotWaitForEver(t *testing.T) {
 		answering(t, path, func(ccp.Message) [][]byte { return [][]byte{{1, 2, 3}} })
 		_, err := Reach(Config{Name: "x", Socket: path})
 		assert.ErrorIs(t, err, ccp.ErrMalformed)
+		assert.Equal(t, 1, strings.Count(err.Error(), path), "it is named once")
 	})
 }
