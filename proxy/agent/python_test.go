@@ -2,6 +2,7 @@ package agent
 
 import (
 	"encoding/hex"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -90,6 +91,49 @@ func TestPythonRefusesWhatGoRefuses(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
 	assert.Contains(t, string(out), "ProgramError: Report.rtt needs a number as its first value")
+}
+
+// TestPythonAndGoCountAlike is of programs at the limits of what a datapath runs, and one step beyond.
+func TestPythonAndGoCountAlike(t *testing.T) {
+	numbered := func(n int, format string) (all string) {
+		for i := range n {
+			all += fmt.Sprintf(format, i)
+		}
+		return all
+	}
+	const event, when = "(when true (report))", "(def (Report (x 0))) (when true "
+	var texts, want strings.Builder
+	for what, c := range map[string]struct {
+		most int
+		text func(n int) string
+	}{
+		"fields":       {110, func(n int) string { return "(def (Report" + numbered(n, "(x%d 0)") + "))" + event }},
+		"variables":    {110, func(n int) string { return "(def" + numbered(n, "(x%d 0)") + ")" + event }},
+		"locals":       {8, func(n int) string { return when + numbered(n, "(:= x%d 1)") + ")" }},
+		"instructions": {254, func(n int) string { return when + strings.Repeat("(report)", n) + ")" }},
+		"operations": {16, func(n int) string {
+			return when + "(:= Report.x " + strings.Repeat("(+ 1 ", n) + "1" + strings.Repeat(")", n+2)
+		}},
+	} {
+		for n := c.most; n <= c.most+1; n++ {
+			_, err := ccp.Compile(c.text(n))
+			require.Equal(t, n == c.most, err == nil, "%d %s: %v", n, what, err)
+			fmt.Fprintln(&texts, c.text(n))
+			fmt.Fprintln(&want, n == c.most)
+		}
+	}
+	cmd := python(t, "-c", `import sys, penstock_agent as p
+for text in sys.stdin:
+    try: print(bool(p.compile_program(text)) and "true")
+    except p.ProgramError: print("false")
+class Many(p.Flow): programs = {str(i): text for i in range(257)}
+p.Agent(Many, sys.argv[1])`, filepath.Join(t.TempDir(), "socket"))
+	cmd.Stdin = strings.NewReader(texts.String())
+	var said, wrong strings.Builder
+	cmd.Stdout, cmd.Stderr = &said, &wrong
+	require.Error(t, cmd.Run())
+	assert.Equal(t, want.String(), said.String())
+	assert.Contains(t, wrong.String(), "ProgramError: a datapath takes 256 programs; these are 257")
 }
 
 func TestPythonSetsVariablesOfAnyName(t *testing.T) {

@@ -52,6 +52,9 @@ type program struct {
 	install []byte
 }
 
+// mostPrograms is how many a datapath takes.
+const mostPrograms = 256
+
 // roomWithin is how long a message waits for room in the socket of a datapath, which may be stopped. Then the
 // message is lost. Other datapaths wait meanwhile.
 const roomWithin = 100 * time.Millisecond
@@ -136,6 +139,9 @@ func (a *Agent) compile() error {
 	defer a.mu.Unlock()
 	if a.New == nil || len(a.Programs) == 0 {
 		return errors.New("ccpagent: an agent needs a program, and New")
+	}
+	if n := len(a.Programs); n > mostPrograms {
+		return fmt.Errorf("ccpagent: a datapath takes %d programs; these are %d", mostPrograms, n)
 	}
 	a.programs = map[string]*program{}
 	for i, name := range slices.Sorted(maps.Keys(a.Programs)) {

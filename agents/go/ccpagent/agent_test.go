@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -165,6 +166,13 @@ func TestAControllersMistakeIsNamed(t *testing.T) {
 	assert.ErrorContains(t, (&Agent{}).Serve(ctx, ""), "needs a program")
 	wrong := &Agent{Programs: map[string]string{"x": "(def"}, New: func(*Flow) Controller { return nil }}
 	assert.ErrorContains(t, wrong.Serve(ctx, ""), `program "x"`)
+	many := &Agent{New: wrong.New, Programs: map[string]string{}}
+	for i := range mostPrograms + 1 {
+		many.Programs[strconv.Itoa(i)] = folds
+	}
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	assert.ErrorContains(t, many.Serve(over, filepath.Join(t.TempDir(), "x")), "takes 256 programs; these are 257")
 	// A datapath reports what has a first value: it would report one field, and nobody would hear of it.
 	short := &Agent{New: wrong.New, Programs: map[string]string{
 		"x": "(def (Report (acked 0) (rtt Flow.rtt_sample_us))) (when true (report))",

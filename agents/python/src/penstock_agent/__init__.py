@@ -16,6 +16,7 @@ DEFAULT_SOCKET = "/tmp/ccp/portus"
 CREATE, MEASURE, UPDATE, CHANGE, READY = 0, 1, 3, 4, 5
 _HEADER = struct.Struct("<HHI")
 _MOST = (1 << 64) - 1
+_MOST_PROGRAMS = 256  # that a datapath takes
 _ROOM_WITHIN = 100_000  # µs
 
 
@@ -75,6 +76,8 @@ class Agent:
     """An agent at a Unix datagram socket."""
 
     def __init__(self, flow: Type[Flow], path: str = DEFAULT_SOCKET) -> None:
+        if len(flow.programs) > _MOST_PROGRAMS:
+            raise ProgramError(f"a datapath takes {_MOST_PROGRAMS} programs; these are {len(flow.programs)}")
         self.flow, self.path = flow, path
         self.compiled: Dict[str, Program] = {name: compile_program(text) for name, text in flow.programs.items()}
         self.numbers: Dict[str, int] = {name: i + 1 for i, name in enumerate(self.compiled)}

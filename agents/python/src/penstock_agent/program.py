@@ -68,6 +68,18 @@ class _Compiler:
         self._declare(forms[0][1:])
         for form in forms[1:]:
             self._event(form)
+        self._count()
+
+    def _count(self) -> None:
+        p = self.program
+        deepest = max((r[1] + 1 for i in p.instructions for r in i[1:] if r[0] == TEMPORARY), default=0)
+        for count, most, what in (
+            (len(p.events), 256, "events"), (len(p.instructions), 256, "instructions"),
+            (len(p.fields), 110, "fields of a Report"), (len(p.registers) - 2, 110, "variables"),
+            (self.locals, 8, "local variables"), (deepest, 16, "operations in one expression"),
+        ):
+            if count > most:
+                raise ProgramError(f"a datapath takes {most} {what}; these are {count}")
 
     def _read(self) -> Node:
         token = self.tokens.pop(0)
