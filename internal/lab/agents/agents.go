@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -110,7 +111,7 @@ func (a Agents) Over(below Agents) Agents {
 // In are those that decide for algorithms which a text names.
 func (a Agents) In(text string) (named Agents) {
 	for _, one := range a {
-		if strings.Contains(text, ccp.Family+":"+one.Name) {
+		if regexp.MustCompile(`\b` + ccp.Family + ":" + one.Name + `($|[^a-z0-9_-])`).MatchString(text) {
 			named = append(named, one)
 		}
 	}

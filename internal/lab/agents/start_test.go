@@ -68,6 +68,8 @@ func TestWhatIsThereTakesThePlaceOfWhatIsStarted(t *testing.T) {
 		{Name: "cubic", Program: "c"},
 	}, all)
 	assert.Equal(t, all[2:], all.In("defaults: {algorithm: \"ccp:cubic\"}"))
+	assert.Empty(t, all.In("ccp:reno-2 ccp:reno_2"), "which are others")
+	assert.Equal(t, all[:2], all.In("ccp:more,fallback=copa ccp:reno"))
 	assert.Contains(t, all.YAML(), `{name: cubic, socket: "/cubic", algorithm: ""}`, "a place until it is started")
 }
 

@@ -143,7 +143,7 @@ func (s Stage) CheckEdge() error {
 func (s Stage) deciding() agents.Agents {
 	named := s.Edge
 	for _, c := range s.Changes {
-		named += c.Edge
+		named += "\n" + c.Edge
 	}
 	return s.Agents.In(named)
 }
