@@ -38,7 +38,8 @@ type Agent struct {
 	Program   string // that Start starts, without Prefix; empty: the one of its name
 	Algorithm string // that flows ask it for; empty: its default
 
-	pid int // 0: somebody else has started it
+	pid  int    // 0: somebody else has started it
+	said *words // by what Start has started; complete once that has been ended
 }
 
 // Parse reads them as the command line has them.
@@ -146,7 +147,11 @@ func (a Agents) Simulate(s sim.Scenario, play func(sim.Scenario) error) (err err
 	if err != nil {
 		return err
 	}
-	defer stop()
+	defer func() {
+		if stop(); err != nil {
+			err = a.explain(err)
+		}
+	}()
 	there := map[string]*agent.Virtual{}
 	defer func() {
 		for _, v := range there {

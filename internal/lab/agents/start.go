@@ -106,6 +106,26 @@ func (a *Agent) command(dir string) (cmd *exec.Cmd, socket string, err error) {
 	return cmd, filepath.Join(dir, name), nil
 }
 
+// words are the last that an agent has said, which may be much: some write a line for each report.
+type words struct{ last []byte }
+
+func (w *words) Write(b []byte) (int, error) {
+	const most = 2048
+	w.last = append(w.last, b...)
+	w.last = slices.Delete(w.last, 0, max(0, len(w.last)-most))
+	return len(b), nil
+}
+
+// explain adds to an error what agents that have been ended said last.
+func (a Agents) explain(err error) error {
+	for _, one := range a {
+		if one.said != nil && len(one.said.last) > 0 {
+			err = fmt.Errorf("%w; agent %s said: %s", err, one.Name, bytes.TrimSpace(one.said.last))
+		}
+	}
+	return err
+}
+
 // start starts the agent.
 func (a *Agent) start() (end func(), err error) {
 	dir, err := os.MkdirTemp("", Prefix)
@@ -116,8 +136,8 @@ func (a *Agent) start() (end func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
+	said := new(words)
+	cmd.Stdout, cmd.Stderr = said, said
 	cmd.SysProcAttr.Setpgid = true              // the terminal's Ctrl-C is for us, who end it in its turn
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // where we are killed ourselves
 	started, over := make(chan error), make(chan struct{})
@@ -146,13 +166,13 @@ func (a *Agent) start() (end func(), err error) {
 	defer look.Stop()
 	for {
 		if _, err := os.Stat(socket); err == nil {
-			a.Socket, a.pid = socket, cmd.Process.Pid
+			a.Socket, a.pid, a.said = socket, cmd.Process.Pid, said
 			return end, nil
 		}
 		select {
 		case <-over:
 			end()
-			return nil, fmt.Errorf("%s ended: %s", what, bytes.TrimSpace(said.Bytes()))
+			return nil, fmt.Errorf("%s ended: %s", what, bytes.TrimSpace(said.last))
 		case <-late.C:
 			end()
 			return nil, fmt.Errorf("%s makes no socket within %s", what, startLimit)

@@ -117,6 +117,19 @@ func TestACommandStartsAnAgent(t *testing.T) {
 
 	_, _, err = commanded(t, "dies", "sh -c 'echo no; exit 1'").Start()
 	assert.ErrorContains(t, err, "ended: no")
+	const crashes = `python3 -c "import os, socket
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind(os.environ['SOCKET'])
+print('no' * 9999)
+s.recv(9999)
+raise ValueError('a mistake')"`
+	_, err = commanded(t, "crashes", crashes).Run(sim.Scenario{
+		Down: sim.LinkConfig{Rate: 12e6, Delay: 10 * time.Millisecond, QueuePackets: 40}, Duration: time.Second,
+		Flows: []sim.FlowConfig{{Algorithm: "ccp:crashes"}},
+	})
+	require.ErrorContains(t, err, "nobody reads what is sent")
+	assert.ErrorContains(t, err, "ValueError: a mistake")
+	assert.Less(t, len(err.Error()), 4096)
 	_, err = agents.Parse([]string{"x=run: "})
 	assert.ErrorContains(t, err, "it has no command; write x=run:./x")
 }
