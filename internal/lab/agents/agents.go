@@ -25,6 +25,8 @@ const (
 		"repeat for several"
 
 	byCommand = "run:"
+
+	replyLen = len("4194304-99") // what tells apart our sockets beside an agent's: a process and a number
 )
 
 // Agents are processes that decide for algorithms ccp:NAME.
@@ -69,6 +71,10 @@ func Parse(specs []string) (Agents, error) {
 		socket, err := filepath.Abs(socket)
 		if err != nil {
 			return nil, fmt.Errorf("--%s %s: %w", Flag, spec, err)
+		}
+		if most := ccp.MaxReply - len(".penstock-") - max(len(name), replyLen); len(socket) > most {
+			return nil, fmt.Errorf("--%s %s: the path of its socket has %d bytes; it may have %d, as ours is beside it",
+				Flag, spec, len(socket), most)
 		}
 		out = append(out, Agent{Name: name, Socket: socket})
 	}

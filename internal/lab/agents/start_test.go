@@ -73,6 +73,15 @@ func TestWhatIsThereTakesThePlaceOfWhatIsStarted(t *testing.T) {
 	assert.Contains(t, all.YAML(), `{name: cubic, socket: "/cubic", algorithm: ""}`, "a place until it is started")
 }
 
+func TestAnAgentsPathLeavesRoomForOurs(t *testing.T) {
+	longest := "/" + strings.Repeat("x", 80)
+	_, err := agents.Parse([]string{"mine=" + longest})
+	require.NoError(t, err)
+	_, err = agents.Parse([]string{"mine=" + longest + "x"})
+	assert.EqualError(t, err, "--agent mine="+longest+"x: the path of its socket has 82 bytes; it may have 81, as ours "+
+		"is beside it")
+}
+
 // commanded is an agent by a command, which listens where agents on portus do.
 func commanded(t *testing.T, name, command string) agents.Agents {
 	t.Helper()
