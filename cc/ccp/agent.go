@@ -177,7 +177,7 @@ func (a *Agent) install(in Install) error {
 		clear(a.programs)
 	}
 	if a.programs[p.id] == nil && len(a.programs) == maxPrograms {
-		return fmt.Errorf("%w: %d programs are installed, which is the most", ErrMalformed, maxPrograms)
+		return fmt.Errorf("%w: %w: %d programs are installed, which is the most", ErrMalformed, ErrProgram, maxPrograms)
 	}
 	a.programs[p.id] = p
 	return nil

@@ -149,7 +149,7 @@ func (f *Flow) OnTick(s cc.State) {
 }
 
 func (f *Flow) learn(s cc.State) {
-	f.at = s.Now
+	f.at = max(f.at, s.Now) // members of a group report in any order within a tick
 	if s.MSS > 0 {
 		f.mss = s.MSS
 	}
@@ -390,7 +390,7 @@ func micros(t cc.Time) uint64 { return uint64(max(t, 0)) / uint64(time.Microseco
 func (f *Flow) invoke(s cc.State) {
 	r := f.machine.regs
 	p := r[slotPrimitives:]
-	p[primNow] = micros(s.Now)
+	p[primNow] = micros(f.at)
 	p[primBytesInFlight] = uint64(max(s.Inflight, 0))
 	p[primPacketsInFlight] = uint64(max(s.Inflight+f.mss/2, 0) / f.mss)
 	p[primRTT] = noRTT
@@ -402,7 +402,7 @@ func (f *Flow) invoke(s cc.State) {
 		p[primRateOutgoing], p[primRateIncoming] = uint64(sent), uint64(received)
 	}
 	r[implicitCwnd], r[implicitRate] = uint64(f.ctl.Cwnd), uint64(f.ctl.PacingRate/8)
-	if !f.machine.invoke(micros(s.Now)) {
+	if !f.machine.invoke(micros(f.at)) {
 		f.agent.counters.aborted.Add(1)
 		if f.failed == 0 {
 			f.failed, f.aborted = s.Now, 0

@@ -410,3 +410,21 @@ func TestARateLetsTheNextReportCome(t *testing.T) {
 	b.say(1, Update{Register{ClassImplicit, implicitRate}, 1})
 	assert.GreaterOrEqual(t, b.alg.Control().PacingRate.BytesIn(time.Second), cc.Bytes(1448))
 }
+
+// A group's members report each at its own acknowledgement's time, in any order within a tick.
+func TestTimeOfAProgramDoesNotRunBackwards(t *testing.T) {
+	b := newBench(t, `(def (Report (micros 0) (now 0)))
+		(when true (:= Report.now Ack.now) (:= Report.micros Micros) (fallthrough))
+		(when (> Micros 20000) (report) (:= Micros 0))`)
+	b.ack(1)
+	b.say(1)
+	for b.count(KindMeasure) == 0 {
+		b.ack(1)
+	}
+	b.now = b.now.Add(-ms - 47*time.Microsecond)
+	b.ack(1) // of another member, 47 µs earlier
+	assert.Equal(t, 1, b.count(KindMeasure), "20 ms have not passed")
+	m, err := b.last(KindMeasure).Measure()
+	require.NoError(t, err)
+	assert.Less(t, m.Fields[0], uint64(1<<32))
+}

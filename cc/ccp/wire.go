@@ -282,8 +282,8 @@ func (m Message) Install() (Install, error) {
 	}
 	events, instructions := le.Uint32(b[4:]), le.Uint32(b[8:])
 	if events > maxEvents || instructions > maxInstructions {
-		return Install{}, fmt.Errorf("%w: a program of %d events and %d instructions; it may have %d of each",
-			ErrMalformed, events, instructions, maxEvents)
+		return Install{}, fmt.Errorf("%w: %w: one of %d events and %d instructions; it may have %d of each",
+			ErrMalformed, ErrProgram, events, instructions, maxEvents)
 	}
 	if want := 12 + instructionLen*int(events+instructions); len(b) != want {
 		return Install{}, m.short(want)

@@ -163,20 +163,31 @@ func TestATickTakesInWhatTheAgentHasSaid(t *testing.T) {
 }
 
 func TestAProgramThatIsRefusedIsAWarning(t *testing.T) {
-	var said strings.Builder
-	c := gather(t, 0)
-	c.link.log = slog.New(slog.NewTextHandler(&said, nil))
-	for range nonsense {
-		c.say(ccp.Install{Program: 7, Instructions: []ccp.Instruction{
-			{Result: ccp.Register{Class: ccp.ClassPrimitive}},
-		}}.Append(nil))
+	for why, of := range map[string]struct {
+		accepted     uint32 // before
+		instructions []ccp.Instruction
+	}{
+		"program 9: instruction 0: the result goes to a register of class primitive": {
+			0, []ccp.Instruction{{Result: ccp.Register{Class: ccp.ClassPrimitive}}},
+		},
+		"one of 0 events and 257 instructions": {0, make([]ccp.Instruction, 257)},
+		"256 programs are installed":           {255, nil}, // beside gather's
+	} {
+		t.Run(why, func(t *testing.T) {
+			var said strings.Builder
+			c := gather(t, 0)
+			c.link.log = slog.New(slog.NewTextHandler(&said, nil))
+			for i := range of.accepted + nonsense {
+				c.say(ccp.Install{Program: 9 + i, Instructions: of.instructions}.Append(nil))
+				c.link.takeNow()
+			}
+			assert.EqualValues(t, nonsense, c.link.Info().Malformed)
+			assert.NoError(t, c.link.failure(), "others of it may run")
+			assert.Equal(t, 1, strings.Count(said.String(), "\n"))
+			assert.Contains(t, said.String(), "level=WARN")
+			assert.Contains(t, said.String(), why)
+		})
 	}
-	c.link.takeNow()
-	assert.EqualValues(t, nonsense, c.link.Info().Malformed)
-	assert.NoError(t, c.link.failure(), "others of it may run")
-	assert.Equal(t, 1, strings.Count(said.String(), "\n"))
-	assert.Contains(t, said.String(), "level=WARN")
-	assert.Contains(t, said.String(), "program 7: instruction 0: the result goes to a register of class primitive")
 }
 
 func TestAnAnswerWakesSomebodyBetweenTicks(t *testing.T) {
