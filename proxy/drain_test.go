@@ -74,7 +74,8 @@ func TestATunnelCarriesItsConnectionsWhileTheyDrain(t *testing.T) {
 
 func TestWhatIsLeftOfATunnelWhenTheDrainIsOverIsResetAndToldSo(t *testing.T) {
 	g, _, client, server, ended := draining(t, 0)
-	require.NoError(t, client.SetReadDeadline(time.Now().Add(patience))) //nolint:forbidigo // a deadline is by the clock
+	deadline := time.Now().Add(patience) //nolint:forbidigo // it is by the clock
+	require.NoError(t, client.SetReadDeadline(deadline))
 	_, err := client.Read(make([]byte, 1))
 	require.ErrorContains(t, err, "reset")
 	_, err = server.Read(make([]byte, 1))

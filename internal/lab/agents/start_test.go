@@ -78,8 +78,8 @@ func TestAnAgentsPathLeavesRoomForOurs(t *testing.T) {
 	_, err := agents.Parse([]string{"mine=" + longest})
 	require.NoError(t, err)
 	_, err = agents.Parse([]string{"mine=" + longest + "x"})
-	assert.EqualError(t, err, "--agent mine="+longest+"x: the path of its socket has 82 bytes; it may have 81, as ours "+
-		"is beside it")
+	assert.EqualError(t, err, "--agent mine="+longest+"x: the path of its socket has 82 bytes; it may have 81, as "+
+		"ours is beside it")
 }
 
 // commanded is an agent by a command, which listens where agents on portus do.

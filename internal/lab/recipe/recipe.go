@@ -133,8 +133,8 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 		}
 		i := slices.IndexFunc(paths(), func(file string) bool { return path.Base(file) == name+".yaml" })
 		if i < 0 {
-			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all, and a file of "+
-				"your own ends in .yaml", name)
+			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all, and a file "+
+				"of your own ends in .yaml", name)
 		}
 		out = append(out, published(paths()[i], there))
 	}
