@@ -17,7 +17,7 @@ import (
 // statusPeriod is how often systemd is told how it goes.
 const statusPeriod = 5 * time.Second
 
-// readWithin is how long we wait for who reads our notifications, or at the end the trace.
+// readWithin is how long a notification waits for systemd to read it, and the last of a trace for its reader.
 const readWithin = time.Second
 
 // watch tells systemd how it goes and, if it asked, that we are alive: that every

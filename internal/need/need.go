@@ -33,17 +33,20 @@ func Namespaces(tb testing.TB, missing error) {
 // many times as long.
 func OneGoroutine(tb testing.TB) {
 	tb.Helper()
-	if raced {
-		tb.Skip("one goroutine, which the race detector would make slow")
-	}
+	notRaced(tb, "one goroutine")
 }
 
-// SameCode leaves a test out under the race detector, where another one runs the same code: what
-// differs is in the kernel.
+// SameCode leaves a test out under the race detector, where another test runs the same code and
+// only the kernel does something else.
 func SameCode(tb testing.TB) {
 	tb.Helper()
+	notRaced(tb, "runs the code of another test")
+}
+
+func notRaced(tb testing.TB, why string) {
+	tb.Helper()
 	if raced {
-		tb.Skip("runs the code of another test, which the race detector would make slow")
+		tb.Skip(why + ", which the race detector would make slow")
 	}
 }
 

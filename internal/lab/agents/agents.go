@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/ccp"
 	"github.com/penstock-net/penstock/cc/sim"
+	"github.com/penstock-net/penstock/internal/lab/edge"
 	"github.com/penstock-net/penstock/proxy/agent"
 )
 
@@ -40,8 +41,8 @@ type Agent struct {
 	Program   string // that Start starts, without Prefix; empty: the one of its name
 	Algorithm string // that flows ask it for; empty: its default
 
-	pid  int    // 0: somebody else has started it
-	said *words // by what Start has started; complete once that has been ended
+	pid  int        // 0: somebody else has started it
+	said *edge.Tail // by what Start has started; complete once that has been ended
 }
 
 // Parse reads them as the command line has them.

@@ -1,7 +1,6 @@
 package agents
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -106,21 +105,14 @@ func (a *Agent) command(dir string) (cmd *exec.Cmd, socket string, err error) {
 	return cmd, filepath.Join(dir, name), nil
 }
 
-// words are the last that an agent has said, which may be much: some write a line for each report.
-type words struct{ last []byte }
-
-func (w *words) Write(b []byte) (int, error) {
-	const most = 2048
-	w.last = append(w.last, b...)
-	w.last = slices.Delete(w.last, 0, max(0, len(w.last)-most))
-	return len(b), nil
-}
+// lastWords is how many bytes of what an agent has said are kept, which may be much: some write a line for each report.
+const lastWords = 2 << 10
 
 // explain adds to an error what agents that have been ended said last.
 func (a Agents) explain(err error) error {
 	for _, one := range a {
-		if one.said != nil && len(one.said.last) > 0 {
-			err = fmt.Errorf("%w; agent %s said: %s", err, one.Name, bytes.TrimSpace(one.said.last))
+		if one.said != nil && one.said.String() != "" {
+			err = fmt.Errorf("%w; agent %s said: %v", err, one.Name, one.said)
 		}
 	}
 	return err
@@ -136,7 +128,7 @@ func (a *Agent) start() (end func(), err error) {
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	said := new(words)
+	said := &edge.Tail{Most: lastWords}
 	cmd.Stdout, cmd.Stderr = said, said
 	cmd.SysProcAttr.Setpgid = true              // the terminal's Ctrl-C is for us, who end it in its turn
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // where we are killed ourselves
@@ -172,7 +164,7 @@ func (a *Agent) start() (end func(), err error) {
 		select {
 		case <-over:
 			end()
-			return nil, fmt.Errorf("%s ended: %s", what, bytes.TrimSpace(said.last))
+			return nil, fmt.Errorf("%s ended: %v", what, said)
 		case <-late.C:
 			end()
 			return nil, fmt.Errorf("%s makes no socket within %s", what, startLimit)

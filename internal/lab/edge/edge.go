@@ -75,7 +75,7 @@ type Proxy struct {
 	node   *netlab.Node
 	client *http.Client
 	dir    string
-	said   *tail
+	said   *Tail
 	ended  chan struct{}
 	err    error // of the process; read after ended
 }
@@ -86,7 +86,7 @@ func Start(ctx context.Context, node *netlab.Node, o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a place for the proxy's configuration: %w", err)
 	}
-	p := &Proxy{opts: o, node: node, dir: dir, said: &tail{}, ended: make(chan struct{})}
+	p := &Proxy{opts: o, node: node, dir: dir, said: &Tail{Most: tailBytes}, ended: make(chan struct{})}
 	p.client = &http.Client{
 		Transport: &http.Transport{DialContext: node.DialContext, MaxIdleConnsPerHost: 4},
 		Timeout:   10 * time.Second,

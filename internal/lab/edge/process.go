@@ -46,8 +46,10 @@ func (p *Proxy) Memory() (cc.Bytes, error) {
 	return cc.Bytes(pages * int64(os.Getpagesize())), nil
 }
 
-// tail keeps the end of what is written to it.
-type tail struct {
+// Tail keeps the end of what is written to it: the last Most bytes.
+type Tail struct {
+	Most int
+
 	mu  sync.Mutex
 	buf []byte
 }
@@ -55,17 +57,19 @@ type tail struct {
 // tailBytes is enough for the last dozen lines of a log.
 const tailBytes = 4 << 10
 
-func (t *tail) Write(p []byte) (int, error) {
+// Write implements io.Writer.
+func (t *Tail) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.buf = append(t.buf, p...)
-	if extra := len(t.buf) - tailBytes; extra > 0 {
+	if extra := len(t.buf) - t.Most; extra > 0 {
 		t.buf = append(t.buf[:0], t.buf[extra:]...)
 	}
 	return len(p), nil
 }
 
-func (t *tail) String() string {
+// String is that end, without space around it.
+func (t *Tail) String() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(bytes.TrimSpace(t.buf))

@@ -121,6 +121,7 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 		}
 		return All(there), nil
 	}
+	known := paths()
 	var out []Recipe
 	for _, name := range names {
 		if strings.HasSuffix(name, ".yaml") || strings.HasSuffix(name, ".yml") {
@@ -131,12 +132,12 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 			out = append(out, r)
 			continue
 		}
-		i := slices.IndexFunc(paths(), func(file string) bool { return path.Base(file) == name+".yaml" })
+		i := slices.IndexFunc(known, func(file string) bool { return path.Base(file) == name+".yaml" })
 		if i < 0 {
 			return nil, fmt.Errorf("recipe: there is no %q; penstock-lab bench recipe list has them all, and a file "+
 				"of your own ends in .yaml", name)
 		}
-		out = append(out, published(paths()[i], there))
+		out = append(out, published(known[i], there))
 	}
 	return out, nil
 }

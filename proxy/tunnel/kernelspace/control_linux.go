@@ -13,8 +13,8 @@ const answerWithin = 2 * time.Second
 
 var errSilent = errors.New("the program that made the interface does not answer")
 
-// control configures interfaces. One that another program has made may not be answered for: a call
-// ends with errSilent then, and so do all others until that program has answered it.
+// control configures WireGuard interfaces. The program that has made an interface may not answer: a call then
+// ends with errSilent, and so does every later one until the program has answered the first.
 type control struct {
 	client *wgctrl.Client
 	busy   chan struct{} // has room for one call
@@ -44,7 +44,7 @@ func (c *control) ConfigureDevice(name string, cfg wgtypes.Config) error {
 	return c.call(func() error { return c.client.ConfigureDevice(name, cfg) })
 }
 
-// call calls f, and does not wait for its end for long.
+// call calls f, and waits for its end for at most answerWithin.
 func (c *control) call(f func() error) error {
 	select {
 	case c.busy <- struct{}{}:
