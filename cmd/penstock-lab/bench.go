@@ -79,16 +79,16 @@ FILE of that form takes the place of the flags that describe one.
 
 The network is made of namespaces: run it as root, or as a user
 where user namespaces are allowed.`,
-		Example: `  penstock-lab bench --sender cubic --sender bbr --sender copa --link generate:lte --buffer 2MB
-  penstock-lab bench --sender cubic --sender copa:delta=0.5 --sender copa:alcc --link Verizon-LTE-short.down \
+		Example: `  penstock-lab bench --sender cubic,bbr,copa --link generate:lte --buffer 2MB
+  penstock-lab bench --sender cubic,copa:delta=0.5,copa:alcc --link Verizon-LTE-short.down \
     --runs 5 --json runs.jsonl --plot out.png
-  penstock-lab bench --sender cubic --sender static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
-  penstock-lab bench --sender cubic --sender copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
-  penstock-lab bench --sender copa --sender copa@sim --link generate:lte
-  penstock-lab bench --sender penstock@wireguard --sender penstock@sim --link generate:lte --duration 20s
-  penstock-lab bench --sender pbe --sender nacc:wired --sender copa --link generate:lte --hints 20ms
-  penstock-lab bench --sender ccp:mine --sender ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
-  penstock-lab bench --sender static:cwnd_packets=50@ebpf --sender static:cwnd_packets=50@bbr --link 12mbit --packets`,
+  penstock-lab bench --sender cubic,static:cwnd_packets=22 --link 12mbit --delay 10ms --buffer 250pkt
+  penstock-lab bench --sender cubic,copa --envelope ebpf,bbr,cubic --link 12mbit --loss 0,0.01,0.03
+  penstock-lab bench --sender copa,copa@sim --link generate:lte
+  penstock-lab bench --sender penstock@wireguard,penstock@sim --link generate:lte --duration 20s
+  penstock-lab bench --sender pbe,nacc:wired,copa --link generate:lte --hints 20ms
+  penstock-lab bench --sender ccp:mine,ccp:mine@sim --agent mine=/tmp/mine.sock --link generate:lte
+  penstock-lab bench --sender static:cwnd_packets=50@ebpf,static:cwnd_packets=50@bbr --link 12mbit --packets`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
 			experiment, err := f.experiment(cmd, files)
@@ -108,7 +108,8 @@ where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	f.Name, f.Up, f.ReorderBy = "bench", record.Same, 5*time.Millisecond
-	flags.StringArrayVar(&f.senders, "sender", []string{"cubic", "bbr", cc.Default}, "who sends; repeat for several")
+	f.senders = []string{"cubic", "bbr", cc.Default}
+	flags.Var(&names{list: &f.senders}, "sender", "who sends: `SENDERS`, separated by commas")
 	flags.StringSliceVar(&f.envelopes, "envelope", nil,
 		"what is below the algorithm: ebpf, bbr, cubic, reno or wireguard at the proxy, "+
 			"native (nothing: the server sends with it over UDP), or sim; several for each in turn (default: the proxy's)")

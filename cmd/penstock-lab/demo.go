@@ -28,7 +28,7 @@ func demoCommand() *cobra.Command {
 		senders: []string{"cubic", "bbr"}, seeds: []uint{1}, blind: true,
 	}
 	var trace string
-	var algorithms []string
+	algorithms := []string{cc.Default}
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show what Penstock does for downloads and uploads over a cellular link",
@@ -44,7 +44,7 @@ It is a preset of "penstock-lab bench", which has all the choices. Run it as roo
 or as a user where user namespaces are allowed.`,
 		Example: `  penstock-lab demo
   penstock-lab demo --trace Verizon-LTE-short.down --plot demo.png
-  penstock-lab demo --algorithm copa --algorithm copa:delta=0.5 --duration 10s`,
+  penstock-lab demo --algorithm copa,copa:delta=0.5 --duration 10s`,
 		Args: cli.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			f.Links = []string{demoLink}
@@ -70,8 +70,7 @@ or as a user where user namespaces are allowed.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&trace, "trace", "", "play this recorded trace, in Mahimahi's format, in both directions")
-	flags.StringArrayVar(&algorithms, "algorithm", []string{cc.Default},
-		"algorithm of Penstock's to show; repeat for several")
+	flags.Var(&names{list: &algorithms}, "algorithm", "`ALGORITHMS` of Penstock's to show, separated by commas")
 	flags.DurationVar(&f.Duration, "duration", 24*time.Second, "length of each download; uploads take 3/8 of it")
 	flags.IntVar(&f.runs, "runs", 1, "downloads for each sender")
 	flags.BoolVar(&f.retry, "retry-noisy", false, "repeat a download once when the machine disturbed it")

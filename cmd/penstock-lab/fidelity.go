@@ -68,8 +68,9 @@ namespaces are allowed.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default},
-		"`ALGORITHMS` to compare, separated by commas, with settings as in copa:delta=0.1; repeat for more")
+	f.algorithms = []string{cc.Default}
+	flags.VarP(&names{list: &f.algorithms}, "algorithm", "a",
+		"`ALGORITHMS` to compare, separated by commas, with settings as in copa:delta=0.1")
 	flags.StringSliceVar(&f.envelopes, "envelope", []string{"ebpf"},
 		"what keeps the window of the real runs: ebpf, bbr, cubic, reno or wireguard; or several, separated by commas")
 	flags.StringVar(&f.against, "against", bench.EnvelopeSim, "the reference: sim, virtual time; or native")
@@ -105,7 +106,7 @@ func (f *fidelityFlags) experiment() (r recipe.Recipe, err error) {
 				strings.Join(bench.ProxyEnvelopes, ", "))
 		}
 	}
-	for _, a := range separate(f.algorithms) {
+	for _, a := range f.algorithms {
 		for _, envelope := range append(slices.Clone(f.envelopes), f.against) {
 			senders, err := bench.ParseSender(a+"@"+envelope, nil)
 			if err != nil {
@@ -133,24 +134,4 @@ func (f *fidelityFlags) experiment() (r recipe.Recipe, err error) {
 		err = errors.New(strings.Replace(err.Error(), "--link:", "--trace:", 1))
 	}
 	return r, err
-}
-
-// separate cuts lists of algorithms at the commas that do not stand before another
-// setting, and names each once.
-func separate(lists []string) []string {
-	var all []string
-	for word := range strings.SplitSeq(strings.Join(lists, ","), ",") {
-		if strings.Contains(word, "=") && !strings.Contains(word, ":") && len(all) > 0 {
-			all[len(all)-1] += "," + word
-			continue
-		}
-		all = append(all, word)
-	}
-	var once []string
-	for _, a := range all {
-		if !slices.Contains(once, a) {
-			once = append(once, a)
-		}
-	}
-	return once
 }

@@ -26,7 +26,7 @@ queueing delay, both over time, and the distribution of the delay. Several files
 stand side by side, such as one from before a change and one from after it, and so
 do a sender's runs of several builds, over several transports, or in virtual time
 and over real sockets.`,
-		Example: `  penstock-lab bench --sender penstock@sim --sender copa@sim --link generate:lte --json runs.jsonl
+		Example: `  penstock-lab bench --sender penstock@sim,copa@sim --link generate:lte --json runs.jsonl
   penstock-lab report runs.jsonl --output report.html
   penstock-lab report before.jsonl after.jsonl --figures figures`,
 		Args: cobra.MinimumNArgs(1),

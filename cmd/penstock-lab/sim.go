@@ -108,8 +108,9 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 }
 
 func (f *simFlags) register(flags *pflag.FlagSet) {
-	flags.StringArrayVarP(&f.algorithms, "algorithm", "a", []string{cc.Default},
-		"`ALGORITHM` to run, with settings as in copa:delta=0.1; repeat for several")
+	f.algorithms = []string{cc.Default}
+	flags.VarP(&names{list: &f.algorithms}, "algorithm", "a",
+		"`ALGORITHMS` to run, separated by commas, with settings as in copa:delta=0.1")
 	flags.StringArrayVar(&f.sweeps, "sweep", nil, "run each algorithm once for each value of a parameter: "+
 		"`NAME=VALUE,VALUE...`")
 	flags.StringArrayVar(&f.rates, "rate", nil, "link of a fixed `RATE` (default 12mbit when there is no other); "+

@@ -68,7 +68,7 @@ func ParseSenders(specs, envelopes []string) ([]Sender, error) {
 		}
 	}
 	if len(specs) == 0 {
-		return nil, errors.New("--sender: name at least one, such as --sender cubic --sender copa")
+		return nil, errors.New("--sender: name at least one, such as --sender cubic,copa")
 	}
 	var senders []Sender
 	for _, spec := range specs {
@@ -93,9 +93,6 @@ func ParseSender(spec string, envelopes []string) ([]Sender, error) {
 	ref, envelope, chosen := strings.Cut(spec, "@")
 	name, _, err := cc.Parse(ref)
 	if err != nil {
-		if first, _, several := strings.Cut(ref, ","); several && !strings.Contains(first, ":") {
-			return nil, fmt.Errorf("%w (repeat the flag for each)", err)
-		}
 		return nil, err
 	}
 	switch {

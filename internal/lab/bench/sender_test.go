@@ -104,7 +104,6 @@ func TestParseSendersNamesTheMistake(t *testing.T) {
 		"virtual time by itself":       {[]string{"sim"}, nil, []string{`--sender "sim"`}},
 		"ours sends nothing by itself": {[]string{"ebpf"}, nil, []string{`--sender "ebpf"`}},
 		"an unknown envelope flag":     {[]string{"copa"}, []string{"hybla"}, []string{"--envelope", `"hybla"`}},
-		"several in one, as a list":    {[]string{"cubic,bbr"}, nil, []string{"repeat the flag"}},
 		"an empty name":                {[]string{""}, nil, []string{`--sender ""`}},
 		"nothing before an envelope":   {[]string{"@bbr"}, nil, []string{`--sender "@bbr"`}},
 	} {
