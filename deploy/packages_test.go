@@ -92,6 +92,7 @@ func TestThePackageIsInstalledWithoutTheFileThatItBrought(t *testing.T) {
 	assert.Contains(t, script(t, "postinstall.sh", true), "chgrp penstock")
 	calls := script(t, "postinstall.sh", false, "configure", "1.2.3") // its administrator has removed it
 	assert.Contains(t, calls, "systemctl try-restart")
+	assert.NotContains(t, calls, "rc-service", "where systemd runs")
 }
 
 // uci has the functions of OpenWrt's that the init script reads its settings with.
@@ -178,6 +179,30 @@ func TestOpenWrtPutsWhatChangesIntoForce(t *testing.T) {
 			assert.Equal(t, c.does, strings.ReplaceAll(string(out), dir, "DIR"))
 		})
 	}
+}
+
+// What is captured goes through the proxy until that has drained.
+func TestOpenWrtCapturesUntilTheProxyHasEnded(t *testing.T) {
+	cmd := exec.Command("sh", "-c", `
+sleep() { echo sleep; kill "$proxy"; wait "$proxy"; }
+. openwrt/files/penstock.init
+penstock() { echo "penstock $*"; }
+PROG=penstock PID=$DIR/pid
+cat <&3 & # ends at SIGTERM
+proxy=$!
+echo $proxy >"$PID"
+stop_service; echo procd_kill; service_stopped
+rm "$PID"; stop_service; service_stopped # there was none
+`)
+	cmd.Env = append(os.Environ(), "DIR="+t.TempDir())
+	held, end, err := os.Pipe()
+	require.NoError(t, err)
+	defer end.Close()  //nolint:errcheck // a pipe
+	defer held.Close() //nolint:errcheck // likewise
+	cmd.ExtraFiles = []*os.File{held}
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	assert.Equal(t, "procd_kill\nsleep\npenstock rules remove\npenstock rules remove\n", string(out))
 }
 
 // The image runs without a file of the user's.

@@ -61,8 +61,7 @@ func TestUnderSystemd(t *testing.T) {
 	users, err := os.ReadFile("penstock.sysusers")
 	require.NoError(t, err)
 	write("penstock.service", strings.NewReplacer("/usr/bin/penstock", "/opt/penstock", "WatchdogSec=30s",
-		"WatchdogSec=2s",
-		"[Service]", "StartLimitIntervalSec=0\n[Service]").Replace(string(unit)))
+		"WatchdogSec=2s").Replace(string(unit)))
 	write("penstock.sysusers", string(users))
 	write("good.yaml", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1080'}]\nshutdown: {drain: 0s}\n")
 	write("inside", inside)

@@ -17,9 +17,11 @@ fi
 if [ -e /etc/penstock/penstock.yaml ]; then # whoever has removed it does without
 	chgrp penstock /etc/penstock/penstock.yaml
 fi
+# An upgrade: what runs ends its connections in the time of shutdown.drain.
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
-	# An upgrade: what runs ends its connections in the time of shutdown.drain.
 	systemctl try-restart penstock.service
+elif command -v rc-service >/dev/null 2>&1; then
+	rc-service --ifstarted penstock restart || true
 fi
 echo "penstock: edit /etc/penstock/penstock.yaml, then: systemctl enable --now penstock (or rc-update add penstock)"

@@ -284,6 +284,10 @@ func TestMistakes(t *testing.T) {
 		{"a prefix with bits behind it", "listeners: [{name: a, mode: mixed, address: '127.0.0.1:1', allow: " +
 			"[10.0.0.1/8]}]\n", "1:68", "write 10.0.0.0/8"},
 
+		{
+			"a refusal that may mean its opposite", lan + "rules: [{name: a, refuse: no}]\n", "3:27",
+			"rules[0].refuse: expected true, false or the reason in words",
+		},
 		{"a rule without name", lan + "rules: [{refuse: true}]\n", "", "rules[0].name: missing"},
 		{"two rules by one name", lan + "rules: [{name: a}, {name: a}]\n", "3:27", "already rules[0].name"},
 		{

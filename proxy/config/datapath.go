@@ -16,6 +16,9 @@ const (
 	DatapathNetstack Datapath = "netstack"
 )
 
+// widest is the longest prefix that has as good as all that a machine sends: 2000::/3 has IPv6's.
+const widest = 3
+
 // Path is the datapath of a listener of mode wireguard, with what was not set.
 func (w WireGuard) Path() Datapath {
 	if w.Datapath == "" {
@@ -44,7 +47,7 @@ func (c *Config) KernelLacks(l *Listener) error {
 		set  bool
 	}{
 		{".udp_share", l.Tunnel.UDPShare != nil},
-		{".udp_idle", l.Tunnel.UDPIdle != 0},
+		{".udp_idle", l.Tunnel.UDPIdle != nil},
 		{".udp_sessions", l.Tunnel.UDPSessions != nil},
 	} {
 		if k.set {
@@ -54,7 +57,7 @@ func (c *Config) KernelLacks(l *Listener) error {
 	}
 	for _, p := range l.WireGuard.Access() {
 		for _, a := range p.AllowedIPs {
-			if a.Bits() == 0 { // the tunnel's own packets, too
+			if a.Bits() <= widest { // the tunnel's own packets, too
 				errs = append(errs, keyErrorf(fmt.Sprintf("listeners[%d].wireguard.peers", i), "peer %q has %v, and "+
 					"all that this machine sends would be routed to it; remove this, or take wireguard.datapath: "+
 					"netstack", p.Name, a))

@@ -190,6 +190,9 @@ func (h *hider) line(s string) string {
 		h.column, h.quote = neverEnds, 0
 		from = colon + 1
 		value := strings.TrimSpace(s[from:])
+		if h.last == open && strings.HasSuffix(key, "_file") && maySecret(firstWord(value)) {
+			h.last = secret
+		}
 		h.valued = value != "" && !strings.ContainsAny(value[:1], "#[{|>\"'")
 		if h.last == secret {
 			h.column = indent
@@ -205,6 +208,15 @@ func (h *hider) line(s string) string {
 			return s[:from] + " " + hidden
 		}
 	}
+}
+
+// firstWord is the first of a value, without quotation marks.
+func firstWord(value string) string {
+	words := strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune("\"' ,]}", r) })
+	if len(words) == 0 {
+		return ""
+	}
+	return words[0]
 }
 
 // visible returns where in s, from begin to end, what is shown ends.

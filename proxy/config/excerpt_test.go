@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -183,6 +184,41 @@ func TestMistakesInFilesShowNoSecrets(t *testing.T) {
 		assert.NotContains(t, err.Error(), s)
 		assert.NotContains(t, err.Error(), "\x1b")
 	}
+}
+
+// A secret in the place of its file's name is no name that a message shows.
+func TestASecretInPlaceOfAFileIsNotShown(t *testing.T) {
+	const body = "MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g"
+	masque := "listeners:\n  - name: m\n    mode: masque\n    address: ':1'\n    masque: {open: true}\n" +
+		"    tls: {certificate: c.pem, key: \"%s\"}\n"
+	wireguard := "listeners:\n  - name: v\n    mode: wireguard\n    address: ':1'\n    wireguard: {%s}\n"
+	for name, text := range map[string]string{
+		"PEM without its frame": fmt.Sprintf(masque, body),
+		"in lines":              fmt.Sprintf(masque, body[:32]+"\\n"+body[32:]),
+		"a WireGuard key":       fmt.Sprintf(wireguard, "private_key_file: \""+keyA+"\""),
+		"where peers are":       fmt.Sprintf(wireguard, "private_key: "+keyA+", peers_file: "+keyA),
+		"a token":               lan + "telemetry:\n  change_token_file: bm8gb25lIHNlZXMgdGhpcyB0b2tlbg==\n",
+	} {
+		dir := folder(t, map[string]string{"c.yaml": text, "c.pem": "-----BEGIN CERTIFICATE-----\n"})
+		_, err := config.Load(filepath.Join(dir, "c.yaml"))
+		var ce *config.Error
+		require.ErrorAs(t, err, &ce, name)
+		told := ce.Error() + ce.Excerpt
+		assert.Contains(t, told, "may be a secret", name)
+		for _, secret := range []string{body[:32], body[32:], keyA[:43], "bm8gb25lIHNlZXMgdGhpcyB0b2tlbg"} {
+			assert.NotContains(t, told, secret, name)
+		}
+	}
+}
+
+// What openssl pkcs12 writes has lines before the key.
+func TestPEMMayHaveLinesBeforeIt(t *testing.T) {
+	dir := masqueFolder(t, func(f map[string]string) {
+		key := "      Bag Attributes: <No Attributes>\n" + f["key.pem"]
+		f["c.yaml"] = strings.Replace(f["c.yaml"], "key: key.pem", "key: "+strconv.Quote(key), 1)
+	})
+	_, err := config.Load(dir)
+	assert.NoError(t, err)
 }
 
 // A file with a secret that others may read is refused, whichever key names it,

@@ -41,15 +41,17 @@ type file struct {
 }
 
 // bytes returns the content of a file, without a byte order mark.
-func (f *files) bytes(path string) ([]byte, error) {
-	path = f.path(path)
+func (f *files) bytes(name string) ([]byte, error) {
+	path := f.path(name)
 	if _, ok := f.read[path]; !ok {
 		if f.saved {
 			return nil, fs.ErrNotExist
 		}
 		data, info, err := readFile(path)
 		if err != nil {
-			f.lacks = append(f.lacks, path)
+			if !maySecret(name) {
+				f.lacks = append(f.lacks, path)
+			}
 			return nil, err
 		}
 		f.read[path] = file{data, info}
@@ -71,7 +73,7 @@ func (f *files) closed(path string) error {
 func (f *files) text(key, path string, secret bool) (string, error) {
 	data, err := f.bytes(path)
 	if err != nil {
-		return "", keyErrorf(key, "%s: %v", f.path(path), err)
+		return "", keyErrorf(key, "%s: %v", f.shown(path), err)
 	}
 	if secret {
 		if err := f.closed(path); err != nil {
@@ -94,7 +96,11 @@ type pemKey struct {
 func (f *files) pem(keys ...pemKey) error {
 	var errs []error
 	for _, k := range keys {
-		if *k.value == "" || strings.HasPrefix(*k.value, pemBegin) {
+		if *k.value == "" {
+			continue
+		}
+		if begin := strings.Index(*k.value, pemBegin); begin >= 0 {
+			*k.value = (*k.value)[begin:]
 			continue
 		}
 		text, err := f.text(k.name, *k.value, k.secret)
@@ -124,6 +130,14 @@ func (f *files) path(name string) string {
 		return name
 	}
 	return filepath.Join(f.dir, name)
+}
+
+// shown is the file's path for messages, without what may be a secret in the place of its name.
+func (f *files) shown(name string) string {
+	if maySecret(name) {
+		return hidden + " (which may be a secret; the name of a file belongs here)"
+	}
+	return f.path(name)
 }
 
 // names are the files that were read, in order, and those that could not be.

@@ -37,12 +37,7 @@ type Token struct {
 func (l *Listener) checkMASQUE(key string) error {
 	errs := []error{checkAddress(key+".address", l.Address)}
 	m := l.MASQUE
-	for i, p := range m.Pool {
-		if p.Addr().BitLen()-p.Bits() < 2 {
-			errs = append(errs, keyErrorf(fmt.Sprintf("%s.masque.pool[%d]", key, i),
-				"%v has no room for clients; write a prefix such as 10.10.0.0/24", p))
-		}
-	}
+	errs = append(errs, checkPool(key+".masque.pool", m.Pool))
 	names, values := map[string]string{}, map[string]string{}
 	for i, t := range m.Tokens {
 		at := fmt.Sprintf("%s.masque.tokens[%d]", key, i)

@@ -233,13 +233,14 @@ func parseFraction(s string) (Fraction, error) {
 }
 
 func parseRefuse(s string) (Refuse, error) {
-	if s == "" {
+	switch strings.ToLower(s) {
+	case "", "true", "false", "yes", "no", "on", "off", "y", "n": // the opposite of what some of them say
 		return "", errors.New("expected true, false or the reason in words")
 	}
 	return Refuse(s), nil
 }
 
-// UnmarshalYAML implements yaml.NodeUnmarshaler: true is no text, and "true" is one.
+// UnmarshalYAML implements yaml.NodeUnmarshaler: true and false are no texts.
 func (r *Refuse) UnmarshalYAML(node ast.Node) error {
 	if b, ok := node.(*ast.BoolNode); ok {
 		*r = ""

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"reflect"
@@ -20,12 +21,23 @@ func inlineSecret(key string, v reflect.Value) string {
 				return at
 			}
 		case "pem":
-			if strings.HasPrefix(f.value.String(), pemBegin) {
+			if strings.Contains(f.value.String(), pemBegin) {
 				return at
 			}
 		}
 	}
 	return ""
+}
+
+// leastSecret is how many bytes of base64 may be a key or a token.
+const leastSecret = 16
+
+// maySecret reports whether what stands where a file's name belongs may be a secret: lines, or base64 that
+// does not look like a path.
+func maySecret(name string) bool {
+	data, err := base64.StdEncoding.DecodeString(name)
+	path := strings.HasPrefix(name, "/") && strings.Count(name, "/") > 1
+	return strings.ContainsAny(name, "\r\n") || err == nil && len(data) >= leastSecret && !path
 }
 
 // hasSecrets reports whether values of the type are, or directly hold, secrets;

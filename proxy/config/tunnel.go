@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,12 +17,12 @@ import (
 
 // Tunnel is what holds for every packet of a tunnel.
 type Tunnel struct {
-	MTU         int           `yaml:"mtu" min:"1280" max:"65535"`
-	UDPShare    *Fraction     `yaml:"udp_share" reload:"yes"`
-	UDPIdle     time.Duration `yaml:"udp_idle" reload:"yes"`
-	UDPSessions *int          `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536"`
-	Isolate     *bool         `yaml:"isolate" reload:"yes"`
-	DNS         netip.Addr    `yaml:"dns" reload:"yes"`
+	MTU         int            `yaml:"mtu" min:"1280" max:"65535"`
+	UDPShare    *Fraction      `yaml:"udp_share" reload:"yes"`
+	UDPIdle     *time.Duration `yaml:"udp_idle" reload:"yes"`
+	UDPSessions *int           `yaml:"udp_sessions" reload:"yes" min:"0" max:"65536"`
+	Isolate     *bool          `yaml:"isolate" reload:"yes"`
+	DNS         netip.Addr     `yaml:"dns" reload:"yes"`
 }
 
 // WireGuard is a WireGuard endpoint.
@@ -82,8 +83,8 @@ func (t Tunnel) Datagrams() access.Datagrams {
 	if t.UDPShare != nil {
 		out.Share = float64(*t.UDPShare)
 	}
-	if t.UDPIdle != 0 {
-		out.Idle = t.UDPIdle
+	if t.UDPIdle != nil {
+		out.Idle = *t.UDPIdle
 	}
 	if t.UDPSessions != nil {
 		out.Sessions = *t.UDPSessions
@@ -162,9 +163,9 @@ func (l *Listener) checkTunnel(key string) error {
 	if l.Mode.Tunnels() && !Netstack && (l.Mode != access.WireGuard || l.WireGuard.Path() == DatapathNetstack) {
 		errs = append(errs, keyErrorf(key+".mode", "%s", NoNetstack))
 	}
-	if idle := l.Tunnel.UDPIdle; l.Mode.Tunnels() && idle != 0 && idle < time.Second {
+	if idle := l.Tunnel.UDPIdle; l.Mode.Tunnels() && idle != nil && *idle < time.Second {
 		errs = append(errs, keyErrorf(key+".tunnel.udp_idle", "%v is less than an answer may take; write at least 1s",
-			idle))
+			*idle))
 	}
 	switch l.Mode {
 	case access.TUN:
@@ -233,12 +234,7 @@ func (l *Listener) checkWireGuard(key string) error {
 		errs = append(errs, keyErrorf(at+".reachable_from", "only datapath kernel forwards to peers; set it, or have a "+
 			"listener of mode forward lead there, over TCP"))
 	}
-	for i, p := range w.Pool {
-		if p.Addr().BitLen()-p.Bits() < 2 {
-			errs = append(errs, keyErrorf(fmt.Sprintf("%s.pool[%d]", at, i),
-				"%v has no room for the gateway and a peer; write a prefix such as 10.9.0.0/24", p))
-		}
-	}
+	errs = append(errs, checkPool(at+".pool", w.Pool))
 	var peers []error
 	for i, p := range w.Peers {
 		peers = append(peers, p.check(fmt.Sprintf("%s.peers[%d]", at, i)))
@@ -338,6 +334,22 @@ func (w *WireGuard) readPeers(key string, from *files) error {
 	return nil
 }
 
+// checkPool wants room for a gateway and a client in each prefix of a pool, and none in another.
+func checkPool(key string, pool []netip.Prefix) error {
+	var errs []error
+	for i, p := range pool {
+		at := fmt.Sprintf("%s[%d]", key, i)
+		if p.Addr().BitLen()-p.Bits() < 2 {
+			errs = append(errs, keyErrorf(at, "%v has no room for the gateway and a client; write a prefix such as "+
+				"10.9.0.0/24", p))
+		}
+		if k := slices.IndexFunc(pool[:i], p.Overlaps); k >= 0 {
+			errs = append(errs, keyErrorf(at, "%v overlaps %v; leave one out", p, pool[k]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // adopt takes over what a whole file of wg-quick's says and the listener does not.
 func (l *Listener) adopt(f access.QuickFile, key string) error {
 	if (f.PrivateKey == access.Key{}) {
@@ -358,7 +370,7 @@ func (l *Listener) adopt(f access.QuickFile, key string) error {
 	}
 	if len(l.WireGuard.Pool) == 0 {
 		for _, a := range f.Addresses {
-			if a.Addr().BitLen()-a.Bits() >= 2 {
+			if a.Addr().BitLen()-a.Bits() >= 2 && !slices.ContainsFunc(l.WireGuard.Pool, a.Overlaps) {
 				l.WireGuard.Pool = append(l.WireGuard.Pool, a.Masked())
 			}
 		}
@@ -407,10 +419,10 @@ func (f *files) quick(key, path string) (access.QuickFile, error) {
 			cure = "penstock gateway init makes a configuration of its own; the file of a wg-quick interface is " +
 				"/etc/wireguard/INTERFACE.conf"
 		}
-		return access.QuickFile{}, keyErrorf(key, "there is no %s; %s", f.path(path), cure)
+		return access.QuickFile{}, keyErrorf(key, "there is no %s; %s", f.shown(path), cure)
 	}
 	if err != nil {
-		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.path(path), err)
+		return access.QuickFile{}, keyErrorf(key, "%s: %v", f.shown(path), err)
 	}
 	q, err := access.ParseQuick(string(data))
 	if err != nil {

@@ -138,6 +138,10 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			wireguard("tunnel: {udp_idle: 10ms}, wireguard: {" + key + "}"),
 			"listeners[0].tunnel.udp_idle", "at least 1s",
 		},
+		"no time at all": {
+			wireguard("tunnel: {udp_idle: 0s}, wireguard: {" + key + "}"),
+			"listeners[0].tunnel.udp_idle", "at least 1s",
+		},
 		"too many sessions": {
 			wireguard("tunnel: {udp_sessions: 100000}, wireguard: {" + key + "}"),
 			"listeners[0].tunnel.udp_sessions", "0 to 65536",
@@ -145,6 +149,10 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 		"more than all": {
 			wireguard("tunnel: {udp_share: 1.5}, wireguard: {" + key + "}"),
 			"listeners[0].tunnel.udp_share", "no part of a whole",
+		},
+		"a pool twice": {
+			wireguard("wireguard: {" + key + ", pool: [10.9.0.0/24, 10.9.0.0/24]}"),
+			"listeners[0].wireguard.pool[1]", "overlaps",
 		},
 		"a pool of one": {
 			wireguard("wireguard: {" + key + ", pool: [10.9.0.1/32]}"),
@@ -235,6 +243,11 @@ func TestMistakesInTunnelsAreToldWithTheirKey(t *testing.T) {
 			wireguard("wireguard: {datapath: kernel, " + key + ", peers: [{name: exit, public_key: " + keyB +
 				", allowed_ips: [10.9.0.2/32, \"::/0\"]}]}"),
 			"listeners[0].wireguard.peers", "\"exit\" has ::/0",
+		},
+		"a peer that would have it in halves": {
+			wireguard("wireguard: {datapath: kernel, " + key + ", peers: [{name: exit, public_key: " + keyB +
+				", allowed_ips: [0.0.0.0/1, 128.0.0.0/1]}]}"),
+			"listeners[0].wireguard.peers", "\"exit\" has 0.0.0.0/1",
 		},
 		"networks that nothing forwards": {
 			wireguard("wireguard: {reachable_from: [192.168.1.0/24], " + key + "}"),

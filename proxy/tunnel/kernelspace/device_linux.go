@@ -253,29 +253,34 @@ func (d *device) reroute() error {
 		return nil
 	}
 	for _, p := range d.routes {
-		err := netlink.RouteAdd(d.route(p))
-		if errors.Is(err, syscall.EEXIST) {
-			err = d.leads(p)
+		err := d.alone(p)
+		if err == nil {
+			err = netlink.RouteAdd(d.route(p))
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, syscall.EEXIST) { // it is the interface's
 			return d.explain("add a route to "+p.String(), err)
 		}
 	}
 	return nil
 }
 
-// leads tells whether the route to these addresses that there is, is one to the interface; nil: it is.
-func (d *device) leads(to netip.Prefix) error {
+// alone wants that no other interface has a route to the same addresses: by their metrics, one of
+// the two would not be used.
+func (d *device) alone(to netip.Prefix) error {
 	family := netlink.FAMILY_V4
 	if to.Addr().Is6() {
 		family = netlink.FAMILY_V6
 	}
+	same := netlink.Route{Dst: ipNet(to.Masked()), Table: unix.RT_TABLE_MAIN}
 	routes, err := nldump.Retry(func() ([]netlink.Route, error) {
-		return netlink.RouteListFiltered(family, d.route(to), netlink.RT_FILTER_DST|netlink.RT_FILTER_OIF)
+		return netlink.RouteListFiltered(family, &same, netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
 	})
-	if err == nil && len(routes) == 0 {
-		err = fmt.Errorf("this machine has another, which would be lost: remove it, or the peer's addresses: %w",
-			syscall.EEXIST)
+	for _, r := range routes {
+		refuses := r.Protocol == capture.TunnelProtocol && r.Type == unix.RTN_UNREACHABLE // fence's
+		if r.LinkIndex != d.link.Attrs().Index && !refuses {
+			return fmt.Errorf("this machine has another (%s), and one of the two would be lost: remove it, or the "+
+				"peer's addresses", r)
+		}
 	}
 	return err
 }

@@ -422,13 +422,15 @@ func TestATunnelTakesNoRouteOfTheMachine(t *testing.T) {
 		out, err := s.Edge.Command(t.Context(), is["ip"], args...).CombinedOutput()
 		require.NoError(t, err, "%s", out)
 	}
+	const measured = "192.168.60.0/24" // with a metric, as DHCP's have
 	route("route", "add", network, "via", s.ServerAddr.V4.String())
+	route("route", "add", measured, "via", s.ServerAddr.V4.String(), "metric", "100")
 	route("-6", "route", "add", network6, "via", s.ServerAddr.V6.String())
 	before := s.has()
 	s.start(k.Options)
 	running := s.has()
 	laptop := strings.TrimSpace(string(must(os.ReadFile(peers))))
-	for _, taken := range []string{network, network6} {
+	for _, taken := range []string{network, measured, network6} {
 		require.NoError(t, os.WriteFile(peers, []byte(laptop+", 10.9.5.0/24, "+taken+"\n"), 0o600))
 		refused, err := s.proxy.Reload(t.Context())
 		require.NoError(t, err)
