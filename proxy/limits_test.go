@@ -157,6 +157,7 @@ func TestOneHostDoesNotTakeEverySlotUnlessItMay(t *testing.T) {
 			l.change(config.Config{Limits: config.Limits{Connections: row.connections, PerSource: row.perSource}}, nil)
 			for addr, want := range map[netip.Addr]int{
 				far: row.far, near: row.near,
+				netip.IPv6Loopback():               row.near,
 				netip.MustParseAddr("2001:db8::1"): row.another,
 			} {
 				in := 0

@@ -75,6 +75,9 @@ func (l *listenerState) trusts(peer netip.Addr) bool {
 // New puts a Server together. Connections are limited to what the process's
 // descriptors allow, whatever the configuration says.
 func New(cfg config.Config, parts Parts) (*Server, error) {
+	if parts.Log == nil {
+		parts.Log = slog.New(slog.DiscardHandler)
+	}
 	if parts.Local == nil {
 		parts.Local = new(ingress.Routes).Local
 	}
@@ -83,9 +86,6 @@ func New(cfg config.Config, parts Parts) (*Server, error) {
 		buffers: datapath.NewBuffers(cfg.Limits.Memory),
 		infos:   sync.Pool{New: func() any { return new(FlowInfo) }},
 		retired: map[*listenerState]struct{}{}, aborted: make(chan struct{}), setters: newSetters(),
-	}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
 	}
 	s.inForce.Store(&settings{})
 	if _, err := s.put(cfg); err != nil {

@@ -52,7 +52,7 @@ func (p *Places) Taken() int {
 // of its own.
 func Host(addr netip.Addr) netip.Addr {
 	addr = addr.Unmap().WithZone("")
-	if !addr.Is6() {
+	if !addr.Is6() || addr.IsLoopback() {
 		return addr
 	}
 	p, err := addr.Prefix(64)

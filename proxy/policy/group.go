@@ -112,7 +112,7 @@ func (g Group) expand(f Facts, d direction) string {
 	return string(d) + "|" + f.Listener + "|" + key
 }
 
-// mask keeps the zone: link-local clients on two interfaces are two hosts.
+// mask is the part of an address that members of a group have in common.
 func (g Group) mask(a netip.Addr) string {
 	bits := g.v4
 	if a.Is6() {

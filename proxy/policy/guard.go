@@ -89,11 +89,10 @@ func (g Guard) Check(addr netip.Addr) error {
 	if Contains(g.Allow, plain) {
 		return nil
 	}
-	candidates := []netip.Addr{plain}
-	if inner, ok := embedded(plain); ok && !Contains(g.Allow, inner) {
-		candidates = append(candidates, inner)
-	}
-	for _, c := range candidates {
+	for i, c := range append([]netip.Addr{plain}, embedded(plain)...) {
+		if i > 0 && Contains(g.Allow, c) {
+			continue
+		}
 		what, err := g.refuses(c)
 		switch {
 		case err != nil: // what cannot be told apart is not let through
@@ -125,7 +124,7 @@ func (g Guard) refuses(addr netip.Addr) (what string, err error) {
 
 var (
 	nat64     = netip.MustParsePrefix("64:ff9b::/96")
-	nat64Priv = netip.MustParsePrefix("64:ff9b:1::/48") // any /96 of it is a translator's
+	nat64Priv = netip.MustParsePrefix("64:ff9b:1::/48") // any /96 or /64 of it is a translator's
 	sixToFour = netip.MustParsePrefix("2002::/16")
 	v4Compat  = netip.MustParsePrefix("::/96")
 	siit      = netip.MustParsePrefix("::ffff:0:0:0/96")
@@ -142,19 +141,25 @@ func embeddings(p netip.Prefix) (all []netip.Prefix) {
 	return all
 }
 
-// embedded returns the IPv4 address that a translator or tunnel on the way
-// would turn addr into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1, and
-// RFC 2765's form, which translators still know).
-func embedded(addr netip.Addr) (netip.Addr, bool) {
-	b := addr.As16()
-	switch {
-	case !addr.Is6():
-		return netip.Addr{}, false
-	case nat64.Contains(addr), nat64Priv.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr) &&
-		!addr.IsUnspecified() && !addr.IsLoopback():
-		return netip.AddrFrom4([4]byte(b[12:16])), true
-	case sixToFour.Contains(addr):
-		return netip.AddrFrom4([4]byte(b[2:6])), true
+// embedded returns the IPv4 addresses that a translator or tunnel on the way may turn addr
+// into (RFC 6052, RFC 8215, RFC 3056, RFC 4291 §2.5.5.1, and RFC 2765's form, which
+// translators still know).
+func embedded(addr netip.Addr) (all []netip.Addr) {
+	if !addr.Is6() {
+		return nil
 	}
-	return netip.Addr{}, false
+	b := addr.As16()
+	add := func(at int) { all = append(all, netip.AddrFrom4([4]byte(b[at:]))) }
+	switch {
+	case sixToFour.Contains(addr):
+		add(2)
+	case nat64Priv.Contains(addr):
+		add(12)
+		if b[8] == 0 && b[9] != 0 { // of a /64 (RFC 6052 §2.2): in a /96 these bytes are the translator's
+			add(9)
+		}
+	case nat64.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
+		add(12)
+	}
+	return all
 }

@@ -39,6 +39,8 @@ func TestGuard(t *testing.T) {
 		{"64:ff9b::7f00:1", "loopback"},
 		{"64:ff9b:1::7f00:1", "loopback"},
 		{"64:ff9b:1:fffe::7f00:1", "loopback"},
+		{"64:ff9b:1:0:7f:0:100:0", "loopback"},
+		{"64:ff9b:1:0:64:6464:c800:0", "metadata"},
 		{"::ffff:0:7f00:1", "loopback"},
 		{"2002:7f00:1::", "loopback"},
 		{"::7f00:1", "loopback"},

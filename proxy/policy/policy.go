@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/cc/flow"
@@ -199,12 +200,13 @@ func (r *Rule) matchesBeforeName(f Facts) bool {
 	if r.Match.matchesBeforeName(f) {
 		return true
 	}
-	inner, ok := embedded(f.Target.Addr())
-	if r.Refuse == "" || !ok {
+	if r.Refuse == "" {
 		return false
 	}
-	f.Target = netip.AddrPortFrom(inner, f.Target.Port())
-	return r.Match.matchesBeforeName(f)
+	return slices.ContainsFunc(embedded(f.Target.Addr()), func(inner netip.Addr) bool {
+		f.Target = netip.AddrPortFrom(inner, f.Target.Port())
+		return r.Match.matchesBeforeName(f)
+	})
 }
 
 // nameless is the verdict on a connection that shows no name and had to.

@@ -209,7 +209,8 @@ func TestARefusedDestinationIsSoInEveryFormOfItsAddress(t *testing.T) {
 	for target, want := range map[string]string{
 		"192.0.2.9:25": "terms", "[::ffff:192.0.2.9]:25": "terms",
 		"[64:ff9b::192.0.2.9]:25": "refused", "[64:ff9b:1::192.0.2.9]:25": "refused",
-		"[2002:c000:209::1]:25": "refused", "[::ffff:0:192.0.2.9]:25": "refused", "[::192.0.2.9]:25": "refused",
+		"[64:ff9b:1:0:c0:2:900:0]:25": "refused",
+		"[2002:c000:209::1]:25":       "refused", "[::ffff:0:192.0.2.9]:25": "refused", "[::192.0.2.9]:25": "refused",
 		"[64:ff9b::192.0.3.9]:25": "", "[64:ff9b::192.0.2.9]:26": "", "[2001:db8::192.0.2.9]:25": "",
 	} {
 		f := policy.Facts{Target: addrPort(target)}

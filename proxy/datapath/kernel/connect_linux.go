@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -154,13 +155,12 @@ func (a *attempt) look() {
 }
 
 // unread tells whether bytes of the peer's wait to be read. A reset leaves them there.
-func unread(s *eventloop.Socket) bool {
-	waiting := 0
-	err := s.Visit(func(fd int) (err error) {
-		waiting, err = unix.IoctlGetInt(fd, unix.TIOCINQ)
-		return err
+func unread(s *eventloop.Socket) (waits bool) {
+	_ = s.Visit(func(fd int) error {
+		waits = arrived(fd)
+		return nil
 	})
-	return err == nil && waiting > 0
+	return waits
 }
 
 // peer is the address that the socket is connected to: one of this host where the target is unspecified.
@@ -233,9 +233,7 @@ func tcpAddr(sa syscall.Sockaddr) *net.TCPAddr {
 	case *syscall.SockaddrInet6:
 		a := &net.TCPAddr{IP: sa.Addr[:], Port: sa.Port}
 		if sa.ZoneId != 0 {
-			if i, err := net.InterfaceByIndex(int(sa.ZoneId)); err == nil {
-				a.Zone = i.Name
-			}
+			a.Zone = strconv.Itoa(int(sa.ZoneId)) // its name would take a dump of all interfaces
 		}
 		return a
 	}

@@ -50,17 +50,27 @@ func peek(fd int, b []byte) (n int, ended bool, err error) {
 	return max(n, 0), ended, err
 }
 
+// arrived tells whether there is anything to read, without reading.
+func arrived(fd int) bool {
+	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	return err == nil && n > 0
+}
+
+// maxFalse bounds how often a read in front of an urgent byte is tried again. The kernel says
+// EAGAIN there although the byte has come, if a signal is pending (tcp_recvmsg).
+const maxFalse = 8
+
 // glance tells, as a read would, whether there is anything to read. n is at most 1.
 func glance(fd int) (n int, err error) {
-	for {
+	for tries := 0; ; tries++ {
 		var b [1]byte // and no address, which package unix would allocate
 		got, _, errno := unix.Syscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1,
 			unix.MSG_PEEK|unix.MSG_DONTWAIT, 0, 0)
-		switch errno {
-		case 0:
+		switch {
+		case errno == 0:
 			return int(got), nil
-		case unix.EINTR:
-		default:
+		case errno == unix.EAGAIN && tries < maxFalse && atMark(uintptr(fd)) && arrived(fd):
+		case errno != unix.EINTR:
 			return 0, errno
 		}
 	}

@@ -36,6 +36,9 @@ func (r *reader) attempt(raw *eventloop.Socket, fd uintptr) bool {
 		buf = buf[:1]
 	}
 	r.n, r.err = eventloop.Read(int(fd), buf)
+	for tries := 0; r.urgent && errors.Is(r.err, unix.EAGAIN) && tries < maxFalse; tries++ {
+		r.n, r.err = eventloop.Read(int(fd), buf)
+	}
 	if errors.Is(r.err, unix.EAGAIN) {
 		r.room.GiveBack()
 		return false
