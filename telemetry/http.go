@@ -131,7 +131,10 @@ func (p Pages) health(mux *http.ServeMux) {
 func (p Pages) ServeHealth(ctx context.Context, ln net.Listener) error {
 	mux := http.NewServeMux()
 	p.health(mux)
-	return serve(ctx, ln, mux, p.Log)
+	return serve(ctx, ln, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Connection", "close") // or anybody could have thousands stay open
+		mux.ServeHTTP(w, r)
+	}), p.Log)
 }
 
 func (p Pages) ready(w http.ResponseWriter, _ *http.Request) {

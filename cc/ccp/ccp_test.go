@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"math"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -174,6 +175,10 @@ func TestProgramsThatCannotRunAreRefused(t *testing.T) {
 		},
 		"a field without a def": {Program: 1, Instructions: []Instruction{def(Register{ClassReport, 1})}},
 		"too many instructions": {Program: 1, Instructions: make([]Instruction, 257)},
+		"events that share too many instructions": {
+			Program: 1, Events: []Event{{0, 100, 0, 100}, {0, 100, 0, 1}},
+			Instructions: slices.Repeat([]Instruction{add(Register{ClassTemporary, 0})}, 100),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := m.Verify()

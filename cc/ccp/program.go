@@ -171,11 +171,15 @@ func (m Install) Verify() (*Program, error) {
 		}
 	}
 	total := uint32(len(m.Instructions))
+	steps := uint64(0) // of all events, which may have instructions in common
 	for i, e := range m.Events {
 		flag, ok := within(e.Flag, e.Flags, total)
 		body, okBody := within(e.Body, e.Bodies, total)
 		if !ok || !okBody {
 			return fail("event %d is beyond the %d instructions", i, total)
+		}
+		if steps += uint64(e.Flags) + uint64(e.Bodies); steps > maxInstructions {
+			return fail("its events have more than %d instructions together", maxInstructions)
 		}
 		for _, s := range [...]span{flag, body} {
 			if slices.ContainsFunc(p.steps[s.from:s.to], func(s step) bool { return s.op == OpDef }) {

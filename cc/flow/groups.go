@@ -19,6 +19,7 @@ const maxGroupHosts = 64
 // have in flight beyond theirs, as far as others have less; Unused is what is
 // free while no member waits for any.
 type Group struct {
+	Key       string // no other has it; of the name, the algorithm and its parameters
 	Name      string // Terms.Group
 	Algorithm string
 	Receives  bool // it is of windows that hosts are let send in
@@ -58,6 +59,7 @@ func (m *Manager) Groups(now cc.Time) []Group {
 	groups := make([]Group, len(all))
 	for i, g := range all {
 		groups[i] = g.describe(now)
+		groups[i].Key = g.key
 	}
 	return groups
 }

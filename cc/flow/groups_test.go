@@ -27,6 +27,7 @@ func TestGroupsTellOfEveryGroup(t *testing.T) {
 	groups := p.mgr.Groups(p.now)
 	require.Len(t, groups, 2, "in the order of their names")
 	first, g := groups[0], groups[1]
+	assert.NotEqual(t, first.Key, g.Key)
 	assert.Equal(t, "aaa", first.Name)
 	assert.Zero(t, first.Members)
 	assert.Equal(t, 20*time.Millisecond, first.Idle)

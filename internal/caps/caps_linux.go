@@ -80,21 +80,26 @@ func header() unix.CapUserHeader {
 // Held returns what the calling thread may use now, and what it could have:
 // permitted to it, or handed on to a program that it starts.
 func Held() (effective, all Set, err error) {
+	effective, permitted, inheritable, err := read()
+	return effective, permitted | inheritable, err
+}
+
+// read returns the sets of the calling thread.
+func read() (effective, permitted, inheritable Set, err error) {
 	var data [2]unix.CapUserData
 	h := header()
 	if err := unix.Capget(&h, &data[0]); err != nil {
-		return 0, 0, fmt.Errorf("capabilities: read capabilities: %w", err)
+		return 0, 0, 0, fmt.Errorf("capabilities: read capabilities: %w", err)
 	}
 	join := func(low, high uint32) Set { return Set(high)<<32 | Set(low) }
-	effective = join(data[0].Effective, data[1].Effective)
-	all = join(data[0].Permitted, data[1].Permitted) | join(data[0].Inheritable, data[1].Inheritable)
-	return effective, all, nil
+	return join(data[0].Effective, data[1].Effective), join(data[0].Permitted, data[1].Permitted),
+		join(data[0].Inheritable, data[1].Inheritable), nil
 }
 
 // Drop gives up every capability outside keep, in all sets of all threads, and
 // the way to get one back by starting a program. It returns what was given up.
 func Drop(keep Set) (dropped Set, err error) {
-	effective, all, err := Held()
+	effective, permitted, inheritable, err := read()
 	if err != nil {
 		return 0, err
 	}
@@ -102,8 +107,8 @@ func Drop(keep Set) (dropped Set, err error) {
 		return 0, fmt.Errorf("capabilities: set no_new_privs: %w", errno)
 	}
 	// Nothing inheritable also empties the ambient set (capabilities(7)).
-	permitted := all & keep
-	effective &= keep
+	all := permitted | inheritable
+	effective, permitted = effective&keep, permitted&keep
 	data := [2]unix.CapUserData{
 		{Effective: uint32(effective), Permitted: uint32(permitted)},
 		{Effective: uint32(effective >> 32), Permitted: uint32(permitted >> 32)},

@@ -29,6 +29,8 @@ const (
 	looks       = 5 * time.Millisecond // between looks at what the agent has not read
 	probes      = time.Second          // between checks of whether an agent that nothing is sent to is still there
 	nonsense    = 8                    // malformed datagrams in a row that end a connection
+	mostReads   = 4                    // of several datagrams each, in one turn
+	mostEarly   = 1024                 // datagrams taken that came before the connection
 )
 
 // Config describes one agent.
@@ -282,13 +284,31 @@ func (c Config) bind() (fd int, err error) {
 		err = unix.Bind(fd, &unix.SockaddrUnix{Name: ccp.Upward + c.Reply})
 	}
 	if err == nil {
-		err = os.Chmod(c.Reply, 0o666) // only the agent's socket is listened to
+		err = c.admit()
 	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return -1, err
 	}
 	return fd, nil
+}
+
+// admit lets everybody send to the reply's socket: only the agent's is listened to. It follows no link
+// that somebody has put in the socket's place.
+func (c Config) admit() error {
+	fd, err := unix.Open(c.Reply, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // it was not written to
+	var is unix.Stat_t
+	if err := unix.Fstat(fd, &is); err != nil {
+		return err
+	}
+	if is.Mode&unix.S_IFMT != unix.S_IFSOCK {
+		return errors.New("another file has taken the socket's place")
+	}
+	return os.Chmod(fmt.Sprintf("/proc/self/fd/%d", fd), 0o666)
 }
 
 // clear removes a socket that an earlier process has left where ours is to be.
@@ -324,7 +344,7 @@ func (c Config) queued(fd int) (early [][]byte) {
 		return nil
 	}
 	buf, oob := make([]byte, ccp.MaxFromAgent+1), make([]byte, unix.CmsgSpace(unix.SizeofUcred))
-	for {
+	for range mostEarly {
 		n, nc, _, _, err := unix.Recvmsg(fd, buf, oob, unix.MSG_DONTWAIT)
 		if errors.Is(err, unix.EINTR) {
 			continue
@@ -340,6 +360,7 @@ func (c Config) queued(fd int) (early [][]byte) {
 			early = append(early, slices.Clone(buf[:n]))
 		}
 	}
+	return early
 }
 
 // connection is one to an agent on this machine.

@@ -433,3 +433,16 @@ func TestWhatIsInTheWayOfAReplyIsNamed(t *testing.T) {
 	require.EqualError(t, err, `agent "x": binding `+path+": an earlier process left a socket there: remove "+path+
 		": permission denied"+cure)
 }
+
+// Who owns the directory may put a link in the place of the socket that the agent answers at.
+func TestTheReplyOpensNoOtherFile(t *testing.T) {
+	dir := t.TempDir()
+	secret := filepath.Join(dir, "secret")
+	require.NoError(t, os.WriteFile(secret, nil, 0o600))
+	c := Config{Reply: filepath.Join(dir, "reply")}
+	require.NoError(t, os.Symlink(secret, c.Reply))
+	require.Error(t, c.admit())
+	info, err := os.Stat(secret)
+	require.NoError(t, err)
+	assert.EqualValues(t, 0o600, info.Mode())
+}

@@ -19,12 +19,16 @@ type inbox struct {
 	bad   int        // datagrams in a row that were malformed
 }
 
-// take reads what the agent has sent and hands it to the flows. l.in.mu is held.
+// take reads what the agent has sent and hands it to the flows. What it sends meanwhile may wait for
+// the next call: one that never pauses is not to hold up who calls. l.in.mu is held.
 func (l *Link) take() {
-	for n := together; n == together; {
-		n = l.read()
+	for range mostReads {
+		n := l.read()
 		for i := range n {
 			l.judge(l.in.batch.datagram(i))
+		}
+		if n < together {
+			return
 		}
 	}
 }

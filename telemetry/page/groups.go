@@ -17,23 +17,21 @@ const HintedWithin = time.Second
 type hosts struct {
 	at, before cc.Time // before is when they were looked at before that; 0: never
 	groups     []flow.Group
-	was        map[groupKey]cc.Bytes // delivered by then
-	rows       []Host                // of groups; nil until somebody wants to see them
+	was        map[string]cc.Bytes // delivered by then, by Group.Key
+	rows       []Host              // of groups; nil until somebody wants to see them
 }
-
-type groupKey struct{ name, algorithm string }
 
 // next looks at groups after h was looked at. It returns the queueing delays of those
 // that had bytes delivered since, too.
 func (h hosts) next(groups []flow.Group, now cc.Time) (out hosts, delays []time.Duration) {
-	out = hosts{at: now, before: h.at, groups: groups, was: make(map[groupKey]cc.Bytes, len(h.groups))}
+	out = hosts{at: now, before: h.at, groups: groups, was: make(map[string]cc.Bytes, len(h.groups))}
 	for i := range h.groups {
 		g := &h.groups[i]
-		out.was[groupKey{g.Name, g.Algorithm}] = g.Delivered
+		out.was[g.Key] = g.Delivered
 	}
 	for i := range groups {
 		g := &groups[i]
-		if g.SRTT > 0 && h.at != 0 && g.Delivered > out.was[groupKey{g.Name, g.Algorithm}] {
+		if g.SRTT > 0 && h.at != 0 && g.Delivered > out.was[g.Key] {
 			delays = append(delays, g.QueueingDelay)
 		}
 	}
@@ -64,7 +62,7 @@ func (h *hosts) row(g *flow.Group) Host {
 	if g.SRTT > 0 {
 		v.Queue = new(g.QueueingDelay.Seconds())
 	}
-	if was, ok := h.was[groupKey{g.Name, g.Algorithm}]; ok {
+	if was, ok := h.was[g.Key]; ok {
 		v.Rate = new(rateOf(was, g.Delivered, h.at.Sub(h.before)))
 	}
 	return v

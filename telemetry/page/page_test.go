@@ -154,7 +154,7 @@ func TestRatesAreThoseBetweenTwoLooks(t *testing.T) {
 
 func TestTheHistoryHasTheQueuesOfHostsThatReceive(t *testing.T) {
 	group := func(name string, delivered cc.Bytes, queue time.Duration) flow.Group {
-		return flow.Group{Name: name, Delivered: delivered, SRTT: time.Second, QueueingDelay: queue}
+		return flow.Group{Key: name, Name: name, Delivered: delivered, SRTT: time.Second, QueueingDelay: queue}
 	}
 	h := &hand{at: 1, groups: []flow.Group{
 		group("a", 100, 10*time.Millisecond), group("b", 100, 30*time.Millisecond), group("c", 100, time.Second),
@@ -253,7 +253,9 @@ func TestHostsAndPeers(t *testing.T) {
 	assert.Nil(t, ask(t, p, "table=hosts").Hosts[0].Rate)
 	assert.Nil(t, ask(t, p, "table=peers").Peers[0].Down)
 	h.later(time.Second, 0, 0)
-	h.groups = []flow.Group{h.groups[0]}
+	other := h.groups[0] // by other parameters, as after a change
+	other.Key, other.Delivered = "other", 1e9
+	h.groups = []flow.Group{h.groups[0], other}
 	h.groups[0].Delivered += 125
 	h.tunnels[0].Peers[0].Sent += 250
 	v := ask(t, p, "table=hosts")
