@@ -110,6 +110,7 @@ type bbr struct {
 	probeRTTRound bool // a round trip has passed since it was
 
 	recovery   epoch
+	expiry     epoch // what left before the last timeout is lost by it, however late that is told
 	recovering bool
 	timedOut   bool    // from a timeout: what is lost then, an outage may have taken, and no token bucket
 	entering   bool    // since the last acknowledgement
@@ -363,6 +364,9 @@ func (b *bbr) recovered() {
 
 func (b *bbr) OnLoss(l Loss) {
 	b.learn(l.MSS)
+	if !l.Timeout && b.expiry.covers(l.SentAt) {
+		return
+	}
 	lost := b.packets(l.Lost)
 	b.lost += lost
 	b.policer.lost += l.Lost
@@ -391,7 +395,7 @@ func (b *bbr) OnLoss(l Loss) {
 // timeout starts over with a packet, but not the model.
 func (b *bbr) timeout(l Loss) {
 	b.save()
-	b.recovery.reacted = l.Now
+	b.recovery.reacted, b.expiry.reacted = l.Now, l.Now
 	b.recovering, b.entering, b.conserving = true, false, false
 	b.cwnd = 1
 	b.fullBw = 0

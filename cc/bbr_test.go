@@ -415,3 +415,15 @@ func TestBbrTakesAnOutageForNoPolicer(t *testing.T) {
 	assert.Zero(t, p.Inspect()[5])
 	assert.False(t, p.policer.sampling)
 }
+
+func TestBbrTakesWhatATimeoutHasLostOffTheWindowOnce(t *testing.T) {
+	p := cruising(t, "bbr")
+	left := p.Now()
+	p.Wait(300 * ms)
+	p.path.Timeout()
+	p.Wait(10 * ms)
+	p.Ack(5, 0)
+	before := p.Cwnd()
+	p.OnLoss(Loss{State: p.path.state, Lost: 4 * DefaultMSS, SentAt: left})
+	assert.InDelta(t, before, p.Cwnd(), 1e-3)
+}

@@ -170,12 +170,12 @@ func (c *cubic) Control() Control {
 	ctl := Control{Cwnd: c.bytes(c.cwnd), Phase: c.phase()}
 	if c.paced {
 		gain := cubicGain
-		if c.inSlowStart() {
+		if c.cwnd < c.ssthresh/2 {
 			gain = slowStartGain
 		}
 		ctl.PacingRate = c.pace(gain, c.cwnd, c.srtt)
 	}
-	if ctl.Phase == "slow_start" && c.hy.conservative() {
+	if ctl.Phase == "slow_start" && c.ssthresh == c.first && c.hy.conservative() {
 		ctl.Phase = "conservative_slow_start"
 	}
 	return ctl

@@ -196,6 +196,14 @@ func TestHystart(t *testing.T) {
 	p.Round(130 * ms)
 	assert.InDelta(t, before*1.25, p.Cwnd(), before*0.05, "a quarter of the growth")
 
+	other := newPath(t, "cubic")
+	other.Round(100 * ms)
+	other.Round(100 * ms)
+	other.Round(130 * ms)
+	assert.Equal(t, "conservative_slow_start", other.alg.Control().Phase)
+	other.Timeout()
+	assert.Equal(t, "slow_start", other.alg.Control().Phase, "the second one grows as ever")
+
 	p.Round(100 * ms)
 	assert.False(t, c.hy.conservative(), "back at the old round trip it was jitter")
 

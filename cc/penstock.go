@@ -135,6 +135,7 @@ type penstock struct {
 	rival  cubic
 	rivals bool // it is in force, where it is the larger
 	losses epoch
+	expiry epoch // what left before the last timeout is lost by it, however late that is told
 }
 
 func newPenstock(cfg Config) *penstock {
@@ -152,7 +153,8 @@ func newPenstock(cfg Config) *penstock {
 	return p
 }
 
-// restart looks for the rate anew; what the path's length is, and how its queue behaves, is still known.
+// restart looks for the rate anew; what the path's length is, and how its queue behaves, is still known. What
+// is sent again shows no round trip: until one comes the newest queue counts, and a long one ends slow start.
 func (p *penstock) restart() {
 	p.phase, p.rivals = ownStarting, false
 	p.stand = standing{rest: p.stand.rest, rate: p.stand.rate, link: p.stand.link, guess: p.stand.guess}
@@ -400,9 +402,12 @@ func (p *penstock) OnLoss(l Loss) {
 	p.learn(l.MSS)
 	if l.Timeout {
 		p.rival.OnLoss(l)
-		p.losses.reacted = l.Now // whatever it finds lost tells of the same
+		p.expiry.reacted = l.Now
 		p.restart()
 		p.ask(l.Now)
+		return
+	}
+	if p.expiry.covers(l.SentAt) {
 		return
 	}
 	p.aim.excess.lost += float64(l.Lost)

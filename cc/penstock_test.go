@@ -320,3 +320,18 @@ func TestPenstockGivesUpWhatCoveredTheWayBack(t *testing.T) {
 	p.Ack(1, 60*ms)
 	assert.InDelta(t, before, p.Cwnd(), before/4)
 }
+
+func TestPenstockLearnsNothingNewFromWhatATimeoutHasLost(t *testing.T) {
+	p, own := tracking(t)
+	left := p.state.Now
+	p.Wait(time.Second)
+	p.Timeout()
+	p.Ack(1, 40*ms)
+	require.Equal(t, ownStarting, own.phase)
+	p.alg.OnLoss(Loss{State: p.state, Lost: 10 * DefaultMSS, SentAt: left})
+	assert.Equal(t, ownStarting, own.phase, "told as it is sent again")
+	assert.Zero(t, own.aim.excess.lost)
+	p.Wait(ms)
+	p.alg.OnLoss(Loss{State: p.state, Lost: DefaultMSS, SentAt: p.state.Now})
+	assert.Equal(t, ownTracking, own.phase, "lost since")
+}

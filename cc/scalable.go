@@ -136,7 +136,7 @@ func scalableRise(rtt time.Duration) float64 {
 
 // gain is how many windows are paced out in a round trip: an L4S queue has no room for bursts.
 func (s *scalable) gain() float64 {
-	if s.inSlowStart() {
+	if s.cwnd < s.ssthresh/2 {
 		return slowStartGain
 	}
 	return 1

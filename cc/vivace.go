@@ -153,8 +153,9 @@ type vivace struct {
 	rising    bool    // that direction
 	bound     float64 // on the next step, as a part of the rate
 	gradient  float64
-	timedOut  bool // since the last acknowledgement
-	deadline  Time // when the silence has lasted too long; 0: nothing is in flight
+	timedOut  bool  // since the last acknowledgement
+	expiry    epoch // what left before the last timeout is lost by it, however late that is told
+	deadline  Time  // when the silence has lasted too long; 0: nothing is in flight
 
 	utility, slope, loss float64 // of the interval judged last
 }
@@ -350,10 +351,14 @@ func (v *vivace) decideMove(now Time) {
 func (v *vivace) OnLoss(l Loss) {
 	v.learn(l.MSS)
 	v.advance(l.Now)
+	if !l.Timeout && v.expiry.covers(l.SentAt) {
+		return
+	}
 	v.onLoss(l.Lost)
 	if !l.Timeout {
 		return
 	}
+	v.expiry.reacted = l.Now
 	if !v.timedOut { // as RFC 5681 §3.1: once until something is acknowledged
 		v.timedOut = true
 		v.rate = v.clampRate(v.rate / 2)

@@ -352,3 +352,20 @@ func TestVivaceStartsAnewAfterASilence(t *testing.T) {
 	tick(10 * time.Second)
 	assert.Equal(t, "probing", p.alg.Control().Phase, "nothing was in flight to be heard of")
 }
+
+func TestVivaceBlamesNoNewIntervalForWhatATimeoutHasLost(t *testing.T) {
+	p := newPath(t, "vivace")
+	v := as[*vivace](p)
+	for range 20 {
+		p.Ack(1, 40*ms)
+		p.Wait(10 * ms)
+	}
+	left := p.state.Now
+	p.Wait(time.Second)
+	p.Timeout()
+	p.Ack(1, 40*ms)
+	p.alg.OnLoss(Loss{State: p.state, Lost: 10 * DefaultMSS, SentAt: left})
+	for _, i := range v.intervals {
+		assert.Zero(t, i.lost)
+	}
+}
