@@ -69,11 +69,14 @@ type row struct {
 	discarded int          // that do not
 }
 
-// kind is what tells the runs of one row from others': the sender's name, then file, form, how it was played, build
-// and transport.
-type kind [6]string
+// kind is what tells the runs of one row from others': the sender's name, then file, form, how it was played, build,
+// hints and warm-up, transport, and the number of the setup.
+type kind [9]string
 
-const transport = 5
+const (
+	transport = 7
+	setup     = 8 // "setup 2": other runs of that seed and number, alike in all else, play something else
+)
 
 func kindOf(file string, r record.Run) kind {
 	played, below := "over real sockets", cmp.Or(r.Transport, r.Envelope)
@@ -83,12 +86,20 @@ func kindOf(file string, r record.Run) kind {
 	if below == "auto" { // it was left to the proxy, which did not say
 		below = ""
 	}
-	return kind{r.Name, file, cmp.Or(r.Scale, "full") + " form", played, r.Version, below}
+	k := kind{r.Name, file, cmp.Or(r.Scale, "full") + " form", played, r.Version, transport: below}
+	if r.Hints > 0 {
+		k[5] = "hints each " + figures.Exact(r.Hints) + " ms"
+	}
+	if r.Warmup > 0 {
+		k[6] = "warm-up " + figures.Exact(r.Warmup) + " s"
+	}
+	return k
 }
 
-// like tells whether runs of both are of one row. The proxy says nothing of a transport whose connections have ended:
-// that must not part quick runs from slow ones.
+// like tells whether runs of both are alike but for their setups. The proxy says nothing of a transport whose
+// connections have ended: that must not part quick runs from slow ones.
 func (k kind) like(o kind) bool {
+	k[setup], o[setup] = "", ""
 	if k[transport] == "" || o[transport] == "" {
 		k[transport], o[transport] = "", ""
 	}
@@ -135,20 +146,41 @@ func pathsOf(files []File) []path {
 	return all
 }
 
+// add takes a run into the newest row of which it is a repeat, or else a new one.
 func (p *path) add(k kind, r record.Run) {
-	i := slices.IndexFunc(p.rows, func(w row) bool { return w.like(k) })
+	i, setups := -1, 0
+	for n, w := range p.rows {
+		if !w.like(k) {
+			continue
+		}
+		if setups++; !w.contradicts(r) {
+			i = n
+		}
+	}
 	if i < 0 {
+		if setups > 0 {
+			k[setup] = fmt.Sprintf("setup %d", setups+1)
+		}
 		i = len(p.rows)
 		p.rows = append(p.rows, row{kind: k})
 	}
-	if p.rows[i].kind[transport] == "" {
-		p.rows[i].kind = k
+	w := &p.rows[i]
+	w.kind[transport] = cmp.Or(w.kind[transport], k[transport])
+	switch {
+	case r.Discarded != "":
+		w.discarded++
+	case r.Virtual && r.Find(w.runs) >= 0: // made twice: it says nothing new
+	default:
+		w.runs = append(w.runs, r)
 	}
-	if r.Discarded != "" {
-		p.rows[i].discarded++
-		return
-	}
-	p.rows[i].runs = append(p.rows[i].runs, r)
+}
+
+// contradicts tells whether a run of the same seed and number played something else. Setups of different seeds
+// always differ.
+func (w row) contradicts(r record.Run) bool {
+	return slices.ContainsFunc(w.runs, func(o record.Run) bool {
+		return o.Seed == r.Seed && o.Number == r.Number && o.Setup != r.Setup
+	})
 }
 
 // section is a path as the page has it.

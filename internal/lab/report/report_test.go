@@ -148,6 +148,7 @@ func TestRunsThatAreNotAlikeStandApart(t *testing.T) {
 	built := func(version string) record.Run { return record.Run{Name: "x", Version: version} }
 	below := func(transport string) record.Run { return record.Run{Name: "x", Virtual: true, Transport: transport} }
 	over := func(envelope string) record.Run { return record.Run{Name: "x", Envelope: envelope} }
+	plays := func(seed uint64, setup string) record.Run { return record.Run{Name: "x", Seed: seed, Setup: setup} }
 	in := func(name string, runs ...record.Run) File { return File{name, runs} }
 	for want, files := range map[string][]File{
 		"x":               {in("a", built("1"), built("1"))},
@@ -161,10 +162,25 @@ func TestRunsThatAreNotAlikeStandApart(t *testing.T) {
 		"x, kernel; x, relay":                      {in("a", below("kernel"), below("relay"))},
 		"x, in virtual time; x, over real sockets": {in("a", below("kernel"), over("ebpf"))},
 		"x, full form; x, short form":              {in("a", over(""), record.Run{Name: "x", Scale: "short"})},
+
+		"x; x, hints each 10 ms": {in("a", built(""), record.Run{Name: "x", Hints: 10})},
+		"x; x, warm-up 1.5 s":    {in("a", built(""), record.Run{Name: "x", Warmup: 1.5})},
+		"x; x, setup 2":          {in("a", plays(1, "p"), plays(2, "q"), plays(1, "r"), plays(2, "s"))},
+		"x; x, setup 2; y":       {in("a", plays(1, "p"), plays(1, "q"), plays(1, "p"), record.Run{Name: "y"})},
 	} {
 		assert.Equal(t, want, strings.Join(labels(files...), "; "))
 	}
 	assert.Equal(t, []string{"x"}, labels(in("a", over(""), over("ebpf"), over("auto"))), "not always told")
+}
+
+func TestAVirtualRunThatWasMadeTwiceCountsOnce(t *testing.T) {
+	for virtual, want := range map[bool]int{true: 2, false: 4} { // repeats over real sockets differ
+		one, other := record.Run{Seed: 1, Virtual: virtual}, record.Run{Seed: 2, Virtual: virtual}
+		paths := pathsOf([]File{{"runs.jsonl", []record.Run{one, other, one, other}}})
+		require.Len(t, paths, 1)
+		require.Len(t, paths[0].rows, 1)
+		assert.Len(t, paths[0].rows[0].runs, want)
+	}
 }
 
 // labels are the names of the rows of all paths.
