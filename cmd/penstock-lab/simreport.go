@@ -104,15 +104,15 @@ func writeSimRows(w io.Writer, r record.Run, runs int) {
 			name += ": " + r.Name
 		}
 	}
-	total, resent := 0.0, 0
+	resent := 0
 	for _, f := range r.Flows {
-		total, resent = total+f.Throughput, resent+f.Resent
+		resent += f.Resent
 	}
 	fairness := "-"
 	if r.Jain > 0 { // there are several that are no UDP
 		fairness = strconv.FormatFloat(r.Jain, 'f', 3, 64)
 	}
-	fmt.Fprintf(w, "%s\t%s\t%.2f\t%.1f\t%s\t%d\t%d\t%s\n", name, strings.TrimPrefix(r.Link, "generate:"), total,
+	fmt.Fprintf(w, "%s\t%s\t%.2f\t%.1f\t%s\t%d\t%d\t%s\n", name, strings.TrimPrefix(r.Link, "generate:"), r.Payload,
 		100*r.Utilisation, delayCells(&r.Queueing), r.QueueDrops, resent, fairness)
 	if r.Experiment == "sim" || len(r.Flows) == 1 {
 		return

@@ -73,6 +73,7 @@ type Run struct {
 	Throughput  float64 `json:"throughput_mbit"` // IP bytes that left the queue
 	Offered     float64 `json:"offered_mbit"`    // what the link could have carried; 0: no bound
 	Utilisation float64 `json:"utilisation"`     // of what was offered
+	Payload     float64 `json:"payload_mbit"`    // of all flows
 
 	// Of the data packets; from a packet's arrival at the queue until its last
 	// byte has left, and until it reaches the host.
@@ -315,13 +316,17 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 				one := v.Flows[n]
 				f.Sent, f.Drops = f.Sent+one.Packets, f.Drops+one.Drops
 				f.Resent, f.Timeouts = f.Resent+one.Retransmits, f.Timeouts+one.Timeouts
+				r.Payload += one.Throughput.Mbps() * float64(one.To-one.From) / float64(s.Duration-s.Warmup)
 			}
+		} else {
+			r.Payload += a.Rate(s.Warmup, s.Duration).Mbps()
 		}
 		if s.Actors[i].Kind != stage.UDP {
 			rates = append(rates, f.Throughput)
 		}
 		r.Flows = append(r.Flows, f)
 	}
+	r.Payload = rounded(r.Payload)
 	if len(rates) > 1 {
 		r.Jain = rounded(sim.Jain(rates...))
 	}

@@ -181,6 +181,25 @@ func TestADownloadOfASizeHasTheThroughputOfItsTime(t *testing.T) {
 	assert.InDelta(t, 0.4, r.Flows[1].Throughput, 1e-4, "it did not end")
 }
 
+func TestThePayloadIsThatOfTheWholeTime(t *testing.T) {
+	turns := func(s *stage.Stage) {
+		s.Actors = append(s.Actors, stage.Actor{Name: "late", Kind: stage.Bulk, Start: 1500 * time.Millisecond})
+		s.Actors[0].Stop = 1500 * time.Millisecond
+	}
+	r := played(t, turns)
+	assert.Greater(t, r.Flows[0].Throughput+r.Flows[1].Throughput, 20.0, "each has the link while it is there")
+	assert.InDelta(t, 11.4, r.Payload, 0.3)
+	whole := played(t, nil)
+	assert.InDelta(t, whole.Flows[0].Throughput, whole.Payload, 1e-9)
+
+	s := stage.Stage{Duration: time.Second, Actors: []stage.Actor{{Stop: 500 * time.Millisecond}}}
+	bytes := make([]cc.Bytes, 10)
+	bytes[1] = 125_000
+	real := record.Of(s, stage.Record{Actors: []stage.ActorRecord{{Bytes: bytes}}})
+	assert.InDelta(t, 2, real.Flows[0].Throughput, 1e-9)
+	assert.InDelta(t, 1, real.Payload, 1e-9)
+}
+
 func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
 	path := func(change func(*stage.Stage)) string { return played(t, change).Path() }
 	for what, changes := range map[string][2]func(*stage.Stage){
