@@ -85,8 +85,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 			if f.Agents, err = agents.Parse(f.agents); err != nil {
 				return cli.BadInput(err)
 			}
-			if f.sampled <= 0 {
-				return cli.BadInput(errors.New("--trace-every must be above 0, such as 10ms"))
+			if f.sampled <= 0 || f.sampled%time.Millisecond != 0 {
+				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms", f.sampled))
 			}
 			read := slices.Concat(files, f.traces, []string{f.upTrace, f.DelayTrace})
 			if err := f.outputs.check(read...); err != nil {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -64,20 +65,15 @@ func TestSimPrintsJSON(t *testing.T) {
 		assert.Len(t, r.Flows[0].PerSecond, 5)
 	}
 
-	f, err := os.Open(trace)
-	require.NoError(t, err)
-	defer f.Close()
-	samples := 0
-	for s := bufio.NewScanner(f); s.Scan(); samples++ {
-		var line simSample
-		require.NoError(t, json.Unmarshal(s.Bytes(), &line))
+	samples := samplesOf(t, trace)
+	for _, line := range samples {
 		assert.NotEmpty(t, line.Phase)
 		assert.Positive(t, line.Cwnd)
 		require.Len(t, line.Internals, 5)
 		assert.Equal(t, "velocity", line.Internals[1].Name)
 		assert.GreaterOrEqual(t, line.Internals[1].Value, 1.0)
 	}
-	assert.Equal(t, 2*2*50, samples)
+	assert.Len(t, samples, 2*2*50)
 }
 
 func TestSimReadsFiles(t *testing.T) {
@@ -146,7 +142,8 @@ func TestSimRefuses(t *testing.T) {
 		"--delay, --warmup, --hints and --ack-every":     "--delay -1s",
 		"--up-rate and --up-trace exclude each other":    "--up-rate 1mbit --up-trace " + writeTrace(t, dir),
 		"--up-trace: open /nope":                         "--up-trace /nope",
-		"--trace-every must be above 0":                  "--trace-every 0s",
+		"--trace-every is 0s, but must be whole millis":  "--trace-every 0s",
+		"--trace-every is 3.333ms, but must be":          "--trace-every 3333us",
 		"--trace-out: open /nope/x":                      "--trace-out /nope/x",
 		"case.yaml:2:1: frob: unknown key":               file,
 		"--seed does not go with a file: write it there": "--seed 3 " + file,
@@ -171,6 +168,36 @@ func TestATraceMayBeCalledLikeARate(t *testing.T) {
 	require.NoError(t, err)
 	assert.InDelta(t, 12, runs[0].Offered, 0.1)
 	assert.Equal(t, record.Same, runs[0].Up)
+}
+
+func TestTraceEveryIsKept(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, every := range []time.Duration{
+		7 * time.Millisecond, 15 * time.Millisecond, 100 * time.Millisecond, 150 * time.Millisecond,
+	} {
+		code, _, stderr := run(t, "sim", "-a", "copa", "--duration", "1s", "--trace-out", "x.jsonl",
+			"--trace-every", every.String())
+		require.Equal(t, cli.ExitOK, code, stderr)
+		samples := samplesOf(t, "x.jsonl")
+		for i, s := range samples {
+			require.InDelta(t, float64(i)*every.Seconds(), s.At, 1e-9, every)
+		}
+		assert.Len(t, samples, int((time.Second+every-1)/every), every)
+	}
+}
+
+// samplesOf reads a file of --trace-out.
+func samplesOf(t *testing.T, file string) (all []simSample) {
+	t.Helper()
+	f, err := os.Open(file)
+	require.NoError(t, err)
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		var one simSample
+		require.NoError(t, json.Unmarshal(s.Bytes(), &one))
+		all = append(all, one)
+	}
+	return all
 }
 
 // Samples of an earlier run stay until there are others.

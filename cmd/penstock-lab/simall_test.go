@@ -122,7 +122,7 @@ func TestSimAllRefuses(t *testing.T) {
 		"--all -a none":                            "none leaves the window to the transport below",
 		"--all --json x --resume":                  "--resume and --plot do not go with --all",
 		"--all --plot x.png":                       "--resume and --plot do not go with --all",
-		"--all --trace-every 0s":                   "--trace-every must be above 0",
+		"--all --trace-every 0s":                   "--trace-every is 0s, but must be whole milliseconds",
 		"--all --transport quic":                   `--transport: no transport "quic"; use kernel, relay or native`,
 		"--all -a copa --trace-out /no/x":          "--trace-out: open /no/x",
 		"--all --sweep delta":                      `--sweep "delta" must be a parameter`,

@@ -69,9 +69,9 @@ func (f *simFlags) sampling() time.Duration {
 	if f.outputs.traceOut == "" {
 		return 0
 	}
-	every := f.sampled
-	for stage.Step%every != 0 {
-		every = stage.Step % every
+	every, rest := f.sampled, stage.Step // their greatest common divisor
+	for rest > 0 {
+		every, rest = rest, every%rest
 	}
 	return every
 }
