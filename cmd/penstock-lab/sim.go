@@ -86,7 +86,8 @@ Where two flows share the link, Jain's index says how fairly they do (1: equally
 				return cli.BadInput(err)
 			}
 			if f.sampled <= 0 || f.sampled%time.Millisecond != 0 {
-				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms", f.sampled))
+				return cli.BadInput(fmt.Errorf("--trace-every is %v, but must be whole milliseconds, such as 10ms",
+					f.sampled))
 			}
 			read := slices.Concat(files, f.traces, []string{f.upTrace, f.DelayTrace})
 			if err := f.outputs.check(read...); err != nil {

@@ -186,6 +186,25 @@ func TestTraceEveryIsKept(t *testing.T) {
 	}
 }
 
+func TestSamplesTellTheirRun(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for args, want := range map[string]int{
+		"-a copa --rate 12mbit --generate lte --duration 1s":   2,
+		"--all -a static:cwnd_packets=4,static:cwnd_packets=8": 2 * (4*1 + 2*2),
+	} {
+		code, _, stderr := run(t, strings.Fields("sim --trace-out x.jsonl --trace-every 500ms "+args)...)
+		require.Equal(t, cli.ExitOK, code, stderr)
+		times := map[[4]string]float64{}
+		for _, s := range samplesOf(t, "x.jsonl") {
+			flow := [4]string{s.Experiment, s.Run, s.Path, s.Flow}
+			last, there := times[flow]
+			require.True(t, !there || s.At > last, "%v has %v twice", flow, s.At)
+			times[flow] = s.At
+		}
+		assert.Len(t, times, want, args)
+	}
+}
+
 // samplesOf reads a file of --trace-out.
 func samplesOf(t *testing.T, file string) (all []simSample) {
 	t.Helper()

@@ -65,7 +65,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 	})
 	var failures []error
 	var records []record.Run
-	var played []recipe.Run
+	var played []course
 	for _, r := range runs {
 		if r.err != nil {
 			failures = append(failures, fmt.Errorf("%s in %s: %w", r.name, r.standard.Name, r.err))
@@ -78,7 +78,7 @@ func (f *simFlags) runAll(cmd *cobra.Command, files []string) (err error) {
 		failures = append(failures, unheld(r.name+" in "+r.standard.Name, findings)...)
 		one := record.Of(r.Stage, r.Record)
 		one.Experiment, one.Name, one.Version, one.Findings = r.standard.Name, r.name, cli.ReadBuild().String(), findings
-		records, played = append(records, one), append(played, r.Run)
+		records, played = append(records, one), append(played, course{one, r.Run})
 		if err := record.Write(file, one); err != nil {
 			return err
 		}

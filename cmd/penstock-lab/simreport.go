@@ -31,7 +31,7 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 	head := "ALGORITHM\tLINK\tMBIT/S\tUTILISATION %\tQUEUEING MS P50\tP95\tP99\tDROPS\tRETRANSMITS\tJAIN\n"
 	var unmet []error
-	var played []recipe.Run
+	var played []course
 	err = s.play(experiments, func(r recipe.Recipe, runs []record.Run, results []recipe.Result) error {
 		fmt.Fprint(t, head)
 		head = ""
@@ -39,8 +39,10 @@ func (f *simFlags) run(cmd *cobra.Command, experiments []recipe.Recipe) (err err
 			writeSimRows(t, one, len(runs))
 			unmet = append(unmet, unheld(r.Name, one.Findings)...)
 		}
-		for _, result := range results {
-			played = append(played, result.Runs...)
+		for _, result := range results { // of the one seed
+			for i, one := range result.Runs {
+				played = append(played, course{runs[i], one})
+			}
 		}
 		return nil
 	})
@@ -76,8 +78,14 @@ func (f *simFlags) sampling() time.Duration {
 	return every
 }
 
+// course is a run of which --trace-out may have the samples.
+type course struct {
+	record.Run
+	played recipe.Run
+}
+
 // writeTraces makes the file of --trace-out, if there is to be one.
-func (f *simFlags) writeTraces(runs []recipe.Run) error {
+func (f *simFlags) writeTraces(runs []course) error {
 	if f.outputs.traceOut == "" || len(runs) == 0 {
 		return nil
 	}
@@ -131,9 +139,12 @@ func delayCells(d *record.Percentiles) string {
 
 // simSample is one line of --trace-out.
 type simSample struct {
-	Run       string   `json:"run"`
-	Flow      string   `json:"flow"`
-	At        float64  `json:"time_seconds"`
+	Experiment string  `json:"experiment"`
+	Run        string  `json:"run"`
+	Path       string  `json:"path"`
+	Flow       string  `json:"flow"`
+	At         float64 `json:"time_seconds"`
+
 	Cwnd      cc.Bytes `json:"cwnd_bytes"`
 	Share     cc.Bytes `json:"share_bytes"`
 	Inflight  cc.Bytes `json:"inflight_bytes"`
@@ -149,15 +160,15 @@ type simSample struct {
 	Internals telemetry.Internals `json:"internals,omitempty"`
 }
 
-func (f *simFlags) writeSamples(w io.Writer, run recipe.Run) error {
-	enc := json.NewEncoder(w)
-	for _, one := range run.Record.Virtual.Flows {
+func (f *simFlags) writeSamples(w io.Writer, run course) error {
+	enc, path := json.NewEncoder(w), run.Path()
+	for _, one := range run.played.Record.Virtual.Flows {
 		for _, s := range one.Samples {
 			if s.At%f.sampled != 0 {
 				continue
 			}
 			if err := enc.Encode(simSample{
-				Run: run.Stage.Name, Flow: one.Name, At: s.At.Seconds(),
+				Experiment: run.Experiment, Run: run.Name, Path: path, Flow: one.Name, At: s.At.Seconds(),
 				Cwnd: s.Cwnd, Share: s.Share, Inflight: s.Inflight, Pacing: s.PacingRate,
 				SRTT: s.SRTT.Seconds(), RTT: s.LatestRTT.Seconds(), MinRTT: s.MinRTT.Seconds(), Reverse: s.ReverseQueue.Seconds(),
 				Delivered: s.Delivered, Backlog: s.Backlog, Phase: s.Phase,
