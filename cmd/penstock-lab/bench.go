@@ -96,6 +96,9 @@ where user namespaces are allowed.`,
 				return cli.BadInput(err)
 			}
 			if f.print {
+				if cmd.Flags().Changed("seeds") {
+					return cli.BadInput(errors.New("--seeds does not go with --print: give it with the file"))
+				}
 				text, err := f.Text()
 				if err == nil {
 					_, err = fmt.Fprint(cmd.OutOrStdout(), text)

@@ -60,10 +60,17 @@ func (m Matrix) check() error {
 	case !part(m.UpLoss) || slices.ContainsFunc(m.Losses, func(l float64) bool { return !part(l) }):
 		return errors.New("--loss and --up-loss must be probabilities below 1, such as 0.01 for one packet in a hundred")
 	}
+	names := map[string]bool{}
 	for _, spec := range m.Links {
 		if _, _, err := recipe.Carries(spec, 1); err != nil {
 			return fmt.Errorf("--link: %w", err)
 		}
+		name := filepath.Base(spec) // as tables and records have it
+		if names[name] {
+			return fmt.Errorf("two links are called %s, so that nobody could tell them apart: leave one out, or "+
+				"rename its file", name)
+		}
+		names[name] = true
 	}
 	if m.Up != record.Same && m.Up != record.Free {
 		if _, _, err := recipe.Carries(m.Up, 1); err != nil {

@@ -246,6 +246,7 @@ func (b *builder) actors(s *stage.Stage) error {
 		return &config.Error{Key: "flows", Message: "there is none: write such as flows: {download: {}}"}
 	}
 	random, names := rand.New(rand.NewPCG(s.Seed, 7)), map[string]bool{}
+	ports, owners := make([]int, len(flows.Values)), map[int]int{} // owners: who has terms, by port
 	for i, p := range flows.Values {
 		name, key := keyOf(p), "flows."+keyOf(p)
 		f := flowForm{App: string(stage.Bulk), Host: 1}
@@ -262,7 +263,9 @@ func (b *builder) actors(s *stage.Stage) error {
 		if terms != "" && f.Port == 0 {
 			f.Port = firstPort + i
 		}
+		ports[i] = cmp.Or(f.Port, 80)
 		if terms != "" {
+			owners[f.Port] = i
 			b.rules = append(b.rules, fmt.Sprintf("{name: port-%d, match: {ports: [%d]}, down: %s}", f.Port, f.Port, terms))
 		}
 		if f.Sizes != "" && f.Sizes != "caida" {
@@ -299,6 +302,12 @@ func (b *builder) actors(s *stage.Stage) error {
 			}
 			names[one.Name] = true
 			s.Actors = append(s.Actors, one)
+		}
+	}
+	for i, p := range flows.Values {
+		if owner, ok := owners[ports[i]]; ok && owner != i {
+			return at(p.Key, "flows."+keyOf(p)+".port", "it is %d, by which the edge knows flow %q and its terms: "+
+				"write another port", ports[i], keyOf(flows.Values[owner]))
 		}
 	}
 	return nil

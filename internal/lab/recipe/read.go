@@ -48,6 +48,7 @@ flows:
   video: {app: video, rate: 4mbit, chunk: 4s, buffer: 30s}
   noise: {app: udp, rate: 3mbit}
   # download: {send_buffer: 1MB}       of the server's socket, where no proxy serves the flow
+  # download: {port: 8001}             of the server, for the rules of edge; without it: 80
   # upload: {app: upload, control: cubic}; many: {count: 8, stagger: 1s, within: 2s}; other: {direct: true};
   # {app: web, every: 1h, count: 500, within: 20s, sizes: caida}: a Poisson process, sizes as in CCP's figure 3-3;
   # {ecn: l4s} and every key that terms have in the proxy's configuration, down

@@ -2,6 +2,7 @@ package record
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 
 	"github.com/penstock-net/penstock/cc/sim"
@@ -21,7 +22,7 @@ const (
 func (r *Run) describe(s stage.Stage) {
 	down, up := s.Down, s.Up
 	r.Link, r.Up, r.Buffer = carries(down), carries(up), buffer(down)
-	if r.Up == r.Link {
+	if r.Up == r.Link && reflect.DeepEqual(down.Trace, up.Trace) { // which may be called the same
 		r.Up = Same
 	}
 	if b := buffer(up); r.Up != Free && b != r.Buffer {

@@ -216,6 +216,17 @@ func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
 	} {
 		assert.NotEqual(t, path(changes[0]), path(changes[1]), what)
 	}
+	plays := func(down, up string) string {
+		return path(func(s *stage.Stage) {
+			for link, text := range map[*sim.LinkConfig]string{&s.Down: down, &s.Up: up} {
+				var err error
+				link.Trace, err = sim.ReadTrace("x.tr", strings.NewReader(text))
+				require.NoError(t, err)
+			}
+		})
+	}
+	assert.Contains(t, plays("1\n", "1\n"), "x.tr both ways")
+	assert.Contains(t, plays("1\n", "2\n"), "x.tr down, x.tr up", "files of one name")
 	assert.Contains(t, path(func(s *stage.Stage) { s.Down.Rate, s.Down.Loss = 100_100_000, 0.007 }),
 		"100.1mbit down, 12mbit up, 10 ms each way, buffer 250pkt, 0.7 % random loss, 3 s")
 	back := func(s *stage.Stage) { s.Down.Rate, s.Up.QueuePackets, s.Up.Loss = 50e6, 20, 0.01 }
