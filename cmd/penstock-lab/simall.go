@@ -173,9 +173,9 @@ func playAll(ctx context.Context, runs []standardRun, progress io.Writer, change
 func (r standardRun) figures() []string {
 	result := r.Record.Virtual
 	cells := []string{
-		fmt.Sprintf("%.1f", 100*result.Utilisation),
-		brief(record.Millis(result.Queueing.P50)),
-		brief(record.Millis(result.Queueing.P95)),
+		fmt.Sprintf("%.1f", 100*r.Record.Utilisation),
+		brief(record.Millis(r.Record.Queueing.P50)),
+		brief(record.Millis(r.Record.Queueing.P95)),
 	}
 	if len(result.Flows) == 1 {
 		return cells

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,6 +53,12 @@ func TestSimAllMakesOneTable(t *testing.T) {
 		return runs, progress.String()
 	}
 	runs, progress := play()
+	for _, r := range runs {
+		recorded := record.Of(r.Stage, r.Record)
+		assert.Equal(t, []string{
+			fmt.Sprintf("%.1f", 100*recorded.Utilisation), brief(recorded.Queueing.P50), brief(recorded.Queueing.P95),
+		}, r.figures()[:3], "%s in %s, as --json has it", r.name, r.standard.Name)
+	}
 	assert.Equal(t, 12, strings.Count(progress, "\n"), "a line for each run that is over:\n%s", progress)
 	assert.Contains(t, progress, "[12/12] ")
 

@@ -100,6 +100,21 @@ warmup: 2s
 	assert.Equal(t, v.Queueing, queueing, "not that of a connection that ended in the warm-up")
 }
 
+func TestOneFlowsQueueingIsThatOfTheLink(t *testing.T) {
+	for flow, link := range map[string]string{
+		"{}":                               "link: {rate: 12mbit, rtt: 40ms, queue: 100pkt}",
+		"{app: udp, rate: 20mbit}":         "link: {rate: 12mbit, rtt: 40ms, queue: 100pkt}",
+		"{app: upload}":                    "link: {rate: 12mbit, rtt: 40ms}\nup: {rate: 2mbit, queue: 50pkt}",
+		"{start: 1s, stop: 2s, size: 1MB}": "cell: {rtt: 40ms, hosts: [{queue: 6MB}]}",
+	} {
+		v := playText(t, "algorithm: cubic\nflows: {a: "+flow+"}\nduration: 3s\n"+link+"\n").Runs[0].view()
+		queueing, err := v.QueueingOf("a")
+		require.NoError(t, err)
+		assert.Positive(t, queueing.P95, flow)
+		assert.Equal(t, v.Queueing, queueing, flow)
+	}
+}
+
 func TestResponsivenessIsNotThatOfRequestsCutShort(t *testing.T) {
 	a := stage.ActorRecord{Name: "probe"}
 	for i := range 15 {
