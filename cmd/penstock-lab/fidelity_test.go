@@ -15,7 +15,7 @@ import (
 func TestFidelityComparesEachAlgorithmWithItself(t *testing.T) {
 	f := fidelityFlags{
 		algorithms: []string{"penstock", "static:cwnd_packets=50,pacing_mbit=8", "cubic", "copa:paper,delta=0.25"},
-		against: "sim", model: "lte", links: 3, buffer: "2MB",
+		against:    "sim", model: "lte", links: 3, buffer: "2MB",
 	}
 	f.envelopes, f.Delay, f.Duration = []string{"ebpf"}, 10*time.Millisecond, 20*time.Second
 	r, err := f.experiment()

@@ -195,9 +195,9 @@ func TestThePayloadIsThatOfTheWholeTime(t *testing.T) {
 	s := stage.Stage{Duration: time.Second, Actors: []stage.Actor{{Stop: 500 * time.Millisecond}}}
 	bytes := make([]cc.Bytes, 10)
 	bytes[1] = 125_000
-	real := record.Of(s, stage.Record{Actors: []stage.ActorRecord{{Bytes: bytes}}})
-	assert.InDelta(t, 2, real.Flows[0].Throughput, 1e-9)
-	assert.InDelta(t, 1, real.Payload, 1e-9)
+	overSockets := record.Of(s, stage.Record{Actors: []stage.ActorRecord{{Bytes: bytes}}})
+	assert.InDelta(t, 2, overSockets.Flows[0].Throughput, 1e-9)
+	assert.InDelta(t, 1, overSockets.Payload, 1e-9)
 }
 
 func TestPathsThatDifferHaveWordsThatDiffer(t *testing.T) {
