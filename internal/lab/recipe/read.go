@@ -197,6 +197,9 @@ func runsOf(root section) (all []section, err error) {
 		if !ok {
 			return nil, at(n, "runs", "expected a name and what differs, such as {name: cubic, algorithm: cubic}")
 		}
+		if err := s.without("runs", "about", "source", "let", "short", "runs", "must"); err != nil {
+			return nil, err
+		}
 		all = append(all, section{ast.Mapping(s.GetToken(), false, slices.Clone(s.Values)...)})
 	}
 	return all, nil
@@ -212,6 +215,9 @@ func (r *Recipe) scaled(text []byte, scale Scale) (section, error) {
 		short, ok := sectionOf(n)
 		if !ok {
 			return root, at(n, "short", "expected what differs in the short form, such as {duration: 10s}")
+		}
+		if err := short.without("short", "about", "source", "short", "must"); err != nil {
+			return root, err
 		}
 		root.merge(short)
 	}

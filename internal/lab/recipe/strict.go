@@ -102,6 +102,16 @@ func (s section) unused(f form) error {
 	return nil
 }
 
+// without refuses keys of the whole experiment in one of its parts.
+func (s section) without(part string, keys ...string) error {
+	for _, p := range s.Values {
+		if key := keyOf(p); slices.Contains(keys, key) {
+			return at(p.Key, part+"."+key, "it is of the whole experiment: write it beside %s", part)
+		}
+	}
+	return nil
+}
+
 // distinct tells which runs have one name: any two, where something is asserted of them, else those over
 // one path, which tables would take for one.
 func (r *Recipe) distinct(scale Scale, stages []stage.Stage, asserts bool) error {

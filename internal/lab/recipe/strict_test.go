@@ -65,6 +65,17 @@ func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
 		fine + "cell: {hosts: [{bits: 500}]}":     "my:1:1: link: beside it there is cell",
 		fine + "cell: {blocks: 50}":               "my:5:1: cell: it has no hosts: write such as hosts: [{queue",
 
+		fine + "runs: [{name: a, must: [1 > 2]}]":       "my:5:18: runs.must: it is of the whole experiment: write it beside runs",
+		fine + "runs: [{name: a, let: {r: 5}}]":         "runs.let: it is of the whole experiment",
+		fine + "runs: [{name: a, short: {warmup: 1s}}]": "runs.short: it is of the whole experiment",
+		fine + "runs: [{name: a, runs: []}]":            "runs.runs: it is of the whole experiment",
+		fine + "runs: [{name: a, about: b}]":            "runs.about: it is of the whole experiment",
+		fine + "runs: [{name: a, source: b}]":           "runs.source: it is of the whole experiment",
+		fine + "short: {must: [1 > 2]}":                 "my:5:9: short.must: it is of the whole experiment: write it beside short",
+		fine + "short: {about: b}":                      "short.about: it is of the whole experiment",
+		fine + "short: {source: b}":                     "short.source: it is of the whole experiment",
+		fine + "short: {short: {}}":                     "short.short: it is of the whole experiment",
+
 		fine + "must: ['rpm(\"b\") > 0']":      `my:5:8: must[0].is: there is no flow "b"`,
 		fine + "must: ['requests(\"b\") > 0']": `must[0].is: there is no flow "b"`,
 		fine + "must: ['pages(\"b\") > 0']":    `must[0].is: there is no flow "b"`,
