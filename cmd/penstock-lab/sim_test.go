@@ -109,12 +109,16 @@ func TestSimReadsFiles(t *testing.T) {
 	for says, text := range map[string]string{
 		"case:3:29: flows.b.params.delta: copa": "flows: {a: {}, b: {params: {delta: 9}, algorithm: copa}}\n",
 		"case:3:9: flows.a: in virtual time a ": "flows: {a: {app: web, size: 1MB}}\n",
-		"case:4:8: must[0]: index out of range": "flows: {a: {}}\nmust: [\"seconds('a')[7] > 2\"]\n",
 	} {
 		code, _, stderr := run(t, "sim", write("case.yaml", link+text))
 		assert.Equal(t, cli.ExitInput, code, says)
 		assert.Contains(t, stderr, says)
 	}
+	const fails = "flows: {a: {}}\nmust: [\"seconds('a')[7] > 2\", drops < 0]\n"
+	code, _, stderr = run(t, "sim", write("case.yaml", link+fails))
+	assert.Equal(t, cli.ExitFail, code)
+	assert.Contains(t, stderr, "is not measured: index out of range")
+	assert.Contains(t, stderr, "drops is 0, but must be below 0")
 }
 
 func TestSimRefuses(t *testing.T) {

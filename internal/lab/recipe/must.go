@@ -290,48 +290,57 @@ func (r *Recipe) Judge(o Outcome) (all []record.Finding, err error) {
 		} else if len(r.all) == 1 {
 			env = about{views[o.Runs[0].Stage.Name], rest}
 		}
-		f, holds, err := m.judge(env)
-		if err != nil {
-			return nil, r.at(m.node, m.key, "%s", firstLine(err))
-		}
-		if holds {
+		if f, there := m.judge(env); there {
 			all = append(all, f)
 		}
 	}
 	return all, nil
 }
 
-// comparing is the bound of a finding that has none.
-const comparing = "for comparison"
+// comparing is the bound of a finding that has none, unmeasured its figure where there is none.
+const (
+	comparing  = "for comparison"
+	unmeasured = "not measured"
+)
 
-// judge evaluates the assertion; false: it is not about this run.
-func (m must) judge(env any) (f record.Finding, there bool, err error) {
+// judge evaluates the assertion; false: it is not about this run. What cannot be evaluated does not hold.
+func (m must) judge(env any) (f record.Finding, there bool) {
+	var (
+		is  any = true
+		got     = math.NaN()
+		err error
+	)
 	if m.when != nil {
-		if is, err := expr.Run(m.when, env); err != nil || is != true {
-			return f, false, err
-		}
+		is, err = expr.Run(m.when, env)
+	}
+	if err == nil && is != true {
+		return f, false
+	}
+	if err == nil {
+		got, err = number(m.is, env)
 	}
 	f = record.Finding{What: cmp.Or(m.form.What, string(m.form.Is)), Paper: m.form.Paper, OK: true}
-	got, err := number(m.is, env)
-	if err != nil {
-		return f, false, err
-	}
-	f.Got = figure(got, m.form.Unit)
 	var bounds []string
 	for i, c := range comparisons {
 		if m.bounds[i] == nil {
 			continue
 		}
-		bound, err := number(m.bounds[i], env)
-		if err != nil {
-			return f, false, err
+		bound, failed := number(m.bounds[i], env)
+		text := figure(bound, m.form.Unit)
+		if failed != nil {
+			err, text = cmp.Or(err, failed), string(*m.form.bounds()[i])
 		}
-		bounds = append(bounds, c.words+" "+figure(bound, m.form.Unit))
+		bounds = append(bounds, c.words+" "+text)
 		f.OK = f.OK && c.holds(got, bound)
 	}
 	f.Bound = cmp.Or(strings.Join(bounds, ", "), comparing)
-	if math.IsNaN(got) {
-		f.Got = "not measured"
+	switch {
+	case err != nil:
+		f.Got, f.OK = unmeasured+": "+firstLine(err), false
+	case math.IsNaN(got):
+		f.Got = unmeasured
+	default:
+		f.Got = figure(got, m.form.Unit)
 	}
-	return f, true, nil
+	return f, true
 }

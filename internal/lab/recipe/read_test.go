@@ -186,18 +186,26 @@ func TestARequestWithoutAnEndTakesUntilTheEnd(t *testing.T) {
 	assert.Equal(t, want, all)
 }
 
-func TestAnExpressionThatFailsTellsWhy(t *testing.T) {
+func TestAnExpressionThatFailsIsAFindingThatFails(t *testing.T) {
 	for what, says := range map[string]string{
-		"rate(lower('B')) > 1":          `my:4:8: must[0]: run "my" has no flow "b"`,
-		"stall('a', -100) > 1":          "my:4:8: must[0]: -100 is no time of a run",
-		"rate('a', -1, 1) > 1":          "-1 is no time of a run",
-		"first_at('a', 1, 1, 1e30) > 1": "is no time of a run",
+		"rate(lower('B')) > 1":                       `run "my" has no flow "b"`,
+		"stall('a', -100) > 1":                       "-100 is no time of a run",
+		"rate('a', -1, 1) > 1":                       "-1 is no time of a run",
+		"first_at('a', 1, 1, 1e30) > 1":              "is no time of a run",
+		"requests('a')[5] < 1000":                    "index out of range: 5",
+		"1 > requests('a')[5]":                       "index out of range: 5",
+		"{is: 1, when: \"requests('a')[5] > 1\"}":    "index out of range: 5",
+		"{is: 1, above: \"requests('a')[5]\"}":       "index out of range: 5",
+		"{is: \"requests('a')[5]\", what: is alone}": "index out of range: 5",
 	} {
-		text := "link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: [\"" + what + "\"]"
-		r, err := readText("my", []byte(text), loader{})
-		require.NoError(t, err)
-		_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
-		assert.ErrorContains(t, err, says)
+		if what[0] != '{' {
+			what = `"` + what + `"`
+		}
+		result := playText(t, "link: {rate: 1mbit, rtt: 4ms}\nflows: {a: {}}\nduration: 1s\nmust: ["+what+", 1 > 0]")
+		require.Len(t, result.Findings, 2)
+		assert.Contains(t, result.Findings[0].Got, says)
+		assert.False(t, result.Findings[0].OK, what)
+		assert.True(t, result.Findings[1].OK, "it is judged as well")
 	}
 }
 
