@@ -36,7 +36,7 @@ func within(h datapath.Histogram) record.Percentiles {
 // each are the rates, in Mbit/s, at which IP bytes left the last hop after the warm-up, in steps of so
 // many seconds.
 func (r Run) each(step any) (all []float64, err error) {
-	length, err := moment(step)
+	length, err := r.moment(step)
 	if err != nil {
 		return nil, err
 	}

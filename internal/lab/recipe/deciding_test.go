@@ -27,7 +27,7 @@ func TestQuantilesOfAHistogram(t *testing.T) {
 
 func TestWhatIsUsedAndWhatLeaves(t *testing.T) {
 	r := Run{
-		Stage: stage.Stage{Warmup: 40 * time.Millisecond},
+		Stage: stage.Stage{Duration: 140 * time.Millisecond, Warmup: 40 * time.Millisecond},
 		Record: stage.Record{
 			CPU: 3 * time.Second, Decided: stage.Decided{CPU: time.Second}, Left: []cc.Bytes{9, 9, 2500, 5000, 0, 0, 7},
 			Actors: []stage.ActorRecord{{Bytes: []cc.Bytes{1e9, 1e9}}},

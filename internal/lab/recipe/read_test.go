@@ -209,6 +209,42 @@ func TestAnExpressionThatFailsIsAFindingThatFails(t *testing.T) {
 	}
 }
 
+func TestAnExpressionThatCanSayNothingFails(t *testing.T) {
+	for what, says := range map[string]string{
+		"arrived('a')":           `flow "a" is no app: udp`,
+		"rate('a', 0, 3)":        "3 is no time of a run: write seconds from 0 to 2.1",
+		"rate('a', 0.5, 0.55)":   "from 0.5 to 0.55 are less than 0.1 seconds",
+		"rate('a', 1, 1)":        "from 1 to 1 are less than 0.1 seconds",
+		"window('a', 2, 1)[0]":   "from 2 to 1 are less than 0.1 seconds",
+		"least_jain(0, 10)":      "10 is no time of a run",
+		"least_jain(1, 1.5)":     "from 1 to 1.5 are less than 1 seconds",
+		"stall('a', 2.1)":        "from 2.1 to 2.05 are less than 0.1 seconds",
+		"first_at('a', 1, 0, 0)": "from 0 to 0 are less than 0.1 seconds",
+		"first_at('a', 1, 1, 2)": "from 2 to 2.05 are less than 1 seconds",
+		"len(each(3))":           "3 is no time of a run",
+		"len(window('early'))":   "", // it is not there after the warm-up
+		"rate('early')":          "",
+		"arrived('noise')":       "",
+		"rate('a', 0, 2.1)":      "", // the last step of the record
+		"least_jain(0, 2)":       "",
+		"first_at('a', 9, 1, 1)": "",
+		"window('a', 1, 1.1)[0]": "",
+	} {
+		result := playText(t, `
+link: {rate: 12mbit, rtt: 40ms, queue: 100pkt}
+algorithm: copa
+flows: {a: {}, early: {stop: 500ms}, noise: {app: udp, rate: 1mbit}}
+duration: 2050ms
+warmup: 1s
+must: [{is: "`+what+`"}]`)
+		if says != "" {
+			assert.Contains(t, result.Findings[0].Got, says, what)
+		} else {
+			assert.True(t, result.Findings[0].OK, "%s: %s", what, result.Findings[0].Got)
+		}
+	}
+}
+
 func TestTheFirstMomentOfARateIsTheEndOfItsTime(t *testing.T) {
 	bytes := make([]cc.Bytes, 20)
 	for i := 10; i < 20; i++ {

@@ -133,10 +133,11 @@ func (r Run) capacity() float64 {
 }
 
 // moment is a time of the run; v is in seconds from its start.
-func moment(v any) (time.Duration, error) {
+func (r Run) moment(v any) (time.Duration, error) {
 	s, err := toNumber(v)
-	if err == nil && !(s >= 0 && s <= maxLength.Seconds()) {
-		err = fmt.Errorf("%v is no time of a run: write seconds from 0 to %v", v, maxLength.Seconds())
+	end := (r.Stage.Duration + stage.Step - 1).Truncate(stage.Step).Seconds()
+	if err == nil && !(s >= 0 && s <= end) {
+		err = fmt.Errorf("%v is no time of a run: write seconds from 0 to %v", v, end)
 	}
 	if err != nil {
 		return 0, err
@@ -144,17 +145,25 @@ func moment(v any) (time.Duration, error) {
 	return time.Duration(math.Round(s*1e3)) * time.Millisecond, nil
 }
 
+// between is the time between two moments, which are at least so far apart.
+func (r Run) between(first, last any, least time.Duration) (from, to time.Duration, err error) {
+	if from, err = r.moment(first); err == nil {
+		to, err = r.moment(last)
+	}
+	if err == nil && to-from < least {
+		err = fmt.Errorf("from %v to %v are less than %v seconds", first, last, least.Seconds())
+	}
+	return from, to, err
+}
+
 // span is the time between two moments, or without them that in which flow i is there.
 func (r Run) span(i int, span []any) (from, to time.Duration, err error) {
-	from, to = r.Stage.There(i)
 	switch len(span) {
 	case 0:
-		return from, to, nil
+		from, to = r.Stage.There(i)
+		return from, max(from, to), nil
 	case 2:
-		if from, err = moment(span[0]); err == nil {
-			to, err = moment(span[1])
-		}
-		return from, to, err
+		return r.between(span[0], span[1], stage.Step)
 	}
 	return 0, 0, fmt.Errorf("expected two times, from and to, or none")
 }
@@ -214,11 +223,10 @@ func (r Run) share(flow string) (float64, error) {
 // leastJain is the least fairness of any whole second between two times, among the flows
 // that are there in all of it. One flow alone is fair.
 func (r Run) leastJain(from, to any) (float64, error) {
-	first, err := moment(from)
+	first, last, err := r.between(from, to, time.Second)
 	if err != nil {
 		return 0, err
 	}
-	last, err := moment(to)
 	least := 1.0
 	for at := first; at+time.Second <= last; at += time.Second {
 		var open []float64
@@ -235,7 +243,7 @@ func (r Run) leastJain(from, to any) (float64, error) {
 			least = min(least, sim.Jain(open...))
 		}
 	}
-	return least, err
+	return least, nil
 }
 
 // firstAt is how many seconds after a time (from) a flow has had a rate (mbit) for a time (over); +Inf: never.
@@ -248,17 +256,20 @@ func (r Run) firstAt(flow string, mbit, over, from any) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	length, err := moment(over)
+	_, length, err := r.between(0, over, stage.Step)
 	if err != nil {
 		return 0, err
 	}
-	since, err := moment(from)
+	since, _, err := r.between(from, r.Stage.Duration.Seconds(), length)
+	if err != nil {
+		return 0, err
+	}
 	for t := since; t+length <= r.Stage.Duration; t += stage.Step {
 		if r.Record.Actors[i].Rate(t, t+length).Mbps() >= want {
-			return (t + length - since).Seconds(), err
+			return (t + length - since).Seconds(), nil
 		}
 	}
-	return math.Inf(1), err
+	return math.Inf(1), nil
 }
 
 // rateBeside is a flow's rate in the time in which another runs, from a second after the
@@ -290,6 +301,9 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 		return nil, err
 	}
 	from, to, err := r.span(i, span)
+	if err != nil {
+		return nil, err
+	}
 	all := r.Record.Actors[i].Cwnd
 	if all == nil {
 		return nil, fmt.Errorf("flow %q has no window that is looked at: it goes past the proxy, up, or as UDP", flow)
@@ -297,13 +311,16 @@ func (r Run) window(flow string, span ...any) (packets []float64, err error) {
 	for _, w := range all[min(len(all), int(from/stage.Step)):min(len(all), int(to/stage.Step))] {
 		packets = append(packets, float64(w)/float64(cc.DefaultMSS))
 	}
-	return packets, err
+	return packets, nil
 }
 
 func (r Run) arrived(flow string) (float64, error) {
 	i, err := r.index(flow)
 	if err != nil {
 		return 0, err
+	}
+	if r.Stage.Actors[i].Kind != stage.UDP {
+		return 0, fmt.Errorf("flow %q is no app: udp: of others all arrives", flow)
 	}
 	return float64(total(r.Record.Actors[i].Bytes)) / float64(max(1, r.Record.Actors[i].Sent)), nil
 }
@@ -337,7 +354,10 @@ func (r Run) stall(flow string, from any) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	since, err := moment(from)
+	since, _, err := r.between(from, r.Stage.Duration.Seconds(), stage.Step)
+	if err != nil {
+		return 0, err
+	}
 	empty, longest := 0, 0
 	for _, n := range r.Record.Actors[i].Bytes[min(len(r.Record.Actors[i].Bytes), int(since/stage.Step)):] {
 		if empty++; n > 0 {
@@ -345,7 +365,7 @@ func (r Run) stall(flow string, from any) (float64, error) {
 		}
 		longest = max(longest, empty)
 	}
-	return (time.Duration(longest) * stage.Step).Seconds(), err
+	return (time.Duration(longest) * stage.Step).Seconds(), nil
 }
 
 func (r Run) video(flow string) (record.Video, error) {
