@@ -133,10 +133,34 @@ func (a Actor) check(s Stage) error {
 	return nil
 }
 
-// CheckEdge tells what is wrong with the configuration of the stage's proxy.
+// CheckEdge tells what is wrong with the configuration of the stage's proxy, and which change of it is wrong
+// though it is not said to be, or the other way round.
 func (s Stage) CheckEdge() error {
-	_, _, err := s.readEdge(s.Edge)
-	return err
+	edge, _, err := s.readEdge(s.Edge)
+	if err != nil {
+		return err
+	}
+	read := map[string]error{}
+	for _, c := range s.Changes {
+		if c.Edge == "" {
+			continue
+		}
+		wrong, known := read[c.Edge]
+		if !known {
+			_, wrong = s.rereadEdge(edge, c.Edge)
+			read[c.Edge] = wrong
+		}
+		switch {
+		case wrong != nil && !c.Refused:
+			err = fmt.Errorf("the one at %s is refused: %w; refused: true has it so on purpose", c.At, wrong)
+		case wrong == nil && c.Refused:
+			err = fmt.Errorf("the one at %s is not refused: take refused out", c.At)
+		default:
+			continue
+		}
+		return &config.Error{Key: "changes", Message: err.Error()}
+	}
+	return nil
 }
 
 // deciding are the agents that the proxy's configurations name.

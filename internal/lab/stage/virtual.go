@@ -82,12 +82,12 @@ func (v *virtual) prepare() error {
 	if err := s.Check(); err != nil {
 		return err
 	}
-	rules, envelope, err := s.readEdge(s.Edge)
+	edge, rules, err := s.readEdge(s.Edge)
 	if err != nil {
 		return err
 	}
 	v.scenario = sim.Scenario{
-		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(envelope), RawRTT: s.Tunnel != "", Hints: s.Hints,
+		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(edge.Envelope.Kernel()), RawRTT: s.Tunnel != "", Hints: s.Hints,
 		AckEvery: s.AckEvery, AckDelay: s.AckDelay,
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
@@ -97,7 +97,7 @@ func (v *virtual) prepare() error {
 			continue
 		}
 		answer := Reload{At: c.At}
-		if rules, _, err := s.readEdge(c.Edge); err != nil {
+		if rules, err := s.rereadEdge(edge, c.Edge); err != nil {
 			answer.Error = err.Error()
 		} else {
 			v.edges = append(v.edges, virtualEdge{c.At, rules})
@@ -136,19 +136,27 @@ func (s Stage) transport(envelope string) sim.Transport {
 	return sim.Kernel
 }
 
-// readEdge reads the proxy's configuration: its rules, nil where there is no proxy,
-// and its envelope, empty where the proxy chooses.
-func (s Stage) readEdge(edge string) (*policy.Policy, string, error) {
+// readEdge reads the proxy's configuration and its rules, nil where there is no proxy.
+func (s Stage) readEdge(edge string) (cfg config.Config, rules *policy.Policy, err error) {
 	if edge == "" {
-		return nil, "", nil
+		return cfg, nil, nil
 	}
-	cfg, err := config.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s",
+	cfg, err = config.Parse(fmt.Appendf(nil, "listeners: [{name: %s, mode: mixed, address: \"127.0.0.1:1080\"}]\n%s",
 		virtualListener, s.Agents.YAML()+edge))
 	if err != nil {
-		return nil, "", err
+		return cfg, nil, err
 	}
-	rules, err := cfg.Policy()
-	return rules, cfg.Envelope.Kernel(), err
+	rules, err = cfg.Policy()
+	return cfg, rules, err
+}
+
+// rereadEdge reads another configuration for a proxy that runs.
+func (s Stage) rereadEdge(now config.Config, edge string) (*policy.Policy, error) {
+	next, rules, err := s.readEdge(edge)
+	if err == nil {
+		err = now.CheckReload(next)
+	}
+	return rules, err
 }
 
 // addFlows makes the actors' flows. Those that are not an actor's first come last, so
@@ -303,7 +311,7 @@ func (v *virtual) decide(i int, edge virtualEdge) (policy.Verdict, error) {
 // terms are what the stage's edge says of an actor's downloads; false: it has no part in them.
 func (s Stage) terms(i int) (bool, flow.Terms, error) {
 	v := virtual{stage: s}
-	rules, _, err := s.readEdge(s.Edge)
+	_, rules, err := s.readEdge(s.Edge)
 	if err != nil {
 		return false, flow.Terms{}, err
 	}

@@ -137,3 +137,29 @@ func TestWhatVirtualTimeCannotPlayIsToldBeforeTheRun(t *testing.T) {
 		assert.ErrorContains(t, err, says)
 	}
 }
+
+func TestAChangeIsWrongOnPurposeOnly(t *testing.T) {
+	for edge, says := range map[string]string{
+		"defaults: {algorithm: cubic}": "",
+		"defaults: {algorithm: cubi}":  `no algorithm "cubi"`,
+		"envelope: bbr":                "envelope: cannot change while running",
+	} {
+		s := short(Actor{Name: "bulk", Kind: Bulk})
+		s.Edge = "defaults: {algorithm: copa}"
+		s.Changes = []Change{{At: Step, Delay: Step}, {At: 2 * Step, Edge: edge}}
+		asked := s.CheckEdge()
+		s.Changes[1].Refused = true
+		onPurpose := s.CheckEdge()
+		if says == "" {
+			require.NoError(t, asked)
+			require.ErrorContains(t, onPurpose, "changes: the one at 200ms is not refused")
+			continue
+		}
+		require.ErrorContains(t, asked, "changes: the one at 200ms is refused")
+		require.ErrorContains(t, asked, says)
+		require.NoError(t, onPurpose)
+		r, err := PlayVirtual(t.Context(), s, nil)
+		require.NoError(t, err)
+		assert.Contains(t, r.Reloads[0].Error, says, "as the proxy answers")
+	}
+}
