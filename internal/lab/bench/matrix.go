@@ -57,6 +57,8 @@ func (m Matrix) check() error {
 		return fmt.Errorf("--reorder-by %s: must be above 0, as packets that take no longer are not overtaken", m.ReorderBy)
 	case m.Hints != 0 && m.Hints < edge.LeastHints:
 		return fmt.Errorf("--hints %s: must be at least %s; 0: never", m.Hints, edge.LeastHints)
+	case m.Hints != 0 && !m.managed():
+		return errors.New("--hints: there is no proxy to tell: name a sender other than the kernel's own")
 	case !part(m.UpLoss) || slices.ContainsFunc(m.Losses, func(l float64) bool { return !part(l) }):
 		return errors.New("--loss and --up-loss must be probabilities below 1, such as 0.01 for one packet in a hundred")
 	}
@@ -95,6 +97,11 @@ func (m Matrix) check() error {
 		}
 	}
 	return nil
+}
+
+// managed tells whether any sender is a proxy's.
+func (m Matrix) managed() bool {
+	return slices.ContainsFunc(m.Senders, func(s Sender) bool { return s.Kernel == "" })
 }
 
 func part(p float64) bool { return p >= 0 && p < 1 }
@@ -144,7 +151,11 @@ func (m Matrix) Text() (string, error) {
 	default:
 		fmt.Fprintf(&b, ", carries: %s, queue: $(queue)", quote(placed(m.Up)))
 	}
-	b.WriteString("}\ngroup: flow\nflows: {download: {")
+	b.WriteString("}\n")
+	if m.managed() {
+		b.WriteString("group: flow\n")
+	}
+	b.WriteString("flows: {download: {")
 	var keys []string
 	if m.Flows > 1 {
 		keys = append(keys, fmt.Sprintf("count: %d", m.Flows))

@@ -60,6 +60,9 @@ func TestAMatrixIsAnExperiment(t *testing.T) {
 	assert.True(t, virtual.Virtual)
 	assert.False(t, copa.Virtual)
 
+	all = stagesOf(t, testMatrix(t, "cubic", "reno"))
+	assert.Len(t, all, 2, "nobody decides for these")
+
 	m.Up = "2mbit"
 	assert.Equal(t, cc.Rate(2e6), stagesOf(t, m)[0].Up.Rate)
 	m.Up = record.Free
@@ -97,6 +100,9 @@ func TestAMatrixThatCannotBeNamesTheFlag(t *testing.T) {
 		"--buffer":                    func(m *Matrix) { m.Buffers = []string{"2"} },
 		"--aqm":                       func(m *Matrix) { m.AQM = "red" },
 		"--ecn":                       func(m *Matrix) { m.ECN = "yes" },
+		"--hints: there is no proxy": func(m *Matrix) {
+			m.Hints, m.Senders = time.Second, []Sender{{Name: "cubic", Kernel: "cubic"}}
+		},
 	} {
 		m := testMatrix(t, "copa")
 		spoil(&m)

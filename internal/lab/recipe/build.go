@@ -132,6 +132,9 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 		if err := ccp.CheckName(a.Name); err != nil {
 			return s, &config.Error{Key: "agents", Message: err.Error()}
 		}
+		if a.Program != "" && a.Command != "" {
+			return s, &config.Error{Key: "agents", Message: a.Name + " has a program and a command: take one out"}
+		}
 		s.Agents = append(s.Agents, agents.Agent{
 			Name: a.Name, Program: a.Program, Command: a.Command, Algorithm: a.Algorithm,
 		})
@@ -188,8 +191,12 @@ func (b *builder) link(key string, l link, d time.Duration) (c sim.LinkConfig, e
 		}
 		steps := []sim.Step{{Rate: c.Rate}}
 		for _, s := range l.Steps {
-			if s.At >= d {
+			switch {
+			case s.At >= d:
 				return c, wrong(".steps", errors.New(notInTheRun(s.At, d)))
+			case s.Rate == 0:
+				return c, wrong(".steps", fmt.Errorf("the one at %s has no rate: write {at: %[1]s, rate: 6mbit}, or "+
+					"for none outages: [{from: 10s, to: 20s}]", s.At))
 			}
 			steps = append(steps, sim.Step{At: s.At, Rate: s.Rate})
 		}
@@ -412,6 +419,9 @@ func (b *builder) changes(f form, s *stage.Stage) error {
 		}
 		if one.Edge == "" && one.Delay == 0 {
 			return &config.Error{Key: key, Message: "it changes nothing: give it rtt, algorithm or edge"}
+		}
+		if one.Edge == "" && c.Refused {
+			return &config.Error{Key: key + ".refused", Message: "nobody refuses an rtt: it is for algorithm or edge"}
 		}
 		if c.At >= s.Duration {
 			return &config.Error{Key: key + ".at", Message: notInTheRun(c.At, s.Duration)}

@@ -109,12 +109,18 @@ func (r *Recipe) read() error {
 		return err
 	}
 	for key, to := range map[string]*string{"about": &r.About, "source": &r.Source} {
-		if n := root.take(key); n != nil {
-			*to, _ = scalar(n)
+		n := root.take(key)
+		if n == nil || n.Type() == ast.NullType {
+			continue
 		}
+		text, ok := scalar(n)
+		if !ok {
+			return at(n, key, "expected one line; one with a colon or a comma in the wrong place stands in quotes")
+		}
+		*to = text
 	}
 	names, asserts := map[string]bool{}, root.index("must") >= 0
-	r.flows = map[string]bool{}
+	r.flows, r.idle = map[string]bool{}, map[place]*config.Error{}
 	for _, scale := range []Scale{Short, Full} {
 		stages, err := r.Stages(scale, 1)
 		if err != nil {
@@ -131,7 +137,10 @@ func (r *Recipe) read() error {
 			}
 		}
 	}
-	r.all = names
+	if err := r.unused(); err != nil {
+		return err
+	}
+	r.all, r.idle = names, nil
 	r.musts, err = r.readMusts()
 	return err
 }
@@ -279,6 +288,9 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	}
 	if err == nil {
 		err = s.Check()
+	}
+	if err == nil && r.idle != nil {
+		r.noteIdle(root, f, s)
 	}
 	return s, err
 }

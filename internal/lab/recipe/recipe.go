@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-net/penstock/internal/lab/agents"
 	"github.com/penstock-net/penstock/internal/lab/linktrace"
 	"github.com/penstock-net/penstock/internal/lab/stage"
+	"github.com/penstock-net/penstock/proxy/config"
 )
 
 // Recipe is one experiment, as its file says it.
@@ -34,6 +35,7 @@ type Recipe struct {
 	flows map[string]bool // names of the flows of all runs
 	lets  map[Scale]variables
 	musts []must
+	idle  map[place]*config.Error // while it is read; nil: the key says something
 }
 
 // Asserts tells whether anything must hold of it.

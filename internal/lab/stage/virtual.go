@@ -87,8 +87,8 @@ func (v *virtual) prepare() error {
 		return err
 	}
 	v.scenario = sim.Scenario{
-		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(edge.Envelope.Kernel()), RawRTT: s.Tunnel != "", Hints: s.Hints,
-		AckEvery: s.AckEvery, AckDelay: s.AckDelay,
+		Down: s.Down, Cell: s.Cell, Up: s.Up, Transport: s.transport(edge.Envelope.Kernel()),
+		RawRTT: s.Tunnel != "", Hints: s.Hints, AckEvery: s.AckEvery, AckDelay: s.AckDelay,
 		Duration: s.Duration, Warmup: s.Warmup, Sample: Step, Seed: s.Seed,
 	}
 	v.edges = []virtualEdge{{rules: rules}}
