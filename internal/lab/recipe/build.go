@@ -101,11 +101,17 @@ func (b *builder) stage(f form) (s stage.Stage, err error) {
 		AckEvery: f.Acks.Every, Native: f.Native, Virtual: f.Virtual, Algorithm: string(f.Algorithm),
 		Envelope: string(f.Envelope), Sample: cmp.Or(f.Sample, stage.Step),
 	}
-	if _, _, err := cc.Parse(f.Kernel); f.Kernel != "" && err != nil {
+	switch name, _, err := cc.Parse(f.Kernel); {
+	case f.Kernel != "" && err != nil:
 		return s, &config.Error{Key: "kernel", Message: err.Error()}
+	case name == "none":
+		return s, &config.Error{Key: "kernel", Message: "a kernel always decides: name what it has, such as reno"}
 	}
 	if d := f.Acks.Delayed; d != nil {
 		s.AckDelay = cmp.Or(*d, sim.AckAtOnce)
+	}
+	if s.AckEvery > 0 && s.AckDelay > 0 {
+		return s, &config.Error{Key: "acks", Message: "they come in batches (every) or delayed: take one out"}
 	}
 	if s.Duration <= 0 || s.Duration > maxLength {
 		return s, &config.Error{Key: "duration", Message: fmt.Sprintf("it is missing or above %v: write such as "+

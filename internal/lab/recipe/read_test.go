@@ -46,6 +46,9 @@ func TestOtherEditorsWriteExperimentsToo(t *testing.T) {
 
 func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 	const fine = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
+	cell := func(keys string) string {
+		return strings.Replace(fine, "link: {rate: 12mbit, rtt: 40ms}", "cell: "+keys, 1)
+	}
 	for text, says := range map[string]string{
 		fine + "durration: 3s":        "my:5:1: durration: unknown key; did you mean duration?",
 		fine + "warmup: soon":         `my:5:9: warmup: "soon" is not a time with a unit`,
@@ -87,6 +90,10 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		"let: {b: $(c), c: $(b)}\n" + fine:                              `my:1:10: let: "$(c)" stands for another name`,
 		fine + "warmup: 3s":                                             "my:5:1: warmup: its warm-up is 3s",
 		fine + "kernel: nosuch":                                         `my:5:1: kernel: no algorithm "nosuch"`,
+		fine + "kernel: none":                                           `my:5:1: kernel: a kernel always decides`,
+		fine + "acks: {every: 10ms, delayed: 40ms}":                     "my:5:1: acks: they come in batches",
+		cell("{rtt: 4s, hosts: [{bits: 9}]}"):                           "my:1:1: cell: its round trip takes 4s",
+		cell("{rtt: 2s, hosts: [{delay: 1s}]}"):                         "my:1:1: cell: its round trip takes 3s",
 		fine + "runs:\n  - {name: a}\n  - {name: b, warmup: 3s}":        "my:7:15: warmup: its warm-up is 3s",
 		strings.Replace(fine, "rate: 12mbit", "queue: 0pkt", 1):         `my:1:15: link.queue: "0pkt" has no room`,
 		strings.Replace(fine, "{a: {}}", "{a: {count: 2}, a 2: {}}", 1): `my:3:24: flows.a 2: two flows are called`,

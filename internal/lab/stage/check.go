@@ -37,14 +37,20 @@ func (s Stage) Check() error {
 	wrong := func(key, format string, args ...any) {
 		errs = append(errs, &config.Error{Key: key, Message: fmt.Sprintf(format, args...)})
 	}
+	path, down := "link", s.Down.Delay
+	if s.Cell != nil {
+		path, down = "cell", s.Cell.Delay
+		for _, h := range s.Cell.Hosts {
+			down = max(down, s.Cell.Delay+h.Delay)
+		}
+	}
 	switch {
 	case s.Duration <= 0:
 		wrong("duration", "its duration is %s, but must be above 0", s.Duration)
 	case s.Warmup < 0 || s.Warmup >= s.Duration:
 		wrong("warmup", "its warm-up is %s, but must be shorter than the run of %s", s.Warmup, s.Duration)
-	case s.Down.Delay+s.Up.Delay >= s.Duration:
-		wrong("link", "its round trip takes %s, but must be shorter than the run of %s",
-			s.Down.Delay+s.Up.Delay, s.Duration)
+	case down+s.Up.Delay >= s.Duration:
+		wrong(path, "its round trip takes %s, but must be shorter than the run of %s", down+s.Up.Delay, s.Duration)
 	case s.Hints != 0 && s.Hints < edge.LeastHints:
 		wrong("hints", "its hints come every %s, but the shortest period is %s; 0: never", s.Hints, edge.LeastHints)
 	case s.Cell != nil && s.Down != (sim.LinkConfig{}):

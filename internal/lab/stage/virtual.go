@@ -56,7 +56,11 @@ func PlayVirtual(ctx context.Context, s Stage, change func(*sim.Scenario)) (Reco
 // run is.
 func Scenario(s Stage) (sim.Scenario, func(sim.Result) Record, error) {
 	v := virtual{stage: s, flows: make([][]int, len(s.Actors))}
-	if err := v.prepare(); err != nil {
+	err := v.prepare()
+	if err == nil {
+		err = v.scenario.Check()
+	}
+	if err != nil {
 		return sim.Scenario{}, nil, fmt.Errorf("stage: %s: %w", s.Name, err)
 	}
 	return v.scenario, v.record, nil
@@ -186,6 +190,9 @@ func (v *virtual) addFlows() error {
 	return nil
 }
 
+// maxRequests bounds those of a Web application, each of which is a flow.
+const maxRequests = 50_000
+
 // starts are when an actor's connections begin: one, or a Web application's, in its turns.
 func (v *virtual) starts(i int) (all []time.Duration, err error) {
 	a := v.stage.Actors[i]
@@ -203,7 +210,10 @@ func (v *virtual) starts(i int) (all []time.Duration, err error) {
 	due := a.Start
 	for _, t := range v.stage.Turns(i) {
 		for due = max(due, t.From); due < t.To; due += a.Every {
-			all = append(all, due)
+			if all = append(all, due); len(all) > maxRequests {
+				return nil, &config.Error{Key: "flows." + a.Name + ".every", Message: fmt.Sprintf("these are more than "+
+					"%d requests: write a longer time from one to the next", maxRequests)}
+			}
 		}
 	}
 	return all, nil

@@ -163,3 +163,20 @@ func TestAChangeIsWrongOnPurposeOnly(t *testing.T) {
 		assert.Contains(t, r.Reloads[0].Error, says, "as the proxy answers")
 	}
 }
+
+func TestWhatTheSimulatorRefusesIsKnownBeforeARun(t *testing.T) {
+	for says, change := range map[string]func(*Stage){
+		"either in batches or delayed": func(s *Stage) { s.AckEvery, s.AckDelay = Step, Step },
+		"none leaves the window":       func(s *Stage) { s.Edge, s.Kernel = "", "none" },
+		"flows.a.every: these are more than 50000 requests": func(s *Stage) {
+			s.Actors[0] = Actor{Name: "a", Kind: Web, Size: 1000, Every: time.Microsecond}
+		},
+	} {
+		s := short(Actor{Name: "a", Kind: Bulk})
+		_, _, err := Scenario(s)
+		require.NoError(t, err)
+		change(&s)
+		_, _, err = Scenario(s)
+		assert.ErrorContains(t, err, says)
+	}
+}
