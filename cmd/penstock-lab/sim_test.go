@@ -107,8 +107,8 @@ func TestSimReadsFiles(t *testing.T) {
 	assert.Regexp(t, `many .* 0\.\d+\n`, stdout, "flows that are told as one have Jain's index")
 
 	for says, text := range map[string]string{
-		"case:3:29: flows.b.params.delta: copa": "flows: {a: {}, b: {params: {delta: 9}, algorithm: copa}}\n",
-		"case:3:9: flows.a: in virtual time a ": "flows: {a: {app: web, size: 1MB}}\n",
+		"case.yaml:3:29: flows.b.params.delta: copa": "flows: {a: {}, b: {params: {delta: 9}, algorithm: copa}}\n",
+		"case.yaml:3:9: flows.a: in virtual time a ": "flows: {a: {app: web, size: 1MB}}\n",
 	} {
 		code, _, stderr := run(t, "sim", write("case.yaml", link+text))
 		assert.Equal(t, cli.ExitInput, code, says)

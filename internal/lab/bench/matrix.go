@@ -93,7 +93,7 @@ func (m Matrix) check() error {
 	for _, s := range m.Senders {
 		name, _, _ := strings.Cut(s.Algorithm, ",")
 		if err := m.Agents.Check(name); err != nil {
-			return fmt.Errorf("--sender %s: %w", s.Name, err)
+			return fmt.Errorf("%s: %w", s.Name, err)
 		}
 	}
 	return nil

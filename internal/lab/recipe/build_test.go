@@ -9,7 +9,7 @@ import (
 
 func TestTermsAreOfOneFlowAlone(t *testing.T) {
 	read := func(flows string) error {
-		_, err := readText("my", []byte("link: {rate: 12mbit, rtt: 40ms}\nduration: 2s\nflows:\n"+flows), loader{})
+		_, err := readText("my", "my", []byte("link: {rate: 12mbit, rtt: 40ms}\nduration: 2s\nflows:\n"+flows), loader{})
 		return err
 	}
 	require.NoError(t, read("  a: {algorithm: copa}\n  b: {algorithm: cubic, port: 9000}\n  c: {}\n  d: {port: 80}\n"))

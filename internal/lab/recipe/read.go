@@ -87,15 +87,16 @@ type loader struct {
 	Agents agents.Agents
 }
 
-// readText reads the text of an experiment; a mistake tells line, column and cure.
-func readText(name string, text []byte, load loader) (Recipe, error) {
-	r := Recipe{Name: name, text: bytes.TrimPrefix(text, []byte("\ufeff")), load: load} // which some editors begin with
+// readText reads the text of an experiment in a file; a mistake tells line, column and cure.
+func readText(name, file string, text []byte, load loader) (Recipe, error) {
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // which some editors begin with
+	r := Recipe{Name: name, file: file, text: text, load: load}
 	err := r.read()
 	var mistake *config.Error
 	if errors.As(err, &mistake) && mistake.File == "" {
-		mistake.File = name
+		mistake.File = file
 	} else if err != nil {
-		err = fmt.Errorf("%s: %w", name, err)
+		err = fmt.Errorf("%s: %w", file, err)
 	}
 	return r, err
 }
@@ -256,13 +257,15 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	if err != nil {
 		return stage.Stage{}, err
 	}
+	var own section
 	if v.run >= 0 {
 		runs, err := runsOf(root)
 		if err != nil {
 			return stage.Stage{}, err
 		}
-		runs[v.run].take("vary")
-		root.merge(runs[v.run])
+		own = runs[v.run]
+		own.take("vary")
+		root.merge(own)
 	}
 	for _, key := range []string{"about", "source", "let", "vary", "runs", "must"} {
 		root.take(key)
@@ -281,7 +284,7 @@ func (r *Recipe) stage(scale Scale, v variant, seed uint64) (s stage.Stage, err 
 	s, err = b.stage(f)
 	defer func() { err = placedIn(err, v.run, text) }()
 	if s.Name == "" && v.run >= 0 {
-		return s, at(root, "runs", "a run needs a name: write name: NAME")
+		return s, at(own.MappingNode, "runs", "a run needs a name: write name: NAME")
 	}
 	if s.Name == "" {
 		s.Name = r.Name
@@ -317,6 +320,16 @@ type form struct {
 	Warmup    time.Duration    `yaml:"warmup"`
 	Seed      int              `yaml:"seed" min:"0"`
 	Sample    time.Duration    `yaml:"sample"`
+
+	// These are taken out before, and stand here for what is told of an unknown key.
+	About  raw `yaml:"about"`
+	Source raw `yaml:"source"`
+	Let    raw `yaml:"let"`
+	Vary   raw `yaml:"vary"`
+	Runs   raw `yaml:"runs"`
+	Short  raw `yaml:"short"`
+	Must   raw `yaml:"must"`
+	Flows  raw `yaml:"flows"`
 }
 
 type agentForm struct {
@@ -380,6 +393,16 @@ func (r *raw) UnmarshalYAML(n ast.Node) error {
 func (r raw) text() (string, error) {
 	if s, ok := scalar(r.Node); ok {
 		return s + "\n", nil
+	}
+	if s, ok := sectionOf(r.Node); ok {
+		for _, p := range s.Values {
+			switch key := keyOf(p); key {
+			case "listeners", "telemetry", "log", "shutdown":
+				return "", at(p.Key, "edge."+key, "the laboratory has its own: take it out")
+			case "agents":
+				return "", at(p.Key, "edge."+key, "write agents beside edge")
+			}
+		}
 	}
 	var v yaml.MapSlice
 	if err := yaml.NodeToValue(r.Node, &v, yaml.UseOrderedMap()); err != nil {

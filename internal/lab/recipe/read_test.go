@@ -4,6 +4,8 @@ import (
 	"context"
 	"math"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +21,7 @@ import (
 
 func playText(t *testing.T, text string) Result {
 	t.Helper()
-	r, err := readText("my", []byte(text), loader{})
+	r, err := readText("my", "my", []byte(text), loader{})
 	require.NoError(t, err)
 	result, err := r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
 	require.NoError(t, err)
@@ -69,10 +71,18 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		fine + "changes: [{at: 0s, every: 1us, rtt: 9ms}]":      "more than 10000 changes",
 		fine + "changes: [{at: 1h, rtt: 5ms}]":                  "changes[0].at: 1h0m0s is not in the run, which ends at",
 		fine + "changes: [{at: 1s}]":                            "changes[0]: it changes nothing: give it rtt",
-		fine + "runs: [{link: {rate: 1mbit}}]":                  "runs: a run needs a name",
+		fine + "runs: [{link: {rate: 1mbit}}]":                  "my:5:9: runs: a run needs a name",
+		fine + "runs:\n  - name: a\n  - warmup: 1s\n":           "my:7:5: runs: a run needs a name",
+		fine + "flow: {b: {}}":                                  "my:5:1: flow: unknown key; did you mean flows?",
+		fine + "musts: []":                                      "musts: unknown key; did you mean must?",
+		fine + "run: []":                                        "run: unknown key; did you mean runs?",
+		fine + "whatever: []":                                   "whatever: unknown key; there are about, acks, agents,",
 		fine + "runs: [{name: a}, {name: a}]\nmust: [1 > 0]":    `two runs are called "a"`,
 
 		strings.Replace(fine, "rate: 12mbit", `carries: "recorded:x"`, 1): "no recorded trace \"x\"; there are campus-walk",
+
+		strings.Replace(fine, "algorithm: copa", "edge: {listeners: []}", 1): "my:2:8: edge.listeners: the laboratory has",
+		strings.Replace(fine, "algorithm: copa", "edge: {agents: []}", 1):    "edge.agents: write agents beside edge",
 
 		fine + "vary: []":                     "my:5:7: vary: expected names with lists of values",
 		fine + "must: [{for: [], is: drops}]": "my:5:14: must[0].for: expected names with lists of values",
@@ -103,9 +113,25 @@ func TestAMistakeTellsItsPlaceAndCure(t *testing.T) {
 		"- a":  "an experiment is one document of keys with values",
 		"a: [": "my:1:",
 	} {
-		_, err := readText("my", []byte(text), loader{})
+		_, err := readText("my", "my", []byte(text), loader{})
 		assert.ErrorContains(t, err, says, text)
 	}
+}
+
+func TestAFileOfAnExperimentIsNamedByItself(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "x.yaml")
+	const fine = "link: {rate: 12mbit, rtt: 40ms}\nalgorithm: copa\nflows: {a: {}}\nduration: 2s\n"
+	write := func(more string) { require.NoError(t, os.WriteFile(file, []byte(fine+more), 0o600)) }
+	write("must: [{run: x, is: utilisation, at_least: 2}]")
+	r, err := Open(file, nil)
+	require.NoError(t, err)
+	result, err := r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
+	require.NoError(t, err)
+	require.Len(t, result.Findings, 1)
+	assert.Equal(t, "x", result.Runs[0].Stage.Name)
+	write("must: [{run: " + file + ", is: utilisation, at_least: 2}]")
+	_, err = Open(file, nil)
+	assert.ErrorContains(t, err, file+":5:8: must[0].run: there is no run")
 }
 
 func TestWhatIsAskedIsJudged(t *testing.T) {
@@ -327,7 +353,7 @@ func FuzzRead(f *testing.F) {
 		if len(text) > 4096 {
 			t.Skip("the YAML library's time grows with the square of it")
 		}
-		r, err := readText("fuzz", text, loader{})
+		r, err := readText("fuzz", "fuzz", text, loader{})
 		if err != nil {
 			return
 		}

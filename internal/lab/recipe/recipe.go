@@ -29,6 +29,7 @@ type Recipe struct {
 	About  string // one line: what is played, and what for
 	Source string // paper and section
 
+	file  string // where it is, for mistakes
 	text  []byte
 	load  loader
 	all   map[string]bool // names of the runs of the full form
@@ -97,7 +98,8 @@ func published(file string, there agents.Agents) Recipe {
 	if err != nil {
 		panic("recipe: " + err.Error())
 	}
-	r, err := readText(strings.TrimSuffix(path.Base(file), ".yaml"), text, loader{Agents: there})
+	name := strings.TrimSuffix(path.Base(file), ".yaml")
+	r, err := readText(name, name, text, loader{Agents: there})
 	if err != nil {
 		panic("recipe: " + err.Error())
 	}
@@ -145,19 +147,18 @@ func Select(names []string, there agents.Agents) ([]Recipe, error) {
 }
 
 // Open reads the file of an experiment; its traces are found beside it.
-func Open(name string, there agents.Agents) (Recipe, error) {
-	text, err := os.ReadFile(name)
+func Open(file string, there agents.Agents) (Recipe, error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return Recipe{}, err
 	}
-	r, err := readText(name, text, files(filepath.Dir(name), there))
-	r.Name = strings.TrimSuffix(filepath.Base(name), filepath.Ext(name))
-	return r, err
+	name := strings.TrimSuffix(filepath.Base(file), filepath.Ext(file))
+	return readText(name, file, text, files(filepath.Dir(file), there))
 }
 
 // Parse reads the text of an experiment; its traces are found from here.
 func Parse(name string, text []byte, there agents.Agents) (Recipe, error) {
-	return readText(name, text, files("", there))
+	return readText(name, name, text, files("", there))
 }
 
 // files finds what an experiment names in a folder.

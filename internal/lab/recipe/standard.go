@@ -64,7 +64,7 @@ func (s StandardCase) Recipe(algorithm string, there agents.Agents) (Recipe, err
 	if spec, _ := cc.Lookup(name); slices.Contains(spec.Needs, cc.NeedsHints) {
 		text += "hints: 10ms\n"
 	}
-	return readText(s.Name, []byte(text), loader{Agents: there})
+	return readText(s.Name, s.Name, []byte(text), loader{Agents: there})
 }
 
 // Tested returns what came of the algorithm that the case was for.

@@ -32,7 +32,7 @@ func TestRunsThatTablesWouldMixAreRefused(t *testing.T) {
 
 		set + "runs: [{name: a}]\n" + fine + "vary: [" + strings.Repeat("{}, ", 1001) + "]": "my:2:1: runs: these",
 	} {
-		_, err := readText("my", []byte(text), loader{})
+		_, err := readText("my", "my", []byte(text), loader{})
 		if says == "" {
 			assert.NoError(t, err, text)
 			continue
@@ -102,10 +102,10 @@ func TestWhatWouldBePassedOverIsRefused(t *testing.T) {
 		fine + "must: ['requests(\"b\") > 0']": `must[0].is: there is no flow "b"`,
 		fine + "must: ['pages(\"b\") > 0']":    `must[0].is: there is no flow "b"`,
 	} {
-		_, err := readText("my", []byte(text), loader{})
+		_, err := readText("my", "my", []byte(text), loader{})
 		assert.ErrorContains(t, err, says, text)
 	}
-	r, err := readText("my", []byte(flow("app: web, size: 1KB, every: 1s, count: 2, stagger: 1s, weight: 2")+
+	r, err := readText("my", "my", []byte(flow("app: web, size: 1KB, every: 1s, count: 2, stagger: 1s, weight: 2")+
 		"must: ['rpm(\"a\") > 0', 'len(pages(\"a \")) > 0', 'len(requests(\"a 2\")) > 0']"), loader{})
 	require.NoError(t, err)
 	_, err = r.Play(context.Background(), Full, 1, Virtual, func(Progress) {})
@@ -124,7 +124,7 @@ func TestWhatSaysSomethingOfAnotherRunIsRead(t *testing.T) {
 		"up: {trace: lte, trace_seed: 7}\nruns: [{name: a}, {name: b, up: {trace: null, rate: 2mbit}}]",
 		"changes: [{at: 1s, rtt: 9ms, algorithm: cubic, refused: false}]\nalgorithm: copa\nabout:\n",
 	} {
-		_, err := readText("my", []byte(fine+text), loader{})
+		_, err := readText("my", "my", []byte(fine+text), loader{})
 		assert.NoError(t, err, text)
 	}
 }

@@ -133,8 +133,11 @@ func placed(err error) error {
 	return &config.Error{Line: at.Line, Column: at.Column, Message: strings.Join(strings.Fields(ye.GetMessage()), " ")}
 }
 
-// at is a mistake at a node.
+// at is a mistake at a node, of a section without braces at its first key.
 func at(n ast.Node, key, format string, args ...any) *config.Error {
+	if s, ok := sectionOf(n); ok && !s.IsFlowStyle && len(s.Values) > 0 {
+		n = s.Values[0].Key
+	}
 	e := &config.Error{Key: key, Message: fmt.Sprintf(format, args...)}
 	if tk := n.GetToken(); tk != nil && tk.Position != nil {
 		e.Line, e.Column = tk.Position.Line, tk.Position.Column
@@ -195,7 +198,8 @@ func (r Recipe) Place(err error) error {
 		return err
 	}
 	for _, key := range []string{
-		"edge." + mistake.Key, strings.TrimPrefix(mistake.Key, "defaults."), text.ofRule(mistake.Key),
+		strings.TrimSuffix("edge."+mistake.Key, "."), strings.TrimPrefix(mistake.Key, "defaults."),
+		text.ofRule(mistake.Key),
 	} {
 		if n := text.find(key); n != nil {
 			return r.at(n, key, "%s", mistake.Message)
@@ -227,7 +231,7 @@ func (s section) ofRule(key string) string {
 // at is a mistake at a node of the recipe's file.
 func (r Recipe) at(n ast.Node, key, format string, args ...any) error {
 	err := at(n, key, format, args...)
-	err.File = r.Name
+	err.File = r.file
 	return err
 }
 

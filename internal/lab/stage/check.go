@@ -154,6 +154,9 @@ func (s Stage) CheckEdge() error {
 		wrong, known := read[c.Edge]
 		if !known {
 			_, wrong = s.rereadEdge(edge, c.Edge)
+			if mistake := (*config.Error)(nil); errors.As(wrong, &mistake) {
+				mistake.Line = 0 // it is of the proxy's file
+			}
 			read[c.Edge] = wrong
 		}
 		switch {

@@ -211,8 +211,8 @@ func (v *virtual) starts(i int) (all []time.Duration, err error) {
 	for _, t := range v.stage.Turns(i) {
 		for due = max(due, t.From); due < t.To; due += a.Every {
 			if all = append(all, due); len(all) > maxRequests {
-				return nil, &config.Error{Key: "flows." + a.Name + ".every", Message: fmt.Sprintf("these are more than "+
-					"%d requests: write a longer time from one to the next", maxRequests)}
+				return nil, &config.Error{Key: "flows." + a.Name + ".every", Message: fmt.Sprintf("these are more "+
+					"than %d requests: write a longer time from one to the next", maxRequests)}
 			}
 		}
 	}
