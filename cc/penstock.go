@@ -17,7 +17,7 @@ import (
 //
 // The rate is the mean of two windows': a short one follows the link, a long one
 // rides out the pauses of its scheduler; both count by when the bytes arrived. The
-// target (penstock_target.go) adapts to how often the queue runs empty. Draining
+// target (penstock_target.go) adapts to how often the queue runs empty. Draining (penstock_drain.go)
 // empties the queue, so that the base stays honest, and shows whether anybody else
 // fills it; who does is met with as much in flight as half of the link has at this
 // round trip (penstock_share.go), and at a loss with CUBIC's window (rival), as far
@@ -58,16 +58,6 @@ const (
 	ownMinCwnd   = 4.0 // packets: what keeps acknowledgements coming
 	ownMinDrain  = 2.0 // packets, while draining
 
-	// The base is the least round trip of two draining intervals: ownDrainEvery, doubled
-	// until it is at least ownDrainBases of it. All flows have the same beginnings of them.
-	ownDrainEvery = 5 * time.Second
-	ownBaseSeen   = time.Millisecond // above the base, and the base has been seen
-	ownDrainBases = 50
-	ownRejoin     = time.Second // between drainings that others began, or that settle a doubt
-	ownDrainDepth = 0.5         // of what the path delivers in the base: enough for several that drain at once
-	// ownDrainTargets of queue less are enough on a long path, as bases are not wrong by more.
-	ownDrainTargets = 2
-	ownProbeDepth   = 0.75 // where the question is whether others fill the queue: they leave less than this of it
 	// ownReverseGain of the rate is the pace while the queue on the way back is more
 	// than ownReverseBases of the base: acknowledgements come in trains then.
 	ownReverseGain  = 1.2
@@ -291,77 +281,6 @@ func (p *penstock) windows() (short, long time.Duration) {
 		short = max(time.Duration(whole*float64(time.Second)), base+p.reverse+min(p.queue, alone))
 	}
 	return short, max(short, long)
-}
-
-// drainEvery is the interval of drainings.
-func (p *penstock) drainEvery() time.Duration {
-	every := ownDrainEvery
-	for every < ownDrainBases*p.base.get() || p.stand.link != 0 && every < shareDrains*p.srtt {
-		every *= 2
-	}
-	return every
-}
-
-// due is whether to drain now: not where the queue was empty just before.
-func (p *penstock) due(now Time) bool {
-	if now < p.next || p.train.from != 0 {
-		return false
-	}
-	every := p.drainEvery()
-	p.next = p.multiple(now, every)
-	return now.Sub(p.empty) > every/2
-}
-
-// multiple is the next of an interval: all flows of an edge drain then, since none of
-// them empties the queue by itself. A window that a host is let send in drains half-way
-// between: its round trips meet the queue that our flows to the host make, and it is
-// not to shrink for that.
-func (p *penstock) multiple(now Time, every time.Duration) Time {
-	past := time.Duration(now) % every
-	if p.receives {
-		past = (past + every/2) % every
-	}
-	return now.Add(every - past)
-}
-
-func (p *penstock) drain(s State, depth float64) {
-	p.drainDepth = depth
-	p.phase, p.held = ownDraining, p.rate
-	p.drainFrom, p.drainLeft = s.Now.Add(s.SRTT), 0
-	p.drainEnd = s.Now.Add(p.drainEvery())
-	p.empty = s.Now
-}
-
-// endDrain ends it once a round trip has passed with the queue drained. Where that
-// is as long as ever a second time, soon after, the queue is not ours: the first time
-// it may have been a flow that began. It is part of the path, but where it is long and
-// leaves us less than a share of the link; there a trial tells.
-func (p *penstock) endDrain(a Ack) {
-	left := a.left()
-	if a.RTT > 0 && left >= p.drainFrom && (p.drainLeft == 0 || a.RTT-p.reverse < p.drainLeft) {
-		p.drainLeft = a.RTT - p.reverse
-	}
-	if left < p.drainFrom.Add(p.base.get()) && a.Now < p.drainEnd {
-		return
-	}
-	p.phase, p.empty, p.drained = ownTracking, a.Now, a.Now
-	if p.competes && p.sole.is {
-		p.train = train{from: a.Now, queued: p.drainLeft}
-	}
-	first := p.doubted
-	p.doubted = 0
-	switch {
-	case p.drainLeft <= p.base.get()+p.emptyBelow():
-	case p.stand.link != 0:
-		p.try(a.Now, p.drainLeft)
-	case first == 0:
-		p.doubted = p.drainLeft
-		p.again(a.Now, a.Now.Add(ownRejoin))
-	case p.competes && min(first, p.drainLeft) > p.alone() && p.held < shareOfLink*p.stand.rate:
-		p.try(a.Now, p.drainLeft)
-	default:
-		p.rebase(a.Now, min(first, p.drainLeft))
-	}
 }
 
 func (p *penstock) emptyBelow() time.Duration { return emptyBelow(p.base.get(), p.rate, p.mss) }
