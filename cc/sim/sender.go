@@ -36,7 +36,7 @@ type sender struct {
 	closed   bool
 	closedAt cc.Time
 	waking   bool     // a pump is planned because the flow called
-	resumes  cc.Time  // when the application will have something again
+	resumes  cc.Time  // when the application will have something again, or the pace allows it
 	limit    cc.Bytes // the flow's newest: for retransmissions, and for all that a leg sends which enforces the window
 	pace     cc.Rate  // likewise, for that one; 0: none
 	paced    cc.Time  // not to send before
@@ -208,13 +208,18 @@ func (s *sender) extend(size cc.Bytes, pushed bool) {
 	s.transmit(s.base + int64(len(s.segs)) - 1)
 }
 
-// resumeAt plans a pump for when the application has something again.
+// resumeAt plans to go on when the application has something again, or the pace allows it.
 func (s *sender) resumeAt(at cc.Time) {
 	if at == cc.Never || at == s.resumes {
 		return
 	}
 	s.resumes = at
-	s.w.at(at, s.pump)
+	s.w.at(at, func() {
+		if s.paced > 0 {
+			s.repair(0)
+		}
+		s.pump()
+	})
 }
 
 // transmit puts segment number n on the wire.
@@ -245,11 +250,19 @@ func (s *sender) retransmit(n int64) {
 	seg.resent, seg.givenUp = true, false
 	s.report.Lost += seg.size
 	s.stats.retransmit(s.w.now)
+	s.spend(seg.size)
 	s.transmit(n)
 }
 
-// repair retransmits what is lost as far as the window allows, and at least
-// atLeast segments of it.
+// spend has what is sent next wait, for the pace, until size bytes have left.
+func (s *sender) spend(size cc.Bytes) {
+	if s.held && s.pace > 0 {
+		s.paced = max(s.paced, s.w.now).Add(s.pace.TimeFor(size))
+	}
+}
+
+// repair retransmits what is lost as far as the window and the pace allow, and at
+// least atLeast segments of it.
 func (s *sender) repair(atLeast int) {
 	for !s.closed && s.recovery.pending() {
 		n := s.recovery.repairs[0]
@@ -257,8 +270,14 @@ func (s *sender) repair(atLeast int) {
 			s.recovery.repairs = s.recovery.repairs[1:]
 			continue
 		}
-		if atLeast <= 0 && (s.recovery.probing || s.pipe+s.segs[n-s.base].size > s.limit) {
-			return
+		if atLeast <= 0 {
+			if s.recovery.probing || s.pipe+s.segs[n-s.base].size > s.limit {
+				return
+			}
+			if s.paced > s.w.now {
+				s.resumeAt(s.paced)
+				return
+			}
 		}
 		atLeast--
 		s.recovery.repairs = s.recovery.repairs[1:]

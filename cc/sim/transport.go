@@ -98,9 +98,7 @@ func (s *sender) pumpHeld() {
 			s.resumeAt(s.paced)
 			break
 		}
-		if s.pace > 0 {
-			s.paced = s.w.now.Add(s.pace.TimeFor(size))
-		}
+		s.spend(size)
 		s.src.taken += size
 		s.extend(size, s.wrote == s.sent+size)
 	}
