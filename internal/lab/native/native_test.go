@@ -76,7 +76,7 @@ func FuzzAcknowledgements(f *testing.F) {
 		for range min(max(sent, 0), 300) {
 			o.send(now)
 		}
-		if a, ok := parseAck(b, 7); ok && o.take(now.Add(time.Millisecond), a) {
+		if a, ok := parseAck(b, 7); ok && o.take(now.Add(time.Millisecond), a, 0) {
 			o.detect(now.Add(time.Millisecond))
 		}
 		assert.GreaterOrEqual(t, o.report.Pipe, cc.Bytes(0))
@@ -91,21 +91,22 @@ func TestAllArrivesOverAnyPath(t *testing.T) {
 		const segments = 200
 		loss := rapid.Float64Range(0, 0.4).Draw(t, "loss")
 		window := cc.Bytes(rapid.IntRange(1, 50).Draw(t, "window")) * payload
+		longest := rapid.SampledFrom([]int{50, 1000}).Draw(t, "longest") // so long that timers fire too soon
 		type event struct {
 			at  cc.Time
 			run func()
 		}
 		var queue []event
 		now := cc.Time(time.Second)
-		plan := func(after int, run func()) { // a path of 1 to 50 ms, each way
+		plan := func(after int, run func()) { // ms
 			queue = append(queue, event{now.Add(time.Duration(after) * time.Millisecond), run})
 		}
 		lost := func() bool { return rapid.Float64Range(0, 1).Draw(t, "chance") < loss }
-		delay := func() int { return rapid.IntRange(1, 50).Draw(t, "delay") }
+		delay := func() int { return rapid.IntRange(1, longest).Draw(t, "delay") }
 		o, r := newOutstanding(), arrivals{token: 1}
 		arrivedOnce := map[int64]bool{}
 		send := func() {
-			for o.report.Pipe+payload <= window {
+			for o.allows(window) {
 				n, again := o.next()
 				if !again && n >= segments {
 					return
@@ -122,7 +123,7 @@ func TestAllArrivesOverAnyPath(t *testing.T) {
 						return
 					}
 					plan(delay(), func() {
-						if o.take(now, a) {
+						if o.take(now, a, window) {
 							assert.Positive(t, o.report.Acked)
 							o.detect(now)
 						}
@@ -167,10 +168,10 @@ func TestThreeLaterArrivalsAreALoss(t *testing.T) {
 		o.send(now)
 	}
 	now = now.Add(10 * time.Millisecond)
-	require.True(t, o.take(now, ack{tx: 3, highest: 3, mask: 0b01}))
+	require.True(t, o.take(now, ack{tx: 3, highest: 3, mask: 0b01}, 0))
 	again := o.detect(now)
 	assert.Equal(t, cc.Time(time.Second).Add(10*time.Millisecond*9/8), again, "transmission 1 may yet come")
-	require.True(t, o.take(now, ack{tx: 4, highest: 4, mask: 0b011}))
+	require.True(t, o.take(now, ack{tx: 4, highest: 4, mask: 0b011}, 0))
 	o.detect(now)
 	n, lost := o.next()
 	assert.True(t, lost)

@@ -11,10 +11,11 @@ const ahead = 16 * payload
 
 // segment is a piece of the stream, as long as one packet.
 type segment struct {
-	state  state
-	resent bool
-	tx     uint64 // its latest transmission
-	sentAt cc.Time
+	state   state
+	resent  bool
+	givenUp bool   // lost only by the timer's word, which may prove wrong
+	tx      uint64 // its latest transmission
+	sentAt  cc.Time
 }
 
 type state uint8
@@ -36,6 +37,11 @@ type outstanding struct {
 	highest uint64 // the latest transmission that has arrived
 	checked uint64 // transmissions before this one have arrived or are lost
 	repairs []int64
+	owed    bool // the next of repairs does not wait for the window
+
+	// After a timeout the first retransmission is a probe (RFC 5682), as in cc/sim.
+	probing bool
+	probeTx uint64 // the last probe's transmission; 0: there was none
 
 	timer  sim.Timer
 	report flow.Report
@@ -56,6 +62,14 @@ func (o *outstanding) next() (n int64, again bool) {
 	return o.base + int64(len(o.segs)), false
 }
 
+// allows reports whether the segment that next names may leave.
+func (o *outstanding) allows(window cc.Bytes) bool {
+	if _, again := o.next(); again && o.owed {
+		return true
+	}
+	return !o.probing && o.report.Pipe+payload <= max(window, payload)
+}
+
 // send notes that the segment that next named leaves now, and returns its number.
 func (o *outstanding) send(now cc.Time) (tx uint64) {
 	n, again := o.next()
@@ -72,21 +86,25 @@ func (o *outstanding) send(now cc.Time) (tx uint64) {
 	o.report.Pipe += payload
 	tx = o.txBase + uint64(len(o.txs))
 	o.txs = append(o.txs, n)
+	o.owed = false
 	o.segs[n-o.base] = segment{state: onWire, resent: again || o.segs[n-o.base].resent, tx: tx, sentAt: now}
 	return tx
 }
 
 // take takes in an acknowledgement and reports whether it told anything new; if so,
 // losses are to be detected.
-func (o *outstanding) take(now cc.Time, a ack) (news bool) {
+func (o *outstanding) take(now cc.Time, a ack, window cc.Bytes) (news bool) {
 	o.report.RTT = 0
 	if a.highest >= o.txBase+uint64(len(o.txs)) {
 		return false // of something that was never sent
 	}
+	spurious := false
 	a.each(func(tx uint64) {
 		if o.arrive(tx) {
 			news = true
-			if seg := o.segs[o.txs[tx-o.txBase]-o.base]; tx == a.tx && seg.tx == tx {
+			if tx < o.probeTx { // its round trip is not measured: it waited out a timeout
+				spurious = true
+			} else if seg := o.segs[o.txs[tx-o.txBase]-o.base]; tx == a.tx && seg.tx == tx {
 				o.report.RTT = now.Sub(seg.sentAt)
 				o.timer.Measure(o.report.RTT)
 			}
@@ -97,6 +115,9 @@ func (o *outstanding) take(now cc.Time, a ack) (news bool) {
 	}
 	o.timer.Start(now)
 	o.highest = max(o.highest, a.highest)
+	if o.probing {
+		o.settleProbe(spurious, window)
+	}
 	o.trim()
 	o.report.Sacked = o.report.Acked - cc.Bytes(o.base)*payload
 	return true
@@ -167,6 +188,7 @@ func (o *outstanding) lose(n int64) {
 	o.segs[n-o.base].state = lost
 	o.report.Pipe -= payload
 	o.repairs = append(o.repairs, n)
+	o.owed = true // the flow learns of a loss from what is sent again
 }
 
 // timeout is when the retransmission timer fires; cc.Never: nothing is on the wire.
@@ -177,7 +199,30 @@ func (o *outstanding) timeout() cc.Time {
 	return o.timer.Due()
 }
 
-// expire has the timer fire: all that is on the wire is lost.
+// settleProbe ends the wait for the news after a timeout. If that is of something sent before the
+// timeout, only time was lost: what had been given up is on the wire again.
+func (o *outstanding) settleProbe(spurious bool, window cc.Bytes) {
+	o.probing = false
+	newest := int64(-1)
+	for i := range o.segs {
+		seg := &o.segs[i]
+		if spurious && seg.givenUp && seg.state == lost {
+			seg.state = onWire
+			o.report.Pipe += payload
+			o.checked = min(o.checked, seg.tx)
+		}
+		if seg.givenUp = false; seg.state == onWire {
+			newest = o.base + int64(i)
+		}
+	}
+	if spurious && newest >= 0 && o.report.Pipe >= window {
+		// Part of it may be lost, and fill the window until the timer fires again: the arrival of
+		// what is sent again shows that (RFC 8985 §7.3).
+		o.lose(newest)
+	}
+}
+
+// expire has the timer fire: all that is on the wire is given up.
 func (o *outstanding) expire(now cc.Time) {
 	o.report.Timeouts++
 	o.report.RTT = 0
@@ -186,11 +231,12 @@ func (o *outstanding) expire(now cc.Time) {
 	for i := range o.segs {
 		switch o.segs[i].state {
 		case onWire:
+			o.segs[i].givenUp = true
 			o.lose(o.base + int64(i))
 		case lost:
 			o.repairs = append(o.repairs, o.base+int64(i))
 		case arrived:
 		}
 	}
-	o.checked = o.txBase + uint64(len(o.txs))
+	o.probing, o.probeTx = true, o.txBase+uint64(len(o.txs))
 }

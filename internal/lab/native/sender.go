@@ -143,7 +143,7 @@ func (s *Sender) pump() (next cc.Time, err error) {
 			s.tell(s.now())
 		}
 	}()
-	for s.out.report.Pipe+payload <= max(s.limit.Cwnd, payload) {
+	for s.out.allows(s.limit.Cwnd) {
 		now := s.now()
 		if s.paced > now {
 			return s.paced, nil
@@ -181,7 +181,7 @@ func (s *Sender) hear() error {
 		case err != nil:
 			return os.NewSyscallError("receive", err)
 		}
-		if a, ok := parseAck(b[:n], s.token); ok && s.out.take(s.now(), a) {
+		if a, ok := parseAck(b[:n], s.token); ok && s.out.take(s.now(), a, s.limit.Cwnd) {
 			s.look = s.out.detect(s.now())
 			s.tell(s.now())
 		}
