@@ -32,8 +32,9 @@ type actor struct {
 	record  ActorRecord
 
 	sender atomic.Pointer[native.Sender] // nil: it is not native, or not there yet
-	// By what sends into the last hop: at the end of the warm-up, and of the run.
-	early, late sentTo
+	// By what sends into the last hop: on connections that have ended, and on all by the end of the
+	// warm-up and of the run.
+	ended, early, late sentFor
 }
 
 func (r *run) newActor(number int) *actor {
@@ -206,7 +207,7 @@ type line struct {
 	forget func() bool
 }
 
-// open connects; the connection closes with ctx.
+// open connects; the end of ctx ends all reads and writes.
 func (a *actor) open(ctx context.Context) (*line, error) {
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: a.host.AsSlice()}}
 	d.SetMultipathTCP(false)
@@ -222,17 +223,9 @@ func (a *actor) open(ctx context.Context) (*line, error) {
 		a.at.Store(&at)
 	}
 	l := &line{actor: a, Conn: conn, stream: a.streams, buf: make([]byte, piece)}
-	l.forget = context.AfterFunc(ctx, func() { _ = conn.Close() })
+	l.forget = context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // fails once it is closed
 	a.streams++
 	return l, nil
-}
-
-func (l *line) close() error {
-	l.at.Store(nil)
-	if !l.forget() {
-		return nil // closed already
-	}
-	return l.Conn.Close()
 }
 
 // get downloads size bytes, 0 without end, and looks at each.

@@ -53,6 +53,8 @@ type run struct {
 	record  Record
 	below   []windowSample  // of windows and what is below them; the watch appends, until others have ended
 	sniffer *netlab.Sniffer // nil: packets are not recorded
+
+	counting sync.Mutex // held while what was sent is counted, and while a connection ends
 }
 
 // Play plays the stage between network namespaces, in real time, with a proxy

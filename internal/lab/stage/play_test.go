@@ -296,6 +296,29 @@ func TestWhatUploadsSendAgainIsCounted(t *testing.T) {
 	assert.InDelta(t, 0.05, r.Resent, 0.04)
 }
 
+// Connections are gone by the end of the run: one has brought what was asked for, one was stopped,
+// and what was sent on them within the warm-up does not count.
+func TestWhatIsSentAgainOnConnectionsThatEndIsCounted(t *testing.T) {
+	labtest.Need(t)
+	s := short(
+		Actor{Name: "before", Kind: Bulk, Size: 20_000},
+		Actor{Name: "finite", Kind: Bulk, Size: 200_000, Start: 600 * time.Millisecond},
+		Actor{Name: "stopped", Kind: Bulk, Stop: 2 * time.Second},
+	)
+	s.Down.Loss, s.Warmup, s.Duration = 0.05, 500*time.Millisecond, 2500*time.Millisecond
+	for name, direct := range map[string]bool{"from the server": true, "from the proxy": false} {
+		t.Run(name, func(t *testing.T) {
+			for i := range s.Actors {
+				s.Actors[i].Direct = direct
+			}
+			r, err := Play(t.Context(), penstock(t), s, nil)
+			require.NoError(t, err)
+			untouched(t, r)
+			assert.InDelta(t, 0.05, r.Resent, 0.03)
+		})
+	}
+}
+
 // What a tunnel's transport sends again is set against what passes the last hop meanwhile.
 func TestWhatATunnelSendsAgainIsCountedAfterTheWarmUp(t *testing.T) {
 	labtest.Need(t)

@@ -1,24 +1,24 @@
 package stage
 
 import (
+	"context"
 	"net/netip"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/netlab"
 )
 
-// sentTo is what was sent on a connection, and how much of it once more.
-type sentTo struct {
-	client       netip.AddrPort // its end; of a native sender none
-	sent, resent cc.Bytes
-}
+// sentFor is what was sent for an actor, and how much of it once more.
+type sentFor struct{ sent, resent cc.Bytes }
+
+func (s sentFor) plus(t sentFor) sentFor { return sentFor{s.sent + t.sent, s.resent + t.resent} }
 
 // countEarly notes what has been sent by the end of the warm-up: it does not count.
 func (w *watch) countEarly() {
 	if w.wait(w.ctx, w.stage.Warmup) != nil {
 		return
 	}
-	early, err := w.counts()
+	early, err := w.counts(w.ctx)
 	if err != nil {
 		if w.ctx.Err() == nil {
 			w.fail(err)
@@ -30,35 +30,47 @@ func (w *watch) countEarly() {
 	}
 }
 
-// counts are of all that sends into the last hop now.
-func (w *watch) counts() (map[*actor]sentTo, error) {
-	all := map[*actor]sentTo{}
-	if w.tunnel != nil && w.proxy != nil { // no socket sends: the transport is the proxy's own
-		flows, err := w.proxy.Flows(w.ctx)
-		for _, a := range w.looked {
-			if at := a.at.Load(); err == nil {
-				if f := flowOf(flows, at); f != nil {
-					all[a] = sentTo{client: *at, resent: f.ClientLeg.Retransmitted} // what was sent the last hop knows
-				}
+// counts are of all that was sent into the last hop until now.
+func (r *run) counts(ctx context.Context) (map[*actor]sentFor, error) {
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	all, err := r.present(ctx, r.actors...)
+	if err != nil {
+		return nil, err
+	}
+	for _, a := range r.actors {
+		all[a] = all[a].plus(a.ended)
+	}
+	return all, nil
+}
+
+// present are the counts of the connections that there are.
+func (r *run) present(ctx context.Context, actors ...*actor) (map[*actor]sentFor, error) {
+	all := map[*actor]sentFor{}
+	if r.tunnel != nil && r.proxy != nil { // no socket sends: the transport is the proxy's own
+		flows, err := r.proxy.Flows(ctx)
+		for _, a := range actors {
+			if f := flowOf(flows, a.at.Load()); f != nil && r.stage.windowed(a.Actor) {
+				all[a] = sentFor{resent: f.ClientLeg.Retransmitted} // what was sent the last hop knows
 			}
 		}
 		return all, err
 	}
-	for _, node := range []*netlab.Node{w.lab.Edge, w.lab.Server, w.lab.Client} {
-		sockets, err := sockets(node, node == w.lab.Client)
-		if err != nil {
-			return nil, err
-		}
-		for _, a := range w.actors {
-			if at := a.at.Load(); at != nil && node == a.sends() {
-				all[a] = sentTo{*at, sockets[*at].sent, sockets[*at].resent}
+	nodes := map[*netlab.Node]map[netip.AddrPort]socket{}
+	for _, a := range actors {
+		if at := a.at.Load(); at != nil {
+			node := a.sends()
+			if nodes[node] == nil {
+				var err error
+				if nodes[node], err = sockets(node, node == r.lab.Client); err != nil {
+					return nil, err
+				}
 			}
+			all[a] = sentFor{nodes[node][*at].sent, nodes[node][*at].resent}
 		}
-	}
-	for _, a := range w.actors {
 		if s := a.sender.Load(); s != nil {
 			sent, resent := s.Sent()
-			all[a] = sentTo{sent: sent, resent: resent}
+			all[a] = sentFor{sent, resent}
 		}
 	}
 	return all, nil
@@ -75,14 +87,29 @@ func (a *actor) sends() *netlab.Node {
 	return a.run.lab.Server
 }
 
+// close closes the connection. What was sent on it is counted before: nothing shows that afterwards.
+func (l *line) close() error {
+	l.forget()
+	r := l.run
+	r.counting.Lock()
+	defer r.counting.Unlock()
+	if r.now() < r.stage.Duration {
+		present, err := r.present(context.Background(), l.actor) // the actor's own may have ended
+		if err != nil {
+			r.fail(err)
+		}
+		l.ended = l.ended.plus(present[l.actor])
+	}
+	l.at.Store(nil)
+	return l.Conn.Close()
+}
+
 // resent is the share of retransmissions in the bytes that were sent after the warm-up.
 func (r *run) resent() float64 {
 	var sent, resent cc.Bytes
 	for _, a := range r.actors {
-		sent, resent = sent+a.late.sent, resent+a.late.resent
-		if a.early.client == a.late.client {
-			sent, resent = sent-a.early.sent, resent-a.early.resent
-		}
+		sent += a.late.sent - a.early.sent
+		resent += a.late.resent - a.early.resent
 	}
 	if r.tunnel != nil && r.proxy != nil {
 		sent = r.record.Path.Down.Bytes

@@ -240,7 +240,7 @@ func flowOf(flows []telemetry.Flow, at *netip.AddrPort) *telemetry.Flow {
 // finish takes the figures that are gone once the proxy and the connections are.
 func (w *watch) finish() error {
 	defer w.stop()
-	late, err := w.counts()
+	late, err := w.counts(w.ctx)
 	if err != nil {
 		return err
 	}
