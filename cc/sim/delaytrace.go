@@ -49,8 +49,8 @@ const maxDelay = 10 * time.Second
 // Duration is the length of one loop.
 func (d *DelayTrace) Duration() time.Duration { return time.Duration(len(d.steps)) * DelayStep }
 
-// Least is the shortest delay.
-func (d *DelayTrace) Least() time.Duration { return slices.Min(d.steps) }
+// First is the delay at the start.
+func (d *DelayTrace) First() time.Duration { return d.steps[0] }
 
 // at is the delay of what leaves that long after the start.
 func (d *DelayTrace) at(since time.Duration) time.Duration {

@@ -330,10 +330,13 @@ func (e *emulator) serve(d *pipe) {
 	}
 }
 
-// delay is the direction's propagation towards a host, as it was configured or set.
+// delay is the direction's propagation towards a host before the start, as it was configured or set.
 func (d *pipe) delay(host int) time.Duration {
 	if d.radio != nil {
 		return d.radio.Delay + d.radio.Host(host).Delay
+	}
+	if t := d.cfg.Delays; t != nil {
+		return d.cfg.Delay + t.First()
 	}
 	return d.cfg.Delay
 }

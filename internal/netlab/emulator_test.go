@@ -3,6 +3,7 @@
 package netlab
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -80,6 +81,19 @@ func TestEmulatorAllocatesNothingPerPacket(t *testing.T) {
 	r := b.Report(0, time.Hour).Down
 	assert.Equal(t, 1020, r.Sent)
 	assert.Equal(t, 1020, r.Lateness.Count)
+}
+
+// Handshakes, which come before the first data packet, take as long as the path that a trace of delays
+// describes: kernels take their round trip for the least one.
+func TestWhatComesBeforeTheStartHasTheFirstDelayOfATrace(t *testing.T) {
+	delays, err := sim.ReadDelayTrace("leo", strings.NewReader("30\n5\n"))
+	require.NoError(t, err)
+	b := newBench(t, sim.LinkConfig{Delay: 20 * time.Millisecond, Delays: delays}, sim.LinkConfig{})
+	require.Zero(t, writePacket(b.server, make([]byte, 60)))
+	came := b.now()
+	b.receive(&b.dirs[Down])
+	require.False(t, b.dirs[Down].line.empty())
+	assert.GreaterOrEqual(t, b.dirs[Down].line.first().due, came.Add(50*time.Millisecond))
 }
 
 func TestEmulatorHoldsNoMoreThanItMay(t *testing.T) {

@@ -79,7 +79,8 @@ func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
 	require.EqualError(t, err, "trace delays.gz is compressed by gzip: unpack it first")
 	delays, err := ReadDelays("delays", strings.NewReader("\ufeff30\r\n20\r\n"))
 	require.NoError(t, err)
-	assert.Equal(t, 20*time.Millisecond, delays.Least())
+	assert.Equal(t, 30*time.Millisecond, delays.First())
+	assert.Equal(t, 20*time.Millisecond, delays.Duration())
 }
 
 func TestRatesAreRefused(t *testing.T) {
