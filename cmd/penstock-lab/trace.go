@@ -62,7 +62,7 @@ func traceConvertCommand() *cobra.Command {
 		Short: "Convert rates over time to a trace, and back",
 		Long: `Convert reads lines of a time in seconds and a rate in Mbit/s, as data sets of
 measurements have them, and writes a trace; or with --to rates reads a trace and
-writes such lines.`,
+writes such lines: their last span may carry less, as the trace ends within it.`,
 		Example: `  penstock-lab trace convert 5g-throughput.csv 5g.trace
   penstock-lab trace convert --to rates --every 100ms Verizon-LTE-short.down verizon.csv`,
 		Args: cobra.ExactArgs(2),

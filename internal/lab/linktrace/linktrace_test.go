@@ -54,6 +54,19 @@ func TestFineSpansCarryWhatTheySay(t *testing.T) {
 	assert.Equal(t, trace.MeanRate(), again.MeanRate(), "there and back")
 }
 
+// The trace ends within the last span: the rest of that is silence, not the beginning of the next loop.
+func TestTheLastSpanCarriesWhatIsLeftOfTheTrace(t *testing.T) {
+	trace, err := ReadRates("rates", strings.NewReader("0,12\n1.5,0\n2,0\n"))
+	require.NoError(t, err)
+	require.Equal(t, 2500*time.Millisecond, trace.Duration())
+	var rates bytes.Buffer
+	require.NoError(t, WriteRates(&rates, trace, time.Second))
+	again, err := ReadRates("again", &rates)
+	require.NoError(t, err)
+	assert.Equal(t, 3*time.Second, again.Duration())
+	assert.Equal(t, Summarise(trace).Opportunities, Summarise(again).Opportunities)
+}
+
 func TestAFileIsATraceOrRatesByItsName(t *testing.T) {
 	for name, text := range map[string]string{
 		"mine.csv": "\ufeff0,12\r\n1,12\r\n", "mine.CSV": "# by me\n\nseconds;mbit\n0;12\n1;12\n",

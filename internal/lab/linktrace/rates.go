@@ -128,12 +128,14 @@ func numbersOf(words []string) (at, mbit float64, err error) {
 	return at, mbit, nil
 }
 
-// WriteRates writes what a trace carries in each span as ReadRates reads it.
+// WriteRates writes what one loop of a trace carries in each span as ReadRates reads it. The last span is
+// as long as the others; it carries less where the trace ends before it.
 func WriteRates(w io.Writer, t *sim.Trace, every time.Duration) error {
 	buf := bufio.NewWriter(w)
 	fmt.Fprintln(buf, "seconds,mbit")
 	for at := time.Duration(0); at < t.Duration(); at += every {
-		fmt.Fprintf(buf, "%g,%g\n", at.Seconds(), cc.RateOf(t.Carries(at, at+every), every).Mbps())
+		carried := t.Carries(at, min(at+every, t.Duration()))
+		fmt.Fprintf(buf, "%g,%g\n", at.Seconds(), cc.RateOf(carried, every).Mbps())
 	}
 	return buf.Flush()
 }
