@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	mdlayher "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -75,6 +76,14 @@ func Remove(ctx context.Context) error {
 	return routing.remove(func(object) bool { return false })
 }
 
+// keysAtOnce bounds the keys in one message: the library puts all of a call into one attribute, whose
+// length is 16 bits, and a key takes 40 bytes at most.
+const keysAtOnce = 1000
+
+// transaction bounds the bytes of a table's messages, and of the kernel's answers to them: a socket
+// has 208 KiB for either by default.
+const transaction = 1 << 26
+
 // lockFile is one of each network namespace, and whoever may not change rules may not open it.
 const lockFile = "/proc/sys/net/ipv4/tcp_fastopen_key"
 
@@ -103,7 +112,9 @@ func begin() (h *netlink.Handle, done func(), err error) {
 }
 
 func replaceTable(t ruleset) error {
-	c, err := nftables.New()
+	c, err := nftables.New(nftables.WithSockOptions(func(c *mdlayher.Conn) error {
+		return errors.Join(c.SetWriteBuffer(transaction), c.SetReadBuffer(transaction))
+	}))
 	if err != nil {
 		return explain("open nftables", err)
 	}
@@ -123,9 +134,13 @@ func replaceTable(t ruleset) error {
 	c.DelTable(table)
 	c.AddTable(table)
 	for _, s := range t.sets {
-		err := c.AddSet(&nftables.Set{
+		to := &nftables.Set{
 			Table: table, Name: s.name, KeyType: s.kind, Interval: s.interval, KeyByteOrder: s.order,
-		}, s.keys())
+		}
+		err := c.AddSet(to, nil)
+		for part := range slices.Chunk(s.keys(), keysAtOnce) {
+			err = errors.Join(err, c.SetAddElements(to, part))
+		}
 		if err != nil {
 			return fmt.Errorf("capture: set %s: %w", s.name, err)
 		}

@@ -98,6 +98,27 @@ func TestSetsHoldDisjointRanges(t *testing.T) {
 	}
 }
 
+// An attribute of netlink has 64 KiB at most, and a socket's buffer 208 KiB by default.
+func TestLargeSetsAreWhole(t *testing.T) {
+	for name, n := range map[string]int{"more than an attribute": 2000, "more than a buffer": 20000} {
+		t.Run(name, func(t *testing.T) {
+			rules := Rules{Mode: TPROXY, Interfaces: anywhere, Port: 1081}
+			for i := range n {
+				four := netip.AddrFrom4([4]byte{10, byte(i >> 7), byte(i << 1), 0})
+				six := netip.AddrFrom16([16]byte{0xfd, 0, byte(i >> 7), byte(i << 1)})
+				rules.Destinations.Exclude = append(rules.Destinations.Exclude,
+					netip.PrefixFrom(four, 24), netip.PrefixFrom(six, 32))
+			}
+			ns := newNamespace(t)
+			ns.do(t, func() error { return rules.Apply(t.Context()) })
+			s := ns.state(t)
+			for _, set := range []string{"not_destinations4", "not_destinations6"} {
+				assert.Equal(t, 2*n, count(s, "element 1 penstock "+set+" "), set)
+			}
+		})
+	}
+}
+
 func TestOtherSettingsReplaceTheOldOnes(t *testing.T) {
 	ns := newNamespace(t)
 	clean := ns.state(t)

@@ -69,6 +69,17 @@ func TestATunnelIsSurroundedAndLeftAsItWas(t *testing.T) {
 	}
 }
 
+// The kernel answers each rule, and a socket has room for few hundred answers by default.
+func TestATunnelHasRoomForManyVerdicts(t *testing.T) {
+	tunnel := aTunnel()
+	for port := range uint16(300) {
+		tunnel.Verdicts = append(tunnel.Verdicts, Verdict{Refuse: true, UDP: true, Ports: []PortRange{{port, port}}})
+	}
+	ns := newNamespace(t)
+	ns.do(t, func() error { return MakeInterface("wg0", "veth") })
+	ns.do(t, func() error { return tunnel.Apply(t.Context()) })
+}
+
 func TestATunnelWithoutItsInterfaceLeavesNothing(t *testing.T) {
 	ns := newNamespace(t)
 	before := ns.state(t)
