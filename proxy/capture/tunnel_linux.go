@@ -23,8 +23,9 @@ const (
 )
 
 // Apply makes what is installed for the tunnel exactly what it says, whatever there was.
-// The interface exists. After an error nothing is installed.
-func (t Tunnel) Apply(ctx context.Context) (err error) {
+// The interface exists. The table is replaced in one transaction; routes that it needs are there
+// before, those that it no longer needs are removed afterwards. On an error what there was stays.
+func (t Tunnel) Apply(context.Context) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return explain("open netlink", err)
@@ -35,15 +36,18 @@ func (t Tunnel) Apply(ctx context.Context) (err error) {
 		return explain("find interface "+t.Interface, err)
 	}
 	t.routeTable = tunnelRoutes + link.Attrs().Index
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, t.Remove(ctx))
-		}
-	}()
 	if err := t.route(h); err != nil {
 		return err
 	}
-	return replaceTable(t.ruleset())
+	if err := replaceTable(t.ruleset()); err != nil {
+		return err
+	}
+	for _, f := range []family{ipv4, ipv6} {
+		if err := t.unroute(h, f, slices.Contains(t.families(), f)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Remove takes away what Apply made, the interface gone or not.
@@ -85,11 +89,6 @@ func (t Tunnel) route(h *netlink.Handle) error {
 		}
 		if err := h.RuleAdd(t.policyRule(f)); err != nil && !errors.Is(err, syscall.EEXIST) {
 			return explain(fmt.Sprintf("add the %s policy rule for %s", f.name, t.Interface), err)
-		}
-	}
-	for _, f := range []family{ipv4, ipv6} {
-		if err := t.unroute(h, f, slices.Contains(t.families(), f)); err != nil {
-			return err
 		}
 	}
 	return nil

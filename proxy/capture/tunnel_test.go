@@ -90,6 +90,22 @@ func TestATunnelWithoutItsInterfaceLeavesNothing(t *testing.T) {
 	assert.Equal(t, before, ns.state(t))
 }
 
+// The kernel forwards for peers meanwhile, so what held them has to stay.
+func TestATunnelThatTheKernelRefusesLeavesWhatThereWas(t *testing.T) {
+	ns := newNamespace(t)
+	ns.do(t, func() error { return MakeInterface("wg0", "veth") })
+	ns.do(t, func() error { return aTunnel().Apply(t.Context()) })
+	before := ns.state(t)
+	refused := aTunnel()
+	refused.Inside = refused.Inside[1:2]                      // one family less
+	refused.Gateways = append(refused.Gateways, netip.Addr{}) // none
+	ns.do(t, func() error {
+		assert.ErrorContains(t, refused.Apply(t.Context()), "install the nftables table")
+		return nil
+	})
+	assert.Equal(t, before, ns.state(t))
+}
+
 // What is printed for a rule is what nft says of it.
 func TestVerdictsReadAsTheyAreMeant(t *testing.T) {
 	var texts []string
