@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -184,6 +185,21 @@ func (s *Stack) Abort() {
 	s.Drain()
 	for _, c := range s.conns.all() {
 		_ = c.Reset()
+	}
+}
+
+// AbortFor resets every connection with these addresses inside, and those that were closed and
+// have yet to send something. The resets still have to be collected.
+func (s *Stack) AbortFor(inner []netip.Addr) {
+	for _, c := range s.conns.all() {
+		if !slices.Contains(inner, addrPort(c.id.RemoteAddress, 0).Addr()) {
+			continue
+		}
+		if e := c.tcp(); e != nil {
+			e.Abort()
+		} else {
+			_ = c.Reset() // it is being opened
+		}
 	}
 }
 

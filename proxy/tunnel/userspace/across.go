@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"net/netip"
-	"time"
 
 	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/proxy/tunnel"
@@ -83,10 +82,10 @@ func (d *Datagrams) refresh(a association) bool {
 	return true
 }
 
-// sweepAssociations forgets those that have not been used for idle. The caller holds d.mu.
-func (d *Datagrams) sweepAssociations(now cc.Time, idle time.Duration) {
+// separate forgets the associations that are over. The caller holds d.mu.
+func (d *Datagrams) separate(over func(a association, used cc.Time) bool) {
 	for a, used := range d.associations {
-		if now.Sub(used) <= idle {
+		if !over(a, used) {
 			continue
 		}
 		delete(d.associations, a)

@@ -426,7 +426,7 @@ func (d *Datagrams) sweep(now cc.Time) {
 			owners[s.from.Addr()] = ""
 		}
 	}
-	d.sweepAssociations(now, idle)
+	d.separate(func(_ association, used cc.Time) bool { return now.Sub(used) > idle })
 	d.mu.Unlock()
 	for addr := range owners {
 		owners[addr] = d.inside.Peer(addr)

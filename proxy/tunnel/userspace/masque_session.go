@@ -132,6 +132,11 @@ func (m *MASQUE) serveIP(w http.ResponseWriter, r *http.Request, who identity) {
 	if err := s.run(w, r); err != nil {
 		m.log.Debug("tunnel: CONNECT-IP ended", "peer", who.name, "err", err)
 	}
+	// What is for this client must not reach the next with its addresses.
+	m.stack.AbortFor(addrs)
+	if d := m.forward.Load(); d != nil {
+		d.forget(addrs)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.pool.give(addrs)

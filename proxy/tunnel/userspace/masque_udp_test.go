@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/penstock-net/penstock/cc/flow"
 	"github.com/penstock-net/penstock/internal/need"
 	"github.com/penstock-net/penstock/proxy/access"
+	"github.com/penstock-net/penstock/proxy/ingress"
 	"github.com/penstock-net/penstock/proxy/tunnel"
 )
 
@@ -85,6 +87,30 @@ func echoes(t *testing.T, s *http3.RequestStream, words string) {
 	got, err := s.ReceiveDatagram(deadlineOf(t))
 	require.NoError(t, err)
 	assert.Equal(t, append([]byte{0}, words...), got)
+}
+
+// What was for one client must not reach the next that has its address.
+func TestNothingOfAClientsOutlastsItsAddress(t *testing.T) {
+	m, l := udpListener(t, access.Datagrams{}, nil)
+	conns := make(chan ingress.Client, 1)
+	answering(t, l, nil, func(c ingress.Client) { conns <- c })
+	phone := dialMASQUE(t, m).tunnel(phoneToken)
+	_, err := phone.DialContextTCPAddrPort(deadlineOf(t), netip.MustParseAddrPort("203.0.113.7:443"))
+	require.NoError(t, err)
+	conn := <-conns
+	l.forward.UDP(netip.AddrPortFrom(phone.addrs[0], 5000), echoUDP(t), 64, []byte("ping"))
+	require.Equal(t, 1, l.forward.Stats().Sessions)
+
+	require.NoError(t, phone.ip.Close())
+	free := func() bool {
+		m.mu.RLock()
+		defer m.mu.RUnlock()
+		return m.open["phone"] == 0
+	}
+	require.Eventually(t, free, soon, time.Millisecond)
+	_, err = conn.Conn.Write([]byte("for the phone"))
+	require.ErrorIs(t, err, syscall.ECONNABORTED)
+	assert.Zero(t, l.forward.Stats().Sessions)
 }
 
 func TestUDPGoesWhereItsClientAsked(t *testing.T) {

@@ -3,6 +3,7 @@ package userspace
 import (
 	"container/list"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/penstock-net/penstock/cc"
@@ -126,6 +127,20 @@ func (d *Datagrams) receiveEchoes(raw *socket) {
 		}
 		news.release()
 	}
+}
+
+// forget ends what there is of addresses inside.
+func (d *Datagrams) forget(inner []netip.Addr) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.sessions {
+		if s.from.stream == nil && slices.Contains(inner, s.from.Addr()) {
+			d.end(s)
+		}
+	}
+	d.separate(func(a association, _ cc.Time) bool {
+		return slices.Contains(inner, a.from.Addr()) || slices.Contains(inner, a.to.Addr())
+	})
 }
 
 // targetGone reports whether an ICMP error says that a target is unreachable, rather than
