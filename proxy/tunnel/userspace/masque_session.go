@@ -40,6 +40,9 @@ const (
 	beforePacket = 8 + contextID
 )
 
+// maxAsked bounds the addresses that a client may ask for at once: answers wait until it reads them.
+const maxAsked = 64
+
 // ipSession is one client's CONNECT-IP.
 type ipSession struct {
 	masque    *MASQUE
@@ -190,10 +193,20 @@ func (s *ipSession) run(w http.ResponseWriter, r *http.Request) (err error) {
 	if err := s.assign(capsules); err != nil {
 		return err
 	}
+	done.Go(func() { // what the client assigns to us is of no use, but would wait
+		for {
+			if _, err := capsules.ReceiveAddressAssignment(ctx); err != nil {
+				return
+			}
+		}
+	})
 	for {
 		asked, err := capsules.ReceiveAddressRequest(ctx)
 		if err != nil {
 			return err
+		}
+		if len(asked.Prefixes) > maxAsked {
+			return fmt.Errorf("the client asks for %d addresses at once", len(asked.Prefixes))
 		}
 		if err := s.answer(asked); err != nil {
 			return err

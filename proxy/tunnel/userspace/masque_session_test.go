@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"bytes"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -87,6 +88,38 @@ func TestAClientThatAsksForAddressesGetsItsOwn(t *testing.T) {
 		assert.Equal(t, row.gets, gets, "%v", row.asks)
 	}
 	require.NoError(t, ip.Close())
+}
+
+// A client may assign addresses, too (RFC 9484 §4.7.1), and the library keeps only so many.
+func TestAClientMayAssignAddresses(t *testing.T) {
+	m, _ := masque(t, nil)
+	ip, _, err := dialMASQUE(t, m).packets(phoneToken)
+	require.NoError(t, err)
+	_, err = ip.ReceiveAddressAssignment(deadlineOf(t))
+	require.NoError(t, err)
+	some := []netip.Prefix{netip.MustParsePrefix("192.0.2.7/32")}
+	for range 10 {
+		for range 20 {
+			require.NoError(t, ip.AssignAddresses(some))
+		}
+		_, err = ip.RequestAddresses([]netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")})
+		require.NoError(t, err)
+		_, err = ip.ReceiveAddressAssignment(deadlineOf(t))
+		require.NoError(t, err)
+	}
+	require.NoError(t, ip.Close())
+}
+
+func TestWhoAsksForTooManyAddressesGetsNone(t *testing.T) {
+	m, _ := masque(t, nil)
+	ip, _, err := dialMASQUE(t, m).packets(phoneToken)
+	require.NoError(t, err)
+	_, err = ip.ReceiveAddressAssignment(deadlineOf(t))
+	require.NoError(t, err)
+	_, err = ip.RequestAddresses(slices.Repeat([]netip.Prefix{netip.MustParsePrefix("0.0.0.0/32")}, maxAsked+1))
+	require.NoError(t, err)
+	_, err = ip.ReceiveAddressAssignment(deadlineOf(t))
+	require.ErrorIs(t, err, net.ErrClosed)
 }
 
 func TestSessionsAreKeptApart(t *testing.T) {
