@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -113,6 +114,18 @@ func TestALogThatNobodyReadsHoldsNothingUp(t *testing.T) {
 			assert.Equal(t, c.code, cmd.ProcessState.ExitCode())
 			assert.NotContains(t, read(), "\n", "nobody has read what came first")
 		})
+	}
+}
+
+// Lines of libraries are like all others, and are for who asks for them.
+func TestWhatLibrariesLogIsOfTheLog(t *testing.T) {
+	for level, lines := range map[string]int{"debug": 1, "info": 0} {
+		in := startRun(t, runConfig, "--log-level", level)
+		log.Print("a library says")
+		in.signal()
+		in.expect("STOPPING=1")
+		assert.Equal(t, cli.ExitOK, <-in.code)
+		assert.Equal(t, lines, strings.Count(in.log.String(), `"level":"DEBUG","msg":"a library says"}`), level)
 	}
 }
 

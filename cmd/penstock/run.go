@@ -62,6 +62,7 @@ change while running is refused.`,
 			h := &service{cfg: cfg, flags: f, written: cmd.Flags()}
 			h.level.Set(cfg.Log.Level.Level())
 			h.log = slog.New(h.events.Handler(newLogger(cmd.ErrOrStderr(), cfg.Log.Format, &h.level).Handler()))
+			takeStandardLog(h.log)
 			return h.run(cmd.Context(), rereads)
 		},
 	}

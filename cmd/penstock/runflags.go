@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log"
 	"log/slog"
 	"os"
 	"time"
@@ -167,6 +168,13 @@ func newLogger(w io.Writer, format config.LogFormat, level slog.Leveler) *slog.L
 		return slog.New(handler(w, nil))
 	}
 	return slog.New(newJournalHandler(w, handler))
+}
+
+// takeStandardLog has what libraries write to package log go to log, too: they would write to standard
+// error, and wait for who reads it.
+func takeStandardLog(to *slog.Logger) {
+	log.SetFlags(0)
+	log.SetOutput(slog.NewLogLogger(to.Handler(), slog.LevelDebug).Writer())
 }
 
 // inSeconds names the unit of a duration, which JSON would show as a bare number.
