@@ -56,7 +56,8 @@ func (t Tunnel) families() []family {
 //	prerouting   TCP from the tunnel, but to this machine     to us
 //	dns          port 53 at the gateway's own address         to the name server
 //	input        from the tunnel to this machine              refused, but for pings, names, answers and Open
-//	forward      from the tunnel                              passes, unless to a peer or Closed, and not Open
+//	forward      from the tunnel to a peer                    passes, unless Isolate, and not Open
+//	             from the tunnel to elsewhere                 passes, unless Closed, and not Open
 //	             from elsewhere into the tunnel               answers alone, but for From
 //	both         what a Verdict refuses                       refused, Open or not
 //	postrouting  from the tunnel to elsewhere, From into it   in this machine's name
@@ -131,6 +132,9 @@ func (t Tunnel) ruleset() ruleset {
 			r.rule(from, to, ofFamily(f), targetIn(f, open[f]), pass())
 		}
 		r.rule(from, to, counted(), reject())
+	} else {
+		decide(func(f family) []clause { return []clause{from, to, ofFamily(f)} })
+		r.rule(from, to, pass())
 	}
 	for _, f := range families {
 		r.rule(from, ofFamily(f), targetIn(f, open[f]), pass())

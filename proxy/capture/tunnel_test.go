@@ -163,3 +163,25 @@ func TestWhatIsOpenIsRefusedByAVerdictAllTheSame(t *testing.T) {
 		assert.Contains(t, texts, from+open+"ip saddr @from04 meta l4proto udp th dport @ports04 return", c.name)
 	}
 }
+
+// A pool may be closed to others, as one of 100.64.0.0/10 is. Verdicts hold among peers, too.
+func TestPeersReachEachOtherWhereTheirAddressesAreClosed(t *testing.T) {
+	tunnel := aTunnel()
+	tunnel.Isolate = false
+	var texts []string
+	for _, c := range tunnel.ruleset().chains {
+		if c.name == "forward" {
+			for _, r := range c.rules {
+				texts = append(texts, ruleText(r))
+			}
+		}
+	}
+	const among = `iifname "wg0" oifname "wg0" `
+	const no = "counter reject with icmpx admin-prohibited"
+	refused := slices.Index(texts, among+"meta nfproto ipv4 meta l4proto icmp "+no)
+	passes := slices.Index(texts, among+"return")
+	closed := slices.Index(texts, `iifname "wg0" meta nfproto ipv4 ip daddr @closed4 `+no)
+	require.NotEqual(t, -1, refused)
+	assert.Less(t, refused, passes)
+	assert.Less(t, passes, closed)
+}
