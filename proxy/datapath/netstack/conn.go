@@ -423,7 +423,8 @@ func (c *Conn) ended() bool {
 	if err != nil || tcp.EndpointState(endpoint.State()) != tcp.StateClose {
 		return false
 	}
-	if endpoint.LastError() != nil {
+	switch endpoint.LastError().(type) {
+	case *tcpip.ErrAborted, *tcpip.ErrConnectionReset: // not what ICMP said
 		c.aborted.Store(true)
 	}
 	return true

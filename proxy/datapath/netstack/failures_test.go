@@ -2,8 +2,10 @@ package netstack
 
 import (
 	"encoding/binary"
+	"io"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -50,6 +52,31 @@ func TestSegmentsAreCutSmallerOnlyForAnErrorAboutThem(t *testing.T) {
 			}
 			a.Deliver(f.tooBig(f.client.Addr(), first, MinMTU))
 			assert.Equal(t, MinMTU-f.head-header.TCPMinimumSize, conn.mostBytes(t))
+		})
+	}
+}
+
+// The stack keeps what an ICMP error says of a connection that goes on all the same.
+func TestAnErrorThatPassedIsNoReset(t *testing.T) {
+	for name, f := range families {
+		t.Run(name, func(t *testing.T) {
+			a := newAlone(t)
+			conn, answer := a.admit(f.client, f.server, nil)
+			_, err := conn.Write([]byte("hello"))
+			require.NoError(t, err)
+			message := []byte{uint8(header.ICMPv4DstUnreachable), uint8(header.ICMPv4HostUnreachable), 0, 0, 0, 0, 0, 0}
+			if f.client.Addr().Is6() {
+				message[0], message[1] = uint8(header.ICMPv6DstUnreachable), uint8(header.ICMPv6AddressUnreachable)
+			}
+			a.Deliver(icmpPacket(f.client.Addr(), f.server.Addr(), append(message, a.next()...)))
+			ends := answer.SequenceNumber() + 1 + 5
+			a.Deliver(tcpPacket(f.client, f.server, header.TCPFlagFin|header.TCPFlagAck, 101, ends, nil))
+			_, err = conn.Read(make([]byte, 1))
+			require.ErrorIs(t, err, io.EOF)
+			require.NoError(t, conn.CloseWrite())
+			a.Deliver(tcpPacket(f.client, f.server, header.TCPFlagAck, 102, ends+1, nil))
+			require.Eventually(t, conn.ended, time.Minute, time.Millisecond)
+			assert.False(t, conn.Aborted())
 		})
 	}
 }
