@@ -210,6 +210,12 @@ func prohibited(target netip.AddrPort) netstack.Unreachable {
 // tell sends the sender of payload an ICMP error about it, unless there have been many
 // of late (RFC 1812 §4.3.2.8, RFC 4443 §2.4 f).
 func (d *Datagrams) tell(about origin, target netip.AddrPort, payload []byte, u netstack.Unreachable) {
+	if six := about.Addr().Is6(); six != target.Addr().Is6() { // a name server that answers in the gateway's place
+		if u.MTU > 0 {
+			return // of another path
+		}
+		u = translated(u, six)
+	}
 	u.Source, u.Target, u.Echo, u.Length = about.AddrPort, about.shown(target), about.echo, len(payload)
 	if u.Echo && len(payload) >= icmpHeader {
 		u.Sequence, u.Length = binary.BigEndian.Uint16(payload[6:]), len(payload)-icmpHeader

@@ -2,10 +2,14 @@ package userspace
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/penstock-net/penstock/proxy/datapath/netstack"
 )
 
 // With as many sessions as there may be, each with as many remotes as one alone may have, a tunnel
@@ -43,4 +47,38 @@ func TestTheSessionsOfAPeerThatIsGoneEndAtOnce(t *testing.T) {
 	f.Configure(usual())
 	assert.Zero(t, f.of("10.9.0.2"))
 	assert.Equal(t, 1, f.of("10.9.0.3"))
+}
+
+// The peer asks over one family, and the server's host answers over the other that nobody listens.
+func TestANameServerOfTheOtherFamilyThatRefusesIsToldOf(t *testing.T) {
+	needNamespace(t)
+	for server, own := range map[netip.Addr]string{outside4: "[fd00:9::1]:53", outside6: "10.9.0.1:53"} {
+		cfg := usual()
+		cfg.DNS = netip.AddrPortFrom(server, 9)
+		g := gate(t, cfg, anywhere, nil)
+		g.outside.SetPool([]netip.Prefix{netip.MustParsePrefix("10.9.0.0/24"), netip.MustParsePrefix("fd00:9::/64")})
+		c, err := g.phone.DialUDPAddrPort(netip.AddrPort{}, netip.MustParseAddrPort(own))
+		require.NoError(t, err)
+		assert.Eventually(t, func() bool {
+			_, err := c.Write([]byte("anybody?"))
+			return err != nil && strings.Contains(err.Error(), "refused")
+		}, soon, 10*time.Millisecond, own)
+		require.NoError(t, c.Close())
+	}
+}
+
+func TestErrorsAreTranslated(t *testing.T) {
+	for _, row := range []struct {
+		is, becomes netstack.Unreachable
+		six         bool
+	}{
+		{netstack.Unreachable{Type: 3, Code: 3}, netstack.Unreachable{Type: 1, Code: 4}, true},
+		{netstack.Unreachable{Type: 3, Code: 13}, netstack.Unreachable{Type: 1, Code: 1}, true},
+		{netstack.Unreachable{Type: 3, Code: 10}, netstack.Unreachable{Type: 1, Code: 3}, true},
+		{netstack.Unreachable{Type: 11}, netstack.Unreachable{Type: 1, Code: 3}, true},
+		{netstack.Unreachable{Type: 1, Code: 4}, netstack.Unreachable{Type: 3, Code: 3}, false},
+		{netstack.Unreachable{Type: 3, Code: 1}, netstack.Unreachable{Type: 3, Code: 1}, false},
+	} {
+		assert.Equal(t, row.becomes, translated(row.is, row.six))
+	}
 }

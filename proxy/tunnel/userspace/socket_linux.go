@@ -237,6 +237,23 @@ func toTell(err error, target netip.AddrPort) (netstack.Unreachable, bool) {
 	return netstack.Unreachable{}, false
 }
 
+// translated says in the ICMP of IPv6, or else of IPv4, what an error in that of the other family says.
+func translated(u netstack.Unreachable, six bool) netstack.Unreachable {
+	to := netstack.Unreachable{Type: 3, Code: 1} // the host is
+	if six {
+		to = netstack.Unreachable{Type: 1, Code: 3}
+	}
+	for _, e := range errorsToTell {
+		switch {
+		case six && u.Type == 3 && u.Code == e.code4:
+			to.Code = e.code6
+		case !six && u.Type == 1 && u.Code == e.code6:
+			to.Code = e.code4
+		}
+	}
+	return to
+}
+
 // sum is the Internet checksum (RFC 1071), not yet inverted.
 func sum(b []byte) uint16 {
 	var s uint32
