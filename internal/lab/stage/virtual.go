@@ -173,7 +173,7 @@ func (v *virtual) addFlows() error {
 			return err
 		}
 		for k, at := range starts {
-			f, err := v.flow(i, at)
+			f, err := v.flow(v.connection(i, k), at)
 			if err != nil {
 				return fmt.Errorf("actor %d, %q: %w", i, a.Name, err)
 			}
@@ -229,13 +229,19 @@ func (v *virtual) add(actor int, f sim.FlowConfig) {
 	v.flows[actor] = append(v.flows[actor], n)
 }
 
-// flow is the connection that an actor makes at a time.
-func (v *virtual) flow(i int, at time.Duration) (sim.FlowConfig, error) {
-	a := v.stage.Actors[i]
+// connection is the number of actor i's connection k, both from 0; the first of each has its actor's number.
+func (v *virtual) connection(i, k int) int { return i + k*len(v.stage.Actors) }
+
+// actor is the one whose connection n is.
+func (v *virtual) actor(n int) Actor { return v.stage.Actors[n%len(v.stage.Actors)] }
+
+// flow is connection n, which begins at a time.
+func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
+	a := v.actor(n)
 	if a.Kind == Upload {
-		return v.upload(i)
+		return v.upload(n)
 	}
-	t, err := v.terms(i, at)
+	t, err := v.terms(n, at)
 	f := sim.FlowConfig{
 		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
 		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
@@ -258,12 +264,12 @@ func (v *virtual) flow(i int, at time.Duration) (sim.FlowConfig, error) {
 
 // upload is an upload's connection, under the control that its client has. The window
 // that the edge holds is one for all uploads of a host.
-func (v *virtual) upload(i int) (sim.FlowConfig, error) {
-	a := v.stage.Actors[i]
+func (v *virtual) upload(n int) (sim.FlowConfig, error) {
+	a := v.actor(n)
 	f := sim.FlowConfig{
 		Algorithm: cmp.Or(a.Control, kernelDefault), Upload: true, Host: a.Host + 1, Start: a.Start, Stop: a.Stop,
 	}
-	verdict, err := v.decide(i, v.edges[0])
+	verdict, err := v.decide(n, v.edges[0])
 	if err == nil && verdict.FromClient.Algorithm != policy.Unmanaged {
 		f.Receive, f.ReceiveParams = verdict.FromClient.Algorithm, verdict.FromClient.Params
 	}
@@ -271,46 +277,45 @@ func (v *virtual) upload(i int) (sim.FlowConfig, error) {
 }
 
 // Where hosts and servers are, as far as rules can tell.
-func virtualHost(host, actor int) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 77, 1, byte(host + 2)}), uint16(10_000+actor))
+func virtualHost(host, connection int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 77, 1, byte(host + 2)}), uint16(10_000+connection%50_000))
 }
 
 var virtualServer = netip.AddrFrom4([4]byte{10, 77, 2, 2})
 
-// terms are those of a connection that an actor makes at a time: the edge's, or
-// the server's own where it is past the edge or the edge leaves it alone.
-func (v *virtual) terms(i int, at time.Duration) (flow.Terms, error) {
+// terms are those of connection n, which begins at a time: the edge's, or the
+// server's own where it is past the edge or the edge leaves it alone.
+func (v *virtual) terms(n int, at time.Duration) (flow.Terms, error) {
 	edge := v.edges[0]
 	for _, e := range v.edges[1:] {
 		if e.from <= at {
 			edge = e
 		}
 	}
-	if t, ok, err := v.managed(i, edge); ok || err != nil {
+	if t, ok, err := v.managed(n, edge); ok || err != nil {
 		return t, err
 	}
 	name, params, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
-	return flow.Terms{Group: fmt.Sprintf("server %d", i), Algorithm: name, Params: params}, err
+	return flow.Terms{Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: params}, err
 }
 
-// managed are the terms that an edge gives an actor's downloads; false: it has
-// no part in them.
-func (v *virtual) managed(i int, edge virtualEdge) (flow.Terms, bool, error) {
-	verdict, err := v.decide(i, edge)
-	if err != nil || v.stage.Actors[i].Kind == Upload {
+// managed are the terms that an edge gives connection n; false: it is an upload, or the edge has no part in it.
+func (v *virtual) managed(n int, edge virtualEdge) (flow.Terms, bool, error) {
+	verdict, err := v.decide(n, edge)
+	if err != nil || v.actor(n).Kind == Upload {
 		return flow.Terms{}, false, err
 	}
 	return verdict.Down, verdict.Down.Algorithm != policy.Unmanaged, nil
 }
 
-// decide is what an edge makes of an actor's connections.
-func (v *virtual) decide(i int, edge virtualEdge) (policy.Verdict, error) {
-	a, alone := v.stage.Actors[i], flow.Terms{Algorithm: policy.Unmanaged}
+// decide is what an edge makes of connection n.
+func (v *virtual) decide(n int, edge virtualEdge) (policy.Verdict, error) {
+	a, alone := v.actor(n), flow.Terms{Algorithm: policy.Unmanaged}
 	if edge.rules == nil || a.Direct || a.Kind == UDP {
 		return policy.Verdict{Down: alone, FromClient: alone}, nil
 	}
 	verdict := edge.rules.Decide(policy.Facts{
-		Listener: virtualListener, Source: virtualHost(a.Host, i), Target: netip.AddrPortFrom(virtualServer, a.port()),
+		Listener: virtualListener, Source: virtualHost(a.Host, n), Target: netip.AddrPortFrom(virtualServer, a.port()),
 	})
 	if verdict.Refuse != "" {
 		return verdict, errors.New("rule " + verdict.Rule + " refuses it: " + verdict.Refuse)
@@ -344,15 +349,14 @@ func (v *virtual) move(edge virtualEdge) {
 		if _, ours, err := v.managed(i, v.edges[0]); !ours || err != nil {
 			continue // the server's own control does not change hands
 		}
-		t, ours, err := v.managed(i, edge)
-		if !ours || err != nil {
-			continue
-		}
-		t.Host = netip.Addr{} // the simulator's own
-		for _, n := range v.flows[i] {
-			if f := v.scenario.Flows[n]; f.Start < edge.from {
-				v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: edge.from, Flow: f.Name, Terms: t})
+		for k, n := range v.flows[i] {
+			f := v.scenario.Flows[n]
+			t, ours, err := v.managed(v.connection(i, k), edge)
+			if !ours || err != nil || f.Start >= edge.from {
+				continue
 			}
+			t.Host = netip.Addr{} // the simulator's own
+			v.scenario.Changes = append(v.scenario.Changes, sim.Change{At: edge.from, Flow: f.Name, Terms: t})
 		}
 	}
 }

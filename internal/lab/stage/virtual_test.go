@@ -179,3 +179,37 @@ func TestWhatTheSimulatorRefusesIsKnownBeforeARun(t *testing.T) {
 		assert.ErrorContains(t, err, says)
 	}
 }
+
+// A server's own control, and a group of each flow's own, know nothing of the connection before.
+func TestEachConnectionOfAWebApplicationBeginsAnew(t *testing.T) {
+	for name, edge := range map[string]string{
+		"the server's own": "", "its own group": "defaults: {algorithm: cubic, group: flow}\n",
+	} {
+		s := Stage{
+			Name: "web", Down: lastHop(), Up: lastHop(), Edge: edge, Duration: 4 * time.Second,
+			Actors: []Actor{
+				{Name: "web", Kind: Web, Size: 200_000, Every: time.Second}, {Name: "small", Kind: Requests, Size: 1},
+			},
+		}
+		if edge != "" {
+			s.Changes = []Change{{At: 2500 * time.Millisecond, Edge: edge}}
+		}
+		r, err := PlayVirtual(t.Context(), s, nil)
+		require.NoError(t, err)
+		asked := r.Actors[0].Requests
+		require.Len(t, asked, 4)
+		for _, q := range asked[1:] {
+			assert.InEpsilon(t, asked[0].Took, q.Took, 0.02, name)
+		}
+		scenario, _, err := Scenario(s)
+		require.NoError(t, err)
+		groups := map[string]bool{}
+		for _, f := range scenario.Flows {
+			groups[f.Group] = true
+		}
+		assert.Len(t, groups, 5, name)
+		for _, c := range scenario.Changes {
+			assert.True(t, groups[c.Terms.Group], "it stays where it is")
+		}
+	}
+}
