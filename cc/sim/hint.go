@@ -75,6 +75,13 @@ func (h *hints) note(number int, size cc.Bytes, v Verdict) {
 	}
 }
 
+// gone takes in that a host's packet of size bytes which waited was dropped.
+func (h *hints) gone(number int, size cc.Bytes) {
+	if account := h.of(number); account != nil {
+		account.waiting = max(0, account.waiting-size)
+	}
+}
+
 // everyone is all hosts there are.
 var everyone = netip.MustParsePrefix("0.0.0.0/0")
 

@@ -260,3 +260,14 @@ func TestWithoutHintsNothingIsSaid(t *testing.T) {
 	})
 	assert.Empty(t, l[0].heard)
 }
+
+// A full fq_codel drops what waits in the longest queue.
+func TestWhatAManagedQueueDropsWaitsNoMore(t *testing.T) {
+	l := hear(t, Scenario{
+		Down: LinkConfig{Rate: 12e6, Delay: 20 * ms, AQM: FQCoDel, QueuePackets: 50}, Up: LinkConfig{Delay: 20 * ms},
+		Flows: []FlowConfig{paced(4), {Algorithm: UDP, Rate: 24e6, Start: time.Second, Stop: 3 * time.Second}},
+		Hints: 10 * ms, Duration: 4 * time.Second,
+	})[0]
+	assert.InEpsilon(t, full(4e6*1500/1448), float64(l.last(t, 2900*ms).Capacity), 0.1, "nothing is idle")
+	assert.InEpsilon(t, full(12e6), float64(l.last(t, 3500*ms).Capacity), 0.01, "alone again")
+}

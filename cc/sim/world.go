@@ -180,6 +180,9 @@ func (w *world) pulse() {
 		for _, d := range s.Advance(w.now) {
 			p := w.held[d.Lane][0]
 			w.held[d.Lane] = w.held[d.Lane][1:]
+			if d.Dropped != DropNone {
+				w.hints.gone(p.host, d.Size)
+			}
 			w.settle(p, d.Size, d.Verdict)
 		}
 		w.pulse()
