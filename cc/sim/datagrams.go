@@ -30,7 +30,7 @@ type datagrams struct {
 	src    source   // of what they are on the wire
 	opened bool
 	sent   cc.Bytes // of payload
-	got    cc.Bytes // likewise
+	got    cc.Bytes // likewise, to the run's end
 	closed cc.Time  // 0: it is open, or will be
 	stats  stats
 }
@@ -95,8 +95,8 @@ func (d *datagrams) transmit() {
 }
 
 func (d *datagrams) arrive() {
+	d.got += datagramPayload
 	if d.closed == 0 {
-		d.got += datagramPayload
 		d.stats.cameThrough(d.w.now)
 		d.stats.delivered(d.w.now, datagramPayload)
 	}
@@ -109,8 +109,9 @@ func (d *datagrams) close() {
 // state is what a flow's would be.
 func (d *datagrams) state() flow.Snapshot { return flow.Snapshot{Taken: d.sent, Delivered: d.got} }
 
+// record goes on after the last has been sent: what is under way then still comes.
 func (d *datagrams) record() {
-	if d.underWay() {
+	if d.opened {
 		d.stats.sample(d.w, d.host, d.state(), d.got)
 	}
 }

@@ -47,7 +47,7 @@ type FlowResult struct {
 	PerSecond        []cc.Rate     // throughput in each second of the run
 	Samples          []Sample
 	Final            flow.Snapshot // as it closed, or at the end
-	Read             cc.Bytes      // as in Sample, by then
+	Read             cc.Bytes      // as in Sample, by then; UDP: by the end
 	Window           flow.Snapshot // likewise, of what decides the window that an upload's receiver advertises
 }
 

@@ -395,7 +395,11 @@ func (v *virtual) actorRecord(i int, flows []sim.FlowResult) ActorRecord {
 		r.Queueing = flows[0].Queueing
 	}
 	for _, f := range flows {
-		r.follow(f)
+		to := f.To
+		if a.Kind == UDP {
+			to = s.Duration // the last come after it has ended
+		}
+		r.follow(f, to)
 	}
 	switch a.Kind {
 	case UDP:
@@ -418,8 +422,8 @@ func (v *virtual) actorRecord(i int, flows []sim.FlowResult) ActorRecord {
 	return r
 }
 
-// follow adds what a flow did step by step.
-func (a *ActorRecord) follow(f sim.FlowResult) {
+// follow adds what a flow did step by step, until a time.
+func (a *ActorRecord) follow(f sim.FlowResult, to time.Duration) {
 	var read cc.Bytes
 	note := func(at time.Duration, now cc.Bytes) {
 		if at <= 0 {
@@ -438,5 +442,5 @@ func (a *ActorRecord) follow(f sim.FlowResult) {
 			}
 		}
 	}
-	note(f.To, f.Read)
+	note(to, f.Read)
 }

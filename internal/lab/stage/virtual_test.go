@@ -213,3 +213,18 @@ func TestEachConnectionOfAWebApplicationBeginsAnew(t *testing.T) {
 		}
 	}
 }
+
+func TestDatagramsUnderWayAtTheirEndStillArrive(t *testing.T) {
+	s := short(Actor{Name: "bulk", Kind: Bulk}, Actor{Name: "udp", Kind: UDP, Rate: mbit, Stop: time.Second})
+	s.Down.Delay, s.Duration = 250*time.Millisecond, 1300*time.Millisecond
+	r, err := PlayVirtual(t.Context(), s, nil)
+	require.NoError(t, err)
+	udp := r.Actors[1]
+	assert.Equal(t, udp.Sent, total(udp))
+	for k, n := range udp.Bytes {
+		assert.Equal(t, k >= 2 && k < 13, n > 0, "step %d", k)
+	}
+	f := r.Virtual.Flows[1]
+	assert.Equal(t, s.Actors[1].Stop, f.To)
+	assert.InEpsilon(t, 0.75*1400/1428, f.Throughput.Mbps(), 0.02, "of the time it was there")
+}
