@@ -24,7 +24,7 @@ type Result struct {
 	Drops        int      // by the full queue
 	Losses       int      // at random
 	Retransmits  int
-	Jain         float64 // fairness of the throughputs of the flows that have an algorithm
+	Jain         float64 // fairness of the throughputs of the flows that have an algorithm and were there
 }
 
 // FlowResult is one flow's part of it, counted while the flow was open.
@@ -204,7 +204,7 @@ func (w *world) result() Result {
 		r.Losses += f.Losses
 		r.Retransmits += f.Retransmits
 		oneWay = append(oneWay, s.oneWay...)
-		if f.Algorithm != UDP {
+		if f.Algorithm != UDP && f.From < f.To {
 			throughputs = append(throughputs, float64(f.Throughput))
 		}
 	}

@@ -85,15 +85,11 @@ func (r Run) view() *view {
 	if rec.Virtual == nil {
 		v.Fallbacks = float64(rec.Decided.Fallbacks)
 	}
-	var rates []float64
-	for i, a := range rec.Actors {
+	for _, a := range rec.Actors {
 		v.Flows = append(v.Flows, a.Name)
 		v.Intact = v.Intact && a.Corrupt+a.Error == ""
-		if r.Stage.Actors[i].Kind != stage.UDP {
-			rates = append(rates, rec.RateOf(r.Stage, i).Mbps())
-		}
 	}
-	v.Fairness = sim.Jain(rates...)
+	v.Fairness = sim.Jain(rec.Rates(r.Stage)...)
 	if one := rec.Virtual; one != nil {
 		v.QueuePackets = one.QueuePackets
 		v.Drops, v.Losses, v.Retransmits = float64(one.Drops), float64(one.Losses), float64(one.Retransmits)

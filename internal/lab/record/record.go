@@ -285,7 +285,6 @@ func (r *Run) course(points []netlab.Point, queueing netlab.Quantiles) {
 }
 
 func (r *Run) flows(s stage.Stage, rec stage.Record) {
-	var rates []float64
 	for i, a := range rec.Actors {
 		f := Flow{
 			Name: a.Name, Throughput: rounded(rec.RateOf(s, i).Mbps()), Limited: a.Limited,
@@ -321,13 +320,10 @@ func (r *Run) flows(s stage.Stage, rec stage.Record) {
 		} else {
 			r.Payload += a.Rate(s.Warmup, s.Duration).Mbps()
 		}
-		if s.Actors[i].Kind != stage.UDP {
-			rates = append(rates, f.Throughput)
-		}
 		r.Flows = append(r.Flows, f)
 	}
 	r.Payload = rounded(r.Payload)
-	if len(rates) > 1 {
+	if rates := rec.Rates(s); len(rates) > 1 {
 		r.Jain = rounded(sim.Jain(rates...))
 	}
 	if len(r.Flows) > mostFlows {

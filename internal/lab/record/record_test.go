@@ -269,3 +269,24 @@ func TestMergeSteps(t *testing.T) {
 	}, got[0], "delays are weighted by what left")
 	assert.Zero(t, got[1].Queueing)
 }
+
+func TestWhoLeftInTheWarmUpHasNoPartInFairness(t *testing.T) {
+	bulk := func(name string) stage.Actor { return stage.Actor{Name: name, Kind: stage.Bulk} }
+	for what, early := range map[string]func(*stage.Actor){
+		"it stops": func(a *stage.Actor) { a.Stop = 900 * time.Millisecond },
+		"it ends":  func(a *stage.Actor) { a.Size = 50_000 },
+	} {
+		change := func(s *stage.Stage) {
+			s.Edge, s.Warmup = "", time.Second
+			s.Actors = []stage.Actor{bulk("a"), bulk("b"), bulk("early")}
+			early(&s.Actors[2])
+		}
+		three := played(t, change)
+		assert.Greater(t, three.Jain, 0.9, what)
+		alone := played(t, func(s *stage.Stage) {
+			change(s)
+			s.Actors = s.Actors[1:]
+		})
+		assert.Zero(t, alone.Jain, "%s: there are not several", what)
+	}
+}

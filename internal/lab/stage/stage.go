@@ -219,6 +219,16 @@ func (r Record) RateOf(s Stage, i int) cc.Rate {
 	return a.Rate(a.there(s, i))
 }
 
+// Rates are the throughputs in Mbit/s of all that fairness is among: actors that are there after the warm-up, but UDP.
+func (r Record) Rates(s Stage) (all []float64) {
+	for i, a := range r.Actors {
+		if from, to := a.there(s, i); from < to && s.Actors[i].Kind != UDP {
+			all = append(all, r.RateOf(s, i).Mbps())
+		}
+	}
+	return all
+}
+
 // there is Stage.There of actor i, whose record this is, up to the last byte of a download of a size.
 func (a ActorRecord) there(s Stage, i int) (from, to time.Duration) {
 	from, to = s.There(i)
