@@ -103,6 +103,7 @@ func Jain(x ...float64) float64 {
 type stats struct {
 	from, end, origin cc.Time // counting begins and ends; the run's start
 	queueing, oneWay  []time.Duration
+	waited            time.Duration // sum over all packets in the queue, of the time that counts
 	packets, through  int
 	drops             int
 	losses, resent    int
@@ -125,6 +126,7 @@ func newStats(w *world, cfg FlowConfig) stats {
 
 // sent notes a packet that is sent at now.
 func (s *stats) sent(now cc.Time) {
+	s.waited += s.end.Sub(max(now, s.from)) // until it leaves
 	if now >= s.from {
 		s.packets++
 	}
@@ -133,6 +135,11 @@ func (s *stats) sent(now cc.Time) {
 // settled notes what became of a packet of size bytes that was sent at a time
 // and has further propagation behind the bottleneck.
 func (s *stats) settled(sent cc.Time, size cc.Bytes, behind time.Duration, v Verdict) {
+	left := sent
+	if v.Dropped == DropNone {
+		left = v.Departs
+	}
+	s.waited -= s.end.Sub(min(max(left, s.from), s.end))
 	if v.Dropped == DropNone && v.Departs >= s.from && v.Departs < s.end {
 		s.carried += size
 	}
@@ -191,6 +198,7 @@ func (w *world) result() Result {
 	up := !slices.ContainsFunc(w.scenario.Flows, func(f FlowConfig) bool { return !f.Upload })
 	r := Result{Offered: w.offered(up, 0, from, w.end)}
 	var queueing, oneWay []time.Duration
+	waited := time.Duration(0)
 	var throughputs []float64
 	for i, e := range w.endpoints {
 		f, s := e.result(i), e.measured()
@@ -199,6 +207,7 @@ func (w *world) result() Result {
 			r.Carried += s.carried
 			r.Utilisation += ratio(s.carried, w.offered(up, w.hosts[i], from, w.end))
 			queueing = append(queueing, s.queueing...)
+			waited += s.waited
 		}
 		r.Drops += f.Drops
 		r.Losses += f.Losses
@@ -214,11 +223,7 @@ func (w *world) result() Result {
 		r.Offered = cc.Bytes(float64(r.Carried) / r.Utilisation)
 	}
 	r.Jain = Jain(throughputs...)
-	waited := 0.0
-	for _, d := range queueing {
-		waited += float64(d)
-	}
-	r.QueuePackets = waited / float64(w.end.Sub(from)) // Little's law
+	r.QueuePackets = float64(waited) / float64(w.end.Sub(from))
 	r.Queueing, r.OneWay = delaysOf(queueing), delaysOf(oneWay)
 	return r
 }

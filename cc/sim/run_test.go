@@ -289,6 +289,25 @@ func TestRunKeepsItsBooks(t *testing.T) {
 	})
 }
 
+// What waits before the time that counts, or after it, is no part of the mean over it.
+func TestTheMeanQueueIsThatOfTheTimeThatCounts(t *testing.T) {
+	full := path(40*ms, 0, "cubic")
+	full.Duration, full.Warmup, full.Sample = 3*time.Second, time.Second, 10*ms
+	cell, managed := full, full
+	cell.Down, cell.Cell = LinkConfig{}, &CellConfig{Delay: 20 * ms}
+	managed.Down.AQM = CoDel
+	for name, s := range map[string]Scenario{"link": full, "cell": cell, "managed": managed} {
+		r := play(t, s)
+		sum, n := 0, 0
+		for _, sample := range r.Flows[0].Samples {
+			if sample.At >= s.Warmup {
+				sum, n = sum+sample.BacklogPackets, n+1
+			}
+		}
+		assert.InDelta(t, float64(sum)/float64(n), r.QueuePackets, 6, name)
+	}
+}
+
 func BenchmarkRun(b *testing.B) {
 	s := path(50*ms, 100, "copa:delta=0.5")
 	packets := 0
