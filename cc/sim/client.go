@@ -14,7 +14,9 @@ type client struct {
 	started cc.Time // when it asked for the first
 	begun   cc.Time // when it asked for the one under way
 	awaits  cc.Bytes
-	waiting bool // one is under way
+	waiting bool  // one is under way
+	silent  bool  // nothing of it has come
+	timer   Timer // goes by the time from a request to its first byte
 	objects []Object
 	player  Player
 }
@@ -34,7 +36,7 @@ func (c *client) ask() {
 	if s.cfg.Video.Rate > 0 && len(c.objects) == 0 {
 		c.started = s.w.now
 	}
-	c.begun, c.waiting = s.w.now, true
+	c.begun, c.waiting, c.silent = s.w.now, true, true
 	size := s.cfg.request()
 	c.awaits += size
 	c.objects = append(c.objects, Object{At: c.begun.Sub(s.w.origin)})
@@ -44,9 +46,13 @@ func (c *client) ask() {
 // request sends one for so many bytes.
 func (c *client) request(size cc.Bytes) {
 	s := c.s
+	c.timer.Start(s.w.now)
 	s.w.carry(true, s.to, ackBytes, s.number, NotECT, func(v Verdict) {
 		if v.Dropped != DropNone {
-			s.w.at(s.w.now.Add(firstRTO), func() { c.request(size) })
+			s.w.at(c.timer.Due(), func() {
+				c.timer.Fire(s.w.now)
+				c.request(size)
+			})
 			return
 		}
 		s.w.at(v.Arrives.Add(s.cfg.Delay), func() {
@@ -58,10 +64,14 @@ func (c *client) request(size cc.Bytes) {
 
 // took looks at what has arrived without a hole.
 func (c *client) took(upTo cc.Bytes) {
+	now := c.s.w.now
+	if c.silent && upTo > c.awaits-c.s.cfg.request() {
+		c.silent = false
+		c.timer.Measure(now.Sub(c.timer.from)) // since the last time that it was sent: no other arrived
+	}
 	if !c.waiting || upTo < c.awaits {
 		return
 	}
-	now := c.s.w.now
 	c.waiting = false
 	c.objects[len(c.objects)-1].Took = now.Sub(c.begun)
 	next := max(now, c.begun.Add(c.s.cfg.Every))

@@ -191,3 +191,18 @@ func TestASendBufferBoundsWhatIsInFlight(t *testing.T) {
 	}
 	assert.ErrorContains(t, FlowConfig{Algorithm: "cubic", SendBuffer: 1}.check(), "a send buffer holds at least")
 }
+
+func TestARequestThatIsLostIsRepeatedAsTheTimerHasIt(t *testing.T) {
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 12e6, Delay: 20 * ms}, Up: LinkConfig{Delay: 20 * ms, Loss: 0.2},
+		Flows:    []FlowConfig{{Algorithm: "cubic", Bytes: 1, Every: 2 * time.Second}},
+		Duration: time.Minute, Seed: 1,
+	})
+	came := map[time.Duration]int{}
+	for _, o := range r.Flows[0].Objects[1:] {
+		came[o.Took.Round(2*ms)]++
+	}
+	assert.Equal(t, 29, came[40*ms]+came[240*ms]+came[640*ms]+came[1440*ms], "it backs off: %v", came)
+	assert.Positive(t, came[240*ms], came)
+	assert.Positive(t, came[1440*ms], came)
+}
