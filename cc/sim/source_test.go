@@ -206,3 +206,16 @@ func TestARequestThatIsLostIsRepeatedAsTheTimerHasIt(t *testing.T) {
 	assert.Positive(t, came[240*ms], came)
 	assert.Positive(t, came[1440*ms], came)
 }
+
+func TestWhatWasWrittenBeforeARestIsSentInIt(t *testing.T) {
+	r := play(t, Scenario{
+		Down: LinkConfig{Rate: 50e6, Delay: 20 * ms, QueuePackets: 250}, Up: LinkConfig{Delay: 20 * ms},
+		Transport: Kernel, Sample: 10 * ms, Duration: 5 * time.Second,
+		Flows: []FlowConfig{{Algorithm: "cubic", On: 2 * time.Second, Off: 3 * time.Second}},
+	})
+	for _, s := range r.Flows[0].Samples {
+		if s.At > 2500*ms {
+			assert.Zero(t, s.Inflight+s.Unsent, "at %v", s.At)
+		}
+	}
+}

@@ -85,7 +85,7 @@ func (s Scenario) complete() Scenario {
 func (s *sender) pumpHeld() {
 	for !s.closed && !s.recovery.pending() {
 		n, next := s.src.available(s.w.now)
-		if n == 0 {
+		if n == 0 && s.wrote == s.sent {
 			s.resumeAt(next)
 			break
 		}
