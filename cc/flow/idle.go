@@ -11,8 +11,9 @@ import (
 // begins then is paced over a round trip (RFC 7661 §4.4.3 preserves a window that may
 // not have been validated, and wants its bursts mitigated). From then on the window
 // halves with every timeout, down to the initial one (RFC 2861), and the algorithm's
-// state is given back. After memoryLasts nothing is known of a group without members.
-// An algorithm that somebody outside knows of goes with the last member.
+// state is given back; with Terms.Restarts it does so from the first timeout on. After
+// memoryLasts nothing is known of a group without members. An algorithm that somebody
+// outside knows of goes with the last member.
 const (
 	linger      = 10 * time.Second
 	memoryLasts = 5 * time.Minute
@@ -100,13 +101,24 @@ func (g *group) giveBack() {
 }
 
 // lingers is how long an idle group stays as it is.
-func (g *group) lingers() time.Duration { return max(linger, 3*g.rtt.rto()) }
+func (g *group) lingers() time.Duration {
+	if g.restarts() {
+		return g.rtt.rto()
+	}
+	return max(linger, 3*g.rtt.rto())
+}
+
+// restarts is Terms.Restarts.
+func (g *group) restarts() bool { return len(g.members) > 0 && g.members[0].terms.Restarts }
 
 // remembered is the window with which a group would start at now whose algorithm is
 // forgotten: at least the usual first one, unless it was less.
 func (g *group) remembered(now cc.Time) cc.Bytes {
 	idle := now.Sub(g.idle.since) - g.lingers()
 	halvings := min(max(0, idle/g.rtt.rto()), 62)
+	if g.restarts() {
+		halvings++ // for the timeout that it lingered
+	}
 	return max(g.idle.cwnd>>halvings, min(g.idle.cwnd, cc.InitialCwndPackets*g.mss))
 }
 

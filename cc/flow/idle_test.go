@@ -78,6 +78,25 @@ func TestAWindowIsRememberedForAWhile(t *testing.T) {
 	}
 }
 
+// As tcp_slow_start_after_idle has it: no algorithm is left, and the window halves once with each timeout.
+func TestAWindowThatRestartsFadesAtOnce(t *testing.T) {
+	const rto = 200 * time.Millisecond // of steady round trips of 40 ms
+	for idle, want := range map[time.Duration]cc.Bytes{
+		rto / 2: 80, rto + rto/2: 40, 2*rto + rto/2: 20, 5 * rto: 10, time.Minute: 10,
+	} {
+		p := newTestbed(t)
+		terms := reno()
+		terms.Restarts = true
+		l := grown(p, terms, 80)
+		l.Take(p.now, 0) // it wants no more
+		p.wait(idle)
+		l.send(want * mss)
+		s := l.Snapshot()
+		assert.Equal(t, want*mss, s.Cwnd, "%v", idle)
+		assert.Equal(t, 40*time.Millisecond, s.MinRTT)
+	}
+}
+
 func TestASlowPathIsRememberedForLonger(t *testing.T) {
 	p := newTestbed(t)
 	l := p.open(reno())

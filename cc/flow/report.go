@@ -81,6 +81,7 @@ type Terms struct {
 	HintCap          float64 // the most the group sends, in parts of the capacity that fresh hints tell; 0: any
 	Class            Class
 	Receives         bool // the window is what the host that sends is let send; Manager.Receive sets it
+	Restarts         bool // an idle window halves with each timeout from the first on, as Linux's own do
 	Alone            bool // no other flow will ever have that Group: nothing of it is kept once the flow is closed
 }
 

@@ -87,6 +87,7 @@ type FlowConfig struct {
 	Target         cc.Rate // as in flow.Terms, as MinRate and HintCap
 	MinRate        cc.Rate
 	HintCap        float64
+	Restarts       bool          // likewise
 	ECN            ECN           // what its packets say; of TCP
 	Host           int           // it leads to, counted from 1; 0: one of its group's own
 	Delay          time.Duration // propagation of its own, each way, added to the path's
@@ -366,7 +367,7 @@ func (f FlowConfig) terms(group string, number int) flow.Terms {
 	return flow.Terms{
 		Group: group, Host: host, Algorithm: f.Algorithm, Params: f.Params,
 		MaxRate: f.MaxRate, ConnectionRate: f.ConnectionRate, Priority: f.Priority, Weight: f.Weight,
-		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap,
+		Class: f.Class, Target: target, MinRate: f.MinRate, HintCap: f.HintCap, Restarts: f.Restarts,
 	}
 }
 

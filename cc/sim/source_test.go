@@ -219,3 +219,20 @@ func TestWhatWasWrittenBeforeARestIsSentInIt(t *testing.T) {
 		}
 	}
 }
+
+func TestAServersWindowRestartsAfterARest(t *testing.T) {
+	for _, restarts := range []bool{false, true} {
+		r := play(t, Scenario{
+			Down: LinkConfig{Rate: 50e6, Delay: 20 * ms, QueuePackets: 250}, Up: LinkConfig{Delay: 20 * ms},
+			Transport: Kernel, Sample: 10 * ms, Duration: 6 * time.Second,
+			Flows: []FlowConfig{{Algorithm: "cubic", On: 2 * time.Second, Off: 3 * time.Second, Restarts: restarts}},
+		})
+		most := cc.Bytes(0)
+		for _, s := range r.Flows[0].Samples {
+			if s.At >= 5*time.Second && s.At <= 5040*ms {
+				most = max(most, s.Inflight/cc.DefaultMSS)
+			}
+		}
+		assert.Equal(t, restarts, most <= 10, "%v packets at once", most)
+	}
+}

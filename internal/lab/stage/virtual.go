@@ -245,7 +245,7 @@ func (v *virtual) flow(n int, at time.Duration) (sim.FlowConfig, error) {
 	f := sim.FlowConfig{
 		Algorithm: t.Algorithm, Params: t.Params, Group: t.Group, Host: a.Host + 1,
 		Priority: t.Priority, Weight: t.Weight, MaxRate: t.MaxRate, ConnectionRate: t.ConnectionRate,
-		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap,
+		Class: t.Class, Target: t.Target, MinRate: t.MinRate, HintCap: t.HintCap, Restarts: t.Restarts,
 		Start: at, Stop: a.Stop, Bytes: a.Size, Rate: a.Rate, On: a.On, Off: a.Off, Random: a.Random, ECN: a.ECN,
 		SendBuffer: a.SendBuffer,
 	}
@@ -296,7 +296,10 @@ func (v *virtual) terms(n int, at time.Duration) (flow.Terms, error) {
 		return t, err
 	}
 	name, params, err := cc.Parse(cmp.Or(v.stage.Kernel, kernelDefault))
-	return flow.Terms{Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: params}, err
+	return flow.Terms{
+		Group: fmt.Sprintf("server %d", n), Algorithm: name, Params: params,
+		Restarts: name == "cubic" || name == "reno", // tcp_slow_start_after_idle; bbr does not
+	}, err
 }
 
 // managed are the terms that an edge gives connection n; false: it is an upload, or the edge has no part in it.

@@ -228,3 +228,14 @@ func TestDatagramsUnderWayAtTheirEndStillArrive(t *testing.T) {
 	assert.Equal(t, s.Actors[1].Stop, f.To)
 	assert.InEpsilon(t, 0.75*1400/1428, f.Throughput.Mbps(), 0.02, "of the time it was there")
 }
+
+func TestAServersOwnWindowRestartsAsLinuxsDo(t *testing.T) {
+	for kernel, restarts := range map[string]bool{"": true, "cubic": true, "reno": true, "bbr": false} {
+		s := short(Actor{Name: "own", Kind: Bulk, Direct: true}, Actor{Name: "managed", Kind: Bulk})
+		s.Kernel = kernel
+		scenario, _, err := Scenario(s)
+		require.NoError(t, err)
+		assert.Equal(t, restarts, scenario.Flows[0].Restarts, kernel)
+		assert.False(t, scenario.Flows[1].Restarts)
+	}
+}
