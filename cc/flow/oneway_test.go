@@ -109,7 +109,8 @@ func TestOneWayTellsAnUploadOfAMinute(t *testing.T) {
 		watchWays(&o, r, draw("every", 2*ms, 20*ms), 2*time.Minute, func(h told) {
 			truth := min(h.back-back, h.rtt-h.least)
 			switch {
-			case !h.known && h.queue > 0, h.known && (h.queue > truth+max(5*ms, r.tick+ms) || h.queue < truth-2*r.tick-15*ms):
+			case !h.known && h.queue > 0, h.known && h.queue > truth+max(5*ms, r.tick+ms),
+				h.known && h.queue < truth-2*r.tick-15*ms:
 				rt.Fatalf("%+v, but it waited %v", h, truth)
 			case h.known && known < 0:
 				known = h.at

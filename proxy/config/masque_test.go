@@ -64,7 +64,8 @@ func TestMistakesInMASQUEAreToldWithTheirKey(t *testing.T) {
 				"b\n"
 		}, "listeners[0].masque.tokens_file"},
 		"a pool in another": {
-			replace("10.10.0.0/24", "10.10.0.0/24, 10.10.0.0/16"), "listeners[0].masque.pool[1]: 10.10.0.0/16 overlaps 10.10.0.0/24",
+			replace("10.10.0.0/24", "10.10.0.0/24, 10.10.0.0/16"),
+			"listeners[0].masque.pool[1]: 10.10.0.0/16 overlaps 10.10.0.0/24",
 		},
 		"a pool of one": {replace("10.10.0.0/24", "10.10.0.1"), "listeners[0].masque.pool[0]"},
 		"an authority that is not": {

@@ -158,7 +158,8 @@ func embedded(addr netip.Addr) (all []netip.Addr) {
 		if b[8] == 0 && b[9] != 0 { // of a /64 (RFC 6052 §2.2): in a /96 these bytes are the translator's
 			add(9)
 		}
-	case nat64.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr) && !addr.IsUnspecified() && !addr.IsLoopback():
+	case addr.IsUnspecified(), addr.IsLoopback():
+	case nat64.Contains(addr), siit.Contains(addr), v4Compat.Contains(addr):
 		add(12)
 	}
 	return all
