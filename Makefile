@@ -80,6 +80,8 @@ AGENTS = $(notdir $(patsubst %/,%,$(dir $(wildcard agents/go/*/main.go))))
 
 .PHONY: all build penstock penstock-lab agents penstock-router lint lint-tool test test-unit test-race test-e2e fuzz bench golden docs pictures measurements bpf bpf-check cross emulated-test demo dist packages image release manifests package-test kubernetes-test clean
 
+.NOTPARALLEL: # the go command is by itself, and end-to-end tests measure
+
 all: build lint test ## build, lint and test
 
 build: penstock penstock-lab agents ## bin/penstock, bin/penstock-lab and its agents, static (elsewhere: BIN)
@@ -151,7 +153,7 @@ docs: ## rewrite the pages that are generated
 	mv docs/configuration.md.new docs/configuration.md
 
 pictures: ## redraw the pictures of the page in docs; with chromium
-	PENSTOCK_PICTURES=$(CURDIR)/docs $(GO) test ./test/browser -count=1 -run TestPictures
+	PENSTOCK_PICTURES='$(CURDIR)/docs' $(GO) test ./test/browser -count=1 -run TestPictures
 
 # What is there of this code is left out, so that a run that was stopped goes on; what was measured
 # of other code is replaced. Over real sockets it needs root, and takes four hours: REAL=yes is all
@@ -224,6 +226,7 @@ dist: ## the program for every kind of machine, and its man pages and completion
 	gzip -9n $(DIST)/man/*.1
 
 packages: dist ## deb, rpm and apk of what dist made
+	rm -f $(addprefix $(DIST)/,*.deb *.rpm *.apk *.tar.gz *.cdx.json SHA256SUMS)
 	@set -e; for arch in $(patsubst arm,arm7,$(filter-out mipsle,$(ARCHS))); do \
 		rm -rf dist/package; mkdir -p dist/package; \
 		cp -r $(DIST)/linux-$${arch%7}/penstock $(DIST)/man $(DIST)/completion dist/package/; \

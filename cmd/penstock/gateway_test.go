@@ -226,6 +226,10 @@ func TestAddressesAreTakenInOrderUntilThereAreNone(t *testing.T) {
 		taken = append(taken, netip.PrefixFrom(a, 32))
 	}
 	assert.Equal(t, []string{"10.9.0.2", "10.9.0.3", "10.9.0.6"}, got)
+	subnet := netip.MustParsePrefix("fd00:9::/80")
+	beyond, ok := nextFree(netip.MustParsePrefix("fd00:9::/64"), []netip.Prefix{subnet})
+	assert.True(t, ok)
+	assert.Equal(t, netip.MustParseAddr("fd00:9:0:0:1::"), beyond, "behind 2^48 addresses that are taken")
 	a, ok := nextFree(netip.MustParsePrefix("fd00:9::/127"), nil)
 	assert.False(t, ok, "%v", a)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock-net/penstock/cc"
 	"github.com/penstock-net/penstock/internal/cli"
 	"github.com/penstock-net/penstock/proxy/config"
 	"github.com/penstock-net/penstock/telemetry/page"
@@ -130,7 +131,7 @@ var topTables = []topTable{
 		topColumn[page.Flow]{"up", "UP", func(f page.Flow) string { return rateWords(f.Up.Rate) }},
 		topColumn[page.Flow]{"queue", "QUEUE", func(f page.Flow) string { return delayWords(mainSide(f).Queue) }},
 		topColumn[page.Flow]{"window", "WINDOW", func(f page.Flow) string {
-			return sizeWords(float64(mainSide(f).Window), "B")
+			return windowWords(mainSide(f).Window)
 		}},
 		topColumn[page.Flow]{"limited", "LIMITED BY", func(f page.Flow) string {
 			s := mainSide(f)
@@ -148,7 +149,7 @@ var topTables = []topTable{
 		topColumn[page.Host]{"name", "GROUP", func(h page.Host) string { return h.Name }},
 		topColumn[page.Host]{"rate", "RATE", func(h page.Host) string { return rateWords(h.Rate) }},
 		topColumn[page.Host]{"queue", "QUEUE", func(h page.Host) string { return delayWords(h.Queue) }},
-		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return sizeWords(float64(h.Window), "B") }},
+		topColumn[page.Host]{"window", "WINDOW", func(h page.Host) string { return windowWords(h.Window) }},
 		topColumn[page.Host]{"members", "FLOWS", func(h page.Host) string {
 			return fmt.Sprintf("%d of "+
 				"%d", h.Active, h.Members)
@@ -193,6 +194,13 @@ func delayWords(seconds *float64) string {
 		return "-"
 	}
 	return fmt.Sprintf("%.1f ms", *seconds*1e3)
+}
+
+func windowWords(b cc.Bytes) string {
+	if b == 0 { // the kernel decides alone
+		return "-"
+	}
+	return sizeWords(float64(b), "B")
 }
 
 func sizeWords(v float64, unit string) string {
@@ -286,11 +294,22 @@ func (t *top) print(ctx context.Context, w io.Writer) error {
 	if err := t.ask(ctx); err != nil {
 		return err
 	}
+	select {
+	case <-time.After(time.Duration(t.view.Fresh * float64(time.Second))):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if err := t.ask(ctx); err != nil {
+		return err
+	}
 	fmt.Fprintln(w, t.summary())
 	for _, line := range t.lines(topTables[t.table].heads) {
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err
 		}
+	}
+	if n := len(t.cells); n < t.view.Matches {
+		fmt.Fprintf(w, "%d of %d\n", n, t.view.Matches)
 	}
 	return nil
 }

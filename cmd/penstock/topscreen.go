@@ -193,6 +193,9 @@ func (t *top) draw(tty *os.File) {
 	if err != nil {
 		return
 	}
+	if width == 0 || height == 0 { // a serial line does not know
+		width, height = 80, 24
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if rows := max(1, height-3); rows != t.height {

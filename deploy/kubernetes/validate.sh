@@ -32,15 +32,19 @@ k create namespace strict >/dev/null
 k label namespace strict pod-security.kubernetes.io/enforce=restricted >/dev/null
 k create namespace node >/dev/null
 k label namespace node pod-security.kubernetes.io/enforce=privileged >/dev/null
+# judge wants the manifests in a file to be taken without a warning: judge NAMESPACE FILE
+judge() {
+	k -n "$1" apply --dry-run=server --validate=strict -f "$2" >"$work/said" 2>&1 || { cat "$work/said"; exit 1; }
+	if grep -iE "^(error|warning)|would violate" "$work/said"; then exit 1; fi
+}
 for file in proxy gateway edge; do
 	space=strict
 	[ "$file" = edge ] && space=node
-	k -n "$space" apply --dry-run=server --validate=strict -f "$file.yaml" 2>&1 | tee "$work/said"
-	! grep -iE "^(error|warning)|would violate" "$work/said"
+	judge "$space" "$file.yaml"
+	cat "$work/said"
 	command -v helm >/dev/null || continue
 	helm template penstock . --set "form=$file" --set image=registry.example/penstock:1 >"$work/chart.yaml"
-	k -n "$space" apply --dry-run=server --validate=strict -f "$work/chart.yaml" >"$work/said" 2>&1 || { cat "$work/said"; exit 1; }
-	! grep -iE "^(error|warning)|would violate" "$work/said"
+	judge "$space" "$work/chart.yaml"
 	echo "the chart, form $file: $(wc -l <"$work/said") objects"
 done
 echo "manifests: valid for Kubernetes $(kube-apiserver --version | cut -d' ' -f2); podmonitor.yaml is a custom resource and was not judged"

@@ -94,7 +94,7 @@ func (p peers) next(tunnels []proxy.TunnelInfo, now cc.Time, wall time.Time) pee
 	add := func(v Peer, key string) {
 		key = v.Listener + "\x00" + key
 		out.moved[key] = [2]uint64{v.Received, v.Sent}
-		if was, ok := p.moved[key]; ok {
+		if was, ok := p.moved[key]; ok && now.Sub(p.at) <= lately {
 			d := now.Sub(p.at)
 			v.Up = new(rateOf(cc.Bytes(was[0]), cc.Bytes(v.Received), d))
 			v.Down = new(rateOf(cc.Bytes(was[1]), cc.Bytes(v.Sent), d))

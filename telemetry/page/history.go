@@ -23,7 +23,11 @@ type history struct {
 	next int // where the next point goes once the ring is full
 }
 
+// add adds a point. One that is older than the newest shows that the clock was set back: what was before is forgotten.
 func (h *history) add(p Point) {
+	if n := len(h.ring); n > 0 && p.At < h.ring[(h.next+n-1)%n].At {
+		*h = history{}
+	}
 	if len(h.ring) < points {
 		h.ring = append(h.ring, p)
 		return

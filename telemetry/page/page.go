@@ -22,6 +22,8 @@ const (
 	minFresh = time.Second
 	maxFresh = 10 * time.Second
 	share    = 40
+	// lately is how long ago a look may be for rates since then to be present ones.
+	lately = 3 * maxFresh
 )
 
 // policy lets the page load its own script and style, ask the proxy it came from,
@@ -187,7 +189,7 @@ func (p *Page) look() {
 	for f := range flows {
 		rows = append(rows, rowOf(f))
 	}
-	if p.looked != 0 {
+	if p.looked != 0 && d <= lately {
 		follow(rows, p.rows, d)
 	}
 	p.rows, p.looked = rows, now

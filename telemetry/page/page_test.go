@@ -311,6 +311,17 @@ func TestTheHistoryIsAnHourAtMost(t *testing.T) {
 	assert.Len(t, ask(t, p, fmt.Sprintf("since=%f", last-12)).History.Points, 3)
 }
 
+func TestTheHistoryBeginsAnewWhereTheClockIsSetBack(t *testing.T) {
+	var h history
+	for at := range points + 3 { // past its end
+		h.add(Point{At: 1000 + float64(at)})
+	}
+	h.add(Point{At: 500})
+	h.add(Point{At: 505})
+	assert.Equal(t, []Point{{At: 500}, {At: 505}}, h.since(0))
+	assert.Equal(t, []Point{{At: 505}}, h.since(500))
+}
+
 func TestRunNotesAPointEachStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &hand{at: 1}

@@ -61,7 +61,10 @@ const option = (value, text, selected) => {
   o.value = value; o.textContent = text; o.selected = selected;
   return o;
 };
-const clock = (t) => new Date(t * 1000).toLocaleTimeString();
+const clock = (t) => {
+  const at = new Date(t * 1000), day = at.toLocaleDateString();
+  return (day === new Date().toLocaleDateString() ? "" : day + " ") + at.toLocaleTimeString();
+};
 
 // ---- asking
 function url() {
@@ -99,6 +102,7 @@ async function ask() {
     }
   } catch (e) { } // the proxy is away, or the network to it
   if (!next) {
+    document.title = "Penstock";
     if (!lost) lost = Date.now() / 1000;
     say("bad", refused ? "refused: " + refused : "no answer since " + clock(lost) + "; trying again");
   }
@@ -115,6 +119,10 @@ function take(next) {
   if (next.start !== start) { // another process: its events are not those known
     if (start && next.events === undefined) { start = next.start; seq = 0; again = true; return; }
     start = next.start;
+  }
+  if (history.length && next.now < history[history.length - 1].t) { // the clock was set back
+    history = []; again = true;
+    return;
   }
   view = next;
   if (next.events || next.events_seq === 0) events = next.events || [];
@@ -422,7 +430,10 @@ document.addEventListener("keydown", (e) => {
 });
 $("close").addEventListener("click", () => $("detail").close());
 $("detail").addEventListener("close", () => { wish.detail = 0; });
-document.addEventListener("visibilitychange", () => { if (!document.hidden && !paused) ask(); });
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) document.title = "Penstock"; // nobody asks, and a rate would stay
+  else if (!paused) ask();
+});
 window.addEventListener("hashchange", () => { fromHash(); $("search").value = wish.search; tabs(); ask(); });
 fromHash();
 $("search").value = wish.search;
