@@ -68,7 +68,15 @@ var missed = map[string][]string{
 		"throughput of the host with eight flows over that of the other, penstock",
 		"p95 queueing of eight flows alone over that of one flow alone, penstock",
 	},
-	"mdi":    {"median throughput of MDI over Verus's, recorded:rapid-5s"},
+	"mdi": {
+		"median throughput of MDI over Verus's, recorded:rapid-5s",
+		"median queueing of MDI over Verus's, generate:walk",
+		"median queueing of MDI over Verus's, recorded:campus-walk",
+		"median queueing of MDI over Verus's, recorded:city-drive",
+		"median queueing of MDI over Verus's, recorded:highway-3g",
+		"median queueing of MDI over Verus's, recorded:rapid-5s",
+	},
+	"pbe-e2": {"p95 queueing, a window per flow"},
 	"tunnel": {"Jain index with TCP past the edge, while both run", "part of its rate that UDP of 30 Mbit/s has"},
 }
 
